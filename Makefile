@@ -1,0 +1,39 @@
+# make              build the command and the libraries (build/lockstep)
+# make test         everything a change must pass: tests, sanitizers, checks of form, a short fuzz
+# make test-full    the same with the long ones
+# make fuzz         the fuzzers, FUZZ_SECONDS each (default 300)
+# make bench        the measurements that the docs quote
+# make deps         install the packages of packages.txt that are missing
+# make format       clang-format over the tree        make tidy   clang-tidy over the tree
+SHELL := /bin/bash
+.DEFAULT_GOAL := all
+.PHONY: all deps build test test-full fuzz bench format format-check tidy clean install
+
+JOBS ?= $(shell nproc)
+FUZZ_SECONDS ?= 300
+CTEST := ctest --output-on-failure --no-tests=error
+
+all: build
+deps:
+	@tools/install_deps.sh packages.txt
+build: deps
+	@cmake --preset dev $(CMAKE_ARGS) >/dev/null
+	@cmake --build build -j $(JOBS)
+test: build
+	@tools/test.sh short
+test-full: build
+	@tools/test.sh full
+fuzz: deps
+	@tools/fuzz.sh $(FUZZ_SECONDS)
+bench: build
+	@tools/bench.sh
+format:
+	@git ls-files '*.h' '*.cpp' | xargs clang-format-14 -i
+format-check:
+	@git ls-files '*.h' '*.cpp' | xargs clang-format-14 --dry-run -Werror
+tidy: build
+	@git ls-files 'src/*.cpp' | grep -v _test.cpp | xargs -P $(JOBS) -n 4 clang-tidy-14 --quiet -p build
+install: build
+	@cmake --install build
+clean:
+	@rm -rf build

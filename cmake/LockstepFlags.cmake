@@ -1,0 +1,26 @@
+# Every flag of the project, in one interface target.
+#
+# -ffp-contract=off: a*b+c must not become fma behind our back, or bits would depend on the compiler.
+# -fno-math-errno and -fno-trapping-math do not touch results and let the loops of kernels vectorise.
+set(CMAKE_CXX_STANDARD 20)
+set(CMAKE_CXX_STANDARD_REQUIRED ON)
+set(CMAKE_CXX_EXTENSIONS OFF)
+set(CMAKE_POSITION_INDEPENDENT_CODE ON)
+set(CMAKE_EXPORT_COMPILE_COMMANDS ON)
+if(NOT CMAKE_BUILD_TYPE)
+  set(CMAKE_BUILD_TYPE RelWithDebInfo CACHE STRING "" FORCE)
+endif()
+find_program(LOCKSTEP_CCACHE ccache)
+if(LOCKSTEP_CCACHE)
+  set(CMAKE_CXX_COMPILER_LAUNCHER ${LOCKSTEP_CCACHE})
+endif()
+
+add_library(lockstep_flags INTERFACE)
+target_compile_options(lockstep_flags INTERFACE
+  -Wall -Wextra -Wshadow -Wnon-virtual-dtor -Wno-missing-field-initializers
+  -ffp-contract=off -fno-math-errno -fno-trapping-math)
+if(LOCKSTEP_SANITIZE)
+  target_compile_options(lockstep_flags INTERFACE
+    -fsanitize=${LOCKSTEP_SANITIZE} -fno-omit-frame-pointer -fno-sanitize-recover=undefined)
+  target_link_options(lockstep_flags INTERFACE -fsanitize=${LOCKSTEP_SANITIZE})
+endif()

@@ -1,0 +1,108 @@
+#!/usr/bin/env python3
+"""Holds the layers: arrows point down only, engines do not know each other, LibTorch stays in torch/ and above.
+
+    check_layers.py [ROOT]        prints every include that breaks a rule, and fails if there is one
+    check_layers.py --self-test   shows that each rule can fail
+"""
+import pathlib
+import re
+import sys
+import tempfile
+
+# From the bottom up. A folder may include its own and lower layers.
+LAYERS = ["base", "plan", "comm", "control", "torch", "app"]
+# Where the implementation of each public header lives.
+PUBLIC = {
+    "errors.h": "base", "deadline.h": "base",
+    "buffer.h": "comm", "work.h": "comm", "bootstrap.h": "comm", "comm.h": "comm", "arena.h": "comm",
+    "world.h": "control",
+    "lockstep.h": "app",
+}
+# Plain data and constants, for everybody above base.
+PLAIN_DATA = {"buffer.h"}
+# Folders of comm/, from the bottom up; engines stand side by side.
+COMM_ORDER = {"core": 0, "algorithms": 1, "thread": 1, "gloo": 1, "": 2}
+ENGINES = {"thread", "gloo"}
+INCLUDE = re.compile(r'^\s*#\s*include\s*[<"]([^">]+)[">]')
+LIBTORCH = re.compile(r"^(torch|ATen|c10)/")
+
+
+def layer_of(path, root):
+    parts = path.relative_to(root).parts
+    if parts[0] == "src":
+        return parts[1], parts[2] if len(parts) > 3 else ""
+    return PUBLIC.get(parts[-1]), ""
+
+
+def wrong_include(layer, folder, target):
+    """Why a file of (layer, folder) may not include target; None if it may."""
+    if LIBTORCH.match(target):
+        return "LibTorch below torch/" if LAYERS.index(layer) < LAYERS.index("torch") else None
+    parts = target.split("/")
+    if parts[0] == "lockstep":
+        if parts[-1] not in PUBLIC:
+            return "a public header without a layer in tools/check_layers.py"
+        if parts[-1] in PLAIN_DATA and layer != "base":
+            return None
+        target_layer, target_folder = PUBLIC[parts[-1]], None
+    elif parts[0] in LAYERS:
+        target_layer, target_folder = parts[0], parts[1] if len(parts) > 2 else ""
+    else:
+        return None
+    if LAYERS.index(target_layer) > LAYERS.index(layer):
+        return f"upward: {layer}/ includes {target_layer}/"
+    if layer == target_layer == "comm" and target_folder is not None:
+        if folder in ENGINES and target_folder in ENGINES and folder != target_folder:
+            return f"engine {folder} includes engine {target_folder}"
+        if COMM_ORDER.get(folder, 2) < COMM_ORDER.get(target_folder, 2):
+            return f"upward: comm/{folder} includes comm/{target_folder}"
+    return None
+
+
+def check(root):
+    problems = []
+    files = [p for p in sorted(root.glob("src/**/*")) + sorted(root.glob("include/lockstep/*.h"))
+             if p.suffix in {".h", ".cpp", ".cu"}]
+    for path in files:
+        layer, folder = layer_of(path, root)
+        if layer not in LAYERS:
+            problems.append(f"{path.relative_to(root)}: belongs to no layer")
+            continue
+        for number, line in enumerate(path.read_text().splitlines(), 1):
+            match = INCLUDE.match(line)
+            reason = wrong_include(layer, folder, match.group(1)) if match else None
+            if reason:
+                problems.append(f"{path.relative_to(root)}:{number}: {reason} ({match.group(1)})")
+    return problems
+
+
+def self_test():
+    bad = {
+        "src/plan/a.cpp": '#include "comm/channel.h"',
+        "src/base/b.h": "#include <lockstep/comm.h>",
+        "src/comm/gloo/c.cpp": '#include "comm/thread/thread_engine.h"',
+        "src/comm/core/d.h": '#include "comm/channel.h"',
+        "src/control/e.cpp": "#include <torch/torch.h>",
+        "src/nowhere/f.cpp": "",
+    }
+    good = {"src/control/g.cpp": '#include "plan/tree.h"', "src/torch/h.cpp": "#include <ATen/ATen.h>"}
+    for name, text in {**bad, **good}.items():
+        with tempfile.TemporaryDirectory() as folder:
+            path = pathlib.Path(folder, name)
+            path.parent.mkdir(parents=True)
+            path.write_text(text + "\n")
+            if bool(check(pathlib.Path(folder))) != (name in bad):
+                sys.exit(f"check_layers.py: wrong verdict on {name}: {text}")
+
+
+def main():
+    if sys.argv[1:] == ["--self-test"]:
+        return self_test()
+    root = pathlib.Path(sys.argv[1] if len(sys.argv) > 1 else ".").resolve()
+    problems = check(root)
+    print("\n".join(problems))
+    sys.exit(1 if problems else 0)
+
+
+if __name__ == "__main__":
+    main()
