@@ -1,0 +1,122 @@
+#include <gtest/gtest.h>
+#include <lockstep/deadline.h>
+#include <lockstep/errors.h>
+#include <unistd.h>
+
+#include <cstdlib>
+#include <fstream>
+#include <set>
+
+#include "base/bytes.h"
+#include "base/environment.h"
+#include "base/fd.h"
+#include "base/hash.h"
+
+namespace lockstep::base {
+namespace {
+
+using std::chrono::milliseconds;
+
+TEST(Errors, RaiseThrowsTheClassOfItsKind) {
+  EXPECT_THROW(raise(ErrorKind::kPeerLost, "x"), PeerLost);
+  EXPECT_THROW(raise(ErrorKind::kTimeout, "x"), Timeout);
+  EXPECT_THROW(raise(ErrorKind::kMismatch, "x"), Mismatch);
+  EXPECT_THROW(raise(ErrorKind::kBadInput, "x"), BadInput);
+  EXPECT_THROW(raise(ErrorKind::kUnavailable, "x"), Unavailable);
+}
+
+TEST(Errors, CarryTheRanksTheyAreAbout) {
+  try {
+    throw Mismatch("ranks 1 and 3 disagree", {1, 3});
+  } catch (const Error& error) {
+    EXPECT_EQ(error.ranks(), (std::vector<int>{1, 3}));
+    EXPECT_STREQ(name(error.kind()), "Mismatch");
+  }
+}
+
+TEST(DeadlineTest, FarSpansDoNotOverflow) {
+  const auto far = Deadline::after(std::chrono::nanoseconds::max());
+  EXPECT_FALSE(far.expired());
+  EXPECT_GT(far.left_ms(), 1000);
+}
+
+TEST(DeadlineTest, PastMeansExpiredAndNothingLeft) {
+  const auto past = Deadline::after(milliseconds(-5));
+  EXPECT_TRUE(past.expired());
+  EXPECT_EQ(past.left_ms(), 0);
+}
+
+TEST(Bytes, RoundTripIsLittleEndian) {
+  ByteWriter writer;
+  writer.put(std::uint32_t{0x01020304}).put(std::int16_t{-2}).put_text("hi");
+  EXPECT_EQ(writer.bytes().substr(0, 4), std::string("\x04\x03\x02\x01"));
+  ByteReader reader(writer.bytes());
+  EXPECT_EQ(reader.get<std::uint32_t>(), 0x01020304u);
+  EXPECT_EQ(reader.get<std::int16_t>(), -2);
+  EXPECT_EQ(reader.get_text(16), "hi");
+  EXPECT_TRUE(reader.done());
+}
+
+TEST(Bytes, ShortInputMakesTheReaderBadForGood) {
+  ByteReader reader("ab");
+  EXPECT_EQ(reader.get<std::uint64_t>(), 0u);
+  EXPECT_EQ(reader.get<std::uint8_t>(), 0u);
+  EXPECT_FALSE(reader.ok());
+}
+
+TEST(Bytes, TextLongerThanAllowedIsRefusedBeforeItIsRead) {
+  ByteWriter writer;
+  writer.put_text("too long");
+  ByteReader reader(writer.bytes());
+  EXPECT_EQ(reader.get_text(3), "");
+  EXPECT_FALSE(reader.ok());
+}
+
+// FIPS 180-2, and RFC 4231 test case 2.
+TEST(Hash, MatchesPublishedVectors) {
+  EXPECT_EQ(to_hex(sha256("abc")),
+            "ba7816bf8f01cfea414140de5dae2223b00361a396177a9cb410ff61f20015ad");
+  EXPECT_EQ(to_hex(hmac_sha256("Jefe", "what do ya want for nothing?")),
+            "5bdcc146bf60754e6a042426089575c75a003f089d2739839dec58b964ec3843");
+}
+
+TEST(Hash, RandomBytesDiffer) {
+  std::set<std::string> seen;
+  for (int i = 0; i < 100; ++i) seen.insert(random_bytes(16));
+  EXPECT_EQ(seen.size(), 100u);
+  EXPECT_TRUE(equal_secrets("same", "same"));
+  EXPECT_FALSE(equal_secrets("same", "sane"));
+}
+
+TEST(Environment, NumberOutsideItsRangeNamesTheVariable) {
+  ::setenv("LOCKSTEP_TEST_NUMBER", "12x", 1);
+  try {
+    environment_number("LOCKSTEP_TEST_NUMBER", 0, 100);
+    FAIL() << "accepted 12x";
+  } catch (const BadInput& error) {
+    EXPECT_NE(std::string(error.what()).find("LOCKSTEP_TEST_NUMBER=12x"), std::string::npos);
+  }
+  ::setenv("LOCKSTEP_TEST_NUMBER", "101", 1);
+  EXPECT_THROW(environment_number("LOCKSTEP_TEST_NUMBER", 0, 100), BadInput);
+  ::setenv("LOCKSTEP_TEST_NUMBER", "100", 1);
+  EXPECT_EQ(environment_number("LOCKSTEP_TEST_NUMBER", 0, 100), 100);
+  ::setenv("LOCKSTEP_TEST_NUMBER", "", 1);
+  EXPECT_EQ(environment_number("LOCKSTEP_TEST_NUMBER", 0, 100), std::nullopt);
+}
+
+TEST(FdTest, ReadExactlyEndsAtTheDeadlineAndAtTheEndOfTheWriter) {
+  Pipe pipe = make_pipe();
+  EXPECT_EQ(read_exactly(pipe.read.get(), 3, Deadline::after(milliseconds(20))), "");
+  EXPECT_TRUE(write_all(pipe.write.get(), "abcd", Deadline::after(milliseconds(100))));
+  EXPECT_EQ(read_exactly(pipe.read.get(), 3, Deadline::after(milliseconds(100))), "abc");
+  pipe.write.reset();
+  EXPECT_EQ(read_exactly(pipe.read.get(), 3, Deadline::after(milliseconds(100))), "");
+}
+
+TEST(FdTest, ReadFileRefusesWhatIsAbsentOrTooLarge) {
+  EXPECT_THROW(read_file("/nonexistent/file", 10), BadInput);
+  EXPECT_THROW(read_file("/proc/self/status", 10), BadInput);
+}
+
+}  // namespace
+}  // namespace lockstep::base

@@ -1,0 +1,57 @@
+#include "base/hash.h"
+
+#include <openssl/crypto.h>
+#include <openssl/evp.h>
+#include <openssl/hmac.h>
+#include <sys/random.h>
+
+#include "base/check.h"
+
+namespace lockstep::base {
+
+std::string sha256(std::string_view bytes) {
+  std::string digest(kDigestBytes, '\0');
+  unsigned int length = 0;
+  const int ok =
+      EVP_Digest(bytes.data(), bytes.size(), reinterpret_cast<unsigned char*>(digest.data()),
+                 &length, EVP_sha256(), nullptr);
+  LOCKSTEP_CHECK(ok == 1 && length == kDigestBytes, "OpenSSL computes SHA-256");
+  return digest;
+}
+
+std::string hmac_sha256(std::string_view key, std::string_view bytes) {
+  std::string digest(kDigestBytes, '\0');
+  unsigned int length = 0;
+  const auto* result = HMAC(EVP_sha256(), key.data(), static_cast<int>(key.size()),
+                            reinterpret_cast<const unsigned char*>(bytes.data()), bytes.size(),
+                            reinterpret_cast<unsigned char*>(digest.data()), &length);
+  LOCKSTEP_CHECK(result != nullptr && length == kDigestBytes, "OpenSSL computes HMAC-SHA-256");
+  return digest;
+}
+
+std::string random_bytes(std::size_t count) {
+  std::string bytes(count, '\0');
+  std::size_t filled = 0;
+  while (filled < count) {
+    const ssize_t got = getrandom(bytes.data() + filled, count - filled, 0);
+    if (got > 0) filled += static_cast<std::size_t>(got);
+  }
+  return bytes;
+}
+
+bool equal_secrets(std::string_view a, std::string_view b) {
+  return a.size() == b.size() && CRYPTO_memcmp(a.data(), b.data(), a.size()) == 0;
+}
+
+std::string to_hex(std::string_view bytes) {
+  static constexpr char kDigits[] = "0123456789abcdef";
+  std::string hex;
+  hex.reserve(bytes.size() * 2);
+  for (const char c : bytes) {
+    hex.push_back(kDigits[(static_cast<unsigned char>(c) >> 4) & 0xf]);
+    hex.push_back(kDigits[static_cast<unsigned char>(c) & 0xf]);
+  }
+  return hex;
+}
+
+}  // namespace lockstep::base

@@ -1,0 +1,31 @@
+// Digests and random bytes, from OpenSSL, and a fast mix for numbers that need no secrecy.
+#pragma once
+
+#include <cstdint>
+#include <string>
+#include <string_view>
+
+namespace lockstep::base {
+
+inline constexpr std::size_t kDigestBytes = 32;
+
+std::string sha256(std::string_view bytes);
+std::string hmac_sha256(std::string_view key, std::string_view bytes);
+
+// Bytes from the kernel's generator, fit for secrets and nonces.
+std::string random_bytes(std::size_t count);
+
+// Compares in a time that does not depend on where they differ.
+bool equal_secrets(std::string_view a, std::string_view b);
+
+std::string to_hex(std::string_view bytes);
+
+// SplitMix64's finalizer: each input bit reaches every output bit.
+constexpr std::uint64_t mix64(std::uint64_t x) {
+  x += 0x9e3779b97f4a7c15ULL;
+  x = (x ^ (x >> 30)) * 0xbf58476d1ce4e5b9ULL;
+  x = (x ^ (x >> 27)) * 0x94d049bb133111ebULL;
+  return x ^ (x >> 31);
+}
+
+}  // namespace lockstep::base

@@ -1,0 +1,52 @@
+#include "base/log.h"
+
+#include <spdlog/sinks/stdout_sinks.h>
+#include <spdlog/spdlog.h>
+
+#include <memory>
+
+#include "base/environment.h"
+
+namespace lockstep::base {
+namespace {
+
+spdlog::level::level_enum to_spdlog(LogLevel level) {
+  switch (level) {
+    case LogLevel::kDebug:
+      return spdlog::level::debug;
+    case LogLevel::kInfo:
+      return spdlog::level::info;
+    case LogLevel::kWarn:
+      return spdlog::level::warn;
+    case LogLevel::kError:
+      return spdlog::level::err;
+  }
+  return spdlog::level::info;
+}
+
+spdlog::logger& logger() {
+  static const std::shared_ptr<spdlog::logger> kLogger = [] {
+    auto made = std::make_shared<spdlog::logger>("lockstep",
+                                                 std::make_shared<spdlog::sinks::stderr_sink_mt>());
+    made->set_level(spdlog::level::from_str(environment("LOCKSTEP_LOG").value_or("warn")));
+    made->set_pattern("lockstep: %l: %v");
+    return made;
+  }();
+  return *kLogger;
+}
+
+}  // namespace
+
+void set_log_name(std::string name) {
+  logger().set_pattern("lockstep " + name + ": %l: %v");
+}
+
+bool log_enabled(LogLevel level) {
+  return logger().should_log(to_spdlog(level));
+}
+
+void log_line(LogLevel level, std::string_view line) {
+  logger().log(to_spdlog(level), "{}", line);
+}
+
+}  // namespace lockstep::base
