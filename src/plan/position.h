@@ -1,0 +1,86 @@
+// Which samples shard s of step t reads, for any t directly: nothing is counted up from the first
+// step, so a job resumes anywhere, on any number of workers.
+//
+//   entries         of an epoch: the sampler's order, its remainder kept, padded or dropped
+//   global batch    entries [i·B, (i+1)·B) of the epoch, i being the step inside the epoch
+//   shard's batch   entries s, s + S, s + 2S … of the global batch
+//   last batch      where B does not divide the epoch: shorter (the n_s differ by at most one and
+//                   may be 0), or left out
+//
+// B is a multiple of S. Then entry p of shard s is entry p·S + s of the epoch, and with S = N the
+// batches are exactly those of PyTorch's DataLoader over a DistributedSampler on rank s, with
+// batch_size = B / S.
+#pragma once
+
+#include <array>
+#include <cstdint>
+#include <optional>
+#include <vector>
+
+#include "plan/sampler.h"
+
+namespace lockstep::plan {
+
+enum class LastBatch : std::uint8_t {
+  kKeep,  // DataLoader(drop_last=False)
+  kDrop,  // DataLoader(drop_last=True)
+};
+
+// What a job reads. All of it decides the result.
+struct DataOptions {
+  std::int64_t samples = 0;
+  std::int64_t global_batch = 0;  // B
+  int shards = 1;                 // S, a divisor of B
+  std::uint64_t seed = 0;
+  bool shuffle = true;
+  Remainder remainder = Remainder::kKeep;  // PyTorch pads; weights make that needless
+  LastBatch last_batch = LastBatch::kKeep;
+};
+
+struct Position {
+  std::int64_t epoch = 0;
+  std::int64_t step_in_epoch = 0;
+  std::int64_t first_entry = 0;  // of the epoch
+  std::int64_t entries = 0;      // B, or less for a short last batch
+  bool operator==(const Position&) const = default;
+};
+
+// Where every step of a job reads. A pure function of the options; it only remembers the order of
+// the two epochs asked for last, so that reading ahead over the end of an epoch shuffles each epoch
+// once.
+//
+// Threads:   one caller at a time; a copy for each thread costs one more shuffle per epoch.
+// Blocking:  never; the first call of an epoch takes the time of a shuffle.
+// Failure:   the constructor throws BadInput for options that give no batch; calls throw it for a
+//            negative step or a shard that does not exist.
+// Ownership: a value; 4 bytes a sample for each remembered epoch.
+class Batches {
+ public:
+  explicit Batches(const DataOptions& options);
+
+  const DataOptions& options() const { return options_; }
+  std::int64_t steps_per_epoch() const { return steps_per_epoch_; }
+
+  Position position(std::int64_t step) const;
+
+  // n_s and w_s = n_s · S / B of a shard: exactly 1 for a full one.
+  std::int64_t count(std::int64_t step, int shard) const;
+  double weight(std::int64_t step, int shard) const;
+
+  // The samples of a shard, in order; n_s of them.
+  std::vector<std::int64_t> samples(std::int64_t step, int shard);
+
+ private:
+  struct Remembered {
+    std::int64_t epoch;
+    EpochOrder order;
+  };
+  const EpochOrder& order_of(std::int64_t epoch);
+
+  DataOptions options_;
+  std::int64_t entries_per_epoch_ = 0;
+  std::int64_t steps_per_epoch_ = 0;
+  std::array<std::optional<Remembered>, 2> remembered_;  // by parity of the epoch
+};
+
+}  // namespace lockstep::plan

@@ -1,0 +1,109 @@
+#include "plan/sampler.h"
+
+#include <fmt/format.h>
+#include <lockstep/errors.h>
+
+#include <numeric>
+#include <random>
+
+#include "base/check.h"
+
+namespace lockstep::plan {
+namespace {
+
+// Above every data set, and below where sums of counts overflow or a double loses a digit.
+constexpr std::int64_t kMostSamples = std::int64_t{1} << 53;
+
+void check_shuffle(std::int64_t samples) {
+  if (samples > kMostShuffledSamples) {
+    throw BadInput(
+        fmt::format("cannot shuffle {} samples, only up to {}: switch shuffling off, or make one "
+                    "sample of several",
+                    samples, kMostShuffledSamples));
+  }
+}
+
+void check_samples(const SamplerOptions& options) {
+  if (options.samples < 1 || options.samples > kMostSamples) {
+    throw BadInput(
+        fmt::format("a data set of {} samples cannot be visited: check its path and its size",
+                    options.samples));
+  }
+  if (options.shuffle) check_shuffle(options.samples);
+}
+
+void check_shard(int shard, int shards) {
+  if (shards < 1) throw BadInput(fmt::format("{} shards: a job has at least 1", shards));
+  if (shard < 0 || shard >= shards) {
+    throw BadInput(
+        fmt::format("there is no shard {}: shards are numbered 0 to {}", shard, shards - 1));
+  }
+}
+
+}  // namespace
+
+std::vector<std::uint32_t> random_permutation(std::int64_t n, std::uint64_t seed) {
+  LOCKSTEP_CHECK(n >= 0, "a permutation has no negative length");
+  check_shuffle(n);
+  std::vector<std::uint32_t> order(static_cast<std::size_t>(n));
+  std::iota(order.begin(), order.end(), 0U);
+  std::mt19937 generator(static_cast<std::uint32_t>(seed));
+  for (std::size_t i = 0; i + 1 < order.size(); ++i) {
+    std::swap(order[i], order[i + generator() % (order.size() - i)]);
+  }
+  return order;
+}
+
+EpochOrder::EpochOrder(const SamplerOptions& options, std::int64_t epoch)
+    : samples_(options.samples) {
+  check_samples(options);
+  if (epoch < 0) throw BadInput(fmt::format("epoch {}: epochs count from 0", epoch));
+  if (options.shuffle) {
+    permutation_ = random_permutation(samples_, options.seed + static_cast<std::uint64_t>(epoch));
+  }
+}
+
+std::int64_t EpochOrder::sample_at(std::int64_t position) const {
+  LOCKSTEP_CHECK(position >= 0, "positions of an epoch count from 0");
+  const std::int64_t wrapped = position % samples_;
+  return permutation_.empty() ? wrapped : permutation_[static_cast<std::size_t>(wrapped)];
+}
+
+std::int64_t epoch_entries(const SamplerOptions& options, int shards) {
+  check_samples(options);
+  check_shard(0, shards);
+  const std::int64_t each = options.samples / shards;
+  const std::int64_t left = options.samples % shards;
+  switch (options.remainder) {
+    case Remainder::kKeep:
+      return options.samples;
+    case Remainder::kPad:
+      return (each + (left > 0 ? 1 : 0)) * shards;
+    case Remainder::kDrop:
+      return each * shards;
+  }
+  throw BadInput("a remainder is kept, padded or dropped: set one of Remainder's values");
+}
+
+std::int64_t shard_entries(std::int64_t entries, int shard, int shards) {
+  check_shard(shard, shards);
+  return entries <= shard ? 0 : (entries - shard - 1) / shards + 1;
+}
+
+std::vector<std::int64_t> shard_samples(const SamplerOptions& options, std::int64_t epoch,
+                                        int shard, int shards) {
+  const std::int64_t count = shard_entries(epoch_entries(options, shards), shard, shards);
+  const EpochOrder order(options, epoch);
+  std::vector<std::int64_t> samples;
+  samples.reserve(static_cast<std::size_t>(count));
+  for (std::int64_t i = 0; i < count; ++i) samples.push_back(order.sample_at(i * shards + shard));
+  return samples;
+}
+
+std::vector<std::int64_t> evaluation_samples(std::int64_t samples, int shard, int shards) {
+  const SamplerOptions as_it_stands{
+      .samples = samples, .seed = 0, .shuffle = false, .remainder = Remainder::kKeep};
+  return shard_samples(as_it_stands, 0, shard, shards);
+}
+
+}  // namespace lockstep::plan
