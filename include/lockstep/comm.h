@@ -1,0 +1,132 @@
+// The wire between the workers of one generation: messages and collectives.
+#pragma once
+
+#include <lockstep/bootstrap.h>
+#include <lockstep/buffer.h>
+#include <lockstep/work.h>
+
+#include <chrono>
+#include <cstdint>
+#include <memory>
+#include <span>
+#include <string>
+#include <vector>
+
+namespace lockstep {
+
+namespace comm {
+class Channel;
+}
+
+enum class ReduceOp : std::uint8_t { kSum = 1, kMin = 2, kMax = 3 };
+
+// The bit-stable ones add in the order of the one reduction tree, whatever the engine, the world's
+// size and the way a buffer was cut (docs/internals/reduction.md).
+enum class Algorithm : std::uint8_t {
+  kAutomatic = 0,        // direct: right for every size
+  kDirect = 1,           // bit-stable; one round, ring's bytes
+  kHalvingDoubling = 2,  // bit-stable; where the tree allows it, else direct
+  kRing = 3,             // not bit-stable
+  kTree = 4,             // bit-stable for one partial per worker; few messages, more bytes
+  kNative = 5,           // the engine's own collective; not bit-stable
+};
+
+const char* name(ReduceOp op) noexcept;
+const char* name(Algorithm algorithm) noexcept;
+
+struct ReduceOptions {
+  // What the result means.
+  ReduceOp op = ReduceOp::kSum;
+
+  // How fast it comes.
+  Algorithm algorithm = Algorithm::kAutomatic;
+};
+
+struct CommOptions {
+  // How long one operation may take before it ends in Timeout. Longer tolerates slower
+  // peers, shorter finds silent ones sooner.
+  std::chrono::milliseconds timeout{300'000};
+
+  // The network interface or address that an engine listens on; empty is the loopback.
+  std::string interface_name;
+};
+
+// The workers of one generation, connected.
+//
+// Threads:   one caller at a time per Comm; channels and splits are Comms of their own and may be
+// used
+//            from other threads. Engine threads stay inside.
+// Blocking:  operations return at once with a Work; they run in the order of their calls.
+// Failure:   Work::wait throws PeerLost, Timeout or Mismatch, and from then on this Comm, its
+// channels
+//            and its splits are dead: every later call throws the same, saying why and who.
+//            BadInput is thrown by the call itself and harms nothing.
+// Ownership: buffers are borrowed until the returned Work completes. Destroying a Comm that has
+// work
+//            under way abandons it: peers see PeerLost.
+class Comm {
+ public:
+  explicit Comm(std::shared_ptr<comm::Channel> channel);
+  Comm(Comm&&) noexcept;
+  Comm& operator=(Comm&&) noexcept;
+  ~Comm();
+
+  int rank() const;
+  int size() const;
+  const std::string& engine() const;  // "thread", "gloo" …
+
+  // Messages between two workers, in the order sent. Both sides name the same count and dtype.
+  // Messages and collectives of a channel do not order each other.
+  Work send(int to, Buffer data);
+  Work recv(int from, Buffer data);
+
+  // Takes a message that has arrived, or returns false; never blocks. On one channel, messages of a
+  // peer are taken either with recv or with try_recv: mixing them is BadInput.
+  bool try_recv(int from, Buffer data);
+
+  // Every worker's `data` becomes the reduction over all workers.
+  Work all_reduce(Buffer data, ReduceOptions options = {});
+
+  // The reduction over `shards` logical shards, of which every worker holds a contiguous range as
+  // the partials that plan/ says (plan::held_partials). All workers receive it in `result`, which
+  // may be one of the partials.
+  Work reduce(std::vector<Buffer> partials, int shards, Buffer result, ReduceOptions options = {});
+
+  // `data` is cut into one piece per worker, of counts[r] elements (empty: as even as possible).
+  // reduce_scatter leaves in piece rank() the reduction of it, and the other pieces undefined;
+  // all_gather fills every piece r from worker r's.
+  Work reduce_scatter(Buffer data, std::vector<std::size_t> counts = {},
+                      ReduceOptions options = {});
+  Work all_gather(Buffer data, std::vector<std::size_t> counts = {});
+
+  Work broadcast(Buffer data, int root);
+  Work barrier();
+
+  // A Comm over the same workers with an order of its own. The same id names the same channel on
+  // every worker; 0 to 2^32 − 1, each once.
+  Comm channel(std::uint32_t id);
+
+  // A Comm over some of the workers, called by exactly those, with the same list; ranks follow the
+  // list.
+  Comm split(std::vector<int> ranks);
+
+ private:
+  std::shared_ptr<comm::Channel> channel_;
+};
+
+// Connects the workers of a bootstrap over an engine of this build. BadInput for an unknown name,
+// Unavailable for one that was not built, with what to install.
+Comm connect(const std::string& engine, Bootstrap& bootstrap, const CommOptions& options = {});
+
+// A world of one: every collective returns at once, so that code for many needs no branch.
+Comm connect_alone();
+
+// The names of the engines that this build can use, and of those that it cannot with the reason.
+struct EngineInfo {
+  std::string name;
+  bool built = false;
+  std::string about;  // one phrase; for an engine that is not built, what to install
+};
+std::vector<EngineInfo> engines();
+
+}  // namespace lockstep

@@ -1,0 +1,11 @@
+// Lockstep: data-parallel training for C++. In reading order:
+#pragma once
+
+#include <lockstep/arena.h>      // memory that a host's workers share
+#include <lockstep/bootstrap.h>  // how workers find each other
+#include <lockstep/buffer.h>     // elements in memory
+#include <lockstep/comm.h>       // messages and collectives
+#include <lockstep/deadline.h>   // the time by which a call must have ended
+#include <lockstep/errors.h>     // the five ways a call can fail
+#include <lockstep/work.h>       // an operation under way
+#include <lockstep/world.h>      // join(): the workers training together

@@ -1,0 +1,63 @@
+// The workers training together: the handle a program holds.
+#pragma once
+
+#include <lockstep/comm.h>
+
+#include <chrono>
+#include <cstdint>
+#include <memory>
+#include <string>
+
+namespace lockstep {
+
+struct JoinOptions {
+  // The engine; empty: LOCKSTEP_ENGINE, else the best that this build has for these workers.
+  std::string engine;
+
+  // How long to wait for the others, and the timeout of every later operation.
+  // Zero: LOCKSTEP_TIMEOUT (seconds), else 300 s.
+  std::chrono::milliseconds timeout{0};
+};
+
+// The world that this process belongs to.
+//
+// Threads:   one caller at a time.
+// Blocking:  join() returns, or throws, by its timeout.
+// Failure:   PeerLost, Timeout, Mismatch, BadInput or Unavailable; see errors.h.
+// Ownership: a movable handle; the connections end with it.
+class World {
+ public:
+  World(World&&) noexcept;
+  World& operator=(World&&) noexcept;
+  ~World();
+
+  int rank() const;
+  int size() const;
+  bool leader() const { return rank() == 0; }
+
+  // This worker's place on its host, for choosing a device.
+  int local_rank() const;
+  int local_size() const;
+
+  // Goes up when the membership changes; rank and size belong to it.
+  std::uint64_t generation() const;
+
+  // Who started us: "lockstep", "torchrun", "openmpi", "slurm" or "alone".
+  const std::string& launcher() const;
+
+  Comm& comm();
+
+ private:
+  friend World join(const JoinOptions& options);
+  struct State;
+  explicit World(std::unique_ptr<State> state);
+  std::unique_ptr<State> state_;
+};
+
+// Joins the world that the launcher describes in the environment: lockstep run, torchrun, mpirun or
+// srun. On one host nothing else is needed; on several, LOCKSTEP_RENDEZVOUS (host:port of rank 0)
+// and LOCKSTEP_SECRET_FILE (a file that only its owner can read). Without a launcher: a world of
+// one.
+World join(const JoinOptions& options = {});
+
+}  // namespace lockstep

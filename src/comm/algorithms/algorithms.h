@@ -1,0 +1,55 @@
+// The collectives, each over an Exchange: point-to-point messages and arithmetic, no engine.
+//
+// Every function is called by all participants with the same arguments but for the data, and
+// returns when this worker's buffers are its own again.
+#pragma once
+
+#include <lockstep/buffer.h>
+#include <lockstep/comm.h>
+
+#include <cstddef>
+#include <span>
+#include <vector>
+
+#include "comm/core/exchange.h"
+#include "plan/tree.h"
+
+namespace lockstep::comm {
+
+// A buffer cut into one stretch of elements per worker.
+class Cut {
+ public:
+  // As even as possible in units of `granule` elements, the first ones longer.
+  static Cut even(std::size_t count, int workers, std::size_t granule = 1);
+  static Cut of(std::vector<std::size_t> counts);
+
+  std::size_t first(int worker) const { return bounds_[worker]; }
+  std::size_t count(int worker) const { return bounds_[worker + 1] - bounds_[worker]; }
+  Buffer of(const Buffer& whole, int worker) const {
+    return whole.slice(first(worker), count(worker));
+  }
+
+ private:
+  std::vector<std::size_t> bounds_;
+};
+
+// direct.cpp: bit-stable for every number of shards and workers.
+void direct_reduce(Exchange& exchange, const plan::Reduction& plan,
+                   std::span<const Buffer> partials, Buffer result, ReduceOp op);
+void direct_reduce_scatter(Exchange& exchange, Buffer data, const Cut& cut, ReduceOp op);
+void direct_all_gather(Exchange& exchange, Buffer data, const Cut& cut);
+
+// halving_doubling.cpp: bit-stable, where plan::halving_doubling_verdict allows it.
+void halving_doubling_all_reduce(Exchange& exchange, Buffer data, ReduceOp op);
+
+// ring.cpp: not bit-stable.
+void ring_all_reduce(Exchange& exchange, Buffer data, ReduceOp op);
+
+// tree.cpp: bit-stable for one partial per worker.
+void tree_all_reduce(Exchange& exchange, Buffer data, ReduceOp op);
+void tree_broadcast(Exchange& exchange, Buffer data, int root);
+
+// barrier.cpp
+void dissemination_barrier(Exchange& exchange);
+
+}  // namespace lockstep::comm

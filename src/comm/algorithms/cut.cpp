@@ -1,0 +1,26 @@
+#include <algorithm>
+
+#include "comm/algorithms/algorithms.h"
+
+namespace lockstep::comm {
+
+Cut Cut::even(std::size_t count, int workers, std::size_t granule) {
+  const std::size_t units = (count + granule - 1) / granule;
+  Cut cut;
+  cut.bounds_.push_back(0);
+  for (int worker = 0; worker < workers; ++worker) {
+    const std::size_t share =
+        units / workers + (static_cast<std::size_t>(worker) < units % workers);
+    cut.bounds_.push_back(std::min(count, cut.bounds_.back() + share * granule));
+  }
+  return cut;
+}
+
+Cut Cut::of(std::vector<std::size_t> counts) {
+  Cut cut;
+  cut.bounds_.push_back(0);
+  for (const std::size_t count : counts) cut.bounds_.push_back(cut.bounds_.back() + count);
+  return cut;
+}
+
+}  // namespace lockstep::comm

@@ -1,0 +1,225 @@
+// Direct reduction.
+//
+//   operand  a partial sum that some worker holds; the plan says which and in what order they are
+//   added slice    the part of the buffer that one worker owns: it adds everyone's operands of it
+//   piece    a stretch of a slice that travels as one message; pieces overlap with each other and
+//   with adding
+//
+//   1. every worker sends each owner that owner's slice of its operands
+//   2. an owner adds a piece as soon as all operands of it are there, in the order of the plan
+//   3. it sends the sum to everyone, straight into their results
+//
+//   rounds   2 messages deep, whatever the number of workers
+//   bytes    per worker (P + 1) · (N−1)/N of the buffer, P the operands it holds: ring's when P is
+//   1
+//
+// Only the owner adds, and always in the plan's order: bits do not depend on slices, pieces,
+// arrival or engine. Short buffers skip step 3: everybody owns everything, N−1 short messages each.
+#include <array>
+
+#include "base/check.h"
+#include "comm/algorithms/algorithms.h"
+#include "comm/core/kernels.h"
+
+namespace lockstep::comm {
+namespace {
+
+constexpr std::size_t kShortBytes = 4096;  // below it a round trip costs more than the bytes
+constexpr std::size_t kPieceBytes =
+    512 * 1024;  // small enough to stay in cache, large enough for a message
+constexpr std::size_t kPiecesAhead = 4;  // receives posted before they are needed
+
+using Ticket = Exchange::Ticket;
+
+// This worker's side of steps 1 and 2: a window of pieces of everyone's operands of its slice.
+class OperandWindow {
+ public:
+  OperandWindow(Exchange& exchange, const plan::Reduction& plan, std::span<const Buffer> partials,
+                const Cut& cut, std::size_t piece)
+      : exchange_(exchange),
+        plan_(plan),
+        partials_(partials),
+        first_(cut.first(exchange.rank())),
+        count_(cut.count(exchange.rank())),
+        piece_(piece),
+        element_(size_of(partials[0].dtype)),
+        pointers_(plan.operands.size()) {
+    const std::size_t remote = plan.operands.size() - partials.size();
+    const std::size_t window = std::min(kPiecesAhead, pieces());
+    rows_ = exchange.scratch(remote * window * piece_ * element_);
+    tickets_.resize(window);
+    for (std::size_t i = 0; i < window; ++i) post(i);
+  }
+
+  std::size_t pieces() const { return (count_ + piece_ - 1) / piece_; }
+  std::size_t first(std::size_t index) const { return first_ + index * piece_; }
+  std::size_t count(std::size_t index) const { return std::min(piece_, count_ - index * piece_); }
+
+  // Waits for piece `index` of all operands; pointers in the plan's order.
+  std::span<const void* const> await(std::size_t index) {
+    exchange_.wait_all(tickets_[index % tickets_.size()]);
+    std::size_t remote = 0;
+    for (std::size_t i = 0; i < plan_.operands.size(); ++i) {
+      const int worker = plan_.operands[i].worker;
+      if (worker == exchange_.rank()) {
+        pointers_[i] = partials_[i - plan_.first_of(worker)].slice(first(index), 0).data;
+      } else {
+        pointers_[i] = row(index, remote++);
+      }
+    }
+    return pointers_;
+  }
+
+  // The piece is used: its memory may take the next one of the window.
+  void release(std::size_t index) {
+    if (index + tickets_.size() < pieces()) post(index + tickets_.size());
+  }
+
+ private:
+  std::byte* row(std::size_t index, std::size_t remote) const {
+    return rows_ + (remote * tickets_.size() + index % tickets_.size()) * piece_ * element_;
+  }
+
+  void post(std::size_t index) {
+    auto& tickets = tickets_[index % tickets_.size()];
+    tickets.clear();
+    std::size_t remote = 0;
+    for (const plan::Operand& operand : plan_.operands) {
+      if (operand.worker == exchange_.rank()) continue;
+      tickets.push_back(
+          exchange_.recv(operand.worker, row(index, remote++), count(index) * element_));
+    }
+  }
+
+  Exchange& exchange_;
+  const plan::Reduction& plan_;
+  std::span<const Buffer> partials_;
+  std::size_t first_;
+  std::size_t count_;
+  std::size_t piece_;
+  std::size_t element_;
+  std::byte* rows_ = nullptr;
+  std::vector<std::vector<Ticket>> tickets_;
+  std::vector<const void*> pointers_;
+};
+
+// Step 1: the peers' slices of this worker's operands, piece by piece in the order they are
+// awaited.
+std::vector<Ticket> send_operands(Exchange& exchange, std::span<const Buffer> partials,
+                                  const Cut& cut, std::size_t piece) {
+  std::vector<Ticket> tickets;
+  for (const int peer : exchange.peers()) {
+    for (std::size_t done = 0; done < cut.count(peer); done += piece) {
+      const std::size_t count = std::min(piece, cut.count(peer) - done);
+      for (const Buffer& partial : partials) {
+        const Buffer part = partial.slice(cut.first(peer) + done, count);
+        tickets.push_back(exchange.send(peer, part.data, part.bytes()));
+      }
+    }
+  }
+  return tickets;
+}
+
+// Step 3, receiving: every other owner's sums go straight to their place.
+std::vector<Ticket> expect_results(Exchange& exchange, Buffer result, const Cut& cut,
+                                   std::size_t piece) {
+  std::vector<Ticket> tickets;
+  for (const int peer : exchange.peers()) {
+    for (std::size_t done = 0; done < cut.count(peer); done += piece) {
+      const Buffer part =
+          result.slice(cut.first(peer) + done, std::min(piece, cut.count(peer) - done));
+      tickets.push_back(exchange.recv(peer, part.data, part.bytes(), Stage::kResults));
+    }
+  }
+  return tickets;
+}
+
+enum class HandOut { kNo, kYes };
+
+// A peer sends back the sum of a piece only after it has all of that piece from here, so a result
+// may arrive where its operand lay.
+void reduce_slices(Exchange& exchange, const plan::Reduction& plan,
+                   std::span<const Buffer> partials, Buffer result, ReduceOp op, const Cut& cut,
+                   HandOut hand_out) {
+  const std::size_t piece = kPieceBytes / size_of(result.dtype);
+  OperandWindow window(exchange, plan, partials, cut, piece);
+  std::vector<Ticket> incoming;
+  if (hand_out == HandOut::kYes) incoming = expect_results(exchange, result, cut, piece);
+  std::vector<Ticket> outgoing = send_operands(exchange, partials, cut, piece);
+  TreeSum sum(plan, result.dtype, op);
+  for (std::size_t index = 0; index < window.pieces(); ++index) {
+    const Buffer part = result.slice(window.first(index), window.count(index));
+    sum.run(window.await(index), part.data, part.count);
+    window.release(index);
+    if (hand_out == HandOut::kNo) continue;
+    for (const int peer : exchange.peers()) {
+      outgoing.push_back(exchange.send(peer, part.data, part.bytes(), Stage::kResults));
+    }
+  }
+  exchange.wait_all(outgoing);
+  exchange.wait_all(incoming);
+}
+
+// Everybody owns everything: no results to hand out.
+void reduce_short(Exchange& exchange, const plan::Reduction& plan, std::span<const Buffer> partials,
+                  Buffer result, ReduceOp op) {
+  const std::size_t bytes = result.bytes();
+  std::byte* row = exchange.scratch(plan.operands.size() * bytes);
+  std::vector<const void*> pointers;
+  std::vector<Ticket> tickets;
+  for (std::size_t i = 0; i < plan.operands.size(); ++i) {
+    const int worker = plan.operands[i].worker;
+    if (worker == exchange.rank()) {
+      pointers.push_back(partials[i - plan.first_of(worker)].data);
+    } else {
+      pointers.push_back(row);
+      tickets.push_back(exchange.recv(worker, row, bytes));
+      row += bytes;
+    }
+  }
+  for (const int peer : exchange.peers()) {
+    for (const Buffer& partial : partials) {
+      tickets.push_back(exchange.send(peer, partial.data, bytes));
+    }
+  }
+  exchange.wait_all(tickets);
+  TreeSum(plan, result.dtype, op).run(pointers, result.data, result.count);
+}
+
+}  // namespace
+
+void direct_reduce(Exchange& exchange, const plan::Reduction& plan,
+                   std::span<const Buffer> partials, Buffer result, ReduceOp op) {
+  LOCKSTEP_CHECK(static_cast<int>(partials.size()) == plan.count_of(exchange.rank()),
+                 "a worker brings the partials that the plan gives it");
+  exchange.meet(exchange.peers());
+  if (result.bytes() <= kShortBytes) {
+    reduce_short(exchange, plan, partials, result, op);
+  } else {
+    const Cut cut = Cut::even(result.count, exchange.size(), 64 / size_of(result.dtype));
+    reduce_slices(exchange, plan, partials, result, op, cut, HandOut::kYes);
+  }
+}
+
+void direct_reduce_scatter(Exchange& exchange, Buffer data, const Cut& cut, ReduceOp op) {
+  exchange.meet(exchange.peers());
+  const plan::Reduction plan = plan::plan_reduction(exchange.size(), exchange.size());
+  const std::array<Buffer, 1> partials{data};
+  reduce_slices(exchange, plan, partials, data, op, cut, HandOut::kNo);
+}
+
+void direct_all_gather(Exchange& exchange, Buffer data, const Cut& cut) {
+  exchange.meet(exchange.peers());
+  const Buffer mine = cut.of(data, exchange.rank());
+  std::vector<Ticket> tickets;
+  for (const int peer : exchange.peers()) {
+    const Buffer theirs = cut.of(data, peer);
+    tickets.push_back(exchange.recv(peer, theirs.data, theirs.bytes()));
+  }
+  for (const int peer : exchange.peers()) {
+    tickets.push_back(exchange.send(peer, mine.data, mine.bytes()));
+  }
+  exchange.wait_all(tickets);
+}
+
+}  // namespace lockstep::comm

@@ -1,0 +1,97 @@
+// Tree all-reduce, and broadcast along the same tree.
+//
+//   children  of rank r: r + 1, r + 2, r + 4 … while the bit is below r's lowest set bit and the
+//   rank exists steps     2 log2(N)      bytes per worker   up to 2 · log2(N) of the buffer at the
+//   root, 2 at a leaf
+//
+//   up     a rank adds its children's sums to its own, nearest child first, and sends the sum to
+//   its parent down   the root's sum goes back along the same edges, in pieces, so that the levels
+//   overlap
+//
+// Few messages, the whole buffer at every edge: for short buffers over slow networks. Adding the
+// children nearest first is the carry of a binary counter, so with one partial per worker the order
+// is exactly the reduction tree's: bit-stable, for every N.
+#include <algorithm>
+
+#include "comm/algorithms/algorithms.h"
+#include "comm/algorithms/working.h"
+
+namespace lockstep::comm {
+namespace {
+
+constexpr std::size_t kPieceBytes = 1024 * 1024;
+
+struct Place {
+  int parent = -1;
+  std::vector<int> children;  // nearest first
+};
+
+// A rank's place in the tree that is rooted at `root`: ranks are counted from there.
+Place place_in_tree(int rank, int size, int root) {
+  const int relative = (rank - root + size) % size;
+  Place place;
+  for (int bit = 1; bit < size; bit <<= 1) {
+    if ((relative & bit) != 0) {
+      place.parent = (relative - bit + root) % size;
+      break;
+    }
+    if (relative + bit < size) place.children.push_back((relative + bit + root) % size);
+  }
+  return place;
+}
+
+// From the parent to the children, each piece passed on as soon as it is there.
+void pass_down(Exchange& exchange, const Place& place, Buffer data) {
+  const std::size_t piece = kPieceBytes / size_of(data.dtype);
+  std::vector<Exchange::Ticket> incoming;
+  std::vector<Exchange::Ticket> outgoing;
+  std::vector<Buffer> pieces;
+  for (std::size_t first = 0; first < data.count; first += piece) {
+    pieces.push_back(data.slice(first, std::min(piece, data.count - first)));
+  }
+  if (place.parent >= 0) {
+    for (const Buffer& part : pieces) {
+      incoming.push_back(exchange.recv(place.parent, part.data, part.bytes(), Stage::kResults));
+    }
+  }
+  for (std::size_t i = 0; i < pieces.size(); ++i) {
+    if (place.parent >= 0) exchange.wait(incoming[i]);
+    for (auto child = place.children.rbegin(); child != place.children.rend(); ++child) {
+      outgoing.push_back(exchange.send(*child, pieces[i].data, pieces[i].bytes(), Stage::kResults));
+    }
+  }
+  exchange.wait_all(outgoing);
+}
+
+}  // namespace
+
+void tree_all_reduce(Exchange& exchange, Buffer data, ReduceOp op) {
+  const Place place = place_in_tree(exchange.rank(), exchange.size(), 0);
+  std::vector<int> neighbours = place.children;
+  if (place.parent >= 0) neighbours.push_back(place.parent);
+  exchange.meet(neighbours);
+
+  const Working working(exchange, data, data.count);
+  const Buffer& sums = working.sums;
+  for (const int child : place.children) {
+    auto incoming = exchange.recv(child, working.staging, sums.bytes());
+    exchange.wait(incoming);
+    combine(sums.dtype, op, sums.data, working.staging, sums.data, sums.count);
+  }
+  if (place.parent >= 0) {
+    auto outgoing = exchange.send(place.parent, sums.data, sums.bytes());
+    exchange.wait(outgoing);
+  } else {
+    working.finish(data, 0, data.count);
+  }
+  pass_down(exchange, place, data);
+}
+
+void tree_broadcast(Exchange& exchange, Buffer data, int root) {
+  const Place place = place_in_tree(exchange.rank(), exchange.size(), root);
+  if (place.parent >= 0) exchange.expect(place.parent);
+  for (const int child : place.children) exchange.greet(child);
+  pass_down(exchange, place, data);
+}
+
+}  // namespace lockstep::comm

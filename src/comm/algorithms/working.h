@@ -1,0 +1,33 @@
+// Half types travel and are added as float32 until the root of the tree, where they are rounded
+// once. The algorithms that pass sums on from worker to worker therefore work on a widened copy.
+#pragma once
+
+#include "comm/core/exchange.h"
+#include "comm/core/kernels.h"
+
+namespace lockstep::comm {
+
+struct Working {
+  Buffer sums;         // the buffer itself, or its float32 copy
+  std::byte* staging;  // room for `staged` elements of the working type
+
+  Working(Exchange& exchange, const Buffer& data, std::size_t staged) {
+    const bool half = is_half(data.dtype);
+    const std::size_t element = size_of(sum_type(data.dtype));
+    staging = exchange.scratch((staged + (half ? data.count : 0)) * element);
+    sums = data;
+    if (!half) return;
+    sums.data = staging + staged * element;
+    sums.dtype = DType::kFloat32;
+    widen(data.dtype, data.data, static_cast<float*>(sums.data), data.count);
+  }
+
+  // Rounds the finished sums of a stretch into the caller's buffer.
+  void finish(const Buffer& data, std::size_t first, std::size_t count) const {
+    if (!is_half(data.dtype)) return;
+    narrow(data.dtype, static_cast<const float*>(sums.slice(first, 0).data),
+           data.slice(first, 0).data, count);
+  }
+};
+
+}  // namespace lockstep::comm

@@ -1,0 +1,152 @@
+#include <fcntl.h>
+#include <fmt/format.h>
+#include <lockstep/arena.h>
+#include <lockstep/errors.h>
+#include <sys/mman.h>
+#include <sys/stat.h>
+#include <sys/sysinfo.h>
+#include <unistd.h>
+
+#include <algorithm>
+#include <cerrno>
+#include <cstring>
+#include <fstream>
+#include <optional>
+#include <sstream>
+#include <utility>
+
+#include "base/environment.h"
+#include "base/fd.h"
+
+namespace lockstep {
+namespace {
+
+// Sealed against another size and against other seals; writing must stay possible (F_SEAL_WRITE and
+// a writable shared mapping exclude each other).
+constexpr int kSeals = F_SEAL_SHRINK | F_SEAL_GROW | F_SEAL_SEAL;
+
+std::size_t round_up_to_pages(std::size_t bytes) {
+  const auto page = static_cast<std::size_t>(::sysconf(_SC_PAGESIZE));
+  return (std::max<std::size_t>(bytes, 1) + page - 1) / page * page;
+}
+
+std::byte* map_shared(int fd, std::size_t bytes) {
+  void* memory = ::mmap(nullptr, bytes, PROT_READ | PROT_WRITE, MAP_SHARED, fd, 0);
+  if (memory == MAP_FAILED) {
+    throw Unavailable(
+        fmt::format("cannot map {} bytes of shared memory: {}", bytes, std::strerror(errno)));
+  }
+  return static_cast<std::byte*>(memory);
+}
+
+std::optional<std::size_t> number_in_file(const std::string& path) {
+  std::ifstream file(path);
+  std::string text;
+  if (!(file >> text)) return std::nullopt;  // absent; "max" is no number either
+  const auto number = base::parse_number(text);
+  return number && *number >= 0 ? std::optional<std::size_t>(*number) : std::nullopt;
+}
+
+std::size_t host_available() {
+  std::ifstream file("/proc/meminfo");
+  std::string line;
+  while (std::getline(file, line)) {
+    std::istringstream fields(line);
+    std::string key;
+    std::size_t kib = 0;
+    if (fields >> key >> kib && key == "MemAvailable:") return kib * 1024;
+  }
+  struct sysinfo info {};
+  ::sysinfo(&info);
+  return static_cast<std::size_t>(info.freeram) * info.mem_unit;
+}
+
+// The headroom of the tightest cgroup (version 2) from this process's up to the root.
+std::optional<std::size_t> cgroup_available() {
+  std::ifstream file("/proc/self/cgroup");
+  std::string line;
+  std::optional<std::size_t> least;
+  while (std::getline(file, line)) {
+    if (line.rfind("0::", 0) != 0) continue;
+    std::string path = line.substr(3);
+    while (true) {
+      const std::string folder = "/sys/fs/cgroup" + path;
+      const auto limit = number_in_file(folder + "/memory.max");
+      const auto used = number_in_file(folder + "/memory.current");
+      if (limit && used) {
+        const std::size_t headroom = *limit > *used ? *limit - *used : 0;
+        least = least ? std::min(*least, headroom) : headroom;
+      }
+      const auto slash = path.rfind('/');
+      if (path.size() <= 1 || slash == std::string::npos) break;
+      path.resize(slash);
+    }
+  }
+  return least;
+}
+
+}  // namespace
+
+std::size_t available_memory_bytes() {
+  const std::size_t host = host_available();
+  return std::min(host, cgroup_available().value_or(host));
+}
+
+Arena Arena::create(std::size_t bytes) {
+  // A memfd of any size maps without complaint and fails at the first touch, with a signal: ask
+  // first.
+  const std::size_t available = available_memory_bytes();
+  if (bytes > available) {
+    throw Unavailable(
+        fmt::format("an arena of {} bytes does not fit: {} bytes are available to this "
+                    "process; use a smaller model or fewer workers on this host",
+                    bytes, available));
+  }
+  const std::size_t size = round_up_to_pages(bytes);
+  base::Fd fd(::memfd_create("lockstep-arena", MFD_CLOEXEC | MFD_ALLOW_SEALING));
+  if (!fd || ::ftruncate(fd.get(), static_cast<off_t>(size)) != 0 ||
+      ::fcntl(fd.get(), F_ADD_SEALS, kSeals) != 0) {
+    throw Unavailable(
+        fmt::format("cannot make shared memory of {} bytes: {}", size, std::strerror(errno)));
+  }
+  std::byte* memory = map_shared(fd.get(), size);
+  return {fd.release(), memory, size};
+}
+
+Arena Arena::attach(int fd, std::size_t expected_bytes) {
+  const std::size_t size = round_up_to_pages(expected_bytes);
+  base::Fd own(::fcntl(fd, F_DUPFD_CLOEXEC, 0));
+  if (!own) throw Unavailable(fmt::format("cannot copy a descriptor: {}", std::strerror(errno)));
+  const int seals = ::fcntl(own.get(), F_GET_SEALS);
+  if (seals < 0 || (seals & kSeals) != kSeals) {
+    throw Mismatch("the descriptor is no sealed arena; the workers are of different builds");
+  }
+  struct stat status {};
+  if (::fstat(own.get(), &status) != 0 || static_cast<std::size_t>(status.st_size) != size) {
+    throw Mismatch(
+        fmt::format("the arena has {} bytes where {} were expected; the workers disagree on "
+                    "the model",
+                    status.st_size, size));
+  }
+  std::byte* memory = map_shared(own.get(), size);
+  return {own.release(), memory, size};
+}
+
+Arena::Arena(Arena&& other) noexcept
+    : fd_(std::exchange(other.fd_, -1)),
+      data_(std::exchange(other.data_, nullptr)),
+      size_(std::exchange(other.size_, 0)) {}
+
+Arena& Arena::operator=(Arena&& other) noexcept {
+  std::swap(fd_, other.fd_);
+  std::swap(data_, other.data_);
+  std::swap(size_, other.size_);
+  return *this;
+}
+
+Arena::~Arena() {
+  if (data_ != nullptr) ::munmap(data_, size_);
+  if (fd_ >= 0) ::close(fd_);
+}
+
+}  // namespace lockstep

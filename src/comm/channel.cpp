@@ -1,0 +1,101 @@
+#include "comm/channel.h"
+
+#include <fmt/format.h>
+
+#include <algorithm>
+#include <numeric>
+
+namespace lockstep::comm {
+
+Channel::Channel(Group group)
+    : group_(std::move(group)), engine_(group_.link->engine()), messages_(group_) {}
+
+// The queues' threads end only when their operations have: operations that nobody will wait for are
+// ended by ending the link.
+Channel::~Channel() {
+  if (collectives_.idle() && messages_.idle()) return;
+  const int rank = group_.link->rank();
+  group_.link->fail({ErrorKind::kPeerLost,
+                     {rank},
+                     fmt::format("rank {} left in the middle of an operation", rank)});
+}
+
+std::shared_ptr<Channel> Channel::of_world(std::shared_ptr<Link> link, const CommOptions& options) {
+  Group group;
+  group.members.resize(link->size());
+  std::iota(group.members.begin(), group.members.end(), 0);
+  group.rank = link->rank();
+  group.timeout = options.timeout;
+  group.link = std::move(link);
+  return std::make_shared<Channel>(std::move(group));
+}
+
+Work Channel::collective(Header header, std::string how, std::function<void(Exchange&)> body) {
+  require_alive();
+  header.sequence = sequence_++;
+  auto operation = std::make_shared<Operation>(
+      group_.link, std::move(how), [this, header, body = std::move(body)] {
+        Exchange exchange(group_.setting(Group::Lane::kCollectives, scratch_), header,
+                          Deadline::after(group_.timeout));
+        body(exchange);
+        exchange.finish();
+      });
+  collectives_.submit(operation);
+  return Work(std::move(operation));
+}
+
+std::shared_ptr<Channel> Channel::channel(std::uint32_t id) {
+  require_alive();
+  if (!channels_.insert(id).second) {
+    throw BadInput(
+        fmt::format("channel {} was already taken from this Comm; take each id once", id));
+  }
+  Group group = group_;
+  group.id = base::mix64(group_.id ^ base::mix64((std::uint64_t{1} << 32) + id));
+  return std::make_shared<Channel>(std::move(group));
+}
+
+std::shared_ptr<Channel> Channel::split(std::vector<int> ranks) {
+  require_alive();
+  for (const int rank : ranks) require_rank(rank, "a member of a split");
+  if (std::set<int>(ranks.begin(), ranks.end()).size() != ranks.size()) {
+    throw BadInput("a split names each rank once");
+  }
+  const auto self = std::find(ranks.begin(), ranks.end(), group_.rank);
+  if (self == ranks.end()) {
+    throw BadInput(fmt::format("rank {} is not in the list of the split; only its members call it",
+                               group_.rank));
+  }
+  Group group = group_;
+  group.rank = static_cast<int>(self - ranks.begin());
+  group.id = base::mix64(group_.id ^ base::mix64((std::uint64_t{2} << 32) + splits_[ranks]++));
+  group.members.clear();
+  for (const int rank : ranks) {
+    group.members.push_back(group_.members[rank]);
+    group.id = base::mix64(group.id + static_cast<std::uint64_t>(group_.members[rank]));
+  }
+  return std::make_shared<Channel>(std::move(group));
+}
+
+void Channel::require_alive() const {
+  if (const auto failure = group_.link->failure()) raise(*failure);
+}
+
+void Channel::require_usable(const Buffer& data) const {
+  if (data.device.kind != DeviceKind::kCpu) {
+    throw BadInput(fmt::format("the {} engine moves memory of the CPU only", engine_));
+  }
+  if (data.count > 0 && data.data == nullptr) {
+    throw BadInput(fmt::format("a buffer of {} elements has no memory", data.count));
+  }
+  if (size_of(data.dtype) == 0) throw BadInput("a buffer has no known dtype");
+}
+
+void Channel::require_rank(int rank, const char* role) const {
+  if (rank < 0 || rank >= group_.size()) {
+    throw BadInput(
+        fmt::format("rank {} cannot be {}: ranks are 0 to {}", rank, role, group_.size() - 1));
+  }
+}
+
+}  // namespace lockstep::comm

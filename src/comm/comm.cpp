@@ -1,0 +1,240 @@
+#include <fmt/format.h>
+#include <lockstep/comm.h>
+
+#include <cstring>
+#include <numeric>
+
+#include "base/hash.h"
+#include "comm/algorithms/algorithms.h"
+#include "comm/channel.h"
+#include "plan/tree.h"
+
+namespace lockstep {
+namespace {
+
+using comm::Cut;
+using comm::Exchange;
+using comm::Header;
+using comm::Kind;
+
+Header header_of(Kind kind, const Buffer& data) {
+  Header header;
+  header.kind = kind;
+  header.dtype = data.dtype;
+  header.count = data.count;
+  return header;
+}
+
+// What will run when `asked` is asked for, and why.
+struct Choice {
+  Algorithm algorithm = Algorithm::kDirect;
+  std::string how;
+};
+
+Choice choose(Algorithm asked, int shards, int workers) {
+  if (asked == Algorithm::kAutomatic) return {Algorithm::kDirect, "direct"};
+  if (asked == Algorithm::kHalvingDoubling) {
+    const auto verdict = plan::halving_doubling_verdict(shards, workers);
+    if (!verdict.possible) {
+      return {Algorithm::kDirect,
+              fmt::format("direct (asked for halving-doubling: {})", verdict.reason)};
+    }
+  } else if (asked != Algorithm::kDirect && shards != workers) {
+    return {Algorithm::kDirect,
+            fmt::format("direct (asked for {}: it takes one partial per worker)", name(asked))};
+  }
+  return {asked, name(asked)};
+}
+
+void native_all_reduce(Exchange& exchange, Buffer data, ReduceOp op) {
+  exchange.meet(exchange.peers());
+  for (const int peer : exchange.peers()) exchange.check(peer);
+  auto& link = exchange.link();
+  if (exchange.size() == link.size() &&
+      link.native_all_reduce(data, op, exchange.tag(), exchange.deadline())) {
+    return;
+  }
+  throw Unavailable(
+      fmt::format("the {} engine has no all-reduce of its own for {} {} over {} of {} workers; "
+                  "use direct",
+                  link.engine(), name(data.dtype), name(op), exchange.size(), link.size()));
+}
+
+void run_all_reduce(Exchange& exchange, Algorithm algorithm, Buffer data, ReduceOp op) {
+  switch (algorithm) {
+    case Algorithm::kHalvingDoubling:
+      return comm::halving_doubling_all_reduce(exchange, data, op);
+    case Algorithm::kRing:
+      return comm::ring_all_reduce(exchange, data, op);
+    case Algorithm::kTree:
+      return comm::tree_all_reduce(exchange, data, op);
+    case Algorithm::kNative:
+      return native_all_reduce(exchange, data, op);
+    case Algorithm::kDirect:
+    case Algorithm::kAutomatic:
+      break;
+  }
+  const auto plan = plan::plan_reduction(exchange.size(), exchange.size());
+  comm::direct_reduce(exchange, plan, {&data, 1}, data, op);
+}
+
+// The counts of a cut as one number, so that workers with different cuts find out.
+std::uint32_t digest(const std::vector<std::size_t>& counts) {
+  std::uint64_t mixed = counts.size();
+  for (const std::size_t count : counts) mixed = base::mix64(mixed ^ count);
+  return static_cast<std::uint32_t>(mixed);
+}
+
+Cut cut_of(const std::vector<std::size_t>& counts, const Buffer& data, int workers) {
+  if (counts.empty()) return Cut::even(data.count, workers);
+  const std::size_t total = std::accumulate(counts.begin(), counts.end(), std::size_t{0});
+  if (counts.size() != static_cast<std::size_t>(workers) || total != data.count) {
+    throw BadInput(fmt::format("{} counts that add up to {} cannot cut {} elements for {} workers",
+                               counts.size(), total, data.count, workers));
+  }
+  return Cut::of(counts);
+}
+
+}  // namespace
+
+Comm::Comm(std::shared_ptr<comm::Channel> channel) : channel_(std::move(channel)) {}
+Comm::Comm(Comm&&) noexcept = default;
+Comm& Comm::operator=(Comm&&) noexcept = default;
+Comm::~Comm() = default;
+
+int Comm::rank() const {
+  return channel_->group().rank;
+}
+
+int Comm::size() const {
+  return channel_->group().size();
+}
+
+const std::string& Comm::engine() const {
+  return channel_->engine();
+}
+
+Work Comm::send(int to, Buffer data) {
+  channel_->require_alive();
+  channel_->require_usable(data);
+  channel_->require_rank(to, "the receiver of a message");
+  if (to == rank()) throw BadInput("a worker cannot send a message to itself");
+  return Work(channel_->messages().send(to, data));
+}
+
+Work Comm::recv(int from, Buffer data) {
+  channel_->require_alive();
+  channel_->require_usable(data);
+  channel_->require_rank(from, "the sender of a message");
+  if (from == rank()) throw BadInput("a worker cannot receive a message from itself");
+  return Work(channel_->messages().recv(from, data));
+}
+
+bool Comm::try_recv(int from, Buffer data) {
+  channel_->require_alive();
+  channel_->require_usable(data);
+  channel_->require_rank(from, "the sender of a message");
+  if (from == rank()) throw BadInput("a worker cannot receive a message from itself");
+  return channel_->messages().try_recv(from, data);
+}
+
+Work Comm::all_reduce(Buffer data, ReduceOptions options) {
+  channel_->require_usable(data);
+  if (size() == 1) return {};
+  const Choice choice = choose(options.algorithm, size(), size());
+  Header header = header_of(Kind::kAllReduce, data);
+  header.op = options.op;
+  header.algorithm = choice.algorithm;
+  return channel_->collective(
+      header, "all_reduce: " + choice.how,
+      [data, op = options.op, algorithm = choice.algorithm](Exchange& exchange) {
+        run_all_reduce(exchange, algorithm, data, op);
+      });
+}
+
+Work Comm::reduce(std::vector<Buffer> partials, int shards, Buffer result, ReduceOptions options) {
+  channel_->require_usable(result);
+  if (shards < size()) {
+    throw BadInput(fmt::format("{} shards are too few for {} workers: each hosts at least one",
+                               shards, size()));
+  }
+  const auto held = plan::held_partials(plan::hosted_shards(rank(), size(), shards), shards);
+  if (partials.size() != held.size()) {
+    throw BadInput(fmt::format("rank {} holds {} partials of {} shards, not {}", rank(),
+                               held.size(), shards, partials.size()));
+  }
+  for (const Buffer& partial : partials) {
+    channel_->require_usable(partial);
+    if (partial.count != result.count || partial.dtype != result.dtype) {
+      throw BadInput("partials and result must have one count and one dtype");
+    }
+  }
+  const Choice choice = choose(options.algorithm, shards, size());
+  Header header = header_of(Kind::kReduce, result);
+  header.op = options.op;
+  header.algorithm = choice.algorithm;
+  header.detail = static_cast<std::uint32_t>(shards);
+  const auto body = [partials = std::move(partials), shards, result, op = options.op,
+                     algorithm = choice.algorithm](Exchange& exchange) {
+    if (algorithm == Algorithm::kDirect) {
+      const auto plan = plan::plan_reduction(shards, exchange.size());
+      return comm::direct_reduce(exchange, plan, partials, result, op);
+    }
+    if (result.data != partials[0].data && result.count > 0) {
+      std::memcpy(result.data, partials[0].data, result.bytes());
+    }
+    run_all_reduce(exchange, algorithm, result, op);
+  };
+  return channel_->collective(header, "reduce: " + choice.how, body);
+}
+
+Work Comm::reduce_scatter(Buffer data, std::vector<std::size_t> counts, ReduceOptions options) {
+  channel_->require_usable(data);
+  const Cut cut = cut_of(counts, data, size());
+  if (size() == 1) return {};
+  Header header = header_of(Kind::kReduceScatter, data);
+  header.op = options.op;
+  header.detail = digest(counts);
+  return channel_->collective(header, "reduce_scatter: direct",
+                              [data, cut, op = options.op](Exchange& exchange) {
+                                comm::direct_reduce_scatter(exchange, data, cut, op);
+                              });
+}
+
+Work Comm::all_gather(Buffer data, std::vector<std::size_t> counts) {
+  channel_->require_usable(data);
+  const Cut cut = cut_of(counts, data, size());
+  if (size() == 1) return {};
+  Header header = header_of(Kind::kAllGather, data);
+  header.detail = digest(counts);
+  return channel_->collective(header, "all_gather: direct", [data, cut](Exchange& exchange) {
+    comm::direct_all_gather(exchange, data, cut);
+  });
+}
+
+Work Comm::broadcast(Buffer data, int root) {
+  channel_->require_usable(data);
+  channel_->require_rank(root, "the root of a broadcast");
+  if (size() == 1) return {};
+  Header header = header_of(Kind::kBroadcast, data);
+  header.detail = static_cast<std::uint32_t>(root);
+  return channel_->collective(header, "broadcast: tree", [data, root](Exchange& exchange) {
+    comm::tree_broadcast(exchange, data, root);
+  });
+}
+
+Work Comm::barrier() {
+  if (size() == 1) return {};
+  return channel_->collective(Header{}, "barrier: dissemination",
+                              [](Exchange& exchange) { comm::dissemination_barrier(exchange); });
+}
+
+Comm Comm::channel(std::uint32_t id) {
+  return Comm(channel_->channel(id));
+}
+
+Comm Comm::split(std::vector<int> ranks) {
+  return Comm(channel_->split(std::move(ranks)));
+}
+
+}  // namespace lockstep

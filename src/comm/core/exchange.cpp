@@ -1,0 +1,152 @@
+#include "comm/core/exchange.h"
+
+#include <fmt/format.h>
+
+#include <algorithm>
+
+#include "base/check.h"
+#include "base/hash.h"
+
+namespace lockstep::comm {
+
+Slot payload_slot(Slot greetings, const Header& header, Stage stage) {
+  std::uint64_t mixed = base::mix64(greetings ^ base::mix64(header.sequence));
+  mixed = base::mix64(mixed ^ base::mix64(header.count));
+  mixed = base::mix64(mixed ^ (std::uint64_t{header.detail} << 32) ^
+                      (static_cast<std::uint64_t>(header.kind) << 24) ^
+                      (static_cast<std::uint64_t>(header.dtype) << 16) ^
+                      (static_cast<std::uint64_t>(header.op) << 8) ^
+                      static_cast<std::uint64_t>(header.algorithm));
+  return ((mixed >> 4) << 3) + 2 + static_cast<Slot>(stage);
+}
+
+Exchange::Exchange(const Setting& setting, const Header& header, Deadline deadline)
+    : setting_(setting),
+      header_(header),
+      deadline_(deadline),
+      begun_(Deadline::Clock::now()),
+      own_(encode_header(header)),
+      payload_(payload_slot(setting.greetings, header, Stage::kOperands)) {
+  const auto members = setting.members;
+  const auto self = std::find(members.begin(), members.end(), setting.link.rank());
+  LOCKSTEP_CHECK(self != members.end(), "a worker runs operations of its own groups only");
+  rank_ = static_cast<int>(self - members.begin());
+  for (int i = 1; i < size(); ++i) peers_.push_back((rank_ + i) % size());
+}
+
+std::uint32_t Exchange::tag() const {
+  return static_cast<std::uint32_t>(
+      base::mix64(setting_.greetings ^ base::mix64(header_.sequence)));
+}
+
+std::string Exchange::doing() const {
+  return describe(header_);
+}
+
+template <typename Failed>
+void Exchange::end(const Failed& error) {
+  link().fail(failure_from(error));
+  throw error;
+}
+
+void Exchange::late(int peer) {
+  const std::chrono::duration<double> waited = Deadline::Clock::now() - begun_;
+  end(Timeout(
+      fmt::format(
+          "rank {} waited {:.1f} s for rank {} in {}; is it stopped, slow, or in other code?",
+          link().rank(), waited.count(), world_rank(peer), doing()),
+      {world_rank(peer)}));
+}
+
+// Says of a lost peer in which operation it was missed; what a peer told of others is passed on as
+// it is.
+template <typename Call>
+auto Exchange::guarded(int peer, Call&& call) {
+  try {
+    return call();
+  } catch (const PeerLost& lost) {
+    if (link().failure() || lost.ranks() != std::vector<int>{world_rank(peer)}) end(lost);
+    end(PeerLost(fmt::format("{}; rank {} needed it in {}", lost.what(), link().rank(), doing()),
+                 lost.ranks()));
+  } catch (const Error& error) {
+    link().fail(failure_from(error));
+    throw;
+  }
+}
+
+void Exchange::greet(int peer) {
+  guarded(peer, [&] {
+    greeted_.push_back(
+        Ticket(link().send(world_rank(peer), setting_.greetings, own_.data(), own_.size()), peer));
+  });
+}
+
+void Exchange::expect(int peer) {
+  Greeting& greeting = expected_.emplace_back();
+  greeting.peer = peer;
+  guarded(peer, [&] {
+    greeting.transfer =
+        link().recv(world_rank(peer), setting_.greetings, greeting.bytes.data(), kHeaderBytes);
+  });
+}
+
+void Exchange::check(int peer) {
+  const auto found = std::find_if(
+      expected_.begin(), expected_.end(),
+      [&](const Greeting& greeting) { return greeting.peer == peer && greeting.transfer; });
+  if (found == expected_.end()) return;
+  const bool arrived = guarded(peer, [&] { return found->transfer->wait(deadline_); });
+  if (!arrived) late(peer);
+  found->transfer.reset();
+  const auto theirs = decode_header(found->bytes);
+  if (theirs == header_) return;
+  end(Mismatch(
+      fmt::format(
+          "rank {} is in {}, but rank {} is in {}; every worker must make the same calls in the "
+          "same order",
+          link().rank(), doing(), world_rank(peer),
+          theirs ? describe(*theirs) : "another version of Lockstep"),
+      {link().rank(), world_rank(peer)}));
+}
+
+void Exchange::finish() {
+  for (const Greeting& greeting : expected_) check(greeting.peer);
+  wait_all(greeted_);
+  greeted_.clear();
+}
+
+void Exchange::meet(std::span<const int> peers) {
+  for (const int peer : peers) expect(peer);
+  for (const int peer : peers) greet(peer);
+}
+
+Exchange::Ticket Exchange::send(int peer, const void* data, std::size_t bytes, Stage stage) {
+  if (bytes == 0) return {};
+  return guarded(peer, [&] {
+    return Ticket(link().send(world_rank(peer), payload_ + static_cast<Slot>(stage), data, bytes),
+                  peer);
+  });
+}
+
+Exchange::Ticket Exchange::recv(int peer, void* data, std::size_t bytes, Stage stage) {
+  if (bytes == 0) return {};
+  return guarded(peer, [&] {
+    return Ticket(link().recv(world_rank(peer), payload_ + static_cast<Slot>(stage), data, bytes),
+                  peer);
+  });
+}
+
+void Exchange::wait(Ticket& ticket) {
+  if (!ticket.transfer_) return;
+  check(ticket.peer_);
+  if (!guarded(ticket.peer_, [&] { return ticket.transfer_->wait(deadline_); })) {
+    late(ticket.peer_);
+  }
+  ticket.transfer_.reset();
+}
+
+void Exchange::wait_all(std::span<Ticket> tickets) {
+  for (Ticket& ticket : tickets) wait(ticket);
+}
+
+}  // namespace lockstep::comm

@@ -1,0 +1,48 @@
+#include "comm/core/failure.h"
+
+#include "base/bytes.h"
+
+namespace lockstep::comm {
+namespace {
+
+constexpr std::uint32_t kNoticeMagic = 0x4c4b4e54;  // "TNKL"
+constexpr std::size_t kMostRanks = 32;
+constexpr std::size_t kMostText = kNoticeBytes - 16 - 4 * kMostRanks;
+
+}  // namespace
+
+Failure failure_from(const Error& error) {
+  return {error.kind(), error.ranks(), error.what()};
+}
+
+void raise(const Failure& failure) {
+  lockstep::raise(failure.kind, failure.text, failure.ranks);
+}
+
+std::string encode_notice(const Failure& failure) {
+  const std::size_t ranks = std::min(failure.ranks.size(), kMostRanks);
+  base::ByteWriter writer;
+  writer.put(kNoticeMagic).put(static_cast<std::uint8_t>(failure.kind));
+  writer.put(static_cast<std::uint8_t>(ranks));
+  for (std::size_t i = 0; i < ranks; ++i) writer.put(static_cast<std::int32_t>(failure.ranks[i]));
+  writer.put_text(std::string_view(failure.text).substr(0, kMostText));
+  std::string bytes = writer.take();
+  bytes.resize(kNoticeBytes, '\0');
+  return bytes;
+}
+
+std::optional<Failure> decode_notice(std::string_view bytes) {
+  base::ByteReader reader(bytes);
+  if (reader.get<std::uint32_t>() != kNoticeMagic) return std::nullopt;
+  const auto kind = reader.get<std::uint8_t>();
+  const auto ranks = reader.get<std::uint8_t>();
+  if (kind < 1 || kind > 5 || ranks > kMostRanks) return std::nullopt;
+  Failure failure;
+  failure.kind = static_cast<ErrorKind>(kind);
+  for (int i = 0; i < ranks; ++i) failure.ranks.push_back(reader.get<std::int32_t>());
+  failure.text = std::string(reader.get_text(kMostText));
+  if (!reader.ok()) return std::nullopt;
+  return failure;
+}
+
+}  // namespace lockstep::comm

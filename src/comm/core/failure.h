@@ -1,0 +1,28 @@
+// Why a link ended, as plain data: kept for every later call, and sent to the peers so that all
+// tell the same story.
+#pragma once
+
+#include <lockstep/errors.h>
+
+#include <optional>
+#include <string>
+#include <string_view>
+#include <vector>
+
+namespace lockstep::comm {
+
+struct Failure {
+  ErrorKind kind = ErrorKind::kPeerLost;
+  std::vector<int> ranks;
+  std::string text;
+};
+
+Failure failure_from(const Error& error);
+[[noreturn]] void raise(const Failure& failure);
+
+// A notice has one size, so that a receiver can post its memory before it knows of any failure.
+inline constexpr std::size_t kNoticeBytes = 1024;
+std::string encode_notice(const Failure& failure);
+std::optional<Failure> decode_notice(std::string_view bytes);
+
+}  // namespace lockstep::comm

@@ -1,0 +1,100 @@
+#include "comm/core/header.h"
+
+#include <fmt/format.h>
+
+#include <algorithm>
+#include <string_view>
+
+#include "base/bytes.h"
+
+namespace lockstep::comm {
+namespace {
+
+constexpr std::uint32_t kMagic = 0x4c4b4844;  // "DHKL"
+constexpr std::uint16_t kVersion = 1;
+
+const char* name(Kind kind) {
+  switch (kind) {
+    case Kind::kMessage:
+      return "message";
+    case Kind::kAllReduce:
+      return "all_reduce";
+    case Kind::kReduce:
+      return "reduce";
+    case Kind::kReduceScatter:
+      return "reduce_scatter";
+    case Kind::kAllGather:
+      return "all_gather";
+    case Kind::kBroadcast:
+      return "broadcast";
+    case Kind::kBarrier:
+      return "barrier";
+  }
+  return "?";
+}
+
+template <typename Enum>
+bool in_range(Enum value, Enum first, Enum last) {
+  return value >= first && value <= last;
+}
+
+}  // namespace
+
+HeaderBytes encode_header(const Header& header) {
+  base::ByteWriter writer;
+  writer.put(kMagic).put(kVersion);
+  writer.put(static_cast<std::uint8_t>(header.kind)).put(static_cast<std::uint8_t>(header.dtype));
+  writer.put(static_cast<std::uint8_t>(header.op)).put(static_cast<std::uint8_t>(header.algorithm));
+  writer.put(std::uint16_t{0});
+  writer.put(header.detail).put(header.sequence).put(header.count);
+  HeaderBytes bytes{};
+  std::copy(writer.bytes().begin(), writer.bytes().end(), bytes.begin());
+  return bytes;
+}
+
+std::optional<Header> decode_header(std::span<const char> bytes) {
+  base::ByteReader reader(std::string_view(bytes.data(), bytes.size()));
+  const auto magic = reader.get<std::uint32_t>();
+  const auto version = reader.get<std::uint16_t>();
+  Header header;
+  header.kind = static_cast<Kind>(reader.get<std::uint8_t>());
+  header.dtype = static_cast<DType>(reader.get<std::uint8_t>());
+  header.op = static_cast<ReduceOp>(reader.get<std::uint8_t>());
+  header.algorithm = static_cast<Algorithm>(reader.get<std::uint8_t>());
+  const auto zero = reader.get<std::uint16_t>();
+  header.detail = reader.get<std::uint32_t>();
+  header.sequence = reader.get<std::uint64_t>();
+  header.count = reader.get<std::uint64_t>();
+  const bool known = in_range(header.kind, Kind::kMessage, Kind::kBarrier) &&
+                     in_range(header.dtype, DType::kFloat32, DType::kUInt8) &&
+                     in_range(header.op, ReduceOp::kSum, ReduceOp::kMax) &&
+                     in_range(header.algorithm, Algorithm::kAutomatic, Algorithm::kNative);
+  if (!reader.ok() || magic != kMagic || version != kVersion || zero != 0 || !known) {
+    return std::nullopt;
+  }
+  return header;
+}
+
+std::string describe(const Header& header) {
+  std::string text = fmt::format("{} #{}", name(header.kind), header.sequence);
+  if (header.kind == Kind::kBarrier) return text;
+  text += fmt::format(" of {} {}", header.count, lockstep::name(header.dtype));
+  switch (header.kind) {
+    case Kind::kReduce:
+      return text + fmt::format(" over {} shards ({}, {})", header.detail,
+                                lockstep::name(header.op), lockstep::name(header.algorithm));
+    case Kind::kAllReduce:
+      return text +
+             fmt::format(" ({}, {})", lockstep::name(header.op), lockstep::name(header.algorithm));
+    case Kind::kReduceScatter:
+      return text + fmt::format(" ({}, cut {:08x})", lockstep::name(header.op), header.detail);
+    case Kind::kAllGather:
+      return text + fmt::format(" (cut {:08x})", header.detail);
+    case Kind::kBroadcast:
+      return text + fmt::format(" from rank {}", header.detail);
+    default:
+      return text;
+  }
+}
+
+}  // namespace lockstep::comm

@@ -1,0 +1,49 @@
+// What every operation says to each worker that it is about to exchange bytes with, before any byte
+// of payload: two workers that disagree find out from it, and nothing is summed or overrun.
+#pragma once
+
+#include <lockstep/buffer.h>
+#include <lockstep/comm.h>
+
+#include <array>
+#include <cstdint>
+#include <optional>
+#include <span>
+#include <string>
+
+namespace lockstep::comm {
+
+enum class Kind : std::uint8_t {
+  kMessage = 1,
+  kAllReduce = 2,
+  kReduce = 3,
+  kReduceScatter = 4,
+  kAllGather = 5,
+  kBroadcast = 6,
+  kBarrier = 7,
+};
+
+struct Header {
+  Kind kind = Kind::kBarrier;
+  DType dtype = DType::kUInt8;
+  ReduceOp op = ReduceOp::kSum;
+  Algorithm algorithm = Algorithm::kAutomatic;
+  std::uint32_t detail = 0;    // the root, the number of shards, or a digest of the counts
+  std::uint64_t sequence = 0;  // the how-manieth operation of its channel
+  std::uint64_t count = 0;     // elements
+
+  bool operator==(const Header&) const = default;
+};
+
+inline constexpr std::size_t kHeaderBytes = 64;
+using HeaderBytes = std::array<char, kHeaderBytes>;
+
+HeaderBytes encode_header(const Header& header);
+
+// Nothing when the bytes are no header of this version.
+std::optional<Header> decode_header(std::span<const char> bytes);
+
+// "all_reduce #5 of 1024 float32 (sum, direct)"
+std::string describe(const Header& header);
+
+}  // namespace lockstep::comm

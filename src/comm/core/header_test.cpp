@@ -1,0 +1,91 @@
+#include "comm/core/header.h"
+
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+
+#include "comm/core/exchange.h"
+#include "comm/core/failure.h"
+
+namespace lockstep::comm {
+namespace {
+
+using ::testing::HasSubstr;
+
+Header example() {
+  Header header;
+  header.kind = Kind::kAllReduce;
+  header.dtype = DType::kBFloat16;
+  header.op = ReduceOp::kMax;
+  header.algorithm = Algorithm::kRing;
+  header.detail = 0xdeadbeef;
+  header.sequence = 1234567890123;
+  header.count = 987654321;
+  return header;
+}
+
+TEST(HeaderTest, ComesBackFromItsBytes) {
+  EXPECT_EQ(decode_header(encode_header(example())), example());
+}
+
+TEST(HeaderTest, BytesOfAnotherVersionOrMadeUpOnesAreNoHeader) {
+  const HeaderBytes good = encode_header(example());
+  for (const std::size_t position : {0UL, 1UL, 4UL, 5UL, 6UL, 7UL, 8UL, 9UL, 10UL}) {
+    HeaderBytes bad = good;
+    bad[position] = static_cast<char>(bad[position] ^ 0x7f);
+    EXPECT_EQ(decode_header(bad), std::nullopt) << "byte " << position;
+  }
+  EXPECT_EQ(decode_header(std::span(good).first(20)), std::nullopt);
+  EXPECT_EQ(decode_header({}), std::nullopt);
+}
+
+TEST(HeaderTest, SaysInWordsWhatIsBeingDone) {
+  EXPECT_EQ(describe(example()), "all_reduce #1234567890123 of 987654321 bfloat16 (max, ring)");
+  Header header;
+  header.sequence = 4;
+  EXPECT_EQ(describe(header), "barrier #4");
+  header.kind = Kind::kBroadcast;
+  header.count = 3;
+  header.detail = 2;
+  EXPECT_EQ(describe(header), "broadcast #4 of 3 uint8 from rank 2");
+}
+
+TEST(HeaderTest, PayloadSlotsDifferWhereverHeadersDo) {
+  const Header base = example();
+  std::vector<Header> others(7, base);
+  others[0].kind = Kind::kReduce;
+  others[1].dtype = DType::kFloat16;
+  others[2].op = ReduceOp::kMin;
+  others[3].algorithm = Algorithm::kTree;
+  others[4].detail += 1;
+  others[5].sequence += 1;
+  others[6].count += 1;
+  const Slot own = payload_slot(8, base, Stage::kOperands);
+  EXPECT_EQ(own, payload_slot(8, base, Stage::kOperands));
+  EXPECT_NE(own, payload_slot(8, base, Stage::kResults));
+  EXPECT_NE(own, payload_slot(16, base, Stage::kOperands));
+  EXPECT_EQ(own >> 63, 0u) << "the top bit is the engine's";
+  for (const Header& other : others) EXPECT_NE(own, payload_slot(8, other, Stage::kOperands));
+}
+
+TEST(NoticeTest, ComesBackFromItsBytesCutToItsSize) {
+  Failure failure{ErrorKind::kMismatch, {1, 3}, std::string(5000, 'x')};
+  const std::string bytes = encode_notice(failure);
+  EXPECT_EQ(bytes.size(), kNoticeBytes);
+  const auto back = decode_notice(bytes);
+  ASSERT_TRUE(back);
+  EXPECT_EQ(back->kind, failure.kind);
+  EXPECT_EQ(back->ranks, failure.ranks);
+  EXPECT_EQ(back->text, failure.text.substr(0, back->text.size()));
+  EXPECT_GT(back->text.size(), 500u);
+}
+
+TEST(NoticeTest, GarbageIsNoNotice) {
+  EXPECT_FALSE(decode_notice(""));
+  EXPECT_FALSE(decode_notice(std::string(kNoticeBytes, '\0')));
+  std::string bytes = encode_notice({ErrorKind::kTimeout, {2}, "late"});
+  bytes[4] = 9;  // no such kind
+  EXPECT_FALSE(decode_notice(bytes));
+}
+
+}  // namespace
+}  // namespace lockstep::comm

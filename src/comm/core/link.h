@@ -1,0 +1,67 @@
+// What an engine gives: messages between any two workers of a world, and the news of their failure.
+// Everything else of comm/ is built on this and knows no engine.
+#pragma once
+
+#include <lockstep/comm.h>
+#include <lockstep/deadline.h>
+
+#include <cstdint>
+#include <memory>
+#include <optional>
+#include <string>
+
+#include "comm/core/failure.h"
+
+namespace lockstep::comm {
+
+// An order of messages between two workers. The top bit is the engine's.
+using Slot = std::uint64_t;
+
+// One message under way.
+//
+// Ownership: borrows its memory until it is destroyed; the destructor returns only when the engine
+//            has let go of it.
+class Transfer {
+ public:
+  virtual ~Transfer() = default;
+
+  // True when the message has been sent or received, false at the deadline. Throws when it never
+  // will be.
+  virtual bool wait(Deadline deadline) = 0;
+
+  // Makes a wait, now or later, return false at once. Any thread.
+  virtual void cancel() = 0;
+};
+
+// Threads:   any thread, any number.
+// Blocking:  send and recv only post; Transfer::wait waits, with a deadline.
+// Failure:   a wait, and any later call, throws what ended the link or the peer it waits for.
+// Ownership: memory is borrowed until the Transfer is destroyed. The destructor leaves the world.
+class Link {
+ public:
+  virtual ~Link() = default;
+
+  virtual int rank() const = 0;
+  virtual int size() const = 0;
+  virtual std::string engine() const = 0;
+
+  // Messages of one slot between two workers arrive in the order posted. A recv may be posted with
+  // more room than the message has bytes, never with less: a header says how much before.
+  virtual std::unique_ptr<Transfer> send(int peer, Slot slot, const void* data,
+                                         std::size_t bytes) = 0;
+  virtual std::unique_ptr<Transfer> recv(int peer, Slot slot, void* data, std::size_t bytes) = 0;
+
+  // Ends the link here: the first reason is kept, every wait ends with it, the peers are told.
+  // Never throws.
+  virtual void fail(const Failure& failure) noexcept = 0;
+  virtual std::optional<Failure> failure() const = 0;
+
+  // The engine's own all-reduce over the whole link, in place; false when it has none for this
+  // type. `tag` tells operations apart that run at the same time.
+  virtual bool native_all_reduce(const Buffer& /*data*/, ReduceOp /*op*/, std::uint32_t /*tag*/,
+                                 Deadline /*deadline*/) {
+    return false;
+  }
+};
+
+}  // namespace lockstep::comm

@@ -1,0 +1,86 @@
+#include "comm/engines.h"
+
+#include <fmt/format.h>
+#include <unistd.h>
+
+#include <map>
+#include <mutex>
+
+#include "comm/channel.h"
+#include "comm/gloo/gloo_engine.h"
+#include "comm/thread/thread_engine.h"
+
+namespace lockstep::comm {
+namespace {
+
+// Threads of one process meet here by the name of their bootstrap. The first makes everyone's link,
+// each takes its own.
+std::shared_ptr<Link> connect_thread(Bootstrap& bootstrap, const CommOptions& options) {
+  const auto deadline = Deadline::after(options.timeout);
+  const std::string here = std::to_string(::getpid());
+  if (bootstrap.rank() == 0) bootstrap.put("thread/process", here, deadline);
+  if (bootstrap.get("thread/process", deadline) != here) {
+    throw Unavailable(
+        "the thread engine connects threads of one process; use gloo between processes");
+  }
+  static std::mutex mutex;
+  static std::map<std::string, std::map<int, std::shared_ptr<Link>>> worlds;
+  const std::lock_guard lock(mutex);
+  auto& world = worlds[bootstrap.name()];
+  if (world.empty()) {
+    const auto links = make_thread_links(bootstrap.size());
+    for (const auto& link : links) world[link->rank()] = link;
+  }
+  const auto link = world.extract(bootstrap.rank()).mapped();
+  if (world.empty()) worlds.erase(bootstrap.name());
+  return link;
+}
+
+struct Engine {
+  const char* name;
+  const char* about;
+  const char* missing;
+  bool (*built)();
+  std::shared_ptr<Link> (*connect)(Bootstrap&, const CommOptions&);
+};
+
+constexpr Engine kEngines[] = {
+    {"thread", "threads of one process, for tests", "", [] { return true; }, connect_thread},
+    {"gloo", "CPU workers of one or several hosts, over TCP", "install libgloo-dev and build again",
+     gloo_built, connect_gloo},
+};
+
+}  // namespace
+
+std::shared_ptr<Link> connect_link(const std::string& engine, Bootstrap& bootstrap,
+                                   const CommOptions& options) {
+  std::string names;
+  for (const Engine& known : kEngines) {
+    if (engine == known.name) return known.connect(bootstrap, options);
+    names += fmt::format("{}{}", names.empty() ? "" : ", ", known.name);
+  }
+  throw BadInput(fmt::format("there is no engine '{}'; engines are {}", engine, names));
+}
+
+}  // namespace lockstep::comm
+
+namespace lockstep {
+
+std::vector<EngineInfo> engines() {
+  std::vector<EngineInfo> infos;
+  for (const auto& engine : comm::kEngines) {
+    const bool built = engine.built();
+    infos.push_back({engine.name, built, built ? engine.about : engine.missing});
+  }
+  return infos;
+}
+
+Comm connect(const std::string& engine, Bootstrap& bootstrap, const CommOptions& options) {
+  return Comm(comm::Channel::of_world(comm::connect_link(engine, bootstrap, options), options));
+}
+
+Comm connect_alone() {
+  return Comm(comm::Channel::of_world(comm::make_thread_links(1)[0], {}));
+}
+
+}  // namespace lockstep

@@ -1,0 +1,198 @@
+#include "comm/gloo/gloo_link.h"
+
+#include <fmt/format.h>
+#include <gloo/allreduce.h>
+
+#include "comm/core/kernels.h"
+#include "comm/gloo/no_sigpipe.h"
+
+namespace lockstep::comm {
+namespace {
+
+constexpr Slot kEngineBit =
+    Slot{1} << 63;  // beyond any of Gloo's own collectives, which use the low prefixes
+constexpr Slot kNoticeSlot = kEngineBit | 7;  // operations use 0 to 3 of every eight
+constexpr auto kNoticePatience = std::chrono::milliseconds(200);
+
+}  // namespace
+
+class GlooTransfer : public Transfer {
+ public:
+  GlooTransfer(GlooLink& link, int peer, Direction direction,
+               std::unique_ptr<gloo::transport::UnboundBuffer> buffer)
+      : link_(link), peer_(peer), direction_(direction), buffer_(std::move(buffer)) {}
+
+  bool wait(Deadline deadline) override {
+    try {
+      if (link_.watchdog_.wait(*buffer_, direction_, deadline)) return true;
+    } catch (const std::exception& error) {
+      link_.explain(peer_, error);
+    }
+    if (const auto failure = link_.failure()) raise(*failure);
+    return false;
+  }
+
+  void cancel() override {
+    if (direction_ == Direction::kSend) {
+      buffer_->abortWaitSend();
+    } else {
+      buffer_->abortWaitRecv();
+    }
+  }
+
+ private:
+  GlooLink& link_;
+  int peer_;
+  Direction direction_;
+  std::unique_ptr<gloo::transport::UnboundBuffer> buffer_;
+};
+
+GlooLink::GlooLink(std::shared_ptr<gloo::rendezvous::Context> context)
+    : context_(std::move(context)), notices_(context_->size) {
+  const NoSigpipe no_sigpipe;
+  for (int peer = 0; peer < size(); ++peer) {
+    if (peer == rank()) continue;
+    Notice& notice = notices_[peer];
+    notice.bytes.resize(kNoticeBytes);
+    notice.buffer = context_->createUnboundBuffer(notice.bytes.data(), notice.bytes.size());
+    notice.buffer->recv(peer, kNoticeSlot);
+  }
+}
+
+GlooLink::~GlooLink() {
+  end({ErrorKind::kPeerLost, {rank()}, fmt::format("rank {} has left the world", rank())});
+}
+
+std::unique_ptr<Transfer> GlooLink::post(Direction direction, int peer, Slot slot, void* data,
+                                         std::size_t bytes) {
+  if (const auto failure = this->failure()) raise(*failure);
+  auto buffer = context_->createUnboundBuffer(data, bytes);
+  const NoSigpipe no_sigpipe;
+  try {
+    if (direction == Direction::kSend) {
+      buffer->send(peer, kEngineBit | slot);
+    } else {
+      buffer->recv(peer, kEngineBit | slot);
+    }
+  } catch (const std::exception& error) {
+    explain(peer, error);
+  }
+  return std::make_unique<GlooTransfer>(*this, peer, direction, std::move(buffer));
+}
+
+std::unique_ptr<Transfer> GlooLink::send(int peer, Slot slot, const void* data, std::size_t bytes) {
+  // Gloo only reads from the memory of a send.
+  return post(Direction::kSend, peer, slot, const_cast<void*>(data), bytes);
+}
+
+std::unique_ptr<Transfer> GlooLink::recv(int peer, Slot slot, void* data, std::size_t bytes) {
+  return post(Direction::kRecv, peer, slot, data, bytes);
+}
+
+std::optional<Failure> GlooLink::failure() const {
+  const std::lock_guard lock(mutex_);
+  return failure_;
+}
+
+void GlooLink::fail(const Failure& failure) noexcept {
+  end(failure);
+}
+
+void GlooLink::end(const Failure& failure) noexcept {
+  {
+    const std::lock_guard lock(mutex_);
+    if (failure_) return;
+    failure_ = failure;
+  }
+  const NoSigpipe no_sigpipe;
+  tell_peers(failure);
+  watchdog_.interrupt_all();
+  try {
+    context_->closeConnections();
+  } catch (const std::exception&) {
+    // A connection that cannot be closed is closed already.
+  }
+}
+
+void GlooLink::tell_peers(const Failure& failure) noexcept {
+  const std::string bytes = encode_notice(failure);
+  told_.resize(size());
+  const auto deadline = Deadline::after(kNoticePatience);
+  for (int peer = 0; peer < size(); ++peer) {
+    if (peer == rank()) continue;
+    try {
+      told_[peer].bytes = bytes;
+      told_[peer].buffer =
+          context_->createUnboundBuffer(told_[peer].bytes.data(), told_[peer].bytes.size());
+      told_[peer].buffer->send(peer, kNoticeSlot);
+    } catch (const std::exception&) {
+      told_[peer].buffer.reset();  // a peer that is gone need not be told
+    }
+  }
+  for (Notice& notice : told_) {
+    try {
+      if (notice.buffer) watchdog_.wait(*notice.buffer, Direction::kSend, deadline);
+    } catch (const std::exception&) {
+      continue;  // gone meanwhile
+    }
+  }
+}
+
+std::optional<Failure> GlooLink::notice_of(int peer) noexcept {
+  const std::lock_guard lock(notices_mutex_);
+  Notice& notice = notices_[peer];
+  if (!notice.buffer) return std::nullopt;
+  std::optional<Failure> told;
+  try {
+    if (watchdog_.wait(*notice.buffer, Direction::kRecv, Deadline::after(kNoticePatience))) {
+      told = decode_notice(notice.bytes);
+    }
+  } catch (const std::exception&) {
+    // The connection broke before the peer could say why.
+  }
+  notice.buffer.reset();
+  return told;
+}
+
+void GlooLink::explain(int peer, const std::exception& error) {
+  if (const auto failure = this->failure()) raise(*failure);
+  if (const auto told = notice_of(peer)) raise(*told);
+  if (const auto failure = this->failure()) raise(*failure);
+  throw PeerLost(fmt::format("rank {} was lost: its connection broke ({})", peer, error.what()),
+                 {peer});
+}
+
+bool GlooLink::native_all_reduce(const Buffer& data, ReduceOp op, std::uint32_t tag,
+                                 Deadline deadline) {
+  const NoSigpipe no_sigpipe;
+  gloo::AllreduceOptions options(context_);
+  const std::size_t element = size_of(data.dtype);
+  // Gloo sees elements of the right size; what they are only the reduce function knows.
+  const auto set_output = [&]<typename T>(T* elements) { options.setOutput(elements, data.count); };
+  if (element == 8) set_output(static_cast<std::int64_t*>(data.data));
+  if (element == 4) set_output(static_cast<std::int32_t*>(data.data));
+  if (element == 2) set_output(static_cast<std::int16_t*>(data.data));
+  if (element == 1) set_output(static_cast<std::int8_t*>(data.data));
+  options.setReduceFunction(
+      [dtype = data.dtype, op](void* out, const void* left, const void* right, std::size_t count) {
+        combine(dtype, op, left, right, out, count);
+      });
+  options.setTag(tag);
+  options.setTimeout(std::chrono::milliseconds(std::max(1, deadline.left_ms())));
+  try {
+    gloo::allreduce(options);
+  } catch (const std::exception& error) {
+    if (const auto failure = this->failure()) raise(*failure);
+    if (deadline.expired()) {
+      throw Timeout(fmt::format("rank {} timed out in Gloo's own all-reduce of {} {}", rank(),
+                                data.count, name(data.dtype)));
+    }
+    for (int peer = 0; peer < size(); ++peer) {
+      if (const auto told = peer == rank() ? std::nullopt : notice_of(peer)) raise(*told);
+    }
+    throw PeerLost(fmt::format("a peer was lost in Gloo's own all-reduce ({})", error.what()));
+  }
+  return true;
+}
+
+}  // namespace lockstep::comm

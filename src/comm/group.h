@@ -1,0 +1,34 @@
+// Some workers of a link, in an order of their own: what a channel's collectives and messages
+// share.
+#pragma once
+
+#include <lockstep/comm.h>
+
+#include <memory>
+#include <vector>
+
+#include "base/hash.h"
+#include "comm/core/exchange.h"
+#include "comm/core/link.h"
+
+namespace lockstep::comm {
+
+struct Group {
+  std::shared_ptr<Link> link;
+  std::vector<int> members;  // the link's ranks, by the ranks of the group
+  std::uint64_t id = 0;      // the same on every member, different for every channel and split
+  int rank = 0;
+  std::chrono::milliseconds timeout{0};
+
+  int size() const { return static_cast<int>(members.size()); }
+
+  // Collectives and messages do not order each other, so each has slots of its own. Of every eight
+  // slots, 0 and 1 are greetings, 2 and 3 payload, the rest is the engine's, like the top bit.
+  enum class Lane { kCollectives = 0, kMessages = 1 };
+  Setting setting(Lane lane, Scratch& scratch) const {
+    const Slot first = (base::mix64(id) >> 4) << 3;
+    return {*link, members, first + static_cast<Slot>(lane), scratch};
+  }
+};
+
+}  // namespace lockstep::comm

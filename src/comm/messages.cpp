@@ -1,0 +1,184 @@
+#include "comm/messages.h"
+
+#include <fmt/format.h>
+
+#include <cstring>
+
+namespace lockstep::comm {
+namespace {
+
+Header message_header(const Buffer& data, std::uint64_t sequence) {
+  Header header;
+  header.kind = Kind::kMessage;
+  header.dtype = data.dtype;
+  header.count = data.count;
+  header.sequence = sequence;
+  return header;
+}
+
+}  // namespace
+
+std::shared_ptr<Operation> Messages::send(int to, const Buffer& data) {
+  Line& line = outgoing_[to];
+  const Header header = message_header(data, line.sequence++);
+  auto operation = std::make_shared<Operation>(
+      group_.link, fmt::format("send to rank {}", group_.members[to]),
+      [this, &line, header, to, data] {
+        Exchange exchange(group_.setting(Group::Lane::kMessages, line.scratch), header,
+                          Deadline::after(group_.timeout));
+        exchange.greet(to);
+        auto payload = exchange.send(to, data.data, data.bytes());
+        exchange.wait(payload);
+        exchange.finish();
+      });
+  line.executor.submit(operation);
+  return operation;
+}
+
+std::shared_ptr<Operation> Messages::recv(int from, const Buffer& data) {
+  if (mailboxes_.contains(from)) {
+    throw BadInput(
+        fmt::format("messages from rank {} are taken with try_recv on this channel; use another "
+                    "channel for recv",
+                    group_.members[from]));
+  }
+  Line& line = incoming_[from];
+  const Header header = message_header(data, line.sequence++);
+  auto operation = std::make_shared<Operation>(
+      group_.link, fmt::format("recv from rank {}", group_.members[from]),
+      [this, &line, header, from, data] {
+        Exchange exchange(group_.setting(Group::Lane::kMessages, line.scratch), header,
+                          Deadline::after(group_.timeout));
+        exchange.expect(from);
+        auto payload = exchange.recv(from, data.data, data.bytes());
+        exchange.wait(payload);
+        exchange.finish();
+      });
+  line.executor.submit(operation);
+  return operation;
+}
+
+bool Messages::try_recv(int from, const Buffer& data) {
+  if (incoming_.contains(from)) {
+    throw BadInput(
+        fmt::format("messages from rank {} are taken with recv on this channel; use another "
+                    "channel for try_recv",
+                    group_.members[from]));
+  }
+  return mailboxes_.try_emplace(from, group_, from).first->second.try_take(data);
+}
+
+bool Messages::idle() const {
+  for (const auto& [peer, line] : outgoing_) {
+    if (!line.executor.idle()) return false;
+  }
+  for (const auto& [peer, line] : incoming_) {
+    if (!line.executor.idle()) return false;
+  }
+  return true;
+}
+
+Mailbox::Mailbox(const Group& group, int peer)
+    : group_(group), peer_(peer), thread_([this] { loop(); }) {}
+
+Mailbox::~Mailbox() {
+  {
+    const std::lock_guard lock(mutex_);
+    stopping_ = true;
+    if (awaited_ != nullptr) awaited_->cancel();
+    changed_.notify_all();
+  }
+  thread_.join();
+}
+
+bool Mailbox::wait_interruptibly(Transfer& transfer, Deadline deadline) {
+  {
+    const std::lock_guard lock(mutex_);
+    if (stopping_) return false;
+    awaited_ = &transfer;
+  }
+  const auto forget = [&] {
+    const std::lock_guard lock(mutex_);
+    awaited_ = nullptr;
+  };
+  try {
+    const bool arrived = transfer.wait(deadline);
+    forget();
+    return arrived;
+  } catch (...) {
+    forget();
+    throw;
+  }
+}
+
+// Waiting for a message that may never be sent is this thread's task; once its header is here, the
+// rest is due.
+std::optional<Mailbox::Message> Mailbox::receive() {
+  Scratch scratch;
+  const Setting setting = group_.setting(Group::Lane::kMessages, scratch);
+  const int peer = group_.members[peer_];
+  HeaderBytes bytes{};
+  {
+    const auto greeting = group_.link->recv(peer, setting.greetings, bytes.data(), bytes.size());
+    if (!wait_interruptibly(*greeting, Deadline::after(std::chrono::hours(24 * 365)))) {
+      return std::nullopt;
+    }
+  }
+  const auto header = decode_header(bytes);
+  if (!header || header->kind != Kind::kMessage) {
+    throw Mismatch(fmt::format("rank {} sent no message of this version", peer), {peer});
+  }
+  Message message{*header, std::vector<std::byte>(header->count * size_of(header->dtype))};
+  if (message.payload.empty()) return message;
+  const auto payload =
+      group_.link->recv(peer, payload_slot(setting.greetings, *header, Stage::kOperands),
+                        message.payload.data(), message.payload.size());
+  if (!wait_interruptibly(*payload, Deadline::after(group_.timeout))) {
+    throw Timeout(fmt::format("rank {} began a message and did not finish it", peer), {peer});
+  }
+  return message;
+}
+
+void Mailbox::loop() {
+  try {
+    while (true) {
+      {
+        std::unique_lock lock(mutex_);
+        changed_.wait(lock, [&] { return stopping_ || kept_.size() < kMostKept; });
+        if (stopping_) return;
+      }
+      auto message = receive();
+      const std::lock_guard lock(mutex_);
+      if (!message) return;
+      kept_.push_back(std::move(*message));
+    }
+  } catch (const Error& error) {
+    const std::lock_guard lock(mutex_);
+    if (!stopping_) failure_ = failure_from(error);
+  }
+}
+
+bool Mailbox::try_take(const Buffer& into) {
+  const std::lock_guard lock(mutex_);
+  if (kept_.empty()) {
+    if (failure_) raise(*failure_);
+    return false;
+  }
+  const Header expected = message_header(into, taken_);
+  const Message& message = kept_.front();
+  if (message.header != expected) {
+    const Mismatch error(
+        fmt::format("rank {} takes {}, but rank {} sent {}", group_.link->rank(),
+                    describe(expected), group_.members[peer_], describe(message.header)),
+        {group_.link->rank(), group_.members[peer_]});
+    group_.link->fail(failure_from(error));
+    throw error;
+  }
+  if (into.count > 0) std::memcpy(into.data, message.payload.data(), message.payload.size());
+  kept_.pop_front();
+  ++taken_;
+  changed_.notify_all();
+  return true;
+}
+
+}  // namespace lockstep::comm

@@ -1,0 +1,132 @@
+#include "comm/operation.h"
+
+#include <fmt/format.h>
+#include <lockstep/work.h>
+
+#include <new>
+
+namespace lockstep::comm {
+
+void OperationQueue::push(std::shared_ptr<Operation> operation) {
+  const std::lock_guard lock(mutex_);
+  queue_.push_back(std::move(operation));
+  changed_.notify_all();
+}
+
+void OperationQueue::stop() {
+  const std::lock_guard lock(mutex_);
+  stopping_ = true;
+  changed_.notify_all();
+}
+
+bool OperationQueue::idle() const {
+  const std::lock_guard lock(mutex_);
+  return queue_.empty() && (!running_ || running_->done());
+}
+
+void OperationQueue::run_front(std::unique_lock<std::mutex>& lock) {
+  running_ = std::move(queue_.front());
+  queue_.pop_front();
+  lock.unlock();
+  running_->run();
+  lock.lock();
+  running_.reset();
+  changed_.notify_all();
+}
+
+void OperationQueue::help(const Operation& operation) {
+  std::unique_lock lock(mutex_);
+  while (!operation.done() && !running_ && !queue_.empty()) run_front(lock);
+}
+
+void OperationQueue::run_until_stopped() {
+  std::unique_lock lock(mutex_);
+  while (true) {
+    changed_.wait(lock, [&] { return !running_ && (stopping_ || !queue_.empty()); });
+    if (queue_.empty()) return;
+    run_front(lock);
+  }
+}
+
+void Operation::queue_in(const std::shared_ptr<OperationQueue>& queue) {
+  queue_ = queue;
+  queue->push(shared_from_this());
+}
+
+void Operation::run() noexcept {
+  try {
+    if (const auto failure = link_->failure()) raise(*failure);
+    body_();
+    end(nullptr);
+  } catch (const Error& error) {
+    link_->fail(failure_from(error));
+    end(std::current_exception());
+  } catch (const std::bad_alloc&) {
+    const Unavailable error(fmt::format("rank {} has no memory left", link_->rank()),
+                            {link_->rank()});
+    link_->fail(failure_from(error));
+    end(std::make_exception_ptr(error));
+  }
+}
+
+void Operation::end(std::exception_ptr outcome) {
+  body_ = nullptr;
+  const std::lock_guard lock(mutex_);
+  outcome_ = std::move(outcome);
+  done_ = true;
+  ended_.notify_all();
+}
+
+bool Operation::done() const {
+  const std::lock_guard lock(mutex_);
+  return done_;
+}
+
+void Operation::wait() {
+  if (queue_) queue_->help(*this);
+  std::unique_lock lock(mutex_);
+  ended_.wait(lock, [&] { return done_; });
+  if (outcome_) std::rethrow_exception(outcome_);
+}
+
+void Operation::wait(Deadline deadline) {
+  {
+    std::unique_lock lock(mutex_);
+    if (!ended_.wait_until(lock, deadline.when(), [&] { return done_; })) {
+      lock.unlock();
+      // The body holds the caller's buffers: end it, so that they are free when this throws.
+      link_->fail({ErrorKind::kTimeout,
+                   {},
+                   fmt::format("rank {} gave up waiting for {} at the caller's deadline",
+                               link_->rank(), how_)});
+    }
+  }
+  wait();
+}
+
+}  // namespace lockstep::comm
+
+namespace lockstep {
+
+void Work::wait() const {
+  if (operation_) operation_->wait();
+}
+
+void Work::wait(Deadline deadline) const {
+  if (operation_) operation_->wait(deadline);
+}
+
+void Work::wait_on(void* /*stream*/) const {
+  wait();
+}
+
+bool Work::done() const {
+  return !operation_ || operation_->done();
+}
+
+const std::string& Work::how() const {
+  static const std::string kNothing = "nothing to do";
+  return operation_ ? operation_->how() : kNothing;
+}
+
+}  // namespace lockstep

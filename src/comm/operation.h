@@ -1,0 +1,81 @@
+// An operation's life: waiting in a queue, running on a thread, ended with or without a failure.
+#pragma once
+
+#include <lockstep/deadline.h>
+
+#include <condition_variable>
+#include <deque>
+#include <exception>
+#include <functional>
+#include <memory>
+#include <mutex>
+#include <string>
+
+#include "comm/core/link.h"
+
+namespace lockstep::comm {
+
+class Operation;
+
+// Operations that run one after the other, whoever runs them.
+//
+// Threads:   any.
+// Blocking:  run_until_stopped until stop() and until nothing is left; help while it runs
+// operations itself.
+class OperationQueue {
+ public:
+  void push(std::shared_ptr<Operation> operation);
+
+  // Runs what is queued, here, until `operation` has ended or somebody else is at it. Saves a
+  // caller that waits at once the way through another thread.
+  void help(const Operation& operation);
+
+  void run_until_stopped();
+  void stop();
+
+  // Every operation pushed has ended.
+  bool idle() const;
+
+ private:
+  void run_front(std::unique_lock<std::mutex>& lock);
+
+  mutable std::mutex mutex_;
+  std::condition_variable changed_;
+  std::deque<std::shared_ptr<Operation>> queue_;
+  std::shared_ptr<Operation> running_;
+  bool stopping_ = false;
+};
+
+// Threads:   any.
+// Blocking:  wait, until its deadline; a body ends by its own.
+// Failure:   wait throws what the body threw. The first failure of any operation ends the link.
+// Ownership: keeps the link alive while the body may run.
+class Operation : public std::enable_shared_from_this<Operation> {
+ public:
+  Operation(std::shared_ptr<Link> link, std::string how, std::function<void()> body)
+      : link_(std::move(link)), how_(std::move(how)), body_(std::move(body)) {}
+
+  void queue_in(const std::shared_ptr<OperationQueue>& queue);
+
+  // Runs the body here and now; once.
+  void run() noexcept;
+
+  bool done() const;
+  void wait();
+  void wait(Deadline deadline);
+  const std::string& how() const { return how_; }
+
+ private:
+  void end(std::exception_ptr outcome);
+
+  std::shared_ptr<Link> link_;
+  std::string how_;
+  std::function<void()> body_;
+  std::shared_ptr<OperationQueue> queue_;
+  mutable std::mutex mutex_;
+  std::condition_variable ended_;
+  bool done_ = false;
+  std::exception_ptr outcome_;
+};
+
+}  // namespace lockstep::comm

@@ -1,0 +1,201 @@
+// A hub holds what has been posted and not yet met its counterpart. Whoever posts second copies the
+// bytes, outside the lock, straight from the sender's memory to the receiver's.
+#include "comm/thread/thread_engine.h"
+
+#include <fmt/format.h>
+
+#include <condition_variable>
+#include <cstring>
+#include <deque>
+#include <map>
+#include <mutex>
+#include <tuple>
+
+#include "base/check.h"
+
+namespace lockstep::comm {
+namespace {
+
+enum class State { kPosted, kCopying, kDone, kFailed };
+enum class Direction { kSend, kRecv };
+
+struct Post {
+  int owner = 0;
+  int peer = 0;
+  void* data = nullptr;
+  std::size_t bytes = 0;
+  State state = State::kPosted;
+  bool cancelled = false;
+  std::optional<Failure> failure;
+};
+
+class Hub {
+ public:
+  explicit Hub(int size) : members_(size) {}
+
+  int size() const { return static_cast<int>(members_.size()); }
+
+  std::shared_ptr<Post> post(Direction direction, Slot slot, Post wanted) {
+    std::unique_lock lock(mutex_);
+    auto mine = std::make_shared<Post>(std::move(wanted));
+    if (const auto failure = failure_between(mine->owner, mine->peer)) {
+      mine->state = State::kFailed;
+      mine->failure = failure;
+      return mine;
+    }
+    const bool sends = direction == Direction::kSend;
+    const auto found = lines_
+                           .try_emplace(sends ? Key{mine->owner, mine->peer, slot}
+                                              : Key{mine->peer, mine->owner, slot})
+                           .first;
+    Line& line = found->second;
+    auto& counterparts = sends ? line.recvs : line.sends;
+    if (counterparts.empty()) {
+      (sends ? line.sends : line.recvs).push_back(mine);
+      return mine;
+    }
+    const auto theirs = counterparts.front();
+    counterparts.pop_front();
+    if (counterparts.empty()) lines_.erase(found);  // slots of an operation are not used again
+    copy(lock, sends ? *mine : *theirs, sends ? *theirs : *mine);
+    return mine;
+  }
+
+  bool wait(Post& post, Deadline deadline) {
+    std::unique_lock lock(mutex_);
+    changed_.wait_until(lock, deadline.when(), [&] {
+      return post.state == State::kDone || post.state == State::kFailed || post.cancelled;
+    });
+    if (post.state == State::kFailed) raise(*post.failure);
+    return post.state == State::kDone;
+  }
+
+  void cancel(Post& post) {
+    const std::lock_guard lock(mutex_);
+    post.cancelled = true;
+    changed_.notify_all();
+  }
+
+  // Nobody will touch the post's memory from here on.
+  void retire(const std::shared_ptr<Post>& post) {
+    std::unique_lock lock(mutex_);
+    changed_.wait(lock, [&] { return post->state != State::kCopying; });
+    if (post->state != State::kPosted) return;
+    for (auto& [key, line] : lines_) {
+      std::erase(line.sends, post);
+      std::erase(line.recvs, post);
+    }
+  }
+
+  void fail(int rank, const Failure& failure) {
+    const std::lock_guard lock(mutex_);
+    if (!members_[rank]) end_member(rank, failure);
+  }
+
+  void leave(int rank) {
+    fail(rank, {ErrorKind::kPeerLost, {rank}, fmt::format("rank {} has left the world", rank)});
+  }
+
+  std::optional<Failure> failure(int rank) {
+    const std::lock_guard lock(mutex_);
+    return members_[rank];
+  }
+
+ private:
+  using Key = std::tuple<int, int, Slot>;  // sender, receiver, slot
+  struct Line {
+    std::deque<std::shared_ptr<Post>> sends;
+    std::deque<std::shared_ptr<Post>> recvs;
+  };
+
+  void copy(std::unique_lock<std::mutex>& lock, Post& from, Post& to) {
+    LOCKSTEP_CHECK(from.bytes <= to.bytes, "a header has said how much room a message needs");
+    from.state = to.state = State::kCopying;
+    lock.unlock();
+    std::memcpy(to.data, from.data, from.bytes);
+    lock.lock();
+    from.state = to.state = State::kDone;
+    changed_.notify_all();
+  }
+
+  std::optional<Failure> failure_between(int rank, int peer) const {
+    return members_[rank] ? members_[rank] : members_[peer];
+  }
+
+  // What waits for the ended member, or belongs to it, will never meet its counterpart.
+  void end_member(int rank, const Failure& failure) {
+    members_[rank] = failure;
+    for (auto& [key, line] : lines_) {
+      for (auto* queue : {&line.sends, &line.recvs}) {
+        for (const auto& post : *queue) {
+          if (post->owner != rank && post->peer != rank) continue;
+          post->state = State::kFailed;
+          post->failure = failure;
+        }
+        std::erase_if(*queue, [](const auto& post) { return post->state == State::kFailed; });
+      }
+    }
+    changed_.notify_all();
+  }
+
+  std::mutex mutex_;
+  std::condition_variable changed_;
+  std::map<Key, Line> lines_;
+  std::vector<std::optional<Failure>> members_;  // why each has ended, if it has
+};
+
+class ThreadTransfer : public Transfer {
+ public:
+  ThreadTransfer(std::shared_ptr<Hub> hub, std::shared_ptr<Post> post)
+      : hub_(std::move(hub)), post_(std::move(post)) {}
+  ~ThreadTransfer() override { hub_->retire(post_); }
+
+  bool wait(Deadline deadline) override { return hub_->wait(*post_, deadline); }
+  void cancel() override { hub_->cancel(*post_); }
+
+ private:
+  std::shared_ptr<Hub> hub_;
+  std::shared_ptr<Post> post_;
+};
+
+class ThreadLink : public Link {
+ public:
+  ThreadLink(std::shared_ptr<Hub> hub, int rank) : hub_(std::move(hub)), rank_(rank) {}
+  ~ThreadLink() override { hub_->leave(rank_); }
+
+  int rank() const override { return rank_; }
+  int size() const override { return hub_->size(); }
+  std::string engine() const override { return "thread"; }
+
+  std::unique_ptr<Transfer> send(int peer, Slot slot, const void* data,
+                                 std::size_t bytes) override {
+    // The hub only reads from a sender's memory.
+    return post(Direction::kSend, peer, slot, const_cast<void*>(data), bytes);
+  }
+  std::unique_ptr<Transfer> recv(int peer, Slot slot, void* data, std::size_t bytes) override {
+    return post(Direction::kRecv, peer, slot, data, bytes);
+  }
+  void fail(const Failure& failure) noexcept override { hub_->fail(rank_, failure); }
+  std::optional<Failure> failure() const override { return hub_->failure(rank_); }
+
+ private:
+  std::unique_ptr<Transfer> post(Direction direction, int peer, Slot slot, void* data,
+                                 std::size_t bytes) {
+    return std::make_unique<ThreadTransfer>(
+        hub_, hub_->post(direction, slot, Post{rank_, peer, data, bytes}));
+  }
+
+  std::shared_ptr<Hub> hub_;
+  int rank_;
+};
+
+}  // namespace
+
+std::vector<std::shared_ptr<Link>> make_thread_links(int size) {
+  auto hub = std::make_shared<Hub>(size);
+  std::vector<std::shared_ptr<Link>> links;
+  for (int rank = 0; rank < size; ++rank) links.push_back(std::make_shared<ThreadLink>(hub, rank));
+  return links;
+}
+
+}  // namespace lockstep::comm

@@ -1,0 +1,508 @@
+// What every engine must do. An engine is admitted by adding its name to the instantiation at the
+// end.
+#include <fmt/format.h>
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+#include <lockstep/comm.h>
+
+#include <atomic>
+#include <thread>
+
+#include "plan/tree.h"
+#include "tests/support/elements.h"
+#include "tests/support/workers.h"
+
+namespace lockstep::testing {
+namespace {
+
+using std::chrono::milliseconds;
+using ::testing::Contains;
+using ::testing::HasSubstr;
+
+class Conformance : public ::testing::TestWithParam<std::string> {
+ protected:
+  WorldSpec world(int size, milliseconds timeout = milliseconds(20'000)) const {
+    return {GetParam(), size, timeout};
+  }
+};
+
+constexpr Algorithm kBitStable[] = {Algorithm::kDirect, Algorithm::kHalvingDoubling,
+                                    Algorithm::kTree};
+constexpr Algorithm kAll[] = {Algorithm::kDirect, Algorithm::kHalvingDoubling, Algorithm::kTree,
+                              Algorithm::kRing};
+
+template <typename T>
+std::vector<std::vector<T>> inputs_for(int workers, std::size_t count) {
+  std::vector<std::vector<T>> inputs;
+  for (int rank = 0; rank < workers; ++rank) {
+    inputs.push_back(rough_elements<T>(count, 1000 * rank + static_cast<std::uint32_t>(count)));
+  }
+  return inputs;
+}
+
+template <typename T>
+void expect_tree_bits(const WorldSpec& spec, const std::vector<std::size_t>& counts) {
+  run_all(spec, [&](Comm& comm) {
+    for (const std::size_t count : counts) {
+      const auto inputs = inputs_for<T>(comm.size(), count);
+      const auto expected = tree_sum(inputs);
+      for (const Algorithm algorithm : kBitStable) {
+        auto data = inputs[comm.rank()];
+        comm.all_reduce(buffer_of(data), {ReduceOp::kSum, algorithm}).wait();
+        EXPECT_TRUE(same_bits(data, expected)) << name(algorithm) << ' ' << name(dtype_of<T>())
+                                               << " x" << count << " rank " << comm.rank();
+      }
+    }
+  });
+}
+
+TEST_P(Conformance, AllReduceGivesTheBitsOfTheTreeForEveryWorldSize) {
+  for (const int size : {1, 2, 3, 4, 5, 6, 7, 8}) {
+    expect_tree_bits<float>(world(size), {0, 1, 3, 17, 1023, 5001});
+  }
+}
+
+TEST_P(Conformance, AllReduceGivesTheBitsOfTheTreeForEveryType) {
+  for (const int size : {2, 3, 4}) {
+    const std::vector<std::size_t> counts{0, 1, 1025, 9999};
+    expect_tree_bits<double>(world(size), counts);
+    expect_tree_bits<Float16>(world(size), counts);
+    expect_tree_bits<BFloat16>(world(size), counts);
+    expect_tree_bits<std::int32_t>(world(size), counts);
+    expect_tree_bits<std::int64_t>(world(size), counts);
+    expect_tree_bits<std::uint8_t>(world(size), counts);
+  }
+}
+
+TEST_P(Conformance, LongBuffersTravelInPiecesAndKeepTheBitsOfTheTree) {
+  for (const int size : {2, 3}) expect_tree_bits<float>(world(size), {3'000'001});
+}
+
+TEST_P(Conformance, RingSumsWholeNumbersExactlyAndGivesAllWorkersTheSameBits) {
+  for (const int size : {2, 3, 5}) {
+    const auto whole = inputs_for<std::int32_t>(size, 1001);
+    const auto expected = tree_sum(whole);
+    std::vector<std::vector<float>> results(size);
+    run_all(world(size), [&](Comm& comm) {
+      auto data = whole[comm.rank()];
+      comm.all_reduce(buffer_of(data), {ReduceOp::kSum, Algorithm::kRing}).wait();
+      EXPECT_EQ(data, expected);
+      results[comm.rank()] = inputs_for<float>(size, 1001)[comm.rank()];
+      comm.all_reduce(buffer_of(results[comm.rank()]), {ReduceOp::kSum, Algorithm::kRing}).wait();
+    });
+    for (const auto& result : results) EXPECT_TRUE(same_bits(result, results[0]));
+  }
+}
+
+TEST_P(Conformance, LeastAndMostAreTakenElementByElement) {
+  run_all(world(3), [&](Comm& comm) {
+    const auto inputs = inputs_for<float>(comm.size(), 777);
+    for (const Algorithm algorithm : kAll) {
+      auto least = inputs[comm.rank()];
+      auto most = inputs[comm.rank()];
+      comm.all_reduce(buffer_of(least), {ReduceOp::kMin, algorithm}).wait();
+      comm.all_reduce(buffer_of(most), {ReduceOp::kMax, algorithm}).wait();
+      for (std::size_t i = 0; i < least.size(); ++i) {
+        EXPECT_EQ(least[i], std::min({inputs[0][i], inputs[1][i], inputs[2][i]}));
+        EXPECT_EQ(most[i], std::max({inputs[0][i], inputs[1][i], inputs[2][i]}));
+      }
+    }
+  });
+}
+
+TEST_P(Conformance, ReducingShardsGivesTheSameBitsForEveryNumberOfWorkers) {
+  constexpr std::size_t kCount = 2000;
+  for (const int shards : {1, 3, 6, 8}) {
+    const auto inputs = inputs_for<float>(shards, kCount);
+    const auto expected = tree_sum(inputs);
+    for (int size = 1; size <= std::min(shards, 5); ++size) {
+      run_all(world(size), [&](Comm& comm) {
+        for (const Algorithm algorithm : {Algorithm::kDirect, Algorithm::kHalvingDoubling}) {
+          std::vector<std::vector<float>> partials;
+          const auto hosted = plan::hosted_shards(comm.rank(), size, shards);
+          for (const auto& range : plan::held_partials(hosted, shards)) {
+            partials.push_back(
+                tree_sum<float>({inputs.begin() + range.begin, inputs.begin() + range.end}));
+          }
+          std::vector<Buffer> buffers;
+          for (auto& partial : partials) buffers.push_back(buffer_of(partial));
+          std::vector<float> result(kCount);
+          const Work work =
+              comm.reduce(buffers, shards, buffer_of(result), {ReduceOp::kSum, algorithm});
+          work.wait();
+          EXPECT_TRUE(same_bits(result, expected))
+              << shards << " shards on " << size << " workers: " << work.how();
+        }
+      });
+    }
+  }
+}
+
+TEST_P(Conformance, AFallBackSaysWhatRanAndWhy) {
+  run_all(world(3), [](Comm& comm) {
+    std::vector<float> data(5);
+    const Work work =
+        comm.all_reduce(buffer_of(data), {ReduceOp::kSum, Algorithm::kHalvingDoubling});
+    work.wait();
+    EXPECT_THAT(work.how(), HasSubstr("direct (asked for halving-doubling"));
+  });
+}
+
+TEST_P(Conformance, ReduceScatterAndAllGatherFollowTheCounts) {
+  for (const std::vector<std::size_t>& counts :
+       std::vector<std::vector<std::size_t>>{{}, {0, 700, 301}, {1001, 0, 0}}) {
+    run_all(world(3), [&](Comm& comm) {
+      const auto inputs = inputs_for<float>(3, 1001);
+      const auto expected = tree_sum(inputs);
+      auto data = inputs[comm.rank()];
+      comm.reduce_scatter(buffer_of(data), counts).wait();
+      comm.all_gather(buffer_of(data), counts).wait();
+      EXPECT_TRUE(same_bits(data, expected));
+    });
+  }
+}
+
+TEST_P(Conformance, BroadcastReachesEveryoneFromEveryRoot) {
+  for (const int size : {2, 3, 5, 8}) {
+    run_all(world(size), [](Comm& comm) {
+      for (int root = 0; root < comm.size(); ++root) {
+        for (const std::size_t count : {0UL, 1UL, 100'000UL}) {
+          auto data = rough_elements<double>(count, static_cast<std::uint32_t>(comm.rank()));
+          comm.broadcast(buffer_of(data), root).wait();
+          EXPECT_TRUE(
+              same_bits(data, rough_elements<double>(count, static_cast<std::uint32_t>(root))));
+        }
+      }
+    });
+  }
+}
+
+TEST_P(Conformance, NobodyPassesABarrierBeforeAllHaveReachedIt) {
+  for (const int size : {2, 3, 7}) {
+    std::atomic<int> arrived{0};
+    run_all(world(size), [&](Comm& comm) {
+      for (int round = 1; round <= 20; ++round) {
+        ++arrived;
+        comm.barrier().wait();
+        EXPECT_GE(arrived.load(), round * size);
+      }
+    });
+  }
+}
+
+TEST_P(Conformance, ManyOperationsInFlightRunInOrder) {
+  run_all(world(3), [](Comm& comm) {
+    std::vector<std::vector<std::int64_t>> data;
+    std::vector<Work> works;
+    for (std::int64_t i = 0; i < 200; ++i)
+      data.push_back(std::vector<std::int64_t>(i * 7 % 1500, i));
+    for (std::size_t i = 0; i < data.size(); ++i) {
+      works.push_back(comm.all_reduce(buffer_of(data[i]), {ReduceOp::kSum, kAll[i % 4]}));
+    }
+    for (std::size_t i = data.size(); i-- > 0;) {
+      works[i].wait();
+      EXPECT_EQ(data[i],
+                std::vector<std::int64_t>(data[i].size(), 3 * static_cast<std::int64_t>(i)));
+    }
+  });
+}
+
+TEST_P(Conformance, ChannelsHaveAnOrderOfTheirOwn) {
+  run_all(world(3), [](Comm& comm) {
+    Comm first = comm.channel(1);
+    Comm second = comm.channel(2);
+    std::vector<float> a(3000, 1.0F);
+    std::vector<float> b(5000, 10.0F);
+    // The ranks disagree on which comes first: only separate orders let both complete.
+    std::vector<Work> works;
+    if (comm.rank() == 1) works.push_back(second.all_reduce(buffer_of(b)));
+    works.push_back(first.all_reduce(buffer_of(a)));
+    if (comm.rank() != 1) works.push_back(second.all_reduce(buffer_of(b)));
+    for (const Work& work : works) work.wait();
+    EXPECT_EQ(a[0], 3.0F);
+    EXPECT_EQ(b[4999], 30.0F);
+    EXPECT_THROW(comm.channel(1), BadInput);
+  });
+}
+
+TEST_P(Conformance, SplitsWorkSideBySideAndNumberTheirRanksByTheList) {
+  run_all(world(5), [](Comm& comm) {
+    const bool even = comm.rank() % 2 == 0;
+    Comm part = comm.split(even ? std::vector<int>{4, 2, 0} : std::vector<int>{1, 3});
+    EXPECT_EQ(part.size(), even ? 3 : 2);
+    EXPECT_EQ(part.rank(), even ? (4 - comm.rank()) / 2 : comm.rank() / 2);
+    std::vector<std::int32_t> data{comm.rank()};
+    part.all_reduce(buffer_of(data)).wait();
+    EXPECT_EQ(data[0], even ? 6 : 4);
+    std::vector<std::int32_t> root{comm.rank()};
+    part.broadcast(buffer_of(root), 0).wait();
+    EXPECT_EQ(root[0], even ? 4 : 1);
+    comm.barrier().wait();
+  });
+}
+
+TEST_P(Conformance, MessagesArriveInOrderAndCrossingOnesDoNotBlockEachOther) {
+  run_all(world(3), [](Comm& comm) {
+    const int next = (comm.rank() + 1) % 3;
+    const int before = (comm.rank() + 2) % 3;
+    std::vector<std::vector<std::int32_t>> out;
+    std::vector<std::vector<std::int32_t>> in(20);
+    std::vector<Work> works;
+    for (int i = 0; i < 20; ++i)
+      out.push_back(std::vector<std::int32_t>(i * 9973, comm.rank() * 100 + i));
+    for (int i = 0; i < 20; ++i) works.push_back(comm.send(next, buffer_of(out[i])));
+    for (int i = 0; i < 20; ++i) {
+      in[i].resize(i * 9973);
+      works.push_back(comm.recv(before, buffer_of(in[i])));
+    }
+    for (const Work& work : works) work.wait();
+    for (int i = 0; i < 20; ++i) {
+      EXPECT_EQ(in[i], std::vector<std::int32_t>(i * 9973, before * 100 + i));
+    }
+  });
+}
+
+TEST_P(Conformance, TryRecvNeverBlocksAndTakesMessagesInOrder) {
+  run_all(world(2), [](Comm& comm) {
+    if (comm.rank() == 0) {
+      std::vector<double> value{0};
+      EXPECT_FALSE(comm.try_recv(1, buffer_of(value)));
+      comm.barrier().wait();
+      for (int expected = 1; expected <= 100; ++expected) {
+        const auto deadline = Deadline::after(std::chrono::seconds(10));
+        while (!comm.try_recv(1, buffer_of(value))) {
+          ASSERT_FALSE(deadline.expired());
+          std::this_thread::yield();
+        }
+        EXPECT_EQ(value[0], expected);
+      }
+      EXPECT_THROW(comm.recv(1, buffer_of(value)).wait(), BadInput);
+    } else {
+      comm.barrier().wait();
+      std::vector<std::vector<double>> values;
+      std::vector<Work> works;
+      for (int i = 1; i <= 100; ++i) values.push_back({static_cast<double>(i)});
+      for (auto& value : values) works.push_back(comm.send(0, buffer_of(value)));
+      for (const Work& work : works) work.wait();
+    }
+    comm.barrier().wait();
+  });
+}
+
+TEST_P(Conformance, AWorldOfOneNeedsNoBranch) {
+  run_all(world(1), [](Comm& comm) {
+    std::vector<float> data{1, 2, 3};
+    comm.all_reduce(buffer_of(data)).wait();
+    comm.reduce_scatter(buffer_of(data)).wait();
+    comm.all_gather(buffer_of(data)).wait();
+    comm.broadcast(buffer_of(data), 0).wait();
+    comm.barrier().wait();
+    comm.channel(3).barrier().wait();
+    comm.split({0}).all_reduce(buffer_of(data)).wait();
+    EXPECT_EQ(data, (std::vector<float>{1, 2, 3}));
+  });
+}
+
+// ---- failure
+// ----------------------------------------------------------------------------------------
+
+TEST_P(Conformance, ASilentPeerEndsInTimeoutThatNamesIt) {
+  std::atomic<int> finished{0};
+  const auto outcomes = run_workers(world(3, milliseconds(400)), [&](Comm& comm) {
+    std::vector<float> data(100'000, 1.0F);
+    comm.all_reduce(buffer_of(data)).wait();
+    if (comm.rank() == 2) {
+      while (finished < 2) std::this_thread::sleep_for(milliseconds(5));  // the silence under test
+      return;
+    }
+    try {
+      comm.all_reduce(buffer_of(data)).wait();
+    } catch (const Error&) {
+      ++finished;
+      EXPECT_THROW(comm.barrier(), Timeout);  // dead, and says so on every later call
+      throw;
+    }
+  });
+  for (const int rank : {0, 1}) {
+    EXPECT_EQ(outcomes[rank].kind, ErrorKind::kTimeout) << outcomes[rank].text;
+    EXPECT_THAT(outcomes[rank].ranks, Contains(2)) << outcomes[rank].text;
+    EXPECT_THAT(outcomes[rank].text, HasSubstr("for rank 2 in all_reduce #1 of 100000 float32"));
+    EXPECT_LT(outcomes[rank].took, milliseconds(5000));
+  }
+}
+
+TEST_P(Conformance, AClosedPeerEndsInPeerLostThatNamesIt) {
+  const auto outcomes = run_workers(world(3), [&](Comm& comm) {
+    std::vector<float> data(100'000, 1.0F);
+    comm.all_reduce(buffer_of(data)).wait();
+    if (comm.rank() == 2) return;  // its Comm is destroyed
+    comm.all_reduce(buffer_of(data)).wait();
+  });
+  for (const int rank : {0, 1}) {
+    EXPECT_EQ(outcomes[rank].kind, ErrorKind::kPeerLost) << outcomes[rank].text;
+    EXPECT_THAT(outcomes[rank].ranks, Contains(2)) << outcomes[rank].text;
+    EXPECT_LT(outcomes[rank].took, milliseconds(5000));
+  }
+}
+
+TEST_P(Conformance, LeavingTogetherAfterTheLastOperationIsNoFailure) {
+  for (int round = 0; round < 20; ++round) {
+    run_all(world(4), [](Comm& comm) {
+      std::vector<float> data(2000, 1.0F);
+      comm.all_reduce(buffer_of(data)).wait();
+    });
+  }
+}
+
+TEST_P(Conformance, ACommDestroyedInTheMiddleOfAnOperationIsPeerLostToTheOthers) {
+  const auto outcomes = run_workers(world(2), [&](Comm& comm) {
+    std::vector<float> data(100'000, 1.0F);
+    if (comm.rank() == 1) {
+      std::vector<float> more(10);
+      comm.all_reduce(buffer_of(data)).wait();
+      const Work dropped = comm.recv(0, buffer_of(more));
+      Comm(std::move(comm));  // destroyed here, `more` still alive
+      return;
+    }
+    comm.all_reduce(buffer_of(data)).wait();
+    comm.barrier().wait();
+  });
+  EXPECT_FALSE(outcomes[1].kind) << outcomes[1].text;
+  EXPECT_EQ(outcomes[0].kind, ErrorKind::kPeerLost) << outcomes[0].text;
+  EXPECT_THAT(outcomes[0].ranks, Contains(1));
+}
+
+TEST_P(Conformance, AWaitThatRunsOutOfTimeGivesTheBufferBackAndEndsTheComm) {
+  const auto outcomes = run_workers(world(2), [&](Comm& comm) {
+    if (comm.rank() == 1) {
+      comm.barrier().wait();  // never comes to the all_reduce
+      std::vector<float> data(10);
+      comm.all_reduce(buffer_of(data)).wait();
+      return;
+    }
+    comm.barrier().wait();
+    std::vector<float> other(20'000);
+    const Work work = comm.recv(1, buffer_of(other));
+    EXPECT_THROW(work.wait(Deadline::after(milliseconds(50))), Timeout);
+    EXPECT_TRUE(work.done());
+    EXPECT_THROW(comm.barrier(), Timeout);
+  });
+  EXPECT_FALSE(outcomes[0].kind) << outcomes[0].text;
+  EXPECT_TRUE(outcomes[1].kind) << "rank 1 must learn that rank 0 has ended";
+}
+
+struct Disagreement {
+  const char* what;
+  std::function<Work(Comm&, Buffer)> usual;
+  std::function<Work(Comm&, Buffer)> other;
+};
+
+std::vector<Disagreement> disagreements() {
+  const auto reduce = [](ReduceOptions options) {
+    return [options](Comm& comm, Buffer data) { return comm.all_reduce(data, options); };
+  };
+  const auto usual = reduce({});
+  return {
+      {"operation", usual, [](Comm& comm, Buffer data) { return comm.broadcast(data, 1); }},
+      {"barrier", usual, [](Comm& comm, Buffer) { return comm.barrier(); }},
+      {"size", usual,
+       [](Comm& comm, Buffer data) { return comm.all_reduce(data.slice(0, data.count - 1)); }},
+      {"large against small", usual,
+       [](Comm& comm, Buffer data) { return comm.all_reduce(data.slice(0, 10)); }},
+      {"dtype", usual,
+       [](Comm& comm, Buffer data) {
+         data.dtype = DType::kInt32;
+         return comm.all_reduce(data);
+       }},
+      {"reduce op", usual, reduce({ReduceOp::kMax})},
+      {"algorithm", reduce({ReduceOp::kSum, Algorithm::kRing}),
+       reduce({ReduceOp::kSum, Algorithm::kTree})},
+      {"counts", [](Comm& comm, Buffer data) { return comm.all_gather(data); },
+       [](Comm& comm, Buffer data) {
+         return comm.all_gather(data, {0, 0, data.count});
+       }},
+      {"ring size", reduce({ReduceOp::kSum, Algorithm::kRing}),
+       [](Comm& comm, Buffer data) {
+         return comm.all_reduce(data.slice(0, 5), {ReduceOp::kSum, Algorithm::kRing});
+       }},
+  };
+}
+
+TEST_P(Conformance, RanksThatDisagreeAllGetAMismatchThatNamesThem) {
+  for (const Disagreement& disagreement : disagreements()) {
+    SCOPED_TRACE(disagreement.what);
+    const auto outcomes = run_workers(world(3, milliseconds(5000)), [&](Comm& comm) {
+      std::vector<float> data(50'000, 1.0F);
+      comm.all_reduce(buffer_of(data)).wait();
+      (comm.rank() == 1 ? disagreement.other : disagreement.usual)(comm, buffer_of(data)).wait();
+      comm.barrier().wait();  // whoever's part needed nobody learns of it at the next call
+    });
+    for (const Outcome& outcome : outcomes) {
+      EXPECT_EQ(outcome.kind, ErrorKind::kMismatch) << outcome.text;
+      EXPECT_THAT(outcome.ranks, Contains(1)) << outcome.text;
+      EXPECT_THAT(outcome.text, HasSubstr("#1")) << "what each is doing";
+    }
+  }
+}
+
+TEST_P(Conformance, MessagesThatDisagreeAreAMismatchOnBothSides) {
+  for (const std::size_t sent : {5UL, 100'000UL}) {
+    const auto outcomes = run_workers(world(2, milliseconds(5000)), [&](Comm& comm) {
+      std::vector<float> data(200'000);
+      if (comm.rank() == 0) {
+        comm.send(1, buffer_of(data).slice(0, sent)).wait();
+      } else {
+        comm.recv(0, buffer_of(data).slice(0, 7)).wait();
+      }
+      comm.barrier().wait();
+    });
+    for (const Outcome& outcome : outcomes) {
+      EXPECT_EQ(outcome.kind, ErrorKind::kMismatch) << outcome.text;
+      EXPECT_THAT(outcome.text, HasSubstr("message #0 of"));
+    }
+  }
+}
+
+TEST_P(Conformance, BadInputIsThrownByTheCallAndHarmsNothing) {
+  run_all(world(2), [](Comm& comm) {
+    std::vector<float> data(10, 1.0F);
+    EXPECT_THROW(comm.broadcast(buffer_of(data), 2), BadInput);
+    EXPECT_THROW(comm.broadcast(buffer_of(data), -1), BadInput);
+    EXPECT_THROW(comm.send(comm.rank(), buffer_of(data)), BadInput);
+    EXPECT_THROW(comm.recv(7, buffer_of(data)), BadInput);
+    EXPECT_THROW(comm.all_gather(buffer_of(data), {1, 2}), BadInput);
+    EXPECT_THROW(comm.all_reduce({nullptr, 5, DType::kFloat32}), BadInput);
+    EXPECT_THROW(comm.all_reduce({data.data(), 5, DType::kFloat32, {DeviceKind::kCuda, 0}}),
+                 BadInput);
+    EXPECT_THROW(comm.split({0, 0, 1}), BadInput);
+    EXPECT_THROW(comm.split({1 - comm.rank()}), BadInput);
+    EXPECT_THROW(comm.reduce({buffer_of(data), buffer_of(data)}, 2, buffer_of(data)), BadInput);
+    EXPECT_THROW(comm.reduce({buffer_of(data)}, 1, buffer_of(data)), BadInput);
+    comm.all_reduce(buffer_of(data)).wait();
+    EXPECT_EQ(data[9], 2.0F);
+  });
+}
+
+std::vector<std::string> built_engines() {
+  std::vector<std::string> names;
+  for (const EngineInfo& engine : engines()) {
+    if (engine.built) names.push_back(engine.name);
+  }
+  return names;
+}
+
+INSTANTIATE_TEST_SUITE_P(Engine, Conformance, ::testing::ValuesIn(built_engines()),
+                         [](const auto& engine) { return engine.param; });
+
+TEST(Engines, AnUnknownNameIsBadInputThatListsTheKnownOnes) {
+  LocalBootstrap bootstrap(std::make_shared<LocalStore>(), "x", 0, 1);
+  try {
+    connect("carrier-pigeon", bootstrap);
+    FAIL();
+  } catch (const BadInput& error) {
+    EXPECT_THAT(error.what(), HasSubstr("engines are thread, gloo"));
+  }
+}
+
+}  // namespace
+}  // namespace lockstep::testing

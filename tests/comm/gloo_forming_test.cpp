@@ -1,0 +1,133 @@
+// Forming a world over Gloo while others disturb it.
+#include <arpa/inet.h>
+#include <fmt/format.h>
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+#include <netinet/in.h>
+#include <sys/socket.h>
+
+#include <fstream>
+#include <set>
+#include <sstream>
+#include <thread>
+
+#include "base/fd.h"
+#include "tests/support/elements.h"
+#include "tests/support/workers.h"
+
+namespace lockstep::testing {
+namespace {
+
+using std::chrono::milliseconds;
+using ::testing::HasSubstr;
+
+// The ports of the loopback on which somebody listens now.
+std::set<int> listening_ports() {
+  std::ifstream table("/proc/net/tcp");
+  std::string line;
+  std::set<int> ports;
+  while (std::getline(table, line)) {
+    std::istringstream fields(line);
+    std::string number;
+    std::string local;
+    std::string remote;
+    std::string state;
+    fields >> number >> local >> remote >> state;
+    if (state != "0A" || local.rfind("0100007F:", 0) != 0) continue;
+    ports.insert(std::stoi(local.substr(9), nullptr, 16));
+  }
+  return ports;
+}
+
+base::Fd connect_to(int port) {
+  base::Fd stranger(::socket(AF_INET, SOCK_STREAM | SOCK_NONBLOCK | SOCK_CLOEXEC, 0));
+  sockaddr_in address{};
+  address.sin_family = AF_INET;
+  address.sin_addr.s_addr = htonl(INADDR_LOOPBACK);
+  address.sin_port = htons(static_cast<std::uint16_t>(port));
+  ::connect(stranger.get(), reinterpret_cast<sockaddr*>(&address), sizeof address);
+  return stranger;
+}
+
+std::vector<Outcome> form(const std::vector<std::string>& secrets, milliseconds timeout) {
+  const auto store = std::make_shared<LocalStore>();
+  const int size = static_cast<int>(secrets.size());
+  std::vector<Outcome> outcomes(size);
+  std::vector<std::thread> threads;
+  for (int rank = 0; rank < size; ++rank) {
+    threads.emplace_back([&, rank] {
+      try {
+        LocalBootstrap bootstrap(store, "forming", rank, size);
+        bootstrap.set_secret(secrets[rank]);
+        CommOptions options;
+        options.timeout = timeout;
+        Comm comm = connect("gloo", bootstrap, options);
+        std::vector<std::int32_t> data{1};
+        comm.all_reduce(buffer_of(data)).wait();
+        EXPECT_EQ(data[0], size);
+      } catch (const Error& error) {
+        outcomes[rank] = {error.kind(), error.ranks(), error.what()};
+      }
+    });
+  }
+  for (auto& thread : threads) thread.join();
+  return outcomes;
+}
+
+TEST(GlooForming, AStrangerThatConnectsFirstDelaysTheWorldAndDoesNotGetIn) {
+  const std::set<int> before = listening_ports();
+  std::atomic<bool> formed{false};
+  std::vector<base::Fd> strangers;
+  std::thread disturber([&] {
+    // One disturbed attempt: a connection to every port that the workers have opened so far.
+    while (!formed && strangers.size() < 4) {
+      for (const int port : listening_ports()) {
+        if (!before.contains(port)) strangers.push_back(connect_to(port));
+      }
+    }
+  });
+  const auto outcomes = form({"s", "s", "s"}, milliseconds(60'000));
+  formed = true;
+  disturber.join();
+  for (const Outcome& outcome : outcomes) EXPECT_FALSE(outcome.kind) << outcome.text;
+}
+
+TEST(GlooForming, AWorkerWithAnotherSecretIsKeptOut) {
+  const auto outcomes = form({"right", "right", "wrong"}, milliseconds(30'000));
+  for (const Outcome& outcome : outcomes) {
+    EXPECT_EQ(outcome.kind, ErrorKind::kPeerLost) << outcome.text;
+    EXPECT_THAT(outcome.text, HasSubstr("does not know the secret"));
+  }
+}
+
+TEST(GlooForming, AWorldThatNeverCompletesEndsAtItsDeadline) {
+  const auto store = std::make_shared<LocalStore>();
+  LocalBootstrap bootstrap(store, "incomplete", 0, 2);
+  CommOptions options;
+  options.timeout = milliseconds(300);
+  EXPECT_THROW(connect("gloo", bootstrap, options), Timeout);
+}
+
+TEST(GlooForming, AnInterfaceThatDoesNotExistIsBadInput) {
+  const auto store = std::make_shared<LocalStore>();
+  LocalBootstrap bootstrap(store, "nowhere", 0, 2);
+  CommOptions options;
+  options.timeout = milliseconds(300);
+  options.interface_name = "no-such-interface0";
+  EXPECT_THROW(connect("gloo", bootstrap, options), BadInput);
+}
+
+TEST(GlooNative, SumsOverTheWholeWorldAndSaysWhereItCannot) {
+  run_all({"gloo", 3, milliseconds(20'000)}, [](Comm& comm) {
+    std::vector<std::int64_t> whole(5000, comm.rank() + 1);
+    comm.all_reduce(buffer_of(whole), {ReduceOp::kSum, Algorithm::kNative}).wait();
+    EXPECT_EQ(whole, std::vector<std::int64_t>(5000, 6));
+    std::vector<Float16> half(100, Float16(0.5F));
+    comm.all_reduce(buffer_of(half), {ReduceOp::kSum, Algorithm::kNative}).wait();
+    EXPECT_EQ(static_cast<float>(half[99]), 1.5F);
+    comm.barrier().wait();
+  });
+}
+
+}  // namespace
+}  // namespace lockstep::testing

@@ -1,0 +1,86 @@
+// What only real processes can show: a worker killed or stopped in the middle of an operation.
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+#include <signal.h>
+
+#include <random>
+#include <thread>
+
+#include "tests/support/elements.h"
+#include "tests/support/workers.h"
+
+namespace lockstep::testing {
+namespace {
+
+using std::chrono::milliseconds;
+using ::testing::Contains;
+
+class ProcessFaults : public ::testing::TestWithParam<std::string> {};
+
+// Reduces for ever; only a fault ends it.
+void reduce_for_ever(Comm& comm, Algorithm algorithm) {
+  std::vector<float> data(400'000, 1.0F);
+  for (int round = 0;; ++round) {
+    comm.all_reduce(buffer_of(data), {ReduceOp::kSum, algorithm}).wait();
+    if (round == 2) ProcessWorld::mark(comm.rank(), "running");
+  }
+}
+
+void expect_survivors_end(ProcessWorld& workers, int size, int victim, ErrorKind kind,
+                          milliseconds patience) {
+  for (int rank = 0; rank < size; ++rank) {
+    if (rank == victim) continue;
+    const auto outcome = workers.wait(rank, Deadline::after(patience));
+    ASSERT_TRUE(outcome) << "rank " << rank << " hangs";
+    EXPECT_EQ(outcome->kind, kind) << outcome->text;
+    EXPECT_THAT(outcome->ranks, Contains(victim)) << outcome->text;
+  }
+}
+
+TEST_P(ProcessFaults, AKilledWorkerIsPeerLostToAllOthersAtAnyInstant) {
+  std::mt19937 random(7);
+  for (const Algorithm algorithm : {Algorithm::kDirect, Algorithm::kRing, Algorithm::kTree}) {
+    for (int round = 0; round < 3; ++round) {
+      const int size = 2 + round % 3;
+      const int victim = static_cast<int>(random() % size);
+      ProcessWorld workers({GetParam(), size, milliseconds(15'000)},
+                           [&](Comm& comm) { reduce_for_ever(comm, algorithm); });
+      workers.await_marks("running", Deadline::after(std::chrono::seconds(15)));
+      std::this_thread::sleep_for(
+          std::chrono::microseconds(random() % 20'000));  // the instant under test
+      workers.signal(victim, SIGKILL);
+      expect_survivors_end(workers, size, victim, ErrorKind::kPeerLost, milliseconds(5000));
+    }
+  }
+}
+
+TEST_P(ProcessFaults, AStoppedWorkerIsATimeoutToAllOthersAtTheDeadline) {
+  for (const int size : {2, 3}) {
+    const int victim = size - 1;
+    ProcessWorld workers({GetParam(), size, milliseconds(1000)},
+                         [&](Comm& comm) { reduce_for_ever(comm, Algorithm::kDirect); });
+    workers.await_marks("running", Deadline::after(std::chrono::seconds(15)));
+    workers.signal(victim, SIGSTOP);
+    expect_survivors_end(workers, size, victim, ErrorKind::kTimeout, milliseconds(5000));
+    // Woken, it finds that the world went on without it.
+    workers.signal(victim, SIGCONT);
+    const auto outcome = workers.wait(victim, Deadline::after(milliseconds(5000)));
+    ASSERT_TRUE(outcome) << "the woken worker hangs";
+    EXPECT_TRUE(outcome->kind) << "the woken worker must not believe that all is well";
+  }
+}
+
+std::vector<std::string> engines_between_processes() {
+  std::vector<std::string> names;
+  for (const EngineInfo& engine : engines()) {
+    if (engine.built && engine.name != "thread") names.push_back(engine.name);
+  }
+  return names;
+}
+
+GTEST_ALLOW_UNINSTANTIATED_PARAMETERIZED_TEST(ProcessFaults);
+INSTANTIATE_TEST_SUITE_P(Engine, ProcessFaults, ::testing::ValuesIn(engines_between_processes()),
+                         [](const auto& engine) { return engine.param; });
+
+}  // namespace
+}  // namespace lockstep::testing

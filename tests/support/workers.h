@@ -1,0 +1,118 @@
+// Worlds for tests: N workers as threads of this process, or as processes of their own.
+#pragma once
+
+#include <lockstep/comm.h>
+#include <lockstep/errors.h>
+#include <sys/types.h>
+
+#include <atomic>
+#include <condition_variable>
+#include <functional>
+#include <map>
+#include <memory>
+#include <mutex>
+#include <optional>
+#include <string>
+#include <vector>
+
+namespace lockstep::testing {
+
+// A Bootstrap within one process.
+class LocalStore {
+ public:
+  void put(const std::string& key, const std::string& value);
+  std::string get(const std::string& key, Deadline deadline);
+
+ private:
+  std::mutex mutex_;
+  std::condition_variable changed_;
+  std::map<std::string, std::string> values_;
+};
+
+class LocalBootstrap : public Bootstrap {
+ public:
+  LocalBootstrap(std::shared_ptr<LocalStore> store, std::string name, int rank, int size)
+      : store_(std::move(store)), name_(std::move(name)), rank_(rank), size_(size) {}
+  int rank() const override { return rank_; }
+  int size() const override { return size_; }
+  std::string name() const override { return name_; }
+  std::string secret() const override { return secret_; }
+  void put(std::string_view key, std::string_view value, Deadline) override {
+    store_->put(std::string(key), std::string(value));
+  }
+  std::string get(std::string_view key, Deadline deadline) override {
+    return store_->get(std::string(key), deadline);
+  }
+  void set_secret(std::string secret) { secret_ = std::move(secret); }
+
+ private:
+  std::shared_ptr<LocalStore> store_;
+  std::string name_;
+  int rank_;
+  int size_;
+  std::string secret_ = "a secret of the tests";
+};
+
+// A Bootstrap between processes: files in a folder.
+class FolderBootstrap : public Bootstrap {
+ public:
+  FolderBootstrap(std::string folder, int rank, int size)
+      : folder_(std::move(folder)), rank_(rank), size_(size) {}
+  int rank() const override { return rank_; }
+  int size() const override { return size_; }
+  std::string name() const override { return folder_; }
+  std::string secret() const override { return "a secret of the tests"; }
+  void put(std::string_view key, std::string_view value, Deadline deadline) override;
+  std::string get(std::string_view key, Deadline deadline) override;
+
+ private:
+  std::string path(std::string_view key) const;
+  std::string folder_;
+  int rank_;
+  int size_;
+};
+
+struct WorldSpec {
+  std::string engine = "thread";
+  int size = 2;
+  std::chrono::milliseconds timeout{20'000};
+};
+
+// How one worker ended.
+struct Outcome {
+  std::optional<ErrorKind> kind;  // nothing: it returned
+  std::vector<int> ranks;
+  std::string text;
+  std::chrono::milliseconds took{0};
+};
+
+// Runs `body` on every worker as a thread and returns how each ended; what is not a lockstep::Error
+// escapes.
+std::vector<Outcome> run_workers(const WorldSpec& spec, const std::function<void(Comm&)>& body);
+
+// The same, where every worker must return; rethrows the first failure.
+void run_all(const WorldSpec& spec, const std::function<void(Comm&)>& body);
+
+// Workers as processes, for what kills them.
+class ProcessWorld {
+ public:
+  ProcessWorld(const WorldSpec& spec, std::function<void(Comm&)> body);
+  ~ProcessWorld();  // kills what is left
+
+  void signal(int rank, int number) const;
+  // Waits until every worker has put a mark (see mark()).
+  void await_marks(const std::string& name, Deadline deadline);
+  // How a worker ended; nothing when it is still there at the deadline. A killed one has kind
+  // nothing and text "signal 9".
+  std::optional<Outcome> wait(int rank, Deadline deadline);
+
+  // Called by a worker's body: says that it has come so far.
+  static void mark(int rank, const std::string& name);
+
+ private:
+  WorldSpec spec_;
+  std::string folder_;
+  std::vector<pid_t> processes_;
+};
+
+}  // namespace lockstep::testing
