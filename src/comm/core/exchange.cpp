@@ -3,6 +3,7 @@
 #include <fmt/format.h>
 
 #include <algorithm>
+#include <set>
 
 #include "base/check.h"
 #include "base/hash.h"
@@ -49,13 +50,33 @@ void Exchange::end(const Failed& error) {
   throw error;
 }
 
+// Whoever waits for a worker that itself waits for a third one would blame the wrong one. So a late
+// worker says whom it waited for, listens for a moment to what that one says, and follows the trail
+// to the silent end.
+Failure Exchange::first_cause(Failure own) const {
+  constexpr auto kMoment = std::chrono::milliseconds(300);
+  link().tell(own);
+  const auto deadline = Deadline::after(kMoment);
+  std::set<int> seen{link().rank()};
+  Failure cause = std::move(own);
+  while (cause.kind == ErrorKind::kTimeout && cause.ranks.size() == 1 &&
+         seen.insert(cause.ranks[0]).second) {
+    const auto told = link().heard_from(cause.ranks[0], deadline);
+    if (!told) break;
+    const bool blames_back = told->ranks.size() == 1 && seen.contains(told->ranks[0]);
+    if (!blames_back) cause = *told;
+  }
+  return cause;
+}
+
 void Exchange::late(int peer) {
   const std::chrono::duration<double> waited = Deadline::Clock::now() - begun_;
-  end(Timeout(
-      fmt::format(
-          "rank {} waited {:.1f} s for rank {} in {}; is it stopped, slow, or in other code?",
-          link().rank(), waited.count(), world_rank(peer), doing()),
-      {world_rank(peer)}));
+  const auto text = fmt::format(
+      "rank {} waited {:.1f} s for rank {} in {}; is it stopped, slow, or in other code?",
+      link().rank(), waited.count(), world_rank(peer), doing());
+  const Failure cause = first_cause({ErrorKind::kTimeout, {world_rank(peer)}, text});
+  link().fail(cause);
+  raise(cause);
 }
 
 // Says of a lost peer in which operation it was missed; what a peer told of others is passed on as

@@ -119,6 +119,7 @@ class Exchange {
   template <typename Failed>
   [[noreturn]] void end(const Failed& error);
   [[noreturn]] void late(int peer);
+  Failure first_cause(Failure own) const;
   std::string doing() const;
 
   int world_rank(int peer) const { return setting_.members[peer]; }

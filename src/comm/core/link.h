@@ -56,6 +56,12 @@ class Link {
   virtual void fail(const Failure& failure) noexcept = 0;
   virtual std::optional<Failure> failure() const = 0;
 
+  // Tells the peers why this worker is about to end, once, without ending yet; and what a peer has
+  // told, waiting for it until the deadline. Late workers find out with these who the first late
+  // one was.
+  virtual void tell(const Failure& failure) noexcept = 0;
+  virtual std::optional<Failure> heard_from(int peer, Deadline deadline) noexcept = 0;
+
   // The engine's own all-reduce over the whole link, in place; false when it has none for this
   // type. `tag` tells operations apart that run at the same time.
   virtual bool native_all_reduce(const Buffer& /*data*/, ReduceOp /*op*/, std::uint32_t /*tag*/,

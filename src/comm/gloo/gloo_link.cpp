@@ -9,10 +9,10 @@
 namespace lockstep::comm {
 namespace {
 
-constexpr Slot kEngineBit =
-    Slot{1} << 63;  // beyond any of Gloo's own collectives, which use the low prefixes
-constexpr Slot kNoticeSlot = kEngineBit | 7;  // operations use 0 to 3 of every eight
+constexpr Slot kEngineBit = Slot{1} << 63;  // beyond any slot of Gloo's own collectives
 constexpr auto kNoticePatience = std::chrono::milliseconds(200);
+constexpr int kNobody = -1;  // a wait that no peer's end interrupts
+constexpr auto kLastLook = std::chrono::milliseconds(20);
 
 }  // namespace
 
@@ -24,12 +24,19 @@ class GlooTransfer : public Transfer {
 
   bool wait(Deadline deadline) override {
     try {
-      if (link_.watchdog_.wait(*buffer_, direction_, deadline)) return true;
+      if (!over()) {
+        const auto verdict = link_.watchdog_.wait(*buffer_, direction_, peer_, deadline);
+        if (verdict == Watchdog::Verdict::kDone) return true;
+        if (verdict == Watchdog::Verdict::kLate) return false;
+      }
+      // The peer or this link has ended. What had arrived before that has arrived.
+      const auto verdict =
+          link_.watchdog_.wait(*buffer_, direction_, peer_, Deadline::after(kLastLook));
+      if (verdict == Watchdog::Verdict::kDone) return true;
     } catch (const std::exception& error) {
-      link_.explain(peer_, error);
+      link_.explain(peer_, error.what());
     }
-    if (const auto failure = link_.failure()) raise(*failure);
-    return false;
+    link_.explain(peer_, "it ended");
   }
 
   void cancel() override {
@@ -41,6 +48,8 @@ class GlooTransfer : public Transfer {
   }
 
  private:
+  bool over() const { return link_.failure() || link_.news_.ended(peer_); }
+
   GlooLink& link_;
   int peer_;
   Direction direction_;
@@ -48,16 +57,8 @@ class GlooTransfer : public Transfer {
 };
 
 GlooLink::GlooLink(std::shared_ptr<gloo::rendezvous::Context> context)
-    : context_(std::move(context)), notices_(context_->size) {
-  const NoSigpipe no_sigpipe;
-  for (int peer = 0; peer < size(); ++peer) {
-    if (peer == rank()) continue;
-    Notice& notice = notices_[peer];
-    notice.bytes.resize(kNoticeBytes);
-    notice.buffer = context_->createUnboundBuffer(notice.bytes.data(), notice.bytes.size());
-    notice.buffer->recv(peer, kNoticeSlot);
-  }
-}
+    : context_(std::move(context)),
+      news_(*context_, [this](int peer) { watchdog_.interrupt(peer); }) {}
 
 GlooLink::~GlooLink() {
   end({ErrorKind::kPeerLost, {rank()}, fmt::format("rank {} has left the world", rank())});
@@ -75,7 +76,7 @@ std::unique_ptr<Transfer> GlooLink::post(Direction direction, int peer, Slot slo
       buffer->recv(peer, kEngineBit | slot);
     }
   } catch (const std::exception& error) {
-    explain(peer, error);
+    explain(peer, error.what());
   }
   return std::make_unique<GlooTransfer>(*this, peer, direction, std::move(buffer));
 }
@@ -105,7 +106,7 @@ void GlooLink::end(const Failure& failure) noexcept {
     failure_ = failure;
   }
   const NoSigpipe no_sigpipe;
-  tell_peers(failure);
+  tell(failure);
   watchdog_.interrupt_all();
   try {
     context_->closeConnections();
@@ -114,52 +115,40 @@ void GlooLink::end(const Failure& failure) noexcept {
   }
 }
 
-void GlooLink::tell_peers(const Failure& failure) noexcept {
-  const std::string bytes = encode_notice(failure);
+void GlooLink::tell(const Failure& failure) noexcept {
+  const std::lock_guard lock(told_mutex_);
+  if (!told_.empty()) return;
   told_.resize(size());
+  const NoSigpipe no_sigpipe;
   const auto deadline = Deadline::after(kNoticePatience);
   for (int peer = 0; peer < size(); ++peer) {
     if (peer == rank()) continue;
+    Notice& notice = told_[peer];
     try {
-      told_[peer].bytes = bytes;
-      told_[peer].buffer =
-          context_->createUnboundBuffer(told_[peer].bytes.data(), told_[peer].bytes.size());
-      told_[peer].buffer->send(peer, kNoticeSlot);
+      notice.bytes = encode_notice(failure);
+      notice.buffer = context_->createUnboundBuffer(notice.bytes.data(), notice.bytes.size());
+      notice.buffer->send(peer, kNoticeSlot);
     } catch (const std::exception&) {
-      told_[peer].buffer.reset();  // a peer that is gone need not be told
+      notice.buffer.reset();  // a peer that is gone need not be told
     }
   }
   for (Notice& notice : told_) {
     try {
-      if (notice.buffer) watchdog_.wait(*notice.buffer, Direction::kSend, deadline);
+      if (notice.buffer) watchdog_.wait(*notice.buffer, Direction::kSend, kNobody, deadline);
     } catch (const std::exception&) {
       continue;  // gone meanwhile
     }
   }
 }
 
-std::optional<Failure> GlooLink::notice_of(int peer) noexcept {
-  const std::lock_guard lock(notices_mutex_);
-  Notice& notice = notices_[peer];
-  if (!notice.buffer) return std::nullopt;
-  std::optional<Failure> told;
-  try {
-    if (watchdog_.wait(*notice.buffer, Direction::kRecv, Deadline::after(kNoticePatience))) {
-      told = decode_notice(notice.bytes);
-    }
-  } catch (const std::exception&) {
-    // The connection broke before the peer could say why.
-  }
-  notice.buffer.reset();
-  return told;
+std::optional<Failure> GlooLink::heard_from(int peer, Deadline deadline) noexcept {
+  return news_.await(peer, deadline);
 }
 
-void GlooLink::explain(int peer, const std::exception& error) {
+void GlooLink::explain(int peer, const std::string& detail) {
   if (const auto failure = this->failure()) raise(*failure);
-  if (const auto told = notice_of(peer)) raise(*told);
-  if (const auto failure = this->failure()) raise(*failure);
-  throw PeerLost(fmt::format("rank {} was lost: its connection broke ({})", peer, error.what()),
-                 {peer});
+  if (const auto said = news_.await(peer, Deadline::after(kNoticePatience))) raise(*said);
+  throw PeerLost(fmt::format("rank {} was lost without a word ({})", peer, detail), {peer});
 }
 
 bool GlooLink::native_all_reduce(const Buffer& data, ReduceOp op, std::uint32_t tag,
@@ -188,7 +177,7 @@ bool GlooLink::native_all_reduce(const Buffer& data, ReduceOp op, std::uint32_t 
                                 data.count, name(data.dtype)));
     }
     for (int peer = 0; peer < size(); ++peer) {
-      if (const auto told = peer == rank() ? std::nullopt : notice_of(peer)) raise(*told);
+      if (peer != rank() && news_.ended(peer)) explain(peer, error.what());
     }
     throw PeerLost(fmt::format("a peer was lost in Gloo's own all-reduce ({})", error.what()));
   }

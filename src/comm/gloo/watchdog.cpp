@@ -1,12 +1,6 @@
 #include "comm/gloo/watchdog.h"
 
 namespace lockstep::comm {
-namespace {
-
-// Longer than any deadline; Gloo adds it to its clock.
-constexpr auto kGlooForever = std::chrono::milliseconds(std::chrono::hours(24 * 400));
-
-}  // namespace
 
 Watchdog::Watchdog() : thread_([this] { loop(); }) {}
 
@@ -19,8 +13,9 @@ Watchdog::~Watchdog() {
   thread_.join();
 }
 
-void Watchdog::interrupt(Watched& watched) {
-  watched.interrupted = true;
+void Watchdog::end(Watched& watched, Verdict verdict) {
+  if (watched.verdict != Verdict::kDone) return;
+  watched.verdict = verdict;
   if (watched.direction == Direction::kSend) {
     watched.buffer->abortWaitSend();
   } else {
@@ -28,36 +23,45 @@ void Watchdog::interrupt(Watched& watched) {
   }
 }
 
-bool Watchdog::wait(gloo::transport::UnboundBuffer& buffer, Direction direction,
-                    Deadline deadline) {
+Watchdog::Verdict Watchdog::wait(gloo::transport::UnboundBuffer& buffer, Direction direction,
+                                 int peer, Deadline deadline) {
   std::uint64_t id = 0;
   {
     const std::lock_guard lock(mutex_);
-    if (interrupted_) return false;
     id = next_++;
-    watched_[id] = {&buffer, direction, deadline, false};
+    watched_[id] = {&buffer, direction, peer, deadline, Verdict::kDone};
     if (deadline.when() < wakes_) changed_.notify_all();
   }
-  // Gloo keeps an interrupt that comes before the wait, and forgets it after: no wake-up is lost.
   const auto forget = [&] {
     const std::lock_guard lock(mutex_);
+    const Verdict verdict = watched_[id].verdict;
     watched_.erase(id);
+    return verdict;
   };
   try {
+    // Gloo keeps an interrupt that comes before the wait, and forgets it after: none is lost.
     const bool completed = direction == Direction::kSend ? buffer.waitSend(nullptr, kGlooForever)
                                                          : buffer.waitRecv(nullptr, kGlooForever);
-    forget();
-    return completed;
+    const Verdict verdict = forget();
+    if (completed) return Verdict::kDone;
+    // An interrupt that is not ours is a Transfer's cancel.
+    return verdict == Verdict::kDone ? Verdict::kLate : verdict;
   } catch (...) {
     forget();
     throw;
   }
 }
 
+void Watchdog::interrupt(int peer) {
+  const std::lock_guard lock(mutex_);
+  for (auto& [id, watched] : watched_) {
+    if (watched.peer == peer) end(watched, Verdict::kInterrupted);
+  }
+}
+
 void Watchdog::interrupt_all() {
   const std::lock_guard lock(mutex_);
-  interrupted_ = true;
-  for (auto& [id, watched] : watched_) interrupt(watched);
+  for (auto& [id, watched] : watched_) end(watched, Verdict::kInterrupted);
 }
 
 void Watchdog::loop() {
@@ -66,9 +70,9 @@ void Watchdog::loop() {
     wakes_ = Deadline::Clock::time_point::max();
     const auto now = Deadline::Clock::now();
     for (auto& [id, watched] : watched_) {
-      if (watched.interrupted) continue;
+      if (watched.verdict != Verdict::kDone) continue;
       if (watched.deadline.when() <= now) {
-        interrupt(watched);
+        end(watched, Verdict::kLate);
       } else {
         wakes_ = std::min(wakes_, watched.deadline.when());
       }

@@ -1,16 +1,20 @@
-// Deadlines for Gloo's waits. Gloo's own time-outs close every connection of the process, so its
-// waits are called without one, and this thread interrupts the wait that is late.
+// Deadlines and interrupts for Gloo's waits. Gloo's own time-outs close every connection of the
+// process, so its waits are called without one, and this thread interrupts the wait that is late.
 #pragma once
 
 #include <gloo/transport/unbound_buffer.h>
 #include <lockstep/deadline.h>
 
 #include <condition_variable>
+#include <cstdint>
 #include <map>
 #include <mutex>
 #include <thread>
 
 namespace lockstep::comm {
+
+// Longer than any deadline; Gloo adds it to its clock.
+inline constexpr auto kGlooForever = std::chrono::milliseconds(std::chrono::hours(24 * 400));
 
 enum class Direction { kSend, kRecv };
 
@@ -22,28 +26,32 @@ class Watchdog {
   Watchdog();
   ~Watchdog();
 
-  // True when the transfer has completed, false at the deadline or after an interrupt.
-  bool wait(gloo::transport::UnboundBuffer& buffer, Direction direction, Deadline deadline);
+  enum class Verdict { kDone, kLate, kInterrupted };
 
-  // Ends every wait, now and from now on.
+  // Waits for a transfer with a peer. It may have completed although it was interrupted.
+  Verdict wait(gloo::transport::UnboundBuffer& buffer, Direction direction, int peer,
+               Deadline deadline);
+
+  // Ends the waits that there are now, with one peer or with all.
+  void interrupt(int peer);
   void interrupt_all();
 
  private:
   struct Watched {
     gloo::transport::UnboundBuffer* buffer = nullptr;
     Direction direction = Direction::kSend;
+    int peer = 0;
     Deadline deadline = Deadline::after(std::chrono::seconds(0));
-    bool interrupted = false;
+    Verdict verdict = Verdict::kDone;  // what its end by this object will mean
   };
   void loop();
-  static void interrupt(Watched& watched);
+  static void end(Watched& watched, Verdict verdict);
 
   std::mutex mutex_;
   std::condition_variable changed_;
   std::map<std::uint64_t, Watched> watched_;
   std::uint64_t next_ = 0;
   Deadline::Clock::time_point wakes_ = Deadline::Clock::time_point::max();
-  bool interrupted_ = false;
   bool stopping_ = false;
   std::thread thread_;
 };

@@ -31,7 +31,7 @@ struct Post {
 
 class Hub {
  public:
-  explicit Hub(int size) : members_(size) {}
+  explicit Hub(int size) : members_(size), told_(size) {}
 
   int size() const { return static_cast<int>(members_.size()); }
 
@@ -101,6 +101,18 @@ class Hub {
     return members_[rank];
   }
 
+  void tell(int rank, const Failure& failure) {
+    const std::lock_guard lock(mutex_);
+    if (!told_[rank]) told_[rank] = failure;
+    changed_.notify_all();
+  }
+
+  std::optional<Failure> heard_from(int rank, Deadline deadline) {
+    std::unique_lock lock(mutex_);
+    changed_.wait_until(lock, deadline.when(), [&] { return told_[rank].has_value(); });
+    return told_[rank];
+  }
+
  private:
   using Key = std::tuple<int, int, Slot>;  // sender, receiver, slot
   struct Line {
@@ -125,6 +137,7 @@ class Hub {
   // What waits for the ended member, or belongs to it, will never meet its counterpart.
   void end_member(int rank, const Failure& failure) {
     members_[rank] = failure;
+    if (!told_[rank]) told_[rank] = failure;
     for (auto& [key, line] : lines_) {
       for (auto* queue : {&line.sends, &line.recvs}) {
         for (const auto& post : *queue) {
@@ -142,6 +155,7 @@ class Hub {
   std::condition_variable changed_;
   std::map<Key, Line> lines_;
   std::vector<std::optional<Failure>> members_;  // why each has ended, if it has
+  std::vector<std::optional<Failure>> told_;     // what each has said before it ended
 };
 
 class ThreadTransfer : public Transfer {
@@ -177,6 +191,10 @@ class ThreadLink : public Link {
   }
   void fail(const Failure& failure) noexcept override { hub_->fail(rank_, failure); }
   std::optional<Failure> failure() const override { return hub_->failure(rank_); }
+  void tell(const Failure& failure) noexcept override { hub_->tell(rank_, failure); }
+  std::optional<Failure> heard_from(int peer, Deadline deadline) noexcept override {
+    return hub_->heard_from(peer, deadline);
+  }
 
  private:
   std::unique_ptr<Transfer> post(Direction direction, int peer, Slot slot, void* data,

@@ -1,0 +1,68 @@
+#include "comm/gloo/peer_news.h"
+
+#include "comm/gloo/watchdog.h"
+
+namespace lockstep::comm {
+
+PeerNews::PeerNews(gloo::Context& context, std::function<void(int)> on_end)
+    : on_end_(std::move(on_end)), peers_(context.size) {
+  for (int number = 0; number < context.size; ++number) {
+    if (number == context.rank) continue;
+    Peer& peer = peers_[number];
+    peer.bytes.resize(kNoticeBytes);
+    peer.buffer = context.createUnboundBuffer(peer.bytes.data(), peer.bytes.size());
+    peer.buffer->recv(number, kNoticeSlot);
+  }
+  for (int number = 0; number < context.size; ++number) {
+    if (peers_[number].buffer)
+      peers_[number].thread = std::thread([this, number] { listen(number); });
+  }
+}
+
+PeerNews::~PeerNews() {
+  {
+    const std::lock_guard lock(mutex_);
+    stopping_ = true;
+  }
+  for (Peer& peer : peers_) {
+    if (!peer.buffer) continue;
+    peer.buffer->abortWaitRecv();
+    peer.thread.join();
+  }
+}
+
+void PeerNews::listen(int number) {
+  Peer& peer = peers_[number];
+  std::optional<Failure> said;
+  try {
+    if (peer.buffer->waitRecv(nullptr, kGlooForever)) said = decode_notice(peer.bytes);
+  } catch (const std::exception&) {
+    // The connection broke before the peer could say why.
+  }
+  {
+    const std::lock_guard lock(mutex_);
+    if (stopping_) return;
+    peer.ended = true;
+    peer.said = std::move(said);
+    changed_.notify_all();
+  }
+  on_end_(number);
+}
+
+bool PeerNews::ended(int peer) const {
+  const std::lock_guard lock(mutex_);
+  return peers_[peer].ended;
+}
+
+std::optional<Failure> PeerNews::said(int peer) const {
+  const std::lock_guard lock(mutex_);
+  return peers_[peer].said;
+}
+
+std::optional<Failure> PeerNews::await(int peer, Deadline deadline) const {
+  std::unique_lock lock(mutex_);
+  changed_.wait_until(lock, deadline.when(), [&] { return peers_[peer].ended; });
+  return peers_[peer].said;
+}
+
+}  // namespace lockstep::comm

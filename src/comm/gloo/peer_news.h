@@ -1,0 +1,64 @@
+// What each peer says before it ends, and that it has ended.
+//
+//   notice   a fixed-size message in which a worker says why it ends. Memory for one from every
+//   peer is posted when
+//            the world forms, so that it goes out at once whatever else is under way
+//
+// One thread per peer sleeps in Gloo until the notice comes or the connection breaks. Gloo does not
+// wake every transfer of a broken connection (a send that was half written stays asleep), so this
+// news is what wakes them.
+#pragma once
+
+#include <gloo/context.h>
+#include <gloo/transport/unbound_buffer.h>
+#include <lockstep/deadline.h>
+
+#include <condition_variable>
+#include <functional>
+#include <memory>
+#include <mutex>
+#include <optional>
+#include <string>
+#include <thread>
+#include <vector>
+
+#include "comm/core/failure.h"
+
+namespace lockstep::comm {
+
+// Threads:   any.
+// Blocking:  await, until its deadline; the destructor interrupts the threads.
+// Ownership: the context must outlive it.
+class PeerNews {
+ public:
+  // `on_end` is called once for each peer that ends, on a thread of this object.
+  PeerNews(gloo::Context& context, std::function<void(int peer)> on_end);
+  ~PeerNews();
+
+  // True once the peer has ended; what it said, if it said anything.
+  bool ended(int peer) const;
+  std::optional<Failure> said(int peer) const;
+  // Waits until the peer has ended; what it said.
+  std::optional<Failure> await(int peer, Deadline deadline) const;
+
+ private:
+  struct Peer {
+    std::string bytes;
+    std::unique_ptr<gloo::transport::UnboundBuffer> buffer;
+    bool ended = false;
+    std::optional<Failure> said;
+    std::thread thread;
+  };
+  void listen(int number);
+
+  std::function<void(int)> on_end_;
+  mutable std::mutex mutex_;
+  mutable std::condition_variable changed_;
+  bool stopping_ = false;
+  std::vector<Peer> peers_;  // by rank; this worker's own is unused
+};
+
+// The slot of notices.
+inline constexpr std::uint64_t kNoticeSlot = (std::uint64_t{1} << 63) | 7;
+
+}  // namespace lockstep::comm
