@@ -10,8 +10,6 @@ namespace lockstep::comm {
 namespace {
 
 constexpr Slot kEngineBit = Slot{1} << 63;  // beyond any slot of Gloo's own collectives
-constexpr auto kNoticePatience = std::chrono::milliseconds(200);
-constexpr int kNobody = -1;  // a wait that no peer's end interrupts
 constexpr auto kLastLook = std::chrono::milliseconds(20);
 
 }  // namespace
@@ -58,10 +56,18 @@ class GlooTransfer : public Transfer {
 
 GlooLink::GlooLink(std::shared_ptr<gloo::rendezvous::Context> context)
     : context_(std::move(context)),
-      news_(*context_, [this](int peer) { watchdog_.interrupt(peer); }) {}
+      told_(context_->size),
+      news_(*context_, watchdog_, [this](int peer) { watchdog_.interrupt(peer); }) {
+  for (int peer = 0; peer < size(); ++peer) {
+    if (peer == rank()) continue;
+    told_[peer].receipt_buffer = context_->createUnboundBuffer(&told_[peer].receipt, 1);
+    told_[peer].receipt_buffer->recv(peer, kReceiptSlot);
+  }
+}
 
 GlooLink::~GlooLink() {
-  end({ErrorKind::kPeerLost, {rank()}, fmt::format("rank {} has left the world", rank())});
+  end({ErrorKind::kPeerLost, {rank()}, fmt::format("rank {} has left the world", rank())},
+      kLeavePatience);
 }
 
 std::unique_ptr<Transfer> GlooLink::post(Direction direction, int peer, Slot slot, void* data,
@@ -96,17 +102,17 @@ std::optional<Failure> GlooLink::failure() const {
 }
 
 void GlooLink::fail(const Failure& failure) noexcept {
-  end(failure);
+  end(failure, kNoticePatience);
 }
 
-void GlooLink::end(const Failure& failure) noexcept {
+void GlooLink::end(const Failure& failure, std::chrono::milliseconds patience) noexcept {
   {
     const std::lock_guard lock(mutex_);
     if (failure_) return;
     failure_ = failure;
   }
   const NoSigpipe no_sigpipe;
-  tell(failure);
+  tell(failure, patience);
   watchdog_.interrupt_all();
   try {
     context_->closeConnections();
@@ -115,14 +121,13 @@ void GlooLink::end(const Failure& failure) noexcept {
   }
 }
 
-void GlooLink::tell(const Failure& failure) noexcept {
+void GlooLink::tell(const Failure& failure, std::chrono::milliseconds patience) noexcept {
   const std::lock_guard lock(told_mutex_);
-  if (!told_.empty()) return;
-  told_.resize(size());
+  if (told_all_) return;
+  told_all_ = true;
   const NoSigpipe no_sigpipe;
-  const auto deadline = Deadline::after(kNoticePatience);
   for (int peer = 0; peer < size(); ++peer) {
-    if (peer == rank()) continue;
+    if (peer == rank() || news_.ended(peer)) continue;
     Notice& notice = told_[peer];
     try {
       notice.bytes = encode_notice(failure);
@@ -132,9 +137,12 @@ void GlooLink::tell(const Failure& failure) noexcept {
       notice.buffer.reset();  // a peer that is gone need not be told
     }
   }
-  for (Notice& notice : told_) {
+  const auto deadline = Deadline::after(patience);
+  for (int peer = 0; peer < size(); ++peer) {
+    Notice& notice = told_[peer];
     try {
-      if (notice.buffer) watchdog_.wait(*notice.buffer, Direction::kSend, kNobody, deadline);
+      if (notice.buffer)
+        watchdog_.wait(*notice.receipt_buffer, Direction::kRecv, kNobody, deadline);
     } catch (const std::exception&) {
       continue;  // gone meanwhile
     }

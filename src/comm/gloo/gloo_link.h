@@ -17,6 +17,11 @@ namespace lockstep::comm {
 
 class GlooLink : public Link {
  public:
+  // How long a worker that ends waits for its peers to have its notice: one that fails, and one
+  // that leaves in peace, whose last messages may still be on their way.
+  static constexpr auto kNoticePatience = std::chrono::milliseconds(200);
+  static constexpr auto kLeavePatience = std::chrono::milliseconds(3000);
+
   // `context` is a full mesh.
   explicit GlooLink(std::shared_ptr<gloo::rendezvous::Context> context);
   ~GlooLink() override;
@@ -29,7 +34,7 @@ class GlooLink : public Link {
   std::unique_ptr<Transfer> recv(int peer, Slot slot, void* data, std::size_t bytes) override;
   void fail(const Failure& failure) noexcept override;
   std::optional<Failure> failure() const override;
-  void tell(const Failure& failure) noexcept override;
+  void tell(const Failure& failure) noexcept override { tell(failure, kNoticePatience); }
   std::optional<Failure> heard_from(int peer, Deadline deadline) noexcept override;
   bool native_all_reduce(const Buffer& data, ReduceOp op, std::uint32_t tag,
                          Deadline deadline) override;
@@ -38,11 +43,14 @@ class GlooLink : public Link {
   friend class GlooTransfer;
   struct Notice {
     std::string bytes;
-    std::unique_ptr<gloo::transport::UnboundBuffer> buffer;
+    std::unique_ptr<gloo::transport::UnboundBuffer> buffer;  // nothing before it is sent
+    char receipt = 0;
+    std::unique_ptr<gloo::transport::UnboundBuffer> receipt_buffer;
   };
   std::unique_ptr<Transfer> post(Direction direction, int peer, Slot slot, void* data,
                                  std::size_t bytes);
-  void end(const Failure& failure) noexcept;
+  void end(const Failure& failure, std::chrono::milliseconds patience) noexcept;
+  void tell(const Failure& failure, std::chrono::milliseconds patience) noexcept;
   // Throws why nothing more comes from a peer: this link has ended, the peer said why it did, or it
   // was lost.
   [[noreturn]] void explain(int peer, const std::string& detail);
@@ -52,6 +60,7 @@ class GlooLink : public Link {
   mutable std::mutex mutex_;
   std::optional<Failure> failure_;
   std::mutex told_mutex_;
+  bool told_all_ = false;
   std::vector<Notice> told_;  // by peer, alive until the connections are closed
   PeerNews news_;             // last: its threads use the rest
 };

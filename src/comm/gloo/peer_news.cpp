@@ -1,11 +1,11 @@
 #include "comm/gloo/peer_news.h"
 
-#include "comm/gloo/watchdog.h"
+#include "comm/gloo/no_sigpipe.h"
 
 namespace lockstep::comm {
 
-PeerNews::PeerNews(gloo::Context& context, std::function<void(int)> on_end)
-    : on_end_(std::move(on_end)), peers_(context.size) {
+PeerNews::PeerNews(gloo::Context& context, Watchdog& watchdog, std::function<void(int)> on_end)
+    : context_(context), watchdog_(watchdog), on_end_(std::move(on_end)), peers_(context.size) {
   for (int number = 0; number < context.size; ++number) {
     if (number == context.rank) continue;
     Peer& peer = peers_[number];
@@ -35,7 +35,10 @@ void PeerNews::listen(int number) {
   Peer& peer = peers_[number];
   std::optional<Failure> said;
   try {
-    if (peer.buffer->waitRecv(nullptr, kGlooForever)) said = decode_notice(peer.bytes);
+    if (peer.buffer->waitRecv(nullptr, kGlooForever)) {
+      said = decode_notice(peer.bytes);
+      send_receipt(number);
+    }
   } catch (const std::exception&) {
     // The connection broke before the peer could say why.
   }
@@ -47,6 +50,15 @@ void PeerNews::listen(int number) {
     changed_.notify_all();
   }
   on_end_(number);
+}
+
+void PeerNews::send_receipt(int number) {
+  const NoSigpipe no_sigpipe;
+  char receipt = 1;
+  const auto buffer = context_.createUnboundBuffer(&receipt, sizeof receipt);
+  buffer->send(number, kReceiptSlot);
+  watchdog_.wait(*buffer, Direction::kSend, kNobody,
+                 Deadline::after(std::chrono::milliseconds(200)));
 }
 
 bool PeerNews::ended(int peer) const {

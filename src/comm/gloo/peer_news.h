@@ -1,8 +1,11 @@
 // What each peer says before it ends, and that it has ended.
 //
-//   notice   a fixed-size message in which a worker says why it ends. Memory for one from every
+//   notice     a fixed-size message in which a worker says why it ends. Memory for one from every
 //   peer is posted when
-//            the world forms, so that it goes out at once whatever else is under way
+//              the world forms, so that it goes out at once whatever else is under way
+//   receipt    the answer to a notice. Everything that was sent before the notice has then arrived;
+//   a connection that
+//              is closed before may take with it what still lies in the sender's socket
 //
 // One thread per peer sleeps in Gloo until the notice comes or the connection breaks. Gloo does not
 // wake every transfer of a broken connection (a send that was half written stays asleep), so this
@@ -23,6 +26,7 @@
 #include <vector>
 
 #include "comm/core/failure.h"
+#include "comm/gloo/watchdog.h"
 
 namespace lockstep::comm {
 
@@ -32,7 +36,7 @@ namespace lockstep::comm {
 class PeerNews {
  public:
   // `on_end` is called once for each peer that ends, on a thread of this object.
-  PeerNews(gloo::Context& context, std::function<void(int peer)> on_end);
+  PeerNews(gloo::Context& context, Watchdog& watchdog, std::function<void(int peer)> on_end);
   ~PeerNews();
 
   // True once the peer has ended; what it said, if it said anything.
@@ -50,7 +54,10 @@ class PeerNews {
     std::thread thread;
   };
   void listen(int number);
+  void send_receipt(int number);
 
+  gloo::Context& context_;
+  Watchdog& watchdog_;
   std::function<void(int)> on_end_;
   mutable std::mutex mutex_;
   mutable std::condition_variable changed_;
@@ -58,7 +65,10 @@ class PeerNews {
   std::vector<Peer> peers_;  // by rank; this worker's own is unused
 };
 
-// The slot of notices.
+// Operations use 0 to 3 of every eight slots.
 inline constexpr std::uint64_t kNoticeSlot = (std::uint64_t{1} << 63) | 7;
+inline constexpr std::uint64_t kReceiptSlot = (std::uint64_t{1} << 63) | 5;
+// A wait that no peer's end interrupts.
+inline constexpr int kNobody = -1;
 
 }  // namespace lockstep::comm
