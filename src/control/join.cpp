@@ -1,0 +1,154 @@
+// Joining a world: find our place, meet the others, connect, and see each other off.
+//
+//   place       from the launcher's variables; a world of one goes no further
+//   host        rank 0 opens the rendezvous, unless the launcher has
+//   meet        every worker joins there: one handshake, one answer when all have come
+//   connect     the engine exchanges addresses through it
+//   done        one more answer when all have connected; from then on nobody needs the rendezvous,
+//               so that nothing of it remains while the job trains
+#include <fmt/format.h>
+#include <lockstep/errors.h>
+#include <lockstep/world.h>
+#include <unistd.h>
+
+#include <algorithm>
+#include <optional>
+
+#include "base/environment.h"
+#include "base/log.h"
+#include "control/launcher_environment.h"
+#include "control/rendezvous/client.h"
+#include "control/rendezvous/hosted.h"
+#include "control/rendezvous/secret.h"
+#include "control/world_state.h"
+
+namespace lockstep {
+namespace {
+
+using control::Address;
+using control::Place;
+using std::chrono::milliseconds;
+
+constexpr milliseconds kDefaultTimeout{300'000};
+constexpr milliseconds kLeastForFarewell{100};
+constexpr milliseconds kMostForFarewell{2'000};
+
+milliseconds timeout_of(const JoinOptions& options) {
+  if (options.timeout.count() > 0) return options.timeout;
+  if (options.timeout.count() < 0) throw BadInput("JoinOptions::timeout is negative");
+  const auto said = base::environment("LOCKSTEP_TIMEOUT");
+  return said ? control::parse_seconds(*said, "LOCKSTEP_TIMEOUT") : kDefaultTimeout;
+}
+
+// Processes need an engine between processes: gloo where it was built, else any other.
+std::string default_engine() {
+  std::string found;
+  std::string hint;
+  for (const EngineInfo& engine : engines()) {
+    if (engine.name == "thread") continue;
+    if (!engine.built) hint += fmt::format("; {}: {}", engine.name, engine.about);
+    if (engine.built && (found.empty() || engine.name == "gloo")) found = engine.name;
+  }
+  if (found.empty()) {
+    throw Unavailable(fmt::format("this build has no engine that connects processes{}", hint));
+  }
+  return found;
+}
+
+std::string engine_of(const JoinOptions& options) {
+  if (!options.engine.empty()) return options.engine;
+  const auto said = base::environment("LOCKSTEP_ENGINE");
+  return said ? *said : default_engine();
+}
+
+std::string secret_of(const Place& place) {
+  if (place.secret_fd) return control::read_sealed_secret(*place.secret_fd);
+  if (place.secret_file) return control::read_secret_file(*place.secret_file);
+  return {};  // one host: the kernel vouches for the user
+}
+
+control::Listener listener_of(const Place& place) {
+  const Address& where = place.rendezvous;
+  if (where.kind == Address::Kind::kUnix) return control::listen_unix(where.host);
+  const bool named = !place.interface_name.empty();
+  auto listener = control::listen_tcp(named ? place.interface_name : where.host, where.port);
+  const std::string& host = listener.address.host;
+  if (place.local_size < place.size && (host.starts_with("127.") || host == "::1")) {
+    base::log(
+        base::LogLevel::kWarn,
+        "{} stands for {} here, which other hosts cannot reach; set LOCKSTEP_INTERFACE to the "
+        "interface between the hosts",
+        where.host, host);
+  }
+  return listener;
+}
+
+// The rendezvous that rank 0 hosts; elsewhere nothing.
+class Host {
+ public:
+  Host(const Place& place, const std::string& secret, Deadline deadline)
+      : address_(place.rendezvous), deadline_(deadline) {
+    if (!place.rank_0_hosts || place.rank != 0) return;
+    hosted_.emplace(listener_of(place), control::ServerOptions{place.size, secret});
+    address_ = hosted_->address();
+  }
+  // Also when joining failed: the others, and those who come late, are still to hear why.
+  ~Host() {
+    if (!hosted_) return;
+    const auto left = std::chrono::duration_cast<milliseconds>(deadline_.left());
+    hosted_->finish(Deadline::after(std::clamp(left, kLeastForFarewell, kMostForFarewell)));
+  }
+
+  const Address& address() const { return address_; }
+
+ private:
+  Address address_;
+  Deadline deadline_;
+  std::optional<control::HostedRendezvous> hosted_;
+};
+
+Comm connect_all(const std::string& engine, control::RendezvousClient& client,
+                 const CommOptions& options) {
+  try {
+    return connect(engine, client, options);
+  } catch (const std::exception& error) {
+    client.give_up(error.what());
+    throw;
+  }
+}
+
+struct Joined {
+  std::uint64_t generation;
+  Comm comm;
+};
+
+Joined join_others(const Place& place, const std::string& engine, milliseconds timeout) {
+  const Deadline deadline = Deadline::after(timeout);
+  const std::string secret = secret_of(place);
+  const Host host(place, secret, deadline);
+  const control::JoinRequest request{place.rank, place.size, LOCKSTEP_VERSION, engine, timeout};
+  control::RendezvousClient client(host.address(), secret, request, deadline);
+  const std::string& named = place.interface_name;
+  const CommOptions options{timeout, named.empty() ? client.local_host() : named};
+  Joined joined{client.generation(), connect_all(engine, client, options)};
+  client.done(deadline);
+  return joined;
+}
+
+}  // namespace
+
+World join(const JoinOptions& options) {
+  Place place = control::find_place(base::environment, ::geteuid());
+  const milliseconds timeout = timeout_of(options);
+  const std::string launcher = control::name(place.launcher);
+  if (place.size == 1) {
+    World::State state{std::move(place), 1, launcher, connect_alone()};
+    return World(std::make_unique<World::State>(std::move(state)));
+  }
+  base::set_log_name(fmt::format("rank {}", place.rank));
+  Joined joined = join_others(place, engine_of(options), timeout);
+  World::State state{std::move(place), joined.generation, launcher, std::move(joined.comm)};
+  return World(std::make_unique<World::State>(std::move(state)));
+}
+
+}  // namespace lockstep

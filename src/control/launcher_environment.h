@@ -1,0 +1,61 @@
+// Who started this process, and what its place among the workers is. Pure: a function of the
+// environment's variables and the user.
+//
+//   lockstep     LOCKSTEP_RENDEZVOUS and LOCKSTEP_SECRET_FD: the launcher hosts the rendezvous
+//   torchrun     TORCHELASTIC_RUN_ID
+//   openmpi      OMPI_COMM_WORLD_RANK
+//   slurm        SLURM_PROCID inside a step that srun started
+//   environment  RANK and WORLD_SIZE, set by something else
+//   alone        none of these
+//
+// The first that fits counts: torchrun inside a Slurm step is torchrun. Below our own launcher rank
+// 0 hosts the rendezvous: where LOCKSTEP_RENDEZVOUS says, or, when all workers are on one host, on
+// an abstract socket whose name all of them derive from the launcher's name for the job.
+#pragma once
+
+#include <chrono>
+#include <cstdint>
+#include <functional>
+#include <optional>
+#include <string>
+#include <string_view>
+
+#include "control/rendezvous/address.h"
+
+namespace lockstep::control {
+
+enum class Launcher : std::uint8_t { kAlone, kLockstep, kTorchrun, kOpenMpi, kSlurm, kEnvironment };
+
+// "alone", "lockstep" …
+const char* name(Launcher launcher) noexcept;
+
+// The value of a variable; nothing when it is absent or empty.
+using Lookup = std::function<std::optional<std::string>(const char*)>;
+
+struct Place {
+  Launcher launcher = Launcher::kAlone;
+  int rank = 0;
+  int size = 1;
+  int local_rank = 0;
+  int local_size = 1;
+
+  // For more than one worker.
+  Address rendezvous;
+  bool rank_0_hosts = false;
+  std::string interface_name;  // LOCKSTEP_INTERFACE; empty: not said
+  std::optional<int> secret_fd;
+  std::optional<std::string> secret_file;
+};
+
+// BadInput, in one line that says what to set, when the variables contradict each other or workers
+// on several hosts were not told where to meet.
+Place find_place(const Lookup& lookup, std::uint32_t user);
+
+// Seconds, a fraction allowed: "30", "0.5". BadInput naming `what` for anything else.
+std::chrono::milliseconds parse_seconds(std::string_view text, std::string_view what);
+
+// How many tasks the node of this index runs, from Slurm's notation "2(x3),1"; nothing when the
+// text is none or has no such node.
+std::optional<int> slurm_tasks_of_node(std::string_view text, int node);
+
+}  // namespace lockstep::control

@@ -1,0 +1,81 @@
+// A worker's side of the rendezvous.
+#pragma once
+
+#include <lockstep/bootstrap.h>
+
+#include <chrono>
+#include <cstdint>
+#include <string>
+
+#include "base/fd.h"
+#include "control/rendezvous/address.h"
+#include "control/rendezvous/session.h"
+
+namespace lockstep::control {
+
+struct JoinRequest {
+  int rank = 0;
+  int size = 1;
+  std::string build;                     // all workers must agree on it
+  std::string engine;                    // and on this
+  std::chrono::milliseconds timeout{0};  // what the user allowed, for messages
+};
+
+// A worker that has joined a generation.
+//
+// Threads:   one caller at a time.
+// Blocking:  every call returns, or throws, by its deadline.
+// Failure:   Timeout (naming the missing ranks), PeerLost, Mismatch (naming who disagrees),
+// BadInput for
+//            a secret that is not the job's. After PeerLost it stays lost; after Timeout it can go
+//            on.
+// Ownership: owns its connection; leaving without done() tells the others that this worker was
+// lost.
+class RendezvousClient final : public Bootstrap {
+ public:
+  // Connects, as often as it takes, and waits until every worker is there.
+  RendezvousClient(const Address& address, const std::string& secret, const JoinRequest& request,
+                   Deadline deadline);
+
+  int rank() const override { return rank_; }
+  int size() const override { return size_; }
+  std::string name() const override { return name_; }
+  std::string secret() const override { return generation_secret_; }
+  void put(std::string_view key, std::string_view value, Deadline deadline) override;
+  std::string get(std::string_view key, Deadline deadline) override;
+
+  std::uint64_t generation() const { return generation_; }
+
+  // The number of this host's address that reaches the rendezvous; empty on a Unix socket.
+  std::string local_host() const;
+
+  // Waits until every worker is done: from then on nobody needs the rendezvous.
+  void done(Deadline deadline);
+
+  // Leaves, and lets the others know why.
+  void give_up(const std::string& why) noexcept;
+
+ private:
+  bool enter(const JoinRequest& request, const std::string& secret, Deadline deadline,
+             std::string& problem);
+  void welcome(const Welcome& message, const std::string& job_secret);
+  bool closed_before_welcome(std::string& problem) const;
+
+  Message ask(const Message& request, std::uint32_t id, Deadline deadline);
+  enum class Arrival : std::uint8_t { kSome, kEnd, kLate };
+  Arrival exchange(Deadline deadline);
+  bool flush(Deadline deadline);
+  [[noreturn]] void lost() const;
+
+  Address address_;
+  int rank_;
+  int size_;
+  std::uint64_t generation_ = 0;
+  std::string name_;
+  std::string generation_secret_;
+  std::uint32_t last_id_ = 0;
+  base::Fd fd_;
+  Session session_;
+};
+
+}  // namespace lockstep::control

@@ -1,0 +1,91 @@
+// The mutual proof of the job's secret: each side learns that the other knows it, nobody sees it.
+//
+//   transcript         = version, nonce of the worker, nonce of the rendezvous   (fresh, 32 bytes
+//   each) worker's proof     = HMAC-SHA256(secret key, "worker", transcript)           sent first
+//   rendezvous's proof = HMAC-SHA256(secret key, "rendezvous", transcript)       only after a good
+//   one session key        = HMAC-SHA256(secret key, "session", transcript)
+//
+// A recorded proof fits no other pair of nonces, and a proof sent back to its maker has the wrong
+// label. The worker proves first, so a stranger that merely connects learns no digest of the secret
+// to guess against.
+#pragma once
+
+#include <cstdint>
+#include <string>
+#include <string_view>
+
+#include "base/hash.h"
+#include "control/rendezvous/message.h"
+
+namespace lockstep::control {
+
+enum class Role : std::uint8_t { kWorker, kRendezvous };
+
+// Why a handshake, or the session after it, came to nothing.
+enum class Ending : std::uint8_t {
+  kNone,
+  kNotOurs,        // the other side speaks another language
+  kOtherVersion,   // the other side is another build
+  kNoSecret,       // the other side does not know the secret
+  kRefusedSecret,  // the other side says that we do not
+  kBrokenFrame,    // a frame was altered, repeated or lost
+};
+
+// As a phrase about the other side: "does not know the job's secret".
+const char* describe(Ending ending) noexcept;
+
+// One side of it as a state machine: bytes in, bytes out.
+//
+// Threads:   one caller at a time.
+// Blocking:  never; there is nothing to wait for.
+// Failure:   none thrown: a handshake that went wrong is kEnded and says why.
+// Ownership: values only.
+class Handshake {
+ public:
+  enum class State : std::uint8_t { kShaking, kOpen, kEnded };
+
+  Handshake(Role role, std::string_view secret,
+            std::string nonce = base::random_bytes(kNonceBytes));
+
+  // What to send before anything has arrived: the worker's hello; the rendezvous is silent.
+  std::string start() const;
+
+  // Takes whole messages off the front of `input` and returns what to send. Stops when it is open:
+  // the rest of `input` is frames.
+  std::string receive(std::string_view& input);
+
+  State state() const { return state_; }
+  Ending ending() const { return ending_; }
+  std::uint16_t peer_version() const { return peer_version_; }
+
+  // A worker can make frames as soon as it has sent its proof; the rendezvous when it is open.
+  bool may_send_frames() const;
+  std::string session_key() const;
+
+ private:
+  std::size_t bytes_of_next(char first);
+  std::string take(std::string_view message);
+  std::string take_hello(std::string_view message);
+  std::string take_challenge(std::string_view message);
+  std::string take_proof(std::string_view message);
+  std::string take_refusal(const Refusal& refusal);
+
+  void set_transcript(std::string_view worker_nonce, std::string_view rendezvous_nonce);
+  std::string digest(std::string_view label) const;
+  void end(Ending why);
+  std::string refuse(RefusalReason reason, Ending why);
+
+  Role role_;
+  State state_ = State::kShaking;
+  Ending ending_ = Ending::kNone;
+  std::uint16_t peer_version_ = 0;
+  std::string key_;
+  std::string nonce_;
+  std::string transcript_;  // empty until hello or challenge was taken
+};
+
+// What only the workers of one generation know, for proofs among themselves.
+std::string generation_secret(std::string_view job_secret, std::string_view name,
+                              std::string_view salt);
+
+}  // namespace lockstep::control

@@ -1,0 +1,225 @@
+#include "control/rendezvous/message.h"
+
+#include <algorithm>
+
+#include "base/bytes.h"
+#include "base/check.h"
+
+namespace lockstep::control {
+namespace {
+
+using base::ByteReader;
+using base::ByteWriter;
+
+constexpr std::string_view kMagic = "LKST";
+
+enum class HandshakeKind : std::uint8_t { kChallenge = 'C', kProof = 'P', kRefusal = 'R' };
+
+std::uint8_t first_byte(HandshakeKind kind) {
+  return static_cast<std::uint8_t>(kind);
+}
+
+// A text for people: cut rather than refused.
+std::string_view cut(std::string_view text) {
+  return text.substr(0, kMostTextBytes);
+}
+
+void write(ByteWriter& out, const Join& join) {
+  out.put(join.id).put(join.rank).put(join.size).put(join.wait_ms).put(join.timeout_ms);
+  out.put_text(cut(join.build)).put_text(cut(join.engine)).put_text(cut(join.host)).put(join.pid);
+}
+void write(ByteWriter& out, const Put& put) {
+  LOCKSTEP_CHECK(put.key.size() <= kMostKeyBytes && put.value.size() <= kMostValueBytes,
+                 "the client checks the length of keys and values");
+  out.put(put.id).put_text(put.key).put_text(put.value);
+}
+void write(ByteWriter& out, const Get& get) {
+  LOCKSTEP_CHECK(get.key.size() <= kMostKeyBytes, "the client checks the length of keys");
+  out.put(get.id).put(get.wait_ms).put_text(get.key);
+}
+void write(ByteWriter& out, const Done& done) {
+  out.put(done.id).put(done.wait_ms);
+}
+void write(ByteWriter& out, const GiveUp& give_up) {
+  out.put_text(cut(give_up.why));
+}
+void write(ByteWriter& out, const Welcome& welcome) {
+  out.put(welcome.id).put(welcome.generation);
+  out.put_text(cut(welcome.name)).put_text(cut(welcome.salt));
+}
+void write(ByteWriter& out, const Stored& stored) {
+  out.put(stored.id);
+}
+void write(ByteWriter& out, const Value& value) {
+  out.put(value.id).put_text(value.value);
+}
+void write(ByteWriter& out, const Finished& finished) {
+  out.put(finished.id);
+}
+void write(ByteWriter& out, const Failed& failed) {
+  const std::size_t count = std::min(failed.ranks.size(), kMostRanks);
+  out.put(failed.id).put(static_cast<std::uint8_t>(failed.kind)).put_text(cut(failed.message));
+  out.put(static_cast<std::uint32_t>(count));
+  for (std::size_t i = 0; i < count; ++i) out.put(static_cast<std::int32_t>(failed.ranks[i]));
+}
+void write(ByteWriter&, const Closing&) {}
+
+std::string text(ByteReader& in, std::size_t most = kMostTextBytes) {
+  return std::string(in.get_text(most));
+}
+
+void read(ByteReader& in, Join& join) {
+  join.id = in.get<std::uint32_t>();
+  join.rank = in.get<std::uint32_t>();
+  join.size = in.get<std::uint32_t>();
+  join.wait_ms = in.get<std::uint32_t>();
+  join.timeout_ms = in.get<std::uint32_t>();
+  join.build = text(in);
+  join.engine = text(in);
+  join.host = text(in);
+  join.pid = in.get<std::uint32_t>();
+}
+void read(ByteReader& in, Put& put) {
+  put.id = in.get<std::uint32_t>();
+  put.key = text(in, kMostKeyBytes);
+  put.value = text(in, kMostValueBytes);
+}
+void read(ByteReader& in, Get& get) {
+  get.id = in.get<std::uint32_t>();
+  get.wait_ms = in.get<std::uint32_t>();
+  get.key = text(in, kMostKeyBytes);
+}
+void read(ByteReader& in, Done& done) {
+  done.id = in.get<std::uint32_t>();
+  done.wait_ms = in.get<std::uint32_t>();
+}
+void read(ByteReader& in, GiveUp& give_up) {
+  give_up.why = text(in);
+}
+void read(ByteReader& in, Welcome& welcome) {
+  welcome.id = in.get<std::uint32_t>();
+  welcome.generation = in.get<std::uint64_t>();
+  welcome.name = text(in);
+  welcome.salt = text(in);
+}
+void read(ByteReader& in, Stored& stored) {
+  stored.id = in.get<std::uint32_t>();
+}
+void read(ByteReader& in, Value& value) {
+  value.id = in.get<std::uint32_t>();
+  value.value = text(in, kMostValueBytes);
+}
+void read(ByteReader& in, Finished& finished) {
+  finished.id = in.get<std::uint32_t>();
+}
+void read(ByteReader& in, Failed& failed) {
+  failed.id = in.get<std::uint32_t>();
+  // A kind of a newer build is still a failure.
+  const auto kind = in.get<std::uint8_t>();
+  failed.kind = kind >= 1 && kind <= 5 ? static_cast<ErrorKind>(kind) : ErrorKind::kMismatch;
+  failed.message = text(in);
+  const auto count = in.get<std::uint32_t>();
+  for (std::uint32_t i = 0; i < count && in.ok() && failed.ranks.size() < kMostRanks; ++i) {
+    failed.ranks.push_back(in.get<std::int32_t>());
+  }
+}
+void read(ByteReader&, Closing&) {}
+
+// The kind on the wire is the place in Message, so only its end may grow within a version.
+template <std::size_t kIndex = 0>
+std::optional<Message> decode_kind(std::size_t kind, ByteReader& in) {
+  if constexpr (kIndex == std::variant_size_v<Message>) {
+    return std::nullopt;
+  } else {
+    if (kind != kIndex) return decode_kind<kIndex + 1>(kind, in);
+    std::variant_alternative_t<kIndex, Message> message;
+    read(in, message);
+    if (!in.done()) return std::nullopt;
+    return Message(std::move(message));
+  }
+}
+
+}  // namespace
+
+std::string encode(const Hello& hello) {
+  return ByteWriter().put_raw(kMagic).put(hello.version).put_raw(hello.nonce).take();
+}
+std::string encode(const Challenge& challenge) {
+  return ByteWriter()
+      .put(first_byte(HandshakeKind::kChallenge))
+      .put(challenge.version)
+      .put_raw(challenge.nonce)
+      .take();
+}
+std::string encode(const Proof& proof) {
+  return ByteWriter().put(first_byte(HandshakeKind::kProof)).put_raw(proof.digest).take();
+}
+std::string encode(const Refusal& refusal) {
+  return ByteWriter()
+      .put(first_byte(HandshakeKind::kRefusal))
+      .put(static_cast<std::uint8_t>(refusal.reason))
+      .put(refusal.version)
+      .take();
+}
+
+std::optional<Hello> decode_hello(std::string_view bytes) {
+  ByteReader in(bytes);
+  const bool ours = in.get_raw(kMagic.size()) == kMagic;
+  Hello hello;
+  hello.version = in.get<std::uint16_t>();
+  hello.nonce = in.get_raw(kNonceBytes);
+  if (!ours || !in.done()) return std::nullopt;
+  return hello;
+}
+std::optional<Challenge> decode_challenge(std::string_view bytes) {
+  ByteReader in(bytes);
+  const bool ours = in.get<std::uint8_t>() == first_byte(HandshakeKind::kChallenge);
+  Challenge challenge;
+  challenge.version = in.get<std::uint16_t>();
+  challenge.nonce = in.get_raw(kNonceBytes);
+  if (!ours || !in.done()) return std::nullopt;
+  return challenge;
+}
+std::optional<Proof> decode_proof(std::string_view bytes) {
+  ByteReader in(bytes);
+  const bool ours = in.get<std::uint8_t>() == first_byte(HandshakeKind::kProof);
+  Proof proof{std::string(in.get_raw(kProofBytes))};
+  if (!ours || !in.done()) return std::nullopt;
+  return proof;
+}
+std::optional<Refusal> decode_refusal(std::string_view bytes) {
+  ByteReader in(bytes);
+  const bool ours = in.get<std::uint8_t>() == first_byte(HandshakeKind::kRefusal);
+  const auto reason = in.get<std::uint8_t>();
+  const auto version = in.get<std::uint16_t>();
+  if (!ours || !in.done() || reason < 1 || reason > 3) return std::nullopt;
+  return Refusal{static_cast<RefusalReason>(reason), version};
+}
+
+std::optional<std::size_t> handshake_reply_bytes(char first) {
+  switch (static_cast<HandshakeKind>(first)) {
+    case HandshakeKind::kChallenge:
+      return kChallengeBytes;
+    case HandshakeKind::kProof:
+      return kProofMessageBytes;
+    case HandshakeKind::kRefusal:
+      return kRefusalBytes;
+  }
+  return std::nullopt;
+}
+
+std::string encode(const Message& message) {
+  ByteWriter out;
+  out.put(static_cast<std::uint8_t>(message.index()));
+  std::visit([&out](const auto& one) { write(out, one); }, message);
+  return out.take();
+}
+
+std::optional<Message> decode_message(std::string_view bytes) {
+  ByteReader in(bytes);
+  const std::size_t kind = in.get<std::uint8_t>();
+  if (!in.ok()) return std::nullopt;
+  return decode_kind(kind, in);
+}
+
+}  // namespace lockstep::control

@@ -1,0 +1,166 @@
+// What workers and the rendezvous say to each other, as bytes. Pure: every decoder takes bytes of a
+// stranger, allocates no more than they hold, and gives nothing for what is not a message.
+//
+//   worker                         rendezvous
+//   Hello  ───────────────────────▶            version and a nonce
+//          ◀───────────────────────  Challenge  version and a nonce        (or Refusal)
+//   Proof, Join ──────────────────▶            the first frame follows at once
+//          ◀───────────────────────  Proof      at once
+//          ◀───────────────────────  Welcome    when every rank has joined  (or Failed)
+//   Put, Get ─────────────────────▶
+//          ◀───────────────────────  Stored, Value                        (or Failed)
+//   Done   ───────────────────────▶
+//          ◀───────────────────────  Finished   when every rank is done     (or Failed)
+//
+// Hello to Proof are of fixed size; everything after them is a frame (frame.h).
+#pragma once
+
+#include <lockstep/errors.h>
+
+#include <cstdint>
+#include <optional>
+#include <string>
+#include <string_view>
+#include <variant>
+#include <vector>
+
+namespace lockstep::control {
+
+inline constexpr std::uint16_t kProtocolVersion = 1;
+inline constexpr std::size_t kNonceBytes = 32;
+inline constexpr std::size_t kProofBytes = 32;
+
+struct Hello {
+  std::uint16_t version = kProtocolVersion;
+  std::string nonce;
+};
+struct Challenge {
+  std::uint16_t version = kProtocolVersion;
+  std::string nonce;
+};
+struct Proof {
+  std::string digest;
+};
+enum class RefusalReason : std::uint8_t { kVersion = 1, kSecret = 2, kNoHello = 3 };
+struct Refusal {
+  RefusalReason reason = RefusalReason::kVersion;
+  std::uint16_t version = kProtocolVersion;
+};
+
+inline constexpr std::size_t kHelloBytes = 4 + 2 + kNonceBytes;
+inline constexpr std::size_t kChallengeBytes = 1 + 2 + kNonceBytes;
+inline constexpr std::size_t kProofMessageBytes = 1 + kProofBytes;
+inline constexpr std::size_t kRefusalBytes = 1 + 1 + 2;
+
+std::string encode(const Hello& hello);
+std::string encode(const Challenge& challenge);
+std::string encode(const Proof& proof);
+std::string encode(const Refusal& refusal);
+
+// Each takes exactly its number of bytes.
+std::optional<Hello> decode_hello(std::string_view bytes);
+std::optional<Challenge> decode_challenge(std::string_view bytes);
+std::optional<Proof> decode_proof(std::string_view bytes);
+std::optional<Refusal> decode_refusal(std::string_view bytes);
+
+// How many bytes a handshake message of the rendezvous has, by its first; nothing: it is none.
+std::optional<std::size_t> handshake_reply_bytes(char first);
+
+inline constexpr std::size_t kMostFrameBytes = 1 << 20;
+inline constexpr std::size_t kMostKeyBytes = 1024;
+inline constexpr std::size_t kMostValueBytes = kMostFrameBytes - 2 * kMostKeyBytes;
+inline constexpr std::size_t kMostTextBytes = 4096;
+inline constexpr std::size_t kMostRanks = 1 << 16;
+
+// `id` ties an answer to its request: one that gave up waiting knows a late answer by it.
+
+// A worker presents itself. What all must agree on: size, build and engine.
+struct Join {
+  std::uint32_t id = 0;
+  std::uint32_t rank = 0;
+  std::uint32_t size = 0;
+  std::uint32_t wait_ms = 0;     // answer within
+  std::uint32_t timeout_ms = 0;  // what the user allowed; wait_ms is what is left of it
+  std::string build;
+  std::string engine;
+  std::string host;
+  std::uint32_t pid = 0;
+
+  bool operator==(const Join&) const = default;
+};
+struct Put {
+  std::uint32_t id = 0;
+  std::string key;
+  std::string value;
+
+  bool operator==(const Put&) const = default;
+};
+struct Get {
+  std::uint32_t id = 0;
+  std::uint32_t wait_ms = 0;
+  std::string key;
+
+  bool operator==(const Get&) const = default;
+};
+// This worker has connected to all others.
+struct Done {
+  std::uint32_t id = 0;
+  std::uint32_t wait_ms = 0;
+
+  bool operator==(const Done&) const = default;
+};
+// This worker could not connect, and why; it leaves.
+struct GiveUp {
+  std::string why;
+
+  bool operator==(const GiveUp&) const = default;
+};
+
+// Everybody is here.
+struct Welcome {
+  std::uint32_t id = 0;
+  std::uint64_t generation = 0;
+  std::string name;
+  std::string salt;
+
+  bool operator==(const Welcome&) const = default;
+};
+struct Stored {
+  std::uint32_t id = 0;
+
+  bool operator==(const Stored&) const = default;
+};
+struct Value {
+  std::uint32_t id = 0;
+  std::string value;
+
+  bool operator==(const Value&) const = default;
+};
+// Everybody is done.
+struct Finished {
+  std::uint32_t id = 0;
+
+  bool operator==(const Finished&) const = default;
+};
+// The request failed: what the worker throws.
+struct Failed {
+  std::uint32_t id = 0;
+  ErrorKind kind = ErrorKind::kTimeout;
+  std::string message;
+  std::vector<int> ranks;
+
+  bool operator==(const Failed&) const = default;
+};
+// The rendezvous closes in good order; a worker that still wants to join looks for the next one.
+struct Closing {
+  bool operator==(const Closing&) const = default;
+};
+
+using Message =
+    std::variant<Join, Put, Get, Done, GiveUp, Welcome, Stored, Value, Finished, Failed, Closing>;
+
+// Texts over their limits are cut (those for people) or a bug (keys and values: the caller checks).
+std::string encode(const Message& message);
+std::optional<Message> decode_message(std::string_view bytes);
+
+}  // namespace lockstep::control

@@ -1,0 +1,295 @@
+#include "control/rendezvous/roster.h"
+
+#include <fmt/format.h>
+
+#include <algorithm>
+
+#include "base/hash.h"
+
+namespace lockstep::control {
+namespace {
+
+constexpr std::size_t kNameBytes = 16;
+constexpr std::size_t kSaltBytes = 32;
+constexpr std::size_t kMostRanksInText = 8;
+
+std::string process_text(const Join& join) {
+  return fmt::format("pid {} on {}", join.pid, join.host);
+}
+
+double seconds(std::chrono::milliseconds span) {
+  return static_cast<double>(span.count()) / 1000;
+}
+
+std::chrono::milliseconds ms(std::uint32_t count) {
+  return std::chrono::milliseconds(count);
+}
+
+}  // namespace
+
+std::string ranks_text(const std::vector<int>& ranks) {
+  if (ranks.size() == 1) return fmt::format("rank {}", ranks[0]);
+  const std::size_t shown = ranks.size() <= kMostRanksInText ? ranks.size() - 1 : kMostRanksInText;
+  std::string list = std::to_string(ranks[0]);
+  for (std::size_t i = 1; i < shown; ++i) list += fmt::format(", {}", ranks[i]);
+  if (shown + 1 == ranks.size()) return fmt::format("ranks {} and {}", list, ranks.back());
+  return fmt::format("ranks {} and {} more", list, ranks.size() - shown);
+}
+
+Generation::Generation(std::uint64_t number, int size, std::string name, std::string salt)
+    : number_(number), size_(size), name_(std::move(name)), salt_(std::move(salt)) {}
+
+void Generation::join(ConnectionId from, const Join& join, TimePoint now, Answers& out) {
+  informed_.insert(join.rank);
+  if (!failure_) {
+    if (auto why = objection(join)) {
+      std::vector<int> ranks{static_cast<int>(join.rank)};
+      fail(ErrorKind::kMismatch, std::move(*why), std::move(ranks), out);
+    }
+  }
+  if (failure_) return tell(from, join.id, out);
+  members_[join.rank] = {join};
+  ranks_[from] = join.rank;
+  waiters_.emplace(now + ms(join.wait_ms),
+                   Waiter{from, join.id, Wait::kJoin, ms(join.timeout_ms), {}});
+  if (!whole()) return;
+  for (const auto& [until, waiter] : waiters_) {
+    out.push_back({waiter.connection, Welcome{waiter.id, number_, name_, salt_}});
+  }
+  waiters_.clear();
+}
+
+// What does not fit the others, and how to mend it.
+std::optional<std::string> Generation::objection(const Join& join) const {
+  if (static_cast<int>(join.size) != size_) {
+    return fmt::format(
+        "rank {} was told of {} workers, the rendezvous of {}; start all of them with the same "
+        "number",
+        join.rank, join.size, size_);
+  }
+  if (members_.empty()) return std::nullopt;
+  if (const auto twin = members_.find(join.rank); twin != members_.end()) {
+    return fmt::format(
+        "two processes joined as rank {}: {} and {}; start each worker once, and give jobs that "
+        "run "
+        "at the same time rendezvous of their own",
+        join.rank, process_text(twin->second.join), process_text(join));
+  }
+  const Join& first = members_.begin()->second.join;
+  if (join.build != first.build) {
+    return fmt::format(
+        "rank {} runs Lockstep {}, rank {} runs {}; build every worker from one version", join.rank,
+        join.build, first.rank, first.build);
+  }
+  if (join.engine != first.engine) {
+    return fmt::format(
+        "rank {} joins with engine {}, rank {} with {}; set the same LOCKSTEP_ENGINE everywhere",
+        join.rank, join.engine, first.rank, first.engine);
+  }
+  return std::nullopt;
+}
+
+void Generation::put(ConnectionId from, const Put& put, Answers& out) {
+  if (failure_) return tell(from, put.id, out);
+  const auto [value, fresh] = values_.emplace(put.key, put.value);
+  if (!fresh) {
+    out.push_back({from, Failed{put.id,
+                                ErrorKind::kMismatch,
+                                fmt::format("the key \"{}\" was put twice", put.key),
+                                {}}});
+    return;
+  }
+  out.push_back({from, Stored{put.id}});
+  std::erase_if(waiters_, [&](const auto& entry) {
+    const Waiter& waiter = entry.second;
+    if (waiter.what != Wait::kGet || waiter.key != put.key) return false;
+    out.push_back({waiter.connection, Value{waiter.id, put.value}});
+    return true;
+  });
+}
+
+void Generation::get(ConnectionId from, const Get& get, TimePoint now, Answers& out) {
+  const auto value = values_.find(get.key);
+  if (value != values_.end()) {
+    out.push_back({from, Value{get.id, value->second}});
+  } else if (failure_) {
+    tell(from, get.id, out);
+  } else {
+    waiters_.emplace(now + ms(get.wait_ms),
+                     Waiter{from, get.id, Wait::kGet, ms(get.wait_ms), get.key});
+  }
+}
+
+void Generation::done(ConnectionId from, const Done& done, TimePoint now, Answers& out) {
+  if (failure_) return tell(from, done.id, out);
+  members_.at(ranks_.at(from)).done = true;
+  waiters_.emplace(now + ms(done.wait_ms),
+                   Waiter{from, done.id, Wait::kDone, ms(done.wait_ms), {}});
+  if (!not_done().empty()) return;
+  finished_ = true;
+  for (const auto& [until, waiter] : waiters_) {
+    out.push_back({waiter.connection, Finished{waiter.id}});
+  }
+  waiters_.clear();
+}
+
+void Generation::give_up(ConnectionId from, const GiveUp& give_up, Answers& out) {
+  const Join& join = member_of(from)->join;
+  fail(
+      ErrorKind::kPeerLost,
+      fmt::format("rank {} ({}) could not connect: {}", join.rank, process_text(join), give_up.why),
+      {static_cast<int>(join.rank)}, out);
+}
+
+void Generation::lost(ConnectionId from, Answers& out) {
+  std::erase_if(waiters_, [from](const auto& entry) { return entry.second.connection == from; });
+  const Member* member = member_of(from);
+  if (member == nullptr) return;
+  fail(ErrorKind::kPeerLost,
+       fmt::format("rank {} ({}) left before the world was formed; see its output",
+                   member->join.rank, process_text(member->join)),
+       {static_cast<int>(member->join.rank)}, out);
+}
+
+void Generation::tick(TimePoint now, Answers& out) {
+  while (!waiters_.empty() && waiters_.begin()->first <= now) {
+    const Waiter waiter = std::move(waiters_.begin()->second);
+    waiters_.erase(waiters_.begin());
+    run_out(waiter, out);
+  }
+}
+
+std::optional<TimePoint> Generation::next_tick() const {
+  if (waiters_.empty()) return std::nullopt;
+  return waiters_.begin()->first;
+}
+
+// Patience that ends on a key is one worker's affair; on missing workers it is everybody's.
+void Generation::run_out(const Waiter& waiter, Answers& out) {
+  switch (waiter.what) {
+    case Wait::kGet:
+      out.push_back(
+          {waiter.connection, Failed{waiter.id,
+                                     ErrorKind::kTimeout,
+                                     fmt::format("no worker put the key \"{}\" within {:g} s",
+                                                 waiter.key, seconds(waiter.patience)),
+                                     {}}});
+      return;
+    case Wait::kJoin:
+      fail(ErrorKind::kTimeout,
+           fmt::format("{} of {} {} not joined after {:g} s; see whether they started, and whether "
+                       "they were given the same rendezvous and secret",
+                       ranks_text(missing()), size_, missing().size() == 1 ? "has" : "have",
+                       seconds(waiter.patience)),
+           missing(), out);
+      break;
+    case Wait::kDone:
+      fail(ErrorKind::kTimeout,
+           fmt::format("{} did not finish connecting in time; see what they wait for",
+                       ranks_text(not_done())),
+           not_done(), out);
+      break;
+  }
+  tell(waiter.connection, waiter.id, out);
+}
+
+void Generation::close(Answers& out) {
+  std::erase_if(waiters_, [&out](const auto& entry) {
+    if (entry.second.what != Wait::kJoin) return false;
+    out.push_back({entry.second.connection, Closing{}});
+    return true;
+  });
+}
+
+void Generation::fail(ErrorKind kind, std::string message, std::vector<int> ranks, Answers& out) {
+  if (failure_ || finished_) return;
+  failure_ = Failed{0, kind, std::move(message), std::move(ranks)};
+  for (const auto& [until, waiter] : waiters_) tell(waiter.connection, waiter.id, out);
+  waiters_.clear();
+}
+
+void Generation::tell(ConnectionId to, std::uint32_t id, Answers& out) const {
+  Failed failed = *failure_;
+  failed.id = id;
+  out.push_back({to, std::move(failed)});
+}
+
+const Generation::Member* Generation::member_of(ConnectionId connection) const {
+  const auto rank = ranks_.find(connection);
+  return rank == ranks_.end() ? nullptr : &members_.at(rank->second);
+}
+
+std::vector<int> Generation::missing() const {
+  std::vector<int> ranks;
+  for (int rank = 0; rank < size_; ++rank) {
+    if (!members_.contains(static_cast<std::uint32_t>(rank))) ranks.push_back(rank);
+  }
+  return ranks;
+}
+
+std::vector<int> Generation::not_done() const {
+  std::vector<int> ranks;
+  for (const auto& [rank, member] : members_) {
+    if (!member.done) ranks.push_back(static_cast<int>(rank));
+  }
+  return ranks;
+}
+
+bool Roster::take(ConnectionId from, const Message& message, TimePoint now, Answers& out) {
+  if (const auto* first = std::get_if<Join>(&message)) return join(from, *first, now, out);
+  const auto place = places_.find(from);
+  if (place == places_.end() || !place->second->serves(from)) return false;
+  Generation& generation = *place->second;
+  if (const auto* put = std::get_if<Put>(&message)) {
+    generation.put(from, *put, out);
+  } else if (const auto* get = std::get_if<Get>(&message)) {
+    generation.get(from, *get, now, out);
+  } else if (const auto* done = std::get_if<Done>(&message)) {
+    generation.done(from, *done, now, out);
+  } else if (const auto* give_up = std::get_if<GiveUp>(&message)) {
+    generation.give_up(from, *give_up, out);
+  } else {
+    return false;
+  }
+  return true;
+}
+
+bool Roster::join(ConnectionId from, const Join& join, TimePoint now, Answers& out) {
+  if (places_.contains(from) || join.rank >= join.size) return false;
+  const bool next = current_ == nullptr || current_->finished() ||
+                    (current_->failed() && current_->knows(join.rank));
+  if (closing_ && (next || !current_->failed())) {
+    out.push_back({from, Closing{}});
+    return true;
+  }
+  if (next) {
+    current_ = std::make_shared<Generation>(++last_number_, size_,
+                                            base::to_hex(base::random_bytes(kNameBytes)),
+                                            base::random_bytes(kSaltBytes));
+  }
+  places_[from] = current_;
+  current_->join(from, join, now, out);
+  return true;
+}
+
+void Roster::lost(ConnectionId connection, Answers& out) {
+  const auto place = places_.find(connection);
+  if (place == places_.end()) return;
+  place->second->lost(connection, out);
+  places_.erase(place);
+}
+
+void Roster::tick(TimePoint now, Answers& out) {
+  if (current_) current_->tick(now, out);
+}
+
+std::optional<TimePoint> Roster::next_tick() const {
+  return current_ ? current_->next_tick() : std::nullopt;
+}
+
+void Roster::close(Answers& out) {
+  closing_ = true;
+  if (current_) current_->close(out);
+}
+
+}  // namespace lockstep::control

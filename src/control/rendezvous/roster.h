@@ -1,0 +1,138 @@
+// Who has come, what they agreed on, what they put: the rendezvous's decisions, without sockets or
+// clocks. Every event returns the answers to send.
+//
+// A generation gathers `size` workers, keeps what they put, and ends when all are done. It fails as
+// a whole: when workers disagree, when one leaves or gives up before the others are done, or when
+// somebody's patience ends while ranks are missing. Who has not yet heard of the failure hears it
+// when it joins; whoever joins after that begins the next generation.
+#pragma once
+
+#include <chrono>
+#include <cstdint>
+#include <map>
+#include <memory>
+#include <optional>
+#include <set>
+#include <string>
+#include <vector>
+
+#include "control/rendezvous/message.h"
+
+namespace lockstep::control {
+
+using ConnectionId = std::uint64_t;
+using TimePoint = std::chrono::steady_clock::time_point;
+
+struct Answer {
+  ConnectionId to = 0;
+  Message message;
+};
+using Answers = std::vector<Answer>;
+
+// One generation, from its first worker to its last.
+//
+// Threads:   one caller at a time.
+// Blocking:  never.
+// Failure:   none thrown; failures are answers.
+// Ownership: values only.
+class Generation {
+ public:
+  Generation(std::uint64_t number, int size, std::string name, std::string salt);
+
+  void join(ConnectionId from, const Join& join, TimePoint now, Answers& out);
+  void put(ConnectionId from, const Put& put, Answers& out);
+  void get(ConnectionId from, const Get& get, TimePoint now, Answers& out);
+  void done(ConnectionId from, const Done& done, TimePoint now, Answers& out);
+  void give_up(ConnectionId from, const GiveUp& give_up, Answers& out);
+  void lost(ConnectionId from, Answers& out);
+
+  // Ends the waits that are over at `now`; the next of them is at next_tick().
+  void tick(TimePoint now, Answers& out);
+  std::optional<TimePoint> next_tick() const;
+
+  // Sends away whoever waits for others to join.
+  void close(Answers& out);
+
+  bool failed() const { return failure_.has_value(); }
+  bool finished() const { return finished_; }
+
+  // Is it a worker of this generation (rather than one that was turned away), and was it welcomed?
+  bool serves(ConnectionId connection) const { return whole() && member_of(connection) != nullptr; }
+
+  // Of a failed generation: has this rank been here, or been told?
+  bool knows(std::uint32_t rank) const { return informed_.contains(rank); }
+  bool known_to_all() const { return static_cast<int>(informed_.size()) >= size_; }
+
+ private:
+  struct Member {
+    Join join;
+    bool done = false;
+  };
+  enum class Wait : std::uint8_t { kJoin, kGet, kDone };
+  struct Waiter {
+    ConnectionId connection = 0;
+    std::uint32_t id = 0;
+    Wait what = Wait::kJoin;
+    std::chrono::milliseconds patience{0};  // as its message will put it
+    std::string key;
+  };
+  using Waiters = std::multimap<TimePoint, Waiter>;  // by the end of their patience
+
+  std::optional<std::string> objection(const Join& join) const;
+  void fail(ErrorKind kind, std::string message, std::vector<int> ranks, Answers& out);
+  void tell(ConnectionId to, std::uint32_t id, Answers& out) const;
+  void run_out(const Waiter& waiter, Answers& out);
+  bool whole() const { return static_cast<int>(members_.size()) == size_; }
+  const Member* member_of(ConnectionId connection) const;
+  std::vector<int> missing() const;
+  std::vector<int> not_done() const;
+
+  std::uint64_t number_;
+  int size_;
+  std::string name_;
+  std::string salt_;
+  std::map<std::uint32_t, Member> members_;
+  std::map<ConnectionId, std::uint32_t> ranks_;
+  std::map<std::string, std::string, std::less<>> values_;
+  Waiters waiters_;
+  std::optional<Failed> failure_;
+  std::set<std::uint32_t> informed_;
+  bool finished_ = false;
+};
+
+// All generations of a job, one after the other.
+//
+// Threads, Blocking, Failure, Ownership: as Generation.
+class Roster {
+ public:
+  explicit Roster(int size) : size_(size) {}
+
+  // Takes a worker's message; false: it makes no sense there, drop the connection.
+  bool take(ConnectionId from, const Message& message, TimePoint now, Answers& out);
+  void lost(ConnectionId connection, Answers& out);
+  void tick(TimePoint now, Answers& out);
+  std::optional<TimePoint> next_tick() const;
+
+  // From now on workers that want to join are sent away; those of a whole generation may go on, and
+  // those of a failed one still hear of it.
+  void close(Answers& out);
+
+  // The last generation has failed, and not every rank has heard of it.
+  bool has_news() const { return current_ && current_->failed() && !current_->known_to_all(); }
+
+  bool joined(ConnectionId connection) const { return places_.contains(connection); }
+
+ private:
+  bool join(ConnectionId from, const Join& join, TimePoint now, Answers& out);
+
+  int size_;
+  bool closing_ = false;
+  std::uint64_t last_number_ = 0;
+  std::shared_ptr<Generation> current_;
+  std::map<ConnectionId, std::shared_ptr<Generation>> places_;
+};
+
+// "rank 2", "ranks 2 and 3", "ranks 1, 2 and 5", "ranks 1, 2, 3, 4, 5 and 7 more".
+std::string ranks_text(const std::vector<int>& ranks);
+
+}  // namespace lockstep::control

@@ -1,0 +1,285 @@
+#include "control/rendezvous/server.h"
+
+#include <fmt/format.h>
+#include <lockstep/errors.h>
+#include <unistd.h>
+
+#include <algorithm>
+#include <boost/asio/posix/stream_descriptor.hpp>
+#include <boost/asio/steady_timer.hpp>
+#include <cerrno>
+#include <cstring>
+#include <map>
+
+#include "base/log.h"
+#include "control/rendezvous/connection.h"
+#include "control/rendezvous/log_limiter.h"
+#include "control/rendezvous/socket_address.h"
+
+namespace lockstep::control {
+namespace {
+
+namespace asio = boost::asio;
+using base::LogLevel;
+using boost::system::error_code;
+
+constexpr int kMostAtOnce = 64;  // connections taken in before others are served
+constexpr int kMostLogLines = 5;
+constexpr std::chrono::seconds kLogWindow{10};
+constexpr std::chrono::milliseconds kPauseWithoutDescriptors{50};
+
+struct Guest {
+  std::shared_ptr<Connection> connection;
+  std::string who;  // "pid 12 of user 1000", "10.0.0.7 port 41234"
+};
+
+std::string who_is(int fd) {
+  const SocketAddress peer = peer_address(fd);
+  if (peer.family() != AF_UNIX) {
+    return fmt::format("{} port {}", numeric_host(peer), port_of(peer));
+  }
+  const ucred credentials = peer_credentials(fd);
+  return fmt::format("pid {} of user {}", credentials.pid, credentials.uid);
+}
+
+}  // namespace
+
+class RendezvousServer::State : public ConnectionOwner,
+                                public std::enable_shared_from_this<RendezvousServer::State> {
+ public:
+  State(asio::io_context& context, Listener listener, ServerOptions options)
+      : context_(context),
+        options_(std::move(options)),
+        address_(std::move(listener.address)),
+        listening_(context, listener.fd.release()),
+        timer_(context),
+        roster_(options_.world_size) {}
+
+  void start() { wait_for_guests(); }
+
+  void close(std::function<void()> when_empty);
+  void shut_down();
+
+  bool on_message(ConnectionId from, const Message& message) override;
+  void on_end(ConnectionId id, const Departure& departure) override;
+
+  const Address& address() const { return address_; }
+  std::uint64_t strangers() const { return strangers_; }
+  std::size_t connections() const { return guests_.size(); }
+
+ private:
+  void wait_for_guests();
+  void accept_all();
+  int accept_one();
+  void admit(base::Fd fd);
+  void make_room();
+  bool drop_oldest_unproven(const char* why);
+  void pause_accepting();
+
+  void deliver(const Answers& answers);
+  void arm_timer();
+  void stranger(const std::string& who, const std::string& why);
+  void close_if_settled();
+
+  asio::io_context& context_;
+  ServerOptions options_;
+  Address address_;
+  asio::posix::stream_descriptor listening_;
+  asio::steady_timer timer_;
+  Roster roster_;
+  std::map<ConnectionId, Guest> guests_;     // by age
+  std::map<ConnectionId, Guest*> unproven_;  // those of them that have not joined
+  ConnectionId last_id_ = 0;
+  std::uint64_t strangers_ = 0;
+  LogLimiter limiter_{kMostLogLines, kLogWindow};
+  std::function<void()> when_empty_;
+};
+
+void RendezvousServer::State::wait_for_guests() {
+  listening_.async_wait(asio::posix::stream_descriptor::wait_read,
+                        [self = shared_from_this()](error_code error) {
+                          if (!error) self->accept_all();
+                        });
+}
+
+void RendezvousServer::State::accept_all() {
+  int error = 0;
+  for (int i = 0; i < kMostAtOnce && error == 0; ++i) error = accept_one();
+  if (error == EMFILE || error == ENFILE) {
+    if (!drop_oldest_unproven("gave way: no descriptors are left")) return pause_accepting();
+  }
+  wait_for_guests();
+}
+
+// 0, or the errno that says why nobody came in.
+int RendezvousServer::State::accept_one() {
+  base::Fd fd(
+      ::accept4(listening_.native_handle(), nullptr, nullptr, SOCK_CLOEXEC | SOCK_NONBLOCK));
+  if (!fd) return errno == EINTR || errno == ECONNABORTED ? 0 : errno;
+  if (address_.kind == Address::Kind::kTcp) {
+    tune_tcp(fd.get());
+  } else if (peer_credentials(fd.get()).uid != ::geteuid()) {
+    stranger(who_is(fd.get()), "is another user");
+    return 0;
+  }
+  admit(std::move(fd));
+  return 0;
+}
+
+void RendezvousServer::State::admit(base::Fd fd) {
+  make_room();
+  const ConnectionId id = ++last_id_;
+  Guest guest{nullptr, who_is(fd.get())};
+  guest.connection = std::make_shared<Connection>(
+      context_, id, std::move(fd),
+      Session(Role::kRendezvous, Handshake(Role::kRendezvous, options_.secret)), weak_from_this());
+  Guest& kept = guests_[id] = std::move(guest);
+  unproven_[id] = &kept;
+  kept.connection->start(options_.time_to_prove);
+}
+
+void RendezvousServer::State::make_room() {
+  // All workers of a large world may knock at once.
+  const auto most = static_cast<std::size_t>(std::max(options_.most_unproven, options_.world_size));
+  if (unproven_.size() >= most) drop_oldest_unproven("gave way to newer connections");
+}
+
+bool RendezvousServer::State::drop_oldest_unproven(const char* why) {
+  if (unproven_.empty()) return false;
+  const auto [id, guest] = *unproven_.begin();
+  guest->connection->abandon();
+  on_end(id, {why});
+  return true;
+}
+
+// The socket stays readable while the process has no descriptors left: look again later.
+void RendezvousServer::State::pause_accepting() {
+  auto pause = std::make_shared<asio::steady_timer>(context_, kPauseWithoutDescriptors);
+  pause->async_wait([self = shared_from_this(), pause](error_code) {
+    if (self->listening_.is_open()) self->wait_for_guests();
+  });
+}
+
+bool RendezvousServer::State::on_message(ConnectionId from, const Message& message) {
+  Answers answers;
+  const bool sense = roster_.take(from, message, std::chrono::steady_clock::now(), answers);
+  if (sense && unproven_.erase(from) == 1) guests_.at(from).connection->trust();
+  deliver(answers);
+  arm_timer();
+  return sense;
+}
+
+void RendezvousServer::State::on_end(ConnectionId id, const Departure& departure) {
+  const auto entry = guests_.find(id);
+  if (entry == guests_.end()) return;
+  // A connection that was a worker's and turned bad may have been taken over.
+  const bool unproven = unproven_.erase(id) == 1;
+  if (unproven || !departure.in_order) stranger(entry->second.who, departure.why);
+  guests_.erase(entry);
+  Answers answers;
+  roster_.lost(id, answers);
+  deliver(answers);
+  arm_timer();
+  close_if_settled();
+}
+
+void RendezvousServer::State::deliver(const Answers& answers) {
+  for (const Answer& answer : answers) {
+    const auto guest = guests_.find(answer.to);
+    if (guest != guests_.end()) guest->second.connection->send(answer.message);
+  }
+}
+
+void RendezvousServer::State::arm_timer() {
+  const auto when = roster_.next_tick();
+  if (timer_.expiry() == when.value_or(TimePoint::max())) return;
+  timer_.expires_at(when.value_or(TimePoint::max()));
+  if (!when) return;
+  timer_.async_wait([self = shared_from_this()](error_code error) {
+    if (error) return;
+    Answers answers;
+    self->roster_.tick(std::chrono::steady_clock::now(), answers);
+    self->deliver(answers);
+    self->arm_timer();
+  });
+}
+
+void RendezvousServer::State::stranger(const std::string& who, const std::string& why) {
+  ++strangers_;
+  const auto swallowed = limiter_.pass(std::chrono::steady_clock::now());
+  if (!swallowed) return;
+  base::log(LogLevel::kWarn, "rendezvous {}: dropped a connection of {}: it {}{}",
+            to_string(address_), who, why,
+            *swallowed == 0 ? "" : fmt::format(" ({} more dropped since)", *swallowed));
+}
+
+void RendezvousServer::State::close(std::function<void()> when_empty) {
+  when_empty_ = std::move(when_empty);
+  Answers answers;
+  roster_.close(answers);
+  deliver(answers);
+  close_if_settled();
+}
+
+void RendezvousServer::State::close_if_settled() {
+  if (!when_empty_ || roster_.has_news()) return;
+  error_code ignored;
+  listening_.close(ignored);
+  for (const auto& [id, guest] : unproven_) {
+    guest->connection->abandon();
+    guests_.erase(id);
+  }
+  unproven_.clear();
+  if (guests_.empty()) std::exchange(when_empty_, nullptr)();
+}
+
+void RendezvousServer::State::shut_down() {
+  error_code ignored;
+  listening_.close(ignored);
+  timer_.cancel();
+  for (auto& [id, guest] : guests_) guest.connection->abandon();
+  unproven_.clear();
+  guests_.clear();
+}
+
+RendezvousServer::RendezvousServer(asio::io_context& context, Listener listener,
+                                   ServerOptions options) {
+  if (listener.address.kind == Address::Kind::kTcp && options.secret.empty()) {
+    throw BadInput(
+        fmt::format("the rendezvous {} is on a network and has no secret; set "
+                    "LOCKSTEP_SECRET_FILE to a file that only you can read",
+                    to_string(listener.address)));
+  }
+  state_ = std::make_shared<State>(context, std::move(listener), std::move(options));
+  state_->start();
+}
+
+RendezvousServer::RendezvousServer(RendezvousServer&&) noexcept = default;
+
+RendezvousServer& RendezvousServer::operator=(RendezvousServer&& other) noexcept {
+  if (state_) state_->shut_down();
+  state_ = std::move(other.state_);
+  return *this;
+}
+
+RendezvousServer::~RendezvousServer() {
+  if (state_) state_->shut_down();
+}
+
+const Address& RendezvousServer::address() const {
+  return state_->address();
+}
+
+void RendezvousServer::close(std::function<void()> when_empty) {
+  state_->close(std::move(when_empty));
+}
+
+std::uint64_t RendezvousServer::strangers() const {
+  return state_->strangers();
+}
+
+std::size_t RendezvousServer::connections() const {
+  return state_->connections();
+}
+
+}  // namespace lockstep::control
