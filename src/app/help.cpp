@@ -1,0 +1,46 @@
+#include "app/help.h"
+
+namespace lockstep::app {
+
+const char* const kHelp = R"(Lockstep: data-parallel training for C++.
+
+  lockstep run -n 4 -- ./train --epochs 3   start 4 workers on this host
+  lockstep doctor                           what this host can do, and what is slow about it
+
+  lockstep run --help                       the options of a command
+  lockstep --version
+)";
+
+const char* const kRunHelp = R"(Starts a program as N workers of one job and ends with them.
+
+  lockstep run -n N [options] [--] PROGRAM [arguments]
+
+  -n, --workers N    how many workers, 1 to 4096
+  -e, --env K=V      set a variable for every worker; may be given again
+      --threads T    OpenMP and OpenBLAS threads per worker (default: what you exported, else 1)
+      --engine E     what moves bytes between workers (see `lockstep doctor`; default: the best)
+      --timeout S    seconds that joining, and any later operation, may take (default: 300)
+      --grace S      seconds from a forwarded Ctrl-C or SIGTERM to SIGKILL (default: 10)
+      --log-dir D    also write each worker's output to D/rank-3.out and D/rank-3.err
+  -q, --quiet        no notes, only failures
+
+Each line that worker 3 prints appears as "[3] line". Ctrl-C goes to all workers; a second one
+kills them. When a worker fails, the others are ended within 2 s and the exit code is that worker's.
+A PyTorch script runs unchanged: the variables are those of torchrun.
+
+Examples:
+  lockstep run -n 8 ./train --epochs 3
+  lockstep run -n 2 --threads 4 --log-dir logs -- ./train
+  lockstep run -n 2 --env LOCKSTEP_LOG=info -- python3 train.py
+)";
+
+const char* const kDoctorHelp =
+    R"(Looks at this build and this host: engines, devices, processors, memory, limits.
+
+  lockstep doctor [--json]
+
+Every finding is ok, note, slow or missing, with the next step where there is one. The exit code is 0
+unless something makes Lockstep unusable here.
+)";
+
+}  // namespace lockstep::app

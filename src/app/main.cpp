@@ -1,0 +1,78 @@
+// The `lockstep` command.
+#include <fmt/format.h>
+#include <lockstep/errors.h>
+
+#include <algorithm>
+#include <exception>
+#include <string>
+#include <vector>
+
+#include "app/doctor/doctor.h"
+#include "app/help.h"
+#include "app/run_arguments.h"
+#include "control/launch/launcher.h"
+
+namespace lockstep::app {
+namespace {
+
+constexpr int kUsage = 2;
+
+// Only what stands before the program is ours: `lockstep run -n 2 ./train --help` asks the program.
+bool asks_for_help(const std::vector<std::string>& own) {
+  return std::any_of(own.begin(), own.end(),
+                     [](const auto& text) { return text == "--help" || text == "-h"; });
+}
+
+int run(const std::vector<std::string>& arguments) {
+  if (asks_for_help(split_command(arguments).own)) {
+    fmt::print("{}", kRunHelp);
+    return 0;
+  }
+  return control::run_job(parse_run_arguments(arguments));
+}
+
+int doctor(const std::vector<std::string>& arguments) {
+  if (asks_for_help(arguments)) {
+    fmt::print("{}", kDoctorHelp);
+    return 0;
+  }
+  for (const auto& text : arguments) {
+    if (text != "--json")
+      throw BadInput(fmt::format("unknown option {}; see `lockstep doctor --help`", text));
+  }
+  return run_doctor(arguments.empty() ? DoctorFormat::kText : DoctorFormat::kJson);
+}
+
+int dispatch(std::vector<std::string> arguments) {
+  if (arguments.empty())
+    throw BadInput("no command; try `lockstep run -n 2 -- ./train`, or `lockstep --help`");
+  const std::string command = arguments.front();
+  arguments.erase(arguments.begin());
+  if (command == "run") return run(arguments);
+  if (command == "doctor") return doctor(arguments);
+  if (command == "--version") {
+    fmt::print("lockstep {}\n", LOCKSTEP_VERSION);
+    return 0;
+  }
+  if (command == "--help" || command == "-h" || command == "help") {
+    fmt::print("{}", kHelp);
+    return 0;
+  }
+  throw BadInput(
+      fmt::format("unknown command {}; try run or doctor, or see `lockstep --help`", command));
+}
+
+}  // namespace
+}  // namespace lockstep::app
+
+int main(int argc, char** argv) {
+  try {
+    return lockstep::app::dispatch({argv + 1, argv + argc});
+  } catch (const lockstep::BadInput& error) {
+    fmt::print(stderr, "lockstep: {}\n", error.what());
+    return lockstep::app::kUsage;
+  } catch (const std::exception& error) {
+    fmt::print(stderr, "lockstep: {}\n", error.what());
+    return 1;
+  }
+}

@@ -1,0 +1,81 @@
+#include "app/run_arguments.h"
+
+#include <fmt/format.h>
+#include <lockstep/errors.h>
+
+#include <CLI/CLI.hpp>
+#include <algorithm>
+#include <array>
+#include <cmath>
+#include <string_view>
+
+namespace lockstep::app {
+namespace {
+
+constexpr std::array<std::string_view, 9> kWithValue = {
+    "-n", "--workers", "--env", "--log-dir", "--timeout", "--threads", "--engine", "--grace", "-e"};
+
+bool takes_next(std::string_view argument) {
+  return std::find(kWithValue.begin(), kWithValue.end(), argument) != kWithValue.end();
+}
+
+[[noreturn]] void refuse(const CLI::ParseError& error, const CLI::App& parser) {
+  const auto unknown = parser.remaining();
+  if (!unknown.empty()) {
+    throw BadInput(fmt::format("unknown option {}; see `lockstep run --help`", unknown.front()));
+  }
+  throw BadInput(fmt::format("{}; see `lockstep run --help`", error.what()));
+}
+
+}  // namespace
+
+SplitArguments split_command(const std::vector<std::string>& arguments) {
+  auto at = arguments.begin();
+  while (at != arguments.end() && *at != "--" && at->size() > 1 && at->front() == '-') {
+    at += takes_next(*at) && at + 1 != arguments.end() ? 2 : 1;
+  }
+  SplitArguments split{{arguments.begin(), at}, {}};
+  if (at != arguments.end() && *at == "--") ++at;
+  split.command.assign(at, arguments.end());
+  return split;
+}
+
+control::RunOptions parse_run_arguments(const std::vector<std::string>& arguments) {
+  SplitArguments split = split_command(arguments);
+  control::RunOptions options;
+  options.command = std::move(split.command);
+  std::vector<std::string> variables;
+  double grace_s = 10;
+  bool workers_given = false;
+
+  CLI::App parser;
+  parser.set_help_flag();
+  parser.add_option_function<int>("-n,--workers", [&](int count) {
+    options.workers = count;
+    workers_given = true;
+  });
+  parser.add_option("-e,--env", variables)->allow_extra_args(false);
+  parser.add_option("--log-dir", options.log_dir);
+  parser.add_option("--timeout", options.timeout_s);
+  parser.add_option("--threads", options.threads);
+  parser.add_option("--engine", options.engine);
+  parser.add_option("--grace", grace_s);
+  parser.add_flag("-q,--quiet", options.quiet);
+  try {
+    std::reverse(split.own.begin(), split.own.end());  // CLI11 takes them from the back
+    parser.parse(split.own);
+  } catch (const CLI::ParseError& error) {
+    refuse(error, parser);
+  }
+  if (!workers_given)
+    throw BadInput("how many workers? add -n, as in: lockstep run -n 2 -- ./train");
+  for (const auto& text : variables) options.variables.push_back(control::parse_variable(text));
+  if (!std::isfinite(grace_s) || std::abs(grace_s) > 1e6) {
+    throw BadInput(
+        fmt::format("--grace {} is not possible; give seconds from 0 to 86400", grace_s));
+  }
+  options.grace = std::chrono::milliseconds(static_cast<std::int64_t>(grace_s * 1000));
+  return options;
+}
+
+}  // namespace lockstep::app

@@ -1,0 +1,79 @@
+#include "app/run_arguments.h"
+
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+#include <lockstep/errors.h>
+
+namespace lockstep::app {
+namespace {
+
+using testing::ElementsAre;
+using testing::HasSubstr;
+using testing::IsEmpty;
+using testing::Pair;
+
+std::string refusal(const std::vector<std::string>& arguments) {
+  try {
+    parse_run_arguments(arguments);
+  } catch (const BadInput& error) {
+    return error.what();
+  }
+  return "accepted";
+}
+
+TEST(SplitCommandTest, CommandBeginsAfterTheTwoDashes) {
+  const auto split = split_command({"-n", "2", "--", "./a", "--", "-x"});
+  EXPECT_THAT(split.own, ElementsAre("-n", "2"));
+  EXPECT_THAT(split.command, ElementsAre("./a", "--", "-x"));
+}
+
+TEST(SplitCommandTest, CommandBeginsAtTheFirstWordThatIsNoValue) {
+  const auto split = split_command({"-n", "2", "--env=A=b", "--quiet", "./a", "-n", "5"});
+  EXPECT_THAT(split.own, ElementsAre("-n", "2", "--env=A=b", "--quiet"));
+  EXPECT_THAT(split.command, ElementsAre("./a", "-n", "5"));
+}
+
+TEST(SplitCommandTest, NothingIsNoCommand) {
+  EXPECT_THAT(split_command({}).command, IsEmpty());
+  EXPECT_THAT(split_command({"-n"}).own, ElementsAre("-n"));
+  EXPECT_THAT(split_command({"-n", "2", "--"}).command, IsEmpty());
+}
+
+TEST(RunArgumentsTest, AllOptionsArrive) {
+  const auto options = parse_run_arguments(
+      {"-n", "4", "--env", "A=1", "-e", "B=2", "--log-dir", "logs", "--timeout", "20",
+       "--threads=3", "--engine", "gloo", "--grace", "0.5", "--quiet", "--", "./prog", "--flag"});
+  EXPECT_EQ(options.workers, 4);
+  EXPECT_THAT(options.variables, ElementsAre(Pair("A", "1"), Pair("B", "2")));
+  EXPECT_EQ(options.log_dir, "logs");
+  EXPECT_EQ(options.timeout_s, 20);
+  EXPECT_EQ(options.threads, 3);
+  EXPECT_EQ(options.engine, "gloo");
+  EXPECT_EQ(options.grace, std::chrono::milliseconds(500));
+  EXPECT_TRUE(options.quiet);
+  EXPECT_THAT(options.command, ElementsAre("./prog", "--flag"));
+}
+
+TEST(RunArgumentsTest, DefaultsLeaveTheChoiceToTheEnvironment) {
+  const auto options = parse_run_arguments({"-n", "1", "./prog"});
+  EXPECT_EQ(options.threads, std::nullopt);
+  EXPECT_EQ(options.timeout_s, std::nullopt);
+  EXPECT_EQ(options.grace, std::chrono::seconds(10));
+  EXPECT_FALSE(options.quiet);
+}
+
+TEST(RunArgumentsTest, WhatCannotBeUnderstoodIsOneLine) {
+  EXPECT_THAT(refusal({"--nope", "--", "./a"}), HasSubstr("--nope"));
+  EXPECT_THAT(refusal({"-n", "two", "./a"}), HasSubstr("two"));
+  EXPECT_THAT(refusal({"-n"}), HasSubstr("see `lockstep run --help`"));
+  EXPECT_THAT(refusal({"./a"}), HasSubstr("-n"));
+  EXPECT_THAT(refusal({"-n", "2", "--env", "x", "./a"}), HasSubstr("KEY=VALUE"));
+  EXPECT_THAT(refusal({"-n", "2", "--grace", "nan", "./a"}), HasSubstr("--grace"));
+  for (const auto& line : {refusal({"--nope"}), refusal({"-n", "two"}), refusal({"-n"}),
+                           refusal({"--timeout", "x"})}) {
+    EXPECT_EQ(line.find('\n'), std::string::npos) << line;
+  }
+}
+
+}  // namespace
+}  // namespace lockstep::app

@@ -1,0 +1,157 @@
+#include "control/launch/job_state.h"
+
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+#include <sys/wait.h>
+
+#include <cerrno>
+#include <csignal>
+
+namespace lockstep::control {
+namespace {
+
+using testing::ElementsAre;
+using testing::HasSubstr;
+using testing::IsEmpty;
+using How = WorkerEnd::How;
+using Cause = JobState::Cause;
+
+constexpr EndLimits kLimits = {.grace = std::chrono::seconds(10),
+                               .after_failure = std::chrono::milliseconds(1500)};
+const JobState::Clock::time_point kStart{std::chrono::hours(1)};
+
+WorkerEnd exited(int rank, int code) {
+  return {rank, How::kExited, code};
+}
+WorkerEnd killed(int rank, int signal) {
+  return {rank, How::kKilled, signal};
+}
+
+TEST(WorkerEndTest, WaitStatusIsReadAsAShellDoes) {
+  EXPECT_EQ(worker_end(2, W_EXITCODE(7, 0)), exited(2, 7));
+  EXPECT_EQ(worker_end(2, W_EXITCODE(0, SIGSEGV)), killed(2, SIGSEGV));
+  EXPECT_EQ(exit_code(exited(0, 7)), 7);
+  EXPECT_EQ(exit_code(killed(0, SIGKILL)), 137);
+  EXPECT_EQ(exit_code({0, How::kNotStarted, ENOENT}), 127);
+  EXPECT_EQ(exit_code({0, How::kNotStarted, ENOEXEC}), 126);
+  EXPECT_EQ(exit_code({0, How::kNotStarted, EAGAIN}), 1);
+}
+
+TEST(WorkerEndTest, DescriptionNamesCodeOrSignal) {
+  EXPECT_EQ(describe(exited(0, 7)), "exited with code 7");
+  EXPECT_THAT(describe(killed(0, SIGSEGV)), HasSubstr("SIGSEGV"));
+  EXPECT_THAT(describe(killed(0, SIGKILL)), HasSubstr("dmesg"));
+  EXPECT_THAT(describe(killed(0, 40)), HasSubstr("signal 40"));
+}
+
+TEST(FirstFailureTest, SuccessIsNoFailure) {
+  EXPECT_EQ(first_failure({exited(0, 0), exited(1, 0)}), std::nullopt);
+}
+
+TEST(FirstFailureTest, CrashIsBlamedBeforeTheExitOfItsPeers) {
+  EXPECT_EQ(first_failure({exited(0, 1), exited(1, 0), killed(2, SIGSEGV)}), killed(2, SIGSEGV));
+  EXPECT_EQ(first_failure({exited(1, 3), exited(0, 1)}), exited(1, 3));
+  EXPECT_EQ(first_failure({killed(1, SIGABRT), killed(0, SIGSEGV)}), killed(1, SIGABRT));
+}
+
+TEST(JobStateTest, AllWorkersEndingWellIsZero) {
+  JobState state(3, kLimits);
+  EXPECT_FALSE(state.on_ends({exited(1, 0)}, kStart).release);
+  EXPECT_FALSE(state.released());
+  EXPECT_TRUE(state.on_ends({exited(0, 0), exited(2, 0)}, kStart).release);
+  EXPECT_EQ(state.exit_code(), 0);
+  EXPECT_EQ(state.cause(), Cause::kNone);
+}
+
+TEST(JobStateTest, FirstFailureEndsTheOthersAndGivesTheExitCode) {
+  JobState state(3, kLimits);
+  const auto orders = state.on_ends({exited(1, 7)}, kStart);
+  EXPECT_THAT(orders.forward, ElementsAre(SIGTERM, SIGCONT));
+  EXPECT_FALSE(orders.release);
+  EXPECT_EQ(state.deadline(), kStart + kLimits.after_failure);
+  EXPECT_TRUE(state.on_ends({killed(0, SIGTERM), killed(2, SIGSEGV)}, kStart).release);
+  EXPECT_EQ(state.exit_code(), 7);
+  EXPECT_EQ(state.failure(), exited(1, 7));
+}
+
+TEST(JobStateTest, OthersThatDoNotEndInTimeAreKilled) {
+  JobState state(2, kLimits);
+  state.on_ends({exited(1, 7)}, kStart);
+  EXPECT_FALSE(state.on_time(kStart + std::chrono::seconds(1)).release);
+  EXPECT_TRUE(state.on_time(kStart + kLimits.after_failure).release);
+  EXPECT_EQ(state.deadline(), std::nullopt);
+}
+
+TEST(JobStateTest, LastWorkerFailingIsAFailureToo) {
+  JobState state(1, kLimits);
+  EXPECT_TRUE(state.on_ends({killed(0, SIGABRT)}, kStart).release);
+  EXPECT_EQ(state.exit_code(), 134);
+}
+
+TEST(JobStateTest, SignalIsForwardedAndGivesTheGracePeriod) {
+  JobState state(2, kLimits);
+  EXPECT_THAT(state.on_signal(SIGTERM, kStart).forward, ElementsAre(SIGTERM, SIGCONT));
+  EXPECT_EQ(state.deadline(), kStart + kLimits.grace);
+  state.on_ends({exited(0, 1)}, kStart);
+  EXPECT_EQ(state.failure(), std::nullopt);
+  EXPECT_TRUE(state.on_ends({exited(1, 0)}, kStart).release);
+  EXPECT_EQ(state.exit_code(), 143);
+}
+
+TEST(JobStateTest, SecondCtrlCKillsAtOnce) {
+  JobState state(2, kLimits);
+  EXPECT_FALSE(state.on_signal(SIGINT, kStart).release);
+  EXPECT_TRUE(state.on_signal(SIGINT, kStart).release);
+  EXPECT_EQ(state.exit_code(), 130);
+}
+
+TEST(JobStateTest, CtrlCWhileAFailureEndsTheJobKillsAndKeepsTheFailure) {
+  JobState state(2, kLimits);
+  state.on_ends({exited(1, 7)}, kStart);
+  EXPECT_TRUE(state.on_signal(SIGINT, kStart).release);
+  EXPECT_EQ(state.exit_code(), 7);
+}
+
+TEST(JobStateTest, UserSignalsAreForwardedAndEndNothing) {
+  JobState state(2, kLimits);
+  for (const int signal : {SIGUSR1, SIGUSR2, SIGTSTP, SIGCONT}) {
+    EXPECT_THAT(state.on_signal(signal, kStart).forward, ElementsAre(signal));
+  }
+  EXPECT_EQ(state.deadline(), std::nullopt);
+  EXPECT_EQ(state.cause(), Cause::kNone);
+}
+
+TEST(JobStateTest, ClosedOutputEndsTheWorkersAsABrokenPipe) {
+  JobState state(2, kLimits);
+  EXPECT_THAT(state.on_output_closed(kStart).forward, ElementsAre(SIGTERM, SIGCONT));
+  EXPECT_EQ(state.exit_code(), 141);
+  EXPECT_THAT(state.on_output_closed(kStart).forward, IsEmpty());
+}
+
+TEST(JobStateTest, OutputThatClosesAfterTheEndChangesNothing) {
+  JobState state(1, kLimits);
+  state.on_ends({exited(0, 0)}, kStart);
+  EXPECT_THAT(state.on_output_closed(kStart).forward, IsEmpty());
+  EXPECT_EQ(state.exit_code(), 0);
+}
+
+TEST(JobStateTest, LostKeeperIsAFailureUnlessTheJobWasOver) {
+  JobState lost(2, kLimits);
+  EXPECT_TRUE(lost.on_keeper_lost().release);
+  EXPECT_EQ(lost.exit_code(), 137);
+  JobState over(1, kLimits);
+  over.on_ends({exited(0, 0)}, kStart);
+  EXPECT_FALSE(over.on_keeper_lost().release);
+  EXPECT_EQ(over.exit_code(), 0);
+}
+
+TEST(JobStateTest, NothingIsForwardedAfterRelease) {
+  JobState state(1, kLimits);
+  state.on_ends({exited(0, 0)}, kStart);
+  EXPECT_THAT(state.on_signal(SIGUSR1, kStart).forward, IsEmpty());
+  EXPECT_THAT(state.on_signal(SIGTERM, kStart).forward, IsEmpty());
+  EXPECT_EQ(state.exit_code(), 0);
+}
+
+}  // namespace
+}  // namespace lockstep::control

@@ -1,0 +1,242 @@
+#include "control/launch/keeper.h"
+
+#include <fcntl.h>
+#include <fmt/format.h>
+#include <lockstep/errors.h>
+#include <poll.h>
+#include <sys/prctl.h>
+#include <sys/signalfd.h>
+#include <sys/syscall.h>
+#include <sys/wait.h>
+#include <unistd.h>
+
+#include <algorithm>
+#include <cerrno>
+#include <cstring>
+#include <memory>
+#include <unordered_map>
+
+#include "control/launch/process_table.h"
+#include "control/launch/program.h"
+
+namespace lockstep::control {
+namespace {
+
+constexpr std::chrono::seconds kSweepLimit{10};
+
+// Everything from `first` on closes at exec. Our own descriptors do so anyway; this is for what
+// the launcher was started with.
+void close_on_exec_from(int first) {
+  constexpr unsigned kCloseRangeCloexec = 1U << 2;
+  if (::syscall(SYS_close_range, first, ~0U, kCloseRangeCloexec) == 0) return;
+  rlimit limit{};
+  ::getrlimit(RLIMIT_NOFILE, &limit);
+  for (int fd = first; fd < static_cast<int>(std::min<rlim_t>(limit.rlim_cur, 65536)); ++fd) {
+    ::fcntl(fd, F_SETFD, FD_CLOEXEC);
+  }
+}
+
+// Closes everything from 3 on except `kept`: the launcher's sockets and pipes must end with it.
+void close_all_but(std::vector<int> kept) {
+  std::sort(kept.begin(), kept.end());
+  const auto close_from_to = [](int first, unsigned last) {
+    if (static_cast<unsigned>(first) > last) return;
+    if (::syscall(SYS_close_range, first, last, 0) == 0) return;
+    for (int fd = first; fd <= static_cast<int>(std::min(last, 65535U)); ++fd) ::close(fd);
+  };
+  int next = STDERR_FILENO + 1;
+  for (const int fd : kept) {
+    if (fd < next) continue;
+    close_from_to(next, static_cast<unsigned>(fd) - 1);
+    next = fd + 1;
+  }
+  close_from_to(next, ~0U);
+}
+
+std::vector<char*> pointers(std::vector<std::string>& strings) {
+  std::vector<char*> result;
+  result.reserve(strings.size() + 1);
+  for (auto& text : strings) result.push_back(text.data());
+  result.push_back(nullptr);
+  return result;
+}
+
+void send(int events, const KeeperEvent& event) {
+  // A launcher that is gone shows at the lifeline; here nothing is left to do about it.
+  while (::write(events, &event, sizeof event) < 0 && errno == EINTR) {
+  }
+}
+
+class KeeperProcess {
+ public:
+  KeeperProcess(KeeperPlan& plan, base::Fd events, base::Fd lifeline)
+      : plan_(plan), events_(std::move(events)), lifeline_(std::move(lifeline)) {}
+
+  [[noreturn]] void run(pid_t launcher);
+
+ private:
+  void isolate();
+  void start_workers();
+  void start_worker(int rank);
+  [[noreturn]] void become_worker(int rank, pid_t keeper);
+  void serve();
+  bool launcher_gone() const;
+  bool take_signals();
+  void report_ends();
+  void forward(int signal) const;
+
+  KeeperPlan& plan_;
+  base::Fd events_;
+  base::Fd lifeline_;
+  base::Fd child_signals_;
+  base::Fd null_;
+  std::unordered_map<pid_t, int> ranks_;  // of the workers that have not been reaped
+};
+
+void KeeperProcess::run(pid_t launcher) {
+  ::prctl(PR_SET_NAME, "lockstep-keeper");
+  ::prctl(PR_SET_CHILD_SUBREAPER, 1);
+  // A keeper that somebody has stopped must wake up when the launcher dies.
+  ::prctl(PR_SET_PDEATHSIG, SIGCONT);
+  isolate();
+  if (::getppid() == launcher) {
+    start_workers();
+    serve();
+  }
+  const FamilyEnd ended = end_descendants(Deadline::after(kSweepLimit));
+  send(events_.get(), {KeeperEvent::Kind::kSwept, -1, 0, ended.killed});
+  ::_exit(0);
+}
+
+// Nothing but SIGKILL and SIGSTOP reaches the keeper, and it holds none of the launcher's ends.
+void KeeperProcess::isolate() {
+  ::setpgid(0, 0);
+  sigset_t all;
+  sigfillset(&all);
+  ::sigprocmask(SIG_SETMASK, &all, nullptr);
+  sigset_t child;
+  sigemptyset(&child);
+  sigaddset(&child, SIGCHLD);
+  child_signals_ = base::Fd(::signalfd(-1, &child, SFD_CLOEXEC | SFD_NONBLOCK));
+  null_ = base::Fd(::open("/dev/null", O_RDWR | O_CLOEXEC));
+}
+
+bool KeeperProcess::launcher_gone() const {
+  pollfd entry{lifeline_.get(), 0, 0};
+  return ::poll(&entry, 1, 0) > 0 && (entry.revents & (POLLHUP | POLLERR)) != 0;
+}
+
+void KeeperProcess::start_workers() {
+  for (int rank = 0; rank < plan_.workers() && !launcher_gone(); ++rank) start_worker(rank);
+  // Only worker 0 may hold the launcher's standard input.
+  ::dup2(null_.get(), STDIN_FILENO);
+  ::dup2(null_.get(), STDOUT_FILENO);
+}
+
+void KeeperProcess::start_worker(int rank) {
+  const pid_t keeper = ::getpid();
+  const pid_t pid = ::fork();
+  if (pid == 0) become_worker(rank, keeper);
+  if (pid < 0) {
+    send(events_.get(), {KeeperEvent::Kind::kNotStarted, rank, 0, errno});
+    send(events_.get(), {KeeperEvent::Kind::kAllReported});
+  } else {
+    // Here and in the worker, so that a signal for the group finds it whoever comes first.
+    ::setpgid(pid, pid);
+    ranks_.emplace(pid, rank);
+    send(events_.get(), {KeeperEvent::Kind::kStarted, rank, pid, 0});
+  }
+  for (int stream = 0; stream < 2; ++stream) {
+    plan_.outputs[static_cast<std::size_t>(2 * rank + stream)].write.reset();
+  }
+}
+
+void KeeperProcess::become_worker(int rank, pid_t keeper) {
+  ::prctl(PR_SET_PDEATHSIG, SIGKILL);
+  if (::getppid() != keeper) ::_exit(1);  // it died before the line above
+  ::setpgid(0, 0);
+  const auto first = static_cast<std::size_t>(2 * rank);
+  ::dup2(rank == 0 && plan_.input >= 0 ? plan_.input : null_.get(), STDIN_FILENO);
+  ::dup2(plan_.outputs[first].write.get(), STDOUT_FILENO);
+  ::dup2(plan_.outputs[first + 1].write.get(), STDERR_FILENO);
+  close_on_exec_from(STDERR_FILENO + 1);
+  if (plan_.secret >= 0) ::fcntl(plan_.secret, F_SETFD, 0);
+  ::setrlimit(RLIMIT_NOFILE, &plan_.open_files);
+
+  auto environment = plan_.environment(rank);
+  auto arguments = plan_.arguments;
+  auto argv = pointers(arguments);
+  auto envp = pointers(environment);
+  ::sigprocmask(SIG_SETMASK, &plan_.signal_mask, nullptr);
+  ::execve(plan_.program.c_str(), argv.data(), envp.data());
+  const int error = errno;
+  send(events_.get(), {KeeperEvent::Kind::kNotStarted, rank, 0, error});
+  ::_exit(1);
+}
+
+void KeeperProcess::serve() {
+  while (true) {
+    pollfd entries[2] = {{lifeline_.get(), POLLIN, 0}, {child_signals_.get(), POLLIN, 0}};
+    // No limit: the keeper's only task is to wait for the launcher, whose end always shows here.
+    if (::poll(entries, 2, -1) < 0) continue;
+    if (entries[1].revents != 0) report_ends();
+    if (entries[0].revents != 0 && !take_signals()) return;
+  }
+}
+
+// False when the launcher has closed its end.
+bool KeeperProcess::take_signals() {
+  std::int32_t signals[64];
+  const ssize_t got = ::read(lifeline_.get(), signals, sizeof signals);
+  if (got < 0) return errno == EINTR;
+  for (std::size_t i = 0; i < static_cast<std::size_t>(got) / sizeof signals[0]; ++i)
+    forward(signals[i]);
+  return got > 0;
+}
+
+void KeeperProcess::report_ends() {
+  signalfd_siginfo ignored[16];
+  while (::read(child_signals_.get(), ignored, sizeof ignored) > 0) {
+  }
+  int status = 0;
+  bool reported = false;
+  for (pid_t pid = 0; (pid = ::waitpid(-1, &status, WNOHANG)) > 0;) {
+    const auto worker = ranks_.find(pid);
+    if (worker == ranks_.end()) continue;  // an orphan that a worker had started
+    send(events_.get(), {KeeperEvent::Kind::kEnded, worker->second, pid, status});
+    ranks_.erase(worker);
+    reported = true;
+  }
+  if (reported) send(events_.get(), {KeeperEvent::Kind::kAllReported});
+}
+
+// To the group, as a terminal would: a worker may be a script that waits for the real program.
+void KeeperProcess::forward(int signal) const {
+  for (const auto& [pid, rank] : ranks_) {
+    if (::kill(-pid, signal) != 0) ::kill(pid, signal);
+  }
+}
+
+}  // namespace
+
+Keeper start_keeper(KeeperPlan& plan) {
+  base::Pipe events = base::make_pipe();
+  base::Pipe lifeline = base::make_pipe();
+  const pid_t launcher = ::getpid();
+  const pid_t pid = ::fork();
+  if (pid < 0) {
+    throw Unavailable(
+        fmt::format("cannot start a process: {}; raise `ulimit -u`", std::strerror(errno)));
+  }
+  if (pid == 0) {
+    std::vector<int> kept = {events.write.get(), lifeline.read.get(), plan.secret, plan.input};
+    for (const auto& output : plan.outputs) kept.push_back(output.write.get());
+    close_all_but(std::move(kept));
+    KeeperProcess(plan, std::move(events.write), std::move(lifeline.read)).run(launcher);
+  }
+  for (auto& output : plan.outputs) output.write.reset();
+  base::set_nonblocking(lifeline.write.get());
+  return {pid, std::move(events.read), std::move(lifeline.write)};
+}
+
+}  // namespace lockstep::control

@@ -1,0 +1,65 @@
+// The keeper: a small process between the launcher and the workers, so that nothing outlives the
+// launcher even when it is killed.
+//
+//   launcher ── keeper ── worker 0, worker 1 …
+//
+// It starts the workers, reports how they end, passes signals on, and when the pipe from the
+// launcher closes (on purpose, or because the launcher is gone) it kills everything below itself
+// and exits. Both it and the launcher are child subreapers: whatever workers start stays below
+// them. If the keeper itself is killed, its workers die with it (PR_SET_PDEATHSIG), and the
+// launcher ends the rest.
+#pragma once
+
+#include <sys/resource.h>
+#include <sys/types.h>
+
+#include <csignal>
+#include <cstdint>
+#include <functional>
+#include <string>
+#include <vector>
+
+#include "base/fd.h"
+
+namespace lockstep::control {
+
+// One message from the keeper; shorter than PIPE_BUF, so that messages never mix.
+struct KeeperEvent {
+  enum class Kind : std::int32_t {
+    kStarted = 1,      // pid
+    kEnded = 2,        // value: wait status
+    kNotStarted = 3,   // value: errno of fork or exec
+    kAllReported = 4,  // the ends since the last of these were noticed together
+    kSwept = 5,        // value: how many processes workers had left behind
+  };
+  Kind kind = Kind::kStarted;
+  std::int32_t rank = -1;
+  std::int32_t pid = 0;
+  std::int32_t value = 0;
+};
+
+struct KeeperPlan {
+  std::string program;
+  std::vector<std::string> arguments;
+  std::function<std::vector<std::string>(int rank)> environment;
+  std::vector<base::Pipe> outputs;  // two per worker, stdout then stderr; the write ends go to it
+  int input = -1;                   // standard input of worker 0; the others read nothing
+  int secret = -1;                  // the only other descriptor that workers inherit
+  rlimit open_files{};  // workers get the limit and the mask that the launcher was started with
+  sigset_t signal_mask{};
+
+  int workers() const { return static_cast<int>(outputs.size() / 2); }
+};
+
+// The launcher's side of a started keeper.
+struct Keeper {
+  pid_t pid = -1;
+  base::Fd events;    // reads KeeperEvent; its end means that the keeper is gone
+  base::Fd lifeline;  // writes std::int32_t signals for all workers; closing it ends everything
+};
+
+// Forks the keeper and keeps the read ends of plan.outputs. The caller has one thread and has
+// blocked SIGCHLD and SIGPIPE. Unavailable when there is no process to be had.
+Keeper start_keeper(KeeperPlan& plan);
+
+}  // namespace lockstep::control

@@ -1,0 +1,230 @@
+#include "control/launch/launcher.h"
+
+#include <fmt/format.h>
+#include <signal.h>
+#include <sys/signalfd.h>
+#include <sys/wait.h>
+#include <unistd.h>
+
+#include <utility>
+
+#include <boost/asio/io_context.hpp>
+#include <boost/asio/posix/stream_descriptor.hpp>
+#include <boost/asio/steady_timer.hpp>
+#include <set>
+
+#include "base/environment.h"
+#include "base/log.h"
+#include "control/launch/job_state.h"
+#include "control/launch/keeper_link.h"
+#include "control/launch/output.h"
+#include "control/launch/preparation.h"
+#include "control/launch/process_table.h"
+#include "control/launch/program.h"
+#include "control/launch/report.h"
+#include "control/rendezvous/server.h"
+
+namespace lockstep::control {
+namespace {
+
+using Clock = std::chrono::steady_clock;
+using boost::asio::posix::stream_descriptor;
+
+// Longer than the keeper allows itself for its own end.
+constexpr std::chrono::seconds kKeeperLimit{12};
+constexpr std::chrono::seconds kOwnSweepLimit{5};
+// How long to wait for a reader that takes nothing: a pager may be read by a person, but a job
+// that failed or was told to end has no time for it.
+constexpr std::chrono::seconds kPatience{30};
+constexpr std::chrono::seconds kPatienceWhenEnding{2};
+
+int signal_descriptor() {
+  sigset_t set;
+  sigemptyset(&set);
+  for (const int signal : signals_to_forward()) sigaddset(&set, signal);
+  return ::signalfd(-1, &set, SFD_CLOEXEC | SFD_NONBLOCK);
+}
+
+ServerOptions server_options(const RunOptions& options, const Preparation& ready) {
+  ServerOptions server;
+  server.world_size = options.workers;
+  server.secret = ready.secret;
+  return server;
+}
+
+// The effects around JobState: events come in, its orders go out.
+class Launcher {
+ public:
+  Launcher(const RunOptions& options, Preparation ready, Keeper keeper);
+
+  int run();
+
+ private:
+  void wait_for_signals();
+  void take_signal(int signal);
+  void take_event(const KeeperEvent& event);
+  void obey(const JobState::Orders& orders);
+  void arm_deadline();
+  void on_keeper_gone();
+  void finish();
+  void note(const std::string& line);
+  std::chrono::seconds patience() const;
+
+  const RunOptions& options_;
+  boost::asio::io_context context_;
+  JobState state_;
+  JobReport report_;
+  KeeperLink keeper_;
+  RendezvousServer server_;
+  Output output_;
+  stream_descriptor signals_;
+  boost::asio::steady_timer deadline_;
+  boost::asio::steady_timer keeper_limit_;
+  bool keeper_gone_ = false;
+  std::vector<WorkerEnd> together_;  // ends that were noticed together, so far
+};
+
+Launcher::Launcher(const RunOptions& options, Preparation ready, Keeper keeper)
+    : options_(options),
+      context_(1),
+      state_(options.workers, {.grace = options.grace}),
+      report_(options.workers, ready.plan.program),
+      keeper_(context_, std::move(keeper)),
+      server_(context_, std::move(ready.listener), server_options(options, ready)),
+      output_(context_, options.workers, ready.plan, std::move(ready.logs)),
+      signals_(context_, signal_descriptor()),
+      deadline_(context_),
+      keeper_limit_(context_) {
+  keeper_.when_event = [this](const KeeperEvent& event) { take_event(event); };
+  keeper_.when_gone = [this] { on_keeper_gone(); };
+  output_.when_closed = [this] { obey(state_.on_output_closed(Clock::now())); };
+}
+
+int Launcher::run() {
+  output_.start();
+  keeper_.start();
+  wait_for_signals();
+  context_.run();
+  return state_.exit_code();
+}
+
+void Launcher::wait_for_signals() {
+  signals_.async_wait(stream_descriptor::wait_read, [this](const boost::system::error_code& error) {
+    if (error) return;
+    signalfd_siginfo info{};
+    while (::read(signals_.native_handle(), &info, sizeof info) == sizeof info) {
+      take_signal(static_cast<int>(info.ssi_signo));
+    }
+    wait_for_signals();
+  });
+}
+
+void Launcher::take_signal(int signal) {
+  // Nobody is left to tell: only slow readers of the output keep us here.
+  if (keeper_gone_ && signal == SIGINT) return context_.stop();
+  const bool first = state_.cause() == JobState::Cause::kNone;
+  obey(state_.on_signal(signal, Clock::now()));
+  if (first && state_.cause() == JobState::Cause::kSignal) {
+    note(fmt::format(
+        "lockstep: passed SIG{} on; workers have {:g} s to end, Ctrl-C kills them at once",
+        sigabbrev_np(signal), static_cast<double>(options_.grace.count()) / 1000));
+  }
+  if (signal == SIGTSTP) ::kill(::getpid(), SIGSTOP);
+}
+
+void Launcher::take_event(const KeeperEvent& event) {
+  report_.add(event);
+  switch (event.kind) {
+    case KeeperEvent::Kind::kNotStarted:
+      together_.push_back({event.rank, WorkerEnd::How::kNotStarted, event.value});
+      break;
+    case KeeperEvent::Kind::kEnded:
+      if (!report_.not_started(event.rank))
+        together_.push_back(worker_end(event.rank, event.value));
+      break;
+    case KeeperEvent::Kind::kAllReported:
+      obey(state_.on_ends(std::exchange(together_, {}), Clock::now()));
+      break;
+    case KeeperEvent::Kind::kStarted:
+    case KeeperEvent::Kind::kSwept:
+      break;
+  }
+}
+
+void Launcher::obey(const JobState::Orders& orders) {
+  for (const int signal : orders.forward) keeper_.forward(signal);
+  if (orders.release) {
+    keeper_.release();
+    keeper_limit_.expires_after(kKeeperLimit);
+    keeper_limit_.async_wait([this](const boost::system::error_code& error) {
+      if (!error) keeper_.kill();
+    });
+  }
+  arm_deadline();
+}
+
+void Launcher::arm_deadline() {
+  if (!state_.deadline()) {
+    deadline_.cancel();
+    return;
+  }
+  deadline_.expires_at(*state_.deadline());
+  deadline_.async_wait([this](const boost::system::error_code& error) {
+    if (error) return;
+    report_.overtime(state_.live());
+    obey(state_.on_time(Clock::now()));
+  });
+}
+
+// Whatever the keeper has left, or could not end because it was killed, is ours now.
+void Launcher::on_keeper_gone() {
+  keeper_gone_ = true;
+  keeper_limit_.cancel();
+  const int status = keeper_.reap();
+  if (!state_.released()) report_.keeper_lost(status);
+  state_.on_keeper_lost();
+  deadline_.cancel();
+  report_.not_ended(end_descendants(Deadline::after(kOwnSweepLimit)).left);
+  output_.drain(patience(), [this] { finish(); });
+}
+
+void Launcher::finish() {
+  for (const auto& line : report_.failures(state_, output_)) output_.note(line);
+  if (!options_.quiet) {
+    for (const auto& line : report_.notes(state_)) output_.note(line);
+  }
+  output_.flush(patience(), [this] {
+    if (output_.waiting() > 0) {
+      output_.note(
+          fmt::format("lockstep: dropped {} bytes of output: nobody read them", output_.waiting()));
+    }
+    context_.stop();
+  });
+}
+
+void Launcher::note(const std::string& line) {
+  if (!options_.quiet) output_.note(line);
+}
+
+std::chrono::seconds Launcher::patience() const {
+  return state_.cause() == JobState::Cause::kNone ? kPatience : kPatienceWhenEnding;
+}
+
+}  // namespace
+
+int run_job(const RunOptions& options) {
+  check(options);
+  base::set_log_name("launcher");
+  const Program program =
+      find_program(options.command.front(), base::environment("PATH").value_or("/usr/bin:/bin"));
+  if (program.path.empty()) {
+    fmt::print(stderr, "lockstep: {}\n", program.problem);
+    return program.exit_code;
+  }
+  const OriginalProcess original = set_up_process(options);
+  Preparation ready = prepare(options, program, original);
+  Keeper keeper = start_keeper(ready.plan);
+  return Launcher(options, std::move(ready), std::move(keeper)).run();
+}
+
+}  // namespace lockstep::control

@@ -1,0 +1,76 @@
+#include "control/launch/options.h"
+
+#include <fmt/format.h>
+#include <lockstep/errors.h>
+
+#include <algorithm>
+#include <array>
+#include <cctype>
+#include <string_view>
+
+namespace lockstep::control {
+namespace {
+
+// What numbers the workers and lets them in: another value could only break the job.
+constexpr std::array<std::string_view, 12> kOwnVariables = {"RANK",
+                                                            "LOCAL_RANK",
+                                                            "WORLD_SIZE",
+                                                            "LOCAL_WORLD_SIZE",
+                                                            "GROUP_RANK",
+                                                            "GROUP_WORLD_SIZE",
+                                                            "ROLE_RANK",
+                                                            "ROLE_WORLD_SIZE",
+                                                            "LOCKSTEP_RENDEZVOUS",
+                                                            "LOCKSTEP_SECRET_FD",
+                                                            "LOCKSTEP_SECRET_FILE",
+                                                            "TORCHELASTIC_USE_AGENT_STORE"};
+
+bool is_variable_name(std::string_view name) {
+  const auto allowed = [](char c) {
+    return c == '_' || std::isalnum(static_cast<unsigned char>(c)) != 0;
+  };
+  return !name.empty() && std::isdigit(static_cast<unsigned char>(name.front())) == 0 &&
+         std::all_of(name.begin(), name.end(), allowed);
+}
+
+}  // namespace
+
+std::pair<std::string, std::string> parse_variable(const std::string& text) {
+  const auto equals = text.find('=');
+  if (equals == std::string::npos || !is_variable_name(std::string_view(text).substr(0, equals))) {
+    throw BadInput(
+        fmt::format("--env {} is not KEY=VALUE; write for example --env NCCL_DEBUG=INFO", text));
+  }
+  std::string name = text.substr(0, equals);
+  if (std::find(kOwnVariables.begin(), kOwnVariables.end(), name) != kOwnVariables.end()) {
+    throw BadInput(fmt::format(
+        "--env cannot set {}: the launcher sets it for each worker; leave it out", name));
+  }
+  return {std::move(name), text.substr(equals + 1)};
+}
+
+void check(const RunOptions& options) {
+  if (options.workers < 1 || options.workers > kMostWorkers) {
+    throw BadInput(fmt::format("-n {} is not possible; ask for 1 to {} workers, such as -n 2",
+                               options.workers, kMostWorkers));
+  }
+  if (options.command.empty() || options.command.front().empty()) {
+    throw BadInput(
+        "no program to run; add it after --, as in: lockstep run -n 2 -- ./train --epochs 3");
+  }
+  if (options.threads && (*options.threads < 1 || *options.threads > kMostThreads)) {
+    throw BadInput(fmt::format("--threads {} is not possible; ask for 1 to {}", *options.threads,
+                               kMostThreads));
+  }
+  constexpr int kYearSeconds = 365 * 24 * 3600;
+  if (options.timeout_s && (*options.timeout_s < 1 || *options.timeout_s > kYearSeconds)) {
+    throw BadInput(fmt::format("--timeout {} is not possible; give whole seconds from 1 to {}",
+                               *options.timeout_s, kYearSeconds));
+  }
+  if (options.grace.count() < 0 || options.grace > std::chrono::hours(24)) {
+    throw BadInput(fmt::format("--grace {} is not possible; give seconds from 0 to 86400",
+                               static_cast<double>(options.grace.count()) / 1000));
+  }
+}
+
+}  // namespace lockstep::control

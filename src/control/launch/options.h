@@ -1,0 +1,38 @@
+// What `lockstep run` was asked for, as plain values.
+#pragma once
+
+#include <chrono>
+#include <optional>
+#include <string>
+#include <utility>
+#include <vector>
+
+namespace lockstep::control {
+
+inline constexpr int kMostWorkers = 4096;
+inline constexpr int kMostThreads = 4096;
+
+struct RunOptions {
+  // What runs.
+  int workers = 0;
+  std::vector<std::string> command;                            // the program and its arguments
+  std::vector<std::pair<std::string, std::string>> variables;  // --env; wins over everything else
+  // Where one of these is absent or empty, what the user exported stays, else a default applies.
+  std::optional<int> threads;    // per worker, for OpenMP and OpenBLAS; default 1
+  std::optional<int> timeout_s;  // LOCKSTEP_TIMEOUT; default join()'s
+  std::string engine;            // LOCKSTEP_ENGINE; default join()'s choice
+
+  // How it ends and what is shown.
+  std::chrono::milliseconds grace{10'000};  // from a forwarded SIGINT or SIGTERM to SIGKILL
+  std::string log_dir;  // rank-3.out and rank-3.err go here as well; empty: nowhere
+  bool quiet = false;   // only failures are reported, no notes
+};
+
+// "KEY=VALUE" as a pair. BadInput when there is no '=', when the key is no name of a variable, and
+// when it is one that the launcher must set itself, such as RANK.
+std::pair<std::string, std::string> parse_variable(const std::string& text);
+
+// BadInput for the first value that is out of range, naming the option and what it takes.
+void check(const RunOptions& options);
+
+}  // namespace lockstep::control

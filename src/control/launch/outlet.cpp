@@ -1,0 +1,110 @@
+#include "control/launch/outlet.h"
+
+#include <lockstep/errors.h>
+#include <poll.h>
+#include <sys/epoll.h>
+#include <sys/stat.h>
+#include <unistd.h>
+
+#include <algorithm>
+#include <cerrno>
+
+namespace lockstep::control {
+namespace {
+
+constexpr std::size_t kFullBytes = std::size_t{1} << 20;
+constexpr std::size_t kPieceBytes = 4096;  // a pipe that is ready has room for this much
+
+bool may_not_be_ready(int fd) {
+  struct stat status {};
+  if (::fstat(fd, &status) != 0) return false;
+  return S_ISFIFO(status.st_mode) || S_ISSOCK(status.st_mode) || ::isatty(fd) == 1;
+}
+
+// An epoll descriptor that is readable when `fd` is writable. Asio makes what it watches
+// non-blocking: this way that is a descriptor of our own.
+int watch_writable(int fd) {
+  const int watcher = ::epoll_create1(EPOLL_CLOEXEC);
+  epoll_event event{};
+  event.events = EPOLLOUT;
+  if (watcher < 0 || ::epoll_ctl(watcher, EPOLL_CTL_ADD, fd, &event) != 0) {
+    throw Unavailable("cannot watch standard output; raise `ulimit -n`");
+  }
+  return watcher;
+}
+
+}  // namespace
+
+Outlet::Outlet(boost::asio::io_context& context, int fd)
+    : fd_(fd), waits_(may_not_be_ready(fd)), readiness_(context) {
+  if (waits_) readiness_.assign(watch_writable(fd));
+}
+
+bool Outlet::full() const {
+  return !closed_ && waiting() >= kFullBytes;
+}
+
+void Outlet::flush() {
+  was_full_ = was_full_ || full();
+  while (!closed_ && !empty()) {
+    if (!ready() || !write_piece()) break;
+  }
+  if (closed_) taken_ = queue_.size();
+  if (empty() || taken_ >= kFullBytes) {
+    queue_.erase(0, taken_);
+    taken_ = 0;
+  }
+  if (!empty()) wait_until_ready();
+  if (was_full_ && waiting() < kFullBytes / 2) {
+    was_full_ = false;
+    if (when_drained) when_drained();
+  }
+}
+
+bool Outlet::ready() const {
+  if (!waits_) return true;
+  pollfd entry{fd_, POLLOUT, 0};
+  return ::poll(&entry, 1, 0) > 0;
+}
+
+// False when the rest has to wait.
+bool Outlet::write_piece() {
+  const std::size_t most = waits_ ? std::min(waiting(), kPieceBytes) : waiting();
+  const ssize_t sent = ::write(fd_, queue_.data() + taken_, most);
+  if (sent >= 0) {
+    taken_ += static_cast<std::size_t>(sent);
+    written_ += static_cast<std::uint64_t>(sent);
+    return true;
+  }
+  if (errno == EINTR) return true;
+  if (errno == EAGAIN && waits_) return false;
+  close();
+  return false;
+}
+
+void Outlet::wait_until_ready() {
+  if (waiting_ || !waits_) return;
+  waiting_ = true;
+  readiness_.async_wait(boost::asio::posix::stream_descriptor::wait_read,
+                        [this](const boost::system::error_code& error) {
+                          waiting_ = false;
+                          if (!error) flush();
+                        });
+}
+
+void Outlet::close() {
+  closed_ = true;
+  if (when_closed) when_closed();
+}
+
+Outlets open_outlets(boost::asio::io_context& context) {
+  struct stat out {};
+  struct stat err {};
+  const bool same = ::fstat(STDOUT_FILENO, &out) == 0 && ::fstat(STDERR_FILENO, &err) == 0 &&
+                    out.st_dev == err.st_dev && out.st_ino == err.st_ino;
+  auto first = std::make_shared<Outlet>(context, STDOUT_FILENO);
+  auto second = same ? first : std::make_shared<Outlet>(context, STDERR_FILENO);
+  return {std::move(first), std::move(second)};
+}
+
+}  // namespace lockstep::control

@@ -1,0 +1,69 @@
+// The launcher's own standard output and error.
+#pragma once
+
+#include <utility>
+
+#include <boost/asio/io_context.hpp>
+#include <boost/asio/posix/stream_descriptor.hpp>
+#include <cstddef>
+#include <cstdint>
+#include <functional>
+#include <memory>
+#include <string>
+#include <string_view>
+
+namespace lockstep::control {
+
+// A queue of bytes in front of a descriptor that others may share.
+//
+// The descriptor's flags stay as they are: making a shell's terminal non-blocking would break the
+// shell. So a pipe or terminal is written in pieces that fit when poll(2) says that it is ready,
+// and a slow reader makes the queue grow, never the launcher wait.
+//
+// Threads:   where the io_context runs.
+// Blocking:  only as long as a regular file takes to be written.
+// Failure:   a reader that is gone is told once through when_closed; what is written then is
+// dropped. Ownership: borrows the descriptor; the io_context must outlive it.
+class Outlet {
+ public:
+  Outlet(boost::asio::io_context& context, int fd);
+
+  void add(std::string_view bytes) { queue_.append(bytes); }
+  void flush();
+
+  // So much waits that producers should pause until when_drained.
+  bool full() const;
+  bool empty() const { return taken_ == queue_.size(); }
+  std::size_t waiting() const { return queue_.size() - taken_; }
+  bool closed() const { return closed_; }
+  std::uint64_t written() const { return written_; }
+
+  std::function<void()> when_drained;
+  std::function<void()> when_closed;
+
+ private:
+  bool ready() const;
+  bool write_piece();
+  void wait_until_ready();
+  void close();
+
+  int fd_;
+  bool waits_ = false;  // pipe, socket or terminal: may not be ready
+  boost::asio::posix::stream_descriptor readiness_;
+  std::string queue_;
+  std::size_t taken_ = 0;
+  std::uint64_t written_ = 0;
+  bool waiting_ = false;
+  bool was_full_ = false;
+  bool closed_ = false;
+};
+
+// Standard output and standard error; one and the same when both lead to the same place, so that
+// a line of one never lands inside a line of the other.
+struct Outlets {
+  std::shared_ptr<Outlet> out;
+  std::shared_ptr<Outlet> err;
+};
+Outlets open_outlets(boost::asio::io_context& context);
+
+}  // namespace lockstep::control

@@ -1,0 +1,21 @@
+// Finding the program to run, as a shell does, before anything is started.
+#pragma once
+
+#include <string>
+
+namespace lockstep::control {
+
+struct Program {
+  std::string path;     // empty: it cannot run
+  int exit_code = 0;    // then: 127 not found, 126 found but not executable
+  std::string problem;  // and one line that says what to do
+};
+
+// A name with a '/' is a path; any other is looked for in the folders of `search_path` (PATH's
+// form).
+Program find_program(const std::string& name, const std::string& search_path);
+
+// The same line for an exec that failed although the file looked right.
+std::string explain_exec_failure(const std::string& path, int error);
+
+}  // namespace lockstep::control

@@ -1,0 +1,53 @@
+// What the launcher says in the end: who failed first, and what else the user should know.
+#pragma once
+
+#include <sys/types.h>
+
+#include <string>
+#include <vector>
+
+#include "control/launch/job_state.h"
+#include "control/launch/keeper.h"
+
+namespace lockstep::control {
+
+class Output;
+
+// Collects facts while the job runs and turns them into lines at its end.
+//
+// Threads:   one caller at a time.
+// Blocking:  never.
+// Failure:   none.
+// Ownership: plain values.
+class JobReport {
+ public:
+  JobReport(int workers, std::string program);
+
+  void add(const KeeperEvent& event);
+  void keeper_lost(int wait_status) { keeper_status_ = wait_status; }
+  void overtime(int live) { overtime_ = live; }
+  void not_ended(std::vector<pid_t> left) { left_ = std::move(left); }
+
+  // The worker's exec or fork failed; its process's own end says nothing.
+  bool not_started(int rank) const { return not_started_[static_cast<std::size_t>(rank)]; }
+
+  // Lines that are always shown: the first failure with the worker's last lines, lost logs …
+  std::vector<std::string> failures(const JobState& state, const Output& output) const;
+
+  // Lines that --quiet leaves out.
+  std::vector<std::string> notes(const JobState& state) const;
+
+ private:
+  std::vector<std::string> first_failure(const WorkerEnd& failure, const Output& output) const;
+
+  int workers_;
+  std::string program_;
+  std::vector<pid_t> pids_;
+  std::vector<bool> not_started_;
+  int swept_ = 0;
+  int overtime_ = 0;
+  int keeper_status_ = 0;
+  std::vector<pid_t> left_;
+};
+
+}  // namespace lockstep::control

@@ -1,0 +1,106 @@
+#include "control/launch/worker_environment.h"
+
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+
+#include <algorithm>
+#include <map>
+
+namespace lockstep::control {
+namespace {
+
+using testing::Contains;
+using testing::IsSupersetOf;
+using testing::Not;
+using testing::StartsWith;
+
+JobEnvironment four_workers() {
+  JobEnvironment job;
+  job.local_workers = 4;
+  job.run_id = "lockstep-1-ab";
+  job.master_port = 12345;
+  job.rendezvous = "unix:lockstep-1-ab";
+  job.secret_fd = 5;
+  return job;
+}
+
+TEST(WorkerEnvironmentTest, HoldsTorchrunsVariablesAndOurs) {
+  EXPECT_THAT(worker_environment({"HOME=/home/me"}, four_workers(), 3),
+              IsSupersetOf({"HOME=/home/me",
+                            "RANK=3",
+                            "LOCAL_RANK=3",
+                            "WORLD_SIZE=4",
+                            "LOCAL_WORLD_SIZE=4",
+                            "GROUP_RANK=0",
+                            "GROUP_WORLD_SIZE=1",
+                            "ROLE_RANK=3",
+                            "ROLE_NAME=default",
+                            "ROLE_WORLD_SIZE=4",
+                            "MASTER_ADDR=127.0.0.1",
+                            "MASTER_PORT=12345",
+                            "TORCHELASTIC_RESTART_COUNT=0",
+                            "TORCHELASTIC_MAX_RESTARTS=0",
+                            "TORCHELASTIC_RUN_ID=lockstep-1-ab",
+                            "TORCH_NCCL_ASYNC_ERROR_HANDLING=1",
+                            "LOCKSTEP_RENDEZVOUS=unix:lockstep-1-ab",
+                            "LOCKSTEP_SECRET_FD=5",
+                            "OMP_NUM_THREADS=1",
+                            "OPENBLAS_NUM_THREADS=1"}));
+}
+
+TEST(WorkerEnvironmentTest, RanksOfTheSecondHostGoOn) {
+  JobEnvironment job = four_workers();
+  job.nodes = 2;
+  job.node_rank = 1;
+  EXPECT_THAT(worker_environment({}, job, 1),
+              IsSupersetOf({"RANK=5", "LOCAL_RANK=1", "WORLD_SIZE=8", "LOCAL_WORLD_SIZE=4",
+                            "GROUP_RANK=1", "GROUP_WORLD_SIZE=2"}));
+}
+
+TEST(WorkerEnvironmentTest, NoAgentStoreIsAnnouncedEvenUnderTorchrun) {
+  const auto variables = worker_environment(
+      {"TORCHELASTIC_USE_AGENT_STORE=True", "TORCHELASTIC_ERROR_FILE=/tmp/x", "RANK=9"},
+      four_workers(), 0);
+  EXPECT_THAT(variables, IsSupersetOf({"TORCHELASTIC_USE_AGENT_STORE=False", "RANK=0"}));
+  EXPECT_THAT(variables, Not(Contains(StartsWith("TORCHELASTIC_ERROR_FILE="))));
+}
+
+TEST(WorkerEnvironmentTest, ExportedThreadsWinOverTheDefaultAndAnOptionOverThem) {
+  JobEnvironment job = four_workers();
+  EXPECT_THAT(worker_environment({"OMP_NUM_THREADS=6"}, job, 0),
+              IsSupersetOf({"OMP_NUM_THREADS=6", "OPENBLAS_NUM_THREADS=1"}));
+  job.threads = 3;
+  EXPECT_THAT(worker_environment({"OMP_NUM_THREADS=6"}, job, 0),
+              IsSupersetOf({"OMP_NUM_THREADS=3", "OPENBLAS_NUM_THREADS=3"}));
+  job.variables = {{"OMP_NUM_THREADS", "2"}};
+  EXPECT_THAT(worker_environment({"OMP_NUM_THREADS=6"}, job, 0),
+              IsSupersetOf({"OMP_NUM_THREADS=2", "OPENBLAS_NUM_THREADS=3"}));
+}
+
+TEST(WorkerEnvironmentTest, VariablesOfTheUserWinOverExportedOnes) {
+  JobEnvironment job = four_workers();
+  job.variables = {{"MASTER_PORT", "29500"}, {"MODE", "a=b"}, {"MODE", "c=d"}};
+  EXPECT_THAT(worker_environment({"MODE=old"}, job, 0),
+              IsSupersetOf({"MASTER_PORT=29500", "MODE=c=d"}));
+}
+
+TEST(WorkerEnvironmentTest, TimeoutAndEngineOnlyWhenAskedFor) {
+  JobEnvironment job = four_workers();
+  const auto without = worker_environment({"LOCKSTEP_ENGINE=gloo"}, job, 0);
+  EXPECT_THAT(without, Contains("LOCKSTEP_ENGINE=gloo"));
+  EXPECT_THAT(without, Not(Contains(StartsWith("LOCKSTEP_TIMEOUT="))));
+  job.timeout_s = 20;
+  job.engine = "shm";
+  EXPECT_THAT(worker_environment({"LOCKSTEP_ENGINE=gloo"}, job, 0),
+              IsSupersetOf({"LOCKSTEP_ENGINE=shm", "LOCKSTEP_TIMEOUT=20"}));
+}
+
+TEST(WorkerEnvironmentTest, EachVariableComesOnce) {
+  const auto variables = worker_environment({"A=1", "A=2", "RANK=7", "broken"}, four_workers(), 0);
+  std::map<std::string, int> count;
+  for (const auto& text : variables) ++count[text.substr(0, text.find('='))];
+  for (const auto& [name, times] : count) EXPECT_EQ(times, 1) << name;
+}
+
+}  // namespace
+}  // namespace lockstep::control
