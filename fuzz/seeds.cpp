@@ -1,0 +1,117 @@
+// Writes first inputs for the fuzzers whose inputs are bytes of our own protocols, so that they
+// never fall behind the code: seeds DIRECTORY makes DIRECTORY/<fuzzer>/<number>.
+#include <cstdio>
+#include <filesystem>
+#include <fstream>
+#include <string>
+#include <vector>
+
+#include "base/bytes.h"
+#include "comm/core/failure.h"
+#include "comm/core/header.h"
+#include "control/rendezvous/frame.h"
+#include "control/rendezvous/handshake.h"
+#include "control/rendezvous/message.h"
+
+namespace {
+
+using namespace lockstep::control;
+using Seeds = std::vector<std::string>;
+
+std::vector<Message> messages() {
+  return {Join{1, 0, 3, 900, 1000, "0.1.0", "gloo", "node", 7},
+          Join{1, 1, 3, 900, 1000, "0.1.0", "gloo", "node", 8},
+          Join{1, 2, 3, 900, 1000, "0.1.0", "gloo", "node", 9},
+          Put{2, "key", "value"},
+          Get{3, 500, "key"},
+          Done{4, 100},
+          GiveUp{"no route"},
+          Welcome{5, 7, "name", "salt"},
+          Stored{6},
+          Value{7, "value"},
+          Finished{8},
+          Failed{9, lockstep::ErrorKind::kMismatch, "disagree", {1, 2}},
+          Closing{}};
+}
+
+Seeds message_seeds() {
+  Seeds seeds;
+  for (const Message& message : messages()) seeds.push_back(encode(message));
+  const std::string nonce(kNonceBytes, 'n');
+  seeds.push_back(encode(Hello{kProtocolVersion, nonce}));
+  seeds.push_back(encode(Challenge{kProtocolVersion, nonce}));
+  seeds.push_back(encode(Proof{nonce}));
+  seeds.push_back(encode(Refusal{RefusalReason::kSecret, kProtocolVersion}));
+  return seeds;
+}
+
+Seeds frame_seeds() {
+  const std::string frame = FrameSealer("another key", Direction::kToServer).seal("payload");
+  return {std::string("\x03\x05\x01", 3) + "one\xfftwo\xff\xff",
+          std::string("\x00\x00\x00", 3) + frame};
+}
+
+// To either side, before and after a genuine beginning.
+Seeds handshake_seeds() {
+  Seeds seeds;
+  for (const std::string& bytes : message_seeds()) {
+    for (char rounds = 0; rounds < 4; ++rounds) {
+      for (char side = 0; side < 2; ++side) seeds.push_back(std::string{side, 63, rounds} + bytes);
+    }
+  }
+  return seeds;
+}
+
+std::string event(std::uint8_t head, const Message& message) {
+  const std::string bytes = encode(message);
+  lockstep::base::ByteWriter out;
+  out.put(head).put(static_cast<std::uint8_t>(bytes.size())).put_raw(bytes);
+  return out.take();
+}
+
+Seeds roster_seeds() {
+  std::string all;
+  std::uint8_t connection = 0;
+  for (const Message& message : messages()) all += event(connection++ % 3, message);
+  std::string done;
+  for (std::uint8_t rank = 0; rank < 3; ++rank) done += event(rank, messages()[rank]);
+  for (std::uint8_t rank = 0; rank < 3; ++rank) done += event(rank, Done{2, 1000});
+  return {all, all + '\xd0' + '\xef' + '\xff' + all, done + '\xd0' + '\xd1' + done};
+}
+
+Seeds wire_seeds() {
+  namespace comm = lockstep::comm;
+  Seeds seeds;
+  for (int kind = 1; kind <= 7; ++kind) {
+    comm::Header header;
+    header.kind = static_cast<comm::Kind>(kind);
+    header.count = 1000;
+    const auto bytes = comm::encode_header(header);
+    seeds.emplace_back(bytes.begin(), bytes.end());
+  }
+  seeds.push_back(comm::encode_notice({lockstep::ErrorKind::kTimeout, {1, 2}, "late"}));
+  return seeds;
+}
+
+void write(const std::filesystem::path& directory, const Seeds& seeds) {
+  std::filesystem::create_directories(directory);
+  for (std::size_t i = 0; i < seeds.size(); ++i) {
+    std::ofstream(directory / std::to_string(i), std::ios::binary) << seeds[i];
+  }
+}
+
+}  // namespace
+
+int main(int argc, char** argv) {
+  if (argc != 2) {
+    std::fprintf(stderr, "usage: fuzz_seeds DIRECTORY\n");
+    return 2;
+  }
+  const std::filesystem::path root = argv[1];
+  write(root / "fuzz_rendezvous_message", message_seeds());
+  write(root / "fuzz_rendezvous_frame", frame_seeds());
+  write(root / "fuzz_rendezvous_handshake", handshake_seeds());
+  write(root / "fuzz_rendezvous_roster", roster_seeds());
+  write(root / "fuzz_wire", wire_seeds());
+  return 0;
+}
