@@ -1,0 +1,45 @@
+#!/usr/bin/env bash
+# Everything a change must pass. `short` stays well under 15 minutes on 2 cores; `full` adds the long ones.
+#
+#   1. checks of form: clang-format, function size, layers (the last as part of the tests)
+#   2. the tests, optimised build
+#   3. the tests again under address+undefined and under thread sanitizers (everything below torch/)
+#   4. the fuzzers: 5 s each, or 60 s in full
+#   5. full only: the tests 20 times over, to catch what fails rarely; clang-tidy
+set -euo pipefail
+cd "$(dirname "$0")/.."
+mode=${1:-short}
+jobs=${JOBS:-$(nproc)}
+# Tests start processes and threads of their own: two at a time keep two cores busy without time limits at risk.
+run_tests() { ctest --test-dir "$1" --output-on-failure --no-tests=error -j "$jobs" "${@:2}"; }
+step() { printf '\n== %s\n' "$*"; }
+
+step "form"
+git ls-files '*.h' '*.cpp' | xargs clang-format-14 --dry-run -Werror
+tools/check_functions.py
+
+step "tests"
+run_tests build
+
+for preset in asan tsan; do
+  step "tests under $preset"
+  cmake --preset "$preset" >/dev/null
+  cmake --build --preset "$preset" -j "$jobs" | tail -n 1
+  env TSAN_OPTIONS="halt_on_error=1 second_deadlock_stack=1" \
+      ASAN_OPTIONS="detect_leaks=1 detect_stack_use_after_return=1" \
+      UBSAN_OPTIONS="print_stacktrace=1" \
+      LOCKSTEP_TEST_PATIENCE=4 \
+      ctest --test-dir "build/$preset" --output-on-failure --no-tests=error -j "$jobs"
+done
+
+step "fuzzers"
+tools/fuzz.sh "$([ "$mode" = full ] && echo 60 || echo 5)"
+
+if [ "$mode" = full ]; then
+  step "tests, 20 times over"
+  run_tests build --repeat until-fail:20
+  step "clang-tidy"
+  make --no-print-directory tidy
+fi
+step "tests, once more for the record"
+ctest --test-dir build -N | tail -n 1
