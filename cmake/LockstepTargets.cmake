@@ -13,6 +13,16 @@ function(lockstep_library name)
   set_property(GLOBAL APPEND PROPERTY LOCKSTEP_LIBRARIES ${name})
 endfunction()
 
+if(LOCKSTEP_WITH_TESTS)
+  file(WRITE ${CMAKE_BINARY_DIR}/test_headers.cpp "// Owns the precompiled headers of the tests.\n")
+  add_library(lockstep_test_headers STATIC ${CMAKE_BINARY_DIR}/test_headers.cpp)
+  target_precompile_headers(lockstep_test_headers PRIVATE
+    <gmock/gmock.h> <gtest/gtest.h> <chrono> <functional> <random> <string> <thread> <vector>)
+  target_link_libraries(lockstep_test_headers PRIVATE lockstep_flags GTest::gtest GTest::gmock)
+  target_compile_options(lockstep_test_headers PRIVATE -O1 -fPIE)
+  set_target_properties(lockstep_test_headers PROPERTIES POSITION_INDEPENDENT_CODE OFF)
+endif()
+
 function(lockstep_test name)
   cmake_parse_arguments(ARG "" "TIMEOUT" "SOURCES;DEPENDS;LABELS" ${ARGN})
   if(NOT LOCKSTEP_WITH_TESTS)
@@ -22,11 +32,9 @@ function(lockstep_test name)
     set(ARG_TIMEOUT 60)
   endif()
   add_executable(${name} ${ARG_SOURCES})
-  # GoogleTest's headers cost more than most tests do.
-  list(LENGTH ARG_SOURCES _count)
-  if(_count GREATER 1)
-    target_precompile_headers(${name} PRIVATE <gmock/gmock.h> <gtest/gtest.h> <functional> <string> <vector>)
-  endif()
+  # GoogleTest's headers cost more to compile than most tests do: once for all.
+  target_precompile_headers(${name} REUSE_FROM lockstep_test_headers)
+  target_compile_options(${name} PRIVATE -O1)
   target_include_directories(${name} PRIVATE ${PROJECT_SOURCE_DIR}/src ${PROJECT_SOURCE_DIR})
   target_link_libraries(${name} PRIVATE ${ARG_DEPENDS} lockstep_flags GTest::gtest_main GTest::gmock)
   gtest_discover_tests(${name} DISCOVERY_TIMEOUT 60

@@ -42,7 +42,8 @@ class World {
   // Goes up when the membership changes; rank and size belong to it.
   std::uint64_t generation() const;
 
-  // Who started us: "lockstep", "torchrun", "openmpi", "slurm" or "alone".
+  // Who started us: "lockstep", "torchrun", "openmpi", "slurm", "environment" (variables set by
+  // hand) or "alone".
   const std::string& launcher() const;
 
   Comm& comm();

@@ -1,8 +1,9 @@
 #include "app/help.h"
 
 namespace lockstep::app {
+namespace {
 
-const char* const kHelp = R"(Lockstep: data-parallel training for C++.
+constexpr char kHelp[] = R"(Lockstep: data-parallel training for C++.
 
   lockstep run -n 4 -- ./train --epochs 3   start 4 workers on this host
   lockstep doctor                           what this host can do, and what is slow about it
@@ -11,7 +12,7 @@ const char* const kHelp = R"(Lockstep: data-parallel training for C++.
   lockstep --version
 )";
 
-const char* const kRunHelp = R"(Starts a program as N workers of one job and ends with them.
+constexpr char kRunHelp[] = R"(Starts a program as N workers of one job and ends with them.
 
   lockstep run -n N [options] [--] PROGRAM [arguments]
 
@@ -34,7 +35,7 @@ Examples:
   lockstep run -n 2 --env LOCKSTEP_LOG=info -- python3 train.py
 )";
 
-const char* const kDoctorHelp =
+constexpr char kDoctorHelp[] =
     R"(Looks at this build and this host: engines, devices, processors, memory, limits.
 
   lockstep doctor [--json]
@@ -42,5 +43,19 @@ const char* const kDoctorHelp =
 Every finding is ok, note, slow or missing, with the next step where there is one. The exit code is 0
 unless something makes Lockstep unusable here.
 )";
+
+}  // namespace
+
+const char* help() noexcept {
+  return kHelp;
+}
+
+const char* run_help() noexcept {
+  return kRunHelp;
+}
+
+const char* doctor_help() noexcept {
+  return kDoctorHelp;
+}
 
 }  // namespace lockstep::app

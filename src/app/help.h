@@ -3,8 +3,8 @@
 
 namespace lockstep::app {
 
-extern const char* const kHelp;
-extern const char* const kRunHelp;
-extern const char* const kDoctorHelp;
+const char* help() noexcept;
+const char* run_help() noexcept;
+const char* doctor_help() noexcept;
 
 }  // namespace lockstep::app

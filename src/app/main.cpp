@@ -25,7 +25,7 @@ bool asks_for_help(const std::vector<std::string>& own) {
 
 int run(const std::vector<std::string>& arguments) {
   if (asks_for_help(split_command(arguments).own)) {
-    fmt::print("{}", kRunHelp);
+    fmt::print("{}", run_help());
     return 0;
   }
   return control::run_job(parse_run_arguments(arguments));
@@ -33,7 +33,7 @@ int run(const std::vector<std::string>& arguments) {
 
 int doctor(const std::vector<std::string>& arguments) {
   if (asks_for_help(arguments)) {
-    fmt::print("{}", kDoctorHelp);
+    fmt::print("{}", doctor_help());
     return 0;
   }
   for (const auto& text : arguments) {
@@ -55,7 +55,7 @@ int dispatch(std::vector<std::string> arguments) {
     return 0;
   }
   if (command == "--help" || command == "-h" || command == "help") {
-    fmt::print("{}", kHelp);
+    fmt::print("{}", help());
     return 0;
   }
   throw BadInput(

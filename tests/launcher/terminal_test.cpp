@@ -24,6 +24,7 @@ class OnTerminal {
     pid_ = ::forkpty(&master, nullptr, nullptr, nullptr);
     if (pid_ == 0) {
       ::setenv("TERM", "xterm", 1);
+      if (kSlowBuild) ::setenv("ASAN_OPTIONS", "detect_leaks=0", 1);
       no_colour ? ::setenv("NO_COLOR", "1", 1) : ::unsetenv("NO_COLOR");
       std::vector<char*> argv;
       for (const auto& text : arguments) argv.push_back(const_cast<char*>(text.c_str()));

@@ -19,7 +19,7 @@
 namespace lockstep::comm {
 namespace {
 
-constexpr std::size_t kPieceBytes = 1024 * 1024;
+constexpr std::size_t kPassedPieceBytes = 1024 * 1024;
 
 struct Place {
   int parent = -1;
@@ -42,7 +42,7 @@ Place place_in_tree(int rank, int size, int root) {
 
 // From the parent to the children, each piece passed on as soon as it is there.
 void pass_down(Exchange& exchange, const Place& place, Buffer data) {
-  const std::size_t piece = kPieceBytes / size_of(data.dtype);
+  const std::size_t piece = kPassedPieceBytes / size_of(data.dtype);
   std::vector<Exchange::Ticket> incoming;
   std::vector<Exchange::Ticket> outgoing;
   std::vector<Buffer> pieces;

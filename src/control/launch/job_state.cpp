@@ -9,11 +9,11 @@
 #include <csignal>
 #include <cstring>
 
+#include "control/launch/program.h"
+
 namespace lockstep::control {
 namespace {
 
-constexpr int kCannotExecute = 126;
-constexpr int kNotFound = 127;
 constexpr int kSignalBase = 128;
 
 bool asks_for_the_end(int signal) {

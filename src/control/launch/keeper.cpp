@@ -146,8 +146,8 @@ void KeeperProcess::start_worker(int rank) {
     ranks_.emplace(pid, rank);
     send(events_.get(), {KeeperEvent::Kind::kStarted, rank, pid, 0});
   }
-  for (int stream = 0; stream < 2; ++stream) {
-    plan_.outputs[static_cast<std::size_t>(2 * rank + stream)].write.reset();
+  for (std::size_t stream = 0; stream < 2; ++stream) {
+    plan_.outputs[2 * static_cast<std::size_t>(rank) + stream].write.reset();
   }
 }
 
@@ -155,7 +155,7 @@ void KeeperProcess::become_worker(int rank, pid_t keeper) {
   ::prctl(PR_SET_PDEATHSIG, SIGKILL);
   if (::getppid() != keeper) ::_exit(1);  // it died before the line above
   ::setpgid(0, 0);
-  const auto first = static_cast<std::size_t>(2 * rank);
+  const auto first = 2 * static_cast<std::size_t>(rank);
   ::dup2(rank == 0 && plan_.input >= 0 ? plan_.input : null_.get(), STDIN_FILENO);
   ::dup2(plan_.outputs[first].write.get(), STDOUT_FILENO);
   ::dup2(plan_.outputs[first + 1].write.get(), STDERR_FILENO);

@@ -48,7 +48,7 @@ void LineSplitter::end_line(const Sink& sink) {
   line_.clear();
   after_cut_ = false;
   // A long line should not hold its memory for the rest of the job.
-  constexpr std::size_t kKeptBytes = 16 * 1024;
+  constexpr std::size_t kKeptBytes = std::size_t{16} << 10;
   if (line_.capacity() > kKeptBytes) line_.shrink_to_fit();
 }
 
@@ -70,7 +70,7 @@ std::size_t line_limit(int streams) {
 
 std::string line_prefix(int rank, int workers, bool colour) {
   const auto width = fmt::formatted_size("{}", workers - 1);
-  const std::string plain = fmt::format("[{:>{}}] ", rank, width);
+  std::string plain = fmt::format("[{:>{}}] ", rank, width);
   if (!colour) return plain;
   // Cyan, yellow, green, magenta, blue: red is left to errors.
   constexpr int kColours[] = {36, 33, 32, 35, 34};

@@ -55,7 +55,7 @@ bool reap_dead_children() {
 std::vector<ProcessEntry> stop_descendants(Deadline deadline) {
   std::set<pid_t> stopped;
   while (true) {
-    const auto family = descendants(read_process_table(), ::getpid());
+    auto family = descendants(read_process_table(), ::getpid());
     bool found_new = false;
     for (const auto& entry : family) {
       if (!stopped.insert(entry.pid).second) continue;

@@ -11,9 +11,6 @@
 namespace lockstep::control {
 namespace {
 
-constexpr int kCannotExecute = 126;
-constexpr int kNotFound = 127;
-
 enum class Kind { kAbsent, kNotExecutable, kFolder, kRunnable };
 
 Kind look_at(const std::string& path) {
@@ -62,7 +59,7 @@ Program find_program(const std::string& name, const std::string& search_path) {
     const auto end = std::min(rest.find(':'), rest.size());
     const std::string folder(end == 0 ? "." : rest.substr(0, end));
     rest.remove_prefix(std::min(end + 1, rest.size()));
-    const std::string path = folder + "/" + name;
+    const std::string path = fmt::format("{}/{}", folder, name);
     const Kind kind = look_at(path);
     if (kind == Kind::kRunnable) return {path, 0, {}};
     if (kind == Kind::kNotExecutable && blocked.empty()) blocked = path;

@@ -5,9 +5,13 @@
 
 namespace lockstep::control {
 
+// The exit codes of shells.
+inline constexpr int kCannotExecute = 126;
+inline constexpr int kNotFound = 127;
+
 struct Program {
   std::string path;     // empty: it cannot run
-  int exit_code = 0;    // then: 127 not found, 126 found but not executable
+  int exit_code = 0;    // then kNotFound, or kCannotExecute
   std::string problem;  // and one line that says what to do
 };
 

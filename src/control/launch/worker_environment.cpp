@@ -80,7 +80,7 @@ std::vector<std::string> worker_environment(const std::vector<std::string>& inhe
 
   std::vector<std::string> strings;
   strings.reserve(variables.size());
-  for (const auto& [name, value] : variables) strings.push_back(name + "=" + value);
+  for (const auto& [name, value] : variables) strings.push_back(fmt::format("{}={}", name, value));
   return strings;
 }
 

@@ -8,7 +8,7 @@
 namespace lockstep::control {
 namespace {
 
-constexpr std::size_t kReadBytes = 64 * 1024;
+constexpr std::size_t kReadBytes = std::size_t{64} << 10;
 // Shared by all streams: each one's bytes are used up before the next one reads.
 std::array<char, kReadBytes> read_buffer;
 

@@ -14,6 +14,7 @@
 
 #include "control/rendezvous/hosted.h"
 #include "control/rendezvous/secret.h"
+#include "control/rendezvous/test_support.h"
 
 namespace lockstep::control {
 namespace {
@@ -21,15 +22,6 @@ namespace {
 using std::chrono::milliseconds;
 using std::chrono::seconds;
 using testing::HasSubstr;
-
-std::string fresh_name() {
-  static int count = 0;
-  return fmt::format("lockstep-test-{}-{}", ::getpid(), ++count);
-}
-
-Deadline soon() {
-  return Deadline::after(seconds(20));
-}
 
 JoinRequest request_of(int rank, int size, milliseconds timeout = seconds(20)) {
   return {rank, size, "0.1.0", "gloo", timeout};

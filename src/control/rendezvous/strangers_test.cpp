@@ -19,6 +19,7 @@
 #include "control/rendezvous/connector.h"
 #include "control/rendezvous/secret.h"
 #include "control/rendezvous/server.h"
+#include "control/rendezvous/test_support.h"
 
 namespace lockstep::control {
 namespace {
@@ -27,15 +28,6 @@ using std::chrono::milliseconds;
 using std::chrono::seconds;
 
 constexpr uid_t kNobody = 65534;
-
-Deadline soon() {
-  return Deadline::after(seconds(20));
-}
-
-std::string fresh_name() {
-  static int count = 0;
-  return fmt::format("lockstep-strangers-{}-{}", ::getpid(), ++count);
-}
 
 // A server that runs on the test's own thread while the test waits for something.
 class StrangersTest : public testing::TestWithParam<Address::Kind> {
