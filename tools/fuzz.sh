@@ -9,7 +9,7 @@ cd "$(dirname "$0")/.."
 out=build/fuzz
 
 cmake --preset fuzz >/dev/null
-cmake --build "$out" --target fuzzers
+cmake --build "$out" --target fuzzers | tail -n 1
 mkdir -p "$out/crashes"
 "$out/fuzz/fuzz_seeds" "$out/corpus"
 

@@ -1,4 +1,5 @@
-// The shortest program in lockstep: every worker contributes its rank, all receive the sum, in the same bits.
+// The shortest program in lockstep: every worker contributes its rank, all receive the sum, in the
+// same bits.
 //
 //   lockstep run -n 4 -- ./hello
 #include <lockstep/lockstep.h>

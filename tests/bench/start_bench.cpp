@@ -1,5 +1,5 @@
-// How long does it take to start? A program that does nothing, by the shell and by `lockstep run`; and N workers that join
-// a world, meet once and end, launcher's start and end included.
+// How long does it take to start? A program that does nothing, by the shell and by `lockstep run`;
+// and N workers that join a world, meet once and end, launcher's start and end included.
 //
 //   start_bench LOCKSTEP JOIN_PROBE
 #include <fmt/format.h>
@@ -48,7 +48,8 @@ Spread repeat(int times, const std::vector<std::string>& command) {
 }
 
 void print(const std::string& what, const Spread& spread) {
-  fmt::print("{:<44} {:>8.1f} ms  ({:.1f} to {:.1f})\n", what, spread.median, spread.least, spread.most);
+  fmt::print("{:<44} {:>8.1f} ms  ({:.1f} to {:.1f})\n", what, spread.median, spread.least,
+             spread.most);
   std::fflush(stdout);
 }
 
