@@ -80,6 +80,11 @@ std::vector<pid_t> processes_with(const std::string& marker);
 // The living children of a process.
 std::vector<pid_t> children_of(pid_t parent);
 
+// A path as one word of a shell's command line.
+inline std::string quoted(const std::string& path) {
+  return '"' + path + '"';
+}
+
 // Lines of text.
 std::vector<std::string> lines_of(const std::string& text);
 int count(const std::string& text, const std::string& piece);

@@ -62,7 +62,7 @@ bool wait_for_children(pid_t parent, std::size_t number, Deadline deadline) {
 
 TEST(EndsTest, WorkerThatEndsWellDoesNotEndTheOthers) {
   Command command({LOCKSTEP_BINARY, "run", "-n", "2", "--", "/bin/sh", "-c",
-                   "[ $RANK = 0 ] && exit 0; exec " + std::string(ACTOR_BINARY) + " catch"});
+                   "[ $RANK = 0 ] && exit 0; exec " + quoted(ACTOR_BINARY) + " catch"});
   ASSERT_TRUE(command.wait_for("ready", 1, seconds(20)));
   ASSERT_TRUE(wait_for_children(children_of(command.pid()).at(0), 1, seconds(20)));
   command.signal(SIGUSR1);

@@ -49,9 +49,9 @@ TEST_P(JoinUnderLauncherTest, AllWorkersJoinInTimeAndTalk) {
 INSTANTIATE_TEST_SUITE_P(Workers, JoinUnderLauncherTest, ::testing::Values(1, 2, 4, 8, 16));
 
 TEST(IncompleteWorldTest, WorkerThatNeverJoinsIsATimeoutNotAHang) {
-  Command command(
-      {LOCKSTEP_BINARY, "run", "-n", "2", "--timeout", "1", "--", "/bin/sh", "-c",
-       "[ $RANK = 0 ] && exec " + std::string(ACTOR_BINARY) + " wait; exec " + JOIN_ACTOR_BINARY});
+  Command command({LOCKSTEP_BINARY, "run", "-n", "2", "--timeout", "1", "--", "/bin/sh", "-c",
+                   "[ $RANK = 0 ] && exec " + quoted(ACTOR_BINARY) + " wait; exec " +
+                       quoted(JOIN_ACTOR_BINARY)});
   ASSERT_TRUE(command.finish(seconds(60)));
   if (command.exit_code() == 77) GTEST_SKIP() << "no engine between processes in this build";
   EXPECT_EQ(command.exit_code(), 1);

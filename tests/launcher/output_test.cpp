@@ -60,8 +60,8 @@ TEST(OutputTest, ManyLinesOfManyWorkersArriveWholeAndInOrder) {
 
 TEST(OutputTest, BothStreamsIntoOnePipeDoNotMix) {
   const std::string script = "for i in $(seq 300); do echo out-$i-end; echo err-$i-end >&2; done";
-  Command command({"/bin/sh", "-c",
-                   std::string(LOCKSTEP_BINARY) + " run -n 4 -- /bin/sh -c '" + script + "' 2>&1"});
+  Command command(
+      {"/bin/sh", "-c", quoted(LOCKSTEP_BINARY) + " run -n 4 -- /bin/sh -c '" + script + "' 2>&1"});
   ASSERT_TRUE(command.finish(seconds(30)));
   const auto lines = lines_of(command.out());
   EXPECT_EQ(lines.size(), 2400U);

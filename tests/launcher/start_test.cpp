@@ -57,9 +57,9 @@ TEST(StartTest, SecretShowsNeitherInArgumentsNorInTheEnvironment) {
 }
 
 TEST(StartTest, FirstWorkerReadsStandardInputAndTheOthersNone) {
-  Command command(
-      {"/bin/sh", "-c",
-       "echo 12345 | " + std::string(LOCKSTEP_BINARY) + " run -n 2 -- " + ACTOR_BINARY + " input"});
+  Command command({"/bin/sh", "-c",
+                   "echo 12345 | " + quoted(LOCKSTEP_BINARY) + " run -n 2 -- " +
+                       quoted(ACTOR_BINARY) + " input"});
   ASSERT_TRUE(command.finish(seconds(20)));
   EXPECT_THAT(lines_of(command.out()), IsSupersetOf({"[0] input 6", "[1] input 0"}));
 }
