@@ -56,7 +56,7 @@ struct Buffer {
 
   std::size_t bytes() const { return count * size_of(dtype); }
 
-  // `count` elements from element `first` on.
+  // `length` elements from element `first` on.
   Buffer slice(std::size_t first, std::size_t length) const {
     Buffer part = *this;
     part.data = static_cast<std::byte*>(data) + first * size_of(dtype);

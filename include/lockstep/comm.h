@@ -53,17 +53,14 @@ struct CommOptions {
 
 // The workers of one generation, connected.
 //
-// Threads:   one caller at a time per Comm; channels and splits are Comms of their own and may be
-// used
-//            from other threads. Engine threads stay inside.
+// Threads:   one caller at a time per Comm; channels and splits are Comms of their own and may
+//            be used from other threads. Engine threads stay inside.
 // Blocking:  operations return at once with a Work; they run in the order of their calls.
 // Failure:   Work::wait throws PeerLost, Timeout or Mismatch, and from then on this Comm, its
-// channels
-//            and its splits are dead: every later call throws the same, saying why and who.
-//            BadInput is thrown by the call itself and harms nothing.
+//            channels and its splits are dead: every later call throws the same, saying why and
+//            who, by the ranks of the world. BadInput is thrown by the call and harms nothing.
 // Ownership: buffers are borrowed until the returned Work completes. Destroying a Comm that has
-// work
-//            under way abandons it: peers see PeerLost.
+//            work under way abandons it: peers see PeerLost.
 class Comm {
  public:
   explicit Comm(std::shared_ptr<comm::Channel> channel);
@@ -80,8 +77,9 @@ class Comm {
   Work send(int to, Buffer data);
   Work recv(int from, Buffer data);
 
-  // Takes a message that has arrived, or returns false; never blocks. On one channel, messages of a
-  // peer are taken either with recv or with try_recv: mixing them is BadInput.
+  // Takes a message that has arrived, or returns false; never blocks. On one channel, messages of
+  // a peer are taken either with recv or with try_recv: mixing them is BadInput. Such a channel must
+  // live as long as its peers send on it.
   bool try_recv(int from, Buffer data);
 
   // Every worker's `data` becomes the reduction over all workers.

@@ -3,9 +3,9 @@
 //
 //   PeerLost     another worker died or left: form a new world, or end
 //   Timeout      another worker did not answer in time: the same, or wait longer next time
-//   Mismatch     workers disagree on what they are doing: a bug in the calling program, or two
-//   builds BadInput     an argument, a file or a setting is wrong: correct it Unavailable  this
-//   build or this host cannot do it: install what the message names
+//   Mismatch     workers disagree on what they are doing: a bug in the program, or two builds
+//   BadInput     an argument, a file or a setting is wrong: correct it
+//   Unavailable  this build or this host cannot do it: install what the message names
 //
 // A bug in Lockstep itself is none of these: it stops the process with a message.
 #pragma once

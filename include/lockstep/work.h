@@ -13,10 +13,10 @@ class Operation;
 }
 
 // Threads:   any thread may wait; several may.
-// Blocking:  wait() returns, or throws, by its deadline; without one, by the Comm's timeout.
-// Failure:   wait() throws what ended the operation. A wait that runs out of time ends the Comm, so
-// that
-//            the buffers are the caller's again when Timeout is thrown.
+// Blocking:  wait() returns, or throws, by its deadline; without one, when the operation ends, which
+//            takes at most the Comm's timeout from the moment it begins to run.
+// Failure:   wait() throws what ended the operation. A wait that runs out of time ends the Comm,
+//            so that the buffers are the caller's again when Timeout is thrown.
 // Ownership: a handle; dropping it neither cancels nor waits. The operation's buffers stay borrowed
 //            until it has completed.
 class [[nodiscard]] Work {

@@ -1,8 +1,8 @@
 #include <fmt/format.h>
 #include <lockstep/comm.h>
 
+#include <algorithm>
 #include <cstring>
-#include <numeric>
 
 #include "base/hash.h"
 #include "comm/algorithms/algorithms.h"
@@ -31,8 +31,13 @@ struct Choice {
   std::string how;
 };
 
-Choice choose(Algorithm asked, int shards, int workers) {
-  if (asked == Algorithm::kAutomatic) return {Algorithm::kDirect, "direct"};
+Choice choose(Algorithm asked, int shards, const comm::Group& group) {
+  const int workers = group.size();
+  if (asked == Algorithm::kAutomatic || workers == 1) return {Algorithm::kDirect, "direct"};
+  if (asked == Algorithm::kNative &&
+      (!group.link->has_native_all_reduce() || group.link->size() != workers)) {
+    return {Algorithm::kDirect, "direct (asked for native: the engine has none for these workers)"};
+  }
   if (asked == Algorithm::kHalvingDoubling) {
     const auto verdict = plan::halving_doubling_verdict(shards, workers);
     if (!verdict.possible) {
@@ -46,20 +51,6 @@ Choice choose(Algorithm asked, int shards, int workers) {
   return {asked, name(asked)};
 }
 
-void native_all_reduce(Exchange& exchange, Buffer data, ReduceOp op) {
-  exchange.meet(exchange.peers());
-  for (const int peer : exchange.peers()) exchange.check(peer);
-  auto& link = exchange.link();
-  if (exchange.size() == link.size() &&
-      link.native_all_reduce(data, op, exchange.tag(), exchange.deadline())) {
-    return;
-  }
-  throw Unavailable(
-      fmt::format("the {} engine has no all-reduce of its own for {} {} over {} of {} workers; "
-                  "use direct",
-                  link.engine(), name(data.dtype), name(op), exchange.size(), link.size()));
-}
-
 void run_all_reduce(Exchange& exchange, Algorithm algorithm, Buffer data, ReduceOp op) {
   switch (algorithm) {
     case Algorithm::kHalvingDoubling:
@@ -69,7 +60,7 @@ void run_all_reduce(Exchange& exchange, Algorithm algorithm, Buffer data, Reduce
     case Algorithm::kTree:
       return comm::tree_all_reduce(exchange, data, op);
     case Algorithm::kNative:
-      return native_all_reduce(exchange, data, op);
+      return exchange.native_all_reduce(data, op);
     case Algorithm::kDirect:
     case Algorithm::kAutomatic:
       break;
@@ -87,10 +78,17 @@ std::uint32_t digest(const std::vector<std::size_t>& counts) {
 
 Cut cut_of(const std::vector<std::size_t>& counts, const Buffer& data, int workers) {
   if (counts.empty()) return Cut::even(data.count, workers);
-  const std::size_t total = std::accumulate(counts.begin(), counts.end(), std::size_t{0});
-  if (counts.size() != static_cast<std::size_t>(workers) || total != data.count) {
-    throw BadInput(fmt::format("{} counts that add up to {} cannot cut {} elements for {} workers",
-                               counts.size(), total, data.count, workers));
+  std::size_t left = data.count;
+  bool fits = counts.size() == static_cast<std::size_t>(workers);
+  for (const std::size_t count : counts) {
+    fits = fits && count <= left;
+    left -= std::min(count, left);
+  }
+  if (!fits || left != 0) {
+    throw BadInput(fmt::format(
+        "{} counts cannot cut {} elements for {} workers: they must be one for each, and "
+        "add up to the whole",
+        counts.size(), data.count, workers));
   }
   return Cut::of(counts);
 }
@@ -141,7 +139,7 @@ bool Comm::try_recv(int from, Buffer data) {
 Work Comm::all_reduce(Buffer data, ReduceOptions options) {
   channel_->require_usable(data);
   if (size() == 1) return {};
-  const Choice choice = choose(options.algorithm, size(), size());
+  const Choice choice = choose(options.algorithm, size(), channel_->group());
   Header header = header_of(Kind::kAllReduce, data);
   header.op = options.op;
   header.algorithm = choice.algorithm;
@@ -169,7 +167,7 @@ Work Comm::reduce(std::vector<Buffer> partials, int shards, Buffer result, Reduc
       throw BadInput("partials and result must have one count and one dtype");
     }
   }
-  const Choice choice = choose(options.algorithm, shards, size());
+  const Choice choice = choose(options.algorithm, shards, channel_->group());
   Header header = header_of(Kind::kReduce, result);
   header.op = options.op;
   header.algorithm = choice.algorithm;

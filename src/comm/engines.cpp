@@ -31,9 +31,12 @@ std::shared_ptr<Link> connect_thread(Bootstrap& bootstrap, const CommOptions& op
     const auto links = make_thread_links(bootstrap.size());
     for (const auto& link : links) world[link->rank()] = link;
   }
-  const auto link = world.extract(bootstrap.rank()).mapped();
+  const auto node = world.extract(bootstrap.rank());
   if (world.empty()) worlds.erase(bootstrap.name());
-  return link;
+  if (node.empty()) {
+    throw BadInput(fmt::format("a second worker joins as rank {}", bootstrap.rank()));
+  }
+  return node.mapped();
 }
 
 struct Engine {

@@ -1,5 +1,7 @@
 #include "comm/executor.h"
 
+#include <system_error>
+
 namespace lockstep::comm {
 
 Executor::~Executor() {
@@ -8,8 +10,15 @@ Executor::~Executor() {
 }
 
 void Executor::submit(const std::shared_ptr<Operation>& operation) {
+  if (!thread_.joinable()) {
+    try {
+      thread_ = std::thread([this] { queue_->run_until_stopped(); });
+    } catch (const std::system_error&) {
+      throw Unavailable(
+          "this host allows no more threads; raise `ulimit -u`, or use fewer channels");
+    }
+  }
   operation->queue_in(queue_);
-  if (!thread_.joinable()) thread_ = std::thread([this] { queue_->run_until_stopped(); });
 }
 
 }  // namespace lockstep::comm

@@ -9,9 +9,8 @@
 
 namespace lockstep::comm {
 
-// Threads:   any may submit.
-// Blocking:  the destructor waits for what is queued: end the link first when that must not take
-// long.
+// Threads:   one caller at a time.
+// Blocking:  the destructor waits for what is queued: end the link first when that must not take long.
 class Executor {
  public:
   Executor() : queue_(std::make_shared<OperationQueue>()) {}

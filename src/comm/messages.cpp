@@ -3,6 +3,8 @@
 #include <fmt/format.h>
 
 #include <cstring>
+#include <limits>
+#include <new>
 
 namespace lockstep::comm {
 namespace {
@@ -128,6 +130,8 @@ std::optional<Mailbox::Message> Mailbox::receive() {
   if (!header || header->kind != Kind::kMessage) {
     throw Mismatch(fmt::format("rank {} sent no message of this version", peer), {peer});
   }
+  if (header->count > std::numeric_limits<std::size_t>::max() / size_of(header->dtype))
+    throw std::bad_alloc();
   Message message{*header, std::vector<std::byte>(header->count * size_of(header->dtype))};
   if (message.payload.empty()) return message;
   const auto payload =
@@ -137,6 +141,15 @@ std::optional<Mailbox::Message> Mailbox::receive() {
     throw Timeout(fmt::format("rank {} began a message and did not finish it", peer), {peer});
   }
   return message;
+}
+
+void Mailbox::end(const Failure& failure) {
+  {
+    const std::lock_guard lock(mutex_);
+    if (stopping_) return;
+    failure_ = failure;
+  }
+  group_.link->fail(failure);
 }
 
 void Mailbox::loop() {
@@ -153,8 +166,11 @@ void Mailbox::loop() {
       kept_.push_back(std::move(*message));
     }
   } catch (const Error& error) {
-    const std::lock_guard lock(mutex_);
-    if (!stopping_) failure_ = failure_from(error);
+    end(failure_from(error));
+  } catch (const std::exception&) {
+    end({ErrorKind::kUnavailable,
+         {group_.link->rank()},
+         fmt::format("rank {} has no memory left for a message", group_.link->rank())});
   }
 }
 

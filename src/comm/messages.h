@@ -22,8 +22,8 @@ namespace lockstep::comm {
 //
 // Threads:   try_take from one; the receiving thread stays inside.
 // Blocking:  never; the destructor interrupts its thread.
-// Failure:   try_take throws what ended the link, or Mismatch when the message is not what was
-// expected. Ownership: keeps at most kMostKept messages; the peer waits beyond that.
+// Failure:   try_take throws what ended the link, or Mismatch when the message is not the expected.
+// Ownership: keeps at most kMostKept messages; the peer waits beyond that.
 class Mailbox {
  public:
   Mailbox(const Group& group, int peer);
@@ -39,6 +39,7 @@ class Mailbox {
   static constexpr std::size_t kMostKept = 64;
 
   void loop();
+  void end(const Failure& failure);
   std::optional<Message> receive();
   bool wait_interruptibly(Transfer& transfer, Deadline deadline);
 

@@ -3,7 +3,7 @@
 #include <fmt/format.h>
 #include <lockstep/work.h>
 
-#include <new>
+#include <exception>
 
 namespace lockstep::comm {
 
@@ -61,7 +61,7 @@ void Operation::run() noexcept {
   } catch (const Error& error) {
     link_->fail(failure_from(error));
     end(std::current_exception());
-  } catch (const std::bad_alloc&) {
+  } catch (const std::exception&) {
     const Unavailable error(fmt::format("rank {} has no memory left", link_->rank()),
                             {link_->rank()});
     link_->fail(failure_from(error));
@@ -71,7 +71,10 @@ void Operation::run() noexcept {
 
 void Operation::end(std::exception_ptr outcome) {
   body_ = nullptr;
+  // A Work may outlive its Comm, and must not keep the worker in the world.
+  std::shared_ptr<Link> released;
   const std::lock_guard lock(mutex_);
+  released.swap(link_);
   outcome_ = std::move(outcome);
   done_ = true;
   ended_.notify_all();
@@ -93,12 +96,13 @@ void Operation::wait(Deadline deadline) {
   {
     std::unique_lock lock(mutex_);
     if (!ended_.wait_until(lock, deadline.when(), [&] { return done_; })) {
+      const auto link = link_;
       lock.unlock();
       // The body holds the caller's buffers: end it, so that they are free when this throws.
-      link_->fail({ErrorKind::kTimeout,
-                   {},
-                   fmt::format("rank {} gave up waiting for {} at the caller's deadline",
-                               link_->rank(), how_)});
+      link->fail({ErrorKind::kTimeout,
+                  {},
+                  fmt::format("rank {} gave up waiting for {} at the caller's deadline",
+                              link->rank(), how_)});
     }
   }
   wait();

@@ -20,8 +20,8 @@ class Operation;
 // Operations that run one after the other, whoever runs them.
 //
 // Threads:   any.
-// Blocking:  run_until_stopped until stop() and until nothing is left; help while it runs
-// operations itself.
+// Blocking:  run_until_stopped, until stop() and until nothing is left; help, while it runs
+//            operations itself.
 class OperationQueue {
  public:
   void push(std::shared_ptr<Operation> operation);

@@ -299,12 +299,15 @@ TEST_P(Conformance, AWorldOfOneNeedsNoBranch) {
     comm.barrier().wait();
     comm.channel(3).barrier().wait();
     comm.split({0}).all_reduce(buffer_of(data)).wait();
+    for (const Algorithm algorithm : {Algorithm::kRing, Algorithm::kTree, Algorithm::kNative}) {
+      comm.all_reduce(buffer_of(data), {ReduceOp::kSum, algorithm}).wait();
+      comm.reduce({buffer_of(data)}, 1, buffer_of(data), {ReduceOp::kSum, algorithm}).wait();
+    }
     EXPECT_EQ(data, (std::vector<float>{1, 2, 3}));
   });
 }
 
-// ---- failure
-// ----------------------------------------------------------------------------------------
+// Failure.
 
 TEST_P(Conformance, ASilentPeerEndsInTimeoutThatNamesIt) {
   std::atomic<int> finished{0};

@@ -170,6 +170,7 @@ ProcessWorld::~ProcessWorld() {
 }
 
 void ProcessWorld::signal(int rank, int number) const {
+  if (processes_[rank] <= 0) throw BadInput(fmt::format("worker {} has ended already", rank));
   ::kill(processes_[rank], number);
 }
 

@@ -1,17 +1,15 @@
 // Direct reduction.
 //
-//   operand  a partial sum that some worker holds; the plan says which and in what order they are
-//   added slice    the part of the buffer that one worker owns: it adds everyone's operands of it
-//   piece    a stretch of a slice that travels as one message; pieces overlap with each other and
-//   with adding
+//   operand  a partial sum that some worker holds; the plan says in what order they are added
+//   slice    the part of the buffer that one worker owns: it adds everyone's operands of it
+//   piece    a stretch of a slice that travels as one message, while others travel or are added
 //
 //   1. every worker sends each owner that owner's slice of its operands
 //   2. an owner adds a piece as soon as all operands of it are there, in the order of the plan
 //   3. it sends the sum to everyone, straight into their results
 //
 //   rounds   2 messages deep, whatever the number of workers
-//   bytes    per worker (P + 1) · (N−1)/N of the buffer, P the operands it holds: ring's when P is
-//   1
+//   bytes    per worker (P + 1) · (N−1)/N of the buffer, P the operands it holds: ring's for P = 1
 //
 // Only the owner adds, and always in the plan's order: bits do not depend on slices, pieces,
 // arrival or engine. Short buffers skip step 3: everybody owns everything, N−1 short messages each.

@@ -4,8 +4,7 @@
 //   steps   2 log2(N)        bytes per worker   2 (N−1)/N of the buffer
 //
 //   halving    with partners at distance 1, 2, 4 …: send the half that the partner goes on with,
-//   receive
-//              this worker's half, add
+//              receive this worker's half, add
 //   doubling   the same steps backwards: swap finished parts
 //
 // Partners at distance 1, 2, 4 … make the order of addition the tree over workers, the lower

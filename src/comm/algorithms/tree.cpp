@@ -1,12 +1,11 @@
 // Tree all-reduce, and broadcast along the same tree.
 //
-//   children  of rank r: r + 1, r + 2, r + 4 … while the bit is below r's lowest set bit and the
-//   rank exists steps     2 log2(N)      bytes per worker   up to 2 · log2(N) of the buffer at the
-//   root, 2 at a leaf
+//   children  of rank r: r + 1, r + 2, r + 4 … below r's lowest set bit, as far as there are ranks
+//   steps     2 log2(N)
+//   bytes     per worker up to 2 log2(N) times the buffer at the root, twice at a leaf
 //
-//   up     a rank adds its children's sums to its own, nearest child first, and sends the sum to
-//   its parent down   the root's sum goes back along the same edges, in pieces, so that the levels
-//   overlap
+//   up     a rank adds its children's sums to its own, nearest first, and sends the sum to its parent
+//   down   the root's sum goes back along the same edges, in pieces, so that the levels overlap
 //
 // Few messages, the whole buffer at every edge: for short buffers over slow networks. Adding the
 // children nearest first is the carry of a binary counter, so with one partial per worker the order

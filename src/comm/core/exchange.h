@@ -106,6 +106,9 @@ class Exchange {
   void wait(Ticket& ticket);
   void wait_all(std::span<Ticket> tickets);
 
+  // The engine's own all-reduce, once everybody has been met.
+  void native_all_reduce(const Buffer& data, ReduceOp op);
+
  private:
   struct Greeting {
     int peer = -1;

@@ -62,12 +62,11 @@ class Link {
   virtual void tell(const Failure& failure) noexcept = 0;
   virtual std::optional<Failure> heard_from(int peer, Deadline deadline) noexcept = 0;
 
-  // The engine's own all-reduce over the whole link, in place; false when it has none for this
-  // type. `tag` tells operations apart that run at the same time.
-  virtual bool native_all_reduce(const Buffer& /*data*/, ReduceOp /*op*/, std::uint32_t /*tag*/,
-                                 Deadline /*deadline*/) {
-    return false;
-  }
+  // The engine's own all-reduce over the whole link, in place, where it has one. `tag` tells operations apart that
+  // run at the same time.
+  virtual bool has_native_all_reduce() const { return false; }
+  virtual void native_all_reduce(const Buffer& /*data*/, ReduceOp /*op*/, std::uint32_t /*tag*/,
+                                 Deadline /*deadline*/) {}
 };
 
 }  // namespace lockstep::comm

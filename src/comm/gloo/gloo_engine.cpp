@@ -1,10 +1,9 @@
 // Forming a world over Gloo.
 //
-//   attempt   every pair connects, then each side of it sends a nonce, then a MAC over both nonces
-//   keyed with the
-//             world's secret. The verdicts meet at rank 0: if any pair failed, everybody forms the
-//             world anew on fresh ports. A stranger who connects in the meantime spoils an attempt,
-//             and gets no further.
+//   attempt   every pair connects; each side sends a nonce, then a MAC over both nonces, keyed with
+//             the world's secret. The verdicts meet at rank 0: if any pair failed, everybody forms
+//             the world anew on fresh ports. A stranger who connects in the meantime spoils an
+//             attempt, and gets no further.
 #include "comm/gloo/gloo_engine.h"
 
 #include <fmt/format.h>
@@ -80,7 +79,11 @@ std::shared_ptr<gloo::transport::Device> make_device(const std::string& interfac
     throw BadInput(fmt::format(
         "cannot listen on '{}'; name an interface or an address of this host", interface_name));
   }
-  return gloo::transport::tcp::CreateDevice(attributes);
+  try {
+    return gloo::transport::tcp::CreateDevice(attributes);
+  } catch (const std::exception& error) {
+    throw Unavailable(fmt::format("Gloo cannot listen on '{}': {}", interface_name, error.what()));
+  }
 }
 
 std::string proof(const Bootstrap& bootstrap, int from, int to, std::string_view nonce_from,

@@ -22,11 +22,10 @@ class GlooTransfer : public Transfer {
 
   bool wait(Deadline deadline) override {
     try {
-      if (!over()) {
-        const auto verdict = link_.watchdog_.wait(*buffer_, direction_, peer_, deadline);
-        if (verdict == Watchdog::Verdict::kDone) return true;
-        if (verdict == Watchdog::Verdict::kLate) return false;
-      }
+      const auto first =
+          link_.watchdog_.wait(*buffer_, direction_, peer_, deadline, [this] { return over(); });
+      if (first == Watchdog::Verdict::kDone) return true;
+      if (first == Watchdog::Verdict::kLate) return false;
       // The peer or this link has ended. What had arrived before that has arrived.
       const auto verdict =
           link_.watchdog_.wait(*buffer_, direction_, peer_, Deadline::after(kLastLook));
@@ -159,7 +158,7 @@ void GlooLink::explain(int peer, const std::string& detail) {
   throw PeerLost(fmt::format("rank {} was lost without a word ({})", peer, detail), {peer});
 }
 
-bool GlooLink::native_all_reduce(const Buffer& data, ReduceOp op, std::uint32_t tag,
+void GlooLink::native_all_reduce(const Buffer& data, ReduceOp op, std::uint32_t tag,
                                  Deadline deadline) {
   const NoSigpipe no_sigpipe;
   gloo::AllreduceOptions options(context_);
@@ -189,7 +188,6 @@ bool GlooLink::native_all_reduce(const Buffer& data, ReduceOp op, std::uint32_t 
     }
     throw PeerLost(fmt::format("a peer was lost in Gloo's own all-reduce ({})", error.what()));
   }
-  return true;
 }
 
 }  // namespace lockstep::comm

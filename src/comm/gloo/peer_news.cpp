@@ -66,11 +66,6 @@ bool PeerNews::ended(int peer) const {
   return peers_[peer].ended;
 }
 
-std::optional<Failure> PeerNews::said(int peer) const {
-  const std::lock_guard lock(mutex_);
-  return peers_[peer].said;
-}
-
 std::optional<Failure> PeerNews::await(int peer, Deadline deadline) const {
   std::unique_lock lock(mutex_);
   changed_.wait_until(lock, deadline.when(), [&] { return peers_[peer].ended; });

@@ -1,11 +1,9 @@
 // What each peer says before it ends, and that it has ended.
 //
 //   notice     a fixed-size message in which a worker says why it ends. Memory for one from every
-//   peer is posted when
-//              the world forms, so that it goes out at once whatever else is under way
-//   receipt    the answer to a notice. Everything that was sent before the notice has then arrived;
-//   a connection that
-//              is closed before may take with it what still lies in the sender's socket
+//              peer is posted when the world forms, so that it goes out at once
+//   receipt    the answer to a notice: everything sent before it has arrived. A connection that is
+//              closed without may take with it what still lies in the sender's socket
 //
 // One thread per peer sleeps in Gloo until the notice comes or the connection breaks. Gloo does not
 // wake every transfer of a broken connection (a send that was half written stays asleep), so this
@@ -39,9 +37,7 @@ class PeerNews {
   PeerNews(gloo::Context& context, Watchdog& watchdog, std::function<void(int peer)> on_end);
   ~PeerNews();
 
-  // True once the peer has ended; what it said, if it said anything.
   bool ended(int peer) const;
-  std::optional<Failure> said(int peer) const;
   // Waits until the peer has ended; what it said.
   std::optional<Failure> await(int peer, Deadline deadline) const;
 

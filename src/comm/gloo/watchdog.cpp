@@ -24,13 +24,17 @@ void Watchdog::end(Watched& watched, Verdict verdict) {
 }
 
 Watchdog::Verdict Watchdog::wait(gloo::transport::UnboundBuffer& buffer, Direction direction,
-                                 int peer, Deadline deadline) {
+                                 int peer, Deadline deadline, const std::function<bool()>& over) {
   std::uint64_t id = 0;
   {
     const std::lock_guard lock(mutex_);
     id = next_++;
     watched_[id] = {&buffer, direction, peer, deadline, Verdict::kDone};
     if (deadline.when() < wakes_) changed_.notify_all();
+  }
+  if (over && over()) {
+    const std::lock_guard lock(mutex_);
+    end(watched_[id], Verdict::kInterrupted);
   }
   const auto forget = [&] {
     const std::lock_guard lock(mutex_);

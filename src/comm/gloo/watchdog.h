@@ -7,6 +7,7 @@
 
 #include <condition_variable>
 #include <cstdint>
+#include <functional>
 #include <map>
 #include <mutex>
 #include <thread>
@@ -28,9 +29,10 @@ class Watchdog {
 
   enum class Verdict { kDone, kLate, kInterrupted };
 
-  // Waits for a transfer with a peer. It may have completed although it was interrupted.
+  // Waits for a transfer with a peer. It may have completed although it was interrupted. `over` is asked after the wait
+  // is registered: whoever makes it true and then interrupts cannot be missed.
   Verdict wait(gloo::transport::UnboundBuffer& buffer, Direction direction, int peer,
-               Deadline deadline);
+               Deadline deadline, const std::function<bool()>& over = nullptr);
 
   // Ends the waits that there are now, with one peer or with all.
   void interrupt(int peer);

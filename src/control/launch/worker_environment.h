@@ -29,8 +29,7 @@ struct JobEnvironment {
 //
 // A variable is taken from the first of these that has it: --env, the launcher, what was exported.
 // Thread counts are the exception: what was exported wins over the default of 1, and only an
-// explicit
-// --threads wins over what was exported.
+// explicit --threads wins over what was exported.
 std::vector<std::string> worker_environment(const std::vector<std::string>& inherited,
                                             const JobEnvironment& job, int local_rank);
 

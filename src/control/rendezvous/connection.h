@@ -37,8 +37,7 @@ class ConnectionOwner {
 // Blocking:  never.
 // Failure:   ends, and tells its owner why.
 // Ownership: owns the socket; outstanding operations keep it alive; the owner must outlive it or
-// call
-//            abandon().
+//            call abandon().
 class Connection : public std::enable_shared_from_this<Connection> {
  public:
   Connection(boost::asio::io_context& context, ConnectionId id, base::Fd fd, Session session,

@@ -16,8 +16,8 @@ namespace lockstep::control {
 // Blocking:  never; there is nothing to wait for.
 // Failure:   none thrown: a session that went wrong has an ending() and stays silent.
 // Ownership: values only. Before the other side has proved the secret it holds less than one
-// handshake
-//            message; afterwards at most one frame of the largest size and what receive() brought.
+//            handshake message; afterwards at most one frame of the largest size and what
+//            receive() brought.
 class Session {
  public:
   Session(Role role, Handshake handshake);
