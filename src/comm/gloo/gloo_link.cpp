@@ -126,7 +126,7 @@ void GlooLink::tell(const Failure& failure, std::chrono::milliseconds patience) 
   told_all_ = true;
   const NoSigpipe no_sigpipe;
   for (int peer = 0; peer < size(); ++peer) {
-    if (peer == rank() || news_.ended(peer)) continue;
+    if (peer == rank()) continue;
     Notice& notice = told_[peer];
     try {
       notice.bytes = encode_notice(failure);
