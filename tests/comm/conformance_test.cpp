@@ -75,7 +75,7 @@ TEST_P(Conformance, AllReduceGivesTheBitsOfTheTreeForEveryType) {
 }
 
 TEST_P(Conformance, LongBuffersTravelInPiecesAndKeepTheBitsOfTheTree) {
-  for (const int size : {2, 3}) expect_tree_bits<float>(world(size), {3'000'001});
+  for (const int size : {2, 3}) expect_tree_bits<float>(world(size), {6'000'001});
 }
 
 TEST_P(Conformance, RingSumsWholeNumbersExactlyAndGivesAllWorkersTheSameBits) {

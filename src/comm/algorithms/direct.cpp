@@ -23,9 +23,11 @@ namespace lockstep::comm {
 namespace {
 
 constexpr std::size_t kShortBytes = 4096;  // below it a round trip costs more than the bytes
-constexpr std::size_t kPieceBytes =
-    512 * 1024;  // small enough to stay in cache, large enough for a message
-constexpr std::size_t kPiecesAhead = 4;  // receives posted before they are needed
+constexpr std::size_t kPiecesAhead = 4;    // receives posted before they are needed
+
+// Large enough that the wake-ups of a message are lost in its bytes: at 64 MiB over Gloo on 2 cores,
+// pieces of 512 KiB took 1.7 times as long as pieces of 4 MiB, and larger ones gained little more.
+constexpr std::size_t kPieceBytes = std::size_t{4} << 20;
 
 using Ticket = Exchange::Ticket;
 
