@@ -32,7 +32,7 @@ for preset in asan tsan; do
 done
 step "leaks"
 find build/asan/src build/asan/tests/comm -name '*_test' -type f -print0 |
-  ASAN_OPTIONS="detect_leaks=1" xargs -0 -P "$jobs" -I{} {} --gtest_brief=1 >build/asan/leaks.log 2>&1 ||
+  ASAN_OPTIONS="detect_leaks=1" xargs -0 -P "$jobs" -n 1 sh -c '"$0" --gtest_brief=1' >build/asan/leaks.log 2>&1 ||
   { cat build/asan/leaks.log; exit 1; }
 unset ASAN_OPTIONS TSAN_OPTIONS UBSAN_OPTIONS
 
