@@ -13,6 +13,16 @@ function(lockstep_library name)
   set_property(GLOBAL APPEND PROPERTY LOCKSTEP_LIBRARIES ${name})
 endfunction()
 
+# lockstep_torch_library(...): the same for a folder that sees LibTorch. <torch/torch.h> costs 14 seconds and a gigabyte
+# per file, so a folder is compiled as one; a precompiled header of that size fails now and then in GCC 12 on aarch64
+# ("PCH allocation failure").
+function(lockstep_torch_library name)
+  lockstep_library(${name} ${ARGN})
+  set_target_properties(${name} PROPERTIES UNITY_BUILD ON UNITY_BUILD_BATCH_SIZE 0)
+  target_compile_definitions(${name} PUBLIC LOCKSTEP_WITH_TORCH)
+  target_link_libraries(${name} PUBLIC ${TORCH_LIBRARIES} PRIVATE $<BUILD_INTERFACE:fmt::fmt> OpenMP::OpenMP_CXX)
+endfunction()
+
 if(LOCKSTEP_WITH_TESTS)
   file(WRITE ${CMAKE_BINARY_DIR}/test_headers.cpp "// Owns the precompiled headers of the tests.\n")
   add_library(lockstep_test_headers STATIC ${CMAKE_BINARY_DIR}/test_headers.cpp)
@@ -39,4 +49,24 @@ function(lockstep_test name)
   target_link_libraries(${name} PRIVATE ${ARG_DEPENDS} lockstep_flags GTest::gtest_main GTest::gmock)
   gtest_discover_tests(${name} DISCOVERY_TIMEOUT 60
     PROPERTIES TIMEOUT ${ARG_TIMEOUT} LABELS "${ARG_LABELS}")
+endfunction()
+
+# lockstep_torch_test(...): the same for tests that see LibTorch.
+function(lockstep_torch_test name)
+  cmake_parse_arguments(ARG "" "TIMEOUT" "SOURCES;DEPENDS;LABELS" ${ARGN})
+  if(NOT LOCKSTEP_WITH_TESTS)
+    return()
+  endif()
+  if(NOT ARG_TIMEOUT)
+    set(ARG_TIMEOUT 120)
+  endif()
+  add_executable(${name} ${ARG_SOURCES})
+  set_target_properties(${name} PROPERTIES UNITY_BUILD ON UNITY_BUILD_BATCH_SIZE 0)
+  target_compile_options(${name} PRIVATE -O1)
+  target_include_directories(${name} PRIVATE ${PROJECT_SOURCE_DIR}/src ${PROJECT_SOURCE_DIR})
+  target_link_libraries(${name} PRIVATE ${ARG_DEPENDS} lockstep_flags fmt::fmt GTest::gtest_main GTest::gmock)
+  # A program with LibTorch takes half a second to start: a case of ctest is a program here, not a case of GoogleTest.
+  add_test(NAME ${name} COMMAND ${name} --gtest_brief=1)
+  set_tests_properties(${name} PROPERTIES TIMEOUT ${ARG_TIMEOUT} LABELS "torch;${ARG_LABELS}"
+    ENVIRONMENT "OMP_NUM_THREADS=1;OPENBLAS_NUM_THREADS=1")
 endfunction()

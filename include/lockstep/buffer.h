@@ -1,8 +1,10 @@
 // A stretch of elements in memory, as collectives see it: no tensors, no ownership.
 #pragma once
 
+#include <concepts>
 #include <cstddef>
 #include <cstdint>
+#include <string>
 
 namespace lockstep {
 
@@ -43,6 +45,21 @@ struct Device {
   int index = 0;
 
   bool operator==(const Device&) const = default;
+
+  // "cpu", "cuda:0" …
+  std::string text() const {
+    return kind == DeviceKind::kCpu ? "cpu" : "cuda:" + std::to_string(index);
+  }
+
+  // To the device type of a library that spells devices this way, as torch::Device does.
+  template <typename Other>
+  requires std::constructible_from<Other, const std::string&> && requires(const Other& other) {
+    other.is_cuda();
+    other.has_index();
+  }
+  operator Other() const {  // NOLINT: implicit, so that a program can pass world.device() on
+    return Other(text());
+  }
 };
 
 // Ownership: none. Whoever passes a Buffer to an operation keeps its memory alive and untouched

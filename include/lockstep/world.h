@@ -46,7 +46,16 @@ class World {
   // hand) or "alone".
   const std::string& launcher() const;
 
+  // Where this worker's tensors belong; converts to a torch::Device.
+  Device device() const;
+
   Comm& comm();
+
+  // A Comm with an order of its own. Every worker opens its channels in the same order.
+  Comm open_channel();
+
+  // A world over workers that were connected otherwise, such as threads of this process.
+  static World over(Comm comm);
 
  private:
   friend World join(const JoinOptions& options);

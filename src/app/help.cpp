@@ -6,6 +6,7 @@ namespace {
 constexpr char kHelp[] = R"(Lockstep: data-parallel training for C++.
 
   lockstep run -n 4 -- ./train --epochs 3   start 4 workers on this host
+  lockstep train --model cnn                train one of the models that are built in
   lockstep doctor                           what this host can do, and what is slow about it
 
   lockstep run --help                       the options of a command

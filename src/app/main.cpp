@@ -10,6 +10,7 @@
 #include "app/doctor/doctor.h"
 #include "app/help.h"
 #include "app/run_arguments.h"
+#include "app/train/launch.h"
 #include "control/launch/launcher.h"
 
 namespace lockstep::app {
@@ -49,6 +50,7 @@ int dispatch(std::vector<std::string> arguments) {
   const std::string command = arguments.front();
   arguments.erase(arguments.begin());
   if (command == "run") return run(arguments);
+  if (command == "train") return train(arguments);
   if (command == "doctor") return doctor(arguments);
   if (command == "--version") {
     fmt::print("lockstep {}\n", LOCKSTEP_VERSION);
@@ -58,8 +60,8 @@ int dispatch(std::vector<std::string> arguments) {
     fmt::print("{}", help());
     return 0;
   }
-  throw BadInput(
-      fmt::format("unknown command {}; try run or doctor, or see `lockstep --help`", command));
+  throw BadInput(fmt::format(
+      "unknown command {}; try run, train or doctor, or see `lockstep --help`", command));
 }
 
 }  // namespace

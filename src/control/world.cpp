@@ -27,8 +27,21 @@ std::uint64_t World::generation() const {
 const std::string& World::launcher() const {
   return state_->launcher;
 }
+Device World::device() const {
+  return {};
+}
 Comm& World::comm() {
   return state_->comm;
+}
+Comm World::open_channel() {
+  return state_->comm.channel(state_->next_channel++);
+}
+
+World World::over(Comm comm) {
+  control::Place place;
+  place.rank = place.local_rank = comm.rank();
+  place.size = place.local_size = comm.size();
+  return World(std::make_unique<State>(State{place, 1, "program", std::move(comm)}));
 }
 
 }  // namespace lockstep

@@ -14,6 +14,10 @@ struct World::State {
   std::uint64_t generation = 1;
   std::string launcher;
   Comm comm;
+  std::uint32_t next_channel = kFirstChannel;
+
+  // Lower ids are for programs that call Comm::channel themselves.
+  static constexpr std::uint32_t kFirstChannel = std::uint32_t{1} << 31;
 };
 
 }  // namespace lockstep

@@ -157,8 +157,10 @@ void KeeperProcess::become_worker(int rank, pid_t keeper) {
   ::setpgid(0, 0);
   const auto first = 2 * static_cast<std::size_t>(rank);
   ::dup2(rank == 0 && plan_.input >= 0 ? plan_.input : null_.get(), STDIN_FILENO);
-  ::dup2(plan_.outputs[first].write.get(), STDOUT_FILENO);
-  ::dup2(plan_.outputs[first + 1].write.get(), STDERR_FILENO);
+  if (rank != 0 || !plan_.leader_keeps_output) {
+    ::dup2(plan_.outputs[first].write.get(), STDOUT_FILENO);
+    ::dup2(plan_.outputs[first + 1].write.get(), STDERR_FILENO);
+  }
   close_on_exec_from(STDERR_FILENO + 1);
   if (plan_.secret >= 0) ::fcntl(plan_.secret, F_SETFD, 0);
   ::setrlimit(RLIMIT_NOFILE, &plan_.open_files);

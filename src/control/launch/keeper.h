@@ -42,9 +42,10 @@ struct KeeperPlan {
   std::string program;
   std::vector<std::string> arguments;
   std::function<std::vector<std::string>(int rank)> environment;
-  std::vector<base::Pipe> outputs;  // two per worker, stdout then stderr; the write ends go to it
-  int input = -1;                   // standard input of worker 0; the others read nothing
-  int secret = -1;                  // the only other descriptor that workers inherit
+  std::vector<base::Pipe> outputs;   // two per worker, stdout then stderr; the write ends go to it
+  bool leader_keeps_output = false;  // worker 0 writes to the launcher's outputs itself
+  int input = -1;                    // standard input of worker 0; the others read nothing
+  int secret = -1;                   // the only other descriptor that workers inherit
   rlimit open_files{};  // workers get the limit and the mask that the launcher was started with
   sigset_t signal_mask{};
 

@@ -88,7 +88,7 @@ Launcher::Launcher(const RunOptions& options, Preparation ready, Keeper keeper)
     : options_(options),
       context_(1),
       state_(options.workers, {.grace = options.grace}),
-      report_(options.workers, ready.plan.program),
+      report_(options, ready.plan.program),
       keeper_(context_, std::move(keeper)),
       server_(context_, std::move(ready.listener), server_options(options, ready)),
       output_(context_, options.workers, ready.plan, std::move(ready.logs)),

@@ -26,6 +26,12 @@ struct RunOptions {
   std::chrono::milliseconds grace{10'000};  // from a forwarded SIGINT or SIGTERM to SIGKILL
   std::string log_dir;  // rank-3.out and rank-3.err go here as well; empty: nowhere
   bool quiet = false;   // only failures are reported, no notes
+
+  // For programs that are part of Lockstep. Worker 0 gets the launcher's own output, for a progress
+  // bar on the terminal; and exit codes of worker 0 that the program has explained itself are not
+  // reported again.
+  bool leader_keeps_output = false;
+  std::vector<int> explained_codes;
 };
 
 // "KEY=VALUE" as a pair. BadInput when there is no '=', when the key is no name of a variable, and

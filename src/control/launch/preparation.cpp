@@ -143,6 +143,7 @@ Preparation prepare(const RunOptions& options, const Program& program,
   };
   // A terminal cannot be read from another process group than the foreground's.
   plan.input = ::isatty(STDIN_FILENO) == 1 ? -1 : STDIN_FILENO;
+  plan.leader_keeps_output = options.leader_keeps_output;
   plan.secret = job.secret_fd;
   plan.open_files = original.open_files;
   plan.signal_mask = original.signal_mask;

@@ -3,6 +3,8 @@
 #include <fmt/format.h>
 #include <fmt/ranges.h>
 
+#include <algorithm>
+
 #include "control/launch/output.h"
 #include "control/launch/program.h"
 
@@ -15,11 +17,12 @@ const char* plural(int count) {
 
 }  // namespace
 
-JobReport::JobReport(int workers, std::string program)
-    : workers_(workers),
+JobReport::JobReport(const RunOptions& options, std::string program)
+    : workers_(options.workers),
+      explained_codes_(options.explained_codes),
       program_(std::move(program)),
-      pids_(static_cast<std::size_t>(workers)),
-      not_started_(static_cast<std::size_t>(workers)) {}
+      pids_(static_cast<std::size_t>(options.workers)),
+      not_started_(static_cast<std::size_t>(options.workers)) {}
 
 void JobReport::add(const KeeperEvent& event) {
   if (event.kind == KeeperEvent::Kind::kSwept) swept_ = event.value;
@@ -66,6 +69,10 @@ std::vector<std::string> JobReport::first_failure(const WorkerEnd& failure,
     return {fmt::format("lockstep: rank {}: {}", failure.rank,
                         explain_exec_failure(program_, failure.value))};
   }
+  const bool explained = failure.rank == 0 && failure.how == WorkerEnd::How::kExited &&
+                         std::find(explained_codes_.begin(), explained_codes_.end(),
+                                   failure.value) != explained_codes_.end();
+  if (explained) return {};
   const auto& last = output.last_lines(failure.rank);
   const std::string how = describe(failure);
   std::vector<std::string> lines = {

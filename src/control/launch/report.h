@@ -8,6 +8,7 @@
 
 #include "control/launch/job_state.h"
 #include "control/launch/keeper.h"
+#include "control/launch/options.h"
 
 namespace lockstep::control {
 
@@ -21,7 +22,7 @@ class Output;
 // Ownership: plain values.
 class JobReport {
  public:
-  JobReport(int workers, std::string program);
+  JobReport(const RunOptions& options, std::string program);
 
   void add(const KeeperEvent& event);
   void keeper_lost(int wait_status) { keeper_status_ = wait_status; }
@@ -41,6 +42,7 @@ class JobReport {
   std::vector<std::string> first_failure(const WorkerEnd& failure, const Output& output) const;
 
   int workers_;
+  std::vector<int> explained_codes_;
   std::string program_;
   std::vector<pid_t> pids_;
   std::vector<bool> not_started_;

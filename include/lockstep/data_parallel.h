@@ -1,0 +1,159 @@
+// A model that trains on every worker of a world: replicated, hooked, averaged.
+#pragma once
+
+#include <lockstep/world.h>
+#include <torch/torch.h>
+
+#include <chrono>
+#include <cstddef>
+#include <cstdint>
+#include <memory>
+#include <optional>
+#include <string>
+#include <utility>
+#include <vector>
+
+namespace lockstep {
+
+namespace replica {
+class Replicated;
+}
+
+struct NamedTensor {
+  std::string name;
+  torch::Tensor tensor;
+};
+
+// What a parameter that backward() did not reach means.
+enum class MissingGradient : std::uint8_t {
+  kError,  // BadInput that names it: most often a layer that forward() forgot
+  kZero,   // this worker contributes nothing to it
+};
+
+// Where the values of buffers, such as BatchNorm's statistics, come from after a step.
+enum class BufferSource : std::uint8_t {
+  kLeader,  // rank 0's, at the end of every synchronised backward
+  kOwn,     // each worker keeps its own
+};
+
+struct DataParallelOptions {
+  // What the result means.
+  MissingGradient missing_gradient = MissingGradient::kError;
+  BufferSource buffers = BufferSource::kLeader;
+
+  // How fast it comes. Smaller buckets overlap more with backward, larger send fewer messages.
+  std::size_t first_bucket_bytes = std::size_t{1} << 20;
+  std::size_t bucket_bytes = std::size_t{25} << 20;
+  Algorithm algorithm = Algorithm::kAutomatic;
+};
+
+// When the parts of the last synchronised backward happened, from its first gradient on.
+struct BackwardTimes {
+  std::chrono::nanoseconds first_launch{0};  // the first bucket went to the wire
+  std::chrono::nanoseconds last_gradient{0};
+  std::chrono::nanoseconds end{0};  // everything averaged
+  std::size_t buckets = 0;
+  std::size_t launched_before_end = 0;  // buckets on the wire before the last gradient
+
+  // What the reduction added to the backward pass.
+  std::chrono::nanoseconds exposed() const { return end - last_gradient; }
+};
+
+// Backward passes in its scope add to the gradients of this worker and synchronise nothing, as
+// DDP's no_sync. Only the backward has to be inside.
+class [[nodiscard]] NoSync {
+ public:
+  explicit NoSync(std::shared_ptr<replica::Replicated> replica);
+  ~NoSync();
+  NoSync(const NoSync&) = delete;
+  NoSync& operator=(const NoSync&) = delete;
+
+ private:
+  std::shared_ptr<replica::Replicated> replica_;
+};
+
+// This worker's copy of a model given as lists of tensors: for a torch::jit::Module, or for
+// anything else that is not a torch::nn module. DataParallel, below, is one for modules.
+//
+// The constructor compares names, shapes and dtypes across workers, copies the leader's values
+// to all, and makes every gradient a view of one flat memory in the fixed layout. backward() then
+// leaves the average over workers in them.
+//
+// Threads:   one caller at a time; every worker makes its replicas in the same order.
+// Blocking:  the constructor, backward() and synchronize() wait for the other workers, at most the
+//            world's timeout.
+// Failure:   Mismatch that names the parameter and the ranks when models differ; BadInput for a
+//            gradient that is missing or was moved out of its place; PeerLost, Timeout. They come
+//            out of backward(); after PeerLost and Timeout the replica is of no further use.
+// Ownership: shares the tensors; a handle, copies name the same replica. The world outlives it.
+class Replica {
+ public:
+  Replica(World& world, std::vector<NamedTensor> parameters, std::vector<NamedTensor> buffers,
+          const DataParallelOptions& options = {});
+
+  // loss.backward(), where workers have different numbers of samples: the gradients become the mean
+  // over all samples. Every worker calls it; in no_sync() it adds up.
+  void backward(const torch::Tensor& loss, std::int64_t samples);
+
+  NoSync no_sync() { return NoSync(state_); }
+
+  // Averages what no_sync() has added up, without a backward pass of its own. A worker that has no
+  // samples left takes part in a step with it.
+  void synchronize();
+
+  // Clears all gradients and keeps them where they are.
+  void zero_grad();
+
+  // Whether the values of all workers are the same bits. Collective.
+  bool identical();
+
+  const std::vector<NamedTensor>& parameters() const;  // registration order, each tensor once
+  const std::vector<NamedTensor>& buffers() const;
+  std::size_t parameter_count() const;  // elements
+  BackwardTimes last_backward() const;
+
+  const std::shared_ptr<replica::Replicated>& state() const { return state_; }
+
+ private:
+  std::shared_ptr<replica::Replicated> state_;
+};
+
+namespace replica {
+// The parameters and buffers of a module by name, in registration order.
+std::vector<NamedTensor> parameters_of(const torch::nn::Module& module);
+std::vector<NamedTensor> buffers_of(const torch::nn::Module& module);
+}  // namespace replica
+
+// A torch::nn module that trains on every worker: use it as the module's holder. Nothing of
+// Lockstep's happens in forward().
+template <typename Module>
+class DataParallel : public Replica {
+ public:
+  DataParallel(Module module, World& world, const DataParallelOptions& options)
+      : Replica(world, replica::parameters_of(*module), replica::buffers_of(*module), options),
+        module_(std::move(module)) {}
+
+  auto* operator->() { return &*module_; }
+  auto& operator*() { return *module_; }
+  Module& module() { return module_; }
+
+ private:
+  Module module_;
+};
+
+// Moves a module (a holder such as Net, or a shared_ptr) to the world's device and makes it
+// train there in lockstep.
+template <typename Module>
+DataParallel<Module> data_parallel(Module module, World& world,
+                                   const DataParallelOptions& options = {}) {
+  module->to(torch::Device(world.device()));
+  return DataParallel<Module>(std::move(module), world, options);
+}
+
+// Replica::backward for the replicas that this thread has made, all of one world.
+void backward(const torch::Tensor& loss, std::int64_t samples);
+
+// The mean over workers of a number, weighted; the same bits on every worker. Collective.
+double mean(World& world, double value, double weight = 1);
+
+}  // namespace lockstep

@@ -1,0 +1,105 @@
+// Optimizers on the flat layout, with the numbers of torch::optim.
+#pragma once
+
+#include <lockstep/data_parallel.h>
+
+#include <cstdint>
+#include <memory>
+#include <string>
+#include <vector>
+
+namespace lockstep::optim {
+
+// The options of each mean what torch::optim's mean, with the same defaults. All of them decide
+// the result.
+struct SGDOptions {
+  double lr = 1e-3;
+  double momentum = 0;
+  double dampening = 0;
+  double weight_decay = 0;
+  bool nesterov = false;
+};
+
+struct AdamOptions {
+  double lr = 1e-3;
+  double beta1 = 0.9;
+  double beta2 = 0.999;
+  double eps = 1e-8;
+  double weight_decay = 0;  // added to the gradient
+};
+
+struct AdamWOptions {
+  double lr = 1e-3;
+  double beta1 = 0.9;
+  double beta2 = 0.999;
+  double eps = 1e-8;
+  double weight_decay = 1e-2;  // taken off the weights, apart from the gradient
+};
+
+// Parameters with options of their own, such as biases without weight decay.
+template <typename Options>
+struct Group {
+  std::vector<torch::Tensor> parameters;
+  Options options;
+};
+
+// What all optimizers are.
+//
+// Threads:   one caller at a time.
+// Blocking:  never; step() is collective: every worker calls it after the same backward.
+// Failure:   the constructors throw BadInput for options out of range and for parameters that are
+//            not the model's; step() for a gradient that was moved out of its place.
+// Ownership: shares the model's tensors; owns its state, which lies in the model's layout.
+class Optimizer {
+ public:
+  struct Impl;
+  virtual ~Optimizer();
+  Optimizer(const Optimizer&) = delete;
+  Optimizer& operator=(const Optimizer&) = delete;
+
+  // Updates every parameter from its averaged gradient.
+  void step();
+
+  // Clears the model's gradients and keeps them where they are.
+  void zero_grad();
+
+  // The learning rate of the parameters outside of all groups. Setting it keeps the ratio of each
+  // group's to it.
+  double lr() const;
+  void set_lr(double lr);
+
+  std::int64_t steps() const;       // taken so far
+  const std::string& name() const;  // "sgd", "adam", "adamw"
+
+  // The state, for checkpoints: tensors named such as "momentum/fc1.weight", which share the
+  // optimizer's memory. load_state copies values in; Mismatch, with nothing changed, when names,
+  // shapes or dtypes differ.
+  std::vector<NamedTensor> state() const;
+  void load_state(const std::vector<NamedTensor>& state, std::int64_t steps);
+
+ protected:
+  explicit Optimizer(std::unique_ptr<Impl> impl);
+
+ private:
+  std::unique_ptr<Impl> impl_;
+};
+
+class SGD : public Optimizer {
+ public:
+  explicit SGD(Replica& model, const SGDOptions& options,
+               const std::vector<Group<SGDOptions>>& groups = {});
+};
+
+class Adam : public Optimizer {
+ public:
+  explicit Adam(Replica& model, const AdamOptions& options = {},
+                const std::vector<Group<AdamOptions>>& groups = {});
+};
+
+class AdamW : public Optimizer {
+ public:
+  explicit AdamW(Replica& model, const AdamWOptions& options = {},
+                 const std::vector<Group<AdamWOptions>>& groups = {});
+};
+
+}  // namespace lockstep::optim

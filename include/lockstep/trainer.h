@@ -1,0 +1,122 @@
+// The loop owner: steps, learning rate, checkpoints, evaluation and a report.
+#pragma once
+
+#include <lockstep/data.h>
+#include <lockstep/data_parallel.h>
+#include <lockstep/optim.h>
+
+#include <atomic>
+#include <cstdint>
+#include <functional>
+#include <map>
+#include <memory>
+#include <string>
+#include <vector>
+
+namespace lockstep {
+
+// How well a model does on a batch; sums over its predictions.
+struct Score {
+  double loss = 0;
+  std::int64_t correct = 0;
+  std::int64_t predictions = 0;
+};
+
+// What is trained. The functions are called with batches of one shard.
+struct TrainerParts {
+  Replica model;
+  std::shared_ptr<torch::nn::Module> module;  // switched between train() and eval()
+  std::shared_ptr<optim::Optimizer> optimizer;
+  DatasetPtr train;
+  DatasetPtr test;                                    // none: no evaluation
+  std::function<torch::Tensor(const Batch&)> loss;    // a mean over the batch
+  std::function<Score(const Batch&)> score;           // none: no evaluation
+  std::function<double(std::int64_t)> learning_rate;  // of a step; none: the optimizer's own
+};
+
+struct TrainerOptions {
+  // What the result means.
+  std::int64_t steps = 0;         // of the whole job; or
+  std::int64_t epochs = 0;        // whichever is set
+  std::int64_t global_batch = 0;  // samples of one step, a multiple of the shards
+  int shards = 0;                 // logical slices of a global batch; 0: one for each worker. More
+                                  // are gradient accumulation
+  std::uint64_t seed = 0;         // of the order of samples and of every shard's random numbers
+  std::map<std::string, std::string> job;  // whatever else decides the result; kept in checkpoints
+
+  // How fast it comes.
+  int loader_threads = 1;
+  int prefetch = 2;
+
+  // Where it is kept. Empty: nowhere.
+  std::string checkpoint_directory;
+  std::int64_t checkpoint_every_steps = 0;  // 0: at the end of every epoch
+  bool resume = false;                      // go on from the checkpoint there, if there is one
+};
+
+struct StepRecord {
+  std::int64_t step = 0;  // from 0
+  std::int64_t epoch = 0;
+  double loss = 0;  // over all workers
+  double lr = 0;
+  double step_ms = 0;
+  double exposed_comm_ms = 0;  // what the reduction added to backward
+};
+
+struct Evaluation {
+  double loss = 0;
+  double accuracy = 0;  // 0 to 1
+  std::int64_t samples = 0;
+};
+
+struct TrainingResult {
+  std::int64_t first_step = 0;  // where it began: 0, or the checkpoint's
+  std::int64_t steps = 0;       // of the job, done
+  bool stopped = false;         // by request_stop()
+  double final_loss = 0;
+  std::optional<Evaluation> evaluation;
+  double seconds = 0;  // in steps
+  double samples_per_second = 0;
+  double step_ms_p50 = 0;
+  double step_ms_p95 = 0;
+  double exposed_comm_ms_p50 = 0;
+  bool replicas_identical = false;
+  std::string weights_sha256;  // docs/guide/training.md says over what
+  std::string checkpoint;      // the file, if there is one
+};
+
+// What happens while it trains; called on every worker, with the same numbers.
+struct TrainerHooks {
+  std::function<void(const StepRecord&)> on_step;
+  std::function<void(std::int64_t epoch, const Evaluation&)> on_epoch;
+  std::function<void(const std::string& path, std::int64_t step)> on_checkpoint;
+};
+
+// Threads:   one caller at a time; request_stop() from anywhere, a signal handler too.
+// Blocking:  run(), until the job is done or told to stop.
+// Failure:   BadInput for options or files that do not fit, and for a loss that is not finite;
+//            Unavailable when a checkpoint cannot be written; PeerLost, Timeout, Mismatch.
+// Ownership: shares the parts; the world outlives it.
+class Trainer {
+ public:
+  Trainer(World& world, TrainerParts parts, TrainerOptions options, TrainerHooks hooks = {});
+  ~Trainer();
+
+  std::int64_t steps_per_epoch() const;
+  std::int64_t total_steps() const;
+
+  // Collective: every worker runs the same job.
+  TrainingResult run();
+
+  // All workers stop after the same step, soon; run() then writes a checkpoint and returns.
+  void request_stop() noexcept;
+
+  // Over the test data. Collective.
+  Evaluation evaluate();
+
+ private:
+  struct State;
+  std::unique_ptr<State> state_;
+};
+
+}  // namespace lockstep

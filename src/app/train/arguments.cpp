@@ -1,0 +1,223 @@
+#include "app/train/arguments.h"
+
+#include <fmt/format.h>
+#include <fmt/ranges.h>
+#include <lockstep/errors.h>
+
+#include <CLI/CLI.hpp>
+#include <algorithm>
+#include <cmath>
+#include <filesystem>
+#include <thread>
+
+namespace lockstep::app {
+namespace {
+
+constexpr char kTrainHelp[] =
+    R"(Trains a model on several workers of this host, with no C++ to write.
+
+  lockstep train [options]
+
+What is trained
+  --model M            mlp, cnn, resnet18 or gpt (default: cnn)
+  --data D             fashion-mnist, synthetic, a directory of IDX or CIFAR-10 files, a .csv, or a
+                       text file for gpt (default: fashion-mnist)
+  --gpt-size S         tiny, small, medium or gpt2 (default: tiny)
+  --context C          characters of one sample of a text (default: 128)
+  --vocabulary V       gpt: tokens, at least the text's (default: the text's)
+  --dropout P          0 to 1 (default: the model's)
+How
+  --epochs E           passes over the data (default: 3), or
+  --steps T            steps in all
+  --global-batch B     samples of a step over all workers (default: 128)
+  --accumulate K       forward and backward passes of each worker per step (default: 1)
+  --optimizer O        sgd (with momentum 0.9) or adamw (default: sgd)
+  --lr R               learning rate (default: sgd 0.05, adamw 0.001)
+  --momentum M         sgd (default: 0.9)
+  --weight-decay W     (default: sgd 0.0005, adamw 0.01)
+  --scale-lr [B0]      --lr was chosen for a batch of B0 (256 if not said): scale it to this one
+  --warmup T           steps over which the learning rate climbs (default: 0)
+  --decay D            constant, or cosine to 0 over the job (default: constant)
+  --seed N             of weights, order and dropout (default: 0)
+  --onednn X           on, off, or auto: off on ARM, where it is slow (default: auto)
+On what
+  -n, --workers N      (default: one for each core)
+  --threads T          threads of each worker (default: 1)
+  --engine E           what moves bytes between workers; see `lockstep doctor`
+  --algorithm A        automatic, direct, halving-doubling, ring, tree or native
+  --bucket-bytes N     gradients that travel together (default: 26214400)
+  --loader-threads T   threads of each worker that read ahead (default: 1)
+What is kept and shown
+  --checkpoint DIR     write DIR/checkpoint.safetensors after every epoch, and at the end
+  --checkpoint-every T steps between checkpoints, in place of every epoch
+  --resume             go on from the checkpoint in DIR, if there is one
+  --report FILE        write the results as JSON
+  --compare-alone      first measure one worker alone, for the speed-up
+  -q, --quiet          no progress, only the results
+
+Ctrl-C ends the step, writes a checkpoint if there is a directory for one, and exits.
+
+Examples:
+  lockstep train --model cnn --epochs 3
+  lockstep train --model gpt --data book.txt --optimizer adamw --steps 500 --checkpoint run
+  lockstep train --model gpt --data book.txt --optimizer adamw --steps 900 --checkpoint run --resume
+)";
+
+[[noreturn]] void refuse(const std::string& text) {
+  throw BadInput(text + "; see `lockstep train --help`");
+}
+
+void check_choice(const char* option, const std::string& value,
+                  const std::vector<std::string>& choices) {
+  if (std::find(choices.begin(), choices.end(), value) != choices.end()) return;
+  refuse(fmt::format("{} {}: choose from {}", option, value, fmt::join(choices, ", ")));
+}
+
+template <typename Number>
+void check_range(const char* option, Number value, Number least, Number most) {
+  if (value >= least && value <= most) return;
+  refuse(fmt::format("{} {}: give a number from {} to {}", option, value, least, most));
+}
+
+void add_options(CLI::App& parser, TrainArguments& arguments) {
+  parser.set_help_flag();
+  parser.add_option("--model", arguments.model);
+  parser.add_option("--data", arguments.data);
+  parser.add_option("--gpt-size", arguments.gpt_size);
+  parser.add_option("--context", arguments.context);
+  parser.add_option("--vocabulary", arguments.vocabulary);
+  parser.add_option("--dropout", arguments.dropout);
+  parser.add_option("--epochs", arguments.epochs);
+  parser.add_option("--steps", arguments.steps);
+  parser.add_option("--global-batch", arguments.global_batch);
+  parser.add_option("--accumulate", arguments.accumulate);
+  parser.add_option("--optimizer", arguments.optimizer);
+  parser.add_option("--lr", arguments.lr);
+  parser.add_option("--momentum", arguments.momentum);
+  parser.add_option("--weight-decay", arguments.weight_decay);
+  parser.add_option("--scale-lr", arguments.scale_lr_from)->expected(0, 1)->default_str("256");
+  parser.add_option("--warmup", arguments.warmup_steps);
+  parser.add_option("--decay", arguments.decay);
+  parser.add_option("--seed", arguments.seed);
+  parser.add_option("--onednn", arguments.onednn);
+  parser.add_option("-n,--workers", arguments.workers);
+  parser.add_option("--threads", arguments.threads);
+  parser.add_option("--engine", arguments.engine);
+  parser.add_option("--algorithm", arguments.algorithm);
+  parser.add_option("--bucket-bytes", arguments.bucket_bytes);
+  parser.add_option("--loader-threads", arguments.loader_threads);
+  parser.add_option("--checkpoint", arguments.checkpoint);
+  parser.add_option("--checkpoint-every", arguments.checkpoint_every);
+  parser.add_flag("--resume", arguments.resume);
+  parser.add_option("--report", arguments.report);
+  parser.add_flag("--compare-alone", arguments.compare_alone);
+  parser.add_flag("-q,--quiet", arguments.quiet);
+}
+
+void check_numbers(const TrainArguments& arguments) {
+  constexpr std::int64_t kMost = std::int64_t{1} << 40;
+  check_range("--workers", arguments.workers, 1, 4096);
+  check_range("--threads", arguments.threads, 1, 4096);
+  check_range("--loader-threads", arguments.loader_threads, 0, 256);
+  check_range("--accumulate", arguments.accumulate, 1, 1 << 20);
+  check_range<std::int64_t>("--epochs", arguments.epochs, 0, kMost);
+  check_range<std::int64_t>("--steps", arguments.steps, 0, kMost);
+  check_range<std::int64_t>("--global-batch", arguments.global_batch, 1, kMost);
+  check_range<std::int64_t>("--scale-lr", arguments.scale_lr_from, 0, kMost);
+  check_range<std::int64_t>("--warmup", arguments.warmup_steps, 0, kMost);
+  check_range<std::int64_t>("--context", arguments.context, 1, 1 << 20);
+  check_range<std::int64_t>("--vocabulary", arguments.vocabulary, 0, 1 << 24);
+  check_range<std::int64_t>("--bucket-bytes", arguments.bucket_bytes, 0, kMost);
+  check_range<std::int64_t>("--checkpoint-every", arguments.checkpoint_every, 0, kMost);
+  check_range("--lr", arguments.learning_rate(), 0.0, 1e6);
+  check_range("--dropout", arguments.dropout, -1.0, 1.0);
+}
+
+// The batch must divide among the workers' passes: each pass of each worker is one shard of it.
+void check_batch(const TrainArguments& arguments) {
+  const std::int64_t shards = std::int64_t{arguments.workers} * arguments.accumulate;
+  if (arguments.global_batch < shards) {
+    refuse(fmt::format(
+        "--global-batch {} is smaller than the {} workers{}: each needs a sample",
+        arguments.global_batch, arguments.workers,
+        arguments.accumulate > 1 ? fmt::format(" times {} passes", arguments.accumulate) : ""));
+  }
+  if (arguments.global_batch % shards != 0) {
+    refuse(
+        fmt::format("--global-batch {} cannot be divided among {} workers times {} passes: "
+                    "choose a multiple of {}",
+                    arguments.global_batch, arguments.workers, arguments.accumulate, shards));
+  }
+}
+
+void check_paths(const TrainArguments& arguments) {
+  const bool named = arguments.data == "synthetic" || arguments.data == "fashion-mnist";
+  if (!named && !std::filesystem::exists(arguments.data)) {
+    refuse(fmt::format("--data {}: there is no such file or directory, and no data of that name",
+                       arguments.data));
+  }
+  if (arguments.resume && arguments.checkpoint.empty())
+    refuse("--resume from where? add --checkpoint DIR");
+  if (!arguments.report.empty()) {
+    const auto folder = std::filesystem::absolute(arguments.report).parent_path();
+    if (!std::filesystem::is_directory(folder))
+      refuse(
+          fmt::format("--report {}: there is no directory {}", arguments.report, folder.string()));
+  }
+}
+
+}  // namespace
+
+double TrainArguments::learning_rate() const {
+  return lr.value_or(optimizer == "adamw" ? 1e-3 : 0.05);
+}
+
+TrainArguments parse_train_arguments(const std::vector<std::string>& arguments) {
+  TrainArguments parsed;
+  CLI::App parser;
+  add_options(parser, parsed);
+  try {
+    std::vector<std::string> backwards(arguments.rbegin(),
+                                       arguments.rend());  // as CLI11 takes them
+    parser.parse(backwards);
+  } catch (const CLI::ParseError& error) {
+    const auto unknown = parser.remaining();
+    if (!unknown.empty()) refuse("unknown option " + unknown.front());
+    refuse(error.what());
+  }
+  if (parsed.workers == 0 && parser.count("--workers") == 0)
+    parsed.workers = static_cast<int>(std::max(1U, std::thread::hardware_concurrency()));
+  if (parsed.epochs > 0 && parsed.steps > 0) refuse("give either --epochs or --steps");
+  if (parsed.epochs == 0 && parsed.steps == 0) {
+    if (parser.count("--epochs") + parser.count("--steps") > 0) refuse("nothing to do: 0 steps");
+    parsed.epochs = 3;
+  }
+  check_choice("--model", parsed.model, {"mlp", "cnn", "resnet18", "gpt"});
+  check_choice("--gpt-size", parsed.gpt_size, {"tiny", "small", "medium", "gpt2"});
+  check_choice("--optimizer", parsed.optimizer, {"sgd", "adamw"});
+  check_choice("--decay", parsed.decay, {"constant", "cosine"});
+  check_choice("--onednn", parsed.onednn, {"auto", "on", "off"});
+  algorithm_named(parsed.algorithm);
+  check_numbers(parsed);
+  check_batch(parsed);
+  check_paths(parsed);
+  return parsed;
+}
+
+Algorithm algorithm_named(const std::string& name_given) {
+  std::vector<std::string> names;
+  for (const Algorithm algorithm :
+       {Algorithm::kAutomatic, Algorithm::kDirect, Algorithm::kHalvingDoubling, Algorithm::kRing,
+        Algorithm::kTree, Algorithm::kNative}) {
+    if (name_given == name(algorithm)) return algorithm;
+    names.emplace_back(name(algorithm));
+  }
+  check_choice("--algorithm", name_given, names);
+  return Algorithm::kAutomatic;
+}
+
+const char* train_help() noexcept {
+  return kTrainHelp;
+}
+
+}  // namespace lockstep::app

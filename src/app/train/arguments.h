@@ -1,0 +1,64 @@
+// The options of `lockstep train`, without LibTorch: the command checks them before it starts
+// anything, and every worker reads them again.
+#pragma once
+
+#include <lockstep/comm.h>
+
+#include <cstdint>
+#include <optional>
+#include <string>
+#include <vector>
+
+namespace lockstep::app {
+
+struct TrainArguments {
+  // What is trained, on what.
+  std::string model = "cnn";
+  std::string gpt_size = "tiny";
+  std::int64_t vocabulary = 0;
+  double dropout = -1;
+  std::string data = "fashion-mnist";
+  std::int64_t context = 128;
+
+  // How.
+  std::int64_t global_batch = 128;
+  int accumulate = 1;
+  std::int64_t epochs = 0;
+  std::int64_t steps = 0;
+  std::string optimizer = "sgd";
+  std::optional<double> lr;
+  std::optional<double> momentum;
+  std::optional<double> weight_decay;
+  std::int64_t scale_lr_from = 0;  // the batch that lr was chosen for; 0: lr as it is
+  std::int64_t warmup_steps = 0;
+  std::string decay = "constant";
+  std::uint64_t seed = 0;
+  std::string onednn = "auto";
+
+  // On what.
+  int workers = 0;  // 0: one for each core
+  int threads = 1;
+  std::string engine;
+  std::string algorithm = "automatic";
+  std::int64_t bucket_bytes = std::int64_t{25} << 20;
+  int loader_threads = 1;
+
+  // What is kept and shown.
+  std::string checkpoint;
+  std::int64_t checkpoint_every = 0;
+  bool resume = false;
+  std::string report;
+  bool compare_alone = false;
+  bool quiet = false;
+
+  double learning_rate() const;  // lr, or the optimizer's default
+};
+
+// BadInput, in one line, for anything that cannot be understood or cannot work.
+TrainArguments parse_train_arguments(const std::vector<std::string>& arguments);
+
+Algorithm algorithm_named(const std::string& name);
+
+const char* train_help() noexcept;
+
+}  // namespace lockstep::app

@@ -1,0 +1,242 @@
+#include "app/train/job.h"
+
+#include <ATen/Context.h>
+#include <fmt/format.h>
+#include <lockstep/errors.h>
+
+#include <algorithm>
+#include <atomic>
+
+#include "app/train/progress.h"
+#include "plan/schedule.h"
+#include "torch/models/models.h"
+
+namespace lockstep::app {
+namespace {
+
+constexpr double kAloneSeconds = 2;
+constexpr std::int64_t kAloneWarmUp = 3;
+
+std::atomic<Trainer*> running{nullptr};
+std::atomic<bool> stop_early{false};
+
+// Names the trainer that a signal stops, as long as it lives.
+class Running {
+ public:
+  explicit Running(Trainer& trainer) {
+    running.store(&trainer);
+    if (stop_early.load()) trainer.request_stop();
+  }
+  ~Running() { running.store(nullptr); }
+  Running(const Running&) = delete;
+  Running& operator=(const Running&) = delete;
+};
+
+// oneDNN's convolutions are slow on ARM as Debian builds it, and change bits: part of the job.
+bool use_onednn(const TrainArguments& arguments) {
+#if defined(__aarch64__)
+  constexpr bool kFast = false;
+#else
+  constexpr bool kFast = true;
+#endif
+  return arguments.onednn == "on" || (arguments.onednn == "auto" && kFast);
+}
+
+void set_up_libtorch(const TrainArguments& arguments) {
+  at::set_num_threads(arguments.threads);
+  at::globalContext().setUserEnabledMkldnn(use_onednn(arguments));
+}
+
+DataSplits load_data(const TrainArguments& arguments) {
+  datasets::LoadOptions options;
+  options.context = arguments.context;
+  options.seed = arguments.seed;
+  if (arguments.model == "cnn") options.sample = {1, 28, 28};
+  if (arguments.model == "resnet18") options.sample = {3, 32, 32};
+  return datasets::load(arguments.data, options);
+}
+
+std::shared_ptr<models::Net> make_model(const TrainArguments& arguments, const DataShape& shape) {
+  torch::manual_seed(arguments.seed);
+  return models::make(
+      {arguments.model, arguments.gpt_size, arguments.dropout, arguments.vocabulary}, shape);
+}
+
+std::shared_ptr<optim::Optimizer> make_optimizer(const TrainArguments& arguments, Replica& model) {
+  const double lr = arguments.learning_rate();
+  if (arguments.optimizer == "adamw") {
+    return std::make_shared<optim::AdamW>(
+        model,
+        optim::AdamWOptions{.lr = lr, .weight_decay = arguments.weight_decay.value_or(1e-2)});
+  }
+  return std::make_shared<optim::SGD>(
+      model, optim::SGDOptions{.lr = lr,
+                               .momentum = arguments.momentum.value_or(0.9),
+                               .weight_decay = arguments.weight_decay.value_or(5e-4)});
+}
+
+std::int64_t total_steps(const TrainArguments& arguments, std::int64_t samples) {
+  if (arguments.steps > 0) return arguments.steps;
+  return arguments.epochs * ((samples + arguments.global_batch - 1) / arguments.global_batch);
+}
+
+plan::Schedule make_schedule(const TrainArguments& arguments, std::int64_t samples) {
+  plan::ScheduleOptions options;
+  options.base_lr = arguments.learning_rate();
+  options.global_batch = arguments.global_batch;
+  options.base_batch =
+      arguments.scale_lr_from > 0 ? arguments.scale_lr_from : arguments.global_batch;
+  options.warmup_steps = arguments.warmup_steps;
+  if (arguments.warmup_steps > 0 && arguments.scale_lr_from == 0)
+    options.warmup_start_lr = options.base_lr / static_cast<double>(arguments.warmup_steps);
+  if (arguments.decay == "cosine") {
+    options.decay = plan::Decay::kCosine;
+    options.total_steps = total_steps(arguments, samples);
+  }
+  return plan::Schedule(options);
+}
+
+Score score(models::Net& net, const Batch& batch) {
+  const torch::Tensor logits = net.forward(batch.data).flatten(0, -2);
+  const torch::Tensor target = batch.target.flatten();
+  const torch::Tensor loss = torch::nn::functional::cross_entropy(
+      logits, target, torch::nn::functional::CrossEntropyFuncOptions().reduction(torch::kSum));
+  return {loss.item<double>(), (logits.argmax(1) == target).sum().item<std::int64_t>(),
+          target.size(0)};
+}
+
+TrainerParts make_parts(const TrainArguments& arguments, World& world, const DataSplits& data) {
+  auto net = make_model(arguments, data.shape);
+  const auto bucket = static_cast<std::size_t>(arguments.bucket_bytes);
+  auto model = data_parallel(
+      net, world, {.bucket_bytes = bucket, .algorithm = algorithm_named(arguments.algorithm)});
+  auto optimizer = make_optimizer(arguments, model);
+  const auto schedule = make_schedule(arguments, data.train->size());
+  return {model,
+          net,
+          optimizer,
+          data.train,
+          data.test,
+          [net](const Batch& batch) { return models::loss(*net, batch); },
+          [net](const Batch& batch) { return score(*net, batch); },
+          [schedule](std::int64_t step) { return schedule.lr(step); }};
+}
+
+TrainerOptions make_options(const TrainArguments& arguments, const World& world) {
+  TrainerOptions options;
+  options.steps = arguments.steps;
+  options.epochs = arguments.epochs;
+  options.global_batch = arguments.global_batch;
+  options.shards = world.size() * arguments.accumulate;
+  options.seed = arguments.seed;
+  options.loader_threads = arguments.loader_threads;
+  options.checkpoint_directory = arguments.checkpoint;
+  options.checkpoint_every_steps = arguments.checkpoint_every;
+  options.resume = arguments.resume;
+  auto& job = options.job;
+  job["model"] = arguments.model;
+  if (arguments.model == "gpt") job["gpt_size"] = arguments.gpt_size;
+  job["dropout"] = fmt::format("{}", arguments.dropout);
+  job["context"] = std::to_string(arguments.context);
+  job["lr"] = fmt::format("{}", arguments.learning_rate());
+  job["momentum"] = fmt::format("{}", arguments.momentum.value_or(0.9));
+  job["weight_decay"] = fmt::format("{}", arguments.weight_decay.value_or(-1));
+  job["scale_lr"] = std::to_string(arguments.scale_lr_from);
+  job["warmup"] = std::to_string(arguments.warmup_steps);
+  job["decay"] = arguments.decay;
+  job["threads"] = std::to_string(arguments.threads);
+  job["onednn"] = use_onednn(arguments) ? "on" : "off";
+  job["libtorch"] = TORCH_VERSION;
+  return options;
+}
+
+// What one worker reaches with the same batch for itself, while the others wait.
+double samples_per_second_alone(const TrainArguments& arguments, World& world,
+                                const DataSplits& data) {
+  double speed = 0;
+  if (world.leader()) {
+    World alone = World::over(connect_alone());
+    TrainArguments own = arguments;
+    own.global_batch = std::max<std::int64_t>(arguments.global_batch / world.size(), 1);
+    own.checkpoint.clear();
+    own.epochs = 0;
+    own.steps = std::int64_t{1} << 20;
+    own.decay = "constant";
+    TrainerParts parts = make_parts(own, alone, data);
+    parts.test = nullptr;
+    std::vector<double> times;
+    Trainer* trainer = nullptr;
+    TrainerHooks hooks;
+    double seconds = 0;
+    hooks.on_step = [&](const StepRecord& record) {
+      seconds += record.step_ms / 1000;
+      if (record.step >= kAloneWarmUp) times.push_back(record.step_ms);
+      if (seconds > kAloneSeconds || stop_early.load()) trainer->request_stop();
+    };
+    Trainer measured(alone, std::move(parts), make_options(own, alone), hooks);
+    trainer = &measured;
+    measured.run();
+    std::nth_element(times.begin(), times.begin() + static_cast<std::ptrdiff_t>(times.size() / 2),
+                     times.end());
+    if (!times.empty())
+      speed = 1000 * static_cast<double>(own.global_batch) / times[times.size() / 2];
+  }
+  world.comm().broadcast({&speed, 1, DType::kFloat64}, 0).wait();
+  return speed;
+}
+
+std::string opening(const TrainArguments& arguments, World& world, const TrainerParts& parts) {
+  return fmt::format(
+      "{} on {}: {} parameters, {} training samples, {} worker{} ({}), global batch {}",
+      arguments.model, arguments.data,
+      with_commas(static_cast<std::int64_t>(parts.model.parameter_count())),
+      with_commas(parts.train->size()), world.size(), world.size() == 1 ? "" : "s",
+      world.comm().engine(), arguments.global_batch);
+}
+
+TrainerHooks show_on(Progress& progress) {
+  TrainerHooks hooks;
+  hooks.on_step = [&](const StepRecord& record) { progress.step(record); };
+  hooks.on_epoch = [&](std::int64_t epoch, const Evaluation& evaluation) {
+    progress.epoch(epoch, evaluation);
+  };
+  return hooks;
+}
+
+}  // namespace
+
+void stop_requested() noexcept {
+  stop_early.store(true);
+  if (Trainer* trainer = running.load()) trainer->request_stop();
+}
+
+TrainReport run_training(const TrainArguments& arguments, World& world) {
+  set_up_libtorch(arguments);
+  const DataSplits data = load_data(arguments);
+  TrainReport report;
+  const auto kind = world.leader() ? progress_kind(arguments.quiet) : Progress::Kind::kSilent;
+  TrainerParts parts = make_parts(arguments, world, data);
+  report.workers = world.size();
+  report.engine = world.comm().engine();
+  report.parameters = parts.model.parameter_count();
+  report.training_samples = data.train->size();
+  const Progress::Size size{total_steps(arguments, data.train->size()), 0, arguments.global_batch};
+  Progress progress(kind, size);
+  progress.line(opening(arguments, world, parts));
+  double alone = 0;
+  if (arguments.compare_alone && world.size() > 1) {
+    progress.line("measuring one worker alone …");
+    alone = samples_per_second_alone(arguments, world, data);
+  }
+  Trainer trainer(world, std::move(parts), make_options(arguments, world), show_on(progress));
+  const Running stoppable(trainer);
+  report.result = trainer.run();
+  if (alone > 0 && report.result.step_ms_p50 > 0) {
+    const double together =
+        1000 * static_cast<double>(arguments.global_batch) / report.result.step_ms_p50;
+    report.speedup_over_one_worker = together / alone;
+  }
+  return report;
+}
+
+}  // namespace lockstep::app

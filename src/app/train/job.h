@@ -1,0 +1,34 @@
+// `lockstep train` on one worker: from options to results.
+#pragma once
+
+#include <lockstep/trainer.h>
+#include <lockstep/world.h>
+
+#include <cstdint>
+#include <optional>
+#include <string>
+
+#include "app/train/arguments.h"
+
+namespace lockstep::app {
+
+struct TrainReport {
+  int workers = 0;
+  std::string engine;
+  std::size_t parameters = 0;
+  std::int64_t training_samples = 0;
+  std::optional<double> speedup_over_one_worker;
+  TrainingResult result;
+};
+
+// Collective. Ends early, with a checkpoint, when `stop_requested()` has been called.
+TrainReport run_training(const TrainArguments& arguments, World& world);
+
+// From a signal handler: the job ends soon and in order.
+void stop_requested() noexcept;
+
+// The results as JSON, and in a form for people.
+std::string to_json(const TrainArguments& arguments, const TrainReport& report);
+std::string summary(const TrainArguments& arguments, const TrainReport& report);
+
+}  // namespace lockstep::app

@@ -1,0 +1,79 @@
+// One worker of `lockstep train`. A program of its own: LibTorch takes half a second to load, which
+// the `lockstep` command does not pay.
+#include <fmt/format.h>
+#include <lockstep/errors.h>
+#include <lockstep/world.h>
+
+#include <chrono>
+#include <csignal>
+#include <cstdio>
+#include <exception>
+#include <optional>
+#include <string>
+#include <thread>
+#include <vector>
+
+#include "app/train/arguments.h"
+#include "app/train/job.h"
+#include "base/atomic_file.h"
+#include "base/environment.h"
+
+namespace lockstep::app {
+namespace {
+
+constexpr int kFailed = 1;
+constexpr int kUsage = 2;
+
+// Most failures reach all workers at once, and the leader's line is enough. The others speak only if
+// they are still there after this time.
+constexpr std::chrono::milliseconds kLeaderSpeaksFirst{1200};
+
+void install_signal_handlers() {
+  struct sigaction action {};
+  action.sa_handler = [](int) { stop_requested(); };
+  action.sa_flags = SA_RESTART;
+  ::sigaction(SIGINT, &action, nullptr);
+  ::sigaction(SIGTERM, &action, nullptr);
+}
+
+bool is_leader() {
+  return base::environment("RANK").value_or("0") == "0";
+}
+
+int failed(const std::string& text, int code) {
+  if (!is_leader()) {
+    std::signal(SIGTERM, SIG_DFL);
+    std::this_thread::sleep_for(kLeaderSpeaksFirst);
+  }
+  std::fflush(stdout);
+  fmt::print(stderr, "lockstep: {}\n", text);
+  return code;
+}
+
+void run(const std::vector<std::string>& texts) {
+  const TrainArguments arguments = parse_train_arguments(texts);
+  World world = join({.engine = arguments.engine});
+  const TrainReport report = run_training(arguments, world);
+  if (world.leader()) {
+    if (!arguments.report.empty()) base::write_file(arguments.report, to_json(arguments, report));
+    fmt::print("{}", summary(arguments, report));
+    std::fflush(stdout);
+  }
+  world.comm().barrier().wait();
+}
+
+}  // namespace
+}  // namespace lockstep::app
+
+int main(int argc, char** argv) {
+  using namespace lockstep::app;  // NOLINT: this is the program
+  install_signal_handlers();
+  try {
+    run({argv + 1, argv + argc});
+    return 0;
+  } catch (const lockstep::BadInput& error) {
+    return failed(error.what(), kUsage);
+  } catch (const std::exception& error) {
+    return failed(error.what(), kFailed);
+  }
+}

@@ -1,0 +1,54 @@
+// What the leader shows while it trains: a bar on a terminal, plain lines where it is piped.
+#pragma once
+
+#include <lockstep/trainer.h>
+
+#include <chrono>
+#include <cstdint>
+#include <string>
+
+namespace lockstep::app {
+
+// Threads:   one caller at a time.
+// Blocking:  on the terminal.
+// Failure:   none.
+// Ownership: writes to standard output.
+class Progress {
+ public:
+  struct Size {
+    std::int64_t total_steps = 0;
+    std::int64_t steps_per_epoch = 0;
+    std::int64_t global_batch = 0;
+  };
+  enum class Kind { kSilent, kLines, kBar };
+
+  Progress(Kind kind, const Size& size);
+  ~Progress();
+
+  void step(const StepRecord& record);
+  void epoch(std::int64_t epoch, const Evaluation& evaluation);
+  void line(const std::string& text);
+
+ private:
+  using Clock = std::chrono::steady_clock;
+  std::string status(const StepRecord& record) const;
+  void clear_bar();
+
+  Kind kind_;
+  Size size_;
+  Clock::time_point began_ = Clock::now();
+  Clock::time_point shown_{};
+  std::int64_t first_step_ = -1;
+  bool bar_shown_ = false;
+};
+
+// A bar for a terminal, lines for a pipe, nothing when asked to be quiet.
+Progress::Kind progress_kind(bool quiet);
+
+// "1 h 02 min", "3 min 20 s", "12.5 s"
+std::string spoken_time(double seconds);
+
+// 12345678 → "12,345,678"
+std::string with_commas(std::int64_t number);
+
+}  // namespace lockstep::app

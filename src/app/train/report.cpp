@@ -1,0 +1,79 @@
+#include <fmt/format.h>
+
+#include <nlohmann/json.hpp>
+
+#include "app/train/job.h"
+#include "app/train/progress.h"
+
+namespace lockstep::app {
+
+std::string to_json(const TrainArguments& arguments, const TrainReport& report) {
+  const TrainingResult& result = report.result;
+  nlohmann::ordered_json json;
+  json["workers"] = report.workers;
+  json["engine"] = report.engine;
+  json["model"] = arguments.model;
+  json["data"] = arguments.data;
+  json["parameters"] = report.parameters;
+  json["training_samples"] = report.training_samples;
+  json["global_batch"] = arguments.global_batch;
+  json["shards"] = report.workers * arguments.accumulate;
+  json["threads"] = arguments.threads;
+  json["seed"] = arguments.seed;
+  json["first_step"] = result.first_step;
+  json["steps"] = result.steps;
+  json["stopped"] = result.stopped;
+  json["final_loss"] = result.final_loss;
+  json["test_accuracy"] = nullptr;
+  json["test_loss"] = nullptr;
+  if (result.evaluation) {
+    json["test_accuracy"] = result.evaluation->accuracy;
+    json["test_loss"] = result.evaluation->loss;
+  }
+  json["seconds"] = result.seconds;
+  json["samples_per_second"] = result.samples_per_second;
+  json["speedup_over_one_worker"] = nullptr;
+  if (report.speedup_over_one_worker)
+    json["speedup_over_one_worker"] = *report.speedup_over_one_worker;
+  json["step_ms"] = {{"p50", result.step_ms_p50}, {"p95", result.step_ms_p95}};
+  json["exposed_comm_ms"] = {{"p50", result.exposed_comm_ms_p50}};
+  json["replicas_identical"] = result.replicas_identical;
+  json["weights_sha256"] = result.weights_sha256;
+  json["checkpoint"] = nullptr;
+  if (!result.checkpoint.empty()) json["checkpoint"] = result.checkpoint;
+  return json.dump(2) + "\n";
+}
+
+std::string summary(const TrainArguments& arguments, const TrainReport& report) {
+  const TrainingResult& result = report.result;
+  std::string text;
+  const auto row = [&](const char* name, const std::string& value) {
+    text += fmt::format("  {:<14}{}\n", name, value);
+  };
+  text += fmt::format("\n{} after {} steps\n", result.stopped ? "Stopped" : "Trained",
+                      with_commas(result.steps));
+  if (result.evaluation) {
+    row("test accuracy", fmt::format("{:.2f} %  (test loss {:.4f})",
+                                     100 * result.evaluation->accuracy, result.evaluation->loss));
+  }
+  row("training loss", fmt::format("{:.4f}", result.final_loss));
+  row("time", fmt::format("{} in {} steps", spoken_time(result.seconds),
+                          with_commas(result.steps - result.first_step)));
+  row("speed",
+      fmt::format("{} samples/s on {} worker{}{}",
+                  with_commas(static_cast<std::int64_t>(result.samples_per_second)), report.workers,
+                  report.workers == 1 ? "" : "s",
+                  report.speedup_over_one_worker
+                      ? fmt::format(", {:.2f} times one worker", *report.speedup_over_one_worker)
+                      : ""));
+  row("step", fmt::format("{:.1f} ms (95 % below {:.1f} ms), {:.1f} ms of it waiting for gradients",
+                          result.step_ms_p50, result.step_ms_p95, result.exposed_comm_ms_p50));
+  row("replicas",
+      fmt::format("{}, sha256 {}…", result.replicas_identical ? "identical" : "NOT IDENTICAL",
+                  result.weights_sha256.substr(0, 16)));
+  if (!result.checkpoint.empty()) row("checkpoint", result.checkpoint);
+  if (!arguments.report.empty()) row("report", arguments.report);
+  return text;
+}
+
+}  // namespace lockstep::app

@@ -1,0 +1,110 @@
+#include <fmt/format.h>
+#include <lockstep/errors.h>
+#include <lockstep/optim.h>
+
+#include "torch/optim/impl.h"
+#include "torch/optim/kernels.h"
+
+namespace lockstep::optim {
+namespace {
+
+void check(bool good, const char* option, double value, const char* range) {
+  if (!good) throw BadInput(fmt::format("{} is {:g}; it must be {}", option, value, range));
+}
+
+void check_common(double lr, double weight_decay) {
+  check(lr >= 0, "lr", lr, "0 or more");
+  check(weight_decay >= 0, "weight_decay", weight_decay, "0 or more");
+}
+
+class SgdRule : public Rule {
+ public:
+  explicit SgdRule(const SGDOptions& options) : options_(options) {
+    check_common(options.lr, options.weight_decay);
+    check(options.momentum >= 0, "momentum", options.momentum, "0 or more");
+    if (options.nesterov && (options.momentum <= 0 || options.dampening != 0))
+      throw BadInput("nesterov wants a momentum above 0 and no dampening");
+  }
+  void update(const Piece& piece, std::int64_t step) const override {
+    void* momentum = piece.state.empty() ? nullptr : piece.state[0];
+    sgd(piece.dtype, piece.parameter, piece.gradient, momentum, piece.count,
+        {options_.lr, options_.momentum, options_.dampening, options_.weight_decay,
+         options_.nesterov, step == 1});
+  }
+  double lr() const override { return options_.lr; }
+  void set_lr(double lr) override { options_.lr = lr; }
+
+ private:
+  SGDOptions options_;
+};
+
+class AdamRule : public Rule {
+ public:
+  AdamRule(const AdamOptions& options, bool decoupled) : options_(options), decoupled_(decoupled) {
+    check_common(options.lr, options.weight_decay);
+    check(options.beta1 >= 0 && options.beta1 < 1, "beta1", options.beta1, "at least 0, below 1");
+    check(options.beta2 >= 0 && options.beta2 < 1, "beta2", options.beta2, "at least 0, below 1");
+    check(options.eps >= 0, "eps", options.eps, "0 or more");
+  }
+  void update(const Piece& piece, std::int64_t step) const override {
+    adam(piece.dtype, piece.parameter, piece.gradient, {piece.state[0], piece.state[1]},
+         piece.count,
+         {options_.lr, options_.beta1, options_.beta2, options_.eps, options_.weight_decay,
+          decoupled_, step});
+  }
+  double lr() const override { return options_.lr; }
+  void set_lr(double lr) override { options_.lr = lr; }
+
+ private:
+  AdamOptions options_;
+  bool decoupled_;
+};
+
+std::unique_ptr<Rule> rule_of(const SGDOptions& options) {
+  return std::make_unique<SgdRule>(options);
+}
+std::unique_ptr<Rule> rule_of(const AdamOptions& options) {
+  return std::make_unique<AdamRule>(options, false);
+}
+std::unique_ptr<Rule> rule_of(const AdamWOptions& options) {
+  return std::make_unique<AdamRule>(
+      AdamOptions{options.lr, options.beta1, options.beta2, options.eps, options.weight_decay},
+      true);
+}
+
+template <typename Options>
+std::unique_ptr<Optimizer::Impl> make(Replica& model, Optimizer::Impl::Kind kind,
+                                      const Options& options,
+                                      const std::vector<Group<Options>>& groups) {
+  std::vector<std::unique_ptr<Rule>> rules;
+  std::vector<std::vector<torch::Tensor>> members;
+  rules.push_back(rule_of(options));
+  for (const auto& group : groups) {
+    rules.push_back(rule_of(group.options));
+    members.push_back(group.parameters);
+  }
+  return std::make_unique<Optimizer::Impl>(model, std::move(kind), std::move(rules), members);
+}
+
+// Plain SGD has no state; a momentum anywhere needs it for all.
+Optimizer::Impl::Kind sgd_kind(const SGDOptions& options,
+                               const std::vector<Group<SGDOptions>>& groups) {
+  bool momentum = options.momentum != 0;
+  for (const auto& group : groups) momentum = momentum || group.options.momentum != 0;
+  return {"sgd", momentum ? std::vector<std::string>{"momentum"} : std::vector<std::string>{}};
+}
+
+}  // namespace
+
+SGD::SGD(Replica& model, const SGDOptions& options, const std::vector<Group<SGDOptions>>& groups)
+    : Optimizer(make(model, sgd_kind(options, groups), options, groups)) {}
+
+Adam::Adam(Replica& model, const AdamOptions& options,
+           const std::vector<Group<AdamOptions>>& groups)
+    : Optimizer(make(model, {"adam", {"mean", "square"}}, options, groups)) {}
+
+AdamW::AdamW(Replica& model, const AdamWOptions& options,
+             const std::vector<Group<AdamWOptions>>& groups)
+    : Optimizer(make(model, {"adamw", {"mean", "square"}}, options, groups)) {}
+
+}  // namespace lockstep::optim

@@ -1,0 +1,127 @@
+#include "torch/replica/model.h"
+
+#include <fmt/format.h>
+#include <lockstep/errors.h>
+
+#include <cstring>
+#include <set>
+
+#include "torch/replica/agreement.h"
+#include "torch/replica/tensors.h"
+
+namespace lockstep::replica {
+namespace {
+
+std::vector<NamedTensor> each_once(std::vector<NamedTensor> tensors) {
+  std::set<const c10::TensorImpl*> seen;
+  std::erase_if(tensors, [&](const NamedTensor& named) {
+    return !named.tensor.defined() || !seen.insert(named.tensor.unsafeGetTensorImpl()).second;
+  });
+  return tensors;
+}
+
+void check_names(const Model& model) {
+  std::set<std::string> names;
+  for (const auto& [name, tensor] : model.everything()) {
+    if (!names.insert(name).second)
+      throw BadInput(fmt::format("two tensors of the model are named {}: rename one", name));
+    if (!tensor.device().is_cpu()) {
+      throw BadInput(fmt::format("{} lies on {}: this world's engine works on CPU tensors", name,
+                                 tensor.device().str()));
+    }
+  }
+}
+
+}  // namespace
+
+std::vector<NamedTensor> Model::everything() const {
+  std::vector<NamedTensor> all = parameters;
+  all.insert(all.end(), buffers.begin(), buffers.end());
+  return all;
+}
+
+Model sort_all(std::vector<NamedTensor> parameters, std::vector<NamedTensor> buffers) {
+  Model model{each_once(std::move(parameters)), {}, each_once(std::move(buffers))};
+  check_names(model);
+  return model;
+}
+
+Model sort_tensors(std::vector<NamedTensor> parameters, std::vector<NamedTensor> buffers) {
+  Model model = sort_all(std::move(parameters), std::move(buffers));
+  for (const NamedTensor& named : model.parameters) {
+    if (!named.tensor.requires_grad()) continue;
+    if (!named.tensor.is_leaf())
+      throw BadInput(fmt::format("{} is no leaf of the graph: pass parameters", named.name));
+    model.trained.push_back(named);
+  }
+  if (model.trained.empty())
+    throw BadInput("the model has no parameter that requires a gradient: nothing to train");
+  return model;
+}
+
+void agree_on_model(Comm& comm, const Model& model, const DataParallelOptions& options) {
+  std::vector<Property> properties;
+  for (const auto& [name, tensor] : model.parameters) {
+    properties.push_back(
+        {"parameter " + name, describe(tensor) + (tensor.requires_grad() ? "" : ", frozen")});
+  }
+  for (const auto& [name, tensor] : model.buffers)
+    properties.push_back({"buffer " + name, describe(tensor)});
+  const auto number = [](auto value) { return std::to_string(static_cast<std::size_t>(value)); };
+  properties.push_back({"option missing_gradient", number(options.missing_gradient)});
+  properties.push_back({"option buffers", number(options.buffers)});
+  properties.push_back({"option first_bucket_bytes", number(options.first_bucket_bytes)});
+  properties.push_back({"option bucket_bytes", number(options.bucket_bytes)});
+  properties.push_back({"option algorithm", name(options.algorithm)});
+  agree(comm, properties,
+        {"workers hold different models",
+         "build the same model from the same options on every worker"});
+}
+
+void copy_from_leader(Comm& comm, const std::vector<NamedTensor>& tensors) {
+  if (comm.size() == 1) return;
+  std::vector<torch::Tensor> hosts;
+  std::vector<Work> works;
+  for (const NamedTensor& named : tensors) {
+    hosts.push_back(host_contiguous(named.tensor));
+    works.push_back(comm.broadcast(bytes_of(hosts.back()), 0));
+  }
+  torch::NoGradGuard no_grad;
+  for (std::size_t i = 0; i < tensors.size(); ++i) {
+    works[i].wait();
+    torch::Tensor tensor = tensors[i].tensor.detach();
+    if (tensor.data_ptr() != hosts[i].data_ptr()) tensor.copy_(hosts[i]);
+  }
+}
+
+void BufferSync::start(Comm& comm) {
+  if (comm.size() == 1 || buffers_.empty()) return;
+  std::size_t bytes = 0;
+  for (const NamedTensor& named : buffers_) bytes += named.tensor.nbytes();
+  staging_.resize(bytes);
+  if (comm.rank() == 0) {
+    std::byte* to = staging_.data();
+    for (const NamedTensor& named : buffers_) {
+      const torch::Tensor host = host_contiguous(named.tensor);
+      std::memcpy(to, host.data_ptr(), host.nbytes());
+      to += host.nbytes();
+    }
+  }
+  work_ = comm.broadcast({staging_.data(), staging_.size(), DType::kUInt8}, 0);
+}
+
+void BufferSync::finish(Comm& comm) {
+  if (comm.size() == 1 || buffers_.empty()) return;
+  work_.wait();
+  if (comm.rank() == 0) return;
+  torch::NoGradGuard no_grad;
+  std::byte* from = staging_.data();
+  for (const NamedTensor& named : buffers_) {
+    const auto options = torch::TensorOptions().dtype(named.tensor.dtype());
+    // Through .data(): a graph that saved the buffer keeps its version, as after DDP's broadcast.
+    named.tensor.data().copy_(torch::from_blob(from, named.tensor.sizes(), options));
+    from += named.tensor.nbytes();
+  }
+}
+
+}  // namespace lockstep::replica

@@ -1,0 +1,239 @@
+#include "torch/replica/replicated.h"
+
+#include <fmt/format.h>
+#include <fmt/ranges.h>
+#include <lockstep/errors.h>
+
+#include <algorithm>
+
+#include <torch/csrc/autograd/engine.h>
+#include <torch/csrc/autograd/function_hook.h>
+#include <torch/csrc/autograd/variable.h>
+
+#include "torch/replica/agreement.h"
+#include "torch/replica/tensors.h"
+
+namespace lockstep::replica {
+namespace {
+
+thread_local std::optional<double> current_weight;
+
+plan::Layout layout_of(const std::vector<NamedTensor>& trained) {
+  std::vector<plan::Parameter> parameters;
+  parameters.reserve(trained.size());
+  for (const auto& [name, tensor] : trained) {
+    parameters.push_back(
+        {name, reducible_dtype(tensor, name), static_cast<std::size_t>(tensor.numel())});
+  }
+  return plan::Layout(parameters);
+}
+
+}  // namespace
+
+WeightScope::WeightScope(double weight) : outer_(current_weight) {
+  current_weight = weight;
+}
+WeightScope::~WeightScope() {
+  current_weight = outer_;
+}
+std::optional<double> WeightScope::current() {
+  return current_weight;
+}
+
+// Says that the gradient of one entry has been accumulated.
+class Replicated::Hook : public torch::autograd::FunctionPostHook {
+ public:
+  Hook(std::weak_ptr<Replicated> owner, std::size_t entry)
+      : owner_(std::move(owner)), entry_(entry) {}
+
+  torch::autograd::variable_list operator()(const torch::autograd::variable_list& outputs,
+                                            const torch::autograd::variable_list&) override {
+    if (const auto owner = owner_.lock()) owner->gradient_ready(entry_);
+    return outputs;
+  }
+
+ private:
+  std::weak_ptr<Replicated> owner_;
+  std::size_t entry_;
+};
+
+std::shared_ptr<Replicated> Replicated::make(Comm comm, std::vector<NamedTensor> parameters,
+                                             std::vector<NamedTensor> buffers,
+                                             const DataParallelOptions& options) {
+  Model model = sort_tensors(std::move(parameters), std::move(buffers));
+  agree_on_model(comm, model, options);
+  copy_from_leader(comm, model.everything());
+  std::shared_ptr<Replicated> replica(new Replicated(std::move(comm), std::move(model), options));
+  replica->install_hooks();
+  return replica;
+}
+
+Replicated::Replicated(Comm comm, Model model, const DataParallelOptions& options)
+    : comm_(std::move(comm)),
+      options_(options),
+      model_(std::move(model)),
+      layout_(layout_of(model_.trained)),
+      buckets_(plan::plan_buckets(
+          layout_,
+          {std::min(options.first_bucket_bytes, options.bucket_bytes), options.bucket_bytes})),
+      gradients_(model_.trained, layout_),
+      ledger_(layout_, buckets_),
+      buffer_sync_(model_.buffers) {}
+
+void Replicated::install_hooks() {
+  for (std::size_t i = 0; i < layout_.entries().size(); ++i) {
+    const torch::Tensor& parameter = model_.trained[layout_.entries()[i].registered].tensor;
+    auto node = torch::autograd::impl::grad_accumulator(parameter);
+    node->add_post_hook(std::make_unique<Hook>(weak_from_this(), i));
+    accumulators_.push_back(std::move(node));  // the parameter itself holds it only weakly
+  }
+}
+
+void Replicated::gradient_ready(std::size_t entry) {
+  if (!pass_.active) {
+    begin_pass(suspended_ == 0);
+    torch::autograd::Engine::get_default_engine().queue_callback(
+        [self = shared_from_this()] { self->end_pass(); });
+  }
+  gradients_.check(entry);
+  if (!ledger_.mark(entry)) {
+    throw BadInput(fmt::format(
+        "the gradient of {} arrived twice in one backward pass: an earlier pass was broken off "
+        "(call zero_grad() after catching its error), or part of the model runs its own backward "
+        "inside this one (wrap all but the last in no_sync())",
+        layout_.entries()[entry].name));
+  }
+  if (pass_.synchronised) launch_ready();
+  if (ledger_.complete()) pass_.times.last_gradient = since_begin();
+}
+
+void Replicated::begin_pass(bool synchronised) {
+  ledger_.begin();
+  pass_ = {};
+  pass_.active = true;
+  pass_.synchronised = synchronised;
+  pass_.began = Clock::now();
+  const auto weight = WeightScope::current();
+  (weight ? weights_.weighted : weights_.plain) = true;
+  weights_.sum += weight.value_or(1);
+  if (weights_.weighted && weights_.plain) {
+    throw BadInput(
+        "loss.backward() and lockstep::backward(loss, samples) were mixed in one step: use one of "
+        "them for all batches of a step");
+  }
+}
+
+void Replicated::launch_ready() {
+  while (const auto bucket = ledger_.next_ready()) launch(*bucket);
+}
+
+void Replicated::launch(std::size_t bucket) {
+  BackwardTimes& times = pass_.times;
+  if (pass_.works.empty()) times.first_launch = since_begin();
+  if (!ledger_.complete()) ++times.launched_before_end;
+  ++times.buckets;
+  pass_.works.push_back(
+      comm_.all_reduce(gradients_.bucket(buckets_[bucket]), {.algorithm = options_.algorithm}));
+}
+
+void Replicated::end_pass() {
+  check_complete();
+  if (pass_.times.last_gradient.count() == 0) pass_.times.last_gradient = since_begin();
+  if (pass_.synchronised) finish();
+  pass_.active = false;
+}
+
+void Replicated::check_complete() const {
+  for (const auto& [name, tensor] : model_.parameters) {
+    const bool is_trained = std::any_of(model_.trained.begin(), model_.trained.end(),
+                                        [&](const auto& other) { return other.name == name; });
+    if (!is_trained && tensor.requires_grad()) {
+      throw BadInput(fmt::format(
+          "parameter {} was frozen when the model was replicated and wants gradients now: call "
+          "data_parallel() after unfreezing",
+          name));
+    }
+  }
+  if (options_.missing_gradient == MissingGradient::kZero || ledger_.complete()) return;
+  std::vector<std::string> names;
+  for (const std::size_t entry : ledger_.missing()) names.push_back(layout_.entries()[entry].name);
+  std::reverse(names.begin(), names.end());  // as the model registers them
+  throw BadInput(fmt::format(
+      "no gradient for {}: the loss did not depend on it; use it in forward(), freeze it, or set "
+      "missing_gradient = MissingGradient::kZero",
+      fmt::join(names, ", ")));
+}
+
+void Replicated::finish() {
+  for (std::size_t bucket = pass_.works.size(); bucket < buckets_.size(); ++bucket) launch(bucket);
+  const bool with_buffers = options_.buffers == BufferSource::kLeader;
+  if (with_buffers) buffer_sync_.start(comm_);
+  const double factor = 1 / divisor();
+  for (std::size_t bucket = 0; bucket < buckets_.size(); ++bucket) {
+    pass_.works[bucket].wait();
+    gradients_.scale(buckets_[bucket], factor);
+  }
+  if (with_buffers) buffer_sync_.finish(comm_);
+  weights_ = {.reference_samples = weights_.reference_samples, .divisor = weights_.divisor};
+  pass_.works.clear();
+  pass_.times.end = since_begin();
+}
+
+double Replicated::divisor() {
+  if (weights_.divisor) return *weights_.divisor;
+  const bool none = !weights_.weighted && !weights_.plain;
+  if (!weights_.weighted && !(none && weights_.reference_samples > 0)) return comm_.size();
+  double sum = weights_.sum;
+  comm_.all_reduce({&sum, 1, DType::kFloat64}).wait();
+  if (sum <= 0) throw BadInput("no worker has a sample in this step: nothing to average");
+  return sum;
+}
+
+std::int64_t Replicated::reference_samples(std::int64_t samples) {
+  if (weights_.reference_samples == 0) {
+    std::int64_t most = samples;
+    comm_.all_reduce({&most, 1, DType::kInt64}, {.op = ReduceOp::kMax}).wait();
+    weights_.reference_samples = std::max<std::int64_t>(most, 1);
+  }
+  return weights_.reference_samples;
+}
+
+void Replicated::synchronize() {
+  if (pass_.active) throw BadInput("synchronize() inside a backward pass: call it after");
+  const Weights before = weights_;
+  begin_pass(true);
+  weights_ = before;  // a synchronisation weighs nothing
+  finish();
+  pass_.active = false;
+}
+
+void Replicated::check_attached() const {
+  for (std::size_t i = 0; i < accumulators_.size(); ++i) {
+    const NamedTensor& named = model_.trained[layout_.entries()[i].registered];
+    gradients_.check(i);
+    if (torch::autograd::impl::grad_accumulator(named.tensor) != accumulators_[i]) {
+      throw BadInput(fmt::format(
+          "{} has lost its hook: move or convert the module before data_parallel(), not after",
+          named.name));
+    }
+  }
+}
+
+void Replicated::zero_grad() {
+  if (pass_.active && !pass_.works.empty()) {
+    throw BadInput(
+        "a backward pass was broken off after gradients had been sent: other workers still wait "
+        "for it; end this worker");
+  }
+  pass_.active = false;
+  weights_ = {.reference_samples = weights_.reference_samples, .divisor = weights_.divisor};
+  gradients_.clear();
+  check_attached();
+}
+
+bool Replicated::identical() {
+  const auto digests = gather(comm_, digest(model_.everything()));
+  return std::equal(digests.begin() + 1, digests.end(), digests.begin());
+}
+
+}  // namespace lockstep::replica

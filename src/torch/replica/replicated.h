@@ -1,0 +1,123 @@
+// What a Replica handle holds: a model hooked into backward, with two verbs for the pass: a gradient
+// is ready; wait for the rest.
+//
+//   pass     one synchronised backward, from its first gradient to the average
+//   launch   a bucket whose gradients are all there goes to the wire while backward still runs
+//   finish   at the end of backward: the remaining buckets, the weights, the buffers; then the
+//            waits and the division
+#pragma once
+
+#include <lockstep/data_parallel.h>
+
+#include <chrono>
+#include <cstdint>
+#include <memory>
+#include <optional>
+#include <vector>
+
+#include "plan/buckets.h"
+#include "plan/layout.h"
+#include "torch/replica/flat_gradients.h"
+#include "torch/replica/ledger.h"
+#include "torch/replica/model.h"
+
+namespace lockstep::replica {
+
+// Threads:   one caller at a time; hooks run on the thread that calls backward().
+// Blocking:  make(), finish and the collective members, at most the Comm's timeout.
+// Failure:   as Replica.
+// Ownership: shares the tensors; owns the gradients' memory with them.
+class Replicated : public std::enable_shared_from_this<Replicated> {
+ public:
+  static std::shared_ptr<Replicated> make(Comm comm, std::vector<NamedTensor> parameters,
+                                          std::vector<NamedTensor> buffers,
+                                          const DataParallelOptions& options);
+
+  void backward(const torch::Tensor& loss, std::int64_t samples);
+  void synchronize();
+  void zero_grad();
+  bool identical();
+
+  // BadInput, naming the parameter, if a gradient or a hook is not where it was put: module->to()
+  // and set_to_none move them without a word.
+  void check_attached() const;
+
+  // For whoever weighs shards itself: the sum of all workers' gradients is divided by `total`
+  // in place of the number of workers; nothing: the number of workers.
+  void set_divisor(std::optional<double> total) { weights_.divisor = total; }
+
+  void suspend_sync() { ++suspended_; }
+  void resume_sync() { --suspended_; }
+
+  const plan::Layout& layout() const { return layout_; }
+  std::byte* gradients() const { return gradients_.data(); }
+  const Model& model() const { return model_; }
+  const BackwardTimes& times() const { return pass_.times; }
+  Comm& comm() { return comm_; }
+
+  // How many samples weigh 1: the most that any worker had at the first weighted backward. The
+  // weight of a full batch is then exactly 1. Collective the first time.
+  std::int64_t reference_samples(std::int64_t samples);
+
+ private:
+  class Hook;
+  using Clock = std::chrono::steady_clock;
+
+  // The backward pass under way.
+  struct Pass {
+    bool active = false;
+    bool synchronised = false;
+    std::vector<Work> works;  // by bucket
+    Clock::time_point began;
+    BackwardTimes times;
+  };
+  // What no_sync() and the pass have added up on this worker, and what the sum is divided by.
+  struct Weights {
+    double sum = 0;
+    bool weighted = false;
+    bool plain = false;
+    std::int64_t reference_samples = 0;
+    std::optional<double> divisor;
+  };
+
+  Replicated(Comm comm, Model model, const DataParallelOptions& options);
+  void install_hooks();
+  void gradient_ready(std::size_t entry);
+  void begin_pass(bool synchronised);
+  void end_pass();
+  void launch_ready();
+  void launch(std::size_t bucket);
+  void finish();
+  void check_complete() const;
+  double divisor();
+  std::chrono::nanoseconds since_begin() const { return Clock::now() - pass_.began; }
+
+  Comm comm_;
+  DataParallelOptions options_;
+  Model model_;
+  plan::Layout layout_;
+  std::vector<plan::Bucket> buckets_;
+  FlatGradients gradients_;
+  Ledger ledger_;
+  BufferSync buffer_sync_;
+  Pass pass_;
+  Weights weights_;
+  int suspended_ = 0;
+  std::vector<std::shared_ptr<torch::autograd::Node>> accumulators_;
+};
+
+// The weight of the backward pass that this thread is in; nothing in a plain loss.backward().
+class WeightScope {
+ public:
+  explicit WeightScope(double weight);
+  ~WeightScope();
+  WeightScope(const WeightScope&) = delete;
+  WeightScope& operator=(const WeightScope&) = delete;
+
+  static std::optional<double> current();
+
+ private:
+  std::optional<double> outer_;
+};
+
+}  // namespace lockstep::replica

@@ -1,0 +1,92 @@
+#include "torch/replica/tensors.h"
+
+#include <fmt/format.h>
+#include <fmt/ranges.h>
+#include <lockstep/errors.h>
+
+#include <algorithm>
+
+#include "base/hash.h"
+
+namespace lockstep::replica {
+namespace {
+
+std::string_view spelled(c10::ScalarType type) {
+  switch (type) {
+    case c10::ScalarType::Float:
+      return "float32";
+    case c10::ScalarType::Double:
+      return "float64";
+    case c10::ScalarType::Half:
+      return "float16";
+    case c10::ScalarType::BFloat16:
+      return "bfloat16";
+    case c10::ScalarType::Int:
+      return "int32";
+    case c10::ScalarType::Long:
+      return "int64";
+    case c10::ScalarType::Short:
+      return "int16";
+    case c10::ScalarType::Char:
+      return "int8";
+    case c10::ScalarType::Byte:
+      return "uint8";
+    case c10::ScalarType::Bool:
+      return "bool";
+    default:
+      return c10::toString(type);
+  }
+}
+
+std::string shape_text(const torch::Tensor& tensor) {
+  return fmt::format("[{}]", fmt::join(tensor.sizes().begin(), tensor.sizes().end(), ", "));
+}
+
+}  // namespace
+
+DType reducible_dtype(const torch::Tensor& tensor, std::string_view name) {
+  switch (tensor.scalar_type()) {
+    case c10::ScalarType::Float:
+      return DType::kFloat32;
+    case c10::ScalarType::Double:
+      return DType::kFloat64;
+    case c10::ScalarType::Half:
+      return DType::kFloat16;
+    case c10::ScalarType::BFloat16:
+      return DType::kBFloat16;
+    default:
+      throw BadInput(
+          fmt::format("parameter {} is {}: gradients are averaged as float32, float64, float16 or "
+                      "bfloat16; convert it, or freeze it with requires_grad_(false)",
+                      name, spelled(tensor.scalar_type())));
+  }
+}
+
+std::string describe(const torch::Tensor& tensor) {
+  return fmt::format("{} {}", spelled(tensor.scalar_type()), shape_text(tensor));
+}
+
+Buffer bytes_of(const torch::Tensor& tensor) {
+  return {tensor.data_ptr(), tensor.nbytes(), DType::kUInt8};
+}
+
+torch::Tensor host_contiguous(const torch::Tensor& tensor) {
+  return tensor.detach().to(torch::kCPU).contiguous();
+}
+
+std::string digest(std::vector<NamedTensor> tensors) {
+  std::sort(tensors.begin(), tensors.end(),
+            [](const auto& a, const auto& b) { return a.name < b.name; });
+  base::Sha256 hash;
+  for (const auto& [name, tensor] : tensors) {
+    const torch::Tensor host = host_contiguous(tensor);
+    for (const std::string& part :
+         {name, std::string(spelled(host.scalar_type())), shape_text(host)}) {
+      hash.update({part.c_str(), part.size() + 1});
+    }
+    hash.update({static_cast<const char*>(host.data_ptr()), host.nbytes()});
+  }
+  return base::to_hex(hash.finish());
+}
+
+}  // namespace lockstep::replica

@@ -1,0 +1,30 @@
+// Tensors as comm/ and plan/ see them, and their digests.
+#pragma once
+
+#include <lockstep/buffer.h>
+#include <lockstep/data_parallel.h>
+
+#include <string>
+#include <string_view>
+#include <vector>
+
+namespace lockstep::replica {
+
+// BadInput, naming the tensor, for a type that no reduction can add.
+DType reducible_dtype(const torch::Tensor& tensor, std::string_view name);
+
+// "float32 [128, 784]"
+std::string describe(const torch::Tensor& tensor);
+
+// The bytes of a contiguous CPU tensor.
+Buffer bytes_of(const torch::Tensor& tensor);
+
+// A contiguous copy on the CPU, or the tensor itself if it is one.
+torch::Tensor host_contiguous(const torch::Tensor& tensor);
+
+// SHA-256 in hex over the tensors sorted by name. For each, with no separators but those shown:
+//   name \0 dtype \0 [d0, d1, …] \0 row-major little-endian bytes
+// dtype as in describe(): float32, int64, bool …
+std::string digest(std::vector<NamedTensor> tensors);
+
+}  // namespace lockstep::replica

@@ -1,0 +1,172 @@
+#include "torch/train/checkpoint.h"
+
+#include <fmt/format.h>
+#include <lockstep/checkpoint.h>
+#include <lockstep/errors.h>
+#include <unistd.h>
+
+#include <charconv>
+#include <filesystem>
+#include <functional>
+#include <optional>
+
+#include "torch/replica/agreement.h"
+#include "torch/replica/model.h"
+#include "torch/replica/replicated.h"
+#include "torch/train/tensor_file.h"
+
+namespace lockstep::train {
+namespace {
+
+constexpr const char* kFormat = "1";
+constexpr const char* kFormatKey = "lockstep.format";
+constexpr const char* kStepKey = "lockstep.step";
+constexpr const char* kOptimizerStepsKey = "lockstep.optimizer_steps";
+constexpr const char* kJobPrefix = "lockstep.job.";
+
+std::vector<NamedTensor> all_tensors(const Replica& model, const optim::Optimizer& optimizer) {
+  std::vector<NamedTensor> tensors = model.state()->model().everything();
+  for (auto& [name, tensor] : optimizer.state()) tensors.push_back({"optimizer/" + name, tensor});
+  return tensors;
+}
+
+std::int64_t number_in(const formats::SafetensorsFile& file, const char* key) {
+  const auto found = file.metadata().find(key);
+  std::int64_t value = -1;
+  if (found != file.metadata().end()) {
+    const std::string& text = found->second;
+    std::from_chars(text.data(), text.data() + text.size(), value);
+  }
+  if (value < 0) {
+    throw BadInput(
+        fmt::format("{} says no {}: it is no training checkpoint of Lockstep", file.path(), key));
+  }
+  return value;
+}
+
+void check_job(const formats::SafetensorsFile& file, const Job& job) {
+  for (const auto& [name, value] : job) {
+    const auto found = file.metadata().find(kJobPrefix + name);
+    const std::string saved = found == file.metadata().end() ? "nothing" : found->second;
+    if (saved != value) {
+      throw Mismatch(fmt::format(
+          "the checkpoint {} was made with {} = {} and this job has {}: use the same, or another "
+          "checkpoint directory",
+          file.path(), name, saved, value));
+    }
+  }
+}
+
+// What rank 0 found: a text, or the failure that all then throw.
+std::string from_leader(Comm& comm, const std::function<std::string()>& read) {
+  std::string said;
+  if (comm.rank() == 0) {
+    try {
+      said = "+" + read();
+    } catch (const Error& error) {
+      said = std::string(1, static_cast<char>('0' + static_cast<int>(error.kind()))) + error.what();
+    }
+  }
+  said = replica::gather(comm, said).front();
+  if (said.front() != '+') raise(static_cast<ErrorKind>(said.front() - '0'), said.substr(1));
+  return said.substr(1);
+}
+
+// Steps done and steps of the optimizer, "12 12"; empty when there is no checkpoint.
+std::string read_on_leader(const std::string& directory, const Replica& model,
+                           const optim::Optimizer& optimizer, const Job& job) {
+  const std::string path = checkpoint_path(directory);
+  if (!std::filesystem::exists(path)) return "";
+  const auto file = formats::SafetensorsFile::open(path);
+  const std::int64_t step = number_in(file, kStepKey);
+  const std::int64_t optimizer_steps = number_in(file, kOptimizerStepsKey);
+  file.verify();
+  check_job(file, job);
+  read_tensors(file, all_tensors(model, optimizer));
+  return fmt::format("{} {}", step, optimizer_steps);
+}
+
+}  // namespace
+
+std::string checkpoint_path(const std::string& directory) {
+  return (std::filesystem::path(directory) / "checkpoint.safetensors").string();
+}
+
+void prepare_directory(const std::string& directory) {
+  std::error_code error;
+  std::filesystem::create_directories(directory, error);
+  if (error || !std::filesystem::is_directory(directory)) {
+    throw BadInput(fmt::format("cannot make the checkpoint directory {}: {}", directory,
+                               error ? error.message() : "there is a file of that name"));
+  }
+  if (::access(directory.c_str(), W_OK) != 0)
+    throw BadInput(fmt::format("cannot write to the checkpoint directory {}", directory));
+}
+
+void write_checkpoint(const std::string& directory, const Replica& model,
+                      const optim::Optimizer& optimizer, std::int64_t step, const Job& job) {
+  formats::Metadata metadata{{kFormatKey, kFormat},
+                             {kStepKey, std::to_string(step)},
+                             {kOptimizerStepsKey, std::to_string(optimizer.steps())}};
+  for (const auto& [name, value] : job) metadata[kJobPrefix + name] = value;
+  write_tensors(checkpoint_path(directory), all_tensors(model, optimizer), metadata);
+}
+
+std::int64_t read_checkpoint(Comm& comm, const std::string& directory, Replica& model,
+                             optim::Optimizer& optimizer, const Job& job) {
+  const std::string said =
+      from_leader(comm, [&] { return read_on_leader(directory, model, optimizer, job); });
+  if (said.empty()) return -1;
+  std::int64_t step = 0;
+  std::int64_t optimizer_steps = 0;
+  const auto space = said.find(' ');
+  std::from_chars(said.data(), said.data() + space, step);
+  std::from_chars(said.data() + space + 1, said.data() + said.size(), optimizer_steps);
+  replica::copy_from_leader(comm, all_tensors(model, optimizer));
+  optimizer.load_state(optimizer.state(), optimizer_steps);
+  return step;
+}
+
+std::string checkpoint_property(Comm& comm, const std::string& directory, const std::string& name) {
+  return from_leader(comm, [&]() -> std::string {
+    const std::string path = checkpoint_path(directory);
+    if (!std::filesystem::exists(path)) return "";
+    const auto file = formats::SafetensorsFile::open(path);
+    const auto found = file.metadata().find(kJobPrefix + name);
+    return found == file.metadata().end() ? "" : found->second;
+  });
+}
+
+}  // namespace lockstep::train
+
+namespace lockstep {
+
+void save(const Replica& model, const std::string& path) {
+  train::write_tensors(path, model.state()->model().everything(), {});
+}
+
+void save(const torch::nn::Module& module, const std::string& path) {
+  const auto model = replica::sort_all(replica::parameters_of(module), replica::buffers_of(module));
+  train::write_tensors(path, model.everything(), {});
+}
+
+void load(Replica& model, const std::string& path) {
+  Comm& comm = model.state()->comm();
+  const auto tensors = model.state()->model().everything();
+  train::from_leader(comm, [&]() -> std::string {
+    const auto file = formats::SafetensorsFile::open(path);
+    file.verify();
+    train::read_tensors(file, tensors);
+    return "";
+  });
+  replica::copy_from_leader(comm, tensors);
+}
+
+void load(torch::nn::Module& module, const std::string& path) {
+  const auto model = replica::sort_all(replica::parameters_of(module), replica::buffers_of(module));
+  const auto file = formats::SafetensorsFile::open(path);
+  file.verify();
+  train::read_tensors(file, model.everything());
+}
+
+}  // namespace lockstep

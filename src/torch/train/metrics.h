@@ -1,0 +1,45 @@
+// Numbers about steps: the loss over all workers, without waiting for it, and percentiles.
+#pragma once
+
+#include <lockstep/comm.h>
+
+#include <array>
+#include <vector>
+
+namespace lockstep::train {
+
+// One small all-reduce a step, which travels while the next step computes.
+//
+// Threads:   one caller at a time.
+// Blocking:  finish(), at most the Comm's timeout.
+// Failure:   that of the reduction.
+// Ownership: owns its channel.
+class StepMetrics {
+ public:
+  explicit StepMetrics(Comm channel) : channel_(std::move(channel)) {}
+
+  struct Local {
+    double weighted_loss = 0;
+    double weight = 0;
+    bool stop = false;
+  };
+  struct Global {
+    double loss = 0;    // the weighted mean
+    bool stop = false;  // some worker was told to stop
+  };
+
+  void start(const Local& local);
+  Global finish();
+  bool pending() const { return pending_; }
+
+ private:
+  Comm channel_;
+  std::array<double, 3> sums_{};
+  Work work_;
+  bool pending_ = false;
+};
+
+// The smallest of the values that at least this part of them does not exceed; 0 for none.
+double percentile(std::vector<double> values, double part);
+
+}  // namespace lockstep::train

@@ -1,0 +1,22 @@
+// Tensors of LibTorch in safetensors files.
+#pragma once
+
+#include <lockstep/data_parallel.h>
+
+#include <map>
+#include <string>
+#include <vector>
+
+#include "torch/formats/safetensors.h"
+
+namespace lockstep::train {
+
+// BadInput for dtypes that the format does not have.
+void write_tensors(const std::string& path, const std::vector<NamedTensor>& tensors,
+                   const formats::Metadata& metadata);
+
+// Copies from the file into tensors of the same names. Mismatch that names the first that the file
+// has not, or has with another shape or dtype; nothing has been copied then.
+void read_tensors(const formats::SafetensorsFile& file, const std::vector<NamedTensor>& tensors);
+
+}  // namespace lockstep::train

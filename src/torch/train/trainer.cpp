@@ -1,0 +1,337 @@
+// One step of the job on this worker:
+//
+//   forward, backward   for every hosted shard, seeded for (job, step, shard) and weighted by its
+//                       samples; all but the last inside no_sync
+//   reduction           with the last backward; the sum over shards divided by the sum of weights
+//   update              the learning rate of the step, the optimizer
+//   metrics             loss and stop requests of all workers, one step behind, so that nobody waits
+#include <fmt/format.h>
+#include <lockstep/errors.h>
+#include <lockstep/trainer.h>
+
+#include <algorithm>
+#include <chrono>
+#include <cmath>
+
+#include "plan/position.h"
+#include "plan/seed.h"
+#include "plan/tree.h"
+#include "torch/replica/agreement.h"
+#include "torch/replica/replicated.h"
+#include "torch/replica/tensors.h"
+#include "torch/train/checkpoint.h"
+#include "torch/train/feeder.h"
+#include "torch/train/metrics.h"
+
+namespace lockstep {
+namespace {
+
+using Clock = std::chrono::steady_clock;
+
+double milliseconds(std::chrono::nanoseconds time) {
+  return std::chrono::duration<double, std::milli>(time).count();
+}
+
+plan::DataOptions data_options(const TrainerParts& parts, const TrainerOptions& options) {
+  plan::DataOptions data;
+  data.samples = parts.train->size();
+  data.global_batch = options.global_batch;
+  data.shards = options.shards;
+  data.seed = options.seed;
+  return data;
+}
+
+// What a checkpoint must share with the job that goes on from it.
+train::Job job_of(const TrainerParts& parts, const TrainerOptions& options) {
+  train::Job job = options.job;
+  job["global_batch"] = std::to_string(options.global_batch);
+  job["shards"] = std::to_string(options.shards);
+  job["seed"] = std::to_string(options.seed);
+  job["samples"] = std::to_string(parts.train->size());
+  job["optimizer"] = parts.optimizer->name();
+  return job;
+}
+
+void check_parts(const TrainerParts& parts) {
+  if (!parts.optimizer || !parts.train || !parts.module || !parts.loss)
+    throw BadInput("a Trainer wants a module, an optimizer, training data and a loss");
+}
+
+void check_options(const TrainerOptions& options, int workers) {
+  if ((options.steps > 0) == (options.epochs > 0))
+    throw BadInput("a Trainer wants either steps or epochs");
+  if (options.global_batch < workers) {
+    throw BadInput(
+        fmt::format("a global batch of {} is smaller than the {} workers: each needs a "
+                    "sample of it",
+                    options.global_batch, workers));
+  }
+  if (options.shards < workers) {
+    throw BadInput(
+        fmt::format("{} shards cannot be hosted by {} workers: use at most one worker for "
+                    "each shard",
+                    options.shards, workers));
+  }
+  if (options.global_batch % options.shards != 0) {
+    throw BadInput(
+        fmt::format("a global batch of {} cannot be divided among {} shards: choose a "
+                    "multiple of {}",
+                    options.global_batch, options.shards, options.shards));
+  }
+}
+
+}  // namespace
+
+struct Trainer::State {
+  State(World& its_world, TrainerParts its_parts, TrainerOptions its_options,
+        TrainerHooks its_hooks);
+
+  void run_step(std::int64_t step);
+  void run_shard(std::int64_t step, int shard, const Batch& batch, bool last);
+  void collect();
+  void end_epoch(std::int64_t steps_done);
+  void save_checkpoint(std::int64_t steps_done);
+  std::int64_t resume();
+  TrainingResult result(std::int64_t first_step, std::int64_t steps_done);
+  Evaluation evaluate();
+  double total_weight(std::int64_t step) const;
+
+  World& world;
+  TrainerParts parts;
+  TrainerOptions options;
+  TrainerHooks hooks;
+  Comm control;
+  train::StepMetrics metrics;
+  std::optional<plan::Batches> batches;
+  plan::ShardRange hosted;
+  std::optional<train::Feeder> feeder;
+  std::atomic<bool> stop_requested{false};
+
+  // Of the run so far.
+  struct Progress {
+    train::StepMetrics::Local local;  // of the step under way
+    StepRecord record;                // whose loss is still on its way
+    bool stop = false;                // agreed by all
+    std::int64_t samples = 0;
+    std::vector<double> step_ms;
+    std::vector<double> exposed_ms;
+    std::optional<Evaluation> evaluation;
+    std::int64_t evaluated_at = -1;
+    std::int64_t saved_at = -1;
+  };
+  Progress progress;
+};
+
+Trainer::State::State(World& its_world, TrainerParts its_parts, TrainerOptions its_options,
+                      TrainerHooks its_hooks)
+    : world(its_world),
+      parts(std::move(its_parts)),
+      options(std::move(its_options)),
+      hooks(std::move(its_hooks)),
+      control(world.open_channel()),
+      metrics(world.open_channel()) {
+  check_parts(parts);
+  const std::string& directory = options.checkpoint_directory;
+  if (options.shards == 0 && options.resume && !directory.empty()) {
+    const std::string saved = train::checkpoint_property(control, directory, "shards");
+    if (!saved.empty()) options.shards = std::atoi(saved.c_str());
+  }
+  if (options.shards == 0) options.shards = world.size();
+  check_options(options, world.size());
+  if (!directory.empty() && world.leader()) train::prepare_directory(directory);
+  std::vector<replica::Property> properties;
+  for (const auto& [name, value] : job_of(parts, options)) properties.push_back({name, value});
+  replica::agree(control, properties,
+                 {"workers run different jobs", "start all of them with the same options"});
+  batches.emplace(data_options(parts, options));
+  hosted = plan::hosted_shards(world.rank(), world.size(), options.shards);
+}
+
+double Trainer::State::total_weight(std::int64_t step) const {
+  double total = 0;
+  for (int shard = 0; shard < options.shards; ++shard) total += batches->weight(step, shard);
+  return total;
+}
+
+void Trainer::State::run_step(std::int64_t step) {
+  parts.model.state()->set_divisor(total_weight(step));
+  progress.local = {};
+  int last_full = -1;  // the hosted shard whose backward synchronises
+  for (int shard = hosted.begin; shard < hosted.end; ++shard) {
+    if (batches->count(step, shard) > 0) last_full = shard;
+  }
+  for (int shard = hosted.begin; shard < hosted.end; ++shard) {
+    const Batch batch = feeder->next();
+    if (batch.samples > 0) run_shard(step, shard, batch, shard == last_full);
+  }
+  if (last_full < 0) parts.model.synchronize();
+  if (parts.learning_rate) parts.optimizer->set_lr(parts.learning_rate(step));
+  parts.optimizer->step();
+  parts.optimizer->zero_grad();
+}
+
+void Trainer::State::run_shard(std::int64_t step, int shard, const Batch& batch, bool last) {
+  torch::manual_seed(plan::shard_seed(options.seed, step, shard));
+  const double weight = batches->weight(step, shard);
+  const torch::Tensor loss = parts.loss(batch);
+  std::optional<NoSync> no_sync;
+  if (!last) no_sync.emplace(parts.model.state());
+  loss.backward(torch::full_like(loss, weight));
+  progress.local.weighted_loss += weight * loss.item<double>();
+  progress.local.weight += weight;
+}
+
+// The loss of the step before, which has travelled meanwhile.
+void Trainer::State::collect() {
+  if (!metrics.pending()) return;
+  const auto global = metrics.finish();
+  progress.record.loss = global.loss;
+  progress.stop = global.stop;
+  if (hooks.on_step) hooks.on_step(progress.record);
+  if (!std::isfinite(global.loss)) {
+    throw BadInput(fmt::format(
+        "the loss is {} at step {}: training has diverged; lower the learning rate ({:g} there), "
+        "warm it up, or look for bad samples{}",
+        global.loss, progress.record.step, progress.record.lr,
+        progress.saved_at >= 0
+            ? fmt::format("; the checkpoint of step {} is untouched", progress.saved_at)
+            : ""));
+  }
+}
+
+void Trainer::State::end_epoch(std::int64_t steps_done) {
+  collect();
+  progress.evaluation = evaluate();
+  progress.evaluated_at = steps_done;
+  const std::int64_t epoch = steps_done / batches->steps_per_epoch() - 1;
+  if (progress.evaluation->samples > 0 && hooks.on_epoch)
+    hooks.on_epoch(epoch, *progress.evaluation);
+}
+
+void Trainer::State::save_checkpoint(std::int64_t steps_done) {
+  if (options.checkpoint_directory.empty() || progress.saved_at == steps_done) return;
+  collect();  // no checkpoint of weights that have diverged
+  if (world.leader()) {
+    train::write_checkpoint(options.checkpoint_directory, parts.model, *parts.optimizer, steps_done,
+                            job_of(parts, options));
+  }
+  progress.saved_at = steps_done;
+  if (hooks.on_checkpoint)
+    hooks.on_checkpoint(train::checkpoint_path(options.checkpoint_directory), steps_done);
+}
+
+std::int64_t Trainer::State::resume() {
+  if (!options.resume || options.checkpoint_directory.empty()) return 0;
+  const std::int64_t step = train::read_checkpoint(
+      control, options.checkpoint_directory, parts.model, *parts.optimizer, job_of(parts, options));
+  if (step < 0) return 0;
+  progress.saved_at = step;
+  return step;
+}
+
+Evaluation Trainer::State::evaluate() {
+  if (!parts.test || !parts.score) return {};
+  torch::NoGradGuard no_grad;
+  parts.module->eval();
+  Score sum;
+  std::int64_t samples = 0;
+  const auto own = plan::evaluation_samples(parts.test->size(), world.rank(), world.size());
+  // A shard's batch fits into memory with its backward pass, so without one it does.
+  const auto most = static_cast<std::size_t>(options.global_batch / options.shards);
+  for (std::size_t first = 0; first < own.size(); first += most) {
+    const std::size_t count = std::min(most, own.size() - first);
+    const Batch batch = parts.test->batch(std::span(own).subspan(first, count));
+    const Score score = parts.score(batch);
+    sum.loss += score.loss;
+    sum.correct += score.correct;
+    sum.predictions += score.predictions;
+    samples += batch.samples;
+  }
+  parts.module->train();
+  double sums[4] = {sum.loss, static_cast<double>(sum.correct),
+                    static_cast<double>(sum.predictions), static_cast<double>(samples)};
+  control.all_reduce({sums, 4, DType::kFloat64}).wait();
+  return {sums[0] / sums[2], sums[1] / sums[2], static_cast<std::int64_t>(sums[3])};
+}
+
+TrainingResult Trainer::State::result(std::int64_t first_step, std::int64_t steps_done) {
+  TrainingResult result;
+  result.first_step = first_step;
+  result.steps = steps_done;
+  result.stopped = progress.stop;
+  result.final_loss = progress.record.loss;
+  if (progress.evaluated_at != steps_done && !progress.stop) progress.evaluation = evaluate();
+  if (progress.evaluation && progress.evaluation->samples > 0)
+    result.evaluation = progress.evaluation;
+  for (const double ms : progress.step_ms) result.seconds += ms / 1000;
+  if (result.seconds > 0)
+    result.samples_per_second = static_cast<double>(progress.samples) / result.seconds;
+  result.step_ms_p50 = train::percentile(progress.step_ms, 0.5);
+  result.step_ms_p95 = train::percentile(progress.step_ms, 0.95);
+  result.exposed_comm_ms_p50 = train::percentile(progress.exposed_ms, 0.5);
+  result.replicas_identical = parts.model.identical();
+  result.weights_sha256 = replica::digest(parts.model.state()->model().everything());
+  if (!options.checkpoint_directory.empty())
+    result.checkpoint = train::checkpoint_path(options.checkpoint_directory);
+  return result;
+}
+
+Trainer::Trainer(World& world, TrainerParts parts, TrainerOptions options, TrainerHooks hooks)
+    : state_(
+          std::make_unique<State>(world, std::move(parts), std::move(options), std::move(hooks))) {}
+Trainer::~Trainer() = default;
+
+std::int64_t Trainer::steps_per_epoch() const {
+  return state_->batches->steps_per_epoch();
+}
+
+std::int64_t Trainer::total_steps() const {
+  const TrainerOptions& options = state_->options;
+  return options.steps > 0 ? options.steps : options.epochs * steps_per_epoch();
+}
+
+void Trainer::request_stop() noexcept {
+  state_->stop_requested.store(true);
+}
+
+Evaluation Trainer::evaluate() {
+  return state_->evaluate();
+}
+
+TrainingResult Trainer::run() {
+  State& state = *state_;
+  auto& progress = state.progress;
+  state.parts.module->train();
+  state.parts.optimizer->zero_grad();
+  const std::int64_t first = state.resume();
+  const std::int64_t end = std::max(total_steps(), first);
+  state.feeder.emplace(state.parts.train, data_options(state.parts, state.options), state.hosted,
+                       train::Span{first, end},
+                       data::PrefetchOptions{state.options.loader_threads, state.options.prefetch});
+  std::int64_t step = first;
+  while (step < end && !progress.stop) {
+    const auto began = Clock::now();
+    state.run_step(step);
+    state.collect();
+    const double exposed = milliseconds(state.parts.model.last_backward().exposed());
+    progress.local.stop = state.stop_requested.load();
+    state.metrics.start(progress.local);
+    progress.step_ms.push_back(milliseconds(Clock::now() - began));
+    progress.exposed_ms.push_back(exposed);
+    progress.samples += state.batches->position(step).entries;
+    progress.record = {
+        step,   step / steps_per_epoch(), 0, state.parts.optimizer->lr(), progress.step_ms.back(),
+        exposed};
+    ++step;
+    const std::int64_t every = state.options.checkpoint_every_steps;
+    const bool epoch_ended = step % steps_per_epoch() == 0;
+    if (epoch_ended) state.end_epoch(step);
+    if (every > 0 ? step % every == 0 : epoch_ended) state.save_checkpoint(step);
+  }
+  state.collect();
+  state.feeder.reset();
+  state.save_checkpoint(step);
+  return state.result(first, step);
+}
+
+}  // namespace lockstep

@@ -1,0 +1,466 @@
+// A replicated model against plain LibTorch: the same averages, and clear errors.
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+#include <lockstep/data_parallel.h>
+#include <lockstep/errors.h>
+#include <torch/script.h>
+
+#include <mutex>
+
+#include "tests/torch/nets.h"
+
+namespace lockstep::testing {
+namespace {
+
+using ::testing::HasSubstr;
+
+constexpr std::uint64_t kSeed = 7;
+
+torch::Tensor loss_of(TwoLayersImpl& net, const torch::Tensor& x) {
+  return net.forward(x).pow(2).mean();
+}
+
+torch::Tensor batch_of(int rank, std::int64_t rows = 6) {
+  return samples(100 + static_cast<std::uint64_t>(rank), {rows, 8});
+}
+
+std::vector<torch::Tensor> gradients(const torch::nn::Module& module) {
+  std::vector<torch::Tensor> all;
+  for (const auto& parameter : module.parameters()) all.push_back(parameter.grad().clone());
+  return all;
+}
+
+// The mean over workers of the gradients, by plain LibTorch.
+std::vector<torch::Tensor> plain_mean(int workers) {
+  auto net = seeded<TwoLayers>(kSeed);
+  torch::Tensor sum = torch::zeros({});
+  for (int rank = 0; rank < workers; ++rank) sum = sum + loss_of(*net, batch_of(rank));
+  (sum / workers).backward();
+  return gradients(*net);
+}
+
+void expect_close(const std::vector<torch::Tensor>& a, const std::vector<torch::Tensor>& b) {
+  ASSERT_EQ(a.size(), b.size());
+  for (std::size_t i = 0; i < a.size(); ++i)
+    EXPECT_LT(largest_difference(a[i], b[i]), 1e-7) << "parameter " << i;
+}
+
+TEST(Replica, BackwardLeavesTheMeanOverWorkers) {
+  for (const int workers : {1, 2, 3, 4}) {
+    const auto expected = plain_mean(workers);
+    in_world(workers, [&](World& world) {
+      // Other initial values on every worker: the leader's must win.
+      auto net = seeded<TwoLayers>(kSeed + static_cast<std::uint64_t>(world.rank()));
+      auto model = data_parallel(net, world);
+      loss_of(*model, batch_of(world.rank())).backward();
+      expect_close(gradients(*model), expected);
+      EXPECT_TRUE(model.identical());
+    });
+  }
+}
+
+TEST(Replica, BitsDependNeitherOnBucketsNorOnTheAlgorithm) {
+  std::mutex mutex;
+  std::vector<std::vector<torch::Tensor>> results;
+  for (const std::size_t bucket : {0UL, 300UL, 25UL << 20}) {
+    for (const Algorithm algorithm :
+         {Algorithm::kDirect, Algorithm::kHalvingDoubling, Algorithm::kTree}) {
+      in_world(4, [&](World& world) {
+        auto model = data_parallel(seeded<TwoLayers>(kSeed), world,
+                                   {.bucket_bytes = bucket, .algorithm = algorithm});
+        loss_of(*model, batch_of(world.rank())).backward();
+        const std::lock_guard lock(mutex);
+        results.push_back(gradients(*model));
+      });
+    }
+  }
+  for (const auto& result : results) {
+    for (std::size_t i = 0; i < result.size(); ++i)
+      EXPECT_TRUE(torch::equal(result[i], results.front()[i]));
+  }
+}
+
+// A deep model with small buckets: its last layers' gradients travel while its first layers'
+// are still computed.
+TEST(Replica, TheFirstBucketIsOnTheWireBeforeBackwardHasEnded) {
+  in_world(2, [&](World& world) {
+    torch::nn::Sequential net;
+    for (int i = 0; i < 12; ++i) net->push_back(torch::nn::Linear(128, 128));
+    auto model = data_parallel(net, world, {.first_bucket_bytes = 1, .bucket_bytes = 100'000});
+    for (int step = 0; step < 3; ++step) {
+      model->forward(samples(1, {64, 128})).pow(2).mean().backward();
+      const BackwardTimes times = model.last_backward();
+      EXPECT_GT(times.buckets, 4U);
+      EXPECT_GE(times.launched_before_end, times.buckets / 2);
+      EXPECT_LT(times.first_launch, times.last_gradient);
+      model.zero_grad();
+    }
+  });
+}
+
+TEST(Replica, OneBucketForAllGoesToTheWireOnlyAtTheEnd) {
+  in_world(2, [&](World& world) {
+    auto model = data_parallel(seeded<TwoLayers>(kSeed), world,
+                               {.first_bucket_bytes = 1 << 30, .bucket_bytes = 1 << 30});
+    loss_of(*model, batch_of(world.rank())).backward();
+    EXPECT_EQ(model.last_backward().buckets, 1U);
+    EXPECT_EQ(model.last_backward().launched_before_end, 0U);
+  });
+}
+
+TEST(Replica, ModelsThatDifferAreNamedWithTheirRanks) {
+  const auto outcomes = outcomes_in_world(3, [](World& world) {
+    auto net = seeded<TwoLayers>(kSeed, 8, world.rank() == 1 ? 32 : 16, 4);
+    data_parallel(net, world);
+  });
+  for (const auto& outcome : outcomes) {
+    EXPECT_EQ(outcome.kind, ErrorKind::kMismatch);
+    EXPECT_THAT(outcome.text, HasSubstr("first.weight"));
+    EXPECT_THAT(outcome.text, HasSubstr("float32 [16, 8] on ranks 0, 2"));
+    EXPECT_THAT(outcome.text, HasSubstr("float32 [32, 8] on rank 1"));
+    EXPECT_EQ(outcome.ranks, std::vector<int>{1});
+  }
+}
+
+TEST(Replica, AParameterThatOneWorkerHasNotIsNamed) {
+  const auto outcomes = outcomes_in_world(2, [](World& world) {
+    auto net = seeded<TwoLayers>(kSeed);
+    if (world.rank() == 1) net->register_parameter("extra", torch::zeros(3));
+    data_parallel(net, world);
+  });
+  for (const auto& outcome : outcomes)
+    EXPECT_THAT(outcome.text,
+                HasSubstr("parameter extra is float32 [3] on rank 1 and nothing on rank 0"));
+}
+
+TEST(Replica, DifferentOptionsAreNamed) {
+  const auto outcomes = outcomes_in_world(2, [](World& world) {
+    data_parallel(seeded<TwoLayers>(kSeed), world,
+                  {.bucket_bytes = world.rank() == 0 ? 100U : 200U});
+  });
+  for (const auto& outcome : outcomes) EXPECT_THAT(outcome.text, HasSubstr("option bucket_bytes"));
+}
+
+TEST(Replica, AParameterWithoutAGradientIsAnErrorThatNamesIt) {
+  const auto outcomes = outcomes_in_world(2, [](World& world) {
+    auto net = seeded<TwoLayers>(kSeed);
+    net->register_module("forgotten", torch::nn::Linear(2, 2));
+    auto model = data_parallel(net, world);
+    loss_of(*model, batch_of(world.rank())).backward();
+  });
+  for (const auto& outcome : outcomes) {
+    EXPECT_EQ(outcome.kind, ErrorKind::kBadInput);
+    EXPECT_THAT(outcome.text, HasSubstr("forgotten.weight, forgotten.bias"));
+  }
+}
+
+TEST(Replica, MissingGradientsCountAsZeroWhenAsked) {
+  in_world(2, [](World& world) {
+    auto net = seeded<TwoLayers>(kSeed);
+    auto model = data_parallel(net, world, {.missing_gradient = MissingGradient::kZero});
+    // Rank 1's loss does not reach the second layer.
+    if (world.rank() == 0)
+      loss_of(*model, batch_of(0)).backward();
+    else
+      model->first(batch_of(1)).pow(2).mean().backward();
+    auto plain = seeded<TwoLayers>(kSeed);
+    ((loss_of(*plain, batch_of(0)) + plain->first(batch_of(1)).pow(2).mean()) / 2).backward();
+    expect_close(gradients(*model), gradients(*plain));
+  });
+}
+
+TEST(Replica, NoSyncAddsUpAndTheNextBackwardAveragesTheSum) {
+  in_world(2, [](World& world) {
+    auto model = data_parallel(seeded<TwoLayers>(kSeed), world);
+    {
+      auto guard = model.no_sync();
+      loss_of(*model, batch_of(world.rank())).backward();
+    }
+    EXPECT_FALSE(torch::equal(gradients(*model)[0], torch::zeros_like(gradients(*model)[0])));
+    loss_of(*model, batch_of(2 + world.rank())).backward();
+    auto expected = plain_mean(4);  // of four batches: half of the sum over two workers and steps
+    for (auto& gradient : expected) gradient *= 2;
+    expect_close(gradients(*model), expected);
+  });
+}
+
+TEST(Replica, SynchronizeAveragesWhatNoSyncAddedUp) {
+  in_world(3, [](World& world) {
+    auto model = data_parallel(seeded<TwoLayers>(kSeed), world);
+    {
+      auto guard = model.no_sync();
+      loss_of(*model, batch_of(world.rank())).backward();
+    }
+    model.synchronize();
+    expect_close(gradients(*model), plain_mean(3));
+  });
+}
+
+TEST(Replica, WeightedBackwardIsTheMeanOverAllSamples) {
+  in_world(3, [](World& world) {
+    auto model = data_parallel(seeded<TwoLayers>(kSeed), world);
+    for (int step = 0; step < 2; ++step) {
+      model.zero_grad();
+      const std::int64_t rows = 2 + 3 * world.rank();
+      backward(loss_of(*model, batch_of(world.rank(), rows)), rows);
+      auto plain = seeded<TwoLayers>(kSeed);
+      loss_of(*plain, torch::cat({batch_of(0, 2), batch_of(1, 5), batch_of(2, 8)})).backward();
+      expect_close(gradients(*model), gradients(*plain));
+    }
+  });
+}
+
+TEST(Replica, WeightedAccumulationIsTheMeanOverAllSamplesToo) {
+  in_world(2, [](World& world) {
+    auto model = data_parallel(seeded<TwoLayers>(kSeed), world);
+    if (world.rank() == 0) {
+      auto guard = model.no_sync();
+      model.backward(loss_of(*model, batch_of(0, 4)), 4);
+    }
+    if (world.rank() == 1) {
+      auto guard = model.no_sync();
+      model.backward(loss_of(*model, batch_of(1, 4)), 4);
+    }
+    model.backward(loss_of(*model, batch_of(2 + world.rank(), 1 + world.rank())), 1 + world.rank());
+    auto plain = seeded<TwoLayers>(kSeed);
+    loss_of(*plain, torch::cat({batch_of(0, 4), batch_of(1, 4), batch_of(2, 1), batch_of(3, 2)}))
+        .backward();
+    expect_close(gradients(*model), gradients(*plain));
+  });
+}
+
+TEST(Replica, MixingWeightedAndPlainBackwardIsRefused) {
+  in_world(1, [](World& world) {
+    auto model = data_parallel(seeded<TwoLayers>(kSeed), world);
+    {
+      auto guard = model.no_sync();
+      loss_of(*model, batch_of(0)).backward();
+    }
+    EXPECT_THROW(model.backward(loss_of(*model, batch_of(0)), 6), BadInput);
+  });
+}
+
+struct OddNetImpl : torch::nn::Module {
+  OddNetImpl() {
+    table = register_parameter("table", torch::randn({5, 4}));
+    tied = register_parameter("tied", table);
+    frozen = register_parameter("frozen", torch::randn({4}), /*requires_grad=*/false);
+    exact = register_parameter("exact", torch::randn({4}, torch::kFloat64));
+    half = register_parameter("half", torch::randn({4}).to(torch::kBFloat16));
+    turned = register_parameter("turned", torch::randn({4, 3}).t());  // dense, not row-major
+  }
+  torch::Tensor forward(const torch::Tensor& x) {
+    const auto y = x.matmul(table.t()).matmul(tied) * frozen + half.to(torch::kFloat32);
+    return turned.matmul((y.to(torch::kFloat64) * exact).to(torch::kFloat32).t());
+  }
+  torch::Tensor table, tied, frozen, exact, half, turned;
+};
+TORCH_MODULE(OddNet);
+
+TEST(Replica, TiedFrozenMixedAndTransposedParametersWork) {
+  in_world(2, [](World& world) {
+    auto net = seeded<OddNet>(kSeed + static_cast<std::uint64_t>(world.rank()));
+    auto model = data_parallel(net, world);
+    const auto x = [](int rank) { return samples(20 + static_cast<std::uint64_t>(rank), {6, 4}); };
+    model->forward(x(world.rank())).pow(2).mean().backward();
+    auto plain = seeded<OddNet>(kSeed);
+    ((plain->forward(x(0)).pow(2).mean() + plain->forward(x(1)).pow(2).mean()) / 2).backward();
+    EXPECT_TRUE(torch::equal(model->frozen, plain->frozen));
+    EXPECT_LT(largest_difference(model->table.grad(), plain->table.grad()), 1e-5);
+    EXPECT_LT(largest_difference(model->exact.grad(), plain->exact.grad()), 1e-6);
+    EXPECT_LT(largest_difference(model->turned.grad(), plain->turned.grad()), 1e-5);
+    // One rounding to bfloat16 on every side.
+    EXPECT_LT(largest_difference(model->half.grad().to(torch::kFloat32),
+                                 plain->half.grad().to(torch::kFloat32)),
+              0.05);
+    EXPECT_EQ(model.parameters().size(), 5U);
+  });
+}
+
+TEST(Replica, TwoModelsShareAWorldAndABackward) {
+  in_world(2, [](World& world) {
+    auto a = data_parallel(seeded<TwoLayers>(kSeed), world);
+    auto b = data_parallel(seeded<TwoLayers>(kSeed, 4, 16, 4), world);
+    b->forward(a->forward(batch_of(world.rank()))).pow(2).mean().backward();
+    auto plain_a = seeded<TwoLayers>(kSeed);
+    auto plain_b = seeded<TwoLayers>(kSeed, 4, 16, 4);
+    const auto plain = [&](int rank) {
+      return plain_b->forward(plain_a->forward(batch_of(rank))).pow(2).mean();
+    };
+    ((plain(0) + plain(1)) / 2).backward();
+    expect_close(gradients(*a), gradients(*plain_a));
+    expect_close(gradients(*b), gradients(*plain_b));
+  });
+}
+
+TEST(Replica, AStockSetToNoneEndsInAClearError) {
+  in_world(1, [](World& world) {
+    auto model = data_parallel(seeded<TwoLayers>(kSeed), world);
+    for (auto& parameter : model->parameters()) parameter.mutable_grad() = torch::Tensor();
+    try {
+      loss_of(*model, batch_of(0)).backward();
+      FAIL() << "no error";
+    } catch (const BadInput& error) {
+      EXPECT_THAT(error.what(), HasSubstr("second."));
+      EXPECT_THAT(error.what(), HasSubstr("zero_grad()"));
+    }
+  });
+}
+
+TEST(Replica, AModuleThatIsConvertedLaterEndsInAClearError) {
+  in_world(1, [](World& world) {
+    auto model = data_parallel(seeded<TwoLayers>(kSeed), world);
+    model->to(torch::kFloat64);  // LibTorch drops the hooks along with the type
+    loss_of(*model, batch_of(0).to(torch::kFloat64)).backward();
+    try {
+      model.zero_grad();
+      FAIL() << "no error";
+    } catch (const BadInput& error) {
+      EXPECT_THAT(error.what(), HasSubstr("before data_parallel()"));
+    }
+  });
+}
+
+TEST(Replica, ZeroGradKeepsTheViewsAndStartsAnew) {
+  in_world(2, [](World& world) {
+    auto model = data_parallel(seeded<TwoLayers>(kSeed), world);
+    for (int step = 0; step < 3; ++step) {
+      model.zero_grad();
+      for (const auto& gradient : gradients(*model))
+        EXPECT_TRUE(torch::equal(gradient, torch::zeros_like(gradient)));
+      loss_of(*model, batch_of(world.rank())).backward();
+      expect_close(gradients(*model), plain_mean(2));
+    }
+  });
+}
+
+TEST(Replica, ABackwardThatWasBrokenOffCanBeTriedAgain) {
+  in_world(1, [](World& world) {
+    auto model = data_parallel(seeded<TwoLayers>(kSeed), world,
+                               {.missing_gradient = MissingGradient::kError});
+    EXPECT_THROW(model->first(batch_of(0)).sum().backward(), BadInput);  // misses the second layer
+    model.zero_grad();
+    loss_of(*model, batch_of(0)).backward();
+    expect_close(gradients(*model), plain_mean(1));
+  });
+}
+
+struct NormedImpl : torch::nn::Module {
+  NormedImpl()
+      : linear(register_module("linear", torch::nn::Linear(8, 4))),
+        norm(register_module("norm", torch::nn::BatchNorm1d(4))) {}
+  torch::Tensor forward(const torch::Tensor& x) { return norm(linear(x)); }
+  torch::nn::Linear linear;
+  torch::nn::BatchNorm1d norm;
+};
+TORCH_MODULE(Normed);
+
+TEST(Replica, BuffersBecomeTheLeadersAtTheEndOfBackward) {
+  in_world(2, [](World& world) {
+    auto model = data_parallel(seeded<Normed>(kSeed), world);
+    auto plain = seeded<Normed>(kSeed);
+    for (int step = 0; step < 3; ++step) {
+      // Two forwards before one backward: the synchronisation must not disturb saved tensors.
+      auto loss = model->forward(batch_of(world.rank())).pow(3).mean();
+      loss = loss + model->forward(batch_of(10 + world.rank())).pow(3).mean();
+      loss.backward();
+      plain->forward(batch_of(0));
+      plain->forward(batch_of(10));
+    }
+    EXPECT_LT(largest_difference(model->norm->running_mean, plain->norm->running_mean), 1e-6);
+    EXPECT_LT(largest_difference(model->norm->running_var, plain->norm->running_var), 1e-6);
+    EXPECT_EQ(model->norm->num_batches_tracked.item<std::int64_t>(), 6);
+    EXPECT_TRUE(model.identical());
+  });
+}
+
+TEST(Replica, OwnBuffersStayDifferent) {
+  in_world(2, [](World& world) {
+    auto model = data_parallel(seeded<Normed>(kSeed), world, {.buffers = BufferSource::kOwn});
+    model->forward(batch_of(world.rank())).pow(3).mean().backward();
+    EXPECT_FALSE(model.identical());
+  });
+}
+
+TEST(Replica, AScriptModuleTrainsThroughItsListOfTensors) {
+  in_world(2, [](World& world) {
+    static std::mutex compiling;
+    std::unique_lock lock(compiling);
+    torch::jit::Module script("net");
+    script.register_parameter("weight",
+                              torch::full({3}, 1.0 + world.rank()).set_requires_grad(true), false);
+    script.define("def forward(self, x):\n    return (self.weight * x).sum()\n");
+    lock.unlock();
+    std::vector<NamedTensor> parameters;
+    for (const auto& item : script.named_parameters())
+      parameters.push_back({item.name, item.value});
+    Replica model(world, parameters, {});
+    script.forward({torch::full({3}, 2.0 + world.rank())}).toTensor().backward();
+    const torch::Tensor weight = script.attr("weight").toTensor();
+    EXPECT_TRUE(torch::equal(weight, torch::ones(3)));
+    EXPECT_TRUE(torch::equal(weight.grad(), torch::full({3}, 2.5)));
+  });
+}
+
+TEST(Replica, AStockOptimizerWorks) {
+  in_world(2, [](World& world) {
+    auto model = data_parallel(seeded<TwoLayers>(kSeed), world);
+    torch::optim::SGD optimizer(model->parameters(), torch::optim::SGDOptions(0.1).momentum(0.9));
+    auto plain = seeded<TwoLayers>(kSeed);
+    torch::optim::SGD reference(plain->parameters(), torch::optim::SGDOptions(0.1).momentum(0.9));
+    for (int step = 0; step < 5; ++step) {
+      model.zero_grad();
+      loss_of(*model, batch_of(world.rank())).backward();
+      optimizer.step();
+      plain->zero_grad(false);
+      ((loss_of(*plain, batch_of(0)) + loss_of(*plain, batch_of(1))) / 2).backward();
+      reference.step();
+    }
+    for (std::size_t i = 0; i < plain->parameters().size(); ++i)
+      EXPECT_LT(largest_difference(model->parameters()[i], plain->parameters()[i]), 1e-6);
+    EXPECT_TRUE(model.identical());
+  });
+}
+
+TEST(Replica, ALostPeerComesOutOfBackward) {
+  const auto outcomes = outcomes_in_world(2, [](World& world) {
+    auto model = data_parallel(seeded<TwoLayers>(kSeed), world);
+    if (world.rank() == 1) return;
+    loss_of(*model, batch_of(0)).backward();
+  });
+  EXPECT_EQ(outcomes[0].kind, ErrorKind::kPeerLost);
+  EXPECT_EQ(outcomes[0].ranks, std::vector<int>{1});
+}
+
+TEST(Replica, AModelWithNothingToTrainIsRefused) {
+  in_world(1, [](World& world) {
+    auto net = seeded<TwoLayers>(kSeed);
+    for (auto& parameter : net->parameters()) parameter.requires_grad_(false);
+    EXPECT_THROW(data_parallel(net, world), BadInput);
+  });
+}
+
+TEST(Replica, UnfreezingLaterIsRefusedByName) {
+  in_world(1, [](World& world) {
+    auto net = seeded<TwoLayers>(kSeed);
+    net->first->bias.requires_grad_(false);
+    auto model = data_parallel(net, world);
+    net->first->bias.requires_grad_(true);
+    try {
+      loss_of(*model, batch_of(0)).backward();
+      FAIL() << "no error";
+    } catch (const BadInput& error) {
+      EXPECT_THAT(error.what(), HasSubstr("first.bias"));
+    }
+  });
+}
+
+TEST(Mean, IsWeightedAndTheSameEverywhere) {
+  in_world(3, [](World& world) {
+    EXPECT_DOUBLE_EQ(mean(world, world.rank(), world.rank()), 5.0 / 3);
+    EXPECT_DOUBLE_EQ(mean(world, world.rank()), 1.0);
+  });
+}
+
+}  // namespace
+}  // namespace lockstep::testing
