@@ -29,6 +29,29 @@ std::string hmac_sha256(std::string_view key, std::string_view bytes) {
   return digest;
 }
 
+void Sha256::Free::operator()(evp_md_ctx_st* context) const {
+  EVP_MD_CTX_free(context);
+}
+
+Sha256::Sha256() : context_(EVP_MD_CTX_new()) {
+  const bool ok = context_ && EVP_DigestInit_ex(context_.get(), EVP_sha256(), nullptr) == 1;
+  LOCKSTEP_CHECK(ok, "OpenSSL begins a SHA-256");
+}
+
+void Sha256::update(std::string_view bytes) {
+  const int ok = EVP_DigestUpdate(context_.get(), bytes.data(), bytes.size());
+  LOCKSTEP_CHECK(ok == 1, "OpenSSL continues a SHA-256");
+}
+
+std::string Sha256::finish() {
+  std::string digest(kDigestBytes, '\0');
+  unsigned int length = 0;
+  const int ok =
+      EVP_DigestFinal_ex(context_.get(), reinterpret_cast<unsigned char*>(digest.data()), &length);
+  LOCKSTEP_CHECK(ok == 1 && length == kDigestBytes, "OpenSSL ends a SHA-256");
+  return digest;
+}
+
 std::string random_bytes(std::size_t count) {
   std::string bytes(count, '\0');
   std::size_t filled = 0;

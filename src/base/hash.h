@@ -2,8 +2,11 @@
 #pragma once
 
 #include <cstdint>
+#include <memory>
 #include <string>
 #include <string_view>
+
+struct evp_md_ctx_st;  // OpenSSL's EVP_MD_CTX
 
 namespace lockstep::base {
 
@@ -11,6 +14,20 @@ inline constexpr std::size_t kDigestBytes = 32;
 
 std::string sha256(std::string_view bytes);
 std::string hmac_sha256(std::string_view key, std::string_view bytes);
+
+// SHA-256 of bytes that do not lie together: update() with each part, then finish() once.
+class Sha256 {
+ public:
+  Sha256();
+  void update(std::string_view bytes);
+  std::string finish();
+
+ private:
+  struct Free {
+    void operator()(evp_md_ctx_st* context) const;
+  };
+  std::unique_ptr<evp_md_ctx_st, Free> context_;
+};
 
 // Bytes from the kernel's generator, fit for secrets and nonces.
 std::string random_bytes(std::size_t count);
