@@ -1,10 +1,9 @@
 // Writes first inputs for the fuzzers whose inputs are bytes of our own protocols, so that they
 // never fall behind the code: seeds DIRECTORY makes DIRECTORY/<fuzzer>/<number>.
+#include "seeds.h"
+
 #include <cstdio>
-#include <filesystem>
 #include <fstream>
-#include <string>
-#include <vector>
 
 #include "base/bytes.h"
 #include "comm/core/failure.h"
@@ -16,7 +15,8 @@
 namespace {
 
 using namespace lockstep::control;
-using Seeds = std::vector<std::string>;
+using lockstep::fuzz::Seeds;
+using lockstep::fuzz::write;
 
 std::vector<Message> messages() {
   return {Join{1, 0, 3, 900, 1000, "0.1.0", "gloo", "node", 7},
@@ -93,14 +93,14 @@ Seeds wire_seeds() {
   return seeds;
 }
 
-void write(const std::filesystem::path& directory, const Seeds& seeds) {
+}  // namespace
+
+void lockstep::fuzz::write(const std::filesystem::path& directory, const Seeds& seeds) {
   std::filesystem::create_directories(directory);
   for (std::size_t i = 0; i < seeds.size(); ++i) {
     std::ofstream(directory / std::to_string(i), std::ios::binary) << seeds[i];
   }
 }
-
-}  // namespace
 
 int main(int argc, char** argv) {
   if (argc != 2) {
@@ -113,5 +113,6 @@ int main(int argc, char** argv) {
   write(root / "fuzz_rendezvous_handshake", handshake_seeds());
   write(root / "fuzz_rendezvous_roster", roster_seeds());
   write(root / "fuzz_wire", wire_seeds());
+  lockstep::fuzz::write_format_seeds(root);
   return 0;
 }

@@ -25,6 +25,8 @@ COMM_ORDER = {"core": 0, "algorithms": 1, "thread": 1, "gloo": 1, "": 2}
 ENGINES = {"thread", "gloo"}
 INCLUDE = re.compile(r'^\s*#\s*include\s*[<"]([^">]+)[">]')
 LIBTORCH = re.compile(r"^(torch|ATen|c10)/")
+# Folders of torch/ that stand below the rest of it: sanitizers and fuzzers run over them, which LibTorch does not bear.
+WITHOUT_LIBTORCH = {"formats": {"base"}}
 
 
 def layer_of(path, root):
@@ -34,10 +36,12 @@ def layer_of(path, root):
     return PUBLIC.get(parts[-1]), ""
 
 
-def wrong_include(layer, folder, target):
-    """Why a file of (layer, folder) may not include target; None if it may."""
-    if LIBTORCH.match(target):
-        return "LibTorch below torch/" if LAYERS.index(layer) < LAYERS.index("torch") else None
+def wrong_include(layer, folder, target, ours):
+    """Why a file of (layer, folder) may not include target, a file of ours or of others; None if it may."""
+    lower = WITHOUT_LIBTORCH.get(folder) if layer == "torch" else None
+    if LIBTORCH.match(target) and not ours:
+        below = lower is not None or LAYERS.index(layer) < LAYERS.index("torch")
+        return f"LibTorch below torch/ or in {layer}/{folder}" if below else None
     parts = target.split("/")
     if parts[0] == "lockstep":
         if parts[-1] not in PUBLIC:
@@ -51,6 +55,8 @@ def wrong_include(layer, folder, target):
         return None
     if LAYERS.index(target_layer) > LAYERS.index(layer):
         return f"upward: {layer}/ includes {target_layer}/"
+    if lower is not None and target_layer not in lower and (target_layer, target_folder) != (layer, folder):
+        return f"torch/{folder} includes {target_layer}/{target_folder or ''}"
     if layer == target_layer == "comm" and target_folder is not None:
         if folder in ENGINES and target_folder in ENGINES and folder != target_folder:
             return f"engine {folder} includes engine {target_folder}"
@@ -70,9 +76,10 @@ def check(root):
             continue
         for number, line in enumerate(path.read_text().splitlines(), 1):
             match = INCLUDE.match(line)
-            reason = wrong_include(layer, folder, match.group(1)) if match else None
+            target = match.group(1) if match else ""
+            reason = wrong_include(layer, folder, target, (root / "src" / target).is_file()) if match else None
             if reason:
-                problems.append(f"{path.relative_to(root)}:{number}: {reason} ({match.group(1)})")
+                problems.append(f"{path.relative_to(root)}:{number}: {reason} ({target})")
     return problems
 
 
@@ -84,8 +91,11 @@ def self_test():
         "src/comm/core/d.h": '#include "comm/channel.h"',
         "src/control/e.cpp": "#include <torch/torch.h>",
         "src/nowhere/f.cpp": "",
+        "src/torch/formats/i.h": "#include <torch/torch.h>",
+        "src/torch/formats/j.cpp": '#include "comm/channel.h"',
     }
-    good = {"src/control/g.cpp": '#include "plan/tree.h"', "src/torch/h.cpp": "#include <ATen/ATen.h>"}
+    good = {"src/control/g.cpp": '#include "plan/tree.h"', "src/torch/h.cpp": "#include <ATen/ATen.h>",
+            "src/torch/formats/k.h": '#include "torch/formats/k.h"', "src/torch/formats/l.h": "#include <lockstep/errors.h>"}
     for name, text in {**bad, **good}.items():
         with tempfile.TemporaryDirectory() as folder:
             path = pathlib.Path(folder, name)

@@ -80,6 +80,14 @@ TEST(Hash, MatchesPublishedVectors) {
             "5bdcc146bf60754e6a042426089575c75a003f089d2739839dec58b964ec3843");
 }
 
+TEST(Hash, PartsHashLikeTheWhole) {
+  Sha256 parts;
+  parts.update("a");
+  parts.update("");
+  parts.update("bc");
+  EXPECT_EQ(parts.finish(), sha256("abc"));
+}
+
 TEST(Hash, RandomBytesDiffer) {
   std::set<std::string> seen;
   for (int i = 0; i < 100; ++i) seen.insert(random_bytes(16));

@@ -1,0 +1,75 @@
+// First inputs for the fuzzers of file formats: small files that are right.
+#include <zlib.h>
+
+#include "seeds.h"
+#include "torch/formats/cifar10.h"
+#include "torch/formats/safetensors.h"
+
+namespace {
+
+using lockstep::fuzz::Seeds;
+namespace formats = lockstep::formats;
+
+std::string gzip(std::string_view text) {
+  z_stream stream{};
+  deflateInit2(&stream, Z_DEFAULT_COMPRESSION, Z_DEFLATED, MAX_WBITS + 16, 8, Z_DEFAULT_STRATEGY);
+  std::string out(deflateBound(&stream, text.size()), '\0');
+  stream.next_in = const_cast<Bytef*>(reinterpret_cast<const Bytef*>(text.data()));
+  stream.avail_in = static_cast<uInt>(text.size());
+  stream.next_out = reinterpret_cast<Bytef*>(out.data());
+  stream.avail_out = static_cast<uInt>(out.size());
+  deflate(&stream, Z_FINISH);
+  out.resize(stream.total_out);
+  deflateEnd(&stream);
+  return out;
+}
+
+Seeds idx_seeds() {
+  return {std::string("\0\0\x08\x01\0\0\0\x03"
+                      "abc",
+                      11),
+          std::string("\0\0\x08\x03\0\0\0\x01\0\0\0\x02\0\0\0\x02"
+                      "abcd",
+                      20)};
+}
+
+Seeds gzip_seeds() {
+  return {gzip(""), gzip("a text, a text, a text"), gzip(std::string(100'000, 'x')) + gzip("y")};
+}
+
+Seeds csv_seeds() {
+  return {std::string(1, 0) + "1,2,0\n3,4,1\n",
+          "\x10"
+          "a;b;c\r\n\"1\";-2e3;1\r\n",
+          "\x01x\ty\n+1.5\t2\n\n"};
+}
+
+Seeds safetensors_seeds() {
+  const std::string data = "0123456789abcdef";
+  const auto bytes = std::as_bytes(std::span(data.data(), data.size()));
+  Seeds seeds;
+  const auto add = [&](const std::vector<formats::TensorView>& tensors,
+                       const formats::Metadata& metadata) {
+    std::string file;
+    formats::write_safetensors([&](std::string_view part) { file += part; }, tensors, metadata);
+    seeds.push_back(file);
+  };
+  add({}, {});
+  add({{"w", formats::Dtype::kF32, {2, 1}, bytes.first(8)},
+       {"n", formats::Dtype::kI64, {}, bytes.last(8)},
+       {"m", formats::Dtype::kBool, {3}, bytes.first(3)}},
+      {{"step", "12"}, {"\"\n", "\\u"}});
+  return seeds;
+}
+
+}  // namespace
+
+void lockstep::fuzz::write_format_seeds(const std::filesystem::path& root) {
+  write(root / "fuzz_idx", idx_seeds());
+  write(root / "fuzz_gzip", gzip_seeds());
+  write(root / "fuzz_cifar10", {std::string(1 + formats::kCifarImageBytes, '\x05'),
+                                std::string(2 * (1 + formats::kCifarImageBytes), '\x09')});
+  write(root / "fuzz_csv", csv_seeds());
+  write(root / "fuzz_text", {"to be or not to be"});
+  write(root / "fuzz_safetensors", safetensors_seeds());
+}

@@ -1,0 +1,71 @@
+// Writing a file so that a crash, a kill or a full disk at any moment leaves the earlier file or the
+// new one, whole, and never half of one.
+//
+// The bytes go into a file without a name (O_TMPFILE) in the directory of the target, which the
+// kernel drops by itself if the process dies. commit() brings them to the disk, gives them the
+// hidden name `.NAME.lockstep-tmp-PID`, renames that over the target, and brings the directory to
+// the disk. Where the file system knows no files without a name, the hidden name is there from the
+// beginning.
+//
+// What a killed writer may leave is a file of that hidden name. The next writer of the same target
+// removes it. A living writer holds a lock on its file, so one on another host, or in another PID
+// namespace, is never taken for a dead one; where the file system has no locks, they are left.
+#pragma once
+
+#include <string>
+#include <string_view>
+
+#include "base/fd.h"
+
+namespace lockstep::base {
+
+enum class Temporary {
+  kUnnamed,  // without a name where the file system can, else as below
+  kNamed,    // with the hidden name from the beginning
+};
+
+// One file being written.
+//
+// Threads:   one caller; several files, and several writers of one, are independent: the last
+//            commit stays.
+// Blocking:  on the disk.
+// Failure:   BadInput when the path cannot be written (no such directory, no permission, not a
+//            regular file); Unavailable when the disk is full or fails. The earlier file stays.
+// Ownership: holds its descriptors; destroyed without commit() it leaves no trace.
+class AtomicFile {
+ public:
+  // A link at `path` is followed: the file it names is replaced. The permissions of an earlier
+  // file are kept.
+  explicit AtomicFile(std::string path, Temporary temporary = Temporary::kUnnamed);
+  AtomicFile(const AtomicFile&) = delete;
+  AtomicFile& operator=(const AtomicFile&) = delete;
+  ~AtomicFile();
+
+  void write(std::string_view bytes);
+
+  // After it returns the new file is there, also after a power cut. Nothing may follow it.
+  void commit();
+
+ private:
+  void open_directory();
+  void remove_stale() const;
+  bool open_unnamed();
+  void open_named();
+  void give_name();
+  std::string temporary_name(int attempt) const;
+  [[noreturn]] void fail(const char* what, int error) const;
+
+  std::string path_;       // as the caller said, for messages
+  std::string folder_;     // of the file itself, with links followed
+  std::string name_;       // in folder_
+  std::string temporary_;  // the hidden name, while there is one
+  unsigned mode_ = 0666;   // of an earlier file, or as the umask has it
+  bool existed_ = false;
+  Fd directory_;
+  Fd file_;
+};
+
+// All of it at once.
+void write_file(const std::string& path, std::string_view bytes);
+
+}  // namespace lockstep::base
