@@ -1,4 +1,5 @@
 # make              build the command and the libraries (build/lockstep)
+# make train        train a cnn on Fashion-MNIST with one worker per core
 # make test         everything a change must pass: tests, sanitizers, checks of form, a short fuzz
 # make test-full    the same with the long ones
 # make fuzz         the fuzzers, FUZZ_SECONDS each (default 300)
@@ -7,7 +8,7 @@
 # make format       clang-format over the tree        make tidy   clang-tidy over the tree
 SHELL := /bin/bash
 .DEFAULT_GOAL := all
-.PHONY: all deps build test test-full fuzz bench format format-check tidy clean install
+.PHONY: all deps build train test test-full fuzz bench format format-check tidy clean install
 
 JOBS ?= $(shell nproc)
 FUZZ_SECONDS ?= 300
@@ -19,6 +20,14 @@ deps:
 build: deps
 	@cmake --preset dev $(CMAKE_ARGS) >/dev/null
 	@cmake --build build -j $(JOBS)
+# Only what training needs is installed and built.
+train:
+	@tools/install_deps.sh packages.txt build
+	@cmake --preset dev $(CMAKE_ARGS) >/dev/null
+	@cmake --build build --target lockstep -j $(JOBS)
+	@mkdir -p build/train
+	@build/lockstep train --model cnn --data fashion-mnist --epochs 3 --decay cosine --compare-alone \
+	  --checkpoint build/train --report build/train/report.json
 test: build
 	@tools/test.sh short
 test-full: build

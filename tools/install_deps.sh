@@ -2,13 +2,15 @@
 # Installs the Debian packages of a list that are missing: as root, or with sudo; where neither works
 # it prints the line to run. On a system without dpkg (or with other package names) it leaves the
 # choice to the user and CMake says what it misses.
+#   install_deps.sh LIST [build]     with `build`, only those above the line of dashes
 set -euo pipefail
 list=$1
+part=${2:-all}
 command -v dpkg-query >/dev/null || exit 0
 [ "${LOCKSTEP_SKIP_DEPS:-}" = 1 ] && exit 0
 missing=()
 while read -r package; do
-  case $package in ''|\#*) continue ;; esac
+  case $package in '# ----') [ "$part" = build ] && break || continue ;; ''|\#*) continue ;; esac
   dpkg-query -W -f='${Status}' "$package" 2>/dev/null | grep -q 'ok installed' || missing+=("$package")
 done <"$list"
 [ ${#missing[@]} -eq 0 ] && exit 0

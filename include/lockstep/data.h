@@ -4,6 +4,7 @@
 #include <lockstep/world.h>
 #include <torch/torch.h>
 
+#include <concepts>
 #include <cstdint>
 #include <memory>
 #include <optional>
@@ -164,7 +165,8 @@ inline Loader loader(DatasetPtr dataset, World& world, const LoaderOptions& opti
   return Loader(std::move(dataset), world, options);
 }
 template <typename TorchDataset>
-Loader loader(TorchDataset dataset, World& world, const LoaderOptions& options) {
+requires(!std::convertible_to<TorchDataset, DatasetPtr>) Loader
+    loader(TorchDataset dataset, World& world, const LoaderOptions& options) {
   return Loader(adapt(std::move(dataset)), world, options);
 }
 

@@ -9,3 +9,12 @@
 #include <lockstep/errors.h>     // the five ways a call can fail
 #include <lockstep/work.h>       // an operation under way
 #include <lockstep/world.h>      // join(): the workers training together
+
+// For LibTorch, where the library was built with it:
+#if defined(LOCKSTEP_WITH_TORCH)
+#include <lockstep/checkpoint.h>     // save() and load(): models in safetensors files
+#include <lockstep/data.h>           // data sets, the loader, the sampler
+#include <lockstep/data_parallel.h>  // data_parallel(): a model on every worker
+#include <lockstep/optim.h>          // SGD, Adam and AdamW on the flat layout
+#include <lockstep/trainer.h>        // the loop owner
+#endif

@@ -12,6 +12,8 @@
 #include <sys/wait.h>
 #include <unistd.h>
 
+#include <algorithm>
+#include <chrono>
 #include <csignal>
 #include <filesystem>
 #include <fstream>
@@ -181,12 +183,18 @@ TEST_P(AtomicFileTest, WhatCannotBeWrittenIsBadInputThatNamesIt) {
 TEST_P(AtomicFileTest, AKillAtAnyMomentLeavesTheOldOrTheNewFile) {
   constexpr std::size_t kBytes = 3 << 20;
   std::minstd_rand random(7);
+  // Within the time of two writes on this disk, so that every moment of one can be met.
+  const auto begin = std::chrono::steady_clock::now();
   put(target_, std::string(kBytes, 'a'));
+  const std::chrono::microseconds latest = std::clamp<std::chrono::microseconds>(
+      std::chrono::duration_cast<std::chrono::microseconds>(
+          2 * (std::chrono::steady_clock::now() - begin)),
+      std::chrono::milliseconds(20), std::chrono::milliseconds(400));
   int died_with_letters = 0;
   for (int round = 0; round < 100; ++round) {
     const pid_t child = ::fork();
     if (child == 0) write_letters_until_killed(target_, kBytes, GetParam());
-    ::usleep(random() % 25000);
+    ::usleep(static_cast<useconds_t>(random() % static_cast<std::uint64_t>(latest.count())));
     ::kill(child, SIGKILL);
     int status = 0;
     ::waitpid(child, &status, 0);

@@ -51,10 +51,13 @@ std::string spoken_time(double seconds) {
 }
 
 std::string with_commas(std::int64_t number) {
-  std::string text = std::to_string(number);
-  const std::int64_t first = number < 0 ? 1 : 0;
-  for (auto at = static_cast<std::int64_t>(text.size()) - 3; at > first; at -= 3)
-    text.insert(static_cast<std::size_t>(at), ",");
+  const std::string digits = std::to_string(number);
+  std::string text;
+  for (std::size_t i = 0; i < digits.size(); ++i) {
+    const bool after_digit = i > 0 && digits[i - 1] != '-';
+    if (after_digit && (digits.size() - i) % 3 == 0) text += ',';
+    text += digits[i];
+  }
   return text;
 }
 

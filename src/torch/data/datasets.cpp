@@ -206,7 +206,7 @@ DataSplits synthetic(const datasets::LoadOptions& options) {
   shape.front() = options.samples;
   const torch::Tensor target = torch::randint(options.classes, {options.samples}, generator,
                                               torch::TensorOptions().dtype(torch::kInt64));
-  const torch::Tensor data = torch::randn(shape, generator) + 0.5 * centres.index_select(0, target);
+  const torch::Tensor data = torch::randn(shape, generator) + 0.1 * centres.index_select(0, target);
   return split_rows(data, target, options.classes);
 }
 
