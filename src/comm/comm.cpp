@@ -186,7 +186,8 @@ Work Comm::reduce(std::vector<Buffer> partials, int shards, Buffer result, Reduc
   return channel_->collective(header, "reduce: " + choice.how, body);
 }
 
-Work Comm::reduce_scatter(Buffer data, std::vector<std::size_t> counts, ReduceOptions options) {
+Work Comm::reduce_scatter(Buffer data, const std::vector<std::size_t>& counts,
+                          ReduceOptions options) {
   channel_->require_usable(data);
   const Cut cut = cut_of(counts, data, size());
   if (size() == 1) return {};
@@ -199,7 +200,7 @@ Work Comm::reduce_scatter(Buffer data, std::vector<std::size_t> counts, ReduceOp
                               });
 }
 
-Work Comm::all_gather(Buffer data, std::vector<std::size_t> counts) {
+Work Comm::all_gather(Buffer data, const std::vector<std::size_t>& counts) {
   channel_->require_usable(data);
   const Cut cut = cut_of(counts, data, size());
   if (size() == 1) return {};
