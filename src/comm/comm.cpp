@@ -189,6 +189,11 @@ Work Comm::reduce(std::vector<Buffer> partials, int shards, Buffer result, Reduc
 Work Comm::reduce_scatter(Buffer data, const std::vector<std::size_t>& counts,
                           ReduceOptions options) {
   channel_->require_usable(data);
+  if (options.algorithm != Algorithm::kAutomatic && options.algorithm != Algorithm::kDirect) {
+    throw BadInput(fmt::format("reduce_scatter cannot run as {}; ask for {} or {}",
+                               name(options.algorithm), name(Algorithm::kAutomatic),
+                               name(Algorithm::kDirect)));
+  }
   const Cut cut = cut_of(counts, data, size());
   if (size() == 1) return {};
   Header header = header_of(Kind::kReduceScatter, data);
