@@ -6,6 +6,8 @@
 #include <fstream>
 
 #include "base/bytes.h"
+#include "comm/arena/card.h"
+#include "comm/arena/session.h"
 #include "comm/core/failure.h"
 #include "comm/core/header.h"
 #include "control/rendezvous/frame.h"
@@ -93,6 +95,29 @@ Seeds wire_seeds() {
   return seeds;
 }
 
+// A card, and to either end of a session the packets that it may get.
+Seeds arena_seeds() {
+  namespace comm = lockstep::comm;
+  const comm::Party lower{"the secret", "world", "arena", 0, 3};
+  const comm::Party higher{"the secret", "world", "arena", 2, 3};
+  comm::Session calling = comm::Session::to(higher, 0);
+  comm::Session listening = comm::Session::from_anyone(lower);
+  Seeds seeds{comm::encode(comm::Card{"host", "socket", 4096})};
+  std::string packet = calling.hello();
+  bool to_listener = true;
+  while (true) {
+    for (char heard = 0; heard < 3; ++heard) {
+      for (char end = 0; end < 2; ++end) {
+        seeds.push_back(std::string{end, heard, static_cast<char>(packet.size())} + packet);
+      }
+    }
+    const auto reply = (to_listener ? listening : calling).receive(packet);
+    if (!reply) return seeds;
+    packet = reply->packet;
+    to_listener = !to_listener;
+  }
+}
+
 }  // namespace
 
 void lockstep::fuzz::write(const std::filesystem::path& directory, const Seeds& seeds) {
@@ -114,5 +139,6 @@ int main(int argc, char** argv) {
   write(root / "fuzz_rendezvous_roster", roster_seeds());
   write(root / "fuzz_wire", wire_seeds());
   lockstep::fuzz::write_format_seeds(root);
+  write(root / "fuzz_arena_session", arena_seeds());
   return 0;
 }

@@ -22,7 +22,7 @@ PUBLIC = {
 # Plain data and constants, for everybody above base.
 PLAIN_DATA = {"buffer.h"}
 # Folders of comm/, from the bottom up; engines stand side by side.
-COMM_ORDER = {"core": 0, "algorithms": 1, "thread": 1, "gloo": 1, "": 2}
+COMM_ORDER = {"arena": 0, "core": 0, "algorithms": 1, "thread": 1, "gloo": 1, "": 2}
 ENGINES = {"thread", "gloo"}
 INCLUDE = re.compile(r'^\s*#\s*include\s*[<"]([^">]+)[">]')
 LIBTORCH = re.compile(r"^(torch|ATen|c10)/")

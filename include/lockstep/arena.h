@@ -1,8 +1,13 @@
 // Memory of the host that outlives generations: every worker of the host can map it.
 #pragma once
 
+#include <lockstep/bootstrap.h>
+#include <lockstep/deadline.h>
+
 #include <cstddef>
+#include <optional>
 #include <string>
+#include <vector>
 
 namespace lockstep {
 
@@ -39,7 +44,21 @@ class Arena {
   std::size_t size_ = 0;
 };
 
-// What can still be taken: the least of the host's available memory and of the cgroup's headroom.
+// Every worker's arena, by rank, mapped here; this worker's own as a second mapping of the same
+// memory. Workers of other hosts have none. Called by all workers of the bootstrap, each with an
+// arena of any size, with the same `name`, each name once.
+//
+// Descriptors go only to processes of the same user that have proven the bootstrap's secret, and
+// come only from such. Strangers at the socket are dropped, logged, and hold up nothing.
+//
+// Blocking:  until every worker has called it, by the deadline.
+// Failure:   Timeout naming the workers that did not come, PeerLost those that died on the way,
+//            Mismatch those that sent something else than their arena.
+std::vector<std::optional<Arena>> share_arenas(const Arena& mine, const std::string& name,
+                                               Bootstrap& bootstrap, Deadline deadline);
+
+// What can still be taken: the least of the host's available memory and of the cgroup's headroom,
+// the cache of files not counted as used.
 std::size_t available_memory_bytes();
 
 }  // namespace lockstep

@@ -92,10 +92,11 @@ class Comm {
 
   // `data` is cut into one piece per worker, of counts[r] elements (empty: as even as possible).
   // reduce_scatter leaves in piece rank() the reduction of it, and the other pieces undefined;
-  // all_gather fills every piece r from worker r's.
-  Work reduce_scatter(Buffer data, std::vector<std::size_t> counts = {},
+  // all_gather fills every piece r from worker r's. reduce_scatter is always direct, hence
+  // bit-stable: asking for another algorithm is BadInput.
+  Work reduce_scatter(Buffer data, const std::vector<std::size_t>& counts = {},
                       ReduceOptions options = {});
-  Work all_gather(Buffer data, std::vector<std::size_t> counts = {});
+  Work all_gather(Buffer data, const std::vector<std::size_t>& counts = {});
 
   Work broadcast(Buffer data, int root);
   Work barrier();

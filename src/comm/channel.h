@@ -17,6 +17,14 @@
 
 namespace lockstep::comm {
 
+// Threads:   one caller at a time, as the Comm above it; its queues' threads stay inside. Channels
+//            and splits of one link may be used from different threads.
+// Blocking:  collective, channel and split return at once. The destructor waits for the operations
+//            under way, which it ends first by ending the link.
+// Failure:   BadInput is thrown by the call and harms nothing; require_alive throws what ended the
+//            link, which is the same for all its channels.
+// Ownership: shares the link with its channels and splits. The buffers that a collective's body
+//            holds are borrowed until its Work completes.
 class Channel {
  public:
   explicit Channel(Group group);

@@ -186,8 +186,14 @@ Work Comm::reduce(std::vector<Buffer> partials, int shards, Buffer result, Reduc
   return channel_->collective(header, "reduce: " + choice.how, body);
 }
 
-Work Comm::reduce_scatter(Buffer data, std::vector<std::size_t> counts, ReduceOptions options) {
+Work Comm::reduce_scatter(Buffer data, const std::vector<std::size_t>& counts,
+                          ReduceOptions options) {
   channel_->require_usable(data);
+  if (options.algorithm != Algorithm::kAutomatic && options.algorithm != Algorithm::kDirect) {
+    throw BadInput(fmt::format("reduce_scatter cannot run as {}; ask for {} or {}",
+                               name(options.algorithm), name(Algorithm::kAutomatic),
+                               name(Algorithm::kDirect)));
+  }
   const Cut cut = cut_of(counts, data, size());
   if (size() == 1) return {};
   Header header = header_of(Kind::kReduceScatter, data);
@@ -199,7 +205,7 @@ Work Comm::reduce_scatter(Buffer data, std::vector<std::size_t> counts, ReduceOp
                               });
 }
 
-Work Comm::all_gather(Buffer data, std::vector<std::size_t> counts) {
+Work Comm::all_gather(Buffer data, const std::vector<std::size_t>& counts) {
   channel_->require_usable(data);
   const Cut cut = cut_of(counts, data, size());
   if (size() == 1) return {};

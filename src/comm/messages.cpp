@@ -21,20 +21,7 @@ Header message_header(const Buffer& data, std::uint64_t sequence) {
 }  // namespace
 
 std::shared_ptr<Operation> Messages::send(int to, const Buffer& data) {
-  Line& line = outgoing_[to];
-  const Header header = message_header(data, line.sequence++);
-  auto operation = std::make_shared<Operation>(
-      group_.link, fmt::format("send to rank {}", group_.members[to]),
-      [this, &line, header, to, data] {
-        Exchange exchange(group_.setting(Group::Lane::kMessages, line.scratch), header,
-                          Deadline::after(group_.timeout));
-        exchange.greet(to);
-        auto payload = exchange.send(to, data.data, data.bytes());
-        exchange.wait(payload);
-        exchange.finish();
-      });
-  line.executor.submit(operation);
-  return operation;
+  return submit(Direction::kSend, to, data);
 }
 
 std::shared_ptr<Operation> Messages::recv(int from, const Buffer& data) {
@@ -44,15 +31,21 @@ std::shared_ptr<Operation> Messages::recv(int from, const Buffer& data) {
                     "channel for recv",
                     group_.members[from]));
   }
-  Line& line = incoming_[from];
+  return submit(Direction::kRecv, from, data);
+}
+
+std::shared_ptr<Operation> Messages::submit(Direction direction, int peer, const Buffer& data) {
+  const bool sends = direction == Direction::kSend;
+  Line& line = (sends ? outgoing_ : incoming_)[peer];
   const Header header = message_header(data, line.sequence++);
   auto operation = std::make_shared<Operation>(
-      group_.link, fmt::format("recv from rank {}", group_.members[from]),
-      [this, &line, header, from, data] {
+      group_.link, fmt::format("{} rank {}", sends ? "send to" : "recv from", group_.members[peer]),
+      [this, &line, header, sends, peer, data] {
         Exchange exchange(group_.setting(Group::Lane::kMessages, line.scratch), header,
                           Deadline::after(group_.timeout));
-        exchange.expect(from);
-        auto payload = exchange.recv(from, data.data, data.bytes());
+        sends ? exchange.greet(peer) : exchange.expect(peer);
+        auto payload = sends ? exchange.send(peer, data.data, data.bytes())
+                             : exchange.recv(peer, data.data, data.bytes());
         exchange.wait(payload);
         exchange.finish();
       });

@@ -55,8 +55,10 @@ class Mailbox {
   std::thread thread_;
 };
 
-// Threads:   one caller at a time.
+// Threads:   one caller at a time; each direction of each pair has a thread that stays inside.
+// Blocking:  never; the operations returned are waited for.
 // Failure:   as Comm's.
+// Ownership: borrows the group; buffers are borrowed until their operation has ended.
 class Messages {
  public:
   explicit Messages(const Group& group) : group_(group) {}
@@ -67,12 +69,15 @@ class Messages {
   bool idle() const;
 
  private:
+  enum class Direction { kSend, kRecv };
   // One direction of one pair.
   struct Line {
     std::uint64_t sequence = 0;
     Scratch scratch;
     Executor executor;
   };
+  std::shared_ptr<Operation> submit(Direction direction, int peer, const Buffer& data);
+
   const Group& group_;
   std::map<int, Line> outgoing_;
   std::map<int, Line> incoming_;

@@ -129,8 +129,8 @@ bool Work::done() const {
 }
 
 const std::string& Work::how() const {
-  static const std::string kNothing = "nothing to do";
-  return operation_ ? operation_->how() : kNothing;
+  static const std::string nothing = "nothing to do";
+  return operation_ ? operation_->how() : nothing;
 }
 
 }  // namespace lockstep

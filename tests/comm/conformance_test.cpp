@@ -162,6 +162,24 @@ TEST_P(Conformance, ReduceScatterAndAllGatherFollowTheCounts) {
   }
 }
 
+TEST_P(Conformance, ReduceScatterRefusesWhatItCannotDoAndGoesOn) {
+  for (const int size : {1, 2}) {
+    run_all(world(size), [](Comm& comm) {
+      std::vector<std::int32_t> data(2, 1);
+      for (const Algorithm algorithm :
+           {Algorithm::kHalvingDoubling, Algorithm::kRing, Algorithm::kTree, Algorithm::kNative}) {
+        EXPECT_THROW(comm.reduce_scatter(buffer_of(data), {}, {ReduceOp::kSum, algorithm}),
+                     BadInput);
+      }
+      for (const Algorithm algorithm : {Algorithm::kAutomatic, Algorithm::kDirect}) {
+        data.assign(2, comm.rank() + 1);
+        comm.reduce_scatter(buffer_of(data), {}, {ReduceOp::kMax, algorithm}).wait();
+        EXPECT_EQ(data[comm.rank()], comm.size());
+      }
+    });
+  }
+}
+
 TEST_P(Conformance, BroadcastReachesEveryoneFromEveryRoot) {
   for (const int size : {2, 3, 5, 8}) {
     run_all(world(size), [](Comm& comm) {

@@ -141,17 +141,22 @@ void run_all(const WorldSpec& spec, const std::function<void(Comm&)>& body) {
   }
 }
 
-ProcessWorld::ProcessWorld(const WorldSpec& spec, std::function<void(Comm&)> body) : spec_(spec) {
+ProcessWorld::ProcessWorld(const WorldSpec& spec, std::function<void(Comm&)> body)
+    : ProcessWorld(spec.size, [spec, body = std::move(body)](Bootstrap& bootstrap) {
+        Comm comm = connect(spec.engine, bootstrap, options_of(spec));
+        body(comm);
+      }) {}
+
+ProcessWorld::ProcessWorld(int size, const std::function<void(Bootstrap&)>& body) : size_(size) {
   char folder[] = "/tmp/lockstep-test-XXXXXX";
   folder_ = ::mkdtemp(folder);
-  for (int rank = 0; rank < spec.size; ++rank) {
+  for (int rank = 0; rank < size; ++rank) {
     const pid_t process = ::fork();
     if (process == 0) {
       current_folder = folder_;
       const Outcome outcome = outcome_of([&] {
-        FolderBootstrap bootstrap(folder_, rank, spec.size);
-        Comm comm = connect(spec.engine, bootstrap, options_of(spec));
-        body(comm);
+        FolderBootstrap bootstrap(folder_, rank, size);
+        body(bootstrap);
       });
       publish(fmt::format("{}/outcome-{}", folder_, rank), to_text(outcome));
       ::_exit(0);
@@ -179,7 +184,7 @@ void ProcessWorld::mark(int rank, const std::string& name) {
 }
 
 void ProcessWorld::await_marks(const std::string& name, Deadline deadline) {
-  for (int rank = 0; rank < spec_.size; ++rank) {
+  for (int rank = 0; rank < size_; ++rank) {
     if (!await_file(fmt::format("{}/mark-{}-{}", folder_, name, rank), deadline)) {
       throw Timeout(fmt::format("worker {} has not reached {}", rank, name));
     }

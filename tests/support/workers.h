@@ -97,6 +97,8 @@ void run_all(const WorldSpec& spec, const std::function<void(Comm&)>& body);
 class ProcessWorld {
  public:
   ProcessWorld(const WorldSpec& spec, std::function<void(Comm&)> body);
+  // The same before there is a Comm.
+  ProcessWorld(int size, const std::function<void(Bootstrap&)>& body);
   ~ProcessWorld();  // kills what is left
 
   void signal(int rank, int number) const;
@@ -110,7 +112,7 @@ class ProcessWorld {
   static void mark(int rank, const std::string& name);
 
  private:
-  WorldSpec spec_;
+  int size_;
   std::string folder_;
   std::vector<pid_t> processes_;
 };

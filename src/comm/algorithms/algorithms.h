@@ -21,7 +21,7 @@ class Cut {
  public:
   // As even as possible in units of `granule` elements, the first ones longer.
   static Cut even(std::size_t count, int workers, std::size_t granule = 1);
-  static Cut of(std::vector<std::size_t> counts);
+  static Cut of(std::span<const std::size_t> counts);
 
   std::size_t first(int worker) const { return bounds_[worker]; }
   std::size_t count(int worker) const { return bounds_[worker + 1] - bounds_[worker]; }

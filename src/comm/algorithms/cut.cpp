@@ -7,6 +7,7 @@ namespace lockstep::comm {
 Cut Cut::even(std::size_t count, int workers, std::size_t granule) {
   const std::size_t units = (count + granule - 1) / granule;
   Cut cut;
+  cut.bounds_.reserve(static_cast<std::size_t>(workers) + 1);
   cut.bounds_.push_back(0);
   for (int worker = 0; worker < workers; ++worker) {
     const std::size_t share =
@@ -16,8 +17,9 @@ Cut Cut::even(std::size_t count, int workers, std::size_t granule) {
   return cut;
 }
 
-Cut Cut::of(std::vector<std::size_t> counts) {
+Cut Cut::of(std::span<const std::size_t> counts) {
   Cut cut;
+  cut.bounds_.reserve(counts.size() + 1);
   cut.bounds_.push_back(0);
   for (const std::size_t count : counts) cut.bounds_.push_back(cut.bounds_.back() + count);
   return cut;

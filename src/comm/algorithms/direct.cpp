@@ -136,19 +136,25 @@ std::vector<Ticket> expect_results(Exchange& exchange, Buffer result, const Cut&
 
 enum class HandOut { kNo, kYes };
 
+// What every step needs to know.
+struct Job {
+  const plan::Reduction& plan;
+  std::span<const Buffer> partials;
+  Buffer result;
+  ReduceOp op = ReduceOp::kSum;
+};
+
 // A peer sends back the sum of a piece only after it has all of that piece from here, so a result
 // may arrive where its operand lay.
-void reduce_slices(Exchange& exchange, const plan::Reduction& plan,
-                   std::span<const Buffer> partials, Buffer result, ReduceOp op, const Cut& cut,
-                   HandOut hand_out) {
-  const std::size_t piece = kPieceBytes / size_of(result.dtype);
-  OperandWindow window(exchange, plan, partials, cut, piece);
+void reduce_slices(Exchange& exchange, const Job& job, const Cut& cut, HandOut hand_out) {
+  const std::size_t piece = kPieceBytes / size_of(job.result.dtype);
+  OperandWindow window(exchange, job.plan, job.partials, cut, piece);
   std::vector<Ticket> incoming;
-  if (hand_out == HandOut::kYes) incoming = expect_results(exchange, result, cut, piece);
-  std::vector<Ticket> outgoing = send_operands(exchange, partials, cut, piece);
-  TreeSum sum(plan, result.dtype, op);
+  if (hand_out == HandOut::kYes) incoming = expect_results(exchange, job.result, cut, piece);
+  std::vector<Ticket> outgoing = send_operands(exchange, job.partials, cut, piece);
+  TreeSum sum(job.plan, job.result.dtype, job.op);
   for (std::size_t index = 0; index < window.pieces(); ++index) {
-    const Buffer part = result.slice(window.first(index), window.count(index));
+    const Buffer part = job.result.slice(window.first(index), window.count(index));
     sum.run(window.await(index), part.data, part.count);
     window.release(index);
     if (hand_out == HandOut::kNo) continue;
@@ -161,16 +167,17 @@ void reduce_slices(Exchange& exchange, const plan::Reduction& plan,
 }
 
 // Everybody owns everything: no results to hand out.
-void reduce_short(Exchange& exchange, const plan::Reduction& plan, std::span<const Buffer> partials,
-                  Buffer result, ReduceOp op) {
-  const std::size_t bytes = result.bytes();
+void reduce_short(Exchange& exchange, const Job& job) {
+  const plan::Reduction& plan = job.plan;
+  const std::size_t bytes = job.result.bytes();
   std::byte* row = exchange.scratch(plan.operands.size() * bytes);
   std::vector<const void*> pointers;
+  pointers.reserve(plan.operands.size());
   std::vector<Ticket> tickets;
   for (std::size_t i = 0; i < plan.operands.size(); ++i) {
     const int worker = plan.operands[i].worker;
     if (worker == exchange.rank()) {
-      pointers.push_back(partials[i - plan.first_of(worker)].data);
+      pointers.push_back(job.partials[i - plan.first_of(worker)].data);
     } else {
       pointers.push_back(row);
       tickets.push_back(exchange.recv(worker, row, bytes));
@@ -178,12 +185,12 @@ void reduce_short(Exchange& exchange, const plan::Reduction& plan, std::span<con
     }
   }
   for (const int peer : exchange.peers()) {
-    for (const Buffer& partial : partials) {
+    for (const Buffer& partial : job.partials) {
       tickets.push_back(exchange.send(peer, partial.data, bytes));
     }
   }
   exchange.wait_all(tickets);
-  TreeSum(plan, result.dtype, op).run(pointers, result.data, result.count);
+  TreeSum(plan, job.result.dtype, job.op).run(pointers, job.result.data, job.result.count);
 }
 
 }  // namespace
@@ -193,11 +200,12 @@ void direct_reduce(Exchange& exchange, const plan::Reduction& plan,
   LOCKSTEP_CHECK(static_cast<int>(partials.size()) == plan.count_of(exchange.rank()),
                  "a worker brings the partials that the plan gives it");
   exchange.meet(exchange.peers());
+  const Job job{plan, partials, result, op};
   if (result.bytes() <= kShortBytes) {
-    reduce_short(exchange, plan, partials, result, op);
+    reduce_short(exchange, job);
   } else {
     const Cut cut = Cut::even(result.count, exchange.size(), 64 / size_of(result.dtype));
-    reduce_slices(exchange, plan, partials, result, op, cut, HandOut::kYes);
+    reduce_slices(exchange, job, cut, HandOut::kYes);
   }
 }
 
@@ -205,7 +213,7 @@ void direct_reduce_scatter(Exchange& exchange, Buffer data, const Cut& cut, Redu
   exchange.meet(exchange.peers());
   const plan::Reduction plan = plan::plan_reduction(exchange.size(), exchange.size());
   const std::array<Buffer, 1> partials{data};
-  reduce_slices(exchange, plan, partials, data, op, cut, HandOut::kNo);
+  reduce_slices(exchange, {plan, partials, data, op}, cut, HandOut::kNo);
 }
 
 void direct_all_gather(Exchange& exchange, Buffer data, const Cut& cut) {

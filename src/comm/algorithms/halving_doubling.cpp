@@ -37,6 +37,7 @@ void swap_parts(Exchange& exchange, int peer, const Buffer& give, void* take,
 void halving_doubling_all_reduce(Exchange& exchange, Buffer data, ReduceOp op) {
   const auto steps = plan::halving_steps(exchange.rank(), exchange.size());
   std::vector<int> partners;
+  partners.reserve(steps.size());
   for (const auto& step : steps) partners.push_back(step.partner);
   exchange.meet(partners);
 

@@ -18,7 +18,7 @@
 namespace lockstep::comm {
 namespace {
 
-constexpr std::size_t kPassedPieceBytes = 1024 * 1024;
+constexpr std::size_t kPassedPieceBytes = std::size_t{1} << 20;
 
 struct Place {
   int parent = -1;

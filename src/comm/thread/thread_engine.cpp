@@ -212,6 +212,7 @@ class ThreadLink : public Link {
 std::vector<std::shared_ptr<Link>> make_thread_links(int size) {
   auto hub = std::make_shared<Hub>(size);
   std::vector<std::shared_ptr<Link>> links;
+  links.reserve(size);
   for (int rank = 0; rank < size; ++rank) links.push_back(std::make_shared<ThreadLink>(hub, rank));
   return links;
 }

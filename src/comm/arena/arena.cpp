@@ -4,18 +4,13 @@
 #include <lockstep/errors.h>
 #include <sys/mman.h>
 #include <sys/stat.h>
-#include <sys/sysinfo.h>
 #include <unistd.h>
 
 #include <algorithm>
 #include <cerrno>
 #include <cstring>
-#include <fstream>
-#include <optional>
-#include <sstream>
 #include <utility>
 
-#include "base/environment.h"
 #include "base/fd.h"
 
 namespace lockstep {
@@ -39,58 +34,7 @@ std::byte* map_shared(int fd, std::size_t bytes) {
   return static_cast<std::byte*>(memory);
 }
 
-std::optional<std::size_t> number_in_file(const std::string& path) {
-  std::ifstream file(path);
-  std::string text;
-  if (!(file >> text)) return std::nullopt;  // absent; "max" is no number either
-  const auto number = base::parse_number(text);
-  return number && *number >= 0 ? std::optional<std::size_t>(*number) : std::nullopt;
-}
-
-std::size_t host_available() {
-  std::ifstream file("/proc/meminfo");
-  std::string line;
-  while (std::getline(file, line)) {
-    std::istringstream fields(line);
-    std::string key;
-    std::size_t kib = 0;
-    if (fields >> key >> kib && key == "MemAvailable:") return kib * 1024;
-  }
-  struct sysinfo info {};
-  ::sysinfo(&info);
-  return static_cast<std::size_t>(info.freeram) * info.mem_unit;
-}
-
-// The headroom of the tightest cgroup (version 2) from this process's up to the root.
-std::optional<std::size_t> cgroup_available() {
-  std::ifstream file("/proc/self/cgroup");
-  std::string line;
-  std::optional<std::size_t> least;
-  while (std::getline(file, line)) {
-    if (line.rfind("0::", 0) != 0) continue;
-    std::string path = line.substr(3);
-    while (true) {
-      const std::string folder = "/sys/fs/cgroup" + path;
-      const auto limit = number_in_file(folder + "/memory.max");
-      const auto used = number_in_file(folder + "/memory.current");
-      if (limit && used) {
-        const std::size_t headroom = *limit > *used ? *limit - *used : 0;
-        least = least ? std::min(*least, headroom) : headroom;
-      }
-      const auto slash = path.rfind('/');
-      if (path.size() <= 1 || slash == std::string::npos) break;
-      path.resize(slash);
-    }
-  }
-  return least;
-}
-
 }  // namespace
-
-std::size_t available_memory_bytes() {
-  const std::size_t host = host_available();
-  return std::min(host, cgroup_available().value_or(host));
-}
 
 Arena Arena::create(std::size_t bytes) {
   // A memfd of any size maps without complaint and fails at the first touch, with a signal: ask

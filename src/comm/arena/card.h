@@ -1,0 +1,26 @@
+// What a worker puts in the bootstrap before arenas are handed over: where it is, where it listens.
+#pragma once
+
+#include <cstdint>
+#include <optional>
+#include <string>
+#include <string_view>
+
+namespace lockstep::comm {
+
+struct Card {
+  std::string host;         // equal for workers that can reach each other's sockets
+  std::string socket_name;  // in the abstract namespace
+  std::uint64_t bytes = 0;  // of the arena
+
+  bool operator==(const Card&) const = default;
+};
+
+std::string encode(const Card& card);
+std::optional<Card> decode_card(std::string_view bytes);
+
+// The boot of this kernel, and the namespaces without which a socket's name, or a user's number,
+// means something else: containers of one machine that share neither are two hosts.
+std::string host_identity();
+
+}  // namespace lockstep::comm

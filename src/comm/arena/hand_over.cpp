@@ -1,0 +1,298 @@
+#include "comm/arena/hand_over.h"
+
+#include <fmt/format.h>
+#include <fmt/ranges.h>
+#include <poll.h>
+
+#include <algorithm>
+
+#include "base/log.h"
+
+namespace lockstep::comm {
+namespace {
+
+using std::chrono::milliseconds;
+
+constexpr std::size_t kMostStrangers = 64;
+constexpr milliseconds kStrangerPatience{2000};
+constexpr milliseconds kPauseBetweenCalls{20};
+constexpr int kMostLogged = 8;  // a stranger must not fill a disk with our log
+
+}  // namespace
+
+HandOver::HandOver(const Arena& mine, const std::string& name, Bootstrap& bootstrap,
+                   Deadline deadline)
+    : mine_(mine),
+      deadline_(deadline),
+      party_{bootstrap.secret(), bootstrap.name(), name, bootstrap.rank(), bootstrap.size()},
+      listener_(listen_locally()),
+      peers_(bootstrap.size()) {
+  const std::string prefix = fmt::format("arena/{}/", name);
+  const std::string host = host_identity();
+  bootstrap.put(prefix + std::to_string(party_.rank),
+                encode(Card{host, listener_.name, mine.size()}), deadline);
+  fetch_cards(bootstrap, prefix, host);
+}
+
+// The last eighth of the time is kept for finding out who else is missing.
+void HandOver::fetch_cards(Bootstrap& bootstrap, const std::string& prefix,
+                           const std::string& own_host) {
+  const auto reserve = std::min<std::chrono::nanoseconds>(deadline_.left() / 8, milliseconds(500));
+  const auto patient = Deadline::at(deadline_.when() - reserve);
+  std::vector<int> missing;
+  for (int rank = 0; rank < party_.size; ++rank) {
+    if (rank == party_.rank) continue;
+    const auto until =
+        missing.empty() ? patient : earlier(deadline_, Deadline::after(reserve / party_.size));
+    try {
+      auto card = decode_card(bootstrap.get(prefix + std::to_string(rank), until));
+      if (!card) {
+        throw Mismatch(fmt::format("rank {} hands over its arena in a way that rank {} does not "
+                                   "know; build every worker from one version",
+                                   rank, party_.rank),
+                       {rank});
+      }
+      if (card->host == own_host) peers_[rank].card = std::move(card);
+    } catch (const Timeout&) {
+      missing.push_back(rank);
+    }
+  }
+  if (missing.empty()) return;
+  throw Timeout(fmt::format("rank {} has not heard of the arena '{}' of rank {}; see what they are "
+                            "doing, or allow more time",
+                            party_.rank, party_.arena, fmt::join(missing, ", ")),
+                missing);
+}
+
+std::vector<std::optional<Arena>> HandOver::run() {
+  while (anybody_pending() && !deadline_.expired()) {
+    call_lower_ranks();
+    if (anybody_pending()) wait_for_news();
+    drop_stalling_strangers();
+    connections_.remove_if([](const Connection& connection) { return !connection.socket; });
+  }
+  std::vector<std::optional<Arena>> arenas;
+  arenas.reserve(peers_.size());
+  for (Peer& peer : peers_) {
+    if (peer.card && !peer.arena) report();
+    arenas.push_back(std::move(peer.arena));
+  }
+  arenas[party_.rank] = Arena::attach(mine_.fd(), mine_.size());
+  return arenas;
+}
+
+bool HandOver::anybody_pending() const {
+  return std::any_of(peers_.begin(), peers_.end(), [](const Peer& peer) { return peer.pending(); });
+}
+
+void HandOver::call_lower_ranks() {
+  const auto now = Deadline::Clock::now();
+  for (int rank = 0; rank < party_.rank; ++rank) {
+    const Peer& peer = peers_[rank];
+    if (peer.pending() && !peer.called && peer.call_at <= now) call(rank);
+  }
+}
+
+void HandOver::call(int rank) {
+  Peer& peer = peers_[rank];
+  CallResult result = call_locally(peer.card->socket_name);
+  if (result.call == Call::kNobody) {
+    return fail(rank, ErrorKind::kPeerLost, "nobody listens at its socket any more");
+  }
+  if (result.call == Call::kBusy) {
+    peer.hindrance = "too many wait at its socket";
+    peer.call_at = Deadline::Clock::now() + kPauseBetweenCalls;
+    return;
+  }
+  if (!is_of_this_user(result.socket.get())) {
+    return fail(rank, ErrorKind::kPeerLost, "a process of another user listens at its socket");
+  }
+  peer.called = true;
+  connections_.push_back(
+      {std::move(result.socket), Session::to(party_, rank), Deadline::Clock::now()});
+  answer(connections_.back(), {connections_.back().session.hello()});
+}
+
+void HandOver::wait_for_news() {
+  std::vector<pollfd> entries{{listener_.socket.get(), POLLIN, 0}};
+  std::vector<Connection*> behind{nullptr};
+  for (Connection& connection : connections_) {
+    if (!connection.socket) continue;
+    entries.push_back({connection.socket.get(), POLLIN, 0});
+    behind.push_back(&connection);
+  }
+  const auto due = next_due();
+  const auto until = due ? earlier(deadline_, Deadline::at(*due)) : deadline_;
+  if (::poll(entries.data(), entries.size(), until.left_ms()) <= 0) return;
+  for (std::size_t i = 1; i < entries.size(); ++i) {
+    // An earlier one may have ended this one.
+    if (entries[i].revents != 0 && behind[i]->socket) serve(*behind[i]);
+  }
+  if (entries[0].revents != 0) accept_all();
+}
+
+// When something is to be done though nothing arrives.
+std::optional<HandOver::TimePoint> HandOver::next_due() const {
+  std::optional<TimePoint> due;
+  const auto consider = [&](TimePoint when) { due = std::min(due.value_or(when), when); };
+  for (int rank = 0; rank < party_.rank; ++rank) {
+    if (peers_[rank].pending() && !peers_[rank].called) consider(peers_[rank].call_at);
+  }
+  for (const Connection& connection : connections_) {
+    if (connection.stranger()) consider(connection.opened + kStrangerPatience);
+  }
+  return due;
+}
+
+void HandOver::accept_all() {
+  while (true) {
+    bool exhausted = false;
+    base::Fd caller = accept_locally(listener_.socket.get(), exhausted);
+    if (exhausted) return drop_oldest_stranger("no descriptors are left");
+    if (!caller) return;
+    connections_.push_back(
+        {std::move(caller), Session::from_anyone(party_), Deadline::Clock::now()});
+    if (!is_of_this_user(connections_.back().socket.get())) {
+      drop(connections_.back(), "runs as another user");
+    }
+    const auto strangers = std::count_if(
+        connections_.begin(), connections_.end(),
+        [](const Connection& connection) { return connection.socket && connection.stranger(); });
+    if (static_cast<std::size_t>(strangers) > kMostStrangers) {
+      drop_oldest_stranger("came in a crowd");
+    }
+  }
+}
+
+void HandOver::drop_oldest_stranger(const char* why) {
+  const auto oldest = std::find_if(
+      connections_.begin(), connections_.end(),
+      [](const Connection& connection) { return connection.socket && connection.stranger(); });
+  if (oldest == connections_.end()) {
+    throw Unavailable(fmt::format(
+        "rank {} has no descriptors left to hand its arena over; raise `ulimit -n`", party_.rank));
+  }
+  drop(*oldest, why);
+}
+
+void HandOver::drop_stalling_strangers() {
+  const auto now = Deadline::Clock::now();
+  for (Connection& connection : connections_) {
+    if (connection.socket && connection.stranger() &&
+        connection.opened + kStrangerPatience <= now) {
+      drop(connection, "stalled");
+    }
+  }
+}
+
+void HandOver::serve(Connection& connection) {
+  Session& session = connection.session;
+  const bool expects_arena = session.expects_arena();
+  Packet packet = receive_packet(connection.socket.get(), kMostPacketBytes,
+                                 expects_arena ? Descriptors::kTaken : Descriptors::kRefused);
+  if (packet.arrival == Arrival::kNothingYet) return;
+  if (packet.arrival == Arrival::kEnd) return ended(connection, "closed the connection");
+  if (packet.arrival == Arrival::kBadPacket) {
+    return ended(connection, "sent a packet with more in it than there is room for");
+  }
+  if (expects_arena && !take_arena(connection, std::move(packet.descriptors))) return;
+  const auto reply = session.receive(packet.bytes);
+  if (session.state() == Session::State::kEnded) return ended(connection, session.why());
+  if (!session.connects() && !peers_[session.peer()].card) {
+    return ended(connection, "claims the rank of a worker of another host");
+  }
+  if (reply) answer(connection, *reply);
+  if (session.state() == Session::State::kDone) connection.socket.reset();
+}
+
+// Maps what a proven peer has sent; false when it is no arena.
+bool HandOver::take_arena(Connection& connection, std::vector<base::Fd> descriptors) {
+  const int rank = connection.session.peer();
+  Peer& peer = peers_[rank];
+  try {
+    if (descriptors.size() != 1) throw Mismatch("it did not send one descriptor");
+    peer.arena = Arena::attach(descriptors[0].get(), peer.card->bytes);
+    return true;
+  } catch (const Error& error) {
+    fail(rank, error.kind(), error.what());
+    connection.socket.reset();
+    return false;
+  }
+}
+
+void HandOver::answer(Connection& connection, const Session::Reply& reply) {
+  if (!send_packet(connection.socket.get(), reply.packet, reply.with_arena ? mine_.fd() : -1)) {
+    ended(connection, "does not take what is sent to it");
+  }
+}
+
+// A connection came to nothing. What that means depends on who it was with.
+void HandOver::ended(Connection& connection, const std::string& why) {
+  if (connection.stranger()) return drop(connection, why);
+  const Session& session = connection.session;
+  const int rank = session.peer();
+  Peer& peer = peers_[rank];
+  connection.socket.reset();
+  if (session.connects() && session.state() == Session::State::kShaking) {
+    // It took this worker for a stranger, or it has died: the next call tells.
+    peer.called = false;
+    peer.call_at = Deadline::Clock::now() + kPauseBetweenCalls;
+    peer.hindrance = "it " + why;
+    return;
+  }
+  peer.arena.reset();
+  fail(rank, ErrorKind::kPeerLost, "it " + why);
+}
+
+void HandOver::drop(Connection& connection, const std::string& why) {
+  connection.socket.reset();
+  if (++strangers_dropped_ > kMostLogged) return;
+  base::log(base::LogLevel::kWarn, "rank {} dropped a stranger at its arena's socket: it {}{}",
+            party_.rank, why,
+            strangers_dropped_ == kMostLogged ? "; more of them are not logged" : "");
+}
+
+void HandOver::fail(int rank, ErrorKind kind, const std::string& what) {
+  if (!peers_[rank].failing) peers_[rank].failing = Failing{kind, what};
+}
+
+// What happened to the peers: the first that failed gives the kind, else those that are late.
+void HandOver::report() const {
+  std::vector<int> late;
+  std::vector<int> failed;
+  std::string why;
+  ErrorKind kind = ErrorKind::kTimeout;
+  for (int rank = 0; rank < party_.size; ++rank) {
+    const Peer& peer = peers_[rank];
+    if (peer.pending()) {
+      late.push_back(rank);
+      if (!peer.hindrance.empty()) why += fmt::format("; rank {}: {}", rank, peer.hindrance);
+    } else if (peer.failing) {
+      if (failed.empty()) kind = peer.failing->kind;
+      failed.push_back(rank);
+      why += fmt::format("; rank {}: {}", rank, peer.failing->what);
+    }
+  }
+  if (!failed.empty()) {
+    raise(kind,
+          fmt::format("rank {} did not get the arena '{}' of rank {}{}", party_.rank, party_.arena,
+                      fmt::join(failed, ", "), why),
+          failed);
+  }
+  throw Timeout(
+      fmt::format("rank {} waited for the arena '{}' of rank {} until its deadline{}; see "
+                  "what they are doing, or allow more time",
+                  party_.rank, party_.arena, fmt::join(late, ", "), why),
+      late);
+}
+
+}  // namespace lockstep::comm
+
+namespace lockstep {
+
+std::vector<std::optional<Arena>> share_arenas(const Arena& mine, const std::string& name,
+                                               Bootstrap& bootstrap, Deadline deadline) {
+  return comm::HandOver(mine, name, bootstrap, deadline).run();
+}
+
+}  // namespace lockstep
