@@ -1,20 +1,41 @@
 #!/usr/bin/env bash
-# Installs Lockstep into an empty folder, builds examples/hello against it as a user would, and runs it on 3
-# workers with the installed command.
-#   run.sh BUILD_DIR SOURCE_DIR
+# Installs Lockstep into an empty folder, builds the examples against it as a user would, and runs them with the
+# installed command.
+#   run.sh BUILD_DIR SOURCE_DIR [torch]      with `torch`, also what needs LibTorch
 set -euo pipefail
 build=$1
 source=$2
 work=$(mktemp -d "${TMPDIR:-/tmp}/lockstep install XXXXXX")  # a path with spaces
 trap 'rm -rf "$work"' EXIT
 cmake --install "$build" --prefix "$work/prefix" >"$work/install.log"
-cmake -S "$source/examples/hello" -B "$work/build" -G Ninja -DCMAKE_PREFIX_PATH="$work/prefix" \
-      -DCMAKE_CXX_FLAGS="${LOCKSTEP_CONSUMER_FLAGS:-}" >"$work/configure.log"
-cmake --build "$work/build" >"$work/build.log" || { cat "$work/build.log"; exit 1; }
+build_example() {
+  cmake -S "$source/examples/$1" -B "$work/$1" -G Ninja -DCMAKE_PREFIX_PATH="$work/prefix" \
+        -DCMAKE_CXX_FLAGS="${LOCKSTEP_CONSUMER_FLAGS:-}" >"$work/configure.log" 2>&1 ||
+    { cat "$work/configure.log"; exit 1; }
+  cmake --build "$work/$1" >"$work/build.log" || { cat "$work/build.log"; exit 1; }
+}
+build_example hello
 if find "$work/prefix/include" -name '*.h' -newer /dev/null | grep -v '/include/lockstep/'; then
   echo "installed a header outside include/lockstep"
   exit 1
 fi
-"$work/build/hello" | grep -qx 'rank 0 of 1: the sum of all ranks is 0'
-"$work/prefix/bin/lockstep" run -n 3 -- "$work/build/hello" >"$work/out"
+"$work/hello/hello" | grep -qx 'rank 0 of 1: the sum of all ranks is 0'
+"$work/prefix/bin/lockstep" run -n 3 -- "$work/hello/hello" >"$work/out"
 for rank in 0 1 2; do grep -q "rank $rank of 3: the sum of all ranks is 3" "$work/out"; done
+
+[ "${3:-}" = torch ] || exit 0
+# The loop of the README: alone, and on 3 workers, which see the same data and learn the same.
+build_example train
+cd "$work"
+export OMP_NUM_THREADS=1 OPENBLAS_NUM_THREADS=1
+train/plain | tee plain.out | grep -q 'epoch 4: loss 0\.'
+train/train >alone.out
+test -s net.safetensors
+rm net.safetensors
+"$work/prefix/bin/lockstep" run -n 4 -- train/train | sed 's/^\[0\] //' >four.out
+test -s net.safetensors
+grep -q 'epoch 4: loss 0\.' four.out
+# Equal batches and equal weights: only the order of additions differs.
+paste alone.out four.out | awk '{ d = $4 - $8; if (d < -0.05 || d > 0.05) { print "apart: " $0; exit 1 } }'
+"$work/prefix/bin/lockstep" train --model mlp --data synthetic --steps 2 --global-batch 8 --workers 2 --quiet |
+  grep -q 'Trained after 2 steps'

@@ -220,7 +220,8 @@ TEST_F(DataFiles, WhatIsAbsentOrStrangeGivesOneClearLine) {
   EXPECT_THAT(message_of(file("short.txt", "abc")), HasSubstr("too few"));
   EXPECT_THAT(message_of(file("few.csv", "1,0\n2,1\n")), HasSubstr("at least 10"));
   EXPECT_THAT(message_of(file("bad.csv", "1,0\nx,1\n")), HasSubstr("bad.csv"));
-  file("train-images-idx3-ubyte", "not an IDX file");
+  for (const char* name : {"train-images-idx3-ubyte", "train-labels-idx1-ubyte"})
+    file(name, "not an IDX file");
   EXPECT_THAT(message_of(folder_.string()), HasSubstr("train-images-idx3-ubyte"));
 }
 

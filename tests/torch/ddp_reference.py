@@ -1,6 +1,6 @@
 """One worker of PyTorch's DistributedDataParallel over Gloo, on the models of `lockstep train`.
 
-    ddp_reference.py MODEL OPTIMIZER ACCUMULATE INPUTS OUTPUT
+    ddp_reference.py MODEL OPTIMIZER LR ACCUMULATE INPUTS OUTPUT
 
 INPUTS (safetensors) has the initial values as model.*, all samples as data and target, and as indices[step][shard]
 the samples of each micro-batch. Writes the final values to OUTPUT. Knows nothing of Lockstep.
@@ -116,8 +116,8 @@ class Gpt(nn.Module):
 
 
 def main():
-    name, optimizer_name, accumulate, inputs, output = sys.argv[1:]
-    accumulate = int(accumulate)
+    name, optimizer_name, lr, accumulate, inputs, output = sys.argv[1:]
+    lr, accumulate = float(lr), int(accumulate)
     torch.set_num_threads(1)
     if not torch.backends.mkldnn.is_available() or "aarch64" in __import__("platform").machine():
         torch._C._set_mkldnn_enabled(False)  # as `lockstep train` has it there
@@ -128,9 +128,9 @@ def main():
     net.load_state_dict({key[6:]: value for key, value in values.items() if key.startswith("model.")})
     model = nn.parallel.DistributedDataParallel(net)
     if optimizer_name == "adamw":
-        optimizer = torch.optim.AdamW(model.parameters(), lr=0.001, weight_decay=0.01)
+        optimizer = torch.optim.AdamW(model.parameters(), lr=lr, weight_decay=0.01)
     else:
-        optimizer = torch.optim.SGD(model.parameters(), lr=0.05, momentum=0.9, weight_decay=5e-4)
+        optimizer = torch.optim.SGD(model.parameters(), lr=lr, momentum=0.9, weight_decay=5e-4)
     for step in values["indices"]:
         optimizer.zero_grad()
         for i in range(accumulate):

@@ -53,8 +53,21 @@ void PrintTo(const Case& c, std::ostream* out) {
        << " passes";
 }
 
-constexpr std::int64_t kGlobalBatch = 32;
 constexpr std::int64_t kContext = 32;
+
+// A ReLU whose input is within rounding of zero may fall on either side of it, and the weights behind it
+// then part by far more than rounding. 6,144 of them, 32 samples and 20 steps meet one in every third run
+// (measured: 1e-4 in one tensor with SGD, at one set of shards and not at another); a quarter of the samples
+// and smaller steps met none in 24 runs.
+bool is_wide(const Case& c) {
+  return c.model == "mlp";
+}
+std::int64_t global_batch(const Case& c) {
+  return is_wide(c) ? 8 : 32;
+}
+double learning_rate(const Case& c) {
+  return (c.optimizer == "sgd" ? 0.05 : 1e-3) / (is_wide(c) ? 10 : 1);
+}
 
 int shards_of(const Case& c) {
   return c.workers * c.accumulate;
@@ -90,11 +103,10 @@ void run_lockstep(const Case& c, const Folder& folder, const std::string& data) 
   std::ostringstream command;
   command << "'" LOCKSTEP_COMMAND "' train --quiet --model " << c.model << " --data '" << data
           << "' --optimizer " << c.optimizer << " --workers " << c.workers << " --accumulate "
-          << c.accumulate << " --steps " << kSteps << " --global-batch " << kGlobalBatch
+          << c.accumulate << " --steps " << kSteps << " --global-batch " << global_batch(c)
           << " --context " << kContext << " --seed " << kSeed << " --dropout " << c.dropout
-          << " --lr " << (c.optimizer == "sgd" ? "0.05" : "0.001")
-          << " --bucket-bytes 100000 --checkpoint '" << (folder / "run") << "' > '"
-          << (folder / "out") << "' 2>&1";
+          << " --lr " << learning_rate(c) << " --bucket-bytes 100000 --checkpoint '"
+          << (folder / "run") << "' > '" << (folder / "out") << "' 2>&1";
   const int status = std::system(command.str().c_str());
   std::ifstream out(folder / "out");
   ASSERT_EQ(status, 0) << std::string(std::istreambuf_iterator<char>(out), {});
@@ -103,10 +115,11 @@ void run_lockstep(const Case& c, const Folder& folder, const std::string& data) 
 std::unique_ptr<torch::optim::Optimizer> stock_optimizer(const Case& c, models::Net& net) {
   if (c.optimizer == "adamw") {
     return std::make_unique<torch::optim::AdamW>(
-        net.parameters(), torch::optim::AdamWOptions(0.001).weight_decay(0.01));
+        net.parameters(), torch::optim::AdamWOptions(learning_rate(c)).weight_decay(0.01));
   }
   return std::make_unique<torch::optim::SGD>(
-      net.parameters(), torch::optim::SGDOptions(0.05).momentum(0.9).weight_decay(5e-4));
+      net.parameters(),
+      torch::optim::SGDOptions(learning_rate(c)).momentum(0.9).weight_decay(5e-4));
 }
 
 std::vector<torch::Tensor> copies(const std::vector<torch::Tensor>& tensors) {
@@ -120,7 +133,7 @@ std::vector<torch::Tensor> copies(const std::vector<torch::Tensor>& tensors) {
 std::shared_ptr<models::Net> plain_loop(const Case& c, const DataSplits& data) {
   auto net = model_for(c, data.shape);
   auto optimizer = stock_optimizer(c, *net);
-  plan::Batches batches({data.train->size(), kGlobalBatch, shards_of(c), kSeed});
+  plan::Batches batches({data.train->size(), global_batch(c), shards_of(c), kSeed});
   for (int step = 0; step < kSteps; ++step) {
     net->zero_grad(false);
     const auto before = copies(net->buffers());
@@ -222,7 +235,7 @@ void write_inputs(const Case& c, const DataSplits& data, const std::string& path
   std::vector<std::int64_t> all(static_cast<std::size_t>(data.train->size()));
   std::iota(all.begin(), all.end(), 0);
   const Batch whole = data.train->batch(all);
-  plan::Batches batches({data.train->size(), kGlobalBatch, shards_of(c), kSeed});
+  plan::Batches batches({data.train->size(), global_batch(c), shards_of(c), kSeed});
   std::vector<std::int64_t> indices;
   for (int step = 0; step < kSteps; ++step) {
     for (int shard = 0; shard < shards_of(c); ++shard) {
@@ -249,9 +262,9 @@ TEST_P(AgainstPyTorchDdp, TwentyStepsGiveTheSameWeights) {
   write_inputs(c, splits, folder / "inputs.safetensors");
   std::ostringstream command;
   command << "'" LOCKSTEP_COMMAND "' run -q -n " << c.workers << " -- /usr/bin/python3 '"
-          << DDP_SCRIPT << "' " << c.model << ' ' << c.optimizer << ' ' << c.accumulate << " '"
-          << (folder / "inputs.safetensors") << "' '" << (folder / "ddp.safetensors") << "' > '"
-          << (folder / "ddp.out") << "' 2>&1";
+          << DDP_SCRIPT << "' " << c.model << ' ' << c.optimizer << ' ' << learning_rate(c) << ' '
+          << c.accumulate << " '" << (folder / "inputs.safetensors") << "' '"
+          << (folder / "ddp.safetensors") << "' > '" << (folder / "ddp.out") << "' 2>&1";
   const int status = std::system(command.str().c_str());
   std::ifstream out(folder / "ddp.out");
   ASSERT_EQ(status, 0) << std::string(std::istreambuf_iterator<char>(out), {});

@@ -34,6 +34,7 @@ void install_signal_handlers() {
   action.sa_flags = SA_RESTART;
   ::sigaction(SIGINT, &action, nullptr);
   ::sigaction(SIGTERM, &action, nullptr);
+  std::signal(SIGXFSZ, SIG_IGN);  // a file-size limit is a full disk to us, not a reason to die
 }
 
 bool is_leader() {

@@ -1,0 +1,276 @@
+// `lockstep train` as a person runs it: what it prints, keeps and refuses, and how it ends.
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+#include <unistd.h>
+
+#include <csignal>
+#include <filesystem>
+#include <fstream>
+#include <nlohmann/json.hpp>
+#include <random>
+#include <thread>
+
+#include "tests/launcher/command.h"
+
+namespace lockstep::testing {
+namespace {
+
+namespace fs = std::filesystem;
+using ::testing::HasSubstr;
+using ::testing::IsEmpty;
+using ::testing::Not;
+using ::testing::SizeIs;
+
+class Train : public ::testing::Test {
+ protected:
+  Train() {
+    std::string pattern = (fs::temp_directory_path() / "lockstep train XXXXXX").string();
+    folder_ = ::mkdtemp(pattern.data());
+  }
+  ~Train() override { fs::remove_all(folder_); }
+
+  std::string path(const std::string& name) const { return (folder_ / name).string(); }
+
+  // A small job: some 10 ms a step.
+  Command start(std::vector<std::string> options) const {
+    std::vector<std::string> arguments = {LOCKSTEP_BINARY,  "train",     "--model",          "cnn",
+                                          "--data",         "synthetic", "--workers",        "2",
+                                          "--global-batch", "8",         "--loader-threads", "1"};
+    arguments.insert(arguments.end(), options.begin(), options.end());
+    return Command(arguments, {marker_});
+  }
+
+  Command finished(std::vector<std::string> options) const {
+    Command command = start(std::move(options));
+    EXPECT_TRUE(command.finish(seconds(100)));
+    return command;
+  }
+
+  nlohmann::json report_of(std::vector<std::string> options) const {
+    options.insert(options.end(), {"--quiet", "--report", path("report.json")});
+    Command command = finished(options);
+    EXPECT_EQ(command.exit_code(), 0) << command.err();
+    std::ifstream file(path("report.json"));
+    return nlohmann::json::parse(file);
+  }
+
+  // One line on standard error, the exit code, and nobody left.
+  void expect_refusal(const Command& command, const std::string& piece, int code) const {
+    EXPECT_EQ(command.exit_code(), code) << command.out() << command.err();
+    EXPECT_THAT(lines_of(command.err()), SizeIs(1)) << command.err();
+    EXPECT_THAT(command.err(), HasSubstr(piece));
+    EXPECT_THAT(processes_with(marker_), IsEmpty());
+  }
+
+  fs::path folder_;
+  std::string marker_ = make_marker();
+};
+
+TEST_F(Train, WritesAReportWithEverythingThatCanBeAsked) {
+  const auto report = report_of({"--steps", "6", "--checkpoint", path("run")});
+  EXPECT_EQ(report["workers"], 2);
+  EXPECT_EQ(report["engine"], "gloo");
+  EXPECT_EQ(report["model"], "cnn");
+  EXPECT_EQ(report["parameters"], 421'642);
+  EXPECT_EQ(report["steps"], 6);
+  EXPECT_GT(report["final_loss"].get<double>(), 0);
+  EXPECT_GT(report["test_accuracy"].get<double>(), 0);
+  EXPECT_GT(report["samples_per_second"].get<double>(), 0);
+  EXPECT_GE(report["step_ms"]["p95"].get<double>(), report["step_ms"]["p50"].get<double>());
+  EXPECT_GE(report["exposed_comm_ms"]["p50"].get<double>(), 0);
+  EXPECT_EQ(report["replicas_identical"], true);
+  EXPECT_EQ(report["weights_sha256"].get<std::string>().size(), 64U);
+  EXPECT_TRUE(fs::exists(report["checkpoint"].get<std::string>()));
+}
+
+TEST_F(Train, TheSameJobGivesTheSameBitsWhateverTheBucketsAndTheAlgorithm) {
+  const auto hash = [&](std::vector<std::string> options) {
+    options.insert(options.end(), {"--steps", "5", "--workers", "4"});
+    return report_of(options)["weights_sha256"];
+  };
+  const auto first = hash({});
+  EXPECT_EQ(hash({"--bucket-bytes", "1000"}), first);
+  EXPECT_EQ(hash({"--algorithm", "halving-doubling", "--bucket-bytes", "100000"}), first);
+  EXPECT_NE(hash({"--seed", "1"}), first);
+}
+
+TEST_F(Train, PrintsPlainLinesAndASummaryWhenPiped) {
+  Command command = finished({"--steps", "5"});
+  EXPECT_EQ(command.exit_code(), 0);
+  EXPECT_THAT(command.err(), IsEmpty());
+  EXPECT_THAT(command.out(), HasSubstr("cnn on synthetic: 421,642 parameters"));
+  EXPECT_THAT(command.out(), HasSubstr("step 5/5"));
+  EXPECT_THAT(command.out(), HasSubstr("Trained after 5 steps"));
+  EXPECT_THAT(command.out(), HasSubstr("identical"));
+  EXPECT_THAT(command.out(), Not(HasSubstr("\033")));
+  EXPECT_THAT(command.out(), Not(HasSubstr("\r")));
+}
+
+TEST_F(Train, ResumesToTheSameBits) {
+  const std::vector<std::string> job = {"--optimizer", "adamw", "--accumulate", "2"};
+  const auto with = [&](std::vector<std::string> more) {
+    more.insert(more.end(), job.begin(), job.end());
+    return report_of(more);
+  };
+  const auto straight = with({"--steps", "9"});
+  const auto half = with({"--steps", "4", "--checkpoint", path("run")});
+  EXPECT_NE(half["weights_sha256"], straight["weights_sha256"]);
+  const auto resumed = with({"--steps", "9", "--checkpoint", path("run"), "--resume"});
+  EXPECT_EQ(resumed["first_step"], 4);
+  EXPECT_EQ(resumed["weights_sha256"], straight["weights_sha256"]);
+}
+
+TEST_F(Train, ResumesInTheMiddleOfAnEpochWithAShortLastBatch) {
+  // 3,687 samples in batches of 500: the last of an epoch has 187.
+  const std::vector<std::string> job = {"--model", "mlp", "--global-batch", "500"};
+  const auto with = [&](std::vector<std::string> more) {
+    more.insert(more.begin(), job.begin(), job.end());
+    return report_of(more);
+  };
+  const auto straight = with({"--steps", "9"});
+  with({"--steps", "7", "--checkpoint", path("run")});
+  const auto resumed = with({"--steps", "9", "--checkpoint", path("run"), "--resume"});
+  EXPECT_EQ(resumed["weights_sha256"], straight["weights_sha256"]);
+}
+
+TEST_F(Train, CtrlCWritesACheckpointAndEnds) {
+  Command command = start({"--steps", "100000", "--checkpoint", path("run")});
+  ASSERT_TRUE(command.wait_for("step 1/", 1, seconds(60)));
+  command.signal(SIGINT);
+  ASSERT_TRUE(command.finish(seconds(30)));
+  EXPECT_EQ(command.exit_code(), 130);
+  EXPECT_THAT(command.out(), HasSubstr("Stopped after"));
+  EXPECT_TRUE(fs::exists(path("run/checkpoint.safetensors")));
+  EXPECT_THAT(processes_with(marker_), IsEmpty());
+  const auto resumed = report_of({"--steps", "1", "--checkpoint", path("run"), "--resume"});
+  EXPECT_GT(resumed["first_step"].get<int>(), 0);
+}
+
+TEST_F(Train, AKillAtAnyMomentLeavesAWholeCheckpoint) {
+  const std::vector<std::string> job = {
+      "--steps", "100000", "--checkpoint", path("run"), "--checkpoint-every", "1", "--resume"};
+  std::mt19937 random(1);
+  int last = 0;
+  for (int round = 0; round < 4; ++round) {
+    Command command = start(job);
+    ASSERT_TRUE(command.wait_for("step ", 1, seconds(60)));
+    ::usleep(std::uniform_int_distribution<useconds_t>(0, 400'000)(random));
+    command.signal(SIGKILL);
+    ASSERT_TRUE(command.finish(seconds(20)));
+    Command check = finished({"--steps", "1", "--quiet", "--checkpoint", path("run"), "--resume",
+                              "--report", path("report.json")});
+    ASSERT_EQ(check.exit_code(), 0) << check.err();
+    std::ifstream file(path("report.json"));
+    const int step = nlohmann::json::parse(file)["first_step"];
+    EXPECT_GE(step, last);
+    last = step;
+  }
+  EXPECT_GT(last, 0);
+  std::vector<std::string> names;
+  for (const auto& entry : fs::directory_iterator(path("run")))
+    names.push_back(entry.path().filename());
+  EXPECT_THAT(names, SizeIs(1));
+}
+
+TEST_F(Train, AKilledWorkerIsNamedAndTheRestEnds) {
+  Command command = start({"--steps", "100000"});
+  ASSERT_TRUE(command.wait_for("step 1/", 1, seconds(60)));
+  pid_t victim = 0;
+  for (const pid_t pid : processes_with(marker_)) {
+    std::ifstream file("/proc/" + std::to_string(pid) + "/environ");
+    const std::string environment(std::istreambuf_iterator<char>(file), {});
+    if (environment.find(std::string("\0RANK=1\0", 8)) != std::string::npos) victim = pid;
+  }
+  ASSERT_GT(victim, 0);
+  ::kill(victim, SIGKILL);
+  ASSERT_TRUE(command.finish(seconds(20)));
+  EXPECT_EQ(command.exit_code(), 137);
+  EXPECT_THAT(command.err(), HasSubstr("rank 1"));
+  EXPECT_THAT(command.err(), HasSubstr("SIGKILL"));
+  EXPECT_THAT(processes_with(marker_), IsEmpty());
+}
+
+TEST_F(Train, RefusesWhatItCannotUnderstandBeforeItStartsAnything) {
+  expect_refusal(finished({"--model", "vgg"}), "--model vgg: choose from mlp", 2);
+  expect_refusal(finished({"--modle", "mlp"}), "unknown option --modle", 2);
+  expect_refusal(finished({"--data", path("none")}), "there is no such file", 2);
+  expect_refusal(finished({"--global-batch", "1"}), "smaller than the 2 workers", 2);
+  expect_refusal(finished({"--global-batch", "9"}), "choose a multiple of 2", 2);
+  expect_refusal(finished({"--epochs", "1", "--steps", "1"}), "either --epochs or --steps", 2);
+  expect_refusal(finished({"--workers", "0"}), "--workers 0", 2);
+  expect_refusal(finished({"--lr", "fast"}), "--lr", 2);
+  expect_refusal(finished({"--resume"}), "add --checkpoint DIR", 2);
+  expect_refusal(finished({"--report", path("none/report.json")}), "there is no directory", 2);
+  expect_refusal(finished({"--engine", "pigeon", "--quiet"}), "pigeon", 2);
+}
+
+TEST_F(Train, RefusesDataThatTheModelCannotRead) {
+  expect_refusal(finished({"--model", "gpt", "--quiet"}), "gpt reads text", 2);
+  std::ofstream(path("damaged.csv")) << "1,2,0\n3,x,1\n";
+  expect_refusal(finished({"--model", "mlp", "--data", path("damaged.csv"), "--quiet"}),
+                 "damaged.csv", 2);
+}
+
+TEST_F(Train, RefusesACheckpointOfAnotherJob) {
+  report_of({"--steps", "2", "--checkpoint", path("run")});
+  const std::vector<std::string> again = {"--steps",   "4",        "--checkpoint",
+                                          path("run"), "--resume", "--quiet"};
+  auto other_model = again;
+  other_model.insert(other_model.end(), {"--model", "mlp"});
+  expect_refusal(finished(other_model), "model = cnn", 1);
+  auto other_seed = again;
+  other_seed.insert(other_seed.end(), {"--seed", "3"});
+  expect_refusal(finished(other_seed), "seed = 0", 1);
+}
+
+TEST_F(Train, RefusesADamagedCheckpoint) {
+  report_of({"--steps", "2", "--checkpoint", path("run")});
+  const auto file = path("run/checkpoint.safetensors");
+  {
+    std::fstream stream(file, std::ios::in | std::ios::out | std::ios::binary);
+    stream.seekp(-5, std::ios::end);
+    stream.put('\x55');
+  }
+  const std::vector<std::string> again = {"--steps",   "4",        "--checkpoint",
+                                          path("run"), "--resume", "--quiet"};
+  expect_refusal(finished(again), "damaged", 2);
+  fs::resize_file(file, fs::file_size(file) / 2);
+  expect_refusal(finished(again), "checkpoint.safetensors", 2);
+}
+
+TEST_F(Train, AFullDiskLosesNothing) {
+  report_of({"--steps", "2", "--checkpoint", path("run")});
+  std::vector<std::string> shell = {
+      "/bin/sh", "-c",
+      "ulimit -f 100; exec " + quoted(LOCKSTEP_BINARY) +
+          " train --model cnn --data synthetic --workers 2 --global-batch 8 --steps 4 --quiet "
+          "--resume --checkpoint " +
+          quoted(path("run"))};
+  Command command(shell, {marker_});
+  ASSERT_TRUE(command.finish(seconds(60)));
+  expect_refusal(command, "no space", 1);
+  EXPECT_EQ(report_of({"--steps", "4", "--checkpoint", path("run"), "--resume"})["first_step"], 2);
+}
+
+TEST_F(Train, ALossThatIsNotFiniteEndsTheJobAndKeepsTheCheckpoint) {
+  report_of({"--steps", "2", "--checkpoint", path("run"), "--lr", "100000"});
+  Command command = finished(
+      {"--steps", "500", "--checkpoint", path("run"), "--lr", "100000", "--resume", "--quiet"});
+  expect_refusal(command, "lower the learning rate", 2);
+}
+
+TEST_F(Train, AHelpTextNamesEveryOption) {
+  Command command(std::vector<std::string>{LOCKSTEP_BINARY, "train", "--help"});
+  ASSERT_TRUE(command.finish(seconds(10)));
+  EXPECT_EQ(command.exit_code(), 0);
+  for (const char* option :
+       {"--model",        "--data",       "--workers",   "--global-batch", "--accumulate",
+        "--epochs",       "--steps",      "--optimizer", "--lr",           "--scale-lr",
+        "--warmup",       "--seed",       "--threads",   "--engine",       "--algorithm",
+        "--bucket-bytes", "--checkpoint", "--resume",    "--report",       "--quiet"}) {
+    EXPECT_THAT(command.out(), HasSubstr(option));
+  }
+}
+
+}  // namespace
+}  // namespace lockstep::testing
