@@ -81,6 +81,8 @@ void check_range(const char* option, Number value, Number least, Number most) {
 
 void add_options(CLI::App& parser, TrainArguments& arguments) {
   parser.set_help_flag();
+  // Of an option given twice the last one counts, so that a script's choice can be overruled.
+  parser.option_defaults()->multi_option_policy(CLI::MultiOptionPolicy::TakeLast);
   parser.add_option("--model", arguments.model);
   parser.add_option("--data", arguments.data);
   parser.add_option("--gpt-size", arguments.gpt_size);
