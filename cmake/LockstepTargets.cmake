@@ -20,7 +20,8 @@ function(lockstep_torch_library name)
   lockstep_library(${name} ${ARGN})
   set_target_properties(${name} PROPERTIES UNITY_BUILD ON UNITY_BUILD_BATCH_SIZE 0)
   target_compile_definitions(${name} PUBLIC LOCKSTEP_WITH_TORCH)
-  target_link_libraries(${name} PUBLIC ${TORCH_LIBRARIES} PRIVATE $<BUILD_INTERFACE:fmt::fmt> OpenMP::OpenMP_CXX)
+  target_link_libraries(${name} PUBLIC ${TORCH_LIBRARIES} PRIVATE $<BUILD_INTERFACE:lockstep_torch_fmt> $<LINK_ONLY:fmt::fmt> OpenMP::OpenMP_CXX)
+  target_compile_options(${name} PRIVATE -Wno-maybe-uninitialized)  # LibTorch's own, inlined
 endfunction()
 
 if(LOCKSTEP_WITH_TESTS)
@@ -62,9 +63,9 @@ function(lockstep_torch_test name)
   endif()
   add_executable(${name} ${ARG_SOURCES})
   set_target_properties(${name} PROPERTIES UNITY_BUILD ON UNITY_BUILD_BATCH_SIZE 0)
-  target_compile_options(${name} PRIVATE -O1)
+  target_compile_options(${name} PRIVATE -O1 -Wno-maybe-uninitialized)
   target_include_directories(${name} PRIVATE ${PROJECT_SOURCE_DIR}/src ${PROJECT_SOURCE_DIR})
-  target_link_libraries(${name} PRIVATE ${ARG_DEPENDS} lockstep_flags fmt::fmt GTest::gtest_main GTest::gmock)
+  target_link_libraries(${name} PRIVATE ${ARG_DEPENDS} lockstep_flags lockstep_torch_fmt GTest::gtest_main GTest::gmock)
   # A program with LibTorch takes half a second to start: a case of ctest is a program here, not a case of GoogleTest.
   add_test(NAME ${name} COMMAND ${name} --gtest_brief=1)
   set_tests_properties(${name} PROPERTIES TIMEOUT ${ARG_TIMEOUT} LABELS "torch;${ARG_LABELS}"

@@ -7,6 +7,7 @@
 #include "net.h"
 
 int main() {
+  torch::manual_seed(0);
   Net model;
   torch::optim::AdamW optimizer(model->parameters(), torch::optim::AdamWOptions(1e-3));
   auto loader = torch::data::make_data_loader(Pictures().map(torch::data::transforms::Stack<>()),

@@ -9,6 +9,7 @@
 #include "net.h"
 
 int main() {
+  torch::manual_seed(0);
   auto world = lockstep::join();                       // alone when nobody launched us
   auto model = lockstep::data_parallel(Net(), world);  // checked, broadcast, hooked
   lockstep::optim::AdamW optimizer(model, {.lr = 1e-3});

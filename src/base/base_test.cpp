@@ -10,6 +10,7 @@
 #include "base/bytes.h"
 #include "base/environment.h"
 #include "base/fd.h"
+#include "base/files.h"
 #include "base/hash.h"
 
 namespace lockstep::base {
@@ -124,6 +125,35 @@ TEST(FdTest, ReadExactlyEndsAtTheDeadlineAndAtTheEndOfTheWriter) {
 TEST(FdTest, ReadFileRefusesWhatIsAbsentOrTooLarge) {
   EXPECT_THROW(read_file("/nonexistent/file", 10), BadInput);
   EXPECT_THROW(read_file("/proc/self/status", 10), BadInput);
+}
+
+TEST(Files, PathsAreTakenApartAndJoined) {
+  EXPECT_EQ(parent_path("a/b/c"), "a/b");
+  EXPECT_EQ(parent_path("a//b/"), "a");
+  EXPECT_EQ(parent_path("c"), ".");
+  EXPECT_EQ(parent_path("/c"), "/");
+  EXPECT_EQ(parent_path("/"), "/");
+  EXPECT_EQ(join_path("a", "b"), "a/b");
+  EXPECT_EQ(join_path("a/", "b"), "a/b");
+}
+
+TEST(Files, DirectoriesAreMadeListedAndToldFromFiles) {
+  std::string folder = "/tmp/lockstep-files-XXXXXX";
+  ASSERT_NE(::mkdtemp(folder.data()), nullptr);
+  EXPECT_TRUE(make_directories(folder + "/a/b/"));
+  EXPECT_TRUE(make_directories(folder + "/a/b"));
+  EXPECT_TRUE(is_directory(folder + "/a/b"));
+  std::ofstream(folder + "/a/file") << "x";
+  EXPECT_TRUE(exists(folder + "/a/file"));
+  EXPECT_FALSE(is_directory(folder + "/a/file"));
+  EXPECT_FALSE(make_directories(folder + "/a/file/b"));
+  EXPECT_EQ(errno, ENOTDIR);
+  EXPECT_EQ(names_in(folder + "/a"), (std::vector<std::string>{"b", "file"}));
+  EXPECT_TRUE(names_in(folder + "/none").empty());
+  EXPECT_FALSE(link_target("/proc/self/exe").empty());
+  EXPECT_TRUE(link_target(folder).empty());
+  for (const char* name : {"/a/file", "/a/b", "/a", ""}) ::remove((folder + name).c_str());
+  EXPECT_FALSE(exists(folder));
 }
 
 }  // namespace

@@ -4,11 +4,12 @@
 #include <lockstep/data.h>
 #include <lockstep/errors.h>
 
-#include <filesystem>
 #include <fstream>
 #include <set>
 
+#include "base/files.h"
 #include "plan/sampler.h"
+#include "tests/torch/folder.h"
 #include "tests/torch/nets.h"
 #include "torch/data/prefetcher.h"
 
@@ -168,15 +169,9 @@ TEST(DistributedSamplerTest, GoesOnWhereItWasSaved) {
 
 class DataFiles : public ::testing::Test {
  protected:
-  DataFiles() {
-    std::string pattern =
-        (std::filesystem::temp_directory_path() / "lockstep data XXXXXX").string();
-    folder_ = ::mkdtemp(pattern.data());
-  }
-  ~DataFiles() override { std::filesystem::remove_all(folder_); }
   std::string file(const std::string& name, const std::string& content) {
     std::ofstream(folder_ / name, std::ios::binary) << content;
-    return (folder_ / name).string();
+    return folder_ / name;
   }
   std::string message_of(const std::string& path) {
     try {
@@ -186,7 +181,7 @@ class DataFiles : public ::testing::Test {
     }
     return "no error";
   }
-  std::filesystem::path folder_;
+  Folder folder_;
 };
 
 TEST_F(DataFiles, TextBecomesWindowsThatPredictTheirNextCharacters) {
@@ -215,18 +210,18 @@ TEST_F(DataFiles, TablesAreNormalisedAndEveryTenthRowTests) {
 }
 
 TEST_F(DataFiles, WhatIsAbsentOrStrangeGivesOneClearLine) {
-  EXPECT_THAT(message_of((folder_ / "none").string()), HasSubstr("no data at"));
-  EXPECT_THAT(message_of(folder_.string()), HasSubstr("neither IDX files"));
+  EXPECT_THAT(message_of(folder_ / "none"), HasSubstr("no data at"));
+  EXPECT_THAT(message_of(folder_.path()), HasSubstr("neither IDX files"));
   EXPECT_THAT(message_of(file("short.txt", "abc")), HasSubstr("too few"));
   EXPECT_THAT(message_of(file("few.csv", "1,0\n2,1\n")), HasSubstr("at least 10"));
   EXPECT_THAT(message_of(file("bad.csv", "1,0\nx,1\n")), HasSubstr("bad.csv"));
   for (const char* name : {"train-images-idx3-ubyte", "train-labels-idx1-ubyte"})
     file(name, "not an IDX file");
-  EXPECT_THAT(message_of(folder_.string()), HasSubstr("train-images-idx3-ubyte"));
+  EXPECT_THAT(message_of(folder_.path()), HasSubstr("train-images-idx3-ubyte"));
 }
 
 TEST(Datasets, FashionMnistIsNormalised) {
-  if (!std::filesystem::exists("/usr/share/datasets/fashion-mnist"))
+  if (!base::exists("/usr/share/datasets/fashion-mnist"))
     GTEST_SKIP() << "apt install dataset-fashion-mnist";
   const DataSplits data = datasets::load("fashion-mnist");
   EXPECT_EQ(data.train->size(), 60'000);

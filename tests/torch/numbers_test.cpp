@@ -6,39 +6,20 @@
 #include <lockstep/data.h>
 
 #include <cstdlib>
-#include <filesystem>
 #include <fstream>
 #include <map>
 #include <numeric>
 
 #include "plan/position.h"
 #include "plan/seed.h"
-#include "torch/formats/safetensors.h"
+#include "tests/torch/folder.h"
 #include "torch/models/models.h"
 
 namespace lockstep::testing {
 namespace {
 
-namespace fs = std::filesystem;
-
 constexpr int kSteps = 20;
 constexpr std::uint64_t kSeed = 5;
-
-// A folder of its own for every case, gone with it.
-class Folder {
- public:
-  Folder() {
-    std::string pattern = (fs::temp_directory_path() / "lockstep numbers XXXXXX").string();
-    path_ = ::mkdtemp(pattern.data());
-  }
-  ~Folder() { fs::remove_all(path_); }
-  Folder(const Folder&) = delete;
-  Folder& operator=(const Folder&) = delete;
-  std::string operator/(const std::string& name) const { return (path_ / name).string(); }
-
- private:
-  fs::path path_;
-};
 
 struct Case {
   std::string model;

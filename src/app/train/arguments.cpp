@@ -7,8 +7,9 @@
 #include <CLI/CLI.hpp>
 #include <algorithm>
 #include <cmath>
-#include <filesystem>
 #include <thread>
+
+#include "base/files.h"
 
 namespace lockstep::app {
 namespace {
@@ -154,7 +155,7 @@ void check_batch(const TrainArguments& arguments) {
 
 void check_paths(const TrainArguments& arguments) {
   const bool named = arguments.data == "synthetic" || arguments.data == "fashion-mnist";
-  if (!named && !std::filesystem::exists(arguments.data)) {
+  if (!named && !base::exists(arguments.data)) {
     refuse(fmt::format("--data {}: there is no such file or directory, and no data of that name",
                        arguments.data));
   }

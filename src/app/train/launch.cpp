@@ -4,9 +4,9 @@
 #include <lockstep/errors.h>
 
 #include <algorithm>
-#include <filesystem>
 
 #include "app/train/arguments.h"
+#include "base/files.h"
 #include "control/launch/launcher.h"
 
 namespace lockstep::app {
@@ -17,10 +17,11 @@ constexpr std::chrono::seconds kGrace{60};
 
 // Beside the command where it was built; in libexec where it was installed.
 std::string worker_program() {
-  const auto folder = std::filesystem::read_symlink("/proc/self/exe").parent_path();
-  for (const auto& path : {folder / "lockstep-train",
-                           folder.parent_path() / "libexec" / "lockstep" / "lockstep-train"}) {
-    if (std::filesystem::exists(path)) return path.string();
+  const std::string folder = base::parent_path(base::link_target("/proc/self/exe"));
+  for (const std::string& path :
+       {base::join_path(folder, "lockstep-train"),
+        base::join_path(base::parent_path(folder), "libexec/lockstep/lockstep-train")}) {
+    if (base::exists(path)) return path;
   }
   throw Unavailable(
       "this build of Lockstep has no LibTorch layer, which `train` needs: install libtorch-dev and "

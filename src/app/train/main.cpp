@@ -7,6 +7,7 @@
 #include <chrono>
 #include <csignal>
 #include <cstdio>
+#include <cstdlib>
 #include <exception>
 #include <optional>
 #include <string>
@@ -24,9 +25,10 @@ namespace {
 constexpr int kFailed = 1;
 constexpr int kUsage = 2;
 
-// Most failures reach all workers at once, and the leader's line is enough. The others speak only if
-// they are still there after this time.
-constexpr std::chrono::milliseconds kLeaderSpeaksFirst{1200};
+// Most failures reach all workers at once, and the leader's line is enough; of a lost worker the
+// launcher tells more than we know. The others speak only if they are still there after this time,
+// which on a busy host is long after the launcher has ended them.
+constexpr std::chrono::seconds kLeaderSpeaksFirst{6};
 
 void install_signal_handlers() {
   struct sigaction action {};
@@ -41,14 +43,15 @@ bool is_leader() {
   return base::environment("RANK").value_or("0") == "0";
 }
 
-int failed(const std::string& text, int code) {
+// Ends at once: taking LibTorch down may last longer than the others wait.
+[[noreturn]] void fail(const std::string& text, int code) {
   if (!is_leader()) {
     std::signal(SIGTERM, SIG_DFL);
     std::this_thread::sleep_for(kLeaderSpeaksFirst);
   }
   std::fflush(stdout);
   fmt::print(stderr, "lockstep: {}\n", text);
-  return code;
+  std::_Exit(code);
 }
 
 void run(const std::vector<std::string>& texts) {
@@ -73,8 +76,8 @@ int main(int argc, char** argv) {
     run({argv + 1, argv + argc});
     return 0;
   } catch (const lockstep::BadInput& error) {
-    return failed(error.what(), kUsage);
+    fail(error.what(), kUsage);
   } catch (const std::exception& error) {
-    return failed(error.what(), kFailed);
+    fail(error.what(), kFailed);
   }
 }

@@ -2,10 +2,9 @@
 
 #include <lockstep/errors.h>
 
-#include <filesystem>
-
 #include "base/bytes.h"
 #include "base/fd.h"
+#include "base/files.h"
 
 namespace lockstep::comm {
 namespace {
@@ -16,8 +15,7 @@ constexpr std::size_t kMostNameBytes = 100;  // a socket's name has 107
 constexpr std::uint64_t kMostArenaBytes = std::uint64_t{1} << 62;
 
 std::string namespace_of_this_process(const char* kind) {
-  std::error_code absent;
-  return std::filesystem::read_symlink(std::string("/proc/self/ns/") + kind, absent).string();
+  return base::link_target(std::string("/proc/self/ns/") + kind);
 }
 
 }  // namespace

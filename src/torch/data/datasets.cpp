@@ -3,9 +3,9 @@
 #include <lockstep/errors.h>
 
 #include <cmath>
-#include <filesystem>
 #include <fstream>
 
+#include "base/files.h"
 #include "torch/formats/cifar10.h"
 #include "torch/formats/csv.h"
 #include "torch/formats/idx.h"
@@ -194,6 +194,13 @@ DataSplits load_csv(const std::string& path) {
   return split_rows(data, target, target.max().item<std::int64_t>() + 1);
 }
 
+// What tells the classes apart: for images coarse patterns, which convolutions can see.
+torch::Tensor class_centres(const std::vector<std::int64_t>& shape, at::Generator generator) {
+  if (shape.size() != 4) return 0.1 * torch::randn(shape, generator);
+  const torch::Tensor coarse = torch::randn({shape[0], shape[1], 4, 4}, generator);
+  return 0.5 * torch::upsample_nearest2d(coarse, {shape[2], shape[3]});
+}
+
 DataSplits synthetic(const datasets::LoadOptions& options) {
   if (options.samples < 10 || options.classes < 2)
     throw BadInput("synthetic data wants at least 10 samples and 2 classes");
@@ -202,19 +209,19 @@ DataSplits synthetic(const datasets::LoadOptions& options) {
   auto generator = at::detail::createCPUGenerator(options.seed);
   std::vector<std::int64_t> shape = sample;
   shape.insert(shape.begin(), options.classes);
-  const torch::Tensor centres = torch::randn(shape, generator);
+  const torch::Tensor centres = class_centres(shape, generator);
   shape.front() = options.samples;
   const torch::Tensor target = torch::randint(options.classes, {options.samples}, generator,
                                               torch::TensorOptions().dtype(torch::kInt64));
-  const torch::Tensor data = torch::randn(shape, generator) + 0.1 * centres.index_select(0, target);
+  const torch::Tensor data = torch::randn(shape, generator) + centres.index_select(0, target);
   return split_rows(data, target, options.classes);
 }
 
 bool holds(const std::string& directory, const char* part) {
-  for (const auto& file : std::filesystem::directory_iterator(directory)) {
-    if (file.path().filename().string().find(part) != std::string::npos) return true;
-  }
-  return false;
+  const auto names = base::names_in(directory);
+  return std::any_of(names.begin(), names.end(), [part](const std::string& name) {
+    return name.find(part) != std::string::npos;
+  });
 }
 
 DataSplits load_directory(const std::string& path) {
@@ -235,7 +242,7 @@ DatasetPtr tensor_dataset(torch::Tensor data, torch::Tensor target) {
 DataSplits datasets::load(const std::string& name_or_path, const LoadOptions& options) {
   if (name_or_path == "synthetic") return synthetic(options);
   if (name_or_path == "fashion-mnist") {
-    if (!std::filesystem::is_directory(kFashionMnist)) {
+    if (!base::is_directory(kFashionMnist)) {
       throw BadInput(
           fmt::format("fashion-mnist is not installed ({} is absent): apt install "
                       "dataset-fashion-mnist, or give the path of a directory",
@@ -243,8 +250,8 @@ DataSplits datasets::load(const std::string& name_or_path, const LoadOptions& op
     }
     return load_idx(kFashionMnist);
   }
-  if (std::filesystem::is_directory(name_or_path)) return load_directory(name_or_path);
-  if (!std::filesystem::exists(name_or_path)) {
+  if (base::is_directory(name_or_path)) return load_directory(name_or_path);
+  if (!base::exists(name_or_path)) {
     throw BadInput(
         fmt::format("no data at {}: give fashion-mnist, synthetic, a directory of IDX or "
                     "CIFAR-10 files, a .csv or a text file",

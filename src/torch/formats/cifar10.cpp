@@ -3,8 +3,7 @@
 #include <fmt/format.h>
 #include <lockstep/errors.h>
 
-#include <filesystem>
-
+#include "base/files.h"
 #include "torch/formats/refuse.h"
 
 namespace lockstep::formats {
@@ -47,12 +46,8 @@ Cifar10 load_cifar10(const std::string& directory, const std::string& split) {
   if (split != "train" && split != "test") {
     throw BadInput(fmt::format("there is no split '{}' of CIFAR-10; say train or test", split));
   }
-  std::filesystem::path folder(directory);
-  std::error_code ignored;
-  if (const auto inner = folder / "cifar-10-batches-bin";
-      std::filesystem::is_directory(inner, ignored)) {
-    folder = inner;
-  }
+  const std::string inner = base::join_path(directory, "cifar-10-batches-bin");
+  const std::string& folder = base::is_directory(inner) ? inner : directory;
   std::vector<std::string> names = {"test_batch.bin"};
   if (split == "train") {
     names.clear();
@@ -61,7 +56,7 @@ Cifar10 load_cifar10(const std::string& directory, const std::string& split) {
   }
   Cifar10 out;
   for (const std::string& name : names) {
-    const std::string path = (folder / name).string();
+    const std::string path = base::join_path(folder, name);
     append_cifar10(read_inflated(path, kMostBatchBytes), path, out);
   }
   return out;

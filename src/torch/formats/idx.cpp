@@ -4,8 +4,8 @@
 #include <lockstep/errors.h>
 
 #include <algorithm>
-#include <filesystem>
 
+#include "base/files.h"
 #include "torch/formats/refuse.h"
 
 namespace lockstep::formats {
@@ -37,12 +37,11 @@ std::uint32_t big_endian(ByteSpan bytes) {
 
 // The one of the usual names that is there.
 std::string find_idx(const std::string& directory, const std::string& stem, int dimensions) {
-  const std::filesystem::path folder(directory);
   for (const char* joint : {"-", "."}) {
     for (const char* end : {"", ".gz"}) {
-      const auto path = folder / fmt::format("{}{}idx{}-ubyte{}", stem, joint, dimensions, end);
-      std::error_code ignored;
-      if (std::filesystem::exists(path, ignored)) return path.string();
+      const std::string path = base::join_path(
+          directory, fmt::format("{}{}idx{}-ubyte{}", stem, joint, dimensions, end));
+      if (base::exists(path)) return path;
     }
   }
   refuse(directory,

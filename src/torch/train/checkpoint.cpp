@@ -5,11 +5,13 @@
 #include <lockstep/errors.h>
 #include <unistd.h>
 
+#include <cerrno>
 #include <charconv>
-#include <filesystem>
+#include <cstring>
 #include <functional>
 #include <optional>
 
+#include "base/files.h"
 #include "torch/replica/agreement.h"
 #include "torch/replica/model.h"
 #include "torch/replica/replicated.h"
@@ -76,7 +78,7 @@ std::string from_leader(Comm& comm, const std::function<std::string()>& read) {
 std::string read_on_leader(const std::string& directory, const Replica& model,
                            const optim::Optimizer& optimizer, const Job& job) {
   const std::string path = checkpoint_path(directory);
-  if (!std::filesystem::exists(path)) return "";
+  if (!base::exists(path)) return "";
   const auto file = formats::SafetensorsFile::open(path);
   const std::int64_t step = number_in(file, kStepKey);
   const std::int64_t optimizer_steps = number_in(file, kOptimizerStepsKey);
@@ -89,15 +91,13 @@ std::string read_on_leader(const std::string& directory, const Replica& model,
 }  // namespace
 
 std::string checkpoint_path(const std::string& directory) {
-  return (std::filesystem::path(directory) / "checkpoint.safetensors").string();
+  return base::join_path(directory, "checkpoint.safetensors");
 }
 
 void prepare_directory(const std::string& directory) {
-  std::error_code error;
-  std::filesystem::create_directories(directory, error);
-  if (error || !std::filesystem::is_directory(directory)) {
+  if (!base::make_directories(directory)) {
     throw BadInput(fmt::format("cannot make the checkpoint directory {}: {}", directory,
-                               error ? error.message() : "there is a file of that name"));
+                               std::strerror(errno)));
   }
   if (::access(directory.c_str(), W_OK) != 0)
     throw BadInput(fmt::format("cannot write to the checkpoint directory {}", directory));
@@ -130,7 +130,7 @@ std::int64_t read_checkpoint(Comm& comm, const std::string& directory, Replica& 
 std::string checkpoint_property(Comm& comm, const std::string& directory, const std::string& name) {
   return from_leader(comm, [&]() -> std::string {
     const std::string path = checkpoint_path(directory);
-    if (!std::filesystem::exists(path)) return "";
+    if (!base::exists(path)) return "";
     const auto file = formats::SafetensorsFile::open(path);
     const auto found = file.metadata().find(kJobPrefix + name);
     return found == file.metadata().end() ? "" : found->second;

@@ -1,0 +1,27 @@
+// The few questions about files that Lockstep asks. Not std::filesystem: LibTorch's wheels export symbols of an
+// older one, which a program that links them then calls with paths of another layout, and crashes.
+#pragma once
+
+#include <string>
+#include <vector>
+
+namespace lockstep::base {
+
+bool exists(const std::string& path);
+bool is_directory(const std::string& path);
+
+// Makes a directory and those above it; true if it is there in the end. errno says why not.
+bool make_directories(const std::string& path);
+
+// The names in a directory, sorted, without "." and ".."; none if it cannot be read.
+std::vector<std::string> names_in(const std::string& directory);
+
+// What a symbolic link points to; empty if there is none.
+std::string link_target(const std::string& path);
+
+std::string join_path(const std::string& directory, const std::string& name);
+
+// Of "a/b/c" "a/b"; of "c" "."; of "/c" "/".
+std::string parent_path(const std::string& path);
+
+}  // namespace lockstep::base
