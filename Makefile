@@ -41,7 +41,7 @@ format:
 format-check:
 	@git ls-files '*.h' '*.cpp' | xargs clang-format-14 --dry-run -Werror
 tidy: build
-	@git ls-files 'src/*.cpp' | grep -v _test.cpp | xargs -P $(JOBS) -n 4 clang-tidy-14 --quiet -p build
+	@tools/tidy.py
 install: build
 	@cmake --install build
 clean:

@@ -23,9 +23,15 @@ target_compile_options(lockstep_flags INTERFACE
   -Wall -Wextra -Wshadow -Wnon-virtual-dtor -Wno-missing-field-initializers
   -ffp-contract=off -fno-math-errno -fno-trapping-math)
 if(LOCKSTEP_SANITIZE)
+  target_compile_definitions(lockstep_flags INTERFACE LOCKSTEP_SANITIZED)
   target_compile_options(lockstep_flags INTERFACE
     -fsanitize=${LOCKSTEP_SANITIZE} -fno-omit-frame-pointer -fno-sanitize-recover=undefined)
   target_link_options(lockstep_flags INTERFACE -fsanitize=${LOCKSTEP_SANITIZE})
+  if(LOCKSTEP_WITH_FUZZERS)
+    # Everything is measured for coverage too; fuzzers would be blind without.
+    target_compile_options(lockstep_flags INTERFACE -fsanitize=fuzzer-no-link)
+    target_link_options(lockstep_flags INTERFACE -fsanitize=fuzzer-no-link)
+  endif()
   if(LOCKSTEP_SANITIZE MATCHES undefined)
     # The check of virtual tables opens a pipe each time, and calls it a bug when no descriptors are left: a case that
     # the tests make on purpose.

@@ -68,6 +68,7 @@ function(lockstep_torch_test name)
   target_link_libraries(${name} PRIVATE ${ARG_DEPENDS} lockstep_flags lockstep_torch_fmt GTest::gtest_main GTest::gmock)
   # A program with LibTorch takes half a second to start: a case of ctest is a program here, not a case of GoogleTest.
   add_test(NAME ${name} COMMAND ${name} --gtest_brief=1)
-  set_tests_properties(${name} PROPERTIES TIMEOUT ${ARG_TIMEOUT} LABELS "torch;${ARG_LABELS}"
+  # The longest begin first.
+  set_tests_properties(${name} PROPERTIES TIMEOUT ${ARG_TIMEOUT} COST ${ARG_TIMEOUT} LABELS "torch;${ARG_LABELS}"
     ENVIRONMENT "OMP_NUM_THREADS=1;OPENBLAS_NUM_THREADS=1")
 endfunction()

@@ -10,8 +10,8 @@ set -euo pipefail
 cd "$(dirname "$0")/.."
 mode=${1:-short}
 jobs=${JOBS:-$(nproc)}
-# Tests start processes and threads of their own: two at a time keep two cores busy without time limits at risk.
-run_tests() { ctest --test-dir "$1" --output-on-failure --no-tests=error -j "$jobs" "${@:2}"; }
+# Many tests wait more than they compute: one more at a time than there are cores.
+run_tests() { ctest --test-dir "$1" --output-on-failure --no-tests=error -j "$((jobs + 1))" "${@:2}"; }
 step() { printf '\n== %s\n' "$*"; }
 
 step "form"
@@ -21,19 +21,23 @@ tools/check_functions.py
 step "tests"
 run_tests build
 
-# Leaks are looked for once per program and not once per case: the search takes seconds on some processors.
+sanitized_build() {
+  cmake --preset "$1" >/dev/null
+  cmake --build --preset "$1" -j "$jobs" | tail -n 1
+}
 export TSAN_OPTIONS="halt_on_error=1 second_deadlock_stack=1" UBSAN_OPTIONS="print_stacktrace=1"
 export ASAN_OPTIONS="detect_leaks=0 detect_stack_use_after_return=1"
-for preset in asan tsan; do
-  step "tests under $preset"
-  cmake --preset "$preset" >/dev/null
-  cmake --build --preset "$preset" -j "$jobs" | tail -n 1
-  run_tests "build/$preset"
-done
-step "leaks"
+# Whole programs: leaks are looked for at the end of each, which takes seconds on some processors. What starts processes
+# of its own looks for none.
+step "tests under the address and undefined-behaviour sanitizers"
+sanitized_build asan
 find build/asan/src build/asan/tests/comm -name '*_test' -type f -print0 |
-  ASAN_OPTIONS="detect_leaks=1" xargs -0 -P "$jobs" -n 1 sh -c '"$0" --gtest_brief=1' >build/asan/leaks.log 2>&1 ||
-  { cat build/asan/leaks.log; exit 1; }
+  ASAN_OPTIONS="detect_leaks=1 detect_stack_use_after_return=1" xargs -0 -P "$jobs" -n 1 \
+    sh -c 'timeout 300 "$0" --gtest_brief=1 >"$0.log" 2>&1 || { cat "$0.log"; exit 1; }'
+run_tests build/asan -L launcher
+step "tests under the thread sanitizer"
+sanitized_build tsan
+run_tests build/tsan
 unset ASAN_OPTIONS TSAN_OPTIONS UBSAN_OPTIONS
 
 step "fuzzers"

@@ -23,7 +23,8 @@ struct Batch {
 
 // A set of samples that can be read in any order.
 //
-// Threads:   batch() may be called from several loader threads at once.
+// Threads:   batch() may be called from several loader threads at once. It draws random numbers from
+//            generators of its own, seeded by index: LibTorch's belongs to the model.
 // Blocking:  as long as reading takes.
 // Failure:   BadInput for data that cannot be read.
 // Ownership: batches are the caller's.
@@ -68,7 +69,7 @@ struct LoadOptions {
 
 // By name or path:
 //   fashion-mnist         of Debian's package dataset-fashion-mnist
-//   synthetic             numbers around a centre of each class: learnable, made from the seed
+//   synthetic[:N]         N samples around a centre of each class: learnable, made from the seed
 //   DIRECTORY             with IDX files (the MNIST family, gz or not) or CIFAR-10's binary files
 //   FILE.csv              numbers, a class in the last column; every tenth row is for testing
 //   any other FILE        text by characters; the last tenth is for testing
@@ -81,7 +82,8 @@ DataSplits load(const std::string& name_or_path, const LoadOptions& options = {}
 enum class Uneven : std::uint8_t {
   kPad,   // as PyTorch: some samples are visited again, so that all workers have as many
   kDrop,  // some are left out, other ones each epoch
-  kKeep,  // every sample once; workers may differ by one: use backward(loss, samples)
+  kKeep,  // every sample once: use backward(loss, batch.samples), and where a last batch has none for
+          // this worker, synchronize()
 };
 
 // Where the data lies.
@@ -112,6 +114,11 @@ struct LoaderPlan;
 }  // namespace data
 
 // One epoch of one worker's batches, for a range-for loop.
+//
+// Threads:   one caller at a time.
+// Blocking:  until the next batch has been read; the destructor, until reads under way end.
+// Failure:   what the data set throws.
+// Ownership: shares the data set; a batch is valid until the next.
 class Epoch {
  public:
   explicit Epoch(std::unique_ptr<data::EpochReader> reader);
@@ -172,6 +179,11 @@ requires(!std::convertible_to<TorchDataset, DatasetPtr>) Loader
 
 // The same order for torch::data::DataLoader, with a batch size of global_batch / workers. A
 // DataLoader copies its sampler and resets it at each begin(): each begins the next epoch.
+//
+// Threads:   one caller at a time.
+// Blocking:  never; reset() takes the time of a shuffle.
+// Failure:   BadInput for no samples.
+// Ownership: a value.
 class DistributedSampler : public torch::data::samplers::Sampler<> {
  public:
   // LibTorch's optional types, which differ between its versions.

@@ -61,6 +61,11 @@ struct BackwardTimes {
 
 // Backward passes in its scope add to the gradients of this worker and synchronise nothing, as
 // DDP's no_sync. Only the backward has to be inside.
+//
+// Threads:   that of the replica.
+// Blocking:  never.
+// Failure:   none.
+// Ownership: keeps the replica.
 class [[nodiscard]] NoSync {
  public:
   explicit NoSync(std::shared_ptr<replica::Replicated> replica);
@@ -92,7 +97,8 @@ class Replica {
           const DataParallelOptions& options = {});
 
   // loss.backward(), where workers have different numbers of samples: the gradients become the mean
-  // over all samples. Every worker calls it; in no_sync() it adds up.
+  // over all samples. Every worker calls it, or synchronize() if it has none; in no_sync() it adds
+  // up.
   void backward(const torch::Tensor& loss, std::int64_t samples);
 
   NoSync no_sync() { return NoSync(state_); }
@@ -126,6 +132,9 @@ std::vector<NamedTensor> buffers_of(const torch::nn::Module& module);
 
 // A torch::nn module that trains on every worker: use it as the module's holder. Nothing of
 // Lockstep's happens in forward().
+//
+// Threads, Blocking, Failure: as Replica.
+// Ownership: shares the module.
 template <typename Module>
 class DataParallel : public Replica {
  public:
@@ -150,7 +159,7 @@ DataParallel<Module> data_parallel(Module module, World& world,
   return DataParallel<Module>(std::move(module), world, options);
 }
 
-// Replica::backward for the replicas that this thread has made, all of one world.
+// Replica::backward for all replicas that the loss depends on.
 void backward(const torch::Tensor& loss, std::int64_t samples);
 
 // The mean over workers of a number, weighted; the same bits on every worker. Collective.

@@ -46,7 +46,7 @@ struct Group {
 // What all optimizers are.
 //
 // Threads:   one caller at a time.
-// Blocking:  never; step() is collective: every worker calls it after the same backward.
+// Blocking:  as long as the arithmetic takes. Every worker calls step() after the same backward.
 // Failure:   the constructors throw BadInput for options out of range and for parameters that are
 //            not the model's; step() for a gradient that was moved out of its place.
 // Ownership: shares the model's tensors; owns its state, which lies in the model's layout.
@@ -63,8 +63,8 @@ class Optimizer {
   // Clears the model's gradients and keeps them where they are.
   void zero_grad();
 
-  // The learning rate of the parameters outside of all groups. Setting it keeps the ratio of each
-  // group's to it.
+  // The learning rate of the parameters outside of all groups. Setting it keeps the ratio that each
+  // group's had to it at first (1, if that was 0).
   double lr() const;
   void set_lr(double lr);
 
@@ -76,6 +76,7 @@ class Optimizer {
   // shapes or dtypes differ.
   std::vector<NamedTensor> state() const;
   void load_state(const std::vector<NamedTensor>& state, std::int64_t steps);
+  void set_steps(std::int64_t steps);  // for whoever has written into state() himself
 
  protected:
   explicit Optimizer(std::unique_ptr<Impl> impl);

@@ -10,6 +10,7 @@
 #include <functional>
 #include <map>
 #include <memory>
+#include <optional>
 #include <string>
 #include <vector>
 
@@ -48,6 +49,9 @@ struct TrainerOptions {
   int loader_threads = 1;
   int prefetch = 2;
 
+  // Stops as request_stop() does when it becomes true: for signal handlers. May be null.
+  const std::atomic<bool>* stop = nullptr;
+
   // Where it is kept. Empty: nowhere.
   std::string checkpoint_directory;
   std::int64_t checkpoint_every_steps = 0;  // 0: at the end of every epoch
@@ -70,10 +74,10 @@ struct Evaluation {
 };
 
 struct TrainingResult {
-  std::int64_t first_step = 0;  // where it began: 0, or the checkpoint's
-  std::int64_t steps = 0;       // of the job, done
-  bool stopped = false;         // by request_stop()
-  double final_loss = 0;
+  std::int64_t first_step = 0;       // where it began: 0, or the checkpoint's
+  std::int64_t steps = 0;            // of the job, done
+  bool stopped = false;              // by request_stop()
+  std::optional<double> final_loss;  // none without a step
   std::optional<Evaluation> evaluation;
   double seconds = 0;  // in steps
   double samples_per_second = 0;
@@ -85,7 +89,7 @@ struct TrainingResult {
   std::string checkpoint;      // the file, if there is one
 };
 
-// What happens while it trains; called on every worker, with the same numbers.
+// What happens while it trains; called on every worker, with the same numbers, times excepted.
 struct TrainerHooks {
   std::function<void(const StepRecord&)> on_step;
   std::function<void(std::int64_t epoch, const Evaluation&)> on_epoch;
@@ -105,7 +109,7 @@ class Trainer {
   std::int64_t steps_per_epoch() const;
   std::int64_t total_steps() const;
 
-  // Collective: every worker runs the same job.
+  // Collective: every worker runs the same job. Once.
   TrainingResult run();
 
   // All workers stop after the same step, soon; run() then writes a checkpoint and returns.

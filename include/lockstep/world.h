@@ -43,7 +43,7 @@ class World {
   std::uint64_t generation() const;
 
   // Who started us: "lockstep", "torchrun", "openmpi", "slurm", "environment" (variables set by
-  // hand) or "alone".
+  // hand), "program" (see over()) or "alone".
   const std::string& launcher() const;
 
   // Where this worker's tensors belong; converts to a torch::Device.

@@ -1,4 +1,5 @@
 #include "base/atomic_file.h"
+#include "tests/support/slow_build.h"
 
 #include <fcntl.h>
 #include <gmock/gmock.h>
@@ -191,7 +192,7 @@ TEST_P(AtomicFileTest, AKillAtAnyMomentLeavesTheOldOrTheNewFile) {
           2 * (std::chrono::steady_clock::now() - begin)),
       std::chrono::milliseconds(20), std::chrono::milliseconds(400));
   int died_with_letters = 0;
-  for (int round = 0; round < 100; ++round) {
+  for (int round = 0; round < (testing::kSlowBuild ? 20 : 100); ++round) {
     const pid_t child = ::fork();
     if (child == 0) write_letters_until_killed(target_, kBytes, GetParam());
     ::usleep(static_cast<useconds_t>(random() % static_cast<std::uint64_t>(latest.count())));

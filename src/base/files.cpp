@@ -14,7 +14,7 @@ namespace lockstep::base {
 
 bool exists(const std::string& path) {
   struct stat status {};
-  return ::stat(path.c_str(), &status) == 0;
+  return ::stat(path.c_str(), &status) == 0 || (errno != ENOENT && errno != ENOTDIR);
 }
 
 bool is_directory(const std::string& path) {

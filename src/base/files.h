@@ -7,6 +7,7 @@
 
 namespace lockstep::base {
 
+// False only if there is surely nothing: what cannot be looked at may be there.
 bool exists(const std::string& path);
 bool is_directory(const std::string& path);
 

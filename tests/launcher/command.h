@@ -9,14 +9,9 @@
 #include <vector>
 
 #include "base/fd.h"
+#include "tests/support/slow_build.h"
 
 namespace lockstep::testing {
-
-#if defined(__SANITIZE_ADDRESS__) || defined(__SANITIZE_THREAD__)
-inline constexpr bool kSlowBuild = true;
-#else
-inline constexpr bool kSlowBuild = false;
-#endif
 
 inline Deadline seconds(int count) {
   return Deadline::after(std::chrono::seconds(count));

@@ -95,6 +95,7 @@ TEST(Optim, GroupsHaveTheirOwnOptionsAndKeepTheirRatioOfRates) {
   in_world(1, [](World& world) {
     auto model = data_parallel(seeded<TwoLayers>(kOptimSeed), world);
     optim::SGD optimizer(model, {.lr = 0.2}, {{{model->first->bias}, {.lr = 0.02}}});
+    optimizer.set_lr(0);
     optimizer.set_lr(0.4);
     EXPECT_DOUBLE_EQ(optimizer.lr(), 0.4);
     const auto weight = model->first->weight.detach().clone();
@@ -126,6 +127,18 @@ TEST(Optim, AStepAfterTheModuleWasConvertedIsRefused) {
     optim::SGD optimizer(model, {.lr = 0.1});
     model->to(torch::kFloat64);
     EXPECT_THROW(optimizer.step(), BadInput);
+  });
+}
+
+TEST(Optim, AGraphThatSavedAParameterFindsOutAboutTheStep) {
+  in_world(1, [](World& world) {
+    auto model = data_parallel(seeded<TwoLayers>(kOptimSeed), world);
+    optim::SGD optimizer(model, {.lr = 0.1});
+    const auto old = loss_at(*model, 0);
+    loss_at(*model, 0).backward();
+    optimizer.step();
+    optimizer.zero_grad();
+    EXPECT_THROW(old.backward(), c10::Error);  // as after torch::optim
   });
 }
 

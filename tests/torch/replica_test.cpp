@@ -8,6 +8,7 @@
 #include <mutex>
 
 #include "tests/torch/nets.h"
+#include "torch/replica/replicated.h"
 
 namespace lockstep::testing {
 namespace {
@@ -229,6 +230,56 @@ TEST(Replica, WeightedAccumulationIsTheMeanOverAllSamplesToo) {
   });
 }
 
+TEST(Replica, AWorkerWithoutSamplesTakesPartInAWeightedStepFromTheFirst) {
+  in_world(3, [](World& world) {
+    auto model = data_parallel(seeded<TwoLayers>(kSeed), world);
+    for (int step = 0; step < 2; ++step) {
+      model.zero_grad();
+      if (world.rank() == 1) {
+        model.synchronize();
+      } else if (world.rank() == 2) {
+        {
+          auto guard = model.no_sync();
+          model.backward(loss_of(*model, batch_of(2, 7)), 7);
+        }
+        model.synchronize();
+      } else {
+        model.backward(loss_of(*model, batch_of(0, 3)), 3);
+      }
+      auto plain = seeded<TwoLayers>(kSeed);
+      loss_of(*plain, torch::cat({batch_of(0, 3), batch_of(2, 7)})).backward();
+      expect_close(gradients(*model), gradients(*plain));
+    }
+  });
+}
+
+TEST(Replica, APassThatMissesParametersInNoSyncIsMadeWholeByTheNext) {
+  in_world(2, [](World& world) {
+    auto model = data_parallel(seeded<TwoLayers>(kSeed), world);
+    {
+      auto guard = model.no_sync();
+      loss_of(*model, batch_of(world.rank())).backward();
+    }
+    model->first(batch_of(world.rank()))
+        .pow(2)
+        .mean()
+        .backward();  // the second layer has had its gradient
+    EXPECT_EQ(model.last_backward().buckets, 1U);
+  });
+}
+
+// Buckets that are on the wire when a pass breaks off must not outlive the memory they use.
+TEST(Replica, AModelDestroyedInABrokenPassEndsCleanly) {
+  const auto outcomes = outcomes_in_world(2, [](World& world) {
+    auto net = torch::nn::Sequential(torch::nn::Linear(400, 400), torch::nn::Linear(400, 400));
+    net->register_parameter("unused", torch::zeros(3));
+    auto model = data_parallel(net, world, {.first_bucket_bytes = 1, .bucket_bytes = 1});
+    if (world.rank() == 0) model->forward(samples(1, {4, 400})).sum().backward();
+    world.comm().barrier().wait();  // rank 1 stays and sends nothing
+  });
+  EXPECT_EQ(outcomes[0].kind, ErrorKind::kBadInput);
+}
+
 TEST(Replica, MixingWeightedAndPlainBackwardIsRefused) {
   in_world(1, [](World& world) {
     auto model = data_parallel(seeded<TwoLayers>(kSeed), world);
@@ -332,6 +383,27 @@ TEST(Replica, ZeroGradKeepsTheViewsAndStartsAnew) {
       expect_close(gradients(*model), plain_mean(2));
     }
   });
+}
+
+TEST(Replica, AStepAfterABrokenPassIsRefused) {
+  in_world(1, [](World& world) {
+    auto model = data_parallel(seeded<TwoLayers>(kSeed), world);
+    EXPECT_THROW(model->first(batch_of(0)).sum().backward(), BadInput);
+    EXPECT_THROW(model.state()->check_attached(), BadInput);
+  });
+}
+
+TEST(Replica, AWorkerCannotSkipAStepThatTheOthersWaitFor) {
+  const auto outcomes = outcomes_in_world(2, [](World& world) {
+    auto model = data_parallel(seeded<TwoLayers>(kSeed), world);
+    if (world.rank() == 0) {
+      loss_of(*model, batch_of(0)).backward();
+      return;
+    }
+    EXPECT_THROW(model->first(batch_of(1)).sum().backward(), BadInput);
+    EXPECT_THROW(model.zero_grad(), BadInput);
+  });
+  EXPECT_EQ(outcomes[0].kind, ErrorKind::kPeerLost);
 }
 
 TEST(Replica, ABackwardThatWasBrokenOffCanBeTriedAgain) {

@@ -121,15 +121,16 @@ TEST_F(Train, ResumesToTheSameBits) {
 }
 
 TEST_F(Train, ResumesInTheMiddleOfAnEpochWithAShortLastBatch) {
-  // 3,687 samples in batches of 500: the last of an epoch has 187.
-  const std::vector<std::string> job = {"--model", "mlp", "--global-batch", "500"};
+  // 270 samples in batches of 8: the last of an epoch has 6, for 4 workers with 2 passes each of one sample.
+  const std::vector<std::string> job = {"--data", "synthetic:300", "--workers",
+                                        "4",      "--accumulate",  "2"};
   const auto with = [&](std::vector<std::string> more) {
     more.insert(more.begin(), job.begin(), job.end());
     return report_of(more);
   };
-  const auto straight = with({"--steps", "9"});
-  with({"--steps", "7", "--checkpoint", path("run")});
-  const auto resumed = with({"--steps", "9", "--checkpoint", path("run"), "--resume"});
+  const auto straight = with({"--steps", "36"});
+  with({"--steps", "33", "--checkpoint", path("run")});
+  const auto resumed = with({"--steps", "36", "--checkpoint", path("run"), "--resume"});
   EXPECT_EQ(resumed["weights_sha256"], straight["weights_sha256"]);
 }
 
@@ -221,6 +222,9 @@ TEST_F(Train, RefusesACheckpointOfAnotherJob) {
   auto other_seed = again;
   other_seed.insert(other_seed.end(), {"--seed", "3"});
   expect_refusal(finished(other_seed), "seed = 0", 1);
+  auto other_workers = again;
+  other_workers.insert(other_workers.end(), {"--workers", "1", "--accumulate", "2"});
+  expect_refusal(finished(other_workers), "workers = 2", 1);
 }
 
 TEST_F(Train, RefusesADamagedCheckpoint) {

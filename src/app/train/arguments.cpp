@@ -21,7 +21,7 @@ constexpr char kTrainHelp[] =
 
 What is trained
   --model M            mlp, cnn, resnet18 or gpt (default: cnn)
-  --data D             fashion-mnist, synthetic, a directory of IDX or CIFAR-10 files, a .csv, or a
+  --data D             fashion-mnist, synthetic[:SAMPLES], a directory of IDX or CIFAR-10 files, a .csv, or a
                        text file for gpt (default: fashion-mnist)
   --gpt-size S         tiny, small, medium or gpt2 (default: tiny)
   --context C          characters of one sample of a text (default: 128)
@@ -42,7 +42,7 @@ How
   --seed N             of weights, order and dropout (default: 0)
   --onednn X           on, off, or auto: off on ARM, where it is slow (default: auto)
 On what
-  -n, --workers N      (default: one for each core)
+  -n, --workers N      (default: one for each core, if the batch can be so divided)
   --threads T          threads of each worker (default: 1)
   --engine E           what moves bytes between workers; see `lockstep doctor`
   --algorithm A        automatic, direct, halving-doubling, ring, tree or native
@@ -117,6 +117,17 @@ void add_options(CLI::App& parser, TrainArguments& arguments) {
   parser.add_flag("-q,--quiet", arguments.quiet);
 }
 
+// One for each core, or as many as the batch can be divided among.
+int workers_for_this_host(const TrainArguments& arguments) {
+  const int cores = static_cast<int>(std::max(1U, std::thread::hardware_concurrency()));
+  for (int workers = cores; workers > 1; --workers) {
+    if (arguments.accumulate > 0 &&
+        arguments.global_batch % (std::int64_t{workers} * arguments.accumulate) == 0)
+      return workers;
+  }
+  return 1;
+}
+
 void check_numbers(const TrainArguments& arguments) {
   constexpr std::int64_t kMost = std::int64_t{1} << 40;
   check_range("--workers", arguments.workers, 1, 4096);
@@ -154,7 +165,7 @@ void check_batch(const TrainArguments& arguments) {
 }
 
 void check_paths(const TrainArguments& arguments) {
-  const bool named = arguments.data == "synthetic" || arguments.data == "fashion-mnist";
+  const bool named = arguments.data.starts_with("synthetic") || arguments.data == "fashion-mnist";
   if (!named && !base::exists(arguments.data)) {
     refuse(fmt::format("--data {}: there is no such file or directory, and no data of that name",
                        arguments.data));
@@ -162,10 +173,9 @@ void check_paths(const TrainArguments& arguments) {
   if (arguments.resume && arguments.checkpoint.empty())
     refuse("--resume from where? add --checkpoint DIR");
   if (!arguments.report.empty()) {
-    const auto folder = std::filesystem::absolute(arguments.report).parent_path();
-    if (!std::filesystem::is_directory(folder))
-      refuse(
-          fmt::format("--report {}: there is no directory {}", arguments.report, folder.string()));
+    const std::string folder = base::parent_path(arguments.report);
+    if (!base::is_directory(folder))
+      refuse(fmt::format("--report {}: there is no directory {}", arguments.report, folder));
   }
 }
 
@@ -189,7 +199,7 @@ TrainArguments parse_train_arguments(const std::vector<std::string>& arguments) 
     refuse(error.what());
   }
   if (parsed.workers == 0 && parser.count("--workers") == 0)
-    parsed.workers = static_cast<int>(std::max(1U, std::thread::hardware_concurrency()));
+    parsed.workers = workers_for_this_host(parsed);
   if (parsed.epochs > 0 && parsed.steps > 0) refuse("give either --epochs or --steps");
   if (parsed.epochs == 0 && parsed.steps == 0) {
     if (parser.count("--epochs") + parser.count("--steps") > 0) refuse("nothing to do: 0 steps");

@@ -17,20 +17,7 @@ namespace {
 constexpr double kAloneSeconds = 2;
 constexpr std::int64_t kAloneWarmUp = 3;
 
-std::atomic<Trainer*> running{nullptr};
-std::atomic<bool> stop_early{false};
-
-// Names the trainer that a signal stops, as long as it lives.
-class Running {
- public:
-  explicit Running(Trainer& trainer) {
-    running.store(&trainer);
-    if (stop_early.load()) trainer.request_stop();
-  }
-  ~Running() { running.store(nullptr); }
-  Running(const Running&) = delete;
-  Running& operator=(const Running&) = delete;
-};
+std::atomic<bool> stop_now{false};
 
 // oneDNN's convolutions are slow on ARM as Debian builds it, and change bits: part of the job.
 bool use_onednn(const TrainArguments& arguments) {
@@ -122,7 +109,8 @@ TrainerParts make_parts(const TrainArguments& arguments, World& world, const Dat
           [schedule](std::int64_t step) { return schedule.lr(step); }};
 }
 
-TrainerOptions make_options(const TrainArguments& arguments, const World& world) {
+TrainerOptions make_options(const TrainArguments& arguments, const World& world,
+                            std::int64_t samples) {
   TrainerOptions options;
   options.steps = arguments.steps;
   options.epochs = arguments.epochs;
@@ -133,8 +121,12 @@ TrainerOptions make_options(const TrainArguments& arguments, const World& world)
   options.checkpoint_directory = arguments.checkpoint;
   options.checkpoint_every_steps = arguments.checkpoint_every;
   options.resume = arguments.resume;
+  options.stop = &stop_now;
   auto& job = options.job;
   job["model"] = arguments.model;
+  job["data"] = arguments.data;
+  job["workers"] = std::to_string(world.size());
+  job["algorithm"] = arguments.algorithm;
   if (arguments.model == "gpt") job["gpt_size"] = arguments.gpt_size;
   job["dropout"] = fmt::format("{}", arguments.dropout);
   job["context"] = std::to_string(arguments.context);
@@ -144,6 +136,8 @@ TrainerOptions make_options(const TrainArguments& arguments, const World& world)
   job["scale_lr"] = std::to_string(arguments.scale_lr_from);
   job["warmup"] = std::to_string(arguments.warmup_steps);
   job["decay"] = arguments.decay;
+  if (arguments.decay != "constant")
+    job["total_steps"] = std::to_string(total_steps(arguments, samples));
   job["threads"] = std::to_string(arguments.threads);
   job["onednn"] = use_onednn(arguments) ? "on" : "off";
   job["libtorch"] = TORCH_VERSION;
@@ -170,10 +164,11 @@ double samples_per_second_alone(const TrainArguments& arguments, World& world,
     double seconds = 0;
     hooks.on_step = [&](const StepRecord& record) {
       seconds += record.step_ms / 1000;
-      if (record.step >= kAloneWarmUp) times.push_back(record.step_ms);
-      if (seconds > kAloneSeconds || stop_early.load()) trainer->request_stop();
+      if (record.step == kAloneWarmUp) times.clear();
+      times.push_back(record.step_ms);
+      if (seconds > kAloneSeconds || stop_now.load()) trainer->request_stop();
     };
-    Trainer measured(alone, std::move(parts), make_options(own, alone), hooks);
+    Trainer measured(alone, std::move(parts), make_options(own, alone, data.train->size()), hooks);
     trainer = &measured;
     measured.run();
     std::nth_element(times.begin(), times.begin() + static_cast<std::ptrdiff_t>(times.size() / 2),
@@ -206,8 +201,7 @@ TrainerHooks show_on(Progress& progress) {
 }  // namespace
 
 void stop_requested() noexcept {
-  stop_early.store(true);
-  if (Trainer* trainer = running.load()) trainer->request_stop();
+  stop_now.store(true);
 }
 
 TrainReport run_training(const TrainArguments& arguments, World& world) {
@@ -228,8 +222,8 @@ TrainReport run_training(const TrainArguments& arguments, World& world) {
     progress.line("measuring one worker alone …");
     alone = samples_per_second_alone(arguments, world, data);
   }
-  Trainer trainer(world, std::move(parts), make_options(arguments, world), show_on(progress));
-  const Running stoppable(trainer);
+  Trainer trainer(world, std::move(parts), make_options(arguments, world, data.train->size()),
+                  show_on(progress));
   report.result = trainer.run();
   if (alone > 0 && report.result.step_ms_p50 > 0) {
     const double together =

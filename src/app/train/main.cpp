@@ -36,6 +36,7 @@ void install_signal_handlers() {
   action.sa_flags = SA_RESTART;
   ::sigaction(SIGINT, &action, nullptr);
   ::sigaction(SIGTERM, &action, nullptr);
+  std::signal(SIGTTOU, SIG_IGN);  // the leader draws on the terminal from a group of its own
   std::signal(SIGXFSZ, SIG_IGN);  // a file-size limit is a full disk to us, not a reason to die
 }
 

@@ -23,7 +23,8 @@ std::string to_json(const TrainArguments& arguments, const TrainReport& report) 
   json["first_step"] = result.first_step;
   json["steps"] = result.steps;
   json["stopped"] = result.stopped;
-  json["final_loss"] = result.final_loss;
+  json["final_loss"] = nullptr;
+  if (result.final_loss) json["final_loss"] = *result.final_loss;
   json["test_accuracy"] = nullptr;
   json["test_loss"] = nullptr;
   if (result.evaluation) {
@@ -41,7 +42,8 @@ std::string to_json(const TrainArguments& arguments, const TrainReport& report) 
   json["weights_sha256"] = result.weights_sha256;
   json["checkpoint"] = nullptr;
   if (!result.checkpoint.empty()) json["checkpoint"] = result.checkpoint;
-  return json.dump(2) + "\n";
+  // A path may hold any bytes.
+  return json.dump(2, ' ', false, nlohmann::json::error_handler_t::replace) + "\n";
 }
 
 std::string summary(const TrainArguments& arguments, const TrainReport& report) {
@@ -56,7 +58,7 @@ std::string summary(const TrainArguments& arguments, const TrainReport& report) 
     row("test accuracy", fmt::format("{:.2f} %  (test loss {:.4f})",
                                      100 * result.evaluation->accuracy, result.evaluation->loss));
   }
-  row("training loss", fmt::format("{:.4f}", result.final_loss));
+  if (result.final_loss) row("training loss", fmt::format("{:.4f}", *result.final_loss));
   row("time", fmt::format("{} in {} steps", spoken_time(result.seconds),
                           with_commas(result.steps - result.first_step)));
   row("speed",

@@ -20,6 +20,7 @@ const char* plural(int count) {
 JobReport::JobReport(const RunOptions& options, std::string program)
     : workers_(options.workers),
       explained_codes_(options.explained_codes),
+      leader_keeps_output_(options.leader_keeps_output),
       program_(std::move(program)),
       pids_(static_cast<std::size_t>(options.workers)),
       not_started_(static_cast<std::size_t>(options.workers)) {}
@@ -63,6 +64,11 @@ std::vector<std::string> JobReport::failures(const JobState& state, const Output
   return lines;
 }
 
+const char* JobReport::last_words(int rank, bool none) const {
+  if (!none) return "Its last lines:";
+  return rank == 0 && leader_keeps_output_ ? "" : "It had printed nothing.";
+}
+
 std::vector<std::string> JobReport::first_failure(const WorkerEnd& failure,
                                                   const Output& output) const {
   if (failure.how == WorkerEnd::How::kNotStarted) {
@@ -79,7 +85,7 @@ std::vector<std::string> JobReport::first_failure(const WorkerEnd& failure,
       fmt::format("lockstep: rank {} (pid {}) {}. {}", failure.rank,
                   pids_[static_cast<std::size_t>(failure.rank)],
                   workers_ > 1 ? "failed first: it " + how + "; the others were ended" : how,
-                  last.empty() ? "It had printed nothing." : "Its last lines:")};
+                  last_words(failure.rank, last.empty()))};
   for (const auto& line : last) lines.push_back("  | " + line);
   return lines;
 }

@@ -41,8 +41,11 @@ class JobReport {
  private:
   std::vector<std::string> first_failure(const WorkerEnd& failure, const Output& output) const;
 
+  const char* last_words(int rank, bool none) const;
+
   int workers_;
   std::vector<int> explained_codes_;
+  bool leader_keeps_output_;  // what it printed last is not known here
   std::string program_;
   std::vector<pid_t> pids_;
   std::vector<bool> not_started_;

@@ -3,6 +3,8 @@
 #include <lockstep/errors.h>
 
 #include <cmath>
+#include <cstdlib>
+#include <cstring>
 #include <fstream>
 
 #include "base/files.h"
@@ -241,6 +243,11 @@ DatasetPtr tensor_dataset(torch::Tensor data, torch::Tensor target) {
 
 DataSplits datasets::load(const std::string& name_or_path, const LoadOptions& options) {
   if (name_or_path == "synthetic") return synthetic(options);
+  if (name_or_path.starts_with("synthetic:")) {
+    LoadOptions counted = options;
+    counted.samples = std::atoll(name_or_path.c_str() + std::strlen("synthetic:"));
+    return synthetic(counted);
+  }
   if (name_or_path == "fashion-mnist") {
     if (!base::is_directory(kFashionMnist)) {
       throw BadInput(

@@ -97,7 +97,10 @@ class EpochReader {
   std::optional<Batch> next() { return prefetcher_->next(); }
 
  private:
-  Batch read(std::int64_t step) { return plan_->dataset->batch(indices(step)); }
+  Batch read(std::int64_t step) {
+    const auto samples = indices(step);
+    return samples.empty() ? Batch{} : plan_->dataset->batch(samples);
+  }
 
   std::vector<std::int64_t> indices(std::int64_t step) {
     if (own_order_) {

@@ -1,6 +1,9 @@
 #include "torch/data/prefetcher.h"
 
+#include <lockstep/errors.h>
+
 #include <algorithm>
+#include <system_error>
 
 namespace lockstep::data {
 
@@ -11,10 +14,19 @@ Prefetcher::Prefetcher(std::int64_t first, std::int64_t end, Read read,
       depth_(std::max(options.depth, std::max(options.threads, 1))),
       to_read_(first),
       to_give_(first) {
-  for (int i = 0; i < options.threads; ++i) threads_.emplace_back([this] { run(); });
+  try {
+    for (int i = 0; i < options.threads; ++i) threads_.emplace_back([this] { run(); });
+  } catch (const std::system_error&) {
+    stop();
+    throw Unavailable("cannot start a loader thread; use fewer, or raise `ulimit -u`");
+  }
 }
 
 Prefetcher::~Prefetcher() {
+  stop();
+}
+
+void Prefetcher::stop() {
   {
     const std::lock_guard lock(mutex_);
     stopping_ = true;

@@ -41,6 +41,7 @@ class Prefetcher {
     std::exception_ptr failure;
   };
   void run();
+  void stop();
   Result read_one(std::int64_t number) const;
 
   Read read_;

@@ -46,6 +46,7 @@ struct Optimizer::Impl {
   std::shared_ptr<replica::Replicated> model;
   Kind kind;
   std::vector<std::unique_ptr<Rule>> rules;
+  std::vector<double> ratios;        // of each rule's learning rate to that of the first
   std::vector<std::size_t> rule_of;  // by entry of the layout
   std::vector<std::shared_ptr<Arena>> memories;
   std::int64_t steps = 0;

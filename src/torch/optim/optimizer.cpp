@@ -2,6 +2,7 @@
 #include <fmt/format.h>
 #include <lockstep/errors.h>
 #include <lockstep/optim.h>
+#include <torch/csrc/autograd/variable.h>
 
 #include <algorithm>
 #include <map>
@@ -25,6 +26,8 @@ Optimizer::Impl::Impl(Replica& replica, Kind its_kind, std::vector<std::unique_p
                       const std::vector<std::vector<torch::Tensor>>& group_members)
     : model(replica.state()), kind(std::move(its_kind)), rules(std::move(its_rules)) {
   assign_groups(group_members);
+  const double base = rules.front()->lr();
+  for (const auto& rule : rules) ratios.push_back(base == 0 ? 1 : rule->lr() / base);
   const std::size_t bytes = std::max<std::size_t>(model->layout().bytes(), 1);
   for (std::size_t i = 0; i < kind.states.size(); ++i)
     memories.push_back(std::make_shared<Arena>(Arena::create(bytes)));
@@ -81,6 +84,8 @@ void Optimizer::Impl::update_entry(std::size_t entry) {
   };
   at::parallel_for(0, static_cast<std::int64_t>(place.count), kGrain, update);
   if (!in_order) parameter.copy_(values);
+  // Whoever saved the parameter for a backward to come must find out, as after torch::optim.
+  torch::autograd::impl::bump_version(parameter_of(entry));
 }
 
 torch::Tensor Optimizer::Impl::state_view(std::size_t memory, std::size_t entry) const {
@@ -106,14 +111,19 @@ double Optimizer::lr() const {
   return impl_->rules.front()->lr();
 }
 void Optimizer::set_lr(double lr) {
-  const double before = this->lr();
-  for (auto& rule : impl_->rules) rule->set_lr(before == 0 ? lr : rule->lr() / before * lr);
+  for (std::size_t i = 0; i < impl_->rules.size(); ++i) {
+    impl_->rules[i]->set_lr(i == 0 ? lr : lr * impl_->ratios[i]);
+  }
 }
 std::int64_t Optimizer::steps() const {
   return impl_->steps;
 }
 const std::string& Optimizer::name() const {
   return impl_->kind.name;
+}
+
+void Optimizer::set_steps(std::int64_t steps) {
+  impl_->steps = steps;
 }
 
 std::vector<NamedTensor> Optimizer::state() const {

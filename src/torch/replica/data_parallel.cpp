@@ -6,14 +6,14 @@
 namespace lockstep {
 namespace {
 
-// The replicas of this thread, for the free backward().
-thread_local std::vector<std::weak_ptr<replica::Replicated>> replicas;
+// What one sample weighs: a power of two, which costs no bit, and small, so that the gradients of large
+// batches do not overflow in half precision.
+constexpr double kSampleWeight = 1.0 / 1024;
 
-void weighted_backward(replica::Replicated& lead, const torch::Tensor& loss, std::int64_t samples) {
-  if (samples < 0) throw BadInput("backward() with a negative number of samples");
+void weighted_backward(const torch::Tensor& loss, std::int64_t samples) {
+  if (samples < 1) throw BadInput("backward() wants at least one sample; without, synchronize()");
   if (loss.numel() != 1) throw BadInput("backward() wants a loss of one element: a mean");
-  const auto reference = static_cast<double>(lead.reference_samples(samples));
-  const double weight = static_cast<double>(samples) / reference;
+  const double weight = static_cast<double>(samples) * kSampleWeight;
   const replica::WeightScope scope(weight);
   loss.backward(torch::full_like(loss, weight));
 }
@@ -30,13 +30,10 @@ NoSync::~NoSync() {
 Replica::Replica(World& world, std::vector<NamedTensor> parameters,
                  std::vector<NamedTensor> buffers, const DataParallelOptions& options)
     : state_(replica::Replicated::make(world.open_channel(), std::move(parameters),
-                                       std::move(buffers), options)) {
-  std::erase_if(replicas, [](const auto& known) { return known.expired(); });
-  replicas.push_back(state_);
-}
+                                       std::move(buffers), options)) {}
 
 void Replica::backward(const torch::Tensor& loss, std::int64_t samples) {
-  weighted_backward(*state_, loss, samples);
+  weighted_backward(loss, samples);
 }
 void Replica::synchronize() {
   state_->synchronize();
@@ -75,14 +72,11 @@ std::vector<NamedTensor> replica::buffers_of(const torch::nn::Module& module) {
 }
 
 void backward(const torch::Tensor& loss, std::int64_t samples) {
-  for (const auto& known : replicas) {
-    if (const auto lead = known.lock()) return weighted_backward(*lead, loss, samples);
-  }
-  throw BadInput("backward(loss, samples) without a model: call data_parallel() first");
+  weighted_backward(loss, samples);
 }
 
 double mean(World& world, double value, double weight) {
-  double sums[2] = {value * weight, weight};
+  double sums[2] = {weight == 0 ? 0 : value * weight, weight};
   world.comm().all_reduce({sums, 2, DType::kFloat64}).wait();
   if (sums[1] == 0) throw BadInput("mean over workers whose weights are all zero");
   return sums[0] / sums[1];

@@ -69,8 +69,7 @@ std::shared_ptr<Replicated> Replicated::make(Comm comm, std::vector<NamedTensor>
 }
 
 Replicated::Replicated(Comm comm, Model model, const DataParallelOptions& options)
-    : comm_(std::move(comm)),
-      options_(options),
+    : options_(options),
       model_(std::move(model)),
       layout_(layout_of(model_.trained)),
       buckets_(plan::plan_buckets(
@@ -78,7 +77,16 @@ Replicated::Replicated(Comm comm, Model model, const DataParallelOptions& option
           {std::min(options.first_bucket_bytes, options.bucket_bytes), options.bucket_bytes})),
       gradients_(model_.trained, layout_),
       ledger_(layout_, buckets_),
-      buffer_sync_(model_.buffers) {}
+      buffer_sync_(model_.buffers),
+      comm_(std::move(comm)) {
+  forget();
+}
+
+// After a synchronisation nothing has been added up.
+void Replicated::forget() {
+  since_.weights = {};
+  since_.reached.assign(layout_.entries().size(), false);
+}
 
 void Replicated::install_hooks() {
   for (std::size_t i = 0; i < layout_.entries().size(); ++i) {
@@ -91,18 +99,20 @@ void Replicated::install_hooks() {
 
 void Replicated::gradient_ready(std::size_t entry) {
   if (!pass_.active) {
-    begin_pass(suspended_ == 0);
     torch::autograd::Engine::get_default_engine().queue_callback(
         [self = shared_from_this()] { self->end_pass(); });
+    begin_pass(suspended_ == 0);
+    add_weight();
   }
   gradients_.check(entry);
   if (!ledger_.mark(entry)) {
     throw BadInput(fmt::format(
         "the gradient of {} arrived twice in one backward pass: an earlier pass was broken off "
         "(call zero_grad() after catching its error), or part of the model runs its own backward "
-        "inside this one (wrap all but the last in no_sync())",
+        "inside this one",
         layout_.entries()[entry].name));
   }
+  since_.reached[entry] = true;
   if (pass_.synchronised) launch_ready();
   if (ledger_.complete()) pass_.times.last_gradient = since_begin();
 }
@@ -113,23 +123,28 @@ void Replicated::begin_pass(bool synchronised) {
   pass_.active = true;
   pass_.synchronised = synchronised;
   pass_.began = Clock::now();
+}
+
+void Replicated::add_weight() {
   const auto weight = WeightScope::current();
-  (weight ? weights_.weighted : weights_.plain) = true;
-  weights_.sum += weight.value_or(1);
-  if (weights_.weighted && weights_.plain) {
-    throw BadInput(
-        "loss.backward() and lockstep::backward(loss, samples) were mixed in one step: use one of "
-        "them for all batches of a step");
-  }
+  since_.weights[0] += weight.value_or(0);
+  since_.weights[weight ? 1 : 2] += 1;
 }
 
 void Replicated::launch_ready() {
   while (const auto bucket = ledger_.next_ready()) launch(*bucket);
 }
 
+// What this worker has added up is known before its first bucket is.
 void Replicated::launch(std::size_t bucket) {
   BackwardTimes& times = pass_.times;
-  if (pass_.works.empty()) times.first_launch = since_begin();
+  if (pass_.works.empty()) {
+    times.first_launch = since_begin();
+    if (!divisor_) {
+      pass_.weights =
+          comm_.all_reduce({since_.weights.data(), since_.weights.size(), DType::kFloat64});
+    }
+  }
   if (!ledger_.complete()) ++times.launched_before_end;
   ++times.buckets;
   pass_.works.push_back(
@@ -137,9 +152,11 @@ void Replicated::launch(std::size_t bucket) {
 }
 
 void Replicated::end_pass() {
-  check_complete();
   if (pass_.times.last_gradient.count() == 0) pass_.times.last_gradient = since_begin();
-  if (pass_.synchronised) finish();
+  if (pass_.synchronised) {
+    check_complete();
+    finish();
+  }
   pass_.active = false;
 }
 
@@ -154,10 +171,12 @@ void Replicated::check_complete() const {
           name));
     }
   }
-  if (options_.missing_gradient == MissingGradient::kZero || ledger_.complete()) return;
+  if (options_.missing_gradient == MissingGradient::kZero) return;
   std::vector<std::string> names;
-  for (const std::size_t entry : ledger_.missing()) names.push_back(layout_.entries()[entry].name);
-  std::reverse(names.begin(), names.end());  // as the model registers them
+  for (std::size_t entry = since_.reached.size(); entry-- > 0;) {  // as the model registers them
+    if (!since_.reached[entry]) names.push_back(layout_.entries()[entry].name);
+  }
+  if (names.empty()) return;
   throw BadInput(fmt::format(
       "no gradient for {}: the loss did not depend on it; use it in forward(), freeze it, or set "
       "missing_gradient = MissingGradient::kZero",
@@ -174,43 +193,46 @@ void Replicated::finish() {
     gradients_.scale(buckets_[bucket], factor);
   }
   if (with_buffers) buffer_sync_.finish(comm_);
-  weights_ = {.reference_samples = weights_.reference_samples, .divisor = weights_.divisor};
+  forget();
   pass_.works.clear();
   pass_.times.end = since_begin();
 }
 
 double Replicated::divisor() {
-  if (weights_.divisor) return *weights_.divisor;
-  const bool none = !weights_.weighted && !weights_.plain;
-  if (!weights_.weighted && !(none && weights_.reference_samples > 0)) return comm_.size();
-  double sum = weights_.sum;
-  comm_.all_reduce({&sum, 1, DType::kFloat64}).wait();
+  if (divisor_) return *divisor_;
+  pass_.weights.wait();
+  const auto [sum, weighted, plain] = since_.weights;
+  if (weighted > 0 && plain > 0) {
+    throw BadInput(
+        "loss.backward() and lockstep::backward(loss, samples) were mixed in one step: use one of "
+        "them on all workers, for all batches of a step");
+  }
+  if (weighted == 0) return comm_.size();
   if (sum <= 0) throw BadInput("no worker has a sample in this step: nothing to average");
   return sum;
 }
 
-std::int64_t Replicated::reference_samples(std::int64_t samples) {
-  if (weights_.reference_samples == 0) {
-    std::int64_t most = samples;
-    comm_.all_reduce({&most, 1, DType::kInt64}, {.op = ReduceOp::kMax}).wait();
-    weights_.reference_samples = std::max<std::int64_t>(most, 1);
-  }
-  return weights_.reference_samples;
-}
-
 void Replicated::synchronize() {
   if (pass_.active) throw BadInput("synchronize() inside a backward pass: call it after");
-  const Weights before = weights_;
   begin_pass(true);
-  weights_ = before;  // a synchronisation weighs nothing
   finish();
   pass_.active = false;
 }
 
 void Replicated::check_attached() const {
+  if (pass_.active) {
+    throw BadInput(
+        "the last backward pass was broken off and left no average: call zero_grad() and run it "
+        "again");
+  }
   for (std::size_t i = 0; i < accumulators_.size(); ++i) {
     const NamedTensor& named = model_.trained[layout_.entries()[i].registered];
     gradients_.check(i);
+    if (!named.tensor.requires_grad()) {
+      throw BadInput(fmt::format(
+          "{} was frozen after the model had been replicated: freeze before data_parallel()",
+          named.name));
+    }
     if (torch::autograd::impl::grad_accumulator(named.tensor) != accumulators_[i]) {
       throw BadInput(fmt::format(
           "{} has lost its hook: move or convert the module before data_parallel(), not after",
@@ -220,13 +242,13 @@ void Replicated::check_attached() const {
 }
 
 void Replicated::zero_grad() {
-  if (pass_.active && !pass_.works.empty()) {
+  if (pass_.active && pass_.synchronised && comm_.size() > 1) {
     throw BadInput(
-        "a backward pass was broken off after gradients had been sent: other workers still wait "
-        "for it; end this worker");
+        "a synchronised backward pass was broken off on this worker, and the others wait for its "
+        "gradients: end this worker");
   }
   pass_.active = false;
-  weights_ = {.reference_samples = weights_.reference_samples, .divisor = weights_.divisor};
+  forget();
   gradients_.clear();
   check_attached();
 }

@@ -9,6 +9,7 @@
 
 #include <lockstep/data_parallel.h>
 
+#include <array>
 #include <chrono>
 #include <cstdint>
 #include <memory>
@@ -44,7 +45,7 @@ class Replicated : public std::enable_shared_from_this<Replicated> {
 
   // For whoever weighs shards itself: the sum of all workers' gradients is divided by `total`
   // in place of the number of workers; nothing: the number of workers.
-  void set_divisor(std::optional<double> total) { weights_.divisor = total; }
+  void set_divisor(std::optional<double> total) { divisor_ = total; }
 
   void suspend_sync() { ++suspended_; }
   void resume_sync() { --suspended_; }
@@ -55,10 +56,6 @@ class Replicated : public std::enable_shared_from_this<Replicated> {
   const BackwardTimes& times() const { return pass_.times; }
   Comm& comm() { return comm_; }
 
-  // How many samples weigh 1: the most that any worker had at the first weighted backward. The
-  // weight of a full batch is then exactly 1. Collective the first time.
-  std::int64_t reference_samples(std::int64_t samples);
-
  private:
   class Hook;
   using Clock = std::chrono::steady_clock;
@@ -67,24 +64,25 @@ class Replicated : public std::enable_shared_from_this<Replicated> {
   struct Pass {
     bool active = false;
     bool synchronised = false;
+    Work weights;             // the sums of all workers' Since::weights
     std::vector<Work> works;  // by bucket
     Clock::time_point began;
     BackwardTimes times;
   };
-  // What no_sync() and the pass have added up on this worker, and what the sum is divided by.
-  struct Weights {
-    double sum = 0;
-    bool weighted = false;
-    bool plain = false;
-    std::int64_t reference_samples = 0;
-    std::optional<double> divisor;
+  // What no_sync() and the pass have added up on this worker since the last synchronisation. The
+  // first three travel: the sum of weights, and how many passes were weighted and plain.
+  struct Since {
+    std::array<double, 3> weights{};
+    std::vector<bool> reached;  // by entry: some pass had a gradient for it
   };
 
   Replicated(Comm comm, Model model, const DataParallelOptions& options);
   void install_hooks();
   void gradient_ready(std::size_t entry);
   void begin_pass(bool synchronised);
+  void add_weight();
   void end_pass();
+  void forget();
   void launch_ready();
   void launch(std::size_t bucket);
   void finish();
@@ -92,7 +90,6 @@ class Replicated : public std::enable_shared_from_this<Replicated> {
   double divisor();
   std::chrono::nanoseconds since_begin() const { return Clock::now() - pass_.began; }
 
-  Comm comm_;
   DataParallelOptions options_;
   Model model_;
   plan::Layout layout_;
@@ -101,9 +98,11 @@ class Replicated : public std::enable_shared_from_this<Replicated> {
   Ledger ledger_;
   BufferSync buffer_sync_;
   Pass pass_;
-  Weights weights_;
+  Since since_;
+  std::optional<double> divisor_;
   int suspended_ = 0;
   std::vector<std::shared_ptr<torch::autograd::Node>> accumulators_;
+  Comm comm_;  // last: it ends the operations that still use the memory above
 };
 
 // The weight of the backward pass that this thread is in; nothing in a plain loss.backward().

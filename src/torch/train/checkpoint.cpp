@@ -59,6 +59,10 @@ void check_job(const formats::SafetensorsFile& file, const Job& job) {
   }
 }
 
+std::string kind_digit(ErrorKind kind) {
+  return std::string(1, static_cast<char>('0' + static_cast<int>(kind)));
+}
+
 // What rank 0 found: a text, or the failure that all then throw.
 std::string from_leader(Comm& comm, const std::function<std::string()>& read) {
   std::string said;
@@ -66,12 +70,25 @@ std::string from_leader(Comm& comm, const std::function<std::string()>& read) {
     try {
       said = "+" + read();
     } catch (const Error& error) {
-      said = std::string(1, static_cast<char>('0' + static_cast<int>(error.kind()))) + error.what();
+      said = kind_digit(error.kind()) + error.what();
+    } catch (const std::exception& error) {
+      said = kind_digit(ErrorKind::kUnavailable) + error.what();
     }
   }
   said = replica::gather(comm, said).front();
   if (said.front() != '+') raise(static_cast<ErrorKind>(said.front() - '0'), said.substr(1));
   return said.substr(1);
+}
+
+void check_finite(const Replica& model, std::int64_t step) {
+  for (const auto& [name, tensor] : model.parameters()) {
+    if (!tensor.is_floating_point() || torch::isfinite(tensor.detach()).all().item<bool>())
+      continue;
+    throw BadInput(fmt::format(
+        "{} is not finite after step {}: training has diverged; lower the learning rate or warm it "
+        "up. The earlier checkpoint is untouched",
+        name, step));
+  }
 }
 
 // Steps done and steps of the optimizer, "12 12"; empty when there is no checkpoint.
@@ -80,6 +97,9 @@ std::string read_on_leader(const std::string& directory, const Replica& model,
   const std::string path = checkpoint_path(directory);
   if (!base::exists(path)) return "";
   const auto file = formats::SafetensorsFile::open(path);
+  if (number_in(file, kFormatKey) != std::atoll(kFormat)) {
+    throw BadInput(fmt::format("{} is of a newer version of Lockstep: use that to read it", path));
+  }
   const std::int64_t step = number_in(file, kStepKey);
   const std::int64_t optimizer_steps = number_in(file, kOptimizerStepsKey);
   file.verify();
@@ -94,22 +114,29 @@ std::string checkpoint_path(const std::string& directory) {
   return base::join_path(directory, "checkpoint.safetensors");
 }
 
-void prepare_directory(const std::string& directory) {
-  if (!base::make_directories(directory)) {
-    throw BadInput(fmt::format("cannot make the checkpoint directory {}: {}", directory,
-                               std::strerror(errno)));
-  }
-  if (::access(directory.c_str(), W_OK) != 0)
-    throw BadInput(fmt::format("cannot write to the checkpoint directory {}", directory));
+void prepare_directory(Comm& comm, const std::string& directory) {
+  from_leader(comm, [&]() -> std::string {
+    if (!base::make_directories(directory)) {
+      throw BadInput(fmt::format("cannot make the checkpoint directory {}: {}", directory,
+                                 std::strerror(errno)));
+    }
+    if (::access(directory.c_str(), W_OK) != 0)
+      throw BadInput(fmt::format("cannot write to the checkpoint directory {}", directory));
+    return "";
+  });
 }
 
-void write_checkpoint(const std::string& directory, const Replica& model,
+void write_checkpoint(Comm& comm, const std::string& directory, const Replica& model,
                       const optim::Optimizer& optimizer, std::int64_t step, const Job& job) {
-  formats::Metadata metadata{{kFormatKey, kFormat},
-                             {kStepKey, std::to_string(step)},
-                             {kOptimizerStepsKey, std::to_string(optimizer.steps())}};
-  for (const auto& [name, value] : job) metadata[kJobPrefix + name] = value;
-  write_tensors(checkpoint_path(directory), all_tensors(model, optimizer), metadata);
+  from_leader(comm, [&]() -> std::string {
+    check_finite(model, step);
+    formats::Metadata metadata{{kFormatKey, kFormat},
+                               {kStepKey, std::to_string(step)},
+                               {kOptimizerStepsKey, std::to_string(optimizer.steps())}};
+    for (const auto& [name, value] : job) metadata[kJobPrefix + name] = value;
+    write_tensors(checkpoint_path(directory), all_tensors(model, optimizer), metadata);
+    return "";
+  });
 }
 
 std::int64_t read_checkpoint(Comm& comm, const std::string& directory, Replica& model,
@@ -123,7 +150,7 @@ std::int64_t read_checkpoint(Comm& comm, const std::string& directory, Replica& 
   std::from_chars(said.data(), said.data() + space, step);
   std::from_chars(said.data() + space + 1, said.data() + said.size(), optimizer_steps);
   replica::copy_from_leader(comm, all_tensors(model, optimizer));
-  optimizer.load_state(optimizer.state(), optimizer_steps);
+  optimizer.set_steps(optimizer_steps);
   return step;
 }
 

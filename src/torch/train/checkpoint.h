@@ -21,21 +21,22 @@ using Job = std::map<std::string, std::string>;
 
 std::string checkpoint_path(const std::string& directory);
 
+// Each of these works on rank 0 alone, and fails on every worker alike. Collective.
+
 // Makes the directory, and finds out whether a file can be written there before time is spent on
 // training.
-void prepare_directory(const std::string& directory);
+void prepare_directory(Comm& comm, const std::string& directory);
 
-void write_checkpoint(const std::string& directory, const Replica& model,
+// BadInput, and the earlier file stays, when a parameter is not finite: nobody could go on from it.
+void write_checkpoint(Comm& comm, const std::string& directory, const Replica& model,
                       const optim::Optimizer& optimizer, std::int64_t step, const Job& job);
 
-// Reads on rank 0 and gives to all. Returns the steps done; −1 when there is no checkpoint. Fails
-// on every worker alike: BadInput when it is damaged, Mismatch when it is of another model or
-// job, naming the property. Collective.
+// Gives what it read to all. Returns the steps done; −1 when there is no checkpoint. BadInput when it is
+// damaged, Mismatch when it is of another model or job, naming the property.
 std::int64_t read_checkpoint(Comm& comm, const std::string& directory, Replica& model,
                              optim::Optimizer& optimizer, const Job& job);
 
-// A property of the job of the checkpoint in a directory, read on rank 0; empty if there is none.
-// Collective.
+// A property of the job of the checkpoint in a directory; empty if there is none.
 std::string checkpoint_property(Comm& comm, const std::string& directory, const std::string& name);
 
 }  // namespace lockstep::train

@@ -12,6 +12,7 @@
 #include <algorithm>
 #include <chrono>
 #include <cmath>
+#include <utility>
 
 #include "plan/position.h"
 #include "plan/seed.h"
@@ -51,6 +52,33 @@ train::Job job_of(const TrainerParts& parts, const TrainerOptions& options) {
   job["optimizer"] = parts.optimizer->name();
   return job;
 }
+
+// Divides by the weights of a step, as long as it lives; the model is the user's again after.
+class DivisorScope {
+ public:
+  DivisorScope(replica::Replicated& model, double total) : model_(model) {
+    model_.set_divisor(total);
+  }
+  ~DivisorScope() { model_.set_divisor(std::nullopt); }
+  DivisorScope(const DivisorScope&) = delete;
+  DivisorScope& operator=(const DivisorScope&) = delete;
+
+ private:
+  replica::Replicated& model_;
+};
+
+// A module in eval(), as long as it lives.
+class EvaluationScope {
+ public:
+  explicit EvaluationScope(torch::nn::Module& module) : module_(module) { module_.eval(); }
+  ~EvaluationScope() { module_.train(); }
+  EvaluationScope(const EvaluationScope&) = delete;
+  EvaluationScope& operator=(const EvaluationScope&) = delete;
+
+ private:
+  torch::NoGradGuard no_grad_;
+  torch::nn::Module& module_;
+};
 
 void check_parts(const TrainerParts& parts) {
   if (!parts.optimizer || !parts.train || !parts.module || !parts.loss)
@@ -92,7 +120,8 @@ struct Trainer::State {
   void end_epoch(std::int64_t steps_done);
   void save_checkpoint(std::int64_t steps_done);
   std::int64_t resume();
-  TrainingResult result(std::int64_t first_step, std::int64_t steps_done);
+  TrainingResult result(std::int64_t first_step, std::int64_t steps_done, bool stopped);
+  bool told_to_stop() const;
   Evaluation evaluate();
   double total_weight(std::int64_t step) const;
 
@@ -106,6 +135,7 @@ struct Trainer::State {
   plan::ShardRange hosted;
   std::optional<train::Feeder> feeder;
   std::atomic<bool> stop_requested{false};
+  bool has_run = false;
 
   // Of the run so far.
   struct Progress {
@@ -138,13 +168,18 @@ Trainer::State::State(World& its_world, TrainerParts its_parts, TrainerOptions i
   }
   if (options.shards == 0) options.shards = world.size();
   check_options(options, world.size());
-  if (!directory.empty() && world.leader()) train::prepare_directory(directory);
-  std::vector<replica::Property> properties;
+  if (!directory.empty()) train::prepare_directory(control, directory);
+  std::vector<replica::Property> properties = {{"steps", std::to_string(options.steps)},
+                                               {"epochs", std::to_string(options.epochs)}};
   for (const auto& [name, value] : job_of(parts, options)) properties.push_back({name, value});
   replica::agree(control, properties,
                  {"workers run different jobs", "start all of them with the same options"});
   batches.emplace(data_options(parts, options));
   hosted = plan::hosted_shards(world.rank(), world.size(), options.shards);
+}
+
+bool Trainer::State::told_to_stop() const {
+  return stop_requested.load() || (options.stop != nullptr && options.stop->load());
 }
 
 double Trainer::State::total_weight(std::int64_t step) const {
@@ -154,7 +189,7 @@ double Trainer::State::total_weight(std::int64_t step) const {
 }
 
 void Trainer::State::run_step(std::int64_t step) {
-  parts.model.state()->set_divisor(total_weight(step));
+  const DivisorScope divisor(*parts.model.state(), total_weight(step));
   progress.local = {};
   int last_full = -1;  // the hosted shard whose backward synchronises
   for (int shard = hosted.begin; shard < hosted.end; ++shard) {
@@ -210,11 +245,9 @@ void Trainer::State::end_epoch(std::int64_t steps_done) {
 
 void Trainer::State::save_checkpoint(std::int64_t steps_done) {
   if (options.checkpoint_directory.empty() || progress.saved_at == steps_done) return;
-  collect();  // no checkpoint of weights that have diverged
-  if (world.leader()) {
-    train::write_checkpoint(options.checkpoint_directory, parts.model, *parts.optimizer, steps_done,
-                            job_of(parts, options));
-  }
+  collect();
+  train::write_checkpoint(control, options.checkpoint_directory, parts.model, *parts.optimizer,
+                          steps_done, job_of(parts, options));
   progress.saved_at = steps_done;
   if (hooks.on_checkpoint)
     hooks.on_checkpoint(train::checkpoint_path(options.checkpoint_directory), steps_done);
@@ -231,8 +264,7 @@ std::int64_t Trainer::State::resume() {
 
 Evaluation Trainer::State::evaluate() {
   if (!parts.test || !parts.score) return {};
-  torch::NoGradGuard no_grad;
-  parts.module->eval();
+  const EvaluationScope evaluating(*parts.module);
   Score sum;
   std::int64_t samples = 0;
   const auto own = plan::evaluation_samples(parts.test->size(), world.rank(), world.size());
@@ -247,20 +279,20 @@ Evaluation Trainer::State::evaluate() {
     sum.predictions += score.predictions;
     samples += batch.samples;
   }
-  parts.module->train();
   double sums[4] = {sum.loss, static_cast<double>(sum.correct),
                     static_cast<double>(sum.predictions), static_cast<double>(samples)};
   control.all_reduce({sums, 4, DType::kFloat64}).wait();
   return {sums[0] / sums[2], sums[1] / sums[2], static_cast<std::int64_t>(sums[3])};
 }
 
-TrainingResult Trainer::State::result(std::int64_t first_step, std::int64_t steps_done) {
+TrainingResult Trainer::State::result(std::int64_t first_step, std::int64_t steps_done,
+                                      bool stopped) {
   TrainingResult result;
   result.first_step = first_step;
   result.steps = steps_done;
-  result.stopped = progress.stop;
-  result.final_loss = progress.record.loss;
-  if (progress.evaluated_at != steps_done && !progress.stop) progress.evaluation = evaluate();
+  result.stopped = stopped;
+  if (steps_done > first_step) result.final_loss = progress.record.loss;
+  if (progress.evaluated_at != steps_done && !stopped) progress.evaluation = evaluate();
   if (progress.evaluation && progress.evaluation->samples > 0)
     result.evaluation = progress.evaluation;
   for (const double ms : progress.step_ms) result.seconds += ms / 1000;
@@ -301,6 +333,7 @@ Evaluation Trainer::evaluate() {
 TrainingResult Trainer::run() {
   State& state = *state_;
   auto& progress = state.progress;
+  if (std::exchange(state.has_run, true)) throw BadInput("a Trainer runs once: make another");
   state.parts.module->train();
   state.parts.optimizer->zero_grad();
   const std::int64_t first = state.resume();
@@ -314,7 +347,7 @@ TrainingResult Trainer::run() {
     state.run_step(step);
     state.collect();
     const double exposed = milliseconds(state.parts.model.last_backward().exposed());
-    progress.local.stop = state.stop_requested.load();
+    progress.local.stop = state.told_to_stop();
     state.metrics.start(progress.local);
     progress.step_ms.push_back(milliseconds(Clock::now() - began));
     progress.exposed_ms.push_back(exposed);
@@ -331,7 +364,7 @@ TrainingResult Trainer::run() {
   state.collect();
   state.feeder.reset();
   state.save_checkpoint(step);
-  return state.result(first, step);
+  return state.result(first, step, step < end);
 }
 
 }  // namespace lockstep
