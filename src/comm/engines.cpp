@@ -8,6 +8,7 @@
 
 #include "comm/channel.h"
 #include "comm/gloo/gloo_engine.h"
+#include "comm/shm/shm_engine.h"
 #include "comm/thread/thread_engine.h"
 
 namespace lockstep::comm {
@@ -49,6 +50,7 @@ struct Engine {
 
 constexpr Engine kEngines[] = {
     {"thread", "threads of one process, for tests", "", [] { return true; }, connect_thread},
+    {"shm", "CPU workers of one host, through shared memory", "", [] { return true; }, connect_shm},
     {"gloo", "CPU workers of one or several hosts, over TCP", "install libgloo-dev and build again",
      gloo_built, connect_gloo},
 };

@@ -40,25 +40,22 @@ milliseconds timeout_of(const JoinOptions& options) {
   return said ? control::parse_seconds(*said, "LOCKSTEP_TIMEOUT") : kDefaultTimeout;
 }
 
-// Processes need an engine between processes: gloo where it was built, else any other.
-std::string default_engine() {
-  std::string found;
+// Shared memory on one host; between hosts what was built for it.
+std::string default_engine(const Place& place) {
+  if (place.local_size == place.size) return "shm";
   std::string hint;
   for (const EngineInfo& engine : engines()) {
-    if (engine.name == "thread") continue;
-    if (!engine.built) hint += fmt::format("; {}: {}", engine.name, engine.about);
-    if (engine.built && (found.empty() || engine.name == "gloo")) found = engine.name;
+    if (engine.name == "thread" || engine.name == "shm") continue;
+    if (engine.built) return engine.name;
+    hint += fmt::format("; {}: {}", engine.name, engine.about);
   }
-  if (found.empty()) {
-    throw Unavailable(fmt::format("this build has no engine that connects processes{}", hint));
-  }
-  return found;
+  throw Unavailable(fmt::format("this build has no engine that connects hosts{}", hint));
 }
 
-std::string engine_of(const JoinOptions& options) {
+std::string engine_of(const JoinOptions& options, const Place& place) {
   if (!options.engine.empty()) return options.engine;
   const auto said = base::environment("LOCKSTEP_ENGINE");
-  return said ? *said : default_engine();
+  return said ? *said : default_engine(place);
 }
 
 std::string secret_of(const Place& place) {
@@ -146,7 +143,7 @@ World join(const JoinOptions& options) {
     return World(std::make_unique<World::State>(std::move(state)));
   }
   base::set_log_name(fmt::format("rank {}", place.rank));
-  Joined joined = join_others(place, engine_of(options), timeout);
+  Joined joined = join_others(place, engine_of(options, place), timeout);
   World::State state{std::move(place), joined.generation, launcher, std::move(joined.comm)};
   return World(std::make_unique<World::State>(std::move(state)));
 }

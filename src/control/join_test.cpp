@@ -231,7 +231,7 @@ TEST(JoinTest, AWorkerKilledWhileJoiningEndsTheOthersSoon) {
     // Come in place of join(), and die before connecting.
     const auto place = control::find_place(base::environment, ::geteuid());
     const Deadline deadline = Deadline::after(seconds(30));
-    const control::JoinRequest request{2, 3, LOCKSTEP_VERSION, "gloo", seconds(30)};
+    const control::JoinRequest request{2, 3, LOCKSTEP_VERSION, "shm", seconds(30)};
     const control::RendezvousClient client(place.rendezvous, "", request, deadline);
     ::kill(::getpid(), SIGKILL);
     return std::string();

@@ -523,7 +523,7 @@ TEST(Engines, AnUnknownNameIsBadInputThatListsTheKnownOnes) {
     connect("carrier-pigeon", bootstrap);
     FAIL();
   } catch (const BadInput& error) {
-    EXPECT_THAT(error.what(), HasSubstr("engines are thread, gloo"));
+    EXPECT_THAT(error.what(), HasSubstr("engines are thread, shm, gloo"));
   }
 }
 

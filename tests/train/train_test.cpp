@@ -69,7 +69,7 @@ class Train : public ::testing::Test {
 TEST_F(Train, WritesAReportWithEverythingThatCanBeAsked) {
   const auto report = report_of({"--steps", "6", "--checkpoint", path("run")});
   EXPECT_EQ(report["workers"], 2);
-  EXPECT_EQ(report["engine"], "gloo");
+  EXPECT_EQ(report["engine"], "shm");
   EXPECT_EQ(report["model"], "cnn");
   EXPECT_EQ(report["parameters"], 421'738);
   EXPECT_EQ(report["steps"], 6);
@@ -83,7 +83,7 @@ TEST_F(Train, WritesAReportWithEverythingThatCanBeAsked) {
   EXPECT_TRUE(fs::exists(report["checkpoint"].get<std::string>()));
 }
 
-TEST_F(Train, TheSameJobGivesTheSameBitsWhateverTheBucketsAndTheAlgorithm) {
+TEST_F(Train, TheSameJobGivesTheSameBitsWhateverTheEngineTheBucketsAndTheAlgorithm) {
   const auto hash = [&](std::vector<std::string> options) {
     options.insert(options.end(), {"--steps", "5", "--workers", "4"});
     return report_of(options)["weights_sha256"];
@@ -91,6 +91,9 @@ TEST_F(Train, TheSameJobGivesTheSameBitsWhateverTheBucketsAndTheAlgorithm) {
   const auto first = hash({});
   EXPECT_EQ(hash({"--bucket-bytes", "1000"}), first);
   EXPECT_EQ(hash({"--algorithm", "halving-doubling", "--bucket-bytes", "100000"}), first);
+#if defined(LOCKSTEP_HAS_GLOO)
+  EXPECT_EQ(hash({"--engine", "gloo"}), first);
+#endif
   EXPECT_NE(hash({"--seed", "1"}), first);
 }
 

@@ -1,0 +1,45 @@
+#include "comm/shm/peers.h"
+
+#include <poll.h>
+#include <sys/syscall.h>
+#include <unistd.h>
+
+#include <lockstep/errors.h>
+
+#include <system_error>
+
+namespace lockstep::comm {
+
+base::Fd open_pidfd(int pid) {
+  return base::Fd(static_cast<int>(::syscall(SYS_pidfd_open, pid, 0)));
+}
+
+Watcher::Watcher(std::vector<Watched> watched, std::function<void(int)> when_dead)
+    : watched_(std::move(watched)), when_dead_(std::move(when_dead)), stop_(base::make_pipe()) {
+  try {
+    thread_ = std::thread([this] { run(); });
+  } catch (const std::system_error&) {
+    throw Unavailable("cannot start a thread; raise `ulimit -u`");
+  }
+}
+
+Watcher::~Watcher() {
+  stop_.write.reset();
+  thread_.join();
+}
+
+void Watcher::run() {
+  std::vector<pollfd> entries{{stop_.read.get(), POLLIN, 0}};
+  for (const Watched& one : watched_) entries.push_back({one.pidfd.get(), POLLIN, 0});
+  while (true) {
+    if (::poll(entries.data(), entries.size(), -1) < 0) continue;
+    if (entries[0].revents != 0) return;
+    for (std::size_t i = 1; i < entries.size(); ++i) {
+      if (entries[i].revents == 0) continue;
+      entries[i].fd = -1;
+      when_dead_(watched_[i - 1].rank);
+    }
+  }
+}
+
+}  // namespace lockstep::comm

@@ -1,0 +1,60 @@
+#include "comm/shm/segment.h"
+
+#include <algorithm>
+#include <cstring>
+#include <string>
+
+namespace lockstep::comm {
+namespace {
+
+constexpr std::size_t kPage = 4096;
+
+std::size_t aligned(std::size_t bytes) {
+  return (bytes + kPage - 1) / kPage * kPage;
+}
+
+std::size_t rings_begin(int size) {
+  return aligned(sizeof(SegmentHead)) +
+         aligned(static_cast<std::size_t>(size) * sizeof(RingPositions));
+}
+
+}  // namespace
+
+Segment::Segment(Arena arena, int size, std::uint32_t ring_bytes)
+    : arena_(std::move(arena)), size_(size), ring_bytes_(ring_bytes) {}
+
+std::size_t Segment::bytes_for(int size, std::uint32_t ring_bytes) {
+  return rings_begin(size) + static_cast<std::size_t>(size) * ring_bytes;
+}
+
+RingPositions& Segment::positions(int writer) const {
+  auto* first = reinterpret_cast<RingPositions*>(arena_.data() + aligned(sizeof(SegmentHead)));
+  return first[writer];
+}
+
+std::byte* Segment::ring(int writer) const {
+  return arena_.data() + rings_begin(size_) + static_cast<std::size_t>(writer) * ring_bytes_;
+}
+
+// A reader says that it sleeps before it looks at the bell a last time, so one of the two sees the other.
+void Segment::ring_bell() const {
+  Doorbell& bell = head().doorbell;
+  bell.rung.fetch_add(1, std::memory_order_seq_cst);
+  if (bell.sleeping.load(std::memory_order_seq_cst) != 0) futex_wake_all(bell.rung);
+}
+
+void publish(Notice& notice, const Failure& failure) {
+  if (notice.there.load(std::memory_order_acquire) != 0) return;
+  const std::string text = encode_notice(failure);
+  std::memcpy(notice.text, text.data(), std::min(text.size(), sizeof notice.text));
+  notice.there.store(1, std::memory_order_release);
+  futex_wake_all(notice.there);
+}
+
+std::optional<Failure> read_notice(const Notice& notice) {
+  if (notice.there.load(std::memory_order_acquire) == 0) return std::nullopt;
+  const std::string copy(notice.text, sizeof notice.text);
+  return decode_notice(copy);
+}
+
+}  // namespace lockstep::comm

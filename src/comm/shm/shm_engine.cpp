@@ -1,0 +1,146 @@
+// How the workers of a host come together in shared memory:
+//
+//   1. each makes its segment, and all map all of them (share_arenas: same user, secret proven)
+//   2. phase 1: mapped. Each opens a descriptor for every peer's process, by the number in its segment
+//   3. phase 2: opened. A process number may have passed to another process meanwhile, so
+//   4. phase 3: everybody has seen everybody's phase 2, and was therefore alive after it was opened
+#include "comm/shm/shm_engine.h"
+
+#include <fmt/format.h>
+#include <lockstep/arena.h>
+#include <lockstep/errors.h>
+#include <poll.h>
+#include <unistd.h>
+
+#include <algorithm>
+#include <new>
+
+#include "base/files.h"
+#include "base/hash.h"
+#include "comm/shm/shm_link.h"
+
+namespace lockstep::comm {
+namespace {
+
+constexpr std::uint64_t kMagic = 0x6c6f636b73746570;  // "lockstep"
+constexpr std::uint32_t kVersion = 1;
+constexpr std::chrono::milliseconds kLookInterval{5};
+
+enum Phase : std::uint32_t { kMapped = 1, kWatching = 2, kFormed = 3 };
+
+// All rings of a worker together take some 4 MiB.
+std::uint32_t ring_bytes_for(int size) {
+  return std::clamp<std::uint32_t>((4U << 20) / static_cast<std::uint32_t>(size), 32U << 10,
+                                   256U << 10) /
+         64 * 64;
+}
+
+std::uint64_t pid_namespace() {
+  const std::string name = base::link_target("/proc/self/ns/pid");
+  std::uint64_t number = name.size();
+  for (const char c : name) number = base::mix64(number ^ static_cast<unsigned char>(c));
+  return number;
+}
+
+Arena make_segment(int rank, int size, std::uint32_t ring_bytes) {
+  Arena arena = Arena::create(Segment::bytes_for(size, ring_bytes));
+  auto* head = new (arena.data()) SegmentHead{};
+  head->face = {kMagic, kVersion, rank, size, ring_bytes, ::getpid(), pid_namespace()};
+  return arena;
+}
+
+void check_face(const Face& face, int rank, int size, std::uint32_t ring_bytes) {
+  if (face.magic != kMagic || face.version != kVersion || face.rank != rank || face.size != size ||
+      face.ring_bytes != ring_bytes) {
+    throw Mismatch(
+        fmt::format("rank {} lays out its shared memory otherwise: it is of another build "
+                    "of Lockstep; start all workers from the same",
+                    rank),
+        {rank});
+  }
+  if (face.pid_namespace != pid_namespace()) {
+    throw Unavailable(
+        fmt::format("rank {} runs in another container: use --engine gloo between them", rank));
+  }
+}
+
+bool ended(const base::Fd& pidfd) {
+  pollfd entry{pidfd.get(), POLLIN, 0};
+  return ::poll(&entry, 1, 0) > 0;
+}
+
+class Forming {
+ public:
+  Forming(Bootstrap& bootstrap, Deadline deadline)
+      : rank_(bootstrap.rank()), size_(bootstrap.size()), deadline_(deadline) {
+    const std::uint32_t ring_bytes = ring_bytes_for(size_);
+    const Arena mine = make_segment(rank_, size_, ring_bytes);
+    auto arenas = share_arenas(mine, "shm/segments", bootstrap, deadline);
+    for (int rank = 0; rank < size_; ++rank) {
+      auto& arena = arenas[static_cast<std::size_t>(rank)];
+      if (!arena) {
+        throw Unavailable(fmt::format(
+            "rank {} is on another host, and shm connects workers of one: use --engine gloo",
+            rank));
+      }
+      if (arena->size() < Segment::bytes_for(size_, ring_bytes))
+        throw Mismatch(fmt::format("rank {} shares less memory than it should", rank), {rank});
+      world_.segments.emplace_back(std::move(*arena), size_, ring_bytes);
+      check_face(face(rank), rank, size_, ring_bytes);
+    }
+    world_.rank = rank_;
+  }
+
+  ShmWorld run() {
+    reach(kMapped);
+    for (int rank = 0; rank < size_; ++rank) {
+      if (rank == rank_ || face(rank).pid == ::getpid()) continue;
+      base::Fd pidfd = open_pidfd(face(rank).pid);
+      if (!pidfd) throw PeerLost(fmt::format("rank {} died while the world formed", rank), {rank});
+      world_.watched.push_back({rank, std::move(pidfd)});
+    }
+    reach(kWatching);
+    reach(kFormed);
+    return std::move(world_);
+  }
+
+ private:
+  Face face(int rank) const { return segment(rank).head().face; }
+  const Segment& segment(int rank) const { return world_.segments[static_cast<std::size_t>(rank)]; }
+
+  // Says that this worker has come so far, and waits until all have.
+  void reach(Phase phase) {
+    Word& own = segment(rank_).head().phase;
+    own.store(phase, std::memory_order_seq_cst);
+    futex_wake_all(own);
+    for (int rank = 0; rank < size_; ++rank) await(rank, phase);
+  }
+
+  void await(int rank, Phase phase) {
+    const Word& word = segment(rank).head().phase;
+    for (std::uint32_t seen = word.load(); seen < phase; seen = word.load()) {
+      if (deadline_.expired()) {
+        throw Timeout(fmt::format("rank {} did not come into shared memory in time", rank), {rank});
+      }
+      for (const auto& [watched, pidfd] : world_.watched) {
+        if (ended(pidfd)) {
+          throw PeerLost(fmt::format("rank {} died while the world formed", watched), {watched});
+        }
+      }
+      futex_wait(word, seen, earlier(deadline_, Deadline::after(kLookInterval)));
+    }
+  }
+
+  int rank_;
+  int size_;
+  Deadline deadline_;
+  ShmWorld world_;
+};
+
+}  // namespace
+
+std::shared_ptr<Link> connect_shm(Bootstrap& bootstrap, const CommOptions& options) {
+  return make_shm_link(Forming(bootstrap, Deadline::after(options.timeout)).run());
+}
+
+}  // namespace lockstep::comm

@@ -1,0 +1,499 @@
+#include "comm/shm/shm_link.h"
+
+#include <fmt/format.h>
+
+#include <algorithm>
+#include <cstring>
+#include <thread>
+
+#include "base/check.h"
+
+namespace lockstep::comm {
+namespace {
+
+// Longer messages ask first. Short ones may wait at a receiver that does not expect them yet.
+constexpr std::size_t kShortBytes = 16384;
+// A stretch of a long message is worth a frame from here on.
+constexpr std::size_t kLeastData = 4096;
+// Looks at the doorbell before sleeping; about 20 µs. With more workers than cores somebody else needs the core.
+constexpr int kSpins = 2000;
+constexpr int kSpinsWhenCrowded = 20;
+// A wait for a peer's notice looks at its life as well.
+constexpr std::chrono::milliseconds kLookInterval{5};
+
+enum class State { kPosted, kDone, kFailed };
+
+struct Post {
+  int peer = 0;
+  Slot slot = 0;
+  std::byte* data = nullptr;  // a sender's is only read
+  std::size_t bytes = 0;      // to send; the room to receive
+  std::size_t moved = 0;
+  std::size_t total = 0;  // of the message that is received
+  std::uint64_t number = 0;
+  bool sends = false;
+  bool cancelled = false;
+  State state = State::kPosted;
+  std::optional<Failure> failure;
+};
+using PostPtr = std::shared_ptr<Post>;
+
+// A message that has come, or has been announced, before anybody wanted it.
+struct Arrival {
+  std::uint64_t number = 0;
+  std::size_t total = 0;
+  bool announced = false;  // long: only the question has come
+  std::vector<std::byte> bytes;
+};
+
+// What this worker has to do with one other.
+struct Peer {
+  Peer(const Segment& theirs, const Segment& mine, int my_rank, int rank)
+      : segment(&theirs), out(theirs, my_rank), in(mine, rank) {}
+
+  const Segment* segment;
+  RingWriter out;
+  RingReader in;
+  std::uint64_t next_number = 1;
+  std::deque<Frame> grants;                // to be sent first
+  std::deque<PostPtr> to_begin;            // sends whose first frame has not been written, in order
+  std::map<std::uint64_t, PostPtr> asked;  // long sends that wait for their grant
+  std::deque<PostPtr> streaming;           // granted sends
+  std::map<Slot, std::deque<PostPtr>> wanted;   // receives without a message yet
+  std::map<Slot, std::deque<Arrival>> arrived;  // messages without a receive yet
+  std::map<std::uint64_t, PostPtr> receiving;   // granted, by number
+  std::optional<Failure> failure;
+};
+
+class ShmLink : public Link, public std::enable_shared_from_this<ShmLink> {
+ public:
+  explicit ShmLink(ShmWorld world);
+  ~ShmLink() override;
+
+  int rank() const override { return rank_; }
+  int size() const override { return static_cast<int>(segments_.size()); }
+  std::string engine() const override { return "shm"; }
+  std::unique_ptr<Transfer> send(int peer, Slot slot, const void* data, std::size_t bytes) override;
+  std::unique_ptr<Transfer> recv(int peer, Slot slot, void* data, std::size_t bytes) override;
+  void fail(const Failure& failure) noexcept override;
+  std::optional<Failure> failure() const override;
+  void tell(const Failure& failure) noexcept override;
+  std::optional<Failure> heard_from(int peer, Deadline deadline) noexcept override;
+
+  bool wait(Post& post, Deadline deadline);
+  void cancel(Post& post);
+  void retire(const PostPtr& post);
+
+ private:
+  class ShmTransfer;
+  using Lock = std::unique_lock<std::mutex>;
+
+  SegmentHead& own() const { return segments_[static_cast<std::size_t>(rank_)].head(); }
+  Peer& peer_at(int rank) { return *peers_[static_cast<std::size_t>(rank)]; }
+  static bool settled(const Post& post) { return post.state != State::kPosted || post.cancelled; }
+
+  void drive(Lock& lock, const Post& post, Deadline deadline);
+  void sleep(Lock& lock, std::uint32_t seen, Deadline deadline);
+  bool move_all();
+  bool read_from(int rank, Peer& peer);
+  void handle(Peer& peer, const Frame& frame);
+  void take_message(Peer& peer, const Frame& frame);
+  void take_data(Peer& peer, const Frame& frame);
+  void match(Peer& peer, const PostPtr& post, Arrival arrival);
+  bool write_to(Peer& peer);
+  bool begin_sends(Peer& peer);
+  bool stream_sends(Peer& peer);
+  void look_at_life(int rank, Peer& peer);
+  void end_peer(Peer& peer, const Failure& failure);
+  void fail_posts(Peer& peer, const Failure& failure);
+  void fail_locked(const Failure& failure) noexcept;
+
+  int rank_;
+  std::vector<Segment> segments_;
+  std::vector<std::unique_ptr<Peer>> peers_;  // none for this worker
+  std::vector<std::atomic<bool>> dead_;
+  int spins_;
+  mutable std::mutex mutex_;
+  std::condition_variable changed_;
+  bool driving_ = false;
+  std::optional<Failure> failure_;
+  std::unique_ptr<Watcher> watcher_;  // last: its thread uses the others
+};
+
+class ShmLink::ShmTransfer : public Transfer {
+ public:
+  ShmTransfer(std::shared_ptr<ShmLink> link, PostPtr post)
+      : link_(std::move(link)), post_(std::move(post)) {}
+  ~ShmTransfer() override { link_->retire(post_); }
+  bool wait(Deadline deadline) override { return link_->wait(*post_, deadline); }
+  void cancel() override { link_->cancel(*post_); }
+
+ private:
+  std::shared_ptr<ShmLink> link_;
+  PostPtr post_;
+};
+
+ShmLink::ShmLink(ShmWorld world)
+    : rank_(world.rank), segments_(std::move(world.segments)), dead_(segments_.size()) {
+  const bool crowded = segments_.size() > std::thread::hardware_concurrency();
+  spins_ = crowded ? kSpinsWhenCrowded : kSpins;
+  const Segment& mine = segments_[static_cast<std::size_t>(rank_)];
+  for (int rank = 0; rank < size(); ++rank) {
+    peers_.push_back(
+        rank == rank_
+            ? nullptr
+            : std::make_unique<Peer>(segments_[static_cast<std::size_t>(rank)], mine, rank_, rank));
+  }
+  watcher_ = std::make_unique<Watcher>(std::move(world.watched), [this](int rank) {
+    dead_[static_cast<std::size_t>(rank)].store(true);
+    segments_[static_cast<std::size_t>(rank_)].ring_bell();
+    futex_wake_all(segments_[static_cast<std::size_t>(rank)].head().told.there);
+  });
+}
+
+ShmLink::~ShmLink() {
+  fail({ErrorKind::kPeerLost, {rank_}, fmt::format("rank {} has left the world", rank_)});
+}
+
+std::unique_ptr<Transfer> ShmLink::send(int peer, Slot slot, const void* data, std::size_t bytes) {
+  auto post = std::make_shared<Post>();
+  post->peer = peer;
+  post->slot = slot;
+  post->data = static_cast<std::byte*>(const_cast<void*>(data));
+  post->bytes = bytes;
+  post->sends = true;
+  const Lock lock(mutex_);
+  Peer& to = peer_at(peer);
+  if (const auto& failure = failure_ ? failure_ : to.failure) {
+    post->state = State::kFailed;
+    post->failure = failure;
+  } else {
+    post->number = to.next_number++;
+    to.to_begin.push_back(post);
+    if (write_to(to)) to.segment->ring_bell();
+  }
+  return std::make_unique<ShmTransfer>(shared_from_this(), post);
+}
+
+std::unique_ptr<Transfer> ShmLink::recv(int peer, Slot slot, void* data, std::size_t bytes) {
+  auto post = std::make_shared<Post>();
+  post->peer = peer;
+  post->slot = slot;
+  post->data = static_cast<std::byte*>(data);
+  post->bytes = bytes;
+  const Lock lock(mutex_);
+  Peer& from = peer_at(peer);
+  const auto arrived = from.arrived.find(slot);
+  if (arrived != from.arrived.end()) {
+    Arrival first = std::move(arrived->second.front());
+    arrived->second.pop_front();
+    if (arrived->second.empty()) from.arrived.erase(arrived);
+    match(from, post, std::move(first));
+    if (write_to(from)) from.segment->ring_bell();
+  } else if (const auto& failure = failure_ ? failure_ : from.failure) {
+    post->state = State::kFailed;
+    post->failure = failure;
+  } else {
+    from.wanted[slot].push_back(post);
+  }
+  return std::make_unique<ShmTransfer>(shared_from_this(), post);
+}
+
+bool ShmLink::wait(Post& post, Deadline deadline) {
+  Lock lock(mutex_);
+  if (!driving_ && !settled(post)) move_all();  // also for who only looks
+  while (!settled(post) && !deadline.expired()) {
+    if (driving_) {
+      changed_.wait_until(lock, deadline.when());
+      continue;
+    }
+    driving_ = true;
+    drive(lock, post, deadline);
+    driving_ = false;
+    changed_.notify_all();
+  }
+  if (post.state == State::kFailed) raise(*post.failure);
+  return post.state == State::kDone;
+}
+
+void ShmLink::cancel(Post& post) {
+  const Lock lock(mutex_);
+  post.cancelled = true;
+  changed_.notify_all();
+  segments_[static_cast<std::size_t>(rank_)].ring_bell();
+}
+
+// Moves bytes for everybody until `post` is settled.
+void ShmLink::drive(Lock& lock, const Post& post, Deadline deadline) {
+  while (!settled(post) && !deadline.expired()) {
+    const std::uint32_t seen = own().doorbell.rung.load(std::memory_order_seq_cst);
+    if (move_all()) {
+      changed_.notify_all();
+      continue;
+    }
+    if (!settled(post)) sleep(lock, seen, deadline);
+  }
+}
+
+void ShmLink::sleep(Lock& lock, std::uint32_t seen, Deadline deadline) {
+  Doorbell& bell = own().doorbell;
+  lock.unlock();
+  for (int i = 0; i < spins_ && bell.rung.load(std::memory_order_acquire) == seen; ++i)
+    spin_pause();
+  bell.sleeping.store(1, std::memory_order_seq_cst);
+  if (bell.rung.load(std::memory_order_seq_cst) == seen) futex_wait(bell.rung, seen, deadline);
+  bell.sleeping.store(0, std::memory_order_relaxed);
+  lock.lock();
+}
+
+// True if something moved, in or out.
+bool ShmLink::move_all() {
+  bool moved = false;
+  for (int rank = 0; rank < size(); ++rank) {
+    if (rank == rank_) continue;
+    Peer& peer = peer_at(rank);
+    if (peer.failure) continue;
+    moved = read_from(rank, peer) || moved;
+    if (!peer.failure && write_to(peer)) {
+      peer.segment->ring_bell();
+      moved = true;
+    }
+  }
+  return moved;
+}
+
+// What a peer wrote before it ended is still read.
+bool ShmLink::read_from(int rank, Peer& peer) {
+  const bool over = peer.segment->head().ended.there.load(std::memory_order_acquire) != 0 ||
+                    dead_[static_cast<std::size_t>(rank)].load();
+  bool read = false;
+  try {
+    while (const auto frame = peer.in.peek()) {
+      handle(peer, *frame);
+      read = true;
+    }
+  } catch (const Error& error) {
+    fail_locked(failure_from(error));
+    return true;
+  }
+  if (read && peer.in.writer_starves()) peer.segment->ring_bell();
+  if (over) {
+    look_at_life(rank, peer);
+    return true;
+  }
+  return read;
+}
+
+void ShmLink::look_at_life(int rank, Peer& peer) {
+  if (const auto notice = read_notice(peer.segment->head().ended)) return end_peer(peer, *notice);
+  end_peer(peer, {ErrorKind::kPeerLost, {rank}, fmt::format("rank {} died", rank)});
+}
+
+void ShmLink::handle(Peer& peer, const Frame& frame) {
+  switch (frame.kind) {
+    case Frame::Kind::kMessage:
+    case Frame::Kind::kAsk:
+      return take_message(peer, frame);
+    case Frame::Kind::kData:
+      return take_data(peer, frame);
+    case Frame::Kind::kGrant:
+      break;
+  }
+  peer.in.take(frame, nullptr);
+  const auto asked = peer.asked.find(frame.number);
+  if (asked == peer.asked.end()) return;  // withdrawn
+  peer.streaming.push_back(asked->second);
+  peer.asked.erase(asked);
+}
+
+void ShmLink::take_message(Peer& peer, const Frame& frame) {
+  Arrival arrival{frame.number, frame.total, frame.kind == Frame::Kind::kAsk, {}};
+  if (!arrival.announced && frame.bytes != frame.total)
+    throw Mismatch("a message in shared memory is not as long as it says");
+  const auto wanted = peer.wanted.find(frame.slot);
+  if (wanted != peer.wanted.end()) {
+    const PostPtr post = wanted->second.front();
+    wanted->second.pop_front();
+    if (wanted->second.empty()) peer.wanted.erase(wanted);
+    if (!arrival.announced && frame.total <= post->bytes) {
+      peer.in.take(frame, post->data);
+      post->state = State::kDone;
+      return;
+    }
+    arrival.bytes.resize(frame.bytes);
+    peer.in.take(frame, arrival.bytes.data());
+    return match(peer, post, std::move(arrival));
+  }
+  arrival.bytes.resize(frame.bytes);
+  peer.in.take(frame, arrival.bytes.data());
+  peer.arrived[frame.slot].push_back(std::move(arrival));
+}
+
+void ShmLink::match(Peer& peer, const PostPtr& post, Arrival arrival) {
+  LOCKSTEP_CHECK(arrival.total <= post->bytes, "a header has said how much room a message needs");
+  post->total = arrival.total;
+  if (arrival.announced) {
+    post->number = arrival.number;
+    peer.receiving[arrival.number] = post;
+    peer.grants.push_back({Frame::Kind::kGrant, 0, post->slot, arrival.number, arrival.total});
+    return;
+  }
+  if (!arrival.bytes.empty()) std::memcpy(post->data, arrival.bytes.data(), arrival.bytes.size());
+  post->state = State::kDone;
+}
+
+void ShmLink::take_data(Peer& peer, const Frame& frame) {
+  const auto found = peer.receiving.find(frame.number);
+  if (found == peer.receiving.end()) return peer.in.take(frame, nullptr);  // withdrawn
+  Post& post = *found->second;
+  if (frame.bytes > post.total - post.moved)
+    throw Mismatch("a message in shared memory is longer than it says");
+  peer.in.take(frame, post.data + post.moved);
+  post.moved += frame.bytes;
+  if (post.moved < post.total) return;
+  post.state = State::kDone;
+  peer.receiving.erase(found);
+}
+
+// True if something was written.
+bool ShmLink::write_to(Peer& peer) {
+  bool wrote = false;
+  while (!peer.grants.empty() && peer.out.room(0)) {
+    peer.out.write(peer.grants.front(), nullptr);
+    peer.grants.pop_front();
+    wrote = true;
+  }
+  if (!peer.grants.empty()) return wrote;
+  wrote = begin_sends(peer) || wrote;
+  return stream_sends(peer) || wrote;
+}
+
+bool ShmLink::begin_sends(Peer& peer) {
+  bool wrote = false;
+  while (!peer.to_begin.empty()) {
+    const PostPtr post = peer.to_begin.front();
+    const bool is_short = post->bytes <= kShortBytes;
+    if (!peer.out.room(is_short ? post->bytes : 0)) break;
+    peer.to_begin.pop_front();
+    Frame frame{Frame::Kind::kMessage, static_cast<std::uint32_t>(post->bytes), post->slot,
+                post->number, post->bytes};
+    if (is_short) {
+      peer.out.write(frame, post->data);
+      post->state = State::kDone;
+    } else {
+      frame.kind = Frame::Kind::kAsk;
+      frame.bytes = 0;
+      peer.out.write(frame, nullptr);
+      peer.asked[post->number] = post;
+    }
+    wrote = true;
+  }
+  return wrote;
+}
+
+bool ShmLink::stream_sends(Peer& peer) {
+  bool wrote = false;
+  while (!peer.streaming.empty()) {
+    const PostPtr post = peer.streaming.front();
+    const std::size_t left = post->bytes - post->moved;
+    const auto room = peer.out.room(std::min(left, kLeastData));
+    if (!room) break;
+    const std::size_t part = std::min(left, *room);
+    peer.out.write({Frame::Kind::kData, static_cast<std::uint32_t>(part), post->slot, post->number,
+                    post->bytes},
+                   post->data + post->moved);
+    post->moved += part;
+    wrote = true;
+    if (post->moved < post->bytes) continue;
+    post->state = State::kDone;
+    peer.streaming.pop_front();
+  }
+  return wrote;
+}
+
+// Nobody will touch the post's memory from here on.
+void ShmLink::retire(const PostPtr& post) {
+  const Lock lock(mutex_);
+  if (post->state != State::kPosted) return;
+  Peer& peer = peer_at(post->peer);
+  std::erase(peer.to_begin, post);
+  std::erase(peer.streaming, post);
+  peer.asked.erase(post->number);
+  const auto receiving = peer.receiving.find(post->number);
+  if (!post->sends && receiving != peer.receiving.end() && receiving->second == post)
+    peer.receiving.erase(receiving);
+  const auto wanted = peer.wanted.find(post->slot);
+  if (wanted == peer.wanted.end()) return;
+  std::erase(wanted->second, post);
+  if (wanted->second.empty()) peer.wanted.erase(wanted);
+}
+
+void ShmLink::end_peer(Peer& peer, const Failure& failure) {
+  if (peer.failure) return;
+  peer.failure = failure;
+  fail_posts(peer, failure);
+  changed_.notify_all();
+}
+
+void ShmLink::fail_posts(Peer& peer, const Failure& failure) {
+  const auto fail_one = [&](const PostPtr& post) {
+    post->state = State::kFailed;
+    post->failure = failure;
+  };
+  for (auto* queue : {&peer.to_begin, &peer.streaming}) {
+    std::for_each(queue->begin(), queue->end(), fail_one);
+    queue->clear();
+  }
+  for (auto* numbered : {&peer.asked, &peer.receiving}) {
+    for (auto& [number, post] : *numbered) fail_one(post);
+    numbered->clear();
+  }
+  for (auto& [slot, queue] : peer.wanted) std::for_each(queue.begin(), queue.end(), fail_one);
+  peer.wanted.clear();
+}
+
+void ShmLink::fail(const Failure& failure) noexcept {
+  const Lock lock(mutex_);
+  fail_locked(failure);
+}
+
+void ShmLink::fail_locked(const Failure& failure) noexcept {
+  if (failure_) return;
+  failure_ = failure;
+  publish(own().told, failure);
+  publish(own().ended, failure);
+  for (const auto& peer : peers_) {
+    if (!peer) continue;
+    fail_posts(*peer, failure);
+    peer->segment->ring_bell();
+  }
+  changed_.notify_all();
+  segments_[static_cast<std::size_t>(rank_)].ring_bell();
+}
+
+std::optional<Failure> ShmLink::failure() const {
+  const Lock lock(mutex_);
+  return failure_;
+}
+
+void ShmLink::tell(const Failure& failure) noexcept {
+  const Lock lock(mutex_);
+  publish(own().told, failure);
+}
+
+std::optional<Failure> ShmLink::heard_from(int peer, Deadline deadline) noexcept {
+  const Notice& told = segments_[static_cast<std::size_t>(peer)].head().told;
+  while (true) {
+    if (const auto notice = read_notice(told)) return notice;
+    if (deadline.expired() || dead_[static_cast<std::size_t>(peer)].load()) return std::nullopt;
+    futex_wait(told.there, 0, earlier(deadline, Deadline::after(kLookInterval)));
+  }
+}
+
+}  // namespace
+
+std::shared_ptr<Link> make_shm_link(ShmWorld world) {
+  return std::make_shared<ShmLink>(std::move(world));
+}
+
+}  // namespace lockstep::comm
