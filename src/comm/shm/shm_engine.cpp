@@ -24,7 +24,7 @@ namespace {
 
 constexpr std::uint64_t kMagic = 0x6c6f636b73746570;  // "lockstep"
 constexpr std::uint32_t kVersion = 1;
-constexpr std::chrono::milliseconds kLookInterval{5};
+constexpr std::chrono::milliseconds kFormingInterval{5};
 
 enum Phase : std::uint32_t { kMapped = 1, kWatching = 2, kFormed = 3 };
 
@@ -127,7 +127,7 @@ class Forming {
           throw PeerLost(fmt::format("rank {} died while the world formed", watched), {watched});
         }
       }
-      futex_wait(word, seen, earlier(deadline_, Deadline::after(kLookInterval)));
+      futex_wait(word, seen, earlier(deadline_, Deadline::after(kFormingInterval)));
     }
   }
 
