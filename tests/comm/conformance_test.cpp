@@ -465,6 +465,7 @@ TEST_P(Conformance, RanksThatDisagreeAllGetAMismatchThatNamesThem) {
       EXPECT_EQ(outcome.kind, ErrorKind::kMismatch) << outcome.text;
       EXPECT_THAT(outcome.ranks, Contains(1)) << outcome.text;
       EXPECT_THAT(outcome.text, HasSubstr("#1")) << "what each is doing";
+      EXPECT_LT(outcome.took, milliseconds(4000)) << "learnt of it at the deadline only";
     }
   }
 }

@@ -232,9 +232,18 @@ void write_inputs(const Case& c, const DataSplits& data, const std::string& path
   save(*holder, path);
 }
 
+// Debian's, which another python3 on the PATH may hide; or that one.
+std::string python_with_torch() {
+  for (const std::string python : {"/usr/bin/python3", "python3"}) {
+    if (std::system((python + " -c 'import torch.distributed' > /dev/null 2>&1").c_str()) == 0)
+      return python;
+  }
+  return "";
+}
+
 TEST_P(AgainstPyTorchDdp, TwentyStepsGiveTheSameWeights) {
-  if (std::system("/usr/bin/python3 -c 'import torch.distributed' > /dev/null 2>&1") != 0)
-    GTEST_SKIP() << "no PyTorch for /usr/bin/python3: apt install python3-torch";
+  const std::string python = python_with_torch();
+  if (python.empty()) GTEST_SKIP() << "no PyTorch: apt install python3-torch";
   const Case c = GetParam();
   const Folder folder;
   const std::string data = data_for(c, folder);
@@ -242,7 +251,7 @@ TEST_P(AgainstPyTorchDdp, TwentyStepsGiveTheSameWeights) {
   const DataSplits splits = load_for(c, data);
   write_inputs(c, splits, folder / "inputs.safetensors");
   std::ostringstream command;
-  command << "'" LOCKSTEP_COMMAND "' run -q -n " << c.workers << " -- /usr/bin/python3 '"
+  command << "'" LOCKSTEP_COMMAND "' run -q -n " << c.workers << " -- " << python << " '"
           << DDP_SCRIPT << "' " << c.model << ' ' << c.optimizer << ' ' << learning_rate(c) << ' '
           << c.accumulate << " '" << (folder / "inputs.safetensors") << "' '"
           << (folder / "ddp.safetensors") << "' > '" << (folder / "ddp.out") << "' 2>&1";

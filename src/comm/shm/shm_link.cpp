@@ -183,16 +183,18 @@ std::unique_ptr<Transfer> ShmLink::recv(int peer, Slot slot, void* data, std::si
   post->bytes = bytes;
   const Lock lock(mutex_);
   Peer& from = peer_at(peer);
+  const auto& over = failure_ ? failure_ : from.failure;
   const auto arrived = from.arrived.find(slot);
-  if (arrived != from.arrived.end()) {
+  // What came whole before its sender ended is given; what was only announced will never come.
+  if (arrived != from.arrived.end() && !(over && arrived->second.front().announced)) {
     Arrival first = std::move(arrived->second.front());
     arrived->second.pop_front();
     if (arrived->second.empty()) from.arrived.erase(arrived);
     match(from, post, std::move(first));
     if (write_to(from)) from.segment->ring_bell();
-  } else if (const auto& failure = failure_ ? failure_ : from.failure) {
+  } else if (over) {
     post->state = State::kFailed;
-    post->failure = failure;
+    post->failure = over;
   } else {
     from.wanted[slot].push_back(post);
   }
@@ -418,10 +420,8 @@ void ShmLink::retire(const PostPtr& post) {
   Peer& peer = peer_at(post->peer);
   std::erase(peer.to_begin, post);
   std::erase(peer.streaming, post);
-  peer.asked.erase(post->number);
-  const auto receiving = peer.receiving.find(post->number);
-  if (!post->sends && receiving != peer.receiving.end() && receiving->second == post)
-    peer.receiving.erase(receiving);
+  std::erase_if(post->sends ? peer.asked : peer.receiving,
+                [&](const auto& item) { return item.second == post; });
   const auto wanted = peer.wanted.find(post->slot);
   if (wanted == peer.wanted.end()) return;
   std::erase(wanted->second, post);
