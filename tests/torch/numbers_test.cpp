@@ -36,18 +36,18 @@ void PrintTo(const Case& c, std::ostream* out) {
 
 constexpr std::int64_t kContext = 32;
 
-// A ReLU whose input is within rounding of zero may fall on either side of it, and the weights behind it
-// then part by far more than rounding. 6,144 of them, 32 samples and 20 steps meet one in every third run
-// (measured: 1e-4 in one tensor with SGD, at one set of shards and not at another); a quarter of the samples
-// and smaller steps met none in 24 runs.
-bool is_wide(const Case& c) {
-  return c.model == "mlp";
+// A ReLU whose input is within rounding of zero may fall on either side of it, and the weights behind it then part by
+// far more than rounding; so may the choice of a pooling. The 6,144 units of the mlp, 32 samples and 20 steps meet one
+// in every third run (measured: 1e-4 in one tensor with SGD, at one number of shards and not at another), the cnn met one
+// on one processor and none on another. A quarter of the samples and smaller steps met none in 24 runs.
+bool has_kinks(const Case& c) {
+  return c.model != "gpt";
 }
 std::int64_t global_batch(const Case& c) {
-  return is_wide(c) ? 8 : 32;
+  return has_kinks(c) ? 8 : 32;
 }
 double learning_rate(const Case& c) {
-  return (c.optimizer == "sgd" ? 0.05 : 1e-3) / (is_wide(c) ? 10 : 1);
+  return (c.optimizer == "sgd" ? 0.05 : 1e-3) / (has_kinks(c) ? 10 : 1);
 }
 
 int shards_of(const Case& c) {
