@@ -26,7 +26,7 @@ train:
 	@cmake --preset dev $(CMAKE_ARGS) >/dev/null
 	@cmake --build build --target lockstep -j $(JOBS)
 	@mkdir -p build/train
-	@build/lockstep train --model cnn --data fashion-mnist --epochs 3 --decay cosine --compare-alone \
+	@build/lockstep train --model cnn --data fashion-mnist --epochs 4 --decay cosine --compare-alone \
 	  --checkpoint build/train --report build/train/report.json
 test: build
 	@tools/test.sh short

@@ -7,6 +7,7 @@
 #include <thread>
 
 #include "tests/support/elements.h"
+#include "tests/support/slow_build.h"
 #include "tests/support/workers.h"
 
 namespace lockstep::testing {
@@ -67,6 +68,77 @@ TEST_P(ProcessFaults, AStoppedWorkerIsATimeoutToAllOthersAtTheDeadline) {
     const auto outcome = workers.wait(victim, Deadline::after(milliseconds(5000)));
     ASSERT_TRUE(outcome) << "the woken worker hangs";
     EXPECT_TRUE(outcome->kind) << "the woken worker must not believe that all is well";
+  }
+}
+
+// One of the operations, with one length.
+struct Doing {
+  const char* name;
+  std::size_t count;
+  Work (*start)(Comm&, Buffer);
+};
+
+// Messages in a ring of workers.
+Work pass_on(Comm& comm, Buffer data) {
+  const int next = (comm.rank() + 1) % comm.size();
+  const int before = (comm.rank() + comm.size() - 1) % comm.size();
+  const Buffer half = data.slice(0, data.count / 2);
+  Work sent = comm.send(next, half);
+  comm.recv(before, data.slice(data.count / 2, data.count / 2)).wait();
+  return sent;
+}
+
+std::vector<Doing> everything() {
+  std::vector<Doing> all;
+  for (const std::size_t count : {std::size_t{64}, std::size_t{500'000}}) {
+    all.push_back({"all_reduce", count, [](Comm& c, Buffer b) { return c.all_reduce(b); }});
+    all.push_back({"reduce_scatter", count, [](Comm& c, Buffer b) { return c.reduce_scatter(b); }});
+    all.push_back({"all_gather", count, [](Comm& c, Buffer b) { return c.all_gather(b); }});
+    all.push_back(
+        {"broadcast", count, [](Comm& c, Buffer b) { return c.broadcast(b, c.size() - 1); }});
+    all.push_back({"messages", count, pass_on});
+  }
+  all.push_back({"barrier", 0, [](Comm& c, Buffer) { return c.barrier(); }});
+  return all;
+}
+
+void do_for_ever(Comm& comm, const Doing& doing) {
+  std::vector<float> data(doing.count, 1.0F);
+  for (int round = 0;; ++round) {
+    doing.start(comm, buffer_of(data)).wait();
+    if (doing.count > 0 && doing.name == std::string("broadcast"))
+      comm.barrier().wait();  // a root may run ahead
+    if (round == 2) ProcessWorld::mark(comm.rank(), "running");
+  }
+}
+
+TEST_P(ProcessFaults, AnyOperationOfAnyWorldEndsWhenAWorkerIsKilled) {
+  for (const int size : {2, 3, 4}) {
+    for (const Doing& doing : everything()) {
+      for (const int delay_ms : kSlowBuild ? std::vector{5} : std::vector{0, 5, 50}) {
+        SCOPED_TRACE(std::string(doing.name) + " of " + std::to_string(doing.count) + ", " +
+                     std::to_string(size) + " workers, after " + std::to_string(delay_ms) + " ms");
+        const int victim = delay_ms % size;
+        ProcessWorld workers({GetParam(), size, milliseconds(15'000)},
+                             [&](Comm& comm) { do_for_ever(comm, doing); });
+        workers.await_marks("running", Deadline::after(std::chrono::seconds(15)));
+        std::this_thread::sleep_for(milliseconds(delay_ms));  // the instant under test
+        workers.signal(victim, SIGKILL);
+        expect_survivors_end(workers, size, victim, ErrorKind::kPeerLost, milliseconds(5000));
+      }
+    }
+  }
+}
+
+TEST_P(ProcessFaults, AnyOperationEndsAtTheDeadlineWhenAWorkerIsStopped) {
+  for (const Doing& doing : everything()) {
+    const int size = doing.count > 1000 ? 3 : 2;
+    SCOPED_TRACE(std::string(doing.name) + " of " + std::to_string(doing.count));
+    ProcessWorld workers({GetParam(), size, milliseconds(500)},
+                         [&](Comm& comm) { do_for_ever(comm, doing); });
+    workers.await_marks("running", Deadline::after(std::chrono::seconds(15)));
+    workers.signal(1, SIGSTOP);
+    expect_survivors_end(workers, size, 1, ErrorKind::kTimeout, milliseconds(5000));
   }
 }
 

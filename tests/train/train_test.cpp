@@ -10,7 +10,7 @@
 #include <random>
 #include <thread>
 
-#include "tests/launcher/command.h"
+#include "tests/launcher/terminal.h"
 
 namespace lockstep::testing {
 namespace {
@@ -62,6 +62,17 @@ class Train : public ::testing::Test {
     EXPECT_THAT(processes_with(marker_), IsEmpty());
   }
 
+  // The process of a worker; 0 if there is none.
+  pid_t worker(int rank) const {
+    const std::string wanted = '\0' + ("RANK=" + std::to_string(rank)) + '\0';
+    for (const pid_t pid : processes_with(marker_)) {
+      std::ifstream file("/proc/" + std::to_string(pid) + "/environ");
+      const std::string environment(std::istreambuf_iterator<char>(file), {});
+      if (environment.find(wanted) != std::string::npos) return pid;
+    }
+    return 0;
+  }
+
   fs::path folder_;
   std::string marker_ = make_marker();
 };
@@ -107,6 +118,19 @@ TEST_F(Train, PrintsPlainLinesAndASummaryWhenPiped) {
   EXPECT_THAT(command.out(), HasSubstr("identical"));
   EXPECT_THAT(command.out(), Not(HasSubstr("\033")));
   EXPECT_THAT(command.out(), Not(HasSubstr("\r")));
+}
+
+TEST_F(Train, DrawsABarOnATerminalAndEndsOnCtrlC) {
+  OnTerminal terminal(
+      {LOCKSTEP_BINARY, "train", "--model", "cnn", "--data", "synthetic", "--workers", "2",
+       "--global-batch", "8", "--steps", "100000", "--checkpoint", path("run")},
+      true);
+  ASSERT_TRUE(terminal.wait_for("\r\033[K", 3, seconds(60))) << terminal.screen();
+  EXPECT_THAT(terminal.screen(), HasSubstr("step "));
+  terminal.type("\x03");
+  EXPECT_EQ(terminal.finish(seconds(30)), 130);
+  EXPECT_THAT(terminal.screen(), HasSubstr("Stopped after"));
+  EXPECT_TRUE(fs::exists(path("run/checkpoint.safetensors")));
 }
 
 TEST_F(Train, ResumesToTheSameBits) {
@@ -179,18 +203,26 @@ TEST_F(Train, AKillAtAnyMomentLeavesAWholeCheckpoint) {
 TEST_F(Train, AKilledWorkerIsNamedAndTheRestEnds) {
   Command command = start({"--steps", "100000"});
   ASSERT_TRUE(command.wait_for("step 1/", 1, seconds(60)));
-  pid_t victim = 0;
-  for (const pid_t pid : processes_with(marker_)) {
-    std::ifstream file("/proc/" + std::to_string(pid) + "/environ");
-    const std::string environment(std::istreambuf_iterator<char>(file), {});
-    if (environment.find(std::string("\0RANK=1\0", 8)) != std::string::npos) victim = pid;
-  }
+  const pid_t victim = worker(1);
   ASSERT_GT(victim, 0);
   ::kill(victim, SIGKILL);
   ASSERT_TRUE(command.finish(seconds(20)));
   EXPECT_EQ(command.exit_code(), 137);
   EXPECT_THAT(command.err(), HasSubstr("rank 1"));
   EXPECT_THAT(command.err(), HasSubstr("SIGKILL"));
+  EXPECT_THAT(processes_with(marker_), IsEmpty());
+}
+
+TEST_F(Train, AWorkerThatEndsBeforeItJoinsEndsTheJob) {
+  Command command = start({"--steps", "100000"});
+  pid_t victim = 0;
+  for (const Deadline deadline = seconds(20); victim == 0 && !deadline.expired();)
+    victim = worker(1);
+  ASSERT_GT(victim, 0);
+  ::kill(victim, SIGKILL);  // long before LibTorch is loaded
+  ASSERT_TRUE(command.finish(seconds(20)));
+  EXPECT_EQ(command.exit_code(), 137);
+  EXPECT_THAT(command.err(), HasSubstr("rank 1"));
   EXPECT_THAT(processes_with(marker_), IsEmpty());
 }
 
