@@ -142,7 +142,10 @@ void Mailbox::end(const Failure& failure) {
     if (stopping_) return;
     failure_ = failure;
   }
-  group_.link->fail(failure);
+  // A peer that has left when all was done harms nobody who does not ask it for more.
+  const bool has_left = failure.kind == ErrorKind::kPeerLost &&
+                        failure.ranks == std::vector<int>{group_.members[peer_]};
+  if (!has_left) group_.link->fail(failure);
 }
 
 void Mailbox::loop() {
@@ -168,10 +171,13 @@ void Mailbox::loop() {
 }
 
 bool Mailbox::try_take(const Buffer& into) {
-  const std::lock_guard lock(mutex_);
+  std::unique_lock lock(mutex_);
   if (kept_.empty()) {
-    if (failure_) raise(*failure_);
-    return false;
+    if (!failure_) return false;
+    const Failure failure = *failure_;
+    lock.unlock();
+    group_.link->fail(failure);
+    raise(failure);
   }
   const Header expected = message_header(into, taken_);
   const Message& message = kept_.front();

@@ -6,6 +6,8 @@
 
 #include <lockstep/errors.h>
 
+#include <cerrno>
+#include <chrono>
 #include <system_error>
 
 namespace lockstep::comm {
@@ -32,7 +34,11 @@ void Watcher::run() {
   std::vector<pollfd> entries{{stop_.read.get(), POLLIN, 0}};
   for (const Watched& one : watched_) entries.push_back({one.pidfd.get(), POLLIN, 0});
   while (true) {
-    if (::poll(entries.data(), entries.size(), -1) < 0) continue;
+    if (::poll(entries.data(), entries.size(), -1) < 0) {
+      if (errno != EINTR)
+        std::this_thread::sleep_for(std::chrono::milliseconds(10));  // no memory: again
+      continue;
+    }
     if (entries[0].revents != 0) return;
     for (std::size_t i = 1; i < entries.size(); ++i) {
       if (entries[i].revents == 0) continue;

@@ -40,7 +40,8 @@ std::byte* Segment::ring(int writer) const {
 void Segment::ring_bell() const {
   Doorbell& bell = head().doorbell;
   bell.rung.fetch_add(1, std::memory_order_seq_cst);
-  if (bell.sleeping.load(std::memory_order_seq_cst) != 0) futex_wake_all(bell.rung);
+  if (bell.sleeping.load(std::memory_order_seq_cst) != 0 && bell.sleeping.exchange(0) != 0)
+    futex_wake_all(bell.rung);
 }
 
 void publish(Notice& notice, const Failure& failure) {

@@ -1,9 +1,11 @@
 // How the workers of a host come together in shared memory:
 //
 //   1. each makes its segment, and all map all of them (share_arenas: same user, secret proven)
-//   2. phase 1: mapped. Each opens a descriptor for every peer's process, by the number in its segment
-//   3. phase 2: opened. A process number may have passed to another process meanwhile, so
-//   4. phase 3: everybody has seen everybody's phase 2, and was therefore alive after it was opened
+//   2. each opens a descriptor for every peer's process, by the number in its segment: phase 1, watching. A process
+//      number may have passed to another process meanwhile, so
+//   3. phase 2, formed: who is there has seen everybody's phase 1, and was therefore alive after it was opened
+//
+// Who fails on the way says so in its segment, and dies for the others as later on.
 #include "comm/shm/shm_engine.h"
 
 #include <fmt/format.h>
@@ -13,6 +15,8 @@
 #include <unistd.h>
 
 #include <algorithm>
+#include <cerrno>
+#include <cstring>
 #include <new>
 
 #include "base/files.h"
@@ -26,7 +30,7 @@ constexpr std::uint64_t kMagic = 0x6c6f636b73746570;  // "lockstep"
 constexpr std::uint32_t kVersion = 1;
 constexpr std::chrono::milliseconds kFormingInterval{5};
 
-enum Phase : std::uint32_t { kMapped = 1, kWatching = 2, kFormed = 3 };
+enum Phase : std::uint32_t { kWatching = 1, kFormed = 2 };
 
 // All rings of a worker together take some 4 MiB.
 std::uint32_t ring_bytes_for(int size) {
@@ -92,21 +96,34 @@ class Forming {
   }
 
   ShmWorld run() {
-    reach(kMapped);
-    for (int rank = 0; rank < size_; ++rank) {
-      if (rank == rank_ || face(rank).pid == ::getpid()) continue;
-      base::Fd pidfd = open_pidfd(face(rank).pid);
-      if (!pidfd) throw PeerLost(fmt::format("rank {} died while the world formed", rank), {rank});
-      world_.watched.push_back({rank, std::move(pidfd)});
+    try {
+      for (int rank = 0; rank < size_; ++rank) {
+        if (rank != rank_ && face(rank).pid != ::getpid()) watch(rank);
+      }
+      reach(kWatching);
+      reach(kFormed);
+    } catch (const Error& error) {
+      publish(segment(rank_).head().ended, failure_from(error));
+      throw;
     }
-    reach(kWatching);
-    reach(kFormed);
     return std::move(world_);
   }
 
  private:
   Face face(int rank) const { return segment(rank).head().face; }
   const Segment& segment(int rank) const { return world_.segments[static_cast<std::size_t>(rank)]; }
+
+  void watch(int rank) {
+    base::Fd pidfd = open_pidfd(face(rank).pid);
+    if (!pidfd && errno == ESRCH)
+      throw PeerLost(fmt::format("rank {} died while the world formed", rank), {rank});
+    if (!pidfd) {
+      throw Unavailable(
+          fmt::format("cannot watch the process of rank {} (pidfd_open: {}): use --engine gloo",
+                      rank, std::strerror(errno)));
+    }
+    world_.watched.push_back({rank, std::move(pidfd)});
+  }
 
   // Says that this worker has come so far, and waits until all have.
   void reach(Phase phase) {
@@ -122,12 +139,19 @@ class Forming {
       if (deadline_.expired()) {
         throw Timeout(fmt::format("rank {} did not come into shared memory in time", rank), {rank});
       }
-      for (const auto& [watched, pidfd] : world_.watched) {
-        if (ended(pidfd)) {
-          throw PeerLost(fmt::format("rank {} died while the world formed", watched), {watched});
-        }
-      }
+      look_at_peers();
       futex_wait(word, seen, earlier(deadline_, Deadline::after(kFormingInterval)));
+    }
+  }
+
+  void look_at_peers() const {
+    for (int rank = 0; rank < size_; ++rank) {
+      if (rank == rank_) continue;
+      if (const auto failure = read_notice(segment(rank).head().ended)) raise(*failure);
+    }
+    for (const auto& [rank, pidfd] : world_.watched) {
+      if (ended(pidfd))
+        throw PeerLost(fmt::format("rank {} died while the world formed", rank), {rank});
     }
   }
 

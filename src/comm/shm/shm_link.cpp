@@ -1,18 +1,21 @@
 #include "comm/shm/shm_link.h"
 
 #include <fmt/format.h>
+#include <unistd.h>
 
 #include <algorithm>
 #include <cstring>
 #include <thread>
-
-#include "base/check.h"
+#include <utility>
 
 namespace lockstep::comm {
 namespace {
 
 // Longer messages ask first. Short ones may wait at a receiver that does not expect them yet.
 constexpr std::size_t kShortBytes = 16384;
+// Every so many short messages to a peer one asks all the same, and its sender waits: what a peer sends ahead
+// stays bounded.
+constexpr std::uint64_t kShortInARow = 32;
 // A stretch of a long message is worth a frame from here on.
 constexpr std::size_t kLeastData = 4096;
 // Looks at the doorbell before sleeping; about 20 µs. With more workers than cores somebody else needs the core.
@@ -32,6 +35,7 @@ struct Post {
   std::size_t total = 0;  // of the message that is received
   std::uint64_t number = 0;
   bool sends = false;
+  bool asks = false;  // a send that wants a grant first
   bool cancelled = false;
   State state = State::kPosted;
   std::optional<Failure> failure;
@@ -48,13 +52,17 @@ struct Arrival {
 
 // What this worker has to do with one other.
 struct Peer {
-  Peer(const Segment& theirs, const Segment& mine, int my_rank, int rank)
-      : segment(&theirs), out(theirs, my_rank), in(mine, rank) {}
+  Peer(const Segment& theirs, const Segment& mine, int my_rank, int its_rank)
+      : rank(its_rank), segment(&theirs), out(theirs, my_rank), in(mine, its_rank) {}
 
+  int rank;
   const Segment* segment;
   RingWriter out;
   RingReader in;
   std::uint64_t next_number = 1;
+  bool asks_first(std::size_t bytes) {
+    return bytes > kShortBytes || next_number % kShortInARow == 0;
+  }
   std::deque<Frame> grants;                // to be sent first
   std::deque<PostPtr> to_begin;            // sends whose first frame has not been written, in order
   std::map<std::uint64_t, PostPtr> asked;  // long sends that wait for their grant
@@ -107,7 +115,12 @@ class ShmLink : public Link, public std::enable_shared_from_this<ShmLink> {
   void end_peer(Peer& peer, const Failure& failure);
   void fail_posts(Peer& peer, const Failure& failure);
   void fail_locked(const Failure& failure) noexcept;
+  void settle(Post& post);
+  void settle_failed(Post& post, const Failure& failure);
+  void spread_news();
+  [[noreturn]] void refuse(const Peer& peer, const char* what) const;
 
+  int pid_ = ::getpid();
   int rank_;
   std::vector<Segment> segments_;
   std::vector<std::unique_ptr<Peer>> peers_;  // none for this worker
@@ -116,6 +129,7 @@ class ShmLink : public Link, public std::enable_shared_from_this<ShmLink> {
   mutable std::mutex mutex_;
   std::condition_variable changed_;
   bool driving_ = false;
+  bool news_ = false;  // a post was settled that another thread may wait for
   std::optional<Failure> failure_;
   std::unique_ptr<Watcher> watcher_;  // last: its thread uses the others
 };
@@ -152,6 +166,10 @@ ShmLink::ShmLink(ShmWorld world)
 }
 
 ShmLink::~ShmLink() {
+  if (::getpid() != pid_) {  // a child of fork(): the world is its parent's, and so is the thread
+    static_cast<void>(watcher_.release());
+    return;
+  }
   fail({ErrorKind::kPeerLost, {rank_}, fmt::format("rank {} has left the world", rank_)});
 }
 
@@ -168,9 +186,11 @@ std::unique_ptr<Transfer> ShmLink::send(int peer, Slot slot, const void* data, s
     post->state = State::kFailed;
     post->failure = failure;
   } else {
+    post->asks = to.asks_first(bytes);
     post->number = to.next_number++;
     to.to_begin.push_back(post);
     if (write_to(to)) to.segment->ring_bell();
+    spread_news();
   }
   return std::make_unique<ShmTransfer>(shared_from_this(), post);
 }
@@ -186,12 +206,20 @@ std::unique_ptr<Transfer> ShmLink::recv(int peer, Slot slot, void* data, std::si
   const auto& over = failure_ ? failure_ : from.failure;
   const auto arrived = from.arrived.find(slot);
   // What came whole before its sender ended is given; what was only announced will never come.
-  if (arrived != from.arrived.end() && !(over && arrived->second.front().announced)) {
+  const bool there = arrived != from.arrived.end() && !failure_ &&
+                     !(from.failure && arrived->second.front().announced);
+  if (there) {
     Arrival first = std::move(arrived->second.front());
     arrived->second.pop_front();
     if (arrived->second.empty()) from.arrived.erase(arrived);
-    match(from, post, std::move(first));
+    try {
+      match(from, post, std::move(first));
+    } catch (const Error& error) {
+      settle_failed(*post, failure_from(error));
+      fail_locked(*post->failure);
+    }
     if (write_to(from)) from.segment->ring_bell();
+    spread_news();
   } else if (over) {
     post->state = State::kFailed;
     post->failure = over;
@@ -203,16 +231,16 @@ std::unique_ptr<Transfer> ShmLink::recv(int peer, Slot slot, void* data, std::si
 
 bool ShmLink::wait(Post& post, Deadline deadline) {
   Lock lock(mutex_);
-  if (!driving_ && !settled(post)) move_all();  // also for who only looks
+  if (!driving_ && !settled(post)) {  // also for who only looks
+    move_all();
+    spread_news();
+  }
   while (!settled(post) && !deadline.expired()) {
     if (driving_) {
       changed_.wait_until(lock, deadline.when());
       continue;
     }
-    driving_ = true;
     drive(lock, post, deadline);
-    driving_ = false;
-    changed_.notify_all();
   }
   if (post.state == State::kFailed) raise(*post.failure);
   return post.state == State::kDone;
@@ -227,12 +255,19 @@ void ShmLink::cancel(Post& post) {
 
 // Moves bytes for everybody until `post` is settled.
 void ShmLink::drive(Lock& lock, const Post& post, Deadline deadline) {
+  struct Driving {  // whatever happens, somebody else can drive after
+    explicit Driving(ShmLink& its_link) : link(its_link) { link.driving_ = true; }
+    ~Driving() {
+      link.driving_ = false;
+      link.changed_.notify_all();
+    }
+    ShmLink& link;
+  } const driving(*this);
   while (!settled(post) && !deadline.expired()) {
     const std::uint32_t seen = own().doorbell.rung.load(std::memory_order_seq_cst);
-    if (move_all()) {
-      changed_.notify_all();
-      continue;
-    }
+    const bool moved = move_all();
+    spread_news();
+    if (moved) continue;
     if (!settled(post)) sleep(lock, seen, deadline);
   }
 }
@@ -268,17 +303,31 @@ bool ShmLink::move_all() {
 bool ShmLink::read_from(int rank, Peer& peer) {
   const bool over = peer.segment->head().ended.there.load(std::memory_order_acquire) != 0 ||
                     dead_[static_cast<std::size_t>(rank)].load();
+  const std::size_t most = peer.segment->ring_bytes();  // at a time: others wait for the lock
+  std::size_t taken = 0;
+  std::size_t told = 0;
   bool read = false;
   try {
-    while (const auto frame = peer.in.peek()) {
+    for (auto frame = peer.in.peek(); frame && taken < most; frame = peer.in.peek()) {
       handle(peer, *frame);
       read = true;
+      taken += sizeof(Frame) + frame->bytes;
+      // Early, so that both sides copy at the same time.
+      if (taken - told > most / 4 && peer.in.writer_starves()) {
+        told = taken;
+        peer.segment->ring_bell();
+      }
     }
   } catch (const Error& error) {
     fail_locked(failure_from(error));
     return true;
+  } catch (const std::exception&) {
+    fail_locked(
+        {ErrorKind::kUnavailable, {rank_}, fmt::format("rank {} has no memory left", rank_)});
+    return true;
   }
   if (read && peer.in.writer_starves()) peer.segment->ring_bell();
+  if (taken >= most) return true;
   if (over) {
     look_at_life(rank, peer);
     return true;
@@ -310,8 +359,8 @@ void ShmLink::handle(Peer& peer, const Frame& frame) {
 
 void ShmLink::take_message(Peer& peer, const Frame& frame) {
   Arrival arrival{frame.number, frame.total, frame.kind == Frame::Kind::kAsk, {}};
-  if (!arrival.announced && frame.bytes != frame.total)
-    throw Mismatch("a message in shared memory is not as long as it says");
+  if (!arrival.announced && frame.bytes != frame.total) refuse(peer, "is not as long as it says");
+  arrival.bytes.resize(frame.bytes);  // first: it may throw
   const auto wanted = peer.wanted.find(frame.slot);
   if (wanted != peer.wanted.end()) {
     const PostPtr post = wanted->second.front();
@@ -319,41 +368,44 @@ void ShmLink::take_message(Peer& peer, const Frame& frame) {
     if (wanted->second.empty()) peer.wanted.erase(wanted);
     if (!arrival.announced && frame.total <= post->bytes) {
       peer.in.take(frame, post->data);
-      post->state = State::kDone;
-      return;
+      return settle(*post);
     }
-    arrival.bytes.resize(frame.bytes);
     peer.in.take(frame, arrival.bytes.data());
     return match(peer, post, std::move(arrival));
   }
-  arrival.bytes.resize(frame.bytes);
   peer.in.take(frame, arrival.bytes.data());
   peer.arrived[frame.slot].push_back(std::move(arrival));
 }
 
 void ShmLink::match(Peer& peer, const PostPtr& post, Arrival arrival) {
-  LOCKSTEP_CHECK(arrival.total <= post->bytes, "a header has said how much room a message needs");
+  if (arrival.total > post->bytes) {
+    settle_failed(*post,
+                  {ErrorKind::kMismatch, {post->peer}, "a message is longer than its header said"});
+    refuse(peer, "is longer than its header said");
+  }
   post->total = arrival.total;
   if (arrival.announced) {
     post->number = arrival.number;
-    peer.receiving[arrival.number] = post;
+    if (!peer.receiving.emplace(arrival.number, post).second) {
+      settle_failed(*post, {ErrorKind::kMismatch, {post->peer}, "a message was announced twice"});
+      refuse(peer, "was announced twice");
+    }
     peer.grants.push_back({Frame::Kind::kGrant, 0, post->slot, arrival.number, arrival.total});
     return;
   }
   if (!arrival.bytes.empty()) std::memcpy(post->data, arrival.bytes.data(), arrival.bytes.size());
-  post->state = State::kDone;
+  settle(*post);
 }
 
 void ShmLink::take_data(Peer& peer, const Frame& frame) {
   const auto found = peer.receiving.find(frame.number);
   if (found == peer.receiving.end()) return peer.in.take(frame, nullptr);  // withdrawn
   Post& post = *found->second;
-  if (frame.bytes > post.total - post.moved)
-    throw Mismatch("a message in shared memory is longer than it says");
+  if (frame.bytes > post.total - post.moved) refuse(peer, "is longer than it says");
   peer.in.take(frame, post.data + post.moved);
   post.moved += frame.bytes;
   if (post.moved < post.total) return;
-  post.state = State::kDone;
+  settle(post);
   peer.receiving.erase(found);
 }
 
@@ -367,6 +419,8 @@ bool ShmLink::write_to(Peer& peer) {
   }
   if (!peer.grants.empty()) return wrote;
   wrote = begin_sends(peer) || wrote;
+  if (!peer.to_begin.empty())
+    return wrote;  // or a stream would take the room that a short one waits for
   return stream_sends(peer) || wrote;
 }
 
@@ -374,14 +428,13 @@ bool ShmLink::begin_sends(Peer& peer) {
   bool wrote = false;
   while (!peer.to_begin.empty()) {
     const PostPtr post = peer.to_begin.front();
-    const bool is_short = post->bytes <= kShortBytes;
-    if (!peer.out.room(is_short ? post->bytes : 0)) break;
+    if (!peer.out.room(post->asks ? 0 : post->bytes)) break;
     peer.to_begin.pop_front();
     Frame frame{Frame::Kind::kMessage, static_cast<std::uint32_t>(post->bytes), post->slot,
                 post->number, post->bytes};
-    if (is_short) {
+    if (!post->asks) {
       peer.out.write(frame, post->data);
-      post->state = State::kDone;
+      settle(*post);
     } else {
       frame.kind = Frame::Kind::kAsk;
       frame.bytes = 0;
@@ -400,14 +453,14 @@ bool ShmLink::stream_sends(Peer& peer) {
     const std::size_t left = post->bytes - post->moved;
     const auto room = peer.out.room(std::min(left, kLeastData));
     if (!room) break;
-    const std::size_t part = std::min(left, *room);
+    const std::size_t part = std::min({left, *room, std::size_t{peer.segment->ring_bytes()} / 4});
     peer.out.write({Frame::Kind::kData, static_cast<std::uint32_t>(part), post->slot, post->number,
                     post->bytes},
                    post->data + post->moved);
     post->moved += part;
     wrote = true;
     if (post->moved < post->bytes) continue;
-    post->state = State::kDone;
+    settle(*post);
     peer.streaming.pop_front();
   }
   return wrote;
@@ -428,6 +481,29 @@ void ShmLink::retire(const PostPtr& post) {
   if (wanted->second.empty()) peer.wanted.erase(wanted);
 }
 
+void ShmLink::settle(Post& post) {
+  post.state = State::kDone;
+  news_ = true;
+}
+
+void ShmLink::settle_failed(Post& post, const Failure& failure) {
+  post.state = State::kFailed;
+  post.failure = failure;
+  news_ = true;
+}
+
+// To be called, with the lock held, after whatever may have settled somebody else's post.
+void ShmLink::spread_news() {
+  if (std::exchange(news_, false)) changed_.notify_all();
+}
+
+void ShmLink::refuse(const Peer& peer, const char* what) const {
+  throw Mismatch(
+      fmt::format("a message of rank {} in shared memory {}: it is broken, or of another build",
+                  peer.rank, what),
+      {peer.rank});
+}
+
 void ShmLink::end_peer(Peer& peer, const Failure& failure) {
   if (peer.failure) return;
   peer.failure = failure;
@@ -436,10 +512,7 @@ void ShmLink::end_peer(Peer& peer, const Failure& failure) {
 }
 
 void ShmLink::fail_posts(Peer& peer, const Failure& failure) {
-  const auto fail_one = [&](const PostPtr& post) {
-    post->state = State::kFailed;
-    post->failure = failure;
-  };
+  const auto fail_one = [&](const PostPtr& post) { settle_failed(*post, failure); };
   for (auto* queue : {&peer.to_begin, &peer.streaming}) {
     std::for_each(queue->begin(), queue->end(), fail_one);
     queue->clear();
@@ -482,10 +555,14 @@ void ShmLink::tell(const Failure& failure) noexcept {
 }
 
 std::optional<Failure> ShmLink::heard_from(int peer, Deadline deadline) noexcept {
+  if (peer < 0 || peer >= size() || peer == rank_)
+    return std::nullopt;  // a peer may have named anybody
   const Notice& told = segments_[static_cast<std::size_t>(peer)].head().told;
   while (true) {
+    const bool dead =
+        dead_[static_cast<std::size_t>(peer)].load();  // before the last look at its notice
     if (const auto notice = read_notice(told)) return notice;
-    if (deadline.expired() || dead_[static_cast<std::size_t>(peer)].load()) return std::nullopt;
+    if (deadline.expired() || dead) return std::nullopt;
     futex_wait(told.there, 0, earlier(deadline, Deadline::after(kLookInterval)));
   }
 }
