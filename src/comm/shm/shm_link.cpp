@@ -561,7 +561,7 @@ std::optional<Failure> ShmLink::heard_from(int peer, Deadline deadline) noexcept
   while (true) {
     const bool dead =
         dead_[static_cast<std::size_t>(peer)].load();  // before the last look at its notice
-    if (const auto notice = read_notice(told)) return notice;
+    if (auto notice = read_notice(told)) return notice;
     if (deadline.expired() || dead) return std::nullopt;
     futex_wait(told.there, 0, earlier(deadline, Deadline::after(kLookInterval)));
   }
