@@ -37,7 +37,7 @@ spdlog::logger& logger() {
 
 }  // namespace
 
-void set_log_name(std::string name) {
+void set_log_name(const std::string& name) {
   logger().set_pattern("lockstep " + name + ": %l: %v");
 }
 

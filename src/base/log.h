@@ -12,7 +12,7 @@ namespace lockstep::base {
 enum class LogLevel { kDebug, kInfo, kWarn, kError };
 
 // Names the process in every later line, such as "rank 3" or "launcher".
-void set_log_name(std::string name);
+void set_log_name(const std::string& name);
 
 bool log_enabled(LogLevel level);
 void log_line(LogLevel level, std::string_view line);
