@@ -44,6 +44,29 @@ class Arena {
   std::size_t size_ = 0;
 };
 
+// Everybody's arenas, mapped here; Comm::share makes them.
+//
+// Threads:   any; the memory, as its users agree.
+// Blocking:  never.
+// Failure:   none; a rank out of range is a bug of the caller.
+// Ownership: unmaps them all. The memory lives while any worker maps it.
+class SharedArena {
+ public:
+  SharedArena(std::vector<Arena> arenas, int rank) : arenas_(std::move(arenas)), rank_(rank) {}
+
+  // By the ranks of the Comm that shared them; data() and size() are this worker's own.
+  std::byte* of(int rank) const { return arenas_[static_cast<std::size_t>(rank)].data(); }
+  std::size_t size_of(int rank) const { return arenas_[static_cast<std::size_t>(rank)].size(); }
+  std::byte* data() const { return of(rank_); }
+  std::size_t size() const { return size_of(rank_); }
+  int workers() const { return static_cast<int>(arenas_.size()); }
+  int rank() const { return rank_; }
+
+ private:
+  std::vector<Arena> arenas_;
+  int rank_;
+};
+
 // Every worker's arena, by rank, mapped here; this worker's own as a second mapping of the same
 // memory. Workers of other hosts have none. Called by all workers of the bootstrap, each with an
 // arena of any size, with the same `name`, each name once.

@@ -1,6 +1,7 @@
 // The wire between the workers of one generation: messages and collectives.
 #pragma once
 
+#include <lockstep/arena.h>
 #include <lockstep/bootstrap.h>
 #include <lockstep/buffer.h>
 #include <lockstep/work.h>
@@ -100,6 +101,13 @@ class Comm {
 
   Work broadcast(Buffer data, int root);
   Work barrier();
+
+  // Memory that all workers reach: each asks for the bytes of its own arena (0: none) and maps
+  // everybody's. Collectives move no byte of buffers in it that need not move. None where the
+  // workers share no memory: on several hosts, or with an engine that knows no such. Collective,
+  // and blocking; Unavailable, on every worker, when the host has not that much. Every worker keeps
+  // the handle as long as anybody passes buffers in it.
+  std::shared_ptr<SharedArena> share(std::size_t bytes);
 
   // A Comm over the same workers with an order of its own. The same id names the same channel on
   // every worker; 0 to 2^32 − 1, each once.

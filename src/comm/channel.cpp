@@ -35,8 +35,10 @@ Work Channel::collective(Header header, std::string how, std::function<void(Exch
   header.sequence = sequence_++;
   auto operation = std::make_shared<Operation>(
       group_.link, std::move(how), [this, header, body = std::move(body)] {
-        Exchange exchange(group_.setting(Group::Lane::kCollectives, scratch_), header,
-                          Deadline::after(group_.timeout));
+        if (!board_) board_ = group_.link->make_board(group_.id, group_.members);
+        Setting setting = group_.setting(Group::Lane::kCollectives, scratch_);
+        setting.board = board_.get();
+        Exchange exchange(setting, header, Deadline::after(group_.timeout));
         body(exchange);
         exchange.finish();
       });
@@ -75,6 +77,10 @@ std::shared_ptr<Channel> Channel::split(std::vector<int> ranks) {
     group.id = base::mix64(group.id + static_cast<std::uint64_t>(group_.members[rank]));
   }
   return std::make_shared<Channel>(std::move(group));
+}
+
+std::uint64_t Channel::next_arena() {
+  return base::mix64(group_.id ^ base::mix64((std::uint64_t{3} << 32) + arenas_++)) | 1;
 }
 
 void Channel::require_alive() const {

@@ -42,6 +42,9 @@ class Channel {
   std::shared_ptr<Channel> channel(std::uint32_t id);
   std::shared_ptr<Channel> split(std::vector<int> ranks);
 
+  // A number for the next arena that is shared here: the same on every worker, never 0.
+  std::uint64_t next_arena();
+
   // BadInput, or what ended the link.
   void require_alive() const;
   void require_usable(const Buffer& data) const;
@@ -51,9 +54,11 @@ class Channel {
   Group group_;
   std::string engine_;
   std::uint64_t sequence_ = 0;
+  std::uint64_t arenas_ = 0;
   std::set<std::uint32_t> channels_;
   std::map<std::vector<int>, std::uint64_t> splits_;  // how often each list was split off
   Scratch scratch_;
+  std::unique_ptr<Board> board_;  // of the collectives, from the first of them on
   Executor collectives_;
   Messages messages_;
 };

@@ -7,6 +7,7 @@
 #include "base/hash.h"
 #include "comm/algorithms/algorithms.h"
 #include "comm/channel.h"
+#include "comm/share.h"
 #include "plan/tree.h"
 
 namespace lockstep {
@@ -231,6 +232,11 @@ Work Comm::barrier() {
   if (size() == 1) return {};
   return channel_->collective(Header{}, "barrier: dissemination",
                               [](Exchange& exchange) { comm::dissemination_barrier(exchange); });
+}
+
+std::shared_ptr<SharedArena> Comm::share(std::size_t bytes) {
+  channel_->require_alive();
+  return comm::share(*this, channel_->group(), channel_->next_arena(), bytes);
 }
 
 Comm Comm::channel(std::uint32_t id) {

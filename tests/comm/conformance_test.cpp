@@ -33,15 +33,6 @@ constexpr Algorithm kAll[] = {Algorithm::kDirect, Algorithm::kHalvingDoubling, A
                               Algorithm::kRing};
 
 template <typename T>
-std::vector<std::vector<T>> inputs_for(int workers, std::size_t count) {
-  std::vector<std::vector<T>> inputs;
-  for (int rank = 0; rank < workers; ++rank) {
-    inputs.push_back(rough_elements<T>(count, 1000 * rank + static_cast<std::uint32_t>(count)));
-  }
-  return inputs;
-}
-
-template <typename T>
 void expect_tree_bits(const WorldSpec& spec, const std::vector<std::size_t>& counts) {
   run_all(spec, [&](Comm& comm) {
     for (const std::size_t count : counts) {

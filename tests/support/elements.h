@@ -94,6 +94,16 @@ std::vector<T> rough_elements(std::size_t count, std::uint32_t seed) {
   return elements;
 }
 
+// One such list for every worker.
+template <typename T>
+std::vector<std::vector<T>> inputs_for(int workers, std::size_t count) {
+  std::vector<std::vector<T>> inputs;
+  for (int rank = 0; rank < workers; ++rank) {
+    inputs.push_back(rough_elements<T>(count, static_cast<std::uint32_t>(1000 * rank + count)));
+  }
+  return inputs;
+}
+
 // The definition of the reduction: a range splits at the largest power of two below its size.
 template <typename S, typename Leaf, typename Combine>
 S tree_of(int begin, int end, const Leaf& leaf, const Combine& combine) {

@@ -10,6 +10,7 @@
 namespace lockstep::comm {
 
 void dissemination_barrier(Exchange& exchange) {
+  if (exchange.has_board()) return exchange.round();
   const int size = exchange.size();
   for (int distance = 1; distance < size; distance *= 2) {
     const int before = (exchange.rank() + size - distance) % size;

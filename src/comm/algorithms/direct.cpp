@@ -17,6 +17,7 @@
 
 #include "base/check.h"
 #include "comm/algorithms/algorithms.h"
+#include "comm/algorithms/in_memory.h"
 #include "comm/core/kernels.h"
 
 namespace lockstep::comm {
@@ -199,6 +200,7 @@ void direct_reduce(Exchange& exchange, const plan::Reduction& plan,
                    std::span<const Buffer> partials, Buffer result, ReduceOp op) {
   LOCKSTEP_CHECK(static_cast<int>(partials.size()) == plan.count_of(exchange.rank()),
                  "a worker brings the partials that the plan gives it");
+  if (exchange.has_board() && reduce_in_memory(exchange, plan, partials, result, op)) return;
   exchange.meet(exchange.peers());
   const Job job{plan, partials, result, op};
   if (result.bytes() <= kShortBytes) {
@@ -210,6 +212,7 @@ void direct_reduce(Exchange& exchange, const plan::Reduction& plan,
 }
 
 void direct_reduce_scatter(Exchange& exchange, Buffer data, const Cut& cut, ReduceOp op) {
+  if (exchange.has_board() && reduce_scatter_in_memory(exchange, data, cut, op)) return;
   exchange.meet(exchange.peers());
   const plan::Reduction plan = plan::plan_reduction(exchange.size(), exchange.size());
   const std::array<Buffer, 1> partials{data};
@@ -217,6 +220,7 @@ void direct_reduce_scatter(Exchange& exchange, Buffer data, const Cut& cut, Redu
 }
 
 void direct_all_gather(Exchange& exchange, Buffer data, const Cut& cut) {
+  if (exchange.has_board() && all_gather_in_memory(exchange, data, cut)) return;
   exchange.meet(exchange.peers());
   const Buffer mine = cut.of(data, exchange.rank());
   std::vector<Ticket> tickets;

@@ -13,6 +13,7 @@
 #include <algorithm>
 
 #include "comm/algorithms/algorithms.h"
+#include "comm/algorithms/in_memory.h"
 #include "comm/algorithms/working.h"
 
 namespace lockstep::comm {
@@ -20,15 +21,15 @@ namespace {
 
 constexpr std::size_t kPassedPieceBytes = std::size_t{1} << 20;
 
-struct Place {
+struct TreePlace {
   int parent = -1;
   std::vector<int> children;  // nearest first
 };
 
 // A rank's place in the tree that is rooted at `root`: ranks are counted from there.
-Place place_in_tree(int rank, int size, int root) {
+TreePlace place_in_tree(int rank, int size, int root) {
   const int relative = (rank - root + size) % size;
-  Place place;
+  TreePlace place;
   for (int bit = 1; bit < size; bit <<= 1) {
     if ((relative & bit) != 0) {
       place.parent = (relative - bit + root) % size;
@@ -40,7 +41,7 @@ Place place_in_tree(int rank, int size, int root) {
 }
 
 // From the parent to the children, each piece passed on as soon as it is there.
-void pass_down(Exchange& exchange, const Place& place, Buffer data) {
+void pass_down(Exchange& exchange, const TreePlace& place, Buffer data) {
   const std::size_t piece = kPassedPieceBytes / size_of(data.dtype);
   std::vector<Exchange::Ticket> incoming;
   std::vector<Exchange::Ticket> outgoing;
@@ -65,7 +66,7 @@ void pass_down(Exchange& exchange, const Place& place, Buffer data) {
 }  // namespace
 
 void tree_all_reduce(Exchange& exchange, Buffer data, ReduceOp op) {
-  const Place place = place_in_tree(exchange.rank(), exchange.size(), 0);
+  const TreePlace place = place_in_tree(exchange.rank(), exchange.size(), 0);
   std::vector<int> neighbours = place.children;
   if (place.parent >= 0) neighbours.push_back(place.parent);
   exchange.meet(neighbours);
@@ -87,7 +88,8 @@ void tree_all_reduce(Exchange& exchange, Buffer data, ReduceOp op) {
 }
 
 void tree_broadcast(Exchange& exchange, Buffer data, int root) {
-  const Place place = place_in_tree(exchange.rank(), exchange.size(), root);
+  if (exchange.has_board() && broadcast_in_memory(exchange, data, root)) return;
+  const TreePlace place = place_in_tree(exchange.rank(), exchange.size(), root);
   if (place.parent >= 0) exchange.expect(place.parent);
   for (const int child : place.children) exchange.greet(child);
   pass_down(exchange, place, data);

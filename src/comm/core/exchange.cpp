@@ -95,7 +95,49 @@ auto Exchange::guarded(int peer, Call&& call) {
   }
 }
 
+void Exchange::pin() {
+  setting_.board->blank().header = own_;
+  setting_.board->pin();
+  pinned_ = true;
+}
+
+void Exchange::await_all() {
+  for (const int peer : peers_) {
+    if (!guarded(peer, [&] { return setting_.board->await(peer, deadline_); })) late(peer);
+    const HeaderBytes theirs = setting_.board->card(peer).header;
+    if (theirs != own_) compare(peer, theirs);
+  }
+  met_ = true;
+}
+
+bool Exchange::all_have_come() const {
+  return std::all_of(peers_.begin(), peers_.end(),
+                     [&](int peer) { return setting_.board->has_come(peer); });
+}
+
+void Exchange::round() {
+  pin();
+  await_all();
+}
+
+Place Exchange::locate(const Buffer& data) const {
+  Host* host = link().host();
+  return host == nullptr ? Place{} : host->memory.locate(data.data, data.bytes());
+}
+
+std::shared_ptr<std::byte> Exchange::resolve(int peer, Place place, std::size_t bytes) {
+  auto memory = link().host()->memory.resolve(world_rank(peer), place, bytes);
+  if (memory) return memory;
+  end(Mismatch(
+      fmt::format(
+          "rank {} has let go of shared memory that rank {} passes to {}; keep what share() "
+          "returns on every worker as long as anybody uses it",
+          link().rank(), world_rank(peer), doing()),
+      {link().rank(), world_rank(peer)}));
+}
+
 void Exchange::greet(int peer) {
+  if (has_board()) return meet({});
   guarded(peer, [&] {
     greeted_.push_back(
         Ticket(link().send(world_rank(peer), setting_.greetings, own_.data(), own_.size()), peer));
@@ -103,6 +145,7 @@ void Exchange::greet(int peer) {
 }
 
 void Exchange::expect(int peer) {
+  if (has_board()) return meet({});
   Greeting& greeting = expected_.emplace_back();
   greeting.peer = peer;
   guarded(peer, [&] {
@@ -119,7 +162,11 @@ void Exchange::check(int peer) {
   const bool arrived = guarded(peer, [&] { return found->transfer->wait(deadline_); });
   if (!arrived) late(peer);
   found->transfer.reset();
-  const auto theirs = decode_header(found->bytes);
+  compare(peer, found->bytes);
+}
+
+void Exchange::compare(int peer, const HeaderBytes& bytes) {
+  const auto theirs = decode_header(bytes);
   if (theirs == header_) return;
   end(Mismatch(
       fmt::format(
@@ -137,6 +184,10 @@ void Exchange::finish() {
 }
 
 void Exchange::meet(std::span<const int> peers) {
+  if (has_board()) {
+    if (!met_) round();
+    return;
+  }
   for (const int peer : peers) expect(peer);
   for (const int peer : peers) greet(peer);
 }

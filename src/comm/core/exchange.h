@@ -8,6 +8,9 @@
 // Payload need not wait for the greeting: it travels in slots that are derived from the whole
 // header, so payload of another operation, of another size, never meets the memory that was posted
 // for this one.
+//
+// Where an engine has a board, everybody's header is on it and nobody greets: the first round of an operation compares
+// them all.
 #pragma once
 
 #include <lockstep/deadline.h>
@@ -51,6 +54,7 @@ struct Setting {
   std::span<const int> members;  // the link's ranks of the participants, by the ranks used here
   Slot greetings = 0;            // payload slots are derived from it
   Scratch& scratch;
+  Board* board = nullptr;  // where an engine has one
 };
 
 // Payload has two orders of its own: in some algorithms results overtake operands.
@@ -89,6 +93,21 @@ class Exchange {
   // operation.
   void finish();
 
+  // On a board: this worker's card of the coming round; pins it and waits for everybody's; what a
+  // peer has put on its card of the round that was waited for last.
+  bool has_board() const { return setting_.board != nullptr; }
+  std::byte* card() const { return setting_.board->blank().bytes; }
+  void pin();
+  void await_all();
+  bool all_have_come() const;
+  void round();
+  const std::byte* card_of(int peer) const { return setting_.board->card(peer).bytes; }
+
+  // Where a buffer of this worker lies for the others; and where a peer's does for this one, which
+  // is a Mismatch if it is not there.
+  Place locate(const Buffer& data) const;
+  std::shared_ptr<std::byte> resolve(int peer, Place place, std::size_t bytes);
+
   // A message of zero bytes is none: nothing is sent, and waiting for it returns at once.
   class Ticket {
    public:
@@ -122,6 +141,7 @@ class Exchange {
   template <typename Failed>
   [[noreturn]] void end(const Failed& error);
   [[noreturn]] void late(int peer);
+  void compare(int peer, const HeaderBytes& theirs);
   Failure first_cause(Failure own) const;
   std::string doing() const;
 
@@ -135,6 +155,8 @@ class Exchange {
   std::vector<int> peers_;
   HeaderBytes own_{};
   Slot payload_ = 0;
+  bool pinned_ = false;            // on a board: the first round has begun
+  bool met_ = false;               // … and ended
   std::deque<Greeting> expected_;  // a deque: addresses stay while transfers borrow them
   std::vector<Ticket> greeted_;
 };

@@ -8,9 +8,12 @@
 #include <cstdint>
 #include <memory>
 #include <optional>
+#include <span>
 #include <string>
 
+#include "comm/core/board.h"
 #include "comm/core/failure.h"
+#include "comm/core/shared_memory.h"
 
 namespace lockstep::comm {
 
@@ -61,6 +64,15 @@ class Link {
   // one was.
   virtual void tell(const Failure& failure) noexcept = 0;
   virtual std::optional<Failure> heard_from(int peer, Deadline deadline) noexcept = 0;
+
+  // Where all workers are processes of one host that can read each other's memory: what they have
+  // there, and a board for some of them. `group` is the same number on every member and on no
+  // other board of the same members at this time.
+  virtual Host* host() { return nullptr; }
+  virtual std::unique_ptr<Board> make_board(std::uint64_t /*group*/,
+                                            std::span<const int> /*members*/) {
+    return nullptr;
+  }
 
   // The engine's own all-reduce over the whole link, in place, where it has one. `tag` tells operations apart that
   // run at the same time.

@@ -13,9 +13,12 @@ std::size_t aligned(std::size_t bytes) {
   return (bytes + kPage - 1) / kPage * kPage;
 }
 
+std::size_t positions_begin() {
+  return aligned(sizeof(SegmentHead)) + aligned(kBoardEntries * sizeof(BoardEntry));
+}
+
 std::size_t rings_begin(int size) {
-  return aligned(sizeof(SegmentHead)) +
-         aligned(static_cast<std::size_t>(size) * sizeof(RingPositions));
+  return positions_begin() + aligned(static_cast<std::size_t>(size) * sizeof(RingPositions));
 }
 
 }  // namespace
@@ -27,8 +30,13 @@ std::size_t Segment::bytes_for(int size, std::uint32_t ring_bytes) {
   return rings_begin(size) + static_cast<std::size_t>(size) * ring_bytes;
 }
 
+BoardEntry& Segment::board_entry(int index) const {
+  auto* first = reinterpret_cast<BoardEntry*>(arena_.data() + aligned(sizeof(SegmentHead)));
+  return first[index];
+}
+
 RingPositions& Segment::positions(int writer) const {
-  auto* first = reinterpret_cast<RingPositions*>(arena_.data() + aligned(sizeof(SegmentHead)));
+  auto* first = reinterpret_cast<RingPositions*>(arena_.data() + positions_begin());
   return first[writer];
 }
 
@@ -42,6 +50,14 @@ void Segment::ring_bell() const {
   bell.rung.fetch_add(1, std::memory_order_seq_cst);
   if (bell.sleeping.load(std::memory_order_seq_cst) != 0 && bell.sleeping.exchange(0) != 0)
     futex_wake_all(bell.rung);
+}
+
+// As above, but nobody takes another's turn: each sleeper counts itself out.
+void Segment::ring_board_bell() const {
+  Doorbell& bell = head().board_bell;
+  if (bell.sleeping.load(std::memory_order_seq_cst) == 0) return;
+  bell.rung.fetch_add(1, std::memory_order_seq_cst);
+  futex_wake_all(bell.rung);
 }
 
 void publish(Notice& notice, const Failure& failure) {

@@ -3,6 +3,7 @@
 //   face       who it is, how far it has come in forming the world
 //   doorbell   rung by others when they have put something into a ring, or made room in one
 //   notices    why this worker is about to end, and why it has ended
+//   boards     this worker's cards on the boards of its groups; a bell for those who wait at one
 //   rings      one for every other worker, who writes to it; this one reads
 //
 // A peer is of the same user and has proven the secret, and may still be broken: whatever is read from its memory is
@@ -16,6 +17,7 @@
 #include <cstdint>
 #include <optional>
 
+#include "comm/core/board.h"
 #include "comm/core/failure.h"
 #include "comm/shm/futex.h"
 
@@ -48,10 +50,20 @@ struct RingPositions {
   Word starved;  // the writer waits for room
 };
 
+// This worker's part of one board. Only it writes here.
+struct BoardEntry {
+  alignas(64) std::atomic<std::uint64_t> group;  // whose board it is; 0: nobody's
+  Word left;                                     // this worker will not look at it again
+  alignas(64) Word round;                        // of the card that was pinned last
+  Card cards[2];                                 // of even and odd rounds
+};
+inline constexpr int kBoardEntries = 256;
+
 struct SegmentHead {
   Face face;
   Word phase;  // of forming; see shm_engine.cpp
   Doorbell doorbell;
+  Doorbell board_bell;  // `sleeping` counts: several threads may wait at boards
   Notice told;
   Notice ended;
 };
@@ -67,11 +79,13 @@ class Segment {
   static std::size_t bytes_for(int size, std::uint32_t ring_bytes);
 
   SegmentHead& head() const { return *reinterpret_cast<SegmentHead*>(arena_.data()); }
+  BoardEntry& board_entry(int index) const;
   RingPositions& positions(int writer) const;
   std::byte* ring(int writer) const;
   std::uint32_t ring_bytes() const { return ring_bytes_; }
 
   void ring_bell() const;
+  void ring_board_bell() const;
 
  private:
   Arena arena_;

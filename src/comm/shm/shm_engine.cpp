@@ -27,7 +27,7 @@ namespace lockstep::comm {
 namespace {
 
 constexpr std::uint64_t kMagic = 0x6c6f636b73746570;  // "lockstep"
-constexpr std::uint32_t kVersion = 1;
+constexpr std::uint32_t kVersion = 2;
 constexpr std::chrono::milliseconds kFormingInterval{5};
 
 enum Phase : std::uint32_t { kWatching = 1, kFormed = 2 };
@@ -93,6 +93,8 @@ class Forming {
       check_face(face(rank), rank, size_, ring_bytes);
     }
     world_.rank = rank_;
+    world_.secret = bootstrap.secret();
+    world_.name = bootstrap.name();
   }
 
   ShmWorld run() {

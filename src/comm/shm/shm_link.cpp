@@ -8,6 +8,8 @@
 #include <thread>
 #include <utility>
 
+#include "comm/shm/shm_board.h"
+
 namespace lockstep::comm {
 namespace {
 
@@ -87,6 +89,10 @@ class ShmLink : public Link, public std::enable_shared_from_this<ShmLink> {
   std::optional<Failure> failure() const override;
   void tell(const Failure& failure) noexcept override;
   std::optional<Failure> heard_from(int peer, Deadline deadline) noexcept override;
+  Host* host() override { return &host_; }
+  std::unique_ptr<Board> make_board(std::uint64_t group, std::span<const int> members) override {
+    return boards_->make(group, members);
+  }
 
   bool wait(Post& post, Deadline deadline);
   void cancel(Post& post);
@@ -112,6 +118,8 @@ class ShmLink : public Link, public std::enable_shared_from_this<ShmLink> {
   bool begin_sends(Peer& peer);
   bool stream_sends(Peer& peer);
   void look_at_life(int rank, Peer& peer);
+  std::optional<Failure> end_of(int rank) const;
+  std::optional<Failure> trouble_with(int rank) const;
   void end_peer(Peer& peer, const Failure& failure);
   void fail_posts(Peer& peer, const Failure& failure);
   void fail_locked(const Failure& failure) noexcept;
@@ -126,6 +134,8 @@ class ShmLink : public Link, public std::enable_shared_from_this<ShmLink> {
   std::vector<std::unique_ptr<Peer>> peers_;  // none for this worker
   std::vector<std::atomic<bool>> dead_;
   int spins_;
+  Host host_;
+  std::unique_ptr<Boards> boards_;
   mutable std::mutex mutex_;
   std::condition_variable changed_;
   bool driving_ = false;
@@ -151,6 +161,10 @@ ShmLink::ShmLink(ShmWorld world)
     : rank_(world.rank), segments_(std::move(world.segments)), dead_(segments_.size()) {
   const bool crowded = segments_.size() > std::thread::hardware_concurrency();
   spins_ = crowded ? kSpinsWhenCrowded : kSpins;
+  host_.secret = std::move(world.secret);
+  host_.world = std::move(world.name);
+  boards_ = std::make_unique<Boards>(
+      BoardSetting{segments_, rank_, spins_, [this](int rank) { return trouble_with(rank); }});
   const Segment& mine = segments_[static_cast<std::size_t>(rank_)];
   for (int rank = 0; rank < size(); ++rank) {
     peers_.push_back(
@@ -161,6 +175,7 @@ ShmLink::ShmLink(ShmWorld world)
   watcher_ = std::make_unique<Watcher>(std::move(world.watched), [this](int rank) {
     dead_[static_cast<std::size_t>(rank)].store(true);
     segments_[static_cast<std::size_t>(rank_)].ring_bell();
+    segments_[static_cast<std::size_t>(rank_)].ring_board_bell();
     futex_wake_all(segments_[static_cast<std::size_t>(rank)].head().told.there);
   });
 }
@@ -336,8 +351,21 @@ bool ShmLink::read_from(int rank, Peer& peer) {
 }
 
 void ShmLink::look_at_life(int rank, Peer& peer) {
-  if (const auto notice = read_notice(peer.segment->head().ended)) return end_peer(peer, *notice);
-  end_peer(peer, {ErrorKind::kPeerLost, {rank}, fmt::format("rank {} died", rank)});
+  if (const auto end = end_of(rank)) end_peer(peer, *end);
+}
+
+// Why another worker has ended, as far as is known here; nothing if it has not.
+std::optional<Failure> ShmLink::end_of(int rank) const {
+  const bool dead = dead_[static_cast<std::size_t>(rank)].load();  // before the look at its notice
+  const auto& head = segments_[static_cast<std::size_t>(rank)].head();
+  if (auto notice = read_notice(head.ended)) return notice;
+  if (!dead) return std::nullopt;
+  return Failure{ErrorKind::kPeerLost, {rank}, fmt::format("rank {} died", rank)};
+}
+
+std::optional<Failure> ShmLink::trouble_with(int rank) const {
+  auto own = failure();
+  return own ? own : end_of(rank);
 }
 
 void ShmLink::handle(Peer& peer, const Frame& frame) {
@@ -539,9 +567,11 @@ void ShmLink::fail_locked(const Failure& failure) noexcept {
     if (!peer) continue;
     fail_posts(*peer, failure);
     peer->segment->ring_bell();
+    peer->segment->ring_board_bell();
   }
   changed_.notify_all();
   segments_[static_cast<std::size_t>(rank_)].ring_bell();
+  segments_[static_cast<std::size_t>(rank_)].ring_board_bell();
 }
 
 std::optional<Failure> ShmLink::failure() const {

@@ -26,6 +26,8 @@ namespace lockstep::comm {
 // What a world of one host has formed: everyone's segments by rank, and who watches them.
 struct ShmWorld {
   int rank = 0;
+  std::string secret;
+  std::string name;
   std::vector<Segment> segments;
   std::vector<Watcher::Watched> watched;
 };

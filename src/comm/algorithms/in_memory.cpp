@@ -1,0 +1,203 @@
+// Collectives in memory that all participants can reach.
+//
+//   short   data that fits on everybody's card travels on it: one round, and everybody adds everything
+//   long    cards say where the buffers lie. After the first round every worker reads what it needs where it lies and
+//           writes results where they belong; after the second all memory is its owner's again
+//
+//   reduce        the owner of a slice adds everyone's operands of it in the plan's order and stores the sum to all
+//                 results: every byte is read once and written once per worker
+//   all_gather    everybody copies the others' pieces
+//   broadcast     everybody copies the root's buffer
+//
+// No message is sent and nothing is copied in between: the cost is the memory's. Bits are those of direct.cpp, which
+// adds the same operands in the same order.
+#include "comm/algorithms/in_memory.h"
+
+#include <algorithm>
+#include <array>
+#include <cstring>
+
+#include "base/check.h"
+#include "comm/core/kernels.h"
+
+namespace lockstep::comm {
+namespace {
+
+// Where everybody's buffers of a long operation are, seen from here.
+class Reach {
+ public:
+  // Tells where `mine` lie and waits to be told. `counts[w]` buffers of `bytes` each are worker w's.
+  Reach(Exchange& exchange, std::span<const Buffer> mine, std::span<const int> counts)
+      : memory_(static_cast<std::size_t>(exchange.size())) {
+    std::byte* card = exchange.card();
+    for (const Buffer& buffer : mine) {
+      const Place place = exchange.locate(buffer);
+      everywhere_ = everywhere_ && place.shared();
+      std::memcpy(card, &place, sizeof place);
+      card += sizeof place;
+    }
+    exchange.round();
+    std::vector<std::vector<Place>> places;
+    for (const int peer : exchange.peers()) {
+      auto& theirs = places.emplace_back(static_cast<std::size_t>(counts[peer]));
+      std::memcpy(theirs.data(), exchange.card_of(peer), theirs.size() * sizeof(Place));
+      for (const Place place : theirs) everywhere_ = everywhere_ && place.shared();
+    }
+    if (!everywhere_) return;
+    for (std::size_t i = 0; i < places.size(); ++i) {
+      const int peer = exchange.peers()[i];
+      for (const Place place : places[i])
+        memory_[peer].push_back(exchange.resolve(peer, place, mine[0].bytes()));
+    }
+    for (const Buffer& buffer : mine) {  // not owned: the caller lends it
+      memory_[exchange.rank()].push_back(
+          {std::shared_ptr<void>(), static_cast<std::byte*>(buffer.data)});
+    }
+  }
+
+  bool everywhere() const { return everywhere_; }
+  std::byte* of(int worker, int index) const { return memory_[worker][index].get(); }
+
+ private:
+  bool everywhere_ = true;
+  std::vector<std::vector<std::shared_ptr<std::byte>>> memory_;  // by worker
+};
+
+int most_operands(const plan::Reduction& plan) {
+  int most = 0;
+  for (int worker = 0; worker < plan.workers; ++worker)
+    most = std::max(most, plan.count_of(worker));
+  return most;
+}
+
+void reduce_on_cards(Exchange& exchange, const plan::Reduction& plan,
+                     std::span<const Buffer> partials, Buffer result, ReduceOp op) {
+  const std::size_t bytes = result.bytes();
+  if (bytes > 0) {
+    for (std::size_t i = 0; i < partials.size(); ++i)
+      std::memcpy(exchange.card() + i * bytes, partials[i].data, bytes);
+  }
+  exchange.round();
+  std::vector<const void*> operands;
+  operands.reserve(plan.operands.size());
+  for (std::size_t i = 0; i < plan.operands.size(); ++i) {
+    const int worker = plan.operands[i].worker;
+    const std::size_t index = i - static_cast<std::size_t>(plan.first_of(worker));
+    operands.push_back(worker == exchange.rank() ? partials[index].data
+                                                 : exchange.card_of(worker) + index * bytes);
+  }
+  TreeSum(plan, result.dtype, op).run(operands, result.data, result.count);
+}
+
+// A worker's slice, in pieces that stay in a first-level cache between the sum and its copies.
+void sum_slice(const plan::Reduction& plan, const Buffer& result, ReduceOp op,
+               std::vector<const std::byte*> operands, std::vector<std::byte*> outs,
+               std::size_t first, std::size_t count) {
+  const std::size_t element = size_of(result.dtype);
+  constexpr std::size_t kPiece = 1024;
+  TreeSum sum(plan, result.dtype, op);
+  std::vector<const void*> at(operands.size());
+  for (std::size_t done = 0; done < count; done += kPiece) {
+    const std::size_t part = std::min(kPiece, count - done);
+    const std::size_t offset = (first + done) * element;
+    for (std::size_t i = 0; i < at.size(); ++i) at[i] = operands[i] + offset;
+    sum.run(at, outs[0] + offset, part);
+    for (std::size_t i = 1; i < outs.size(); ++i)
+      std::memcpy(outs[i] + offset, outs[0] + offset, part * element);
+  }
+}
+
+std::vector<int> places_of(const plan::Reduction& plan, int results) {
+  std::vector<int> counts;
+  for (int worker = 0; worker < plan.workers; ++worker)
+    counts.push_back(plan.count_of(worker) + results);
+  return counts;
+}
+
+}  // namespace
+
+bool reduce_in_memory(Exchange& exchange, const plan::Reduction& plan,
+                      std::span<const Buffer> partials, Buffer result, ReduceOp op) {
+  if (static_cast<std::size_t>(most_operands(plan)) * result.bytes() <= kCardBytes) {
+    reduce_on_cards(exchange, plan, partials, result, op);
+    return true;
+  }
+  std::vector<Buffer> mine(partials.begin(), partials.end());
+  mine.push_back(result);
+  LOCKSTEP_CHECK(mine.size() * sizeof(Place) <= kCardBytes, "a worker holds few partials");
+  const Reach reach(exchange, mine, places_of(plan, 1));
+  if (!reach.everywhere()) return false;
+  std::vector<const std::byte*> operands;
+  for (std::size_t i = 0; i < plan.operands.size(); ++i) {
+    const int worker = plan.operands[i].worker;
+    operands.push_back(reach.of(worker, static_cast<int>(i) - plan.first_of(worker)));
+  }
+  std::vector<std::byte*> outs;
+  for (int worker = 0; worker < exchange.size(); ++worker)
+    outs.push_back(reach.of(worker, plan.count_of(worker)));
+  const Cut cut = Cut::even(result.count, exchange.size(), 64 / size_of(result.dtype));
+  sum_slice(plan, result, op, std::move(operands), std::move(outs), cut.first(exchange.rank()),
+            cut.count(exchange.rank()));
+  exchange.round();
+  return true;
+}
+
+bool reduce_scatter_in_memory(Exchange& exchange, Buffer data, const Cut& cut, ReduceOp op) {
+  const plan::Reduction plan = plan::plan_reduction(exchange.size(), exchange.size());
+  const std::array<Buffer, 1> mine{data};
+  if (data.bytes() <= kCardBytes) {
+    reduce_on_cards(exchange, plan, mine, data, op);
+    return true;
+  }
+  const Reach reach(exchange, mine, places_of(plan, 0));
+  if (!reach.everywhere()) return false;
+  std::vector<const std::byte*> operands;
+  for (int worker = 0; worker < exchange.size(); ++worker) operands.push_back(reach.of(worker, 0));
+  sum_slice(plan, data, op, std::move(operands), {static_cast<std::byte*>(data.data)},
+            cut.first(exchange.rank()), cut.count(exchange.rank()));
+  exchange.round();
+  return true;
+}
+
+bool all_gather_in_memory(Exchange& exchange, Buffer data, const Cut& cut) {
+  const std::size_t element = size_of(data.dtype);
+  std::size_t longest = 0;
+  for (int worker = 0; worker < exchange.size(); ++worker)
+    longest = std::max(longest, cut.count(worker) * element);
+  const auto copy_from = [&](int worker, const std::byte* piece) {
+    const Buffer part = cut.of(data, worker);
+    if (part.count > 0) std::memcpy(part.data, piece, part.bytes());
+  };
+  if (longest <= kCardBytes) {
+    const Buffer mine = cut.of(data, exchange.rank());
+    if (mine.count > 0) std::memcpy(exchange.card(), mine.data, mine.bytes());
+    exchange.round();
+    for (const int peer : exchange.peers()) copy_from(peer, exchange.card_of(peer));
+    return true;
+  }
+  const std::vector<int> one(static_cast<std::size_t>(exchange.size()), 1);
+  const Reach reach(exchange, {&data, 1}, one);
+  if (!reach.everywhere()) return false;
+  for (const int peer : exchange.peers())
+    copy_from(peer, reach.of(peer, 0) + cut.first(peer) * element);
+  exchange.round();
+  return true;
+}
+
+bool broadcast_in_memory(Exchange& exchange, Buffer data, int root) {
+  const bool from_here = exchange.rank() == root;
+  if (data.bytes() <= kCardBytes) {
+    if (from_here && data.count > 0) std::memcpy(exchange.card(), data.data, data.bytes());
+    exchange.round();
+    if (!from_here && data.count > 0) std::memcpy(data.data, exchange.card_of(root), data.bytes());
+    return true;
+  }
+  const std::vector<int> one(static_cast<std::size_t>(exchange.size()), 1);
+  const Reach reach(exchange, {&data, 1}, one);
+  if (!reach.everywhere()) return false;
+  if (!from_here) std::memcpy(data.data, reach.of(root, 0), data.bytes());
+  exchange.round();
+  return true;
+}
+
+}  // namespace lockstep::comm

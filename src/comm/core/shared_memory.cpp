@@ -1,0 +1,51 @@
+#include "comm/core/shared_memory.h"
+
+#include <algorithm>
+#include <functional>
+
+namespace lockstep::comm {
+namespace {
+
+// Whether `bytes` from `offset` on lie within `size`, whatever the numbers.
+bool fits(std::uint64_t offset, std::size_t bytes, std::size_t size) {
+  return offset <= size && bytes <= size - offset;
+}
+
+}  // namespace
+
+void SharedMemory::add(std::uint64_t id, std::vector<int> members,
+                       std::weak_ptr<SharedArena> arena) {
+  const std::lock_guard lock(mutex_);
+  std::erase_if(known_, [](const Known& known) { return known.arena.expired(); });
+  known_.push_back({id, std::move(members), std::move(arena)});
+}
+
+Place SharedMemory::locate(const void* data, std::size_t bytes) const {
+  const auto* first = static_cast<const std::byte*>(data);
+  const std::lock_guard lock(mutex_);
+  for (const Known& known : known_) {
+    const auto arena = known.arena.lock();
+    if (!arena || std::less<>{}(first, arena->data())) continue;
+    const auto offset = static_cast<std::uint64_t>(first - arena->data());
+    if (fits(offset, bytes, arena->size())) return {known.id, offset};
+  }
+  return {};
+}
+
+std::shared_ptr<std::byte> SharedMemory::resolve(int link_rank, Place place,
+                                                 std::size_t bytes) const {
+  const std::lock_guard lock(mutex_);
+  for (const Known& known : known_) {
+    if (known.id != place.arena) continue;
+    const auto member = std::find(known.members.begin(), known.members.end(), link_rank);
+    auto arena = known.arena.lock();
+    if (!arena || member == known.members.end()) continue;
+    const int rank = static_cast<int>(member - known.members.begin());
+    if (!fits(place.offset, bytes, arena->size_of(rank))) return nullptr;
+    std::byte* at = arena->of(rank) + place.offset;
+    return {std::move(arena), at};
+  }
+  return nullptr;
+}
+
+}  // namespace lockstep::comm

@@ -1,0 +1,54 @@
+// The arenas that the workers of a host have shared, and how one tells another where in them a buffer lies.
+#pragma once
+
+#include <lockstep/arena.h>
+
+#include <cstdint>
+#include <memory>
+#include <mutex>
+#include <string>
+#include <vector>
+
+namespace lockstep::comm {
+
+// Where a buffer lies, in words that mean the same to all who map its arena.
+struct Place {
+  std::uint64_t arena = 0;  // none: it lies in memory of its worker alone
+  std::uint64_t offset = 0;
+
+  bool shared() const { return arena != 0; }
+};
+
+// Threads:   any.
+// Blocking:  never.
+// Failure:   none.
+// Ownership: none of the arenas; what resolve gives keeps its arena mapped.
+class SharedMemory {
+ public:
+  // `members` are the link's ranks, by the ranks of the arena. The id is the same for all of them.
+  void add(std::uint64_t id, std::vector<int> members, std::weak_ptr<SharedArena> arena);
+
+  // Of this worker's own memory.
+  Place locate(const void* data, std::size_t bytes) const;
+
+  // Another worker's memory, mapped here; nothing when that worker has no such place or this one has let it go.
+  std::shared_ptr<std::byte> resolve(int link_rank, Place place, std::size_t bytes) const;
+
+ private:
+  struct Known {
+    std::uint64_t id = 0;
+    std::vector<int> members;
+    std::weak_ptr<SharedArena> arena;
+  };
+  mutable std::mutex mutex_;
+  std::vector<Known> known_;
+};
+
+// What workers of one host have in common.
+struct Host {
+  std::string secret;  // each proves it to the others before it is handed memory
+  std::string world;
+  SharedMemory memory;
+};
+
+}  // namespace lockstep::comm

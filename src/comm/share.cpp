@@ -1,0 +1,114 @@
+//   1. everybody says how much it wants; all look whether the host has the sum
+//   2. each makes its arena, and they swap descriptors (comm/arena: same user, secret proven)
+//   3. when all have everything, the link learns of it: from then on buffers are found there
+#include "comm/share.h"
+
+#include <fmt/format.h>
+#include <lockstep/errors.h>
+
+#include <algorithm>
+#include <cstring>
+#include <numeric>
+
+#include "base/check.h"
+
+namespace lockstep::comm {
+namespace {
+
+constexpr std::size_t kMostValueBytes = 512;
+
+// Values that every worker puts at the same time, exchanged by a collective of the Comm.
+class CommBootstrap : public Bootstrap {
+ public:
+  CommBootstrap(Comm& comm, const Host& host) : comm_(comm), host_(host) {}
+
+  int rank() const override { return comm_.rank(); }
+  int size() const override { return comm_.size(); }
+  std::string name() const override { return host_.world; }
+  std::string secret() const override { return host_.secret; }
+
+  // A key ends in the rank of who puts it.
+  void put(std::string_view key, std::string_view value, Deadline deadline) override {
+    const auto length = static_cast<std::uint16_t>(value.size());
+    LOCKSTEP_CHECK(value.size() + sizeof length <= kMostValueBytes, "cards are short");
+    prefix_ = key.substr(0, key.rfind('/') + 1);
+    values_.assign(static_cast<std::size_t>(size()) * kMostValueBytes, 0);
+    char* own = values_.data() + static_cast<std::size_t>(rank()) * kMostValueBytes;
+    std::memcpy(own, &length, sizeof length);
+    std::memcpy(own + sizeof length, value.data(), value.size());
+    comm_.all_gather({values_.data(), values_.size(), DType::kUInt8}).wait(deadline);
+  }
+
+  std::string get(std::string_view key, Deadline) override {
+    for (int rank = 0; rank < size(); ++rank) {
+      if (key != prefix_ + std::to_string(rank)) continue;
+      const char* value = values_.data() + static_cast<std::size_t>(rank) * kMostValueBytes;
+      std::uint16_t length = 0;
+      std::memcpy(&length, value, sizeof length);
+      return {value + sizeof length,
+              std::min<std::size_t>(length, kMostValueBytes - sizeof length)};
+    }
+    return {};
+  }
+
+ private:
+  Comm& comm_;
+  const Host& host_;
+  std::string prefix_;
+  std::vector<char> values_;
+};
+
+void require_memory(Comm& comm, std::size_t bytes) {
+  std::vector<std::int64_t> wanted(static_cast<std::size_t>(comm.size()));
+  wanted[static_cast<std::size_t>(comm.rank())] = static_cast<std::int64_t>(bytes);
+  comm.all_gather({wanted.data(), wanted.size(), DType::kInt64}).wait();
+  const auto sum =
+      static_cast<std::size_t>(std::accumulate(wanted.begin(), wanted.end(), std::int64_t{0}));
+  const std::size_t available = available_memory_bytes();
+  if (sum <= available) return;
+  throw Unavailable(fmt::format(
+      "{} workers of this host want {} MiB of shared memory, and {} MiB are available: use fewer "
+      "workers, a smaller model, or a larger memory limit",
+      comm.size(), sum >> 20, available >> 20));
+}
+
+std::vector<Arena> exchange_arenas(Comm& comm, const Host& host, const std::string& name,
+                                   Arena mine, Deadline deadline) {
+  CommBootstrap bootstrap(comm, host);
+  auto theirs = share_arenas(mine, name, bootstrap, deadline);
+  std::vector<Arena> arenas;
+  for (int rank = 0; rank < comm.size(); ++rank) {
+    auto& arena = theirs[static_cast<std::size_t>(rank)];
+    if (!arena) throw Unavailable(fmt::format("rank {} is on another host", rank));
+    arenas.push_back(rank == comm.rank() ? std::move(mine) : std::move(*arena));
+  }
+  comm.barrier().wait();  // nobody uses it before all have it
+  return arenas;
+}
+
+}  // namespace
+
+std::shared_ptr<SharedArena> share(Comm& comm, const Group& group, std::uint64_t id,
+                                   std::size_t bytes) {
+  const std::size_t wanted = std::max<std::size_t>(bytes, 1);
+  std::vector<Arena> arenas;
+  Host* host = group.link->host();
+  if (comm.size() == 1) {
+    arenas.push_back(Arena::create(wanted));
+    return std::make_shared<SharedArena>(std::move(arenas), 0);
+  }
+  if (host == nullptr) return nullptr;
+  try {
+    require_memory(comm, wanted);
+    arenas = exchange_arenas(comm, *host, fmt::format("share/{:016x}", id), Arena::create(wanted),
+                             Deadline::after(group.timeout));
+  } catch (const Error& error) {
+    group.link->fail(failure_from(error));
+    throw;
+  }
+  auto arena = std::make_shared<SharedArena>(std::move(arenas), comm.rank());
+  host->memory.add(id, group.members, arena);
+  return arena;
+}
+
+}  // namespace lockstep::comm

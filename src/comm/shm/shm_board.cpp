@@ -1,0 +1,142 @@
+#include "comm/shm/shm_board.h"
+
+#include <fmt/format.h>
+#include <lockstep/errors.h>
+
+#include <algorithm>
+
+#include "base/hash.h"
+
+namespace lockstep::comm {
+namespace {
+
+// A worker's entry for a group; none if it has not come there yet, or is long gone.
+BoardEntry* find_entry(const Segment& segment, std::uint64_t group) {
+  for (int index = 0; index < kBoardEntries; ++index) {
+    BoardEntry& entry = segment.board_entry(index);
+    if (entry.group.load(std::memory_order_seq_cst) == group) return &entry;
+  }
+  return nullptr;
+}
+
+// Counts a thread among those who sleep at a bell.
+class Sleeper {
+ public:
+  explicit Sleeper(Doorbell& bell) : bell_(bell) {
+    bell_.sleeping.fetch_add(1, std::memory_order_seq_cst);
+  }
+  ~Sleeper() { bell_.sleeping.fetch_sub(1, std::memory_order_relaxed); }
+  Sleeper(const Sleeper&) = delete;
+  Sleeper& operator=(const Sleeper&) = delete;
+
+ private:
+  Doorbell& bell_;
+};
+
+}  // namespace
+
+class Boards::ShmBoard : public Board {
+ public:
+  ShmBoard(const BoardSetting& setting, BoardEntry& own, std::uint64_t group,
+           std::span<const int> members)
+      : setting_(setting), own_(own), group_(group), members_(members.begin(), members.end()) {
+    entries_.resize(members_.size());
+    round_ = own_.round.load(std::memory_order_relaxed);
+  }
+  ~ShmBoard() override { own_.left.store(1, std::memory_order_seq_cst); }
+
+  Card& blank() override { return own_.cards[(round_ + 1) % 2]; }
+
+  // Who is about to sleep says so before its last look at the round, so one of the two sees the other.
+  void pin() override {
+    own_.round.store(++round_, std::memory_order_seq_cst);
+    for (const int rank : members_) {
+      if (rank != setting_.rank) segment(rank).ring_board_bell();
+    }
+  }
+
+  bool has_come(int member) override {
+    const BoardEntry* entry = entry_of(member);
+    if (entry == nullptr) return false;
+    const std::uint32_t theirs = entry->round.load(std::memory_order_seq_cst);
+    return static_cast<std::int32_t>(theirs - round_) >= 0;
+  }
+
+  bool await(int member, Deadline deadline) override {
+    for (int i = 0; i < setting_.spins; ++i) {
+      if (has_come(member)) return true;
+      spin_pause();
+    }
+    Doorbell& bell = segment(setting_.rank).head().board_bell;
+    const Sleeper sleeper(bell);
+    while (true) {
+      const std::uint32_t seen = bell.rung.load(std::memory_order_seq_cst);
+      const auto trouble = setting_.trouble(members_[static_cast<std::size_t>(member)]);
+      if (has_come(member)) return true;  // what a worker did before it ended counts
+      if (trouble) raise(*trouble);
+      if (deadline.expired()) return false;
+      futex_wait(bell.rung, seen, deadline);
+    }
+  }
+
+  const Card& card(int member) const override {
+    return entries_[static_cast<std::size_t>(member)]->cards[round_ % 2];
+  }
+
+ private:
+  const Segment& segment(int rank) const {
+    return setting_.segments[static_cast<std::size_t>(rank)];
+  }
+
+  BoardEntry* entry_of(int member) {
+    BoardEntry*& entry = entries_[static_cast<std::size_t>(member)];
+    if (entry == nullptr)
+      entry = find_entry(segment(members_[static_cast<std::size_t>(member)]), group_);
+    return entry;
+  }
+
+  const BoardSetting& setting_;
+  BoardEntry& own_;
+  std::uint64_t group_;
+  std::vector<int> members_;
+  std::vector<BoardEntry*> entries_;  // by member, as far as they were found
+  std::uint32_t round_ = 0;
+};
+
+Boards::Boards(BoardSetting setting) : setting_(std::move(setting)), owned_(kBoardEntries) {}
+
+BoardEntry& Boards::own(std::size_t index) const {
+  return setting_.segments[static_cast<std::size_t>(setting_.rank)].board_entry(
+      static_cast<int>(index));
+}
+
+// Nobody will look at this worker's entry for the group any more. A member without one for it has never come, and
+// then it waits for this worker in vain whatever happens to the entry; or it has given its own to another group,
+// which it does only after everybody has left.
+bool Boards::all_have_left(const Owned& owned) const {
+  return std::all_of(owned.members.begin(), owned.members.end(), [&](int rank) {
+    const BoardEntry* entry =
+        find_entry(setting_.segments[static_cast<std::size_t>(rank)], owned.group);
+    return entry == nullptr || entry->left.load(std::memory_order_seq_cst) != 0;
+  });
+}
+
+std::unique_ptr<Board> Boards::make(std::uint64_t group, std::span<const int> members) {
+  const std::uint64_t key = base::mix64(group) | 1;  // never 0
+  const std::lock_guard lock(mutex_);
+  const auto free = std::find_if(owned_.begin(), owned_.end(), [&](const Owned& owned) {
+    return !owned.used || all_have_left(owned);
+  });
+  if (free == owned_.end()) {
+    throw Unavailable(
+        fmt::format("more than {} channels of one world are in use at a time", kBoardEntries));
+  }
+  *free = {key, {members.begin(), members.end()}, true};
+  BoardEntry& entry = own(static_cast<std::size_t>(free - owned_.begin()));
+  entry.left.store(0);
+  entry.round.store(0);
+  entry.group.store(key, std::memory_order_seq_cst);
+  return std::make_unique<ShmBoard>(setting_, entry, key, members);
+}
+
+}  // namespace lockstep::comm

@@ -1,0 +1,53 @@
+// A board in the segments of its members: each pins its cards in its own.
+#pragma once
+
+#include <functional>
+#include <memory>
+#include <mutex>
+#include <optional>
+#include <span>
+#include <vector>
+
+#include "comm/core/board.h"
+#include "comm/core/failure.h"
+#include "comm/shm/segment.h"
+
+namespace lockstep::comm {
+
+// What boards need of their link.
+struct BoardSetting {
+  const std::vector<Segment>& segments;  // by rank of the link
+  int rank = 0;
+  int spins = 0;
+  // Why a rank will not come any more: it has ended, or this link has.
+  std::function<std::optional<Failure>(int rank)> trouble;
+};
+
+// The entries of this worker's segment.
+//
+// Threads:   any.
+// Blocking:  never.
+// Failure:   make() throws Unavailable when all entries are taken.
+// Ownership: borrows what the setting names; outlives its boards.
+class Boards {
+ public:
+  explicit Boards(BoardSetting setting);
+
+  std::unique_ptr<Board> make(std::uint64_t group, std::span<const int> members);
+
+ private:
+  class ShmBoard;
+  struct Owned {
+    std::uint64_t group = 0;
+    std::vector<int> members;
+    bool used = false;
+  };
+  BoardEntry& own(std::size_t index) const;
+  bool all_have_left(const Owned& owned) const;
+
+  BoardSetting setting_;
+  std::mutex mutex_;
+  std::vector<Owned> owned_;
+};
+
+}  // namespace lockstep::comm
