@@ -4,6 +4,7 @@
 
 #include <algorithm>
 #include <numeric>
+#include <utility>
 
 namespace lockstep::comm {
 
@@ -30,18 +31,42 @@ std::shared_ptr<Channel> Channel::of_world(std::shared_ptr<Link> link, const Com
   return std::make_shared<Channel>(std::move(group));
 }
 
-Work Channel::collective(Header header, std::string how, std::function<void(Exchange&)> body) {
+std::unique_ptr<Exchange> Channel::exchange(const Header& header) {
+  if (!std::exchange(looked_for_board_, true)) {
+    try {
+      board_ = group_.link->make_board(group_.id, group_.members);
+    } catch (const Error& error) {
+      group_.link->fail(failure_from(error));
+      throw;
+    }
+  }
+  Setting setting = group_.setting(Group::Lane::kCollectives, scratch_);
+  setting.board = board_.get();
+  return std::make_unique<Exchange>(setting, header, Deadline::after(group_.timeout));
+}
+
+Work Channel::collective(Header header, std::string how, std::function<void(Exchange&)> body,
+                         std::optional<std::vector<Buffer>> on_card) {
   require_alive();
   header.sequence = sequence_++;
+  // On a board a short operation can show what it has at once, if nothing is under way before it. Then nobody waits
+  // for this worker, and no thread needs to be woken.
+  std::shared_ptr<Exchange> begun;
+  if (on_card && (board_ || !looked_for_board_) && collectives_.idle()) {
+    begun = exchange(header);
+    if (begun->has_board()) {
+      begun->begin(*on_card);
+    } else {
+      begun.reset();
+    }
+  }
   auto operation = std::make_shared<Operation>(
-      group_.link, std::move(how), [this, header, body = std::move(body)] {
-        if (!board_) board_ = group_.link->make_board(group_.id, group_.members);
-        Setting setting = group_.setting(Group::Lane::kCollectives, scratch_);
-        setting.board = board_.get();
-        Exchange exchange(setting, header, Deadline::after(group_.timeout));
-        body(exchange);
-        exchange.finish();
+      group_.link, std::move(how), [this, header, begun, body = std::move(body)] {
+        const std::shared_ptr<Exchange> here = begun ? begun : exchange(header);
+        body(*here);
+        here->finish();
       });
+  if (begun) operation->set_begun([begun] { return begun->all_have_come(); });
   collectives_.submit(operation);
   return Work(std::move(operation));
 }

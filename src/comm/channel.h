@@ -7,6 +7,7 @@
 #include <functional>
 #include <map>
 #include <memory>
+#include <optional>
 #include <set>
 #include <string>
 #include <vector>
@@ -36,8 +37,10 @@ class Channel {
   const std::string& engine() const { return engine_; }
   Messages& messages() { return messages_; }
 
-  // Runs a collective in the channel's order. The header's sequence is filled in.
-  Work collective(Header header, std::string how, std::function<void(Exchange&)> body);
+  // Runs a collective in the channel's order. The header's sequence is filled in. `on_card`: all
+  // that the others need of this worker, if it fits on a card.
+  Work collective(Header header, std::string how, std::function<void(Exchange&)> body,
+                  std::optional<std::vector<Buffer>> on_card = {});
 
   std::shared_ptr<Channel> channel(std::uint32_t id);
   std::shared_ptr<Channel> split(std::vector<int> ranks);
@@ -51,6 +54,8 @@ class Channel {
   void require_rank(int rank, const char* role) const;
 
  private:
+  std::unique_ptr<Exchange> exchange(const Header& header);
+
   Group group_;
   std::string engine_;
   std::uint64_t sequence_ = 0;
@@ -58,7 +63,9 @@ class Channel {
   std::set<std::uint32_t> channels_;
   std::map<std::vector<int>, std::uint64_t> splits_;  // how often each list was split off
   Scratch scratch_;
-  std::unique_ptr<Board> board_;  // of the collectives, from the first of them on
+  std::unique_ptr<Board>
+      board_;  // of the collectives, from the first of them on, if the engine has any
+  bool looked_for_board_ = false;
   Executor collectives_;
   Messages messages_;
 };

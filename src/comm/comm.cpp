@@ -70,6 +70,14 @@ void run_all_reduce(Exchange& exchange, Algorithm algorithm, Buffer data, Reduce
   comm::direct_reduce(exchange, plan, {&data, 1}, data, op);
 }
 
+// What a collective can show on its card at once, if it runs there at all and all of it fits.
+std::optional<std::vector<Buffer>> short_ones(bool on_board, std::vector<Buffer> data) {
+  std::size_t bytes = 0;
+  for (const Buffer& buffer : data) bytes += buffer.bytes();
+  if (!on_board || bytes > comm::kCardBytes) return std::nullopt;
+  return data;
+}
+
 // The counts of a cut as one number, so that workers with different cuts find out.
 std::uint32_t digest(const std::vector<std::size_t>& counts) {
   std::uint64_t mixed = counts.size();
@@ -148,7 +156,8 @@ Work Comm::all_reduce(Buffer data, ReduceOptions options) {
       header, "all_reduce: " + choice.how,
       [data, op = options.op, algorithm = choice.algorithm](Exchange& exchange) {
         run_all_reduce(exchange, algorithm, data, op);
-      });
+      },
+      short_ones(choice.algorithm == Algorithm::kDirect, {data}));
 }
 
 Work Comm::reduce(std::vector<Buffer> partials, int shards, Buffer result, ReduceOptions options) {
@@ -200,10 +209,12 @@ Work Comm::reduce_scatter(Buffer data, const std::vector<std::size_t>& counts,
   Header header = header_of(Kind::kReduceScatter, data);
   header.op = options.op;
   header.detail = digest(counts);
-  return channel_->collective(header, "reduce_scatter: direct",
-                              [data, cut, op = options.op](Exchange& exchange) {
-                                comm::direct_reduce_scatter(exchange, data, cut, op);
-                              });
+  return channel_->collective(
+      header, "reduce_scatter: direct",
+      [data, cut, op = options.op](Exchange& exchange) {
+        comm::direct_reduce_scatter(exchange, data, cut, op);
+      },
+      short_ones(true, {data}));
 }
 
 Work Comm::all_gather(Buffer data, const std::vector<std::size_t>& counts) {
@@ -223,15 +234,18 @@ Work Comm::broadcast(Buffer data, int root) {
   if (size() == 1) return {};
   Header header = header_of(Kind::kBroadcast, data);
   header.detail = static_cast<std::uint32_t>(root);
-  return channel_->collective(header, "broadcast: tree", [data, root](Exchange& exchange) {
-    comm::tree_broadcast(exchange, data, root);
-  });
+  return channel_->collective(
+      header, "broadcast: tree",
+      [data, root](Exchange& exchange) { comm::tree_broadcast(exchange, data, root); },
+      short_ones(data.bytes() <= comm::kCardBytes,
+                 root == rank() ? std::vector<Buffer>{data} : std::vector<Buffer>{}));
 }
 
 Work Comm::barrier() {
   if (size() == 1) return {};
-  return channel_->collective(Header{}, "barrier: dissemination",
-                              [](Exchange& exchange) { comm::dissemination_barrier(exchange); });
+  return channel_->collective(
+      Header{}, "barrier: dissemination",
+      [](Exchange& exchange) { comm::dissemination_barrier(exchange); }, std::vector<Buffer>{});
 }
 
 std::shared_ptr<SharedArena> Comm::share(std::size_t bytes) {

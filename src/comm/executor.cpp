@@ -6,11 +6,15 @@ namespace lockstep::comm {
 
 Executor::~Executor() {
   queue_->stop();
-  if (thread_.joinable()) thread_.join();
+  if (thread_.joinable()) {
+    thread_.join();
+  } else {
+    queue_->run_until_stopped();  // what had begun by itself
+  }
 }
 
 void Executor::submit(const std::shared_ptr<Operation>& operation) {
-  if (!thread_.joinable()) {
+  if (!thread_.joinable() && !operation->begun()) {
     try {
       thread_ = std::thread([this] { queue_->run_until_stopped(); });
     } catch (const std::system_error&) {

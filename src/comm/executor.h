@@ -20,8 +20,11 @@ class Executor {
 
   void submit(const std::shared_ptr<Operation>& operation);
 
-  // Every operation submitted has ended.
-  bool idle() const { return queue_->idle(); }
+  // Every operation submitted has ended; those that would not wait are run for it.
+  bool idle() const {
+    queue_->run_ready();
+    return queue_->idle();
+  }
 
  private:
   std::shared_ptr<OperationQueue>

@@ -7,10 +7,10 @@
 
 namespace lockstep::comm {
 
-void OperationQueue::push(std::shared_ptr<Operation> operation) {
+void OperationQueue::push(std::shared_ptr<Operation> operation, bool wake) {
   const std::lock_guard lock(mutex_);
   queue_.push_back(std::move(operation));
-  changed_.notify_all();
+  if (wake) changed_.notify_all();
 }
 
 void OperationQueue::stop() {
@@ -31,12 +31,17 @@ void OperationQueue::run_front(std::unique_lock<std::mutex>& lock) {
   running_->run();
   lock.lock();
   running_.reset();
-  changed_.notify_all();
+  if (stopping_ || !queue_.empty()) changed_.notify_all();  // or there is nothing to wake up for
 }
 
 void OperationQueue::help(const Operation& operation) {
   std::unique_lock lock(mutex_);
   while (!operation.done() && !running_ && !queue_.empty()) run_front(lock);
+}
+
+void OperationQueue::run_ready() {
+  std::unique_lock lock(mutex_);
+  while (!running_ && !queue_.empty() && queue_.front()->ready()) run_front(lock);
 }
 
 void OperationQueue::run_until_stopped() {
@@ -50,7 +55,7 @@ void OperationQueue::run_until_stopped() {
 
 void Operation::queue_in(const std::shared_ptr<OperationQueue>& queue) {
   queue_ = queue;
-  queue->push(shared_from_this());
+  queue->push(shared_from_this(), !begun());
 }
 
 void Operation::run() noexcept {
@@ -71,6 +76,7 @@ void Operation::run() noexcept {
 
 void Operation::end(std::exception_ptr outcome) {
   body_ = nullptr;
+  ready_ = nullptr;
   // A Work may outlive its Comm, and must not keep the worker in the world.
   std::shared_ptr<Link> released;
   const std::lock_guard lock(mutex_);
@@ -83,6 +89,12 @@ void Operation::end(std::exception_ptr outcome) {
 bool Operation::done() const {
   const std::lock_guard lock(mutex_);
   return done_;
+}
+
+bool Operation::poll() {
+  if (done()) return true;
+  if (queue_) queue_->run_ready();
+  return done();
 }
 
 void Operation::wait() {
@@ -125,7 +137,7 @@ void Work::wait_on(void* /*stream*/) const {
 }
 
 bool Work::done() const {
-  return !operation_ || operation_->done();
+  return !operation_ || operation_->poll();
 }
 
 const std::string& Work::how() const {

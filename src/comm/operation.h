@@ -24,11 +24,15 @@ class Operation;
 //            operations itself.
 class OperationQueue {
  public:
-  void push(std::shared_ptr<Operation> operation);
+  // `wake`: somebody must run it soon, for the peers' sake. Else it may lie until it is waited for.
+  void push(std::shared_ptr<Operation> operation, bool wake);
 
   // Runs what is queued, here, until `operation` has ended or somebody else is at it. Saves a
   // caller that waits at once the way through another thread.
   void help(const Operation& operation);
+
+  // Runs those at the front that would not wait.
+  void run_ready();
 
   void run_until_stopped();
   void stop();
@@ -57,10 +61,17 @@ class Operation : public std::enable_shared_from_this<Operation> {
 
   void queue_in(const std::shared_ptr<OperationQueue>& queue);
 
+  // Says that the operation has begun already and needs nobody's help until it is waited for, and
+  // whether its body would return at once. To be called before it is queued.
+  void set_begun(std::function<bool()> ready) { ready_ = std::move(ready); }
+  bool begun() const { return static_cast<bool>(ready_); }
+  bool ready() const { return ready_ && ready_(); }
+
   // Runs the body here and now; once.
   void run() noexcept;
 
   bool done() const;
+  bool poll();  // done, if looking is enough for it
   void wait();
   void wait(Deadline deadline);
   const std::string& how() const { return how_; }
@@ -71,6 +82,7 @@ class Operation : public std::enable_shared_from_this<Operation> {
   std::shared_ptr<Link> link_;
   std::string how_;
   std::function<void()> body_;
+  std::function<bool()> ready_;
   std::shared_ptr<OperationQueue> queue_;
   mutable std::mutex mutex_;
   std::condition_variable ended_;

@@ -10,7 +10,10 @@
 namespace lockstep::comm {
 
 void dissemination_barrier(Exchange& exchange) {
-  if (exchange.has_board()) return exchange.round();
+  if (exchange.has_board()) {
+    exchange.begin({});
+    return exchange.await_all();
+  }
   const int size = exchange.size();
   for (int distance = 1; distance < size; distance *= 2) {
     const int before = (exchange.rank() + size - distance) % size;

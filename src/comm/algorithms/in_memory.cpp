@@ -63,21 +63,20 @@ class Reach {
   std::vector<std::vector<std::shared_ptr<std::byte>>> memory_;  // by worker
 };
 
-int most_operands(const plan::Reduction& plan) {
+// On everybody's: workers hold different numbers of operands.
+bool fits_on_cards(const plan::Reduction& plan, const Buffer& result) {
+  if (result.bytes() > kCardBytes) return false;
   int most = 0;
   for (int worker = 0; worker < plan.workers; ++worker)
     most = std::max(most, plan.count_of(worker));
-  return most;
+  return static_cast<std::size_t>(most) * result.bytes() <= kCardBytes;
 }
 
 void reduce_on_cards(Exchange& exchange, const plan::Reduction& plan,
                      std::span<const Buffer> partials, Buffer result, ReduceOp op) {
   const std::size_t bytes = result.bytes();
-  if (bytes > 0) {
-    for (std::size_t i = 0; i < partials.size(); ++i)
-      std::memcpy(exchange.card() + i * bytes, partials[i].data, bytes);
-  }
-  exchange.round();
+  exchange.begin(partials);
+  exchange.await_all();
   std::vector<const void*> operands;
   operands.reserve(plan.operands.size());
   for (std::size_t i = 0; i < plan.operands.size(); ++i) {
@@ -118,7 +117,7 @@ std::vector<int> places_of(const plan::Reduction& plan, int results) {
 
 bool reduce_in_memory(Exchange& exchange, const plan::Reduction& plan,
                       std::span<const Buffer> partials, Buffer result, ReduceOp op) {
-  if (static_cast<std::size_t>(most_operands(plan)) * result.bytes() <= kCardBytes) {
+  if (fits_on_cards(plan, result)) {
     reduce_on_cards(exchange, plan, partials, result, op);
     return true;
   }
@@ -170,8 +169,8 @@ bool all_gather_in_memory(Exchange& exchange, Buffer data, const Cut& cut) {
   };
   if (longest <= kCardBytes) {
     const Buffer mine = cut.of(data, exchange.rank());
-    if (mine.count > 0) std::memcpy(exchange.card(), mine.data, mine.bytes());
-    exchange.round();
+    exchange.begin({&mine, 1});
+    exchange.await_all();
     for (const int peer : exchange.peers()) copy_from(peer, exchange.card_of(peer));
     return true;
   }
@@ -187,8 +186,8 @@ bool all_gather_in_memory(Exchange& exchange, Buffer data, const Cut& cut) {
 bool broadcast_in_memory(Exchange& exchange, Buffer data, int root) {
   const bool from_here = exchange.rank() == root;
   if (data.bytes() <= kCardBytes) {
-    if (from_here && data.count > 0) std::memcpy(exchange.card(), data.data, data.bytes());
-    exchange.round();
+    exchange.begin({&data, from_here ? 1U : 0U});
+    exchange.await_all();
     if (!from_here && data.count > 0) std::memcpy(data.data, exchange.card_of(root), data.bytes());
     return true;
   }

@@ -3,6 +3,7 @@
 #include <fmt/format.h>
 
 #include <algorithm>
+#include <cstring>
 #include <set>
 
 #include "base/check.h"
@@ -99,6 +100,17 @@ void Exchange::pin() {
   setting_.board->blank().header = own_;
   setting_.board->pin();
   pinned_ = true;
+}
+
+void Exchange::begin(std::span<const Buffer> data) {
+  if (pinned_) return;
+  std::byte* at = card();
+  for (const Buffer& buffer : data) {
+    if (buffer.count == 0) continue;
+    std::memcpy(at, buffer.data, buffer.bytes());
+    at += buffer.bytes();
+  }
+  pin();
 }
 
 void Exchange::await_all() {

@@ -16,7 +16,7 @@
 #include <lockstep/deadline.h>
 
 #include <cstddef>
-#include <deque>
+#include <list>
 #include <memory>
 #include <new>
 #include <span>
@@ -93,11 +93,13 @@ class Exchange {
   // operation.
   void finish();
 
-  // On a board: this worker's card of the coming round; pins it and waits for everybody's; what a
-  // peer has put on its card of the round that was waited for last.
+  // On a board. The first round of an operation may begin before the operation runs: begin() pins
+  // a card with these data on it, if there was none before; await_all() waits for everybody's;
+  // all_have_come() says that it would not wait. round() is a whole round, with what is on card().
+  // card_of() is what a peer has put on its card of the last round.
   bool has_board() const { return setting_.board != nullptr; }
   std::byte* card() const { return setting_.board->blank().bytes; }
-  void pin();
+  void begin(std::span<const Buffer> data);
   void await_all();
   bool all_have_come() const;
   void round();
@@ -141,6 +143,7 @@ class Exchange {
   template <typename Failed>
   [[noreturn]] void end(const Failed& error);
   [[noreturn]] void late(int peer);
+  void pin();
   void compare(int peer, const HeaderBytes& theirs);
   Failure first_cause(Failure own) const;
   std::string doing() const;
@@ -155,9 +158,9 @@ class Exchange {
   std::vector<int> peers_;
   HeaderBytes own_{};
   Slot payload_ = 0;
-  bool pinned_ = false;            // on a board: the first round has begun
-  bool met_ = false;               // … and ended
-  std::deque<Greeting> expected_;  // a deque: addresses stay while transfers borrow them
+  bool pinned_ = false;           // on a board: the first round has begun
+  bool met_ = false;              // … and ended
+  std::list<Greeting> expected_;  // a list: addresses stay while transfers borrow them
   std::vector<Ticket> greeted_;
 };
 

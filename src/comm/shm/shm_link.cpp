@@ -9,15 +9,11 @@
 #include <utility>
 
 #include "comm/shm/shm_board.h"
+#include "comm/shm/shm_peer.h"
 
 namespace lockstep::comm {
 namespace {
 
-// Longer messages ask first. Short ones may wait at a receiver that does not expect them yet.
-constexpr std::size_t kShortBytes = 16384;
-// Every so many short messages to a peer one asks all the same, and its sender waits: what a peer sends ahead
-// stays bounded.
-constexpr std::uint64_t kShortInARow = 32;
 // A stretch of a long message is worth a frame from here on.
 constexpr std::size_t kLeastData = 4096;
 // Looks at the doorbell before sleeping; about 20 µs. With more workers than cores somebody else needs the core.
@@ -25,55 +21,6 @@ constexpr int kSpins = 2000;
 constexpr int kSpinsWhenCrowded = 20;
 // A wait for a peer's notice looks at its life as well.
 constexpr std::chrono::milliseconds kLookInterval{5};
-
-enum class State { kPosted, kDone, kFailed };
-
-struct Post {
-  int peer = 0;
-  Slot slot = 0;
-  std::byte* data = nullptr;  // a sender's is only read
-  std::size_t bytes = 0;      // to send; the room to receive
-  std::size_t moved = 0;
-  std::size_t total = 0;  // of the message that is received
-  std::uint64_t number = 0;
-  bool sends = false;
-  bool asks = false;  // a send that wants a grant first
-  bool cancelled = false;
-  State state = State::kPosted;
-  std::optional<Failure> failure;
-};
-using PostPtr = std::shared_ptr<Post>;
-
-// A message that has come, or has been announced, before anybody wanted it.
-struct Arrival {
-  std::uint64_t number = 0;
-  std::size_t total = 0;
-  bool announced = false;  // long: only the question has come
-  std::vector<std::byte> bytes;
-};
-
-// What this worker has to do with one other.
-struct Peer {
-  Peer(const Segment& theirs, const Segment& mine, int my_rank, int its_rank)
-      : rank(its_rank), segment(&theirs), out(theirs, my_rank), in(mine, its_rank) {}
-
-  int rank;
-  const Segment* segment;
-  RingWriter out;
-  RingReader in;
-  std::uint64_t next_number = 1;
-  bool asks_first(std::size_t bytes) {
-    return bytes > kShortBytes || next_number % kShortInARow == 0;
-  }
-  std::deque<Frame> grants;                // to be sent first
-  std::deque<PostPtr> to_begin;            // sends whose first frame has not been written, in order
-  std::map<std::uint64_t, PostPtr> asked;  // long sends that wait for their grant
-  std::deque<PostPtr> streaming;           // granted sends
-  std::map<Slot, std::deque<PostPtr>> wanted;   // receives without a message yet
-  std::map<Slot, std::deque<Arrival>> arrived;  // messages without a receive yet
-  std::map<std::uint64_t, PostPtr> receiving;   // granted, by number
-  std::optional<Failure> failure;
-};
 
 class ShmLink : public Link, public std::enable_shared_from_this<ShmLink> {
  public:
@@ -103,35 +50,37 @@ class ShmLink : public Link, public std::enable_shared_from_this<ShmLink> {
   using Lock = std::unique_lock<std::mutex>;
 
   SegmentHead& own() const { return segments_[static_cast<std::size_t>(rank_)].head(); }
-  Peer& peer_at(int rank) { return *peers_[static_cast<std::size_t>(rank)]; }
-  static bool settled(const Post& post) { return post.state != State::kPosted || post.cancelled; }
+  ShmPeer& peer_at(int rank) { return *peers_[static_cast<std::size_t>(rank)]; }
+  static bool settled(const Post& post) {
+    return post.state != PostState::kPosted || post.cancelled;
+  }
 
   void drive(Lock& lock, const Post& post, Deadline deadline);
   void sleep(Lock& lock, std::uint32_t seen, Deadline deadline);
   bool move_all();
-  bool read_from(int rank, Peer& peer);
-  void handle(Peer& peer, const Frame& frame);
-  void take_message(Peer& peer, const Frame& frame);
-  void take_data(Peer& peer, const Frame& frame);
-  void match(Peer& peer, const PostPtr& post, Arrival arrival);
-  bool write_to(Peer& peer);
-  bool begin_sends(Peer& peer);
-  bool stream_sends(Peer& peer);
-  void look_at_life(int rank, Peer& peer);
+  bool read_from(int rank, ShmPeer& peer);
+  void handle(ShmPeer& peer, const Frame& frame);
+  void take_message(ShmPeer& peer, const Frame& frame);
+  void take_data(ShmPeer& peer, const Frame& frame);
+  void match(ShmPeer& peer, const PostPtr& post, ShmArrival arrival);
+  bool write_to(ShmPeer& peer);
+  bool begin_sends(ShmPeer& peer);
+  bool stream_sends(ShmPeer& peer);
+  void look_at_life(int rank, ShmPeer& peer);
   std::optional<Failure> end_of(int rank) const;
   std::optional<Failure> trouble_with(int rank) const;
-  void end_peer(Peer& peer, const Failure& failure);
-  void fail_posts(Peer& peer, const Failure& failure);
+  void end_peer(ShmPeer& peer, const Failure& failure);
+  void fail_posts(ShmPeer& peer, const Failure& failure);
   void fail_locked(const Failure& failure) noexcept;
   void settle(Post& post);
   void settle_failed(Post& post, const Failure& failure);
   void spread_news();
-  [[noreturn]] void refuse(const Peer& peer, const char* what) const;
+  [[noreturn]] void refuse(const ShmPeer& peer, const char* what) const;
 
   int pid_ = ::getpid();
   int rank_;
   std::vector<Segment> segments_;
-  std::vector<std::unique_ptr<Peer>> peers_;  // none for this worker
+  std::vector<std::unique_ptr<ShmPeer>> peers_;  // none for this worker
   std::vector<std::atomic<bool>> dead_;
   int spins_;
   Host host_;
@@ -167,10 +116,10 @@ ShmLink::ShmLink(ShmWorld world)
       BoardSetting{segments_, rank_, spins_, [this](int rank) { return trouble_with(rank); }});
   const Segment& mine = segments_[static_cast<std::size_t>(rank_)];
   for (int rank = 0; rank < size(); ++rank) {
-    peers_.push_back(
-        rank == rank_
-            ? nullptr
-            : std::make_unique<Peer>(segments_[static_cast<std::size_t>(rank)], mine, rank_, rank));
+    peers_.push_back(rank == rank_
+                         ? nullptr
+                         : std::make_unique<ShmPeer>(segments_[static_cast<std::size_t>(rank)],
+                                                     mine, rank_, rank));
   }
   watcher_ = std::make_unique<Watcher>(std::move(world.watched), [this](int rank) {
     dead_[static_cast<std::size_t>(rank)].store(true);
@@ -196,9 +145,9 @@ std::unique_ptr<Transfer> ShmLink::send(int peer, Slot slot, const void* data, s
   post->bytes = bytes;
   post->sends = true;
   const Lock lock(mutex_);
-  Peer& to = peer_at(peer);
+  ShmPeer& to = peer_at(peer);
   if (const auto& failure = failure_ ? failure_ : to.failure) {
-    post->state = State::kFailed;
+    post->state = PostState::kFailed;
     post->failure = failure;
   } else {
     post->asks = to.asks_first(bytes);
@@ -217,14 +166,14 @@ std::unique_ptr<Transfer> ShmLink::recv(int peer, Slot slot, void* data, std::si
   post->data = static_cast<std::byte*>(data);
   post->bytes = bytes;
   const Lock lock(mutex_);
-  Peer& from = peer_at(peer);
+  ShmPeer& from = peer_at(peer);
   const auto& over = failure_ ? failure_ : from.failure;
   const auto arrived = from.arrived.find(slot);
   // What came whole before its sender ended is given; what was only announced will never come.
   const bool there = arrived != from.arrived.end() && !failure_ &&
                      !(from.failure && arrived->second.front().announced);
   if (there) {
-    Arrival first = std::move(arrived->second.front());
+    ShmArrival first = std::move(arrived->second.front());
     arrived->second.pop_front();
     if (arrived->second.empty()) from.arrived.erase(arrived);
     try {
@@ -236,7 +185,7 @@ std::unique_ptr<Transfer> ShmLink::recv(int peer, Slot slot, void* data, std::si
     if (write_to(from)) from.segment->ring_bell();
     spread_news();
   } else if (over) {
-    post->state = State::kFailed;
+    post->state = PostState::kFailed;
     post->failure = over;
   } else {
     from.wanted[slot].push_back(post);
@@ -257,8 +206,8 @@ bool ShmLink::wait(Post& post, Deadline deadline) {
     }
     drive(lock, post, deadline);
   }
-  if (post.state == State::kFailed) raise(*post.failure);
-  return post.state == State::kDone;
+  if (post.state == PostState::kFailed) raise(*post.failure);
+  return post.state == PostState::kDone;
 }
 
 void ShmLink::cancel(Post& post) {
@@ -303,7 +252,7 @@ bool ShmLink::move_all() {
   bool moved = false;
   for (int rank = 0; rank < size(); ++rank) {
     if (rank == rank_) continue;
-    Peer& peer = peer_at(rank);
+    ShmPeer& peer = peer_at(rank);
     if (peer.failure) continue;
     moved = read_from(rank, peer) || moved;
     if (!peer.failure && write_to(peer)) {
@@ -315,7 +264,7 @@ bool ShmLink::move_all() {
 }
 
 // What a peer wrote before it ended is still read.
-bool ShmLink::read_from(int rank, Peer& peer) {
+bool ShmLink::read_from(int rank, ShmPeer& peer) {
   const bool over = peer.segment->head().ended.there.load(std::memory_order_acquire) != 0 ||
                     dead_[static_cast<std::size_t>(rank)].load();
   const std::size_t most = peer.segment->ring_bytes();  // at a time: others wait for the lock
@@ -350,7 +299,7 @@ bool ShmLink::read_from(int rank, Peer& peer) {
   return read;
 }
 
-void ShmLink::look_at_life(int rank, Peer& peer) {
+void ShmLink::look_at_life(int rank, ShmPeer& peer) {
   if (const auto end = end_of(rank)) end_peer(peer, *end);
 }
 
@@ -368,7 +317,7 @@ std::optional<Failure> ShmLink::trouble_with(int rank) const {
   return own ? own : end_of(rank);
 }
 
-void ShmLink::handle(Peer& peer, const Frame& frame) {
+void ShmLink::handle(ShmPeer& peer, const Frame& frame) {
   switch (frame.kind) {
     case Frame::Kind::kMessage:
     case Frame::Kind::kAsk:
@@ -385,8 +334,8 @@ void ShmLink::handle(Peer& peer, const Frame& frame) {
   peer.asked.erase(asked);
 }
 
-void ShmLink::take_message(Peer& peer, const Frame& frame) {
-  Arrival arrival{frame.number, frame.total, frame.kind == Frame::Kind::kAsk, {}};
+void ShmLink::take_message(ShmPeer& peer, const Frame& frame) {
+  ShmArrival arrival{frame.number, frame.total, frame.kind == Frame::Kind::kAsk, {}};
   if (!arrival.announced && frame.bytes != frame.total) refuse(peer, "is not as long as it says");
   arrival.bytes.resize(frame.bytes);  // first: it may throw
   const auto wanted = peer.wanted.find(frame.slot);
@@ -405,7 +354,7 @@ void ShmLink::take_message(Peer& peer, const Frame& frame) {
   peer.arrived[frame.slot].push_back(std::move(arrival));
 }
 
-void ShmLink::match(Peer& peer, const PostPtr& post, Arrival arrival) {
+void ShmLink::match(ShmPeer& peer, const PostPtr& post, ShmArrival arrival) {
   if (arrival.total > post->bytes) {
     settle_failed(*post,
                   {ErrorKind::kMismatch, {post->peer}, "a message is longer than its header said"});
@@ -425,7 +374,7 @@ void ShmLink::match(Peer& peer, const PostPtr& post, Arrival arrival) {
   settle(*post);
 }
 
-void ShmLink::take_data(Peer& peer, const Frame& frame) {
+void ShmLink::take_data(ShmPeer& peer, const Frame& frame) {
   const auto found = peer.receiving.find(frame.number);
   if (found == peer.receiving.end()) return peer.in.take(frame, nullptr);  // withdrawn
   Post& post = *found->second;
@@ -438,7 +387,7 @@ void ShmLink::take_data(Peer& peer, const Frame& frame) {
 }
 
 // True if something was written.
-bool ShmLink::write_to(Peer& peer) {
+bool ShmLink::write_to(ShmPeer& peer) {
   bool wrote = false;
   while (!peer.grants.empty() && peer.out.room(0)) {
     peer.out.write(peer.grants.front(), nullptr);
@@ -452,7 +401,7 @@ bool ShmLink::write_to(Peer& peer) {
   return stream_sends(peer) || wrote;
 }
 
-bool ShmLink::begin_sends(Peer& peer) {
+bool ShmLink::begin_sends(ShmPeer& peer) {
   bool wrote = false;
   while (!peer.to_begin.empty()) {
     const PostPtr post = peer.to_begin.front();
@@ -474,7 +423,7 @@ bool ShmLink::begin_sends(Peer& peer) {
   return wrote;
 }
 
-bool ShmLink::stream_sends(Peer& peer) {
+bool ShmLink::stream_sends(ShmPeer& peer) {
   bool wrote = false;
   while (!peer.streaming.empty()) {
     const PostPtr post = peer.streaming.front();
@@ -497,8 +446,8 @@ bool ShmLink::stream_sends(Peer& peer) {
 // Nobody will touch the post's memory from here on.
 void ShmLink::retire(const PostPtr& post) {
   const Lock lock(mutex_);
-  if (post->state != State::kPosted) return;
-  Peer& peer = peer_at(post->peer);
+  if (post->state != PostState::kPosted) return;
+  ShmPeer& peer = peer_at(post->peer);
   std::erase(peer.to_begin, post);
   std::erase(peer.streaming, post);
   std::erase_if(post->sends ? peer.asked : peer.receiving,
@@ -510,12 +459,12 @@ void ShmLink::retire(const PostPtr& post) {
 }
 
 void ShmLink::settle(Post& post) {
-  post.state = State::kDone;
+  post.state = PostState::kDone;
   news_ = true;
 }
 
 void ShmLink::settle_failed(Post& post, const Failure& failure) {
-  post.state = State::kFailed;
+  post.state = PostState::kFailed;
   post.failure = failure;
   news_ = true;
 }
@@ -525,21 +474,21 @@ void ShmLink::spread_news() {
   if (std::exchange(news_, false)) changed_.notify_all();
 }
 
-void ShmLink::refuse(const Peer& peer, const char* what) const {
+void ShmLink::refuse(const ShmPeer& peer, const char* what) const {
   throw Mismatch(
       fmt::format("a message of rank {} in shared memory {}: it is broken, or of another build",
                   peer.rank, what),
       {peer.rank});
 }
 
-void ShmLink::end_peer(Peer& peer, const Failure& failure) {
+void ShmLink::end_peer(ShmPeer& peer, const Failure& failure) {
   if (peer.failure) return;
   peer.failure = failure;
   fail_posts(peer, failure);
   changed_.notify_all();
 }
 
-void ShmLink::fail_posts(Peer& peer, const Failure& failure) {
+void ShmLink::fail_posts(ShmPeer& peer, const Failure& failure) {
   const auto fail_one = [&](const PostPtr& post) { settle_failed(*post, failure); };
   for (auto* queue : {&peer.to_begin, &peer.streaming}) {
     std::for_each(queue->begin(), queue->end(), fail_one);
