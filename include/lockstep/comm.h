@@ -38,6 +38,8 @@ const char* name(Algorithm algorithm) noexcept;
 struct ReduceOptions {
   // What the result means.
   ReduceOp op = ReduceOp::kSum;
+  double factor = 1;  // the sum of floating-point elements is multiplied by it before it is rounded
+                      // to their type; the same on every worker, which is not checked
 
   // How fast it comes.
   Algorithm algorithm = Algorithm::kAutomatic;

@@ -26,6 +26,17 @@ Header header_of(Kind kind, const Buffer& data) {
   return header;
 }
 
+comm::ReduceRule rule_of(const ReduceOptions& options, const Buffer& data) {
+  const bool floating =
+      data.dtype == DType::kFloat32 || data.dtype == DType::kFloat64 || comm::is_half(data.dtype);
+  if (options.factor != 1 && (!floating || options.op != ReduceOp::kSum)) {
+    throw BadInput(
+        fmt::format("a factor multiplies sums of floating-point elements, not the {} of {}",
+                    name(options.op), name(data.dtype)));
+  }
+  return {options.op, options.factor};
+}
+
 // What will run when `asked` is asked for, and why.
 struct Choice {
   Algorithm algorithm = Algorithm::kDirect;
@@ -52,22 +63,24 @@ Choice choose(Algorithm asked, int shards, const comm::Group& group) {
   return {asked, name(asked)};
 }
 
-void run_all_reduce(Exchange& exchange, Algorithm algorithm, Buffer data, ReduceOp op) {
+void run_all_reduce(Exchange& exchange, Algorithm algorithm, Buffer data, comm::ReduceRule rule) {
   switch (algorithm) {
     case Algorithm::kHalvingDoubling:
-      return comm::halving_doubling_all_reduce(exchange, data, op);
+      return comm::halving_doubling_all_reduce(exchange, data, rule);
     case Algorithm::kRing:
-      return comm::ring_all_reduce(exchange, data, op);
+      return comm::ring_all_reduce(exchange, data, rule);
     case Algorithm::kTree:
-      return comm::tree_all_reduce(exchange, data, op);
+      return comm::tree_all_reduce(exchange, data, rule);
     case Algorithm::kNative:
-      return exchange.native_all_reduce(data, op);
+      exchange.native_all_reduce(data, rule.op);
+      if (rule.factor != 1) comm::scale(data.dtype, rule.factor, data.data, data.data, data.count);
+      return;
     case Algorithm::kDirect:
     case Algorithm::kAutomatic:
       break;
   }
   const auto plan = plan::plan_reduction(exchange.size(), exchange.size());
-  comm::direct_reduce(exchange, plan, {&data, 1}, data, op);
+  comm::direct_reduce(exchange, plan, {&data, 1}, data, rule);
 }
 
 // What a collective can show on its card at once, if it runs there at all and all of it fits.
@@ -147,15 +160,19 @@ bool Comm::try_recv(int from, Buffer data) {
 
 Work Comm::all_reduce(Buffer data, ReduceOptions options) {
   channel_->require_usable(data);
-  if (size() == 1) return {};
+  const comm::ReduceRule rule = rule_of(options, data);
+  if (size() == 1) {
+    comm::scale(data.dtype, rule.factor, data.data, data.data, data.count);
+    return {};
+  }
   const Choice choice = choose(options.algorithm, size(), channel_->group());
   Header header = header_of(Kind::kAllReduce, data);
   header.op = options.op;
   header.algorithm = choice.algorithm;
   return channel_->collective(
       header, "all_reduce: " + choice.how,
-      [data, op = options.op, algorithm = choice.algorithm](Exchange& exchange) {
-        run_all_reduce(exchange, algorithm, data, op);
+      [data, rule, algorithm = choice.algorithm](Exchange& exchange) {
+        run_all_reduce(exchange, algorithm, data, rule);
       },
       short_ones(choice.algorithm == Algorithm::kDirect, {data}));
 }
@@ -182,16 +199,17 @@ Work Comm::reduce(std::vector<Buffer> partials, int shards, Buffer result, Reduc
   header.op = options.op;
   header.algorithm = choice.algorithm;
   header.detail = static_cast<std::uint32_t>(shards);
-  const auto body = [partials = std::move(partials), shards, result, op = options.op,
+  const auto body = [partials = std::move(partials), shards, result,
+                     rule = rule_of(options, result),
                      algorithm = choice.algorithm](Exchange& exchange) {
     if (algorithm == Algorithm::kDirect) {
       const auto plan = plan::plan_reduction(shards, exchange.size());
-      return comm::direct_reduce(exchange, plan, partials, result, op);
+      return comm::direct_reduce(exchange, plan, partials, result, rule);
     }
     if (result.data != partials[0].data && result.count > 0) {
       std::memcpy(result.data, partials[0].data, result.bytes());
     }
-    run_all_reduce(exchange, algorithm, result, op);
+    run_all_reduce(exchange, algorithm, result, rule);
   };
   return channel_->collective(header, "reduce: " + choice.how, body);
 }
@@ -205,14 +223,18 @@ Work Comm::reduce_scatter(Buffer data, const std::vector<std::size_t>& counts,
                                name(Algorithm::kDirect)));
   }
   const Cut cut = cut_of(counts, data, size());
-  if (size() == 1) return {};
+  const comm::ReduceRule rule = rule_of(options, data);
+  if (size() == 1) {
+    comm::scale(data.dtype, rule.factor, data.data, data.data, data.count);
+    return {};
+  }
   Header header = header_of(Kind::kReduceScatter, data);
   header.op = options.op;
   header.detail = digest(counts);
   return channel_->collective(
       header, "reduce_scatter: direct",
-      [data, cut, op = options.op](Exchange& exchange) {
-        comm::direct_reduce_scatter(exchange, data, cut, op);
+      [data, cut, rule](Exchange& exchange) {
+        comm::direct_reduce_scatter(exchange, data, cut, rule);
       },
       short_ones(true, {data}));
 }

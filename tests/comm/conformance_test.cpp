@@ -40,7 +40,7 @@ void expect_tree_bits(const WorldSpec& spec, const std::vector<std::size_t>& cou
       const auto expected = tree_sum(inputs);
       for (const Algorithm algorithm : kBitStable) {
         auto data = inputs[comm.rank()];
-        comm.all_reduce(buffer_of(data), {ReduceOp::kSum, algorithm}).wait();
+        comm.all_reduce(buffer_of(data), {.algorithm = algorithm}).wait();
         EXPECT_TRUE(same_bits(data, expected)) << name(algorithm) << ' ' << name(dtype_of<T>())
                                                << " x" << count << " rank " << comm.rank();
       }
@@ -72,6 +72,35 @@ TEST_P(Conformance, LongBuffersTravelInPiecesAndKeepTheBitsOfTheTree) {
   for (const int size : {2, 3}) expect_tree_bits<float>(world(size), {6'000'001});
 }
 
+template <typename T>
+void expect_scaled_bits(const WorldSpec& spec, std::size_t count, double factor) {
+  run_all(spec, [&](Comm& comm) {
+    // In the type of sums, so that the reference rounds once.
+    const auto inputs = inputs_for<T>(comm.size(), count);
+    std::vector<std::vector<Sum<T>>> wide;
+    for (const auto& input : inputs) wide.emplace_back(input.begin(), input.end());
+    const auto sums = tree_sum(wide);
+    std::vector<T> expected;
+    for (const Sum<T> sum : sums) expected.push_back(T(sum * static_cast<Sum<T>>(factor)));
+    for (const Algorithm algorithm : kBitStable) {
+      auto data = inputs[comm.rank()];
+      comm.all_reduce(buffer_of(data), {.factor = factor, .algorithm = algorithm}).wait();
+      EXPECT_TRUE(same_bits(data, expected)) << name(algorithm) << ' ' << name(dtype_of<T>());
+    }
+  });
+}
+
+TEST_P(Conformance, AFactorMultipliesTheSumBeforeItIsRounded) {
+  for (const int size : {2, 3, 4}) {
+    for (const std::size_t count : {5UL, 9999UL}) {
+      expect_scaled_bits<float>(world(size), count, 1.0 / 3);
+      expect_scaled_bits<double>(world(size), count, 1.0 / 3);
+      expect_scaled_bits<Float16>(world(size), count, 1.0 / 3);
+      expect_scaled_bits<BFloat16>(world(size), count, 1.0 / 3);
+    }
+  }
+}
+
 TEST_P(Conformance, RingSumsWholeNumbersExactlyAndGivesAllWorkersTheSameBits) {
   for (const int size : {2, 3, 5}) {
     const auto whole = inputs_for<std::int32_t>(size, 1001);
@@ -79,10 +108,10 @@ TEST_P(Conformance, RingSumsWholeNumbersExactlyAndGivesAllWorkersTheSameBits) {
     std::vector<std::vector<float>> results(size);
     run_all(world(size), [&](Comm& comm) {
       auto data = whole[comm.rank()];
-      comm.all_reduce(buffer_of(data), {ReduceOp::kSum, Algorithm::kRing}).wait();
+      comm.all_reduce(buffer_of(data), {.algorithm = Algorithm::kRing}).wait();
       EXPECT_EQ(data, expected);
       results[comm.rank()] = inputs_for<float>(size, 1001)[comm.rank()];
-      comm.all_reduce(buffer_of(results[comm.rank()]), {ReduceOp::kSum, Algorithm::kRing}).wait();
+      comm.all_reduce(buffer_of(results[comm.rank()]), {.algorithm = Algorithm::kRing}).wait();
     });
     for (const auto& result : results) EXPECT_TRUE(same_bits(result, results[0]));
   }
@@ -94,8 +123,8 @@ TEST_P(Conformance, LeastAndMostAreTakenElementByElement) {
     for (const Algorithm algorithm : kAll) {
       auto least = inputs[comm.rank()];
       auto most = inputs[comm.rank()];
-      comm.all_reduce(buffer_of(least), {ReduceOp::kMin, algorithm}).wait();
-      comm.all_reduce(buffer_of(most), {ReduceOp::kMax, algorithm}).wait();
+      comm.all_reduce(buffer_of(least), {.op = ReduceOp::kMin, .algorithm = algorithm}).wait();
+      comm.all_reduce(buffer_of(most), {.op = ReduceOp::kMax, .algorithm = algorithm}).wait();
       for (std::size_t i = 0; i < least.size(); ++i) {
         EXPECT_EQ(least[i], std::min({inputs[0][i], inputs[1][i], inputs[2][i]}));
         EXPECT_EQ(most[i], std::max({inputs[0][i], inputs[1][i], inputs[2][i]}));
@@ -122,7 +151,7 @@ TEST_P(Conformance, ReducingShardsGivesTheSameBitsForEveryNumberOfWorkers) {
           for (auto& partial : partials) buffers.push_back(buffer_of(partial));
           std::vector<float> result(kCount);
           const Work work =
-              comm.reduce(buffers, shards, buffer_of(result), {ReduceOp::kSum, algorithm});
+              comm.reduce(buffers, shards, buffer_of(result), {.algorithm = algorithm});
           work.wait();
           EXPECT_TRUE(same_bits(result, expected))
               << shards << " shards on " << size << " workers: " << work.how();
@@ -135,8 +164,7 @@ TEST_P(Conformance, ReducingShardsGivesTheSameBitsForEveryNumberOfWorkers) {
 TEST_P(Conformance, AFallBackSaysWhatRanAndWhy) {
   run_all(world(3), [](Comm& comm) {
     std::vector<float> data(5);
-    const Work work =
-        comm.all_reduce(buffer_of(data), {ReduceOp::kSum, Algorithm::kHalvingDoubling});
+    const Work work = comm.all_reduce(buffer_of(data), {.algorithm = Algorithm::kHalvingDoubling});
     work.wait();
     EXPECT_THAT(work.how(), HasSubstr("direct (asked for halving-doubling"));
   });
@@ -162,12 +190,12 @@ TEST_P(Conformance, ReduceScatterRefusesWhatItCannotDoAndGoesOn) {
       std::vector<std::int32_t> data(2, 1);
       for (const Algorithm algorithm :
            {Algorithm::kHalvingDoubling, Algorithm::kRing, Algorithm::kTree, Algorithm::kNative}) {
-        EXPECT_THROW(comm.reduce_scatter(buffer_of(data), {}, {ReduceOp::kSum, algorithm}),
-                     BadInput);
+        EXPECT_THROW(comm.reduce_scatter(buffer_of(data), {}, {.algorithm = algorithm}), BadInput);
       }
       for (const Algorithm algorithm : {Algorithm::kAutomatic, Algorithm::kDirect}) {
         data.assign(2, comm.rank() + 1);
-        comm.reduce_scatter(buffer_of(data), {}, {ReduceOp::kMax, algorithm}).wait();
+        comm.reduce_scatter(buffer_of(data), {}, {.op = ReduceOp::kMax, .algorithm = algorithm})
+            .wait();
         EXPECT_EQ(data[comm.rank()], comm.size());
       }
     });
@@ -209,7 +237,7 @@ TEST_P(Conformance, ManyOperationsInFlightRunInOrder) {
     for (std::int64_t i = 0; i < 200; ++i)
       data.push_back(std::vector<std::int64_t>(i * 7 % 1500, i));
     for (std::size_t i = 0; i < data.size(); ++i) {
-      works.push_back(comm.all_reduce(buffer_of(data[i]), {ReduceOp::kSum, kAll[i % 4]}));
+      works.push_back(comm.all_reduce(buffer_of(data[i]), {.algorithm = kAll[i % 4]}));
     }
     for (std::size_t i = data.size(); i-- > 0;) {
       works[i].wait();
@@ -312,8 +340,8 @@ TEST_P(Conformance, AWorldOfOneNeedsNoBranch) {
     comm.channel(3).barrier().wait();
     comm.split({0}).all_reduce(buffer_of(data)).wait();
     for (const Algorithm algorithm : {Algorithm::kRing, Algorithm::kTree, Algorithm::kNative}) {
-      comm.all_reduce(buffer_of(data), {ReduceOp::kSum, algorithm}).wait();
-      comm.reduce({buffer_of(data)}, 1, buffer_of(data), {ReduceOp::kSum, algorithm}).wait();
+      comm.all_reduce(buffer_of(data), {.algorithm = algorithm}).wait();
+      comm.reduce({buffer_of(data)}, 1, buffer_of(data), {.algorithm = algorithm}).wait();
     }
     EXPECT_EQ(data, (std::vector<float>{1, 2, 3}));
   });
@@ -430,15 +458,15 @@ std::vector<Disagreement> disagreements() {
          return comm.all_reduce(data);
        }},
       {"reduce op", usual, reduce({ReduceOp::kMax})},
-      {"algorithm", reduce({ReduceOp::kSum, Algorithm::kRing}),
-       reduce({ReduceOp::kSum, Algorithm::kTree})},
+      {"algorithm", reduce({.algorithm = Algorithm::kRing}),
+       reduce({.algorithm = Algorithm::kTree})},
       {"counts", [](Comm& comm, Buffer data) { return comm.all_gather(data); },
        [](Comm& comm, Buffer data) {
          return comm.all_gather(data, {0, 0, data.count});
        }},
-      {"ring size", reduce({ReduceOp::kSum, Algorithm::kRing}),
+      {"ring size", reduce({.algorithm = Algorithm::kRing}),
        [](Comm& comm, Buffer data) {
-         return comm.all_reduce(data.slice(0, 5), {ReduceOp::kSum, Algorithm::kRing});
+         return comm.all_reduce(data.slice(0, 5), {.algorithm = Algorithm::kRing});
        }},
   };
 }
@@ -477,6 +505,17 @@ TEST_P(Conformance, MessagesThatDisagreeAreAMismatchOnBothSides) {
       EXPECT_THAT(outcome.text, HasSubstr("message #0 of"));
     }
   }
+}
+
+TEST_P(Conformance, AFactorOfWholeNumbersIsRefusedAndHarmsNothing) {
+  run_all(world(2), [](Comm& comm) {
+    std::vector<std::int32_t> whole{1};
+    std::vector<float> most{1};
+    EXPECT_THROW(comm.all_reduce(buffer_of(whole), {.factor = 0.5}), BadInput);
+    EXPECT_THROW(comm.all_reduce(buffer_of(most), {.op = ReduceOp::kMax, .factor = 0.5}), BadInput);
+    comm.all_reduce(buffer_of(whole)).wait();
+    EXPECT_EQ(whole[0], 2);
+  });
 }
 
 TEST_P(Conformance, BadInputIsThrownByTheCallAndHarmsNothing) {

@@ -120,10 +120,10 @@ TEST(GlooForming, AnInterfaceThatDoesNotExistIsBadInput) {
 TEST(GlooNative, SumsOverTheWholeWorldAndSaysWhereItCannot) {
   run_all({"gloo", 3, milliseconds(20'000)}, [](Comm& comm) {
     std::vector<std::int64_t> whole(5000, comm.rank() + 1);
-    comm.all_reduce(buffer_of(whole), {ReduceOp::kSum, Algorithm::kNative}).wait();
+    comm.all_reduce(buffer_of(whole), {.algorithm = Algorithm::kNative}).wait();
     EXPECT_EQ(whole, std::vector<std::int64_t>(5000, 6));
     std::vector<Float16> half(100, Float16(0.5F));
-    comm.all_reduce(buffer_of(half), {ReduceOp::kSum, Algorithm::kNative}).wait();
+    comm.all_reduce(buffer_of(half), {.algorithm = Algorithm::kNative}).wait();
     EXPECT_EQ(static_cast<float>(half[99]), 1.5F);
     comm.barrier().wait();
   });

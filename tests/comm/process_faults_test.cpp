@@ -22,7 +22,7 @@ class ProcessFaults : public ::testing::TestWithParam<std::string> {};
 void reduce_for_ever(Comm& comm, Algorithm algorithm) {
   std::vector<float> data(400'000, 1.0F);
   for (int round = 0;; ++round) {
-    comm.all_reduce(buffer_of(data), {ReduceOp::kSum, algorithm}).wait();
+    comm.all_reduce(buffer_of(data), {.algorithm = algorithm}).wait();
     if (round == 2) ProcessWorld::mark(comm.rank(), "running");
   }
 }

@@ -12,9 +12,18 @@
 #include <vector>
 
 #include "comm/core/exchange.h"
+#include "comm/core/kernels.h"
 #include "plan/tree.h"
 
 namespace lockstep::comm {
+
+// What becomes of the operands: op over all of them, times a factor.
+struct ReduceRule {
+  ReduceOp op = ReduceOp::kSum;
+  double factor = 1;
+
+  Fold fold(DType dtype) const { return {dtype, op, factor}; }
+};
 
 // A buffer cut into one stretch of elements per worker.
 class Cut {
@@ -35,18 +44,18 @@ class Cut {
 
 // direct.cpp: bit-stable for every number of shards and workers.
 void direct_reduce(Exchange& exchange, const plan::Reduction& plan,
-                   std::span<const Buffer> partials, Buffer result, ReduceOp op);
-void direct_reduce_scatter(Exchange& exchange, Buffer data, const Cut& cut, ReduceOp op);
+                   std::span<const Buffer> partials, Buffer result, ReduceRule rule);
+void direct_reduce_scatter(Exchange& exchange, Buffer data, const Cut& cut, ReduceRule rule);
 void direct_all_gather(Exchange& exchange, Buffer data, const Cut& cut);
 
 // halving_doubling.cpp: bit-stable, where plan::halving_doubling_verdict allows it.
-void halving_doubling_all_reduce(Exchange& exchange, Buffer data, ReduceOp op);
+void halving_doubling_all_reduce(Exchange& exchange, Buffer data, ReduceRule rule);
 
 // ring.cpp: not bit-stable.
-void ring_all_reduce(Exchange& exchange, Buffer data, ReduceOp op);
+void ring_all_reduce(Exchange& exchange, Buffer data, ReduceRule rule);
 
 // tree.cpp: bit-stable for one partial per worker.
-void tree_all_reduce(Exchange& exchange, Buffer data, ReduceOp op);
+void tree_all_reduce(Exchange& exchange, Buffer data, ReduceRule rule);
 void tree_broadcast(Exchange& exchange, Buffer data, int root);
 
 // barrier.cpp

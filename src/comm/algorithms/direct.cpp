@@ -18,7 +18,7 @@
 #include "base/check.h"
 #include "comm/algorithms/algorithms.h"
 #include "comm/algorithms/in_memory.h"
-#include "comm/core/kernels.h"
+#include "comm/core/tree_sum.h"
 
 namespace lockstep::comm {
 namespace {
@@ -142,7 +142,7 @@ struct Job {
   const plan::Reduction& plan;
   std::span<const Buffer> partials;
   Buffer result;
-  ReduceOp op = ReduceOp::kSum;
+  ReduceRule rule;
 };
 
 // A peer sends back the sum of a piece only after it has all of that piece from here, so a result
@@ -153,7 +153,7 @@ void reduce_slices(Exchange& exchange, const Job& job, const Cut& cut, HandOut h
   std::vector<Ticket> incoming;
   if (hand_out == HandOut::kYes) incoming = expect_results(exchange, job.result, cut, piece);
   std::vector<Ticket> outgoing = send_operands(exchange, job.partials, cut, piece);
-  TreeSum sum(job.plan, job.result.dtype, job.op);
+  TreeSum sum(job.plan, job.rule.fold(job.result.dtype));
   for (std::size_t index = 0; index < window.pieces(); ++index) {
     const Buffer part = job.result.slice(window.first(index), window.count(index));
     sum.run(window.await(index), part.data, part.count);
@@ -191,18 +191,18 @@ void reduce_short(Exchange& exchange, const Job& job) {
     }
   }
   exchange.wait_all(tickets);
-  TreeSum(plan, job.result.dtype, job.op).run(pointers, job.result.data, job.result.count);
+  TreeSum(plan, job.rule.fold(job.result.dtype)).run(pointers, job.result.data, job.result.count);
 }
 
 }  // namespace
 
 void direct_reduce(Exchange& exchange, const plan::Reduction& plan,
-                   std::span<const Buffer> partials, Buffer result, ReduceOp op) {
+                   std::span<const Buffer> partials, Buffer result, ReduceRule rule) {
   LOCKSTEP_CHECK(static_cast<int>(partials.size()) == plan.count_of(exchange.rank()),
                  "a worker brings the partials that the plan gives it");
-  if (exchange.has_board() && reduce_in_memory(exchange, plan, partials, result, op)) return;
+  if (exchange.has_board() && reduce_in_memory(exchange, plan, partials, result, rule)) return;
   exchange.meet(exchange.peers());
-  const Job job{plan, partials, result, op};
+  const Job job{plan, partials, result, rule};
   if (result.bytes() <= kShortBytes) {
     reduce_short(exchange, job);
   } else {
@@ -211,12 +211,12 @@ void direct_reduce(Exchange& exchange, const plan::Reduction& plan,
   }
 }
 
-void direct_reduce_scatter(Exchange& exchange, Buffer data, const Cut& cut, ReduceOp op) {
-  if (exchange.has_board() && reduce_scatter_in_memory(exchange, data, cut, op)) return;
+void direct_reduce_scatter(Exchange& exchange, Buffer data, const Cut& cut, ReduceRule rule) {
+  if (exchange.has_board() && reduce_scatter_in_memory(exchange, data, cut, rule)) return;
   exchange.meet(exchange.peers());
   const plan::Reduction plan = plan::plan_reduction(exchange.size(), exchange.size());
   const std::array<Buffer, 1> partials{data};
-  reduce_slices(exchange, {plan, partials, data, op}, cut, HandOut::kNo);
+  reduce_slices(exchange, {plan, partials, data, rule}, cut, HandOut::kNo);
 }
 
 void direct_all_gather(Exchange& exchange, Buffer data, const Cut& cut) {

@@ -34,7 +34,7 @@ void swap_parts(Exchange& exchange, int peer, const Buffer& give, void* take,
 
 }  // namespace
 
-void halving_doubling_all_reduce(Exchange& exchange, Buffer data, ReduceOp op) {
+void halving_doubling_all_reduce(Exchange& exchange, Buffer data, ReduceRule rule) {
   const auto steps = plan::halving_steps(exchange.rank(), exchange.size());
   std::vector<int> partners;
   partners.reserve(steps.size());
@@ -53,11 +53,11 @@ void halving_doubling_all_reduce(Exchange& exchange, Buffer data, ReduceOp op) {
                mine.bytes(), Stage::kOperands);
     const void* left = step.partner_is_left ? working.staging : mine.data;
     const void* right = step.partner_is_left ? mine.data : working.staging;
-    combine(mine.dtype, op, left, right, mine.data, mine.count);
+    combine(mine.dtype, rule.op, left, right, mine.data, mine.count);
     parts.push_back(keep);
   }
 
-  working.finish(data, parts.back().first, parts.back().count);
+  working.finish(data, parts.back().first, parts.back().count, rule.factor);
   for (std::size_t i = steps.size(); i-- > 0;) {
     const Part theirs = steps[i].keep_low ? parts[i].high() : parts[i].low();
     const Buffer mine = data.slice(parts[i + 1].first, parts[i + 1].count);

@@ -18,7 +18,7 @@
 #include <cstring>
 
 #include "base/check.h"
-#include "comm/core/kernels.h"
+#include "comm/core/tree_sum.h"
 
 namespace lockstep::comm {
 namespace {
@@ -73,7 +73,7 @@ bool fits_on_cards(const plan::Reduction& plan, const Buffer& result) {
 }
 
 void reduce_on_cards(Exchange& exchange, const plan::Reduction& plan,
-                     std::span<const Buffer> partials, Buffer result, ReduceOp op) {
+                     std::span<const Buffer> partials, Buffer result, ReduceRule rule) {
   const std::size_t bytes = result.bytes();
   exchange.begin(partials);
   exchange.await_all();
@@ -85,25 +85,25 @@ void reduce_on_cards(Exchange& exchange, const plan::Reduction& plan,
     operands.push_back(worker == exchange.rank() ? partials[index].data
                                                  : exchange.card_of(worker) + index * bytes);
   }
-  TreeSum(plan, result.dtype, op).run(operands, result.data, result.count);
+  TreeSum(plan, rule.fold(result.dtype)).run(operands, result.data, result.count);
 }
 
-// A worker's slice, in pieces that stay in a first-level cache between the sum and its copies.
-void sum_slice(const plan::Reduction& plan, const Buffer& result, ReduceOp op,
-               std::vector<const std::byte*> operands, std::vector<std::byte*> outs,
-               std::size_t first, std::size_t count) {
-  const std::size_t element = size_of(result.dtype);
-  constexpr std::size_t kPiece = 1024;
-  TreeSum sum(plan, result.dtype, op);
-  std::vector<const void*> at(operands.size());
-  for (std::size_t done = 0; done < count; done += kPiece) {
-    const std::size_t part = std::min(kPiece, count - done);
-    const std::size_t offset = (first + done) * element;
-    for (std::size_t i = 0; i < at.size(); ++i) at[i] = operands[i] + offset;
-    sum.run(at, outs[0] + offset, part);
-    for (std::size_t i = 1; i < outs.size(); ++i)
-      std::memcpy(outs[i] + offset, outs[0] + offset, part * element);
-  }
+// The stretch of a buffer that this worker owns.
+struct Slice {
+  std::size_t first = 0;
+  std::size_t count = 0;
+};
+
+void sum_slice(TreeSum sum, const std::vector<std::byte*>& operands,
+               const std::vector<std::byte*>& outs, std::size_t element, Slice slice) {
+  const auto at = [&](const std::vector<std::byte*>& buffers) {
+    std::vector<void*> places;
+    for (std::byte* buffer : buffers) places.push_back(buffer + slice.first * element);
+    return places;
+  };
+  const std::vector<void*> from = at(operands);
+  const std::vector<void*> to = at(outs);
+  sum.run({from.data(), from.size()}, std::span<void* const>(to), slice.count);
 }
 
 std::vector<int> places_of(const plan::Reduction& plan, int results) {
@@ -116,9 +116,9 @@ std::vector<int> places_of(const plan::Reduction& plan, int results) {
 }  // namespace
 
 bool reduce_in_memory(Exchange& exchange, const plan::Reduction& plan,
-                      std::span<const Buffer> partials, Buffer result, ReduceOp op) {
+                      std::span<const Buffer> partials, Buffer result, ReduceRule rule) {
   if (fits_on_cards(plan, result)) {
-    reduce_on_cards(exchange, plan, partials, result, op);
+    reduce_on_cards(exchange, plan, partials, result, rule);
     return true;
   }
   std::vector<Buffer> mine(partials.begin(), partials.end());
@@ -126,7 +126,7 @@ bool reduce_in_memory(Exchange& exchange, const plan::Reduction& plan,
   LOCKSTEP_CHECK(mine.size() * sizeof(Place) <= kCardBytes, "a worker holds few partials");
   const Reach reach(exchange, mine, places_of(plan, 1));
   if (!reach.everywhere()) return false;
-  std::vector<const std::byte*> operands;
+  std::vector<std::byte*> operands;
   for (std::size_t i = 0; i < plan.operands.size(); ++i) {
     const int worker = plan.operands[i].worker;
     operands.push_back(reach.of(worker, static_cast<int>(i) - plan.first_of(worker)));
@@ -135,25 +135,27 @@ bool reduce_in_memory(Exchange& exchange, const plan::Reduction& plan,
   for (int worker = 0; worker < exchange.size(); ++worker)
     outs.push_back(reach.of(worker, plan.count_of(worker)));
   const Cut cut = Cut::even(result.count, exchange.size(), 64 / size_of(result.dtype));
-  sum_slice(plan, result, op, std::move(operands), std::move(outs), cut.first(exchange.rank()),
-            cut.count(exchange.rank()));
+  const int own = exchange.rank();
+  sum_slice(TreeSum(plan, rule.fold(result.dtype)), operands, outs, size_of(result.dtype),
+            {cut.first(own), cut.count(own)});
   exchange.round();
   return true;
 }
 
-bool reduce_scatter_in_memory(Exchange& exchange, Buffer data, const Cut& cut, ReduceOp op) {
+bool reduce_scatter_in_memory(Exchange& exchange, Buffer data, const Cut& cut, ReduceRule rule) {
   const plan::Reduction plan = plan::plan_reduction(exchange.size(), exchange.size());
   const std::array<Buffer, 1> mine{data};
   if (data.bytes() <= kCardBytes) {
-    reduce_on_cards(exchange, plan, mine, data, op);
+    reduce_on_cards(exchange, plan, mine, data, rule);
     return true;
   }
   const Reach reach(exchange, mine, places_of(plan, 0));
   if (!reach.everywhere()) return false;
-  std::vector<const std::byte*> operands;
+  std::vector<std::byte*> operands;
   for (int worker = 0; worker < exchange.size(); ++worker) operands.push_back(reach.of(worker, 0));
-  sum_slice(plan, data, op, std::move(operands), {static_cast<std::byte*>(data.data)},
-            cut.first(exchange.rank()), cut.count(exchange.rank()));
+  const int own = exchange.rank();
+  sum_slice(TreeSum(plan, rule.fold(data.dtype)), operands, {static_cast<std::byte*>(data.data)},
+            size_of(data.dtype), {cut.first(own), cut.count(own)});
   exchange.round();
   return true;
 }

@@ -7,8 +7,8 @@
 namespace lockstep::comm {
 
 bool reduce_in_memory(Exchange& exchange, const plan::Reduction& plan,
-                      std::span<const Buffer> partials, Buffer result, ReduceOp op);
-bool reduce_scatter_in_memory(Exchange& exchange, Buffer data, const Cut& cut, ReduceOp op);
+                      std::span<const Buffer> partials, Buffer result, ReduceRule rule);
+bool reduce_scatter_in_memory(Exchange& exchange, Buffer data, const Cut& cut, ReduceRule rule);
 bool all_gather_in_memory(Exchange& exchange, Buffer data, const Cut& cut);
 bool broadcast_in_memory(Exchange& exchange, Buffer data, int root);
 

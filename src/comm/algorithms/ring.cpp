@@ -13,7 +13,7 @@
 
 namespace lockstep::comm {
 
-void ring_all_reduce(Exchange& exchange, Buffer data, ReduceOp op) {
+void ring_all_reduce(Exchange& exchange, Buffer data, ReduceRule rule) {
   const int size = exchange.size();
   const int rank = exchange.rank();
   const int right = (rank + 1) % size;
@@ -32,11 +32,11 @@ void ring_all_reduce(Exchange& exchange, Buffer data, ReduceOp op) {
     auto incoming = exchange.recv(left, working.staging, take.bytes());
     auto outgoing = exchange.send(right, give.data, give.bytes());
     exchange.wait(incoming);
-    combine(take.dtype, op, working.staging, take.data, take.data, take.count);
+    combine(take.dtype, rule.op, working.staging, take.data, take.data, take.count);
     exchange.wait(outgoing);
   }
   const int finished = (rank + 1) % size;
-  working.finish(data, cut.first(finished), cut.count(finished));
+  working.finish(data, cut.first(finished), cut.count(finished), rule.factor);
   for (int step = 0; step < size - 1; ++step) {
     const Buffer give = chunk(data, finished - step);
     const Buffer take = chunk(data, finished - step - 1);

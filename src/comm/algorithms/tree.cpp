@@ -65,7 +65,7 @@ void pass_down(Exchange& exchange, const TreePlace& place, Buffer data) {
 
 }  // namespace
 
-void tree_all_reduce(Exchange& exchange, Buffer data, ReduceOp op) {
+void tree_all_reduce(Exchange& exchange, Buffer data, ReduceRule rule) {
   const TreePlace place = place_in_tree(exchange.rank(), exchange.size(), 0);
   std::vector<int> neighbours = place.children;
   if (place.parent >= 0) neighbours.push_back(place.parent);
@@ -76,13 +76,13 @@ void tree_all_reduce(Exchange& exchange, Buffer data, ReduceOp op) {
   for (const int child : place.children) {
     auto incoming = exchange.recv(child, working.staging, sums.bytes());
     exchange.wait(incoming);
-    combine(sums.dtype, op, sums.data, working.staging, sums.data, sums.count);
+    combine(sums.dtype, rule.op, sums.data, working.staging, sums.data, sums.count);
   }
   if (place.parent >= 0) {
     auto outgoing = exchange.send(place.parent, sums.data, sums.bytes());
     exchange.wait(outgoing);
   } else {
-    working.finish(data, 0, data.count);
+    working.finish(data, 0, data.count, rule.factor);
   }
   pass_down(exchange, place, data);
 }

@@ -22,11 +22,12 @@ struct Working {
     widen(data.dtype, data.data, static_cast<float*>(sums.data), data.count);
   }
 
-  // Rounds the finished sums of a stretch into the caller's buffer.
-  void finish(const Buffer& data, std::size_t first, std::size_t count) const {
+  // Multiplies the finished sums of a stretch and rounds them into the caller's buffer.
+  void finish(const Buffer& data, std::size_t first, std::size_t count, double factor) const {
+    void* const at = sums.slice(first, 0).data;
+    if (factor != 1) scale(sums.dtype, factor, at, at, count);
     if (!is_half(data.dtype)) return;
-    narrow(data.dtype, static_cast<const float*>(sums.slice(first, 0).data),
-           data.slice(first, 0).data, count);
+    narrow(data.dtype, static_cast<const float*>(at), data.slice(first, 0).data, count);
   }
 };
 

@@ -1,213 +1,188 @@
 #include "comm/core/kernels.h"
 
-#include <bit>
+#include <algorithm>
 #include <cstdint>
 #include <cstring>
 #include <type_traits>
 
 #include "base/check.h"
+#include "comm/core/dispatch.h"
 
 namespace lockstep::comm {
 namespace {
 
-// Elements of a piece: two operands and a result of 8 bytes each stay within a first-level cache.
-constexpr std::size_t kPiece = 1024;
-
-template <typename T>
-T add(T a, T b) {
-  if constexpr (std::is_integral_v<T>) {
-    using U = std::make_unsigned_t<T>;
-    return static_cast<T>(static_cast<U>(static_cast<U>(a) + static_cast<U>(b)));
-  } else {
-    return a + b;
+struct Add {
+  template <typename T>
+  LOCKSTEP_INLINE static T of(T a, T b) {
+    if constexpr (std::is_integral_v<T>) {
+      using U = std::make_unsigned_t<T>;
+      return static_cast<T>(static_cast<U>(static_cast<U>(a) + static_cast<U>(b)));
+    } else {
+      return a + b;
+    }
   }
+};
+
+struct Least {
+  template <typename T>
+  LOCKSTEP_INLINE static T of(T a, T b) {
+    return (b < a || b != b) ? b : a;
+  }
+};
+
+struct Most {
+  template <typename T>
+  LOCKSTEP_INLINE static T of(T a, T b) {
+    return (b > a || b != b) ? b : a;
+  }
+};
+
+template <typename T, typename Op>
+struct Combine {
+  LOCKSTEP_INLINE static void run(const T* left, const T* right, T* out, std::size_t count) {
+    LOCKSTEP_VECTOR_LOOP
+    for (std::size_t i = 0; i < count; ++i) out[i] = Op::of(left[i], right[i]);
+  }
+};
+
+template <typename T, typename Op>
+struct CombineAndScale {
+  LOCKSTEP_INLINE static void run(const T* left, const T* right, T* out, std::size_t count,
+                                  T factor) {
+    LOCKSTEP_VECTOR_LOOP
+    for (std::size_t i = 0; i < count; ++i) out[i] = Op::of(left[i], right[i]) * factor;
+  }
+};
+
+template <typename T>
+struct Scale {
+  LOCKSTEP_INLINE static void run(const T* from, T* out, std::size_t count, T factor) {
+    LOCKSTEP_VECTOR_LOOP
+    for (std::size_t i = 0; i < count; ++i) out[i] = from[i] * factor;
+  }
+};
+
+template <typename T>
+struct SumOfSquares {
+  LOCKSTEP_INLINE static double run(const T* from, std::size_t count) {
+    double lanes[kSquareLanes] = {};
+    std::size_t i = 0;
+    for (; i + kSquareLanes <= count; i += kSquareLanes) {
+      for (std::size_t lane = 0; lane < kSquareLanes; ++lane) {
+        const auto value = static_cast<double>(from[i + lane]);
+        lanes[lane] += value * value;
+      }
+    }
+    for (std::size_t lane = 0; i < count; ++lane, ++i) {
+      const auto value = static_cast<double>(from[i]);
+      lanes[lane] += value * value;
+    }
+    for (std::size_t left = kSquareLanes / 2; left > 0; left /= 2) {
+      for (std::size_t lane = 0; lane < left; ++lane) {
+        lanes[lane] = lanes[2 * lane] + lanes[2 * lane + 1];
+      }
+    }
+    return lanes[0];
+  }
+};
+
+template <typename T, typename Op>
+void combine_with(double factor, const T* left, const T* right, T* out, std::size_t count) {
+  if constexpr (std::is_floating_point_v<T>) {
+    if (factor != 1) {
+      return at_level<CombineAndScale<T, Op>>(left, right, out, count, static_cast<T>(factor));
+    }
+  }
+  LOCKSTEP_CHECK(std::is_floating_point_v<T> || factor == 1, "whole numbers have no factor");
+  at_level<Combine<T, Op>>(left, right, out, count);
 }
 
 template <typename T>
-T least(T a, T b) {
-  return (b < a || b != b) ? b : a;
-}
-
-template <typename T>
-T most(T a, T b) {
-  return (b > a || b != b) ? b : a;
-}
-
-template <typename T>
-void combine_typed(ReduceOp op, const T* left, const T* right, T* out, std::size_t count) {
-  switch (op) {
+void combine_as(const Fold& fold, const void* left, const void* right, void* out,
+                std::size_t count) {
+  const auto* a = static_cast<const T*>(left);
+  const auto* b = static_cast<const T*>(right);
+  auto* to = static_cast<T*>(out);
+  switch (fold.op) {
     case ReduceOp::kSum:
-      for (std::size_t i = 0; i < count; ++i) out[i] = add(left[i], right[i]);
-      return;
+      return combine_with<T, Add>(fold.factor, a, b, to, count);
     case ReduceOp::kMin:
-      for (std::size_t i = 0; i < count; ++i) out[i] = least(left[i], right[i]);
-      return;
+      return combine_with<T, Least>(fold.factor, a, b, to, count);
     case ReduceOp::kMax:
-      for (std::size_t i = 0; i < count; ++i) out[i] = most(left[i], right[i]);
-      return;
+      return combine_with<T, Most>(fold.factor, a, b, to, count);
   }
 }
 
-float from_bfloat16(std::uint16_t bits) {
-  return std::bit_cast<float>(static_cast<std::uint32_t>(bits) << 16);
-}
-
-std::uint16_t to_bfloat16(float value) {
-  const auto bits = std::bit_cast<std::uint32_t>(value);
-  const std::uint32_t rounded = (bits + 0x7fffU + ((bits >> 16) & 1U)) >> 16;
-  const std::uint32_t quiet = (bits >> 16) | 0x40U;  // a NaN must not round to infinity
-  return static_cast<std::uint16_t>((bits & 0x7fffffffU) > 0x7f800000U ? quiet : rounded);
-}
-
-// Both directions without tables, without branches that depend on data in the common case, and
-// without subnormal floats, which a thread may have been told to flush.
-float from_float16(std::uint16_t bits) {
-  const std::uint32_t sign = static_cast<std::uint32_t>(bits & 0x8000U) << 16;
-  const std::uint32_t magnitude = static_cast<std::uint32_t>(bits & 0x7fffU) << 13;
-  const std::uint32_t exponent = bits & 0x7c00U;
-  const float tiny = static_cast<float>(bits & 0x3ffU) * 0x1p-24F;
-  const std::uint32_t normal = magnitude + (exponent == 0x7c00U ? 0x70000000U : 0x38000000U);
-  return std::bit_cast<float>((exponent == 0 ? std::bit_cast<std::uint32_t>(tiny) : normal) | sign);
-}
-
-std::uint16_t to_float16(float value) {
-  const auto bits = std::bit_cast<std::uint32_t>(value);
-  const auto sign = static_cast<std::uint16_t>((bits >> 16) & 0x8000U);
-  const std::uint32_t magnitude = bits & 0x7fffffffU;
-  std::uint32_t half = 0;
-  if (magnitude >= 0x47800000U) {  // 2^16 and beyond, infinity, NaN
-    half = magnitude > 0x7f800000U ? 0x7e00U : 0x7c00U;
-  } else if (magnitude < 0x38800000U) {  // a subnormal half: adding 0.5 puts its bits last, rounded
-    const float shifted = std::bit_cast<float>(magnitude) + 0.5F;
-    half = std::bit_cast<std::uint32_t>(shifted) - 0x3f000000U;
-  } else {
-    half = (magnitude - 0x38000000U + 0xfffU + ((magnitude >> 13) & 1U)) >> 13;
-  }
-  return static_cast<std::uint16_t>(sign | half);
-}
-
-void combine_half(DType dtype, ReduceOp op, const void* left, const void* right, void* out,
+void combine_half(const Fold& fold, const void* left, const void* right, void* out,
                   std::size_t count) {
   float a[kPiece];
   float b[kPiece];
   for (std::size_t first = 0; first < count; first += kPiece) {
     const std::size_t part = std::min(kPiece, count - first);
-    widen(dtype, static_cast<const std::uint16_t*>(left) + first, a, part);
-    widen(dtype, static_cast<const std::uint16_t*>(right) + first, b, part);
-    combine_typed<float>(op, a, b, a, part);
-    narrow(dtype, a, static_cast<std::uint16_t*>(out) + first, part);
+    widen(fold.dtype, static_cast<const std::uint16_t*>(left) + first, a, part);
+    widen(fold.dtype, static_cast<const std::uint16_t*>(right) + first, b, part);
+    combine_as<float>(fold, a, b, a, part);
+    narrow(fold.dtype, a, static_cast<std::uint16_t*>(out) + first, part);
   }
 }
 
-template <typename T>
-void combine_as(ReduceOp op, const void* left, const void* right, void* out, std::size_t count) {
-  combine_typed(op, static_cast<const T*>(left), static_cast<const T*>(right), static_cast<T*>(out),
-                count);
+void scale_half(DType dtype, double factor, const void* from, void* out, std::size_t count) {
+  float row[kPiece];
+  for (std::size_t first = 0; first < count; first += kPiece) {
+    const std::size_t part = std::min(kPiece, count - first);
+    widen(dtype, static_cast<const std::uint16_t*>(from) + first, row, part);
+    scale(DType::kFloat32, factor, row, row, part);
+    narrow(dtype, row, static_cast<std::uint16_t*>(out) + first, part);
+  }
 }
 
 }  // namespace
 
-void combine(DType dtype, ReduceOp op, const void* left, const void* right, void* out,
-             std::size_t count) {
-  switch (dtype) {
+void combine(const Fold& fold, const void* left, const void* right, void* out, std::size_t count) {
+  switch (fold.dtype) {
     case DType::kFloat32:
-      return combine_as<float>(op, left, right, out, count);
+      return combine_as<float>(fold, left, right, out, count);
     case DType::kFloat64:
-      return combine_as<double>(op, left, right, out, count);
+      return combine_as<double>(fold, left, right, out, count);
     case DType::kInt32:
-      return combine_as<std::int32_t>(op, left, right, out, count);
+      return combine_as<std::int32_t>(fold, left, right, out, count);
     case DType::kInt64:
-      return combine_as<std::int64_t>(op, left, right, out, count);
+      return combine_as<std::int64_t>(fold, left, right, out, count);
     case DType::kUInt8:
-      return combine_as<std::uint8_t>(op, left, right, out, count);
+      return combine_as<std::uint8_t>(fold, left, right, out, count);
     case DType::kFloat16:
     case DType::kBFloat16:
-      return combine_half(dtype, op, left, right, out, count);
+      return combine_half(fold, left, right, out, count);
   }
 }
 
-void widen(DType half, const void* from, float* to, std::size_t count) {
-  const auto* bits = static_cast<const std::uint16_t*>(from);
-  if (half == DType::kBFloat16) {
-    for (std::size_t i = 0; i < count; ++i) to[i] = from_bfloat16(bits[i]);
+void scale(DType dtype, double factor, const void* from, void* out, std::size_t count) {
+  if (factor == 1) {
+    if (out != from && count > 0) std::memcpy(out, from, count * size_of(dtype));
+  } else if (dtype == DType::kFloat32) {
+    at_level<Scale<float>>(static_cast<const float*>(from), static_cast<float*>(out), count,
+                           static_cast<float>(factor));
+  } else if (dtype == DType::kFloat64) {
+    at_level<Scale<double>>(static_cast<const double*>(from), static_cast<double*>(out), count,
+                            factor);
   } else {
-    for (std::size_t i = 0; i < count; ++i) to[i] = from_float16(bits[i]);
+    LOCKSTEP_CHECK(is_half(dtype), "whole numbers have no factor");
+    scale_half(dtype, factor, from, out, count);
   }
 }
 
-void narrow(DType half, const float* from, void* to, std::size_t count) {
-  auto* bits = static_cast<std::uint16_t*>(to);
-  if (half == DType::kBFloat16) {
-    for (std::size_t i = 0; i < count; ++i) bits[i] = to_bfloat16(from[i]);
-  } else {
-    for (std::size_t i = 0; i < count; ++i) bits[i] = to_float16(from[i]);
+double sum_of_squares(DType dtype, const void* from, std::size_t count) {
+  LOCKSTEP_CHECK(count <= kPiece, "squares are summed over a piece at a time");
+  if (dtype == DType::kFloat32) {
+    return at_level<SumOfSquares<float>>(static_cast<const float*>(from), count);
   }
-}
-
-TreeSum::TreeSum(const plan::Reduction& plan, DType dtype, ReduceOp op)
-    : dtype_(dtype), op_(op), operands_(plan.operands.size()) {
-  // Additions come in an order in which every result is used once: a stack of scratch rows is
-  // enough.
-  std::vector<int> free_rows;
-  std::vector<int> row_of(plan.additions.size(), -1);
-  const auto place = [&](int number) -> Place {
-    if (number < static_cast<int>(operands_)) return {false, number};
-    const int row = row_of[number - operands_];
-    free_rows.push_back(row);
-    return {true, row};
-  };
-  int rows = 0;
-  for (std::size_t i = 0; i < plan.additions.size(); ++i) {
-    Step step;
-    step.left = place(plan.additions[i].left);
-    step.right = place(plan.additions[i].right);
-    if (free_rows.empty()) free_rows.push_back(rows++);
-    step.into = free_rows.back();
-    free_rows.pop_back();
-    row_of[i] = step.into;
-    steps_.push_back(step);
+  if (dtype == DType::kFloat64) {
+    return at_level<SumOfSquares<double>>(static_cast<const double*>(from), count);
   }
-  // Half operands are widened into two rows of their own.
-  const int widened = is_half(dtype) ? 2 : 0;
-  rows_.assign(rows + widened, std::vector<std::byte>(kPiece * size_of(sum_type(dtype))));
-}
-
-const void* TreeSum::locate(Place place, std::span<const void* const> operands,
-                            std::size_t first) const {
-  if (place.scratch) return rows_[place.index].data();
-  return static_cast<const std::byte*>(operands[place.index]) + first * size_of(dtype_);
-}
-
-void TreeSum::run_piece(std::span<const void* const> operands, void* out, std::size_t first,
-                        std::size_t count) {
-  auto* const target = static_cast<std::byte*>(out) + first * size_of(dtype_);
-  const bool half = is_half(dtype_);
-  const auto widened = [&](Place place, std::size_t row) -> const void* {
-    const void* source = locate(place, operands, first);
-    if (!half || place.scratch) return source;
-    auto* wide = reinterpret_cast<float*>(rows_[rows_.size() - 2 + row].data());
-    widen(dtype_, source, wide, count);
-    return wide;
-  };
-  for (std::size_t i = 0; i < steps_.size(); ++i) {
-    const bool last = i + 1 == steps_.size();
-    const void* left = widened(steps_[i].left, 0);
-    const void* right = widened(steps_[i].right, 1);
-    void* into = last && !half ? target : rows_[steps_[i].into].data();
-    combine(sum_type(dtype_), op_, left, right, into, count);
-    if (last && half) narrow(dtype_, reinterpret_cast<const float*>(into), target, count);
-  }
-}
-
-void TreeSum::run(std::span<const void* const> operands, void* out, std::size_t count) {
-  LOCKSTEP_CHECK(operands.size() == operands_, "one pointer for every operand of the plan");
-  if (steps_.empty()) {
-    if (operands[0] != out) std::memcpy(out, operands[0], count * size_of(dtype_));
-    return;
-  }
-  for (std::size_t first = 0; first < count; first += kPiece) {
-    run_piece(operands, out, first, std::min(kPiece, count - first));
-  }
+  LOCKSTEP_CHECK(is_half(dtype), "squares of floating-point types");
+  float row[kPiece];
+  widen(dtype, from, row, count);
+  return at_level<SumOfSquares<float>>(static_cast<const float*>(row), count);
 }
 
 }  // namespace lockstep::comm

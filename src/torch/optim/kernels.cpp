@@ -5,57 +5,118 @@
 #include <cmath>
 
 #include "base/check.h"
+#include "comm/core/dispatch.h"
 #include "comm/core/kernels.h"
 
 namespace lockstep::optim {
 namespace {
 
-constexpr std::size_t kPiece = 1024;
+using comm::kPiece;
+
+// The numbers of a step, in the precision of the elements.
+template <typename T>
+struct SgdNumbers {
+  T lr;
+  T momentum;
+  T fresh;
+  T decay;
+
+  explicit SgdNumbers(const SgdStep& step)
+      : lr(static_cast<T>(step.lr)),
+        momentum(static_cast<T>(step.momentum)),
+        fresh(static_cast<T>(1 - step.dampening)),
+        decay(static_cast<T>(step.weight_decay)) {}
+};
+
+// A decay of 0 is left out, as 0 · p would make a NaN of an infinity.
+template <typename T>
+LOCKSTEP_INLINE T decayed(T gradient, T parameter, T decay) {
+  return decay == T{0} ? gradient : gradient + decay * parameter;
+}
 
 template <typename T>
-void sgd_typed(T* __restrict p, const T* __restrict g, T* __restrict b, std::size_t count,
-               const SgdStep& step) {
-  const T lr = static_cast<T>(step.lr);
-  const T momentum = static_cast<T>(step.momentum);
-  const T fresh = static_cast<T>(1 - step.dampening);
-  const T decay = static_cast<T>(step.weight_decay);
-  const auto decayed = [&](std::size_t i) { return decay == T{0} ? g[i] : g[i] + decay * p[i]; };
+struct PlainSgd {
+  LOCKSTEP_INLINE static void run(T* p, const T* g, std::size_t count, SgdNumbers<T> of) {
+    LOCKSTEP_VECTOR_LOOP
+    for (std::size_t i = 0; i < count; ++i) p[i] = p[i] - of.lr * decayed(g[i], p[i], of.decay);
+  }
+};
+
+template <typename T, bool kFirst, bool kNesterov>
+struct MomentumSgd {
+  LOCKSTEP_INLINE static void run(T* p, const T* g, T* b, std::size_t count, SgdNumbers<T> of) {
+    LOCKSTEP_VECTOR_LOOP
+    for (std::size_t i = 0; i < count; ++i) {
+      const T d = decayed(g[i], p[i], of.decay);
+      const T velocity = kFirst ? d : of.momentum * b[i] + of.fresh * d;
+      b[i] = velocity;
+      p[i] = p[i] - of.lr * (kNesterov ? d + of.momentum * velocity : velocity);
+    }
+  }
+};
+
+template <typename T>
+void sgd_typed(T* p, const T* g, T* b, std::size_t count, const SgdStep& step) {
+  const SgdNumbers<T> of(step);
   if (step.momentum == 0) {
-    for (std::size_t i = 0; i < count; ++i) p[i] = p[i] - lr * decayed(i);
-    return;
-  }
-  if (step.first) {
-    for (std::size_t i = 0; i < count; ++i) b[i] = decayed(i);
+    comm::at_level<PlainSgd<T>>(p, g, count, of);
+  } else if (step.first && step.nesterov) {
+    comm::at_level<MomentumSgd<T, true, true>>(p, g, b, count, of);
+  } else if (step.first) {
+    comm::at_level<MomentumSgd<T, true, false>>(p, g, b, count, of);
+  } else if (step.nesterov) {
+    comm::at_level<MomentumSgd<T, false, true>>(p, g, b, count, of);
   } else {
-    for (std::size_t i = 0; i < count; ++i) b[i] = momentum * b[i] + fresh * decayed(i);
-  }
-  if (step.nesterov) {
-    for (std::size_t i = 0; i < count; ++i) p[i] = p[i] - lr * (decayed(i) + momentum * b[i]);
-  } else {
-    for (std::size_t i = 0; i < count; ++i) p[i] = p[i] - lr * b[i];
+    comm::at_level<MomentumSgd<T, false, false>>(p, g, b, count, of);
   }
 }
 
 template <typename T>
-void adam_typed(T* __restrict p, const T* __restrict g, T* __restrict m, T* __restrict v,
-                std::size_t count, const AdamStep& step) {
-  const auto t = static_cast<double>(step.step);
-  const T size = static_cast<T>(step.lr / (1 - std::pow(step.beta1, t)));
-  const T root = static_cast<T>(std::sqrt(1 - std::pow(step.beta2, t)));
-  const T beta1 = static_cast<T>(step.beta1);
-  const T beta2 = static_cast<T>(step.beta2);
-  const T fresh1 = static_cast<T>(1 - step.beta1);
-  const T fresh2 = static_cast<T>(1 - step.beta2);
-  const T eps = static_cast<T>(step.eps);
-  const T shrink = static_cast<T>(step.decoupled ? 1 - step.lr * step.weight_decay : 1);
-  const T decay = static_cast<T>(step.decoupled ? 0 : step.weight_decay);
-  for (std::size_t i = 0; i < count; ++i) {
-    const T old = p[i] * shrink;
-    const T d = decay == T{0} ? g[i] : g[i] + decay * p[i];
-    m[i] = beta1 * m[i] + fresh1 * d;
-    v[i] = beta2 * v[i] + fresh2 * d * d;
-    p[i] = old - size * m[i] / (std::sqrt(v[i]) / root + eps);
+struct AdamNumbers {
+  T size;
+  T root;
+  T beta1;
+  T beta2;
+  T fresh1;
+  T fresh2;
+  T eps;
+  T shrink;
+  T decay;
+
+  explicit AdamNumbers(const AdamStep& step)
+      : beta1(static_cast<T>(step.beta1)),
+        beta2(static_cast<T>(step.beta2)),
+        fresh1(static_cast<T>(1 - step.beta1)),
+        fresh2(static_cast<T>(1 - step.beta2)),
+        eps(static_cast<T>(step.eps)),
+        shrink(static_cast<T>(step.decoupled ? 1 - step.lr * step.weight_decay : 1)),
+        decay(static_cast<T>(step.decoupled ? 0 : step.weight_decay)) {
+    const auto t = static_cast<double>(step.step);
+    size = static_cast<T>(step.lr / (1 - std::pow(step.beta1, t)));
+    root = static_cast<T>(std::sqrt(1 - std::pow(step.beta2, t)));
   }
+};
+
+template <typename T>
+struct AdamLoop {
+  LOCKSTEP_INLINE static void run(T* p, const T* g, T* m, T* v, std::size_t count,
+                                  AdamNumbers<T> of) {
+    LOCKSTEP_VECTOR_LOOP
+    for (std::size_t i = 0; i < count; ++i) {
+      const T old = p[i] * of.shrink;
+      const T d = decayed(g[i], p[i], of.decay);
+      const T mean = of.beta1 * m[i] + of.fresh1 * d;
+      const T square = of.beta2 * v[i] + of.fresh2 * d * d;
+      m[i] = mean;
+      v[i] = square;
+      p[i] = old - of.size * mean / (std::sqrt(square) / of.root + of.eps);
+    }
+  }
+};
+
+template <typename T>
+void adam_typed(T* p, const T* g, T* m, T* v, std::size_t count, const AdamStep& step) {
+  comm::at_level<AdamLoop<T>>(p, g, m, v, count, AdamNumbers<T>(step));
 }
 
 // A piece of a half-precision stretch in float32: widened, and narrowed again.

@@ -1,0 +1,91 @@
+#include "comm/core/tree_sum.h"
+
+#include <algorithm>
+#include <cstring>
+
+#include "base/check.h"
+
+namespace lockstep::comm {
+
+TreeSum::TreeSum(const plan::Reduction& plan, const Fold& fold)
+    : fold_(fold), operands_(plan.operands.size()) {
+  const bool whole =
+      fold.dtype != DType::kFloat32 && fold.dtype != DType::kFloat64 && !is_half(fold.dtype);
+  LOCKSTEP_CHECK(fold.factor == 1 || !whole, "whole numbers have no factor");
+  // Additions come in an order in which every result is used once: a stack of scratch rows is
+  // enough.
+  std::vector<int> free_rows;
+  std::vector<int> row_of(plan.additions.size(), -1);
+  const auto place = [&](int number) -> Place {
+    if (number < static_cast<int>(operands_)) return {false, number};
+    const int row = row_of[number - operands_];
+    free_rows.push_back(row);
+    return {true, row};
+  };
+  int rows = 0;
+  for (std::size_t i = 0; i < plan.additions.size(); ++i) {
+    Step step;
+    step.left = place(plan.additions[i].left);
+    step.right = place(plan.additions[i].right);
+    if (free_rows.empty()) free_rows.push_back(rows++);
+    step.into = free_rows.back();
+    free_rows.pop_back();
+    row_of[i] = step.into;
+    steps_.push_back(step);
+  }
+  // Half operands are widened into two rows of their own.
+  const int widened = is_half(fold.dtype) ? 2 : 0;
+  rows_.assign(rows + widened, std::vector<std::byte>(kPiece * size_of(sum_type(fold.dtype))));
+}
+
+const void* TreeSum::locate(Place place, std::span<const void* const> operands,
+                            std::size_t first) const {
+  if (place.scratch) return rows_[place.index].data();
+  return static_cast<const std::byte*>(operands[place.index]) + first * size_of(fold_.dtype);
+}
+
+// `out` is written by the last step alone, which has then read whatever lay there.
+void TreeSum::sum_piece(std::span<const void* const> operands, void* out, std::size_t first,
+                        std::size_t count) {
+  if (steps_.empty()) {
+    return scale(fold_.dtype, fold_.factor, locate({false, 0}, operands, first), out, count);
+  }
+  const bool half = is_half(fold_.dtype);
+  const auto widened = [&](Place place, std::size_t row) -> const void* {
+    const void* source = locate(place, operands, first);
+    if (!half || place.scratch) return source;
+    auto* wide = reinterpret_cast<float*>(rows_[rows_.size() - 2 + row].data());
+    widen(fold_.dtype, source, wide, count);
+    return wide;
+  };
+  for (const Step& step : steps_) {
+    const bool last = &step == &steps_.back();
+    const void* left = widened(step.left, 0);
+    const void* right = widened(step.right, 1);
+    void* into = last && !half ? out : rows_[step.into].data();
+    const Fold fold{sum_type(fold_.dtype), fold_.op, last ? fold_.factor : 1};
+    combine(fold, left, right, into, count);
+    if (last && half) narrow(fold_.dtype, static_cast<const float*>(into), out, count);
+  }
+}
+
+void TreeSum::run(std::span<const void* const> operands, std::span<void* const> outs,
+                  std::size_t count) {
+  LOCKSTEP_CHECK(operands.size() == operands_, "one pointer for every operand of the plan");
+  LOCKSTEP_CHECK(!outs.empty(), "somewhere to put the sum");
+  const std::size_t element = size_of(fold_.dtype);
+  for (std::size_t first = 0; first < count; first += kPiece) {
+    const std::size_t part = std::min(kPiece, count - first);
+    const auto place = [&](void* out) { return static_cast<std::byte*>(out) + first * element; };
+    sum_piece(operands, place(outs[0]), first, part);
+    for (void* const out : outs.subspan(1)) {
+      if (out != outs[0]) std::memcpy(place(out), place(outs[0]), part * element);
+    }
+  }
+}
+
+void TreeSum::run(std::span<const void* const> operands, void* out, std::size_t count) {
+  run(operands, std::span<void* const>(&out, 1), count);
+}
+
+}  // namespace lockstep::comm
