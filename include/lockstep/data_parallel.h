@@ -41,6 +41,11 @@ struct DataParallelOptions {
   MissingGradient missing_gradient = MissingGradient::kError;
   BufferSource buffers = BufferSource::kLeader;
 
+  // Whether workers that share memory train one physical copy of the parameters. It saves memory,
+  // and forbids writing to a parameter on one worker, or reading any while another worker is in
+  // step().
+  bool share_parameters = false;
+
   // How fast it comes. Smaller buckets overlap more with backward, larger send fewer messages.
   std::size_t first_bucket_bytes = std::size_t{1} << 20;
   std::size_t bucket_bytes = std::size_t{25} << 20;

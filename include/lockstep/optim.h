@@ -46,10 +46,12 @@ struct Group {
 // What all optimizers are.
 //
 // Threads:   one caller at a time.
-// Blocking:  as long as the arithmetic takes. Every worker calls step() after the same backward.
+// Blocking:  as long as the arithmetic takes; where workers share memory, the constructor and step()
+//            are collective. Every worker calls step() after the same backward.
 // Failure:   the constructors throw BadInput for options out of range and for parameters that are
 //            not the model's; step() for a gradient that was moved out of its place.
-// Ownership: shares the model's tensors; owns its state, which lies in the model's layout.
+// Ownership: shares the model's tensors; owns its state, which lies in the model's layout, once per
+//            host where workers share memory.
 class Optimizer {
  public:
   struct Impl;
@@ -57,8 +59,16 @@ class Optimizer {
   Optimizer(const Optimizer&) = delete;
   Optimizer& operator=(const Optimizer&) = delete;
 
-  // Updates every parameter from its averaged gradient.
+  // Updates every parameter from its averaged gradient. Where workers share memory, each updates
+  // a slice and writes it into everybody's parameters.
   void step();
+
+  // Before an update all gradients are scaled down together so that the norm over all of them is
+  // at most this; 0, the default, leaves them. param.grad keeps its values. The same on every
+  // worker. last_norm() is that of the last step, before clipping; 0 without.
+  void set_clip_norm(double most);
+  double clip_norm() const;
+  double last_norm() const;
 
   // Clears the model's gradients and keeps them where they are.
   void zero_grad();
@@ -77,6 +87,8 @@ class Optimizer {
   std::vector<NamedTensor> state() const;
   void load_state(const std::vector<NamedTensor>& state, std::int64_t steps);
   void set_steps(std::int64_t steps);  // for whoever has written into state() himself
+
+  Impl& impl() { return *impl_; }
 
  protected:
   explicit Optimizer(std::unique_ptr<Impl> impl);

@@ -79,6 +79,13 @@ int split_size(int size) {
   return static_cast<int>(std::bit_ceil(static_cast<unsigned>(size)) / 2);
 }
 
+double tree_sum(std::span<const double> values) {
+  if (values.empty()) return 0;
+  if (values.size() == 1) return values[0];
+  const std::size_t left = std::bit_floor(values.size() - 1);
+  return tree_sum(values.first(left)) + tree_sum(values.subspan(left));
+}
+
 ShardRange hosted_shards(int worker, int workers, int shards) {
   check_world(shards, workers);
   LOCKSTEP_CHECK(worker >= 0 && worker < workers, "a worker's rank is below the number of workers");

@@ -12,6 +12,7 @@
 // outside of it is a bug of the caller and stops the process.
 #pragma once
 
+#include <span>
 #include <string>
 #include <vector>
 
@@ -31,6 +32,9 @@ int split_size(int size);
 
 // The shards that a worker hosts: contiguous, as even as possible, the first ones one more.
 ShardRange hosted_shards(int worker, int workers, int shards);
+
+// The sum of values in the order of the tree over them; 0 for none.
+double tree_sum(std::span<const double> values);
 
 // A contiguous range as the fewest nodes of the tree over `shards`, in shard order.
 std::vector<ShardRange> held_partials(ShardRange hosted, int shards);

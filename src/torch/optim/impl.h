@@ -1,13 +1,18 @@
 // What every optimizer holds, and the update rules behind one interface.
 #pragma once
 
-#include <lockstep/arena.h>
 #include <lockstep/optim.h>
 
+#include <array>
+#include <chrono>
 #include <memory>
+#include <optional>
 #include <string>
 #include <vector>
 
+#include "plan/slices.h"
+#include "plan/tree.h"
+#include "torch/optim/gradient_source.h"
 #include "torch/replica/replicated.h"
 
 namespace lockstep::optim {
@@ -17,7 +22,7 @@ struct Piece {
   DType dtype = DType::kFloat32;
   void* parameter = nullptr;
   const void* gradient = nullptr;
-  std::vector<void*> state;
+  std::array<void*, 2> state{};  // as many as the rule has
   std::size_t count = 0;
 };
 
@@ -40,21 +45,34 @@ struct Optimizer::Impl {
   Impl(Replica& model, Kind kind, std::vector<std::unique_ptr<Rule>> rules,
        const std::vector<std::vector<torch::Tensor>>& group_members);
 
-  void step();
+  // One step; where workers share memory each of them updates the slice that it owns and hands it out.
+  // Collective there. step.cpp
+  void step(const GradientSource& source);
   torch::Tensor state_view(std::size_t memory, std::size_t entry) const;
 
   std::shared_ptr<replica::Replicated> model;
   Kind kind;
   std::vector<std::unique_ptr<Rule>> rules;
-  std::vector<double> ratios;        // of each rule's learning rate to that of the first
-  std::vector<std::size_t> rule_of;  // by entry of the layout
-  std::vector<std::shared_ptr<Arena>> memories;
+  std::vector<double> ratios;                 // of each rule's learning rate to that of the first
+  std::vector<std::size_t> rule_of;           // by entry of the layout
+  std::vector<replica::FlatMemory> memories;  // of the state, once per host
   std::int64_t steps = 0;
+  double clip_norm = 0;  // 0: no clipping
+  double last_norm = 0;
+  std::chrono::nanoseconds last_wait{0};  // for other workers, in the last step
 
  private:
   void assign_groups(const std::vector<std::vector<torch::Tensor>>& group_members);
-  void update_entry(std::size_t entry);
   torch::Tensor parameter_of(std::size_t entry) const;
+  void meet();
+  void gather_own_slice(const GradientSource& source);
+  double clip_factor();
+  void update_own_slice(const GradientSource& source);
+  void update_piece(const plan::Stretch& piece, GradientReader& gradients);
+
+  bool together = false;           // workers share memory
+  std::vector<plan::Stretch> own;  // what this worker owns
+  std::optional<replica::FlatMemory> block_sums;
 };
 
 }  // namespace lockstep::optim

@@ -1,36 +1,26 @@
-#include <ATen/Parallel.h>
 #include <fmt/format.h>
 #include <lockstep/errors.h>
 #include <lockstep/optim.h>
-#include <torch/csrc/autograd/variable.h>
 
-#include <algorithm>
 #include <map>
 
 #include "torch/optim/impl.h"
 #include "torch/replica/tensors.h"
 
 namespace lockstep::optim {
-namespace {
-
-// Elements below which a second thread costs more than it saves.
-constexpr std::int64_t kGrain = 32768;
-
-void* offset(void* data, std::size_t elements, DType dtype) {
-  return static_cast<std::byte*>(data) + elements * size_of(dtype);
-}
-
-}  // namespace
-
 Optimizer::Impl::Impl(Replica& replica, Kind its_kind, std::vector<std::unique_ptr<Rule>> its_rules,
                       const std::vector<std::vector<torch::Tensor>>& group_members)
     : model(replica.state()), kind(std::move(its_kind)), rules(std::move(its_rules)) {
   assign_groups(group_members);
   const double base = rules.front()->lr();
   for (const auto& rule : rules) ratios.push_back(base == 0 ? 1 : rule->lr() / base);
-  const std::size_t bytes = std::max<std::size_t>(model->layout().bytes(), 1);
+  Comm& comm = model->comm();
   for (std::size_t i = 0; i < kind.states.size(); ++i)
-    memories.push_back(std::make_shared<Arena>(Arena::create(bytes)));
+    memories.emplace_back(comm, model->layout().bytes(), replica::Copies::kPerHost);
+  together = model->gradients().shared();
+  const auto slices = plan::plan_slices(model->layout(), together ? comm.size() : 1);
+  own = plan::stretches_of(model->layout(),
+                           slices[static_cast<std::size_t>(together ? comm.rank() : 0)]);
 }
 
 void Optimizer::Impl::assign_groups(const std::vector<std::vector<torch::Tensor>>& group_members) {
@@ -59,50 +49,15 @@ torch::Tensor Optimizer::Impl::parameter_of(std::size_t entry) const {
   return model->model().trained[model->layout().entries()[entry].registered].tensor;
 }
 
-void Optimizer::Impl::step() {
-  model->check_attached();
-  torch::NoGradGuard no_grad;
-  ++steps;
-  for (std::size_t entry = 0; entry < rule_of.size(); ++entry) update_entry(entry);
-}
-
-void Optimizer::Impl::update_entry(std::size_t entry) {
-  const plan::Entry& place = model->layout().entries()[entry];
-  torch::Tensor parameter = parameter_of(entry).detach();
-  const bool in_order = parameter.is_non_overlapping_and_dense();
-  torch::Tensor values = in_order ? parameter : parameter.contiguous();
-  const auto update = [&](std::int64_t begin, std::int64_t end) {
-    const auto first = static_cast<std::size_t>(begin);
-    Piece piece;
-    piece.dtype = place.dtype;
-    piece.parameter = offset(values.data_ptr(), first, place.dtype);
-    piece.gradient = offset(model->gradients() + place.offset, first, place.dtype);
-    for (const auto& memory : memories)
-      piece.state.push_back(offset(memory->data() + place.offset, first, place.dtype));
-    piece.count = static_cast<std::size_t>(end - begin);
-    rules[rule_of[entry]]->update(piece, steps);
-  };
-  at::parallel_for(0, static_cast<std::int64_t>(place.count), kGrain, update);
-  if (!in_order) parameter.copy_(values);
-  // Whoever saved the parameter for a backward to come must find out, as after torch::optim.
-  torch::autograd::impl::bump_version(parameter_of(entry));
-}
-
 torch::Tensor Optimizer::Impl::state_view(std::size_t memory, std::size_t entry) const {
-  const torch::Tensor parameter = parameter_of(entry);
-  const auto options = torch::TensorOptions().dtype(parameter.dtype());
-  void* data = memories[memory]->data() + model->layout().entries()[entry].offset;
-  const auto keep = [arena = memories[memory]](void*) {};
-  if (parameter.is_non_overlapping_and_dense())
-    return torch::from_blob(data, parameter.sizes(), parameter.strides(), keep, options);
-  return torch::from_blob(data, parameter.sizes(), keep, options);
+  return memories[memory].view(model->layout().entries()[entry], parameter_of(entry));
 }
 
 Optimizer::Optimizer(std::unique_ptr<Impl> impl) : impl_(std::move(impl)) {}
 Optimizer::~Optimizer() = default;
 
 void Optimizer::step() {
-  impl_->step();
+  impl_->step(GradientSource::own(*impl_->model));
 }
 void Optimizer::zero_grad() {
   impl_->model->zero_grad();
@@ -117,6 +72,16 @@ void Optimizer::set_lr(double lr) {
 }
 std::int64_t Optimizer::steps() const {
   return impl_->steps;
+}
+void Optimizer::set_clip_norm(double most) {
+  if (!(most >= 0)) throw BadInput(fmt::format("clip_norm is {:g}; it must be 0 or more", most));
+  impl_->clip_norm = most;
+}
+double Optimizer::clip_norm() const {
+  return impl_->clip_norm;
+}
+double Optimizer::last_norm() const {
+  return impl_->last_norm;
 }
 const std::string& Optimizer::name() const {
   return impl_->kind.name;

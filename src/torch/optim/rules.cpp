@@ -26,8 +26,7 @@ class SgdRule : public Rule {
       throw BadInput("nesterov wants a momentum above 0 and no dampening");
   }
   void update(const Piece& piece, std::int64_t step) const override {
-    void* momentum = piece.state.empty() ? nullptr : piece.state[0];
-    sgd(piece.dtype, piece.parameter, piece.gradient, momentum, piece.count,
+    sgd(piece.dtype, piece.parameter, piece.gradient, piece.state[0], piece.count,
         {options_.lr, options_.momentum, options_.dampening, options_.weight_decay,
          options_.nesterov, step == 1});
   }

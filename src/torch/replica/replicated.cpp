@@ -5,6 +5,8 @@
 #include <lockstep/errors.h>
 
 #include <algorithm>
+#include <cstdint>
+#include <utility>
 
 #include <torch/csrc/autograd/engine.h>
 #include <torch/csrc/autograd/function_hook.h>
@@ -26,6 +28,12 @@ plan::Layout layout_of(const std::vector<NamedTensor>& trained) {
         {name, reducible_dtype(tensor, name), static_cast<std::size_t>(tensor.numel())});
   }
   return plan::Layout(parameters);
+}
+
+// In shared memory all gradients of one type are reduced at once.
+plan::BucketOptions bucket_limits(const DataParallelOptions& options, bool shared) {
+  if (shared) return {SIZE_MAX, SIZE_MAX};
+  return {std::min(options.first_bucket_bytes, options.bucket_bytes), options.bucket_bytes};
 }
 
 }  // namespace
@@ -63,19 +71,24 @@ std::shared_ptr<Replicated> Replicated::make(Comm comm, std::vector<NamedTensor>
   Model model = sort_tensors(std::move(parameters), std::move(buffers));
   agree_on_model(comm, model, options);
   copy_from_leader(comm, model.everything());
-  std::shared_ptr<Replicated> replica(new Replicated(std::move(comm), std::move(model), options));
+  const plan::Layout layout = layout_of(model.trained);
+  FlatParameters flat(comm, model.trained, layout,
+                      options.share_parameters ? Copies::kPerHost : Copies::kPerWorker);
+  FlatMemory gradients(comm, layout.bytes(), Copies::kPerWorker);
+  std::shared_ptr<Replicated> replica(new Replicated(
+      std::move(comm), std::move(model), std::move(flat), std::move(gradients), options));
   replica->install_hooks();
   return replica;
 }
 
-Replicated::Replicated(Comm comm, Model model, const DataParallelOptions& options)
+Replicated::Replicated(Comm comm, Model model, FlatParameters parameters, FlatMemory gradients,
+                       const DataParallelOptions& options)
     : options_(options),
       model_(std::move(model)),
       layout_(layout_of(model_.trained)),
-      buckets_(plan::plan_buckets(
-          layout_,
-          {std::min(options.first_bucket_bytes, options.bucket_bytes), options.bucket_bytes})),
-      gradients_(model_.trained, layout_),
+      buckets_(plan::plan_buckets(layout_, bucket_limits(options, gradients.shared()))),
+      parameters_(std::move(parameters)),
+      gradients_(model_.trained, layout_, std::move(gradients)),
       ledger_(layout_, buckets_),
       buffer_sync_(model_.buffers),
       comm_(std::move(comm)) {
@@ -131,24 +144,40 @@ void Replicated::add_weight() {
   since_.weights[weight ? 1 : 2] += 1;
 }
 
+// Workers in shared memory wait for the end of backward: its last gradients come from the same cores.
 void Replicated::launch_ready() {
-  while (const auto bucket = ledger_.next_ready()) launch(*bucket);
+  if (gradients().shared()) return;
+  while (true) {
+    const auto divisor = known_divisor();
+    const auto bucket = divisor ? ledger_.next_ready() : std::nullopt;
+    if (!bucket) return;
+    launch(*bucket, 1 / *divisor);
+  }
 }
 
 // What this worker has added up is known before its first bucket is.
-void Replicated::launch(std::size_t bucket) {
+void Replicated::launch_weights() {
+  if (divisor_ || std::exchange(pass_.weights_launched, true)) return;
+  pass_.plain = since_.weights[2] > 0;
+  pass_.weights = comm_.all_reduce({since_.weights.data(), since_.weights.size(), DType::kFloat64});
+}
+
+// What the sum will be divided by, if it is known yet. A worker whose passes were plain takes the others' for plain,
+// too; when they were not, all find out in check_weights().
+std::optional<double> Replicated::known_divisor() {
+  launch_weights();
+  if (divisor_) return divisor_;
+  if (pass_.plain) return comm_.size();
+  return pass_.weights.done() ? std::optional(divisor()) : std::nullopt;
+}
+
+void Replicated::launch(std::size_t bucket, double factor) {
   BackwardTimes& times = pass_.times;
-  if (pass_.works.empty()) {
-    times.first_launch = since_begin();
-    if (!divisor_) {
-      pass_.weights =
-          comm_.all_reduce({since_.weights.data(), since_.weights.size(), DType::kFloat64});
-    }
-  }
+  if (pass_.works.empty()) times.first_launch = since_begin();
   if (!ledger_.complete()) ++times.launched_before_end;
   ++times.buckets;
-  pass_.works.push_back(
-      comm_.all_reduce(gradients_.bucket(buckets_[bucket]), {.algorithm = options_.algorithm}));
+  pass_.works.push_back(comm_.all_reduce(gradients_.bucket(buckets_[bucket]),
+                                         {.factor = factor, .algorithm = options_.algorithm}));
 }
 
 void Replicated::end_pass() {
@@ -184,32 +213,47 @@ void Replicated::check_complete() const {
 }
 
 void Replicated::finish() {
-  for (std::size_t bucket = pass_.works.size(); bucket < buckets_.size(); ++bucket) launch(bucket);
+  launch_weights();
   const bool with_buffers = options_.buffers == BufferSource::kLeader;
+  const double divided_by = divisor();
+  for (std::size_t bucket = pass_.works.size(); bucket < buckets_.size(); ++bucket)
+    launch(bucket, 1 / divided_by);
   if (with_buffers) buffer_sync_.start(comm_);
-  const double factor = 1 / divisor();
-  for (std::size_t bucket = 0; bucket < buckets_.size(); ++bucket) {
-    pass_.works[bucket].wait();
-    gradients_.scale(buckets_[bucket], factor);
-  }
+  for (const Work& work : pass_.works) work.wait();
   if (with_buffers) buffer_sync_.finish(comm_);
+  check_weights();
   forget();
   pass_.works.clear();
   pass_.times.end = since_begin();
+}
+
+void Replicated::finish_unreduced() {
+  check_complete();
+  if (options_.buffers == BufferSource::kLeader) {
+    buffer_sync_.start(comm_);
+    buffer_sync_.finish(comm_);
+  }
+  forget();
 }
 
 double Replicated::divisor() {
   if (divisor_) return *divisor_;
   pass_.weights.wait();
   const auto [sum, weighted, plain] = since_.weights;
+  return weighted > 0 && sum > 0 ? sum : comm_.size();
+}
+
+// Only after the reduction, which nobody leaves alone.
+void Replicated::check_weights() const {
+  if (divisor_) return;
+  const auto [sum, weighted, plain] = since_.weights;
   if (weighted > 0 && plain > 0) {
     throw BadInput(
         "loss.backward() and lockstep::backward(loss, samples) were mixed in one step: use one of "
         "them on all workers, for all batches of a step");
   }
-  if (weighted == 0) return comm_.size();
-  if (sum <= 0) throw BadInput("no worker has a sample in this step: nothing to average");
-  return sum;
+  if (weighted > 0 && sum <= 0)
+    throw BadInput("no worker has a sample in this step: nothing to average");
 }
 
 void Replicated::synchronize() {
@@ -228,6 +272,7 @@ void Replicated::check_attached() const {
   for (std::size_t i = 0; i < accumulators_.size(); ++i) {
     const NamedTensor& named = model_.trained[layout_.entries()[i].registered];
     gradients_.check(i);
+    parameters_.check(i);
     if (!named.tensor.requires_grad()) {
       throw BadInput(fmt::format(
           "{} was frozen after the model had been replicated: freeze before data_parallel()",

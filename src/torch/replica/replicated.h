@@ -2,9 +2,9 @@
 // is ready; wait for the rest.
 //
 //   pass     one synchronised backward, from its first gradient to the average
-//   launch   a bucket whose gradients are all there goes to the wire while backward still runs
-//   finish   at the end of backward: the remaining buckets, the weights, the buffers; then the
-//            waits and the division
+//   launch   a bucket whose gradients are all there goes to the wire while backward still runs; where
+//            workers share memory nothing is launched before the end, one pass over it is so fast
+//   finish   at the end of backward: the remaining buckets, the buffers; then the waits
 #pragma once
 
 #include <lockstep/data_parallel.h>
@@ -19,6 +19,7 @@
 #include "plan/buckets.h"
 #include "plan/layout.h"
 #include "torch/replica/flat_gradients.h"
+#include "torch/replica/flat_parameters.h"
 #include "torch/replica/ledger.h"
 #include "torch/replica/model.h"
 
@@ -47,11 +48,19 @@ class Replicated : public std::enable_shared_from_this<Replicated> {
   // in place of the number of workers; nothing: the number of workers.
   void set_divisor(std::optional<double> total) { divisor_ = total; }
 
+  // Ends a step whose passes were all in no_sync(), for whoever reduces the gradients itself: checks
+  // that none is missing, and synchronises the buffers. Collective.
+  void finish_unreduced();
+
+  // One copy of the parameters per host from here on, where workers share memory. Collective.
+  void keep_one_copy() { parameters_.keep_one_copy(comm_); }
+
   void suspend_sync() { ++suspended_; }
   void resume_sync() { --suspended_; }
 
   const plan::Layout& layout() const { return layout_; }
-  std::byte* gradients() const { return gradients_.data(); }
+  const FlatMemory& gradients() const { return gradients_.memory(); }
+  const FlatMemory& parameters() const { return parameters_.memory(); }
   const Model& model() const { return model_; }
   const BackwardTimes& times() const { return pass_.times; }
   Comm& comm() { return comm_; }
@@ -64,7 +73,9 @@ class Replicated : public std::enable_shared_from_this<Replicated> {
   struct Pass {
     bool active = false;
     bool synchronised = false;
-    Work weights;             // the sums of all workers' Since::weights
+    Work weights;  // the sums of all workers' Since::weights
+    bool weights_launched = false;
+    bool plain = false;       // this worker's passes had no weights
     std::vector<Work> works;  // by bucket
     Clock::time_point began;
     BackwardTimes times;
@@ -76,7 +87,8 @@ class Replicated : public std::enable_shared_from_this<Replicated> {
     std::vector<bool> reached;  // by entry: some pass had a gradient for it
   };
 
-  Replicated(Comm comm, Model model, const DataParallelOptions& options);
+  Replicated(Comm comm, Model model, FlatParameters parameters, FlatMemory gradients,
+             const DataParallelOptions& options);
   void install_hooks();
   void gradient_ready(std::size_t entry);
   void begin_pass(bool synchronised);
@@ -84,16 +96,20 @@ class Replicated : public std::enable_shared_from_this<Replicated> {
   void end_pass();
   void forget();
   void launch_ready();
-  void launch(std::size_t bucket);
+  void launch_weights();
+  void launch(std::size_t bucket, double factor);
+  std::optional<double> known_divisor();
   void finish();
   void check_complete() const;
   double divisor();
+  void check_weights() const;
   std::chrono::nanoseconds since_begin() const { return Clock::now() - pass_.began; }
 
   DataParallelOptions options_;
   Model model_;
   plan::Layout layout_;
   std::vector<plan::Bucket> buckets_;
+  FlatParameters parameters_;
   FlatGradients gradients_;
   Ledger ledger_;
   BufferSync buffer_sync_;

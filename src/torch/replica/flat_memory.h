@@ -1,0 +1,46 @@
+// Memory for values in the fixed layout: this worker's, and everybody's where workers share memory.
+#pragma once
+
+#include <lockstep/comm.h>
+#include <torch/torch.h>
+
+#include <memory>
+
+#include "plan/layout.h"
+
+namespace lockstep::replica {
+
+enum class Copies { kPerWorker, kPerHost };
+
+// Threads:   any may read it; the memory, as its users agree.
+// Blocking:  the constructor, which is collective, at most the Comm's timeout.
+// Failure:   Unavailable when there is not that much memory.
+// Ownership: the memory lives as long as it or any of its views. Zero at first.
+class FlatMemory {
+ public:
+  FlatMemory(Comm& comm, std::size_t bytes, Copies copies);
+
+  // Whether every worker's memory is reached here; in a world of one it is.
+  bool shared() const { return shared_; }
+
+  std::byte* data() const { return of(rank_); }
+  // A worker's; with one copy per host, the same for all. Only where it is shared, but for one's own.
+  std::byte* of(int worker) const;
+  // Whether a worker's memory is another than this worker's.
+  bool apart(int worker) const { return copies_ == Copies::kPerWorker && worker != rank_; }
+
+  std::size_t bytes() const { return bytes_; }
+  void clear() const;
+
+  // This worker's elements of an entry as a tensor with the sizes, and if possible the strides, of `like`.
+  torch::Tensor view(const plan::Entry& entry, const torch::Tensor& like) const;
+
+ private:
+  std::shared_ptr<SharedArena> arena_;
+  bool shared_ = false;
+  Copies copies_;
+  int rank_ = 0;
+  std::size_t bytes_ = 0;
+};
+
+}  // namespace lockstep::replica

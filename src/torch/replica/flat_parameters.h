@@ -1,0 +1,40 @@
+// The values of all trained parameters in one memory, in the fixed layout.
+#pragma once
+
+#include <lockstep/data_parallel.h>
+
+#include <vector>
+
+#include "plan/layout.h"
+#include "torch/replica/flat_memory.h"
+
+namespace lockstep::replica {
+
+// Threads:   one caller at a time.
+// Blocking:  the constructor and keep_one_copy(), which are collective.
+// Failure:   Unavailable when there is no memory for them; BadInput from check().
+// Ownership: shares the tensors; the memory lives as long as any of them views it.
+class FlatParameters {
+ public:
+  // Every worker holds the same values. With one copy per host only the first worker's are kept.
+  FlatParameters(Comm& comm, const std::vector<NamedTensor>& parameters, const plan::Layout& layout,
+                 Copies copies);
+
+  // One copy per host from here on, where workers share memory.
+  void keep_one_copy(Comm& comm);
+
+  // BadInput, naming the parameter, if its values are not where they were put.
+  void check(std::size_t entry) const;
+
+  const FlatMemory& memory() const { return memory_; }
+
+ private:
+  void move_in(Comm& comm);
+
+  plan::Layout layout_;
+  std::vector<NamedTensor> parameters_;  // by entry of the layout
+  Copies copies_;
+  FlatMemory memory_;
+};
+
+}  // namespace lockstep::replica
