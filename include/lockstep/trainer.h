@@ -64,7 +64,7 @@ struct StepRecord {
   double loss = 0;  // over all workers
   double lr = 0;
   double step_ms = 0;
-  double exposed_comm_ms = 0;  // what the reduction added to backward
+  double exposed_comm_ms = 0;  // what waiting for other workers added to the step
 };
 
 struct Evaluation {
@@ -84,6 +84,7 @@ struct TrainingResult {
   double step_ms_p50 = 0;
   double step_ms_p95 = 0;
   double exposed_comm_ms_p50 = 0;
+  std::size_t memory_bytes = 0;  // of all workers together: the sum of proportional set sizes
   bool replicas_identical = false;
   std::string weights_sha256;  // docs/guide/training.md says over what
   std::string checkpoint;      // the file, if there is one
@@ -91,6 +92,9 @@ struct TrainingResult {
 
 // What happens while it trains; called on every worker, with the same numbers, times excepted.
 struct TrainerHooks {
+  // Before an update: param.grad holds the averages. They are worked out for it, which costs a pass
+  // over memory; without it they may never exist.
+  std::function<void(std::int64_t step)> on_gradients;
   std::function<void(const StepRecord&)> on_step;
   std::function<void(std::int64_t epoch, const Evaluation&)> on_epoch;
   std::function<void(const std::string& path, std::int64_t step)> on_checkpoint;
@@ -100,7 +104,8 @@ struct TrainerHooks {
 // Blocking:  run(), until the job is done or told to stop.
 // Failure:   BadInput for options or files that do not fit, and for a loss that is not finite;
 //            Unavailable when a checkpoint cannot be written; PeerLost, Timeout, Mismatch.
-// Ownership: shares the parts; the world outlives it.
+// Ownership: shares the parts; the world outlives it. Where workers share memory the model's
+//            parameters exist once per host from its construction on: no worker writes to them alone.
 class Trainer {
  public:
   Trainer(World& world, TrainerParts parts, TrainerOptions options, TrainerHooks hooks = {});

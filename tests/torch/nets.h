@@ -40,18 +40,22 @@ inline torch::Tensor samples(std::uint64_t seed, std::vector<std::int64_t> shape
 }
 
 // Runs `body` on every worker of a world of threads; rethrows the first failure.
-inline void in_world(int workers, const std::function<void(World&)>& body) {
-  run_all({"thread", workers}, [&](Comm& comm) {
+inline void in_world(int workers, const std::string& engine,
+                     const std::function<void(World&)>& body) {
+  run_all({engine, workers}, [&](Comm& comm) {
     World world = World::over(comm.channel(1));
     body(world);
     world.comm().barrier().wait();
   });
 }
+inline void in_world(int workers, const std::function<void(World&)>& body) {
+  in_world(workers, "thread", body);
+}
 
 // The same, and how each worker ended.
-inline std::vector<Outcome> outcomes_in_world(int workers,
-                                              const std::function<void(World&)>& body) {
-  return run_workers({"thread", workers}, [&](Comm& comm) {
+inline std::vector<Outcome> outcomes_in_world(int workers, const std::function<void(World&)>& body,
+                                              const std::string& engine = "thread") {
+  return run_workers({engine, workers}, [&](Comm& comm) {
     World world = World::over(comm.channel(1));
     body(world);
   });

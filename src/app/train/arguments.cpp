@@ -36,6 +36,7 @@ How
   --lr R               learning rate (default: sgd 0.05, adamw 0.001)
   --momentum M         sgd (default: 0.9)
   --weight-decay W     (default: sgd 0.0005, adamw 0.01)
+  --clip-norm C        scale gradients down so that their norm is at most C (default: 0, never)
   --scale-lr [B0]      --lr was chosen for a batch of B0 (256 if not said): scale it to this one
   --warmup T           steps over which the learning rate climbs (default: 0)
   --decay D            constant, or cosine to 0 over the job (default: constant)
@@ -98,6 +99,7 @@ void add_options(CLI::App& parser, TrainArguments& arguments) {
   parser.add_option("--lr", arguments.lr);
   parser.add_option("--momentum", arguments.momentum);
   parser.add_option("--weight-decay", arguments.weight_decay);
+  parser.add_option("--clip-norm", arguments.clip_norm);
   parser.add_option("--scale-lr", arguments.scale_lr_from)->expected(0, 1)->default_str("256");
   parser.add_option("--warmup", arguments.warmup_steps);
   parser.add_option("--decay", arguments.decay);
@@ -144,6 +146,7 @@ void check_numbers(const TrainArguments& arguments) {
   check_range<std::int64_t>("--bucket-bytes", arguments.bucket_bytes, 0, kMost);
   check_range<std::int64_t>("--checkpoint-every", arguments.checkpoint_every, 0, kMost);
   check_range("--lr", arguments.learning_rate(), 0.0, 1e6);
+  check_range("--clip-norm", arguments.clip_norm, 0.0, 1e30);
   check_range("--dropout", arguments.dropout, -1.0, 1.0);
 }
 

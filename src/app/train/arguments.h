@@ -29,6 +29,7 @@ struct TrainArguments {
   std::optional<double> lr;
   std::optional<double> momentum;
   std::optional<double> weight_decay;
+  double clip_norm = 0;
   std::int64_t scale_lr_from = 0;  // the batch that lr was chosen for; 0: lr as it is
   std::int64_t warmup_steps = 0;
   std::string decay = "constant";

@@ -95,9 +95,12 @@ Score score(models::Net& net, const Batch& batch) {
 TrainerParts make_parts(const TrainArguments& arguments, World& world, const DataSplits& data) {
   auto net = make_model(arguments, data.shape);
   const auto bucket = static_cast<std::size_t>(arguments.bucket_bytes);
-  auto model = data_parallel(
-      net, world, {.bucket_bytes = bucket, .algorithm = algorithm_named(arguments.algorithm)});
+  auto model = data_parallel(net, world,
+                             {.share_parameters = true,
+                              .bucket_bytes = bucket,
+                              .algorithm = algorithm_named(arguments.algorithm)});
   auto optimizer = make_optimizer(arguments, model);
+  optimizer->set_clip_norm(arguments.clip_norm);
   const auto schedule = make_schedule(arguments, data.train->size());
   return {model,
           net,

@@ -38,6 +38,7 @@ std::string to_json(const TrainArguments& arguments, const TrainReport& report) 
     json["speedup_over_one_worker"] = *report.speedup_over_one_worker;
   json["step_ms"] = {{"p50", result.step_ms_p50}, {"p95", result.step_ms_p95}};
   json["exposed_comm_ms"] = {{"p50", result.exposed_comm_ms_p50}};
+  json["memory_mb"] = static_cast<double>(result.memory_bytes) / 1e6;
   json["replicas_identical"] = result.replicas_identical;
   json["weights_sha256"] = result.weights_sha256;
   json["checkpoint"] = nullptr;
@@ -68,8 +69,11 @@ std::string summary(const TrainArguments& arguments, const TrainReport& report) 
                   report.speedup_over_one_worker
                       ? fmt::format(", {:.2f} times one worker", *report.speedup_over_one_worker)
                       : ""));
-  row("step", fmt::format("{:.1f} ms (95 % below {:.1f} ms), {:.1f} ms of it waiting for gradients",
-                          result.step_ms_p50, result.step_ms_p95, result.exposed_comm_ms_p50));
+  row("step",
+      fmt::format("{:.1f} ms (95 % below {:.1f} ms), {:.1f} ms of it waiting for other workers",
+                  result.step_ms_p50, result.step_ms_p95, result.exposed_comm_ms_p50));
+  row("memory", fmt::format("{:.0f} MB of all workers together (proportional set size)",
+                            static_cast<double>(result.memory_bytes) / 1e6));
   row("replicas",
       fmt::format("{}, sha256 {}…", result.replicas_identical ? "identical" : "NOT IDENTICAL",
                   result.weights_sha256.substr(0, 16)));

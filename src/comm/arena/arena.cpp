@@ -50,8 +50,12 @@ Arena Arena::create(std::size_t bytes) {
   base::Fd fd(::memfd_create("lockstep-arena", MFD_CLOEXEC | MFD_ALLOW_SEALING));
   if (!fd || ::ftruncate(fd.get(), static_cast<off_t>(size)) != 0 ||
       ::fcntl(fd.get(), F_ADD_SEALS, kSeals) != 0) {
+    const int why = errno;
+    const char* hint = why == EFBIG                     ? "; raise `ulimit -f`"
+                       : why == EMFILE || why == ENFILE ? "; raise `ulimit -n`"
+                                                        : "";
     throw Unavailable(
-        fmt::format("cannot make shared memory of {} bytes: {}", size, std::strerror(errno)));
+        fmt::format("cannot make shared memory of {} bytes: {}{}", size, std::strerror(why), hint));
   }
   std::byte* memory = map_shared(fd.get(), size);
   return {fd.release(), memory, size};

@@ -57,7 +57,7 @@ struct BoardEntry {
   alignas(64) Word round;                        // of the card that was pinned last
   Card cards[2];                                 // of even and odd rounds
 };
-inline constexpr int kBoardEntries = 256;
+inline constexpr int kBoardEntries = 128;
 
 struct SegmentHead {
   Face face;

@@ -8,6 +8,14 @@ GradientSource GradientSource::own(const replica::Replicated& model) {
   return {plan::plan_reduction(1, 1), {model.gradients().data()}, 1};
 }
 
+GradientSource GradientSource::everyones(replica::Replicated& model, double divided_by) {
+  const int workers = model.comm().size();
+  GradientSource source{plan::plan_reduction(workers, workers), {}, 1 / divided_by};
+  for (const plan::Operand& operand : source.plan.operands)
+    source.operands.push_back(model.gradients().of(operand.worker));
+  return source;
+}
+
 GradientReader::GradientReader(const GradientSource& source, DType dtype)
     : source_(source),
       in_place_(source.operands.size() == 1 && source.factor == 1),

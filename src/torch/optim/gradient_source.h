@@ -22,6 +22,8 @@ struct GradientSource {
 
   // This worker's own gradients, which have been averaged.
   static GradientSource own(const replica::Replicated& model);
+  // The sum of all workers' gradients, divided. Only where every worker reads all of them.
+  static GradientSource everyones(replica::Replicated& model, double divided_by);
 };
 
 // Elements that are updated at a time: gradient, parameter and two states stay in a second-level cache, and what is

@@ -30,9 +30,14 @@ plan::Layout layout_of(const std::vector<NamedTensor>& trained) {
   return plan::Layout(parameters);
 }
 
-// In shared memory all gradients of one type are reduced at once.
-plan::BucketOptions bucket_limits(const DataParallelOptions& options, bool shared) {
-  if (shared) return {SIZE_MAX, SIZE_MAX};
+bool in_one_pass(const FlatMemory& gradients, Algorithm algorithm) {
+  return gradients.shared() &&
+         (algorithm == Algorithm::kAutomatic || algorithm == Algorithm::kDirect);
+}
+
+// In one pass all gradients of one type are reduced at once.
+plan::BucketOptions bucket_limits(const DataParallelOptions& options, const FlatMemory& gradients) {
+  if (in_one_pass(gradients, options.algorithm)) return {SIZE_MAX, SIZE_MAX};
   return {std::min(options.first_bucket_bytes, options.bucket_bytes), options.bucket_bytes};
 }
 
@@ -86,7 +91,7 @@ Replicated::Replicated(Comm comm, Model model, FlatParameters parameters, FlatMe
     : options_(options),
       model_(std::move(model)),
       layout_(layout_of(model_.trained)),
-      buckets_(plan::plan_buckets(layout_, bucket_limits(options, gradients.shared()))),
+      buckets_(plan::plan_buckets(layout_, bucket_limits(options, gradients))),
       parameters_(std::move(parameters)),
       gradients_(model_.trained, layout_, std::move(gradients)),
       ledger_(layout_, buckets_),
@@ -144,9 +149,13 @@ void Replicated::add_weight() {
   since_.weights[weight ? 1 : 2] += 1;
 }
 
+bool Replicated::reads_all_gradients() const {
+  return in_one_pass(gradients(), options_.algorithm);
+}
+
 // Workers in shared memory wait for the end of backward: its last gradients come from the same cores.
 void Replicated::launch_ready() {
-  if (gradients().shared()) return;
+  if (reads_all_gradients()) return;
   while (true) {
     const auto divisor = known_divisor();
     const auto bucket = divisor ? ledger_.next_ready() : std::nullopt;
@@ -228,7 +237,7 @@ void Replicated::finish() {
 }
 
 void Replicated::finish_unreduced() {
-  check_complete();
+  if (since_.weights[1] + since_.weights[2] > 0) check_complete();
   if (options_.buffers == BufferSource::kLeader) {
     buffer_sync_.start(comm_);
     buffer_sync_.finish(comm_);

@@ -52,6 +52,10 @@ class Replicated : public std::enable_shared_from_this<Replicated> {
   // that none is missing, and synchronises the buffers. Collective.
   void finish_unreduced();
 
+  // Whether every worker can read all gradients where they are: then they are reduced in one pass, at the
+  // end. Not if another algorithm was asked for.
+  bool reads_all_gradients() const;
+
   // One copy of the parameters per host from here on, where workers share memory. Collective.
   void keep_one_copy() { parameters_.keep_one_copy(comm_); }
 

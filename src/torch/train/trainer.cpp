@@ -2,8 +2,10 @@
 //
 //   forward, backward   for every hosted shard, seeded for (job, step, shard) and weighted by its
 //                       samples; all but the last inside no_sync
-//   reduction           with the last backward; the sum over shards divided by the sum of weights
+//   reduction           the sum over shards divided by the sum of weights
 //   update              the learning rate of the step, the optimizer
+//                       Where workers share memory the two are one pass, after every worker's last
+//                       backward; else the reduction goes with the last backward, in buckets
 //   metrics             loss and stop requests of all workers, one step behind, so that nobody waits
 #include <fmt/format.h>
 #include <lockstep/errors.h>
@@ -14,9 +16,11 @@
 #include <cmath>
 #include <utility>
 
+#include "base/memory_use.h"
 #include "plan/position.h"
 #include "plan/seed.h"
 #include "plan/tree.h"
+#include "torch/optim/impl.h"
 #include "torch/replica/agreement.h"
 #include "torch/replica/replicated.h"
 #include "torch/replica/tensors.h"
@@ -50,6 +54,7 @@ train::Job job_of(const TrainerParts& parts, const TrainerOptions& options) {
   job["seed"] = std::to_string(options.seed);
   job["samples"] = std::to_string(parts.train->size());
   job["optimizer"] = parts.optimizer->name();
+  job["clip_norm"] = fmt::format("{}", parts.optimizer->clip_norm());
   return job;
 }
 
@@ -115,7 +120,8 @@ struct Trainer::State {
         TrainerHooks its_hooks);
 
   void run_step(std::int64_t step);
-  void run_shard(std::int64_t step, int shard, const Batch& batch, bool last);
+  void run_shard(std::int64_t step, int shard, const Batch& batch, bool synchronises);
+  void run_shards(std::int64_t step, bool synchronised);
   void collect();
   void end_epoch(std::int64_t steps_done);
   void save_checkpoint(std::int64_t steps_done);
@@ -134,6 +140,7 @@ struct Trainer::State {
   std::optional<plan::Batches> batches;
   plan::ShardRange hosted;
   std::optional<train::Feeder> feeder;
+  bool in_one_pass = false;  // reduction and update
   std::atomic<bool> stop_requested{false};
   bool has_run = false;
 
@@ -142,6 +149,7 @@ struct Trainer::State {
     train::StepMetrics::Local local;  // of the step under way
     StepRecord record;                // whose loss is still on its way
     bool stop = false;                // agreed by all
+    double exposed = 0;               // ms of the step under way
     std::int64_t samples = 0;
     std::vector<double> step_ms;
     std::vector<double> exposed_ms;
@@ -176,6 +184,8 @@ Trainer::State::State(World& its_world, TrainerParts its_parts, TrainerOptions i
                  {"workers run different jobs", "start all of them with the same options"});
   batches.emplace(data_options(parts, options));
   hosted = plan::hosted_shards(world.rank(), world.size(), options.shards);
+  in_one_pass = parts.model.state()->reads_all_gradients() && !hooks.on_gradients;
+  parts.model.state()->keep_one_copy();
 }
 
 bool Trainer::State::told_to_stop() const {
@@ -189,28 +199,43 @@ double Trainer::State::total_weight(std::int64_t step) const {
 }
 
 void Trainer::State::run_step(std::int64_t step) {
-  const DivisorScope divisor(*parts.model.state(), total_weight(step));
   progress.local = {};
+  if (parts.learning_rate) parts.optimizer->set_lr(parts.learning_rate(step));
+  if (in_one_pass) {
+    run_shards(step, false);
+    parts.model.state()->finish_unreduced();
+    optim::Optimizer::Impl& optimizer = parts.optimizer->impl();
+    optimizer.step(optim::GradientSource::everyones(*parts.model.state(), total_weight(step)));
+    progress.exposed = milliseconds(optimizer.last_wait);
+  } else {
+    const DivisorScope divisor(*parts.model.state(), total_weight(step));
+    run_shards(step, true);
+    progress.exposed = milliseconds(parts.model.last_backward().exposed());
+    if (hooks.on_gradients) hooks.on_gradients(step);
+    parts.optimizer->step();
+  }
+  parts.optimizer->zero_grad();
+}
+
+void Trainer::State::run_shards(std::int64_t step, bool synchronised) {
   int last_full = -1;  // the hosted shard whose backward synchronises
   for (int shard = hosted.begin; shard < hosted.end; ++shard) {
     if (batches->count(step, shard) > 0) last_full = shard;
   }
   for (int shard = hosted.begin; shard < hosted.end; ++shard) {
     const Batch batch = feeder->next();
-    if (batch.samples > 0) run_shard(step, shard, batch, shard == last_full);
+    if (batch.samples > 0) run_shard(step, shard, batch, synchronised && shard == last_full);
   }
-  if (last_full < 0) parts.model.synchronize();
-  if (parts.learning_rate) parts.optimizer->set_lr(parts.learning_rate(step));
-  parts.optimizer->step();
-  parts.optimizer->zero_grad();
+  if (synchronised && last_full < 0) parts.model.synchronize();
 }
 
-void Trainer::State::run_shard(std::int64_t step, int shard, const Batch& batch, bool last) {
+void Trainer::State::run_shard(std::int64_t step, int shard, const Batch& batch,
+                               bool synchronises) {
   torch::manual_seed(plan::shard_seed(options.seed, step, shard));
   const double weight = batches->weight(step, shard);
   const torch::Tensor loss = parts.loss(batch);
   std::optional<NoSync> no_sync;
-  if (!last) no_sync.emplace(parts.model.state());
+  if (!synchronises) no_sync.emplace(parts.model.state());
   loss.backward(torch::full_like(loss, weight));
   progress.local.weighted_loss += weight * loss.item<double>();
   progress.local.weight += weight;
@@ -301,6 +326,9 @@ TrainingResult Trainer::State::result(std::int64_t first_step, std::int64_t step
   result.step_ms_p50 = train::percentile(progress.step_ms, 0.5);
   result.step_ms_p95 = train::percentile(progress.step_ms, 0.95);
   result.exposed_comm_ms_p50 = train::percentile(progress.exposed_ms, 0.5);
+  auto memory = static_cast<std::int64_t>(base::proportional_set_bytes());
+  control.all_reduce({&memory, 1, DType::kInt64}).wait();
+  result.memory_bytes = static_cast<std::size_t>(memory);
   result.replicas_identical = parts.model.identical();
   result.weights_sha256 = replica::digest(parts.model.state()->model().everything());
   if (!options.checkpoint_directory.empty())
@@ -346,7 +374,7 @@ TrainingResult Trainer::run() {
     const auto began = Clock::now();
     state.run_step(step);
     state.collect();
-    const double exposed = milliseconds(state.parts.model.last_backward().exposed());
+    const double exposed = progress.exposed;
     progress.local.stop = state.told_to_stop();
     state.metrics.start(progress.local);
     progress.step_ms.push_back(milliseconds(Clock::now() - began));
