@@ -115,13 +115,21 @@ int Reduction::count_of(int worker) const {
 
 Reduction plan_reduction(int shards, int workers) {
   check_world(shards, workers);
-  Reduction plan{.shards = shards, .workers = workers, .operands = {}, .additions = {}};
+  std::vector<Operand> operands;
   for (int worker = 0; worker < workers; ++worker) {
     for (const ShardRange& range : held_partials(hosted_shards(worker, workers, shards), shards)) {
-      plan.operands.push_back({worker, range});
+      operands.push_back({worker, range});
     }
   }
-  AdditionWriter(plan).write({0, shards});
+  Reduction plan = plan_additions({0, shards}, std::move(operands));
+  plan.workers = workers;
+  return plan;
+}
+
+Reduction plan_additions(ShardRange node, std::vector<Operand> operands) {
+  Reduction plan{
+      .shards = node.size(), .workers = 1, .operands = std::move(operands), .additions = {}};
+  AdditionWriter(plan).write(node);
   return plan;
 }
 

@@ -68,6 +68,9 @@ struct Reduction {
 };
 Reduction plan_reduction(int shards, int workers);
 
+// The sum of a node from operands that make it up, in shard order, each a node below it.
+Reduction plan_additions(ShardRange node, std::vector<Operand> operands);
+
 // Whether partners at distance 1, 2, 4 … follow the tree, and if not, why not in one phrase.
 struct Verdict {
   bool possible = false;

@@ -7,6 +7,8 @@
 #include <map>
 #include <utility>
 
+#include "plan/accumulation.h"
+
 namespace lockstep::plan {
 namespace {
 
@@ -327,6 +329,82 @@ TEST(HalvingDoubling, YieldsTheOneExpressionWithOneOwnerPerElement) {
     }
   }
   EXPECT_EQ(played, 64 + 6 + 5 + 4 + 3 + 2 + 1);  // one worker, then 2, 4 … 64
+}
+
+// What the banks of a worker hold after its shards have run.
+std::vector<int> play_banks(Expressions& all, const Accumulation& plan) {
+  std::vector<int> banks(static_cast<std::size_t>(plan.banks), -1);
+  for (const Accumulation::Step& step : plan.steps) {
+    for (const auto& [into, from] : step.before) {
+      banks.at(into) = all.sum(banks.at(into), banks.at(from));
+      banks.at(from) = -1;
+    }
+    int& bank = banks.at(step.bank);
+    EXPECT_EQ(bank == -1, step.begins) << "a bank is begun when it is free";
+    bank = step.begins ? all.shard(step.shard) : all.sum(bank, all.shard(step.shard));
+  }
+  return banks;
+}
+
+int play_sum(Expressions& all, const Reduction& sum, std::vector<int> values) {
+  for (const Addition& addition : sum.additions)
+    values.push_back(all.sum(values.at(addition.left), values.at(addition.right)));
+  return values.back();
+}
+
+TEST(Accumulation, YieldsTheOneExpressionForEveryNumberOfWorkersAndFewBanks) {
+  for_every_world([](int shards, int workers) {
+    Expressions all;
+    const ShardedReduction plan = plan_sharded_reduction(shards, workers);
+    EXPECT_LE(plan.banks, most_banks(shards));
+    std::vector<int> operands;
+    for (const Accumulation& worker : plan.workers) {
+      const auto banks = play_banks(all, worker);
+      for (const auto& [range, bank] : worker.held) {
+        operands.push_back(banks.at(bank));
+        EXPECT_EQ(banks.at(bank), by_definition(all, range.begin, range.end));
+      }
+    }
+    EXPECT_EQ(play_sum(all, plan.sum, operands), by_definition(all, 0, shards))
+        << shards << " shards on " << workers;
+  });
+}
+
+TEST(Accumulation, WhatAWorkerHoldsMakesItsPartials) {
+  for_every_world([](int shards, int workers) {
+    Expressions all;
+    for (int worker = 0; worker < workers; ++worker) {
+      const ShardRange hosted = hosted_shards(worker, workers, shards);
+      const Accumulation plan = plan_accumulation(hosted, shards, most_banks(shards));
+      const auto banks = play_banks(all, plan);
+      const auto partials = held_partials(hosted, shards);
+      const auto sums = plan_partials(plan, hosted, shards);
+      ASSERT_EQ(sums.size(), partials.size());
+      std::size_t next = 0;
+      for (std::size_t i = 0; i < sums.size(); ++i) {
+        std::vector<int> operands;
+        for (std::size_t k = 0; k < sums[i].operands.size(); ++k)
+          operands.push_back(banks.at(plan.held.at(next++).bank));
+        EXPECT_EQ(play_sum(all, sums[i], operands),
+                  by_definition(all, partials[i].begin, partials[i].end));
+      }
+      EXPECT_EQ(next, plan.held.size());
+    }
+  });
+}
+
+TEST(Accumulation, OneShardPerWorkerNeedsOneBankAndNothingElse) {
+  const ShardedReduction plan = plan_sharded_reduction(5, 5);
+  EXPECT_EQ(plan.banks, 1);
+  EXPECT_EQ(plan_sharded_reduction(8, 4).banks, 1)
+      << "the second shard goes straight into the first's";
+  EXPECT_EQ(plan_sharded_reduction(8, 1).banks, 4);
+}
+
+TEST(TreeSum, AddsNumbersInTheOrderOfTheTree) {
+  const std::vector<double> values{1e16, 1, -1e16, 1, 3};
+  EXPECT_EQ(tree_sum(values), ((1e16 + 1.0) + (-1e16 + 1.0)) + 3.0);
+  EXPECT_EQ(tree_sum({}), 0);
 }
 
 }  // namespace
