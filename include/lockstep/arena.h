@@ -36,6 +36,9 @@ class Arena {
   std::size_t size() const { return size_; }
   int fd() const { return fd_; }
 
+  // The mapping stays; nobody can be handed this arena after.
+  void close_descriptor();
+
  private:
   Arena(int fd, std::byte* data, std::size_t size) : fd_(fd), data_(data), size_(size) {}
 

@@ -58,12 +58,15 @@ struct CommOptions {
 //
 // Threads:   one caller at a time per Comm; channels and splits are Comms of their own and may
 //            be used from other threads. Engine threads stay inside.
-// Blocking:  operations return at once with a Work; they run in the order of their calls.
+// Blocking:  operations return at once with a Work; they run in the order of their calls. A short one
+//            may lie until somebody waits for it, asks whether it is done, or starts the next: the
+//            others have what they need of this worker from the call on.
 // Failure:   Work::wait throws PeerLost, Timeout or Mismatch, and from then on this Comm, its
 //            channels and its splits are dead: every later call throws the same, saying why and
 //            who, by the ranks of the world. BadInput is thrown by the call and harms nothing.
-// Ownership: buffers are borrowed until the returned Work completes. Destroying a Comm that has
-//            work under way abandons it: peers see PeerLost.
+// Ownership: buffers are borrowed until the returned Work completes; after a failure, peers may write
+//            into memory of share() until they have ended, too. Destroying a Comm that has work
+//            under way abandons it: peers see PeerLost.
 class Comm {
  public:
   explicit Comm(std::shared_ptr<comm::Channel> channel);
@@ -107,12 +110,12 @@ class Comm {
   // Memory that all workers reach: each asks for the bytes of its own arena (0: none) and maps
   // everybody's. Collectives move no byte of buffers in it that need not move. None where the
   // workers share no memory: on several hosts, or with an engine that knows no such. Collective,
-  // and blocking; Unavailable, on every worker, when the host has not that much. Every worker keeps
-  // the handle as long as anybody passes buffers in it.
+  // and blocking; Unavailable, on every worker, when the host has not that much, and the Comm is
+  // dead. Every worker keeps the handle as long as anybody passes buffers in it.
   std::shared_ptr<SharedArena> share(std::size_t bytes);
 
   // A Comm over the same workers with an order of its own. The same id names the same channel on
-  // every worker; 0 to 2^32 − 1, each once.
+  // every worker; 0 to 2^32 − 1, each once. With shm 128 channels and splits can be in use at a time.
   Comm channel(std::uint32_t id);
 
   // A Comm over some of the workers, called by exactly those, with the same list; ranks follow the

@@ -49,7 +49,9 @@ struct Group {
 // Blocking:  as long as the arithmetic takes; where workers share memory, the constructor and step()
 //            are collective. Every worker calls step() after the same backward.
 // Failure:   the constructors throw BadInput for options out of range and for parameters that are
-//            not the model's; step() for a gradient that was moved out of its place.
+//            not the model's; step() for a gradient that was moved out of its place, on this worker
+//            or another, and for a norm that is not finite. Mismatch when workers' options differ,
+//            where they share memory; Unavailable, PeerLost, Timeout.
 // Ownership: shares the model's tensors; owns its state, which lies in the model's layout, once per
 //            host where workers share memory.
 class Optimizer {

@@ -35,14 +35,24 @@ struct TrainerParts {
   std::function<double(std::int64_t)> learning_rate;  // of a step; none: the optimizer's own
 };
 
+// Where buffers, such as BatchNorm's statistics, come from after a step. Every shard of a step begins with
+// the same.
+enum class ShardBufferRule : std::uint8_t {
+  kFirstShard,  // the first shard's, as PyTorch's rank 0
+  kMean,        // the mean over shards; whole numbers are the first shard's
+};
+
 struct TrainerOptions {
   // What the result means.
   std::int64_t steps = 0;         // of the whole job; or
   std::int64_t epochs = 0;        // whichever is set
   std::int64_t global_batch = 0;  // samples of one step, a multiple of the shards
-  int shards = 0;                 // logical slices of a global batch; 0: one for each worker. More
-                                  // are gradient accumulation
-  std::uint64_t seed = 0;         // of the order of samples and of every shard's random numbers
+  int shards = 0;  // logical slices of a global batch, at least as many as workers, whose number
+                   // the result does not depend on; 0: the checkpoint's, else by `accumulate`,
+                   // else default_shards()
+  int accumulate = 0;      // shards for each worker that the job starts with
+  std::uint64_t seed = 0;  // of the order of samples and of every shard's random numbers
+  ShardBufferRule buffers = ShardBufferRule::kFirstShard;
   std::map<std::string, std::string> job;  // whatever else decides the result; kept in checkpoints
 
   // How fast it comes.
@@ -58,10 +68,13 @@ struct TrainerOptions {
   bool resume = false;                      // go on from the checkpoint there, if there is one
 };
 
+// 8, or the largest divisor of the global batch below that.
+int default_shards(std::int64_t global_batch);
+
 struct StepRecord {
   std::int64_t step = 0;  // from 0
   std::int64_t epoch = 0;
-  double loss = 0;  // over all workers
+  double loss = 0;  // over all shards
   double lr = 0;
   double step_ms = 0;
   double exposed_comm_ms = 0;  // what waiting for other workers added to the step
@@ -76,6 +89,7 @@ struct Evaluation {
 struct TrainingResult {
   std::int64_t first_step = 0;       // where it began: 0, or the checkpoint's
   std::int64_t steps = 0;            // of the job, done
+  int shards = 0;                    // of the job
   bool stopped = false;              // by request_stop()
   std::optional<double> final_loss;  // none without a step
   std::optional<Evaluation> evaluation;

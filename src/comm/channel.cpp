@@ -52,7 +52,7 @@ Work Channel::collective(Header header, std::string how, std::function<void(Exch
   // On a board a short operation can show what it has at once, if nothing is under way before it. Then nobody waits
   // for this worker, and no thread needs to be woken.
   std::shared_ptr<Exchange> begun;
-  if (on_card && (board_ || !looked_for_board_) && collectives_.idle()) {
+  if (on_card && collectives_.idle() && (board_ || !looked_for_board_)) {
     begun = exchange(header);
     if (begun->has_board()) {
       begun->begin(*on_card);
@@ -66,7 +66,10 @@ Work Channel::collective(Header header, std::string how, std::function<void(Exch
         body(*here);
         here->finish();
       });
-  if (begun) operation->set_begun([begun] { return begun->all_have_come(); });
+  if (begun) {
+    operation->set_begun({[begun] { return begun->all_have_come(); },
+                          [begun](Deadline deadline) { begun->limit(deadline); }});
+  }
   collectives_.submit(operation);
   return Work(std::move(operation));
 }

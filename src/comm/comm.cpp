@@ -245,9 +245,10 @@ Work Comm::all_gather(Buffer data, const std::vector<std::size_t>& counts) {
   if (size() == 1) return {};
   Header header = header_of(Kind::kAllGather, data);
   header.detail = digest(counts);
-  return channel_->collective(header, "all_gather: direct", [data, cut](Exchange& exchange) {
-    comm::direct_all_gather(exchange, data, cut);
-  });
+  return channel_->collective(
+      header, "all_gather: direct",
+      [data, cut](Exchange& exchange) { comm::direct_all_gather(exchange, data, cut); },
+      short_ones(cut.longest() * size_of(data.dtype) <= comm::kCardBytes, {cut.of(data, rank())}));
 }
 
 Work Comm::broadcast(Buffer data, int root) {

@@ -39,6 +39,14 @@ void OperationQueue::help(const Operation& operation) {
   while (!operation.done() && !running_ && !queue_.empty()) run_front(lock);
 }
 
+void OperationQueue::help(const Operation& operation, Deadline deadline) {
+  std::unique_lock lock(mutex_);
+  if (running_ || queue_.empty() || queue_.front().get() != &operation || !operation.begun())
+    return;
+  operation.limit(deadline);
+  run_front(lock);
+}
+
 void OperationQueue::run_ready() {
   std::unique_lock lock(mutex_);
   while (!running_ && !queue_.empty() && queue_.front()->ready()) run_front(lock);
@@ -76,7 +84,7 @@ void Operation::run() noexcept {
 
 void Operation::end(std::exception_ptr outcome) {
   body_ = nullptr;
-  ready_ = nullptr;
+  begun_ = {};
   // A Work may outlive its Comm, and must not keep the worker in the world.
   std::shared_ptr<Link> released;
   const std::lock_guard lock(mutex_);
@@ -105,6 +113,7 @@ void Operation::wait() {
 }
 
 void Operation::wait(Deadline deadline) {
+  if (queue_) queue_->help(*this, deadline);
   {
     std::unique_lock lock(mutex_);
     if (!ended_.wait_until(lock, deadline.when(), [&] { return done_; })) {

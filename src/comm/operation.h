@@ -28,8 +28,10 @@ class OperationQueue {
   void push(std::shared_ptr<Operation> operation, bool wake);
 
   // Runs what is queued, here, until `operation` has ended or somebody else is at it. Saves a
-  // caller that waits at once the way through another thread.
+  // caller that waits at once the way through another thread. With a deadline only an operation that
+  // keeps to it.
   void help(const Operation& operation);
+  void help(const Operation& operation, Deadline deadline);
 
   // Runs those at the front that would not wait.
   void run_ready();
@@ -62,10 +64,15 @@ class Operation : public std::enable_shared_from_this<Operation> {
   void queue_in(const std::shared_ptr<OperationQueue>& queue);
 
   // Says that the operation has begun already and needs nobody's help until it is waited for, and
-  // whether its body would return at once. To be called before it is queued.
-  void set_begun(std::function<bool()> ready) { ready_ = std::move(ready); }
-  bool begun() const { return static_cast<bool>(ready_); }
-  bool ready() const { return ready_ && ready_(); }
+  // whether its body would return at once. To be called before it is queued; the others by its queue.
+  struct Begun {
+    std::function<bool()> ready;
+    std::function<void(Deadline)> limit;  // the body waits no longer than that
+  };
+  void set_begun(Begun begun) { begun_ = std::move(begun); }
+  bool begun() const { return static_cast<bool>(begun_.ready); }
+  bool ready() const { return begun_.ready && begun_.ready(); }
+  void limit(Deadline deadline) const { begun_.limit(deadline); }
 
   // Runs the body here and now; once.
   void run() noexcept;
@@ -82,7 +89,7 @@ class Operation : public std::enable_shared_from_this<Operation> {
   std::shared_ptr<Link> link_;
   std::string how_;
   std::function<void()> body_;
-  std::function<bool()> ready_;
+  Begun begun_;
   std::shared_ptr<OperationQueue> queue_;
   mutable std::mutex mutex_;
   std::condition_variable ended_;

@@ -11,6 +11,7 @@
 #include <numeric>
 
 #include "base/check.h"
+#include "comm/arena/hand_over.h"
 
 namespace lockstep::comm {
 namespace {
@@ -72,10 +73,21 @@ void require_memory(Comm& comm, std::size_t bytes) {
       comm.size(), sum >> 20, available >> 20));
 }
 
-std::vector<Arena> exchange_arenas(Comm& comm, const Host& host, const std::string& name,
-                                   Arena mine, Deadline deadline) {
-  CommBootstrap bootstrap(comm, host);
-  auto theirs = share_arenas(mine, name, bootstrap, deadline);
+// Throws what has ended a member, or the link.
+void look_at_members(const Group& group) {
+  if (const auto failure = group.link->failure()) raise(*failure);
+  for (const int rank : group.members) {
+    if (rank == group.link->rank()) continue;
+    if (const auto end = group.link->end_of(rank)) raise(*end);
+  }
+}
+
+std::vector<Arena> exchange_arenas(Comm& comm, const Group& group, const std::string& name,
+                                   Arena mine) {
+  CommBootstrap bootstrap(comm, *group.link->host());
+  auto theirs = HandOver(mine, name, bootstrap, Deadline::after(group.timeout), [&] {
+                  look_at_members(group);
+                }).run();
   std::vector<Arena> arenas;
   for (int rank = 0; rank < comm.size(); ++rank) {
     auto& arena = theirs[static_cast<std::size_t>(rank)];
@@ -83,6 +95,7 @@ std::vector<Arena> exchange_arenas(Comm& comm, const Host& host, const std::stri
     arenas.push_back(rank == comm.rank() ? std::move(mine) : std::move(*arena));
   }
   comm.barrier().wait();  // nobody uses it before all have it
+  for (Arena& arena : arenas) arena.close_descriptor();
   return arenas;
 }
 
@@ -100,11 +113,15 @@ std::shared_ptr<SharedArena> share(Comm& comm, const Group& group, std::uint64_t
   if (host == nullptr) return nullptr;
   try {
     require_memory(comm, wanted);
-    arenas = exchange_arenas(comm, *host, fmt::format("share/{:016x}", id), Arena::create(wanted),
-                             Deadline::after(group.timeout));
+    arenas = exchange_arenas(comm, group, fmt::format("share/{:016x}", id), Arena::create(wanted));
   } catch (const Error& error) {
     group.link->fail(failure_from(error));
     throw;
+  } catch (const std::exception&) {
+    const Unavailable error(fmt::format("rank {} has no memory left", group.link->rank()),
+                            {group.link->rank()});
+    group.link->fail(failure_from(error));
+    throw error;
   }
   auto arena = std::make_shared<SharedArena>(std::move(arenas), comm.rank());
   host->memory.add(id, group.members, arena);

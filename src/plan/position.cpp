@@ -34,6 +34,12 @@ std::int64_t steps_in(std::int64_t entries, const DataOptions& options) {
 
 }  // namespace
 
+int default_shards(std::int64_t global_batch) {
+  int shards = 8;
+  while (shards > 1 && (global_batch < shards || global_batch % shards != 0)) --shards;
+  return shards;
+}
+
 Batches::Batches(const DataOptions& options) : options_(options) {
   check_batch(options);
   entries_per_epoch_ = epoch_entries(sampler_of(options), options.shards);

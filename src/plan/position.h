@@ -45,6 +45,9 @@ struct Position {
   bool operator==(const Position&) const = default;
 };
 
+// How many shards a job has unless it says: 8, or the largest divisor of the global batch below that.
+int default_shards(std::int64_t global_batch);
+
 // Where every step of a job reads. A pure function of the options; it only remembers the order of
 // the two epochs asked for last, so that reading ahead over the end of an epoch shuffles each epoch
 // once.

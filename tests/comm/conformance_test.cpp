@@ -415,6 +415,33 @@ TEST_P(Conformance, ACommDestroyedInTheMiddleOfAnOperationIsPeerLostToTheOthers)
   EXPECT_THAT(outcomes[0].ranks, Contains(1));
 }
 
+TEST_P(Conformance, AWaitWithADeadlineReturnsWhenAllAreThere) {
+  run_all(world(3), [](Comm& comm) {
+    const auto soon = [] { return Deadline::after(milliseconds(15'000)); };
+    for (const std::size_t count : {3UL, 30'000UL}) {
+      std::vector<float> data(count, 1.0F);
+      comm.barrier().wait(soon());
+      comm.all_reduce(buffer_of(data)).wait(soon());
+      comm.broadcast(buffer_of(data), 1).wait(soon());
+      comm.reduce_scatter(buffer_of(data)).wait(soon());
+      comm.all_gather(buffer_of(data)).wait(soon());
+      EXPECT_EQ(data[0], 9);
+    }
+  });
+}
+
+TEST_P(Conformance, ADeadlineOfAShortOperationEndsTheWaitForALatePeer) {
+  run_all(world(2), [](Comm& comm) {
+    if (comm.rank() == 1) {
+      EXPECT_THROW(comm.recv(0, {nullptr, 0}).wait(), Error);  // until rank 0 has given up
+      return;
+    }
+    const auto begun = std::chrono::steady_clock::now();
+    EXPECT_THROW(comm.barrier().wait(Deadline::after(milliseconds(100))), Timeout);
+    EXPECT_LT(std::chrono::steady_clock::now() - begun, std::chrono::seconds(10));
+  });
+}
+
 TEST_P(Conformance, AWaitThatRunsOutOfTimeGivesTheBufferBackAndEndsTheComm) {
   const auto outcomes = run_workers(world(2), [&](Comm& comm) {
     if (comm.rank() == 1) {

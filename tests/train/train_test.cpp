@@ -94,12 +94,14 @@ TEST_F(Train, WritesAReportWithEverythingThatCanBeAsked) {
   EXPECT_TRUE(fs::exists(report["checkpoint"].get<std::string>()));
 }
 
-TEST_F(Train, TheSameJobGivesTheSameBitsWhateverTheEngineTheBucketsAndTheAlgorithm) {
+TEST_F(Train, TheSameJobGivesTheSameBitsWhateverTheWorkersTheEngineTheBucketsAndTheAlgorithm) {
   const auto hash = [&](std::vector<std::string> options) {
     options.insert(options.end(), {"--steps", "5", "--workers", "4"});
     return report_of(options)["weights_sha256"];
   };
   const auto first = hash({});
+  EXPECT_EQ(hash({"--workers", "1"}), first);
+  EXPECT_EQ(hash({"--workers", "3"}), first);
   EXPECT_EQ(hash({"--bucket-bytes", "1000"}), first);
   EXPECT_EQ(hash({"--algorithm", "halving-doubling", "--bucket-bytes", "100000"}), first);
 #if defined(LOCKSTEP_HAS_GLOO)
@@ -159,6 +161,23 @@ TEST_F(Train, ResumesInTheMiddleOfAnEpochWithAShortLastBatch) {
   with({"--steps", "33", "--checkpoint", path("run")});
   const auto resumed = with({"--steps", "36", "--checkpoint", path("run"), "--resume"});
   EXPECT_EQ(resumed["weights_sha256"], straight["weights_sha256"]);
+}
+
+TEST_F(Train, GoesOnToTheSameBitsOnAnotherNumberOfWorkers) {
+  const std::vector<std::string> job = {"--data", "synthetic:100", "--clip-norm", "0.5"};
+  const auto with = [&](std::vector<std::string> more) {
+    more.insert(more.begin(), job.begin(), job.end());
+    return report_of(more);
+  };
+  const auto straight = with({"--steps", "15", "--workers", "2"});
+  with({"--steps", "5", "--workers", "8", "--checkpoint", path("run")});
+  with({"--steps", "10", "--workers", "3", "--checkpoint", path("run"), "--resume"});
+  const auto last =
+      with({"--steps", "15", "--workers", "1", "--checkpoint", path("run"), "--resume"});
+  EXPECT_EQ(last["first_step"], 10);
+  EXPECT_EQ(last["weights_sha256"], straight["weights_sha256"]);
+  EXPECT_EQ(last["final_loss"], straight["final_loss"]);
+  EXPECT_EQ(last["test_loss"], straight["test_loss"]);
 }
 
 TEST_F(Train, CtrlCWritesACheckpointAndEnds) {
@@ -230,8 +249,9 @@ TEST_F(Train, RefusesWhatItCannotUnderstandBeforeItStartsAnything) {
   expect_refusal(finished({"--model", "vgg"}), "--model vgg: choose from mlp", 2);
   expect_refusal(finished({"--modle", "mlp"}), "unknown option --modle", 2);
   expect_refusal(finished({"--data", path("none")}), "there is no such file", 2);
-  expect_refusal(finished({"--global-batch", "1"}), "smaller than the 2 workers", 2);
-  expect_refusal(finished({"--global-batch", "9"}), "choose a multiple of 2", 2);
+  expect_refusal(finished({"--global-batch", "1"}), "1 shard cannot be hosted by 2 workers", 2);
+  expect_refusal(finished({"--global-batch", "9", "--shards", "2"}), "choose a multiple of 2", 2);
+  expect_refusal(finished({"--shards", "4", "--accumulate", "2"}), "give one", 2);
   expect_refusal(finished({"--epochs", "1", "--steps", "1"}), "either --epochs or --steps", 2);
   expect_refusal(finished({"--workers", "0"}), "--workers 0", 2);
   expect_refusal(finished({"--lr", "fast"}), "--lr", 2);
@@ -257,9 +277,9 @@ TEST_F(Train, RefusesACheckpointOfAnotherJob) {
   auto other_seed = again;
   other_seed.insert(other_seed.end(), {"--seed", "3"});
   expect_refusal(finished(other_seed), "seed = 0", 1);
-  auto other_workers = again;
-  other_workers.insert(other_workers.end(), {"--workers", "1", "--accumulate", "2"});
-  expect_refusal(finished(other_workers), "workers = 2", 1);
+  auto other_shards = again;
+  other_shards.insert(other_shards.end(), {"--shards", "4"});
+  expect_refusal(finished(other_shards), "shards = 8", 1);
 }
 
 TEST_F(Train, RefusesADamagedCheckpoint) {

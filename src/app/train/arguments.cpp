@@ -10,6 +10,7 @@
 #include <thread>
 
 #include "base/files.h"
+#include "plan/position.h"
 
 namespace lockstep::app {
 namespace {
@@ -31,7 +32,10 @@ How
   --epochs E           passes over the data (default: 3), or
   --steps T            steps in all
   --global-batch B     samples of a step over all workers (default: 128)
-  --accumulate K       forward and backward passes of each worker per step (default: 1)
+  --shards S           slices of every global batch; any number of workers up to S gives the same result
+                       (default: 8, or the largest divisor of the global batch below that)
+  --accumulate K       in place of --shards: K for each worker that the job starts with
+  --buffers R          of BatchNorm, after a step: first-shard, or mean over shards (default: first-shard)
   --optimizer O        sgd (with momentum 0.9) or adamw (default: sgd)
   --lr R               learning rate (default: sgd 0.05, adamw 0.001)
   --momentum M         sgd (default: 0.9)
@@ -43,7 +47,7 @@ How
   --seed N             of weights, order and dropout (default: 0)
   --onednn X           on, off, or auto: off on ARM, where it is slow (default: auto)
 On what
-  -n, --workers N      (default: one for each core, if the batch can be so divided)
+  -n, --workers N      at most one for each shard (default: one for each core)
   --threads T          threads of each worker (default: 1)
   --engine E           what moves bytes between workers; see `lockstep doctor`
   --algorithm A        automatic, direct, halving-doubling, ring, tree or native
@@ -94,7 +98,9 @@ void add_options(CLI::App& parser, TrainArguments& arguments) {
   parser.add_option("--epochs", arguments.epochs);
   parser.add_option("--steps", arguments.steps);
   parser.add_option("--global-batch", arguments.global_batch);
+  parser.add_option("--shards", arguments.shards);
   parser.add_option("--accumulate", arguments.accumulate);
+  parser.add_option("--buffers", arguments.buffers);
   parser.add_option("--optimizer", arguments.optimizer);
   parser.add_option("--lr", arguments.lr);
   parser.add_option("--momentum", arguments.momentum);
@@ -119,13 +125,19 @@ void add_options(CLI::App& parser, TrainArguments& arguments) {
   parser.add_flag("-q,--quiet", arguments.quiet);
 }
 
-// One for each core, or as many as the batch can be divided among.
+// How many shards the job has on so many workers.
+std::int64_t shards_on(const TrainArguments& arguments, int workers) {
+  if (arguments.shards > 0) return arguments.shards;
+  if (arguments.accumulate > 0) return std::int64_t{workers} * arguments.accumulate;
+  return plan::default_shards(arguments.global_batch);
+}
+
+// One for each core, or as many as there are shards.
 int workers_for_this_host(const TrainArguments& arguments) {
   const int cores = static_cast<int>(std::max(1U, std::thread::hardware_concurrency()));
   for (int workers = cores; workers > 1; --workers) {
-    if (arguments.accumulate > 0 &&
-        arguments.global_batch % (std::int64_t{workers} * arguments.accumulate) == 0)
-      return workers;
+    const std::int64_t shards = shards_on(arguments, workers);
+    if (shards >= workers && arguments.global_batch % shards == 0) return workers;
   }
   return 1;
 }
@@ -135,7 +147,8 @@ void check_numbers(const TrainArguments& arguments) {
   check_range("--workers", arguments.workers, 1, 4096);
   check_range("--threads", arguments.threads, 1, 4096);
   check_range("--loader-threads", arguments.loader_threads, 0, 256);
-  check_range("--accumulate", arguments.accumulate, 1, 1 << 20);
+  check_range("--shards", arguments.shards, 0, 1 << 16);
+  check_range("--accumulate", arguments.accumulate, 0, 1 << 12);
   check_range<std::int64_t>("--epochs", arguments.epochs, 0, kMost);
   check_range<std::int64_t>("--steps", arguments.steps, 0, kMost);
   check_range<std::int64_t>("--global-batch", arguments.global_batch, 1, kMost);
@@ -150,20 +163,20 @@ void check_numbers(const TrainArguments& arguments) {
   check_range("--dropout", arguments.dropout, -1.0, 1.0);
 }
 
-// The batch must divide among the workers' passes: each pass of each worker is one shard of it.
 void check_batch(const TrainArguments& arguments) {
-  const std::int64_t shards = std::int64_t{arguments.workers} * arguments.accumulate;
-  if (arguments.global_batch < shards) {
-    refuse(fmt::format(
-        "--global-batch {} is smaller than the {} workers{}: each needs a sample",
-        arguments.global_batch, arguments.workers,
-        arguments.accumulate > 1 ? fmt::format(" times {} passes", arguments.accumulate) : ""));
-  }
+  if (arguments.shards > 0 && arguments.accumulate > 0)
+    refuse("--shards and --accumulate say the same in two ways: give one");
+  if (arguments.resume && arguments.shards == 0) return;  // the checkpoint says
+  const std::int64_t shards = shards_on(arguments, arguments.workers);
   if (arguments.global_batch % shards != 0) {
     refuse(
-        fmt::format("--global-batch {} cannot be divided among {} workers times {} passes: "
-                    "choose a multiple of {}",
-                    arguments.global_batch, arguments.workers, arguments.accumulate, shards));
+        fmt::format("--global-batch {} cannot be divided among {} shards: choose a multiple of {}",
+                    arguments.global_batch, shards, shards));
+  }
+  if (shards < arguments.workers) {
+    refuse(fmt::format(
+        "{} shards cannot be hosted by {} workers: use at most {} workers, or --shards {}", shards,
+        arguments.workers, shards, arguments.workers));
   }
 }
 
@@ -211,6 +224,7 @@ TrainArguments parse_train_arguments(const std::vector<std::string>& arguments) 
   check_choice("--model", parsed.model, {"mlp", "cnn", "resnet18", "gpt"});
   check_choice("--gpt-size", parsed.gpt_size, {"tiny", "small", "medium", "gpt2"});
   check_choice("--optimizer", parsed.optimizer, {"sgd", "adamw"});
+  check_choice("--buffers", parsed.buffers, {"first-shard", "mean"});
   check_choice("--decay", parsed.decay, {"constant", "cosine"});
   check_choice("--onednn", parsed.onednn, {"auto", "on", "off"});
   algorithm_named(parsed.algorithm);

@@ -22,7 +22,9 @@ struct TrainArguments {
 
   // How.
   std::int64_t global_batch = 128;
-  int accumulate = 1;
+  std::string buffers = "first-shard";
+  int shards = 0;      // 0: by --accumulate, else the default
+  int accumulate = 0;  // 0: not asked for
   std::int64_t epochs = 0;
   std::int64_t steps = 0;
   std::string optimizer = "sgd";

@@ -118,7 +118,9 @@ TrainerOptions make_options(const TrainArguments& arguments, const World& world,
   options.steps = arguments.steps;
   options.epochs = arguments.epochs;
   options.global_batch = arguments.global_batch;
-  options.shards = world.size() * arguments.accumulate;
+  options.shards = arguments.shards;
+  options.accumulate = arguments.accumulate;
+  if (arguments.buffers == "mean") options.buffers = ShardBufferRule::kMean;
   options.seed = arguments.seed;
   options.loader_threads = arguments.loader_threads;
   options.checkpoint_directory = arguments.checkpoint;
@@ -128,8 +130,10 @@ TrainerOptions make_options(const TrainArguments& arguments, const World& world,
   auto& job = options.job;
   job["model"] = arguments.model;
   job["data"] = arguments.data;
-  job["workers"] = std::to_string(world.size());
-  job["algorithm"] = arguments.algorithm;
+  // Those that add in another order on another number of workers.
+  const bool bit_stable = arguments.algorithm != "ring" && arguments.algorithm != "native";
+  job["algorithm"] = bit_stable ? "bit-stable" : arguments.algorithm;
+  if (!bit_stable) job["workers"] = std::to_string(world.size());
   if (arguments.model == "gpt") job["gpt_size"] = arguments.gpt_size;
   job["dropout"] = fmt::format("{}", arguments.dropout);
   job["context"] = std::to_string(arguments.context);

@@ -17,7 +17,7 @@ std::string to_json(const TrainArguments& arguments, const TrainReport& report) 
   json["parameters"] = report.parameters;
   json["training_samples"] = report.training_samples;
   json["global_batch"] = arguments.global_batch;
-  json["shards"] = report.workers * arguments.accumulate;
+  json["shards"] = result.shards;
   json["threads"] = arguments.threads;
   json["seed"] = arguments.seed;
   json["first_step"] = result.first_step;

@@ -25,4 +25,11 @@ Cut Cut::of(std::span<const std::size_t> counts) {
   return cut;
 }
 
+std::size_t Cut::longest() const {
+  std::size_t most = 0;
+  for (std::size_t i = 1; i < bounds_.size(); ++i)
+    most = std::max(most, bounds_[i] - bounds_[i - 1]);
+  return most;
+}
+
 }  // namespace lockstep::comm

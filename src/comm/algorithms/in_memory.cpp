@@ -26,7 +26,7 @@ namespace {
 // Where everybody's buffers of a long operation are, seen from here.
 class Reach {
  public:
-  // Tells where `mine` lie and waits to be told. `counts[w]` buffers of `bytes` each are worker w's.
+  // Tells where `mine` lie and waits to be told. Worker w has counts[w] of them.
   Reach(Exchange& exchange, std::span<const Buffer> mine, std::span<const int> counts)
       : memory_(static_cast<std::size_t>(exchange.size())) {
     std::byte* card = exchange.card();
@@ -47,7 +47,7 @@ class Reach {
     for (std::size_t i = 0; i < places.size(); ++i) {
       const int peer = exchange.peers()[i];
       for (const Place place : places[i])
-        memory_[peer].push_back(exchange.resolve(peer, place, mine[0].bytes()));
+        memory_[peer].push_back(exchange.resolve(peer, place, mine[0]));
     }
     for (const Buffer& buffer : mine) {  // not owned: the caller lends it
       memory_[exchange.rank()].push_back(
@@ -162,14 +162,11 @@ bool reduce_scatter_in_memory(Exchange& exchange, Buffer data, const Cut& cut, R
 
 bool all_gather_in_memory(Exchange& exchange, Buffer data, const Cut& cut) {
   const std::size_t element = size_of(data.dtype);
-  std::size_t longest = 0;
-  for (int worker = 0; worker < exchange.size(); ++worker)
-    longest = std::max(longest, cut.count(worker) * element);
   const auto copy_from = [&](int worker, const std::byte* piece) {
     const Buffer part = cut.of(data, worker);
     if (part.count > 0) std::memcpy(part.data, piece, part.bytes());
   };
-  if (longest <= kCardBytes) {
+  if (cut.longest() * element <= kCardBytes) {
     const Buffer mine = cut.of(data, exchange.rank());
     exchange.begin({&mine, 1});
     exchange.await_all();

@@ -92,6 +92,11 @@ Arena& Arena::operator=(Arena&& other) noexcept {
   return *this;
 }
 
+void Arena::close_descriptor() {
+  if (fd_ >= 0) ::close(fd_);
+  fd_ = -1;
+}
+
 Arena::~Arena() {
   if (data_ != nullptr) ::munmap(data_, size_);
   if (fd_ >= 0) ::close(fd_);

@@ -16,14 +16,16 @@ using std::chrono::milliseconds;
 constexpr std::size_t kMostStrangers = 64;
 constexpr milliseconds kStrangerPatience{2000};
 constexpr milliseconds kPauseBetweenCalls{20};
+constexpr milliseconds kPauseBetweenLooks{20};
 constexpr int kMostLogged = 8;  // a stranger must not fill a disk with our log
 
 }  // namespace
 
 HandOver::HandOver(const Arena& mine, const std::string& name, Bootstrap& bootstrap,
-                   Deadline deadline)
+                   Deadline deadline, std::function<void()> look)
     : mine_(mine),
       deadline_(deadline),
+      look_(std::move(look)),
       party_{bootstrap.secret(), bootstrap.name(), name, bootstrap.rank(), bootstrap.size()},
       listener_(listen_locally()),
       peers_(bootstrap.size()) {
@@ -67,6 +69,7 @@ void HandOver::fetch_cards(Bootstrap& bootstrap, const std::string& prefix,
 std::vector<std::optional<Arena>> HandOver::run() {
   while (anybody_pending() && !deadline_.expired()) {
     call_lower_ranks();
+    if (look_) look_();
     if (anybody_pending()) wait_for_news();
     drop_stalling_strangers();
     connections_.remove_if([](const Connection& connection) { return !connection.socket; });
@@ -122,7 +125,8 @@ void HandOver::wait_for_news() {
     behind.push_back(&connection);
   }
   const auto due = next_due();
-  const auto until = due ? earlier(deadline_, Deadline::at(*due)) : deadline_;
+  auto until = due ? earlier(deadline_, Deadline::at(*due)) : deadline_;
+  if (look_) until = earlier(until, Deadline::after(kPauseBetweenLooks));
   if (::poll(entries.data(), entries.size(), until.left_ms()) <= 0) return;
   for (std::size_t i = 1; i < entries.size(); ++i) {
     // An earlier one may have ended this one.

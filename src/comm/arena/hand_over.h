@@ -17,6 +17,7 @@
 #include <lockstep/arena.h>
 #include <lockstep/errors.h>
 
+#include <functional>
 #include <list>
 #include <optional>
 #include <string>
@@ -35,7 +36,9 @@ namespace lockstep::comm {
 // Ownership: borrows arena and bootstrap; closes every socket and every descriptor it was sent.
 class HandOver {
  public:
-  HandOver(const Arena& mine, const std::string& name, Bootstrap& bootstrap, Deadline deadline);
+  // `look` is called now and then; it throws when waiting has become vain.
+  HandOver(const Arena& mine, const std::string& name, Bootstrap& bootstrap, Deadline deadline,
+           std::function<void()> look = {});
 
   std::vector<std::optional<Arena>> run();
 
@@ -85,6 +88,7 @@ class HandOver {
 
   const Arena& mine_;
   Deadline deadline_;
+  std::function<void()> look_;
   Party party_;
   LocalListener listener_;
   std::vector<Peer> peers_;

@@ -17,7 +17,7 @@ namespace lockstep::comm {
 
 inline constexpr std::size_t kCardBytes = 4096;
 
-struct Card {
+struct BoardCard {
   HeaderBytes header;
   alignas(64) std::byte bytes[kCardBytes];
 };
@@ -31,7 +31,7 @@ class Board {
   virtual ~Board() = default;
 
   // This worker's card of the next round.
-  virtual Card& blank() = 0;
+  virtual BoardCard& blank() = 0;
   virtual void pin() = 0;
 
   // Waits for a member's card of the round that was pinned last here; false at the deadline.
@@ -40,7 +40,7 @@ class Board {
   virtual bool has_come(int member) = 0;
 
   // A member's card that await has seen. Its writer may be broken: copy, then check.
-  virtual const Card& card(int member) const = 0;
+  virtual const BoardCard& card(int member) const = 0;
 };
 
 }  // namespace lockstep::comm

@@ -114,6 +114,7 @@ void Exchange::begin(std::span<const Buffer> data) {
 }
 
 void Exchange::await_all() {
+  if (!met_) begun_ = Deadline::Clock::now();  // what the caller did since begin() is not waiting
   for (const int peer : peers_) {
     if (!guarded(peer, [&] { return setting_.board->await(peer, deadline_); })) late(peer);
     const HeaderBytes theirs = setting_.board->card(peer).header;
@@ -137,8 +138,9 @@ Place Exchange::locate(const Buffer& data) const {
   return host == nullptr ? Place{} : host->memory.locate(data.data, data.bytes());
 }
 
-std::shared_ptr<std::byte> Exchange::resolve(int peer, Place place, std::size_t bytes) {
-  auto memory = link().host()->memory.resolve(world_rank(peer), place, bytes);
+std::shared_ptr<std::byte> Exchange::resolve(int peer, Place place, const Buffer& like) {
+  auto memory =
+      link().host()->memory.resolve(world_rank(peer), place, like.bytes(), size_of(like.dtype));
   if (memory) return memory;
   end(Mismatch(
       fmt::format(

@@ -78,6 +78,7 @@ class Exchange {
   // Every rank but this one, beginning with the next: so that not all turn to rank 0 first.
   const std::vector<int>& peers() const { return peers_; }
   Deadline deadline() const { return deadline_; }
+  void limit(Deadline deadline) { deadline_ = earlier(deadline_, deadline); }
   Link& link() const { return setting_.link; }
   std::byte* scratch(std::size_t bytes) const { return setting_.scratch.take(bytes); }
 
@@ -108,7 +109,7 @@ class Exchange {
   // Where a buffer of this worker lies for the others; and where a peer's does for this one, which
   // is a Mismatch if it is not there.
   Place locate(const Buffer& data) const;
-  std::shared_ptr<std::byte> resolve(int peer, Place place, std::size_t bytes);
+  std::shared_ptr<std::byte> resolve(int peer, Place place, const Buffer& like);
 
   // A message of zero bytes is none: nothing is sent, and waiting for it returns at once.
   class Ticket {

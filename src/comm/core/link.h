@@ -65,6 +65,9 @@ class Link {
   virtual void tell(const Failure& failure) noexcept = 0;
   virtual std::optional<Failure> heard_from(int peer, Deadline deadline) noexcept = 0;
 
+  // Why a peer has ended, as far as is known here.
+  virtual std::optional<Failure> end_of(int /*peer*/) const { return std::nullopt; }
+
   // Where all workers are processes of one host that can read each other's memory: what they have
   // there, and a board for some of them. `group` is the same number on every member and on no
   // other board of the same members at this time.

@@ -32,8 +32,8 @@ Place SharedMemory::locate(const void* data, std::size_t bytes) const {
   return {};
 }
 
-std::shared_ptr<std::byte> SharedMemory::resolve(int link_rank, Place place,
-                                                 std::size_t bytes) const {
+std::shared_ptr<std::byte> SharedMemory::resolve(int link_rank, Place place, std::size_t bytes,
+                                                 std::size_t alignment) const {
   const std::lock_guard lock(mutex_);
   for (const Known& known : known_) {
     if (known.id != place.arena) continue;
@@ -41,7 +41,8 @@ std::shared_ptr<std::byte> SharedMemory::resolve(int link_rank, Place place,
     auto arena = known.arena.lock();
     if (!arena || member == known.members.end()) continue;
     const int rank = static_cast<int>(member - known.members.begin());
-    if (!fits(place.offset, bytes, arena->size_of(rank))) return nullptr;
+    if (!fits(place.offset, bytes, arena->size_of(rank)) || place.offset % alignment != 0)
+      return nullptr;
     std::byte* at = arena->of(rank) + place.offset;
     return {std::move(arena), at};
   }

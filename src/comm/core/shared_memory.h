@@ -32,7 +32,9 @@ class SharedMemory {
   Place locate(const void* data, std::size_t bytes) const;
 
   // Another worker's memory, mapped here; nothing when that worker has no such place or this one has let it go.
-  std::shared_ptr<std::byte> resolve(int link_rank, Place place, std::size_t bytes) const;
+  // Its place must be a multiple of `alignment`.
+  std::shared_ptr<std::byte> resolve(int link_rank, Place place, std::size_t bytes,
+                                     std::size_t alignment = 1) const;
 
  private:
   struct Known {

@@ -55,7 +55,7 @@ struct BoardEntry {
   alignas(64) std::atomic<std::uint64_t> group;  // whose board it is; 0: nobody's
   Word left;                                     // this worker will not look at it again
   alignas(64) Word round;                        // of the card that was pinned last
-  Card cards[2];                                 // of even and odd rounds
+  BoardCard cards[2];                            // of even and odd rounds
 };
 inline constexpr int kBoardEntries = 128;
 

@@ -2,6 +2,7 @@
 
 #include <fmt/format.h>
 #include <lockstep/errors.h>
+#include <unistd.h>
 
 #include <algorithm>
 
@@ -43,9 +44,11 @@ class Boards::ShmBoard : public Board {
     entries_.resize(members_.size());
     round_ = own_.round.load(std::memory_order_relaxed);
   }
-  ~ShmBoard() override { own_.left.store(1, std::memory_order_seq_cst); }
+  ~ShmBoard() override {
+    if (::getpid() == pid_) own_.left.store(1, std::memory_order_seq_cst);
+  }
 
-  Card& blank() override { return own_.cards[(round_ + 1) % 2]; }
+  BoardCard& blank() override { return own_.cards[(round_ + 1) % 2]; }
 
   // Who is about to sleep says so before its last look at the round, so one of the two sees the other.
   void pin() override {
@@ -79,7 +82,7 @@ class Boards::ShmBoard : public Board {
     }
   }
 
-  const Card& card(int member) const override {
+  const BoardCard& card(int member) const override {
     return entries_[static_cast<std::size_t>(member)]->cards[round_ % 2];
   }
 
@@ -95,6 +98,7 @@ class Boards::ShmBoard : public Board {
     return entry;
   }
 
+  int pid_ = ::getpid();  // a child of fork() leaves its parent's boards alone
   const BoardSetting& setting_;
   BoardEntry& own_;
   std::uint64_t group_;

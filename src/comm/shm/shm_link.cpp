@@ -36,6 +36,7 @@ class ShmLink : public Link, public std::enable_shared_from_this<ShmLink> {
   std::optional<Failure> failure() const override;
   void tell(const Failure& failure) noexcept override;
   std::optional<Failure> heard_from(int peer, Deadline deadline) noexcept override;
+  std::optional<Failure> end_of(int rank) const override;
   Host* host() override { return &host_; }
   std::unique_ptr<Board> make_board(std::uint64_t group, std::span<const int> members) override {
     return boards_->make(group, members);
@@ -67,7 +68,6 @@ class ShmLink : public Link, public std::enable_shared_from_this<ShmLink> {
   bool begin_sends(ShmPeer& peer);
   bool stream_sends(ShmPeer& peer);
   void look_at_life(int rank, ShmPeer& peer);
-  std::optional<Failure> end_of(int rank) const;
   std::optional<Failure> trouble_with(int rank) const;
   void end_peer(ShmPeer& peer, const Failure& failure);
   void fail_posts(ShmPeer& peer, const Failure& failure);
@@ -503,6 +503,7 @@ void ShmLink::fail_posts(ShmPeer& peer, const Failure& failure) {
 }
 
 void ShmLink::fail(const Failure& failure) noexcept {
+  if (::getpid() != pid_) return;  // a child of fork(): the world is its parent's
   const Lock lock(mutex_);
   fail_locked(failure);
 }

@@ -8,11 +8,13 @@ GradientSource GradientSource::own(const replica::Replicated& model) {
   return {plan::plan_reduction(1, 1), {model.gradients().data()}, 1};
 }
 
-GradientSource GradientSource::everyones(replica::Replicated& model, double divided_by) {
-  const int workers = model.comm().size();
-  GradientSource source{plan::plan_reduction(workers, workers), {}, 1 / divided_by};
-  for (const plan::Operand& operand : source.plan.operands)
-    source.operands.push_back(model.gradients().of(operand.worker));
+GradientSource GradientSource::everyones(const replica::Replicated& model,
+                                         const plan::ShardedReduction& plan, double divided_by) {
+  GradientSource source{plan.sum, {}, 1 / divided_by};
+  for (std::size_t worker = 0; worker < plan.workers.size(); ++worker) {
+    for (const auto& held : plan.workers[worker].held)
+      source.operands.push_back(model.bank(held.bank).of(static_cast<int>(worker)));
+  }
   return source;
 }
 

@@ -6,6 +6,7 @@
 #include <vector>
 
 #include "comm/core/tree_sum.h"
+#include "plan/accumulation.h"
 #include "plan/tree.h"
 
 namespace lockstep::replica {
@@ -22,8 +23,9 @@ struct GradientSource {
 
   // This worker's own gradients, which have been averaged.
   static GradientSource own(const replica::Replicated& model);
-  // The sum of all workers' gradients, divided. Only where every worker reads all of them.
-  static GradientSource everyones(replica::Replicated& model, double divided_by);
+  // The sum of all workers' banks, divided. Only where every worker reads all of them.
+  static GradientSource everyones(const replica::Replicated& model,
+                                  const plan::ShardedReduction& plan, double divided_by);
 };
 
 // Elements that are updated at a time: gradient, parameter and two states stay in a second-level cache, and what is

@@ -33,6 +33,7 @@ class Rule {
   virtual void update(const Piece& piece, std::int64_t step) const = 0;  // step from 1
   virtual double lr() const = 0;
   virtual void set_lr(double lr) = 0;
+  virtual std::string describe() const = 0;  // everything that decides its result
 };
 
 struct Optimizer::Impl {
@@ -64,6 +65,8 @@ struct Optimizer::Impl {
  private:
   void assign_groups(const std::vector<std::vector<torch::Tensor>>& group_members);
   torch::Tensor parameter_of(std::size_t entry) const;
+  void agree_on_options() const;
+  void begin_together();
   void meet();
   void gather_own_slice(const GradientSource& source);
   double clip_factor();

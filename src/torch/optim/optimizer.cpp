@@ -5,6 +5,7 @@
 #include <map>
 
 #include "torch/optim/impl.h"
+#include "torch/replica/agreement.h"
 #include "torch/replica/tensors.h"
 
 namespace lockstep::optim {
@@ -18,6 +19,7 @@ Optimizer::Impl::Impl(Replica& replica, Kind its_kind, std::vector<std::unique_p
   for (std::size_t i = 0; i < kind.states.size(); ++i)
     memories.emplace_back(comm, model->layout().bytes(), replica::Copies::kPerHost);
   together = model->gradients().shared();
+  if (together) agree_on_options();
   const auto slices = plan::plan_slices(model->layout(), together ? comm.size() : 1);
   own = plan::stretches_of(model->layout(),
                            slices[static_cast<std::size_t>(together ? comm.rank() : 0)]);
@@ -43,6 +45,18 @@ void Optimizer::Impl::assign_groups(const std::vector<std::vector<torch::Tensor>
       rule_of[found->second] = group + 1;
     }
   }
+}
+
+// Every worker updates a part of the parameters: with other options the parts would not fit together.
+void Optimizer::Impl::agree_on_options() const {
+  std::vector<replica::Property> properties{{"optimizer", kind.name}};
+  for (std::size_t i = 0; i < rules.size(); ++i)
+    properties.push_back({fmt::format("options of group {}", i), rules[i]->describe()});
+  const auto& entries = model->layout().entries();
+  for (std::size_t entry = 0; entry < rule_of.size(); ++entry)
+    properties.push_back({"group of " + entries[entry].name, std::to_string(rule_of[entry])});
+  replica::agree(model->comm(), properties,
+                 {"workers have different optimizers", "make the same one on every worker"});
 }
 
 torch::Tensor Optimizer::Impl::parameter_of(std::size_t entry) const {

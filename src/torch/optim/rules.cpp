@@ -32,6 +32,11 @@ class SgdRule : public Rule {
   }
   double lr() const override { return options_.lr; }
   void set_lr(double lr) override { options_.lr = lr; }
+  std::string describe() const override {
+    return fmt::format("lr {} momentum {} dampening {} weight_decay {} nesterov {}", options_.lr,
+                       options_.momentum, options_.dampening, options_.weight_decay,
+                       options_.nesterov);
+  }
 
  private:
   SGDOptions options_;
@@ -53,6 +58,10 @@ class AdamRule : public Rule {
   }
   double lr() const override { return options_.lr; }
   void set_lr(double lr) override { options_.lr = lr; }
+  std::string describe() const override {
+    return fmt::format("lr {} beta1 {} beta2 {} eps {} weight_decay {}", options_.lr,
+                       options_.beta1, options_.beta2, options_.eps, options_.weight_decay);
+  }
 
  private:
   AdamOptions options_;

@@ -3,7 +3,7 @@
 //   own slice   the blocks that this worker updates: its share where workers share memory, else all
 //   hand-out    the new values go into every worker's parameters, piece by piece while they are at hand
 //
-//   1. wait until every worker is here: all gradients are there, and nobody reads parameters any more
+//   1. wait until every worker is here and means the same: all gradients are there, and nobody reads parameters any more
 //   2. with clipping: the own slice of the gradients is gathered, its blocks' squares go where all see
 //      them, wait again, and everybody adds all of them up in the order of the tree
 //   3. read the gradient of a piece, update its part of the state and of the parameters, hand it out
@@ -17,9 +17,12 @@
 #include <torch/csrc/autograd/variable.h>
 
 #include <algorithm>
+#include <bit>
 #include <cmath>
 #include <cstring>
+#include <exception>
 
+#include "base/hash.h"
 #include "torch/optim/impl.h"
 
 namespace lockstep::optim {
@@ -55,10 +58,10 @@ std::size_t offset_of(const plan::Entry& entry, std::size_t element) {
 }  // namespace
 
 void Optimizer::Impl::step(const GradientSource& source) {
-  model->check_attached();
   torch::NoGradGuard no_grad;
   last_wait = {};
-  meet();
+  last_norm = 0;
+  begin_together();
   GradientSource gradients = source;
   if (clip_norm > 0) {
     gather_own_slice(source);
@@ -71,6 +74,49 @@ void Optimizer::Impl::step(const GradientSource& source) {
   // Whoever saved a parameter for a backward to come must find out, as after torch::optim.
   for (std::size_t entry = 0; entry < rule_of.size(); ++entry)
     torch::autograd::impl::bump_version(parameter_of(entry));
+}
+
+// Whether all workers are about to do the same: each would update its part in its own way else. A worker that cannot
+// take the step says so, and then nobody does.
+void Optimizer::Impl::begin_together() {
+  if (!together) return model->check_attached();
+  struct Intention {
+    std::uint64_t cannot = 0;
+    std::uint64_t steps = 0;
+    std::uint64_t rates = 0;  // digest of learning rates and clipping
+    bool operator==(const Intention&) const = default;
+  };
+  Comm& comm = model->comm();
+  std::vector<Intention> all(static_cast<std::size_t>(comm.size()));
+  Intention& mine = all[static_cast<std::size_t>(comm.rank())];
+  mine.steps = static_cast<std::uint64_t>(steps);
+  mine.rates = std::bit_cast<std::uint64_t>(clip_norm);
+  for (const auto& rule : rules)
+    mine.rates = base::mix64(mine.rates ^ std::bit_cast<std::uint64_t>(rule->lr()));
+  std::exception_ptr cannot;
+  try {
+    model->check_attached();
+  } catch (const BadInput&) {
+    cannot = std::current_exception();
+    mine.cannot = 1;
+  }
+  const auto began = std::chrono::steady_clock::now();
+  comm.all_gather({all.data(), all.size() * sizeof(Intention) / 8, DType::kInt64}).wait();
+  last_wait += std::chrono::steady_clock::now() - began;
+  if (cannot) std::rethrow_exception(cannot);
+  for (int rank = 0; rank < comm.size(); ++rank) {
+    const Intention& theirs = all[static_cast<std::size_t>(rank)];
+    if (theirs.cannot != 0)
+      throw BadInput(fmt::format("rank {} cannot take this step; its own error says why", rank),
+                     {rank});
+    if (theirs == all[0]) continue;
+    throw Mismatch(
+        fmt::format("rank 0 and rank {} are at step {} and {} of the optimizer{}: set learning "
+                    "rates, clipping and state alike on every worker",
+                    rank, all[0].steps, theirs.steps,
+                    theirs.rates == all[0].rates ? "" : " with other learning rates or clipping"),
+        {0, rank});
+  }
 }
 
 void Optimizer::Impl::meet() {

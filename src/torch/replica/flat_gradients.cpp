@@ -4,17 +4,26 @@
 #include <lockstep/errors.h>
 
 namespace lockstep::replica {
+
 FlatGradients::FlatGradients(const std::vector<NamedTensor>& parameters, const plan::Layout& layout,
                              FlatMemory memory)
     : memory_(std::move(memory)) {
   places_.reserve(layout.entries().size());
   for (const plan::Entry& entry : layout.entries()) {
     torch::Tensor parameter = parameters[entry.registered].tensor;
-    torch::Tensor view = memory_.view(entry, parameter);
-    if (parameter.grad().defined()) view.copy_(parameter.grad().detach());
-    parameter.mutable_grad() = view;
-    places_.push_back({entry.name, parameter, view});
+    places_.push_back({entry.name, parameter, memory_.view(entry, parameter)});
   }
+}
+
+void FlatGradients::attach() {
+  for (Place& place : places_) place.parameter.mutable_grad() = place.view;
+}
+
+void FlatGradients::take_over() {
+  for (Place& place : places_) {
+    if (place.parameter.grad().defined()) place.view.copy_(place.parameter.grad().detach());
+  }
+  attach();
 }
 
 void FlatGradients::check(std::size_t entry) const {

@@ -19,10 +19,14 @@ namespace lockstep::replica {
 // Ownership: the memory lives as long as any gradient that views it.
 class FlatGradients {
  public:
-  // `parameters` in registration order, as the layout numbers them. Every parameter's gradient
-  // becomes a view of the memory; a gradient that it had is kept.
+  // `parameters` in registration order, as the layout numbers them.
   FlatGradients(const std::vector<NamedTensor>& parameters, const plan::Layout& layout,
                 FlatMemory memory);
+
+  // Every parameter's gradient becomes a view of the memory. take_over() keeps the values that
+  // gradients have.
+  void attach();
+  void take_over();
 
   void clear() const { memory_.clear(); }
 

@@ -1,5 +1,8 @@
 #include "torch/replica/flat_memory.h"
 
+#include <fmt/format.h>
+#include <lockstep/errors.h>
+
 #include <algorithm>
 #include <cstring>
 
@@ -10,6 +13,13 @@ FlatMemory::FlatMemory(Comm& comm, std::size_t bytes, Copies copies)
   const bool has_own = copies == Copies::kPerWorker || comm.rank() == 0;
   arena_ = comm.share(has_own ? bytes_ : 0);
   shared_ = arena_ != nullptr;
+  for (int rank = 0; shared_ && rank < comm.size(); ++rank) {
+    if (arena_->size_of(copies == Copies::kPerHost ? 0 : rank) >= bytes_) continue;
+    throw Mismatch(fmt::format("rank {} shares less memory than rank {} needs of it: workers hold "
+                               "different models or options",
+                               rank, comm.rank()),
+                   {rank});
+  }
   if (shared_) return;
   std::vector<Arena> own;
   own.push_back(Arena::create(std::max<std::size_t>(bytes_, 1)));

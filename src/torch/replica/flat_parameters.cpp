@@ -15,8 +15,8 @@ FlatParameters::FlatParameters(Comm& comm, const std::vector<NamedTensor>& param
 
 void FlatParameters::keep_one_copy(Comm& comm) {
   if (copies_ == Copies::kPerHost || !memory_.shared() || comm.size() == 1) return;
+  memory_ = FlatMemory(comm, layout_.bytes(), Copies::kPerHost);
   copies_ = Copies::kPerHost;
-  memory_ = FlatMemory(comm, layout_.bytes(), copies_);
   move_in(comm);
 }
 

@@ -3,7 +3,7 @@
 #include <fmt/format.h>
 #include <lockstep/errors.h>
 
-#include <cstring>
+#include <map>
 #include <set>
 
 #include "torch/replica/agreement.h"
@@ -32,6 +32,32 @@ void check_names(const Model& model) {
   }
 }
 
+// Parameters get memory of their own; two that share values without being one tensor would part.
+void check_apart(const std::vector<NamedTensor>& trained) {
+  std::map<const char*, const NamedTensor*> begins;
+  for (const NamedTensor& named : trained) {
+    if (named.tensor.numel() > 0)
+      begins[static_cast<const char*>(named.tensor.data_ptr())] = &named;
+  }
+  const NamedTensor* before = nullptr;
+  for (const NamedTensor& named : trained) {
+    if (named.tensor.numel() == 0) continue;
+    const auto* begin = static_cast<const char*>(named.tensor.data_ptr());
+    auto at = begins.find(begin);
+    before = at->second != &named ? at->second : nullptr;
+    if (before == nullptr && at != begins.begin()) {
+      --at;
+      if (at->first + at->second->tensor.nbytes() > begin && at->second->tensor.is_contiguous())
+        before = at->second;
+    }
+    if (before == nullptr) continue;
+    throw BadInput(
+        fmt::format("parameters {} and {} share memory without being one tensor: tie them by "
+                    "registering the same tensor, or clone one",
+                    before->name, named.name));
+  }
+}
+
 }  // namespace
 
 std::vector<NamedTensor> Model::everything() const {
@@ -54,6 +80,7 @@ Model sort_tensors(std::vector<NamedTensor> parameters, std::vector<NamedTensor>
       throw BadInput(fmt::format("{} is no leaf of the graph: pass parameters", named.name));
     model.trained.push_back(named);
   }
+  check_apart(model.trained);
   if (model.trained.empty())
     throw BadInput("the model has no parameter that requires a gradient: nothing to train");
   return model;
@@ -70,6 +97,7 @@ void agree_on_model(Comm& comm, const Model& model, const DataParallelOptions& o
   const auto number = [](auto value) { return std::to_string(static_cast<std::size_t>(value)); };
   properties.push_back({"option missing_gradient", number(options.missing_gradient)});
   properties.push_back({"option buffers", number(options.buffers)});
+  properties.push_back({"option share_parameters", number(options.share_parameters)});
   properties.push_back({"option first_bucket_bytes", number(options.first_bucket_bytes)});
   properties.push_back({"option bucket_bytes", number(options.bucket_bytes)});
   properties.push_back({"option algorithm", name(options.algorithm)});
@@ -96,32 +124,14 @@ void copy_from_leader(Comm& comm, const std::vector<NamedTensor>& tensors) {
 
 void BufferSync::start(Comm& comm) {
   if (comm.size() == 1 || buffers_.empty()) return;
-  std::size_t bytes = 0;
-  for (const NamedTensor& named : buffers_) bytes += named.tensor.nbytes();
-  staging_.resize(bytes);
-  if (comm.rank() == 0) {
-    std::byte* to = staging_.data();
-    for (const NamedTensor& named : buffers_) {
-      const torch::Tensor host = host_contiguous(named.tensor);
-      std::memcpy(to, host.data_ptr(), host.nbytes());
-      to += host.nbytes();
-    }
-  }
+  staging_ = pack(buffers_);
   work_ = comm.broadcast({staging_.data(), staging_.size(), DType::kUInt8}, 0);
 }
 
 void BufferSync::finish(Comm& comm) {
   if (comm.size() == 1 || buffers_.empty()) return;
   work_.wait();
-  if (comm.rank() == 0) return;
-  torch::NoGradGuard no_grad;
-  std::byte* from = staging_.data();
-  for (const NamedTensor& named : buffers_) {
-    const auto options = torch::TensorOptions().dtype(named.tensor.dtype());
-    // Through .data(): a graph that saved the buffer keeps its version, as after DDP's broadcast.
-    named.tensor.data().copy_(torch::from_blob(from, named.tensor.sizes(), options));
-    from += named.tensor.nbytes();
-  }
+  if (comm.rank() != 0) unpack(staging_, buffers_);
 }
 
 }  // namespace lockstep::replica

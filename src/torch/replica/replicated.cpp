@@ -12,6 +12,7 @@
 #include <torch/csrc/autograd/function_hook.h>
 #include <torch/csrc/autograd/variable.h>
 
+#include "comm/core/tree_sum.h"
 #include "torch/replica/agreement.h"
 #include "torch/replica/tensors.h"
 
@@ -93,11 +94,33 @@ Replicated::Replicated(Comm comm, Model model, FlatParameters parameters, FlatMe
       layout_(layout_of(model_.trained)),
       buckets_(plan::plan_buckets(layout_, bucket_limits(options, gradients))),
       parameters_(std::move(parameters)),
-      gradients_(model_.trained, layout_, std::move(gradients)),
       ledger_(layout_, buckets_),
       buffer_sync_(model_.buffers),
       comm_(std::move(comm)) {
+  syncs_buffers_ = options.buffers == BufferSource::kLeader;
+  banks_.emplace_back(model_.trained, layout_, std::move(gradients));
+  banks_.front().take_over();
   forget();
+}
+
+void Replicated::make_banks(int count) {
+  while (banks_.size() < static_cast<std::size_t>(count)) {
+    FlatMemory memory(comm_, layout_.bytes(), Copies::kPerWorker);
+    banks_.emplace_back(model_.trained, layout_, std::move(memory));
+  }
+}
+
+void Replicated::use_bank(int bank) {
+  if (std::exchange(bank_in_use_, static_cast<std::size_t>(bank)) != static_cast<std::size_t>(bank))
+    banks_[bank_in_use_].attach();
+}
+
+void Replicated::add_banks(int into, int from) const {
+  for (const plan::Bucket& bucket : buckets_) {
+    const Buffer left = banks_[static_cast<std::size_t>(into)].bucket(bucket);
+    const Buffer right = banks_[static_cast<std::size_t>(from)].bucket(bucket);
+    comm::combine(left.dtype, ReduceOp::kSum, left.data, right.data, left.data, left.count);
+  }
 }
 
 // After a synchronisation nothing has been added up.
@@ -122,7 +145,7 @@ void Replicated::gradient_ready(std::size_t entry) {
     begin_pass(suspended_ == 0);
     add_weight();
   }
-  gradients_.check(entry);
+  banks_[bank_in_use_].check(entry);
   if (!ledger_.mark(entry)) {
     throw BadInput(fmt::format(
         "the gradient of {} arrived twice in one backward pass: an earlier pass was broken off "
@@ -132,15 +155,17 @@ void Replicated::gradient_ready(std::size_t entry) {
   }
   since_.reached[entry] = true;
   if (pass_.synchronised) launch_ready();
-  if (ledger_.complete()) pass_.times.last_gradient = since_begin();
+  if (ledger_.complete() && pass_.synchronised) pass_.times.last_gradient = since_begin();
 }
 
 void Replicated::begin_pass(bool synchronised) {
   ledger_.begin();
+  const BackwardTimes last = pass_.times;
   pass_ = {};
   pass_.active = true;
   pass_.synchronised = synchronised;
   pass_.began = Clock::now();
+  if (!synchronised) pass_.times = last;
 }
 
 void Replicated::add_weight() {
@@ -185,13 +210,34 @@ void Replicated::launch(std::size_t bucket, double factor) {
   if (pass_.works.empty()) times.first_launch = since_begin();
   if (!ledger_.complete()) ++times.launched_before_end;
   ++times.buckets;
-  pass_.works.push_back(comm_.all_reduce(gradients_.bucket(buckets_[bucket]),
-                                         {.factor = factor, .algorithm = options_.algorithm}));
+  pass_.works.push_back(
+      reduce(buckets_[bucket], {.factor = factor, .algorithm = options_.algorithm}));
+}
+
+// With several shards the sums that this worker may compute are computed here, bucket by bucket: all banks but the one
+// in use are complete, and of that one this bucket is.
+Work Replicated::reduce(const plan::Bucket& bucket, const ReduceOptions& options) {
+  const Buffer result = banks_.front().bucket(bucket);
+  if (!sharded_) return comm_.all_reduce(result, options);
+  std::vector<Buffer> partials;
+  std::size_t next = 0;
+  for (const plan::Reduction& partial : sharded_->partials) {
+    std::vector<const void*> operands;
+    for (std::size_t i = 0; i < partial.operands.size(); ++i) {
+      const auto bank = static_cast<std::size_t>(sharded_->held[next++]);
+      const Buffer operand = banks_[bank].bucket(bucket);
+      operands.push_back(operand.data);
+      if (i == 0) partials.push_back(operand);
+    }
+    comm::TreeSum(partial, comm::Fold{bucket.dtype})
+        .run(operands, partials.back().data, bucket.count());
+  }
+  return comm_.reduce(std::move(partials), sharded_->shards, result, options);
 }
 
 void Replicated::end_pass() {
-  if (pass_.times.last_gradient.count() == 0) pass_.times.last_gradient = since_begin();
   if (pass_.synchronised) {
+    if (pass_.times.last_gradient.count() == 0) pass_.times.last_gradient = since_begin();
     check_complete();
     finish();
   }
@@ -223,22 +269,24 @@ void Replicated::check_complete() const {
 
 void Replicated::finish() {
   launch_weights();
-  const bool with_buffers = options_.buffers == BufferSource::kLeader;
+  const bool with_buffers = syncs_buffers_;
   const double divided_by = divisor();
   for (std::size_t bucket = pass_.works.size(); bucket < buckets_.size(); ++bucket)
     launch(bucket, 1 / divided_by);
   if (with_buffers) buffer_sync_.start(comm_);
   for (const Work& work : pass_.works) work.wait();
   if (with_buffers) buffer_sync_.finish(comm_);
-  check_weights();
+  const Since seen = since_;
   forget();
   pass_.works.clear();
   pass_.times.end = since_begin();
+  pass_.active = false;
+  if (!divisor_) check_weights(seen);
 }
 
 void Replicated::finish_unreduced() {
   if (since_.weights[1] + since_.weights[2] > 0) check_complete();
-  if (options_.buffers == BufferSource::kLeader) {
+  if (syncs_buffers_) {
     buffer_sync_.start(comm_);
     buffer_sync_.finish(comm_);
   }
@@ -253,9 +301,8 @@ double Replicated::divisor() {
 }
 
 // Only after the reduction, which nobody leaves alone.
-void Replicated::check_weights() const {
-  if (divisor_) return;
-  const auto [sum, weighted, plain] = since_.weights;
+void Replicated::check_weights(const Since& seen) {
+  const auto [sum, weighted, plain] = seen.weights;
   if (weighted > 0 && plain > 0) {
     throw BadInput(
         "loss.backward() and lockstep::backward(loss, samples) were mixed in one step: use one of "
@@ -280,7 +327,7 @@ void Replicated::check_attached() const {
   }
   for (std::size_t i = 0; i < accumulators_.size(); ++i) {
     const NamedTensor& named = model_.trained[layout_.entries()[i].registered];
-    gradients_.check(i);
+    banks_[bank_in_use_].check(i);
     parameters_.check(i);
     if (!named.tensor.requires_grad()) {
       throw BadInput(fmt::format(
@@ -303,7 +350,7 @@ void Replicated::zero_grad() {
   }
   pass_.active = false;
   forget();
-  gradients_.clear();
+  banks_[bank_in_use_].clear();
   check_attached();
 }
 

@@ -18,6 +18,7 @@
 
 #include "plan/buckets.h"
 #include "plan/layout.h"
+#include "plan/tree.h"
 #include "torch/replica/flat_gradients.h"
 #include "torch/replica/flat_parameters.h"
 #include "torch/replica/ledger.h"
@@ -59,11 +60,31 @@ class Replicated : public std::enable_shared_from_this<Replicated> {
   // One copy of the parameters per host from here on, where workers share memory. Collective.
   void keep_one_copy() { parameters_.keep_one_copy(comm_); }
 
+  // Memories for the gradients of several shards. The first is the one that is reduced and read by
+  // optimizers; backward adds to the one in use. make_banks() is collective.
+  void make_banks(int count);
+  void use_bank(int bank);
+  const FlatMemory& bank(int bank) const { return banks_[static_cast<std::size_t>(bank)].memory(); }
+  void clear_bank(int bank) const { banks_[static_cast<std::size_t>(bank)].clear(); }
+  void add_banks(int into, int from) const;
+
+  // For whoever hosts several shards: what the banks hold is reduced over `shards` in place of one
+  // gradient per worker; nothing: that.
+  struct Sharded {
+    int shards = 0;
+    std::vector<int> held;                  // banks, in shard order
+    std::vector<plan::Reduction> partials;  // over consecutive ones of them
+  };
+  void set_sharded(std::optional<Sharded> sharded) { sharded_ = std::move(sharded); }
+
+  // Whether buffers are synchronised at the end of a pass; the Trainer does it itself.
+  void set_syncs_buffers(bool syncs) { syncs_buffers_ = syncs; }
+
   void suspend_sync() { ++suspended_; }
   void resume_sync() { --suspended_; }
 
   const plan::Layout& layout() const { return layout_; }
-  const FlatMemory& gradients() const { return gradients_.memory(); }
+  const FlatMemory& gradients() const { return bank(0); }
   const FlatMemory& parameters() const { return parameters_.memory(); }
   const Model& model() const { return model_; }
   const BackwardTimes& times() const { return pass_.times; }
@@ -102,11 +123,12 @@ class Replicated : public std::enable_shared_from_this<Replicated> {
   void launch_ready();
   void launch_weights();
   void launch(std::size_t bucket, double factor);
+  Work reduce(const plan::Bucket& bucket, const ReduceOptions& options);
   std::optional<double> known_divisor();
   void finish();
   void check_complete() const;
   double divisor();
-  void check_weights() const;
+  static void check_weights(const Since& seen);
   std::chrono::nanoseconds since_begin() const { return Clock::now() - pass_.began; }
 
   DataParallelOptions options_;
@@ -114,7 +136,10 @@ class Replicated : public std::enable_shared_from_this<Replicated> {
   plan::Layout layout_;
   std::vector<plan::Bucket> buckets_;
   FlatParameters parameters_;
-  FlatGradients gradients_;
+  std::vector<FlatGradients> banks_;
+  std::size_t bank_in_use_ = 0;
+  std::optional<Sharded> sharded_;
+  bool syncs_buffers_ = true;
   Ledger ledger_;
   BufferSync buffer_sync_;
   Pass pass_;

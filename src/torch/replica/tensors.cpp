@@ -5,6 +5,7 @@
 #include <lockstep/errors.h>
 
 #include <algorithm>
+#include <cstring>
 
 #include "base/hash.h"
 
@@ -72,6 +73,29 @@ Buffer bytes_of(const torch::Tensor& tensor) {
 
 torch::Tensor host_contiguous(const torch::Tensor& tensor) {
   return tensor.detach().to(torch::kCPU).contiguous();
+}
+
+std::vector<std::byte> pack(const std::vector<NamedTensor>& tensors) {
+  std::size_t bytes = 0;
+  for (const NamedTensor& named : tensors) bytes += named.tensor.nbytes();
+  std::vector<std::byte> packed(bytes);
+  std::byte* to = packed.data();
+  for (const NamedTensor& named : tensors) {
+    const torch::Tensor host = host_contiguous(named.tensor);
+    if (host.nbytes() > 0) std::memcpy(to, host.data_ptr(), host.nbytes());
+    to += host.nbytes();
+  }
+  return packed;
+}
+
+void unpack(const std::vector<std::byte>& bytes, const std::vector<NamedTensor>& tensors) {
+  torch::NoGradGuard no_grad;
+  auto* from = const_cast<std::byte*>(bytes.data());
+  for (const NamedTensor& named : tensors) {
+    const auto options = torch::TensorOptions().dtype(named.tensor.dtype());
+    named.tensor.data().copy_(torch::from_blob(from, named.tensor.sizes(), options));
+    from += named.tensor.nbytes();
+  }
 }
 
 std::string digest(std::vector<NamedTensor> tensors) {

@@ -22,6 +22,11 @@ Buffer bytes_of(const torch::Tensor& tensor);
 // A contiguous copy on the CPU, or the tensor itself if it is one.
 torch::Tensor host_contiguous(const torch::Tensor& tensor);
 
+// The bytes of all tensors, one after the other, and back. unpack writes through .data(): a graph that
+// saved a tensor keeps its version, as after DDP's broadcast.
+std::vector<std::byte> pack(const std::vector<NamedTensor>& tensors);
+void unpack(const std::vector<std::byte>& bytes, const std::vector<NamedTensor>& tensors);
+
 // SHA-256 in hex over the tensors sorted by name. For each, with no separators but those shown:
 //   name \0 dtype \0 [d0, d1, …] \0 row-major little-endian bytes
 // dtype as in describe(): float32, int64, bool …

@@ -141,6 +141,7 @@ void write_checkpoint(Comm& comm, const std::string& directory, const Replica& m
 
 std::int64_t read_checkpoint(Comm& comm, const std::string& directory, Replica& model,
                              optim::Optimizer& optimizer, const Job& job) {
+  comm.barrier().wait();  // where workers share memory, nobody computes with it any more
   const std::string said =
       from_leader(comm, [&] { return read_on_leader(directory, model, optimizer, job); });
   if (said.empty()) return -1;
@@ -180,6 +181,7 @@ void save(const torch::nn::Module& module, const std::string& path) {
 void load(Replica& model, const std::string& path) {
   Comm& comm = model.state()->comm();
   const auto tensors = model.state()->model().everything();
+  comm.barrier().wait();  // where workers share memory, nobody computes with it any more
   train::from_leader(comm, [&]() -> std::string {
     const auto file = formats::SafetensorsFile::open(path);
     file.verify();

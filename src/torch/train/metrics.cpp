@@ -2,19 +2,28 @@
 
 #include <algorithm>
 #include <cmath>
+#include <span>
+
+#include "plan/tree.h"
 
 namespace lockstep::train {
 
-void StepMetrics::start(const Local& local) {
-  sums_ = {local.weighted_loss, local.weight, local.stop ? 1.0 : 0.0};
-  work_ = channel_.all_reduce({sums_.data(), sums_.size(), DType::kFloat64});
+// Every number is one worker's, and zero elsewhere: the sum moves them and adds nothing up.
+void StepMetrics::start(const Local& local, int shards, double total) {
+  losses_.assign(static_cast<std::size_t>(shards) + 1, 0);
+  for (const auto& [shard, loss] : local.weighted_losses)
+    losses_[static_cast<std::size_t>(shard)] = loss;
+  losses_.back() = local.stop ? 1 : 0;
+  total_ = total;
+  work_ = channel_.all_reduce({losses_.data(), losses_.size(), DType::kFloat64});
   pending_ = true;
 }
 
 StepMetrics::Global StepMetrics::finish() {
   work_.wait();
   pending_ = false;
-  return {sums_[0] / sums_[1], sums_[2] > 0};
+  const std::span<const double> losses(losses_.data(), losses_.size() - 1);
+  return {plan::tree_sum(losses) / total_, losses_.back() > 0};
 }
 
 double percentile(std::vector<double> values, double part) {

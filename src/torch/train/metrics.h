@@ -3,7 +3,7 @@
 
 #include <lockstep/comm.h>
 
-#include <array>
+#include <map>
 #include <vector>
 
 namespace lockstep::train {
@@ -19,22 +19,23 @@ class StepMetrics {
   explicit StepMetrics(Comm channel) : channel_(std::move(channel)) {}
 
   struct Local {
-    double weighted_loss = 0;
-    double weight = 0;
+    std::map<int, double> weighted_losses;  // by hosted shard
     bool stop = false;
   };
   struct Global {
-    double loss = 0;    // the weighted mean
+    double loss = 0;    // the weighted mean, added up as the tree over shards
     bool stop = false;  // some worker was told to stop
   };
 
-  void start(const Local& local);
+  // `total` is the sum of the weights of all `shards`.
+  void start(const Local& local, int shards, double total);
   Global finish();
   bool pending() const { return pending_; }
 
  private:
   Comm channel_;
-  std::array<double, 3> sums_{};
+  std::vector<double> losses_;  // by shard; last, how many were told to stop
+  double total_ = 0;
   Work work_;
   bool pending_ = false;
 };

@@ -1,9 +1,10 @@
 // One step of the job on this worker:
 //
-//   forward, backward   for every hosted shard, seeded for (job, step, shard) and weighted by its
-//                       samples; all but the last inside no_sync
+//   forward, backward   for every hosted shard, seeded for (job, step, shard), with the buffers of the
+//                       step before, weighted by its samples; its gradients go where plan/ says
 //   reduction           the sum over shards divided by the sum of weights
 //   update              the learning rate of the step, the optimizer
+//   buffers             become the first shard's, or the mean over shards
 //                       Where workers share memory the two are one pass, after every worker's last
 //                       backward; else the reduction goes with the last backward, in buckets
 //   metrics             loss and stop requests of all workers, one step behind, so that nobody waits
@@ -17,6 +18,7 @@
 #include <utility>
 
 #include "base/memory_use.h"
+#include "plan/accumulation.h"
 #include "plan/position.h"
 #include "plan/seed.h"
 #include "plan/tree.h"
@@ -27,6 +29,7 @@
 #include "torch/train/checkpoint.h"
 #include "torch/train/feeder.h"
 #include "torch/train/metrics.h"
+#include "torch/train/shard_buffers.h"
 
 namespace lockstep {
 namespace {
@@ -51,6 +54,7 @@ train::Job job_of(const TrainerParts& parts, const TrainerOptions& options) {
   train::Job job = options.job;
   job["global_batch"] = std::to_string(options.global_batch);
   job["shards"] = std::to_string(options.shards);
+  job["buffers"] = options.buffers == ShardBufferRule::kMean ? "mean" : "first shard";
   job["seed"] = std::to_string(options.seed);
   job["samples"] = std::to_string(parts.train->size());
   job["optimizer"] = parts.optimizer->name();
@@ -58,15 +62,23 @@ train::Job job_of(const TrainerParts& parts, const TrainerOptions& options) {
   return job;
 }
 
-// Divides by the weights of a step, as long as it lives; the model is the user's again after.
-class DivisorScope {
+// The model reduces what its banks hold, and leaves its buffers alone, as long as it lives; it is the user's again
+// after.
+class ShardScope {
  public:
-  DivisorScope(replica::Replicated& model, double total) : model_(model) {
-    model_.set_divisor(total);
+  ShardScope(replica::Replicated& model, std::optional<replica::Replicated::Sharded> sharded)
+      : model_(model) {
+    model_.set_sharded(std::move(sharded));
+    model_.set_syncs_buffers(false);
   }
-  ~DivisorScope() { model_.set_divisor(std::nullopt); }
-  DivisorScope(const DivisorScope&) = delete;
-  DivisorScope& operator=(const DivisorScope&) = delete;
+  ~ShardScope() {
+    model_.set_divisor(std::nullopt);
+    model_.set_sharded(std::nullopt);
+    model_.set_syncs_buffers(true);
+    model_.use_bank(0);
+  }
+  ShardScope(const ShardScope&) = delete;
+  ShardScope& operator=(const ShardScope&) = delete;
 
  private:
   replica::Replicated& model_;
@@ -88,6 +100,16 @@ class EvaluationScope {
 void check_parts(const TrainerParts& parts) {
   if (!parts.optimizer || !parts.train || !parts.module || !parts.loss)
     throw BadInput("a Trainer wants a module, an optimizer, training data and a loss");
+}
+
+// Sums of some shards are kept in the gradients' type: they must not be rounded before the last one is added.
+void check_types(const replica::Replicated& model) {
+  for (const plan::Entry& entry : model.layout().entries()) {
+    if (entry.dtype == DType::kFloat32 || entry.dtype == DType::kFloat64) continue;
+    throw BadInput(fmt::format(
+        "parameter {} is {}, of which a worker hosts one shard only: use as many workers as shards",
+        entry.name, name(entry.dtype)));
+  }
 }
 
 void check_options(const TrainerOptions& options, int workers) {
@@ -129,7 +151,9 @@ struct Trainer::State {
   TrainingResult result(std::int64_t first_step, std::int64_t steps_done, bool stopped);
   bool told_to_stop() const;
   Evaluation evaluate();
+  Score evaluate_shard(int shard);
   double total_weight(std::int64_t step) const;
+  std::optional<replica::Replicated::Sharded> sharded_by_model() const;
 
   World& world;
   TrainerParts parts;
@@ -139,6 +163,8 @@ struct Trainer::State {
   train::StepMetrics metrics;
   std::optional<plan::Batches> batches;
   plan::ShardRange hosted;
+  plan::ShardedReduction sharded;
+  std::optional<train::ShardBuffers> shard_buffers;
   std::optional<train::Feeder> feeder;
   bool in_one_pass = false;  // reduction and update
   std::atomic<bool> stop_requested{false};
@@ -174,18 +200,37 @@ Trainer::State::State(World& its_world, TrainerParts its_parts, TrainerOptions i
     const std::string saved = train::checkpoint_property(control, directory, "shards");
     if (!saved.empty()) options.shards = std::atoi(saved.c_str());
   }
-  if (options.shards == 0) options.shards = world.size();
+  if (options.shards == 0 && options.accumulate > 0)
+    options.shards = world.size() * options.accumulate;
+  if (options.shards == 0) options.shards = default_shards(options.global_batch);
   check_options(options, world.size());
   if (!directory.empty()) train::prepare_directory(control, directory);
-  std::vector<replica::Property> properties = {{"steps", std::to_string(options.steps)},
-                                               {"epochs", std::to_string(options.epochs)}};
+  std::vector<replica::Property> properties = {
+      {"steps", std::to_string(options.steps)},
+      {"epochs", std::to_string(options.epochs)},
+      {"hook on_gradients", hooks.on_gradients ? "set" : "none"}};
   for (const auto& [name, value] : job_of(parts, options)) properties.push_back({name, value});
   replica::agree(control, properties,
                  {"workers run different jobs", "start all of them with the same options"});
   batches.emplace(data_options(parts, options));
   hosted = plan::hosted_shards(world.rank(), world.size(), options.shards);
-  in_one_pass = parts.model.state()->reads_all_gradients() && !hooks.on_gradients;
-  parts.model.state()->keep_one_copy();
+  sharded = plan::plan_sharded_reduction(options.shards, world.size());
+  replica::Replicated& model = *parts.model.state();
+  if (options.shards != world.size()) check_types(model);
+  in_one_pass = model.reads_all_gradients() && !hooks.on_gradients;
+  model.keep_one_copy();
+  model.make_banks(sharded.banks);
+  shard_buffers.emplace(model.model().buffers, options.buffers, options.shards);
+}
+
+// What the model has to know of the shards where it reduces them itself; nothing when each worker has one.
+std::optional<replica::Replicated::Sharded> Trainer::State::sharded_by_model() const {
+  if (in_one_pass || options.shards == world.size()) return std::nullopt;
+  const plan::Accumulation& mine = sharded.workers[static_cast<std::size_t>(world.rank())];
+  replica::Replicated::Sharded rule{
+      options.shards, {}, plan_partials(mine, hosted, options.shards)};
+  for (const auto& held : mine.held) rule.held.push_back(held.bank);
+  return rule;
 }
 
 bool Trainer::State::told_to_stop() const {
@@ -199,22 +244,28 @@ double Trainer::State::total_weight(std::int64_t step) const {
 }
 
 void Trainer::State::run_step(std::int64_t step) {
+  replica::Replicated& model = *parts.model.state();
   progress.local = {};
   if (parts.learning_rate) parts.optimizer->set_lr(parts.learning_rate(step));
   if (in_one_pass) {
     run_shards(step, false);
-    parts.model.state()->finish_unreduced();
+    const auto began = Clock::now();
+    model.finish_unreduced();
+    progress.exposed = milliseconds(Clock::now() - began);
     optim::Optimizer::Impl& optimizer = parts.optimizer->impl();
-    optimizer.step(optim::GradientSource::everyones(*parts.model.state(), total_weight(step)));
-    progress.exposed = milliseconds(optimizer.last_wait);
+    model.use_bank(0);
+    optimizer.step(optim::GradientSource::everyones(model, sharded, total_weight(step)));
+    progress.exposed += milliseconds(optimizer.last_wait);
   } else {
-    const DivisorScope divisor(*parts.model.state(), total_weight(step));
+    model.set_divisor(total_weight(step));
     run_shards(step, true);
+    model.use_bank(0);
     progress.exposed = milliseconds(parts.model.last_backward().exposed());
     if (hooks.on_gradients) hooks.on_gradients(step);
     parts.optimizer->step();
+    progress.exposed += milliseconds(parts.optimizer->impl().last_wait);
   }
-  parts.optimizer->zero_grad();
+  shard_buffers->end_step(control);
 }
 
 void Trainer::State::run_shards(std::int64_t step, bool synchronised) {
@@ -222,9 +273,15 @@ void Trainer::State::run_shards(std::int64_t step, bool synchronised) {
   for (int shard = hosted.begin; shard < hosted.end; ++shard) {
     if (batches->count(step, shard) > 0) last_full = shard;
   }
-  for (int shard = hosted.begin; shard < hosted.end; ++shard) {
+  replica::Replicated& model = *parts.model.state();
+  shard_buffers->begin_step();
+  for (const auto& planned : sharded.workers[static_cast<std::size_t>(world.rank())].steps) {
+    for (const auto& [into, from] : planned.before) model.add_banks(into, from);
+    if (planned.begins) model.clear_bank(planned.bank);
+    model.use_bank(planned.bank);
     const Batch batch = feeder->next();
-    if (batch.samples > 0) run_shard(step, shard, batch, synchronised && shard == last_full);
+    if (batch.samples > 0)
+      run_shard(step, planned.shard, batch, synchronised && planned.shard == last_full);
   }
   if (synchronised && last_full < 0) parts.model.synchronize();
 }
@@ -233,12 +290,13 @@ void Trainer::State::run_shard(std::int64_t step, int shard, const Batch& batch,
                                bool synchronises) {
   torch::manual_seed(plan::shard_seed(options.seed, step, shard));
   const double weight = batches->weight(step, shard);
+  shard_buffers->begin_shard();
   const torch::Tensor loss = parts.loss(batch);
+  shard_buffers->end_shard(shard);
   std::optional<NoSync> no_sync;
   if (!synchronises) no_sync.emplace(parts.model.state());
   loss.backward(torch::full_like(loss, weight));
-  progress.local.weighted_loss += weight * loss.item<double>();
-  progress.local.weight += weight;
+  progress.local.weighted_losses[shard] = weight * loss.item<double>();
 }
 
 // The loss of the step before, which has travelled meanwhile.
@@ -290,24 +348,34 @@ std::int64_t Trainer::State::resume() {
 Evaluation Trainer::State::evaluate() {
   if (!parts.test || !parts.score) return {};
   const EvaluationScope evaluating(*parts.module);
+  // By shard, so that the batches and the order of addition depend on the job alone. Last come whole numbers, which
+  // may be added in any order.
+  const auto shards = static_cast<std::size_t>(options.shards);
+  std::vector<double> sums(shards + 2);
+  for (int shard = hosted.begin; shard < hosted.end; ++shard) {
+    const Score score = evaluate_shard(shard);
+    sums[static_cast<std::size_t>(shard)] = score.loss;
+    sums[shards] += static_cast<double>(score.correct);
+    sums[shards + 1] += static_cast<double>(score.predictions);
+  }
+  control.all_reduce({sums.data(), sums.size(), DType::kFloat64}).wait();
+  const double loss = plan::tree_sum(std::span(sums).first(shards));
+  return {loss / sums[shards + 1], sums[shards] / sums[shards + 1], parts.test->size()};
+}
+
+Score Trainer::State::evaluate_shard(int shard) {
   Score sum;
-  std::int64_t samples = 0;
-  const auto own = plan::evaluation_samples(parts.test->size(), world.rank(), world.size());
+  const auto own = plan::evaluation_samples(parts.test->size(), shard, options.shards);
   // A shard's batch fits into memory with its backward pass, so without one it does.
   const auto most = static_cast<std::size_t>(options.global_batch / options.shards);
   for (std::size_t first = 0; first < own.size(); first += most) {
     const std::size_t count = std::min(most, own.size() - first);
-    const Batch batch = parts.test->batch(std::span(own).subspan(first, count));
-    const Score score = parts.score(batch);
+    const Score score = parts.score(parts.test->batch(std::span(own).subspan(first, count)));
     sum.loss += score.loss;
     sum.correct += score.correct;
     sum.predictions += score.predictions;
-    samples += batch.samples;
   }
-  double sums[4] = {sum.loss, static_cast<double>(sum.correct),
-                    static_cast<double>(sum.predictions), static_cast<double>(samples)};
-  control.all_reduce({sums, 4, DType::kFloat64}).wait();
-  return {sums[0] / sums[2], sums[1] / sums[2], static_cast<std::int64_t>(sums[3])};
+  return sum;
 }
 
 TrainingResult Trainer::State::result(std::int64_t first_step, std::int64_t steps_done,
@@ -315,6 +383,7 @@ TrainingResult Trainer::State::result(std::int64_t first_step, std::int64_t step
   TrainingResult result;
   result.first_step = first_step;
   result.steps = steps_done;
+  result.shards = options.shards;
   result.stopped = stopped;
   if (steps_done > first_step) result.final_loss = progress.record.loss;
   if (progress.evaluated_at != steps_done && !stopped) progress.evaluation = evaluate();
@@ -334,6 +403,10 @@ TrainingResult Trainer::State::result(std::int64_t first_step, std::int64_t step
   if (!options.checkpoint_directory.empty())
     result.checkpoint = train::checkpoint_path(options.checkpoint_directory);
   return result;
+}
+
+int default_shards(std::int64_t global_batch) {
+  return plan::default_shards(global_batch);
 }
 
 Trainer::Trainer(World& world, TrainerParts parts, TrainerOptions options, TrainerHooks hooks)
@@ -365,6 +438,7 @@ TrainingResult Trainer::run() {
   state.parts.module->train();
   state.parts.optimizer->zero_grad();
   const std::int64_t first = state.resume();
+  const ShardScope shards(*state.parts.model.state(), state.sharded_by_model());
   const std::int64_t end = std::max(total_steps(), first);
   state.feeder.emplace(state.parts.train, data_options(state.parts, state.options), state.hosted,
                        train::Span{first, end},
@@ -376,7 +450,7 @@ TrainingResult Trainer::run() {
     state.collect();
     const double exposed = progress.exposed;
     progress.local.stop = state.told_to_stop();
-    state.metrics.start(progress.local);
+    state.metrics.start(progress.local, state.options.shards, state.total_weight(step));
     progress.step_ms.push_back(milliseconds(Clock::now() - began));
     progress.exposed_ms.push_back(exposed);
     progress.samples += state.batches->position(step).entries;
