@@ -50,8 +50,6 @@ std::string number(double value) {
 void AllreduceResult::add(const std::vector<std::string>& lines) {
   for (const std::string& line : lines) {
     const auto json = nlohmann::json::parse(line);
-    if (json.contains("settings")) settings = json["settings"];
-    if (!json.contains("bytes")) continue;
     const auto times = json["us"].get<std::vector<double>>();
     auto& all = samples[json["bytes"]];
     all.insert(all.end(), times.begin(), times.end());
@@ -93,7 +91,7 @@ std::string as_table(const AllreduceReport& report) {
   text += "\n";
   for (const auto& result : report.results)
     text += fmt::format("{:<14} {}\n", result.system, result.settings);
-  return text;
+  return text + fmt::format("{:<14} {}\n", "all", spoken(allocator_settings()));
 }
 
 std::string as_plot(const AllreduceReport&) {

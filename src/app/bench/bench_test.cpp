@@ -139,17 +139,19 @@ TEST(BenchRoundsTest, APeerThatFailsIsLeftOutAndOneOfOursIsAFailure) {
   std::vector<int> runs(2, 0);
   const auto count = [&](std::size_t i, const auto&) { ++runs[i]; };
   testing::internal::CaptureStderr();
-  EXPECT_TRUE(run_rounds({{"good", true, {"true"}, {}}, {"peer", false, {"false"}, {}}}, 3, count));
+  EXPECT_TRUE(
+      run_rounds({{"good", true, "", {"true"}, {}}, {"peer", false, "", {"false"}, {}}}, 3, count));
   EXPECT_THAT(testing::internal::GetCapturedStderr(), HasSubstr("peer ended with 1"));
   EXPECT_THAT(runs, ElementsAre(3, 0));
   testing::internal::CaptureStderr();
-  EXPECT_FALSE(run_rounds({{"ours", true, {"sh", "-c", "echo why >&2; exit 3"}, {}}}, 1, count));
+  EXPECT_FALSE(
+      run_rounds({{"ours", true, "", {"sh", "-c", "echo why >&2; exit 3"}, {}}}, 1, count));
   EXPECT_THAT(testing::internal::GetCapturedStderr(), HasSubstr("why"));
 }
 
 AllreduceReport small_report() {
   AllreduceReport report{2, {{"lockstep-shm", "direct", {}}, {"limit", "loop", {}}}};
-  report.results[0].add({R"({"settings":"direct"})", R"({"bytes":1024,"block":2,"us":[4,4,4]})"});
+  report.results[0].add({R"({"bytes":1024,"block":2,"us":[4,4,4]})"});
   report.results[0].add({R"({"bytes":1024,"block":2,"us":[4]})", R"({"bytes":2048,"us":[8]})"});
   report.results[1].add({R"({"bytes":1024,"block":2,"us":[1]})", R"({"bytes":2048,"us":[2]})"});
   return report;

@@ -81,9 +81,16 @@ std::vector<std::string> launched(const Launch& launch) {
 }
 
 const ProgramRunner::Variables& allocator_settings() {
-  static const ProgramRunner::Variables settings = {{"MALLOC_MMAP_THRESHOLD_", "33554432"},
-                                                    {"MALLOC_TRIM_THRESHOLD_", "1073741824"}};
+  static const ProgramRunner::Variables settings = {{"MALLOC_MMAP_MAX_", "0"},
+                                                    {"MALLOC_TRIM_THRESHOLD_", "17179869184"}};
   return settings;
+}
+
+std::string spoken(const ProgramRunner::Variables& variables) {
+  std::string text;
+  for (const auto& [name, value] : variables)
+    text += fmt::format("{}{}={}", text.empty() ? "" : " ", name, value);
+  return text;
 }
 
 }  // namespace lockstep::bench

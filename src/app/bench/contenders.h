@@ -12,6 +12,7 @@ namespace lockstep::bench {
 struct Contender {
   std::string name;                  // "lockstep-shm", "openmpi" …
   bool ours = false;                 // its failure is a failure of the command
+  std::string settings;              // what was chosen for it, in one line for the report
   std::vector<std::string> command;  // what is run, a launcher first
   ProgramRunner::Variables variables;
 };
@@ -45,7 +46,8 @@ struct Launch {
 std::vector<std::string> launched(const Launch& launch);
 
 // The settings of malloc that all systems run with: memory that was freed is kept, so that nobody
-// measures page faults.
+// measures page faults. (With glibc's defaults MPI's large all-reduces spend most of their time in them.)
 const ProgramRunner::Variables& allocator_settings();
+std::string spoken(const ProgramRunner::Variables& variables);
 
 }  // namespace lockstep::bench

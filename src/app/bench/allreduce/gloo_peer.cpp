@@ -38,10 +38,6 @@ class Gloo : public Reducer {
 
   int rank() const override { return context_->rank; }
   int size() const override { return context_->size; }
-  std::string settings() const override {
-    return "ring in chunks (Gloo's default), TCP on the loopback; not pinned, since its second "
-           "thread needs room";
-  }
   float* memory(std::size_t bytes) override {
     memory_ = std::aligned_alloc(4096, (bytes + 4095) / 4096 * 4096);
     return static_cast<float*>(memory_);

@@ -185,7 +185,6 @@ void measure(Reducer& reducer, const MeasureOptions& options) {
   float* memory = reducer.memory(bytes);
   const Pattern pattern(reducer.rank(), reducer.size());
   const bool prints = reducer.rank() == 0;
-  if (prints) std::printf("{\"settings\":\"%s\"}\n", reducer.settings().c_str());
   for (const std::size_t size : options.sizes) {
     Series series(reducer, pattern, memory, size);
     series.prepare(options);

@@ -30,9 +30,6 @@ class Reducer {
   virtual int rank() const = 0;
   virtual int size() const = 0;
 
-  // What was chosen for this system, in one line for the report.
-  virtual std::string settings() const = 0;
-
   // Memory that it reduces best, at least so many bytes, 64-byte aligned. Collective; asked for once.
   virtual float* memory(std::size_t bytes) = 0;
 
@@ -56,7 +53,7 @@ struct MeasureOptions {
 MeasureOptions parse_measure_options(std::span<const std::string> words);
 std::vector<std::string> measure_words(const MeasureOptions& options);
 
-// Measures every size. Rank 0 prints {"settings": …} and, for each size, a line such as
+// Measures every size. Rank 0 prints a line for each, such as
 // {"bytes":1024,"block":12,"us":[4.1,4.0]}. Collective. std::runtime_error for a wrong sum.
 void measure(Reducer& reducer, const MeasureOptions& options);
 

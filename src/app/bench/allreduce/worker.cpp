@@ -23,8 +23,6 @@ namespace {
 bool needs_free_cores() {
   return base::environment("LOCKSTEP_ENGINE") == "gloo";
 }
-constexpr char kFree[] = "not pinned, since its second thread needs room";
-constexpr char kPinned[] = "pinned";
 
 int number_of(const char* variable) {
   return static_cast<int>(base::environment_number(variable, 0, 1 << 20).value_or(0));
@@ -52,10 +50,6 @@ class InWorld : public Reducer {
 // Lockstep's all-reduce, over the engine that the launcher was told.
 class Engine : public InWorld {
  public:
-  std::string settings() const override {
-    return fmt::format("direct, bit-stable; memory of an arena; {}",
-                       needs_free_cores() ? kFree : kPinned);
-  }
   float* memory(std::size_t bytes) override {
     arena_ = Arena::create(bytes);
     return reinterpret_cast<float*>(arena_->data());
@@ -76,9 +70,6 @@ class Limit : public InWorld {
       : sum_(plan::plan_reduction(size(), size()), DType::kFloat32, ReduceOp::kSum),
         buffers_(static_cast<std::size_t>(size())) {}
 
-  std::string settings() const override {
-    return "the engine's loop on private memory, no synchronisation; pinned";
-  }
   float* memory(std::size_t bytes) override {
     arena_ = Arena::create(bytes + buffers_.size() * sizeof(float));  // slices are rounded up
     return reinterpret_cast<float*>(arena_->data());
