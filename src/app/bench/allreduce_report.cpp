@@ -4,6 +4,7 @@
 #include <nlohmann/json.hpp>
 
 #include "app/bench/allreduce.h"
+#include "app/bench/plot.h"
 
 namespace lockstep::bench {
 namespace {
@@ -94,8 +95,20 @@ std::string as_table(const AllreduceReport& report) {
   return text + fmt::format("{:<14} {}\n", "all", spoken(allocator_settings()));
 }
 
-std::string as_plot(const AllreduceReport&) {
-  return {};
+std::string as_plot(const AllreduceReport& report) {
+  LinePlot plot;
+  plot.title = fmt::format("all-reduce of float32, {} workers", report.workers);
+  plot.y_axis = "bytes of the buffer; algorithm bandwidth in GB/s (median), higher is better";
+  std::map<std::string, LinePlot::Line> lines;
+  for (const Row& row : rows_of(report))
+    lines[row.result->system].points.push_back({static_cast<double>(row.bytes), row.algbw});
+  for (const auto& result : report.results) {
+    LinePlot::Line& line = lines[result.system];
+    line.name = result.system;
+    line.dashed = result.system == "limit";
+    plot.lines.push_back(line);
+  }
+  return draw(plot);
 }
 
 }  // namespace lockstep::bench

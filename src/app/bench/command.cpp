@@ -8,6 +8,7 @@
 #include "app/bench/allreduce.h"
 #include "app/bench/cores.h"
 #include "app/bench/process.h"
+#include "app/bench/step.h"
 #include "base/atomic_file.h"
 
 namespace lockstep::bench {
@@ -23,7 +24,8 @@ struct Benchmark {
   const char* (*help)() noexcept;
   int (*run)(const std::vector<std::string>&);
 };
-constexpr Benchmark kBenchmarks[] = {{"allreduce", allreduce_help, bench_allreduce}};
+constexpr Benchmark kBenchmarks[] = {{"allreduce", allreduce_help, bench_allreduce},
+                                     {"step", step_help, bench_step}};
 
 }  // namespace
 
@@ -44,7 +46,9 @@ int bench(const std::vector<std::string>& words) {
     fmt::print("{}", bench_help());
     return 0;
   }
-  throw BadInput("bench what? try `lockstep bench allreduce`, or see `lockstep bench --help`");
+  throw BadInput(
+      "bench what? try `lockstep bench allreduce` or `lockstep bench step`, or see `lockstep bench "
+      "--help`");
 }
 
 void announce(const CommonArguments& arguments, const Field& field) {
