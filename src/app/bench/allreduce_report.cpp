@@ -98,7 +98,7 @@ std::string as_table(const AllreduceReport& report) {
 std::string as_plot(const AllreduceReport& report) {
   LinePlot plot;
   plot.title = fmt::format("all-reduce of float32, {} workers", report.workers);
-  plot.y_axis = "bytes of the buffer; algorithm bandwidth in GB/s (median), higher is better";
+  plot.caption = "bytes of the buffer; algorithm bandwidth in GB/s (median), higher is better";
   std::map<std::string, LinePlot::Line> lines;
   for (const Row& row : rows_of(report))
     lines[row.result->system].points.push_back({static_cast<double>(row.bytes), row.algbw});

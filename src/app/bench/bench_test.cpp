@@ -8,7 +8,9 @@
 #include "app/bench/allreduce.h"
 #include "app/bench/allreduce/measure.h"
 #include "app/bench/cores.h"
+#include "app/bench/plot.h"
 #include "app/bench/rounds.h"
+#include "app/bench/step.h"
 
 namespace lockstep::bench {
 namespace {
@@ -89,6 +91,21 @@ TEST(BenchArgumentsTest, WhatCannotWorkIsOneLineThatSaysWhatCan) {
   EXPECT_THAT(field({"--peers", "nccl"}), HasSubstr("choose from gloo, openmpi, mpich"));
 }
 
+TEST(BenchArgumentsTest, AStepHasAModelABatchAndAnOptimizer) {
+  const auto arguments = parse_step_arguments({"--model", "cnn", "--batch", "8", "-n", "2"});
+  EXPECT_EQ(arguments.model, "cnn");
+  EXPECT_EQ(arguments.batch, 8);
+  EXPECT_EQ(arguments.optimizer, "sgd-momentum");
+  const auto refused = [](const std::vector<std::string>& words) {
+    return refusal([&] { step_field(parse_step_arguments(words)); });
+  };
+  EXPECT_THAT(refused({"--model", "lstm"}), HasSubstr("choose from mlp, cnn, resnet18, gpt"));
+  EXPECT_THAT(refused({"--optimizer", "lion"}), HasSubstr("sgd-momentum"));
+  EXPECT_THAT(refused({"--batch", "0"}), HasSubstr("--batch 0"));
+  EXPECT_THAT(refused({"--sizes", "1KiB"}), HasSubstr("unknown option --sizes"));
+  EXPECT_THAT(refused({"--peers", "openmpi"}), HasSubstr("plain, plain-flat, pytorch-ddp"));
+}
+
 TEST(BenchCoresTest, WorkersGetTheirPartOfTheCoresOrShareThem) {
   EXPECT_THAT(cores_of(0, 2, {4, 5}), ElementsAre(4));
   EXPECT_THAT(cores_of(1, 2, {4, 5, 6, 7}), ElementsAre(6, 7));
@@ -167,6 +184,58 @@ TEST(BenchReportTest, JsonIsOneArrayOfObjects) {
   EXPECT_EQ(json[0]["samples"], 4);
   EXPECT_DOUBLE_EQ(json[0]["algbw_GBps"], 0.256);
   EXPECT_DOUBLE_EQ(json[0]["of_limit"], 0.25);
+}
+
+TEST(BenchReportTest, AStepsJsonNamesTheBaseOfItsEfficiency) {
+  StepReport report{2,  1,     "mlp",
+                    32, "sgd", {{"plain", "", {}, {}, {}}, {"lockstep-shm", "", {}, {}, {}}}};
+  report.results[0].add({R"({"rank":0,"pss_mb":10,"state_mb":4,"step_ms":[50,50]})",
+                         R"({"rank":1,"pss_mb":12,"state_mb":4,"step_ms":[50,50]})"});
+  report.results[1].add({R"({"rank":0,"pss_mb":9,"state_mb":2,"step_ms":[40]})"});
+  const auto json = nlohmann::json::parse(as_json(report));
+  ASSERT_THAT(json, SizeIs(2));
+  EXPECT_EQ(json[0]["system"], "plain");
+  EXPECT_EQ(json[0]["model"], "mlp");
+  EXPECT_EQ(json[0]["batch"], 32);
+  EXPECT_EQ(json[0]["step_ms_p50"], 50);
+  EXPECT_EQ(json[0]["pss_mb"], 22);
+  EXPECT_EQ(json[0]["state_mb"], 8);
+  EXPECT_DOUBLE_EQ(json[0]["samples_per_second"], 1280);
+  EXPECT_EQ(json[1]["efficiency_base"], "plain");
+  EXPECT_DOUBLE_EQ(json[1]["efficiency"], 1.25);
+}
+
+// Every element that is opened is closed, in order. Enough of XML for what plot.cpp writes.
+bool well_formed(std::string_view text) {
+  std::vector<std::string> open;
+  for (std::size_t at = text.find('<'); at != std::string_view::npos; at = text.find('<', at + 1)) {
+    const std::size_t end = text.find('>', at);
+    if (end == std::string_view::npos) return false;
+    const std::string_view tag = text.substr(at + 1, end - at - 1);
+    const std::string_view name = tag.substr(0, tag.find_first_of(" /", 1));
+    if (tag.starts_with('/')) {
+      if (open.empty() || "/" + open.back() != tag) return false;
+      open.pop_back();
+    } else if (!tag.ends_with('/')) {
+      open.emplace_back(name);
+    }
+  }
+  return open.empty();
+}
+
+TEST(BenchPlotTest, PicturesAreWellFormedWhateverIsInThem) {
+  const LinePlot lines{
+      "a < b & c", "x", {{"one", {{1024, 0.1}, {2048, 3}}, false}, {"two", {}, true}}};
+  const BarPlot bars{"steps", "ms", {{"<plain>", 50, 49, 52}, {"none", 0, 0, 0}}};
+  for (const std::string& picture : {draw(lines), draw(bars), draw(LinePlot{}), draw(BarPlot{}),
+                                     as_plot(small_report()), as_plot(StepReport{})}) {
+    EXPECT_TRUE(well_formed(picture)) << picture;
+    EXPECT_THAT(picture, Not(HasSubstr("nan")));
+    EXPECT_THAT(picture, Not(HasSubstr("inf")));
+  }
+  EXPECT_THAT(draw(lines), HasSubstr("a &lt; b &amp; c"));
+  EXPECT_THAT(draw(lines), HasSubstr("1 KiB"));
+  EXPECT_THAT(draw(bars), HasSubstr("&lt;plain&gt;"));
 }
 
 TEST(BenchReportTest, ARunWithoutTimesIsNone) {

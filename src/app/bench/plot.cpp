@@ -13,12 +13,14 @@ namespace {
 
 // Told apart by people who see colours differently (Okabe and Ito), on light and dark pages.
 constexpr std::array<const char*, 8> kColours = {"#0072b2", "#e69f00", "#009e73", "#d55e00",
-                                                 "#cc79a7", "#56b4e9", "#8a8a00", "#707070"};
+                                                 "#cc79a7", "#56b4e9", "#8a8a00", "#6a3d9a"};
 constexpr char kInk[] = "#303030";
 constexpr char kFaint[] = "#dcdcdc";
+constexpr char kStrong[] = "#0072b2";
+constexpr char kOther[] = "#a8b4bd";
 
-const char* colour(std::size_t index) {
-  return kColours[index % kColours.size()];
+const char* colour(const LinePlot& plot, std::size_t line) {
+  return plot.lines[line].dashed ? "#707070" : kColours[line % kColours.size()];
 }
 
 std::string escaped(const std::string& text) {
@@ -145,7 +147,7 @@ void draw_names(Canvas& canvas, const LinePlot& plot, std::vector<double> ends, 
   double last = -kLineHeight;
   for (const std::size_t i : order) {
     const double y = std::max(ends[i], last + kLineHeight);
-    canvas.line(x + 6, y, x + 22, y, {colour(i), 2.2, plot.lines[i].dashed});
+    canvas.line(x + 6, y, x + 22, y, {colour(plot, i), 2.2, plot.lines[i].dashed});
     canvas.text(x + 27, y + 4, "start", plot.lines[i].name);
     last = y;
   }
@@ -172,16 +174,16 @@ std::string draw(const LinePlot& plot) {
   canvas.text(x.from, 26, "start", plot.title, 15);
   draw_sizes(canvas, x, y.from, y.to);
   draw_decades(canvas, y, x.from, x.to);
-  canvas.text((x.from + x.to) / 2, kHeight - 18, "middle", plot.y_axis);
+  canvas.text((x.from + x.to) / 2, kHeight - 18, "middle", plot.caption);
   std::vector<double> ends;
   for (std::size_t i = 0; i < plot.lines.size(); ++i) {
     std::vector<LinePlot::Point> points;
     for (const auto& point : plot.lines[i].points)
       points.push_back({x.at(std::log2(point.x)), y.at(std::log10(point.y))});
     const bool dashed = plot.lines[i].dashed;
-    canvas.path(points, {colour(i), 2.2, dashed});
+    canvas.path(points, {colour(plot, i), 2.2, dashed});
     for (const auto& point : points) {
-      if (!dashed) canvas.dot(point.x, point.y, colour(i));
+      if (!dashed) canvas.dot(point.x, point.y, colour(plot, i));
     }
     ends.push_back(points.empty() ? y.from : points.back().y);
   }
@@ -206,12 +208,12 @@ std::string draw(const BarPlot& plot) {
     canvas.line(x.at(value), top, x.at(value), bottom, {kFaint, 1});
     canvas.text(x.at(value), bottom + 17, "middle", fmt::format("{:g}", value), 11);
   }
-  canvas.text((x.from + x.to) / 2, bottom + 38, "middle", plot.axis);
+  canvas.text((x.from + x.to) / 2, bottom + 38, "middle", plot.caption);
   for (std::size_t i = 0; i < plot.bars.size(); ++i) {
     const auto& bar = plot.bars[i];
     const double middle = top + kRow * (static_cast<double>(i) + 0.5);
     canvas.text(x.from - 10, middle + 4, "end", bar.name);
-    canvas.box(x.from, middle - 11, x.at(bar.value) - x.from, 22, colour(i));
+    canvas.box(x.from, middle - 11, x.at(bar.value) - x.from, 22, bar.strong ? kStrong : kOther);
     canvas.line(x.at(bar.low), middle, x.at(bar.high), middle, {kInk, 1.4});
     for (const double end : {bar.low, bar.high})
       canvas.line(x.at(end), middle - 5, x.at(end), middle + 5, {kInk, 1.4});

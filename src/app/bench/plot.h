@@ -18,7 +18,7 @@ struct LinePlot {
     bool dashed = false;  // a limit, not a system
   };
   std::string title;
-  std::string y_axis;
+  std::string caption;  // below: what the axes are
   std::vector<Line> lines;
 };
 
@@ -29,9 +29,10 @@ struct BarPlot {
     double value = 0;
     double low = 0;
     double high = 0;
+    bool strong = false;  // one that the picture is about
   };
   std::string title;
-  std::string axis;
+  std::string caption;
   std::vector<Bar> bars;
 };
 

@@ -109,9 +109,10 @@ std::string as_table(const StepReport& report) {
 std::string as_plot(const StepReport& report) {
   BarPlot plot;
   plot.title = title_of(report);
-  plot.axis = "milliseconds a step: median, and quartiles; shorter is better";
+  plot.caption = "milliseconds a step: median, and quartiles; shorter is better";
   for (const StepRow& row : rows_of(report))
-    plot.bars.push_back({row.result->system, row.ms.p50, row.ms.q1, row.ms.q3});
+    plot.bars.push_back({row.result->system, row.ms.p50, row.ms.q1, row.ms.q3,
+                         row.result->system.starts_with("lockstep")});
   return draw(plot);
 }
 

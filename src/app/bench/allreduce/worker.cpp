@@ -47,11 +47,16 @@ class InWorld : public Reducer {
   World world_ = join();
 };
 
+// Memory that a world's collectives work on without copying, where the engine can.
+Arena make_memory(World&, std::size_t bytes) {
+  return Arena::create(bytes);
+}
+
 // Lockstep's all-reduce, over the engine that the launcher was told.
 class Engine : public InWorld {
  public:
   float* memory(std::size_t bytes) override {
-    arena_ = Arena::create(bytes);
+    arena_ = make_memory(world(), bytes);
     return reinterpret_cast<float*>(arena_->data());
   }
   void all_reduce(float* data, std::size_t count) override {
