@@ -81,6 +81,7 @@ struct Mpi {
   const char* name;
   const char* launcher;
   const char* package;
+  bool spins;  // and never sleeps: with more workers than cores it hardly moves
   std::vector<std::string> options;
   ProgramRunner::Variables variables;
 };
@@ -90,12 +91,14 @@ const std::vector<Mpi>& mpis() {
       {"openmpi",
        "mpirun.openmpi",
        "libopenmpi-dev",
+       false,
        {"--allow-run-as-root", "--oversubscribe", "--bind-to", "none", "--mca", "pml", "ob1",
         "--mca", "btl", "self,vader", "--mca", "btl_vader_single_copy_mechanism", "none"},
        {}},
       {"mpich",
        "mpiexec.mpich",
        "mpich and libmpich-dev",
+       true,
        {"-bind-to", "none"},
        {{"UCX_TLS", "posix,self"}}},
   };
@@ -109,6 +112,14 @@ void add_mpi(const Mpi& mpi, const AllreduceArguments& arguments, Field& field) 
   if (program.empty() || launcher.path.empty()) {
     field.left_out.push_back(fmt::format("{}: not found; install {}{}", mpi.name, mpi.package,
                                          program.empty() ? " and build again" : ""));
+    return;
+  }
+  if (mpi.spins && !arguments.peers &&
+      arguments.workers > static_cast<int>(allowed_cores().size())) {
+    field.left_out.push_back(
+        fmt::format("{0}: its workers spin, and there are more of them than cores; --peers {0} "
+                    "runs it all the same",
+                    mpi.name));
     return;
   }
   std::vector<std::string> command = {launcher.path, "-n", std::to_string(arguments.workers)};

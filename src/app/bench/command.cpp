@@ -4,6 +4,7 @@
 #include <lockstep/errors.h>
 
 #include <algorithm>
+#include <cstdlib>
 
 #include "app/bench/allreduce.h"
 #include "app/bench/cores.h"
@@ -58,6 +59,14 @@ void announce(const CommonArguments& arguments, const Field& field) {
                "lockstep: {} workers share {} cores: whoever waits by spinning takes time from the "
                "others, and the numbers say more about the scheduler than about the systems\n",
                arguments.workers, cores);
+  }
+  double load = 0;
+  if (::getloadavg(&load, 1) == 1 && load >= 1) {
+    fmt::print(
+        stderr,
+        "lockstep: the load of the last minute is {:.1f}: whatever else runs here is measured "
+        "too\n",
+        load);
   }
   for (const std::string& line : field.left_out) fmt::print(stderr, "lockstep: without {}\n", line);
 }
