@@ -13,8 +13,8 @@
 #include "app/bench/command.h"
 #include "app/bench/cores.h"
 #include "app/bench/rounds.h"
+#include "app/own_file.h"
 #include "base/environment.h"
-#include "base/files.h"
 #include "control/launch/program.h"
 
 namespace lockstep::bench {
@@ -56,8 +56,7 @@ constexpr char kFree[] = "not pinned, since its second thread needs room";
 Contender own_worker(const AllreduceArguments& arguments, const std::string& name,
                      const std::string& engine, const std::string& kind) {
   Launch launch{arguments.workers, 1, engine, {}};
-  launch.command =
-      with_words({base::link_target("/proc/self/exe"), "bench-worker", kind}, arguments);
+  launch.command = with_words({app::own_program(), "bench-worker", kind}, arguments);
   return {name, true, "", launched(launch), allocator_settings()};
 }
 
@@ -108,7 +107,7 @@ const std::vector<Mpi>& mpis() {
 void add_mpi(const Mpi& mpi, const AllreduceArguments& arguments, Field& field) {
   const auto launcher =
       control::find_program(mpi.launcher, base::environment("PATH").value_or("/usr/bin"));
-  const std::string program = own_file(fmt::format("lockstep-bench-{}", mpi.name));
+  const std::string program = app::own_file(fmt::format("lockstep-bench-{}", mpi.name));
   if (program.empty() || launcher.path.empty()) {
     field.left_out.push_back(fmt::format("{}: not found; install {}{}", mpi.name, mpi.package,
                                          program.empty() ? " and build again" : ""));

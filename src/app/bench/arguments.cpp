@@ -4,12 +4,12 @@
 #include <fmt/ranges.h>
 #include <lockstep/errors.h>
 
-#include <CLI/CLI.hpp>
 #include <algorithm>
 #include <array>
 #include <cmath>
 
 #include "app/bench/cores.h"
+#include "app/command_line.h"
 #include "base/environment.h"
 #include "base/files.h"
 
@@ -49,8 +49,7 @@ struct Texts {
 };
 
 void add_common(CLI::App& parser, CommonArguments& arguments, Texts& texts) {
-  parser.set_help_flag();
-  parser.option_defaults()->multi_option_policy(CLI::MultiOptionPolicy::TakeLast);
+  app::set_up(parser);
   parser.add_option("-n,--workers", arguments.workers);
   parser.add_option("--engines", texts.engines);
   parser.add_option("--peers", texts.peers);
@@ -62,15 +61,7 @@ void add_common(CLI::App& parser, CommonArguments& arguments, Texts& texts) {
 }
 
 void parse(CLI::App& parser, const std::vector<std::string>& arguments, const char* command) {
-  try {
-    std::vector<std::string> backwards(arguments.rbegin(),
-                                       arguments.rend());  // as CLI11 takes them
-    parser.parse(backwards);
-  } catch (const CLI::ParseError& error) {
-    const auto unknown = parser.remaining();
-    if (!unknown.empty()) refuse("unknown option " + unknown.front(), command);
-    refuse(error.what(), command);
-  }
+  app::parse_words(parser, arguments, [&](const std::string& text) { refuse(text, command); });
 }
 
 void finish_common(const CLI::App& parser, const Texts& texts, CommonArguments& arguments,

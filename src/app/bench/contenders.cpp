@@ -7,7 +7,7 @@
 
 #include <algorithm>
 
-#include "base/files.h"
+#include "app/own_file.h"
 
 namespace lockstep::bench {
 namespace {
@@ -16,21 +16,7 @@ bool contains(const std::vector<std::string>& list, const std::string& name) {
   return std::find(list.begin(), list.end(), name) != list.end();
 }
 
-std::string own_path() {
-  return base::link_target("/proc/self/exe");
-}
-
 }  // namespace
-
-std::string own_file(const std::string& name) {
-  const std::string folder = base::parent_path(own_path());
-  for (const std::string& path :
-       {base::join_path(folder, name),
-        base::join_path(base::parent_path(folder), "libexec/lockstep/" + name)}) {
-    if (base::exists(path)) return path;
-  }
-  return {};
-}
 
 std::vector<std::string> chosen_engines(const Choice& asked) {
   std::vector<std::string> built;
@@ -67,7 +53,7 @@ bool asked_for(const Choice& peers, const std::string& name) {
 }
 
 std::vector<std::string> launched(const Launch& launch) {
-  std::vector<std::string> words = {own_path(),
+  std::vector<std::string> words = {app::own_program(),
                                     "run",
                                     "--quiet",
                                     "-n",

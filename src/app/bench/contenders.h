@@ -23,10 +23,6 @@ struct Field {
   std::vector<std::string> left_out;
 };
 
-// A file that belongs to the command: beside it where it was built, in libexec where it was installed.
-// Empty if it is not there.
-std::string own_file(const std::string& name);
-
 // The engines that can connect processes and that were asked for. BadInput, naming the known, for one that
 // does not exist; Unavailable for one that was not built.
 std::vector<std::string> chosen_engines(const Choice& asked);

@@ -9,6 +9,7 @@
 #include "app/bench/command.h"
 #include "app/bench/cores.h"
 #include "app/bench/rounds.h"
+#include "app/own_file.h"
 
 namespace lockstep::bench {
 namespace {
@@ -38,7 +39,7 @@ std::string python_with_torch() {
 }
 
 void add_pytorch(const StepArguments& arguments, Field& field) {
-  const std::string script = own_file("lockstep_bench_ddp.py");
+  const std::string script = app::own_file("lockstep_bench_ddp.py");
   const std::string python = python_with_torch();
   if (arguments.model == "resnet18") {
     field.left_out.emplace_back("pytorch-ddp: it has mlp, cnn and gpt only");
@@ -82,7 +83,7 @@ int threads_of_a_worker(int workers) {
 
 Field step_field(const StepArguments& arguments) {
   check_peers(arguments.peers, {"plain", "plain-flat", "pytorch-ddp"});
-  const std::string program = own_file("lockstep-bench-step");
+  const std::string program = app::own_file("lockstep-bench-step");
   Field field;
   for (const Own& own : own_systems(arguments)) {
     if (program.empty()) {
