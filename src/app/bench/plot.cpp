@@ -5,6 +5,7 @@
 #include <algorithm>
 #include <array>
 #include <cmath>
+#include <limits>
 
 #include "app/bench/arguments.h"
 
@@ -109,8 +110,8 @@ struct Axis {
 };
 
 struct Range {
-  double low = INFINITY;
-  double high = -INFINITY;
+  double low = std::numeric_limits<double>::infinity();
+  double high = -std::numeric_limits<double>::infinity();
 
   void add(double value) {
     low = std::min(low, value);

@@ -63,6 +63,7 @@ ProgramRunner::Child ProgramRunner::start(const std::vector<std::string>& comman
   base::Pipe out = base::make_pipe();
   base::Pipe err = base::make_pipe();
   std::vector<char*> words;
+  words.reserve(command.size() + 1);
   for (const auto& word : command) words.push_back(const_cast<char*>(word.c_str()));
   words.push_back(nullptr);
   Child child;

@@ -30,7 +30,7 @@ Contender launched_contender(const StepArguments& arguments, const std::string& 
 
 // Debian's, which another python3 on the PATH may hide; or that one. Empty without PyTorch.
 std::string python_with_torch() {
-  for (const std::string python : {"/usr/bin/python3", "python3"}) {
+  for (std::string python : {"/usr/bin/python3", "python3"}) {
     const std::string look =
         python + " -c 'import importlib.util as u, sys; sys.exit(u.find_spec(\"torch\") is None)'";
     if (std::system((look + " >/dev/null 2>&1").c_str()) == 0) return python;

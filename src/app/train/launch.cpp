@@ -16,7 +16,7 @@ namespace {
 constexpr std::chrono::seconds kGrace{60};
 
 std::string worker_program() {
-  const std::string path = own_file("lockstep-train");
+  std::string path = own_file("lockstep-train");
   if (!path.empty()) return path;
   throw Unavailable(
       "this build of Lockstep has no LibTorch layer, which `train` needs: install libtorch-dev and "

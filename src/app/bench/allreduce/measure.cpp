@@ -155,8 +155,8 @@ std::size_t Pattern::first_wrong(const float* data, std::size_t count, std::size
   for_stretches(count, shift, [&](std::size_t begin, std::size_t length, std::size_t place) {
     const float* expected = sum_.data() + place;
     if (std::memcmp(data + begin, expected, length * sizeof(float)) == 0) return true;
-    wrong = begin;
-    while (std::memcmp(data + wrong, expected + (wrong - begin), sizeof(float)) == 0) ++wrong;
+    const float* other = std::mismatch(expected, expected + length, data + begin).first;
+    wrong = begin + static_cast<std::size_t>(other - expected);
     return false;
   });
   return wrong;

@@ -7,6 +7,7 @@
 #include <cstdio>
 #include <cstdlib>
 #include <exception>
+#include <memory>
 #include <string>
 
 #include "app/bench/allreduce/measure.h"
@@ -40,9 +41,10 @@ class Mpi : public Reducer {
   float* memory(std::size_t bytes) override {
     // Whole pages, for MPI_Alloc_mem promises no alignment.
     constexpr std::size_t kPage = 4096;
-    MPI_Alloc_mem(static_cast<MPI_Aint>(bytes + kPage), MPI_INFO_NULL, &memory_);
-    const auto address = reinterpret_cast<std::size_t>(memory_);
-    return reinterpret_cast<float*>((address + kPage - 1) / kPage * kPage);
+    std::size_t room = bytes + kPage;
+    MPI_Alloc_mem(static_cast<MPI_Aint>(room), MPI_INFO_NULL, &memory_);
+    void* aligned = memory_;
+    return static_cast<float*>(std::align(kPage, bytes, aligned, room));
   }
   void barrier() override { MPI_Barrier(MPI_COMM_WORLD); }
   void all_reduce(float* data, std::size_t count) override {
