@@ -49,7 +49,7 @@ void add_pytorch(const StepArguments& arguments, Field& field) {
     field.contenders.push_back(launched_contender(arguments, "pytorch-ddp", "", {python, script}));
     field.contenders.back().ours = false;
     field.contenders.back().settings =
-        "Gloo; gradient_as_bucket_view, static_graph, foreach optimizer; pinned";
+        "Gloo; gradient_as_bucket_view, static_graph, foreach, gradients set to none; pinned";
   }
 }
 
@@ -63,7 +63,8 @@ struct Own {
 std::vector<Own> own_systems(const StepArguments& arguments) {
   std::vector<Own> systems;
   if (asked_for(arguments.peers, "plain"))
-    systems.push_back({"plain", "shm", "plain", "LibTorch and torch::optim; pinned"});
+    systems.push_back(
+        {"plain", "shm", "plain", "LibTorch and torch::optim, gradients set to none; pinned"});
   if (asked_for(arguments.peers, "plain-flat"))
     systems.push_back({"plain-flat", "shm", "plain-flat", "LibTorch and lockstep::optim; pinned"});
   for (const std::string& engine : chosen_engines(arguments.engines)) {

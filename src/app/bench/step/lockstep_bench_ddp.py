@@ -93,7 +93,7 @@ def main():
     optimizer = make_optimizer(optimizer_name, model.parameters())
 
     def step():
-        optimizer.zero_grad()
+        optimizer.zero_grad(set_to_none=True)
         F.cross_entropy(model(data).flatten(0, -2), target.flatten()).backward()
         optimizer.step()
 
