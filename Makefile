@@ -3,12 +3,12 @@
 # make test         everything a change must pass: tests, sanitizers, checks of form, a short fuzz
 # make test-full    the same with the long ones
 # make fuzz         the fuzzers, FUZZ_SECONDS each (default 300)
-# make bench        the measurements that the docs quote
+# make bench        the measurements that the docs quote, into docs/benchmarks.md; some 10 minutes
 # make deps         install the packages of packages.txt that are missing
 # make format       clang-format over the tree        make tidy   clang-tidy over the tree
 SHELL := /bin/bash
 .DEFAULT_GOAL := all
-.PHONY: all deps build train test test-full fuzz bench format format-check tidy clean install
+.PHONY: all deps build train test test-full fuzz bench bench-peers format format-check tidy clean install
 
 JOBS ?= $(shell nproc)
 FUZZ_SECONDS ?= 300
@@ -34,8 +34,11 @@ test-full: build
 	@tools/test.sh full
 fuzz: deps
 	@tools/fuzz.sh $(FUZZ_SECONDS)
-bench: build
+# The peers are installed first, for CMake to find them.
+bench: bench-peers build
 	@tools/bench.sh
+bench-peers:
+	@tools/install_deps.sh packages-bench.txt
 format:
 	@git ls-files '*.h' '*.cpp' | xargs clang-format-14 -i
 format-check:

@@ -1,12 +1,52 @@
 #!/usr/bin/env bash
-# The measurements that the docs quote, on this machine, now. Leave the machine alone while it runs.
+# The measurements that the docs quote, on this machine, now: writes docs/benchmarks.md and the pictures beside it.
+# Leave the machine alone while it runs. `bench.sh quick` takes a minute, measures nothing well, and writes to build/.
 set -euo pipefail
 cd "$(dirname "$0")/.."
-printf '%s, %s cores, load %s\n\n' "$(uname -m)" "$(nproc)" "$(cut -d' ' -f1 /proc/loadavg)"
-if [ -x build/tests/bench/gloo_allreduce_bench ]; then
-  echo "all-reduce: direct over Gloo against Gloo's own"
-  build/tests/bench/gloo_allreduce_bench
-  echo
+folder=docs
+quick=()
+[ "${1:-}" = quick ] && folder=build quick=(--rounds 1 --seconds 0.02)
+page=$folder/benchmarks.md
+draft=$(mktemp)
+trap 'rm -f "$draft"' EXIT
+
+say() { printf '%s\n' "$@" >>"$draft"; }
+version() { dpkg-query -W -f='${Version}' "$1" 2>/dev/null || echo "not from a package"; }
+
+# measure TITLE PICTURE command…: a section with the command, what it printed, and the picture it drew.
+measure() {
+  local title=$1 picture=$2
+  shift 2
+  echo "$title" >&2
+  local command=("$@")
+  [ -z "$picture" ] || command+=(--plot "$folder/$picture")
+  local printed
+  printed=$("${command[@]}" "${quick[@]}")
+  say '' "## $title" '' "    $*" ''
+  [ -z "$picture" ] || say "![$title]($picture)" ''
+  say '```' "$printed" '```'
+}
+
+say "# Benchmarks" '' \
+  "Written by \`make bench\`; how it is measured is in [the method](internals/benchmarks.md)." '' \
+  "| | |" "|---|---|" \
+  "| date | $(date -u +%Y-%m-%d), commit $(git rev-parse --short HEAD 2>/dev/null || echo unknown) |" \
+  "| processor | $(lscpu | sed -n 's/^Model name: *//p' | head -n 1), $(nproc) cores, $(uname -m) |" \
+  "| memory | $(awk '/^MemTotal/ { printf "%.0f GiB", $2 / 1048576 }' /proc/meminfo) |" \
+  "| kernel | $(uname -s) $(uname -r | cut -d- -f1), load of the last minute $(cut -d' ' -f1 /proc/loadavg) |" \
+  "| compiler | $(c++ --version | head -n 1), build type $(sed -n 's/^CMAKE_BUILD_TYPE:STRING=//p' build/CMakeCache.txt) |" \
+  "| LibTorch | $(version libtorch-dev), OpenBLAS $(version libopenblas0-pthread) |" \
+  "| peers | Gloo $(version libgloo-dev), OpenMPI $(version libopenmpi-dev), MPICH $(version libmpich-dev), PyTorch $(version python3-torch) |"
+
+measure "All-reduce, 2 workers" benchmarks-allreduce-2.svg build/lockstep bench allreduce --workers 2
+measure "All-reduce, 4 workers" benchmarks-allreduce-4.svg build/lockstep bench allreduce --workers 4 --rounds 3 \
+  --sizes 1KiB,16KiB,64KiB,256KiB,1MiB,4MiB,16MiB,64MiB
+if [ -x build/lockstep-bench-step ]; then
+  measure "Training step, 2 workers" benchmarks-step-2.svg build/lockstep bench step --workers 2 --model mlp --batch 32
 fi
-echo "joining and starting"
-build/tests/bench/start_bench build/lockstep build/tests/bench/join_probe
+quick=()
+measure "Starting and joining" "" build/tests/bench/start_bench build/lockstep build/tests/bench/join_probe
+mv "$draft" "$page"
+chmod 644 "$page"
+trap - EXIT
+cat "$page"

@@ -7,6 +7,7 @@ constexpr char kHelp[] = R"(Lockstep: data-parallel training for C++.
 
   lockstep run -n 4 -- ./train --epochs 3   start 4 workers on this host
   lockstep train --model cnn                train one of the models that are built in
+  lockstep bench allreduce                  measure this machine, beside Gloo, MPI and PyTorch
   lockstep doctor                           what this host can do, and what is slow about it
 
   lockstep run --help                       the options of a command

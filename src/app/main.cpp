@@ -7,6 +7,8 @@
 #include <string>
 #include <vector>
 
+#include "app/bench/allreduce/worker.h"
+#include "app/bench/command.h"
 #include "app/doctor/doctor.h"
 #include "app/help.h"
 #include "app/run_arguments.h"
@@ -52,6 +54,8 @@ int dispatch(std::vector<std::string> arguments) {
   if (command == "run") return run(arguments);
   if (command == "train") return train(arguments);
   if (command == "doctor") return doctor(arguments);
+  if (command == "bench") return bench::bench(arguments);
+  if (command == "bench-worker") return bench::allreduce_worker(arguments);  // for bench itself
   if (command == "--version") {
     fmt::print("lockstep {}\n", LOCKSTEP_VERSION);
     return 0;
@@ -61,7 +65,7 @@ int dispatch(std::vector<std::string> arguments) {
     return 0;
   }
   throw BadInput(fmt::format(
-      "unknown command {}; try run, train or doctor, or see `lockstep --help`", command));
+      "unknown command {}; try run, train, bench or doctor, or see `lockstep --help`", command));
 }
 
 }  // namespace

@@ -3,11 +3,12 @@
 #include <fmt/format.h>
 #include <lockstep/errors.h>
 
-#include <CLI/CLI.hpp>
 #include <algorithm>
 #include <array>
 #include <cmath>
 #include <string_view>
+
+#include "app/command_line.h"
 
 namespace lockstep::app {
 namespace {
@@ -17,14 +18,6 @@ constexpr std::array<std::string_view, 9> kWithValue = {
 
 bool takes_next(std::string_view argument) {
   return std::find(kWithValue.begin(), kWithValue.end(), argument) != kWithValue.end();
-}
-
-[[noreturn]] void refuse(const CLI::ParseError& error, const CLI::App& parser) {
-  const auto unknown = parser.remaining();
-  if (!unknown.empty()) {
-    throw BadInput(fmt::format("unknown option {}; see `lockstep run --help`", unknown.front()));
-  }
-  throw BadInput(fmt::format("{}; see `lockstep run --help`", error.what()));
 }
 
 }  // namespace
@@ -61,12 +54,9 @@ control::RunOptions parse_run_arguments(const std::vector<std::string>& argument
   parser.add_option("--engine", options.engine);
   parser.add_option("--grace", grace_s);
   parser.add_flag("-q,--quiet", options.quiet);
-  try {
-    std::reverse(split.own.begin(), split.own.end());  // CLI11 takes them from the back
-    parser.parse(split.own);
-  } catch (const CLI::ParseError& error) {
-    refuse(error, parser);
-  }
+  parse_words(parser, split.own, [](const std::string& text) {
+    throw BadInput(fmt::format("{}; see `lockstep run --help`", text));
+  });
   if (!workers_given)
     throw BadInput("how many workers? add -n, as in: lockstep run -n 2 -- ./train");
   for (const auto& text : variables) options.variables.push_back(control::parse_variable(text));

@@ -6,7 +6,7 @@ INPUTS (safetensors) has the initial values as model.*, all samples as data and 
 the samples of each micro-batch. Writes the final values to OUTPUT. Knows nothing of Lockstep.
 """
 import json
-import math
+import pathlib
 import struct
 import sys
 
@@ -14,6 +14,10 @@ import torch
 import torch.distributed as dist
 import torch.nn as nn
 import torch.nn.functional as F
+
+sys.path.insert(0, str(pathlib.Path(__file__).parents[2] / "src/app/bench/step"))
+sys.dont_write_bytecode = True
+from lockstep_bench_models import Cnn, Gpt, Mlp  # noqa: E402
 
 DTYPES = {"F32": torch.float32, "I64": torch.int64, "F64": torch.float64}
 
@@ -47,72 +51,11 @@ def save(tensors, path):
         file.write(struct.pack("<Q", len(text)) + text + b"".join(parts))
 
 
-class Mlp(nn.Module):
-    def __init__(self, values):
-        super().__init__()
-        widths = [values["model.layers.0.weight"].shape[1], 2048, 2048, 2048, values["model.layers.6.weight"].shape[0]]
-        layers = []
-        for i in range(4):
-            layers += [nn.Linear(widths[i], widths[i + 1]), nn.ReLU()]
-        self.layers = nn.Sequential(*layers[:-1])
-
-    def forward(self, x):
-        return self.layers(x.flatten(1))
-
-
-class Cnn(nn.Module):
-    def __init__(self, values):
-        super().__init__()
-        self.conv1 = nn.Conv2d(1, 32, 3, padding=1, bias=False)
-        self.norm1 = nn.BatchNorm2d(32)
-        self.conv2 = nn.Conv2d(32, 64, 3, padding=1, bias=False)
-        self.norm2 = nn.BatchNorm2d(64)
-        self.hidden = nn.Linear(values["model.hidden.weight"].shape[1], 128)
-        self.output = nn.Linear(128, values["model.output.weight"].shape[0])
-
-    def forward(self, x):
-        x = F.max_pool2d(F.relu(self.norm1(self.conv1(x))), 2)
-        x = F.max_pool2d(F.relu(self.norm2(self.conv2(x))), 2)
-        return self.output(F.relu(self.hidden(x.flatten(1))))
-
-
-class Block(nn.Module):
-    def __init__(self, width, heads):
-        super().__init__()
-        self.heads = heads
-        self.norm1 = nn.LayerNorm(width)
-        self.attend = nn.Linear(width, 3 * width)
-        self.project = nn.Linear(width, width)
-        self.norm2 = nn.LayerNorm(width)
-        self.widen = nn.Linear(width, 4 * width)
-        self.narrow = nn.Linear(4 * width, width)
-
-    def forward(self, x, future):
-        batch, length, width = x.shape
-        q, k, v = self.attend(self.norm1(x)).view(batch, length, 3, self.heads, width // self.heads).unbind(2)
-        q, k, v = (part.transpose(1, 2) for part in (q, k, v))
-        weights = (q @ k.transpose(-2, -1)) / math.sqrt(width // self.heads)
-        weights = weights.masked_fill(future, -math.inf).softmax(-1)
-        x = x + self.project((weights @ v).transpose(1, 2).reshape(batch, length, width))
-        return x + self.narrow(F.gelu(self.widen(self.norm2(x)), approximate="tanh"))
-
-
-class Gpt(nn.Module):
-    def __init__(self, values):
-        super().__init__()
-        vocabulary, width = values["model.tokens.weight"].shape
-        self.tokens = nn.Embedding(vocabulary, width)
-        self.places = nn.Embedding(values["model.places.weight"].shape[0], width)
-        self.block0 = Block(width, 2)
-        self.block1 = Block(width, 2)
-        self.norm = nn.LayerNorm(width)
-
-    def forward(self, x):
-        length = x.shape[1]
-        future = torch.ones(length, length, dtype=torch.bool).triu(1)
-        y = self.tokens(x) + self.places(torch.arange(length))
-        y = self.block1(self.block0(y, future), future)
-        return F.linear(self.norm(y), self.tokens.weight)
+MODELS = {
+    "mlp": lambda values: Mlp(values["model.layers.0.weight"].shape[1], values["model.layers.6.weight"].shape[0]),
+    "cnn": lambda values: Cnn(values["model.hidden.weight"].shape[1], values["model.output.weight"].shape[0]),
+    "gpt": lambda values: Gpt(values["model.tokens.weight"].shape[0], values["model.places.weight"].shape[0]),
+}
 
 
 def main():
@@ -124,7 +67,7 @@ def main():
     dist.init_process_group("gloo")
     rank = dist.get_rank()
     values = load(inputs)
-    net = {"mlp": Mlp, "cnn": Cnn, "gpt": Gpt}[name](values)
+    net = MODELS[name](values)
     net.load_state_dict({key[6:]: value for key, value in values.items() if key.startswith("model.")})
     model = nn.parallel.DistributedDataParallel(net)
     if optimizer_name == "adamw":

@@ -9,6 +9,7 @@
 #include <cmath>
 #include <thread>
 
+#include "app/command_line.h"
 #include "base/files.h"
 #include "plan/position.h"
 
@@ -86,9 +87,7 @@ void check_range(const char* option, Number value, Number least, Number most) {
 }
 
 void add_options(CLI::App& parser, TrainArguments& arguments) {
-  parser.set_help_flag();
-  // Of an option given twice the last one counts, so that a script's choice can be overruled.
-  parser.option_defaults()->multi_option_policy(CLI::MultiOptionPolicy::TakeLast);
+  set_up(parser);
   parser.add_option("--model", arguments.model);
   parser.add_option("--data", arguments.data);
   parser.add_option("--gpt-size", arguments.gpt_size);
@@ -175,8 +174,8 @@ void check_batch(const TrainArguments& arguments) {
   }
   if (shards < arguments.workers) {
     refuse(fmt::format(
-        "{} shards cannot be hosted by {} workers: use at most {} workers, or --shards {}", shards,
-        arguments.workers, shards, arguments.workers));
+        "{} shard{} cannot be hosted by {} workers: use at most {}, or --shards {}", shards,
+        shards == 1 ? "" : "s", arguments.workers, shards, arguments.workers));
   }
 }
 
@@ -205,15 +204,7 @@ TrainArguments parse_train_arguments(const std::vector<std::string>& arguments) 
   TrainArguments parsed;
   CLI::App parser;
   add_options(parser, parsed);
-  try {
-    std::vector<std::string> backwards(arguments.rbegin(),
-                                       arguments.rend());  // as CLI11 takes them
-    parser.parse(backwards);
-  } catch (const CLI::ParseError& error) {
-    const auto unknown = parser.remaining();
-    if (!unknown.empty()) refuse("unknown option " + unknown.front());
-    refuse(error.what());
-  }
+  parse_words(parser, arguments, [](const std::string& text) { refuse(text); });
   if (parsed.workers == 0 && parser.count("--workers") == 0)
     parsed.workers = workers_for_this_host(parsed);
   if (parsed.epochs > 0 && parsed.steps > 0) refuse("give either --epochs or --steps");

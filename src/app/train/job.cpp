@@ -7,6 +7,7 @@
 #include <algorithm>
 #include <atomic>
 
+#include "app/onednn.h"
 #include "app/train/progress.h"
 #include "plan/schedule.h"
 #include "torch/models/models.h"
@@ -19,14 +20,8 @@ constexpr std::int64_t kAloneWarmUp = 3;
 
 std::atomic<bool> stop_now{false};
 
-// oneDNN's convolutions are slow on ARM as Debian builds it, and change bits: part of the job.
 bool use_onednn(const TrainArguments& arguments) {
-#if defined(__aarch64__)
-  constexpr bool kFast = false;
-#else
-  constexpr bool kFast = true;
-#endif
-  return arguments.onednn == "on" || (arguments.onednn == "auto" && kFast);
+  return arguments.onednn == "on" || (arguments.onednn == "auto" && kOneDnnIsFast);
 }
 
 void set_up_libtorch(const TrainArguments& arguments) {

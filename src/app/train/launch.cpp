@@ -5,8 +5,8 @@
 
 #include <algorithm>
 
+#include "app/own_file.h"
 #include "app/train/arguments.h"
-#include "base/files.h"
 #include "control/launch/launcher.h"
 
 namespace lockstep::app {
@@ -15,14 +15,9 @@ namespace {
 // Long enough to write the checkpoint of a large model.
 constexpr std::chrono::seconds kGrace{60};
 
-// Beside the command where it was built; in libexec where it was installed.
 std::string worker_program() {
-  const std::string folder = base::parent_path(base::link_target("/proc/self/exe"));
-  for (const std::string& path :
-       {base::join_path(folder, "lockstep-train"),
-        base::join_path(base::parent_path(folder), "libexec/lockstep/lockstep-train")}) {
-    if (base::exists(path)) return path;
-  }
+  std::string path = own_file("lockstep-train");
+  if (!path.empty()) return path;
   throw Unavailable(
       "this build of Lockstep has no LibTorch layer, which `train` needs: install libtorch-dev and "
       "build again");

@@ -1,0 +1,124 @@
+#include "app/bench/allreduce/worker.h"
+
+#include <fmt/format.h>
+#include <lockstep/arena.h>
+#include <lockstep/errors.h>
+#include <lockstep/world.h>
+
+#include <algorithm>
+#include <array>
+#include <cstring>
+#include <optional>
+
+#include "app/bench/cores.h"
+#include "base/environment.h"
+#include "comm/core/kernels.h"
+#include "plan/tree.h"
+
+namespace lockstep::bench {
+namespace {
+
+// Over Gloo a worker has a second thread, which spins while the first holds a lock: side by side on one
+// core both wait for the scheduler's next tick, 4 ms. Such workers may use all cores of the benchmark.
+bool needs_free_cores() {
+  return base::environment("LOCKSTEP_ENGINE") == "gloo";
+}
+
+int number_of(const char* variable) {
+  return static_cast<int>(base::environment_number(variable, 0, 1 << 20).value_or(0));
+}
+
+// What the two share that are workers of a world.
+class InWorld : public Reducer {
+ public:
+  int rank() const override { return world_.rank(); }
+  int size() const override { return world_.size(); }
+  void barrier() override { world_.comm().barrier().wait(); }
+  void max(std::span<double> values) override {
+    world_.comm()
+        .all_reduce({values.data(), values.size(), DType::kFloat64}, {ReduceOp::kMax})
+        .wait();
+  }
+
+ protected:
+  World& world() { return world_; }
+
+ private:
+  World world_ = join();
+};
+
+// Memory that a world's collectives work on without copying, where the engine can.
+Arena make_memory(World&, std::size_t bytes) {
+  return Arena::create(bytes);
+}
+
+// Lockstep's all-reduce, over the engine that the launcher was told.
+class Engine : public InWorld {
+ public:
+  float* memory(std::size_t bytes) override {
+    arena_ = make_memory(world(), bytes);
+    return reinterpret_cast<float*>(arena_->data());
+  }
+  void all_reduce(float* data, std::size_t count) override {
+    world().comm().all_reduce({data, count, DType::kFloat32}).wait();
+  }
+
+ private:
+  std::optional<Arena> arena_;
+};
+
+// What one worker must do at the least: read its slice of everyone's buffer, add in the order of the
+// tree, store the sum to everyone's. Here all of it is in memory of its own, so that nobody waits.
+class Limit : public InWorld {
+ public:
+  Limit()
+      : sum_(plan::plan_reduction(size(), size()), DType::kFloat32, ReduceOp::kSum),
+        buffers_(static_cast<std::size_t>(size())) {}
+
+  float* memory(std::size_t bytes) override {
+    arena_ = Arena::create(bytes + buffers_.size() * sizeof(float));  // slices are rounded up
+    return reinterpret_cast<float*>(arena_->data());
+  }
+  void all_reduce(float* data, std::size_t count) override {
+    const std::size_t slice = (count + buffers_.size() - 1) / buffers_.size();
+    for (std::size_t begin = 0; begin < slice; begin += kPiece) {
+      for (std::size_t i = 0; i < buffers_.size(); ++i) buffers_[i] = data + i * slice + begin;
+      add_and_store(std::min(kPiece, slice - begin));
+    }
+  }
+  bool adds_everyones() const override { return false; }
+
+ private:
+  static constexpr std::size_t kPiece = 4096;  // stays in the first cache
+
+  void add_and_store(std::size_t count) {
+    sum_.run({const_cast<const void* const*>(buffers_.data()), buffers_.size()}, buffers_[0],
+             count);
+    for (std::size_t i = 1; i < buffers_.size(); ++i)
+      std::memcpy(buffers_[i], buffers_[0], count * sizeof(float));
+  }
+
+  comm::TreeSum sum_;
+  std::vector<void*> buffers_;
+  std::optional<Arena> arena_;
+};
+
+std::unique_ptr<Reducer> make_reducer(const std::string& kind) {
+  if (kind == "engine") return std::make_unique<Engine>();
+  if (kind == "limit") return std::make_unique<Limit>();
+  if (kind.starts_with("gloo:")) return make_gloo_peer(kind.substr(5));
+  throw BadInput(fmt::format("bench-worker: there is no system {}", kind));
+}
+
+}  // namespace
+
+int allreduce_worker(const std::vector<std::string>& arguments) {
+  if (arguments.empty()) throw BadInput("bench-worker is started by `lockstep bench`");
+  if (!needs_free_cores()) pin_worker(number_of("RANK"), std::max(number_of("WORLD_SIZE"), 1));
+  const std::unique_ptr<Reducer> reducer = make_reducer(arguments.front());
+  measure(*reducer, parse_measure_options(std::span(arguments).subspan(1)));
+  reducer->barrier();
+  return 0;
+}
+
+}  // namespace lockstep::bench

@@ -1,0 +1,176 @@
+#include "app/bench/arguments.h"
+
+#include <fmt/format.h>
+#include <fmt/ranges.h>
+#include <lockstep/errors.h>
+
+#include <algorithm>
+#include <array>
+#include <cmath>
+
+#include "app/bench/cores.h"
+#include "app/command_line.h"
+#include "base/environment.h"
+#include "base/files.h"
+
+namespace lockstep::bench {
+namespace {
+
+constexpr std::size_t kSmallestSize = std::size_t{1} << 10;
+constexpr std::size_t kLargestSize = std::size_t{256} << 20;
+constexpr std::size_t kMostBytes = std::size_t{64} << 30;
+
+[[noreturn]] void refuse(const std::string& text, const char* command) {
+  throw BadInput(fmt::format("{}; see `lockstep bench {} --help`", text, command));
+}
+
+std::vector<std::string> split_list(const std::string& text) {
+  std::vector<std::string> items;
+  std::size_t begin = 0;
+  while (begin <= text.size()) {
+    const std::size_t end = std::min(text.find(',', begin), text.size());
+    if (end > begin) items.push_back(text.substr(begin, end - begin));
+    begin = end + 1;
+  }
+  return items;
+}
+
+// "none" and an empty list are the same.
+Choice choice_of(const CLI::App& parser, const char* option, const std::string& text) {
+  if (parser.count(option) == 0) return std::nullopt;
+  if (text == "none") return std::vector<std::string>{};
+  return split_list(text);
+}
+
+struct Texts {
+  std::string engines;
+  std::string peers;
+  std::string sizes;
+};
+
+void add_common(CLI::App& parser, CommonArguments& arguments, Texts& texts) {
+  app::set_up(parser);
+  parser.add_option("-n,--workers", arguments.workers);
+  parser.add_option("--engines", texts.engines);
+  parser.add_option("--peers", texts.peers);
+  parser.add_option("--rounds", arguments.rounds);
+  parser.add_option("--seconds", arguments.seconds);
+  parser.add_option("--iterations", arguments.iterations);
+  parser.add_flag("--json", arguments.json);
+  parser.add_option("--plot", arguments.plot);
+}
+
+void parse(CLI::App& parser, const std::vector<std::string>& arguments, const char* command) {
+  app::parse_words(parser, arguments, [&](const std::string& text) { refuse(text, command); });
+}
+
+void finish_common(const CLI::App& parser, const Texts& texts, CommonArguments& arguments,
+                   const char* command) {
+  arguments.engines = choice_of(parser, "--engines", texts.engines);
+  arguments.peers = choice_of(parser, "--peers", texts.peers);
+  if (parser.count("--workers") == 0)
+    arguments.workers = std::max(static_cast<int>(allowed_cores().size()), 2);
+  if (arguments.workers < 1 || arguments.workers > 256)
+    refuse(fmt::format("--workers {}: give a number from 1 to 256", arguments.workers), command);
+  if (arguments.rounds < 1 || arguments.rounds > 1000)
+    refuse(fmt::format("--rounds {}: give a number from 1 to 1000", arguments.rounds), command);
+  if (!(arguments.seconds > 0 && arguments.seconds <= 600))
+    refuse(fmt::format("--seconds {}: give a number up to 600", arguments.seconds), command);
+  if (arguments.iterations < 0 || arguments.iterations > 100'000) {
+    refuse(fmt::format("--iterations {}: give a number from 1 to 100000", arguments.iterations),
+           command);
+  }
+  const std::string folder = base::parent_path(arguments.plot);
+  if (!arguments.plot.empty() && !base::is_directory(folder))
+    refuse(fmt::format("--plot {}: there is no directory {}", arguments.plot, folder), command);
+}
+
+void check_choice(const char* option, const std::string& value,
+                  const std::vector<std::string>& choices) {
+  if (std::find(choices.begin(), choices.end(), value) != choices.end()) return;
+  refuse(fmt::format("{} {}: choose from {}", option, value, fmt::join(choices, ", ")), "step");
+}
+
+struct Unit {
+  const char* name;
+  std::size_t bytes;
+};
+constexpr std::array<Unit, 8> kUnits{{{"", 1},
+                                      {"B", 1},
+                                      {"KiB", std::size_t{1} << 10},
+                                      {"MiB", std::size_t{1} << 20},
+                                      {"GiB", std::size_t{1} << 30},
+                                      {"kB", 1'000},
+                                      {"MB", 1'000'000},
+                                      {"GB", 1'000'000'000}}};
+
+}  // namespace
+
+AllreduceArguments parse_allreduce_arguments(const std::vector<std::string>& arguments) {
+  AllreduceArguments parsed;
+  parsed.seconds = 0.1;
+  Texts texts;
+  CLI::App parser;
+  add_common(parser, parsed, texts);
+  parser.add_option("--sizes", texts.sizes);
+  parse(parser, arguments, "allreduce");
+  finish_common(parser, texts, parsed, "allreduce");
+  for (const std::string& text : split_list(texts.sizes)) parsed.sizes.push_back(parse_size(text));
+  if (parser.count("--sizes") == 0) {
+    for (std::size_t size = kSmallestSize; size <= kLargestSize; size *= 2)
+      parsed.sizes.push_back(size);
+  }
+  if (parsed.sizes.empty()) refuse("--sizes: none given, as in 1KiB,64MiB", "allreduce");
+  std::sort(parsed.sizes.begin(), parsed.sizes.end());
+  parsed.sizes.erase(std::unique(parsed.sizes.begin(), parsed.sizes.end()), parsed.sizes.end());
+  return parsed;
+}
+
+StepArguments parse_step_arguments(const std::vector<std::string>& arguments) {
+  StepArguments parsed;
+  parsed.rounds = 3;
+  parsed.seconds = 4;
+  Texts texts;
+  CLI::App parser;
+  add_common(parser, parsed, texts);
+  parser.add_option("--model", parsed.model);
+  parser.add_option("--batch", parsed.batch);
+  parser.add_option("--optimizer", parsed.optimizer);
+  parse(parser, arguments, "step");
+  finish_common(parser, texts, parsed, "step");
+  check_choice("--model", parsed.model, {"mlp", "cnn", "resnet18", "gpt"});
+  check_choice("--optimizer", parsed.optimizer, {"sgd", "sgd-momentum", "adam", "adamw"});
+  if (parsed.batch < 1 || parsed.batch > (1 << 20))
+    refuse(fmt::format("--batch {}: give a number from 1 to 1048576", parsed.batch), "step");
+  return parsed;
+}
+
+std::size_t parse_size(const std::string& text) {
+  const std::size_t digits = std::min(text.find_first_not_of("0123456789"), text.size());
+  const auto number = base::parse_number(text.substr(0, digits));
+  const std::string name = text.substr(digits);
+  const auto* unit = std::find_if(kUnits.begin(), kUnits.end(),
+                                  [&](const Unit& known) { return name == known.name; });
+  if (!number || unit == kUnits.end()) {
+    refuse(fmt::format("--sizes {}: give a number with KiB, MiB or GiB, or bytes", text),
+           "allreduce");
+  }
+  if (*number < 1 || static_cast<std::size_t>(*number) > kMostBytes / unit->bytes)
+    refuse(fmt::format("--sizes {}: give 4 bytes to 64 GiB", text), "allreduce");
+  const std::size_t bytes = static_cast<std::size_t>(*number) * unit->bytes;
+  if (bytes % sizeof(float) != 0) {
+    refuse(fmt::format("--sizes {}: not a multiple of 4 bytes, the size of a float", text),
+           "allreduce");
+  }
+  return bytes;
+}
+
+std::string spoken_size(std::size_t bytes) {
+  for (const std::size_t i : {4, 3, 2}) {
+    if (bytes % kUnits[i].bytes == 0)
+      return fmt::format("{} {}", bytes / kUnits[i].bytes, kUnits[i].name);
+  }
+  return fmt::format("{} B", bytes);
+}
+
+}  // namespace lockstep::bench

@@ -1,0 +1,50 @@
+// The options of `lockstep bench`.
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+#include <optional>
+#include <string>
+#include <vector>
+
+namespace lockstep::bench {
+
+// Names that were asked for, or nothing: everything that can be found.
+using Choice = std::optional<std::vector<std::string>>;
+
+// What both benchmarks take.
+struct CommonArguments {
+  int workers = 0;  // 0: one for each core, and at least 2
+  Choice engines;
+  Choice peers;
+  int rounds = 5;
+  double seconds = 0;
+  int iterations = 0;  // samples of each run; 0: as `seconds` allows
+  bool json = false;
+  std::string plot;  // a file; empty: none
+};
+
+struct AllreduceArguments : CommonArguments {
+  std::vector<std::size_t> sizes;  // bytes
+};
+
+struct StepArguments : CommonArguments {
+  std::string model = "mlp";
+  std::int64_t batch = 32;  // of each worker
+  std::string optimizer = "sgd-momentum";
+};
+
+// BadInput, in one line, for anything that cannot be understood or cannot work.
+AllreduceArguments parse_allreduce_arguments(const std::vector<std::string>& arguments);
+StepArguments parse_step_arguments(const std::vector<std::string>& arguments);
+
+// "64KiB" as 65536; B, KiB, MiB, GiB, and kB, MB, GB by thousands. BadInput for anything else, and for a
+// size that is no multiple of 4 bytes, the size of a float.
+std::size_t parse_size(const std::string& text);
+std::string spoken_size(std::size_t bytes);
+
+const char* bench_help() noexcept;
+const char* allreduce_help() noexcept;
+const char* step_help() noexcept;
+
+}  // namespace lockstep::bench

@@ -1,0 +1,247 @@
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+#include <lockstep/errors.h>
+
+#include <nlohmann/json.hpp>
+#include <numeric>
+
+#include "app/bench/allreduce.h"
+#include "app/bench/allreduce/measure.h"
+#include "app/bench/cores.h"
+#include "app/bench/plot.h"
+#include "app/bench/rounds.h"
+#include "app/bench/step.h"
+
+namespace lockstep::bench {
+namespace {
+
+using testing::ElementsAre;
+using testing::HasSubstr;
+using testing::IsEmpty;
+using testing::Not;
+using testing::SizeIs;
+
+template <typename Function>
+std::string refusal(const Function& function) {
+  try {
+    function();
+  } catch (const Error& error) {
+    return error.what();
+  }
+  return "accepted";
+}
+
+std::string refused_allreduce(const std::vector<std::string>& words) {
+  return refusal([&] { parse_allreduce_arguments(words); });
+}
+
+TEST(BenchSizesTest, UnitsAreBinaryUnlessWrittenAsThousands) {
+  EXPECT_EQ(parse_size("1KiB"), 1024U);
+  EXPECT_EQ(parse_size("64MiB"), std::size_t{64} << 20);
+  EXPECT_EQ(parse_size("1GiB"), std::size_t{1} << 30);
+  EXPECT_EQ(parse_size("4"), 4U);
+  EXPECT_EQ(parse_size("100kB"), 100'000U);
+  EXPECT_EQ(spoken_size(1024), "1 KiB");
+  EXPECT_EQ(spoken_size(std::size_t{256} << 20), "256 MiB");
+  EXPECT_EQ(spoken_size(1028), "1028 B");
+}
+
+TEST(BenchSizesTest, WhatIsNoSizeOfFloatsIsRefused) {
+  for (const char* text : {"", "KiB", "-4", "1kib", "1.5MiB", "0", "99999999999999999999", "65GiB"})
+    EXPECT_THAT(refusal([&] { parse_size(text); }), HasSubstr("--sizes")) << text;
+  EXPECT_THAT(refusal([] { parse_size("1021"); }), HasSubstr("not a multiple of 4 bytes"));
+}
+
+TEST(BenchArgumentsTest, DefaultsArePowersOfTwoAndEverythingThatIsThere) {
+  const auto arguments = parse_allreduce_arguments({});
+  EXPECT_THAT(arguments.sizes, SizeIs(19));
+  EXPECT_EQ(arguments.sizes.front(), 1024U);
+  EXPECT_EQ(arguments.sizes.back(), std::size_t{256} << 20);
+  EXPECT_GE(arguments.workers, 2);
+  EXPECT_EQ(arguments.engines, std::nullopt);
+  EXPECT_EQ(arguments.peers, std::nullopt);
+}
+
+TEST(BenchArgumentsTest, AllOptionsArrive) {
+  const auto arguments = parse_allreduce_arguments(
+      {"--workers", "3", "--sizes", "1MiB,1KiB,1MiB", "--engines", "shm", "--peers", "none",
+       "--rounds", "2", "--seconds", "0.5", "--iterations", "7", "--json", "--plot", "x.svg"});
+  EXPECT_EQ(arguments.workers, 3);
+  EXPECT_THAT(arguments.sizes, ElementsAre(1024U, std::size_t{1} << 20));
+  EXPECT_THAT(*arguments.engines, ElementsAre("shm"));
+  EXPECT_THAT(*arguments.peers, IsEmpty());
+  EXPECT_EQ(arguments.rounds, 2);
+  EXPECT_EQ(arguments.seconds, 0.5);
+  EXPECT_EQ(arguments.iterations, 7);
+  EXPECT_TRUE(arguments.json);
+  EXPECT_EQ(arguments.plot, "x.svg");
+}
+
+TEST(BenchArgumentsTest, WhatCannotWorkIsOneLineThatSaysWhatCan) {
+  EXPECT_THAT(refused_allreduce({"--nope"}), HasSubstr("--nope"));
+  EXPECT_THAT(refused_allreduce({"--workers", "0"}), HasSubstr("1 to 256"));
+  EXPECT_THAT(refused_allreduce({"--rounds", "0"}), HasSubstr("--rounds"));
+  EXPECT_THAT(refused_allreduce({"--seconds", "nan"}), HasSubstr("--seconds"));
+  EXPECT_THAT(refused_allreduce({"--sizes", ","}), HasSubstr("--sizes"));
+  EXPECT_THAT(refused_allreduce({"--plot", "/no/such/x.svg"}), HasSubstr("/no/such"));
+  const auto field = [](const std::vector<std::string>& words) {
+    return refusal([&] { allreduce_field(parse_allreduce_arguments(words), ""); });
+  };
+  EXPECT_THAT(field({"--engines", "ship"}), HasSubstr("choose from shm, gloo"));
+  EXPECT_THAT(field({"--peers", "nccl"}), HasSubstr("choose from gloo, openmpi, mpich"));
+}
+
+TEST(BenchArgumentsTest, AStepHasAModelABatchAndAnOptimizer) {
+  const auto arguments = parse_step_arguments({"--model", "cnn", "--batch", "8", "-n", "2"});
+  EXPECT_EQ(arguments.model, "cnn");
+  EXPECT_EQ(arguments.batch, 8);
+  EXPECT_EQ(arguments.optimizer, "sgd-momentum");
+  const auto refused = [](const std::vector<std::string>& words) {
+    return refusal([&] { step_field(parse_step_arguments(words)); });
+  };
+  EXPECT_THAT(refused({"--model", "lstm"}), HasSubstr("choose from mlp, cnn, resnet18, gpt"));
+  EXPECT_THAT(refused({"--optimizer", "lion"}), HasSubstr("sgd-momentum"));
+  EXPECT_THAT(refused({"--batch", "0"}), HasSubstr("--batch 0"));
+  EXPECT_THAT(refused({"--sizes", "1KiB"}), HasSubstr("unknown option --sizes"));
+  EXPECT_THAT(refused({"--peers", "openmpi"}), HasSubstr("plain, plain-flat, pytorch-ddp"));
+}
+
+TEST(BenchCoresTest, WorkersGetTheirPartOfTheCoresOrShareThem) {
+  EXPECT_THAT(cores_of(0, 2, {4, 5}), ElementsAre(4));
+  EXPECT_THAT(cores_of(1, 2, {4, 5, 6, 7}), ElementsAre(6, 7));
+  EXPECT_THAT(cores_of(1, 2, {0, 1, 2}), ElementsAre(1, 2));
+  EXPECT_THAT(cores_of(3, 4, {0, 1}), ElementsAre(1));
+}
+
+TEST(BenchStatisticsTest, QuantilesLieBetweenSamplesInProportion) {
+  EXPECT_EQ(quantile({7}, 0.99), 7);
+  EXPECT_EQ(quantile({1, 2, 3, 4, 5}, 0.5), 3);
+  EXPECT_EQ(quantile({1, 2}, 0.5), 1.5);
+  EXPECT_DOUBLE_EQ(quantile({0, 10}, 0.99), 9.9);
+  const Summary summary = summarise({5, 1, 4, 2, 3});
+  EXPECT_EQ(summary.samples, 5U);
+  EXPECT_EQ(summary.p50, 3);
+  EXPECT_EQ(summary.q1, 2);
+  EXPECT_EQ(summary.q3, 4);
+}
+
+TEST(BenchStatisticsTest, BandwidthsAreThoseOfNcclTests) {
+  EXPECT_DOUBLE_EQ(algorithm_bandwidth(1'000'000, 100), 10);
+  EXPECT_DOUBLE_EQ(bus_bandwidth(10, 2), 10);
+  EXPECT_DOUBLE_EQ(bus_bandwidth(10, 4), 15);
+}
+
+TEST(BenchPatternTest, OnlyTheSumOfAllWorkersInItsPlaceIsRight) {
+  constexpr std::size_t kCount = 10'000;
+  std::vector<float> sum(kCount, 0);
+  for (int rank = 0; rank < 3; ++rank) {
+    std::vector<float> own(kCount);
+    Pattern(rank, 3).fill(own.data(), kCount, 5);
+    for (std::size_t i = 0; i < kCount; ++i) sum[i] += own[i];
+  }
+  const Pattern pattern(1, 3);
+  EXPECT_EQ(pattern.first_wrong(sum.data(), kCount, 5), kCount);
+  EXPECT_LT(pattern.first_wrong(sum.data(), kCount, 6), kCount);
+  EXPECT_LT(pattern.first_wrong(sum.data() + 1024, kCount - 1024, 5), kCount - 1024);
+  sum[9'999] += 1;
+  EXPECT_EQ(pattern.first_wrong(sum.data(), kCount, 5), 9'999U);
+}
+
+TEST(BenchRoundsTest, ResultsAreFoundAmongOtherLines) {
+  EXPECT_THAT(result_lines("[0] {\"a\":1}\nnoise\n[ 3] {\"b\":2}\n{\"c\":3}\n[1] noise\n{half\n"),
+              ElementsAre("{\"a\":1}", "{\"b\":2}", "{\"c\":3}"));
+}
+
+TEST(BenchRoundsTest, APeerThatFailsIsLeftOutAndOneOfOursIsAFailure) {
+  std::vector<int> runs(2, 0);
+  const auto count = [&](std::size_t i, const auto&) { ++runs[i]; };
+  testing::internal::CaptureStderr();
+  EXPECT_TRUE(
+      run_rounds({{"good", true, "", {"true"}, {}}, {"peer", false, "", {"false"}, {}}}, 3, count));
+  EXPECT_THAT(testing::internal::GetCapturedStderr(), HasSubstr("peer ended with 1"));
+  EXPECT_THAT(runs, ElementsAre(3, 0));
+  testing::internal::CaptureStderr();
+  EXPECT_FALSE(
+      run_rounds({{"ours", true, "", {"sh", "-c", "echo why >&2; exit 3"}, {}}}, 1, count));
+  EXPECT_THAT(testing::internal::GetCapturedStderr(), HasSubstr("why"));
+}
+
+AllreduceReport small_report() {
+  AllreduceReport report{2, {{"lockstep-shm", "direct", {}}, {"limit", "loop", {}}}};
+  report.results[0].add({R"({"bytes":1024,"block":2,"us":[4,4,4]})"});
+  report.results[0].add({R"({"bytes":1024,"block":2,"us":[4]})", R"({"bytes":2048,"us":[8]})"});
+  report.results[1].add({R"({"bytes":1024,"block":2,"us":[1]})", R"({"bytes":2048,"us":[2]})"});
+  return report;
+}
+
+TEST(BenchReportTest, JsonIsOneArrayOfObjects) {
+  const auto json = nlohmann::json::parse(as_json(small_report()));
+  ASSERT_THAT(json, SizeIs(4));
+  EXPECT_EQ(json[0]["system"], "lockstep-shm");
+  EXPECT_EQ(json[0]["workers"], 2);
+  EXPECT_EQ(json[0]["bytes"], 1024);
+  EXPECT_EQ(json[0]["p50_us"], 4);
+  EXPECT_EQ(json[0]["samples"], 4);
+  EXPECT_DOUBLE_EQ(json[0]["algbw_GBps"], 0.256);
+  EXPECT_DOUBLE_EQ(json[0]["of_limit"], 0.25);
+}
+
+TEST(BenchReportTest, AStepsJsonNamesTheBaseOfItsEfficiency) {
+  StepReport report{2,  1,     "mlp",
+                    32, "sgd", {{"plain", "", {}, {}, {}}, {"lockstep-shm", "", {}, {}, {}}}};
+  report.results[0].add({R"({"rank":0,"pss_mb":10,"state_mb":4,"step_ms":[50,50]})",
+                         R"({"rank":1,"pss_mb":12,"state_mb":4,"step_ms":[50,50]})"});
+  report.results[1].add({R"({"rank":0,"pss_mb":9,"state_mb":2,"step_ms":[40]})"});
+  const auto json = nlohmann::json::parse(as_json(report));
+  ASSERT_THAT(json, SizeIs(2));
+  EXPECT_EQ(json[0]["system"], "plain");
+  EXPECT_EQ(json[0]["model"], "mlp");
+  EXPECT_EQ(json[0]["batch"], 32);
+  EXPECT_EQ(json[0]["step_ms_p50"], 50);
+  EXPECT_EQ(json[0]["pss_mb"], 22);
+  EXPECT_EQ(json[0]["state_mb"], 8);
+  EXPECT_DOUBLE_EQ(json[0]["samples_per_second"], 1280);
+  EXPECT_EQ(json[1]["efficiency_base"], "plain");
+  EXPECT_DOUBLE_EQ(json[1]["efficiency"], 1.25);
+}
+
+// Every element that is opened is closed, in order. Enough of XML for what plot.cpp writes.
+bool well_formed(std::string_view text) {
+  std::vector<std::string> open;
+  for (std::size_t at = text.find('<'); at != std::string_view::npos; at = text.find('<', at + 1)) {
+    const std::size_t end = text.find('>', at);
+    if (end == std::string_view::npos) return false;
+    const std::string_view tag = text.substr(at + 1, end - at - 1);
+    const std::string_view name = tag.substr(0, tag.find_first_of(" /", 1));
+    if (tag.starts_with('/')) {
+      if (open.empty() || "/" + open.back() != tag) return false;
+      open.pop_back();
+    } else if (!tag.ends_with('/')) {
+      open.emplace_back(name);
+    }
+  }
+  return open.empty();
+}
+
+TEST(BenchPlotTest, PicturesAreWellFormedWhateverIsInThem) {
+  const LinePlot lines{
+      "a < b & c", "x", {{"one", {{1024, 0.1}, {2048, 3}}, false}, {"two", {}, true}}};
+  const BarPlot bars{"steps", "ms", {{"<plain>", 50, 49, 52}, {"none", 0, 0, 0}}};
+  for (const std::string& picture : {draw(lines), draw(bars), draw(LinePlot{}), draw(BarPlot{}),
+                                     as_plot(small_report()), as_plot(StepReport{})}) {
+    EXPECT_TRUE(well_formed(picture)) << picture;
+    EXPECT_THAT(picture, Not(HasSubstr("nan")));
+    EXPECT_THAT(picture, Not(HasSubstr("inf")));
+  }
+  EXPECT_THAT(draw(lines), HasSubstr("a &lt; b &amp; c"));
+  EXPECT_THAT(draw(lines), HasSubstr("1 KiB"));
+  EXPECT_THAT(draw(bars), HasSubstr("&lt;plain&gt;"));
+}
+
+TEST(BenchReportTest, ARunWithoutTimesIsNone) {
+  AllreduceResult result{"gloo", "", {}};
+  EXPECT_THROW(result.add({}), BadInput);
+}
+
+}  // namespace
+}  // namespace lockstep::bench

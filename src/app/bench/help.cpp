@@ -1,0 +1,91 @@
+#include "app/bench/arguments.h"
+
+namespace lockstep::bench {
+namespace {
+
+constexpr char kBenchHelp[] =
+    R"(Measures on this machine, now, beside the systems that people would use instead.
+
+  lockstep bench allreduce [options]   how fast buffers are summed, and the limit of this machine
+  lockstep bench step [options]        how fast a model trains, and workers that never talk
+
+  lockstep bench allreduce --help      the options of each
+
+Leave the machine alone meanwhile. How it is measured: docs/internals/benchmarks.md.
+)";
+
+constexpr char kAllreduceHelp[] =
+    R"(Times all-reduces of float32 buffers; every result is compared, exactly.
+
+  lockstep bench allreduce [options]
+
+  -n, --workers N     (default: one for each core, at least 2)
+      --sizes S,…     such as 1KiB,1MiB,64MiB (default: powers of two from 1KiB to 256MiB)
+      --engines E,…   Lockstep's, such as shm,gloo, or none (default: every one that was built)
+      --peers P,…     gloo, openmpi, mpich, or none (default: those that are found)
+      --rounds R      turns of each system (default: 5)
+      --seconds S     that one size takes in one turn, about (default: 0.1), or
+      --iterations I  samples of one size in one turn
+      --json          one array of objects instead of a table
+      --plot FILE     also draw it, as SVG
+
+Columns: the median, quartiles and 99th percentile over all samples of all turns; a sample is the
+slowest worker's time. algbw is bytes over time, busbw that times 2(N-1)/N, as nccl-tests define
+them. `limit` is the same add-and-store loop on private memory by all workers at once, without
+synchronisation; "of limit" is its median over the system's.
+
+The exit code is 1 if one of Lockstep's engines failed or gave a wrong sum; a peer that fails is
+reported and left out.
+
+Examples:
+  lockstep bench allreduce --workers 2
+  lockstep bench allreduce -n 4 --sizes 64KiB,16MiB --engines shm --peers openmpi --plot speed.svg
+  lockstep bench allreduce --peers none --json > allreduce.json
+)";
+
+constexpr char kStepHelp[] =
+    R"(Times training steps: zero_grad, forward, backward, step, on a fixed batch of random samples.
+
+  lockstep bench step [options]
+
+      --model M       mlp, cnn, resnet18 or gpt, as in `lockstep train` (default: mlp)
+      --batch B       samples of each worker (default: 32)
+      --optimizer O   sgd, sgd-momentum, adam or adamw (default: sgd-momentum)
+  -n, --workers N     (default: one for each core, at least 2)
+      --engines E,…   Lockstep's, such as shm,gloo, or none (default: every one that was built)
+      --peers P,…     plain, plain-flat, pytorch-ddp, or none (default: those that are found)
+      --rounds R      turns of each system (default: 3)
+      --seconds S     of steps in one turn (default: 4), or
+      --iterations I  steps in one turn
+      --json          one array of objects instead of a table
+      --plot FILE     also draw it, as SVG
+
+  plain              as many LibTorch workers, with torch::optim, that never talk
+  plain-flat         the same with Lockstep's optimizer
+  lockstep-E         data_parallel and lockstep::optim in an ordinary loop, over engine E
+  lockstep-E-fused   lockstep::Trainer, over engine E
+  pytorch-ddp        PyTorch's DistributedDataParallel over Gloo, from Python
+
+The median and quartiles are over all steps of all workers and turns. Efficiency is plain's median
+over the system's: 100 % is a synchronisation that costs nothing.
+
+Examples:
+  lockstep bench step --workers 2
+  lockstep bench step --model cnn --batch 64 --optimizer adamw --engines shm --plot step.svg
+)";
+
+}  // namespace
+
+const char* bench_help() noexcept {
+  return kBenchHelp;
+}
+
+const char* allreduce_help() noexcept {
+  return kAllreduceHelp;
+}
+
+const char* step_help() noexcept {
+  return kStepHelp;
+}
+
+}  // namespace lockstep::bench

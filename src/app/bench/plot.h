@@ -1,0 +1,42 @@
+// Pictures as SVG, written by hand: two kinds, no library.
+#pragma once
+
+#include <string>
+#include <vector>
+
+namespace lockstep::bench {
+
+// Lines over bytes, both axes logarithmic.
+struct LinePlot {
+  struct Point {
+    double x = 0;
+    double y = 0;  // above 0
+  };
+  struct Line {
+    std::string name;
+    std::vector<Point> points;
+    bool dashed = false;  // a limit, not a system
+  };
+  std::string title;
+  std::string caption;  // below: what the axes are
+  std::vector<Line> lines;
+};
+
+// Horizontal bars with whiskers.
+struct BarPlot {
+  struct Bar {
+    std::string name;
+    double value = 0;
+    double low = 0;
+    double high = 0;
+    bool strong = false;  // one that the picture is about
+  };
+  std::string title;
+  std::string caption;
+  std::vector<Bar> bars;
+};
+
+std::string draw(const LinePlot& plot);
+std::string draw(const BarPlot& plot);
+
+}  // namespace lockstep::bench

@@ -1,0 +1,121 @@
+#include "app/bench/step.h"
+
+#include <fmt/format.h>
+#include <lockstep/errors.h>
+
+#include <algorithm>
+#include <cstdlib>
+
+#include "app/bench/command.h"
+#include "app/bench/cores.h"
+#include "app/bench/rounds.h"
+#include "app/own_file.h"
+
+namespace lockstep::bench {
+namespace {
+
+std::vector<std::string> job_words(const StepArguments& arguments) {
+  return {arguments.model, std::to_string(arguments.batch), arguments.optimizer,
+          fmt::format("{}", arguments.seconds), std::to_string(arguments.iterations)};
+}
+
+Contender launched_contender(const StepArguments& arguments, const std::string& name,
+                             const std::string& engine, std::vector<std::string> program) {
+  const auto words = job_words(arguments);
+  program.insert(program.end(), words.begin(), words.end());
+  return {name, true, "",
+          launched({arguments.workers, threads_of_a_worker(arguments.workers), engine, program}),
+          allocator_settings()};
+}
+
+// Debian's, which another python3 on the PATH may hide; or that one. Empty without PyTorch.
+std::string python_with_torch() {
+  for (std::string python : {"/usr/bin/python3", "python3"}) {
+    const std::string look =
+        python + " -c 'import importlib.util as u, sys; sys.exit(u.find_spec(\"torch\") is None)'";
+    if (std::system((look + " >/dev/null 2>&1").c_str()) == 0) return python;
+  }
+  return {};
+}
+
+void add_pytorch(const StepArguments& arguments, Field& field) {
+  const std::string script = app::own_file("lockstep_bench_ddp.py");
+  const std::string python = python_with_torch();
+  if (arguments.model == "resnet18") {
+    field.left_out.emplace_back("pytorch-ddp: it has mlp, cnn and gpt only");
+  } else if (python.empty() || script.empty()) {
+    field.left_out.emplace_back("pytorch-ddp: not found; install python3-torch");
+  } else {
+    field.contenders.push_back(launched_contender(arguments, "pytorch-ddp", "", {python, script}));
+    field.contenders.back().ours = false;
+    field.contenders.back().settings =
+        "Gloo; gradient_as_bucket_view, static_graph, foreach, gradients set to none; pinned";
+  }
+}
+
+struct Own {
+  std::string name;
+  std::string engine;
+  std::string system;  // as the worker program calls it
+  std::string settings;
+};
+
+std::vector<Own> own_systems(const StepArguments& arguments) {
+  std::vector<Own> systems;
+  if (asked_for(arguments.peers, "plain"))
+    systems.push_back(
+        {"plain", "shm", "plain", "LibTorch and torch::optim, gradients set to none; pinned"});
+  if (asked_for(arguments.peers, "plain-flat"))
+    systems.push_back({"plain-flat", "shm", "plain-flat", "LibTorch and lockstep::optim; pinned"});
+  for (const std::string& engine : chosen_engines(arguments.engines)) {
+    const std::string cores = engine == "gloo" ? "not pinned" : "pinned";
+    const std::string name = "lockstep-" + engine;
+    systems.push_back({name, engine, "drop-in", "data_parallel and lockstep::optim; " + cores});
+    systems.push_back({name + "-fused", engine, "trainer", "lockstep::Trainer; " + cores});
+  }
+  return systems;
+}
+
+}  // namespace
+
+int threads_of_a_worker(int workers) {
+  return std::max(static_cast<int>(allowed_cores().size()) / workers, 1);
+}
+
+Field step_field(const StepArguments& arguments) {
+  check_peers(arguments.peers, {"plain", "plain-flat", "pytorch-ddp"});
+  const std::string program = app::own_file("lockstep-bench-step");
+  Field field;
+  for (const Own& own : own_systems(arguments)) {
+    if (program.empty()) {
+      throw Unavailable(
+          "this build of Lockstep has no LibTorch layer, which `bench step` needs: install "
+          "libtorch-dev and build again");
+    }
+    field.contenders.push_back(
+        launched_contender(arguments, own.name, own.engine, {program, own.system}));
+    field.contenders.back().settings = own.settings;
+  }
+  if (asked_for(arguments.peers, "pytorch-ddp")) add_pytorch(arguments, field);
+  return field;
+}
+
+int bench_step(const std::vector<std::string>& words) {
+  const StepArguments arguments = parse_step_arguments(words);
+  const Field field = step_field(arguments);
+  if (field.contenders.empty()) throw BadInput("nothing to measure: no engine and no peer is left");
+  announce(arguments, field);
+  StepReport report{arguments.workers,   threads_of_a_worker(arguments.workers),
+                    arguments.model,     arguments.batch,
+                    arguments.optimizer, {}};
+  for (const Contender& contender : field.contenders)
+    report.results.push_back({contender.name, contender.settings, {}, {}, {}});
+  const bool good =
+      run_rounds(field.contenders, arguments.rounds,
+                 [&](std::size_t i, const auto& lines) { report.results[i].add(lines); });
+  std::erase_if(report.results, [](const StepResult& one) { return one.step_ms.empty(); });
+  finish(arguments, {as_json(report), as_table(report), as_plot(report)});
+  return good ? 0 : 1;
+}
+
+}  // namespace lockstep::bench

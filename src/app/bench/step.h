@@ -1,0 +1,45 @@
+// `lockstep bench step`.
+#pragma once
+
+#include <string>
+#include <vector>
+
+#include "app/bench/arguments.h"
+#include "app/bench/contenders.h"
+
+namespace lockstep::bench {
+
+int bench_step(const std::vector<std::string>& arguments);
+
+// Peers and engines, for these arguments. Unavailable in a build without LibTorch.
+Field step_field(const StepArguments& arguments);
+
+// Threads of each worker: its part of the cores.
+int threads_of_a_worker(int workers);
+
+// The results of one system.
+struct StepResult {
+  std::string system;
+  std::string settings;
+  std::vector<double> step_ms;   // of all workers and runs
+  std::vector<double> pss_mb;    // of all workers together, for each run
+  std::vector<double> state_mb;  // the same
+
+  // Adds what the workers of one run printed. std::exception for lines that cannot be understood.
+  void add(const std::vector<std::string>& lines);
+};
+
+struct StepReport {
+  int workers = 0;
+  int threads = 1;
+  std::string model;
+  std::int64_t batch = 0;
+  std::string optimizer;
+  std::vector<StepResult> results;  // those that have samples
+};
+
+std::string as_json(const StepReport& report);
+std::string as_table(const StepReport& report);
+std::string as_plot(const StepReport& report);
+
+}  // namespace lockstep::bench

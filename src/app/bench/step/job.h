@@ -1,0 +1,38 @@
+// What a worker of `bench step` trains: the same for every system.
+#pragma once
+
+#include <lockstep/data.h>
+
+#include <cstdint>
+#include <memory>
+#include <string>
+#include <vector>
+
+#include "torch/models/models.h"
+
+namespace lockstep::bench {
+
+// No weight decay: the default of every optimizer's but AdamW's. pytorch_ddp.py has the same numbers.
+inline constexpr double kLearningRate = 1e-3;
+inline constexpr double kMomentum = 0.9;
+inline constexpr double kWeightDecayOfAdamW = 1e-2;
+
+struct StepJob {
+  std::string system;  // plain, plain-flat, drop-in, trainer
+  std::string model;
+  std::int64_t batch = 0;  // of each worker
+  std::string optimizer;   // sgd, sgd-momentum, adam, adamw
+  double seconds = 0;
+  std::int64_t steps = 0;  // 0: as `seconds` allows
+};
+
+// The words SYSTEM MODEL BATCH OPTIMIZER SECONDS STEPS. std::exception for others.
+StepJob parse_step_job(const std::vector<std::string>& words);
+
+// The same values on every worker, without dropout, which not every system draws alike.
+std::shared_ptr<models::Net> make_net(const StepJob& job);
+
+// Random samples, other ones on every worker.
+Batch make_batch(const StepJob& job, int rank);
+
+}  // namespace lockstep::bench

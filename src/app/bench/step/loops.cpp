@@ -1,0 +1,179 @@
+#include "app/bench/step/loops.h"
+
+#include <lockstep/errors.h>
+#include <lockstep/trainer.h>
+
+#include <algorithm>
+#include <chrono>
+#include <functional>
+
+namespace lockstep::bench {
+namespace {
+
+using Clock = std::chrono::steady_clock;
+
+constexpr int kWarmUp = 6;  // the second half of it is timed, for the number of steps
+constexpr std::int64_t kLeastSteps = 5;
+constexpr std::int64_t kMostSteps = 20'000;
+constexpr double kMegabyte = 1e6;
+
+double ms_since(Clock::time_point begun) {
+  return std::chrono::duration<double, std::milli>(Clock::now() - begun).count();
+}
+
+double megabytes(const std::vector<NamedTensor>& tensors) {
+  double bytes = 0;
+  for (const auto& one : tensors) bytes += static_cast<double>(one.tensor.nbytes());
+  return bytes / kMegabyte;
+}
+
+double state_megabytes(const Replica& model, const optim::Optimizer& optimizer) {
+  return megabytes(model.parameters()) + megabytes(optimizer.state());
+}
+
+// The same on every worker.
+std::int64_t agreed_steps(const StepJob& job, World& world, double step_ms) {
+  if (job.steps > 0) return job.steps;
+  world.comm().all_reduce({&step_ms, 1, DType::kFloat64}, {ReduceOp::kMax}).wait();
+  const auto fitting = static_cast<std::int64_t>(std::min(job.seconds * 1000 / step_ms, 1e6));
+  return std::clamp(fitting, kLeastSteps, kMostSteps);
+}
+
+std::vector<double> timed(const StepJob& job, World& world, const std::function<void()>& step) {
+  for (int i = 0; i < kWarmUp / 2; ++i) step();
+  auto begun = Clock::now();
+  for (int i = 0; i < kWarmUp / 2; ++i) step();
+  const std::int64_t steps = agreed_steps(job, world, ms_since(begun) / (kWarmUp / 2));
+  std::vector<double> times;
+  world.comm().barrier().wait();
+  for (std::int64_t i = 0; i < steps; ++i) {
+    begun = Clock::now();
+    step();
+    times.push_back(ms_since(begun));
+  }
+  return times;
+}
+
+std::unique_ptr<torch::optim::Optimizer> stock_optimizer(const StepJob& job,
+                                                         torch::nn::Module& net) {
+  namespace stock = torch::optim;
+  const auto parameters = net.parameters();
+  if (job.optimizer == "adamw") {
+    return std::make_unique<stock::AdamW>(
+        parameters, stock::AdamWOptions(kLearningRate).weight_decay(kWeightDecayOfAdamW));
+  }
+  if (job.optimizer == "adam")
+    return std::make_unique<stock::Adam>(parameters, stock::AdamOptions(kLearningRate));
+  const double momentum = job.optimizer == "sgd" ? 0 : kMomentum;
+  return std::make_unique<stock::SGD>(parameters,
+                                      stock::SGDOptions(kLearningRate).momentum(momentum));
+}
+
+std::shared_ptr<optim::Optimizer> own_optimizer(const StepJob& job, Replica& model) {
+  if (job.optimizer == "adamw") {
+    return std::make_shared<optim::AdamW>(
+        model, optim::AdamWOptions{.lr = kLearningRate, .weight_decay = kWeightDecayOfAdamW});
+  }
+  if (job.optimizer == "adam")
+    return std::make_shared<optim::Adam>(model, optim::AdamOptions{.lr = kLearningRate});
+  const double momentum = job.optimizer == "sgd" ? 0 : kMomentum;
+  return std::make_shared<optim::SGD>(model,
+                                      optim::SGDOptions{.lr = kLearningRate, .momentum = momentum});
+}
+
+// How often a stock optimizer keeps something as large as the parameters.
+int slots(const std::string& optimizer) {
+  if (optimizer == "sgd") return 0;
+  return optimizer == "sgd-momentum" ? 1 : 2;
+}
+
+StepTimes run_plain(const StepJob& job, World& world) {
+  const auto net = make_net(job);
+  const Batch batch = make_batch(job, world.rank());
+  const auto optimizer = stock_optimizer(job, *net);
+  StepTimes result;
+  result.ms = timed(job, world, [&] {
+    net->zero_grad(/*set_to_none=*/true);  // the faster way, and the default from LibTorch 2 on
+    models::loss(*net, batch).backward();
+    optimizer->step();
+  });
+  result.state_mb = megabytes(replica::parameters_of(*net)) * (1 + slots(job.optimizer));
+  return result;
+}
+
+// The drop-in loop over `training`: the world, or for `plain-flat` a world of one.
+StepTimes run_drop_in(const StepJob& job, World& world, World& training) {
+  auto model = data_parallel(make_net(job), training);
+  const Batch batch = make_batch(job, world.rank());
+  const auto optimizer = own_optimizer(job, model);
+  StepTimes result;
+  result.ms = timed(job, world, [&] {
+    optimizer->zero_grad();
+    models::loss(*model, batch).backward();
+    optimizer->step();
+  });
+  result.state_mb = state_megabytes(model, *optimizer);
+  return result;
+}
+
+// The same batch again and again, whatever is asked for: reading data is not measured here.
+class OneBatch : public Dataset {
+ public:
+  OneBatch(Batch batch, std::int64_t samples) : batch_(std::move(batch)), samples_(samples) {}
+  std::int64_t size() const override { return samples_; }
+  Batch batch(std::span<const std::int64_t>) const override { return batch_; }
+
+ private:
+  Batch batch_;
+  std::int64_t samples_;
+};
+
+// The Trainer is told to stop when the job has had its steps, or its seconds.
+StepTimes run_trainer(const StepJob& job, World& world) {
+  const auto net = make_net(job);
+  auto model = data_parallel(net, world);
+  const auto optimizer = own_optimizer(job, model);
+  TrainerOptions options;
+  options.global_batch = job.batch * world.size();
+  options.steps = job.steps > 0 ? job.steps + kWarmUp : kMostSteps;
+  options.loader_threads = 0;
+  StepTimes result;
+  Trainer* running = nullptr;
+  double total_ms = 0;
+  TrainerHooks hooks;
+  hooks.on_step = [&](const StepRecord& record) {
+    if (record.step < kWarmUp) return;
+    result.ms.push_back(record.step_ms);
+    total_ms += record.step_ms;
+    const bool enough = total_ms > job.seconds * 1000 && record.step >= kWarmUp + kLeastSteps;
+    if (job.steps == 0 && enough) running->request_stop();
+  };
+  constexpr std::int64_t kStepsOfAnEpoch = 1024;
+  TrainerParts parts{model,
+                     net,
+                     optimizer,
+                     std::make_shared<OneBatch>(make_batch(job, world.rank()),
+                                                options.global_batch * kStepsOfAnEpoch),
+                     nullptr,
+                     [net](const Batch& batch) { return models::loss(*net, batch); },
+                     nullptr,
+                     nullptr};
+  Trainer trainer(world, parts, options, hooks);
+  running = &trainer;
+  trainer.run();
+  result.state_mb = state_megabytes(model, *optimizer);
+  return result;
+}
+
+}  // namespace
+
+StepTimes run_steps(const StepJob& job, World& world) {
+  if (job.system == "plain") return run_plain(job, world);
+  if (job.system == "drop-in") return run_drop_in(job, world, world);
+  if (job.system == "trainer") return run_trainer(job, world);
+  if (job.system != "plain-flat") throw BadInput("bench step: there is no system " + job.system);
+  World alone = World::over(connect_alone());
+  return run_drop_in(job, world, alone);
+}
+
+}  // namespace lockstep::bench

@@ -1,0 +1,21 @@
+// The training loops that `bench step` compares.
+#pragma once
+
+#include <lockstep/world.h>
+
+#include <vector>
+
+#include "app/bench/step/job.h"
+
+namespace lockstep::bench {
+
+struct StepTimes {
+  std::vector<double> ms;  // one for each step of this worker
+  double state_mb = 0;     // parameters and optimizer state of this worker
+};
+
+// Runs the job's system. Collective: warm-up, the number of steps, and the moment of the first are agreed
+// between workers; in `plain` and `plain-flat` they say nothing to each other after that.
+StepTimes run_steps(const StepJob& job, World& world);
+
+}  // namespace lockstep::bench

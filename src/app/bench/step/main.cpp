@@ -1,0 +1,65 @@
+// One worker of `bench step`, a program of its own because it is linked with LibTorch:
+// lockstep-bench-step SYSTEM MODEL BATCH OPTIMIZER SECONDS STEPS. Every worker prints one line, such as
+// {"rank":0,"pss_mb":210.5,"state_mb":80.3,"step_ms":[50.1,49.8]}.
+#include <ATen/Context.h>
+#include <fmt/format.h>
+#include <fmt/ranges.h>
+#include <lockstep/errors.h>
+#include <lockstep/world.h>
+
+#include <algorithm>
+#include <cstdio>
+#include <cstdlib>
+#include <exception>
+#include <string>
+
+#include "app/bench/cores.h"
+#include "app/bench/step/job.h"
+#include "app/bench/step/loops.h"
+#include "app/onednn.h"
+#include "base/environment.h"
+#include "base/fd.h"
+
+namespace lockstep::bench {
+namespace {
+
+int number_of(const char* variable, int otherwise) {
+  return static_cast<int>(base::environment_number(variable, 0, 1 << 20).value_or(otherwise));
+}
+
+// This process's part of the memory of all: what it shares with k others counts for a k-th.
+double proportional_set_mb() {
+  const std::string text = base::read_file("/proc/self/smaps_rollup", std::size_t{1} << 16);
+  const std::size_t at = text.find("\nPss:");
+  if (at == std::string::npos) return 0;
+  return std::strtod(text.c_str() + at + 5, nullptr) * 1024 / 1e6;
+}
+
+void run(const std::vector<std::string>& words) {
+  const StepJob job = parse_step_job(words);
+  if (base::environment("LOCKSTEP_ENGINE") != "gloo")
+    pin_worker(number_of("RANK", 0), std::max(number_of("WORLD_SIZE", 1), 1));
+  at::set_num_threads(std::max(number_of("OMP_NUM_THREADS", 1), 1));
+  at::globalContext().setUserEnabledMkldnn(app::kOneDnnIsFast);
+  World world = join();
+  const StepTimes times = run_steps(job, world);
+  world.comm().barrier().wait();  // everybody still holds what it held
+  const double pss_mb = proportional_set_mb();
+  world.comm().barrier().wait();
+  fmt::print("{{\"rank\":{},\"pss_mb\":{:.2f},\"state_mb\":{:.3f},\"step_ms\":[{:.4f}]}}\n",
+             world.rank(), pss_mb, times.state_mb, fmt::join(times.ms, ","));
+  std::fflush(stdout);
+}
+
+}  // namespace
+}  // namespace lockstep::bench
+
+int main(int argc, char** argv) {
+  try {
+    lockstep::bench::run({argv + 1, argv + argc});
+  } catch (const std::exception& error) {
+    fmt::print(stderr, "lockstep-bench-step: {}\n", error.what());
+    std::_Exit(1);
+  }
+  std::_Exit(0);  // taking LibTorch down lasts, and is not measured
+}

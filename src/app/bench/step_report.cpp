@@ -1,0 +1,119 @@
+#include <fmt/format.h>
+#include <lockstep/errors.h>
+
+#include <nlohmann/json.hpp>
+
+#include "app/bench/plot.h"
+#include "app/bench/statistics.h"
+#include "app/bench/step.h"
+
+namespace lockstep::bench {
+namespace {
+
+constexpr char kBase[] = "plain";  // what efficiency is measured against
+
+struct StepRow {
+  const StepResult* result = nullptr;
+  Summary ms;
+  double samples_per_second = 0;
+  double efficiency = 0;  // 0: the base was not measured
+  double pss_mb = 0;
+  double state_mb = 0;
+};
+
+std::vector<StepRow> rows_of(const StepReport& report) {
+  std::vector<StepRow> rows;
+  double base_ms = 0;
+  for (const StepResult& result : report.results) {
+    StepRow row{&result, summarise(result.step_ms)};
+    row.samples_per_second =
+        1000.0 * static_cast<double>(report.batch) * report.workers / row.ms.p50;
+    row.pss_mb = summarise(result.pss_mb).p50;
+    row.state_mb = summarise(result.state_mb).p50;
+    if (result.system == kBase) base_ms = row.ms.p50;
+    rows.push_back(row);
+  }
+  for (StepRow& row : rows) row.efficiency = base_ms / row.ms.p50;
+  return rows;
+}
+
+std::string title_of(const StepReport& report) {
+  return fmt::format("training steps of {}, {} workers of {} thread{}, batch {} each, {}",
+                     report.model, report.workers, report.threads, report.threads == 1 ? "" : "s",
+                     report.batch, report.optimizer);
+}
+
+}  // namespace
+
+void StepResult::add(const std::vector<std::string>& lines) {
+  double pss = 0;
+  double state = 0;
+  for (const std::string& line : lines) {
+    const auto json = nlohmann::json::parse(line);
+    const auto times = json.at("step_ms").get<std::vector<double>>();
+    step_ms.insert(step_ms.end(), times.begin(), times.end());
+    pss += json.at("pss_mb").get<double>();
+    state += json.at("state_mb").get<double>();
+  }
+  if (lines.empty()) throw BadInput("it printed no times");
+  pss_mb.push_back(pss);
+  state_mb.push_back(state);
+}
+
+std::string as_json(const StepReport& report) {
+  auto array = nlohmann::ordered_json::array();
+  for (const StepRow& row : rows_of(report)) {
+    nlohmann::ordered_json object = {{"system", row.result->system},
+                                     {"workers", report.workers},
+                                     {"threads", report.threads},
+                                     {"model", report.model},
+                                     {"batch", report.batch},
+                                     {"optimizer", report.optimizer},
+                                     {"step_ms_p50", row.ms.p50},
+                                     {"step_ms_p99", row.ms.p99},
+                                     {"step_ms_q1", row.ms.q1},
+                                     {"step_ms_q3", row.ms.q3},
+                                     {"steps", row.ms.samples},
+                                     {"samples_per_second", row.samples_per_second},
+                                     {"efficiency", nullptr},
+                                     {"efficiency_base", kBase},
+                                     {"pss_mb", row.pss_mb},
+                                     {"state_mb", row.state_mb},
+                                     {"settings", row.result->settings}};
+    if (row.efficiency > 0) object["efficiency"] = row.efficiency;
+    array.push_back(std::move(object));
+  }
+  return array.dump(2) + "\n";
+}
+
+std::string as_table(const StepReport& report) {
+  std::string text =
+      fmt::format("{}; times in ms, memory of all workers together in MB\n\n", title_of(report));
+  text +=
+      fmt::format("{:<20} {:>8}  {:>18}  {:>8}  {:>9}  {:>10}  {:>7}  {:>7}\n", "system", "p50",
+                  "quartiles", "p99", "samples/s", fmt::format("of {}", kBase), "memory", "state");
+  for (const StepRow& row : rows_of(report)) {
+    const std::string efficiency =
+        row.efficiency > 0 ? fmt::format("{:.0f} %", 100 * row.efficiency) : "";
+    text += fmt::format(
+        "{:<20} {:>8.2f}  {:>7.2f} to {:>7.2f}  {:>8.2f}  {:>9.0f}  {:>10}  {:>7.0f}  {:>7.1f}\n",
+        row.result->system, row.ms.p50, row.ms.q1, row.ms.q3, row.ms.p99, row.samples_per_second,
+        efficiency, row.pss_mb, row.state_mb);
+  }
+  text += "\n";
+  for (const auto& result : report.results)
+    text += fmt::format("{:<20} {}\n", result.system, result.settings);
+  return text + fmt::format("{:<20} {}\n", "all", spoken(allocator_settings()));
+}
+
+std::string as_plot(const StepReport& report) {
+  BarPlot plot;
+  plot.title = title_of(report);
+  plot.caption = "milliseconds a step: median, and quartiles; shorter is better";
+  for (const StepRow& row : rows_of(report))
+    plot.bars.push_back({row.result->system, row.ms.p50, row.ms.q1, row.ms.q3,
+                         row.result->system.starts_with("lockstep")});
+  return draw(plot);
+}
+
+}  // namespace lockstep::bench
