@@ -1,7 +1,10 @@
 #include <gtest/gtest.h>
+#include <sys/mman.h>
+
 #include <lockstep/deadline.h>
 #include <lockstep/errors.h>
 #include <unistd.h>
+#include <cstring>
 
 #include <cstdlib>
 #include <fstream>
@@ -12,6 +15,7 @@
 #include "base/fd.h"
 #include "base/files.h"
 #include "base/hash.h"
+#include "base/memory_use.h"
 
 namespace lockstep::base {
 namespace {
@@ -125,6 +129,18 @@ TEST(FdTest, ReadExactlyEndsAtTheDeadlineAndAtTheEndOfTheWriter) {
 TEST(FdTest, ReadFileRefusesWhatIsAbsentOrTooLarge) {
   EXPECT_THROW(read_file("/nonexistent/file", 10), BadInput);
   EXPECT_THROW(read_file("/proc/self/status", 10), BadInput);
+}
+
+TEST(MemoryUse, CountsTouchedPagesOfTheProcessAndOfOneMapping) {
+  constexpr std::size_t kBytes = std::size_t{8} << 20;
+  const std::size_t before = proportional_set_bytes();
+  void* memory = ::mmap(nullptr, kBytes, PROT_READ | PROT_WRITE, MAP_SHARED | MAP_ANONYMOUS, -1, 0);
+  ASSERT_NE(memory, MAP_FAILED);
+  EXPECT_LT(proportional_set_bytes(memory), kBytes / 2);
+  std::memset(memory, 1, kBytes);
+  EXPECT_EQ(proportional_set_bytes(memory), kBytes);
+  EXPECT_GE(proportional_set_bytes(), before + kBytes / 2);
+  ::munmap(memory, kBytes);
 }
 
 TEST(Files, PathsAreTakenApartAndJoined) {

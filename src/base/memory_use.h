@@ -9,4 +9,7 @@ namespace lockstep::base {
 // processes is what they use together. 0 if the kernel does not say.
 std::size_t proportional_set_bytes();
 
+// The same of the one mapping that an address lies in.
+std::size_t proportional_set_bytes(const void* address);
+
 }  // namespace lockstep::base

@@ -6,13 +6,11 @@
 #include <lockstep/world.h>
 
 #include <algorithm>
-#include <array>
-#include <cstring>
-#include <optional>
+#include <memory>
 
 #include "app/bench/cores.h"
 #include "base/environment.h"
-#include "comm/core/kernels.h"
+#include "comm/core/tree_sum.h"
 #include "plan/tree.h"
 
 namespace lockstep::bench {
@@ -47,24 +45,22 @@ class InWorld : public Reducer {
   World world_ = join();
 };
 
-// Memory that a world's collectives work on without copying, where the engine can.
-Arena make_memory(World&, std::size_t bytes) {
-  return Arena::create(bytes);
-}
-
 // Lockstep's all-reduce, over the engine that the launcher was told.
 class Engine : public InWorld {
  public:
   float* memory(std::size_t bytes) override {
-    arena_ = make_memory(world(), bytes);
-    return reinterpret_cast<float*>(arena_->data());
+    arena_ = world().comm().share(bytes);
+    if (arena_) return reinterpret_cast<float*>(arena_->data());
+    own_.resize(bytes / sizeof(float));
+    return own_.data();
   }
   void all_reduce(float* data, std::size_t count) override {
     world().comm().all_reduce({data, count, DType::kFloat32}).wait();
   }
 
  private:
-  std::optional<Arena> arena_;
+  std::shared_ptr<SharedArena> arena_;
+  std::vector<float> own_;  // where the engine shares no memory
 };
 
 // What one worker must do at the least: read its slice of everyone's buffer, add in the order of the
@@ -72,35 +68,25 @@ class Engine : public InWorld {
 class Limit : public InWorld {
  public:
   Limit()
-      : sum_(plan::plan_reduction(size(), size()), DType::kFloat32, ReduceOp::kSum),
+      : sum_(plan::plan_reduction(size(), size()), comm::Fold{DType::kFloat32}),
         buffers_(static_cast<std::size_t>(size())) {}
 
   float* memory(std::size_t bytes) override {
-    arena_ = Arena::create(bytes + buffers_.size() * sizeof(float));  // slices are rounded up
-    return reinterpret_cast<float*>(arena_->data());
+    own_.resize(bytes / sizeof(float) + buffers_.size());  // slices are rounded up
+    return own_.data();
   }
   void all_reduce(float* data, std::size_t count) override {
     const std::size_t slice = (count + buffers_.size() - 1) / buffers_.size();
-    for (std::size_t begin = 0; begin < slice; begin += kPiece) {
-      for (std::size_t i = 0; i < buffers_.size(); ++i) buffers_[i] = data + i * slice + begin;
-      add_and_store(std::min(kPiece, slice - begin));
-    }
+    for (std::size_t i = 0; i < buffers_.size(); ++i) buffers_[i] = data + i * slice;
+    sum_.run({const_cast<const void* const*>(buffers_.data()), buffers_.size()},
+             std::span<void* const>(buffers_), slice);
   }
   bool adds_everyones() const override { return false; }
 
  private:
-  static constexpr std::size_t kPiece = 4096;  // stays in the first cache
-
-  void add_and_store(std::size_t count) {
-    sum_.run({const_cast<const void* const*>(buffers_.data()), buffers_.size()}, buffers_[0],
-             count);
-    for (std::size_t i = 1; i < buffers_.size(); ++i)
-      std::memcpy(buffers_[i], buffers_[0], count * sizeof(float));
-  }
-
   comm::TreeSum sum_;
   std::vector<void*> buffers_;
-  std::optional<Arena> arena_;
+  std::vector<float> own_;
 };
 
 std::unique_ptr<Reducer> make_reducer(const std::string& kind) {

@@ -6,6 +6,11 @@
 #include <algorithm>
 #include <chrono>
 #include <functional>
+#include <set>
+
+#include "base/memory_use.h"
+#include "torch/optim/impl.h"
+#include "torch/replica/replicated.h"
 
 namespace lockstep::bench {
 namespace {
@@ -27,8 +32,20 @@ double megabytes(const std::vector<NamedTensor>& tensors) {
   return bytes / kMegabyte;
 }
 
-double state_megabytes(const Replica& model, const optim::Optimizer& optimizer) {
-  return megabytes(model.parameters()) + megabytes(optimizer.state());
+// This worker's part of the memory that parameters and state lie in, as the kernel counts it: the sum over workers is
+// what there is of it.
+double state_megabytes(const Replica& model, optim::Optimizer& optimizer) {
+  std::set<const void*> memories;
+  const auto add = [&](const replica::FlatMemory& memory) {
+    const int workers = memory.shared() ? model.state()->comm().size() : 1;
+    for (int worker = 0; worker < workers; ++worker) memories.insert(memory.of(worker));
+  };
+  add(model.state()->parameters());
+  for (const auto& memory : optimizer.impl().memories) add(memory);
+  double bytes = 0;
+  for (const void* memory : memories)
+    bytes += static_cast<double>(base::proportional_set_bytes(memory));
+  return bytes / kMegabyte;
 }
 
 // The same on every worker.
@@ -135,6 +152,7 @@ StepTimes run_trainer(const StepJob& job, World& world) {
   const auto optimizer = own_optimizer(job, model);
   TrainerOptions options;
   options.global_batch = job.batch * world.size();
+  options.shards = world.size();
   options.steps = job.steps > 0 ? job.steps + kWarmUp : kMostSteps;
   options.loader_threads = 0;
   StepTimes result;
