@@ -112,7 +112,8 @@ class Replica {
   // samples left takes part in a step with it.
   void synchronize();
 
-  // Clears all gradients and keeps them where they are.
+  // Clears all gradients: they are undefined until the next backward, which need not add to zeros
+  // then. Any other way of clearing them is as good.
   void zero_grad();
 
   // Whether the values of all workers are the same bits. Collective.

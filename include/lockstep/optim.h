@@ -72,7 +72,7 @@ class Optimizer {
   double clip_norm() const;
   double last_norm() const;
 
-  // Clears the model's gradients and keeps them where they are.
+  // Clears the model's gradients; see Replica::zero_grad().
   void zero_grad();
 
   // The learning rate of the parameters outside of all groups. Setting it keeps the ratio that each

@@ -79,7 +79,7 @@ void Optimizer::Impl::step(const GradientSource& source) {
 // Whether all workers are about to do the same: each would update its part in its own way else. A worker that cannot
 // take the step says so, and then nobody does.
 void Optimizer::Impl::begin_together() {
-  if (!together) return model->check_attached();
+  if (!together) return model->settle();
   struct Intention {
     std::uint64_t cannot = 0;
     std::uint64_t steps = 0;
@@ -95,7 +95,7 @@ void Optimizer::Impl::begin_together() {
     mine.rates = base::mix64(mine.rates ^ std::bit_cast<std::uint64_t>(rule->lr()));
   std::exception_ptr cannot;
   try {
-    model->check_attached();
+    model->settle();
   } catch (const BadInput&) {
     cannot = std::current_exception();
     mine.cannot = 1;

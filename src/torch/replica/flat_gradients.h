@@ -1,4 +1,7 @@
 // All gradients of a model in one memory, in the fixed layout.
+//
+// A gradient is there when param.grad views its place. After clear() it is undefined, so that backward makes a new one
+// and need not add to zeros; adopt() then moves it in, as 0 + g, which is what adding would have given.
 #pragma once
 
 #include <lockstep/buffer.h>
@@ -23,14 +26,19 @@ class FlatGradients {
   FlatGradients(const std::vector<NamedTensor>& parameters, const plan::Layout& layout,
                 FlatMemory memory);
 
-  // Every parameter's gradient becomes a view of the memory. take_over() keeps the values that
-  // gradients have.
+  // Every parameter's gradient becomes a view of the memory.
   void attach();
-  void take_over();
 
-  void clear() const { memory_.clear(); }
+  void clear();
 
-  // BadInput, naming the parameter and the likely reason, if its gradient is not in its place.
+  // Moves a gradient that backward has made elsewhere to its place. BadInput, naming the parameter and the likely
+  // reason, for one that cannot be.
+  void adopt(std::size_t entry);
+
+  // All gradients are in their places after: those that nobody has made are zero.
+  void settle();
+
+  // BadInput, naming the parameter, if its gradient could not be moved in.
   void check(std::size_t entry) const;
 
   Buffer bucket(const plan::Bucket& bucket) const;

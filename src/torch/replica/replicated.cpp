@@ -99,7 +99,7 @@ Replicated::Replicated(Comm comm, Model model, FlatParameters parameters, FlatMe
       comm_(std::move(comm)) {
   syncs_buffers_ = options.buffers == BufferSource::kLeader;
   banks_.emplace_back(model_.trained, layout_, std::move(gradients));
-  banks_.front().take_over();
+  banks_.front().settle();
   forget();
 }
 
@@ -111,8 +111,20 @@ void Replicated::make_banks(int count) {
 }
 
 void Replicated::use_bank(int bank) {
-  if (std::exchange(bank_in_use_, static_cast<std::size_t>(bank)) != static_cast<std::size_t>(bank))
-    banks_[bank_in_use_].attach();
+  if (bank_in_use_ == static_cast<std::size_t>(bank)) return;
+  banks_[bank_in_use_].settle();
+  bank_in_use_ = static_cast<std::size_t>(bank);
+  banks_[bank_in_use_].attach();
+}
+
+void Replicated::begin_bank(int bank) {
+  use_bank(bank);
+  banks_[bank_in_use_].clear();
+}
+
+void Replicated::settle() {
+  check_attached();
+  banks_[bank_in_use_].settle();
 }
 
 void Replicated::add_banks(int into, int from) const {
@@ -145,7 +157,7 @@ void Replicated::gradient_ready(std::size_t entry) {
     begin_pass(suspended_ == 0);
     add_weight();
   }
-  banks_[bank_in_use_].check(entry);
+  banks_[bank_in_use_].adopt(entry);
   if (!ledger_.mark(entry)) {
     throw BadInput(fmt::format(
         "the gradient of {} arrived twice in one backward pass: an earlier pass was broken off "
@@ -268,6 +280,7 @@ void Replicated::check_complete() const {
 }
 
 void Replicated::finish() {
+  banks_[bank_in_use_].settle();
   launch_weights();
   const bool with_buffers = syncs_buffers_;
   const double divided_by = divisor();
@@ -286,6 +299,7 @@ void Replicated::finish() {
 
 void Replicated::finish_unreduced() {
   if (since_.weights[1] + since_.weights[2] > 0) check_complete();
+  banks_[bank_in_use_].settle();
   if (syncs_buffers_) {
     buffer_sync_.start(comm_);
     buffer_sync_.finish(comm_);

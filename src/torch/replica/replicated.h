@@ -41,8 +41,10 @@ class Replicated : public std::enable_shared_from_this<Replicated> {
   void zero_grad();
   bool identical();
 
-  // BadInput, naming the parameter, if a gradient or a hook is not where it was put: module->to()
-  // and set_to_none move them without a word.
+  // Before whoever reads the gradients' memory: all of them are there after. BadInput, naming the
+  // parameter, if a gradient, a value or a hook is not where it was put: module->to() moves them
+  // without a word.
+  void settle();
   void check_attached() const;
 
   // For whoever weighs shards itself: the sum of all workers' gradients is divided by `total`
@@ -65,7 +67,7 @@ class Replicated : public std::enable_shared_from_this<Replicated> {
   void make_banks(int count);
   void use_bank(int bank);
   const FlatMemory& bank(int bank) const { return banks_[static_cast<std::size_t>(bank)].memory(); }
-  void clear_bank(int bank) const { banks_[static_cast<std::size_t>(bank)].clear(); }
+  void begin_bank(int bank);  // and use it, cleared
   void add_banks(int into, int from) const;
 
   // For whoever hosts several shards: what the banks hold is reduced over `shards` in place of one

@@ -277,8 +277,11 @@ void Trainer::State::run_shards(std::int64_t step, bool synchronised) {
   shard_buffers->begin_step();
   for (const auto& planned : sharded.workers[static_cast<std::size_t>(world.rank())].steps) {
     for (const auto& [into, from] : planned.before) model.add_banks(into, from);
-    if (planned.begins) model.clear_bank(planned.bank);
-    model.use_bank(planned.bank);
+    if (planned.begins) {
+      model.begin_bank(planned.bank);
+    } else {
+      model.use_bank(planned.bank);
+    }
     const Batch batch = feeder->next();
     if (batch.samples > 0)
       run_shard(step, planned.shard, batch, synchronised && planned.shard == last_full);
