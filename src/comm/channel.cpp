@@ -31,7 +31,7 @@ std::shared_ptr<Channel> Channel::of_world(std::shared_ptr<Link> link, const Com
   return std::make_shared<Channel>(std::move(group));
 }
 
-std::unique_ptr<Exchange> Channel::exchange(const Header& header) {
+std::shared_ptr<Exchange> Channel::exchange(const Header& header) {
   if (!std::exchange(looked_for_board_, true)) {
     try {
       board_ = group_.link->make_board(group_.id, group_.members);
@@ -42,26 +42,36 @@ std::unique_ptr<Exchange> Channel::exchange(const Header& header) {
   }
   Setting setting = group_.setting(Group::Lane::kCollectives, scratch_);
   setting.board = board_.get();
-  return std::make_unique<Exchange>(setting, header, Deadline::after(group_.timeout));
+  return std::make_shared<Exchange>(setting, header, Deadline::after(group_.timeout));
 }
 
-Work Channel::collective(Header header, std::string how, std::function<void(Exchange&)> body,
-                         std::optional<std::vector<Buffer>> on_card) {
-  require_alive();
-  header.sequence = sequence_++;
-  // On a board a short operation can show what it has at once, if nothing is under way before it. Then nobody waits
-  // for this worker, and no thread needs to be woken.
-  std::shared_ptr<Exchange> begun;
-  if (on_card && collectives_.idle() && (board_ || !looked_for_board_)) {
-    begun = exchange(header);
-    if (begun->has_board()) {
-      begun->begin(*on_card);
-    } else {
-      begun.reset();
-    }
+// On a board a short operation can show what it has at once, if nothing is under way before it. Then nobody waits for
+// this worker, and no thread needs to be woken.
+std::shared_ptr<Exchange> Channel::begin(const Header& header, OnCard on_card) {
+  if (!on_card.fits || !collectives_.idle() || (looked_for_board_ && !board_)) return nullptr;
+  auto begun = exchange(header);
+  if (!begun->has_board()) return nullptr;
+  begun->begin(on_card.data);
+  return begun;
+}
+
+// When everybody is there already, or comes within a moment, there is nothing to queue.
+bool Channel::ended_at_once(Exchange& begun, const std::function<void(Exchange&)>& body) {
+  if (!begun.all_come_at_once()) return false;
+  try {
+    body(begun);
+    begun.finish();
+    return true;
+  } catch (const Error&) {
+    return false;  // queued, it meets the same again: whoever waits for it is told
   }
+}
+
+Work Channel::queue(const Header& header, What what, std::function<void(Exchange&)> body,
+                    std::shared_ptr<Exchange> begun) {
   auto operation = std::make_shared<Operation>(
-      group_.link, std::move(how), [this, header, begun, body = std::move(body)] {
+      group_.link, fmt::format("{}: {}", what.collective, what.how),
+      [this, header, begun, body = std::move(body)] {
         const std::shared_ptr<Exchange> here = begun ? begun : exchange(header);
         body(*here);
         here->finish();

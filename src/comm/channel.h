@@ -7,8 +7,8 @@
 #include <functional>
 #include <map>
 #include <memory>
-#include <optional>
 #include <set>
+#include <span>
 #include <string>
 #include <vector>
 
@@ -37,10 +37,25 @@ class Channel {
   const std::string& engine() const { return engine_; }
   Messages& messages() { return messages_; }
 
-  // Runs a collective in the channel's order. The header's sequence is filled in. `on_card`: all
-  // that the others need of this worker, if it fits on a card.
-  Work collective(Header header, std::string how, std::function<void(Exchange&)> body,
-                  std::optional<std::vector<Buffer>> on_card = {});
+  // What runs: the collective, and by which algorithm.
+  struct What {
+    const char* collective;
+    std::string how;
+  };
+  // All that the others need of this worker, if it fits on a card.
+  struct OnCard {
+    bool fits = false;
+    std::span<const Buffer> data{};
+  };
+  // Runs a collective in the channel's order. The header's sequence is filled in.
+  template <typename Body>
+  Work collective(Header header, What what, Body body, OnCard on_card = {}) {
+    require_alive();
+    header.sequence = sequence_++;
+    auto begun = begin(header, on_card);
+    if (begun && ended_at_once(*begun, [&body](Exchange& exchange) { body(exchange); })) return {};
+    return queue(header, std::move(what), std::move(body), std::move(begun));
+  }
 
   std::shared_ptr<Channel> channel(std::uint32_t id);
   std::shared_ptr<Channel> split(std::vector<int> ranks);
@@ -54,7 +69,11 @@ class Channel {
   void require_rank(int rank, const char* role) const;
 
  private:
-  std::unique_ptr<Exchange> exchange(const Header& header);
+  std::shared_ptr<Exchange> exchange(const Header& header);
+  std::shared_ptr<Exchange> begin(const Header& header, OnCard on_card);
+  static bool ended_at_once(Exchange& begun, const std::function<void(Exchange&)>& body);
+  Work queue(const Header& header, What what, std::function<void(Exchange&)> body,
+             std::shared_ptr<Exchange> begun);
 
   Group group_;
   std::string engine_;

@@ -79,16 +79,12 @@ void run_all_reduce(Exchange& exchange, Algorithm algorithm, Buffer data, comm::
     case Algorithm::kAutomatic:
       break;
   }
-  const auto plan = plan::plan_reduction(exchange.size(), exchange.size());
-  comm::direct_reduce(exchange, plan, {&data, 1}, data, rule);
+  comm::direct_reduce(exchange, plan::plan_of_one_each(exchange.size()), {&data, 1}, data, rule);
 }
 
-// What a collective can show on its card at once, if it runs there at all and all of it fits.
-std::optional<std::vector<Buffer>> short_ones(bool on_board, std::vector<Buffer> data) {
-  std::size_t bytes = 0;
-  for (const Buffer& buffer : data) bytes += buffer.bytes();
-  if (!on_board || bytes > comm::kCardBytes) return std::nullopt;
-  return data;
+// What a collective shows on its card, if it runs there at all and the data fit.
+comm::Channel::OnCard short_one(bool on_board, const Buffer& data) {
+  return {on_board && data.bytes() <= comm::kCardBytes, {&data, 1}};
 }
 
 // The counts of a cut as one number, so that workers with different cuts find out.
@@ -170,11 +166,12 @@ Work Comm::all_reduce(Buffer data, ReduceOptions options) {
   header.op = options.op;
   header.algorithm = choice.algorithm;
   return channel_->collective(
-      header, "all_reduce: " + choice.how,
+      header, {"all_reduce", choice.how},
       [data, rule, algorithm = choice.algorithm](Exchange& exchange) {
         run_all_reduce(exchange, algorithm, data, rule);
       },
-      short_ones(choice.algorithm == Algorithm::kDirect, {data}));
+      short_one(choice.algorithm == Algorithm::kDirect && choice.how == name(Algorithm::kDirect),
+                data));
 }
 
 Work Comm::reduce(std::vector<Buffer> partials, int shards, Buffer result, ReduceOptions options) {
@@ -211,7 +208,7 @@ Work Comm::reduce(std::vector<Buffer> partials, int shards, Buffer result, Reduc
     }
     run_all_reduce(exchange, algorithm, result, rule);
   };
-  return channel_->collective(header, "reduce: " + choice.how, body);
+  return channel_->collective(header, {"reduce", choice.how}, body);
 }
 
 Work Comm::reduce_scatter(Buffer data, const std::vector<std::size_t>& counts,
@@ -232,11 +229,11 @@ Work Comm::reduce_scatter(Buffer data, const std::vector<std::size_t>& counts,
   header.op = options.op;
   header.detail = digest(counts);
   return channel_->collective(
-      header, "reduce_scatter: direct",
+      header, {"reduce_scatter", "direct"},
       [data, cut, rule](Exchange& exchange) {
         comm::direct_reduce_scatter(exchange, data, cut, rule);
       },
-      short_ones(true, {data}));
+      short_one(true, data));
 }
 
 Work Comm::all_gather(Buffer data, const std::vector<std::size_t>& counts) {
@@ -245,10 +242,11 @@ Work Comm::all_gather(Buffer data, const std::vector<std::size_t>& counts) {
   if (size() == 1) return {};
   Header header = header_of(Kind::kAllGather, data);
   header.detail = digest(counts);
+  const Buffer mine = cut.of(data, rank());
   return channel_->collective(
-      header, "all_gather: direct",
+      header, {"all_gather", "direct"},
       [data, cut](Exchange& exchange) { comm::direct_all_gather(exchange, data, cut); },
-      short_ones(cut.longest() * size_of(data.dtype) <= comm::kCardBytes, {cut.of(data, rank())}));
+      {cut.longest() * size_of(data.dtype) <= comm::kCardBytes, {&mine, 1}});
 }
 
 Work Comm::broadcast(Buffer data, int root) {
@@ -258,17 +256,16 @@ Work Comm::broadcast(Buffer data, int root) {
   Header header = header_of(Kind::kBroadcast, data);
   header.detail = static_cast<std::uint32_t>(root);
   return channel_->collective(
-      header, "broadcast: tree",
+      header, {"broadcast", "tree"},
       [data, root](Exchange& exchange) { comm::tree_broadcast(exchange, data, root); },
-      short_ones(data.bytes() <= comm::kCardBytes,
-                 root == rank() ? std::vector<Buffer>{data} : std::vector<Buffer>{}));
+      {data.bytes() <= comm::kCardBytes, {&data, root == rank() ? 1U : 0U}});
 }
 
 Work Comm::barrier() {
   if (size() == 1) return {};
-  return channel_->collective(
-      Header{}, "barrier: dissemination",
-      [](Exchange& exchange) { comm::dissemination_barrier(exchange); }, std::vector<Buffer>{});
+  return channel_->collective(Header{}, {"barrier", "dissemination"},
+                              [](Exchange& exchange) { comm::dissemination_barrier(exchange); },
+                              {true, {}});
 }
 
 std::shared_ptr<SharedArena> Comm::share(std::size_t bytes) {

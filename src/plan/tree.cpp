@@ -126,6 +126,12 @@ Reduction plan_reduction(int shards, int workers) {
   return plan;
 }
 
+const Reduction& plan_of_one_each(int workers) {
+  thread_local Reduction last;
+  if (last.workers != workers) last = plan_reduction(workers, workers);
+  return last;
+}
+
 Reduction plan_additions(ShardRange node, std::vector<Operand> operands) {
   Reduction plan{
       .shards = node.size(), .workers = 1, .operands = std::move(operands), .additions = {}};

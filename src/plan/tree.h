@@ -68,6 +68,9 @@ struct Reduction {
 };
 Reduction plan_reduction(int shards, int workers);
 
+// The same for one shard on each worker, made once: short operations are shorter than it.
+const Reduction& plan_of_one_each(int workers);
+
 // The sum of a node from operands that make it up, in shard order, each a node below it.
 Reduction plan_additions(ShardRange node, std::vector<Operand> operands);
 

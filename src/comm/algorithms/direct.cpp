@@ -214,7 +214,7 @@ void direct_reduce(Exchange& exchange, const plan::Reduction& plan,
 void direct_reduce_scatter(Exchange& exchange, Buffer data, const Cut& cut, ReduceRule rule) {
   if (exchange.has_board() && reduce_scatter_in_memory(exchange, data, cut, rule)) return;
   exchange.meet(exchange.peers());
-  const plan::Reduction plan = plan::plan_reduction(exchange.size(), exchange.size());
+  const plan::Reduction& plan = plan::plan_of_one_each(exchange.size());
   const std::array<Buffer, 1> partials{data};
   reduce_slices(exchange, {plan, partials, data, rule}, cut, HandOut::kNo);
 }

@@ -143,7 +143,7 @@ bool reduce_in_memory(Exchange& exchange, const plan::Reduction& plan,
 }
 
 bool reduce_scatter_in_memory(Exchange& exchange, Buffer data, const Cut& cut, ReduceRule rule) {
-  const plan::Reduction plan = plan::plan_reduction(exchange.size(), exchange.size());
+  const plan::Reduction& plan = plan::plan_of_one_each(exchange.size());
   const std::array<Buffer, 1> mine{data};
   if (data.bytes() <= kCardBytes) {
     reduce_on_cards(exchange, plan, mine, data, rule);

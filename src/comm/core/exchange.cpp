@@ -128,6 +128,14 @@ bool Exchange::all_have_come() const {
                      [&](int peer) { return setting_.board->has_come(peer); });
 }
 
+bool Exchange::all_come_at_once() const {
+  constexpr int kLooks = 256;
+  for (int i = 0; i < kLooks; ++i) {
+    if (all_have_come()) return true;
+  }
+  return false;
+}
+
 void Exchange::round() {
   pin();
   await_all();

@@ -103,6 +103,7 @@ class Exchange {
   void begin(std::span<const Buffer> data);
   void await_all();
   bool all_have_come() const;
+  bool all_come_at_once() const;  // waits no longer than a call takes
   void round();
   const std::byte* card_of(int peer) const { return setting_.board->card(peer).bytes; }
 

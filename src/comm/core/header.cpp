@@ -41,14 +41,21 @@ bool in_range(Enum value, Enum first, Enum last) {
 }  // namespace
 
 HeaderBytes encode_header(const Header& header) {
-  base::ByteWriter writer;
-  writer.put(kMagic).put(kVersion);
-  writer.put(static_cast<std::uint8_t>(header.kind)).put(static_cast<std::uint8_t>(header.dtype));
-  writer.put(static_cast<std::uint8_t>(header.op)).put(static_cast<std::uint8_t>(header.algorithm));
-  writer.put(std::uint16_t{0});
-  writer.put(header.detail).put(header.sequence).put(header.count);
   HeaderBytes bytes{};
-  std::copy(writer.bytes().begin(), writer.bytes().end(), bytes.begin());
+  std::size_t at = 0;
+  const auto put = [&](std::uint64_t value, std::size_t size) {
+    for (std::size_t i = 0; i < size; ++i) bytes[at++] = static_cast<char>(value >> (8 * i));
+  };
+  put(kMagic, 4);
+  put(kVersion, 2);
+  put(static_cast<std::uint8_t>(header.kind), 1);
+  put(static_cast<std::uint8_t>(header.dtype), 1);
+  put(static_cast<std::uint8_t>(header.op), 1);
+  put(static_cast<std::uint8_t>(header.algorithm), 1);
+  put(0, 2);
+  put(header.detail, 4);
+  put(header.sequence, 8);
+  put(header.count, 8);
   return bytes;
 }
 

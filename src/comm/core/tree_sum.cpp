@@ -35,6 +35,7 @@ TreeSum::TreeSum(const plan::Reduction& plan, const Fold& fold)
   }
   // Half operands are widened into two rows of their own.
   const int widened = is_half(fold.dtype) ? 2 : 0;
+  if (rows == 1 && steps_.size() == 1 && widened == 0) return;  // straight to the output
   rows_.assign(rows + widened, std::vector<std::byte>(kPiece * size_of(sum_type(fold.dtype))));
 }
 
