@@ -173,9 +173,9 @@ void check_batch(const TrainArguments& arguments) {
                     arguments.global_batch, shards, shards));
   }
   if (shards < arguments.workers) {
-    refuse(fmt::format(
-        "{} shard{} cannot be hosted by {} workers: use at most {}, or --shards {}", shards,
-        shards == 1 ? "" : "s", arguments.workers, shards, arguments.workers));
+    refuse(fmt::format("{} shard{} cannot be hosted by {} workers: use at most {}, or --shards {}",
+                       shards, shards == 1 ? "" : "s", arguments.workers, shards,
+                       arguments.workers));
   }
 }
 
