@@ -103,7 +103,8 @@ TEST(BenchArgumentsTest, AStepHasAModelABatchAndAnOptimizer) {
   EXPECT_THAT(refused({"--optimizer", "lion"}), HasSubstr("sgd-momentum"));
   EXPECT_THAT(refused({"--batch", "0"}), HasSubstr("--batch 0"));
   EXPECT_THAT(refused({"--sizes", "1KiB"}), HasSubstr("unknown option --sizes"));
-  EXPECT_THAT(refused({"--peers", "openmpi"}), HasSubstr("plain, plain-flat, pytorch-ddp"));
+  EXPECT_THAT(refused({"--peers", "openmpi"}),
+              HasSubstr("plain, plain-zeroed, plain-flat, pytorch-ddp"));
 }
 
 TEST(BenchCoresTest, WorkersGetTheirPartOfTheCoresOrShareThem) {

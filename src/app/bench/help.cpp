@@ -53,7 +53,7 @@ constexpr char kStepHelp[] =
       --optimizer O   sgd, sgd-momentum, adam or adamw (default: sgd-momentum)
   -n, --workers N     (default: one for each core, at least 2)
       --engines E,…   Lockstep's, such as shm,gloo, or none (default: every one that was built)
-      --peers P,…     plain, plain-flat, pytorch-ddp, or none (default: those that are found)
+      --peers P,…     plain, plain-zeroed, plain-flat, pytorch-ddp, or none (default: those found)
       --rounds R      turns of each system (default: 3)
       --seconds S     of steps in one turn (default: 4), or
       --iterations I  steps in one turn
@@ -61,6 +61,7 @@ constexpr char kStepHelp[] =
       --plot FILE     also draw it, as SVG
 
   plain              as many LibTorch workers, with torch::optim, that never talk
+  plain-zeroed       the same, its gradients set to zero instead of to none
   plain-flat         the same with Lockstep's optimizer
   lockstep-E         data_parallel and lockstep::optim in an ordinary loop, over engine E
   lockstep-E-fused   lockstep::Trainer, over engine E

@@ -65,6 +65,9 @@ std::vector<Own> own_systems(const StepArguments& arguments) {
   if (asked_for(arguments.peers, "plain"))
     systems.push_back(
         {"plain", "shm", "plain", "LibTorch and torch::optim, gradients set to none; pinned"});
+  if (asked_for(arguments.peers, "plain-zeroed"))
+    systems.push_back({"plain-zeroed", "shm", "plain-zeroed",
+                       "LibTorch and torch::optim, gradients set to zero; pinned"});
   if (asked_for(arguments.peers, "plain-flat"))
     systems.push_back({"plain-flat", "shm", "plain-flat", "LibTorch and lockstep::optim; pinned"});
   for (const std::string& engine : chosen_engines(arguments.engines)) {
@@ -83,7 +86,7 @@ int threads_of_a_worker(int workers) {
 }
 
 Field step_field(const StepArguments& arguments) {
-  check_peers(arguments.peers, {"plain", "plain-flat", "pytorch-ddp"});
+  check_peers(arguments.peers, {"plain", "plain-zeroed", "plain-flat", "pytorch-ddp"});
   const std::string program = app::own_file("lockstep-bench-step");
   Field field;
   for (const Own& own : own_systems(arguments)) {

@@ -1,6 +1,8 @@
 #include "app/train/job.h"
 
 #include <ATen/Context.h>
+#include <ATen/Version.h>
+#include <dlfcn.h>
 #include <fmt/format.h>
 #include <lockstep/errors.h>
 
@@ -9,6 +11,7 @@
 
 #include "app/onednn.h"
 #include "app/train/progress.h"
+#include "base/hash.h"
 #include "plan/schedule.h"
 #include "torch/models/models.h"
 
@@ -107,6 +110,17 @@ TrainerParts make_parts(const TrainArguments& arguments, World& world, const Dat
           [schedule](std::int64_t step) { return schedule.lr(step); }};
 }
 
+// A name for the arithmetic below us: how LibTorch was built and what it found in this processor, and the same of
+// OpenBLAS. Two workers with different ones would compute different bits.
+std::string kernels_in_use() {
+  std::string said = at::show_config();
+  for (const char* question : {"openblas_get_config", "openblas_get_corename"}) {
+    using Answer = const char* (*)();
+    if (const auto ask = reinterpret_cast<Answer>(::dlsym(RTLD_DEFAULT, question))) said += ask();
+  }
+  return base::to_hex(base::sha256(said)).substr(0, 16);
+}
+
 TrainerOptions make_options(const TrainArguments& arguments, const World& world,
                             std::int64_t samples) {
   TrainerOptions options;
@@ -143,6 +157,7 @@ TrainerOptions make_options(const TrainArguments& arguments, const World& world,
   job["threads"] = std::to_string(arguments.threads);
   job["onednn"] = use_onednn(arguments) ? "on" : "off";
   job["libtorch"] = TORCH_VERSION;
+  job["kernels"] = kernels_in_use();
   return options;
 }
 

@@ -104,13 +104,13 @@ int slots(const std::string& optimizer) {
   return optimizer == "sgd-momentum" ? 1 : 2;
 }
 
-StepTimes run_plain(const StepJob& job, World& world) {
+StepTimes run_plain(const StepJob& job, World& world, bool set_to_none) {
   const auto net = make_net(job);
   const Batch batch = make_batch(job, world.rank());
   const auto optimizer = stock_optimizer(job, *net);
   StepTimes result;
   result.ms = timed(job, world, [&] {
-    net->zero_grad(/*set_to_none=*/true);  // the faster way, and the default from LibTorch 2 on
+    net->zero_grad(set_to_none);
     models::loss(*net, batch).backward();
     optimizer->step();
   });
@@ -186,7 +186,9 @@ StepTimes run_trainer(const StepJob& job, World& world) {
 }  // namespace
 
 StepTimes run_steps(const StepJob& job, World& world) {
-  if (job.system == "plain") return run_plain(job, world);
+  // To none is faster, and the default from LibTorch 2 on; to zero is LibTorch 1.13's.
+  if (job.system == "plain") return run_plain(job, world, true);
+  if (job.system == "plain-zeroed") return run_plain(job, world, false);
   if (job.system == "drop-in") return run_drop_in(job, world, world);
   if (job.system == "trainer") return run_trainer(job, world);
   if (job.system != "plain-flat") throw BadInput("bench step: there is no system " + job.system);

@@ -1,0 +1,51 @@
+#!/usr/bin/env bash
+# Every job gives one hash, whatever it runs on: models × optimizers × clipping, each on several numbers of workers, engines,
+# algorithms and bucket sizes. Prints a line for each job; fails if one has two hashes.
+#
+#   tools/same_bits.sh [LOCKSTEP [STEPS]]
+set -euo pipefail
+cd "$(dirname "$0")/.."
+lockstep=${1:-build/lockstep}
+steps=${2:-30}
+folder=$(mktemp -d)
+trap 'rm -rf "$folder"' EXIT
+head -c 20000 /dev/zero | tr '\0' 'a' | sed 's/aaaaaaa/lockstep. /g' >"$folder/text"
+engines="shm"
+"$lockstep" doctor 2>/dev/null | grep -q "gloo.*TCP" && engines="shm gloo"
+
+hash_of() { "$lockstep" train --quiet --steps "$steps" --report "$folder/report.json" "$@" >/dev/null &&
+  sed -n 's/.*"weights_sha256": "\([0-9a-f]*\)".*/\1/p' "$folder/report.json"; }
+
+failed=0
+check() {  # a job: its options
+  local hashes="" runs=0
+  once() { hashes+="$(hash_of "${job[@]}" "$@")"$'\n'; runs=$((runs + 1)); }
+  local job=("$@")
+  for workers in 1 2 3 4 5 8; do once --workers "$workers"; done
+  for engine in $engines; do
+    once --workers 2 --engine "$engine" --bucket-bytes 65536
+    once --workers 3 --engine "$engine" --bucket-bytes 1048576
+    once --workers 4 --engine "$engine" --algorithm halving-doubling
+  done
+  local different
+  different=$(printf '%s' "$hashes" | sort -u | wc -l)
+  printf '%-70s %2d runs, %s\n' "${job[*]/$folder\//}" "$runs" \
+    "$([ "$different" = 1 ] && echo "one hash: $(printf '%s' "$hashes" | head -c 16)…" || echo "$different HASHES")"
+  [ "$different" = 1 ] || failed=1
+}
+
+for model in "mlp --data synthetic:300" "cnn --data synthetic:300" "gpt --data $folder/text --context 32"; do
+  for optimizer in sgd adamw; do
+    for clip in 0 0.5; do
+      # shellcheck disable=SC2086
+      check --model $model --optimizer "$optimizer" --clip-norm "$clip" --global-batch 16
+    done
+  done
+done
+for shards in 1 2 3 5 6 7; do
+  first=$(hash_of --model cnn --data synthetic:200 --shards "$shards" --global-batch $((shards * 2)) --workers 1)
+  last=$(hash_of --model cnn --data synthetic:200 --shards "$shards" --global-batch $((shards * 2)) --workers "$shards")
+  [ "$first" = "$last" ] && word="one hash: ${first:0:16}…" || { word="2 HASHES"; failed=1; }
+  printf '%-70s %2d runs, %s\n' "--model cnn --shards $shards, 1 and $shards workers" 2 "$word"
+done
+exit $failed
