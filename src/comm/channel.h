@@ -18,6 +18,18 @@
 
 namespace lockstep::comm {
 
+// What runs: the collective, and by which algorithm.
+struct What {
+  const char* collective;
+  std::string how;
+};
+
+// All that the others need of this worker, if it fits on a card.
+struct OnCard {
+  bool fits = false;
+  std::span<const Buffer> data{};
+};
+
 // Threads:   one caller at a time, as the Comm above it; its queues' threads stay inside. Channels
 //            and splits of one link may be used from different threads.
 // Blocking:  collective, channel and split return at once. The destructor waits for the operations
@@ -37,16 +49,6 @@ class Channel {
   const std::string& engine() const { return engine_; }
   Messages& messages() { return messages_; }
 
-  // What runs: the collective, and by which algorithm.
-  struct What {
-    const char* collective;
-    std::string how;
-  };
-  // All that the others need of this worker, if it fits on a card.
-  struct OnCard {
-    bool fits = false;
-    std::span<const Buffer> data{};
-  };
   // Runs a collective in the channel's order. The header's sequence is filled in.
   template <typename Body>
   Work collective(Header header, What what, Body body, OnCard on_card = {}) {

@@ -83,7 +83,7 @@ void run_all_reduce(Exchange& exchange, Algorithm algorithm, Buffer data, comm::
 }
 
 // What a collective shows on its card, if it runs there at all and the data fit.
-comm::Channel::OnCard short_one(bool on_board, const Buffer& data) {
+comm::OnCard short_one(bool on_board, const Buffer& data) {
   return {on_board && data.bytes() <= comm::kCardBytes, {&data, 1}};
 }
 
