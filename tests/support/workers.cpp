@@ -219,5 +219,5 @@ std::optional<Outcome> ProcessWorld::wait(int rank, Deadline deadline) {
 // the thread sanitizer therefore does not see.
 extern "C" const char* __tsan_default_suppressions();
 extern "C" const char* __tsan_default_suppressions() {
-  return "race:gloo::transport::tcp::UnboundBuffer::~UnboundBuffer\n";
+  return "race:gloo::transport::tcp::UnboundBuffer\n";
 }
