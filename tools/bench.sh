@@ -39,10 +39,12 @@ say "# Benchmarks" '' \
   "| peers | Gloo $(version libgloo-dev), OpenMPI $(version libopenmpi-dev), MPICH $(version libmpich-dev), PyTorch $(version python3-torch) |"
 
 measure "All-reduce, 2 workers" benchmarks-allreduce-2.svg build/lockstep bench allreduce --workers 2
-measure "All-reduce, 4 workers" benchmarks-allreduce-4.svg build/lockstep bench allreduce --workers 4 --rounds 3 \
-  --sizes 1KiB,16KiB,64KiB,256KiB,1MiB,4MiB,16MiB,64MiB
+measure "All-reduce, 4 workers" benchmarks-allreduce-4.svg build/lockstep bench allreduce --workers 4 --rounds 2 \
+  --sizes 1KiB,64KiB,1MiB,64MiB
 if [ -x build/lockstep-bench-step ]; then
   measure "Training step, 2 workers" benchmarks-step-2.svg build/lockstep bench step --workers 2 --model mlp --batch 32
+  measure "Memory of parameters and AdamW's state, 4 workers" "" build/lockstep bench step --workers 4 --model mlp --batch 32 \
+    --optimizer adamw --engines shm --peers plain,pytorch-ddp --rounds 1
 fi
 quick=()
 measure "Starting and joining" "" build/tests/bench/start_bench build/lockstep build/tests/bench/join_probe
