@@ -3,6 +3,7 @@
 #include <gtest/gtest.h>
 #include <signal.h>
 
+#include <cstdlib>
 #include <random>
 #include <thread>
 
@@ -133,15 +134,31 @@ TEST_P(ProcessFaults, AnyOperationOfAnyWorldEndsWhenAWorkerIsKilled) {
   }
 }
 
+void expect_end_when_stopped(const std::string& engine, const Doing& doing, int size,
+                             int delay_ms) {
+  SCOPED_TRACE(std::string(doing.name) + " of " + std::to_string(doing.count) + ", " +
+               std::to_string(size) + " workers, after " + std::to_string(delay_ms) + " ms");
+  ProcessWorld workers({engine, size, milliseconds(500)},
+                       [&](Comm& comm) { do_for_ever(comm, doing); });
+  workers.await_marks("running", Deadline::after(std::chrono::seconds(15)));
+  std::this_thread::sleep_for(milliseconds(delay_ms));  // the instant under test
+  workers.signal(1, SIGSTOP);
+  expect_survivors_end(workers, size, 1, ErrorKind::kTimeout, milliseconds(5000));
+}
+
 TEST_P(ProcessFaults, AnyOperationEndsAtTheDeadlineWhenAWorkerIsStopped) {
-  for (const Doing& doing : everything()) {
-    const int size = doing.count > 1000 ? 3 : 2;
-    SCOPED_TRACE(std::string(doing.name) + " of " + std::to_string(doing.count));
-    ProcessWorld workers({GetParam(), size, milliseconds(500)},
-                         [&](Comm& comm) { do_for_ever(comm, doing); });
-    workers.await_marks("running", Deadline::after(std::chrono::seconds(15)));
-    workers.signal(1, SIGSTOP);
-    expect_survivors_end(workers, size, 1, ErrorKind::kTimeout, milliseconds(5000));
+  for (const Doing& doing : everything())
+    expect_end_when_stopped(GetParam(), doing, doing.count > 1000 ? 3 : 2, 0);
+}
+
+// Each takes its deadline: two minutes in all. `make test-full` runs it.
+TEST_P(ProcessFaults, AnyOperationOfAnyWorldEndsAtTheDeadlineWhenAWorkerIsStoppedAtAnyInstant) {
+  if (std::getenv("LOCKSTEP_TEST_FULL") == nullptr) GTEST_SKIP() << "set LOCKSTEP_TEST_FULL";
+  for (const int size : {2, 3, 4}) {
+    for (const Doing& doing : everything()) {
+      for (const int delay_ms : {0, 5, 50})
+        expect_end_when_stopped(GetParam(), doing, size, delay_ms);
+    }
   }
 }
 

@@ -18,21 +18,13 @@
 #include "app/bench/step/loops.h"
 #include "app/onednn.h"
 #include "base/environment.h"
-#include "base/fd.h"
+#include "base/memory_use.h"
 
 namespace lockstep::bench {
 namespace {
 
 int number_of(const char* variable, int otherwise) {
   return static_cast<int>(base::environment_number(variable, 0, 1 << 20).value_or(otherwise));
-}
-
-// This process's part of the memory of all: what it shares with k others counts for a k-th.
-double proportional_set_mb() {
-  const std::string text = base::read_file("/proc/self/smaps_rollup", std::size_t{1} << 16);
-  const std::size_t at = text.find("\nPss:");
-  if (at == std::string::npos) return 0;
-  return std::strtod(text.c_str() + at + 5, nullptr) * 1024 / 1e6;
 }
 
 void run(const std::vector<std::string>& words) {
@@ -44,7 +36,7 @@ void run(const std::vector<std::string>& words) {
   World world = join();
   const StepTimes times = run_steps(job, world);
   world.comm().barrier().wait();  // everybody still holds what it held
-  const double pss_mb = proportional_set_mb();
+  const double pss_mb = static_cast<double>(base::proportional_set_bytes()) / 1e6;
   world.comm().barrier().wait();
   fmt::print("{{\"rank\":{},\"pss_mb\":{:.2f},\"state_mb\":{:.3f},\"step_ms\":[{:.4f}]}}\n",
              world.rank(), pss_mb, times.state_mb, fmt::join(times.ms, ","));
