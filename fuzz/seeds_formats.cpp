@@ -1,28 +1,15 @@
 // First inputs for the fuzzers of file formats: small files that are right.
-#include <zlib.h>
 
 #include "seeds.h"
+#include "tests/support/gzip.h"
 #include "torch/formats/cifar10.h"
 #include "torch/formats/safetensors.h"
 
 namespace {
 
 using lockstep::fuzz::Seeds;
+using lockstep::testing::gzip;
 namespace formats = lockstep::formats;
-
-std::string gzip(std::string_view text) {
-  z_stream stream{};
-  deflateInit2(&stream, Z_DEFAULT_COMPRESSION, Z_DEFLATED, MAX_WBITS + 16, 8, Z_DEFAULT_STRATEGY);
-  std::string out(deflateBound(&stream, text.size()), '\0');
-  stream.next_in = const_cast<Bytef*>(reinterpret_cast<const Bytef*>(text.data()));
-  stream.avail_in = static_cast<uInt>(text.size());
-  stream.next_out = reinterpret_cast<Bytef*>(out.data());
-  stream.avail_out = static_cast<uInt>(out.size());
-  deflate(&stream, Z_FINISH);
-  out.resize(stream.total_out);
-  deflateEnd(&stream);
-  return out;
-}
 
 Seeds idx_seeds() {
   return {std::string("\0\0\x08\x01\0\0\0\x03"

@@ -2,7 +2,9 @@
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 #include <signal.h>
+#include <unistd.h>
 
+#include <chrono>
 #include <cstdlib>
 #include <random>
 #include <thread>
@@ -160,6 +162,38 @@ TEST_P(ProcessFaults, AnyOperationOfAnyWorldEndsAtTheDeadlineWhenAWorkerIsStoppe
         expect_end_when_stopped(GetParam(), doing, size, delay_ms);
     }
   }
+}
+
+// How long after its death a worker was missed, by one that waits for it. Both read the same clock; the time of
+// death is told in memory that they share.
+std::chrono::nanoseconds time_to_notice() {
+  using Clock = std::chrono::steady_clock;
+  ProcessWorld workers({"shm", 2, milliseconds(15'000)}, [](Comm& comm) {
+    const auto arena = comm.share(sizeof(Clock::rep));
+    auto* const died = reinterpret_cast<Clock::rep*>(arena->of(1));
+    comm.barrier().wait();
+    if (comm.rank() == 1) {
+      std::this_thread::sleep_for(milliseconds(20));  // the other one sleeps by then
+      *died = Clock::now().time_since_epoch().count();
+      ::kill(::getpid(), SIGKILL);
+    }
+    try {
+      comm.barrier().wait();
+    } catch (const PeerLost&) {
+      throw PeerLost(std::to_string(Clock::now().time_since_epoch().count() - *died));
+    }
+  });
+  const auto outcome = workers.wait(0, Deadline::after(std::chrono::seconds(10)));
+  if (!outcome || outcome->kind != ErrorKind::kPeerLost) return std::chrono::seconds(10);
+  return Clock::duration(std::atoll(outcome->text.c_str()));
+}
+
+TEST(ShmFaults, AKilledWorkerIsMissedWithinTenMilliseconds) {
+  // The least of some tries: a busy machine may take any one of them away.
+  auto least = std::chrono::nanoseconds(std::chrono::seconds(10));
+  for (int i = 0; i < 5; ++i) least = std::min(least, time_to_notice());
+  RecordProperty("least_us", std::to_string(least.count() / 1000));
+  EXPECT_LT(least, milliseconds(10));
 }
 
 std::vector<std::string> engines_between_processes() {

@@ -39,6 +39,7 @@ std::string to_json(const TrainArguments& arguments, const TrainReport& report) 
   json["step_ms"] = {{"p50", result.step_ms_p50}, {"p95", result.step_ms_p95}};
   json["exposed_comm_ms"] = {{"p50", result.exposed_comm_ms_p50}};
   json["memory_mb"] = static_cast<double>(result.memory_bytes) / 1e6;
+  json["memory_mb_per_worker"] = static_cast<double>(result.memory_bytes) / 1e6 / report.workers;
   json["replicas_identical"] = result.replicas_identical;
   json["weights_sha256"] = result.weights_sha256;
   json["checkpoint"] = nullptr;
@@ -72,8 +73,9 @@ std::string summary(const TrainArguments& arguments, const TrainReport& report) 
   row("step",
       fmt::format("{:.1f} ms (95 % below {:.1f} ms), {:.1f} ms of it waiting for other workers",
                   result.step_ms_p50, result.step_ms_p95, result.exposed_comm_ms_p50));
-  row("memory", fmt::format("{:.0f} MB of all workers together (proportional set size)",
-                            static_cast<double>(result.memory_bytes) / 1e6));
+  const double megabytes = static_cast<double>(result.memory_bytes) / 1e6;
+  row("memory", fmt::format("{:.0f} MB, {:.0f} for each worker (proportional set size)", megabytes,
+                            megabytes / report.workers));
   row("replicas",
       fmt::format("{}, sha256 {}…", result.replicas_identical ? "identical" : "NOT IDENTICAL",
                   result.weights_sha256.substr(0, 16)));
