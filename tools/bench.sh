@@ -41,7 +41,7 @@ say "# Benchmarks" '' \
 measure "All-reduce, 2 workers" benchmarks-allreduce-2.svg build/lockstep bench allreduce --workers 2
 measure "All-reduce, 4 workers" benchmarks-allreduce-4.svg build/lockstep bench allreduce --workers 4 --rounds 2 \
   --sizes 1KiB,64KiB,1MiB,64MiB
-if [ -x build/lockstep-bench-step ]; then
+if [ -x build/lockstep-train ]; then
   measure "Training step, 2 workers" benchmarks-step-2.svg build/lockstep bench step --workers 2 --model mlp --batch 32
   measure "Memory of parameters and AdamW's state, 4 workers" "" build/lockstep bench step --workers 4 --model mlp --batch 32 \
     --optimizer adamw --engines shm --peers plain,pytorch-ddp --rounds 1

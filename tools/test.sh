@@ -46,7 +46,8 @@ tools/fuzz.sh "$([ "$mode" = full ] && echo 60 || echo 5)"
 
 if [ "$mode" = full ]; then
   step "every operation, with a worker stopped at every instant"
-  LOCKSTEP_TEST_FULL=1 build/tests/comm/process_faults_test --gtest_brief=1 --gtest_filter='*StoppedAtAnyInstant*'
+  export LOCKSTEP_TEST_FULL=1
+  build/tests/comm/process_faults_test --gtest_brief=1 --gtest_filter='*StoppedAtAnyInstant*'
   step "one hash for every job"
   tools/same_bits.sh
   step "tests, 20 times over"

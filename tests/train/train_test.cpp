@@ -95,13 +95,17 @@ TEST_F(Train, WritesAReportWithEverythingThatCanBeAsked) {
 }
 
 TEST_F(Train, TheSameJobGivesTheSameBitsWhateverTheWorkersTheEngineTheBucketsAndTheAlgorithm) {
+  int workers = 0;
   const auto hash = [&](std::vector<std::string> options) {
-    options.insert(options.end(), {"--steps", "5", "--workers", "4"});
-    return report_of(options)["weights_sha256"];
+    options.insert(options.begin(), {"--steps", "5", "--workers", "4"});  // the last one counts
+    const auto report = report_of(options);
+    workers = report["workers"];
+    return report["weights_sha256"];
   };
   const auto first = hash({});
   EXPECT_EQ(hash({"--workers", "1"}), first);
   EXPECT_EQ(hash({"--workers", "3"}), first);
+  EXPECT_EQ(workers, 3);
   EXPECT_EQ(hash({"--bucket-bytes", "1000"}), first);
   EXPECT_EQ(hash({"--algorithm", "halving-doubling", "--bucket-bytes", "100000"}), first);
 #if defined(LOCKSTEP_HAS_GLOO)

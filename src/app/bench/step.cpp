@@ -87,7 +87,7 @@ int threads_of_a_worker(int workers) {
 
 Field step_field(const StepArguments& arguments) {
   check_peers(arguments.peers, {"plain", "plain-zeroed", "plain-flat", "pytorch-ddp"});
-  const std::string program = app::own_file("lockstep-bench-step");
+  const std::string program = app::own_file("lockstep-train");
   Field field;
   for (const Own& own : own_systems(arguments)) {
     if (program.empty()) {
@@ -96,7 +96,7 @@ Field step_field(const StepArguments& arguments) {
           "libtorch-dev and build again");
     }
     field.contenders.push_back(
-        launched_contender(arguments, own.name, own.engine, {program, own.system}));
+        launched_contender(arguments, own.name, own.engine, {program, "bench-step", own.system}));
     field.contenders.back().settings = own.settings;
   }
   if (asked_for(arguments.peers, "pytorch-ddp")) add_pytorch(arguments, field);

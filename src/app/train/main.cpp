@@ -1,4 +1,4 @@
-// One worker of `lockstep train`. A program of its own: LibTorch takes half a second to load, which
+// One worker of `lockstep train`, or of `lockstep bench step`. A program of its own: LibTorch takes half a second to load, which
 // the `lockstep` command does not pay.
 #include <fmt/format.h>
 #include <lockstep/errors.h>
@@ -14,6 +14,7 @@
 #include <thread>
 #include <vector>
 
+#include "app/bench/step/worker.h"
 #include "app/train/arguments.h"
 #include "app/train/job.h"
 #include "base/atomic_file.h"
@@ -72,6 +73,8 @@ void run(const std::vector<std::string>& texts) {
 
 int main(int argc, char** argv) {
   using namespace lockstep::app;  // NOLINT: this is the program
+  if (argc > 1 && std::string(argv[1]) == "bench-step")
+    lockstep::bench::step_worker({argv + 2, argv + argc});
   install_signal_handlers();
   try {
     run({argv + 1, argv + argc});

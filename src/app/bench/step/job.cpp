@@ -19,7 +19,7 @@ DataShape shape_of(const std::string& model) {
 }  // namespace
 
 StepJob parse_step_job(const std::vector<std::string>& words) {
-  if (words.size() != 6) throw BadInput("lockstep-bench-step is started by `lockstep bench step`");
+  if (words.size() != 6) throw BadInput("bench-step is started by `lockstep bench step`");
   return {words[0],
           words[1],
           std::stoll(words[2]),

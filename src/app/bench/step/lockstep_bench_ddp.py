@@ -3,7 +3,7 @@
     lockstep_bench_ddp.py MODEL BATCH OPTIMIZER SECONDS STEPS
 
 Started with the variables of torchrun. Model, batch, optimizer, warm-up and the line that it prints are those of
-lockstep-bench-step (step/job.cpp, step/loops.cpp, step/main.cpp).
+lockstep-train bench-step (step/job.cpp, step/loops.cpp, step/worker.cpp).
 """
 import json
 import os

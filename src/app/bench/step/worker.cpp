@@ -1,6 +1,5 @@
-// One worker of `bench step`, a program of its own because it is linked with LibTorch:
-// lockstep-bench-step SYSTEM MODEL BATCH OPTIMIZER SECONDS STEPS. Every worker prints one line, such as
-// {"rank":0,"pss_mb":210.5,"state_mb":80.3,"step_ms":[50.1,49.8]}.
+#include "app/bench/step/worker.h"
+
 #include <ATen/Context.h>
 #include <fmt/format.h>
 #include <fmt/ranges.h>
@@ -27,7 +26,7 @@ int number_of(const char* variable, int otherwise) {
   return static_cast<int>(base::environment_number(variable, 0, 1 << 20).value_or(otherwise));
 }
 
-void run(const std::vector<std::string>& words) {
+void measure_steps(const std::vector<std::string>& words) {
   const StepJob job = parse_step_job(words);
   if (base::environment("LOCKSTEP_ENGINE") != "gloo")
     pin_worker(number_of("RANK", 0), std::max(number_of("WORLD_SIZE", 1), 1));
@@ -44,14 +43,15 @@ void run(const std::vector<std::string>& words) {
 }
 
 }  // namespace
-}  // namespace lockstep::bench
 
-int main(int argc, char** argv) {
+void step_worker(const std::vector<std::string>& words) {
   try {
-    lockstep::bench::run({argv + 1, argv + argc});
+    measure_steps(words);
   } catch (const std::exception& error) {
-    fmt::print(stderr, "lockstep-bench-step: {}\n", error.what());
+    fmt::print(stderr, "lockstep-train bench-step: {}\n", error.what());
     std::_Exit(1);
   }
   std::_Exit(0);  // taking LibTorch down lasts, and is not measured
 }
+
+}  // namespace lockstep::bench
