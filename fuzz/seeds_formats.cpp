@@ -3,6 +3,7 @@
 #include "seeds.h"
 #include "tests/support/gzip.h"
 #include "torch/formats/cifar10.h"
+#include "torch/formats/hash_log.h"
 #include "torch/formats/safetensors.h"
 
 namespace {
@@ -22,6 +23,15 @@ Seeds idx_seeds() {
 
 Seeds gzip_seeds() {
   return {gzip(""), gzip("a text, a text, a text"), gzip(std::string(100'000, 'x')) + gzip("y")};
+}
+
+Seeds hash_log_seeds() {
+  formats::HashLog log;
+  log.job = {{"seed", "7"}};
+  log.tensors = {"a", "b"};
+  std::string text = formats::hash_log_head(log);
+  for (std::int64_t step = -1; step < 2; ++step) text += formats::hash_log_line({step, {1, 2}});
+  return {text, formats::hash_log_head({})};
 }
 
 Seeds csv_seeds() {
@@ -58,5 +68,6 @@ void lockstep::fuzz::write_format_seeds(const std::filesystem::path& root) {
                                 std::string(2 * (1 + formats::kCifarImageBytes), '\x09')});
   write(root / "fuzz_csv", csv_seeds());
   write(root / "fuzz_text", {"to be or not to be"});
+  write(root / "fuzz_hash_log", hash_log_seeds());
   write(root / "fuzz_safetensors", safetensors_seeds());
 }

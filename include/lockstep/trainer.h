@@ -33,6 +33,10 @@ struct TrainerParts {
   std::function<torch::Tensor(const Batch&)> loss;    // a mean over the batch
   std::function<Score(const Batch&)> score;           // none: no evaluation
   std::function<double(std::int64_t)> learning_rate;  // of a step; none: the optimizer's own
+
+  // How much a shard's loss counts, above 0, such as its tokens without padding; none: its samples. The step follows
+  // the mean over the global batch, weighted so. Called with a batch on the worker that hosts it.
+  std::function<double(const Batch&)> weight;
 };
 
 // Where buffers, such as BatchNorm's statistics, come from after a step. Every shard of a step begins with
@@ -58,6 +62,16 @@ struct TrainerOptions {
   // How fast it comes.
   int loader_threads = 1;
   int prefetch = 2;
+
+  // What is looked for. With one copy of the parameters per host every update compares what it reads with what was
+  // written; else workers compare their copies, step by step. Under 1 % of a step, docs/internals/numerics.md
+  bool check_divergence = true;
+
+  // A file for the hashes of all weights after every step, and one of another run to compare with; then nothing but the
+  // steps in it is run, none after `verify_until`, and no checkpoint is written. Empty: neither.
+  std::string hash_log;
+  std::string verify_log;
+  std::int64_t verify_until = -1;  // a step; −1: to the end of the log
 
   // Stops as request_stop() does when it becomes true: for signal handlers. May be null.
   const std::atomic<bool>* stop = nullptr;
@@ -101,6 +115,7 @@ struct TrainingResult {
   std::size_t memory_bytes = 0;  // of all workers together: the sum of proportional set sizes
   bool replicas_identical = false;
   std::string weights_sha256;  // docs/guide/training.md says over what
+  std::int64_t verified = 0;   // steps whose weights were those of `verify_log`
   std::string checkpoint;      // the file, if there is one
 };
 
@@ -117,7 +132,8 @@ struct TrainerHooks {
 // Threads:   one caller at a time; request_stop() from anywhere, a signal handler too.
 // Blocking:  run(), until the job is done or told to stop.
 // Failure:   BadInput for options or files that do not fit, and for a loss that is not finite;
-//            Unavailable when a checkpoint cannot be written; PeerLost, Timeout, Mismatch.
+//            Unavailable when a checkpoint cannot be written; PeerLost, Timeout; Mismatch when workers differ, also
+//            in what they have computed or in a bit that nobody wrote, naming step, parameter and worker.
 // Ownership: shares the parts; the world outlives it. Where workers share memory the model's
 //            parameters exist once per host from its construction on: no worker writes to them alone.
 class Trainer {

@@ -66,4 +66,23 @@ std::vector<Stretch> stretches_of(const Layout& layout, BlockRange blocks) {
   return stretches;
 }
 
+Pieces plan_pieces(const Layout& layout, int workers) {
+  Pieces pieces;
+  pieces.first_of_entry.assign(layout.entries().size() + 1, 0);
+  for (const BlockRange& slice : plan_slices(layout, workers)) {
+    pieces.first_of_worker.push_back(pieces.all.size());
+    for (const Stretch& stretch : stretches_of(layout, slice)) {
+      for (std::size_t done = 0; done < stretch.count; done += kPieceElements) {
+        pieces.all.push_back(
+            {stretch.entry, stretch.first + done, std::min(kPieceElements, stretch.count - done)});
+        ++pieces.first_of_entry[stretch.entry + 1];
+      }
+    }
+  }
+  pieces.first_of_worker.push_back(pieces.all.size());
+  for (std::size_t i = 1; i < pieces.first_of_entry.size(); ++i)
+    pieces.first_of_entry[i] += pieces.first_of_entry[i - 1];
+  return pieces;
+}
+
 }  // namespace lockstep::plan

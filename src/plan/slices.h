@@ -7,6 +7,8 @@
 // fewer blocks than workers some slices are empty.
 //
 // Elements are counted, not bytes: the work of an update is per element.
+//
+//   piece    what is updated at a time, and watched as one: at most kPieceElements of one parameter in one slice
 #pragma once
 
 #include <cstddef>
@@ -31,5 +33,17 @@ std::vector<BlockRange> plan_slices(const Layout& layout, int workers);
 
 // A range of blocks as elements: one stretch for every entry that it touches, in layout order.
 std::vector<Stretch> stretches_of(const Layout& layout, BlockRange blocks);
+
+// Gradient, parameter and two states of a piece stay in a second-level cache, and what is computed once for each does
+// not count.
+inline constexpr std::size_t kPieceElements = 8192;
+
+// Every slice in pieces, in layout order.
+struct Pieces {
+  std::vector<Stretch> all;
+  std::vector<std::size_t> first_of_worker;  // and the end
+  std::vector<std::size_t> first_of_entry;   // and the end
+};
+Pieces plan_pieces(const Layout& layout, int workers);
 
 }  // namespace lockstep::plan

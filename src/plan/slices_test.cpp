@@ -94,5 +94,39 @@ TEST(Stretches, AreTheElementsOfTheirBlocks) {
   }
 }
 
+TEST(Pieces, CoverEveryElementOnceInOrderAndCrossNoBoundary) {
+  const Layout layout({{"a", DType::kFloat32, 3 * kPieceElements + 5},
+                       {"empty", DType::kFloat32, 0},
+                       {"b", DType::kFloat64, 700},
+                       {"c", DType::kBFloat16, kPieceElements}});
+  for (int workers = 1; workers <= 5; ++workers) {
+    const Pieces pieces = plan_pieces(layout, workers);
+    const auto slices = plan_slices(layout, workers);
+    ASSERT_EQ(pieces.first_of_worker.size(), static_cast<std::size_t>(workers) + 1);
+    ASSERT_EQ(pieces.first_of_entry.size(), layout.entries().size() + 1);
+    std::size_t piece = 0;
+    for (std::size_t entry = 0; entry < layout.entries().size(); ++entry) {
+      EXPECT_EQ(pieces.first_of_entry[entry], piece);
+      std::size_t next = 0;
+      while (piece < pieces.all.size() && pieces.all[piece].entry == entry) {
+        EXPECT_EQ(pieces.all[piece].first, next);
+        EXPECT_LE(pieces.all[piece].count, kPieceElements);
+        next += pieces.all[piece++].count;
+      }
+      EXPECT_EQ(next, layout.entries()[entry].count);
+    }
+    EXPECT_EQ(pieces.first_of_entry.back(), piece);
+    EXPECT_EQ(pieces.first_of_worker.back(), piece);
+    for (std::size_t worker = 0; worker < slices.size(); ++worker) {
+      std::size_t elements = 0;
+      for (const Stretch& stretch : stretches_of(layout, slices[worker])) elements += stretch.count;
+      for (std::size_t i = pieces.first_of_worker[worker]; i < pieces.first_of_worker[worker + 1];
+           ++i)
+        elements -= pieces.all[i].count;
+      EXPECT_EQ(elements, 0U) << worker;
+    }
+  }
+}
+
 }  // namespace
 }  // namespace lockstep::plan

@@ -59,6 +59,11 @@ What is kept and shown
   --checkpoint-every T steps between checkpoints, in place of every epoch
   --resume             go on from the checkpoint in DIR, if there is one
   --report FILE        write the results as JSON
+  --hashes FILE        write the hashes of all weights after every step, one line of JSON each
+  --verify FILE        run the steps of such a file again, from the beginning or with --resume from a checkpoint, and
+                       name the first step and parameter whose bits differ; writes no checkpoint
+  --until STEP         with --verify: the last step to run again (default: the file's last)
+  --check-divergence X on, or off: do not look for bits that changed on their own (default: on)
   --compare-alone      first measure one worker alone, for the speed-up
   -q, --quiet          no progress, only the results
 
@@ -68,6 +73,7 @@ Examples:
   lockstep train --model cnn --epochs 3
   lockstep train --model gpt --data book.txt --optimizer adamw --steps 500 --checkpoint run
   lockstep train --model gpt --data book.txt --optimizer adamw --steps 900 --checkpoint run --resume
+  lockstep train --model cnn --steps 100 --hashes log; lockstep train --model cnn --steps 100 --verify log --workers 1
 )";
 
 [[noreturn]] void refuse(const std::string& text) {
@@ -120,6 +126,10 @@ void add_options(CLI::App& parser, TrainArguments& arguments) {
   parser.add_option("--checkpoint-every", arguments.checkpoint_every);
   parser.add_flag("--resume", arguments.resume);
   parser.add_option("--report", arguments.report);
+  parser.add_option("--hashes", arguments.hashes);
+  parser.add_option("--verify", arguments.verify);
+  parser.add_option("--until", arguments.until);
+  parser.add_option("--check-divergence", arguments.check_divergence);
   parser.add_flag("--compare-alone", arguments.compare_alone);
   parser.add_flag("-q,--quiet", arguments.quiet);
 }
@@ -157,6 +167,7 @@ void check_numbers(const TrainArguments& arguments) {
   check_range<std::int64_t>("--vocabulary", arguments.vocabulary, 0, 1 << 24);
   check_range<std::int64_t>("--bucket-bytes", arguments.bucket_bytes, 0, kMost);
   check_range<std::int64_t>("--checkpoint-every", arguments.checkpoint_every, 0, kMost);
+  check_range<std::int64_t>("--until", arguments.until, -1, kMost);
   check_range("--lr", arguments.learning_rate(), 0.0, 1e6);
   check_range("--clip-norm", arguments.clip_norm, 0.0, 1e30);
   check_range("--dropout", arguments.dropout, -1.0, 1.0);
@@ -187,11 +198,18 @@ void check_paths(const TrainArguments& arguments) {
   }
   if (arguments.resume && arguments.checkpoint.empty())
     refuse("--resume from where? add --checkpoint DIR");
-  if (!arguments.report.empty()) {
-    const std::string folder = base::parent_path(arguments.report);
-    if (!base::is_directory(folder))
-      refuse(fmt::format("--report {}: there is no directory {}", arguments.report, folder));
+  for (const auto& [option, path] :
+       {std::pair{"--report", arguments.report}, std::pair{"--hashes", arguments.hashes}}) {
+    const std::string folder = base::parent_path(path);
+    if (!path.empty() && !base::is_directory(folder))
+      refuse(fmt::format("{} {}: there is no directory {}", option, path, folder));
   }
+  if (!arguments.verify.empty() && !base::exists(arguments.verify))
+    refuse(fmt::format("--verify {}: there is no such file", arguments.verify));
+  if (!arguments.verify.empty() && arguments.verify == arguments.hashes)
+    refuse("--verify and --hashes name the same file: it would be overwritten");
+  if (arguments.verify.empty() && arguments.until >= 0)
+    refuse("--until says where --verify ends: add --verify FILE");
 }
 
 }  // namespace
@@ -218,6 +236,7 @@ TrainArguments parse_train_arguments(const std::vector<std::string>& arguments) 
   check_choice("--buffers", parsed.buffers, {"first-shard", "mean"});
   check_choice("--decay", parsed.decay, {"constant", "cosine"});
   check_choice("--onednn", parsed.onednn, {"auto", "on", "off"});
+  check_choice("--check-divergence", parsed.check_divergence, {"on", "off"});
   algorithm_named(parsed.algorithm);
   check_numbers(parsed);
   check_batch(parsed);

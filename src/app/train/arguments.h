@@ -51,6 +51,10 @@ struct TrainArguments {
   std::int64_t checkpoint_every = 0;
   bool resume = false;
   std::string report;
+  std::string hashes;
+  std::string verify;
+  std::int64_t until = -1;  // a step; −1: the log's last
+  std::string check_divergence = "on";
   bool compare_alone = false;
   bool quiet = false;
 

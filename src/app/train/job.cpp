@@ -135,6 +135,10 @@ TrainerOptions make_options(const TrainArguments& arguments, const World& world,
   options.checkpoint_directory = arguments.checkpoint;
   options.checkpoint_every_steps = arguments.checkpoint_every;
   options.resume = arguments.resume;
+  options.check_divergence = arguments.check_divergence == "on";
+  options.hash_log = arguments.hashes;
+  options.verify_log = arguments.verify;
+  options.verify_until = arguments.until;
   options.stop = &stop_now;
   auto& job = options.job;
   job["model"] = arguments.model;
@@ -170,6 +174,8 @@ double samples_per_second_alone(const TrainArguments& arguments, World& world,
     TrainArguments own = arguments;
     own.global_batch = std::max<std::int64_t>(arguments.global_batch / world.size(), 1);
     own.checkpoint.clear();
+    own.hashes.clear();
+    own.verify.clear();
     own.epochs = 0;
     own.steps = std::int64_t{1} << 20;
     own.decay = "constant";

@@ -42,6 +42,8 @@ std::string to_json(const TrainArguments& arguments, const TrainReport& report) 
   json["memory_mb_per_worker"] = static_cast<double>(result.memory_bytes) / 1e6 / report.workers;
   json["replicas_identical"] = result.replicas_identical;
   json["weights_sha256"] = result.weights_sha256;
+  json["verified_steps"] = nullptr;
+  if (!arguments.verify.empty()) json["verified_steps"] = result.verified;
   json["checkpoint"] = nullptr;
   if (!result.checkpoint.empty()) json["checkpoint"] = result.checkpoint;
   // A path may hold any bytes.
@@ -54,8 +56,13 @@ std::string summary(const TrainArguments& arguments, const TrainReport& report) 
   const auto row = [&](const char* name, const std::string& value) {
     text += fmt::format("  {:<14}{}\n", name, value);
   };
-  text += fmt::format("\n{} after {} steps\n", result.stopped ? "Stopped" : "Trained",
-                      with_commas(result.steps));
+  if (!arguments.verify.empty()) {
+    text += fmt::format("\nVerified {} steps: all weights are those of {}\n",
+                        with_commas(result.verified), arguments.verify);
+  } else {
+    text += fmt::format("\n{} after {} steps\n", result.stopped ? "Stopped" : "Trained",
+                        with_commas(result.steps));
+  }
   if (result.evaluation) {
     row("test accuracy", fmt::format("{:.2f} %  (test loss {:.4f})",
                                      100 * result.evaluation->accuracy, result.evaluation->loss));
@@ -80,6 +87,7 @@ std::string summary(const TrainArguments& arguments, const TrainReport& report) 
       fmt::format("{}, sha256 {}…", result.replicas_identical ? "identical" : "NOT IDENTICAL",
                   result.weights_sha256.substr(0, 16)));
   if (!result.checkpoint.empty()) row("checkpoint", result.checkpoint);
+  if (!arguments.hashes.empty()) row("hashes", arguments.hashes);
   if (!arguments.report.empty()) row("report", arguments.report);
   return text;
 }

@@ -7,6 +7,9 @@
 
 #if defined(__x86_64__)
 #include <cpuid.h>
+#elif defined(LOCKSTEP_HAS_SHA3_LEVEL)
+#include <asm/hwcap.h>
+#include <sys/auxv.h>
 #endif
 
 namespace lockstep::comm {
@@ -39,6 +42,14 @@ bool has_avx512() {
 }
 #endif
 
+bool has_sha3() {
+#if defined(LOCKSTEP_HAS_SHA3_LEVEL)
+  return (::getauxval(AT_HWCAP) & HWCAP_SHA3) != 0;
+#else
+  return false;
+#endif
+}
+
 std::atomic<Level>& chosen() {
   static std::atomic<Level> level{available_levels().back()};
   return level;
@@ -54,6 +65,8 @@ const char* name(Level level) noexcept {
       return "avx2";
     case Level::kAvx512:
       return "avx512";
+    case Level::kSha3:
+      return "sha3";
   }
   return "unknown";
 }
@@ -62,6 +75,7 @@ std::vector<Level> available_levels() {
   std::vector<Level> levels{Level::kBaseline};
   if (has_avx2()) levels.push_back(Level::kAvx2);
   if (has_avx2() && has_avx512()) levels.push_back(Level::kAvx512);
+  if (has_sha3()) levels.push_back(Level::kSha3);
   return levels;
 }
 

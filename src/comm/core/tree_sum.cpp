@@ -70,6 +70,48 @@ void TreeSum::sum_piece(std::span<const void* const> operands, void* out, std::s
   }
 }
 
+// As sum_piece; half operands, which are widened first, are looked at on their own.
+Parity TreeSum::sum_piece_watched(std::span<const void* const> operands, void* out,
+                                  std::size_t first, std::size_t count) {
+  if (steps_.empty()) {
+    return scale_watched(fold_.dtype, fold_.factor, locate({false, 0}, operands, first), out,
+                         count);
+  }
+  Parity seen = 0;
+  if (is_half(fold_.dtype)) {
+    for (std::size_t i = 0; i < operands_; ++i)
+      seen ^= parity(fold_.dtype, locate({false, static_cast<int>(i)}, operands, first), count);
+    sum_piece(operands, out, first, count);
+    return seen;
+  }
+  for (const Step& step : steps_) {
+    const bool last = &step == &steps_.back();
+    const void* left = locate(step.left, operands, first);
+    const void* right = locate(step.right, operands, first);
+    void* into = last ? out : rows_[step.into].data();
+    const Fold fold{fold_.dtype, fold_.op, last ? fold_.factor : 1};
+    if (step.left.scratch && step.right.scratch) {
+      combine(fold, left, right, into, count);
+    } else {
+      const Watch watch = step.left.scratch    ? Watch::kRight
+                          : step.right.scratch ? Watch::kLeft
+                                               : Watch::kBoth;
+      seen ^= combine_watched(fold, left, right, into, count, watch);
+    }
+  }
+  return seen;
+}
+
+Parity TreeSum::run_watched(std::span<const void* const> operands, void* out, std::size_t count) {
+  LOCKSTEP_CHECK(operands.size() == operands_, "one pointer for every operand of the plan");
+  Parity seen = 0;
+  for (std::size_t first = 0; first < count; first += kPiece) {
+    seen ^= sum_piece_watched(operands, static_cast<std::byte*>(out) + first * size_of(fold_.dtype),
+                              first, std::min(kPiece, count - first));
+  }
+  return seen;
+}
+
 void TreeSum::run(std::span<const void* const> operands, std::span<void* const> outs,
                   std::size_t count) {
   LOCKSTEP_CHECK(operands.size() == operands_, "one pointer for every operand of the plan");

@@ -9,6 +9,7 @@
 #include <vector>
 
 #include "comm/core/kernels.h"
+#include "comm/core/parity.h"
 #include "plan/tree.h"
 
 namespace lockstep::comm {
@@ -24,6 +25,8 @@ class TreeSum {
   // and may be any of the operands.
   void run(std::span<const void* const> operands, std::span<void* const> outs, std::size_t count);
   void run(std::span<const void* const> operands, void* out, std::size_t count);
+  // The same, and the parity of all operands together.
+  Parity run_watched(std::span<const void* const> operands, void* out, std::size_t count);
   // An array of outputs must not pass for one output.
   void run(std::span<const void* const> operands, void** outs, std::size_t count) = delete;
 
@@ -41,6 +44,8 @@ class TreeSum {
   const void* locate(Place place, std::span<const void* const> operands, std::size_t first) const;
   void sum_piece(std::span<const void* const> operands, void* out, std::size_t first,
                  std::size_t count);
+  Parity sum_piece_watched(std::span<const void* const> operands, void* out, std::size_t first,
+                           std::size_t count);
 
   Fold fold_;  // of the root
   std::size_t operands_;

@@ -10,8 +10,7 @@
 #include <string>
 #include <vector>
 
-#include "plan/slices.h"
-#include "plan/tree.h"
+#include "comm/core/parity.h"
 #include "torch/optim/gradient_source.h"
 #include "torch/replica/replicated.h"
 
@@ -24,13 +23,15 @@ struct Piece {
   const void* gradient = nullptr;
   std::array<void*, 2> state{};  // as many as the rule has
   std::size_t count = 0;
+  bool watched = false;
 };
 
 // One update rule with its options.
 class Rule {
  public:
   virtual ~Rule() = default;
-  virtual void update(const Piece& piece, std::int64_t step) const = 0;  // step from 1
+  // step from 1; the parities, of a piece that is watched, of all that is updated in place.
+  virtual comm::Parities update(const Piece& piece, std::int64_t step) const = 0;
   virtual double lr() const = 0;
   virtual void set_lr(double lr) = 0;
   virtual std::string describe() const = 0;  // everything that decides its result
@@ -62,6 +63,20 @@ struct Optimizer::Impl {
   double last_norm = 0;
   std::chrono::nanoseconds last_wait{0};  // for other workers, in the last step
 
+  // Whether updates look for bits that changed on their own since the last one: only for whoever knows that nobody
+  // else writes to parameters and state. Faults are noted with the model.
+  bool watches = false;
+  std::vector<comm::Parity> resting;  // by own piece, after the last update; empty: not known
+  std::vector<comm::Parity> applied;  // the gradients of it, where every worker updates everything
+  bool updates_everything() const { return !together; }
+
+  struct Range {
+    std::size_t begin = 0;
+    std::size_t end = 0;
+    std::size_t size() const { return end - begin; }
+  };
+  const Range& own_pieces() const { return own; }
+
  private:
   void assign_groups(const std::vector<std::vector<torch::Tensor>>& group_members);
   torch::Tensor parameter_of(std::size_t entry) const;
@@ -71,10 +86,11 @@ struct Optimizer::Impl {
   void gather_own_slice(const GradientSource& source);
   double clip_factor();
   void update_own_slice(const GradientSource& source);
-  void update_piece(const plan::Stretch& piece, GradientReader& gradients);
+  const void* read(std::size_t number, GradientReader& gradients);
+  void update_piece(std::size_t number, GradientReader& gradients, bool compares);
 
-  bool together = false;           // workers share memory
-  std::vector<plan::Stretch> own;  // what this worker owns
+  bool together = false;  // workers share memory
+  Range own;              // the pieces that this worker owns
   std::optional<replica::FlatMemory> block_sums;
 };
 

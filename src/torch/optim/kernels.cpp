@@ -2,7 +2,9 @@
 
 #include <algorithm>
 #include <array>
+#include <bit>
 #include <cmath>
+#include <type_traits>
 
 #include "base/check.h"
 #include "comm/core/dispatch.h"
@@ -12,6 +14,7 @@ namespace lockstep::optim {
 namespace {
 
 using comm::kPiece;
+using comm::Parities;
 
 // The numbers of a step, in the precision of the elements.
 template <typename T>
@@ -34,41 +37,73 @@ LOCKSTEP_INLINE T decayed(T gradient, T parameter, T decay) {
   return decay == T{0} ? gradient : gradient + decay * parameter;
 }
 
-template <typename T>
-struct PlainSgd {
-  LOCKSTEP_INLINE static void run(T* p, const T* g, std::size_t count, SgdNumbers<T> of) {
-    LOCKSTEP_VECTOR_LOOP
-    for (std::size_t i = 0; i < count; ++i) p[i] = p[i] - of.lr * decayed(g[i], p[i], of.decay);
+// The parities of what a loop reads and writes in place; nothing, and no work, when it is not watched.
+template <typename T, bool kWatched>
+class Seen {
+ public:
+  template <typename... Values>
+  LOCKSTEP_INLINE void before(Values... values) {
+    if constexpr (kWatched) before_ ^= (bits(values) ^ ...);
   }
+  template <typename... Values>
+  LOCKSTEP_INLINE void after(Values... values) {
+    if constexpr (kWatched) after_ ^= (bits(values) ^ ...);
+  }
+  LOCKSTEP_INLINE Parities parities() const { return {before_, after_}; }
+
+ private:
+  using Bits = std::conditional_t<sizeof(T) == 4, std::uint32_t, std::uint64_t>;
+  LOCKSTEP_INLINE static Bits bits(T value) { return std::bit_cast<Bits>(value); }
+  Bits before_ = 0;
+  Bits after_ = 0;
 };
 
-template <typename T, bool kFirst, bool kNesterov>
-struct MomentumSgd {
-  LOCKSTEP_INLINE static void run(T* p, const T* g, T* b, std::size_t count, SgdNumbers<T> of) {
+template <typename T, bool kWatched>
+struct PlainSgd {
+  LOCKSTEP_INLINE static Parities run(T* p, const T* g, std::size_t count, SgdNumbers<T> of) {
+    Seen<T, kWatched> seen;
     LOCKSTEP_VECTOR_LOOP
     for (std::size_t i = 0; i < count; ++i) {
-      const T d = decayed(g[i], p[i], of.decay);
-      const T velocity = kFirst ? d : of.momentum * b[i] + of.fresh * d;
-      b[i] = velocity;
-      p[i] = p[i] - of.lr * (kNesterov ? d + of.momentum * velocity : velocity);
+      const T old = p[i];
+      const T fresh = old - of.lr * decayed(g[i], old, of.decay);
+      p[i] = fresh;
+      seen.before(old);
+      seen.after(fresh);
     }
+    return seen.parities();
   }
 };
 
-template <typename T>
-void sgd_typed(T* p, const T* g, T* b, std::size_t count, const SgdStep& step) {
-  const SgdNumbers<T> of(step);
-  if (step.momentum == 0) {
-    comm::at_level<PlainSgd<T>>(p, g, count, of);
-  } else if (step.first && step.nesterov) {
-    comm::at_level<MomentumSgd<T, true, true>>(p, g, b, count, of);
-  } else if (step.first) {
-    comm::at_level<MomentumSgd<T, true, false>>(p, g, b, count, of);
-  } else if (step.nesterov) {
-    comm::at_level<MomentumSgd<T, false, true>>(p, g, b, count, of);
-  } else {
-    comm::at_level<MomentumSgd<T, false, false>>(p, g, b, count, of);
+template <typename T, bool kFirst, bool kNesterov, bool kWatched>
+struct MomentumSgd {
+  LOCKSTEP_INLINE static Parities run(T* p, const T* g, T* b, std::size_t count, SgdNumbers<T> of) {
+    Seen<T, kWatched> seen;
+    LOCKSTEP_VECTOR_LOOP
+    for (std::size_t i = 0; i < count; ++i) {
+      const T old = p[i];
+      const T before = b[i];
+      const T d = decayed(g[i], old, of.decay);
+      const T velocity = kFirst ? d : of.momentum * before + of.fresh * d;
+      const T fresh = old - of.lr * (kNesterov ? d + of.momentum * velocity : velocity);
+      b[i] = velocity;
+      p[i] = fresh;
+      seen.before(old, before);
+      seen.after(fresh, velocity);
+    }
+    return seen.parities();
   }
+};
+
+template <bool kWatched, typename T>
+Parities sgd_typed(T* p, const T* g, T* b, std::size_t count, const SgdStep& step) {
+  const SgdNumbers<T> of(step);
+  if (step.momentum == 0) return comm::at_level<PlainSgd<T, kWatched>>(p, g, count, of);
+  if (step.first && step.nesterov)
+    return comm::at_level<MomentumSgd<T, true, true, kWatched>>(p, g, b, count, of);
+  if (step.first) return comm::at_level<MomentumSgd<T, true, false, kWatched>>(p, g, b, count, of);
+  if (step.nesterov)
+    return comm::at_level<MomentumSgd<T, false, true, kWatched>>(p, g, b, count, of);
+  return comm::at_level<MomentumSgd<T, false, false, kWatched>>(p, g, b, count, of);
 }
 
 template <typename T>
@@ -97,26 +132,31 @@ struct AdamNumbers {
   }
 };
 
-template <typename T>
+template <typename T, bool kWatched>
 struct AdamLoop {
-  LOCKSTEP_INLINE static void run(T* p, const T* g, T* m, T* v, std::size_t count,
-                                  AdamNumbers<T> of) {
+  LOCKSTEP_INLINE static Parities run(T* p, const T* g, T* m, T* v, std::size_t count,
+                                      AdamNumbers<T> of) {
+    Seen<T, kWatched> seen;
     LOCKSTEP_VECTOR_LOOP
     for (std::size_t i = 0; i < count; ++i) {
-      const T old = p[i] * of.shrink;
-      const T d = decayed(g[i], p[i], of.decay);
+      const T old = p[i];
+      const T d = decayed(g[i], old, of.decay);
+      seen.before(old, m[i], v[i]);
       const T mean = of.beta1 * m[i] + of.fresh1 * d;
       const T square = of.beta2 * v[i] + of.fresh2 * d * d;
+      const T fresh = old * of.shrink - of.size * mean / (std::sqrt(square) / of.root + of.eps);
       m[i] = mean;
       v[i] = square;
-      p[i] = old - of.size * mean / (std::sqrt(square) / of.root + of.eps);
+      p[i] = fresh;
+      seen.after(fresh, mean, square);
     }
+    return seen.parities();
   }
 };
 
-template <typename T>
-void adam_typed(T* p, const T* g, T* m, T* v, std::size_t count, const AdamStep& step) {
-  comm::at_level<AdamLoop<T>>(p, g, m, v, count, AdamNumbers<T>(step));
+template <bool kWatched, typename T>
+Parities adam_typed(T* p, const T* g, T* m, T* v, std::size_t count, const AdamStep& step) {
+  return comm::at_level<AdamLoop<T, kWatched>>(p, g, m, v, count, AdamNumbers<T>(step));
 }
 
 // A piece of a half-precision stretch in float32: widened, and narrowed again.
@@ -132,6 +172,9 @@ class Wide {
   void store() {
     if (place_ != nullptr) comm::narrow(dtype_, values_.data(), place_, count_);
   }
+  comm::Parity parity() const {
+    return place_ == nullptr ? 0 : comm::parity(dtype_, place_, count_);
+  }
 
  private:
   DType dtype_;
@@ -140,62 +183,95 @@ class Wide {
   std::array<float, kPiece> values_{};
 };
 
-void sgd_half(DType dtype, void* parameter, void* gradient, void* momentum, std::size_t count,
-              const SgdStep& step) {
+template <bool kWatched>
+Parities sgd_half(DType dtype, void* parameter, void* gradient, void* momentum, std::size_t count,
+                  const SgdStep& step) {
+  Parities seen;
   for (std::size_t first = 0; first < count; first += kPiece) {
     const std::size_t part = std::min(kPiece, count - first);
     Wide p(dtype, parameter, first, part);
     Wide g(dtype, gradient, first, part);
-    Wide b(dtype, momentum, first, part);
-    sgd_typed(p.data(), g.data(), b.data(), part, step);
+    Wide b(dtype, step.momentum == 0 ? nullptr : momentum, first, part);
+    if (kWatched) seen.before ^= p.parity() ^ b.parity();
+    sgd_typed<false>(p.data(), g.data(), b.data(), part, step);
     p.store();
     b.store();
+    if (kWatched) seen.after ^= p.parity() ^ b.parity();
   }
+  return seen;
 }
 
-void adam_half(DType dtype, void* parameter, void* gradient, AdamMemory memory, std::size_t count,
-               const AdamStep& step) {
+template <bool kWatched>
+Parities adam_half(DType dtype, void* parameter, void* gradient, AdamMemory memory,
+                   std::size_t count, const AdamStep& step) {
+  Parities seen;
   for (std::size_t first = 0; first < count; first += kPiece) {
     const std::size_t part = std::min(kPiece, count - first);
     Wide p(dtype, parameter, first, part);
     Wide g(dtype, gradient, first, part);
     Wide m(dtype, memory.mean, first, part);
     Wide v(dtype, memory.square, first, part);
-    adam_typed(p.data(), g.data(), m.data(), v.data(), part, step);
+    if (kWatched) seen.before ^= p.parity() ^ m.parity() ^ v.parity();
+    adam_typed<false>(p.data(), g.data(), m.data(), v.data(), part, step);
     p.store();
     m.store();
     v.store();
+    if (kWatched) seen.after ^= p.parity() ^ m.parity() ^ v.parity();
   }
+  return seen;
+}
+
+template <bool kWatched>
+Parities sgd_of(DType dtype, void* parameter, const void* gradient, void* momentum,
+                std::size_t count, const SgdStep& step) {
+  if (dtype == DType::kFloat32) {
+    return sgd_typed<kWatched>(static_cast<float*>(parameter), static_cast<const float*>(gradient),
+                               static_cast<float*>(momentum), count, step);
+  }
+  if (dtype == DType::kFloat64) {
+    return sgd_typed<kWatched>(static_cast<double*>(parameter),
+                               static_cast<const double*>(gradient), static_cast<double*>(momentum),
+                               count, step);
+  }
+  LOCKSTEP_CHECK(comm::is_half(dtype), "optimizers know floating-point types");
+  return sgd_half<kWatched>(dtype, parameter, const_cast<void*>(gradient), momentum, count, step);
+}
+
+template <bool kWatched>
+Parities adam_of(DType dtype, void* parameter, const void* gradient, AdamMemory memory,
+                 std::size_t count, const AdamStep& step) {
+  if (dtype == DType::kFloat32) {
+    return adam_typed<kWatched>(static_cast<float*>(parameter), static_cast<const float*>(gradient),
+                                static_cast<float*>(memory.mean),
+                                static_cast<float*>(memory.square), count, step);
+  }
+  if (dtype == DType::kFloat64) {
+    return adam_typed<kWatched>(
+        static_cast<double*>(parameter), static_cast<const double*>(gradient),
+        static_cast<double*>(memory.mean), static_cast<double*>(memory.square), count, step);
+  }
+  LOCKSTEP_CHECK(comm::is_half(dtype), "optimizers know floating-point types");
+  return adam_half<kWatched>(dtype, parameter, const_cast<void*>(gradient), memory, count, step);
 }
 
 }  // namespace
 
 void sgd(DType dtype, void* parameter, const void* gradient, void* momentum, std::size_t count,
          const SgdStep& step) {
-  if (dtype == DType::kFloat32) {
-    sgd_typed(static_cast<float*>(parameter), static_cast<const float*>(gradient),
-              static_cast<float*>(momentum), count, step);
-  } else if (dtype == DType::kFloat64) {
-    sgd_typed(static_cast<double*>(parameter), static_cast<const double*>(gradient),
-              static_cast<double*>(momentum), count, step);
-  } else {
-    LOCKSTEP_CHECK(comm::is_half(dtype), "optimizers know floating-point types");
-    sgd_half(dtype, parameter, const_cast<void*>(gradient), momentum, count, step);
-  }
+  sgd_of<false>(dtype, parameter, gradient, momentum, count, step);
+}
+Parities sgd_watched(DType dtype, void* parameter, const void* gradient, void* momentum,
+                     std::size_t count, const SgdStep& step) {
+  return sgd_of<true>(dtype, parameter, gradient, momentum, count, step);
 }
 
 void adam(DType dtype, void* parameter, const void* gradient, AdamMemory memory, std::size_t count,
           const AdamStep& step) {
-  if (dtype == DType::kFloat32) {
-    adam_typed(static_cast<float*>(parameter), static_cast<const float*>(gradient),
-               static_cast<float*>(memory.mean), static_cast<float*>(memory.square), count, step);
-  } else if (dtype == DType::kFloat64) {
-    adam_typed(static_cast<double*>(parameter), static_cast<const double*>(gradient),
-               static_cast<double*>(memory.mean), static_cast<double*>(memory.square), count, step);
-  } else {
-    LOCKSTEP_CHECK(comm::is_half(dtype), "optimizers know floating-point types");
-    adam_half(dtype, parameter, const_cast<void*>(gradient), memory, count, step);
-  }
+  adam_of<false>(dtype, parameter, gradient, memory, count, step);
+}
+Parities adam_watched(DType dtype, void* parameter, const void* gradient, AdamMemory memory,
+                      std::size_t count, const AdamStep& step) {
+  return adam_of<true>(dtype, parameter, gradient, memory, count, step);
 }
 
 }  // namespace lockstep::optim

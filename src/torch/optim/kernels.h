@@ -18,6 +18,8 @@
 #include <cstddef>
 #include <cstdint>
 
+#include "comm/core/parity.h"
+
 namespace lockstep::optim {
 
 struct SgdStep {
@@ -29,9 +31,12 @@ struct SgdStep {
   bool first = false;  // the momentum holds nothing yet
 };
 
-// `momentum` is not read when step.momentum is 0.
+// `momentum` is not read when step.momentum is 0. The watched ones also give the parities of all that
+// is updated in place, parameter and state together.
 void sgd(DType dtype, void* parameter, const void* gradient, void* momentum, std::size_t count,
          const SgdStep& step);
+comm::Parities sgd_watched(DType dtype, void* parameter, const void* gradient, void* momentum,
+                           std::size_t count, const SgdStep& step);
 
 struct AdamStep {
   double lr = 0;
@@ -49,5 +54,7 @@ struct AdamMemory {
 };
 void adam(DType dtype, void* parameter, const void* gradient, AdamMemory memory, std::size_t count,
           const AdamStep& step);
+comm::Parities adam_watched(DType dtype, void* parameter, const void* gradient, AdamMemory memory,
+                            std::size_t count, const AdamStep& step);
 
 }  // namespace lockstep::optim

@@ -102,6 +102,29 @@ void expect_definition(const Run& run, const Define& define) {
   });
 }
 
+// A watched step has the same bits, and says the parities of the first `in_place` of parameter, first and second state.
+template <typename T, typename Run, typename Define>
+void expect_watched(const Run& run, int in_place, const Define& define) {
+  SCOPED_TRACE(name(dtype_of<T>()));
+  const auto parity = [&](const State<T>& state) {
+    const std::vector<T>* const lists[] = {&state.parameter, &state.first, &state.second};
+    comm::Parity sum = 0;
+    for (int i = 0; i < in_place; ++i)
+      sum ^= comm::parity(dtype_of<T>(), lists[i]->data(), kElements);
+    return sum;
+  };
+  State<T> all;
+  for (std::size_t i = 0; i < kElements; ++i) define(all, i);
+  at_every_level([&] {
+    State<T> state;
+    const comm::Parity before = parity(state);
+    const comm::Parities seen = run(state);
+    EXPECT_TRUE(state == all);
+    EXPECT_EQ(seen.before, before);
+    EXPECT_EQ(seen.after, parity(state));
+  });
+}
+
 template <typename T>
 void expect_sgd(const SgdStep& step) {
   expect_definition<T>(
@@ -110,6 +133,13 @@ void expect_sgd(const SgdStep& step) {
         sgd(dtype_of<T>(), state.parameter.data() + first, state.gradient.data() + first, momentum,
             count, step);
       },
+      [&](State<T>& state, std::size_t i) { sgd_by_definition(state, i, step); });
+  expect_watched<T>(
+      [&](State<T>& state) {
+        return sgd_watched(dtype_of<T>(), state.parameter.data(), state.gradient.data(),
+                           state.first.data(), kElements, step);
+      },
+      step.momentum == 0 ? 1 : 2,
       [&](State<T>& state, std::size_t i) { sgd_by_definition(state, i, step); });
 }
 
@@ -138,6 +168,12 @@ void expect_adam(const AdamStep& step) {
              {state.first.data() + first, state.second.data() + first}, count, step);
       },
       [&](State<T>& state, std::size_t i) { adam_by_definition(state, i, step); });
+  expect_watched<T>(
+      [&](State<T>& state) {
+        return adam_watched(dtype_of<T>(), state.parameter.data(), state.gradient.data(),
+                            {state.first.data(), state.second.data()}, kElements, step);
+      },
+      3, [&](State<T>& state, std::size_t i) { adam_by_definition(state, i, step); });
 }
 
 TEST(OptimKernels, AdamHasTheBitsOfItsDefinitionOnEveryCut) {

@@ -20,9 +20,9 @@ Optimizer::Impl::Impl(Replica& replica, Kind its_kind, std::vector<std::unique_p
     memories.emplace_back(comm, model->layout().bytes(), replica::Copies::kPerHost);
   together = model->gradients().shared();
   if (together) agree_on_options();
-  const auto slices = plan::plan_slices(model->layout(), together ? comm.size() : 1);
-  own = plan::stretches_of(model->layout(),
-                           slices[static_cast<std::size_t>(together ? comm.rank() : 0)]);
+  const auto& first_of = model->pieces().first_of_worker;
+  const auto mine = static_cast<std::size_t>(together ? comm.rank() : 0);
+  own = {first_of[mine], first_of[mine + 1]};
 }
 
 void Optimizer::Impl::assign_groups(const std::vector<std::vector<torch::Tensor>>& group_members) {
@@ -103,6 +103,7 @@ const std::string& Optimizer::name() const {
 
 void Optimizer::set_steps(std::int64_t steps) {
   impl_->steps = steps;
+  impl_->resting.clear();
 }
 
 std::vector<NamedTensor> Optimizer::state() const {
@@ -131,7 +132,7 @@ void Optimizer::load_state(const std::vector<NamedTensor>& state, std::int64_t s
   }
   torch::NoGradGuard no_grad;
   for (auto& [name, tensor] : mine) tensor.copy_(given[name]);
-  impl_->steps = steps;
+  set_steps(steps);
 }
 
 }  // namespace lockstep::optim

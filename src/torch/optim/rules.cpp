@@ -25,10 +25,15 @@ class SgdRule : public Rule {
     if (options.nesterov && (options.momentum <= 0 || options.dampening != 0))
       throw BadInput("nesterov wants a momentum above 0 and no dampening");
   }
-  void update(const Piece& piece, std::int64_t step) const override {
-    sgd(piece.dtype, piece.parameter, piece.gradient, piece.state[0], piece.count,
-        {options_.lr, options_.momentum, options_.dampening, options_.weight_decay,
-         options_.nesterov, step == 1});
+  comm::Parities update(const Piece& piece, std::int64_t step) const override {
+    const SgdStep numbers{options_.lr,           options_.momentum, options_.dampening,
+                          options_.weight_decay, options_.nesterov, step == 1};
+    if (piece.watched) {
+      return sgd_watched(piece.dtype, piece.parameter, piece.gradient, piece.state[0], piece.count,
+                         numbers);
+    }
+    sgd(piece.dtype, piece.parameter, piece.gradient, piece.state[0], piece.count, numbers);
+    return {};
   }
   double lr() const override { return options_.lr; }
   void set_lr(double lr) override { options_.lr = lr; }
@@ -50,11 +55,17 @@ class AdamRule : public Rule {
     check(options.beta2 >= 0 && options.beta2 < 1, "beta2", options.beta2, "at least 0, below 1");
     check(options.eps >= 0, "eps", options.eps, "0 or more");
   }
-  void update(const Piece& piece, std::int64_t step) const override {
-    adam(piece.dtype, piece.parameter, piece.gradient, {piece.state[0], piece.state[1]},
-         piece.count,
-         {options_.lr, options_.beta1, options_.beta2, options_.eps, options_.weight_decay,
-          decoupled_, step});
+  comm::Parities update(const Piece& piece, std::int64_t step) const override {
+    const AdamStep numbers{options_.lr,  options_.beta1,        options_.beta2,
+                           options_.eps, options_.weight_decay, decoupled_,
+                           step};
+    const AdamMemory memory{piece.state[0], piece.state[1]};
+    if (piece.watched) {
+      return adam_watched(piece.dtype, piece.parameter, piece.gradient, memory, piece.count,
+                          numbers);
+    }
+    adam(piece.dtype, piece.parameter, piece.gradient, memory, piece.count, numbers);
+    return {};
   }
   double lr() const override { return options_.lr; }
   void set_lr(double lr) override { options_.lr = lr; }

@@ -9,6 +9,10 @@
 //   3. read the gradient of a piece, update its part of the state and of the parameters, hand it out
 //   4. wait until every slice is written
 //
+// Watched, an update compares what it finds with what the last one left: the parities of parameters and state, and of
+// the gradients where they are watched as well. A difference is noted, and the step goes on: whoever owns the loop ends
+// it on all workers together.
+//
 // With one parameter copy per host there is nobody to hand out to. With other engines the own slice is everything and
 // there is nobody to wait for. The bits are the same: each element sees the same operations.
 #include <ATen/Parallel.h>
@@ -31,24 +35,21 @@ namespace {
 // Pieces below which a second thread costs more than it saves.
 constexpr std::int64_t kGrain = 4;
 
-// Calls `body` with parts of at most kUpdateElements of every stretch, and a reader of the source, on the threads that
-// LibTorch uses.
+// Calls `body` with some pieces, by number, and a reader of the source, on the threads that LibTorch uses.
 template <typename Body>
-void for_each_piece(const std::vector<plan::Stretch>& stretches, const plan::Layout& layout,
+void for_each_piece(const replica::Replicated& model, Optimizer::Impl::Range pieces,
                     const GradientSource& source, const Body& body) {
-  for (const plan::Stretch& stretch : stretches) {
-    const auto pieces =
-        static_cast<std::int64_t>((stretch.count + kUpdateElements - 1) / kUpdateElements);
-    at::parallel_for(0, pieces, kGrain, [&](std::int64_t begin, std::int64_t end) {
-      GradientReader reader(source, layout.entries()[stretch.entry].dtype);
-      for (std::int64_t i = begin; i < end; ++i) {
-        const std::size_t done = static_cast<std::size_t>(i) * kUpdateElements;
-        body(plan::Stretch{stretch.entry, stretch.first + done,
-                           std::min(kUpdateElements, stretch.count - done)},
-             reader);
-      }
-    });
-  }
+  const auto& entries = model.layout().entries();
+  const auto first = static_cast<std::int64_t>(pieces.begin);
+  const auto last = static_cast<std::int64_t>(pieces.end);
+  at::parallel_for(first, last, kGrain, [&](std::int64_t begin, std::int64_t end) {
+    std::optional<GradientReader> reader;
+    for (auto i = static_cast<std::size_t>(begin); i < static_cast<std::size_t>(end); ++i) {
+      const DType dtype = entries[model.pieces().all[i].entry].dtype;
+      if (!reader || reader->dtype() != dtype) reader.emplace(source, dtype);
+      body(i, *reader);
+    }
+  });
 }
 
 std::size_t offset_of(const plan::Entry& entry, std::size_t element) {
@@ -131,13 +132,12 @@ void Optimizer::Impl::gather_own_slice(const GradientSource& source) {
   std::byte* const mine = model->gradients().data();
   if (source.operands.size() == 1 && source.operands[0] == mine && source.factor == 1) return;
   const auto& entries = model->layout().entries();
-  for_each_piece(own, model->layout(), source,
-                 [&](const plan::Stretch& piece, GradientReader& gradients) {
-                   const plan::Entry& entry = entries[piece.entry];
-                   const std::size_t offset = offset_of(entry, piece.first);
-                   std::memcpy(mine + offset, gradients.read(offset, piece.count),
-                               piece.count * size_of(entry.dtype));
-                 });
+  for_each_piece(*model, own, source, [&](std::size_t number, GradientReader& gradients) {
+    const plan::Stretch& piece = model->pieces().all[number];
+    const plan::Entry& entry = entries[piece.entry];
+    const std::size_t offset = offset_of(entry, piece.first);
+    std::memcpy(mine + offset, read(number, gradients), piece.count * size_of(entry.dtype));
+  });
 }
 
 // What the gradients are multiplied by so that their norm is at most clip_norm.
@@ -147,13 +147,14 @@ double Optimizer::Impl::clip_factor() {
     block_sums.emplace(model->comm(), layout.blocks() * sizeof(double), replica::Copies::kPerHost);
   auto* const sums = reinterpret_cast<double*>(block_sums->data());
   const GradientSource averaged = GradientSource::own(*model);
-  for_each_piece(own, layout, averaged, [&](const plan::Stretch& piece, GradientReader& gradients) {
+  for_each_piece(*model, own, averaged, [&](std::size_t number, GradientReader& gradients) {
+    const plan::Stretch& piece = model->pieces().all[number];
     const plan::Entry& entry = layout.entries()[piece.entry];
+    const auto* const values = static_cast<const std::byte*>(read(number, gradients));
     for (std::size_t done = 0; done < piece.count; done += plan::kBlockElements) {
-      const std::size_t first = piece.first + done;
       const std::size_t count = std::min(plan::kBlockElements, piece.count - done);
-      sums[entry.first_block + first / plan::kBlockElements] =
-          comm::sum_of_squares(entry.dtype, gradients.read(offset_of(entry, first), count), count);
+      sums[entry.first_block + (piece.first + done) / plan::kBlockElements] =
+          comm::sum_of_squares(entry.dtype, values + done * size_of(entry.dtype), count);
     }
   });
   meet();
@@ -170,23 +171,45 @@ double Optimizer::Impl::clip_factor() {
 }
 
 void Optimizer::Impl::update_own_slice(const GradientSource& source) {
-  for_each_piece(own, model->layout(), source,
-                 [&](const plan::Stretch& piece, GradientReader& gradients) {
-                   update_piece(piece, gradients);
-                 });
+  const bool compares = watches && resting.size() == own.size();
+  if (watches) resting.resize(own.size());
+  applied.resize(watches && !together ? own.size() : 0);
+  for_each_piece(*model, own, source, [&](std::size_t number, GradientReader& gradients) {
+    update_piece(number, gradients, compares);
+  });
 }
 
-void Optimizer::Impl::update_piece(const plan::Stretch& piece, GradientReader& gradients) {
+// The gradient of a piece, and a note if it is not what was written.
+const void* Optimizer::Impl::read(std::size_t number, GradientReader& gradients) {
+  const plan::Stretch& piece = model->pieces().all[number];
+  const plan::Entry& entry = model->layout().entries()[piece.entry];
+  const void* const values = gradients.read(number, offset_of(entry, piece.first), piece.count);
+  if (const auto worker = gradients.changed())
+    model->faults().note({replica::Fault::What::kGradient, piece, *worker});
+  return values;
+}
+
+void Optimizer::Impl::update_piece(std::size_t number, GradientReader& gradients, bool compares) {
+  const plan::Stretch& piece = model->pieces().all[number];
   const plan::Entry& entry = model->layout().entries()[piece.entry];
   const std::size_t offset = offset_of(entry, piece.first);
   const replica::FlatMemory& parameters = model->parameters();
   Piece update;
   update.dtype = entry.dtype;
   update.parameter = parameters.data() + offset;
-  update.gradient = gradients.read(offset, piece.count);
+  update.gradient = read(number, gradients);
   update.count = piece.count;
   for (std::size_t i = 0; i < memories.size(); ++i) update.state[i] = memories[i].data() + offset;
-  rules[rule_of[piece.entry]]->update(update, steps);
+  update.watched = watches;
+  const comm::Parities seen = rules[rule_of[piece.entry]]->update(update, steps);
+  if (watches) {
+    comm::Parity& rests = resting[number - own.begin];
+    if (compares && seen.before != rests)
+      model->faults().note({replica::Fault::What::kParameter, piece, model->comm().rank()});
+    rests = seen.after;
+  }
+  if (!applied.empty())
+    applied[number - own.begin] = comm::parity(entry.dtype, update.gradient, piece.count);
   if (!together) return;
   for (int worker = 0; worker < model->comm().size(); ++worker) {
     if (parameters.apart(worker))

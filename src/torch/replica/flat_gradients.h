@@ -1,17 +1,24 @@
 // All gradients of a model in one memory, in the fixed layout.
 //
 // A gradient is there when param.grad views its place. After clear() it is undefined, so that backward makes a new one
-// and need not add to zeros; adopt() then moves it in, as 0 + g, which is what adding would have given.
+// and need not add to zeros; adopt() then moves it in, as 0 + g, which is what adding would have given. After hide() it
+// is undefined too, but adopt() adds to what is there, as backward would have.
+//
+// Watched memory keeps the parity (comm/core/parity.h) of every piece that was written, and whoever reads a piece finds
+// out whether it has changed since. All writing then goes through adopt(), settle() and add().
 #pragma once
 
 #include <lockstep/buffer.h>
 #include <lockstep/data_parallel.h>
 
-#include <string>
+#include <optional>
 #include <vector>
 
+#include "comm/core/parity.h"
 #include "plan/buckets.h"
 #include "plan/layout.h"
+#include "plan/slices.h"
+#include "torch/replica/fault.h"
 #include "torch/replica/flat_memory.h"
 
 namespace lockstep::replica {
@@ -26,10 +33,19 @@ class FlatGradients {
   FlatGradients(const std::vector<NamedTensor>& parameters, const plan::Layout& layout,
                 FlatMemory memory);
 
+  // `parities` has one for each piece. A fault that is found is noted as this worker's.
+  void watch(FlatMemory parities, const plan::Pieces& pieces, FirstFault& faults, int worker);
+  bool watched() const { return parities_.has_value(); }
+  // Another worker's where memory is shared.
+  const comm::Parity* parities_of(int worker) const {
+    return reinterpret_cast<const comm::Parity*>(parities_->of(worker));
+  }
+
   // Every parameter's gradient becomes a view of the memory.
   void attach();
 
   void clear();
+  void hide();
 
   // Moves a gradient that backward has made elsewhere to its place. BadInput, naming the parameter and the likely
   // reason, for one that cannot be.
@@ -37,6 +53,9 @@ class FlatGradients {
 
   // All gradients are in their places after: those that nobody has made are zero.
   void settle();
+
+  // Adds another memory that is watched, too. Settled, both.
+  void add(const FlatGradients& right);
 
   // BadInput, naming the parameter, if its gradient could not be moved in.
   void check(std::size_t entry) const;
@@ -47,11 +66,23 @@ class FlatGradients {
 
  private:
   struct Place {
-    std::string name;
+    plan::Entry entry;
     torch::Tensor parameter;
     torch::Tensor view;
+    bool hidden = false;  // by hide(): undefined, and yet part of the sum
   };
+  void move_in_watched(std::size_t entry, const torch::Tensor& grad);
+  void look_at(std::size_t entry);
+  void expect(std::size_t piece, comm::Parity seen) const;
+  template <typename Body>
+  void for_each_piece(std::size_t entry, const Body& body) const;
+  comm::Parity* parities() const { return reinterpret_cast<comm::Parity*>(parities_->data()); }
+
   FlatMemory memory_;
+  std::optional<FlatMemory> parities_;
+  const plan::Pieces* pieces_ = nullptr;
+  FirstFault* faults_ = nullptr;
+  int worker_ = 0;
   std::vector<Place> places_;  // by entry of the layout
 };
 

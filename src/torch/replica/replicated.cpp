@@ -12,6 +12,7 @@
 #include <torch/csrc/autograd/function_hook.h>
 #include <torch/csrc/autograd/variable.h>
 
+#include "base/check.h"
 #include "comm/core/tree_sum.h"
 #include "torch/replica/agreement.h"
 #include "torch/replica/tensors.h"
@@ -92,6 +93,7 @@ Replicated::Replicated(Comm comm, Model model, FlatParameters parameters, FlatMe
     : options_(options),
       model_(std::move(model)),
       layout_(layout_of(model_.trained)),
+      pieces_(plan::plan_pieces(layout_, gradients.shared() ? comm.size() : 1)),
       buckets_(plan::plan_buckets(layout_, bucket_limits(options, gradients))),
       parameters_(std::move(parameters)),
       ledger_(layout_, buckets_),
@@ -111,10 +113,24 @@ void Replicated::make_banks(int count) {
 }
 
 void Replicated::use_bank(int bank) {
-  if (bank_in_use_ == static_cast<std::size_t>(bank)) return;
+  const auto wanted = static_cast<std::size_t>(bank);
+  if (bank_in_use_ == wanted && !watches_gradients()) return;
   banks_[bank_in_use_].settle();
-  bank_in_use_ = static_cast<std::size_t>(bank);
-  banks_[bank_in_use_].attach();
+  bank_in_use_ = wanted;
+  if (watches_gradients()) {
+    banks_[bank_in_use_].hide();
+  } else {
+    banks_[bank_in_use_].attach();
+  }
+}
+
+void Replicated::watch_gradients() {
+  LOCKSTEP_CHECK(reads_all_gradients(), "gradients are watched where all are read");
+  if (watches_gradients()) return;
+  for (FlatGradients& bank : banks_) {
+    FlatMemory parities(comm_, pieces_.all.size() * sizeof(comm::Parity), Copies::kPerWorker);
+    bank.watch(std::move(parities), pieces_, faults_, comm_.rank());
+  }
 }
 
 void Replicated::begin_bank(int bank) {
@@ -127,7 +143,9 @@ void Replicated::settle() {
   banks_[bank_in_use_].settle();
 }
 
-void Replicated::add_banks(int into, int from) const {
+void Replicated::add_banks(int into, int from) {
+  if (watches_gradients())
+    return banks_[static_cast<std::size_t>(into)].add(banks_[static_cast<std::size_t>(from)]);
   for (const plan::Bucket& bucket : buckets_) {
     const Buffer left = banks_[static_cast<std::size_t>(into)].bucket(bucket);
     const Buffer right = banks_[static_cast<std::size_t>(from)].bucket(bucket);

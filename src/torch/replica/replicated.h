@@ -18,7 +18,9 @@
 
 #include "plan/buckets.h"
 #include "plan/layout.h"
+#include "plan/slices.h"
 #include "plan/tree.h"
+#include "torch/replica/fault.h"
 #include "torch/replica/flat_gradients.h"
 #include "torch/replica/flat_parameters.h"
 #include "torch/replica/ledger.h"
@@ -68,7 +70,19 @@ class Replicated : public std::enable_shared_from_this<Replicated> {
   void use_bank(int bank);
   const FlatMemory& bank(int bank) const { return banks_[static_cast<std::size_t>(bank)].memory(); }
   void begin_bank(int bank);  // and use it, cleared
-  void add_banks(int into, int from) const;
+  void add_banks(int into, int from);
+
+  // Watches all banks for bits that change on their own, from here on: param.grad is hidden while a shard adds to a
+  // bank. Only where every worker reads all gradients. Collective.
+  void watch_gradients();
+  bool watches_gradients() const { return banks_.front().watched(); }
+  const comm::Parity* parities(int bank, int worker) const {
+    return banks_[static_cast<std::size_t>(bank)].parities_of(worker);
+  }
+  FirstFault& faults() { return faults_; }
+
+  // What optimizers update at a time: every worker's slice where they share memory, else one worker's of everything.
+  const plan::Pieces& pieces() const { return pieces_; }
 
   // For whoever hosts several shards: what the banks hold is reduced over `shards` in place of one
   // gradient per worker; nothing: that.
@@ -136,6 +150,8 @@ class Replicated : public std::enable_shared_from_this<Replicated> {
   DataParallelOptions options_;
   Model model_;
   plan::Layout layout_;
+  plan::Pieces pieces_;
+  FirstFault faults_;
   std::vector<plan::Bucket> buckets_;
   FlatParameters parameters_;
   std::vector<FlatGradients> banks_;

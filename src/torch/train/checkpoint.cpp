@@ -8,13 +8,12 @@
 #include <cerrno>
 #include <charconv>
 #include <cstring>
-#include <functional>
-#include <optional>
 
 #include "base/files.h"
 #include "torch/replica/agreement.h"
 #include "torch/replica/model.h"
 #include "torch/replica/replicated.h"
+#include "torch/train/leader.h"
 #include "torch/train/tensor_file.h"
 
 namespace lockstep::train {
@@ -57,27 +56,6 @@ void check_job(const formats::SafetensorsFile& file, const Job& job) {
           file.path(), name, saved, value));
     }
   }
-}
-
-std::string kind_digit(ErrorKind kind) {
-  return std::string(1, static_cast<char>('0' + static_cast<int>(kind)));
-}
-
-// What rank 0 found: a text, or the failure that all then throw.
-std::string from_leader(Comm& comm, const std::function<std::string()>& read) {
-  std::string said;
-  if (comm.rank() == 0) {
-    try {
-      said = "+" + read();
-    } catch (const Error& error) {
-      said = kind_digit(error.kind()) + error.what();
-    } catch (const std::exception& error) {
-      said = kind_digit(ErrorKind::kUnavailable) + error.what();
-    }
-  }
-  said = replica::gather(comm, said).front();
-  if (said.front() != '+') raise(static_cast<ErrorKind>(said.front() - '0'), said.substr(1));
-  return said.substr(1);
 }
 
 void check_finite(const Replica& model, std::int64_t step) {

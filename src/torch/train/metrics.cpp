@@ -10,20 +10,25 @@ namespace lockstep::train {
 
 // Every number is one worker's, and zero elsewhere: the sum moves them and adds nothing up.
 void StepMetrics::start(const Local& local, int shards, double total) {
-  losses_.assign(static_cast<std::size_t>(shards) + 1, 0);
+  shards_ = static_cast<std::size_t>(shards);
+  numbers_.assign(shards_ + static_cast<std::size_t>(channel_.size()) + 1, 0);
   for (const auto& [shard, loss] : local.weighted_losses)
-    losses_[static_cast<std::size_t>(shard)] = loss;
-  losses_.back() = local.stop ? 1 : 0;
+    numbers_[static_cast<std::size_t>(shard)] = loss;
+  numbers_[shards_ + static_cast<std::size_t>(channel_.rank())] = local.mark;
+  numbers_.back() = local.stop ? 1 : 0;
   total_ = total;
-  work_ = channel_.all_reduce({losses_.data(), losses_.size(), DType::kFloat64});
+  work_ = channel_.all_reduce({numbers_.data(), numbers_.size(), DType::kFloat64});
   pending_ = true;
 }
 
 StepMetrics::Global StepMetrics::finish() {
   work_.wait();
   pending_ = false;
-  const std::span<const double> losses(losses_.data(), losses_.size() - 1);
-  return {plan::tree_sum(losses) / total_, losses_.back() > 0};
+  const std::span<const double> numbers(numbers_);
+  const auto marks = numbers.subspan(shards_, numbers.size() - shards_ - 1);
+  return {plan::tree_sum(numbers.first(shards_)) / total_,
+          {marks.begin(), marks.end()},
+          numbers.back() > 0};
 }
 
 double percentile(std::vector<double> values, double part) {

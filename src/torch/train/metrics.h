@@ -20,11 +20,13 @@ class StepMetrics {
 
   struct Local {
     std::map<int, double> weighted_losses;  // by hosted shard
+    double mark = 0;                        // of the divergence check
     bool stop = false;
   };
   struct Global {
-    double loss = 0;    // the weighted mean, added up as the tree over shards
-    bool stop = false;  // some worker was told to stop
+    double loss = 0;            // the weighted mean, added up as the tree over shards
+    std::vector<double> marks;  // by worker
+    bool stop = false;          // some worker was told to stop
   };
 
   // `total` is the sum of the weights of all `shards`.
@@ -33,11 +35,12 @@ class StepMetrics {
   bool pending() const { return pending_; }
 
  private:
-  Comm channel_;
-  std::vector<double> losses_;  // by shard; last, how many were told to stop
+  std::vector<double> numbers_;  // losses by shard, marks by worker, how many were told to stop
+  std::size_t shards_ = 0;
   double total_ = 0;
   Work work_;
   bool pending_ = false;
+  Comm channel_;  // last: it ends the operation that still uses the memory above
 };
 
 // The smallest of the values that at least this part of them does not exceed; 0 for none.

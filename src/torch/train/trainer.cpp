@@ -7,7 +7,8 @@
 //   buffers             become the first shard's, or the mean over shards
 //                       Where workers share memory the two are one pass, after every worker's last
 //                       backward; else the reduction goes with the last backward, in buckets
-//   metrics             loss and stop requests of all workers, one step behind, so that nobody waits
+//   metrics             loss, stop requests and news of the divergence check from all workers, looked at before the next
+//                       update, so that nobody waits
 #include <fmt/format.h>
 #include <lockstep/errors.h>
 #include <lockstep/trainer.h>
@@ -27,9 +28,11 @@
 #include "torch/replica/replicated.h"
 #include "torch/replica/tensors.h"
 #include "torch/train/checkpoint.h"
+#include "torch/train/divergence.h"
 #include "torch/train/feeder.h"
 #include "torch/train/metrics.h"
 #include "torch/train/shard_buffers.h"
+#include "torch/train/weight_hashes.h"
 
 namespace lockstep {
 namespace {
@@ -59,6 +62,7 @@ train::Job job_of(const TrainerParts& parts, const TrainerOptions& options) {
   job["samples"] = std::to_string(parts.train->size());
   job["optimizer"] = parts.optimizer->name();
   job["clip_norm"] = fmt::format("{}", parts.optimizer->clip_norm());
+  if (parts.weight) job["weight"] = "by function";
   return job;
 }
 
@@ -144,7 +148,11 @@ struct Trainer::State {
   void run_step(std::int64_t step);
   void run_shard(std::int64_t step, int shard, const Batch& batch, bool synchronises);
   void run_shards(std::int64_t step, bool synchronised);
+  void exchange_weights();
   void collect();
+  [[noreturn]] void replay(const train::DivergenceCheck::Undecided& undecided);
+  void feed(train::Span steps);
+  std::int64_t begin_hashes(std::int64_t first, std::int64_t end);
   void end_epoch(std::int64_t steps_done);
   void save_checkpoint(std::int64_t steps_done);
   std::int64_t resume();
@@ -152,7 +160,6 @@ struct Trainer::State {
   bool told_to_stop() const;
   Evaluation evaluate();
   Score evaluate_shard(int shard);
-  double total_weight(std::int64_t step) const;
   std::optional<replica::Replicated::Sharded> sharded_by_model() const;
 
   World& world;
@@ -165,6 +172,8 @@ struct Trainer::State {
   plan::ShardRange hosted;
   plan::ShardedReduction sharded;
   std::optional<train::ShardBuffers> shard_buffers;
+  std::optional<train::DivergenceCheck> divergence;
+  std::optional<train::WeightHashes> hashes;
   std::optional<train::Feeder> feeder;
   bool in_one_pass = false;  // reduction and update
   std::atomic<bool> stop_requested{false};
@@ -173,6 +182,8 @@ struct Trainer::State {
   // Of the run so far.
   struct Progress {
     train::StepMetrics::Local local;  // of the step under way
+    std::vector<double> weights;      // of its shards
+    double total_weight = 0;          // of them all
     StepRecord record;                // whose loss is still on its way
     bool stop = false;                // agreed by all
     double exposed = 0;               // ms of the step under way
@@ -220,6 +231,11 @@ Trainer::State::State(World& its_world, TrainerParts its_parts, TrainerOptions i
   in_one_pass = model.reads_all_gradients() && !hooks.on_gradients;
   model.keep_one_copy();
   model.make_banks(sharded.banks);
+  if (options.check_divergence) {
+    if (in_one_pass) model.watch_gradients();
+    parts.optimizer->impl().watches = true;
+    divergence.emplace(model, parts.optimizer->impl(), control);
+  }
   shard_buffers.emplace(model.model().buffers, options.buffers, options.shards);
 }
 
@@ -237,35 +253,43 @@ bool Trainer::State::told_to_stop() const {
   return stop_requested.load() || (options.stop != nullptr && options.stop->load());
 }
 
-double Trainer::State::total_weight(std::int64_t step) const {
-  double total = 0;
-  for (int shard = 0; shard < options.shards; ++shard) total += batches->weight(step, shard);
-  return total;
+// Everybody's weights, where a function gives them: each is one worker's, and zero elsewhere.
+void Trainer::State::exchange_weights() {
+  auto& weights = progress.weights;
+  if (parts.weight) control.all_reduce({weights.data(), weights.size(), DType::kFloat64}).wait();
+  progress.total_weight = 0;
+  for (const double weight : weights) progress.total_weight += weight;
 }
 
 void Trainer::State::run_step(std::int64_t step) {
   replica::Replicated& model = *parts.model.state();
   progress.local = {};
+  progress.weights.assign(static_cast<std::size_t>(options.shards), 0);
+  for (int shard = 0; shard < options.shards && !parts.weight; ++shard)
+    progress.weights[static_cast<std::size_t>(shard)] = batches->weight(step, shard);
   if (parts.learning_rate) parts.optimizer->set_lr(parts.learning_rate(step));
   if (in_one_pass) {
     run_shards(step, false);
     const auto began = Clock::now();
+    exchange_weights();
     model.finish_unreduced();
+    collect();
     progress.exposed = milliseconds(Clock::now() - began);
     optim::Optimizer::Impl& optimizer = parts.optimizer->impl();
     model.use_bank(0);
-    optimizer.step(optim::GradientSource::everyones(model, sharded, total_weight(step)));
+    optimizer.step(optim::GradientSource::everyones(model, sharded, progress.total_weight));
     progress.exposed += milliseconds(optimizer.last_wait);
   } else {
-    model.set_divisor(total_weight(step));
     run_shards(step, true);
     model.use_bank(0);
+    collect();
     progress.exposed = milliseconds(parts.model.last_backward().exposed());
     if (hooks.on_gradients) hooks.on_gradients(step);
     parts.optimizer->step();
     progress.exposed += milliseconds(parts.optimizer->impl().last_wait);
   }
   shard_buffers->end_step(control);
+  if (divergence) progress.local.mark = divergence->mark(step);
 }
 
 void Trainer::State::run_shards(std::int64_t step, bool synchronised) {
@@ -286,18 +310,32 @@ void Trainer::State::run_shards(std::int64_t step, bool synchronised) {
     if (batch.samples > 0)
       run_shard(step, planned.shard, batch, synchronised && planned.shard == last_full);
   }
-  if (synchronised && last_full < 0) parts.model.synchronize();
+  if (synchronised && last_full < 0) {
+    exchange_weights();
+    model.set_divisor(progress.total_weight);
+    parts.model.synchronize();
+  }
 }
 
 void Trainer::State::run_shard(std::int64_t step, int shard, const Batch& batch,
                                bool synchronises) {
   torch::manual_seed(plan::shard_seed(options.seed, step, shard));
-  const double weight = batches->weight(step, shard);
+  double& weight = progress.weights[static_cast<std::size_t>(shard)];
+  if (parts.weight) weight = parts.weight(batch);
+  if (!(weight > 0) || !std::isfinite(weight))
+    throw BadInput(
+        fmt::format("the weight of shard {} in step {} is {}; it must be above 0 and finite", shard,
+                    step, weight));
   shard_buffers->begin_shard();
   const torch::Tensor loss = parts.loss(batch);
   shard_buffers->end_shard(shard);
   std::optional<NoSync> no_sync;
-  if (!synchronises) no_sync.emplace(parts.model.state());
+  if (synchronises) {
+    exchange_weights();
+    parts.model.state()->set_divisor(progress.total_weight);
+  } else {
+    no_sync.emplace(parts.model.state());
+  }
   loss.backward(torch::full_like(loss, weight));
   progress.local.weighted_losses[shard] = weight * loss.item<double>();
 }
@@ -306,6 +344,10 @@ void Trainer::State::run_shard(std::int64_t step, int shard, const Batch& batch,
 void Trainer::State::collect() {
   if (!metrics.pending()) return;
   const auto global = metrics.finish();
+  if (divergence) {
+    if (const auto undecided = divergence->judge(progress.record.step, global.marks))
+      replay(*undecided);
+  }
   progress.record.loss = global.loss;
   progress.stop = global.stop;
   if (hooks.on_step) hooks.on_step(progress.record);
@@ -320,6 +362,26 @@ void Trainer::State::collect() {
   }
 }
 
+// Runs the steps from the last checkpoint up to the one on which two copies differ again: what comes of it is right.
+void Trainer::State::replay(const train::DivergenceCheck::Undecided& undecided) {
+  if (progress.saved_at < 0) {
+    throw Mismatch(
+        undecided.text +
+        ": without a third copy, or a checkpoint to replay from, nobody can say which of "
+        "them is wrong; run with checkpoints");
+  }
+  options.resume = true;
+  feed({resume(), undecided.step + 1});
+  for (std::int64_t step = progress.saved_at; step <= undecided.step; ++step) run_step(step);
+  divergence->verdict(undecided);
+}
+
+void Trainer::State::feed(train::Span steps) {
+  feeder.reset();
+  feeder.emplace(parts.train, data_options(parts, options), hosted, steps,
+                 data::PrefetchOptions{options.loader_threads, options.prefetch});
+}
+
 void Trainer::State::end_epoch(std::int64_t steps_done) {
   collect();
   progress.evaluation = evaluate();
@@ -330,7 +392,9 @@ void Trainer::State::end_epoch(std::int64_t steps_done) {
 }
 
 void Trainer::State::save_checkpoint(std::int64_t steps_done) {
-  if (options.checkpoint_directory.empty() || progress.saved_at == steps_done) return;
+  if (options.checkpoint_directory.empty() || progress.saved_at == steps_done ||
+      !options.verify_log.empty())
+    return;
   collect();
   train::write_checkpoint(control, options.checkpoint_directory, parts.model, *parts.optimizer,
                           steps_done, job_of(parts, options));
@@ -346,6 +410,19 @@ std::int64_t Trainer::State::resume() {
   if (step < 0) return 0;
   progress.saved_at = step;
   return step;
+}
+
+// Returns the end of the steps to run: those that can be compared, where that is all that is wanted.
+std::int64_t Trainer::State::begin_hashes(std::int64_t first, std::int64_t end) {
+  if (options.hash_log.empty() && options.verify_log.empty()) return end;
+  hashes.emplace(control, parts.model.state()->model().everything(),
+                 train::WeightHashes::Files{options.hash_log, options.verify_log},
+                 job_of(parts, options));
+  hashes->begin(first);
+  if (options.verify_log.empty()) return end;
+  std::int64_t last = std::min(end, hashes->compared_end());
+  if (options.verify_until >= 0) last = std::min(last, options.verify_until + 1);
+  return std::max(last, first);
 }
 
 Evaluation Trainer::State::evaluate() {
@@ -389,7 +466,9 @@ TrainingResult Trainer::State::result(std::int64_t first_step, std::int64_t step
   result.shards = options.shards;
   result.stopped = stopped;
   if (steps_done > first_step) result.final_loss = progress.record.loss;
-  if (progress.evaluated_at != steps_done && !stopped) progress.evaluation = evaluate();
+  if (progress.evaluated_at != steps_done && !stopped && options.verify_log.empty())
+    progress.evaluation = evaluate();
+  if (hashes) result.verified = hashes->compared();
   if (progress.evaluation && progress.evaluation->samples > 0)
     result.evaluation = progress.evaluation;
   for (const double ms : progress.step_ms) result.seconds += ms / 1000;
@@ -441,29 +520,28 @@ TrainingResult Trainer::run() {
   state.parts.module->train();
   state.parts.optimizer->zero_grad();
   const std::int64_t first = state.resume();
+  state.parts.optimizer->impl().resting.clear();
   const ShardScope shards(*state.parts.model.state(), state.sharded_by_model());
-  const std::int64_t end = std::max(total_steps(), first);
-  state.feeder.emplace(state.parts.train, data_options(state.parts, state.options), state.hosted,
-                       train::Span{first, end},
-                       data::PrefetchOptions{state.options.loader_threads, state.options.prefetch});
+  const std::int64_t end = state.begin_hashes(first, std::max(total_steps(), first));
+  state.feed({first, end});
   std::int64_t step = first;
   while (step < end && !progress.stop) {
     const auto began = Clock::now();
     state.run_step(step);
-    state.collect();
     const double exposed = progress.exposed;
     progress.local.stop = state.told_to_stop();
-    state.metrics.start(progress.local, state.options.shards, state.total_weight(step));
+    state.metrics.start(progress.local, state.options.shards, progress.total_weight);
     progress.step_ms.push_back(milliseconds(Clock::now() - began));
     progress.exposed_ms.push_back(exposed);
     progress.samples += state.batches->position(step).entries;
     progress.record = {
         step,   step / steps_per_epoch(), 0, state.parts.optimizer->lr(), progress.step_ms.back(),
         exposed};
+    if (state.hashes) state.hashes->record(step);
     ++step;
     const std::int64_t every = state.options.checkpoint_every_steps;
     const bool epoch_ended = step % steps_per_epoch() == 0;
-    if (epoch_ended) state.end_epoch(step);
+    if (epoch_ended && state.options.verify_log.empty()) state.end_epoch(step);
     if (every > 0 ? step % every == 0 : epoch_ended) state.save_checkpoint(step);
   }
   state.collect();

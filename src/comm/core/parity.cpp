@@ -1,0 +1,214 @@
+#include "comm/core/parity.h"
+
+#include <algorithm>
+#include <bit>
+#include <type_traits>
+
+#include "comm/core/dispatch.h"
+
+namespace lockstep::comm {
+namespace {
+
+template <std::size_t kBytes>
+struct BitsOfSize;
+template <>
+struct BitsOfSize<1> {
+  using Type = std::uint8_t;
+};
+template <>
+struct BitsOfSize<2> {
+  using Type = std::uint16_t;
+};
+template <>
+struct BitsOfSize<4> {
+  using Type = std::uint32_t;
+};
+template <>
+struct BitsOfSize<8> {
+  using Type = std::uint64_t;
+};
+template <typename T>
+using Bits = typename BitsOfSize<sizeof(T)>::Type;
+
+template <typename T>
+LOCKSTEP_INLINE Bits<T> bits(T value) {
+  return std::bit_cast<Bits<T>>(value);
+}
+
+template <typename U>
+struct XorOf {
+  LOCKSTEP_INLINE static U run(const U* from, std::size_t count) {
+    U seen = 0;
+    for (std::size_t i = 0; i < count; ++i) seen = static_cast<U>(seen ^ from[i]);
+    return seen;
+  }
+};
+
+template <typename T, bool kLeft, bool kRight, bool kScaled>
+struct WatchedSum {
+  LOCKSTEP_INLINE static Bits<T> run(const T* left, const T* right, T* out, std::size_t count,
+                                     T factor) {
+    Bits<T> seen = 0;
+    LOCKSTEP_VECTOR_LOOP
+    for (std::size_t i = 0; i < count; ++i) {
+      const T a = left[i];
+      const T b = right[i];
+      if constexpr (kLeft && kRight) {
+        seen ^= bits(a) ^ bits(b);
+      } else {
+        seen ^= bits(kLeft ? a : b);
+      }
+      out[i] = kScaled ? (a + b) * factor : a + b;
+    }
+    return seen;
+  }
+};
+
+template <typename T>
+struct WatchedScale {
+  LOCKSTEP_INLINE static Bits<T> run(const T* from, T* out, std::size_t count, T factor) {
+    Bits<T> seen = 0;
+    LOCKSTEP_VECTOR_LOOP
+    for (std::size_t i = 0; i < count; ++i) {
+      const T value = from[i];
+      seen ^= bits(value);
+      out[i] = value * factor;
+    }
+    return seen;
+  }
+};
+
+template <typename T>
+struct WatchedCopy {
+  LOCKSTEP_INLINE static Bits<T> run(const T* from, T* out, std::size_t count) {
+    Bits<T> seen = 0;
+    LOCKSTEP_VECTOR_LOOP
+    for (std::size_t i = 0; i < count; ++i) {
+      const T value = T{0} + from[i];
+      seen ^= bits(value);
+      out[i] = value;
+    }
+    return seen;
+  }
+};
+
+template <typename T>
+struct WatchedAdd {
+  LOCKSTEP_INLINE static Parities run(T* into, const T* from, std::size_t count) {
+    Bits<T> before = 0;
+    Bits<T> after = 0;
+    LOCKSTEP_VECTOR_LOOP
+    for (std::size_t i = 0; i < count; ++i) {
+      const T old = into[i];
+      const T sum = old + from[i];
+      before ^= bits(old);
+      after ^= bits(sum);
+      into[i] = sum;
+    }
+    return {before, after};
+  }
+};
+
+template <typename U>
+Parity parity_as(const void* from, std::size_t count) {
+  return at_level<XorOf<U>>(static_cast<const U*>(from), count);
+}
+
+template <typename T>
+Parity watched_sum(const Fold& fold, const void* left, const void* right, void* out,
+                   std::size_t count, Watch watch) {
+  const auto* a = static_cast<const T*>(left);
+  const auto* b = static_cast<const T*>(right);
+  auto* to = static_cast<T*>(out);
+  const T factor = static_cast<T>(fold.factor);
+  if (fold.factor == 1) {
+    if (watch == Watch::kLeft)
+      return at_level<WatchedSum<T, true, false, false>>(a, b, to, count, factor);
+    if (watch == Watch::kRight)
+      return at_level<WatchedSum<T, false, true, false>>(a, b, to, count, factor);
+    return at_level<WatchedSum<T, true, true, false>>(a, b, to, count, factor);
+  }
+  if (watch == Watch::kLeft)
+    return at_level<WatchedSum<T, true, false, true>>(a, b, to, count, factor);
+  if (watch == Watch::kRight)
+    return at_level<WatchedSum<T, false, true, true>>(a, b, to, count, factor);
+  return at_level<WatchedSum<T, true, true, true>>(a, b, to, count, factor);
+}
+
+}  // namespace
+
+Parity parity(DType dtype, const void* from, std::size_t count) {
+  switch (size_of(dtype)) {
+    case 8:
+      return parity_as<std::uint64_t>(from, count);
+    case 4:
+      return parity_as<std::uint32_t>(from, count);
+    case 2:
+      return parity_as<std::uint16_t>(from, count);
+    default:
+      return parity_as<std::uint8_t>(from, count);
+  }
+}
+
+Parity combine_watched(const Fold& fold, const void* left, const void* right, void* out,
+                       std::size_t count, Watch watch) {
+  if (fold.op == ReduceOp::kSum && fold.dtype == DType::kFloat32)
+    return watched_sum<float>(fold, left, right, out, count, watch);
+  if (fold.op == ReduceOp::kSum && fold.dtype == DType::kFloat64)
+    return watched_sum<double>(fold, left, right, out, count, watch);
+  Parity seen = 0;  // before `out` is written, which may be an operand
+  if (watch != Watch::kRight) seen ^= parity(fold.dtype, left, count);
+  if (watch != Watch::kLeft) seen ^= parity(fold.dtype, right, count);
+  combine(fold, left, right, out, count);
+  return seen;
+}
+
+Parity scale_watched(DType dtype, double factor, const void* from, void* out, std::size_t count) {
+  if (dtype == DType::kFloat32) {
+    return at_level<WatchedScale<float>>(static_cast<const float*>(from), static_cast<float*>(out),
+                                         count, static_cast<float>(factor));
+  }
+  if (dtype == DType::kFloat64) {
+    return at_level<WatchedScale<double>>(static_cast<const double*>(from),
+                                          static_cast<double*>(out), count, factor);
+  }
+  const Parity seen = parity(dtype, from, count);
+  scale(dtype, factor, from, out, count);
+  return seen;
+}
+
+Parity copy_watched(DType dtype, const void* from, void* out, std::size_t count) {
+  if (dtype == DType::kFloat32) {
+    return at_level<WatchedCopy<float>>(static_cast<const float*>(from), static_cast<float*>(out),
+                                        count);
+  }
+  if (dtype == DType::kFloat64) {
+    return at_level<WatchedCopy<double>>(static_cast<const double*>(from),
+                                         static_cast<double*>(out), count);
+  }
+  const std::uint64_t zeros[kPiece] = {};
+  for (std::size_t first = 0; first < count; first += kPiece) {
+    const std::size_t bytes = first * size_of(dtype);
+    combine(dtype, ReduceOp::kSum, zeros, static_cast<const std::byte*>(from) + bytes,
+            static_cast<std::byte*>(out) + bytes, std::min(kPiece, count - first));
+  }
+  return parity(dtype, out, count);
+}
+
+Parities add_watched(DType dtype, void* into, const void* from, std::size_t count) {
+  if (dtype == DType::kFloat32) {
+    return at_level<WatchedAdd<float>>(static_cast<float*>(into), static_cast<const float*>(from),
+                                       count);
+  }
+  if (dtype == DType::kFloat64) {
+    return at_level<WatchedAdd<double>>(static_cast<double*>(into),
+                                        static_cast<const double*>(from), count);
+  }
+  Parities seen;
+  seen.before = parity(dtype, into, count);
+  combine(dtype, ReduceOp::kSum, into, from, into, count);
+  seen.after = parity(dtype, into, count);
+  return seen;
+}
+
+}  // namespace lockstep::comm

@@ -1,0 +1,17 @@
+#include "torch/replica/fault.h"
+
+#include <fmt/format.h>
+
+namespace lockstep::replica {
+
+std::string Fault::text(const plan::Layout& layout) const {
+  const std::string& name = layout.entries()[where.entry].name;
+  const bool gradient = what == What::kGradient;
+  return fmt::format(
+      "a bit of {}{}{} (elements {} to {}) has changed in the memory of worker {} {}",
+      gradient ? "the gradient of " : "", name, gradient ? "" : " or of its optimizer state",
+      where.first, where.first + where.count - 1, worker,
+      gradient ? "between backward and update" : "since the update before");
+}
+
+}  // namespace lockstep::replica

@@ -1,0 +1,157 @@
+#include "torch/train/weight_hashes.h"
+
+#include <fcntl.h>
+#include <fmt/format.h>
+#include <lockstep/errors.h>
+#include <unistd.h>
+
+#include <algorithm>
+#include <cerrno>
+#include <cstring>
+
+#include "base/atomic_file.h"
+#include "base/files.h"
+#include "base/hash.h"
+#include "torch/replica/tensors.h"
+#include "torch/train/leader.h"
+
+namespace lockstep::train {
+namespace {
+
+std::uint64_t hash_of(const torch::Tensor& tensor) {
+  const torch::Tensor bytes = replica::host_contiguous(tensor.detach());
+  const std::string digest = base::sha256(
+      {static_cast<const char*>(bytes.data_ptr()), static_cast<std::size_t>(bytes.nbytes())});
+  std::uint64_t hash = 0;
+  for (std::size_t i = 0; i < sizeof(hash); ++i)
+    hash = hash << 8 | static_cast<std::uint8_t>(digest[i]);
+  return hash;
+}
+
+// The largest first, each to the worker with least to do.
+std::vector<int> divide(const std::vector<NamedTensor>& tensors, int workers) {
+  std::vector<std::size_t> order(tensors.size());
+  for (std::size_t i = 0; i < order.size(); ++i) order[i] = i;
+  std::stable_sort(order.begin(), order.end(), [&](std::size_t a, std::size_t b) {
+    return tensors[a].tensor.nbytes() > tensors[b].tensor.nbytes();
+  });
+  std::vector<std::size_t> load(static_cast<std::size_t>(workers));
+  std::vector<int> hasher(tensors.size());
+  for (const std::size_t i : order) {
+    const auto least = std::min_element(load.begin(), load.end());
+    hasher[i] = static_cast<int>(least - load.begin());
+    *least += tensors[i].tensor.nbytes() + 64;
+  }
+  return hasher;
+}
+
+// A log of something else must be neither compared with nor overwritten.
+void check_log(const formats::HashLog& log, const std::string& path, const Job& job,
+               const std::vector<NamedTensor>& tensors) {
+  for (const auto& [name, value] : job) {
+    const auto found = log.job.find(name);
+    const std::string theirs = found == log.job.end() ? "nothing" : found->second;
+    if (theirs == value) continue;
+    throw Mismatch(
+        fmt::format("the log {} is of a job with {} = {} and this one has {}: use the same options",
+                    path, name, theirs, value));
+  }
+  std::vector<std::string> names;
+  for (const auto& [name, tensor] : tensors) names.push_back(name);
+  if (names != log.tensors)
+    throw Mismatch(fmt::format("the log {} is of a model with other tensors", path));
+}
+
+}  // namespace
+
+WeightHashes::WeightHashes(Comm& comm, std::vector<NamedTensor> tensors, Files files,
+                           const Job& job)
+    : comm_(comm), tensors_(std::move(tensors)), files_(std::move(files)), job_(job) {
+  std::sort(tensors_.begin(), tensors_.end(),
+            [](const NamedTensor& a, const NamedTensor& b) { return a.name < b.name; });
+  hasher_ = divide(tensors_, comm_.size());
+}
+
+void WeightHashes::begin(std::int64_t first) {
+  const std::string end = from_leader(comm_, [&]() -> std::string {
+    if (!files_.write_to.empty()) open(first);
+    if (files_.compare_with.empty()) return "0";
+    known_ = formats::load_hash_log(files_.compare_with);
+    check_log(*known_, files_.compare_with, job_, tensors_);
+    if (known_->steps.empty() || known_->steps.back().step < first) {
+      throw BadInput(fmt::format("the log {} ends before step {}: there is nothing to compare with",
+                                 files_.compare_with, first));
+    }
+    return std::to_string(known_->steps.back().step + 1);
+  });
+  compared_end_ = std::atoll(end.c_str());
+  record(first - 1);
+  compared_ = 0;
+}
+
+void WeightHashes::open(std::int64_t first) {
+  const std::string& path = files_.write_to;
+  formats::HashLog log;
+  log.job = job_;
+  for (const auto& [name, tensor] : tensors_) log.tensors.push_back(name);
+  std::string text = formats::hash_log_head(log);
+  if (first > 0 && base::exists(path)) {
+    const formats::HashLog before = formats::load_hash_log(path);
+    check_log(before, path, job_, tensors_);
+    for (const auto& step : before.steps) {
+      if (step.step < first - 1) text += formats::hash_log_line(step);
+    }
+  }
+  base::write_file(path, text);
+  file_ = base::Fd(::open(path.c_str(), O_WRONLY | O_APPEND | O_CLOEXEC));
+  if (!file_) throw BadInput(fmt::format("cannot write to {}: {}", path, std::strerror(errno)));
+}
+
+std::vector<std::uint64_t> WeightHashes::hashes() {
+  std::vector<std::uint64_t> hashes(tensors_.size());
+  for (std::size_t i = 0; i < tensors_.size(); ++i) {
+    if (hasher_[i] == comm_.rank()) hashes[i] = hash_of(tensors_[i].tensor);
+  }
+  comm_.all_reduce({hashes.data(), hashes.size(), DType::kInt64}).wait();
+  return hashes;
+}
+
+void WeightHashes::record(std::int64_t step) {
+  const auto now = hashes();
+  const std::string compared = from_leader(comm_, [&]() -> std::string {
+    if (file_) write(step, now);
+    if (known_) compare(step, now);
+    return std::to_string(compared_);
+  });
+  compared_ = std::atoll(compared.c_str());
+}
+
+void WeightHashes::write(std::int64_t step, const std::vector<std::uint64_t>& hashes) {
+  const std::string line = formats::hash_log_line({step, hashes});
+  const ssize_t written = ::write(file_.get(), line.data(), line.size());
+  if (written == static_cast<ssize_t>(line.size())) return;
+  throw Unavailable(fmt::format("cannot write to {}: {}", files_.write_to,
+                                written < 0 ? std::strerror(errno) : "the disk is full"));
+}
+
+void WeightHashes::compare(std::int64_t step, const std::vector<std::uint64_t>& hashes) {
+  const formats::HashLog::Step* const theirs = known_->find(step);
+  if (theirs == nullptr) return;
+  ++compared_;
+  std::size_t different = 0;
+  std::string first;
+  for (std::size_t i = 0; i < hashes.size(); ++i) {
+    if (hashes[i] == theirs->hashes[i]) continue;
+    if (different++ == 0) first = tensors_[i].name;
+  }
+  if (different == 0) return;
+  throw Mismatch(fmt::format("{} {} has other bits than in {}{}",
+                             step < 0 ? "before the first step" : fmt::format("step {}:", step),
+                             first, files_.compare_with,
+                             different == 1
+                                 ? ""
+                                 : fmt::format(", and so have {} of the other {} tensors",
+                                               different - 1, hashes.size() - 1)));
+}
+
+}  // namespace lockstep::train
