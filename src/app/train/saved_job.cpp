@@ -13,7 +13,8 @@ SavedJob saved_job(const std::string& directory) {
   const std::string path = base::join_path(directory, train::kCheckpointFile);
   if (!base::exists(path)) return job;
   constexpr std::string_view kPrefix = train::kJobPrefix;
-  for (const auto& [name, value] : formats::SafetensorsFile::open(path).metadata()) {
+  const auto file = formats::SafetensorsFile::open(path);
+  for (const auto& [name, value] : file.metadata()) {
     if (name.starts_with(kPrefix)) job[name.substr(kPrefix.size())] = value;
   }
   return job;
