@@ -23,6 +23,7 @@ namespace lockstep::testing {
 namespace {
 
 using ::testing::HasSubstr;
+using ::testing::Not;
 
 constexpr float kLeast = std::numeric_limits<float>::min();
 
@@ -102,14 +103,19 @@ TEST(JobArithmetic, DenormalsAreFlushedOrKeptInEveryThreadThatComputes) {
 }
 
 TEST(JobArithmetic, TheEnvironmentOfTheLibrariesIsPartOfIt) {
-  ASSERT_EQ(train::arithmetic_environment(), "none") << "unset these for the test";
+  const std::string before = train::arithmetic_environment();
   ::setenv("ONEDNN_DEFAULT_FPMATH_MODE", "BF16", 1);
   ::setenv("DNNL_VERBOSE", "0", 1);
   ::setenv("MKL_NUM_THREADS", "1", 1);
-  EXPECT_EQ(train::arithmetic_environment(), "ONEDNN_DEFAULT_FPMATH_MODE=BF16");
+  const std::string with_more = train::arithmetic_environment();
   ::unsetenv("ONEDNN_DEFAULT_FPMATH_MODE");
   ::unsetenv("DNNL_VERBOSE");
   ::unsetenv("MKL_NUM_THREADS");
+  EXPECT_THAT(with_more, HasSubstr("ONEDNN_DEFAULT_FPMATH_MODE=BF16"));
+  EXPECT_THAT(with_more, Not(HasSubstr("VERBOSE")));
+  EXPECT_THAT(with_more, Not(HasSubstr("NUM_THREADS")));
+  EXPECT_EQ(train::arithmetic_environment(), before);
+  EXPECT_THAT(before, Not(HasSubstr("FPMATH")));
 }
 
 // Undoes what set_arithmetic() does to the whole process.

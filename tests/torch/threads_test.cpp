@@ -186,6 +186,11 @@ std::vector<Operator> layers() {
        [](const Tensors& t) {
          return torch::upsample_bilinear2d(t[0], {33, 33}, false);
        }},
+  };
+}
+
+std::vector<Operator> lookups() {
+  return {
       {"embedding",
        {{65, 128}},
        [](const Tensors& t) { return torch::embedding(t[0], numbers_below(65, 4000)); }},
@@ -248,7 +253,7 @@ TEST(OperatorThreadsAlone, DISABLED_WriteDigests) {
   ASSERT_TRUE(path != nullptr && threads != nullptr);
   train::set_arithmetic({.threads = std::atoi(threads)});
   std::ofstream out(path);
-  for (const auto& group : {exact(), approximated(), sums(), layers()}) {
+  for (const auto& group : {exact(), approximated(), sums(), layers(), lookups()}) {
     train::use_onednn(false);
     for (const Operator& op : group) write_digests(op, "", out);
   }
