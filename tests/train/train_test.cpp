@@ -259,6 +259,9 @@ TEST_F(Train, RefusesWhatItCannotUnderstandBeforeItStartsAnything) {
   expect_refusal(finished({"--epochs", "1", "--steps", "1"}), "either --epochs or --steps", 2);
   expect_refusal(finished({"--workers", "0"}), "--workers 0", 2);
   expect_refusal(finished({"--lr", "fast"}), "--lr", 2);
+  expect_refusal(finished({"--threads", "0"}), "--threads 0", 2);
+  expect_refusal(finished({"--flush-denormal", "maybe"}), "choose from on, off", 2);
+  expect_refusal(finished({"--deterministic", "maybe"}), "choose from on, off", 2);
   expect_refusal(finished({"--resume"}), "add --checkpoint DIR", 2);
   expect_refusal(finished({"--report", path("none/report.json")}), "there is no directory", 2);
   expect_refusal(finished({"--engine", "pigeon", "--quiet"}), "pigeon", 2);
@@ -284,6 +287,73 @@ TEST_F(Train, RefusesACheckpointOfAnotherJob) {
   auto other_shards = again;
   other_shards.insert(other_shards.end(), {"--shards", "4"});
   expect_refusal(finished(other_shards), "shards = 8", 1);
+}
+
+// With such a learning rate the parameters that begin at zero become denormal.
+TEST_F(Train, FlushingDenormalsChangesBitsAndIsTheSameOnAnyNumberOfWorkers) {
+  const auto hash = [&](const char* flush, const char* workers) {
+    const auto report = report_of(
+        {"--steps", "2", "--lr", "1e-38", "--flush-denormal", flush, "--workers", workers});
+    EXPECT_EQ(report["flush_denormal"], flush == std::string("on"));
+    return report["weights_sha256"];
+  };
+  const auto kept = hash("off", "2");
+  const auto flushed = hash("on", "2");
+  EXPECT_NE(flushed, kept);
+  EXPECT_EQ(hash("off", "1"), kept);
+  EXPECT_EQ(hash("on", "1"), flushed);
+}
+
+TEST_F(Train, GoesOnWithTheArithmeticOfTheCheckpointAndRefusesAnother) {
+  // One worker: its threads have the cores for themselves.
+  report_of({"--steps", "1", "--workers", "1", "--checkpoint", path("run"), "--threads", "2",
+             "--onednn", "on", "--flush-denormal", "on", "--deterministic", "off"});
+  const std::vector<std::string> again = {"--steps",      "2",         "--workers", "1",
+                                          "--checkpoint", path("run"), "--resume"};
+  const auto refused_with = [&](const std::string& option, const std::string& value) {
+    auto options = again;
+    options.insert(options.end(), {option, value, "--quiet"});
+    return finished(options);
+  };
+  expect_refusal(refused_with("--threads", "1"), "threads = 2 and this job has 1", 1);
+  expect_refusal(refused_with("--flush-denormal", "off"), "flush_denormal = on", 1);
+  const auto resumed = report_of(again);
+  EXPECT_EQ(resumed["first_step"], 1);
+  EXPECT_EQ(resumed["threads"], 2);
+  EXPECT_EQ(resumed["onednn"], true);
+  EXPECT_EQ(resumed["flush_denormal"], true);
+  EXPECT_EQ(resumed["deterministic"], false);
+}
+
+// Workers that something else has started, with options of their own.
+TEST_F(Train, AWorkerWithAnotherArithmeticIsAMismatchAndAnOpenChoiceIsTheLeaders) {
+  const auto workers = [&](const std::string& leaders, const std::string& others) {
+    const std::string program =
+        (fs::path(LOCKSTEP_BINARY).parent_path() / "lockstep-train").string();
+    const std::string script =
+        "if [ $RANK = 0 ]; then own='" + leaders + "'; else own='" + others + "'; fi; exec " +
+        quoted(program) +
+        " --model cnn --data synthetic --workers 2 --global-batch 8 --steps 1 --quiet $own"
+        " --report " +
+        quoted(path("report.json"));
+    Command command({LOCKSTEP_BINARY, "run", "-q", "-n", "2", "--", "/bin/sh", "-c", script},
+                    {marker_});
+    EXPECT_TRUE(command.finish(seconds(60)));
+    return command;
+  };
+  const auto denormals = workers("--flush-denormal on", "--flush-denormal off");
+  EXPECT_NE(denormals.exit_code(), 0);
+  EXPECT_THAT(denormals.err(), HasSubstr("flush_denormal is off on rank 1 and on on rank 0"));
+
+  // What a worker would not choose by itself here.
+#if defined(__aarch64__)
+  constexpr bool kOn = true;
+#else
+  constexpr bool kOn = false;
+#endif
+  EXPECT_EQ(workers(kOn ? "--onednn on" : "--onednn off", "").exit_code(), 0);
+  std::ifstream file(path("report.json"));
+  EXPECT_EQ(nlohmann::json::parse(file)["onednn"], kOn);
 }
 
 TEST_F(Train, RefusesADamagedCheckpoint) {
@@ -328,10 +398,10 @@ TEST_F(Train, AHelpTextNamesEveryOption) {
   ASSERT_TRUE(command.finish(seconds(10)));
   EXPECT_EQ(command.exit_code(), 0);
   for (const char* option :
-       {"--model",        "--data",       "--workers",   "--global-batch", "--accumulate",
-        "--epochs",       "--steps",      "--optimizer", "--lr",           "--scale-lr",
-        "--warmup",       "--seed",       "--threads",   "--engine",       "--algorithm",
-        "--bucket-bytes", "--checkpoint", "--resume",    "--report",       "--quiet"}) {
+       {"--model",   "--data",      "--workers",   "--global-batch",   "--accumulate",   "--epochs",
+        "--steps",   "--optimizer", "--lr",        "--scale-lr",       "--warmup",       "--seed",
+        "--threads", "--engine",    "--algorithm", "--bucket-bytes",   "--checkpoint",   "--resume",
+        "--report",  "--quiet",     "--onednn",    "--flush-denormal", "--deterministic"}) {
     EXPECT_THAT(command.out(), HasSubstr(option));
   }
 }

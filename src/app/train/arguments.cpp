@@ -46,10 +46,13 @@ How
   --warmup T           steps over which the learning rate climbs (default: 0)
   --decay D            constant, or cosine to 0 over the job (default: constant)
   --seed N             of weights, order and dropout (default: 0)
+The arithmetic: it decides bits, so it is part of the job, and a job that goes on keeps that of its checkpoint
+  --threads T          threads of each worker (default: 1)
   --onednn X           on, off, or auto: off on ARM, where it is slow (default: auto)
+  --flush-denormal X   on or off: numbers below 1.2e-38 are zero (default: off)
+  --deterministic X    on or off: refuse operators that may give other bits the next time (default: on)
 On what
   -n, --workers N      at most one for each shard (default: one for each core)
-  --threads T          threads of each worker (default: 1)
   --engine E           what moves bytes between workers; see `lockstep doctor`
   --algorithm A        automatic, direct, halving-doubling, ring, tree or native
   --bucket-bytes N     gradients that travel together (default: 26214400)
@@ -115,9 +118,11 @@ void add_options(CLI::App& parser, TrainArguments& arguments) {
   parser.add_option("--warmup", arguments.warmup_steps);
   parser.add_option("--decay", arguments.decay);
   parser.add_option("--seed", arguments.seed);
-  parser.add_option("--onednn", arguments.onednn);
-  parser.add_option("-n,--workers", arguments.workers);
   parser.add_option("--threads", arguments.threads);
+  parser.add_option("--onednn", arguments.onednn);
+  parser.add_option("--flush-denormal", arguments.flush_denormal);
+  parser.add_option("--deterministic", arguments.deterministic);
+  parser.add_option("-n,--workers", arguments.workers);
   parser.add_option("--engine", arguments.engine);
   parser.add_option("--algorithm", arguments.algorithm);
   parser.add_option("--bucket-bytes", arguments.bucket_bytes);
@@ -154,7 +159,6 @@ int workers_for_this_host(const TrainArguments& arguments) {
 void check_numbers(const TrainArguments& arguments) {
   constexpr std::int64_t kMost = std::int64_t{1} << 40;
   check_range("--workers", arguments.workers, 1, 4096);
-  check_range("--threads", arguments.threads, 1, 4096);
   check_range("--loader-threads", arguments.loader_threads, 0, 256);
   check_range("--shards", arguments.shards, 0, 1 << 16);
   check_range("--accumulate", arguments.accumulate, 0, 1 << 12);
@@ -235,8 +239,13 @@ TrainArguments parse_train_arguments(const std::vector<std::string>& arguments) 
   check_choice("--optimizer", parsed.optimizer, {"sgd", "adamw"});
   check_choice("--buffers", parsed.buffers, {"first-shard", "mean"});
   check_choice("--decay", parsed.decay, {"constant", "cosine"});
-  check_choice("--onednn", parsed.onednn, {"auto", "on", "off"});
+  check_choice("--onednn", parsed.onednn, {kOpen, "on", "off"});
   check_choice("--check-divergence", parsed.check_divergence, {"on", "off"});
+  if (parser.count("--flush-denormal") > 0)
+    check_choice("--flush-denormal", parsed.flush_denormal, {"on", "off"});
+  if (parser.count("--deterministic") > 0)
+    check_choice("--deterministic", parsed.deterministic, {"on", "off"});
+  if (parser.count("--threads") > 0) check_range("--threads", parsed.threads, 1, kMostThreads);
   algorithm_named(parsed.algorithm);
   check_numbers(parsed);
   check_batch(parsed);

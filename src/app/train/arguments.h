@@ -11,6 +11,11 @@
 
 namespace lockstep::app {
 
+// Of a choice of a job: the checkpoint's that it goes on from, else what is best here.
+inline constexpr const char* kOpen = "auto";
+
+inline constexpr int kMostThreads = 4096;
+
 struct TrainArguments {
   // What is trained, on what.
   std::string model = "cnn";
@@ -36,11 +41,13 @@ struct TrainArguments {
   std::int64_t warmup_steps = 0;
   std::string decay = "constant";
   std::uint64_t seed = 0;
-  std::string onednn = "auto";
+  std::string onednn = kOpen;  // these three: on or off
+  std::string flush_denormal = kOpen;
+  std::string deterministic = kOpen;
+  int threads = 0;  // of each worker; 0: open
 
   // On what.
   int workers = 0;  // 0: one for each core
-  int threads = 1;
   std::string engine;
   std::string algorithm = "automatic";
   std::int64_t bucket_bytes = std::int64_t{25} << 20;

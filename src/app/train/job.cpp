@@ -1,8 +1,6 @@
 #include "app/train/job.h"
 
-#include <ATen/Context.h>
 #include <ATen/Version.h>
-#include <dlfcn.h>
 #include <fmt/format.h>
 #include <lockstep/errors.h>
 
@@ -11,9 +9,10 @@
 
 #include "app/onednn.h"
 #include "app/train/progress.h"
-#include "base/hash.h"
 #include "plan/schedule.h"
 #include "torch/models/models.h"
+#include "torch/replica/agreement.h"
+#include "torch/train/arithmetic.h"
 
 namespace lockstep::app {
 namespace {
@@ -22,15 +21,6 @@ constexpr double kAloneSeconds = 2;
 constexpr std::int64_t kAloneWarmUp = 3;
 
 std::atomic<bool> stop_now{false};
-
-bool use_onednn(const TrainArguments& arguments) {
-  return arguments.onednn == "on" || (arguments.onednn == "auto" && kOneDnnIsFast);
-}
-
-void set_up_libtorch(const TrainArguments& arguments) {
-  at::set_num_threads(arguments.threads);
-  at::globalContext().setUserEnabledMkldnn(use_onednn(arguments));
-}
 
 DataSplits load_data(const TrainArguments& arguments) {
   datasets::LoadOptions options;
@@ -110,15 +100,15 @@ TrainerParts make_parts(const TrainArguments& arguments, World& world, const Dat
           [schedule](std::int64_t step) { return schedule.lr(step); }};
 }
 
-// A name for the arithmetic below us: how LibTorch was built and what it found in this processor, and the same of
-// OpenBLAS. Two workers with different ones would compute different bits.
-std::string kernels_in_use() {
-  std::string said = at::show_config();
-  for (const char* question : {"openblas_get_config", "openblas_get_corename"}) {
-    using Answer = const char* (*)();
-    if (const auto ask = reinterpret_cast<Answer>(::dlsym(RTLD_DEFAULT, question))) said += ask();
-  }
-  return base::to_hex(base::sha256(said)).substr(0, 16);
+// Whatever decides bits below the model.
+void add_arithmetic(const TrainArguments& arguments, std::map<std::string, std::string>& job) {
+  job["threads"] = std::to_string(arguments.threads);
+  job["onednn"] = arguments.onednn;
+  job["flush_denormal"] = arguments.flush_denormal;
+  job["deterministic"] = arguments.deterministic;
+  job["libtorch"] = TORCH_VERSION;
+  job["kernels"] = train::kernels_in_use();
+  job["environment"] = train::arithmetic_environment();
 }
 
 TrainerOptions make_options(const TrainArguments& arguments, const World& world,
@@ -158,10 +148,7 @@ TrainerOptions make_options(const TrainArguments& arguments, const World& world,
   job["decay"] = arguments.decay;
   if (arguments.decay != "constant")
     job["total_steps"] = std::to_string(total_steps(arguments, samples));
-  job["threads"] = std::to_string(arguments.threads);
-  job["onednn"] = use_onednn(arguments) ? "on" : "off";
-  job["libtorch"] = TORCH_VERSION;
-  job["kernels"] = kernels_in_use();
+  add_arithmetic(arguments, job);
   return options;
 }
 
@@ -227,8 +214,16 @@ void stop_requested() noexcept {
   stop_now.store(true);
 }
 
+void choose_onednn(TrainArguments& arguments, World& world) {
+  const bool open = arguments.onednn == kOpen;
+  if (open) arguments.onednn = kOneDnnIsFast && train::has_onednn() ? "on" : "off";
+  Comm channel = world.open_channel();
+  const std::string leaders = replica::gather(channel, arguments.onednn).front();
+  if (open) arguments.onednn = leaders;
+  train::use_onednn(arguments.onednn == "on");
+}
+
 TrainReport run_training(const TrainArguments& arguments, World& world) {
-  set_up_libtorch(arguments);
   const DataSplits data = load_data(arguments);
   TrainReport report;
   const auto kind = world.leader() ? progress_kind(arguments.quiet) : Progress::Kind::kSilent;

@@ -21,6 +21,9 @@ struct TrainReport {
   TrainingResult result;
 };
 
+// Collective. The leader's choice where it is open: a worker that says something else for itself will meet Mismatch.
+void choose_onednn(TrainArguments& arguments, World& world);
+
 // Collective. Ends early, with a checkpoint, when `stop_requested()` has been called.
 TrainReport run_training(const TrainArguments& arguments, World& world);
 

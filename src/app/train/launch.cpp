@@ -7,6 +7,7 @@
 
 #include "app/own_file.h"
 #include "app/train/arguments.h"
+#include "app/train/open_choices.h"
 #include "control/launch/launcher.h"
 
 namespace lockstep::app {
@@ -32,7 +33,8 @@ int train(const std::vector<std::string>& arguments) {
     fmt::print("{}", train_help());
     return 0;
   }
-  const TrainArguments parsed = parse_train_arguments(arguments);
+  TrainArguments parsed = parse_train_arguments(arguments);
+  make_open_choices(parsed);
   control::RunOptions options;
   options.workers = parsed.workers;
   options.threads = parsed.threads;
@@ -42,6 +44,8 @@ int train(const std::vector<std::string>& arguments) {
   options.explained_codes = {1, 2};
   options.command = {worker_program()};
   options.command.insert(options.command.end(), arguments.begin(), arguments.end());
+  const auto chosen = as_options(parsed);  // of an option given twice the last one counts
+  options.command.insert(options.command.end(), chosen.begin(), chosen.end());
   return control::run_job(options);
 }
 

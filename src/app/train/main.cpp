@@ -17,8 +17,10 @@
 #include "app/bench/step/worker.h"
 #include "app/train/arguments.h"
 #include "app/train/job.h"
+#include "app/train/open_choices.h"
 #include "base/atomic_file.h"
 #include "base/environment.h"
+#include "torch/train/arithmetic.h"
 
 namespace lockstep::app {
 namespace {
@@ -57,8 +59,13 @@ bool is_leader() {
 }
 
 void run(const std::vector<std::string>& texts) {
-  const TrainArguments arguments = parse_train_arguments(texts);
+  TrainArguments arguments = parse_train_arguments(texts);
+  make_open_choices(arguments);  // those that the command has not made
+  train::set_arithmetic({.threads = arguments.threads,
+                         .flush_denormals = arguments.flush_denormal == "on",
+                         .deterministic = arguments.deterministic == "on"});
   World world = join({.engine = arguments.engine});
+  choose_onednn(arguments, world);
   const TrainReport report = run_training(arguments, world);
   if (world.leader()) {
     if (!arguments.report.empty()) base::write_file(arguments.report, to_json(arguments, report));

@@ -19,6 +19,9 @@ std::string to_json(const TrainArguments& arguments, const TrainReport& report) 
   json["global_batch"] = arguments.global_batch;
   json["shards"] = result.shards;
   json["threads"] = arguments.threads;
+  json["onednn"] = arguments.onednn == "on";
+  json["flush_denormal"] = arguments.flush_denormal == "on";
+  json["deterministic"] = arguments.deterministic == "on";
   json["seed"] = arguments.seed;
   json["first_step"] = result.first_step;
   json["steps"] = result.steps;

@@ -13,6 +13,7 @@
 #include "torch/replica/agreement.h"
 #include "torch/replica/model.h"
 #include "torch/replica/replicated.h"
+#include "torch/train/checkpoint_names.h"
 #include "torch/train/leader.h"
 #include "torch/train/tensor_file.h"
 
@@ -23,7 +24,6 @@ constexpr const char* kFormat = "1";
 constexpr const char* kFormatKey = "lockstep.format";
 constexpr const char* kStepKey = "lockstep.step";
 constexpr const char* kOptimizerStepsKey = "lockstep.optimizer_steps";
-constexpr const char* kJobPrefix = "lockstep.job.";
 
 std::vector<NamedTensor> all_tensors(const Replica& model, const optim::Optimizer& optimizer) {
   std::vector<NamedTensor> tensors = model.state()->model().everything();
@@ -89,7 +89,7 @@ std::string read_on_leader(const std::string& directory, const Replica& model,
 }  // namespace
 
 std::string checkpoint_path(const std::string& directory) {
-  return base::join_path(directory, "checkpoint.safetensors");
+  return base::join_path(directory, kCheckpointFile);
 }
 
 void prepare_directory(Comm& comm, const std::string& directory) {

@@ -27,6 +27,7 @@
 #include "torch/replica/agreement.h"
 #include "torch/replica/replicated.h"
 #include "torch/replica/tensors.h"
+#include "torch/train/arithmetic.h"
 #include "torch/train/checkpoint.h"
 #include "torch/train/divergence.h"
 #include "torch/train/feeder.h"
@@ -527,7 +528,7 @@ TrainingResult Trainer::run() {
   std::int64_t step = first;
   while (step < end && !progress.stop) {
     const auto began = Clock::now();
-    state.run_step(step);
+    train::name_what_is_not_deterministic([&] { state.run_step(step); });
     const double exposed = progress.exposed;
     progress.local.stop = state.told_to_stop();
     state.metrics.start(progress.local, state.options.shards, progress.total_weight);

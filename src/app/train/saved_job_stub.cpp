@@ -1,0 +1,10 @@
+// For builds without torch/formats, in which nothing trains.
+#include "app/train/saved_job.h"
+
+namespace lockstep::app {
+
+SavedJob saved_job(const std::string&) {
+  return {};
+}
+
+}  // namespace lockstep::app

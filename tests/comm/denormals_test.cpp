@@ -1,0 +1,95 @@
+// Whoever adds on behalf of a worker, itself or a thread of its channel, treats denormals as the worker does.
+#include <gtest/gtest.h>
+#include <lockstep/comm.h>
+
+#include <algorithm>
+#include <bit>
+#include <cstdint>
+#include <limits>
+#include <thread>
+#include <vector>
+
+#include "base/denormals.h"
+#include "tests/support/workers.h"
+
+namespace lockstep::testing {
+namespace {
+
+class DenormalSums : public ::testing::TestWithParam<std::string> {
+ protected:
+  ~DenormalSums() override { base::set_flush_denormals(false); }
+};
+
+// Exact, and denormal.
+constexpr float kQuarter = std::numeric_limits<float>::min() / 4;
+constexpr float kSumOfTwo = 2 * kQuarter;
+
+// By bits: a comparison of numbers would flush too.
+void expect_all(const float* data, std::size_t count, float expected) {
+  const auto wanted = std::bit_cast<std::uint32_t>(expected);
+  const auto same = std::count_if(
+      data, data + count, [&](float x) { return std::bit_cast<std::uint32_t>(x) == wanted; });
+  EXPECT_EQ(static_cast<std::size_t>(same), count);
+}
+
+void expect_sums(Comm& comm, float expected) {
+  for (const std::size_t count : {std::size_t{5}, std::size_t{20'011}}) {
+    for (const Algorithm algorithm :
+         {Algorithm::kDirect, Algorithm::kHalvingDoubling, Algorithm::kTree, Algorithm::kRing}) {
+      SCOPED_TRACE(std::string(name(algorithm)) + " x" + std::to_string(count));
+      std::vector<float> data(count, kQuarter);
+      comm.all_reduce({data.data(), count, DType::kFloat32}, {.algorithm = algorithm}).wait();
+      expect_all(data.data(), count, expected);
+    }
+  }
+}
+
+TEST_P(DenormalSums, AreFlushedOrKeptAsTheWorkersSay) {
+  if (!base::set_flush_denormals(true)) GTEST_SKIP() << "this processor cannot flush denormals";
+  run_all({GetParam(), 2}, [](Comm& comm) { expect_sums(comm, 0); });
+  base::set_flush_denormals(false);
+  run_all({GetParam(), 2}, [](Comm& comm) { expect_sums(comm, kSumOfTwo); });
+}
+
+// Nobody waits: the channels' own threads add.
+TEST_P(DenormalSums, AreFlushedByTheThreadOfAChannelToo) {
+  if (!base::set_flush_denormals(true)) GTEST_SKIP() << "this processor cannot flush denormals";
+  run_all({GetParam(), 2}, [](Comm& comm) {
+    std::vector<std::vector<float>> many(6, std::vector<float>(20'011, kQuarter));
+    std::vector<Work> works;
+    for (auto& data : many)
+      works.push_back(comm.all_reduce({data.data(), data.size(), DType::kFloat32}));
+    const auto deadline = Deadline::after(std::chrono::seconds(15));
+    while (!works.back().done() && !deadline.expired()) std::this_thread::yield();
+    for (const Work& work : works) work.wait();
+    for (const auto& data : many) expect_all(data.data(), data.size(), 0);
+  });
+}
+
+std::vector<std::string> engines_that_add() {
+  std::vector<std::string> names;
+  for (const EngineInfo& engine : engines()) {
+    if (engine.built) names.push_back(engine.name);
+  }
+  return names;
+}
+INSTANTIATE_TEST_SUITE_P(Engine, DenormalSums, ::testing::ValuesIn(engines_that_add()),
+                         [](const auto& engine) { return engine.param; });
+
+TEST(DenormalSumsInSharedMemory, AreFlushedOrKeptAsTheWorkersSay) {
+  for (const bool on : {true, false}) {
+    if (!base::set_flush_denormals(on)) GTEST_SKIP() << "this processor cannot flush denormals";
+    run_all({"shm", 2}, [&](Comm& comm) {
+      constexpr std::size_t kCount = 20'011;
+      const auto arena = comm.share(kCount * sizeof(float));
+      auto* data = reinterpret_cast<float*>(arena->data());
+      std::fill_n(data, kCount, kQuarter);
+      comm.all_reduce({data, kCount, DType::kFloat32}).wait();
+      expect_all(data, kCount, on ? 0 : kSumOfTwo);
+    });
+  }
+  base::set_flush_denormals(false);
+}
+
+}  // namespace
+}  // namespace lockstep::testing

@@ -1,0 +1,174 @@
+// The arithmetic of a job, in every thread that computes for it.
+#include "torch/train/arithmetic.h"
+
+#include <ATen/Parallel.h>
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+#include <lockstep/errors.h>
+#include <lockstep/trainer.h>
+
+#include <atomic>
+#include <fstream>
+#include <limits>
+#include <mutex>
+#include <set>
+#include <thread>
+
+#include "base/denormals.h"
+#include "tests/torch/folder.h"
+#include "tests/torch/nets.h"
+#include "tests/torch/own_process.h"
+
+namespace lockstep::testing {
+namespace {
+
+using ::testing::HasSubstr;
+using ::testing::Not;
+
+constexpr float kLeast = std::numeric_limits<float>::min();
+
+// By bits: a comparison of numbers would flush too.
+std::int64_t zeros(const torch::Tensor& tensor) {
+  return (tensor.contiguous().view(torch::kInt32) == 0).sum().item<std::int64_t>();
+}
+
+// All elements are denormal, or all zero.
+void expect_flushed(const torch::Tensor& tensor, bool flushed) {
+  EXPECT_EQ(zeros(tensor), flushed ? tensor.numel() : 0);
+}
+
+void expect_in_parallel(bool flushed) {
+  std::mutex mutex;
+  std::set<std::thread::id> threads;
+  std::atomic<int> right{0};
+  at::parallel_for(0, 2, 1, [&](std::int64_t, std::int64_t) {
+    if (base::flushes_denormals() == flushed) ++right;
+    const std::lock_guard lock(mutex);
+    threads.insert(std::this_thread::get_id());
+  });
+  EXPECT_EQ(threads.size(), 2U);
+  EXPECT_EQ(right, 2);
+  expect_flushed(torch::full({1 << 20}, kLeast) * 0.5, flushed);
+}
+
+// Columns for every thread that OpenBLAS has; it made them before main.
+void expect_in_blas(bool flushed) {
+  const auto tiny = torch::full({512, 512}, 1e-22F);
+  expect_flushed(torch::mm(tiny, torch::full({512, 512}, 1e-20F)), flushed);
+}
+
+void expect_in_backward(bool flushed) {
+  bool in_hook = !flushed;
+  auto x = torch::full({1 << 17}, 1.0F).requires_grad_();
+  x.register_hook([&](const torch::Tensor&) { in_hook = base::flushes_denormals(); });
+  (x * 0.5).backward(torch::full({1 << 17}, kLeast));
+  EXPECT_EQ(in_hook, flushed);
+  expect_flushed(x.grad(), flushed);
+}
+
+void expect_everywhere(bool flushed) {
+  expect_flushed(torch::full({5}, kLeast) * 0.5, flushed);
+  expect_in_parallel(flushed);
+  expect_in_blas(flushed);
+  expect_in_backward(flushed);
+  std::thread([&] { expect_in_backward(flushed); }).join();
+}
+
+TEST(ArithmeticAlone, DISABLED_DenormalsAreFlushedEverywhere) {
+  train::set_arithmetic({.threads = 2, .flush_denormals = true});
+  expect_everywhere(true);
+}
+
+TEST(ArithmeticAlone, DISABLED_DenormalsAreKeptEverywhere) {
+  train::set_arithmetic({.threads = 2, .flush_denormals = false});
+  expect_everywhere(false);
+}
+
+std::string contents(const std::string& path) {
+  std::ifstream file(path);
+  return {std::istreambuf_iterator<char>(file), {}};
+}
+
+TEST(JobArithmetic, DenormalsAreFlushedOrKeptInEveryThreadThatComputes) {
+  if (!base::set_flush_denormals(true)) GTEST_SKIP() << "this processor cannot flush denormals";
+  base::set_flush_denormals(false);
+  const Folder folder;
+  const std::string output = folder / "output";
+  EXPECT_TRUE(passes_alone("ArithmeticAlone.DISABLED_DenormalsAreFlushedEverywhere",
+                           thread_variables(2), output))
+      << contents(output);
+  EXPECT_TRUE(passes_alone("ArithmeticAlone.DISABLED_DenormalsAreKeptEverywhere",
+                           thread_variables(2), output))
+      << contents(output);
+}
+
+TEST(JobArithmetic, TheEnvironmentOfTheLibrariesIsPartOfIt) {
+  const std::string before = train::arithmetic_environment();
+  ::setenv("ONEDNN_DEFAULT_FPMATH_MODE", "BF16", 1);
+  ::setenv("DNNL_VERBOSE", "0", 1);
+  ::setenv("MKL_NUM_THREADS", "1", 1);
+  const std::string with_more = train::arithmetic_environment();
+  ::unsetenv("ONEDNN_DEFAULT_FPMATH_MODE");
+  ::unsetenv("DNNL_VERBOSE");
+  ::unsetenv("MKL_NUM_THREADS");
+  EXPECT_THAT(with_more, HasSubstr("ONEDNN_DEFAULT_FPMATH_MODE=BF16"));
+  EXPECT_THAT(with_more, Not(HasSubstr("VERBOSE")));
+  EXPECT_THAT(with_more, Not(HasSubstr("NUM_THREADS")));
+  EXPECT_EQ(train::arithmetic_environment(), before);
+  EXPECT_THAT(before, Not(HasSubstr("FPMATH")));
+}
+
+// Undoes what set_arithmetic() does to the whole process.
+class DeterministicScope {
+ public:
+  explicit DeterministicScope(bool on) { set(on); }
+  ~DeterministicScope() { set(false); }
+  DeterministicScope(const DeterministicScope&) = delete;
+  DeterministicScope& operator=(const DeterministicScope&) = delete;
+
+ private:
+  static void set(bool on) { at::globalContext().setDeterministicAlgorithms(on, false); }
+};
+
+// Trains with an operator that is not deterministic: where indices meet twice, the last one to write wins.
+TrainingResult train_unpooling(World& world) {
+  auto net = seeded<TwoLayers>(3, 16, 16, 16);
+  auto model = data_parallel(net, world);
+  TrainerParts parts{model, net.ptr(), std::make_shared<optim::SGD>(model, optim::SGDOptions{}),
+                     tensor_dataset(samples(1, {8, 16}), torch::zeros({8}))};
+  parts.loss = [net](const Batch& batch) mutable {
+    const auto [values, indices] =
+        torch::max_pool2d_with_indices(net->forward(batch.data).view({-1, 1, 4, 4}), {2, 2});
+    return torch::max_unpool2d(values, indices, {4, 4}).pow(2).mean();
+  };
+  TrainerOptions options;
+  options.steps = 2;
+  options.global_batch = 4;
+  options.shards = 2;
+  Trainer trainer(world, parts, options);
+  return trainer.run();
+}
+
+TEST(JobArithmetic, AnOperatorThatIsNotDeterministicIsRefusedByName) {
+  const DeterministicScope deterministic(true);
+  for (const Outcome& outcome :
+       outcomes_in_world(2, [](World& world) { train_unpooling(world); })) {
+    EXPECT_EQ(outcome.kind, ErrorKind::kBadInput);
+    EXPECT_THAT(outcome.text, HasSubstr("operator max_unpooling2d"));
+    EXPECT_THAT(outcome.text, HasSubstr("--deterministic off"));
+    EXPECT_EQ(outcome.text.find('\n'), std::string::npos);
+  }
+}
+
+TEST(JobArithmetic, WithoutTheSwitchSuchAnOperatorRuns) {
+  const DeterministicScope deterministic(false);
+  in_world(2, [](World& world) { EXPECT_EQ(train_unpooling(world).steps, 2); });
+}
+
+TEST(JobArithmetic, OtherErrorsOfLibTorchPassAsTheyAre) {
+  EXPECT_THROW(train::name_what_is_not_deterministic([] { torch::ones({2}) + torch::ones({3}); }),
+               c10::Error);
+}
+
+}  // namespace
+}  // namespace lockstep::testing

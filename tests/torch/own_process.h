@@ -1,0 +1,29 @@
+// This test program once more, as a process of its own: for what is decided when a process starts.
+#pragma once
+
+#include <unistd.h>
+
+#include <array>
+#include <cstdlib>
+#include <string>
+
+namespace lockstep::testing {
+
+// Runs one test that is disabled otherwise, with `environment` ("A=1 B=2"); its output goes to a file. Whether it passed.
+inline bool passes_alone(const std::string& test, const std::string& environment,
+                         const std::string& output) {
+  std::array<char, 4096> path{};
+  if (::readlink("/proc/self/exe", path.data(), path.size() - 1) <= 0) return false;
+  const std::string command = "env GTEST_BRIEF=1 " + environment + " timeout 60 '" + path.data() +
+                              "' --gtest_also_run_disabled_tests --gtest_filter='" + test +
+                              "' > '" + output + "' 2>&1";
+  return std::system(command.c_str()) == 0;
+}
+
+// The variables that a worker with so many threads is started with; and threads that wait leave the cores to others.
+inline std::string thread_variables(int threads) {
+  const std::string number = std::to_string(threads);
+  return "OMP_WAIT_POLICY=passive OMP_NUM_THREADS=" + number + " OPENBLAS_NUM_THREADS=" + number;
+}
+
+}  // namespace lockstep::testing
