@@ -3,7 +3,7 @@
 # make test         everything a change must pass: tests, sanitizers, checks of form, a short fuzz
 # make test-full    the same with the long ones
 # make fuzz         the fuzzers, FUZZ_SECONDS each (default 300)
-# make bench        the measurements that the docs quote, into docs/benchmarks.md; some 10 minutes
+# make bench        the measurements that the docs quote, into docs/benchmarks.md; some 15 minutes
 # make deps         install the packages of packages.txt that are missing
 # make format       clang-format over the tree        make tidy   clang-tidy over the tree
 SHELL := /bin/bash

@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
 # The measurements that the docs quote, on this machine, now: writes docs/benchmarks.md and the pictures beside it.
-# Leave the machine alone while it runs. `bench.sh quick` takes a minute, measures nothing well, and writes to build/.
+# Leave the machine alone while it runs. `bench.sh quick` takes two minutes, measures nothing well, and writes to build/.
 set -euo pipefail
 cd "$(dirname "$0")/.."
 folder=docs
@@ -27,6 +27,9 @@ measure() {
   say '```' "$printed" '```'
 }
 
+# aim WORDS…: what the section before was to reach.
+aim() { say '' "Aimed at: $*"; }
+
 say "# Benchmarks" '' \
   "Written by \`make bench\`; how it is measured is in [the method](internals/benchmarks.md)." '' \
   "| | |" "|---|---|" \
@@ -41,10 +44,22 @@ say "# Benchmarks" '' \
 measure "All-reduce, 2 workers" benchmarks-allreduce-2.svg build/lockstep bench allreduce --workers 2
 measure "All-reduce, 4 workers" benchmarks-allreduce-4.svg build/lockstep bench allreduce --workers 4 --rounds 2 \
   --sizes 1KiB,64KiB,1MiB,64MiB
+for workers in 4 8; do
+  measure "What the order of the tree costs, $workers workers" "" build/lockstep bench allreduce --workers $workers --order \
+    --engines shm --peers none --sizes 64KiB,1MiB,16MiB,64MiB
+  aim "\`in-place-tree\` at most 1.05 times \`in-place-ranks\`."
+done
 if [ -x build/lockstep-train ]; then
   measure "Training step, 2 workers" benchmarks-step-2.svg build/lockstep bench step --workers 2 --model mlp --batch 32
   measure "Memory of parameters and AdamW's state, 4 workers" "" build/lockstep bench step --workers 4 --model mlp --batch 32 \
     --optimizer adamw --engines shm --peers plain,pytorch-ddp --rounds 1
+  for workers in 1 2; do
+    for batch in 32 8; do
+      measure "Eight shards, batch $batch each, $workers worker$([ $workers = 1 ] || echo s)" "" build/lockstep bench step --workers $workers \
+        --shards 8 --model mlp --batch $batch --engines shm
+      aim "\`lockstep-shm-fused\` at most $([ $batch = 8 ] && echo 1.08 || echo 1.05) times \`plain-accumulate\`."
+    done
+  done
 fi
 quick=()
 measure "Starting and joining" "" build/tests/bench/start_bench build/lockstep build/tests/bench/join_probe

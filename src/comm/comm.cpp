@@ -7,6 +7,7 @@
 #include "base/hash.h"
 #include "comm/algorithms/algorithms.h"
 #include "comm/channel.h"
+#include "comm/choice.h"
 #include "comm/share.h"
 #include "plan/tree.h"
 
@@ -37,30 +38,9 @@ comm::ReduceRule rule_of(const ReduceOptions& options, const Buffer& data) {
   return {options.op, options.factor};
 }
 
-// What will run when `asked` is asked for, and why.
-struct Choice {
-  Algorithm algorithm = Algorithm::kDirect;
-  std::string how;
-};
-
-Choice choose(Algorithm asked, int shards, const comm::Group& group) {
-  const int workers = group.size();
-  if (asked == Algorithm::kAutomatic || workers == 1) return {Algorithm::kDirect, "direct"};
-  if (asked == Algorithm::kNative &&
-      (!group.link->has_native_all_reduce() || group.link->size() != workers)) {
-    return {Algorithm::kDirect, "direct (asked for native: the engine has none for these workers)"};
-  }
-  if (asked == Algorithm::kHalvingDoubling) {
-    const auto verdict = plan::halving_doubling_verdict(shards, workers);
-    if (!verdict.possible) {
-      return {Algorithm::kDirect,
-              fmt::format("direct (asked for halving-doubling: {})", verdict.reason)};
-    }
-  } else if (asked != Algorithm::kDirect && shards != workers) {
-    return {Algorithm::kDirect,
-            fmt::format("direct (asked for {}: it takes one partial per worker)", name(asked))};
-  }
-  return {asked, name(asked)};
+comm::Choice choose(Algorithm asked, int shards, const comm::Group& group) {
+  const bool native = group.link->has_native_all_reduce() && group.link->size() == group.size();
+  return comm::choose(asked, shards, group.size(), native);
 }
 
 void run_all_reduce(Exchange& exchange, Algorithm algorithm, Buffer data, comm::ReduceRule rule) {
@@ -161,7 +141,7 @@ Work Comm::all_reduce(Buffer data, ReduceOptions options) {
     comm::scale(data.dtype, rule.factor, data.data, data.data, data.count);
     return {};
   }
-  const Choice choice = choose(options.algorithm, size(), channel_->group());
+  const comm::Choice choice = choose(options.algorithm, size(), channel_->group());
   Header header = header_of(Kind::kAllReduce, data);
   header.op = options.op;
   header.algorithm = choice.algorithm;
@@ -191,7 +171,7 @@ Work Comm::reduce(std::vector<Buffer> partials, int shards, Buffer result, Reduc
       throw BadInput("partials and result must have one count and one dtype");
     }
   }
-  const Choice choice = choose(options.algorithm, shards, channel_->group());
+  const comm::Choice choice = choose(options.algorithm, shards, channel_->group());
   Header header = header_of(Kind::kReduce, result);
   header.op = options.op;
   header.algorithm = choice.algorithm;

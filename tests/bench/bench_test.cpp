@@ -57,6 +57,16 @@ TEST_F(Bench, ThreeWorkersAndAnOddSizeAreExactToo) {
   for (const auto& one : results) EXPECT_EQ(one["samples"], 2);
 }
 
+TEST_F(Bench, BothOrdersGiveTheRightSums) {
+  const auto results = results_of({"allreduce", "-n", "4", "--sizes", "4,1028,64KiB", "--order",
+                                   "--engines", "none", "--peers", "none", "--iterations", "2"});
+  EXPECT_THAT(systems_of(results),
+              ::testing::ElementsAre("in-place-tree", "in-place-ranks", "limit", "in-place-tree",
+                                     "in-place-ranks", "limit", "in-place-tree", "in-place-ranks",
+                                     "limit"));
+  for (const auto& one : results) EXPECT_EQ(one["samples"], 2);
+}
+
 #ifdef LOCKSTEP_HAS_TORCH
 TEST_F(Bench, StepGivesTimesMemoryAndEfficiency) {
   const auto results = results_of({"step", "--model", "cnn", "--batch", "2", "--workers", "2",
@@ -69,6 +79,19 @@ TEST_F(Bench, StepGivesTimesMemoryAndEfficiency) {
     EXPECT_GT(one["step_ms_p50"], 0);
     EXPECT_GT(one["efficiency"], 0);
     EXPECT_GT(one["pss_mb"], one["state_mb"]);
+  }
+}
+
+TEST_F(Bench, StepsOfManyShardsAreComparedWithPlainAccumulations) {
+  const auto results = results_of({"step", "--model", "cnn", "--batch", "2", "--workers", "2",
+                                   "--shards", "5", "--engines", "shm", "--iterations", "2"});
+  EXPECT_THAT(
+      systems_of(results),
+      ::testing::ElementsAre("plain-accumulate", "plain-accumulate-flat", "lockstep-shm-fused"));
+  for (const auto& one : results) {
+    EXPECT_EQ(one["shards"], 5);
+    EXPECT_EQ(one["steps"], 4);
+    EXPECT_GT(one["efficiency"], 0);
   }
 }
 #endif

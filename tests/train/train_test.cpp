@@ -89,6 +89,8 @@ TEST_F(Train, WritesAReportWithEverythingThatCanBeAsked) {
   EXPECT_GT(report["samples_per_second"].get<double>(), 0);
   EXPECT_GE(report["step_ms"]["p95"].get<double>(), report["step_ms"]["p50"].get<double>());
   EXPECT_GE(report["exposed_comm_ms"]["p50"].get<double>(), 0);
+  EXPECT_EQ(report["bytes_moved_per_step"], 0);
+  EXPECT_EQ(report["times_ring"], nullptr);
   EXPECT_EQ(report["replicas_identical"], true);
   EXPECT_EQ(report["weights_sha256"].get<std::string>().size(), 64U);
   EXPECT_TRUE(fs::exists(report["checkpoint"].get<std::string>()));
@@ -96,10 +98,12 @@ TEST_F(Train, WritesAReportWithEverythingThatCanBeAsked) {
 
 TEST_F(Train, TheSameJobGivesTheSameBitsWhateverTheWorkersTheEngineTheBucketsAndTheAlgorithm) {
   int workers = 0;
+  nlohmann::json times_ring;
   const auto hash = [&](std::vector<std::string> options) {
     options.insert(options.begin(), {"--steps", "5", "--workers", "4"});  // the last one counts
     const auto report = report_of(options);
     workers = report["workers"];
+    times_ring = report["times_ring"];
     return report["weights_sha256"];
   };
   const auto first = hash({});
@@ -110,6 +114,7 @@ TEST_F(Train, TheSameJobGivesTheSameBitsWhateverTheWorkersTheEngineTheBucketsAnd
   EXPECT_EQ(hash({"--algorithm", "halving-doubling", "--bucket-bytes", "100000"}), first);
 #if defined(LOCKSTEP_HAS_GLOO)
   EXPECT_EQ(hash({"--engine", "gloo"}), first);
+  EXPECT_NEAR(times_ring.get<double>(), 1, 0.01);  // 8 shards on 4 workers: one partial each
 #endif
   EXPECT_NE(hash({"--seed", "1"}), first);
 }

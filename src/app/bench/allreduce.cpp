@@ -131,6 +131,17 @@ void add_mpi(const Mpi& mpi, const AllreduceArguments& arguments, Field& field) 
   field.contenders.push_back(std::move(contender));
 }
 
+// The same pass over shared memory twice, in two orders.
+void add_orders(const AllreduceArguments& arguments, Field& field) {
+  const auto add = [&](const char* name, const char* order) {
+    field.contenders.push_back(own_worker(arguments, name, "shm", name));
+    field.contenders.back().settings =
+        fmt::format("one pass over shared memory, added {}; pinned", order);
+  };
+  add(kInPlaceTree, "in the order of the tree");
+  add(kInPlaceRanks, "rank after rank");
+}
+
 }  // namespace
 
 Field allreduce_field(const AllreduceArguments& arguments, const std::string& folder) {
@@ -150,6 +161,7 @@ Field allreduce_field(const AllreduceArguments& arguments, const std::string& fo
   for (const Mpi& mpi : mpis()) {
     if (asked_for(arguments.peers, mpi.name)) add_mpi(mpi, arguments, field);
   }
+  if (arguments.order) add_orders(arguments, field);
   field.contenders.push_back(own_worker(arguments, "limit", "shm", "limit"));
   field.contenders.back().settings =
       "the engine's loop on private memory, no synchronisation; pinned";

@@ -13,6 +13,10 @@ namespace lockstep::bench {
 
 int bench_allreduce(const std::vector<std::string>& arguments);
 
+// What --order compares.
+inline constexpr char kInPlaceTree[] = "in-place-tree";
+inline constexpr char kInPlaceRanks[] = "in-place-ranks";
+
 // Engines, peers and the limit, for these arguments. `folder` is where Gloo's workers meet.
 Field allreduce_field(const AllreduceArguments& arguments, const std::string& folder);
 

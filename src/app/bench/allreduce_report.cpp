@@ -46,6 +46,23 @@ std::string number(double value) {
   return fmt::format("{:.{}f}", value, value >= 10 ? 1 : 2);
 }
 
+// What the order of the tree costs over that of ranks, at every size where both were measured.
+std::string cost_of_order(const std::vector<Row>& rows) {
+  std::map<std::size_t, double> ranks;
+  for (const Row& row : rows) {
+    if (row.result->system == kInPlaceRanks) ranks[row.bytes] = row.us.p50;
+  }
+  std::string text;
+  for (const Row& row : rows) {
+    if (row.result->system != kInPlaceTree || !ranks.contains(row.bytes)) continue;
+    text += fmt::format("{}{:.3f} at {}", text.empty() ? "" : ", ", row.us.p50 / ranks[row.bytes],
+                        spoken_size(row.bytes));
+  }
+  if (text.empty()) return text;
+  return fmt::format("{} takes this many times the time of {}: {}\n\n", kInPlaceTree, kInPlaceRanks,
+                     text);
+}
+
 }  // namespace
 
 void AllreduceResult::add(const std::vector<std::string>& lines) {
@@ -80,7 +97,8 @@ std::string as_table(const AllreduceReport& report) {
       "{:>8}  {:<14} {:>9}  {:>21}  {:>9}  {:>7}  {:>7}  {:>8}\n",
       report.workers, "size", "system", "p50", "quartiles", "p99", "algbw", "busbw", "of limit");
   std::size_t last = 0;
-  for (const Row& row : rows_of(report)) {
+  const auto rows = rows_of(report);
+  for (const Row& row : rows) {
     if (last != 0 && row.bytes != last) text += "\n";
     const std::string size = row.bytes == last ? "" : spoken_size(row.bytes);
     last = row.bytes;
@@ -89,7 +107,7 @@ std::string as_table(const AllreduceReport& report) {
                     row.result->system, number(row.us.p50), number(row.us.q1), number(row.us.q3),
                     number(row.us.p99), number(row.algbw), number(row.busbw), 100 * row.of_limit);
   }
-  text += "\n";
+  text += "\n" + cost_of_order(rows);
   for (const auto& result : report.results)
     text += fmt::format("{:<14} {}\n", result.system, result.settings);
   return text + fmt::format("{:<14} {}\n", "all", spoken(allocator_settings()));

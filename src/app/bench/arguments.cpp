@@ -18,6 +18,7 @@ namespace {
 
 constexpr std::size_t kSmallestSize = std::size_t{1} << 10;
 constexpr std::size_t kLargestSize = std::size_t{256} << 20;
+constexpr int kMostShards = 4096;
 constexpr std::size_t kMostBytes = std::size_t{64} << 30;
 
 [[noreturn]] void refuse(const std::string& text, const char* command) {
@@ -113,6 +114,7 @@ AllreduceArguments parse_allreduce_arguments(const std::vector<std::string>& arg
   CLI::App parser;
   add_common(parser, parsed, texts);
   parser.add_option("--sizes", texts.sizes);
+  parser.add_flag("--order", parsed.order);
   parse(parser, arguments, "allreduce");
   finish_common(parser, texts, parsed, "allreduce");
   for (const std::string& text : split_list(texts.sizes)) parsed.sizes.push_back(parse_size(text));
@@ -135,6 +137,7 @@ StepArguments parse_step_arguments(const std::vector<std::string>& arguments) {
   add_common(parser, parsed, texts);
   parser.add_option("--model", parsed.model);
   parser.add_option("--batch", parsed.batch);
+  parser.add_option("--shards", parsed.shards);
   parser.add_option("--optimizer", parsed.optimizer);
   parse(parser, arguments, "step");
   finish_common(parser, texts, parsed, "step");
@@ -142,6 +145,12 @@ StepArguments parse_step_arguments(const std::vector<std::string>& arguments) {
   check_choice("--optimizer", parsed.optimizer, {"sgd", "sgd-momentum", "adam", "adamw"});
   if (parsed.batch < 1 || parsed.batch > (1 << 20))
     refuse(fmt::format("--batch {}: give a number from 1 to 1048576", parsed.batch), "step");
+  if (parser.count("--shards") == 0) parsed.shards = parsed.workers;
+  if (parsed.shards < parsed.workers || parsed.shards > kMostShards) {
+    refuse(fmt::format("--shards {}: give a number from {}, the workers, to {}", parsed.shards,
+                       parsed.workers, kMostShards),
+           "step");
+  }
   return parsed;
 }
 

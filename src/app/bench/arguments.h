@@ -26,11 +26,13 @@ struct CommonArguments {
 
 struct AllreduceArguments : CommonArguments {
   std::vector<std::size_t> sizes;  // bytes
+  bool order = false;              // also what the order of the tree costs
 };
 
 struct StepArguments : CommonArguments {
   std::string model = "mlp";
-  std::int64_t batch = 32;  // of each worker
+  std::int64_t batch = 32;  // of each shard
+  int shards = 0;           // 0: as many as workers
   std::string optimizer = "sgd-momentum";
 };
 

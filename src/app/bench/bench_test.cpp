@@ -107,6 +107,37 @@ TEST(BenchArgumentsTest, AStepHasAModelABatchAndAnOptimizer) {
               HasSubstr("plain, plain-zeroed, plain-flat, pytorch-ddp"));
 }
 
+TEST(BenchArgumentsTest, AStepHasAsManyShardsAsWorkersOrMore) {
+  EXPECT_EQ(parse_step_arguments({"-n", "3"}).shards, 3);
+  EXPECT_EQ(parse_step_arguments({"-n", "2", "--shards", "8"}).shards, 8);
+  const auto refused = [](const std::vector<std::string>& words) {
+    return refusal([&] { step_field(parse_step_arguments(words)); });
+  };
+  EXPECT_THAT(refused({"-n", "4", "--shards", "3"}), HasSubstr("--shards 3: give a number from 4"));
+  EXPECT_THAT(refused({"-n", "4", "--shards", "0"}), HasSubstr("--shards 0"));
+  EXPECT_THAT(refused({"-n", "4", "--shards", "5000"}), HasSubstr("to 4096"));
+  EXPECT_THAT(refused({"-n", "2", "--shards", "8", "--peers", "plain"}),
+              HasSubstr("choose from plain-accumulate, plain-accumulate-flat"));
+  EXPECT_THAT(refused({"-n", "2", "--shards", "2", "--peers", "plain-accumulate"}),
+              HasSubstr("choose from plain, "));
+}
+
+std::vector<std::string> names_of(const Field& field) {
+  std::vector<std::string> names;
+  for (const Contender& one : field.contenders) names.push_back(one.name);
+  return names;
+}
+
+TEST(BenchArgumentsTest, OrdersAreComparedWhenAskedFor) {
+  const auto field = [](std::vector<std::string> words) {
+    words.insert(words.end(), {"--engines", "shm", "--peers", "none"});
+    return names_of(allreduce_field(parse_allreduce_arguments(words), ""));
+  };
+  EXPECT_THAT(field({}), ElementsAre("lockstep-shm", "limit"));
+  EXPECT_THAT(field({"--order"}),
+              ElementsAre("lockstep-shm", "in-place-tree", "in-place-ranks", "limit"));
+}
+
 TEST(BenchCoresTest, WorkersGetTheirPartOfTheCoresOrShareThem) {
   EXPECT_THAT(cores_of(0, 2, {4, 5}), ElementsAre(4));
   EXPECT_THAT(cores_of(1, 2, {4, 5, 6, 7}), ElementsAre(6, 7));
@@ -188,8 +219,13 @@ TEST(BenchReportTest, JsonIsOneArrayOfObjects) {
 }
 
 TEST(BenchReportTest, AStepsJsonNamesTheBaseOfItsEfficiency) {
-  StepReport report{2,  1,     "mlp",
-                    32, "sgd", {{"plain", "", {}, {}, {}}, {"lockstep-shm", "", {}, {}, {}}}};
+  StepReport report{.workers = 2,
+                    .shards = 2,
+                    .threads = 1,
+                    .model = "mlp",
+                    .batch = 32,
+                    .optimizer = "sgd",
+                    .results = {{"plain", "", {}, {}, {}}, {"lockstep-shm", "", {}, {}, {}}}};
   report.results[0].add({R"({"rank":0,"pss_mb":10,"state_mb":4,"step_ms":[50,50]})",
                          R"({"rank":1,"pss_mb":12,"state_mb":4,"step_ms":[50,50]})"});
   report.results[1].add({R"({"rank":0,"pss_mb":9,"state_mb":2,"step_ms":[40]})"});
@@ -204,6 +240,41 @@ TEST(BenchReportTest, AStepsJsonNamesTheBaseOfItsEfficiency) {
   EXPECT_DOUBLE_EQ(json[0]["samples_per_second"], 1280);
   EXPECT_EQ(json[1]["efficiency_base"], "plain");
   EXPECT_DOUBLE_EQ(json[1]["efficiency"], 1.25);
+}
+
+TEST(BenchReportTest, ManyShardsAreMeasuredAgainstAPlainAccumulation) {
+  StepReport report{.workers = 2,
+                    .shards = 8,
+                    .threads = 1,
+                    .model = "mlp",
+                    .batch = 32,
+                    .optimizer = "sgd",
+                    .results = {{kPlainAccumulate, "", {}, {}, {}},
+                                {kPlainAccumulateFlat, "", {}, {}, {}},
+                                {"lockstep-shm-fused", "", {}, {}, {}}}};
+  report.results[0].add({R"({"pss_mb":1,"state_mb":1,"step_ms":[100]})"});
+  report.results[1].add({R"({"pss_mb":1,"state_mb":1,"step_ms":[80]})"});
+  report.results[2].add({R"({"pss_mb":1,"state_mb":1,"step_ms":[104]})"});
+  const auto json = nlohmann::json::parse(as_json(report));
+  EXPECT_EQ(json[2]["shards"], 8);
+  EXPECT_EQ(json[2]["efficiency_base"], "plain-accumulate");
+  EXPECT_DOUBLE_EQ(json[2]["efficiency"], 100.0 / 104);
+  EXPECT_DOUBLE_EQ(json[0]["samples_per_second"], 2560);
+  const std::string table = as_table(report);
+  EXPECT_THAT(table, HasSubstr("8 shards on 2 workers"));
+  EXPECT_THAT(table,
+              HasSubstr("lockstep-shm-fused takes 1.040 times the time of plain-accumulate\n"));
+  EXPECT_THAT(table, HasSubstr("takes 1.300 times the time of plain-accumulate-flat\n"));
+}
+
+TEST(BenchReportTest, TheCostOfTheOrderIsSaidForEverySizeWhereBothWereMeasured) {
+  AllreduceReport report{4, {{kInPlaceTree, "", {}}, {kInPlaceRanks, "", {}}}};
+  report.results[0].add({R"({"bytes":1024,"us":[3]})", R"({"bytes":2048,"us":[5]})"});
+  EXPECT_THAT(as_table(report), Not(HasSubstr("times the time")));
+  report.results[1].add({R"({"bytes":1024,"us":[2]})"});
+  EXPECT_THAT(as_table(report),
+              HasSubstr("in-place-tree takes this many times the time of in-place-ranks: 1.500 at "
+                        "1 KiB\n"));
 }
 
 // Every element that is opened is closed, in order. Enough of XML for what plot.cpp writes.

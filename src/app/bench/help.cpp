@@ -21,6 +21,7 @@ constexpr char kAllreduceHelp[] =
 
   -n, --workers N     (default: one for each core, at least 2)
       --sizes S,…     such as 1KiB,1MiB,64MiB (default: powers of two from 1KiB to 256MiB)
+      --order         also what adding in the order of the tree costs: two systems more, below
       --engines E,…   Lockstep's, such as shm,gloo, or none (default: every one that was built)
       --peers P,…     gloo, openmpi, mpich, or none (default: those that are found)
       --rounds R      turns of each system (default: 5)
@@ -33,6 +34,9 @@ Columns: the median, quartiles and 99th percentile over all samples of all turns
 slowest worker's time. algbw is bytes over time, busbw that times 2(N-1)/N, as nccl-tests define
 them. `limit` is the same add-and-store loop on private memory by all workers at once, without
 synchronisation; "of limit" is its median over the system's.
+
+With --order `in-place-tree` and `in-place-ranks` sum the same shared memory in the same slices with
+the same loop, and differ in the order of addition alone: that of the tree, or rank after rank.
 
 The exit code is 1 if one of Lockstep's engines failed or gave a wrong sum; a peer that fails is
 reported and left out.
@@ -49,11 +53,13 @@ constexpr char kStepHelp[] =
   lockstep bench step [options]
 
       --model M       mlp, cnn, resnet18 or gpt, as in `lockstep train` (default: mlp)
-      --batch B       samples of each worker (default: 32)
+      --batch B       samples of each shard (default: 32)
+      --shards S      at least as many as workers (default: as many)
       --optimizer O   sgd, sgd-momentum, adam or adamw (default: sgd-momentum)
   -n, --workers N     (default: one for each core, at least 2)
       --engines E,…   Lockstep's, such as shm,gloo, or none (default: every one that was built)
-      --peers P,…     plain, plain-zeroed, plain-flat, pytorch-ddp, or none (default: those found)
+      --peers P,…     plain, plain-zeroed, plain-flat, pytorch-ddp, or none (default: those found);
+                      with more shards than workers plain-accumulate, plain-accumulate-flat
       --rounds R      turns of each system (default: 3)
       --seconds S     of steps in one turn (default: 4), or
       --iterations I  steps in one turn
@@ -67,12 +73,19 @@ constexpr char kStepHelp[] =
   lockstep-E-fused   lockstep::Trainer, over engine E
   pytorch-ddp        PyTorch's DistributedDataParallel over Gloo, from Python
 
-The median and quartiles are over all steps of all workers and turns. Efficiency is plain's median
-over the system's: 100 % is a synchronisation that costs nothing.
+With more shards than workers, where a step is several passes forward and backward, against:
+
+  plain-accumulate        as plain; autograd adds the gradients of all passes up in param.grad
+  plain-accumulate-flat   as plain-flat, the same
+  lockstep-E-fused        as above; every shard's gradients are added where the tree says
+
+The median and quartiles are over all steps of all workers and turns. Efficiency is the median of
+plain, or plain-accumulate, over the system's: 100 % is a synchronisation that costs nothing.
 
 Examples:
   lockstep bench step --workers 2
   lockstep bench step --model cnn --batch 64 --optimizer adamw --engines shm --plot step.svg
+  lockstep bench step --workers 2 --shards 8 --batch 8 --engines shm
 )";
 
 }  // namespace

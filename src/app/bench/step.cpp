@@ -60,7 +60,31 @@ struct Own {
   std::string settings;
 };
 
+std::string cores_of_engine(const std::string& engine) {
+  return engine == "gloo" ? "not pinned" : "pinned";
+}
+
+// Those that host several shards on a worker.
+std::vector<Own> accumulating_systems(const StepArguments& arguments) {
+  std::vector<Own> systems;
+  if (asked_for(arguments.peers, kPlainAccumulate)) {
+    systems.push_back(
+        {kPlainAccumulate, "shm", "plain",
+         "LibTorch and torch::optim, autograd adds up, gradients set to none; pinned"});
+  }
+  if (asked_for(arguments.peers, kPlainAccumulateFlat)) {
+    systems.push_back({kPlainAccumulateFlat, "shm", "plain-flat",
+                       "LibTorch and lockstep::optim, autograd adds up; pinned"});
+  }
+  for (const std::string& engine : chosen_engines(arguments.engines)) {
+    systems.push_back({fmt::format("lockstep-{}-fused", engine), engine, "trainer",
+                       "lockstep::Trainer; " + cores_of_engine(engine)});
+  }
+  return systems;
+}
+
 std::vector<Own> own_systems(const StepArguments& arguments) {
+  if (arguments.shards > arguments.workers) return accumulating_systems(arguments);
   std::vector<Own> systems;
   if (asked_for(arguments.peers, "plain"))
     systems.push_back(
@@ -71,7 +95,7 @@ std::vector<Own> own_systems(const StepArguments& arguments) {
   if (asked_for(arguments.peers, "plain-flat"))
     systems.push_back({"plain-flat", "shm", "plain-flat", "LibTorch and lockstep::optim; pinned"});
   for (const std::string& engine : chosen_engines(arguments.engines)) {
-    const std::string cores = engine == "gloo" ? "not pinned" : "pinned";
+    const std::string cores = cores_of_engine(engine);
     const std::string name = "lockstep-" + engine;
     systems.push_back({name, engine, "drop-in", "data_parallel and lockstep::optim; " + cores});
     systems.push_back({name + "-fused", engine, "trainer", "lockstep::Trainer; " + cores});
@@ -86,7 +110,12 @@ int threads_of_a_worker(int workers) {
 }
 
 Field step_field(const StepArguments& arguments) {
-  check_peers(arguments.peers, {"plain", "plain-zeroed", "plain-flat", "pytorch-ddp"});
+  const bool accumulates = arguments.shards > arguments.workers;
+  if (accumulates) {
+    check_peers(arguments.peers, {kPlainAccumulate, kPlainAccumulateFlat});
+  } else {
+    check_peers(arguments.peers, {"plain", "plain-zeroed", "plain-flat", "pytorch-ddp"});
+  }
   const std::string program = app::own_file("lockstep-train");
   Field field;
   for (const Own& own : own_systems(arguments)) {
@@ -96,10 +125,11 @@ Field step_field(const StepArguments& arguments) {
           "libtorch-dev and build again");
     }
     field.contenders.push_back(
-        launched_contender(arguments, own.name, own.engine, {program, "bench-step", own.system}));
+        launched_contender(arguments, own.name, own.engine,
+                           {program, "bench-step", own.system, std::to_string(arguments.shards)}));
     field.contenders.back().settings = own.settings;
   }
-  if (asked_for(arguments.peers, "pytorch-ddp")) add_pytorch(arguments, field);
+  if (!accumulates && asked_for(arguments.peers, "pytorch-ddp")) add_pytorch(arguments, field);
   return field;
 }
 
@@ -108,9 +138,13 @@ int bench_step(const std::vector<std::string>& words) {
   const Field field = step_field(arguments);
   if (field.contenders.empty()) throw BadInput("nothing to measure: no engine and no peer is left");
   announce(arguments, field);
-  StepReport report{arguments.workers,   threads_of_a_worker(arguments.workers),
-                    arguments.model,     arguments.batch,
-                    arguments.optimizer, {}};
+  StepReport report{.workers = arguments.workers,
+                    .shards = arguments.shards,
+                    .threads = threads_of_a_worker(arguments.workers),
+                    .model = arguments.model,
+                    .batch = arguments.batch,
+                    .optimizer = arguments.optimizer,
+                    .results = {}};
   for (const Contender& contender : field.contenders)
     report.results.push_back({contender.name, contender.settings, {}, {}, {}});
   const bool good =

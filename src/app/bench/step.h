@@ -11,6 +11,10 @@ namespace lockstep::bench {
 
 int bench_step(const std::vector<std::string>& arguments);
 
+// Peers where workers host several shards.
+inline constexpr char kPlainAccumulate[] = "plain-accumulate";
+inline constexpr char kPlainAccumulateFlat[] = "plain-accumulate-flat";
+
 // Peers and engines, for these arguments. Unavailable in a build without LibTorch.
 Field step_field(const StepArguments& arguments);
 
@@ -31,9 +35,10 @@ struct StepResult {
 
 struct StepReport {
   int workers = 0;
+  int shards = 0;  // at least as many
   int threads = 1;
   std::string model;
-  std::int64_t batch = 0;
+  std::int64_t batch = 0;  // of each shard
   std::string optimizer;
   std::vector<StepResult> results;  // those that have samples
 };

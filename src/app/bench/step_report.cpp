@@ -10,7 +10,10 @@
 namespace lockstep::bench {
 namespace {
 
-constexpr char kBase[] = "plain";  // what efficiency is measured against
+// What efficiency is measured against.
+const char* base_of(const StepReport& report) {
+  return report.shards > report.workers ? kPlainAccumulate : "plain";
+}
 
 struct StepRow {
   const StepResult* result = nullptr;
@@ -27,10 +30,10 @@ std::vector<StepRow> rows_of(const StepReport& report) {
   for (const StepResult& result : report.results) {
     StepRow row{&result, summarise(result.step_ms)};
     row.samples_per_second =
-        1000.0 * static_cast<double>(report.batch) * report.workers / row.ms.p50;
+        1000.0 * static_cast<double>(report.batch) * report.shards / row.ms.p50;
     row.pss_mb = summarise(result.pss_mb).p50;
     row.state_mb = summarise(result.state_mb).p50;
-    if (result.system == kBase) base_ms = row.ms.p50;
+    if (result.system == base_of(report)) base_ms = row.ms.p50;
     rows.push_back(row);
   }
   for (StepRow& row : rows) row.efficiency = base_ms / row.ms.p50;
@@ -38,9 +41,26 @@ std::vector<StepRow> rows_of(const StepReport& report) {
 }
 
 std::string title_of(const StepReport& report) {
-  return fmt::format("training steps of {}, {} workers of {} thread{}, batch {} each, {}",
-                     report.model, report.workers, report.threads, report.threads == 1 ? "" : "s",
-                     report.batch, report.optimizer);
+  const std::string shards =
+      report.shards > report.workers ? fmt::format("{} shards on ", report.shards) : "";
+  return fmt::format("training steps of {}, {}{} worker{} of {} thread{}, batch {} each, {}",
+                     report.model, shards, report.workers, report.workers == 1 ? "" : "s",
+                     report.threads, report.threads == 1 ? "" : "s", report.batch,
+                     report.optimizer);
+}
+
+// What hosting several shards costs over a plain accumulation, as a ratio: two digits more than in a column of per cent.
+std::string costs_of(const std::vector<StepRow>& rows) {
+  std::string text;
+  for (const StepRow& base : rows) {
+    if (!base.result->system.starts_with("plain-accumulate")) continue;
+    for (const StepRow& row : rows) {
+      if (!row.result->system.starts_with("lockstep")) continue;
+      text += fmt::format("{} takes {:.3f} times the time of {}\n", row.result->system,
+                          row.ms.p50 / base.ms.p50, base.result->system);
+    }
+  }
+  return text.empty() ? "" : text + "\n";
 }
 
 }  // namespace
@@ -65,6 +85,7 @@ std::string as_json(const StepReport& report) {
   for (const StepRow& row : rows_of(report)) {
     nlohmann::ordered_json object = {{"system", row.result->system},
                                      {"workers", report.workers},
+                                     {"shards", report.shards},
                                      {"threads", report.threads},
                                      {"model", report.model},
                                      {"batch", report.batch},
@@ -76,7 +97,7 @@ std::string as_json(const StepReport& report) {
                                      {"steps", row.ms.samples},
                                      {"samples_per_second", row.samples_per_second},
                                      {"efficiency", nullptr},
-                                     {"efficiency_base", kBase},
+                                     {"efficiency_base", base_of(report)},
                                      {"pss_mb", row.pss_mb},
                                      {"state_mb", row.state_mb},
                                      {"settings", row.result->settings}};
@@ -89,21 +110,22 @@ std::string as_json(const StepReport& report) {
 std::string as_table(const StepReport& report) {
   std::string text =
       fmt::format("{}; times in ms, memory of all workers together in MB\n\n", title_of(report));
-  text +=
-      fmt::format("{:<20} {:>8}  {:>18}  {:>8}  {:>9}  {:>10}  {:>7}  {:>7}\n", "system", "p50",
-                  "quartiles", "p99", "samples/s", fmt::format("of {}", kBase), "memory", "state");
-  for (const StepRow& row : rows_of(report)) {
+  const auto rows = rows_of(report);
+  const std::string base = fmt::format("of {}", base_of(report));
+  text += fmt::format("{:<22} {:>8}  {:>18}  {:>8}  {:>9}  {:>19}  {:>7}  {:>7}\n", "system", "p50",
+                      "quartiles", "p99", "samples/s", base, "memory", "state");
+  for (const StepRow& row : rows) {
     const std::string efficiency =
         row.efficiency > 0 ? fmt::format("{:.0f} %", 100 * row.efficiency) : "";
     text += fmt::format(
-        "{:<20} {:>8.2f}  {:>7.2f} to {:>7.2f}  {:>8.2f}  {:>9.0f}  {:>10}  {:>7.0f}  {:>7.1f}\n",
+        "{:<22} {:>8.2f}  {:>7.2f} to {:>7.2f}  {:>8.2f}  {:>9.0f}  {:>19}  {:>7.0f}  {:>7.1f}\n",
         row.result->system, row.ms.p50, row.ms.q1, row.ms.q3, row.ms.p99, row.samples_per_second,
         efficiency, row.pss_mb, row.state_mb);
   }
-  text += "\n";
+  text += "\n" + costs_of(rows);
   for (const auto& result : report.results)
-    text += fmt::format("{:<20} {}\n", result.system, result.settings);
-  return text + fmt::format("{:<20} {}\n", "all", spoken(allocator_settings()));
+    text += fmt::format("{:<22} {}\n", result.system, result.settings);
+  return text + fmt::format("{:<22} {}\n", "all", spoken(allocator_settings()));
 }
 
 std::string as_plot(const StepReport& report) {

@@ -12,6 +12,7 @@
 #include "plan/schedule.h"
 #include "torch/models/models.h"
 #include "torch/replica/agreement.h"
+#include "torch/replica/replicated.h"
 #include "torch/train/arithmetic.h"
 
 namespace lockstep::app {
@@ -208,6 +209,14 @@ TrainerHooks show_on(Progress& progress) {
   return hooks;
 }
 
+// Gradients in memory that all workers reach are summed where they lie.
+StepTraffic traffic_of_step(const Replica& model, Algorithm asked, int shards, int workers) {
+  const replica::Replicated& state = *model.state();
+  if (workers > 1 && state.reads_all_gradients())
+    return {.in_place = true, .bytes = 0, .times_ring = {}};
+  return traffic_of(asked, shards, workers, state.buckets());
+}
+
 }  // namespace
 
 void stop_requested() noexcept {
@@ -240,9 +249,12 @@ TrainReport run_training(const TrainArguments& arguments, World& world) {
     progress.line("measuring one worker alone …");
     alone = samples_per_second_alone(arguments, world, data);
   }
+  const Replica model = parts.model;
   Trainer trainer(world, std::move(parts), make_options(arguments, world, data.train->size()),
                   show_on(progress));
   report.result = trainer.run();
+  report.traffic = traffic_of_step(model, algorithm_named(arguments.algorithm),
+                                   report.result.shards, world.size());
   if (alone > 0 && report.result.step_ms_p50 > 0) {
     const double together =
         1000 * static_cast<double>(arguments.global_batch) / report.result.step_ms_p50;

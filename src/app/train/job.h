@@ -9,6 +9,7 @@
 #include <string>
 
 #include "app/train/arguments.h"
+#include "app/train/traffic.h"
 
 namespace lockstep::app {
 
@@ -19,6 +20,7 @@ struct TrainReport {
   std::int64_t training_samples = 0;
   std::optional<double> speedup_over_one_worker;
   TrainingResult result;
+  StepTraffic traffic;
 };
 
 // Collective. The leader's choice where it is open: a worker that says something else for itself will meet Mismatch.

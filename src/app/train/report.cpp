@@ -41,6 +41,10 @@ std::string to_json(const TrainArguments& arguments, const TrainReport& report) 
     json["speedup_over_one_worker"] = *report.speedup_over_one_worker;
   json["step_ms"] = {{"p50", result.step_ms_p50}, {"p95", result.step_ms_p95}};
   json["exposed_comm_ms"] = {{"p50", result.exposed_comm_ms_p50}};
+  json["bytes_moved_per_step"] = nullptr;
+  if (report.traffic.bytes) json["bytes_moved_per_step"] = *report.traffic.bytes;
+  json["times_ring"] = nullptr;
+  if (report.traffic.times_ring) json["times_ring"] = *report.traffic.times_ring;
   json["memory_mb"] = static_cast<double>(result.memory_bytes) / 1e6;
   json["memory_mb_per_worker"] = static_cast<double>(result.memory_bytes) / 1e6 / report.workers;
   json["replicas_identical"] = result.replicas_identical;
@@ -83,6 +87,8 @@ std::string summary(const TrainArguments& arguments, const TrainReport& report) 
   row("step",
       fmt::format("{:.1f} ms (95 % below {:.1f} ms), {:.1f} ms of it waiting for other workers",
                   result.step_ms_p50, result.step_ms_p95, result.exposed_comm_ms_p50));
+  const std::string traffic = spoken(report.traffic, result.shards, report.workers);
+  if (!traffic.empty()) row("traffic", traffic);
   const double megabytes = static_cast<double>(result.memory_bytes) / 1e6;
   row("memory", fmt::format("{:.0f} MB, {:.0f} for each worker (proportional set size)", megabytes,
                             megabytes / report.workers));

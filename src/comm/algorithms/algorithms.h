@@ -31,6 +31,8 @@ class Cut {
   // As even as possible in units of `granule` elements, the first ones longer.
   static Cut even(std::size_t count, int workers, std::size_t granule = 1);
   static Cut of(std::span<const std::size_t> counts);
+  // Worker w has elements bounds[w] … bounds[w+1]−1.
+  static Cut at(std::vector<std::size_t> bounds);
 
   std::size_t first(int worker) const { return bounds_[worker]; }
   std::size_t longest() const;

@@ -1,19 +1,18 @@
 #include <algorithm>
+#include <utility>
 
 #include "comm/algorithms/algorithms.h"
+#include "plan/traffic.h"
 
 namespace lockstep::comm {
 
 Cut Cut::even(std::size_t count, int workers, std::size_t granule) {
-  const std::size_t units = (count + granule - 1) / granule;
+  return at(plan::even_bounds(count, workers, granule));
+}
+
+Cut Cut::at(std::vector<std::size_t> bounds) {
   Cut cut;
-  cut.bounds_.reserve(static_cast<std::size_t>(workers) + 1);
-  cut.bounds_.push_back(0);
-  for (int worker = 0; worker < workers; ++worker) {
-    const std::size_t share =
-        units / workers + (static_cast<std::size_t>(worker) < units % workers);
-    cut.bounds_.push_back(std::min(count, cut.bounds_.back() + share * granule));
-  }
+  cut.bounds_ = std::move(bounds);
   return cut;
 }
 

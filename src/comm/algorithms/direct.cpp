@@ -10,21 +10,23 @@
 //
 //   rounds   2 messages deep, whatever the number of workers
 //   bytes    per worker (P + 1) · (N−1)/N of the buffer, P the operands it holds: ring's for P = 1
+//            (plan/traffic.h counts them)
 //
 // Only the owner adds, and always in the plan's order: bits do not depend on slices, pieces,
 // arrival or engine. Short buffers skip step 3: everybody owns everything, N−1 short messages each.
 #include <array>
+#include <utility>
 
 #include "base/check.h"
 #include "comm/algorithms/algorithms.h"
 #include "comm/algorithms/in_memory.h"
 #include "comm/core/tree_sum.h"
+#include "plan/traffic.h"
 
 namespace lockstep::comm {
 namespace {
 
-constexpr std::size_t kShortBytes = 4096;  // below it a round trip costs more than the bytes
-constexpr std::size_t kPiecesAhead = 4;    // receives posted before they are needed
+constexpr std::size_t kPiecesAhead = 4;  // receives posted before they are needed
 
 // Large enough that the wake-ups of a message are lost in its bytes: at 64 MiB over Gloo on 2 cores,
 // pieces of 512 KiB took 1.7 times as long as pieces of 4 MiB, and larger ones gained little more.
@@ -203,11 +205,11 @@ void direct_reduce(Exchange& exchange, const plan::Reduction& plan,
   if (exchange.has_board() && reduce_in_memory(exchange, plan, partials, result, rule)) return;
   exchange.meet(exchange.peers());
   const Job job{plan, partials, result, rule};
-  if (result.bytes() <= kShortBytes) {
+  plan::DirectCut cut = plan::direct_cut(result.count, size_of(result.dtype), exchange.size());
+  if (cut.everyone_owns_all) {
     reduce_short(exchange, job);
   } else {
-    const Cut cut = Cut::even(result.count, exchange.size(), 64 / size_of(result.dtype));
-    reduce_slices(exchange, job, cut, HandOut::kYes);
+    reduce_slices(exchange, job, Cut::at(std::move(cut.bounds)), HandOut::kYes);
   }
 }
 

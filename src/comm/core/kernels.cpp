@@ -55,6 +55,24 @@ struct CombineAndScale {
 };
 
 template <typename T>
+struct AddFour {
+  LOCKSTEP_INLINE static void run(const T* a, const T* b, const T* c, const T* d, T* out,
+                                  std::size_t count) {
+    LOCKSTEP_VECTOR_LOOP
+    for (std::size_t i = 0; i < count; ++i) out[i] = (a[i] + b[i]) + (c[i] + d[i]);
+  }
+};
+
+template <typename T>
+struct AddFourAndScale {
+  LOCKSTEP_INLINE static void run(const T* a, const T* b, const T* c, const T* d, T* out,
+                                  std::size_t count, T factor) {
+    LOCKSTEP_VECTOR_LOOP
+    for (std::size_t i = 0; i < count; ++i) out[i] = ((a[i] + b[i]) + (c[i] + d[i])) * factor;
+  }
+};
+
+template <typename T>
 struct Scale {
   LOCKSTEP_INLINE static void run(const T* from, T* out, std::size_t count, T factor) {
     LOCKSTEP_VECTOR_LOOP
@@ -113,6 +131,15 @@ void combine_as(const Fold& fold, const void* left, const void* right, void* out
   }
 }
 
+template <typename T>
+void add_four_as(double factor, const std::array<const void*, 4>& operands, void* out,
+                 std::size_t count) {
+  const auto at = [&](std::size_t i) { return static_cast<const T*>(operands[i]); };
+  auto* to = static_cast<T*>(out);
+  if (factor == 1) return at_level<AddFour<T>>(at(0), at(1), at(2), at(3), to, count);
+  at_level<AddFourAndScale<T>>(at(0), at(1), at(2), at(3), to, count, static_cast<T>(factor));
+}
+
 void combine_half(const Fold& fold, const void* left, const void* right, void* out,
                   std::size_t count) {
   float a[kPiece];
@@ -154,6 +181,14 @@ void combine(const Fold& fold, const void* left, const void* right, void* out, s
     case DType::kBFloat16:
       return combine_half(fold, left, right, out, count);
   }
+}
+
+void add_four(const Fold& fold, const std::array<const void*, 4>& operands, void* out,
+              std::size_t count) {
+  LOCKSTEP_CHECK(fold.op == ReduceOp::kSum, "four operands are added");
+  if (fold.dtype == DType::kFloat32) return add_four_as<float>(fold.factor, operands, out, count);
+  LOCKSTEP_CHECK(fold.dtype == DType::kFloat64, "four operands are float32 or float64");
+  add_four_as<double>(fold.factor, operands, out, count);
 }
 
 void scale(DType dtype, double factor, const void* from, void* out, std::size_t count) {

@@ -5,6 +5,7 @@
 #include <lockstep/buffer.h>
 #include <lockstep/comm.h>
 
+#include <array>
 #include <cstddef>
 
 #include "comm/core/half.h"
@@ -29,6 +30,11 @@ inline void combine(DType dtype, ReduceOp op, const void* left, const void* righ
                     std::size_t count) {
   combine(Fold{dtype, op}, left, right, out, count);
 }
+
+// out[i] = ((a[i] + b[i]) + (c[i] + d[i])) · factor for float32 and float64: three sums in one pass. `out` may be any
+// operand.
+void add_four(const Fold& fold, const std::array<const void*, 4>& operands, void* out,
+              std::size_t count);
 
 // out[i] = from[i] · factor, as above. `out` may be `from`.
 void scale(DType dtype, double factor, const void* from, void* out, std::size_t count);

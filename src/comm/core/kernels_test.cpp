@@ -117,6 +117,37 @@ TEST(Kernels, GiveTheScalarBitsAtEveryOffsetAndLengthAlsoOntoAnOperand) {
   expect_scalar_bits_everywhere<std::uint8_t>();
 }
 
+template <typename T>
+void expect_fours(double factor) {
+  std::vector<std::vector<T>> inputs;
+  for (std::uint32_t i = 0; i < 4; ++i) inputs.push_back(rough_elements<T>(kElements, i));
+  for (std::size_t offset = 0; offset < 17; ++offset) {
+    for (const std::size_t count : kCounts) {
+      for (std::size_t onto = 0; onto < 4; ++onto) {
+        auto operands = inputs;
+        auto expected = inputs[onto];
+        for (std::size_t i = offset; i < offset + count; ++i) {
+          const T sum = (inputs[0][i] + inputs[1][i]) + (inputs[2][i] + inputs[3][i]);
+          expected[i] = factor == 1 ? sum : sum * static_cast<T>(factor);
+        }
+        const auto at = [&](std::size_t i) { return operands[i].data() + offset; };
+        add_four({dtype_of<T>(), ReduceOp::kSum, factor}, {at(0), at(1), at(2), at(3)}, at(onto),
+                 count);
+        ASSERT_TRUE(same_bits(operands[onto], expected)) << count << " at " << offset;
+      }
+    }
+  }
+}
+
+TEST(Kernels, FourAreAddedAsTwoSumsAlsoOntoAnOperand) {
+  at_every_level([] {
+    for (const double factor : {1.0, 1.0 / 3}) {
+      expect_fours<float>(factor);
+      expect_fours<double>(factor);
+    }
+  });
+}
+
 TEST(Kernels, NotANumberSurvivesEveryOperation) {
   const float nan = std::numeric_limits<float>::quiet_NaN();
   at_every_level([&] {

@@ -15,7 +15,7 @@
 namespace lockstep::comm {
 
 // Works in pieces that stay in cache: each operand is read from memory once, and the sum of a piece
-// goes to every place that wants it while it is still at hand.
+// goes to every place that wants it while it is still at hand. Sums of two sums are one pass.
 class TreeSum {
  public:
   // The fold's factor multiplies the root alone.
@@ -35,12 +35,18 @@ class TreeSum {
   struct Place {
     bool scratch = false;
     int index = 0;
+    bool operator==(const Place&) const = default;
   };
+  // left + right, or (left + right) + (left2 + right2).
   struct Step {
     Place left;
     Place right;
     int into = 0;  // scratch row
+    bool of_four = false;
+    Place left2{};
+    Place right2{};
   };
+  static std::vector<Step> with_fours(const std::vector<Step>& steps);
   const void* locate(Place place, std::span<const void* const> operands, std::size_t first) const;
   void sum_piece(std::span<const void* const> operands, void* out, std::size_t first,
                  std::size_t count);
@@ -49,6 +55,7 @@ class TreeSum {
 
   Fold fold_;  // of the root
   std::size_t operands_;
+  std::size_t strip_ = 0;
   std::vector<Step> steps_;
   std::vector<std::vector<std::byte>> rows_;
 };

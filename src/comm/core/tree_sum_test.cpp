@@ -75,7 +75,7 @@ void expect_everywhere(int shards, double factor) {
 
 TEST(TreeSumTest, StoresTheSumInEveryPlaceTimesTheFactor) {
   at_every_level([] {
-    for (const int shards : {1, 2, 3, 8}) {
+    for (const int shards : {1, 2, 3, 4, 6, 8}) {
       for (const double factor : {1.0, 1.0 / 3}) {
         expect_everywhere<float>(shards, factor);
         expect_everywhere<double>(shards, factor);

@@ -60,6 +60,7 @@ class Replicated : public std::enable_shared_from_this<Replicated> {
   // Whether every worker can read all gradients where they are: then they are reduced in one pass, at the
   // end. Not if another algorithm was asked for.
   bool reads_all_gradients() const;
+  const std::vector<plan::Bucket>& buckets() const { return buckets_; }
 
   // One copy of the parameters per host from here on, where workers share memory. Collective.
   void keep_one_copy() { parameters_.keep_one_copy(comm_); }

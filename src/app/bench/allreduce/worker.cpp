@@ -11,6 +11,7 @@
 #include "app/bench/cores.h"
 #include "base/environment.h"
 #include "comm/core/tree_sum.h"
+#include "plan/traffic.h"
 #include "plan/tree.h"
 
 namespace lockstep::bench {
@@ -63,6 +64,49 @@ class Engine : public InWorld {
   std::vector<float> own_;  // where the engine shares no memory
 };
 
+// Rank after rank, which no number of workers shares with another.
+plan::Reduction in_order_of_ranks(int workers) {
+  plan::Reduction plan{.shards = workers, .workers = workers, .operands = {}, .additions = {}};
+  for (int rank = 0; rank < workers; ++rank) plan.operands.push_back({rank, {rank, rank + 1}});
+  for (int rank = 1; rank < workers; ++rank)
+    plan.additions.push_back({rank == 1 ? 0 : workers + rank - 2, rank});
+  return plan;
+}
+
+// What the engine `shm` does, with an order of addition of one's own: between two barriers every worker reads its slice
+// of everyone's buffer and stores the sum to everyone's.
+class InPlace : public InWorld {
+ public:
+  using Plan = plan::Reduction (*)(int workers);
+  explicit InPlace(Plan plan)
+      : sum_(plan(size()), comm::Fold{DType::kFloat32}),
+        buffers_(static_cast<std::size_t>(size())) {}
+
+  float* memory(std::size_t bytes) override {
+    arena_ = world().comm().share(bytes);
+    if (!arena_) throw Unavailable("workers that sum in place share memory: use the engine shm");
+    return reinterpret_cast<float*>(arena_->data());
+  }
+  void all_reduce(float* data, std::size_t count) override {
+    const auto bounds = plan::even_bounds(count, size(), kLine);
+    const auto own = static_cast<std::size_t>(rank());
+    const auto offset = reinterpret_cast<std::byte*>(data + bounds[own]) - arena_->data();
+    for (int worker = 0; worker < size(); ++worker)
+      buffers_[static_cast<std::size_t>(worker)] = arena_->of(worker) + offset;
+    barrier();
+    sum_.run({const_cast<const void* const*>(buffers_.data()), buffers_.size()},
+             std::span<void* const>(buffers_), bounds[own + 1] - bounds[own]);
+    barrier();
+  }
+
+ private:
+  static constexpr std::size_t kLine = 64 / sizeof(float);
+
+  comm::TreeSum sum_;
+  std::vector<void*> buffers_;
+  std::shared_ptr<SharedArena> arena_;
+};
+
 // What one worker must do at the least: read its slice of everyone's buffer, add in the order of the
 // tree, store the sum to everyone's. Here all of it is in memory of its own, so that nobody waits.
 class Limit : public InWorld {
@@ -91,6 +135,11 @@ class Limit : public InWorld {
 
 std::unique_ptr<Reducer> make_reducer(const std::string& kind) {
   if (kind == "engine") return std::make_unique<Engine>();
+  if (kind == "in-place-tree") {
+    return std::make_unique<InPlace>(
+        [](int workers) { return plan::plan_reduction(workers, workers); });
+  }
+  if (kind == "in-place-ranks") return std::make_unique<InPlace>(in_order_of_ranks);
   if (kind == "limit") return std::make_unique<Limit>();
   if (kind.starts_with("gloo:")) return make_gloo_peer(kind.substr(5));
   throw BadInput(fmt::format("bench-worker: there is no system {}", kind));

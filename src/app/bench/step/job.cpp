@@ -19,13 +19,14 @@ DataShape shape_of(const std::string& model) {
 }  // namespace
 
 StepJob parse_step_job(const std::vector<std::string>& words) {
-  if (words.size() != 6) throw BadInput("bench-step is started by `lockstep bench step`");
+  if (words.size() != 7) throw BadInput("bench-step is started by `lockstep bench step`");
   return {words[0],
-          words[1],
-          std::stoll(words[2]),
-          words[3],
-          std::stod(words[4]),
-          std::stoll(words[5])};
+          std::stoi(words[1]),
+          words[2],
+          std::stoll(words[3]),
+          words[4],
+          std::stod(words[5]),
+          std::stoll(words[6])};
 }
 
 std::shared_ptr<models::Net> make_net(const StepJob& job) {

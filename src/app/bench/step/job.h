@@ -19,14 +19,15 @@ inline constexpr double kWeightDecayOfAdamW = 1e-2;
 
 struct StepJob {
   std::string system;  // plain, plain-zeroed, plain-flat, drop-in, trainer
+  int shards = 0;      // at least as many as workers
   std::string model;
-  std::int64_t batch = 0;  // of each worker
+  std::int64_t batch = 0;  // of each shard
   std::string optimizer;   // sgd, sgd-momentum, adam, adamw
   double seconds = 0;
   std::int64_t steps = 0;  // 0: as `seconds` allows
 };
 
-// The words SYSTEM MODEL BATCH OPTIMIZER SECONDS STEPS. std::exception for others.
+// The words SYSTEM SHARDS MODEL BATCH OPTIMIZER SECONDS STEPS. std::exception for others.
 StepJob parse_step_job(const std::vector<std::string>& words);
 
 // The same values on every worker, without dropout, which not every system draws alike.

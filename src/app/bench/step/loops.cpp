@@ -6,9 +6,11 @@
 #include <algorithm>
 #include <chrono>
 #include <functional>
+#include <optional>
 #include <set>
 
 #include "base/memory_use.h"
+#include "plan/tree.h"
 #include "torch/optim/impl.h"
 #include "torch/replica/replicated.h"
 
@@ -104,14 +106,26 @@ int slots(const std::string& optimizer) {
   return optimizer == "sgd-momentum" ? 1 : 2;
 }
 
+// How often a worker goes forward and backward in a step.
+int passes_of(const StepJob& job, const World& world) {
+  return plan::hosted_shards(world.rank(), world.size(), job.shards).size();
+}
+
+// The worker's part of a mean over its passes, as such loops are written.
+torch::Tensor loss_of(models::Net& net, const Batch& batch, int passes) {
+  const torch::Tensor loss = models::loss(net, batch);
+  return passes > 1 ? loss / passes : loss;
+}
+
 StepTimes run_plain(const StepJob& job, World& world, bool set_to_none) {
   const auto net = make_net(job);
   const Batch batch = make_batch(job, world.rank());
   const auto optimizer = stock_optimizer(job, *net);
+  const int passes = passes_of(job, world);
   StepTimes result;
   result.ms = timed(job, world, [&] {
     net->zero_grad(set_to_none);
-    models::loss(*net, batch).backward();
+    for (int pass = 0; pass < passes; ++pass) loss_of(*net, batch, passes).backward();
     optimizer->step();
   });
   result.state_mb = megabytes(replica::parameters_of(*net)) * (1 + slots(job.optimizer));
@@ -123,10 +137,15 @@ StepTimes run_drop_in(const StepJob& job, World& world, World& training) {
   auto model = data_parallel(make_net(job), training);
   const Batch batch = make_batch(job, world.rank());
   const auto optimizer = own_optimizer(job, model);
+  const int passes = passes_of(job, world);
   StepTimes result;
   result.ms = timed(job, world, [&] {
     optimizer->zero_grad();
-    models::loss(*model, batch).backward();
+    for (int pass = 0; pass < passes; ++pass) {
+      std::optional<NoSync> no_sync;
+      if (pass + 1 < passes) no_sync.emplace(model.state());
+      loss_of(*model, batch, passes).backward();
+    }
     optimizer->step();
   });
   result.state_mb = state_megabytes(model, *optimizer);
@@ -151,8 +170,8 @@ StepTimes run_trainer(const StepJob& job, World& world) {
   auto model = data_parallel(net, world);
   const auto optimizer = own_optimizer(job, model);
   TrainerOptions options;
-  options.global_batch = job.batch * world.size();
-  options.shards = world.size();
+  options.global_batch = job.batch * job.shards;
+  options.shards = job.shards;
   options.steps = job.steps > 0 ? job.steps + kWarmUp : kMostSteps;
   options.loader_threads = 0;
   StepTimes result;
