@@ -269,10 +269,10 @@ void Trainer::State::run_step(std::int64_t step) {
 }
 
 void Trainer::State::run_shards(std::int64_t step, bool synchronised) {
-  int last_full = -1;  // the hosted shard whose backward synchronises
-  for (int shard = hosted.begin; shard < hosted.end; ++shard) {
-    if (batches->count(step, shard) > 0) last_full = shard;
-  }
+  // The last backward synchronises. In a short batch the last shard may have none, and the banks of those before are
+  // complete only after its turn.
+  const int last = hosted.end - 1;
+  const bool with_backward = synchronised && batches->count(step, last) > 0;
   replica::Replicated& model = *parts.model.state();
   shard_buffers->begin_step();
   for (const auto& planned : sharded.workers[static_cast<std::size_t>(world.rank())].steps) {
@@ -284,9 +284,9 @@ void Trainer::State::run_shards(std::int64_t step, bool synchronised) {
     }
     const Batch batch = feeder->next();
     if (batch.samples > 0)
-      run_shard(step, planned.shard, batch, synchronised && planned.shard == last_full);
+      run_shard(step, planned.shard, batch, with_backward && planned.shard == last);
   }
-  if (synchronised && last_full < 0) parts.model.synchronize();
+  if (synchronised && !with_backward) parts.model.synchronize();
 }
 
 void Trainer::State::run_shard(std::int64_t step, int shard, const Batch& batch,
