@@ -15,6 +15,7 @@
 #include <algorithm>
 #include <chrono>
 #include <cmath>
+#include <mutex>
 #include <utility>
 
 #include "base/memory_use.h"
@@ -143,6 +144,7 @@ struct Trainer::State {
 
   void run_step(std::int64_t step);
   void run_shard(std::int64_t step, int shard, const Batch& batch, bool synchronises);
+  torch::Tensor seeded_loss(std::int64_t step, int shard, const Batch& batch);
   void run_shards(std::int64_t step, bool synchronised);
   void collect();
   void end_epoch(std::int64_t steps_done);
@@ -289,12 +291,21 @@ void Trainer::State::run_shards(std::int64_t step, bool synchronised) {
   if (synchronised && !with_backward) parts.model.synchronize();
 }
 
+// LibTorch's generator belongs to the process. Workers may be threads of one, with any engine, and then take turns:
+// what a shard draws between its seed and its loss is its own. Alone in a process nobody waits here. Backward goes
+// without, since it meets the other workers; what LibTorch drops there was drawn in forward.
+torch::Tensor Trainer::State::seeded_loss(std::int64_t step, int shard, const Batch& batch) {
+  static std::mutex generator;
+  const std::lock_guard turn(generator);
+  torch::manual_seed(plan::shard_seed(options.seed, step, shard));
+  return parts.loss(batch);
+}
+
 void Trainer::State::run_shard(std::int64_t step, int shard, const Batch& batch,
                                bool synchronises) {
-  torch::manual_seed(plan::shard_seed(options.seed, step, shard));
   const double weight = batches->weight(step, shard);
   shard_buffers->begin_shard();
-  const torch::Tensor loss = parts.loss(batch);
+  const torch::Tensor loss = seeded_loss(step, shard, batch);
   shard_buffers->end_shard(shard);
   std::optional<NoSync> no_sync;
   if (!synchronises) no_sync.emplace(parts.model.state());
