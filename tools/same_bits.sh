@@ -50,7 +50,7 @@ for shards in 1 2 3 5 6 7; do
   [ "$first" = "$last" ] && word="one hash: ${first:0:16}…" || { word="2 HASHES"; failed=1; }
   printf '%-70s %2d runs, %s\n' "--model cnn --shards $shards, 1 and $shards workers" 2 "$word"
 done
-threads="$(dirname "$lockstep")/tests/torch/numbers_test"
+threads="$(dirname "$lockstep")/tests/torch/layer_test"
 if [ -x "$threads" ]; then
   OMP_NUM_THREADS=1 OPENBLAS_NUM_THREADS=1 LOCKSTEP_TEST_FULL=1 "$threads" --gtest_brief=1 \
     --gtest_filter='SameBits.AllChoices*' || failed=1
