@@ -1,8 +1,9 @@
 #!/usr/bin/env bash
 # Every job gives one hash, whatever it runs on: models × optimizers × clipping, each on several numbers of workers, engines,
-# algorithms and bucket sizes. Prints a line for each job; fails if one has two hashes.
+# algorithms and bucket sizes. Prints a line for each job; fails if one has two hashes. Workers are processes; at the end
+# threads of one, where every choice meets every other (tests/torch/same_bits_test.cpp).
 #
-#   tools/same_bits.sh [LOCKSTEP [STEPS]]
+#   tools/same_bits.sh [LOCKSTEP [STEPS]]      ENGINES="gloo" for some of the engines
 set -euo pipefail
 cd "$(dirname "$0")/.."
 lockstep=${1:-build/lockstep}
@@ -12,6 +13,7 @@ trap 'rm -rf "$folder"' EXIT
 head -c 20000 /dev/zero | tr '\0' 'a' | sed 's/aaaaaaa/lockstep. /g' >"$folder/text"
 engines="shm"
 "$lockstep" doctor 2>/dev/null | grep -q "gloo.*TCP" && engines="shm gloo"
+engines=${ENGINES:-$engines}
 
 hash_of() { "$lockstep" train --quiet --steps "$steps" --report "$folder/report.json" "$@" >/dev/null &&
   sed -n 's/.*"weights_sha256": "\([0-9a-f]*\)".*/\1/p' "$folder/report.json"; }
@@ -48,4 +50,9 @@ for shards in 1 2 3 5 6 7; do
   [ "$first" = "$last" ] && word="one hash: ${first:0:16}…" || { word="2 HASHES"; failed=1; }
   printf '%-70s %2d runs, %s\n' "--model cnn --shards $shards, 1 and $shards workers" 2 "$word"
 done
+threads="$(dirname "$lockstep")/tests/torch/layer_test"
+if [ -x "$threads" ]; then
+  OMP_NUM_THREADS=1 OPENBLAS_NUM_THREADS=1 LOCKSTEP_TEST_FULL=1 "$threads" --gtest_brief=1 \
+    --gtest_filter='SameBits.AllChoices*' || failed=1
+fi
 exit $failed

@@ -5,8 +5,8 @@
 #   2. the tests, optimised build
 #   3. the tests again under address+undefined and under thread sanitizers (everything below torch/)
 #   4. the fuzzers: 5 s each, or 60 s in full
-#   5. full only: the whole matrix of stopped workers; every job on every number of workers; the tests 20 times over,
-#      to catch what fails rarely; clang-tidy
+#   5. full only: every file compiled alone; the whole matrix of stopped workers; every job on every number of workers;
+#      the tests 20 times over, to catch what fails rarely; clang-tidy
 set -euo pipefail
 cd "$(dirname "$0")/.."
 mode=${1:-short}
@@ -45,6 +45,9 @@ step "fuzzers"
 tools/fuzz.sh "$([ "$mode" = full ] && echo 60 || echo 5)"
 
 if [ "$mode" = full ]; then
+  step "every file of the core alone: in the builds above folders are compiled as one, which hides what a file forgot to include"
+  cmake --preset core >/dev/null
+  cmake --build --preset core -j "$jobs" | tail -n 1
   step "every operation, with a worker stopped at every instant"
   export LOCKSTEP_TEST_FULL=1
   build/tests/comm/process_faults_test --gtest_brief=1 --gtest_filter='*StoppedAtAnyInstant*'

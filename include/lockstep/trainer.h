@@ -30,7 +30,7 @@ struct TrainerParts {
   std::shared_ptr<optim::Optimizer> optimizer;
   DatasetPtr train;
   DatasetPtr test;                                    // none: no evaluation
-  std::function<torch::Tensor(const Batch&)> loss;    // a mean over the batch
+  std::function<torch::Tensor(const Batch&)> loss;    // a mean over the batch; see Threads below
   std::function<Score(const Batch&)> score;           // none: no evaluation
   std::function<double(std::int64_t)> learning_rate;  // of a step; none: the optimizer's own
 
@@ -129,7 +129,9 @@ struct TrainerHooks {
   std::function<void(const std::string& path, std::int64_t step)> on_checkpoint;
 };
 
-// Threads:   one caller at a time; request_stop() from anywhere, a signal handler too.
+// Threads:   one caller at a time; request_stop() from anywhere, a signal handler too. Workers that
+//            are threads of one process take turns in `loss`, because LibTorch's generator belongs
+//            to the process: it must not wait for another worker there.
 // Blocking:  run(), until the job is done or told to stop.
 // Failure:   BadInput for options or files that do not fit, and for a loss that is not finite;
 //            Unavailable when a checkpoint cannot be written; PeerLost, Timeout; Mismatch when workers differ, also

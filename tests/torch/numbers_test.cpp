@@ -15,7 +15,7 @@
 #include "tests/torch/folder.h"
 #include "torch/models/models.h"
 
-namespace lockstep::testing {
+namespace lockstep::testing::numbers {
 namespace {
 
 constexpr int kSteps = 20;
@@ -281,4 +281,4 @@ INSTANTIATE_TEST_SUITE_P(Train, AgainstPyTorchDdp,
                                            Case{"gpt", "adamw", 2, 1, 0}));
 
 }  // namespace
-}  // namespace lockstep::testing
+}  // namespace lockstep::testing::numbers

@@ -64,6 +64,36 @@ struct WatchedSum {
   }
 };
 
+template <typename T, bool kScaled>
+struct WatchedFour {
+  LOCKSTEP_INLINE static Bits<T> run(const T* a, const T* b, const T* c, const T* d, T* out,
+                                     std::size_t count, T factor) {
+    Bits<T> seen = 0;
+    LOCKSTEP_VECTOR_LOOP
+    for (std::size_t i = 0; i < count; ++i) {
+      const T first = a[i];
+      const T second = b[i];
+      const T third = c[i];
+      const T fourth = d[i];
+      seen ^= bits(first) ^ bits(second) ^ bits(third) ^ bits(fourth);
+      const T sum = (first + second) + (third + fourth);
+      out[i] = kScaled ? sum * factor : sum;
+    }
+    return seen;
+  }
+};
+
+template <typename T>
+Parity watched_four(const Fold& fold, const std::array<const void*, 4>& operands, void* out,
+                    std::size_t count) {
+  const auto at = [&](std::size_t i) { return static_cast<const T*>(operands[i]); };
+  const T factor = static_cast<T>(fold.factor);
+  auto* const to = static_cast<T*>(out);
+  if (fold.factor == 1)
+    return at_level<WatchedFour<T, false>>(at(0), at(1), at(2), at(3), to, count, factor);
+  return at_level<WatchedFour<T, true>>(at(0), at(1), at(2), at(3), to, count, factor);
+}
+
 template <typename T>
 struct WatchedScale {
   LOCKSTEP_INLINE static Bits<T> run(const T* from, T* out, std::size_t count, T factor) {
@@ -160,6 +190,20 @@ Parity combine_watched(const Fold& fold, const void* left, const void* right, vo
   if (watch != Watch::kRight) seen ^= parity(fold.dtype, left, count);
   if (watch != Watch::kLeft) seen ^= parity(fold.dtype, right, count);
   combine(fold, left, right, out, count);
+  return seen;
+}
+
+Parity add_four_watched(const Fold& fold, const std::array<const void*, 4>& operands,
+                        const std::array<bool, 4>& watched, void* out, std::size_t count) {
+  if (watched == std::array{true, true, true, true}) {
+    return fold.dtype == DType::kFloat32 ? watched_four<float>(fold, operands, out, count)
+                                         : watched_four<double>(fold, operands, out, count);
+  }
+  Parity seen = 0;  // before `out` is written, which may be an operand
+  for (std::size_t i = 0; i < operands.size(); ++i) {
+    if (watched[i]) seen ^= parity(fold.dtype, operands[i], count);
+  }
+  add_four(fold, operands, out, count);
   return seen;
 }
 

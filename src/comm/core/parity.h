@@ -7,6 +7,7 @@
 
 #include <lockstep/buffer.h>
 
+#include <array>
 #include <cstddef>
 #include <cstdint>
 
@@ -28,6 +29,10 @@ struct Parities {
 enum class Watch : std::uint8_t { kLeft = 1, kRight = 2, kBoth = 3 };
 Parity combine_watched(const Fold& fold, const void* left, const void* right, void* out,
                        std::size_t count, Watch watch);
+
+// add_four(), and the parity of those operands that are watched.
+Parity add_four_watched(const Fold& fold, const std::array<const void*, 4>& operands,
+                        const std::array<bool, 4>& watched, void* out, std::size_t count);
 
 // scale(), and the parity of `from`.
 Parity scale_watched(DType dtype, double factor, const void* from, void* out, std::size_t count);

@@ -1,6 +1,7 @@
 #include "comm/core/tree_sum.h"
 
 #include <algorithm>
+#include <array>
 #include <cstring>
 
 #include "base/check.h"
@@ -133,6 +134,17 @@ Parity TreeSum::sum_piece_watched(std::span<const void* const> operands, void* o
     const void* right = locate(step.right, operands, first);
     void* into = last ? out : rows_[step.into].data();
     const Fold fold{fold_.dtype, fold_.op, last ? fold_.factor : 1};
+    if (step.of_four) {
+      const Place places[] = {step.left, step.right, step.left2, step.right2};
+      std::array<const void*, 4> at{};
+      std::array<bool, 4> watched{};
+      for (std::size_t i = 0; i < at.size(); ++i) {
+        at[i] = locate(places[i], operands, first);
+        watched[i] = !places[i].scratch;
+      }
+      seen ^= add_four_watched(fold, at, watched, into, count);
+      continue;
+    }
     if (step.left.scratch && step.right.scratch) {
       combine(fold, left, right, into, count);
     } else {
@@ -148,9 +160,9 @@ Parity TreeSum::sum_piece_watched(std::span<const void* const> operands, void* o
 Parity TreeSum::run_watched(std::span<const void* const> operands, void* out, std::size_t count) {
   LOCKSTEP_CHECK(operands.size() == operands_, "one pointer for every operand of the plan");
   Parity seen = 0;
-  for (std::size_t first = 0; first < count; first += kPiece) {
+  for (std::size_t first = 0; first < count; first += strip_) {
     seen ^= sum_piece_watched(operands, static_cast<std::byte*>(out) + first * size_of(fold_.dtype),
-                              first, std::min(kPiece, count - first));
+                              first, std::min(strip_, count - first));
   }
   return seen;
 }

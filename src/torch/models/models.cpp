@@ -22,16 +22,15 @@ void want_images(const DataShape& shape, const char* model) {
 
 class Mlp : public Net {
  public:
-  Mlp(std::int64_t inputs, std::int64_t classes) {
-    constexpr std::int64_t kHidden = 2048;
+  Mlp(std::int64_t inputs, std::int64_t width, std::int64_t classes) {
     layers_ = register_module("layers", nn::Sequential());
-    std::int64_t width = inputs;
+    std::int64_t from = inputs;
     for (int i = 0; i < 3; ++i) {
-      layers_->push_back(nn::Linear(width, kHidden));
+      layers_->push_back(nn::Linear(from, width));
       layers_->push_back(nn::ReLU(nn::ReLUOptions(true)));
-      width = kHidden;
+      from = width;
     }
-    layers_->push_back(nn::Linear(width, classes));
+    layers_->push_back(nn::Linear(from, classes));
   }
   torch::Tensor forward(torch::Tensor x) override { return layers_->forward(x.flatten(1)); }
 
@@ -131,11 +130,11 @@ class ResNet18 : public Net {
 
 }  // namespace
 
-std::shared_ptr<Net> make_mlp(const DataShape& shape) {
+std::shared_ptr<Net> make_mlp(const DataShape& shape, std::int64_t width) {
   if (shape.is_text) throw BadInput("mlp reads numbers, and this data is text: use --model gpt");
   const std::int64_t inputs = std::accumulate(shape.sample.begin(), shape.sample.end(),
                                               std::int64_t{1}, std::multiplies<>());
-  return std::make_shared<Mlp>(inputs, shape.classes);
+  return std::make_shared<Mlp>(inputs, width, shape.classes);
 }
 
 std::shared_ptr<Net> make_cnn(const DataShape& shape, double dropout) {

@@ -31,7 +31,7 @@ struct ModelOptions {
 // Fresh values from LibTorch's generator. BadInput when the model cannot read such data.
 std::shared_ptr<Net> make(const ModelOptions& options, const DataShape& shape);
 
-std::shared_ptr<Net> make_mlp(const DataShape& shape);
+std::shared_ptr<Net> make_mlp(const DataShape& shape, std::int64_t width = 2048);
 std::shared_ptr<Net> make_cnn(const DataShape& shape, double dropout);
 std::shared_ptr<Net> make_resnet18(const DataShape& shape);
 std::shared_ptr<Net> make_gpt(const DataShape& shape, const ModelOptions& options);

@@ -16,6 +16,7 @@
 #include <algorithm>
 #include <chrono>
 #include <cmath>
+#include <mutex>
 #include <utility>
 
 #include "base/memory_use.h"
@@ -148,6 +149,7 @@ struct Trainer::State {
 
   void run_step(std::int64_t step);
   void run_shard(std::int64_t step, int shard, const Batch& batch, bool synchronises);
+  torch::Tensor seeded_loss(std::int64_t step, int shard, const Batch& batch);
   void run_shards(std::int64_t step, bool synchronised);
   void exchange_weights();
   void collect();
@@ -294,10 +296,10 @@ void Trainer::State::run_step(std::int64_t step) {
 }
 
 void Trainer::State::run_shards(std::int64_t step, bool synchronised) {
-  int last_full = -1;  // the hosted shard whose backward synchronises
-  for (int shard = hosted.begin; shard < hosted.end; ++shard) {
-    if (batches->count(step, shard) > 0) last_full = shard;
-  }
+  // The last backward synchronises. In a short batch the last shard may have none, and the banks of those before are
+  // complete only after its turn.
+  const int last = hosted.end - 1;
+  const bool with_backward = synchronised && batches->count(step, last) > 0;
   replica::Replicated& model = *parts.model.state();
   shard_buffers->begin_step();
   for (const auto& planned : sharded.workers[static_cast<std::size_t>(world.rank())].steps) {
@@ -309,18 +311,27 @@ void Trainer::State::run_shards(std::int64_t step, bool synchronised) {
     }
     const Batch batch = feeder->next();
     if (batch.samples > 0)
-      run_shard(step, planned.shard, batch, synchronised && planned.shard == last_full);
+      run_shard(step, planned.shard, batch, with_backward && planned.shard == last);
   }
-  if (synchronised && last_full < 0) {
+  if (synchronised && !with_backward) {
     exchange_weights();
     model.set_divisor(progress.total_weight);
     parts.model.synchronize();
   }
 }
 
+// LibTorch's generator belongs to the process. Workers may be threads of one, with any engine, and then take turns:
+// what a shard draws between its seed and its loss is its own. Alone in a process nobody waits here. Backward goes
+// without, since it meets the other workers; what LibTorch drops there was drawn in forward.
+torch::Tensor Trainer::State::seeded_loss(std::int64_t step, int shard, const Batch& batch) {
+  static std::mutex generator;
+  const std::lock_guard turn(generator);
+  torch::manual_seed(plan::shard_seed(options.seed, step, shard));
+  return parts.loss(batch);
+}
+
 void Trainer::State::run_shard(std::int64_t step, int shard, const Batch& batch,
                                bool synchronises) {
-  torch::manual_seed(plan::shard_seed(options.seed, step, shard));
   double& weight = progress.weights[static_cast<std::size_t>(shard)];
   if (parts.weight) weight = parts.weight(batch);
   if (!(weight > 0) || !std::isfinite(weight))
@@ -328,7 +339,7 @@ void Trainer::State::run_shard(std::int64_t step, int shard, const Batch& batch,
         fmt::format("the weight of shard {} in step {} is {}; it must be above 0 and finite", shard,
                     step, weight));
   shard_buffers->begin_shard();
-  const torch::Tensor loss = parts.loss(batch);
+  const torch::Tensor loss = seeded_loss(step, shard, batch);
   shard_buffers->end_shard(shard);
   std::optional<NoSync> no_sync;
   if (synchronises) {
