@@ -18,7 +18,7 @@ using testing::Float16;
 using testing::rough_elements;
 using testing::same_bits;
 
-constexpr std::size_t kElements = 3 * kPiece + 7;
+constexpr std::size_t kWatched = 3 * kPiece + 7;
 
 // Byte by byte: the parity of elements is that of their bytes, place by place.
 template <typename T>
@@ -35,10 +35,10 @@ template <typename T>
 void expect_parities() {
   const DType dtype = dtype_of<T>();
   SCOPED_TRACE(name(dtype));
-  const auto left = rough_elements<T>(kElements, 1);
-  const auto right = rough_elements<T>(kElements, 2);
-  const Parity of_left = by_definition(left, 0, kElements);
-  const Parity of_right = by_definition(right, 0, kElements);
+  const auto left = rough_elements<T>(kWatched, 1);
+  const auto right = rough_elements<T>(kWatched, 2);
+  const Parity of_left = by_definition(left, 0, kWatched);
+  const Parity of_right = by_definition(right, 0, kWatched);
   at_every_level([&] {
     for (const std::size_t offset : {0UL, 1UL, 2UL, 3UL, 5UL, 15UL}) {
       for (const std::size_t count : {0UL, 1UL, 7UL, 64UL, 100UL})
@@ -46,20 +46,20 @@ void expect_parities() {
     }
     for (const double factor : {1.0, 0.3}) {
       const Fold fold{dtype, ReduceOp::kSum, factor};
-      std::vector<T> want(kElements);
-      combine(fold, left.data(), right.data(), want.data(), kElements);
+      std::vector<T> want(kWatched);
+      combine(fold, left.data(), right.data(), want.data(), kWatched);
       const std::pair<Watch, Parity> cases[] = {
           {Watch::kLeft, of_left}, {Watch::kRight, of_right}, {Watch::kBoth, of_left ^ of_right}};
       for (const auto& [watch, expected] : cases) {
         auto onto = left;
-        EXPECT_EQ(combine_watched(fold, onto.data(), right.data(), onto.data(), kElements, watch),
+        EXPECT_EQ(combine_watched(fold, onto.data(), right.data(), onto.data(), kWatched, watch),
                   expected);
         EXPECT_TRUE(same_bits(onto, want));
       }
       auto scaled = left;
       auto scaled_plainly = left;
-      EXPECT_EQ(scale_watched(dtype, factor, scaled.data(), scaled.data(), kElements), of_left);
-      scale(dtype, factor, scaled_plainly.data(), scaled_plainly.data(), kElements);
+      EXPECT_EQ(scale_watched(dtype, factor, scaled.data(), scaled.data(), kWatched), of_left);
+      scale(dtype, factor, scaled_plainly.data(), scaled_plainly.data(), kWatched);
       EXPECT_TRUE(same_bits(scaled, scaled_plainly));
     }
   });
@@ -76,23 +76,23 @@ template <typename T>
 void expect_moves() {
   const DType dtype = dtype_of<T>();
   SCOPED_TRACE(name(dtype));
-  auto from = rough_elements<T>(kElements, 3);
+  auto from = rough_elements<T>(kWatched, 3);
   from[5] = static_cast<T>(-0.0F);
   at_every_level([&] {
-    std::vector<T> copied(kElements);
-    const Parity of_copy = copy_watched(dtype, from.data(), copied.data(), kElements);
-    EXPECT_EQ(of_copy, by_definition(copied, 0, kElements));
+    std::vector<T> copied(kWatched);
+    const Parity of_copy = copy_watched(dtype, from.data(), copied.data(), kWatched);
+    EXPECT_EQ(of_copy, by_definition(copied, 0, kWatched));
     auto expected = from;
     expected[5] = static_cast<T>(0.0F);
     EXPECT_TRUE(same_bits(copied, expected));
-    auto sum = rough_elements<T>(kElements, 4);
+    auto sum = rough_elements<T>(kWatched, 4);
     auto plain = sum;
-    const Parity old = by_definition(sum, 0, kElements);
-    const Parities seen = add_watched(dtype, sum.data(), from.data(), kElements);
-    combine(dtype, ReduceOp::kSum, plain.data(), from.data(), plain.data(), kElements);
+    const Parity old = by_definition(sum, 0, kWatched);
+    const Parities seen = add_watched(dtype, sum.data(), from.data(), kWatched);
+    combine(dtype, ReduceOp::kSum, plain.data(), from.data(), plain.data(), kWatched);
     EXPECT_TRUE(same_bits(sum, plain));
     EXPECT_EQ(seen.before, old);
-    EXPECT_EQ(seen.after, by_definition(sum, 0, kElements));
+    EXPECT_EQ(seen.after, by_definition(sum, 0, kWatched));
   });
 }
 
@@ -120,15 +120,15 @@ void expect_watched_tree(int operands) {
   std::vector<const void*> places;
   Parity all = 0;
   for (int i = 0; i < operands; ++i) {
-    lists.push_back(rough_elements<T>(kElements, static_cast<std::uint32_t>(10 + i)));
-    all ^= by_definition(lists.back(), 0, kElements);
+    lists.push_back(rough_elements<T>(kWatched, static_cast<std::uint32_t>(10 + i)));
+    all ^= by_definition(lists.back(), 0, kWatched);
   }
   for (const auto& list : lists) places.push_back(list.data());
   TreeSum sum(plan::plan_reduction(operands, operands), {dtype, ReduceOp::kSum, 0.25});
-  std::vector<T> plain(kElements);
-  std::vector<T> watched(kElements);
-  sum.run(places, plain.data(), kElements);
-  EXPECT_EQ(sum.run_watched(places, watched.data(), kElements), all) << operands;
+  std::vector<T> plain(kWatched);
+  std::vector<T> watched(kWatched);
+  sum.run(places, plain.data(), kWatched);
+  EXPECT_EQ(sum.run_watched(places, watched.data(), kWatched), all) << operands;
   EXPECT_TRUE(same_bits(watched, plain)) << operands;
 }
 

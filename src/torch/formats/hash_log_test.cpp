@@ -15,14 +15,14 @@ HashLog example() {
   return log;
 }
 
-std::string written(const HashLog& log) {
+std::string log_text(const HashLog& log) {
   std::string text = hash_log_head(log);
   for (const auto& step : log.steps) text += hash_log_line(step);
   return text;
 }
 
 TEST_F(HashLogTest, WhatIsWrittenIsRead) {
-  const HashLog log = load_hash_log(put("log", written(example())));
+  const HashLog log = load_hash_log(put("log", log_text(example())));
   EXPECT_EQ(log.job, example().job);
   EXPECT_EQ(log.tensors, example().tensors);
   ASSERT_EQ(log.steps.size(), 3U);
@@ -34,7 +34,7 @@ TEST_F(HashLogTest, WhatIsWrittenIsRead) {
 }
 
 TEST_F(HashLogTest, ALineWithoutItsEndDoesNotCount) {
-  std::string text = written(example());
+  std::string text = log_text(example());
   text.resize(text.size() - 1);
   EXPECT_EQ(parse_hash_log(span_of(text), "f").steps.size(), 2U);
 }
