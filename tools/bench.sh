@@ -53,6 +53,9 @@ if [ -x build/lockstep-train ]; then
   measure "Training step, 2 workers" benchmarks-step-2.svg build/lockstep bench step --workers 2 --model mlp --batch 32
   measure "Memory of parameters and AdamW's state, 4 workers" "" build/lockstep bench step --workers 4 --model mlp --batch 32 \
     --optimizer adamw --engines shm --peers plain,pytorch-ddp --rounds 1
+  measure "What the divergence check costs, 2 workers" "" build/lockstep bench step --workers 2 --model mlp --batch 32 \
+    --engines shm --peers unchecked --rounds 5
+  aim "\`lockstep-shm-fused\` at most 1.01 times \`lockstep-shm-unchecked\`."
   for workers in 1 2; do
     for batch in 32 8; do
       measure "Eight shards, batch $batch each, $workers worker$([ $workers = 1 ] || echo s)" "" build/lockstep bench step --workers $workers \

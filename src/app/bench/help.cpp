@@ -59,7 +59,8 @@ constexpr char kStepHelp[] =
   -n, --workers N     (default: one for each core, at least 2)
       --engines E,…   Lockstep's, such as shm,gloo, or none (default: every one that was built)
       --peers P,…     plain, plain-zeroed, plain-flat, pytorch-ddp, or none (default: those found);
-                      with more shards than workers plain-accumulate, plain-accumulate-flat
+                      with more shards than workers plain-accumulate, plain-accumulate-flat;
+                      in any case unchecked, if it is asked for
       --rounds R      turns of each system (default: 3)
       --seconds S     of steps in one turn (default: 4), or
       --iterations I  steps in one turn
@@ -71,6 +72,7 @@ constexpr char kStepHelp[] =
   plain-flat         the same with Lockstep's optimizer
   lockstep-E         data_parallel and lockstep::optim in an ordinary loop, over engine E
   lockstep-E-fused   lockstep::Trainer, over engine E
+  lockstep-E-unchecked  the same without the divergence check
   pytorch-ddp        PyTorch's DistributedDataParallel over Gloo, from Python
 
 With more shards than workers, where a step is several passes forward and backward, against:

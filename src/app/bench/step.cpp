@@ -64,6 +64,16 @@ std::string cores_of_engine(const std::string& engine) {
   return engine == "gloo" ? "not pinned" : "pinned";
 }
 
+// Only for whoever wants to know what the check costs.
+void add_unchecked(const StepArguments& arguments, std::vector<Own>& systems) {
+  if (!arguments.peers || !asked_for(arguments.peers, kUnchecked)) return;
+  for (const std::string& engine : chosen_engines(arguments.engines)) {
+    systems.push_back({fmt::format("lockstep-{}-{}", engine, kUnchecked), engine,
+                       "trainer-unchecked",
+                       "lockstep::Trainer, no divergence check; " + cores_of_engine(engine)});
+  }
+}
+
 // Those that host several shards on a worker.
 std::vector<Own> accumulating_systems(const StepArguments& arguments) {
   std::vector<Own> systems;
@@ -80,6 +90,7 @@ std::vector<Own> accumulating_systems(const StepArguments& arguments) {
     systems.push_back({fmt::format("lockstep-{}-fused", engine), engine, "trainer",
                        "lockstep::Trainer; " + cores_of_engine(engine)});
   }
+  add_unchecked(arguments, systems);
   return systems;
 }
 
@@ -100,6 +111,7 @@ std::vector<Own> own_systems(const StepArguments& arguments) {
     systems.push_back({name, engine, "drop-in", "data_parallel and lockstep::optim; " + cores});
     systems.push_back({name + "-fused", engine, "trainer", "lockstep::Trainer; " + cores});
   }
+  add_unchecked(arguments, systems);
   return systems;
 }
 
@@ -112,9 +124,10 @@ int threads_of_a_worker(int workers) {
 Field step_field(const StepArguments& arguments) {
   const bool accumulates = arguments.shards > arguments.workers;
   if (accumulates) {
-    check_peers(arguments.peers, {kPlainAccumulate, kPlainAccumulateFlat});
+    check_peers(arguments.peers, {kPlainAccumulate, kPlainAccumulateFlat, kUnchecked});
   } else {
-    check_peers(arguments.peers, {"plain", "plain-zeroed", "plain-flat", "pytorch-ddp"});
+    check_peers(arguments.peers,
+                {"plain", "plain-zeroed", "plain-flat", "pytorch-ddp", kUnchecked});
   }
   const std::string program = app::own_file("lockstep-train");
   Field field;

@@ -14,6 +14,7 @@ int bench_step(const std::vector<std::string>& arguments);
 // Peers where workers host several shards.
 inline constexpr char kPlainAccumulate[] = "plain-accumulate";
 inline constexpr char kPlainAccumulateFlat[] = "plain-accumulate-flat";
+inline constexpr char kUnchecked[] = "unchecked";
 
 // Peers and engines, for these arguments. Unavailable in a build without LibTorch.
 Field step_field(const StepArguments& arguments);

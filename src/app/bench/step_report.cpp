@@ -49,13 +49,14 @@ std::string title_of(const StepReport& report) {
                      report.optimizer);
 }
 
-// What hosting several shards costs over a plain accumulation, as a ratio: two digits more than in a column of per cent.
+// What hosting several shards costs over a plain accumulation, and what the divergence check costs, as a ratio: two digits more than in a column of per cent.
 std::string costs_of(const std::vector<StepRow>& rows) {
   std::string text;
   for (const StepRow& base : rows) {
-    if (!base.result->system.starts_with("plain-accumulate")) continue;
+    const bool unchecked = base.result->system.ends_with(kUnchecked);
+    if (!unchecked && !base.result->system.starts_with("plain-accumulate")) continue;
     for (const StepRow& row : rows) {
-      if (!row.result->system.starts_with("lockstep")) continue;
+      if (!row.result->system.ends_with("-fused")) continue;
       text += fmt::format("{} takes {:.3f} times the time of {}\n", row.result->system,
                           row.ms.p50 / base.ms.p50, base.result->system);
     }

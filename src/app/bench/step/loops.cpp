@@ -165,7 +165,7 @@ class OneBatch : public Dataset {
 };
 
 // The Trainer is told to stop when the job has had its steps, or its seconds.
-StepTimes run_trainer(const StepJob& job, World& world) {
+StepTimes run_trainer(const StepJob& job, World& world, bool checked) {
   const auto net = make_net(job);
   auto model = data_parallel(net, world);
   const auto optimizer = own_optimizer(job, model);
@@ -174,6 +174,7 @@ StepTimes run_trainer(const StepJob& job, World& world) {
   options.shards = job.shards;
   options.steps = job.steps > 0 ? job.steps + kWarmUp : kMostSteps;
   options.loader_threads = 0;
+  options.check_divergence = checked;
   StepTimes result;
   Trainer* running = nullptr;
   double total_ms = 0;
@@ -209,7 +210,8 @@ StepTimes run_steps(const StepJob& job, World& world) {
   if (job.system == "plain") return run_plain(job, world, true);
   if (job.system == "plain-zeroed") return run_plain(job, world, false);
   if (job.system == "drop-in") return run_drop_in(job, world, world);
-  if (job.system == "trainer") return run_trainer(job, world);
+  if (job.system == "trainer") return run_trainer(job, world, true);
+  if (job.system == "trainer-unchecked") return run_trainer(job, world, false);
   if (job.system != "plain-flat") throw BadInput("bench step: there is no system " + job.system);
   World alone = World::over(connect_alone());
   return run_drop_in(job, world, alone);
