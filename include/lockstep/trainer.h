@@ -63,8 +63,8 @@ struct TrainerOptions {
   int loader_threads = 1;
   int prefetch = 2;
 
-  // What is looked for. With one copy of the parameters per host every update compares what it reads with what was
-  // written; else workers compare their copies, step by step. Under 1 % of a step, docs/internals/numerics.md
+  // Looks for bits that changed on their own: updates compare what they read with what was written, and workers their
+  // copies, step by step (docs/internals/numerics.md). A loss or a hook that writes to parameters is taken for one.
   bool check_divergence = true;
 
   // A file for the hashes of all weights after every step, and one of another run to compare with; then nothing but the
@@ -122,7 +122,7 @@ struct TrainingResult {
 // What happens while it trains; called on every worker, with the same numbers, times excepted.
 struct TrainerHooks {
   // Before an update: param.grad holds the averages. They are worked out for it, which costs a pass
-  // over memory; without it they may never exist.
+  // over memory; without it they may never exist. Called again for steps that are replayed.
   std::function<void(std::int64_t step)> on_gradients;
   std::function<void(const StepRecord&)> on_step;
   std::function<void(std::int64_t epoch, const Evaluation&)> on_epoch;

@@ -230,6 +230,70 @@ TEST(Divergence, OfTwoCopiesAReplayFromTheCheckpointNamesTheWrongOne) {
   }
 }
 
+// After the last update there is none that would compare: the end of the job does, and no checkpoint is written.
+TEST(Divergence, AWeightThatIsFlippedAfterTheLastUpdateIsFoundBeforeItIsSaved) {
+  for (const std::string engine : {"shm", "thread"}) {
+    const Folder folder;
+    const auto outcomes = outcomes_in_world(
+        2,
+        [&](World& world) {
+          Attempt run;
+          run.options.checkpoint_directory = folder.path();
+          run.options.checkpoint_every_steps = 100;
+          run.after_step = [&](const TrainerParts& parts, std::int64_t step) {
+            if (world.rank() == 1 && step == kStepsOfTheJob - 1)
+              flip(parts.module->named_parameters()["first.weight"].data_ptr(), 3, 30);
+          };
+          train_on(world, run);
+        },
+        engine);
+    expect_all(outcomes, {engine == "shm" ? owner(2, 3) : 1}, {"step 7: a bit of first.weight"});
+    EXPECT_FALSE(std::ifstream(folder / "checkpoint.safetensors").good());
+  }
+}
+
+// What a Trainer leaves behind: the same model trains on with more banks, without the check, and in a loop of its own.
+TEST(Divergence, AModelIsItsUsersAgainAfterTheTrainer) {
+  in_world(2, "shm", [](World& world) {
+    auto net = seeded<TwoLayers>(5);
+    auto model = data_parallel(net, world);
+    auto optimizer =
+        std::make_shared<optim::SGD>(model, optim::SGDOptions{.lr = 0.1, .momentum = 0.9});
+    TrainerParts parts{model, net.ptr(), optimizer,
+                       tensor_dataset(samples(1, {64, 8}), torch::zeros({64}))};
+    parts.loss = [net](const Batch& batch) mutable {
+      return net->forward(batch.data).pow(2).mean();
+    };
+    TrainerOptions options;
+    options.steps = 2;
+    options.global_batch = 16;
+    options.shards = 2;
+    Trainer(world, parts, options).run();
+    EXPECT_FALSE(net->first->weight.grad().defined());
+    {
+      torch::NoGradGuard no_grad;
+      world.comm().barrier().wait();
+      if (world.leader()) net->first->weight.mul_(0.5);
+      world.comm().barrier().wait();
+    }
+    model->forward(samples(7, {4, 8})).pow(2).mean().backward();
+    optimizer->step();
+    optimizer->zero_grad();
+    options.shards = 8;
+    Trainer(world, parts, options).run();
+    options.shards = 16;
+    TrainerHooks hooks;
+    bool defined = true;
+    hooks.on_gradients = [&](std::int64_t) {
+      for (const torch::Tensor& parameter : net->parameters())
+        defined = defined && parameter.grad().defined();
+    };
+    Trainer(world, parts, options, hooks).run();
+    EXPECT_TRUE(defined);
+    world.comm().barrier().wait();
+  });
+}
+
 TEST(Divergence, TheMajorityIsRightIfThereIsOne) {
   using train::minority;
   EXPECT_EQ(minority({1, 1, 2}), std::vector<int>{2});
@@ -310,6 +374,29 @@ TEST(HashLogs, OfAnotherJobAreRefused) {
   } catch (const Mismatch& error) {
     EXPECT_THAT(error.what(), AllOf(HasSubstr("shards = 8"), HasSubstr("has 4")));
   }
+}
+
+TEST(HashLogs, AreNeitherOverwrittenByAnotherJobNorComparedWithThemselves) {
+  const Folder folder;
+  const auto attempt = [&](int shards, const std::string& compare_with) {
+    in_world(1, [&](World& world) {
+      Attempt run;
+      run.options.shards = shards;
+      run.options.hash_log = folder / "log";
+      run.options.verify_log = compare_with;
+      train_on(world, run);
+    });
+  };
+  attempt(8, "");
+  const std::string before = text_of(folder / "log");
+  EXPECT_THROW(attempt(4, ""), Mismatch);
+  EXPECT_THROW(attempt(8, folder.path() + "/./log"), BadInput);
+  EXPECT_EQ(text_of(folder / "log"), before);
+  attempt(8, "");
+  EXPECT_EQ(text_of(folder / "log"), before);
+  std::ofstream(folder / "log") << "something else\n";
+  EXPECT_THROW(attempt(8, ""), BadInput);
+  EXPECT_EQ(text_of(folder / "log"), "something else\n");
 }
 
 TEST(HashLogs, AResumedJobGoesOnWithItsLog) {
@@ -393,12 +480,52 @@ TEST(ShardWeights, AreThoseOfTheFormula) {
   });
 }
 
-TEST(ShardWeights, MustBeAboveZero) {
-  in_world(1, [](World& world) {
-    Attempt run;
-    run.weight = [](const Batch&) { return 0.0; };
-    EXPECT_THROW(train_on(world, run), BadInput);
-  });
+// So many that banks are added up on the way, and a short batch that leaves the last of them empty.
+TEST(ManyShards, GiveTheSameBitsCheckedOrNotOnAnyNumberOfWorkers) {
+  const auto digest = [](int workers, const std::string& engine, bool checked) {
+    std::string found;
+    in_world(workers, engine, [&](World& world) {
+      auto net = seeded<TwoLayers>(5);
+      auto model = data_parallel(net, world);
+      TrainerParts parts{model, net.ptr(),
+                         std::make_shared<optim::SGD>(model, optim::SGDOptions{.lr = 0.1}),
+                         tensor_dataset(samples(1, {32 + 9, 8}), torch::zeros({32 + 9}))};
+      parts.loss = [net](const Batch& batch) mutable {
+        return net->forward(batch.data).pow(2).mean();
+      };
+      TrainerOptions options;
+      options.steps = 6;
+      options.global_batch = 16;
+      options.shards = 16;
+      options.check_divergence = checked;
+      const auto result = Trainer(world, parts, options).run();
+      if (world.leader()) found = result.weights_sha256;
+      world.comm().barrier().wait();
+    });
+    return found;
+  };
+  const std::string expected = digest(16, "shm", true);
+  EXPECT_EQ(digest(1, "thread", true), expected);
+  EXPECT_EQ(digest(1, "thread", false), expected);
+  EXPECT_EQ(digest(3, "thread", true), expected);
+  EXPECT_EQ(digest(3, "shm", false), expected);
+}
+
+TEST(ShardWeights, MustBeAboveZeroAndAllWorkersSaySo) {
+  for (const std::string engine : {"shm", "thread"}) {
+    const auto outcomes = outcomes_in_world(
+        2,
+        [](World& world) {
+          Attempt run;
+          run.weight = [&](const Batch&) { return world.rank() == 1 ? 0.0 : 1.0; };
+          train_on(world, run);
+        },
+        engine);
+    for (const Outcome& outcome : outcomes) {
+      EXPECT_EQ(outcome.kind, ErrorKind::kBadInput) << outcome.text;
+      EXPECT_THAT(outcome.text, HasSubstr("shard 4 has a weight that is none"));
+    }
+  }
 }
 
 }  // namespace

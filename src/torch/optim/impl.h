@@ -32,6 +32,7 @@ class Rule {
   virtual ~Rule() = default;
   // step from 1; the parities, of a piece that is watched, of all that is updated in place.
   virtual comm::Parities update(const Piece& piece, std::int64_t step) const = 0;
+  virtual int states() const = 0;  // how many of them it reads and writes
   virtual double lr() const = 0;
   virtual void set_lr(double lr) = 0;
   virtual std::string describe() const = 0;  // everything that decides its result
@@ -69,6 +70,8 @@ struct Optimizer::Impl {
   std::vector<comm::Parity> resting;  // by own piece, after the last update; empty: not known
   std::vector<comm::Parity> applied;  // the gradients of it, where every worker updates everything
   bool updates_everything() const { return !together; }
+  // Compares without an update: before what is there is written to a file.
+  void check_at_rest();
 
   struct Range {
     std::size_t begin = 0;

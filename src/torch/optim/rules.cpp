@@ -35,6 +35,7 @@ class SgdRule : public Rule {
     sgd(piece.dtype, piece.parameter, piece.gradient, piece.state[0], piece.count, numbers);
     return {};
   }
+  int states() const override { return options_.momentum == 0 ? 0 : 1; }
   double lr() const override { return options_.lr; }
   void set_lr(double lr) override { options_.lr = lr; }
   std::string describe() const override {
@@ -67,6 +68,7 @@ class AdamRule : public Rule {
     adam(piece.dtype, piece.parameter, piece.gradient, memory, piece.count, numbers);
     return {};
   }
+  int states() const override { return 2; }
   double lr() const override { return options_.lr; }
   void set_lr(double lr) override { options_.lr = lr; }
   std::string describe() const override {

@@ -130,13 +130,16 @@ void Optimizer::Impl::meet() {
 // Others read this worker's gradients only outside of its slice, so the sum can lie where its operand was.
 void Optimizer::Impl::gather_own_slice(const GradientSource& source) {
   std::byte* const mine = model->gradients().data();
-  if (source.operands.size() == 1 && source.operands[0] == mine && source.factor == 1) return;
+  const bool is_there =
+      source.operands.size() == 1 && source.operands[0] == mine && source.factor == 1;
+  if (is_there && source.parities.empty()) return;
   const auto& entries = model->layout().entries();
   for_each_piece(*model, own, source, [&](std::size_t number, GradientReader& gradients) {
     const plan::Stretch& piece = model->pieces().all[number];
     const plan::Entry& entry = entries[piece.entry];
     const std::size_t offset = offset_of(entry, piece.first);
-    std::memcpy(mine + offset, read(number, gradients), piece.count * size_of(entry.dtype));
+    const void* const values = read(number, gradients);
+    if (!is_there) std::memcpy(mine + offset, values, piece.count * size_of(entry.dtype));
   });
 }
 
@@ -177,6 +180,22 @@ void Optimizer::Impl::update_own_slice(const GradientSource& source) {
   for_each_piece(*model, own, source, [&](std::size_t number, GradientReader& gradients) {
     update_piece(number, gradients, compares);
   });
+}
+
+void Optimizer::Impl::check_at_rest() {
+  if (!watches || resting.size() != own.size()) return;
+  for (std::size_t number = own.begin; number < own.end; ++number) {
+    const plan::Stretch& piece = model->pieces().all[number];
+    const plan::Entry& entry = model->layout().entries()[piece.entry];
+    const std::size_t offset = offset_of(entry, piece.first);
+    comm::Parity seen = comm::parity(entry.dtype, model->parameters().data() + offset, piece.count);
+    for (int i = 0; i < rules[rule_of[piece.entry]]->states(); ++i) {
+      const std::byte* const state = memories[static_cast<std::size_t>(i)].data() + offset;
+      seen ^= comm::parity(entry.dtype, state, piece.count);
+    }
+    if (seen != resting[number - own.begin])
+      model->faults().note({replica::Fault::What::kParameter, piece, model->comm().rank()});
+  }
 }
 
 // The gradient of a piece, and a note if it is not what was written.

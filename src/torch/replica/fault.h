@@ -35,6 +35,10 @@ class FirstFault {
     const std::lock_guard lock(mutex_);
     if (!first_) first_ = fault;
   }
+  void forget() {
+    const std::lock_guard lock(mutex_);
+    first_.reset();
+  }
   std::optional<Fault> get() const {
     const std::lock_guard lock(mutex_);
     return first_;

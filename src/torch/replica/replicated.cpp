@@ -126,11 +126,17 @@ void Replicated::use_bank(int bank) {
 
 void Replicated::watch_gradients() {
   LOCKSTEP_CHECK(reads_all_gradients(), "gradients are watched where all are read");
-  if (watches_gradients()) return;
   for (FlatGradients& bank : banks_) {
+    if (bank.watched()) continue;
     FlatMemory parities(comm_, pieces_.all.size() * sizeof(comm::Parity), Copies::kPerWorker);
     bank.watch(std::move(parities), pieces_, faults_, comm_.rank());
   }
+}
+
+void Replicated::release_banks() {
+  for (FlatGradients& bank : banks_) bank.unwatch();
+  bank_in_use_ = 0;
+  banks_.front().clear();
 }
 
 void Replicated::begin_bank(int bank) {
@@ -144,6 +150,7 @@ void Replicated::settle() {
 }
 
 void Replicated::add_banks(int into, int from) {
+  banks_[bank_in_use_].settle();  // it may be one of them
   if (watches_gradients())
     return banks_[static_cast<std::size_t>(into)].add(banks_[static_cast<std::size_t>(from)]);
   for (const plan::Bucket& bucket : buckets_) {

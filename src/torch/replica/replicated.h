@@ -73,9 +73,11 @@ class Replicated : public std::enable_shared_from_this<Replicated> {
   void begin_bank(int bank);  // and use it, cleared
   void add_banks(int into, int from);
 
-  // Watches all banks for bits that change on their own, from here on: param.grad is hidden while a shard adds to a
-  // bank. Only where every worker reads all gradients. Collective.
+  // Watches all banks for bits that change on their own, until release_banks(): param.grad is hidden while a shard adds
+  // to a bank. Only where every worker reads all gradients. Collective.
   void watch_gradients();
+  // Back to the first bank, unwatched and cleared.
+  void release_banks();
   bool watches_gradients() const { return banks_.front().watched(); }
   const comm::Parity* parities(int bank, int worker) const {
     return banks_[static_cast<std::size_t>(bank)].parities_of(worker);

@@ -25,6 +25,16 @@ std::string workers_text(const std::vector<int>& workers) {
   return fmt::format("worker{} {}", workers.size() == 1 ? "" : "s", fmt::join(workers, ", "));
 }
 
+std::string remedy_of(const replica::Fault& fault) {
+  const std::string again =
+      "Go on from the last checkpoint; if it happens again, without that machine";
+  if (fault.what == replica::Fault::What::kGradient) return again;
+  return again +
+         ". A loss or a hook that writes to parameters, as max_norm and clamping do, looks the "
+         "same: "
+         "switch check_divergence off for it";
+}
+
 // The first place at which workers differ.
 std::optional<std::size_t> first_difference(const std::vector<std::vector<comm::Parity>>& seen) {
   for (std::size_t place = 0; place < seen.front().size(); ++place) {
@@ -55,16 +65,26 @@ DivergenceCheck::DivergenceCheck(replica::Replicated& model, optim::Optimizer::I
     : model_(model), optimizer_(optimizer), comm_(comm) {}
 
 double DivergenceCheck::mark(std::int64_t step) {
-  if (model_.faults().get()) {
-    if (!faulty_step_) faulty_step_ = step;
-    return kFault;
-  }
-  if (!optimizer_.updates_everything() || comm_.size() == 1) return 0;
+  const bool has_copies = optimizer_.updates_everything() && comm_.size() > 1;
   last_ = {step, optimizer_.applied};
   last_.values.insert(last_.values.end(), optimizer_.resting.begin(), optimizer_.resting.end());
   std::uint64_t digest = 0;
   for (const comm::Parity value : last_.values) digest = base::mix64(digest ^ value);
-  return as_mark(digest);
+  if (!model_.faults().get()) return has_copies ? as_mark(digest) : 0;
+  if (!faulty_step_) faulty_step_ = step;
+  return kFault;
+}
+
+void DivergenceCheck::check_at_rest(std::int64_t step) {
+  optimizer_.check_at_rest();
+  if (model_.faults().get() && !faulty_step_) faulty_step_ = step;
+  throw_any_fault(step);
+}
+
+void DivergenceCheck::throw_any_fault(std::int64_t step) {
+  std::int64_t faults = model_.faults().get() ? 1 : 0;
+  comm_.all_reduce({&faults, 1, DType::kInt64}).wait();
+  if (faults > 0) throw_fault(step);
 }
 
 std::optional<DivergenceCheck::Undecided> DivergenceCheck::judge(std::int64_t step,
@@ -93,17 +113,15 @@ std::optional<DivergenceCheck::Undecided> DivergenceCheck::judge(std::int64_t st
 
 void DivergenceCheck::throw_fault(std::int64_t step) {
   const auto fault = model_.faults().get();
-  const std::string mine = fault && faulty_step_
-                               ? fmt::format("{} step {}: {}", fault->worker, *faulty_step_,
-                                             fault->text(model_.layout()))
-                               : "";
+  const std::string mine =
+      fault && faulty_step_
+          ? fmt::format("{} step {}: {}, with nobody writing to it. {}", fault->worker,
+                        *faulty_step_, fault->text(model_.layout()), remedy_of(*fault))
+          : "";
   for (const std::string& said : replica::gather(comm_, mine)) {
     const auto space = said.find(' ');
     if (space == std::string::npos) continue;
-    throw Mismatch(said.substr(space + 1) +
-                       ", with nobody writing to it. Go on from the last checkpoint; if it happens "
-                       "again, without that machine",
-                   {std::atoi(said.c_str())});
+    throw Mismatch(said.substr(space + 1), {std::atoi(said.c_str())});
   }
   throw Mismatch(
       fmt::format("step {}: a worker has found a changed bit and cannot say where", step));
@@ -136,6 +154,7 @@ std::string DivergenceCheck::describe(std::int64_t step, std::size_t place) cons
 }
 
 void DivergenceCheck::verdict(const Undecided& undecided) {
+  throw_any_fault(undecided.step);
   LOCKSTEP_CHECK(last_.step == undecided.step, "the step has been run again");
   const auto again = gather(last_);
   if (first_difference(again)) {
@@ -146,6 +165,12 @@ void DivergenceCheck::verdict(const Undecided& undecided) {
   std::vector<int> wrong;
   for (std::size_t worker = 0; worker < undecided.seen.size(); ++worker) {
     if (undecided.seen[worker] != again.front()) wrong.push_back(static_cast<int>(worker));
+  }
+  if (wrong.size() == undecided.seen.size()) {
+    throw Mismatch(
+        undecided.text +
+        ", and a replay gives something else than any of them had: it began with a damaged "
+        "checkpoint, or a hook changes what a step does");
   }
   throw Mismatch(fmt::format("{}. A replay of the step gives the same on all of them, and {} had "
                              "other bits. Go on from the last checkpoint, without that machine",

@@ -22,7 +22,7 @@
 namespace lockstep::train {
 
 // Threads:   one caller at a time.
-// Blocking:  judge() with news, and verdict(), which are collective; at most the Comm's timeout.
+// Blocking:  judge() with news, check_at_rest() and verdict(), which are collective; at most the Comm's timeout.
 // Failure:   Mismatch, the same on every worker.
 // Ownership: borrows the model, the optimizer and the Comm.
 class DivergenceCheck {
@@ -42,6 +42,9 @@ class DivergenceCheck {
   };
   std::optional<Undecided> judge(std::int64_t step, const std::vector<double>& marks);
 
+  // Whether parameters and state are what the last update, of this step, has left: before they are written to a file.
+  void check_at_rest(std::int64_t step);
+
   // After a replay up to and with the step. Always throws.
   [[noreturn]] void verdict(const Undecided& undecided);
 
@@ -51,6 +54,7 @@ class DivergenceCheck {
     std::vector<comm::Parity> values;  // gradients applied, then parameters with state; by piece
   };
   void throw_fault(std::int64_t step);
+  void throw_any_fault(std::int64_t step);
   std::vector<std::vector<comm::Parity>> gather(const Record& mine);
   std::string describe(std::int64_t step, std::size_t place) const;
 

@@ -68,26 +68,38 @@ train::Job job_of(const TrainerParts& parts, const TrainerOptions& options) {
   return job;
 }
 
-// The model reduces what its banks hold, and leaves its buffers alone, as long as it lives; it is the user's again
-// after.
-class ShardScope {
+// As long as it lives the model reduces what its banks hold and leaves its buffers alone, and the optimizer's updates are
+// watched, if that is wanted; both are the user's again after, with no gradients.
+class RunScope {
  public:
-  ShardScope(replica::Replicated& model, std::optional<replica::Replicated::Sharded> sharded)
-      : model_(model) {
+  struct Watched {
+    bool updates = false;
+    bool gradients = false;
+  };
+  RunScope(replica::Replicated& model, optim::Optimizer::Impl& optimizer,
+           std::optional<replica::Replicated::Sharded> sharded, Watched watched)
+      : model_(model), optimizer_(optimizer) {
     model_.set_sharded(std::move(sharded));
     model_.set_syncs_buffers(false);
+    model_.faults().forget();
+    optimizer_.watches = watched.updates;
+    optimizer_.resting.clear();
+    if (watched.gradients) model_.watch_gradients();
   }
-  ~ShardScope() {
+  ~RunScope() {
+    optimizer_.watches = false;
+    optimizer_.resting.clear();
     model_.set_divisor(std::nullopt);
     model_.set_sharded(std::nullopt);
     model_.set_syncs_buffers(true);
-    model_.use_bank(0);
+    model_.release_banks();
   }
-  ShardScope(const ShardScope&) = delete;
-  ShardScope& operator=(const ShardScope&) = delete;
+  RunScope(const RunScope&) = delete;
+  RunScope& operator=(const RunScope&) = delete;
 
  private:
   replica::Replicated& model_;
+  optim::Optimizer::Impl& optimizer_;
 };
 
 // A module in eval(), as long as it lives.
@@ -222,7 +234,11 @@ Trainer::State::State(World& its_world, TrainerParts its_parts, TrainerOptions i
   std::vector<replica::Property> properties = {
       {"steps", std::to_string(options.steps)},
       {"epochs", std::to_string(options.epochs)},
-      {"hook on_gradients", hooks.on_gradients ? "set" : "none"}};
+      {"hook on_gradients", hooks.on_gradients ? "set" : "none"},
+      {"check_divergence", options.check_divergence ? "on" : "off"},
+      {"hash_log", options.hash_log.empty() ? "none" : "set"},
+      {"verify_log", options.verify_log.empty() ? "none" : "set"},
+      {"verify_until", std::to_string(options.verify_until)}};
   for (const auto& [name, value] : job_of(parts, options)) properties.push_back({name, value});
   replica::agree(control, properties,
                  {"workers run different jobs", "start all of them with the same options"});
@@ -234,11 +250,7 @@ Trainer::State::State(World& its_world, TrainerParts its_parts, TrainerOptions i
   in_one_pass = model.reads_all_gradients() && !hooks.on_gradients;
   model.keep_one_copy();
   model.make_banks(sharded.banks);
-  if (options.check_divergence) {
-    if (in_one_pass) model.watch_gradients();
-    parts.optimizer->impl().watches = true;
-    divergence.emplace(model, parts.optimizer->impl(), control);
-  }
+  if (options.check_divergence) divergence.emplace(model, parts.optimizer->impl(), control);
   shard_buffers.emplace(model.model().buffers, options.buffers, options.shards);
 }
 
@@ -256,12 +268,18 @@ bool Trainer::State::told_to_stop() const {
   return stop_requested.load() || (options.stop != nullptr && options.stop->load());
 }
 
-// Everybody's weights, where a function gives them: each is one worker's, and zero elsewhere.
+// Everybody's weights, where a function gives them: each is one worker's, and zero elsewhere. One that is no weight
+// is found by all workers here.
 void Trainer::State::exchange_weights() {
   auto& weights = progress.weights;
   if (parts.weight) control.all_reduce({weights.data(), weights.size(), DType::kFloat64}).wait();
   progress.total_weight = 0;
-  for (const double weight : weights) progress.total_weight += weight;
+  for (std::size_t shard = 0; shard < weights.size(); ++shard) {
+    progress.total_weight += weights[shard];
+    if (!std::isnan(weights[shard])) continue;
+    throw BadInput(fmt::format(
+        "shard {} has a weight that is none: it must be above 0 and finite, in every step", shard));
+  }
 }
 
 void Trainer::State::run_step(std::int64_t step) {
@@ -334,10 +352,7 @@ void Trainer::State::run_shard(std::int64_t step, int shard, const Batch& batch,
                                bool synchronises) {
   double& weight = progress.weights[static_cast<std::size_t>(shard)];
   if (parts.weight) weight = parts.weight(batch);
-  if (!(weight > 0) || !std::isfinite(weight))
-    throw BadInput(
-        fmt::format("the weight of shard {} in step {} is {}; it must be above 0 and finite", shard,
-                    step, weight));
+  if (!(weight > 0) || !std::isfinite(weight)) weight = std::nan("");
   shard_buffers->begin_shard();
   const torch::Tensor loss = seeded_loss(step, shard, batch);
   shard_buffers->end_shard(shard);
@@ -382,9 +397,12 @@ void Trainer::State::replay(const train::DivergenceCheck::Undecided& undecided) 
         ": without a third copy, or a checkpoint to replay from, nobody can say which of "
         "them is wrong; run with checkpoints");
   }
-  options.resume = true;
-  feed({resume(), undecided.step + 1});
-  for (std::int64_t step = progress.saved_at; step <= undecided.step; ++step) run_step(step);
+  const std::int64_t from = train::read_checkpoint(
+      control, options.checkpoint_directory, parts.model, *parts.optimizer, job_of(parts, options));
+  if (from < 0)
+    throw Mismatch(undecided.text + ", and the checkpoint to replay the step from has gone");
+  feed({from, undecided.step + 1});
+  for (std::int64_t step = from; step <= undecided.step; ++step) run_step(step);
   divergence->verdict(undecided);
 }
 
@@ -408,6 +426,7 @@ void Trainer::State::save_checkpoint(std::int64_t steps_done) {
       !options.verify_log.empty())
     return;
   collect();
+  if (divergence) divergence->check_at_rest(steps_done - 1);
   train::write_checkpoint(control, options.checkpoint_directory, parts.model, *parts.optimizer,
                           steps_done, job_of(parts, options));
   progress.saved_at = steps_done;
@@ -532,8 +551,9 @@ TrainingResult Trainer::run() {
   state.parts.module->train();
   state.parts.optimizer->zero_grad();
   const std::int64_t first = state.resume();
-  state.parts.optimizer->impl().resting.clear();
-  const ShardScope shards(*state.parts.model.state(), state.sharded_by_model());
+  const RunScope scope(*state.parts.model.state(), state.parts.optimizer->impl(),
+                       state.sharded_by_model(),
+                       {state.divergence.has_value(), state.divergence && state.in_one_pass});
   const std::int64_t end = state.begin_hashes(first, std::max(total_steps(), first));
   state.feed({first, end});
   std::int64_t step = first;
@@ -557,6 +577,7 @@ TrainingResult Trainer::run() {
     if (every > 0 ? step % every == 0 : epoch_ended) state.save_checkpoint(step);
   }
   state.collect();
+  if (state.divergence) state.divergence->check_at_rest(step - 1);
   state.feeder.reset();
   state.save_checkpoint(step);
   return state.result(first, step, step < end);

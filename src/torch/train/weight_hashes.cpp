@@ -3,6 +3,7 @@
 #include <fcntl.h>
 #include <fmt/format.h>
 #include <lockstep/errors.h>
+#include <sys/stat.h>
 #include <unistd.h>
 
 #include <algorithm>
@@ -48,18 +49,32 @@ std::vector<int> divide(const std::vector<NamedTensor>& tensors, int workers) {
 // A log of something else must be neither compared with nor overwritten.
 void check_log(const formats::HashLog& log, const std::string& path, const Job& job,
                const std::vector<NamedTensor>& tensors) {
-  for (const auto& [name, value] : job) {
-    const auto found = log.job.find(name);
-    const std::string theirs = found == log.job.end() ? "nothing" : found->second;
-    if (theirs == value) continue;
-    throw Mismatch(
-        fmt::format("the log {} is of a job with {} = {} and this one has {}: use the same options",
-                    path, name, theirs, value));
+  const auto property = [](const Job& of, const std::string& name) -> std::string {
+    const auto found = of.find(name);
+    return found == of.end() ? "nothing" : found->second;
+  };
+  Job names_of_both = job;
+  names_of_both.insert(log.job.begin(), log.job.end());
+  for (const auto& [name, value] : names_of_both) {
+    const std::string theirs = property(log.job, name);
+    const std::string ours = property(job, name);
+    if (theirs == ours) continue;
+    throw Mismatch(fmt::format(
+        "the log {} is of a job with {} = {} and this one has {}: use the same options, or another "
+        "file",
+        path, name, theirs, ours));
   }
   std::vector<std::string> names;
   for (const auto& [name, tensor] : tensors) names.push_back(name);
   if (names != log.tensors)
     throw Mismatch(fmt::format("the log {} is of a model with other tensors", path));
+}
+
+bool are_one_file(const std::string& a, const std::string& b) {
+  struct stat of_a {};
+  struct stat of_b {};
+  return ::stat(a.c_str(), &of_a) == 0 && ::stat(b.c_str(), &of_b) == 0 &&
+         of_a.st_dev == of_b.st_dev && of_a.st_ino == of_b.st_ino;
 }
 
 }  // namespace
@@ -74,19 +89,29 @@ WeightHashes::WeightHashes(Comm& comm, std::vector<NamedTensor> tensors, Files f
 
 void WeightHashes::begin(std::int64_t first) {
   const std::string end = from_leader(comm_, [&]() -> std::string {
-    if (!files_.write_to.empty()) open(first);
-    if (files_.compare_with.empty()) return "0";
-    known_ = formats::load_hash_log(files_.compare_with);
-    check_log(*known_, files_.compare_with, job_, tensors_);
-    if (known_->steps.empty() || known_->steps.back().step < first) {
-      throw BadInput(fmt::format("the log {} ends before step {}: there is nothing to compare with",
-                                 files_.compare_with, first));
+    if (are_one_file(files_.write_to, files_.compare_with)) {
+      throw BadInput(fmt::format(
+          "hashes are to be written to {} and compared with it: name two files", files_.write_to));
     }
-    return std::to_string(known_->steps.back().step + 1);
+    std::int64_t known_end = 0;
+    if (!files_.compare_with.empty()) known_end = read_known(first);
+    if (!files_.write_to.empty()) open(first);
+    return std::to_string(known_end);
   });
   compared_end_ = std::atoll(end.c_str());
   record(first - 1);
   compared_ = 0;
+}
+
+// Returns the step after its last.
+std::int64_t WeightHashes::read_known(std::int64_t first) {
+  known_ = formats::load_hash_log(files_.compare_with);
+  check_log(*known_, files_.compare_with, job_, tensors_);
+  if (known_->steps.empty() || known_->steps.back().step < first) {
+    throw BadInput(fmt::format("the log {} ends before step {}: there is nothing to compare with",
+                               files_.compare_with, first));
+  }
+  return known_->steps.back().step + 1;
 }
 
 void WeightHashes::open(std::int64_t first) {
@@ -95,7 +120,7 @@ void WeightHashes::open(std::int64_t first) {
   log.job = job_;
   for (const auto& [name, tensor] : tensors_) log.tensors.push_back(name);
   std::string text = formats::hash_log_head(log);
-  if (first > 0 && base::exists(path)) {
+  if (base::exists(path)) {
     const formats::HashLog before = formats::load_hash_log(path);
     check_log(before, path, job_, tensors_);
     for (const auto& step : before.steps) {

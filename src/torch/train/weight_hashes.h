@@ -31,7 +31,7 @@ class WeightHashes {
   WeightHashes(Comm& comm, std::vector<NamedTensor> tensors, Files files, const Job& job);
 
   // Before the first step of this run, `first` of the job. What a log that is written to holds of later steps is
-  // dropped; one of another job is refused.
+  // dropped; one of another job, or another file, is refused and left as it is.
   void begin(std::int64_t first);
 
   // After a step.
@@ -43,6 +43,7 @@ class WeightHashes {
 
  private:
   std::vector<std::uint64_t> hashes();
+  std::int64_t read_known(std::int64_t first);
   void open(std::int64_t first);
   void write(std::int64_t step, const std::vector<std::uint64_t>& hashes);
   void compare(std::int64_t step, const std::vector<std::uint64_t>& hashes);
