@@ -20,8 +20,9 @@ endif()
 
 add_library(lockstep_flags INTERFACE)
 target_compile_options(lockstep_flags INTERFACE
-  -Wall -Wextra -Wshadow -Wnon-virtual-dtor -Wno-missing-field-initializers
-  -ffp-contract=off -fno-math-errno -fno-trapping-math)
+  $<$<COMPILE_LANGUAGE:CXX>:-Wall -Wextra -Wshadow -Wnon-virtual-dtor -Wno-missing-field-initializers
+  -ffp-contract=off -fno-math-errno -fno-trapping-math>
+  $<$<COMPILE_LANGUAGE:CUDA>:-fmad=false>)
 if(LOCKSTEP_SANITIZE)
   target_compile_definitions(lockstep_flags INTERFACE LOCKSTEP_SANITIZED)
   target_compile_options(lockstep_flags INTERFACE
