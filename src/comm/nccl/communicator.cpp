@@ -152,8 +152,10 @@ NcclHandle Communicator::take_handle() noexcept {
   return std::exchange(handle_, nullptr);
 }
 
+// Whoever comes second finds all done, or waits until it is.
 void Communicator::abort() noexcept {
-  aborted_->store(true);
+  const std::lock_guard aborting(abort_mutex_);
+  if (aborted_->exchange(true)) return;
   const NcclHandle handle = take_handle();
   if (handle != nullptr && !returns_in_time(api_, &NcclApi::abort, handle)) {
     base::log(base::LogLevel::kError,

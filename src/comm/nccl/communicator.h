@@ -89,6 +89,7 @@ class Communicator {
   void* scratch_ = nullptr;
   std::size_t scratch_bytes_ = 0;
   std::shared_ptr<std::atomic<bool>> aborted_;
+  std::mutex abort_mutex_;
   mutable std::mutex mutex_;  // of all below
   NcclHandle handle_ = nullptr;
   bool formed_ = false;

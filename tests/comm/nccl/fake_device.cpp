@@ -129,9 +129,17 @@ std::shared_ptr<FakeDevice::Member> FakeDevice::member_of(NcclHandle handle) {
 }
 
 FakeDevice::FakeDevice() : default_stream_(std::make_unique<Stream>()) {}
-FakeDevice::~FakeDevice() = default;
+FakeDevice::~FakeDevice() {
+  left_over();
+}
 
-std::size_t FakeDevice::left_over() const {
+std::size_t FakeDevice::left_over() {
+  std::vector<std::unique_ptr<Stream>> ended;
+  {
+    const std::lock_guard lock(mutex_);
+    ended.swap(destroyed_streams_);
+  }
+  ended.clear();
   const std::lock_guard lock(mutex_);
   return memory_.size() + handles_.size();
 }
@@ -176,12 +184,13 @@ StreamHandle FakeDevice::make_stream() {
   return stream;
 }
 
+// A stream that is at work goes when its work has ended.
 void FakeDevice::destroy_stream(StreamHandle stream) noexcept {
-  {
-    const std::lock_guard lock(mutex_);
-    handles_.erase(stream);
-  }
-  delete static_cast<Stream*>(stream);
+  std::unique_ptr<Stream> ended(static_cast<Stream*>(stream));
+  const bool idle = is_idle(stream);
+  const std::lock_guard lock(mutex_);
+  handles_.erase(stream);
+  if (!idle) destroyed_streams_.push_back(std::move(ended));
 }
 
 bool FakeDevice::is_idle(StreamHandle handle) {

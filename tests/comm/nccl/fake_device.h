@@ -45,8 +45,8 @@ class FakeDevice : public comm::NcclApi {
   using Gate = std::shared_ptr<std::atomic<bool>>;
   void hold(comm::StreamHandle stream, Gate open);
 
-  // Handles and memory that nobody has given back.
-  std::size_t left_over() const;
+  // Handles and memory that nobody has given back, once what was given back on streams is.
+  std::size_t left_over();
   int aborts() const { return aborts_; }
   int returned_aborts() const { return returned_aborts_; }
   int destroyed() const { return destroyed_; }
@@ -109,6 +109,7 @@ class FakeDevice : public comm::NcclApi {
   std::set<std::pair<const std::byte*, std::size_t>> memory_;
   std::set<void*> handles_;
   std::unique_ptr<Stream> default_stream_;
+  std::vector<std::unique_ptr<Stream>> destroyed_streams_;
   std::atomic<int> ids_{0};
   std::atomic<int> aborts_{0};
   std::atomic<int> returned_aborts_{0};

@@ -78,7 +78,6 @@ TEST_P(NcclFaults, AWorkerThatStopsWhileItsDeviceIsWaitedForIsATimeoutThatNamesI
 
 // Nobody waits on the host: the device must be let go all the same.
 TEST_P(NcclFaults, AStreamThatWaitsIsLetGoWhenTheOthersAreGone) {
-  std::atomic<bool> finished{false};
   const auto outcomes = run_on(device, world(2, milliseconds(600)), [&](Comm& comm) {
     Ones ones(*device);
     comm.all_reduce(ones.data.buffer()).wait();
@@ -116,29 +115,36 @@ TEST_P(NcclFaults, AClosedPeerEndsInPeerLostThatNamesIt) {
 }
 
 TEST_P(NcclFaults, ACommDestroyedWhileItsDeviceIsAtWorkIsPeerLostToTheOthers) {
-  const auto open = std::make_shared<std::atomic<bool>>(false);
   const auto outcomes = run_on(device, world(2), [&](Comm& comm) {
     Ones ones(*device);
     comm.all_reduce(ones.data.buffer()).wait();
+    const auto open = std::make_shared<std::atomic<bool>>(false);
     if (comm.rank() == 1) device->hold(ones.stream.get(), open);
     const Work work = comm.all_reduce(ones.data.buffer());
-    if (comm.rank() == 0) return work.wait();
+    if (comm.rank() == 0) {
+      comm.send(1, {nullptr, 0, DType::kUInt8}).wait();
+      return work.wait();
+    }
     comm.recv(0, {nullptr, 0, DType::kUInt8}).wait();  // the other one has called it, too
+    Comm(std::move(comm));                             // destroyed here, the data still alive
+    *open = true;
   });
-  *open = true;
-  EXPECT_TRUE(outcomes[1].kind);
+  EXPECT_FALSE(outcomes[1].kind) << outcomes[1].text;
   EXPECT_EQ(outcomes[0].kind, ErrorKind::kPeerLost) << outcomes[0].text;
+  EXPECT_THAT(outcomes[0].ranks, Contains(1)) << outcomes[0].text;
 }
 
 TEST_P(NcclFaults, AWaitThatRunsOutOfTimeEndsTheCommAndTheDevicesWork) {
-  std::atomic<bool> given_up{false};
   const auto outcomes = run_on(device, world(2), [&](Comm& comm) {
     Ones ones(*device);
     comm.all_reduce(ones.data.buffer()).wait();
     comm.barrier().wait();
     if (comm.rank() == 1) device->faults.frozen_rank = 1;
     const Work work = comm.all_reduce(ones.data.buffer());
-    if (comm.rank() == 1) return work.wait();
+    if (comm.rank() == 1) {
+      work.wait();  // all that it needs may be here already
+      return comm.barrier().wait();
+    }
     const auto begun = Deadline::Clock::now();
     EXPECT_THROW(work.wait(Deadline::after(milliseconds(100))), Timeout);
     EXPECT_LT(Deadline::Clock::now() - begun, std::chrono::seconds(5));
