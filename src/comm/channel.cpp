@@ -107,7 +107,12 @@ Work Channel::device_collective(Header header, What what, DeviceTask task) {
                                     here->finish();
                                     return device_->start(*here, task, *point);
                                   });
-  collectives_.submit(operation);
+  // A worker that is alone waits for nobody, so there is nothing that a thread could do better.
+  if (group_.size() == 1 && collectives_.idle()) {
+    operation->run();
+  } else {
+    collectives_.submit(operation);
+  }
   return Work(std::move(operation));
 }
 

@@ -4,8 +4,7 @@
 
 #if defined(LOCKSTEP_RCCL)
 #include <hip/hip_runtime.h>
-#define cudaDevAttrMemoryPoolsSupported hipDeviceAttributeMemoryPoolsSupported
-#define cudaDeviceGetAttribute hipDeviceGetAttribute
+#define cudaDeviceSynchronize hipDeviceSynchronize
 #define cudaError_t hipError_t
 #define cudaErrorNotReady hipErrorNotReady
 #define cudaEventCreateWithFlags hipEventCreateWithFlags

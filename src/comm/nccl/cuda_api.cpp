@@ -146,6 +146,8 @@ class CudaNccl : public Cuda {
       const std::lock_guard lock(mutex_);
       of_nccl = nccl_memory_.erase(data) > 0;
     }
+    // What was queued before may still use it. A device that hangs is the watch's to end.
+    static_cast<void>(cudaDeviceSynchronize());
     of_nccl ? static_cast<void>(nccl_.mem_free(data)) : static_cast<void>(cudaFree(data));
   }
 

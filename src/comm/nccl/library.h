@@ -1,4 +1,4 @@
-// NCCL's functions, looked up when the engine is first used: a program that uses no GPU does not load 200 MB of library,
+// NCCL's functions, looked up when the engine is first used: a program that uses no GPU does not load a library of hundreds of megabytes,
 // and runs where there is none. RCCL has the same functions.
 #pragma once
 

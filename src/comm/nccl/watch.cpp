@@ -85,12 +85,14 @@ void Watch::add(std::shared_ptr<Flight> flight, std::shared_ptr<Communicator> co
                 std::shared_ptr<Lookout> lookout, std::chrono::milliseconds timeout) {
   auto entry = std::make_shared<Entry>();
   *entry = {std::move(flight), std::move(communicator), std::move(lookout), timeout, false};
+  bool sleeps = false;  // else the thread comes round by itself
   {
     const std::lock_guard lock(mutex_);
+    sleeps = entries_.empty();
     entries_.push_back(std::move(entry));
     if (!thread_.joinable()) thread_ = std::thread([this] { loop(); });
   }
-  bell_->ring();
+  if (sleeps) bell_->ring();
 }
 
 bool Watch::idle(const Communicator& communicator) {

@@ -78,6 +78,7 @@ struct FakeDevice::Member {
 
   void send(int peer, const std::byte* data, std::size_t bytes) {
     const std::lock_guard lock(world->mutex);
+    if (aborted) return;
     world->lines[{rank, peer}].emplace_back(data, data + bytes);
     world->changed.notify_all();
   }
@@ -130,16 +131,17 @@ std::shared_ptr<FakeDevice::Member> FakeDevice::member_of(NcclHandle handle) {
 
 FakeDevice::FakeDevice() : default_stream_(std::make_unique<Stream>()) {}
 FakeDevice::~FakeDevice() {
-  left_over();
+  settle();
+}
+
+void FakeDevice::settle() {
+  std::vector<std::unique_ptr<Stream>> ended;
+  const std::lock_guard lock(mutex_);
+  ended.swap(destroyed_streams_);
 }
 
 std::size_t FakeDevice::left_over() {
-  std::vector<std::unique_ptr<Stream>> ended;
-  {
-    const std::lock_guard lock(mutex_);
-    ended.swap(destroyed_streams_);
-  }
-  ended.clear();
+  settle();
   const std::lock_guard lock(mutex_);
   return memory_.size() + handles_.size();
 }

@@ -45,6 +45,9 @@ class FakeDevice : public comm::NcclApi {
   using Gate = std::shared_ptr<std::atomic<bool>>;
   void hold(comm::StreamHandle stream, Gate open);
 
+  // Waits for what was queued on streams that have been destroyed.
+  void settle();
+
   // Handles and memory that nobody has given back, once what was given back on streams is.
   std::size_t left_over();
   int aborts() const { return aborts_; }

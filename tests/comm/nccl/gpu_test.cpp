@@ -103,6 +103,17 @@ void reduce_for_ever(Comm& comm, comm::NcclApi& api) {
   }
 }
 
+// The same, where nobody waits on the host: a stream does.
+void queue_for_ever(Comm& comm, comm::NcclApi& api) {
+  const TestStream stream(api);
+  OnDevice<float> data(api, stream, std::vector<float>(400'000, 1.0F));
+  for (int round = 0;; ++round) {
+    comm.all_reduce(data.buffer()).wait_on(stream.get());
+    if (round % 3 == 2) stream.drain();
+    if (round == 2) ProcessWorld::mark(comm.rank(), "running");
+  }
+}
+
 void expect_survivors_end(ProcessWorld& workers, int size, int victim, ErrorKind kind,
                           milliseconds patience) {
   for (int rank = 0; rank < size; ++rank) {
@@ -124,7 +135,8 @@ void expect_end_of_worlds(int signal, milliseconds timeout, ErrorKind kind, mill
     std::vector<std::unique_ptr<ProcessWorld>> worlds;
     const auto size_of = [&](int world) { return world % 2 == 0 ? 2 : 3; };
     for (int i = 0; i < kWorldsAtATime; ++i)
-      worlds.push_back(start(size_of(i), timeout, reduce_for_ever));
+      worlds.push_back(
+          start(size_of(i), timeout, (batch + i) % 2 == 0 ? reduce_for_ever : queue_for_ever));
     for (const auto& workers : worlds)
       workers->await_marks("running", Deadline::after(std::chrono::seconds(60)));
     std::vector<int> victims;
