@@ -3,8 +3,11 @@
 #include <lockstep/errors.h>
 
 #include <cstring>
+#include <map>
+#include <memory>
 #include <mutex>
 #include <set>
+#include <vector>
 
 #include "base/check.h"
 #include "base/log.h"
@@ -21,8 +24,13 @@ using cuda::check;
 cudaStream_t as_stream(StreamHandle stream) {
   return static_cast<cudaStream_t>(stream);
 }
+// An event is used again: to make one takes as long as to record it.
+struct PooledEvent {
+  cuda::Event event;
+  int device = 0;
+};
 cudaEvent_t as_event(EventHandle event) {
-  return static_cast<cudaEvent_t>(event);
+  return static_cast<PooledEvent*>(event)->event.get();
 }
 ncclComm_t as_comm(NcclHandle handle) {
   return static_cast<ncclComm_t>(handle);
@@ -85,9 +93,28 @@ class Cuda : public NcclApi {
   bool is_idle(StreamHandle stream) override {
     return is_ready(cudaStreamQuery(as_stream(stream)), "cudaStreamQuery");
   }
-  EventHandle make_event() override { return cuda::make_event().release(); }
-  void destroy_event(EventHandle event) noexcept override {
-    static_cast<void>(cudaEventDestroy(as_event(event)));
+  EventHandle make_event() override {
+    const int device = current_device();
+    {
+      const std::lock_guard lock(events_mutex_);
+      auto& pool = events_[device];
+      if (!pool.empty()) {
+        PooledEvent* const event = pool.back().release();
+        pool.pop_back();
+        return event;
+      }
+    }
+    auto event = std::make_unique<PooledEvent>();
+    event->event = cuda::make_event();
+    event->device = device;
+    return event.release();
+  }
+  // Streams that wait for it wait for what it was when they were told to.
+  void destroy_event(EventHandle handle) noexcept override {
+    std::unique_ptr<PooledEvent> event(static_cast<PooledEvent*>(handle));
+    const std::lock_guard lock(events_mutex_);
+    auto& pool = events_[event->device];
+    pool.push_back(std::move(event));
   }
   void record(EventHandle event, StreamHandle stream) override {
     check(cudaEventRecord(as_event(event), as_stream(stream)), "cudaEventRecord");
@@ -114,6 +141,9 @@ class Cuda : public NcclApi {
   void sum(const SumTask& task, StreamHandle stream) override { queue_tree_sum(task, stream); }
 
  private:
+  std::mutex events_mutex_;
+  std::map<int, std::vector<std::unique_ptr<PooledEvent>>> events_;  // by device
+
   static bool is_ready(cudaError_t result, const char* call) {
     if (result == cudaErrorNotReady) {
       static_cast<void>(cudaGetLastError());  // it is no error to later calls

@@ -137,7 +137,8 @@ void NcclGroup::form(Exchange& exchange, Lookout& lookout) {
 std::shared_ptr<DeviceWork> NcclGroup::start(Exchange& exchange, const DeviceTask& task,
                                              const DevicePoint& after) {
   const ChosenDevice chosen(*api_, device_);
-  const auto lookout = std::make_shared<Lookout>(link_, members_, exchange.doing());
+  const std::string doing = exchange.doing();
+  const auto lookout = std::make_shared<Lookout>(link_, members_, doing);
   lookout->begin(exchange.deadline());
   try {
     if (!communicator_->formed()) form(exchange, *lookout);
@@ -145,8 +146,7 @@ std::shared_ptr<DeviceWork> NcclGroup::start(Exchange& exchange, const DeviceTas
     static_cast<const Point&>(after).precede(*api_, communicator_->stream());
     queue_collective(*communicator_, task, *lookout);
     api_->record(end->get(), communicator_->stream());
-    auto flight =
-        std::make_shared<Flight>(*communicator_, std::move(end), exchange.doing(), watch_.bell());
+    auto flight = std::make_shared<Flight>(*communicator_, std::move(end), doing, watch_.bell());
     watch_.add(flight, communicator_, lookout, timeout_);
     return flight;
   } catch (const Error& error) {

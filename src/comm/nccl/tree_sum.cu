@@ -7,10 +7,8 @@
 namespace lockstep::comm {
 namespace {
 
-using element::SumArguments;
-
-template <typename T, typename Op, int kOperands, int kWidth>
-__global__ void tree_sum_kernel(const SumArguments arguments) {
+template <typename T, typename Op, int kOperands, int kWidth, typename Arguments>
+__global__ void tree_sum_kernel(const Arguments arguments) {
   const std::size_t step = static_cast<std::size_t>(gridDim.x) * blockDim.x;
   const std::size_t first = static_cast<std::size_t>(blockIdx.x) * blockDim.x + threadIdx.x;
   const std::size_t packs = arguments.count / kWidth;
@@ -24,8 +22,9 @@ __global__ void tree_sum_kernel(const SumArguments arguments) {
   }
 }
 
+template <typename Arguments>
 struct Launch {
-  const SumArguments& arguments;
+  Arguments arguments;
   cudaStream_t stream;
 
   template <typename T, typename Op, int kOperands, int kWidth>
@@ -36,13 +35,22 @@ struct Launch {
   }
 };
 
+template <std::size_t kMost>
+void launch(const SumTask& task, int known, void* stream) {
+  const Launch<element::SumArguments<kMost>> launch{element::arguments_of<kMost>(task),
+                                                    static_cast<cudaStream_t>(stream)};
+  element::choose(task.fold, known, element::all_aligned(task, 16), launch);
+}
+
 }  // namespace
 
 void queue_tree_sum(const SumTask& task, void* stream) {
   if (task.count == 0) return;
-  const SumArguments arguments = element::arguments_of(task);
-  element::choose(task.fold, element::known_operands(task), element::all_aligned(task, 16),
-                  Launch{arguments, static_cast<cudaStream_t>(stream)});
+  if (task.operands.size() <= element::kFewOperands) {
+    launch<element::kFewOperands>(task, element::known_operands(task), stream);
+  } else {
+    launch<kMostOperands>(task, 0, stream);
+  }
   cuda::check(cudaGetLastError(), "launch of the sum");
 }
 

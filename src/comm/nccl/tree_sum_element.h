@@ -23,17 +23,19 @@
 
 namespace lockstep::comm::element {
 
-// What a kernel is handed: at most 4 KiB.
+// What a kernel is handed. It is copied with every launch, so the usual few operands have a short one.
+inline constexpr std::size_t kFewOperands = 16;
+template <std::size_t kMost>
 struct SumArguments {
-  const void* operands[kMostOperands];
-  std::uint8_t adds[kMostOperands];
+  const void* operands[kMost];
+  std::uint8_t adds[kMost];
   void* out;
   std::size_t count;
   double factor;
   std::int32_t operand_count;
   std::int32_t scaled;  // the factor is not 1
 };
-static_assert(sizeof(SumArguments) <= 4096);
+static_assert(sizeof(SumArguments<kMostOperands>) <= 4096);
 
 // The adds after operand i of the tree over n operands, one of each worker.
 LOCKSTEP_DEVICE constexpr int adds_after(int i, int n) {
@@ -186,8 +188,8 @@ struct alignas(sizeof(T) * kWidth) Pack {
 
 // kOperands: the number of operands, one of each worker, known to the compiler, which then keeps all sums in registers;
 // 0: any program.
-template <typename T, typename Op, int kOperands, int kWidth>
-LOCKSTEP_DEVICE void sum_pack(const SumArguments& arguments, std::size_t index) {
+template <typename T, typename Op, int kOperands, int kWidth, typename Arguments>
+LOCKSTEP_DEVICE void sum_pack(const Arguments& arguments, std::size_t index) {
   using Packed = Pack<T, kWidth>;
   using Sum = typename Stored<T>::Sum;
   constexpr int kSums = kOperands > 0 ? kOperands : kMostWaiting;
@@ -222,8 +224,8 @@ LOCKSTEP_DEVICE void sum_pack(const SumArguments& arguments, std::size_t index) 
 }
 
 // One element of a stretch whose elements do not fill a pack.
-template <typename T, typename Op, int kOperands>
-LOCKSTEP_DEVICE void sum_one(const SumArguments& arguments, std::size_t index) {
+template <typename T, typename Op, int kOperands, typename Arguments>
+LOCKSTEP_DEVICE void sum_one(const Arguments& arguments, std::size_t index) {
   sum_pack<T, Op, kOperands, 1>(arguments, index);
 }
 
@@ -266,8 +268,9 @@ void choose(const Fold& fold, int known, bool packed, const With& with) {
   return choose_op<std::uint8_t>(fold.op, known, packed, with);
 }
 
-inline SumArguments arguments_of(const SumTask& task) {
-  SumArguments arguments;
+template <std::size_t kMost>
+SumArguments<kMost> arguments_of(const SumTask& task) {
+  SumArguments<kMost> arguments;
   for (std::size_t i = 0; i < task.operands.size(); ++i) {
     arguments.operands[i] = task.operands[i];
     arguments.adds[i] = task.adds[i];

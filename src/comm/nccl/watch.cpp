@@ -113,9 +113,16 @@ void Watch::forget(const Communicator& communicator) {
                 [&](const auto& entry) { return entry->communicator.get() == &communicator; });
 }
 
+// Operations of one communicator end in their order: behind one that has not, none has.
 void Watch::drop_ended() {
   const std::lock_guard lock(mutex_);
-  std::erase_if(entries_, [](const auto& entry) { return entry->flight->done(); });
+  std::set<const Communicator*> busy;
+  std::erase_if(entries_, [&](const auto& entry) {
+    if (busy.contains(entry->communicator.get())) return false;
+    if (entry->flight->done()) return true;
+    busy.insert(entry->communicator.get());
+    return false;
+  });
 }
 
 // Looked at outside of the lock: whatever is found may take a moment to understand.
@@ -127,9 +134,9 @@ std::optional<Failure> Watch::look() {
   }
   std::set<const Communicator*> seen;
   for (const auto& entry : entries) {
-    if (entry->flight->done()) continue;
-    if (auto failure = entry->flight->given_up()) return failure;
-    if (!seen.insert(entry->communicator.get()).second) continue;
+    if (auto failure = entry->flight->given_up(); failure && !entry->flight->done()) return failure;
+    if (seen.contains(entry->communicator.get()) || entry->flight->done()) continue;
+    seen.insert(entry->communicator.get());
     if (!std::exchange(entry->first, true)) entry->lookout->begin(Deadline::after(entry->timeout));
     auto failure = entry->lookout->look();
     if (!failure) {

@@ -102,8 +102,9 @@ thread_local std::vector<std::function<void()>> group_rest;
 thread_local StreamHandle group_stream = nullptr;
 thread_local int group_depth = 0;
 
+template <typename Arguments>
 struct SumOnHost {
-  const comm::element::SumArguments& arguments;
+  Arguments arguments;
 
   template <typename T, typename Op, int kOperands, int kWidth>
   void operator()() const {
@@ -117,11 +118,18 @@ struct SumOnHost {
 
 }  // namespace
 
+template <std::size_t kMost>
+void sum_with(const SumTask& task, int known) {
+  const SumOnHost<comm::element::SumArguments<kMost>> sum{comm::element::arguments_of<kMost>(task)};
+  comm::element::choose(task.fold, known, comm::element::all_aligned(task, 16), sum);
+}
+
 void sum_on_host(const SumTask& task) {
-  const auto arguments =
-      std::make_unique<comm::element::SumArguments>(comm::element::arguments_of(task));
-  comm::element::choose(task.fold, comm::element::known_operands(task),
-                        comm::element::all_aligned(task, 16), SumOnHost{*arguments});
+  if (task.operands.size() <= comm::element::kFewOperands) {
+    sum_with<comm::element::kFewOperands>(task, comm::element::known_operands(task));
+  } else {
+    sum_with<comm::kMostOperands>(task, 0);
+  }
 }
 
 // What a stream has queued means the member, not its handle.
@@ -130,8 +138,11 @@ std::shared_ptr<FakeDevice::Member> FakeDevice::member_of(NcclHandle handle) {
 }
 
 FakeDevice::FakeDevice() : default_stream_(std::make_unique<Stream>()) {}
+// What a library that hangs was left with goes here.
 FakeDevice::~FakeDevice() {
   settle();
+  streams_.clear();
+  for (const auto& [data, bytes] : memory_) std::free(const_cast<std::byte*>(data));
 }
 
 void FakeDevice::settle() {
@@ -143,7 +154,7 @@ void FakeDevice::settle() {
 std::size_t FakeDevice::left_over() {
   settle();
   const std::lock_guard lock(mutex_);
-  return memory_.size() + handles_.size();
+  return memory_.size() + handles_.size() + streams_.size();
 }
 
 void FakeDevice::hold(StreamHandle stream, Gate open) {
@@ -180,18 +191,20 @@ void FakeDevice::push(Stream& stream, Job job) {
 }
 
 StreamHandle FakeDevice::make_stream() {
-  auto* stream = new Stream();
+  auto stream = std::make_unique<Stream>();
+  const StreamHandle handle = stream.get();
   const std::lock_guard lock(mutex_);
-  handles_.insert(stream);
-  return stream;
+  streams_[handle] = std::move(stream);
+  return handle;
 }
 
 // A stream that is at work goes when its work has ended.
 void FakeDevice::destroy_stream(StreamHandle stream) noexcept {
-  std::unique_ptr<Stream> ended(static_cast<Stream*>(stream));
   const bool idle = is_idle(stream);
+  std::unique_ptr<Stream> ended;
   const std::lock_guard lock(mutex_);
-  handles_.erase(stream);
+  ended.swap(streams_[stream]);
+  streams_.erase(stream);
   if (!idle) destroyed_streams_.push_back(std::move(ended));
 }
 
@@ -438,6 +451,11 @@ void FakeDevice::abort(NcclHandle handle) noexcept {
     const std::lock_guard lock(member->world->mutex);
     member->aborted = true;
     member->world->changed.notify_all();
+  }
+  Job never_queued;  // it means the member, which means it
+  {
+    const std::lock_guard lock(member->mutex);
+    never_queued.swap(member->pending);
   }
   const std::lock_guard lock(mutex_);
   handles_.erase(handle);

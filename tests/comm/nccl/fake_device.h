@@ -112,6 +112,7 @@ class FakeDevice : public comm::NcclApi {
   std::set<std::pair<const std::byte*, std::size_t>> memory_;
   std::set<void*> handles_;
   std::unique_ptr<Stream> default_stream_;
+  std::map<comm::StreamHandle, std::unique_ptr<Stream>> streams_;
   std::vector<std::unique_ptr<Stream>> destroyed_streams_;
   std::atomic<int> ids_{0};
   std::atomic<int> aborts_{0};

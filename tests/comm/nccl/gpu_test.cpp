@@ -184,13 +184,17 @@ TEST(GpuSpeed, OfAWorldOfOne) {
       };
       const double queued =
           measure([&] { comm.all_reduce(data.buffer(), {.factor = 0.999}).wait_on(stream.get()); });
-      const comm::SumTask task{{data.buffer().data}, {0}, data.buffer().data, count,
+      const comm::SumTask task{{data.buffer().data},
+                               {0},
+                               data.buffer().data,
+                               count,
                                {DType::kFloat32, ReduceOp::kSum, 0.999}};
       const double bare = measure([&] { api.sum(task, stream.get()); });
       const double waited =
           measure([&] { comm.all_reduce(data.buffer(), {.factor = 0.999}).wait(); });
       std::printf(
-          "  all_reduce of %zu float32 alone: kernel %.1f us, queued %.1f us, waited for %.1f us (%.0f GB/s)\n",
+          "  all_reduce of %zu float32 alone: kernel %.1f us, queued %.1f us, waited for %.1f us "
+          "(%.0f GB/s)\n",
           count, bare, queued, waited, static_cast<double>(count) * 8 / queued / 1000);
       std::fflush(stdout);
     }
