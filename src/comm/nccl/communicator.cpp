@@ -198,7 +198,8 @@ bool Communicator::finalized(NcclHandle handle) noexcept {
 
 void Communicator::close() noexcept {
   if (stream_ == nullptr) return;
-  const bool at_rest = !*aborted_ && drained(std::chrono::milliseconds(0));
+  // The last event of a stream may have come a moment before the stream is at rest.
+  const bool at_rest = !*aborted_ && drained(kLeavePatience);
   if (!at_rest) abort();
   const NcclHandle handle = take_handle();
   if (handle != nullptr) {

@@ -7,12 +7,12 @@
 
 namespace lockstep::comm {
 
-// Spins for some 50 µs, then sleeps, a little longer each time, up to half a millisecond.
+// Spins for as long as a short operation takes on a device, then sleeps, a little longer each time.
 class Pause {
  public:
   void sleep() {
-    constexpr std::chrono::microseconds kSpin{50};
-    constexpr std::chrono::microseconds kLongest{500};
+    constexpr std::chrono::microseconds kSpin{200};
+    constexpr std::chrono::microseconds kLongest{200};
     const auto waited = std::chrono::steady_clock::now() - begun_;
     if (waited < kSpin) return std::this_thread::yield();
     std::this_thread::sleep_for(span_);

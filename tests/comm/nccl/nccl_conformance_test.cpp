@@ -2,6 +2,8 @@
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
+#include <ostream>
+
 #include "tests/comm/nccl/fake_worlds.h"
 #include "tests/support/slow_build.h"
 
@@ -12,6 +14,10 @@ struct Run {
   std::string host;
   DeviceCase one;
 };
+
+void PrintTo(const Run& run, std::ostream* out) {
+  *out << run.host << ' ' << run.one.name;
+}
 
 class NcclConformance : public ::testing::TestWithParam<Run> {};
 
