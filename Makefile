@@ -2,13 +2,14 @@
 # make train        train a cnn on Fashion-MNIST with one worker per core
 # make test         everything a change must pass: tests, sanitizers, checks of form, a short fuzz
 # make test-full    the same with the long ones
+# make test-gpu     the tests of the nccl engine on a GPU of this host, and a few without one
 # make fuzz         the fuzzers, FUZZ_SECONDS each (default 300)
 # make bench        the measurements that the docs quote, into docs/benchmarks.md; some 15 minutes
 # make deps         install the packages of packages.txt that are missing
 # make format       clang-format over the tree        make tidy   clang-tidy over the tree
 SHELL := /bin/bash
 .DEFAULT_GOAL := all
-.PHONY: all deps build train test test-full fuzz bench bench-peers format format-check tidy clean install
+.PHONY: all deps build train test test-full test-gpu fuzz bench bench-peers format format-check tidy clean install
 
 JOBS ?= $(shell nproc)
 FUZZ_SECONDS ?= 300
@@ -32,6 +33,11 @@ test: build
 	@tools/test.sh short
 test-full: build
 	@tools/test.sh full
+# LibTorch is not needed for it. What is needed beside it is in docs/guide/gpus.md; nothing is installed here.
+test-gpu:
+	@cmake --preset cuda -DLOCKSTEP_WITH_TORCH=OFF -DLOCKSTEP_WITH_CUDA=ON $(CMAKE_ARGS) >/dev/null
+	@cmake --build --preset cuda -j $(JOBS) --target gpu_test nccl_test
+	@$(CTEST) --test-dir build/cuda -L "gpu|nccl"
 fuzz: deps
 	@tools/fuzz.sh $(FUZZ_SECONDS)
 # The peers are installed first, for CMake to find them.

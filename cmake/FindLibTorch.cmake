@@ -1,4 +1,7 @@
 # LibTorch: where the system has it, or inside the Python package of the python3 on the PATH.
+# A LibTorch with CUDA changes the flags of CUDA for whoever looks for it: ours stay ours.
+set(_cuda_flags "${CMAKE_CUDA_FLAGS}")
+set(_cuda_architectures "${CMAKE_CUDA_ARCHITECTURES}")
 find_package(Torch QUIET)
 if(NOT Torch_FOUND)
   execute_process(COMMAND python3 -c "import torch; print(torch.utils.cmake_prefix_path)"
@@ -7,8 +10,10 @@ if(NOT Torch_FOUND)
     find_package(Torch QUIET PATHS "${_torch_prefix}")
   endif()
 endif()
+set(CMAKE_CUDA_FLAGS "${_cuda_flags}")
+set(CMAKE_CUDA_ARCHITECTURES "${_cuda_architectures}")
 if(Torch_FOUND)
-  find_package(OpenMP REQUIRED)  # at::parallel_for is serial without it
+  find_package(OpenMP REQUIRED COMPONENTS CXX)  # at::parallel_for is serial without it
   # Newer LibTorch brings fmt's headers of its own, which come first; without a library to link, they must do alone.
   add_library(lockstep_torch_fmt INTERFACE)
   set(_own_fmt FALSE)

@@ -20,11 +20,12 @@ endif()
 
 add_library(lockstep_flags INTERFACE)
 target_compile_options(lockstep_flags INTERFACE
-  -Wall -Wextra -Wshadow -Wnon-virtual-dtor -Wno-missing-field-initializers
-  -ffp-contract=off -fno-math-errno -fno-trapping-math)
+  $<$<COMPILE_LANGUAGE:CXX>:-Wall -Wextra -Wshadow -Wnon-virtual-dtor -Wno-missing-field-initializers
+  -ffp-contract=off -fno-math-errno -fno-trapping-math>
+  $<$<COMPILE_LANGUAGE:CUDA>:-fmad=false>)
 if(CMAKE_UNITY_BUILD AND CMAKE_CXX_COMPILER_ID STREQUAL GNU)
   # A class with members of an anonymous namespace, in a .cpp that is included by another: no other file sees either.
-  target_compile_options(lockstep_flags INTERFACE -Wno-subobject-linkage)
+  target_compile_options(lockstep_flags INTERFACE $<$<COMPILE_LANGUAGE:CXX>:-Wno-subobject-linkage>)
 endif()
 if(LOCKSTEP_SANITIZE)
   target_compile_definitions(lockstep_flags INTERFACE LOCKSTEP_SANITIZED)

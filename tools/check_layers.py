@@ -22,8 +22,8 @@ PUBLIC = {
 # Plain data and constants, for everybody above base.
 PLAIN_DATA = {"buffer.h"}
 # Folders of comm/, from the bottom up; engines stand side by side.
-COMM_ORDER = {"arena": 0, "core": 0, "algorithms": 1, "thread": 1, "gloo": 1, "shm": 1, "": 2}
-ENGINES = {"thread", "gloo", "shm"}
+COMM_ORDER = {"arena": 0, "core": 0, "cuda": 0, "algorithms": 1, "thread": 1, "gloo": 1, "shm": 1, "nccl": 1, "": 2}
+ENGINES = {"thread", "gloo", "shm", "nccl"}
 INCLUDE = re.compile(r'^\s*#\s*include\s*[<"]([^">]+)[">]')
 LIBTORCH = re.compile(r"^(torch|ATen|c10)/")
 # Folders of torch/ that stand below the rest of it: sanitizers and fuzzers run over them, which LibTorch does not bear.

@@ -2,6 +2,7 @@
 #pragma once
 
 #include <lockstep/bootstrap.h>
+#include <lockstep/buffer.h>
 #include <lockstep/deadline.h>
 
 #include <cstddef>
@@ -68,6 +69,25 @@ class SharedArena {
  private:
   std::vector<Arena> arenas_;
   int rank_;
+};
+
+// Memory of one device for buffers that live long, such as buckets of gradients; Comm::device_arena makes it. Registered with the
+// engine where the engine can, so that collectives move its bytes without copies of their own.
+//
+// Threads:   any; the memory, as its users agree.
+// Blocking:  the destructor, until the device is done with what was queued before.
+// Failure:   none.
+// Ownership: frees the memory, which may outlive the Comm.
+class DeviceArena {
+ public:
+  virtual ~DeviceArena() = default;
+
+  virtual std::byte* data() const = 0;
+  virtual std::size_t size() const = 0;
+  virtual Device device() const = 0;
+
+  // Whether the engine has taken it, which it does with the first collective; a matter of speed alone.
+  virtual bool registered() const = 0;
 };
 
 // Every worker's arena, by rank, mapped here; this worker's own as a second mapping of the same

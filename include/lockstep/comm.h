@@ -56,6 +56,10 @@ struct CommOptions {
 
 // The workers of one generation, connected.
 //
+// Buffers may lie on a device where the engine has devices: a collective then begins on the device when the buffers'
+// streams have come to where they are at the call. Work::wait_on is for those who go on on a stream, Work::wait for
+// those who read on the host. Messages carry memory of the CPU.
+//
 // Threads:   one caller at a time per Comm; channels and splits are Comms of their own and may
 //            be used from other threads. Engine threads stay inside.
 // Blocking:  operations return at once with a Work; they run in the order of their calls. A short one
@@ -113,6 +117,10 @@ class Comm {
   // and blocking; Unavailable, on every worker, when the host has not that much, and the Comm is
   // dead. Every worker keeps the handle as long as anybody passes buffers in it.
   std::shared_ptr<SharedArena> share(std::size_t bytes);
+
+  // Memory of a device for buffers of this Comm. Unavailable when the device has not that much, BadInput
+  // where the engine has no devices; neither harms the Comm.
+  std::shared_ptr<DeviceArena> device_arena(Device device, std::size_t bytes);
 
   // A Comm over the same workers with an order of its own. The same id names the same channel on
   // every worker; 0 to 2^32 − 1, each once. With shm 128 channels and splits can be in use at a time.

@@ -27,8 +27,9 @@ class [[nodiscard]] Work {
   void wait() const;
   void wait(Deadline deadline) const;
 
-  // Makes work queued on a device stream after this call wait for the operation; on CPUs, the
-  // same as wait().
+  // Makes work queued on a device stream after this call wait for the operation. The host waits until the operation is
+  // queued, which takes all workers to have called it, and not for the device. A failure of the device's part is told
+  // by the next call. On CPUs, the same as wait().
   void wait_on(void* stream) const;
 
   bool done() const;

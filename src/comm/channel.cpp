@@ -14,7 +14,7 @@ Channel::Channel(Group group)
 // The queues' threads end only when their operations have: operations that nobody will wait for are
 // ended by ending the link.
 Channel::~Channel() {
-  if (collectives_.idle() && messages_.idle()) return;
+  if (collectives_.idle() && messages_.idle() && (!device_ || device_->idle())) return;
   const int rank = group_.link->rank();
   group_.link->fail({ErrorKind::kPeerLost,
                      {rank},
@@ -75,12 +75,44 @@ Work Channel::queue(const Header& header, What what, std::function<void(Exchange
         const std::shared_ptr<Exchange> here = begun ? begun : exchange(header);
         body(*here);
         here->finish();
+        return nullptr;
       });
   if (begun) {
     operation->set_begun({[begun] { return begun->all_have_come(); },
                           [begun](Deadline deadline) { begun->limit(deadline); }});
   }
   collectives_.submit(operation);
+  return Work(std::move(operation));
+}
+
+DeviceGroup* Channel::device() {
+  if (!std::exchange(looked_for_device_, true)) {
+    device_ = group_.link->make_device_group(group_.members, group_.timeout);
+  }
+  return device_.get();
+}
+
+// Everybody is met before anything is queued on a device: what waits there for a worker that does something else waits
+// for ever.
+Work Channel::device_collective(Header header, What what, DeviceTask task) {
+  require_alive();
+  auto point = device_->mark(task);
+  header.device = DeviceKind::kCuda;
+  header.sequence = sequence_++;
+  auto operation =
+      std::make_shared<Operation>(group_.link, fmt::format("{}: {}", what.collective, what.how),
+                                  [this, header, task = std::move(task), point = std::move(point)] {
+                                    const std::shared_ptr<Exchange> here = exchange(header);
+                                    here->meet(here->peers());
+                                    here->finish();
+                                    return device_->start(*here, task, *point);
+                                  });
+  // A worker that is alone waits for nobody, so there is nothing that a thread could do better.
+  if (group_.size() == 1 && collectives_.idle()) {
+    operation->run();
+  } else {
+    collectives_.submit(operation);
+  }
   return Work(std::move(operation));
 }
 
@@ -125,14 +157,22 @@ void Channel::require_alive() const {
   if (const auto failure = group_.link->failure()) raise(*failure);
 }
 
-void Channel::require_usable(const Buffer& data) const {
+void Channel::require_on_cpu(const Buffer& data) const {
   if (data.device.kind != DeviceKind::kCpu) {
-    throw BadInput(fmt::format("the {} engine moves memory of the CPU only", engine_));
+    throw BadInput("messages carry memory of the CPU; use a collective for memory of a device");
   }
+}
+
+void Channel::require_usable(const Buffer& data) {
   if (data.count > 0 && data.data == nullptr) {
     throw BadInput(fmt::format("a buffer of {} elements has no memory", data.count));
   }
   if (size_of(data.dtype) == 0) throw BadInput("a buffer has no known dtype");
+  if (data.device.kind == DeviceKind::kCpu) return;
+  if (device() == nullptr) {
+    throw BadInput(fmt::format("the {} engine moves memory of the CPU only", engine_));
+  }
+  device_->require_usable(data);
 }
 
 void Channel::require_rank(int rank, const char* role) const {

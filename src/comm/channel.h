@@ -59,6 +59,12 @@ class Channel {
     return queue(header, std::move(what), std::move(body), std::move(begun));
   }
 
+  // The same for memory of a device, in the same order.
+  Work device_collective(Header header, What what, DeviceTask task);
+
+  // Nothing where the engine has no devices.
+  DeviceGroup* device();
+
   std::shared_ptr<Channel> channel(std::uint32_t id);
   std::shared_ptr<Channel> split(std::vector<int> ranks);
 
@@ -67,7 +73,8 @@ class Channel {
 
   // BadInput, or what ended the link.
   void require_alive() const;
-  void require_usable(const Buffer& data) const;
+  void require_usable(const Buffer& data);
+  void require_on_cpu(const Buffer& data) const;
   void require_rank(int rank, const char* role) const;
 
  private:
@@ -87,6 +94,9 @@ class Channel {
   std::unique_ptr<Board>
       board_;  // of the collectives, from the first of them on, if the engine has any
   bool looked_for_board_ = false;
+  std::unique_ptr<DeviceGroup>
+      device_;  // from the first buffer on a device on, if the engine has any
+  bool looked_for_device_ = false;
   Executor collectives_;
   Messages messages_;
 };

@@ -27,6 +27,10 @@ Header header_of(Kind kind, const Buffer& data) {
   return header;
 }
 
+bool on_device(const Buffer& data) {
+  return data.device.kind != DeviceKind::kCpu;
+}
+
 comm::ReduceRule rule_of(const ReduceOptions& options, const Buffer& data) {
   const bool floating =
       data.dtype == DType::kFloat32 || data.dtype == DType::kFloat64 || comm::is_half(data.dtype);
@@ -38,9 +42,34 @@ comm::ReduceRule rule_of(const ReduceOptions& options, const Buffer& data) {
   return {options.op, options.factor};
 }
 
-comm::Choice choose(Algorithm asked, int shards, const comm::Group& group) {
+// Devices run what is bit-stable for every world, and what their makers offer.
+comm::Choice choose_on_device(Algorithm asked, int shards, int workers) {
+  if (asked == Algorithm::kAutomatic || asked == Algorithm::kDirect || workers == 1)
+    return {Algorithm::kDirect, "direct"};
+  if (asked != Algorithm::kNative) {
+    return {Algorithm::kDirect,
+            fmt::format("direct (asked for {}: GPUs run direct or native)", name(asked))};
+  }
+  if (shards == workers) return {asked, name(asked)};
+  return {Algorithm::kDirect, "direct (asked for native: it takes one partial per worker)"};
+}
+
+comm::Choice choose(Algorithm asked, int shards, const comm::Group& group, const Buffer& data) {
+  if (on_device(data)) return choose_on_device(asked, shards, group.size());
   const bool native = group.link->has_native_all_reduce() && group.link->size() == group.size();
   return comm::choose(asked, shards, group.size(), native);
+}
+
+comm::DeviceTask reduction_of(Kind kind, const comm::Choice& choice, comm::ReduceRule rule,
+                              std::vector<Buffer> partials, int shards, const Buffer& result) {
+  comm::DeviceTask task;
+  task.kind = kind;
+  task.algorithm = choice.algorithm;
+  task.fold = rule.fold(result.dtype);
+  task.partials = std::move(partials);
+  task.shards = shards;
+  task.result = result;
+  return task;
 }
 
 void run_all_reduce(Exchange& exchange, Algorithm algorithm, Buffer data, comm::ReduceRule rule) {
@@ -112,6 +141,7 @@ const std::string& Comm::engine() const {
 
 Work Comm::send(int to, Buffer data) {
   channel_->require_alive();
+  channel_->require_on_cpu(data);
   channel_->require_usable(data);
   channel_->require_rank(to, "the receiver of a message");
   if (to == rank()) throw BadInput("a worker cannot send a message to itself");
@@ -120,6 +150,7 @@ Work Comm::send(int to, Buffer data) {
 
 Work Comm::recv(int from, Buffer data) {
   channel_->require_alive();
+  channel_->require_on_cpu(data);
   channel_->require_usable(data);
   channel_->require_rank(from, "the sender of a message");
   if (from == rank()) throw BadInput("a worker cannot receive a message from itself");
@@ -128,6 +159,7 @@ Work Comm::recv(int from, Buffer data) {
 
 bool Comm::try_recv(int from, Buffer data) {
   channel_->require_alive();
+  channel_->require_on_cpu(data);
   channel_->require_usable(data);
   channel_->require_rank(from, "the sender of a message");
   if (from == rank()) throw BadInput("a worker cannot receive a message from itself");
@@ -137,14 +169,19 @@ bool Comm::try_recv(int from, Buffer data) {
 Work Comm::all_reduce(Buffer data, ReduceOptions options) {
   channel_->require_usable(data);
   const comm::ReduceRule rule = rule_of(options, data);
-  if (size() == 1) {
+  if (size() == 1 && !on_device(data)) {
     comm::scale(data.dtype, rule.factor, data.data, data.data, data.count);
     return {};
   }
-  const comm::Choice choice = choose(options.algorithm, size(), channel_->group());
+  const comm::Choice choice = choose(options.algorithm, size(), channel_->group(), data);
   Header header = header_of(Kind::kAllReduce, data);
   header.op = options.op;
   header.algorithm = choice.algorithm;
+  if (on_device(data)) {
+    return channel_->device_collective(
+        header, {"all_reduce", choice.how},
+        reduction_of(Kind::kAllReduce, choice, rule, {data}, size(), data));
+  }
   return channel_->collective(
       header, {"all_reduce", choice.how},
       [data, rule, algorithm = choice.algorithm](Exchange& exchange) {
@@ -167,17 +204,23 @@ Work Comm::reduce(std::vector<Buffer> partials, int shards, Buffer result, Reduc
   }
   for (const Buffer& partial : partials) {
     channel_->require_usable(partial);
-    if (partial.count != result.count || partial.dtype != result.dtype) {
-      throw BadInput("partials and result must have one count and one dtype");
+    if (partial.count != result.count || partial.dtype != result.dtype ||
+        !(partial.device == result.device)) {
+      throw BadInput("partials and result must have one count, one dtype and one device");
     }
   }
-  const comm::Choice choice = choose(options.algorithm, shards, channel_->group());
+  const comm::Choice choice = choose(options.algorithm, shards, channel_->group(), result);
   Header header = header_of(Kind::kReduce, result);
   header.op = options.op;
   header.algorithm = choice.algorithm;
   header.detail = static_cast<std::uint32_t>(shards);
-  const auto body = [partials = std::move(partials), shards, result,
-                     rule = rule_of(options, result),
+  const comm::ReduceRule rule = rule_of(options, result);
+  if (on_device(result)) {
+    return channel_->device_collective(
+        header, {"reduce", choice.how},
+        reduction_of(Kind::kReduce, choice, rule, std::move(partials), shards, result));
+  }
+  const auto body = [partials = std::move(partials), shards, result, rule,
                      algorithm = choice.algorithm](Exchange& exchange) {
     if (algorithm == Algorithm::kDirect) {
       const auto plan = plan::plan_reduction(shards, exchange.size());
@@ -201,13 +244,18 @@ Work Comm::reduce_scatter(Buffer data, const std::vector<std::size_t>& counts,
   }
   const Cut cut = cut_of(counts, data, size());
   const comm::ReduceRule rule = rule_of(options, data);
-  if (size() == 1) {
+  if (size() == 1 && !on_device(data)) {
     comm::scale(data.dtype, rule.factor, data.data, data.data, data.count);
     return {};
   }
   Header header = header_of(Kind::kReduceScatter, data);
   header.op = options.op;
   header.detail = digest(counts);
+  if (on_device(data)) {
+    auto task = reduction_of(Kind::kReduceScatter, {}, rule, {data}, size(), data);
+    task.counts = cut.counts();
+    return channel_->device_collective(header, {"reduce_scatter", "direct"}, std::move(task));
+  }
   return channel_->collective(
       header, {"reduce_scatter", "direct"},
       [data, cut, rule](Exchange& exchange) {
@@ -222,6 +270,13 @@ Work Comm::all_gather(Buffer data, const std::vector<std::size_t>& counts) {
   if (size() == 1) return {};
   Header header = header_of(Kind::kAllGather, data);
   header.detail = digest(counts);
+  if (on_device(data)) {
+    comm::DeviceTask task;
+    task.kind = Kind::kAllGather;
+    task.result = data;
+    task.counts = cut.counts();
+    return channel_->device_collective(header, {"all_gather", "direct"}, std::move(task));
+  }
   const Buffer mine = cut.of(data, rank());
   return channel_->collective(
       header, {"all_gather", "direct"},
@@ -235,6 +290,13 @@ Work Comm::broadcast(Buffer data, int root) {
   if (size() == 1) return {};
   Header header = header_of(Kind::kBroadcast, data);
   header.detail = static_cast<std::uint32_t>(root);
+  if (on_device(data)) {
+    comm::DeviceTask task;
+    task.kind = Kind::kBroadcast;
+    task.result = data;
+    task.root = root;
+    return channel_->device_collective(header, {"broadcast", "native"}, std::move(task));
+  }
   return channel_->collective(
       header, {"broadcast", "tree"},
       [data, root](Exchange& exchange) { comm::tree_broadcast(exchange, data, root); },
@@ -251,6 +313,14 @@ Work Comm::barrier() {
 std::shared_ptr<SharedArena> Comm::share(std::size_t bytes) {
   channel_->require_alive();
   return comm::share(*this, channel_->group(), channel_->next_arena(), bytes);
+}
+
+std::shared_ptr<DeviceArena> Comm::device_arena(Device device, std::size_t bytes) {
+  channel_->require_alive();
+  if (device.kind == DeviceKind::kCpu || channel_->device() == nullptr) {
+    throw BadInput(fmt::format("the {} engine has no memory of {}", engine(), device.text()));
+  }
+  return channel_->device()->make_arena(device, bytes);
 }
 
 Comm Comm::channel(std::uint32_t id) {

@@ -6,8 +6,11 @@
 #include <map>
 #include <mutex>
 
+#include "comm/arena/card.h"
 #include "comm/channel.h"
 #include "comm/gloo/gloo_engine.h"
+#include "comm/nccl/nccl_engine.h"
+#include "comm/nccl/nccl_link.h"
 #include "comm/shm/shm_engine.h"
 #include "comm/thread/thread_engine.h"
 
@@ -40,6 +43,25 @@ std::shared_ptr<Link> connect_thread(Bootstrap& bootstrap, const CommOptions& op
   return node.mapped();
 }
 
+bool all_on_one_host(Bootstrap& bootstrap, Deadline deadline) {
+  const auto key = [](int rank) { return fmt::format("nccl/host/{}", rank); };
+  const std::string here = host_identity();
+  bootstrap.put(key(bootstrap.rank()), here, deadline);
+  bool all = true;
+  for (int rank = 0; rank < bootstrap.size(); ++rank)
+    all = bootstrap.get(key(rank), deadline) == here && all;
+  return all;
+}
+
+// Devices have a link between their processes beside them.
+std::shared_ptr<Link> connect_nccl(Bootstrap& bootstrap, const CommOptions& options) {
+  auto api = load_nccl();
+  const bool one_host = all_on_one_host(bootstrap, Deadline::after(options.timeout));
+  return make_nccl_link(
+      one_host ? connect_shm(bootstrap, options) : connect_gloo(bootstrap, options),
+      std::move(api));
+}
+
 struct Engine {
   const char* name;
   const char* about;
@@ -53,6 +75,9 @@ constexpr Engine kEngines[] = {
     {"shm", "CPU workers of one host, through shared memory", "", [] { return true; }, connect_shm},
     {"gloo", "CPU workers of one or several hosts, over TCP", "install libgloo-dev and build again",
      gloo_built, connect_gloo},
+    {"nccl", "workers with GPUs, of one or several hosts, over NCCL",
+     "install the CUDA toolkit (nvcc) and NCCL (libnccl-dev) and build again", nccl_built,
+     connect_nccl},
 };
 
 }  // namespace

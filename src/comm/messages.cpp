@@ -48,6 +48,7 @@ std::shared_ptr<Operation> Messages::submit(Direction direction, int peer, const
                              : exchange.recv(peer, data.data, data.bytes());
         exchange.wait(payload);
         exchange.finish();
+        return nullptr;
       });
   line.executor.submit(operation);
   return operation;

@@ -69,8 +69,7 @@ void Operation::queue_in(const std::shared_ptr<OperationQueue>& queue) {
 void Operation::run() noexcept {
   try {
     if (const auto failure = link_->failure()) raise(*failure);
-    body_();
-    end(nullptr);
+    end(nullptr, body_());
   } catch (const Error& error) {
     link_->fail(failure_from(error));
     end(std::current_exception());
@@ -82,7 +81,7 @@ void Operation::run() noexcept {
   }
 }
 
-void Operation::end(std::exception_ptr outcome) {
+void Operation::end(std::exception_ptr outcome, std::shared_ptr<DeviceWork> rest) {
   body_ = nullptr;
   begun_ = {};
   // A Work may outlive its Comm, and must not keep the worker in the world.
@@ -90,6 +89,7 @@ void Operation::end(std::exception_ptr outcome) {
   const std::lock_guard lock(mutex_);
   released.swap(link_);
   outcome_ = std::move(outcome);
+  rest_ = std::move(rest);
   done_ = true;
   ended_.notify_all();
 }
@@ -100,16 +100,25 @@ bool Operation::done() const {
 }
 
 bool Operation::poll() {
-  if (done()) return true;
-  if (queue_) queue_->run_ready();
-  return done();
+  if (!done() && queue_) queue_->run_ready();
+  return done() && (!rest_ || rest_->done());
 }
 
-void Operation::wait() {
+void Operation::wait_for_body() {
   if (queue_) queue_->help(*this);
   std::unique_lock lock(mutex_);
   ended_.wait(lock, [&] { return done_; });
   if (outcome_) std::rethrow_exception(outcome_);
+}
+
+void Operation::wait() {
+  wait_for_body();
+  if (rest_) rest_->wait();
+}
+
+void Operation::wait_on(void* stream) {
+  wait_for_body();
+  if (rest_) rest_->wait_on(stream);
 }
 
 void Operation::wait(Deadline deadline) {
@@ -126,7 +135,8 @@ void Operation::wait(Deadline deadline) {
                               link->rank(), how_)});
     }
   }
-  wait();
+  wait_for_body();
+  if (rest_) rest_->wait(deadline);
 }
 
 }  // namespace lockstep::comm
@@ -141,8 +151,8 @@ void Work::wait(Deadline deadline) const {
   if (operation_) operation_->wait(deadline);
 }
 
-void Work::wait_on(void* /*stream*/) const {
-  wait();
+void Work::wait_on(void* stream) const {
+  if (operation_) operation_->wait_on(stream);
 }
 
 bool Work::done() const {

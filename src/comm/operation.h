@@ -11,6 +11,7 @@
 #include <mutex>
 #include <string>
 
+#include "comm/core/device.h"
 #include "comm/core/link.h"
 
 namespace lockstep::comm {
@@ -58,7 +59,10 @@ class OperationQueue {
 // Ownership: keeps the link alive while the body may run.
 class Operation : public std::enable_shared_from_this<Operation> {
  public:
-  Operation(std::shared_ptr<Link> link, std::string how, std::function<void()> body)
+  // What the body leaves to a device, nothing on CPUs.
+  using Body = std::function<std::shared_ptr<DeviceWork>()>;
+
+  Operation(std::shared_ptr<Link> link, std::string how, Body body)
       : link_(std::move(link)), how_(std::move(how)), body_(std::move(body)) {}
 
   void queue_in(const std::shared_ptr<OperationQueue>& queue);
@@ -77,24 +81,27 @@ class Operation : public std::enable_shared_from_this<Operation> {
   // Runs the body here and now; once.
   void run() noexcept;
 
-  bool done() const;
-  bool poll();  // done, if looking is enough for it
+  bool done() const;  // the body has ended
+  bool poll();        // all has ended, if looking is enough for it
   void wait();
   void wait(Deadline deadline);
+  void wait_on(void* stream);  // on the host only for the body
   const std::string& how() const { return how_; }
 
  private:
-  void end(std::exception_ptr outcome);
+  void end(std::exception_ptr outcome, std::shared_ptr<DeviceWork> rest = nullptr);
+  void wait_for_body();
 
   std::shared_ptr<Link> link_;
   std::string how_;
-  std::function<void()> body_;
+  Body body_;
   Begun begun_;
   std::shared_ptr<OperationQueue> queue_;
   mutable std::mutex mutex_;
   std::condition_variable ended_;
   bool done_ = false;
   std::exception_ptr outcome_;
+  std::shared_ptr<DeviceWork> rest_;  // once the body has ended
 };
 
 }  // namespace lockstep::comm

@@ -45,7 +45,7 @@ std::string default_engine(const Place& place) {
   if (place.local_size == place.size) return "shm";
   std::string hint;
   for (const EngineInfo& engine : engines()) {
-    if (engine.name == "thread" || engine.name == "shm") continue;
+    if (engine.name == "thread" || engine.name == "shm" || engine.name == "nccl") continue;
     if (engine.built) return engine.name;
     hint += fmt::format("; {}: {}", engine.name, engine.about);
   }

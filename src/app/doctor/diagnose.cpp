@@ -183,7 +183,7 @@ void judge_devices(const Facts& facts, Findings& findings) {
     findings.push_back(
         {Level::kSlow, "gpu",
          "this build has no nccl engine: gradients would travel through the processors",
-         "build with NCCL"});
+         "install the CUDA toolkit (nvcc) and NCCL (libnccl-dev) and build again"});
   }
 }
 

@@ -36,6 +36,7 @@ class Cut {
 
   std::size_t first(int worker) const { return bounds_[worker]; }
   std::size_t longest() const;
+  std::vector<std::size_t> counts() const;
   std::size_t count(int worker) const { return bounds_[worker + 1] - bounds_[worker]; }
   Buffer of(const Buffer& whole, int worker) const {
     return whole.slice(first(worker), count(worker));

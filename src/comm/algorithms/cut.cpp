@@ -31,4 +31,10 @@ std::size_t Cut::longest() const {
   return most;
 }
 
+std::vector<std::size_t> Cut::counts() const {
+  std::vector<std::size_t> counts;
+  for (std::size_t i = 1; i < bounds_.size(); ++i) counts.push_back(bounds_[i] - bounds_[i - 1]);
+  return counts;
+}
+
 }  // namespace lockstep::comm

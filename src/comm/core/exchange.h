@@ -80,6 +80,7 @@ class Exchange {
   Deadline deadline() const { return deadline_; }
   void limit(Deadline deadline) { deadline_ = earlier(deadline_, deadline); }
   Link& link() const { return setting_.link; }
+  std::string doing() const;  // the header in words
   std::byte* scratch(std::size_t bytes) const { return setting_.scratch.take(bytes); }
 
   // Says to a peer what is being done here.
@@ -148,7 +149,6 @@ class Exchange {
   void pin();
   void compare(int peer, const HeaderBytes& theirs);
   Failure first_cause(Failure own) const;
-  std::string doing() const;
 
   int world_rank(int peer) const { return setting_.members[peer]; }
 

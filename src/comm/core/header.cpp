@@ -52,7 +52,8 @@ HeaderBytes encode_header(const Header& header) {
   put(static_cast<std::uint8_t>(header.dtype), 1);
   put(static_cast<std::uint8_t>(header.op), 1);
   put(static_cast<std::uint8_t>(header.algorithm), 1);
-  put(0, 2);
+  put(static_cast<std::uint8_t>(header.device), 1);
+  put(0, 1);
   put(header.detail, 4);
   put(header.sequence, 8);
   put(header.count, 8);
@@ -68,14 +69,16 @@ std::optional<Header> decode_header(std::span<const char> bytes) {
   header.dtype = static_cast<DType>(reader.get<std::uint8_t>());
   header.op = static_cast<ReduceOp>(reader.get<std::uint8_t>());
   header.algorithm = static_cast<Algorithm>(reader.get<std::uint8_t>());
-  const auto zero = reader.get<std::uint16_t>();
+  header.device = static_cast<DeviceKind>(reader.get<std::uint8_t>());
+  const auto zero = reader.get<std::uint8_t>();
   header.detail = reader.get<std::uint32_t>();
   header.sequence = reader.get<std::uint64_t>();
   header.count = reader.get<std::uint64_t>();
   const bool known = in_range(header.kind, Kind::kMessage, Kind::kBarrier) &&
                      in_range(header.dtype, DType::kFloat32, DType::kUInt8) &&
                      in_range(header.op, ReduceOp::kSum, ReduceOp::kMax) &&
-                     in_range(header.algorithm, Algorithm::kAutomatic, Algorithm::kNative);
+                     in_range(header.algorithm, Algorithm::kAutomatic, Algorithm::kNative) &&
+                     in_range(header.device, DeviceKind::kCpu, DeviceKind::kCuda);
   if (!reader.ok() || magic != kMagic || version != kVersion || zero != 0 || !known) {
     return std::nullopt;
   }
@@ -85,7 +88,8 @@ std::optional<Header> decode_header(std::span<const char> bytes) {
 std::string describe(const Header& header) {
   std::string text = fmt::format("{} #{}", name(header.kind), header.sequence);
   if (header.kind == Kind::kBarrier) return text;
-  text += fmt::format(" of {} {}", header.count, lockstep::name(header.dtype));
+  text += fmt::format(" of {} {}{}", header.count, lockstep::name(header.dtype),
+                      header.device == DeviceKind::kCuda ? " on GPUs" : "");
   switch (header.kind) {
     case Kind::kReduce:
       return text + fmt::format(" over {} shards ({}, {})", header.detail,

@@ -28,6 +28,7 @@ struct Header {
   DType dtype = DType::kUInt8;
   ReduceOp op = ReduceOp::kSum;
   Algorithm algorithm = Algorithm::kAutomatic;
+  DeviceKind device = DeviceKind::kCpu;  // whose memory
   std::uint32_t detail = 0;    // the root, the number of shards, or a digest of the counts
   std::uint64_t sequence = 0;  // the how-manieth operation of its channel
   std::uint64_t count = 0;     // elements

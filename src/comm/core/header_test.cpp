@@ -67,6 +67,19 @@ TEST(HeaderTest, PayloadSlotsDifferWhereverHeadersDo) {
   for (const Header& other : others) EXPECT_NE(own, payload_slot(8, other, Stage::kOperands));
 }
 
+TEST(HeaderTest, SaysWhoseMemoryItIs) {
+  Header header;
+  header.kind = Kind::kAllReduce;
+  header.device = DeviceKind::kCuda;
+  const auto bytes = encode_header(header);
+  EXPECT_EQ(decode_header(bytes), header);
+  EXPECT_NE(decode_header(bytes), Header{.kind = Kind::kAllReduce});
+  EXPECT_NE(describe(header).find("on GPUs"), std::string::npos);
+  auto broken = bytes;
+  broken[10] = 2;  // no such device
+  EXPECT_FALSE(decode_header(broken));
+}
+
 TEST(NoticeTest, ComesBackFromItsBytesCutToItsSize) {
   Failure failure{ErrorKind::kMismatch, {1, 3}, std::string(5000, 'x')};
   const std::string bytes = encode_notice(failure);

@@ -12,6 +12,7 @@
 #include <string>
 
 #include "comm/core/board.h"
+#include "comm/core/device.h"
 #include "comm/core/failure.h"
 #include "comm/core/shared_memory.h"
 
@@ -74,6 +75,13 @@ class Link {
   virtual Host* host() { return nullptr; }
   virtual std::unique_ptr<Board> make_board(std::uint64_t /*group*/,
                                             std::span<const int> /*members*/) {
+    return nullptr;
+  }
+
+  // Collectives of some of the workers on memory of devices, where the engine has them. An operation
+  // on the device takes at most `timeout` from the end of the one before it.
+  virtual std::unique_ptr<DeviceGroup> make_device_group(std::span<const int> /*members*/,
+                                                         std::chrono::milliseconds /*timeout*/) {
     return nullptr;
   }
 

@@ -1,0 +1,80 @@
+// Collectives on the memory of devices, for the engines that have them. Such a collective ends twice: when it is queued
+// on the device, and when the device has done it.
+#pragma once
+
+#include <lockstep/buffer.h>
+#include <lockstep/comm.h>
+#include <lockstep/deadline.h>
+
+#include <cstddef>
+#include <memory>
+#include <vector>
+
+#include "comm/core/header.h"
+#include "comm/core/kernels.h"
+
+namespace lockstep::comm {
+
+class Exchange;
+
+// One collective, as plain data.
+struct DeviceTask {
+  Kind kind = Kind::kAllReduce;
+  Algorithm algorithm = Algorithm::kDirect;  // or native
+  Fold fold;
+  std::vector<Buffer> partials;  // what this worker brings to a reduction
+  int shards = 0;                // … over so many
+  Buffer result;
+  int root = 0;
+  std::vector<std::size_t> counts;  // elements of each worker's piece, where pieces matter
+};
+
+// What is left of an operation when it has been queued on its device.
+//
+// Threads:   any.
+// Blocking:  wait, until its deadline, or until the engine gives up on the operation.
+// Failure:   wait and wait_on throw what ended the operation. A wait that runs out of time ends the link.
+// Ownership: outlives the link; does not keep it.
+class DeviceWork {
+ public:
+  virtual ~DeviceWork() = default;
+
+  virtual bool done() = 0;  // has ended, well or not
+  virtual void wait() = 0;
+  virtual void wait(Deadline deadline) = 0;
+  virtual void wait_on(void* stream) = 0;
+};
+
+// A point in the streams of some buffers: what they hold is complete there.
+class DevicePoint {
+ public:
+  virtual ~DevicePoint() = default;
+};
+
+// Some workers of a link, each with a device.
+//
+// Threads:   one caller at a time for all but start, which the channel's queue calls, one at a time too.
+// Blocking:  start, until the collective is queued on the device; the destructor, until the device has let go of all
+//            buffers, for seconds at most.
+// Failure:   require_usable throws BadInput; the rest as Exchange.
+// Ownership: buffers are borrowed until the returned work has ended. Borrows the link.
+class DeviceGroup {
+ public:
+  virtual ~DeviceGroup() = default;
+
+  virtual void require_usable(const Buffer& data) = 0;
+
+  // To be called when a collective is: the device begins it after this point.
+  virtual std::shared_ptr<DevicePoint> mark(const DeviceTask& task) = 0;
+
+  // Once everybody has been met and does the same.
+  virtual std::shared_ptr<DeviceWork> start(Exchange& exchange, const DeviceTask& task,
+                                            const DevicePoint& after) = 0;
+
+  virtual std::shared_ptr<DeviceArena> make_arena(Device device, std::size_t bytes) = 0;
+
+  // The device has nothing left to do.
+  virtual bool idle() = 0;
+};
+
+}  // namespace lockstep::comm

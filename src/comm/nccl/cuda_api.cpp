@@ -1,0 +1,291 @@
+// The libraries behind the seam.
+#include <fmt/format.h>
+#include <lockstep/errors.h>
+
+#include <cstring>
+#include <map>
+#include <memory>
+#include <mutex>
+#include <set>
+#include <vector>
+
+#include "base/check.h"
+#include "base/log.h"
+#include "comm/cuda/handles.h"
+#include "comm/nccl/library.h"
+#include "comm/nccl/nccl_engine.h"
+#include "comm/nccl/tree_sum.h"
+
+namespace lockstep::comm {
+namespace {
+
+using cuda::check;
+
+cudaStream_t as_stream(StreamHandle stream) {
+  return static_cast<cudaStream_t>(stream);
+}
+// An event is used again: to make one takes as long as to record it.
+struct PooledEvent {
+  cuda::Event event;
+  int device = 0;
+};
+cudaEvent_t as_event(EventHandle event) {
+  return static_cast<PooledEvent*>(event)->event.get();
+}
+ncclComm_t as_comm(NcclHandle handle) {
+  return static_cast<ncclComm_t>(handle);
+}
+
+ncclDataType_t type_of(DType dtype) {
+  switch (dtype) {
+    case DType::kFloat32:
+      return ncclFloat32;
+    case DType::kFloat64:
+      return ncclFloat64;
+    case DType::kFloat16:
+      return ncclFloat16;
+    case DType::kBFloat16:
+      return ncclBfloat16;
+    case DType::kInt32:
+      return ncclInt32;
+    case DType::kInt64:
+      return ncclInt64;
+    case DType::kUInt8:
+      break;
+  }
+  return ncclUint8;
+}
+
+ncclRedOp_t op_of(ReduceOp op) {
+  if (op == ReduceOp::kMin) return ncclMin;
+  return op == ReduceOp::kMax ? ncclMax : ncclSum;
+}
+
+// The device's side of the seam.
+class Cuda : public NcclApi {
+ public:
+  int devices() override {
+    int count = 0;
+    if (cudaGetDeviceCount(&count) == cudaSuccess) return count;
+    static_cast<void>(cudaGetLastError());
+    return 0;
+  }
+  int current_device() override {
+    int device = 0;
+    check(cudaGetDevice(&device), "cudaGetDevice");
+    return device;
+  }
+  void choose_device(int device) override { check(cudaSetDevice(device), "cudaSetDevice"); }
+  bool is_memory_of(const void* data, int device) override {
+    cudaPointerAttributes attributes{};
+    if (cudaPointerGetAttributes(&attributes, data) != cudaSuccess) {
+      static_cast<void>(cudaGetLastError());
+      return false;
+    }
+    return attributes.type == cudaMemoryTypeManaged ||
+           (attributes.type == cudaMemoryTypeDevice && attributes.device == device);
+  }
+
+  StreamHandle make_stream() override { return cuda::make_stream().release(); }
+  void destroy_stream(StreamHandle stream) noexcept override {
+    static_cast<void>(cudaStreamDestroy(as_stream(stream)));
+  }
+  bool is_idle(StreamHandle stream) override {
+    return is_ready(cudaStreamQuery(as_stream(stream)), "cudaStreamQuery");
+  }
+  EventHandle make_event() override {
+    const int device = current_device();
+    {
+      const std::lock_guard lock(events_mutex_);
+      auto& pool = events_[device];
+      if (!pool.empty()) {
+        PooledEvent* const event = pool.back().release();
+        pool.pop_back();
+        return event;
+      }
+    }
+    auto event = std::make_unique<PooledEvent>();
+    event->event = cuda::make_event();
+    event->device = device;
+    return event.release();
+  }
+  // Streams that wait for it wait for what it was when they were told to.
+  void destroy_event(EventHandle handle) noexcept override {
+    std::unique_ptr<PooledEvent> event(static_cast<PooledEvent*>(handle));
+    const std::lock_guard lock(events_mutex_);
+    auto& pool = events_[event->device];
+    pool.push_back(std::move(event));
+  }
+  void record(EventHandle event, StreamHandle stream) override {
+    check(cudaEventRecord(as_event(event), as_stream(stream)), "cudaEventRecord");
+  }
+  bool has_come(EventHandle event) override {
+    return is_ready(cudaEventQuery(as_event(event)), "cudaEventQuery");
+  }
+  void make_wait(StreamHandle stream, EventHandle event) override {
+    check(cudaStreamWaitEvent(as_stream(stream), as_event(event), 0), "cudaStreamWaitEvent");
+  }
+
+  void* take(std::size_t bytes, StreamHandle stream) override {
+    void* data = nullptr;
+    check(cudaMallocAsync(&data, bytes, as_stream(stream)), "cudaMallocAsync");
+    return data;
+  }
+  void release(void* data, StreamHandle stream) noexcept override {
+    static_cast<void>(cudaFreeAsync(data, as_stream(stream)));
+  }
+  void copy(void* to, const void* from, std::size_t bytes, StreamHandle stream) override {
+    check(cudaMemcpyAsync(to, from, bytes, cudaMemcpyDefault, as_stream(stream)),
+          "cudaMemcpyAsync");
+  }
+  void sum(const SumTask& task, StreamHandle stream) override { queue_tree_sum(task, stream); }
+
+ private:
+  std::mutex events_mutex_;
+  std::map<int, std::vector<std::unique_ptr<PooledEvent>>> events_;  // by device
+
+  static bool is_ready(cudaError_t result, const char* call) {
+    if (result == cudaErrorNotReady) {
+      static_cast<void>(cudaGetLastError());  // it is no error to later calls
+      return false;
+    }
+    check(result, call);
+    return true;
+  }
+};
+
+// And NCCL's.
+class CudaNccl : public Cuda {
+ public:
+  CudaNccl() : nccl_(nccl_library()) {}
+
+  void* take_arena(std::size_t bytes) override {
+    void* data = nullptr;
+    if (nccl_.mem_alloc(&data, bytes) == ncclSuccess) {
+      const std::lock_guard lock(mutex_);
+      nccl_memory_.insert(data);
+      return data;
+    }
+    static_cast<void>(cudaGetLastError());
+    check(cudaMalloc(&data, bytes), "cudaMalloc");
+    return data;
+  }
+  void release_arena(void* data) noexcept override {
+    bool of_nccl = false;
+    {
+      const std::lock_guard lock(mutex_);
+      of_nccl = nccl_memory_.erase(data) > 0;
+    }
+    // What was queued before may still use it. A device that hangs is the watch's to end.
+    static_cast<void>(cudaDeviceSynchronize());
+    of_nccl ? static_cast<void>(nccl_.mem_free(data)) : static_cast<void>(cudaFree(data));
+  }
+
+  std::string make_id() override {
+    ncclUniqueId id{};
+    const ncclResult_t result = nccl_.get_unique_id(&id);
+    if (result != ncclSuccess) fail("ncclGetUniqueId", result, nullptr);
+    return {id.internal, sizeof id.internal};
+  }
+  NcclHandle join(const std::string& text, int rank, int size) override {
+    ncclUniqueId id{};
+    std::memcpy(id.internal, text.data(), sizeof id.internal);
+    ncclConfig_t config = NCCL_CONFIG_INITIALIZER;
+    config.blocking = 0;
+    ncclComm_t comm = nullptr;
+    const ncclResult_t result = nccl_.comm_init_rank_config(&comm, size, id, rank, &config);
+    if ((result != ncclSuccess && result != ncclInProgress) || comm == nullptr)
+      fail("ncclCommInitRankConfig", result, comm);
+    return comm;
+  }
+  NcclState state(NcclHandle handle) override {
+    ncclResult_t now = ncclSuccess;
+    const ncclResult_t asked = nccl_.comm_get_async_error(as_comm(handle), &now);
+    if (asked != ncclSuccess) now = asked;
+    if (now == ncclSuccess) return {};
+    if (now == ncclInProgress) return {NcclState::Progress::kUnderWay};
+    return {NcclState::Progress::kFailed, words(now, as_comm(handle)),
+            now == ncclRemoteError || now == ncclSystemError};
+  }
+
+  void begin_group() override {
+    first_error = ncclSuccess;
+    keep(nccl_.group_start());
+  }
+  void end_group(NcclHandle handle) override {
+    keep(nccl_.group_end());
+    // A state of the communicator is told by state(); what is left is a wrong call.
+    if (first_error == ncclSuccess || state(handle).failed()) return;
+    fail("ncclGroupEnd", first_error, as_comm(handle));
+  }
+  void send(NcclHandle handle, int peer, const void* data, std::size_t bytes,
+            StreamHandle stream) override {
+    keep(nccl_.send(data, bytes, ncclUint8, peer, as_comm(handle), as_stream(stream)));
+  }
+  void recv(NcclHandle handle, int peer, void* data, std::size_t bytes,
+            StreamHandle stream) override {
+    keep(nccl_.recv(data, bytes, ncclUint8, peer, as_comm(handle), as_stream(stream)));
+  }
+  void broadcast(NcclHandle handle, int root, void* data, std::size_t bytes,
+                 StreamHandle stream) override {
+    keep(nccl_.broadcast(data, data, bytes, ncclUint8, root, as_comm(handle), as_stream(stream)));
+  }
+  void all_reduce(NcclHandle handle, const Buffer& data, ReduceOp op,
+                  StreamHandle stream) override {
+    keep(nccl_.all_reduce(data.data, data.data, data.count, type_of(data.dtype), op_of(op),
+                          as_comm(handle), as_stream(stream)));
+  }
+
+  void* register_memory(NcclHandle handle, void* data, std::size_t bytes) noexcept override {
+    void* registration = nullptr;
+    const auto result = nccl_.comm_register(as_comm(handle), data, bytes, &registration);
+    return result == ncclSuccess ? registration : nullptr;
+  }
+  void deregister_memory(NcclHandle handle, void* registration) noexcept override {
+    static_cast<void>(nccl_.comm_deregister(as_comm(handle), registration));
+  }
+  void finalize(NcclHandle handle) override {
+    static_cast<void>(nccl_.comm_finalize(as_comm(handle)));
+  }
+  void destroy(NcclHandle handle) noexcept override {
+    static_cast<void>(nccl_.comm_destroy(as_comm(handle)));
+  }
+  void abort(NcclHandle handle) noexcept override {
+    static_cast<void>(nccl_.comm_abort(as_comm(handle)));
+  }
+
+ private:
+  static void keep(ncclResult_t result) {
+    if (result != ncclSuccess && result != ncclInProgress && first_error == ncclSuccess)
+      first_error = result;
+  }
+  std::string words(ncclResult_t result, ncclComm_t comm) const {
+    const char* last = nccl_.get_last_error(comm);
+    return fmt::format("NCCL: {}{}{}", nccl_.get_error_string(result),
+                       last != nullptr && *last != 0 ? ": " : "", last != nullptr ? last : "");
+  }
+  [[noreturn]] void fail(const char* call, ncclResult_t result, ncclComm_t comm) const {
+    throw Unavailable(fmt::format("the GPU cannot be used: {}: {}", call, words(result, comm)));
+  }
+
+  static thread_local ncclResult_t first_error;  // of the group that this thread has begun
+
+  const NcclLibrary& nccl_;
+  std::mutex mutex_;
+  std::set<void*> nccl_memory_;
+};
+
+thread_local ncclResult_t CudaNccl::first_error = ncclSuccess;
+
+}  // namespace
+
+bool nccl_built() {
+  return true;
+}
+
+std::shared_ptr<NcclApi> load_nccl() {
+  static const std::shared_ptr<NcclApi> api = std::make_shared<CudaNccl>();
+  return api;
+}
+
+}  // namespace lockstep::comm

@@ -1,0 +1,52 @@
+// What a wait for other workers' devices looks at meanwhile: the link, its members, the clock. A device cannot tell for
+// whom it waits, or that nobody will come.
+#pragma once
+
+#include <lockstep/deadline.h>
+
+#include <optional>
+#include <string>
+#include <vector>
+
+#include "comm/core/link.h"
+#include "comm/nccl/nccl_api.h"
+
+namespace lockstep::comm {
+
+// Threads:   one.
+// Blocking:  look and explain, for a second at most when they have found something: to hear what the others say.
+// Failure:   found ones are returned; the link is not ended.
+// Ownership: borrows the link.
+class Lookout {
+ public:
+  // `members` are the link's ranks. `doing` names the operation.
+  Lookout(Link& link, std::vector<int> members, std::string doing);
+
+  // A wait begins.
+  void begin(Deadline deadline);
+
+  // Why waiting on is in vain; nothing if it is not.
+  std::optional<Failure> look();
+
+  // The same when the library says that something is wrong.
+  Failure explain(const NcclState& state);
+
+ private:
+  // A member that leaves may have sent all that it owed: for so long what it sent may still be on its way.
+  static constexpr auto kGrace = std::chrono::milliseconds(300);
+  // Workers that wait for the same one run out of time together, give or take this.
+  static constexpr auto kMoment = std::chrono::milliseconds(500);
+
+  std::optional<Failure> end_of_a_member();
+  bool is_late_too(int peer, const Failure& told) const;
+  Failure late();
+
+  Link& link_;
+  std::vector<int> peers_;
+  std::string doing_;
+  Deadline deadline_;
+  Deadline::Clock::time_point begun_;
+  std::optional<Deadline::Clock::time_point> first_end_;
+};
+
+}  // namespace lockstep::comm

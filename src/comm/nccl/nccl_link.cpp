@@ -1,0 +1,60 @@
+#include "comm/nccl/nccl_link.h"
+
+#include "comm/nccl/device_group.h"
+#include "comm/nccl/watch.h"
+
+namespace lockstep::comm {
+namespace {
+
+class NcclLink : public Link {
+ public:
+  NcclLink(std::shared_ptr<Link> host, std::shared_ptr<NcclApi> api)
+      : host_(std::move(host)), api_(std::move(api)), watch_(*host_) {}
+
+  int rank() const override { return host_->rank(); }
+  int size() const override { return host_->size(); }
+  std::string engine() const override { return "nccl"; }
+
+  std::unique_ptr<Transfer> send(int peer, Slot slot, const void* data,
+                                 std::size_t bytes) override {
+    return host_->send(peer, slot, data, bytes);
+  }
+  std::unique_ptr<Transfer> recv(int peer, Slot slot, void* data, std::size_t bytes) override {
+    return host_->recv(peer, slot, data, bytes);
+  }
+  // What is under way on the device is ended by the watch, which looks at the host's link.
+  void fail(const Failure& failure) noexcept override { host_->fail(failure); }
+  std::optional<Failure> failure() const override { return host_->failure(); }
+  void tell(const Failure& failure) noexcept override { host_->tell(failure); }
+  std::optional<Failure> heard_from(int peer, Deadline deadline) noexcept override {
+    return host_->heard_from(peer, deadline);
+  }
+  std::optional<Failure> end_of(int peer) const override { return host_->end_of(peer); }
+  Host* host() override { return host_->host(); }
+  std::unique_ptr<Board> make_board(std::uint64_t group, std::span<const int> members) override {
+    return host_->make_board(group, members);
+  }
+  std::unique_ptr<DeviceGroup> make_device_group(std::span<const int> members,
+                                                 std::chrono::milliseconds timeout) override {
+    return std::make_unique<NcclGroup>(*host_, watch_, api_,
+                                       std::vector<int>(members.begin(), members.end()), timeout);
+  }
+  bool has_native_all_reduce() const override { return host_->has_native_all_reduce(); }
+  void native_all_reduce(const Buffer& data, ReduceOp op, std::uint32_t tag,
+                         Deadline deadline) override {
+    host_->native_all_reduce(data, op, tag, deadline);
+  }
+
+ private:
+  std::shared_ptr<Link> host_;
+  std::shared_ptr<NcclApi> api_;
+  Watch watch_;  // last: its thread uses the rest
+};
+
+}  // namespace
+
+std::shared_ptr<Link> make_nccl_link(std::shared_ptr<Link> host, std::shared_ptr<NcclApi> api) {
+  return std::make_shared<NcclLink>(std::move(host), std::move(api));
+}
+
+}  // namespace lockstep::comm

@@ -1,0 +1,305 @@
+// The arithmetic of a sum on a device, element by element: the same text for the device's compiler and, in the tests, for
+// the host's. It gives the bits of comm/core/kernels.cpp for finite values.
+#pragma once
+
+#include <bit>
+#include <cstddef>
+#include <cstdint>
+#include <cstring>
+#include <type_traits>
+
+#include "comm/nccl/tree_program.h"
+
+#if defined(__CUDACC__) || defined(__HIPCC__)
+#define LOCKSTEP_DEVICE __host__ __device__ __forceinline__
+#else
+#define LOCKSTEP_DEVICE inline
+#endif
+#if defined(__CUDA_ARCH__) || defined(__HIP_DEVICE_COMPILE__)
+#define LOCKSTEP_ON_DEVICE 1
+#else
+#define LOCKSTEP_ON_DEVICE 0
+#endif
+
+namespace lockstep::comm::element {
+
+// What a kernel is handed. It is copied with every launch, so the usual few operands have a short one.
+inline constexpr std::size_t kFewOperands = 16;
+template <std::size_t kMost>
+struct SumArguments {
+  const void* operands[kMost];
+  std::uint8_t adds[kMost];
+  void* out;
+  std::size_t count;
+  double factor;
+  std::int32_t operand_count;
+  std::int32_t scaled;  // the factor is not 1
+};
+static_assert(sizeof(SumArguments<kMostOperands>) <= 4096);
+
+// The adds after operand i of the tree over n operands, one of each worker.
+LOCKSTEP_DEVICE constexpr int adds_after(int i, int n) {
+  int adds = 0;
+  if (i + 1 < n) {
+    while (((i + 1) >> adds) % 2 == 0) ++adds;
+    return adds;
+  }
+  for (int rest = n - 1; rest > 0; rest &= rest - 1) ++adds;
+  return adds;
+}
+
+// Rounded to nearest each, and never fused.
+LOCKSTEP_DEVICE float add(float a, float b) {
+#if LOCKSTEP_ON_DEVICE
+  return __fadd_rn(a, b);
+#else
+  return a + b;
+#endif
+}
+LOCKSTEP_DEVICE double add(double a, double b) {
+#if LOCKSTEP_ON_DEVICE
+  return __dadd_rn(a, b);
+#else
+  return a + b;
+#endif
+}
+LOCKSTEP_DEVICE float multiply(float a, float b) {
+#if LOCKSTEP_ON_DEVICE
+  return __fmul_rn(a, b);
+#else
+  return a * b;
+#endif
+}
+LOCKSTEP_DEVICE double multiply(double a, double b) {
+#if LOCKSTEP_ON_DEVICE
+  return __dmul_rn(a, b);
+#else
+  return a * b;
+#endif
+}
+// Whole numbers wrap.
+template <typename T>
+LOCKSTEP_DEVICE T add(T a, T b) {
+  using U = std::make_unsigned_t<T>;
+  return static_cast<T>(static_cast<U>(static_cast<U>(a) + static_cast<U>(b)));
+}
+
+LOCKSTEP_DEVICE std::uint32_t bits_of(float value) {
+#if LOCKSTEP_ON_DEVICE
+  return __float_as_uint(value);
+#else
+  return std::bit_cast<std::uint32_t>(value);
+#endif
+}
+LOCKSTEP_DEVICE float float_of(std::uint32_t bits) {
+#if LOCKSTEP_ON_DEVICE
+  return __uint_as_float(bits);
+#else
+  return std::bit_cast<float>(bits);
+#endif
+}
+
+struct BFloat16 {
+  std::uint16_t bits;
+};
+struct Float16 {
+  std::uint16_t bits;
+};
+
+// A stored type: what its sums are kept in, and the way there and back.
+template <typename T>
+struct Stored {
+  using Sum = T;
+  LOCKSTEP_DEVICE static Sum load(T value) { return value; }
+  LOCKSTEP_DEVICE static T store(Sum value) { return value; }
+};
+
+template <>
+struct Stored<BFloat16> {
+  using Sum = float;
+  LOCKSTEP_DEVICE static float load(BFloat16 value) {
+    return float_of(static_cast<std::uint32_t>(value.bits) << 16);
+  }
+  LOCKSTEP_DEVICE static BFloat16 store(float value) {
+    const std::uint32_t bits = bits_of(value);
+    const std::uint32_t rounded = bits + 0x7fffU + ((bits >> 16) & 1U);
+    const std::uint32_t quiet = bits | 0x400000U;  // a NaN must not round to infinity
+    return {static_cast<std::uint16_t>((value != value ? quiet : rounded) >> 16)};
+  }
+};
+
+// The definition in comm/core/half.cpp says why this is right.
+template <>
+struct Stored<Float16> {
+  using Sum = float;
+  LOCKSTEP_DEVICE static float load(Float16 value) {
+    const std::uint32_t bits = value.bits;
+    const std::uint32_t sign = (bits & 0x8000U) << 16;
+    const std::uint32_t magnitude = (bits & 0x7fffU) << 13;
+    const std::uint32_t exponent = bits & 0x7c00U;
+    if (exponent == 0) {
+      const float tiny = multiply(static_cast<float>(static_cast<int>(bits & 0x3ffU)), 0x1p-24F);
+      return float_of(bits_of(tiny) | sign);
+    }
+    if (exponent != 0x7c00U) return float_of((magnitude + 0x38000000U) | sign);
+    const std::uint32_t quiet = (bits & 0x7fffU) > 0x7c00U ? 0x400000U : 0U;
+    return float_of((magnitude + 0x70000000U) | quiet | sign);
+  }
+  LOCKSTEP_DEVICE static Float16 store(float value) {
+    const std::uint32_t bits = bits_of(value);
+    const std::uint32_t sign = (bits >> 16) & 0x8000U;
+    const std::uint32_t magnitude = bits & 0x7fffffffU;
+    std::uint32_t half = 0;
+    if (magnitude >= 0x47800000U) {
+      half = magnitude > 0x7f800000U ? 0x7e00U | ((magnitude >> 13) & 0x3ffU) : 0x7c00U;
+    } else if (magnitude < 0x38800000U) {
+      half = bits_of(add(float_of(magnitude), 0.5F)) - 0x3f000000U;
+    } else {
+      half = (magnitude - 0x38000000U + 0xfffU + ((magnitude >> 13) & 1U)) >> 13;
+    }
+    return {static_cast<std::uint16_t>(sign | half)};
+  }
+};
+
+struct Add {
+  template <typename T>
+  LOCKSTEP_DEVICE static T of(T a, T b) {
+    return add(a, b);
+  }
+};
+struct Least {
+  template <typename T>
+  LOCKSTEP_DEVICE static T of(T a, T b) {
+    return (b < a || b != b) ? b : a;
+  }
+};
+struct Most {
+  template <typename T>
+  LOCKSTEP_DEVICE static T of(T a, T b) {
+    return (b > a || b != b) ? b : a;
+  }
+};
+
+// Elements that travel together between memory and registers.
+template <typename T, int kWidth>
+struct alignas(sizeof(T) * kWidth) Pack {
+  T at[kWidth];
+};
+
+// kOperands: the number of operands, one of each worker, known to the compiler, which then keeps all sums in registers;
+// 0: any program.
+template <typename T, typename Op, int kOperands, int kWidth, typename Arguments>
+LOCKSTEP_DEVICE void sum_pack(const Arguments& arguments, std::size_t index) {
+  using Packed = Pack<T, kWidth>;
+  using Sum = typename Stored<T>::Sum;
+  constexpr int kSums = kOperands > 0 ? kOperands : kMostWaiting;
+  Sum sums[kSums][kWidth];
+  int top = 0;
+  const int operands = kOperands > 0 ? kOperands : arguments.operand_count;
+#if LOCKSTEP_ON_DEVICE
+#pragma unroll
+#endif
+  for (int i = 0; i < operands; ++i) {
+    const Packed pack = static_cast<const Packed*>(arguments.operands[i])[index];
+    for (int k = 0; k < kWidth; ++k) sums[top][k] = Stored<T>::load(pack.at[k]);
+    ++top;
+    const int adds = kOperands > 0 ? adds_after(i, kOperands) : arguments.adds[i];
+#if LOCKSTEP_ON_DEVICE
+#pragma unroll
+#endif
+    for (int add = 0; add < adds; ++add) {
+      --top;
+      for (int k = 0; k < kWidth; ++k) sums[top - 1][k] = Op::of(sums[top - 1][k], sums[top][k]);
+    }
+  }
+  Packed result;
+  for (int k = 0; k < kWidth; ++k) {
+    Sum sum = sums[0][k];
+    if constexpr (std::is_floating_point_v<Sum>) {
+      if (arguments.scaled != 0) sum = multiply(sum, static_cast<Sum>(arguments.factor));
+    }
+    result.at[k] = Stored<T>::store(sum);
+  }
+  static_cast<Packed*>(arguments.out)[index] = result;
+}
+
+// One element of a stretch whose elements do not fill a pack.
+template <typename T, typename Op, int kOperands, typename Arguments>
+LOCKSTEP_DEVICE void sum_one(const Arguments& arguments, std::size_t index) {
+  sum_pack<T, Op, kOperands, 1>(arguments, index);
+}
+
+// Calls with<T, Op, operands known to the compiler, elements of a pack>() for what a task needs. Packs of 16 bytes and
+// known numbers of operands are for sums of floating-point types; others are rare.
+template <typename T, typename With>
+void choose_op(ReduceOp op, int known, bool packed, const With& with) {
+  constexpr int kWidth = 16 / sizeof(T);
+  if (op == ReduceOp::kMin) return with.template operator()<T, Least, 0, 1>();
+  if (op == ReduceOp::kMax) return with.template operator()<T, Most, 0, 1>();
+  if constexpr (!std::is_integral_v<T>) {
+    if (packed && known == 1) return with.template operator()<T, Add, 1, kWidth>();
+    if (packed && known == 2) return with.template operator()<T, Add, 2, kWidth>();
+    if (packed && known == 3) return with.template operator()<T, Add, 3, kWidth>();
+    if (packed && known == 4) return with.template operator()<T, Add, 4, kWidth>();
+    if (packed && known == 8) return with.template operator()<T, Add, 8, kWidth>();
+    if (packed) return with.template operator()<T, Add, 0, kWidth>();
+  }
+  return with.template operator()<T, Add, 0, 1>();
+}
+
+template <typename With>
+void choose(const Fold& fold, int known, bool packed, const With& with) {
+  switch (fold.dtype) {
+    case DType::kFloat32:
+      return choose_op<float>(fold.op, known, packed, with);
+    case DType::kFloat64:
+      return choose_op<double>(fold.op, known, packed, with);
+    case DType::kFloat16:
+      return choose_op<Float16>(fold.op, known, packed, with);
+    case DType::kBFloat16:
+      return choose_op<BFloat16>(fold.op, known, packed, with);
+    case DType::kInt32:
+      return choose_op<std::int32_t>(fold.op, known, packed, with);
+    case DType::kInt64:
+      return choose_op<std::int64_t>(fold.op, known, packed, with);
+    case DType::kUInt8:
+      break;
+  }
+  return choose_op<std::uint8_t>(fold.op, known, packed, with);
+}
+
+template <std::size_t kMost>
+SumArguments<kMost> arguments_of(const SumTask& task) {
+  SumArguments<kMost> arguments;
+  for (std::size_t i = 0; i < task.operands.size(); ++i) {
+    arguments.operands[i] = task.operands[i];
+    arguments.adds[i] = task.adds[i];
+  }
+  arguments.out = task.out;
+  arguments.count = task.count;
+  arguments.factor = task.fold.factor;
+  arguments.operand_count = static_cast<std::int32_t>(task.operands.size());
+  arguments.scaled = task.fold.factor != 1 ? 1 : 0;
+  return arguments;
+}
+
+// The number of operands if they are one of each worker, else 0.
+inline int known_operands(const SumTask& task) {
+  const int n = static_cast<int>(task.operands.size());
+  for (int i = 0; i < n; ++i) {
+    if (task.adds[static_cast<std::size_t>(i)] != adds_after(i, n)) return 0;
+  }
+  return n;
+}
+
+inline bool all_aligned(const SumTask& task, std::size_t bytes) {
+  const auto aligned = [&](const void* data) {
+    return reinterpret_cast<std::uintptr_t>(data) % bytes == 0;
+  };
+  for (const void* operand : task.operands) {
+    if (!aligned(operand)) return false;
+  }
+  return aligned(task.out);
+}
+
+}  // namespace lockstep::comm::element
