@@ -81,7 +81,7 @@ class ShardScope {
     model_.set_divisor(std::nullopt);
     model_.set_sharded(std::nullopt);
     model_.set_syncs_buffers(true);
-    model_.use_bank(0);
+    model_.use_gradients();
   }
   ShardScope(const ShardScope&) = delete;
   ShardScope& operator=(const ShardScope&) = delete;
@@ -106,16 +106,6 @@ class EvaluationScope {
 void check_parts(const TrainerParts& parts) {
   if (!parts.optimizer || !parts.train || !parts.module || !parts.loss)
     throw BadInput("a Trainer wants a module, an optimizer, training data and a loss");
-}
-
-// Sums of some shards are kept in the gradients' type: they must not be rounded before the last one is added.
-void check_types(const replica::Replicated& model) {
-  for (const plan::Entry& entry : model.layout().entries()) {
-    if (entry.dtype == DType::kFloat32 || entry.dtype == DType::kFloat64) continue;
-    throw BadInput(fmt::format(
-        "parameter {} is {}, of which a worker hosts one shard only: use as many workers as shards",
-        entry.name, name(entry.dtype)));
-  }
 }
 
 void check_options(const TrainerOptions& options, int workers) {
@@ -230,10 +220,11 @@ Trainer::State::State(World& its_world, TrainerParts its_parts, TrainerOptions i
   hosted = plan::hosted_shards(world.rank(), world.size(), options.shards);
   sharded = plan::plan_sharded_reduction(options.shards, world.size());
   replica::Replicated& model = *parts.model.state();
-  if (options.shards != world.size()) check_types(model);
   in_one_pass = model.reads_all_gradients() && !hooks.on_gradients;
   model.keep_one_copy();
-  model.make_banks(sharded.banks);
+  using BankHolds = replica::Replicated::BankHolds;
+  model.make_banks(sharded.banks,
+                   options.shards == world.size() ? BankHolds::kOneShard : BankHolds::kSums);
   if (options.check_divergence) {
     if (in_one_pass) model.watch_gradients();
     parts.optimizer->impl().watches = true;
@@ -284,7 +275,7 @@ void Trainer::State::run_step(std::int64_t step) {
     progress.exposed += milliseconds(optimizer.last_wait);
   } else {
     run_shards(step, true);
-    model.use_bank(0);
+    model.use_averages();
     collect();
     progress.exposed = milliseconds(parts.model.last_backward().exposed());
     if (hooks.on_gradients) hooks.on_gradients(step);
