@@ -6,12 +6,12 @@
 namespace lockstep::optim {
 
 GradientSource GradientSource::own(const replica::Replicated& model) {
-  return {plan::plan_reduction(1, 1), {model.gradients().data()}, 1, {}, {}};
+  return {plan::plan_reduction(1, 1), &model.layout(), {model.gradients().data()}, 1, {}, {}};
 }
 
 GradientSource GradientSource::everyones(const replica::Replicated& model,
                                          const plan::ShardedReduction& plan, double divided_by) {
-  GradientSource source{plan.sum, {}, 1 / divided_by, {}, {}};
+  GradientSource source{plan.sum, &model.bank_layout(), {}, 1 / divided_by, {}, {}};
   for (std::size_t worker = 0; worker < plan.workers.size(); ++worker) {
     for (const auto& held : plan.workers[worker].held)
       source.add(model, held.bank, static_cast<int>(worker));
@@ -26,39 +26,50 @@ void GradientSource::add(const replica::Replicated& model, int bank, int worker)
   workers.push_back(worker);
 }
 
-GradientReader::GradientReader(const GradientSource& source, DType dtype)
+GradientReader::GradientReader(const GradientSource& source, std::size_t entry, DType dtype)
     : source_(source),
       dtype_(dtype),
+      sum_dtype_(source.layout->entries()[entry].dtype),
       in_place_(source.operands.size() == 1 && source.factor == 1),
-      sum_(source.plan, {dtype, ReduceOp::kSum, source.factor}),
+      sum_(source.plan, {sum_dtype_, ReduceOp::kSum, source.factor}),
       at_(source.operands.size()) {
-  if (!in_place_) scratch_.resize(plan::kPieceElements * size_of(dtype) / sizeof(double));
+  if (!in_place_) scratch_.resize(plan::kPieceElements * size_of(sum_dtype_) / sizeof(double));
+  if (sum_dtype_ != dtype_) rounded_.resize(plan::kPieceElements);
 }
 
-const void* GradientReader::read(std::size_t piece, std::size_t offset, std::size_t count) {
+const void* GradientReader::read(std::size_t number, const plan::Stretch& piece) {
+  const void* const values = sum(number, piece);
+  if (sum_dtype_ == dtype_) return values;
+  comm::narrow(dtype_, static_cast<const float*>(values), rounded_.data(), piece.count);
+  return rounded_.data();
+}
+
+const void* GradientReader::sum(std::size_t number, const plan::Stretch& piece) {
+  const std::size_t offset =
+      source_.layout->entries()[piece.entry].offset + piece.first * size_of(sum_dtype_);
   for (std::size_t i = 0; i < at_.size(); ++i) at_[i] = source_.operands[i] + offset;
   changed_.reset();
   const bool watched = !source_.parities.empty();
   if (in_place_) {
-    if (watched) compare(piece, comm::parity(dtype_, at_[0], count), count);
+    if (watched) compare(number, comm::parity(sum_dtype_, at_[0], piece.count), piece.count);
     return at_[0];
   }
   void* const sum = static_cast<void*>(scratch_.data());
   if (watched) {
-    compare(piece, sum_.run_watched(at_, sum, count), count);
+    compare(number, sum_.run_watched(at_, sum, piece.count), piece.count);
   } else {
-    sum_.run(at_, sum, count);
+    sum_.run(at_, sum, piece.count);
   }
   return sum;
 }
 
 // All at once; one by one only to find out whose it is.
-void GradientReader::compare(std::size_t piece, comm::Parity seen, std::size_t count) {
-  for (const comm::Parity* const written : source_.parities) seen ^= written[piece];
+void GradientReader::compare(std::size_t number, comm::Parity seen, std::size_t count) {
+  for (const comm::Parity* const written : source_.parities) seen ^= written[number];
   if (seen == 0) return;
   changed_ = source_.workers.front();
   for (std::size_t i = 0; i < at_.size(); ++i) {
-    if (comm::parity(dtype_, at_[i], count) != source_.parities[i][piece])
+    if (comm::parity(sum_dtype_, at_[i], count) != source_.parities[i][number])
       changed_ = source_.workers[i];
   }
 }

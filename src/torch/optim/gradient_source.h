@@ -2,12 +2,14 @@
 #pragma once
 
 #include <cstddef>
+#include <cstdint>
 #include <optional>
 #include <vector>
 
 #include "comm/core/parity.h"
 #include "comm/core/tree_sum.h"
 #include "plan/accumulation.h"
+#include "plan/layout.h"
 #include "plan/tree.h"
 
 namespace lockstep::replica {
@@ -16,9 +18,11 @@ class Replicated;
 
 namespace lockstep::optim {
 
-// The sum of some memories in the layout, in the order of a plan, times a factor.
+// The sum of some memories, in the order of a plan, times a factor.
 struct GradientSource {
   plan::Reduction plan;
+  const plan::Layout* layout =
+      nullptr;  // of the memories: the model's entries, of the same types or wider
   std::vector<const std::byte*> operands;  // of the plan
   double factor = 1;
 
@@ -36,29 +40,32 @@ struct GradientSource {
   void add(const replica::Replicated& model, int bank, int worker);
 };
 
-// Reads a source piece by piece, all of one type; for one thread.
+// Reads a source piece by piece, all of parameters of one type, to which wider sums are rounded; for one thread.
 class GradientReader {
  public:
-  GradientReader(const GradientSource& source, DType dtype);
+  GradientReader(const GradientSource& source, std::size_t entry, DType dtype);
 
   DType dtype() const { return dtype_; }
 
-  // A piece, by its number, from a byte of the layout on; valid until the next call.
-  const void* read(std::size_t piece, std::size_t offset, std::size_t count);
+  // A piece, and its number; valid until the next call.
+  const void* read(std::size_t number, const plan::Stretch& piece);
 
   // The worker whose part of the last piece was not what it had written; none if all was well.
   std::optional<int> changed() const { return changed_; }
 
  private:
-  void compare(std::size_t piece, comm::Parity seen, std::size_t count);
+  const void* sum(std::size_t number, const plan::Stretch& piece);
+  void compare(std::size_t number, comm::Parity seen, std::size_t count);
 
   const GradientSource& source_;
   DType dtype_;
+  DType sum_dtype_;  // of the source
   bool in_place_;
   std::optional<int> changed_;
   comm::TreeSum sum_;
   std::vector<const void*> at_;
   std::vector<double> scratch_;
+  std::vector<std::uint16_t> rounded_;
 };
 
 }  // namespace lockstep::optim

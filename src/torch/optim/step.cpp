@@ -45,8 +45,9 @@ void for_each_piece(const replica::Replicated& model, Optimizer::Impl::Range pie
   at::parallel_for(first, last, kGrain, [&](std::int64_t begin, std::int64_t end) {
     std::optional<GradientReader> reader;
     for (auto i = static_cast<std::size_t>(begin); i < static_cast<std::size_t>(end); ++i) {
-      const DType dtype = entries[model.pieces().all[i].entry].dtype;
-      if (!reader || reader->dtype() != dtype) reader.emplace(source, dtype);
+      const std::size_t entry = model.pieces().all[i].entry;
+      const DType dtype = entries[entry].dtype;
+      if (!reader || reader->dtype() != dtype) reader.emplace(source, entry, dtype);
       body(i, *reader);
     }
   });
@@ -201,8 +202,7 @@ void Optimizer::Impl::check_at_rest() {
 // The gradient of a piece, and a note if it is not what was written.
 const void* Optimizer::Impl::read(std::size_t number, GradientReader& gradients) {
   const plan::Stretch& piece = model->pieces().all[number];
-  const plan::Entry& entry = model->layout().entries()[piece.entry];
-  const void* const values = gradients.read(number, offset_of(entry, piece.first), piece.count);
+  const void* const values = gradients.read(number, piece);
   if (const auto worker = gradients.changed())
     model->faults().note({replica::Fault::What::kGradient, piece, *worker});
   return values;

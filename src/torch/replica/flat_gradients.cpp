@@ -4,6 +4,12 @@
 #include <fmt/format.h>
 #include <lockstep/errors.h>
 
+#include <algorithm>
+#include <array>
+#include <cstring>
+
+#include "torch/replica/tensors.h"
+
 namespace lockstep::replica {
 namespace {
 
@@ -11,8 +17,19 @@ namespace {
 constexpr std::int64_t kGrain = 4;
 
 bool in_the_same_order(const torch::Tensor& a, const torch::Tensor& b) {
-  return a.layout() == torch::kStrided && a.scalar_type() == b.scalar_type() &&
-         a.device() == b.device() && a.strides() == b.strides() && b.is_non_overlapping_and_dense();
+  return a.layout() == torch::kStrided && a.device() == b.device() && a.strides() == b.strides() &&
+         b.is_non_overlapping_and_dense();
+}
+
+// A stretch of half-precision values as float32, some at a time: calls `body` with the first and with their number.
+template <typename Body>
+void widened(DType half, const std::byte* from, std::size_t count, const Body& body) {
+  std::array<float, comm::kPiece> row;
+  for (std::size_t first = 0; first < count; first += row.size()) {
+    const std::size_t part = std::min(row.size(), count - first);
+    comm::widen(half, from + first * size_of(half), row.data(), part);
+    body(row.data(), first, part);
+  }
 }
 
 }  // namespace
@@ -23,7 +40,9 @@ FlatGradients::FlatGradients(const std::vector<NamedTensor>& parameters, const p
   places_.reserve(layout.entries().size());
   for (const plan::Entry& entry : layout.entries()) {
     torch::Tensor parameter = parameters[entry.registered].tensor;
-    places_.push_back({entry, parameter, memory_.view(entry, parameter)});
+    const bool wide = entry.dtype != reducible_dtype(parameter, entry.name);
+    const auto like = wide ? torch::empty_like(parameter, torch::kFloat32) : parameter;
+    places_.push_back({entry, parameter, memory_.view(entry, like), parameter.scalar_type()});
   }
 }
 
@@ -35,8 +54,19 @@ void FlatGradients::watch(FlatMemory parities, const plan::Pieces& pieces, First
   worker_ = worker;
 }
 
+void FlatGradients::Place::attach() {
+  if (wide()) return hide();
+  parameter.mutable_grad() = view;
+  hidden = false;
+}
+
+void FlatGradients::Place::hide() {
+  parameter.mutable_grad() = torch::Tensor();
+  hidden = true;
+}
+
 void FlatGradients::attach() {
-  for (Place& place : places_) place.parameter.mutable_grad() = place.view;
+  for (Place& place : places_) place.attach();
 }
 
 void FlatGradients::clear() {
@@ -47,20 +77,20 @@ void FlatGradients::clear() {
 }
 
 void FlatGradients::hide() {
-  for (Place& place : places_) {
-    place.parameter.mutable_grad() = torch::Tensor();
-    place.hidden = true;
-  }
+  for (Place& place : places_) place.hide();
 }
 
 void FlatGradients::adopt(std::size_t entry) {
   check(entry);
   Place& place = places_.at(entry);
-  const torch::Tensor& grad = place.parameter.grad();
-  if (!grad.defined()) return;
+  if (!place.parameter.grad().defined()) return;
   torch::NoGradGuard no_grad;
+  // What a sparse one adds up by itself is rounded as its type is.
+  const torch::Tensor grad =
+      place.wide() ? place.parameter.grad().to_dense() : place.parameter.grad();
   const bool is_in_place = grad.data_ptr() == place.view.data_ptr();
-  if (watched() && !is_in_place && in_the_same_order(grad, place.view)) {
+  if (watched() && !is_in_place && grad.scalar_type() == place.type &&
+      in_the_same_order(grad, place.view)) {
     move_in_watched(entry, grad);
   } else if (!is_in_place) {
     if (place.hidden) {
@@ -74,27 +104,36 @@ void FlatGradients::adopt(std::size_t entry) {
   } else {
     look_at(entry);  // backward has added to it where it lies
   }
-  place.parameter.mutable_grad() = place.view;
-  place.hidden = false;
+  place.attach();
 }
 
 // 0 + g into its place, or added to what is hidden there; either way one pass.
 void FlatGradients::move_in_watched(std::size_t entry, const torch::Tensor& grad) {
   const Place& place = places_[entry];
   const DType dtype = place.entry.dtype;
-  const std::size_t size = size_of(dtype);
-  const auto* const from = static_cast<const std::byte*>(grad.data_ptr());
-  std::byte* const into = memory_.data() + place.entry.offset;
+  const DType given = reducible_dtype(grad, place.entry.name);
+  const auto* const made = static_cast<const std::byte*>(grad.data_ptr());
   for_each_piece(entry, [&](std::size_t piece, const plan::Stretch& where) {
-    comm::Parity& kept = parities()[piece];
-    const std::size_t at = where.first * size;
-    if (!place.hidden) {
-      kept = comm::copy_watched(dtype, from + at, into + at, where.count);
-      return;
+    comm::Parities seen;
+    const auto move = [&](const void* from, std::size_t first, std::size_t count) {
+      std::byte* const into =
+          memory_.data() + place.entry.offset + (where.first + first) * size_of(dtype);
+      if (!place.hidden) {
+        seen.after ^= comm::copy_watched(dtype, from, into, count);
+        return;
+      }
+      const comm::Parities part = comm::add_watched(dtype, into, from, count);
+      seen.before ^= part.before;
+      seen.after ^= part.after;
+    };
+    const std::byte* const from = made + where.first * size_of(given);
+    if (place.wide()) {
+      widened(given, from, where.count, move);
+    } else {
+      move(from, 0, where.count);
     }
-    const comm::Parities seen = comm::add_watched(dtype, into + at, from + at, where.count);
-    expect(piece, seen.before);
-    kept = seen.after;
+    if (place.hidden) expect(piece, seen.before);
+    parities()[piece] = seen.after;
   });
 }
 
@@ -110,6 +149,20 @@ void FlatGradients::add(const FlatGradients& right) {
       expect(piece, seen.before);
       parities()[piece] = seen.after;
     });
+  }
+}
+
+void FlatGradients::take(const FlatGradients& sums) {
+  for (std::size_t entry = 0; entry < places_.size(); ++entry) {
+    const plan::Entry& to = places_[entry].entry;
+    const plan::Entry& from = sums.places_[entry].entry;
+    const std::byte* const values = sums.memory_.data() + from.offset;
+    if (from.dtype == to.dtype) {
+      std::memcpy(memory_.data() + to.offset, values, to.bytes());
+    } else {
+      comm::narrow(to.dtype, reinterpret_cast<const float*>(values), memory_.data() + to.offset,
+                   to.count);
+    }
   }
 }
 
@@ -152,15 +205,14 @@ void FlatGradients::settle() {
       place.view.zero_();
       look_at(entry);
     }
-    place.parameter.mutable_grad() = place.view;
-    place.hidden = false;
+    place.attach();
   }
 }
 
 void FlatGradients::check(std::size_t entry) const {
   const Place& place = places_.at(entry);
   const torch::Tensor& grad = place.parameter.grad();
-  const bool converted = place.parameter.scalar_type() != place.view.scalar_type() ||
+  const bool converted = place.parameter.scalar_type() != place.type ||
                          place.parameter.device() != place.view.device();
   if (!converted && !(grad.defined() && grad.requires_grad())) return;
   throw BadInput(fmt::format(
@@ -170,8 +222,12 @@ void FlatGradients::check(std::size_t entry) const {
                 : "is part of a graph: use no create_graph"));
 }
 
+// From its first element to its last, in this memory's layout.
 Buffer FlatGradients::bucket(const plan::Bucket& bucket) const {
-  return {memory_.data() + bucket.offset, bucket.count(), bucket.dtype};
+  const plan::Entry& first = places_[bucket.first_entry].entry;
+  const plan::Entry& last = places_[bucket.first_entry + bucket.entries - 1].entry;
+  const std::size_t bytes = last.offset + last.bytes() - first.offset;
+  return {memory_.data() + first.offset, bytes / size_of(first.dtype), first.dtype};
 }
 
 }  // namespace lockstep::replica

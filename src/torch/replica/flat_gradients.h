@@ -4,6 +4,9 @@
 // and need not add to zeros; adopt() then moves it in, as 0 + g, which is what adding would have given. After hide() it
 // is undefined too, but adopt() adds to what is there, as backward would have.
 //
+// A layout may give a gradient a wider type than its parameter has, for sums that are not to be rounded on the way. It
+// is there when it is hidden: param.grad cannot view it.
+//
 // Watched memory keeps the parity (comm/core/parity.h) of every piece that was written, and whoever reads a piece finds
 // out whether it has changed since. All writing then goes through adopt(), settle() and add().
 #pragma once
@@ -29,7 +32,7 @@ namespace lockstep::replica {
 // Ownership: the memory lives as long as any gradient that views it.
 class FlatGradients {
  public:
-  // `parameters` in registration order, as the layout numbers them.
+  // `parameters` in registration order, as the layout numbers them; those of a half type may have float32 there.
   FlatGradients(const std::vector<NamedTensor>& parameters, const plan::Layout& layout,
                 FlatMemory memory);
 
@@ -42,7 +45,7 @@ class FlatGradients {
     return reinterpret_cast<const comm::Parity*>(parities_->of(worker));
   }
 
-  // Every parameter's gradient becomes a view of the memory.
+  // Every parameter's gradient becomes a view of the memory, or is hidden where it is wider.
   void attach();
 
   void clear();
@@ -58,6 +61,9 @@ class FlatGradients {
   // Adds another memory that is watched, too. Settled, both.
   void add(const FlatGradients& right);
 
+  // Every gradient becomes that of another memory, rounded where that one is wider. Settled, both.
+  void take(const FlatGradients& sums);
+
   // BadInput, naming the parameter, if its gradient could not be moved in.
   void check(std::size_t entry) const;
 
@@ -70,7 +76,12 @@ class FlatGradients {
     plan::Entry entry;
     torch::Tensor parameter;
     torch::Tensor view;
-    bool hidden = false;  // by hide(): undefined, and yet part of the sum
+    c10::ScalarType type;  // of the parameter
+    bool hidden = false;   // undefined, and yet part of the sum
+
+    bool wide() const { return view.scalar_type() != type; }
+    void attach();
+    void hide();
   };
   void move_in_watched(std::size_t entry, const torch::Tensor& grad);
   void look_at(std::size_t entry);

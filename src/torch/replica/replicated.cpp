@@ -32,6 +32,17 @@ plan::Layout layout_of(const std::vector<NamedTensor>& trained) {
   return plan::Layout(parameters);
 }
 
+// The same entries in the types in which they are added up; nothing if all of them are.
+std::optional<plan::Layout> layout_of_sums(const plan::Layout& layout) {
+  std::vector<plan::Parameter> parameters(layout.entries().size());
+  bool differs = false;
+  for (const plan::Entry& entry : layout.entries()) {
+    parameters[entry.registered] = {entry.name, comm::sum_type(entry.dtype), entry.count};
+    differs = differs || comm::is_half(entry.dtype);
+  }
+  return differs ? std::optional(plan::Layout(parameters)) : std::nullopt;
+}
+
 bool in_one_pass(const FlatMemory& gradients, Algorithm algorithm) {
   return gradients.shared() &&
          (algorithm == Algorithm::kAutomatic || algorithm == Algorithm::kDirect);
@@ -105,31 +116,50 @@ Replicated::Replicated(Comm comm, Model model, FlatParameters parameters, FlatMe
   forget();
 }
 
-void Replicated::make_banks(int count) {
-  while (banks_.size() < static_cast<std::size_t>(count)) {
-    FlatMemory memory(comm_, layout_.bytes(), Copies::kPerWorker);
-    banks_.emplace_back(model_.trained, layout_, std::move(memory));
+void Replicated::make_banks(int count, BankHolds holds) {
+  auto wide = holds == BankHolds::kSums ? layout_of_sums(layout_) : std::nullopt;
+  if (wide.has_value() != wide_.has_value()) {
+    use_gradients();
+    banks_.erase(banks_.begin() + 1, banks_.end());
+    wide_ = std::move(wide);
+  }
+  while (banks_.size() < place_of(count)) {
+    FlatMemory memory(comm_, bank_layout().bytes(), Copies::kPerWorker);
+    banks_.emplace_back(model_.trained, bank_layout(), std::move(memory));
+  }
+}
+
+void Replicated::use_place(std::size_t place) {
+  const bool watched = banks_[place].watched();
+  if (bank_in_use_ == place && !watched) return;
+  banks_[bank_in_use_].settle();
+  bank_in_use_ = place;
+  if (watched) {
+    banks_[place].hide();
+  } else {
+    banks_[place].attach();
   }
 }
 
 void Replicated::use_bank(int bank) {
-  const auto wanted = static_cast<std::size_t>(bank);
-  if (bank_in_use_ == wanted && !watches_gradients()) return;
-  banks_[bank_in_use_].settle();
-  bank_in_use_ = wanted;
-  if (watches_gradients()) {
-    banks_[bank_in_use_].hide();
-  } else {
-    banks_[bank_in_use_].attach();
-  }
+  use_place(place_of(bank));
+}
+
+void Replicated::use_gradients() {
+  use_place(0);
+}
+
+void Replicated::use_averages() {
+  use_gradients();
+  if (wide_) banks_.front().take(banks_[place_of(0)]);
 }
 
 void Replicated::watch_gradients() {
   LOCKSTEP_CHECK(reads_all_gradients(), "gradients are watched where all are read");
-  for (FlatGradients& bank : banks_) {
-    if (bank.watched()) continue;
+  for (std::size_t place = place_of(0); place < banks_.size(); ++place) {
+    if (banks_[place].watched()) continue;
     FlatMemory parities(comm_, pieces_.all.size() * sizeof(comm::Parity), Copies::kPerWorker);
-    bank.watch(std::move(parities), pieces_, faults_, comm_.rank());
+    banks_[place].watch(std::move(parities), pieces_, faults_, comm_.rank());
   }
 }
 
@@ -151,11 +181,10 @@ void Replicated::settle() {
 
 void Replicated::add_banks(int into, int from) {
   banks_[bank_in_use_].settle();  // it may be one of them
-  if (watches_gradients())
-    return banks_[static_cast<std::size_t>(into)].add(banks_[static_cast<std::size_t>(from)]);
+  if (watches_gradients()) return banks_[place_of(into)].add(banks_[place_of(from)]);
   for (const plan::Bucket& bucket : buckets_) {
-    const Buffer left = banks_[static_cast<std::size_t>(into)].bucket(bucket);
-    const Buffer right = banks_[static_cast<std::size_t>(from)].bucket(bucket);
+    const Buffer left = banks_[place_of(into)].bucket(bucket);
+    const Buffer right = banks_[place_of(from)].bucket(bucket);
     comm::combine(left.dtype, ReduceOp::kSum, left.data, right.data, left.data, left.count);
   }
 }
@@ -254,22 +283,21 @@ void Replicated::launch(std::size_t bucket, double factor) {
 // With several shards the sums that this worker may compute are computed here, bucket by bucket: all banks but the one
 // in use are complete, and of that one this bucket is.
 Work Replicated::reduce(const plan::Bucket& bucket, const ReduceOptions& options) {
-  const Buffer result = banks_.front().bucket(bucket);
-  if (!sharded_) return comm_.all_reduce(result, options);
+  if (!sharded_) return comm_.all_reduce(banks_.front().bucket(bucket), options);
   std::vector<Buffer> partials;
   std::size_t next = 0;
   for (const plan::Reduction& partial : sharded_->partials) {
     std::vector<const void*> operands;
     for (std::size_t i = 0; i < partial.operands.size(); ++i) {
-      const auto bank = static_cast<std::size_t>(sharded_->held[next++]);
-      const Buffer operand = banks_[bank].bucket(bucket);
+      const Buffer operand = banks_[place_of(sharded_->held[next++])].bucket(bucket);
       operands.push_back(operand.data);
       if (i == 0) partials.push_back(operand);
     }
-    comm::TreeSum(partial, comm::Fold{bucket.dtype})
-        .run(operands, partials.back().data, bucket.count());
+    const Buffer& sum = partials.back();
+    comm::TreeSum(partial, comm::Fold{sum.dtype}).run(operands, sum.data, sum.count);
   }
-  return comm_.reduce(std::move(partials), sharded_->shards, result, options);
+  return comm_.reduce(std::move(partials), sharded_->shards, banks_[place_of(0)].bucket(bucket),
+                      options);
 }
 
 void Replicated::end_pass() {

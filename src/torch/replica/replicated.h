@@ -65,22 +65,30 @@ class Replicated : public std::enable_shared_from_this<Replicated> {
   // One copy of the parameters per host from here on, where workers share memory. Collective.
   void keep_one_copy() { parameters_.keep_one_copy(comm_); }
 
-  // Memories for the gradients of several shards. The first is the one that is reduced and read by
-  // optimizers; backward adds to the one in use. make_banks() is collective.
-  void make_banks(int count);
+  // Memories for the gradients of several shards: backward adds to the one in use. The first is gradients() itself,
+  // unless sums in a parameter's own type would be rounded on the way: half gradients of several shards are added up in
+  // float32, and all banks are apart. make_banks() is collective.
+  enum class BankHolds : bool { kOneShard, kSums };
+  void make_banks(int count, BankHolds holds);
   void use_bank(int bank);
-  const FlatMemory& bank(int bank) const { return banks_[static_cast<std::size_t>(bank)].memory(); }
+  const FlatMemory& bank(int bank) const { return banks_[place_of(bank)].memory(); }
+  const plan::Layout& bank_layout() const { return wide_ ? *wide_ : layout_; }
   void begin_bank(int bank);  // and use it, cleared
   void add_banks(int into, int from);
+
+  // Uses gradients(), which are what they were, or the averages that were reduced into the first bank: sums in float32
+  // are rounded here.
+  void use_gradients();
+  void use_averages();
 
   // Watches all banks for bits that change on their own, until release_banks(): param.grad is hidden while a shard adds
   // to a bank. Only where every worker reads all gradients. Collective.
   void watch_gradients();
-  // Back to the first bank, unwatched and cleared.
+  // Back to gradients(), unwatched and cleared.
   void release_banks();
-  bool watches_gradients() const { return banks_.front().watched(); }
+  bool watches_gradients() const { return banks_.back().watched(); }
   const comm::Parity* parities(int bank, int worker) const {
-    return banks_[static_cast<std::size_t>(bank)].parities_of(worker);
+    return banks_[place_of(bank)].parities_of(worker);
   }
   FirstFault& faults() { return faults_; }
 
@@ -103,7 +111,7 @@ class Replicated : public std::enable_shared_from_this<Replicated> {
   void resume_sync() { --suspended_; }
 
   const plan::Layout& layout() const { return layout_; }
-  const FlatMemory& gradients() const { return bank(0); }
+  const FlatMemory& gradients() const { return banks_.front().memory(); }
   const FlatMemory& parameters() const { return parameters_.memory(); }
   const Model& model() const { return model_; }
   const BackwardTimes& times() const { return pass_.times; }
@@ -148,16 +156,20 @@ class Replicated : public std::enable_shared_from_this<Replicated> {
   void check_complete() const;
   double divisor();
   static void check_weights(const Since& seen);
+  // In banks_.
+  std::size_t place_of(int bank) const { return static_cast<std::size_t>(bank) + (wide_ ? 1 : 0); }
+  void use_place(std::size_t place);
   std::chrono::nanoseconds since_begin() const { return Clock::now() - pass_.began; }
 
   DataParallelOptions options_;
   Model model_;
   plan::Layout layout_;
+  std::optional<plan::Layout> wide_;  // of the banks, where it is another
   plan::Pieces pieces_;
   FirstFault faults_;
   std::vector<plan::Bucket> buckets_;
   FlatParameters parameters_;
-  std::vector<FlatGradients> banks_;
+  std::vector<FlatGradients> banks_;  // the user's gradients first
   std::size_t bank_in_use_ = 0;
   std::optional<Sharded> sharded_;
   bool syncs_buffers_ = true;

@@ -9,7 +9,8 @@
 namespace lockstep::train {
 namespace {
 
-// The mean over `values`, each a buffer's bytes of one shard, in the order of the tree; in double, rounded once.
+// The mean over `values`, each a buffer's bytes of one shard, in the order of the tree; in double, rounded once (half types: by way of
+// float32).
 template <typename T>
 void mean_into(const std::vector<const std::byte*>& values, std::size_t count, std::byte* to) {
   std::vector<double> numbers(values.size());
@@ -79,6 +80,10 @@ std::vector<std::byte> ShardBuffers::mean_of_shards(Comm& comm) {
     if (tensor.scalar_type() == torch::kFloat32) mean_into<float>(ran, count, next.data() + offset);
     if (tensor.scalar_type() == torch::kFloat64)
       mean_into<double>(ran, count, next.data() + offset);
+    if (tensor.scalar_type() == torch::kFloat16)
+      mean_into<c10::Half>(ran, count, next.data() + offset);
+    if (tensor.scalar_type() == torch::kBFloat16)
+      mean_into<c10::BFloat16>(ran, count, next.data() + offset);
     for (const std::byte*& shard : ran) shard += tensor.nbytes();
     offset += tensor.nbytes();
   }

@@ -120,16 +120,6 @@ void check_parts(const TrainerParts& parts) {
     throw BadInput("a Trainer wants a module, an optimizer, training data and a loss");
 }
 
-// Sums of some shards are kept in the gradients' type: they must not be rounded before the last one is added.
-void check_types(const replica::Replicated& model) {
-  for (const plan::Entry& entry : model.layout().entries()) {
-    if (entry.dtype == DType::kFloat32 || entry.dtype == DType::kFloat64) continue;
-    throw BadInput(fmt::format(
-        "parameter {} is {}, of which a worker hosts one shard only: use as many workers as shards",
-        entry.name, name(entry.dtype)));
-  }
-}
-
 void check_options(const TrainerOptions& options, int workers) {
   if ((options.steps > 0) == (options.epochs > 0))
     throw BadInput("a Trainer wants either steps or epochs");
@@ -246,10 +236,11 @@ Trainer::State::State(World& its_world, TrainerParts its_parts, TrainerOptions i
   hosted = plan::hosted_shards(world.rank(), world.size(), options.shards);
   sharded = plan::plan_sharded_reduction(options.shards, world.size());
   replica::Replicated& model = *parts.model.state();
-  if (options.shards != world.size()) check_types(model);
   in_one_pass = model.reads_all_gradients() && !hooks.on_gradients;
   model.keep_one_copy();
-  model.make_banks(sharded.banks);
+  using BankHolds = replica::Replicated::BankHolds;
+  model.make_banks(sharded.banks,
+                   options.shards == world.size() ? BankHolds::kOneShard : BankHolds::kSums);
   if (options.check_divergence) divergence.emplace(model, parts.optimizer->impl(), control);
   shard_buffers.emplace(model.model().buffers, options.buffers, options.shards);
 }
@@ -302,7 +293,7 @@ void Trainer::State::run_step(std::int64_t step) {
     progress.exposed += milliseconds(optimizer.last_wait);
   } else {
     run_shards(step, true);
-    model.use_bank(0);
+    model.use_averages();
     collect();
     progress.exposed = milliseconds(parts.model.last_backward().exposed());
     if (hooks.on_gradients) hooks.on_gradients(step);
