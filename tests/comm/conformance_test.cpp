@@ -172,7 +172,8 @@ TEST_P(Conformance, AFallBackIsKnownBeforeAndSaysWhatRanAndWhy) {
     EXPECT_EQ(comm.runs(Algorithm::kTree, 4), Algorithm::kDirect);
     const Work native = comm.all_reduce(buffer_of(data), {.algorithm = Algorithm::kNative});
     native.wait();
-    EXPECT_EQ(comm.runs(Algorithm::kNative, 3) == Algorithm::kNative, native.how() == "native");
+    EXPECT_EQ(comm.runs(Algorithm::kNative, 3) == Algorithm::kNative,
+              native.how().find("direct") == std::string::npos);
   });
 }
 
