@@ -24,6 +24,13 @@ function(lockstep_torch_library name)
   target_compile_options(${name} PRIVATE -Wno-maybe-uninitialized)  # LibTorch's own, inlined
 endfunction()
 
+# lockstep_as_one(NAME): compiled as one file, unless LOCKSTEP_FILES_ALONE asks whether each includes what it needs.
+function(lockstep_as_one name)
+  if(NOT LOCKSTEP_FILES_ALONE)
+    set_target_properties(${name} PROPERTIES UNITY_BUILD ON UNITY_BUILD_BATCH_SIZE 0)
+  endif()
+endfunction()
+
 if(LOCKSTEP_WITH_TESTS)
   file(WRITE ${CMAKE_BINARY_DIR}/test_headers.cpp "// Owns the precompiled headers of the tests.\n")
   add_library(lockstep_test_headers STATIC ${CMAKE_BINARY_DIR}/test_headers.cpp)

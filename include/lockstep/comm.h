@@ -100,6 +100,10 @@ class Comm {
   // may be one of the partials.
   Work reduce(std::vector<Buffer> partials, int shards, Buffer result, ReduceOptions options = {});
 
+  // What all_reduce (`shards` = size()) and reduce run by when an algorithm is asked for: `direct` where that one cannot
+  // do it, such as `native` over an engine that has none.
+  Algorithm runs(Algorithm asked, int shards) const;
+
   // `data` is cut into one piece per worker, of counts[r] elements (empty: as even as possible).
   // reduce_scatter leaves in piece rank() the reduction of it, and the other pieces undefined;
   // all_gather fills every piece r from worker r's. reduce_scatter is always direct, hence

@@ -57,7 +57,9 @@ struct TrainerOptions {
   int accumulate = 0;      // shards for each worker that the job starts with
   std::uint64_t seed = 0;  // of the order of samples and of every shard's random numbers
   ShardBufferRule buffers = ShardBufferRule::kFirstShard;
-  std::map<std::string, std::string> job;  // whatever else decides the result; kept in checkpoints
+  // Whatever else decides the result; kept in checkpoints. The arithmetic of the process (threads, oneDNN, denormals …) is
+  // added as it is when the Trainer is made.
+  std::map<std::string, std::string> job;
 
   // How fast it comes.
   int loader_threads = 1;

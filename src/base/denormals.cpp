@@ -1,5 +1,6 @@
 #include "base/denormals.h"
 
+#include <bit>
 #include <cstdint>
 #include <limits>
 
@@ -31,13 +32,20 @@ void set_register(bool on) noexcept {
 void set_register(bool) noexcept {}
 #endif
 
+// By bits: a comparison of numbers would take a denormal for zero itself.
+bool product_is_zero(float number, float factor) noexcept {
+  volatile float left = number;
+  volatile float product = left * factor;
+  return std::bit_cast<std::uint32_t>(static_cast<float>(product)) == 0;
+}
+
 }  // namespace
 
 bool flushes_denormals() noexcept {
-  volatile float number = std::numeric_limits<float>::min();
-  number = number * 0.5F;
-  volatile float grown = number * 2.0F;
-  return grown == 0;
+  constexpr float kLeast = std::numeric_limits<float>::min();
+  const bool results = product_is_zero(kLeast, 0.5F);
+  const bool operands = product_is_zero(kLeast / 2, 2.0F);
+  return results && operands;
 }
 
 bool set_flush_denormals(bool on) noexcept {

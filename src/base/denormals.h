@@ -5,7 +5,7 @@
 
 namespace lockstep::base {
 
-// Whether this thread takes them for zero, found out by a multiplication.
+// Whether this thread takes them for zero, as results and as operands, found out by multiplying.
 bool flushes_denormals() noexcept;
 
 // For this thread and those that it makes. False where the processor, as far as we know it, cannot.

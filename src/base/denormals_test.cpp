@@ -2,8 +2,14 @@
 
 #include <gtest/gtest.h>
 
+#include <bit>
+#include <cstdint>
 #include <limits>
 #include <thread>
+
+#if defined(__x86_64__)
+#include <xmmintrin.h>
+#endif
 
 namespace lockstep::base {
 namespace {
@@ -23,22 +29,47 @@ class Denormals : public ::testing::Test {
   bool skip_ = false;
 };
 
-// What this thread makes of the half of the least normal number.
-template <typename Number>
-Number half_of_the_least() {
-  volatile Number number = std::numeric_limits<Number>::min();
-  return number / 2;
-}
+// The bits that this thread makes of a denormal result and of a denormal operand. They are compared when the switch is off
+// again: a comparison of numbers would flush too.
+template <typename Number, typename Bits>
+struct Products {
+  Bits result = of(std::numeric_limits<Number>::min(), Number{0.5});
+  Bits operand = of(std::numeric_limits<Number>::min() / 2, 2);
+
+  static Bits of(Number left, Number right) {
+    volatile Number number = left;
+    return std::bit_cast<Bits>(number * right);
+  }
+};
+using FloatProducts = Products<float, std::uint32_t>;
+using DoubleProducts = Products<double, std::uint64_t>;
 
 TEST_F(Denormals, AreKeptOrTakenForZeroAsAsked) {
-  EXPECT_GT(half_of_the_least<float>(), 0);
   EXPECT_TRUE(set_flush_denormals(true));
-  EXPECT_EQ(half_of_the_least<float>(), 0);
-  EXPECT_EQ(half_of_the_least<double>(), 0);
+  EXPECT_TRUE(flushes_denormals());
+  const FloatProducts floats;
+  const DoubleProducts doubles;
   EXPECT_TRUE(set_flush_denormals(false));
   EXPECT_FALSE(flushes_denormals());
-  EXPECT_GT(half_of_the_least<double>(), 0);
+  EXPECT_EQ(floats.result, 0U);
+  EXPECT_EQ(floats.operand, 0U);
+  EXPECT_EQ(doubles.result, 0U);
+  EXPECT_EQ(doubles.operand, 0U);
+  EXPECT_NE(FloatProducts().result, 0U);
+  EXPECT_NE(FloatProducts().operand, 0U);
+  EXPECT_NE(DoubleProducts().result, 0U);
+  EXPECT_NE(DoubleProducts().operand, 0U);
 }
+
+#if defined(__x86_64__)
+TEST_F(Denormals, OnlyResultsOrOnlyOperandsIsNotEnough) {
+  for (const unsigned one : {0x8000U, 0x0040U}) {
+    _mm_setcsr(_mm_getcsr() | one);
+    EXPECT_FALSE(flushes_denormals());
+    set_flush_denormals(false);
+  }
+}
+#endif
 
 TEST_F(Denormals, ANewThreadDoesAsTheOneThatMadeIt) {
   for (const bool on : {true, false}) {

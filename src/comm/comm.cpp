@@ -234,6 +234,10 @@ Work Comm::reduce(std::vector<Buffer> partials, int shards, Buffer result, Reduc
   return channel_->collective(header, {"reduce", choice.how}, body);
 }
 
+Algorithm Comm::runs(Algorithm asked, int shards) const {
+  return choose(asked, shards, channel_->group()).algorithm;
+}
+
 Work Comm::reduce_scatter(Buffer data, const std::vector<std::size_t>& counts,
                           ReduceOptions options) {
   channel_->require_usable(data);

@@ -161,12 +161,19 @@ TEST_P(Conformance, ReducingShardsGivesTheSameBitsForEveryNumberOfWorkers) {
   }
 }
 
-TEST_P(Conformance, AFallBackSaysWhatRanAndWhy) {
+TEST_P(Conformance, AFallBackIsKnownBeforeAndSaysWhatRanAndWhy) {
   run_all(world(3), [](Comm& comm) {
     std::vector<float> data(5);
     const Work work = comm.all_reduce(buffer_of(data), {.algorithm = Algorithm::kHalvingDoubling});
     work.wait();
     EXPECT_THAT(work.how(), HasSubstr("direct (asked for halving-doubling"));
+    EXPECT_EQ(comm.runs(Algorithm::kHalvingDoubling, 3), Algorithm::kDirect);
+    EXPECT_EQ(comm.runs(Algorithm::kTree, 3), Algorithm::kTree);
+    EXPECT_EQ(comm.runs(Algorithm::kTree, 4), Algorithm::kDirect);
+    const Work native = comm.all_reduce(buffer_of(data), {.algorithm = Algorithm::kNative});
+    native.wait();
+    EXPECT_EQ(comm.runs(Algorithm::kNative, 3) == Algorithm::kNative,
+              native.how().find("direct") == std::string::npos);
   });
 }
 

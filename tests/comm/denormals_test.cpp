@@ -3,9 +3,11 @@
 #include <lockstep/comm.h>
 
 #include <algorithm>
+#include <array>
 #include <bit>
 #include <cstdint>
 #include <limits>
+#include <string>
 #include <thread>
 #include <vector>
 
@@ -20,9 +22,18 @@ class DenormalSums : public ::testing::TestWithParam<std::string> {
   ~DenormalSums() override { base::set_flush_denormals(false); }
 };
 
-// Exact, and denormal.
-constexpr float kQuarter = std::numeric_limits<float>::min() / 4;
-constexpr float kSumOfTwo = 2 * kQuarter;
+// What two workers add, exactly. Processors flush results and operands by two switches: each case needs one of them.
+struct Case {
+  std::array<float, 2> operands;
+  float kept;
+};
+constexpr float kLeast = std::numeric_limits<float>::min();
+constexpr Case kDenormalResult = {{1.5F * kLeast, -kLeast}, kLeast / 2};
+constexpr Case kDenormalOperands = {{kLeast * 0.75F, kLeast * 0.75F}, 1.5F * kLeast};
+
+float operand(const Case& added, const Comm& comm) {
+  return added.operands[static_cast<std::size_t>(comm.rank())];
+}
 
 // By bits: a comparison of numbers would flush too.
 void expect_all(const float* data, std::size_t count, float expected) {
@@ -32,30 +43,35 @@ void expect_all(const float* data, std::size_t count, float expected) {
   EXPECT_EQ(static_cast<std::size_t>(same), count);
 }
 
-void expect_sums(Comm& comm, float expected) {
+void expect_sums(Comm& comm, const Case& added, bool flushed) {
   for (const std::size_t count : {std::size_t{5}, std::size_t{20'011}}) {
     for (const Algorithm algorithm :
          {Algorithm::kDirect, Algorithm::kHalvingDoubling, Algorithm::kTree, Algorithm::kRing}) {
       SCOPED_TRACE(std::string(name(algorithm)) + " x" + std::to_string(count));
-      std::vector<float> data(count, kQuarter);
+      std::vector<float> data(count, operand(added, comm));
       comm.all_reduce({data.data(), count, DType::kFloat32}, {.algorithm = algorithm}).wait();
-      expect_all(data.data(), count, expected);
+      expect_all(data.data(), count, flushed ? 0 : added.kept);
     }
   }
 }
 
 TEST_P(DenormalSums, AreFlushedOrKeptAsTheWorkersSay) {
   if (!base::set_flush_denormals(true)) GTEST_SKIP() << "this processor cannot flush denormals";
-  run_all({GetParam(), 2}, [](Comm& comm) { expect_sums(comm, 0); });
-  base::set_flush_denormals(false);
-  run_all({GetParam(), 2}, [](Comm& comm) { expect_sums(comm, kSumOfTwo); });
+  for (const bool on : {true, false}) {
+    base::set_flush_denormals(on);
+    run_all({GetParam(), 2}, [on](Comm& comm) {
+      expect_sums(comm, kDenormalResult, on);
+      expect_sums(comm, kDenormalOperands, on);
+    });
+  }
 }
 
 // Nobody waits: the channels' own threads add.
 TEST_P(DenormalSums, AreFlushedByTheThreadOfAChannelToo) {
   if (!base::set_flush_denormals(true)) GTEST_SKIP() << "this processor cannot flush denormals";
   run_all({GetParam(), 2}, [](Comm& comm) {
-    std::vector<std::vector<float>> many(6, std::vector<float>(20'011, kQuarter));
+    std::vector<std::vector<float>> many(
+        6, std::vector<float>(20'011, operand(kDenormalResult, comm)));
     std::vector<Work> works;
     for (auto& data : many)
       works.push_back(comm.all_reduce({data.data(), data.size(), DType::kFloat32}));
@@ -83,9 +99,11 @@ TEST(DenormalSumsInSharedMemory, AreFlushedOrKeptAsTheWorkersSay) {
       constexpr std::size_t kCount = 20'011;
       const auto arena = comm.share(kCount * sizeof(float));
       auto* data = reinterpret_cast<float*>(arena->data());
-      std::fill_n(data, kCount, kQuarter);
-      comm.all_reduce({data, kCount, DType::kFloat32}).wait();
-      expect_all(data, kCount, on ? 0 : kSumOfTwo);
+      for (const Case& added : {kDenormalResult, kDenormalOperands}) {
+        std::fill_n(data, kCount, operand(added, comm));
+        comm.all_reduce({data, kCount, DType::kFloat32}).wait();
+        expect_all(data, kCount, on ? 0 : added.kept);
+      }
     });
   }
   base::set_flush_denormals(false);

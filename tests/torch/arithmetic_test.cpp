@@ -8,10 +8,14 @@
 #include <lockstep/trainer.h>
 
 #include <atomic>
-#include <fstream>
+#include <cstdlib>
 #include <limits>
+#include <map>
+#include <memory>
 #include <mutex>
+#include <optional>
 #include <set>
+#include <string>
 #include <thread>
 
 #include "base/denormals.h"
@@ -84,9 +88,10 @@ TEST(ArithmeticAlone, DISABLED_DenormalsAreKeptEverywhere) {
   expect_everywhere(false);
 }
 
-std::string contents(const std::string& path) {
-  std::ifstream file(path);
-  return {std::istreambuf_iterator<char>(file), {}};
+TEST(OwnProcess, ATestThatIsNotThereHasNotPassed) {
+  const Folder folder;
+  EXPECT_FALSE(passes_alone("OwnProcess.NoSuchTest", "", folder / "output"));
+  EXPECT_THAT(contents(folder / "output"), HasSubstr("0 tests"));
 }
 
 TEST(JobArithmetic, DenormalsAreFlushedOrKeptInEveryThreadThatComputes) {
@@ -102,20 +107,44 @@ TEST(JobArithmetic, DenormalsAreFlushedOrKeptInEveryThreadThatComputes) {
       << contents(output);
 }
 
+// Of the environment, as long as it lives; then what it was before.
+class Variable {
+ public:
+  Variable(const char* name, const char* value) : name_(name) {
+    if (const char* before = std::getenv(name)) before_ = before;
+    ::setenv(name, value, 1);
+  }
+  ~Variable() {
+    if (before_) {
+      ::setenv(name_, before_->c_str(), 1);
+    } else {
+      ::unsetenv(name_);
+    }
+  }
+  Variable(const Variable&) = delete;
+  Variable& operator=(const Variable&) = delete;
+
+ private:
+  const char* name_;
+  std::optional<std::string> before_;
+};
+
 TEST(JobArithmetic, TheEnvironmentOfTheLibrariesIsPartOfIt) {
   const std::string before = train::arithmetic_environment();
-  ::setenv("ONEDNN_DEFAULT_FPMATH_MODE", "BF16", 1);
-  ::setenv("DNNL_VERBOSE", "0", 1);
-  ::setenv("MKL_NUM_THREADS", "1", 1);
-  const std::string with_more = train::arithmetic_environment();
-  ::unsetenv("ONEDNN_DEFAULT_FPMATH_MODE");
-  ::unsetenv("DNNL_VERBOSE");
-  ::unsetenv("MKL_NUM_THREADS");
-  EXPECT_THAT(with_more, HasSubstr("ONEDNN_DEFAULT_FPMATH_MODE=BF16"));
-  EXPECT_THAT(with_more, Not(HasSubstr("VERBOSE")));
-  EXPECT_THAT(with_more, Not(HasSubstr("NUM_THREADS")));
+  std::string with_more;
+  {
+    // The values say nothing of what a variable is.
+    const Variable mode("ONEDNN_LOCKSTEP_TEST", "NUM_THREADS_VERBOSE");
+    const Variable domain("MKL_DOMAIN_NUM_THREADS", "MKL_BLAS=2");
+    const Variable verbose("DNNL_LOCKSTEP_VERBOSE", "0");
+    const Variable threads("MKL_NUM_THREADS", "1");
+    with_more = train::arithmetic_environment();
+  }
+  EXPECT_THAT(with_more, HasSubstr("ONEDNN_LOCKSTEP_TEST=NUM_THREADS_VERBOSE"));
+  EXPECT_THAT(with_more, HasSubstr("MKL_DOMAIN_NUM_THREADS=MKL_BLAS=2"));
+  EXPECT_THAT(with_more, Not(HasSubstr("DNNL_LOCKSTEP_VERBOSE")));
+  EXPECT_THAT(with_more, Not(HasSubstr("MKL_NUM_THREADS")));
   EXPECT_EQ(train::arithmetic_environment(), before);
-  EXPECT_THAT(before, Not(HasSubstr("FPMATH")));
 }
 
 // Undoes what set_arithmetic() does to the whole process.
@@ -156,6 +185,7 @@ TEST(JobArithmetic, AnOperatorThatIsNotDeterministicIsRefusedByName) {
     EXPECT_EQ(outcome.kind, ErrorKind::kBadInput);
     EXPECT_THAT(outcome.text, HasSubstr("operator max_unpooling2d"));
     EXPECT_THAT(outcome.text, HasSubstr("--deterministic off"));
+    EXPECT_THAT(outcome.text, HasSubstr("setDeterministicAlgorithms(false"));
     EXPECT_EQ(outcome.text.find('\n'), std::string::npos);
   }
 }
@@ -163,6 +193,72 @@ TEST(JobArithmetic, AnOperatorThatIsNotDeterministicIsRefusedByName) {
 TEST(JobArithmetic, WithoutTheSwitchSuchAnOperatorRuns) {
   const DeterministicScope deterministic(false);
   in_world(2, [](World& world) { EXPECT_EQ(train_unpooling(world).steps, 2); });
+}
+
+// A job of the library's, with checkpoints; how its worker ended.
+Outcome train_with_checkpoints(const std::string& directory, std::int64_t steps,
+                               const std::map<std::string, std::string>& job = {}) {
+  return outcomes_in_world(1,
+                           [&](World& world) {
+                             auto net = seeded<TwoLayers>(3);
+                             auto model = data_parallel(net, world);
+                             TrainerParts parts{
+                                 model, net.ptr(),
+                                 std::make_shared<optim::SGD>(model, optim::SGDOptions{}),
+                                 tensor_dataset(samples(1, {8, 8}), torch::zeros({8}))};
+                             parts.loss = [net](const Batch& batch) mutable {
+                               return net->forward(batch.data).pow(2).mean();
+                             };
+                             TrainerOptions options;
+                             options.steps = steps;
+                             options.global_batch = 4;
+                             options.shards = 2;
+                             options.checkpoint_directory = directory;
+                             options.resume = true;
+                             options.job = job;
+                             EXPECT_EQ(Trainer(world, parts, options).run().steps, steps);
+                           })
+      .front();
+}
+
+TEST(JobArithmetic, OfATrainerIsPartOfItsJob) {
+  const Folder folder;
+  ASSERT_EQ(train_with_checkpoints(folder.path(), 1).text, "");
+  const auto refused = [&](const std::string& property) {
+    const Outcome outcome = train_with_checkpoints(folder.path(), 2);
+    EXPECT_EQ(outcome.kind, ErrorKind::kMismatch) << outcome.text;
+    EXPECT_THAT(outcome.text, HasSubstr("was made with " + property + " = "));
+  };
+  const int threads = at::get_num_threads();
+  at::set_num_threads(threads + 1);
+  refused("threads");
+  at::set_num_threads(threads);
+  if (train::has_onednn()) {
+    const bool onednn = at::globalContext().userEnabledMkldnn();
+    train::use_onednn(!onednn);
+    refused("onednn");
+    train::use_onednn(onednn);
+  }
+  {
+    const DeterministicScope deterministic(!at::globalContext().deterministicAlgorithms());
+    refused("deterministic");
+  }
+  {
+    const Variable variable("ONEDNN_LOCKSTEP_TEST", "1");
+    refused("environment");
+  }
+  if (base::set_flush_denormals(true)) refused("flush_denormal");
+  base::set_flush_denormals(false);
+  EXPECT_EQ(train_with_checkpoints(folder.path(), 2).text, "");
+}
+
+TEST(JobArithmetic, APropertyThatACheckpointDoesNotHaveIsNamed) {
+  const Folder folder;
+  ASSERT_EQ(train_with_checkpoints(folder.path(), 1).text, "");
+  const Outcome outcome = train_with_checkpoints(folder.path(), 2, {{"colour", "blue"}});
+  EXPECT_EQ(outcome.kind, ErrorKind::kMismatch);
+  EXPECT_THAT(outcome.text, HasSubstr("does not say colour, and this job has blue"));
+  EXPECT_THAT(outcome.text, HasSubstr("an earlier version of Lockstep that did not record it"));
 }
 
 TEST(JobArithmetic, OtherErrorsOfLibTorchPassAsTheyAre) {

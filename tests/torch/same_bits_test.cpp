@@ -5,6 +5,7 @@
 #include <lockstep/optim.h>
 #include <lockstep/trainer.h>
 
+#include <algorithm>
 #include <array>
 #include <cstdlib>
 #include <iostream>

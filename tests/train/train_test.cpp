@@ -329,6 +329,30 @@ TEST_F(Train, GoesOnWithTheArithmeticOfTheCheckpointAndRefusesAnother) {
   EXPECT_EQ(resumed["deterministic"], false);
 }
 
+TEST_F(Train, GoesOnWithoutANumberOfWorkersOnAsManyAsTheCheckpointHasShards) {
+  report_of({"--steps", "1", "--workers", "1", "--shards", "1", "--checkpoint", path("run")});
+  Command command({LOCKSTEP_BINARY, "train", "--model", "cnn", "--data", "synthetic",
+                   "--global-batch", "8", "--steps", "2", "--checkpoint", path("run"), "--resume",
+                   "--quiet", "--report", path("report.json")},
+                  {marker_});
+  ASSERT_TRUE(command.finish(seconds(60)));
+  ASSERT_EQ(command.exit_code(), 0) << command.err();
+  std::ifstream file(path("report.json"));
+  const auto report = nlohmann::json::parse(file);
+  EXPECT_EQ(report["workers"], 1);
+  EXPECT_EQ(report["first_step"], 1);
+}
+
+// A tree takes one shard per worker, and shm has no native all-reduce.
+TEST_F(Train, WhatFallsBackToSharedMemorySendsNothing) {
+  for (const auto& [algorithm, shards] : {std::pair{"tree", "8"}, std::pair{"native", "2"}}) {
+    const auto report = report_of(
+        {"--steps", "1", "--engine", "shm", "--algorithm", algorithm, "--shards", shards});
+    EXPECT_EQ(report["bytes_moved_per_step"], 0) << algorithm;
+    EXPECT_EQ(report["times_ring"], nullptr) << algorithm;
+  }
+}
+
 // Workers that something else has started, with options of their own.
 TEST_F(Train, AWorkerWithAnotherArithmeticIsAMismatchAndAnOpenChoiceIsTheLeaders) {
   const auto workers = [&](const std::string& leaders, const std::string& others) {

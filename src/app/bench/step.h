@@ -14,6 +14,8 @@ int bench_step(const std::vector<std::string>& arguments);
 // Peers where workers host several shards.
 inline constexpr char kPlainAccumulate[] = "plain-accumulate";
 inline constexpr char kPlainAccumulateFlat[] = "plain-accumulate-flat";
+
+// The Trainer without its divergence check, a peer in any case.
 inline constexpr char kUnchecked[] = "unchecked";
 
 // Peers and engines, for these arguments. Unavailable in a build without LibTorch.

@@ -49,7 +49,8 @@ std::string title_of(const StepReport& report) {
                      report.optimizer);
 }
 
-// What hosting several shards costs over a plain accumulation, and what the divergence check costs, as a ratio: two digits more than in a column of per cent.
+// What hosting several shards costs over a plain accumulation, and what the divergence check costs, as a ratio: two digits
+// more than in a column of per cent.
 std::string costs_of(const std::vector<StepRow>& rows) {
   std::string text;
   for (const StepRow& base : rows) {

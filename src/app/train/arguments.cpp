@@ -146,19 +146,8 @@ std::int64_t shards_on(const TrainArguments& arguments, int workers) {
   return plan::default_shards(arguments.global_batch);
 }
 
-// One for each core, or as many as there are shards.
-int workers_for_this_host(const TrainArguments& arguments) {
-  const int cores = static_cast<int>(std::max(1U, std::thread::hardware_concurrency()));
-  for (int workers = cores; workers > 1; --workers) {
-    const std::int64_t shards = shards_on(arguments, workers);
-    if (shards >= workers && arguments.global_batch % shards == 0) return workers;
-  }
-  return 1;
-}
-
 void check_numbers(const TrainArguments& arguments) {
   constexpr std::int64_t kMost = std::int64_t{1} << 40;
-  check_range("--workers", arguments.workers, 1, 4096);
   check_range("--loader-threads", arguments.loader_threads, 0, 256);
   check_range("--shards", arguments.shards, 0, 1 << 16);
   check_range("--accumulate", arguments.accumulate, 0, 1 << 12);
@@ -227,8 +216,12 @@ TrainArguments parse_train_arguments(const std::vector<std::string>& arguments) 
   CLI::App parser;
   add_options(parser, parsed);
   parse_words(parser, arguments, [](const std::string& text) { refuse(text); });
-  if (parsed.workers == 0 && parser.count("--workers") == 0)
+  const bool checkpoint_says_shards = parsed.resume && parsed.shards == 0;
+  if (parser.count("--workers") > 0) {
+    check_range("--workers", parsed.workers, 1, 4096);
+  } else if (!checkpoint_says_shards) {
     parsed.workers = workers_for_this_host(parsed);
+  }
   if (parsed.epochs > 0 && parsed.steps > 0) refuse("give either --epochs or --steps");
   if (parsed.epochs == 0 && parsed.steps == 0) {
     if (parser.count("--epochs") + parser.count("--steps") > 0) refuse("nothing to do: 0 steps");
@@ -251,6 +244,15 @@ TrainArguments parse_train_arguments(const std::vector<std::string>& arguments) 
   check_batch(parsed);
   check_paths(parsed);
   return parsed;
+}
+
+int workers_for_this_host(const TrainArguments& arguments) {
+  const int cores = static_cast<int>(std::max(1U, std::thread::hardware_concurrency()));
+  for (int workers = cores; workers > 1; --workers) {
+    const std::int64_t shards = shards_on(arguments, workers);
+    if (shards >= workers && arguments.global_batch % shards == 0) return workers;
+  }
+  return 1;
 }
 
 Algorithm algorithm_named(const std::string& name_given) {

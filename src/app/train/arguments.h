@@ -47,7 +47,7 @@ struct TrainArguments {
   int threads = 0;  // of each worker; 0: open
 
   // On what.
-  int workers = 0;  // 0: one for each core
+  int workers = 0;  // 0: open, one for each core
   std::string engine;
   std::string algorithm = "automatic";
   std::int64_t bucket_bytes = std::int64_t{25} << 20;
@@ -70,6 +70,9 @@ struct TrainArguments {
 
 // BadInput, in one line, for anything that cannot be understood or cannot work.
 TrainArguments parse_train_arguments(const std::vector<std::string>& arguments);
+
+// One for each core, or as many as there are shards.
+int workers_for_this_host(const TrainArguments& arguments);
 
 Algorithm algorithm_named(const std::string& name);
 

@@ -1,6 +1,5 @@
 #include "app/train/job.h"
 
-#include <ATen/Version.h>
 #include <fmt/format.h>
 #include <lockstep/errors.h>
 
@@ -101,17 +100,6 @@ TrainerParts make_parts(const TrainArguments& arguments, World& world, const Dat
           [schedule](std::int64_t step) { return schedule.lr(step); }};
 }
 
-// Whatever decides bits below the model.
-void add_arithmetic(const TrainArguments& arguments, std::map<std::string, std::string>& job) {
-  job["threads"] = std::to_string(arguments.threads);
-  job["onednn"] = arguments.onednn;
-  job["flush_denormal"] = arguments.flush_denormal;
-  job["deterministic"] = arguments.deterministic;
-  job["libtorch"] = TORCH_VERSION;
-  job["kernels"] = train::kernels_in_use();
-  job["environment"] = train::arithmetic_environment();
-}
-
 TrainerOptions make_options(const TrainArguments& arguments, const World& world,
                             std::int64_t samples) {
   TrainerOptions options;
@@ -149,7 +137,6 @@ TrainerOptions make_options(const TrainArguments& arguments, const World& world,
   job["decay"] = arguments.decay;
   if (arguments.decay != "constant")
     job["total_steps"] = std::to_string(total_steps(arguments, samples));
-  add_arithmetic(arguments, job);
   return options;
 }
 
@@ -209,12 +196,14 @@ TrainerHooks show_on(Progress& progress) {
   return hooks;
 }
 
-// Gradients in memory that all workers reach are summed where they lie.
-StepTraffic traffic_of_step(const Replica& model, Algorithm asked, int shards, int workers) {
-  const replica::Replicated& state = *model.state();
-  if (workers > 1 && state.reads_all_gradients())
+// Gradients in memory that all workers reach are summed where they lie, by `direct`.
+StepTraffic traffic_of_step(const Replica& model, Algorithm asked, int shards) {
+  replica::Replicated& state = *model.state();
+  const Algorithm algorithm = state.comm().runs(asked, shards);
+  const int workers = state.comm().size();
+  if (workers > 1 && algorithm == Algorithm::kDirect && state.gradients().shared())
     return {.in_place = true, .bytes = 0, .times_ring = {}};
-  return traffic_of(asked, shards, workers, state.buckets());
+  return traffic_of(algorithm, shards, workers, state.buckets());
 }
 
 }  // namespace
@@ -253,8 +242,8 @@ TrainReport run_training(const TrainArguments& arguments, World& world) {
   Trainer trainer(world, std::move(parts), make_options(arguments, world, data.train->size()),
                   show_on(progress));
   report.result = trainer.run();
-  report.traffic = traffic_of_step(model, algorithm_named(arguments.algorithm),
-                                   report.result.shards, world.size());
+  report.traffic =
+      traffic_of_step(model, algorithm_named(arguments.algorithm), report.result.shards);
   if (alone > 0 && report.result.step_ms_p50 > 0) {
     const double together =
         1000 * static_cast<double>(arguments.global_batch) / report.result.step_ms_p50;

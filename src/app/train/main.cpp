@@ -9,6 +9,7 @@
 #include <cstdio>
 #include <cstdlib>
 #include <exception>
+#include <functional>
 #include <optional>
 #include <string>
 #include <thread>
@@ -58,14 +59,26 @@ bool is_leader() {
   std::_Exit(code);
 }
 
+// Adds what to do about what this host cannot.
+void advised(const TrainArguments& arguments, const std::function<void()>& set) {
+  try {
+    set();
+  } catch (const train::CannotDo& error) {
+    throw BadInput(fmt::format("{}: {}", error.what(),
+                               advice(arguments, saved_job(arguments), error.property)));
+  }
+}
+
 void run(const std::vector<std::string>& texts) {
   TrainArguments arguments = parse_train_arguments(texts);
   make_open_choices(arguments);  // those that the command has not made
-  train::set_arithmetic({.threads = arguments.threads,
-                         .flush_denormals = arguments.flush_denormal == "on",
-                         .deterministic = arguments.deterministic == "on"});
+  advised(arguments, [&] {
+    train::set_arithmetic({.threads = arguments.threads,
+                           .flush_denormals = arguments.flush_denormal == "on",
+                           .deterministic = arguments.deterministic == "on"});
+  });
   World world = join({.engine = arguments.engine});
-  choose_onednn(arguments, world);
+  advised(arguments, [&] { choose_onednn(arguments, world); });
   const TrainReport report = run_training(arguments, world);
   if (world.leader()) {
     if (!arguments.report.empty()) base::write_file(arguments.report, to_json(arguments, report));

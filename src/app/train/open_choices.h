@@ -5,15 +5,23 @@
 #include <vector>
 
 #include "app/train/arguments.h"
+#include "app/train/saved_job.h"
 
 namespace lockstep::app {
 
-// What the options do not say comes from the checkpoint that the job goes on from, else it is the default. Whether
-// oneDNN is used may stay open: only a worker that has LibTorch can say.
+// What the options do not say comes from the checkpoint that the job goes on from, else it is the default; so does the
+// number of shards that the workers of this host are counted by. Whether oneDNN is used may stay open: only a worker that
+// has LibTorch can say.
 // BadInput when the checkpoint cannot be read.
 void make_open_choices(TrainArguments& arguments);
+void make_open_choices(TrainArguments& arguments, const SavedJob& saved);
 
 // The choices as options, for the workers.
 std::vector<std::string> as_options(const TrainArguments& arguments);
+
+// What a person can do where this host cannot do as a property says: an option, or nothing but go elsewhere where the
+// checkpoint has that property.
+std::string advice(const TrainArguments& arguments, const SavedJob& saved,
+                   const std::string& property);
 
 }  // namespace lockstep::app

@@ -6,7 +6,6 @@
 #include <cmath>
 #include <vector>
 
-#include "comm/choice.h"
 #include "plan/traffic.h"
 
 namespace lockstep::app {
@@ -31,7 +30,7 @@ std::size_t busiest_of_direct(int shards, int workers, std::span<const plan::Buc
 
 }  // namespace
 
-StepTraffic traffic_of(Algorithm asked, int shards, int workers,
+StepTraffic traffic_of(Algorithm algorithm, int shards, int workers,
                        std::span<const plan::Bucket> buckets) {
   StepTraffic traffic;
   if (workers == 1) {
@@ -40,7 +39,7 @@ StepTraffic traffic_of(Algorithm asked, int shards, int workers,
   }
   double ring = 0;
   for (const plan::Bucket& bucket : buckets) ring += plan::ring_bytes(bucket.bytes, workers);
-  switch (comm::choose(asked, shards, workers, true).algorithm) {
+  switch (algorithm) {
     case Algorithm::kRing:
     case Algorithm::kHalvingDoubling:
       traffic.bytes = static_cast<std::size_t>(std::llround(ring));

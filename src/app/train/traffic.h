@@ -14,15 +14,15 @@ namespace lockstep::app {
 
 struct StepTraffic {
   bool in_place = false;  // read where they lie; nothing travels
-  std::optional<std::size_t>
-      bytes;  // sent or received, whichever is more, by the busiest worker; none: not known
-  std::optional<double>
-      times_ring;  // none where no ring would move any, or where bytes are not known
+  // Sent or received, whichever is more, by the busiest worker; none: not known.
+  std::optional<std::size_t> bytes;
+  // None where no ring would move any, or where bytes are not known.
+  std::optional<double> times_ring;
 };
 
-// Where every bucket is reduced by messages between workers. What `tree` and an engine's own all-reduce send is not
-// counted.
-StepTraffic traffic_of(Algorithm asked, int shards, int workers,
+// Where every bucket is reduced by messages between workers, by this algorithm (Comm::runs). What `tree` and an engine's
+// own all-reduce send is not counted.
+StepTraffic traffic_of(Algorithm algorithm, int shards, int workers,
                        std::span<const plan::Bucket> buckets);
 
 // A line for people, or nothing if there is nothing to say.

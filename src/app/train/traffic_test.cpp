@@ -50,14 +50,6 @@ TEST(TrainTrafficTest, MoreThanTwiceRingsBytesNamesTheShardsAndTheWorkers) {
   EXPECT_THAT(spoken(twice, 9, 2), HasSubstr("2.00 times ring's"));
 }
 
-TEST(TrainTrafficTest, WhatFallsBackToDirectIsCountedAsDirect) {
-  const auto direct = traffic_of(Algorithm::kDirect, 6, 2, two_buckets()).bytes;
-  EXPECT_EQ(direct, 48'000'000U);
-  for (const Algorithm asked :
-       {Algorithm::kHalvingDoubling, Algorithm::kRing, Algorithm::kTree, Algorithm::kNative})
-    EXPECT_EQ(traffic_of(asked, 6, 2, two_buckets()).bytes, direct) << name(asked);
-}
-
 TEST(TrainTrafficTest, OtherAlgorithmsMoveRingsBytesOrAreNotCounted) {
   for (const Algorithm asked : {Algorithm::kHalvingDoubling, Algorithm::kRing}) {
     const StepTraffic traffic = traffic_of(asked, 2, 2, two_buckets());

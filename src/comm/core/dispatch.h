@@ -10,6 +10,8 @@
 // already go at the speed of the second-level cache and of memory.
 #pragma once
 
+#include <array>
+#include <cstddef>
 #include <vector>
 
 // A target attribute per function, because -mavx2 for a file would leak into inline functions that
@@ -39,6 +41,20 @@
 #endif
 
 namespace lockstep::comm {
+
+// The operands of a loop over four, as one parameter.
+template <typename T>
+struct Four {
+  const T* a;
+  const T* b;
+  const T* c;
+  const T* d;
+
+  static Four of(const std::array<const void*, 4>& operands) {
+    const auto at = [&](std::size_t i) { return static_cast<const T*>(operands[i]); };
+    return {at(0), at(1), at(2), at(3)};
+  }
+};
 
 enum class Level { kBaseline, kAvx2, kAvx512, kSha3 };
 

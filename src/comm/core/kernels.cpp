@@ -56,8 +56,8 @@ struct CombineAndScale {
 
 template <typename T>
 struct AddFour {
-  LOCKSTEP_INLINE static void run(const T* a, const T* b, const T* c, const T* d, T* out,
-                                  std::size_t count) {
+  LOCKSTEP_INLINE static void run(Four<T> from, T* out, std::size_t count) {
+    const auto [a, b, c, d] = from;
     LOCKSTEP_VECTOR_LOOP
     for (std::size_t i = 0; i < count; ++i) out[i] = (a[i] + b[i]) + (c[i] + d[i]);
   }
@@ -65,8 +65,8 @@ struct AddFour {
 
 template <typename T>
 struct AddFourAndScale {
-  LOCKSTEP_INLINE static void run(const T* a, const T* b, const T* c, const T* d, T* out,
-                                  std::size_t count, T factor) {
+  LOCKSTEP_INLINE static void run(Four<T> from, T* out, std::size_t count, T factor) {
+    const auto [a, b, c, d] = from;
     LOCKSTEP_VECTOR_LOOP
     for (std::size_t i = 0; i < count; ++i) out[i] = ((a[i] + b[i]) + (c[i] + d[i])) * factor;
   }
@@ -134,10 +134,10 @@ void combine_as(const Fold& fold, const void* left, const void* right, void* out
 template <typename T>
 void add_four_as(double factor, const std::array<const void*, 4>& operands, void* out,
                  std::size_t count) {
-  const auto at = [&](std::size_t i) { return static_cast<const T*>(operands[i]); };
+  const auto from = Four<T>::of(operands);
   auto* to = static_cast<T*>(out);
-  if (factor == 1) return at_level<AddFour<T>>(at(0), at(1), at(2), at(3), to, count);
-  at_level<AddFourAndScale<T>>(at(0), at(1), at(2), at(3), to, count, static_cast<T>(factor));
+  if (factor == 1) return at_level<AddFour<T>>(from, to, count);
+  at_level<AddFourAndScale<T>>(from, to, count, static_cast<T>(factor));
 }
 
 void combine_half(const Fold& fold, const void* left, const void* right, void* out,

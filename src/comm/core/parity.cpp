@@ -66,8 +66,8 @@ struct WatchedSum {
 
 template <typename T, bool kScaled>
 struct WatchedFour {
-  LOCKSTEP_INLINE static Bits<T> run(const T* a, const T* b, const T* c, const T* d, T* out,
-                                     std::size_t count, T factor) {
+  LOCKSTEP_INLINE static Bits<T> run(Four<T> from, T* out, std::size_t count, T factor) {
+    const auto [a, b, c, d] = from;
     Bits<T> seen = 0;
     LOCKSTEP_VECTOR_LOOP
     for (std::size_t i = 0; i < count; ++i) {
@@ -86,12 +86,11 @@ struct WatchedFour {
 template <typename T>
 Parity watched_four(const Fold& fold, const std::array<const void*, 4>& operands, void* out,
                     std::size_t count) {
-  const auto at = [&](std::size_t i) { return static_cast<const T*>(operands[i]); };
+  const auto from = Four<T>::of(operands);
   const T factor = static_cast<T>(fold.factor);
   auto* const to = static_cast<T*>(out);
-  if (fold.factor == 1)
-    return at_level<WatchedFour<T, false>>(at(0), at(1), at(2), at(3), to, count, factor);
-  return at_level<WatchedFour<T, true>>(at(0), at(1), at(2), at(3), to, count, factor);
+  if (fold.factor == 1) return at_level<WatchedFour<T, false>>(from, to, count, factor);
+  return at_level<WatchedFour<T, true>>(from, to, count, factor);
 }
 
 template <typename T>

@@ -39,7 +39,7 @@ std::uint32_t big_endian(ByteSpan bytes) {
 std::string find_idx(const std::string& directory, const std::string& stem, int dimensions) {
   for (const char* joint : {"-", "."}) {
     for (const char* end : {"", ".gz"}) {
-      const std::string path = base::join_path(
+      std::string path = base::join_path(
           directory, fmt::format("{}{}idx{}-ubyte{}", stem, joint, dimensions, end));
       if (base::exists(path)) return path;
     }

@@ -7,7 +7,7 @@
 #include <dlfcn.h>
 #include <fmt/format.h>
 #include <fmt/ranges.h>
-#include <lockstep/errors.h>
+#include <torch/version.h>
 #include <unistd.h>
 
 #include <algorithm>
@@ -17,6 +17,7 @@
 
 #include "base/denormals.h"
 #include "base/hash.h"
+#include "base/processor.h"
 
 namespace lockstep::train {
 namespace {
@@ -27,12 +28,17 @@ Function* function_named(const char* name) {
   return reinterpret_cast<Function*>(::dlsym(RTLD_DEFAULT, name));
 }
 
+int openblas_threads(int otherwise) {
+  auto* const ask = function_named<int()>("openblas_get_num_threads");
+  return ask == nullptr ? otherwise : ask();
+}
+
+// Whatever this thread does by now: a library may have changed it at load, before or after OpenBLAS made its threads.
 void set_denormals(bool flush) {
-  if (base::flushes_denormals() == flush) return;
   if (!base::set_flush_denormals(flush)) {
-    throw BadInput(
-        "this processor cannot take denormal numbers for zero, as far as Lockstep knows it: use "
-        "--flush-denormal off");
+    throw CannotDo(
+        "flush_denormal",
+        "this processor cannot take denormal numbers for zero, as far as Lockstep knows it");
   }
   if (auto* end_threads = function_named<int()>("blas_thread_shutdown_")) end_threads();
 }
@@ -41,14 +47,12 @@ void set_denormals(bool flush) {
 void set_threads(int threads) {
   at::set_num_threads(threads);
   auto* const set_openblas = function_named<void(int)>("openblas_set_num_threads");
-  auto* const ask_openblas = function_named<int()>("openblas_get_num_threads");
-  if (set_openblas == nullptr || ask_openblas == nullptr) return;
-  if (ask_openblas() != threads) set_openblas(threads);
-  if (const int got = ask_openblas(); got != threads) {
-    throw BadInput(
-        fmt::format("OpenBLAS has at most {} threads here, and the job has --threads {}: its "
-                    "result would be another one",
-                    got, threads));
+  if (openblas_threads(threads) != threads && set_openblas != nullptr) set_openblas(threads);
+  if (const int got = openblas_threads(threads); got != threads) {
+    throw CannotDo("threads",
+                   fmt::format("OpenBLAS has at most {} threads here, and the job has {}: its "
+                               "result would be another one",
+                               got, threads));
   }
 }
 
@@ -59,13 +63,28 @@ void leave_fresh_memory_alone(Context& context) {
     context.setDeterministicFillUninitializedMemory(false);
 }
 
-bool changes_arithmetic(std::string_view variable) {
-  if (variable.find("VERBOSE") != std::string_view::npos) return false;
-  if (variable.find("NUM_THREADS") != std::string_view::npos) return false;  // set_threads() says
-  static constexpr std::array<std::string_view, 6> kBeginnings = {
-      "DNNL_", "ONEDNN_", "MKL_", "TORCH_MKLDNN_", "OMP_DYNAMIC=", "OMP_THREAD_LIMIT="};
+// By its name. OMP_NUM_THREADS and MKL_NUM_THREADS are what at::get_num_threads() begins with.
+bool changes_arithmetic(std::string_view name) {
+  if (name == "OMP_DYNAMIC" || name == "OMP_THREAD_LIMIT") return true;
+  if (name == "MKL_NUM_THREADS" || name.ends_with("_VERBOSE")) return false;
+  static constexpr std::array<std::string_view, 4> kBeginnings = {"DNNL_", "ONEDNN_", "MKL_",
+                                                                  "TORCH_MKLDNN_"};
   return std::any_of(kBeginnings.begin(), kBeginnings.end(),
-                     [&](std::string_view beginning) { return variable.starts_with(beginning); });
+                     [&](std::string_view beginning) { return name.starts_with(beginning); });
+}
+
+// The BLAS's are the user's own, where set_arithmetic() has not been called.
+std::string threads_in_use() {
+  const int threads = at::get_num_threads();
+  const int blas = openblas_threads(threads);
+  return blas == threads ? std::to_string(threads)
+                         : fmt::format("{}, of OpenBLAS {}", threads, blas);
+}
+
+std::string deterministic_in_use() {
+  const auto& context = at::globalContext();
+  if (!context.deterministicAlgorithms()) return "off";
+  return context.deterministicAlgorithmsWarnOnly() ? "warn" : "on";
 }
 
 }  // namespace
@@ -83,13 +102,12 @@ bool has_onednn() {
 }
 
 void use_onednn(bool on) {
-  if (on && !has_onednn())
-    throw BadInput("this LibTorch was built without oneDNN: use --onednn off");
+  if (on && !has_onednn()) throw CannotDo("onednn", "this LibTorch was built without oneDNN");
   at::globalContext().setUserEnabledMkldnn(on);
 }
 
 std::string kernels_in_use() {
-  std::string said = at::show_config();
+  std::string said = at::show_config() + base::processor_identity();
   for (const char* question : {"openblas_get_config", "openblas_get_corename"}) {
     if (auto* ask = function_named<const char*()>(question)) said += ask();
   }
@@ -99,8 +117,9 @@ std::string kernels_in_use() {
 std::string arithmetic_environment() {
   std::vector<std::string> found;
   for (char** variable = environ; *variable != nullptr; ++variable) {
-    if (!changes_arithmetic(*variable)) continue;
-    found.emplace_back(*variable);
+    const std::string_view text = *variable;
+    if (!changes_arithmetic(text.substr(0, text.find('=')))) continue;
+    found.emplace_back(text);
     // It is kept in checkpoints, as text.
     std::replace_if(
         found.back().begin(), found.back().end(), [](char c) { return c < ' ' || c > '~'; }, '?');
@@ -108,6 +127,18 @@ std::string arithmetic_environment() {
   if (found.empty()) return "none";
   std::sort(found.begin(), found.end());
   return fmt::format("{}", fmt::join(found, " "));
+}
+
+std::map<std::string, std::string> arithmetic_in_use() {
+  static const std::string kernels = kernels_in_use();
+  const bool onednn = has_onednn() && at::globalContext().userEnabledMkldnn();
+  return {{"threads", threads_in_use()},
+          {"onednn", onednn ? "on" : "off"},
+          {"flush_denormal", base::flushes_denormals() ? "on" : "off"},
+          {"deterministic", deterministic_in_use()},
+          {"libtorch", TORCH_VERSION},
+          {"kernels", kernels},
+          {"environment", arithmetic_environment()}};
 }
 
 void name_what_is_not_deterministic(const std::function<void()>& compute) {
@@ -119,7 +150,8 @@ void name_what_is_not_deterministic(const std::function<void()>& compute) {
     if (after_name == std::string::npos) throw;
     throw BadInput(fmt::format(
         "LibTorch's operator {} is not deterministic: the job would give other bits the next time; "
-        "do without it, or use --deterministic off",
+        "do without it, or allow it (lockstep train: --deterministic off; a program: "
+        "at::globalContext().setDeterministicAlgorithms(false, false))",
         said.substr(0, after_name)));
   }
 }

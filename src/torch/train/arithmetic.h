@@ -2,8 +2,12 @@
 // libraries below LibTorch. All of it is part of a job.
 #pragma once
 
+#include <lockstep/errors.h>
+
 #include <functional>
+#include <map>
 #include <string>
+#include <utility>
 
 namespace lockstep::train {
 
@@ -14,21 +18,33 @@ struct Arithmetic {
   bool deterministic = true;  // an operator that may give other bits the next time is refused
 };
 
+// This host cannot do as a property of the job says; the message has no advice.
+class CannotDo : public BadInput {
+ public:
+  CannotDo(std::string its_property, const std::string& message)
+      : BadInput(message), property(std::move(its_property)) {}
+
+  std::string property;  // its name in a checkpoint
+};
+
 // Once, on the main thread, before any thread that computes is made: those do as the one that makes them. Threads that
 // OpenBLAS made when it was loaded are ended, and made anew when they are needed.
-// BadInput when this host cannot do as it is told.
+// CannotDo when this host cannot do as it is told.
 void set_arithmetic(const Arithmetic& choices);
 
-// Whether LibTorch has oneDNN here; then whether it is used. BadInput when it is wanted and not there.
+// Whether LibTorch has oneDNN here; then whether it is used. CannotDo when it is wanted and not there.
 bool has_onednn();
 void use_onednn(bool on);
 
-// A name for the arithmetic below us: how LibTorch was built and what it found in this processor, and the same of
-// OpenBLAS. Two workers with different ones would compute different bits.
+// A name for the arithmetic below us: how LibTorch was built and what it found in this processor, the same of OpenBLAS, and
+// the processor's model, by which oneDNN and MKL choose. Two workers with different ones may compute different bits.
 std::string kernels_in_use();
 
 // The variables that tell those libraries to compute in another way, such as "ONEDNN_MAX_CPU_ISA=AVX2"; else "none".
 std::string arithmetic_environment();
+
+// All of it as it is now, on this thread, whoever has set it: properties of a job by name.
+std::map<std::string, std::string> arithmetic_in_use();
 
 // Runs it. BadInput, which names the operator, for LibTorch's refusal of one that is not deterministic.
 void name_what_is_not_deterministic(const std::function<void()>& compute);

@@ -46,16 +46,23 @@ std::int64_t number_in(const formats::SafetensorsFile& file, const char* key) {
 }
 
 void check_job(const formats::SafetensorsFile& file, const Job& job) {
+  std::string missing;
   for (const auto& [name, value] : job) {
     const auto found = file.metadata().find(kJobPrefix + name);
-    const std::string saved = found == file.metadata().end() ? "nothing" : found->second;
-    if (saved != value) {
+    if (found == file.metadata().end()) {
+      if (missing.empty()) missing = name;
+    } else if (found->second != value) {
       throw Mismatch(fmt::format(
           "the checkpoint {} was made with {} = {} and this job has {}: use the same, or another "
           "checkpoint directory",
-          file.path(), name, saved, value));
+          file.path(), name, found->second, value));
     }
   }
+  if (missing.empty()) return;
+  throw Mismatch(fmt::format(
+      "the checkpoint {} does not say {}, and this job has {}: it is of a job without that, or of "
+      "an earlier version of Lockstep that did not record it; use another checkpoint directory",
+      file.path(), missing, job.at(missing)));
 }
 
 void check_finite(const Replica& model, std::int64_t step) {

@@ -57,6 +57,7 @@ plan::DataOptions data_options(const TrainerParts& parts, const TrainerOptions& 
 // What a checkpoint must share with the job that goes on from it.
 train::Job job_of(const TrainerParts& parts, const TrainerOptions& options) {
   train::Job job = options.job;
+  for (const auto& [name, value] : train::arithmetic_in_use()) job[name] = value;
   job["global_batch"] = std::to_string(options.global_batch);
   job["shards"] = std::to_string(options.shards);
   job["buffers"] = options.buffers == ShardBufferRule::kMean ? "mean" : "first shard";

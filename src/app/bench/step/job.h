@@ -18,7 +18,7 @@ inline constexpr double kMomentum = 0.9;
 inline constexpr double kWeightDecayOfAdamW = 1e-2;
 
 struct StepJob {
-  std::string system;  // plain, plain-zeroed, plain-flat, drop-in, trainer
+  std::string system;  // plain, plain-zeroed, plain-flat, drop-in, trainer, trainer-unchecked
   int shards = 0;      // at least as many as workers
   std::string model;
   std::int64_t batch = 0;  // of each shard
