@@ -21,8 +21,7 @@ namespace lockstep::optim {
 // The sum of some memories, in the order of a plan, times a factor.
 struct GradientSource {
   plan::Reduction plan;
-  const plan::Layout* layout =
-      nullptr;  // of the memories: the model's entries, of the same types or wider
+  const plan::Layout* layout = nullptr;    // of them: the model's, or its entries in wider types
   std::vector<const std::byte*> operands;  // of the plan
   double factor = 1;
 

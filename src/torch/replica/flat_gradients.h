@@ -38,6 +38,7 @@ class FlatGradients {
 
   // `parities` has one for each piece. A fault that is found is noted as this worker's.
   void watch(FlatMemory parities, const plan::Pieces& pieces, FirstFault& faults, int worker);
+  void unwatch() { parities_.reset(); }
   bool watched() const { return parities_.has_value(); }
   // Another worker's where memory is shared.
   const comm::Parity* parities_of(int worker) const {

@@ -156,11 +156,14 @@ void Replicated::use_averages() {
 
 void Replicated::watch_gradients() {
   LOCKSTEP_CHECK(reads_all_gradients(), "gradients are watched where all are read");
-  if (watches_gradients()) return;
   for (std::size_t place = place_of(0); place < banks_.size(); ++place) {
     FlatMemory parities(comm_, pieces_.all.size() * sizeof(comm::Parity), Copies::kPerWorker);
     banks_[place].watch(std::move(parities), pieces_, faults_, comm_.rank());
   }
+}
+
+void Replicated::unwatch_gradients() {
+  for (FlatGradients& bank : banks_) bank.unwatch();
 }
 
 void Replicated::begin_bank(int bank) {

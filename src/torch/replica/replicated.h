@@ -81,9 +81,10 @@ class Replicated : public std::enable_shared_from_this<Replicated> {
   void use_gradients();
   void use_averages();
 
-  // Watches all banks for bits that change on their own, from here on: param.grad is hidden while a shard adds to a
-  // bank. Only where every worker reads all gradients. Collective.
+  // Watches all banks for bits that change on their own: param.grad is hidden while a shard adds to a bank. Only where
+  // every worker reads all gradients. watch_gradients() is collective.
   void watch_gradients();
+  void unwatch_gradients();
   bool watches_gradients() const { return banks_.back().watched(); }
   const comm::Parity* parities(int bank, int worker) const {
     return banks_[place_of(bank)].parities_of(worker);

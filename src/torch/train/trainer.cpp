@@ -81,6 +81,7 @@ class ShardScope {
     model_.set_divisor(std::nullopt);
     model_.set_sharded(std::nullopt);
     model_.set_syncs_buffers(true);
+    model_.unwatch_gradients();
     model_.use_gradients();
   }
   ShardScope(const ShardScope&) = delete;
@@ -154,6 +155,7 @@ struct Trainer::State {
   Evaluation evaluate();
   Score evaluate_shard(int shard);
   std::optional<replica::Replicated::Sharded> sharded_by_model() const;
+  void make_banks();
 
   World& world;
   TrainerParts parts;
@@ -222,15 +224,20 @@ Trainer::State::State(World& its_world, TrainerParts its_parts, TrainerOptions i
   replica::Replicated& model = *parts.model.state();
   in_one_pass = model.reads_all_gradients() && !hooks.on_gradients;
   model.keep_one_copy();
-  using BankHolds = replica::Replicated::BankHolds;
-  model.make_banks(sharded.banks,
-                   options.shards == world.size() ? BankHolds::kOneShard : BankHolds::kSums);
   if (options.check_divergence) {
-    if (in_one_pass) model.watch_gradients();
     parts.optimizer->impl().watches = true;
     divergence.emplace(model, parts.optimizer->impl(), control);
   }
   shard_buffers.emplace(model.model().buffers, options.buffers, options.shards);
+}
+
+// In run(), since the next Trainer of the model may want others.
+void Trainer::State::make_banks() {
+  using BankHolds = replica::Replicated::BankHolds;
+  replica::Replicated& model = *parts.model.state();
+  model.make_banks(sharded.banks,
+                   options.shards == world.size() ? BankHolds::kOneShard : BankHolds::kSums);
+  if (options.check_divergence && in_one_pass) model.watch_gradients();
 }
 
 // What the model has to know of the shards where it reduces them itself; nothing when each worker has one.
@@ -524,6 +531,7 @@ TrainingResult Trainer::run() {
   state.parts.optimizer->zero_grad();
   const std::int64_t first = state.resume();
   state.parts.optimizer->impl().resting.clear();
+  state.make_banks();
   const ShardScope shards(*state.parts.model.state(), state.sharded_by_model());
   const std::int64_t end = state.begin_hashes(first, std::max(total_steps(), first));
   state.feed({first, end});
