@@ -235,7 +235,7 @@ Work Comm::reduce(std::vector<Buffer> partials, int shards, Buffer result, Reduc
 }
 
 Algorithm Comm::runs(Algorithm asked, int shards) const {
-  return choose(asked, shards, channel_->group()).algorithm;
+  return choose(asked, shards, channel_->group(), {}).algorithm;
 }
 
 Work Comm::reduce_scatter(Buffer data, const std::vector<std::size_t>& counts,

@@ -4,6 +4,7 @@
 #include <lockstep/optim.h>
 #include <lockstep/trainer.h>
 
+#include <memory>
 #include <set>
 #include <string>
 #include <vector>
@@ -83,14 +84,17 @@ Model model_of(World& world, const Training& run) {
   return {net, replica, optimizer};
 }
 
-std::string train(World& world, Model& model, const Training& run) {
+std::unique_ptr<Trainer> trainer_of(World& world, Model& model, const Training& run) {
   TrainerParts parts{model.replica, model.net.ptr(), model.optimizer, dataset()};
   parts.loss = [net = model.net, run](const Batch& batch) mutable {
     if (run.on_batch) run.on_batch(batch);
     return loss_of(net, batch, run.types);
   };
-  Trainer trainer(world, parts, run.options, run.hooks);
-  const TrainingResult result = trainer.run();
+  return std::make_unique<Trainer>(world, parts, run.options, run.hooks);
+}
+
+std::string train(World& world, Model& model, const Training& run) {
+  const TrainingResult result = trainer_of(world, model, run)->run();
   EXPECT_TRUE(result.replicas_identical);
   return result.weights_sha256;
 }
@@ -314,9 +318,11 @@ TEST_F(HalfShards, TheModelIsTheUsersAfterATrainer) {
       in_world(workers, engine, [&](World& world) {
         Training run;
         Model model = model_of(world, run);
-        train(world, model, run);
+        auto first = trainer_of(world, model, run);
         run.options.shards = 2;
-        const std::string hash = train(world, model, run);
+        auto second = trainer_of(world, model, run);
+        first->run();
+        const std::string hash = second->run().weights_sha256;
         if (world.leader()) hashes.insert(hash);
         for (int step = 0; step < 2; ++step) {
           model.optimizer->zero_grad();

@@ -167,6 +167,7 @@ struct Trainer::State {
   Evaluation evaluate();
   Score evaluate_shard(int shard);
   std::optional<replica::Replicated::Sharded> sharded_by_model() const;
+  void make_banks();
 
   World& world;
   TrainerParts parts;
@@ -239,11 +240,17 @@ Trainer::State::State(World& its_world, TrainerParts its_parts, TrainerOptions i
   replica::Replicated& model = *parts.model.state();
   in_one_pass = model.reads_all_gradients() && !hooks.on_gradients;
   model.keep_one_copy();
-  using BankHolds = replica::Replicated::BankHolds;
-  model.make_banks(sharded.banks,
-                   options.shards == world.size() ? BankHolds::kOneShard : BankHolds::kSums);
   if (options.check_divergence) divergence.emplace(model, parts.optimizer->impl(), control);
   shard_buffers.emplace(model.model().buffers, options.buffers, options.shards);
+}
+
+// In run(), since the next Trainer of the model may want others.
+void Trainer::State::make_banks() {
+  using BankHolds = replica::Replicated::BankHolds;
+  replica::Replicated& model = *parts.model.state();
+  model.make_banks(sharded.banks,
+                   options.shards == world.size() ? BankHolds::kOneShard : BankHolds::kSums);
+  if (options.check_divergence && in_one_pass) model.watch_gradients();
 }
 
 // What the model has to know of the shards where it reduces them itself; nothing when each worker has one.
@@ -543,6 +550,7 @@ TrainingResult Trainer::run() {
   state.parts.module->train();
   state.parts.optimizer->zero_grad();
   const std::int64_t first = state.resume();
+  state.make_banks();
   const RunScope scope(*state.parts.model.state(), state.parts.optimizer->impl(),
                        state.sharded_by_model(),
                        {state.divergence.has_value(), state.divergence && state.in_one_pass});
