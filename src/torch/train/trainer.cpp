@@ -250,7 +250,6 @@ void Trainer::State::make_banks() {
   replica::Replicated& model = *parts.model.state();
   model.make_banks(sharded.banks,
                    options.shards == world.size() ? BankHolds::kOneShard : BankHolds::kSums);
-  if (options.check_divergence && in_one_pass) model.watch_gradients();
 }
 
 // What the model has to know of the shards where it reduces them itself; nothing when each worker has one.
