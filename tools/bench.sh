@@ -56,6 +56,9 @@ if [ -x build/lockstep-train ]; then
   measure "What the divergence check costs, 2 workers" "" build/lockstep bench step --workers 2 --model mlp --batch 32 \
     --engines shm --peers unchecked --rounds 5
   aim "\`lockstep-shm-fused\` at most 1.01 times \`lockstep-shm-unchecked\`."
+  measure "The same with eight shards" "" build/lockstep bench step --workers 2 --shards 8 --model mlp --batch 32 \
+    --engines shm --peers unchecked --rounds 3
+  measure "The same of a cnn" "" build/lockstep bench step --workers 2 --model cnn --batch 32 --engines shm --peers unchecked --rounds 3
   for workers in 1 2; do
     for batch in 32 8; do
       measure "Eight shards, batch $batch each, $workers worker$([ $workers = 1 ] || echo s)" "" build/lockstep bench step --workers $workers \
