@@ -57,8 +57,8 @@ TEST_F(HashLogTest, OtherThingsAreRefusedByLine) {
       {head + "{\"step\": 0, \"hashes\": [\"12\", \"34\"]}\n", "16 hexadecimal digits"},
       {head + "{\"step\": 0, \"hashes\": [3, 4]}\n", "text belongs"},
   };
-  for (const auto& [text, part] : cases)
-    expect_refusal([&] { parse_hash_log(span_of(text), "the-file"); }, "the-file", part);
+  for (const auto& one : cases)
+    expect_refusal([&] { parse_hash_log(span_of(one.first), "the-file"); }, "the-file", one.second);
 }
 
 }  // namespace
