@@ -11,13 +11,13 @@
 
 #include "tests/support/elements.h"
 #include "tests/support/slow_build.h"
+#include "tests/support/survivors.h"
 #include "tests/support/workers.h"
 
 namespace lockstep::testing {
 namespace {
 
 using std::chrono::milliseconds;
-using ::testing::Contains;
 
 class ProcessFaults : public ::testing::TestWithParam<std::string> {};
 
@@ -27,17 +27,6 @@ void reduce_for_ever(Comm& comm, Algorithm algorithm) {
   for (int round = 0;; ++round) {
     comm.all_reduce(buffer_of(data), {.algorithm = algorithm}).wait();
     if (round == 2) ProcessWorld::mark(comm.rank(), "running");
-  }
-}
-
-void expect_survivors_end(ProcessWorld& workers, int size, int victim, ErrorKind kind,
-                          milliseconds patience) {
-  for (int rank = 0; rank < size; ++rank) {
-    if (rank == victim) continue;
-    const auto outcome = workers.wait(rank, Deadline::after(patience));
-    ASSERT_TRUE(outcome) << "rank " << rank << " hangs";
-    EXPECT_EQ(outcome->kind, kind) << outcome->text;
-    EXPECT_THAT(outcome->ranks, Contains(victim)) << outcome->text;
   }
 }
 

@@ -9,26 +9,8 @@
 namespace lockstep::comm {
 namespace {
 
-template <std::size_t kBytes>
-struct BitsOfSize;
-template <>
-struct BitsOfSize<1> {
-  using Type = std::uint8_t;
-};
-template <>
-struct BitsOfSize<2> {
-  using Type = std::uint16_t;
-};
-template <>
-struct BitsOfSize<4> {
-  using Type = std::uint32_t;
-};
-template <>
-struct BitsOfSize<8> {
-  using Type = std::uint64_t;
-};
 template <typename T>
-using Bits = typename BitsOfSize<sizeof(T)>::Type;
+using Bits = std::conditional_t<sizeof(T) == 4, std::uint32_t, std::uint64_t>;
 
 template <typename T>
 LOCKSTEP_INLINE Bits<T> bits(T value) {

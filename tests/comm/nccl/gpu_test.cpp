@@ -13,13 +13,13 @@
 
 #include "comm/nccl/nccl_engine.h"
 #include "tests/comm/nccl/device_cases.h"
+#include "tests/support/survivors.h"
 #include "tests/support/workers.h"
 
 namespace lockstep::testing {
 namespace {
 
 using std::chrono::milliseconds;
-using ::testing::Contains;
 using Body = std::function<void(Comm&, comm::NcclApi&)>;
 
 // This process forks, and must not touch the GPU itself.
@@ -111,17 +111,6 @@ void queue_for_ever(Comm& comm, comm::NcclApi& api) {
     comm.all_reduce(data.buffer()).wait_on(stream.get());
     if (round % 3 == 2) stream.drain();
     if (round == 2) ProcessWorld::mark(comm.rank(), "running");
-  }
-}
-
-void expect_survivors_end(ProcessWorld& workers, int size, int victim, ErrorKind kind,
-                          milliseconds patience) {
-  for (int rank = 0; rank < size; ++rank) {
-    if (rank == victim) continue;
-    const auto outcome = workers.wait(rank, Deadline::after(patience));
-    ASSERT_TRUE(outcome) << "rank " << rank << " hangs";
-    EXPECT_EQ(outcome->kind, kind) << outcome->text;
-    EXPECT_THAT(outcome->ranks, Contains(victim)) << outcome->text;
   }
 }
 
