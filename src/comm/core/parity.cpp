@@ -1,67 +1,62 @@
 #include "comm/core/parity.h"
 
 #include <algorithm>
-#include <bit>
-#include <type_traits>
 
 #include "comm/core/dispatch.h"
+#include "comm/core/rows.h"
 
 namespace lockstep::comm {
 namespace {
 
-template <typename T>
-using Bits = std::conditional_t<sizeof(T) == 4, std::uint32_t, std::uint64_t>;
-
-template <typename T>
-LOCKSTEP_INLINE Bits<T> bits(T value) {
-  return std::bit_cast<Bits<T>>(value);
-}
-
 template <typename U>
 struct XorOf {
-  LOCKSTEP_INLINE static U run(const U* from, std::size_t count) {
-    U seen = 0;
-    for (std::size_t i = 0; i < count; ++i) seen = static_cast<U>(seen ^ from[i]);
-    return seen;
+  LOCKSTEP_INLINE static Parity run(const U* from, std::size_t count) {
+    return for_each_row<U, true>(count, [=](auto at, auto& seen)
+                                            LOCKSTEP_INLINE_BODY { seen.before(at.stream(from)); })
+        .before;
   }
 };
 
 template <typename T, bool kLeft, bool kRight, bool kScaled>
 struct WatchedSum {
-  LOCKSTEP_INLINE static Bits<T> run(const T* left, const T* right, T* out, std::size_t count,
-                                     T factor) {
-    Bits<T> seen = 0;
-    LOCKSTEP_VECTOR_LOOP
-    for (std::size_t i = 0; i < count; ++i) {
-      const T a = left[i];
-      const T b = right[i];
-      if constexpr (kLeft && kRight) {
-        seen ^= bits(a) ^ bits(b);
-      } else {
-        seen ^= bits(kLeft ? a : b);
-      }
-      out[i] = kScaled ? (a + b) * factor : a + b;
-    }
-    return seen;
+  LOCKSTEP_INLINE static Parity run(const T* left, const T* right, T* out, std::size_t count,
+                                    T factor) {
+    return for_each_row<T, true>(count,
+                                 [=](auto at, auto& seen) LOCKSTEP_INLINE_BODY {
+                                   const auto a = at.stream(left);
+                                   const auto b = at.stream(right);
+                                   if constexpr (kLeft && kRight) {
+                                     seen.before(a, b);
+                                   } else {
+                                     seen.before(kLeft ? a : b);
+                                   }
+                                   if constexpr (kScaled) {
+                                     at.store(out, (a + b) * factor);
+                                   } else {
+                                     at.store(out, a + b);
+                                   }
+                                 })
+        .before;
   }
 };
 
 template <typename T, bool kScaled>
 struct WatchedFour {
-  LOCKSTEP_INLINE static Bits<T> run(Four<T> from, T* out, std::size_t count, T factor) {
-    const auto [a, b, c, d] = from;
-    Bits<T> seen = 0;
-    LOCKSTEP_VECTOR_LOOP
-    for (std::size_t i = 0; i < count; ++i) {
-      const T first = a[i];
-      const T second = b[i];
-      const T third = c[i];
-      const T fourth = d[i];
-      seen ^= bits(first) ^ bits(second) ^ bits(third) ^ bits(fourth);
-      const T sum = (first + second) + (third + fourth);
-      out[i] = kScaled ? sum * factor : sum;
-    }
-    return seen;
+  LOCKSTEP_INLINE static Parity run(Four<T> from, T* out, std::size_t count, T factor) {
+    return for_each_row<T, true>(count,
+                                 [=](auto at, auto& seen) LOCKSTEP_INLINE_BODY {
+                                   const auto a = at.stream(from.a);
+                                   const auto b = at.stream(from.b);
+                                   const auto c = at.stream(from.c);
+                                   const auto d = at.stream(from.d);
+                                   seen.before(a, b, c, d);
+                                   if constexpr (kScaled) {
+                                     at.store(out, ((a + b) + (c + d)) * factor);
+                                   } else {
+                                     at.store(out, (a + b) + (c + d));
+                                   }
+                                 })
+        .before;
   }
 };
 
@@ -77,46 +72,40 @@ Parity watched_four(const Fold& fold, const std::array<const void*, 4>& operands
 
 template <typename T>
 struct WatchedScale {
-  LOCKSTEP_INLINE static Bits<T> run(const T* from, T* out, std::size_t count, T factor) {
-    Bits<T> seen = 0;
-    LOCKSTEP_VECTOR_LOOP
-    for (std::size_t i = 0; i < count; ++i) {
-      const T value = from[i];
-      seen ^= bits(value);
-      out[i] = value * factor;
-    }
-    return seen;
+  LOCKSTEP_INLINE static Parity run(const T* from, T* out, std::size_t count, T factor) {
+    return for_each_row<T, true>(count,
+                                 [=](auto at, auto& seen) LOCKSTEP_INLINE_BODY {
+                                   const auto value = at.stream(from);
+                                   seen.before(value);
+                                   at.store(out, value * factor);
+                                 })
+        .before;
   }
 };
 
 template <typename T>
 struct WatchedCopy {
-  LOCKSTEP_INLINE static Bits<T> run(const T* from, T* out, std::size_t count) {
-    Bits<T> seen = 0;
-    LOCKSTEP_VECTOR_LOOP
-    for (std::size_t i = 0; i < count; ++i) {
-      const T value = T{0} + from[i];
-      seen ^= bits(value);
-      out[i] = value;
-    }
-    return seen;
+  LOCKSTEP_INLINE static Parity run(const T* from, T* out, std::size_t count) {
+    return for_each_row<T, true>(count,
+                                 [=](auto at, auto& seen) LOCKSTEP_INLINE_BODY {
+                                   const auto value = T{0} + at.stream(from);
+                                   seen.after(value);
+                                   at.store(out, value);
+                                 })
+        .after;
   }
 };
 
 template <typename T>
 struct WatchedAdd {
   LOCKSTEP_INLINE static Parities run(T* into, const T* from, std::size_t count) {
-    Bits<T> before = 0;
-    Bits<T> after = 0;
-    LOCKSTEP_VECTOR_LOOP
-    for (std::size_t i = 0; i < count; ++i) {
-      const T old = into[i];
-      const T sum = old + from[i];
-      before ^= bits(old);
-      after ^= bits(sum);
-      into[i] = sum;
-    }
-    return {before, after};
+    return for_each_row<T, true>(count, [=](auto at, auto& seen) LOCKSTEP_INLINE_BODY {
+      const auto old = at.stream(into);
+      const auto sum = old + at.stream(from);
+      seen.before(old);
+      seen.after(sum);
+      at.store(into, sum);
+    });
   }
 };
 

@@ -103,6 +103,47 @@ TEST(Parity, GoesWithCopiesAndSums) {
   expect_moves<BFloat16>();
 }
 
+// Wherever a stretch begins and ends among the registers of a loop.
+template <typename T>
+void expect_parities_on_every_cut() {
+  const DType dtype = dtype_of<T>();
+  SCOPED_TRACE(name(dtype));
+  constexpr std::size_t kMost = 70;
+  const auto from = rough_elements<T>(2 * kMost, 6);
+  const auto old = rough_elements<T>(2 * kMost, 7);
+  at_every_level([&] {
+    for (std::size_t first = 0; first < 20; ++first) {
+      for (std::size_t count = 0; count < kMost; ++count) {
+        SCOPED_TRACE(::testing::Message() << first << '+' << count);
+        const Parity of_from = by_definition(from, first, count);
+        const Parity of_old = by_definition(old, first, count);
+        auto sum = old;
+        const Parities seen = add_watched(dtype, sum.data() + first, from.data() + first, count);
+        ASSERT_EQ(seen.before, of_old);
+        ASSERT_EQ(seen.after, by_definition(sum, first, count));
+        auto expected = old;
+        combine(dtype, ReduceOp::kSum, old.data() + first, from.data() + first,
+                expected.data() + first, count);
+        ASSERT_TRUE(same_bits(sum, expected));
+        sum = old;
+        ASSERT_EQ(combine_watched({dtype, ReduceOp::kSum, 1}, sum.data() + first,
+                                  from.data() + first, sum.data() + first, count, Watch::kBoth),
+                  of_old ^ of_from);
+        ASSERT_TRUE(same_bits(sum, expected));
+        sum = old;
+        ASSERT_EQ(copy_watched(dtype, from.data() + first, sum.data() + first, count),
+                  by_definition(sum, first, count));
+      }
+    }
+  });
+}
+
+TEST(Parity, IsTheSameOnEveryCut) {
+  expect_parities_on_every_cut<float>();
+  expect_parities_on_every_cut<double>();
+  expect_parities_on_every_cut<BFloat16>();
+}
+
 TEST(Parity, ShowsEverySingleBit) {
   auto list = rough_elements<float>(200, 5);
   const Parity before = parity(DType::kFloat32, list.data(), list.size());

@@ -2,13 +2,13 @@
 
 #include <algorithm>
 #include <array>
-#include <bit>
 #include <cmath>
 #include <type_traits>
 
 #include "base/check.h"
 #include "comm/core/dispatch.h"
 #include "comm/core/kernels.h"
+#include "comm/core/rows.h"
 
 namespace lockstep::optim {
 namespace {
@@ -32,78 +32,73 @@ struct SgdNumbers {
 };
 
 // A decay of 0 is left out, as 0 · p would make a NaN of an infinity.
-template <typename T>
-LOCKSTEP_INLINE T decayed(T gradient, T parameter, T decay) {
-  return decay == T{0} ? gradient : gradient + decay * parameter;
+template <bool kDecays, typename T, typename Values>
+LOCKSTEP_INLINE Values decayed(const Values& gradient, const Values& parameter, T decay) {
+  if constexpr (!kDecays) return gradient;
+  return gradient + decay * parameter;
 }
 
-// The parities of what a loop reads and writes in place; nothing, and no work, when it is not watched.
-template <typename T, bool kWatched>
-class Seen {
- public:
-  template <typename... Values>
-  LOCKSTEP_INLINE void before(Values... values) {
-    if constexpr (kWatched) before_ ^= (bits(values) ^ ...);
-  }
-  template <typename... Values>
-  LOCKSTEP_INLINE void after(Values... values) {
-    if constexpr (kWatched) after_ ^= (bits(values) ^ ...);
-  }
-  LOCKSTEP_INLINE Parities parities() const { return {before_, after_}; }
+// Calls `body` with a constant: what it decides is not asked again for every row.
+template <typename Body>
+Parities decided(bool choice, const Body& body) {
+  return choice ? body(std::true_type()) : body(std::false_type());
+}
 
- private:
-  using Bits = std::conditional_t<sizeof(T) == 4, std::uint32_t, std::uint64_t>;
-  LOCKSTEP_INLINE static Bits bits(T value) { return std::bit_cast<Bits>(value); }
-  Bits before_ = 0;
-  Bits after_ = 0;
-};
-
-template <typename T, bool kWatched>
+template <typename T, bool kDecays, bool kWatched>
 struct PlainSgd {
   LOCKSTEP_INLINE static Parities run(T* p, const T* g, std::size_t count, SgdNumbers<T> of) {
-    Seen<T, kWatched> seen;
-    LOCKSTEP_VECTOR_LOOP
-    for (std::size_t i = 0; i < count; ++i) {
-      const T old = p[i];
-      const T fresh = old - of.lr * decayed(g[i], old, of.decay);
-      p[i] = fresh;
+    return comm::for_each_row<T, kWatched>(count, [=](auto at, auto& seen) LOCKSTEP_INLINE_BODY {
+      const auto old = at.stream(p);
+      const auto fresh = old - of.lr * decayed<kDecays>(at.load(g), old, of.decay);
       seen.before(old);
       seen.after(fresh);
-    }
-    return seen.parities();
+      at.store(p, fresh);
+    });
   }
 };
 
-template <typename T, bool kFirst, bool kNesterov, bool kWatched>
+template <typename T, bool kFirst, bool kNesterov, bool kDecays, bool kWatched>
 struct MomentumSgd {
   LOCKSTEP_INLINE static Parities run(T* p, const T* g, T* b, std::size_t count, SgdNumbers<T> of) {
-    Seen<T, kWatched> seen;
-    LOCKSTEP_VECTOR_LOOP
-    for (std::size_t i = 0; i < count; ++i) {
-      const T old = p[i];
-      const T before = b[i];
-      const T d = decayed(g[i], old, of.decay);
-      const T velocity = kFirst ? d : of.momentum * before + of.fresh * d;
-      const T fresh = old - of.lr * (kNesterov ? d + of.momentum * velocity : velocity);
-      b[i] = velocity;
-      p[i] = fresh;
+    return comm::for_each_row<T, kWatched>(count, [=](auto at, auto& seen) LOCKSTEP_INLINE_BODY {
+      const auto old = at.stream(p);
+      const auto before = at.stream(b);
+      const auto d = decayed<kDecays>(at.load(g), old, of.decay);
+      const auto velocity = [&]() LOCKSTEP_INLINE_BODY {
+        if constexpr (kFirst)
+          return d;
+        else
+          return of.momentum * before + of.fresh * d;
+      }();
+      const auto change = [&]() LOCKSTEP_INLINE_BODY {
+        if constexpr (kNesterov)
+          return d + of.momentum * velocity;
+        else
+          return velocity;
+      }();
+      const auto fresh = old - of.lr * change;
       seen.before(old, before);
       seen.after(fresh, velocity);
-    }
-    return seen.parities();
+      at.store(b, velocity);
+      at.store(p, fresh);
+    });
   }
 };
 
 template <bool kWatched, typename T>
 Parities sgd_typed(T* p, const T* g, T* b, std::size_t count, const SgdStep& step) {
   const SgdNumbers<T> of(step);
-  if (step.momentum == 0) return comm::at_level<PlainSgd<T, kWatched>>(p, g, count, of);
-  if (step.first && step.nesterov)
-    return comm::at_level<MomentumSgd<T, true, true, kWatched>>(p, g, b, count, of);
-  if (step.first) return comm::at_level<MomentumSgd<T, true, false, kWatched>>(p, g, b, count, of);
-  if (step.nesterov)
-    return comm::at_level<MomentumSgd<T, false, true, kWatched>>(p, g, b, count, of);
-  return comm::at_level<MomentumSgd<T, false, false, kWatched>>(p, g, b, count, of);
+  return decided(of.decay != T{0}, [&](auto decays) {
+    constexpr bool kDecays = decltype(decays)::value;
+    if (step.momentum == 0) return comm::at_level<PlainSgd<T, kDecays, kWatched>>(p, g, count, of);
+    return decided(step.first, [&](auto first) {
+      return decided(step.nesterov, [&](auto nesterov) {
+        using Loop =
+            MomentumSgd<T, decltype(first)::value, decltype(nesterov)::value, kDecays, kWatched>;
+        return comm::at_level<Loop>(p, g, b, count, of);
+      });
+    });
+  });
 }
 
 template <typename T>
@@ -132,31 +127,34 @@ struct AdamNumbers {
   }
 };
 
-template <typename T, bool kWatched>
+template <typename T, bool kDecays, bool kWatched>
 struct AdamLoop {
   LOCKSTEP_INLINE static Parities run(T* p, const T* g, T* m, T* v, std::size_t count,
                                       AdamNumbers<T> of) {
-    Seen<T, kWatched> seen;
-    LOCKSTEP_VECTOR_LOOP
-    for (std::size_t i = 0; i < count; ++i) {
-      const T old = p[i];
-      const T d = decayed(g[i], old, of.decay);
-      seen.before(old, m[i], v[i]);
-      const T mean = of.beta1 * m[i] + of.fresh1 * d;
-      const T square = of.beta2 * v[i] + of.fresh2 * d * d;
-      const T fresh = old * of.shrink - of.size * mean / (std::sqrt(square) / of.root + of.eps);
-      m[i] = mean;
-      v[i] = square;
-      p[i] = fresh;
+    return comm::for_each_row<T, kWatched>(count, [=](auto at, auto& seen) LOCKSTEP_INLINE_BODY {
+      const auto old = at.stream(p);
+      const auto old_mean = at.stream(m);
+      const auto old_square = at.stream(v);
+      const auto d = decayed<kDecays>(at.load(g), old, of.decay);
+      const auto mean = of.beta1 * old_mean + of.fresh1 * d;
+      const auto square = of.beta2 * old_square + of.fresh2 * d * d;
+      const auto fresh =
+          old * of.shrink - of.size * mean / (comm::square_root(square) / of.root + of.eps);
+      seen.before(old, old_mean, old_square);
       seen.after(fresh, mean, square);
-    }
-    return seen.parities();
+      at.store(m, mean);
+      at.store(v, square);
+      at.store(p, fresh);
+    });
   }
 };
 
 template <bool kWatched, typename T>
 Parities adam_typed(T* p, const T* g, T* m, T* v, std::size_t count, const AdamStep& step) {
-  return comm::at_level<AdamLoop<T, kWatched>>(p, g, m, v, count, AdamNumbers<T>(step));
+  const AdamNumbers<T> of(step);
+  return decided(of.decay != T{0}, [&](auto decays) {
+    return comm::at_level<AdamLoop<T, decltype(decays)::value, kWatched>>(p, g, m, v, count, of);
+  });
 }
 
 // A piece of a half-precision stretch in float32: widened, and narrowed again.
