@@ -11,9 +11,9 @@ namespace {
 template <typename U>
 struct XorOf {
   LOCKSTEP_INLINE static Parity run(const U* from, std::size_t count) {
-    return for_each_row<U, true>(count, [=](auto at, auto& seen)
-                                            LOCKSTEP_INLINE_BODY { seen.before(at.stream(from)); })
-        .before;
+    const Parities all = for_each_row<U, true>(
+        count, [=](auto at, auto& seen) LOCKSTEP_INLINE_BODY { seen.before(at.load(from)); });
+    return all.before;
   }
 };
 
@@ -21,42 +21,35 @@ template <typename T, bool kLeft, bool kRight, bool kScaled>
 struct WatchedSum {
   LOCKSTEP_INLINE static Parity run(const T* left, const T* right, T* out, std::size_t count,
                                     T factor) {
-    return for_each_row<T, true>(count,
-                                 [=](auto at, auto& seen) LOCKSTEP_INLINE_BODY {
-                                   const auto a = at.stream(left);
-                                   const auto b = at.stream(right);
-                                   if constexpr (kLeft && kRight) {
-                                     seen.before(a, b);
-                                   } else {
-                                     seen.before(kLeft ? a : b);
-                                   }
-                                   if constexpr (kScaled) {
-                                     at.store(out, (a + b) * factor);
-                                   } else {
-                                     at.store(out, a + b);
-                                   }
-                                 })
-        .before;
+    const Parities all =
+        for_each_row<T, true>(count, [=](auto at, auto& seen) LOCKSTEP_INLINE_BODY {
+          const auto a = at.stream(left);
+          const auto b = at.stream(right);
+          if constexpr (kLeft && kRight) {
+            seen.before(a, b);
+          } else {
+            seen.before(kLeft ? a : b);
+          }
+          at.store(out, kScaled ? (a + b) * factor : a + b);
+        });
+    return all.before;
   }
 };
 
 template <typename T, bool kScaled>
 struct WatchedFour {
   LOCKSTEP_INLINE static Parity run(Four<T> from, T* out, std::size_t count, T factor) {
-    return for_each_row<T, true>(count,
-                                 [=](auto at, auto& seen) LOCKSTEP_INLINE_BODY {
-                                   const auto a = at.stream(from.a);
-                                   const auto b = at.stream(from.b);
-                                   const auto c = at.stream(from.c);
-                                   const auto d = at.stream(from.d);
-                                   seen.before(a, b, c, d);
-                                   if constexpr (kScaled) {
-                                     at.store(out, ((a + b) + (c + d)) * factor);
-                                   } else {
-                                     at.store(out, (a + b) + (c + d));
-                                   }
-                                 })
-        .before;
+    const Parities all =
+        for_each_row<T, true>(count, [=](auto at, auto& seen) LOCKSTEP_INLINE_BODY {
+          const auto a = at.stream(from.a);
+          const auto b = at.stream(from.b);
+          const auto c = at.stream(from.c);
+          const auto d = at.stream(from.d);
+          seen.before(a, b, c, d);
+          const auto sum = (a + b) + (c + d);
+          at.store(out, kScaled ? sum * factor : sum);
+        });
+    return all.before;
   }
 };
 
@@ -73,26 +66,26 @@ Parity watched_four(const Fold& fold, const std::array<const void*, 4>& operands
 template <typename T>
 struct WatchedScale {
   LOCKSTEP_INLINE static Parity run(const T* from, T* out, std::size_t count, T factor) {
-    return for_each_row<T, true>(count,
-                                 [=](auto at, auto& seen) LOCKSTEP_INLINE_BODY {
-                                   const auto value = at.stream(from);
-                                   seen.before(value);
-                                   at.store(out, value * factor);
-                                 })
-        .before;
+    const Parities all =
+        for_each_row<T, true>(count, [=](auto at, auto& seen) LOCKSTEP_INLINE_BODY {
+          const auto value = at.stream(from);
+          seen.before(value);
+          at.store(out, value * factor);
+        });
+    return all.before;
   }
 };
 
 template <typename T>
 struct WatchedCopy {
   LOCKSTEP_INLINE static Parity run(const T* from, T* out, std::size_t count) {
-    return for_each_row<T, true>(count,
-                                 [=](auto at, auto& seen) LOCKSTEP_INLINE_BODY {
-                                   const auto value = T{0} + at.stream(from);
-                                   seen.after(value);
-                                   at.store(out, value);
-                                 })
-        .after;
+    const Parities all =
+        for_each_row<T, true>(count, [=](auto at, auto& seen) LOCKSTEP_INLINE_BODY {
+          const auto value = T{0} + at.load(from);
+          seen.after(value);
+          at.store(out, value);
+        });
+    return all.after;
   }
 };
 

@@ -20,7 +20,6 @@
 #include <cmath>
 #include <cstddef>
 #include <cstdint>
-#include <cstring>
 #include <type_traits>
 
 #include "comm/core/dispatch.h"
@@ -95,6 +94,8 @@ inline constexpr std::size_t kBytesAhead = 1024;
 template <typename T>
 struct Row {
   using Register __attribute__((vector_size(16))) = T;
+  // Not std::memcpy: GCC 12 then stores one register at a time instead of two, and with a whole row goes by the stack.
+  using InMemory __attribute__((vector_size(16), aligned(alignof(T)), may_alias)) = T;
   static constexpr std::size_t kElements = kRegisters * sizeof(Register) / sizeof(T);
 
   Register of[kRegisters];
@@ -138,11 +139,9 @@ struct RowAt {
 
   template <typename T>
   LOCKSTEP_INLINE Row<T> load(const T* from) const {
-    // One by one: GCC 12 puts a row that is copied as a whole on the stack.
-    return Row<T>::each([&](std::size_t i) LOCKSTEP_INLINE_BODY {
-      typename Row<T>::Register loaded;
-      std::memcpy(&loaded, place(from, i), sizeof(loaded));
-      return loaded;
+    using InMemory = typename Row<T>::InMemory;
+    return Row<T>::each([&](std::size_t i) LOCKSTEP_INLINE_BODY -> typename Row<T>::Register {
+      return *reinterpret_cast<const InMemory*>(place(from, i));
     });
   }
   template <typename T>
@@ -152,9 +151,10 @@ struct RowAt {
   }
   template <typename T>
   LOCKSTEP_INLINE void store(T* to, const Row<T>& row) const {
+    using InMemory = typename Row<T>::InMemory;
 #pragma GCC unroll 4
     for (std::size_t i = 0; i < kRegisters; ++i)
-      std::memcpy(place(to, i), &row.of[i], sizeof(row.of[i]));
+      *reinterpret_cast<InMemory*>(place(to, i)) = row.of[i];
   }
 
  private:

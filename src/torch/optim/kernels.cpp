@@ -64,18 +64,8 @@ struct MomentumSgd {
       const auto old = at.stream(p);
       const auto before = at.stream(b);
       const auto d = decayed<kDecays>(at.load(g), old, of.decay);
-      const auto velocity = [&]() LOCKSTEP_INLINE_BODY {
-        if constexpr (kFirst)
-          return d;
-        else
-          return of.momentum * before + of.fresh * d;
-      }();
-      const auto change = [&]() LOCKSTEP_INLINE_BODY {
-        if constexpr (kNesterov)
-          return d + of.momentum * velocity;
-        else
-          return velocity;
-      }();
+      const auto velocity = kFirst ? d : of.momentum * before + of.fresh * d;
+      const auto change = kNesterov ? d + of.momentum * velocity : velocity;
       const auto fresh = old - of.lr * change;
       seen.before(old, before);
       seen.after(fresh, velocity);
