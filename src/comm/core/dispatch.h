@@ -6,8 +6,8 @@
 // lanes do not meet, and each operation is exactly rounded in every vector unit.
 //
 // On aarch64 the first level is NEON, which the architecture promises; the second has SHA3's XOR of
-// three, which halves what watching for flipped bits costs (parity.h). SVE has none: NEON loops
-// already go at the speed of the second-level cache and of memory.
+// three, with which watching for flipped bits takes half the instructions (rows.h). SVE has none: NEON
+// loops already go at the speed of the second-level cache and of memory.
 #pragma once
 
 #include <array>

@@ -2,7 +2,7 @@
 //
 // The parity of a stretch is the XOR of its elements' bits. It says nothing of order, but a single flipped bit, or a
 // single element that was overwritten, always shows in it; and it can be worked out by the loops that touch the
-// elements anyway, which are kernels.h's with one more operation for every two elements.
+// elements anyway, which are kernels.h's with one more operation for every two elements (rows.h).
 #pragma once
 
 #include <lockstep/buffer.h>

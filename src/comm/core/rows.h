@@ -88,7 +88,7 @@ class SeenElements {
 inline constexpr std::size_t kRegisters = 4;  // of a row, which is a line of the cache
 inline constexpr std::size_t kChains = 2;
 
-// Of 512, 1,024 and 2,048 bytes the best on a Neoverse-V1: with momentum an update is then as fast as memory.
+// Of 512, 1,024 and 2,048 bytes the best for updates with momentum on a Neoverse-V1.
 inline constexpr std::size_t kBytesAhead = 1024;
 
 template <typename T>

@@ -122,9 +122,9 @@ struct AdamLoop {
   LOCKSTEP_INLINE static Parities run(T* p, const T* g, T* m, T* v, std::size_t count,
                                       AdamNumbers<T> of) {
     return comm::for_each_row<T, kWatched>(count, [=](auto at, auto& seen) LOCKSTEP_INLINE_BODY {
-      const auto old = at.stream(p);
-      const auto old_mean = at.stream(m);
-      const auto old_square = at.stream(v);
+      const auto old = at.load(p);
+      const auto old_mean = at.load(m);
+      const auto old_square = at.load(v);
       const auto d = decayed<kDecays>(at.load(g), old, of.decay);
       const auto mean = of.beta1 * old_mean + of.fresh1 * d;
       const auto square = of.beta2 * old_square + of.fresh2 * d * d;
