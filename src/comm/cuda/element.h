@@ -105,6 +105,13 @@ LOCKSTEP_DEVICE std::uint32_t bits_of(float value) {
   return std::bit_cast<std::uint32_t>(value);
 #endif
 }
+LOCKSTEP_DEVICE std::uint64_t bits_of(double value) {
+#if LOCKSTEP_ON_DEVICE
+  return static_cast<std::uint64_t>(__double_as_longlong(value));
+#else
+  return std::bit_cast<std::uint64_t>(value);
+#endif
+}
 LOCKSTEP_DEVICE float float_of(std::uint32_t bits) {
 #if LOCKSTEP_ON_DEVICE
   return __uint_as_float(bits);
@@ -119,6 +126,12 @@ struct BFloat16 {
 struct Float16 {
   std::uint16_t bits;
 };
+LOCKSTEP_DEVICE std::uint16_t bits_of(BFloat16 value) {
+  return value.bits;
+}
+LOCKSTEP_DEVICE std::uint16_t bits_of(Float16 value) {
+  return value.bits;
+}
 
 // A stored type: what its sums are kept in, and the way there and back.
 template <typename T>
