@@ -72,6 +72,9 @@ LOCKSTEP_DEVICE const typename Of::Gradient* gradient_at(const DeviceGradients& 
     return flat_at<Gradient>(const_cast<void*>(gradients.flat), place, chunk, Of::kWideGradient);
   const auto* const entry = static_cast<const Gradient*>(gradients.entries[chunk.entry]);
   if (entry == nullptr) return nullptr;
+#if LOCKSTEP_ON_DEVICE && defined(__CUDACC__)
+  __builtin_assume(__isGlobal(entry));  // no other memory: shorter loads
+#endif
   return entry + std::size_t{chunk.block} * plan::kBlockElements;
 }
 
@@ -234,12 +237,12 @@ struct Thread {
   std::uint32_t of;
 };
 
-// Packs begin … end−1 of a chunk, two on their way at a time.
+// Packs begin … end−1 of a chunk, two on their way at a time where registers hold them.
 template <typename Of, typename Rule, int kWidth, bool kWatched, typename Numbers>
 LOCKSTEP_DEVICE void update_packs(const Parts<Of>& parts, const Numbers& numbers,
                                   std::uint32_t begin, std::uint32_t end, Thread thread,
                                   Seen& seen) {
-  constexpr std::uint32_t kAhead = 2;
+  constexpr std::uint32_t kAhead = kWidth > 4 ? 1 : 2;
   for (std::uint32_t i = begin + thread.index; i < end; i += kAhead * thread.of) {
     Held<Of, Rule, kWidth, kWatched> held[kAhead];
     LOCKSTEP_UNROLL
@@ -319,23 +322,31 @@ LOCKSTEP_DEVICE Clipping clipping_of(double squares, double most) {
   return clipping;
 }
 
-// Flat = 0 + From, or Flat + From.
+// Flat = 0 + From, or Flat + From, four packs on their way at a time.
 template <typename From, typename Flat, int kWidth>
 LOCKSTEP_DEVICE void gather_packs(const From* from, Flat* flat, bool adds, std::uint32_t begin,
                                   std::uint32_t end, Thread thread) {
   using Sum = typename Stored<Flat>::Sum;
-  for (std::uint32_t i = begin + thread.index; i < end; i += thread.of) {
-    Pack<From, kWidth> given = {};
-    Pack<Flat, kWidth> there = {};
-    if (from != nullptr) given = load_pack<kWidth>(from, i);
-    if (adds) there = load_pack<kWidth>(flat, i);
+  constexpr std::uint32_t kAhead = 4;
+  for (std::uint32_t i = begin + thread.index; i < end; i += kAhead * thread.of) {
+    Pack<From, kWidth> given[kAhead] = {};
+    Pack<Flat, kWidth> there[kAhead] = {};
     LOCKSTEP_UNROLL
-    for (int k = 0; k < kWidth; ++k) {
-      const Sum sum =
-          add(Stored<Flat>::load(there.at[k]), static_cast<Sum>(Stored<From>::load(given.at[k])));
-      there.at[k] = Stored<Flat>::store(sum);
+    for (std::uint32_t ahead = 0; ahead < kAhead; ++ahead) {
+      const std::uint32_t at = i + ahead * thread.of;
+      if (at < end && from != nullptr) given[ahead] = load_pack<kWidth>(from, at);
+      if (at < end && adds) there[ahead] = load_pack<kWidth>(flat, at);
     }
-    store_pack<kWidth>(there, flat, i);
+    LOCKSTEP_UNROLL
+    for (std::uint32_t ahead = 0; ahead < kAhead; ++ahead) {
+      LOCKSTEP_UNROLL
+      for (int k = 0; k < kWidth; ++k) {
+        const Sum sum = add(Stored<Flat>::load(there[ahead].at[k]),
+                            static_cast<Sum>(Stored<From>::load(given[ahead].at[k])));
+        there[ahead].at[k] = Stored<Flat>::store(sum);
+      }
+      if (i + ahead * thread.of < end) store_pack(there[ahead], flat, i + ahead * thread.of);
+    }
   }
 }
 
