@@ -27,7 +27,7 @@ ENGINES = {"thread", "gloo", "shm", "nccl"}
 INCLUDE = re.compile(r'^\s*#\s*include\s*[<"]([^">]+)[">]')
 LIBTORCH = re.compile(r"^(torch|ATen|c10)/")
 # Folders of torch/ that stand below the rest of it: sanitizers and fuzzers run over them, which LibTorch does not bear.
-WITHOUT_LIBTORCH = {"formats": {"base"}}
+WITHOUT_LIBTORCH = {"formats": {"base"}, "kernels": {"base", "plan", "comm"}}
 
 
 def layer_of(path, root):
