@@ -60,6 +60,7 @@ struct Optimizer::Impl {
   // Collective there. step.cpp
   void step(const GradientSource& source);
   torch::Tensor state_view(std::size_t memory, std::size_t entry) const;
+  double norm_of_last_step() const;
   static std::string diverged(double norm, std::int64_t step);
 
   // On a GPU parameters of half types have float32 masters, on which updates compute; the parameters are what they are

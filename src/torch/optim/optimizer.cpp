@@ -53,6 +53,10 @@ void Optimizer::Impl::refresh_masters() {
   }
 }
 
+double Optimizer::Impl::norm_of_last_step() const {
+  return on_device && clip_norm > 0 ? on_device->norm() : last_norm;
+}
+
 void Optimizer::Impl::trust_masters() {
   for (std::size_t entry = 0; entry < versions.size(); ++entry)
     versions[entry] = static_cast<std::int64_t>(parameter_of(entry)._version());
@@ -131,7 +135,7 @@ double Optimizer::clip_norm() const {
   return impl_->clip_norm;
 }
 double Optimizer::last_norm() const {
-  return impl_->on_device && impl_->clip_norm > 0 ? impl_->on_device->norm() : impl_->last_norm;
+  return impl_->norm_of_last_step();
 }
 const std::string& Optimizer::name() const {
   return impl_->kind.name;
