@@ -3,6 +3,8 @@
 
 #include <lockstep/world.h>
 
+#include <cstdint>
+#include <optional>
 #include <vector>
 
 #include "app/bench/step/job.h"
@@ -11,7 +13,12 @@ namespace lockstep::bench {
 
 struct StepTimes {
   std::vector<double> ms;  // one for each step of this worker
-  double state_mb = 0;     // parameters and optimizer state of this worker
+  double state_mb = 0;     // parameters and optimizer state of this worker; not known on cuda
+
+  // Of the last step, where it has a replica.
+  std::optional<std::int64_t> buckets;
+  std::optional<std::int64_t> buckets_before_end;  // reduced before the last gradient was there
+  std::optional<std::int64_t> graph_shards;        // shards that ran as CUDA graphs
 };
 
 // Runs the job's system. Collective: warm-up, the number of steps, and the moment of the first are agreed
