@@ -400,7 +400,8 @@ CudaStepReport cuda_report(std::vector<std::string> words) {
   report.results[0].add({R"({"rank":0,"buckets":0,"graph_shards":null,"step_ms":[9,10,11]})"});
   report.results[1].add({R"({"rank":0,"buckets":6,"buckets_before_end":5,"step_ms":[10,10]})"});
   report.results[1].add({R"({"rank":0,"buckets":6,"buckets_before_end":5,"step_ms":[11,11]})"});
-  report.results[2].add({R"({"rank":0,"buckets":0,"graph_shards":1,"step_ms":[8]})"});
+  report.results[2].add(
+      {R"({"rank":0,"graph_shards":20,"eager_shards":3,"eager_reason":"a hook","step_ms":[8]})"});
   report.results[3].add({R"({"rank":0,"step_ms":[6.4]})"});
   return report;
 }
@@ -424,7 +425,8 @@ TEST(BenchReportTest, AGpuStepsJsonNamesWhoseTimeEachIsDividedBy) {
   EXPECT_EQ(json[1]["buckets_before_end"], 5);
   EXPECT_TRUE(json[1]["graph_shards"].is_null());
   EXPECT_DOUBLE_EQ(json[2]["ratio"], 1.25);
-  EXPECT_EQ(json[2]["graph_shards"], 1);
+  EXPECT_EQ(json[2]["graph_shards"], 20);
+  EXPECT_EQ(json[2]["eager_shards"], 3);
   EXPECT_TRUE(json[3]["ratio_base"].is_null());
 }
 
@@ -436,6 +438,7 @@ TEST(BenchReportTest, AGpuStepsTableSaysRatiosAndHowEachWasRun) {
   EXPECT_THAT(table, HasSubstr("drop-in-forced takes 1.050 times the time of drop-in\n"));
   EXPECT_THAT(table, HasSubstr("trainer takes 1.250 times the time of pytorch-graph\n"));
   EXPECT_THAT(table, Not(HasSubstr("the time of pytorch-ddp-views")));
+  EXPECT_THAT(table, HasSubstr("trainer ran 3 of 23 shards eagerly: a hook\n"));
   EXPECT_THAT(table, HasSubstr("how pytorch-graph runs"));
   EXPECT_THAT(as_plot(cuda_report({})), HasSubstr("drop-in-forced"));
 }

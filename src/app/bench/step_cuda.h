@@ -47,7 +47,9 @@ struct CudaStepResult {
   std::vector<double> step_ms;                     // of all workers and runs
   std::optional<std::int64_t> buckets;             // reduced in a step: one reduction each
   std::optional<std::int64_t> buckets_before_end;  // of them, before the last gradient
-  std::optional<std::int64_t> graph_shards;        // shards that ran as CUDA graphs
+  std::optional<std::int64_t> graph_shards;        // of a run, that ran as CUDA graphs
+  std::optional<std::int64_t> eager_shards;        // of a run, that did not
+  std::string eager_reason;                        // why some did not; empty: none, or not known
 
   // Adds what the workers of one run printed. std::exception for lines that cannot be understood.
   void add(const std::vector<std::string>& lines);

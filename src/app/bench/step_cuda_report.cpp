@@ -80,6 +80,19 @@ std::string spoken_ratios(const std::vector<CudaRow>& rows) {
   return text.empty() ? "" : text + "\n";
 }
 
+// The first few are always: a graph is captured after them.
+std::string spoken_eager(const std::vector<CudaRow>& rows) {
+  std::string text;
+  for (const CudaRow& row : rows) {
+    const CudaStepResult& result = *row.result;
+    if (result.eager_shards.value_or(0) == 0) continue;
+    text += fmt::format("{} ran {} of {} shards eagerly{}{}\n", result.system, *result.eager_shards,
+                        *result.eager_shards + result.graph_shards.value_or(0),
+                        result.eager_reason.empty() ? "" : ": ", result.eager_reason);
+  }
+  return text.empty() ? "" : text + "\n";
+}
+
 }  // namespace
 
 void CudaStepResult::add(const std::vector<std::string>& lines) {
@@ -92,6 +105,8 @@ void CudaStepResult::add(const std::vector<std::string>& lines) {
     take_count(json, "buckets", buckets);
     take_count(json, "buckets_before_end", buckets_before_end);
     take_count(json, "graph_shards", graph_shards);
+    take_count(json, "eager_shards", eager_shards);
+    eager_reason = json.value("eager_reason", eager_reason);
   }
 }
 
@@ -119,6 +134,8 @@ std::string as_json(const CudaStepReport& report) {
         {"buckets", count_json(row.result->buckets)},
         {"buckets_before_end", count_json(row.result->buckets_before_end)},
         {"graph_shards", count_json(row.result->graph_shards)},
+        {"eager_shards", count_json(row.result->eager_shards)},
+        {"eager_reason", row.result->eager_reason},
         {"settings", row.result->settings}};
     if (of_text(arguments)) {
       object["gpt_size"] = arguments.gpt_size;
@@ -145,7 +162,7 @@ std::string as_table(const CudaStepReport& report) {
         items_per_second(arguments, row.ms.p50), count_text(row.result->buckets),
         count_text(row.result->buckets_before_end), count_text(row.result->graph_shards));
   }
-  text += "\n" + spoken_ratios(rows);
+  text += "\n" + spoken_ratios(rows) + spoken_eager(rows);
   for (const auto& result : report.results)
     text += fmt::format("{:<28} {}\n", result.system, result.settings);
   return text + fmt::format("{:<28} {}\n", "all", spoken(allocator_settings()));

@@ -262,13 +262,13 @@ std::unique_ptr<TrainerClock> make_clock(const StepJob& job, World& world) {
   return std::make_unique<HostClock>(job);
 }
 
-// A template for as long as TrainingResult may have no such number.
+// A template for as long as TrainingResult may have no such numbers.
 template <typename Result>
-std::optional<std::int64_t> graph_shards_of(const Result& training) {
-  if constexpr (requires { training.graph_shards; }) {
-    return static_cast<std::int64_t>(training.graph_shards);
-  } else {
-    return std::nullopt;
+void note_graphs(const Result& training, StepTimes& result) {
+  if constexpr (requires { training.on_device.replayed; }) {
+    result.graph_shards = training.on_device.replayed;
+    result.eager_shards = training.on_device.eager;
+    result.eager_reason = training.on_device.reason;
   }
 }
 
@@ -305,7 +305,7 @@ StepTimes run_trainer(const StepJob& job, World& world, bool checked) {
   const TrainingResult training = trainer.run();
   StepTimes result;
   result.ms = clock->milliseconds();
-  result.graph_shards = graph_shards_of(training);
+  note_graphs(training, result);
   note_buckets(model, result);
   result.state_mb = state_megabytes(job, model, *optimizer);
   return result;

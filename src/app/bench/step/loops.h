@@ -5,6 +5,7 @@
 
 #include <cstdint>
 #include <optional>
+#include <string>
 #include <vector>
 
 #include "app/bench/step/job.h"
@@ -18,7 +19,11 @@ struct StepTimes {
   // Of the last step, where it has a replica.
   std::optional<std::int64_t> buckets;
   std::optional<std::int64_t> buckets_before_end;  // reduced before the last gradient was there
-  std::optional<std::int64_t> graph_shards;        // shards that ran as CUDA graphs
+
+  // Of all steps, where a Trainer ran them.
+  std::optional<std::int64_t> graph_shards;  // that ran as CUDA graphs
+  std::optional<std::int64_t> eager_shards;
+  std::string eager_reason;  // why some did not that might have; empty: none
 };
 
 // Runs the job's system. Collective: warm-up, the number of steps, and the moment of the first are agreed

@@ -10,6 +10,7 @@
 #include <cstdio>
 #include <cstdlib>
 #include <exception>
+#include <nlohmann/json.hpp>
 #include <optional>
 #include <string>
 
@@ -46,17 +47,21 @@ void check_device(const StepJob& job, const World& world) {
                                 world.device().text()));
 }
 
-std::string number_or_null(const std::optional<std::int64_t>& number) {
-  return number ? std::to_string(*number) : "null";
+nlohmann::json number_or_null(const std::optional<std::int64_t>& number) {
+  return number ? nlohmann::json(*number) : nlohmann::json(nullptr);
 }
 
 void print_cuda_times(int rank, const StepTimes& times) {
-  fmt::print(
-      "{{\"rank\":{},\"buckets\":{},\"buckets_before_end\":{},\"graph_shards\":{},\"step_ms\":[{:."
-      "4f}]}"
-      "}\n",
-      rank, number_or_null(times.buckets), number_or_null(times.buckets_before_end),
-      number_or_null(times.graph_shards), fmt::join(times.ms, ","));
+  const nlohmann::ordered_json line = {
+      {"rank", rank},
+      {"buckets", number_or_null(times.buckets)},
+      {"buckets_before_end", number_or_null(times.buckets_before_end)},
+      {"graph_shards", number_or_null(times.graph_shards)},
+      {"eager_shards", number_or_null(times.eager_shards)},
+      {"eager_reason", times.eager_reason},
+      {"step_ms", times.ms}};
+  fmt::print("{}\n", line.dump());
+  std::fflush(stdout);
 }
 
 void measure_steps(const std::vector<std::string>& words) {
@@ -71,7 +76,6 @@ void measure_steps(const std::vector<std::string>& words) {
   const StepTimes times = run_steps(job, world);
   if (job.on_cuda()) {
     print_cuda_times(world.rank(), times);
-    std::fflush(stdout);
     world.comm().barrier().wait();
     return;
   }
