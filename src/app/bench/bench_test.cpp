@@ -318,6 +318,10 @@ TEST(BenchRoundsTest, APeerThatFailsIsLeftOutAndOneOfOursIsAFailure) {
   EXPECT_FALSE(
       run_rounds({{"ours", true, "", {"sh", "-c", "echo why >&2; exit 3"}, {}}}, 1, count));
   EXPECT_THAT(testing::internal::GetCapturedStderr(), HasSubstr("why"));
+  testing::internal::CaptureStderr();
+  EXPECT_TRUE(
+      run_rounds({{"slow", false, "", {"sleep", "1000"}, {}}}, 2, count, std::chrono::seconds(1)));
+  EXPECT_THAT(testing::internal::GetCapturedStderr(), HasSubstr("slow still ran after 1 seconds"));
 }
 
 AllreduceReport small_report() {

@@ -6,6 +6,7 @@
 #include <sys/wait.h>
 
 #include <algorithm>
+#include <chrono>
 #include <cstdio>
 #include <cstdlib>
 #include <memory>
@@ -40,6 +41,12 @@ constexpr std::array<CudaSystem, 10> kSystems{{
     {"pytorch-graph-deterministic", "", false, true, true,
      "the same, deterministic algorithms, attention by flash"},
 }};
+
+// To start, to search for kernels, to warm up, and then the steps.
+std::chrono::seconds longest_run(const StepArguments& arguments) {
+  if (arguments.iterations > 0) return std::chrono::minutes(10);
+  return std::chrono::seconds(100 + static_cast<std::int64_t>(10 * arguments.seconds));
+}
 
 struct Said {
   int code = -1;
@@ -167,9 +174,10 @@ int bench_cuda_step(const StepArguments& arguments) {
     result.settings = contender.settings;
     report.results.push_back(std::move(result));
   }
-  const bool good =
-      run_rounds(field.contenders, arguments.rounds,
-                 [&](std::size_t i, const auto& lines) { report.results[i].add(lines); });
+  const bool good = run_rounds(
+      field.contenders, arguments.rounds,
+      [&](std::size_t i, const auto& lines) { report.results[i].add(lines); },
+      longest_run(arguments));
   std::erase_if(report.results, [](const CudaStepResult& one) { return one.step_ms.empty(); });
   finish(arguments, {as_json(report), as_table(report), as_plot(report)});
   return good ? 0 : 1;
