@@ -3,12 +3,12 @@
 #include <algorithm>
 #include <array>
 #include <bit>
-#include <cmath>
 #include <type_traits>
 
 #include "base/check.h"
 #include "comm/core/dispatch.h"
 #include "comm/core/kernels.h"
+#include "torch/optim/update_element.h"
 
 namespace lockstep::optim {
 namespace {
@@ -16,26 +16,8 @@ namespace {
 using comm::kPiece;
 using comm::Parities;
 
-// The numbers of a step, in the precision of the elements.
-template <typename T>
-struct SgdNumbers {
-  T lr;
-  T momentum;
-  T fresh;
-  T decay;
-
-  explicit SgdNumbers(const SgdStep& step)
-      : lr(static_cast<T>(step.lr)),
-        momentum(static_cast<T>(step.momentum)),
-        fresh(static_cast<T>(1 - step.dampening)),
-        decay(static_cast<T>(step.weight_decay)) {}
-};
-
-// A decay of 0 is left out, as 0 · p would make a NaN of an infinity.
-template <typename T>
-LOCKSTEP_INLINE T decayed(T gradient, T parameter, T decay) {
-  return decay == T{0} ? gradient : gradient + decay * parameter;
-}
+using element::AdamNumbers;
+using element::SgdNumbers;
 
 // The parities of what a loop reads and writes in place; nothing, and no work, when it is not watched.
 template <typename T, bool kWatched>
@@ -64,11 +46,11 @@ struct PlainSgd {
     Seen<T, kWatched> seen;
     LOCKSTEP_VECTOR_LOOP
     for (std::size_t i = 0; i < count; ++i) {
-      const T old = p[i];
-      const T fresh = old - of.lr * decayed(g[i], old, of.decay);
-      p[i] = fresh;
-      seen.before(old);
-      seen.after(fresh);
+      T parameter = p[i];
+      seen.before(parameter);
+      element::sgd(parameter, g[i], of);
+      p[i] = parameter;
+      seen.after(parameter);
     }
     return seen.parities();
   }
@@ -80,15 +62,13 @@ struct MomentumSgd {
     Seen<T, kWatched> seen;
     LOCKSTEP_VECTOR_LOOP
     for (std::size_t i = 0; i < count; ++i) {
-      const T old = p[i];
-      const T before = b[i];
-      const T d = decayed(g[i], old, of.decay);
-      const T velocity = kFirst ? d : of.momentum * before + of.fresh * d;
-      const T fresh = old - of.lr * (kNesterov ? d + of.momentum * velocity : velocity);
+      T parameter = p[i];
+      T velocity = b[i];
+      seen.before(parameter, velocity);
+      element::sgd(parameter, g[i], velocity, of, kFirst, kNesterov);
       b[i] = velocity;
-      p[i] = fresh;
-      seen.before(old, before);
-      seen.after(fresh, velocity);
+      p[i] = parameter;
+      seen.after(parameter, velocity);
     }
     return seen.parities();
   }
@@ -96,7 +76,7 @@ struct MomentumSgd {
 
 template <bool kWatched, typename T>
 Parities sgd_typed(T* p, const T* g, T* b, std::size_t count, const SgdStep& step) {
-  const SgdNumbers<T> of(step);
+  const auto of = element::in<T>(element::numbers_of(step));
   if (step.momentum == 0) return comm::at_level<PlainSgd<T, kWatched>>(p, g, count, of);
   if (step.first && step.nesterov)
     return comm::at_level<MomentumSgd<T, true, true, kWatched>>(p, g, b, count, of);
@@ -106,32 +86,6 @@ Parities sgd_typed(T* p, const T* g, T* b, std::size_t count, const SgdStep& ste
   return comm::at_level<MomentumSgd<T, false, false, kWatched>>(p, g, b, count, of);
 }
 
-template <typename T>
-struct AdamNumbers {
-  T size;
-  T root;
-  T beta1;
-  T beta2;
-  T fresh1;
-  T fresh2;
-  T eps;
-  T shrink;
-  T decay;
-
-  explicit AdamNumbers(const AdamStep& step)
-      : beta1(static_cast<T>(step.beta1)),
-        beta2(static_cast<T>(step.beta2)),
-        fresh1(static_cast<T>(1 - step.beta1)),
-        fresh2(static_cast<T>(1 - step.beta2)),
-        eps(static_cast<T>(step.eps)),
-        shrink(static_cast<T>(step.decoupled ? 1 - step.lr * step.weight_decay : 1)),
-        decay(static_cast<T>(step.decoupled ? 0 : step.weight_decay)) {
-    const auto t = static_cast<double>(step.step);
-    size = static_cast<T>(step.lr / (1 - std::pow(step.beta1, t)));
-    root = static_cast<T>(std::sqrt(1 - std::pow(step.beta2, t)));
-  }
-};
-
 template <typename T, bool kWatched>
 struct AdamLoop {
   LOCKSTEP_INLINE static Parities run(T* p, const T* g, T* m, T* v, std::size_t count,
@@ -139,16 +93,15 @@ struct AdamLoop {
     Seen<T, kWatched> seen;
     LOCKSTEP_VECTOR_LOOP
     for (std::size_t i = 0; i < count; ++i) {
-      const T old = p[i];
-      const T d = decayed(g[i], old, of.decay);
-      seen.before(old, m[i], v[i]);
-      const T mean = of.beta1 * m[i] + of.fresh1 * d;
-      const T square = of.beta2 * v[i] + of.fresh2 * d * d;
-      const T fresh = old * of.shrink - of.size * mean / (std::sqrt(square) / of.root + of.eps);
+      T parameter = p[i];
+      T mean = m[i];
+      T square = v[i];
+      seen.before(parameter, mean, square);
+      element::adam(parameter, g[i], mean, square, of);
       m[i] = mean;
       v[i] = square;
-      p[i] = fresh;
-      seen.after(fresh, mean, square);
+      p[i] = parameter;
+      seen.after(parameter, mean, square);
     }
     return seen.parities();
   }
@@ -156,7 +109,8 @@ struct AdamLoop {
 
 template <bool kWatched, typename T>
 Parities adam_typed(T* p, const T* g, T* m, T* v, std::size_t count, const AdamStep& step) {
-  return comm::at_level<AdamLoop<T, kWatched>>(p, g, m, v, count, AdamNumbers<T>(step));
+  return comm::at_level<AdamLoop<T, kWatched>>(p, g, m, v, count,
+                                               element::in<T>(element::numbers_of(step)));
 }
 
 // A piece of a half-precision stretch in float32: widened, and narrowed again.

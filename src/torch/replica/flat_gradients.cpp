@@ -8,6 +8,7 @@
 #include <array>
 #include <cstring>
 
+#include "torch/device/device.h"
 #include "torch/replica/tensors.h"
 
 namespace lockstep::replica {
@@ -83,7 +84,7 @@ void FlatGradients::hide() {
 void FlatGradients::adopt(std::size_t entry) {
   check(entry);
   Place& place = places_.at(entry);
-  if (!place.parameter.grad().defined()) return;
+  if (on_device() || !place.parameter.grad().defined()) return;
   torch::NoGradGuard no_grad;
   // What a sparse one adds up by itself is rounded as its type is.
   const torch::Tensor grad =
@@ -93,18 +94,53 @@ void FlatGradients::adopt(std::size_t entry) {
       in_the_same_order(grad, place.view)) {
     move_in_watched(entry, grad);
   } else if (!is_in_place) {
-    if (place.hidden) {
-      place.view.add_(grad);
-    } else if (grad.layout() == torch::kStrided) {
-      at::add_out(place.view, grad, torch::scalar_tensor(0, grad.options()));
-    } else {
-      place.view.zero_().add_(grad);
-    }
+    move_in(place, grad);
     look_at(entry);
   } else {
     look_at(entry);  // backward has added to it where it lies
   }
   place.attach();
+}
+
+void FlatGradients::move_in(Place& place, const torch::Tensor& grad) {
+  if (place.hidden) {
+    place.view.add_(grad);
+  } else if (grad.layout() == torch::kStrided) {
+    // The number is no tensor of a GPU, which would take a kernel of its own.
+    at::add_out(place.view, grad, torch::scalar_tensor(0, grad.options().device(torch::kCPU)));
+  } else {
+    place.view.zero_().add_(grad);
+  }
+}
+
+void FlatGradients::bring(std::size_t entry) {
+  Place& place = places_[entry];
+  const torch::Tensor& grad = place.parameter.grad();
+  check(entry);
+  if (!grad.defined()) {
+    if (!place.hidden) place.view.zero_();
+  } else if (grad.data_ptr() != place.view.data_ptr()) {
+    move_in(place, place.wide() ? grad.to_dense() : grad);
+  }
+  place.attach();
+}
+
+void FlatGradients::bring(const plan::Bucket& bucket) {
+  torch::NoGradGuard no_grad;
+  for (std::size_t i = 0; i < bucket.entries; ++i) bring(bucket.first_entry + i);
+}
+
+std::optional<std::vector<const void*>> FlatGradients::whereabouts() const {
+  std::vector<const void*> all;
+  all.reserve(places_.size());
+  for (const Place& place : places_) {
+    const torch::Tensor& grad = place.parameter.grad();
+    if (!grad.defined() || place.hidden || grad.scalar_type() != place.view.scalar_type() ||
+        !in_the_same_order(grad, place.view))
+      return std::nullopt;
+    all.push_back(grad.data_ptr());
+  }
+  return all;
 }
 
 // 0 + g into its place, or added to what is hidden there; either way one pass.
@@ -154,6 +190,11 @@ void FlatGradients::add(const FlatGradients& right) {
 
 void FlatGradients::take(const FlatGradients& sums) {
   for (std::size_t entry = 0; entry < places_.size(); ++entry) {
+    if (on_device()) {
+      torch::NoGradGuard no_grad;
+      places_[entry].view.copy_(sums.places_[entry].view);
+      continue;
+    }
     const plan::Entry& to = places_[entry].entry;
     const plan::Entry& from = sums.places_[entry].entry;
     const std::byte* const values = sums.memory_.data() + from.offset;
@@ -194,6 +235,10 @@ void FlatGradients::look_at(std::size_t entry) {
 void FlatGradients::settle() {
   torch::NoGradGuard no_grad;
   for (std::size_t entry = 0; entry < places_.size(); ++entry) {
+    if (on_device()) {
+      bring(entry);
+      continue;
+    }
     Place& place = places_[entry];
     const torch::Tensor& grad = place.parameter.grad();
     check(entry);
@@ -227,7 +272,8 @@ Buffer FlatGradients::bucket(const plan::Bucket& bucket) const {
   const plan::Entry& first = places_[bucket.first_entry].entry;
   const plan::Entry& last = places_[bucket.first_entry + bucket.entries - 1].entry;
   const std::size_t bytes = last.offset + last.bytes() - first.offset;
-  return {memory_.data() + first.offset, bytes / size_of(first.dtype), first.dtype};
+  return {memory_.data() + first.offset, bytes / size_of(first.dtype), first.dtype,
+          memory_.device(), device::current_stream(memory_.device())};
 }
 
 }  // namespace lockstep::replica

@@ -7,6 +7,9 @@
 // A layout may give a gradient a wider type than its parameter has, for sums that are not to be rounded on the way. It
 // is there when it is hidden: param.grad cannot view it.
 //
+// On a GPU a gradient stays where backward has made it until it is wanted in its place: bring() moves all of a bucket at
+// once, and an update may read it where it is.
+//
 // Watched memory keeps the parity (comm/core/parity.h) of every piece that was written, and whoever reads a piece finds
 // out whether it has changed since. All writing then goes through adopt(), settle() and add().
 #pragma once
@@ -58,6 +61,13 @@ class FlatGradients {
   // All gradients are in their places after: those that nobody has made are zero.
   void settle();
 
+  // On a GPU: the gradients of a bucket are in their places after what is queued on the current stream.
+  void bring(const plan::Bucket& bucket);
+
+  // On a GPU: where each gradient is, by entry; nothing if one of them is neither in its place nor as its place is laid
+  // out.
+  std::optional<std::vector<const void*>> whereabouts() const;
+
   // Adds another memory that is watched, too. Settled, both.
   void add(const FlatGradients& right);
 
@@ -70,6 +80,7 @@ class FlatGradients {
   Buffer bucket(const plan::Bucket& bucket) const;
 
   const FlatMemory& memory() const { return memory_; }
+  bool on_device() const { return memory_.device().kind != DeviceKind::kCpu; }
 
  private:
   struct Place {
@@ -83,7 +94,9 @@ class FlatGradients {
     void attach();
     void hide();
   };
+  void move_in(Place& place, const torch::Tensor& grad);
   void move_in_watched(std::size_t entry, const torch::Tensor& grad);
+  void bring(std::size_t entry);
   void look_at(std::size_t entry);
   void expect(std::size_t piece, comm::Parity seen) const;
   template <typename Body>
