@@ -132,7 +132,7 @@ TrainerOptions make_options(const TrainArguments& arguments, const World& world,
   options.verify_log = arguments.verify;
   options.verify_until = arguments.until;
   options.stop = &stop_now;
-  // options.cuda_graphs = arguments.graphs;
+  options.cuda_graphs = arguments.graphs != "off";
   auto& job = options.job;
   job["model"] = arguments.model;
   job["data"] = arguments.data;

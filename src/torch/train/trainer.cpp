@@ -58,7 +58,8 @@ plan::DataOptions data_options(const TrainerParts& parts, const TrainerOptions& 
 // What a checkpoint must share with the job that goes on from it.
 train::Job job_of(const TrainerParts& parts, const TrainerOptions& options) {
   train::Job job = options.job;
-  for (const auto& [name, value] : train::arithmetic_in_use()) job[name] = value;
+  for (const auto& [name, value] : train::arithmetic_in_use(parts.model.state()->device()))
+    job[name] = value;
   job["global_batch"] = std::to_string(options.global_batch);
   job["shards"] = std::to_string(options.shards);
   job["buffers"] = options.buffers == ShardBufferRule::kMean ? "mean" : "first shard";
@@ -228,9 +229,9 @@ struct Trainer::State {
       double total_weight = 0;
     };
     std::optional<OnItsWay> on_its_way;  // of the step before, on a GPU
-    StepRecord record;                // whose loss is still on its way
-    bool stop = false;                // agreed by all
-    double exposed = 0;               // ms of the step under way
+    StepRecord record;                   // whose loss is still on its way
+    bool stop = false;                   // agreed by all
+    double exposed = 0;                  // ms of the step under way
     std::int64_t samples = 0;
     std::vector<double> step_ms;
     std::vector<double> exposed_ms;
