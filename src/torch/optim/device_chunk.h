@@ -327,7 +327,8 @@ LOCKSTEP_DEVICE double lane_of_squares(const typename Of::Gradient* from, std::u
   double sum = 0;
   LOCKSTEP_UNROLL_16
   for (std::uint32_t i = lane; i < count; i += comm::kSquareLanes) {
-    const auto value = static_cast<double>(kept_gradient<Of>(from[i]));
+    const auto gradient = load_constant_pack<1>(from, i).at[0];
+    const auto value = static_cast<double>(kept_gradient<Of>(gradient));
     sum = add(sum, multiply(value, value));
   }
   return sum;
