@@ -72,9 +72,6 @@ LOCKSTEP_DEVICE const typename Of::Gradient* gradient_at(const DeviceGradients& 
     return flat_at<Gradient>(const_cast<void*>(gradients.flat), place, chunk, Of::kWideGradient);
   const auto* const entry = static_cast<const Gradient*>(gradients.entries[chunk.entry]);
   if (entry == nullptr) return nullptr;
-#if LOCKSTEP_ON_DEVICE && defined(__CUDACC__)
-  __builtin_assume(__isGlobal(entry));  // no other memory: shorter loads
-#endif
   return entry + std::size_t{chunk.block} * plan::kBlockElements;
 }
 
@@ -85,6 +82,40 @@ LOCKSTEP_DEVICE bool aligned(const void* data, std::size_t bytes) {
 template <int kWidth, typename T>
 LOCKSTEP_DEVICE Pack<T, kWidth> load_pack(const T* from, std::uint32_t index) {
   return reinterpret_cast<const Pack<T, kWidth>*>(from)[index];
+}
+#if LOCKSTEP_ON_DEVICE
+// As many bytes as the device loads at once.
+template <std::size_t kBytes>
+struct Loaded;
+template <>
+struct Loaded<16> {
+  using Type = uint4;
+};
+template <>
+struct Loaded<8> {
+  using Type = uint2;
+};
+template <>
+struct Loaded<4> {
+  using Type = unsigned int;
+};
+template <>
+struct Loaded<2> {
+  using Type = unsigned short;
+};
+#endif
+// The same of what no kernel writes at the time, wherever its address came from.
+template <int kWidth, typename T>
+LOCKSTEP_DEVICE Pack<T, kWidth> load_constant_pack(const T* from, std::uint32_t index) {
+#if LOCKSTEP_ON_DEVICE
+  const auto loaded =
+      __ldg(reinterpret_cast<const typename Loaded<sizeof(T) * kWidth>::Type*>(from) + index);
+  Pack<T, kWidth> pack;
+  memcpy(&pack, &loaded, sizeof(pack));
+  return pack;
+#else
+  return load_pack<kWidth>(from, index);
+#endif
 }
 template <int kWidth, typename T>
 LOCKSTEP_DEVICE void store_pack(const Pack<T, kWidth>& pack, T* to, std::uint32_t index) {
@@ -167,11 +198,9 @@ struct Held {
   Pack<typename Of::Gradient, kWidth> gradient;
 
   LOCKSTEP_DEVICE void load(const Parts<Of>& parts, std::uint32_t index) {
-    if (parts.gradient != nullptr) {
-      gradient = load_pack<kWidth>(parts.gradient, index);
-    } else {
-      gradient = {};
-    }
+    if constexpr (kWidth == 1) gradient = {};
+    if (kWidth > 1 || parts.gradient != nullptr)
+      gradient = load_constant_pack<kWidth>(parts.gradient, index);
     kept = load_pack<kWidth>(parts.kept, index);
     LOCKSTEP_UNROLL
     for (int i = 0; i < Rule::kStates; ++i) states[i] = load_pack<kWidth>(parts.states[i], index);
@@ -262,7 +291,9 @@ template <typename Of, typename Rule, bool kWatched, typename Numbers>
 LOCKSTEP_DEVICE void update_parts(const Parts<Of>& parts, const Numbers& numbers,
                                   std::uint32_t count, Thread thread, Seen& seen) {
   constexpr int kWidth = Of::kWidth;
-  const bool packed = aligned(parts.gradient, kWidth * sizeof(typename Of::Gradient));
+  // A parameter without a gradient is rare, and not worth a branch where it is fast.
+  const bool packed =
+      parts.gradient != nullptr && aligned(parts.gradient, kWidth * sizeof(typename Of::Gradient));
   const std::uint32_t packs = packed ? count / kWidth : 0;
   update_packs<Of, Rule, kWidth, kWatched>(parts, numbers, 0, packs, thread, seen);
   update_packs<Of, Rule, 1, kWatched>(parts, numbers, packs * kWidth, count, thread, seen);
@@ -296,7 +327,8 @@ LOCKSTEP_DEVICE double lane_of_squares(const typename Of::Gradient* from, std::u
   double sum = 0;
   LOCKSTEP_UNROLL_16
   for (std::uint32_t i = lane; i < count; i += comm::kSquareLanes) {
-    const auto value = static_cast<double>(kept_gradient<Of>(from[i]));
+    const auto gradient = load_constant_pack<1>(from, i).at[0];
+    const auto value = static_cast<double>(kept_gradient<Of>(gradient));
     sum = add(sum, multiply(value, value));
   }
   return sum;
@@ -334,7 +366,7 @@ LOCKSTEP_DEVICE void gather_packs(const From* from, Flat* flat, bool adds, std::
     LOCKSTEP_UNROLL
     for (std::uint32_t ahead = 0; ahead < kAhead; ++ahead) {
       const std::uint32_t at = i + ahead * thread.of;
-      if (at < end && from != nullptr) given[ahead] = load_pack<kWidth>(from, at);
+      if (at < end && from != nullptr) given[ahead] = load_constant_pack<kWidth>(from, at);
       if (at < end && adds) there[ahead] = load_pack<kWidth>(flat, at);
     }
     LOCKSTEP_UNROLL
