@@ -480,22 +480,4 @@ void expect_gradients_gathered(Machine& machine) {
   }
 }
 
-void expect_sums_of_the_cpu(Machine& machine) {
-  for (const DType dtype : {DType::kFloat32, DType::kFloat64, DType::kFloat16, DType::kBFloat16}) {
-    for (const std::size_t count : {1UL, 5UL, 4'096UL, 100'003UL}) {
-      for (const std::size_t skip : {0UL, 1UL}) {
-        SCOPED_TRACE(std::string(name(dtype)) + " " + std::to_string(count));
-        Bytes into = rough_bytes(dtype, count + skip, 1);
-        const Bytes from = rough_bytes(dtype, count + skip, 2);
-        std::byte* const there = machine.put(into);
-        const std::size_t at = skip * size_of(dtype);
-        machine.add(dtype, there + at, machine.put(from) + at, count);
-        comm::combine(dtype, ReduceOp::kSum, into.data() + at, from.data() + at, into.data() + at,
-                      count);
-        EXPECT_TRUE(same_bits(machine.get(there, into.size()), into));
-      }
-    }
-  }
-}
-
 }  // namespace lockstep::testing

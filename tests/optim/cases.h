@@ -11,6 +11,5 @@ void expect_nothing_written_when_skipped(Machine& machine);
 void expect_norms_of_the_cpu(Machine& machine);
 void expect_the_order_of_the_tree(Machine& machine, const std::vector<std::size_t>& sizes);
 void expect_gradients_gathered(Machine& machine);
-void expect_sums_of_the_cpu(Machine& machine);
 
 }  // namespace lockstep::testing

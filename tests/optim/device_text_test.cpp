@@ -36,9 +36,5 @@ TEST(DeviceText, GathersGradients) {
   expect_gradients_gathered(*make_host_machine());
 }
 
-TEST(DeviceText, AddsBanks) {
-  expect_sums_of_the_cpu(*make_host_machine());
-}
-
 }  // namespace
 }  // namespace lockstep::testing

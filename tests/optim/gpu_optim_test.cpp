@@ -53,10 +53,6 @@ class GpuMachine : public Machine {
     optim::queue_gather(task, stream_.get());
     wait();
   }
-  void add(DType dtype, void* into, const void* from, std::size_t count) override {
-    optim::queue_add(dtype, into, from, count, stream_.get());
-    wait();
-  }
 
  private:
   static void wait() { cuda::check(cudaDeviceSynchronize(), "a kernel"); }
@@ -103,12 +99,6 @@ TEST(GpuOptim, GathersGradients) {
   NEEDS_A_GPU();
   GpuMachine machine;
   expect_gradients_gathered(machine);
-}
-
-TEST(GpuOptim, AddsBanks) {
-  NEEDS_A_GPU();
-  GpuMachine machine;
-  expect_sums_of_the_cpu(machine);
 }
 
 // A whole step, first as it is and then from a graph, with other numbers each time.

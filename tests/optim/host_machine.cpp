@@ -145,9 +145,6 @@ class HostMachine : public Machine {
   void gather(const optim::GatherTask& task) override {
     element::choose_gather(task.range.dtype, task.flat_dtype, Gather{task});
   }
-  void add(DType dtype, void* into, const void* from, std::size_t count) override {
-    element::choose_gather(dtype, dtype, Addition{into, from, count});
-  }
 
  private:
   std::vector<std::shared_ptr<void>> memory_;

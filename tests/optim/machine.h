@@ -22,7 +22,6 @@ class Machine {
   virtual void squares(const optim::SquaresTask& task) = 0;
   virtual void clip(const optim::ClipTask& task) = 0;
   virtual void gather(const optim::GatherTask& task) = 0;
-  virtual void add(DType dtype, void* into, const void* from, std::size_t count) = 0;
 
   template <typename T>
   T* put(const std::vector<T>& values) {

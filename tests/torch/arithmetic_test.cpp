@@ -286,7 +286,7 @@ TEST(JobArithmetic, APropertyThatACheckpointDoesNotHaveIsNamed) {
 }
 
 TEST(JobArithmetic, OtherErrorsOfLibTorchPassAsTheyAre) {
-  EXPECT_THROW(train::name_what_is_not_deterministic([] { torch::ones({2}) + torch::ones({3}); }),
+  EXPECT_THROW(train::in_plain_words([] { torch::ones({2}) + torch::ones({3}); }),
                c10::Error);
 }
 

@@ -102,6 +102,9 @@ int main(int argc, char** argv) {
     return 0;
   } catch (const lockstep::BadInput& error) {
     fail(error.what(), kUsage);
+  } catch (const c10::Error& error) {
+    // Without the calls that led there, which go on for a page.
+    fail(error.what_without_backtrace(), kFailed);
   } catch (const std::exception& error) {
     fail(error.what(), kFailed);
   }

@@ -402,16 +402,6 @@ LOCKSTEP_DEVICE void gather_chunk(const GatherTask& task, const Chunk& chunk, Th
   gather_all(from, flat, task.adds, chunk.count, thread);
 }
 
-// Chunk `number` of two stretches that are no layout's.
-template <typename T>
-LOCKSTEP_DEVICE void add_chunk(T* into, const T* from, std::size_t count, std::size_t number,
-                               Thread thread) {
-  const std::size_t first = number * kChunkElements;
-  const std::size_t left = count - first;
-  gather_all(from + first, into + first, true,
-             left < kChunkElements ? static_cast<std::uint32_t>(left) : kChunkElements, thread);
-}
-
 // Calls with<Types>() for what lies in a range. Other types are a bug of the caller.
 template <typename Half, typename With>
 void choose_half(DType gradient, bool masters, const With& with) {

@@ -100,11 +100,6 @@ __global__ void gather_kernel(const GatherTask task) {
   element::gather_chunk<From, Flat>(task, chunk, {threadIdx.x, kThreads});
 }
 
-template <typename T>
-__global__ void add_kernel(T* into, const T* from, std::size_t count) {
-  element::add_chunk(into, from, count, blockIdx.x, {threadIdx.x, kThreads});
-}
-
 struct GatherLaunch {
   const GatherTask& task;
   cudaStream_t stream;
@@ -112,20 +107,6 @@ struct GatherLaunch {
   template <typename From, typename Flat>
   void operator()() const {
     gather_kernel<From, Flat><<<task.range.chunks.size(), kThreads, 0, stream>>>(task);
-  }
-};
-
-struct AddLaunch {
-  void* into;
-  const void* from;
-  std::size_t count;
-  cudaStream_t stream;
-
-  template <typename T, typename>
-  void operator()() const {
-    const auto blocks = static_cast<unsigned>((count + kChunkElements - 1) / kChunkElements);
-    add_kernel<<<blocks, kThreads, 0, stream>>>(static_cast<T*>(into),
-                                                static_cast<const T*>(from), count);
   }
 };
 
@@ -154,13 +135,6 @@ void queue_gather(const GatherTask& task, void* stream) {
   element::choose_gather(task.range.dtype, task.flat_dtype,
                          GatherLaunch{task, static_cast<cudaStream_t>(stream)});
   cuda::check(cudaGetLastError(), "launch of gathering");
-}
-
-void queue_add(DType dtype, void* into, const void* from, std::size_t count, void* stream) {
-  if (count == 0) return;
-  element::choose_gather(dtype, dtype,
-                         AddLaunch{into, from, count, static_cast<cudaStream_t>(stream)});
-  cuda::check(cudaGetLastError(), "launch of an addition");
 }
 
 }  // namespace lockstep::optim

@@ -105,7 +105,4 @@ struct GatherTask {
 };
 void queue_gather(const GatherTask& task, void* stream);
 
-// into[i] = into[i] + from[i], as comm::combine; of floating-point types. The two do not overlap.
-void queue_add(DType dtype, void* into, const void* from, std::size_t count, void* stream);
-
 }  // namespace lockstep::optim

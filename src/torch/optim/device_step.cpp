@@ -45,6 +45,7 @@ class QueuedStep : public DeviceStep {
   DeviceRange range(const ChunkTables::Typed& typed) const {
     return {on_device_.view(), typed.chunks, typed.dtype};
   }
+  float* masters_of(const ChunkTables::Typed& typed) const;
   std::size_t shift(const ChunkTables::Typed& typed) const;
   void find_gradients();
   void clip(void* stream);
@@ -80,10 +81,16 @@ DeviceGradients QueuedStep::gradients(DType dtype) const {
   return {dtype, nullptr, static_cast<const void* const*>(pointers_.data())};
 }
 
+float* QueuedStep::masters_of(const ChunkTables::Typed& typed) const {
+  const bool half = typed.dtype == DType::kFloat16 || typed.dtype == DType::kBFloat16;
+  if (!half || !optimizer_.masters()) return nullptr;
+  return reinterpret_cast<float*>(optimizer_.masters()->data());
+}
+
 // Beside masters all states lie in their layout, and parameters that have none are in another place there than in their
 // own: all of consecutive ones by as much.
 std::size_t QueuedStep::shift(const ChunkTables::Typed& typed) const {
-  if (!optimizer_.masters()) return 0;
+  if (!optimizer_.masters() || masters_of(typed) != nullptr) return 0;
   const EntryPlace& first = tables_.places()[tables_.chunks()[typed.chunks.begin].entry];
   return first.wide_offset - first.offset;
 }
@@ -105,12 +112,10 @@ void QueuedStep::update() {
     task.rule = optimizer_.rules.front()->device_rule();
     task.numbers = numbers_.data();
     task.parameters = model_.parameters().data();
-    const bool half = typed.dtype == DType::kFloat16 || typed.dtype == DType::kBFloat16;
-    if (half && optimizer_.masters())
-      task.masters = reinterpret_cast<float*>(optimizer_.masters()->data());
+    task.masters = masters_of(typed);
     const std::size_t states = optimizer_.memories.size() - (optimizer_.masters() ? 1 : 0);
     for (std::size_t i = 0; i < states; ++i)
-      task.states[i] = optimizer_.memories[i].data() + (half ? 0 : shift(typed));
+      task.states[i] = optimizer_.memories[i].data() + shift(typed);
     task.gradients = gradients(typed.dtype);
     if (optimizer_.clip_norm > 0) {
       task.factor = clipping_->factor();
@@ -123,9 +128,9 @@ void QueuedStep::update() {
 void QueuedStep::clip(void* stream) {
   if (!clipping_) clipping_.emplace(model_.layout().blocks());
   for (const auto& typed : tables_.by_type()) {
-    queue_squares({range(typed), gradients(typed.dtype), optimizer_.masters() != nullptr,
-                   clipping_->squares()},
-                  stream);
+    queue_squares(
+        {range(typed), gradients(typed.dtype), masters_of(typed) != nullptr, clipping_->squares()},
+        stream);
   }
   queue_clip(clipping_->task(optimizer_.clip_norm), stream);
   send_norm(stream);

@@ -189,9 +189,15 @@ std::map<std::string, std::string> arithmetic_in_use(Device device) {
   return properties;
 }
 
-void name_what_is_not_deterministic(const std::function<void()>& compute) {
+void in_plain_words(const std::function<void()>& compute) {
   try {
     compute();
+  } catch (const c10::OutOfMemoryError& error) {
+    const std::string said = error.what_without_backtrace();
+    throw Unavailable(fmt::format(
+        "no memory is left for the shard's batch: {}; use more shards for the same global batch, a "
+        "smaller batch, or more workers",
+        said.substr(0, said.find('\n'))));
   } catch (const c10::Error& error) {
     const std::string said = error.what_without_backtrace();
     const auto after_name = said.find(" does not have a deterministic implementation");

@@ -53,7 +53,8 @@ std::string arithmetic_environment(Device device = {});
 // are: a GPU's model is one of them, and so is whether its matrix units may round float32 (TF32).
 std::map<std::string, std::string> arithmetic_in_use(Device device = {});
 
-// Runs it. BadInput, which names the operator, for LibTorch's refusal of one that is not deterministic.
-void name_what_is_not_deterministic(const std::function<void()>& compute);
+// Runs it. BadInput, which names the operator, for LibTorch's refusal of one that is not deterministic; Unavailable
+// when a device has no memory left.
+void in_plain_words(const std::function<void()>& compute);
 
 }  // namespace lockstep::train

@@ -44,15 +44,15 @@ void DeviceShards::run(const Batch& batch, int shard, std::uint64_t seed, double
   if (graphs_ && !replay_ && warm_up_ >= kWarmUp) capture(batch, seed);
   if (replay_ && !fits(batch) && counts_.reason.empty())
     counts_.reason = "a shard of a short last batch has other samples than the captured one";
-  const torch::Tensor loss = replay_ && fits(batch) ? replay(batch, seed, weight)
-                                                    : run_eagerly(batch, seed, weight);
+  const torch::Tensor loss =
+      replay_ && fits(batch) ? replay(batch, seed, weight) : run_eagerly(batch, seed, weight);
   Record& record = *records_[step_ % 2];
   if (!record.losses.defined()) {
     const auto options = torch::TensorOptions().dtype(loss.scalar_type()).pinned_memory(true);
     record.losses = torch::empty({static_cast<std::int64_t>(hosted_)}, options);
   }
   const auto place = static_cast<std::int64_t>(record.weights.size());
-  record.losses.select(0, place).copy_(loss.view({}), /*non_blocking=*/true);
+  record.losses.select(0, place).copy_(loss.reshape(at::IntArrayRef{}), /*non_blocking=*/true);
   record.weights.emplace_back(shard, weight);
 }
 

@@ -113,7 +113,8 @@ std::vector<std::byte> HostBuffers::mean_of_shards(Comm& comm) {
 torch::Tensor tree_sum(std::vector<torch::Tensor> values) {
   while (values.size() > 1) {
     std::vector<torch::Tensor> sums;
-    for (std::size_t i = 0; i + 1 < values.size(); i += 2) sums.push_back(values[i] + values[i + 1]);
+    for (std::size_t i = 0; i + 1 < values.size(); i += 2)
+      sums.push_back(values[i] + values[i + 1]);
     if (values.size() % 2 != 0) sums.push_back(values.back());
     values = std::move(sums);
   }
@@ -165,7 +166,7 @@ void DeviceBuffers::end_step(Comm& comm, const std::vector<int>& ran) {
   void* const stream = device::current_stream(device::of(bytes_));
   if (rule_ == ShardBufferRule::kFirstShard) {
     if (comm.rank() == 0) bytes_.copy_(after_.at(0));
-    comm.broadcast(wire(bytes_), 0).wait_on(stream);
+    if (comm.size() > 1) comm.broadcast(wire(bytes_), 0).wait_on(stream);
     return;
   }
   torch::Tensor rows = torch::zeros({shards_, bytes_.numel()}, bytes_.options());
@@ -178,8 +179,8 @@ torch::Tensor DeviceBuffers::mean_of(const torch::Tensor& rows, const std::vecto
   torch::Tensor next = rows[ran.front()].clone();  // counters: the first's
   for (const auto& [name, tensor] : buffers_) {
     if (!tensor.is_floating_point() || tensor.numel() == 0) continue;
-    const auto first = static_cast<std::byte*>(tensor.data_ptr()) -
-                       static_cast<std::byte*>(bytes_.data_ptr());
+    const auto first =
+        static_cast<std::byte*>(tensor.data_ptr()) - static_cast<std::byte*>(bytes_.data_ptr());
     const auto part = [&](const torch::Tensor& row) {
       const auto end = first + static_cast<std::int64_t>(tensor.nbytes());
       return row.slice(0, first, end).view(tensor.scalar_type());

@@ -640,7 +640,7 @@ TrainingResult Trainer::run() {
   std::int64_t step = first;
   while (step < end && !progress.stop) {
     const auto began = Clock::now();
-    train::name_what_is_not_deterministic([&] { state.run_step(step); });
+    train::in_plain_words([&] { state.run_step(step); });
     const double exposed = progress.exposed;
     state.start_metrics();
     progress.step_ms.push_back(milliseconds(Clock::now() - began));
