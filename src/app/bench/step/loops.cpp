@@ -262,14 +262,10 @@ std::unique_ptr<TrainerClock> make_clock(const StepJob& job, World& world) {
   return std::make_unique<HostClock>(job);
 }
 
-// A template for as long as TrainingResult may have no such numbers.
-template <typename Result>
-void note_graphs(const Result& training, StepTimes& result) {
-  if constexpr (requires { training.on_device.replayed; }) {
-    result.graph_shards = training.on_device.replayed;
-    result.eager_shards = training.on_device.eager;
-    result.eager_reason = training.on_device.reason;
-  }
+void note_graphs(const TrainingResult& training, StepTimes& result) {
+  result.graph_shards = training.on_device.replayed;
+  result.eager_shards = training.on_device.eager;
+  result.eager_reason = training.on_device.reason;
 }
 
 // The Trainer is told to stop when the job has had its steps, or its seconds.
@@ -311,17 +307,6 @@ StepTimes run_trainer(const StepJob& job, World& world, bool checked) {
   return result;
 }
 
-// A template for as long as DataParallelOptions may have no such switch.
-template <typename Options>
-Options forced(Options options) {
-  if constexpr (requires { options.force_collectives; }) {
-    options.force_collectives = true;
-  } else {
-    throw Unavailable("this Lockstep cannot reduce in a world of one");
-  }
-  return options;
-}
-
 }  // namespace
 
 StepTimes run_steps(const StepJob& job, World& world) {
@@ -330,7 +315,7 @@ StepTimes run_steps(const StepJob& job, World& world) {
   if (job.system == "plain-zeroed") return run_plain(job, world, false);
   if (job.system == "drop-in") return run_drop_in(job, world, world);
   if (job.system == "drop-in-forced")
-    return run_drop_in(job, world, world, forced(DataParallelOptions{}));
+    return run_drop_in(job, world, world, {.force_collectives = true});
   if (job.system == "trainer" || job.system == "trainer-deterministic")
     return run_trainer(job, world, true);
   if (job.system == "trainer-unchecked") return run_trainer(job, world, false);
