@@ -9,7 +9,7 @@
 #include "comm/core/parity.h"
 #include "plan/tree.h"
 #include "tests/support/elements.h"
-#include "torch/optim/kernels.h"
+#include "torch/kernels/kernels.h"
 
 namespace lockstep::testing {
 namespace {

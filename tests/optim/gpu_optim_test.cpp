@@ -13,8 +13,8 @@
 #include "plan/tree.h"
 #include "tests/optim/cases.h"
 #include "tests/support/elements.h"
-#include "torch/optim/device_tables.h"
-#include "torch/optim/kernels.h"
+#include "torch/kernels/device_tables.h"
+#include "torch/kernels/kernels.h"
 
 namespace lockstep::testing {
 namespace {

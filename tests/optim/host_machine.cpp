@@ -1,7 +1,7 @@
 #include <cstring>
 
 #include "tests/optim/machine.h"
-#include "torch/optim/device_chunk.h"
+#include "torch/kernels/device_chunk.h"
 
 namespace lockstep::testing {
 namespace {

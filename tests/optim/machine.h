@@ -5,7 +5,7 @@
 #include <memory>
 #include <vector>
 
-#include "torch/optim/device_update.h"
+#include "torch/kernels/device_update.h"
 
 namespace lockstep::testing {
 

@@ -41,10 +41,11 @@ class QueuedStep : public DeviceStep {
   static std::vector<std::uint16_t> rules_of(const Optimizer::Impl& optimizer) {
     return {optimizer.rule_of.begin(), optimizer.rule_of.end()};
   }
-  optim::DeviceGradients gradients(DType dtype) const;
-  optim::DeviceRange range(const optim::ChunkTables::Typed& typed) const {
+  DeviceGradients gradients(DType dtype) const;
+  DeviceRange range(const ChunkTables::Typed& typed) const {
     return {on_device_.view(), typed.chunks, typed.dtype};
   }
+  std::size_t shift(const ChunkTables::Typed& typed) const;
   void find_gradients();
   void clip(void* stream);
   void send_norm(void* stream);
@@ -52,12 +53,12 @@ class QueuedStep : public DeviceStep {
 
   Optimizer::Impl& optimizer_;
   replica::Replicated& model_;
-  optim::ChunkTables tables_;
-  optim::DeviceTables on_device_;
+  ChunkTables tables_;
+  DeviceTables on_device_;
   device::SmallTable numbers_;   // of the step, by rule
   device::SmallTable pointers_;  // to gradients, by entry
   bool in_place_ = false;        // or all gradients are in their places
-  std::optional<optim::ClipMemory> clipping_;
+  std::optional<ClipMemory> clipping_;
   std::array<Norm, kNorms> norms_;
   std::size_t next_norm_ = 0;
   double last_ = 0;
@@ -74,9 +75,17 @@ void QueuedStep::find_gradients() {
   if (where) pointers_.set(*where);
 }
 
-optim::DeviceGradients QueuedStep::gradients(DType dtype) const {
+DeviceGradients QueuedStep::gradients(DType dtype) const {
   if (in_place_) return {dtype, model_.gradients().data(), nullptr};
   return {dtype, nullptr, static_cast<const void* const*>(pointers_.data())};
+}
+
+// Beside masters all states lie in their layout, and parameters that have none are in another place there than in their
+// own: all of consecutive ones by as much.
+std::size_t QueuedStep::shift(const ChunkTables::Typed& typed) const {
+  if (!optimizer_.masters()) return 0;
+  const EntryPlace& first = tables_.places()[tables_.chunks()[typed.chunks.begin].entry];
+  return first.wide_offset - first.offset;
 }
 
 void QueuedStep::update() {
@@ -91,7 +100,7 @@ void QueuedStep::update() {
   optimizer_.refresh_masters();
   if (optimizer_.clip_norm > 0) clip(stream);
   for (const auto& typed : tables_.by_type()) {
-    optim::UpdateTask task;
+    UpdateTask task;
     task.range = range(typed);
     task.rule = optimizer_.rules.front()->device_rule();
     task.numbers = numbers_.data();
@@ -99,36 +108,36 @@ void QueuedStep::update() {
     const bool half = typed.dtype == DType::kFloat16 || typed.dtype == DType::kBFloat16;
     if (half && optimizer_.masters())
       task.masters = reinterpret_cast<float*>(optimizer_.masters()->data());
-    for (std::size_t i = 0; i < optimizer_.kind.states.size(); ++i)
-      task.states[i] = optimizer_.memories[i].data();
+    const std::size_t states = optimizer_.memories.size() - (optimizer_.masters() ? 1 : 0);
+    for (std::size_t i = 0; i < states; ++i)
+      task.states[i] = optimizer_.memories[i].data() + (half ? 0 : shift(typed));
     task.gradients = gradients(typed.dtype);
     if (optimizer_.clip_norm > 0) {
       task.factor = clipping_->factor();
       task.skip = clipping_->skip();
     }
-    optim::queue_update(task, stream);
+    queue_update(task, stream);
   }
 }
 
 void QueuedStep::clip(void* stream) {
   if (!clipping_) clipping_.emplace(model_.layout().blocks());
   for (const auto& typed : tables_.by_type()) {
-    optim::queue_squares(
-        {range(typed), gradients(typed.dtype), optimizer_.masters() != nullptr,
-         clipping_->squares()},
-        stream);
+    queue_squares({range(typed), gradients(typed.dtype), optimizer_.masters() != nullptr,
+                   clipping_->squares()},
+                  stream);
   }
-  optim::queue_clip(clipping_->task(optimizer_.clip_norm), stream);
+  queue_clip(clipping_->task(optimizer_.clip_norm), stream);
   send_norm(stream);
 }
 
 void QueuedStep::send_norm(void* stream) {
   Norm& norm = norms_[next_norm_++ % kNorms];
   if (norm.step > 0) take(norm);
-  const auto bytes = static_cast<std::int64_t>(sizeof(optim::Clipping));
+  const auto bytes = static_cast<std::int64_t>(sizeof(Clipping));
   const auto options = torch::TensorOptions().dtype(torch::kUInt8);
   if (!norm.clipping.defined()) norm.clipping = torch::empty({bytes}, options.pinned_memory(true));
-  auto* const result = const_cast<optim::Clipping*>(clipping_->result());
+  auto* const result = const_cast<Clipping*>(clipping_->result());
   norm.clipping.copy_(
       torch::from_blob(result, {bytes}, options.device(torch::Device(model_.device()))),
       /*non_blocking=*/true);
@@ -138,7 +147,7 @@ void QueuedStep::send_norm(void* stream) {
 
 double QueuedStep::take(Norm& norm) {
   norm.copied.wait(Deadline::after(model_.comm().timeout()));
-  optim::Clipping result;
+  Clipping result;
   std::memcpy(&result, norm.clipping.data_ptr(), sizeof result);
   const std::int64_t step = std::exchange(norm.step, 0);
   if (std::isfinite(result.norm)) return result.norm;

@@ -36,8 +36,8 @@ void widened(DType half, const std::byte* from, std::size_t count, const Body& b
 }  // namespace
 
 FlatGradients::FlatGradients(const std::vector<NamedTensor>& parameters, const plan::Layout& layout,
-                             FlatMemory memory)
-    : memory_(std::move(memory)) {
+                             FlatMemory memory, std::shared_ptr<Gather> gather)
+    : memory_(std::move(memory)), gather_(std::move(gather)) {
   places_.reserve(layout.entries().size());
   for (const plan::Entry& entry : layout.entries()) {
     torch::Tensor parameter = parameters[entry.registered].tensor;
@@ -113,21 +113,36 @@ void FlatGradients::move_in(Place& place, const torch::Tensor& grad) {
   }
 }
 
-void FlatGradients::bring(std::size_t entry) {
+// For one that the kernel cannot read.
+void FlatGradients::bring_alone(std::size_t entry) {
   Place& place = places_[entry];
   const torch::Tensor& grad = place.parameter.grad();
-  check(entry);
-  if (!grad.defined()) {
-    if (!place.hidden) place.view.zero_();
-  } else if (grad.data_ptr() != place.view.data_ptr()) {
-    move_in(place, place.wide() ? grad.to_dense() : grad);
-  }
-  place.attach();
+  if (!grad.defined() || grad.data_ptr() == place.view.data_ptr()) return;
+  move_in(place, place.wide() ? grad.to_dense() : grad);
 }
 
+// Either all of a bucket are hidden, or none is: clear() and hide() are for all.
 void FlatGradients::bring(const plan::Bucket& bucket) {
   torch::NoGradGuard no_grad;
-  for (std::size_t i = 0; i < bucket.entries; ++i) bring(bucket.first_entry + i);
+  const std::size_t end = bucket.first_entry + bucket.entries;
+  const bool adds = places_[bucket.first_entry].hidden;
+  std::vector<const void*> readable;
+  bool all_there = true;
+  for (std::size_t entry = bucket.first_entry; entry < end; ++entry) {
+    check(entry);
+    const Place& place = places_[entry];
+    const torch::Tensor& grad = place.parameter.grad();
+    const bool can_read =
+        grad.defined() && grad.scalar_type() == place.type && in_the_same_order(grad, place.view);
+    readable.push_back(can_read ? grad.data_ptr() : nullptr);
+    all_there = all_there && (grad.defined() ? grad.data_ptr() == place.view.data_ptr() : adds);
+  }
+  if (!all_there)
+    gather_->run(bucket, readable, memory_, places_[bucket.first_entry].entry.dtype, adds);
+  for (std::size_t entry = bucket.first_entry; entry < end; ++entry) {
+    if (readable[entry - bucket.first_entry] == nullptr) bring_alone(entry);
+    places_[entry].attach();
+  }
 }
 
 std::optional<std::vector<const void*>> FlatGradients::whereabouts() const {
@@ -235,10 +250,6 @@ void FlatGradients::look_at(std::size_t entry) {
 void FlatGradients::settle() {
   torch::NoGradGuard no_grad;
   for (std::size_t entry = 0; entry < places_.size(); ++entry) {
-    if (on_device()) {
-      bring(entry);
-      continue;
-    }
     Place& place = places_[entry];
     const torch::Tensor& grad = place.parameter.grad();
     check(entry);

@@ -26,6 +26,7 @@
 #include "plan/slices.h"
 #include "torch/replica/fault.h"
 #include "torch/replica/flat_memory.h"
+#include "torch/replica/gather.h"
 
 namespace lockstep::replica {
 
@@ -36,8 +37,9 @@ namespace lockstep::replica {
 class FlatGradients {
  public:
   // `parameters` in registration order, as the layout numbers them; those of a half type may have float32 there.
+  // `gather` is for memory of a GPU.
   FlatGradients(const std::vector<NamedTensor>& parameters, const plan::Layout& layout,
-                FlatMemory memory);
+                FlatMemory memory, std::shared_ptr<Gather> gather = nullptr);
 
   // `parities` has one for each piece. A fault that is found is noted as this worker's.
   void watch(FlatMemory parities, const plan::Pieces& pieces, FirstFault& faults, int worker);
@@ -96,7 +98,7 @@ class FlatGradients {
   };
   void move_in(Place& place, const torch::Tensor& grad);
   void move_in_watched(std::size_t entry, const torch::Tensor& grad);
-  void bring(std::size_t entry);
+  void bring_alone(std::size_t entry);
   void look_at(std::size_t entry);
   void expect(std::size_t piece, comm::Parity seen) const;
   template <typename Body>
@@ -104,6 +106,7 @@ class FlatGradients {
   comm::Parity* parities() const { return reinterpret_cast<comm::Parity*>(parities_->data()); }
 
   FlatMemory memory_;
+  std::shared_ptr<Gather> gather_;
   std::optional<FlatMemory> parities_;
   const plan::Pieces* pieces_ = nullptr;
   FirstFault* faults_ = nullptr;

@@ -5,8 +5,8 @@
 #include <lockstep/errors.h>
 
 #include <algorithm>
-#include <mutex>
 #include <cstdint>
+#include <mutex>
 #include <utility>
 
 #include <torch/csrc/autograd/engine.h>
@@ -44,17 +44,6 @@ plan::Layout layout_of(const std::vector<NamedTensor>& trained) {
   return plan::Layout(parameters);
 }
 
-// The same entries in the types in which they are added up; nothing if all of them are.
-std::optional<plan::Layout> layout_of_sums(const plan::Layout& layout) {
-  std::vector<plan::Parameter> parameters(layout.entries().size());
-  bool differs = false;
-  for (const plan::Entry& entry : layout.entries()) {
-    parameters[entry.registered] = {entry.name, comm::sum_type(entry.dtype), entry.count};
-    differs = differs || comm::is_half(entry.dtype);
-  }
-  return differs ? std::optional(plan::Layout(parameters)) : std::nullopt;
-}
-
 bool in_one_pass(const FlatMemory& gradients, Algorithm algorithm) {
   return gradients.shared() &&
          (algorithm == Algorithm::kAutomatic || algorithm == Algorithm::kDirect);
@@ -67,6 +56,16 @@ plan::BucketOptions bucket_limits(const DataParallelOptions& options, const Flat
 }
 
 }  // namespace
+
+std::optional<plan::Layout> layout_of_sums(const plan::Layout& layout) {
+  std::vector<plan::Parameter> parameters(layout.entries().size());
+  bool differs = false;
+  for (const plan::Entry& entry : layout.entries()) {
+    parameters[entry.registered] = {entry.name, comm::sum_type(entry.dtype), entry.count};
+    differs = differs || comm::is_half(entry.dtype);
+  }
+  return differs ? std::optional(plan::Layout(parameters)) : std::nullopt;
+}
 
 WeightScope::WeightScope(double weight) : outer_(current_weight) {
   set_weight(weight);
@@ -128,7 +127,8 @@ Replicated::Replicated(Comm comm, Model model, FlatParameters parameters, FlatMe
       buffer_sync_(comm, model_.buffers, gradients.device()),
       comm_(std::move(comm)) {
   syncs_buffers_ = options.buffers == BufferSource::kLeader;
-  banks_.emplace_back(model_.trained, layout_, std::move(gradients));
+  gather_ = make_gather(layout_, pieces_, gradients.device());
+  banks_.emplace_back(model_.trained, layout_, std::move(gradients), gather_);
   on_device() ? banks_.front().clear() : banks_.front().settle();
   forget();
 }
@@ -142,14 +142,19 @@ void Replicated::make_banks(int count, BankHolds holds) {
   }
   while (banks_.size() < place_of(count)) {
     FlatMemory memory(comm_, bank_layout().bytes(), Copies::kPerWorker, device());
-    banks_.emplace_back(model_.trained, bank_layout(), std::move(memory));
+    banks_.emplace_back(model_.trained, bank_layout(), std::move(memory), gather_);
   }
+}
+
+void Replicated::settle_bank() {
+  if (!on_device()) return banks_[bank_in_use_].settle();
+  for (const plan::Bucket& bucket : buckets_) banks_[bank_in_use_].bring(bucket);
 }
 
 void Replicated::use_place(std::size_t place) {
   const bool hides = banks_[place].watched() || on_device();
   if (bank_in_use_ == place && !hides) return;
-  banks_[bank_in_use_].settle();
+  settle_bank();
   bank_in_use_ = place;
   if (hides) {
     banks_[place].hide();
@@ -165,7 +170,7 @@ void Replicated::use_bank(int bank) {
 void Replicated::use_gradients() {
   if (!on_device()) return use_place(0);
   if (bank_in_use_ == 0) return;
-  banks_[bank_in_use_].settle();
+  settle_bank();
   bank_in_use_ = 0;
   banks_.front().attach();
 }
@@ -201,7 +206,7 @@ void Replicated::settle() {
 }
 
 void Replicated::add_banks(int into, int from) {
-  banks_[bank_in_use_].settle();  // it may be one of them
+  settle_bank();  // it may be one of them
   if (watches_gradients()) return banks_[place_of(into)].add(banks_[place_of(from)]);
   torch::NoGradGuard no_grad;
   for (const plan::Bucket& bucket : buckets_) {
@@ -213,10 +218,6 @@ void Replicated::add_banks(int into, int from) {
     const Buffer right = banks_[place_of(from)].bucket(bucket);
     comm::combine(left.dtype, ReduceOp::kSum, left.data, right.data, left.data, left.count);
   }
-}
-
-void Replicated::bring_gradients() {
-  for (const plan::Bucket& bucket : buckets_) banks_[bank_in_use_].bring(bucket);
 }
 
 // After a synchronisation nothing has been added up.
@@ -308,10 +309,9 @@ void Replicated::launch(std::size_t bucket, double factor) {
   if (pass_.works.empty()) times.first_launch = since_begin();
   if (!ledger_.complete()) ++times.launched_before_end;
   ++times.buckets;
-  pass_.works.push_back(
-      reduce(buckets_[bucket], {.factor = factor,
-                                .algorithm = options_.algorithm,
-                                .even_alone = options_.force_collectives}));
+  pass_.works.push_back(reduce(buckets_[bucket], {.factor = factor,
+                                                  .algorithm = options_.algorithm,
+                                                  .even_alone = options_.force_collectives}));
 }
 
 // On a GPU a world of one has nobody to reduce with, and gradients that are as they should be stay where they are.

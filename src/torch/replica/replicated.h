@@ -29,6 +29,9 @@
 
 namespace lockstep::replica {
 
+// The same entries in the types in which they are added up; nothing if all of them are.
+std::optional<plan::Layout> layout_of_sums(const plan::Layout& layout);
+
 // Threads:   one caller at a time; hooks run on the thread that calls backward().
 // Blocking:  make(), finish and the collective members, at most the Comm's timeout.
 // Failure:   as Replica.
@@ -55,7 +58,7 @@ class Replicated : public std::enable_shared_from_this<Replicated> {
   std::optional<std::vector<const void*>> gradient_whereabouts() const {
     return banks_[bank_in_use_].whereabouts();
   }
-  void bring_gradients();
+  void bring_gradients() { settle_bank(); }
   Device device() const { return gradients().device(); }
   bool on_device() const { return device().kind != DeviceKind::kCpu; }
 
@@ -189,6 +192,7 @@ class Replicated : public std::enable_shared_from_this<Replicated> {
   // In banks_.
   std::size_t place_of(int bank) const { return static_cast<std::size_t>(bank) + (wide_ ? 1 : 0); }
   void use_place(std::size_t place);
+  void settle_bank();
   std::chrono::nanoseconds since_begin() const { return Clock::now() - pass_.began; }
 
   DataParallelOptions options_;
@@ -199,6 +203,7 @@ class Replicated : public std::enable_shared_from_this<Replicated> {
   FirstFault faults_;
   std::vector<plan::Bucket> buckets_;
   FlatParameters parameters_;
+  std::shared_ptr<Gather> gather_;    // of a GPU
   std::vector<FlatGradients> banks_;  // the user's gradients first
   std::size_t bank_in_use_ = 0;
   std::optional<Sharded> sharded_;

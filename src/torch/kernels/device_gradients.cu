@@ -2,7 +2,7 @@
 #include "comm/core/kernels.h"
 #include "comm/cuda/check.h"
 #include "comm/cuda/launch.h"
-#include "torch/optim/device_chunk.h"
+#include "torch/kernels/device_chunk.h"
 
 namespace lockstep::optim {
 namespace {

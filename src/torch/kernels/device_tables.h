@@ -2,7 +2,7 @@
 #pragma once
 
 #include "comm/cuda/memory.h"
-#include "torch/optim/device_update.h"
+#include "torch/kernels/device_update.h"
 
 namespace lockstep::optim {
 

@@ -7,7 +7,7 @@
 #include <type_traits>
 
 #include "base/check.h"
-#include "torch/optim/device_update.h"
+#include "torch/kernels/device_update.h"
 
 #if LOCKSTEP_ON_DEVICE
 #define LOCKSTEP_UNROLL _Pragma("unroll")

@@ -1,4 +1,4 @@
-#include "torch/optim/chunks.h"
+#include "torch/kernels/chunks.h"
 
 #include <fmt/format.h>
 #include <lockstep/errors.h>

@@ -1,4 +1,4 @@
-#include "torch/optim/kernels.h"
+#include "torch/kernels/kernels.h"
 
 #include <algorithm>
 #include <array>
@@ -8,7 +8,7 @@
 #include "base/check.h"
 #include "comm/core/dispatch.h"
 #include "comm/core/kernels.h"
-#include "torch/optim/update_element.h"
+#include "torch/kernels/update_element.h"
 
 namespace lockstep::optim {
 namespace {

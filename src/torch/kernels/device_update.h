@@ -17,8 +17,8 @@
 #include <cstddef>
 #include <cstdint>
 
-#include "torch/optim/chunks.h"
-#include "torch/optim/update_element.h"
+#include "torch/kernels/chunks.h"
+#include "torch/kernels/update_element.h"
 
 namespace lockstep::optim {
 

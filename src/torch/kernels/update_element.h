@@ -6,7 +6,7 @@
 #include <cmath>
 
 #include "comm/cuda/element.h"
-#include "torch/optim/kernels.h"
+#include "torch/kernels/kernels.h"
 
 namespace lockstep::optim::element {
 

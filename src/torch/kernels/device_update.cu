@@ -1,5 +1,5 @@
 #include "base/check.h"
-#include "torch/optim/update_kernel.h"
+#include "torch/kernels/update_kernel.h"
 
 namespace lockstep::optim {
 namespace {

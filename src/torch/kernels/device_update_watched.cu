@@ -1,4 +1,4 @@
-#include "torch/optim/update_kernel.h"
+#include "torch/kernels/update_kernel.h"
 
 namespace lockstep::optim {
 
