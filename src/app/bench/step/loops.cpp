@@ -1,5 +1,6 @@
 #include "app/bench/step/loops.h"
 
+#include <lockstep/autocast.h>
 #include <lockstep/errors.h>
 #include <lockstep/trainer.h>
 
@@ -9,7 +10,6 @@
 #include <optional>
 #include <set>
 
-#include "app/bench/step/autocast.h"
 #include "app/bench/step/device.h"
 #include "base/memory_use.h"
 #include "plan/tree.h"
