@@ -25,7 +25,8 @@ struct AutocastOptions {
 //
 // Threads:   for the thread that made it, which ends it, too. One may stand within another; they end in turn.
 // Blocking:  never.
-// Failure:   BadInput for a device that is neither the CPU nor CUDA, and for a type that is neither bfloat16 nor float16.
+// Failure:   BadInput for a device that is neither the CPU nor CUDA, for a type that is neither bfloat16 nor float16, and
+//            for one that this LibTorch does not know there.
 // Ownership: what was before it is so again after it. The outermost releases the weights that were cast.
 class Autocast {
  public:

@@ -74,13 +74,27 @@ TEST(AutocastGuard, EverySwitchIsAgainWhatItWas) {
   const std::string before = switches();
   EXPECT_EQ(before, "false BFloat16, false Half");
   {
+    const Autocast half(torch::kCUDA, torch::kBFloat16);
+    EXPECT_EQ(switches(), "false BFloat16, true BFloat16");
+    {
+      const Autocast other(torch::kCUDA, torch::kFloat16, {.enabled = false});
+      EXPECT_EQ(switches(), "false BFloat16, false Half");
+      const Autocast cpu(torch::kCPU, torch::kBFloat16);
+      EXPECT_EQ(switches(), "true BFloat16, false Half");
+    }
+    EXPECT_EQ(switches(), "false BFloat16, true BFloat16");
+  }
+  EXPECT_EQ(switches(), before);
+}
+
+// Older LibTorch has no float16 on CPUs.
+TEST(AutocastGuard, WhatLibTorchRefusesLeavesNothingBehind) {
+  const std::string before = switches();
+  try {
     const Autocast half(torch::kCPU, torch::kFloat16);
     EXPECT_EQ(switches(), "true Half, false Half");
-    {
-      const Autocast other(torch::kCUDA, torch::kBFloat16);
-      EXPECT_EQ(switches(), "true Half, true BFloat16");
-    }
-    EXPECT_EQ(switches(), "true Half, false Half");
+  } catch (const BadInput& error) {
+    EXPECT_EQ(std::string(error.what()).find("this LibTorch has no Autocast to Half here"), 0U);
   }
   EXPECT_EQ(switches(), before);
 }

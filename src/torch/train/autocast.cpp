@@ -1,4 +1,5 @@
 #include <ATen/autocast_mode.h>
+#include <c10/util/Exception.h>
 #include <fmt/format.h>
 #include <lockstep/autocast.h>
 #include <lockstep/errors.h>
@@ -59,9 +60,14 @@ Autocast::Autocast(torch::DeviceType device, torch::ScalarType dtype, AutocastOp
       enabled_before_(autocast_enabled(device)),
       dtype_before_(autocast_dtype(device)),
       caches_before_(autocast::is_autocast_cache_enabled()) {
+  try {
+    set_dtype_of_autocast(device_, dtype);
+  } catch (const c10::Error& error) {
+    throw BadInput(fmt::format("this LibTorch has no Autocast to {} here: {}", c10::toString(dtype),
+                               error.what_without_backtrace()));
+  }
   autocast::increment_nesting();
   enable_autocast(device_, options.enabled);
-  set_dtype_of_autocast(device_, dtype);
   autocast::set_autocast_cache_enabled(options.cache_weights);
 }
 
