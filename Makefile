@@ -2,14 +2,15 @@
 # make train        train a cnn on Fashion-MNIST with one worker per core
 # make test         everything a change must pass: tests, sanitizers, checks of form, a short fuzz
 # make test-full    the same with the long ones
-# make test-gpu     the tests of the nccl engine on a GPU of this host, and a few without one
+# make test-gpu     the tests of the nccl engine and of the optimizers on a GPU of this host, and a few without one
 # make fuzz         the fuzzers, FUZZ_SECONDS each (default 300)
 # make bench        the measurements that the docs quote, into docs/benchmarks.md; some 15 minutes
+# make bench-gpu    training steps on a GPU, beside PyTorch's, into docs/benchmarks-gpu.md; some 6 minutes
 # make deps         install the packages of packages.txt that are missing
 # make format       clang-format over the tree        make tidy   clang-tidy over the tree
 SHELL := /bin/bash
 .DEFAULT_GOAL := all
-.PHONY: all deps build train test test-full test-gpu fuzz bench bench-peers format format-check tidy clean install
+.PHONY: all deps build train test test-full test-gpu fuzz bench bench-gpu bench-peers format format-check tidy clean install
 
 JOBS ?= $(shell nproc)
 FUZZ_SECONDS ?= 300
@@ -36,13 +37,18 @@ test-full: build
 # LibTorch is not needed for it. What is needed beside it is in docs/guide/gpus.md; nothing is installed here.
 test-gpu:
 	@cmake --preset cuda -DLOCKSTEP_WITH_TORCH=OFF -DLOCKSTEP_WITH_CUDA=ON $(CMAKE_ARGS) >/dev/null
-	@cmake --build --preset cuda -j $(JOBS) --target gpu_test nccl_test
+	@cmake --build --preset cuda -j $(JOBS) --target gpu_test gpu_optim_test nccl_test
 	@$(CTEST) --test-dir build/cuda -L "gpu|nccl"
 fuzz: deps
 	@tools/fuzz.sh $(FUZZ_SECONDS)
 # The peers are installed first, for CMake to find them.
 bench: bench-peers build
 	@tools/bench.sh
+# Wants LibTorch with CUDA, most easily that of a python3 with PyTorch; nothing is installed here.
+bench-gpu:
+	@cmake --preset cuda -DLOCKSTEP_WITH_TORCH=ON -DLOCKSTEP_WITH_CUDA=ON $(CMAKE_ARGS) >/dev/null
+	@cmake --build --preset cuda -j $(JOBS) --target lockstep
+	@tools/bench_gpu.sh
 bench-peers:
 	@tools/install_deps.sh packages-bench.txt
 format:

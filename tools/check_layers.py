@@ -16,7 +16,7 @@ PUBLIC = {
     "errors.h": "base", "deadline.h": "base",
     "buffer.h": "comm", "work.h": "comm", "bootstrap.h": "comm", "comm.h": "comm", "arena.h": "comm",
     "world.h": "control",
-    "data_parallel.h": "torch", "optim.h": "torch", "data.h": "torch", "trainer.h": "torch", "checkpoint.h": "torch",
+    "autocast.h": "torch", "data_parallel.h": "torch", "optim.h": "torch", "data.h": "torch", "trainer.h": "torch", "checkpoint.h": "torch",
     "lockstep.h": "app",
 }
 # Plain data and constants, for everybody above base.
@@ -27,7 +27,7 @@ ENGINES = {"thread", "gloo", "shm", "nccl"}
 INCLUDE = re.compile(r'^\s*#\s*include\s*[<"]([^">]+)[">]')
 LIBTORCH = re.compile(r"^(torch|ATen|c10)/")
 # Folders of torch/ that stand below the rest of it: sanitizers and fuzzers run over them, which LibTorch does not bear.
-WITHOUT_LIBTORCH = {"formats": {"base"}}
+WITHOUT_LIBTORCH = {"formats": {"base"}, "kernels": {"base", "plan", "comm"}}
 
 
 def layer_of(path, root):

@@ -50,6 +50,10 @@ struct DataParallelOptions {
   std::size_t first_bucket_bytes = std::size_t{1} << 20;
   std::size_t bucket_bytes = std::size_t{25} << 20;
   Algorithm algorithm = Algorithm::kAutomatic;
+
+  // Reduces in a world of one, too, where there is nothing to add: for measuring what it costs. On a GPU that world is
+  // one of the nccl engine.
+  bool force_collectives = false;
 };
 
 // When the parts of the last synchronised backward happened, from its first gradient on.

@@ -65,6 +65,9 @@ struct TrainerOptions {
   int loader_threads = 1;
   int prefetch = 2;
 
+  // On a GPU: what a shard queues is captured as a CUDA graph and replayed, where it can be. The bits are the same.
+  bool cuda_graphs = true;
+
   // Looks for bits that changed on their own: updates compare what they read with what was written, and workers their
   // copies, step by step (docs/internals/numerics.md). A loss or a hook that writes to parameters is taken for one.
   bool check_divergence = true;
@@ -102,10 +105,18 @@ struct Evaluation {
   std::int64_t samples = 0;
 };
 
+// How the shards of a worker ran on its GPU.
+struct ShardCounts {
+  std::int64_t replayed = 0;  // as a CUDA graph
+  std::int64_t eager = 0;
+  std::string reason;  // why some were eager that might have been replayed; empty: none
+};
+
 struct TrainingResult {
   std::int64_t first_step = 0;       // where it began: 0, or the checkpoint's
   std::int64_t steps = 0;            // of the job, done
   int shards = 0;                    // of the job
+  ShardCounts on_device;             // of this worker
   bool stopped = false;              // by request_stop()
   std::optional<double> final_loss;  // none without a step
   std::optional<Evaluation> evaluation;

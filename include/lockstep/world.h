@@ -10,9 +10,17 @@
 
 namespace lockstep {
 
+namespace control {
+struct Joining;
+}
+
 struct JoinOptions {
   // The engine; empty: LOCKSTEP_ENGINE, else the best that this build has for these workers.
   std::string engine;
+
+  // "cpu", or "cuda": a GPU for each worker, the one with its local rank for a number. Empty:
+  // LOCKSTEP_DEVICE, else "cuda" where the engine nccl is asked for, else "cpu".
+  std::string device;
 
   // How long to wait for the others, and the timeout of every later operation.
   // Zero: LOCKSTEP_TIMEOUT (seconds), else 300 s.
@@ -35,7 +43,7 @@ class World {
   int size() const;
   bool leader() const { return rank() == 0; }
 
-  // This worker's place on its host, for choosing a device.
+  // This worker's place on its host.
   int local_rank() const;
   int local_size() const;
 
@@ -46,7 +54,8 @@ class World {
   // hand), "program" (see over()) or "alone".
   const std::string& launcher() const;
 
-  // Where this worker's tensors belong; converts to a torch::Device.
+  // Where this worker's tensors belong; converts to a torch::Device. A GPU is also the current one
+  // of the thread that joined.
   Device device() const;
 
   Comm& comm();
@@ -55,10 +64,10 @@ class World {
   Comm open_channel();
 
   // A world over workers that were connected otherwise, such as threads of this process.
-  static World over(Comm comm);
+  static World over(Comm comm, Device device = {});
 
  private:
-  friend World join(const JoinOptions& options);
+  friend struct control::Joining;
   struct State;
   explicit World(std::unique_ptr<State> state);
   std::unique_ptr<State> state_;

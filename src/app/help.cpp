@@ -22,6 +22,7 @@ constexpr char kRunHelp[] = R"(Starts a program as N workers of one job and ends
   -e, --env K=V      set a variable for every worker; may be given again
       --threads T    OpenMP and OpenBLAS threads per worker (default: what you exported, else 1)
       --engine E     what moves bytes between workers (see `lockstep doctor`; default: the best)
+      --device D     cpu, or cuda: one GPU for each worker (default: cpu)
       --timeout S    seconds that joining, and any later operation, may take (default: 300)
       --grace S      seconds from a forwarded Ctrl-C or SIGTERM to SIGKILL (default: 10)
       --log-dir D    also write each worker's output to D/rank-3.out and D/rank-3.err

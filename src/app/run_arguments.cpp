@@ -13,8 +13,9 @@
 namespace lockstep::app {
 namespace {
 
-constexpr std::array<std::string_view, 9> kWithValue = {
-    "-n", "--workers", "--env", "--log-dir", "--timeout", "--threads", "--engine", "--grace", "-e"};
+constexpr std::array<std::string_view, 10> kWithValue = {
+    "-n",        "--workers", "--env",   "--log-dir", "--timeout",
+    "--threads", "--engine",  "--grace", "--device",  "-e"};
 
 bool takes_next(std::string_view argument) {
   return std::find(kWithValue.begin(), kWithValue.end(), argument) != kWithValue.end();
@@ -52,6 +53,7 @@ control::RunOptions parse_run_arguments(const std::vector<std::string>& argument
   parser.add_option("--timeout", options.timeout_s);
   parser.add_option("--threads", options.threads);
   parser.add_option("--engine", options.engine);
+  parser.add_option("--device", options.device);
   parser.add_option("--grace", grace_s);
   parser.add_flag("-q,--quiet", options.quiet);
   parse_words(parser, split.own, [](const std::string& text) {

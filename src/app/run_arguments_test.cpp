@@ -28,8 +28,9 @@ TEST(SplitCommandTest, CommandBeginsAfterTheTwoDashes) {
 }
 
 TEST(SplitCommandTest, CommandBeginsAtTheFirstWordThatIsNoValue) {
-  const auto split = split_command({"-n", "2", "--env=A=b", "--quiet", "./a", "-n", "5"});
-  EXPECT_THAT(split.own, ElementsAre("-n", "2", "--env=A=b", "--quiet"));
+  const auto split =
+      split_command({"-n", "2", "--device", "cuda", "--env=A=b", "--quiet", "./a", "-n", "5"});
+  EXPECT_THAT(split.own, ElementsAre("-n", "2", "--device", "cuda", "--env=A=b", "--quiet"));
   EXPECT_THAT(split.command, ElementsAre("./a", "-n", "5"));
 }
 
@@ -41,14 +42,16 @@ TEST(SplitCommandTest, NothingIsNoCommand) {
 
 TEST(RunArgumentsTest, AllOptionsArrive) {
   const auto options = parse_run_arguments(
-      {"-n", "4", "--env", "A=1", "-e", "B=2", "--log-dir", "logs", "--timeout", "20",
-       "--threads=3", "--engine", "gloo", "--grace", "0.5", "--quiet", "--", "./prog", "--flag"});
+      {"-n",   "4",         "--env", "A=1",         "-e",       "B=2",    "--log-dir",
+       "logs", "--timeout", "20",    "--threads=3", "--engine", "gloo",   "--device",
+       "cuda", "--grace",   "0.5",   "--quiet",     "--",       "./prog", "--flag"});
   EXPECT_EQ(options.workers, 4);
   EXPECT_THAT(options.variables, ElementsAre(Pair("A", "1"), Pair("B", "2")));
   EXPECT_EQ(options.log_dir, "logs");
   EXPECT_EQ(options.timeout_s, 20);
   EXPECT_EQ(options.threads, 3);
   EXPECT_EQ(options.engine, "gloo");
+  EXPECT_EQ(options.device, "cuda");
   EXPECT_EQ(options.grace, std::chrono::milliseconds(500));
   EXPECT_TRUE(options.quiet);
   EXPECT_THAT(options.command, ElementsAre("./prog", "--flag"));

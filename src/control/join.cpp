@@ -1,6 +1,7 @@
 // Joining a world: find our place, meet the others, connect, and see each other off.
 //
-//   place       from the launcher's variables; a world of one goes no further
+//   place       from the launcher's variables
+//   device      a GPU, if they are asked for; a world of one goes no further
 //   host        rank 0 opens the rendezvous, unless the launcher has
 //   meet        every worker joins there: one handshake, one answer when all have come
 //   connect     the engine exchanges addresses through it
@@ -12,11 +13,15 @@
 #include <unistd.h>
 
 #include <algorithm>
+#include <cstdlib>
 #include <optional>
 
 #include "base/environment.h"
 #include "base/log.h"
+#include "control/device_choice.h"
+#include "control/joining.h"
 #include "control/launcher_environment.h"
+#include "control/own_bootstrap.h"
 #include "control/rendezvous/client.h"
 #include "control/rendezvous/hosted.h"
 #include "control/rendezvous/secret.h"
@@ -41,7 +46,8 @@ milliseconds timeout_of(const JoinOptions& options) {
 }
 
 // Shared memory on one host; between hosts what was built for it.
-std::string default_engine(const Place& place) {
+std::string default_engine(const Place& place, DeviceKind device) {
+  if (device == DeviceKind::kCuda) return "nccl";
   if (place.local_size == place.size) return "shm";
   std::string hint;
   for (const EngineInfo& engine : engines()) {
@@ -52,10 +58,19 @@ std::string default_engine(const Place& place) {
   throw Unavailable(fmt::format("this build has no engine that connects hosts{}", hint));
 }
 
-std::string engine_of(const JoinOptions& options, const Place& place) {
+// Empty: nobody has asked for one.
+std::string engine_asked(const JoinOptions& options) {
   if (!options.engine.empty()) return options.engine;
-  const auto said = base::environment("LOCKSTEP_ENGINE");
-  return said ? *said : default_engine(place);
+  return base::environment("LOCKSTEP_ENGINE").value_or("");
+}
+
+// Before anybody is met: every worker that cannot have a GPU says so at once.
+Device take_device(DeviceKind kind, const Place& place, cuda::Gpus& gpus) {
+  if (kind == DeviceKind::kCpu) return {};
+  const auto choice = control::choose_gpu(place, gpus.find(), base::environment);
+  gpus.use(choice.index);
+  for (const auto& [name, value] : choice.variables) ::setenv(name.c_str(), value.c_str(), 0);
+  return {DeviceKind::kCuda, choice.index};
 }
 
 std::string secret_of(const Place& place) {
@@ -132,20 +147,34 @@ Joined join_others(const Place& place, const std::string& engine, milliseconds t
   return joined;
 }
 
+// Over nccl only for who has asked for it by name: nothing travels.
+Comm connect_one(const std::string& engine, milliseconds timeout) {
+  if (engine != "nccl") return connect_alone();
+  control::OwnBootstrap bootstrap;
+  return connect(engine, bootstrap, {.timeout = timeout});
+}
+
 }  // namespace
 
-World join(const JoinOptions& options) {
-  Place place = control::find_place(base::environment, ::geteuid());
+World control::Joining::join(const JoinOptions& options, cuda::Gpus& gpus) {
+  Place place = find_place(base::environment, ::geteuid());
   const milliseconds timeout = timeout_of(options);
-  const std::string launcher = control::name(place.launcher);
+  const std::string asked = engine_asked(options);
+  const DeviceKind kind = device_asked(options.device, asked, base::environment);
+  const Device device = take_device(kind, place, gpus);
+  const std::string launcher = name(place.launcher);
   if (place.size == 1) {
-    World::State state{std::move(place), 1, launcher, connect_alone()};
+    World::State state{std::move(place), 1, launcher, device, connect_one(asked, timeout)};
     return World(std::make_unique<World::State>(std::move(state)));
   }
   base::set_log_name(fmt::format("rank {}", place.rank));
-  Joined joined = join_others(place, engine_of(options, place), timeout);
-  World::State state{std::move(place), joined.generation, launcher, std::move(joined.comm)};
+  Joined joined = join_others(place, asked.empty() ? default_engine(place, kind) : asked, timeout);
+  World::State state{std::move(place), joined.generation, launcher, device, std::move(joined.comm)};
   return World(std::make_unique<World::State>(std::move(state)));
+}
+
+World join(const JoinOptions& options) {
+  return control::Joining::join(options, cuda::gpus());
 }
 
 }  // namespace lockstep

@@ -20,6 +20,7 @@
 
 #include "base/environment.h"
 #include "base/fd.h"
+#include "control/joining.h"
 #include "control/launcher_environment.h"
 #include "control/rendezvous/client.h"
 #include "control/rendezvous/hosted.h"
@@ -192,6 +193,90 @@ TEST(JoinTest, WorkersOfSeveralHostsMeetOverTcpWithASecretFile) {
     workers.emplace_back(with(torchrun(rank, 3), there), join_and_sum);
   for (Worker& worker : workers)
     EXPECT_THAT(worker.result(), HasSubstr("local 0 of 1 generation 1 sum 3"));
+}
+
+// GPUs of which only the number is there.
+class MadeUpGpus : public cuda::Gpus {
+ public:
+  explicit MadeUpGpus(int count) : count_(count) {}
+  cuda::FoundGpus find() override { return {count_, count_ > 0 ? "" : "no GPU at all"}; }
+  void use(int index) override { used_ = index; }
+  std::string model(int /*index*/) override { return "made up"; }
+
+  int used_ = -1;
+
+ private:
+  int count_;
+};
+
+// Joins on a host with so many GPUs.
+std::string join_with(int gpus, const JoinOptions& options = {}) {
+  MadeUpGpus found(gpus);
+  World world = control::Joining::join(options, found);
+  float sum = 1;
+  world.comm().all_reduce({&sum, 1}).wait();
+  return fmt::format("{} of {} on {} over {}, uses {}, NCCL_HOSTID {}", world.rank(), sum,
+                     world.device().text(), world.comm().engine(), found.used_,
+                     base::environment("NCCL_HOSTID").value_or("unset"));
+}
+
+TEST(JoinOnGpus, AloneAWorkerNeedsNoEngine) {
+  Worker asked({}, [] { return join_with(2, {.device = "cuda"}); });
+  EXPECT_EQ(asked.result(), "0 of 1 on cuda:0 over thread, uses 0, NCCL_HOSTID unset");
+  Worker told({{"LOCKSTEP_DEVICE", "cuda"}}, [] { return join_with(2); });
+  EXPECT_EQ(told.result(), "0 of 1 on cuda:0 over thread, uses 0, NCCL_HOSTID unset");
+  Worker neither({}, [] { return join_with(2); });
+  EXPECT_EQ(neither.result(), "0 of 1 on cpu over thread, uses -1, NCCL_HOSTID unset");
+}
+
+// It touches none before the first collective on their memory.
+TEST(JoinOnGpus, AskedForByNameTheirEngineIsUsedAloneAndMeansThemToo) {
+  const auto all = engines();
+  const bool built = std::any_of(all.begin(), all.end(), [](const EngineInfo& engine) {
+    return engine.name == "nccl" && engine.built;
+  });
+  Worker worker({{"LOCKSTEP_ENGINE", "nccl"}}, [] { return join_with(2); });
+  EXPECT_THAT(worker.result(), StartsWith(built ? "0 of 1 on cuda:0 over nccl, uses 0"
+                                                : "Unavailable: this build has no nccl engine"));
+}
+
+TEST(JoinOnGpus, EachWorkerOfAHostHasItsOwn) {
+  std::vector<Worker> workers;
+  for (int rank = 0; rank < 3; ++rank) {
+    workers.emplace_back(torchrun(rank, 3),
+                         [] { return join_with(4, {.engine = "shm", .device = "cuda"}); });
+  }
+  for (int rank = 0; rank < 3; ++rank) {
+    EXPECT_EQ(workers[static_cast<std::size_t>(rank)].result(),
+              fmt::format("{0} of 3 on cuda:{0} over shm, uses {0}, NCCL_HOSTID unset", rank));
+  }
+}
+
+TEST(JoinOnGpus, SharingThemTellsNcclButNotOverWhatTheUserHasSaid) {
+  std::vector<Worker> workers;
+  for (int rank = 0; rank < 3; ++rank) {
+    Variables variables = with(torchrun(rank, 3), {{"LOCKSTEP_SHARE_GPUS", "1"}});
+    if (rank == 2) variables["NCCL_HOSTID"] = "mine";
+    workers.emplace_back(variables,
+                         [] { return join_with(2, {.engine = "shm", .device = "cuda"}); });
+  }
+  EXPECT_THAT(workers[1].result(), HasSubstr("on cuda:1 over shm, uses 1, NCCL_HOSTID lockstep-"));
+  EXPECT_THAT(workers[2].result(), HasSubstr("on cuda:0 over shm, uses 0, NCCL_HOSTID mine"));
+}
+
+// The time of the world is long, and the others never come.
+TEST(JoinOnGpus, AWorkerThatCannotHaveOneSaysSoBeforeItWaitsForAnybody) {
+  const auto start = std::chrono::steady_clock::now();
+  for (const int rank : {0, 1}) {
+    Worker few(with(torchrun(rank, 2), {{"LOCKSTEP_DEVICE", "cuda"}}), [] { return join_with(1); });
+    EXPECT_THAT(few.result(), StartsWith("BadInput: 2 workers and 1 GPU on this host: use"));
+    Worker none(with(torchrun(rank, 2), {{"LOCKSTEP_DEVICE", "cuda"}}),
+                [] { return join_with(0); });
+    EXPECT_EQ(none.result(), "Unavailable: no GPU at all");
+    Worker unknown(with(torchrun(rank, 2), {{"LOCKSTEP_DEVICE", "abacus"}}), join_and_sum);
+    EXPECT_THAT(unknown.result(), StartsWith("BadInput: LOCKSTEP_DEVICE abacus: there is no"));
+  }
+  EXPECT_LT(std::chrono::steady_clock::now() - start, seconds(20));
 }
 
 TEST(JoinTest, MissingWorkersAreNamedWhenTheTimeIsUp) {

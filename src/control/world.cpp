@@ -28,7 +28,7 @@ const std::string& World::launcher() const {
   return state_->launcher;
 }
 Device World::device() const {
-  return {};
+  return state_->device;
 }
 Comm& World::comm() {
   return state_->comm;
@@ -37,11 +37,11 @@ Comm World::open_channel() {
   return state_->comm.channel(state_->next_channel++);
 }
 
-World World::over(Comm comm) {
+World World::over(Comm comm, Device device) {
   control::Place place;
   place.rank = place.local_rank = comm.rank();
   place.size = place.local_size = comm.size();
-  return World(std::make_unique<State>(State{place, 1, "program", std::move(comm)}));
+  return World(std::make_unique<State>(State{place, 1, "program", device, std::move(comm)}));
 }
 
 }  // namespace lockstep

@@ -13,6 +13,7 @@ struct World::State {
   control::Place place;
   std::uint64_t generation = 1;
   std::string launcher;
+  Device device;
   Comm comm;
   std::uint32_t next_channel = kFirstChannel;
 

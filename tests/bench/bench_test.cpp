@@ -94,6 +94,15 @@ TEST_F(Bench, StepsOfManyShardsAreComparedWithPlainAccumulations) {
     EXPECT_GT(one["efficiency"], 0);
   }
 }
+
+TEST_F(Bench, StepOnAGpuThatIsNotThereIsRefusedInOneLine) {
+  Command command({LOCKSTEP_BINARY, "bench", "step", "--device", "cuda", "--systems", "plain"},
+                  {marker_, "CUDA_VISIBLE_DEVICES="});
+  ASSERT_TRUE(command.finish(seconds(30)));
+  EXPECT_NE(command.exit_code(), 0);
+  EXPECT_THAT(command.err(), HasSubstr("bench step: this LibTorch "));
+  EXPECT_EQ(lines_of(command.err()).size(), 1U);
+}
 #endif
 
 TEST_F(Bench, CtrlCLeavesNobody) {

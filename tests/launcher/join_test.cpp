@@ -48,6 +48,22 @@ TEST_P(JoinUnderLauncherTest, AllWorkersJoinInTimeAndTalk) {
 
 INSTANTIATE_TEST_SUITE_P(Workers, JoinUnderLauncherTest, ::testing::Values(1, 2, 4, 8, 16));
 
+// Each worker says so for itself; none waits for the others. More workers than a host has GPUs.
+TEST(GpuUnderLauncherTest, WorkersThatCannotHaveAGpuEndAtOnce) {
+  Command command({LOCKSTEP_BINARY, "run", "-n", "24", "--device", "cuda", "--timeout", "100", "--",
+                   JOIN_ACTOR_BINARY});
+  ASSERT_TRUE(command.finish(seconds(60)));
+  // Too few of them is BadInput, none at all is Unavailable.
+  EXPECT_THAT(command.exit_code(), ::testing::AnyOf(1, 77)) << command.err();
+  EXPECT_THAT(command.err(),
+              ::testing::AnyOf(::testing::HasSubstr("24 workers and "),
+                               ::testing::HasSubstr("there is no GPU here that CUDA can use"),
+                               ::testing::HasSubstr("there is no driver for GPUs here"),
+                               ::testing::HasSubstr("the GPU's driver is for CUDA"),
+                               ::testing::HasSubstr("this build of Lockstep has no CUDA")));
+  EXPECT_EQ(count(command.out(), "joined"), 0);
+}
+
 TEST(IncompleteWorldTest, WorkerThatNeverJoinsIsATimeoutNotAHang) {
   Command command({LOCKSTEP_BINARY, "run", "-n", "2", "--timeout", "1", "--", "/bin/sh", "-c",
                    "[ $RANK = 0 ] && exec " + quoted(ACTOR_BINARY) + " wait; exec " +

@@ -154,6 +154,23 @@ TEST(JobArithmetic, TheEnvironmentOfTheLibrariesIsPartOfIt) {
   EXPECT_EQ(train::arithmetic_environment(), before);
 }
 
+TEST(JobArithmetic, OnAGpuTheEnvironmentOfItsLibrariesIsPartOfItToo) {
+  const Variable workspace("CUBLAS_WORKSPACE_CONFIG", ":4096:8");
+  const Variable tf32("NVIDIA_TF32_OVERRIDE", "0");
+  const Variable log("CUBLAS_LOGINFO_DBG", "1");
+  const std::string on_gpu = train::arithmetic_environment({DeviceKind::kCuda, 0});
+  EXPECT_THAT(on_gpu, HasSubstr("CUBLAS_WORKSPACE_CONFIG=:4096:8"));
+  EXPECT_THAT(on_gpu, HasSubstr("NVIDIA_TF32_OVERRIDE=0"));
+  EXPECT_THAT(on_gpu, Not(HasSubstr("LOGINFO")));
+  EXPECT_THAT(train::arithmetic_environment(), Not(HasSubstr("CUBLAS")));
+}
+
+TEST(JobArithmetic, TheDeviceIsPartOfIt) {
+  const auto properties = train::arithmetic_in_use();
+  EXPECT_EQ(properties.at("device"), "cpu");
+  EXPECT_EQ(properties.count("tf32"), 0U);
+}
+
 // Undoes what set_arithmetic() does to the whole process.
 class DeterministicScope {
  public:
@@ -269,7 +286,7 @@ TEST(JobArithmetic, APropertyThatACheckpointDoesNotHaveIsNamed) {
 }
 
 TEST(JobArithmetic, OtherErrorsOfLibTorchPassAsTheyAre) {
-  EXPECT_THROW(train::name_what_is_not_deterministic([] { torch::ones({2}) + torch::ones({3}); }),
+  EXPECT_THROW(train::in_plain_words([] { torch::ones({2}) + torch::ones({3}); }),
                c10::Error);
 }
 

@@ -271,6 +271,46 @@ TEST_F(Train, RefusesWhatItCannotUnderstandBeforeItStartsAnything) {
   expect_refusal(finished({"--engine", "pigeon", "--quiet"}), "pigeon", 2);
 }
 
+// More workers than any host has GPUs: the same on hosts with and without one, but for the reason. A driver takes its time
+// to start.
+TEST_F(Train, RefusesGpusThatAreNotThereAtOnce) {
+  const bool driver = fs::exists("/dev/nvidiactl");
+  const auto limit = std::chrono::milliseconds(driver || kSlowBuild ? 30'000 : 1000);
+  auto best = limit;
+  for (int attempt = 0; attempt < 3 && best >= limit; ++attempt) {
+    const auto begun = std::chrono::steady_clock::now();
+    expect_refusal(finished({"--device", "cuda", "--workers", "1000", "--shards", "1000",
+                             "--global-batch", "1000"}),
+                   "lockstep: --device cuda: ", 2);
+    best = std::chrono::duration_cast<std::chrono::milliseconds>(std::chrono::steady_clock::now() -
+                                                                 begun);
+  }
+  EXPECT_LT(best, limit);
+  expect_refusal(finished({"--device", "cuda", "--engine", "shm"}), "--engine shm moves no", 2);
+}
+
+TEST_F(Train, ThePrecisionIsPartOfTheJob) {
+  std::ofstream text(path("text"));
+  for (int line = 0; line < 100; ++line) text << "line " << line << " of a short text\n";
+  text.close();
+  const auto with = [&](std::vector<std::string> more) {
+    more.insert(more.end(), {"--model", "gpt", "--data", path("text"), "--context", "16"});
+    return more;
+  };
+  const auto report =
+      report_of(with({"--steps", "2", "--precision", "bf16", "--checkpoint", path("run")}));
+  EXPECT_EQ(report["precision"], "bf16");
+  EXPECT_EQ(report["device"], "cpu");
+  const auto alone = report_of(with({"--steps", "2", "--precision", "bf16", "--workers", "1"}));
+  EXPECT_EQ(alone["weights_sha256"], report["weights_sha256"]);
+  EXPECT_NE(report_of(with({"--steps", "2"}))["weights_sha256"], report["weights_sha256"]);
+  const std::vector<std::string> again = {"--steps", "3", "--checkpoint", path("run"), "--resume"};
+  auto other = with(again);
+  other.insert(other.end(), {"--precision", "float32", "--quiet"});
+  expect_refusal(finished(other), "precision = bf16 and this job has float32", 1);
+  EXPECT_EQ(report_of(with(again))["precision"], "bf16");
+}
+
 TEST_F(Train, RefusesDataThatTheModelCannotRead) {
   expect_refusal(finished({"--model", "gpt", "--quiet"}), "gpt reads text", 2);
   std::ofstream(path("damaged.csv")) << "1,2,0\n3,x,1\n";

@@ -47,6 +47,7 @@ struct Texts {
   std::string engines;
   std::string peers;
   std::string sizes;
+  std::string systems;
 };
 
 void add_common(CLI::App& parser, CommonArguments& arguments, Texts& texts) {
@@ -58,11 +59,19 @@ void add_common(CLI::App& parser, CommonArguments& arguments, Texts& texts) {
   parser.add_option("--seconds", arguments.seconds);
   parser.add_option("--iterations", arguments.iterations);
   parser.add_flag("--json", arguments.json);
+  parser.add_option("--save", arguments.save);
   parser.add_option("--plot", arguments.plot);
 }
 
 void parse(CLI::App& parser, const std::vector<std::string>& arguments, const char* command) {
   app::parse_words(parser, arguments, [&](const std::string& text) { refuse(text, command); });
+}
+
+// Now, not after the minutes of measuring.
+void check_folder(const char* option, const std::string& file, const char* command) {
+  const std::string folder = base::parent_path(file);
+  if (!file.empty() && !base::is_directory(folder))
+    refuse(fmt::format("{} {}: there is no directory {}", option, file, folder), command);
 }
 
 void finish_common(const CLI::App& parser, const Texts& texts, CommonArguments& arguments,
@@ -81,15 +90,75 @@ void finish_common(const CLI::App& parser, const Texts& texts, CommonArguments& 
     refuse(fmt::format("--iterations {}: give a number from 1 to 100000", arguments.iterations),
            command);
   }
-  const std::string folder = base::parent_path(arguments.plot);
-  if (!arguments.plot.empty() && !base::is_directory(folder))
-    refuse(fmt::format("--plot {}: there is no directory {}", arguments.plot, folder), command);
+  check_folder("--plot", arguments.plot, command);
+  check_folder("--save", arguments.save, command);
 }
 
 void check_choice(const char* option, const std::string& value,
                   const std::vector<std::string>& choices) {
   if (std::find(choices.begin(), choices.end(), value) != choices.end()) return;
   refuse(fmt::format("{} {}: choose from {}", option, value, fmt::join(choices, ", ")), "step");
+}
+
+void refuse_given(const CLI::App& parser, const char* option, const char* why) {
+  if (parser.count(option) > 0) refuse(fmt::format("{}: {}", option, why), "step");
+}
+
+std::int64_t default_batch(const StepArguments& arguments) {
+  if (arguments.device == "cpu") return 32;
+  if (arguments.model == "gpt") return 8;
+  return arguments.model == "mlp" ? 128 : 256;
+}
+
+// What was not given is chosen by the device and the model.
+void finish_model(const CLI::App& parser, StepArguments& parsed) {
+  const bool cuda = parsed.device == "cuda";
+  const bool gpt = parsed.model == "gpt";
+  if (!gpt) {
+    refuse_given(parser, "--gpt-size", "only --model gpt has sizes");
+    refuse_given(parser, "--context", "only --model gpt has a context");
+  }
+  if (parser.count("--batch") == 0) parsed.batch = default_batch(parsed);
+  if (parser.count("--optimizer") == 0) parsed.optimizer = cuda ? "adamw" : "sgd-momentum";
+  if (parser.count("--precision") == 0) parsed.precision = cuda && gpt ? "bf16" : "float32";
+  if (parser.count("--gpt-size") == 0) parsed.gpt_size = cuda ? "gpt2" : "tiny";
+  if (parser.count("--context") == 0) parsed.context = cuda ? 1024 : 128;
+  check_choice("--optimizer", parsed.optimizer, {"sgd", "sgd-momentum", "adam", "adamw"});
+  check_choice("--precision", parsed.precision, {"float32", "bf16"});
+  check_choice("--gpt-size", parsed.gpt_size, {"tiny", "small", "medium", "gpt2"});
+  if (!cuda && parsed.precision == "bf16")
+    refuse("--precision bf16: it is measured with --device cuda only", "step");
+  if (parsed.batch < 1 || parsed.batch > (1 << 20))
+    refuse(fmt::format("--batch {}: give a number from 1 to 1048576", parsed.batch), "step");
+  if (parsed.context < 1 || parsed.context > (1 << 16))
+    refuse(fmt::format("--context {}: give a number from 1 to 65536", parsed.context), "step");
+}
+
+void finish_shards(const CLI::App& parser, StepArguments& parsed) {
+  if (parser.count("--shards") == 0) parsed.shards = parsed.workers;
+  if (parsed.shards < parsed.workers || parsed.shards > kMostShards) {
+    refuse(fmt::format("--shards {}: give a number from {}, the workers, to {}", parsed.shards,
+                       parsed.workers, kMostShards),
+           "step");
+  }
+  if (parsed.device == "cuda" && parsed.shards != parsed.workers) {
+    refuse(fmt::format("--shards {}: with --device cuda there are as many as workers, {}",
+                       parsed.shards, parsed.workers),
+           "step");
+  }
+}
+
+// One GPU is the usual host, and the systems there have no engine to choose.
+void finish_device(const CLI::App& parser, const Texts& texts, StepArguments& parsed) {
+  check_choice("--device", parsed.device, {"cpu", "cuda"});
+  if (parsed.device == "cpu") {
+    refuse_given(parser, "--systems", "with --device cpu choose with --engines and --peers");
+    return;
+  }
+  for (const char* option : {"--engines", "--peers"})
+    refuse_given(parser, option, "with --device cuda choose with --systems");
+  parsed.systems = choice_of(parser, "--systems", texts.systems);
+  if (parser.count("--workers") == 0) parsed.workers = 1;
 }
 
 struct Unit {
@@ -135,22 +204,21 @@ StepArguments parse_step_arguments(const std::vector<std::string>& arguments) {
   Texts texts;
   CLI::App parser;
   add_common(parser, parsed, texts);
+  parser.add_option("--device", parsed.device);
+  parser.add_option("--systems", texts.systems);
   parser.add_option("--model", parsed.model);
+  parser.add_option("--precision", parsed.precision);
+  parser.add_option("--gpt-size", parsed.gpt_size);
+  parser.add_option("--context", parsed.context);
   parser.add_option("--batch", parsed.batch);
   parser.add_option("--shards", parsed.shards);
   parser.add_option("--optimizer", parsed.optimizer);
   parse(parser, arguments, "step");
   finish_common(parser, texts, parsed, "step");
   check_choice("--model", parsed.model, {"mlp", "cnn", "resnet18", "gpt"});
-  check_choice("--optimizer", parsed.optimizer, {"sgd", "sgd-momentum", "adam", "adamw"});
-  if (parsed.batch < 1 || parsed.batch > (1 << 20))
-    refuse(fmt::format("--batch {}: give a number from 1 to 1048576", parsed.batch), "step");
-  if (parser.count("--shards") == 0) parsed.shards = parsed.workers;
-  if (parsed.shards < parsed.workers || parsed.shards > kMostShards) {
-    refuse(fmt::format("--shards {}: give a number from {}, the workers, to {}", parsed.shards,
-                       parsed.workers, kMostShards),
-           "step");
-  }
+  finish_device(parser, texts, parsed);
+  finish_model(parser, parsed);
+  finish_shards(parser, parsed);
   return parsed;
 }
 

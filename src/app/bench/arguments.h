@@ -21,6 +21,7 @@ struct CommonArguments {
   double seconds = 0;
   int iterations = 0;  // samples of each run; 0: as `seconds` allows
   bool json = false;
+  std::string save;  // a file for the JSON, too; empty: none
   std::string plot;  // a file; empty: none
 };
 
@@ -29,11 +30,18 @@ struct AllreduceArguments : CommonArguments {
   bool order = false;              // also what the order of the tree costs
 };
 
+// On cuda there is one worker by default, and other systems: `systems` chooses among them, `engines` and
+// `peers` are not used.
 struct StepArguments : CommonArguments {
+  std::string device = "cpu";  // or cuda
   std::string model = "mlp";
-  std::int64_t batch = 32;  // of each shard
-  int shards = 0;           // 0: as many as workers
-  std::string optimizer = "sgd-momentum";
+  std::int64_t batch = 0;  // of each shard; by the device and the model if it is not given
+  int shards = 0;          // 0: as many as workers
+  std::string optimizer;   // sgd-momentum; adamw on cuda
+  std::string precision;   // float32, or bf16: autocast; float32, but for gpt on cuda
+  std::string gpt_size;    // tiny; gpt2 on cuda
+  std::int64_t context = 0;
+  Choice systems;
 };
 
 // BadInput, in one line, for anything that cannot be understood or cannot work.

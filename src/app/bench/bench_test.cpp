@@ -2,6 +2,7 @@
 #include <gtest/gtest.h>
 #include <lockstep/errors.h>
 
+#include <algorithm>
 #include <nlohmann/json.hpp>
 #include <numeric>
 
@@ -11,14 +12,17 @@
 #include "app/bench/plot.h"
 #include "app/bench/rounds.h"
 #include "app/bench/step.h"
+#include "app/bench/step_cuda.h"
 
 namespace lockstep::bench {
 namespace {
 
+using testing::Contains;
 using testing::ElementsAre;
 using testing::HasSubstr;
 using testing::IsEmpty;
 using testing::Not;
+using testing::Pair;
 using testing::SizeIs;
 
 template <typename Function>
@@ -128,6 +132,124 @@ std::vector<std::string> names_of(const Field& field) {
   return names;
 }
 
+TEST(BenchArgumentsTest, AFileForTheResultsIsLookedAtBeforeTheMeasuring) {
+  EXPECT_EQ(parse_step_arguments({"--save", "x.json"}).save, "x.json");
+  EXPECT_THAT(refused_allreduce({"--save", "/no/such/x.json"}),
+              HasSubstr("--save /no/such/x.json"));
+}
+
+TEST(BenchCudaTest, DefaultsAreThoseOfTheModelOnTheDevice) {
+  const auto cpu = parse_step_arguments({"--model", "gpt", "-n", "2"});
+  EXPECT_EQ(cpu.device, "cpu");
+  EXPECT_EQ(cpu.batch, 32);
+  EXPECT_EQ(cpu.optimizer, "sgd-momentum");
+  EXPECT_EQ(cpu.precision, "float32");
+  EXPECT_EQ(cpu.gpt_size, "tiny");
+  EXPECT_EQ(cpu.context, 128);
+  const auto gpt = parse_step_arguments({"--device", "cuda", "--model", "gpt"});
+  EXPECT_EQ(gpt.workers, 1);
+  EXPECT_EQ(gpt.shards, 1);
+  EXPECT_EQ(gpt.batch, 8);
+  EXPECT_EQ(gpt.optimizer, "adamw");
+  EXPECT_EQ(gpt.precision, "bf16");
+  EXPECT_EQ(gpt.gpt_size, "gpt2");
+  EXPECT_EQ(gpt.context, 1024);
+  const auto resnet = parse_step_arguments({"--device", "cuda", "--model", "resnet18"});
+  EXPECT_EQ(resnet.batch, 256);
+  EXPECT_EQ(resnet.precision, "float32");
+  EXPECT_EQ(parse_step_arguments({"--device", "cuda"}).batch, 128);
+}
+
+TEST(BenchCudaTest, WhatIsGivenIsTaken) {
+  const auto arguments = parse_step_arguments(
+      {"--device",    "cuda", "--model",      "gpt", "--gpt-size",  "small",
+       "--context",   "64",   "--batch",      "3",   "--precision", "float32",
+       "--optimizer", "sgd",  "-n",           "2",   "--systems",   "trainer,pytorch-graph",
+       "--seconds",   "1.5",  "--iterations", "7"});
+  EXPECT_THAT(*arguments.systems, ElementsAre("trainer", "pytorch-graph"));
+  EXPECT_EQ(arguments.shards, 2);
+  EXPECT_THAT(step_job_words(arguments),
+              ElementsAre("gpt", "3", "sgd", "1.5", "7", "cuda", "float32", "small", "64"));
+}
+
+TEST(BenchCudaTest, WhatCannotWorkIsOneLineThatSaysWhatCan) {
+  const auto refused = [](const std::vector<std::string>& words) {
+    return refusal([&] { cuda_field(parse_step_arguments(words), {}); });
+  };
+  EXPECT_THAT(refused({"--device", "tpu"}), HasSubstr("choose from cpu, cuda"));
+  EXPECT_THAT(refused({"--device", "cuda", "--peers", "plain"}), HasSubstr("with --systems"));
+  EXPECT_THAT(refused({"--device", "cuda", "--engines", "shm"}), HasSubstr("with --systems"));
+  EXPECT_THAT(refused({"--systems", "plain"}), HasSubstr("--engines and --peers"));
+  EXPECT_THAT(refused({"--precision", "bf16"}), HasSubstr("--device cuda only"));
+  EXPECT_THAT(refused({"--precision", "fp8"}), HasSubstr("choose from float32, bf16"));
+  EXPECT_THAT(refused({"--gpt-size", "gpt2"}), HasSubstr("only --model gpt"));
+  EXPECT_THAT(refused({"--model", "gpt", "--gpt-size", "xl"}), HasSubstr("choose from tiny"));
+  EXPECT_THAT(refused({"--model", "gpt", "--context", "0"}), HasSubstr("--context 0"));
+  EXPECT_THAT(refused({"--device", "cuda", "--shards", "8"}), HasSubstr("as many as workers, 1"));
+  EXPECT_THAT(refused({"--device", "cuda", "--systems", "jax"}),
+              HasSubstr("--systems jax: choose from plain, drop-in, "));
+}
+
+CudaHost whole_host() {
+  return {"/x/lockstep-train", "", "python3", "/x/lockstep_bench_cuda.py", ""};
+}
+
+Field cuda_field_of(std::vector<std::string> words, const CudaHost& host) {
+  words.insert(words.begin(), {"--device", "cuda"});
+  return cuda_field(parse_step_arguments(words), host);
+}
+
+TEST(BenchCudaTest, AllSystemsTakePartOnOneGpu) {
+  const Field field = cuda_field_of({"--model", "gpt"}, whole_host());
+  EXPECT_THAT(names_of(field),
+              ElementsAre("plain", "drop-in", "drop-in-forced", "trainer", "trainer-deterministic",
+                          "pytorch", "pytorch-ddp", "pytorch-ddp-views", "pytorch-graph",
+                          "pytorch-graph-deterministic"));
+  EXPECT_THAT(field.left_out, IsEmpty());
+  for (const Contender& one : field.contenders) {
+    EXPECT_EQ(one.ours, !one.name.starts_with("pytorch"));
+    EXPECT_THAT(one.variables, Contains(Pair("LOCKSTEP_DEVICE", "cuda")));
+    EXPECT_EQ(one.name.ends_with("-deterministic"),
+              std::ranges::count(
+                  one.variables,
+                  std::pair<std::string, std::string>{"CUBLAS_WORKSPACE_CONFIG", ":4096:8"}) == 1)
+        << one.name;
+    EXPECT_EQ(one.name == "drop-in-forced", std::ranges::count(one.command, "nccl") == 1)
+        << one.name;
+    EXPECT_THAT(one.command,
+                Contains(one.ours ? "/x/lockstep-train" : "/x/lockstep_bench_cuda.py"));
+    EXPECT_THAT(one.command, Contains("1024"));
+  }
+}
+
+TEST(BenchCudaTest, WhoCannotRunHereIsLeftOutWithAReasonUnlessItIsOurs) {
+  CudaHost host = whole_host();
+  host.python_problem = "no PyTorch";
+  const Field field = cuda_field_of({"--systems", "trainer,pytorch-graph"}, host);
+  EXPECT_THAT(names_of(field), ElementsAre("trainer"));
+  EXPECT_THAT(field.left_out, ElementsAre("pytorch-graph: no PyTorch"));
+  host.program_problem = "this LibTorch has no CUDA";
+  EXPECT_EQ(refusal([&] { cuda_field_of({}, host); }), "bench step: this LibTorch has no CUDA");
+  host.python_problem.clear();
+  EXPECT_THAT(names_of(cuda_field_of({"--systems", "pytorch"}, host)), ElementsAre("pytorch"));
+}
+
+TEST(BenchCudaTest, SeveralGpusGoWithoutWhatIsForOne) {
+  const Field field = cuda_field_of({"-n", "2"}, whole_host());
+  EXPECT_THAT(names_of(field), ElementsAre("plain", "drop-in", "trainer", "trainer-deterministic",
+                                           "pytorch", "pytorch-ddp", "pytorch-ddp-views"));
+  EXPECT_THAT(field.left_out, SizeIs(3));
+  EXPECT_THAT(field.contenders[1].command, Contains("nccl"));
+}
+
+TEST(BenchCudaTest, EveryBaseIsASystem) {
+  for (const CudaSystem& system : cuda_systems()) {
+    if (std::string(system.base).empty()) continue;
+    ASSERT_NE(cuda_system(system.base), nullptr) << system.name;
+    EXPECT_EQ(cuda_system(system.base)->deterministic, system.deterministic) << system.name;
+  }
+}
+
 TEST(BenchArgumentsTest, OrdersAreComparedWhenAskedFor) {
   const auto field = [](std::vector<std::string> words) {
     words.insert(words.end(), {"--engines", "shm", "--peers", "none"});
@@ -196,6 +318,10 @@ TEST(BenchRoundsTest, APeerThatFailsIsLeftOutAndOneOfOursIsAFailure) {
   EXPECT_FALSE(
       run_rounds({{"ours", true, "", {"sh", "-c", "echo why >&2; exit 3"}, {}}}, 1, count));
   EXPECT_THAT(testing::internal::GetCapturedStderr(), HasSubstr("why"));
+  testing::internal::CaptureStderr();
+  EXPECT_TRUE(
+      run_rounds({{"slow", false, "", {"sleep", "1000"}, {}}}, 2, count, std::chrono::seconds(1)));
+  EXPECT_THAT(testing::internal::GetCapturedStderr(), HasSubstr("slow still ran after 1 seconds"));
 }
 
 AllreduceReport small_report() {
@@ -267,6 +393,67 @@ TEST(BenchReportTest, ManyShardsAreMeasuredAgainstAPlainAccumulation) {
   EXPECT_THAT(table, HasSubstr("takes 1.300 times the time of plain-accumulate-flat\n"));
 }
 
+CudaStepReport cuda_report(std::vector<std::string> words) {
+  words.insert(words.begin(), {"--device", "cuda"});
+  CudaStepReport report{parse_step_arguments(words), {}};
+  for (const char* name : {"drop-in", "drop-in-forced", "trainer", "pytorch-graph"}) {
+    report.results.emplace_back();
+    report.results.back().system = name;
+    report.results.back().settings = std::string("how ") + name + " runs";
+  }
+  report.results[0].add({R"({"rank":0,"buckets":0,"graph_shards":null,"step_ms":[9,10,11]})"});
+  report.results[1].add({R"({"rank":0,"buckets":6,"buckets_before_end":5,"step_ms":[10,10]})"});
+  report.results[1].add({R"({"rank":0,"buckets":6,"buckets_before_end":5,"step_ms":[11,11]})"});
+  report.results[2].add(
+      {R"({"rank":0,"graph_shards":20,"eager_shards":3,"eager_reason":"a hook","step_ms":[8]})"});
+  report.results[3].add({R"({"rank":0,"step_ms":[6.4]})"});
+  return report;
+}
+
+TEST(BenchReportTest, AGpuStepsJsonNamesWhoseTimeEachIsDividedBy) {
+  const auto json = nlohmann::json::parse(as_json(cuda_report({"--model", "gpt"})));
+  ASSERT_THAT(json, SizeIs(4));
+  EXPECT_EQ(json[0]["device"], "cuda");
+  EXPECT_EQ(json[0]["gpt_size"], "gpt2");
+  EXPECT_EQ(json[0]["precision"], "bf16");
+  EXPECT_EQ(json[0]["step_ms_p50"], 10);
+  EXPECT_EQ(json[0]["step_ms_q1"], 9.5);
+  EXPECT_EQ(json[0]["step_ms_q3"], 10.5);
+  EXPECT_DOUBLE_EQ(json[0]["tokens_per_second"], 819'200);
+  EXPECT_EQ(json[0]["ratio_base"], "pytorch-ddp-views");
+  EXPECT_TRUE(json[0]["ratio"].is_null());  // it was not measured
+  EXPECT_EQ(json[1]["ratio_base"], "drop-in");
+  EXPECT_DOUBLE_EQ(json[1]["ratio"], 1.05);
+  EXPECT_EQ(json[1]["steps"], 4);
+  EXPECT_EQ(json[1]["buckets"], 6);
+  EXPECT_EQ(json[1]["buckets_before_end"], 5);
+  EXPECT_TRUE(json[1]["graph_shards"].is_null());
+  EXPECT_DOUBLE_EQ(json[2]["ratio"], 1.25);
+  EXPECT_EQ(json[2]["graph_shards"], 20);
+  EXPECT_EQ(json[2]["eager_shards"], 3);
+  EXPECT_TRUE(json[3]["ratio_base"].is_null());
+}
+
+TEST(BenchReportTest, AGpuStepsTableSaysRatiosAndHowEachWasRun) {
+  const std::string table = as_table(cuda_report({"--model", "resnet18"}));
+  EXPECT_THAT(table,
+              HasSubstr("training steps of resnet18 on cuda, 1 worker, batch 256 each, adamw, "
+                        "float32, TF32 in convolutions only"));
+  EXPECT_THAT(table, HasSubstr("drop-in-forced takes 1.050 times the time of drop-in\n"));
+  EXPECT_THAT(table, HasSubstr("trainer takes 1.250 times the time of pytorch-graph\n"));
+  EXPECT_THAT(table, Not(HasSubstr("the time of pytorch-ddp-views")));
+  EXPECT_THAT(table, HasSubstr("trainer ran 3 of 23 shards eagerly: a hook\n"));
+  EXPECT_THAT(table, HasSubstr("how pytorch-graph runs"));
+  EXPECT_THAT(as_plot(cuda_report({})), HasSubstr("drop-in-forced"));
+}
+
+TEST(BenchReportTest, AGpuRunWithoutTimesIsNone) {
+  CudaStepResult result;
+  EXPECT_THROW(result.add({}), BadInput);
+  EXPECT_THROW(result.add({R"({"rank":0,"step_ms":[]})"}), BadInput);
+  EXPECT_THROW(result.add({R"({"rank":0})"}), std::exception);
+}
+
 TEST(BenchReportTest, TheCostOfTheOrderIsSaidForEverySizeWhereBothWereMeasured) {
   AllreduceReport report{4, {{kInPlaceTree, "", {}}, {kInPlaceRanks, "", {}}}};
   report.results[0].add({R"({"bytes":1024,"us":[3]})", R"({"bytes":2048,"us":[5]})"});
@@ -299,8 +486,9 @@ TEST(BenchPlotTest, PicturesAreWellFormedWhateverIsInThem) {
   const LinePlot lines{
       "a < b & c", "x", {{"one", {{1024, 0.1}, {2048, 3}}, false}, {"two", {}, true}}};
   const BarPlot bars{"steps", "ms", {{"<plain>", 50, 49, 52}, {"none", 0, 0, 0}}};
-  for (const std::string& picture : {draw(lines), draw(bars), draw(LinePlot{}), draw(BarPlot{}),
-                                     as_plot(small_report()), as_plot(StepReport{})}) {
+  for (const std::string& picture :
+       {draw(lines), draw(bars), draw(LinePlot{}), draw(BarPlot{}), as_plot(small_report()),
+        as_plot(StepReport{}), as_plot(CudaStepReport{})}) {
     EXPECT_TRUE(well_formed(picture)) << picture;
     EXPECT_THAT(picture, Not(HasSubstr("nan")));
     EXPECT_THAT(picture, Not(HasSubstr("inf")));

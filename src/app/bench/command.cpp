@@ -73,6 +73,7 @@ void announce(const CommonArguments& arguments, const Field& field) {
 
 void finish(const CommonArguments& arguments, const Output& output) {
   if (!arguments.plot.empty()) base::write_file(arguments.plot, output.plot);
+  if (!arguments.save.empty()) base::write_file(arguments.save, output.json);
   fmt::print("{}", arguments.json ? output.json : output.table);
 }
 

@@ -16,6 +16,16 @@ bool contains(const std::vector<std::string>& list, const std::string& name) {
   return std::find(list.begin(), list.end(), name) != list.end();
 }
 
+void check_names(const char* option, const Choice& asked, const std::vector<std::string>& known) {
+  if (!asked) return;
+  for (const std::string& name : *asked) {
+    if (!contains(known, name)) {
+      throw BadInput(
+          fmt::format("{} {}: choose from {}, or none", option, name, fmt::join(known, ", ")));
+    }
+  }
+}
+
 }  // namespace
 
 std::vector<std::string> chosen_engines(const Choice& asked) {
@@ -40,13 +50,11 @@ std::vector<std::string> chosen_engines(const Choice& asked) {
 }
 
 void check_peers(const Choice& asked, const std::vector<std::string>& known) {
-  if (!asked) return;
-  for (const std::string& name : *asked) {
-    if (!contains(known, name)) {
-      throw BadInput(
-          fmt::format("--peers {}: choose from {}, or none", name, fmt::join(known, ", ")));
-    }
-  }
+  check_names("--peers", asked, known);
+}
+
+void check_systems(const Choice& asked, const std::vector<std::string>& known) {
+  check_names("--systems", asked, known);
 }
 
 bool asked_for(const Choice& peers, const std::string& name) {

@@ -27,9 +27,10 @@ struct Field {
 // does not exist; Unavailable for one that was not built.
 std::vector<std::string> chosen_engines(const Choice& asked);
 
-// Whether a peer was asked for, by name or by asking for all. `known` are all there are; BadInput that
-// lists them for a name that is none.
+// Whether a peer (--peers) or a system (--systems) was asked for, by name or by asking for all. `known` are all
+// there are; BadInput that lists them for a name that is none.
 void check_peers(const Choice& asked, const std::vector<std::string>& known);
+void check_systems(const Choice& asked, const std::vector<std::string>& known);
 bool asked_for(const Choice& peers, const std::string& name);
 
 // `lockstep run` of a program.

@@ -28,6 +28,7 @@ constexpr char kAllreduceHelp[] =
       --seconds S     that one size takes in one turn, about (default: 0.1), or
       --iterations I  samples of one size in one turn
       --json          one array of objects instead of a table
+      --save FILE     also write that array there
       --plot FILE     also draw it, as SVG
 
 Columns: the median, quartiles and 99th percentile over all samples of all turns; a sample is the
@@ -52,7 +53,10 @@ constexpr char kStepHelp[] =
 
   lockstep bench step [options]
 
+      --device D      cpu or cuda (default: cpu); cuda has other systems and defaults, below
       --model M       mlp, cnn, resnet18 or gpt, as in `lockstep train` (default: mlp)
+      --gpt-size S    tiny, small, medium or gpt2 (default: tiny)
+      --context C     tokens of a sample of gpt (default: 128)
       --batch B       samples of each shard (default: 32)
       --shards S      at least as many as workers (default: as many)
       --optimizer O   sgd, sgd-momentum, adam or adamw (default: sgd-momentum)
@@ -65,6 +69,7 @@ constexpr char kStepHelp[] =
       --seconds S     of steps in one turn (default: 4), or
       --iterations I  steps in one turn
       --json          one array of objects instead of a table
+      --save FILE     also write that array there
       --plot FILE     also draw it, as SVG
 
   plain              as many LibTorch workers, with torch::optim, that never talk
@@ -81,6 +86,23 @@ With more shards than workers, where a step is several passes forward and backwa
   plain-accumulate-flat   as plain-flat, the same
   lockstep-E-fused        as above; every shard's gradients are added where the tree says
 
+On cuda, by the GPU's clock, from the end of a step to the end of the next:
+
+  -n, --workers N     (default: 1), a GPU each
+      --systems S,…   of those below (default: all that can run here)
+      --precision P   float32, with TF32 in convolutions only, or bf16: autocast
+                      (default: bf16 for gpt, else float32)
+                      other defaults: adamw; mlp batch 128; cnn, resnet18 256; gpt 8, gpt2, 1024 tokens
+
+  plain, drop-in, trainer      as plain, lockstep-E, lockstep-E-fused above
+  drop-in-forced               the drop-in, its buckets reduced over nccl though there is one worker
+  trainer-deterministic        the trainer with deterministic algorithms
+  pytorch                      PyTorch with a fused optimizer
+  pytorch-ddp                  the same in DistributedDataParallel over NCCL
+  pytorch-ddp-views            the same with gradient_as_bucket_view and static_graph
+  pytorch-graph                PyTorch, the whole step one CUDA graph
+  pytorch-graph-deterministic  the same with deterministic algorithms
+
 The median and quartiles are over all steps of all workers and turns. Efficiency is the median of
 plain, or plain-accumulate, over the system's: 100 % is a synchronisation that costs nothing.
 
@@ -88,6 +110,7 @@ Examples:
   lockstep bench step --workers 2
   lockstep bench step --model cnn --batch 64 --optimizer adamw --engines shm --plot step.svg
   lockstep bench step --workers 2 --shards 8 --batch 8 --engines shm
+  lockstep bench step --device cuda --model gpt
 )";
 
 }  // namespace

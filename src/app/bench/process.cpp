@@ -34,6 +34,16 @@ int code_of(int status) {
   return WIFSIGNALED(status) ? 128 + WTERMSIG(status) : WEXITSTATUS(status);
 }
 
+// What the process began with, also for its second runner: programs that cannot hear a SIGTERM end late.
+const sigset_t& first_mask() {
+  static const sigset_t mask = [] {
+    sigset_t current;
+    ::sigprocmask(SIG_BLOCK, nullptr, &current);
+    return current;
+  }();
+  return mask;
+}
+
 }  // namespace
 
 struct ProgramRunner::Child {
@@ -50,7 +60,8 @@ ProgramRunner::ProgramRunner() {
   for (const int signal : kEnding) sigaddset(&set, signal);
   signals_ = base::Fd(::signalfd(-1, &set, SFD_CLOEXEC | SFD_NONBLOCK));
   sigaddset(&set, SIGCHLD);
-  ::sigprocmask(SIG_BLOCK, &set, &original_mask_);
+  original_mask_ = first_mask();
+  ::sigprocmask(SIG_BLOCK, &set, nullptr);
   ::prctl(PR_SET_CHILD_SUBREAPER, 1);
 }
 

@@ -11,7 +11,6 @@
 namespace lockstep::bench {
 namespace {
 
-constexpr std::chrono::minutes kLongestRun{10};
 constexpr std::size_t kLinesOfAFailure = 15;
 
 std::vector<std::string_view> lines_of(std::string_view text) {
@@ -39,10 +38,10 @@ std::string last_words(const ProgramResult& result) {
 }
 
 std::string failure(const Contender& contender, const ProgramResult& result,
-                    const std::string& problem) {
+                    const std::string& problem, std::chrono::seconds longest) {
   std::string how = problem;
   if (result.timed_out)
-    how = fmt::format("still ran after {} minutes", kLongestRun.count());
+    how = fmt::format("still ran after {} seconds", longest.count());
   else if (result.exit_code != 0)
     how = fmt::format("ended with {}", result.exit_code);
   return fmt::format("lockstep: {} {} and is left out{}", contender.name, how, last_words(result));
@@ -93,7 +92,8 @@ void RoundProgress::say(const std::string& line) {
   std::fflush(stderr);
 }
 
-bool run_rounds(const std::vector<Contender>& contenders, int rounds, const TakeRun& take) {
+bool run_rounds(const std::vector<Contender>& contenders, int rounds, const TakeRun& take,
+                std::chrono::seconds longest) {
   ProgramRunner runner;
   RoundProgress progress;
   std::vector<bool> failed(contenders.size(), false);
@@ -106,7 +106,7 @@ bool run_rounds(const std::vector<Contender>& contenders, int rounds, const Take
       const Contender& contender = contenders[i];
       progress.show(round, rounds, contender.name);
       const ProgramResult result =
-          runner.run(contender.command, contender.variables, Deadline::after(kLongestRun));
+          runner.run(contender.command, contender.variables, Deadline::after(longest));
       std::string problem;
       try {
         if (!result.timed_out && result.exit_code == 0) take(i, result_lines(result.out));
@@ -116,7 +116,7 @@ bool run_rounds(const std::vector<Contender>& contenders, int rounds, const Take
       if (!result.timed_out && result.exit_code == 0 && problem.empty()) continue;
       failed[i] = true;
       good = good && !contender.ours;
-      progress.say(failure(contender, result, problem));
+      progress.say(failure(contender, result, problem, longest));
     }
   }
   return good;

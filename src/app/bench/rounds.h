@@ -1,6 +1,7 @@
 // Contenders take turns: in each round every one runs once, alone on the machine.
 #pragma once
 
+#include <chrono>
 #include <functional>
 #include <string>
 #include <string_view>
@@ -36,8 +37,9 @@ class RoundProgress {
 // Called for each run that succeeded. An exception makes it a run that failed.
 using TakeRun = std::function<void(std::size_t contender, const std::vector<std::string>& lines)>;
 
-// Runs them all; false when one of ours failed. A contender that fails is reported with what it
-// printed, and left out of later rounds. Throws Interrupted.
-bool run_rounds(const std::vector<Contender>& contenders, int rounds, const TakeRun& take);
+// Runs them all; false when one of ours failed. A contender that fails, or runs for longer than `longest`, is
+// reported with what it printed, and left out of later rounds. Throws Interrupted.
+bool run_rounds(const std::vector<Contender>& contenders, int rounds, const TakeRun& take,
+                std::chrono::seconds longest = std::chrono::minutes(10));
 
 }  // namespace lockstep::bench

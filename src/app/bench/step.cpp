@@ -9,19 +9,15 @@
 #include "app/bench/command.h"
 #include "app/bench/cores.h"
 #include "app/bench/rounds.h"
+#include "app/bench/step_cuda.h"
 #include "app/own_file.h"
 
 namespace lockstep::bench {
 namespace {
 
-std::vector<std::string> job_words(const StepArguments& arguments) {
-  return {arguments.model, std::to_string(arguments.batch), arguments.optimizer,
-          fmt::format("{}", arguments.seconds), std::to_string(arguments.iterations)};
-}
-
 Contender launched_contender(const StepArguments& arguments, const std::string& name,
                              const std::string& engine, std::vector<std::string> program) {
-  const auto words = job_words(arguments);
+  const auto words = step_job_words(arguments);
   program.insert(program.end(), words.begin(), words.end());
   return {name, true, "",
           launched({arguments.workers, threads_of_a_worker(arguments.workers), engine, program}),
@@ -41,9 +37,7 @@ std::string python_with_torch() {
 void add_pytorch(const StepArguments& arguments, Field& field) {
   const std::string script = app::own_file("lockstep_bench_ddp.py");
   const std::string python = python_with_torch();
-  if (arguments.model == "resnet18") {
-    field.left_out.emplace_back("pytorch-ddp: it has mlp, cnn and gpt only");
-  } else if (python.empty() || script.empty()) {
+  if (python.empty() || script.empty()) {
     field.left_out.emplace_back("pytorch-ddp: not found; install python3-torch");
   } else {
     field.contenders.push_back(launched_contender(arguments, "pytorch-ddp", "", {python, script}));
@@ -117,6 +111,18 @@ std::vector<Own> own_systems(const StepArguments& arguments) {
 
 }  // namespace
 
+std::vector<std::string> step_job_words(const StepArguments& arguments) {
+  return {arguments.model,
+          std::to_string(arguments.batch),
+          arguments.optimizer,
+          fmt::format("{}", arguments.seconds),
+          std::to_string(arguments.iterations),
+          arguments.device,
+          arguments.precision,
+          arguments.gpt_size,
+          std::to_string(arguments.context)};
+}
+
 int threads_of_a_worker(int workers) {
   return std::max(static_cast<int>(allowed_cores().size()) / workers, 1);
 }
@@ -148,6 +154,7 @@ Field step_field(const StepArguments& arguments) {
 
 int bench_step(const std::vector<std::string>& words) {
   const StepArguments arguments = parse_step_arguments(words);
+  if (arguments.device == "cuda") return bench_cuda_step(arguments);
   const Field field = step_field(arguments);
   if (field.contenders.empty()) throw BadInput("nothing to measure: no engine and no peer is left");
   announce(arguments, field);

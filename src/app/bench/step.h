@@ -21,6 +21,9 @@ inline constexpr char kUnchecked[] = "unchecked";
 // Peers and engines, for these arguments. Unavailable in a build without LibTorch.
 Field step_field(const StepArguments& arguments);
 
+// MODEL BATCH OPTIMIZER SECONDS STEPS DEVICE PRECISION GPT_SIZE CONTEXT, as every worker takes them.
+std::vector<std::string> step_job_words(const StepArguments& arguments);
+
 // Threads of each worker: its part of the cores.
 int threads_of_a_worker(int workers);
 

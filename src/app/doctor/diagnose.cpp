@@ -168,13 +168,26 @@ void judge_limits(const Facts& facts, Findings& findings) {
   }
 }
 
+void judge_cuda(const Facts& facts, Findings& findings) {
+  if (facts.cuda_gpus > 0) {
+    findings.push_back(
+        {Level::kOk, "gpu",
+         fmt::format("CUDA can use {}: up to {} worker{} with --device cuda", facts.cuda_gpus,
+                     facts.cuda_gpus, facts.cuda_gpus == 1 ? "" : "s"),
+         ""});
+  } else if (facts.gpu_device_files) {
+    findings.push_back({Level::kMissing, "gpu", facts.cuda_missing,
+                        "compare the versions that `nvidia-smi` and `nvcc --version` print"});
+  }
+}
+
 void judge_devices(const Facts& facts, Findings& findings) {
-  if (facts.gpus.empty()) {
+  if (facts.gpus.empty() && facts.cuda_gpus == 0) {
     findings.push_back({Level::kNote, "gpu", "no NVIDIA GPU: training runs on the processors", ""});
     return;
   }
   for (const auto& gpu : facts.gpus) findings.push_back({Level::kOk, "gpu", gpu, ""});
-  if (!facts.gpu_device_files) {
+  if (!facts.gpu_device_files && facts.cuda_gpus == 0) {
     findings.push_back(
         {Level::kMissing, "gpu", "the driver is loaded but /dev/nvidia0 is not here",
          "start the container with --gpus all, or run: sudo nvidia-modprobe -u -c 0"});
@@ -184,7 +197,9 @@ void judge_devices(const Facts& facts, Findings& findings) {
         {Level::kSlow, "gpu",
          "this build has no nccl engine: gradients would travel through the processors",
          "install the CUDA toolkit (nvcc) and NCCL (libnccl-dev) and build again"});
+    return;
   }
+  judge_cuda(facts, findings);
 }
 
 void judge_network(const Facts& facts, Findings& findings) {

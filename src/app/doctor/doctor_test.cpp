@@ -108,7 +108,12 @@ TEST(DiagnoseTest, GpuWithoutDeviceFilesOrEngineIsToldApart) {
   facts.gpus = {"H200"};
   EXPECT_EQ(complaint(facts, "gpu").level, Level::kMissing);
   facts.gpu_device_files = true;
+  facts.cuda_missing = "the driver is too old";
+  EXPECT_EQ(complaint(facts, "gpu").level, Level::kMissing);
+  EXPECT_EQ(complaint(facts, "gpu").text, "the driver is too old");
+  facts.cuda_gpus = 1;
   EXPECT_EQ(complaint(facts, "gpu"), Finding{});
+  EXPECT_THAT(as_text(diagnose(facts)), HasSubstr("up to 1 worker with --device cuda"));
   facts.engines.pop_back();
   EXPECT_THAT(complaint(facts, "gpu").text, HasSubstr("nccl"));
 }

@@ -52,6 +52,8 @@ struct Facts {
   // Devices and network.
   std::vector<std::string> gpus;
   bool gpu_device_files = false;
+  int cuda_gpus = 0;         // those that --device cuda would use
+  std::string cuda_missing;  // why there are none
   std::vector<std::string> infiniband;
   std::vector<InterfaceFact> interfaces;
 

@@ -16,6 +16,7 @@
 #include "app/doctor/system_files.h"
 #include "base/environment.h"
 #include "base/fd.h"
+#include "comm/cuda/gpus.h"
 
 namespace lockstep::app {
 namespace {
@@ -155,6 +156,9 @@ void gather_devices(Facts& facts) {
     facts.gpu_device_files = true;
     if (list_folder(root).empty()) facts.gpus.push_back("NVIDIA GPU at /dev/" + file);
   }
+  const auto found = cuda::gpus().find();
+  facts.cuda_gpus = found.count;
+  facts.cuda_missing = found.missing;
   facts.infiniband = list_folder("/sys/class/infiniband");
 }
 

@@ -10,7 +10,9 @@
 #include <thread>
 
 #include "app/command_line.h"
+#include "base/environment.h"
 #include "base/files.h"
+#include "control/device_choice.h"
 #include "plan/position.h"
 
 namespace lockstep::app {
@@ -51,8 +53,12 @@ The arithmetic: it decides bits, so it is part of the job, and a job that goes o
   --onednn X           on, off, or auto: off on ARM, where it is slow (default: auto)
   --flush-denormal X   on or off: numbers below 1.2e-38 are zero (default: off)
   --deterministic X    on or off: refuse operators that may give other bits the next time (default: on)
+  --precision P        float32, or bf16: matrix products in bfloat16, weights in float32 (default: float32)
 On what
-  -n, --workers N      at most one for each shard (default: one for each core)
+  --device D           cpu, or cuda: one GPU for each worker (default: cpu)
+  -n, --workers N      at most one for each shard (default: one for each core, or for each GPU)
+  --share-gpus         more workers than GPUs, which take turns: for tests, slow
+  --graphs X           on, off or auto: a step on a GPU as a CUDA graph (default: auto)
   --engine E           what moves bytes between workers; see `lockstep doctor`
   --algorithm A        automatic, direct, halving-doubling, ring, tree or native
   --bucket-bytes N     gradients that travel together (default: 26214400)
@@ -76,6 +82,7 @@ Examples:
   lockstep train --model cnn --epochs 3
   lockstep train --model gpt --data book.txt --optimizer adamw --steps 500 --checkpoint run
   lockstep train --model gpt --data book.txt --optimizer adamw --steps 900 --checkpoint run --resume
+  lockstep train --model gpt --gpt-size gpt2 --context 1024 --data book.txt --optimizer adamw --device cuda --precision bf16
   lockstep train --model cnn --steps 100 --hashes log; lockstep train --model cnn --steps 100 --verify log --workers 1
 )";
 
@@ -122,7 +129,11 @@ void add_options(CLI::App& parser, TrainArguments& arguments) {
   parser.add_option("--onednn", arguments.onednn);
   parser.add_option("--flush-denormal", arguments.flush_denormal);
   parser.add_option("--deterministic", arguments.deterministic);
+  parser.add_option("--precision", arguments.precision);
+  parser.add_option("--device", arguments.device);
   parser.add_option("-n,--workers", arguments.workers);
+  parser.add_flag("--share-gpus", arguments.share_gpus);
+  parser.add_option("--graphs", arguments.graphs);
   parser.add_option("--engine", arguments.engine);
   parser.add_option("--algorithm", arguments.algorithm);
   parser.add_option("--bucket-bytes", arguments.bucket_bytes);
@@ -170,6 +181,7 @@ void check_batch(const TrainArguments& arguments) {
   if (arguments.shards > 0 && arguments.accumulate > 0)
     refuse("--shards and --accumulate say the same in two ways: give one");
   if (arguments.resume && arguments.shards == 0) return;  // the checkpoint says
+  if (arguments.workers == 0) return;                     // still open
   const std::int64_t shards = shards_on(arguments, arguments.workers);
   if (arguments.global_batch % shards != 0) {
     refuse(
@@ -205,7 +217,36 @@ void check_paths(const TrainArguments& arguments) {
     refuse("--until says where --verify ends: add --verify FILE");
 }
 
+// What the options say of GPUs, and whether it can be meant together.
+void check_devices(const TrainArguments& arguments) {
+  if (!arguments.device.empty()) check_choice("--device", arguments.device, {"cpu", "cuda"});
+  check_choice("--graphs", arguments.graphs, {kOpen, "on", "off"});
+  check_choice("--precision", arguments.precision, {kOpen, "float32", "bf16"});
+  const bool on_cpu = arguments.device == "cpu";
+  if (on_cpu && arguments.engine == "nccl")
+    refuse("--engine nccl is for GPUs: add --device cuda, or use another engine");
+  if (on_cpu && arguments.share_gpus) refuse("--share-gpus is for GPUs: add --device cuda");
+  if (on_cpu && arguments.graphs == "on") refuse("--graphs on is for GPUs: add --device cuda");
+  if (arguments.device == "cuda" && !arguments.engine.empty() && arguments.engine != "nccl")
+    refuse(fmt::format("--engine {} moves no memory of GPUs: leave it out, or use nccl",
+                       arguments.engine));
+}
+
 }  // namespace
+
+std::string device_asked_for(const TrainArguments& arguments) {
+  if (!arguments.device.empty()) return arguments.device;
+  const std::string engine = arguments.engine.empty()
+                                 ? base::environment("LOCKSTEP_ENGINE").value_or("")
+                                 : arguments.engine;
+  const DeviceKind kind = control::device_asked("", engine, base::environment);
+  return kind == DeviceKind::kCuda ? "cuda" : "cpu";
+}
+
+void check_together(const TrainArguments& arguments) {
+  check_devices(arguments);
+  check_batch(arguments);
+}
 
 double TrainArguments::learning_rate() const {
   return lr.value_or(optimizer == "adamw" ? 1e-3 : 0.05);
@@ -216,11 +257,12 @@ TrainArguments parse_train_arguments(const std::vector<std::string>& arguments) 
   CLI::App parser;
   add_options(parser, parsed);
   parse_words(parser, arguments, [](const std::string& text) { refuse(text); });
+  if (!parsed.resume) parsed.device = device_asked_for(parsed);
   const bool checkpoint_says_shards = parsed.resume && parsed.shards == 0;
   if (parser.count("--workers") > 0) {
     check_range("--workers", parsed.workers, 1, 4096);
-  } else if (!checkpoint_says_shards) {
-    parsed.workers = workers_for_this_host(parsed);
+  } else if (!checkpoint_says_shards && parsed.device == "cpu") {
+    parsed.workers = workers_for_this_host(parsed, cores_of_this_host());
   }
   if (parsed.epochs > 0 && parsed.steps > 0) refuse("give either --epochs or --steps");
   if (parsed.epochs == 0 && parsed.steps == 0) {
@@ -241,14 +283,17 @@ TrainArguments parse_train_arguments(const std::vector<std::string>& arguments) 
   if (parser.count("--threads") > 0) check_range("--threads", parsed.threads, 1, kMostThreads);
   algorithm_named(parsed.algorithm);
   check_numbers(parsed);
-  check_batch(parsed);
+  check_together(parsed);
   check_paths(parsed);
   return parsed;
 }
 
-int workers_for_this_host(const TrainArguments& arguments) {
-  const int cores = static_cast<int>(std::max(1U, std::thread::hardware_concurrency()));
-  for (int workers = cores; workers > 1; --workers) {
+int cores_of_this_host() {
+  return static_cast<int>(std::max(1U, std::thread::hardware_concurrency()));
+}
+
+int workers_for_this_host(const TrainArguments& arguments, int places) {
+  for (int workers = places; workers > 1; --workers) {
     const std::int64_t shards = shards_on(arguments, workers);
     if (shards >= workers && arguments.global_batch % shards == 0) return workers;
   }

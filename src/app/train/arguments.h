@@ -44,10 +44,14 @@ struct TrainArguments {
   std::string onednn = kOpen;  // these three: on or off
   std::string flush_denormal = kOpen;
   std::string deterministic = kOpen;
-  int threads = 0;  // of each worker; 0: open
+  int threads = 0;                // of each worker; 0: open
+  std::string precision = kOpen;  // float32 or bf16
 
   // On what.
-  int workers = 0;  // 0: open, one for each core
+  std::string device;  // cpu or cuda; empty: open
+  int workers = 0;     // 0: open, one for each core or GPU
+  bool share_gpus = false;
+  std::string graphs = kOpen;  // CUDA graphs: on or off
   std::string engine;
   std::string algorithm = "automatic";
   std::int64_t bucket_bytes = std::int64_t{25} << 20;
@@ -71,8 +75,16 @@ struct TrainArguments {
 // BadInput, in one line, for anything that cannot be understood or cannot work.
 TrainArguments parse_train_arguments(const std::vector<std::string>& arguments);
 
-// One for each core, or as many as there are shards.
-int workers_for_this_host(const TrainArguments& arguments);
+// One for each of so many cores or GPUs, or as many as there are shards.
+int workers_for_this_host(const TrainArguments& arguments, int places);
+int cores_of_this_host();
+
+// "cpu" or "cuda": by --device, else by the variables and the engine, as join() would choose.
+std::string device_asked_for(const TrainArguments& arguments);
+
+// BadInput when these cannot be meant together: devices and engines, shards and workers. For arguments of which something
+// was open when they were parsed.
+void check_together(const TrainArguments& arguments);
 
 Algorithm algorithm_named(const std::string& name);
 

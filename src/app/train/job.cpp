@@ -1,6 +1,7 @@
 #include "app/train/job.h"
 
 #include <fmt/format.h>
+#include <lockstep/autocast.h>
 #include <lockstep/errors.h>
 
 #include <algorithm>
@@ -72,7 +73,7 @@ plan::Schedule make_schedule(const TrainArguments& arguments, std::int64_t sampl
 }
 
 Score score(models::Net& net, const Batch& batch) {
-  const torch::Tensor logits = net.forward(batch.data).flatten(0, -2);
+  const torch::Tensor logits = models::logits(net, batch);
   const torch::Tensor target = batch.target.flatten();
   const torch::Tensor loss = torch::nn::functional::cross_entropy(
       logits, target, torch::nn::functional::CrossEntropyFuncOptions().reduction(torch::kSum));
@@ -90,13 +91,25 @@ TrainerParts make_parts(const TrainArguments& arguments, World& world, const Dat
   auto optimizer = make_optimizer(arguments, model);
   optimizer->set_clip_norm(arguments.clip_norm);
   const auto schedule = make_schedule(arguments, data.train->size());
+  // Around forward and loss. Each weight is used once: a cache would keep nothing but what a CUDA graph must not.
+  const auto precision = [half = arguments.precision == "bf16",
+                          on_gpu = world.device().kind == DeviceKind::kCuda] {
+    return Autocast(on_gpu ? torch::kCUDA : torch::kCPU, torch::kBFloat16,
+                    {.enabled = half, .cache_weights = false});
+  };
   return {model,
           net,
           optimizer,
           data.train,
           data.test,
-          [net](const Batch& batch) { return models::loss(*net, batch); },
-          [net](const Batch& batch) { return score(*net, batch); },
+          [net, precision](const Batch& batch) {
+            const Autocast scope = precision();
+            return models::loss(*net, batch);
+          },
+          [net, precision](const Batch& batch) {
+            const Autocast scope = precision();
+            return score(*net, batch);
+          },
           [schedule](std::int64_t step) { return schedule.lr(step); }};
 }
 
@@ -119,6 +132,7 @@ TrainerOptions make_options(const TrainArguments& arguments, const World& world,
   options.verify_log = arguments.verify;
   options.verify_until = arguments.until;
   options.stop = &stop_now;
+  options.cuda_graphs = arguments.graphs != "off";
   auto& job = options.job;
   job["model"] = arguments.model;
   job["data"] = arguments.data;
@@ -127,6 +141,7 @@ TrainerOptions make_options(const TrainArguments& arguments, const World& world,
   job["algorithm"] = bit_stable ? "bit-stable" : arguments.algorithm;
   if (!bit_stable) job["workers"] = std::to_string(world.size());
   if (arguments.model == "gpt") job["gpt_size"] = arguments.gpt_size;
+  job["precision"] = arguments.precision;
   job["dropout"] = fmt::format("{}", arguments.dropout);
   job["context"] = std::to_string(arguments.context);
   job["lr"] = fmt::format("{}", arguments.learning_rate());
@@ -145,7 +160,7 @@ double samples_per_second_alone(const TrainArguments& arguments, World& world,
                                 const DataSplits& data) {
   double speed = 0;
   if (world.leader()) {
-    World alone = World::over(connect_alone());
+    World alone = World::over(connect_alone(), world.device());
     TrainArguments own = arguments;
     own.global_batch = std::max<std::int64_t>(arguments.global_batch / world.size(), 1);
     own.checkpoint.clear();
@@ -180,11 +195,12 @@ double samples_per_second_alone(const TrainArguments& arguments, World& world,
 
 std::string opening(const TrainArguments& arguments, World& world, const TrainerParts& parts) {
   return fmt::format(
-      "{} on {}: {} parameters, {} training samples, {} worker{} ({}), global batch {}",
+      "{} on {}: {} parameters, {} training samples, {} worker{} ({}{}), global batch {}",
       arguments.model, arguments.data,
       with_commas(static_cast<std::int64_t>(parts.model.parameter_count())),
       with_commas(parts.train->size()), world.size(), world.size() == 1 ? "" : "s",
-      world.comm().engine(), arguments.global_batch);
+      world.comm().engine(), world.device().kind == DeviceKind::kCuda ? ", cuda" : "",
+      arguments.global_batch);
 }
 
 TrainerHooks show_on(Progress& progress) {

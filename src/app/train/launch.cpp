@@ -35,10 +35,13 @@ int train(const std::vector<std::string>& arguments) {
   }
   TrainArguments parsed = parse_train_arguments(arguments);
   make_open_choices(parsed);
+  check_gpus(parsed);
   control::RunOptions options;
   options.workers = parsed.workers;
   options.threads = parsed.threads;
   options.engine = parsed.engine;
+  options.device = parsed.device;
+  options.variables = worker_variables(parsed);
   options.grace = kGrace;
   options.leader_keeps_output = true;
   options.explained_codes = {1, 2};

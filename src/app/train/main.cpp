@@ -73,11 +73,12 @@ void run(const std::vector<std::string>& texts) {
   TrainArguments arguments = parse_train_arguments(texts);
   make_open_choices(arguments);  // those that the command has not made
   advised(arguments, [&] {
+    if (arguments.device == "cuda") train::require_cuda();
     train::set_arithmetic({.threads = arguments.threads,
                            .flush_denormals = arguments.flush_denormal == "on",
                            .deterministic = arguments.deterministic == "on"});
   });
-  World world = join({.engine = arguments.engine});
+  World world = join({.engine = arguments.engine, .device = arguments.device});
   advised(arguments, [&] { choose_onednn(arguments, world); });
   const TrainReport report = run_training(arguments, world);
   if (world.leader()) {
@@ -101,6 +102,9 @@ int main(int argc, char** argv) {
     return 0;
   } catch (const lockstep::BadInput& error) {
     fail(error.what(), kUsage);
+  } catch (const c10::Error& error) {
+    // Without the calls that led there, which go on for a page.
+    fail(error.what_without_backtrace(), kFailed);
   } catch (const std::exception& error) {
     fail(error.what(), kFailed);
   }

@@ -2,19 +2,28 @@
 #pragma once
 
 #include <string>
+#include <utility>
 #include <vector>
 
 #include "app/train/arguments.h"
 #include "app/train/saved_job.h"
+#include "comm/cuda/gpus.h"
 
 namespace lockstep::app {
 
 // What the options do not say comes from the checkpoint that the job goes on from, else it is the default; so does the
 // number of shards that the workers of this host are counted by. Whether oneDNN is used may stay open: only a worker that
 // has LibTorch can say.
-// BadInput when the checkpoint cannot be read.
+// BadInput when the checkpoint cannot be read, and when workers are to be counted by GPUs and there are none.
 void make_open_choices(TrainArguments& arguments);
-void make_open_choices(TrainArguments& arguments, const SavedJob& saved);
+void make_open_choices(TrainArguments& arguments, const SavedJob& saved,
+                       cuda::Gpus& gpus = cuda::gpus());
+
+// BadInput when the job's workers cannot have GPUs here: before any is started.
+void check_gpus(const TrainArguments& arguments, cuda::Gpus& gpus = cuda::gpus());
+
+// What the workers' libraries read before a worker can say anything to them; what the user has set stays.
+std::vector<std::pair<std::string, std::string>> worker_variables(const TrainArguments& arguments);
 
 // The choices as options, for the workers.
 std::vector<std::string> as_options(const TrainArguments& arguments);

@@ -12,6 +12,7 @@ std::string to_json(const TrainArguments& arguments, const TrainReport& report) 
   nlohmann::ordered_json json;
   json["workers"] = report.workers;
   json["engine"] = report.engine;
+  json["device"] = arguments.device;
   json["model"] = arguments.model;
   json["data"] = arguments.data;
   json["parameters"] = report.parameters;
@@ -22,6 +23,7 @@ std::string to_json(const TrainArguments& arguments, const TrainReport& report) 
   json["onednn"] = arguments.onednn == "on";
   json["flush_denormal"] = arguments.flush_denormal == "on";
   json["deterministic"] = arguments.deterministic == "on";
+  json["precision"] = arguments.precision;
   json["seed"] = arguments.seed;
   json["first_step"] = result.first_step;
   json["steps"] = result.steps;

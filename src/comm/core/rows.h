@@ -17,7 +17,6 @@
 #pragma once
 
 #include <bit>
-#include <cmath>
 #include <cstddef>
 #include <cstdint>
 #include <type_traits>
@@ -40,11 +39,6 @@ using Bits = std::conditional_t<
     sizeof(T) == 8, std::uint64_t,
     std::conditional_t<sizeof(T) == 4, std::uint32_t,
                        std::conditional_t<sizeof(T) == 2, std::uint16_t, std::uint8_t>>>;
-
-template <typename T>
-LOCKSTEP_INLINE T square_root(T value) {
-  return std::sqrt(value);
-}
 
 // One element of every stretch.
 struct ElementAt {
@@ -106,7 +100,8 @@ struct Row {
     return {{op(0), op(1), op(2), op(3)}};
   }
 
-#define LOCKSTEP_ROW_OPERATOR(op)                                                              \
+  // Also under the names of comm/cuda/element.h, for formulas written once for elements and rows.
+#define LOCKSTEP_ROW_OPERATOR(op, name)                                                        \
   LOCKSTEP_INLINE friend Row operator op(const Row& a, const Row& b) {                         \
     return each([&](std::size_t i)                                                             \
                     LOCKSTEP_INLINE_BODY -> Register { return a.of[i] op b.of[i]; });          \
@@ -116,11 +111,20 @@ struct Row {
   }                                                                                            \
   LOCKSTEP_INLINE friend Row operator op(T a, const Row& b) {                                  \
     return each([&](std::size_t i) LOCKSTEP_INLINE_BODY -> Register { return a op b.of[i]; }); \
+  }                                                                                            \
+  LOCKSTEP_INLINE friend Row name(const Row& a, const Row& b) {                                \
+    return a op b;                                                                             \
+  }                                                                                            \
+  LOCKSTEP_INLINE friend Row name(const Row& a, T b) {                                         \
+    return a op b;                                                                             \
+  }                                                                                            \
+  LOCKSTEP_INLINE friend Row name(T a, const Row& b) {                                         \
+    return a op b;                                                                             \
   }
-  LOCKSTEP_ROW_OPERATOR(+)
-  LOCKSTEP_ROW_OPERATOR(-)
-  LOCKSTEP_ROW_OPERATOR(*)
-  LOCKSTEP_ROW_OPERATOR(/)
+  LOCKSTEP_ROW_OPERATOR(+, add)
+  LOCKSTEP_ROW_OPERATOR(-, subtract)
+  LOCKSTEP_ROW_OPERATOR(*, multiply)
+  LOCKSTEP_ROW_OPERATOR(/, divide)
 #undef LOCKSTEP_ROW_OPERATOR
 };
 

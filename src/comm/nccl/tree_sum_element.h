@@ -2,24 +2,12 @@
 // the host's. It gives the bits of comm/core/kernels.cpp for finite values.
 #pragma once
 
-#include <bit>
 #include <cstddef>
 #include <cstdint>
-#include <cstring>
 #include <type_traits>
 
+#include "comm/cuda/element.h"
 #include "comm/nccl/tree_program.h"
-
-#if defined(__CUDACC__) || defined(__HIPCC__)
-#define LOCKSTEP_DEVICE __host__ __device__ __forceinline__
-#else
-#define LOCKSTEP_DEVICE inline
-#endif
-#if defined(__CUDA_ARCH__) || defined(__HIP_DEVICE_COMPILE__)
-#define LOCKSTEP_ON_DEVICE 1
-#else
-#define LOCKSTEP_ON_DEVICE 0
-#endif
 
 namespace lockstep::comm::element {
 
@@ -48,119 +36,6 @@ LOCKSTEP_DEVICE constexpr int adds_after(int i, int n) {
   return adds;
 }
 
-// Rounded to nearest each, and never fused.
-LOCKSTEP_DEVICE float add(float a, float b) {
-#if LOCKSTEP_ON_DEVICE
-  return __fadd_rn(a, b);
-#else
-  return a + b;
-#endif
-}
-LOCKSTEP_DEVICE double add(double a, double b) {
-#if LOCKSTEP_ON_DEVICE
-  return __dadd_rn(a, b);
-#else
-  return a + b;
-#endif
-}
-LOCKSTEP_DEVICE float multiply(float a, float b) {
-#if LOCKSTEP_ON_DEVICE
-  return __fmul_rn(a, b);
-#else
-  return a * b;
-#endif
-}
-LOCKSTEP_DEVICE double multiply(double a, double b) {
-#if LOCKSTEP_ON_DEVICE
-  return __dmul_rn(a, b);
-#else
-  return a * b;
-#endif
-}
-// Whole numbers wrap.
-template <typename T>
-LOCKSTEP_DEVICE T add(T a, T b) {
-  using U = std::make_unsigned_t<T>;
-  return static_cast<T>(static_cast<U>(static_cast<U>(a) + static_cast<U>(b)));
-}
-
-LOCKSTEP_DEVICE std::uint32_t bits_of(float value) {
-#if LOCKSTEP_ON_DEVICE
-  return __float_as_uint(value);
-#else
-  return std::bit_cast<std::uint32_t>(value);
-#endif
-}
-LOCKSTEP_DEVICE float float_of(std::uint32_t bits) {
-#if LOCKSTEP_ON_DEVICE
-  return __uint_as_float(bits);
-#else
-  return std::bit_cast<float>(bits);
-#endif
-}
-
-struct BFloat16 {
-  std::uint16_t bits;
-};
-struct Float16 {
-  std::uint16_t bits;
-};
-
-// A stored type: what its sums are kept in, and the way there and back.
-template <typename T>
-struct Stored {
-  using Sum = T;
-  LOCKSTEP_DEVICE static Sum load(T value) { return value; }
-  LOCKSTEP_DEVICE static T store(Sum value) { return value; }
-};
-
-template <>
-struct Stored<BFloat16> {
-  using Sum = float;
-  LOCKSTEP_DEVICE static float load(BFloat16 value) {
-    return float_of(static_cast<std::uint32_t>(value.bits) << 16);
-  }
-  LOCKSTEP_DEVICE static BFloat16 store(float value) {
-    const std::uint32_t bits = bits_of(value);
-    const std::uint32_t rounded = bits + 0x7fffU + ((bits >> 16) & 1U);
-    const std::uint32_t quiet = bits | 0x400000U;  // a NaN must not round to infinity
-    return {static_cast<std::uint16_t>((value != value ? quiet : rounded) >> 16)};
-  }
-};
-
-// The definition in comm/core/half.cpp says why this is right.
-template <>
-struct Stored<Float16> {
-  using Sum = float;
-  LOCKSTEP_DEVICE static float load(Float16 value) {
-    const std::uint32_t bits = value.bits;
-    const std::uint32_t sign = (bits & 0x8000U) << 16;
-    const std::uint32_t magnitude = (bits & 0x7fffU) << 13;
-    const std::uint32_t exponent = bits & 0x7c00U;
-    if (exponent == 0) {
-      const float tiny = multiply(static_cast<float>(static_cast<int>(bits & 0x3ffU)), 0x1p-24F);
-      return float_of(bits_of(tiny) | sign);
-    }
-    if (exponent != 0x7c00U) return float_of((magnitude + 0x38000000U) | sign);
-    const std::uint32_t quiet = (bits & 0x7fffU) > 0x7c00U ? 0x400000U : 0U;
-    return float_of((magnitude + 0x70000000U) | quiet | sign);
-  }
-  LOCKSTEP_DEVICE static Float16 store(float value) {
-    const std::uint32_t bits = bits_of(value);
-    const std::uint32_t sign = (bits >> 16) & 0x8000U;
-    const std::uint32_t magnitude = bits & 0x7fffffffU;
-    std::uint32_t half = 0;
-    if (magnitude >= 0x47800000U) {
-      half = magnitude > 0x7f800000U ? 0x7e00U | ((magnitude >> 13) & 0x3ffU) : 0x7c00U;
-    } else if (magnitude < 0x38800000U) {
-      half = bits_of(add(float_of(magnitude), 0.5F)) - 0x3f000000U;
-    } else {
-      half = (magnitude - 0x38000000U + 0xfffU + ((magnitude >> 13) & 1U)) >> 13;
-    }
-    return {static_cast<std::uint16_t>(sign | half)};
-  }
-};
-
 struct Add {
   template <typename T>
   LOCKSTEP_DEVICE static T of(T a, T b) {
@@ -178,12 +53,6 @@ struct Most {
   LOCKSTEP_DEVICE static T of(T a, T b) {
     return (b > a || b != b) ? b : a;
   }
-};
-
-// Elements that travel together between memory and registers.
-template <typename T, int kWidth>
-struct alignas(sizeof(T) * kWidth) Pack {
-  T at[kWidth];
 };
 
 // kOperands: the number of operands, one of each worker, known to the compiler, which then keeps all sums in registers;

@@ -21,6 +21,7 @@ struct RunOptions {
   std::optional<int> threads;    // per worker, for OpenMP and OpenBLAS; default 1
   std::optional<int> timeout_s;  // LOCKSTEP_TIMEOUT; default join()'s
   std::string engine;            // LOCKSTEP_ENGINE; default join()'s choice
+  std::string device;            // LOCKSTEP_DEVICE, cpu or cuda; default join()'s choice
 
   // How it ends and what is shown.
   std::chrono::milliseconds grace{10'000};  // from a forwarded SIGINT or SIGTERM to SIGKILL

@@ -87,6 +87,7 @@ JobEnvironment job_environment(const RunOptions& options, const std::string& run
   job.threads = options.threads;
   job.timeout_s = options.timeout_s;
   job.engine = options.engine;
+  job.device = options.device;
   job.variables = options.variables;
   return job;
 }

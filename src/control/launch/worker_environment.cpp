@@ -54,6 +54,7 @@ void set_lockstep(Variables& variables, const JobEnvironment& job) {
   variables.erase("LOCKSTEP_SECRET_FILE");
   if (job.timeout_s) variables["LOCKSTEP_TIMEOUT"] = fmt::to_string(*job.timeout_s);
   if (!job.engine.empty()) variables["LOCKSTEP_ENGINE"] = job.engine;
+  if (!job.device.empty()) variables["LOCKSTEP_DEVICE"] = job.device;
 }
 
 // Workers share the host's cores: a thread pool of every core in each of them makes all slower.

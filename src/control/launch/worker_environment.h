@@ -22,6 +22,7 @@ struct JobEnvironment {
   std::optional<int> threads;
   std::optional<int> timeout_s;
   std::string engine;
+  std::string device;
   std::vector<std::pair<std::string, std::string>> variables;
 };
 

@@ -84,15 +84,17 @@ TEST(WorkerEnvironmentTest, VariablesOfTheUserWinOverExportedOnes) {
               IsSupersetOf({"MASTER_PORT=29500", "MODE=c=d"}));
 }
 
-TEST(WorkerEnvironmentTest, TimeoutAndEngineOnlyWhenAskedFor) {
+TEST(WorkerEnvironmentTest, TimeoutEngineAndDeviceOnlyWhenAskedFor) {
   JobEnvironment job = four_workers();
   const auto without = worker_environment({"LOCKSTEP_ENGINE=gloo"}, job, 0);
   EXPECT_THAT(without, Contains("LOCKSTEP_ENGINE=gloo"));
   EXPECT_THAT(without, Not(Contains(StartsWith("LOCKSTEP_TIMEOUT="))));
+  EXPECT_THAT(without, Not(Contains(StartsWith("LOCKSTEP_DEVICE="))));
   job.timeout_s = 20;
   job.engine = "shm";
-  EXPECT_THAT(worker_environment({"LOCKSTEP_ENGINE=gloo"}, job, 0),
-              IsSupersetOf({"LOCKSTEP_ENGINE=shm", "LOCKSTEP_TIMEOUT=20"}));
+  job.device = "cpu";
+  EXPECT_THAT(worker_environment({"LOCKSTEP_ENGINE=gloo", "LOCKSTEP_DEVICE=cuda"}, job, 0),
+              IsSupersetOf({"LOCKSTEP_ENGINE=shm", "LOCKSTEP_TIMEOUT=20", "LOCKSTEP_DEVICE=cpu"}));
 }
 
 TEST(WorkerEnvironmentTest, EachVariableComesOnce) {

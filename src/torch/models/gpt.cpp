@@ -1,5 +1,6 @@
 #include <fmt/format.h>
 #include <lockstep/errors.h>
+#include <torch/version.h>
 
 #include <array>
 #include <cmath>
@@ -35,6 +36,11 @@ const Size& size_named(const std::string& name) {
       fmt::format("unknown size {} of gpt; there are tiny, small, medium and gpt2", name));
 }
 
+// On GPUs LibTorch 2 has one kernel for it, with other bits; CPUs keep those that they have always had.
+bool has_fused_attention(const torch::Tensor& x) {
+  return TORCH_VERSION_MAJOR >= 2 && x.is_cuda();
+}
+
 // Causal self-attention and a feed-forward layer, each after a normalisation.
 class Block : public nn::Module {
  public:
@@ -60,12 +66,25 @@ class Block : public nn::Module {
     const std::int64_t length = x.size(1);
     const std::int64_t width = x.size(2);
     const auto parts = attend_(x).view({batch, length, 3, heads_, width / heads_}).unbind(2);
-    const auto by_head = [](const torch::Tensor& part) { return part.transpose(1, 2); };
-    const double scale = 1 / std::sqrt(static_cast<double>(width / heads_));
-    torch::Tensor weights = by_head(parts[0]).matmul(by_head(parts[1]).transpose(-2, -1)) * scale;
+    const auto by_head = [&](int part) {
+      return parts[static_cast<std::size_t>(part)].transpose(1, 2);
+    };
+    const torch::Tensor mixed = mix(by_head(0), by_head(1), by_head(2), future);
+    return project_(mixed.transpose(1, 2).reshape({batch, length, width}));
+  }
+  // The values of earlier places, each weighted by how its key meets the query. Without a mask: fused.
+  torch::Tensor mix(const torch::Tensor& query, const torch::Tensor& key,
+                    const torch::Tensor& value, const torch::Tensor& future) {
+#if TORCH_VERSION_MAJOR >= 2
+    if (!future.defined()) {
+      return at::scaled_dot_product_attention(query, key, value, {}, is_training() ? dropout_ : 0,
+                                              /*is_causal=*/true);
+    }
+#endif
+    const double scale = 1 / std::sqrt(static_cast<double>(query.size(-1)));
+    torch::Tensor weights = query.matmul(key.transpose(-2, -1)) * scale;
     weights = drop(torch::softmax(weights.masked_fill(future, -INFINITY), -1));
-    const torch::Tensor mixed = weights.matmul(by_head(parts[2])).transpose(1, 2);
-    return project_(mixed.reshape({batch, length, width}));
+    return weights.matmul(value);
   }
 
   std::int64_t heads_;
@@ -91,8 +110,9 @@ class Gpt : public Net {
   torch::Tensor forward(torch::Tensor x) override {
     const std::int64_t length = x.size(1);
     const torch::Tensor place = torch::arange(length, x.options().dtype(torch::kInt64));
-    const torch::Tensor future =
-        torch::ones({length, length}, x.options().dtype(torch::kBool)).triu(1);
+    torch::Tensor future;
+    if (!has_fused_attention(x))
+      future = torch::ones({length, length}, x.options().dtype(torch::kBool)).triu(1);
     torch::Tensor y = torch::dropout(tokens_(x) + places_(place), dropout_, is_training());
     for (auto& block : blocks_) y = block->forward(y, future);
     return torch::linear(norm_(y), tokens_->weight);

@@ -156,9 +156,14 @@ std::shared_ptr<Net> make(const ModelOptions& options, const DataShape& shape) {
       fmt::format("unknown model {}; there are mlp, cnn, resnet18 and gpt", options.name));
 }
 
+torch::Tensor logits(Net& net, const Batch& batch) {
+  const torch::Tensor rows = net.forward(batch.data).flatten(0, -2);
+  return static_cast<std::size_t>(rows.element_size()) < sizeof(float) ? rows.to(torch::kFloat32)
+                                                                       : rows;
+}
+
 torch::Tensor loss(Net& net, const Batch& batch) {
-  const torch::Tensor logits = net.forward(batch.data);
-  return torch::nn::functional::cross_entropy(logits.flatten(0, -2), batch.target.flatten());
+  return torch::nn::functional::cross_entropy(logits(net, batch), batch.target.flatten());
 }
 
 }  // namespace lockstep::models

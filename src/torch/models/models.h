@@ -1,4 +1,5 @@
-// The models of `lockstep train`.
+// The models of `lockstep train`. On a GPU nothing of forward or backward waits for the host or copies from it, so that a
+// CUDA graph can hold a step.
 //
 //   mlp        inputs-2048-2048-2048-classes, ReLU                      10.0M parameters on 784 → 10
 //   cnn        two blocks of convolution, BatchNorm, ReLU, pooling; dropout; two linear layers
@@ -35,6 +36,9 @@ std::shared_ptr<Net> make_mlp(const DataShape& shape, std::int64_t width = 2048)
 std::shared_ptr<Net> make_cnn(const DataShape& shape, double dropout);
 std::shared_ptr<Net> make_resnet18(const DataShape& shape);
 std::shared_ptr<Net> make_gpt(const DataShape& shape, const ModelOptions& options);
+
+// One row for each target of a batch, float32 also where the model has computed in a half type.
+torch::Tensor logits(Net& net, const Batch& batch);
 
 // The mean cross entropy of a batch.
 torch::Tensor loss(Net& net, const Batch& batch);

@@ -11,6 +11,7 @@
 #include <vector>
 
 #include "comm/core/parity.h"
+#include "torch/kernels/device_update.h"
 #include "torch/optim/gradient_source.h"
 #include "torch/replica/replicated.h"
 
@@ -36,7 +37,13 @@ class Rule {
   virtual double lr() const = 0;
   virtual void set_lr(double lr) = 0;
   virtual std::string describe() const = 0;  // everything that decides its result
+
+  // For a GPU: which kernel, and the numbers that it reads for a step.
+  virtual UpdateRule device_rule() const = 0;
+  virtual std::vector<std::byte> numbers(std::int64_t step) const = 0;
 };
+
+class DeviceStep;
 
 struct Optimizer::Impl {
   struct Kind {
@@ -47,11 +54,22 @@ struct Optimizer::Impl {
   // rules[0] is for the parameters outside of all groups; rules[1 + i] for group_members[i].
   Impl(Replica& model, Kind kind, std::vector<std::unique_ptr<Rule>> rules,
        const std::vector<std::vector<torch::Tensor>>& group_members);
+  ~Impl();
 
   // One step; where workers share memory each of them updates the slice that it owns and hands it out.
   // Collective there. step.cpp
   void step(const GradientSource& source);
   torch::Tensor state_view(std::size_t memory, std::size_t entry) const;
+  double norm_of_last_step() const;
+  static std::string diverged(double norm, std::int64_t step);
+
+  // On a GPU parameters of half types have float32 masters, on which updates compute; the parameters are what they are
+  // rounded to. They are the last of the memories, named "master"; null without.
+  const replica::FlatMemory* masters() const { return has_masters ? &memories.back() : nullptr; }
+  // Those whose parameters somebody else has written to become what these are.
+  void refresh_masters();
+  // They are what the parameters are of, as after a checkpoint has been read.
+  void trust_masters();
 
   std::shared_ptr<replica::Replicated> model;
   Kind kind;
@@ -81,6 +99,8 @@ struct Optimizer::Impl {
   const Range& own_pieces() const { return own; }
 
  private:
+  void make_memories();
+  void step_on_device();
   void assign_groups(const std::vector<std::vector<torch::Tensor>>& group_members);
   torch::Tensor parameter_of(std::size_t entry) const;
   void agree_on_options() const;
@@ -92,6 +112,12 @@ struct Optimizer::Impl {
   const void* read(std::size_t number, GradientReader& gradients);
   void update_piece(std::size_t number, GradientReader& gradients, bool compares);
 
+  bool has_masters = false;
+  plan::Layout
+      state_layout;  // of the memories: the model's, or with masters its entries in float32
+  std::vector<std::int64_t>
+      versions;  // of parameters after the last update, by entry; with masters
+  std::unique_ptr<DeviceStep> on_device;
   bool together = false;  // workers share memory
   Range own;              // the pieces that this worker owns
   std::optional<replica::FlatMemory> block_sums;

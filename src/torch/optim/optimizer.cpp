@@ -4,6 +4,7 @@
 
 #include <map>
 
+#include "torch/optim/device_step.h"
 #include "torch/optim/impl.h"
 #include "torch/replica/agreement.h"
 #include "torch/replica/tensors.h"
@@ -11,18 +12,54 @@
 namespace lockstep::optim {
 Optimizer::Impl::Impl(Replica& replica, Kind its_kind, std::vector<std::unique_ptr<Rule>> its_rules,
                       const std::vector<std::vector<torch::Tensor>>& group_members)
-    : model(replica.state()), kind(std::move(its_kind)), rules(std::move(its_rules)) {
+    : model(replica.state()),
+      kind(std::move(its_kind)),
+      rules(std::move(its_rules)),
+      state_layout(model->layout()) {
   assign_groups(group_members);
   const double base = rules.front()->lr();
   for (const auto& rule : rules) ratios.push_back(base == 0 ? 1 : rule->lr() / base);
   Comm& comm = model->comm();
-  for (std::size_t i = 0; i < kind.states.size(); ++i)
-    memories.emplace_back(comm, model->layout().bytes(), replica::Copies::kPerHost);
+  make_memories();
   together = model->gradients().shared();
   if (together) agree_on_options();
   const auto& first_of = model->pieces().first_of_worker;
   const auto mine = static_cast<std::size_t>(together ? comm.rank() : 0);
   own = {first_of[mine], first_of[mine + 1]};
+}
+
+Optimizer::Impl::~Impl() = default;
+
+void Optimizer::Impl::make_memories() {
+  const auto wide = replica::layout_of_sums(model->layout());
+  has_masters = model->on_device() && wide.has_value();
+  if (has_masters) {
+    state_layout = *wide;
+    kind.states.emplace_back("master");
+    versions.assign(state_layout.entries().size(), -1);
+  }
+  for (std::size_t i = 0; i < kind.states.size(); ++i) {
+    memories.emplace_back(model->comm(), state_layout.bytes(), replica::Copies::kPerHost,
+                          model->device());
+  }
+  if (model->on_device()) on_device = make_device_step(*this);
+}
+
+void Optimizer::Impl::refresh_masters() {
+  for (std::size_t entry = 0; entry < versions.size(); ++entry) {
+    const torch::Tensor parameter = parameter_of(entry);
+    if (parameter._version() == versions[entry]) continue;
+    state_view(memories.size() - 1, entry).copy_(parameter.detach());
+  }
+}
+
+double Optimizer::Impl::norm_of_last_step() const {
+  return on_device && clip_norm > 0 ? on_device->norm() : last_norm;
+}
+
+void Optimizer::Impl::trust_masters() {
+  for (std::size_t entry = 0; entry < versions.size(); ++entry)
+    versions[entry] = static_cast<std::int64_t>(parameter_of(entry)._version());
 }
 
 void Optimizer::Impl::assign_groups(const std::vector<std::vector<torch::Tensor>>& group_members) {
@@ -64,7 +101,10 @@ torch::Tensor Optimizer::Impl::parameter_of(std::size_t entry) const {
 }
 
 torch::Tensor Optimizer::Impl::state_view(std::size_t memory, std::size_t entry) const {
-  return memories[memory].view(model->layout().entries()[entry], parameter_of(entry));
+  const torch::Tensor parameter = parameter_of(entry);
+  if (!has_masters) return memories[memory].view(state_layout.entries()[entry], parameter);
+  const auto wide = replica::scalar_type(state_layout.entries()[entry].dtype);
+  return memories[memory].view(state_layout.entries()[entry], torch::empty_like(parameter, wide));
 }
 
 Optimizer::Optimizer(std::unique_ptr<Impl> impl) : impl_(std::move(impl)) {}
@@ -95,7 +135,7 @@ double Optimizer::clip_norm() const {
   return impl_->clip_norm;
 }
 double Optimizer::last_norm() const {
-  return impl_->last_norm;
+  return impl_->norm_of_last_step();
 }
 const std::string& Optimizer::name() const {
   return impl_->kind.name;
@@ -104,6 +144,7 @@ const std::string& Optimizer::name() const {
 void Optimizer::set_steps(std::int64_t steps) {
   impl_->steps = steps;
   impl_->resting.clear();
+  impl_->trust_masters();
 }
 
 std::vector<NamedTensor> Optimizer::state() const {

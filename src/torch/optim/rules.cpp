@@ -2,8 +2,9 @@
 #include <lockstep/errors.h>
 #include <lockstep/optim.h>
 
+#include "torch/kernels/kernels.h"
+#include "torch/kernels/update_element.h"
 #include "torch/optim/impl.h"
-#include "torch/optim/kernels.h"
 
 namespace lockstep::optim {
 namespace {
@@ -17,6 +18,12 @@ void check_common(double lr, double weight_decay) {
   check(weight_decay >= 0, "weight_decay", weight_decay, "0 or more");
 }
 
+template <typename Numbers>
+std::vector<std::byte> bytes_of(const Numbers& numbers) {
+  const auto* const first = reinterpret_cast<const std::byte*>(&numbers);
+  return {first, first + sizeof numbers};
+}
+
 class SgdRule : public Rule {
  public:
   explicit SgdRule(const SGDOptions& options) : options_(options) {
@@ -26,14 +33,17 @@ class SgdRule : public Rule {
       throw BadInput("nesterov wants a momentum above 0 and no dampening");
   }
   comm::Parities update(const Piece& piece, std::int64_t step) const override {
-    const SgdStep numbers{options_.lr,           options_.momentum, options_.dampening,
-                          options_.weight_decay, options_.nesterov, step == 1};
+    const SgdStep numbers = at(step);
     if (piece.watched) {
       return sgd_watched(piece.dtype, piece.parameter, piece.gradient, piece.state[0], piece.count,
                          numbers);
     }
     sgd(piece.dtype, piece.parameter, piece.gradient, piece.state[0], piece.count, numbers);
     return {};
+  }
+  UpdateRule device_rule() const override { return UpdateRule::kSgd; }
+  std::vector<std::byte> numbers(std::int64_t step) const override {
+    return bytes_of(element::numbers_of(at(step)));
   }
   int states() const override { return options_.momentum == 0 ? 0 : 1; }
   double lr() const override { return options_.lr; }
@@ -45,6 +55,10 @@ class SgdRule : public Rule {
   }
 
  private:
+  SgdStep at(std::int64_t step) const {
+    return {options_.lr,           options_.momentum, options_.dampening,
+            options_.weight_decay, options_.nesterov, step == 1};
+  }
   SGDOptions options_;
 };
 
@@ -57,9 +71,7 @@ class AdamRule : public Rule {
     check(options.eps >= 0, "eps", options.eps, "0 or more");
   }
   comm::Parities update(const Piece& piece, std::int64_t step) const override {
-    const AdamStep numbers{options_.lr,  options_.beta1,        options_.beta2,
-                           options_.eps, options_.weight_decay, decoupled_,
-                           step};
+    const AdamStep numbers = at(step);
     const AdamMemory memory{piece.state[0], piece.state[1]};
     if (piece.watched) {
       return adam_watched(piece.dtype, piece.parameter, piece.gradient, memory, piece.count,
@@ -67,6 +79,10 @@ class AdamRule : public Rule {
     }
     adam(piece.dtype, piece.parameter, piece.gradient, memory, piece.count, numbers);
     return {};
+  }
+  UpdateRule device_rule() const override { return UpdateRule::kAdam; }
+  std::vector<std::byte> numbers(std::int64_t step) const override {
+    return bytes_of(element::numbers_of(at(step)));
   }
   int states() const override { return 2; }
   double lr() const override { return options_.lr; }
@@ -77,6 +93,11 @@ class AdamRule : public Rule {
   }
 
  private:
+  AdamStep at(std::int64_t step) const {
+    return {options_.lr,  options_.beta1,        options_.beta2,
+            options_.eps, options_.weight_decay, decoupled_,
+            step};
+  }
   AdamOptions options_;
   bool decoupled_;
 };

@@ -27,6 +27,7 @@
 #include <exception>
 
 #include "base/hash.h"
+#include "torch/optim/device_step.h"
 #include "torch/optim/impl.h"
 
 namespace lockstep::optim {
@@ -61,6 +62,7 @@ std::size_t offset_of(const plan::Entry& entry, std::size_t element) {
 
 void Optimizer::Impl::step(const GradientSource& source) {
   torch::NoGradGuard no_grad;
+  if (on_device) return step_on_device();
   last_wait = {};
   last_norm = 0;
   begin_together();
@@ -76,6 +78,23 @@ void Optimizer::Impl::step(const GradientSource& source) {
   // Whoever saved a parameter for a backward to come must find out, as after torch::optim.
   for (std::size_t entry = 0; entry < rule_of.size(); ++entry)
     torch::autograd::impl::bump_version(parameter_of(entry));
+}
+
+// Every worker updates everything.
+void Optimizer::Impl::step_on_device() {
+  model->settle();
+  ++steps;
+  on_device->update();
+  for (std::size_t entry = 0; entry < rule_of.size(); ++entry)
+    torch::autograd::impl::bump_version(parameter_of(entry));
+  trust_masters();
+}
+
+std::string Optimizer::Impl::diverged(double norm, std::int64_t step) {
+  return fmt::format(
+      "the norm of the gradients is {} at step {}: training has diverged; lower the "
+      "learning rate or warm it up, or look for bad samples",
+      norm, step);
 }
 
 // Whether all workers are about to do the same: each would update its part in its own way else. A worker that cannot
@@ -163,13 +182,7 @@ double Optimizer::Impl::clip_factor() {
   });
   meet();
   last_norm = std::sqrt(plan::tree_sum({sums, layout.blocks()}));
-  if (!std::isfinite(last_norm)) {
-    throw BadInput(
-        fmt::format("the norm of the gradients is {} at step {}: training has diverged; lower the "
-                    "learning rate "
-                    "or warm it up, or look for bad samples",
-                    last_norm, steps));
-  }
+  if (!std::isfinite(last_norm)) throw BadInput(diverged(last_norm, steps));
   const double factor = clip_norm / (last_norm + 1e-6);  // as torch::nn::utils::clip_grad_norm_
   return std::min(factor, 1.0);
 }

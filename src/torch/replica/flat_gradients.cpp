@@ -8,6 +8,7 @@
 #include <array>
 #include <cstring>
 
+#include "torch/device/device.h"
 #include "torch/replica/tensors.h"
 
 namespace lockstep::replica {
@@ -35,8 +36,8 @@ void widened(DType half, const std::byte* from, std::size_t count, const Body& b
 }  // namespace
 
 FlatGradients::FlatGradients(const std::vector<NamedTensor>& parameters, const plan::Layout& layout,
-                             FlatMemory memory)
-    : memory_(std::move(memory)) {
+                             FlatMemory memory, std::shared_ptr<Gather> gather)
+    : memory_(std::move(memory)), gather_(std::move(gather)) {
   places_.reserve(layout.entries().size());
   for (const plan::Entry& entry : layout.entries()) {
     torch::Tensor parameter = parameters[entry.registered].tensor;
@@ -83,7 +84,7 @@ void FlatGradients::hide() {
 void FlatGradients::adopt(std::size_t entry) {
   check(entry);
   Place& place = places_.at(entry);
-  if (!place.parameter.grad().defined()) return;
+  if (on_device() || !place.parameter.grad().defined()) return;
   torch::NoGradGuard no_grad;
   // What a sparse one adds up by itself is rounded as its type is.
   const torch::Tensor grad =
@@ -93,18 +94,68 @@ void FlatGradients::adopt(std::size_t entry) {
       in_the_same_order(grad, place.view)) {
     move_in_watched(entry, grad);
   } else if (!is_in_place) {
-    if (place.hidden) {
-      place.view.add_(grad);
-    } else if (grad.layout() == torch::kStrided) {
-      at::add_out(place.view, grad, torch::scalar_tensor(0, grad.options()));
-    } else {
-      place.view.zero_().add_(grad);
-    }
+    move_in(place, grad);
     look_at(entry);
   } else {
     look_at(entry);  // backward has added to it where it lies
   }
   place.attach();
+}
+
+void FlatGradients::move_in(Place& place, const torch::Tensor& grad) {
+  if (place.hidden) {
+    place.view.add_(grad);
+  } else if (grad.layout() == torch::kStrided) {
+    // The number is no tensor of a GPU, which would take a kernel of its own.
+    at::add_out(place.view, grad, torch::scalar_tensor(0, grad.options().device(torch::kCPU)));
+  } else {
+    place.view.zero_().add_(grad);
+  }
+}
+
+// For one that the kernel cannot read.
+void FlatGradients::bring_alone(std::size_t entry) {
+  Place& place = places_[entry];
+  const torch::Tensor& grad = place.parameter.grad();
+  if (!grad.defined() || grad.data_ptr() == place.view.data_ptr()) return;
+  move_in(place, place.wide() ? grad.to_dense() : grad);
+}
+
+// Either all of a bucket are hidden, or none is: clear() and hide() are for all.
+void FlatGradients::bring(const plan::Bucket& bucket) {
+  torch::NoGradGuard no_grad;
+  const std::size_t end = bucket.first_entry + bucket.entries;
+  const bool adds = places_[bucket.first_entry].hidden;
+  std::vector<const void*> readable;
+  bool all_there = true;
+  for (std::size_t entry = bucket.first_entry; entry < end; ++entry) {
+    check(entry);
+    const Place& place = places_[entry];
+    const torch::Tensor& grad = place.parameter.grad();
+    const bool can_read =
+        grad.defined() && grad.scalar_type() == place.type && in_the_same_order(grad, place.view);
+    readable.push_back(can_read ? grad.data_ptr() : nullptr);
+    all_there = all_there && (grad.defined() ? grad.data_ptr() == place.view.data_ptr() : adds);
+  }
+  if (!all_there)
+    gather_->run(bucket, readable, memory_, places_[bucket.first_entry].entry.dtype, adds);
+  for (std::size_t entry = bucket.first_entry; entry < end; ++entry) {
+    if (readable[entry - bucket.first_entry] == nullptr) bring_alone(entry);
+    places_[entry].attach();
+  }
+}
+
+std::optional<std::vector<const void*>> FlatGradients::whereabouts() const {
+  std::vector<const void*> all;
+  all.reserve(places_.size());
+  for (const Place& place : places_) {
+    const torch::Tensor& grad = place.parameter.grad();
+    if (!grad.defined() || place.hidden || grad.scalar_type() != place.view.scalar_type() ||
+        !in_the_same_order(grad, place.view))
+      return std::nullopt;
+    all.push_back(grad.data_ptr());
+  }
+  return all;
 }
 
 // 0 + g into its place, or added to what is hidden there; either way one pass.
@@ -154,6 +205,11 @@ void FlatGradients::add(const FlatGradients& right) {
 
 void FlatGradients::take(const FlatGradients& sums) {
   for (std::size_t entry = 0; entry < places_.size(); ++entry) {
+    if (on_device()) {
+      torch::NoGradGuard no_grad;
+      places_[entry].view.copy_(sums.places_[entry].view);
+      continue;
+    }
     const plan::Entry& to = places_[entry].entry;
     const plan::Entry& from = sums.places_[entry].entry;
     const std::byte* const values = sums.memory_.data() + from.offset;
@@ -227,7 +283,8 @@ Buffer FlatGradients::bucket(const plan::Bucket& bucket) const {
   const plan::Entry& first = places_[bucket.first_entry].entry;
   const plan::Entry& last = places_[bucket.first_entry + bucket.entries - 1].entry;
   const std::size_t bytes = last.offset + last.bytes() - first.offset;
-  return {memory_.data() + first.offset, bytes / size_of(first.dtype), first.dtype};
+  return {memory_.data() + first.offset, bytes / size_of(first.dtype), first.dtype,
+          memory_.device(), device::current_stream(memory_.device())};
 }
 
 }  // namespace lockstep::replica

@@ -7,6 +7,9 @@
 // A layout may give a gradient a wider type than its parameter has, for sums that are not to be rounded on the way. It
 // is there when it is hidden: param.grad cannot view it.
 //
+// On a GPU a gradient stays where backward has made it until it is wanted in its place: bring() moves all of a bucket at
+// once, and an update may read it where it is.
+//
 // Watched memory keeps the parity (comm/core/parity.h) of every piece that was written, and whoever reads a piece finds
 // out whether it has changed since. All writing then goes through adopt(), settle() and add().
 #pragma once
@@ -23,6 +26,7 @@
 #include "plan/slices.h"
 #include "torch/replica/fault.h"
 #include "torch/replica/flat_memory.h"
+#include "torch/replica/gather.h"
 
 namespace lockstep::replica {
 
@@ -33,8 +37,9 @@ namespace lockstep::replica {
 class FlatGradients {
  public:
   // `parameters` in registration order, as the layout numbers them; those of a half type may have float32 there.
+  // `gather` is for memory of a GPU.
   FlatGradients(const std::vector<NamedTensor>& parameters, const plan::Layout& layout,
-                FlatMemory memory);
+                FlatMemory memory, std::shared_ptr<Gather> gather = nullptr);
 
   // `parities` has one for each piece. A fault that is found is noted as this worker's.
   void watch(FlatMemory parities, const plan::Pieces& pieces, FirstFault& faults, int worker);
@@ -58,6 +63,13 @@ class FlatGradients {
   // All gradients are in their places after: those that nobody has made are zero.
   void settle();
 
+  // On a GPU: the gradients of a bucket are in their places after what is queued on the current stream.
+  void bring(const plan::Bucket& bucket);
+
+  // On a GPU: where each gradient is, by entry; nothing if one of them is neither in its place nor as its place is laid
+  // out.
+  std::optional<std::vector<const void*>> whereabouts() const;
+
   // Adds another memory that is watched, too. Settled, both.
   void add(const FlatGradients& right);
 
@@ -70,6 +82,7 @@ class FlatGradients {
   Buffer bucket(const plan::Bucket& bucket) const;
 
   const FlatMemory& memory() const { return memory_; }
+  bool on_device() const { return memory_.device().kind != DeviceKind::kCpu; }
 
  private:
   struct Place {
@@ -83,7 +96,9 @@ class FlatGradients {
     void attach();
     void hide();
   };
+  void move_in(Place& place, const torch::Tensor& grad);
   void move_in_watched(std::size_t entry, const torch::Tensor& grad);
+  void bring_alone(std::size_t entry);
   void look_at(std::size_t entry);
   void expect(std::size_t piece, comm::Parity seen) const;
   template <typename Body>
@@ -91,6 +106,7 @@ class FlatGradients {
   comm::Parity* parities() const { return reinterpret_cast<comm::Parity*>(parities_->data()); }
 
   FlatMemory memory_;
+  std::shared_ptr<Gather> gather_;
   std::optional<FlatMemory> parities_;
   const plan::Pieces* pieces_ = nullptr;
   FirstFault* faults_ = nullptr;

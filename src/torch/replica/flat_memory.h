@@ -1,4 +1,5 @@
-// Memory for values in the fixed layout: this worker's, and everybody's where workers share memory.
+// Memory for values in the fixed layout: this worker's, and everybody's where workers share memory. Or on a GPU, where
+// nobody else reaches it.
 #pragma once
 
 #include <lockstep/comm.h>
@@ -18,10 +19,11 @@ enum class Copies { kPerWorker, kPerHost };
 // Ownership: the memory lives as long as it or any of its views. Zero at first.
 class FlatMemory {
  public:
-  FlatMemory(Comm& comm, std::size_t bytes, Copies copies);
+  FlatMemory(Comm& comm, std::size_t bytes, Copies copies, Device device = {});
 
-  // Whether every worker's memory is reached here; in a world of one it is.
+  // Whether every worker's memory is reached here; in a world of one it is, but for that of a GPU.
   bool shared() const { return shared_; }
+  Device device() const { return device_; }
 
   std::byte* data() const { return of(rank_); }
   // A worker's; with one copy per host, the same for all. Only where it is shared, but for one's own.
@@ -32,11 +34,20 @@ class FlatMemory {
   std::size_t bytes() const { return bytes_; }
   void clear() const;
 
+  // Some elements from an offset in bytes on.
+  torch::Tensor as_tensor(c10::ScalarType type, std::size_t offset, std::size_t count) const;
+
   // This worker's elements of an entry as a tensor with the sizes, and if possible the strides, of `like`.
   torch::Tensor view(const plan::Entry& entry, const torch::Tensor& like) const;
 
  private:
+  void take_shared(Comm& comm);
+  void take_on_device(Comm& comm);
+
   std::shared_ptr<SharedArena> arena_;
+  Device device_;
+  std::shared_ptr<void> kept_;  // on a GPU
+  std::byte* on_device_ = nullptr;
   bool shared_ = false;
   Copies copies_;
   int rank_ = 0;

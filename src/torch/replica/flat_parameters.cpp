@@ -6,8 +6,8 @@
 namespace lockstep::replica {
 
 FlatParameters::FlatParameters(Comm& comm, const std::vector<NamedTensor>& parameters,
-                               const plan::Layout& layout, Copies copies)
-    : layout_(layout), copies_(copies), memory_(comm, layout.bytes(), copies) {
+                               const plan::Layout& layout, Copies copies, Device device)
+    : layout_(layout), copies_(copies), memory_(comm, layout.bytes(), copies, device) {
   for (const plan::Entry& entry : layout_.entries())
     parameters_.push_back(parameters[entry.registered]);
   move_in(comm);

@@ -18,7 +18,7 @@ class FlatParameters {
  public:
   // Every worker holds the same values. With one copy per host only the first worker's are kept.
   FlatParameters(Comm& comm, const std::vector<NamedTensor>& parameters, const plan::Layout& layout,
-                 Copies copies);
+                 Copies copies, Device device = {});
 
   // One copy per host from here on, where workers share memory.
   void keep_one_copy(Comm& comm);

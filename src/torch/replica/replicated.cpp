@@ -6,6 +6,7 @@
 
 #include <algorithm>
 #include <cstdint>
+#include <mutex>
 #include <utility>
 
 #include <torch/csrc/autograd/engine.h>
@@ -14,13 +15,24 @@
 
 #include "base/check.h"
 #include "comm/core/tree_sum.h"
+#include "torch/device/device.h"
 #include "torch/replica/agreement.h"
 #include "torch/replica/tensors.h"
 
 namespace lockstep::replica {
 namespace {
 
+// LibTorch runs the backward pass of a GPU on a thread of its own, to which nothing of the caller's comes. Workers on GPUs
+// are processes: what the last of their threads has said is what is meant.
 thread_local std::optional<double> current_weight;
+std::mutex weight_mutex;
+std::optional<double> weight_of_process;
+
+void set_weight(std::optional<double> weight) {
+  current_weight = weight;
+  const std::lock_guard lock(weight_mutex);
+  weight_of_process = weight;
+}
 
 plan::Layout layout_of(const std::vector<NamedTensor>& trained) {
   std::vector<plan::Parameter> parameters;
@@ -30,17 +42,6 @@ plan::Layout layout_of(const std::vector<NamedTensor>& trained) {
         {name, reducible_dtype(tensor, name), static_cast<std::size_t>(tensor.numel())});
   }
   return plan::Layout(parameters);
-}
-
-// The same entries in the types in which they are added up; nothing if all of them are.
-std::optional<plan::Layout> layout_of_sums(const plan::Layout& layout) {
-  std::vector<plan::Parameter> parameters(layout.entries().size());
-  bool differs = false;
-  for (const plan::Entry& entry : layout.entries()) {
-    parameters[entry.registered] = {entry.name, comm::sum_type(entry.dtype), entry.count};
-    differs = differs || comm::is_half(entry.dtype);
-  }
-  return differs ? std::optional(plan::Layout(parameters)) : std::nullopt;
 }
 
 bool in_one_pass(const FlatMemory& gradients, Algorithm algorithm) {
@@ -56,14 +57,28 @@ plan::BucketOptions bucket_limits(const DataParallelOptions& options, const Flat
 
 }  // namespace
 
+std::optional<plan::Layout> layout_of_sums(const plan::Layout& layout) {
+  std::vector<plan::Parameter> parameters(layout.entries().size());
+  bool differs = false;
+  for (const plan::Entry& entry : layout.entries()) {
+    parameters[entry.registered] = {entry.name, comm::sum_type(entry.dtype), entry.count};
+    differs = differs || comm::is_half(entry.dtype);
+  }
+  return differs ? std::optional(plan::Layout(parameters)) : std::nullopt;
+}
+
 WeightScope::WeightScope(double weight) : outer_(current_weight) {
-  current_weight = weight;
+  set_weight(weight);
 }
 WeightScope::~WeightScope() {
-  current_weight = outer_;
+  set_weight(outer_);
 }
 std::optional<double> WeightScope::current() {
   return current_weight;
+}
+std::optional<double> WeightScope::of_process() {
+  const std::lock_guard lock(weight_mutex);
+  return weight_of_process;
 }
 
 // Says that the gradient of one entry has been accumulated.
@@ -90,9 +105,10 @@ std::shared_ptr<Replicated> Replicated::make(Comm comm, std::vector<NamedTensor>
   agree_on_model(comm, model, options);
   copy_from_leader(comm, model.everything());
   const plan::Layout layout = layout_of(model.trained);
+  const Device device = device_of(model, comm);
   FlatParameters flat(comm, model.trained, layout,
-                      options.share_parameters ? Copies::kPerHost : Copies::kPerWorker);
-  FlatMemory gradients(comm, layout.bytes(), Copies::kPerWorker);
+                      options.share_parameters ? Copies::kPerHost : Copies::kPerWorker, device);
+  FlatMemory gradients(comm, layout.bytes(), Copies::kPerWorker, device);
   std::shared_ptr<Replicated> replica(new Replicated(
       std::move(comm), std::move(model), std::move(flat), std::move(gradients), options));
   replica->install_hooks();
@@ -108,11 +124,12 @@ Replicated::Replicated(Comm comm, Model model, FlatParameters parameters, FlatMe
       buckets_(plan::plan_buckets(layout_, bucket_limits(options, gradients))),
       parameters_(std::move(parameters)),
       ledger_(layout_, buckets_),
-      buffer_sync_(model_.buffers),
+      buffer_sync_(comm, model_.buffers, gradients.device()),
       comm_(std::move(comm)) {
   syncs_buffers_ = options.buffers == BufferSource::kLeader;
-  banks_.emplace_back(model_.trained, layout_, std::move(gradients));
-  banks_.front().settle();
+  gather_ = make_gather(layout_, pieces_, gradients.device());
+  banks_.emplace_back(model_.trained, layout_, std::move(gradients), gather_);
+  on_device() ? banks_.front().clear() : banks_.front().settle();
   forget();
 }
 
@@ -124,17 +141,22 @@ void Replicated::make_banks(int count, BankHolds holds) {
     wide_ = std::move(wide);
   }
   while (banks_.size() < place_of(count)) {
-    FlatMemory memory(comm_, bank_layout().bytes(), Copies::kPerWorker);
-    banks_.emplace_back(model_.trained, bank_layout(), std::move(memory));
+    FlatMemory memory(comm_, bank_layout().bytes(), Copies::kPerWorker, device());
+    banks_.emplace_back(model_.trained, bank_layout(), std::move(memory), gather_);
   }
 }
 
+void Replicated::settle_bank() {
+  if (!on_device()) return banks_[bank_in_use_].settle();
+  for (const plan::Bucket& bucket : buckets_) banks_[bank_in_use_].bring(bucket);
+}
+
 void Replicated::use_place(std::size_t place) {
-  const bool watched = banks_[place].watched();
-  if (bank_in_use_ == place && !watched) return;
-  banks_[bank_in_use_].settle();
+  const bool hides = banks_[place].watched() || on_device();
+  if (bank_in_use_ == place && !hides) return;
+  settle_bank();
   bank_in_use_ = place;
-  if (watched) {
+  if (hides) {
     banks_[place].hide();
   } else {
     banks_[place].attach();
@@ -146,7 +168,11 @@ void Replicated::use_bank(int bank) {
 }
 
 void Replicated::use_gradients() {
-  use_place(0);
+  if (!on_device()) return use_place(0);
+  if (bank_in_use_ == 0) return;
+  settle_bank();
+  bank_in_use_ = 0;
+  banks_.front().attach();
 }
 
 void Replicated::use_averages() {
@@ -170,19 +196,24 @@ void Replicated::release_banks() {
 }
 
 void Replicated::begin_bank(int bank) {
-  use_bank(bank);
+  if (!on_device() || bank_in_use_ != place_of(bank)) use_bank(bank);
   banks_[bank_in_use_].clear();
 }
 
 void Replicated::settle() {
   check_attached();
-  banks_[bank_in_use_].settle();
+  if (!on_device()) banks_[bank_in_use_].settle();
 }
 
 void Replicated::add_banks(int into, int from) {
-  banks_[bank_in_use_].settle();  // it may be one of them
+  settle_bank();  // it may be one of them
   if (watches_gradients()) return banks_[place_of(into)].add(banks_[place_of(from)]);
+  torch::NoGradGuard no_grad;
   for (const plan::Bucket& bucket : buckets_) {
+    if (on_device()) {
+      values_of(into, bucket).add_(values_of(from, bucket));
+      continue;
+    }
     const Buffer left = banks_[place_of(into)].bucket(bucket);
     const Buffer right = banks_[place_of(from)].bucket(bucket);
     comm::combine(left.dtype, ReduceOp::kSum, left.data, right.data, left.data, left.count);
@@ -196,6 +227,7 @@ void Replicated::forget() {
 }
 
 void Replicated::install_hooks() {
+  accumulators_.clear();
   for (std::size_t i = 0; i < layout_.entries().size(); ++i) {
     const torch::Tensor& parameter = model_.trained[layout_.entries()[i].registered].tensor;
     auto node = torch::autograd::impl::grad_accumulator(parameter);
@@ -205,6 +237,7 @@ void Replicated::install_hooks() {
 }
 
 void Replicated::gradient_ready(std::size_t entry) {
+  if (capture_) return captured_ready(entry);
   if (!pass_.active) {
     torch::autograd::Engine::get_default_engine().queue_callback(
         [self = shared_from_this()] { self->end_pass(); });
@@ -235,7 +268,7 @@ void Replicated::begin_pass(bool synchronised) {
 }
 
 void Replicated::add_weight() {
-  const auto weight = WeightScope::current();
+  const auto weight = on_device() ? WeightScope::of_process() : WeightScope::current();
   since_.weights[0] += weight.value_or(0);
   since_.weights[weight ? 1 : 2] += 1;
 }
@@ -276,13 +309,28 @@ void Replicated::launch(std::size_t bucket, double factor) {
   if (pass_.works.empty()) times.first_launch = since_begin();
   if (!ledger_.complete()) ++times.launched_before_end;
   ++times.buckets;
-  pass_.works.push_back(
-      reduce(buckets_[bucket], {.factor = factor, .algorithm = options_.algorithm}));
+  pass_.works.push_back(reduce(buckets_[bucket], {.factor = factor,
+                                                  .algorithm = options_.algorithm,
+                                                  .even_alone = options_.force_collectives}));
+}
+
+// On a GPU a world of one has nobody to reduce with, and gradients that are as they should be stay where they are.
+bool Replicated::reduces_alone() const {
+  return on_device() && comm_.size() == 1 && !options_.force_collectives;
 }
 
 // With several shards the sums that this worker may compute are computed here, bucket by bucket: all banks but the one
 // in use are complete, and of that one this bucket is.
 Work Replicated::reduce(const plan::Bucket& bucket, const ReduceOptions& options) {
+  if (on_device()) {
+    if (reduces_alone() && !sharded_ && options.factor == 1) return {};
+    banks_[bank_in_use_].bring(bucket);
+    if (sharded_) return reduce_banks_on_device(bucket, options);
+    if (reduces_alone()) {
+      values_of(0, bucket).mul_(options.factor);
+      return {};
+    }
+  }
   if (!sharded_) return comm_.all_reduce(banks_.front().bucket(bucket), options);
   std::vector<Buffer> partials;
   std::size_t next = 0;
@@ -298,6 +346,95 @@ Work Replicated::reduce(const plan::Bucket& bucket, const ReduceOptions& options
   }
   return comm_.reduce(std::move(partials), sharded_->shards, banks_[place_of(0)].bucket(bucket),
                       options);
+}
+
+// The same in LibTorch's operators, queued one after the other. Each sum lies where its left operand was.
+Work Replicated::reduce_banks_on_device(const plan::Bucket& bucket, const ReduceOptions& options) {
+  torch::NoGradGuard no_grad;
+  std::vector<Buffer> partials;
+  std::size_t next = 0;
+  for (const plan::Reduction& partial : sharded_->partials) {
+    partials.push_back(banks_[place_of(sharded_->held[next])].bucket(bucket));
+    std::vector<torch::Tensor> values;
+    for (std::size_t i = 0; i < partial.operands.size(); ++i)
+      values.push_back(values_of(sharded_->held[next++], bucket));
+    for (const auto& [left, right] : partial.additions) {
+      const torch::Tensor sum = values[static_cast<std::size_t>(left)];
+      values.push_back(sum.add_(values[static_cast<std::size_t>(right)]));
+    }
+    if (!reduces_alone()) continue;
+    torch::Tensor result = values_of(0, bucket);
+    at::mul_out(result, values.front(), torch::scalar_tensor(options.factor, values[0].dtype()));
+  }
+  if (reduces_alone()) return {};
+  return comm_.reduce(std::move(partials), sharded_->shards, banks_[place_of(0)].bucket(bucket),
+                      options);
+}
+
+// A bank's elements of a bucket; of a GPU.
+torch::Tensor Replicated::values_of(int bank, const plan::Bucket& bucket) const {
+  const FlatGradients& gradients = banks_[place_of(bank)];
+  const Buffer where = gradients.bucket(bucket);
+  const auto offset =
+      static_cast<std::size_t>(static_cast<std::byte*>(where.data) - gradients.memory().data());
+  return gradients.memory().as_tensor(scalar_type(where.dtype), offset, where.count);
+}
+
+// Gradients are undefined before a pass on a GPU, and must be again before the replay.
+void Replicated::begin_capture() {
+  ledger_.begin();
+  capture_.emplace();
+  capture_->ready.resize(buckets_.size());
+}
+
+void Replicated::captured_ready(std::size_t entry) {
+  ledger_.mark(entry);
+  while (const auto bucket = ledger_.next_ready())
+    capture_->ready[*bucket].record_in_graph(device::current_stream(device()));
+}
+
+Replicated::Captured Replicated::end_capture() {
+  for (const std::size_t entry : ledger_.missing()) {
+    ledger_.mark(entry);
+    while (const auto bucket = ledger_.next_ready())
+      capture_->ready[*bucket].record_in_graph(device::current_stream(device()));
+  }
+  for (const plan::Entry& entry : layout_.entries())
+    capture_->gradients.push_back(model_.trained[entry.registered].tensor.grad());
+  Captured captured = std::move(*capture_);
+  cancel_capture();
+  return captured;
+}
+
+void Replicated::cancel_capture() {
+  capture_.reset();
+  for (NamedTensor& named : model_.trained) named.tensor.mutable_grad() = torch::Tensor();
+}
+
+// What is not reduced stays where the graph has written it, until the next replay. What is goes to the wire as soon as
+// the graph has come to it, on another stream.
+void Replicated::replayed(const Captured& captured) {
+  begin_pass(suspended_ == 0);
+  add_weight();
+  for (std::size_t i = 0; i < captured.gradients.size(); ++i) {
+    if (!captured.gradients[i].defined()) continue;
+    torch::Tensor parameter = model_.trained[layout_.entries()[i].registered].tensor;
+    parameter.mutable_grad() = captured.gradients[i];
+    ledger_.mark(i);
+    since_.reached[i] = true;
+  }
+  if (pass_.synchronised && !reduces_alone()) {
+    check_complete();
+    launch_weights();
+    const double divided_by = divisor();
+    if (!side_) side_.emplace(device());
+    const device::SideStream::Scope scope(*side_);
+    for (std::size_t bucket = 0; bucket < buckets_.size(); ++bucket) {
+      captured.ready[bucket].precede(device::current_stream(device()));
+      launch(bucket, 1 / divided_by);
+    }
+  }
+  end_pass();
 }
 
 void Replicated::end_pass() {
@@ -333,14 +470,15 @@ void Replicated::check_complete() const {
 }
 
 void Replicated::finish() {
-  banks_[bank_in_use_].settle();
+  if (!on_device()) banks_[bank_in_use_].settle();
   launch_weights();
   const bool with_buffers = syncs_buffers_;
   const double divided_by = divisor();
   for (std::size_t bucket = pass_.works.size(); bucket < buckets_.size(); ++bucket)
     launch(bucket, 1 / divided_by);
   if (with_buffers) buffer_sync_.start(comm_);
-  for (const Work& work : pass_.works) work.wait();
+  void* const stream = device::current_stream(device());
+  for (const Work& work : pass_.works) on_device() ? work.wait_on(stream) : work.wait();
   if (with_buffers) buffer_sync_.finish(comm_);
   const Since seen = since_;
   forget();

@@ -20,6 +20,7 @@
 #include "plan/layout.h"
 #include "plan/slices.h"
 #include "plan/tree.h"
+#include "torch/device/device.h"
 #include "torch/replica/fault.h"
 #include "torch/replica/flat_gradients.h"
 #include "torch/replica/flat_parameters.h"
@@ -27,6 +28,9 @@
 #include "torch/replica/model.h"
 
 namespace lockstep::replica {
+
+// The same entries in the types in which they are added up; nothing if all of them are.
+std::optional<plan::Layout> layout_of_sums(const plan::Layout& layout);
 
 // Threads:   one caller at a time; hooks run on the thread that calls backward().
 // Blocking:  make(), finish and the collective members, at most the Comm's timeout.
@@ -48,6 +52,30 @@ class Replicated : public std::enable_shared_from_this<Replicated> {
   // without a word.
   void settle();
   void check_attached() const;
+
+  // On a GPU gradients stay where backward has made them; nothing if they cannot be read there. bring_gradients() moves
+  // them into gradients(), on the current stream.
+  std::optional<std::vector<const void*>> gradient_whereabouts() const {
+    return banks_[bank_in_use_].whereabouts();
+  }
+  void bring_gradients() { settle_bank(); }
+  Device device() const { return gradients().device(); }
+  bool on_device() const { return device().kind != DeviceKind::kCpu; }
+
+  // A backward pass on a GPU that is captured, and then replayed as often as one likes (device::Graph): what backward
+  // made, by entry, and a point for each bucket at which its gradients are there. begin_capture() comes before the graph's
+  // body, end_capture() at its end, and replayed() after every replay, in place of what a pass does.
+  struct Captured {
+    std::vector<torch::Tensor> gradients;  // undefined where there is none
+    std::vector<device::Event> ready;
+  };
+  void begin_capture();
+  Captured end_capture();
+  void cancel_capture();  // when something was thrown on the way
+  void replayed(const Captured& captured);
+
+  // Hooks anew, for the current stream: a backward pass accumulates on the one that was current when its hook was made.
+  void install_hooks();
 
   // For whoever weighs shards itself: the sum of all workers' gradients is divided by `total`
   // in place of the number of workers; nothing: the number of workers.
@@ -112,6 +140,8 @@ class Replicated : public std::enable_shared_from_this<Replicated> {
 
   const plan::Layout& layout() const { return layout_; }
   const FlatMemory& gradients() const { return banks_.front().memory(); }
+  // All buffers, where they are on a GPU.
+  const std::optional<FlatMemory>& buffer_memory() const { return buffer_sync_.on_device(); }
   const FlatMemory& parameters() const { return parameters_.memory(); }
   const Model& model() const { return model_; }
   const BackwardTimes& times() const { return pass_.times; }
@@ -141,8 +171,8 @@ class Replicated : public std::enable_shared_from_this<Replicated> {
 
   Replicated(Comm comm, Model model, FlatParameters parameters, FlatMemory gradients,
              const DataParallelOptions& options);
-  void install_hooks();
   void gradient_ready(std::size_t entry);
+  void captured_ready(std::size_t entry);
   void begin_pass(bool synchronised);
   void add_weight();
   void end_pass();
@@ -151,6 +181,9 @@ class Replicated : public std::enable_shared_from_this<Replicated> {
   void launch_weights();
   void launch(std::size_t bucket, double factor);
   Work reduce(const plan::Bucket& bucket, const ReduceOptions& options);
+  Work reduce_banks_on_device(const plan::Bucket& bucket, const ReduceOptions& options);
+  bool reduces_alone() const;
+  torch::Tensor values_of(int bank, const plan::Bucket& bucket) const;
   std::optional<double> known_divisor();
   void finish();
   void check_complete() const;
@@ -159,6 +192,7 @@ class Replicated : public std::enable_shared_from_this<Replicated> {
   // In banks_.
   std::size_t place_of(int bank) const { return static_cast<std::size_t>(bank) + (wide_ ? 1 : 0); }
   void use_place(std::size_t place);
+  void settle_bank();
   std::chrono::nanoseconds since_begin() const { return Clock::now() - pass_.began; }
 
   DataParallelOptions options_;
@@ -169,6 +203,7 @@ class Replicated : public std::enable_shared_from_this<Replicated> {
   FirstFault faults_;
   std::vector<plan::Bucket> buckets_;
   FlatParameters parameters_;
+  std::shared_ptr<Gather> gather_;    // of a GPU
   std::vector<FlatGradients> banks_;  // the user's gradients first
   std::size_t bank_in_use_ = 0;
   std::optional<Sharded> sharded_;
@@ -176,6 +211,8 @@ class Replicated : public std::enable_shared_from_this<Replicated> {
   Ledger ledger_;
   BufferSync buffer_sync_;
   Pass pass_;
+  std::optional<Captured> capture_;  // under way
+  std::optional<device::SideStream> side_;
   Since since_;
   std::optional<double> divisor_;
   int suspended_ = 0;
@@ -192,6 +229,7 @@ class WeightScope {
   WeightScope& operator=(const WeightScope&) = delete;
 
   static std::optional<double> current();
+  static std::optional<double> of_process();
 
  private:
   std::optional<double> outer_;

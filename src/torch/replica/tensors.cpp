@@ -63,6 +63,26 @@ DType reducible_dtype(const torch::Tensor& tensor, std::string_view name) {
   }
 }
 
+c10::ScalarType scalar_type(DType dtype) {
+  switch (dtype) {
+    case DType::kFloat32:
+      return c10::ScalarType::Float;
+    case DType::kFloat64:
+      return c10::ScalarType::Double;
+    case DType::kFloat16:
+      return c10::ScalarType::Half;
+    case DType::kBFloat16:
+      return c10::ScalarType::BFloat16;
+    case DType::kInt32:
+      return c10::ScalarType::Int;
+    case DType::kInt64:
+      return c10::ScalarType::Long;
+    case DType::kUInt8:
+      break;
+  }
+  return c10::ScalarType::Byte;
+}
+
 std::string describe(const torch::Tensor& tensor) {
   return fmt::format("{} {}", spelled(tensor.scalar_type()), shape_text(tensor));
 }

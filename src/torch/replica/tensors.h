@@ -13,6 +13,9 @@ namespace lockstep::replica {
 // BadInput, naming the tensor, for a type that no reduction can add.
 DType reducible_dtype(const torch::Tensor& tensor, std::string_view name);
 
+// LibTorch's type of the same name.
+c10::ScalarType scalar_type(DType dtype);
+
 // "float32 [128, 784]"
 std::string describe(const torch::Tensor& tensor);
 

@@ -18,6 +18,7 @@
 #include "base/denormals.h"
 #include "base/hash.h"
 #include "base/processor.h"
+#include "comm/cuda/gpus.h"
 
 namespace lockstep::train {
 namespace {
@@ -63,6 +64,20 @@ void leave_fresh_memory_alone(Context& context) {
     context.setDeterministicFillUninitializedMemory(false);
 }
 
+// Of cuDNN's algorithms only those that give the same bits, chosen by rule and not by stopwatch. Of attention's kernels
+// flash has a backward that is asked for the same bits, by setDeterministicAlgorithms; the others have none and would be
+// refused: there LibTorch's own matrix products do it.
+template <typename Context>
+void use_deterministic_kernels_of_gpus(Context& context) {
+  context.setBenchmarkCuDNN(false);
+  context.setDeterministicCuDNN(true);
+  context.setSDPUseFlash(true);
+  context.setSDPUseMath(true);
+  if constexpr (requires { context.setSDPUseMemEfficient(false); })
+    context.setSDPUseMemEfficient(false);
+  if constexpr (requires { context.setSDPUseCuDNN(false); }) context.setSDPUseCuDNN(false);
+}
+
 // By its name. OMP_NUM_THREADS and MKL_NUM_THREADS are what at::get_num_threads() begins with.
 bool changes_arithmetic(std::string_view name) {
   if (name == "OMP_DYNAMIC" || name == "OMP_THREAD_LIMIT") return true;
@@ -73,12 +88,29 @@ bool changes_arithmetic(std::string_view name) {
                      [&](std::string_view beginning) { return name.starts_with(beginning); });
 }
 
+// The same of GPUs; what is logged changes nothing.
+bool changes_arithmetic_of_gpus(std::string_view name) {
+  if (name.find("_LOG") != std::string_view::npos) return false;
+  static constexpr std::array<std::string_view, 7> kBeginnings = {
+      "CUBLAS",       "CUDNN_",     "NVIDIA_TF32_OVERRIDE", "TORCH_ALLOW_TF32",
+      "TORCH_CUDNN_", "TORCH_BLAS", "PYTORCH_TUNABLEOP_"};
+  return std::any_of(kBeginnings.begin(), kBeginnings.end(),
+                     [&](std::string_view beginning) { return name.starts_with(beginning); });
+}
+
 // The BLAS's are the user's own, where set_arithmetic() has not been called.
 std::string threads_in_use() {
   const int threads = at::get_num_threads();
   const int blas = openblas_threads(threads);
   return blas == threads ? std::to_string(threads)
                          : fmt::format("{}, of OpenBLAS {}", threads, blas);
+}
+
+// Where LibTorch allows it.
+std::string tf32_in_use() {
+  const auto& context = at::globalContext();
+  return fmt::format("products {}, convolutions {}", context.allowTF32CuBLAS() ? "on" : "off",
+                     context.allowTF32CuDNN() ? "on" : "off");
 }
 
 std::string deterministic_in_use() {
@@ -95,6 +127,12 @@ void set_arithmetic(const Arithmetic& choices) {
   auto& context = at::globalContext();
   context.setDeterministicAlgorithms(choices.deterministic, /*warn_only=*/false);
   leave_fresh_memory_alone(context);
+  if (choices.deterministic) use_deterministic_kernels_of_gpus(context);
+}
+
+void require_cuda() {
+  if (!at::globalContext().hasCUDA())
+    throw CannotDo("device", "this LibTorch was built without CUDA");
 }
 
 bool has_onednn() {
@@ -114,11 +152,14 @@ std::string kernels_in_use() {
   return base::to_hex(base::sha256(said)).substr(0, 16);
 }
 
-std::string arithmetic_environment() {
+std::string arithmetic_environment(Device device) {
   std::vector<std::string> found;
   for (char** variable = environ; *variable != nullptr; ++variable) {
     const std::string_view text = *variable;
-    if (!changes_arithmetic(text.substr(0, text.find('=')))) continue;
+    const std::string_view name = text.substr(0, text.find('='));
+    const bool counts = changes_arithmetic(name) ||
+                        (device.kind == DeviceKind::kCuda && changes_arithmetic_of_gpus(name));
+    if (!counts) continue;
     found.emplace_back(text);
     // It is kept in checkpoints, as text.
     std::replace_if(
@@ -129,21 +170,34 @@ std::string arithmetic_environment() {
   return fmt::format("{}", fmt::join(found, " "));
 }
 
-std::map<std::string, std::string> arithmetic_in_use() {
+std::map<std::string, std::string> arithmetic_in_use(Device device) {
   static const std::string kernels = kernels_in_use();
   const bool onednn = has_onednn() && at::globalContext().userEnabledMkldnn();
-  return {{"threads", threads_in_use()},
-          {"onednn", onednn ? "on" : "off"},
-          {"flush_denormal", base::flushes_denormals() ? "on" : "off"},
-          {"deterministic", deterministic_in_use()},
-          {"libtorch", TORCH_VERSION},
-          {"kernels", kernels},
-          {"environment", arithmetic_environment()}};
+  std::map<std::string, std::string> properties = {
+      {"device", "cpu"},
+      {"threads", threads_in_use()},
+      {"onednn", onednn ? "on" : "off"},
+      {"flush_denormal", base::flushes_denormals() ? "on" : "off"},
+      {"deterministic", deterministic_in_use()},
+      {"libtorch", TORCH_VERSION},
+      {"kernels", kernels},
+      {"environment", arithmetic_environment(device)}};
+  if (device.kind == DeviceKind::kCuda) {
+    properties["device"] = "cuda " + cuda::gpus().model(device.index);
+    properties["tf32"] = tf32_in_use();
+  }
+  return properties;
 }
 
-void name_what_is_not_deterministic(const std::function<void()>& compute) {
+void in_plain_words(const std::function<void()>& compute) {
   try {
     compute();
+  } catch (const c10::OutOfMemoryError& error) {
+    const std::string said = error.what_without_backtrace();
+    throw Unavailable(fmt::format(
+        "no memory is left for the shard's batch: {}; use more shards for the same global batch, a "
+        "smaller batch, or more workers",
+        said.substr(0, said.find('\n'))));
   } catch (const c10::Error& error) {
     const std::string said = error.what_without_backtrace();
     const auto after_name = said.find(" does not have a deterministic implementation");

@@ -2,6 +2,7 @@
 // libraries below LibTorch. All of it is part of a job.
 #pragma once
 
+#include <lockstep/buffer.h>
 #include <lockstep/errors.h>
 
 #include <functional>
@@ -15,7 +16,8 @@ namespace lockstep::train {
 struct Arithmetic {
   int threads = 1;  // OpenMP's and the BLAS's
   bool flush_denormals = false;
-  bool deterministic = true;  // an operator that may give other bits the next time is refused
+  // An operator that may give other bits the next time is refused; cuDNN and attention choose among those that do not.
+  bool deterministic = true;
 };
 
 // This host cannot do as a property of the job says; the message has no advice.
@@ -36,17 +38,23 @@ void set_arithmetic(const Arithmetic& choices);
 bool has_onednn();
 void use_onednn(bool on);
 
+// CannotDo when LibTorch was built without CUDA.
+void require_cuda();
+
 // A name for the arithmetic below us: how LibTorch was built and what it found in this processor, the same of OpenBLAS, and
 // the processor's model, by which oneDNN and MKL choose. Two workers with different ones may compute different bits.
 std::string kernels_in_use();
 
-// The variables that tell those libraries to compute in another way, such as "ONEDNN_MAX_CPU_ISA=AVX2"; else "none".
-std::string arithmetic_environment();
+// The variables that tell those libraries to compute in another way, such as "ONEDNN_MAX_CPU_ISA=AVX2"; else "none". With
+// the libraries of GPUs for a job on one: "CUBLAS_WORKSPACE_CONFIG=:4096:8".
+std::string arithmetic_environment(Device device = {});
 
-// All of it as it is now, on this thread, whoever has set it: properties of a job by name.
-std::map<std::string, std::string> arithmetic_in_use();
+// All of it as it is now, on this thread, whoever has set it: properties of a job by name. `device` is where the tensors
+// are: a GPU's model is one of them, and so is whether its matrix units may round float32 (TF32).
+std::map<std::string, std::string> arithmetic_in_use(Device device = {});
 
-// Runs it. BadInput, which names the operator, for LibTorch's refusal of one that is not deterministic.
-void name_what_is_not_deterministic(const std::function<void()>& compute);
+// Runs it. BadInput, which names the operator, for LibTorch's refusal of one that is not deterministic; Unavailable
+// when a device has no memory left.
+void in_plain_words(const std::function<void()>& compute);
 
 }  // namespace lockstep::train

@@ -5,9 +5,15 @@
 namespace lockstep::train {
 
 Feeder::Feeder(DatasetPtr dataset, const plan::DataOptions& options, plan::ShardRange hosted,
-               Span steps, const data::PrefetchOptions& prefetch)
-    : dataset_(std::move(dataset)), hosted_(hosted), steps_(steps), batches_(options) {
+               Span steps, const data::PrefetchOptions& prefetch, Device device)
+    : device_(device),
+      dataset_(std::move(dataset)),
+      hosted_(hosted),
+      steps_(steps),
+      batches_(options) {
   const std::int64_t count = (steps.end_step - steps.first_step) * hosted.size();
+  left_ = count;
+  if (device.kind != DeviceKind::kCpu) upload_.emplace(device);
   prefetcher_.emplace(
       0, count, [this](std::int64_t number) { return read(number); }, prefetch);
 }
@@ -21,10 +27,28 @@ Batch Feeder::read(std::int64_t number) {
     samples = batches_.samples(step, shard);
   }
   if (samples.empty()) return {};
-  return dataset_->batch(samples);
+  Batch batch = dataset_->batch(samples);
+  // Only from pinned memory is a copy to a GPU one that nobody waits for.
+  if (upload_ && batch.data.defined()) batch.data = device::pinned(batch.data);
+  if (upload_ && batch.target.defined()) batch.target = device::pinned(batch.target);
+  return batch;
 }
 
 Batch Feeder::next() {
+  if (!upload_) return take();
+  Batch batch = ahead_ ? std::move(*ahead_) : upload_->move(take());
+  ahead_.reset();
+  upload_->arrive();
+  return batch;
+}
+
+void Feeder::look_ahead() {
+  if (!upload_ || ahead_ || left_ == 0) return;
+  ahead_ = upload_->move(take());
+}
+
+Batch Feeder::take() {
+  --left_;
   auto batch = prefetcher_->next();
   LOCKSTEP_CHECK(batch.has_value(), "the feeder is asked for the steps it was made for");
   return std::move(*batch);

@@ -1,4 +1,4 @@
-// The batches of the shards that a worker hosts, step after step, read ahead.
+// The batches of the shards that a worker hosts, step after step, read ahead; and moved to its GPU ahead, if it has one.
 #pragma once
 
 #include <lockstep/data.h>
@@ -10,6 +10,7 @@
 #include "plan/position.h"
 #include "plan/tree.h"
 #include "torch/data/prefetcher.h"
+#include "torch/device/upload.h"
 
 namespace lockstep::train {
 
@@ -25,14 +26,24 @@ struct Span {
 class Feeder {
  public:
   Feeder(DatasetPtr dataset, const plan::DataOptions& options, plan::ShardRange hosted, Span steps,
-         const data::PrefetchOptions& prefetch);
+         const data::PrefetchOptions& prefetch, Device device = {});
 
   // The next hosted shard's batch, in order of steps and, within one, of shards. A shard that has
   // no samples in a short last batch gives an empty one.
   Batch next();
 
+  // With a GPU: moves the batch after the last one there while it computes; to be called when work has been queued. next()
+  // finds it there, and the current stream waits for it.
+  void look_ahead();
+
  private:
   Batch read(std::int64_t number);
+  Batch take();
+
+  Device device_;
+  std::optional<device::Upload> upload_;
+  std::optional<Batch> ahead_;
+  std::int64_t left_ = 0;  // to be taken
 
   DatasetPtr dataset_;
   plan::ShardRange hosted_;

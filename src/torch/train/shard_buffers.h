@@ -8,33 +8,29 @@
 #include <lockstep/data_parallel.h>
 #include <lockstep/trainer.h>
 
-#include <map>
+#include <memory>
 #include <vector>
+
+#include "torch/replica/replicated.h"
 
 namespace lockstep::train {
 
 // Threads:   one caller at a time.
-// Blocking:  end_step(), which is collective, at most the Comm's timeout.
+// Blocking:  end_step(), which is collective, at most the Comm's timeout; on a GPU not for the GPU.
 // Failure:   that of the collective.
 // Ownership: shares the tensors.
 class ShardBuffers {
  public:
-  ShardBuffers(std::vector<NamedTensor> buffers, ShardBufferRule rule, int shards);
-
-  void begin_step();
-  void begin_shard();
-  void end_shard(int shard);  // after its forward
-  void end_step(Comm& comm);
-
- private:
-  std::vector<std::byte> first_shards(Comm& comm);
-  std::vector<std::byte> mean_of_shards(Comm& comm);
-
-  std::vector<NamedTensor> buffers_;
-  ShardBufferRule rule_;
-  int shards_;
-  std::vector<std::byte> before_;
-  std::map<int, std::vector<std::byte>> after_;  // by hosted shard
+  virtual ~ShardBuffers() = default;
+  virtual void begin_step() = 0;
+  virtual void begin_shard() = 0;
+  virtual void end_shard(int shard) = 0;  // after its forward
+  // `ran`: all shards that had samples in the step, wherever they are hosted.
+  virtual void end_step(Comm& comm, const std::vector<int>& ran) = 0;
 };
+
+// Those of a model, wherever it is.
+std::unique_ptr<ShardBuffers> make_shard_buffers(const replica::Replicated& model,
+                                                 ShardBufferRule rule, int shards);
 
 }  // namespace lockstep::train

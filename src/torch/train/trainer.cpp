@@ -30,6 +30,7 @@
 #include "torch/replica/tensors.h"
 #include "torch/train/arithmetic.h"
 #include "torch/train/checkpoint.h"
+#include "torch/train/device_shards.h"
 #include "torch/train/divergence.h"
 #include "torch/train/feeder.h"
 #include "torch/train/metrics.h"
@@ -57,7 +58,8 @@ plan::DataOptions data_options(const TrainerParts& parts, const TrainerOptions& 
 // What a checkpoint must share with the job that goes on from it.
 train::Job job_of(const TrainerParts& parts, const TrainerOptions& options) {
   train::Job job = options.job;
-  for (const auto& [name, value] : train::arithmetic_in_use()) job[name] = value;
+  for (const auto& [name, value] : train::arithmetic_in_use(parts.model.state()->device()))
+    job[name] = value;
   job["global_batch"] = std::to_string(options.global_batch);
   job["shards"] = std::to_string(options.shards);
   job["buffers"] = options.buffers == ShardBufferRule::kMean ? "mean" : "first shard";
@@ -116,6 +118,34 @@ class EvaluationScope {
   torch::nn::Module& module_;
 };
 
+Batch moved(const Batch& batch, Device device) {
+  const auto move = [&](const torch::Tensor& tensor) {
+    return tensor.defined() ? tensor.to(torch::Device(device)) : tensor;
+  };
+  return {move(batch.data), move(batch.target), batch.samples};
+}
+
+// On a GPU, a stream for training, which the default one cannot be; the model's hooks follow.
+class DeviceScope {
+ public:
+  explicit DeviceScope(replica::Replicated& model) : model_(model) {
+    if (!model_.on_device()) return;
+    stream_.emplace(model_.device());
+    model_.install_hooks();
+  }
+  ~DeviceScope() {
+    if (!stream_) return;
+    stream_.reset();
+    model_.install_hooks();
+  }
+  DeviceScope(const DeviceScope&) = delete;
+  DeviceScope& operator=(const DeviceScope&) = delete;
+
+ private:
+  replica::Replicated& model_;
+  std::optional<device::StreamScope> stream_;
+};
+
 void check_parts(const TrainerParts& parts) {
   if (!parts.optimizer || !parts.train || !parts.module || !parts.loss)
     throw BadInput("a Trainer wants a module, an optimizer, training data and a loss");
@@ -155,6 +185,8 @@ struct Trainer::State {
   torch::Tensor seeded_loss(std::int64_t step, int shard, const Batch& batch);
   void run_shards(std::int64_t step, bool synchronised);
   void exchange_weights();
+  std::vector<int> shards_with_samples(std::int64_t step) const;
+  void start_metrics();
   void collect();
   [[noreturn]] void replay(const train::DivergenceCheck::Undecided& undecided);
   void feed(train::Span steps);
@@ -178,7 +210,8 @@ struct Trainer::State {
   std::optional<plan::Batches> batches;
   plan::ShardRange hosted;
   plan::ShardedReduction sharded;
-  std::optional<train::ShardBuffers> shard_buffers;
+  std::unique_ptr<train::ShardBuffers> shard_buffers;
+  std::unique_ptr<train::DeviceShards> on_device;  // where the model is
   std::optional<train::DivergenceCheck> divergence;
   std::optional<train::WeightHashes> hashes;
   std::optional<train::Feeder> feeder;
@@ -191,9 +224,14 @@ struct Trainer::State {
     train::StepMetrics::Local local;  // of the step under way
     std::vector<double> weights;      // of its shards
     double total_weight = 0;          // of them all
-    StepRecord record;                // whose loss is still on its way
-    bool stop = false;                // agreed by all
-    double exposed = 0;               // ms of the step under way
+    struct OnItsWay {
+      train::StepMetrics::Local local;
+      double total_weight = 0;
+    };
+    std::optional<OnItsWay> on_its_way;  // of the step before, on a GPU
+    StepRecord record;                   // whose loss is still on its way
+    bool stop = false;                   // agreed by all
+    double exposed = 0;                  // ms of the step under way
     std::int64_t samples = 0;
     std::vector<double> step_ms;
     std::vector<double> exposed_ms;
@@ -240,8 +278,13 @@ Trainer::State::State(World& its_world, TrainerParts its_parts, TrainerOptions i
   replica::Replicated& model = *parts.model.state();
   in_one_pass = model.reads_all_gradients() && !hooks.on_gradients;
   model.keep_one_copy();
-  if (options.check_divergence) divergence.emplace(model, parts.optimizer->impl(), control);
-  shard_buffers.emplace(model.model().buffers, options.buffers, options.shards);
+  if (options.check_divergence && !model.on_device())
+    divergence.emplace(model, parts.optimizer->impl(), control);
+  shard_buffers = train::make_shard_buffers(model, options.buffers, options.shards);
+  if (model.on_device()) {
+    on_device = std::make_unique<train::DeviceShards>(model, parts.loss, options.cuda_graphs,
+                                                      hosted.size());
+  }
 }
 
 // In run(), since the next Trainer of the model may want others.
@@ -307,7 +350,8 @@ void Trainer::State::run_step(std::int64_t step) {
     parts.optimizer->step();
     progress.exposed += milliseconds(parts.optimizer->impl().last_wait);
   }
-  shard_buffers->end_step(control);
+  shard_buffers->end_step(control, shards_with_samples(step));
+  if (on_device) on_device->end_step();
   if (divergence) progress.local.mark = divergence->mark(step);
 }
 
@@ -318,6 +362,7 @@ void Trainer::State::run_shards(std::int64_t step, bool synchronised) {
   const bool with_backward = synchronised && batches->count(step, last) > 0;
   replica::Replicated& model = *parts.model.state();
   shard_buffers->begin_step();
+  if (on_device) on_device->begin_step();
   for (const auto& planned : sharded.workers[static_cast<std::size_t>(world.rank())].steps) {
     for (const auto& [into, from] : planned.before) model.add_banks(into, from);
     if (planned.begins) {
@@ -328,6 +373,7 @@ void Trainer::State::run_shards(std::int64_t step, bool synchronised) {
     const Batch batch = feeder->next();
     if (batch.samples > 0)
       run_shard(step, planned.shard, batch, with_backward && planned.shard == last);
+    feeder->look_ahead();
   }
   if (synchronised && !with_backward) {
     exchange_weights();
@@ -352,8 +398,11 @@ void Trainer::State::run_shard(std::int64_t step, int shard, const Batch& batch,
   if (parts.weight) weight = parts.weight(batch);
   if (!(weight > 0) || !std::isfinite(weight)) weight = std::nan("");
   shard_buffers->begin_shard();
-  const torch::Tensor loss = seeded_loss(step, shard, batch);
-  shard_buffers->end_shard(shard);
+  torch::Tensor loss;
+  if (!on_device) {
+    loss = seeded_loss(step, shard, batch);
+    shard_buffers->end_shard(shard);
+  }
   std::optional<NoSync> no_sync;
   if (synchronises) {
     exchange_weights();
@@ -361,12 +410,40 @@ void Trainer::State::run_shard(std::int64_t step, int shard, const Batch& batch,
   } else {
     no_sync.emplace(parts.model.state());
   }
-  loss.backward(torch::full_like(loss, weight));
-  progress.local.weighted_losses[shard] = weight * loss.item<double>();
+  if (on_device) {
+    on_device->run(batch, shard, plan::shard_seed(options.seed, step, shard), weight);
+    shard_buffers->end_shard(shard);
+  } else {
+    loss.backward(torch::full_like(loss, weight));
+    progress.local.weighted_losses[shard] = weight * loss.item<double>();
+  }
+}
+
+std::vector<int> Trainer::State::shards_with_samples(std::int64_t step) const {
+  std::vector<int> shards;
+  for (int shard = 0; shard < options.shards; ++shard) {
+    if (batches->count(step, shard) > 0) shards.push_back(shard);
+  }
+  return shards;
+}
+
+// What the others should know of the step. On a GPU it is not known before collect().
+void Trainer::State::start_metrics() {
+  progress.local.stop = told_to_stop();
+  if (on_device) {
+    progress.on_its_way = {progress.local, progress.total_weight};
+  } else {
+    metrics.start(progress.local, options.shards, progress.total_weight);
+  }
 }
 
 // The loss of the step before, which has travelled meanwhile.
 void Trainer::State::collect() {
+  if (auto& own = progress.on_its_way) {
+    own->local.weighted_losses = on_device->losses(Deadline::after(control.timeout()));
+    metrics.start(own->local, options.shards, own->total_weight);
+    own.reset();
+  }
   if (!metrics.pending()) return;
   const auto global = metrics.finish();
   if (divergence) {
@@ -407,7 +484,8 @@ void Trainer::State::replay(const train::DivergenceCheck::Undecided& undecided) 
 void Trainer::State::feed(train::Span steps) {
   feeder.reset();
   feeder.emplace(parts.train, data_options(parts, options), hosted, steps,
-                 data::PrefetchOptions{options.loader_threads, options.prefetch});
+                 data::PrefetchOptions{options.loader_threads, options.prefetch},
+                 parts.model.state()->device());
 }
 
 void Trainer::State::end_epoch(std::int64_t steps_done) {
@@ -479,7 +557,9 @@ Score Trainer::State::evaluate_shard(int shard) {
   const auto most = static_cast<std::size_t>(options.global_batch / options.shards);
   for (std::size_t first = 0; first < own.size(); first += most) {
     const std::size_t count = std::min(most, own.size() - first);
-    const Score score = parts.score(parts.test->batch(std::span(own).subspan(first, count)));
+    Batch batch = parts.test->batch(std::span(own).subspan(first, count));
+    if (on_device) batch = moved(batch, parts.model.state()->device());
+    const Score score = parts.score(batch);
     sum.loss += score.loss;
     sum.correct += score.correct;
     sum.predictions += score.predictions;
@@ -493,6 +573,7 @@ TrainingResult Trainer::State::result(std::int64_t first_step, std::int64_t step
   result.first_step = first_step;
   result.steps = steps_done;
   result.shards = options.shards;
+  if (on_device) result.on_device = on_device->counts();
   result.stopped = stopped;
   if (steps_done > first_step) result.final_loss = progress.record.loss;
   if (progress.evaluated_at != steps_done && !stopped && options.verify_log.empty())
@@ -546,6 +627,7 @@ TrainingResult Trainer::run() {
   State& state = *state_;
   auto& progress = state.progress;
   if (std::exchange(state.has_run, true)) throw BadInput("a Trainer runs once: make another");
+  const DeviceScope on_its_stream(*state.parts.model.state());
   state.parts.module->train();
   state.parts.optimizer->zero_grad();
   const std::int64_t first = state.resume();
@@ -558,10 +640,9 @@ TrainingResult Trainer::run() {
   std::int64_t step = first;
   while (step < end && !progress.stop) {
     const auto began = Clock::now();
-    train::name_what_is_not_deterministic([&] { state.run_step(step); });
+    train::in_plain_words([&] { state.run_step(step); });
     const double exposed = progress.exposed;
-    progress.local.stop = state.told_to_stop();
-    state.metrics.start(progress.local, state.options.shards, progress.total_weight);
+    state.start_metrics();
     progress.step_ms.push_back(milliseconds(Clock::now() - began));
     progress.exposed_ms.push_back(exposed);
     progress.samples += state.batches->position(step).entries;

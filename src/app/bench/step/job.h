@@ -12,28 +12,38 @@
 
 namespace lockstep::bench {
 
-// No weight decay: the default of every optimizer's but AdamW's. pytorch_ddp.py has the same numbers.
+// No weight decay: the default of every optimizer's but AdamW's. lockstep_bench_ddp.py and lockstep_bench_cuda.py have
+// the same numbers.
 inline constexpr double kLearningRate = 1e-3;
 inline constexpr double kMomentum = 0.9;
 inline constexpr double kWeightDecayOfAdamW = 1e-2;
 
 struct StepJob {
-  std::string system;  // plain, plain-zeroed, plain-flat, drop-in, trainer, trainer-unchecked
-  int shards = 0;      // at least as many as workers
+  std::string
+      system;      // plain, plain-zeroed, plain-flat, drop-in, trainer, trainer-unchecked; on cuda
+                   // plain, drop-in, drop-in-forced, trainer, trainer-deterministic
+  int shards = 0;  // at least as many as workers
   std::string model;
   std::int64_t batch = 0;  // of each shard
   std::string optimizer;   // sgd, sgd-momentum, adam, adamw
   double seconds = 0;
   std::int64_t steps = 0;  // 0: as `seconds` allows
+  std::string device;      // cpu, cuda
+  std::string precision;   // float32, bf16
+  std::string gpt_size;
+  std::int64_t context = 0;  // of gpt
+
+  bool on_cuda() const { return device == "cuda"; }
 };
 
-// The words SYSTEM SHARDS MODEL BATCH OPTIMIZER SECONDS STEPS. std::exception for others.
+// The words SYSTEM SHARDS MODEL BATCH OPTIMIZER SECONDS STEPS DEVICE PRECISION GPT_SIZE CONTEXT. std::exception for
+// others.
 StepJob parse_step_job(const std::vector<std::string>& words);
 
 // The same values on every worker, without dropout, which not every system draws alike.
-std::shared_ptr<models::Net> make_net(const StepJob& job);
+std::shared_ptr<models::Net> make_net(const StepJob& job, torch::Device device);
 
 // Random samples, other ones on every worker.
-Batch make_batch(const StepJob& job, int rank);
+Batch make_batch(const StepJob& job, int rank, torch::Device device);
 
 }  // namespace lockstep::bench

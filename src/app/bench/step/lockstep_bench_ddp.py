@@ -1,6 +1,6 @@
 """One worker of PyTorch's DistributedDataParallel over Gloo in `lockstep bench step`.
 
-    lockstep_bench_ddp.py MODEL BATCH OPTIMIZER SECONDS STEPS
+    lockstep_bench_ddp.py MODEL BATCH OPTIMIZER SECONDS STEPS cpu float32 GPT_SIZE CONTEXT
 
 Started with the variables of torchrun. Model, batch, optimizer, warm-up and the line that it prints are those of
 lockstep-train bench-step (step/job.cpp, step/loops.cpp, step/worker.cpp).
@@ -15,14 +15,9 @@ import torch
 import torch.distributed as dist
 import torch.nn.functional as F
 
-from lockstep_bench_models import Cnn, Gpt, Mlp
+from lockstep_bench_models import make_batch, make_model
 
 WARM_UP, LEAST_STEPS, MOST_STEPS = 6, 5, 20000
-MODELS = {
-    "mlp": (lambda: Mlp(784, 10), (784,), 10),
-    "cnn": (lambda: Cnn(64 * 7 * 7, 10), (1, 28, 28), 10),
-    "gpt": (lambda: Gpt(65, 128), (128,), 65),
-}
 
 
 def pin():
@@ -30,14 +25,6 @@ def pin():
     rank, workers, cores = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"]), sorted(os.sched_getaffinity(0))
     own = cores[rank * len(cores) // workers:(rank + 1) * len(cores) // workers]
     os.sched_setaffinity(0, own if workers < len(cores) else {cores[rank % len(cores)]})
-
-
-def make_batch(name, samples, rank):
-    torch.manual_seed(rank + 1)
-    _, shape, classes = MODELS[name]
-    if name == "gpt":
-        return torch.randint(classes, (samples, *shape)), torch.randint(classes, (samples, *shape))
-    return torch.randn(samples, *shape), torch.randint(classes, (samples,))
 
 
 def make_optimizer(name, parameters):
@@ -80,15 +67,16 @@ def state_mb(model, optimizer):
 
 
 def main():
-    name, batch, optimizer_name, seconds, steps = sys.argv[1:]
+    name, batch, optimizer_name, seconds, steps, _, _, size, context = sys.argv[1:]
     pin()
     torch.set_num_threads(int(os.environ["OMP_NUM_THREADS"]))
     if platform.machine() == "aarch64":
         torch._C._set_mkldnn_enabled(False)  # slow there, as Debian builds it
     dist.init_process_group("gloo")
     torch.manual_seed(0)
-    net = MODELS[name][0]()
-    data, target = make_batch(name, int(batch), dist.get_rank())
+    net = make_model(name, size, int(context))
+    torch.manual_seed(dist.get_rank() + 1)
+    data, target = make_batch(name, int(batch), size, int(context))
     model = torch.nn.parallel.DistributedDataParallel(net, gradient_as_bucket_view=True, static_graph=True)
     optimizer = make_optimizer(optimizer_name, model.parameters())
 

@@ -1,5 +1,6 @@
 #include "app/bench/step/loops.h"
 
+#include <lockstep/autocast.h>
 #include <lockstep/errors.h>
 #include <lockstep/trainer.h>
 
@@ -9,6 +10,7 @@
 #include <optional>
 #include <set>
 
+#include "app/bench/step/device.h"
 #include "base/memory_use.h"
 #include "plan/tree.h"
 #include "torch/optim/impl.h"
@@ -19,7 +21,8 @@ namespace {
 
 using Clock = std::chrono::steady_clock;
 
-constexpr int kWarmUp = 6;  // the second half of it is timed, for the number of steps
+constexpr int kWarmUp = 6;         // the second half of it is timed, for the number of steps
+constexpr int kWarmUpOnCuda = 20;  // the same; kernels are searched for, and graphs captured
 constexpr std::int64_t kLeastSteps = 5;
 constexpr std::int64_t kMostSteps = 20'000;
 constexpr double kMegabyte = 1e6;
@@ -36,7 +39,8 @@ double megabytes(const std::vector<NamedTensor>& tensors) {
 
 // This worker's part of the memory that parameters and state lie in, as the kernel counts it: the sum over workers is
 // what there is of it.
-double state_megabytes(const Replica& model, optim::Optimizer& optimizer) {
+double state_megabytes(const StepJob& job, const Replica& model, optim::Optimizer& optimizer) {
+  if (job.on_cuda()) return 0;
   std::set<const void*> memories;
   const auto add = [&](const replica::FlatMemory& memory) {
     const int workers = memory.shared() ? model.state()->comm().size() : 1;
@@ -50,15 +54,40 @@ double state_megabytes(const Replica& model, optim::Optimizer& optimizer) {
   return bytes / kMegabyte;
 }
 
-// The same on every worker.
-std::int64_t agreed_steps(const StepJob& job, World& world, double step_ms) {
-  if (job.steps > 0) return job.steps;
-  world.comm().all_reduce({&step_ms, 1, DType::kFloat64}, {ReduceOp::kMax}).wait();
+std::int64_t fitting_steps(const StepJob& job, double step_ms) {
   const auto fitting = static_cast<std::int64_t>(std::min(job.seconds * 1000 / step_ms, 1e6));
   return std::clamp(fitting, kLeastSteps, kMostSteps);
 }
 
+// The same on every worker.
+std::int64_t agreed_steps(const StepJob& job, World& world, double step_ms) {
+  if (job.steps > 0) return job.steps;
+  world.comm().all_reduce({&step_ms, 1, DType::kFloat64}, {ReduceOp::kMax}).wait();
+  return fitting_steps(job, step_ms);
+}
+
+// The device's time from the end of a step to the end of the next; the host waits for nothing meanwhile.
+std::vector<double> timed_on_cuda(const StepJob& job, World& world,
+                                  const std::function<void()>& step) {
+  DeviceMarks warm_up(world.device());
+  for (int i = 0; i < kWarmUpOnCuda / 2; ++i) step();
+  warm_up.mark();
+  for (int i = 0; i < kWarmUpOnCuda / 2; ++i) step();
+  warm_up.mark();
+  const std::int64_t steps =
+      agreed_steps(job, world, warm_up.milliseconds().front() / (kWarmUpOnCuda / 2));
+  DeviceMarks marks(world.device());
+  world.comm().barrier().wait();
+  marks.mark();
+  for (std::int64_t i = 0; i < steps; ++i) {
+    step();
+    marks.mark();
+  }
+  return marks.milliseconds();
+}
+
 std::vector<double> timed(const StepJob& job, World& world, const std::function<void()>& step) {
+  if (job.on_cuda()) return timed_on_cuda(job, world, step);
   for (int i = 0; i < kWarmUp / 2; ++i) step();
   auto begun = Clock::now();
   for (int i = 0; i < kWarmUp / 2; ++i) step();
@@ -111,21 +140,33 @@ int passes_of(const StepJob& job, const World& world) {
   return plan::hosted_shards(world.rank(), world.size(), job.shards).size();
 }
 
+torch::Tensor loss_of(const StepJob& job, models::Net& net, const Batch& batch) {
+  std::optional<Autocast> autocast;
+  if (job.precision == "bf16") autocast.emplace(torch::kCUDA, torch::kBFloat16);
+  return models::loss(net, batch);
+}
+
 // The worker's part of a mean over its passes, as such loops are written.
-torch::Tensor loss_of(models::Net& net, const Batch& batch, int passes) {
-  const torch::Tensor loss = models::loss(net, batch);
+torch::Tensor part_of_loss(const StepJob& job, models::Net& net, const Batch& batch, int passes) {
+  const torch::Tensor loss = loss_of(job, net, batch);
   return passes > 1 ? loss / passes : loss;
 }
 
+void note_buckets(const Replica& model, StepTimes& result) {
+  const BackwardTimes last = model.last_backward();
+  result.buckets = static_cast<std::int64_t>(last.buckets);
+  result.buckets_before_end = static_cast<std::int64_t>(last.launched_before_end);
+}
+
 StepTimes run_plain(const StepJob& job, World& world, bool set_to_none) {
-  const auto net = make_net(job);
-  const Batch batch = make_batch(job, world.rank());
+  const auto net = make_net(job, world.device());
+  const Batch batch = make_batch(job, world.rank(), world.device());
   const auto optimizer = stock_optimizer(job, *net);
   const int passes = passes_of(job, world);
   StepTimes result;
   result.ms = timed(job, world, [&] {
     net->zero_grad(set_to_none);
-    for (int pass = 0; pass < passes; ++pass) loss_of(*net, batch, passes).backward();
+    for (int pass = 0; pass < passes; ++pass) part_of_loss(job, *net, batch, passes).backward();
     optimizer->step();
   });
   result.state_mb = megabytes(replica::parameters_of(*net)) * (1 + slots(job.optimizer));
@@ -133,9 +174,10 @@ StepTimes run_plain(const StepJob& job, World& world, bool set_to_none) {
 }
 
 // The drop-in loop over `training`: the world, or for `plain-flat` a world of one.
-StepTimes run_drop_in(const StepJob& job, World& world, World& training) {
-  auto model = data_parallel(make_net(job), training);
-  const Batch batch = make_batch(job, world.rank());
+StepTimes run_drop_in(const StepJob& job, World& world, World& training,
+                      const DataParallelOptions& options = {}) {
+  auto model = data_parallel(make_net(job, world.device()), training, options);
+  const Batch batch = make_batch(job, world.rank(), world.device());
   const auto optimizer = own_optimizer(job, model);
   const int passes = passes_of(job, world);
   StepTimes result;
@@ -144,11 +186,12 @@ StepTimes run_drop_in(const StepJob& job, World& world, World& training) {
     for (int pass = 0; pass < passes; ++pass) {
       std::optional<NoSync> no_sync;
       if (pass + 1 < passes) no_sync.emplace(model.state());
-      loss_of(*model, batch, passes).backward();
+      part_of_loss(job, *model, batch, passes).backward();
     }
     optimizer->step();
   });
-  result.state_mb = state_megabytes(model, *optimizer);
+  note_buckets(model, result);
+  result.state_mb = state_megabytes(job, model, *optimizer);
   return result;
 }
 
@@ -164,42 +207,103 @@ class OneBatch : public Dataset {
   std::int64_t samples_;
 };
 
+// When the steps of a Trainer end, and when there have been enough.
+class TrainerClock {
+ public:
+  virtual ~TrainerClock() = default;
+  virtual bool enough_after(const StepRecord& record) = 0;  // called once for each step
+  virtual std::vector<double> milliseconds() = 0;
+};
+
+// As the Trainer itself times them.
+class HostClock : public TrainerClock {
+ public:
+  explicit HostClock(const StepJob& job) : job_(job) {}
+  bool enough_after(const StepRecord& record) override {
+    if (record.step < kWarmUp) return false;
+    times_.push_back(record.step_ms);
+    total_ms_ += record.step_ms;
+    const bool enough = total_ms_ > job_.seconds * 1000 && record.step >= kWarmUp + kLeastSteps;
+    return job_.steps == 0 && enough;
+  }
+  std::vector<double> milliseconds() override { return times_; }
+
+ private:
+  const StepJob& job_;
+  std::vector<double> times_;
+  double total_ms_ = 0;
+};
+
+// By marks in the device's work. The hook may come when the next step's backward is queued already; it comes once a step,
+// so what lies between two marks is a step all the same.
+class CudaClock : public TrainerClock {
+ public:
+  CudaClock(const StepJob& job, torch::Device device)
+      : job_(job), warm_up_(device), marks_(device) {}
+  bool enough_after(const StepRecord& record) override {
+    const std::int64_t done = record.step + 1;
+    if (done == kWarmUpOnCuda / 2 || done == kWarmUpOnCuda) warm_up_.mark();
+    if (done == kWarmUpOnCuda)
+      steps_ = fitting_steps(job_, warm_up_.milliseconds().front() / (kWarmUpOnCuda / 2));
+    if (done >= kWarmUpOnCuda) marks_.mark();
+    return job_.steps == 0 && done >= kWarmUpOnCuda + steps_;
+  }
+  std::vector<double> milliseconds() override { return marks_.milliseconds(); }
+
+ private:
+  const StepJob& job_;
+  DeviceMarks warm_up_;
+  DeviceMarks marks_;
+  std::int64_t steps_ = kMostSteps;
+};
+
+std::unique_ptr<TrainerClock> make_clock(const StepJob& job, World& world) {
+  if (job.on_cuda()) return std::make_unique<CudaClock>(job, world.device());
+  return std::make_unique<HostClock>(job);
+}
+
+void note_graphs(const TrainingResult& training, StepTimes& result) {
+  result.graph_shards = training.on_device.replayed;
+  result.eager_shards = training.on_device.eager;
+  result.eager_reason = training.on_device.reason;
+}
+
 // The Trainer is told to stop when the job has had its steps, or its seconds.
 StepTimes run_trainer(const StepJob& job, World& world, bool checked) {
-  const auto net = make_net(job);
+  const auto net = make_net(job, world.device());
   auto model = data_parallel(net, world);
   const auto optimizer = own_optimizer(job, model);
+  const int warm_up = job.on_cuda() ? kWarmUpOnCuda : kWarmUp;
   TrainerOptions options;
   options.global_batch = job.batch * job.shards;
   options.shards = job.shards;
-  options.steps = job.steps > 0 ? job.steps + kWarmUp : kMostSteps;
+  options.steps = (job.steps > 0 ? job.steps : kMostSteps) + warm_up;
   options.loader_threads = 0;
   options.check_divergence = checked;
-  StepTimes result;
+  const auto clock = make_clock(job, world);
   Trainer* running = nullptr;
-  double total_ms = 0;
   TrainerHooks hooks;
   hooks.on_step = [&](const StepRecord& record) {
-    if (record.step < kWarmUp) return;
-    result.ms.push_back(record.step_ms);
-    total_ms += record.step_ms;
-    const bool enough = total_ms > job.seconds * 1000 && record.step >= kWarmUp + kLeastSteps;
-    if (job.steps == 0 && enough) running->request_stop();
+    if (clock->enough_after(record)) running->request_stop();
   };
   constexpr std::int64_t kStepsOfAnEpoch = 1024;
   TrainerParts parts{model,
                      net,
                      optimizer,
-                     std::make_shared<OneBatch>(make_batch(job, world.rank()),
+                     std::make_shared<OneBatch>(make_batch(job, world.rank(), world.device()),
                                                 options.global_batch * kStepsOfAnEpoch),
                      nullptr,
-                     [net](const Batch& batch) { return models::loss(*net, batch); },
+                     [&job, net](const Batch& batch) { return loss_of(job, *net, batch); },
                      nullptr,
                      nullptr};
   Trainer trainer(world, parts, options, hooks);
   running = &trainer;
-  trainer.run();
-  result.state_mb = state_megabytes(model, *optimizer);
+  const TrainingResult training = trainer.run();
+  StepTimes result;
+  result.ms = clock->milliseconds();
+  note_graphs(training, result);
+  note_buckets(model, result);
+  result.state_mb = state_megabytes(job, model, *optimizer);
   return result;
 }
 
@@ -210,7 +314,10 @@ StepTimes run_steps(const StepJob& job, World& world) {
   if (job.system == "plain") return run_plain(job, world, true);
   if (job.system == "plain-zeroed") return run_plain(job, world, false);
   if (job.system == "drop-in") return run_drop_in(job, world, world);
-  if (job.system == "trainer") return run_trainer(job, world, true);
+  if (job.system == "drop-in-forced")
+    return run_drop_in(job, world, world, {.force_collectives = true});
+  if (job.system == "trainer" || job.system == "trainer-deterministic")
+    return run_trainer(job, world, true);
   if (job.system == "trainer-unchecked") return run_trainer(job, world, false);
   if (job.system != "plain-flat") throw BadInput("bench step: there is no system " + job.system);
   World alone = World::over(connect_alone());

@@ -10,9 +10,12 @@
 #include <cstdio>
 #include <cstdlib>
 #include <exception>
+#include <nlohmann/json.hpp>
+#include <optional>
 #include <string>
 
 #include "app/bench/cores.h"
+#include "app/bench/step/device.h"
 #include "app/bench/step/job.h"
 #include "app/bench/step/loops.h"
 #include "app/onednn.h"
@@ -26,14 +29,56 @@ int number_of(const char* variable, int otherwise) {
   return static_cast<int>(base::environment_number(variable, 0, 1 << 20).value_or(otherwise));
 }
 
+bool is_deterministic(const StepJob& job) {
+  return job.system.ends_with("-deterministic");
+}
+
+// Before anything else: what a world says of a host without a GPU is about the world.
+void prepare_device(const StepJob& job) {
+  if (!job.on_cuda()) return;
+  const std::string problem = problem_with_cuda();
+  if (!problem.empty()) throw Unavailable(problem);
+  set_cuda_switches({is_deterministic(job), job.precision == "float32"});
+}
+
+void check_device(const StepJob& job, const World& world) {
+  if ((world.device().kind == DeviceKind::kCuda) == job.on_cuda()) return;
+  throw Unavailable(fmt::format("the job is for {}, and this worker's world is on {}", job.device,
+                                world.device().text()));
+}
+
+nlohmann::json number_or_null(const std::optional<std::int64_t>& number) {
+  return number ? nlohmann::json(*number) : nlohmann::json(nullptr);
+}
+
+void print_cuda_times(int rank, const StepTimes& times) {
+  const nlohmann::ordered_json line = {
+      {"rank", rank},
+      {"buckets", number_or_null(times.buckets)},
+      {"buckets_before_end", number_or_null(times.buckets_before_end)},
+      {"graph_shards", number_or_null(times.graph_shards)},
+      {"eager_shards", number_or_null(times.eager_shards)},
+      {"eager_reason", times.eager_reason},
+      {"step_ms", times.ms}};
+  fmt::print("{}\n", line.dump());
+  std::fflush(stdout);
+}
+
 void measure_steps(const std::vector<std::string>& words) {
   const StepJob job = parse_step_job(words);
+  prepare_device(job);
   if (base::environment("LOCKSTEP_ENGINE") != "gloo")
     pin_worker(number_of("RANK", 0), std::max(number_of("WORLD_SIZE", 1), 1));
   at::set_num_threads(std::max(number_of("OMP_NUM_THREADS", 1), 1));
   at::globalContext().setUserEnabledMkldnn(app::kOneDnnIsFast);
   World world = join();
+  check_device(job, world);
   const StepTimes times = run_steps(job, world);
+  if (job.on_cuda()) {
+    print_cuda_times(world.rank(), times);
+    world.comm().barrier().wait();
+    return;
+  }
   world.comm().barrier().wait();  // everybody still holds what it held
   const double pss_mb = static_cast<double>(base::proportional_set_bytes()) / 1e6;
   world.comm().barrier().wait();
@@ -42,10 +87,19 @@ void measure_steps(const std::vector<std::string>& words) {
   std::fflush(stdout);
 }
 
+// Ends the process: with 0, or with 1 and the problem on standard output.
+[[noreturn]] void look_for_cuda() {
+  const std::string problem = problem_with_cuda();
+  if (!problem.empty()) fmt::print("{}\n", problem);
+  std::fflush(stdout);
+  std::_Exit(problem.empty() ? 0 : 1);
+}
+
 }  // namespace
 
 void step_worker(const std::vector<std::string>& words) {
   try {
+    if (words == std::vector<std::string>{"look-for-cuda"}) look_for_cuda();
     measure_steps(words);
   } catch (const std::exception& error) {
     fmt::print(stderr, "lockstep-train bench-step: {}\n", error.what());

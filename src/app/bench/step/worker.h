@@ -6,8 +6,12 @@
 
 namespace lockstep::bench {
 
-// SYSTEM SHARDS MODEL BATCH OPTIMIZER SECONDS STEPS. Prints one line, such as
-// {"rank":0,"pss_mb":210.5,"state_mb":80.3,"step_ms":[50.1,49.8]}, and ends the process.
+// SYSTEM SHARDS MODEL BATCH OPTIMIZER SECONDS STEPS DEVICE PRECISION GPT_SIZE CONTEXT. Prints one line, such as
+// {"rank":0,"pss_mb":210.5,"state_mb":80.3,"step_ms":[50.1,49.8]}, or on cuda
+// {"rank":0,"buckets":9,"buckets_before_end":8,"graph_shards":null,"eager_shards":null,"eager_reason":"",
+// "step_ms":[5.1,4.9]}, and ends the process.
+//
+// Or look-for-cuda: ends with 0 if this process could train on a GPU, else with 1 and the reason on standard output.
 [[noreturn]] void step_worker(const std::vector<std::string>& words);
 
 }  // namespace lockstep::bench

@@ -1,14 +1,14 @@
-#include "torch/optim/kernels.h"
+#include "torch/kernels/kernels.h"
 
 #include <algorithm>
 #include <array>
-#include <cmath>
 #include <type_traits>
 
 #include "base/check.h"
 #include "comm/core/dispatch.h"
 #include "comm/core/kernels.h"
 #include "comm/core/rows.h"
+#include "torch/kernels/update_element.h"
 
 namespace lockstep::optim {
 namespace {
@@ -16,27 +16,9 @@ namespace {
 using comm::kPiece;
 using comm::Parities;
 
-// The numbers of a step, in the precision of the elements.
-template <typename T>
-struct SgdNumbers {
-  T lr;
-  T momentum;
-  T fresh;
-  T decay;
-
-  explicit SgdNumbers(const SgdStep& step)
-      : lr(static_cast<T>(step.lr)),
-        momentum(static_cast<T>(step.momentum)),
-        fresh(static_cast<T>(1 - step.dampening)),
-        decay(static_cast<T>(step.weight_decay)) {}
-};
-
-// A decay of 0 is left out, as 0 · p would make a NaN of an infinity.
-template <bool kDecays, typename T, typename Values>
-LOCKSTEP_INLINE Values decayed(const Values& gradient, const Values& parameter, T decay) {
-  if constexpr (!kDecays) return gradient;
-  return gradient + decay * parameter;
-}
+using element::AdamNumbers;
+using element::Form;
+using element::SgdNumbers;
 
 // Calls `body` with a constant: what it decides is not asked again for every row.
 template <typename Body>
@@ -46,103 +28,74 @@ Parities decided(bool choice, const Body& body) {
 
 template <typename T, bool kDecays, bool kWatched>
 struct PlainSgd {
+  static constexpr Form kForm{.decays = kDecays};
   LOCKSTEP_INLINE static Parities run(T* p, const T* g, std::size_t count, SgdNumbers<T> of) {
     return comm::for_each_row<T, kWatched>(count, [=](auto at, auto& seen) LOCKSTEP_INLINE_BODY {
-      const auto old = at.stream(p);
-      const auto fresh = old - of.lr * decayed<kDecays>(at.load(g), old, of.decay);
-      seen.before(old);
-      seen.after(fresh);
-      at.store(p, fresh);
+      auto parameter = at.stream(p);
+      seen.before(parameter);
+      element::sgd(parameter, at.load(g), of, kForm);
+      seen.after(parameter);
+      at.store(p, parameter);
     });
   }
 };
 
-template <typename T, bool kFirst, bool kNesterov, bool kDecays, bool kWatched>
+template <typename T, bool kDecays, bool kFirst, bool kNesterov, bool kWatched>
 struct MomentumSgd {
+  static constexpr Form kForm{.decays = kDecays, .first = kFirst, .nesterov = kNesterov};
   LOCKSTEP_INLINE static Parities run(T* p, const T* g, T* b, std::size_t count, SgdNumbers<T> of) {
     return comm::for_each_row<T, kWatched>(count, [=](auto at, auto& seen) LOCKSTEP_INLINE_BODY {
-      const auto old = at.stream(p);
-      const auto before = at.stream(b);
-      const auto d = decayed<kDecays>(at.load(g), old, of.decay);
-      const auto velocity = kFirst ? d : of.momentum * before + of.fresh * d;
-      const auto change = kNesterov ? d + of.momentum * velocity : velocity;
-      const auto fresh = old - of.lr * change;
-      seen.before(old, before);
-      seen.after(fresh, velocity);
+      auto parameter = at.stream(p);
+      auto velocity = at.stream(b);
+      seen.before(parameter, velocity);
+      element::sgd(parameter, at.load(g), velocity, of, kForm);
+      seen.after(parameter, velocity);
       at.store(b, velocity);
-      at.store(p, fresh);
+      at.store(p, parameter);
     });
   }
 };
 
 template <bool kWatched, typename T>
 Parities sgd_typed(T* p, const T* g, T* b, std::size_t count, const SgdStep& step) {
-  const SgdNumbers<T> of(step);
-  return decided(of.decay != T{0}, [&](auto decays) {
+  const auto of = element::in<T>(element::numbers_of(step));
+  const Form form = element::form_of(of);
+  return decided(form.decays, [&](auto decays) {
     constexpr bool kDecays = decltype(decays)::value;
     if (step.momentum == 0) return comm::at_level<PlainSgd<T, kDecays, kWatched>>(p, g, count, of);
-    return decided(step.first, [&](auto first) {
-      return decided(step.nesterov, [&](auto nesterov) {
+    return decided(form.first, [&](auto first) {
+      return decided(form.nesterov, [&](auto nesterov) {
         using Loop =
-            MomentumSgd<T, decltype(first)::value, decltype(nesterov)::value, kDecays, kWatched>;
+            MomentumSgd<T, kDecays, decltype(first)::value, decltype(nesterov)::value, kWatched>;
         return comm::at_level<Loop>(p, g, b, count, of);
       });
     });
   });
 }
 
-template <typename T>
-struct AdamNumbers {
-  T size;
-  T root;
-  T beta1;
-  T beta2;
-  T fresh1;
-  T fresh2;
-  T eps;
-  T shrink;
-  T decay;
-
-  explicit AdamNumbers(const AdamStep& step)
-      : beta1(static_cast<T>(step.beta1)),
-        beta2(static_cast<T>(step.beta2)),
-        fresh1(static_cast<T>(1 - step.beta1)),
-        fresh2(static_cast<T>(1 - step.beta2)),
-        eps(static_cast<T>(step.eps)),
-        shrink(static_cast<T>(step.decoupled ? 1 - step.lr * step.weight_decay : 1)),
-        decay(static_cast<T>(step.decoupled ? 0 : step.weight_decay)) {
-    const auto t = static_cast<double>(step.step);
-    size = static_cast<T>(step.lr / (1 - std::pow(step.beta1, t)));
-    root = static_cast<T>(std::sqrt(1 - std::pow(step.beta2, t)));
-  }
-};
-
 template <typename T, bool kDecays, bool kWatched>
 struct AdamLoop {
+  static constexpr Form kForm{.decays = kDecays};
   LOCKSTEP_INLINE static Parities run(T* p, const T* g, T* m, T* v, std::size_t count,
                                       AdamNumbers<T> of) {
     return comm::for_each_row<T, kWatched>(count, [=](auto at, auto& seen) LOCKSTEP_INLINE_BODY {
-      const auto old = at.load(p);
-      const auto old_mean = at.load(m);
-      const auto old_square = at.load(v);
-      const auto d = decayed<kDecays>(at.load(g), old, of.decay);
-      const auto mean = of.beta1 * old_mean + of.fresh1 * d;
-      const auto square = of.beta2 * old_square + of.fresh2 * d * d;
-      const auto fresh =
-          old * of.shrink - of.size * mean / (comm::square_root(square) / of.root + of.eps);
-      seen.before(old, old_mean, old_square);
-      seen.after(fresh, mean, square);
+      auto parameter = at.load(p);
+      auto mean = at.load(m);
+      auto square = at.load(v);
+      seen.before(parameter, mean, square);
+      element::adam(parameter, at.load(g), mean, square, of, kForm);
+      seen.after(parameter, mean, square);
       at.store(m, mean);
       at.store(v, square);
-      at.store(p, fresh);
+      at.store(p, parameter);
     });
   }
 };
 
 template <bool kWatched, typename T>
 Parities adam_typed(T* p, const T* g, T* m, T* v, std::size_t count, const AdamStep& step) {
-  const AdamNumbers<T> of(step);
-  return decided(of.decay != T{0}, [&](auto decays) {
+  const auto of = element::in<T>(element::numbers_of(step));
+  return decided(element::form_of(of).decays, [&](auto decays) {
     return comm::at_level<AdamLoop<T, decltype(decays)::value, kWatched>>(p, g, m, v, count, of);
   });
 }

@@ -1,4 +1,4 @@
-#include "torch/optim/kernels.h"
+#include "torch/kernels/kernels.h"
 
 #include <gtest/gtest.h>
 

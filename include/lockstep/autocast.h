@@ -1,0 +1,45 @@
+// Matrix products and convolutions in a half type, while the weights and their gradients stay float32.
+#pragma once
+
+#include <torch/types.h>
+
+namespace lockstep {
+
+struct AutocastOptions {
+  bool enabled = true;  // false: off inside, also within another that is on
+
+  // A weight that is used several times is cast once, and its gradients are added up in the half type. Off: cast for each
+  // use, as whoever captures a CUDA graph needs it that is replayed after the weights have changed.
+  bool cache_weights = true;
+};
+
+// LibTorch's autocast of one kind of device, as long as it lives: put it around forward and loss, and end it before
+// backward(), which does as forward did.
+//
+//   torch::Tensor loss;
+//   {
+//     lockstep::Autocast half(torch::kCUDA, torch::kBFloat16);
+//     loss = torch::nll_loss(model->forward(batch.data), batch.target);
+//   }
+//   loss.backward();
+//
+// Threads:   for the thread that made it, which ends it, too. One may stand within another; they end in turn.
+// Blocking:  never.
+// Failure:   BadInput for a device that is neither the CPU nor CUDA, for a type that is neither bfloat16 nor float16, and
+//            for one that this LibTorch does not know there.
+// Ownership: what was before it is so again after it. The outermost releases the weights that were cast.
+class Autocast {
+ public:
+  Autocast(torch::DeviceType device, torch::ScalarType dtype, AutocastOptions options = {});
+  ~Autocast();
+  Autocast(const Autocast&) = delete;
+  Autocast& operator=(const Autocast&) = delete;
+
+ private:
+  torch::DeviceType device_;
+  bool enabled_before_;
+  torch::ScalarType dtype_before_;
+  bool caches_before_;
+};
+
+}  // namespace lockstep

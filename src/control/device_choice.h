@@ -1,0 +1,33 @@
+// Where a worker computes. Pure: a function of what was asked for, the worker's place, and the GPUs of its host.
+//
+//   asked      JoinOptions::device, else LOCKSTEP_DEVICE, else what the engine that was asked for is for, else the CPU
+//   which      a worker's GPU has its local rank for a number
+//   sharing    LOCKSTEP_SHARE_GPUS=1, for tests: several workers on a GPU take turns. NCCL refuses two workers of one host
+//              on one GPU, so it is told of a host for each
+#pragma once
+
+#include <lockstep/buffer.h>
+
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "comm/cuda/gpus.h"
+#include "control/launcher_environment.h"
+
+namespace lockstep::control {
+
+// Of `device` and `engine` empty means that nothing was said. BadInput for a device that there is not, and for an engine
+// that is for another one.
+DeviceKind device_asked(const std::string& device, const std::string& engine, const Lookup& lookup);
+
+struct GpuChoice {
+  int index = 0;
+  // For NCCL, before it is loaded; what the user has set stays.
+  std::vector<std::pair<std::string, std::string>> variables;
+};
+
+// Unavailable when there is no GPU, BadInput when there are fewer than workers of this host.
+GpuChoice choose_gpu(const Place& place, const cuda::FoundGpus& found, const Lookup& lookup);
+
+}  // namespace lockstep::control

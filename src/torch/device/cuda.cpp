@@ -1,0 +1,175 @@
+#include <ATen/cuda/CUDAContext.h>
+#include <ATen/cuda/CUDAGraph.h>
+#include <c10/cuda/CUDAGuard.h>
+#include <c10/cuda/CUDAStream.h>
+#include <fmt/format.h>
+#include <lockstep/errors.h>
+
+#include <optional>
+#include <thread>
+
+#include "comm/cuda/handles.h"
+#include "torch/device/device.h"
+
+namespace lockstep::device {
+namespace {
+
+cudaStream_t native(void* stream) {
+  return static_cast<cudaStream_t>(stream);
+}
+
+auto index_of(Device device) {
+  return static_cast<c10::DeviceIndex>(device.index);
+}
+
+}  // namespace
+
+bool built() noexcept {
+  return true;
+}
+
+void* current_stream(Device device) {
+  if (device.kind == DeviceKind::kCpu) return nullptr;
+  return c10::cuda::getCurrentCUDAStream(index_of(device)).stream();
+}
+
+struct Event::State {
+  cuda::Event event = cuda::make_event();
+};
+Event::Event() : state_(std::make_unique<State>()) {}
+Event::~Event() = default;
+Event::Event(Event&&) noexcept = default;
+Event& Event::operator=(Event&&) noexcept = default;
+
+void Event::record(void* stream) {
+  cuda::check(cudaEventRecord(state_->event.get(), native(stream)), "cudaEventRecord");
+}
+
+void Event::record_in_graph(void* stream) {
+  cuda::check(
+      cudaEventRecordWithFlags(state_->event.get(), native(stream), cudaEventRecordExternal),
+      "cudaEventRecordWithFlags");
+}
+
+void Event::precede(void* stream) const {
+  cuda::check(cudaStreamWaitEvent(native(stream), state_->event.get(), 0), "cudaStreamWaitEvent");
+}
+
+void Event::wait(Deadline deadline) const {
+  while (true) {
+    const cudaError_t now = cudaEventQuery(state_->event.get());
+    if (now == cudaSuccess) return;
+    if (now != cudaErrorNotReady) cuda::check(now, "cudaEventQuery");
+    static_cast<void>(cudaGetLastError());
+    if (deadline.expired()) throw Timeout("the GPU has not finished a step by its deadline");
+    std::this_thread::yield();
+  }
+}
+
+namespace {
+
+// LibTorch's current stream on this thread becomes another.
+class Switch {
+ public:
+  explicit Switch(Device device)
+      : before_(c10::cuda::getCurrentCUDAStream(index_of(device))),
+        own_(c10::cuda::getStreamFromPool(/*isHighPriority=*/false, index_of(device))) {}
+
+  void follow() {
+    point_.record(before_.stream());
+    point_.precede(own_.stream());
+  }
+  void enter() {
+    before_ = c10::cuda::getCurrentCUDAStream(own_.device_index());
+    c10::cuda::setCurrentCUDAStream(own_);
+  }
+  // A device that has failed says so to whoever asks next.
+  void leave(bool waits) noexcept {
+    try {
+      c10::cuda::setCurrentCUDAStream(before_);
+      if (!waits) return;
+      point_.record(own_.stream());
+      point_.precede(before_.stream());
+    } catch (const std::exception&) {
+    }
+  }
+
+ private:
+  c10::cuda::CUDAStream before_;
+  c10::cuda::CUDAStream own_;
+  Event point_;
+};
+
+}  // namespace
+
+struct StreamScope::State {
+  Switch streams;
+};
+StreamScope::StreamScope(Device device) : state_(new State{Switch(device)}) {
+  state_->streams.follow();
+  state_->streams.enter();
+}
+StreamScope::~StreamScope() {
+  state_->streams.leave(true);
+}
+
+struct SideStream::State {
+  Switch streams;
+};
+SideStream::SideStream(Device device) : state_(new State{Switch(device)}) {}
+SideStream::~SideStream() = default;
+SideStream::SideStream(SideStream&&) noexcept = default;
+SideStream::Scope::Scope(SideStream& side, After after) : side_(side), after_(after) {
+  side_.state_->streams.enter();
+}
+SideStream::Scope::~Scope() {
+  side_.state_->streams.leave(after_ == After::kWaits);
+}
+
+struct Graph::State {
+  at::cuda::CUDAGraph graph;
+};
+Graph::Graph() : state_(std::make_unique<State>()) {}
+Graph::~Graph() = default;
+
+namespace {
+
+// The first sentence of what LibTorch says, which goes on for a page.
+std::string first_line(const std::string& text) {
+  return text.substr(0, text.find('\n'));
+}
+
+}  // namespace
+
+// Other threads may do as they like meanwhile: the engine's watch asks its events, loader threads take pinned memory.
+void Graph::capture(const std::function<void()>& body) {
+  std::exception_ptr failure;
+  state_->graph.capture_begin({0, 0}, cudaStreamCaptureModeThreadLocal);
+  try {
+    body();
+  } catch (...) {
+    failure = std::current_exception();
+  }
+  std::string ended;
+  try {
+    state_->graph.capture_end();
+  } catch (const std::exception& error) {
+    ended = error.what();
+    static_cast<void>(cudaGetLastError());
+  }
+  if (failure) std::rethrow_exception(failure);
+  if (!ended.empty()) throw Unavailable(first_line(ended));
+}
+
+void Graph::replay() {
+  state_->graph.replay();
+}
+
+bool capturing(Device device) {
+  cudaStreamCaptureStatus status = cudaStreamCaptureStatusNone;
+  cuda::check(cudaStreamIsCapturing(native(current_stream(device)), &status),
+              "cudaStreamIsCapturing");
+  return status != cudaStreamCaptureStatusNone;
+}
+
+}  // namespace lockstep::device

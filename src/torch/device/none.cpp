@@ -1,0 +1,63 @@
+#include <lockstep/errors.h>
+
+#include "torch/device/device.h"
+
+namespace lockstep::device {
+namespace {
+
+[[noreturn]] void unavailable() {
+  throw Unavailable(
+      "this build computes on CPUs only: build Lockstep with CUDA and with a LibTorch that has it");
+}
+
+}  // namespace
+
+bool built() noexcept {
+  return false;
+}
+
+void* current_stream(Device device) {
+  if (device.kind == DeviceKind::kCpu) return nullptr;
+  unavailable();
+}
+
+struct Event::State {};
+Event::Event() {
+  unavailable();
+}
+Event::~Event() = default;
+Event::Event(Event&&) noexcept = default;
+Event& Event::operator=(Event&&) noexcept = default;
+void Event::record(void*) {}
+void Event::record_in_graph(void*) {}
+void Event::precede(void*) const {}
+void Event::wait(Deadline) const {}
+
+struct StreamScope::State {};
+StreamScope::StreamScope(Device) {
+  unavailable();
+}
+StreamScope::~StreamScope() = default;
+
+struct SideStream::State {};
+SideStream::SideStream(Device) {
+  unavailable();
+}
+SideStream::~SideStream() = default;
+SideStream::SideStream(SideStream&&) noexcept = default;
+SideStream::Scope::Scope(SideStream& side, After after) : side_(side), after_(after) {}
+SideStream::Scope::~Scope() = default;
+
+struct Graph::State {};
+Graph::Graph() {
+  unavailable();
+}
+Graph::~Graph() = default;
+void Graph::capture(const std::function<void()>&) {}
+void Graph::replay() {}
+
+bool capturing(Device) {
+  return false;
+}
+
+}  // namespace lockstep::device

@@ -1,0 +1,33 @@
+#include "torch/device/upload.h"
+
+#include <c10/core/impl/VirtualGuardImpl.h>
+
+namespace lockstep::device {
+
+torch::Tensor pinned(const torch::Tensor& tensor) {
+  return tensor.is_cuda() || tensor.is_pinned() ? tensor : tensor.pin_memory();
+}
+
+// The memory is the side stream's: what was freed there has been read by the time that LibTorch gives it out again, and the
+// copies wait for nothing.
+Batch Upload::move(const Batch& batch) {
+  Batch moved{batch.data, batch.target, batch.samples};
+  for (torch::Tensor* tensor : {&moved.data, &moved.target}) {
+    if (!tensor->defined() || tensor->is_cuda()) continue;
+    const torch::Tensor from = *tensor;
+    const c10::Stream reader =
+        c10::impl::VirtualGuardImpl(c10::DeviceType::CUDA).getStream(torch::Device(device_));
+    const SideStream::Scope scope(side_, SideStream::After::kGoesOn);
+    *tensor = torch::empty(from.sizes(), from.options().device(torch::Device(device_)));
+    tensor->copy_(from, /*non_blocking=*/true);
+    tensor->record_stream(reader);
+    arrived_.record(current_stream(device_));
+  }
+  return moved;
+}
+
+void Upload::arrive() {
+  arrived_.precede(current_stream(device_));
+}
+
+}  // namespace lockstep::device

@@ -1,0 +1,35 @@
+// Batches on their way to a GPU.
+#pragma once
+
+#include <lockstep/data.h>
+
+#include "torch/device/device.h"
+
+namespace lockstep::device {
+
+// The tensor in memory that a GPU can copy from by itself.
+torch::Tensor pinned(const torch::Tensor& tensor);
+
+// Copies on a stream of its own, beside what is computed.
+//
+// Threads:   one caller at a time.
+// Blocking:  never.
+// Failure:   Unavailable, or what LibTorch throws, when there is no memory.
+// Ownership: a batch is the caller's, to be used on the current stream after arrive().
+class Upload {
+ public:
+  explicit Upload(Device device) : device_(device), side_(device) {}
+
+  // A batch that is on its way.
+  Batch move(const Batch& batch);
+
+  // What is queued on the current stream from here on waits for the last one.
+  void arrive();
+
+ private:
+  Device device_;
+  SideStream side_;
+  Event arrived_;
+};
+
+}  // namespace lockstep::device

@@ -1,0 +1,108 @@
+// What an optimizer does on a device: tasks over ranges of chunks (chunks.h), queued on a stream.
+//
+// All that changes from step to step lies in the device's memory, nothing is allocated, and nobody waits, so that a CUDA
+// graph can hold every one of them. Results have the bits of the CPU's kernels for finite values.
+//
+//   kept      what a step computes on, and keeps its states in: the parameters; or, for half types, float32 masters, from
+//             which a parameter is rounded once
+//   gradient  is taken as it would lie in flat memory: one that was left where backward made it as 0 + g, a wider one
+//             rounded to the type of what is kept; then it is multiplied by the factor, and rounded so again
+//
+// Flat memories begin at multiples of 16 bytes; gradients outside of them need not. All pointers are the device's, and
+// belong to the caller until the stream has passed the task.
+#pragma once
+
+#include <lockstep/buffer.h>
+
+#include <cstddef>
+#include <cstdint>
+
+#include "torch/kernels/chunks.h"
+#include "torch/kernels/update_element.h"
+
+namespace lockstep::optim {
+
+struct TablesView {
+  const Chunk* chunks = nullptr;
+  const EntryPlace* places = nullptr;
+};
+
+// One of `flat` and `entries`.
+struct DeviceGradients {
+  DType dtype = DType::kFloat32;  // the parameters', or float32 for half types
+  const void* flat = nullptr;     // as the parameters; the wide layout if the dtype is not theirs
+  const void* const* entries = nullptr;  // by entry; a null one is zeros
+};
+
+// What the elements of a range are: `dtype` is that of all its parameters.
+struct DeviceRange {
+  TablesView tables;
+  ChunkRange chunks;
+  DType dtype = DType::kFloat32;
+};
+
+enum class UpdateRule : std::uint8_t { kSgd, kAdam };
+
+// Parities (comm/core/parity.h) by piece, which are XORed to what is there: of kept values and states, of parameters
+// beside masters too; and of the gradients that were applied, in the type of what is kept.
+struct WatchedWords {
+  unsigned long long* before = nullptr;  // null: not watched
+  unsigned long long* after = nullptr;
+  unsigned long long* applied = nullptr;
+};
+
+struct UpdateTask {
+  DeviceRange range;
+  UpdateRule rule = UpdateRule::kAdam;
+  // element::SgdNumbers<double> or element::AdamNumbers<double>, by the rule of a chunk.
+  const void* numbers = nullptr;
+  void* parameters = nullptr;
+  float* masters = nullptr;  // in the wide layout; null: none
+  // Momentum; or mean and square. Laid out and typed as what is kept. The momentum may be null if no rule has any.
+  void* states[2] = {nullptr, nullptr};
+  DeviceGradients gradients;
+  const double* factor = nullptr;       // null: 1
+  const std::uint32_t* skip = nullptr;  // not 0 there: nothing is written
+  WatchedWords watched;
+};
+void queue_update(const UpdateTask& task, void* stream);
+
+// squares[b] = the sum of squares of the gradients of block b of the layout, in the order of comm::sum_of_squares.
+struct SquaresTask {
+  DeviceRange range;
+  DeviceGradients gradients;
+  bool masters = false;  // as in the update: whether wider gradients stay so
+  double* squares = nullptr;
+};
+void queue_squares(const SquaresTask& task, void* stream);
+
+// The norm of all gradients, and what they are multiplied by so that it is at most `most`.
+struct Clipping {
+  double norm = 0;
+  double factor = 1;
+  std::uint32_t skip = 0;  // 1: the norm is not finite
+};
+struct ClipTask {
+  const double* squares = nullptr;  // of all blocks
+  std::size_t blocks = 0;
+  double most = 0;                   // 0: the factor is 1
+  double* partials = nullptr;        // clip_partials(blocks) of them, as scratch
+  std::uint32_t* arrived = nullptr;  // 0 before the first task, and after each
+  Clipping* result = nullptr;
+};
+std::size_t clip_partials(std::size_t blocks);
+void queue_clip(const ClipTask& task, void* stream);
+
+// flat = 0 + gradient, or flat + gradient, from where backward made them. Of parameters without a gradient: zeros, or
+// nothing is added.
+struct GatherTask {
+  DeviceRange range;
+  const void* const* entries = nullptr;  // by entry, of the range's dtype
+  void* flat = nullptr;
+  DType flat_dtype =
+      DType::kFloat32;  // the range's, or float32 for half types: in the wide layout then
+  bool adds = false;
+};
+void queue_gather(const GatherTask& task, void* stream);
+
+}  // namespace lockstep::optim

@@ -1,0 +1,66 @@
+// The kernel of an update, for the device's compiler: one block of threads per chunk.
+//
+//   bytes    every operand is read once and written once, in packs of 16 bytes
+//   flight   each thread asks for two packs of every operand before it computes: 128 bytes of AdamW in float32, 128 KiB a
+//            multiprocessor, some four times what a device needs on its way to be as fast as its memory
+#pragma once
+
+#include "comm/cuda/check.h"
+#include "comm/cuda/launch.h"
+#include "torch/kernels/device_chunk.h"
+
+namespace lockstep::optim {
+
+// XORs what all threads of a block have seen to a word. Every thread calls it.
+__device__ __forceinline__ void note(unsigned long long seen, unsigned long long* word) {
+  __shared__ unsigned long long all;
+  __syncthreads();
+  if (threadIdx.x == 0) all = 0;
+  __syncthreads();
+  for (int distance = 16; distance > 0; distance /= 2)
+    seen ^= __shfl_xor_sync(0xffffffffU, seen, distance);
+  if (threadIdx.x % 32 == 0) atomicXor(&all, seen);
+  __syncthreads();
+  if (threadIdx.x == 0 && all != 0) atomicXor(word, all);
+}
+
+template <typename Of, UpdateRule kRule, bool kWatched>
+__global__ void __launch_bounds__(cuda::kThreads, 4) update_kernel(const UpdateTask task) {
+  const Chunk chunk = task.range.tables.chunks[task.range.chunks.begin + blockIdx.x];
+  if (task.skip != nullptr && *task.skip != 0) return;
+  const element::Seen seen =
+      element::update_chunk<Of, kRule, kWatched>(task, chunk, {threadIdx.x, cuda::kThreads});
+  if constexpr (kWatched) {
+    note(seen.before, task.watched.before + chunk.piece);
+    note(seen.after, task.watched.after + chunk.piece);
+    note(seen.applied, task.watched.applied + chunk.piece);
+  }
+}
+
+template <bool kWatched>
+class UpdateLaunch {
+ public:
+  UpdateLaunch(const UpdateTask& task, cudaStream_t stream) : task_(task), stream_(stream) {}
+
+  template <typename Of>
+  void operator()() const {
+    if (task_.rule == UpdateRule::kAdam) return launch<Of, UpdateRule::kAdam>();
+    launch<Of, UpdateRule::kSgd>();
+  }
+
+ private:
+  template <typename Of, UpdateRule kRule>
+  void launch() const {
+    update_kernel<Of, kRule, kWatched>
+        <<<task_.range.chunks.size(), cuda::kThreads, 0, stream_>>>(task_);
+    cuda::check(cudaGetLastError(), "launch of the update");
+  }
+
+  const UpdateTask& task_;
+  cudaStream_t stream_;
+};
+
+// In a file of its own: half of the kernels, and of the time that they take to compile.
+void launch_watched_update(const UpdateTask& task, cudaStream_t stream);
+
+}  // namespace lockstep::optim

@@ -1,0 +1,175 @@
+#include "torch/optim/device_step.h"
+
+#include <fmt/format.h>
+#include <lockstep/errors.h>
+
+#include <array>
+#include <cmath>
+#include <cstring>
+#include <optional>
+
+#include "torch/device/small_table.h"
+#include "torch/kernels/device_tables.h"
+
+namespace lockstep::optim {
+namespace {
+
+// Steps whose norms may be on their way to the host at a time.
+constexpr std::size_t kNorms = 4;
+
+// The norm of a step, as it comes back.
+struct Norm {
+  torch::Tensor clipping;  // pinned
+  device::Event copied;
+  std::int64_t step = 0;  // 0: none on its way
+};
+
+class QueuedStep : public DeviceStep {
+ public:
+  explicit QueuedStep(Optimizer::Impl& optimizer)
+      : optimizer_(optimizer),
+        model_(*optimizer.model),
+        tables_(model_.layout(), model_.pieces(), rules_of(optimizer)),
+        on_device_(tables_),
+        numbers_(model_.device()),
+        pointers_(model_.device()) {}
+
+  void update() override;
+  double norm() override;
+
+ private:
+  static std::vector<std::uint16_t> rules_of(const Optimizer::Impl& optimizer) {
+    return {optimizer.rule_of.begin(), optimizer.rule_of.end()};
+  }
+  DeviceGradients gradients(DType dtype) const;
+  DeviceRange range(const ChunkTables::Typed& typed) const {
+    return {on_device_.view(), typed.chunks, typed.dtype};
+  }
+  float* masters_of(const ChunkTables::Typed& typed) const;
+  std::size_t shift(const ChunkTables::Typed& typed) const;
+  void find_gradients();
+  void clip(void* stream);
+  void send_norm(void* stream);
+  double take(Norm& norm);
+
+  Optimizer::Impl& optimizer_;
+  replica::Replicated& model_;
+  ChunkTables tables_;
+  DeviceTables on_device_;
+  device::SmallTable numbers_;   // of the step, by rule
+  device::SmallTable pointers_;  // to gradients, by entry
+  bool in_place_ = false;        // or all gradients are in their places
+  std::optional<ClipMemory> clipping_;
+  std::array<Norm, kNorms> norms_;
+  std::size_t next_norm_ = 0;
+  double last_ = 0;
+};
+
+// Where backward has made them, unless that was in an order of its own.
+void QueuedStep::find_gradients() {
+  auto where = model_.gradient_whereabouts();
+  if (!where) {
+    model_.bring_gradients();
+    where = model_.gradient_whereabouts();
+  }
+  in_place_ = !where.has_value();  // half sums in float32 have been rounded to there
+  if (where) pointers_.set(*where);
+}
+
+DeviceGradients QueuedStep::gradients(DType dtype) const {
+  if (in_place_) return {dtype, model_.gradients().data(), nullptr};
+  return {dtype, nullptr, static_cast<const void* const*>(pointers_.data())};
+}
+
+float* QueuedStep::masters_of(const ChunkTables::Typed& typed) const {
+  const bool half = typed.dtype == DType::kFloat16 || typed.dtype == DType::kBFloat16;
+  if (!half || !optimizer_.masters()) return nullptr;
+  return reinterpret_cast<float*>(optimizer_.masters()->data());
+}
+
+// Beside masters all states lie in their layout, and parameters that have none are in another place there than in their
+// own: all of consecutive ones by as much.
+std::size_t QueuedStep::shift(const ChunkTables::Typed& typed) const {
+  if (!optimizer_.masters() || masters_of(typed) != nullptr) return 0;
+  const EntryPlace& first = tables_.places()[tables_.chunks()[typed.chunks.begin].entry];
+  return first.wide_offset - first.offset;
+}
+
+void QueuedStep::update() {
+  void* const stream = device::current_stream(model_.device());
+  find_gradients();
+  std::vector<std::byte> numbers;
+  for (const auto& rule : optimizer_.rules) {
+    const auto of = rule->numbers(optimizer_.steps);
+    numbers.insert(numbers.end(), of.begin(), of.end());
+  }
+  numbers_.set(numbers);
+  optimizer_.refresh_masters();
+  if (optimizer_.clip_norm > 0) clip(stream);
+  for (const auto& typed : tables_.by_type()) {
+    UpdateTask task;
+    task.range = range(typed);
+    task.rule = optimizer_.rules.front()->device_rule();
+    task.numbers = numbers_.data();
+    task.parameters = model_.parameters().data();
+    task.masters = masters_of(typed);
+    const std::size_t states = optimizer_.memories.size() - (optimizer_.masters() ? 1 : 0);
+    for (std::size_t i = 0; i < states; ++i)
+      task.states[i] = optimizer_.memories[i].data() + shift(typed);
+    task.gradients = gradients(typed.dtype);
+    if (optimizer_.clip_norm > 0) {
+      task.factor = clipping_->factor();
+      task.skip = clipping_->skip();
+    }
+    queue_update(task, stream);
+  }
+}
+
+void QueuedStep::clip(void* stream) {
+  if (!clipping_) clipping_.emplace(model_.layout().blocks());
+  for (const auto& typed : tables_.by_type()) {
+    queue_squares(
+        {range(typed), gradients(typed.dtype), masters_of(typed) != nullptr, clipping_->squares()},
+        stream);
+  }
+  queue_clip(clipping_->task(optimizer_.clip_norm), stream);
+  send_norm(stream);
+}
+
+void QueuedStep::send_norm(void* stream) {
+  Norm& norm = norms_[next_norm_++ % kNorms];
+  if (norm.step > 0) take(norm);
+  const auto bytes = static_cast<std::int64_t>(sizeof(Clipping));
+  const auto options = torch::TensorOptions().dtype(torch::kUInt8);
+  if (!norm.clipping.defined()) norm.clipping = torch::empty({bytes}, options.pinned_memory(true));
+  auto* const result = const_cast<Clipping*>(clipping_->result());
+  norm.clipping.copy_(
+      torch::from_blob(result, {bytes}, options.device(torch::Device(model_.device()))),
+      /*non_blocking=*/true);
+  norm.copied.record(stream);
+  norm.step = optimizer_.steps;
+}
+
+double QueuedStep::take(Norm& norm) {
+  norm.copied.wait(Deadline::after(model_.comm().timeout()));
+  Clipping result;
+  std::memcpy(&result, norm.clipping.data_ptr(), sizeof result);
+  const std::int64_t step = std::exchange(norm.step, 0);
+  if (std::isfinite(result.norm)) return result.norm;
+  throw BadInput(Optimizer::Impl::diverged(result.norm, step - 1));
+}
+
+double QueuedStep::norm() {
+  if (next_norm_ == 0) return 0;
+  Norm& norm = norms_[(next_norm_ - 1) % kNorms];
+  if (norm.step > 0) last_ = take(norm);
+  return last_;
+}
+
+}  // namespace
+
+std::unique_ptr<DeviceStep> make_device_step(Optimizer::Impl& optimizer) {
+  return std::make_unique<QueuedStep>(optimizer);
+}
+
+}  // namespace lockstep::optim

@@ -1,0 +1,51 @@
+#include "torch/replica/gather.h"
+
+#include <algorithm>
+
+#include "torch/device/small_table.h"
+#include "torch/kernels/device_tables.h"
+
+namespace lockstep::replica {
+namespace {
+
+class QueuedGather : public Gather {
+ public:
+  QueuedGather(const plan::Layout& layout, const plan::Pieces& pieces, Device device)
+      : device_(device),
+        tables_(layout, pieces),
+        on_device_(tables_),
+        pointers_(layout.entries().size()),
+        table_(device) {}
+
+  void run(const plan::Bucket& bucket, const std::vector<const void*>& gradients,
+           const FlatMemory& memory, DType dtype, bool adds) override {
+    std::copy(gradients.begin(), gradients.end(),
+              pointers_.begin() + static_cast<std::ptrdiff_t>(bucket.first_entry));
+    table_.set(pointers_);
+    optim::GatherTask task;
+    task.range = {on_device_.view(), tables_.of_entries(bucket.first_entry, bucket.entries),
+                  bucket.dtype};
+    task.entries = static_cast<const void* const*>(table_.data());
+    task.flat = memory.data();
+    task.flat_dtype = dtype;
+    task.adds = adds;
+    optim::queue_gather(task, device::current_stream(device_));
+  }
+
+ private:
+  Device device_;
+  optim::ChunkTables tables_;
+  optim::DeviceTables on_device_;
+  std::vector<const void*> pointers_;  // by entry; of other buckets, those of the last time
+  device::SmallTable table_;
+};
+
+}  // namespace
+
+std::shared_ptr<Gather> make_gather(const plan::Layout& layout, const plan::Pieces& pieces,
+                                    Device device) {
+  if (device.kind == DeviceKind::kCpu) return nullptr;
+  return std::make_shared<QueuedGather>(layout, pieces, device);
+}
+
+}  // namespace lockstep::replica

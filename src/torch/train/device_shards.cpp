@@ -1,0 +1,126 @@
+#include "torch/train/device_shards.h"
+
+#include <fmt/format.h>
+#include <lockstep/errors.h>
+
+#include <cmath>
+
+#include "base/log.h"
+
+namespace lockstep::train {
+namespace {
+
+// Libraries choose kernels and take memory in the first passes, which cannot be captured.
+constexpr int kWarmUp = 2;
+
+bool same_kind(const torch::Tensor& a, const torch::Tensor& b) {
+  if (!a.defined() || !b.defined()) return a.defined() == b.defined();
+  return a.sizes() == b.sizes() && a.scalar_type() == b.scalar_type();
+}
+
+torch::Tensor copy_of(const torch::Tensor& tensor) {
+  return tensor.defined() ? tensor.clone() : tensor;
+}
+
+std::string first_line(const std::string& text) {
+  return text.substr(0, text.find('\n'));
+}
+
+}  // namespace
+
+DeviceShards::DeviceShards(replica::Replicated& model, Loss loss, bool graphs, int hosted)
+    : model_(model),
+      loss_(std::move(loss)),
+      graphs_(graphs),
+      hosted_(static_cast<std::size_t>(hosted)) {}
+
+void DeviceShards::begin_step() {
+  auto& record = records_[step_ % 2];
+  if (!record) record.emplace();
+  record->weights.clear();
+}
+
+void DeviceShards::run(const Batch& batch, int shard, std::uint64_t seed, double weight) {
+  if (graphs_ && !replay_ && warm_up_ >= kWarmUp) capture(batch, seed);
+  if (replay_ && !fits(batch) && counts_.reason.empty())
+    counts_.reason = "a shard of a short last batch has other samples than the captured one";
+  const torch::Tensor loss =
+      replay_ && fits(batch) ? replay(batch, seed, weight) : run_eagerly(batch, seed, weight);
+  Record& record = *records_[step_ % 2];
+  if (!record.losses.defined()) {
+    const auto options = torch::TensorOptions().dtype(loss.scalar_type()).pinned_memory(true);
+    record.losses = torch::empty({static_cast<std::int64_t>(hosted_)}, options);
+  }
+  const auto place = static_cast<std::int64_t>(record.weights.size());
+  record.losses.select(0, place).copy_(loss.reshape(at::IntArrayRef{}), /*non_blocking=*/true);
+  record.weights.emplace_back(shard, weight);
+}
+
+void DeviceShards::end_step() {
+  records_[step_ % 2]->copied.record(device::current_stream(model_.device()));
+  ++step_;
+}
+
+std::map<int, double> DeviceShards::losses(Deadline deadline) {
+  const Record& record = *records_[(step_ + 1) % 2];
+  record.copied.wait(deadline);
+  std::map<int, double> losses;
+  for (std::size_t i = 0; i < record.weights.size(); ++i) {
+    const auto& [shard, weight] = record.weights[i];
+    losses[shard] = weight * record.losses[static_cast<std::int64_t>(i)].item<double>();
+  }
+  return losses;
+}
+
+torch::Tensor DeviceShards::run_eagerly(const Batch& batch, std::uint64_t seed, double weight) {
+  ++counts_.eager;
+  torch::manual_seed(seed);
+  const torch::Tensor loss = loss_(batch);
+  const torch::Tensor seeded = torch::full_like(loss, weight);
+  loss.backward(seeded);
+  if (warm_up_++ < kWarmUp) weight_ = seeded;
+  return loss.detach();
+}
+
+bool DeviceShards::fits(const Batch& batch) const {
+  return same_kind(batch.data, replay_->input.data) &&
+         same_kind(batch.target, replay_->input.target);
+}
+
+torch::Tensor DeviceShards::replay(const Batch& batch, std::uint64_t seed, double weight) {
+  ++counts_.replayed;
+  Replay& replay = *replay_;
+  if (batch.data.defined()) replay.input.data.copy_(batch.data, /*non_blocking=*/true);
+  if (batch.target.defined()) replay.input.target.copy_(batch.target, /*non_blocking=*/true);
+  if (weight != replay.weight_is) replay.weight.fill_(replay.weight_is = weight);
+  torch::manual_seed(seed);
+  replay.graph.replay();
+  model_.replayed(replay.captured);
+  return replay.loss;
+}
+
+void DeviceShards::capture(const Batch& batch, std::uint64_t seed) {
+  replay_.emplace();
+  Replay& replay = *replay_;
+  replay.input = {copy_of(batch.data), copy_of(batch.target), batch.samples};
+  replay.weight = weight_.clone();
+  replay.weight_is = std::nan("");  // whatever comes is another
+  torch::manual_seed(seed);
+  model_.begin_capture();
+  try {
+    replay.graph.capture([&] {
+      const torch::Tensor captured = loss_(replay.input);
+      captured.backward(replay.weight);
+      replay.loss = captured.detach();
+      replay.captured = model_.end_capture();
+    });
+  } catch (const std::exception& error) {
+    counts_.reason = fmt::format("the pass cannot be captured: {}", first_line(error.what()));
+    base::log(base::LogLevel::kInfo, "no CUDA graphs: {}", counts_.reason);
+    model_.cancel_capture();
+    replay_.reset();
+    graphs_ = false;
+  }
+}
+
+}  // namespace lockstep::train

@@ -1,0 +1,79 @@
+// Forward and backward of shards on a GPU: queued there, while the host goes on.
+//
+//   eager    LibTorch queues one kernel after the other
+//   replay   what an eager pass queues is captured once, as a graph, and queued again as a whole: for every shard with as
+//            many samples, with its own samples, seed and weight
+//
+// Losses come back a step later, so that nobody waits for the GPU before it has been given more to do.
+#pragma once
+
+#include <lockstep/data.h>
+#include <lockstep/deadline.h>
+#include <lockstep/trainer.h>
+
+#include <array>
+#include <cstdint>
+#include <functional>
+#include <map>
+#include <memory>
+#include <optional>
+#include <string>
+
+#include "torch/device/device.h"
+#include "torch/replica/replicated.h"
+
+namespace lockstep::train {
+
+// Threads:   one caller at a time, always with the same current stream.
+// Blocking:  losses(), until the GPU has run the step; run() with a capture.
+// Failure:   what the loss throws. What cannot be captured runs eagerly, and counts() says why. Timeout from losses().
+// Ownership: borrows the model; owns the graph and the memory of its tensors.
+class DeviceShards {
+ public:
+  using Loss = std::function<torch::Tensor(const Batch&)>;
+  DeviceShards(replica::Replicated& model, Loss loss, bool graphs, int hosted);
+
+  void begin_step();
+  // A batch on the GPU. The model is told as by backward(): it adds up, or reduces.
+  void run(const Batch& batch, int shard, std::uint64_t seed, double weight);
+  void end_step();
+
+  // Of the last step that has ended and was not asked for: each shard's loss times its weight.
+  std::map<int, double> losses(Deadline deadline);
+
+  const ShardCounts& counts() const { return counts_; }
+
+ private:
+  struct Replay {
+    device::Graph graph;
+    Batch input;           // what is in these tensors is what a replay sees
+    torch::Tensor weight;
+    double weight_is = 0;
+    torch::Tensor loss;
+    replica::Replicated::Captured captured;
+  };
+  // What a step has left for the host to read.
+  struct Record {
+    torch::Tensor losses;  // by place; in pinned memory
+    std::vector<std::pair<int, double>> weights;
+    device::Event copied;
+  };
+
+  torch::Tensor run_eagerly(const Batch& batch, std::uint64_t seed, double weight);
+  torch::Tensor replay(const Batch& batch, std::uint64_t seed, double weight);
+  void capture(const Batch& batch, std::uint64_t seed);
+  bool fits(const Batch& batch) const;
+
+  replica::Replicated& model_;
+  Loss loss_;
+  bool graphs_;
+  std::size_t hosted_;
+  int warm_up_ = 0;        // eager passes so far
+  torch::Tensor weight_;  // of one of them
+  std::optional<Replay> replay_;
+  std::array<std::optional<Record>, 2> records_;  // of even and odd steps
+  std::size_t step_ = 0;
+  ShardCounts counts_;
+};
+
+}  // namespace lockstep::train

@@ -1,0 +1,483 @@
+#include "tests/optim/cases.h"
+
+#include <gtest/gtest.h>
+
+#include <cstring>
+#include <limits>
+
+#include "comm/core/kernels.h"
+#include "comm/core/parity.h"
+#include "plan/tree.h"
+#include "tests/support/elements.h"
+#include "torch/kernels/kernels.h"
+
+namespace lockstep::testing {
+namespace {
+
+using Bytes = std::vector<std::byte>;
+using optim::UpdateRule;
+
+template <typename T>
+Bytes rough_bytes_of(std::size_t count, std::uint32_t seed) {
+  std::vector<T> elements = rough_elements<T>(count, seed);
+  const T special[] = {static_cast<T>(-0.0F), static_cast<T>(0.0F), static_cast<T>(6e-8F),
+                       static_cast<T>(-1.0F), static_cast<T>(1e-41F)};
+  for (std::size_t i = 0; i < std::size(special) && i < count; ++i)
+    elements[(seed + 3 * i) % count] = special[i];
+  Bytes bytes(count * sizeof(T));
+  if (count > 0) std::memcpy(bytes.data(), elements.data(), bytes.size());
+  return bytes;
+}
+
+Bytes rough_bytes(DType dtype, std::size_t count, std::uint32_t seed) {
+  switch (dtype) {
+    case DType::kFloat64:
+      return rough_bytes_of<double>(count, seed);
+    case DType::kFloat16:
+      return rough_bytes_of<Float16>(count, seed);
+    case DType::kBFloat16:
+      return rough_bytes_of<BFloat16>(count, seed);
+    default:
+      return rough_bytes_of<float>(count, seed);
+  }
+}
+
+void drop_signs(Bytes& bytes, DType dtype) {
+  for (std::size_t i = size_of(dtype) - 1; i < bytes.size(); i += size_of(dtype))
+    bytes[i] &= std::byte{0x7f};
+}
+
+// The values of a stretch in another type.
+Bytes in_type(DType to, DType from, const Bytes& bytes) {
+  if (to == from) return bytes;
+  const std::size_t count = bytes.size() / size_of(from);
+  Bytes out(count * size_of(to));
+  if (comm::is_half(from)) {
+    comm::widen(from, reinterpret_cast<const std::uint16_t*>(bytes.data()),
+                reinterpret_cast<float*>(out.data()), count);
+  } else {
+    comm::narrow(to, reinterpret_cast<const float*>(bytes.data()),
+                 reinterpret_cast<std::uint16_t*>(out.data()), count);
+  }
+  return out;
+}
+
+struct Setting {
+  DType dtype = DType::kFloat32;
+  bool masters = false;
+  bool wide_gradients = false;
+  bool loose = false;  // gradients lie where backward made them
+  double factor = 0;   // 0: none
+  bool watched = false;
+  int workers = 1;  // who cut the pieces
+
+  DType kept() const { return masters ? DType::kFloat32 : dtype; }
+  DType gradient() const { return wide_gradients ? DType::kFloat32 : dtype; }
+};
+
+std::vector<Setting> all_settings() {
+  std::vector<Setting> settings;
+  for (const DType dtype : {DType::kFloat32, DType::kFloat64, DType::kFloat16, DType::kBFloat16}) {
+    for (const bool masters : {false, true}) {
+      for (const bool wide : {false, true}) {
+        if ((masters || wide) && !comm::is_half(dtype)) continue;
+        for (const bool loose : {false, true}) {
+          for (const double factor : {0.0, 0.3}) {
+            settings.push_back({dtype, masters, wide, loose, factor, false, 1});
+          }
+        }
+      }
+    }
+  }
+  return settings;
+}
+
+std::string describe(const Setting& setting) {
+  return std::string(name(setting.dtype)) + (setting.masters ? " masters" : "") +
+         (setting.wide_gradients ? " wide" : "") + (setting.loose ? " loose" : "") +
+         (setting.factor != 0 ? " factor" : "");
+}
+
+plan::Layout layout_of(DType dtype) {
+  return plan::Layout({{"a", dtype, 9'001},
+                       {"none", dtype, 0},
+                       {"one", dtype, 1},
+                       {"seven", dtype, 7},
+                       {"block", dtype, 1'024},
+                       {"chunk", dtype, 4'096},
+                       {"long", dtype, 25'003},
+                       {"without", dtype, 1'500}});
+}
+
+// A model on the host: memory by entry.
+struct Model {
+  plan::Layout layout;
+  plan::Pieces pieces;
+  optim::ChunkTables tables;
+  std::vector<Bytes> parameters;
+  std::vector<Bytes> masters;
+  std::vector<Bytes> states[2];
+  std::vector<Bytes> gradients;
+
+  explicit Model(const Setting& setting)
+      : layout(layout_of(setting.dtype)),
+        pieces(plan::plan_pieces(layout, setting.workers)),
+        tables(layout, pieces, rules_of(layout)) {
+    std::uint32_t seed = 1;
+    for (const plan::Entry& entry : layout.entries()) {
+      masters.push_back(rough_bytes(setting.kept(), entry.count, seed++));
+      parameters.push_back(in_type(setting.dtype, setting.kept(), masters.back()));
+      states[0].push_back(rough_bytes(setting.kept(), entry.count, seed++));
+      states[1].push_back(rough_bytes(setting.kept(), entry.count, seed++));
+      drop_signs(states[1].back(), setting.kept());
+      gradients.push_back(rough_bytes(setting.gradient(), entry.count, seed++));
+      if (setting.loose && entry.name == "without")
+        gradients.back().assign(gradients.back().size(), std::byte{0});
+    }
+  }
+  static std::vector<std::uint16_t> rules_of(const plan::Layout& layout) {
+    std::vector<std::uint16_t> rules;
+    for (std::size_t i = 0; i < layout.entries().size(); ++i)
+      rules.push_back(static_cast<std::uint16_t>(i % 2));
+    return rules;
+  }
+  Bytes flat(const std::vector<Bytes>& entries, bool wide) const {
+    Bytes all(wide ? tables.wide_bytes() : layout.bytes());
+    for (std::size_t i = 0; i < entries.size(); ++i) {
+      const auto& place = tables.places()[i];
+      std::copy(entries[i].begin(), entries[i].end(),
+                all.begin() + static_cast<std::ptrdiff_t>(wide ? place.wide_offset : place.offset));
+    }
+    return all;
+  }
+};
+
+// The same in the machine's memory.
+struct There {
+  optim::TablesView tables;
+  optim::DeviceGradients gradients;
+};
+
+// Every other one lies where no pack may begin.
+const void* const* put_loose(Machine& machine, const Model& model, std::size_t element) {
+  std::vector<const void*> pointers;
+  for (std::size_t i = 0; i < model.gradients.size(); ++i) {
+    if (model.layout.entries()[i].name == "without") {
+      pointers.push_back(nullptr);
+      continue;
+    }
+    Bytes shifted(i % 2 * element);
+    shifted.insert(shifted.end(), model.gradients[i].begin(), model.gradients[i].end());
+    pointers.push_back(machine.put(shifted) + i % 2 * element);
+  }
+  return machine.put(pointers);
+}
+
+There put(Machine& machine, const Model& model, const Setting& setting) {
+  There there;
+  there.tables = {machine.put(model.tables.chunks()), machine.put(model.tables.places())};
+  there.gradients.dtype = setting.gradient();
+  if (setting.loose) {
+    there.gradients.entries = put_loose(machine, model, size_of(setting.gradient()));
+  } else {
+    there.gradients.flat = machine.put(model.flat(model.gradients, setting.wide_gradients));
+  }
+  return there;
+}
+
+// A gradient as the CPU applies it.
+Bytes applied(const Setting& setting, const Bytes& gradient) {
+  Bytes values = gradient;
+  const std::size_t count = gradient.size() / size_of(setting.gradient());
+  if (setting.loose) comm::copy_watched(setting.gradient(), gradient.data(), values.data(), count);
+  values = in_type(setting.kept(), setting.gradient(), values);
+  if (setting.factor != 0)
+    comm::scale(setting.kept(), setting.factor, values.data(), values.data(), count);
+  return values;
+}
+
+struct Words {
+  std::vector<unsigned long long> before, after, applied;
+};
+
+// One step by the CPU's kernels, piece by piece. `Steps`: two SgdStep or two AdamStep.
+template <typename Step>
+class OnTheCpu {
+ public:
+  OnTheCpu(const Setting& setting, const std::vector<Step>& steps)
+      : setting_(setting), steps_(steps) {}
+
+  Words step(Model& model) const {
+    const std::size_t pieces = model.pieces.all.size();
+    Words words{std::vector<unsigned long long>(pieces), std::vector<unsigned long long>(pieces),
+                std::vector<unsigned long long>(pieces)};
+    std::vector<Bytes> gradients;
+    for (const Bytes& gradient : model.gradients) gradients.push_back(applied(setting_, gradient));
+    for (std::size_t i = 0; i < pieces; ++i) {
+      const plan::Stretch& piece = model.pieces.all[i];
+      const std::size_t at = piece.first * size_of(setting_.kept());
+      const auto seen = update(model, piece, gradients[piece.entry].data() + at);
+      words.before[i] = seen.before;
+      words.after[i] = seen.after;
+      words.applied[i] =
+          comm::parity(setting_.kept(), gradients[piece.entry].data() + at, piece.count);
+    }
+    return words;
+  }
+
+ private:
+  comm::Parities update(Model& model, const plan::Stretch& piece, const void* gradient) const {
+    const std::size_t at = piece.first * size_of(setting_.kept());
+    const std::size_t entry = piece.entry;
+    std::byte* const parameter =
+        model.parameters[entry].data() + piece.first * size_of(setting_.dtype);
+    std::byte* const kept = setting_.masters ? model.masters[entry].data() + at : parameter;
+    const Step& step = steps_[entry % 2];
+    comm::Parities seen;
+    if constexpr (std::is_same_v<Step, optim::SgdStep>) {
+      seen = optim::sgd_watched(setting_.kept(), kept, gradient, model.states[0][entry].data() + at,
+                                piece.count, step);
+    } else {
+      seen = optim::adam_watched(
+          setting_.kept(), kept, gradient,
+          {model.states[0][entry].data() + at, model.states[1][entry].data() + at}, piece.count,
+          step);
+    }
+    if (!setting_.masters) return seen;
+    seen.before ^= comm::parity(setting_.dtype, parameter, piece.count);
+    comm::narrow(setting_.dtype, reinterpret_cast<const float*>(kept),
+                 reinterpret_cast<std::uint16_t*>(parameter), piece.count);
+    seen.after ^= comm::parity(setting_.dtype, parameter, piece.count);
+    return seen;
+  }
+
+  const Setting& setting_;
+  const std::vector<Step>& steps_;
+};
+
+// One step by the machine, the layout in two ranges of chunks; compared with the CPU's.
+template <typename Step>
+class StepCase {
+ public:
+  StepCase(Machine& machine, const Setting& setting, const std::vector<Step>& steps)
+      : machine_(machine), setting_(setting), steps_(steps), model_(setting) {
+    const There there = put(machine, model_, setting);
+    task_.range = {there.tables, {}, setting.dtype};
+    task_.gradients = there.gradients;
+    task_.rule = std::is_same_v<Step, optim::SgdStep> ? UpdateRule::kSgd : UpdateRule::kAdam;
+    using Numbers = decltype(optim::element::numbers_of(steps[0]));
+    std::vector<Numbers> numbers;
+    for (const Step& step : steps) numbers.push_back(optim::element::numbers_of(step));
+    task_.numbers = machine.put(numbers);
+    task_.parameters = machine.put(model_.flat(model_.parameters, false));
+    if (setting.masters)
+      task_.masters = reinterpret_cast<float*>(machine.put(model_.flat(model_.masters, true)));
+    for (std::size_t i = 0; i < 2; ++i)
+      task_.states[i] = machine.put(model_.flat(model_.states[i], setting.masters));
+    if (setting.factor != 0) task_.factor = machine.put(std::vector<double>{setting.factor});
+    if (!setting.watched) return;
+    const std::vector<unsigned long long> zeros(model_.pieces.all.size());
+    task_.watched = {machine.put(zeros), machine.put(zeros), machine.put(zeros)};
+  }
+
+  optim::UpdateTask& task() { return task_; }
+  void run() {
+    const std::uint32_t all = model_.tables.all().end;
+    for (const optim::ChunkRange range : {optim::ChunkRange{3, all}, optim::ChunkRange{0, 3}}) {
+      task_.range.chunks = range;
+      machine_.update(task_);
+    }
+  }
+  void expect_the_cpus() {
+    const Words words = OnTheCpu<Step>(setting_, steps_).step(model_);
+    expect_memory();
+    if (!setting_.watched) return;
+    const std::size_t pieces = words.before.size();
+    EXPECT_EQ(machine_.get(task_.watched.before, pieces), words.before);
+    EXPECT_EQ(machine_.get(task_.watched.after, pieces), words.after);
+    EXPECT_EQ(machine_.get(task_.watched.applied, pieces), words.applied);
+  }
+  void expect_memory() {
+    expect(task_.parameters, model_.flat(model_.parameters, false), "parameters");
+    if (setting_.masters) expect(task_.masters, model_.flat(model_.masters, true), "masters");
+    for (std::size_t i = 0; i < 2; ++i)
+      expect(task_.states[i], model_.flat(model_.states[i], setting_.masters), "states");
+  }
+
+ private:
+  void expect(const void* there, const Bytes& expected, const char* what) {
+    const Bytes actual = machine_.get(static_cast<const std::byte*>(there), expected.size());
+    EXPECT_TRUE(same_bits(actual, expected)) << what;
+  }
+
+  Machine& machine_;
+  Setting setting_;
+  std::vector<Step> steps_;
+  Model model_;
+  optim::UpdateTask task_;
+};
+
+using SgdSteps = std::vector<optim::SgdStep>;
+using AdamSteps = std::vector<optim::AdamStep>;
+
+// Two rules at a time.
+const std::vector<SgdSteps>& sgd_steps() {
+  static const std::vector<SgdSteps> steps = {
+      {{0.1}, {0.1, 0, 0, 0.01}},
+      {{0.1, 0.9, 0.2, 0, false, false}, {0.1, 0, 0, 0.01}},
+      {{0.1, 0.9, 0.2, 0.01, false, true}, {0.1, 0.9, 0.2, 0.01, false, false}},
+      {{0.1, 0.9, 0, 0.01, true, true}, {0.1, 0.9, 0, 0.01, true, false}}};
+  return steps;
+}
+const std::vector<AdamSteps>& adam_steps() {
+  static const std::vector<AdamSteps> steps = {
+      {{0.01, 0.9, 0.999, 1e-4, 0, false, 1}, {0.02, 0.8, 0.99, 1e-8, 0.1, false, 3}},
+      {{0.01, 0.9, 0.999, 1e-8, 0.1, true, 100}, {0.01, 0.9, 0.95, 1e-8, 0, true, 1'000'000}}};
+  return steps;
+}
+
+void expect_steps(Machine& machine, const Setting& setting) {
+  SCOPED_TRACE(describe(setting));
+  const auto expect_all = [&](const auto& all) {
+    for (const auto& steps : all) {
+      SCOPED_TRACE(&steps - all.data());
+      StepCase one(machine, setting, steps);
+      one.run();
+      one.expect_the_cpus();
+    }
+  };
+  expect_all(sgd_steps());
+  expect_all(adam_steps());
+}
+
+}  // namespace
+
+void expect_updates_of_the_cpu(Machine& machine) {
+  for (const Setting& setting : all_settings()) expect_steps(machine, setting);
+}
+
+void expect_watched_updates_of_the_cpu(Machine& machine) {
+  for (Setting setting : all_settings()) {
+    setting.watched = true;
+    setting.workers = setting.loose ? 3 : 1;
+    expect_steps(machine, setting);
+  }
+}
+
+void expect_nothing_written_when_skipped(Machine& machine) {
+  for (const bool masters : {false, true}) {
+    Setting setting;
+    setting.dtype = DType::kBFloat16;
+    setting.masters = masters;
+    StepCase one(machine, setting, adam_steps()[0]);
+    std::uint32_t* const skip = machine.put(std::vector<std::uint32_t>{1});
+    one.task().skip = skip;
+    one.run();
+    one.expect_memory();
+    const std::uint32_t go = 0;
+    machine.copy(skip, &go, sizeof(go));
+    one.run();
+    one.expect_the_cpus();
+  }
+}
+
+namespace {
+
+std::vector<double> squares_by_the_cpu(const Setting& setting, const Model& model) {
+  std::vector<double> squares(model.layout.blocks());
+  for (std::size_t block = 0; block < squares.size(); ++block) {
+    const plan::Stretch stretch = model.layout.block(block);
+    const Bytes values =
+        in_type(setting.kept(), setting.gradient(), model.gradients[stretch.entry]);
+    squares[block] = comm::sum_of_squares(
+        setting.kept(), values.data() + stretch.first * size_of(setting.kept()), stretch.count);
+  }
+  return squares;
+}
+
+optim::Clipping clip(Machine& machine, const double* squares, std::size_t blocks, double most) {
+  optim::ClipTask task{squares, blocks, most};
+  task.partials = machine.put(std::vector<double>(blocks / 2048 + 1));
+  task.arrived = machine.put(std::vector<std::uint32_t>{0});
+  task.result = machine.put(std::vector<optim::Clipping>(1));
+  machine.clip(task);
+  machine.clip(task);  // and again: it leaves its scratch as it wants to find it
+  return machine.get(task.result, 1)[0];
+}
+
+}  // namespace
+
+void expect_norms_of_the_cpu(Machine& machine) {
+  for (const Setting& setting : all_settings()) {
+    SCOPED_TRACE(describe(setting));
+    const Model model(setting);
+    const There there = put(machine, model, setting);
+    double* const squares = machine.put(std::vector<double>(model.layout.blocks(), 7));
+    machine.squares({{there.tables, model.tables.all(), setting.dtype},
+                     there.gradients,
+                     setting.masters,
+                     squares});
+    const std::vector<double> expected = squares_by_the_cpu(setting, model);
+    ASSERT_TRUE(same_bits(machine.get(squares, expected.size()), expected));
+    const double norm = std::sqrt(plan::tree_sum(expected));
+    const optim::Clipping half = clip(machine, squares, expected.size(), norm / 2);
+    EXPECT_EQ(half.norm, norm);
+    EXPECT_EQ(half.factor, norm / 2 / (norm + 1e-6));
+    EXPECT_EQ(half.skip, 0U);
+    EXPECT_EQ(clip(machine, squares, expected.size(), 2 * norm).factor, 1);
+    EXPECT_EQ(clip(machine, squares, expected.size(), 0).factor, 1);
+  }
+}
+
+void expect_the_order_of_the_tree(Machine& machine, const std::vector<std::size_t>& sizes) {
+  for (const std::size_t n : sizes) {
+    std::vector<double> values = rough_elements<double>(n, static_cast<std::uint32_t>(n));
+    for (double& value : values) value = value * value * 1.1;
+    double* const squares = machine.put(values);
+    ASSERT_EQ(clip(machine, squares, n, 1).norm, std::sqrt(plan::tree_sum(values))) << n;
+  }
+  for (const double bad :
+       {std::numeric_limits<double>::infinity(), std::numeric_limits<double>::quiet_NaN()}) {
+    double* const squares = machine.put(std::vector<double>{1, bad, 2});
+    EXPECT_EQ(clip(machine, squares, 3, 1).skip, 1U);
+  }
+}
+
+void expect_gradients_gathered(Machine& machine) {
+  for (Setting setting : all_settings()) {
+    if (setting.masters || setting.factor != 0 || !setting.loose) continue;
+    for (const bool adds : {false, true}) {
+      SCOPED_TRACE(describe(setting) + (adds ? " adds" : ""));
+      const bool wide = setting.wide_gradients;
+      const DType flat = setting.gradient();
+      setting.wide_gradients = false;  // they are as backward made them; what they go to is wide
+      const Model model(setting);
+      const There there = put(machine, model, setting);
+      std::vector<Bytes> expected;
+      for (const plan::Entry& entry : model.layout.entries()) {
+        const std::size_t index = expected.size();
+        const Bytes given = in_type(flat, setting.dtype, model.gradients[index]);
+        expected.push_back(rough_bytes(flat, entry.count, 77));
+        if (adds && entry.name == "without") continue;
+        const Bytes zeros(given.size());
+        const Bytes& left = adds ? expected.back() : zeros;
+        comm::combine(flat, ReduceOp::kSum, left.data(), given.data(), expected.back().data(),
+                      entry.count);
+      }
+      std::vector<Bytes> before;
+      for (const plan::Entry& entry : model.layout.entries())
+        before.push_back(rough_bytes(flat, entry.count, 77));
+      std::byte* const memory = machine.put(model.flat(before, wide));
+      machine.gather({{there.tables, model.tables.all(), setting.dtype},
+                      there.gradients.entries,
+                      memory,
+                      flat,
+                      adds});
+      const Bytes all = model.flat(expected, wide);
+      EXPECT_TRUE(same_bits(machine.get(memory, all.size()), all));
+      setting.wide_gradients = wide;
+    }
+  }
+}
+
+}  // namespace lockstep::testing

@@ -1,0 +1,387 @@
+// The optimizers' kernels on a real GPU: the bits of the CPU's, in a CUDA graph too, and the speed of its memory.
+#include <gtest/gtest.h>
+
+#include <algorithm>
+#include <cmath>
+#include <cstdio>
+#include <cstring>
+#include <functional>
+
+#include "comm/core/kernels.h"
+#include "comm/cuda/handles.h"
+#include "plan/buckets.h"
+#include "plan/tree.h"
+#include "tests/optim/cases.h"
+#include "tests/support/elements.h"
+#include "torch/kernels/device_tables.h"
+#include "torch/kernels/kernels.h"
+
+namespace lockstep::testing {
+namespace {
+
+using cuda::DeviceArray;
+
+bool no_gpu() {
+  int devices = 0;
+  return cudaGetDeviceCount(&devices) != cudaSuccess || devices == 0;
+}
+#define NEEDS_A_GPU() \
+  if (no_gpu()) GTEST_SKIP() << "no GPU here"
+
+class GpuMachine : public Machine {
+ public:
+  std::byte* allocate(std::size_t bytes) override {
+    memory_.emplace_back(std::max<std::size_t>(bytes, 1));
+    return memory_.back().data();
+  }
+  void copy(void* to, const void* from, std::size_t bytes) override {
+    cuda::check(cudaMemcpy(to, from, bytes, cudaMemcpyDefault), "cudaMemcpy");
+  }
+  void update(const optim::UpdateTask& task) override {
+    optim::queue_update(task, stream_.get());
+    wait();
+  }
+  void squares(const optim::SquaresTask& task) override {
+    optim::queue_squares(task, stream_.get());
+    wait();
+  }
+  void clip(const optim::ClipTask& task) override {
+    optim::queue_clip(task, stream_.get());
+    wait();
+  }
+  void gather(const optim::GatherTask& task) override {
+    optim::queue_gather(task, stream_.get());
+    wait();
+  }
+
+ private:
+  static void wait() { cuda::check(cudaDeviceSynchronize(), "a kernel"); }
+
+  cuda::Stream stream_ = cuda::make_stream();
+  std::vector<DeviceArray<std::byte>> memory_;
+};
+
+TEST(GpuOptim, UpdatesWithTheBitsOfTheCpu) {
+  NEEDS_A_GPU();
+  GpuMachine machine;
+  expect_updates_of_the_cpu(machine);
+}
+
+TEST(GpuOptim, WatchesWithTheParitiesOfTheCpu) {
+  NEEDS_A_GPU();
+  GpuMachine machine;
+  expect_watched_updates_of_the_cpu(machine);
+}
+
+TEST(GpuOptim, SkipsAStepWhole) {
+  NEEDS_A_GPU();
+  GpuMachine machine;
+  expect_nothing_written_when_skipped(machine);
+}
+
+TEST(GpuOptim, FindsTheNormOfTheCpu) {
+  NEEDS_A_GPU();
+  GpuMachine machine;
+  expect_norms_of_the_cpu(machine);
+}
+
+TEST(GpuOptim, AddsSquaresInTheOrderOfTheTree) {
+  NEEDS_A_GPU();
+  GpuMachine machine;
+  std::vector<std::size_t> sizes;
+  for (std::size_t n = 0; n <= 300; ++n) sizes.push_back(n);
+  for (const std::size_t more : {2047, 2048, 2049, 4097, 3 * 2048 + 5, 70'001, 2048 * 2048 + 4097})
+    sizes.push_back(more);
+  expect_the_order_of_the_tree(machine, sizes);
+}
+
+TEST(GpuOptim, GathersGradients) {
+  NEEDS_A_GPU();
+  GpuMachine machine;
+  expect_gradients_gathered(machine);
+}
+
+// A whole step, first as it is and then from a graph, with other numbers each time.
+class CapturedStep {
+ public:
+  static constexpr std::size_t kCount = 50'003;
+  static constexpr double kMost = 2;
+
+  CapturedStep() : layout_({{"w", DType::kFloat32, kCount}}) {
+    task_.range = {device_tables_.view(), tables_.all(), DType::kFloat32};
+    task_.numbers = numbers_.data();
+    task_.parameters = parameters_.data();
+    task_.states[0] = means_.data();
+    task_.states[1] = variances_.data();
+    task_.gradients = {DType::kFloat32, gradients_.data(), nullptr};
+    task_.factor = clip_.factor();
+    task_.skip = clip_.skip();
+  }
+  ~CapturedStep() {
+    if (launchable_ != nullptr) static_cast<void>(cudaGraphExecDestroy(launchable_));
+    if (graph_ != nullptr) static_cast<void>(cudaGraphDestroy(graph_));
+  }
+
+  void capture() {
+    cuda::check(cudaStreamBeginCapture(stream_.get(), cudaStreamCaptureModeThreadLocal),
+                "cudaStreamBeginCapture");
+    queue();
+    cuda::check(cudaStreamEndCapture(stream_.get(), &graph_), "cudaStreamEndCapture");
+    cuda::check(cudaGraphInstantiate(&launchable_, graph_, 0), "cudaGraphInstantiate");
+  }
+  // The graph, if there is one yet.
+  void launch(const optim::AdamStep& step) {
+    const auto numbers = optim::element::numbers_of(step);
+    cuda::check(cudaMemcpy(numbers_.data(), &numbers, sizeof(numbers), cudaMemcpyDefault),
+                "cudaMemcpy");
+    if (launchable_ == nullptr) {
+      queue();
+    } else {
+      cuda::check(cudaGraphLaunch(launchable_, stream_.get()), "cudaGraphLaunch");
+    }
+    cuda::check(cudaDeviceSynchronize(), "the step");
+  }
+  void launch_on_the_cpu(const optim::AdamStep& step) {
+    std::vector<double> squares(layout_.blocks());
+    for (std::size_t i = 0; i < squares.size(); ++i) {
+      const plan::Stretch block = layout_.block(i);
+      squares[i] =
+          comm::sum_of_squares(DType::kFloat32, gradient_.data() + block.first, block.count);
+    }
+    const double norm = std::sqrt(plan::tree_sum(squares));
+    std::vector<float> gradient(kCount);
+    comm::scale(DType::kFloat32, std::min(1.0, kMost / (norm + 1e-6)), gradient_.data(),
+                gradient.data(), kCount);
+    optim::adam(DType::kFloat32, parameter_.data(), gradient.data(),
+                {mean_.data(), variance_.data()}, kCount, step);
+  }
+  void expect_the_same() {
+    std::vector<float> there(kCount);
+    cuda::check(
+        cudaMemcpy(there.data(), parameters_.data(), kCount * sizeof(float), cudaMemcpyDefault),
+        "cudaMemcpy");
+    EXPECT_TRUE(same_bits(there, parameter_));
+  }
+
+ private:
+  void queue() {
+    optim::queue_squares({task_.range, task_.gradients, false, clip_.squares()}, stream_.get());
+    optim::queue_clip(clip_.task(kMost), stream_.get());
+    optim::queue_update(task_, stream_.get());
+  }
+
+  std::vector<float> parameter_ = rough_elements<float>(kCount, 1);
+  std::vector<float> gradient_ = rough_elements<float>(kCount, 2);
+  std::vector<float> mean_ = std::vector<float>(kCount);
+  std::vector<float> variance_ = std::vector<float>(kCount);
+  plan::Layout layout_;
+  optim::ChunkTables tables_{layout_, plan::plan_pieces(layout_, 1)};
+  optim::DeviceTables device_tables_{tables_};
+  optim::ClipMemory clip_{layout_.blocks()};
+  DeviceArray<float> parameters_{parameter_};
+  DeviceArray<float> gradients_{gradient_};
+  DeviceArray<float> means_{mean_};
+  DeviceArray<float> variances_{variance_};
+  DeviceArray<optim::element::AdamNumbers<double>> numbers_{1};
+  cuda::Stream stream_ = cuda::make_stream();
+  optim::UpdateTask task_;
+  cudaGraph_t graph_ = nullptr;
+  cudaGraphExec_t launchable_ = nullptr;
+};
+
+TEST(GpuOptim, AGraphTakesOtherNumbersEachTime) {
+  NEEDS_A_GPU();
+  CapturedStep step;
+  for (std::int64_t t = 1; t <= 4; ++t) {
+    if (t == 2) step.capture();
+    const optim::AdamStep numbers{0.01 / static_cast<double>(t), 0.9, 0.999, 1e-8, 0.1, true, t};
+    step.launch(numbers);
+    step.launch_on_the_cpu(numbers);
+    step.expect_the_same();
+  }
+}
+
+// The parameters of a GPT of 124 million.
+plan::Layout gpt_layout(DType dtype) {
+  std::vector<plan::Parameter> all{{"tokens", dtype, 50'257 * 768}, {"places", dtype, 1'024 * 768}};
+  const auto add = [&](const std::string& name, std::size_t count) {
+    all.push_back({name, dtype, count});
+  };
+  for (int i = 0; i < 12; ++i) {
+    const std::string block = std::to_string(i);
+    add(block + ".norm1.weight", 768);
+    add(block + ".norm1.bias", 768);
+    add(block + ".attend.weight", 768 * 2'304);
+    add(block + ".attend.bias", 2'304);
+    add(block + ".project.weight", 768 * 768);
+    add(block + ".project.bias", 768);
+    add(block + ".norm2.weight", 768);
+    add(block + ".norm2.bias", 768);
+    add(block + ".widen.weight", 768 * 3'072);
+    add(block + ".widen.bias", 3'072);
+    add(block + ".narrow.weight", 3'072 * 768);
+    add(block + ".narrow.bias", 768);
+  }
+  add("norm.weight", 768);
+  add("norm.bias", 768);
+  return plan::Layout(all);
+}
+
+// Bytes per second of the median of several rounds, after one that is not counted.
+double speed_of(cudaStream_t stream, double bytes, const std::function<void()>& queue) {
+  constexpr int kRounds = 11;
+  constexpr int kTimes = 5;
+  const auto begin = cuda::make_event(cuda::Timing::kYes);
+  const auto end = cuda::make_event(cuda::Timing::kYes);
+  std::vector<float> took;
+  for (int round = 0; round <= kRounds; ++round) {
+    cuda::check(cudaEventRecord(begin.get(), stream), "cudaEventRecord");
+    for (int i = 0; i < kTimes; ++i) queue();
+    cuda::check(cudaEventRecord(end.get(), stream), "cudaEventRecord");
+    cuda::check(cudaDeviceSynchronize(), "a kernel");
+    float milliseconds = 0;
+    cuda::check(cudaEventElapsedTime(&milliseconds, begin.get(), end.get()),
+                "cudaEventElapsedTime");
+    if (round > 0) took.push_back(milliseconds);
+  }
+  std::nth_element(took.begin(), took.begin() + kRounds / 2, took.end());
+  return bytes * kTimes / (took[kRounds / 2] * 1e-3);
+}
+
+// A model in the device's memory, with values as training has them: zeros take other ways through a division.
+class Speed {
+ public:
+  explicit Speed(DType dtype, bool masters)
+      : layout_(gpt_layout(dtype)), dtype_(dtype), kept_(masters ? DType::kFloat32 : dtype) {
+    const std::size_t wide = masters ? tables_.wide_bytes() : layout_.bytes();
+    for (DeviceArray<std::byte>* const memory : {&parameters_, &gradients_})
+      *memory = filled(layout_.bytes(), dtype);
+    for (DeviceArray<std::byte>* const memory : {&masters_, &means_, &variances_})
+      *memory = filled(wide, kept_);
+    std::vector<const void*> entries;
+    for (const plan::Entry& entry : layout_.entries())
+      entries.push_back(gradients_.data() + entry.offset);
+    entries_ = DeviceArray<const void*>(entries);
+    const optim::AdamStep step{1e-5, 0.9, 0.999, 1e-8, 0.1, true, 10};
+    numbers_ = DeviceArray<optim::element::AdamNumbers<double>>(
+        std::vector{optim::element::numbers_of(step)});
+  }
+
+  optim::DeviceRange range() const { return {device_tables_.view(), tables_.all(), dtype_}; }
+  optim::UpdateTask task() const {
+    optim::UpdateTask task;
+    task.range = range();
+    task.numbers = numbers_.data();
+    task.parameters = parameters_.data();
+    if (kept_ != dtype_) task.masters = reinterpret_cast<float*>(masters_.data());
+    task.states[0] = means_.data();
+    task.states[1] = variances_.data();
+    task.gradients = {dtype_, gradients_.data(), nullptr};
+    return task;
+  }
+  optim::UpdateTask loose_task() const {
+    optim::UpdateTask loose = task();
+    loose.gradients = {dtype_, nullptr, entries_.data()};
+    return loose;
+  }
+  // Kept values and states both ways, gradients read, and parameters written beside masters.
+  double update_bytes() const {
+    const std::size_t kept = size_of(kept_) * 6 + size_of(dtype_);
+    const std::size_t each = kept + (kept_ != dtype_ ? size_of(dtype_) : 0);
+    return static_cast<double>(layout_.elements()) * static_cast<double>(each);
+  }
+  double update_speed(const optim::UpdateTask& task) {
+    return speed_of(stream_.get(), update_bytes(),
+                    [&] { optim::queue_update(task, stream_.get()); });
+  }
+  double bucket_speed() {
+    optim::UpdateTask part = task();
+    const auto buckets = plan::plan_buckets(layout_);
+    return speed_of(stream_.get(), update_bytes(), [&] {
+      for (const plan::Bucket& bucket : buckets) {
+        part.range.chunks = tables_.of_entries(bucket.first_entry, bucket.entries);
+        optim::queue_update(part, stream_.get());
+      }
+    });
+  }
+  double copy_speed() {
+    const std::size_t bytes = layout_.bytes();
+    return speed_of(stream_.get(), 2.0 * static_cast<double>(bytes), [&] {
+      cuda::check(cudaMemcpyAsync(variances_.data(), means_.data(), bytes, cudaMemcpyDefault,
+                                  stream_.get()),
+                  "cudaMemcpyAsync");
+    });
+  }
+  double norm_speed() {
+    const optim::ClipMemory clip(layout_.blocks());
+    return speed_of(stream_.get(), static_cast<double>(layout_.bytes()), [&] {
+      optim::queue_squares({range(), task().gradients, false, clip.squares()}, stream_.get());
+      optim::queue_clip(clip.task(1), stream_.get());
+    });
+  }
+  double gather_speed() {
+    return speed_of(stream_.get(), 2.0 * static_cast<double>(layout_.bytes()), [&] {
+      optim::queue_gather({range(), entries_.data(), means_.data(), dtype_, false}, stream_.get());
+    });
+  }
+
+ private:
+  static DeviceArray<std::byte> filled(std::size_t bytes, DType dtype) {
+    constexpr std::size_t kPattern = std::size_t{1} << 20;
+    std::vector<std::byte> pattern(kPattern * size_of(dtype));
+    const auto values = rough_elements<float>(kPattern, 5);
+    for (std::size_t i = 0; i < kPattern; ++i) {
+      const float value = std::fabs(values[i]) + 1e-3F;
+      const BFloat16 half(value);
+      std::byte* const at = pattern.data() + i * size_of(dtype);
+      std::memcpy(at, dtype == DType::kFloat32 ? static_cast<const void*>(&value) : &half,
+                  size_of(dtype));
+    }
+    DeviceArray<std::byte> memory(bytes);
+    for (std::size_t done = 0; done < bytes; done += pattern.size()) {
+      const std::size_t part = std::min(pattern.size(), bytes - done);
+      cuda::check(cudaMemcpy(memory.data() + done, pattern.data(), part, cudaMemcpyDefault),
+                  "cudaMemcpy");
+    }
+    return memory;
+  }
+
+  plan::Layout layout_;
+  DType dtype_;
+  DType kept_;
+  optim::ChunkTables tables_{layout_, plan::plan_pieces(layout_, 1)};
+  optim::DeviceTables device_tables_{tables_};
+  DeviceArray<std::byte> parameters_, gradients_, masters_, means_, variances_;
+  DeviceArray<const void*> entries_;
+  DeviceArray<optim::element::AdamNumbers<double>> numbers_;
+  cuda::Stream stream_ = cuda::make_stream();
+};
+
+void print(const char* what, double speed, double copy) {
+  std::printf("  %-34s %7.0f GB/s  %5.1f %% of a copy\n", what, speed * 1e-9, 100 * speed / copy);
+  std::fflush(stdout);
+}
+
+TEST(GpuOptim, GoesAtTheSpeedOfMemory) {
+  NEEDS_A_GPU();
+  Speed speed(DType::kFloat32, false);
+  const double flat = speed.update_speed(speed.task());
+  const double loose = speed.update_speed(speed.loose_task());
+  const double buckets = speed.bucket_speed();
+  const double copy = speed.copy_speed();
+  print("copy", copy, copy);
+  print("AdamW", flat, copy);
+  print("AdamW, gradients left in place", loose, copy);
+  print("AdamW, bucket by bucket", buckets, copy);
+  print("norm", speed.norm_speed(), copy);
+  print("gathering", speed.gather_speed(), copy);
+  EXPECT_GT(flat, 0.8 * copy);
+  EXPECT_GT(loose, 0.8 * copy);
+  Speed half(DType::kBFloat16, false);
+  print("AdamW, bfloat16", half.update_speed(half.task()), copy);
+  Speed mixed(DType::kBFloat16, true);
+  print("AdamW, bfloat16 and masters", mixed.update_speed(mixed.task()), copy);
+}
+
+}  // namespace
+}  // namespace lockstep::testing

@@ -1,0 +1,143 @@
+#include <cstring>
+
+#include "tests/optim/machine.h"
+#include "torch/kernels/device_chunk.h"
+
+namespace lockstep::testing {
+namespace {
+
+using optim::Chunk;
+using optim::UpdateRule;
+using optim::UpdateTask;
+namespace element = optim::element;
+
+// Fewer than a device has, and no power of two: results must not depend on it.
+constexpr std::uint32_t kThreads = 48;
+
+template <typename Body>
+void for_each_thread(const Body& body) {
+  for (std::uint32_t i = 0; i < kThreads; ++i) body(element::Thread{i, kThreads});
+}
+
+template <typename Body>
+void for_each_chunk(const optim::DeviceRange& range, const Body& body) {
+  for (std::uint32_t i = range.chunks.begin; i < range.chunks.end; ++i)
+    body(range.tables.chunks[i]);
+}
+
+struct Update {
+  const UpdateTask& task;
+
+  template <typename Of>
+  void operator()() const {
+    const bool watched = task.watched.before != nullptr;
+    if (task.rule == UpdateRule::kAdam) {
+      watched ? run<Of, UpdateRule::kAdam, true>() : run<Of, UpdateRule::kAdam, false>();
+    } else {
+      watched ? run<Of, UpdateRule::kSgd, true>() : run<Of, UpdateRule::kSgd, false>();
+    }
+  }
+  template <typename Of, UpdateRule kRule, bool kWatched>
+  void run() const {
+    for_each_chunk(task.range, [&](const Chunk& chunk) {
+      for_each_thread([&](element::Thread thread) {
+        const auto seen = element::update_chunk<Of, kRule, kWatched>(task, chunk, thread);
+        if (!kWatched) return;
+        task.watched.before[chunk.piece] ^= seen.before;
+        task.watched.after[chunk.piece] ^= seen.after;
+        task.watched.applied[chunk.piece] ^= seen.applied;
+      });
+    });
+  }
+};
+
+struct Squares {
+  const optim::SquaresTask& task;
+
+  template <typename Of>
+  void operator()() const {
+    for_each_chunk(task.range, [&](const Chunk& chunk) {
+      const auto& place = task.range.tables.places[chunk.entry];
+      const auto* const from = element::gradient_at<Of>(task.gradients, place, chunk);
+      for (std::uint32_t first = 0; first < chunk.count; first += plan::kBlockElements) {
+        const auto count = std::min<std::uint32_t>(plan::kBlockElements, chunk.count - first);
+        double lanes[comm::kSquareLanes] = {};
+        for (std::uint32_t lane = 0; lane < comm::kSquareLanes && from != nullptr; ++lane)
+          lanes[lane] = element::lane_of_squares<Of>(from + first, count, lane);
+        for (std::uint32_t half = 1; half < comm::kSquareLanes; half *= 2)
+          element::tile_level(lanes, comm::kSquareLanes, half, {0, 1});
+        task.squares[place.first_block + chunk.block + first / plan::kBlockElements] = lanes[0];
+      }
+    });
+  }
+};
+
+struct Gather {
+  const optim::GatherTask& task;
+
+  template <typename From, typename Flat>
+  void operator()() const {
+    for_each_chunk(task.range, [&](const Chunk& chunk) {
+      for_each_thread(
+          [&](element::Thread thread) { element::gather_chunk<From, Flat>(task, chunk, thread); });
+    });
+  }
+};
+
+std::vector<double> sums_of_tiles(const std::vector<double>& values) {
+  std::vector<double> sums;
+  for (std::size_t first = 0; first < values.size(); first += element::kTile) {
+    const std::size_t count = std::min<std::size_t>(element::kTile, values.size() - first);
+    std::vector<double> tile(values.begin() + static_cast<std::ptrdiff_t>(first),
+                             values.begin() + static_cast<std::ptrdiff_t>(first + count));
+    for (std::uint32_t half = 1; half < count; half *= 2) {
+      for_each_thread([&](element::Thread thread) {
+        element::tile_level(tile.data(), static_cast<std::uint32_t>(count), half, thread);
+      });
+    }
+    sums.push_back(tile[0]);
+  }
+  return sums;
+}
+
+class HostMachine : public Machine {
+ public:
+  std::byte* allocate(std::size_t bytes) override {
+    struct alignas(256) Line {
+      std::byte bytes[256];
+    };
+    auto memory = std::shared_ptr<Line[]>(new Line[bytes / sizeof(Line) + 1]());
+    memory_.push_back(memory);
+    return memory[0].bytes;
+  }
+  void copy(void* to, const void* from, std::size_t bytes) override {
+    std::memcpy(to, from, bytes);
+  }
+  void update(const UpdateTask& task) override {
+    if (task.skip != nullptr && *task.skip != 0) return;
+    element::choose_types(task.range.dtype, task.gradients.dtype, task.masters != nullptr,
+                          Update{task});
+  }
+  void squares(const optim::SquaresTask& task) override {
+    element::choose_types(task.range.dtype, task.gradients.dtype, task.masters, Squares{task});
+  }
+  void clip(const optim::ClipTask& task) override {
+    std::vector<double> sums(task.squares, task.squares + task.blocks);
+    while (sums.size() > 1) sums = sums_of_tiles(sums);
+    *task.result = element::clipping_of(sums.empty() ? 0 : sums[0], task.most);
+  }
+  void gather(const optim::GatherTask& task) override {
+    element::choose_gather(task.range.dtype, task.flat_dtype, Gather{task});
+  }
+
+ private:
+  std::vector<std::shared_ptr<void>> memory_;
+};
+
+}  // namespace
+
+std::unique_ptr<Machine> make_host_machine() {
+  return std::make_unique<HostMachine>();
+}
+
+}  // namespace lockstep::testing

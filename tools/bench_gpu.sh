@@ -1,0 +1,73 @@
+#!/usr/bin/env bash
+# Training steps on one GPU of this machine, beside PyTorch's: writes benchmarks-gpu.md into docs/, or into the folder
+# given. `make bench-gpu` builds first; LOCKSTEP names another command. Takes at most six minutes: whatever would not fit
+# gets fewer rounds, or is left out and said so. Leave the machine alone while it runs.
+set -euo pipefail
+cd "$(dirname "$0")/.."
+folder=${1:-docs}
+lockstep=${LOCKSTEP:-build/cuda/lockstep}
+budget=350 # seconds
+[ -x "$lockstep" ] || { echo "bench_gpu.sh: there is no $lockstep: run \`make bench-gpu\`, or set LOCKSTEP" >&2; exit 2; }
+mkdir -p "$folder"
+page=$folder/benchmarks-gpu.md
+work=$(mktemp -d)
+trap 'rm -rf "$work"' EXIT
+
+say() { printf '%s\n' "$@" >>"$work/page"; }
+of_gpu() { nvidia-smi --id=0 --query-gpu="$1" --format=csv,noheader 2>/dev/null || echo unknown; }
+of_torch() { python3 -c "import torch; print($1)" 2>/dev/null || echo unknown; }
+
+failed=0
+measured=0
+last=0        # seconds that the section before took
+sections=3    # that are still to come
+
+# measure TITLE SECONDS options…: a section with the command, its table, what went wrong, and its JSON.
+measure() {
+  local title=$1 seconds=$2 rounds=2 left=$((budget - SECONDS)) began=$SECONDS
+  shift 2
+  ((left / sections < last)) && rounds=1
+  sections=$((sections - 1))
+  local command=("$lockstep" bench step --device cuda "$@" --rounds "$rounds" --seconds "$seconds")
+  say '' "## $title" '' "    ${command[*]}" ''
+  if ((left < 20)); then
+    say "Not measured: no time was left."
+    failed=1
+    return
+  fi
+  echo "$title: $rounds rounds" >&2
+  # Its exit code is 1 when one of ours failed, which the table and the lines below it show.
+  timeout --kill-after=10 "$left" "${command[@]}" --save "$work/json" >"$work/table" 2>"$work/log" || failed=1
+  cat "$work/log" >&2
+  if [ -s "$work/table" ]; then
+    say '```' "$(cat "$work/table")" '```'
+    measured=$((measured + 1))
+  else
+    say "Not measured."
+  fi
+  if grep -q '^lockstep: ' "$work/log"; then
+    say '' '```' "$(grep -A 3 '^lockstep: ' "$work/log" | grep -v '^round ')" '```'
+  fi
+  [ ! -s "$work/json" ] || say '' '<details><summary>JSON</summary>' '' '```json' "$(cat "$work/json")" '```' '</details>'
+  rm -f "$work/json"
+  last=$((SECONDS - began))
+}
+
+say "# Benchmarks on a GPU" '' \
+  "Written by \`make bench-gpu\`; how it is measured is in [the method](internals/benchmarks.md#training-steps-on-a-gpu)." '' \
+  "| | |" "|---|---|" \
+  "| date | $(date -u +%Y-%m-%d), commit $(git rev-parse --short HEAD 2>/dev/null || echo unknown) |" \
+  "| GPU | $(of_gpu name), $(of_gpu memory.total), driver $(of_gpu driver_version), at most $(of_gpu clocks.max.sm) |" \
+  "| processor | $(lscpu | sed -n 's/^Model name: *//p' | head -n 1), $(nproc) cores, $(uname -m) |" \
+  "| PyTorch and LibTorch | $(of_torch torch.__version__), CUDA $(of_torch torch.version.cuda), cuDNN $(of_torch 'torch.backends.cudnn.version()'), NCCL $(of_torch '".".join(map(str, torch.cuda.nccl.version()))') |" \
+  "| compiler | $(c++ --version | head -n 1) |"
+
+measure "GPT-2 (124M), batch 8 × 1024 tokens, bf16" 1 --model gpt
+measure "ResNet-18, 3×32×32, batch 256, float32" 0.5 --model resnet18
+measure "MLP (10M), batch 128, float32" 0.5 --model mlp
+
+((measured > 0)) || { echo "bench_gpu.sh: nothing could be measured" >&2; exit 1; }
+cp "$work/page" "$page"
+cat "$page"
+echo "bench_gpu.sh: $SECONDS seconds" >&2
+exit "$failed"
