@@ -43,9 +43,6 @@ struct ReduceOptions {
 
   // How fast it comes.
   Algorithm algorithm = Algorithm::kAutomatic;
-
-  // On a device: the kernel runs even if there is one operand and nothing to multiply.
-  bool even_alone = false;
 };
 
 struct CommOptions {
@@ -83,7 +80,7 @@ class Comm {
 
   int rank() const;
   int size() const;
-  const std::string& engine() const;  // "thread", "gloo" …
+  const std::string& engine() const;          // "thread", "gloo" …
   std::chrono::milliseconds timeout() const;  // of one operation
 
   // Messages between two workers, in the order sent. Both sides name the same count and dtype.

@@ -51,8 +51,8 @@ struct DataParallelOptions {
   std::size_t bucket_bytes = std::size_t{25} << 20;
   Algorithm algorithm = Algorithm::kAutomatic;
 
-  // Reduces in a world of one, too, where there is nothing to add: for measuring what it costs. On a GPU that world is
-  // one of the nccl engine.
+  // On a GPU, reduces in a world of one, too, of the nccl engine, where there is one operand to add up: for measuring
+  // what hooks, events, a kernel for each bucket and the engine cost.
   bool force_collectives = false;
 };
 

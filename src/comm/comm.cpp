@@ -181,9 +181,9 @@ Work Comm::all_reduce(Buffer data, ReduceOptions options) {
   header.op = options.op;
   header.algorithm = choice.algorithm;
   if (on_device(data)) {
-    auto task = reduction_of(Kind::kAllReduce, choice, rule, {data}, size(), data);
-    task.even_alone = options.even_alone;
-    return channel_->device_collective(header, {"all_reduce", choice.how}, std::move(task));
+    return channel_->device_collective(
+        header, {"all_reduce", choice.how},
+        reduction_of(Kind::kAllReduce, choice, rule, {data}, size(), data));
   }
   return channel_->collective(
       header, {"all_reduce", choice.how},
@@ -219,9 +219,9 @@ Work Comm::reduce(std::vector<Buffer> partials, int shards, Buffer result, Reduc
   header.detail = static_cast<std::uint32_t>(shards);
   const comm::ReduceRule rule = rule_of(options, result);
   if (on_device(result)) {
-    auto task = reduction_of(Kind::kReduce, choice, rule, std::move(partials), shards, result);
-    task.even_alone = options.even_alone;
-    return channel_->device_collective(header, {"reduce", choice.how}, std::move(task));
+    return channel_->device_collective(
+        header, {"reduce", choice.how},
+        reduction_of(Kind::kReduce, choice, rule, std::move(partials), shards, result));
   }
   const auto body = [partials = std::move(partials), shards, result, rule,
                      algorithm = choice.algorithm](Exchange& exchange) {

@@ -25,7 +25,6 @@ struct DeviceTask {
   std::vector<Buffer> partials;  // what this worker brings to a reduction
   int shards = 0;                // … over so many
   Buffer result;
-  bool even_alone = false;  // the sum runs as a kernel even where a copy would do
   int root = 0;
   std::vector<std::size_t> counts;  // elements of each worker's piece, where pieces matter
 };

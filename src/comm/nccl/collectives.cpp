@@ -29,7 +29,6 @@ struct Reduction {
   const plan::Reduction& plan;
   std::vector<std::uint8_t> program;
   Fold fold;
-  bool even_alone = false;
 };
 
 Move move_of(Direction direction, int peer, const Buffer& data) {
@@ -68,8 +67,9 @@ class Owner {
     }
     communicator_.move(moves_, lookout);
     if (sums.count == 0) return;
-    if (task.operands.size() == 1 && task.fold.factor == 1 && !reduction_.even_alone) {
-      communicator_.copy(task.out, task.operands[0], sums.bytes());
+    if (task.operands.size() == 1 && task.fold.factor == 1) {
+      if (task.out != task.operands[0])
+        communicator_.copy(task.out, task.operands[0], sums.bytes());
     } else {
       communicator_.sum(task);
     }
@@ -117,7 +117,7 @@ void reduce_direct(Communicator& communicator, const DeviceTask& task, Lookout& 
   const plan::Reduction plan = plan::plan_reduction(task.shards, communicator.size());
   LOCKSTEP_CHECK(static_cast<int>(task.partials.size()) == plan.count_of(communicator.rank()),
                  "a worker brings the partials that the plan gives it");
-  const Reduction reduction{plan, tree_program(plan), task.fold, task.even_alone};
+  const Reduction reduction{plan, tree_program(plan), task.fold};
   const std::size_t stretch = kStretchBytes / size_of(task.result.dtype);
   for (std::size_t first = 0; first < task.result.count; first += stretch) {
     const std::size_t count = std::min(stretch, task.result.count - first);
@@ -129,7 +129,7 @@ void reduce_direct(Communicator& communicator, const DeviceTask& task, Lookout& 
 
 void reduce_scatter(Communicator& communicator, const DeviceTask& task, Lookout& lookout) {
   const plan::Reduction plan = plan::plan_reduction(communicator.size(), communicator.size());
-  const Reduction reduction{plan, tree_program(plan), task.fold, task.even_alone};
+  const Reduction reduction{plan, tree_program(plan), task.fold};
   const Cut cut = Cut::of(task.counts);
   const int rank = communicator.rank();
   Owner owner(communicator, reduction, task.partials);

@@ -71,9 +71,9 @@ namespace {
 // LibTorch's current stream on this thread becomes another.
 class Switch {
  public:
-  explicit Switch(Device device)
+  Switch(Device device, bool urgent)
       : before_(c10::cuda::getCurrentCUDAStream(index_of(device))),
-        own_(c10::cuda::getStreamFromPool(/*isHighPriority=*/false, index_of(device))) {}
+        own_(c10::cuda::getStreamFromPool(urgent, index_of(device))) {}
 
   void follow() {
     point_.record(before_.stream());
@@ -105,7 +105,8 @@ class Switch {
 struct StreamScope::State {
   Switch streams;
 };
-StreamScope::StreamScope(Device device) : state_(new State{Switch(device)}) {
+// Its kernels go before those of others that are ready, such as reductions.
+StreamScope::StreamScope(Device device) : state_(new State{Switch(device, true)}) {
   state_->streams.follow();
   state_->streams.enter();
 }
@@ -116,7 +117,7 @@ StreamScope::~StreamScope() {
 struct SideStream::State {
   Switch streams;
 };
-SideStream::SideStream(Device device) : state_(new State{Switch(device)}) {}
+SideStream::SideStream(Device device) : state_(new State{Switch(device, false)}) {}
 SideStream::~SideStream() = default;
 SideStream::SideStream(SideStream&&) noexcept = default;
 SideStream::Scope::Scope(SideStream& side, After after) : side_(side), after_(after) {

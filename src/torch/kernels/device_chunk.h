@@ -305,12 +305,14 @@ LOCKSTEP_DEVICE Seen update_chunk(const UpdateTask& task, const Chunk& chunk, Th
   const EntryPlace place = task.range.tables.places[chunk.entry];
   const auto parts = Parts<Of>::of(task, place, chunk);
   Seen seen;
+  const void* const all =
+      task.numbers != nullptr ? task.numbers : static_cast<const void*>(task.few);
   if constexpr (kRule == UpdateRule::kAdam) {
-    const auto* const numbers = static_cast<const AdamNumbers<double>*>(task.numbers);
+    const auto* const numbers = static_cast<const AdamNumbers<double>*>(all);
     update_parts<Of, Adam, kWatched>(parts, in<Real>(numbers[chunk.rule]), chunk.count, thread,
                                      seen);
   } else {
-    const auto& numbers = static_cast<const SgdNumbers<double>*>(task.numbers)[chunk.rule];
+    const auto& numbers = static_cast<const SgdNumbers<double>*>(all)[chunk.rule];
     if (numbers.momentum == 0) {
       update_parts<Of, PlainSgd, kWatched>(parts, in<Real>(numbers), chunk.count, thread, seen);
     } else {

@@ -41,6 +41,9 @@ struct DeviceRange {
   DType dtype = DType::kFloat32;
 };
 
+// Rules whose numbers fit into a task.
+inline constexpr std::size_t kFewRules = 4;
+
 enum class UpdateRule : std::uint8_t { kSgd, kAdam };
 
 // Parities (comm/core/parity.h) by piece, which are XORed to what is there: of kept values and states, of parameters
@@ -54,8 +57,10 @@ struct WatchedWords {
 struct UpdateTask {
   DeviceRange range;
   UpdateRule rule = UpdateRule::kAdam;
-  // element::SgdNumbers<double> or element::AdamNumbers<double>, by the rule of a chunk.
+  // element::SgdNumbers<double> or element::AdamNumbers<double>, by the rule of a chunk: in the device's memory, or, where
+  // that is null, in the task itself, for few rules.
   const void* numbers = nullptr;
+  alignas(8) std::byte few[kFewRules * sizeof(element::AdamNumbers<double>)] = {};
   void* parameters = nullptr;
   float* masters = nullptr;  // in the wide layout; null: none
   // Momentum; or mean and square. Laid out and typed as what is kept. The momentum may be null if no rule has any.

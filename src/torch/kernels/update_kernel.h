@@ -25,7 +25,8 @@ __device__ __forceinline__ void note(unsigned long long seen, unsigned long long
 }
 
 template <typename Of, UpdateRule kRule, bool kWatched>
-__global__ void __launch_bounds__(cuda::kThreads, 4) update_kernel(const UpdateTask task) {
+__global__ void __launch_bounds__(cuda::kThreads, 4)
+    update_kernel(const __grid_constant__ UpdateTask task) {
   const Chunk chunk = task.range.tables.chunks[task.range.chunks.begin + blockIdx.x];
   if (task.skip != nullptr && *task.skip != 0) return;
   const element::Seen seen =

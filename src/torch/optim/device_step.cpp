@@ -3,6 +3,7 @@
 #include <fmt/format.h>
 #include <lockstep/errors.h>
 
+#include <algorithm>
 #include <array>
 #include <cmath>
 #include <cstring>
@@ -56,7 +57,7 @@ class QueuedStep : public DeviceStep {
   replica::Replicated& model_;
   ChunkTables tables_;
   DeviceTables on_device_;
-  device::SmallTable numbers_;   // of the step, by rule
+  device::SmallTable numbers_;   // of the step, by rule, if they are many
   device::SmallTable pointers_;  // to gradients, by entry
   bool in_place_ = false;        // or all gradients are in their places
   std::optional<ClipMemory> clipping_;
@@ -103,14 +104,19 @@ void QueuedStep::update() {
     const auto of = rule->numbers(optimizer_.steps);
     numbers.insert(numbers.end(), of.begin(), of.end());
   }
-  numbers_.set(numbers);
+  const bool few = optimizer_.rules.size() <= kFewRules;
+  if (!few) numbers_.set(numbers);
   optimizer_.refresh_masters();
   if (optimizer_.clip_norm > 0) clip(stream);
   for (const auto& typed : tables_.by_type()) {
     UpdateTask task;
     task.range = range(typed);
     task.rule = optimizer_.rules.front()->device_rule();
-    task.numbers = numbers_.data();
+    if (few) {
+      std::copy(numbers.begin(), numbers.end(), task.few);
+    } else {
+      task.numbers = numbers_.data();
+    }
     task.parameters = model_.parameters().data();
     task.masters = masters_of(typed);
     const std::size_t states = optimizer_.memories.size() - (optimizer_.masters() ? 1 : 0);

@@ -128,6 +128,10 @@ Replicated::Replicated(Comm comm, Model model, FlatParameters parameters, FlatMe
       comm_(std::move(comm)) {
   syncs_buffers_ = options.buffers == BufferSource::kLeader;
   gather_ = make_gather(layout_, pieces_, gradients.device());
+  if (gather_) {
+    side_.emplace(gradients.device());
+    ready_.emplace();
+  }
   banks_.emplace_back(model_.trained, layout_, std::move(gradients), gather_);
   on_device() ? banks_.front().clear() : banks_.front().settle();
   forget();
@@ -307,11 +311,29 @@ std::optional<double> Replicated::known_divisor() {
 void Replicated::launch(std::size_t bucket, double factor) {
   BackwardTimes& times = pass_.times;
   if (pass_.works.empty()) times.first_launch = since_begin();
-  if (!ledger_.complete()) ++times.launched_before_end;
-  ++times.buckets;
-  pass_.works.push_back(reduce(buckets_[bucket], {.factor = factor,
-                                                  .algorithm = options_.algorithm,
-                                                  .even_alone = options_.force_collectives}));
+  if (!ledger_.complete() && !reduces_alone()) ++times.launched_before_end;
+  if (!reduces_alone()) ++times.buckets;
+  const ReduceOptions rule{.factor = factor, .algorithm = options_.algorithm};
+  if (!on_device() || reduces_alone()) {
+    pass_.works.push_back(reduce(buckets_[bucket], rule));
+    return;
+  }
+  ready_->record(device::current_stream(device()));
+  launch_beside(bucket, rule, *ready_);
+}
+
+// On another stream than backward's, which does not wait. Gradients outside of their places are kept until it has been
+// waited for: their memory would be given to backward else.
+void Replicated::launch_beside(std::size_t bucket, const ReduceOptions& rule,
+                               const device::Event& ready) {
+  const plan::Bucket& which = buckets_[bucket];
+  for (std::size_t i = 0; i < which.entries; ++i) {
+    const plan::Entry& entry = layout_.entries()[which.first_entry + i];
+    pass_.kept.push_back(model_.trained[entry.registered].tensor.grad());
+  }
+  const device::SideStream::Scope scope(*side_, device::SideStream::After::kGoesOn);
+  ready.precede(device::current_stream(device()));
+  pass_.works.push_back(reduce(which, rule));
 }
 
 // On a GPU a world of one has nobody to reduce with, and gradients that are as they should be stay where they are.
@@ -427,12 +449,10 @@ void Replicated::replayed(const Captured& captured) {
     check_complete();
     launch_weights();
     const double divided_by = divisor();
-    if (!side_) side_.emplace(device());
-    const device::SideStream::Scope scope(*side_);
-    for (std::size_t bucket = 0; bucket < buckets_.size(); ++bucket) {
-      captured.ready[bucket].precede(device::current_stream(device()));
-      launch(bucket, 1 / divided_by);
-    }
+    const ReduceOptions rule{.factor = 1 / divided_by, .algorithm = options_.algorithm};
+    pass_.times.buckets = buckets_.size();
+    for (std::size_t bucket = 0; bucket < buckets_.size(); ++bucket)
+      launch_beside(bucket, rule, captured.ready[bucket]);
   }
   end_pass();
 }
@@ -479,6 +499,10 @@ void Replicated::finish() {
   if (with_buffers) buffer_sync_.start(comm_);
   void* const stream = device::current_stream(device());
   for (const Work& work : pass_.works) on_device() ? work.wait_on(stream) : work.wait();
+  if (side_) {
+    const device::SideStream::Scope joined(*side_);
+  }
+  pass_.kept.clear();
   if (with_buffers) buffer_sync_.finish(comm_);
   const Since seen = since_;
   forget();

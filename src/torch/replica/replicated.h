@@ -157,8 +157,9 @@ class Replicated : public std::enable_shared_from_this<Replicated> {
     bool synchronised = false;
     Work weights;  // the sums of all workers' Since::weights
     bool weights_launched = false;
-    bool plain = false;       // this worker's passes had no weights
-    std::vector<Work> works;  // by bucket
+    bool plain = false;               // this worker's passes had no weights
+    std::vector<Work> works;          // by bucket
+    std::vector<torch::Tensor> kept;  // gradients that are read beside backward
     Clock::time_point began;
     BackwardTimes times;
   };
@@ -180,6 +181,7 @@ class Replicated : public std::enable_shared_from_this<Replicated> {
   void launch_ready();
   void launch_weights();
   void launch(std::size_t bucket, double factor);
+  void launch_beside(std::size_t bucket, const ReduceOptions& rule, const device::Event& ready);
   Work reduce(const plan::Bucket& bucket, const ReduceOptions& options);
   Work reduce_banks_on_device(const plan::Bucket& bucket, const ReduceOptions& options);
   bool reduces_alone() const;
@@ -211,8 +213,9 @@ class Replicated : public std::enable_shared_from_this<Replicated> {
   Ledger ledger_;
   BufferSync buffer_sync_;
   Pass pass_;
-  std::optional<Captured> capture_;  // under way
-  std::optional<device::SideStream> side_;
+  std::optional<Captured> capture_;         // under way
+  std::optional<device::SideStream> side_;  // on a GPU
+  std::optional<device::Event> ready_;      // a bucket's gradients, where they were made
   Since since_;
   std::optional<double> divisor_;
   int suspended_ = 0;

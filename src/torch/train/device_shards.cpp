@@ -28,16 +28,26 @@ std::string first_line(const std::string& text) {
 
 }  // namespace
 
+// What is there already, as of a data set of one batch, is not copied again.
+void DeviceShards::copy_input(const torch::Tensor& from, torch::Tensor& to, Copied& last) {
+  if (!from.defined()) return;
+  if (last.tensor.is_same(from) && last.version == from._version()) return;
+  to.copy_(from, /*non_blocking=*/true);
+  last = {from, static_cast<std::int64_t>(from._version())};
+}
+
 DeviceShards::DeviceShards(replica::Replicated& model, Loss loss, bool graphs, int hosted)
     : model_(model),
       loss_(std::move(loss)),
       graphs_(graphs),
-      hosted_(static_cast<std::size_t>(hosted)) {}
+      hosted_(static_cast<std::size_t>(hosted)),
+      back_(model.device()) {}
 
 void DeviceShards::begin_step() {
   auto& record = records_[step_ % 2];
   if (!record) record.emplace();
   record->weights.clear();
+  losses_[step_ % 2].clear();
 }
 
 void DeviceShards::run(const Batch& batch, int shard, std::uint64_t seed, double weight) {
@@ -52,11 +62,23 @@ void DeviceShards::run(const Batch& batch, int shard, std::uint64_t seed, double
     record.losses = torch::empty({static_cast<std::int64_t>(hosted_)}, options);
   }
   const auto place = static_cast<std::int64_t>(record.weights.size());
-  record.losses.select(0, place).copy_(loss.reshape(at::IntArrayRef{}), /*non_blocking=*/true);
+  bring_back(loss.reshape(at::IntArrayRef{}), record.losses.select(0, place));
   record.weights.emplace_back(shard, weight);
 }
 
+// Beside what is queued next, which waits only where it would overwrite it.
+void DeviceShards::bring_back(const torch::Tensor& loss, torch::Tensor to) {
+  computed_.record(device::current_stream(model_.device()));
+  const device::SideStream::Scope scope(back_, device::SideStream::After::kGoesOn);
+  void* const side = device::current_stream(model_.device());
+  computed_.precede(side);
+  to.copy_(loss, /*non_blocking=*/true);
+  read_.record(side);
+  losses_[step_ % 2].push_back(loss);  // until then
+}
+
 void DeviceShards::end_step() {
+  const device::SideStream::Scope scope(back_, device::SideStream::After::kGoesOn);
   records_[step_ % 2]->copied.record(device::current_stream(model_.device()));
   ++step_;
 }
@@ -90,10 +112,11 @@ bool DeviceShards::fits(const Batch& batch) const {
 torch::Tensor DeviceShards::replay(const Batch& batch, std::uint64_t seed, double weight) {
   ++counts_.replayed;
   Replay& replay = *replay_;
-  if (batch.data.defined()) replay.input.data.copy_(batch.data, /*non_blocking=*/true);
-  if (batch.target.defined()) replay.input.target.copy_(batch.target, /*non_blocking=*/true);
+  copy_input(batch.data, replay.input.data, replay.copied.data);
+  copy_input(batch.target, replay.input.target, replay.copied.target);
   if (weight != replay.weight_is) replay.weight.fill_(replay.weight_is = weight);
   torch::manual_seed(seed);
+  read_.precede(device::current_stream(model_.device()));
   replay.graph.replay();
   model_.replayed(replay.captured);
   return replay.loss;

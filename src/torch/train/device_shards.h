@@ -44,9 +44,18 @@ class DeviceShards {
   const ShardCounts& counts() const { return counts_; }
 
  private:
+  // What was copied into the graph's input last, and as it was then.
+  struct Copied {
+    torch::Tensor tensor;
+    std::int64_t version = 0;
+  };
   struct Replay {
     device::Graph graph;
-    Batch input;           // what is in these tensors is what a replay sees
+    Batch input;  // what is in these tensors is what a replay sees
+    struct {
+      Copied data;
+      Copied target;
+    } copied;
     torch::Tensor weight;
     double weight_is = 0;
     torch::Tensor loss;
@@ -63,16 +72,22 @@ class DeviceShards {
   torch::Tensor replay(const Batch& batch, std::uint64_t seed, double weight);
   void capture(const Batch& batch, std::uint64_t seed);
   bool fits(const Batch& batch) const;
+  static void copy_input(const torch::Tensor& from, torch::Tensor& to, Copied& last);
+  void bring_back(const torch::Tensor& loss, torch::Tensor to);
 
   replica::Replicated& model_;
   Loss loss_;
   bool graphs_;
   std::size_t hosted_;
-  int warm_up_ = 0;        // eager passes so far
+  int warm_up_ = 0;       // eager passes so far
   torch::Tensor weight_;  // of one of them
   std::optional<Replay> replay_;
   std::array<std::optional<Record>, 2> records_;  // of even and odd steps
   std::size_t step_ = 0;
+  device::SideStream back_;  // on which losses go to the host
+  device::Event computed_;
+  device::Event read_;
+  std::array<std::vector<torch::Tensor>, 2> losses_;  // on their way, of even and odd steps
   ShardCounts counts_;
 };
 

@@ -143,7 +143,9 @@ int passes_of(const StepJob& job, const World& world) {
 torch::Tensor loss_of(const StepJob& job, models::Net& net, const Batch& batch) {
   std::optional<Autocast> autocast;
   if (job.precision == "bf16") autocast.emplace(torch::kCUDA, torch::kBFloat16);
-  return models::loss(net, batch);
+  // In the type that the model gives, as PyTorch computes it under autocast; models::loss() takes float32 for it.
+  return torch::nn::functional::cross_entropy(net.forward(batch.data).flatten(0, -2),
+                                              batch.target.flatten());
 }
 
 // The worker's part of a mean over its passes, as such loops are written.
