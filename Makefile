@@ -37,7 +37,7 @@ test-full: build
 # LibTorch is not needed for it. What is needed beside it is in docs/guide/gpus.md; nothing is installed here.
 test-gpu:
 	@cmake --preset cuda -DLOCKSTEP_WITH_TORCH=OFF -DLOCKSTEP_WITH_CUDA=ON $(CMAKE_ARGS) >/dev/null
-	@cmake --build --preset cuda -j $(JOBS) --target gpu_test gpu_optim_test nccl_test
+	@cmake --build --preset cuda -j $(JOBS) --target gpu_test gpu_kernels_test nccl_test
 	@$(CTEST) --test-dir build/cuda -L "gpu|nccl"
 fuzz: deps
 	@tools/fuzz.sh $(FUZZ_SECONDS)

@@ -9,7 +9,7 @@
 #include "base/check.h"
 #include "comm/core/half.h"
 
-namespace lockstep::optim {
+namespace lockstep::kernels {
 namespace {
 
 plan::Layout wide_layout(const plan::Layout& layout) {
@@ -80,4 +80,4 @@ std::vector<ChunkTables::Typed> ChunkTables::by_type() const {
   return ranges;
 }
 
-}  // namespace lockstep::optim
+}  // namespace lockstep::kernels

@@ -15,7 +15,7 @@
 #include "plan/layout.h"
 #include "plan/slices.h"
 
-namespace lockstep::optim {
+namespace lockstep::kernels {
 
 inline constexpr std::uint32_t kChunkElements = 4 * plan::kBlockElements;
 
@@ -76,4 +76,4 @@ class ChunkTables {
   std::size_t wide_bytes_ = 0;
 };
 
-}  // namespace lockstep::optim
+}  // namespace lockstep::kernels

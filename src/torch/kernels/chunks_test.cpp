@@ -6,7 +6,7 @@
 
 #include "plan/buckets.h"
 
-namespace lockstep::optim {
+namespace lockstep::kernels {
 namespace {
 
 plan::Layout odd_layout() {
@@ -100,4 +100,4 @@ TEST(ChunkTables, CarryTheRuleOfEachEntry) {
 }
 
 }  // namespace
-}  // namespace lockstep::optim
+}  // namespace lockstep::kernels

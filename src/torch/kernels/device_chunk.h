@@ -17,7 +17,7 @@
 #define LOCKSTEP_UNROLL_16
 #endif
 
-namespace lockstep::optim::element {
+namespace lockstep::kernels::element {
 
 using comm::element::add;
 using comm::element::bits_of;
@@ -443,4 +443,4 @@ void choose_gather(DType from, DType flat, const With& with) {
   return with.template operator()<float, float>();
 }
 
-}  // namespace lockstep::optim::element
+}  // namespace lockstep::kernels::element

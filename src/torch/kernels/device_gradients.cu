@@ -4,7 +4,7 @@
 #include "comm/cuda/launch.h"
 #include "torch/kernels/device_chunk.h"
 
-namespace lockstep::optim {
+namespace lockstep::kernels {
 namespace {
 
 using cuda::kThreads;
@@ -137,4 +137,4 @@ void queue_gather(const GatherTask& task, void* stream) {
   cuda::check(cudaGetLastError(), "launch of gathering");
 }
 
-}  // namespace lockstep::optim
+}  // namespace lockstep::kernels

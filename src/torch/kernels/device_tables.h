@@ -4,7 +4,7 @@
 #include "comm/cuda/memory.h"
 #include "torch/kernels/device_update.h"
 
-namespace lockstep::optim {
+namespace lockstep::kernels {
 
 // Threads, Blocking, Failure: as cuda::DeviceArray.
 // Ownership: of the tables; views are valid as long as it lives.
@@ -41,4 +41,4 @@ class ClipMemory {
   cuda::DeviceArray<Clipping> result_;
 };
 
-}  // namespace lockstep::optim
+}  // namespace lockstep::kernels

@@ -1,7 +1,7 @@
 #include "base/check.h"
 #include "torch/kernels/update_kernel.h"
 
-namespace lockstep::optim {
+namespace lockstep::kernels {
 namespace {
 
 // Kernels take what flat memory holds in packs of 16 bytes.
@@ -23,4 +23,4 @@ void queue_update(const UpdateTask& task, void* stream) {
                         UpdateLaunch<false>(task, on));
 }
 
-}  // namespace lockstep::optim
+}  // namespace lockstep::kernels

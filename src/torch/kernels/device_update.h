@@ -20,7 +20,7 @@
 #include "torch/kernels/chunks.h"
 #include "torch/kernels/update_element.h"
 
-namespace lockstep::optim {
+namespace lockstep::kernels {
 
 struct TablesView {
   const Chunk* chunks = nullptr;
@@ -110,4 +110,4 @@ struct GatherTask {
 };
 void queue_gather(const GatherTask& task, void* stream);
 
-}  // namespace lockstep::optim
+}  // namespace lockstep::kernels

@@ -1,10 +1,10 @@
 #include "torch/kernels/update_kernel.h"
 
-namespace lockstep::optim {
+namespace lockstep::kernels {
 
 void launch_watched_update(const UpdateTask& task, cudaStream_t stream) {
   element::choose_types(task.range.dtype, task.gradients.dtype, task.masters != nullptr,
                         UpdateLaunch<true>(task, stream));
 }
 
-}  // namespace lockstep::optim
+}  // namespace lockstep::kernels

@@ -10,7 +10,7 @@
 #include "comm/core/rows.h"
 #include "torch/kernels/update_element.h"
 
-namespace lockstep::optim {
+namespace lockstep::kernels {
 namespace {
 
 using comm::kPiece;
@@ -215,4 +215,4 @@ Parities adam_watched(DType dtype, void* parameter, const void* gradient, AdamMe
   return adam_of<true>(dtype, parameter, gradient, memory, count, step);
 }
 
-}  // namespace lockstep::optim
+}  // namespace lockstep::kernels

@@ -20,7 +20,7 @@
 
 #include "comm/core/parity.h"
 
-namespace lockstep::optim {
+namespace lockstep::kernels {
 
 struct SgdStep {
   double lr = 0;
@@ -57,4 +57,4 @@ void adam(DType dtype, void* parameter, const void* gradient, AdamMemory memory,
 comm::Parities adam_watched(DType dtype, void* parameter, const void* gradient, AdamMemory memory,
                             std::size_t count, const AdamStep& step);
 
-}  // namespace lockstep::optim
+}  // namespace lockstep::kernels

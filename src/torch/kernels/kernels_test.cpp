@@ -7,7 +7,7 @@
 #include "tests/support/elements.h"
 #include "tests/support/levels.h"
 
-namespace lockstep::optim {
+namespace lockstep::kernels {
 namespace {
 
 using testing::at_every_level;
@@ -143,7 +143,7 @@ void expect_sgd(const SgdStep& step) {
       [&](State<T>& state, std::size_t i) { sgd_by_definition(state, i, step); });
 }
 
-TEST(OptimKernels, SgdHasTheBitsOfItsDefinitionOnEveryCut) {
+TEST(UpdateKernels, SgdHasTheBitsOfItsDefinitionOnEveryCut) {
   const SgdStep steps[] = {{0.1},
                            {0.1, 0, 0, 0.01},
                            {0.1, 0.9, 0, 0.01, false, true},
@@ -176,7 +176,7 @@ void expect_adam(const AdamStep& step) {
       3, [&](State<T>& state, std::size_t i) { adam_by_definition(state, i, step); });
 }
 
-TEST(OptimKernels, AdamHasTheBitsOfItsDefinitionOnEveryCut) {
+TEST(UpdateKernels, AdamHasTheBitsOfItsDefinitionOnEveryCut) {
   const AdamStep steps[] = {{0.01, 0.9, 0.999, 1e-4, 0, false, 1},
                             {0.01, 0.9, 0.999, 1e-4, 0.1, false, 3},
                             {0.01, 0.9, 0.999, 1e-4, 0.1, true, 100}};
@@ -190,4 +190,4 @@ TEST(OptimKernels, AdamHasTheBitsOfItsDefinitionOnEveryCut) {
 }
 
 }  // namespace
-}  // namespace lockstep::optim
+}  // namespace lockstep::kernels

@@ -8,7 +8,7 @@
 #include "comm/cuda/element.h"
 #include "torch/kernels/kernels.h"
 
-namespace lockstep::optim::element {
+namespace lockstep::kernels::element {
 
 // In float64 as they are worked out; a loop takes them in the precision in which it computes.
 template <typename T>
@@ -117,4 +117,4 @@ LOCKSTEP_DEVICE void adam(Values& p, const Values& g, Values& m, Values& v,
   p = subtract(multiply(p, of.shrink), change);
 }
 
-}  // namespace lockstep::optim::element
+}  // namespace lockstep::kernels::element

@@ -9,7 +9,7 @@
 #include "comm/cuda/launch.h"
 #include "torch/kernels/device_chunk.h"
 
-namespace lockstep::optim {
+namespace lockstep::kernels {
 
 // XORs what all threads of a block have seen to a word. Every thread calls it.
 __device__ __forceinline__ void note(unsigned long long seen, unsigned long long* word) {
@@ -64,4 +64,4 @@ class UpdateLaunch {
 // In a file of its own: half of the kernels, and of the time that they take to compile.
 void launch_watched_update(const UpdateTask& task, cudaStream_t stream);
 
-}  // namespace lockstep::optim
+}  // namespace lockstep::kernels

@@ -42,12 +42,12 @@ class QueuedStep : public DeviceStep {
   static std::vector<std::uint16_t> rules_of(const Optimizer::Impl& optimizer) {
     return {optimizer.rule_of.begin(), optimizer.rule_of.end()};
   }
-  DeviceGradients gradients(DType dtype) const;
-  DeviceRange range(const ChunkTables::Typed& typed) const {
+  kernels::DeviceGradients gradients(DType dtype) const;
+  kernels::DeviceRange range(const kernels::ChunkTables::Typed& typed) const {
     return {on_device_.view(), typed.chunks, typed.dtype};
   }
-  float* masters_of(const ChunkTables::Typed& typed) const;
-  std::size_t shift(const ChunkTables::Typed& typed) const;
+  float* masters_of(const kernels::ChunkTables::Typed& typed) const;
+  std::size_t shift(const kernels::ChunkTables::Typed& typed) const;
   void find_gradients();
   void clip(void* stream);
   void send_norm(void* stream);
@@ -55,12 +55,12 @@ class QueuedStep : public DeviceStep {
 
   Optimizer::Impl& optimizer_;
   replica::Replicated& model_;
-  ChunkTables tables_;
-  DeviceTables on_device_;
+  kernels::ChunkTables tables_;
+  kernels::DeviceTables on_device_;
   device::SmallTable numbers_;   // of the step, by rule, if they are many
   device::SmallTable pointers_;  // to gradients, by entry
   bool in_place_ = false;        // or all gradients are in their places
-  std::optional<ClipMemory> clipping_;
+  std::optional<kernels::ClipMemory> clipping_;
   std::array<Norm, kNorms> norms_;
   std::size_t next_norm_ = 0;
   double last_ = 0;
@@ -77,12 +77,12 @@ void QueuedStep::find_gradients() {
   if (where) pointers_.set(*where);
 }
 
-DeviceGradients QueuedStep::gradients(DType dtype) const {
+kernels::DeviceGradients QueuedStep::gradients(DType dtype) const {
   if (in_place_) return {dtype, model_.gradients().data(), nullptr};
   return {dtype, nullptr, static_cast<const void* const*>(pointers_.data())};
 }
 
-float* QueuedStep::masters_of(const ChunkTables::Typed& typed) const {
+float* QueuedStep::masters_of(const kernels::ChunkTables::Typed& typed) const {
   const bool half = typed.dtype == DType::kFloat16 || typed.dtype == DType::kBFloat16;
   if (!half || !optimizer_.masters()) return nullptr;
   return reinterpret_cast<float*>(optimizer_.masters()->data());
@@ -90,9 +90,9 @@ float* QueuedStep::masters_of(const ChunkTables::Typed& typed) const {
 
 // Beside masters all states lie in their layout, and parameters that have none are in another place there than in their
 // own: all of consecutive ones by as much.
-std::size_t QueuedStep::shift(const ChunkTables::Typed& typed) const {
+std::size_t QueuedStep::shift(const kernels::ChunkTables::Typed& typed) const {
   if (!optimizer_.masters() || masters_of(typed) != nullptr) return 0;
-  const EntryPlace& first = tables_.places()[tables_.chunks()[typed.chunks.begin].entry];
+  const kernels::EntryPlace& first = tables_.places()[tables_.chunks()[typed.chunks.begin].entry];
   return first.wide_offset - first.offset;
 }
 
@@ -104,12 +104,12 @@ void QueuedStep::update() {
     const auto of = rule->numbers(optimizer_.steps);
     numbers.insert(numbers.end(), of.begin(), of.end());
   }
-  const bool few = optimizer_.rules.size() <= kFewRules;
+  const bool few = optimizer_.rules.size() <= kernels::kFewRules;
   if (!few) numbers_.set(numbers);
   optimizer_.refresh_masters();
   if (optimizer_.clip_norm > 0) clip(stream);
   for (const auto& typed : tables_.by_type()) {
-    UpdateTask task;
+    kernels::UpdateTask task;
     task.range = range(typed);
     task.rule = optimizer_.rules.front()->device_rule();
     if (few) {
@@ -127,28 +127,28 @@ void QueuedStep::update() {
       task.factor = clipping_->factor();
       task.skip = clipping_->skip();
     }
-    queue_update(task, stream);
+    kernels::queue_update(task, stream);
   }
 }
 
 void QueuedStep::clip(void* stream) {
   if (!clipping_) clipping_.emplace(model_.layout().blocks());
   for (const auto& typed : tables_.by_type()) {
-    queue_squares(
+    kernels::queue_squares(
         {range(typed), gradients(typed.dtype), masters_of(typed) != nullptr, clipping_->squares()},
         stream);
   }
-  queue_clip(clipping_->task(optimizer_.clip_norm), stream);
+  kernels::queue_clip(clipping_->task(optimizer_.clip_norm), stream);
   send_norm(stream);
 }
 
 void QueuedStep::send_norm(void* stream) {
   Norm& norm = norms_[next_norm_++ % kNorms];
   if (norm.step > 0) take(norm);
-  const auto bytes = static_cast<std::int64_t>(sizeof(Clipping));
+  const auto bytes = static_cast<std::int64_t>(sizeof(kernels::Clipping));
   const auto options = torch::TensorOptions().dtype(torch::kUInt8);
   if (!norm.clipping.defined()) norm.clipping = torch::empty({bytes}, options.pinned_memory(true));
-  auto* const result = const_cast<Clipping*>(clipping_->result());
+  auto* const result = const_cast<kernels::Clipping*>(clipping_->result());
   norm.clipping.copy_(
       torch::from_blob(result, {bytes}, options.device(torch::Device(model_.device()))),
       /*non_blocking=*/true);
@@ -158,7 +158,7 @@ void QueuedStep::send_norm(void* stream) {
 
 double QueuedStep::take(Norm& norm) {
   norm.copied.wait(Deadline::after(model_.comm().timeout()));
-  Clipping result;
+  kernels::Clipping result;
   std::memcpy(&result, norm.clipping.data_ptr(), sizeof result);
   const std::int64_t step = std::exchange(norm.step, 0);
   if (std::isfinite(result.norm)) return result.norm;

@@ -39,7 +39,7 @@ class Rule {
   virtual std::string describe() const = 0;  // everything that decides its result
 
   // For a GPU: which kernel, and the numbers that it reads for a step.
-  virtual UpdateRule device_rule() const = 0;
+  virtual kernels::UpdateRule device_rule() const = 0;
   virtual std::vector<std::byte> numbers(std::int64_t step) const = 0;
 };
 

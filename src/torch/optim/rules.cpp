@@ -33,17 +33,18 @@ class SgdRule : public Rule {
       throw BadInput("nesterov wants a momentum above 0 and no dampening");
   }
   comm::Parities update(const Piece& piece, std::int64_t step) const override {
-    const SgdStep numbers = at(step);
+    const kernels::SgdStep numbers = at(step);
     if (piece.watched) {
-      return sgd_watched(piece.dtype, piece.parameter, piece.gradient, piece.state[0], piece.count,
-                         numbers);
+      return kernels::sgd_watched(piece.dtype, piece.parameter, piece.gradient, piece.state[0],
+                                  piece.count, numbers);
     }
-    sgd(piece.dtype, piece.parameter, piece.gradient, piece.state[0], piece.count, numbers);
+    kernels::sgd(piece.dtype, piece.parameter, piece.gradient, piece.state[0], piece.count,
+                 numbers);
     return {};
   }
-  UpdateRule device_rule() const override { return UpdateRule::kSgd; }
+  kernels::UpdateRule device_rule() const override { return kernels::UpdateRule::kSgd; }
   std::vector<std::byte> numbers(std::int64_t step) const override {
-    return bytes_of(element::numbers_of(at(step)));
+    return bytes_of(kernels::element::numbers_of(at(step)));
   }
   int states() const override { return options_.momentum == 0 ? 0 : 1; }
   double lr() const override { return options_.lr; }
@@ -55,7 +56,7 @@ class SgdRule : public Rule {
   }
 
  private:
-  SgdStep at(std::int64_t step) const {
+  kernels::SgdStep at(std::int64_t step) const {
     return {options_.lr,           options_.momentum, options_.dampening,
             options_.weight_decay, options_.nesterov, step == 1};
   }
@@ -71,18 +72,18 @@ class AdamRule : public Rule {
     check(options.eps >= 0, "eps", options.eps, "0 or more");
   }
   comm::Parities update(const Piece& piece, std::int64_t step) const override {
-    const AdamStep numbers = at(step);
-    const AdamMemory memory{piece.state[0], piece.state[1]};
+    const kernels::AdamStep numbers = at(step);
+    const kernels::AdamMemory memory{piece.state[0], piece.state[1]};
     if (piece.watched) {
-      return adam_watched(piece.dtype, piece.parameter, piece.gradient, memory, piece.count,
-                          numbers);
+      return kernels::adam_watched(piece.dtype, piece.parameter, piece.gradient, memory,
+                                   piece.count, numbers);
     }
-    adam(piece.dtype, piece.parameter, piece.gradient, memory, piece.count, numbers);
+    kernels::adam(piece.dtype, piece.parameter, piece.gradient, memory, piece.count, numbers);
     return {};
   }
-  UpdateRule device_rule() const override { return UpdateRule::kAdam; }
+  kernels::UpdateRule device_rule() const override { return kernels::UpdateRule::kAdam; }
   std::vector<std::byte> numbers(std::int64_t step) const override {
-    return bytes_of(element::numbers_of(at(step)));
+    return bytes_of(kernels::element::numbers_of(at(step)));
   }
   int states() const override { return 2; }
   double lr() const override { return options_.lr; }
@@ -93,7 +94,7 @@ class AdamRule : public Rule {
   }
 
  private:
-  AdamStep at(std::int64_t step) const {
+  kernels::AdamStep at(std::int64_t step) const {
     return {options_.lr,  options_.beta1,        options_.beta2,
             options_.eps, options_.weight_decay, decoupled_,
             step};

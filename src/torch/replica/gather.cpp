@@ -22,20 +22,20 @@ class QueuedGather : public Gather {
     std::copy(gradients.begin(), gradients.end(),
               pointers_.begin() + static_cast<std::ptrdiff_t>(bucket.first_entry));
     table_.set(pointers_);
-    optim::GatherTask task;
+    kernels::GatherTask task;
     task.range = {on_device_.view(), tables_.of_entries(bucket.first_entry, bucket.entries),
                   bucket.dtype};
     task.entries = static_cast<const void* const*>(table_.data());
     task.flat = memory.data();
     task.flat_dtype = dtype;
     task.adds = adds;
-    optim::queue_gather(task, device::current_stream(device_));
+    kernels::queue_gather(task, device::current_stream(device_));
   }
 
  private:
   Device device_;
-  optim::ChunkTables tables_;
-  optim::DeviceTables on_device_;
+  kernels::ChunkTables tables_;
+  kernels::DeviceTables on_device_;
   std::vector<const void*> pointers_;  // by entry; of other buckets, those of the last time
   device::SmallTable table_;
 };

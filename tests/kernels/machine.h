@@ -18,10 +18,10 @@ class Machine {
   virtual void copy(void* to, const void* from, std::size_t bytes) = 0;
 
   // Each is done when it returns.
-  virtual void update(const optim::UpdateTask& task) = 0;
-  virtual void squares(const optim::SquaresTask& task) = 0;
-  virtual void clip(const optim::ClipTask& task) = 0;
-  virtual void gather(const optim::GatherTask& task) = 0;
+  virtual void update(const kernels::UpdateTask& task) = 0;
+  virtual void squares(const kernels::SquaresTask& task) = 0;
+  virtual void clip(const kernels::ClipTask& task) = 0;
+  virtual void gather(const kernels::GatherTask& task) = 0;
 
   template <typename T>
   T* put(const std::vector<T>& values) {

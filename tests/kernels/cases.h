@@ -1,7 +1,7 @@
 // What every machine must do bit for bit as the CPU's kernels.
 #pragma once
 
-#include "tests/optim/machine.h"
+#include "tests/kernels/machine.h"
 
 namespace lockstep::testing {
 

@@ -3,7 +3,7 @@
 
 #include <numeric>
 
-#include "tests/optim/cases.h"
+#include "tests/kernels/cases.h"
 
 namespace lockstep::testing {
 namespace {

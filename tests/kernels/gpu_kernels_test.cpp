@@ -11,7 +11,7 @@
 #include "comm/cuda/handles.h"
 #include "plan/buckets.h"
 #include "plan/tree.h"
-#include "tests/optim/cases.h"
+#include "tests/kernels/cases.h"
 #include "tests/support/elements.h"
 #include "torch/kernels/device_tables.h"
 #include "torch/kernels/kernels.h"
@@ -37,20 +37,20 @@ class GpuMachine : public Machine {
   void copy(void* to, const void* from, std::size_t bytes) override {
     cuda::check(cudaMemcpy(to, from, bytes, cudaMemcpyDefault), "cudaMemcpy");
   }
-  void update(const optim::UpdateTask& task) override {
-    optim::queue_update(task, stream_.get());
+  void update(const kernels::UpdateTask& task) override {
+    kernels::queue_update(task, stream_.get());
     wait();
   }
-  void squares(const optim::SquaresTask& task) override {
-    optim::queue_squares(task, stream_.get());
+  void squares(const kernels::SquaresTask& task) override {
+    kernels::queue_squares(task, stream_.get());
     wait();
   }
-  void clip(const optim::ClipTask& task) override {
-    optim::queue_clip(task, stream_.get());
+  void clip(const kernels::ClipTask& task) override {
+    kernels::queue_clip(task, stream_.get());
     wait();
   }
-  void gather(const optim::GatherTask& task) override {
-    optim::queue_gather(task, stream_.get());
+  void gather(const kernels::GatherTask& task) override {
+    kernels::queue_gather(task, stream_.get());
     wait();
   }
 
@@ -61,31 +61,31 @@ class GpuMachine : public Machine {
   std::vector<DeviceArray<std::byte>> memory_;
 };
 
-TEST(GpuOptim, UpdatesWithTheBitsOfTheCpu) {
+TEST(GpuKernels, UpdatesWithTheBitsOfTheCpu) {
   NEEDS_A_GPU();
   GpuMachine machine;
   expect_updates_of_the_cpu(machine);
 }
 
-TEST(GpuOptim, WatchesWithTheParitiesOfTheCpu) {
+TEST(GpuKernels, WatchesWithTheParitiesOfTheCpu) {
   NEEDS_A_GPU();
   GpuMachine machine;
   expect_watched_updates_of_the_cpu(machine);
 }
 
-TEST(GpuOptim, SkipsAStepWhole) {
+TEST(GpuKernels, SkipsAStepWhole) {
   NEEDS_A_GPU();
   GpuMachine machine;
   expect_nothing_written_when_skipped(machine);
 }
 
-TEST(GpuOptim, FindsTheNormOfTheCpu) {
+TEST(GpuKernels, FindsTheNormOfTheCpu) {
   NEEDS_A_GPU();
   GpuMachine machine;
   expect_norms_of_the_cpu(machine);
 }
 
-TEST(GpuOptim, AddsSquaresInTheOrderOfTheTree) {
+TEST(GpuKernels, AddsSquaresInTheOrderOfTheTree) {
   NEEDS_A_GPU();
   GpuMachine machine;
   std::vector<std::size_t> sizes;
@@ -95,7 +95,7 @@ TEST(GpuOptim, AddsSquaresInTheOrderOfTheTree) {
   expect_the_order_of_the_tree(machine, sizes);
 }
 
-TEST(GpuOptim, GathersGradients) {
+TEST(GpuKernels, GathersGradients) {
   NEEDS_A_GPU();
   GpuMachine machine;
   expect_gradients_gathered(machine);
@@ -130,8 +130,8 @@ class CapturedStep {
     cuda::check(cudaGraphInstantiate(&launchable_, graph_, 0), "cudaGraphInstantiate");
   }
   // The graph, if there is one yet.
-  void launch(const optim::AdamStep& step) {
-    const auto numbers = optim::element::numbers_of(step);
+  void launch(const kernels::AdamStep& step) {
+    const auto numbers = kernels::element::numbers_of(step);
     cuda::check(cudaMemcpy(numbers_.data(), &numbers, sizeof(numbers), cudaMemcpyDefault),
                 "cudaMemcpy");
     if (launchable_ == nullptr) {
@@ -141,7 +141,7 @@ class CapturedStep {
     }
     cuda::check(cudaDeviceSynchronize(), "the step");
   }
-  void launch_on_the_cpu(const optim::AdamStep& step) {
+  void launch_on_the_cpu(const kernels::AdamStep& step) {
     std::vector<double> squares(layout_.blocks());
     for (std::size_t i = 0; i < squares.size(); ++i) {
       const plan::Stretch block = layout_.block(i);
@@ -152,8 +152,8 @@ class CapturedStep {
     std::vector<float> gradient(kCount);
     comm::scale(DType::kFloat32, std::min(1.0, kMost / (norm + 1e-6)), gradient_.data(),
                 gradient.data(), kCount);
-    optim::adam(DType::kFloat32, parameter_.data(), gradient.data(),
-                {mean_.data(), variance_.data()}, kCount, step);
+    kernels::adam(DType::kFloat32, parameter_.data(), gradient.data(),
+                  {mean_.data(), variance_.data()}, kCount, step);
   }
   void expect_the_same() {
     std::vector<float> there(kCount);
@@ -165,9 +165,9 @@ class CapturedStep {
 
  private:
   void queue() {
-    optim::queue_squares({task_.range, task_.gradients, false, clip_.squares()}, stream_.get());
-    optim::queue_clip(clip_.task(kMost), stream_.get());
-    optim::queue_update(task_, stream_.get());
+    kernels::queue_squares({task_.range, task_.gradients, false, clip_.squares()}, stream_.get());
+    kernels::queue_clip(clip_.task(kMost), stream_.get());
+    kernels::queue_update(task_, stream_.get());
   }
 
   std::vector<float> parameter_ = rough_elements<float>(kCount, 1);
@@ -175,26 +175,26 @@ class CapturedStep {
   std::vector<float> mean_ = std::vector<float>(kCount);
   std::vector<float> variance_ = std::vector<float>(kCount);
   plan::Layout layout_;
-  optim::ChunkTables tables_{layout_, plan::plan_pieces(layout_, 1)};
-  optim::DeviceTables device_tables_{tables_};
-  optim::ClipMemory clip_{layout_.blocks()};
+  kernels::ChunkTables tables_{layout_, plan::plan_pieces(layout_, 1)};
+  kernels::DeviceTables device_tables_{tables_};
+  kernels::ClipMemory clip_{layout_.blocks()};
   DeviceArray<float> parameters_{parameter_};
   DeviceArray<float> gradients_{gradient_};
   DeviceArray<float> means_{mean_};
   DeviceArray<float> variances_{variance_};
-  DeviceArray<optim::element::AdamNumbers<double>> numbers_{1};
+  DeviceArray<kernels::element::AdamNumbers<double>> numbers_{1};
   cuda::Stream stream_ = cuda::make_stream();
-  optim::UpdateTask task_;
+  kernels::UpdateTask task_;
   cudaGraph_t graph_ = nullptr;
   cudaGraphExec_t launchable_ = nullptr;
 };
 
-TEST(GpuOptim, AGraphTakesOtherNumbersEachTime) {
+TEST(GpuKernels, AGraphTakesOtherNumbersEachTime) {
   NEEDS_A_GPU();
   CapturedStep step;
   for (std::int64_t t = 1; t <= 4; ++t) {
     if (t == 2) step.capture();
-    const optim::AdamStep numbers{0.01 / static_cast<double>(t), 0.9, 0.999, 1e-8, 0.1, true, t};
+    const kernels::AdamStep numbers{0.01 / static_cast<double>(t), 0.9, 0.999, 1e-8, 0.1, true, t};
     step.launch(numbers);
     step.launch_on_the_cpu(numbers);
     step.expect_the_same();
@@ -262,14 +262,14 @@ class Speed {
     for (const plan::Entry& entry : layout_.entries())
       entries.push_back(gradients_.data() + entry.offset);
     entries_ = DeviceArray<const void*>(entries);
-    const optim::AdamStep step{1e-5, 0.9, 0.999, 1e-8, 0.1, true, 10};
-    numbers_ = DeviceArray<optim::element::AdamNumbers<double>>(
-        std::vector{optim::element::numbers_of(step)});
+    const kernels::AdamStep step{1e-5, 0.9, 0.999, 1e-8, 0.1, true, 10};
+    numbers_ = DeviceArray<kernels::element::AdamNumbers<double>>(
+        std::vector{kernels::element::numbers_of(step)});
   }
 
-  optim::DeviceRange range() const { return {device_tables_.view(), tables_.all(), dtype_}; }
-  optim::UpdateTask task() const {
-    optim::UpdateTask task;
+  kernels::DeviceRange range() const { return {device_tables_.view(), tables_.all(), dtype_}; }
+  kernels::UpdateTask task() const {
+    kernels::UpdateTask task;
     task.range = range();
     task.numbers = numbers_.data();
     task.parameters = parameters_.data();
@@ -279,8 +279,8 @@ class Speed {
     task.gradients = {dtype_, gradients_.data(), nullptr};
     return task;
   }
-  optim::UpdateTask loose_task() const {
-    optim::UpdateTask loose = task();
+  kernels::UpdateTask loose_task() const {
+    kernels::UpdateTask loose = task();
     loose.gradients = {dtype_, nullptr, entries_.data()};
     return loose;
   }
@@ -290,17 +290,17 @@ class Speed {
     const std::size_t each = kept + (kept_ != dtype_ ? size_of(dtype_) : 0);
     return static_cast<double>(layout_.elements()) * static_cast<double>(each);
   }
-  double update_speed(const optim::UpdateTask& task) {
+  double update_speed(const kernels::UpdateTask& task) {
     return speed_of(stream_.get(), update_bytes(),
-                    [&] { optim::queue_update(task, stream_.get()); });
+                    [&] { kernels::queue_update(task, stream_.get()); });
   }
   double bucket_speed() {
-    optim::UpdateTask part = task();
+    kernels::UpdateTask part = task();
     const auto buckets = plan::plan_buckets(layout_);
     return speed_of(stream_.get(), update_bytes(), [&] {
       for (const plan::Bucket& bucket : buckets) {
         part.range.chunks = tables_.of_entries(bucket.first_entry, bucket.entries);
-        optim::queue_update(part, stream_.get());
+        kernels::queue_update(part, stream_.get());
       }
     });
   }
@@ -313,15 +313,16 @@ class Speed {
     });
   }
   double norm_speed() {
-    const optim::ClipMemory clip(layout_.blocks());
+    const kernels::ClipMemory clip(layout_.blocks());
     return speed_of(stream_.get(), static_cast<double>(layout_.bytes()), [&] {
-      optim::queue_squares({range(), task().gradients, false, clip.squares()}, stream_.get());
-      optim::queue_clip(clip.task(1), stream_.get());
+      kernels::queue_squares({range(), task().gradients, false, clip.squares()}, stream_.get());
+      kernels::queue_clip(clip.task(1), stream_.get());
     });
   }
   double gather_speed() {
     return speed_of(stream_.get(), 2.0 * static_cast<double>(layout_.bytes()), [&] {
-      optim::queue_gather({range(), entries_.data(), means_.data(), dtype_, false}, stream_.get());
+      kernels::queue_gather({range(), entries_.data(), means_.data(), dtype_, false},
+                            stream_.get());
     });
   }
 
@@ -349,11 +350,11 @@ class Speed {
   plan::Layout layout_;
   DType dtype_;
   DType kept_;
-  optim::ChunkTables tables_{layout_, plan::plan_pieces(layout_, 1)};
-  optim::DeviceTables device_tables_{tables_};
+  kernels::ChunkTables tables_{layout_, plan::plan_pieces(layout_, 1)};
+  kernels::DeviceTables device_tables_{tables_};
   DeviceArray<std::byte> parameters_, gradients_, masters_, means_, variances_;
   DeviceArray<const void*> entries_;
-  DeviceArray<optim::element::AdamNumbers<double>> numbers_;
+  DeviceArray<kernels::element::AdamNumbers<double>> numbers_;
   cuda::Stream stream_ = cuda::make_stream();
 };
 
@@ -362,7 +363,7 @@ void print(const char* what, double speed, double copy) {
   std::fflush(stdout);
 }
 
-TEST(GpuOptim, GoesAtTheSpeedOfMemory) {
+TEST(GpuKernels, GoesAtTheSpeedOfMemory) {
   NEEDS_A_GPU();
   Speed speed(DType::kFloat32, false);
   const double flat = speed.update_speed(speed.task());

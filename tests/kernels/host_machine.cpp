@@ -1,15 +1,15 @@
 #include <cstring>
 
-#include "tests/optim/machine.h"
+#include "tests/kernels/machine.h"
 #include "torch/kernels/device_chunk.h"
 
 namespace lockstep::testing {
 namespace {
 
-using optim::Chunk;
-using optim::UpdateRule;
-using optim::UpdateTask;
-namespace element = optim::element;
+using kernels::Chunk;
+using kernels::UpdateRule;
+using kernels::UpdateTask;
+namespace element = kernels::element;
 
 // Fewer than a device has, and no power of two: results must not depend on it.
 constexpr std::uint32_t kThreads = 48;
@@ -20,7 +20,7 @@ void for_each_thread(const Body& body) {
 }
 
 template <typename Body>
-void for_each_chunk(const optim::DeviceRange& range, const Body& body) {
+void for_each_chunk(const kernels::DeviceRange& range, const Body& body) {
   for (std::uint32_t i = range.chunks.begin; i < range.chunks.end; ++i)
     body(range.tables.chunks[i]);
 }
@@ -52,7 +52,7 @@ struct Update {
 };
 
 struct Squares {
-  const optim::SquaresTask& task;
+  const kernels::SquaresTask& task;
 
   template <typename Of>
   void operator()() const {
@@ -73,7 +73,7 @@ struct Squares {
 };
 
 struct Gather {
-  const optim::GatherTask& task;
+  const kernels::GatherTask& task;
 
   template <typename From, typename Flat>
   void operator()() const {
@@ -118,15 +118,15 @@ class HostMachine : public Machine {
     element::choose_types(task.range.dtype, task.gradients.dtype, task.masters != nullptr,
                           Update{task});
   }
-  void squares(const optim::SquaresTask& task) override {
+  void squares(const kernels::SquaresTask& task) override {
     element::choose_types(task.range.dtype, task.gradients.dtype, task.masters, Squares{task});
   }
-  void clip(const optim::ClipTask& task) override {
+  void clip(const kernels::ClipTask& task) override {
     std::vector<double> sums(task.squares, task.squares + task.blocks);
     while (sums.size() > 1) sums = sums_of_tiles(sums);
     *task.result = element::clipping_of(sums.empty() ? 0 : sums[0], task.most);
   }
-  void gather(const optim::GatherTask& task) override {
+  void gather(const kernels::GatherTask& task) override {
     element::choose_gather(task.range.dtype, task.flat_dtype, Gather{task});
   }
 

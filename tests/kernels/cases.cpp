@@ -1,4 +1,4 @@
-#include "tests/optim/cases.h"
+#include "tests/kernels/cases.h"
 
 #include <gtest/gtest.h>
 
@@ -15,7 +15,7 @@ namespace lockstep::testing {
 namespace {
 
 using Bytes = std::vector<std::byte>;
-using optim::UpdateRule;
+using kernels::UpdateRule;
 
 template <typename T>
 Bytes rough_bytes_of(std::size_t count, std::uint32_t seed) {
@@ -113,7 +113,7 @@ plan::Layout layout_of(DType dtype) {
 struct Model {
   plan::Layout layout;
   plan::Pieces pieces;
-  optim::ChunkTables tables;
+  kernels::ChunkTables tables;
   std::vector<Bytes> parameters;
   std::vector<Bytes> masters;
   std::vector<Bytes> states[2];
@@ -154,8 +154,8 @@ struct Model {
 
 // The same in the machine's memory.
 struct There {
-  optim::TablesView tables;
-  optim::DeviceGradients gradients;
+  kernels::TablesView tables;
+  kernels::DeviceGradients gradients;
 };
 
 // Every other one lies where no pack may begin.
@@ -234,11 +234,11 @@ class OnTheCpu {
     std::byte* const kept = setting_.masters ? model.masters[entry].data() + at : parameter;
     const Step& step = steps_[entry % 2];
     comm::Parities seen;
-    if constexpr (std::is_same_v<Step, optim::SgdStep>) {
-      seen = optim::sgd_watched(setting_.kept(), kept, gradient, model.states[0][entry].data() + at,
-                                piece.count, step);
+    if constexpr (std::is_same_v<Step, kernels::SgdStep>) {
+      seen = kernels::sgd_watched(setting_.kept(), kept, gradient,
+                                  model.states[0][entry].data() + at, piece.count, step);
     } else {
-      seen = optim::adam_watched(
+      seen = kernels::adam_watched(
           setting_.kept(), kept, gradient,
           {model.states[0][entry].data() + at, model.states[1][entry].data() + at}, piece.count,
           step);
@@ -264,10 +264,10 @@ class StepCase {
     const There there = put(machine, model_, setting);
     task_.range = {there.tables, {}, setting.dtype};
     task_.gradients = there.gradients;
-    task_.rule = std::is_same_v<Step, optim::SgdStep> ? UpdateRule::kSgd : UpdateRule::kAdam;
-    using Numbers = decltype(optim::element::numbers_of(steps[0]));
+    task_.rule = std::is_same_v<Step, kernels::SgdStep> ? UpdateRule::kSgd : UpdateRule::kAdam;
+    using Numbers = decltype(kernels::element::numbers_of(steps[0]));
     std::vector<Numbers> numbers;
-    for (const Step& step : steps) numbers.push_back(optim::element::numbers_of(step));
+    for (const Step& step : steps) numbers.push_back(kernels::element::numbers_of(step));
     task_.numbers = machine.put(numbers);
     task_.parameters = machine.put(model_.flat(model_.parameters, false));
     if (setting.masters)
@@ -280,10 +280,11 @@ class StepCase {
     task_.watched = {machine.put(zeros), machine.put(zeros), machine.put(zeros)};
   }
 
-  optim::UpdateTask& task() { return task_; }
+  kernels::UpdateTask& task() { return task_; }
   void run() {
     const std::uint32_t all = model_.tables.all().end;
-    for (const optim::ChunkRange range : {optim::ChunkRange{3, all}, optim::ChunkRange{0, 3}}) {
+    for (const kernels::ChunkRange range :
+         {kernels::ChunkRange{3, all}, kernels::ChunkRange{0, 3}}) {
       task_.range.chunks = range;
       machine_.update(task_);
     }
@@ -314,11 +315,11 @@ class StepCase {
   Setting setting_;
   std::vector<Step> steps_;
   Model model_;
-  optim::UpdateTask task_;
+  kernels::UpdateTask task_;
 };
 
-using SgdSteps = std::vector<optim::SgdStep>;
-using AdamSteps = std::vector<optim::AdamStep>;
+using SgdSteps = std::vector<kernels::SgdStep>;
+using AdamSteps = std::vector<kernels::AdamStep>;
 
 // Two rules at a time.
 const std::vector<SgdSteps>& sgd_steps() {
@@ -395,11 +396,11 @@ std::vector<double> squares_by_the_cpu(const Setting& setting, const Model& mode
   return squares;
 }
 
-optim::Clipping clip(Machine& machine, const double* squares, std::size_t blocks, double most) {
-  optim::ClipTask task{squares, blocks, most};
+kernels::Clipping clip(Machine& machine, const double* squares, std::size_t blocks, double most) {
+  kernels::ClipTask task{squares, blocks, most};
   task.partials = machine.put(std::vector<double>(blocks / 2048 + 1));
   task.arrived = machine.put(std::vector<std::uint32_t>{0});
-  task.result = machine.put(std::vector<optim::Clipping>(1));
+  task.result = machine.put(std::vector<kernels::Clipping>(1));
   machine.clip(task);
   machine.clip(task);  // and again: it leaves its scratch as it wants to find it
   return machine.get(task.result, 1)[0];
@@ -420,7 +421,7 @@ void expect_norms_of_the_cpu(Machine& machine) {
     const std::vector<double> expected = squares_by_the_cpu(setting, model);
     ASSERT_TRUE(same_bits(machine.get(squares, expected.size()), expected));
     const double norm = std::sqrt(plan::tree_sum(expected));
-    const optim::Clipping half = clip(machine, squares, expected.size(), norm / 2);
+    const kernels::Clipping half = clip(machine, squares, expected.size(), norm / 2);
     EXPECT_EQ(half.norm, norm);
     EXPECT_EQ(half.factor, norm / 2 / (norm + 1e-6));
     EXPECT_EQ(half.skip, 0U);
