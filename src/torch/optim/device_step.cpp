@@ -25,6 +25,16 @@ struct Norm {
   std::int64_t step = 0;  // 0: none on its way
 };
 
+// The parities that the updates of every other step have seen, by piece, and their way to the host: three rows, of what
+// was found, what was left and which gradients were applied. Words are XORed, so they are zero before.
+struct Watch {
+  torch::Tensor words;
+  torch::Tensor on_host;  // pinned
+  device::Event seen;     // by the update
+  device::Event copied;   // and the words are zero again
+  std::int64_t step = 0;  // 0: nothing on its way
+};
+
 class QueuedStep : public DeviceStep {
  public:
   explicit QueuedStep(Optimizer::Impl& optimizer)
@@ -36,6 +46,7 @@ class QueuedStep : public DeviceStep {
         pointers_(model_.device()) {}
 
   void update() override;
+  void collect() override;
   double norm() override;
 
  private:
@@ -48,6 +59,10 @@ class QueuedStep : public DeviceStep {
   }
   float* masters_of(const kernels::ChunkTables::Typed& typed) const;
   std::size_t shift(const kernels::ChunkTables::Typed& typed) const;
+  static kernels::WatchedWords words_of(const Watch& watch);
+  Watch& next_watch();
+  void send_watched(Watch& watch);
+  void collect(Watch& watch);
   void find_gradients();
   void clip(void* stream);
   void send_norm(void* stream);
@@ -61,6 +76,8 @@ class QueuedStep : public DeviceStep {
   device::SmallTable pointers_;  // to gradients, by entry
   bool in_place_ = false;        // or all gradients are in their places
   std::optional<kernels::ClipMemory> clipping_;
+  std::array<Watch, 2> watches_;  // of even and odd steps
+  std::optional<device::SideStream> side_;
   std::array<Norm, kNorms> norms_;
   std::size_t next_norm_ = 0;
   double last_ = 0;
@@ -108,6 +125,7 @@ void QueuedStep::update() {
   if (!few) numbers_.set(numbers);
   optimizer_.refresh_masters();
   if (optimizer_.clip_norm > 0) clip(stream);
+  Watch* const watch = optimizer_.watches ? &next_watch() : nullptr;
   for (const auto& typed : tables_.by_type()) {
     kernels::UpdateTask task;
     task.range = range(typed);
@@ -127,8 +145,59 @@ void QueuedStep::update() {
       task.factor = clipping_->factor();
       task.skip = clipping_->skip();
     }
+    if (watch != nullptr) task.watched = words_of(*watch);
     kernels::queue_update(task, stream);
   }
+  if (watch != nullptr) send_watched(*watch);
+}
+
+kernels::WatchedWords QueuedStep::words_of(const Watch& watch) {
+  auto* const words = static_cast<unsigned long long*>(watch.words.data_ptr());
+  const auto pieces = watch.words.size(1);
+  return {words, words + pieces, words + 2 * pieces};
+}
+
+Watch& QueuedStep::next_watch() {
+  Watch& watch = watches_[static_cast<std::size_t>(optimizer_.steps % 2)];
+  collect(watch);
+  if (!watch.words.defined()) {
+    const auto pieces = static_cast<std::int64_t>(model_.pieces().all.size());
+    const auto options = torch::TensorOptions().dtype(torch::kInt64);
+    watch.words = torch::zeros({3, pieces}, options.device(torch::Device(model_.device())));
+    watch.on_host = torch::empty({3, pieces}, options.pinned_memory(true));
+    if (!side_) side_.emplace(model_.device());
+  } else {
+    watch.copied.precede(device::current_stream(model_.device()));
+  }
+  return watch;
+}
+
+// Beside what comes next.
+void QueuedStep::send_watched(Watch& watch) {
+  watch.seen.record(device::current_stream(model_.device()));
+  const device::SideStream::Scope scope(*side_, device::SideStream::After::kGoesOn);
+  void* const side = device::current_stream(model_.device());
+  watch.seen.precede(side);
+  watch.on_host.copy_(watch.words, /*non_blocking=*/true);
+  watch.words.zero_();
+  watch.copied.record(side);
+  watch.step = optimizer_.steps;
+}
+
+void QueuedStep::collect() {
+  collect(watches_[static_cast<std::size_t>((optimizer_.steps + 1) % 2)]);
+  collect(watches_[static_cast<std::size_t>(optimizer_.steps % 2)]);
+}
+
+// A step that was left out, because of its norm, has seen nothing.
+void QueuedStep::collect(Watch& watch) {
+  if (std::exchange(watch.step, 0) == 0) return;
+  watch.copied.wait(Deadline::after(model_.comm().timeout()));
+  if (optimizer_.clip_norm > 0) norm();
+  const auto pieces = static_cast<std::size_t>(watch.on_host.size(1));
+  const auto* const before = static_cast<const comm::Parity*>(watch.on_host.data_ptr());
+  optimizer_.note_watched({before, pieces}, {before + pieces, pieces},
+                          {before + 2 * pieces, pieces});
 }
 
 void QueuedStep::clip(void* stream) {

@@ -17,6 +17,10 @@ class DeviceStep {
 
   // After the optimizer has counted the step.
   virtual void update() = 0;
+  // What watched updates have seen, of all that the host has not looked at yet: it is compared, and becomes the
+  // optimizer's. Blocking.
+  virtual void collect() = 0;
+
   // Of the gradients of the last step, with clipping.
   virtual double norm() = 0;
 };

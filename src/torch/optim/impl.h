@@ -7,6 +7,7 @@
 #include <chrono>
 #include <memory>
 #include <optional>
+#include <span>
 #include <string>
 #include <vector>
 
@@ -90,6 +91,10 @@ struct Optimizer::Impl {
   bool updates_everything() const { return !together; }
   // Compares without an update: before what is there is written to a file.
   void check_at_rest();
+  // What an update on a GPU has seen, by piece; it is known some time after step(): collect_watched() waits for it.
+  void note_watched(std::span<const comm::Parity> before, std::span<const comm::Parity> after,
+                    std::span<const comm::Parity> gradients);
+  void collect_watched();
 
   struct Range {
     std::size_t begin = 0;

@@ -196,20 +196,62 @@ void Optimizer::Impl::update_own_slice(const GradientSource& source) {
   });
 }
 
+namespace {
+
+// A memory where the host can read it.
+class OnHost {
+ public:
+  explicit OnHost(const replica::FlatMemory& memory) : data_(memory.data()) {
+    if (memory.device().kind == DeviceKind::kCpu) return;
+    copy_ = memory.as_tensor(torch::kUInt8, 0, memory.bytes()).cpu();
+    data_ = static_cast<const std::byte*>(copy_.data_ptr());
+  }
+  const std::byte* data() const { return data_; }
+
+ private:
+  torch::Tensor copy_;
+  const std::byte* data_;
+};
+
+}  // namespace
+
 void Optimizer::Impl::check_at_rest() {
+  collect_watched();
   if (!watches || resting.size() != own.size()) return;
+  const OnHost parameters(model->parameters());
+  std::vector<OnHost> states(memories.begin(), memories.end());
   for (std::size_t number = own.begin; number < own.end; ++number) {
     const plan::Stretch& piece = model->pieces().all[number];
     const plan::Entry& entry = model->layout().entries()[piece.entry];
-    const std::size_t offset = offset_of(entry, piece.first);
-    comm::Parity seen = comm::parity(entry.dtype, model->parameters().data() + offset, piece.count);
-    for (int i = 0; i < rules[rule_of[piece.entry]]->states(); ++i) {
-      const std::byte* const state = memories[static_cast<std::size_t>(i)].data() + offset;
-      seen ^= comm::parity(entry.dtype, state, piece.count);
+    comm::Parity seen =
+        comm::parity(entry.dtype, parameters.data() + offset_of(entry, piece.first), piece.count);
+    const auto used = static_cast<std::size_t>(rules[rule_of[piece.entry]]->states());
+    for (std::size_t i = 0; i < states.size(); ++i) {
+      const plan::Entry& kept = state_layout.entries()[piece.entry];
+      const bool is_master = has_masters && i + 1 == states.size();
+      if (is_master ? kept.dtype == entry.dtype : i >= used) continue;
+      seen ^=
+          comm::parity(kept.dtype, states[i].data() + offset_of(kept, piece.first), piece.count);
     }
     if (seen != resting[number - own.begin])
       model->faults().note({replica::Fault::What::kParameter, piece, model->comm().rank()});
   }
+}
+
+void Optimizer::Impl::collect_watched() {
+  if (on_device && watches) on_device->collect();
+}
+
+void Optimizer::Impl::note_watched(std::span<const comm::Parity> before,
+                                   std::span<const comm::Parity> after,
+                                   std::span<const comm::Parity> gradients) {
+  for (std::size_t i = 0; i < resting.size(); ++i) {
+    if (before[i] == resting[i]) continue;
+    model->faults().note(
+        {replica::Fault::What::kParameter, model->pieces().all[i], model->comm().rank()});
+  }
+  resting.assign(after.begin(), after.end());
+  applied.assign(gradients.begin(), gradients.end());
 }
 
 // The gradient of a piece, and a note if it is not what was written.

@@ -33,7 +33,9 @@
 #include "torch/train/device_shards.h"
 #include "torch/train/divergence.h"
 #include "torch/train/feeder.h"
+#include "torch/train/job.h"
 #include "torch/train/metrics.h"
+#include "torch/train/scopes.h"
 #include "torch/train/shard_buffers.h"
 #include "torch/train/weight_hashes.h"
 
@@ -46,132 +48,11 @@ double milliseconds(std::chrono::nanoseconds time) {
   return std::chrono::duration<double, std::milli>(time).count();
 }
 
-plan::DataOptions data_options(const TrainerParts& parts, const TrainerOptions& options) {
-  plan::DataOptions data;
-  data.samples = parts.train->size();
-  data.global_batch = options.global_batch;
-  data.shards = options.shards;
-  data.seed = options.seed;
-  return data;
-}
-
-// What a checkpoint must share with the job that goes on from it.
-train::Job job_of(const TrainerParts& parts, const TrainerOptions& options) {
-  train::Job job = options.job;
-  for (const auto& [name, value] : train::arithmetic_in_use(parts.model.state()->device()))
-    job[name] = value;
-  job["global_batch"] = std::to_string(options.global_batch);
-  job["shards"] = std::to_string(options.shards);
-  job["buffers"] = options.buffers == ShardBufferRule::kMean ? "mean" : "first shard";
-  job["seed"] = std::to_string(options.seed);
-  job["samples"] = std::to_string(parts.train->size());
-  job["optimizer"] = parts.optimizer->name();
-  job["clip_norm"] = fmt::format("{}", parts.optimizer->clip_norm());
-  if (parts.weight) job["weight"] = "by function";
-  return job;
-}
-
-// As long as it lives the model reduces what its banks hold and leaves its buffers alone, and the optimizer's updates are
-// watched, if that is wanted; both are the user's again after, with no gradients.
-class RunScope {
- public:
-  struct Watched {
-    bool updates = false;
-    bool gradients = false;
-  };
-  RunScope(replica::Replicated& model, optim::Optimizer::Impl& optimizer,
-           std::optional<replica::Replicated::Sharded> sharded, Watched watched)
-      : model_(model), optimizer_(optimizer) {
-    model_.set_sharded(std::move(sharded));
-    model_.set_syncs_buffers(false);
-    model_.faults().forget();
-    optimizer_.watches = watched.updates;
-    optimizer_.resting.clear();
-    if (watched.gradients) model_.watch_gradients();
-  }
-  ~RunScope() {
-    optimizer_.watches = false;
-    optimizer_.resting.clear();
-    model_.set_divisor(std::nullopt);
-    model_.set_sharded(std::nullopt);
-    model_.set_syncs_buffers(true);
-    model_.release_banks();
-  }
-  RunScope(const RunScope&) = delete;
-  RunScope& operator=(const RunScope&) = delete;
-
- private:
-  replica::Replicated& model_;
-  optim::Optimizer::Impl& optimizer_;
-};
-
-// A module in eval(), as long as it lives.
-class EvaluationScope {
- public:
-  explicit EvaluationScope(torch::nn::Module& module) : module_(module) { module_.eval(); }
-  ~EvaluationScope() { module_.train(); }
-  EvaluationScope(const EvaluationScope&) = delete;
-  EvaluationScope& operator=(const EvaluationScope&) = delete;
-
- private:
-  torch::NoGradGuard no_grad_;
-  torch::nn::Module& module_;
-};
-
 Batch moved(const Batch& batch, Device device) {
   const auto move = [&](const torch::Tensor& tensor) {
     return tensor.defined() ? tensor.to(torch::Device(device)) : tensor;
   };
   return {move(batch.data), move(batch.target), batch.samples};
-}
-
-// On a GPU, a stream for training, which the default one cannot be; the model's hooks follow.
-class DeviceScope {
- public:
-  explicit DeviceScope(replica::Replicated& model) : model_(model) {
-    if (!model_.on_device()) return;
-    stream_.emplace(model_.device());
-    model_.install_hooks();
-  }
-  ~DeviceScope() {
-    if (!stream_) return;
-    stream_.reset();
-    model_.install_hooks();
-  }
-  DeviceScope(const DeviceScope&) = delete;
-  DeviceScope& operator=(const DeviceScope&) = delete;
-
- private:
-  replica::Replicated& model_;
-  std::optional<device::StreamScope> stream_;
-};
-
-void check_parts(const TrainerParts& parts) {
-  if (!parts.optimizer || !parts.train || !parts.module || !parts.loss)
-    throw BadInput("a Trainer wants a module, an optimizer, training data and a loss");
-}
-
-void check_options(const TrainerOptions& options, int workers) {
-  if ((options.steps > 0) == (options.epochs > 0))
-    throw BadInput("a Trainer wants either steps or epochs");
-  if (options.global_batch < workers) {
-    throw BadInput(
-        fmt::format("a global batch of {} is smaller than the {} workers: each needs a "
-                    "sample of it",
-                    options.global_batch, workers));
-  }
-  if (options.shards < workers) {
-    throw BadInput(
-        fmt::format("{} shards cannot be hosted by {} workers: use at most one worker for "
-                    "each shard",
-                    options.shards, workers));
-  }
-  if (options.global_batch % options.shards != 0) {
-    throw BadInput(
-        fmt::format("a global batch of {} cannot be divided among {} shards: choose a "
-                    "multiple of {}",
-                    options.global_batch, options.shards, options.shards));
-  }
 }
 
 }  // namespace
@@ -187,6 +68,7 @@ struct Trainer::State {
   void exchange_weights();
   std::vector<int> shards_with_samples(std::int64_t step) const;
   void start_metrics();
+  double mark_on_device(std::int64_t step);
   void collect();
   [[noreturn]] void replay(const train::DivergenceCheck::Undecided& undecided);
   void feed(train::Span steps);
@@ -250,7 +132,7 @@ Trainer::State::State(World& its_world, TrainerParts its_parts, TrainerOptions i
       hooks(std::move(its_hooks)),
       control(world.open_channel()),
       metrics(world.open_channel()) {
-  check_parts(parts);
+  train::check_parts(parts);
   const std::string& directory = options.checkpoint_directory;
   if (options.shards == 0 && options.resume && !directory.empty()) {
     const std::string saved = train::checkpoint_property(control, directory, "shards");
@@ -259,7 +141,7 @@ Trainer::State::State(World& its_world, TrainerParts its_parts, TrainerOptions i
   if (options.shards == 0 && options.accumulate > 0)
     options.shards = world.size() * options.accumulate;
   if (options.shards == 0) options.shards = default_shards(options.global_batch);
-  check_options(options, world.size());
+  train::check_options(options, world.size());
   if (!directory.empty()) train::prepare_directory(control, directory);
   std::vector<replica::Property> properties = {
       {"steps", std::to_string(options.steps)},
@@ -269,17 +151,17 @@ Trainer::State::State(World& its_world, TrainerParts its_parts, TrainerOptions i
       {"hash_log", options.hash_log.empty() ? "none" : "set"},
       {"verify_log", options.verify_log.empty() ? "none" : "set"},
       {"verify_until", std::to_string(options.verify_until)}};
-  for (const auto& [name, value] : job_of(parts, options)) properties.push_back({name, value});
+  for (const auto& [name, value] : train::job_of(parts, options))
+    properties.push_back({name, value});
   replica::agree(control, properties,
                  {"workers run different jobs", "start all of them with the same options"});
-  batches.emplace(data_options(parts, options));
+  batches.emplace(train::data_options(parts, options));
   hosted = plan::hosted_shards(world.rank(), world.size(), options.shards);
   sharded = plan::plan_sharded_reduction(options.shards, world.size());
   replica::Replicated& model = *parts.model.state();
   in_one_pass = model.reads_all_gradients() && !hooks.on_gradients;
   model.keep_one_copy();
-  if (options.check_divergence && !model.on_device())
-    divergence.emplace(model, parts.optimizer->impl(), control);
+  if (options.check_divergence) divergence.emplace(model, parts.optimizer->impl(), control);
   shard_buffers = train::make_shard_buffers(model, options.buffers, options.shards);
   if (model.on_device()) {
     on_device = std::make_unique<train::DeviceShards>(model, parts.loss, options.cuda_graphs,
@@ -352,7 +234,7 @@ void Trainer::State::run_step(std::int64_t step) {
   }
   shard_buffers->end_step(control, shards_with_samples(step));
   if (on_device) on_device->end_step();
-  if (divergence) progress.local.mark = divergence->mark(step);
+  if (divergence && !on_device) progress.local.mark = divergence->mark(step);
 }
 
 void Trainer::State::run_shards(std::int64_t step, bool synchronised) {
@@ -437,10 +319,17 @@ void Trainer::State::start_metrics() {
   }
 }
 
+// Waits for the GPU.
+double Trainer::State::mark_on_device(std::int64_t step) {
+  parts.optimizer->impl().collect_watched();
+  return divergence->mark(step);
+}
+
 // The loss of the step before, which has travelled meanwhile.
 void Trainer::State::collect() {
   if (auto& own = progress.on_its_way) {
     own->local.weighted_losses = on_device->losses(Deadline::after(control.timeout()));
+    if (divergence) own->local.mark = mark_on_device(progress.record.step);
     metrics.start(own->local, options.shards, own->total_weight);
     own.reset();
   }
@@ -472,18 +361,22 @@ void Trainer::State::replay(const train::DivergenceCheck::Undecided& undecided) 
         ": without a third copy, or a checkpoint to replay from, nobody can say which of "
         "them is wrong; run with checkpoints");
   }
-  const std::int64_t from = train::read_checkpoint(
-      control, options.checkpoint_directory, parts.model, *parts.optimizer, job_of(parts, options));
+  const std::int64_t from =
+      train::read_checkpoint(control, options.checkpoint_directory, parts.model, *parts.optimizer,
+                             train::job_of(parts, options));
   if (from < 0)
     throw Mismatch(undecided.text + ", and the checkpoint to replay the step from has gone");
   feed({from, undecided.step + 1});
-  for (std::int64_t step = from; step <= undecided.step; ++step) run_step(step);
+  for (std::int64_t step = from; step <= undecided.step; ++step) {
+    run_step(step);
+    if (on_device) mark_on_device(step);
+  }
   divergence->verdict(undecided);
 }
 
 void Trainer::State::feed(train::Span steps) {
   feeder.reset();
-  feeder.emplace(parts.train, data_options(parts, options), hosted, steps,
+  feeder.emplace(parts.train, train::data_options(parts, options), hosted, steps,
                  data::PrefetchOptions{options.loader_threads, options.prefetch},
                  parts.model.state()->device());
 }
@@ -504,7 +397,7 @@ void Trainer::State::save_checkpoint(std::int64_t steps_done) {
   collect();
   if (divergence) divergence->check_at_rest(steps_done - 1);
   train::write_checkpoint(control, options.checkpoint_directory, parts.model, *parts.optimizer,
-                          steps_done, job_of(parts, options));
+                          steps_done, train::job_of(parts, options));
   progress.saved_at = steps_done;
   if (hooks.on_checkpoint)
     hooks.on_checkpoint(train::checkpoint_path(options.checkpoint_directory), steps_done);
@@ -512,8 +405,9 @@ void Trainer::State::save_checkpoint(std::int64_t steps_done) {
 
 std::int64_t Trainer::State::resume() {
   if (!options.resume || options.checkpoint_directory.empty()) return 0;
-  const std::int64_t step = train::read_checkpoint(
-      control, options.checkpoint_directory, parts.model, *parts.optimizer, job_of(parts, options));
+  const std::int64_t step =
+      train::read_checkpoint(control, options.checkpoint_directory, parts.model, *parts.optimizer,
+                             train::job_of(parts, options));
   if (step < 0) return 0;
   progress.saved_at = step;
   return step;
@@ -524,7 +418,7 @@ std::int64_t Trainer::State::begin_hashes(std::int64_t first, std::int64_t end) 
   if (options.hash_log.empty() && options.verify_log.empty()) return end;
   hashes.emplace(control, parts.model.state()->model().everything(),
                  train::WeightHashes::Files{options.hash_log, options.verify_log},
-                 job_of(parts, options));
+                 train::job_of(parts, options));
   hashes->begin(first);
   if (options.verify_log.empty()) return end;
   std::int64_t last = std::min(end, hashes->compared_end());
@@ -534,7 +428,7 @@ std::int64_t Trainer::State::begin_hashes(std::int64_t first, std::int64_t end) 
 
 Evaluation Trainer::State::evaluate() {
   if (!parts.test || !parts.score) return {};
-  const EvaluationScope evaluating(*parts.module);
+  const train::EvaluationScope evaluating(*parts.module);
   // By shard, so that the batches and the order of addition depend on the job alone. Last come whole numbers, which
   // may be added in any order.
   const auto shards = static_cast<std::size_t>(options.shards);
@@ -627,14 +521,14 @@ TrainingResult Trainer::run() {
   State& state = *state_;
   auto& progress = state.progress;
   if (std::exchange(state.has_run, true)) throw BadInput("a Trainer runs once: make another");
-  const DeviceScope on_its_stream(*state.parts.model.state());
+  const train::DeviceScope on_its_stream(*state.parts.model.state());
   state.parts.module->train();
   state.parts.optimizer->zero_grad();
   const std::int64_t first = state.resume();
   state.make_banks();
-  const RunScope scope(*state.parts.model.state(), state.parts.optimizer->impl(),
-                       state.sharded_by_model(),
-                       {state.divergence.has_value(), state.divergence && state.in_one_pass});
+  const train::RunScope scope(
+      *state.parts.model.state(), state.parts.optimizer->impl(), state.sharded_by_model(),
+      {state.divergence.has_value(), state.divergence && state.in_one_pass});
   const std::int64_t end = state.begin_hashes(first, std::max(total_steps(), first));
   state.feed({first, end});
   std::int64_t step = first;

@@ -1,0 +1,81 @@
+// States of a model that last as long as a scope.
+#pragma once
+
+#include <optional>
+#include <utility>
+
+#include "torch/device/device.h"
+#include "torch/optim/impl.h"
+#include "torch/replica/replicated.h"
+
+namespace lockstep::train {
+
+// As long as it lives the model reduces what its banks hold and leaves its buffers alone, and the optimizer's updates are
+// watched, if that is wanted; both are the user's again after, with no gradients.
+class RunScope {
+ public:
+  struct Watched {
+    bool updates = false;
+    bool gradients = false;
+  };
+  RunScope(replica::Replicated& model, optim::Optimizer::Impl& optimizer,
+           std::optional<replica::Replicated::Sharded> sharded, Watched watched)
+      : model_(model), optimizer_(optimizer) {
+    model_.set_sharded(std::move(sharded));
+    model_.set_syncs_buffers(false);
+    model_.faults().forget();
+    optimizer_.watches = watched.updates;
+    optimizer_.resting.clear();
+    if (watched.gradients) model_.watch_gradients();
+  }
+  ~RunScope() {
+    optimizer_.watches = false;
+    optimizer_.resting.clear();
+    model_.set_divisor(std::nullopt);
+    model_.set_sharded(std::nullopt);
+    model_.set_syncs_buffers(true);
+    model_.release_banks();
+  }
+  RunScope(const RunScope&) = delete;
+  RunScope& operator=(const RunScope&) = delete;
+
+ private:
+  replica::Replicated& model_;
+  optim::Optimizer::Impl& optimizer_;
+};
+
+// A module in eval(), as long as it lives.
+class EvaluationScope {
+ public:
+  explicit EvaluationScope(torch::nn::Module& module) : module_(module) { module_.eval(); }
+  ~EvaluationScope() { module_.train(); }
+  EvaluationScope(const EvaluationScope&) = delete;
+  EvaluationScope& operator=(const EvaluationScope&) = delete;
+
+ private:
+  torch::NoGradGuard no_grad_;
+  torch::nn::Module& module_;
+};
+
+// On a GPU, a stream for training, which the default one cannot be; the model's hooks follow.
+class DeviceScope {
+ public:
+  explicit DeviceScope(replica::Replicated& model) : model_(model) {
+    if (!model_.on_device()) return;
+    stream_.emplace(model_.device());
+    model_.install_hooks();
+  }
+  ~DeviceScope() {
+    if (!stream_) return;
+    stream_.reset();
+    model_.install_hooks();
+  }
+  DeviceScope(const DeviceScope&) = delete;
+  DeviceScope& operator=(const DeviceScope&) = delete;
+
+ private:
+  replica::Replicated& model_;
+  std::optional<device::StreamScope> stream_;
+};
+
+}  // namespace lockstep::train

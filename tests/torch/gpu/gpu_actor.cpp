@@ -1,0 +1,35 @@
+// A worker of gpu_jobs.sh: trains, and on rank 1 asks for more memory than there is in the sixth step.
+#include <lockstep/errors.h>
+#include <lockstep/optim.h>
+#include <lockstep/trainer.h>
+
+#include <cstdio>
+#include <memory>
+
+#include "tests/torch/nets.h"
+
+int main() {
+  using namespace lockstep;  // NOLINT: this is the program
+  World world = join();
+  try {
+    lockstep::testing::TwoLayers net(64, 64, 10);
+    auto model = data_parallel(net, world);
+    const auto optimizer = std::make_shared<optim::SGD>(model, optim::SGDOptions{});
+    int passes = 0;
+    const auto loss = [&](const Batch& batch) {
+      torch::Tensor waste;
+      if (++passes == 6 && world.rank() == 1)
+        waste = torch::empty({std::int64_t{1} << 42}, batch.data.options());
+      return net->forward(batch.data).pow(2).mean();
+    };
+    const auto data = tensor_dataset(lockstep::testing::samples(1, {256, 64}),
+                                     lockstep::testing::samples(2, {256}));
+    TrainerParts parts{model, net.ptr(), optimizer, data, nullptr, loss, nullptr, nullptr};
+    TrainerOptions options{.steps = 1000, .global_batch = 32, .shards = 2, .cuda_graphs = false};
+    Trainer(world, parts, options).run();
+    return 0;
+  } catch (const Error& error) {
+    std::fprintf(stderr, "worker %d: %s\n", world.rank(), error.what());
+    return 1;
+  }
+}

@@ -1,0 +1,45 @@
+#!/usr/bin/env bash
+# Jobs of several processes on one GPU, which they share: one hash for every number of workers, with and without graphs,
+# for any bucket; and a clear end when there is no memory or no GPU. Usage: gpu_jobs.sh LOCKSTEP GPU_ACTOR
+set -euo pipefail
+lockstep=$1
+actor=$2
+work=$(mktemp -d)
+trap 'rm -rf "$work"' EXIT
+fail() { echo "gpu_jobs.sh: $*" >&2; exit 1; }
+
+# hash OPTIONS…: of the weights after a short job on GPUs.
+hash() {
+  timeout 100 "$lockstep" train --device cuda --share-gpus --steps 12 --shards 4 --global-batch 32 --quiet \
+    --report "$work/report" "$@" >"$work/log" 2>&1 || { cat "$work/log" >&2; fail "lockstep train $* failed"; }
+  sed -n 's/.*"weights_sha256": "\([0-9a-f]*\)".*/\1/p' "$work/report"
+}
+same() {
+  local first=$1 other
+  shift
+  for other in "$@"; do [ "$first" = "$other" ] || fail "$job: other bits: $first and $other"; done
+  echo "$job: ${first:0:16} $# times"
+}
+
+printf '%s ' the quick brown fox jumps over a lazy dog {1..4000} >"$work/text"
+for job in "--model mlp --data synthetic:1024" "--model cnn --data synthetic:1024 --optimizer adamw --clip-norm 0.5" \
+  "--model gpt --data $work/text --context 64 --optimizer adamw --precision bf16"; do
+  # shellcheck disable=SC2086
+  same "$(hash $job -n 1)" "$(hash $job -n 1 --graphs off)" "$(hash $job -n 2)" \
+    "$(hash $job -n 2 --graphs off --bucket-bytes 65536)" "$(hash $job -n 4 --bucket-bytes 1048576)"
+done
+
+# Two workers, and no memory for one of them in the middle of a step: one line each, soon, and nobody is left.
+began=$SECONDS
+if LOCKSTEP_SHARE_GPUS=1 timeout 60 "$lockstep" run -n 2 --device cuda -- "$actor" >"$work/log" 2>&1; then
+  fail "a job without memory ended well"
+fi
+((SECONDS - began < 40)) || fail "a job without memory took $((SECONDS - began)) s"
+grep -q "no memory is left" "$work/log" || { cat "$work/log" >&2; fail "nobody says that no memory is left"; }
+grep -q "worker 0: .*[Rr]ank 1" "$work/log" || { cat "$work/log" >&2; fail "worker 0 does not name the other"; }
+if pgrep -f "$actor" >/dev/null; then fail "workers are left"; fi
+echo "no memory: told in $((SECONDS - began)) s"
+
+if timeout 20 "$lockstep" train --device cuda -n 9 --steps 1 --quiet >"$work/log" 2>&1; then fail "9 workers had a GPU each"; fi
+grep -q "9 workers and . GPU" "$work/log" || { cat "$work/log" >&2; fail "the lack of GPUs is not told"; }
+[ "$(wc -l <"$work/log")" = 1 ] || fail "more than one line"

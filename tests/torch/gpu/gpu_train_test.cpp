@@ -1,0 +1,289 @@
+// Training on a real GPU: `make test-gpu` runs it.
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+#include <lockstep/autocast.h>
+#include <lockstep/errors.h>
+#include <lockstep/optim.h>
+#include <lockstep/trainer.h>
+
+#include <functional>
+#include <memory>
+#include <string>
+#include <vector>
+
+#include "control/own_bootstrap.h"
+#include "tests/torch/nets.h"
+#include "torch/models/models.h"
+
+namespace lockstep::testing {
+namespace {
+
+using ::testing::HasSubstr;
+using ::testing::IsEmpty;
+
+constexpr Device kGpu{DeviceKind::kCuda, 0};
+
+World alone() {
+  return World::over(connect_alone(), kGpu);
+}
+World alone_over_nccl() {
+  control::OwnBootstrap bootstrap;
+  return World::over(connect("nccl", bootstrap), kGpu);
+}
+
+// A model of `lockstep train` and data for it. 43 samples: the last of an epoch's batches is short, and leaves shards
+// without any.
+struct Job {
+  std::string model = "cnn";
+  bool adamw_clipped = false;
+  bool half = false;         // by autocast
+  bool untraceable = false;  // the loss looks at a number on the host
+  DataParallelOptions parallel;
+  TrainerOptions options{.steps = 9, .global_batch = 16, .shards = 4, .seed = 5};
+};
+
+DataShape shape_of(const Job& job) {
+  if (job.model == "gpt") return {{32}, 50, true};
+  return job.model == "resnet18" ? DataShape{{3, 32, 32}, 10, false}
+                                 : DataShape{{1, 28, 28}, 10, false};
+}
+
+DatasetPtr dataset_of(const Job& job) {
+  constexpr std::int64_t kSamples = 43;
+  std::vector<std::int64_t> sizes = shape_of(job).sample;
+  sizes.insert(sizes.begin(), kSamples);
+  if (job.model == "gpt") {
+    const auto tokens = samples(1, {kSamples, 33}).mul(1000).to(torch::kInt64).remainder(50);
+    return tensor_dataset(tokens.slice(1, 0, 32).contiguous(), tokens.slice(1, 1, 33).contiguous());
+  }
+  return tensor_dataset(samples(1, sizes),
+                        samples(2, {kSamples}).mul(1000).to(torch::kInt64).remainder(10));
+}
+
+TrainingResult train(World world, const Job& job) {
+  torch::manual_seed(3);
+  const auto net = models::make({.name = job.model}, shape_of(job));  // with its own dropout
+  auto model = data_parallel(net, world, job.parallel);
+  std::shared_ptr<optim::Optimizer> optimizer;
+  if (job.adamw_clipped) {
+    optimizer = std::make_shared<optim::AdamW>(model, optim::AdamWOptions{.lr = 1e-3});
+    optimizer->set_clip_norm(0.5);
+  } else {
+    optimizer = std::make_shared<optim::SGD>(model, optim::SGDOptions{.lr = 0.05, .momentum = 0.9});
+  }
+  const auto loss = [&job, net](const Batch& batch) {
+    const Autocast half(torch::kCUDA, torch::kBFloat16, {.enabled = job.half});
+    const torch::Tensor value = models::loss(*net, batch);
+    if (job.untraceable) EXPECT_GT(value.item<double>(), 0);
+    return value;
+  };
+  TrainerParts parts{model, net, optimizer, dataset_of(job), nullptr, loss, nullptr, nullptr};
+  return Trainer(world, parts, job.options).run();
+}
+
+class GpuTrainer : public ::testing::TestWithParam<const char*> {
+ protected:
+  void SetUp() override {
+    at::globalContext().setDeterministicAlgorithms(true, false);
+    at::globalContext().setDeterministicCuDNN(true);
+    at::globalContext().setBenchmarkCuDNN(false);
+  }
+};
+
+TEST_P(GpuTrainer, GraphsAndForcedCollectivesKeepTheBits) {
+  for (const bool adamw : {false, true}) {
+    for (const auto buffers : {ShardBufferRule::kFirstShard, ShardBufferRule::kMean}) {
+      SCOPED_TRACE(std::string(GetParam()) + (adamw ? ", adamw" : ", sgd"));
+      Job job;
+      job.model = GetParam();
+      job.adamw_clipped = adamw;
+      job.half = adamw;
+      job.options.buffers = buffers;
+      job.options.cuda_graphs = false;
+      const TrainingResult eager = train(alone(), job);
+      EXPECT_EQ(eager.on_device.replayed, 0);
+      job.options.cuda_graphs = true;
+      const TrainingResult replayed = train(alone(), job);
+      EXPECT_GT(replayed.on_device.replayed, 10);
+      EXPECT_THAT(replayed.on_device.reason, HasSubstr("short last batch"));
+      EXPECT_EQ(replayed.weights_sha256, eager.weights_sha256);
+      EXPECT_EQ(replayed.final_loss, eager.final_loss);
+      job.parallel = {.bucket_bytes = 1 << 14, .force_collectives = true};
+      EXPECT_EQ(train(alone_over_nccl(), job).weights_sha256, eager.weights_sha256);
+      job.options.cuda_graphs = false;
+      EXPECT_EQ(train(alone_over_nccl(), job).weights_sha256, eager.weights_sha256);
+    }
+  }
+}
+INSTANTIATE_TEST_SUITE_P(EveryModel, GpuTrainer, ::testing::Values("mlp", "cnn", "resnet18", "gpt"),
+                         [](const auto& info) { return std::string(info.param); });
+
+TEST_F(GpuTrainer, OneShardIsReplayedAndReadWhereItIs) {
+  Job job;
+  job.options.shards = 1;
+  job.options.global_batch = 43;
+  const TrainingResult replayed = train(alone(), job);
+  EXPECT_EQ(replayed.on_device.replayed, 7);
+  EXPECT_EQ(replayed.on_device.eager, 2);
+  EXPECT_THAT(replayed.on_device.reason, IsEmpty());
+  job.parallel.force_collectives = true;
+  EXPECT_EQ(train(alone_over_nccl(), job).weights_sha256, replayed.weights_sha256);
+}
+
+TEST_F(GpuTrainer, ALossThatCannotBeCapturedRunsEagerly) {
+  Job job;
+  job.options.cuda_graphs = false;
+  const std::string expected = train(alone(), job).weights_sha256;
+  job.options.cuda_graphs = true;
+  job.untraceable = true;
+  const TrainingResult result = train(alone(), job);
+  EXPECT_EQ(result.on_device.replayed, 0);
+  EXPECT_THAT(result.on_device.reason, HasSubstr("cannot be captured"));
+  EXPECT_EQ(result.weights_sha256, expected);
+  job.untraceable = false;  // and the next job can be
+  EXPECT_EQ(train(alone(), job).weights_sha256, expected);
+}
+
+TEST_F(GpuTrainer, SaysInOneLineThatNoMemoryIsLeft) {
+  World world = alone();
+  TwoLayers net(8, 8, 2);
+  auto model = data_parallel(net, world);
+  const auto optimizer = std::make_shared<optim::SGD>(model, optim::SGDOptions{});
+  int passes = 0;
+  const auto loss = [&](const Batch& batch) {
+    torch::Tensor waste;
+    if (++passes == 6) waste = torch::empty({std::int64_t{1} << 42}, batch.data.options());
+    return net->forward(batch.data).pow(2).mean();
+  };
+  TrainerParts parts{
+      model,   net.ptr(), optimizer, tensor_dataset(samples(1, {64, 8}), samples(2, {64})),
+      nullptr, loss,      nullptr,   nullptr};
+  TrainerOptions options{.steps = 20, .global_batch = 8, .shards = 1, .cuda_graphs = false};
+  try {
+    Trainer(world, parts, options).run();
+    FAIL() << "16 TiB were there";
+  } catch (const Unavailable& error) {
+    EXPECT_THAT(error.what(), HasSubstr("no memory is left"));
+    EXPECT_EQ(std::string(error.what()).find('\n'), std::string::npos);
+  }
+}
+
+// The drop-in loop, against LibTorch's own optimizers on the same GPU.
+class GpuDropIn : public ::testing::Test {
+ protected:
+  using Stock = std::function<std::unique_ptr<torch::optim::Optimizer>(std::vector<torch::Tensor>)>;
+  using Own = std::function<std::unique_ptr<optim::Optimizer>(Replica&)>;
+
+  static void expect_same(const Stock& make_stock, const Own& make_own, double clip) {
+    const auto data = samples(1, {32, 64}).to(torch::kCUDA);
+    TwoLayers plain(64, 100, 10);
+    TwoLayers net(64, 100, 10);
+    copy_values(*plain, *net);
+    plain->to(torch::kCUDA);
+    World world = alone();
+    auto model = data_parallel(net, world);
+    const auto own = make_own(model);
+    own->set_clip_norm(clip);
+    const auto stock = make_stock(plain->parameters());
+    for (int step = 0; step < 20; ++step) {
+      stock->zero_grad();
+      plain->forward(data).pow(2).mean().backward();
+      if (clip > 0) torch::nn::utils::clip_grad_norm_(plain->parameters(), clip);
+      stock->step();
+      own->zero_grad();
+      model->forward(data).pow(2).mean().backward();
+      own->step();
+    }
+    const auto expected = plain->parameters();
+    const auto values = net->parameters();
+    for (std::size_t i = 0; i < values.size(); ++i)
+      EXPECT_TRUE(torch::allclose(values[i], expected[i], 1e-5, 1e-6)) << i;
+    if (clip > 0) EXPECT_GT(own->last_norm(), 0);
+  }
+  static void copy_values(torch::nn::Module& from, torch::nn::Module& to) {
+    torch::NoGradGuard no_grad;
+    const auto values = from.parameters();
+    auto copies = to.parameters();
+    for (std::size_t i = 0; i < values.size(); ++i) copies[i].copy_(values[i]);
+  }
+};
+
+TEST_F(GpuDropIn, HasTheNumbersOfStockOptimizers) {
+  for (const double clip : {0.0, 0.05}) {
+    expect_same(
+        [](auto parameters) {
+          return std::make_unique<torch::optim::SGD>(
+              parameters, torch::optim::SGDOptions(0.1).momentum(0.9).weight_decay(1e-3));
+        },
+        [](Replica& model) {
+          return std::make_unique<optim::SGD>(
+              model, optim::SGDOptions{.lr = 0.1, .momentum = 0.9, .weight_decay = 1e-3});
+        },
+        clip);
+    expect_same(
+        [](auto parameters) {
+          return std::make_unique<torch::optim::AdamW>(
+              parameters, torch::optim::AdamWOptions(1e-2).weight_decay(1e-2));
+        },
+        [](Replica& model) {
+          return std::make_unique<optim::AdamW>(model, optim::AdamWOptions{.lr = 1e-2});
+        },
+        clip);
+  }
+}
+
+TEST_F(GpuDropIn, AveragesBySamplesAndAddsUpInNoSync) {
+  World world = alone_over_nccl();
+  TwoLayers net(64, 100, 10);
+  auto model = data_parallel(net, world, {.force_collectives = true});
+  const auto data = samples(1, {8, 64}).to(torch::kCUDA);
+  const auto mean_of = [&](std::int64_t first, std::int64_t end) {
+    return net->forward(data.slice(0, first, end)).pow(2).mean();
+  };
+  mean_of(0, 8).backward();
+  const torch::Tensor expected = net->parameters()[0].grad().clone();
+  model.zero_grad();
+  {
+    const NoSync no_sync = model.no_sync();
+    model.backward(mean_of(0, 2), 2);
+  }
+  model.backward(mean_of(2, 8), 6);
+  EXPECT_TRUE(torch::allclose(net->parameters()[0].grad(), expected, 1e-5, 1e-7));
+}
+
+TEST_F(GpuDropIn, MastersKeepWhatBfloat16Loses) {
+  World world = alone();
+  TwoLayers net(64, 100, 10);
+  net->to(torch::kBFloat16);
+  auto model = data_parallel(net, world);
+  optim::AdamW optimizer(model, {.lr = 1e-5, .weight_decay = 0});
+  const auto data = samples(1, {32, 64}).to(torch::kCUDA).to(torch::kBFloat16);
+  const torch::Tensor before = net->first->weight.detach().to(torch::kFloat32);
+  constexpr int kSteps = 50;
+  for (int step = 0; step < kSteps; ++step) {
+    optimizer.zero_grad();
+    model->forward(data).pow(2).mean().backward();
+    optimizer.step();
+  }
+  torch::Tensor master;
+  for (const auto& [name, tensor] : optimizer.state()) {
+    if (name == "master/first.weight") master = tensor;
+  }
+  ASSERT_TRUE(master.defined());
+  EXPECT_EQ(master.scalar_type(), torch::kFloat32);
+  EXPECT_TRUE(torch::equal(master.to(torch::kBFloat16), net->first->weight));
+  // Adam moves an element by some lr a step while its gradient keeps its sign; bfloat16 alone would round that away.
+  EXPECT_GT((master - before).abs().max().item<double>(), 0.5 * kSteps * 1e-5);
+  // Whoever writes to a parameter is heard.
+  {
+    torch::NoGradGuard no_grad;
+    net->first->weight.zero_();
+  }
+  optimizer.zero_grad();
+  model->forward(data).pow(2).mean().backward();
+  optimizer.step();
+  EXPECT_LT(master.abs().max().item<double>(), 1e-4);
+}
+
+}  // namespace
+}  // namespace lockstep::testing
