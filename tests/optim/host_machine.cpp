@@ -84,22 +84,6 @@ struct Gather {
   }
 };
 
-struct Addition {
-  void* into;
-  const void* from;
-  std::size_t count;
-
-  template <typename T, typename>
-  void operator()() const {
-    for (std::size_t number = 0; number * optim::kChunkElements < count; ++number) {
-      for_each_thread([&](element::Thread thread) {
-        element::add_chunk(static_cast<T*>(into), static_cast<const T*>(from), count, number,
-                           thread);
-      });
-    }
-  }
-};
-
 std::vector<double> sums_of_tiles(const std::vector<double>& values) {
   std::vector<double> sums;
   for (std::size_t first = 0; first < values.size(); first += element::kTile) {
