@@ -42,7 +42,7 @@ bool has_fused_attention(const torch::Tensor& x) {
 }
 
 // LibTorch's layer adds the bias with a kernel of its own to what has more than two dimensions; CPUs keep the bits of it.
-torch::Tensor apply(nn::Linear& layer, const torch::Tensor& x) {
+torch::Tensor through(nn::Linear& layer, const torch::Tensor& x) {
   return x.is_cuda() ? torch::linear(x, layer->weight, layer->bias) : layer(x);
 }
 
@@ -60,7 +60,7 @@ class Block : public nn::Module {
   }
   torch::Tensor forward(torch::Tensor x, const torch::Tensor& future) {
     x = x + drop(attention(norm1_(x), future));
-    return x + drop(apply(narrow_, torch::gelu(apply(widen_, norm2_(x)), "tanh")));
+    return x + drop(through(narrow_, torch::gelu(through(widen_, norm2_(x)), "tanh")));
   }
   std::array<nn::Linear, 2> into_residual() { return {project_, narrow_}; }
 
@@ -70,12 +70,13 @@ class Block : public nn::Module {
     const std::int64_t batch = x.size(0);
     const std::int64_t length = x.size(1);
     const std::int64_t width = x.size(2);
-    const auto parts = apply(attend_, x).view({batch, length, 3, heads_, width / heads_}).unbind(2);
+    const auto parts =
+        through(attend_, x).view({batch, length, 3, heads_, width / heads_}).unbind(2);
     const auto by_head = [&](int part) {
       return parts[static_cast<std::size_t>(part)].transpose(1, 2);
     };
     const torch::Tensor mixed = mix(by_head(0), by_head(1), by_head(2), future);
-    return apply(project_, mixed.transpose(1, 2).reshape({batch, length, width}));
+    return through(project_, mixed.transpose(1, 2).reshape({batch, length, width}));
   }
   // The values of earlier places, each weighted by how its key meets the query. Without a mask: fused.
   torch::Tensor mix(const torch::Tensor& query, const torch::Tensor& key,

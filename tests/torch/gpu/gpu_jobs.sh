@@ -16,6 +16,7 @@ hash() {
 }
 same() {
   local first=$1 other
+  [ ${#first} = 64 ] || fail "$job: no hash"
   shift
   for other in "$@"; do [ "$first" = "$other" ] || fail "$job: other bits: $first and $other"; done
   echo "$job: ${first:0:16} $# times"
