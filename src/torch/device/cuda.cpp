@@ -1,5 +1,7 @@
 #include <ATen/cuda/CUDAContext.h>
+#include <ATen/cuda/CUDAGeneratorImpl.h>
 #include <ATen/cuda/CUDAGraph.h>
+#include <c10/cuda/CUDACachingAllocator.h>
 #include <c10/cuda/CUDAGuard.h>
 #include <c10/cuda/CUDAStream.h>
 #include <fmt/format.h>
@@ -142,10 +144,33 @@ std::string first_line(const std::string& text) {
 
 }  // namespace
 
+namespace {
+
+// LibTorch leaves its allocator and its generator as they are while it captures when that fails.
+template <typename Pool>
+void forget_capture(c10::DeviceIndex index, const Pool& pool) {
+  namespace allocator = c10::cuda::CUDACachingAllocator;
+  const at::Generator fresh = at::cuda::detail::createCUDAGenerator(index);
+  at::Generator generator = at::cuda::detail::getDefaultCUDAGenerator(index);
+  generator.graphsafe_set_state(fresh.graphsafe_get_state());
+  try {
+    allocator::endAllocateToPool(index, pool);
+  } catch (const std::exception&) {  // it had done that already
+  }
+  try {
+    allocator::releasePool(index, pool);
+  } catch (const std::exception&) {
+  }
+}
+
+}  // namespace
+
 // Other threads may do as they like meanwhile: the engine's watch asks its events, loader threads take pinned memory.
 void Graph::capture(const std::function<void()>& body) {
   std::exception_ptr failure;
-  state_->graph.capture_begin({0, 0}, cudaStreamCaptureModeThreadLocal);
+  const c10::DeviceIndex index = c10::cuda::current_device();
+  const auto pool = at::cuda::graph_pool_handle();
+  state_->graph.capture_begin(pool, cudaStreamCaptureModeThreadLocal);
   try {
     body();
   } catch (...) {
@@ -157,6 +182,7 @@ void Graph::capture(const std::function<void()>& body) {
   } catch (const std::exception& error) {
     ended = error.what();
     static_cast<void>(cudaGetLastError());
+    forget_capture(index, pool);
   }
   if (failure) std::rethrow_exception(failure);
   if (!ended.empty()) throw Unavailable(first_line(ended));

@@ -1,7 +1,7 @@
 // What an optimizer does on a device: tasks over ranges of chunks (chunks.h), queued on a stream.
 //
-// All that changes from step to step lies in the device's memory, nothing is allocated, and nobody waits, so that a CUDA
-// graph can hold every one of them. Results have the bits of the CPU's kernels for finite values.
+// Nothing is allocated and nobody waits. Whoever puts an update into a CUDA graph keeps its numbers in the device's memory,
+// where they can change; else they travel with the kernel. Results have the bits of the CPU's kernels for finite values.
 //
 //   kept      what a step computes on, and keeps its states in: the parameters; or, for half types, float32 masters, from
 //             which a parameter is rounded once

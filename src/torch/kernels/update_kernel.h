@@ -11,17 +11,35 @@
 
 namespace lockstep::kernels {
 
-// XORs what all threads of a block have seen to a word. Every thread calls it.
-__device__ __forceinline__ void note(unsigned long long seen, unsigned long long* word) {
-  __shared__ unsigned long long all;
-  __syncthreads();
-  if (threadIdx.x == 0) all = 0;
-  __syncthreads();
+// What the threads of a warp have seen, together.
+__device__ __forceinline__ unsigned long long of_warp(unsigned long long seen) {
+#if __CUDA_ARCH__ >= 800
+  const auto low = __reduce_xor_sync(0xffffffffU, static_cast<unsigned>(seen));
+  const auto high = __reduce_xor_sync(0xffffffffU, static_cast<unsigned>(seen >> 32));
+  return static_cast<unsigned long long>(high) << 32 | low;
+#else
   for (int distance = 16; distance > 0; distance /= 2)
     seen ^= __shfl_xor_sync(0xffffffffU, seen, distance);
-  if (threadIdx.x % 32 == 0) atomicXor(&all, seen);
+  return seen;
+#endif
+}
+
+// XORs what all threads of a block have seen to the words of a piece. Every thread calls it.
+__device__ __forceinline__ void note(const element::Seen& seen, const WatchedWords& words,
+                                     std::uint32_t piece) {
+  constexpr unsigned kWarps = cuda::kThreads / 32;
+  __shared__ unsigned long long all[3][kWarps];
+  const unsigned long long own[] = {of_warp(seen.before), of_warp(seen.after),
+                                    of_warp(seen.applied)};
+  if (threadIdx.x % 32 == 0) {
+    for (int k = 0; k < 3; ++k) all[k][threadIdx.x / 32] = own[k];
+  }
   __syncthreads();
-  if (threadIdx.x == 0 && all != 0) atomicXor(word, all);
+  if (threadIdx.x >= 3) return;
+  unsigned long long sum = 0;
+  for (unsigned warp = 0; warp < kWarps; ++warp) sum ^= all[threadIdx.x][warp];
+  unsigned long long* const to[] = {words.before, words.after, words.applied};
+  if (sum != 0) atomicXor(to[threadIdx.x] + piece, sum);
 }
 
 template <typename Of, UpdateRule kRule, bool kWatched>
@@ -31,11 +49,7 @@ __global__ void __launch_bounds__(cuda::kThreads, 4)
   if (task.skip != nullptr && *task.skip != 0) return;
   const element::Seen seen =
       element::update_chunk<Of, kRule, kWatched>(task, chunk, {threadIdx.x, cuda::kThreads});
-  if constexpr (kWatched) {
-    note(seen.before, task.watched.before + chunk.piece);
-    note(seen.after, task.watched.after + chunk.piece);
-    note(seen.applied, task.watched.applied + chunk.piece);
-  }
+  if constexpr (kWatched) note(seen, task.watched, chunk.piece);
 }
 
 template <bool kWatched>

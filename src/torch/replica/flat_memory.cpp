@@ -25,10 +25,9 @@ void FlatMemory::take_on_device(Comm& comm) {
     on_device_ = arena->data();
     kept_ = std::move(arena);
   } else {
-    const auto options =
-        torch::TensorOptions().dtype(torch::kUInt8).device(torch::Device(device_));
-    auto memory = std::make_shared<torch::Tensor>(
-        torch::empty({static_cast<std::int64_t>(bytes)}, options));
+    const auto options = torch::TensorOptions().dtype(torch::kUInt8).device(torch::Device(device_));
+    auto memory =
+        std::make_shared<torch::Tensor>(torch::empty({static_cast<std::int64_t>(bytes)}, options));
     on_device_ = static_cast<std::byte*>(memory->data_ptr());
     kept_ = std::move(memory);
   }

@@ -28,9 +28,10 @@ void check_names(const Model& model) {
       throw BadInput(fmt::format("two tensors of the model are named {}: rename one", name));
     const torch::Device first = model.everything().front().tensor.device();
     if (tensor.device() != first || !(first.is_cpu() || first.is_cuda())) {
-      throw BadInput(fmt::format("{} lies on {}, and the model begins on {}: move all of it to one "
-                                 "GPU, or to the CPU",
-                                 name, tensor.device().str(), first.str()));
+      throw BadInput(
+          fmt::format("{} lies on {}, and the model begins on {}: move all of it to one "
+                      "GPU, or to the CPU",
+                      name, tensor.device().str(), first.str()));
     }
   }
 }
@@ -128,9 +129,10 @@ void copy_from_leader(Comm& comm, const std::vector<NamedTensor>& tensors) {
 Device device_of(const Model& model, const Comm& comm) {
   const Device device = device::of(model.trained.front().tensor);
   if (device.kind == DeviceKind::kCpu || comm.size() == 1 || comm.engine() == "nccl") return device;
-  throw BadInput(fmt::format("the model lies on {}, which the {} engine does not reach: start the "
-                             "workers with LOCKSTEP_DEVICE=cuda, or leave it on the CPU",
-                             device.text(), comm.engine()));
+  throw BadInput(
+      fmt::format("the model lies on {}, which the {} engine does not reach: start the "
+                  "workers with LOCKSTEP_DEVICE=cuda, or leave it on the CPU",
+                  device.text(), comm.engine()));
 }
 
 BufferSync::BufferSync(Comm& comm, std::vector<NamedTensor> buffers, Device device)

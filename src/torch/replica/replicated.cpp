@@ -318,22 +318,18 @@ void Replicated::launch(std::size_t bucket, double factor) {
     pass_.works.push_back(reduce(buckets_[bucket], rule));
     return;
   }
+  // Between backward's kernels, not beside them: what goes over all of memory slows those down by more than its own time.
+  banks_[bank_in_use_].bring(buckets_[bucket]);
   ready_->record(device::current_stream(device()));
   launch_beside(bucket, rule, *ready_);
 }
 
-// On another stream than backward's, which does not wait. Gradients outside of their places are kept until it has been
-// waited for: their memory would be given to backward else.
+// On another stream than backward's, which does not wait.
 void Replicated::launch_beside(std::size_t bucket, const ReduceOptions& rule,
                                const device::Event& ready) {
-  const plan::Bucket& which = buckets_[bucket];
-  for (std::size_t i = 0; i < which.entries; ++i) {
-    const plan::Entry& entry = layout_.entries()[which.first_entry + i];
-    pass_.kept.push_back(model_.trained[entry.registered].tensor.grad());
-  }
   const device::SideStream::Scope scope(*side_, device::SideStream::After::kGoesOn);
   ready.precede(device::current_stream(device()));
-  pass_.works.push_back(reduce(which, rule));
+  pass_.works.push_back(reduce(buckets_[bucket], rule));
 }
 
 // On a GPU a world of one has nobody to reduce with, and gradients that are as they should be stay where they are.
@@ -502,7 +498,6 @@ void Replicated::finish() {
   if (side_) {
     const device::SideStream::Scope joined(*side_);
   }
-  pass_.kept.clear();
   if (with_buffers) buffer_sync_.finish(comm_);
   const Since seen = since_;
   forget();

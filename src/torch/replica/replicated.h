@@ -157,9 +157,8 @@ class Replicated : public std::enable_shared_from_this<Replicated> {
     bool synchronised = false;
     Work weights;  // the sums of all workers' Since::weights
     bool weights_launched = false;
-    bool plain = false;               // this worker's passes had no weights
-    std::vector<Work> works;          // by bucket
-    std::vector<torch::Tensor> kept;  // gradients that are read beside backward
+    bool plain = false;       // this worker's passes had no weights
+    std::vector<Work> works;  // by bucket
     Clock::time_point began;
     BackwardTimes times;
   };

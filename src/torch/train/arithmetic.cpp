@@ -193,11 +193,13 @@ void in_plain_words(const std::function<void()>& compute) {
   try {
     compute();
   } catch (const c10::OutOfMemoryError& error) {
+    // "CUDA out of memory. Tried to allocate 2 GiB. …", which goes on with what else there is.
     const std::string said = error.what_without_backtrace();
+    const auto second = said.find(". ", said.find(". ") + 1);
     throw Unavailable(fmt::format(
         "no memory is left for the shard's batch: {}; use more shards for the same global batch, a "
         "smaller batch, or more workers",
-        said.substr(0, said.find('\n'))));
+        said.substr(0, std::min(second, said.find('\n')))));
   } catch (const c10::Error& error) {
     const std::string said = error.what_without_backtrace();
     const auto after_name = said.find(" does not have a deterministic implementation");

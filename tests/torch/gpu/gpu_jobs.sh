@@ -37,9 +37,16 @@ if LOCKSTEP_SHARE_GPUS=1 timeout 60 "$lockstep" run -n 2 --device cuda -- "$acto
 fi
 ((SECONDS - began < 40)) || fail "a job without memory took $((SECONDS - began)) s"
 grep -q "no memory is left" "$work/log" || { cat "$work/log" >&2; fail "nobody says that no memory is left"; }
-grep -q "worker 0: .*[Rr]ank 1" "$work/log" || { cat "$work/log" >&2; fail "worker 0 does not name the other"; }
+grep -q "rank 1 .*failed first" "$work/log" || { cat "$work/log" >&2; fail "the launcher does not name rank 1"; }
 if pgrep -f "$actor" >/dev/null; then fail "workers are left"; fi
 echo "no memory: told in $((SECONDS - began)) s"
+# The same by hand, where nobody ends the other one: it is told whom it has lost.
+for rank in 0 1; do
+  env LOCKSTEP_SHARE_GPUS=1 LOCKSTEP_DEVICE=cuda TORCHELASTIC_RUN_ID=1 RANK=$rank WORLD_SIZE=2 LOCAL_RANK=$rank \
+    LOCAL_WORLD_SIZE=2 MASTER_ADDR=127.0.0.1 MASTER_PORT=29571 timeout 60 "$actor" >"$work/log$rank" 2>&1 &
+done
+wait
+grep -q "^worker 0: .*rank 1" "$work/log0" || { cat "$work/log0" "$work/log1" >&2; fail "worker 0 does not name the lost one"; }
 
 if timeout 20 "$lockstep" train --device cuda -n 9 --steps 1 --quiet >"$work/log" 2>&1; then fail "9 workers had a GPU each"; fi
 grep -q "9 workers and . GPU" "$work/log" || { cat "$work/log" >&2; fail "the lack of GPUs is not told"; }

@@ -168,6 +168,36 @@ TEST_F(GpuTrainer, SaysInOneLineThatNoMemoryIsLeft) {
   }
 }
 
+TEST_F(GpuTrainer, FindsABitThatChangedOnItsOwn) {
+  World world = alone();
+  TwoLayers net(64, 100, 10);
+  auto model = data_parallel(net, world);
+  const auto optimizer = std::make_shared<optim::AdamW>(model, optim::AdamWOptions{});
+  const auto loss = [&](const Batch& batch) { return net->forward(batch.data).pow(2).mean(); };
+  TrainerParts parts{
+      model,   net.ptr(), optimizer, tensor_dataset(samples(1, {64, 64}), samples(2, {64})),
+      nullptr, loss,      nullptr,   nullptr};
+  for (const bool in_state : {false, true}) {
+    const TrainerOptions options{.steps = 20, .global_batch = 8, .shards = 1};
+    TrainerHooks hooks;
+    hooks.on_step = [&](const StepRecord& record) {
+      if (record.step != 6) return;
+      torch::Tensor bits = net->second->weight.data();
+      if (in_state) bits = optimizer->state().front().tensor;
+      torch::NoGradGuard no_grad;
+      bits = bits.flatten().view(torch::kInt32).slice(0, 5, 6);
+      bits.bitwise_xor_(torch::scalar_tensor(1 << 9, torch::kInt32));
+    };
+    try {
+      Trainer(world, parts, options, hooks).run();
+      FAIL() << "nobody has seen it";
+    } catch (const Mismatch& error) {
+      EXPECT_THAT(error.what(), HasSubstr("step 7"));
+      EXPECT_THAT(error.what(), HasSubstr("second."));
+    }
+  }
+}
+
 // The drop-in loop, against LibTorch's own optimizers on the same GPU.
 class GpuDropIn : public ::testing::Test {
  protected:
