@@ -268,7 +268,11 @@ class StepCase {
     using Numbers = decltype(kernels::element::numbers_of(steps[0]));
     std::vector<Numbers> numbers;
     for (const Step& step : steps) numbers.push_back(kernels::element::numbers_of(step));
-    task_.numbers = machine.put(numbers);
+    if (setting.factor != 0) {  // either way is as good
+      std::memcpy(task_.few, numbers.data(), numbers.size() * sizeof(Numbers));
+    } else {
+      task_.numbers = machine.put(numbers);
+    }
     task_.parameters = machine.put(model_.flat(model_.parameters, false));
     if (setting.masters)
       task_.masters = reinterpret_cast<float*>(machine.put(model_.flat(model_.masters, true)));
