@@ -2,7 +2,7 @@
 # make train        train a cnn on Fashion-MNIST with one worker per core
 # make test         everything a change must pass: tests, sanitizers, checks of form, a short fuzz
 # make test-full    the same with the long ones
-# make test-gpu     the tests of the nccl engine and of the optimizers on a GPU of this host, and a few without one
+# make test-gpu     the tests of the nccl engine, of the kernels and of training on a GPU of this host, and a few without one
 # make fuzz         the fuzzers, FUZZ_SECONDS each (default 300)
 # make bench        the measurements that the docs quote, into docs/benchmarks.md; some 15 minutes
 # make bench-gpu    training steps on a GPU, beside PyTorch's, into docs/benchmarks-gpu.md; some 6 minutes
@@ -34,10 +34,10 @@ test: build
 	@tools/test.sh short
 test-full: build
 	@tools/test.sh full
-# LibTorch is not needed for it. What is needed beside it is in docs/guide/gpus.md; nothing is installed here.
+# What it needs is in docs/guide/gpus.md; nothing is installed here.
 test-gpu:
-	@cmake --preset cuda -DLOCKSTEP_WITH_TORCH=OFF -DLOCKSTEP_WITH_CUDA=ON $(CMAKE_ARGS) >/dev/null
-	@cmake --build --preset cuda -j $(JOBS) --target gpu_test gpu_kernels_test nccl_test
+	@cmake --preset cuda -DLOCKSTEP_WITH_CUDA=ON $(CMAKE_ARGS) >/dev/null
+	@cmake --build --preset cuda -j $(JOBS) --target gpu_tests
 	@$(CTEST) --test-dir build/cuda -L "gpu|nccl"
 fuzz: deps
 	@tools/fuzz.sh $(FUZZ_SECONDS)

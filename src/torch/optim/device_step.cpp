@@ -166,8 +166,6 @@ Watch& QueuedStep::next_watch() {
     watch.words = torch::zeros({3, pieces}, options.device(torch::Device(model_.device())));
     watch.on_host = torch::empty({3, pieces}, options.pinned_memory(true));
     if (!side_) side_.emplace(model_.device());
-  } else {
-    watch.copied.precede(device::current_stream(model_.device()));
   }
   return watch;
 }
