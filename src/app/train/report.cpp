@@ -7,6 +7,17 @@
 
 namespace lockstep::app {
 
+namespace {
+
+// The first shards are always eager.
+std::string spoken(const ShardCounts& shards) {
+  return fmt::format("{} of {} shards of a worker replayed{}", with_commas(shards.replayed),
+                     with_commas(shards.replayed + shards.eager),
+                     shards.reason.empty() ? "" : "; not all: " + shards.reason);
+}
+
+}  // namespace
+
 std::string to_json(const TrainArguments& arguments, const TrainReport& report) {
   const TrainingResult& result = report.result;
   nlohmann::ordered_json json;
@@ -47,6 +58,14 @@ std::string to_json(const TrainArguments& arguments, const TrainReport& report) 
   if (report.traffic.bytes) json["bytes_moved_per_step"] = *report.traffic.bytes;
   json["times_ring"] = nullptr;
   if (report.traffic.times_ring) json["times_ring"] = *report.traffic.times_ring;
+  json["graph_shards"] = nullptr;
+  json["eager_shards"] = nullptr;
+  json["eager_reason"] = nullptr;
+  if (arguments.device == "cuda") {
+    json["graph_shards"] = result.on_device.replayed;
+    json["eager_shards"] = result.on_device.eager;
+    json["eager_reason"] = result.on_device.reason;
+  }
   json["memory_mb"] = static_cast<double>(result.memory_bytes) / 1e6;
   json["memory_mb_per_worker"] = static_cast<double>(result.memory_bytes) / 1e6 / report.workers;
   json["replicas_identical"] = result.replicas_identical;
@@ -91,6 +110,7 @@ std::string summary(const TrainArguments& arguments, const TrainReport& report) 
                   result.step_ms_p50, result.step_ms_p95, result.exposed_comm_ms_p50));
   const std::string traffic = spoken(report.traffic, result.shards, report.workers);
   if (!traffic.empty()) row("traffic", traffic);
+  if (arguments.device == "cuda") row("graphs", spoken(result.on_device));
   const double megabytes = static_cast<double>(result.memory_bytes) / 1e6;
   row("memory", fmt::format("{:.0f} MB, {:.0f} for each worker (proportional set size)", megabytes,
                             megabytes / report.workers));
