@@ -65,7 +65,9 @@ struct TrainerOptions {
   int loader_threads = 1;
   int prefetch = 2;
 
-  // On a GPU: what a shard queues is captured as a CUDA graph and replayed, where it can be. The bits are the same.
+  // On a GPU: what a shard queues is captured as a CUDA graph and replayed, where it can be. The bits are the same, if all
+  // that the loss depends on is in its batch, the model, the seed and tensors of the GPU; BadInput for one that is seen to
+  // depend on more, such as a coefficient that the host changes.
   bool cuda_graphs = true;
 
   // Looks for bits that changed on their own: updates compare what they read with what was written, and workers their

@@ -44,7 +44,7 @@ GpuChoice choose_gpu(const Place& place, const cuda::FoundGpus& found, const Loo
   if (found.count < 1) throw Unavailable(found.missing);
   if (place.local_size <= found.count) return {place.local_rank, {}};
   // srun --gpus-per-task shows each worker its own.
-  if (lookup("SLURM_GPUS_PER_TASK")) return {0, {}};
+  if (place.launcher == Launcher::kSlurm && lookup("SLURM_GPUS_PER_TASK")) return {0, {}};
   if (!may_share(lookup)) {
     const auto visible = lookup("CUDA_VISIBLE_DEVICES");
     throw BadInput(

@@ -122,7 +122,11 @@ TEST(ChooseGpu, SharingTakesTurnsAndTellsNcclOfAHostForEach) {
 
 TEST(ChooseGpu, WhereSlurmShowsEachWorkerItsOwnItIsTheFirst) {
   const auto slurm = variables({{"SLURM_GPUS_PER_TASK", "1"}, {"CUDA_VISIBLE_DEVICES", "3"}});
-  EXPECT_EQ(choose_gpu(place_of(3, 4, 3, 4), {1, ""}, slurm).index, 0);
+  Place place = place_of(3, 4, 3, 4);
+  EXPECT_THROW(choose_gpu(place, {1, ""}, slurm),
+               BadInput);  // workers of another launcher, in one task
+  place.launcher = Launcher::kSlurm;
+  EXPECT_EQ(choose_gpu(place, {1, ""}, slurm).index, 0);
 }
 
 TEST(OwnBootstrapTest, AnEngineFormsAWorldOfOneOverIt) {

@@ -81,6 +81,23 @@ TEST(Replica, BitsDependNeitherOnBucketsNorOnTheAlgorithm) {
   }
 }
 
+TEST(Replica, SparseGradientsAreAveragedAsDenseOnesAre) {
+  in_world(2, [&](World& world) {
+    const auto gradient_of = [&](bool sparse) {
+      auto net =
+          seeded<torch::nn::Embedding>(kSeed, torch::nn::EmbeddingOptions(10, 4).sparse(sparse));
+      auto model = data_parallel(net, world);
+      const auto words = torch::arange(3) + 2 * world.rank();
+      for (int pass = 0; pass < 2; ++pass) {
+        model.zero_grad();
+        model->forward(words).pow(2).sum().backward();
+      }
+      return net->weight.grad().clone();
+    };
+    EXPECT_TRUE(torch::equal(gradient_of(true), gradient_of(false)));
+  });
+}
+
 // A deep model with small buckets: its last layers' gradients travel while its first layers'
 // are still computed.
 TEST(Replica, TheFirstBucketIsOnTheWireBeforeBackwardHasEnded) {

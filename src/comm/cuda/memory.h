@@ -33,6 +33,7 @@ class DeviceArray {
   explicit DeviceArray(const std::vector<T>& values) : DeviceArray(values.size()) {
     if (values.empty()) return;
     check(cudaMemcpy(data(), values.data(), size_ * sizeof(T), cudaMemcpyDefault), "cudaMemcpy");
+    check(cudaDeviceSynchronize(), "cudaMemcpy");  // it may return before streams see it
   }
 
   T* data() const { return static_cast<T*>(memory_.get()); }

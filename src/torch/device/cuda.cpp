@@ -7,7 +7,8 @@
 #include <fmt/format.h>
 #include <lockstep/errors.h>
 
-#include <optional>
+#include <chrono>
+#include <string>
 #include <thread>
 
 #include "comm/cuda/handles.h"
@@ -35,6 +36,15 @@ void* current_stream(Device device) {
   return c10::cuda::getCurrentCUDAStream(index_of(device)).stream();
 }
 
+struct CurrentDevice::State {
+  c10::cuda::CUDAGuard guard;
+};
+CurrentDevice::CurrentDevice(Device device) {
+  if (device.kind != DeviceKind::kCpu)
+    state_.reset(new State{c10::cuda::CUDAGuard(index_of(device))});
+}
+CurrentDevice::~CurrentDevice() = default;
+
 struct Event::State {
   cuda::Event event = cuda::make_event();
 };
@@ -57,14 +67,22 @@ void Event::precede(void* stream) const {
   cuda::check(cudaStreamWaitEvent(native(stream), state_->event.get(), 0), "cudaStreamWaitEvent");
 }
 
+// Awake for what comes at once; then looks now and then, and leaves the core to others.
 void Event::wait(Deadline deadline) const {
+  constexpr std::chrono::microseconds kAwake{200};
+  constexpr std::chrono::microseconds kNap{50};
+  const Deadline awake = Deadline::after(kAwake);
   while (true) {
     const cudaError_t now = cudaEventQuery(state_->event.get());
     if (now == cudaSuccess) return;
     if (now != cudaErrorNotReady) cuda::check(now, "cudaEventQuery");
     static_cast<void>(cudaGetLastError());
     if (deadline.expired()) throw Timeout("the GPU has not finished a step by its deadline");
-    std::this_thread::yield();
+    if (awake.expired()) {
+      std::this_thread::sleep_for(kNap);
+    } else {
+      std::this_thread::yield();
+    }
   }
 }
 
@@ -105,10 +123,12 @@ class Switch {
 }  // namespace
 
 struct StreamScope::State {
+  CurrentDevice device;
   Switch streams;
 };
 // Its kernels go before those of others that are ready, such as reductions.
-StreamScope::StreamScope(Device device) : state_(new State{Switch(device, true)}) {
+StreamScope::StreamScope(Device device)
+    : state_(new State{CurrentDevice(device), Switch(device, true)}) {
   state_->streams.follow();
   state_->streams.enter();
 }
@@ -137,19 +157,17 @@ Graph::~Graph() = default;
 
 namespace {
 
-// The first sentence of what LibTorch says, which goes on for a page.
-std::string first_line(const std::string& text) {
-  return text.substr(0, text.find('\n'));
+// LibTorch's errors go on for a page.
+[[noreturn]] void raise_in_one_line(const std::exception& error) {
+  const std::string text = error.what();
+  throw Unavailable(text.substr(0, text.find('\n')));
 }
-
-}  // namespace
-
-namespace {
 
 // LibTorch leaves its allocator and its generator as they are while it captures when that fails.
 template <typename Pool>
 void forget_capture(c10::DeviceIndex index, const Pool& pool) {
   namespace allocator = c10::cuda::CUDACachingAllocator;
+  static_cast<void>(cudaGetLastError());
   const at::Generator fresh = at::cuda::detail::createCUDAGenerator(index);
   at::Generator generator = at::cuda::detail::getDefaultCUDAGenerator(index);
   generator.graphsafe_set_state(fresh.graphsafe_get_state());
@@ -167,36 +185,35 @@ void forget_capture(c10::DeviceIndex index, const Pool& pool) {
 
 // Other threads may do as they like meanwhile: the engine's watch asks its events, loader threads take pinned memory.
 void Graph::capture(const std::function<void()>& body) {
-  std::exception_ptr failure;
   const c10::DeviceIndex index = c10::cuda::current_device();
   const auto pool = at::cuda::graph_pool_handle();
-  state_->graph.capture_begin(pool, cudaStreamCaptureModeThreadLocal);
+  std::exception_ptr failure;
   try {
+    state_->graph.capture_begin(pool, cudaStreamCaptureModeThreadLocal);
     body();
   } catch (...) {
     failure = std::current_exception();
   }
-  std::string ended;
   try {
     state_->graph.capture_end();
-  } catch (const std::exception& error) {
-    ended = error.what();
-    static_cast<void>(cudaGetLastError());
+  } catch (const std::exception&) {
+    if (!failure) failure = std::current_exception();
     forget_capture(index, pool);
   }
-  if (failure) std::rethrow_exception(failure);
-  if (!ended.empty()) throw Unavailable(first_line(ended));
+  if (!failure) return;
+  try {
+    std::rethrow_exception(failure);
+  } catch (const c10::Error& error) {
+    raise_in_one_line(error);
+  }
 }
 
 void Graph::replay() {
-  state_->graph.replay();
-}
-
-bool capturing(Device device) {
-  cudaStreamCaptureStatus status = cudaStreamCaptureStatusNone;
-  cuda::check(cudaStreamIsCapturing(native(current_stream(device)), &status),
-              "cudaStreamIsCapturing");
-  return status != cudaStreamCaptureStatusNone;
+  try {
+    state_->graph.replay();
+  } catch (const c10::Error& error) {
+    raise_in_one_line(error);
+  }
 }
 
 }  // namespace lockstep::device

@@ -21,6 +21,19 @@ Device of(const torch::Tensor& tensor);
 // LibTorch's current stream of a device, on this thread; null on the CPU.
 void* current_stream(Device device);
 
+// As long as it lives the device is the current one of this thread; on the CPU it does nothing.
+class CurrentDevice {
+ public:
+  explicit CurrentDevice(Device device);
+  ~CurrentDevice();
+  CurrentDevice(const CurrentDevice&) = delete;
+  CurrentDevice& operator=(const CurrentDevice&) = delete;
+
+ private:
+  struct State;
+  std::unique_ptr<State> state_;
+};
+
 // A point on a stream of the current device.
 //
 // Threads:   one caller at a time.
@@ -46,8 +59,13 @@ class Event {
   std::unique_ptr<State> state_;
 };
 
-// As long as it lives LibTorch queues on a stream of its own on this thread, since the default one cannot be captured. It
-// begins after what was queued before, and what is queued after it waits for it.
+// As long as it lives the device is the current one, and LibTorch queues on a stream of its own, on this thread, since the
+// default one cannot be captured. It begins after what was queued before, and what is queued after it waits for it.
+//
+// Threads:   the one that made it.
+// Blocking:  never.
+// Failure:   Unavailable when the device fails.
+// Ownership: the stream is LibTorch's.
 class StreamScope {
  public:
   explicit StreamScope(Device device);
@@ -61,6 +79,11 @@ class StreamScope {
 };
 
 // A second stream, for what should not wait for all that is queued on the first.
+//
+// Threads:   one caller at a time.
+// Blocking:  never.
+// Failure:   Unavailable when the device fails.
+// Ownership: the stream is LibTorch's.
 class SideStream {
  public:
   explicit SideStream(Device device);
@@ -93,8 +116,8 @@ class SideStream {
 //
 // Threads:   one caller at a time.
 // Blocking:  capture(), as long as the function takes.
-// Failure:   capture() throws what the function threw, or Unavailable with LibTorch's or CUDA's words for what cannot be
-//            captured; the stream is usable after.
+// Failure:   Unavailable, with LibTorch's or CUDA's words in one line, for what cannot be captured or replayed; capture()
+//            also throws what else the function threw. The stream is usable after.
 // Ownership: the memory that the function has taken belongs to it; tensors of it stay valid as long as it lives.
 class Graph {
  public:
@@ -108,8 +131,5 @@ class Graph {
   struct State;
   std::unique_ptr<State> state_;
 };
-
-// Whether the stream that LibTorch queues on is being captured.
-bool capturing(Device device);
 
 }  // namespace lockstep::device

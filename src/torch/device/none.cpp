@@ -21,6 +21,12 @@ void* current_stream(Device device) {
   unavailable();
 }
 
+struct CurrentDevice::State {};
+CurrentDevice::CurrentDevice(Device device) {
+  if (device.kind != DeviceKind::kCpu) unavailable();
+}
+CurrentDevice::~CurrentDevice() = default;
+
 struct Event::State {};
 Event::Event() {
   unavailable();
@@ -55,9 +61,5 @@ Graph::Graph() {
 Graph::~Graph() = default;
 void Graph::capture(const std::function<void()>&) {}
 void Graph::replay() {}
-
-bool capturing(Device) {
-  return false;
-}
 
 }  // namespace lockstep::device

@@ -4,8 +4,16 @@
 
 namespace lockstep::device {
 
-torch::Tensor pinned(const torch::Tensor& tensor) {
-  return tensor.is_cuda() || tensor.is_pinned() ? tensor : tensor.pin_memory();
+torch::Tensor pinned(const torch::Tensor& tensor, Deadline deadline) {
+  if (tensor.is_cuda()) {
+    const Device device = of(tensor);
+    const CurrentDevice current(device);
+    Event made;
+    made.record(current_stream(device));
+    made.wait(deadline);
+    return tensor;
+  }
+  return tensor.is_pinned() ? tensor : tensor.pin_memory();
 }
 
 // The memory is the side stream's: what was freed there has been read by the time that LibTorch gives it out again, and the
@@ -13,12 +21,16 @@ torch::Tensor pinned(const torch::Tensor& tensor) {
 Batch Upload::move(const Batch& batch) {
   Batch moved{batch.data, batch.target, batch.samples};
   for (torch::Tensor* tensor : {&moved.data, &moved.target}) {
-    if (!tensor->defined() || tensor->is_cuda()) continue;
+    if (!tensor->defined()) continue;
     const torch::Tensor from = *tensor;
     const c10::Stream reader =
         c10::impl::VirtualGuardImpl(c10::DeviceType::CUDA).getStream(torch::Device(device_));
+    if (from.is_cuda()) {  // a loader's thread has made it, on its own stream
+      from.record_stream(reader);
+      continue;
+    }
     const SideStream::Scope scope(side_, SideStream::After::kGoesOn);
-    *tensor = torch::empty(from.sizes(), from.options().device(torch::Device(device_)));
+    *tensor = torch::empty_like(from, from.options().device(torch::Device(device_)));
     tensor->copy_(from, /*non_blocking=*/true);
     tensor->record_stream(reader);
     arrived_.record(current_stream(device_));

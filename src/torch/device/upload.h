@@ -7,8 +7,8 @@
 
 namespace lockstep::device {
 
-// The tensor in memory that a GPU can copy from by itself.
-torch::Tensor pinned(const torch::Tensor& tensor);
+// The tensor in memory that a GPU can copy from by itself; one that is on a GPU, when it has been made there.
+torch::Tensor pinned(const torch::Tensor& tensor, Deadline deadline);
 
 // Copies on a stream of its own, beside what is computed.
 //

@@ -12,14 +12,6 @@
 namespace lockstep::kernels {
 namespace {
 
-plan::Layout wide_layout(const plan::Layout& layout) {
-  std::vector<plan::Parameter> parameters(layout.entries().size());
-  for (const plan::Entry& entry : layout.entries()) {
-    parameters[entry.registered] = {entry.name, comm::sum_type(entry.dtype), entry.count};
-  }
-  return plan::Layout(parameters);
-}
-
 // The chunks whose `key` is first … first + count − 1.
 template <typename Key>
 ChunkRange range_of(const std::vector<Chunk>& chunks, std::size_t first, std::size_t count,
@@ -33,6 +25,14 @@ ChunkRange range_of(const std::vector<Chunk>& chunks, std::size_t first, std::si
 }
 
 }  // namespace
+
+plan::Layout wide_layout(const plan::Layout& layout) {
+  std::vector<plan::Parameter> parameters(layout.entries().size());
+  for (const plan::Entry& entry : layout.entries()) {
+    parameters[entry.registered] = {entry.name, comm::sum_type(entry.dtype), entry.count};
+  }
+  return plan::Layout(parameters);
+}
 
 ChunkTables::ChunkTables(const plan::Layout& layout, const plan::Pieces& pieces,
                          const std::vector<std::uint16_t>& rules) {

@@ -17,6 +17,9 @@
 
 namespace lockstep::kernels {
 
+// The same entries in the types in which they are added up: float32 for half types.
+plan::Layout wide_layout(const plan::Layout& layout);
+
 inline constexpr std::uint32_t kChunkElements = 4 * plan::kBlockElements;
 
 struct alignas(16) Chunk {

@@ -9,6 +9,7 @@
 #include <cstring>
 #include <optional>
 
+#include "base/check.h"
 #include "torch/device/small_table.h"
 #include "torch/kernels/device_tables.h"
 
@@ -45,8 +46,11 @@ class QueuedStep : public DeviceStep {
         numbers_(model_.device()),
         pointers_(model_.device()) {}
 
+  void begin() override;
   void update() override;
+  void prepare_clipping() override;
   void collect() override;
+  void forget() override;
   double norm() override;
 
  private:
@@ -74,7 +78,6 @@ class QueuedStep : public DeviceStep {
   kernels::DeviceTables on_device_;
   device::SmallTable numbers_;   // of the step, by rule, if they are many
   device::SmallTable pointers_;  // to gradients, by entry
-  bool in_place_ = false;        // or all gradients are in their places
   std::optional<kernels::ClipMemory> clipping_;
   std::array<Watch, 2> watches_;  // of even and odd steps
   std::optional<device::SideStream> side_;
@@ -90,12 +93,11 @@ void QueuedStep::find_gradients() {
     model_.bring_gradients();
     where = model_.gradient_whereabouts();
   }
-  in_place_ = !where.has_value();  // half sums in float32 have been rounded to there
-  if (where) pointers_.set(*where);
+  LOCKSTEP_CHECK(where.has_value(), "gradients that were brought are in their places");
+  pointers_.set(*where);
 }
 
 kernels::DeviceGradients QueuedStep::gradients(DType dtype) const {
-  if (in_place_) return {dtype, model_.gradients().data(), nullptr};
   return {dtype, nullptr, static_cast<const void* const*>(pointers_.data())};
 }
 
@@ -159,7 +161,6 @@ kernels::WatchedWords QueuedStep::words_of(const Watch& watch) {
 
 Watch& QueuedStep::next_watch() {
   Watch& watch = watches_[static_cast<std::size_t>(optimizer_.steps % 2)];
-  collect(watch);
   if (!watch.words.defined()) {
     const auto pieces = static_cast<std::int64_t>(model_.pieces().all.size());
     const auto options = torch::TensorOptions().dtype(torch::kInt64);
@@ -182,16 +183,34 @@ void QueuedStep::send_watched(Watch& watch) {
   watch.step = optimizer_.steps;
 }
 
+void QueuedStep::begin() {
+  if (Norm& next = norms_[next_norm_ % kNorms]; next.step > 0) take(next);
+  collect(watches_[static_cast<std::size_t>((optimizer_.steps + 1) % 2)]);
+}
+
+void QueuedStep::prepare_clipping() {
+  const device::CurrentDevice current(model_.device());
+  if (!clipping_) clipping_.emplace(model_.layout().blocks());
+}
+
+// The words are zero again when they have been copied, whoever looks at them.
+void QueuedStep::forget() {
+  for (Watch& watch : watches_) {
+    if (std::exchange(watch.step, 0) != 0)
+      watch.copied.precede(device::current_stream(model_.device()));
+  }
+  for (Norm& norm : norms_) norm.step = 0;
+}
+
 void QueuedStep::collect() {
+  if (optimizer_.clip_norm > 0) norm();
   collect(watches_[static_cast<std::size_t>((optimizer_.steps + 1) % 2)]);
   collect(watches_[static_cast<std::size_t>(optimizer_.steps % 2)]);
 }
 
-// A step that was left out, because of its norm, has seen nothing.
 void QueuedStep::collect(Watch& watch) {
   if (std::exchange(watch.step, 0) == 0) return;
   watch.copied.wait(Deadline::after(model_.comm().timeout()));
-  if (optimizer_.clip_norm > 0) norm();
   const auto pieces = static_cast<std::size_t>(watch.on_host.size(1));
   const auto* const before = static_cast<const comm::Parity*>(watch.on_host.data_ptr());
   optimizer_.note_watched({before, pieces}, {before + pieces, pieces},
@@ -199,7 +218,6 @@ void QueuedStep::collect(Watch& watch) {
 }
 
 void QueuedStep::clip(void* stream) {
-  if (!clipping_) clipping_.emplace(model_.layout().blocks());
   for (const auto& typed : tables_.by_type()) {
     kernels::queue_squares(
         {range(typed), gradients(typed.dtype), masters_of(typed) != nullptr, clipping_->squares()},
@@ -211,7 +229,6 @@ void QueuedStep::clip(void* stream) {
 
 void QueuedStep::send_norm(void* stream) {
   Norm& norm = norms_[next_norm_++ % kNorms];
-  if (norm.step > 0) take(norm);
   const auto bytes = static_cast<std::int64_t>(sizeof(kernels::Clipping));
   const auto options = torch::TensorOptions().dtype(torch::kUInt8);
   if (!norm.clipping.defined()) norm.clipping = torch::empty({bytes}, options.pinned_memory(true));
@@ -234,8 +251,10 @@ double QueuedStep::take(Norm& norm) {
 
 double QueuedStep::norm() {
   if (next_norm_ == 0) return 0;
-  Norm& norm = norms_[(next_norm_ - 1) % kNorms];
-  if (norm.step > 0) last_ = take(norm);
+  for (std::size_t i = 0; i < kNorms; ++i) {  // from the oldest on
+    Norm& norm = norms_[(next_norm_ + i) % kNorms];
+    if (norm.step > 0) last_ = take(norm);
+  }
   return last_;
 }
 

@@ -8,18 +8,25 @@
 namespace lockstep::optim {
 
 // Threads:   one caller at a time.
-// Blocking:  norm(), until the GPU has worked it out; update() for the norm of some steps before, with clipping.
-// Failure:   BadInput from update() and norm() when a norm was not finite, whose step has changed nothing.
+// Blocking:  norm() and collect(), until the GPU has done the last step; begin(), one of some steps before.
+// Failure:   BadInput from them when a norm was not finite, whose step has changed nothing; Timeout.
 // Ownership: borrows the optimizer.
 class DeviceStep {
  public:
   virtual ~DeviceStep() = default;
 
-  // After the optimizer has counted the step.
+  // Before the optimizer counts the step: looks at what earlier ones have left, as far as there is no more room for it.
+  virtual void begin() = 0;
+  // After it.
   virtual void update() = 0;
-  // What watched updates have seen, of all that the host has not looked at yet: it is compared, and becomes the
+
+  // Memory for clipping, so that no step has to take it.
+  virtual void prepare_clipping() = 0;
+  // Looks at all that steps have left: norms, and what watched updates have seen, which is compared and becomes the
   // optimizer's. Blocking.
   virtual void collect() = 0;
+  // Nobody wants to know any more.
+  virtual void forget() = 0;
 
   // Of the gradients of the last step, with clipping.
   virtual double norm() = 0;

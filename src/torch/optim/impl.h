@@ -62,6 +62,7 @@ struct Optimizer::Impl {
   void step(const GradientSource& source);
   torch::Tensor state_view(std::size_t memory, std::size_t entry) const;
   double norm_of_last_step() const;
+  void prepare_clipping() const;
   static std::string diverged(double norm, std::int64_t step);
 
   // On a GPU parameters of half types have float32 masters, on which updates compute; the parameters are what they are
@@ -95,6 +96,7 @@ struct Optimizer::Impl {
   void note_watched(std::span<const comm::Parity> before, std::span<const comm::Parity> after,
                     std::span<const comm::Parity> gradients);
   void collect_watched();
+  void forget_watched();
 
   struct Range {
     std::size_t begin = 0;

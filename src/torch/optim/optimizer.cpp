@@ -42,6 +42,7 @@ void Optimizer::Impl::make_memories() {
     memories.emplace_back(model->comm(), state_layout.bytes(), replica::Copies::kPerHost,
                           model->device());
   }
+  const device::CurrentDevice current(model->device());
   if (model->on_device()) on_device = make_device_step(*this);
 }
 
@@ -51,6 +52,10 @@ void Optimizer::Impl::refresh_masters() {
     if (parameter._version() == versions[entry]) continue;
     state_view(memories.size() - 1, entry).copy_(parameter.detach());
   }
+}
+
+void Optimizer::Impl::prepare_clipping() const {
+  if (on_device && clip_norm > 0) on_device->prepare_clipping();
 }
 
 double Optimizer::Impl::norm_of_last_step() const {
@@ -130,6 +135,7 @@ std::int64_t Optimizer::steps() const {
 void Optimizer::set_clip_norm(double most) {
   if (!(most >= 0)) throw BadInput(fmt::format("clip_norm is {:g}; it must be 0 or more", most));
   impl_->clip_norm = most;
+  impl_->prepare_clipping();
 }
 double Optimizer::clip_norm() const {
   return impl_->clip_norm;
@@ -143,7 +149,7 @@ const std::string& Optimizer::name() const {
 
 void Optimizer::set_steps(std::int64_t steps) {
   impl_->steps = steps;
-  impl_->resting.clear();
+  impl_->forget_watched();
   impl_->trust_masters();
 }
 

@@ -82,7 +82,9 @@ void Optimizer::Impl::step(const GradientSource& source) {
 
 // Every worker updates everything.
 void Optimizer::Impl::step_on_device() {
+  const device::CurrentDevice current(model->device());
   model->settle();
+  on_device->begin();
   ++steps;
   on_device->update();
   for (std::size_t entry = 0; entry < rule_of.size(); ++entry)
@@ -239,7 +241,12 @@ void Optimizer::Impl::check_at_rest() {
 }
 
 void Optimizer::Impl::collect_watched() {
-  if (on_device && watches) on_device->collect();
+  if (on_device) on_device->collect();
+}
+
+void Optimizer::Impl::forget_watched() {
+  resting.clear();
+  if (on_device) on_device->forget();
 }
 
 void Optimizer::Impl::note_watched(std::span<const comm::Parity> before,

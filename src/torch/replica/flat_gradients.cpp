@@ -22,6 +22,11 @@ bool in_the_same_order(const torch::Tensor& a, const torch::Tensor& b) {
          b.is_non_overlapping_and_dense();
 }
 
+// Only what is strided has memory of its own.
+bool is_in(const torch::Tensor& grad, const torch::Tensor& view) {
+  return grad.layout() == torch::kStrided && grad.data_ptr() == view.data_ptr();
+}
+
 // A stretch of half-precision values as float32, some at a time: calls `body` with the first and with their number.
 template <typename Body>
 void widened(DType half, const std::byte* from, std::size_t count, const Body& body) {
@@ -89,7 +94,7 @@ void FlatGradients::adopt(std::size_t entry) {
   // What a sparse one adds up by itself is rounded as its type is.
   const torch::Tensor grad =
       place.wide() ? place.parameter.grad().to_dense() : place.parameter.grad();
-  const bool is_in_place = grad.data_ptr() == place.view.data_ptr();
+  const bool is_in_place = is_in(grad, place.view);
   if (watched() && !is_in_place && grad.scalar_type() == place.type &&
       in_the_same_order(grad, place.view)) {
     move_in_watched(entry, grad);
@@ -117,7 +122,7 @@ void FlatGradients::move_in(Place& place, const torch::Tensor& grad) {
 void FlatGradients::bring_alone(std::size_t entry) {
   Place& place = places_[entry];
   const torch::Tensor& grad = place.parameter.grad();
-  if (!grad.defined() || grad.data_ptr() == place.view.data_ptr()) return;
+  if (!grad.defined() || is_in(grad, place.view)) return;
   move_in(place, place.wide() ? grad.to_dense() : grad);
 }
 
@@ -135,7 +140,7 @@ void FlatGradients::bring(const plan::Bucket& bucket) {
     const bool can_read =
         grad.defined() && grad.scalar_type() == place.type && in_the_same_order(grad, place.view);
     readable.push_back(can_read ? grad.data_ptr() : nullptr);
-    all_there = all_there && (grad.defined() ? grad.data_ptr() == place.view.data_ptr() : adds);
+    all_there = all_there && (grad.defined() ? is_in(grad, place.view) : adds);
   }
   if (!all_there)
     gather_->run(bucket, readable, memory_, places_[bucket.first_entry].entry.dtype, adds);
@@ -254,7 +259,7 @@ void FlatGradients::settle() {
     const torch::Tensor& grad = place.parameter.grad();
     check(entry);
     if (grad.defined()) {
-      if (grad.data_ptr() != place.view.data_ptr()) adopt(entry);
+      if (!is_in(grad, place.view)) adopt(entry);
       continue;
     }
     if (!place.hidden) {

@@ -26,8 +26,15 @@ void FlatMemory::take_on_device(Comm& comm) {
     kept_ = std::move(arena);
   } else {
     const auto options = torch::TensorOptions().dtype(torch::kUInt8).device(torch::Device(device_));
-    auto memory =
-        std::make_shared<torch::Tensor>(torch::empty({static_cast<std::int64_t>(bytes)}, options));
+    auto memory = std::make_shared<torch::Tensor>();
+    try {
+      *memory = torch::empty({static_cast<std::int64_t>(bytes)}, options);
+    } catch (const c10::OutOfMemoryError&) {
+      throw Unavailable(
+          fmt::format("{} has no {} MB left for the model, its gradients and the "
+                      "optimizer's state",
+                      device_.text(), bytes / 1'000'000));
+    }
     on_device_ = static_cast<std::byte*>(memory->data_ptr());
     kept_ = std::move(memory);
   }

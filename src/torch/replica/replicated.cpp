@@ -16,6 +16,7 @@
 #include "base/check.h"
 #include "comm/core/tree_sum.h"
 #include "torch/device/device.h"
+#include "torch/kernels/chunks.h"
 #include "torch/replica/agreement.h"
 #include "torch/replica/tensors.h"
 
@@ -58,13 +59,9 @@ plan::BucketOptions bucket_limits(const DataParallelOptions& options, const Flat
 }  // namespace
 
 std::optional<plan::Layout> layout_of_sums(const plan::Layout& layout) {
-  std::vector<plan::Parameter> parameters(layout.entries().size());
-  bool differs = false;
-  for (const plan::Entry& entry : layout.entries()) {
-    parameters[entry.registered] = {entry.name, comm::sum_type(entry.dtype), entry.count};
-    differs = differs || comm::is_half(entry.dtype);
-  }
-  return differs ? std::optional(plan::Layout(parameters)) : std::nullopt;
+  const bool has_halves = std::any_of(layout.entries().begin(), layout.entries().end(),
+                                      [](const auto& entry) { return comm::is_half(entry.dtype); });
+  return has_halves ? std::optional(kernels::wide_layout(layout)) : std::nullopt;
 }
 
 WeightScope::WeightScope(double weight) : outer_(current_weight) {
@@ -106,6 +103,7 @@ std::shared_ptr<Replicated> Replicated::make(Comm comm, std::vector<NamedTensor>
   copy_from_leader(comm, model.everything());
   const plan::Layout layout = layout_of(model.trained);
   const Device device = device_of(model, comm);
+  const device::CurrentDevice current(device);
   FlatParameters flat(comm, model.trained, layout,
                       options.share_parameters ? Copies::kPerHost : Copies::kPerWorker, device);
   FlatMemory gradients(comm, layout.bytes(), Copies::kPerWorker, device);
@@ -133,6 +131,9 @@ Replicated::Replicated(Comm comm, Model model, FlatParameters parameters, FlatMe
     ready_.emplace();
   }
   banks_.emplace_back(model_.trained, layout_, std::move(gradients), gather_);
+  for (const NamedTensor& named : model_.parameters) {
+    if (!named.tensor.requires_grad()) frozen_.push_back(named);
+  }
   on_device() ? banks_.front().clear() : banks_.front().settle();
   forget();
 }
@@ -215,7 +216,7 @@ void Replicated::add_banks(int into, int from) {
   torch::NoGradGuard no_grad;
   for (const plan::Bucket& bucket : buckets_) {
     if (on_device()) {
-      values_of(into, bucket).add_(values_of(from, bucket));
+      values_of(banks_[place_of(into)], bucket).add_(values_of(banks_[place_of(from)], bucket));
       continue;
     }
     const Buffer left = banks_[place_of(into)].bucket(bucket);
@@ -230,12 +231,16 @@ void Replicated::forget() {
   since_.reached.assign(layout_.entries().size(), false);
 }
 
+// A node that somebody's graph keeps alive is the same as before, and has its hook.
 void Replicated::install_hooks() {
+  std::vector<std::weak_ptr<torch::autograd::Node>> before(accumulators_.begin(),
+                                                           accumulators_.end());
   accumulators_.clear();
   for (std::size_t i = 0; i < layout_.entries().size(); ++i) {
     const torch::Tensor& parameter = model_.trained[layout_.entries()[i].registered].tensor;
     auto node = torch::autograd::impl::grad_accumulator(parameter);
-    node->add_post_hook(std::make_unique<Hook>(weak_from_this(), i));
+    if (before.empty() || before[i].lock() != node)
+      node->add_post_hook(std::make_unique<Hook>(weak_from_this(), i));
     accumulators_.push_back(std::move(node));  // the parameter itself holds it only weakly
   }
 }
@@ -345,7 +350,7 @@ Work Replicated::reduce(const plan::Bucket& bucket, const ReduceOptions& options
     banks_[bank_in_use_].bring(bucket);
     if (sharded_) return reduce_banks_on_device(bucket, options);
     if (reduces_alone()) {
-      values_of(0, bucket).mul_(options.factor);
+      values_of(banks_.front(), bucket).mul_(options.factor);
       return {};
     }
   }
@@ -375,13 +380,13 @@ Work Replicated::reduce_banks_on_device(const plan::Bucket& bucket, const Reduce
     partials.push_back(banks_[place_of(sharded_->held[next])].bucket(bucket));
     std::vector<torch::Tensor> values;
     for (std::size_t i = 0; i < partial.operands.size(); ++i)
-      values.push_back(values_of(sharded_->held[next++], bucket));
+      values.push_back(values_of(banks_[place_of(sharded_->held[next++])], bucket));
     for (const auto& [left, right] : partial.additions) {
       const torch::Tensor sum = values[static_cast<std::size_t>(left)];
       values.push_back(sum.add_(values[static_cast<std::size_t>(right)]));
     }
     if (!reduces_alone()) continue;
-    torch::Tensor result = values_of(0, bucket);
+    torch::Tensor result = values_of(banks_[place_of(0)], bucket);
     at::mul_out(result, values.front(), torch::scalar_tensor(options.factor, values[0].dtype()));
   }
   if (reduces_alone()) return {};
@@ -390,8 +395,7 @@ Work Replicated::reduce_banks_on_device(const plan::Bucket& bucket, const Reduce
 }
 
 // A bank's elements of a bucket; of a GPU.
-torch::Tensor Replicated::values_of(int bank, const plan::Bucket& bucket) const {
-  const FlatGradients& gradients = banks_[place_of(bank)];
+torch::Tensor Replicated::values_of(const FlatGradients& gradients, const plan::Bucket& bucket) {
   const Buffer where = gradients.bucket(bucket);
   const auto offset =
       static_cast<std::size_t>(static_cast<std::byte*>(where.data) - gradients.memory().data());
@@ -463,15 +467,12 @@ void Replicated::end_pass() {
 }
 
 void Replicated::check_complete() const {
-  for (const auto& [name, tensor] : model_.parameters) {
-    const bool is_trained = std::any_of(model_.trained.begin(), model_.trained.end(),
-                                        [&](const auto& other) { return other.name == name; });
-    if (!is_trained && tensor.requires_grad()) {
-      throw BadInput(fmt::format(
-          "parameter {} was frozen when the model was replicated and wants gradients now: call "
-          "data_parallel() after unfreezing",
-          name));
-    }
+  for (const auto& [name, tensor] : frozen_) {
+    if (!tensor.requires_grad()) continue;
+    throw BadInput(fmt::format(
+        "parameter {} was frozen when the model was replicated and wants gradients now: call "
+        "data_parallel() after unfreezing",
+        name));
   }
   if (options_.missing_gradient == MissingGradient::kZero) return;
   std::vector<std::string> names;

@@ -32,7 +32,8 @@ namespace lockstep::replica {
 // The same entries in the types in which they are added up; nothing if all of them are.
 std::optional<plan::Layout> layout_of_sums(const plan::Layout& layout);
 
-// Threads:   one caller at a time; hooks run on the thread that calls backward().
+// Threads:   one caller at a time; hooks run on the thread that calls backward(), or,
+//            on a GPU, on one of LibTorch's while that waits.
 // Blocking:  make(), finish and the collective members, at most the Comm's timeout.
 // Failure:   as Replica.
 // Ownership: shares the tensors; owns the gradients' memory with them.
@@ -134,6 +135,7 @@ class Replicated : public std::enable_shared_from_this<Replicated> {
 
   // Whether buffers are synchronised at the end of a pass; the Trainer does it itself.
   void set_syncs_buffers(bool syncs) { syncs_buffers_ = syncs; }
+  bool syncs_buffers() const { return syncs_buffers_; }
 
   void suspend_sync() { ++suspended_; }
   void resume_sync() { --suspended_; }
@@ -184,7 +186,7 @@ class Replicated : public std::enable_shared_from_this<Replicated> {
   Work reduce(const plan::Bucket& bucket, const ReduceOptions& options);
   Work reduce_banks_on_device(const plan::Bucket& bucket, const ReduceOptions& options);
   bool reduces_alone() const;
-  torch::Tensor values_of(int bank, const plan::Bucket& bucket) const;
+  static torch::Tensor values_of(const FlatGradients& gradients, const plan::Bucket& bucket);
   std::optional<double> known_divisor();
   void finish();
   void check_complete() const;
@@ -198,6 +200,7 @@ class Replicated : public std::enable_shared_from_this<Replicated> {
 
   DataParallelOptions options_;
   Model model_;
+  std::vector<NamedTensor> frozen_;  // parameters that are not trained
   plan::Layout layout_;
   std::optional<plan::Layout> wide_;  // of the banks, where it is another
   plan::Pieces pieces_;

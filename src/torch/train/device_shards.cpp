@@ -3,6 +3,7 @@
 #include <fmt/format.h>
 #include <lockstep/errors.h>
 
+#include <bit>
 #include <cmath>
 
 #include "base/log.h"
@@ -20,10 +21,6 @@ bool same_kind(const torch::Tensor& a, const torch::Tensor& b) {
 
 torch::Tensor copy_of(const torch::Tensor& tensor) {
   return tensor.defined() ? tensor.clone() : tensor;
-}
-
-std::string first_line(const std::string& text) {
-  return text.substr(0, text.find('\n'));
 }
 
 }  // namespace
@@ -53,7 +50,7 @@ void DeviceShards::begin_step() {
 void DeviceShards::run(const Batch& batch, int shard, std::uint64_t seed, double weight) {
   if (graphs_ && !replay_ && warm_up_ >= kWarmUp) capture(batch, seed);
   if (replay_ && !fits(batch) && counts_.reason.empty())
-    counts_.reason = "a shard of a short last batch has other samples than the captured one";
+    counts_.reason = "a shard, as of a short last batch, has another shape than the captured one";
   const torch::Tensor loss =
       replay_ && fits(batch) ? replay(batch, seed, weight) : run_eagerly(batch, seed, weight);
   Record& record = *records_[step_ % 2];
@@ -105,7 +102,7 @@ torch::Tensor DeviceShards::run_eagerly(const Batch& batch, std::uint64_t seed, 
 }
 
 bool DeviceShards::fits(const Batch& batch) const {
-  return same_kind(batch.data, replay_->input.data) &&
+  return batch.samples == replay_->input.samples && same_kind(batch.data, replay_->input.data) &&
          same_kind(batch.target, replay_->input.target);
 }
 
@@ -115,11 +112,45 @@ torch::Tensor DeviceShards::replay(const Batch& batch, std::uint64_t seed, doubl
   copy_input(batch.data, replay.input.data, replay.copied.data);
   copy_input(batch.target, replay.input.target, replay.copied.target);
   if (weight != replay.weight_is) replay.weight.fill_(replay.weight_is = weight);
+  torch::Tensor expected;
+  if (std::has_single_bit(static_cast<std::uint64_t>(counts_.replayed)))
+    expected = loss_alone(batch, seed);
   torch::manual_seed(seed);
   read_.precede(device::current_stream(model_.device()));
   replay.graph.replay();
+  if (expected.defined()) check(replay.loss, expected);
   model_.replayed(replay.captured);
   return replay.loss;
+}
+
+// The loss as it is now, and nothing else of it: buffers are as they were.
+torch::Tensor DeviceShards::loss_alone(const Batch& batch, std::uint64_t seed) {
+  const auto& memory = model_.buffer_memory();
+  torch::Tensor buffers;
+  torch::Tensor before;
+  if (memory) {
+    buffers = memory->as_tensor(torch::kUInt8, 0, memory->bytes());
+    before = buffers.clone();
+  }
+  torch::manual_seed(seed);
+  const torch::Tensor loss = loss_(batch).detach();
+  if (memory) buffers.copy_(before);
+  return loss;
+}
+
+// A graph repeats what the host has decided when it was captured: numbers that it had then, the way that it took.
+void DeviceShards::check(const torch::Tensor& replayed, const torch::Tensor& expected) {
+  const bool exact = at::globalContext().deterministicAlgorithms();
+  constexpr double kRounding = 1e-2;  // of half types, added in another order
+  const bool same =
+      exact ? torch::equal(replayed, expected) || !torch::isfinite(expected).all().item<bool>()
+            : torch::allclose(replayed, expected, kRounding, kRounding, true);
+  if (same) return;
+  throw BadInput(
+      "the loss depends on something of the host that has changed since it was captured as a CUDA "
+      "graph, such as a coefficient, a counter or a choice of layers: pass it in as a tensor on "
+      "the GPU, or switch "
+      "cuda_graphs off (lockstep train: --graphs off)");
 }
 
 void DeviceShards::capture(const Batch& batch, std::uint64_t seed) {
@@ -138,7 +169,7 @@ void DeviceShards::capture(const Batch& batch, std::uint64_t seed) {
       replay.captured = model_.end_capture();
     });
   } catch (const std::exception& error) {
-    counts_.reason = fmt::format("the pass cannot be captured: {}", first_line(error.what()));
+    counts_.reason = fmt::format("the pass cannot be captured: {}", error.what());
     base::log(base::LogLevel::kInfo, "no CUDA graphs: {}", counts_.reason);
     model_.cancel_capture();
     replay_.reset();

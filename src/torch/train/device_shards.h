@@ -2,7 +2,8 @@
 //
 //   eager    LibTorch queues one kernel after the other
 //   replay   what an eager pass queues is captured once, as a graph, and queued again as a whole: for every shard with as
-//            many samples, with its own samples, seed and weight
+//            many samples, with its own samples, seed and weight. The first, second, fourth, eighth … time its loss is
+//            compared with that of a forward pass
 //
 // Losses come back a step later, so that nobody waits for the GPU before it has been given more to do.
 #pragma once
@@ -26,7 +27,7 @@ namespace lockstep::train {
 
 // Threads:   one caller at a time, always with the same current stream.
 // Blocking:  losses(), until the GPU has run the step; run() with a capture.
-// Failure:   what the loss throws. What cannot be captured runs eagerly, and counts() says why. Timeout from losses().
+// Failure:   what the loss throws; BadInput for one that is not what it was when it was captured. What cannot be captured runs eagerly, and counts() says why. Timeout from losses().
 // Ownership: borrows the model; owns the graph and the memory of its tensors.
 class DeviceShards {
  public:
@@ -71,6 +72,8 @@ class DeviceShards {
   torch::Tensor run_eagerly(const Batch& batch, std::uint64_t seed, double weight);
   torch::Tensor replay(const Batch& batch, std::uint64_t seed, double weight);
   void capture(const Batch& batch, std::uint64_t seed);
+  torch::Tensor loss_alone(const Batch& batch, std::uint64_t seed);
+  static void check(const torch::Tensor& replayed, const torch::Tensor& expected);
   bool fits(const Batch& batch) const;
   static void copy_input(const torch::Tensor& from, torch::Tensor& to, Copied& last);
   void bring_back(const torch::Tensor& loss, torch::Tensor to);

@@ -3,14 +3,20 @@
 #include "base/check.h"
 
 namespace lockstep::train {
+namespace {
+
+// On a GPU, of what a data set makes there itself.
+constexpr std::chrono::minutes kLongestRead{5};
+
+}  // namespace
 
 Feeder::Feeder(DatasetPtr dataset, const plan::DataOptions& options, plan::ShardRange hosted,
                Span steps, const data::PrefetchOptions& prefetch, Device device)
-    : device_(device),
-      dataset_(std::move(dataset)),
+    : dataset_(std::move(dataset)),
       hosted_(hosted),
       steps_(steps),
-      batches_(options) {
+      batches_(options),
+      apart_(prefetch.threads > 0) {
   const std::int64_t count = (steps.end_step - steps.first_step) * hosted.size();
   left_ = count;
   if (device.kind != DeviceKind::kCpu) upload_.emplace(device);
@@ -29,8 +35,11 @@ Batch Feeder::read(std::int64_t number) {
   if (samples.empty()) return {};
   Batch batch = dataset_->batch(samples);
   // Only from pinned memory is a copy to a GPU one that nobody waits for.
-  if (upload_ && batch.data.defined()) batch.data = device::pinned(batch.data);
-  if (upload_ && batch.target.defined()) batch.target = device::pinned(batch.target);
+  const Deadline deadline = Deadline::after(kLongestRead);
+  for (torch::Tensor* const tensor : {&batch.data, &batch.target}) {
+    if (!upload_ || !tensor->defined() || (tensor->is_cuda() && !apart_)) continue;
+    *tensor = device::pinned(*tensor, deadline);
+  }
   return batch;
 }
 

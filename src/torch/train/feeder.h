@@ -40,7 +40,6 @@ class Feeder {
   Batch read(std::int64_t number);
   Batch take();
 
-  Device device_;
   std::optional<device::Upload> upload_;
   std::optional<Batch> ahead_;
   std::int64_t left_ = 0;  // to be taken
@@ -50,6 +49,7 @@ class Feeder {
   Span steps_;
   std::mutex mutex_;
   plan::Batches batches_;
+  bool apart_;                                  // loader threads read
   std::optional<data::Prefetcher> prefetcher_;  // last: its threads use the others
 };
 

@@ -20,12 +20,12 @@ class RunScope {
   };
   RunScope(replica::Replicated& model, optim::Optimizer::Impl& optimizer,
            std::optional<replica::Replicated::Sharded> sharded, Watched watched)
-      : model_(model), optimizer_(optimizer) {
+      : model_(model), optimizer_(optimizer), synced_buffers_(model.syncs_buffers()) {
     model_.set_sharded(std::move(sharded));
     model_.set_syncs_buffers(false);
     model_.faults().forget();
+    optimizer_.forget_watched();
     optimizer_.watches = watched.updates;
-    optimizer_.resting.clear();
     if (watched.gradients) model_.watch_gradients();
   }
   ~RunScope() {
@@ -33,7 +33,7 @@ class RunScope {
     optimizer_.resting.clear();
     model_.set_divisor(std::nullopt);
     model_.set_sharded(std::nullopt);
-    model_.set_syncs_buffers(true);
+    model_.set_syncs_buffers(synced_buffers_);
     model_.release_banks();
   }
   RunScope(const RunScope&) = delete;
@@ -42,6 +42,7 @@ class RunScope {
  private:
   replica::Replicated& model_;
   optim::Optimizer::Impl& optimizer_;
+  bool synced_buffers_;
 };
 
 // A module in eval(), as long as it lives.

@@ -61,6 +61,7 @@ struct Trainer::State {
   State(World& its_world, TrainerParts its_parts, TrainerOptions its_options,
         TrainerHooks its_hooks);
 
+  TrainingResult run(std::int64_t total_steps);
   void run_step(std::int64_t step);
   void run_shard(std::int64_t step, int shard, const Batch& batch, bool synchronises);
   torch::Tensor seeded_loss(std::int64_t step, int shard, const Batch& batch);
@@ -68,7 +69,6 @@ struct Trainer::State {
   void exchange_weights();
   std::vector<int> shards_with_samples(std::int64_t step) const;
   void start_metrics();
-  double mark_on_device(std::int64_t step);
   void collect();
   [[noreturn]] void replay(const train::DivergenceCheck::Undecided& undecided);
   void feed(train::Span steps);
@@ -319,17 +319,12 @@ void Trainer::State::start_metrics() {
   }
 }
 
-// Waits for the GPU.
-double Trainer::State::mark_on_device(std::int64_t step) {
-  parts.optimizer->impl().collect_watched();
-  return divergence->mark(step);
-}
-
-// The loss of the step before, which has travelled meanwhile.
+// The loss of the step before, which has travelled meanwhile; from a GPU it has come so far only to this host.
 void Trainer::State::collect() {
   if (auto& own = progress.on_its_way) {
     own->local.weighted_losses = on_device->losses(Deadline::after(control.timeout()));
-    if (divergence) own->local.mark = mark_on_device(progress.record.step);
+    parts.optimizer->impl().collect_watched();
+    if (divergence) own->local.mark = divergence->mark(progress.record.step);
     metrics.start(own->local, options.shards, own->total_weight);
     own.reset();
   }
@@ -369,7 +364,9 @@ void Trainer::State::replay(const train::DivergenceCheck::Undecided& undecided) 
   feed({from, undecided.step + 1});
   for (std::int64_t step = from; step <= undecided.step; ++step) {
     run_step(step);
-    if (on_device) mark_on_device(step);
+    if (!on_device) continue;
+    parts.optimizer->impl().collect_watched();
+    divergence->mark(step);
   }
   divergence->verdict(undecided);
 }
@@ -517,44 +514,47 @@ Evaluation Trainer::evaluate() {
   return state_->evaluate();
 }
 
-TrainingResult Trainer::run() {
-  State& state = *state_;
-  auto& progress = state.progress;
-  if (std::exchange(state.has_run, true)) throw BadInput("a Trainer runs once: make another");
-  const train::DeviceScope on_its_stream(*state.parts.model.state());
-  state.parts.module->train();
-  state.parts.optimizer->zero_grad();
-  const std::int64_t first = state.resume();
-  state.make_banks();
-  const train::RunScope scope(
-      *state.parts.model.state(), state.parts.optimizer->impl(), state.sharded_by_model(),
-      {state.divergence.has_value(), state.divergence && state.in_one_pass});
-  const std::int64_t end = state.begin_hashes(first, std::max(total_steps(), first));
-  state.feed({first, end});
+TrainingResult Trainer::State::run(std::int64_t total_steps) {
+  const train::DeviceScope on_its_stream(*parts.model.state());
+  parts.module->train();
+  parts.optimizer->zero_grad();
+  const std::int64_t first = resume();
+  make_banks();
+  const train::RunScope scope(*parts.model.state(), parts.optimizer->impl(), sharded_by_model(),
+                              {divergence.has_value(), divergence && in_one_pass});
+  const std::int64_t end = begin_hashes(first, std::max(total_steps, first));
+  feed({first, end});
+  const std::int64_t steps_per_epoch = batches->steps_per_epoch();
   std::int64_t step = first;
   while (step < end && !progress.stop) {
     const auto began = Clock::now();
-    train::in_plain_words([&] { state.run_step(step); });
+    run_step(step);
     const double exposed = progress.exposed;
-    state.start_metrics();
+    start_metrics();
     progress.step_ms.push_back(milliseconds(Clock::now() - began));
     progress.exposed_ms.push_back(exposed);
-    progress.samples += state.batches->position(step).entries;
+    progress.samples += batches->position(step).entries;
     progress.record = {
-        step,   step / steps_per_epoch(), 0, state.parts.optimizer->lr(), progress.step_ms.back(),
-        exposed};
-    if (state.hashes) state.hashes->record(step);
+        step, step / steps_per_epoch, 0, parts.optimizer->lr(), progress.step_ms.back(), exposed};
+    if (hashes) hashes->record(step);
     ++step;
-    const std::int64_t every = state.options.checkpoint_every_steps;
-    const bool epoch_ended = step % steps_per_epoch() == 0;
-    if (epoch_ended && state.options.verify_log.empty()) state.end_epoch(step);
-    if (every > 0 ? step % every == 0 : epoch_ended) state.save_checkpoint(step);
+    const std::int64_t every = options.checkpoint_every_steps;
+    const bool epoch_ended = step % steps_per_epoch == 0;
+    if (epoch_ended && options.verify_log.empty()) end_epoch(step);
+    if (every > 0 ? step % every == 0 : epoch_ended) save_checkpoint(step);
   }
-  state.collect();
-  if (state.divergence) state.divergence->check_at_rest(step - 1);
-  state.feeder.reset();
-  state.save_checkpoint(step);
-  return state.result(first, step, step < end);
+  collect();
+  if (divergence) divergence->check_at_rest(step - 1);
+  feeder.reset();
+  save_checkpoint(step);
+  return result(first, step, step < end);
+}
+
+TrainingResult Trainer::run() {
+  if (std::exchange(state_->has_run, true)) throw BadInput("a Trainer runs once: make another");
+  TrainingResult result;
+  train::in_plain_words([&] { result = state_->run(total_steps()); });
+  return result;
 }
 
 }  // namespace lockstep

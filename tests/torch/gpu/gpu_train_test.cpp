@@ -144,6 +144,26 @@ TEST_F(GpuTrainer, ALossThatCannotBeCapturedRunsEagerly) {
   EXPECT_EQ(train(alone(), job).weights_sha256, expected);
 }
 
+TEST_F(GpuTrainer, RefusesALossThatTheHostChangesBesideItsGraph) {
+  World world = alone();
+  TwoLayers net(64, 100, 10);
+  auto model = data_parallel(net, world);
+  const auto optimizer = std::make_shared<optim::SGD>(model, optim::SGDOptions{});
+  double coefficient = 1;
+  const auto loss = [&](const Batch& batch) {
+    return net->forward(batch.data).pow(2).mean() * coefficient;
+  };
+  TrainerParts parts{
+      model,   net.ptr(), optimizer, tensor_dataset(samples(1, {64, 64}), samples(2, {64})),
+      nullptr, loss,      nullptr,   nullptr};
+  TrainerHooks hooks;
+  hooks.on_step = [&](const StepRecord&) { coefficient *= 0.99; };
+  const TrainerOptions options{.steps = 20, .global_batch = 8, .shards = 1};
+  EXPECT_THROW(Trainer(world, parts, options, hooks).run(), BadInput);
+  const TrainerOptions eager{.steps = 20, .global_batch = 8, .shards = 1, .cuda_graphs = false};
+  EXPECT_EQ(Trainer(world, parts, eager, hooks).run().steps, 20);
+}
+
 TEST_F(GpuTrainer, SaysInOneLineThatNoMemoryIsLeft) {
   World world = alone();
   TwoLayers net(8, 8, 2);

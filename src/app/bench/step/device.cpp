@@ -51,9 +51,8 @@ double milliseconds_between(const Event& before, const Event& after) {
 
 std::string problem_with_cuda() {
   if (torch::cuda::is_available()) return {};
-  return at::detail::getCUDAHooks().compiledWithCuDNN()
-             ? "this LibTorch sees no GPU; see `nvidia-smi`"
-             : "this LibTorch has no CUDA";
+  return at::globalContext().hasCUDART() ? "this LibTorch sees no GPU; see `nvidia-smi`"
+                                         : "this LibTorch has no CUDA";
 }
 
 void set_cuda_switches(const CudaSwitches& switches) {
