@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
 # Training steps on one GPU of this machine, beside PyTorch's: writes benchmarks-gpu.md into docs/, or into the folder
-# given. `make bench-gpu` builds first; LOCKSTEP names another command. Takes at most six minutes: whatever would not fit
+# given. `make bench-gpu` builds first; LOCKSTEP names another command, BENCH_ROUNDS another number of rounds than 2. Takes at most six minutes: whatever would not fit
 # gets fewer rounds, or is left out and said so. Leave the machine alone while it runs.
 set -euo pipefail
 cd "$(dirname "$0")/.."
@@ -24,7 +24,7 @@ sections=3    # that are still to come
 
 # measure TITLE SECONDS options…: a section with the command, its table, what went wrong, and its JSON.
 measure() {
-  local title=$1 seconds=$2 rounds=2 left=$((budget - SECONDS)) began=$SECONDS
+  local title=$1 seconds=$2 rounds=${BENCH_ROUNDS:-2} left=$((budget - SECONDS)) began=$SECONDS
   shift 2
   ((left / sections < last)) && rounds=1
   sections=$((sections - 1))
