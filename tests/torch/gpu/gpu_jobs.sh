@@ -38,7 +38,7 @@ fi
 ((SECONDS - began < 40)) || fail "a job without memory took $((SECONDS - began)) s"
 grep -q "no memory is left" "$work/log" || { cat "$work/log" >&2; fail "nobody says that no memory is left"; }
 grep -q "rank 1 .*failed first" "$work/log" || { cat "$work/log" >&2; fail "the launcher does not name rank 1"; }
-if pgrep -f "$actor" >/dev/null; then fail "workers are left"; fi
+if pgrep -x "$(basename "$actor")" >/dev/null; then fail "workers are left"; fi
 echo "no memory: told in $((SECONDS - began)) s"
 # The same by hand, where nobody ends the other one: it is told whom it has lost.
 for rank in 0 1; do
