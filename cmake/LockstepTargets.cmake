@@ -9,7 +9,7 @@ function(lockstep_library name)
     PUBLIC $<BUILD_INTERFACE:${PROJECT_SOURCE_DIR}/include> $<INSTALL_INTERFACE:include>
     PRIVATE ${PROJECT_SOURCE_DIR}/src)
   target_link_libraries(${name} PUBLIC ${ARG_DEPENDS}
-    PRIVATE ${ARG_PRIVATE_DEPENDS} $<BUILD_INTERFACE:lockstep_flags>)
+    PRIVATE ${ARG_PRIVATE_DEPENDS} $<BUILD_INTERFACE:lockstep_flags> $<BUILD_INTERFACE:lockstep_coverage>)
   set_property(GLOBAL APPEND PROPERTY LOCKSTEP_LIBRARIES ${name})
 endfunction()
 
