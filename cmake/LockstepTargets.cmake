@@ -1,7 +1,8 @@
 # lockstep_library(NAME SOURCES ... DEPENDS ... PRIVATE_DEPENDS ...)
 #   One folder, one target, its dependencies declared.
-# lockstep_test(NAME SOURCES ... DEPENDS ... LABELS ... TIMEOUT seconds)
-#   One GoogleTest program; every case becomes a ctest case with a time limit.
+# lockstep_test(NAME [COMPUTES] SOURCES ... DEPENDS ... LABELS ... TIMEOUT seconds)
+#   One GoogleTest program; every case becomes a ctest case with a time limit. COMPUTES: it is optimised under the
+#   address sanitizer, too, because its own code takes longer to run without than to optimise.
 function(lockstep_library name)
   cmake_parse_arguments(ARG "" "" "SOURCES;DEPENDS;PRIVATE_DEPENDS" ${ARGN})
   add_library(${name} STATIC ${ARG_SOURCES})
@@ -9,7 +10,7 @@ function(lockstep_library name)
     PUBLIC $<BUILD_INTERFACE:${PROJECT_SOURCE_DIR}/include> $<INSTALL_INTERFACE:include>
     PRIVATE ${PROJECT_SOURCE_DIR}/src)
   target_link_libraries(${name} PUBLIC ${ARG_DEPENDS}
-    PRIVATE ${ARG_PRIVATE_DEPENDS} $<BUILD_INTERFACE:lockstep_flags>)
+    PRIVATE ${ARG_PRIVATE_DEPENDS} $<BUILD_INTERFACE:lockstep_flags> $<BUILD_INTERFACE:lockstep_coverage>)
   set_property(GLOBAL APPEND PROPERTY LOCKSTEP_LIBRARIES ${name})
 endfunction()
 
@@ -31,18 +32,25 @@ function(lockstep_as_one name)
   endif()
 endfunction()
 
+# How a test's own code is optimised; what it tests is as ever. Under the address sanitizer optimising it takes most of
+# the time to build.
+set(LOCKSTEP_TEST_OPTIMISATION -O1)
+if(LOCKSTEP_SANITIZE MATCHES address)
+  set(LOCKSTEP_TEST_OPTIMISATION -O0)
+endif()
+
 if(LOCKSTEP_WITH_TESTS)
   file(WRITE ${CMAKE_BINARY_DIR}/test_headers.cpp "// Owns the precompiled headers of the tests.\n")
   add_library(lockstep_test_headers STATIC ${CMAKE_BINARY_DIR}/test_headers.cpp)
   target_precompile_headers(lockstep_test_headers PRIVATE
     <gmock/gmock.h> <gtest/gtest.h> <chrono> <functional> <random> <string> <thread> <vector>)
   target_link_libraries(lockstep_test_headers PRIVATE lockstep_flags GTest::gtest GTest::gmock)
-  target_compile_options(lockstep_test_headers PRIVATE -O1 -fPIE)
+  target_compile_options(lockstep_test_headers PRIVATE ${LOCKSTEP_TEST_OPTIMISATION} -fPIE)
   set_target_properties(lockstep_test_headers PROPERTIES POSITION_INDEPENDENT_CODE OFF)
 endif()
 
 function(lockstep_test name)
-  cmake_parse_arguments(ARG "" "TIMEOUT" "SOURCES;DEPENDS;LABELS" ${ARGN})
+  cmake_parse_arguments(ARG "COMPUTES" "TIMEOUT" "SOURCES;DEPENDS;LABELS" ${ARGN})
   if(NOT LOCKSTEP_WITH_TESTS)
     return()
   endif()
@@ -50,9 +58,13 @@ function(lockstep_test name)
     set(ARG_TIMEOUT 60)
   endif()
   add_executable(${name} ${ARG_SOURCES})
-  # GoogleTest's headers cost more to compile than most tests do: once for all.
-  target_precompile_headers(${name} REUSE_FROM lockstep_test_headers)
-  target_compile_options(${name} PRIVATE -O1)
+  if(ARG_COMPUTES AND LOCKSTEP_SANITIZE MATCHES address)
+    target_compile_options(${name} PRIVATE -O1)
+  else()
+    # GoogleTest's headers cost more to compile than most tests do: once for all that are optimised alike.
+    target_precompile_headers(${name} REUSE_FROM lockstep_test_headers)
+    target_compile_options(${name} PRIVATE ${LOCKSTEP_TEST_OPTIMISATION})
+  endif()
   target_include_directories(${name} PRIVATE ${PROJECT_SOURCE_DIR}/src ${PROJECT_SOURCE_DIR})
   target_link_libraries(${name} PRIVATE ${ARG_DEPENDS} lockstep_flags GTest::gtest_main GTest::gmock)
   gtest_discover_tests(${name} DISCOVERY_TIMEOUT 60

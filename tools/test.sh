@@ -29,11 +29,11 @@ sanitized_build() {
 export TSAN_OPTIONS="halt_on_error=1 second_deadlock_stack=1" UBSAN_OPTIONS="print_stacktrace=1"
 export ASAN_OPTIONS="detect_leaks=0 detect_stack_use_after_return=1"
 # Whole programs: leaks are looked for at the end of each, which takes seconds on some processors. What starts processes
-# of its own looks for none.
+# of its own looks for none. Those of tests/comm begin, because they wait longest.
 step "tests under the address and undefined-behaviour sanitizers"
 sanitized_build asan
-find build/asan/src build/asan/tests/comm -name '*_test' -type f -print0 |
-  ASAN_OPTIONS="detect_leaks=1 detect_stack_use_after_return=1" xargs -0 -P "$jobs" -n 1 \
+find build/asan/tests/comm build/asan/src -name '*_test' -type f -print0 |
+  ASAN_OPTIONS="detect_leaks=1 detect_stack_use_after_return=1" xargs -0 -P "$((jobs + 1))" -n 1 \
     sh -c 'timeout 300 "$0" --gtest_brief=1 >"$0.log" 2>&1 || { cat "$0.log"; exit 1; }'
 run_tests build/asan -L launcher
 step "tests under the thread sanitizer"
