@@ -286,8 +286,7 @@ TEST(JobArithmetic, APropertyThatACheckpointDoesNotHaveIsNamed) {
 }
 
 TEST(JobArithmetic, OtherErrorsOfLibTorchPassAsTheyAre) {
-  EXPECT_THROW(train::in_plain_words([] { torch::ones({2}) + torch::ones({3}); }),
-               c10::Error);
+  EXPECT_THROW(train::in_plain_words([] { torch::ones({2}) + torch::ones({3}); }), c10::Error);
 }
 
 }  // namespace
