@@ -33,12 +33,8 @@ void DeviceShards::copy_input(const torch::Tensor& from, torch::Tensor& to, Copi
   last = {from, static_cast<std::int64_t>(from._version())};
 }
 
-DeviceShards::DeviceShards(replica::Replicated& model, Loss loss, bool graphs, int hosted)
-    : model_(model),
-      loss_(std::move(loss)),
-      graphs_(graphs),
-      hosted_(static_cast<std::size_t>(hosted)),
-      back_(model.device()) {}
+DeviceShards::DeviceShards(replica::Replicated& model, Loss loss, bool graphs, Size size)
+    : model_(model), loss_(std::move(loss)), graphs_(graphs), size_(size), back_(model.device()) {}
 
 void DeviceShards::begin_step() {
   auto& record = records_[step_ % 2];
@@ -48,7 +44,8 @@ void DeviceShards::begin_step() {
 }
 
 void DeviceShards::run(const Batch& batch, int shard, std::uint64_t seed, double weight) {
-  if (graphs_ && !replay_ && warm_up_ >= kWarmUp) capture(batch, seed);
+  if (graphs_ && !replay_ && warm_up_ >= kWarmUp && batch.samples == size_.samples)
+    capture(batch, seed);
   if (replay_ && !fits(batch) && counts_.reason.empty())
     counts_.reason = "a shard, as of a short last batch, has another shape than the captured one";
   const torch::Tensor loss =
@@ -56,7 +53,7 @@ void DeviceShards::run(const Batch& batch, int shard, std::uint64_t seed, double
   Record& record = *records_[step_ % 2];
   if (!record.losses.defined()) {
     const auto options = torch::TensorOptions().dtype(loss.scalar_type()).pinned_memory(true);
-    record.losses = torch::empty({static_cast<std::int64_t>(hosted_)}, options);
+    record.losses = torch::empty({size_.hosted}, options);
   }
   const auto place = static_cast<std::int64_t>(record.weights.size());
   bring_back(loss.reshape(at::IntArrayRef{}), record.losses.select(0, place));

@@ -32,7 +32,11 @@ namespace lockstep::train {
 class DeviceShards {
  public:
   using Loss = std::function<torch::Tensor(const Batch&)>;
-  DeviceShards(replica::Replicated& model, Loss loss, bool graphs, int hosted);
+  struct Size {
+    std::int64_t hosted = 0;   // shards of this worker
+    std::int64_t samples = 0;  // of a full one: what is captured
+  };
+  DeviceShards(replica::Replicated& model, Loss loss, bool graphs, Size size);
 
   void begin_step();
   // A batch on the GPU. The model is told as by backward(): it adds up, or reduces.
@@ -81,7 +85,7 @@ class DeviceShards {
   replica::Replicated& model_;
   Loss loss_;
   bool graphs_;
-  std::size_t hosted_;
+  Size size_;
   int warm_up_ = 0;       // eager passes so far
   torch::Tensor weight_;  // of one of them
   std::optional<Replay> replay_;

@@ -164,8 +164,9 @@ Trainer::State::State(World& its_world, TrainerParts its_parts, TrainerOptions i
   if (options.check_divergence) divergence.emplace(model, parts.optimizer->impl(), control);
   shard_buffers = train::make_shard_buffers(model, options.buffers, options.shards);
   if (model.on_device()) {
-    on_device = std::make_unique<train::DeviceShards>(model, parts.loss, options.cuda_graphs,
-                                                      hosted.size());
+    on_device = std::make_unique<train::DeviceShards>(
+        model, parts.loss, options.cuda_graphs,
+        train::DeviceShards::Size{hosted.size(), options.global_batch / options.shards});
   }
 }
 
