@@ -36,6 +36,7 @@ test-full: build
 	@tools/test.sh full
 # What it needs is in docs/guide/gpus.md; nothing is installed here.
 test-gpu:
+	@nvidia-smi -L >/dev/null 2>&1 || { echo "make test-gpu: there is no GPU here, or no driver for it" >&2; exit 1; }
 	@cmake --preset cuda -DLOCKSTEP_WITH_CUDA=ON $(CMAKE_ARGS) >/dev/null
 	@cmake --build --preset cuda -j $(JOBS) --target gpu_tests
 	@$(CTEST) --test-dir build/cuda -L "gpu|nccl"

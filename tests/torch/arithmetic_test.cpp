@@ -78,6 +78,7 @@ void expect_everywhere(bool flushed) {
   std::thread([&] { expect_in_backward(flushed); }).join();
 }
 
+// These three change the whole process: DenormalsAreFlushedOrKept…, below, runs each in one of its own, and fails with it.
 TEST(ArithmeticAlone, DISABLED_DenormalsAreFlushedEverywhere) {
   train::set_arithmetic({.threads = 2, .flush_denormals = true});
   expect_everywhere(true);

@@ -121,13 +121,17 @@ std::string deterministic_in_use() {
 
 }  // namespace
 
+void use_deterministic_operators(bool on) {
+  auto& context = at::globalContext();
+  context.setDeterministicAlgorithms(on, /*warn_only=*/false);
+  leave_fresh_memory_alone(context);
+  if (on) use_deterministic_kernels_of_gpus(context);
+}
+
 void set_arithmetic(const Arithmetic& choices) {
   set_denormals(choices.flush_denormals);
   set_threads(choices.threads);
-  auto& context = at::globalContext();
-  context.setDeterministicAlgorithms(choices.deterministic, /*warn_only=*/false);
-  leave_fresh_memory_alone(context);
-  if (choices.deterministic) use_deterministic_kernels_of_gpus(context);
+  use_deterministic_operators(choices.deterministic);
 }
 
 void require_cuda() {

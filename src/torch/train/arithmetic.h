@@ -34,6 +34,11 @@ class CannotDo : public BadInput {
 // CannotDo when this host cannot do as it is told.
 void set_arithmetic(const Arithmetic& choices);
 
+// The part of it that LibTorch has switches for: operators that may give other bits the next time are refused, and the
+// libraries of GPUs choose among their kernels those that do not. cuBLAS wants CUBLAS_WORKSPACE_CONFIG besides, set before
+// the process starts.
+void use_deterministic_operators(bool on);
+
 // Whether LibTorch has oneDNN here; then whether it is used. CannotDo when it is wanted and not there.
 bool has_onednn();
 void use_onednn(bool on);

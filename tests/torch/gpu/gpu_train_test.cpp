@@ -81,6 +81,29 @@ TrainingResult train(World world, const Job& job) {
   return Trainer(world, parts, job.options).run();
 }
 
+// A small model with a loss of the test's own, 8 samples a step.
+struct SmallJob {
+  SmallJob() : world(alone()), model(data_parallel(net, world)) {
+    optimizer = std::make_shared<optim::AdamW>(model, optim::AdamWOptions{});
+  }
+  torch::Tensor mean_square(const Batch& batch) { return net->forward(batch.data).pow(2).mean(); }
+
+  TrainingResult train(const std::function<torch::Tensor(const Batch&)>& loss, bool graphs,
+                       const TrainerHooks& hooks = {}) {
+    TrainerParts parts{
+        model,   net.ptr(), optimizer, tensor_dataset(samples(1, {64, 64}), samples(2, {64})),
+        nullptr, loss,      nullptr,   nullptr};
+    const TrainerOptions options{
+        .steps = 20, .global_batch = 8, .shards = 1, .cuda_graphs = graphs};
+    return Trainer(world, parts, options, hooks).run();
+  }
+
+  World world;
+  TwoLayers net{64, 100, 10};
+  DataParallel<TwoLayers> model;
+  std::shared_ptr<optim::Optimizer> optimizer;
+};
+
 class GpuTrainer : public ::testing::TestWithParam<const char*> {
  protected:
   void SetUp() override {
@@ -145,42 +168,25 @@ TEST_F(GpuTrainer, ALossThatCannotBeCapturedRunsEagerly) {
 }
 
 TEST_F(GpuTrainer, RefusesALossThatTheHostChangesBesideItsGraph) {
-  World world = alone();
-  TwoLayers net(64, 100, 10);
-  auto model = data_parallel(net, world);
-  const auto optimizer = std::make_shared<optim::SGD>(model, optim::SGDOptions{});
+  SmallJob job;
   double coefficient = 1;
-  const auto loss = [&](const Batch& batch) {
-    return net->forward(batch.data).pow(2).mean() * coefficient;
-  };
-  TrainerParts parts{
-      model,   net.ptr(), optimizer, tensor_dataset(samples(1, {64, 64}), samples(2, {64})),
-      nullptr, loss,      nullptr,   nullptr};
+  const auto loss = [&](const Batch& batch) { return job.mean_square(batch) * coefficient; };
   TrainerHooks hooks;
   hooks.on_step = [&](const StepRecord&) { coefficient *= 0.99; };
-  const TrainerOptions options{.steps = 20, .global_batch = 8, .shards = 1};
-  EXPECT_THROW(Trainer(world, parts, options, hooks).run(), BadInput);
-  const TrainerOptions eager{.steps = 20, .global_batch = 8, .shards = 1, .cuda_graphs = false};
-  EXPECT_EQ(Trainer(world, parts, eager, hooks).run().steps, 20);
+  EXPECT_THROW(job.train(loss, true, hooks), BadInput);
+  EXPECT_EQ(job.train(loss, false, hooks).steps, 20);
 }
 
 TEST_F(GpuTrainer, SaysInOneLineThatNoMemoryIsLeft) {
-  World world = alone();
-  TwoLayers net(8, 8, 2);
-  auto model = data_parallel(net, world);
-  const auto optimizer = std::make_shared<optim::SGD>(model, optim::SGDOptions{});
+  SmallJob job;
   int passes = 0;
   const auto loss = [&](const Batch& batch) {
     torch::Tensor waste;
     if (++passes == 6) waste = torch::empty({std::int64_t{1} << 42}, batch.data.options());
-    return net->forward(batch.data).pow(2).mean();
+    return job.mean_square(batch);
   };
-  TrainerParts parts{
-      model,   net.ptr(), optimizer, tensor_dataset(samples(1, {64, 8}), samples(2, {64})),
-      nullptr, loss,      nullptr,   nullptr};
-  TrainerOptions options{.steps = 20, .global_batch = 8, .shards = 1, .cuda_graphs = false};
   try {
-    Trainer(world, parts, options).run();
+    job.train(loss, false);
     FAIL() << "16 TiB were there";
   } catch (const Unavailable& error) {
     EXPECT_THAT(error.what(), HasSubstr("no memory is left"));
@@ -189,27 +195,19 @@ TEST_F(GpuTrainer, SaysInOneLineThatNoMemoryIsLeft) {
 }
 
 TEST_F(GpuTrainer, FindsABitThatChangedOnItsOwn) {
-  World world = alone();
-  TwoLayers net(64, 100, 10);
-  auto model = data_parallel(net, world);
-  const auto optimizer = std::make_shared<optim::AdamW>(model, optim::AdamWOptions{});
-  const auto loss = [&](const Batch& batch) { return net->forward(batch.data).pow(2).mean(); };
-  TrainerParts parts{
-      model,   net.ptr(), optimizer, tensor_dataset(samples(1, {64, 64}), samples(2, {64})),
-      nullptr, loss,      nullptr,   nullptr};
+  SmallJob job;
   for (const bool in_state : {false, true}) {
-    const TrainerOptions options{.steps = 20, .global_batch = 8, .shards = 1};
     TrainerHooks hooks;
     hooks.on_step = [&](const StepRecord& record) {
       if (record.step != 6) return;
-      torch::Tensor bits = net->second->weight.data();
-      if (in_state) bits = optimizer->state().front().tensor;
+      torch::Tensor bits = job.net->second->weight.data();
+      if (in_state) bits = job.optimizer->state().front().tensor;
       torch::NoGradGuard no_grad;
       bits = bits.flatten().view(torch::kInt32).slice(0, 5, 6);
       bits.bitwise_xor_(torch::scalar_tensor(1 << 9, torch::kInt32));
     };
     try {
-      Trainer(world, parts, options, hooks).run();
+      job.train([&](const Batch& batch) { return job.mean_square(batch); }, true, hooks);
       FAIL() << "nobody has seen it";
     } catch (const Mismatch& error) {
       EXPECT_THAT(error.what(), HasSubstr("step 7"));

@@ -9,25 +9,12 @@
 #include <deque>
 #include <memory>
 
+#include "torch/train/arithmetic.h"
+
 namespace lockstep::bench {
 namespace {
 
 // Templates, because not every LibTorch has all of it.
-
-template <typename Context>
-void use_flash_only(Context& context, bool float32) {
-  context.setSDPUseFlash(true);
-  context.setSDPUseMath(float32);
-  if constexpr (requires { context.setSDPUseMemEfficient(false); })
-    context.setSDPUseMemEfficient(false);
-  if constexpr (requires { context.setSDPUseCuDNN(false); }) context.setSDPUseCuDNN(false);
-}
-
-template <typename Context>
-void leave_new_memory_alone(Context& context) {
-  if constexpr (requires { context.setDeterministicFillUninitializedMemory(false); })
-    context.setDeterministicFillUninitializedMemory(false);
-}
 
 template <typename Flag>
 constexpr Flag timing_flag() {
@@ -55,13 +42,9 @@ std::string problem_with_cuda() {
                                          : "this LibTorch has no CUDA";
 }
 
-void set_cuda_switches(const CudaSwitches& switches) {
-  at::Context& context = at::globalContext();
-  context.setBenchmarkCuDNN(!switches.deterministic);
-  if (!switches.deterministic) return;
-  context.setDeterministicAlgorithms(true, false);
-  leave_new_memory_alone(context);
-  use_flash_only(context, switches.float32);
+void set_cuda_switches(bool deterministic) {
+  at::globalContext().setBenchmarkCuDNN(!deterministic);
+  if (deterministic) train::use_deterministic_operators(true);
 }
 
 struct DeviceMarks::Events {

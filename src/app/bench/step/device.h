@@ -12,13 +12,8 @@ namespace lockstep::bench {
 // Why this process cannot train on a GPU, in a few words; empty if it can.
 std::string problem_with_cuda();
 
-// Those of lockstep_bench_cuda.py. Deterministic: cuBLAS wants CUBLAS_WORKSPACE_CONFIG besides, set before the process
-// starts; attention is computed by flash alone, which has no float32.
-struct CudaSwitches {
-  bool deterministic = false;
-  bool float32 = false;
-};
-void set_cuda_switches(const CudaSwitches& switches);
+// As lockstep_bench_cuda.py has them: cuDNN searches for its kernels, unless they shall be deterministic.
+void set_cuda_switches(bool deterministic);
 
 // Moments in the work of a device: an event on its current stream each.
 //

@@ -38,7 +38,7 @@ void prepare_device(const StepJob& job) {
   if (!job.on_cuda()) return;
   const std::string problem = problem_with_cuda();
   if (!problem.empty()) throw Unavailable(problem);
-  set_cuda_switches({is_deterministic(job), job.precision == "float32"});
+  set_cuda_switches(is_deterministic(job));
 }
 
 void check_device(const StepJob& job, const World& world) {
