@@ -139,6 +139,12 @@ std::vector<Choices> pairwise_sample() {
   return runs;
 }
 
+// The job of a run: whatever does not decide the hash is at its first level.
+Choices job_of(Choices run) {
+  for (const Factor factor : {kWorkers, kEngine, kAlgorithm, kBucket}) run[factor] = 0;
+  return run;
+}
+
 // Everything at 8 shards; with other numbers of them, everything for one cnn.
 std::vector<Choices> all_runs() {
   std::vector<Choices> runs = {Choices{}};
@@ -261,8 +267,7 @@ class SameBits : public ::testing::Test {
   static void check(const std::vector<Choices>& runs) {
     std::map<Choices, std::string> alone;
     for (const Choices& run : runs) {
-      Choices job = run;
-      for (const Factor factor : {kWorkers, kEngine, kAlgorithm, kBucket}) job[factor] = 0;
+      const Choices job = job_of(run);
       auto [expected, is_new] = alone.try_emplace(job);
       if (is_new) expected->second = hash_alone(job);
       EXPECT_EQ(hash_of(run), expected->second) << text_of(run);
@@ -291,15 +296,31 @@ TEST_F(SameBits, EveryTwoChoicesTogetherGiveTheHashOfOneWorker) {
   check(pairwise_sample());
 }
 
-TEST_F(SameBits, AllChoicesTogetherGiveTheHashOfOneWorker) {
-  if (std::getenv("LOCKSTEP_TEST_FULL") == nullptr) GTEST_SKIP() << "set LOCKSTEP_TEST_FULL";
-  check(all_runs());
-}
-
 TEST_F(SameBits, AnotherSeedIsAnotherHash) {
   const Choices run{};
   EXPECT_NE(hash_alone(run, kSeed), hash_alone(run, kSeed + 1));
 }
+
+// A case for each job, so that several processes can share them (GTEST_TOTAL_SHARDS).
+class SameBitsOfJob : public SameBits, public ::testing::WithParamInterface<Choices> {};
+
+TEST_P(SameBitsOfJob, AllChoicesTogetherGiveTheHashOfOneWorker) {
+  if (std::getenv("LOCKSTEP_TEST_FULL") == nullptr) GTEST_SKIP() << "set LOCKSTEP_TEST_FULL";
+  std::vector<Choices> runs = all_runs();
+  std::erase_if(runs, [](const Choices& run) { return job_of(run) != GetParam(); });
+  check(runs);
+}
+
+std::set<Choices> all_jobs() {
+  std::set<Choices> jobs;
+  for (const Choices& run : all_runs()) jobs.insert(job_of(run));
+  return jobs;
+}
+std::string name_of(const ::testing::TestParamInfo<Choices>& job) {
+  return level(job.param, kModel) + "_" + level(job.param, kOptimizer) +
+         (job.param[kClip] == 0 ? "" : "_clipped") + "_" + level(job.param, kShards) + "_shards";
+}
+INSTANTIATE_TEST_SUITE_P(Every, SameBitsOfJob, ::testing::ValuesIn(all_jobs()), name_of);
 
 }  // namespace
 }  // namespace lockstep::testing::same_bits
