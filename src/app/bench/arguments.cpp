@@ -104,6 +104,8 @@ void refuse_given(const CLI::App& parser, const char* option, const char* why) {
   if (parser.count(option) > 0) refuse(fmt::format("{}: {}", option, why), "step");
 }
 
+constexpr std::int64_t kMostBucketBytes = std::int64_t{1} << 40;
+
 std::int64_t default_batch(const StepArguments& arguments) {
   if (arguments.device == "cpu") return 32;
   if (arguments.model == "gpt") return 8;
@@ -132,6 +134,11 @@ void finish_model(const CLI::App& parser, StepArguments& parsed) {
     refuse(fmt::format("--batch {}: give a number from 1 to 1048576", parsed.batch), "step");
   if (parsed.context < 1 || parsed.context > (1 << 16))
     refuse(fmt::format("--context {}: give a number from 1 to 65536", parsed.context), "step");
+  if (parsed.bucket_bytes < 1 || parsed.bucket_bytes > kMostBucketBytes) {
+    refuse(fmt::format("--bucket-bytes {}: give a number from 1 to {}", parsed.bucket_bytes,
+                       kMostBucketBytes),
+           "step");
+  }
 }
 
 void finish_shards(const CLI::App& parser, StepArguments& parsed) {
@@ -210,6 +217,7 @@ StepArguments parse_step_arguments(const std::vector<std::string>& arguments) {
   parser.add_option("--precision", parsed.precision);
   parser.add_option("--gpt-size", parsed.gpt_size);
   parser.add_option("--context", parsed.context);
+  parser.add_option("--bucket-bytes", parsed.bucket_bytes);
   parser.add_option("--batch", parsed.batch);
   parser.add_option("--shards", parsed.shards);
   parser.add_option("--optimizer", parsed.optimizer);

@@ -41,6 +41,7 @@ struct StepArguments : CommonArguments {
   std::string precision;   // float32, or bf16: autocast; float32, but for gpt on cuda
   std::string gpt_size;    // tiny; gpt2 on cuda
   std::int64_t context = 0;
+  std::int64_t bucket_bytes = std::int64_t{25} << 20;  // ours, and PyTorch's DDP's
   Choice systems;
 };
 

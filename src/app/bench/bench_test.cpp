@@ -162,14 +162,14 @@ TEST(BenchCudaTest, DefaultsAreThoseOfTheModelOnTheDevice) {
 
 TEST(BenchCudaTest, WhatIsGivenIsTaken) {
   const auto arguments = parse_step_arguments(
-      {"--device",    "cuda", "--model",      "gpt", "--gpt-size",  "small",
-       "--context",   "64",   "--batch",      "3",   "--precision", "float32",
-       "--optimizer", "sgd",  "-n",           "2",   "--systems",   "trainer,pytorch-graph",
-       "--seconds",   "1.5",  "--iterations", "7"});
+      {"--device",    "cuda", "--model",      "gpt", "--gpt-size",     "small",
+       "--context",   "64",   "--batch",      "3",   "--precision",    "float32",
+       "--optimizer", "sgd",  "-n",           "2",   "--systems",      "trainer,pytorch-graph",
+       "--seconds",   "1.5",  "--iterations", "7",   "--bucket-bytes", "1000000"});
   EXPECT_THAT(*arguments.systems, ElementsAre("trainer", "pytorch-graph"));
   EXPECT_EQ(arguments.shards, 2);
-  EXPECT_THAT(step_job_words(arguments),
-              ElementsAre("gpt", "3", "sgd", "1.5", "7", "cuda", "float32", "small", "64"));
+  EXPECT_THAT(step_job_words(arguments), ElementsAre("gpt", "3", "sgd", "1.5", "7", "cuda",
+                                                     "float32", "small", "64", "1000000"));
 }
 
 TEST(BenchCudaTest, WhatCannotWorkIsOneLineThatSaysWhatCan) {
@@ -185,6 +185,7 @@ TEST(BenchCudaTest, WhatCannotWorkIsOneLineThatSaysWhatCan) {
   EXPECT_THAT(refused({"--gpt-size", "gpt2"}), HasSubstr("only --model gpt"));
   EXPECT_THAT(refused({"--model", "gpt", "--gpt-size", "xl"}), HasSubstr("choose from tiny"));
   EXPECT_THAT(refused({"--model", "gpt", "--context", "0"}), HasSubstr("--context 0"));
+  EXPECT_THAT(refused({"--bucket-bytes", "0"}), HasSubstr("--bucket-bytes 0"));
   EXPECT_THAT(refused({"--device", "cuda", "--shards", "8"}), HasSubstr("as many as workers, 1"));
   EXPECT_THAT(refused({"--device", "cuda", "--systems", "jax"}),
               HasSubstr("--systems jax: choose from plain, drop-in, "));
@@ -202,9 +203,9 @@ Field cuda_field_of(std::vector<std::string> words, const CudaHost& host) {
 TEST(BenchCudaTest, AllSystemsTakePartOnOneGpu) {
   const Field field = cuda_field_of({"--model", "gpt"}, whole_host());
   EXPECT_THAT(names_of(field),
-              ElementsAre("plain", "drop-in", "drop-in-forced", "trainer", "trainer-deterministic",
-                          "pytorch", "pytorch-ddp", "pytorch-ddp-views", "pytorch-graph",
-                          "pytorch-graph-deterministic"));
+              ElementsAre("plain", "drop-in", "drop-in-forced", "trainer", "trainer-unchecked",
+                          "trainer-deterministic", "pytorch", "pytorch-ddp", "pytorch-ddp-views",
+                          "pytorch-graph", "pytorch-graph-deterministic"));
   EXPECT_THAT(field.left_out, IsEmpty());
   for (const Contender& one : field.contenders) {
     EXPECT_EQ(one.ours, !one.name.starts_with("pytorch"));
@@ -236,8 +237,9 @@ TEST(BenchCudaTest, WhoCannotRunHereIsLeftOutWithAReasonUnlessItIsOurs) {
 
 TEST(BenchCudaTest, SeveralGpusGoWithoutWhatIsForOne) {
   const Field field = cuda_field_of({"-n", "2"}, whole_host());
-  EXPECT_THAT(names_of(field), ElementsAre("plain", "drop-in", "trainer", "trainer-deterministic",
-                                           "pytorch", "pytorch-ddp", "pytorch-ddp-views"));
+  EXPECT_THAT(names_of(field),
+              ElementsAre("plain", "drop-in", "trainer", "trainer-unchecked",
+                          "trainer-deterministic", "pytorch", "pytorch-ddp", "pytorch-ddp-views"));
   EXPECT_THAT(field.left_out, SizeIs(3));
   EXPECT_THAT(field.contenders[1].command, Contains("nccl"));
 }

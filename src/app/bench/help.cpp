@@ -57,6 +57,7 @@ constexpr char kStepHelp[] =
       --model M       mlp, cnn, resnet18 or gpt, as in `lockstep train` (default: mlp)
       --gpt-size S    tiny, small, medium or gpt2 (default: tiny)
       --context C     tokens of a sample of gpt (default: 128)
+      --bucket-bytes B  of gradients that travel together, ours and PyTorch's (default: 26214400)
       --batch B       samples of each shard (default: 32)
       --shards S      at least as many as workers (default: as many)
       --optimizer O   sgd, sgd-momentum, adam or adamw (default: sgd-momentum)
@@ -96,6 +97,7 @@ On cuda, by the GPU's clock, from the end of a step to the end of the next:
 
   plain, drop-in, trainer      as plain, lockstep-E, lockstep-E-fused above
   drop-in-forced               the drop-in, its buckets reduced over nccl though there is one worker
+  trainer-unchecked            the trainer without the divergence check
   trainer-deterministic        the trainer with deterministic algorithms
   pytorch                      PyTorch with a fused optimizer
   pytorch-ddp                  the same in DistributedDataParallel over NCCL

@@ -120,7 +120,8 @@ std::vector<std::string> step_job_words(const StepArguments& arguments) {
           arguments.device,
           arguments.precision,
           arguments.gpt_size,
-          std::to_string(arguments.context)};
+          std::to_string(arguments.context),
+          std::to_string(arguments.bucket_bytes)};
 }
 
 int threads_of_a_worker(int workers) {

@@ -23,12 +23,13 @@ namespace {
 constexpr char kWorkspace[] = "CUBLAS_WORKSPACE_CONFIG";
 constexpr char kWorkspaceSetting[] = ":4096:8";
 
-constexpr std::array<CudaSystem, 10> kSystems{{
+constexpr std::array<CudaSystem, 11> kSystems{{
     {"plain", "", true, false, false, "LibTorch and torch::optim, gradients set to none"},
     {"drop-in", "pytorch-ddp-views", true, false, false, "data_parallel and lockstep::optim"},
     {"drop-in-forced", "drop-in", true, false, true,
      "the same, its buckets reduced over nccl though there is one worker"},
     {"trainer", "pytorch-graph", true, false, false, "lockstep::Trainer"},
+    {"trainer-unchecked", "trainer", true, false, false, "the same without the divergence check"},
     {"trainer-deterministic", "pytorch-graph-deterministic", true, true, false,
      "the same, deterministic algorithms, attention by flash"},
     {"pytorch", "", false, false, false, "PyTorch, fused optimizer, gradients set to none"},
@@ -121,7 +122,7 @@ Contender contender_of(const StepArguments& arguments, const CudaHost& host,
 
 }  // namespace
 
-const std::array<CudaSystem, 10>& cuda_systems() {
+const std::array<CudaSystem, 11>& cuda_systems() {
   return kSystems;
 }
 

@@ -21,7 +21,7 @@ struct CudaSystem {
   bool alone;          // makes sense with one worker only
   const char* settings;
 };
-const std::array<CudaSystem, 10>& cuda_systems();
+const std::array<CudaSystem, 11>& cuda_systems();
 const CudaSystem* cuda_system(const std::string& name);  // null: there is none
 
 // What is found on this host. A problem is why there is none of it.

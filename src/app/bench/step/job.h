@@ -20,8 +20,8 @@ inline constexpr double kWeightDecayOfAdamW = 1e-2;
 
 struct StepJob {
   std::string
-      system;      // plain, plain-zeroed, plain-flat, drop-in, trainer, trainer-unchecked; on cuda
-                   // plain, drop-in, drop-in-forced, trainer, trainer-deterministic
+      system;  // plain, plain-zeroed, plain-flat, drop-in, trainer, trainer-unchecked; on cuda
+               // plain, drop-in, drop-in-forced, trainer, trainer-unchecked, trainer-deterministic
   int shards = 0;  // at least as many as workers
   std::string model;
   std::int64_t batch = 0;  // of each shard
@@ -32,12 +32,13 @@ struct StepJob {
   std::string precision;   // float32, bf16
   std::string gpt_size;
   std::int64_t context = 0;  // of gpt
+  std::size_t bucket_bytes = 0;
 
   bool on_cuda() const { return device == "cuda"; }
 };
 
-// The words SYSTEM SHARDS MODEL BATCH OPTIMIZER SECONDS STEPS DEVICE PRECISION GPT_SIZE CONTEXT. std::exception for
-// others.
+// The words SYSTEM SHARDS MODEL BATCH OPTIMIZER SECONDS STEPS DEVICE PRECISION GPT_SIZE CONTEXT
+// BUCKET_BYTES. std::exception for others.
 StepJob parse_step_job(const std::vector<std::string>& words);
 
 // The same values on every worker, without dropout, which not every system draws alike.

@@ -1,6 +1,6 @@
 """One worker of PyTorch on a GPU in `lockstep bench step --device cuda`.
 
-    lockstep_bench_cuda.py SYSTEM MODEL BATCH OPTIMIZER SECONDS STEPS cuda PRECISION GPT_SIZE CONTEXT
+    lockstep_bench_cuda.py SYSTEM MODEL BATCH OPTIMIZER SECONDS STEPS cuda PRECISION GPT_SIZE CONTEXT BUCKET_BYTES
 
 Started with the variables of torchrun. Model, batch, optimizer, warm-up, switches and clock are those of lockstep-train
 bench-step (step/job.cpp, step/loops.cpp, step/device.cpp).
@@ -98,7 +98,7 @@ def timed(step, seconds, steps):
 
 
 def main():
-    system, name, batch, optimizer_name, seconds, steps, _, precision, size, context = sys.argv[1:]
+    system, name, batch, optimizer_name, seconds, steps, _, precision, size, context, bucket_bytes = sys.argv[1:]
     rank = int(os.environ["RANK"])
     device = torch.device("cuda", int(os.environ["LOCAL_RANK"]))
     torch.cuda.set_device(device)
@@ -111,7 +111,8 @@ def main():
     torch.manual_seed(rank + 1)
     data, target = (part.to(device) for part in make_batch(name, int(batch), size, int(context)))
     if system in DDP_OPTIONS:
-        model = torch.nn.parallel.DistributedDataParallel(model, device_ids=[device.index], **DDP_OPTIONS[system])
+        model = torch.nn.parallel.DistributedDataParallel(model, device_ids=[device.index], bucket_cap_mb=int(bucket_bytes) / 2**20,
+                                                          **DDP_OPTIONS[system])
     as_graph = system.startswith("pytorch-graph")
     optimizer = make_optimizer(optimizer_name, model.parameters(), capturable=as_graph)
 

@@ -67,7 +67,7 @@ def state_mb(model, optimizer):
 
 
 def main():
-    name, batch, optimizer_name, seconds, steps, _, _, size, context = sys.argv[1:]
+    name, batch, optimizer_name, seconds, steps, _, _, size, context, bucket_bytes = sys.argv[1:]
     pin()
     torch.set_num_threads(int(os.environ["OMP_NUM_THREADS"]))
     if platform.machine() == "aarch64":
@@ -77,7 +77,8 @@ def main():
     net = make_model(name, size, int(context))
     torch.manual_seed(dist.get_rank() + 1)
     data, target = make_batch(name, int(batch), size, int(context))
-    model = torch.nn.parallel.DistributedDataParallel(net, gradient_as_bucket_view=True, static_graph=True)
+    model = torch.nn.parallel.DistributedDataParallel(net, bucket_cap_mb=int(bucket_bytes) / 2**20, gradient_as_bucket_view=True,
+                                                      static_graph=True)
     optimizer = make_optimizer(optimizer_name, model.parameters())
 
     def step():

@@ -125,7 +125,7 @@ class Gpt(nn.Module):
 
 def vocabulary_of(size):
     """Of the text that `bench step` makes up; job.cpp has the same."""
-    return 50257 if size == "gpt2" else 65
+    return 50304 if size == "gpt2" else 65
 
 
 def make_model(name, size, context):

@@ -177,7 +177,8 @@ StepTimes run_plain(const StepJob& job, World& world, bool set_to_none) {
 
 // The drop-in loop over `training`: the world, or for `plain-flat` a world of one.
 StepTimes run_drop_in(const StepJob& job, World& world, World& training,
-                      const DataParallelOptions& options = {}) {
+                      DataParallelOptions options = {}) {
+  options.bucket_bytes = job.bucket_bytes;
   auto model = data_parallel(make_net(job, world.device()), training, options);
   const Batch batch = make_batch(job, world.rank(), world.device());
   const auto optimizer = own_optimizer(job, model);
@@ -273,7 +274,7 @@ void note_graphs(const TrainingResult& training, StepTimes& result) {
 // The Trainer is told to stop when the job has had its steps, or its seconds.
 StepTimes run_trainer(const StepJob& job, World& world, bool checked) {
   const auto net = make_net(job, world.device());
-  auto model = data_parallel(net, world);
+  auto model = data_parallel(net, world, {.bucket_bytes = job.bucket_bytes});
   const auto optimizer = own_optimizer(job, model);
   const int warm_up = job.on_cuda() ? kWarmUpOnCuda : kWarmUp;
   TrainerOptions options;
