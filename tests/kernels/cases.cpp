@@ -278,6 +278,7 @@ class StepCase {
       task_.masters = reinterpret_cast<float*>(machine.put(model_.flat(model_.masters, true)));
     for (std::size_t i = 0; i < 2; ++i)
       task_.states[i] = machine.put(model_.flat(model_.states[i], setting.masters));
+    task_.wide_states = setting.masters;
     if (setting.factor != 0) task_.factor = machine.put(std::vector<double>{setting.factor});
     if (!setting.watched) return;
     const std::vector<unsigned long long> zeros(model_.pieces.all.size());
@@ -477,12 +478,68 @@ void expect_gradients_gathered(Machine& machine) {
                       there.gradients.entries,
                       memory,
                       flat,
+                      wide,
                       adds});
       const Bytes all = model.flat(expected, wide);
       EXPECT_TRUE(same_bits(machine.get(memory, all.size()), all));
       setting.wide_gradients = wide;
     }
   }
+}
+
+// Numbers that every step computes exactly: 4 and 3 become 0.5 · 4 + 3 = 5, and 10 becomes 10 − 5.
+void expect_types_beside_each_other(Machine& machine) {
+  const plan::Layout layout({{"a", DType::kBFloat16, 100},
+                             {"b", DType::kFloat32, 70},
+                             {"c", DType::kBFloat16, 3'000},
+                             {"d", DType::kFloat32, 5'000}});
+  const kernels::ChunkTables tables(layout, plan::plan_pieces(layout, 1), {},
+                                    kernels::ChunkTables::Order::kType);
+  const std::size_t wide = tables.wide_bytes() / sizeof(float);
+  // A float32 memory in the wide layout, `value` where the entries of float32 are.
+  const auto wide_memory = [&](float value) {
+    std::vector<float> all(wide, 1);
+    for (std::size_t i = 0; i < layout.entries().size(); ++i) {
+      if (layout.entries()[i].dtype != DType::kFloat32) continue;
+      const auto first =
+          static_cast<std::ptrdiff_t>(tables.places()[i].wide_offset / sizeof(float));
+      std::fill_n(all.begin() + first, layout.entries()[i].count, value);
+    }
+    return all;
+  };
+  const kernels::TablesView there{machine.put(tables.chunks()), machine.put(tables.places())};
+  std::vector<const void*> pointers;
+  for (const plan::Entry& entry : layout.entries())
+    pointers.push_back(machine.put(std::vector<float>(entry.count, 3)));
+  const auto types = tables.by_type();
+  const auto floats = std::find_if(
+      types.begin(), types.end(), [](const auto& typed) { return typed.dtype == DType::kFloat32; });
+  const kernels::DeviceRange range{there, floats->chunks, DType::kFloat32};
+
+  float* const sums = machine.put(wide_memory(4));
+  const void* const* const entries = machine.put(pointers);
+  machine.gather({range, entries, sums, DType::kFloat32, true, true});
+  EXPECT_EQ(machine.get(sums, wide), wide_memory(7));
+
+  kernels::UpdateTask task;
+  task.range = range;
+  task.rule = UpdateRule::kSgd;
+  const kernels::SgdStep step{.lr = 1, .momentum = 0.5};
+  task.numbers = machine.put(std::vector{kernels::element::numbers_of(step)});
+  std::vector<float> parameters(layout.bytes() / sizeof(float), 10);
+  task.parameters = machine.put(parameters);
+  float* const momentum = machine.put(wide_memory(4));
+  task.states[0] = momentum;
+  task.wide_states = true;
+  task.gradients = {DType::kFloat32, nullptr, entries};
+  machine.update(task);
+  EXPECT_EQ(machine.get(momentum, wide), wide_memory(5));
+  for (const plan::Entry& entry : layout.entries()) {
+    if (entry.dtype == DType::kFloat32)
+      std::fill_n(parameters.begin() + static_cast<std::ptrdiff_t>(entry.offset / sizeof(float)),
+                  entry.count, 5.0F);
+  }
+  EXPECT_EQ(machine.get(static_cast<const float*>(task.parameters), parameters.size()), parameters);
 }
 
 }  // namespace lockstep::testing

@@ -36,5 +36,9 @@ TEST(DeviceText, GathersGradients) {
   expect_gradients_gathered(*make_host_machine());
 }
 
+TEST(DeviceText, KeepsTypesApartThatLieBesideEachOther) {
+  expect_types_beside_each_other(*make_host_machine());
+}
+
 }  // namespace
 }  // namespace lockstep::testing

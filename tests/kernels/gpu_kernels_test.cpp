@@ -2,6 +2,7 @@
 #include <gtest/gtest.h>
 
 #include <algorithm>
+#include <array>
 #include <cmath>
 #include <cstdio>
 #include <cstring>
@@ -99,6 +100,12 @@ TEST(GpuKernels, GathersGradients) {
   NEEDS_A_GPU();
   GpuMachine machine;
   expect_gradients_gathered(machine);
+}
+
+TEST(GpuKernels, KeepsTypesApartThatLieBesideEachOther) {
+  NEEDS_A_GPU();
+  GpuMachine machine;
+  expect_types_beside_each_other(machine);
 }
 
 // A whole step, first as it is and then from a graph, with other numbers each time.
@@ -265,6 +272,8 @@ class Speed {
     const kernels::AdamStep step{1e-5, 0.9, 0.999, 1e-8, 0.1, true, 10};
     numbers_ = DeviceArray<kernels::element::AdamNumbers<double>>(
         std::vector{kernels::element::numbers_of(step)});
+    const std::vector<unsigned long long> zeros(tables_.chunks().back().piece + 1);
+    for (auto& words : words_) words = DeviceArray<unsigned long long>(zeros);
   }
 
   kernels::DeviceRange range() const { return {device_tables_.view(), tables_.all(), dtype_}; }
@@ -274,6 +283,7 @@ class Speed {
     task.numbers = numbers_.data();
     task.parameters = parameters_.data();
     if (kept_ != dtype_) task.masters = reinterpret_cast<float*>(masters_.data());
+    task.wide_states = kept_ != dtype_;
     task.states[0] = means_.data();
     task.states[1] = variances_.data();
     task.gradients = {dtype_, gradients_.data(), nullptr};
@@ -283,6 +293,11 @@ class Speed {
     kernels::UpdateTask loose = task();
     loose.gradients = {dtype_, nullptr, entries_.data()};
     return loose;
+  }
+  kernels::UpdateTask watched_task() const {
+    kernels::UpdateTask watched = loose_task();
+    watched.watched = {words_[0].data(), words_[1].data(), words_[2].data()};
+    return watched;
   }
   // Kept values and states both ways, gradients read, and parameters written beside masters.
   double update_bytes() const {
@@ -355,6 +370,7 @@ class Speed {
   DeviceArray<std::byte> parameters_, gradients_, masters_, means_, variances_;
   DeviceArray<const void*> entries_;
   DeviceArray<kernels::element::AdamNumbers<double>> numbers_;
+  std::array<DeviceArray<unsigned long long>, 3> words_;
   cuda::Stream stream_ = cuda::make_stream();
 };
 
@@ -374,14 +390,20 @@ TEST(GpuKernels, GoesAtTheSpeedOfMemory) {
   print("AdamW", flat, copy);
   print("AdamW, gradients left in place", loose, copy);
   print("AdamW, bucket by bucket", buckets, copy);
+  const double watched = speed.update_speed(speed.watched_task());
+  print("AdamW, watched", watched, copy);
   print("norm", speed.norm_speed(), copy);
   print("gathering", speed.gather_speed(), copy);
   EXPECT_GT(flat, 0.8 * copy);
   EXPECT_GT(loose, 0.8 * copy);
+  EXPECT_GT(watched, 0.8 * copy);
   Speed half(DType::kBFloat16, false);
   print("AdamW, bfloat16", half.update_speed(half.task()), copy);
   Speed mixed(DType::kBFloat16, true);
   print("AdamW, bfloat16 and masters", mixed.update_speed(mixed.task()), copy);
+  const double mixed_watched = mixed.update_speed(mixed.watched_task());
+  print("the same, watched", mixed_watched, copy);
+  EXPECT_GT(mixed_watched, 0.8 * copy);
 }
 
 }  // namespace

@@ -35,7 +35,8 @@ plan::Layout wide_layout(const plan::Layout& layout) {
 }
 
 ChunkTables::ChunkTables(const plan::Layout& layout, const plan::Pieces& pieces,
-                         const std::vector<std::uint16_t>& rules) {
+                         const std::vector<std::uint16_t>& rules, Order order)
+    : order_(order) {
   const auto& entries = layout.entries();
   LOCKSTEP_CHECK(rules.empty() || rules.size() == entries.size(), "every entry has a rule");
   if (layout.blocks() > std::numeric_limits<std::uint32_t>::max()) {
@@ -59,14 +60,20 @@ ChunkTables::ChunkTables(const plan::Layout& layout, const plan::Pieces& pieces,
                          static_cast<std::uint16_t>(count), rule});
     }
   }
+  if (order == Order::kLayout) return;
+  std::stable_sort(chunks_.begin(), chunks_.end(), [&](const Chunk& a, const Chunk& b) {
+    return types_[a.entry] < types_[b.entry];
+  });
 }
 
 ChunkRange ChunkTables::of_entries(std::size_t first_entry, std::size_t entries) const {
+  LOCKSTEP_CHECK(order_ == Order::kLayout, "entries are a range in layout order");
   LOCKSTEP_CHECK(first_entry + entries <= places_.size(), "a range of entries lies in the layout");
   return range_of(chunks_, first_entry, entries, [](const Chunk& chunk) { return chunk.entry; });
 }
 
 ChunkRange ChunkTables::of_pieces(std::size_t first_piece, std::size_t pieces) const {
+  LOCKSTEP_CHECK(order_ == Order::kLayout, "pieces are a range in layout order");
   return range_of(chunks_, first_piece, pieces, [](const Chunk& chunk) { return chunk.piece; });
 }
 

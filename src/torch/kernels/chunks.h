@@ -5,7 +5,8 @@
 //   place   where a parameter lies: in the layout of parameters, and in the wide one, which has the same entries with
 //           float32 where parameters are half types: that of float32 masters, states and sums
 //
-// Chunks are in layout order, so those of a bucket, of a type or of a slice are a range.
+// Chunks are in layout order, so those of a bucket or of a slice are a range; or those of one type come together, so that
+// all of them are.
 #pragma once
 
 #include <cstddef>
@@ -52,17 +53,19 @@ struct ChunkRange {
 // Ownership: a value.
 class ChunkTables {
  public:
+  enum class Order : std::uint8_t { kLayout, kType };
+
   // `rules`: by entry of the layout; all 0 if there are none. `pieces`: of this layout.
   ChunkTables(const plan::Layout& layout, const plan::Pieces& pieces,
-              const std::vector<std::uint16_t>& rules = {});
+              const std::vector<std::uint16_t>& rules = {}, Order order = Order::kLayout);
 
   const std::vector<Chunk>& chunks() const { return chunks_; }
   const std::vector<EntryPlace>& places() const { return places_; }
   std::size_t wide_bytes() const { return wide_bytes_; }  // of the wide layout
 
-  // Of consecutive entries, such as a bucket's.
+  // Of consecutive entries, such as a bucket's; in layout order.
   ChunkRange of_entries(std::size_t first_entry, std::size_t entries) const;
-  // Of consecutive pieces, such as a worker's.
+  // Of consecutive pieces, such as a worker's; in layout order.
   ChunkRange of_pieces(std::size_t first_piece, std::size_t pieces) const;
   ChunkRange all() const { return {0, static_cast<std::uint32_t>(chunks_.size())}; }
   // The fewest ranges of one type each.
@@ -73,6 +76,7 @@ class ChunkTables {
   std::vector<Typed> by_type() const;
 
  private:
+  Order order_;
   std::vector<Chunk> chunks_;
   std::vector<EntryPlace> places_;
   std::vector<DType> types_;

@@ -93,6 +93,25 @@ TEST(ChunkTables, GiveTheChunksOfBucketsPiecesAndTypes) {
   EXPECT_EQ(types[2].chunks.end, tables.all().end);
 }
 
+TEST(ChunkTables, HaveOneRangeForEachTypeIfTheyAreInThatOrder) {
+  std::vector<plan::Parameter> parameters;
+  for (int i = 0; i < 6; ++i) {
+    const DType dtype = i % 2 == 0 ? DType::kBFloat16 : DType::kFloat32;
+    parameters.push_back({"p" + std::to_string(i), dtype, 5000});
+  }
+  const plan::Layout layout(parameters);
+  const plan::Pieces pieces = plan::plan_pieces(layout, 1);
+  EXPECT_EQ(ChunkTables(layout, pieces).by_type().size(), 6U);
+  const ChunkTables tables(layout, pieces, {}, ChunkTables::Order::kType);
+  const auto types = tables.by_type();
+  ASSERT_EQ(types.size(), 2U);
+  EXPECT_EQ(types[0].chunks.size(), types[1].chunks.size());
+  for (const auto& typed : types) {
+    for (std::uint32_t i = typed.chunks.begin; i < typed.chunks.end; ++i)
+      EXPECT_EQ(layout.entries()[tables.chunks()[i].entry].dtype, typed.dtype);
+  }
+}
+
 TEST(ChunkTables, CarryTheRuleOfEachEntry) {
   const plan::Layout layout = odd_layout();
   const ChunkTables tables(layout, plan::plan_pieces(layout, 1), {5, 4, 3, 2, 1, 0});

@@ -34,6 +34,7 @@ struct Types {
   using Kept = std::conditional_t<kMasters, float, Parameter>;
   using Real = typename Stored<Kept>::Sum;
   static constexpr bool kWideGradient = !std::is_same_v<Parameter, Gradient>;
+  using Word = std::conditional_t<sizeof(Kept) == 8, std::uint64_t, std::uint32_t>;  // of a parity
   // Elements that a thread moves at a time: 16 bytes of the widest.
   static constexpr int kWidth =
       16 / static_cast<int>(sizeof(Kept) > sizeof(Gradient) ? sizeof(Kept) : sizeof(Gradient));
@@ -145,11 +146,12 @@ struct Adam {
   }
 };
 
-// The parities of what a thread has read and written.
+// The parities of what a thread has read and written, in as many bits as the widest of it has.
+template <typename Word>
 struct Seen {
-  std::uint64_t before = 0;
-  std::uint64_t after = 0;
-  std::uint64_t applied = 0;
+  Word before = 0;
+  Word after = 0;
+  Word applied = 0;
 };
 
 // A chunk's part of every memory, and what its gradients are multiplied by.
@@ -176,7 +178,7 @@ struct Parts {
     for (int i = 0; i < 2; ++i) {
       parts.states[i] = nullptr;
       if (task.states[i] != nullptr)
-        parts.states[i] = flat_at<Kept>(task.states[i], place, chunk, Of::kMasters);
+        parts.states[i] = flat_at<Kept>(task.states[i], place, chunk, task.wide_states);
     }
     parts.gradient = gradient_at<Of>(task.gradients, place, chunk);
     parts.loose = task.gradients.entries != nullptr;
@@ -191,11 +193,13 @@ template <typename Of, typename Rule, int kWidth, bool kWatched>
 struct Held {
   using Kept = typename Of::Kept;
   using Real = typename Of::Real;
+  using Word = typename Of::Word;
   static constexpr int kStates = Rule::kStates > 0 ? Rule::kStates : 1;
 
   Pack<Kept, kWidth> kept;
   Pack<Kept, kWidth> states[kStates];
   Pack<typename Of::Gradient, kWidth> gradient;
+  Pack<typename Of::Parameter, kWidth> parameter;  // beside masters
 
   LOCKSTEP_DEVICE void load(const Parts<Of>& parts, std::uint32_t index) {
     if constexpr (kWidth == 1) gradient = {};
@@ -204,10 +208,11 @@ struct Held {
     kept = load_pack<kWidth>(parts.kept, index);
     LOCKSTEP_UNROLL
     for (int i = 0; i < Rule::kStates; ++i) states[i] = load_pack<kWidth>(parts.states[i], index);
+    if constexpr (Of::kMasters && kWatched) parameter = load_pack<kWidth>(parts.parameter, index);
   }
 
   template <typename Numbers>
-  LOCKSTEP_DEVICE void update(const Parts<Of>& parts, const Numbers& of, Seen& seen) {
+  LOCKSTEP_DEVICE void update(const Parts<Of>& parts, const Numbers& of, Seen<Word>& seen) {
     LOCKSTEP_UNROLL
     for (int k = 0; k < kWidth; ++k) {
       Real value = Stored<Kept>::load(kept.at[k]);
@@ -221,42 +226,29 @@ struct Held {
       if (kWatched) seen.applied ^= bits_of(Stored<Kept>::store(g));
       Rule::apply(value, g, held, of);
       kept.at[k] = Stored<Kept>::store(value);
+      if constexpr (Of::kMasters)
+        parameter.at[k] = Stored<typename Of::Parameter>::store(kept.at[k]);
       LOCKSTEP_UNROLL
       for (int i = 0; i < Rule::kStates; ++i) states[i].at[k] = Stored<Kept>::store(held[i]);
       if (kWatched) seen.after ^= bits(k);
     }
   }
 
-  LOCKSTEP_DEVICE void store(const Parts<Of>& parts, std::uint32_t index, Seen& seen) const {
+  LOCKSTEP_DEVICE void store(const Parts<Of>& parts, std::uint32_t index) const {
     store_pack<kWidth>(kept, parts.kept, index);
     LOCKSTEP_UNROLL
     for (int i = 0; i < Rule::kStates; ++i) store_pack<kWidth>(states[i], parts.states[i], index);
-    if constexpr (Of::kMasters) store_parameter(parts, index, seen);
+    if constexpr (Of::kMasters) store_pack<kWidth>(parameter, parts.parameter, index);
   }
 
  private:
-  // Of one element's kept value and states.
-  LOCKSTEP_DEVICE std::uint64_t bits(int k) const {
-    std::uint64_t all = bits_of(kept.at[k]);
+  // Of one element's kept value, its states and, beside a master, itself.
+  LOCKSTEP_DEVICE Word bits(int k) const {
+    Word all = bits_of(kept.at[k]);
     LOCKSTEP_UNROLL
     for (int i = 0; i < Rule::kStates; ++i) all ^= bits_of(states[i].at[k]);
+    if constexpr (Of::kMasters) all ^= bits_of(parameter.at[k]);
     return all;
-  }
-
-  LOCKSTEP_DEVICE void store_parameter(const Parts<Of>& parts, std::uint32_t index,
-                                       Seen& seen) const {
-    using Parameter = typename Of::Parameter;
-    Pack<Parameter, kWidth> parameter;
-    if constexpr (kWatched) {
-      parameter = load_pack<kWidth>(parts.parameter, index);
-      for (int k = 0; k < kWidth; ++k) seen.before ^= bits_of(parameter.at[k]);
-    }
-    LOCKSTEP_UNROLL
-    for (int k = 0; k < kWidth; ++k) {
-      parameter.at[k] = Stored<Parameter>::store(kept.at[k]);
-      if (kWatched) seen.after ^= bits_of(parameter.at[k]);
-    }
-    store_pack<kWidth>(parameter, parts.parameter, index);
   }
 };
 
@@ -270,7 +262,7 @@ struct Thread {
 template <typename Of, typename Rule, int kWidth, bool kWatched, typename Numbers>
 LOCKSTEP_DEVICE void update_packs(const Parts<Of>& parts, const Numbers& numbers,
                                   std::uint32_t begin, std::uint32_t end, Thread thread,
-                                  Seen& seen) {
+                                  Seen<typename Of::Word>& seen) {
   constexpr std::uint32_t kAhead = kWidth > 4 ? 1 : 2;
   for (std::uint32_t i = begin + thread.index; i < end; i += kAhead * thread.of) {
     Held<Of, Rule, kWidth, kWatched> held[kAhead];
@@ -282,14 +274,15 @@ LOCKSTEP_DEVICE void update_packs(const Parts<Of>& parts, const Numbers& numbers
     for (std::uint32_t ahead = 0; ahead < kAhead; ++ahead) {
       if (i + ahead * thread.of >= end) continue;
       held[ahead].update(parts, numbers, seen);
-      held[ahead].store(parts, i + ahead * thread.of, seen);
+      held[ahead].store(parts, i + ahead * thread.of);
     }
   }
 }
 
 template <typename Of, typename Rule, bool kWatched, typename Numbers>
 LOCKSTEP_DEVICE void update_parts(const Parts<Of>& parts, const Numbers& numbers,
-                                  std::uint32_t count, Thread thread, Seen& seen) {
+                                  std::uint32_t count, Thread thread,
+                                  Seen<typename Of::Word>& seen) {
   constexpr int kWidth = Of::kWidth;
   // A parameter without a gradient is rare, and not worth a branch where it is fast.
   const bool packed =
@@ -300,11 +293,12 @@ LOCKSTEP_DEVICE void update_parts(const Parts<Of>& parts, const Numbers& numbers
 }
 
 template <typename Of, UpdateRule kRule, bool kWatched>
-LOCKSTEP_DEVICE Seen update_chunk(const UpdateTask& task, const Chunk& chunk, Thread thread) {
+LOCKSTEP_DEVICE Seen<typename Of::Word> update_chunk(const UpdateTask& task, const Chunk& chunk,
+                                                     Thread thread) {
   using Real = typename Of::Real;
   const EntryPlace place = task.range.tables.places[chunk.entry];
   const auto parts = Parts<Of>::of(task, place, chunk);
-  Seen seen;
+  Seen<typename Of::Word> seen;
   const void* const all =
       task.numbers != nullptr ? task.numbers : static_cast<const void*>(task.few);
   if constexpr (kRule == UpdateRule::kAdam) {
@@ -399,8 +393,8 @@ LOCKSTEP_DEVICE void gather_chunk(const GatherTask& task, const Chunk& chunk, Th
   const auto* from = static_cast<const From*>(task.entries[chunk.entry]);
   if (from == nullptr && task.adds) return;
   if (from != nullptr) from += std::size_t{chunk.block} * plan::kBlockElements;
-  Flat* const flat = flat_at<Flat>(task.flat, task.range.tables.places[chunk.entry], chunk,
-                                   !std::is_same_v<From, Flat>);
+  Flat* const flat =
+      flat_at<Flat>(task.flat, task.range.tables.places[chunk.entry], chunk, task.wide);
   gather_all(from, flat, task.adds, chunk.count, thread);
 }
 

@@ -63,8 +63,10 @@ struct UpdateTask {
   alignas(8) std::byte few[kFewRules * sizeof(element::AdamNumbers<double>)] = {};
   void* parameters = nullptr;
   float* masters = nullptr;  // in the wide layout; null: none
-  // Momentum; or mean and square. Laid out and typed as what is kept. The momentum may be null if no rule has any.
+  // Momentum; or mean and square, typed as what is kept, and laid out as the parameters or in the wide layout, as masters
+  // are. The momentum may be null if no rule has any.
   void* states[2] = {nullptr, nullptr};
+  bool wide_states = false;
   DeviceGradients gradients;
   const double* factor = nullptr;       // null: 1
   const std::uint32_t* skip = nullptr;  // not 0 there: nothing is written
@@ -104,8 +106,8 @@ struct GatherTask {
   DeviceRange range;
   const void* const* entries = nullptr;  // by entry, of the range's dtype
   void* flat = nullptr;
-  DType flat_dtype =
-      DType::kFloat32;  // the range's, or float32 for half types: in the wide layout then
+  DType flat_dtype = DType::kFloat32;  // the range's, or float32 for half types
+  bool wide = false;                   // it is in the wide layout, whatever the range's dtype
   bool adds = false;
 };
 void queue_gather(const GatherTask& task, void* stream);

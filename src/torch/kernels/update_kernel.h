@@ -12,42 +12,45 @@
 namespace lockstep::kernels {
 
 // What the threads of a warp have seen, together.
-__device__ __forceinline__ unsigned long long of_warp(unsigned long long seen) {
+__device__ __forceinline__ std::uint32_t of_warp(std::uint32_t seen) {
 #if __CUDA_ARCH__ >= 800
-  const auto low = __reduce_xor_sync(0xffffffffU, static_cast<unsigned>(seen));
-  const auto high = __reduce_xor_sync(0xffffffffU, static_cast<unsigned>(seen >> 32));
-  return static_cast<unsigned long long>(high) << 32 | low;
+  return __reduce_xor_sync(0xffffffffU, seen);
 #else
   for (int distance = 16; distance > 0; distance /= 2)
     seen ^= __shfl_xor_sync(0xffffffffU, seen, distance);
   return seen;
 #endif
 }
-
-// XORs what all threads of a block have seen to the words of a piece. Every thread calls it.
-__device__ __forceinline__ void note(const element::Seen& seen, const WatchedWords& words,
-                                     std::uint32_t piece) {
-  constexpr unsigned kWarps = cuda::kThreads / 32;
-  __shared__ unsigned long long all[3][kWarps];
-  const unsigned long long own[] = {of_warp(seen.before), of_warp(seen.after),
-                                    of_warp(seen.applied)};
-  if (threadIdx.x % 32 == 0) {
-    for (int k = 0; k < 3; ++k) all[k][threadIdx.x / 32] = own[k];
-  }
-  __syncthreads();
-  if (threadIdx.x >= 3) return;
-  unsigned long long sum = 0;
-  for (unsigned warp = 0; warp < kWarps; ++warp) sum ^= all[threadIdx.x][warp];
-  unsigned long long* const to[] = {words.before, words.after, words.applied};
-  if (sum != 0) atomicXor(to[threadIdx.x] + piece, sum);
+__device__ __forceinline__ std::uint64_t of_warp(std::uint64_t seen) {
+  const auto low = of_warp(static_cast<std::uint32_t>(seen));
+  const auto high = of_warp(static_cast<std::uint32_t>(seen >> 32));
+  return static_cast<std::uint64_t>(high) << 32 | low;
 }
 
+// XORs what a warp has seen to the words of a piece: each warp by itself, so that none waits for the others. All of its
+// threads call it.
+template <typename Word>
+__device__ __forceinline__ void note(const element::Seen<Word>& seen, const WatchedWords& words,
+                                     std::uint32_t piece) {
+  const Word before = of_warp(seen.before);
+  const Word after = of_warp(seen.after);
+  const Word applied = of_warp(seen.applied);
+  const unsigned lane = threadIdx.x % 32;
+  if (lane >= 3) return;
+  unsigned long long* const to = lane == 0 ? words.before : lane == 1 ? words.after : words.applied;
+  atomicXor(to + piece, lane == 0 ? before : lane == 1 ? after : applied);
+}
+
+// Blocks of threads that a multiprocessor holds at a time: masters that are watched take more registers than four leave.
+template <typename Of, bool kWatched>
+inline constexpr int kResident = Of::kMasters&& kWatched ? 3 : 4;
+
 template <typename Of, UpdateRule kRule, bool kWatched>
-__global__ void __launch_bounds__(cuda::kThreads, 4)
+__global__ void __launch_bounds__(cuda::kThreads, kResident<Of, kWatched>)
     update_kernel(const __grid_constant__ UpdateTask task) {
   const Chunk chunk = task.range.tables.chunks[task.range.chunks.begin + blockIdx.x];
   if (task.skip != nullptr && *task.skip != 0) return;
-  const element::Seen seen =
+  const auto seen =
       element::update_chunk<Of, kRule, kWatched>(task, chunk, {threadIdx.x, cuda::kThreads});
   if constexpr (kWatched) note(seen, task.watched, chunk.piece);
 }

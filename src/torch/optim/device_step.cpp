@@ -41,7 +41,8 @@ class QueuedStep : public DeviceStep {
   explicit QueuedStep(Optimizer::Impl& optimizer)
       : optimizer_(optimizer),
         model_(*optimizer.model),
-        tables_(model_.layout(), model_.pieces(), rules_of(optimizer)),
+        tables_(model_.layout(), model_.pieces(), rules_of(optimizer),
+                kernels::ChunkTables::Order::kType),
         on_device_(tables_),
         numbers_(model_.device()),
         pointers_(model_.device()) {}
@@ -62,7 +63,6 @@ class QueuedStep : public DeviceStep {
     return {on_device_.view(), typed.chunks, typed.dtype};
   }
   float* masters_of(const kernels::ChunkTables::Typed& typed) const;
-  std::size_t shift(const kernels::ChunkTables::Typed& typed) const;
   static kernels::WatchedWords words_of(const Watch& watch);
   Watch& next_watch();
   void send_watched(Watch& watch);
@@ -107,14 +107,6 @@ float* QueuedStep::masters_of(const kernels::ChunkTables::Typed& typed) const {
   return reinterpret_cast<float*>(optimizer_.masters()->data());
 }
 
-// Beside masters all states lie in their layout, and parameters that have none are in another place there than in their
-// own: all of consecutive ones by as much.
-std::size_t QueuedStep::shift(const kernels::ChunkTables::Typed& typed) const {
-  if (!optimizer_.masters() || masters_of(typed) != nullptr) return 0;
-  const kernels::EntryPlace& first = tables_.places()[tables_.chunks()[typed.chunks.begin].entry];
-  return first.wide_offset - first.offset;
-}
-
 void QueuedStep::update() {
   void* const stream = device::current_stream(model_.device());
   find_gradients();
@@ -140,8 +132,8 @@ void QueuedStep::update() {
     task.parameters = model_.parameters().data();
     task.masters = masters_of(typed);
     const std::size_t states = optimizer_.memories.size() - (optimizer_.masters() ? 1 : 0);
-    for (std::size_t i = 0; i < states; ++i)
-      task.states[i] = optimizer_.memories[i].data() + shift(typed);
+    for (std::size_t i = 0; i < states; ++i) task.states[i] = optimizer_.memories[i].data();
+    task.wide_states = optimizer_.masters() != nullptr;
     task.gradients = gradients(typed.dtype);
     if (optimizer_.clip_norm > 0) {
       task.factor = clipping_->factor();

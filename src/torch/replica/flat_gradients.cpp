@@ -49,6 +49,7 @@ FlatGradients::FlatGradients(const std::vector<NamedTensor>& parameters, const p
     const bool wide = entry.dtype != reducible_dtype(parameter, entry.name);
     const auto like = wide ? torch::empty_like(parameter, torch::kFloat32) : parameter;
     places_.push_back({entry, parameter, memory_.view(entry, like), parameter.scalar_type()});
+    wide_ = wide_ || wide;
   }
 }
 
@@ -143,7 +144,7 @@ void FlatGradients::bring(const plan::Bucket& bucket) {
     all_there = all_there && (grad.defined() ? is_in(grad, place.view) : adds);
   }
   if (!all_there)
-    gather_->run(bucket, readable, memory_, places_[bucket.first_entry].entry.dtype, adds);
+    gather_->run(bucket, readable, {memory_, places_[bucket.first_entry].entry.dtype, wide_}, adds);
   for (std::size_t entry = bucket.first_entry; entry < end; ++entry) {
     if (readable[entry - bucket.first_entry] == nullptr) bring_alone(entry);
     places_[entry].attach();

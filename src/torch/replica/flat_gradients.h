@@ -106,6 +106,7 @@ class FlatGradients {
   comm::Parity* parities() const { return reinterpret_cast<comm::Parity*>(parities_->data()); }
 
   FlatMemory memory_;
+  bool wide_ = false;  // some of it is wider than its parameter
   std::shared_ptr<Gather> gather_;
   std::optional<FlatMemory> parities_;
   const plan::Pieces* pieces_ = nullptr;

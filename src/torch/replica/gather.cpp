@@ -17,8 +17,8 @@ class QueuedGather : public Gather {
         pointers_(layout.entries().size()),
         table_(device) {}
 
-  void run(const plan::Bucket& bucket, const std::vector<const void*>& gradients,
-           const FlatMemory& memory, DType dtype, bool adds) override {
+  void run(const plan::Bucket& bucket, const std::vector<const void*>& gradients, const Into& into,
+           bool adds) override {
     std::copy(gradients.begin(), gradients.end(),
               pointers_.begin() + static_cast<std::ptrdiff_t>(bucket.first_entry));
     table_.set(pointers_);
@@ -26,8 +26,9 @@ class QueuedGather : public Gather {
     task.range = {on_device_.view(), tables_.of_entries(bucket.first_entry, bucket.entries),
                   bucket.dtype};
     task.entries = static_cast<const void* const*>(table_.data());
-    task.flat = memory.data();
-    task.flat_dtype = dtype;
+    task.flat = into.memory.data();
+    task.flat_dtype = into.dtype;
+    task.wide = into.wide;
     task.adds = adds;
     kernels::queue_gather(task, device::current_stream(device_));
   }

@@ -19,10 +19,16 @@ class Gather {
  public:
   virtual ~Gather() = default;
 
-  // `gradients` are those of the bucket's entries, null for none; 0 + g goes into the memory, which has the layout that this
-  // was made with, or that of its sums, `dtype`; or g is added to what is there.
+  // Where they go: memory in the layout that this was made with, or in that of its sums, `wide`; the bucket's entries are
+  // of `dtype` there.
+  struct Into {
+    const FlatMemory& memory;
+    DType dtype;
+    bool wide;
+  };
+  // `gradients` are those of the bucket's entries, null for none; 0 + g goes there, or g is added to what is there.
   virtual void run(const plan::Bucket& bucket, const std::vector<const void*>& gradients,
-                   const FlatMemory& memory, DType dtype, bool adds) = 0;
+                   const Into& into, bool adds) = 0;
 };
 
 // Null for the CPU.
