@@ -406,21 +406,20 @@ torch::Tensor Replicated::values_of(const FlatGradients& gradients, const plan::
 void Replicated::begin_capture() {
   ledger_.begin();
   capture_.emplace();
-  capture_->ready.resize(buckets_.size());
+  if (!reduces_alone()) capture_->ready.resize(buckets_.size());
 }
 
+// Nobody waits for the points of a worker that reduces alone.
 void Replicated::captured_ready(std::size_t entry) {
   ledger_.mark(entry);
-  while (const auto bucket = ledger_.next_ready())
-    capture_->ready[*bucket].record_in_graph(device::current_stream(device()));
+  while (const auto bucket = ledger_.next_ready()) {
+    if (!reduces_alone())
+      capture_->ready[*bucket].record_in_graph(device::current_stream(device()));
+  }
 }
 
 Replicated::Captured Replicated::end_capture() {
-  for (const std::size_t entry : ledger_.missing()) {
-    ledger_.mark(entry);
-    while (const auto bucket = ledger_.next_ready())
-      capture_->ready[*bucket].record_in_graph(device::current_stream(device()));
-  }
+  for (const std::size_t entry : ledger_.missing()) captured_ready(entry);
   for (const plan::Entry& entry : layout_.entries())
     capture_->gradients.push_back(model_.trained[entry.registered].tensor.grad());
   Captured captured = std::move(*capture_);
