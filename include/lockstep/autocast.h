@@ -1,7 +1,11 @@
-// Matrix products and convolutions in a half type, while the weights and their gradients stay float32.
+// Matrix products and convolutions in a half type, while the weights and their gradients stay float32; or while the
+// weights are held in that type, too, beside float32 masters.
 #pragma once
 
+#include <torch/nn/module.h>
 #include <torch/types.h>
+
+#include <cstddef>
 
 namespace lockstep {
 
@@ -41,5 +45,19 @@ class Autocast {
   torch::ScalarType dtype_before_;
   bool caches_before_;
 };
+
+// Weights and biases of linear layers and convolutions become `dtype`, and stay so: Autocast would cast them in every pass,
+// and their gradients back. lockstep::optim keeps float32 masters of half parameters on a GPU, which start from the rounded
+// values. From those, one shard without clipping trains with the bits of Autocast and float32 weights: passes read what the
+// masters are rounded to, and gradients come in the half type either way. A mean over several shards, or over a short batch,
+// is rounded to the half type once, and takes half the bytes to travel. Call it when the module is on its GPU, before
+// data_parallel().
+//
+// What another kind of module has, too, such as an embedding that is also the output layer, stays as it is. A loss that
+// computes with such weights itself, as a penalty does, gets them in the half type.
+//
+// Returns how many tensors were changed. BadInput for a type that is neither bfloat16 nor float16, and for weights that
+// are not on a GPU.
+std::size_t hold_weights(torch::nn::Module& module, torch::ScalarType dtype);
 
 }  // namespace lockstep

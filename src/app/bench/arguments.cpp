@@ -126,10 +126,12 @@ void finish_model(const CLI::App& parser, StepArguments& parsed) {
   if (parser.count("--gpt-size") == 0) parsed.gpt_size = cuda ? "gpt2" : "tiny";
   if (parser.count("--context") == 0) parsed.context = cuda ? 1024 : 128;
   check_choice("--optimizer", parsed.optimizer, {"sgd", "sgd-momentum", "adam", "adamw"});
-  check_choice("--precision", parsed.precision, {"float32", "bf16"});
+  check_choice("--precision", parsed.precision, {"float32", "bf16", "bf16-held"});
   check_choice("--gpt-size", parsed.gpt_size, {"tiny", "small", "medium", "gpt2"});
-  if (!cuda && parsed.precision == "bf16")
-    refuse("--precision bf16: it is measured with --device cuda only", "step");
+  if (!cuda && parsed.precision != "float32") {
+    refuse(fmt::format("--precision {}: it is measured with --device cuda only", parsed.precision),
+           "step");
+  }
   if (parsed.batch < 1 || parsed.batch > (1 << 20))
     refuse(fmt::format("--batch {}: give a number from 1 to 1048576", parsed.batch), "step");
   if (parsed.context < 1 || parsed.context > (1 << 16))

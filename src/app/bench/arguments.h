@@ -38,7 +38,7 @@ struct StepArguments : CommonArguments {
   std::int64_t batch = 0;  // of each shard; by the device and the model if it is not given
   int shards = 0;          // 0: as many as workers
   std::string optimizer;   // sgd-momentum; adamw on cuda
-  std::string precision;   // float32, or bf16: autocast; float32, but for gpt on cuda
+  std::string precision;   // float32, bf16: autocast, or bf16-held; float32, but for gpt on cuda
   std::string gpt_size;    // tiny; gpt2 on cuda
   std::int64_t context = 0;
   std::int64_t bucket_bytes = std::int64_t{25} << 20;  // ours, and PyTorch's DDP's

@@ -181,7 +181,7 @@ TEST(BenchCudaTest, WhatCannotWorkIsOneLineThatSaysWhatCan) {
   EXPECT_THAT(refused({"--device", "cuda", "--engines", "shm"}), HasSubstr("with --systems"));
   EXPECT_THAT(refused({"--systems", "plain"}), HasSubstr("--engines and --peers"));
   EXPECT_THAT(refused({"--precision", "bf16"}), HasSubstr("--device cuda only"));
-  EXPECT_THAT(refused({"--precision", "fp8"}), HasSubstr("choose from float32, bf16"));
+  EXPECT_THAT(refused({"--precision", "fp8"}), HasSubstr("choose from float32, bf16, bf16-held"));
   EXPECT_THAT(refused({"--gpt-size", "gpt2"}), HasSubstr("only --model gpt"));
   EXPECT_THAT(refused({"--model", "gpt", "--gpt-size", "xl"}), HasSubstr("choose from tiny"));
   EXPECT_THAT(refused({"--model", "gpt", "--context", "0"}), HasSubstr("--context 0"));

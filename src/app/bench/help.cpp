@@ -91,8 +91,9 @@ On cuda, by the GPU's clock, from the end of a step to the end of the next:
 
   -n, --workers N     (default: 1), a GPU each
       --systems S,…   of those below (default: all that can run here)
-      --precision P   float32, with TF32 in convolutions only, or bf16: autocast
-                      (default: bf16 for gpt, else float32)
+      --precision P   float32, with TF32 in convolutions only; bf16: autocast; or bf16-held: the
+                      drop-in and the trainer hold weights of layers in bfloat16, too, beside
+                      float32 masters (default: bf16 for gpt, else float32)
                       other defaults: adamw; mlp batch 128; cnn, resnet18 256; gpt 8, gpt2, 1024 tokens
 
   plain, drop-in, trainer      as plain, lockstep-E, lockstep-E-fused above

@@ -43,7 +43,8 @@ double items_per_second(const StepArguments& arguments, double step_ms) {
 
 // What the arithmetic is: PyTorch's defaults, the same on both sides.
 std::string spoken_precision(const StepArguments& arguments) {
-  return arguments.precision == "bf16" ? "bf16 by autocast" : "float32, TF32 in convolutions only";
+  if (arguments.precision == "float32") return "float32, TF32 in convolutions only";
+  return arguments.precision == "bf16" ? "bf16 by autocast" : "bf16, our weights held so";
 }
 
 std::string spoken_model(const StepArguments& arguments) {

@@ -53,7 +53,8 @@ The arithmetic: it decides bits, so it is part of the job, and a job that goes o
   --onednn X           on, off, or auto: off on ARM, where it is slow (default: auto)
   --flush-denormal X   on or off: numbers below 1.2e-38 are zero (default: off)
   --deterministic X    on or off: refuse operators that may give other bits the next time (default: on)
-  --precision P        float32, or bf16: matrix products in bfloat16, weights in float32 (default: float32)
+  --precision P        float32; bf16: matrix products in bfloat16, weights in float32; or, on GPUs, bf16-held: weights of
+                       linear layers and convolutions in bfloat16, too, beside float32 masters (default: float32)
 On what
   --device D           cpu, or cuda: one GPU for each worker (default: cpu)
   -n, --workers N      at most one for each shard (default: one for each core, or for each GPU)
@@ -221,8 +222,10 @@ void check_paths(const TrainArguments& arguments) {
 void check_devices(const TrainArguments& arguments) {
   if (!arguments.device.empty()) check_choice("--device", arguments.device, {"cpu", "cuda"});
   check_choice("--graphs", arguments.graphs, {kOpen, "on", "off"});
-  check_choice("--precision", arguments.precision, {kOpen, "float32", "bf16"});
+  check_choice("--precision", arguments.precision, {kOpen, "float32", "bf16", "bf16-held"});
   const bool on_cpu = arguments.device == "cpu";
+  if (on_cpu && arguments.precision == "bf16-held")
+    refuse("--precision bf16-held is for GPUs: add --device cuda, or use bf16");
   if (on_cpu && arguments.engine == "nccl")
     refuse("--engine nccl is for GPUs: add --device cuda, or use another engine");
   if (on_cpu && arguments.share_gpus) refuse("--share-gpus is for GPUs: add --device cuda");

@@ -83,6 +83,10 @@ Score score(models::Net& net, const Batch& batch) {
 
 TrainerParts make_parts(const TrainArguments& arguments, World& world, const DataSplits& data) {
   auto net = make_model(arguments, data.shape);
+  if (arguments.precision == "bf16-held") {
+    net->to(torch::Device(world.device()));
+    hold_weights(*net, torch::kBFloat16);
+  }
   const auto bucket = static_cast<std::size_t>(arguments.bucket_bytes);
   auto model = data_parallel(net, world,
                              {.share_parameters = true,
@@ -92,7 +96,7 @@ TrainerParts make_parts(const TrainArguments& arguments, World& world, const Dat
   optimizer->set_clip_norm(arguments.clip_norm);
   const auto schedule = make_schedule(arguments, data.train->size());
   // Around forward and loss. Each weight is used once: a cache would keep nothing but what a CUDA graph must not.
-  const auto precision = [half = arguments.precision == "bf16",
+  const auto precision = [half = arguments.precision.starts_with("bf16"),
                           on_gpu = world.device().kind == DeviceKind::kCuda] {
     return Autocast(on_gpu ? torch::kCUDA : torch::kCPU, torch::kBFloat16,
                     {.enabled = half, .cache_weights = false});

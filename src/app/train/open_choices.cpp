@@ -56,8 +56,10 @@ void make_open_choices(TrainArguments& arguments, const SavedJob& saved, cuda::G
   choose(arguments.onednn, "onednn", kOpen);
   choose(arguments.flush_denormal, "flush_denormal", "off");
   choose(arguments.deterministic, "deterministic", "on");
-  if (arguments.precision == kOpen)
-    arguments.precision = text_in(saved, "precision") == "bf16" ? "bf16" : "float32";
+  if (arguments.precision == kOpen) {
+    const std::string said = text_in(saved, "precision");
+    arguments.precision = said.starts_with("bf16") ? said : "float32";
+  }
   choose_device(arguments, saved);
   if (arguments.threads == 0)
     arguments.threads = std::clamp(number_in(saved, "threads"), 1, kMostThreads);

@@ -104,6 +104,8 @@ TEST(OpenChoices, TheDeviceAndThePrecisionAreTheCheckpointsElseAskedFor) {
   };
   EXPECT_EQ(chosen({}, {}), "cpu float32");
   EXPECT_EQ(chosen({}, {{"device", "cuda NVIDIA H200 sm_90"}, {"precision", "bf16"}}), "cuda bf16");
+  EXPECT_EQ(chosen({}, {{"device", "cuda NVIDIA H200 sm_90"}, {"precision", "bf16-held"}}),
+            "cuda bf16-held");
   EXPECT_EQ(chosen({}, {{"device", "cpu"}, {"precision", "float32"}}), "cpu float32");
   EXPECT_EQ(chosen({"--device", "cpu", "--precision", "float32"},
                    {{"device", "cuda NVIDIA H200 sm_90"}, {"precision", "bf16"}}),
@@ -142,6 +144,8 @@ TEST(TrainArgumentsTest, WhatIsForOtherDevicesIsRefused) {
   };
   EXPECT_THAT(refused({"--device", "gpu"}), HasSubstr("--device gpu: choose from cpu, cuda"));
   EXPECT_THAT(refused({"--precision", "fp8"}), HasSubstr("choose from auto, float32, bf16"));
+  EXPECT_THAT(refused({"--device", "cpu", "--precision", "bf16-held"}),
+              HasSubstr("--precision bf16-held is for GPUs"));
   EXPECT_THAT(refused({"--graphs", "maybe"}), HasSubstr("choose from auto, on, off"));
   EXPECT_THAT(refused({"--device", "cuda", "--engine", "gloo"}),
               HasSubstr("--engine gloo moves no memory of GPUs"));

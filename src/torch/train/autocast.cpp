@@ -3,7 +3,11 @@
 #include <fmt/format.h>
 #include <lockstep/autocast.h>
 #include <lockstep/errors.h>
+#include <torch/nn/modules/conv.h>
+#include <torch/nn/modules/linear.h>
 #include <torch/version.h>
+
+#include <set>
 
 namespace lockstep {
 namespace {
@@ -41,16 +45,31 @@ void set_dtype_of_autocast(torch::DeviceType device, torch::ScalarType dtype) {
 }
 #endif
 
+void check_type(torch::ScalarType dtype) {
+  if (dtype == torch::kBFloat16 || dtype == torch::kFloat16) return;
+  throw BadInput(
+      fmt::format("Autocast computes in bfloat16 or float16, not in {}", c10::toString(dtype)));
+}
+
 torch::DeviceType checked(torch::DeviceType device, torch::ScalarType dtype) {
   if (device != torch::kCPU && device != torch::kCUDA) {
     throw BadInput(fmt::format("Autocast is for the CPU or CUDA, not for {}",
                                c10::DeviceTypeName(device, /*lower_case=*/true)));
   }
-  if (dtype != torch::kBFloat16 && dtype != torch::kFloat16) {
-    throw BadInput(
-        fmt::format("Autocast computes in bfloat16 or float16, not in {}", c10::toString(dtype)));
-  }
+  check_type(dtype);
   return device;
+}
+
+template <typename... Kinds>
+bool is_one_of(const torch::nn::Module& module) {
+  return ((module.as<Kinds>() != nullptr) || ...);
+}
+
+// Layers all of whose parameters autocast casts.
+bool is_cast(const torch::nn::Module& module) {
+  using namespace torch::nn;
+  return is_one_of<LinearImpl, Conv1dImpl, Conv2dImpl, Conv3dImpl, ConvTranspose1dImpl,
+                   ConvTranspose2dImpl, ConvTranspose3dImpl>(module);
 }
 
 }  // namespace
@@ -76,6 +95,33 @@ Autocast::~Autocast() {
   enable_autocast(device_, enabled_before_);
   set_dtype_of_autocast(device_, dtype_before_);
   autocast::set_autocast_cache_enabled(caches_before_);
+}
+
+std::size_t hold_weights(torch::nn::Module& module, torch::ScalarType dtype) {
+  check_type(dtype);
+  const torch::NoGradGuard no_grad;
+  std::set<const c10::TensorImpl*> elsewhere;
+  const auto look_at = [&](const torch::nn::Module& part) {
+    if (is_cast(part)) return;
+    for (const torch::Tensor& parameter : part.parameters(/*recurse=*/false))
+      elsewhere.insert(parameter.unsafeGetTensorImpl());
+  };
+  look_at(module);
+  for (const auto& part : module.modules(/*include_self=*/false)) look_at(*part);
+  std::size_t changed = 0;
+  for (torch::Tensor& parameter : module.parameters()) {
+    if (elsewhere.contains(parameter.unsafeGetTensorImpl()) ||
+        parameter.scalar_type() != torch::kFloat32)
+      continue;
+    if (!parameter.is_cuda()) {
+      throw BadInput(
+          "hold_weights() is for modules on a GPU, where lockstep::optim keeps float32 masters: "
+          "move the module there first");
+    }
+    parameter.set_data(parameter.to(dtype));
+    ++changed;
+  }
+  return changed;
 }
 
 }  // namespace lockstep

@@ -18,13 +18,14 @@ same() {
   local first=$1 other
   [ ${#first} = 64 ] || fail "$job: no hash"
   shift
-  for other in "$@"; do [ "$first" = "$other" ] || fail "$job: other bits: $first and $other"; done
+  for other in "$@"; do [ "$first" = "$other" ] || fail "$job: other bits:" "$first" "$@"; done
   echo "$job: ${first:0:16} $# times"
 }
 
 printf '%s ' the quick brown fox jumps over a lazy dog {1..4000} >"$work/text"
 for job in "--model mlp --data synthetic:1024" "--model cnn --data synthetic:1024 --optimizer adamw --clip-norm 0.5" \
-  "--model gpt --data $work/text --context 64 --optimizer adamw --precision bf16"; do
+  "--model gpt --data $work/text --context 64 --optimizer adamw --precision bf16" \
+  "--model gpt --data $work/text --context 64 --precision bf16-held"; do
   # shellcheck disable=SC2086
   same "$(hash $job -n 1)" "$(hash $job -n 1 --graphs off)" "$(hash $job -n 2)" \
     "$(hash $job -n 2 --graphs off --bucket-bytes 65536)" "$(hash $job -n 4 --bucket-bytes 1048576)"
@@ -48,6 +49,6 @@ done
 wait
 grep -q "^worker 0: .*rank 1" "$work/log0" || { cat "$work/log0" "$work/log1" >&2; fail "worker 0 does not name the lost one"; }
 
-if timeout 20 "$lockstep" train --device cuda -n 9 --steps 1 --quiet >"$work/log" 2>&1; then fail "9 workers had a GPU each"; fi
+if timeout 20 "$lockstep" train --device cuda -n 9 --shards 9 --global-batch 9 --steps 1 --quiet >"$work/log" 2>&1; then fail "9 workers had a GPU each"; fi
 grep -q "9 workers and . GPU" "$work/log" || { cat "$work/log" >&2; fail "the lack of GPUs is not told"; }
 [ "$(wc -l <"$work/log")" = 1 ] || fail "more than one line"

@@ -7,6 +7,7 @@
 #include <lockstep/trainer.h>
 
 #include <functional>
+#include <map>
 #include <memory>
 #include <string>
 #include <vector>
@@ -37,6 +38,8 @@ struct Job {
   std::string model = "cnn";
   bool adamw_clipped = false;
   bool half = false;         // by autocast
+  bool held = false;         // and weights of layers are held so, too
+  bool rounded = false;      // or are at first what they would be then
   bool untraceable = false;  // the loss looks at a number on the host
   DataParallelOptions parallel;
   TrainerOptions options{.steps = 9, .global_batch = 16, .shards = 4, .seed = 5};
@@ -60,9 +63,24 @@ DatasetPtr dataset_of(const Job& job) {
                         samples(2, {kSamples}).mul(1000).to(torch::kInt64).remainder(10));
 }
 
-TrainingResult train(World world, const Job& job) {
+std::shared_ptr<models::Net> net_of(const Job& job) {
   torch::manual_seed(3);
   const auto net = models::make({.name = job.model}, shape_of(job));  // with its own dropout
+  if (!job.held && !job.rounded) return net;
+  net->to(torch::kCUDA);
+  hold_weights(*net, torch::kBFloat16);
+  if (job.rounded) net->to(torch::kFloat32);
+  return net;
+}
+
+struct Trained {
+  std::shared_ptr<models::Net> net;
+  std::shared_ptr<optim::Optimizer> optimizer;
+  TrainingResult result;
+};
+
+Trained trained(World world, const Job& job) {
+  const auto net = net_of(job);
   auto model = data_parallel(net, world, job.parallel);
   std::shared_ptr<optim::Optimizer> optimizer;
   if (job.adamw_clipped) {
@@ -78,7 +96,11 @@ TrainingResult train(World world, const Job& job) {
     return value;
   };
   TrainerParts parts{model, net, optimizer, dataset_of(job), nullptr, loss, nullptr, nullptr};
-  return Trainer(world, parts, job.options).run();
+  return {net, optimizer, Trainer(world, parts, job.options).run()};
+}
+
+TrainingResult train(World world, const Job& job) {
+  return trained(std::move(world), job).result;
 }
 
 // A small model with a loss of the test's own, 8 samples a step.
@@ -297,6 +319,48 @@ TEST_F(GpuDropIn, AveragesBySamplesAndAddsUpInNoSync) {
   }
   model.backward(mean_of(2, 8), 6);
   EXPECT_TRUE(torch::allclose(net->parameters()[0].grad(), expected, 1e-5, 1e-7));
+}
+
+// The output layer is the embedding, which stays float32.
+TEST_F(GpuTrainer, HeldWeightsHaveTheBitsOfAutocast) {
+  Job job;  // without clipping: the norm is added up in the order of the layout, which is another
+  job.model = "gpt";
+  job.half = true;
+  job.options.shards = 1;
+  job.options.global_batch = 43;  // all of them full
+  job.rounded = true;
+  const Trained cast = trained(alone(), job);
+  job.rounded = false;
+  job.held = true;
+  const Trained held = trained(alone(), job);
+  EXPECT_GT(held.result.on_device.replayed, 3);
+  std::map<std::string, torch::Tensor> masters;
+  for (const auto& [name, tensor] : held.optimizer->state()) masters[name] = tensor;
+  int halves = 0;
+  const auto weights = held.net->named_parameters();
+  for (const auto& item : cast.net->named_parameters()) {
+    const torch::Tensor& weight = weights[item.key()];
+    const bool half = weight.scalar_type() == torch::kBFloat16;
+    halves += half ? 1 : 0;
+    EXPECT_TRUE(torch::equal(half ? masters["master/" + item.key()] : weight, item.value()))
+        << item.key();
+    if (half) EXPECT_TRUE(torch::equal(weight, item.value().to(torch::kBFloat16))) << item.key();
+  }
+  EXPECT_EQ(halves, 2 * 4 * 2) << "weight and bias of four layers in each of two blocks";
+}
+
+TEST_F(GpuTrainer, HeldWeightsKeepTheBitsInGraphsAndCollectives) {
+  Job job;
+  job.model = "gpt";
+  job.adamw_clipped = true;
+  job.half = true;
+  job.held = true;
+  job.options.cuda_graphs = false;
+  const std::string eager = train(alone(), job).weights_sha256;
+  job.options.cuda_graphs = true;
+  EXPECT_EQ(train(alone(), job).weights_sha256, eager);
+  job.parallel.force_collectives = true;
+  EXPECT_EQ(train(alone_over_nccl(), job).weights_sha256, eager);
 }
 
 TEST_F(GpuDropIn, MastersKeepWhatBfloat16Loses) {

@@ -1,5 +1,6 @@
 #include "app/bench/step/job.h"
 
+#include <lockstep/autocast.h>
 #include <lockstep/errors.h>
 
 namespace lockstep::bench {
@@ -51,6 +52,8 @@ std::shared_ptr<models::Net> make_net(const StepJob& job, torch::Device device) 
   torch::manual_seed(0);
   auto net = models::make({job.model, job.gpt_size, 0.0, 0}, shape_of(job));
   net->to(device);
+  // LibTorch's own optimizers have no masters.
+  if (job.precision == "bf16-held" && job.system != "plain") hold_weights(*net, torch::kBFloat16);
   return net;
 }
 

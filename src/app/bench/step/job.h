@@ -29,7 +29,7 @@ struct StepJob {
   double seconds = 0;
   std::int64_t steps = 0;  // 0: as `seconds` allows
   std::string device;      // cpu, cuda
-  std::string precision;   // float32, bf16
+  std::string precision;   // float32, bf16, bf16-held
   std::string gpt_size;
   std::int64_t context = 0;  // of gpt
   std::size_t bucket_bytes = 0;

@@ -118,7 +118,7 @@ def main():
 
     def step():
         optimizer.zero_grad(set_to_none=True)
-        with torch.autocast("cuda", torch.bfloat16, enabled=precision == "bf16"):
+        with torch.autocast("cuda", torch.bfloat16, enabled=precision != "float32"):
             loss = F.cross_entropy(model(data).flatten(0, -2), target.flatten())
         loss.backward()
         optimizer.step()

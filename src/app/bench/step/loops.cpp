@@ -142,7 +142,7 @@ int passes_of(const StepJob& job, const World& world) {
 
 torch::Tensor loss_of(const StepJob& job, models::Net& net, const Batch& batch) {
   std::optional<Autocast> autocast;
-  if (job.precision == "bf16") autocast.emplace(torch::kCUDA, torch::kBFloat16);
+  if (job.precision.starts_with("bf16")) autocast.emplace(torch::kCUDA, torch::kBFloat16);
   // In the type that the model gives, as PyTorch computes it under autocast; models::loss() takes float32 for it.
   return torch::nn::functional::cross_entropy(net.forward(batch.data).flatten(0, -2),
                                               batch.target.flatten());
