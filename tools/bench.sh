@@ -32,6 +32,8 @@ aim() { say '' "Aimed at: $*"; }
 
 say "# Benchmarks" '' \
   "Written by \`make bench\`; how it is measured is in [the method](internals/benchmarks.md)." '' \
+  "On a GPU: the [result of \`make test-gpu\`](guide/gpus.md#tests) and the" \
+  "[training steps](internals/benchmarks.md#training-steps-on-a-gpu), with date and machine." '' \
   "| | |" "|---|---|" \
   "| date | $(date -u +%Y-%m-%d), commit $(git rev-parse --short HEAD 2>/dev/null || echo unknown) |" \
   "| processor | $(lscpu | sed -n 's/^Model name: *//p' | head -n 1), $(nproc) cores, $(uname -m) |" \
