@@ -20,7 +20,7 @@ of_torch() { python3 -c "import torch; print($1)" 2>/dev/null || echo unknown; }
 failed=0
 measured=0
 last=0        # seconds that the section before took
-sections=3    # that are still to come
+sections=4    # that are still to come
 
 # measure TITLE SECONDS options…: a section with the command, its table, what went wrong, and its JSON.
 measure() {
@@ -63,6 +63,7 @@ say "# Benchmarks on a GPU" '' \
   "| compiler | $(c++ --version | head -n 1) |"
 
 measure "GPT-2 (124M), batch 8 × 1024 tokens, bf16" 1 --model gpt
+measure "The same, our weights held in bf16" 0.5 --model gpt --precision bf16-held --systems trainer,trainer-deterministic,pytorch-graph,pytorch-graph-deterministic
 measure "ResNet-18, 3×32×32, batch 256, float32" 0.5 --model resnet18
 measure "MLP (10M), batch 128, float32" 0.5 --model mlp
 

@@ -52,9 +52,11 @@ for shards in 1 2 3 5 6 7; do
 done
 threads="$(dirname "$lockstep")/tests/torch/layer_test"
 if [ -x "$threads" ]; then
+  filter='Every/SameBitsOfJob.*'
+  "$threads" --gtest_list_tests --gtest_filter="$filter" | grep -q AllChoices || { echo "no test is called $filter" >&2; exit 1; }
   export OMP_NUM_THREADS=1 OPENBLAS_NUM_THREADS=1 LOCKSTEP_TEST_FULL=1 GTEST_TOTAL_SHARDS
   GTEST_TOTAL_SHARDS=$(nproc)
   seq 0 $((GTEST_TOTAL_SHARDS - 1)) | xargs -P "$GTEST_TOTAL_SHARDS" -I '{}' env GTEST_SHARD_INDEX='{}' \
-    "$threads" --gtest_brief=1 --gtest_filter='Every/SameBitsOfJob.*' || failed=1
+    "$threads" --gtest_brief=1 --gtest_filter="$filter" || failed=1
 fi
 exit $failed

@@ -6,6 +6,8 @@
 #include <torch/types.h>
 
 #include <cstddef>
+#include <string>
+#include <vector>
 
 namespace lockstep {
 
@@ -48,16 +50,22 @@ class Autocast {
 
 // Weights and biases of linear layers and convolutions become `dtype`, and stay so: Autocast would cast them in every pass,
 // and their gradients back. lockstep::optim keeps float32 masters of half parameters on a GPU, which start from the rounded
-// values. From those, one shard without clipping trains with the bits of Autocast and float32 weights: passes read what the
-// masters are rounded to, and gradients come in the half type either way. A mean over several shards, or over a short batch,
-// is rounded to the half type once, and takes half the bytes to travel. Call it when the module is on its GPU, before
-// data_parallel().
+// values: load weights before. Call it when the module is on its GPU, before data_parallel().
 //
-// What another kind of module has, too, such as an embedding that is also the output layer, stays as it is. A loss that
-// computes with such weights itself, as a penalty does, gets them in the half type.
+//   bits      From the rounded values on, one shard in full batches trains with those of Autocast and float32 weights:
+//             passes read what the masters are rounded to, and gradients come in the half type either way. A mean over
+//             several shards, or over a short batch, is rounded to the half type once
+//   not held  What is frozen, which has no master; what another kind of module has, too, such as an embedding that is also
+//             the output layer; parameters of a layer other than `weight` and `bias`
+//   forward   Only within Autocast, in evaluation, too. A loss that computes with such weights itself, as a penalty does,
+//             gets them in the half type
+//   files     save() writes them in the half type; a Trainer's checkpoints have the masters besides
 //
 // Returns how many tensors were changed. BadInput for a type that is neither bfloat16 nor float16, and for weights that
-// are not on a GPU.
+// are not on a GPU: nothing is changed then.
 std::size_t hold_weights(torch::nn::Module& module, torch::ScalarType dtype);
+
+// The names of those that it would change.
+std::vector<std::string> weights_to_hold(const torch::nn::Module& module);
 
 }  // namespace lockstep

@@ -12,7 +12,7 @@
 
 // For LibTorch, where the library was built with it:
 #if defined(LOCKSTEP_WITH_TORCH)
-#include <lockstep/autocast.h>       // half types in forward, float32 weights
+#include <lockstep/autocast.h>       // half types in forward; weights in float32, or held so, too
 #include <lockstep/checkpoint.h>     // save() and load(): models in safetensors files
 #include <lockstep/data.h>           // data sets, the loader, the sampler
 #include <lockstep/data_parallel.h>  // data_parallel(): a model on every worker

@@ -1,5 +1,7 @@
 #include "plan/buckets.h"
 
+#include "base/check.h"
+
 namespace lockstep::plan {
 namespace {
 
@@ -29,6 +31,17 @@ std::vector<Bucket> plan_buckets(const Layout& layout, const BucketOptions& opti
     add(buckets.back(), entries[i]);
     const std::size_t limit = buckets.size() == 1 ? options.first_limit_bytes : options.limit_bytes;
     closed = buckets.back().payload_bytes >= limit;
+  }
+  return buckets;
+}
+
+std::vector<Bucket> in_layout(std::vector<Bucket> buckets, const Layout& layout) {
+  for (Bucket& bucket : buckets) {
+    const std::size_t end = bucket.first_entry + bucket.entries;
+    LOCKSTEP_CHECK(end <= layout.entries().size(), "the layouts have the same entries");
+    bucket = open_at(layout.entries(), bucket.first_entry);
+    while (bucket.first_entry + bucket.entries < end)
+      add(bucket, layout.entries()[bucket.first_entry + bucket.entries]);
   }
   return buckets;
 }

@@ -45,4 +45,7 @@ struct Bucket {
 // Every entry lies in exactly one bucket; buckets are in layout order.
 std::vector<Bucket> plan_buckets(const Layout& layout, const BucketOptions& options = {});
 
+// The same buckets where their entries lie in another layout of them, such as that of their sums.
+std::vector<Bucket> in_layout(std::vector<Bucket> buckets, const Layout& layout);
+
 }  // namespace lockstep::plan

@@ -46,6 +46,22 @@ TEST(Buckets, WithALimitOfZeroEveryParameterHasItsOwn) {
   EXPECT_EQ(plan_buckets(layout, {.first_limit_bytes = 0, .limit_bytes = 0}).size(), 6u);
 }
 
+TEST(Buckets, LieInALayoutOfOtherTypesAsThatSays) {
+  const auto parameters = [](DType half) {
+    return std::vector<Parameter>{{"c", DType::kFloat32, 5}, {"b", half, 33}, {"a", half, 1'000}};
+  };
+  const Layout narrow(parameters(DType::kBFloat16));
+  const Layout wide(parameters(DType::kFloat32));
+  const auto buckets = in_layout(plan_buckets(narrow), wide);
+  ASSERT_EQ(buckets.size(), 2u);
+  EXPECT_EQ(buckets[0].entries, 2u);
+  EXPECT_EQ(buckets[0].dtype, DType::kFloat32);
+  EXPECT_EQ(buckets[0].payload_bytes, 4u * 1'033);
+  EXPECT_EQ(buckets[0].bytes, wide.entries()[1].offset + 4 * 33);
+  EXPECT_EQ(buckets[1].offset, wide.entries()[2].offset);
+  EXPECT_EQ(buckets[1].bytes, 20u);
+}
+
 TEST(Buckets, OfAnEmptyLayoutAreNone) {
   EXPECT_TRUE(plan_buckets(Layout({})).empty());
 }

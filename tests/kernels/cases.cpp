@@ -487,59 +487,97 @@ void expect_gradients_gathered(Machine& machine) {
   }
 }
 
-// Numbers that every step computes exactly: 4 and 3 become 0.5 · 4 + 3 = 5, and 10 becomes 10 − 5.
-void expect_types_beside_each_other(Machine& machine) {
-  const plan::Layout layout({{"a", DType::kBFloat16, 100},
-                             {"b", DType::kFloat32, 70},
-                             {"c", DType::kBFloat16, 3'000},
-                             {"d", DType::kFloat32, 5'000}});
-  const kernels::ChunkTables tables(layout, plan::plan_pieces(layout, 1), {},
-                                    kernels::ChunkTables::Order::kType);
-  const std::size_t wide = tables.wide_bytes() / sizeof(float);
-  // A float32 memory in the wide layout, `value` where the entries of float32 are.
-  const auto wide_memory = [&](float value) {
-    std::vector<float> all(wide, 1);
-    for (std::size_t i = 0; i < layout.entries().size(); ++i) {
-      if (layout.entries()[i].dtype != DType::kFloat32) continue;
+namespace {
+
+// Types that take turns, in numbers that every step computes exactly: 4 and 3 become 0.5 · 4 + 3 = 5, and 10 becomes 10 − 5.
+class Turns {
+ public:
+  explicit Turns(Machine& machine) : machine_(machine) {
+    for (const plan::Entry& entry : layout_.entries())
+      gradients_.push_back(
+          machine.put(in_type(entry.dtype, DType::kFloat32, floats(entry.count, 3))));
+    entries_ = machine.put(gradients_);
+  }
+
+  // Gathered to sums of float32, and updated, with float32 states and masters beside the half ones.
+  void expect_all_of(DType dtype) {
+    float* const sums = machine_.put(wide(dtype, 4));
+    machine_.gather({range(dtype), entries_, sums, DType::kFloat32, true, true});
+    EXPECT_EQ(machine_.get(sums, elements_), wide(dtype, 7));
+
+    kernels::UpdateTask task;
+    task.range = range(dtype);
+    task.rule = UpdateRule::kSgd;
+    const kernels::SgdStep step{.lr = 1, .momentum = 0.5};
+    task.numbers = machine_.put(std::vector{kernels::element::numbers_of(step)});
+    task.parameters = machine_.put(narrow(dtype, 10));
+    float* const masters = machine_.put(wide(dtype, 10));
+    if (comm::is_half(dtype)) task.masters = masters;
+    float* const momentum = machine_.put(wide(dtype, 4));
+    task.states[0] = momentum;
+    task.wide_states = true;
+    task.gradients = {dtype, nullptr, entries_};
+    machine_.update(task);
+    EXPECT_EQ(machine_.get(momentum, elements_), wide(dtype, 5));
+    EXPECT_EQ(machine_.get(masters, elements_), wide(dtype, comm::is_half(dtype) ? 5 : 10));
+    const Bytes expected = narrow(dtype, 5);
+    EXPECT_EQ(machine_.get(static_cast<const std::byte*>(task.parameters), expected.size()),
+              expected);
+  }
+
+ private:
+  static Bytes floats(std::size_t count, float value) {
+    const std::vector<float> values(count, value);
+    const auto* const bytes = reinterpret_cast<const std::byte*>(values.data());
+    return {bytes, bytes + count * sizeof(float)};
+  }
+  // `value` where the entries of this type are, and 1 elsewhere: in the layout of sums, or in their own.
+  std::vector<float> wide(DType dtype, float value) const {
+    std::vector<float> all(elements_, 1);
+    for (std::size_t i = 0; i < layout_.entries().size(); ++i) {
+      if (layout_.entries()[i].dtype != dtype) continue;
       const auto first =
-          static_cast<std::ptrdiff_t>(tables.places()[i].wide_offset / sizeof(float));
-      std::fill_n(all.begin() + first, layout.entries()[i].count, value);
+          static_cast<std::ptrdiff_t>(tables_.places()[i].wide_offset / sizeof(float));
+      std::fill_n(all.begin() + first, layout_.entries()[i].count, value);
     }
     return all;
-  };
-  const kernels::TablesView there{machine.put(tables.chunks()), machine.put(tables.places())};
-  std::vector<const void*> pointers;
-  for (const plan::Entry& entry : layout.entries())
-    pointers.push_back(machine.put(std::vector<float>(entry.count, 3)));
-  const auto types = tables.by_type();
-  const auto floats = std::find_if(
-      types.begin(), types.end(), [](const auto& typed) { return typed.dtype == DType::kFloat32; });
-  const kernels::DeviceRange range{there, floats->chunks, DType::kFloat32};
-
-  float* const sums = machine.put(wide_memory(4));
-  const void* const* const entries = machine.put(pointers);
-  machine.gather({range, entries, sums, DType::kFloat32, true, true});
-  EXPECT_EQ(machine.get(sums, wide), wide_memory(7));
-
-  kernels::UpdateTask task;
-  task.range = range;
-  task.rule = UpdateRule::kSgd;
-  const kernels::SgdStep step{.lr = 1, .momentum = 0.5};
-  task.numbers = machine.put(std::vector{kernels::element::numbers_of(step)});
-  std::vector<float> parameters(layout.bytes() / sizeof(float), 10);
-  task.parameters = machine.put(parameters);
-  float* const momentum = machine.put(wide_memory(4));
-  task.states[0] = momentum;
-  task.wide_states = true;
-  task.gradients = {DType::kFloat32, nullptr, entries};
-  machine.update(task);
-  EXPECT_EQ(machine.get(momentum, wide), wide_memory(5));
-  for (const plan::Entry& entry : layout.entries()) {
-    if (entry.dtype == DType::kFloat32)
-      std::fill_n(parameters.begin() + static_cast<std::ptrdiff_t>(entry.offset / sizeof(float)),
-                  entry.count, 5.0F);
   }
-  EXPECT_EQ(machine.get(static_cast<const float*>(task.parameters), parameters.size()), parameters);
+  Bytes narrow(DType dtype, float value) const {
+    Bytes all(layout_.bytes(), std::byte{1});
+    for (const plan::Entry& entry : layout_.entries()) {
+      if (entry.dtype != dtype) continue;
+      const Bytes values = in_type(dtype, DType::kFloat32, floats(entry.count, value));
+      std::copy(values.begin(), values.end(),
+                all.begin() + static_cast<std::ptrdiff_t>(entry.offset));
+    }
+    return all;
+  }
+  kernels::DeviceRange range(DType dtype) const {
+    const auto types = tables_.by_type();
+    const auto found = std::find_if(types.begin(), types.end(),
+                                    [&](const auto& typed) { return typed.dtype == dtype; });
+    return {view_, found->chunks, dtype};
+  }
+
+  Machine& machine_;
+  plan::Layout layout_{{{"a", DType::kBFloat16, 100},
+                        {"b", DType::kFloat32, 70},
+                        {"c", DType::kBFloat16, 3'000},
+                        {"d", DType::kFloat32, 5'000}}};
+  kernels::ChunkTables tables_{
+      layout_, plan::plan_pieces(layout_, 1), {}, kernels::ChunkTables::Order::kType};
+  std::size_t elements_ = tables_.wide_bytes() / sizeof(float);
+  kernels::TablesView view_{machine_.put(tables_.chunks()), machine_.put(tables_.places())};
+  std::vector<const void*> gradients_;
+  const void* const* entries_ = nullptr;
+};
+
+}  // namespace
+
+void expect_types_beside_each_other(Machine& machine) {
+  Turns turns(machine);
+  turns.expect_all_of(DType::kFloat32);
+  turns.expect_all_of(DType::kBFloat16);
 }
 
 }  // namespace lockstep::testing

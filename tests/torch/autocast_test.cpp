@@ -156,7 +156,38 @@ TEST(AutocastGuard, RefusesWhatItIsNotFor) {
   EXPECT_THROW(hold_weights(*layer, torch::kBFloat16), BadInput) << "it is not on a GPU";
   EXPECT_THROW(hold_weights(*layer, torch::kFloat64), BadInput);
   EXPECT_EQ(layer->weight.scalar_type(), torch::kFloat32);
-  EXPECT_EQ(product_type(), torch::kFloat32);
+}
+
+// An output layer that an embedding has, too; a layer that is used twice; one that is frozen; and a user's own with more
+// than weight and bias.
+class Many : public torch::nn::Module {
+ public:
+  class Scaled : public torch::nn::LinearImpl {
+   public:
+    Scaled() : LinearImpl(2, 2) { register_parameter("scale", torch::ones(2)); }
+  };
+  Many() {
+    torch::nn::Linear output(2, 3);
+    torch::nn::Embedding tokens(3, 2);
+    tokens->register_parameter("tied", output->weight);
+    const torch::nn::Linear layer(2, 2);
+    torch::nn::Conv2d frozen(1, 1, 1);
+    for (torch::Tensor& parameter : frozen->parameters()) parameter.set_requires_grad(false);
+    register_module("tokens", tokens);
+    register_module("output", output);
+    register_module("layer", layer);
+    register_module("again", layer);
+    register_module("conv", torch::nn::Conv2d(1, 1, 1));
+    register_module("frozen", frozen);
+    register_module("norm", torch::nn::LayerNorm(torch::nn::LayerNormOptions({2})));
+    register_module("scaled", std::make_shared<Scaled>());
+  }
+};
+
+TEST(HoldWeights, TakesWhatAutocastCastsAndNothingElse) {
+  EXPECT_EQ(weights_to_hold(Many()),
+            (std::vector<std::string>{"output.bias", "layer.weight", "layer.bias", "conv.weight",
+                                      "conv.bias", "scaled.weight", "scaled.bias"}));
 }
 
 }  // namespace

@@ -57,7 +57,8 @@ constexpr char kStepHelp[] =
       --model M       mlp, cnn, resnet18 or gpt, as in `lockstep train` (default: mlp)
       --gpt-size S    tiny, small, medium or gpt2 (default: tiny)
       --context C     tokens of a sample of gpt (default: 128)
-      --bucket-bytes B  of gradients that travel together, ours and PyTorch's (default: 26214400)
+      --bucket-bytes B
+                      of gradients that travel together, ours and PyTorch's (default: 26214400)
       --batch B       samples of each shard (default: 32)
       --shards S      at least as many as workers (default: as many)
       --optimizer O   sgd, sgd-momentum, adam or adamw (default: sgd-momentum)

@@ -123,6 +123,7 @@ std::string as_json(const CudaStepReport& report) {
         {"batch", arguments.batch},
         {"optimizer", arguments.optimizer},
         {"precision", arguments.precision},
+        {"bucket_bytes", arguments.bucket_bytes},
         {"step_ms_p50", row.ms.p50},
         {"step_ms_q1", row.ms.q1},
         {"step_ms_q3", row.ms.q3},

@@ -45,7 +45,7 @@ struct TrainArguments {
   std::string flush_denormal = kOpen;
   std::string deterministic = kOpen;
   int threads = 0;                // of each worker; 0: open
-  std::string precision = kOpen;  // float32 or bf16
+  std::string precision = kOpen;  // float32, bf16 or bf16-held
 
   // On what.
   std::string device;  // cpu or cuda; empty: open

@@ -223,7 +223,8 @@ StepTraffic traffic_of_step(const Replica& model, Algorithm asked, int shards) {
   const int workers = state.comm().size();
   if (workers > 1 && algorithm == Algorithm::kDirect && state.gradients().shared())
     return {.in_place = true, .bytes = 0, .times_ring = {}};
-  return traffic_of(algorithm, shards, workers, state.buckets());
+  return traffic_of(algorithm, shards, workers,
+                    plan::in_layout(state.buckets(), state.bank_layout()));
 }
 
 }  // namespace

@@ -60,7 +60,14 @@ void make_open_choices(TrainArguments& arguments, const SavedJob& saved, cuda::G
     const std::string said = text_in(saved, "precision");
     arguments.precision = said.starts_with("bf16") ? said : "float32";
   }
+  const bool precision_is_saved = arguments.precision == text_in(saved, "precision");
   choose_device(arguments, saved);
+  if (precision_is_saved && arguments.precision == "bf16-held" && arguments.device == "cpu") {
+    throw BadInput(
+        "the checkpoint was made with --precision bf16-held, which is for GPUs: go on with "
+        "--device "
+        "cuda, or choose another --checkpoint");
+  }
   if (arguments.threads == 0)
     arguments.threads = std::clamp(number_in(saved, "threads"), 1, kMostThreads);
   if (arguments.workers == 0) {

@@ -106,6 +106,10 @@ TEST(OpenChoices, TheDeviceAndThePrecisionAreTheCheckpointsElseAskedFor) {
   EXPECT_EQ(chosen({}, {{"device", "cuda NVIDIA H200 sm_90"}, {"precision", "bf16"}}), "cuda bf16");
   EXPECT_EQ(chosen({}, {{"device", "cuda NVIDIA H200 sm_90"}, {"precision", "bf16-held"}}),
             "cuda bf16-held");
+  EXPECT_THAT(refusal([&] {
+                chosen({"--device", "cpu"}, {{"device", "cuda"}, {"precision", "bf16-held"}});
+              }),
+              HasSubstr("go on with --device cuda"));
   EXPECT_EQ(chosen({}, {{"device", "cpu"}, {"precision", "float32"}}), "cpu float32");
   EXPECT_EQ(chosen({"--device", "cpu", "--precision", "float32"},
                    {{"device", "cuda NVIDIA H200 sm_90"}, {"precision", "bf16"}}),

@@ -30,7 +30,8 @@ struct TablesView {
 // One of `flat` and `entries`.
 struct DeviceGradients {
   DType dtype = DType::kFloat32;  // the parameters', or float32 for half types
-  const void* flat = nullptr;     // as the parameters; the wide layout if the dtype is not theirs
+  const void* flat = nullptr;     // as the parameters; the wide layout if the dtype is not theirs.
+                                  // Not for types that take turns
   const void* const* entries = nullptr;  // by entry; a null one is zeros
 };
 

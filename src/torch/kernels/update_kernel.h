@@ -2,7 +2,7 @@
 //
 //   bytes    every operand is read once and written once, in packs of 16 bytes
 //   flight   each thread asks for two packs of every operand before it computes: 128 bytes of AdamW in float32, 128 KiB a
-//            multiprocessor, some four times what a device needs on its way to be as fast as its memory
+//            multiprocessor of four blocks, some four times what a device needs on its way to be as fast as its memory
 #pragma once
 
 #include "comm/cuda/check.h"
@@ -43,7 +43,7 @@ __device__ __forceinline__ void note(const element::Seen<Word>& seen, const Watc
 
 // Blocks of threads that a multiprocessor holds at a time: masters that are watched take more registers than four leave.
 template <typename Of, bool kWatched>
-inline constexpr int kResident = Of::kMasters&& kWatched ? 3 : 4;
+inline constexpr int kResident = kWatched&& Of::kMasters ? 3 : 4;
 
 template <typename Of, UpdateRule kRule, bool kWatched>
 __global__ void __launch_bounds__(cuda::kThreads, kResident<Of, kWatched>)

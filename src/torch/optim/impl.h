@@ -68,6 +68,7 @@ struct Optimizer::Impl {
   // On a GPU parameters of half types have float32 masters, on which updates compute; the parameters are what they are
   // rounded to. They are the last of the memories, named "master"; null without.
   const replica::FlatMemory* masters() const { return has_masters ? &memories.back() : nullptr; }
+  bool has_master(std::size_t entry) const;
   // Those whose parameters somebody else has written to become what these are.
   void refresh_masters();
   // They are what the parameters are of, as after a checkpoint has been read.

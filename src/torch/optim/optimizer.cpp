@@ -46,10 +46,16 @@ void Optimizer::Impl::make_memories() {
   if (model->on_device()) on_device = make_device_step(*this);
 }
 
+// Beside half parameters there may be others, which are their own masters.
+bool Optimizer::Impl::has_master(std::size_t entry) const {
+  return has_masters &&
+         state_layout.entries()[entry].dtype != model->layout().entries()[entry].dtype;
+}
+
 void Optimizer::Impl::refresh_masters() {
   for (std::size_t entry = 0; entry < versions.size(); ++entry) {
     const torch::Tensor parameter = parameter_of(entry);
-    if (parameter._version() == versions[entry]) continue;
+    if (!has_master(entry) || parameter._version() == versions[entry]) continue;
     state_view(memories.size() - 1, entry).copy_(parameter.detach());
   }
 }
@@ -157,7 +163,9 @@ std::vector<NamedTensor> Optimizer::state() const {
   std::vector<NamedTensor> tensors;
   const auto& entries = impl_->model->layout().entries();
   for (std::size_t memory = 0; memory < impl_->kind.states.size(); ++memory) {
+    const bool masters = impl_->masters() == &impl_->memories[memory];
     for (std::size_t entry = 0; entry < entries.size(); ++entry) {
+      if (masters && !impl_->has_master(entry)) continue;
       tensors.push_back({impl_->kind.states[memory] + "/" + entries[entry].name,
                          impl_->state_view(memory, entry)});
     }

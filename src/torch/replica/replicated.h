@@ -64,7 +64,7 @@ class Replicated : public std::enable_shared_from_this<Replicated> {
   bool on_device() const { return device().kind != DeviceKind::kCpu; }
 
   // A backward pass on a GPU that is captured, and then replayed as often as one likes (device::Graph): what backward
-  // made, by entry, and a point for each bucket at which its gradients are there. begin_capture() comes before the graph's
+  // made, by entry, and a point for each bucket at which its gradients are there, unless the worker reduces alone. begin_capture() comes before the graph's
   // body, end_capture() at its end, and replayed() after every replay, in place of what a pass does.
   struct Captured {
     std::vector<torch::Tensor> gradients;  // undefined where there is none

@@ -45,10 +45,8 @@ void set_dtype_of_autocast(torch::DeviceType device, torch::ScalarType dtype) {
 }
 #endif
 
-void check_type(torch::ScalarType dtype) {
-  if (dtype == torch::kBFloat16 || dtype == torch::kFloat16) return;
-  throw BadInput(
-      fmt::format("Autocast computes in bfloat16 or float16, not in {}", c10::toString(dtype)));
+bool is_half(torch::ScalarType dtype) {
+  return dtype == torch::kBFloat16 || dtype == torch::kFloat16;
 }
 
 torch::DeviceType checked(torch::DeviceType device, torch::ScalarType dtype) {
@@ -56,7 +54,10 @@ torch::DeviceType checked(torch::DeviceType device, torch::ScalarType dtype) {
     throw BadInput(fmt::format("Autocast is for the CPU or CUDA, not for {}",
                                c10::DeviceTypeName(device, /*lower_case=*/true)));
   }
-  check_type(dtype);
+  if (!is_half(dtype)) {
+    throw BadInput(
+        fmt::format("Autocast computes in bfloat16 or float16, not in {}", c10::toString(dtype)));
+  }
   return device;
 }
 
@@ -65,7 +66,7 @@ bool is_one_of(const torch::nn::Module& module) {
   return ((module.as<Kinds>() != nullptr) || ...);
 }
 
-// Layers all of whose parameters autocast casts.
+// Layers whose weight and bias autocast casts.
 bool is_cast(const torch::nn::Module& module) {
   using namespace torch::nn;
   return is_one_of<LinearImpl, Conv1dImpl, Conv2dImpl, Conv3dImpl, ConvTranspose1dImpl,
@@ -97,31 +98,46 @@ Autocast::~Autocast() {
   autocast::set_autocast_cache_enabled(caches_before_);
 }
 
-std::size_t hold_weights(torch::nn::Module& module, torch::ScalarType dtype) {
-  check_type(dtype);
-  const torch::NoGradGuard no_grad;
+std::vector<std::string> weights_to_hold(const torch::nn::Module& module) {
   std::set<const c10::TensorImpl*> elsewhere;
   const auto look_at = [&](const torch::nn::Module& part) {
-    if (is_cast(part)) return;
-    for (const torch::Tensor& parameter : part.parameters(/*recurse=*/false))
-      elsewhere.insert(parameter.unsafeGetTensorImpl());
+    for (const auto& item : part.named_parameters(/*recurse=*/false)) {
+      if (!is_cast(part) || (item.key() != "weight" && item.key() != "bias"))
+        elsewhere.insert(item.value().unsafeGetTensorImpl());
+    }
   };
   look_at(module);
   for (const auto& part : module.modules(/*include_self=*/false)) look_at(*part);
-  std::size_t changed = 0;
-  for (torch::Tensor& parameter : module.parameters()) {
-    if (elsewhere.contains(parameter.unsafeGetTensorImpl()) ||
-        parameter.scalar_type() != torch::kFloat32)
-      continue;
-    if (!parameter.is_cuda()) {
-      throw BadInput(
-          "hold_weights() is for modules on a GPU, where lockstep::optim keeps float32 masters: "
-          "move the module there first");
-    }
-    parameter.set_data(parameter.to(dtype));
-    ++changed;
+  std::vector<std::string> names;
+  for (const auto& item : module.named_parameters()) {
+    const torch::Tensor& parameter = item.value();
+    if (parameter.scalar_type() == torch::kFloat32 && parameter.requires_grad() &&
+        elsewhere.insert(parameter.unsafeGetTensorImpl()).second)  // once, if layers share it
+      names.push_back(item.key());
   }
-  return changed;
+  return names;
+}
+
+std::size_t hold_weights(torch::nn::Module& module, torch::ScalarType dtype) {
+  if (!is_half(dtype)) {
+    throw BadInput(fmt::format("hold_weights() holds them in bfloat16 or float16, not in {}",
+                               c10::toString(dtype)));
+  }
+  auto parameters = module.named_parameters();
+  const std::vector<std::string> names = weights_to_hold(module);
+  for (const std::string& name : names) {
+    if (parameters[name].is_cuda()) continue;
+    throw BadInput(fmt::format(
+        "{} is not on a GPU, where lockstep::optim keeps float32 masters: move the module there "
+        "before hold_weights()",
+        name));
+  }
+  const torch::NoGradGuard no_grad;
+  for (const std::string& name : names) {
+    torch::Tensor& parameter = parameters[name];
+    parameter.set_data(parameter.to(dtype));
+  }
+  return names.size();
 }
 
 }  // namespace lockstep

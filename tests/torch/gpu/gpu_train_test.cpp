@@ -323,7 +323,7 @@ TEST_F(GpuDropIn, AveragesBySamplesAndAddsUpInNoSync) {
 
 // The output layer is the embedding, which stays float32.
 TEST_F(GpuTrainer, HeldWeightsHaveTheBitsOfAutocast) {
-  Job job;  // without clipping: the norm is added up in the order of the layout, which is another
+  Job job;
   job.model = "gpt";
   job.half = true;
   job.options.shards = 1;

@@ -19,7 +19,7 @@ import torch
 import torch.distributed as dist
 import torch.nn.functional as F
 
-from lockstep_bench_models import make_batch, make_model
+from lockstep_bench_models import bucket_option, make_batch, make_model
 
 WARM_UP, LEAST_STEPS, MOST_STEPS = 20, 5, 20000
 CAPTURE_WARM_UP = 11  # as PyTorch's documentation has it for what else a step may contain, such as DDP
@@ -111,7 +111,7 @@ def main():
     torch.manual_seed(rank + 1)
     data, target = (part.to(device) for part in make_batch(name, int(batch), size, int(context)))
     if system in DDP_OPTIONS:
-        model = torch.nn.parallel.DistributedDataParallel(model, device_ids=[device.index], bucket_cap_mb=int(bucket_bytes) / 2**20,
+        model = torch.nn.parallel.DistributedDataParallel(model, device_ids=[device.index], **bucket_option(bucket_bytes),
                                                           **DDP_OPTIONS[system])
     as_graph = system.startswith("pytorch-graph")
     optimizer = make_optimizer(optimizer_name, model.parameters(), capturable=as_graph)

@@ -15,7 +15,7 @@ import torch
 import torch.distributed as dist
 import torch.nn.functional as F
 
-from lockstep_bench_models import make_batch, make_model
+from lockstep_bench_models import bucket_option, make_batch, make_model
 
 WARM_UP, LEAST_STEPS, MOST_STEPS = 6, 5, 20000
 
@@ -77,8 +77,8 @@ def main():
     net = make_model(name, size, int(context))
     torch.manual_seed(dist.get_rank() + 1)
     data, target = make_batch(name, int(batch), size, int(context))
-    model = torch.nn.parallel.DistributedDataParallel(net, bucket_cap_mb=int(bucket_bytes) / 2**20, gradient_as_bucket_view=True,
-                                                      static_graph=True)
+    model = torch.nn.parallel.DistributedDataParallel(net, gradient_as_bucket_view=True, static_graph=True,
+                                                      **bucket_option(bucket_bytes))
     optimizer = make_optimizer(optimizer_name, model.parameters())
 
     def step():

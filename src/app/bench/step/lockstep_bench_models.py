@@ -134,6 +134,11 @@ def make_model(name, size, context):
     return {"mlp": lambda: Mlp(784, 10), "cnn": lambda: Cnn(64 * 7 * 7, 10), "resnet18": lambda: ResNet18(10)}[name]()
 
 
+def bucket_option(bucket_bytes):
+    """DDP's own default is left to it: said aloud, it takes another size for the first bucket."""
+    return {} if int(bucket_bytes) == 25 << 20 else {"bucket_cap_mb": int(bucket_bytes) / 2**20}
+
+
 def make_batch(name, samples, size, context):
     """Random samples, and what they should become."""
     if name == "gpt":
