@@ -3,7 +3,8 @@
 #
 #   1. checks of form: clang-format, function size, layers (the last as part of the tests)
 #   2. the tests, optimised build
-#   3. the tests again under address+undefined and under thread sanitizers (everything below torch/)
+#   3. the tests again under address+undefined and under thread sanitizers (everything below torch/), which are built
+#      behind the tests before them
 #   4. the fuzzers: 5 s each, or 60 s in full
 #   5. full only: every file compiled alone; the whole matrix of stopped workers; every job on every number of workers;
 #      the tests 20 times over, to catch what fails rarely; clang-tidy
@@ -22,7 +23,7 @@ tools/check_functions.py
 # build_behind PRESET: builds it behind the tests that run now, which wait as much as they compute; the least priority
 # keeps out of their way. A process group of its own, to be ended with this script.
 builder=
-trap '[ -z "$builder" ] || kill -- "-$builder"' EXIT
+trap '[ -z "$builder" ] || kill -- "-$builder" 2>/dev/null || true' EXIT
 build_behind() {
   mkdir -p "build/$1"
   set -m
