@@ -4,6 +4,7 @@
 
 #include <cmath>
 #include <limits>
+#include <random>
 
 #include "tests/support/elements.h"
 #include "tests/support/levels.h"
