@@ -47,7 +47,7 @@ run_tests build
 step "tests under the address and undefined-behaviour sanitizers"
 await_build asan
 build_behind tsan
-find build/asan/tests/comm build/asan/src -name '*_test' -type f -print0 |
+find build/asan/tests/comm build/asan/tests/kernels build/asan/src -name '*_test' -type f -print0 |
   ASAN_OPTIONS="detect_leaks=1 detect_stack_use_after_return=1" xargs -0 -P "$((jobs + 1))" -n 1 \
     sh -c 'timeout 300 "$0" --gtest_brief=1 >"$0.log" 2>&1 || { cat "$0.log"; exit 1; }'
 run_tests build/asan -L launcher
