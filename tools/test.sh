@@ -6,8 +6,8 @@
 #   3. the tests again under address+undefined and under thread sanitizers (everything below torch/), which are built
 #      behind the tests before them
 #   4. the fuzzers: 5 s each, or 60 s in full
-#   5. full only: every file compiled alone; the whole matrix of stopped workers; every job on every number of workers;
-#      the tests 20 times over, to catch what fails rarely; clang-tidy
+#   5. full only: every file compiled alone; a GPU's text under the address sanitizer; the whole matrix of stopped workers;
+#      every job on every number of workers; the tests 20 times over, to catch what fails rarely; clang-tidy
 set -euo pipefail
 cd "$(dirname "$0")/.."
 mode=${1:-short}
@@ -47,7 +47,7 @@ run_tests build
 step "tests under the address and undefined-behaviour sanitizers"
 await_build asan
 build_behind tsan
-find build/asan/tests/comm build/asan/tests/kernels build/asan/src -name '*_test' -type f -print0 |
+find build/asan/tests/comm build/asan/src -name '*_test' -type f -print0 |
   ASAN_OPTIONS="detect_leaks=1 detect_stack_use_after_return=1" xargs -0 -P "$((jobs + 1))" -n 1 \
     sh -c 'timeout 300 "$0" --gtest_brief=1 >"$0.log" 2>&1 || { cat "$0.log"; exit 1; }'
 run_tests build/asan -L launcher
@@ -63,6 +63,9 @@ if [ "$mode" = full ]; then
   step "every file of the core alone: in the builds above folders are compiled as one, which hides what a file forgot to include"
   cmake --preset core >/dev/null
   cmake --build --preset core -j "$jobs" | tail -n 1
+  step "what a GPU's thread does, under the address and undefined-behaviour sanitizers"
+  cmake --build --preset asan -j "$jobs" --target device_text_test | tail -n 1
+  build/asan/tests/kernels/device_text_test --gtest_brief=1
   step "every operation, with a worker stopped at every instant"
   export LOCKSTEP_TEST_FULL=1
   build/tests/comm/process_faults_test --gtest_brief=1 --gtest_filter='*StoppedAtAnyInstant*'
