@@ -5,7 +5,7 @@
 #   2. the tests, optimised build
 #   3. the tests again under address+undefined and under thread sanitizers (everything below torch/), which are built
 #      behind the tests before them
-#   4. the fuzzers: 5 s each, or 60 s in full
+#   4. the fuzzers: 4 s each, or 60 s in full
 #   5. full only: every file compiled alone; a GPU's text under the address sanitizer; the whole matrix of stopped workers;
 #      every job on every number of workers; the tests 20 times over, to catch what fails rarely; clang-tidy
 set -euo pipefail
@@ -57,7 +57,7 @@ run_tests build/tsan
 unset ASAN_OPTIONS TSAN_OPTIONS UBSAN_OPTIONS
 
 step "fuzzers"
-tools/fuzz.sh "$([ "$mode" = full ] && echo 60 || echo 5)"
+tools/fuzz.sh "$([ "$mode" = full ] && echo 60 || echo 4)"
 
 if [ "$mode" = full ]; then
   step "every file of the core alone: in the builds above folders are compiled as one, which hides what a file forgot to include"
