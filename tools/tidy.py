@@ -19,6 +19,8 @@ def files(pattern):
         path = os.path.relpath(entry["file"], ROOT)
         if path.endswith(".cu"):
             continue  # clang-tidy 14 knows no CUDA of today
+        if "torch/csrc" in entry["command"]:
+            continue  # clang 14 does not compile LibTorch 1.13's headers as C++20 with GCC 12's library
         ours = path.startswith("src/") or (path.startswith("build/src/") and "Unity" in path)
         if ours and not path.endswith("_test.cpp") and "_test.dir" not in path and pattern in path:
             yield str(ROOT / path)

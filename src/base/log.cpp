@@ -25,14 +25,14 @@ spdlog::level::level_enum to_spdlog(LogLevel level) {
 }
 
 spdlog::logger& logger() {
-  static const std::shared_ptr<spdlog::logger> kLogger = [] {
+  static const std::shared_ptr<spdlog::logger> shared = [] {
     auto made = std::make_shared<spdlog::logger>("lockstep",
                                                  std::make_shared<spdlog::sinks::stderr_sink_mt>());
     made->set_level(spdlog::level::from_str(environment("LOCKSTEP_LOG").value_or("warn")));
     made->set_pattern("lockstep: %l: %v");
     return made;
   }();
-  return *kLogger;
+  return *shared;
 }
 
 }  // namespace

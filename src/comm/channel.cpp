@@ -67,8 +67,8 @@ bool Channel::ended_at_once(Exchange& begun, const std::function<void(Exchange&)
   }
 }
 
-Work Channel::queue(const Header& header, What what, std::function<void(Exchange&)> body,
-                    std::shared_ptr<Exchange> begun) {
+Work Channel::queue(const Header& header, const What& what, std::function<void(Exchange&)> body,
+                    const std::shared_ptr<Exchange>& begun) {
   auto operation = std::make_shared<Operation>(
       group_.link, fmt::format("{}: {}", what.collective, what.how),
       [this, header, begun, body = std::move(body)] {

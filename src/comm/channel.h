@@ -51,12 +51,12 @@ class Channel {
 
   // Runs a collective in the channel's order. The header's sequence is filled in.
   template <typename Body>
-  Work collective(Header header, What what, Body body, OnCard on_card = {}) {
+  Work collective(Header header, const What& what, Body body, OnCard on_card = {}) {
     require_alive();
     header.sequence = sequence_++;
     auto begun = begin(header, on_card);
     if (begun && ended_at_once(*begun, [&body](Exchange& exchange) { body(exchange); })) return {};
-    return queue(header, std::move(what), std::move(body), std::move(begun));
+    return queue(header, what, std::move(body), begun);
   }
 
   // The same for memory of a device, in the same order.
@@ -81,8 +81,8 @@ class Channel {
   std::shared_ptr<Exchange> exchange(const Header& header);
   std::shared_ptr<Exchange> begin(const Header& header, OnCard on_card);
   static bool ended_at_once(Exchange& begun, const std::function<void(Exchange&)>& body);
-  Work queue(const Header& header, What what, std::function<void(Exchange&)> body,
-             std::shared_ptr<Exchange> begun);
+  Work queue(const Header& header, const What& what, std::function<void(Exchange&)> body,
+             const std::shared_ptr<Exchange>& begun);
 
   Group group_;
   std::string engine_;

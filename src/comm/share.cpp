@@ -88,11 +88,12 @@ std::vector<Arena> exchange_arenas(Comm& comm, const Group& group, const std::st
   auto theirs = HandOver(mine, name, bootstrap, Deadline::after(group.timeout), [&] {
                   look_at_members(group);
                 }).run();
+  theirs[static_cast<std::size_t>(comm.rank())] = std::move(mine);
   std::vector<Arena> arenas;
   for (int rank = 0; rank < comm.size(); ++rank) {
     auto& arena = theirs[static_cast<std::size_t>(rank)];
     if (!arena) throw Unavailable(fmt::format("rank {} is on another host", rank));
-    arenas.push_back(rank == comm.rank() ? std::move(mine) : std::move(*arena));
+    arenas.push_back(std::move(*arena));
   }
   comm.barrier().wait();  // nobody uses it before all have it
   for (Arena& arena : arenas) arena.close_descriptor();

@@ -65,7 +65,7 @@ class Planner {
 }  // namespace
 
 int most_banks(int shards) {
-  return std::bit_width(static_cast<unsigned>(std::max(shards, 1))) + 1;
+  return static_cast<int>(std::bit_width(static_cast<unsigned>(std::max(shards, 1)))) + 1;
 }
 
 Accumulation plan_accumulation(ShardRange hosted, int shards, int banks) {

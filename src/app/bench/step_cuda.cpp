@@ -142,6 +142,7 @@ CudaHost look_for_cuda(const StepArguments& arguments) {
 
 Field cuda_field(const StepArguments& arguments, const CudaHost& host) {
   std::vector<std::string> known;
+  known.reserve(kSystems.size());
   for (const CudaSystem& system : kSystems) known.emplace_back(system.name);
   check_systems(arguments.systems, known);
   Field field;

@@ -98,6 +98,7 @@ void sum_slice(TreeSum sum, const std::vector<std::byte*>& operands,
                const std::vector<std::byte*>& outs, std::size_t element, Slice slice) {
   const auto at = [&](const std::vector<std::byte*>& buffers) {
     std::vector<void*> places;
+    places.reserve(buffers.size());
     for (std::byte* buffer : buffers) places.push_back(buffer + slice.first * element);
     return places;
   };
@@ -108,6 +109,7 @@ void sum_slice(TreeSum sum, const std::vector<std::byte*>& operands,
 
 std::vector<int> places_of(const plan::Reduction& plan, int results) {
   std::vector<int> counts;
+  counts.reserve(static_cast<std::size_t>(plan.workers));
   for (int worker = 0; worker < plan.workers; ++worker)
     counts.push_back(plan.count_of(worker) + results);
   return counts;
@@ -132,6 +134,7 @@ bool reduce_in_memory(Exchange& exchange, const plan::Reduction& plan,
     operands.push_back(reach.of(worker, static_cast<int>(i) - plan.first_of(worker)));
   }
   std::vector<std::byte*> outs;
+  outs.reserve(static_cast<std::size_t>(exchange.size()));
   for (int worker = 0; worker < exchange.size(); ++worker)
     outs.push_back(reach.of(worker, plan.count_of(worker)));
   const Cut cut = Cut::even(result.count, exchange.size(), 64 / size_of(result.dtype));
@@ -152,6 +155,7 @@ bool reduce_scatter_in_memory(Exchange& exchange, Buffer data, const Cut& cut, R
   const Reach reach(exchange, mine, places_of(plan, 0));
   if (!reach.everywhere()) return false;
   std::vector<std::byte*> operands;
+  operands.reserve(static_cast<std::size_t>(exchange.size()));
   for (int worker = 0; worker < exchange.size(); ++worker) operands.push_back(reach.of(worker, 0));
   const int own = exchange.rank();
   sum_slice(TreeSum(plan, rule.fold(data.dtype)), operands, {static_cast<std::byte*>(data.data)},
