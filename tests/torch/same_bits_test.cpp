@@ -305,7 +305,8 @@ TEST_F(SameBits, AnotherSeedIsAnotherHash) {
 class SameBitsOfJob : public SameBits, public ::testing::WithParamInterface<Choices> {};
 
 TEST_P(SameBitsOfJob, AllChoicesTogetherGiveTheHashOfOneWorker) {
-  if (std::getenv("LOCKSTEP_TEST_FULL") == nullptr) GTEST_SKIP() << "set LOCKSTEP_TEST_FULL";
+  if (std::getenv("LOCKSTEP_TEST_FULL") == nullptr)
+    GTEST_SKIP() << "a quarter of an hour for all of them: make test-full sets LOCKSTEP_TEST_FULL";
   std::vector<Choices> runs = all_runs();
   std::erase_if(runs, [](const Choices& run) { return job_of(run) != GetParam(); });
   check(runs);

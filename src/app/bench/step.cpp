@@ -165,6 +165,7 @@ int bench_step(const std::vector<std::string>& words) {
                     .model = arguments.model,
                     .batch = arguments.batch,
                     .optimizer = arguments.optimizer,
+                    .bucket_bytes = arguments.bucket_bytes,
                     .results = {}};
   for (const Contender& contender : field.contenders)
     report.results.push_back({contender.name, contender.settings, {}, {}, {}});

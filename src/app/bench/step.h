@@ -46,6 +46,7 @@ struct StepReport {
   std::string model;
   std::int64_t batch = 0;  // of each shard
   std::string optimizer;
+  std::int64_t bucket_bytes = 0;
   std::vector<StepResult> results;  // those that have samples
 };
 

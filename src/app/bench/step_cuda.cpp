@@ -6,6 +6,7 @@
 #include <sys/wait.h>
 
 #include <algorithm>
+#include <array>
 #include <chrono>
 #include <cstdio>
 #include <cstdlib>
@@ -23,7 +24,7 @@ namespace {
 constexpr char kWorkspace[] = "CUBLAS_WORKSPACE_CONFIG";
 constexpr char kWorkspaceSetting[] = ":4096:8";
 
-constexpr std::array<CudaSystem, 11> kSystems{{
+constexpr auto kSystems = std::to_array<CudaSystem>({
     {"plain", "", true, false, false, "LibTorch and torch::optim, gradients set to none"},
     {"drop-in", "pytorch-ddp-views", true, false, false, "data_parallel and lockstep::optim"},
     {"drop-in-forced", "drop-in", true, false, true,
@@ -42,7 +43,7 @@ constexpr std::array<CudaSystem, 11> kSystems{{
      "PyTorch, the whole step one CUDA graph, fused capturable optimizer"},
     {"pytorch-graph-deterministic", "", false, true, true,
      "the same, deterministic algorithms, attention by flash"},
-}};
+});
 
 // To start, to search for kernels, to warm up, and then the steps.
 std::chrono::seconds longest_run(const StepArguments& arguments) {
@@ -123,7 +124,7 @@ Contender contender_of(const StepArguments& arguments, const CudaHost& host,
 
 }  // namespace
 
-const std::array<CudaSystem, 11>& cuda_systems() {
+std::span<const CudaSystem> cuda_systems() {
   return kSystems;
 }
 

@@ -1,9 +1,9 @@
 // `lockstep bench step --device cuda`: training steps on GPUs, by the GPU's own clock.
 #pragma once
 
-#include <array>
 #include <cstdint>
 #include <optional>
+#include <span>
 #include <string>
 #include <vector>
 
@@ -21,7 +21,7 @@ struct CudaSystem {
   bool alone;          // makes sense with one worker only
   const char* settings;
 };
-const std::array<CudaSystem, 11>& cuda_systems();
+std::span<const CudaSystem> cuda_systems();
 const CudaSystem* cuda_system(const std::string& name);  // null: there is none
 
 // What is found on this host. A problem is why there is none of it.

@@ -92,6 +92,7 @@ std::string as_json(const StepReport& report) {
                                      {"model", report.model},
                                      {"batch", report.batch},
                                      {"optimizer", report.optimizer},
+                                     {"bucket_bytes", report.bucket_bytes},
                                      {"step_ms_p50", row.ms.p50},
                                      {"step_ms_p99", row.ms.p99},
                                      {"step_ms_q1", row.ms.q1},
