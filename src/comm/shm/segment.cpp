@@ -44,22 +44,6 @@ std::byte* Segment::ring(int writer) const {
   return arena_.data() + rings_begin(size_) + static_cast<std::size_t>(writer) * ring_bytes_;
 }
 
-// A reader says that it sleeps before it looks at the bell a last time, so one of the two sees the other.
-void Segment::ring_bell() const {
-  Doorbell& bell = head().doorbell;
-  bell.rung.fetch_add(1, std::memory_order_seq_cst);
-  if (bell.sleeping.load(std::memory_order_seq_cst) != 0 && bell.sleeping.exchange(0) != 0)
-    futex_wake_all(bell.rung);
-}
-
-// As above, but nobody takes another's turn: each sleeper counts itself out.
-void Segment::ring_board_bell() const {
-  Doorbell& bell = head().board_bell;
-  if (bell.sleeping.load(std::memory_order_seq_cst) == 0) return;
-  bell.rung.fetch_add(1, std::memory_order_seq_cst);
-  futex_wake_all(bell.rung);
-}
-
 void publish(Notice& notice, const Failure& failure) {
   if (notice.there.load(std::memory_order_acquire) != 0) return;
   const std::string text = encode_notice(failure);

@@ -19,7 +19,7 @@
 
 #include "comm/core/board.h"
 #include "comm/core/failure.h"
-#include "comm/shm/futex.h"
+#include "comm/shm/doorbell.h"
 
 namespace lockstep::comm {
 
@@ -31,11 +31,6 @@ struct Face {
   std::uint32_t ring_bytes = 0;
   std::int32_t pid = 0;
   std::uint64_t pid_namespace = 0;
-};
-
-struct Doorbell {
-  alignas(64) Word rung;
-  Word sleeping;
 };
 
 struct Notice {
@@ -63,7 +58,7 @@ struct SegmentHead {
   Face face;
   Word phase;  // of forming; see shm_engine.cpp
   Doorbell doorbell;
-  Doorbell board_bell;  // `sleeping` counts: several threads may wait at boards
+  Doorbell board_bell;
   Notice told;
   Notice ended;
 };
@@ -84,8 +79,8 @@ class Segment {
   std::byte* ring(int writer) const;
   std::uint32_t ring_bytes() const { return ring_bytes_; }
 
-  void ring_bell() const;
-  void ring_board_bell() const;
+  void ring_bell() const { head().doorbell.ring(); }
+  void ring_board_bell() const { head().board_bell.ring_sleepers(); }
 
  private:
   Arena arena_;

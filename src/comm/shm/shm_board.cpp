@@ -20,20 +20,6 @@ BoardEntry* find_entry(const Segment& segment, std::uint64_t group) {
   return nullptr;
 }
 
-// Counts a thread among those who sleep at a bell.
-class Sleeper {
- public:
-  explicit Sleeper(Doorbell& bell) : bell_(bell) {
-    bell_.sleeping.fetch_add(1, std::memory_order_seq_cst);
-  }
-  ~Sleeper() { bell_.sleeping.fetch_sub(1, std::memory_order_relaxed); }
-  Sleeper(const Sleeper&) = delete;
-  Sleeper& operator=(const Sleeper&) = delete;
-
- private:
-  Doorbell& bell_;
-};
-
 }  // namespace
 
 class Boards::ShmBoard : public Board {

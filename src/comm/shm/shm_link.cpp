@@ -237,13 +237,8 @@ void ShmLink::drive(Lock& lock, const Post& post, Deadline deadline) {
 }
 
 void ShmLink::sleep(Lock& lock, std::uint32_t seen, Deadline deadline) {
-  Doorbell& bell = own().doorbell;
   lock.unlock();
-  for (int i = 0; i < spins_ && bell.rung.load(std::memory_order_acquire) == seen; ++i)
-    spin_pause();
-  bell.sleeping.store(1, std::memory_order_seq_cst);
-  if (bell.rung.load(std::memory_order_seq_cst) == seen) futex_wait(bell.rung, seen, deadline);
-  bell.sleeping.store(0, std::memory_order_relaxed);
+  own().doorbell.sleep(seen, spins_, deadline);
   lock.lock();
 }
 
