@@ -27,13 +27,16 @@ measure() {
   say '```' "$printed" '```'
 }
 
+# What is noted by hand at the end of the page stays there: machines with a GPU are others.
+noted=$(sed -n '/^## The tests on a GPU$/,$p' docs/benchmarks.md)
+
 # aim WORDS…: what the section before was to reach.
 aim() { say '' "Aimed at: $*"; }
 
 say "# Benchmarks" '' \
   "Written by \`make bench\`; how it is measured is in [the method](internals/benchmarks.md)." '' \
-  "On a GPU: the [result of \`make test-gpu\`](guide/gpus.md#tests) and the" \
-  "[training steps](internals/benchmarks.md#training-steps-on-a-gpu), with date and machine." '' \
+  "On a GPU, with date and machine: the [result of \`make test-gpu\`](#the-tests-on-a-gpu) and the" \
+  "[training steps](internals/benchmarks.md#training-steps-on-a-gpu)." '' \
   "| | |" "|---|---|" \
   "| date | $(date -u +%Y-%m-%d), commit $(git rev-parse --short HEAD 2>/dev/null || echo unknown) |" \
   "| processor | $(lscpu | sed -n 's/^Model name: *//p' | head -n 1), $(nproc) cores, $(uname -m) |" \
@@ -71,6 +74,7 @@ if [ -x build/lockstep-train ]; then
 fi
 quick=()
 measure "Starting and joining" "" build/tests/bench/start_bench build/lockstep build/tests/bench/join_probe
+say '' "$noted"
 mv "$draft" "$page"
 chmod 644 "$page"
 trap - EXIT

@@ -66,9 +66,9 @@ if [ "$mode" = full ]; then
   step "what a GPU's thread does, under the address and undefined-behaviour sanitizers"
   cmake --build --preset asan -j "$jobs" --target device_text_test | tail -n 1
   build/asan/tests/kernels/device_text_test --gtest_brief=1
-  step "every operation, with a worker stopped at every instant"
+  step "every operation, with a worker stopped at every instant, and killed or stopped after any instruction"
   export LOCKSTEP_TEST_FULL=1
-  build/tests/comm/process_faults_test --gtest_brief=1 --gtest_filter='*StoppedAtAnyInstant*'
+  build/tests/comm/process_faults_test --gtest_brief=1 --gtest_filter='*StoppedAtAnyInstant*:*AfterAnyInstruction'
   step "one hash for every job"
   tools/same_bits.sh
   step "tests, 20 times over"

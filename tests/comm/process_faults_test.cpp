@@ -11,6 +11,7 @@
 
 #include "tests/support/elements.h"
 #include "tests/support/slow_build.h"
+#include "tests/support/stepper.h"
 #include "tests/support/survivors.h"
 #include "tests/support/workers.h"
 
@@ -18,6 +19,10 @@ namespace lockstep::testing {
 namespace {
 
 using std::chrono::milliseconds;
+
+bool full() {
+  return std::getenv("LOCKSTEP_TEST_FULL") != nullptr;
+}
 
 class ProcessFaults : public ::testing::TestWithParam<std::string> {};
 
@@ -68,6 +73,7 @@ struct Doing {
   const char* name;
   std::size_t count;
   Work (*start)(Comm&, Buffer);
+  bool shared = true;  // in memory of Comm::share, where the engine has any
 };
 
 // Messages in a ring of workers.
@@ -90,12 +96,15 @@ std::vector<Doing> everything() {
         {"broadcast", count, [](Comm& c, Buffer b) { return c.broadcast(b, c.size() - 1); }});
     all.push_back({"messages", count, pass_on});
   }
+  all.push_back({"all_reduce of private memory", 4000,
+                 [](Comm& c, Buffer b) { return c.all_reduce(b, {.algorithm = Algorithm::kRing}); },
+                 false});
   all.push_back({"barrier", 0, [](Comm& c, Buffer) { return c.barrier(); }});
   return all;
 }
 
 void do_for_ever(Comm& comm, const Doing& doing) {
-  const auto arena = comm.share(doing.count * sizeof(float));  // none: memory of its own
+  const auto arena = doing.shared ? comm.share(doing.count * sizeof(float)) : nullptr;
   std::vector<float> own(arena ? 0 : doing.count, 1.0F);
   const Buffer data{arena ? static_cast<void*>(arena->data()) : own.data(), doing.count,
                     DType::kFloat32};
@@ -144,13 +153,58 @@ TEST_P(ProcessFaults, AnyOperationEndsAtTheDeadlineWhenAWorkerIsStopped) {
 
 // Each takes its deadline: two minutes in all. `make test-full` runs it.
 TEST_P(ProcessFaults, AnyOperationOfAnyWorldEndsAtTheDeadlineWhenAWorkerIsStoppedAtAnyInstant) {
-  if (std::getenv("LOCKSTEP_TEST_FULL") == nullptr) GTEST_SKIP() << "set LOCKSTEP_TEST_FULL";
+  if (!full()) GTEST_SKIP() << "set LOCKSTEP_TEST_FULL";
   for (const int size : {2, 3, 4}) {
     for (const Doing& doing : everything()) {
       for (const int delay_ms : {0, 5, 50})
         expect_end_when_stopped(GetParam(), doing, size, delay_ms);
     }
   }
+}
+
+// A signal at a random time finds a worker where it spends its time, which is in few places. After a random number of
+// steps it finds it at any instruction: between two words of shared memory that belong together, say.
+void signal_after_steps(const ProcessWorld& workers, int victim, int signal, int steps) {
+  Stepper stepper(workers.process(victim));
+  for (int i = 0; i < steps; ++i) stepper.step();
+  stepper.release(signal);
+  workers.signal(victim, signal);  // where nobody may trace
+}
+
+// Every operation, `rounds` times, until one of some workers gets the signal in the middle of it.
+void expect_end_after_any_instruction(int signal, ErrorKind kind, milliseconds timeout,
+                                      int rounds) {
+  constexpr unsigned kMostSteps = 5000;  // a few operations
+  std::random_device seed;
+  std::mt19937 random(seed());
+  for (int round = 0; round < rounds; ++round) {
+    for (const Doing& doing : everything()) {
+      const int size = 2 + static_cast<int>(random() % 3);
+      const int victim = static_cast<int>(random() % static_cast<unsigned>(size));
+      const int steps = static_cast<int>(random() % kMostSteps);
+      SCOPED_TRACE(std::string(doing.name) + " of " + std::to_string(doing.count) + ", " +
+                   std::to_string(size) + " workers; rank " + std::to_string(victim) + " after " +
+                   std::to_string(steps) + " instructions");
+      ProcessWorld workers({"shm", size, timeout}, [&](Comm& comm) { do_for_ever(comm, doing); });
+      workers.await_marks("running", Deadline::after(std::chrono::seconds(15)));
+      signal_after_steps(workers, victim, signal, steps);
+      expect_survivors_end(workers, size, victim, kind, milliseconds(5000));
+    }
+  }
+}
+
+TEST(ShmFaults, AnyOperationEndsWhenAWorkerIsKilledAfterAnyInstruction) {
+  expect_end_after_any_instruction(SIGKILL, ErrorKind::kPeerLost, milliseconds(15'000),
+                                   full()       ? 200
+                                   : kSlowBuild ? 1
+                                                : 3);
+}
+
+TEST(ShmFaults, AnyOperationEndsAtTheDeadlineWhenAWorkerIsStoppedAfterAnyInstruction) {
+  if (kSlowBuild)
+    GTEST_SKIP() << "it waits for its deadlines; a sanitizer sees as much of the one above";
+  expect_end_after_any_instruction(SIGSTOP, ErrorKind::kTimeout, milliseconds(500),
+                                   full() ? 20 : 1);
 }
 
 // How long after its death a worker was missed, by one that waits for it. Both read the same clock; the time of

@@ -101,6 +101,7 @@ class ProcessWorld {
   ProcessWorld(int size, const std::function<void(Bootstrap&)>& body);
   ~ProcessWorld();  // kills what is left
 
+  pid_t process(int rank) const { return processes_[rank]; }
   void signal(int rank, int number) const;
   // Waits until every worker has put a mark (see mark()).
   void await_marks(const std::string& name, Deadline deadline);

@@ -3,7 +3,6 @@
 #include <gtest/gtest.h>
 #include <signal.h>
 #include <sys/mman.h>
-#include <sys/ptrace.h>
 #include <sys/wait.h>
 #include <unistd.h>
 
@@ -14,6 +13,7 @@
 #include <thread>
 
 #include "tests/support/slow_build.h"
+#include "tests/support/stepper.h"
 
 namespace lockstep::comm {
 namespace {
@@ -22,15 +22,19 @@ using std::chrono::milliseconds;
 using Way = void (Doorbell::*)();
 
 struct Unmap {
-  void operator()(Doorbell* bell) const { ::munmap(bell, sizeof *bell); }
+  template <typename T>
+  void operator()(T* object) const {
+    ::munmap(object, sizeof *object);
+  }
 };
 
 // In memory that a child of fork() shares.
-std::unique_ptr<Doorbell, Unmap> shared_bell() {
+template <typename T>
+std::unique_ptr<T, Unmap> shared() {
   void* memory =
-      ::mmap(nullptr, sizeof(Doorbell), PROT_READ | PROT_WRITE, MAP_SHARED | MAP_ANONYMOUS, -1, 0);
+      ::mmap(nullptr, sizeof(T), PROT_READ | PROT_WRITE, MAP_SHARED | MAP_ANONYMOUS, -1, 0);
   if (memory == MAP_FAILED) throw std::bad_alloc();
-  return std::unique_ptr<Doorbell, Unmap>(new (memory) Doorbell{});
+  return std::unique_ptr<T, Unmap>(new (memory) T{});
 }
 
 // A thread that sleeps at a bell, and whether it was woken before its deadline.
@@ -59,16 +63,16 @@ class Asleep {
 
 TEST(DoorbellTest, WhoeverRingsWakesTheSleeper) {
   for (const Way how : {&Doorbell::ring, &Doorbell::ring_sleepers}) {
-    const auto bell = shared_bell();
+    const auto bell = shared<Doorbell>();
     Asleep sleeper(*bell);
-    ((*bell).*how)();
+    (bell.get()->*how)();
     EXPECT_TRUE(sleeper.is_woken());
     EXPECT_EQ(bell->sleeping.load(), 0U);
   }
 }
 
 TEST(DoorbellTest, ABellThatWasRungBeforeLetsNobodySleep) {
-  const auto bell = shared_bell();
+  const auto bell = shared<Doorbell>();
   const std::uint32_t seen = bell->rung.load();
   bell->ring();
   const auto deadline = Deadline::after(milliseconds(2000));
@@ -76,65 +80,50 @@ TEST(DoorbellTest, ABellThatWasRungBeforeLetsNobodySleep) {
   EXPECT_FALSE(deadline.expired());
 }
 
-// A process that rings, one instruction at a time.
-class SteppedRinger {
- public:
-  enum class State { kRinging, kDone, kForbidden };
-
-  SteppedRinger(Doorbell& bell, Way how) : process_(::fork()) {
-    if (process_ == 0) {
-      if (::ptrace(PTRACE_TRACEME, 0, nullptr, nullptr) != 0) ::_exit(1);
-      ::raise(SIGSTOP);
-      (bell.*how)();
-      ::raise(SIGSTOP);
-      ::_exit(0);
-    }
-    wait();
-  }
-  ~SteppedRinger() { kill(); }
-  SteppedRinger(const SteppedRinger&) = delete;
-  SteppedRinger& operator=(const SteppedRinger&) = delete;
-
-  void step() {
-    if (state_ != State::kRinging) return;
-    ::ptrace(PTRACE_SINGLESTEP, process_, nullptr, nullptr);
-    if (wait() == SIGSTOP) state_ = State::kDone;
-  }
-  void kill() {
-    if (process_ <= 0) return;
-    ::kill(process_, SIGKILL);
-    ::waitpid(process_, nullptr, 0);
-    process_ = -1;
-  }
-  State state() const { return state_; }
-
- private:
-  // The signal that it stopped at.
-  int wait() {
-    int status = 0;
-    ::waitpid(process_, &status, 0);
-    if (WIFSTOPPED(status)) return WSTOPSIG(status);
-    process_ = -1;
-    state_ = State::kForbidden;
-    return 0;
-  }
-
-  pid_t process_;
-  State state_ = State::kRinging;
+// What a process that rings shares with the one that steps through it.
+struct Ringing {
+  Doorbell bell;
+  Word begun;
+  Word done;
 };
 
-// How many instructions ringing takes with a sleeper there; none if it cannot be stepped through: nobody may trace
-// here, or the processor's atomic operations start again after every step.
+// A process that rings when it is told to.
+class Ringer {
+ public:
+  Ringer(Ringing& ringing, Way how) : process_(::fork()) {
+    if (process_ != 0) return;
+    while (ringing.begun.load() == 0) ::usleep(500);  // it is stepped from here on
+    (ringing.bell.*how)();
+    ringing.done.store(1);
+    ::_exit(0);
+  }
+  ~Ringer() { kill(); }
+  Ringer(const Ringer&) = delete;
+  Ringer& operator=(const Ringer&) = delete;
+
+  pid_t process() const { return process_; }
+  void kill() {
+    if (process_ > 0) ::kill(process_, SIGKILL);
+    if (process_ > 0) ::waitpid(process_, nullptr, 0);
+    process_ = -1;
+  }
+
+ private:
+  pid_t process_;
+};
+
+// How many instructions ringing takes with a sleeper there; none if it cannot be stepped through here.
 std::optional<int> length_of(Way how) {
   constexpr int kMost = 20'000;
-  const auto bell = shared_bell();
-  const Sleeper sleeper(*bell);
-  ((*bell).*how)();  // the child need not look for its functions
-  SteppedRinger ringer(*bell, how);
-  for (int steps = 0; steps < kMost; ++steps) {
-    if (ringer.state() == SteppedRinger::State::kForbidden) return std::nullopt;
-    if (ringer.state() == SteppedRinger::State::kDone) return steps;
-    ringer.step();
+  const auto ringing = shared<Ringing>();
+  const Sleeper sleeper(ringing->bell);
+  (ringing->bell.*how)();  // the child need not look for its functions
+  const Ringer ringer(*ringing, how);
+  testing::Stepper stepper(ringer.process());
+  ringing->begun.store(1);
+  for (int steps = 0; steps < kMost && stepper.held(); ++steps) {
+    if (ringing->done.load() != 0) return steps;
+    stepper.step();
   }
   return std::nullopt;
 }
@@ -146,12 +135,15 @@ TEST(DoorbellTest, ARingerKilledAtAnyInstructionSilencesNoOther) {
     if (!length) GTEST_SKIP() << "a process cannot be stepped through here";
     const int stride = testing::kSlowBuild ? *length / 40 + 1 : 1;
     for (int steps = 0; steps < *length; steps += stride) {
-      const auto bell = shared_bell();
-      SteppedRinger ringer(*bell, how);
-      Asleep sleeper(*bell);
-      for (int i = 0; i < steps; ++i) ringer.step();
+      const auto ringing = shared<Ringing>();
+      Ringer ringer(*ringing, how);
+      Asleep sleeper(ringing->bell);
+      testing::Stepper stepper(ringer.process());
+      ringing->begun.store(1);
+      for (int i = 0; i < steps; ++i) stepper.step();
+      stepper.release(SIGKILL);
       ringer.kill();
-      ((*bell).*how)();
+      (ringing->bell.*how)();
       ASSERT_TRUE(sleeper.is_woken()) << "after " << steps << " instructions of the ringer";
     }
   }
