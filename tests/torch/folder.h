@@ -4,14 +4,19 @@
 #include <ftw.h>
 #include <stdlib.h>
 
+#include <cerrno>
 #include <cstdio>
 #include <string>
+#include <system_error>
 
 namespace lockstep::testing {
 
 class Folder {
  public:
-  Folder() { ::mkdtemp(path_.data()); }
+  Folder() {
+    if (::mkdtemp(path_.data()) == nullptr)
+      throw std::system_error(errno, std::generic_category(), path_);
+  }
   ~Folder() {
     constexpr int kDescriptors = 8;
     ::nftw(
