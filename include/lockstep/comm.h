@@ -131,6 +131,10 @@ class Comm {
   // every worker; 0 to 2^32 − 1, each once. With shm 128 channels and splits can be in use at a time.
   Comm channel(std::uint32_t id);
 
+  // This worker goes no further, for a reason of its own: the others get PeerLost with it, where otherwise they would only
+  // learn that it has left. This Comm, its channels and its splits are dead.
+  void leave(const std::string& why) noexcept;
+
   // A Comm over some of the workers, called by exactly those, with the same list; ranks follow the
   // list.
   Comm split(std::vector<int> ranks);

@@ -330,6 +330,13 @@ std::shared_ptr<DeviceArena> Comm::device_arena(Device device, std::size_t bytes
   return channel_->device()->make_arena(device, bytes);
 }
 
+void Comm::leave(const std::string& why) noexcept {
+  comm::Link& link = *channel_->group().link;
+  link.fail({ErrorKind::kPeerLost,
+             {link.rank()},
+             fmt::format("rank {} has left the world: {}", link.rank(), why)});
+}
+
 Comm Comm::channel(std::uint32_t id) {
   return Comm(channel_->channel(id));
 }

@@ -18,6 +18,7 @@ namespace {
 
 using std::chrono::milliseconds;
 using ::testing::Contains;
+using ::testing::ElementsAre;
 using ::testing::HasSubstr;
 
 class Conformance : public ::testing::TestWithParam<std::string> {
@@ -392,6 +393,20 @@ TEST_P(Conformance, AClosedPeerEndsInPeerLostThatNamesIt) {
     EXPECT_EQ(outcomes[rank].kind, ErrorKind::kPeerLost) << outcomes[rank].text;
     EXPECT_THAT(outcomes[rank].ranks, Contains(2)) << outcomes[rank].text;
     EXPECT_LT(outcomes[rank].took, milliseconds(5000));
+  }
+}
+
+TEST_P(Conformance, WhoLeavesForAReasonOfItsOwnIsPeerLostWithThatReason) {
+  const auto outcomes = run_workers(world(3, milliseconds(15'000)), [](Comm& comm) {
+    comm.barrier().wait();
+    if (comm.rank() == 1) comm.leave("it has seen enough");
+    comm.barrier().wait();
+  });
+  for (const Outcome& outcome : outcomes) {
+    EXPECT_EQ(outcome.kind, ErrorKind::kPeerLost) << outcome.text;
+    EXPECT_THAT(outcome.ranks, ElementsAre(1)) << outcome.text;
+    EXPECT_THAT(outcome.text, HasSubstr("rank 1 has left the world: it has seen enough"));
+    EXPECT_LT(outcome.took, milliseconds(5000));
   }
 }
 

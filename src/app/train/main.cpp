@@ -69,6 +69,19 @@ void advised(const TrainArguments& arguments, const std::function<void()>& set) 
   }
 }
 
+// What ends one worker alone, such as a lack of memory, is told by the leader: it hears of it from here.
+TrainReport trained(const TrainArguments& arguments, World& world) {
+  try {
+    return run_training(arguments, world);
+  } catch (const c10::Error& error) {
+    world.comm().leave(error.what_without_backtrace());
+    throw;
+  } catch (const std::exception& error) {
+    world.comm().leave(error.what());
+    throw;
+  }
+}
+
 void run(const std::vector<std::string>& texts) {
   TrainArguments arguments = parse_train_arguments(texts);
   make_open_choices(arguments);  // those that the command has not made
@@ -80,7 +93,7 @@ void run(const std::vector<std::string>& texts) {
   });
   World world = join({.engine = arguments.engine, .device = arguments.device});
   advised(arguments, [&] { choose_onednn(arguments, world); });
-  const TrainReport report = run_training(arguments, world);
+  const TrainReport report = trained(arguments, world);
   if (world.leader()) {
     if (!arguments.report.empty()) base::write_file(arguments.report, to_json(arguments, report));
     fmt::print("{}", summary(arguments, report));
