@@ -117,7 +117,8 @@ class Replica {
   void synchronize();
 
   // Clears all gradients: they are undefined until the next backward, which need not add to zeros
-  // then. Any other way of clearing them is as good.
+  // then. Any other way of clearing averages is as good. What no_sync() has added up is dropped by this one alone: the
+  // next average would count its samples.
   void zero_grad();
 
   // Whether the values of all workers are the same bits. Collective.

@@ -29,10 +29,11 @@ struct TrainerParts {
   std::shared_ptr<torch::nn::Module> module;  // switched between train() and eval()
   std::shared_ptr<optim::Optimizer> optimizer;
   DatasetPtr train;
-  DatasetPtr test;                                    // none: no evaluation
-  std::function<torch::Tensor(const Batch&)> loss;    // a mean over the batch; see Threads below
-  std::function<Score(const Batch&)> score;           // none: no evaluation
-  std::function<double(std::int64_t)> learning_rate;  // of a step; none: the optimizer's own
+  DatasetPtr test;                                  // none: no evaluation
+  std::function<torch::Tensor(const Batch&)> loss;  // a mean over the batch; see Threads below
+  std::function<Score(const Batch&)> score;         // none: no evaluation
+  std::function<double(std::int64_t)>
+      learning_rate;  // of a step; none: the optimizer's own, kept in checkpoints
 
   // How much a shard's loss counts, above 0, such as its tokens without padding; none: its samples. The step follows
   // the mean over the global batch, weighted so. Called with a batch on the worker that hosts it.
@@ -163,6 +164,9 @@ class Trainer {
 
   // Collective: every worker runs the same job. Once.
   TrainingResult run();
+
+  // Into which each global batch is cut: the option's, or what stood for none.
+  int shards() const;
 
   // All workers stop after the same step, soon; run() then writes a checkpoint and returns.
   void request_stop() noexcept;

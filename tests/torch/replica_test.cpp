@@ -140,6 +140,22 @@ TEST(Replica, ModelsThatDifferAreNamedWithTheirRanks) {
   }
 }
 
+// As after loading, on one worker alone, what was saved in another order.
+TEST(Replica, ParametersThatLieOtherwiseInMemoryAreNamed) {
+  const auto outcomes = outcomes_in_world(2, [](World& world) {
+    auto net = seeded<TwoLayers>(kSeed);
+    auto& weight = net->first->weight;
+    if (world.rank() == 0) weight.set_data(weight.detach().t().contiguous().t());
+    data_parallel(net, world);
+  });
+  for (const auto& outcome : outcomes) {
+    EXPECT_EQ(outcome.kind, ErrorKind::kMismatch);
+    EXPECT_THAT(outcome.text,
+                HasSubstr("first.weight is float32 [16, 8] on rank 1 and float32 [16, 8], strides "
+                          "[1, 16] on rank 0"));
+  }
+}
+
 TEST(Replica, AParameterThatOneWorkerHasNotIsNamed) {
   const auto outcomes = outcomes_in_world(2, [](World& world) {
     auto net = seeded<TwoLayers>(kSeed);
@@ -244,6 +260,26 @@ TEST(Replica, WeightedAccumulationIsTheMeanOverAllSamplesToo) {
     loss_of(*plain, torch::cat({batch_of(0, 4), batch_of(1, 4), batch_of(2, 1), batch_of(3, 2)}))
         .backward();
     expect_close(gradients(*model), gradients(*plain));
+  });
+}
+
+TEST(Replica, AWeightedSumIsNotAddedToAverages) {
+  in_world(2, [](World& world) {
+    auto model = data_parallel(seeded<TwoLayers>(kSeed), world);
+    const auto pass = [&] { model.backward(loss_of(*model, batch_of(world.rank())), 5); };
+    for (const bool weighted : {true, false}) {
+      weighted ? pass() : loss_of(*model, batch_of(world.rank())).backward();
+      EXPECT_THROW(pass(), BadInput);
+      // The pass was broken off, on all workers.
+      model = data_parallel(seeded<TwoLayers>(kSeed), world);
+    }
+    pass();
+    model->zero_grad(false);
+    pass();
+    const auto once = gradients(*model);
+    loss_of(*model, batch_of(world.rank())).backward();  // plain sums are added up as PyTorch's are
+    for (std::size_t i = 0; i < once.size(); ++i)
+      EXPECT_LT(largest_difference(gradients(*model)[i], 2 * once[i]), 1e-6);
   });
 }
 

@@ -10,6 +10,7 @@
 #include "app/onednn.h"
 #include "app/train/progress.h"
 #include "plan/schedule.h"
+#include "plan/tree.h"
 #include "torch/models/models.h"
 #include "torch/replica/agreement.h"
 #include "torch/replica/replicated.h"
@@ -117,8 +118,7 @@ TrainerParts make_parts(const TrainArguments& arguments, World& world, const Dat
           [schedule](std::int64_t step) { return schedule.lr(step); }};
 }
 
-TrainerOptions make_options(const TrainArguments& arguments, const World& world,
-                            std::int64_t samples) {
+TrainerOptions make_options(const TrainArguments& arguments, std::int64_t samples) {
   TrainerOptions options;
   options.steps = arguments.steps;
   options.epochs = arguments.epochs;
@@ -140,10 +140,6 @@ TrainerOptions make_options(const TrainArguments& arguments, const World& world,
   auto& job = options.job;
   job["model"] = arguments.model;
   job["data"] = arguments.data;
-  // Those that add in another order on another number of workers.
-  const bool bit_stable = arguments.algorithm != "ring" && arguments.algorithm != "native";
-  job["algorithm"] = bit_stable ? "bit-stable" : arguments.algorithm;
-  if (!bit_stable) job["workers"] = std::to_string(world.size());
   if (arguments.model == "gpt") job["gpt_size"] = arguments.gpt_size;
   job["precision"] = arguments.precision;
   job["dropout"] = fmt::format("{}", arguments.dropout);
@@ -159,15 +155,18 @@ TrainerOptions make_options(const TrainArguments& arguments, const World& world,
   return options;
 }
 
-// What one worker reaches with the same batch for itself, while the others wait.
-double samples_per_second_alone(const TrainArguments& arguments, World& world,
+// What one worker reaches with the shards that it has in the job, while the others wait.
+double samples_per_second_alone(const TrainArguments& arguments, int shards, World& world,
                                 const DataSplits& data) {
   double speed = 0;
   if (world.leader()) {
     World alone = World::over(connect_alone(), world.device());
     TrainArguments own = arguments;
-    own.global_batch = std::max<std::int64_t>(arguments.global_batch / world.size(), 1);
+    own.shards = plan::hosted_shards(world.rank(), world.size(), shards).size();
+    own.accumulate = 0;
+    own.global_batch = arguments.global_batch / shards * own.shards;
     own.checkpoint.clear();
+    own.resume = false;
     own.hashes.clear();
     own.verify.clear();
     own.epochs = 0;
@@ -185,7 +184,7 @@ double samples_per_second_alone(const TrainArguments& arguments, World& world,
       times.push_back(record.step_ms);
       if (seconds > kAloneSeconds || stop_now.load()) trainer->request_stop();
     };
-    Trainer measured(alone, std::move(parts), make_options(own, alone, data.train->size()), hooks);
+    Trainer measured(alone, std::move(parts), make_options(own, data.train->size()), hooks);
     trainer = &measured;
     measured.run();
     std::nth_element(times.begin(), times.begin() + static_cast<std::ptrdiff_t>(times.size() / 2),
@@ -254,14 +253,14 @@ TrainReport run_training(const TrainArguments& arguments, World& world) {
   const Progress::Size size{total_steps(arguments, data.train->size()), 0, arguments.global_batch};
   Progress progress(kind, size);
   progress.line(opening(arguments, world, parts));
+  const Replica model = parts.model;
+  Trainer trainer(world, std::move(parts), make_options(arguments, data.train->size()),
+                  show_on(progress));
   double alone = 0;
   if (arguments.compare_alone && world.size() > 1) {
     progress.line("measuring one worker alone …");
-    alone = samples_per_second_alone(arguments, world, data);
+    alone = samples_per_second_alone(arguments, trainer.shards(), world, data);
   }
-  const Replica model = parts.model;
-  Trainer trainer(world, std::move(parts), make_options(arguments, world, data.train->size()),
-                  show_on(progress));
   report.result = trainer.run();
   report.traffic =
       traffic_of_step(model, algorithm_named(arguments.algorithm), report.result.shards);

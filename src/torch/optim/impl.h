@@ -37,7 +37,7 @@ class Rule {
   virtual int states() const = 0;  // how many of them it reads and writes
   virtual double lr() const = 0;
   virtual void set_lr(double lr) = 0;
-  virtual std::string describe() const = 0;  // everything that decides its result
+  virtual std::string options() const = 0;  // everything else that decides its result
 
   // For a GPU: which kernel, and the numbers that it reads for a step.
   virtual kernels::UpdateRule device_rule() const = 0;

@@ -98,8 +98,10 @@ void Optimizer::Impl::assign_groups(const std::vector<std::vector<torch::Tensor>
 // Every worker updates a part of the parameters: with other options the parts would not fit together.
 void Optimizer::Impl::agree_on_options() const {
   std::vector<replica::Property> properties{{"optimizer", kind.name}};
-  for (std::size_t i = 0; i < rules.size(); ++i)
-    properties.push_back({fmt::format("options of group {}", i), rules[i]->describe()});
+  for (std::size_t i = 0; i < rules.size(); ++i) {
+    properties.push_back({fmt::format("options of group {}", i),
+                          fmt::format("lr {} {}", rules[i]->lr(), rules[i]->options())});
+  }
   const auto& entries = model->layout().entries();
   for (std::size_t entry = 0; entry < rule_of.size(); ++entry)
     properties.push_back({"group of " + entries[entry].name, std::to_string(rule_of[entry])});
@@ -160,6 +162,11 @@ void Optimizer::set_steps(std::int64_t steps) {
 }
 
 std::vector<NamedTensor> Optimizer::state() const {
+  if (impl_->masters() != nullptr) {  // those that no step has read yet
+    torch::NoGradGuard no_grad;
+    const device::CurrentDevice current(impl_->model->device());
+    impl_->refresh_masters();
+  }
   std::vector<NamedTensor> tensors;
   const auto& entries = impl_->model->layout().entries();
   for (std::size_t memory = 0; memory < impl_->kind.states.size(); ++memory) {

@@ -49,10 +49,9 @@ class SgdRule : public Rule {
   int states() const override { return options_.momentum == 0 ? 0 : 1; }
   double lr() const override { return options_.lr; }
   void set_lr(double lr) override { options_.lr = lr; }
-  std::string describe() const override {
-    return fmt::format("lr {} momentum {} dampening {} weight_decay {} nesterov {}", options_.lr,
-                       options_.momentum, options_.dampening, options_.weight_decay,
-                       options_.nesterov);
+  std::string options() const override {
+    return fmt::format("momentum {} dampening {} weight_decay {} nesterov {}", options_.momentum,
+                       options_.dampening, options_.weight_decay, options_.nesterov);
   }
 
  private:
@@ -88,9 +87,9 @@ class AdamRule : public Rule {
   int states() const override { return 2; }
   double lr() const override { return options_.lr; }
   void set_lr(double lr) override { options_.lr = lr; }
-  std::string describe() const override {
-    return fmt::format("lr {} beta1 {} beta2 {} eps {} weight_decay {}", options_.lr,
-                       options_.beta1, options_.beta2, options_.eps, options_.weight_decay);
+  std::string options() const override {
+    return fmt::format("beta1 {} beta2 {} eps {} weight_decay {}", options_.beta1, options_.beta2,
+                       options_.eps, options_.weight_decay);
   }
 
  private:

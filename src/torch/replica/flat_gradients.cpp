@@ -110,7 +110,8 @@ void FlatGradients::adopt(std::size_t entry) {
 
 void FlatGradients::move_in(Place& place, const torch::Tensor& grad) {
   if (place.hidden) {
-    place.view.add_(grad);
+    // A sparse one would be added element by element, in another order than where it has a memory to itself.
+    place.view.add_(grad.layout() == torch::kStrided ? grad : grad.to_dense());
   } else if (grad.layout() == torch::kStrided) {
     // The number is no tensor of a GPU, which would take a kernel of its own.
     at::add_out(place.view, grad, torch::scalar_tensor(0, grad.options().device(torch::kCPU)));
@@ -282,6 +283,20 @@ void FlatGradients::check(std::size_t entry) const {
       converted ? "is of another type or device than its parameter now: move or convert the module "
                   "before data_parallel(), not after"
                 : "is part of a graph: use no create_graph"));
+}
+
+std::int64_t FlatGradients::version(std::size_t entry) const {
+  const Place& place = places_[entry];
+  const torch::Tensor& grad = place.parameter.grad();
+  if (!grad.defined() || !is_in(grad, place.view)) return -1;
+  return static_cast<std::int64_t>(grad._version());
+}
+
+std::vector<std::int64_t> FlatGradients::versions() const {
+  std::vector<std::int64_t> all;
+  all.reserve(places_.size());
+  for (std::size_t entry = 0; entry < places_.size(); ++entry) all.push_back(version(entry));
+  return all;
 }
 
 // From its first element to its last, in this memory's layout.

@@ -81,6 +81,10 @@ class FlatGradients {
 
   Buffer bucket(const plan::Bucket& bucket) const;
 
+  // How often LibTorch has written to a gradient in its place; -1 where it is not there.
+  std::int64_t version(std::size_t entry) const;
+  std::vector<std::int64_t> versions() const;
+
   const FlatMemory& memory() const { return memory_; }
   bool on_device() const { return memory_.device().kind != DeviceKind::kCpu; }
 

@@ -90,14 +90,20 @@ Model sort_tensors(std::vector<NamedTensor> parameters, std::vector<NamedTensor>
   return model;
 }
 
+// Workers add up memory: the same elements must lie at the same place.
+std::string describe_memory(const torch::Tensor& tensor) {
+  if (tensor.is_contiguous()) return describe(tensor);
+  return fmt::format("{}, strides [{}]", describe(tensor), fmt::join(tensor.strides(), ", "));
+}
+
 void agree_on_model(Comm& comm, const Model& model, const DataParallelOptions& options) {
   std::vector<Property> properties;
   for (const auto& [name, tensor] : model.parameters) {
-    properties.push_back(
-        {"parameter " + name, describe(tensor) + (tensor.requires_grad() ? "" : ", frozen")});
+    properties.push_back({"parameter " + name,
+                          describe_memory(tensor) + (tensor.requires_grad() ? "" : ", frozen")});
   }
   for (const auto& [name, tensor] : model.buffers)
-    properties.push_back({"buffer " + name, describe(tensor)});
+    properties.push_back({"buffer " + name, describe_memory(tensor)});
   const auto number = [](auto value) { return std::to_string(static_cast<std::size_t>(value)); };
   properties.push_back({"option missing_gradient", number(options.missing_gradient)});
   properties.push_back({"option buffers", number(options.buffers)});

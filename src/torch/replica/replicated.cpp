@@ -156,25 +156,15 @@ void Replicated::settle_bank() {
   for (const plan::Bucket& bucket : buckets_) banks_[bank_in_use_].bring(bucket);
 }
 
-void Replicated::use_place(std::size_t place) {
-  const bool hides = banks_[place].watched() || on_device();
-  if (bank_in_use_ == place && !hides) return;
-  settle_bank();
-  bank_in_use_ = place;
-  if (hides) {
-    banks_[place].hide();
-  } else {
-    banks_[place].attach();
-  }
-}
-
+// Hidden, so that what backward makes is added by adopt(): autograd adds sparse gradients in an order of its own.
 void Replicated::use_bank(int bank) {
-  use_place(place_of(bank));
+  settle_bank();
+  bank_in_use_ = place_of(bank);
+  banks_[bank_in_use_].hide();
 }
 
 void Replicated::use_gradients() {
-  if (!on_device()) return use_place(0);
-  if (bank_in_use_ == 0) return;
+  if (bank_in_use_ == 0 && on_device()) return;
   settle_bank();
   bank_in_use_ = 0;
   banks_.front().attach();
@@ -196,6 +186,7 @@ void Replicated::watch_gradients() {
 
 void Replicated::release_banks() {
   for (FlatGradients& bank : banks_) bank.unwatch();
+  averaged_.clear();
   bank_in_use_ = 0;
   banks_.front().clear();
 }
@@ -228,6 +219,10 @@ void Replicated::add_banks(int into, int from) {
 // After a synchronisation nothing has been added up.
 void Replicated::forget() {
   since_.weights = {};
+  forget_reached();
+}
+
+void Replicated::forget_reached() {
   since_.reached.assign(layout_.entries().size(), false);
 }
 
@@ -252,6 +247,7 @@ void Replicated::gradient_ready(std::size_t entry) {
         [self = shared_from_this()] { self->end_pass(); });
     begin_pass(suspended_ == 0);
     add_weight();
+    check_cleared(entry);
   }
   banks_[bank_in_use_].adopt(entry);
   if (!ledger_.mark(entry)) {
@@ -268,6 +264,7 @@ void Replicated::gradient_ready(std::size_t entry) {
 
 void Replicated::begin_pass(bool synchronised) {
   ledger_.begin();
+  if (checks_each_pass_) forget_reached();
   const BackwardTimes last = pass_.times;
   pass_ = {};
   pass_.active = true;
@@ -280,6 +277,17 @@ void Replicated::add_weight() {
   const auto weight = on_device() ? WeightScope::of_process() : WeightScope::current();
   since_.weights[0] += weight.value_or(0);
   since_.weights[weight ? 1 : 2] += 1;
+}
+
+// A weighted sum cannot be added to an average: it is divided at its end. `entry` is the first of the pass, and autograd
+// has added to what was there if nobody wrote to it since.
+void Replicated::check_cleared(std::size_t entry) const {
+  if (averaged_.empty() || since_.weights[1] == 0) return;
+  if (banks_[bank_in_use_].version(entry) != averaged_[entry] + 1) return;
+  throw BadInput(
+      "lockstep::backward(loss, samples) would add to averages of the step before: call "
+      "zero_grad() "
+      "first; of several in one step put all but the last into no_sync(), or add up their losses");
 }
 
 bool Replicated::reads_all_gradients() const {
@@ -457,9 +465,9 @@ void Replicated::replayed(const Captured& captured) {
 }
 
 void Replicated::end_pass() {
+  if (pass_.synchronised || checks_each_pass_) check_complete();
   if (pass_.synchronised) {
     if (pass_.times.last_gradient.count() == 0) pass_.times.last_gradient = since_begin();
-    check_complete();
     finish();
   }
   pass_.active = false;
@@ -501,6 +509,7 @@ void Replicated::finish() {
   if (with_buffers) buffer_sync_.finish(comm_);
   const Since seen = since_;
   forget();
+  averaged_ = banks_[bank_in_use_].versions();
   pass_.works.clear();
   pass_.times.end = since_begin();
   pass_.active = false;
@@ -574,6 +583,7 @@ void Replicated::zero_grad() {
   }
   pass_.active = false;
   forget();
+  averaged_.clear();
   banks_[bank_in_use_].clear();
   check_attached();
 }

@@ -133,6 +133,10 @@ class Replicated : public std::enable_shared_from_this<Replicated> {
   };
   void set_sharded(std::optional<Sharded> sharded) { sharded_ = std::move(sharded); }
 
+  // Whether each pass must have a gradient for every parameter, where a missing one is an error, or all passes of this
+  // worker together. The Trainer wants the first: which shards a worker has is no matter of the job.
+  void set_checks_each_pass(bool checks) { checks_each_pass_ = checks; }
+
   // Whether buffers are synchronised at the end of a pass; the Trainer does it itself.
   void set_syncs_buffers(bool syncs) { syncs_buffers_ = syncs; }
   bool syncs_buffers() const { return syncs_buffers_; }
@@ -146,6 +150,7 @@ class Replicated : public std::enable_shared_from_this<Replicated> {
   const std::optional<FlatMemory>& buffer_memory() const { return buffer_sync_.on_device(); }
   const FlatMemory& parameters() const { return parameters_.memory(); }
   const Model& model() const { return model_; }
+  Algorithm algorithm() const { return options_.algorithm; }  // that was asked for
   const BackwardTimes& times() const { return pass_.times; }
   Comm& comm() { return comm_; }
 
@@ -179,6 +184,8 @@ class Replicated : public std::enable_shared_from_this<Replicated> {
   void add_weight();
   void end_pass();
   void forget();
+  void forget_reached();
+  void check_cleared(std::size_t entry) const;
   void launch_ready();
   void launch_weights();
   void launch(std::size_t bucket, double factor);
@@ -194,7 +201,6 @@ class Replicated : public std::enable_shared_from_this<Replicated> {
   static void check_weights(const Since& seen);
   // In banks_.
   std::size_t place_of(int bank) const { return static_cast<std::size_t>(bank) + (wide_ ? 1 : 0); }
-  void use_place(std::size_t place);
   void settle_bank();
   std::chrono::nanoseconds since_begin() const { return Clock::now() - pass_.began; }
 
@@ -219,7 +225,9 @@ class Replicated : public std::enable_shared_from_this<Replicated> {
   std::optional<device::SideStream> side_;  // on a GPU
   std::optional<device::Event> ready_;      // a bucket's gradients, where they were made
   Since since_;
+  std::vector<std::int64_t> averaged_;  // versions of the gradients after the last synchronisation
   std::optional<double> divisor_;
+  bool checks_each_pass_ = false;
   int suspended_ = 0;
   std::vector<std::shared_ptr<torch::autograd::Node>> accumulators_;
   Comm comm_;  // last: it ends the operations that still use the memory above

@@ -7,6 +7,7 @@
 
 #include <cerrno>
 #include <charconv>
+#include <cmath>
 #include <cstring>
 
 #include "base/files.h"
@@ -24,6 +25,7 @@ constexpr const char* kFormat = "1";
 constexpr const char* kFormatKey = "lockstep.format";
 constexpr const char* kStepKey = "lockstep.step";
 constexpr const char* kOptimizerStepsKey = "lockstep.optimizer_steps";
+constexpr const char* kRateKey = "lockstep.learning_rate";
 
 std::vector<NamedTensor> all_tensors(const Replica& model, const optim::Optimizer& optimizer) {
   std::vector<NamedTensor> tensors = model.state()->model().everything();
@@ -43,6 +45,18 @@ std::int64_t number_in(const formats::SafetensorsFile& file, const char* key) {
         fmt::format("{} says no {}: it is no training checkpoint of Lockstep", file.path(), key));
   }
   return value;
+}
+
+double rate_in(const formats::SafetensorsFile& file) {
+  const auto found = file.metadata().find(kRateKey);
+  const std::string text = found == file.metadata().end() ? "" : found->second;
+  double rate = -1;
+  std::from_chars(text.data(), text.data() + text.size(), rate);
+  if (!(rate >= 0) || !std::isfinite(rate)) {
+    throw BadInput(fmt::format("{} says no {}: it is of an earlier version of Lockstep, or damaged",
+                               file.path(), kRateKey));
+  }
+  return rate;
 }
 
 void check_job(const formats::SafetensorsFile& file, const Job& job) {
@@ -76,7 +90,7 @@ void check_finite(const Replica& model, std::int64_t step) {
   }
 }
 
-// Steps done and steps of the optimizer, "12 12"; empty when there is no checkpoint.
+// Steps done, steps of the optimizer and its learning rate, "12 12 0.05"; empty when there is no checkpoint.
 std::string read_on_leader(const std::string& directory, const Replica& model,
                            const optim::Optimizer& optimizer, const Job& job) {
   const std::string path = checkpoint_path(directory);
@@ -89,8 +103,9 @@ std::string read_on_leader(const std::string& directory, const Replica& model,
   const std::int64_t optimizer_steps = number_in(file, kOptimizerStepsKey);
   file.verify();
   check_job(file, job);
+  const double rate = rate_in(file);
   read_tensors(file, all_tensors(model, optimizer));
-  return fmt::format("{} {}", step, optimizer_steps);
+  return fmt::format("{} {} {}", step, optimizer_steps, rate);
 }
 
 }  // namespace
@@ -117,7 +132,8 @@ void write_checkpoint(Comm& comm, const std::string& directory, const Replica& m
     check_finite(model, step);
     formats::Metadata metadata{{kFormatKey, kFormat},
                                {kStepKey, std::to_string(step)},
-                               {kOptimizerStepsKey, std::to_string(optimizer.steps())}};
+                               {kOptimizerStepsKey, std::to_string(optimizer.steps())},
+                               {kRateKey, fmt::format("{}", optimizer.lr())}};
     for (const auto& [name, value] : job) metadata[kJobPrefix + name] = value;
     write_tensors(checkpoint_path(directory), all_tensors(model, optimizer), metadata);
     return "";
@@ -132,11 +148,15 @@ std::int64_t read_checkpoint(Comm& comm, const std::string& directory, Replica& 
   if (said.empty()) return -1;
   std::int64_t step = 0;
   std::int64_t optimizer_steps = 0;
-  const auto space = said.find(' ');
-  std::from_chars(said.data(), said.data() + space, step);
-  std::from_chars(said.data() + space + 1, said.data() + said.size(), optimizer_steps);
+  double rate = 0;
+  const char* const end = said.data() + said.size();
+  auto read = std::from_chars(said.data(), end, step);
+  read = std::from_chars(read.ptr + 1, end, optimizer_steps);
+  std::from_chars(read.ptr + 1, end, rate);
   replica::copy_from_leader(comm, all_tensors(model, optimizer));
   optimizer.set_steps(optimizer_steps);
+  if (optimizer.lr() != rate)
+    optimizer.set_lr(rate);  // groups keep theirs, to the bit, where nothing changes
   return step;
 }
 

@@ -3,6 +3,10 @@
 #include <fmt/format.h>
 #include <lockstep/errors.h>
 
+#include <string>
+
+#include "base/hash.h"
+#include "torch/optim/impl.h"
 #include "torch/replica/replicated.h"
 #include "torch/train/arithmetic.h"
 
@@ -11,6 +15,8 @@ namespace lockstep::train {
 void check_parts(const TrainerParts& parts) {
   if (!parts.optimizer || !parts.train || !parts.module || !parts.loss)
     throw BadInput("a Trainer wants a module, an optimizer, training data and a loss");
+  if (parts.optimizer->impl().model != parts.model.state())
+    throw BadInput("the Trainer's optimizer was made for another model than its own");
 }
 
 void check_options(const TrainerOptions& options, int workers) {
@@ -45,6 +51,38 @@ plan::DataOptions data_options(const TrainerParts& parts, const TrainerOptions& 
   return data;
 }
 
+namespace {
+
+// The learning rate is no part of it: it changes, and checkpoints carry it.
+void add_optimizer(optim::Optimizer& optimizer, Job& job) {
+  const optim::Optimizer::Impl& impl = optimizer.impl();
+  job["optimizer"] = optimizer.name();
+  job["optimizer_options"] = impl.rules.front()->options();
+  for (std::size_t group = 1; group < impl.rules.size(); ++group) {
+    std::size_t members = 0;
+    base::Sha256 names;
+    for (std::size_t entry = 0; entry < impl.rule_of.size(); ++entry) {
+      if (impl.rule_of[entry] != group) continue;
+      ++members;
+      names.update(impl.model->layout().entries()[entry].name + "\n");
+    }
+    job[fmt::format("optimizer_group_{}", group)] =
+        fmt::format("{} lr times {} for {} parameters ({})", impl.rules[group]->options(),
+                    impl.ratios[group], members, base::to_hex(names.finish()).substr(0, 8));
+  }
+  job["clip_norm"] = fmt::format("{}", optimizer.clip_norm());
+}
+
+// Those that add in another order on another number of workers.
+void add_algorithm(replica::Replicated& model, Job& job) {
+  const Algorithm algorithm = model.algorithm();
+  const bool bit_stable = algorithm != Algorithm::kRing && algorithm != Algorithm::kNative;
+  job["algorithm"] = bit_stable ? "bit-stable" : name(algorithm);
+  if (!bit_stable) job["workers"] = std::to_string(model.comm().size());
+}
+
+}  // namespace
+
 Job job_of(const TrainerParts& parts, const TrainerOptions& options) {
   Job job = options.job;
   for (const auto& [name, value] : arithmetic_in_use(parts.model.state()->device()))
@@ -54,8 +92,8 @@ Job job_of(const TrainerParts& parts, const TrainerOptions& options) {
   job["buffers"] = options.buffers == ShardBufferRule::kMean ? "mean" : "first shard";
   job["seed"] = std::to_string(options.seed);
   job["samples"] = std::to_string(parts.train->size());
-  job["optimizer"] = parts.optimizer->name();
-  job["clip_norm"] = fmt::format("{}", parts.optimizer->clip_norm());
+  add_optimizer(*parts.optimizer, job);
+  add_algorithm(*parts.model.state(), job);
   if (parts.weight) job["weight"] = "by function";
   return job;
 }

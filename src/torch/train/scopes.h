@@ -21,18 +21,20 @@ class RunScope {
   RunScope(replica::Replicated& model, optim::Optimizer::Impl& optimizer,
            std::optional<replica::Replicated::Sharded> sharded, Watched watched)
       : model_(model), optimizer_(optimizer), synced_buffers_(model.syncs_buffers()) {
+    if (watched.gradients) watch_gradients();
     model_.set_sharded(std::move(sharded));
+    model_.set_checks_each_pass(true);
     model_.set_syncs_buffers(false);
     model_.faults().forget();
     optimizer_.forget_watched();
     optimizer_.watches = watched.updates;
-    if (watched.gradients) model_.watch_gradients();
   }
   ~RunScope() {
     optimizer_.watches = false;
     optimizer_.resting.clear();
     model_.set_divisor(std::nullopt);
     model_.set_sharded(std::nullopt);
+    model_.set_checks_each_pass(false);
     model_.set_syncs_buffers(synced_buffers_);
     model_.release_banks();
   }
@@ -40,6 +42,16 @@ class RunScope {
   RunScope& operator=(const RunScope&) = delete;
 
  private:
+  // It asks for memory that all workers share, and may end in the middle.
+  void watch_gradients() {
+    try {
+      model_.watch_gradients();
+    } catch (...) {
+      model_.release_banks();
+      throw;
+    }
+  }
+
   replica::Replicated& model_;
   optim::Optimizer::Impl& optimizer_;
   bool synced_buffers_;

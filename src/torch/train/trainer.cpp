@@ -164,6 +164,7 @@ Trainer::State::State(World& its_world, TrainerParts its_parts, TrainerOptions i
   if (options.check_divergence) divergence.emplace(model, parts.optimizer->impl(), control);
   shard_buffers = train::make_shard_buffers(model, options.buffers, options.shards);
   if (model.on_device()) {
+    const device::CurrentDevice current(model.device());
     on_device = std::make_unique<train::DeviceShards>(
         model, parts.loss, options.cuda_graphs,
         train::DeviceShards::Size{hosted.size(), options.global_batch / options.shards});
@@ -505,6 +506,10 @@ std::int64_t Trainer::steps_per_epoch() const {
 std::int64_t Trainer::total_steps() const {
   const TrainerOptions& options = state_->options;
   return options.steps > 0 ? options.steps : options.epochs * steps_per_epoch();
+}
+
+int Trainer::shards() const {
+  return state_->options.shards;
 }
 
 void Trainer::request_stop() noexcept {

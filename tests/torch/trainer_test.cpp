@@ -1,0 +1,174 @@
+// Models and jobs at the edge of what a Trainer takes: their results, or refusals, are those of the job alone.
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+#include <lockstep/optim.h>
+#include <lockstep/trainer.h>
+
+#include <memory>
+#include <set>
+#include <string>
+#include <vector>
+
+#include "tests/torch/folder.h"
+#include "tests/torch/nets.h"
+
+namespace lockstep::testing::trainer {
+namespace {
+
+using ::testing::HasSubstr;
+
+constexpr std::uint64_t kSeed = 5;
+
+// An embedding with sparse gradients, and a layer of which some batches have no need.
+struct WordsImpl : torch::nn::Module {
+  WordsImpl()
+      : words(register_module(
+            "words", torch::nn::Embedding(torch::nn::EmbeddingOptions(7, 33).sparse(true)))),
+        usual(register_module("usual", torch::nn::Linear(33, 3))),
+        rare(register_module("rare", torch::nn::Linear(33, 3))) {}
+
+  // A target of 1 asks for the rare layer, too.
+  torch::Tensor loss(const Batch& batch, bool always_rare) {
+    const auto mean = words(batch.data).mean(1);
+    auto sum = usual(mean).pow(2).mean();
+    if (always_rare || batch.target.max().item<float>() > 0) sum = sum + rare(mean).pow(2).mean();
+    return sum;
+  }
+  torch::nn::Embedding words;
+  torch::nn::Linear usual, rare;
+};
+TORCH_MODULE(Words);
+
+// Every word many times in each sample. One sample in eight asks for the rare layer.
+DatasetPtr dataset() {
+  const auto data = (samples(1, {32, 24}).abs() * 1000).to(torch::kInt64).remainder(7);
+  const auto target = (torch::arange(32).remainder(8) == 0).to(torch::kFloat32);
+  return tensor_dataset(data, target);
+}
+
+struct Job {
+  bool always_rare = true;
+  double momentum = 0.9;
+  Algorithm algorithm = Algorithm::kAutomatic;
+  TrainerOptions options{.steps = 3, .global_batch = 16, .shards = 4, .seed = kSeed};
+  TrainerHooks hooks;
+};
+
+struct Training {
+  Training(World& world, const Job& job)
+      : net(seeded<Words>(kSeed)),
+        model(data_parallel(net, world, {.algorithm = job.algorithm})),
+        optimizer(std::make_shared<optim::SGD>(
+            model, optim::SGDOptions{.lr = 0.1, .momentum = job.momentum})) {}
+
+  std::string run(World& world, const Job& job) {
+    TrainerParts parts{model, net.ptr(), optimizer, dataset()};
+    parts.loss = [net = net, always = job.always_rare](const Batch& batch) mutable {
+      return net->loss(batch, always);
+    };
+    return Trainer(world, parts, job.options, job.hooks).run().weights_sha256;
+  }
+
+  Words net;
+  DataParallel<Words> model;
+  std::shared_ptr<optim::Optimizer> optimizer;
+};
+
+std::string hash_of(World& world, const Job& job) {
+  return Training(world, job).run(world, job);
+}
+
+TEST(TrainerCorners, SparseGradientsHaveTheSameBitsOnAnyNumberOfWorkers) {
+  std::set<std::string> hashes;
+  for (const int workers : {1, 2, 3, 4}) {
+    for (const std::string engine : {"thread", "shm"}) {
+      for (const bool watched : {true, false}) {
+        in_world(workers, engine, [&](World& world) {
+          Job job;
+          job.options.check_divergence = watched;
+          const std::string hash = hash_of(world, job);
+          if (world.leader()) hashes.insert(hash);
+        });
+      }
+    }
+  }
+  EXPECT_EQ(hashes.size(), 1U);
+}
+
+TEST(TrainerCorners, AShardThatMissesAGradientIsAnErrorOnAnyNumberOfWorkers) {
+  for (const int workers : {1, 2, 4}) {
+    const auto outcomes =
+        outcomes_in_world(workers, [](World& world) { hash_of(world, {.always_rare = false}); });
+    bool named = false;
+    for (const Outcome& outcome : outcomes)
+      named = named || outcome.text.find("no gradient for rare.weight") != std::string::npos;
+    EXPECT_TRUE(named) << workers << " workers: " << outcomes[0].text;
+  }
+}
+
+TEST(TrainerCorners, AnOptimizerOfAnotherModelIsRefused) {
+  in_world(1, [](World& world) {
+    Training one(world, {});
+    Training other(world, {});
+    one.optimizer = other.optimizer;
+    try {
+      one.run(world, {});
+      FAIL() << "it trained";
+    } catch (const BadInput& error) {
+      EXPECT_THAT(error.what(), HasSubstr("optimizer was made for another model"));
+    }
+  });
+}
+
+TEST(TrainerCorners, ARateThatAHookHasSetIsThatOfTheResumedJobToo) {
+  in_world(1, [](World& world) {
+    const auto halving = [](Training& training) {
+      TrainerHooks hooks;
+      hooks.on_step = [&training](const StepRecord& record) {
+        if (record.step == 1) training.optimizer->set_lr(0.05);
+      };
+      return hooks;
+    };
+    Job job;
+    job.options.steps = 6;
+    Training whole(world, job);
+    job.hooks = halving(whole);
+    const std::string expected = whole.run(world, job);
+
+    const Folder folder;
+    job.options.checkpoint_directory = folder.path();
+    job.options.resume = true;
+    job.options.steps = 4;
+    Training first(world, job);
+    job.hooks = halving(first);
+    first.run(world, job);
+    job.options.steps = 6;
+    Training second(world, job);
+    job.hooks = {};
+    EXPECT_EQ(second.run(world, job), expected);
+    EXPECT_EQ(second.optimizer->lr(), 0.05);
+  });
+}
+
+TEST(TrainerCorners, ACheckpointIsOfItsOptimizersOptionsAndItsOrderOfAddition) {
+  const Folder folder;
+  const auto trained = [&](int workers, Job job) {
+    job.options.checkpoint_directory = folder.path();
+    job.options.resume = true;
+    ++job.options.steps;
+    return outcomes_in_world(workers, [&](World& world) { hash_of(world, job); })[0];
+  };
+  Job job;
+  job.options.steps = 1;
+  EXPECT_FALSE(trained(1, job).kind);
+  job.options.steps = 2;
+  EXPECT_FALSE(trained(2, job).kind) << "another number of workers is no other job";
+  job.momentum = 0.8;
+  EXPECT_THAT(trained(1, job).text, HasSubstr("optimizer_options = momentum 0.9"));
+  job.momentum = 0.9;
+  job.algorithm = Algorithm::kRing;
+  EXPECT_THAT(trained(1, job).text, HasSubstr("algorithm = bit-stable"));
+}
+
+}  // namespace
+}  // namespace lockstep::testing::trainer
