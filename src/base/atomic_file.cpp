@@ -80,7 +80,7 @@ int sync_directory(int directory) {
   return errno;
 }
 
-// A writer's lock on its temporary; false when someone holds it, or there are no locks here.
+// A writer's lock on its temporary; false, with errno, when someone holds it, or there are no locks here.
 bool lock_now(int fd) {
   return ::flock(fd, LOCK_EX | LOCK_NB) == 0;
 }
@@ -161,8 +161,8 @@ void AtomicFile::open_named() {
         ::openat(directory_.get(), name.c_str(), O_CREAT | O_EXCL | O_RDWR | O_CLOEXEC, mode_));
     if (!file_ && errno == EEXIST) continue;
     if (!file_) fail("cannot make a file there", errno);
-    lock_now(file_.get());
-    // Between the two lines above another writer may have taken it for a dead one's.
+    // Between the lines above and below another writer may take it for a dead one's: it locks it, and then removes it.
+    if (!lock_now(file_.get()) && errno == EWOULDBLOCK) continue;
     struct stat info {};
     if (::fstat(file_.get(), &info) == 0 && info.st_nlink == 0) continue;
     temporary_ = name;

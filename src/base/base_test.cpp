@@ -9,12 +9,15 @@
 #include <cstdlib>
 #include <fstream>
 #include <set>
+#include <string>
+#include <utility>
 
 #include "base/bytes.h"
 #include "base/environment.h"
 #include "base/fd.h"
 #include "base/files.h"
 #include "base/hash.h"
+#include "base/log.h"
 #include "base/memory_use.h"
 
 namespace lockstep::base {
@@ -115,6 +118,20 @@ TEST(Environment, NumberOutsideItsRangeNamesTheVariable) {
   EXPECT_EQ(environment_number("LOCKSTEP_TEST_NUMBER", 0, 100), 100);
   ::setenv("LOCKSTEP_TEST_NUMBER", "", 1);
   EXPECT_EQ(environment_number("LOCKSTEP_TEST_NUMBER", 0, 100), std::nullopt);
+}
+
+// The level is read once in a process: each in a new one.
+TEST(Log, ALevelThatIsNoneIsToldAndSilencesNothing) {
+  GTEST_FLAG_SET(death_test_style, "threadsafe");
+  for (const auto& [level, told] : {std::pair{"verbose", true}, {"warn", false}, {"off", false}}) {
+    EXPECT_EXIT(
+        {
+          ::setenv("LOCKSTEP_LOG", level, 1);
+          const bool warns = log_enabled(LogLevel::kWarn);
+          std::exit(warns == (std::string(level) != "off") ? 0 : 1);
+        },
+        ::testing::ExitedWithCode(0), told ? "LOCKSTEP_LOG=verbose is none of" : "^$");
+  }
 }
 
 TEST(FdTest, ReadExactlyEndsAtTheDeadlineAndAtTheEndOfTheWriter) {

@@ -1,9 +1,14 @@
 #include "base/hash.h"
 
+#include <fmt/format.h>
+#include <lockstep/errors.h>
 #include <openssl/crypto.h>
 #include <openssl/evp.h>
 #include <openssl/hmac.h>
 #include <sys/random.h>
+
+#include <cerrno>
+#include <cstring>
 
 #include "base/check.h"
 
@@ -57,6 +62,10 @@ std::string random_bytes(std::size_t count) {
   std::size_t filled = 0;
   while (filled < count) {
     const ssize_t got = getrandom(bytes.data() + filled, count - filled, 0);
+    if (got < 0 && errno != EINTR) {
+      throw Unavailable(
+          fmt::format("the kernel gives no random bytes (getrandom: {})", std::strerror(errno)));
+    }
     if (got > 0) filled += static_cast<std::size_t>(got);
   }
   return bytes;

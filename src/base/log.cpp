@@ -28,8 +28,14 @@ spdlog::logger& logger() {
   static const std::shared_ptr<spdlog::logger> shared = [] {
     auto made = std::make_shared<spdlog::logger>("lockstep",
                                                  std::make_shared<spdlog::sinks::stderr_sink_mt>());
-    made->set_level(spdlog::level::from_str(environment("LOCKSTEP_LOG").value_or("warn")));
     made->set_pattern("lockstep: %l: %v");
+    const std::string asked = environment("LOCKSTEP_LOG").value_or("warn");
+    const auto level = spdlog::level::from_str(asked);
+    const bool known = level != spdlog::level::off || asked == "off";
+    made->set_level(known ? level : spdlog::level::warn);
+    if (!known)
+      made->warn("LOCKSTEP_LOG={} is none of debug, info, warn, error and off: taken for warn",
+                 asked);
     return made;
   }();
   return *shared;

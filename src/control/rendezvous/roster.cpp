@@ -40,7 +40,7 @@ Generation::Generation(std::uint64_t number, int size, std::string name, std::st
     : number_(number), size_(size), name_(std::move(name)), salt_(std::move(salt)) {}
 
 void Generation::join(ConnectionId from, const Join& join, TimePoint now, Answers& out) {
-  informed_.insert(join.rank);
+  if (static_cast<int>(join.rank) < size_) informed_.insert(join.rank);
   if (!failure_) {
     if (auto why = objection(join)) {
       std::vector<int> ranks{static_cast<int>(join.rank)};

@@ -223,6 +223,16 @@ TEST_F(RosterTest, AClosingRosterStillTellsItsFailureToThoseWhoHaveNotHeard) {
   EXPECT_FALSE(roster_.has_news());
 }
 
+TEST_F(RosterTest, RanksOutsideOfTheWorldAreNotAmongThoseWhoMustHear) {
+  for (std::uint32_t rank = 0; rank < 2; ++rank) take(rank, join_of(rank, 4));
+  for (std::uint32_t rank = 5; rank < 8; ++rank)
+    EXPECT_EQ(failure_to(take(rank, join_of(rank, 8)), rank).kind, ErrorKind::kMismatch);
+  EXPECT_TRUE(roster_.has_news());
+  for (std::uint32_t rank = 2; rank < 4; ++rank)
+    EXPECT_EQ(failure_to(take(rank, join_of(rank, 4)), rank).kind, ErrorKind::kMismatch);
+  EXPECT_FALSE(roster_.has_news());
+}
+
 TEST_F(RosterTest, ClosingSendsAwayThoseWhoWaitAndThoseWhoCome) {
   take(0, join_of(0, 4));
   Answers answers;
