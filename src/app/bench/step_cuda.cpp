@@ -178,11 +178,8 @@ int bench_cuda_step(const StepArguments& arguments) {
     result.settings = contender.settings;
     report.results.push_back(std::move(result));
   }
-  const bool good = run_rounds(
-      field.contenders, arguments.rounds,
-      [&](std::size_t i, const auto& lines) { report.results[i].add(lines); },
-      longest_run(arguments));
-  std::erase_if(report.results, [](const CudaStepResult& one) { return one.step_ms.empty(); });
+  const bool good =
+      run_rounds(field.contenders, arguments.rounds, report.results, longest_run(arguments));
   finish(arguments, {as_json(report), as_table(report), as_plot(report)});
   return good ? 0 : 1;
 }

@@ -68,16 +68,17 @@ std::string costs_of(const std::vector<StepRow>& rows) {
 }  // namespace
 
 void StepResult::add(const std::vector<std::string>& lines) {
+  if (lines.empty()) throw BadInput("it printed no times");
   double pss = 0;
   double state = 0;
   for (const std::string& line : lines) {
     const auto json = nlohmann::json::parse(line);
     const auto times = json.at("step_ms").get<std::vector<double>>();
+    if (times.empty()) throw BadInput("it timed no step");
     step_ms.insert(step_ms.end(), times.begin(), times.end());
     pss += json.at("pss_mb").get<double>();
     state += json.at("state_mb").get<double>();
   }
-  if (lines.empty()) throw BadInput("it printed no times");
   pss_mb.push_back(pss);
   state_mb.push_back(state);
 }
