@@ -16,6 +16,8 @@
 #include "app/bench/rounds.h"
 #include "app/bench/step.h"
 #include "app/bench/step_cuda.h"
+#include "app/bench/time_lines.h"
+#include "control/launch/lines.h"
 
 namespace lockstep::bench {
 namespace {
@@ -377,6 +379,43 @@ AllreduceReport small_report() {
   return report;
 }
 
+TEST(BenchLinesTest, AnyNumberOfTimesGetsThroughTheLauncherOfTheMostWorkers) {
+  const std::size_t limit = control::line_limit(2 * 256);
+  const std::vector<double> times(100'000, 123'456'789.123456);
+  for (const auto format : {std::chars_format::fixed, std::chars_format::general}) {
+    const auto lines = lines_of_times({"\"rank\":7", "\"pss_mb\":1", "step_ms", format}, times);
+    std::size_t read = 0;
+    for (const std::string& line : lines) {
+      EXPECT_LT(line.size(), limit);
+      const auto json = nlohmann::json::parse(line);
+      EXPECT_EQ(json.at("rank"), 7);
+      EXPECT_EQ(json.contains("pss_mb"), read == 0);
+      read += json.at("step_ms").size();
+    }
+    EXPECT_EQ(read, times.size());
+  }
+}
+
+TEST(BenchLinesTest, TimesHaveFourDigits) {
+  const std::vector<double> times = {12.3456789, 0.00001, 1e9};
+  EXPECT_THAT(lines_of_times({"\"a\":1", "", "ms"}, times),
+              ElementsAre(R"({"a":1,"ms":[12.3457,0.0000,1000000000.0000]})"));
+  EXPECT_THAT(lines_of_times({"\"a\":1", "\"b\":2", "us", std::chars_format::general}, times),
+              ElementsAre(R"({"a":1,"b":2,"us":[12.35,1e-05,1e+09]})"));
+  EXPECT_THAT(lines_of_times({"\"a\":1", "", "ms"}, {}), ElementsAre(R"({"a":1,"ms":[]})"));
+}
+
+TEST(BenchReportTest, TheMemoryOfAWorkerCountsOnceHoweverManyLinesItPrints) {
+  StepResult result;
+  result.add({R"({"rank":0,"pss_mb":10,"state_mb":4,"step_ms":[1,2]})",
+              R"({"rank":1,"pss_mb":12,"state_mb":5,"step_ms":[3]})", R"({"rank":0,"step_ms":[4]})",
+              R"({"rank":1,"step_ms":[5]})"});
+  EXPECT_THAT(result.step_ms, ElementsAre(1, 2, 3, 4, 5));
+  EXPECT_THAT(result.pss_mb, ElementsAre(22));
+  EXPECT_THAT(result.state_mb, ElementsAre(9));
+  EXPECT_THROW(result.add({R"({"rank":0,"step_ms":[4]})"}), std::exception);
+}
+
 TEST(BenchReportTest, JsonIsOneArrayOfObjects) {
   const auto json = nlohmann::json::parse(as_json(small_report()));
   ASSERT_THAT(json, SizeIs(4));
@@ -423,9 +462,9 @@ TEST(BenchReportTest, ManyShardsAreMeasuredAgainstAPlainAccumulation) {
                     .results = {{kPlainAccumulate, "", {}, {}, {}},
                                 {kPlainAccumulateFlat, "", {}, {}, {}},
                                 {"lockstep-shm-fused", "", {}, {}, {}}}};
-  report.results[0].add({R"({"pss_mb":1,"state_mb":1,"step_ms":[100]})"});
-  report.results[1].add({R"({"pss_mb":1,"state_mb":1,"step_ms":[80]})"});
-  report.results[2].add({R"({"pss_mb":1,"state_mb":1,"step_ms":[104]})"});
+  report.results[0].add({R"({"rank":0,"pss_mb":1,"state_mb":1,"step_ms":[100]})"});
+  report.results[1].add({R"({"rank":0,"pss_mb":1,"state_mb":1,"step_ms":[80]})"});
+  report.results[2].add({R"({"rank":0,"pss_mb":1,"state_mb":1,"step_ms":[104]})"});
   const auto json = nlohmann::json::parse(as_json(report));
   EXPECT_EQ(json[2]["shards"], 8);
   EXPECT_EQ(json[2]["efficiency_base"], "plain-accumulate");
