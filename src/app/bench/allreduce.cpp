@@ -177,7 +177,8 @@ int bench_allreduce(const std::vector<std::string>& words) {
   report.workers = arguments.workers;
   for (const Contender& contender : field.contenders)
     report.results.push_back({contender.name, contender.settings, {}});
-  const bool good = run_rounds(field.contenders, arguments.rounds, report.results);
+  const bool good =
+      run_rounds(field.contenders, arguments.rounds, report.results, longest_run(arguments));
   finish(arguments, {as_json(report), as_table(report), as_plot(report)});
   return good ? 0 : 1;
 }

@@ -1,11 +1,9 @@
-#include <fmt/format.h>
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 #include <lockstep/errors.h>
 
 #include <algorithm>
-#include <cstdlib>
-#include <filesystem>
+#include <chrono>
 #include <nlohmann/json.hpp>
 #include <numeric>
 
@@ -13,11 +11,8 @@
 #include "app/bench/allreduce/measure.h"
 #include "app/bench/cores.h"
 #include "app/bench/plot.h"
-#include "app/bench/rounds.h"
 #include "app/bench/step.h"
 #include "app/bench/step_cuda.h"
-#include "app/bench/time_lines.h"
-#include "control/launch/lines.h"
 
 namespace lockstep::bench {
 namespace {
@@ -98,6 +93,28 @@ TEST(BenchArgumentsTest, WhatCannotWorkIsOneLineThatSaysWhatCan) {
   };
   EXPECT_THAT(field({"--engines", "ship"}), HasSubstr("choose from shm, gloo"));
   EXPECT_THAT(field({"--peers", "nccl"}), HasSubstr("choose from gloo, openmpi, mpich"));
+}
+
+TEST(BenchArgumentsTest, EveryDurationThatIsAcceptedFitsIntoTheLimitOfARun) {
+  const auto steps = [](std::vector<std::string> words) {
+    return longest_run(parse_step_arguments(words)).count();
+  };
+  const auto sums = [](std::vector<std::string> words) {
+    return longest_run(parse_allreduce_arguments(words)).count();
+  };
+  EXPECT_GE(steps({"--seconds", "600"}), 600 + 2 * 600);
+  EXPECT_GE(steps({"--device", "cuda", "--seconds", "600"}), 100 + 2 * 600);
+  // Steps of several seconds, as large models have them on a CPU.
+  EXPECT_GE(steps({"--iterations", "1000"}), 600 + 5'000);
+  EXPECT_GE(steps({"--device", "cuda", "--iterations", "100000"}), 100'000);
+  EXPECT_GE(sums({"--seconds", "600"}), 600 + 2 * 19 * 600);
+  EXPECT_GE(sums({"-n", "2", "--sizes", "1KiB,1MiB", "--iterations", "100000"}), 600 + 20'000);
+  EXPECT_GE(sums({"-n", "2", "--sizes", "64GiB"}), 600 + 10 * 600);
+  EXPECT_EQ(sums({"-n", "256", "--sizes", "32GiB,64GiB", "--iterations", "100000"}), 7 * 86'400);
+  // Whoever hangs is not waited for much longer than that.
+  EXPECT_LE(steps({"-n", "2"}), 700);
+  EXPECT_EQ(steps({"--device", "cuda"}), 140);
+  EXPECT_LE(sums({"-n", "2"}), 800);
 }
 
 TEST(BenchArgumentsTest, AStepHasAModelABatchAndAnOptimizer) {
@@ -308,101 +325,12 @@ TEST(BenchPatternTest, OnlyTheSumOfAllWorkersInItsPlaceIsRight) {
   EXPECT_EQ(pattern.first_wrong(sum.data(), kCount, 5), 9'999U);
 }
 
-TEST(BenchRoundsTest, ResultsAreFoundAmongOtherLines) {
-  EXPECT_THAT(result_lines("[0] {\"a\":1}\nnoise\n[ 3] {\"b\":2}\n{\"c\":3}\n[1] noise\n{half\n"),
-              ElementsAre("{\"a\":1}", "{\"b\":2}", "{\"c\":3}"));
-}
-
-TEST(BenchRoundsTest, APeerThatFailsIsLeftOutAndOneOfOursIsAFailure) {
-  std::vector<int> runs(2, 0);
-  const auto count = [&](std::size_t i, const auto&) { ++runs[i]; };
-  testing::internal::CaptureStderr();
-  EXPECT_TRUE(
-      run_rounds({{"good", true, "", {"true"}, {}}, {"peer", false, "", {"false"}, {}}}, 3, count)
-          .good);
-  EXPECT_THAT(testing::internal::GetCapturedStderr(), HasSubstr("peer ended with 1"));
-  EXPECT_THAT(runs, ElementsAre(3, 0));
-  testing::internal::CaptureStderr();
-  EXPECT_FALSE(
-      run_rounds({{"ours", true, "", {"sh", "-c", "echo why >&2; exit 3"}, {}}}, 1, count).good);
-  EXPECT_THAT(testing::internal::GetCapturedStderr(), HasSubstr("why"));
-  testing::internal::CaptureStderr();
-  EXPECT_TRUE(
-      run_rounds({{"slow", false, "", {"sleep", "1000"}, {}}}, 2, count, std::chrono::seconds(1))
-          .good);
-  EXPECT_THAT(testing::internal::GetCapturedStderr(), HasSubstr("slow still ran after 1 seconds"));
-}
-
-// Of a contender whose run prints the round's number.
-struct Rounds {
-  std::string system;
-  std::vector<int> rounds;
-  void add(const std::vector<std::string>& lines) {
-    for (const std::string& line : lines)
-      rounds.push_back(nlohmann::json::parse(line).at("round").get<int>());
-    if (lines.empty()) throw BadInput("it printed nothing");
-  }
-};
-
-TEST(BenchRoundsTest, NothingIsLeftOfWhoFailsInALaterRound) {
-  std::string pattern = testing::TempDir() + "lockstep-rounds-XXXXXX";
-  const std::string folder = ::mkdtemp(pattern.data());
-  const auto contender = [&](const std::string& name, const std::string& second) {
-    const std::string first = fmt::format("mkdir {}/{} 2>/dev/null", folder, name);
-    return Contender{
-        name,
-        false,
-        "",
-        {"sh", "-c", fmt::format("if {}; then echo '{{\"round\":1}}'; else {}; fi", first, second)},
-        {}};
-  };
-  std::vector<Rounds> results = {{"fails", {}}, {"good", {}}, {"silent", {}}, {"garbled", {}}};
-  testing::internal::CaptureStderr();
-  EXPECT_TRUE(run_rounds({contender("fails", "exit 3"), contender("good", "echo '{\"round\":2}'"),
-                          contender("silent", "true"),
-                          contender("garbled", "echo '{\"round\":2}'; echo '{\"round\":}'")},
-                         2, results, std::chrono::seconds(30)));
-  const std::string said = testing::internal::GetCapturedStderr();
-  std::filesystem::remove_all(folder);
-  ASSERT_THAT(results, SizeIs(1));
-  EXPECT_EQ(results[0].system, "good");
-  EXPECT_THAT(results[0].rounds, ElementsAre(1, 2));
-  for (const char* name : {"fails ended with 3", "silent gave no result", "garbled gave no result"})
-    EXPECT_THAT(said, HasSubstr(name));
-}
-
 AllreduceReport small_report() {
   AllreduceReport report{2, {{"lockstep-shm", "direct", {}}, {"limit", "loop", {}}}};
   report.results[0].add({R"({"bytes":1024,"block":2,"us":[4,4,4]})"});
   report.results[0].add({R"({"bytes":1024,"block":2,"us":[4]})", R"({"bytes":2048,"us":[8]})"});
   report.results[1].add({R"({"bytes":1024,"block":2,"us":[1]})", R"({"bytes":2048,"us":[2]})"});
   return report;
-}
-
-TEST(BenchLinesTest, AnyNumberOfTimesGetsThroughTheLauncherOfTheMostWorkers) {
-  const std::size_t limit = control::line_limit(2 * 256);
-  const std::vector<double> times(100'000, 123'456'789.123456);
-  for (const auto format : {std::chars_format::fixed, std::chars_format::general}) {
-    const auto lines = lines_of_times({"\"rank\":7", "\"pss_mb\":1", "step_ms", format}, times);
-    std::size_t read = 0;
-    for (const std::string& line : lines) {
-      EXPECT_LT(line.size(), limit);
-      const auto json = nlohmann::json::parse(line);
-      EXPECT_EQ(json.at("rank"), 7);
-      EXPECT_EQ(json.contains("pss_mb"), read == 0);
-      read += json.at("step_ms").size();
-    }
-    EXPECT_EQ(read, times.size());
-  }
-}
-
-TEST(BenchLinesTest, TimesHaveFourDigits) {
-  const std::vector<double> times = {12.3456789, 0.00001, 1e9};
-  EXPECT_THAT(lines_of_times({"\"a\":1", "", "ms"}, times),
-              ElementsAre(R"({"a":1,"ms":[12.3457,0.0000,1000000000.0000]})"));
-  EXPECT_THAT(lines_of_times({"\"a\":1", "\"b\":2", "us", std::chars_format::general}, times),
-              ElementsAre(R"({"a":1,"b":2,"us":[12.35,1e-05,1e+09]})"));
-  EXPECT_THAT(lines_of_times({"\"a\":1", "", "ms"}, {}), ElementsAre(R"({"a":1,"ms":[]})"));
 }
 
 TEST(BenchReportTest, TheMemoryOfAWorkerCountsOnceHoweverManyLinesItPrints) {

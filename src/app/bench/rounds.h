@@ -46,13 +46,13 @@ struct RoundsEnd {
 // Runs them all. A contender that fails, or runs for longer than `longest`, is reported with what it printed, and left
 // out of later rounds. Throws Interrupted.
 RoundsEnd run_rounds(const std::vector<Contender>& contenders, int rounds, const TakeRun& take,
-                     std::chrono::seconds longest = std::chrono::minutes(10));
+                     std::chrono::seconds longest);
 
 // The same where contender i adds to results[i], by add(lines). Only those that never failed are left in `results`:
 // what a contender did before it failed is no result. False when one of ours failed.
 template <typename Result>
 bool run_rounds(const std::vector<Contender>& contenders, int rounds, std::vector<Result>& results,
-                std::chrono::seconds longest = std::chrono::minutes(10)) {
+                std::chrono::seconds longest) {
   const RoundsEnd end = run_rounds(
       contenders, rounds, TakeRun([&](std::size_t i, const auto& lines) { results[i].add(lines); }),
       longest);

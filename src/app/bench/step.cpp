@@ -169,7 +169,8 @@ int bench_step(const std::vector<std::string>& words) {
                     .results = {}};
   for (const Contender& contender : field.contenders)
     report.results.push_back({contender.name, contender.settings, {}, {}, {}});
-  const bool good = run_rounds(field.contenders, arguments.rounds, report.results);
+  const bool good =
+      run_rounds(field.contenders, arguments.rounds, report.results, longest_run(arguments));
   finish(arguments, {as_json(report), as_table(report), as_plot(report)});
   return good ? 0 : 1;
 }

@@ -7,7 +7,6 @@
 
 #include <algorithm>
 #include <array>
-#include <chrono>
 #include <cstdio>
 #include <cstdlib>
 #include <memory>
@@ -44,12 +43,6 @@ constexpr auto kSystems = std::to_array<CudaSystem>({
     {"pytorch-graph-deterministic", "", false, true, true,
      "the same, deterministic algorithms, attention by flash"},
 });
-
-// To start, to search for kernels, to warm up, and then the steps.
-std::chrono::seconds longest_run(const StepArguments& arguments) {
-  if (arguments.iterations > 0) return std::chrono::minutes(10);
-  return std::chrono::seconds(100 + static_cast<std::int64_t>(10 * arguments.seconds));
-}
 
 struct Said {
   int code = -1;
