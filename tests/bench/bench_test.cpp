@@ -1,11 +1,17 @@
 // `lockstep bench` as a person runs it: what it prints, and that nothing is left of it.
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
+#include <sys/prctl.h>
+#include <sys/wait.h>
 
+#include <chrono>
 #include <csignal>
+#include <cstdlib>
 #include <filesystem>
 #include <fstream>
+#include <functional>
 #include <nlohmann/json.hpp>
+#include <thread>
 
 #include "tests/launcher/command.h"
 
@@ -126,6 +132,14 @@ TEST_F(Bench, WhatIsUnknownIsRefusedInOneLine) {
   EXPECT_EQ(lines_of(command.err()).size(), 1U);
 }
 
+bool eventually(const std::function<bool()>& happened) {
+  for (const Deadline deadline = seconds(30); !deadline.expired();) {
+    if (happened()) return true;
+    std::this_thread::sleep_for(std::chrono::milliseconds(10));
+  }
+  return happened();
+}
+
 // The command in a folder of its own, beside programs that only look like those that it starts.
 class BenchOfFakes : public Bench {
  protected:
@@ -135,7 +149,10 @@ class BenchOfFakes : public Bench {
     folder_ = ::mkdtemp(pattern.data());
     std::filesystem::copy_file(LOCKSTEP_BINARY, folder_ / "lockstep");
   }
-  ~BenchOfFakes() override { std::filesystem::remove_all(folder_); }
+  ~BenchOfFakes() override {
+    for (const pid_t left : processes_with(marker_)) ::kill(left, SIGKILL);
+    std::filesystem::remove_all(folder_);
+  }
 
   // In the script $FOLDER is a folder that only this test knows.
   void fake(const std::string& name, const std::string& script) const {
@@ -147,6 +164,10 @@ class BenchOfFakes : public Bench {
   Command start_here(std::vector<std::string> words) const {
     words.insert(words.begin(), {(folder_ / "lockstep").string(), "bench"});
     return Command(words, {marker_, "PATH=" + folder_.string() + ":" + std::getenv("PATH")});
+  }
+
+  bool appears(const std::string& name) const {
+    return eventually([&] { return std::filesystem::exists(folder_ / name); });
   }
 
   // Three rounds in which `failing` does not survive the second: it is in nothing that is written.
@@ -193,6 +214,46 @@ TEST_F(BenchOfFakes, AStepThatFailsInTheSecondRoundIsInNoReport) {
 TEST_F(BenchOfFakes, AStepOnAGpuThatFailsInTheSecondRoundIsInNoReport) {
   fake("lockstep-train", kFailsTheSecondTime);
   expect_left_out({"step", "--device", "cuda", "--systems", "plain,trainer"}, "plain", "trainer");
+}
+
+// Takes in the orphans, as the keeper does where `bench` is started by `lockstep run`: an orphan whose new parent is of
+// its session is not continued by the kernel.
+class TakesOrphans {
+ public:
+  TakesOrphans() { ::prctl(PR_SET_CHILD_SUBREAPER, 1); }
+  ~TakesOrphans() {
+    ::prctl(PR_SET_CHILD_SUBREAPER, 0);
+    while (::waitpid(-1, nullptr, WNOHANG) > 0) {
+    }
+  }
+  TakesOrphans(const TakesOrphans&) = delete;
+  TakesOrphans& operator=(const TakesOrphans&) = delete;
+};
+
+TEST_F(BenchOfFakes, WhenItIsKilledNothingIsLeftOfARunEvenWhereTheLauncherIsStopped) {
+  const TakesOrphans orphans;
+  fake("lockstep-train", "touch $FOLDER/started; sleep 1000");
+  Command command = start_here({"step", "-n", "2", "--engines", "none", "--peers", "plain"});
+  ASSERT_TRUE(appears("started"));
+  const auto launchers = children_of(command.pid());
+  ASSERT_EQ(launchers.size(), 1U);
+  ::kill(launchers[0], SIGSTOP);
+  command.signal(SIGKILL);
+  ASSERT_TRUE(command.finish(seconds(30)));
+  EXPECT_TRUE(eventually([&] { return processes_with(marker_).empty(); }));
+}
+
+TEST_F(BenchOfFakes, WhenItIsKilledALauncherOfMpiIsToldToEnd) {
+  fake("lockstep-bench-openmpi", "");
+  fake("mpirun.openmpi",
+       R"(trap 'kill $!; touch $FOLDER/told; exit' TERM
+          sleep 1000 & touch $FOLDER/started; wait)");
+  Command command = start_here({"allreduce", "-n", "2", "--engines", "none", "--peers", "openmpi"});
+  ASSERT_TRUE(appears("started"));
+  command.signal(SIGKILL);
+  EXPECT_TRUE(appears("told"));
+  ASSERT_TRUE(command.finish(seconds(30)));
+  EXPECT_TRUE(eventually([&] { return processes_with(marker_).empty(); }));
 }
 
 }  // namespace

@@ -105,7 +105,8 @@ RoundsEnd run_rounds(const std::vector<Contender>& contenders, int rounds, const
       const Contender& contender = contenders[i];
       progress.show(round, rounds, contender.name);
       const ProgramResult result =
-          runner.run(contender.command, contender.variables, Deadline::after(longest));
+          runner.run(contender.command, contender.variables, Deadline::after(longest),
+                     death_signal_of(contender.command));
       std::string problem;
       try {
         if (!result.timed_out && result.exit_code == 0) take(i, result_lines(result.out));
