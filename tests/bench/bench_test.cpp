@@ -4,6 +4,7 @@
 #include <sys/prctl.h>
 #include <sys/wait.h>
 
+#include <cerrno>
 #include <chrono>
 #include <csignal>
 #include <cstdlib>
@@ -11,6 +12,7 @@
 #include <fstream>
 #include <functional>
 #include <nlohmann/json.hpp>
+#include <system_error>
 #include <thread>
 
 #include "tests/launcher/command.h"
@@ -146,7 +148,9 @@ class BenchOfFakes : public Bench {
   BenchOfFakes() {
     std::string pattern =
         (std::filesystem::temp_directory_path() / "lockstep-fakes-XXXXXX").string();
-    folder_ = ::mkdtemp(pattern.data());
+    if (::mkdtemp(pattern.data()) == nullptr)
+      throw std::system_error(errno, std::generic_category(), pattern);
+    folder_ = pattern;
     std::filesystem::copy_file(LOCKSTEP_BINARY, folder_ / "lockstep");
   }
   ~BenchOfFakes() override {

@@ -6,6 +6,7 @@
 #include <unistd.h>
 
 #include <chrono>
+#include <ios>
 
 namespace lockstep::bench {
 namespace {

@@ -56,8 +56,8 @@ struct Rounds {
 };
 
 TEST(BenchRoundsTest, NothingIsLeftOfWhoFailsInALaterRound) {
-  std::string pattern = testing::TempDir() + "lockstep-rounds-XXXXXX";
-  const std::string folder = ::mkdtemp(pattern.data());
+  std::string folder = testing::TempDir() + "lockstep-rounds-XXXXXX";
+  ASSERT_NE(::mkdtemp(folder.data()), nullptr) << folder;
   const auto contender = [&](const std::string& name, const std::string& second) {
     const std::string first = fmt::format("mkdir {}/{} 2>/dev/null", folder, name);
     return Contender{
