@@ -1,9 +1,19 @@
 // `lockstep bench` as a person runs it: what it prints, and that nothing is left of it.
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
+#include <sys/prctl.h>
+#include <sys/wait.h>
 
+#include <cerrno>
+#include <chrono>
 #include <csignal>
+#include <cstdlib>
+#include <filesystem>
+#include <fstream>
+#include <functional>
 #include <nlohmann/json.hpp>
+#include <system_error>
+#include <thread>
 
 #include "tests/launcher/command.h"
 
@@ -12,6 +22,7 @@ namespace {
 
 using ::testing::HasSubstr;
 using ::testing::IsEmpty;
+using ::testing::Not;
 
 class Bench : public ::testing::Test {
  protected:
@@ -121,6 +132,132 @@ TEST_F(Bench, WhatIsUnknownIsRefusedInOneLine) {
   EXPECT_EQ(command.exit_code(), 2);
   EXPECT_THAT(command.err(), HasSubstr("choose from gloo, openmpi, mpich"));
   EXPECT_EQ(lines_of(command.err()).size(), 1U);
+}
+
+bool eventually(const std::function<bool()>& happened) {
+  for (const Deadline deadline = seconds(30); !deadline.expired();) {
+    if (happened()) return true;
+    std::this_thread::sleep_for(std::chrono::milliseconds(10));
+  }
+  return happened();
+}
+
+// The command in a folder of its own, beside programs that only look like those that it starts.
+class BenchOfFakes : public Bench {
+ protected:
+  BenchOfFakes() {
+    std::string pattern =
+        (std::filesystem::temp_directory_path() / "lockstep-fakes-XXXXXX").string();
+    if (::mkdtemp(pattern.data()) == nullptr)
+      throw std::system_error(errno, std::generic_category(), pattern);
+    folder_ = pattern;
+    std::filesystem::copy_file(LOCKSTEP_BINARY, folder_ / "lockstep");
+  }
+  ~BenchOfFakes() override {
+    for (const pid_t left : processes_with(marker_)) ::kill(left, SIGKILL);
+    std::filesystem::remove_all(folder_);
+  }
+
+  // In the script $FOLDER is a folder that only this test knows.
+  void fake(const std::string& name, const std::string& script) const {
+    const auto path = folder_ / name;
+    std::ofstream(path) << "#!/bin/sh\nFOLDER=" << quoted(folder_.string()) << "\n" << script;
+    std::filesystem::permissions(path, std::filesystem::perms::owner_all);
+  }
+
+  Command start_here(std::vector<std::string> words) const {
+    words.insert(words.begin(), {(folder_ / "lockstep").string(), "bench"});
+    return Command(words, {marker_, "PATH=" + folder_.string() + ":" + std::getenv("PATH")});
+  }
+
+  bool appears(const std::string& name) const {
+    return eventually([&] { return std::filesystem::exists(folder_ / name); });
+  }
+
+  // Three rounds in which `failing` does not survive the second: it is in nothing that is written.
+  void expect_left_out(std::vector<std::string> words, const std::string& failing,
+                       const std::string& staying) const {
+    const std::string plot = (folder_ / "plot.svg").string();
+    words.insert(words.end(), {"--rounds", "3", "--json", "--plot", plot});
+    Command command = start_here(std::move(words));
+    ASSERT_TRUE(command.finish(seconds(50)));
+    EXPECT_THAT(command.err(), HasSubstr(failing + " ended with 3 and is left out"));
+    const auto systems = systems_of(nlohmann::json::parse(command.out()));
+    EXPECT_THAT(systems, ::testing::Contains(staying));
+    EXPECT_THAT(systems, Not(::testing::Contains(failing)));
+    std::ifstream file(plot);
+    const std::string picture{std::istreambuf_iterator<char>(file), {}};
+    EXPECT_THAT(picture, HasSubstr(">" + staying + "<"));
+    EXPECT_THAT(picture, Not(HasSubstr(">" + failing + "<")));
+    EXPECT_THAT(processes_with(marker_), IsEmpty());
+  }
+
+  std::filesystem::path folder_;
+};
+
+TEST_F(BenchOfFakes, AnAllreduceThatFailsInTheSecondRoundIsInNoReport) {
+  fake("lockstep-bench-openmpi", "");
+  fake("mpirun.openmpi",
+       R"(mkdir $FOLDER/ran || exit 3; echo '{"bytes":1024,"block":1,"us":[4]}')");
+  expect_left_out({"allreduce", "-n", "2", "--sizes", "1KiB", "--engines", "none", "--peers",
+                   "openmpi", "--iterations", "2"},
+                  "openmpi", "limit");
+}
+
+// One worker; $2 is the system.
+constexpr char kFailsTheSecondTime[] =
+    R"([ "$2" != plain ] || mkdir $FOLDER/ran || exit 3
+       echo '{"rank":0,"pss_mb":1,"state_mb":1,"step_ms":[4]}')";
+
+TEST_F(BenchOfFakes, AStepThatFailsInTheSecondRoundIsInNoReport) {
+  fake("lockstep-train", kFailsTheSecondTime);
+  expect_left_out({"step", "-n", "1", "--engines", "shm", "--peers", "plain,plain-flat"}, "plain",
+                  "plain-flat");
+}
+
+TEST_F(BenchOfFakes, AStepOnAGpuThatFailsInTheSecondRoundIsInNoReport) {
+  fake("lockstep-train", kFailsTheSecondTime);
+  expect_left_out({"step", "--device", "cuda", "--systems", "plain,trainer"}, "plain", "trainer");
+}
+
+// Takes in the orphans, as the keeper does where `bench` is started by `lockstep run`: an orphan whose new parent is of
+// its session is not continued by the kernel.
+class TakesOrphans {
+ public:
+  TakesOrphans() { ::prctl(PR_SET_CHILD_SUBREAPER, 1); }
+  ~TakesOrphans() {
+    ::prctl(PR_SET_CHILD_SUBREAPER, 0);
+    while (::waitpid(-1, nullptr, WNOHANG) > 0) {
+    }
+  }
+  TakesOrphans(const TakesOrphans&) = delete;
+  TakesOrphans& operator=(const TakesOrphans&) = delete;
+};
+
+TEST_F(BenchOfFakes, WhenItIsKilledNothingIsLeftOfARunEvenWhereTheLauncherIsStopped) {
+  const TakesOrphans orphans;
+  fake("lockstep-train", "touch $FOLDER/started; sleep 1000");
+  Command command = start_here({"step", "-n", "2", "--engines", "none", "--peers", "plain"});
+  ASSERT_TRUE(appears("started"));
+  const auto launchers = children_of(command.pid());
+  ASSERT_EQ(launchers.size(), 1U);
+  ::kill(launchers[0], SIGSTOP);
+  command.signal(SIGKILL);
+  ASSERT_TRUE(command.finish(seconds(30)));
+  EXPECT_TRUE(eventually([&] { return processes_with(marker_).empty(); }));
+}
+
+TEST_F(BenchOfFakes, WhenItIsKilledALauncherOfMpiIsToldToEnd) {
+  fake("lockstep-bench-openmpi", "");
+  fake("mpirun.openmpi",
+       R"(trap 'kill $!; touch $FOLDER/told; exit' TERM
+          sleep 1000 & touch $FOLDER/started; wait)");
+  Command command = start_here({"allreduce", "-n", "2", "--engines", "none", "--peers", "openmpi"});
+  ASSERT_TRUE(appears("started"));
+  command.signal(SIGKILL);
+  EXPECT_TRUE(appears("told"));
+  ASSERT_TRUE(command.finish(seconds(30)));
+  EXPECT_TRUE(eventually([&] { return processes_with(marker_).empty(); }));
 }
 
 }  // namespace

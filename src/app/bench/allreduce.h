@@ -26,13 +26,14 @@ struct AllreduceResult {
   std::string settings;
   std::map<std::size_t, std::vector<double>> samples;  // microseconds, by bytes
 
-  // Adds what the workers of one run printed. std::exception for lines that cannot be understood.
+  // Adds what the workers of one run printed. std::exception for lines that cannot be understood, and where there are
+  // none; some of the run may then have been added.
   void add(const std::vector<std::string>& lines);
 };
 
 struct AllreduceReport {
   int workers = 0;
-  std::vector<AllreduceResult> results;  // those that have samples
+  std::vector<AllreduceResult> results;  // of those that never failed
 };
 
 std::string as_json(const AllreduceReport& report);

@@ -66,13 +66,14 @@ std::string cost_of_order(const std::vector<Row>& rows) {
 }  // namespace
 
 void AllreduceResult::add(const std::vector<std::string>& lines) {
+  if (lines.empty()) throw BadInput("it printed no times");
   for (const std::string& line : lines) {
     const auto json = nlohmann::json::parse(line);
-    const auto times = json["us"].get<std::vector<double>>();
-    auto& all = samples[json["bytes"]];
+    const auto times = json.at("us").get<std::vector<double>>();
+    if (times.empty()) throw BadInput("it timed no all-reduce");
+    auto& all = samples[json.at("bytes").get<std::size_t>()];
     all.insert(all.end(), times.begin(), times.end());
   }
-  if (samples.empty()) throw BadInput("it printed no times");
 }
 
 std::string as_json(const AllreduceReport& report) {

@@ -21,6 +21,16 @@ constexpr std::size_t kLargestSize = std::size_t{256} << 20;
 constexpr int kMostShards = 4096;
 constexpr std::size_t kMostBytes = std::size_t{64} << 30;
 
+// Of the longest run, in seconds.
+constexpr double kToStart = 600;
+constexpr double kWeek = 7 * 86400;     // at the most
+constexpr double kToStartOnCuda = 100;  // to search for kernels, too
+constexpr double kTimesAsLong = 10;
+constexpr double kSlowStep = 10;
+constexpr double kSlowSample = 0.1;  // of all-reduces, and by bytes of all workers:
+constexpr double kSlowBytes = 2e8;   // a second
+constexpr int kFewSamples = 10;      // warm-up and least number of each size
+
 [[noreturn]] void refuse(const std::string& text, const char* command) {
   throw BadInput(fmt::format("{}; see `lockstep bench {} --help`", text, command));
 }
@@ -230,6 +240,25 @@ StepArguments parse_step_arguments(const std::vector<std::string>& arguments) {
   finish_model(parser, parsed);
   finish_shards(parser, parsed);
   return parsed;
+}
+
+std::chrono::seconds longest_run(const AllreduceArguments& arguments) {
+  double seconds = kToStart;
+  for (const std::size_t bytes : arguments.sizes) {
+    const double sample = kSlowSample + static_cast<double>(bytes) * arguments.workers / kSlowBytes;
+    const int samples = std::max(arguments.iterations, kFewSamples);
+    seconds += samples * sample + (arguments.iterations > 0 ? 0 : kTimesAsLong * arguments.seconds);
+  }
+  return std::chrono::seconds(static_cast<std::int64_t>(std::min(seconds, kWeek)));
+}
+
+std::chrono::seconds longest_run(const StepArguments& arguments) {
+  double seconds = kToStart + kSlowStep * arguments.iterations;
+  if (arguments.iterations == 0) {
+    seconds = arguments.device == "cuda" ? kToStartOnCuda : kToStart;
+    seconds += kTimesAsLong * arguments.seconds;
+  }
+  return std::chrono::seconds(static_cast<std::int64_t>(std::min(seconds, kWeek)));
 }
 
 std::size_t parse_size(const std::string& text) {

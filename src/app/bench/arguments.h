@@ -1,6 +1,7 @@
 // The options of `lockstep bench`.
 #pragma once
 
+#include <chrono>
 #include <cstddef>
 #include <cstdint>
 #include <optional>
@@ -53,6 +54,12 @@ StepArguments parse_step_arguments(const std::vector<std::string>& arguments);
 // size that is no multiple of 4 bytes, the size of a float.
 std::size_t parse_size(const std::string& text);
 std::string spoken_size(std::size_t bytes);
+
+// The longest that one turn of a system may take: to start and warm up, and then ten times what was asked for. What
+// was asked for as --iterations takes as long as it takes: a slow one counts, by guess. With this limit every duration that
+// the options allow can be measured, up to a week; it is for systems that hang.
+std::chrono::seconds longest_run(const AllreduceArguments& arguments);
+std::chrono::seconds longest_run(const StepArguments& arguments);
 
 const char* bench_help() noexcept;
 const char* allreduce_help() noexcept;

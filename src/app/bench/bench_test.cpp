@@ -3,6 +3,7 @@
 #include <lockstep/errors.h>
 
 #include <algorithm>
+#include <chrono>
 #include <nlohmann/json.hpp>
 #include <numeric>
 
@@ -10,7 +11,6 @@
 #include "app/bench/allreduce/measure.h"
 #include "app/bench/cores.h"
 #include "app/bench/plot.h"
-#include "app/bench/rounds.h"
 #include "app/bench/step.h"
 #include "app/bench/step_cuda.h"
 
@@ -93,6 +93,28 @@ TEST(BenchArgumentsTest, WhatCannotWorkIsOneLineThatSaysWhatCan) {
   };
   EXPECT_THAT(field({"--engines", "ship"}), HasSubstr("choose from shm, gloo"));
   EXPECT_THAT(field({"--peers", "nccl"}), HasSubstr("choose from gloo, openmpi, mpich"));
+}
+
+TEST(BenchArgumentsTest, EveryDurationThatIsAcceptedFitsIntoTheLimitOfARun) {
+  const auto steps = [](std::vector<std::string> words) {
+    return longest_run(parse_step_arguments(words)).count();
+  };
+  const auto sums = [](std::vector<std::string> words) {
+    return longest_run(parse_allreduce_arguments(words)).count();
+  };
+  EXPECT_GE(steps({"--seconds", "600"}), 600 + 2 * 600);
+  EXPECT_GE(steps({"--device", "cuda", "--seconds", "600"}), 100 + 2 * 600);
+  // Steps of several seconds, as large models have them on a CPU.
+  EXPECT_GE(steps({"--iterations", "1000"}), 600 + 5'000);
+  EXPECT_GE(steps({"--device", "cuda", "--iterations", "100000"}), 100'000);
+  EXPECT_GE(sums({"--seconds", "600"}), 600 + 2 * 19 * 600);
+  EXPECT_GE(sums({"-n", "2", "--sizes", "1KiB,1MiB", "--iterations", "100000"}), 600 + 20'000);
+  EXPECT_GE(sums({"-n", "2", "--sizes", "64GiB"}), 600 + 10 * 600);
+  EXPECT_EQ(sums({"-n", "256", "--sizes", "32GiB,64GiB", "--iterations", "100000"}), 7 * 86'400);
+  // Whoever hangs is not waited for much longer than that.
+  EXPECT_LE(steps({"-n", "2"}), 700);
+  EXPECT_EQ(steps({"--device", "cuda"}), 140);
+  EXPECT_LE(sums({"-n", "2"}), 800);
 }
 
 TEST(BenchArgumentsTest, AStepHasAModelABatchAndAnOptimizer) {
@@ -303,35 +325,23 @@ TEST(BenchPatternTest, OnlyTheSumOfAllWorkersInItsPlaceIsRight) {
   EXPECT_EQ(pattern.first_wrong(sum.data(), kCount, 5), 9'999U);
 }
 
-TEST(BenchRoundsTest, ResultsAreFoundAmongOtherLines) {
-  EXPECT_THAT(result_lines("[0] {\"a\":1}\nnoise\n[ 3] {\"b\":2}\n{\"c\":3}\n[1] noise\n{half\n"),
-              ElementsAre("{\"a\":1}", "{\"b\":2}", "{\"c\":3}"));
-}
-
-TEST(BenchRoundsTest, APeerThatFailsIsLeftOutAndOneOfOursIsAFailure) {
-  std::vector<int> runs(2, 0);
-  const auto count = [&](std::size_t i, const auto&) { ++runs[i]; };
-  testing::internal::CaptureStderr();
-  EXPECT_TRUE(
-      run_rounds({{"good", true, "", {"true"}, {}}, {"peer", false, "", {"false"}, {}}}, 3, count));
-  EXPECT_THAT(testing::internal::GetCapturedStderr(), HasSubstr("peer ended with 1"));
-  EXPECT_THAT(runs, ElementsAre(3, 0));
-  testing::internal::CaptureStderr();
-  EXPECT_FALSE(
-      run_rounds({{"ours", true, "", {"sh", "-c", "echo why >&2; exit 3"}, {}}}, 1, count));
-  EXPECT_THAT(testing::internal::GetCapturedStderr(), HasSubstr("why"));
-  testing::internal::CaptureStderr();
-  EXPECT_TRUE(
-      run_rounds({{"slow", false, "", {"sleep", "1000"}, {}}}, 2, count, std::chrono::seconds(1)));
-  EXPECT_THAT(testing::internal::GetCapturedStderr(), HasSubstr("slow still ran after 1 seconds"));
-}
-
 AllreduceReport small_report() {
   AllreduceReport report{2, {{"lockstep-shm", "direct", {}}, {"limit", "loop", {}}}};
   report.results[0].add({R"({"bytes":1024,"block":2,"us":[4,4,4]})"});
   report.results[0].add({R"({"bytes":1024,"block":2,"us":[4]})", R"({"bytes":2048,"us":[8]})"});
   report.results[1].add({R"({"bytes":1024,"block":2,"us":[1]})", R"({"bytes":2048,"us":[2]})"});
   return report;
+}
+
+TEST(BenchReportTest, TheMemoryOfAWorkerCountsOnceHoweverManyLinesItPrints) {
+  StepResult result;
+  result.add({R"({"rank":0,"pss_mb":10,"state_mb":4,"step_ms":[1,2]})",
+              R"({"rank":1,"pss_mb":12,"state_mb":5,"step_ms":[3]})", R"({"rank":0,"step_ms":[4]})",
+              R"({"rank":1,"step_ms":[5]})"});
+  EXPECT_THAT(result.step_ms, ElementsAre(1, 2, 3, 4, 5));
+  EXPECT_THAT(result.pss_mb, ElementsAre(22));
+  EXPECT_THAT(result.state_mb, ElementsAre(9));
+  EXPECT_THROW(result.add({R"({"rank":0,"step_ms":[4]})"}), std::exception);
 }
 
 TEST(BenchReportTest, JsonIsOneArrayOfObjects) {
@@ -380,9 +390,9 @@ TEST(BenchReportTest, ManyShardsAreMeasuredAgainstAPlainAccumulation) {
                     .results = {{kPlainAccumulate, "", {}, {}, {}},
                                 {kPlainAccumulateFlat, "", {}, {}, {}},
                                 {"lockstep-shm-fused", "", {}, {}, {}}}};
-  report.results[0].add({R"({"pss_mb":1,"state_mb":1,"step_ms":[100]})"});
-  report.results[1].add({R"({"pss_mb":1,"state_mb":1,"step_ms":[80]})"});
-  report.results[2].add({R"({"pss_mb":1,"state_mb":1,"step_ms":[104]})"});
+  report.results[0].add({R"({"rank":0,"pss_mb":1,"state_mb":1,"step_ms":[100]})"});
+  report.results[1].add({R"({"rank":0,"pss_mb":1,"state_mb":1,"step_ms":[80]})"});
+  report.results[2].add({R"({"rank":0,"pss_mb":1,"state_mb":1,"step_ms":[104]})"});
   const auto json = nlohmann::json::parse(as_json(report));
   EXPECT_EQ(json[2]["shards"], 8);
   EXPECT_EQ(json[2]["efficiency_base"], "plain-accumulate");
@@ -503,6 +513,13 @@ TEST(BenchPlotTest, PicturesAreWellFormedWhateverIsInThem) {
 TEST(BenchReportTest, ARunWithoutTimesIsNone) {
   AllreduceResult result{"gloo", "", {}};
   EXPECT_THROW(result.add({}), BadInput);
+  result.add({R"({"bytes":1024,"us":[3]})"});
+  EXPECT_THROW(result.add({}), BadInput);  // whatever earlier runs printed
+  EXPECT_THROW(result.add({R"({"bytes":1024,"us":[]})"}), BadInput);
+  EXPECT_THROW(result.add({R"({"bytes":1024})"}), std::exception);
+  StepResult step;
+  EXPECT_THROW(step.add({}), BadInput);
+  EXPECT_THROW(step.add({R"({"rank":0,"pss_mb":1,"state_mb":1,"step_ms":[]})"}), BadInput);
 }
 
 }  // namespace

@@ -6,6 +6,7 @@
 #include <lockstep/errors.h>
 
 #include <algorithm>
+#include <csignal>
 
 #include "app/own_file.h"
 
@@ -73,6 +74,11 @@ std::vector<std::string> launched(const Launch& launch) {
   words.emplace_back("--");
   words.insert(words.end(), launch.command.begin(), launch.command.end());
   return words;
+}
+
+int death_signal_of(const std::vector<std::string>& command) {
+  const bool ours = command.size() > 1 && command[0] == app::own_program() && command[1] == "run";
+  return ours ? SIGKILL : SIGTERM;
 }
 
 const ProgramRunner::Variables& allocator_settings() {

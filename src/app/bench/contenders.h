@@ -42,6 +42,12 @@ struct Launch {
 };
 std::vector<std::string> launched(const Launch& launch);
 
+// What a contender gets when the benchmark is killed. `lockstep run` has a keeper that ends all workers when the launcher
+// is gone, stopped ones too: SIGKILL, which reaches a launcher that is stopped. Launchers of MPI end their workers, and
+// remove their files, when they are told to: SIGTERM. One that is stopped stays until somebody continues it; the kernel
+// does, unless a process of its session takes the orphan in.
+int death_signal_of(const std::vector<std::string>& command);
+
 // The settings of malloc that all systems run with: memory that was freed is kept, so that nobody
 // measures page faults. (With glibc's defaults MPI's large all-reduces spend most of their time in them.)
 const ProgramRunner::Variables& allocator_settings();

@@ -25,7 +25,8 @@ constexpr char kAllreduceHelp[] =
       --engines E,…   Lockstep's, such as shm,gloo, or none (default: every one that was built)
       --peers P,…     gloo, openmpi, mpich, or none (default: those that are found)
       --rounds R      turns of each system (default: 5)
-      --seconds S     that one size takes in one turn, about (default: 0.1), or
+      --seconds S     that one size takes in one turn, about (default: 0.1), for 1000 samples at
+                      the most, or
       --iterations I  samples of one size in one turn
       --json          one array of objects instead of a table
       --save FILE     also write that array there
@@ -40,7 +41,7 @@ With --order `in-place-tree` and `in-place-ranks` sum the same shared memory in 
 the same loop, and differ in the order of addition alone: that of the tree, or rank after rank.
 
 The exit code is 1 if one of Lockstep's engines failed or gave a wrong sum; a peer that fails is
-reported and left out.
+reported and left out. So is one that takes far longer than was asked for.
 
 Examples:
   lockstep bench allreduce --workers 2
@@ -68,7 +69,7 @@ constexpr char kStepHelp[] =
                       with more shards than workers plain-accumulate, plain-accumulate-flat;
                       in any case unchecked, if it is asked for
       --rounds R      turns of each system (default: 3)
-      --seconds S     of steps in one turn (default: 4), or
+      --seconds S     of steps in one turn (default: 4), 20000 of them at the most, or
       --iterations I  steps in one turn
       --json          one array of objects instead of a table
       --save FILE     also write that array there

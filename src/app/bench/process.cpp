@@ -70,18 +70,20 @@ ProgramRunner::~ProgramRunner() {
 }
 
 ProgramRunner::Child ProgramRunner::start(const std::vector<std::string>& command,
-                                          const Variables& variables) {
+                                          const Variables& variables, int death_signal) {
   base::Pipe out = base::make_pipe();
   base::Pipe err = base::make_pipe();
   std::vector<char*> words;
   words.reserve(command.size() + 1);
   for (const auto& word : command) words.push_back(const_cast<char*>(word.c_str()));
   words.push_back(nullptr);
+  const pid_t runner = ::getpid();
   Child child;
   child.pid = ::fork();
   if (child.pid < 0) throw Unavailable("no process to be had; see `ulimit -u`");
   if (child.pid == 0) {
-    ::prctl(PR_SET_PDEATHSIG, SIGTERM);
+    ::prctl(PR_SET_PDEATHSIG, death_signal);
+    if (::getppid() != runner) ::_exit(127);  // it died before the line above
     ::setpgid(0, 0);
     ::dup2(::open("/dev/null", O_RDONLY), STDIN_FILENO);
     ::dup2(out.write.get(), STDOUT_FILENO);
@@ -117,9 +119,9 @@ bool ProgramRunner::follow(Child& child, int signals, Deadline deadline, Program
 }
 
 ProgramResult ProgramRunner::run(const std::vector<std::string>& command,
-                                 const Variables& variables, Deadline deadline) {
+                                 const Variables& variables, Deadline deadline, int death_signal) {
   ProgramResult result;
-  Child child = start(command, variables);
+  Child child = start(command, variables, death_signal);
   int interrupted = 0;
   bool ended = false;
   try {

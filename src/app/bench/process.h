@@ -1,5 +1,4 @@
-// Other programs, run one at a time with their output captured, so that nothing of them is left whatever
-// happens.
+// Other programs, run one at a time with their output captured, so that nothing of them disturbs the next.
 #pragma once
 
 #include <lockstep/deadline.h>
@@ -31,6 +30,9 @@ struct Interrupted {
 // Blocking:  run() until the program has ended, or some seconds after its deadline.
 // Failure:   run() throws Interrupted when a signal came, after the program and all below it are gone.
 // Ownership: keeps the signals from the process's own handlers, for good; ends what is still there.
+//
+// Whichever way run() ends, nothing is left of the program. If this process is killed meanwhile, the program gets a signal,
+// and what it has started is its own affair.
 class ProgramRunner {
  public:
   ProgramRunner();
@@ -40,13 +42,16 @@ class ProgramRunner {
 
   using Variables = std::vector<std::pair<std::string, std::string>>;
 
-  // `command` begins with a path, or with a name for PATH; `variables` are added to the environment.
+  // `command` begins with a path, or with a name for PATH; `variables` are added to the environment. The program gets
+  // `death_signal` when this process dies: SIGTERM lets it end what it has started, and waits while somebody has stopped
+  // it; SIGKILL waits for nothing, and is for a program whose children notice.
   ProgramResult run(const std::vector<std::string>& command, const Variables& variables,
-                    Deadline deadline);
+                    Deadline deadline, int death_signal = SIGTERM);
 
  private:
   struct Child;
-  Child start(const std::vector<std::string>& command, const Variables& variables);
+  Child start(const std::vector<std::string>& command, const Variables& variables,
+              int death_signal);
   bool follow(Child& child, int signals, Deadline deadline, ProgramResult& result);
 
   base::Fd signals_;

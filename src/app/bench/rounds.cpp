@@ -92,21 +92,21 @@ void RoundProgress::say(const std::string& line) {
   std::fflush(stderr);
 }
 
-bool run_rounds(const std::vector<Contender>& contenders, int rounds, const TakeRun& take,
-                std::chrono::seconds longest) {
+RoundsEnd run_rounds(const std::vector<Contender>& contenders, int rounds, const TakeRun& take,
+                     std::chrono::seconds longest) {
   ProgramRunner runner;
   RoundProgress progress;
-  std::vector<bool> failed(contenders.size(), false);
-  bool good = true;
+  RoundsEnd end{true, std::vector<bool>(contenders.size(), false)};
   for (int round = 0; round < rounds; ++round) {
     for (std::size_t turn = 0; turn < contenders.size(); ++turn) {
       // Each round begins with another one, so that nobody always follows the same.
       const std::size_t i = (turn + static_cast<std::size_t>(round)) % contenders.size();
-      if (failed[i]) continue;
+      if (end.failed[i]) continue;
       const Contender& contender = contenders[i];
       progress.show(round, rounds, contender.name);
       const ProgramResult result =
-          runner.run(contender.command, contender.variables, Deadline::after(longest));
+          runner.run(contender.command, contender.variables, Deadline::after(longest),
+                     death_signal_of(contender.command));
       std::string problem;
       try {
         if (!result.timed_out && result.exit_code == 0) take(i, result_lines(result.out));
@@ -114,12 +114,12 @@ bool run_rounds(const std::vector<Contender>& contenders, int rounds, const Take
         problem = fmt::format("gave no result ({})", error.what());
       }
       if (!result.timed_out && result.exit_code == 0 && problem.empty()) continue;
-      failed[i] = true;
-      good = good && !contender.ours;
+      end.failed[i] = true;
+      end.good = end.good && !contender.ours;
       progress.say(failure(contender, result, problem, longest));
     }
   }
-  return good;
+  return end;
 }
 
 }  // namespace lockstep::bench

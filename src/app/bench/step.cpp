@@ -170,9 +170,7 @@ int bench_step(const std::vector<std::string>& words) {
   for (const Contender& contender : field.contenders)
     report.results.push_back({contender.name, contender.settings, {}, {}, {}});
   const bool good =
-      run_rounds(field.contenders, arguments.rounds,
-                 [&](std::size_t i, const auto& lines) { report.results[i].add(lines); });
-  std::erase_if(report.results, [](const StepResult& one) { return one.step_ms.empty(); });
+      run_rounds(field.contenders, arguments.rounds, report.results, longest_run(arguments));
   finish(arguments, {as_json(report), as_table(report), as_plot(report)});
   return good ? 0 : 1;
 }

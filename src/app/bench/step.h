@@ -35,7 +35,8 @@ struct StepResult {
   std::vector<double> pss_mb;    // of all workers together, for each run
   std::vector<double> state_mb;  // the same
 
-  // Adds what the workers of one run printed. std::exception for lines that cannot be understood.
+  // Adds what the workers of one run printed. std::exception for lines that cannot be understood, and where there are
+  // none; some of the run may then have been added.
   void add(const std::vector<std::string>& lines);
 };
 
@@ -47,7 +48,7 @@ struct StepReport {
   std::int64_t batch = 0;  // of each shard
   std::string optimizer;
   std::int64_t bucket_bytes = 0;
-  std::vector<StepResult> results;  // those that have samples
+  std::vector<StepResult> results;  // of those that never failed
 };
 
 std::string as_json(const StepReport& report);

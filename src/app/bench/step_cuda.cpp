@@ -7,7 +7,6 @@
 
 #include <algorithm>
 #include <array>
-#include <chrono>
 #include <cstdio>
 #include <cstdlib>
 #include <memory>
@@ -44,12 +43,6 @@ constexpr auto kSystems = std::to_array<CudaSystem>({
     {"pytorch-graph-deterministic", "", false, true, true,
      "the same, deterministic algorithms, attention by flash"},
 });
-
-// To start, to search for kernels, to warm up, and then the steps.
-std::chrono::seconds longest_run(const StepArguments& arguments) {
-  if (arguments.iterations > 0) return std::chrono::minutes(10);
-  return std::chrono::seconds(100 + static_cast<std::int64_t>(10 * arguments.seconds));
-}
 
 struct Said {
   int code = -1;
@@ -178,11 +171,8 @@ int bench_cuda_step(const StepArguments& arguments) {
     result.settings = contender.settings;
     report.results.push_back(std::move(result));
   }
-  const bool good = run_rounds(
-      field.contenders, arguments.rounds,
-      [&](std::size_t i, const auto& lines) { report.results[i].add(lines); },
-      longest_run(arguments));
-  std::erase_if(report.results, [](const CudaStepResult& one) { return one.step_ms.empty(); });
+  const bool good =
+      run_rounds(field.contenders, arguments.rounds, report.results, longest_run(arguments));
   finish(arguments, {as_json(report), as_table(report), as_plot(report)});
   return good ? 0 : 1;
 }

@@ -51,13 +51,14 @@ struct CudaStepResult {
   std::optional<std::int64_t> eager_shards;        // of a run, that did not
   std::string eager_reason;                        // why some did not; empty: none, or not known
 
-  // Adds what the workers of one run printed. std::exception for lines that cannot be understood.
+  // Adds what the workers of one run printed. std::exception for lines that cannot be understood, and where there are
+  // none; some of the run may then have been added.
   void add(const std::vector<std::string>& lines);
 };
 
 struct CudaStepReport {
   StepArguments arguments;
-  std::vector<CudaStepResult> results;  // those that have samples
+  std::vector<CudaStepResult> results;  // of those that never failed
 };
 
 std::string as_json(const CudaStepReport& report);

@@ -2,6 +2,7 @@
 #include <lockstep/errors.h>
 
 #include <nlohmann/json.hpp>
+#include <set>
 
 #include "app/bench/plot.h"
 #include "app/bench/statistics.h"
@@ -68,16 +69,20 @@ std::string costs_of(const std::vector<StepRow>& rows) {
 }  // namespace
 
 void StepResult::add(const std::vector<std::string>& lines) {
+  if (lines.empty()) throw BadInput("it printed no times");
+  std::set<int> ranks;
   double pss = 0;
   double state = 0;
   for (const std::string& line : lines) {
     const auto json = nlohmann::json::parse(line);
     const auto times = json.at("step_ms").get<std::vector<double>>();
+    if (times.empty()) throw BadInput("it timed no step");
     step_ms.insert(step_ms.end(), times.begin(), times.end());
+    if (!ranks.insert(json.at("rank").get<int>()).second)
+      continue;  // the rest is on its first line
     pss += json.at("pss_mb").get<double>();
     state += json.at("state_mb").get<double>();
   }
-  if (lines.empty()) throw BadInput("it printed no times");
   pss_mb.push_back(pss);
   state_mb.push_back(state);
 }

@@ -8,6 +8,8 @@
 #include <cstring>
 #include <stdexcept>
 
+#include "app/bench/time_lines.h"
+
 namespace lockstep::bench {
 namespace {
 
@@ -124,11 +126,14 @@ class Series {
   int samples_ = kLeastSamples;
 };
 
-void print(std::size_t bytes, std::size_t block, const std::vector<double>& times) {
-  std::printf("{\"bytes\":%zu,\"block\":%zu,\"us\":[", bytes, block);
-  for (std::size_t i = 0; i < times.size(); ++i)
-    std::printf("%s%.4g", i == 0 ? "" : ",", times[i] * 1e6);
-  std::printf("]}\n");
+void print(std::size_t bytes, std::size_t block, std::vector<double> times) {
+  for (double& time : times) time *= 1e6;
+  const std::string every =
+      "\"bytes\":" + std::to_string(bytes) + ",\"block\":" + std::to_string(block);
+  for (const std::string& line :
+       lines_of_times({every, "", "us", std::chars_format::general}, times)) {
+    std::printf("%s\n", line.c_str());
+  }
   std::fflush(stdout);
 }
 

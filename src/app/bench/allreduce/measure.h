@@ -53,7 +53,7 @@ struct MeasureOptions {
 MeasureOptions parse_measure_options(std::span<const std::string> words);
 std::vector<std::string> measure_words(const MeasureOptions& options);
 
-// Measures every size. Rank 0 prints a line for each, such as
+// Measures every size. Rank 0 prints a line for each, or several for many samples, such as
 // {"bytes":1024,"block":12,"us":[4.1,4.0]}. Collective. std::runtime_error for a wrong sum.
 void measure(Reducer& reducer, const MeasureOptions& options);
 

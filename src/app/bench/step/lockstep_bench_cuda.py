@@ -11,7 +11,6 @@ bench-step (step/job.cpp, step/loops.cpp, step/device.cpp).
     pytorch-graph                the whole step of `pytorch` as one CUDA graph, a capturable optimizer
     pytorch-graph-deterministic  the same with deterministic algorithms
 """
-import json
 import os
 import sys
 
@@ -19,7 +18,7 @@ import torch
 import torch.distributed as dist
 import torch.nn.functional as F
 
-from lockstep_bench_models import bucket_option, make_batch, make_model
+from lockstep_bench_models import bucket_option, make_batch, make_model, print_times
 
 WARM_UP, LEAST_STEPS, MOST_STEPS = 20, 5, 20000
 CAPTURE_WARM_UP = 11  # as PyTorch's documentation has it for what else a step may contain, such as DDP
@@ -124,7 +123,7 @@ def main():
         optimizer.step()
 
     times = timed(captured(step) if as_graph else step, float(seconds), int(steps))
-    print(json.dumps({"rank": rank, "step_ms": [round(ms, 4) for ms in times]}), flush=True)
+    print_times(rank, times)
     os._exit(0)  # taking PyTorch down lasts, and is not measured
 
 

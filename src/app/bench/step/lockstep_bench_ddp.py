@@ -5,7 +5,6 @@
 Started with the variables of torchrun. Model, batch, optimizer, warm-up and the line that it prints are those of
 lockstep-train bench-step (step/job.cpp, step/loops.cpp, step/worker.cpp).
 """
-import json
 import os
 import platform
 import sys
@@ -15,7 +14,7 @@ import torch
 import torch.distributed as dist
 import torch.nn.functional as F
 
-from lockstep_bench_models import bucket_option, make_batch, make_model
+from lockstep_bench_models import bucket_option, make_batch, make_model, print_times
 
 WARM_UP, LEAST_STEPS, MOST_STEPS = 6, 5, 20000
 
@@ -90,8 +89,7 @@ def main():
     dist.barrier()
     pss_mb = proportional_set_mb()
     dist.barrier()
-    print(json.dumps({"rank": dist.get_rank(), "pss_mb": round(pss_mb, 2), "state_mb": round(state_mb(net, optimizer), 3),
-                      "step_ms": [round(ms, 4) for ms in times]}), flush=True)
+    print_times(dist.get_rank(), times, pss_mb=round(pss_mb, 2), state_mb=round(state_mb(net, optimizer), 3))
 
 
 main()

@@ -1,11 +1,14 @@
-"""The models of `lockstep train` in PyTorch, by the same names, without dropout; and what `lockstep bench step` feeds
-them. Knows nothing of Lockstep.
+"""The models of `lockstep train` in PyTorch, by the same names, without dropout; what `lockstep bench step` feeds
+them; and how it reads their times. Knows nothing of Lockstep.
 """
+import json
 import math
 
 import torch
 import torch.nn as nn
 import torch.nn.functional as F
+
+TIMES_OF_A_LINE = 4096
 
 
 class Mlp(nn.Module):
@@ -137,6 +140,13 @@ def make_model(name, size, context):
 def bucket_option(bucket_bytes):
     """DDP's own default is left to it: said aloud, it takes another size for the first bucket."""
     return {} if int(bucket_bytes) == 25 << 20 else {"bucket_cap_mb": int(bucket_bytes) / 2**20}
+
+
+def print_times(rank, times, **facts):
+    """As time_lines.h has it: on lines that the launcher does not cut, the facts on the first of them."""
+    for begin in range(0, max(len(times), 1), TIMES_OF_A_LINE):
+        part = [round(ms, 4) for ms in times[begin:begin + TIMES_OF_A_LINE]]
+        print(json.dumps({"rank": rank, **(facts if begin == 0 else {}), "step_ms": part}), flush=True)
 
 
 def make_batch(name, samples, size, context):

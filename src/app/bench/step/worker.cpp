@@ -2,7 +2,6 @@
 
 #include <ATen/Context.h>
 #include <fmt/format.h>
-#include <fmt/ranges.h>
 #include <lockstep/errors.h>
 #include <lockstep/world.h>
 
@@ -18,6 +17,7 @@
 #include "app/bench/step/device.h"
 #include "app/bench/step/job.h"
 #include "app/bench/step/loops.h"
+#include "app/bench/time_lines.h"
 #include "app/onednn.h"
 #include "base/environment.h"
 #include "base/memory_use.h"
@@ -51,17 +51,23 @@ nlohmann::json number_or_null(const std::optional<std::int64_t>& number) {
   return number ? nlohmann::json(*number) : nlohmann::json(nullptr);
 }
 
-void print_cuda_times(int rank, const StepTimes& times) {
-  const nlohmann::ordered_json line = {
-      {"rank", rank},
+void print_times(int rank, const std::string& facts, const StepTimes& times) {
+  for (const std::string& line :
+       lines_of_times({fmt::format("\"rank\":{}", rank), facts, "step_ms"}, times.ms)) {
+    fmt::print("{}\n", line);
+  }
+  std::fflush(stdout);
+}
+
+std::string cuda_facts(const StepTimes& times) {
+  const nlohmann::ordered_json facts = {
       {"buckets", number_or_null(times.buckets)},
       {"buckets_before_end", number_or_null(times.buckets_before_end)},
       {"graph_shards", number_or_null(times.graph_shards)},
       {"eager_shards", number_or_null(times.eager_shards)},
-      {"eager_reason", times.eager_reason},
-      {"step_ms", times.ms}};
-  fmt::print("{}\n", line.dump());
-  std::fflush(stdout);
+      {"eager_reason", times.eager_reason}};
+  const std::string object = facts.dump();
+  return object.substr(1, object.size() - 2);  // without its braces
 }
 
 void measure_steps(const std::vector<std::string>& words) {
@@ -75,16 +81,15 @@ void measure_steps(const std::vector<std::string>& words) {
   check_device(job, world);
   const StepTimes times = run_steps(job, world);
   if (job.on_cuda()) {
-    print_cuda_times(world.rank(), times);
+    print_times(world.rank(), cuda_facts(times), times);
     world.comm().barrier().wait();
     return;
   }
   world.comm().barrier().wait();  // everybody still holds what it held
   const double pss_mb = static_cast<double>(base::proportional_set_bytes()) / 1e6;
   world.comm().barrier().wait();
-  fmt::print("{{\"rank\":{},\"pss_mb\":{:.2f},\"state_mb\":{:.3f},\"step_ms\":[{:.4f}]}}\n",
-             world.rank(), pss_mb, times.state_mb, fmt::join(times.ms, ","));
-  std::fflush(stdout);
+  print_times(world.rank(),
+              fmt::format("\"pss_mb\":{:.2f},\"state_mb\":{:.3f}", pss_mb, times.state_mb), times);
 }
 
 // Ends the process: with 0, or with 1 and the problem on standard output.
