@@ -1,8 +1,11 @@
 #include "control/launch/outlet.h"
 
+#include <fcntl.h>
+#include <fmt/format.h>
 #include <lockstep/errors.h>
 #include <poll.h>
 #include <sys/epoll.h>
+#include <sys/ioctl.h>
 #include <sys/stat.h>
 #include <unistd.h>
 
@@ -14,11 +17,29 @@ namespace {
 
 constexpr std::size_t kFullBytes = std::size_t{1} << 20;
 constexpr std::size_t kPieceBytes = 4096;  // a pipe that is ready has room for this much
+constexpr std::chrono::milliseconds kRetryInterval{20};
 
 bool may_not_be_ready(int fd) {
   struct stat status {};
   if (::fstat(fd, &status) != 0) return false;
   return S_ISFIFO(status.st_mode) || S_ISSOCK(status.st_mode) || ::isatty(fd) == 1;
+}
+
+// Whether both are the same terminal. Opening /dev/tty or a terminal's master again may give another
+// one, and only this number tells.
+bool same_terminal(int first, int second) {
+  unsigned int devices[2] = {};
+  return ::ioctl(first, TIOCGDEV, &devices[0]) == 0 &&
+         ::ioctl(second, TIOCGDEV, &devices[1]) == 0 && devices[0] == devices[1];
+}
+
+// A description of our own of the pipe or terminal behind `fd`, so that it can be non-blocking; none
+// where that is refused: a socket, a terminal of another user, no /proc.
+base::Fd open_again(int fd) {
+  base::Fd own(::open(fmt::format("/proc/self/fd/{}", fd).c_str(),
+                      O_WRONLY | O_NONBLOCK | O_NOCTTY | O_CLOEXEC));
+  if (own && ::isatty(fd) == 1 && !same_terminal(fd, own.get())) own.reset();
+  return own;
 }
 
 // An epoll descriptor that is readable when `fd` is writable. Asio makes what it watches
@@ -36,8 +57,12 @@ int watch_writable(int fd) {
 }  // namespace
 
 Outlet::Outlet(boost::asio::io_context& context, int fd)
-    : fd_(fd), waits_(may_not_be_ready(fd)), readiness_(context) {
-  if (waits_) readiness_.assign(watch_writable(fd));
+    : waits_(may_not_be_ready(fd)),
+      own_(waits_ ? open_again(fd) : base::Fd()),
+      fd_(own_ ? own_.get() : fd),
+      readiness_(context),
+      retry_(context) {
+  if (waits_) readiness_.assign(watch_writable(fd_));
 }
 
 bool Outlet::full() const {
@@ -77,19 +102,25 @@ bool Outlet::write_piece() {
     return true;
   }
   if (errno == EINTR) return true;
-  if (errno == EAGAIN && waits_) return false;
-  close();
+  refused_ = errno == EAGAIN && waits_;
+  if (!refused_) close();
   return false;
 }
 
 void Outlet::wait_until_ready() {
   if (waiting_ || !waits_) return;
   waiting_ = true;
-  readiness_.async_wait(boost::asio::posix::stream_descriptor::wait_read,
-                        [this](const boost::system::error_code& error) {
-                          waiting_ = false;
-                          if (!error) flush();
-                        });
+  auto go_on = [this](const boost::system::error_code& error) {
+    waiting_ = false;
+    if (!error) flush();
+  };
+  // A terminal may call itself ready with less room than its next byte needs.
+  if (std::exchange(refused_, false)) {
+    retry_.expires_after(kRetryInterval);
+    retry_.async_wait(std::move(go_on));
+  } else {
+    readiness_.async_wait(boost::asio::posix::stream_descriptor::wait_read, std::move(go_on));
+  }
 }
 
 void Outlet::close() {

@@ -5,6 +5,7 @@
 
 #include <boost/asio/io_context.hpp>
 #include <boost/asio/posix/stream_descriptor.hpp>
+#include <boost/asio/steady_timer.hpp>
 #include <cstddef>
 #include <cstdint>
 #include <functional>
@@ -12,16 +13,20 @@
 #include <string>
 #include <string_view>
 
+#include "base/fd.h"
+
 namespace lockstep::control {
 
 // A queue of bytes in front of a descriptor that others may share.
 //
 // The descriptor's flags stay as they are: making a shell's terminal non-blocking would break the
-// shell. So a pipe or terminal is written in pieces that fit when poll(2) says that it is ready,
-// and a slow reader makes the queue grow, never the launcher wait.
+// shell. So a pipe or terminal is opened once more, non-blocking, and written when poll(2) says that
+// it is ready: a slow reader makes the queue grow, never the launcher wait. Where it cannot be
+// opened, it is written through the descriptor given, in pieces that fit into a pipe.
 //
 // Threads:   where the io_context runs.
-// Blocking:  only as long as a regular file takes to be written.
+// Blocking:  only as long as a regular file takes to be written; on a terminal that cannot be opened
+//            once more, as long as its reader takes.
 // Failure:   a reader that is gone is told once through when_closed; what is written then is
 // dropped. Ownership: borrows the descriptor; the io_context must outlive it.
 class Outlet {
@@ -47,13 +52,16 @@ class Outlet {
   void wait_until_ready();
   void close();
 
+  bool waits_;    // pipe, socket or terminal: may not be ready
+  base::Fd own_;  // may be none
   int fd_;
-  bool waits_ = false;  // pipe, socket or terminal: may not be ready
   boost::asio::posix::stream_descriptor readiness_;
+  boost::asio::steady_timer retry_;
   std::string queue_;
   std::size_t taken_ = 0;
   std::uint64_t written_ = 0;
   bool waiting_ = false;
+  bool refused_ = false;  // it was ready, and took nothing
   bool was_full_ = false;
   bool closed_ = false;
 };
