@@ -16,6 +16,7 @@ namespace {
 
 using ::testing::HasSubstr;
 using ::testing::IsEmpty;
+using ::testing::MatchesRegex;
 
 TEST(TerminalTest, PrefixIsColouredUnlessNoColorIsSet) {
   OnTerminal plain({LOCKSTEP_BINARY, "run", "-n", "1", "--", "/bin/echo", "text"}, true);
@@ -114,6 +115,20 @@ TEST(TerminalTest, LateReaderOfATerminalMissesNothing) {
   for (std::size_t i = 0; i < lines.size(); ++i) {
     ASSERT_EQ(lines[i], "[0] a line that fills the terminal, number " + std::to_string(i) + "\r");
   }
+}
+
+TEST(TerminalTest, TerminalThatGoesAwayAfterTheWorkersHaveEndedIsAFailure) {
+  TerminalPair terminal;
+  Command command = run_on(terminal, kPrintMany);
+  ASSERT_TRUE(command.wait_for("printed", 1, seconds(20)));
+  ASSERT_TRUE(wait_for_children(command.pid(), 0, seconds(20)));
+  terminal.master.reset();
+  ASSERT_TRUE(command.finish(seconds(20)));
+  EXPECT_EQ(command.exit_code(), 1);
+  ASSERT_EQ(lines_of(command.err()).size(), 2U) << command.err();
+  EXPECT_THAT(lines_of(command.err())[1],
+              MatchesRegex("lockstep: cannot write standard output: Input/output error; "
+                           "dropped [0-9]+ bytes"));
 }
 
 // Opening the master again would make another terminal, which nobody looks at.

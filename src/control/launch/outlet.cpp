@@ -65,16 +65,27 @@ Outlet::Outlet(boost::asio::io_context& context, int fd)
   if (waits_) readiness_.assign(watch_writable(fd_));
 }
 
+void Outlet::add(std::string_view bytes) {
+  if (closed()) {
+    dropped_ += bytes.size();
+  } else {
+    queue_.append(bytes);
+  }
+}
+
 bool Outlet::full() const {
-  return !closed_ && waiting() >= kFullBytes;
+  return !closed() && waiting() >= kFullBytes;
 }
 
 void Outlet::flush() {
   was_full_ = was_full_ || full();
-  while (!closed_ && !empty()) {
+  while (!closed() && !empty()) {
     if (!ready() || !write_piece()) break;
   }
-  if (closed_) taken_ = queue_.size();
+  if (closed()) {
+    dropped_ += waiting();
+    taken_ = queue_.size();
+  }
   if (empty() || taken_ >= kFullBytes) {
     queue_.erase(0, taken_);
     taken_ = 0;
@@ -103,7 +114,7 @@ bool Outlet::write_piece() {
   }
   if (errno == EINTR) return true;
   refused_ = errno == EAGAIN && waits_;
-  if (!refused_) close();
+  if (!refused_) close(errno);
   return false;
 }
 
@@ -123,8 +134,8 @@ void Outlet::wait_until_ready() {
   }
 }
 
-void Outlet::close() {
-  closed_ = true;
+void Outlet::close(int error) {
+  error_ = error;
   if (when_closed) when_closed();
 }
 

@@ -27,21 +27,24 @@ namespace lockstep::control {
 // Threads:   where the io_context runs.
 // Blocking:  only as long as a regular file takes to be written; on a terminal that cannot be opened
 //            once more, as long as its reader takes.
-// Failure:   a reader that is gone is told once through when_closed; what is written then is
-// dropped. Ownership: borrows the descriptor; the io_context must outlive it.
+// Failure:   bytes that cannot be written, for want of a reader or of room on a disk, are told once
+//            through when_closed; error() says why, and whatever comes then is dropped and counted.
+// Ownership: borrows the descriptor; the io_context must outlive it.
 class Outlet {
  public:
   Outlet(boost::asio::io_context& context, int fd);
 
-  void add(std::string_view bytes) { queue_.append(bytes); }
+  void add(std::string_view bytes);
   void flush();
 
   // So much waits that producers should pause until when_drained.
   bool full() const;
   bool empty() const { return taken_ == queue_.size(); }
   std::size_t waiting() const { return queue_.size() - taken_; }
-  bool closed() const { return closed_; }
+  bool closed() const { return error_ != 0; }
+  int error() const { return error_; }  // errno of the write that failed; 0 while none has
   std::uint64_t written() const { return written_; }
+  std::uint64_t dropped() const { return dropped_; }
 
   std::function<void()> when_drained;
   std::function<void()> when_closed;
@@ -50,7 +53,7 @@ class Outlet {
   bool ready() const;
   bool write_piece();
   void wait_until_ready();
-  void close();
+  void close(int error);
 
   bool waits_;    // pipe, socket or terminal: may not be ready
   base::Fd own_;  // may be none
@@ -60,10 +63,11 @@ class Outlet {
   std::string queue_;
   std::size_t taken_ = 0;
   std::uint64_t written_ = 0;
+  std::uint64_t dropped_ = 0;
   bool waiting_ = false;
   bool refused_ = false;  // it was ready, and took nothing
   bool was_full_ = false;
-  bool closed_ = false;
+  int error_ = 0;
 };
 
 // Standard output and standard error; one and the same when both lead to the same place, so that
