@@ -129,7 +129,7 @@ TEST(OutputTest, ClosedReaderEndsTheWorkersAndSaysSo) {
 }
 
 // More than a pipe holds and less than makes a worker wait: the launcher keeps it.
-const std::string kPrintMuch = "seq 50000; echo printed >&2; ";
+constexpr const char* kPrintMuch = "seq 50000; echo printed >&2; ";
 
 TEST(OutputTest, ReaderThatClosesAfterTheWorkersHaveEndedIsABrokenPipeToo) {
   Command command({LOCKSTEP_BINARY, "run", "-n", "1", "--", "/bin/sh", "-c", kPrintMuch});
@@ -142,8 +142,8 @@ TEST(OutputTest, ReaderThatClosesAfterTheWorkersHaveEndedIsABrokenPipeToo) {
 }
 
 TEST(OutputTest, FailureOfAWorkerIsReportedWhenItsOutputIsLostLater) {
-  Command command(
-      {LOCKSTEP_BINARY, "run", "-n", "1", "--", "/bin/sh", "-c", kPrintMuch + "exit 7"});
+  Command command({LOCKSTEP_BINARY, "run", "-n", "1", "--", "/bin/sh", "-c",
+                   std::string(kPrintMuch) + "exit 7"});
   ASSERT_TRUE(command.wait_for_in_err("printed", seconds(20)));
   ASSERT_TRUE(wait_for_children(command.pid(), 0, seconds(20)));
   command.close_out();

@@ -11,6 +11,7 @@
 
 #include <algorithm>
 #include <cerrno>
+#include <chrono>
 
 namespace lockstep::control {
 namespace {
@@ -56,13 +57,20 @@ int watch_writable(int fd) {
 
 }  // namespace
 
+Destination::Destination(int given)
+    : waits(may_not_be_ready(given)),
+      own(waits ? open_again(given) : base::Fd()),
+      fd(own ? own.get() : given) {}
+
+bool Destination::ready() const {
+  if (!waits) return true;
+  pollfd entry{fd, POLLOUT, 0};
+  return ::poll(&entry, 1, 0) > 0;
+}
+
 Outlet::Outlet(boost::asio::io_context& context, int fd)
-    : waits_(may_not_be_ready(fd)),
-      own_(waits_ ? open_again(fd) : base::Fd()),
-      fd_(own_ ? own_.get() : fd),
-      readiness_(context),
-      retry_(context) {
-  if (waits_) readiness_.assign(watch_writable(fd_));
+    : to_(fd), readiness_(context), retry_(context) {
+  if (to_.waits) readiness_.assign(watch_writable(to_.fd));
 }
 
 void Outlet::add(std::string_view bytes) {
@@ -80,7 +88,7 @@ bool Outlet::full() const {
 void Outlet::flush() {
   was_full_ = was_full_ || full();
   while (!closed() && !empty()) {
-    if (!ready() || !write_piece()) break;
+    if (!to_.ready() || !write_piece()) break;
   }
   if (closed()) {
     dropped_ += waiting();
@@ -97,29 +105,23 @@ void Outlet::flush() {
   }
 }
 
-bool Outlet::ready() const {
-  if (!waits_) return true;
-  pollfd entry{fd_, POLLOUT, 0};
-  return ::poll(&entry, 1, 0) > 0;
-}
-
 // False when the rest has to wait.
 bool Outlet::write_piece() {
-  const std::size_t most = waits_ ? std::min(waiting(), kPieceBytes) : waiting();
-  const ssize_t sent = ::write(fd_, queue_.data() + taken_, most);
+  const std::size_t most = to_.waits ? std::min(waiting(), kPieceBytes) : waiting();
+  const ssize_t sent = ::write(to_.fd, queue_.data() + taken_, most);
   if (sent >= 0) {
     taken_ += static_cast<std::size_t>(sent);
     written_ += static_cast<std::uint64_t>(sent);
     return true;
   }
   if (errno == EINTR) return true;
-  refused_ = errno == EAGAIN && waits_;
+  refused_ = errno == EAGAIN && to_.waits;
   if (!refused_) close(errno);
   return false;
 }
 
 void Outlet::wait_until_ready() {
-  if (waiting_ || !waits_) return;
+  if (waiting_ || !to_.waits) return;
   waiting_ = true;
   auto go_on = [this](const boost::system::error_code& error) {
     waiting_ = false;

@@ -17,6 +17,18 @@
 
 namespace lockstep::control {
 
+// What an outlet writes to: the descriptor given or, where possible, one of our own for the same pipe
+// or terminal, which is non-blocking.
+struct Destination {
+  explicit Destination(int given);
+
+  bool ready() const;
+
+  bool waits;    // pipe, socket or terminal: may not be ready
+  base::Fd own;  // may be none
+  int fd;
+};
+
 // A queue of bytes in front of a descriptor that others may share.
 //
 // The descriptor's flags stay as they are: making a shell's terminal non-blocking would break the
@@ -50,14 +62,11 @@ class Outlet {
   std::function<void()> when_closed;
 
  private:
-  bool ready() const;
   bool write_piece();
   void wait_until_ready();
   void close(int error);
 
-  bool waits_;    // pipe, socket or terminal: may not be ready
-  base::Fd own_;  // may be none
-  int fd_;
+  Destination to_;
   boost::asio::posix::stream_descriptor readiness_;
   boost::asio::steady_timer retry_;
   std::string queue_;
