@@ -90,6 +90,14 @@ bool Command::wait_for(const std::string& text, int times, Deadline deadline) {
   return true;
 }
 
+bool Command::wait_for_in_err(const std::string& text, Deadline deadline) {
+  while (count(err_, text) == 0) {
+    if (!err_pipe_ || !base::wait_ready(err_pipe_.get(), POLLIN, deadline)) return false;
+    append_from(err_pipe_, err_);
+  }
+  return true;
+}
+
 bool Command::finish(Deadline deadline) {
   while (out_pipe_ || err_pipe_) {
     if (!read_some(deadline)) return false;
@@ -134,6 +142,13 @@ std::vector<pid_t> children_of(pid_t parent) {
     if (entry.parent == parent && !entry.dead) found.push_back(entry.pid);
   }
   return found;
+}
+
+bool wait_for_children(pid_t parent, std::size_t number, Deadline deadline) {
+  while (children_of(parent).size() != number) {
+    if (deadline.expired()) return false;
+  }
+  return true;
 }
 
 std::vector<std::string> lines_of(const std::string& text) {

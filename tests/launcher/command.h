@@ -34,6 +34,9 @@ class Command {
   // Reads until standard output and error together hold `text` this many times.
   bool wait_for(const std::string& text, int times, Deadline deadline);
 
+  // Reads standard error alone until it holds `text`: nobody takes standard output meanwhile.
+  bool wait_for_in_err(const std::string& text, Deadline deadline);
+
   // Reads everything and waits for the end. False when it did not come in time.
   bool finish(Deadline deadline);
 
@@ -74,6 +77,9 @@ std::vector<pid_t> processes_with(const std::string& marker);
 
 // The living children of a process.
 std::vector<pid_t> children_of(pid_t parent);
+
+// False when it did not come to have this many in time.
+bool wait_for_children(pid_t parent, std::size_t number, Deadline deadline);
 
 // A path as one word of a shell's command line.
 inline std::string quoted(const std::string& path) {

@@ -53,13 +53,6 @@ TEST(EndsTest, WorkersThatIgnoreSigtermAreGoneWithinTwoSecondsOfAFailure) {
   EXPECT_THAT(processes_with(marker), IsEmpty());
 }
 
-bool wait_for_children(pid_t parent, std::size_t number, Deadline deadline) {
-  while (children_of(parent).size() != number) {
-    if (deadline.expired()) return false;
-  }
-  return true;
-}
-
 TEST(EndsTest, WorkerThatEndsWellDoesNotEndTheOthers) {
   Command command({LOCKSTEP_BINARY, "run", "-n", "2", "--", "/bin/sh", "-c",
                    "[ $RANK = 0 ] && exit 0; exec " + quoted(ACTOR_BINARY) + " catch"});

@@ -17,6 +17,7 @@ namespace {
 
 using ::testing::Contains;
 using ::testing::HasSubstr;
+using ::testing::Not;
 using ::testing::UnorderedElementsAre;
 
 TEST(OutputTest, EachLineBearsTheRankAndGoesWhereTheWorkerSentIt) {
@@ -125,6 +126,61 @@ TEST(OutputTest, ClosedReaderEndsTheWorkersAndSaysSo) {
   ASSERT_TRUE(command.finish(seconds(20)));
   EXPECT_EQ(command.exit_code(), 141);
   EXPECT_THAT(command.err(), HasSubstr("nobody reads the output"));
+}
+
+// More than a pipe holds and less than makes a worker wait: the launcher keeps it.
+constexpr const char* kPrintMuch = "seq 50000; echo printed >&2; ";
+
+TEST(OutputTest, ReaderThatClosesAfterTheWorkersHaveEndedIsABrokenPipeToo) {
+  Command command({LOCKSTEP_BINARY, "run", "-n", "1", "--", "/bin/sh", "-c", kPrintMuch});
+  ASSERT_TRUE(command.wait_for_in_err("printed", seconds(20)));
+  ASSERT_TRUE(wait_for_children(command.pid(), 0, seconds(20)));
+  command.close_out();
+  ASSERT_TRUE(command.finish(seconds(20)));
+  EXPECT_EQ(command.exit_code(), 141);
+  EXPECT_EQ(command.err(), "[0] printed\nlockstep: nobody reads the output any more\n");
+}
+
+TEST(OutputTest, FailureOfAWorkerIsReportedWhenItsOutputIsLostLater) {
+  Command command({LOCKSTEP_BINARY, "run", "-n", "1", "--", "/bin/sh", "-c",
+                   std::string(kPrintMuch) + "exit 7"});
+  ASSERT_TRUE(command.wait_for_in_err("printed", seconds(20)));
+  ASSERT_TRUE(wait_for_children(command.pid(), 0, seconds(20)));
+  command.close_out();
+  ASSERT_TRUE(command.finish(seconds(20)));
+  EXPECT_EQ(command.exit_code(), 7);
+  EXPECT_THAT(command.err(), HasSubstr("exited with code 7"));
+}
+
+Command run_redirected(const std::string& command, const std::string& redirection) {
+  return Command({"/bin/sh", "-c",
+                  "exec " + quoted(LOCKSTEP_BINARY) + " run -n 1 -- " + command + redirection});
+}
+
+TEST(OutputTest, FullDiskIsSaidWithTheBytesItCostAndIsAFailure) {
+  Command command = run_redirected("/bin/echo text", " >/dev/full");
+  ASSERT_TRUE(command.finish(seconds(20)));
+  EXPECT_EQ(command.exit_code(), 1);
+  EXPECT_THAT(command.err(), HasSubstr("lockstep: cannot write standard output: No space left on "
+                                       "device; dropped 9 bytes"));
+  EXPECT_EQ(lines_of(command.err()).size(), 1U) << command.err();
+}
+
+TEST(OutputTest, FullDiskEndsTheWorkers) {
+  Command command = run_redirected(quoted(ACTOR_BINARY) + " flood", " >/dev/full");
+  ASSERT_TRUE(command.finish(seconds(20)));
+  EXPECT_EQ(command.exit_code(), 1);
+  EXPECT_THAT(command.err(), HasSubstr("cannot write standard output: No space left on device"));
+  EXPECT_THAT(command.err(), HasSubstr("the workers were ended"));
+  EXPECT_THAT(command.err(), Not(HasSubstr("nobody reads")));
+}
+
+TEST(OutputTest, StandardErrorThatCannotBeWrittenIsSaidOnStandardOutput) {
+  Command command = run_redirected("/bin/sh -c 'echo text >&2'", " 2>/dev/full");
+  ASSERT_TRUE(command.finish(seconds(20)));
+  EXPECT_EQ(command.exit_code(), 1);
+  EXPECT_THAT(command.out(), HasSubstr("lockstep: cannot write standard error: No space left on "
+                                       "device; dropped 9 bytes"));
 }
 
 // The reader stays but takes nothing: the launcher must still hear signals and end.

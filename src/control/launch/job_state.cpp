@@ -94,9 +94,13 @@ JobState::Orders JobState::on_signal(int signal, Clock::time_point now) {
   return {.forward = {signal}};
 }
 
-JobState::Orders JobState::on_output_closed(Clock::time_point now) {
+JobState::Orders JobState::on_output_closed(int error, Clock::time_point now) {
   if (cause_ != Cause::kNone) return {};
-  return end(Cause::kOutputClosed, kSignalBase + SIGPIPE, SIGTERM, now + limits_.after_failure);
+  const int code = error == EPIPE ? kSignalBase + SIGPIPE : 1;
+  if (!released_) return end(Cause::kOutputClosed, code, SIGTERM, now + limits_.after_failure);
+  cause_ = Cause::kOutputClosed;
+  exit_code_ = code;
+  return {};
 }
 
 JobState::Orders JobState::on_keeper_lost() {
@@ -115,6 +119,7 @@ JobState::Orders JobState::on_time(Clock::time_point now) {
 
 JobState::Orders JobState::end(Cause cause, int code, int signal, Clock::time_point deadline) {
   if (released_) return {};
+  cut_short_ = true;
   cause_ = cause;
   exit_code_ = code;
   deadline_ = deadline;

@@ -1,11 +1,12 @@
 // What the launcher decides, without doing it: when a job ends, why, and with which exit code.
 //
-//   running   → ending    a worker failed; a signal asked for the end; nobody reads the output any
-//   more running   → released  every worker has ended ending    → released  every worker has ended,
-//   or the time to do so is up, or a second Ctrl-C came released              whatever is left is
-//   being killed; nothing is forwarded any more
+//   running → ending     a worker failed; a signal asked for the end; the output cannot be written
+//   running → released   every worker has ended
+//   ending → released    every worker has ended, the time to do so is up, or a second Ctrl-C came
+//   released             whatever is left is being killed; nothing is forwarded any more
 //
-// The first cause of the end decides the exit code; what happens after it is a consequence.
+// The first cause of the end decides the exit code; what happens after it is a consequence. Output
+// that is lost after every worker has ended well is a cause, too.
 #pragma once
 
 #include <chrono>
@@ -67,7 +68,8 @@ class JobState {
 
   Orders on_ends(const std::vector<WorkerEnd>& together, Clock::time_point now);
   Orders on_signal(int signal, Clock::time_point now);
-  Orders on_output_closed(Clock::time_point now);
+  // Standard output or error cannot be written any more; `error` is the errno.
+  Orders on_output_closed(int error, Clock::time_point now);
   Orders on_keeper_lost();
   Orders on_time(Clock::time_point now);
 
@@ -76,6 +78,7 @@ class JobState {
 
   bool released() const { return released_; }
   Cause cause() const { return cause_; }
+  bool cut_short() const { return cut_short_; }  // workers were told to end
   int live() const { return live_; }
   const std::optional<WorkerEnd>& failure() const { return failure_; }
   int exit_code() const { return exit_code_; }
@@ -87,6 +90,7 @@ class JobState {
   int live_;
   EndLimits limits_;
   bool released_ = false;
+  bool cut_short_ = false;
   Cause cause_ = Cause::kNone;
   int exit_code_ = 0;
   std::optional<WorkerEnd> failure_;

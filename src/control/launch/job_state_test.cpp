@@ -6,6 +6,7 @@
 
 #include <cerrno>
 #include <csignal>
+#include <utility>
 
 namespace lockstep::control {
 namespace {
@@ -123,16 +124,40 @@ TEST(JobStateTest, UserSignalsAreForwardedAndEndNothing) {
 
 TEST(JobStateTest, ClosedOutputEndsTheWorkersAsABrokenPipe) {
   JobState state(2, kLimits);
-  EXPECT_THAT(state.on_output_closed(kStart).forward, ElementsAre(SIGTERM, SIGCONT));
+  EXPECT_THAT(state.on_output_closed(EPIPE, kStart).forward, ElementsAre(SIGTERM, SIGCONT));
   EXPECT_EQ(state.exit_code(), 141);
-  EXPECT_THAT(state.on_output_closed(kStart).forward, IsEmpty());
+  EXPECT_TRUE(state.cut_short());
+  EXPECT_THAT(state.on_output_closed(ENOSPC, kStart).forward, IsEmpty());
+  EXPECT_EQ(state.exit_code(), 141);
 }
 
-TEST(JobStateTest, OutputThatClosesAfterTheEndChangesNothing) {
-  JobState state(1, kLimits);
-  state.on_ends({exited(0, 0)}, kStart);
-  EXPECT_THAT(state.on_output_closed(kStart).forward, IsEmpty());
-  EXPECT_EQ(state.exit_code(), 0);
+TEST(JobStateTest, OutputThatCannotBeWrittenEndsTheWorkersAsAFailure) {
+  JobState state(2, kLimits);
+  EXPECT_THAT(state.on_output_closed(ENOSPC, kStart).forward, ElementsAre(SIGTERM, SIGCONT));
+  EXPECT_EQ(state.exit_code(), 1);
+}
+
+TEST(JobStateTest, OutputThatIsLostAfterTheWorkersEndedWellGivesTheExitCode) {
+  for (const auto& [error, code] : {std::pair(EPIPE, 141), std::pair(ENOSPC, 1)}) {
+    JobState state(1, kLimits);
+    state.on_ends({exited(0, 0)}, kStart);
+    EXPECT_THAT(state.on_output_closed(error, kStart).forward, IsEmpty());
+    EXPECT_EQ(state.exit_code(), code);
+    EXPECT_EQ(state.cause(), Cause::kOutputClosed);
+    EXPECT_EQ(state.deadline(), std::nullopt);
+    EXPECT_FALSE(state.cut_short());
+  }
+}
+
+TEST(JobStateTest, OutputThatIsLostAfterAFailureOrASignalChangesNothing) {
+  JobState failed(1, kLimits);
+  failed.on_ends({exited(0, 7)}, kStart);
+  failed.on_output_closed(ENOSPC, kStart);
+  EXPECT_EQ(failed.exit_code(), 7);
+  JobState told(1, kLimits);
+  told.on_signal(SIGTERM, kStart);
+  told.on_output_closed(EPIPE, kStart);
+  EXPECT_EQ(told.exit_code(), 143);
 }
 
 TEST(JobStateTest, LostKeeperIsAFailureUnlessTheJobWasOver) {

@@ -67,6 +67,7 @@ class Launcher {
   void arm_deadline();
   void on_keeper_gone();
   void finish();
+  void conclude();
   void note(const std::string& line);
   std::chrono::seconds patience() const;
 
@@ -97,7 +98,7 @@ Launcher::Launcher(const RunOptions& options, Preparation ready, Keeper keeper)
       keeper_limit_(context_) {
   keeper_.when_event = [this](const KeeperEvent& event) { take_event(event); };
   keeper_.when_gone = [this] { on_keeper_gone(); };
-  output_.when_closed = [this] { obey(state_.on_output_closed(Clock::now())); };
+  output_.when_closed = [this](int error) { obey(state_.on_output_closed(error, Clock::now())); };
 }
 
 int Launcher::run() {
@@ -193,13 +194,20 @@ void Launcher::finish() {
   if (!options_.quiet) {
     for (const auto& line : report_.notes(state_)) output_.note(line);
   }
-  output_.flush(patience(), [this] {
-    if (output_.waiting() > 0) {
-      output_.note(
-          fmt::format("lockstep: dropped {} bytes of output: nobody read them", output_.waiting()));
-    }
-    context_.stop();
-  });
+  output_.flush(patience(), [this] { conclude(); });
+}
+
+void Launcher::conclude() {
+  // Asked here: a write that failed just now has not been told yet.
+  if (const auto lost = output_.lost(); !lost.empty()) {
+    obey(state_.on_output_closed(lost.front().error, Clock::now()));
+  }
+  for (const auto& line : JobReport::lost_output(state_, output_)) output_.note(line);
+  if (output_.waiting() > 0) {
+    output_.note(
+        fmt::format("lockstep: dropped {} bytes of output: nobody read them", output_.waiting()));
+  }
+  context_.stop();
 }
 
 void Launcher::note(const std::string& line) {

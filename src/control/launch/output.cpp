@@ -44,15 +44,18 @@ void Output::start() {
   // Posted: the outlet tells in the middle of a write, where a stream must not be entered again.
   for (const auto& outlet : {outlets_.out, outlets_.err}) {
     outlet->when_drained = [this] { boost::asio::post(context_, [this] { resume_streams(); }); };
-    outlet->when_closed = [this] { boost::asio::post(context_, [this] { when_closed(); }); };
+    outlet->when_closed = [this, from = outlet.get()] {
+      boost::asio::post(context_, [this, error = from->error()] { when_closed(error); });
+    };
   }
   for (const auto& stream : streams_) stream->start();
 }
 
 void Output::note(std::string_view line) {
-  outlets_.err->add(line);
-  outlets_.err->add("\n");
-  outlets_.err->flush();
+  Outlet& outlet = outlets_.err->closed() ? *outlets_.out : *outlets_.err;
+  outlet.add(line);
+  outlet.add("\n");
+  outlet.flush();
 }
 
 void Output::resume_streams() {
@@ -97,6 +100,16 @@ std::uint64_t Output::written() const {
 
 std::size_t Output::waiting() const {
   return outlets_.out->waiting() + (outlets_.err == outlets_.out ? 0 : outlets_.err->waiting());
+}
+
+std::vector<LostOutput> Output::lost() const {
+  std::vector<LostOutput> lost;
+  const auto& [out, err] = outlets_;
+  if (out->closed()) lost.push_back({"standard output", out->error(), out->dropped()});
+  if (err != out && err->closed()) {
+    lost.push_back({"standard error", err->error(), err->dropped()});
+  }
+  return lost;
 }
 
 const std::deque<std::string>& Output::last_lines(int rank) const {

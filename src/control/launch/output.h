@@ -5,6 +5,7 @@
 
 #include <boost/asio/io_context.hpp>
 #include <boost/asio/steady_timer.hpp>
+#include <cstdint>
 #include <deque>
 #include <functional>
 #include <memory>
@@ -17,20 +18,28 @@
 
 namespace lockstep::control {
 
+// Standard output or error, from the write that failed on.
+struct LostOutput {
+  const char* name;
+  int error;  // EPIPE when nobody reads it any more
+  std::uint64_t bytes;
+};
+
 // Threads:   where the io_context runs.
 // Blocking:  never, except for the disk under the log files.
-// Failure:   when_closed, once, when nobody reads standard output or error any more.
+// Failure:   when_closed, with the errno, when standard output or error cannot be written any more;
+//            the workers' bytes are then read and dropped.
 // Ownership: owns the pipes' read ends and the log files; the io_context must outlive it.
 class Output {
  public:
   Output(boost::asio::io_context& context, int workers, KeeperPlan& plan,
          std::vector<LogFile> logs);
 
-  std::function<void()> when_closed;
+  std::function<void(int error)> when_closed;
 
   void start();
 
-  // A line of the launcher's own, on standard error.
+  // A line of the launcher's own, on standard error; on standard output if that is lost.
   void note(std::string_view line);
 
   // No worker is left: takes what the pipes still hold, then calls `then`. Gives up on a reader of
@@ -42,6 +51,9 @@ class Output {
 
   // Bytes that nobody has read.
   std::size_t waiting() const;
+
+  // What could not be written.
+  std::vector<LostOutput> lost() const;
 
   const std::deque<std::string>& last_lines(int rank) const;
 

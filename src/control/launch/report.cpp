@@ -4,6 +4,8 @@
 #include <fmt/ranges.h>
 
 #include <algorithm>
+#include <cerrno>
+#include <cstring>
 
 #include "control/launch/output.h"
 #include "control/launch/program.h"
@@ -45,9 +47,7 @@ std::vector<std::string> JobReport::failures(const JobState& state, const Output
           fmt::format("lockstep: the launcher's keeper process {}; everything was ended",
                       describe(worker_end(0, keeper_status_))));
       break;
-    case JobState::Cause::kOutputClosed:
-      lines.push_back("lockstep: nobody reads the output any more; the workers were ended");
-      break;
+    case JobState::Cause::kOutputClosed:  // see lost_output()
     case JobState::Cause::kNone:
     case JobState::Cause::kSignal:
       break;
@@ -60,6 +60,21 @@ std::vector<std::string> JobReport::failures(const JobState& state, const Output
     lines.push_back(fmt::format("lockstep: could not end process{} {}; see `ps -fp {}`",
                                 left_.size() == 1 ? "" : "es", fmt::join(left_, ", "),
                                 fmt::join(left_, ",")));
+  }
+  return lines;
+}
+
+std::vector<std::string> JobReport::lost_output(const JobState& state, const Output& output) {
+  const bool is_cause = state.cause() == JobState::Cause::kOutputClosed;
+  const char* consequence = is_cause && state.cut_short() ? "; the workers were ended" : "";
+  std::vector<std::string> lines;
+  for (const auto& lost : output.lost()) {
+    if (lost.error != EPIPE) {
+      lines.push_back(fmt::format("lockstep: cannot write {}: {}; dropped {} bytes{}", lost.name,
+                                  std::strerror(lost.error), lost.bytes, consequence));
+    } else if (is_cause) {
+      lines.push_back(fmt::format("lockstep: nobody reads the output any more{}", consequence));
+    }
   }
   return lines;
 }

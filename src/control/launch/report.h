@@ -35,6 +35,9 @@ class JobReport {
   // Lines that are always shown: the first failure with the worker's last lines, lost logs …
   std::vector<std::string> failures(const JobState& state, const Output& output) const;
 
+  // What could not be written of the output; always shown, and last, when the bytes are counted.
+  static std::vector<std::string> lost_output(const JobState& state, const Output& output);
+
   // Lines that --quiet leaves out.
   std::vector<std::string> notes(const JobState& state) const;
 

@@ -20,7 +20,6 @@ WorkerStream::WorkerStream(boost::asio::io_context& context, base::Fd pipe, Stre
   pipe_.assign(pipe.release());
   sink_ = [this](std::string_view line) {
     targets_.tail->add(line);
-    if (targets_.outlet->closed()) return;
     targets_.outlet->add(targets_.prefix);
     targets_.outlet->add(line);
     targets_.outlet->add("\n");
