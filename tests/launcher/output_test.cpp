@@ -175,6 +175,17 @@ TEST(OutputTest, FullDiskEndsTheWorkers) {
   EXPECT_THAT(command.err(), Not(HasSubstr("nobody reads")));
 }
 
+TEST(OutputTest, AFileThatMayNotGrowFurtherIsSaidToo) {
+  const std::string flood =
+      quoted(LOCKSTEP_BINARY) + " run -n 1 -- " + quoted(ACTOR_BINARY) + " flood";
+  Command command(
+      {"/bin/sh", "-c",
+       "file=$(mktemp) && ulimit -f 16 && " + flood + " >$file; code=$?; rm -f $file; exit $code"});
+  ASSERT_TRUE(command.finish(seconds(20)));
+  EXPECT_EQ(command.exit_code(), 1);
+  EXPECT_THAT(command.err(), HasSubstr("cannot write standard output: File too large"));
+}
+
 TEST(OutputTest, StandardErrorThatCannotBeWrittenIsSaidOnStandardOutput) {
   Command command = run_redirected("/bin/sh -c 'echo text >&2'", " 2>/dev/full");
   ASSERT_TRUE(command.finish(seconds(20)));

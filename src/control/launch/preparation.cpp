@@ -104,7 +104,9 @@ OriginalProcess set_up_process(const RunOptions& options) {
   sigset_t blocked;
   sigemptyset(&blocked);
   for (const int signal : signals_to_forward()) sigaddset(&blocked, signal);
+  // What cannot be written is told, and does not kill.
   sigaddset(&blocked, SIGPIPE);
+  sigaddset(&blocked, SIGXFSZ);
   sigaddset(&blocked, SIGCHLD);
   ::sigprocmask(SIG_BLOCK, &blocked, &original.signal_mask);
   ::prctl(PR_SET_CHILD_SUBREAPER, 1);
