@@ -152,6 +152,13 @@ std::optional<Failure> GlooLink::heard_from(int peer, Deadline deadline) noexcep
   return news_.await(peer, deadline);
 }
 
+std::optional<Failure> GlooLink::end_of(int peer) const {
+  if (!news_.ended(peer)) return std::nullopt;
+  if (auto said = news_.await(peer, Deadline::after(std::chrono::nanoseconds(0)))) return said;
+  return Failure{
+      ErrorKind::kPeerLost, {peer}, fmt::format("rank {} was lost without a word", peer)};
+}
+
 void GlooLink::explain(int peer, const std::string& detail) {
   if (const auto failure = this->failure()) raise(*failure);
   if (const auto said = news_.await(peer, Deadline::after(kNoticePatience))) raise(*said);

@@ -36,6 +36,7 @@ class GlooLink : public Link {
   std::optional<Failure> failure() const override;
   void tell(const Failure& failure) noexcept override { tell(failure, kNoticePatience); }
   std::optional<Failure> heard_from(int peer, Deadline deadline) noexcept override;
+  std::optional<Failure> end_of(int peer) const override;
   bool has_native_all_reduce() const override { return true; }
   void native_all_reduce(const Buffer& data, ReduceOp op, std::uint32_t tag,
                          Deadline deadline) override;
