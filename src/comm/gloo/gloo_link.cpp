@@ -149,6 +149,8 @@ void GlooLink::tell(const Failure& failure, std::chrono::milliseconds patience) 
 }
 
 std::optional<Failure> GlooLink::heard_from(int peer, Deadline deadline) noexcept {
+  if (peer < 0 || peer >= size() || peer == rank())
+    return std::nullopt;  // a peer may have named anybody
   return news_.await(peer, deadline);
 }
 
