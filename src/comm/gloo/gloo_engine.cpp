@@ -14,6 +14,8 @@
 #include <netdb.h>
 #include <sys/socket.h>
 
+#include <system_error>
+
 #include "base/bytes.h"
 #include "base/fd.h"
 #include "base/hash.h"
@@ -159,6 +161,9 @@ Attempt try_to_form(Bootstrap& bootstrap, const CommOptions& options, int number
     return {nullptr, error.what()};
   } catch (const Error&) {
     throw;  // the bootstrap itself failed, or its deadline has passed
+  } catch (const std::system_error& error) {
+    return {nullptr, fmt::format("rank {} cannot start a thread ({}); raise `ulimit -u`",
+                                 bootstrap.rank(), error.what())};
   } catch (const std::exception& error) {
     return {nullptr, error.what()};
   }
