@@ -154,7 +154,7 @@ Attempt try_to_form(Bootstrap& bootstrap, const CommOptions& options, int number
   context->setTimeout(std::chrono::milliseconds(400 << number));
   try {
     context->connectFullMesh(store, device);
-    auto link = std::make_shared<GlooLink>(std::move(context));
+    auto link = GlooLink::make(std::move(context));
     prove_to_all(*link, bootstrap, earlier(deadline, Deadline::after(std::chrono::seconds(10))));
     return {std::move(link), ""};
   } catch (const PeerLost& error) {
