@@ -4,6 +4,7 @@
 #include <signal.h>
 
 #include "tests/comm/nccl/fake_worlds.h"
+#include "tests/support/refused_thread.h"
 #include "tests/support/survivors.h"
 
 namespace lockstep::testing {
@@ -295,6 +296,21 @@ TEST(NcclEngine, AWorkMayOutliveItsComm) {
   kept.wait();
   EXPECT_TRUE(kept.done());
   kept = Work();
+  EXPECT_EQ(device->left_over(), 0U);
+}
+
+TEST(NcclEngine, AWatchThatCannotStartIsUnavailableAndHoldsNobodyUp) {
+  const auto device = std::make_shared<FakeDevice>();
+  const auto outcomes = run_on(device, {"thread", 1, milliseconds(5000)}, [&](Comm& comm) {
+    Ones ones(*device);
+    static_cast<void>(comm.device_arena(kFirstGpu, 4000));  // its device's own threads come first
+    const RefusedThread refused(0);
+    const Work work = comm.all_reduce(ones.data.buffer(), {.factor = 2});
+    EXPECT_TRUE(refused.happened());
+    work.wait();
+  });
+  EXPECT_EQ(outcomes[0].kind, ErrorKind::kUnavailable) << outcomes[0].text;
+  EXPECT_THAT(outcomes[0].text, HasSubstr("no more threads"));
   EXPECT_EQ(device->left_over(), 0U);
 }
 
