@@ -314,6 +314,19 @@ TEST(NcclEngine, AWatchThatCannotStartIsUnavailableAndHoldsNobodyUp) {
   EXPECT_EQ(device->left_over(), 0U);
 }
 
+TEST(NcclEngine, AnArenaIsGivenBackOnItsOwnDevice) {
+  const auto device = std::make_shared<FakeDevice>();
+  const auto outcomes = run_on(device, {"thread", 1, milliseconds(5000)}, [&](Comm& comm) {
+    auto arena = comm.device_arena(kFirstGpu, 4000);
+    device->choose_device(1);
+    arena.reset();
+    EXPECT_EQ(device->arena_released_on(), 0);
+    EXPECT_EQ(device->current_device(), 1) << "the caller's choice";
+  });
+  EXPECT_FALSE(outcomes[0].kind) << outcomes[0].text;
+  EXPECT_EQ(device->left_over(), 0U);
+}
+
 std::vector<std::string> hosts() {
   std::vector<std::string> names;
   for (const EngineInfo& engine : engines()) {
