@@ -102,7 +102,7 @@ Seeds arena_seeds() {
   const comm::Party higher{"the secret", "world", "arena", 2, 3};
   comm::Session calling = comm::Session::to(higher, 0);
   comm::Session listening = comm::Session::from_anyone(lower);
-  Seeds seeds{comm::encode(comm::Card{"host", "socket", 4096})};
+  Seeds seeds{comm::encode(comm::Card{"host", "socket", 4096, 4711, "pid:[1]"})};
   std::string packet = calling.hello();
   bool to_listener = true;
   while (true) {

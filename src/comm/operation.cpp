@@ -7,16 +7,22 @@
 
 namespace lockstep::comm {
 
+// In a child of fork() the thread that sleeps in the queue is its parent's: whoever destroyed what it sleeps on would
+// wait for it to wake up.
+OperationQueue::~OperationQueue() {
+  if (::getpid() != pid_) static_cast<void>(changed_.release());
+}
+
 void OperationQueue::push(std::shared_ptr<Operation> operation, bool wake) {
   const std::lock_guard lock(mutex_);
   queue_.push_back(std::move(operation));
-  if (wake) changed_.notify_all();
+  if (wake) changed_->notify_all();
 }
 
 void OperationQueue::stop() {
   const std::lock_guard lock(mutex_);
   stopping_ = true;
-  changed_.notify_all();
+  changed_->notify_all();
 }
 
 bool OperationQueue::idle() const {
@@ -31,7 +37,7 @@ void OperationQueue::run_front(std::unique_lock<std::mutex>& lock) {
   running_->run();
   lock.lock();
   running_.reset();
-  if (stopping_ || !queue_.empty()) changed_.notify_all();  // or there is nothing to wake up for
+  if (stopping_ || !queue_.empty()) changed_->notify_all();  // or there is nothing to wake up for
 }
 
 void OperationQueue::help(const Operation& operation) {
@@ -55,7 +61,7 @@ void OperationQueue::run_ready() {
 void OperationQueue::run_until_stopped() {
   std::unique_lock lock(mutex_);
   while (true) {
-    changed_.wait(lock, [&] { return !running_ && (stopping_ || !queue_.empty()); });
+    changed_->wait(lock, [&] { return !running_ && (stopping_ || !queue_.empty()); });
     if (queue_.empty()) return;
     run_front(lock);
   }

@@ -2,6 +2,7 @@
 #pragma once
 
 #include <lockstep/deadline.h>
+#include <unistd.h>
 
 #include <condition_variable>
 #include <deque>
@@ -25,6 +26,8 @@ class Operation;
 //            operations itself.
 class OperationQueue {
  public:
+  ~OperationQueue();
+
   // `wake`: somebody must run it soon, for the peers' sake. Else it may lie until it is waited for.
   void push(std::shared_ptr<Operation> operation, bool wake);
 
@@ -46,8 +49,9 @@ class OperationQueue {
  private:
   void run_front(std::unique_lock<std::mutex>& lock);
 
+  int pid_ = ::getpid();
   mutable std::mutex mutex_;
-  std::condition_variable changed_;
+  std::unique_ptr<std::condition_variable> changed_ = std::make_unique<std::condition_variable>();
   std::deque<std::shared_ptr<Operation>> queue_;
   std::shared_ptr<Operation> running_;
   bool stopping_ = false;

@@ -390,25 +390,36 @@ class Deadly : public Wrapped {
   int left_;
 };
 
-void expect_survivors_name(ProcessWorld& workers, int size, int victim) {
+// Every worker but the victim names it, in this way.
+void expect_survivors_name(ProcessWorld& workers, int size, int victim, ErrorKind kind) {
   for (int rank = 0; rank < size; ++rank) {
     if (rank == victim) continue;
     const auto outcome = workers.wait(rank, soon());
     ASSERT_TRUE(outcome) << "rank " << rank << " hangs";
-    EXPECT_TRUE(outcome->kind == ErrorKind::kTimeout || outcome->kind == ErrorKind::kPeerLost)
-        << outcome->text;
-    EXPECT_THAT(outcome->ranks, ::testing::Contains(victim)) << outcome->text;
+    EXPECT_EQ(outcome->kind, kind) << outcome->text;
+    EXPECT_THAT(outcome->ranks, ElementsAre(victim)) << outcome->text;
   }
 }
 
-TEST(ArenaHandOver, AWorkerKilledAtAnyStepIsNamedByTheOthers) {
+TEST(ArenaHandOver, AWorkerKilledBeforeAnybodyKnowsWhereItIsIsATimeout) {
   for (const int victim : {0, 1, 2}) {
-    for (const int calls : {0, 1, 2}) {
+    ProcessWorld workers(3, [&](Bootstrap& inner) {
+      Deadly bootstrap(inner, inner.rank() == victim ? 0 : 1000);
+      share_and_check(bootstrap, "x", Deadline::after(milliseconds(1000)));
+    });
+    expect_survivors_name(workers, 3, victim, ErrorKind::kTimeout);
+  }
+}
+
+TEST(ArenaHandOver, AWorkerKilledAfterwardsIsPeerLostToTheOthersLongBeforeTheirDeadline) {
+  for (const int victim : {0, 1, 2}) {
+    for (const int calls : {1, 2}) {
+      SCOPED_TRACE(fmt::format("rank {} after {} calls", victim, calls));
       ProcessWorld workers(3, [&](Bootstrap& inner) {
         Deadly bootstrap(inner, inner.rank() == victim ? calls : 1000);
-        share_and_check(bootstrap, "x", Deadline::after(milliseconds(1000)));
+        share_and_check(bootstrap, "x", Deadline::after(seconds(300)));
       });
-      expect_survivors_name(workers, 3, victim);
+      expect_survivors_name(workers, 3, victim, ErrorKind::kPeerLost);
     }
   }
 }

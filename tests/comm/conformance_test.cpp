@@ -8,6 +8,7 @@
 #include <atomic>
 #include <thread>
 
+#include "comm/engines.h"
 #include "plan/tree.h"
 #include "tests/support/elements.h"
 #include "tests/support/slow_build.h"
@@ -585,6 +586,22 @@ TEST_P(Conformance, BadInputIsThrownByTheCallAndHarmsNothing) {
     comm.all_reduce(buffer_of(data)).wait();
     EXPECT_EQ(data[9], 2.0F);
   });
+}
+
+// What a peer says why it ends names ranks, and they are followed.
+TEST_P(Conformance, ARankThatAPeerMadeUpIsSomebodyWhoHasSaidNothing) {
+  const auto store = std::make_shared<LocalStore>();
+  std::vector<std::thread> threads;
+  for (int rank = 0; rank < 2; ++rank) {
+    threads.emplace_back([&, rank] {
+      LocalBootstrap bootstrap(store, "made up", rank, 2);
+      const auto link = comm::connect_link(GetParam(), bootstrap, {});
+      for (const int nobody : {-1, 2, 100'000'000}) {
+        EXPECT_FALSE(link->heard_from(nobody, Deadline::after(milliseconds(1)))) << nobody;
+      }
+    });
+  }
+  for (auto& thread : threads) thread.join();
 }
 
 std::vector<std::string> built_engines() {

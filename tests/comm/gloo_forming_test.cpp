@@ -13,6 +13,7 @@
 
 #include "base/fd.h"
 #include "tests/support/elements.h"
+#include "tests/support/refused_thread.h"
 #include "tests/support/workers.h"
 
 namespace lockstep::testing {
@@ -49,7 +50,11 @@ base::Fd connect_to(int port) {
   return stranger;
 }
 
-std::vector<Outcome> form(const std::vector<std::string>& secrets, milliseconds timeout) {
+// Rank 0 cannot start the thread that comes after so many others.
+constexpr int kAllThreads = -1;
+
+std::vector<Outcome> form(const std::vector<std::string>& secrets, milliseconds timeout,
+                          int threads_of_rank_0 = kAllThreads) {
   const auto store = std::make_shared<LocalStore>();
   const int size = static_cast<int>(secrets.size());
   std::vector<Outcome> outcomes(size);
@@ -61,7 +66,10 @@ std::vector<Outcome> form(const std::vector<std::string>& secrets, milliseconds 
         bootstrap.set_secret(secrets[rank]);
         CommOptions options;
         options.timeout = timeout;
+        std::optional<RefusedThread> refused;
+        if (rank == 0 && threads_of_rank_0 != kAllThreads) refused.emplace(threads_of_rank_0);
         Comm comm = connect("gloo", bootstrap, options);
+        EXPECT_TRUE(!refused || refused->happened());
         std::vector<std::int32_t> data{1};
         comm.all_reduce(buffer_of(data)).wait();
         EXPECT_EQ(data[0], size);
@@ -97,6 +105,15 @@ TEST(GlooForming, AWorkerWithAnotherSecretIsKeptOut) {
   for (const Outcome& outcome : outcomes) {
     EXPECT_EQ(outcome.kind, ErrorKind::kPeerLost) << outcome.text;
     EXPECT_THAT(outcome.text, HasSubstr("does not know the secret"));
+  }
+}
+
+// Gloo's own is the first; then come the watchdog's, and one for each peer.
+TEST(GlooForming, AThreadThatCannotStartSpoilsAnAttemptAndNoMore) {
+  for (const int threads : {1, 2, 3}) {
+    SCOPED_TRACE(threads);
+    const auto outcomes = form({"s", "s", "s"}, milliseconds(60'000), threads);
+    for (const Outcome& outcome : outcomes) EXPECT_FALSE(outcome.kind) << outcome.text;
   }
 }
 

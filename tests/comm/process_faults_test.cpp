@@ -2,6 +2,7 @@
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 #include <signal.h>
+#include <sys/wait.h>
 #include <unistd.h>
 
 #include <chrono>
@@ -237,6 +238,87 @@ TEST(ShmFaults, AKilledWorkerIsMissedWithinTenMilliseconds) {
   for (int i = 0; i < 5; ++i) least = std::min(least, time_to_notice());
   RecordProperty("least_us", std::to_string(least.count() / 1000));
   EXPECT_LT(least, milliseconds(10));
+}
+
+// A child that leaves its copy of the Comm. How it ended; nothing when it did not, and was killed.
+std::optional<int> leave_in_a_child(Comm& comm) {
+  std::this_thread::sleep_for(
+      milliseconds(50));  // threads of the Comm sleep by then, without locks
+  const pid_t child = ::fork();
+  if (child == 0) {
+    static_cast<void>(Comm(std::move(comm)));
+    ::_exit(0);
+  }
+  int status = 0;
+  for (const auto deadline = Deadline::after(milliseconds(5000)); !deadline.expired();) {
+    if (::waitpid(child, &status, WNOHANG) == child) return status;
+    std::this_thread::sleep_for(milliseconds(1));  // waitpid has no deadline
+  }
+  ::kill(child, SIGKILL);
+  ::waitpid(child, &status, 0);
+  return std::nullopt;
+}
+
+#if defined(__SANITIZE_THREAD__)
+constexpr bool kWaitsForThreadsOfTheParent = true;  // it counts those that fork() did not copy
+#else
+constexpr bool kWaitsForThreadsOfTheParent = false;
+#endif
+
+void insist_on_leaving_in_a_child(Comm& comm) {
+  const auto status = leave_in_a_child(comm);
+  if (!status && kWaitsForThreadsOfTheParent) return;
+  if (status != 0) {
+    throw BadInput(status ? "the child crashed" : "the child hangs");
+  }
+}
+
+void insist_on_sums(Comm& comm) {
+  for (int round = 0; round < 5; ++round) {
+    for (const std::size_t count : {std::size_t{10}, std::size_t{300'000}}) {
+      std::vector<float> data(count, 1.0F);
+      comm.all_reduce(buffer_of(data)).wait();
+      if (data != std::vector<float>(count, static_cast<float>(comm.size())))
+        throw BadInput("a sum is wrong");
+    }
+  }
+}
+
+void expect_all_to_return(ProcessWorld& workers, int size) {
+  for (int rank = 0; rank < size; ++rank) {
+    const auto outcome = workers.wait(rank, Deadline::after(std::chrono::seconds(20)));
+    ASSERT_TRUE(outcome) << "rank " << rank << " hangs";
+    EXPECT_FALSE(outcome->kind) << outcome->text;
+    EXPECT_EQ(outcome->text, "") << "rank " << rank;
+  }
+}
+
+TEST_P(ProcessFaults, AChildOfForkThatLeavesItsCopyOfACommLeavesTheWorldAsItIs) {
+  ProcessWorld workers({GetParam(), 3, milliseconds(15'000)}, [](Comm& comm) {
+    if (comm.rank() == 1) insist_on_leaving_in_a_child(comm);
+    insist_on_sums(comm);
+    if (comm.rank() == 1) insist_on_leaving_in_a_child(comm);
+    insist_on_sums(comm);
+  });
+  expect_all_to_return(workers, 3);
+}
+
+TEST_P(ProcessFaults, AChildOfForkInTheMiddleOfAnOperationDoesSoToo) {
+  ProcessWorld workers({GetParam(), 2, milliseconds(15'000)}, [](Comm& comm) {
+    std::vector<float> data(300'000, 1.0F);
+    if (comm.rank() == 0) {
+      comm.recv(1, {nullptr, 0, DType::kUInt8}).wait();
+      comm.all_reduce(buffer_of(data)).wait();
+    } else {
+      const Work work = comm.all_reduce(buffer_of(data));
+      insist_on_leaving_in_a_child(comm);
+      comm.send(0, {nullptr, 0, DType::kUInt8}).wait();
+      work.wait();
+    }
+    if (data != std::vector<float>(data.size(), 2.0F)) throw BadInput("a sum is wrong");
+    insist_on_sums(comm);
+  });
+  expect_all_to_return(workers, 2);
 }
 
 std::vector<std::string> engines_between_processes() {

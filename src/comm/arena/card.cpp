@@ -9,7 +9,7 @@
 namespace lockstep::comm {
 namespace {
 
-constexpr std::uint16_t kCardVersion = 1;
+constexpr std::uint16_t kCardVersion = 2;
 constexpr std::size_t kMostHostBytes = 256;
 constexpr std::size_t kMostNameBytes = 100;  // a socket's name has 107
 constexpr std::uint64_t kMostArenaBytes = std::uint64_t{1} << 62;
@@ -26,6 +26,8 @@ std::string encode(const Card& card) {
       .put_text(card.host)
       .put_text(card.socket_name)
       .put(card.bytes)
+      .put(card.process)
+      .put_text(card.process_namespace)
       .take();
 }
 
@@ -36,6 +38,8 @@ std::optional<Card> decode_card(std::string_view bytes) {
   card.host = reader.get_text(kMostHostBytes);
   card.socket_name = reader.get_text(kMostNameBytes);
   card.bytes = reader.get<std::uint64_t>();
+  card.process = reader.get<std::int32_t>();
+  card.process_namespace = reader.get_text(kMostHostBytes);
   if (!reader.done() || version != kCardVersion) return std::nullopt;
   if (card.socket_name.empty() || card.bytes == 0 || card.bytes > kMostArenaBytes) {
     return std::nullopt;
@@ -47,6 +51,10 @@ std::string host_identity() {
   std::string boot = base::read_file("/proc/sys/kernel/random/boot_id", kMostHostBytes / 2);
   while (!boot.empty() && boot.back() == '\n') boot.pop_back();
   return boot + " " + namespace_of_this_process("net") + " " + namespace_of_this_process("user");
+}
+
+std::string process_namespace() {
+  return namespace_of_this_process("pid");
 }
 
 }  // namespace lockstep::comm

@@ -6,7 +6,7 @@ namespace lockstep::comm {
 namespace {
 
 TEST(CardTest, SurvivesTheWayThroughTheBootstrap) {
-  const Card card{"a host", "a socket", 1 << 20};
+  const Card card{"a host", "a socket", 1 << 20, 4711, "a namespace"};
   EXPECT_EQ(decode_card(encode(card)), card);
 }
 

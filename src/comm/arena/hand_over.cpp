@@ -3,8 +3,11 @@
 #include <fmt/format.h>
 #include <fmt/ranges.h>
 #include <poll.h>
+#include <sys/syscall.h>
+#include <unistd.h>
 
 #include <algorithm>
+#include <cerrno>
 
 #include "base/log.h"
 
@@ -32,7 +35,8 @@ HandOver::HandOver(const Arena& mine, const std::string& name, Bootstrap& bootst
   const std::string prefix = fmt::format("arena/{}/", name);
   const std::string host = host_identity();
   bootstrap.put(prefix + std::to_string(party_.rank),
-                encode(Card{host, listener_.name, mine.size()}), deadline);
+                encode(Card{host, listener_.name, mine.size(), ::getpid(), process_namespace()}),
+                deadline);
   fetch_cards(bootstrap, prefix, host);
 }
 
@@ -54,7 +58,9 @@ void HandOver::fetch_cards(Bootstrap& bootstrap, const std::string& prefix,
                                    rank, party_.rank),
                        {rank});
       }
-      if (card->host == own_host) peers_[rank].card = std::move(card);
+      if (card->host != own_host) continue;
+      peers_[rank].card = std::move(card);
+      if (rank > party_.rank) watch(rank);
     } catch (const Timeout&) {
       missing.push_back(rank);
     }
@@ -64,6 +70,16 @@ void HandOver::fetch_cards(Bootstrap& bootstrap, const std::string& prefix,
                             "doing, or allow more time",
                             party_.rank, party_.arena, fmt::join(missing, ", ")),
                 missing);
+}
+
+// Without a descriptor the deadline tells.
+void HandOver::watch(int rank) {
+  Peer& peer = peers_[rank];
+  const int process = peer.card->process;
+  if (process <= 0 || process == ::getpid()) return;
+  if (peer.card->process_namespace != process_namespace()) return;
+  peer.process.reset(static_cast<int>(::syscall(SYS_pidfd_open, process, 0)));
+  if (!peer.process && errno == ESRCH) fail(rank, ErrorKind::kPeerLost, "it died");
 }
 
 std::vector<std::optional<Arena>> HandOver::run() {
@@ -124,15 +140,27 @@ void HandOver::wait_for_news() {
     entries.push_back({connection.socket.get(), POLLIN, 0});
     behind.push_back(&connection);
   }
+  const std::size_t connected = entries.size();
+  std::vector<int> watched;
+  for (int rank = 0; rank < party_.size; ++rank) {
+    if (!peers_[rank].pending() || !peers_[rank].process) continue;
+    entries.push_back({peers_[rank].process.get(), POLLIN, 0});
+    watched.push_back(rank);
+  }
   const auto due = next_due();
   auto until = due ? earlier(deadline_, Deadline::at(*due)) : deadline_;
   if (look_) until = earlier(until, Deadline::after(kPauseBetweenLooks));
   if (::poll(entries.data(), entries.size(), until.left_ms()) <= 0) return;
-  for (std::size_t i = 1; i < entries.size(); ++i) {
+  for (std::size_t i = 1; i < connected; ++i) {
     // An earlier one may have ended this one.
     if (entries[i].revents != 0 && behind[i]->socket) serve(*behind[i]);
   }
   if (entries[0].revents != 0) accept_all();
+  for (std::size_t i = 0; i < watched.size(); ++i) {
+    // What it had sent before has been taken above.
+    if (entries[connected + i].revents != 0 && peers_[watched[i]].pending())
+      fail(watched[i], ErrorKind::kPeerLost, "it died");
+  }
 }
 
 // When something is to be done though nothing arrives.

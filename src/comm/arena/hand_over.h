@@ -11,7 +11,8 @@
 //
 // A stranger costs a slot among kMostStrangers for kStrangerPatience at most; what it may not do is
 // logged. A worker that was taken for one, because it was slow or a crowd came, calls again. The
-// socket of a worker that is not done stays open, so when nobody listens there, the worker is gone.
+// socket of a worker that is not done stays open, so when nobody listens there, the worker is gone. A
+// higher rank that dies before it calls is missed by its process, where its number means the same.
 #pragma once
 
 #include <lockstep/arena.h>
@@ -51,6 +52,7 @@ class HandOver {
   };
   struct Peer {
     std::optional<Card> card;  // of a worker of this host that is not this one
+    base::Fd process;          // of a higher rank that can be watched; readable when it has died
     bool called = false;
     TimePoint call_at{};    // not before
     std::string hindrance;  // why a call came to nothing
@@ -68,6 +70,7 @@ class HandOver {
   };
 
   void fetch_cards(Bootstrap& bootstrap, const std::string& prefix, const std::string& own);
+  void watch(int rank);
   bool anybody_pending() const;
 
   void call_lower_ranks();

@@ -14,6 +14,8 @@
 #include <netdb.h>
 #include <sys/socket.h>
 
+#include <system_error>
+
 #include "base/bytes.h"
 #include "base/fd.h"
 #include "base/hash.h"
@@ -152,13 +154,16 @@ Attempt try_to_form(Bootstrap& bootstrap, const CommOptions& options, int number
   context->setTimeout(std::chrono::milliseconds(400 << number));
   try {
     context->connectFullMesh(store, device);
-    auto link = std::make_shared<GlooLink>(std::move(context));
+    auto link = GlooLink::make(std::move(context));
     prove_to_all(*link, bootstrap, earlier(deadline, Deadline::after(std::chrono::seconds(10))));
     return {std::move(link), ""};
   } catch (const PeerLost& error) {
     return {nullptr, error.what()};
   } catch (const Error&) {
     throw;  // the bootstrap itself failed, or its deadline has passed
+  } catch (const std::system_error& error) {
+    return {nullptr, fmt::format("rank {} cannot start a thread ({}); raise `ulimit -u`",
+                                 bootstrap.rank(), error.what())};
   } catch (const std::exception& error) {
     return {nullptr, error.what()};
   }

@@ -53,6 +53,12 @@ class GlooTransfer : public Transfer {
   std::unique_ptr<gloo::transport::UnboundBuffer> buffer_;
 };
 
+std::shared_ptr<GlooLink> GlooLink::make(std::shared_ptr<gloo::rendezvous::Context> context) {
+  return {new GlooLink(std::move(context)), [](GlooLink* link) {
+            if (::getpid() == link->pid_) delete link;
+          }};
+}
+
 GlooLink::GlooLink(std::shared_ptr<gloo::rendezvous::Context> context)
     : context_(std::move(context)),
       told_(context_->size),
@@ -105,6 +111,7 @@ void GlooLink::fail(const Failure& failure) noexcept {
 }
 
 void GlooLink::end(const Failure& failure, std::chrono::milliseconds patience) noexcept {
+  if (::getpid() != pid_) return;  // a child of fork(): the world is its parent's
   {
     const std::lock_guard lock(mutex_);
     if (failure_) return;
@@ -121,6 +128,7 @@ void GlooLink::end(const Failure& failure, std::chrono::milliseconds patience) n
 }
 
 void GlooLink::tell(const Failure& failure, std::chrono::milliseconds patience) noexcept {
+  if (::getpid() != pid_) return;
   const std::lock_guard lock(told_mutex_);
   if (told_all_) return;
   told_all_ = true;
@@ -149,7 +157,16 @@ void GlooLink::tell(const Failure& failure, std::chrono::milliseconds patience) 
 }
 
 std::optional<Failure> GlooLink::heard_from(int peer, Deadline deadline) noexcept {
+  if (peer < 0 || peer >= size() || peer == rank())
+    return std::nullopt;  // a peer may have named anybody
   return news_.await(peer, deadline);
+}
+
+std::optional<Failure> GlooLink::end_of(int peer) const {
+  if (!news_.ended(peer)) return std::nullopt;
+  if (auto said = news_.await(peer, Deadline::after(std::chrono::nanoseconds(0)))) return said;
+  return Failure{
+      ErrorKind::kPeerLost, {peer}, fmt::format("rank {} was lost without a word", peer)};
 }
 
 void GlooLink::explain(int peer, const std::string& detail) {

@@ -3,6 +3,7 @@
 
 #include <gloo/rendezvous/context.h>
 #include <gloo/transport/unbound_buffer.h>
+#include <unistd.h>
 
 #include <memory>
 #include <mutex>
@@ -22,8 +23,9 @@ class GlooLink : public Link {
   static constexpr auto kNoticePatience = std::chrono::milliseconds(200);
   static constexpr auto kLeavePatience = std::chrono::milliseconds(3000);
 
-  // `context` is a full mesh.
-  explicit GlooLink(std::shared_ptr<gloo::rendezvous::Context> context);
+  // `context` is a full mesh. A child of fork() has a copy of the link that it never destroys: the connections are its
+  // parent's, and the threads that it would wait for are there, too.
+  static std::shared_ptr<GlooLink> make(std::shared_ptr<gloo::rendezvous::Context> context);
   ~GlooLink() override;
 
   int rank() const override { return context_->rank; }
@@ -36,12 +38,15 @@ class GlooLink : public Link {
   std::optional<Failure> failure() const override;
   void tell(const Failure& failure) noexcept override { tell(failure, kNoticePatience); }
   std::optional<Failure> heard_from(int peer, Deadline deadline) noexcept override;
+  std::optional<Failure> end_of(int peer) const override;
   bool has_native_all_reduce() const override { return true; }
   void native_all_reduce(const Buffer& data, ReduceOp op, std::uint32_t tag,
                          Deadline deadline) override;
 
  private:
   friend class GlooTransfer;
+  explicit GlooLink(std::shared_ptr<gloo::rendezvous::Context> context);
+
   struct Notice {
     std::string bytes;
     std::unique_ptr<gloo::transport::UnboundBuffer> buffer;  // nothing before it is sent
@@ -56,6 +61,7 @@ class GlooLink : public Link {
   // was lost.
   [[noreturn]] void explain(int peer, const std::string& detail);
 
+  int pid_ = ::getpid();
   std::shared_ptr<gloo::rendezvous::Context> context_;
   Watchdog watchdog_;
   mutable std::mutex mutex_;

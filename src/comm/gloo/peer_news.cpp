@@ -13,19 +13,28 @@ PeerNews::PeerNews(gloo::Context& context, Watchdog& watchdog, std::function<voi
     peer.buffer = context.createUnboundBuffer(peer.bytes.data(), peer.bytes.size());
     peer.buffer->recv(number, kNoticeSlot);
   }
-  for (int number = 0; number < context.size; ++number) {
-    if (peers_[number].buffer)
-      peers_[number].thread = std::thread([this, number] { listen(number); });
+  try {
+    for (int number = 0; number < context.size; ++number) {
+      if (peers_[number].buffer)
+        peers_[number].thread = std::thread([this, number] { listen(number); });
+    }
+  } catch (const std::exception&) {  // a host that allows no more threads
+    stop();
+    throw;
   }
 }
 
 PeerNews::~PeerNews() {
+  stop();
+}
+
+void PeerNews::stop() {
   {
     const std::lock_guard lock(mutex_);
     stopping_ = true;
   }
   for (Peer& peer : peers_) {
-    if (!peer.buffer) continue;
+    if (!peer.thread.joinable()) continue;
     peer.buffer->abortWaitRecv();
     peer.thread.join();
   }

@@ -30,6 +30,7 @@ namespace lockstep::comm {
 
 // Threads:   any.
 // Blocking:  await, until its deadline; the destructor interrupts the threads.
+// Failure:   the constructor lets through what Gloo or the host says when a thread cannot start.
 // Ownership: the context must outlive it.
 class PeerNews {
  public:
@@ -49,6 +50,7 @@ class PeerNews {
     std::optional<Failure> said;
     std::thread thread;
   };
+  void stop();
   void listen(int number);
   void send_receipt(int number);
 

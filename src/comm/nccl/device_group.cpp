@@ -45,7 +45,12 @@ class NcclArena : public DeviceArena {
   }
   ~NcclArena() override {
     communicator_->remove_arena(data_);
-    api_->release_arena(data_);
+    try {  // what may still use it is queued there, whichever device the caller has chosen
+      const ChosenDevice chosen(*api_, device_.index);
+      api_->release_arena(data_);
+    } catch (const Error&) {  // the device is lost, and all that was queued there
+      api_->release_arena(data_);
+    }
   }
 
   std::byte* data() const override { return static_cast<std::byte*>(data_); }

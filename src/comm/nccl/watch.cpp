@@ -4,6 +4,7 @@
 
 #include <algorithm>
 #include <set>
+#include <system_error>
 #include <utility>
 
 #include "comm/nccl/pause.h"
@@ -81,6 +82,15 @@ Watch::~Watch() {
   if (thread_.joinable()) thread_.join();
 }
 
+void Watch::begin() {
+  if (thread_.joinable()) return;
+  try {
+    thread_ = std::thread([this] { loop(); });
+  } catch (const std::system_error&) {
+    throw Unavailable("this host allows no more threads; raise `ulimit -u`");
+  }
+}
+
 void Watch::add(std::shared_ptr<Flight> flight, std::shared_ptr<Communicator> communicator,
                 std::shared_ptr<Lookout> lookout, std::chrono::milliseconds timeout) {
   auto entry = std::make_shared<Entry>();
@@ -88,9 +98,9 @@ void Watch::add(std::shared_ptr<Flight> flight, std::shared_ptr<Communicator> co
   bool sleeps = false;  // else the thread comes round by itself
   {
     const std::lock_guard lock(mutex_);
+    begin();  // first: without the thread nobody would ever drop the entry
     sleeps = entries_.empty();
     entries_.push_back(std::move(entry));
-    if (!thread_.joinable()) thread_ = std::thread([this] { loop(); });
   }
   if (sleeps) bell_->ring();
 }

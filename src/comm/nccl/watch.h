@@ -59,7 +59,8 @@ class Flight : public DeviceWork {
 
 // Threads:   any; its own thread begins with the first operation.
 // Blocking:  forget and the destructor, until what is under way has ended, or was aborted.
-// Failure:   ends the link with what it finds, then the communicators that have operations under way, then those.
+// Failure:   add throws Unavailable when the thread cannot start. The thread ends the link with what it finds, then the
+//            communicators that have operations under way, then those.
 // Ownership: borrows the link.
 class Watch {
  public:
@@ -86,6 +87,7 @@ class Watch {
   };
   static constexpr auto kInterval = std::chrono::milliseconds(1);
 
+  void begin();
   void loop();
   std::optional<Failure> look();
   void end_all(const Failure& failure);

@@ -193,6 +193,8 @@ class ThreadLink : public Link {
   std::optional<Failure> failure() const override { return hub_->failure(rank_); }
   void tell(const Failure& failure) noexcept override { hub_->tell(rank_, failure); }
   std::optional<Failure> heard_from(int peer, Deadline deadline) noexcept override {
+    if (peer < 0 || peer >= size() || peer == rank_)
+      return std::nullopt;  // a peer may have named anybody
     return hub_->heard_from(peer, deadline);
   }
 

@@ -291,6 +291,7 @@ void* FakeDevice::take_arena(std::size_t bytes) {
 }
 
 void FakeDevice::release_arena(void* data) noexcept {
+  arena_released_on_ = chosen_device;
   free_memory(data);
 }
 

@@ -54,6 +54,8 @@ class FakeDevice : public comm::NcclApi {
   int returned_aborts() const { return returned_aborts_; }
   int destroyed() const { return destroyed_; }
   int sums() const { return sums_; }
+  // The device that the thread had chosen which gave an arena back last.
+  int arena_released_on() const { return arena_released_on_; }
 
   int devices() override { return 2; }
   int current_device() override;
@@ -119,6 +121,7 @@ class FakeDevice : public comm::NcclApi {
   std::atomic<int> returned_aborts_{0};
   std::atomic<int> destroyed_{0};
   std::atomic<int> sums_{0};
+  std::atomic<int> arena_released_on_{-1};
 };
 
 // Sums one task on the host, with the device's arithmetic.

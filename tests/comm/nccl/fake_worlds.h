@@ -1,4 +1,4 @@
-// Workers as threads that share one fake device.
+// Workers that have a fake device.
 #pragma once
 
 #include <memory>
@@ -15,7 +15,16 @@
 
 namespace lockstep::testing {
 
-// `spec.engine` is the link between the workers beside the device.
+// A worker with a device; `engine` is the link between the workers beside it.
+inline Comm connect_beside(const std::string& engine, const std::shared_ptr<FakeDevice>& device,
+                           Bootstrap& bootstrap, std::chrono::milliseconds timeout) {
+  CommOptions options;
+  options.timeout = timeout;
+  auto host = comm::connect_link(engine, bootstrap, options);
+  return Comm(comm::Channel::of_world(comm::make_nccl_link(std::move(host), device), options));
+}
+
+// All of a world, as threads that share the device.
 inline std::vector<Outcome> run_on(const std::shared_ptr<FakeDevice>& device, const WorldSpec& spec,
                                    const std::function<void(Comm&)>& body) {
   static std::atomic<int> worlds{0};
@@ -29,10 +38,7 @@ inline std::vector<Outcome> run_on(const std::shared_ptr<FakeDevice>& device, co
       const auto begun = Deadline::Clock::now();
       try {
         LocalBootstrap bootstrap(store, name, rank, spec.size);
-        CommOptions options;
-        options.timeout = spec.timeout;
-        auto host = comm::connect_link(spec.engine, bootstrap, options);
-        Comm comm(comm::Channel::of_world(comm::make_nccl_link(std::move(host), device), options));
+        Comm comm = connect_beside(spec.engine, device, bootstrap, spec.timeout);
         body(comm);
       } catch (const Error& error) {
         outcome.kind = error.kind();

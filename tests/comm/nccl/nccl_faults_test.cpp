@@ -1,8 +1,11 @@
 // What must never hang: workers, devices and libraries that do not come back.
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
+#include <signal.h>
 
 #include "tests/comm/nccl/fake_worlds.h"
+#include "tests/support/refused_thread.h"
+#include "tests/support/survivors.h"
 
 namespace lockstep::testing {
 namespace {
@@ -296,7 +299,75 @@ TEST(NcclEngine, AWorkMayOutliveItsComm) {
   EXPECT_EQ(device->left_over(), 0U);
 }
 
-INSTANTIATE_TEST_SUITE_P(Host, NcclFaults, ::testing::Values("thread", "shm"),
+TEST(NcclEngine, AWatchThatCannotStartIsUnavailableAndHoldsNobodyUp) {
+  const auto device = std::make_shared<FakeDevice>();
+  const auto outcomes = run_on(device, {"thread", 1, milliseconds(5000)}, [&](Comm& comm) {
+    Ones ones(*device);
+    static_cast<void>(comm.device_arena(kFirstGpu, 4000));  // its device's own threads come first
+    const RefusedThread refused(0);
+    const Work work = comm.all_reduce(ones.data.buffer(), {.factor = 2});
+    EXPECT_TRUE(refused.happened());
+    work.wait();
+  });
+  EXPECT_EQ(outcomes[0].kind, ErrorKind::kUnavailable) << outcomes[0].text;
+  EXPECT_THAT(outcomes[0].text, HasSubstr("no more threads"));
+  EXPECT_EQ(device->left_over(), 0U);
+}
+
+TEST(NcclEngine, AnArenaIsGivenBackOnItsOwnDevice) {
+  const auto device = std::make_shared<FakeDevice>();
+  const auto outcomes = run_on(device, {"thread", 1, milliseconds(5000)}, [&](Comm& comm) {
+    auto arena = comm.device_arena(kFirstGpu, 4000);
+    device->choose_device(1);
+    arena.reset();
+    EXPECT_EQ(device->arena_released_on(), 0);
+    EXPECT_EQ(device->current_device(), 1) << "the caller's choice";
+  });
+  EXPECT_FALSE(outcomes[0].kind) << outcomes[0].text;
+  EXPECT_EQ(device->left_over(), 0U);
+}
+
+std::vector<std::string> hosts() {
+  std::vector<std::string> names;
+  for (const EngineInfo& engine : engines()) {
+    if (engine.built && engine.name != "nccl") names.push_back(engine.name);
+  }
+  return names;
+}
+
+std::vector<std::string> hosts_between_processes() {
+  std::vector<std::string> names = hosts();
+  std::erase(names, "thread");
+  return names;
+}
+
+// One that says when its worker waits for the others' devices. They are in other processes, and never come.
+class Lonely : public FakeDevice {
+ public:
+  comm::NcclHandle join(const std::string& id, int rank, int size) override {
+    ProcessWorld::mark(rank, "waiting");
+    return FakeDevice::join(id, rank, size);
+  }
+};
+
+class NcclProcessFaults : public ::testing::TestWithParam<std::string> {};
+
+TEST_P(NcclProcessFaults, AWorkerKilledWhileItsDeviceIsWaitedForIsPeerLostToAllOthers) {
+  ProcessWorld workers(3, [&](Bootstrap& bootstrap) {
+    const auto device = std::make_shared<Lonely>();
+    Comm comm = connect_beside(GetParam(), device, bootstrap, milliseconds(30'000));
+    Ones ones(*device);
+    comm.all_reduce(ones.data.buffer()).wait();
+  });
+  workers.await_marks("waiting", Deadline::after(std::chrono::seconds(15)));
+  workers.signal(1, SIGKILL);
+  expect_survivors_end(workers, 3, 1, ErrorKind::kPeerLost, milliseconds(5000));
+}
+
+INSTANTIATE_TEST_SUITE_P(Host, NcclFaults, ::testing::ValuesIn(hosts()),
+                         [](const auto& host) { return host.param; });
+GTEST_ALLOW_UNINSTANTIATED_PARAMETERIZED_TEST(NcclProcessFaults);
+INSTANTIATE_TEST_SUITE_P(Host, NcclProcessFaults, ::testing::ValuesIn(hosts_between_processes()),
                          [](const auto& host) { return host.param; });
 
 }  // namespace
