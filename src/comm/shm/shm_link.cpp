@@ -56,6 +56,7 @@ class ShmLink : public Link, public std::enable_shared_from_this<ShmLink> {
     return post.state != PostState::kPosted || post.cancelled;
   }
 
+  void equip(ShmWorld world);
   void drive(Lock& lock, const Post& post, Deadline deadline);
   void sleep(Lock& lock, std::uint32_t seen, Deadline deadline);
   bool move_all();
@@ -82,7 +83,7 @@ class ShmLink : public Link, public std::enable_shared_from_this<ShmLink> {
   std::vector<Segment> segments_;
   std::vector<std::unique_ptr<ShmPeer>> peers_;  // none for this worker
   std::vector<std::atomic<bool>> dead_;
-  int spins_;
+  int spins_ = 0;
   Host host_;
   std::unique_ptr<Boards> boards_;
   mutable std::mutex mutex_;
@@ -108,6 +109,15 @@ class ShmLink::ShmTransfer : public Transfer {
 
 ShmLink::ShmLink(ShmWorld world)
     : rank_(world.rank), segments_(std::move(world.segments)), dead_(segments_.size()) {
+  try {
+    equip(std::move(world));
+  } catch (const std::exception& error) {
+    fail(failure_of(rank_, error));  // the others take the world for formed
+    throw;
+  }
+}
+
+void ShmLink::equip(ShmWorld world) {
   const bool crowded = segments_.size() > std::thread::hardware_concurrency();
   spins_ = crowded ? kSpinsWhenCrowded : kSpins;
   host_.secret = std::move(world.secret);
@@ -509,14 +519,13 @@ void ShmLink::fail_locked(const Failure& failure) noexcept {
   publish(own().told, failure);
   publish(own().ended, failure);
   for (const auto& peer : peers_) {
-    if (!peer) continue;
-    fail_posts(*peer, failure);
-    peer->segment->ring_bell();
-    peer->segment->ring_board_bell();
+    if (peer) fail_posts(*peer, failure);
   }
   changed_.notify_all();
-  segments_[static_cast<std::size_t>(rank_)].ring_bell();
-  segments_[static_cast<std::size_t>(rank_)].ring_board_bell();
+  for (const Segment& segment : segments_) {
+    segment.ring_bell();
+    segment.ring_board_bell();
+  }
 }
 
 std::optional<Failure> ShmLink::failure() const {
