@@ -55,6 +55,9 @@ class ShmLink : public Link, public std::enable_shared_from_this<ShmLink> {
   static bool settled(const Post& post) {
     return post.state != PostState::kPosted || post.cancelled;
   }
+  // Nothing will happen to it any more. A lack of memory may have lost a post on its way from one
+  // queue to another: then it is the link that says so.
+  bool over(const Post& post) const { return settled(post) || failure_; }
 
   void equip(ShmWorld world);
   void drive(Lock& lock, const Post& post, Deadline deadline);
@@ -205,11 +208,11 @@ std::unique_ptr<Transfer> ShmLink::recv(int peer, Slot slot, void* data, std::si
 
 bool ShmLink::wait(Post& post, Deadline deadline) {
   Lock lock(mutex_);
-  if (!driving_ && !settled(post)) {  // also for who only looks
+  if (!driving_ && !over(post)) {  // also for who only looks
     move_all();
     spread_news();
   }
-  while (!settled(post) && !deadline.expired()) {
+  while (!over(post) && !deadline.expired()) {
     if (driving_) {
       changed_.wait_until(lock, deadline.when());
       continue;
@@ -217,6 +220,7 @@ bool ShmLink::wait(Post& post, Deadline deadline) {
     drive(lock, post, deadline);
   }
   if (post.state == PostState::kFailed) raise(*post.failure);
+  if (!settled(post) && failure_) raise(*failure_);
   return post.state == PostState::kDone;
 }
 
@@ -237,12 +241,12 @@ void ShmLink::drive(Lock& lock, const Post& post, Deadline deadline) {
     }
     ShmLink& link;
   } const driving(*this);
-  while (!settled(post) && !deadline.expired()) {
+  while (!over(post) && !deadline.expired()) {
     const std::uint32_t seen = own().doorbell.rung.load(std::memory_order_seq_cst);
     const bool moved = move_all();
     spread_news();
     if (moved) continue;
-    if (!settled(post)) sleep(lock, seen, deadline);
+    if (!over(post)) sleep(lock, seen, deadline);
   }
 }
 
