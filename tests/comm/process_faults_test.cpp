@@ -2,6 +2,7 @@
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 #include <poll.h>
+#include <pthread.h>
 #include <signal.h>
 #include <unistd.h>
 
@@ -68,6 +69,42 @@ TEST_P(ProcessFaults, AStoppedWorkerIsATimeoutToAllOthersAtTheDeadline) {
     const auto outcome = workers.wait(victim, Deadline::after(milliseconds(5000)));
     ASSERT_TRUE(outcome) << "the woken worker hangs";
     EXPECT_TRUE(outcome->kind) << "the woken worker must not believe that all is well";
+  }
+}
+
+// From here on this process cannot start a thread: no memory has room for a stack of that size.
+void start_no_more_threads() {
+  pthread_attr_t attributes;
+  ::pthread_attr_init(&attributes);
+  ::pthread_attr_setstacksize(&attributes, std::size_t{1} << 52);
+  ::pthread_setattr_default_np(&attributes);
+  ::pthread_attr_destroy(&attributes);
+}
+
+TEST_P(ProcessFaults, AWorkerThatCannotStartAThreadTellsTheOthersAtOnce) {
+  const std::vector<std::pair<const char*, void (*)(Comm&, Buffer)>> calls{
+      {"all_reduce", [](Comm& comm, Buffer data) { comm.all_reduce(data).wait(); }},
+      {"send", [](Comm& comm, Buffer data) { comm.send(0, data).wait(); }},
+      {"recv", [](Comm& comm, Buffer data) { comm.recv(0, data).wait(); }},
+      {"try_recv", [](Comm& comm, Buffer data) { comm.try_recv(0, data); }},
+  };
+  for (const auto& [name, call] : calls) {
+    SCOPED_TRACE(name);
+    ProcessWorld workers({GetParam(), 2, milliseconds(60'000)}, [call = call](Comm& comm) {
+      std::vector<float> data(20'000, 1.0F);
+      if (comm.rank() == 0) return comm.all_reduce(buffer_of(data)).wait();
+      start_no_more_threads();
+      try {
+        call(comm, buffer_of(data));
+      } catch (const Unavailable&) {
+        std::this_thread::sleep_for(std::chrono::seconds(60));  // its death tells nobody
+      }
+    });
+    const auto other = workers.wait(0, Deadline::after(std::chrono::seconds(15)));
+    ASSERT_TRUE(other) << "rank 0 hangs";
+    EXPECT_EQ(other->kind, ErrorKind::kUnavailable) << other->text;
+    EXPECT_THAT(other->ranks, ::testing::ElementsAre(1)) << other->text;
+    EXPECT_THAT(other->text, ::testing::HasSubstr("ulimit -u"));
   }
 }
 
