@@ -111,7 +111,7 @@ Work Channel::device_collective(Header header, What what, DeviceTask task) {
   if (group_.size() == 1 && collectives_.idle()) {
     operation->run();
   } else {
-    collectives_.submit(operation);
+    or_end(*group_.link, [&] { collectives_.submit(operation); });
   }
   return Work(std::move(operation));
 }

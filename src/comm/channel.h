@@ -54,9 +54,12 @@ class Channel {
   Work collective(Header header, const What& what, Body body, OnCard on_card = {}) {
     require_alive();
     header.sequence = sequence_++;
-    auto begun = begin(header, on_card);
-    if (begun && ended_at_once(*begun, [&body](Exchange& exchange) { body(exchange); })) return {};
-    return queue(header, what, std::move(body), begun);
+    return or_end(*group_.link, [&]() -> Work {
+      auto begun = begin(header, on_card);
+      if (begun && ended_at_once(*begun, [&body](Exchange& exchange) { body(exchange); }))
+        return {};
+      return queue(header, what, std::move(body), begun);
+    });
   }
 
   // The same for memory of a device, in the same order.

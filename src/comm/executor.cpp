@@ -1,8 +1,19 @@
 #include "comm/executor.h"
 
+#include <lockstep/errors.h>
+
 #include <system_error>
+#include <utility>
 
 namespace lockstep::comm {
+
+std::thread start_thread(std::function<void()> body) {
+  try {
+    return std::thread(std::move(body));
+  } catch (const std::system_error&) {
+    throw Unavailable("this host allows no more threads; raise `ulimit -u`, or use fewer channels");
+  }
+}
 
 Executor::~Executor() {
   queue_->stop();
@@ -14,14 +25,8 @@ Executor::~Executor() {
 }
 
 void Executor::submit(const std::shared_ptr<Operation>& operation) {
-  if (!thread_.joinable() && !operation->begun()) {
-    try {
-      thread_ = std::thread([this] { queue_->run_until_stopped(); });
-    } catch (const std::system_error&) {
-      throw Unavailable(
-          "this host allows no more threads; raise `ulimit -u`, or use fewer channels");
-    }
-  }
+  if (!thread_.joinable() && !operation->begun())
+    thread_ = start_thread([this] { queue_->run_until_stopped(); });
   operation->queue_in(queue_);
 }
 

@@ -2,6 +2,8 @@
 // or on the thread of a caller that has nothing better to do than to wait.
 #pragma once
 
+#include <exception>
+#include <functional>
 #include <memory>
 #include <thread>
 
@@ -9,8 +11,24 @@
 
 namespace lockstep::comm {
 
+// Unavailable when this host allows no more.
+std::thread start_thread(std::function<void()> body);
+
+// For what has its number in an order that the peers follow: they wait for it, so when the call fails the link does.
+template <typename Call>
+decltype(auto) or_end(Link& link, Call&& call) {
+  try {
+    return call();
+  } catch (const std::exception& error) {
+    const Failure failure = failure_of(link.rank(), error);
+    link.fail(failure);
+    raise(failure);
+  }
+}
+
 // Threads:   one caller at a time.
 // Blocking:  the destructor waits for what is queued: end the link first when that must not take long.
+// Failure:   submit throws Unavailable when there is no thread to be had.
 class Executor {
  public:
   Executor() : queue_(std::make_shared<OperationQueue>()) {}

@@ -21,7 +21,7 @@ Header message_header(const Buffer& data, std::uint64_t sequence) {
 }  // namespace
 
 std::shared_ptr<Operation> Messages::send(int to, const Buffer& data) {
-  return submit(Direction::kSend, to, data);
+  return or_end(*group_.link, [&] { return submit(Direction::kSend, to, data); });
 }
 
 std::shared_ptr<Operation> Messages::recv(int from, const Buffer& data) {
@@ -31,7 +31,7 @@ std::shared_ptr<Operation> Messages::recv(int from, const Buffer& data) {
                     "channel for recv",
                     group_.members[from]));
   }
-  return submit(Direction::kRecv, from, data);
+  return or_end(*group_.link, [&] { return submit(Direction::kRecv, from, data); });
 }
 
 std::shared_ptr<Operation> Messages::submit(Direction direction, int peer, const Buffer& data) {
@@ -61,7 +61,10 @@ bool Messages::try_recv(int from, const Buffer& data) {
                     "channel for try_recv",
                     group_.members[from]));
   }
-  return mailboxes_.try_emplace(from, group_, from).first->second.try_take(data);
+  Mailbox& mailbox = or_end(*group_.link, [&]() -> Mailbox& {
+    return mailboxes_.try_emplace(from, group_, from).first->second;
+  });
+  return mailbox.try_take(data);
 }
 
 bool Messages::idle() const {
@@ -75,7 +78,7 @@ bool Messages::idle() const {
 }
 
 Mailbox::Mailbox(const Group& group, int peer)
-    : group_(group), peer_(peer), thread_([this] { loop(); }) {}
+    : group_(group), peer_(peer), thread_(start_thread([this] { loop(); })) {}
 
 Mailbox::~Mailbox() {
   {

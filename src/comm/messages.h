@@ -22,7 +22,8 @@ namespace lockstep::comm {
 //
 // Threads:   try_take from one; the receiving thread stays inside.
 // Blocking:  never; the destructor interrupts its thread.
-// Failure:   try_take throws what ended the link, or Mismatch when the message is not the expected.
+// Failure:   try_take throws what ended the link, or Mismatch when the message is not the expected. The constructor
+//            throws Unavailable when there is no thread to be had.
 // Ownership: keeps at most kMostKept messages; the peer waits beyond that.
 class Mailbox {
  public:

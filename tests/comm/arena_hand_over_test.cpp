@@ -19,6 +19,7 @@
 #include "comm/arena/card.h"
 #include "comm/arena/local_socket.h"
 #include "comm/arena/session.h"
+#include "tests/support/few_descriptors.h"
 #include "tests/support/workers.h"
 
 namespace lockstep::testing {
@@ -389,6 +390,33 @@ class Deadly : public Wrapped {
   }
   int left_;
 };
+
+// How one of two workers ends when it can open only so many descriptors more once it knows the other's socket.
+Outcome share_with_few_descriptors(int victim, int free) {
+  ProcessWorld workers(2, [&](Bootstrap& inner) {
+    FewAfterwards few(inner, free);
+    Bootstrap& bootstrap = inner.rank() == victim ? static_cast<Bootstrap&>(few) : inner;
+    share_arenas(Arena::create(kPage), "x", bootstrap, soon());
+  });
+  const auto outcome = workers.wait(victim, Deadline::after(seconds(10)));
+  return outcome ? *outcome : Outcome{ErrorKind::kTimeout, {}, "it hangs", {}};
+}
+
+TEST(ArenaHandOver, AWorkerWithoutDescriptorsSaysThatOfItselfAndBlamesNobody) {
+  for (const int victim : {0, 1}) {
+    int free = 0;
+    for (bool short_of_them = true; short_of_them; ++free) {
+      SCOPED_TRACE(fmt::format("rank {} with {} descriptors left", victim, free));
+      const Outcome outcome = share_with_few_descriptors(victim, free);
+      short_of_them = outcome.kind.has_value();
+      if (!short_of_them) continue;
+      ASSERT_EQ(outcome.kind, ErrorKind::kUnavailable) << outcome.text;
+      EXPECT_THAT(outcome.ranks, ElementsAre(victim)) << outcome.text;
+      EXPECT_THAT(outcome.text, HasSubstr("ulimit -n"));
+    }
+    EXPECT_GE(free, 3) << "a socket, what comes through it, a copy of that";
+  }
+}
 
 // Every worker but the victim names it, in this way.
 void expect_survivors_name(ProcessWorld& workers, int size, int victim, ErrorKind kind) {

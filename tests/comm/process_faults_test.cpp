@@ -1,6 +1,8 @@
 // What only real processes can show: a worker killed or stopped in the middle of an operation.
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
+#include <poll.h>
+#include <pthread.h>
 #include <signal.h>
 #include <sys/wait.h>
 #include <unistd.h>
@@ -10,7 +12,9 @@
 #include <random>
 #include <thread>
 
+#include "base/fd.h"
 #include "tests/support/elements.h"
+#include "tests/support/few_descriptors.h"
 #include "tests/support/slow_build.h"
 #include "tests/support/stepper.h"
 #include "tests/support/survivors.h"
@@ -66,6 +70,42 @@ TEST_P(ProcessFaults, AStoppedWorkerIsATimeoutToAllOthersAtTheDeadline) {
     const auto outcome = workers.wait(victim, Deadline::after(milliseconds(5000)));
     ASSERT_TRUE(outcome) << "the woken worker hangs";
     EXPECT_TRUE(outcome->kind) << "the woken worker must not believe that all is well";
+  }
+}
+
+// From here on this process cannot start a thread: no memory has room for a stack of that size.
+void start_no_more_threads() {
+  pthread_attr_t attributes;
+  ::pthread_attr_init(&attributes);
+  ::pthread_attr_setstacksize(&attributes, std::size_t{1} << 52);
+  ::pthread_setattr_default_np(&attributes);
+  ::pthread_attr_destroy(&attributes);
+}
+
+TEST_P(ProcessFaults, AWorkerThatCannotStartAThreadTellsTheOthersAtOnce) {
+  const std::vector<std::pair<const char*, void (*)(Comm&, Buffer)>> calls{
+      {"all_reduce", [](Comm& comm, Buffer data) { comm.all_reduce(data).wait(); }},
+      {"send", [](Comm& comm, Buffer data) { comm.send(0, data).wait(); }},
+      {"recv", [](Comm& comm, Buffer data) { comm.recv(0, data).wait(); }},
+      {"try_recv", [](Comm& comm, Buffer data) { comm.try_recv(0, data); }},
+  };
+  for (const auto& [name, call] : calls) {
+    SCOPED_TRACE(name);
+    ProcessWorld workers({GetParam(), 2, milliseconds(60'000)}, [call = call](Comm& comm) {
+      std::vector<float> data(20'000, 1.0F);
+      if (comm.rank() == 0) return comm.all_reduce(buffer_of(data)).wait();
+      start_no_more_threads();
+      try {
+        call(comm, buffer_of(data));
+      } catch (const Unavailable&) {
+        std::this_thread::sleep_for(std::chrono::seconds(60));  // its death tells nobody
+      }
+    });
+    const auto other = workers.wait(0, Deadline::after(std::chrono::seconds(15)));
+    ASSERT_TRUE(other) << "rank 0 hangs";
+    EXPECT_EQ(other->kind, ErrorKind::kUnavailable) << other->text;
+    EXPECT_THAT(other->ranks, ::testing::ElementsAre(1)) << other->text;
+    EXPECT_THAT(other->text, ::testing::HasSubstr("ulimit -u"));
   }
 }
 
@@ -206,6 +246,52 @@ TEST(ShmFaults, AnyOperationEndsAtTheDeadlineWhenAWorkerIsStoppedAfterAnyInstruc
     GTEST_SKIP() << "it waits for its deadlines; a sanitizer sees as much of the one above";
   expect_end_after_any_instruction(SIGSTOP, ErrorKind::kTimeout, milliseconds(500),
                                    full() ? 20 : 1);
+}
+
+// Connects with few descriptors left for `victim` once it knows the others' sockets. When it fails it lives on until
+// `over` is closed elsewhere, so that its death tells nobody.
+void form_with_few_descriptors(Bootstrap& inner, int victim, int free, base::Pipe& over) {
+  FewAfterwards few(inner, free);
+  Bootstrap& bootstrap = inner.rank() == victim ? static_cast<Bootstrap&>(few) : inner;
+  try {
+    connect("shm", bootstrap, {.timeout = milliseconds(60'000)}).barrier().wait();
+  } catch (const Error&) {
+    over.write.reset();
+    if (inner.rank() == victim)
+      base::wait_ready(over.read.get(), POLLIN, Deadline::after(std::chrono::seconds(60)));
+    throw;
+  }
+}
+
+// The others have its memory by then: it fails while they wait for it there, or when they believe that the world has
+// formed.
+TEST(ShmFaults, AWorkerThatRunsOutOfDescriptorsWhileTheWorldFormsTellsTheOthersAtOnce) {
+  for (const int size : {2, 3}) {
+    const int victim = size - 1;
+    const int to_share = victim + 2;  // sockets, a descriptor that comes through one, its copy
+    for (int free = to_share; free <= 8; ++free) {
+      SCOPED_TRACE(std::to_string(size) + " workers, " + std::to_string(free) + " descriptors");
+      base::Pipe over = base::make_pipe();
+      ProcessWorld workers(size, [&](Bootstrap& bootstrap) {
+        form_with_few_descriptors(bootstrap, victim, free, over);
+      });
+      std::vector<Outcome> outcomes;
+      for (int rank = 0; rank < size; ++rank) {
+        if (rank == victim) over.write.reset();
+        const auto outcome = workers.wait(rank, Deadline::after(std::chrono::seconds(15)));
+        ASSERT_TRUE(outcome) << "rank " << rank << " hangs";
+        outcomes.push_back(*outcome);
+      }
+      EXPECT_TRUE(outcomes[victim].kind || free > to_share) << "it has enough of them";
+      for (const Outcome& outcome : outcomes) {
+        EXPECT_EQ(outcome.kind.has_value(), outcomes[victim].kind.has_value()) << outcome.text;
+        if (!outcome.kind) continue;
+        EXPECT_EQ(outcome.kind, ErrorKind::kUnavailable) << outcome.text;
+        EXPECT_THAT(outcome.ranks, ::testing::ElementsAre(victim)) << outcome.text;
+        EXPECT_THAT(outcome.text, ::testing::HasSubstr("ulimit -n"));
+      }
+    }
+  }
 }
 
 // How long after its death a worker was missed, by one that waits for it. Both read the same clock; the time of

@@ -138,6 +138,30 @@ TEST(SharedMemory, ChannelsAndSplitsUseWhatTheWorldHasShared) {
   });
 }
 
+TEST(SharedMemory, TheWorldReducesWhatOnlyPairsOfItHaveShared) {
+  constexpr std::size_t kCount = 9000;
+  const auto inputs = inputs_for<float>(4, kCount);
+  run_all(shm(4), [&](Comm& comm) {
+    const int first = comm.rank() / 2 * 2;
+    Comm pair = comm.split({first, first + 1});
+    Shared<float> of_pair(pair, kCount);
+    const Buffer buffer = of_pair.set(inputs[comm.rank()]);
+    comm.all_reduce(buffer).wait();
+    EXPECT_TRUE(same_bits(of_pair.values(), tree_sum(inputs)));
+    of_pair.set(inputs[comm.rank()]);
+    comm.reduce_scatter(buffer).wait();
+    comm.all_gather(buffer).wait();
+    EXPECT_TRUE(same_bits(of_pair.values(), tree_sum(inputs)));
+    comm.broadcast(of_pair.set(inputs[comm.rank()]), 3).wait();
+    EXPECT_TRUE(same_bits(of_pair.values(), inputs[3]));
+    // Some in memory of the world, some in memory of a pair.
+    Shared<float> of_world(comm, kCount);
+    Shared<float>& data = comm.rank() == 2 ? of_pair : of_world;
+    comm.all_reduce(data.set(inputs[comm.rank()])).wait();
+    EXPECT_TRUE(same_bits(data.values(), tree_sum(inputs)));
+  });
+}
+
 TEST(SharedMemory, EveryWorkerSeesWhatAnotherWritesInItsArena) {
   run_all(shm(3), [](Comm& comm) {
     const auto arena = comm.share(comm.rank() == 0 ? 100 : 0);

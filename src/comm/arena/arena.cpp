@@ -64,7 +64,10 @@ Arena Arena::create(std::size_t bytes) {
 Arena Arena::attach(int fd, std::size_t expected_bytes) {
   const std::size_t size = round_up_to_pages(expected_bytes);
   base::Fd own(::fcntl(fd, F_DUPFD_CLOEXEC, 0));
-  if (!own) throw Unavailable(fmt::format("cannot copy a descriptor: {}", std::strerror(errno)));
+  if (!own) {
+    throw Unavailable(
+        fmt::format("cannot copy a descriptor: {}; raise `ulimit -n`", std::strerror(errno)));
+  }
   const int seals = ::fcntl(own.get(), F_GET_SEALS);
   if (seals < 0 || (seals & kSeals) != kSeals) {
     throw Mismatch("the descriptor is no sealed arena; the workers are of different builds");

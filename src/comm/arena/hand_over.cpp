@@ -24,13 +24,25 @@ constexpr int kMostLogged = 8;  // a stranger must not fill a disk with our log
 
 }  // namespace
 
+// What this host lacks is this worker's failure, whoever it was talking to.
+template <typename Call>
+auto HandOver::on_own_account(Call&& call) const {
+  try {
+    return call();
+  } catch (const Unavailable& error) {
+    throw Unavailable(
+        fmt::format("rank {}, which hands its arena over: {}", party_.rank, error.what()),
+        {party_.rank});
+  }
+}
+
 HandOver::HandOver(const Arena& mine, const std::string& name, Bootstrap& bootstrap,
                    Deadline deadline, std::function<void()> look)
     : mine_(mine),
       deadline_(deadline),
       look_(std::move(look)),
       party_{bootstrap.secret(), bootstrap.name(), name, bootstrap.rank(), bootstrap.size()},
-      listener_(listen_locally()),
+      listener_(on_own_account(listen_locally)),
       peers_(bootstrap.size()) {
   const std::string prefix = fmt::format("arena/{}/", name);
   const std::string host = host_identity();
@@ -96,7 +108,7 @@ std::vector<std::optional<Arena>> HandOver::run() {
     if (peer.card && !peer.arena) report();
     arenas.push_back(std::move(peer.arena));
   }
-  arenas[party_.rank] = Arena::attach(mine_.fd(), mine_.size());
+  arenas[party_.rank] = on_own_account([&] { return Arena::attach(mine_.fd(), mine_.size()); });
   return arenas;
 }
 
@@ -114,7 +126,7 @@ void HandOver::call_lower_ranks() {
 
 void HandOver::call(int rank) {
   Peer& peer = peers_[rank];
-  CallResult result = call_locally(peer.card->socket_name);
+  CallResult result = on_own_account([&] { return call_locally(peer.card->socket_name); });
   if (result.call == Call::kNobody) {
     return fail(rank, ErrorKind::kPeerLost, "nobody listens at its socket any more");
   }
@@ -180,7 +192,7 @@ void HandOver::accept_all() {
   while (true) {
     bool exhausted = false;
     base::Fd caller = accept_locally(listener_.socket.get(), exhausted);
-    if (exhausted) return drop_oldest_stranger("no descriptors are left");
+    if (exhausted) return drop_oldest_stranger("came when no descriptors were left");
     if (!caller) return;
     connections_.push_back(
         {std::move(caller), Session::from_anyone(party_), Deadline::Clock::now()});
@@ -201,8 +213,10 @@ void HandOver::drop_oldest_stranger(const char* why) {
       connections_.begin(), connections_.end(),
       [](const Connection& connection) { return connection.socket && connection.stranger(); });
   if (oldest == connections_.end()) {
-    throw Unavailable(fmt::format(
-        "rank {} has no descriptors left to hand its arena over; raise `ulimit -n`", party_.rank));
+    throw Unavailable(
+        fmt::format("rank {} has no descriptors left to hand its arena over; raise `ulimit -n`",
+                    party_.rank),
+        {party_.rank});
   }
   drop(*oldest, why);
 }
@@ -220,8 +234,10 @@ void HandOver::drop_stalling_strangers() {
 void HandOver::serve(Connection& connection) {
   Session& session = connection.session;
   const bool expects_arena = session.expects_arena();
-  Packet packet = receive_packet(connection.socket.get(), kMostPacketBytes,
-                                 expects_arena ? Descriptors::kTaken : Descriptors::kRefused);
+  Packet packet = on_own_account([&] {
+    return receive_packet(connection.socket.get(), kMostPacketBytes,
+                          expects_arena ? Descriptors::kTaken : Descriptors::kRefused);
+  });
   if (packet.arrival == Arrival::kNothingYet) return;
   if (packet.arrival == Arrival::kEnd) return ended(connection, "closed the connection");
   if (packet.arrival == Arrival::kBadPacket) {
@@ -243,9 +259,10 @@ bool HandOver::take_arena(Connection& connection, std::vector<base::Fd> descript
   Peer& peer = peers_[rank];
   try {
     if (descriptors.size() != 1) throw Mismatch("it did not send one descriptor");
-    peer.arena = Arena::attach(descriptors[0].get(), peer.card->bytes);
+    peer.arena =
+        on_own_account([&] { return Arena::attach(descriptors[0].get(), peer.card->bytes); });
     return true;
-  } catch (const Error& error) {
+  } catch (const Mismatch& error) {
     fail(rank, error.kind(), error.what());
     connection.socket.reset();
     return false;
@@ -253,9 +270,10 @@ bool HandOver::take_arena(Connection& connection, std::vector<base::Fd> descript
 }
 
 void HandOver::answer(Connection& connection, const Session::Reply& reply) {
-  if (!send_packet(connection.socket.get(), reply.packet, reply.with_arena ? mine_.fd() : -1)) {
-    ended(connection, "does not take what is sent to it");
-  }
+  const bool sent = on_own_account([&] {
+    return send_packet(connection.socket.get(), reply.packet, reply.with_arena ? mine_.fd() : -1);
+  });
+  if (!sent) ended(connection, "does not take what is sent to it");
 }
 
 // A connection came to nothing. What that means depends on who it was with.

@@ -33,7 +33,8 @@ namespace lockstep::comm {
 // Threads:   one; the peers run theirs.
 // Blocking:  the constructor and run(), until the deadline.
 // Failure:   Timeout or PeerLost naming ranks; Mismatch when a peer hands over something else than
-//            the arena of its card; Unavailable when there are no descriptors left.
+//            the arena of its card; Unavailable naming this worker when there are no descriptors left,
+//            or no memory.
 // Ownership: borrows arena and bootstrap; closes every socket and every descriptor it was sent.
 class HandOver {
  public:
@@ -69,6 +70,8 @@ class HandOver {
     bool stranger() const { return !session.connects() && !session.proven(); }
   };
 
+  template <typename Call>
+  auto on_own_account(Call&& call) const;
   void fetch_cards(Bootstrap& bootstrap, const std::string& prefix, const std::string& own);
   void watch(int rank);
   bool anybody_pending() const;

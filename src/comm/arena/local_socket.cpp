@@ -2,6 +2,7 @@
 
 #include <fmt/format.h>
 #include <lockstep/errors.h>
+#include <poll.h>
 #include <sys/socket.h>
 #include <sys/un.h>
 #include <unistd.h>
@@ -45,8 +46,15 @@ base::Fd make_socket() {
   return made;
 }
 
+// What the kernel says when it is this host that lacks something, and not the other side that is gone.
+bool is_shortage(int error) {
+  return error == EMFILE || error == ENFILE || error == ENOBUFS || error == ENOMEM ||
+         error == ETOOMANYREFS;
+}
+
 // Room for two: a packet with one too many is seen to have it.
-constexpr std::size_t kControlBytes = CMSG_SPACE(2 * sizeof(int));
+constexpr std::size_t kDescriptorsRoom = 2;
+constexpr std::size_t kControlBytes = CMSG_SPACE(kDescriptorsRoom * sizeof(int));
 
 // Every descriptor of a message becomes an owner, whatever is thought of the message later.
 std::vector<base::Fd> take_descriptors(msghdr& message) {
@@ -62,6 +70,12 @@ std::vector<base::Fd> take_descriptors(msghdr& message) {
     }
   }
   return taken;
+}
+
+// accept() asks for a descriptor before it looks: without one it fails even when nobody is there.
+bool somebody_waits(int listener) {
+  pollfd entry{listener, POLLIN, 0};
+  return ::poll(&entry, 1, 0) > 0;
 }
 
 }  // namespace
@@ -88,6 +102,10 @@ CallResult call_locally(const std::string& name) {
   while (::connect(result.socket.get(), reinterpret_cast<const sockaddr*>(&address.value),
                    address.bytes) != 0) {
     if (errno == EINTR) continue;
+    if (is_shortage(errno)) {
+      throw Unavailable(fmt::format(
+          "cannot connect a socket: {}; raise `ulimit -n`, or free memory", std::strerror(errno)));
+    }
     return {errno == EAGAIN ? Call::kBusy : Call::kNobody, base::Fd()};
   }
   result.call = Call::kConnected;
@@ -100,7 +118,7 @@ base::Fd accept_locally(int listener, bool& exhausted) {
     base::Fd caller(::accept4(listener, nullptr, nullptr, SOCK_NONBLOCK | SOCK_CLOEXEC));
     if (caller) return caller;
     if (errno == EINTR || errno == ECONNABORTED) continue;
-    exhausted = errno == EMFILE || errno == ENFILE || errno == ENOBUFS || errno == ENOMEM;
+    exhausted = is_shortage(errno) && somebody_waits(listener);
     return {};
   }
 }
@@ -130,6 +148,11 @@ bool send_packet(int socket, std::string_view packet, int fd) {
   while (true) {
     const ssize_t sent = ::sendmsg(socket, &message, MSG_NOSIGNAL | MSG_DONTWAIT);
     if (sent < 0 && errno == EINTR) continue;
+    if (sent < 0 && is_shortage(errno)) {
+      throw Unavailable(
+          fmt::format("cannot send through a socket: {}; raise `ulimit -n`, or free memory",
+                      std::strerror(errno)));
+    }
     return sent == static_cast<ssize_t>(packet.size());
   }
 }
@@ -152,6 +175,11 @@ Packet receive_packet(int socket, std::size_t most, Descriptors descriptors) {
   } while (got < 0 && errno == EINTR);
   if (got < 0) return {errno == EAGAIN ? Arrival::kNothingYet : Arrival::kEnd, {}, {}};
   auto taken = take_descriptors(message);
+  // There was room for more than have come: it is not the packet that is too large.
+  if (descriptors == Descriptors::kTaken && (message.msg_flags & MSG_CTRUNC) != 0 &&
+      taken.size() < kDescriptorsRoom) {
+    throw Unavailable("no descriptor is left for one that was sent; raise `ulimit -n`");
+  }
   if ((message.msg_flags & (MSG_TRUNC | MSG_CTRUNC)) != 0) return {Arrival::kBadPacket, {}, {}};
   if (got == 0) return {Arrival::kEnd, {}, {}};  // an empty packet reads the same
   packet.arrival = Arrival::kPacket;

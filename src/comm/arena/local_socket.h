@@ -20,7 +20,8 @@ LocalListener listen_locally();
 
 enum class Call { kConnected, kBusy, kNobody };
 
-// Never blocks. kBusy: too many wait there already; kNobody: the listener is gone.
+// Never blocks. kBusy: too many wait there already; kNobody: the listener is gone. Unavailable when
+// this host lacks what a connection takes.
 struct CallResult {
   Call call = Call::kNobody;
   base::Fd socket;
@@ -36,7 +37,7 @@ base::Fd accept_locally(int listener, bool& exhausted);
 bool is_of_this_user(int socket);
 
 // Sends a packet whole, with a descriptor when `fd` is one; false when the other side is gone or
-// does not take it.
+// does not take it. Unavailable when this host lacks what sending takes.
 bool send_packet(int socket, std::string_view packet, int fd = -1);
 
 enum class Arrival { kPacket, kNothingYet, kEnd, kBadPacket };
@@ -51,7 +52,7 @@ enum class Descriptors { kRefused, kTaken };
 
 // A packet of up to `most` bytes, never blocking. A longer one, or one with more descriptors than
 // there is room for, is bad. Refused descriptors are never opened here; those of a bad packet are
-// closed.
+// closed. Unavailable when this process has no descriptor left for one that is taken.
 Packet receive_packet(int socket, std::size_t most, Descriptors descriptors);
 
 }  // namespace lockstep::comm

@@ -143,7 +143,7 @@ void Exchange::round() {
 
 Place Exchange::locate(const Buffer& data) const {
   Host* host = link().host();
-  return host == nullptr ? Place{} : host->memory.locate(data.data, data.bytes());
+  return host == nullptr ? Place{} : host->memory.locate(data.data, data.bytes(), setting_.members);
 }
 
 std::shared_ptr<std::byte> Exchange::resolve(int peer, Place place, const Buffer& like) {

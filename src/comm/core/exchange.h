@@ -108,8 +108,8 @@ class Exchange {
   void round();
   const std::byte* card_of(int peer) const { return setting_.board->card(peer).bytes; }
 
-  // Where a buffer of this worker lies for the others; and where a peer's does for this one, which
-  // is a Mismatch if it is not there.
+  // Where a buffer of this worker lies for all the others, if they share it; and where a peer's does
+  // for this one, which is a Mismatch if it is not there.
   Place locate(const Buffer& data) const;
   std::shared_ptr<std::byte> resolve(int peer, Place place, const Buffer& like);
 

@@ -1,5 +1,7 @@
 #include "comm/core/failure.h"
 
+#include <fmt/format.h>
+
 #include "base/bytes.h"
 
 namespace lockstep::comm {
@@ -13,6 +15,18 @@ constexpr std::size_t kMostText = kNoticeBytes - 16 - 4 * kMostRanks;
 
 Failure failure_from(const Error& error) {
   return {error.kind(), error.ranks(), error.what()};
+}
+
+Failure failure_of(int rank, const std::exception& error) {
+  const auto* known = dynamic_cast<const Error*>(&error);
+  if (known == nullptr)
+    return {ErrorKind::kUnavailable, {rank}, fmt::format("rank {} has no memory left", rank)};
+  Failure failure = failure_from(*known);
+  if (failure.kind == ErrorKind::kUnavailable && failure.ranks.empty()) {
+    failure.ranks = {rank};
+    failure.text = fmt::format("rank {}: {}", rank, failure.text);
+  }
+  return failure;
 }
 
 void raise(const Failure& failure) {

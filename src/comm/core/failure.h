@@ -4,6 +4,7 @@
 
 #include <lockstep/errors.h>
 
+#include <exception>
 #include <optional>
 #include <string>
 #include <string_view>
@@ -18,6 +19,8 @@ struct Failure {
 };
 
 Failure failure_from(const Error& error);
+// What ended `rank`, this worker: anything but an Error is a lack of memory, and what is unavailable is so to it.
+Failure failure_of(int rank, const std::exception& error);
 [[noreturn]] void raise(const Failure& failure);
 
 // A notice has one size, so that a receiver can post its memory before it knows of any failure.

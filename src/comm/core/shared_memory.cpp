@@ -11,6 +11,12 @@ bool fits(std::uint64_t offset, std::size_t bytes, std::size_t size) {
   return offset <= size && bytes <= size - offset;
 }
 
+bool includes(const std::vector<int>& members, std::span<const int> who) {
+  return std::all_of(who.begin(), who.end(), [&](int rank) {
+    return std::find(members.begin(), members.end(), rank) != members.end();
+  });
+}
+
 }  // namespace
 
 void SharedMemory::add(std::uint64_t id, std::vector<int> members,
@@ -20,14 +26,15 @@ void SharedMemory::add(std::uint64_t id, std::vector<int> members,
   known_.push_back({id, std::move(members), std::move(arena)});
 }
 
-Place SharedMemory::locate(const void* data, std::size_t bytes) const {
+Place SharedMemory::locate(const void* data, std::size_t bytes, std::span<const int> who) const {
   const auto* first = static_cast<const std::byte*>(data);
   const std::lock_guard lock(mutex_);
   for (const Known& known : known_) {
     const auto arena = known.arena.lock();
     if (!arena || std::less<>{}(first, arena->data())) continue;
     const auto offset = static_cast<std::uint64_t>(first - arena->data());
-    if (fits(offset, bytes, arena->size())) return {known.id, offset};
+    if (fits(offset, bytes, arena->size()) && includes(known.members, who))
+      return {known.id, offset};
   }
   return {};
 }

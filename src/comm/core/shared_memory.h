@@ -6,6 +6,7 @@
 #include <cstdint>
 #include <memory>
 #include <mutex>
+#include <span>
 #include <string>
 #include <vector>
 
@@ -28,8 +29,8 @@ class SharedMemory {
   // `members` are the link's ranks, by the ranks of the arena. The id is the same for all of them.
   void add(std::uint64_t id, std::vector<int> members, std::weak_ptr<SharedArena> arena);
 
-  // Of this worker's own memory.
-  Place locate(const void* data, std::size_t bytes) const;
+  // Of this worker's own memory, in an arena that all of `who`, the link's ranks, have mapped: for others it is no place.
+  Place locate(const void* data, std::size_t bytes, std::span<const int> who) const;
 
   // Another worker's memory, mapped here; nothing when that worker has no such place or this one has let it go.
   // Its place must be a multiple of `alignment`.

@@ -1,6 +1,5 @@
 #include "comm/shm/peers.h"
 
-#include <poll.h>
 #include <sys/syscall.h>
 #include <unistd.h>
 
@@ -9,6 +8,7 @@
 #include <cerrno>
 #include <chrono>
 #include <system_error>
+#include <utility>
 
 namespace lockstep::comm {
 
@@ -18,8 +18,11 @@ base::Fd open_pidfd(int pid) {
 
 Watcher::Watcher(std::vector<Watched> watched, std::function<void(int)> when_dead)
     : watched_(std::move(watched)), when_dead_(std::move(when_dead)), stop_(base::make_pipe()) {
+  // Before its thread begins, which could tell nobody that there is no memory.
+  std::vector<pollfd> entries{{stop_.read.get(), POLLIN, 0}};
+  for (const Watched& one : watched_) entries.push_back({one.pidfd.get(), POLLIN, 0});
   try {
-    thread_ = std::thread([this] { run(); });
+    thread_ = std::thread([this, entries = std::move(entries)]() mutable { run(entries); });
   } catch (const std::system_error&) {
     throw Unavailable("cannot start a thread; raise `ulimit -u`");
   }
@@ -30,9 +33,7 @@ Watcher::~Watcher() {
   thread_.join();
 }
 
-void Watcher::run() {
-  std::vector<pollfd> entries{{stop_.read.get(), POLLIN, 0}};
-  for (const Watched& one : watched_) entries.push_back({one.pidfd.get(), POLLIN, 0});
+void Watcher::run(std::vector<pollfd>& entries) {
   while (true) {
     if (::poll(entries.data(), entries.size(), -1) < 0) {
       if (errno != EINTR)

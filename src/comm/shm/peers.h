@@ -1,6 +1,8 @@
 // How the other workers are: alive, ended with a reason, or dead.
 #pragma once
 
+#include <poll.h>
+
 #include <atomic>
 #include <functional>
 #include <memory>
@@ -31,7 +33,7 @@ class Watcher {
   Watcher& operator=(const Watcher&) = delete;
 
  private:
-  void run();
+  void run(std::vector<pollfd>& entries);
 
   std::vector<Watched> watched_;
   std::function<void(int)> when_dead_;

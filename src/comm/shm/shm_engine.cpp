@@ -5,7 +5,7 @@
 //      number may have passed to another process meanwhile, so
 //   3. phase 2, formed: who is there has seen everybody's phase 1, and was therefore alive after it was opened
 //
-// Who fails on the way says so in its segment, and dies for the others as later on.
+// Who fails on the way, up to its link, says so in its segment, and dies for the others as later on.
 #include "comm/shm/shm_engine.h"
 
 #include <fmt/format.h>
@@ -46,11 +46,16 @@ std::uint64_t pid_namespace() {
   return number;
 }
 
-Arena make_segment(int rank, int size, std::uint32_t ring_bytes) {
+Arena make_segment(int rank, int size) {
+  const std::uint32_t ring_bytes = ring_bytes_for(size);
   Arena arena = Arena::create(Segment::bytes_for(size, ring_bytes));
   auto* head = new (arena.data()) SegmentHead{};
   head->face = {kMagic, kVersion, rank, size, ring_bytes, ::getpid(), pid_namespace()};
   return arena;
+}
+
+SegmentHead& head_of(const Arena& segment) {
+  return *reinterpret_cast<SegmentHead*>(segment.data());
 }
 
 void check_face(const Face& face, int rank, int size, std::uint32_t ring_bytes) {
@@ -73,12 +78,15 @@ bool ended(const base::Fd& pidfd) {
   return ::poll(&entry, 1, 0) > 0;
 }
 
+Failure died(int rank) {
+  return {ErrorKind::kPeerLost, {rank}, fmt::format("rank {} died while the world formed", rank)};
+}
+
 class Forming {
  public:
-  Forming(Bootstrap& bootstrap, Deadline deadline)
+  Forming(const Arena& mine, Bootstrap& bootstrap, Deadline deadline)
       : rank_(bootstrap.rank()), size_(bootstrap.size()), deadline_(deadline) {
     const std::uint32_t ring_bytes = ring_bytes_for(size_);
-    const Arena mine = make_segment(rank_, size_, ring_bytes);
     auto arenas = share_arenas(mine, "shm/segments", bootstrap, deadline);
     for (int rank = 0; rank < size_; ++rank) {
       auto& arena = arenas[static_cast<std::size_t>(rank)];
@@ -98,16 +106,11 @@ class Forming {
   }
 
   ShmWorld run() {
-    try {
-      for (int rank = 0; rank < size_; ++rank) {
-        if (rank != rank_ && face(rank).pid != ::getpid()) watch(rank);
-      }
-      reach(kWatching);
-      reach(kFormed);
-    } catch (const Error& error) {
-      publish(segment(rank_).head().ended, failure_from(error));
-      throw;
+    for (int rank = 0; rank < size_; ++rank) {
+      if (rank != rank_ && face(rank).pid != ::getpid()) watch(rank);
     }
+    reach(kWatching);
+    reach(kFormed);
     return std::move(world_);
   }
 
@@ -117,12 +120,12 @@ class Forming {
 
   void watch(int rank) {
     base::Fd pidfd = open_pidfd(face(rank).pid);
-    if (!pidfd && errno == ESRCH)
-      throw PeerLost(fmt::format("rank {} died while the world formed", rank), {rank});
+    if (!pidfd && errno == ESRCH) raise(died(rank));
     if (!pidfd) {
-      throw Unavailable(
-          fmt::format("cannot watch the process of rank {} (pidfd_open: {}): use --engine gloo",
-                      rank, std::strerror(errno)));
+      const bool none_left = errno == EMFILE || errno == ENFILE;
+      throw Unavailable(fmt::format("cannot watch the process of rank {} (pidfd_open: {}): {}",
+                                    rank, std::strerror(errno),
+                                    none_left ? "raise `ulimit -n`" : "use --engine gloo"));
     }
     world_.watched.push_back({rank, std::move(pidfd)});
   }
@@ -141,20 +144,22 @@ class Forming {
       if (deadline_.expired()) {
         throw Timeout(fmt::format("rank {} did not come into shared memory in time", rank), {rank});
       }
-      look_at_peers();
+      const auto end = end_of_a_peer();
+      // What workers did before they ended counts: one that leaves a world that has formed has seen all come this far.
+      if (end && word.load() < phase) raise(*end);
       futex_wait(word, seen, earlier(deadline_, Deadline::after(kFormingInterval)));
     }
   }
 
-  void look_at_peers() const {
+  std::optional<Failure> end_of_a_peer() const {
     for (int rank = 0; rank < size_; ++rank) {
       if (rank == rank_) continue;
-      if (const auto failure = read_notice(segment(rank).head().ended)) raise(*failure);
+      if (auto failure = read_notice(segment(rank).head().ended)) return failure;
     }
     for (const auto& [rank, pidfd] : world_.watched) {
-      if (ended(pidfd))
-        throw PeerLost(fmt::format("rank {} died while the world formed", rank), {rank});
+      if (ended(pidfd)) return died(rank);
     }
+    return std::nullopt;
   }
 
   int rank_;
@@ -166,7 +171,15 @@ class Forming {
 }  // namespace
 
 std::shared_ptr<Link> connect_shm(Bootstrap& bootstrap, const CommOptions& options) {
-  return make_shm_link(Forming(bootstrap, Deadline::after(options.timeout)).run());
+  const int rank = bootstrap.rank();
+  const Arena mine = make_segment(rank, bootstrap.size());
+  try {
+    return make_shm_link(Forming(mine, bootstrap, Deadline::after(options.timeout)).run());
+  } catch (const std::exception& error) {
+    const Failure failure = failure_of(rank, error);
+    publish(head_of(mine).ended, failure);
+    raise(failure);
+  }
 }
 
 }  // namespace lockstep::comm

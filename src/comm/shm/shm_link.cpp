@@ -55,7 +55,11 @@ class ShmLink : public Link, public std::enable_shared_from_this<ShmLink> {
   static bool settled(const Post& post) {
     return post.state != PostState::kPosted || post.cancelled;
   }
+  // Nothing will happen to it any more. A lack of memory may have lost a post on its way from one
+  // queue to another: then it is the link that says so.
+  bool over(const Post& post) const { return settled(post) || failure_; }
 
+  void equip(ShmWorld world);
   void drive(Lock& lock, const Post& post, Deadline deadline);
   void sleep(Lock& lock, std::uint32_t seen, Deadline deadline);
   bool move_all();
@@ -82,7 +86,7 @@ class ShmLink : public Link, public std::enable_shared_from_this<ShmLink> {
   std::vector<Segment> segments_;
   std::vector<std::unique_ptr<ShmPeer>> peers_;  // none for this worker
   std::vector<std::atomic<bool>> dead_;
-  int spins_;
+  int spins_ = 0;
   Host host_;
   std::unique_ptr<Boards> boards_;
   mutable std::mutex mutex_;
@@ -108,6 +112,15 @@ class ShmLink::ShmTransfer : public Transfer {
 
 ShmLink::ShmLink(ShmWorld world)
     : rank_(world.rank), segments_(std::move(world.segments)), dead_(segments_.size()) {
+  try {
+    equip(std::move(world));
+  } catch (const std::exception& error) {
+    fail(failure_of(rank_, error));  // the others take the world for formed
+    throw;
+  }
+}
+
+void ShmLink::equip(ShmWorld world) {
   const bool crowded = segments_.size() > std::thread::hardware_concurrency();
   spins_ = crowded ? kSpinsWhenCrowded : kSpins;
   host_.secret = std::move(world.secret);
@@ -195,11 +208,11 @@ std::unique_ptr<Transfer> ShmLink::recv(int peer, Slot slot, void* data, std::si
 
 bool ShmLink::wait(Post& post, Deadline deadline) {
   Lock lock(mutex_);
-  if (!driving_ && !settled(post)) {  // also for who only looks
+  if (!driving_ && !over(post)) {  // also for who only looks
     move_all();
     spread_news();
   }
-  while (!settled(post) && !deadline.expired()) {
+  while (!over(post) && !deadline.expired()) {
     if (driving_) {
       changed_.wait_until(lock, deadline.when());
       continue;
@@ -207,6 +220,7 @@ bool ShmLink::wait(Post& post, Deadline deadline) {
     drive(lock, post, deadline);
   }
   if (post.state == PostState::kFailed) raise(*post.failure);
+  if (!settled(post) && failure_) raise(*failure_);
   return post.state == PostState::kDone;
 }
 
@@ -227,12 +241,12 @@ void ShmLink::drive(Lock& lock, const Post& post, Deadline deadline) {
     }
     ShmLink& link;
   } const driving(*this);
-  while (!settled(post) && !deadline.expired()) {
+  while (!over(post) && !deadline.expired()) {
     const std::uint32_t seen = own().doorbell.rung.load(std::memory_order_seq_cst);
     const bool moved = move_all();
     spread_news();
     if (moved) continue;
-    if (!settled(post)) sleep(lock, seen, deadline);
+    if (!over(post)) sleep(lock, seen, deadline);
   }
 }
 
@@ -509,14 +523,13 @@ void ShmLink::fail_locked(const Failure& failure) noexcept {
   publish(own().told, failure);
   publish(own().ended, failure);
   for (const auto& peer : peers_) {
-    if (!peer) continue;
-    fail_posts(*peer, failure);
-    peer->segment->ring_bell();
-    peer->segment->ring_board_bell();
+    if (peer) fail_posts(*peer, failure);
   }
   changed_.notify_all();
-  segments_[static_cast<std::size_t>(rank_)].ring_bell();
-  segments_[static_cast<std::size_t>(rank_)].ring_board_bell();
+  for (const Segment& segment : segments_) {
+    segment.ring_bell();
+    segment.ring_board_bell();
+  }
 }
 
 std::optional<Failure> ShmLink::failure() const {
