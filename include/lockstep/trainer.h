@@ -37,6 +37,7 @@ struct TrainerParts {
 
   // How much a shard's loss counts, above 0, such as its tokens without padding; none: its samples. The step follows
   // the mean over the global batch, weighted so. Called with a batch on the worker that hosts it.
+  // Backward begins with it: near 1, say tokens over their most, where the loss is of a half type.
   std::function<double(const Batch&)> weight;
 };
 

@@ -16,6 +16,10 @@ std::thread start_thread(std::function<void()> body) {
 }
 
 Executor::~Executor() {
+  if (is_copy()) {
+    if (thread_.joinable()) thread_.detach();
+    return;
+  }
   queue_->stop();
   if (thread_.joinable()) {
     thread_.join();

@@ -2,6 +2,8 @@
 // or on the thread of a caller that has nothing better to do than to wait.
 #pragma once
 
+#include <unistd.h>
+
 #include <exception>
 #include <functional>
 #include <memory>
@@ -29,6 +31,8 @@ decltype(auto) or_end(Link& link, Call&& call) {
 // Threads:   one caller at a time.
 // Blocking:  the destructor waits for what is queued: end the link first when that must not take long.
 // Failure:   submit throws Unavailable when there is no thread to be had.
+// Ownership: a child of fork() has a copy without the thread, which it can destroy and nothing else: what is queued, and
+//            the locks, are its parent's.
 class Executor {
  public:
   Executor() : queue_(std::make_shared<OperationQueue>()) {}
@@ -40,14 +44,18 @@ class Executor {
 
   // Every operation submitted has ended; those that would not wait are run for it.
   bool idle() const {
+    if (is_copy()) return true;
     queue_->run_ready();
     return queue_->idle();
   }
 
  private:
+  bool is_copy() const { return ::getpid() != pid_; }
+
   std::shared_ptr<OperationQueue>
       queue_;  // outlives the executor in operations that are still waited for
   std::thread thread_;
+  int pid_ = ::getpid();
 };
 
 }  // namespace lockstep::comm

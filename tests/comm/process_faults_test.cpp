@@ -345,15 +345,8 @@ std::optional<int> leave_in_a_child(Comm& comm) {
   return std::nullopt;
 }
 
-#if defined(__SANITIZE_THREAD__)
-constexpr bool kWaitsForThreadsOfTheParent = true;  // it counts those that fork() did not copy
-#else
-constexpr bool kWaitsForThreadsOfTheParent = false;
-#endif
-
 void insist_on_leaving_in_a_child(Comm& comm) {
   const auto status = leave_in_a_child(comm);
-  if (!status && kWaitsForThreadsOfTheParent) return;
   if (status != 0) {
     throw BadInput(status ? "the child crashed" : "the child hangs");
   }

@@ -2,7 +2,6 @@
 
 #include <fcntl.h>
 #include <poll.h>
-#include <sys/syscall.h>
 #include <sys/wait.h>
 #include <unistd.h>
 
@@ -12,6 +11,7 @@
 #include <sstream>
 
 #include "base/hash.h"
+#include "base/process.h"
 #include "control/launch/process_table.h"
 
 namespace lockstep::testing {
@@ -60,7 +60,7 @@ Command::Command(std::vector<std::string> arguments, std::vector<std::string> va
     ::execve(argv[0], argv.data(), envp.data());
     ::_exit(127);
   }
-  ended_ = base::Fd(static_cast<int>(::syscall(SYS_pidfd_open, pid_, 0)));
+  ended_ = base::open_pidfd(pid_);
   out_pipe_ = std::move(out.read);
   err_pipe_ = std::move(err.read);
 }

@@ -5,7 +5,6 @@
 #include <poll.h>
 #include <sys/prctl.h>
 #include <sys/signalfd.h>
-#include <sys/syscall.h>
 #include <sys/wait.h>
 #include <unistd.h>
 
@@ -13,6 +12,7 @@
 #include <cerrno>
 #include <cstdlib>
 
+#include "base/process.h"
 #include "control/launch/process_table.h"
 
 namespace lockstep::bench {
@@ -93,7 +93,7 @@ ProgramRunner::Child ProgramRunner::start(const std::vector<std::string>& comman
     ::execvp(words[0], words.data());
     ::_exit(127);
   }
-  child.ended = base::Fd(static_cast<int>(::syscall(SYS_pidfd_open, child.pid, 0)));
+  child.ended = base::open_pidfd(child.pid);
   child.out = std::move(out.read);
   child.err = std::move(err.read);
   return child;

@@ -53,8 +53,4 @@ std::string host_identity() {
   return boot + " " + namespace_of_this_process("net") + " " + namespace_of_this_process("user");
 }
 
-std::string process_namespace() {
-  return namespace_of_this_process("pid");
-}
-
 }  // namespace lockstep::comm

@@ -26,7 +26,4 @@ std::optional<Card> decode_card(std::string_view bytes);
 // means something else: containers of one machine that share neither are two hosts.
 std::string host_identity();
 
-// The namespace that numbers of processes belong to.
-std::string process_namespace();
-
 }  // namespace lockstep::comm

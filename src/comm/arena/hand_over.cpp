@@ -3,13 +3,13 @@
 #include <fmt/format.h>
 #include <fmt/ranges.h>
 #include <poll.h>
-#include <sys/syscall.h>
 #include <unistd.h>
 
 #include <algorithm>
 #include <cerrno>
 
 #include "base/log.h"
+#include "base/process.h"
 
 namespace lockstep::comm {
 namespace {
@@ -46,9 +46,10 @@ HandOver::HandOver(const Arena& mine, const std::string& name, Bootstrap& bootst
       peers_(bootstrap.size()) {
   const std::string prefix = fmt::format("arena/{}/", name);
   const std::string host = host_identity();
-  bootstrap.put(prefix + std::to_string(party_.rank),
-                encode(Card{host, listener_.name, mine.size(), ::getpid(), process_namespace()}),
-                deadline);
+  bootstrap.put(
+      prefix + std::to_string(party_.rank),
+      encode(Card{host, listener_.name, mine.size(), ::getpid(), base::process_namespace()}),
+      deadline);
   fetch_cards(bootstrap, prefix, host);
 }
 
@@ -89,8 +90,8 @@ void HandOver::watch(int rank) {
   Peer& peer = peers_[rank];
   const int process = peer.card->process;
   if (process <= 0 || process == ::getpid()) return;
-  if (peer.card->process_namespace != process_namespace()) return;
-  peer.process.reset(static_cast<int>(::syscall(SYS_pidfd_open, process, 0)));
+  if (peer.card->process_namespace != base::process_namespace()) return;
+  peer.process = base::open_pidfd(process);
   if (!peer.process && errno == ESRCH) fail(rank, ErrorKind::kPeerLost, "it died");
 }
 

@@ -1,8 +1,5 @@
 #include "comm/shm/peers.h"
 
-#include <sys/syscall.h>
-#include <unistd.h>
-
 #include <lockstep/errors.h>
 
 #include <cerrno>
@@ -11,10 +8,6 @@
 #include <utility>
 
 namespace lockstep::comm {
-
-base::Fd open_pidfd(int pid) {
-  return base::Fd(static_cast<int>(::syscall(SYS_pidfd_open, pid, 0)));
-}
 
 Watcher::Watcher(std::vector<Watched> watched, std::function<void(int)> when_dead)
     : watched_(std::move(watched)), when_dead_(std::move(when_dead)), stop_(base::make_pipe()) {

@@ -41,7 +41,4 @@ class Watcher {
   std::thread thread_;
 };
 
-// A descriptor that becomes readable when the process ends; none if it is gone already.
-base::Fd open_pidfd(int pid);
-
 }  // namespace lockstep::comm

@@ -19,8 +19,8 @@
 #include <cstring>
 #include <new>
 
-#include "base/files.h"
 #include "base/hash.h"
+#include "base/process.h"
 #include "comm/shm/shm_link.h"
 
 namespace lockstep::comm {
@@ -40,7 +40,7 @@ std::uint32_t ring_bytes_for(int size) {
 }
 
 std::uint64_t pid_namespace() {
-  const std::string name = base::link_target("/proc/self/ns/pid");
+  const std::string name = base::process_namespace();
   std::uint64_t number = name.size();
   for (const char c : name) number = base::mix64(number ^ static_cast<unsigned char>(c));
   return number;
@@ -119,7 +119,7 @@ class Forming {
   const Segment& segment(int rank) const { return world_.segments[static_cast<std::size_t>(rank)]; }
 
   void watch(int rank) {
-    base::Fd pidfd = open_pidfd(face(rank).pid);
+    base::Fd pidfd = base::open_pidfd(face(rank).pid);
     if (!pidfd && errno == ESRCH) raise(died(rank));
     if (!pidfd) {
       const bool none_left = errno == EMFILE || errno == ENFILE;

@@ -16,7 +16,7 @@
 #include <unordered_map>
 
 #include "base/environment.h"
-#include "base/fd.h"
+#include "base/process.h"
 
 namespace lockstep::control {
 namespace {
@@ -33,7 +33,7 @@ std::optional<ProcessEntry> read_entry(pid_t pid) {
 // The descriptor pins the process; if the number has been given to another one in the meantime, its
 // parent differs from the one in the table. Kernels without pidfds get the plain call.
 void signal_process(const ProcessEntry& entry, int signal) {
-  const base::Fd process(static_cast<int>(::syscall(SYS_pidfd_open, entry.pid, 0)));
+  const base::Fd process = base::open_pidfd(entry.pid);
   if (!process) {
     if (errno == ENOSYS || errno == EPERM) ::kill(entry.pid, signal);
     return;
