@@ -43,6 +43,32 @@ TEST_P(Conformance, ASilentPeerEndsInTimeoutThatNamesIt) {
   }
 }
 
+// Each of a ring waits for its neighbour, and the first to give up is not the neighbour of the silent one.
+TEST_P(Conformance, TheSilentEndOfARowOfWaitingWorkersIsNamedWhoeverGivesUpFirst) {
+  constexpr int kSize = 5;
+  std::atomic<int> finished{0};
+  const auto outcomes = run_workers(world(kSize, milliseconds(1500)), [&](Comm& comm) {
+    std::vector<float> data(10'000, 1.0F);
+    comm.barrier().wait();
+    if (comm.rank() == 0) {
+      while (finished < kSize - 1) std::this_thread::sleep_for(milliseconds(5));  // the silence
+      return;
+    }
+    if (comm.rank() != 2) std::this_thread::sleep_for(milliseconds(1000));  // the others
+    try {
+      comm.all_reduce(buffer_of(data), {.algorithm = Algorithm::kRing}).wait();
+    } catch (const Error&) {
+      ++finished;
+      throw;
+    }
+  });
+  for (int rank = 1; rank < kSize; ++rank) {
+    EXPECT_EQ(outcomes[rank].kind, ErrorKind::kTimeout) << outcomes[rank].text;
+    EXPECT_THAT(outcomes[rank].ranks, ElementsAre(0))
+        << "rank " << rank << ": " << outcomes[rank].text;
+  }
+}
+
 TEST_P(Conformance, AClosedPeerEndsInPeerLostThatNamesIt) {
   const auto outcomes = run_workers(world(3), [&](Comm& comm) {
     std::vector<float> data(100'000, 1.0F);

@@ -180,7 +180,7 @@ TEST(OutputTest, AFileThatMayNotGrowFurtherIsSaidToo) {
       quoted(LOCKSTEP_BINARY) + " run -n 1 -- " + quoted(ACTOR_BINARY) + " flood";
   Command command(
       {"/bin/sh", "-c",
-       "file=$(mktemp) && ulimit -f 16 && " + flood + " >$file; code=$?; rm -f $file; exit $code"});
+       "file=$(mktemp) && ulimit -f 32768 && " + flood + " >$file; code=$?; rm -f $file; exit $code"});
   ASSERT_TRUE(command.finish(seconds(20)));
   EXPECT_EQ(command.exit_code(), 1);
   EXPECT_THAT(command.err(), HasSubstr("cannot write standard output: File too large"));

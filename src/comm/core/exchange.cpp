@@ -53,7 +53,7 @@ void Exchange::end(const Failed& error) {
 
 // Whoever waits for a worker that itself waits for a third one would blame the wrong one. So a late
 // worker says whom it waited for, listens for a moment to what that one says, and follows the trail
-// to the silent end.
+// to the silent end. One whose own time is not up yet answers as well: see Link::waits_for.
 Failure Exchange::first_cause(Failure own) const {
   constexpr auto kMoment = std::chrono::milliseconds(300);
   link().tell(own);
@@ -90,6 +90,11 @@ auto Exchange::guarded(int peer, Call&& call) {
     if (link().failure() || lost.ranks() != std::vector<int>{world_rank(peer)}) end(lost);
     end(PeerLost(fmt::format("{}; rank {} needed it in {}", lost.what(), link().rank(), doing()),
                  lost.ranks()));
+  } catch (const Timeout& late) {
+    // A peer says so, who may wait for one that waits itself.
+    const Failure cause = link().failure() ? failure_from(late) : first_cause(failure_from(late));
+    link().fail(cause);
+    raise(cause);
   } catch (const Error& error) {
     link().fail(failure_from(error));
     throw;
@@ -181,6 +186,7 @@ void Exchange::check(int peer) {
       expected_.begin(), expected_.end(),
       [&](const Greeting& greeting) { return greeting.peer == peer && greeting.transfer; });
   if (found == expected_.end()) return;
+  link().waits_for(world_rank(peer));
   const bool arrived = guarded(peer, [&] { return found->transfer->wait(deadline_); });
   if (!arrived) late(peer);
   found->transfer.reset();
@@ -233,6 +239,7 @@ Exchange::Ticket Exchange::recv(int peer, void* data, std::size_t bytes, Stage s
 void Exchange::wait(Ticket& ticket) {
   if (!ticket.transfer_) return;
   check(ticket.peer_);
+  link().waits_for(world_rank(ticket.peer_));
   if (!guarded(ticket.peer_, [&] { return ticket.transfer_->wait(deadline_); })) {
     late(ticket.peer_);
   }

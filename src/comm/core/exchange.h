@@ -70,6 +70,9 @@ Slot payload_slot(Slot greetings, const Header& header, Stage stage);
 class Exchange {
  public:
   Exchange(const Setting& setting, const Header& header, Deadline deadline);
+  ~Exchange() { link().waits_for(kNoRank); }
+  Exchange(const Exchange&) = delete;
+  Exchange& operator=(const Exchange&) = delete;
 
   int rank() const { return rank_; }
   int size() const { return static_cast<int>(setting_.members.size()); }

@@ -29,6 +29,13 @@ Failure failure_of(int rank, const std::exception& error) {
   return failure;
 }
 
+Failure waiting_failure(int rank, int peer) {
+  return {
+      ErrorKind::kTimeout,
+      {peer},
+      fmt::format("rank {} waits for rank {}; is it stopped, slow, or in other code?", rank, peer)};
+}
+
 void raise(const Failure& failure) {
   lockstep::raise(failure.kind, failure.text, failure.ranks);
 }

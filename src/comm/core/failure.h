@@ -19,6 +19,9 @@ struct Failure {
 };
 
 Failure failure_from(const Error& error);
+
+// What a worker says of itself when others wait for it, and it for `peer`.
+Failure waiting_failure(int rank, int peer);
 // What ended `rank`, this worker: anything but an Error is a lack of memory, and what is unavailable is so to it.
 Failure failure_of(int rank, const std::exception& error);
 [[noreturn]] void raise(const Failure& failure);

@@ -21,6 +21,8 @@ namespace lockstep::comm {
 // An order of messages between two workers. The top bit is the engine's.
 using Slot = std::uint64_t;
 
+inline constexpr int kNoRank = -1;
+
 // One message under way.
 //
 // Ownership: borrows its memory until it is destroyed; the destructor returns only when the engine
@@ -65,6 +67,9 @@ class Link {
   // one was.
   virtual void tell(const Failure& failure) noexcept = 0;
   virtual std::optional<Failure> heard_from(int peer, Deadline deadline) noexcept = 0;
+
+  // Whom this worker waits for now, or kNoRank. Told to those who give up waiting for this worker.
+  virtual void waits_for(int /*peer*/) noexcept {}
 
   // Why a peer has ended, as far as is known here.
   virtual std::optional<Failure> end_of(int /*peer*/) const { return std::nullopt; }

@@ -62,7 +62,10 @@ std::shared_ptr<GlooLink> GlooLink::make(std::shared_ptr<gloo::rendezvous::Conte
 GlooLink::GlooLink(std::shared_ptr<gloo::rendezvous::Context> context)
     : context_(std::move(context)),
       told_(context_->size),
-      news_(*context_, watchdog_, [this](int peer) { watchdog_.interrupt(peer); }) {
+      news_(*context_, watchdog_, [this](int peer, const std::optional<Failure>& said) {
+        watchdog_.interrupt(peer);
+        if (said) answer(peer, *said);
+      }) {
   for (int peer = 0; peer < size(); ++peer) {
     if (peer == rank()) continue;
     told_[peer].receipt_buffer = context_->createUnboundBuffer(&told_[peer].receipt, 1);
@@ -149,11 +152,18 @@ void GlooLink::tell(const Failure& failure, std::chrono::milliseconds patience) 
     Notice& notice = told_[peer];
     try {
       if (notice.buffer)
-        watchdog_.wait(*notice.receipt_buffer, Direction::kRecv, kNobody, deadline);
+        watchdog_.wait(*notice.receipt_buffer, Direction::kRecv, kNoRank, deadline);
     } catch (const std::exception&) {
       continue;  // gone meanwhile
     }
   }
+}
+
+// To who has given up waiting for this worker.
+void GlooLink::answer(int peer, const Failure& said) noexcept {
+  const int whom = waits_for_.load(std::memory_order_relaxed);
+  const bool blamed = said.kind == ErrorKind::kTimeout && said.ranks == std::vector<int>{rank()};
+  if (blamed && whom != kNoRank && whom != peer) tell(waiting_failure(rank(), whom));
 }
 
 std::optional<Failure> GlooLink::heard_from(int peer, Deadline deadline) noexcept {

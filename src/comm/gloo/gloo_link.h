@@ -5,6 +5,7 @@
 #include <gloo/transport/unbound_buffer.h>
 #include <unistd.h>
 
+#include <atomic>
 #include <memory>
 #include <mutex>
 #include <string>
@@ -38,6 +39,7 @@ class GlooLink : public Link {
   std::optional<Failure> failure() const override;
   void tell(const Failure& failure) noexcept override { tell(failure, kNoticePatience); }
   std::optional<Failure> heard_from(int peer, Deadline deadline) noexcept override;
+  void waits_for(int peer) noexcept override { waits_for_.store(peer, std::memory_order_relaxed); }
   std::optional<Failure> end_of(int peer) const override;
   bool has_native_all_reduce() const override { return true; }
   void native_all_reduce(const Buffer& data, ReduceOp op, std::uint32_t tag,
@@ -57,6 +59,7 @@ class GlooLink : public Link {
                                  std::size_t bytes);
   void end(const Failure& failure, std::chrono::milliseconds patience) noexcept;
   void tell(const Failure& failure, std::chrono::milliseconds patience) noexcept;
+  void answer(int peer, const Failure& said) noexcept;
   // Throws why nothing more comes from a peer: this link has ended, the peer said why it did, or it
   // was lost.
   [[noreturn]] void explain(int peer, const std::string& detail);
@@ -66,6 +69,7 @@ class GlooLink : public Link {
   Watchdog watchdog_;
   mutable std::mutex mutex_;
   std::optional<Failure> failure_;
+  std::atomic<int> waits_for_{kNoRank};
   std::mutex told_mutex_;
   bool told_all_ = false;
   std::vector<Notice> told_;  // by peer, alive until the connections are closed

@@ -4,7 +4,7 @@
 
 namespace lockstep::comm {
 
-PeerNews::PeerNews(gloo::Context& context, Watchdog& watchdog, std::function<void(int)> on_end)
+PeerNews::PeerNews(gloo::Context& context, Watchdog& watchdog, OnEnd on_end)
     : context_(context), watchdog_(watchdog), on_end_(std::move(on_end)), peers_(context.size) {
   for (int number = 0; number < context.size; ++number) {
     if (number == context.rank) continue;
@@ -55,10 +55,10 @@ void PeerNews::listen(int number) {
     const std::lock_guard lock(mutex_);
     if (stopping_) return;
     peer.ended = true;
-    peer.said = std::move(said);
+    peer.said = said;
     changed_.notify_all();
   }
-  on_end_(number);
+  on_end_(number, said);
 }
 
 void PeerNews::send_receipt(int number) {
@@ -66,7 +66,7 @@ void PeerNews::send_receipt(int number) {
   char receipt = 1;
   const auto buffer = context_.createUnboundBuffer(&receipt, sizeof receipt);
   buffer->send(number, kReceiptSlot);
-  watchdog_.wait(*buffer, Direction::kSend, kNobody,
+  watchdog_.wait(*buffer, Direction::kSend, kNoRank,
                  Deadline::after(std::chrono::milliseconds(200)));
 }
 

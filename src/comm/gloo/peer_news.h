@@ -24,6 +24,7 @@
 #include <vector>
 
 #include "comm/core/failure.h"
+#include "comm/core/link.h"
 #include "comm/gloo/watchdog.h"
 
 namespace lockstep::comm {
@@ -34,8 +35,9 @@ namespace lockstep::comm {
 // Ownership: the context must outlive it.
 class PeerNews {
  public:
-  // `on_end` is called once for each peer that ends, on a thread of this object.
-  PeerNews(gloo::Context& context, Watchdog& watchdog, std::function<void(int peer)> on_end);
+  // `on_end` is called once for each peer that ends, with what it said, on a thread of this object.
+  using OnEnd = std::function<void(int peer, const std::optional<Failure>& said)>;
+  PeerNews(gloo::Context& context, Watchdog& watchdog, OnEnd on_end);
   ~PeerNews();
 
   bool ended(int peer) const;
@@ -56,7 +58,7 @@ class PeerNews {
 
   gloo::Context& context_;
   Watchdog& watchdog_;
-  std::function<void(int)> on_end_;
+  OnEnd on_end_;
   mutable std::mutex mutex_;
   mutable std::condition_variable changed_;
   bool stopping_ = false;
@@ -66,7 +68,5 @@ class PeerNews {
 // Operations use 0 to 3 of every eight slots.
 inline constexpr std::uint64_t kNoticeSlot = (std::uint64_t{1} << 63) | 7;
 inline constexpr std::uint64_t kReceiptSlot = (std::uint64_t{1} << 63) | 5;
-// A wait that no peer's end interrupts.
-inline constexpr int kNobody = -1;
 
 }  // namespace lockstep::comm

@@ -29,6 +29,7 @@ class NcclLink : public Link {
   std::optional<Failure> heard_from(int peer, Deadline deadline) noexcept override {
     return host_->heard_from(peer, deadline);
   }
+  void waits_for(int peer) noexcept override { host_->waits_for(peer); }
   std::optional<Failure> end_of(int peer) const override { return host_->end_of(peer); }
   Host* host() override { return host_->host(); }
   std::unique_ptr<Board> make_board(std::uint64_t group, std::span<const int> members) override {

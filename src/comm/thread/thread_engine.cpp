@@ -4,6 +4,7 @@
 
 #include <fmt/format.h>
 
+#include <atomic>
 #include <condition_variable>
 #include <cstring>
 #include <deque>
@@ -31,7 +32,9 @@ struct Post {
 
 class Hub {
  public:
-  explicit Hub(int size) : members_(size), told_(size) {}
+  explicit Hub(int size) : members_(size), told_(size), waits_for_(size) {
+    for (auto& peer : waits_for_) peer.store(kNoRank);
+  }
 
   int size() const { return static_cast<int>(members_.size()); }
 
@@ -104,8 +107,11 @@ class Hub {
   void tell(int rank, const Failure& failure) {
     const std::lock_guard lock(mutex_);
     if (!told_[rank]) told_[rank] = failure;
+    if (failure.kind == ErrorKind::kTimeout && failure.ranks.size() == 1) answer(failure.ranks[0]);
     changed_.notify_all();
   }
+
+  void waits_for(int rank, int peer) { waits_for_[rank].store(peer, std::memory_order_relaxed); }
 
   std::optional<Failure> heard_from(int rank, Deadline deadline) {
     std::unique_lock lock(mutex_);
@@ -119,6 +125,16 @@ class Hub {
     std::deque<std::shared_ptr<Post>> sends;
     std::deque<std::shared_ptr<Post>> recvs;
   };
+
+  // Who is blamed and waits itself says for whom, and so on to the end of the row.
+  void answer(int blamed) {
+    while (blamed >= 0 && blamed < size() && !told_[blamed]) {
+      const int whom = waits_for_[blamed].load(std::memory_order_relaxed);
+      if (whom == kNoRank) return;
+      told_[blamed] = waiting_failure(blamed, whom);
+      blamed = whom;
+    }
+  }
 
   void copy(std::unique_lock<std::mutex>& lock, Post& from, Post& to) {
     LOCKSTEP_CHECK(from.bytes <= to.bytes, "a header has said how much room a message needs");
@@ -156,6 +172,7 @@ class Hub {
   std::map<Key, Line> lines_;
   std::vector<std::optional<Failure>> members_;  // why each has ended, if it has
   std::vector<std::optional<Failure>> told_;     // what each has said before it ended
+  std::vector<std::atomic<int>> waits_for_;      // whom, or kNoRank
 };
 
 class ThreadTransfer : public Transfer {
@@ -192,6 +209,7 @@ class ThreadLink : public Link {
   void fail(const Failure& failure) noexcept override { hub_->fail(rank_, failure); }
   std::optional<Failure> failure() const override { return hub_->failure(rank_); }
   void tell(const Failure& failure) noexcept override { hub_->tell(rank_, failure); }
+  void waits_for(int peer) noexcept override { hub_->waits_for(rank_, peer); }
   std::optional<Failure> heard_from(int peer, Deadline deadline) noexcept override {
     if (peer < 0 || peer >= size() || peer == rank_)
       return std::nullopt;  // a peer may have named anybody
