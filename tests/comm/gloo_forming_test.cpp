@@ -6,12 +6,15 @@
 #include <netinet/in.h>
 #include <sys/socket.h>
 
+#include <filesystem>
 #include <fstream>
+#include <iterator>
 #include <set>
 #include <sstream>
 #include <thread>
 
 #include "base/fd.h"
+#include "base/files.h"
 #include "tests/support/elements.h"
 #include "tests/support/refused_thread.h"
 #include "tests/support/workers.h"
@@ -22,20 +25,29 @@ namespace {
 using std::chrono::milliseconds;
 using ::testing::HasSubstr;
 
-// The ports of the loopback on which somebody listens now.
+// As the table of connections names them. Other processes' are not for us to disturb.
+std::set<std::string> own_sockets() {
+  std::set<std::string> numbers;
+  for (const auto& entry : std::filesystem::directory_iterator("/proc/self/fd")) {
+    const std::string target = base::link_target(entry.path());
+    if (target.rfind("socket:[", 0) == 0) numbers.insert(target.substr(8, target.size() - 9));
+  }
+  return numbers;
+}
+
+// The ports of the loopback on which this process listens now.
 std::set<int> listening_ports() {
+  const std::set<std::string> own = own_sockets();
   std::ifstream table("/proc/net/tcp");
   std::string line;
   std::set<int> ports;
   while (std::getline(table, line)) {
     std::istringstream fields(line);
-    std::string number;
-    std::string local;
-    std::string remote;
-    std::string state;
-    fields >> number >> local >> remote >> state;
-    if (state != "0A" || local.rfind("0100007F:", 0) != 0) continue;
-    ports.insert(std::stoi(local.substr(9), nullptr, 16));
+    std::vector<std::string> words{std::istream_iterator<std::string>(fields), {}};
+    constexpr std::size_t kLocal = 1, kState = 3, kSocket = 9;
+    if (words.size() <= kSocket || words[kState] != "0A" || !own.contains(words[kSocket])) continue;
+    if (words[kLocal].rfind("0100007F:", 0) != 0) continue;
+    ports.insert(std::stoi(words[kLocal].substr(9), nullptr, 16));
   }
   return ports;
 }
@@ -110,6 +122,10 @@ TEST(GlooForming, AWorkerWithAnotherSecretIsKeptOut) {
 
 // Gloo's own is the first; then come the watchdog's, and one for each peer.
 TEST(GlooForming, AThreadThatCannotStartSpoilsAnAttemptAndNoMore) {
+#if defined(__SANITIZE_THREAD__)
+  GTEST_SKIP() << "Gloo is not instrumented: the thread sanitizer does not see how it ends an "
+                  "attempt's transfers";
+#endif
   for (const int threads : {1, 2, 3}) {
     SCOPED_TRACE(threads);
     const auto outcomes = form({"s", "s", "s"}, milliseconds(60'000), threads);
