@@ -1,18 +1,18 @@
 #!/usr/bin/env bash
-# Everything a change must pass. `short` stays well under 15 minutes on 2 cores; `full` adds the long ones.
+# Everything a change must pass. `short` takes some 15 minutes on 2 cores; `full` adds the long ones.
 #
 #   1. checks of form: clang-format, function size, layers (the last as part of the tests)
 #   2. the tests, optimised build
 #   3. the tests again under address+undefined and under thread sanitizers (everything below torch/), which are built
 #      behind the tests before them
-#   4. the fuzzers: 4 s each, or 60 s in full
+#   4. the fuzzers: 3 s each, or 60 s in full
 #   5. full only: every file compiled alone; a GPU's text under the address sanitizer; the whole matrix of stopped workers;
 #      every job on every number of workers; the tests 20 times over, to catch what fails rarely; clang-tidy
 set -euo pipefail
 cd "$(dirname "$0")/.."
 mode=${1:-short}
 jobs=${JOBS:-$(nproc)}
-# Many tests wait more than they compute: one more at a time than there are cores.
+# Many tests wait more than they compute: more at a time than there are cores. Those under sanitizers wait most.
 run_tests() { ctest --test-dir "$1" --output-on-failure --no-tests=error -j "$((jobs + 1))" "${@:2}"; }
 step() { printf '\n== %s\n' "$*"; }
 
@@ -48,16 +48,16 @@ step "tests under the address and undefined-behaviour sanitizers"
 await_build asan
 build_behind tsan
 find build/asan/tests/comm build/asan/src -name '*_test' -type f -print0 |
-  ASAN_OPTIONS="detect_leaks=1 detect_stack_use_after_return=1" xargs -0 -P "$((jobs + 1))" -n 1 \
+  ASAN_OPTIONS="detect_leaks=1 detect_stack_use_after_return=1" xargs -0 -P "$((jobs + 2))" -n 1 \
     sh -c 'timeout 300 "$0" --gtest_brief=1 >"$0.log" 2>&1 || { cat "$0.log"; exit 1; }'
 run_tests build/asan -L launcher
 step "tests under the thread sanitizer"
 await_build tsan
-run_tests build/tsan
+run_tests build/tsan -j "$((jobs + 2))"
 unset ASAN_OPTIONS TSAN_OPTIONS UBSAN_OPTIONS
 
 step "fuzzers"
-tools/fuzz.sh "$([ "$mode" = full ] && echo 60 || echo 4)"
+tools/fuzz.sh "$([ "$mode" = full ] && echo 60 || echo 3)"
 
 if [ "$mode" = full ]; then
   step "every file of the core alone: in the builds above folders are compiled as one, which hides what a file forgot to include"
