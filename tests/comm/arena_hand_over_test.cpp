@@ -325,25 +325,6 @@ TEST(ArenaHandOver, WorkersThatNeverComeAreNamedAtTheDeadline) {
   EXPECT_THAT(waiting.end().ranks, ElementsAre(1));
 }
 
-// A bootstrap with something between it and its caller.
-class Wrapped : public Bootstrap {
- public:
-  explicit Wrapped(Bootstrap& inner) : inner_(inner) {}
-  int rank() const override { return inner_.rank(); }
-  int size() const override { return inner_.size(); }
-  std::string name() const override { return inner_.name(); }
-  std::string secret() const override { return inner_.secret(); }
-  void put(std::string_view key, std::string_view value, Deadline deadline) override {
-    inner_.put(key, value, deadline);
-  }
-  std::string get(std::string_view key, Deadline deadline) override {
-    return inner_.get(key, deadline);
-  }
-
- private:
-  Bootstrap& inner_;
-};
-
 // Even ranks say that they are on another host than odd ones.
 class OnTwoHosts : public Wrapped {
  public:

@@ -2,11 +2,12 @@
 #pragma once
 
 #include <fcntl.h>
-#include <lockstep/comm.h>
 #include <sys/resource.h>
 
 #include <optional>
 #include <string>
+
+#include "tests/support/workers.h"
 
 namespace lockstep::testing {
 
@@ -32,24 +33,16 @@ class FewDescriptors {
 };
 
 // Passes on everything; leaves few descriptors to its process once this has heard of every other worker.
-class FewAfterwards : public Bootstrap {
+class FewAfterwards : public Wrapped {
  public:
-  FewAfterwards(Bootstrap& inner, int free) : inner_(inner), free_(free) {}
-  int rank() const override { return inner_.rank(); }
-  int size() const override { return inner_.size(); }
-  std::string name() const override { return inner_.name(); }
-  std::string secret() const override { return inner_.secret(); }
-  void put(std::string_view key, std::string_view value, Deadline deadline) override {
-    inner_.put(key, value, deadline);
-  }
+  FewAfterwards(Bootstrap& inner, int free) : Wrapped(inner), free_(free) {}
   std::string get(std::string_view key, Deadline deadline) override {
-    std::string value = inner_.get(key, deadline);
+    std::string value = Wrapped::get(key, deadline);
     if (++heard_ == size() - 1) few_.emplace(free_);
     return value;
   }
 
  private:
-  Bootstrap& inner_;
   int free_;
   int heard_ = 0;
   std::optional<FewDescriptors> few_;

@@ -6,6 +6,7 @@
 #include <stdlib.h>
 
 #include <filesystem>
+#include <optional>
 #include <system_error>
 
 #include "app/bench/allreduce/measure.h"
@@ -170,8 +171,9 @@ Field allreduce_field(const AllreduceArguments& arguments, const std::string& fo
 
 int bench_allreduce(const std::vector<std::string>& words) {
   const AllreduceArguments arguments = parse_allreduce_arguments(words);
-  const TemporaryFolder folder;
-  const Field field = allreduce_field(arguments, folder.path());
+  std::optional<TemporaryFolder> folder;  // where it is needed: a kill leaves it
+  if (asked_for(arguments.peers, "gloo") && gloo_peer_built()) folder.emplace();
+  const Field field = allreduce_field(arguments, folder ? folder->path() : "");
   announce(arguments, field);
   AllreduceReport report;
   report.workers = arguments.workers;

@@ -62,6 +62,12 @@ void check_apart(const std::vector<NamedTensor>& trained) {
   }
 }
 
+// Workers add up memory: the same elements must lie at the same place.
+std::string describe_memory(const torch::Tensor& tensor) {
+  if (tensor.is_contiguous()) return describe(tensor);
+  return fmt::format("{}, strides [{}]", describe(tensor), fmt::join(tensor.strides(), ", "));
+}
+
 }  // namespace
 
 std::vector<NamedTensor> Model::everything() const {
@@ -88,12 +94,6 @@ Model sort_tensors(std::vector<NamedTensor> parameters, std::vector<NamedTensor>
   if (model.trained.empty())
     throw BadInput("the model has no parameter that requires a gradient: nothing to train");
   return model;
-}
-
-// Workers add up memory: the same elements must lie at the same place.
-std::string describe_memory(const torch::Tensor& tensor) {
-  if (tensor.is_contiguous()) return describe(tensor);
-  return fmt::format("{}, strides [{}]", describe(tensor), fmt::join(tensor.strides(), ", "));
 }
 
 void agree_on_model(Comm& comm, const Model& model, const DataParallelOptions& options) {

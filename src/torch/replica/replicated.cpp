@@ -509,7 +509,7 @@ void Replicated::finish() {
   if (with_buffers) buffer_sync_.finish(comm_);
   const Since seen = since_;
   forget();
-  averaged_ = banks_[bank_in_use_].versions();
+  if (!divisor_) averaged_ = banks_[bank_in_use_].versions();
   pass_.works.clear();
   pass_.times.end = since_begin();
   pass_.active = false;
