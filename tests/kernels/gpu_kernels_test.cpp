@@ -80,6 +80,33 @@ TEST(GpuKernels, SkipsAStepWhole) {
   expect_nothing_written_when_skipped(machine);
 }
 
+TEST(GpuKernels, TakesANoteAlongAlsoWhenItIsSkipped) {
+  NEEDS_A_GPU();
+  const plan::Layout layout({{"w", DType::kFloat32, 10}});
+  const kernels::ChunkTables tables{layout, plan::plan_pieces(layout, 1)};
+  const kernels::DeviceTables on_device{tables};
+  const DeviceArray<float> memory{std::vector<float>(64)};
+  const DeviceArray<std::uint32_t> skip{std::vector<std::uint32_t>{1}};
+  const DeviceArray<double> loss{std::vector<double>{1.5, -2.5, 3.5}};
+  double* heard = nullptr;
+  cuda::check(cudaMallocHost(&heard, 3 * sizeof(double)), "cudaMallocHost");
+  const cuda::Stream stream = cuda::make_stream();
+  for (const bool skipped : {true, false}) {
+    std::fill_n(heard, 3, 0.0);
+    kernels::UpdateTask task;
+    task.range = {on_device.view(), tables.all(), DType::kFloat32};
+    task.rule = kernels::UpdateRule::kSgd;
+    task.parameters = memory.data();
+    task.gradients.flat = memory.data() + 16;
+    task.skip = skipped ? skip.data() : nullptr;
+    task.note = {loss.data(), heard, 2 * sizeof(double)};
+    kernels::queue_update(task, stream.get());
+    cuda::check(cudaStreamSynchronize(stream.get()), "the update");
+    EXPECT_EQ(std::vector<double>(heard, heard + 3), (std::vector<double>{1.5, -2.5, 0}));
+  }
+  cuda::check(cudaFreeHost(heard), "cudaFreeHost");
+}
+
 TEST(GpuKernels, FindsTheNormOfTheCpu) {
   NEEDS_A_GPU();
   GpuMachine machine;

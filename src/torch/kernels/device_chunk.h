@@ -122,6 +122,29 @@ template <int kWidth, typename T>
 LOCKSTEP_DEVICE void store_pack(const Pack<T, kWidth>& pack, T* to, std::uint32_t index) {
   reinterpret_cast<Pack<T, kWidth>*>(to)[index] = pack;
 }
+// The same of what nobody wants before the next update: it leaves the caches first.
+template <int kWidth, typename T>
+LOCKSTEP_DEVICE Pack<T, kWidth> load_passing_pack(const T* from, std::uint32_t index) {
+#if LOCKSTEP_ON_DEVICE
+  const auto loaded =
+      __ldcs(reinterpret_cast<const typename Loaded<sizeof(T) * kWidth>::Type*>(from) + index);
+  Pack<T, kWidth> pack;
+  memcpy(&pack, &loaded, sizeof(pack));
+  return pack;
+#else
+  return load_pack<kWidth>(from, index);
+#endif
+}
+template <int kWidth, typename T>
+LOCKSTEP_DEVICE void store_passing_pack(const Pack<T, kWidth>& pack, T* to, std::uint32_t index) {
+#if LOCKSTEP_ON_DEVICE
+  typename Loaded<sizeof(T) * kWidth>::Type stored;
+  memcpy(&stored, &pack, sizeof(pack));
+  __stcs(reinterpret_cast<decltype(stored)*>(to) + index, stored);
+#else
+  store_pack<kWidth>(pack, to, index);
+#endif
+}
 
 // The rules behind one interface: how many states, and the formula.
 struct PlainSgd {
@@ -188,7 +211,9 @@ struct Parts {
   }
 };
 
-// Some neighbouring elements between memory and registers.
+// Some neighbouring elements between memory and registers. Of all that an update touches only the parameters are wanted
+// soon, by the next forward pass: what the caches keep of them, and of gradients that backward has just made, is not read
+// from memory.
 template <typename Of, typename Rule, int kWidth, bool kWatched>
 struct Held {
   using Kept = typename Of::Kept;
@@ -204,10 +229,12 @@ struct Held {
   LOCKSTEP_DEVICE void load(const Parts<Of>& parts, std::uint32_t index) {
     if constexpr (kWidth == 1) gradient = {};
     if (kWidth > 1 || parts.gradient != nullptr)
-      gradient = load_constant_pack<kWidth>(parts.gradient, index);
-    kept = load_pack<kWidth>(parts.kept, index);
+      gradient = load_passing_pack<kWidth>(parts.gradient, index);
+    kept = Of::kMasters ? load_passing_pack<kWidth>(parts.kept, index)
+                        : load_pack<kWidth>(parts.kept, index);
     LOCKSTEP_UNROLL
-    for (int i = 0; i < Rule::kStates; ++i) states[i] = load_pack<kWidth>(parts.states[i], index);
+    for (int i = 0; i < Rule::kStates; ++i)
+      states[i] = load_passing_pack<kWidth>(parts.states[i], index);
     if constexpr (Of::kMasters && kWatched) parameter = load_pack<kWidth>(parts.parameter, index);
   }
 
@@ -235,10 +262,15 @@ struct Held {
   }
 
   LOCKSTEP_DEVICE void store(const Parts<Of>& parts, std::uint32_t index) const {
-    store_pack<kWidth>(kept, parts.kept, index);
     LOCKSTEP_UNROLL
-    for (int i = 0; i < Rule::kStates; ++i) store_pack<kWidth>(states[i], parts.states[i], index);
-    if constexpr (Of::kMasters) store_pack<kWidth>(parameter, parts.parameter, index);
+    for (int i = 0; i < Rule::kStates; ++i)
+      store_passing_pack<kWidth>(states[i], parts.states[i], index);
+    if constexpr (Of::kMasters) {
+      store_passing_pack<kWidth>(kept, parts.kept, index);
+      store_pack<kWidth>(parameter, parts.parameter, index);
+    } else {
+      store_pack<kWidth>(kept, parts.kept, index);
+    }
   }
 
  private:

@@ -55,6 +55,14 @@ struct WatchedWords {
   unsigned long long* applied = nullptr;
 };
 
+// A few bytes that go along with an update: from the device's memory to wherever it can write, such as pinned memory of the
+// host, which has them when the update is done.
+struct Note {
+  const void* from = nullptr;
+  void* to = nullptr;
+  std::uint32_t bytes = 0;
+};
+
 struct UpdateTask {
   DeviceRange range;
   UpdateRule rule = UpdateRule::kAdam;
@@ -72,6 +80,7 @@ struct UpdateTask {
   const double* factor = nullptr;       // null: 1
   const std::uint32_t* skip = nullptr;  // not 0 there: nothing is written
   WatchedWords watched;
+  Note note;  // also when the update is skipped
 };
 void queue_update(const UpdateTask& task, void* stream);
 

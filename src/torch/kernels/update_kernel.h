@@ -41,6 +41,13 @@ __device__ __forceinline__ void note(const element::Seen<Word>& seen, const Watc
   atomicXor(to + piece, lane == 0 ? before : lane == 1 ? after : applied);
 }
 
+// By one block of threads.
+__device__ __forceinline__ void write(const Note& note) {
+  const auto* const from = static_cast<const unsigned char*>(note.from);
+  auto* const to = static_cast<unsigned char*>(note.to);
+  for (unsigned i = threadIdx.x; i < note.bytes; i += blockDim.x) to[i] = from[i];
+}
+
 // Blocks of threads that a multiprocessor holds at a time: masters that are watched take more registers than four leave.
 template <typename Of, bool kWatched>
 inline constexpr int kResident = kWatched&& Of::kMasters ? 3 : 4;
@@ -49,6 +56,7 @@ template <typename Of, UpdateRule kRule, bool kWatched>
 __global__ void __launch_bounds__(cuda::kThreads, kResident<Of, kWatched>)
     update_kernel(const __grid_constant__ UpdateTask task) {
   const Chunk chunk = task.range.tables.chunks[task.range.chunks.begin + blockIdx.x];
+  if (blockIdx.x == 0) write(task.note);
   if (task.skip != nullptr && *task.skip != 0) return;
   const auto seen =
       element::update_chunk<Of, kRule, kWatched>(task, chunk, {threadIdx.x, cuda::kThreads});

@@ -26,14 +26,14 @@ struct Norm {
   std::int64_t step = 0;  // 0: none on its way
 };
 
-// The parities that the updates of every other step have seen, by piece, and their way to the host: three rows, of what
-// was found, what was left and which gradients were applied. Words are XORed, so they are zero before.
+// The parities that the updates of every other step have seen, by piece: three rows, of what was found, what was left and
+// which gradients were applied. Words are XORed, so they are zero before.
 struct Watch {
   torch::Tensor words;
   torch::Tensor on_host;  // pinned
   device::Event seen;     // by the update
   device::Event copied;   // and the words are zero again
-  std::int64_t step = 0;  // 0: nothing on its way
+  std::int64_t step = 0;  // 0: nobody wants to know them
 };
 
 class QueuedStep : public DeviceStep {
@@ -48,7 +48,7 @@ class QueuedStep : public DeviceStep {
         pointers_(model_.device()) {}
 
   void begin() override;
-  void update() override;
+  void update(const kernels::Note& note) override;
   void prepare_clipping() override;
   void collect() override;
   void forget() override;
@@ -65,7 +65,7 @@ class QueuedStep : public DeviceStep {
   float* masters_of(const kernels::ChunkTables::Typed& typed) const;
   static kernels::WatchedWords words_of(const Watch& watch);
   Watch& next_watch();
-  void send_watched(Watch& watch);
+  void fetch(Watch& watch);
   void collect(Watch& watch);
   void find_gradients();
   void clip(void* stream);
@@ -107,7 +107,7 @@ float* QueuedStep::masters_of(const kernels::ChunkTables::Typed& typed) const {
   return reinterpret_cast<float*>(optimizer_.masters()->data());
 }
 
-void QueuedStep::update() {
+void QueuedStep::update(const kernels::Note& note) {
   void* const stream = device::current_stream(model_.device());
   find_gradients();
   std::vector<std::byte> numbers;
@@ -120,7 +120,8 @@ void QueuedStep::update() {
   optimizer_.refresh_masters();
   if (optimizer_.clip_norm > 0) clip(stream);
   Watch* const watch = optimizer_.watches ? &next_watch() : nullptr;
-  for (const auto& typed : tables_.by_type()) {
+  const auto types = tables_.by_type();
+  for (const auto& typed : types) {
     kernels::UpdateTask task;
     task.range = range(typed);
     task.rule = optimizer_.rules.front()->device_rule();
@@ -140,9 +141,12 @@ void QueuedStep::update() {
       task.skip = clipping_->skip();
     }
     if (watch != nullptr) task.watched = words_of(*watch);
+    if (&typed == &types.front()) task.note = note;
     kernels::queue_update(task, stream);
   }
-  if (watch != nullptr) send_watched(*watch);
+  if (watch == nullptr) return;
+  watch->seen.record(stream);
+  watch->step = optimizer_.steps;
 }
 
 kernels::WatchedWords QueuedStep::words_of(const Watch& watch) {
@@ -163,19 +167,21 @@ Watch& QueuedStep::next_watch() {
   return watch;
 }
 
-// Beside what comes next.
-void QueuedStep::send_watched(Watch& watch) {
-  watch.seen.record(device::current_stream(model_.device()));
-  const device::SideStream::Scope scope(*side_, device::SideStream::After::kGoesOn);
-  void* const side = device::current_stream(model_.device());
-  watch.seen.precede(side);
-  watch.on_host.copy_(watch.words, /*non_blocking=*/true);
-  watch.words.zero_();
-  watch.copied.record(side);
-  watch.step = optimizer_.steps;
+// Beside what was queued since, when the update has been: a stream that waits for another slows that one down.
+void QueuedStep::fetch(Watch& watch) {
+  const Deadline deadline = Deadline::after(model_.comm().timeout());
+  watch.seen.wait(deadline);
+  {
+    const device::SideStream::Scope scope(*side_, device::SideStream::After::kGoesOn);
+    watch.on_host.copy_(watch.words, /*non_blocking=*/true);
+    watch.words.zero_();
+    watch.copied.record(device::current_stream(model_.device()));
+  }
+  watch.copied.wait(deadline);
 }
 
 void QueuedStep::begin() {
+  if (optimizer_.clip_norm == 0) norm();  // of steps before it was switched off
   if (Norm& next = norms_[next_norm_ % kNorms]; next.step > 0) take(next);
   collect(watches_[static_cast<std::size_t>((optimizer_.steps + 1) % 2)]);
 }
@@ -185,24 +191,22 @@ void QueuedStep::prepare_clipping() {
   if (!clipping_) clipping_.emplace(model_.layout().blocks());
 }
 
-// The words are zero again when they have been copied, whoever looks at them.
 void QueuedStep::forget() {
   for (Watch& watch : watches_) {
-    if (std::exchange(watch.step, 0) != 0)
-      watch.copied.precede(device::current_stream(model_.device()));
+    if (std::exchange(watch.step, 0) != 0) watch.words.zero_();
   }
   for (Norm& norm : norms_) norm.step = 0;
 }
 
 void QueuedStep::collect() {
-  if (optimizer_.clip_norm > 0) norm();
+  norm();
   collect(watches_[static_cast<std::size_t>((optimizer_.steps + 1) % 2)]);
   collect(watches_[static_cast<std::size_t>(optimizer_.steps % 2)]);
 }
 
 void QueuedStep::collect(Watch& watch) {
   if (std::exchange(watch.step, 0) == 0) return;
-  watch.copied.wait(Deadline::after(model_.comm().timeout()));
+  fetch(watch);
   const auto pieces = static_cast<std::size_t>(watch.on_host.size(1));
   const auto* const before = static_cast<const comm::Parity*>(watch.on_host.data_ptr());
   optimizer_.note_watched({before, pieces}, {before + pieces, pieces},

@@ -17,8 +17,8 @@ class DeviceStep {
 
   // Before the optimizer counts the step: looks at what earlier ones have left, as far as there is no more room for it.
   virtual void begin() = 0;
-  // After it.
-  virtual void update() = 0;
+  // After it. The note goes along.
+  virtual void update(const kernels::Note& note) = 0;
 
   // Memory for clipping, so that no step has to take it.
   virtual void prepare_clipping() = 0;

@@ -98,6 +98,8 @@ struct Optimizer::Impl {
                     std::span<const comm::Parity> gradients);
   void collect_watched();
   void forget_watched();
+  // On a GPU: what the next step takes along, in the order of the current stream, to pinned memory of the host.
+  kernels::Note note;
 
   struct Range {
     std::size_t begin = 0;

@@ -83,10 +83,11 @@ void Optimizer::Impl::step(const GradientSource& source) {
 // Every worker updates everything.
 void Optimizer::Impl::step_on_device() {
   const device::CurrentDevice current(model->device());
+  const kernels::Note along = std::exchange(note, {});
   model->settle();
   on_device->begin();
   ++steps;
-  on_device->update();
+  on_device->update(along);
   for (std::size_t entry = 0; entry < rule_of.size(); ++entry)
     torch::autograd::impl::bump_version(parameter_of(entry));
   trust_masters();

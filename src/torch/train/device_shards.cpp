@@ -34,13 +34,12 @@ void DeviceShards::copy_input(const torch::Tensor& from, torch::Tensor& to, Copi
 }
 
 DeviceShards::DeviceShards(replica::Replicated& model, Loss loss, bool graphs, Size size)
-    : model_(model), loss_(std::move(loss)), graphs_(graphs), size_(size), back_(model.device()) {}
+    : model_(model), loss_(std::move(loss)), graphs_(graphs), size_(size) {}
 
 void DeviceShards::begin_step() {
   auto& record = records_[step_ % 2];
   if (!record) record.emplace();
   record->weights.clear();
-  losses_[step_ % 2].clear();
 }
 
 void DeviceShards::run(const Batch& batch, int shard, std::uint64_t seed, double weight) {
@@ -55,31 +54,35 @@ void DeviceShards::run(const Batch& batch, int shard, std::uint64_t seed, double
     const auto options = torch::TensorOptions().dtype(loss.scalar_type()).pinned_memory(true);
     record.losses = torch::empty({size_.hosted}, options);
   }
-  const auto place = static_cast<std::int64_t>(record.weights.size());
-  bring_back(loss.reshape(at::IntArrayRef{}), record.losses.select(0, place));
+  keep(loss, static_cast<std::int64_t>(record.weights.size()));
   record.weights.emplace_back(shard, weight);
 }
 
-// Beside what is queued next, which waits only where it would overwrite it.
-void DeviceShards::bring_back(const torch::Tensor& loss, torch::Tensor to) {
-  computed_.record(device::current_stream(model_.device()));
-  const device::SideStream::Scope scope(back_, device::SideStream::After::kGoesOn);
-  void* const side = device::current_stream(model_.device());
-  computed_.precede(side);
-  to.copy_(loss, /*non_blocking=*/true);
-  read_.record(side);
-  losses_[step_ % 2].push_back(loss);  // until then
+// Until the update: the next shard may overwrite it.
+void DeviceShards::keep(const torch::Tensor& loss, std::int64_t place) {
+  if (size_.hosted == 1) {
+    losses_ = loss;
+    return;
+  }
+  if (!losses_.defined()) losses_ = torch::empty({size_.hosted}, loss.options());
+  losses_.select(0, place).copy_(loss.reshape(at::IntArrayRef{}));
+}
+
+kernels::Note DeviceShards::note() {
+  const Record& record = *records_[step_ % 2];
+  if (record.weights.empty()) return {};
+  return {losses_.data_ptr(), record.losses.data_ptr(),
+          static_cast<std::uint32_t>(record.weights.size() * losses_.element_size())};
 }
 
 void DeviceShards::end_step() {
-  const device::SideStream::Scope scope(back_, device::SideStream::After::kGoesOn);
-  records_[step_ % 2]->copied.record(device::current_stream(model_.device()));
+  records_[step_ % 2]->done.record(device::current_stream(model_.device()));
   ++step_;
 }
 
 std::map<int, double> DeviceShards::losses(Deadline deadline) {
   const Record& record = *records_[(step_ + 1) % 2];
-  record.copied.wait(deadline);
+  record.done.wait(deadline);
   std::map<int, double> losses;
   for (std::size_t i = 0; i < record.weights.size(); ++i) {
     const auto& [shard, weight] = record.weights[i];
@@ -113,7 +116,6 @@ torch::Tensor DeviceShards::replay(const Batch& batch, std::uint64_t seed, doubl
   if (std::has_single_bit(static_cast<std::uint64_t>(counts_.replayed)))
     expected = loss_alone(batch, seed);
   torch::manual_seed(seed);
-  read_.precede(device::current_stream(model_.device()));
   replay.graph.replay();
   if (expected.defined()) check(replay.loss, expected);
   model_.replayed(replay.captured);

@@ -5,7 +5,8 @@
 //            many samples, with its own samples, seed and weight. The first, second, fourth, eighth … time its loss is
 //            compared with that of a forward pass
 //
-// Losses come back a step later, so that nobody waits for the GPU before it has been given more to do.
+// Losses come back a step later, so that nobody waits for the GPU before it has been given more to do. The update writes
+// them to the host: no stream waits for another, which costs more than a kernel.
 #pragma once
 
 #include <lockstep/data.h>
@@ -21,6 +22,7 @@
 #include <string>
 
 #include "torch/device/device.h"
+#include "torch/kernels/device_update.h"
 #include "torch/replica/replicated.h"
 
 namespace lockstep::train {
@@ -41,6 +43,8 @@ class DeviceShards {
   void begin_step();
   // A batch on the GPU. The model is told as by backward(): it adds up, or reduces.
   void run(const Batch& batch, int shard, std::uint64_t seed, double weight);
+  // Between the last shard and end_step() an update must take it along, on the same stream.
+  kernels::Note note();
   void end_step();
 
   // Of the last step that has ended and was not asked for: each shard's loss times its weight.
@@ -70,7 +74,7 @@ class DeviceShards {
   struct Record {
     torch::Tensor losses;  // by place; in pinned memory
     std::vector<std::pair<int, double>> weights;
-    device::Event copied;
+    device::Event done;
   };
 
   torch::Tensor run_eagerly(const Batch& batch, std::uint64_t seed, double weight);
@@ -78,9 +82,9 @@ class DeviceShards {
   void capture(const Batch& batch, std::uint64_t seed);
   torch::Tensor loss_alone(const Batch& batch, std::uint64_t seed);
   static void check(const torch::Tensor& replayed, const torch::Tensor& expected);
+  void keep(const torch::Tensor& loss, std::int64_t place);
   bool fits(const Batch& batch) const;
   static void copy_input(const torch::Tensor& from, torch::Tensor& to, Copied& last);
-  void bring_back(const torch::Tensor& loss, torch::Tensor to);
 
   replica::Replicated& model_;
   Loss loss_;
@@ -91,10 +95,7 @@ class DeviceShards {
   std::optional<Replay> replay_;
   std::array<std::optional<Record>, 2> records_;  // of even and odd steps
   std::size_t step_ = 0;
-  device::SideStream back_;  // on which losses go to the host
-  device::Event computed_;
-  device::Event read_;
-  std::array<std::vector<torch::Tensor>, 2> losses_;  // on their way, of even and odd steps
+  torch::Tensor losses_;  // of the step under way, by place; of one shard, where it was computed
   ShardCounts counts_;
 };
 

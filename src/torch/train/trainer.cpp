@@ -231,6 +231,7 @@ void Trainer::State::run_step(std::int64_t step) {
     collect();
     progress.exposed = milliseconds(parts.model.last_backward().exposed());
     if (hooks.on_gradients) hooks.on_gradients(step);
+    if (on_device) parts.optimizer->impl().note = on_device->note();
     parts.optimizer->step();
     progress.exposed += milliseconds(parts.optimizer->impl().last_wait);
   }

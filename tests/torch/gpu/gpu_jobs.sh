@@ -10,7 +10,7 @@ fail() { echo "gpu_jobs.sh: $*" >&2; exit 1; }
 
 # hash OPTIONS…: of the weights after a short job on GPUs.
 hash() {
-  timeout 100 "$lockstep" train --device cuda --share-gpus --steps 12 --shards 4 --global-batch 32 --quiet \
+  timeout 100 "$lockstep" train --device cuda --share-gpus --steps "${steps:-12}" --shards 4 --global-batch 32 --quiet \
     --report "$work/report" "$@" >"$work/log" 2>&1 || { cat "$work/log" >&2; fail "lockstep train $* failed"; }
   sed -n 's/.*"weights_sha256": "\([0-9a-f]*\)".*/\1/p' "$work/report"
 }
@@ -30,6 +30,22 @@ for job in "--model mlp --data synthetic:1024" "--model cnn --data synthetic:102
   same "$(hash $job -n 1)" "$(hash $job -n 1 --graphs off)" "$(hash $job -n 2)" \
     "$(hash $job -n 2 --graphs off --bucket-bytes 65536)" "$(hash $job -n 4 --bucket-bytes 1048576)"
 done
+
+# Held weights go on from a checkpoint with their masters, on another number of workers; with another precision they do not.
+for job in "--model gpt --data $work/text --context 64 --optimizer adamw --precision bf16-held" \
+  "--model cnn --data synthetic:1024 --precision bf16-held"; do
+  rm -rf "$work/run"
+  # shellcheck disable=SC2086
+  steps=5 hash $job -n 2 --checkpoint "$work/run" >/dev/null
+  # shellcheck disable=SC2086
+  same "$(hash $job -n 1)" "$(hash $job -n 1 --checkpoint "$work/run" --resume)"
+done
+if timeout 60 "$lockstep" train --device cuda -n 1 --model cnn --data synthetic:1024 --steps 12 --shards 4 --global-batch 32 \
+  --quiet --precision bf16 --checkpoint "$work/run" --resume >"$work/log" 2>&1; then
+  fail "a checkpoint of held weights went on without them"
+fi
+grep -q "bf16-held" "$work/log" || { cat "$work/log" >&2; fail "the other precision is not told"; }
+echo "another precision: $(cat "$work/log")"
 
 # Two workers, and no memory for one of them in the middle of a step: one line each, soon, and nobody is left.
 began=$SECONDS

@@ -7,6 +7,7 @@
 #include <lockstep/trainer.h>
 
 #include <functional>
+#include <limits>
 #include <map>
 #include <memory>
 #include <string>
@@ -300,6 +301,27 @@ TEST_F(GpuDropIn, HasTheNumbersOfStockOptimizers) {
         },
         clip);
   }
+}
+
+// Norms come to the host some steps later.
+TEST_F(GpuDropIn, TellsABadNormThoughClippingWasSwitchedOffMeanwhile) {
+  World world = alone();
+  TwoLayers net(64, 100, 10);
+  auto model = data_parallel(net, world);
+  optim::SGD optimizer(model, {.lr = 0.01});
+  optimizer.set_clip_norm(1);
+  const auto data = samples(1, {8, 64}).to(torch::kCUDA);
+  const auto step = [&](double factor) {
+    optimizer.zero_grad();
+    (factor * model->forward(data).pow(2).mean()).backward();
+    optimizer.step();
+  };
+  step(1);
+  step(std::numeric_limits<double>::infinity());
+  optimizer.set_clip_norm(0);
+  EXPECT_THROW(step(1), BadInput);
+  step(1);
+  EXPECT_TRUE(torch::isfinite(net->first->weight).all().item<bool>());
 }
 
 TEST_F(GpuDropIn, AveragesBySamplesAndAddsUpInNoSync) {
