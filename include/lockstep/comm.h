@@ -96,6 +96,10 @@ class Comm {
   // Every worker's `data` becomes the reduction over all workers.
   Work all_reduce(Buffer data, ReduceOptions options = {});
 
+  // The same for memory of a device that lies apart: pieces of one dtype are reduced as the one buffer would be that they
+  // make up, with its bits. Every worker has pieces of the same counts, in the same order.
+  Work all_reduce(std::vector<Buffer> pieces, ReduceOptions options = {});
+
   // The reduction over `shards` logical shards, of which every worker holds a contiguous range as
   // the partials that plan/ says (plan::held_partials). All workers receive it in `result`, which
   // may be one of the partials.

@@ -61,11 +61,12 @@ comm::Choice choose(Algorithm asked, int shards, const comm::Group& group, const
 }
 
 comm::DeviceTask reduction_of(Kind kind, const comm::Choice& choice, comm::ReduceRule rule,
-                              std::vector<Buffer> partials, int shards, const Buffer& result) {
+                              std::vector<comm::Spread> partials, int shards,
+                              const comm::Spread& result) {
   comm::DeviceTask task;
   task.kind = kind;
   task.algorithm = choice.algorithm;
-  task.fold = rule.fold(result.dtype);
+  task.fold = rule.fold(result.dtype());
   task.partials = std::move(partials);
   task.shards = shards;
   task.result = result;
@@ -194,6 +195,31 @@ Work Comm::all_reduce(Buffer data, ReduceOptions options) {
                 data));
 }
 
+Work Comm::all_reduce(std::vector<Buffer> pieces, ReduceOptions options) {
+  if (pieces.empty()) return all_reduce(Buffer{}, options);
+  const comm::Spread spread(std::move(pieces));
+  const Buffer& first = spread.parts().front();
+  std::vector<std::size_t> counts;
+  for (const Buffer& piece : spread.parts()) {
+    channel_->require_usable(piece);
+    if (!on_device(piece))
+      throw BadInput("pieces that lie apart are reduced on a device: pass one buffer of the CPU");
+    if (piece.dtype != first.dtype || !(piece.device == first.device))
+      throw BadInput("the pieces of a reduction must have one dtype and one device");
+    counts.push_back(piece.count);
+  }
+  const comm::ReduceRule rule = rule_of(options, first);
+  const comm::Choice choice = choose(options.algorithm, size(), channel_->group(), first);
+  Header header = header_of(Kind::kAllReduce, first);
+  header.op = options.op;
+  header.algorithm = choice.algorithm;
+  header.count = spread.count();
+  header.detail = digest(counts);
+  return channel_->device_collective(
+      header, {"all_reduce", choice.how},
+      reduction_of(Kind::kAllReduce, choice, rule, {spread}, size(), spread));
+}
+
 Work Comm::reduce(std::vector<Buffer> partials, int shards, Buffer result, ReduceOptions options) {
   channel_->require_usable(result);
   if (shards < size()) {
@@ -221,7 +247,8 @@ Work Comm::reduce(std::vector<Buffer> partials, int shards, Buffer result, Reduc
   if (on_device(result)) {
     return channel_->device_collective(
         header, {"reduce", choice.how},
-        reduction_of(Kind::kReduce, choice, rule, std::move(partials), shards, result));
+        reduction_of(Kind::kReduce, choice, rule, {partials.begin(), partials.end()}, shards,
+                     result));
   }
   const auto body = [partials = std::move(partials), shards, result, rule,
                      algorithm = choice.algorithm](Exchange& exchange) {

@@ -35,6 +35,27 @@ std::vector<Bucket> plan_buckets(const Layout& layout, const BucketOptions& opti
   return buckets;
 }
 
+std::vector<Lot> plan_lots(const Layout& layout, const Bucket& bucket, std::size_t alone_bytes) {
+  const std::size_t end = bucket.first_entry + bucket.entries;
+  LOCKSTEP_CHECK(end <= layout.entries().size(), "a bucket lies in its layout");
+  std::vector<Lot> lots;
+  for (std::size_t i = bucket.first_entry; i < end; ++i) {
+    const Entry& entry = layout.entries()[i];
+    if (entry.bytes() >= alone_bytes) {
+      lots.push_back({i, 1, true, entry.count});
+      continue;
+    }
+    if (lots.empty() || lots.back().alone) lots.push_back({i, 0, false, 0});
+    Lot& lot = lots.back();
+    ++lot.entries;
+    const std::size_t bytes =
+        entry.offset + entry.bytes() - layout.entries()[lot.first_entry].offset;
+    lot.count =
+        (bytes + kEntryAlignment - 1) / kEntryAlignment * kEntryAlignment / size_of(bucket.dtype);
+  }
+  return lots;
+}
+
 std::vector<Bucket> in_layout(std::vector<Bucket> buckets, const Layout& layout) {
   for (Bucket& bucket : buckets) {
     const std::size_t end = bucket.first_entry + bucket.entries;

@@ -45,6 +45,21 @@ struct Bucket {
 // Every entry lies in exactly one bucket; buckets are in layout order.
 std::vector<Bucket> plan_buckets(const Layout& layout, const BucketOptions& options = {});
 
+// What of a bucket can be reduced from memory of its own.
+struct Lot {
+  std::size_t first_entry = 0;
+  std::size_t entries = 0;
+  bool alone = false;     // one entry, from its first element to its last
+  std::size_t count = 0;  // elements to reduce, gaps included; without those, where it is alone
+
+  bool operator==(const Lot&) const = default;
+};
+
+// An entry of at least `alone_bytes` is a lot of its own; neighbours that have fewer are one, up to the next multiple of
+// kEntryAlignment, so that what comes after it is cut where it is aligned. In layout order. Only the layout says so,
+// wherever a worker has its gradients: all reduce the same lots.
+std::vector<Lot> plan_lots(const Layout& layout, const Bucket& bucket, std::size_t alone_bytes);
+
 // The same buckets where their entries lie in another layout of them, such as that of their sums.
 std::vector<Bucket> in_layout(std::vector<Bucket> buckets, const Layout& layout);
 

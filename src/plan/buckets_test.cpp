@@ -62,6 +62,26 @@ TEST(Buckets, LieInALayoutOfOtherTypesAsThatSays) {
   EXPECT_EQ(buckets[1].bytes, 20u);
 }
 
+TEST(Buckets, HaveLotsOfLargeEntriesAloneAndOfOthersTogether) {
+  // Registered in reverse: the layout begins with "a".
+  const Layout layout({{"g", DType::kFloat32, 100},
+                       {"f", DType::kBFloat16, 33},
+                       {"e", DType::kBFloat16, 3},
+                       {"d", DType::kBFloat16, 1'000},
+                       {"c", DType::kBFloat16, 1'001},
+                       {"b", DType::kBFloat16, 0},
+                       {"a", DType::kBFloat16, 5}});
+  const auto buckets = plan_buckets(layout);
+  ASSERT_EQ(buckets.size(), 2u);
+  const std::vector<Lot> expected{{0, 2, false, 32},    // 64 bytes, and none
+                                  {2, 1, true, 1'001},  // exactly, whatever follows
+                                  {3, 1, true, 1'000},
+                                  {4, 2, false, 32 + 64}};
+  EXPECT_EQ(plan_lots(layout, buckets[0], 2'000), expected);
+  EXPECT_EQ(plan_lots(layout, buckets[1], 2'000), (std::vector<Lot>{{6, 1, false, 112}}));
+  EXPECT_EQ(plan_lots(layout, buckets[1], 400), (std::vector<Lot>{{6, 1, true, 100}}));
+}
+
 TEST(Buckets, OfAnEmptyLayoutAreNone) {
   EXPECT_TRUE(plan_buckets(Layout({})).empty());
 }
@@ -93,6 +113,18 @@ TEST(Buckets, NeverSpanTwoDtypesAndMoveNoMemory) {
       ASSERT_EQ(bucket.offset, layout.entries()[next].offset);
       ASSERT_EQ(bucket.payload_bytes, payload);
       ASSERT_EQ(bucket.count() * size_of(bucket.dtype), bucket.bytes);
+      std::size_t in_lots = bucket.first_entry;
+      for (const Lot& lot : plan_lots(layout, bucket, 1'000)) {
+        ASSERT_EQ(lot.first_entry, in_lots);
+        in_lots += lot.entries;
+        const std::size_t end =
+            layout.entries()[lot.first_entry].offset + lot.count * size_of(bucket.dtype);
+        const Entry& last = layout.entries()[in_lots - 1];
+        ASSERT_GE(end, last.offset + last.bytes());
+        ASSERT_LE(end, in_lots < layout.entries().size() ? layout.entries()[in_lots].offset
+                                                         : layout.bytes());
+      }
+      ASSERT_EQ(in_lots, bucket.first_entry + bucket.entries);
       next += bucket.entries;
     }
     ASSERT_EQ(next, layout.entries().size());

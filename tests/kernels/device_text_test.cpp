@@ -33,7 +33,11 @@ TEST(DeviceText, AddsSquaresInTheOrderOfTheTree) {
 }
 
 TEST(DeviceText, GathersGradients) {
-  expect_gradients_gathered(*make_host_machine());
+  expect_gradients_gathered(*make_host_machine(), true);
+}
+
+TEST(DeviceText, LeavesGradientsAlone) {
+  expect_gradients_gathered(*make_host_machine(), false);
 }
 
 TEST(DeviceText, KeepsTypesApartThatLieBesideEachOther) {

@@ -126,7 +126,13 @@ TEST(GpuKernels, AddsSquaresInTheOrderOfTheTree) {
 TEST(GpuKernels, GathersGradients) {
   NEEDS_A_GPU();
   GpuMachine machine;
-  expect_gradients_gathered(machine);
+  expect_gradients_gathered(machine, true);
+}
+
+TEST(GpuKernels, LeavesGradientsAlone) {
+  NEEDS_A_GPU();
+  GpuMachine machine;
+  expect_gradients_gathered(machine, false);
 }
 
 TEST(GpuKernels, KeepsTypesApartThatLieBesideEachOther) {

@@ -5,10 +5,15 @@
 #include <lockstep/errors.h>
 #include <torch/script.h>
 
+#include <deque>
 #include <mutex>
+
+#include <torch/csrc/autograd/function_hook.h>
+#include <torch/csrc/autograd/variable.h>
 
 #include "tests/torch/replica_cases.h"
 #include "torch/replica/replicated.h"
+#include "torch/replica/tensors.h"
 
 namespace lockstep::testing::replicas {
 namespace {
@@ -448,6 +453,68 @@ TEST(Mean, IsWeightedAndTheSameEverywhere) {
     EXPECT_DOUBLE_EQ(mean(world, world.rank(), world.rank()), 5.0 / 3);
     EXPECT_DOUBLE_EQ(mean(world, world.rank()), 1.0);
   });
+}
+
+// Asks in the hook of a gradient whether its memory is its own.
+class AsksForOwnMemory : public torch::autograd::FunctionPostHook {
+ public:
+  AsksForOwnMemory(torch::Tensor parameter, bool& own)
+      : parameter_(std::move(parameter)), own_(own) {}
+  torch::autograd::variable_list operator()(const torch::autograd::variable_list& outputs,
+                                            const torch::autograd::variable_list& inputs) override {
+    own_ = replica::has_own_memory(parameter_.grad(), inputs[0]);
+    return outputs;
+  }
+
+ private:
+  torch::Tensor parameter_;
+  bool& own_;
+};
+
+// By parameter, in a backward pass of a loss of them.
+std::vector<bool> own_memory(const std::vector<torch::Tensor>& parameters,
+                             const std::function<torch::Tensor()>& loss) {
+  std::deque<bool> own(parameters.size(), false);
+  std::vector<std::shared_ptr<torch::autograd::Node>> accumulators;
+  for (std::size_t i = 0; i < parameters.size(); ++i) {
+    accumulators.push_back(torch::autograd::impl::grad_accumulator(parameters[i]));
+    accumulators.back()->add_post_hook(std::make_unique<AsksForOwnMemory>(parameters[i], own[i]));
+  }
+  loss().backward();
+  return {own.begin(), own.end()};
+}
+
+TEST(Replica, KnowsWhichGradientsHaveTheirMemoryForThemselves) {
+  const auto parameter = [] { return torch::randn({8, 8}, torch::requires_grad()); };
+  auto net = seeded<TwoLayers>(kSeed, 8, 16, 8);
+  const auto x = torch::randn({4, 8});
+  const auto layers = net->parameters();
+  EXPECT_EQ(own_memory(layers, [&] { return net(x).pow(2).sum(); }), std::vector<bool>(4, true));
+  EXPECT_EQ(own_memory(layers, [&] { return net(x).pow(2).sum(); }), std::vector<bool>(4, true))
+      << "added to";
+
+  const auto a = parameter();
+  const auto b = parameter();
+  EXPECT_EQ(own_memory({a, b}, [&] { return (a + b).pow(2).sum(); }), std::vector<bool>(2, true))
+      << "LibTorch copies one of them";
+  const auto c = parameter();
+  const auto d = parameter();
+  EXPECT_EQ(own_memory({c, d}, [&] { return (c.view(-1) + d.view(-1)).pow(2).sum(); }),
+            std::vector<bool>(2, false))
+      << "both gradients are one memory";
+  const auto e = parameter();
+  const auto f = parameter();
+  EXPECT_EQ(own_memory({e, f},
+                       [&] {
+                         return torch::cat({e, f}).pow(2).sum();
+                       }),
+            std::vector<bool>(2, false));
+  // A gradient that goes to a layer besides, which runs its own backward after.
+  const auto g = parameter();
+  const auto before = net->forward(torch::randn({8, 8}));
+  const auto viewed = g.view({8, 8});
+  EXPECT_EQ(own_memory({g}, [&] { return (before + viewed).pow(2).sum(); }),
+            std::vector<bool>{false});
 }
 
 }  // namespace

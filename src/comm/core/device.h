@@ -12,6 +12,7 @@
 
 #include "comm/core/header.h"
 #include "comm/core/kernels.h"
+#include "comm/core/spread.h"
 
 namespace lockstep::comm {
 
@@ -22,9 +23,9 @@ struct DeviceTask {
   Kind kind = Kind::kAllReduce;
   Algorithm algorithm = Algorithm::kDirect;  // or native
   Fold fold;
-  std::vector<Buffer> partials;  // what this worker brings to a reduction
+  std::vector<Spread> partials;  // what this worker brings to a reduction, in parts as the result's
   int shards = 0;                // … over so many
-  Buffer result;
+  Spread result;  // in one part, but for all-reduce; its cut is the same on every worker
   int root = 0;
   std::vector<std::size_t> counts;  // elements of each worker's piece, where pieces matter
 };

@@ -96,7 +96,8 @@ std::string describe(const Header& header) {
                                 lockstep::name(header.op), lockstep::name(header.algorithm));
     case Kind::kAllReduce:
       return text +
-             fmt::format(" ({}, {})", lockstep::name(header.op), lockstep::name(header.algorithm));
+             fmt::format(" ({}, {}{})", lockstep::name(header.op), lockstep::name(header.algorithm),
+                         header.detail != 0 ? fmt::format(", pieces {:08x}", header.detail) : "");
     case Kind::kReduceScatter:
       return text + fmt::format(" ({}, cut {:08x})", lockstep::name(header.op), header.detail);
     case Kind::kAllGather:

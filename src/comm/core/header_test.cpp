@@ -47,6 +47,10 @@ TEST(HeaderTest, SaysInWordsWhatIsBeingDone) {
   header.count = 3;
   header.detail = 2;
   EXPECT_EQ(describe(header), "broadcast #4 of 3 uint8 from rank 2");
+  header.kind = Kind::kAllReduce;
+  header.device = DeviceKind::kCuda;
+  header.detail = 0xabc;
+  EXPECT_EQ(describe(header), "all_reduce #4 of 3 uint8 on GPUs (sum, automatic, pieces 00000abc)");
 }
 
 TEST(HeaderTest, PayloadSlotsDifferWhereverHeadersDo) {

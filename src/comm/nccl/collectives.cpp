@@ -7,6 +7,9 @@
 // All three are queued on one stream, so what a step reads is what the step before has written; a result may lie where
 // an operand lay. Short buffers skip step 3: everybody owns everything. Long ones go in stretches, which bounds the memory
 // for operands.
+//
+// A buffer may be one of parts that lie apart: slices and stretches are those of the whole, and each part of a slice is a
+// send, a receive and a sum of its own, in the same groups.
 #include "comm/nccl/collectives.h"
 
 #include <algorithm>
@@ -31,54 +34,80 @@ struct Reduction {
   Fold fold;
 };
 
-Move move_of(Direction direction, int peer, const Buffer& data) {
-  return {direction, peer, data.data, data.bytes()};
+// Of each part by itself: whoever is at the other end has cut its memory alike.
+void add_moves(std::vector<Move>& moves, Direction direction, int peer, const Spread& data) {
+  for (const Buffer& part : data.parts())
+    moves.push_back({direction, peer, part.data, part.bytes()});
+}
+
+std::size_t aligned_bytes(const Buffer& part) {
+  return (part.bytes() + kRowAlignment - 1) / kRowAlignment * kRowAlignment;
 }
 
 // Steps 1 and 2 for the slice of `partials` and `result` that begins at `first`: `send` says what each peer gets.
 class Owner {
  public:
-  Owner(Communicator& communicator, const Reduction& reduction, std::span<const Buffer> partials)
+  Owner(Communicator& communicator, const Reduction& reduction, std::span<const Spread> partials)
       : communicator_(communicator), reduction_(reduction), partials_(partials) {}
 
   // Each peer's slice of what this worker brings.
   void give(int peer, std::size_t first, std::size_t count) {
-    for (const Buffer& partial : partials_)
-      moves_.push_back(move_of(Direction::kSend, peer, partial.slice(first, count)));
+    for (const Spread& partial : partials_)
+      add_moves(moves_, Direction::kSend, peer, partial.slice(first, count));
   }
 
-  // Everyone's operands of this worker's slice, and their sum.
-  void take_and_sum(Buffer sums, std::size_t first, Lookout& lookout) {
+  // Everyone's operands of this worker's slice, and their sum, part by part.
+  void take_and_sum(const Spread& sums, std::size_t first, Lookout& lookout) {
     const auto& operands = reduction_.plan.operands;
-    const std::size_t row = (sums.bytes() + kRowAlignment - 1) / kRowAlignment * kRowAlignment;
+    std::vector<SumTask> tasks;
+    std::size_t row = 0;
+    for (const Buffer& part : sums.parts()) {
+      tasks.push_back({{}, reduction_.program, part.data, part.count, reduction_.fold});
+      row += aligned_bytes(part);
+    }
     const std::size_t remote = operands.size() - partials_.size();
     std::byte* next = remote * row > 0 ? communicator_.scratch(remote * row) : nullptr;
-    SumTask task{{}, reduction_.program, sums.data, sums.count, reduction_.fold};
     for (std::size_t i = 0; i < operands.size(); ++i) {
       const int worker = operands[i].worker;
       if (worker == communicator_.rank()) {
         const auto mine = i - static_cast<std::size_t>(reduction_.plan.first_of(worker));
-        task.operands.push_back(partials_[mine].slice(first, 0).data);
-        continue;
+        add_own(partials_[mine].slice(first, sums.count()), tasks);
+      } else {
+        next = add_remote(worker, sums, next, tasks);
       }
-      moves_.push_back({Direction::kRecv, worker, next, sums.bytes()});
-      task.operands.push_back(next);
-      next += row;
     }
     communicator_.move(moves_, lookout);
-    if (sums.count == 0) return;
-    if (task.operands.size() == 1 && task.fold.factor == 1) {
-      if (task.out != task.operands[0])
-        communicator_.copy(task.out, task.operands[0], sums.bytes());
-    } else {
-      communicator_.sum(task);
-    }
+    for (const SumTask& task : tasks) sum(task);
   }
 
  private:
+  static void add_own(const Spread& partial, std::vector<SumTask>& tasks) {
+    LOCKSTEP_CHECK(partial.parts().size() == tasks.size(),
+                   "partials lie in parts as the result does");
+    for (std::size_t i = 0; i < tasks.size(); ++i)
+      tasks[i].operands.push_back(partial.parts()[i].data);
+  }
+
+  // Returns the end of the memory that they take.
+  std::byte* add_remote(int worker, const Spread& sums, std::byte* next,
+                        std::vector<SumTask>& tasks) {
+    for (std::size_t i = 0; i < tasks.size(); ++i) {
+      const Buffer& part = sums.parts()[i];
+      moves_.push_back({Direction::kRecv, worker, next, part.bytes()});
+      tasks[i].operands.push_back(next);
+      next += aligned_bytes(part);
+    }
+    return next;
+  }
+
+  void sum(const SumTask& task) {
+    if (task.operands.size() > 1 || task.fold.factor != 1) return communicator_.sum(task);
+    communicator_.copy(task.out, task.operands[0], task.count * size_of(task.fold.dtype));
+  }
+
   Communicator& communicator_;
   const Reduction& reduction_;
-  std::span<const Buffer> partials_;
+  std::span<const Spread> partials_;
   std::vector<Move> moves_;
 };
 
@@ -89,27 +118,31 @@ std::vector<int> peers_of(const Communicator& communicator) {
   return peers;
 }
 
-// Every piece from its worker to all.
-void hand_out(Communicator& communicator, const Buffer& data, const Cut& cut, Lookout& lookout) {
+Spread slice_of(const Spread& data, const Cut& cut, int worker) {
+  return data.slice(cut.first(worker), cut.count(worker));
+}
+
+// Every slice from its worker to all.
+void hand_out(Communicator& communicator, const Spread& data, const Cut& cut, Lookout& lookout) {
   std::vector<Move> moves;
   for (const int peer : peers_of(communicator)) {
-    moves.push_back(move_of(Direction::kSend, peer, cut.of(data, communicator.rank())));
-    moves.push_back(move_of(Direction::kRecv, peer, cut.of(data, peer)));
+    add_moves(moves, Direction::kSend, peer, slice_of(data, cut, communicator.rank()));
+    add_moves(moves, Direction::kRecv, peer, slice_of(data, cut, peer));
   }
   communicator.move(moves, lookout);
 }
 
 void reduce_stretch(Communicator& communicator, const Reduction& reduction,
-                    std::span<const Buffer> partials, const Buffer& result, Lookout& lookout) {
+                    std::span<const Spread> partials, const Spread& result, Lookout& lookout) {
   Owner owner(communicator, reduction, partials);
   const int rank = communicator.rank();
   if (result.bytes() <= kShortBytes || communicator.size() == 1) {
-    for (const int peer : peers_of(communicator)) owner.give(peer, 0, result.count);
+    for (const int peer : peers_of(communicator)) owner.give(peer, 0, result.count());
     return owner.take_and_sum(result, 0, lookout);
   }
-  const Cut cut = Cut::even(result.count, communicator.size(), 64 / size_of(result.dtype));
+  const Cut cut = Cut::even(result.count(), communicator.size(), 64 / size_of(result.dtype()));
   for (const int peer : peers_of(communicator)) owner.give(peer, cut.first(peer), cut.count(peer));
-  owner.take_and_sum(cut.of(result, rank), cut.first(rank), lookout);
+  owner.take_and_sum(slice_of(result, cut, rank), cut.first(rank), lookout);
   hand_out(communicator, result, cut, lookout);
 }
 
@@ -118,11 +151,11 @@ void reduce_direct(Communicator& communicator, const DeviceTask& task, Lookout& 
   LOCKSTEP_CHECK(static_cast<int>(task.partials.size()) == plan.count_of(communicator.rank()),
                  "a worker brings the partials that the plan gives it");
   const Reduction reduction{plan, tree_program(plan), task.fold};
-  const std::size_t stretch = kStretchBytes / size_of(task.result.dtype);
-  for (std::size_t first = 0; first < task.result.count; first += stretch) {
-    const std::size_t count = std::min(stretch, task.result.count - first);
-    std::vector<Buffer> partials;
-    for (const Buffer& partial : task.partials) partials.push_back(partial.slice(first, count));
+  const std::size_t stretch = kStretchBytes / size_of(task.result.dtype());
+  for (std::size_t first = 0; first < task.result.count(); first += stretch) {
+    const std::size_t count = std::min(stretch, task.result.count() - first);
+    std::vector<Spread> partials;
+    for (const Spread& partial : task.partials) partials.push_back(partial.slice(first, count));
     reduce_stretch(communicator, reduction, partials, task.result.slice(first, count), lookout);
   }
 }
@@ -134,17 +167,26 @@ void reduce_scatter(Communicator& communicator, const DeviceTask& task, Lookout&
   const int rank = communicator.rank();
   Owner owner(communicator, reduction, task.partials);
   for (const int peer : peers_of(communicator)) owner.give(peer, cut.first(peer), cut.count(peer));
-  owner.take_and_sum(cut.of(task.result, rank), cut.first(rank), lookout);
+  owner.take_and_sum(slice_of(task.result, cut, rank), cut.first(rank), lookout);
 }
 
 // The library's own, and the factor after it.
 void reduce_native(Communicator& communicator, const DeviceTask& task, Lookout& lookout) {
-  const Buffer& result = task.result;
-  if (result.count == 0) return;
-  communicator.copy(result.data, task.partials[0].data, result.bytes());
-  communicator.all_reduce(result, task.fold.op, lookout);
+  const Spread result = task.result.slice(0, task.result.count());
+  const Spread partial = task.partials[0].slice(0, result.count());
+  if (result.count() == 0) return;
+  for (std::size_t i = 0; i < result.parts().size(); ++i)
+    communicator.copy(result.parts()[i].data, partial.parts()[i].data, result.parts()[i].bytes());
+  communicator.all_reduce(result.parts(), task.fold.op, lookout);
   if (task.fold.factor == 1) return;
-  communicator.sum({{result.data}, {0}, result.data, result.count, task.fold});
+  for (const Buffer& part : result.parts())
+    communicator.sum({{part.data}, {0}, part.data, part.count, task.fold});
+}
+
+void broadcast(Communicator& communicator, const DeviceTask& task, Lookout& lookout) {
+  for (const Buffer& part : task.result.parts()) {
+    if (part.count > 0) communicator.broadcast(part, task.root, lookout);
+  }
 }
 
 }  // namespace
@@ -160,8 +202,7 @@ void queue_collective(Communicator& communicator, const DeviceTask& task, Lookou
     case Kind::kAllGather:
       return hand_out(communicator, task.result, Cut::of(task.counts), lookout);
     case Kind::kBroadcast:
-      if (task.result.count > 0) communicator.broadcast(task.result, task.root, lookout);
-      return;
+      return broadcast(communicator, task, lookout);
     case Kind::kBarrier:
     case Kind::kMessage:
       break;

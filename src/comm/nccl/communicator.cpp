@@ -118,8 +118,10 @@ void Communicator::broadcast(const Buffer& data, int root, Lookout& lookout) {
   });
 }
 
-void Communicator::all_reduce(const Buffer& data, ReduceOp op, Lookout& lookout) {
-  queue(lookout, [&](NcclHandle handle) { api_->all_reduce(handle, data, op, stream_); });
+void Communicator::all_reduce(std::span<const Buffer> data, ReduceOp op, Lookout& lookout) {
+  queue(lookout, [&](NcclHandle handle) {
+    for (const Buffer& one : data) api_->all_reduce(handle, one, op, stream_);
+  });
 }
 
 void Communicator::sum(const SumTask& task) {

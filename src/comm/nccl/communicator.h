@@ -50,7 +50,8 @@ class Communicator {
   // Queued on the stream, each after the one before.
   void move(std::span<const Move> moves, Lookout& lookout);
   void broadcast(const Buffer& data, int root, Lookout& lookout);
-  void all_reduce(const Buffer& data, ReduceOp op, Lookout& lookout);
+  // Of each buffer by itself, in one group.
+  void all_reduce(std::span<const Buffer> data, ReduceOp op, Lookout& lookout);
   void sum(const SumTask& task);
   void copy(void* to, const void* from, std::size_t bytes);
   // The same memory for all operations, of at least so many bytes.

@@ -16,8 +16,11 @@ namespace {
 class Point : public DevicePoint {
  public:
   Point(const std::shared_ptr<NcclApi>& api, const DeviceTask& task) {
-    std::set<StreamHandle> streams{task.result.stream};
-    for (const Buffer& partial : task.partials) streams.insert(partial.stream);
+    std::set<StreamHandle> streams;
+    for (const Buffer& part : task.result.parts()) streams.insert(part.stream);
+    for (const Spread& partial : task.partials) {
+      for (const Buffer& part : partial.parts()) streams.insert(part.stream);
+    }
     for (const StreamHandle stream : streams) {
       events_.push_back(std::make_unique<OwnEvent>(api));
       api->record(events_.back()->get(), stream);

@@ -424,6 +424,7 @@ template <typename From, typename Flat>
 LOCKSTEP_DEVICE void gather_chunk(const GatherTask& task, const Chunk& chunk, Thread thread) {
   const auto* from = static_cast<const From*>(task.entries[chunk.entry]);
   if (from == nullptr && task.adds) return;
+  if (reinterpret_cast<std::uintptr_t>(from) == kLeftAlone) return;
   if (from != nullptr) from += std::size_t{chunk.block} * plan::kBlockElements;
   Flat* const flat =
       flat_at<Flat>(task.flat, task.range.tables.places[chunk.entry], chunk, task.wide);

@@ -111,10 +111,14 @@ std::size_t clip_partials(std::size_t blocks);
 void queue_clip(const ClipTask& task, void* stream);
 
 // flat = 0 + gradient, or flat + gradient, from where backward made them. Of parameters without a gradient: zeros, or
-// nothing is added.
+// nothing is added. What lies in the place of an entry that is left alone stays.
+inline constexpr std::uintptr_t kLeftAlone = 1;  // as an address, where no gradient lies
+inline const void* left_alone() {
+  return reinterpret_cast<const void*>(kLeftAlone);
+}
 struct GatherTask {
   DeviceRange range;
-  const void* const* entries = nullptr;  // by entry, of the range's dtype
+  const void* const* entries = nullptr;  // by entry, of the range's dtype; null, or left_alone()
   void* flat = nullptr;
   DType flat_dtype = DType::kFloat32;  // the range's, or float32 for half types
   bool wide = false;                   // it is in the wide layout, whatever the range's dtype

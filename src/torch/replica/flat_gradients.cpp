@@ -9,6 +9,7 @@
 #include <cstring>
 
 #include "torch/device/device.h"
+#include "torch/kernels/device_update.h"
 #include "torch/replica/tensors.h"
 
 namespace lockstep::replica {
@@ -72,6 +73,25 @@ void FlatGradients::Place::hide() {
   hidden = true;
 }
 
+bool FlatGradients::Place::is_made(const torch::Tensor& grad) const {
+  return made && made->lock().get() == grad.unsafeGetTensorImpl();
+}
+
+void FlatGradients::Place::note_made(const torch::Tensor& grad, const torch::Tensor& incoming) {
+  if (is_made(grad)) return;  // and was added to
+  made.emplace(grad.getIntrusivePtr());
+  own = has_own_memory(grad, incoming);
+}
+
+// Packs of 16 bytes fit into its memory, as they do into its place.
+bool FlatGradients::Place::stays() const {
+  constexpr std::uintptr_t kPack = 16;
+  const torch::Tensor& grad = parameter.grad();
+  return grad.defined() && is_made(grad) && own && !hidden && !wide() &&
+         grad.scalar_type() == type && in_the_same_order(grad, view) && !is_in(grad, view) &&
+         reinterpret_cast<std::uintptr_t>(grad.data_ptr()) % kPack == 0;
+}
+
 void FlatGradients::attach() {
   for (Place& place : places_) place.attach();
 }
@@ -87,10 +107,11 @@ void FlatGradients::hide() {
   for (Place& place : places_) place.hide();
 }
 
-void FlatGradients::adopt(std::size_t entry) {
+void FlatGradients::adopt(std::size_t entry, const torch::Tensor& incoming) {
   check(entry);
   Place& place = places_.at(entry);
-  if (on_device() || !place.parameter.grad().defined()) return;
+  if (!place.parameter.grad().defined()) return;
+  if (on_device()) return place.note_made(place.parameter.grad(), incoming);
   torch::NoGradGuard no_grad;
   // What a sparse one adds up by itself is rounded as its type is.
   const torch::Tensor grad =
@@ -128,8 +149,34 @@ void FlatGradients::bring_alone(std::size_t entry) {
   move_in(place, place.wide() ? grad.to_dense() : grad);
 }
 
-// Either all of a bucket are hidden, or none is: clear() and hide() are for all.
 void FlatGradients::bring(const plan::Bucket& bucket) {
+  bring_all_but(bucket, std::vector<bool>(bucket.entries, false));
+}
+
+// What is gathered is 0 + g, and what stays is g: a sum of nothing but -0 is -0 there, and else +0. An update adds 0 to
+// whatever it reads by whereabouts(), and squares have no sign: no weight depends on it.
+FlatGradients::Brought FlatGradients::bring_small(const plan::Bucket& bucket,
+                                                  const std::vector<plan::Lot>& lots) {
+  std::vector<bool> stays(bucket.entries, false);
+  for (const plan::Lot& lot : lots)
+    stays[lot.first_entry - bucket.first_entry] = lot.alone && places_[lot.first_entry].stays();
+  bring_all_but(bucket, stays);
+  Brought brought;
+  void* const stream = device::current_stream(memory_.device());
+  for (const plan::Lot& lot : lots) {
+    const Place& place = places_[lot.first_entry];
+    void* data = memory_.data() + place.entry.offset;
+    if (stays[lot.first_entry - bucket.first_entry]) {
+      brought.outside.push_back(place.parameter.grad());
+      data = brought.outside.back().data_ptr();
+    }
+    brought.pieces.push_back({data, lot.count, place.entry.dtype, memory_.device(), stream});
+  }
+  return brought;
+}
+
+// Either all of a bucket are hidden, or none is: clear() and hide() are for all. `stays`: by entry of the bucket.
+void FlatGradients::bring_all_but(const plan::Bucket& bucket, const std::vector<bool>& stays) {
   torch::NoGradGuard no_grad;
   const std::size_t end = bucket.first_entry + bucket.entries;
   const bool adds = places_[bucket.first_entry].hidden;
@@ -139,6 +186,10 @@ void FlatGradients::bring(const plan::Bucket& bucket) {
     check(entry);
     const Place& place = places_[entry];
     const torch::Tensor& grad = place.parameter.grad();
+    if (stays[entry - bucket.first_entry]) {
+      readable.push_back(kernels::left_alone());
+      continue;
+    }
     const bool can_read =
         grad.defined() && grad.scalar_type() == place.type && in_the_same_order(grad, place.view);
     readable.push_back(can_read ? grad.data_ptr() : nullptr);
@@ -147,9 +198,22 @@ void FlatGradients::bring(const plan::Bucket& bucket) {
   if (!all_there)
     gather_->run(bucket, readable, {memory_, places_[bucket.first_entry].entry.dtype, wide_}, adds);
   for (std::size_t entry = bucket.first_entry; entry < end; ++entry) {
+    if (stays[entry - bucket.first_entry]) continue;
     if (readable[entry - bucket.first_entry] == nullptr) bring_alone(entry);
     places_[entry].attach();
   }
+}
+
+bool FlatGradients::owns(std::size_t entry) const {
+  const Place& place = places_[entry];
+  return place.own && place.parameter.grad().defined() && place.is_made(place.parameter.grad());
+}
+
+void FlatGradients::set(std::size_t entry, const torch::Tensor& grad, bool own) {
+  Place& place = places_[entry];
+  place.parameter.mutable_grad() = grad;
+  place.made.emplace(grad.getIntrusivePtr());
+  place.own = own;
 }
 
 std::optional<std::vector<const void*>> FlatGradients::whereabouts() const {
@@ -288,7 +352,7 @@ void FlatGradients::check(std::size_t entry) const {
 std::int64_t FlatGradients::version(std::size_t entry) const {
   const Place& place = places_[entry];
   const torch::Tensor& grad = place.parameter.grad();
-  if (!grad.defined() || !is_in(grad, place.view)) return -1;
+  if (!grad.defined() || !(is_in(grad, place.view) || place.is_made(grad))) return -1;
   return static_cast<std::int64_t>(grad._version());
 }
 

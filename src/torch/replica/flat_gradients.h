@@ -8,7 +8,10 @@
 // is there when it is hidden: param.grad cannot view it.
 //
 // On a GPU a gradient stays where backward has made it until it is wanted in its place: bring() moves all of a bucket at
-// once, and an update may read it where it is.
+// once, and an update may read it where it is. bring_small() leaves those where they are that are lots of their own
+// (plan/buckets.h), to be reduced there.
+//
+//   own     memory of a gradient that nobody else has: has_own_memory() of tensors.h
 //
 // Watched memory keeps the parity (comm/core/parity.h) of every piece that was written, and whoever reads a piece finds
 // out whether it has changed since. All writing then goes through adopt(), settle() and add().
@@ -56,15 +59,28 @@ class FlatGradients {
   void clear();
   void hide();
 
-  // Moves a gradient that backward has made elsewhere to its place. BadInput, naming the parameter and the likely
-  // reason, for one that cannot be.
-  void adopt(std::size_t entry);
+  // Moves a gradient that backward has made elsewhere to its place; on a GPU only finds out whether it lies in own memory.
+  // To be called by its hook, with what came in there. BadInput, naming the parameter and the likely reason, for one that
+  // cannot be.
+  void adopt(std::size_t entry, const torch::Tensor& incoming = {});
 
   // All gradients are in their places after: those that nobody has made are zero.
   void settle();
 
   // On a GPU: the gradients of a bucket are in their places after what is queued on the current stream.
   void bring(const plan::Bucket& bucket);
+
+  // On a GPU, the same but for gradients that are a lot of their own and lie in own memory, as their place is laid out:
+  // these stay outside. Then what is to be reduced of the bucket, a piece for each lot.
+  struct Brought {
+    std::vector<Buffer> pieces;
+    std::vector<torch::Tensor> outside;  // to be kept until they have been reduced
+  };
+  Brought bring_small(const plan::Bucket& bucket, const std::vector<plan::Lot>& lots);
+
+  // Whether a gradient that adopt() has seen on a GPU lies in own memory; and one that a graph has made again.
+  bool owns(std::size_t entry) const;
+  void set(std::size_t entry, const torch::Tensor& grad, bool own);
 
   // On a GPU: where each gradient is, by entry; nothing if one of them is neither in its place nor as its place is laid
   // out.
@@ -81,7 +97,7 @@ class FlatGradients {
 
   Buffer bucket(const plan::Bucket& bucket) const;
 
-  // How often LibTorch has written to a gradient in its place; -1 where it is not there.
+  // How often LibTorch has written to a gradient in its place, or to one that adopt() has seen; -1 for any other.
   std::int64_t version(std::size_t entry) const;
   std::vector<std::int64_t> versions() const;
 
@@ -89,20 +105,29 @@ class FlatGradients {
   bool on_device() const { return memory_.device().kind != DeviceKind::kCpu; }
 
  private:
+  // Keeps no memory, and yet no other tensor can be taken for it.
+  using WeakTensor = c10::weak_intrusive_ptr<c10::TensorImpl, c10::UndefinedTensorImpl>;
+
   struct Place {
     plan::Entry entry;
     torch::Tensor parameter;
     torch::Tensor view;
-    c10::ScalarType type;  // of the parameter
-    bool hidden = false;   // undefined, and yet part of the sum
+    c10::ScalarType type;                 // of the parameter
+    bool hidden = false;                  // undefined, and yet part of the sum
+    std::optional<WeakTensor> made = {};  // by backward, on a GPU
+    bool own = false;                     // and its memory is
 
     bool wide() const { return view.scalar_type() != type; }
+    bool is_made(const torch::Tensor& grad) const;
+    void note_made(const torch::Tensor& grad, const torch::Tensor& incoming);
+    bool stays() const;
     void attach();
     void hide();
   };
   void move_in(Place& place, const torch::Tensor& grad);
   void move_in_watched(std::size_t entry, const torch::Tensor& grad);
   void bring_alone(std::size_t entry);
+  void bring_all_but(const plan::Bucket& bucket, const std::vector<bool>& stays);
   void look_at(std::size_t entry);
   void expect(std::size_t piece, comm::Parity seen) const;
   template <typename Body>

@@ -14,7 +14,6 @@
 #include <torch/csrc/autograd/variable.h>
 
 #include "base/check.h"
-#include "comm/core/tree_sum.h"
 #include "torch/device/device.h"
 #include "torch/kernels/chunks.h"
 #include "torch/replica/agreement.h"
@@ -85,8 +84,9 @@ class Replicated::Hook : public torch::autograd::FunctionPostHook {
       : owner_(std::move(owner)), entry_(entry) {}
 
   torch::autograd::variable_list operator()(const torch::autograd::variable_list& outputs,
-                                            const torch::autograd::variable_list&) override {
-    if (const auto owner = owner_.lock()) owner->gradient_ready(entry_);
+                                            const torch::autograd::variable_list& inputs) override {
+    if (const auto owner = owner_.lock())
+      owner->gradient_ready(entry_, inputs.empty() ? torch::Tensor() : inputs.front());
     return outputs;
   }
 
@@ -240,8 +240,11 @@ void Replicated::install_hooks() {
   }
 }
 
-void Replicated::gradient_ready(std::size_t entry) {
-  if (capture_) return captured_ready(entry);
+void Replicated::gradient_ready(std::size_t entry, const torch::Tensor& incoming) {
+  if (capture_) {
+    banks_[bank_in_use_].adopt(entry, incoming);
+    return captured_ready(entry);
+  }
   if (!pass_.active) {
     torch::autograd::Engine::get_default_engine().queue_callback(
         [self = shared_from_this()] { self->end_pass(); });
@@ -249,7 +252,7 @@ void Replicated::gradient_ready(std::size_t entry) {
     add_weight();
     check_cleared(entry);
   }
-  banks_[bank_in_use_].adopt(entry);
+  banks_[bank_in_use_].adopt(entry, incoming);
   if (!ledger_.mark(entry)) {
     throw BadInput(fmt::format(
         "the gradient of {} arrived twice in one backward pass: an earlier pass was broken off "
@@ -321,95 +324,6 @@ std::optional<double> Replicated::known_divisor() {
   return pass_.weights.done() ? std::optional(divisor()) : std::nullopt;
 }
 
-void Replicated::launch(std::size_t bucket, double factor) {
-  BackwardTimes& times = pass_.times;
-  if (pass_.works.empty()) times.first_launch = since_begin();
-  if (!ledger_.complete() && !reduces_alone()) ++times.launched_before_end;
-  if (!reduces_alone()) ++times.buckets;
-  const ReduceOptions rule{.factor = factor, .algorithm = options_.algorithm};
-  if (!on_device() || reduces_alone()) {
-    pass_.works.push_back(reduce(buckets_[bucket], rule));
-    return;
-  }
-  // Between backward's kernels, not beside them: what goes over all of memory slows those down by more than its own time.
-  banks_[bank_in_use_].bring(buckets_[bucket]);
-  ready_->record(device::current_stream(device()));
-  launch_beside(bucket, rule, *ready_);
-}
-
-// On another stream than backward's, which does not wait.
-void Replicated::launch_beside(std::size_t bucket, const ReduceOptions& rule,
-                               const device::Event& ready) {
-  const device::SideStream::Scope scope(*side_, device::SideStream::After::kGoesOn);
-  ready.precede(device::current_stream(device()));
-  pass_.works.push_back(reduce(buckets_[bucket], rule));
-}
-
-// On a GPU a world of one has nobody to reduce with, and gradients that are as they should be stay where they are.
-bool Replicated::reduces_alone() const {
-  return on_device() && comm_.size() == 1 && !options_.force_collectives;
-}
-
-// With several shards the sums that this worker may compute are computed here, bucket by bucket: all banks but the one
-// in use are complete, and of that one this bucket is.
-Work Replicated::reduce(const plan::Bucket& bucket, const ReduceOptions& options) {
-  if (on_device()) {
-    if (reduces_alone() && !sharded_ && options.factor == 1) return {};
-    banks_[bank_in_use_].bring(bucket);
-    if (sharded_) return reduce_banks_on_device(bucket, options);
-    if (reduces_alone()) {
-      values_of(banks_.front(), bucket).mul_(options.factor);
-      return {};
-    }
-  }
-  if (!sharded_) return comm_.all_reduce(banks_.front().bucket(bucket), options);
-  std::vector<Buffer> partials;
-  std::size_t next = 0;
-  for (const plan::Reduction& partial : sharded_->partials) {
-    std::vector<const void*> operands;
-    for (std::size_t i = 0; i < partial.operands.size(); ++i) {
-      const Buffer operand = banks_[place_of(sharded_->held[next++])].bucket(bucket);
-      operands.push_back(operand.data);
-      if (i == 0) partials.push_back(operand);
-    }
-    const Buffer& sum = partials.back();
-    comm::TreeSum(partial, comm::Fold{sum.dtype}).run(operands, sum.data, sum.count);
-  }
-  return comm_.reduce(std::move(partials), sharded_->shards, banks_[place_of(0)].bucket(bucket),
-                      options);
-}
-
-// The same in LibTorch's operators, queued one after the other. Each sum lies where its left operand was.
-Work Replicated::reduce_banks_on_device(const plan::Bucket& bucket, const ReduceOptions& options) {
-  torch::NoGradGuard no_grad;
-  std::vector<Buffer> partials;
-  std::size_t next = 0;
-  for (const plan::Reduction& partial : sharded_->partials) {
-    partials.push_back(banks_[place_of(sharded_->held[next])].bucket(bucket));
-    std::vector<torch::Tensor> values;
-    for (std::size_t i = 0; i < partial.operands.size(); ++i)
-      values.push_back(values_of(banks_[place_of(sharded_->held[next++])], bucket));
-    for (const auto& [left, right] : partial.additions) {
-      const torch::Tensor sum = values[static_cast<std::size_t>(left)];
-      values.push_back(sum.add_(values[static_cast<std::size_t>(right)]));
-    }
-    if (!reduces_alone()) continue;
-    torch::Tensor result = values_of(banks_[place_of(0)], bucket);
-    at::mul_out(result, values.front(), torch::scalar_tensor(options.factor, values[0].dtype()));
-  }
-  if (reduces_alone()) return {};
-  return comm_.reduce(std::move(partials), sharded_->shards, banks_[place_of(0)].bucket(bucket),
-                      options);
-}
-
-// A bank's elements of a bucket; of a GPU.
-torch::Tensor Replicated::values_of(const FlatGradients& gradients, const plan::Bucket& bucket) {
-  const Buffer where = gradients.bucket(bucket);
-  const auto offset =
-      static_cast<std::size_t>(static_cast<std::byte*>(where.data) - gradients.memory().data());
-  return gradients.memory().as_tensor(scalar_type(where.dtype), offset, where.count);
-}
-
 // Gradients are undefined before a pass on a GPU, and must be again before the replay.
 void Replicated::begin_capture() {
   ledger_.begin();
@@ -428,8 +342,11 @@ void Replicated::captured_ready(std::size_t entry) {
 
 Replicated::Captured Replicated::end_capture() {
   for (const std::size_t entry : ledger_.missing()) captured_ready(entry);
-  for (const plan::Entry& entry : layout_.entries())
-    capture_->gradients.push_back(model_.trained[entry.registered].tensor.grad());
+  for (std::size_t i = 0; i < layout_.entries().size(); ++i) {
+    const torch::Tensor& parameter = model_.trained[layout_.entries()[i].registered].tensor;
+    capture_->gradients.push_back(parameter.grad());
+    capture_->own.push_back(banks_[bank_in_use_].owns(i));
+  }
   Captured captured = std::move(*capture_);
   cancel_capture();
   return captured;
@@ -447,8 +364,7 @@ void Replicated::replayed(const Captured& captured) {
   add_weight();
   for (std::size_t i = 0; i < captured.gradients.size(); ++i) {
     if (!captured.gradients[i].defined()) continue;
-    torch::Tensor parameter = model_.trained[layout_.entries()[i].registered].tensor;
-    parameter.mutable_grad() = captured.gradients[i];
+    banks_[bank_in_use_].set(i, captured.gradients[i], captured.own[i]);
     ledger_.mark(i);
     since_.reached[i] = true;
   }
@@ -501,16 +417,11 @@ void Replicated::finish() {
   for (std::size_t bucket = pass_.works.size(); bucket < buckets_.size(); ++bucket)
     launch(bucket, 1 / divided_by);
   if (with_buffers) buffer_sync_.start(comm_);
-  void* const stream = device::current_stream(device());
-  for (const Work& work : pass_.works) on_device() ? work.wait_on(stream) : work.wait();
-  if (side_) {
-    const device::SideStream::Scope joined(*side_);
-  }
+  await_reductions();
   if (with_buffers) buffer_sync_.finish(comm_);
   const Since seen = since_;
   forget();
   if (!divisor_) averaged_ = banks_[bank_in_use_].versions();
-  pass_.works.clear();
   pass_.times.end = since_begin();
   pass_.active = false;
   if (!divisor_) check_weights(seen);
@@ -581,7 +492,7 @@ void Replicated::zero_grad() {
         "a synchronised backward pass was broken off on this worker, and the others wait for its "
         "gradients: end this worker");
   }
-  pass_.active = false;
+  if (std::exchange(pass_.active, false)) await_reductions();
   forget();
   averaged_.clear();
   banks_[bank_in_use_].clear();

@@ -68,6 +68,7 @@ class Replicated : public std::enable_shared_from_this<Replicated> {
   // body, end_capture() at its end, and replayed() after every replay, in place of what a pass does.
   struct Captured {
     std::vector<torch::Tensor> gradients;  // undefined where there is none
+    std::vector<bool> own;                 // whether its memory is (flat_gradients.h)
     std::vector<device::Event> ready;
   };
   void begin_capture();
@@ -164,8 +165,9 @@ class Replicated : public std::enable_shared_from_this<Replicated> {
     bool synchronised = false;
     Work weights;  // the sums of all workers' Since::weights
     bool weights_launched = false;
-    bool plain = false;       // this worker's passes had no weights
-    std::vector<Work> works;  // by bucket
+    bool plain = false;                  // this worker's passes had no weights
+    std::vector<Work> works;             // by bucket
+    std::vector<torch::Tensor> outside;  // gradients that they reduce where backward made them
     Clock::time_point began;
     BackwardTimes times;
   };
@@ -178,7 +180,7 @@ class Replicated : public std::enable_shared_from_this<Replicated> {
 
   Replicated(Comm comm, Model model, FlatParameters parameters, FlatMemory gradients,
              const DataParallelOptions& options);
-  void gradient_ready(std::size_t entry);
+  void gradient_ready(std::size_t entry, const torch::Tensor& incoming);
   void captured_ready(std::size_t entry);
   void begin_pass(bool synchronised);
   void add_weight();
@@ -191,7 +193,11 @@ class Replicated : public std::enable_shared_from_this<Replicated> {
   void launch(std::size_t bucket, double factor);
   void launch_beside(std::size_t bucket, const ReduceOptions& rule, const device::Event& ready);
   Work reduce(const plan::Bucket& bucket, const ReduceOptions& options);
+  Work reduce_on_device(const plan::Bucket& bucket, const ReduceOptions& options);
   Work reduce_banks_on_device(const plan::Bucket& bucket, const ReduceOptions& options);
+  FlatGradients::Brought bring_small(const plan::Bucket& bucket);
+  // The averages are there for what comes next; on a GPU, for what is queued next.
+  void await_reductions();
   bool reduces_alone() const;
   static torch::Tensor values_of(const FlatGradients& gradients, const plan::Bucket& bucket);
   std::optional<double> known_divisor();

@@ -95,6 +95,25 @@ torch::Tensor host_contiguous(const torch::Tensor& tensor) {
   return tensor.detach().to(torch::kCPU).contiguous();
 }
 
+// While the hook runs, what came in is held, and what that is a view of is held by it. Both have the gradient's memory where
+// LibTorch did not copy it.
+bool has_own_memory(const torch::Tensor& grad, const torch::Tensor& incoming) {
+  if (grad.layout() != torch::kStrided) return false;
+  const auto* const memory = grad.storage().unsafeGetStorageImpl();
+  std::size_t known = 1;
+  if (incoming.defined() && incoming.layout() == torch::kStrided && !incoming.is_same(grad) &&
+      incoming.storage().unsafeGetStorageImpl() == memory) {
+    ++known;
+    if (incoming.is_view()) {
+      constexpr std::size_t kTheViewAndThis = 2;
+      const at::TensorBase whole = incoming._base();
+      if (whole.use_count() > kTheViewAndThis) return false;
+      ++known;
+    }
+  }
+  return grad.storage().use_count() <= known;
+}
+
 std::vector<std::byte> pack(const std::vector<NamedTensor>& tensors) {
   std::size_t bytes = 0;
   for (const NamedTensor& named : tensors) bytes += named.tensor.nbytes();

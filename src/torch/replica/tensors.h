@@ -25,6 +25,11 @@ Buffer bytes_of(const torch::Tensor& tensor);
 // A contiguous copy on the CPU, or the tensor itself if it is one.
 torch::Tensor host_contiguous(const torch::Tensor& tensor);
 
+// In a hook of a parameter's gradient, with what came in there: whether nobody else has the gradient's memory. LibTorch may
+// hand on as a view what another function of the backward pass has yet to read, or what is another parameter's gradient,
+// too: whoever wrote to such a gradient would change those.
+bool has_own_memory(const torch::Tensor& grad, const torch::Tensor& incoming);
+
 // The bytes of all tensors, one after the other, and back. unpack writes through .data(): a graph that
 // saved a tensor keeps its version, as after DDP's broadcast.
 std::vector<std::byte> pack(const std::vector<NamedTensor>& tensors);

@@ -1,5 +1,7 @@
 #include "tests/comm/nccl/device_cases.h"
 
+#include <numeric>
+
 #include "plan/tree.h"
 
 namespace lockstep::testing {
@@ -271,6 +273,85 @@ void arenas(Comm& comm, NcclApi& api) {
   require(back == std::vector<float>(100'000, static_cast<float>(comm.size())), "sums in an arena");
 }
 
+// Memory that lies apart, and one buffer of the same elements.
+template <typename T>
+class Apart {
+ public:
+  Apart(NcclApi& api, const TestStream& stream, const std::vector<T>& elements,
+        const std::vector<std::size_t>& counts)
+      : whole_(api, stream, elements) {
+    auto next = elements.begin();
+    for (const std::size_t count : counts) {
+      const auto end = next + static_cast<std::ptrdiff_t>(count);
+      // Every other one begins where packs do not.
+      pieces_.push_back(std::make_unique<OnDevice<T>>(api, stream, std::vector<T>(next, end),
+                                                      pieces_.size() % 2));
+      next = end;
+    }
+  }
+
+  Buffer whole() const { return whole_.buffer(); }
+  std::vector<Buffer> pieces() const {
+    std::vector<Buffer> buffers;
+    for (const auto& piece : pieces_) buffers.push_back(piece->buffer());
+    return buffers;
+  }
+  bool same() const {
+    std::vector<T> all;
+    for (const auto& piece : pieces_) {
+      const auto elements = piece->read();
+      all.insert(all.end(), elements.begin(), elements.end());
+    }
+    return same_bits(all, whole_.read());
+  }
+
+ private:
+  OnDevice<T> whole_;
+  std::vector<std::unique_ptr<OnDevice<T>>> pieces_;
+};
+
+template <typename T>
+void apart_bits(Comm& comm, NcclApi& api, const std::vector<std::size_t>& counts) {
+  const TestStream stream(api);
+  const auto all = std::accumulate(counts.begin(), counts.end(), std::size_t{0});
+  const auto inputs = inputs_for<T>(comm.size(), all);
+  const ReduceOptions rules[] = {
+      {},
+      {.factor = 1.0 / 3},
+      {.op = ReduceOp::kMax},
+      {.algorithm = Algorithm::kNative},
+      {.factor = 1.0 / 3, .algorithm = Algorithm::kNative},
+  };
+  constexpr bool kWhole = std::is_integral_v<T>;
+  for (const ReduceOptions& rule : rules) {
+    if (kWhole && rule.factor != 1) continue;
+    // NCCL adds in an order that depends on where an element lies; two operands, and whole numbers, have but one sum.
+    if (!kWhole && rule.algorithm == Algorithm::kNative && comm.size() > 2) continue;
+    Apart<T> data(api, stream, inputs[comm.rank()], counts);
+    comm.all_reduce(data.whole(), rule).wait();
+    comm.all_reduce(data.pieces(), rule).wait();
+    require(data.same(),
+            fmt::format("pieces have the bits of one buffer: {} {} factor {} in {} pieces",
+                        about(comm, dtype_of<T>(), all), name(rule.algorithm), rule.factor,
+                        counts.size()));
+  }
+}
+
+void pieces_apart(Comm& comm, NcclApi& api) {
+  const std::vector<std::vector<std::size_t>> cuts{
+      {0, 1, 3, 1000, 0, 17},              // short: everybody sums everything
+      {1000, 3, 0, 1, 40'000, 7, 20'001},  // slices span pieces, and pieces slices
+      {70'000},
+      {0, 0},
+      {},
+  };
+  for (const auto& counts : cuts) {
+    apart_bits<float>(comm, api, counts);
+    apart_bits<BFloat16>(comm, api, counts);
+    apart_bits<std::int32_t>(comm, api, counts);
+  }
+}
+
 void bad_input(Comm& comm, NcclApi& api) {
   const TestStream stream(api);
   OnDevice<float> data(api, stream, std::vector<float>(10, 1.0F));
@@ -294,6 +375,23 @@ void bad_input(Comm& comm, NcclApi& api) {
           [&] { static_cast<void>(comm.send(other, data.buffer())); });
   refused("partials and result apart",
           [&] { static_cast<void>(comm.reduce({data.buffer()}, comm.size(), buffer_of(host))); });
+  OnDevice<double> doubles(api, stream, std::vector<double>(10, 1.0));
+  refused("pieces of the host's memory", [&] {
+    static_cast<void>(comm.all_reduce({buffer_of(host), buffer_of(host)}));
+  });
+  refused("pieces here and there", [&] {
+    static_cast<void>(comm.all_reduce({data.buffer(), buffer_of(host)}));
+  });
+  refused("pieces of two types", [&] {
+    static_cast<void>(comm.all_reduce({data.buffer(), doubles.buffer()}));
+  });
+  refused("a piece that is said to lie on a device", [&] {
+    static_cast<void>(comm.all_reduce({data.buffer(), lie}));
+  });
+  refused("a factor for the most of some pieces", [&] {
+    static_cast<void>(
+        comm.all_reduce({data.buffer(), data.buffer()}, {.op = ReduceOp::kMax, .factor = 0.5}));
+  });
   comm.all_reduce(data.buffer()).wait();
   require(data.read()[9] == static_cast<float>(comm.size()), "refusals harm nothing");
 }
@@ -317,6 +415,7 @@ std::vector<DeviceCase> device_cases() {
       {"SplitsWorkSideBySide", {4, 5}, splits},
       {"MemoryOfTheHostGoesBesideIt", {1, 2, 4}, host_memory},
       {"ArenasHoldBuffers", {1, 2, 4}, arenas},
+      {"PiecesThatLieApartHaveTheBitsOfOneBuffer", {1, 2, 3, 4}, pieces_apart},
       {"BadInputIsThrownByTheCallAndHarmsNothing", {2, 4}, bad_input},
   };
 }

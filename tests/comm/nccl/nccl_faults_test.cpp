@@ -231,6 +231,10 @@ TEST_P(NcclFaults, RanksThatDisagreeAllGetAMismatchThatNamesThem) {
       {"algorithm", [](Comm& c, Buffer d,
                        Buffer) { return c.all_reduce(d, {.algorithm = Algorithm::kNative}); }},
       {"device", [](Comm& c, Buffer, Buffer h) { return c.all_reduce(h); }},
+      {"pieces",
+       [](Comm& c, Buffer d, Buffer) {
+         return c.all_reduce({d.slice(0, 10), d.slice(10, d.count - 10)});
+       }},
   };
   for (const Disagreement& disagreement : disagreements) {
     SCOPED_TRACE(disagreement.what);
@@ -248,6 +252,20 @@ TEST_P(NcclFaults, RanksThatDisagreeAllGetAMismatchThatNamesThem) {
       EXPECT_THAT(outcome.ranks, Contains(1)) << outcome.text;
       EXPECT_LT(outcome.took, milliseconds(4000)) << "learnt of it at the deadline only";
     }
+  }
+  EXPECT_EQ(device->left_over(), 0U);
+}
+
+TEST_P(NcclFaults, RanksWithDifferentPiecesOfAsManyElementsGetAMismatch) {
+  const auto outcomes = run_on(device, world(3, milliseconds(5000)), [&](Comm& comm) {
+    Ones ones(*device, 50'000);
+    const Buffer data = ones.data.buffer();
+    const std::size_t first = comm.rank() == 1 ? 20 : 10;
+    comm.all_reduce({data.slice(0, first), data.slice(first, data.count - first)}).wait();
+  });
+  for (const Outcome& outcome : outcomes) {
+    EXPECT_EQ(outcome.kind, ErrorKind::kMismatch) << outcome.text;
+    EXPECT_THAT(outcome.text, HasSubstr("of 50000 float32 on GPUs (sum, direct, pieces "));
   }
   EXPECT_EQ(device->left_over(), 0U);
 }
@@ -276,6 +294,9 @@ TEST_P(NcclFaults, AWorldOfOneRunsOneKernelAndNoCommunicator) {
     EXPECT_EQ(device->sums(), 1);
     comm.all_reduce(ones.data.buffer()).wait();
     EXPECT_EQ(device->sums(), 1) << "a factor of 1 leaves nothing to do";
+    const Buffer data = ones.data.buffer();
+    comm.all_reduce({data.slice(0, 7), data.slice(7, data.count - 7)}).wait();
+    EXPECT_EQ(device->sums(), 1) << "in pieces neither";
   });
   EXPECT_FALSE(outcomes[0].kind) << outcomes[0].text;
   EXPECT_EQ(device->destroyed(), 0);

@@ -343,6 +343,111 @@ TEST_F(GpuDropIn, AveragesBySamplesAndAddsUpInNoSync) {
   EXPECT_TRUE(torch::allclose(net->parameters()[0].grad(), expected, 1e-5, 1e-7));
 }
 
+// 2 MiB in the first layer, and little in all others.
+class GpuLargeGradients : public GpuDropIn {
+ protected:
+  static std::vector<torch::Tensor> trained(World world, const DataParallelOptions& options,
+                                            double clip) {
+    torch::manual_seed(7);
+    TwoLayers net(64, 8192, 10);
+    auto model = data_parallel(net, world, options);
+    optim::AdamW optimizer(model, {.lr = 1e-3});
+    optimizer.set_clip_norm(clip);
+    const auto data = samples(1, {32, 64}).to(torch::kCUDA);
+    for (int step = 0; step < 5; ++step) {
+      optimizer.zero_grad();
+      model->forward(data).pow(2).mean().backward();
+      optimizer.step();
+    }
+    std::vector<torch::Tensor> values;
+    for (const auto& value : net->parameters()) values.push_back(value.detach().clone());
+    return values;
+  }
+};
+
+TEST_F(GpuLargeGradients, AreReducedWhereBackwardMadeThem) {
+  TwoLayers net(64, 8192, 10);
+  World world = alone_over_nccl();
+  auto model = data_parallel(net, world, {.force_collectives = true});
+  const void* large = nullptr;
+  const void* small = nullptr;
+  net->first->weight.register_hook([&](const torch::Tensor& grad) { large = grad.data_ptr(); });
+  net->second->weight.register_hook([&](const torch::Tensor& grad) { small = grad.data_ptr(); });
+  const auto data = samples(1, {32, 64}).to(torch::kCUDA);
+  for (int pass = 0; pass < 2; ++pass) {
+    model.zero_grad();
+    model->forward(data).pow(2).mean().backward();
+    EXPECT_EQ(net->first->weight.grad().data_ptr(), large);
+    EXPECT_NE(net->second->weight.grad().data_ptr(), small);
+  }
+  const torch::Tensor mean = net->first->weight.grad().clone();
+  model.zero_grad();
+  model.backward(model->forward(data).pow(2).mean(), 4);  // multiplied by 4, and divided there
+  EXPECT_EQ(net->first->weight.grad().data_ptr(), large);
+  EXPECT_TRUE(torch::equal(net->first->weight.grad(), mean));
+}
+
+TEST_F(GpuLargeGradients, KeepTheBits) {
+  at::globalContext().setDeterministicAlgorithms(true, false);
+  for (const double clip : {0.0, 0.05}) {
+    const auto expected = trained(alone(), {}, clip);
+    for (const std::size_t bucket : {0UL, 25UL << 20}) {
+      const auto values =
+          trained(alone_over_nccl(), {.bucket_bytes = bucket, .force_collectives = true}, clip);
+      for (std::size_t i = 0; i < values.size(); ++i)
+        EXPECT_TRUE(torch::equal(values[i], expected[i])) << i << " clipped to " << clip;
+    }
+  }
+}
+
+TEST_F(GpuLargeGradients, AreGatheredWhereOthersHaveTheirMemory) {
+  struct TwoViewsImpl : torch::nn::Module {
+    torch::Tensor a = register_parameter("a", torch::ones({512, 1024}));
+    torch::Tensor b = register_parameter("b", torch::ones({512, 1024}));
+    torch::Tensor forward() { return (a.view(-1) + b.view(-1)).pow(2).sum(); }
+  };
+  const auto net = std::make_shared<TwoViewsImpl>();
+  World world = alone_over_nccl();
+  auto model = data_parallel(net, world, {.force_collectives = true});
+  model.backward(net->forward(), 4);
+  const auto four = torch::full({512, 1024}, 4.0F, net->a.options().requires_grad(false));
+  EXPECT_TRUE(torch::equal(net->a.grad(), four));
+  EXPECT_TRUE(torch::equal(net->b.grad(), four));
+  EXPECT_NE(net->a.grad().data_ptr(), net->b.grad().data_ptr());
+}
+
+TEST_F(GpuLargeGradients, OfTheStepBeforeAreNotAddedToUnseen) {
+  torch::nn::Linear net(torch::nn::LinearOptions(64, 8192).bias(false));
+  World world = alone_over_nccl();
+  auto model = data_parallel(net, world, {.force_collectives = true});
+  const auto data = samples(1, {32, 64}).to(torch::kCUDA);
+  const auto pass = [&] { model.backward(model->forward(data).pow(2).mean(), 4); };
+  pass();
+  model.zero_grad();
+  pass();
+  net->weight.mutable_grad() = torch::Tensor();
+  pass();
+  EXPECT_THROW(pass(), BadInput);
+}
+
+TEST_F(GpuTrainer, LargeGradientsOfAGraphAreReducedWhereItMadeThem) {
+  for (const char* model : {"mlp", "resnet18"}) {
+    Job job;
+    job.model = model;
+    job.adamw_clipped = true;
+    job.options.shards = 1;
+    job.options.global_batch = 43;
+    const TrainingResult expected = train(alone(), job);
+    job.parallel.force_collectives = true;
+    for (const bool graphs : {false, true}) {
+      job.options.cuda_graphs = graphs;
+      const TrainingResult result = train(alone_over_nccl(), job);
+      EXPECT_EQ(result.on_device.replayed, graphs ? 7 : 0);
+      EXPECT_EQ(result.weights_sha256, expected.weights_sha256) << model;
+    }
+  }
+}
+
 // The output layer is the embedding, which stays float32.
 TEST_F(GpuTrainer, HeldWeightsHaveTheBitsOfAutocast) {
   Job job;
