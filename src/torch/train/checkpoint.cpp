@@ -91,8 +91,8 @@ void check_finite(const Replica& model, std::int64_t step) {
 }
 
 // Steps done, steps of the optimizer and its learning rate, "12 12 0.05"; empty when there is no checkpoint.
-std::string read_on_leader(const std::string& directory, const Replica& model,
-                           const optim::Optimizer& optimizer, const Job& job) {
+std::string read_on_leader(const std::string& directory, const std::vector<NamedTensor>& tensors,
+                           const Job& job) {
   const std::string path = checkpoint_path(directory);
   if (!base::exists(path)) return "";
   const auto file = formats::SafetensorsFile::open(path);
@@ -104,7 +104,7 @@ std::string read_on_leader(const std::string& directory, const Replica& model,
   file.verify();
   check_job(file, job);
   const double rate = rate_in(file);
-  read_tensors(file, all_tensors(model, optimizer));
+  read_tensors(file, tensors);
   return fmt::format("{} {} {}", step, optimizer_steps, rate);
 }
 
@@ -143,8 +143,10 @@ void write_checkpoint(Comm& comm, const std::string& directory, const Replica& m
 std::int64_t read_checkpoint(Comm& comm, const std::string& directory, Replica& model,
                              optim::Optimizer& optimizer, const Job& job) {
   comm.barrier().wait();  // where workers share memory, nobody computes with it any more
+  // Asked for once: an optimizer takes masters anew from parameters that were written to since.
+  const std::vector<NamedTensor> tensors = all_tensors(model, optimizer);
   const std::string said =
-      from_leader(comm, [&] { return read_on_leader(directory, model, optimizer, job); });
+      from_leader(comm, [&] { return read_on_leader(directory, tensors, job); });
   if (said.empty()) return -1;
   std::int64_t step = 0;
   std::int64_t optimizer_steps = 0;
@@ -153,7 +155,7 @@ std::int64_t read_checkpoint(Comm& comm, const std::string& directory, Replica& 
   auto read = std::from_chars(said.data(), end, step);
   read = std::from_chars(read.ptr + 1, end, optimizer_steps);
   std::from_chars(read.ptr + 1, end, rate);
-  replica::copy_from_leader(comm, all_tensors(model, optimizer));
+  replica::copy_from_leader(comm, tensors);
   optimizer.set_steps(optimizer_steps);
   if (optimizer.lr() != rate)
     optimizer.set_lr(rate);  // groups keep theirs, to the bit, where nothing changes
