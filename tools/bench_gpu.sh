@@ -1,7 +1,8 @@
 #!/usr/bin/env bash
 # Training steps on one GPU of this machine, beside PyTorch's: writes benchmarks-gpu.md into docs/, or into the folder
-# given. `make bench-gpu` builds first; LOCKSTEP names another command, BENCH_ROUNDS another number of rounds than 2. Takes at most six minutes: whatever would not fit
-# gets fewer rounds, or is left out and said so. Leave the machine alone while it runs.
+# given. `make bench-gpu` builds first; LOCKSTEP names another command, BENCH_ROUNDS another number of rounds than 2. Takes
+# at most six minutes: whatever would not fit gets fewer rounds, or is left out and said so. Leave the machine alone while it
+# runs.
 set -euo pipefail
 cd "$(dirname "$0")/.."
 folder=${1:-docs}
@@ -20,13 +21,13 @@ of_torch() { python3 -c "import torch; print($1)" 2>/dev/null || echo unknown; }
 failed=0
 measured=0
 last=0        # seconds that the section before took
-sections=4    # that are still to come
+sections=5    # that are still to come
 
-# measure TITLE SECONDS options…: a section with the command, its table, what went wrong, and its JSON.
+# measure TITLE ROUNDS SECONDS options…: a section with the command, its table, what went wrong, and its JSON.
 measure() {
-  local title=$1 seconds=$2 rounds=${BENCH_ROUNDS:-2} left=$((budget - SECONDS)) began=$SECONDS
-  shift 2
-  ((left / sections < last)) && rounds=1
+  local title=$1 rounds=${BENCH_ROUNDS:-$2} seconds=$3 left=$((budget - SECONDS)) began=$SECONDS
+  shift 3
+  ((left / sections < last / 2)) && rounds=1
   sections=$((sections - 1))
   local command=("$lockstep" bench step --device cuda "$@" --rounds "$rounds" --seconds "$seconds")
   say '' "## $title" '' "    ${command[*]}" ''
@@ -62,10 +63,14 @@ say "# Benchmarks on a GPU" '' \
   "| PyTorch and LibTorch | $(of_torch torch.__version__), CUDA $(of_torch torch.version.cuda), cuDNN $(of_torch 'torch.backends.cudnn.version()'), NCCL $(of_torch '".".join(map(str, torch.cuda.nccl.version()))') |" \
   "| compiler | $(c++ --version | head -n 1) |"
 
-measure "GPT-2 (124M), batch 8 × 1024 tokens, bf16" 1 --model gpt
-measure "The same, our weights held in bf16" 0.5 --model gpt --precision bf16-held --systems trainer,trainer-deterministic,pytorch-graph,pytorch-graph-deterministic
-measure "ResNet-18, 3×32×32, batch 256, float32" 0.5 --model resnet18
-measure "MLP (10M), batch 128, float32" 0.5 --model mlp
+graphs=trainer,trainer-deterministic,pytorch-graph,pytorch-graph-deterministic
+collectives=drop-in,drop-in-forced,pytorch,pytorch-ddp,pytorch-ddp-views
+measure "GPT-2 (124M), batch 8 × 1024 tokens, bf16" 2 0.5 --model gpt --systems "$collectives,$graphs"
+measure "The same, our weights held in bf16" 1 0.5 --model gpt --precision bf16-held --systems "$graphs"
+measure "MLP (10M), batch 128, float32" 2 0.5 --model mlp --systems "drop-in,pytorch-ddp-views,$graphs"
+# What cuDNN finds to be fastest differs from process to process: more of them, shorter.
+measure "ResNet-18, 3×32×32, batch 256, float32" 5 0.2 --model resnet18 --systems drop-in,drop-in-forced
+measure "The same beside PyTorch" 1 0.4 --model resnet18 --systems trainer,pytorch,pytorch-ddp,pytorch-ddp-views,pytorch-graph
 
 ((measured > 0)) || { echo "bench_gpu.sh: nothing could be measured" >&2; exit 1; }
 cp "$work/page" "$page"

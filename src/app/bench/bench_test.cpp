@@ -436,6 +436,8 @@ TEST(BenchReportTest, AGpuStepsJsonNamesWhoseTimeEachIsDividedBy) {
   EXPECT_TRUE(json[0]["ratio"].is_null());  // it was not measured
   EXPECT_EQ(json[1]["ratio_base"], "drop-in");
   EXPECT_DOUBLE_EQ(json[1]["ratio"], 1.05);
+  EXPECT_EQ(json[1]["turns_ms_p50"], (std::vector<double>{10, 11}));
+  EXPECT_DOUBLE_EQ(json[1]["ratio_of_fastest_turns"], 1);
   EXPECT_EQ(json[1]["steps"], 4);
   EXPECT_EQ(json[1]["buckets"], 6);
   EXPECT_EQ(json[1]["buckets_before_end"], 5);
@@ -451,7 +453,8 @@ TEST(BenchReportTest, AGpuStepsTableSaysRatiosAndHowEachWasRun) {
   EXPECT_THAT(table,
               HasSubstr("training steps of resnet18 on cuda, 1 worker, batch 256 each, adamw, "
                         "float32, TF32 in convolutions only"));
-  EXPECT_THAT(table, HasSubstr("drop-in-forced takes 1.050 times the time of drop-in\n"));
+  EXPECT_THAT(table, HasSubstr("drop-in-forced takes 1.050 times the time of drop-in, the fastest "
+                               "turns 1.000\n"));
   EXPECT_THAT(table, HasSubstr("trainer takes 1.250 times the time of pytorch-graph\n"));
   EXPECT_THAT(table, Not(HasSubstr("the time of pytorch-ddp-views")));
   EXPECT_THAT(table, HasSubstr("trainer ran 3 of 23 shards eagerly: a hook\n"));

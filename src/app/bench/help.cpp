@@ -108,8 +108,10 @@ On cuda, by the GPU's clock, from the end of a step to the end of the next:
   pytorch-graph                PyTorch, the whole step one CUDA graph
   pytorch-graph-deterministic  the same with deterministic algorithms
 
-The median and quartiles are over all steps of all workers and turns. Efficiency is the median of
-plain, or plain-accumulate, over the system's: 100 % is a synchronisation that costs nothing.
+The median and quartiles are over all steps of all workers and turns; on cuda "fastest" is the
+median of a system's fastest turn, since libraries that look for their fastest kernels do not find
+the same in every process. Efficiency is the median of plain, or plain-accumulate, over the
+system's: 100 % is a synchronisation that costs nothing.
 
 Examples:
   lockstep bench step --workers 2

@@ -45,6 +45,7 @@ struct CudaStepResult {
   std::string system;
   std::string settings;
   std::vector<double> step_ms;                     // of all workers and runs
+  std::vector<double> run_ms;                      // the median of each run
   std::optional<std::int64_t> buckets;             // reduced in a step: one reduction each
   std::optional<std::int64_t> buckets_before_end;  // of them, before the last gradient
   std::optional<std::int64_t> graph_shards;        // of a run, that ran as CUDA graphs

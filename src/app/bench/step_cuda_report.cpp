@@ -1,6 +1,7 @@
 #include <fmt/format.h>
 #include <lockstep/errors.h>
 
+#include <algorithm>
 #include <nlohmann/json.hpp>
 
 #include "app/bench/plot.h"
@@ -13,19 +14,25 @@ namespace {
 struct CudaRow {
   const CudaStepResult* result = nullptr;
   Summary ms;
-  std::string base;  // empty: it has none
-  double ratio = 0;  // of the medians; 0: the base was not measured
+  std::string base;             // empty: it has none
+  double ratio = 0;             // of the medians; 0: the base was not measured
+  double fastest = 0;           // median of the fastest run
+  double ratio_of_fastest = 0;  // the same of those
 };
 
 std::vector<CudaRow> cuda_rows(const CudaStepReport& report) {
   std::vector<CudaRow> rows;
   for (const CudaStepResult& result : report.results) {
     const CudaSystem* system = cuda_system(result.system);
-    rows.push_back({&result, summarise(result.step_ms), system == nullptr ? "" : system->base, 0});
+    CudaRow row{&result, summarise(result.step_ms), system == nullptr ? "" : system->base};
+    row.fastest = *std::min_element(result.run_ms.begin(), result.run_ms.end());
+    rows.push_back(row);
   }
   for (CudaRow& row : rows) {
     for (const CudaRow& other : rows) {
-      if (other.result->system == row.base) row.ratio = row.ms.p50 / other.ms.p50;
+      if (other.result->system != row.base) continue;
+      row.ratio = row.ms.p50 / other.ms.p50;
+      row.ratio_of_fastest = row.fastest / other.fastest;
     }
   }
   return rows;
@@ -75,8 +82,11 @@ std::string spoken_ratios(const std::vector<CudaRow>& rows) {
   std::string text;
   for (const CudaRow& row : rows) {
     if (row.ratio == 0) continue;
-    text += fmt::format("{} takes {:.3f} times the time of {}\n", row.result->system, row.ratio,
+    text += fmt::format("{} takes {:.3f} times the time of {}", row.result->system, row.ratio,
                         row.base);
+    text += row.result->run_ms.size() > 1
+                ? fmt::format(", the fastest turns {:.3f}\n", row.ratio_of_fastest)
+                : "\n";
   }
   return text.empty() ? "" : text + "\n";
 }
@@ -98,6 +108,7 @@ std::string spoken_eager(const std::vector<CudaRow>& rows) {
 
 void CudaStepResult::add(const std::vector<std::string>& lines) {
   if (lines.empty()) throw BadInput("it printed no times");
+  const auto before = static_cast<std::ptrdiff_t>(step_ms.size());
   for (const std::string& line : lines) {
     const auto json = nlohmann::json::parse(line);
     const auto times = json.at("step_ms").get<std::vector<double>>();
@@ -109,6 +120,7 @@ void CudaStepResult::add(const std::vector<std::string>& lines) {
     take_count(json, "eager_shards", eager_shards);
     eager_reason = json.value("eager_reason", eager_reason);
   }
+  run_ms.push_back(summarise({step_ms.begin() + before, step_ms.end()}).p50);
 }
 
 std::string as_json(const CudaStepReport& report) {
@@ -129,9 +141,11 @@ std::string as_json(const CudaStepReport& report) {
         {"step_ms_q3", row.ms.q3},
         {"step_ms_p99", row.ms.p99},
         {"steps", row.ms.samples},
+        {"turns_ms_p50", row.result->run_ms},
         {of_text(arguments) ? "tokens_per_second" : "samples_per_second",
          items_per_second(arguments, row.ms.p50)},
         {"ratio", nullptr},
+        {"ratio_of_fastest_turns", nullptr},
         {"ratio_base", nullptr},
         {"buckets", count_json(row.result->buckets)},
         {"buckets_before_end", count_json(row.result->buckets_before_end)},
@@ -144,7 +158,10 @@ std::string as_json(const CudaStepReport& report) {
       object["context"] = arguments.context;
     }
     if (!row.base.empty()) object["ratio_base"] = row.base;
-    if (row.ratio > 0) object["ratio"] = row.ratio;
+    if (row.ratio > 0) {
+      object["ratio"] = row.ratio;
+      object["ratio_of_fastest_turns"] = row.ratio_of_fastest;
+    }
     array.push_back(std::move(object));
   }
   return array.dump(2) + "\n";
@@ -154,13 +171,14 @@ std::string as_table(const CudaStepReport& report) {
   const StepArguments& arguments = report.arguments;
   const auto rows = cuda_rows(report);
   std::string text = fmt::format("{}; times in ms by the GPU's clock\n\n", cuda_title(arguments));
-  text += fmt::format("{:<28} {:>8}  {:>20}  {:>8}  {:>9}  {:>7}  {:>6}  {:>6}\n", "system", "p50",
-                      "quartiles", "p99", of_text(arguments) ? "tokens/s" : "samples/s", "buckets",
-                      "early", "graphs");
+  text += fmt::format("{:<28} {:>8}  {:>20}  {:>8}  {:>8}  {:>9}  {:>7}  {:>6}  {:>6}\n", "system",
+                      "p50", "quartiles", "p99", "fastest",
+                      of_text(arguments) ? "tokens/s" : "samples/s", "buckets", "early", "graphs");
   for (const CudaRow& row : rows) {
     text += fmt::format(
-        "{:<28} {:>8.3f}  {:>8.3f} to {:>8.3f}  {:>8.3f}  {:>9.0f}  {:>7}  {:>6}  {:>6}\n",
-        row.result->system, row.ms.p50, row.ms.q1, row.ms.q3, row.ms.p99,
+        "{:<28} {:>8.3f}  {:>8.3f} to {:>8.3f}  {:>8.3f}  {:>8.3f}  {:>9.0f}  {:>7}  {:>6}  "
+        "{:>6}\n",
+        row.result->system, row.ms.p50, row.ms.q1, row.ms.q3, row.ms.p99, row.fastest,
         items_per_second(arguments, row.ms.p50), count_text(row.result->buckets),
         count_text(row.result->buckets_before_end), count_text(row.result->graph_shards));
   }
