@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
 # Training steps on one GPU of this machine, beside PyTorch's: writes benchmarks-gpu.md into docs/, or into the folder
-# given. `make bench-gpu` builds first; LOCKSTEP names another command, BENCH_ROUNDS another number of rounds than 2. Takes
+# given. `make bench-gpu` builds first; LOCKSTEP names another command, BENCH_ROUNDS the rounds of every section. Takes
 # at most six minutes: whatever would not fit gets fewer rounds, or is left out and said so. Leave the machine alone while it
 # runs.
 set -euo pipefail

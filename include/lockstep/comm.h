@@ -96,8 +96,9 @@ class Comm {
   // Every worker's `data` becomes the reduction over all workers.
   Work all_reduce(Buffer data, ReduceOptions options = {});
 
-  // The same for memory of a device that lies apart: pieces of one dtype are reduced as the one buffer would be that they
-  // make up, with its bits. Every worker has pieces of the same counts, in the same order.
+  // The same for memory of a device that lies apart: pieces of one dtype, which do not overlap, are reduced as the one
+  // buffer would be that they make up, and by a bit-stable algorithm with its bits. Every worker has pieces of the same
+  // counts, in the same order.
   Work all_reduce(std::vector<Buffer> pieces, ReduceOptions options = {});
 
   // The reduction over `shards` logical shards, of which every worker holds a contiguous range as

@@ -90,14 +90,14 @@ class [[nodiscard]] NoSync {
 // anything else that is not a torch::nn module. DataParallel, below, is one for modules.
 //
 // The constructor compares names, shapes and dtypes across workers, copies the leader's values
-// to all, and makes every gradient a view of one flat memory in the fixed layout. backward() then
-// leaves the average over workers in them.
+// to all, and makes every gradient a view of one flat memory in the fixed layout; on a GPU, the small
+// ones. backward() then leaves the average over workers in them.
 //
 // Threads:   one caller at a time; every worker makes its replicas in the same order.
 // Blocking:  the constructor, backward() and synchronize() wait for the other workers, at most the
 //            world's timeout.
 // Failure:   Mismatch that names the parameter and the ranks when models differ; BadInput for a
-//            gradient that is missing or was moved out of its place; PeerLost, Timeout. They come
+//            gradient that is missing or, on a CPU, was moved out of its place; PeerLost, Timeout. They come
 //            out of backward(); after PeerLost and Timeout the replica is of no further use.
 // Ownership: shares the tensors; a handle, copies name the same replica. The world outlives it.
 class Replica {

@@ -23,6 +23,9 @@ namespace {
 constexpr std::size_t kShortBytes = std::size_t{32}
                                     << 10;  // below it a second group costs more than the bytes
 constexpr std::size_t kStretchBytes = std::size_t{256} << 20;
+// NCCL runs a group of too many operations as several, one after the other, and each worker divides its own: what one
+// sends in the first another may receive in the second, and both wait.
+constexpr std::size_t kStretchParts = 64;
 constexpr std::size_t kRowAlignment = 256;  // of operands in memory
 
 using Direction = Move::Direction;
@@ -146,17 +149,28 @@ void reduce_stretch(Communicator& communicator, const Reduction& reduction,
   hand_out(communicator, result, cut, lookout);
 }
 
+// How many elements from `first` on go at a time: the same on all workers, whose parts have the same counts.
+std::size_t stretch_of(const Spread& data, std::size_t first) {
+  const std::size_t most = std::min(kStretchBytes / size_of(data.dtype()), data.count() - first);
+  const Spread left = data.slice(first, most);
+  if (left.parts().size() <= kStretchParts) return most;
+  std::size_t count = 0;
+  for (std::size_t i = 0; i < kStretchParts; ++i) count += left.parts()[i].count;
+  return count;
+}
+
 void reduce_direct(Communicator& communicator, const DeviceTask& task, Lookout& lookout) {
   const plan::Reduction plan = plan::plan_reduction(task.shards, communicator.size());
   LOCKSTEP_CHECK(static_cast<int>(task.partials.size()) == plan.count_of(communicator.rank()),
                  "a worker brings the partials that the plan gives it");
   const Reduction reduction{plan, tree_program(plan), task.fold};
-  const std::size_t stretch = kStretchBytes / size_of(task.result.dtype());
-  for (std::size_t first = 0; first < task.result.count(); first += stretch) {
-    const std::size_t count = std::min(stretch, task.result.count() - first);
+  std::size_t first = 0;
+  while (first < task.result.count()) {
+    const std::size_t count = stretch_of(task.result, first);
     std::vector<Spread> partials;
     for (const Spread& partial : task.partials) partials.push_back(partial.slice(first, count));
     reduce_stretch(communicator, reduction, partials, task.result.slice(first, count), lookout);
+    first += count;
   }
 }
 
@@ -177,7 +191,11 @@ void reduce_native(Communicator& communicator, const DeviceTask& task, Lookout& 
   if (result.count() == 0) return;
   for (std::size_t i = 0; i < result.parts().size(); ++i)
     communicator.copy(result.parts()[i].data, partial.parts()[i].data, result.parts()[i].bytes());
-  communicator.all_reduce(result.parts(), task.fold.op, lookout);
+  for (std::span<const Buffer> left = result.parts(); !left.empty();) {
+    const std::size_t some = std::min(kStretchParts, left.size());
+    communicator.all_reduce(left.first(some), task.fold.op, lookout);
+    left = left.subspan(some);
+  }
   if (task.fold.factor == 1) return;
   for (const Buffer& part : result.parts())
     communicator.sum({{part.data}, {0}, part.data, part.count, task.fold});

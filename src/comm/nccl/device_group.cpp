@@ -101,9 +101,11 @@ void NcclGroup::choose(int device) {
 }
 
 void NcclGroup::require_usable(const Buffer& data) {
+  const int before = device_;
   choose(data.device.index);
   if (data.count > 0 && !api_->is_memory_of(data.data, device_)) {
-    throw BadInput(fmt::format("a buffer is said to lie on cuda:{} and does not", device_));
+    device_ = before;
+    throw BadInput(fmt::format("a buffer is said to lie on {} and does not", data.device.text()));
   }
 }
 

@@ -193,7 +193,9 @@ void QueuedStep::prepare_clipping() {
 
 void QueuedStep::forget() {
   for (Watch& watch : watches_) {
-    if (std::exchange(watch.step, 0) != 0) watch.words.zero_();
+    if (std::exchange(watch.step, 0) == 0) continue;
+    watch.copied.precede(device::current_stream(model_.device()));  // a copy that was given up
+    watch.words.zero_();
   }
   for (Norm& norm : norms_) norm.step = 0;
 }
@@ -205,8 +207,9 @@ void QueuedStep::collect() {
 }
 
 void QueuedStep::collect(Watch& watch) {
-  if (std::exchange(watch.step, 0) == 0) return;
+  if (watch.step == 0) return;
   fetch(watch);
+  watch.step = 0;
   const auto pieces = static_cast<std::size_t>(watch.on_host.size(1));
   const auto* const before = static_cast<const comm::Parity*>(watch.on_host.data_ptr());
   optimizer_.note_watched({before, pieces}, {before + pieces, pieces},

@@ -204,6 +204,15 @@ void FlatGradients::bring_all_but(const plan::Bucket& bucket, const std::vector<
   }
 }
 
+void FlatGradients::recheck_owners() {
+  if (!on_device()) return;
+  for (Place& place : places_) {
+    const torch::Tensor& grad = place.parameter.grad();
+    if (!grad.defined() || grad.layout() != torch::kStrided) continue;
+    place.own = place.own && grad.use_count() == 1 && grad.storage().use_count() == 1;
+  }
+}
+
 bool FlatGradients::owns(std::size_t entry) const {
   const Place& place = places_[entry];
   return place.own && place.parameter.grad().defined() && place.is_made(place.parameter.grad());

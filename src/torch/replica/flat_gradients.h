@@ -80,6 +80,8 @@ class FlatGradients {
 
   // Whether a gradient that adopt() has seen on a GPU lies in own memory; and one that a graph has made again.
   bool owns(std::size_t entry) const;
+  // Outside of a pass: what somebody else holds now has no memory of its own any more.
+  void recheck_owners();
   void set(std::size_t entry, const torch::Tensor& grad, bool own);
 
   // On a GPU: where each gradient is, by entry; nothing if one of them is neither in its place nor as its place is laid

@@ -13,31 +13,26 @@ FlatMemory::FlatMemory(Comm& comm, std::size_t bytes, Copies copies, Device devi
   if (device.kind == DeviceKind::kCpu) {
     take_shared(comm);
   } else {
-    take_on_device(comm);
+    take_on_device();
   }
 }
 
-// The engine's where it has devices: it can send from there without copies of its own.
-void FlatMemory::take_on_device(Comm& comm) {
+// LibTorch's, as large gradients are that stay where they were made, and not the engine's arena: NCCL wants the buffers of
+// one call to be registered with it on all workers, or on none.
+void FlatMemory::take_on_device() {
   const std::size_t bytes = std::max<std::size_t>(bytes_, 1);
-  if (comm.engine() == "nccl") {
-    auto arena = comm.device_arena(device_, bytes);
-    on_device_ = arena->data();
-    kept_ = std::move(arena);
-  } else {
-    const auto options = torch::TensorOptions().dtype(torch::kUInt8).device(torch::Device(device_));
-    auto memory = std::make_shared<torch::Tensor>();
-    try {
-      *memory = torch::empty({static_cast<std::int64_t>(bytes)}, options);
-    } catch (const c10::OutOfMemoryError&) {
-      throw Unavailable(
-          fmt::format("{} has no {} MB left for the model, its gradients and the "
-                      "optimizer's state",
-                      device_.text(), bytes / 1'000'000));
-    }
-    on_device_ = static_cast<std::byte*>(memory->data_ptr());
-    kept_ = std::move(memory);
+  const auto options = torch::TensorOptions().dtype(torch::kUInt8).device(torch::Device(device_));
+  auto memory = std::make_shared<torch::Tensor>();
+  try {
+    *memory = torch::empty({static_cast<std::int64_t>(bytes)}, options);
+  } catch (const c10::OutOfMemoryError&) {
+    throw Unavailable(
+        fmt::format("{} has no {} MB left for the model, its gradients and the "
+                    "optimizer's state",
+                    device_.text(), bytes / 1'000'000));
   }
+  on_device_ = static_cast<std::byte*>(memory->data_ptr());
+  kept_ = std::move(memory);
   clear();
 }
 

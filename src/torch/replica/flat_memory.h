@@ -42,7 +42,7 @@ class FlatMemory {
 
  private:
   void take_shared(Comm& comm);
-  void take_on_device(Comm& comm);
+  void take_on_device();
 
   std::shared_ptr<SharedArena> arena_;
   Device device_;

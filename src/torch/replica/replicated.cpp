@@ -459,6 +459,7 @@ void Replicated::check_weights(const Since& seen) {
 void Replicated::synchronize() {
   if (pass_.active) throw BadInput("synchronize() inside a backward pass: call it after");
   begin_pass(true);
+  banks_[bank_in_use_].recheck_owners();
   finish();
   pass_.active = false;
 }

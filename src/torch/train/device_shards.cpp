@@ -4,6 +4,7 @@
 #include <lockstep/errors.h>
 
 #include <bit>
+#include <chrono>
 #include <cmath>
 
 #include "base/log.h"
@@ -36,6 +37,18 @@ void DeviceShards::copy_input(const torch::Tensor& from, torch::Tensor& to, Copi
 DeviceShards::DeviceShards(replica::Replicated& model, Loss loss, bool graphs, Size size)
     : model_(model), loss_(std::move(loss)), graphs_(graphs), size_(size) {}
 
+// LibTorch would give the pinned memory to the next who asks, while an update that was queued is still to write to it. A
+// device that has failed or stands still writes nothing.
+DeviceShards::~DeviceShards() {
+  try {
+    const device::CurrentDevice current(model_.device());
+    device::Event end;
+    end.record(device::current_stream(model_.device()));
+    end.wait(Deadline::after(std::chrono::seconds(10)));
+  } catch (const std::exception&) {
+  }
+}
+
 void DeviceShards::begin_step() {
   auto& record = records_[step_ % 2];
   if (!record) record.emplace();
@@ -54,17 +67,20 @@ void DeviceShards::run(const Batch& batch, int shard, std::uint64_t seed, double
     const auto options = torch::TensorOptions().dtype(loss.scalar_type()).pinned_memory(true);
     record.losses = torch::empty({size_.hosted}, options);
   }
-  keep(loss, static_cast<std::int64_t>(record.weights.size()));
+  keep(loss, record);
   record.weights.emplace_back(shard, weight);
 }
 
-// Until the update: the next shard may overwrite it.
-void DeviceShards::keep(const torch::Tensor& loss, std::int64_t place) {
+// Until the update, which copies bytes: on the GPU, of the type that the record has. The next shard may overwrite it.
+void DeviceShards::keep(const torch::Tensor& loss, Record& record) {
+  const auto options =
+      torch::TensorOptions().dtype(record.losses.dtype()).device(torch::Device(model_.device()));
   if (size_.hosted == 1) {
-    losses_ = loss;
+    losses_ = loss.to(options);
     return;
   }
-  if (!losses_.defined()) losses_ = torch::empty({size_.hosted}, loss.options());
+  if (!losses_.defined()) losses_ = torch::empty({size_.hosted}, options);
+  const auto place = static_cast<std::int64_t>(record.weights.size());
   losses_.select(0, place).copy_(loss.reshape(at::IntArrayRef{}));
 }
 

@@ -28,7 +28,7 @@
 namespace lockstep::train {
 
 // Threads:   one caller at a time, always with the same current stream.
-// Blocking:  losses(), until the GPU has run the step; run() with a capture.
+// Blocking:  losses(), until the GPU has run the step; run() with a capture; the destructor, until nothing writes losses.
 // Failure:   what the loss throws; BadInput for one that is not what it was when it was captured. What cannot be captured runs eagerly, and counts() says why. Timeout from losses().
 // Ownership: borrows the model; owns the graph and the memory of its tensors.
 class DeviceShards {
@@ -39,6 +39,9 @@ class DeviceShards {
     std::int64_t samples = 0;  // of a full one: what is captured
   };
   DeviceShards(replica::Replicated& model, Loss loss, bool graphs, Size size);
+  ~DeviceShards();
+  DeviceShards(const DeviceShards&) = delete;
+  DeviceShards& operator=(const DeviceShards&) = delete;
 
   void begin_step();
   // A batch on the GPU. The model is told as by backward(): it adds up, or reduces.
@@ -82,7 +85,7 @@ class DeviceShards {
   void capture(const Batch& batch, std::uint64_t seed);
   torch::Tensor loss_alone(const Batch& batch, std::uint64_t seed);
   static void check(const torch::Tensor& replayed, const torch::Tensor& expected);
-  void keep(const torch::Tensor& loss, std::int64_t place);
+  void keep(const torch::Tensor& loss, Record& record);
   bool fits(const Batch& batch) const;
   static void copy_input(const torch::Tensor& from, torch::Tensor& to, Copied& last);
 

@@ -21,6 +21,7 @@ class RunScope {
   RunScope(replica::Replicated& model, optim::Optimizer::Impl& optimizer,
            std::optional<replica::Replicated::Sharded> sharded, Watched watched)
       : model_(model), optimizer_(optimizer), synced_buffers_(model.syncs_buffers()) {
+    optimizer_.norm_of_last_step();  // throws, if that was bad and nobody knows yet
     if (watched.gradients) watch_gradients();
     model_.set_sharded(std::move(sharded));
     model_.set_checks_each_pass(true);

@@ -338,7 +338,10 @@ void apart_bits(Comm& comm, NcclApi& api, const std::vector<std::size_t>& counts
 }
 
 void pieces_apart(Comm& comm, NcclApi& api) {
+  std::vector<std::size_t> many(150, 3);  // more than go at a time: short ones, then longer ones
+  for (std::size_t i = 70; i < many.size(); ++i) many[i] = 500 + i;
   const std::vector<std::vector<std::size_t>> cuts{
+      many,
       {0, 1, 3, 1000, 0, 17},              // short: everybody sums everything
       {1000, 3, 0, 1, 40'000, 7, 20'001},  // slices span pieces, and pieces slices
       {70'000},

@@ -39,6 +39,7 @@ for job in "--model gpt --data $work/text --context 64 --optimizer adamw --preci
   steps=5 hash $job -n 2 --checkpoint "$work/run" >/dev/null
   # shellcheck disable=SC2086
   same "$(hash $job -n 1)" "$(hash $job -n 1 --checkpoint "$work/run" --resume)"
+  grep -q '"first_step": 5' "$work/report" || fail "$job: did not go on from its checkpoint"
 done
 if timeout 60 "$lockstep" train --device cuda -n 1 --model cnn --data synthetic:1024 --steps 12 --shards 4 --global-batch 32 \
   --quiet --precision bf16 --checkpoint "$work/run" --resume >"$work/log" 2>&1; then

@@ -190,6 +190,21 @@ TEST_F(GpuTrainer, ALossThatCannotBeCapturedRunsEagerly) {
   EXPECT_EQ(train(alone(), job).weights_sha256, expected);
 }
 
+TEST_F(GpuTrainer, TakesALossOfTheHostAndOfAnyTypeAlong) {
+  SmallJob job;
+  std::vector<float> computed;
+  const auto loss = [&](const Batch& batch) {
+    const torch::Tensor value = job.mean_square(batch).cpu();
+    computed.push_back(value.item<float>());
+    return computed.size() % 3 == 0 ? value.to(torch::kFloat64) : value;
+  };
+  std::vector<float> told;
+  TrainerHooks hooks;
+  hooks.on_step = [&](const StepRecord& step) { told.push_back(static_cast<float>(step.loss)); };
+  EXPECT_EQ(job.train(loss, false, hooks).steps, 20);
+  EXPECT_EQ(told, computed);
+}
+
 TEST_F(GpuTrainer, RefusesALossThatTheHostChangesBesideItsGraph) {
   SmallJob job;
   double coefficient = 1;
