@@ -39,7 +39,7 @@ test-gpu:
 	@nvidia-smi -L >/dev/null 2>&1 || { echo "make test-gpu: there is no GPU here, or no driver for it" >&2; exit 1; }
 	@cmake --preset cuda -DLOCKSTEP_WITH_CUDA=ON $(CMAKE_ARGS) >/dev/null
 	@cmake --build --preset cuda -j $(JOBS) --target gpu_tests
-	@$(CTEST) --test-dir build/cuda -L "gpu|nccl"
+	@$(CTEST) --test-dir build/cuda -L "gpu|nccl" -j 4
 fuzz: deps
 	@tools/fuzz.sh $(FUZZ_SECONDS)
 # The peers are installed first, for CMake to find them.
