@@ -36,7 +36,7 @@ aim() { say '' "Aimed at: $*"; }
 say "# Benchmarks" '' \
   "Written by \`make bench\`; how it is measured is in [the method](internals/benchmarks.md)." '' \
   "On a GPU, with date and machine: the [result of \`make test-gpu\`](#the-tests-on-a-gpu) and the" \
-  "[training steps](internals/benchmarks.md#training-steps-on-a-gpu)." '' \
+  "[training steps](benchmarks-gpu.md)." '' \
   "| | |" "|---|---|" \
   "| date | $(date -u +%Y-%m-%d), commit $(git rev-parse --short HEAD 2>/dev/null || echo unknown) |" \
   "| processor | $(lscpu | sed -n 's/^Model name: *//p' | head -n 1), $(nproc) cores, $(uname -m) |" \

@@ -211,15 +211,18 @@ struct Parts {
   }
 };
 
-// Some neighbouring elements between memory and registers. Of all that an update touches only the parameters are wanted
-// soon, by the next forward pass: what the caches keep of them, and of gradients that backward has just made, is not read
-// from memory.
-template <typename Of, typename Rule, int kWidth, bool kWatched>
+// How an update goes over memory. Of all that it touches only parameters are wanted soon, by the next forward pass. Where
+// caches hold a good part of them, and of the gradients that backward has just made, everything else passes them by.
+enum class Caching : std::uint8_t { kPlain, kPassing };
+
+// Some neighbouring elements between memory and registers.
+template <typename Of, typename Rule, int kWidth, bool kWatched, Caching kCaching>
 struct Held {
   using Kept = typename Of::Kept;
   using Real = typename Of::Real;
   using Word = typename Of::Word;
   static constexpr int kStates = Rule::kStates > 0 ? Rule::kStates : 1;
+  static constexpr bool kPasses = kCaching == Caching::kPassing;
 
   Pack<Kept, kWidth> kept;
   Pack<Kept, kWidth> states[kStates];
@@ -229,12 +232,13 @@ struct Held {
   LOCKSTEP_DEVICE void load(const Parts<Of>& parts, std::uint32_t index) {
     if constexpr (kWidth == 1) gradient = {};
     if (kWidth > 1 || parts.gradient != nullptr)
-      gradient = load_passing_pack<kWidth>(parts.gradient, index);
-    kept = Of::kMasters ? load_passing_pack<kWidth>(parts.kept, index)
-                        : load_pack<kWidth>(parts.kept, index);
+      gradient = kPasses ? load_passing_pack<kWidth>(parts.gradient, index)
+                         : load_constant_pack<kWidth>(parts.gradient, index);
+    kept = load_pack<kWidth>(parts.kept, index);
     LOCKSTEP_UNROLL
     for (int i = 0; i < Rule::kStates; ++i)
-      states[i] = load_passing_pack<kWidth>(parts.states[i], index);
+      states[i] = kPasses ? load_passing_pack<kWidth>(parts.states[i], index)
+                          : load_pack<kWidth>(parts.states[i], index);
     if constexpr (Of::kMasters && kWatched) parameter = load_pack<kWidth>(parts.parameter, index);
   }
 
@@ -262,15 +266,16 @@ struct Held {
   }
 
   LOCKSTEP_DEVICE void store(const Parts<Of>& parts, std::uint32_t index) const {
+    store_pack<kWidth>(kept, parts.kept, index);
     LOCKSTEP_UNROLL
-    for (int i = 0; i < Rule::kStates; ++i)
-      store_passing_pack<kWidth>(states[i], parts.states[i], index);
-    if constexpr (Of::kMasters) {
-      store_passing_pack<kWidth>(kept, parts.kept, index);
-      store_pack<kWidth>(parameter, parts.parameter, index);
-    } else {
-      store_pack<kWidth>(kept, parts.kept, index);
+    for (int i = 0; i < Rule::kStates; ++i) {
+      if constexpr (kPasses) {
+        store_passing_pack<kWidth>(states[i], parts.states[i], index);
+      } else {
+        store_pack<kWidth>(states[i], parts.states[i], index);
+      }
     }
+    if constexpr (Of::kMasters) store_pack<kWidth>(parameter, parts.parameter, index);
   }
 
  private:
@@ -291,13 +296,13 @@ struct Thread {
 };
 
 // Packs begin … end−1 of a chunk, two on their way at a time where registers hold them.
-template <typename Of, typename Rule, int kWidth, bool kWatched, typename Numbers>
+template <typename Of, typename Rule, int kWidth, bool kWatched, Caching kCaching, typename Numbers>
 LOCKSTEP_DEVICE void update_packs(const Parts<Of>& parts, const Numbers& numbers,
                                   std::uint32_t begin, std::uint32_t end, Thread thread,
                                   Seen<typename Of::Word>& seen) {
   constexpr std::uint32_t kAhead = kWidth > 4 ? 1 : 2;
   for (std::uint32_t i = begin + thread.index; i < end; i += kAhead * thread.of) {
-    Held<Of, Rule, kWidth, kWatched> held[kAhead];
+    Held<Of, Rule, kWidth, kWatched, kCaching> held[kAhead];
     LOCKSTEP_UNROLL
     for (std::uint32_t ahead = 0; ahead < kAhead; ++ahead) {
       if (i + ahead * thread.of < end) held[ahead].load(parts, i + ahead * thread.of);
@@ -311,7 +316,7 @@ LOCKSTEP_DEVICE void update_packs(const Parts<Of>& parts, const Numbers& numbers
   }
 }
 
-template <typename Of, typename Rule, bool kWatched, typename Numbers>
+template <typename Of, typename Rule, bool kWatched, Caching kCaching, typename Numbers>
 LOCKSTEP_DEVICE void update_parts(const Parts<Of>& parts, const Numbers& numbers,
                                   std::uint32_t count, Thread thread,
                                   Seen<typename Of::Word>& seen) {
@@ -320,11 +325,12 @@ LOCKSTEP_DEVICE void update_parts(const Parts<Of>& parts, const Numbers& numbers
   const bool packed =
       parts.gradient != nullptr && aligned(parts.gradient, kWidth * sizeof(typename Of::Gradient));
   const std::uint32_t packs = packed ? count / kWidth : 0;
-  update_packs<Of, Rule, kWidth, kWatched>(parts, numbers, 0, packs, thread, seen);
-  update_packs<Of, Rule, 1, kWatched>(parts, numbers, packs * kWidth, count, thread, seen);
+  update_packs<Of, Rule, kWidth, kWatched, kCaching>(parts, numbers, 0, packs, thread, seen);
+  update_packs<Of, Rule, 1, kWatched, kCaching>(parts, numbers, packs * kWidth, count, thread,
+                                                seen);
 }
 
-template <typename Of, UpdateRule kRule, bool kWatched>
+template <typename Of, UpdateRule kRule, bool kWatched, Caching kCaching = Caching::kPlain>
 LOCKSTEP_DEVICE Seen<typename Of::Word> update_chunk(const UpdateTask& task, const Chunk& chunk,
                                                      Thread thread) {
   using Real = typename Of::Real;
@@ -335,14 +341,16 @@ LOCKSTEP_DEVICE Seen<typename Of::Word> update_chunk(const UpdateTask& task, con
       task.numbers != nullptr ? task.numbers : static_cast<const void*>(task.few);
   if constexpr (kRule == UpdateRule::kAdam) {
     const auto* const numbers = static_cast<const AdamNumbers<double>*>(all);
-    update_parts<Of, Adam, kWatched>(parts, in<Real>(numbers[chunk.rule]), chunk.count, thread,
-                                     seen);
+    update_parts<Of, Adam, kWatched, kCaching>(parts, in<Real>(numbers[chunk.rule]), chunk.count,
+                                               thread, seen);
   } else {
     const auto& numbers = static_cast<const SgdNumbers<double>*>(all)[chunk.rule];
     if (numbers.momentum == 0) {
-      update_parts<Of, PlainSgd, kWatched>(parts, in<Real>(numbers), chunk.count, thread, seen);
+      update_parts<Of, PlainSgd, kWatched, kCaching>(parts, in<Real>(numbers), chunk.count, thread,
+                                                     seen);
     } else {
-      update_parts<Of, MomentumSgd, kWatched>(parts, in<Real>(numbers), chunk.count, thread, seen);
+      update_parts<Of, MomentumSgd, kWatched, kCaching>(parts, in<Real>(numbers), chunk.count,
+                                                        thread, seen);
     }
   }
   return seen;

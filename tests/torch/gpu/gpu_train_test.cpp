@@ -93,7 +93,9 @@ Trained trained(World world, const Job& job) {
   const auto loss = [&job, net](const Batch& batch) {
     const Autocast half(torch::kCUDA, torch::kBFloat16, {.enabled = job.half});
     const torch::Tensor value = models::loss(*net, batch);
-    if (job.untraceable) EXPECT_GT(value.item<double>(), 0);
+    if (job.untraceable) {
+      EXPECT_GT(value.item<double>(), 0);
+    }
     return value;
   };
   TrainerParts parts{model, net, optimizer, dataset_of(job), nullptr, loss, nullptr, nullptr};
@@ -162,7 +164,7 @@ TEST_P(GpuTrainer, GraphsAndForcedCollectivesKeepTheBits) {
   }
 }
 INSTANTIATE_TEST_SUITE_P(EveryModel, GpuTrainer, ::testing::Values("mlp", "cnn", "resnet18", "gpt"),
-                         [](const auto& info) { return std::string(info.param); });
+                         [](const auto& model) { return std::string(model.param); });
 
 TEST_F(GpuTrainer, OneShardIsReplayedAndReadWhereItIs) {
   Job job;
@@ -284,7 +286,9 @@ class GpuDropIn : public ::testing::Test {
     const auto values = net->parameters();
     for (std::size_t i = 0; i < values.size(); ++i)
       EXPECT_TRUE(torch::allclose(values[i], expected[i], 1e-5, 1e-6)) << i;
-    if (clip > 0) EXPECT_GT(own->last_norm(), 0);
+    if (clip > 0) {
+      EXPECT_GT(own->last_norm(), 0);
+    }
   }
   static void copy_values(torch::nn::Module& from, torch::nn::Module& to) {
     torch::NoGradGuard no_grad;
@@ -486,7 +490,9 @@ TEST_F(GpuTrainer, HeldWeightsHaveTheBitsOfAutocast) {
     halves += half ? 1 : 0;
     EXPECT_TRUE(torch::equal(half ? masters["master/" + item.key()] : weight, item.value()))
         << item.key();
-    if (half) EXPECT_TRUE(torch::equal(weight, item.value().to(torch::kBFloat16))) << item.key();
+    if (half) {
+      EXPECT_TRUE(torch::equal(weight, item.value().to(torch::kBFloat16))) << item.key();
+    }
   }
   EXPECT_EQ(halves, 2 * 4 * 2) << "weight and bias of four layers in each of two blocks";
 }
