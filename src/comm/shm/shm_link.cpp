@@ -157,6 +157,8 @@ std::unique_ptr<Transfer> ShmLink::send(int peer, Slot slot, const void* data, s
   post->data = static_cast<std::byte*>(const_cast<void*>(data));
   post->bytes = bytes;
   post->sends = true;
+  // First, and before the lock: if anything throws from here on, it takes the post back.
+  auto transfer = std::make_unique<ShmTransfer>(shared_from_this(), post);
   const Lock lock(mutex_);
   ShmPeer& to = peer_at(peer);
   if (const auto& failure = failure_ ? failure_ : to.failure) {
@@ -169,7 +171,7 @@ std::unique_ptr<Transfer> ShmLink::send(int peer, Slot slot, const void* data, s
     if (write_to(to)) to.segment->ring_bell();
     spread_news();
   }
-  return std::make_unique<ShmTransfer>(shared_from_this(), post);
+  return transfer;
 }
 
 std::unique_ptr<Transfer> ShmLink::recv(int peer, Slot slot, void* data, std::size_t bytes) {
@@ -178,6 +180,7 @@ std::unique_ptr<Transfer> ShmLink::recv(int peer, Slot slot, void* data, std::si
   post->slot = slot;
   post->data = static_cast<std::byte*>(data);
   post->bytes = bytes;
+  auto transfer = std::make_unique<ShmTransfer>(shared_from_this(), post);  // as in send()
   const Lock lock(mutex_);
   ShmPeer& from = peer_at(peer);
   const auto& over = failure_ ? failure_ : from.failure;
@@ -203,7 +206,7 @@ std::unique_ptr<Transfer> ShmLink::recv(int peer, Slot slot, void* data, std::si
   } else {
     from.wanted[slot].push_back(post);
   }
-  return std::make_unique<ShmTransfer>(shared_from_this(), post);
+  return transfer;
 }
 
 bool ShmLink::wait(Post& post, Deadline deadline) {
