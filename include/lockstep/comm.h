@@ -11,12 +11,14 @@
 #include <memory>
 #include <span>
 #include <string>
+#include <string_view>
 #include <vector>
 
 namespace lockstep {
 
 namespace comm {
 class Channel;
+class CallText;
 }
 
 enum class ReduceOp : std::uint8_t { kSum = 1, kMin = 2, kMax = 3 };
@@ -145,7 +147,27 @@ class Comm {
   Comm split(std::vector<int> ranks);
 
  private:
+  friend class CallName;
   std::shared_ptr<comm::Channel> channel_;
+};
+
+// Names the call of the program that a Comm's collectives are part of while it lives, at most 28 characters: messages
+// then say "optimizer.step()" in place of the collectives that it is made of, and workers in different calls get a
+// Mismatch. Inside of another one for the same Comm it does nothing.
+//
+// Threads:   that of the Comm.
+// Blocking:  never.
+// Failure:   none.
+// Ownership: the Comm outlives it.
+class [[nodiscard]] CallName {
+ public:
+  CallName(Comm& comm, std::string_view call);
+  ~CallName();
+  CallName(const CallName&) = delete;
+  CallName& operator=(const CallName&) = delete;
+
+ private:
+  comm::CallText* named_;  // null inside of another
 };
 
 // Connects the workers of a bootstrap over an engine of this build. BadInput for an unknown name,

@@ -5,6 +5,7 @@
 #include <torch/torch.h>
 
 #include <chrono>
+#include <concepts>
 #include <cstddef>
 #include <cstdint>
 #include <memory>
@@ -20,14 +21,15 @@ class Replicated;
 }
 
 struct NamedTensor {
-  std::string name;
+  std::string name = {};
   torch::Tensor tensor;
 };
 
 // What a parameter that backward() did not reach means.
 enum class MissingGradient : std::uint8_t {
   kError,  // BadInput that names it: most often a layer that forward() forgot
-  kZero,   // this worker contributes nothing to it
+  kZero,   // this worker contributes nothing to it. One that no worker reached keeps an undefined gradient, and no
+           // update moves it: as DDP's find_unused_parameters, at the price of one more short message
 };
 
 // Where the values of buffers, such as BatchNorm's statistics, come from after a step.
@@ -40,6 +42,13 @@ struct DataParallelOptions {
   // What the result means.
   MissingGradient missing_gradient = MissingGradient::kError;
   BufferSource buffers = BufferSource::kLeader;
+
+  // What messages call the model; the same on every worker. Empty: the module's type.
+  std::string name = {};
+
+  // On CPUs, compares a sample of all workers' weights at every synchronised backward: replicas that have parted, such as
+  // by a learning rate that differs, are a Mismatch then. Switch it off for weights that differ on purpose.
+  bool check_weights = true;
 
   // Whether workers that share memory train one physical copy of the parameters. It saves memory,
   // and forbids writing to a parameter on one worker, or reading any while another worker is in
@@ -77,7 +86,7 @@ struct BackwardTimes {
 // Ownership: keeps the replica.
 class [[nodiscard]] NoSync {
  public:
-  explicit NoSync(std::shared_ptr<replica::Replicated> replica);
+  explicit NoSync(std::shared_ptr<replica::Replicated> replica);  // null: does nothing
   ~NoSync();
   NoSync(const NoSync&) = delete;
   NoSync& operator=(const NoSync&) = delete;
@@ -110,7 +119,8 @@ class Replica {
   // up.
   void backward(const torch::Tensor& loss, std::int64_t samples);
 
-  NoSync no_sync() { return NoSync(state_); }
+  // With false, does nothing: auto scope = model.no_sync(micro + 1 < parts).
+  NoSync no_sync(bool suspends = true) { return NoSync(suspends ? state_ : nullptr); }
 
   // Averages what no_sync() has added up, without a backward pass of its own. A worker that has no
   // samples left takes part in a step with it.
@@ -139,6 +149,8 @@ namespace replica {
 // The parameters and buffers of a module by name, in registration order.
 std::vector<NamedTensor> parameters_of(const torch::nn::Module& module);
 std::vector<NamedTensor> buffers_of(const torch::nn::Module& module);
+// The options with the module's type for a name, if they have none.
+DataParallelOptions named_after(const torch::nn::Module& module, DataParallelOptions options);
 }  // namespace replica
 
 // A torch::nn module that trains on every worker: use it as the module's holder. Nothing of
@@ -150,12 +162,20 @@ template <typename Module>
 class DataParallel : public Replica {
  public:
   DataParallel(Module module, World& world, const DataParallelOptions& options)
-      : Replica(world, replica::parameters_of(*module), replica::buffers_of(*module), options),
+      : Replica(world, replica::parameters_of(*module), replica::buffers_of(*module),
+                replica::named_after(*module, options)),
         module_(std::move(module)) {}
 
   auto* operator->() { return &*module_; }
   auto& operator*() { return *module_; }
   Module& module() { return module_; }
+  const Module& module() const { return module_; }
+
+  // forward()
+  template <typename... Arguments>
+  decltype(auto) operator()(Arguments&&... arguments) {
+    return module_->forward(std::forward<Arguments>(arguments)...);
+  }
 
  private:
   Module module_;
@@ -164,10 +184,32 @@ class DataParallel : public Replica {
 // Moves a module (a holder such as Net, or a shared_ptr) to the world's device and makes it
 // train there in lockstep.
 template <typename Module>
-DataParallel<Module> data_parallel(Module module, World& world,
-                                   const DataParallelOptions& options = {}) {
+requires(!std::derived_from<Module, torch::nn::Module>) DataParallel<Module> data_parallel(
+    Module module, World& world, const DataParallelOptions& options = {}) {
   module->to(torch::Device(world.device()));
   return DataParallel<Module>(std::move(module), world, options);
+}
+
+template <std::derived_from<torch::nn::Module> Module>
+void data_parallel(Module& /*module*/, World& /*world*/,
+                   const DataParallelOptions& /*options*/ = {}) {
+  static_assert(sizeof(Module) == 0,
+                "data_parallel() shares the module: pass std::make_shared<Net>(), or a holder made "
+                "by TORCH_MODULE(Net)");
+}
+
+// torch::save(model, …) and torch::load(model, …) are the module's. Every worker loads.
+template <typename Module>
+torch::serialize::OutputArchive& operator<<(torch::serialize::OutputArchive& archive,
+                                            const DataParallel<Module>& model) {
+  (*model.module()).save(archive);
+  return archive;
+}
+template <typename Module>
+torch::serialize::InputArchive& operator>>(torch::serialize::InputArchive& archive,
+                                           DataParallel<Module>& model) {
+  (*model).load(archive);
+  return archive;
 }
 
 // Replica::backward for all replicas that the loss depends on.

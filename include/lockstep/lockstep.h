@@ -17,5 +17,6 @@
 #include <lockstep/data.h>           // data sets, the loader, the sampler
 #include <lockstep/data_parallel.h>  // data_parallel(): a model on every worker
 #include <lockstep/optim.h>          // SGD, Adam and AdamW on the flat layout
+#include <lockstep/tensors.h>        // collectives on tensors
 #include <lockstep/trainer.h>        // the loop owner
 #endif

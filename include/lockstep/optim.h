@@ -90,6 +90,10 @@ class Optimizer {
   void load_state(const std::vector<NamedTensor>& state, std::int64_t steps);
   void set_steps(std::int64_t steps);  // for whoever has written into state() himself
 
+  // For LibTorch's learning-rate schedulers: torch::optim::StepLR scheduler(optimizer, 30, 0.1). They set the rate of each
+  // group. Its step() is this one's.
+  operator torch::optim::Optimizer&();  // NOLINT: implicit, so that a scheduler can be made from it
+
   Impl& impl() { return *impl_; }
 
  protected:
@@ -98,6 +102,13 @@ class Optimizer {
  private:
   std::unique_ptr<Impl> impl_;
 };
+
+// For torch::save(optimizer, …) and torch::load(optimizer, …): state, steps and learning rate. Mismatch, with nothing
+// changed, for another optimizer's. Every worker loads.
+torch::serialize::OutputArchive& operator<<(torch::serialize::OutputArchive& archive,
+                                            const Optimizer& optimizer);
+torch::serialize::InputArchive& operator>>(torch::serialize::InputArchive& archive,
+                                           Optimizer& optimizer);
 
 class SGD : public Optimizer {
  public:

@@ -5,6 +5,7 @@
 
 #include <chrono>
 #include <cstdint>
+#include <functional>
 #include <memory>
 #include <string>
 
@@ -12,6 +13,7 @@ namespace lockstep {
 
 namespace control {
 struct Joining;
+class Announcements;
 }
 
 struct JoinOptions {
@@ -63,6 +65,9 @@ class World {
   // A Comm with an order of its own. Every worker opens its channels in the same order.
   Comm open_channel();
 
+  // For the layers above: see src/control/announcements.h.
+  const std::shared_ptr<control::Announcements>& announcements();
+
   // A world over workers that were connected otherwise, such as threads of this process.
   static World over(Comm comm, Device device = {});
 
@@ -78,5 +83,12 @@ class World {
 // and LOCKSTEP_SECRET_FILE (a file that only its owner can read). Without a launcher: a world of
 // one.
 World join(const JoinOptions& options = {});
+
+// A world of threads of this process, in one call: runs `body` on each, with a world of its own, and returns when all have
+// ended. For tests and for trying things out without a launcher. LibTorch's random numbers belong to the process: seeds
+// that workers set disturb each other's. BadInput and Unavailable for workers that cannot be; else throws what the first
+// worker that failed threw.
+void run_threads(int workers, const std::function<void(World&)>& body,
+                 std::chrono::milliseconds timeout = std::chrono::seconds(300));
 
 }  // namespace lockstep

@@ -99,6 +99,7 @@ Work Channel::device_collective(Header header, What what, DeviceTask task) {
   auto point = device_->mark(task);
   header.device = DeviceKind::kCuda;
   header.sequence = sequence_++;
+  header.call = call_;
   auto operation =
       std::make_shared<Operation>(group_.link, fmt::format("{}: {}", what.collective, what.how),
                                   [this, header, task = std::move(task), point = std::move(point)] {

@@ -48,12 +48,14 @@ class Channel {
   const Group& group() const { return group_; }
   const std::string& engine() const { return engine_; }
   Messages& messages() { return messages_; }
+  CallText& call() { return call_; }  // that collectives are part of from now on
 
   // Runs a collective in the channel's order. The header's sequence is filled in.
   template <typename Body>
   Work collective(Header header, const What& what, Body body, OnCard on_card = {}) {
     require_alive();
     header.sequence = sequence_++;
+    header.call = call_;
     return or_end(*group_.link, [&]() -> Work {
       auto begun = begin(header, on_card);
       if (begun && ended_at_once(*begun, [&body](Exchange& exchange) { body(exchange); }))
@@ -89,6 +91,7 @@ class Channel {
 
   Group group_;
   std::string engine_;
+  CallText call_;
   std::uint64_t sequence_ = 0;
   std::uint64_t arenas_ = 0;
   std::set<std::uint32_t> channels_;

@@ -364,6 +364,17 @@ void Comm::leave(const std::string& why) noexcept {
              fmt::format("rank {} has left the world: {}", link.rank(), why)});
 }
 
+CallName::CallName(Comm& comm, std::string_view call) : named_(&comm.channel_->call()) {
+  if (!named_->empty()) {
+    named_ = nullptr;
+  } else {
+    *named_ = comm::CallText(call);
+  }
+}
+CallName::~CallName() {
+  if (named_ != nullptr) *named_ = {};
+}
+
 Comm Comm::channel(std::uint32_t id) {
   return Comm(channel_->channel(id));
 }

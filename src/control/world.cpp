@@ -37,6 +37,13 @@ Comm World::open_channel() {
   return state_->comm.channel(state_->next_channel++);
 }
 
+const std::shared_ptr<control::Announcements>& World::announcements() {
+  auto& made = state_->announcements;
+  if (!made)
+    made = std::make_shared<control::Announcements>(state_->comm.channel(State::kAnnouncements));
+  return made;
+}
+
 World World::over(Comm comm, Device device) {
   control::Place place;
   place.rank = place.local_rank = comm.rank();

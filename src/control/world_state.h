@@ -3,8 +3,10 @@
 
 #include <lockstep/world.h>
 
+#include <memory>
 #include <string>
 
+#include "control/announcements.h"
 #include "control/launcher_environment.h"
 
 namespace lockstep {
@@ -16,9 +18,11 @@ struct World::State {
   Device device;
   Comm comm;
   std::uint32_t next_channel = kFirstChannel;
+  std::shared_ptr<control::Announcements> announcements = {};  // from the first one on
 
   // Lower ids are for programs that call Comm::channel themselves.
   static constexpr std::uint32_t kFirstChannel = std::uint32_t{1} << 31;
+  static constexpr std::uint32_t kAnnouncements = kFirstChannel - 1;
 };
 
 }  // namespace lockstep

@@ -13,7 +13,7 @@ namespace lockstep::comm {
 
 Slot payload_slot(Slot greetings, const Header& header, Stage stage) {
   std::uint64_t mixed = base::mix64(greetings ^ base::mix64(header.sequence));
-  mixed = base::mix64(mixed ^ base::mix64(header.count));
+  mixed = base::mix64(mixed ^ base::mix64(header.count) ^ header.call.digest());
   mixed = base::mix64(mixed ^ (std::uint64_t{header.detail} << 32) ^
                       (static_cast<std::uint64_t>(header.kind) << 24) ^
                       (static_cast<std::uint64_t>(header.dtype) << 16) ^

@@ -3,15 +3,17 @@
 #include <fmt/format.h>
 
 #include <algorithm>
+#include <cstring>
 #include <string_view>
 
 #include "base/bytes.h"
+#include "base/hash.h"
 
 namespace lockstep::comm {
 namespace {
 
 constexpr std::uint32_t kMagic = 0x4c4b4844;  // "DHKL"
-constexpr std::uint16_t kVersion = 1;
+constexpr std::uint16_t kVersion = 2;
 
 const char* name(Kind kind) {
   switch (kind) {
@@ -38,7 +40,59 @@ bool in_range(Enum value, Enum first, Enum last) {
   return value >= first && value <= last;
 }
 
+constexpr bool printable(char c) {
+  return c >= ' ' && c <= '~';
+}
+
+// The operation itself, without the call that it is part of.
+std::string describe_operation(const Header& header) {
+  std::string text = fmt::format("{} #{}", name(header.kind), header.sequence);
+  if (header.kind == Kind::kBarrier) return text;
+  text += fmt::format(" of {} {}{}", header.count, lockstep::name(header.dtype),
+                      header.device == DeviceKind::kCuda ? " on GPUs" : "");
+  const auto digest = [&](const char* what) {
+    return header.detail != 0 ? fmt::format("{} {:08x}", what, header.detail) : std::string();
+  };
+  switch (header.kind) {
+    case Kind::kReduce:
+      return text + fmt::format(" over {} shards ({}, {})", header.detail,
+                                lockstep::name(header.op), lockstep::name(header.algorithm));
+    case Kind::kAllReduce:
+      return text + fmt::format(" ({}, {}{})", lockstep::name(header.op),
+                                lockstep::name(header.algorithm), digest(", pieces"));
+    case Kind::kReduceScatter:
+      return text + fmt::format(" ({}{})", lockstep::name(header.op), digest(", counts"));
+    case Kind::kAllGather:
+      return header.detail != 0 ? text + fmt::format(" ({})", digest("counts")) : text;
+    case Kind::kBroadcast:
+      return text + fmt::format(" from rank {}", header.detail);
+    default:
+      return text;
+  }
+}
+
 }  // namespace
+
+CallText::CallText(std::string_view text) {
+  text = text.substr(0, kMost);
+  std::transform(text.begin(), text.end(), bytes_.begin(),
+                 [](char c) { return printable(c) ? c : '?'; });
+}
+
+std::string_view CallText::text() const {
+  return {bytes_.data(), static_cast<std::size_t>(
+                             std::find(bytes_.begin(), bytes_.end(), '\0') - bytes_.begin())};
+}
+
+std::uint64_t CallText::digest() const {
+  std::uint64_t mixed = 0;
+  for (std::size_t i = 0; i < kMost && bytes_[i] != 0; i += sizeof(mixed)) {
+    std::uint64_t part = 0;
+    std::memcpy(&part, bytes_.data() + i, std::min(sizeof(part), kMost - i));
+    mixed = base::mix64(mixed ^ part);
+  }
+  return mixed;
+}
 
 HeaderBytes encode_header(const Header& header) {
   HeaderBytes bytes{};
@@ -57,6 +111,7 @@ HeaderBytes encode_header(const Header& header) {
   put(header.detail, 4);
   put(header.sequence, 8);
   put(header.count, 8);
+  for (const char c : header.call.bytes()) bytes[at++] = c;
   return bytes;
 }
 
@@ -74,39 +129,24 @@ std::optional<Header> decode_header(std::span<const char> bytes) {
   header.detail = reader.get<std::uint32_t>();
   header.sequence = reader.get<std::uint64_t>();
   header.count = reader.get<std::uint64_t>();
+  const std::string_view call = reader.get_raw(CallText::kMost);
+  header.call = CallText(call.substr(0, call.find('\0')));
+  const bool call_is_whole =
+      std::equal(call.begin(), call.end(), header.call.bytes().begin(), header.call.bytes().end());
   const bool known = in_range(header.kind, Kind::kMessage, Kind::kBarrier) &&
                      in_range(header.dtype, DType::kFloat32, DType::kUInt8) &&
                      in_range(header.op, ReduceOp::kSum, ReduceOp::kMax) &&
                      in_range(header.algorithm, Algorithm::kAutomatic, Algorithm::kNative) &&
                      in_range(header.device, DeviceKind::kCpu, DeviceKind::kCuda);
-  if (!reader.ok() || magic != kMagic || version != kVersion || zero != 0 || !known) {
+  if (!reader.ok() || !call_is_whole || magic != kMagic || version != kVersion || zero != 0 || !known) {
     return std::nullopt;
   }
   return header;
 }
 
 std::string describe(const Header& header) {
-  std::string text = fmt::format("{} #{}", name(header.kind), header.sequence);
-  if (header.kind == Kind::kBarrier) return text;
-  text += fmt::format(" of {} {}{}", header.count, lockstep::name(header.dtype),
-                      header.device == DeviceKind::kCuda ? " on GPUs" : "");
-  switch (header.kind) {
-    case Kind::kReduce:
-      return text + fmt::format(" over {} shards ({}, {})", header.detail,
-                                lockstep::name(header.op), lockstep::name(header.algorithm));
-    case Kind::kAllReduce:
-      return text +
-             fmt::format(" ({}, {}{})", lockstep::name(header.op), lockstep::name(header.algorithm),
-                         header.detail != 0 ? fmt::format(", pieces {:08x}", header.detail) : "");
-    case Kind::kReduceScatter:
-      return text + fmt::format(" ({}, cut {:08x})", lockstep::name(header.op), header.detail);
-    case Kind::kAllGather:
-      return text + fmt::format(" (cut {:08x})", header.detail);
-    case Kind::kBroadcast:
-      return text + fmt::format(" from rank {}", header.detail);
-    default:
-      return text;
-  }
+  if (header.call.empty()) return describe_operation(header);
+  return fmt::format("{} ({})", header.call.text(), describe_operation(header));
 }
 
 }  // namespace lockstep::comm

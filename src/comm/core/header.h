@@ -10,6 +10,7 @@
 #include <optional>
 #include <span>
 #include <string>
+#include <string_view>
 
 namespace lockstep::comm {
 
@@ -23,6 +24,25 @@ enum class Kind : std::uint8_t {
   kBarrier = 7,
 };
 
+// The call of the program that an operation is part of, such as "optimizer.step()"; empty if it is the program's own.
+// Longer names are cut, and what is not printable ASCII becomes '?'.
+class CallText {
+ public:
+  static constexpr std::size_t kMost = 28;
+
+  CallText() = default;
+  explicit CallText(std::string_view text);
+
+  std::string_view text() const;
+  std::uint64_t digest() const;  // 0 for an empty one
+  bool empty() const { return bytes_[0] == 0; }
+  const std::array<char, kMost>& bytes() const { return bytes_; }
+  bool operator==(const CallText&) const = default;
+
+ private:
+  std::array<char, kMost> bytes_{};  // zero from the end of the text on
+};
+
 struct Header {
   Kind kind = Kind::kBarrier;
   DType dtype = DType::kUInt8;
@@ -32,6 +52,7 @@ struct Header {
   std::uint32_t detail = 0;    // the root, the number of shards, or a digest of the counts
   std::uint64_t sequence = 0;  // the how-manieth operation of its channel
   std::uint64_t count = 0;     // elements
+  CallText call;
 
   bool operator==(const Header&) const = default;
 };
@@ -44,7 +65,7 @@ HeaderBytes encode_header(const Header& header);
 // Nothing when the bytes are no header of this version.
 std::optional<Header> decode_header(std::span<const char> bytes);
 
-// "all_reduce #5 of 1024 float32 (sum, direct)"
+// "all_reduce #5 of 1024 float32 (sum, direct)", or "optimizer.step() (all_gather #23 of 6 int64)"
 std::string describe(const Header& header);
 
 }  // namespace lockstep::comm

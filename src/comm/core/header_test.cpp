@@ -20,6 +20,7 @@ Header example() {
   header.detail = 0xdeadbeef;
   header.sequence = 1234567890123;
   header.count = 987654321;
+  header.call = CallText("optimizer.step()");
   return header;
 }
 
@@ -29,7 +30,7 @@ TEST(HeaderTest, ComesBackFromItsBytes) {
 
 TEST(HeaderTest, BytesOfAnotherVersionOrMadeUpOnesAreNoHeader) {
   const HeaderBytes good = encode_header(example());
-  for (const std::size_t position : {0UL, 1UL, 4UL, 5UL, 6UL, 7UL, 8UL, 9UL, 10UL}) {
+  for (const std::size_t position : {0UL, 1UL, 4UL, 5UL, 6UL, 7UL, 8UL, 9UL, 10UL, 39UL, 52UL}) {
     HeaderBytes bad = good;
     bad[position] = static_cast<char>(bad[position] ^ 0x7f);
     EXPECT_EQ(decode_header(bad), std::nullopt) << "byte " << position;
@@ -40,7 +41,8 @@ TEST(HeaderTest, BytesOfAnotherVersionOrMadeUpOnesAreNoHeader) {
 
 TEST(HeaderTest, SaysInWordsWhatIsBeingDone) {
   EXPECT_EQ(describe(example()),
-            "all_reduce #1234567890123 of 987654321 bfloat16 (max, ring, pieces deadbeef)");
+            "optimizer.step() (all_reduce #1234567890123 of 987654321 bfloat16 (max, ring, pieces "
+            "deadbeef))");
   Header header;
   header.sequence = 4;
   EXPECT_EQ(describe(header), "barrier #4");
@@ -54,9 +56,18 @@ TEST(HeaderTest, SaysInWordsWhatIsBeingDone) {
   EXPECT_EQ(describe(header), "all_reduce #4 of 3 uint8 on GPUs (sum, automatic)");
 }
 
+TEST(HeaderTest, ACallIsCutAndMadePrintable) {
+  EXPECT_EQ(CallText(std::string(100, 'x')).text(), std::string(CallText::kMost, 'x'));
+  EXPECT_EQ(CallText("a\nb\xff").text(), "a?b?");
+  EXPECT_TRUE(CallText("").empty());
+  EXPECT_EQ(CallText("").digest(), 0u);
+  EXPECT_NE(CallText("a call of twenty-eight chars").digest(),
+            CallText("a call of twenty-eight char").digest());
+}
+
 TEST(HeaderTest, PayloadSlotsDifferWhereverHeadersDo) {
   const Header base = example();
-  std::vector<Header> others(7, base);
+  std::vector<Header> others(8, base);
   others[0].kind = Kind::kReduce;
   others[1].dtype = DType::kFloat16;
   others[2].op = ReduceOp::kMin;
@@ -64,6 +75,7 @@ TEST(HeaderTest, PayloadSlotsDifferWhereverHeadersDo) {
   others[4].detail += 1;
   others[5].sequence += 1;
   others[6].count += 1;
+  others[7].call = CallText("backward()");
   const Slot own = payload_slot(8, base, Stage::kOperands);
   EXPECT_EQ(own, payload_slot(8, base, Stage::kOperands));
   EXPECT_NE(own, payload_slot(8, base, Stage::kResults));

@@ -131,8 +131,9 @@ void expect_parities_on_every_cut() {
                   of_old ^ of_from);
         ASSERT_TRUE(same_bits(sum, expected));
         sum = old;
-        ASSERT_EQ(copy_watched(dtype, from.data() + first, sum.data() + first, count),
-                  by_definition(sum, first, count));
+        const Parity copied =
+            copy_watched(dtype, from.data() + first, sum.data() + first, count);
+        ASSERT_EQ(copied, by_definition(sum, first, count));
       }
     }
   });

@@ -7,7 +7,9 @@
 #include <array>
 #include <cmath>
 #include <cstring>
+#include <numeric>
 #include <optional>
+#include <utility>
 
 #include "base/check.h"
 #include "torch/device/small_table.h"
@@ -55,9 +57,14 @@ class QueuedStep : public DeviceStep {
   double norm() override;
 
  private:
+  // Where entries count steps of their own, each has numbers of its own.
   static std::vector<std::uint16_t> rules_of(const Optimizer::Impl& optimizer) {
-    return {optimizer.rule_of.begin(), optimizer.rule_of.end()};
+    std::vector<std::uint16_t> rules(optimizer.rule_of.begin(), optimizer.rule_of.end());
+    if (!optimizer.left_alone.empty()) std::iota(rules.begin(), rules.end(), 0);
+    return rules;
   }
+  std::vector<std::byte> numbers_of_step() const;
+  std::vector<std::pair<torch::Tensor, torch::Tensor>> copies_of_absent() const;
   kernels::DeviceGradients gradients(DType dtype) const;
   kernels::DeviceRange range(const kernels::ChunkTables::Typed& typed) const {
     return {on_device_.view(), typed.chunks, typed.dtype};
@@ -110,16 +117,14 @@ float* QueuedStep::masters_of(const kernels::ChunkTables::Typed& typed) const {
 void QueuedStep::update(const kernels::Note& note) {
   void* const stream = device::current_stream(model_.device());
   find_gradients();
-  std::vector<std::byte> numbers;
-  for (const auto& rule : optimizer_.rules) {
-    const auto of = rule->numbers(optimizer_.steps);
-    numbers.insert(numbers.end(), of.begin(), of.end());
-  }
-  const bool few = optimizer_.rules.size() <= kernels::kFewRules;
+  const std::vector<std::byte> numbers = numbers_of_step();
+  const bool few = numbers.size() <= sizeof(kernels::UpdateTask::few);
   if (!few) numbers_.set(numbers);
   optimizer_.refresh_masters();
   if (optimizer_.clip_norm > 0) clip(stream);
-  Watch* const watch = optimizer_.watches ? &next_watch() : nullptr;
+  const auto kept = copies_of_absent();
+  if (!kept.empty()) optimizer_.forget_watched();
+  Watch* const watch = optimizer_.watches && kept.empty() ? &next_watch() : nullptr;
   const auto types = tables_.by_type();
   for (const auto& typed : types) {
     kernels::UpdateTask task;
@@ -144,9 +149,39 @@ void QueuedStep::update(const kernels::Note& note) {
     if (&typed == &types.front()) task.note = note;
     kernels::queue_update(task, stream);
   }
+  for (const auto& [place, values] : kept) place.copy_(values);
   if (watch == nullptr) return;
   watch->seen.record(stream);
   watch->step = optimizer_.steps;
+}
+
+std::vector<std::byte> QueuedStep::numbers_of_step() const {
+  std::vector<std::byte> numbers;
+  const auto add = [&](const Rule& rule, std::int64_t step) {
+    const auto of = rule.numbers(step);
+    numbers.insert(numbers.end(), of.begin(), of.end());
+  };
+  if (optimizer_.left_alone.empty()) {
+    for (const auto& rule : optimizer_.rules) add(*rule, optimizer_.steps);
+    return numbers;
+  }
+  for (std::size_t entry = 0; entry < optimizer_.rule_of.size(); ++entry)
+    add(*optimizer_.rules[optimizer_.rule_of[entry]], optimizer_.steps_of(entry));
+  return numbers;
+}
+
+// The update goes over everything. What no worker has a gradient for is put back after it: that is rare.
+std::vector<std::pair<torch::Tensor, torch::Tensor>> QueuedStep::copies_of_absent() const {
+  std::vector<std::pair<torch::Tensor, torch::Tensor>> copies;
+  const auto keep = [&](const torch::Tensor& place) { copies.emplace_back(place, place.clone()); };
+  for (std::size_t entry = 0; entry < optimizer_.rule_of.size(); ++entry) {
+    if (!optimizer_.leaves_alone(entry)) continue;
+    const std::size_t registered = model_.layout().entries()[entry].registered;
+    keep(model_.model().trained[registered].tensor.detach());
+    for (std::size_t i = 0; i < optimizer_.memories.size(); ++i)
+      keep(optimizer_.state_view(i, entry));
+  }
+  return copies;
 }
 
 kernels::WatchedWords QueuedStep::words_of(const Watch& watch) {

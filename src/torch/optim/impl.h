@@ -5,6 +5,7 @@
 
 #include <array>
 #include <chrono>
+#include <exception>
 #include <memory>
 #include <optional>
 #include <span>
@@ -57,6 +58,15 @@ struct Optimizer::Impl {
        const std::vector<std::vector<torch::Tensor>>& group_members);
   ~Impl();
 
+  // What every worker says before a step, and what becomes of it: each would update in its own way else. A worker that
+  // cannot take the step says so, and then nobody does.
+  struct Said {
+    std::shared_ptr<const control::Announcement> all;
+    std::exception_ptr cannot;  // this worker
+  };
+  Said say_step();
+  void hear_step(const Said& said);
+
   // One step; where workers share memory each of them updates the slice that it owns and hands it out.
   // Collective there. step.cpp
   void step(const GradientSource& source);
@@ -81,6 +91,18 @@ struct Optimizer::Impl {
   std::vector<std::size_t> rule_of;           // by entry of the layout
   std::vector<replica::FlatMemory> memories;  // of the state, once per host
   std::int64_t steps = 0;
+  // Steps that left a parameter alone because no worker had a gradient for it, by entry; only for models that allow it.
+  // Its rule then counts only the others, as torch::optim does.
+  std::vector<std::int64_t> left_alone;
+  std::int64_t steps_of(std::size_t entry) const {
+    return left_alone.empty() ? steps : steps - left_alone[entry];
+  }
+  bool leaves_alone(std::size_t entry) const {
+    return !model->absent().empty() && model->absent()[entry];
+  }
+  class Scheduled;
+  std::shared_ptr<Scheduled> scheduled;  // once a scheduler of LibTorch's has asked for it
+  torch::Tensor parameter_of(std::size_t entry) const;
   double clip_norm = 0;  // 0: no clipping
   double last_norm = 0;
   std::chrono::nanoseconds last_wait{0};  // for other workers, in the last step
@@ -107,18 +129,22 @@ struct Optimizer::Impl {
     std::size_t size() const { return end - begin; }
   };
   const Range& own_pieces() const { return own; }
+  bool shares_memory() const { return together; }
 
  private:
   void make_memories();
   void step_on_device();
+  void count_left_alone();
   void assign_groups(const std::vector<std::vector<torch::Tensor>>& group_members);
-  torch::Tensor parameter_of(std::size_t entry) const;
   void agree_on_options() const;
-  void begin_together();
   void meet();
   void gather_own_slice(const GradientSource& source);
   double clip_factor();
   void update_own_slice(const GradientSource& source);
+  class OnHost;
+  comm::Parity parity_at_rest(const plan::Stretch& piece, const OnHost& parameters,
+                              const std::vector<OnHost>& states) const;
+  void leave_alone(std::size_t number, bool seen_before);
   const void* read(std::size_t number, GradientReader& gradients);
   void update_piece(std::size_t number, GradientReader& gradients, bool compares);
 

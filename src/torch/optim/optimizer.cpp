@@ -22,7 +22,8 @@ Optimizer::Impl::Impl(Replica& replica, Kind its_kind, std::vector<std::unique_p
   Comm& comm = model->comm();
   make_memories();
   together = model->gradients().shared();
-  if (together) agree_on_options();
+  if (model->may_be_absent()) left_alone.assign(rule_of.size(), 0);
+  agree_on_options();
   const auto& first_of = model->pieces().first_of_worker;
   const auto mine = static_cast<std::size_t>(together ? comm.rank() : 0);
   own = {first_of[mine], first_of[mine + 1]};
@@ -95,8 +96,9 @@ void Optimizer::Impl::assign_groups(const std::vector<std::vector<torch::Tensor>
   }
 }
 
-// Every worker updates a part of the parameters: with other options the parts would not fit together.
+// With other options replicas would part; where every worker updates a part, the parts would not fit together.
 void Optimizer::Impl::agree_on_options() const {
+  const CallName call(model->comm(), "making an optimizer");
   std::vector<replica::Property> properties{{"optimizer", kind.name}};
   for (std::size_t i = 0; i < rules.size(); ++i) {
     properties.push_back({fmt::format("options of group {}", i),
@@ -123,8 +125,14 @@ torch::Tensor Optimizer::Impl::state_view(std::size_t memory, std::size_t entry)
 Optimizer::Optimizer(std::unique_ptr<Impl> impl) : impl_(std::move(impl)) {}
 Optimizer::~Optimizer() = default;
 
+// Where workers share memory they meet before the update. Elsewhere what they say travels while each updates its own
+// copy, and is looked at after it.
 void Optimizer::step() {
+  if (impl_->shares_memory()) return impl_->step(GradientSource::own(*impl_->model));
+  const Impl::Said said = impl_->say_step();
+  if (said.cannot) std::rethrow_exception(said.cannot);
   impl_->step(GradientSource::own(*impl_->model));
+  impl_->hear_step(said);
 }
 void Optimizer::zero_grad() {
   impl_->model->zero_grad();
@@ -176,6 +184,10 @@ std::vector<NamedTensor> Optimizer::state() const {
       tensors.push_back({impl_->kind.states[memory] + "/" + entries[entry].name,
                          impl_->state_view(memory, entry)});
     }
+  }
+  for (std::size_t entry = 0; entry < impl_->left_alone.size(); ++entry) {
+    tensors.push_back({"left_alone/" + entries[entry].name,
+                       torch::from_blob(&impl_->left_alone[entry], {1}, torch::kInt64)});
   }
   return tensors;
 }

@@ -58,6 +58,32 @@ std::size_t offset_of(const plan::Entry& entry, std::size_t element) {
   return entry.offset + element * size_of(entry.dtype);
 }
 
+// What a worker says before a step.
+struct StepNote {
+  std::uint64_t replica = 0;  // that it updates
+  std::uint64_t steps = 0;    // taken before
+  std::uint64_t rates = 0;    // a digest of the learning rates
+  std::uint64_t clip = 0;     // the bits of the norm
+  std::uint64_t cannot = 0;
+
+  control::Record record() const { return {replica, steps, rates, clip, cannot}; }
+  static StepNote of(const control::Record& record) {
+    return {record[0], record[1], record[2], record[3], record[4]};
+  }
+
+  // In what another one differs; empty: in nothing.
+  std::string difference(const StepNote& other) const {
+    if (other.replica != replica)
+      return fmt::format("it is of replica {} on the one and of replica {} on the other", replica,
+                         other.replica);
+    if (other.steps != steps)
+      return fmt::format("step {} follows on the one and step {} on the other", steps, other.steps);
+    if (other.rates != rates) return "they have other learning rates";
+    if (other.clip != clip) return "they have other norms for clipping";
+    return {};
+  }
+};
+
 }  // namespace
 
 void Optimizer::Impl::step(const GradientSource& source) {
@@ -65,7 +91,11 @@ void Optimizer::Impl::step(const GradientSource& source) {
   if (on_device) return step_on_device();
   last_wait = {};
   last_norm = 0;
-  begin_together();
+  if (together) {
+    hear_step(say_step());
+  } else {
+    model->settle();
+  }
   GradientSource gradients = source;
   if (clip_norm > 0) {
     gather_own_slice(source);
@@ -73,11 +103,17 @@ void Optimizer::Impl::step(const GradientSource& source) {
     gradients.factor = clip_factor();
   }
   ++steps;
+  count_left_alone();
   update_own_slice(gradients);
   meet();
   // Whoever saved a parameter for a backward to come must find out, as after torch::optim.
   for (std::size_t entry = 0; entry < rule_of.size(); ++entry)
     torch::autograd::impl::bump_version(parameter_of(entry));
+}
+
+void Optimizer::Impl::count_left_alone() {
+  for (std::size_t entry = 0; entry < left_alone.size(); ++entry)
+    left_alone[entry] += leaves_alone(entry) ? 1 : 0;
 }
 
 // Every worker updates everything.
@@ -87,7 +123,9 @@ void Optimizer::Impl::step_on_device() {
   model->settle();
   on_device->begin();
   ++steps;
+  count_left_alone();
   on_device->update(along);
+  model->hide_absent();
   for (std::size_t entry = 0; entry < rule_of.size(); ++entry)
     torch::autograd::impl::bump_version(parameter_of(entry));
   trust_masters();
@@ -100,46 +138,41 @@ std::string Optimizer::Impl::diverged(double norm, std::int64_t step) {
       norm, step);
 }
 
-// Whether all workers are about to do the same: each would update its part in its own way else. A worker that cannot
-// take the step says so, and then nobody does.
-void Optimizer::Impl::begin_together() {
-  if (!together) return model->settle();
-  struct Intention {
-    std::uint64_t cannot = 0;
-    std::uint64_t steps = 0;
-    std::uint64_t rates = 0;  // digest of learning rates and clipping
-    bool operator==(const Intention&) const = default;
-  };
-  Comm& comm = model->comm();
-  std::vector<Intention> all(static_cast<std::size_t>(comm.size()));
-  Intention& mine = all[static_cast<std::size_t>(comm.rank())];
-  mine.steps = static_cast<std::uint64_t>(steps);
-  mine.rates = std::bit_cast<std::uint64_t>(clip_norm);
-  for (const auto& rule : rules)
-    mine.rates = base::mix64(mine.rates ^ std::bit_cast<std::uint64_t>(rule->lr()));
-  std::exception_ptr cannot;
+Optimizer::Impl::Said Optimizer::Impl::say_step() {
+  Said said;
   try {
     model->settle();
   } catch (const BadInput&) {
-    cannot = std::current_exception();
-    mine.cannot = 1;
+    said.cannot = std::current_exception();
   }
+  std::uint64_t rates = 0;
+  for (const auto& rule : rules)
+    rates = base::mix64(rates ^ std::bit_cast<std::uint64_t>(rule->lr()));
+  const StepNote mine{model->number(), static_cast<std::uint64_t>(steps), rates,
+                      std::bit_cast<std::uint64_t>(clip_norm), said.cannot ? 1U : 0U};
+  said.all = model->announcements()->say(mine.record(), "optimizer.step()");
+  return said;
+}
+
+void Optimizer::Impl::hear_step(const Said& said) {
   const auto began = std::chrono::steady_clock::now();
-  comm.all_gather({all.data(), all.size() * sizeof(Intention) / 8, DType::kInt64}).wait();
+  said.all->wait();
   last_wait += std::chrono::steady_clock::now() - began;
-  if (cannot) std::rethrow_exception(cannot);
-  for (int rank = 0; rank < comm.size(); ++rank) {
-    const Intention& theirs = all[static_cast<std::size_t>(rank)];
+  if (said.cannot) std::rethrow_exception(said.cannot);
+  const auto& records = said.all->records();
+  const StepNote first = StepNote::of(records.front());
+  for (std::size_t i = 0; i < records.size(); ++i) {
+    const StepNote theirs = StepNote::of(records[i]);
+    const int rank = static_cast<int>(i);
     if (theirs.cannot != 0)
       throw BadInput(fmt::format("rank {} cannot take this step; its own error says why", rank),
                      {rank});
-    if (theirs == all[0]) continue;
-    throw Mismatch(
-        fmt::format("rank 0 and rank {} are at step {} and {} of the optimizer{}: set learning "
-                    "rates, clipping and state alike on every worker",
-                    rank, all[0].steps, theirs.steps,
-                    theirs.rates == all[0].rates ? "" : " with other learning rates or clipping"),
-        {0, rank});
+    if (const std::string difference = first.difference(theirs); !difference.empty()) {
+      throw Mismatch(fmt::format("optimizer.step() differs between rank 0 and rank {}: {}; do the "
+                                 "same on every worker",
+                                 rank, difference),
+                     {0, rank});
+    }
   }
 }
 
@@ -199,10 +232,8 @@ void Optimizer::Impl::update_own_slice(const GradientSource& source) {
   });
 }
 
-namespace {
-
 // A memory where the host can read it.
-class OnHost {
+class Optimizer::Impl::OnHost {
  public:
   explicit OnHost(const replica::FlatMemory& memory) : data_(memory.data()) {
     if (memory.device().kind == DeviceKind::kCpu) return;
@@ -216,29 +247,41 @@ class OnHost {
   const std::byte* data_;
 };
 
-}  // namespace
+// Of a piece of the parameters and of the states that its rule has.
+comm::Parity Optimizer::Impl::parity_at_rest(const plan::Stretch& piece, const OnHost& parameters,
+                                             const std::vector<OnHost>& states) const {
+  const plan::Entry& entry = model->layout().entries()[piece.entry];
+  comm::Parity seen =
+      comm::parity(entry.dtype, parameters.data() + offset_of(entry, piece.first), piece.count);
+  const auto used = static_cast<std::size_t>(rules[rule_of[piece.entry]]->states());
+  for (std::size_t i = 0; i < states.size(); ++i) {
+    const plan::Entry& kept = state_layout.entries()[piece.entry];
+    const bool is_master = has_masters && i + 1 == states.size();
+    if (is_master ? kept.dtype == entry.dtype : i >= used) continue;
+    seen ^= comm::parity(kept.dtype, states[i].data() + offset_of(kept, piece.first), piece.count);
+  }
+  return seen;
+}
 
 void Optimizer::Impl::check_at_rest() {
   collect_watched();
   if (!watches || resting.size() != own.size()) return;
   const OnHost parameters(model->parameters());
-  std::vector<OnHost> states(memories.begin(), memories.end());
+  const std::vector<OnHost> states(memories.begin(), memories.end());
   for (std::size_t number = own.begin; number < own.end; ++number) {
     const plan::Stretch& piece = model->pieces().all[number];
-    const plan::Entry& entry = model->layout().entries()[piece.entry];
-    comm::Parity seen =
-        comm::parity(entry.dtype, parameters.data() + offset_of(entry, piece.first), piece.count);
-    const auto used = static_cast<std::size_t>(rules[rule_of[piece.entry]]->states());
-    for (std::size_t i = 0; i < states.size(); ++i) {
-      const plan::Entry& kept = state_layout.entries()[piece.entry];
-      const bool is_master = has_masters && i + 1 == states.size();
-      if (is_master ? kept.dtype == entry.dtype : i >= used) continue;
-      seen ^=
-          comm::parity(kept.dtype, states[i].data() + offset_of(kept, piece.first), piece.count);
-    }
-    if (seen != resting[number - own.begin])
+    if (parity_at_rest(piece, parameters, states) != resting[number - own.begin])
       model->faults().note({replica::Fault::What::kParameter, piece, model->comm().rank()});
   }
+}
+
+// What nobody has a gradient for stays as it is; if no update has seen it yet, it is looked at for the next.
+void Optimizer::Impl::leave_alone(std::size_t number, bool seen_before) {
+  if (!applied.empty()) applied[number - own.begin] = 0;
+  if (!watches || seen_before) return;
+  const plan::Stretch& piece = model->pieces().all[number];
+  resting[number - own.begin] = parity_at_rest(piece, OnHost(model->parameters()),
+                                               {memories.begin(), memories.end()});
 }
 
 void Optimizer::Impl::collect_watched() {
@@ -273,6 +316,7 @@ const void* Optimizer::Impl::read(std::size_t number, GradientReader& gradients)
 
 void Optimizer::Impl::update_piece(std::size_t number, GradientReader& gradients, bool compares) {
   const plan::Stretch& piece = model->pieces().all[number];
+  if (leaves_alone(piece.entry)) return leave_alone(number, compares);
   const plan::Entry& entry = model->layout().entries()[piece.entry];
   const std::size_t offset = offset_of(entry, piece.first);
   const replica::FlatMemory& parameters = model->parameters();
@@ -283,7 +327,7 @@ void Optimizer::Impl::update_piece(std::size_t number, GradientReader& gradients
   update.count = piece.count;
   for (std::size_t i = 0; i < memories.size(); ++i) update.state[i] = memories[i].data() + offset;
   update.watched = watches;
-  const comm::Parities seen = rules[rule_of[piece.entry]]->update(update, steps);
+  const comm::Parities seen = rules[rule_of[piece.entry]]->update(update, steps_of(piece.entry));
   if (watches) {
     comm::Parity& rests = resting[number - own.begin];
     if (compares && seen.before != rests)

@@ -21,16 +21,17 @@ void weighted_backward(const torch::Tensor& loss, std::int64_t samples) {
 }  // namespace
 
 NoSync::NoSync(std::shared_ptr<replica::Replicated> replica) : replica_(std::move(replica)) {
-  replica_->suspend_sync();
+  if (replica_) replica_->suspend_sync();
 }
 NoSync::~NoSync() {
-  replica_->resume_sync();
+  if (replica_) replica_->resume_sync();
 }
 
 Replica::Replica(World& world, std::vector<NamedTensor> parameters,
                  std::vector<NamedTensor> buffers, const DataParallelOptions& options)
-    : state_(replica::Replicated::make(world.open_channel(), std::move(parameters),
-                                       std::move(buffers), options)) {}
+    : state_(replica::Replicated::make(
+          {world.open_channel(), world.announcements(), world.announcements()->next_number()},
+          std::move(parameters), std::move(buffers), options)) {}
 
 void Replica::backward(const torch::Tensor& loss, std::int64_t samples) {
   weighted_backward(loss, samples);
@@ -71,11 +72,18 @@ std::vector<NamedTensor> replica::buffers_of(const torch::nn::Module& module) {
   return tensors;
 }
 
+DataParallelOptions replica::named_after(const torch::nn::Module& module,
+                                         DataParallelOptions options) {
+  if (options.name.empty()) options.name = module.name();
+  return options;
+}
+
 void backward(const torch::Tensor& loss, std::int64_t samples) {
   weighted_backward(loss, samples);
 }
 
 double mean(World& world, double value, double weight) {
+  const CallName call(world.comm(), "mean()");
   double sums[2] = {weight == 0 ? 0 : value * weight, weight};
   world.comm().all_reduce({sums, 2, DType::kFloat64}).wait();
   if (sums[1] == 0) throw BadInput("mean over workers whose weights are all zero");

@@ -3,6 +3,8 @@
 #include <fmt/format.h>
 #include <lockstep/errors.h>
 
+#include "torch/replica/tensors.h"
+
 namespace lockstep::replica {
 
 FlatParameters::FlatParameters(Comm& comm, const std::vector<NamedTensor>& parameters,
@@ -22,25 +24,43 @@ void FlatParameters::keep_one_copy(Comm& comm) {
 
 void FlatParameters::move_in(Comm& comm) {
   torch::NoGradGuard no_grad;
+  views_.resize(parameters_.size());
   const bool writes = copies_ == Copies::kPerWorker || !memory_.shared() || comm.rank() == 0;
   for (std::size_t i = 0; i < parameters_.size(); ++i) {
     torch::Tensor& parameter = parameters_[i].tensor;
     torch::Tensor view = memory_.view(layout_.entries()[i], parameter);
+    views_[i] = view;
     if (writes) view.copy_(parameter.detach());
     parameter.set_data(view);
   }
   comm.barrier().wait();  // nobody reads before the first worker has written
 }
 
-void FlatParameters::check(std::size_t entry) const {
-  const auto& [name, parameter] = parameters_[entry];
+bool FlatParameters::holds(std::size_t entry) const {
   const plan::Entry& place = layout_.entries()[entry];
-  if (place.count == 0 || parameter.data_ptr() == memory_.data() + place.offset) return;
-  throw BadInput(
-      fmt::format("the values of {} are no longer where Lockstep updates them: move or convert the "
-                  "module before "
-                  "data_parallel(), not after, and write to parameters in place",
-                  name));
+  return place.count == 0 || parameters_[entry].tensor.data_ptr() == memory_.data() + place.offset;
+}
+
+void FlatParameters::take_back(std::size_t entry) {
+  auto& [name, parameter] = parameters_[entry];
+  const torch::Tensor& was = views_[entry];
+  if (parameter.scalar_type() != was.scalar_type() || parameter.device() != was.device() ||
+      parameter.sizes() != was.sizes()) {
+    throw BadInput(fmt::format(
+        "{} is {} on {} now and was {} on {} when the model was replicated: move, convert or resize "
+        "the module before data_parallel(), not after",
+        name, describe(parameter), parameter.device().str(), describe(was), was.device().str()));
+  }
+  if (copies_ == Copies::kPerHost && memory_.shared()) {
+    throw BadInput(fmt::format(
+        "{} was given other memory, and the workers of this host share one copy of it: load with "
+        "lockstep::load, which all workers call, or write to parameters in place, alike on all",
+        name));
+  }
+  torch::NoGradGuard no_grad;
+  torch::Tensor view = was;
+  view.copy_(parameter.detach());
+  parameter.set_data(view);
 }
 
 }  // namespace lockstep::replica

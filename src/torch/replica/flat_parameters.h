@@ -12,7 +12,7 @@ namespace lockstep::replica {
 
 // Threads:   one caller at a time.
 // Blocking:  the constructor and keep_one_copy(), which are collective.
-// Failure:   Unavailable when there is no memory for them; BadInput from check().
+// Failure:   Unavailable when there is no memory for them; BadInput from take_back().
 // Ownership: shares the tensors; the memory lives as long as any of them views it.
 class FlatParameters {
  public:
@@ -23,8 +23,12 @@ class FlatParameters {
   // One copy per host from here on, where workers share memory.
   void keep_one_copy(Comm& comm);
 
-  // BadInput, naming the parameter, if its values are not where they were put.
-  void check(std::size_t entry) const;
+  // Whether a parameter's values are where they were put. torch::load() and module->to() give a parameter other memory.
+  bool holds(std::size_t entry) const;
+
+  // Takes the values of one that they are not of into its place. BadInput, naming the parameter, if it has another type,
+  // shape or device now, or if workers share one copy, which no worker writes to alone.
+  void take_back(std::size_t entry);
 
   const FlatMemory& memory() const { return memory_; }
 
@@ -33,6 +37,7 @@ class FlatParameters {
 
   plan::Layout layout_;
   std::vector<NamedTensor> parameters_;  // by entry of the layout
+  std::vector<torch::Tensor> views_;     // their places
   Copies copies_;
   FlatMemory memory_;
 };

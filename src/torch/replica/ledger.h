@@ -26,6 +26,8 @@ class Ledger {
   // A gradient is there. False if it was before.
   bool mark(std::size_t entry);
 
+  bool has(std::size_t entry) const { return marked_.at(entry); }
+
   // The next bucket in order if all of its gradients are there; each is given out once.
   std::optional<std::size_t> next_ready();
 

@@ -105,6 +105,8 @@ void agree_on_model(Comm& comm, const Model& model, const DataParallelOptions& o
   for (const auto& [name, tensor] : model.buffers)
     properties.push_back({"buffer " + name, describe_memory(tensor)});
   const auto number = [](auto value) { return std::to_string(static_cast<std::size_t>(value)); };
+  properties.push_back({"option name", options.name});
+  properties.push_back({"option check_weights", number(options.check_weights)});
   properties.push_back({"option missing_gradient", number(options.missing_gradient)});
   properties.push_back({"option buffers", number(options.buffers)});
   properties.push_back({"option share_parameters", number(options.share_parameters)});

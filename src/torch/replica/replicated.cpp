@@ -77,27 +77,11 @@ std::optional<double> WeightScope::of_process() {
   return weight_of_process;
 }
 
-// Says that the gradient of one entry has been accumulated.
-class Replicated::Hook : public torch::autograd::FunctionPostHook {
- public:
-  Hook(std::weak_ptr<Replicated> owner, std::size_t entry)
-      : owner_(std::move(owner)), entry_(entry) {}
-
-  torch::autograd::variable_list operator()(const torch::autograd::variable_list& outputs,
-                                            const torch::autograd::variable_list& inputs) override {
-    if (const auto owner = owner_.lock())
-      owner->gradient_ready(entry_, inputs.empty() ? torch::Tensor() : inputs.front());
-    return outputs;
-  }
-
- private:
-  std::weak_ptr<Replicated> owner_;
-  std::size_t entry_;
-};
-
-std::shared_ptr<Replicated> Replicated::make(Comm comm, std::vector<NamedTensor> parameters,
+std::shared_ptr<Replicated> Replicated::make(Wire wire, std::vector<NamedTensor> parameters,
                                              std::vector<NamedTensor> buffers,
                                              const DataParallelOptions& options) {
+  Comm& comm = wire.comm;
+  const CallName call(comm, "data_parallel()");
   Model model = sort_tensors(std::move(parameters), std::move(buffers));
   agree_on_model(comm, model, options);
   copy_from_leader(comm, model.everything());
@@ -108,22 +92,26 @@ std::shared_ptr<Replicated> Replicated::make(Comm comm, std::vector<NamedTensor>
                       options.share_parameters ? Copies::kPerHost : Copies::kPerWorker, device);
   FlatMemory gradients(comm, layout.bytes(), Copies::kPerWorker, device);
   std::shared_ptr<Replicated> replica(new Replicated(
-      std::move(comm), std::move(model), std::move(flat), std::move(gradients), options));
+      std::move(wire), std::move(model), std::move(flat), std::move(gradients), options));
+  replica->retire_earlier();
   replica->install_hooks();
+  replica->watch_parameters();
   return replica;
 }
 
-Replicated::Replicated(Comm comm, Model model, FlatParameters parameters, FlatMemory gradients,
+Replicated::Replicated(Wire wire, Model model, FlatParameters parameters, FlatMemory gradients,
                        const DataParallelOptions& options)
     : options_(options),
       model_(std::move(model)),
       layout_(layout_of(model_.trained)),
-      pieces_(plan::plan_pieces(layout_, gradients.shared() ? comm.size() : 1)),
+      pieces_(plan::plan_pieces(layout_, gradients.shared() ? wire.comm.size() : 1)),
       buckets_(plan::plan_buckets(layout_, bucket_limits(options, gradients))),
       parameters_(std::move(parameters)),
       ledger_(layout_, buckets_),
-      buffer_sync_(comm, model_.buffers, gradients.device()),
-      comm_(std::move(comm)) {
+      buffer_sync_(wire.comm, model_.buffers, gradients.device()),
+      identity_{std::move(wire.announcements), wire.number,
+                options.name.empty() ? "the model" : options.name},
+      comm_(std::move(wire.comm)) {
   syncs_buffers_ = options.buffers == BufferSource::kLeader;
   gather_ = make_gather(layout_, pieces_, gradients.device());
   if (gather_) {
@@ -199,6 +187,7 @@ void Replicated::begin_bank(int bank) {
 void Replicated::settle() {
   check_attached();
   if (!on_device()) banks_[bank_in_use_].settle();
+  hide_absent();
 }
 
 void Replicated::add_banks(int into, int from) {
@@ -226,32 +215,14 @@ void Replicated::forget_reached() {
   since_.reached.assign(layout_.entries().size(), false);
 }
 
-// A node that somebody's graph keeps alive is the same as before, and has its hook.
-void Replicated::install_hooks() {
-  std::vector<std::weak_ptr<torch::autograd::Node>> before(accumulators_.begin(),
-                                                           accumulators_.end());
-  accumulators_.clear();
-  for (std::size_t i = 0; i < layout_.entries().size(); ++i) {
-    const torch::Tensor& parameter = model_.trained[layout_.entries()[i].registered].tensor;
-    auto node = torch::autograd::impl::grad_accumulator(parameter);
-    if (before.empty() || before[i].lock() != node)
-      node->add_post_hook(std::make_unique<Hook>(weak_from_this(), i));
-    accumulators_.push_back(std::move(node));  // the parameter itself holds it only weakly
-  }
-}
-
 void Replicated::gradient_ready(std::size_t entry, const torch::Tensor& incoming) {
   if (capture_) {
     banks_[bank_in_use_].adopt(entry, incoming);
     return captured_ready(entry);
   }
-  if (!pass_.active) {
-    torch::autograd::Engine::get_default_engine().queue_callback(
-        [self = shared_from_this()] { self->end_pass(); });
-    begin_pass(suspended_ == 0);
-    add_weight();
-    check_cleared(entry);
-  }
+  const bool first = !pass_.active;
+  begin_if_first();
+  if (first) check_cleared(entry);
   banks_[bank_in_use_].adopt(entry, incoming);
   if (!ledger_.mark(entry)) {
     throw BadInput(fmt::format(
@@ -265,9 +236,18 @@ void Replicated::gradient_ready(std::size_t entry, const torch::Tensor& incoming
   if (ledger_.complete() && pass_.synchronised) pass_.times.last_gradient = since_begin();
 }
 
+void Replicated::begin_if_first() {
+  if (pass_.active) return;
+  torch::autograd::Engine::get_default_engine().queue_callback(
+      [self = shared_from_this()] { self->end_pass(); });
+  begin_pass(suspended_ == 0);
+  add_weight();
+  if (pass_.synchronised) say_note();
+}
+
 void Replicated::begin_pass(bool synchronised) {
   ledger_.begin();
-  if (checks_each_pass_) forget_reached();
+  if (checks_each_pass_ && !may_be_absent()) forget_reached();
   const BackwardTimes last = pass_.times;
   pass_ = {};
   pass_.active = true;
@@ -308,20 +288,38 @@ void Replicated::launch_ready() {
   }
 }
 
-// What this worker has added up is known before its first bucket is.
-void Replicated::launch_weights() {
-  if (divisor_ || std::exchange(pass_.weights_launched, true)) return;
+// What this worker has added up is known before its first bucket is. Who weighs shards itself has told the others.
+void Replicated::say_note() {
+  if (divisor_ || pass_.notes) return;
   pass_.plain = since_.weights[2] > 0;
-  pass_.weights = comm_.all_reduce({since_.weights.data(), since_.weights.size(), DType::kFloat64});
+  const bool samples = options_.check_weights && comm_.size() > 1 && !on_device();
+  ++identity_.passes;
+  const PassNote note{identity_.number, identity_.passes, since_.weights,
+                      samples ? sample_weights(model_.parameters, identity_.passes) : 0};
+  pass_.notes = identity_.announcements->say(note.record(), "backward()");
+}
+
+// Waits for all notes, and adds up the weights in them.
+void Replicated::hear_notes() {
+  if (std::exchange(pass_.heard, true)) return;
+  pass_.notes->wait();
+  std::vector<PassNote> notes;
+  for (const control::Record& record : pass_.notes->records())
+    notes.push_back(PassNote::of(record));
+  compare_notes(notes, identity_.name);
+  since_.weights = {};
+  for (const PassNote& note : notes) {
+    for (std::size_t i = 0; i < note.weights.size(); ++i) since_.weights[i] += note.weights[i];
+  }
 }
 
 // What the sum will be divided by, if it is known yet. A worker whose passes were plain takes the others' for plain,
 // too; when they were not, all find out in check_weights().
 std::optional<double> Replicated::known_divisor() {
-  launch_weights();
+  say_note();
   if (divisor_) return divisor_;
   if (pass_.plain) return comm_.size();
-  return pass_.weights.done() ? std::optional(divisor()) : std::nullopt;
+  return pass_.notes->complete() ? std::optional(divisor()) : std::nullopt;
 }
 
 // Gradients are undefined before a pass on a GPU, and must be again before the replay.
@@ -370,7 +368,7 @@ void Replicated::replayed(const Captured& captured) {
   }
   if (pass_.synchronised && !reduces_alone()) {
     check_complete();
-    launch_weights();
+    say_note();
     const double divided_by = divisor();
     const ReduceOptions rule{.factor = 1 / divided_by, .algorithm = options_.algorithm};
     pass_.times.buckets = buckets_.size();
@@ -381,6 +379,7 @@ void Replicated::replayed(const Captured& captured) {
 }
 
 void Replicated::end_pass() {
+  take_back_moved();
   if (pass_.synchronised || checks_each_pass_) check_complete();
   if (pass_.synchronised) {
     if (pass_.times.last_gradient.count() == 0) pass_.times.last_gradient = since_begin();
@@ -394,13 +393,16 @@ void Replicated::check_complete() const {
     if (!tensor.requires_grad()) continue;
     throw BadInput(fmt::format(
         "parameter {} was frozen when the model was replicated and wants gradients now: call "
-        "data_parallel() after unfreezing",
+        "data_parallel() again, which replaces this replica, and make its optimizer again",
         name));
   }
   if (options_.missing_gradient == MissingGradient::kZero) return;
   std::vector<std::string> names;
   for (std::size_t entry = since_.reached.size(); entry-- > 0;) {  // as the model registers them
-    if (!since_.reached[entry]) names.push_back(layout_.entries()[entry].name);
+    if (since_.reached[entry]) continue;
+    const plan::Entry& missing = layout_.entries()[entry];
+    if (!model_.trained[missing.registered].tensor.requires_grad()) throw_frozen(missing.name);
+    names.push_back(missing.name);
   }
   if (names.empty()) return;
   throw BadInput(fmt::format(
@@ -410,8 +412,9 @@ void Replicated::check_complete() const {
 }
 
 void Replicated::finish() {
+  find_absent();
   if (!on_device()) banks_[bank_in_use_].settle();
-  launch_weights();
+  say_note();
   const bool with_buffers = syncs_buffers_;
   const double divided_by = divisor();
   for (std::size_t bucket = pass_.works.size(); bucket < buckets_.size(); ++bucket)
@@ -419,6 +422,7 @@ void Replicated::finish() {
   if (with_buffers) buffer_sync_.start(comm_);
   await_reductions();
   if (with_buffers) buffer_sync_.finish(comm_);
+  hide_absent();
   const Since seen = since_;
   forget();
   if (!divisor_) averaged_ = banks_[bank_in_use_].versions();
@@ -429,6 +433,7 @@ void Replicated::finish() {
 
 void Replicated::finish_unreduced() {
   if (since_.weights[1] + since_.weights[2] > 0) check_complete();
+  find_absent();
   banks_[bank_in_use_].settle();
   if (syncs_buffers_) {
     buffer_sync_.start(comm_);
@@ -437,9 +442,30 @@ void Replicated::finish_unreduced() {
   forget();
 }
 
+// As DDP's find_unused_parameters: a gradient that a worker has, from this pass or from before, is everybody's; one that
+// nobody has stays undefined. Collective, where that may be.
+void Replicated::find_absent() {
+  if (!may_be_absent()) return;
+  std::vector<std::uint8_t> has(since_.reached.begin(), since_.reached.end());
+  for (std::size_t i = 0; i < has.size(); ++i) {
+    const torch::Tensor& parameter = model_.trained[layout_.entries()[i].registered].tensor;
+    if (parameter.grad().defined()) has[i] = 1;
+  }
+  comm_.all_reduce({has.data(), has.size(), DType::kUInt8}, {.op = ReduceOp::kMax}).wait();
+  absent_.assign(has.size(), false);
+  for (std::size_t i = 0; i < has.size(); ++i) absent_[i] = has[i] == 0;
+}
+
+void Replicated::hide_absent() {
+  for (std::size_t i = 0; i < absent_.size(); ++i) {
+    if (absent_[i])
+      model_.trained[layout_.entries()[i].registered].tensor.mutable_grad() = torch::Tensor();
+  }
+}
+
 double Replicated::divisor() {
   if (divisor_) return *divisor_;
-  pass_.weights.wait();
+  hear_notes();
   const auto [sum, weighted, plain] = since_.weights;
   return weighted > 0 && sum > 0 ? sum : comm_.size();
 }
@@ -457,6 +483,7 @@ void Replicated::check_weights(const Since& seen) {
 }
 
 void Replicated::synchronize() {
+  require_current();
   if (pass_.active) throw BadInput("synchronize() inside a backward pass: call it after");
   begin_pass(true);
   banks_[bank_in_use_].recheck_owners();
@@ -464,30 +491,8 @@ void Replicated::synchronize() {
   pass_.active = false;
 }
 
-void Replicated::check_attached() const {
-  if (pass_.active) {
-    throw BadInput(
-        "the last backward pass was broken off and left no average: call zero_grad() and run it "
-        "again");
-  }
-  for (std::size_t i = 0; i < accumulators_.size(); ++i) {
-    const NamedTensor& named = model_.trained[layout_.entries()[i].registered];
-    banks_[bank_in_use_].check(i);
-    parameters_.check(i);
-    if (!named.tensor.requires_grad()) {
-      throw BadInput(fmt::format(
-          "{} was frozen after the model had been replicated: freeze before data_parallel()",
-          named.name));
-    }
-    if (torch::autograd::impl::grad_accumulator(named.tensor) != accumulators_[i]) {
-      throw BadInput(fmt::format(
-          "{} has lost its hook: move or convert the module before data_parallel(), not after",
-          named.name));
-    }
-  }
-}
-
 void Replicated::zero_grad() {
+  require_current();
   if (pass_.active && pass_.synchronised && comm_.size() > 1) {
     throw BadInput(
         "a synchronised backward pass was broken off on this worker, and the others wait for its "
@@ -496,11 +501,14 @@ void Replicated::zero_grad() {
   if (std::exchange(pass_.active, false)) await_reductions();
   forget();
   averaged_.clear();
+  absent_.clear();
   banks_[bank_in_use_].clear();
   check_attached();
 }
 
 bool Replicated::identical() {
+  require_current();
+  const CallName call(comm_, "identical()");
   const auto digests = gather(comm_, digest(model_.everything()));
   return std::equal(digests.begin() + 1, digests.end(), digests.begin());
 }

@@ -16,6 +16,7 @@
 #include <optional>
 #include <vector>
 
+#include "control/announcements.h"
 #include "plan/buckets.h"
 #include "plan/layout.h"
 #include "plan/slices.h"
@@ -26,6 +27,7 @@
 #include "torch/replica/flat_parameters.h"
 #include "torch/replica/ledger.h"
 #include "torch/replica/model.h"
+#include "torch/replica/pass_note.h"
 
 namespace lockstep::replica {
 
@@ -39,7 +41,14 @@ std::optional<plan::Layout> layout_of_sums(const plan::Layout& layout);
 // Ownership: shares the tensors; owns the gradients' memory with them.
 class Replicated : public std::enable_shared_from_this<Replicated> {
  public:
-  static std::shared_ptr<Replicated> make(Comm comm, std::vector<NamedTensor> parameters,
+  // How a replica reaches those of the other workers, and what it is called.
+  struct Wire {
+    Comm comm;
+    std::shared_ptr<control::Announcements> announcements;
+    std::uint64_t number;  // of this replica, by the order in which they are made
+  };
+  ~Replicated();
+  static std::shared_ptr<Replicated> make(Wire wire, std::vector<NamedTensor> parameters,
                                           std::vector<NamedTensor> buffers,
                                           const DataParallelOptions& options);
 
@@ -48,11 +57,10 @@ class Replicated : public std::enable_shared_from_this<Replicated> {
   void zero_grad();
   bool identical();
 
-  // Before whoever reads the gradients' memory: all of them are there after. BadInput, naming the
-  // parameter, if a gradient, a value or a hook is not where it was put: module->to() moves them
-  // without a word.
+  // Waits until every gradient is in the flat memory: call it before reading that. BadInput, naming the parameter, if a
+  // gradient or a hook is not where it was put and cannot be put back, or if the model was wrapped again.
   void settle();
-  void check_attached() const;
+  void check_attached();
 
   // On a GPU gradients stay where backward has made them; nothing if they cannot be read there. bring_gradients() moves
   // them into gradients(), on the current stream.
@@ -75,6 +83,17 @@ class Replicated : public std::enable_shared_from_this<Replicated> {
   Captured end_capture();
   void cancel_capture();  // when something was thrown on the way
   void replayed(const Captured& captured);
+
+  // By entry: whether no worker has a gradient for it, where that is allowed; then param.grad is undefined, and updates
+  // leave it alone. Empty: every entry has one.
+  const std::vector<bool>& absent() const { return absent_; }
+  void hide_absent();
+  bool may_be_absent() const { return options_.missing_gradient == MissingGradient::kZero; }
+
+  const std::shared_ptr<control::Announcements>& announcements() const {
+    return identity_.announcements;
+  }
+  std::uint64_t number() const { return identity_.number; }
 
   // Hooks anew, for the current stream: a backward pass accumulates on the one that was current when its hook was made.
   void install_hooks();
@@ -163,8 +182,8 @@ class Replicated : public std::enable_shared_from_this<Replicated> {
   struct Pass {
     bool active = false;
     bool synchronised = false;
-    Work weights;  // the sums of all workers' Since::weights
-    bool weights_launched = false;
+    std::shared_ptr<const control::Announcement> notes;  // from the first gradient on
+    bool heard = false;                                  // and compared
     bool plain = false;                  // this worker's passes had no weights
     std::vector<Work> works;             // by bucket
     std::vector<torch::Tensor> outside;  // gradients that they reduce where backward made them
@@ -178,8 +197,27 @@ class Replicated : public std::enable_shared_from_this<Replicated> {
     std::vector<bool> reached;  // by entry: some pass had a gradient for it
   };
 
-  Replicated(Comm comm, Model model, FlatParameters parameters, FlatMemory gradients,
+  // What tells this replica from others.
+  struct Identity {
+    std::shared_ptr<control::Announcements> announcements;
+    std::uint64_t number = 0;
+    std::string name;
+    std::uint64_t passes = 0;  // synchronised ones
+  };
+
+  Replicated(Wire wire, Model model, FlatParameters parameters, FlatMemory gradients,
              const DataParallelOptions& options);
+  // Hooks and memory, and how they stay together: attachment.cpp
+  void watch_parameters();
+  void retire_earlier();
+  void retire();
+  void require_current() const;
+  void gradient_comes(std::size_t entry);
+  void take_back_moved();
+  void rehook();
+  [[noreturn]] static void throw_frozen(const std::string& parameter);
+
+  void begin_if_first();
   void gradient_ready(std::size_t entry, const torch::Tensor& incoming);
   void captured_ready(std::size_t entry);
   void begin_pass(bool synchronised);
@@ -189,7 +227,9 @@ class Replicated : public std::enable_shared_from_this<Replicated> {
   void forget_reached();
   void check_cleared(std::size_t entry) const;
   void launch_ready();
-  void launch_weights();
+  void say_note();
+  void hear_notes();
+  void find_absent();
   void launch(std::size_t bucket, double factor);
   void launch_beside(std::size_t bucket, const ReduceOptions& rule, const device::Event& ready);
   Work reduce(const plan::Bucket& bucket, const ReduceOptions& options);
@@ -236,6 +276,11 @@ class Replicated : public std::enable_shared_from_this<Replicated> {
   bool checks_each_pass_ = false;
   int suspended_ = 0;
   std::vector<std::shared_ptr<torch::autograd::Node>> accumulators_;
+  std::vector<unsigned> watchers_;   // hooks that LibTorch keeps with a parameter, by entry
+  std::vector<std::size_t> moved_;   // entries of the pass whose parameter was given other memory
+  std::vector<bool> absent_;
+  bool retired_ = false;             // the model was wrapped again
+  Identity identity_;
   Comm comm_;  // last: it ends the operations that still use the memory above
 };
 

@@ -63,6 +63,25 @@ DType reducible_dtype(const torch::Tensor& tensor, std::string_view name) {
   }
 }
 
+DType summable_dtype(const torch::Tensor& tensor) {
+  switch (tensor.scalar_type()) {
+    case c10::ScalarType::Int:
+      return DType::kInt32;
+    case c10::ScalarType::Long:
+      return DType::kInt64;
+    case c10::ScalarType::Byte:
+      return DType::kUInt8;
+    case c10::ScalarType::Float:
+    case c10::ScalarType::Double:
+    case c10::ScalarType::Half:
+    case c10::ScalarType::BFloat16:
+      return reducible_dtype(tensor, "tensor");
+    default:
+      throw BadInput(fmt::format("workers cannot add up {}: convert it, such as to torch::kInt64",
+                                 describe(tensor)));
+  }
+}
+
 c10::ScalarType scalar_type(DType dtype) {
   switch (dtype) {
     case DType::kFloat32:

@@ -13,6 +13,9 @@ namespace lockstep::replica {
 // BadInput, naming the tensor, for a type that no reduction can add.
 DType reducible_dtype(const torch::Tensor& tensor, std::string_view name);
 
+// BadInput for a type that no collective can add up.
+DType summable_dtype(const torch::Tensor& tensor);
+
 // LibTorch's type of the same name.
 c10::ScalarType scalar_type(DType dtype);
 

@@ -1,0 +1,57 @@
+// What workers say to each other at the points of a program to which all of them must come in the same order, such as a
+// backward pass or a step: one short record each. All announcements of a world share one channel, so that workers which
+// have come to different points meet there and get a Mismatch that names both, where each would have waited for the
+// other until the time limit.
+#pragma once
+
+#include <lockstep/comm.h>
+
+#include <array>
+#include <cstdint>
+#include <deque>
+#include <memory>
+#include <string_view>
+#include <vector>
+
+namespace lockstep::control {
+
+using Record = std::array<std::uint64_t, 8>;
+
+// Threads:   as Work.
+// Blocking:  wait(), as Work::wait.
+// Failure:   wait() throws Mismatch when a worker is in another call; PeerLost, Timeout.
+// Ownership: shared with the Announcements, which keep it until every worker has spoken.
+class Announcement {
+ public:
+  bool complete() const { return work_.done(); }
+  void wait() const { work_.wait(); }
+  // By rank, after wait().
+  const std::vector<Record>& records() const { return records_; }
+
+ private:
+  friend class Announcements;
+  std::vector<Record> records_;
+  Work work_;
+};
+
+// Threads:   one caller at a time.
+// Blocking:  never; Announcement::wait() does.
+// Failure:   what ended the world.
+// Ownership: keeps the memory of every announcement under way.
+class Announcements {
+ public:
+  explicit Announcements(Comm comm) : comm_(std::move(comm)) {}
+
+  // Every worker says something; `call` is what it is in (CallName).
+  std::shared_ptr<const Announcement> say(const Record& record, std::string_view call);
+
+  // A number for something that every worker makes in the same order; from 1.
+  std::uint64_t next_number() { return ++numbers_; }
+
+ private:
+  std::uint64_t numbers_ = 0;
+  std::deque<std::shared_ptr<Announcement>> under_way_;
+  Comm comm_;  // last: it ends the operations that still use the memory above
+};
+
+}  // namespace lockstep::control

@@ -1,0 +1,104 @@
+// A world of threads of this process, in one call.
+#include <fmt/format.h>
+#include <lockstep/bootstrap.h>
+#include <lockstep/errors.h>
+#include <lockstep/world.h>
+
+#include <condition_variable>
+#include <exception>
+#include <map>
+#include <mutex>
+#include <thread>
+#include <vector>
+
+#include "base/hash.h"
+
+namespace lockstep {
+namespace {
+
+// Where the threads of one world meet.
+struct Meeting {
+  std::mutex mutex;
+  std::condition_variable changed;
+  std::map<std::string, std::string, std::less<>> values;
+  std::exception_ptr first_failure;
+  std::string name = "lockstep-threads-" + base::to_hex(base::random_bytes(16));
+  std::string secret = base::to_hex(base::random_bytes(16));
+
+  void fail(std::exception_ptr failure) {
+    const std::lock_guard lock(mutex);
+    if (!first_failure) first_failure = std::move(failure);
+    changed.notify_all();
+  }
+};
+
+class ThreadBootstrap : public Bootstrap {
+ public:
+  ThreadBootstrap(Meeting& meeting, int rank, int size)
+      : meeting_(meeting), rank_(rank), size_(size) {}
+  int rank() const override { return rank_; }
+  int size() const override { return size_; }
+  std::string name() const override { return meeting_.name; }
+  std::string secret() const override { return meeting_.secret; }
+  void put(std::string_view key, std::string_view value, Deadline /*deadline*/) override {
+    const std::lock_guard lock(meeting_.mutex);
+    meeting_.values.emplace(key, value);
+    meeting_.changed.notify_all();
+  }
+  std::string get(std::string_view key, Deadline deadline) override {
+    std::unique_lock lock(meeting_.mutex);
+    const auto there = [&] { return meeting_.values.contains(key) || meeting_.first_failure; };
+    if (!meeting_.changed.wait_until(lock, deadline.when(), there))
+      throw Timeout(fmt::format("rank {} waits in vain for {} of another thread", rank_, key));
+    const auto found = meeting_.values.find(key);
+    if (found == meeting_.values.end()) throw PeerLost("another thread has ended with an error");
+    return found->second;
+  }
+
+ private:
+  Meeting& meeting_;
+  int rank_;
+  int size_;
+};
+
+// The failure is noted before the world ends, which the others take for one.
+void run_worker(Meeting& meeting, int rank, int workers, const std::function<void(World&)>& body,
+                std::chrono::milliseconds timeout) {
+  try {
+    ThreadBootstrap bootstrap(meeting, rank, workers);
+    World world = World::over(connect("thread", bootstrap, {.timeout = timeout}));
+    try {
+      body(world);
+    } catch (...) {
+      meeting.fail(std::current_exception());
+    }
+  } catch (...) {
+    meeting.fail(std::current_exception());
+  }
+}
+
+}  // namespace
+
+void run_threads(int workers, const std::function<void(World&)>& body,
+                 std::chrono::milliseconds timeout) {
+  constexpr int kMost = 4096;
+  if (workers < 1 || workers > kMost)
+    throw BadInput(fmt::format("run_threads() takes 1 to {} workers, not {}", kMost, workers));
+  Meeting meeting;
+  std::vector<std::thread> threads;
+  threads.reserve(static_cast<std::size_t>(workers));
+  for (int rank = 0; rank < workers; ++rank) {
+    try {
+      threads.emplace_back(
+          [&, rank] { run_worker(meeting, rank, workers, body, timeout); });
+    } catch (const std::system_error& error) {
+      meeting.fail(std::make_exception_ptr(Unavailable(
+          fmt::format("this host has no thread for worker {}: {}", rank, error.what()))));
+      break;
+    }
+  }
+  for (std::thread& thread : threads) thread.join();
+  if (meeting.first_failure) std::rethrow_exception(meeting.first_failure);
+}
+
+}  // namespace lockstep

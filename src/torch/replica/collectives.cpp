@@ -1,0 +1,84 @@
+#include <fmt/format.h>
+#include <lockstep/errors.h>
+#include <lockstep/tensors.h>
+
+#include "torch/device/device.h"
+#include "torch/replica/tensors.h"
+
+namespace lockstep {
+namespace {
+
+// A tensor's elements where a collective can work on them: in place, or in a copy that is put back after.
+class InPlace {
+ public:
+  explicit InPlace(const torch::Tensor& tensor)
+      : tensor_(tensor.detach()), dense_(tensor_.contiguous()) {}
+
+  const torch::Tensor& dense() const { return dense_; }
+  void put_back() const {
+    if (!dense_.is_same(tensor_)) tensor_.copy_(dense_);
+  }
+
+ private:
+  torch::NoGradGuard no_grad_;
+  torch::Tensor tensor_;
+  torch::Tensor dense_;
+};
+
+Buffer buffer_of(const torch::Tensor& tensor, DType dtype) {
+  const Device device = device::of(tensor);
+  return {tensor.data_ptr(), tensor.nbytes() / size_of(dtype), dtype, device,
+          device::current_stream(device)};
+}
+
+void require(const torch::Tensor& tensor, const char* call) {
+  if (!tensor.defined()) throw BadInput(fmt::format("{} of a tensor that is undefined", call));
+  if (tensor.layout() != torch::kStrided)
+    throw BadInput(fmt::format("{} of a sparse tensor: pass tensor.to_dense()", call));
+}
+
+void wait(const Work& work, const torch::Tensor& tensor) {
+  const Device device = device::of(tensor);
+  device.kind == DeviceKind::kCpu ? work.wait() : work.wait_on(device::current_stream(device));
+}
+
+// "all_reduce(float32 [16, 8])": the name of the call carries what the tensors are, and workers compare it.
+std::string name_of(const char* call, const torch::Tensor& tensor) {
+  return fmt::format("{}({})", call, replica::describe(tensor));
+}
+
+}  // namespace
+
+void all_reduce(World& world, const torch::Tensor& tensor, const ReduceOptions& options) {
+  require(tensor, "all_reduce()");
+  const CallName call(world.comm(), name_of("all_reduce", tensor));
+  const DType dtype = replica::summable_dtype(tensor);
+  const InPlace place(tensor);
+  wait(world.comm().all_reduce(buffer_of(place.dense(), dtype), options), place.dense());
+  place.put_back();
+}
+
+void broadcast(World& world, const torch::Tensor& tensor, int root) {
+  require(tensor, "broadcast()");
+  const CallName call(world.comm(), name_of("broadcast", tensor));
+  const InPlace place(tensor);
+  wait(world.comm().broadcast(buffer_of(place.dense(), DType::kUInt8), root), place.dense());
+  place.put_back();
+}
+
+torch::Tensor all_gather(World& world, const torch::Tensor& tensor) {
+  require(tensor, "all_gather()");
+  const CallName call(world.comm(), name_of("all_gather", tensor));
+  torch::NoGradGuard no_grad;
+  std::vector<std::int64_t> shape{world.size()};
+  shape.insert(shape.end(), tensor.sizes().begin(), tensor.sizes().end());
+  const torch::Tensor all = torch::empty(shape, tensor.options().requires_grad(false));
+  all[world.rank()].copy_(tensor.detach());
+  wait(world.comm().all_gather(buffer_of(all, DType::kUInt8),
+                               std::vector<std::size_t>(static_cast<std::size_t>(world.size()),
+                                                        all.nbytes() / world.size())),
+       all);
+  return all;
+}
+
+}  // namespace lockstep
