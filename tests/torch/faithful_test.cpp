@@ -17,7 +17,7 @@ namespace {
 using ::testing::AnyOf;
 using ::testing::HasSubstr;
 
-class OnEveryEngine : public ::testing::TestWithParam<const char*> {
+class OnEveryEngine : public ::testing::TestWithParam<std::string> {
  protected:
   void in_world_of(int workers, const std::function<void(World&)>& body) {
     in_world(workers, GetParam(), body);
@@ -36,8 +36,8 @@ class OnEveryEngine : public ::testing::TestWithParam<const char*> {
     }
   }
 };
-INSTANTIATE_TEST_SUITE_P(Engines, OnEveryEngine, ::testing::Values("thread", "shm", "gloo"),
-                         [](const auto& engine) { return std::string(engine.param); });
+INSTANTIATE_TEST_SUITE_P(Engines, OnEveryEngine, ::testing::ValuesIn(cpu_engines()),
+                         [](const auto& engine) { return engine.param; });
 
 std::string saved(TwoLayers net) {
   std::ostringstream file;

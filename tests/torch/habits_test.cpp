@@ -114,7 +114,7 @@ TEST(Habits, SchedulersOfLibTorchDriveOurOptimizers) {
 }
 
 TEST(Habits, CollectivesTakeTensors) {
-  for (const std::string engine : {"thread", "shm", "gloo"}) {
+  for (const std::string& engine : cpu_engines()) {
     in_world(3, engine, [](World& world) {
       auto sum = torch::full({2, 3}, world.rank() + 1.0).t();  // not contiguous
       all_reduce(world, sum);

@@ -52,6 +52,15 @@ inline void in_world(int workers, const std::function<void(World&)>& body) {
   in_world(workers, "thread", body);
 }
 
+// Those that move memory of the CPU and were built.
+inline std::vector<std::string> cpu_engines() {
+  std::vector<std::string> names;
+  for (const EngineInfo& engine : engines()) {
+    if (engine.built && engine.name != "nccl") names.push_back(engine.name);
+  }
+  return names;
+}
+
 // The same, and how each worker ended.
 inline std::vector<Outcome> outcomes_in_world(int workers, const std::function<void(World&)>& body,
                                               const std::string& engine = "thread") {
