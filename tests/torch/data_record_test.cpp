@@ -20,7 +20,6 @@ namespace {
 
 using ::testing::ElementsAre;
 using ::testing::HasSubstr;
-using ::testing::Not;
 
 constexpr std::int64_t kContext = 8;
 
@@ -109,7 +108,9 @@ TEST_F(DataOfAJob, ChangedAnywhereIsRefusedIfAllOfItIsVerified) {
 TEST_F(DataOfAJob, IsUncheckedOnceWhereTheCheckpointKnowsLess) {
   EXPECT_EQ(go_on(), "");
   EXPECT_FALSE(metadata().contains(key(train::kDataWhole)));
+  ::testing::internal::CaptureStderr();
   EXPECT_EQ(go_on(true), "");
+  EXPECT_THAT(::testing::internal::GetCapturedStderr(), HasSubstr("knows 64 samples of its data"));
   EXPECT_TRUE(metadata().contains(key(train::kDataWhole)));
 }
 

@@ -36,11 +36,13 @@ std::string digest(const Batch& batch) {
   return replica::digest(tensors);
 }
 
+// Of the one sample in it: "float32 [784] with int64 []".
 std::string described(const Batch& batch) {
   const auto one = [](const torch::Tensor& tensor) {
-    return tensor.defined() ? replica::describe(tensor) : std::string("nothing");
+    if (!tensor.defined()) return std::string("nothing");
+    return replica::describe(tensor.dim() > 0 && tensor.size(0) > 0 ? tensor.select(0, 0) : tensor);
   };
-  return fmt::format("{} and {}", one(batch.data), one(batch.target));
+  return fmt::format("{} with {}", one(batch.data), one(batch.target));
 }
 
 // From the first to the last, evenly.
@@ -52,15 +54,14 @@ std::vector<std::int64_t> spread(std::int64_t samples) {
   return indices;
 }
 
-// Whether reading leaves LibTorch's default generator alone. It has another seed meanwhile, in case that the data set would
-// give it the one that it has.
+// Whether reading seeds LibTorch's default generator. It has a seed of its own meanwhile, since the data set might give it
+// the one that it has. Draws do not count: what other threads draw is theirs.
 class GeneratorProbe {
  public:
   GeneratorProbe() : turn_(generator_turn()), generator_(at::detail::getDefaultCPUGenerator()) {
     const std::lock_guard lock(generator_.mutex());
     saved_ = generator_.get_state();
-    generator_.set_current_seed(0x70726f6265ULL);
-    seeded_ = generator_.get_state();
+    generator_.set_current_seed(kSeed);
   }
   ~GeneratorProbe() {
     const std::lock_guard lock(generator_.mutex());
@@ -69,25 +70,26 @@ class GeneratorProbe {
   GeneratorProbe(const GeneratorProbe&) = delete;
   GeneratorProbe& operator=(const GeneratorProbe&) = delete;
 
-  bool untouched() {
+  bool seeded() {
     const std::lock_guard lock(generator_.mutex());
-    return torch::equal(generator_.get_state(), seeded_);
+    return generator_.current_seed() != kSeed;
   }
 
  private:
+  static constexpr std::uint64_t kSeed = 0x70726f6265ULL;
+
   std::lock_guard<std::mutex> turn_;
   at::Generator generator_;
-  torch::Tensor saved_, seeded_;
+  torch::Tensor saved_;
 };
 
 void check_again(const Dataset& dataset, std::int64_t index, const std::string& expected) {
   GeneratorProbe probe;
   const std::string again = digest(read_one(dataset, index));
-  if (!probe.untouched()) {
+  if (probe.seeded()) {
     throw BadInput(fmt::format(
-        "reading sample {} seeds LibTorch's default generator (torch::manual_seed), or takes "
-        "numbers from it past LibTorch's operators: it is the model's; draw from the sample's "
-        "generator() instead",
+        "reading sample {} seeds LibTorch's default generator (torch::manual_seed), which is the "
+        "model's: draw from the sample's generator() instead",
         index));
   }
   if (again == expected) return;
@@ -111,7 +113,7 @@ std::string sampled(const Dataset& dataset) {
   const std::size_t stride = std::max<std::size_t>(1, indices.size() / kReadTwice);
   for (std::size_t i = 0; i < indices.size(); i += stride)
     check_again(dataset, indices[i], digests[i]);
-  return fmt::format("{} of {}: {}, {}", indices.size(), dataset.size(), shape,
+  return fmt::format("{} of {} samples, {}, {}", indices.size(), dataset.size(), shape,
                      base::to_hex(all.finish()).substr(0, 32));
 }
 
@@ -123,13 +125,13 @@ std::string whole(const Dataset& dataset, const data::PrefetchOptions& prefetch)
   return base::to_hex(all.finish());
 }
 
-[[noreturn]] void refuse_other_data(const std::string& directory, const std::string& what,
-                                    const std::string& then, const std::string& now) {
+[[noreturn]] void refuse_other_data(const std::string& directory, const std::string& then,
+                                    const std::string& now) {
   throw Mismatch(
-      fmt::format("the training data is not the data that the job in {} began with ({}: {} then, "
-                  "{} now): bring "
-                  "back the old data, or begin a new job in another checkpoint directory",
-                  directory, what, then, now));
+      fmt::format("the training data is not the data that the job in {} began with (then {}; now "
+                  "{}): bring back "
+                  "the old data, or begin a new job in another checkpoint directory",
+                  directory, then, now));
 }
 
 }  // namespace
@@ -154,9 +156,9 @@ DataRecord continued(Comm& comm, const std::string& directory, const DataRecord&
   const DataRecord then{checkpoint_property(comm, directory, kDataSampled),
                         checkpoint_property(comm, directory, kDataWhole)};
   if (!then.sampled.empty() && then.sampled != record.sampled)
-    refuse_other_data(directory, "a sample of it", then.sampled, record.sampled);
+    refuse_other_data(directory, then.sampled, record.sampled);
   if (!then.whole.empty() && !record.whole.empty() && then.whole != record.whole)
-    refuse_other_data(directory, "all of it", then.whole, record.whole);
+    refuse_other_data(directory, "all of it " + then.whole, record.whole);
   if (comm.rank() == 0 && then.sampled.empty()) {
     base::log(base::LogLevel::kWarn,
               "the checkpoint in {} does not say which data its job began with, so whether it has "
