@@ -117,7 +117,7 @@ TEST(Draws, OfADataSetGiveTheSameBitsOnAnyNumberOfWorkersAndLoaderThreads) {
 }
 
 TEST(Draws, OfADataSetLeaveThoseOfTheModelAlone) {
-  const auto wasteful = changed([](Batch&, auto) { torch::rand({100}); });
+  const auto wasteful = changed([](Batch&, auto) { torch::rand({20000}); });
   in_world(1, [&](World& world) {
     EXPECT_EQ(trained(world, pictures(), 1), trained(world, wasteful, 1));
   });
