@@ -16,7 +16,8 @@ PUBLIC = {
     "errors.h": "base", "deadline.h": "base",
     "buffer.h": "comm", "work.h": "comm", "bootstrap.h": "comm", "comm.h": "comm", "arena.h": "comm",
     "world.h": "control",
-    "autocast.h": "torch", "data_parallel.h": "torch", "optim.h": "torch", "data.h": "torch", "tensors.h": "torch", "trainer.h": "torch", "checkpoint.h": "torch",
+    "autocast.h": "torch", "data_parallel.h": "torch", "optim.h": "torch", "data.h": "torch", "dataset.h": "torch", "tensors.h": "torch",
+    "trainer.h": "torch", "checkpoint.h": "torch",
     "lockstep.h": "app",
 }
 # Plain data and constants, for everybody above base.

@@ -1,82 +1,17 @@
-// Data: sets of samples, and the part of every global batch that a worker reads.
+// The part of every global batch that a worker reads.
 #pragma once
 
+#include <lockstep/dataset.h>
 #include <lockstep/world.h>
 #include <torch/torch.h>
 
 #include <concepts>
 #include <cstdint>
 #include <memory>
-#include <optional>
-#include <span>
-#include <string>
 #include <utility>
 #include <vector>
 
 namespace lockstep {
-
-struct Batch {
-  torch::Tensor data;
-  torch::Tensor target;
-  std::int64_t samples = 0;
-};
-
-// A set of samples that can be read in any order.
-//
-// Threads:   batch() may be called from several loader threads at once. It draws random numbers from
-//            generators of its own, seeded by index: LibTorch's belongs to the model.
-// Blocking:  as long as reading takes.
-// Failure:   BadInput for data that cannot be read.
-// Ownership: batches are the caller's.
-class Dataset {
- public:
-  virtual ~Dataset() = default;
-  virtual std::int64_t size() const = 0;
-  virtual Batch batch(std::span<const std::int64_t> indices) const = 0;
-};
-
-using DatasetPtr = std::shared_ptr<const Dataset>;
-
-// Samples data[i] with targets target[i], in memory.
-DatasetPtr tensor_dataset(torch::Tensor data, torch::Tensor target);
-
-// A map-style data set of LibTorch whose examples are (data, target) tensors.
-template <typename TorchDataset>
-DatasetPtr adapt(TorchDataset dataset);
-
-// What the data looks like, for choosing a model.
-struct DataShape {
-  std::vector<std::int64_t> sample;  // of one sample's data
-  std::int64_t classes = 0;          // of the target; for text, the size of the vocabulary
-  bool is_text = false;
-};
-
-struct DataSplits {
-  DatasetPtr train;
-  DatasetPtr test;
-  DataShape shape;
-};
-
-namespace datasets {
-
-struct LoadOptions {
-  std::int64_t context = 128;        // text: characters of one sample
-  std::int64_t samples = 4096;       // synthetic: samples to make
-  std::vector<std::int64_t> sample;  // synthetic: the shape of one; empty: 784 numbers
-  std::int64_t classes = 10;         // synthetic
-  std::uint64_t seed = 0;            // synthetic
-};
-
-// By name or path:
-//   fashion-mnist         of Debian's package dataset-fashion-mnist
-//   synthetic[:N]         N samples around a centre of each class: learnable, made from the seed
-//   DIRECTORY             with IDX files (the MNIST family, gz or not) or CIFAR-10's binary files
-//   FILE.csv              numbers, a class in the last column; every tenth row is for testing
-//   any other FILE        text by characters; the last tenth is for testing
-// BadInput, in one line, for what is absent, truncated or corrupt.
-DataSplits load(const std::string& name_or_path, const LoadOptions& options = {});
-
-}  // namespace datasets
 
 // What to do with the samples that the workers do not divide.
 enum class Uneven : std::uint8_t {
@@ -97,7 +32,7 @@ enum class Placement : std::uint8_t {
 struct LoaderOptions {
   // What the result means.
   std::int64_t global_batch = 0;  // samples of one step over all workers, a multiple of them
-  std::uint64_t seed = 0;
+  std::uint64_t seed = 0;         // of the order, and of every sample
   bool shuffle = true;
   Uneven uneven = Uneven::kPad;
   bool drop_last = false;  // leave out a short last batch
@@ -149,7 +84,7 @@ class Epoch {
   Batch current_;
 };
 
-// This worker's part of every global batch, in the order of PyTorch's DistributedSampler.
+// This worker's part of every global batch, in the order of PyTorch's DistributedSampler, on world.device().
 //
 // Threads:   one caller at a time; loader threads stay inside.
 // Blocking:  until the next batch has been read.
@@ -161,7 +96,7 @@ class Loader {
 
   std::int64_t steps_per_epoch() const;
 
-  // Each epoch has an order of its own, the same on every run.
+  // Each epoch has an order of its own, and random numbers of its own for samples, the same on every run.
   Epoch epoch(std::int64_t number) const;
 
  private:
@@ -217,34 +152,5 @@ class DistributedSampler : public torch::data::samplers::Sampler<> {
   std::vector<std::int64_t> order_;
   std::size_t position_ = 0;
 };
-
-namespace data {
-
-template <typename TorchDataset>
-class Adapted : public Dataset {
- public:
-  explicit Adapted(TorchDataset dataset) : dataset_(std::move(dataset)) {}
-  std::int64_t size() const override { return static_cast<std::int64_t>(*dataset_.size()); }
-  Batch batch(std::span<const std::int64_t> indices) const override {
-    const std::vector<std::size_t> list(indices.begin(), indices.end());
-    std::vector<torch::Tensor> inputs;
-    std::vector<torch::Tensor> targets;
-    for (auto& example : dataset_.get_batch(list)) {
-      inputs.push_back(example.data);
-      targets.push_back(example.target);
-    }
-    return {torch::stack(inputs), torch::stack(targets), static_cast<std::int64_t>(list.size())};
-  }
-
- private:
-  mutable TorchDataset dataset_;  // LibTorch's get() is not const; its data sets only read
-};
-
-}  // namespace data
-
-template <typename TorchDataset>
-DatasetPtr adapt(TorchDataset dataset) {
-  return std::make_shared<data::Adapted<TorchDataset>>(std::move(dataset));
-}
 
 }  // namespace lockstep

@@ -14,8 +14,9 @@
 #if defined(LOCKSTEP_WITH_TORCH)
 #include <lockstep/autocast.h>       // half types in forward; weights in float32, or held so, too
 #include <lockstep/checkpoint.h>     // save() and load(): models in safetensors files
-#include <lockstep/data.h>           // data sets, the loader, the sampler
+#include <lockstep/data.h>           // the loader, the sampler
 #include <lockstep/data_parallel.h>  // data_parallel(): a model on every worker
+#include <lockstep/dataset.h>        // sets of samples
 #include <lockstep/optim.h>          // SGD, Adam and AdamW on the flat layout
 #include <lockstep/tensors.h>        // collectives on tensors
 #include <lockstep/trainer.h>        // the loop owner

@@ -89,6 +89,10 @@ struct TrainerOptions {
   std::string checkpoint_directory;
   std::int64_t checkpoint_every_steps = 0;  // 0: at the end of every epoch
   bool resume = false;                      // go on from the checkpoint there, if there is one
+
+  // Checkpoints say which data the job began with, and a job that goes on from one compares, as workers do with each other:
+  // 64 samples spread over the data set; or all of it, which takes the time to read it once at the start.
+  bool verify_data = false;
 };
 
 // 8, or the largest divisor of the global batch below that.

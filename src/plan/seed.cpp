@@ -3,13 +3,25 @@
 #include "base/hash.h"
 
 namespace lockstep::plan {
+namespace {
+
+constexpr std::uint64_t kOfSamples = 0x73616d706c657321ULL;
+
+// One mix between any two inputs: (a, b) and (b, a) must not meet.
+std::uint64_t mixed(std::uint64_t job_seed, std::int64_t a, std::int64_t b) {
+  const std::uint64_t of_job = base::mix64(job_seed);
+  const std::uint64_t of_a = base::mix64(of_job ^ static_cast<std::uint64_t>(a));
+  return base::mix64(of_a ^ static_cast<std::uint64_t>(b));
+}
+
+}  // namespace
 
 std::uint32_t shard_seed(std::uint64_t job_seed, std::int64_t step, int shard) {
-  // One mix between any two inputs: (step, shard) and (shard, step) must not meet.
-  const std::uint64_t of_job = base::mix64(job_seed);
-  const std::uint64_t of_step = base::mix64(of_job ^ static_cast<std::uint64_t>(step));
-  const std::uint64_t of_shard = base::mix64(of_step ^ static_cast<std::uint64_t>(shard));
-  return static_cast<std::uint32_t>(of_shard >> 32);
+  return static_cast<std::uint32_t>(mixed(job_seed, step, shard) >> 32);
+}
+
+std::uint64_t sample_seed(std::uint64_t job_seed, std::int64_t epoch, std::int64_t index) {
+  return mixed(base::mix64(job_seed) ^ kOfSamples, epoch, index);
 }
 
 }  // namespace lockstep::plan

@@ -82,5 +82,28 @@ TEST(ShardSeed, StaysAsItIs) {
   EXPECT_EQ(shard_seed(42, 1000, 7), 2738970378U);
 }
 
+TEST(SampleSeed, EveryBitOfEveryInputReachesEveryBit) {
+  const auto seed = [](std::uint64_t job, std::uint64_t epoch, std::uint64_t index) {
+    return static_cast<std::uint32_t>(
+        sample_seed(job, static_cast<std::int64_t>(epoch), static_cast<std::int64_t>(index)));
+  };
+  expect_avalanche(64, [&](int trial, int bit) {
+    return seed(flipped(static_cast<std::uint64_t>(trial), bit), 7, 3);
+  });
+  expect_avalanche(20, [&](int trial, int bit) {
+    return seed(42, flipped(static_cast<std::uint64_t>(trial), bit), 3);
+  });
+  expect_avalanche(40, [&](int trial, int bit) {
+    return seed(42, 3, flipped(static_cast<std::uint64_t>(trial), bit));
+  });
+}
+
+TEST(SampleSeed, IsNoneOfAShardAndStaysAsItIs) {
+  EXPECT_NE(static_cast<std::uint32_t>(sample_seed(0, 0, 0) >> 32), shard_seed(0, 0, 0));
+  EXPECT_NE(sample_seed(1, 2, 3), sample_seed(1, 3, 2));
+  EXPECT_EQ(sample_seed(0, 0, 0), 1932074509705007800U);
+  EXPECT_EQ(sample_seed(42, 3, 1000), 6886693663782764989U);
+}
+
 }  // namespace
 }  // namespace lockstep::plan

@@ -101,7 +101,7 @@ TEST(LoaderTest, BatchesThatCannotBeDividedAreRefused) {
 TEST(LoaderTest, ADataSetThatFailsSaysSoInTheLoop) {
   struct Broken : Dataset {
     std::int64_t size() const override { return 10; }
-    Batch batch(std::span<const std::int64_t>) const override { throw BadInput("cannot read it"); }
+    Batch batch(std::span<const Sample>) const override { throw BadInput("cannot read it"); }
   };
   in_world(1, [](World& world) {
     auto batches = loader(std::make_shared<Broken>(), world, {.global_batch = 2});
@@ -109,18 +109,97 @@ TEST(LoaderTest, ADataSetThatFailsSaysSoInTheLoop) {
   });
 }
 
+// Pairs (i, 10 i).
+struct Pairs : torch::data::datasets::Dataset<Pairs> {
+  torch::data::Example<> get(std::size_t index) override {
+    const auto i = static_cast<std::int64_t>(index);
+    return {torch::tensor(i), torch::tensor(i * 10)};
+  }
+  DistributedSampler::OptionalSize size() const override { return 6; }
+};
+
 TEST(LoaderTest, TakesDataSetsOfLibTorch) {
+  using torch::data::transforms::Stack;
   in_world(1, [](World& world) {
-    struct Pairs : torch::data::datasets::Dataset<Pairs> {
-      torch::data::Example<> get(std::size_t index) override {
-        const auto i = static_cast<std::int64_t>(index);
-        return {torch::tensor(i), torch::tensor(i * 10)};
-      }
-      DistributedSampler::OptionalSize size() const override { return 6; }
+    const LoaderOptions options{.global_batch = 3, .shuffle = false};
+    const auto expect_pairs = [](const Loader& batches) {
+      EXPECT_THAT(epoch_of(batches, 0), ElementsAre(0, 1, 2, 3, 4, 5));
     };
-    auto batches = loader(Pairs(), world, {.global_batch = 3, .shuffle = false});
-    EXPECT_THAT(epoch_of(batches, 0), ElementsAre(0, 1, 2, 3, 4, 5));
+    expect_pairs(loader(Pairs(), world, options));
+    expect_pairs(loader(Pairs().map(Stack<>()), world, options));
+    expect_pairs(loader(adapt(Pairs().map(Stack<>())), world, options));
   });
+}
+
+struct Floats : torch::data::datasets::Dataset<Floats> {
+  torch::data::Example<> get(std::size_t index) override {
+    return {torch::full({1, 2, 2}, static_cast<float>(index)), torch::tensor(1)};
+  }
+  DistributedSampler::OptionalSize size() const override { return 4; }
+};
+
+TEST(LoaderTest, TakesDataSetsOfLibTorchWithTransforms) {
+  using namespace torch::data::transforms;
+  in_world(1, [](World& world) {
+    const LoaderOptions options{.global_batch = 4, .shuffle = false};
+    auto stacked = loader(Floats().map(Normalize<>(1.0, 2.0)).map(Stack<>()), world, options);
+    auto loose = loader(Floats().map(Normalize<>(1.0, 2.0)), world, options);
+    for (auto* batches : {&stacked, &loose}) {
+      for (auto& batch : batches->epoch(0)) {
+        EXPECT_EQ(batch.samples, 4);
+        EXPECT_EQ(batch.data.device(), torch::kCPU);
+        EXPECT_TRUE(torch::equal(
+            batch.data, ((torch::arange(4.0F).view({4, 1, 1, 1}) - 1) / 2).expand({4, 1, 2, 2})));
+        EXPECT_EQ(batch.target.sizes(), at::IntArrayRef({4}));
+      }
+    }
+  });
+}
+
+// Data alone, without a target.
+struct Lone : torch::data::datasets::Dataset<Lone, torch::data::TensorExample> {
+  torch::data::TensorExample get(std::size_t index) override {
+    return torch::full({2}, static_cast<float>(index));
+  }
+  DistributedSampler::OptionalSize size() const override { return 4; }
+};
+
+TEST(LoaderTest, TakesExamplesWithoutTargets) {
+  in_world(1, [](World& world) {
+    auto batches = loader(Lone(), world, {.global_batch = 4, .shuffle = false});
+    for (auto& batch : batches.epoch(0)) {
+      EXPECT_EQ(batch.data.sizes(), at::IntArrayRef({4, 2}));
+      EXPECT_FALSE(batch.target.defined());
+    }
+  });
+}
+
+// Sample 2 has another shape; the size is as given.
+struct Odd : torch::data::datasets::Dataset<Odd> {
+  explicit Odd(DistributedSampler::OptionalSize its_size) : given(its_size) {}
+  torch::data::Example<> get(std::size_t index) override {
+    return {torch::zeros({index == 2 ? 5 : 4}), torch::tensor(0)};
+  }
+  DistributedSampler::OptionalSize size() const override { return given; }
+  DistributedSampler::OptionalSize given;
+};
+
+TEST(LoaderTest, DataSetsOfLibTorchThatCannotBeReadAreRefusedInPlainWords) {
+  using torch::data::transforms::Stack;
+  const LoaderOptions options{.global_batch = 4, .shuffle = false};
+  const auto refusal = [&](const auto& dataset) {
+    return outcomes_in_world(1,
+                             [&](World& world) {
+                               for (auto& batch : loader(dataset, world, options).epoch(0))
+                                 EXPECT_EQ(batch.samples, 4);
+                             })[0]
+        .text;
+  };
+  const auto shapes = HasSubstr("samples 0 and 2 cannot be in one batch: their data is");
+  EXPECT_THAT(refusal(Odd(4)), shapes);
+  EXPECT_THAT(refusal(Odd(4).map(Stack<>())), shapes);
+  EXPECT_THAT(refusal(Odd(0)), HasSubstr("the data set is empty"));
+  EXPECT_THAT(refusal(Odd({})), HasSubstr("does not say its size"));
 }
 
 // A DataLoader copies its sampler; each of its epochs must have an order of its own all the same.
@@ -191,7 +270,7 @@ TEST_F(DataFiles, TextBecomesWindowsThatPredictTheirNextCharacters) {
   EXPECT_TRUE(data.shape.is_text);
   EXPECT_EQ(data.shape.classes, 10);
   const std::int64_t second[] = {1};
-  const Batch batch = data.train->batch(second);
+  const Batch batch = data.train->batch(samples_of(second));
   EXPECT_THAT(values(batch.data[0]), ElementsAre(8, 9, 0, 1, 2, 3, 4, 5));
   EXPECT_THAT(values(batch.target[0]), ElementsAre(9, 0, 1, 2, 3, 4, 5, 6));
   EXPECT_EQ(data.train->size(), 22);
@@ -230,7 +309,7 @@ TEST(Datasets, FashionMnistIsNormalised) {
   EXPECT_EQ(data.shape.classes, 10);
   std::vector<std::int64_t> all(60'000);
   std::iota(all.begin(), all.end(), 0);
-  const Batch batch = data.train->batch(all);
+  const Batch batch = data.train->batch(samples_of(all));
   EXPECT_NEAR(batch.data.to(torch::kFloat64).mean().item<double>(), 0, 1e-5);
   EXPECT_NEAR(batch.data.to(torch::kFloat64).std().item<double>(), 1, 1e-5);
   EXPECT_EQ(torch::bincount(batch.target)[9].item<std::int64_t>(), 6000);
@@ -238,9 +317,9 @@ TEST(Datasets, FashionMnistIsNormalised) {
 
 TEST(Datasets, SyntheticDataDependsOnItsSeedAlone) {
   const std::int64_t some[] = {0, 7, 99};
-  const auto a = datasets::load("synthetic", {.seed = 3}).train->batch(some);
-  const auto b = datasets::load("synthetic", {.seed = 3}).train->batch(some);
-  const auto c = datasets::load("synthetic", {.seed = 4}).train->batch(some);
+  const auto a = datasets::load("synthetic", {.seed = 3}).train->batch(samples_of(some));
+  const auto b = datasets::load("synthetic", {.seed = 3}).train->batch(samples_of(some));
+  const auto c = datasets::load("synthetic", {.seed = 4}).train->batch(samples_of(some));
   EXPECT_TRUE(torch::equal(a.data, b.data));
   EXPECT_FALSE(torch::equal(a.data, c.data));
 }

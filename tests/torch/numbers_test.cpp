@@ -126,7 +126,7 @@ std::shared_ptr<models::Net> plain_loop(const Case& c, const DataSplits& data) {
         for (std::size_t i = 0; i < before.size(); ++i) net->buffers()[i].copy_(before[i]);
       }
       const auto indices = batches.samples(step, shard);
-      (models::loss(*net, data.train->batch(indices)) / shards_of(c)).backward();
+      (models::loss(*net, data.train->batch(samples_of(indices))) / shards_of(c)).backward();
       if (shard == 0) first_shards = copies(net->buffers());
     }
     {
@@ -224,7 +224,7 @@ void write_inputs(const Case& c, const DataSplits& data, const std::string& path
   auto net = model_for(c, data.shape);
   std::vector<std::int64_t> all(static_cast<std::size_t>(data.train->size()));
   std::iota(all.begin(), all.end(), 0);
-  const Batch whole = data.train->batch(all);
+  const Batch whole = data.train->batch(samples_of(all));
   plan::Batches batches({data.train->size(), global_batch(c), shards_of(c), kSeed});
   std::vector<std::int64_t> indices;
   for (int step = 0; step < kSteps; ++step) {

@@ -68,6 +68,7 @@ What is kept and shown
   --checkpoint DIR     write DIR/checkpoint.safetensors after every epoch, and at the end
   --checkpoint-every T steps between checkpoints, in place of every epoch
   --resume             go on from the checkpoint in DIR, if there is one
+  --verify-data        compare all training data with the checkpoint's and between workers (default: 64 samples of it)
   --report FILE        write the results as JSON
   --hashes FILE        write the hashes of all weights after every step, one line of JSON each
   --verify FILE        run the steps of such a file again, from the beginning or with --resume from a checkpoint, and
@@ -142,6 +143,7 @@ void add_options(CLI::App& parser, TrainArguments& arguments) {
   parser.add_option("--checkpoint", arguments.checkpoint);
   parser.add_option("--checkpoint-every", arguments.checkpoint_every);
   parser.add_flag("--resume", arguments.resume);
+  parser.add_flag("--verify-data", arguments.verify_data);
   parser.add_option("--report", arguments.report);
   parser.add_option("--hashes", arguments.hashes);
   parser.add_option("--verify", arguments.verify);

@@ -61,6 +61,7 @@ struct TrainArguments {
   std::string checkpoint;
   std::int64_t checkpoint_every = 0;
   bool resume = false;
+  bool verify_data = false;
   std::string report;
   std::string hashes;
   std::string verify;

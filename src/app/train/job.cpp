@@ -131,6 +131,7 @@ TrainerOptions make_options(const TrainArguments& arguments, std::int64_t sample
   options.checkpoint_directory = arguments.checkpoint;
   options.checkpoint_every_steps = arguments.checkpoint_every;
   options.resume = arguments.resume;
+  options.verify_data = arguments.verify_data;
   options.check_divergence = arguments.check_divergence == "on";
   options.hash_log = arguments.hashes;
   options.verify_log = arguments.verify;
@@ -167,6 +168,7 @@ double samples_per_second_alone(const TrainArguments& arguments, int shards, Wor
     own.global_batch = arguments.global_batch / shards * own.shards;
     own.checkpoint.clear();
     own.resume = false;
+    own.verify_data = false;
     own.hashes.clear();
     own.verify.clear();
     own.epochs = 0;

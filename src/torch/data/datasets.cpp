@@ -1,5 +1,5 @@
 #include <fmt/format.h>
-#include <lockstep/data.h>
+#include <lockstep/dataset.h>
 #include <lockstep/errors.h>
 
 #include <cmath>
@@ -18,8 +18,11 @@ namespace {
 
 constexpr const char* kFashionMnist = "/usr/share/datasets/fashion-mnist";
 
-torch::Tensor index_tensor(std::span<const std::int64_t> indices) {
-  return torch::tensor(at::IntArrayRef(indices.data(), indices.size()), torch::kInt64);
+torch::Tensor index_tensor(std::span<const Sample> samples) {
+  torch::Tensor indices = torch::empty(static_cast<std::int64_t>(samples.size()), torch::kInt64);
+  auto* next = indices.data_ptr<std::int64_t>();
+  for (const Sample& sample : samples) *next++ = sample.index;
+  return indices;
 }
 
 class TensorDataset : public Dataset {
@@ -33,8 +36,8 @@ class TensorDataset : public Dataset {
     }
   }
   std::int64_t size() const override { return data_.size(0); }
-  Batch batch(std::span<const std::int64_t> indices) const override {
-    const torch::Tensor index = index_tensor(indices);
+  Batch batch(std::span<const Sample> samples) const override {
+    const torch::Tensor index = index_tensor(samples);
     return {data_.index_select(0, index), target_.index_select(0, index), index.size(0)};
   }
 
@@ -52,8 +55,8 @@ class ImageDataset : public Dataset {
         mean_(std::move(mean)),
         scale_(std::move(scale)) {}
   std::int64_t size() const override { return images_.size(0); }
-  Batch batch(std::span<const std::int64_t> indices) const override {
-    const torch::Tensor index = index_tensor(indices);
+  Batch batch(std::span<const Sample> samples) const override {
+    const torch::Tensor index = index_tensor(samples);
     torch::Tensor data = images_.index_select(0, index).to(torch::kFloat32);
     data.sub_(mean_).mul_(scale_);
     return {data, labels_.index_select(0, index).to(torch::kInt64), index.size(0)};
@@ -72,11 +75,11 @@ class TextDataset : public Dataset {
   TextDataset(torch::Tensor tokens, std::int64_t context)
       : tokens_(std::move(tokens)), context_(context) {}
   std::int64_t size() const override { return (tokens_.size(0) - 1) / context_; }
-  Batch batch(std::span<const std::int64_t> indices) const override {
-    const auto count = static_cast<std::int64_t>(indices.size());
+  Batch batch(std::span<const Sample> samples) const override {
+    const auto count = static_cast<std::int64_t>(samples.size());
     torch::Tensor windows = torch::empty({count, context_ + 1}, torch::kInt64);
     for (std::int64_t i = 0; i < count; ++i) {
-      const std::int64_t first = indices[static_cast<std::size_t>(i)] * context_;
+      const std::int64_t first = samples[static_cast<std::size_t>(i)].index * context_;
       windows[i].copy_(tokens_.slice(0, first, first + context_ + 1));
     }
     return {windows.slice(1, 0, context_).contiguous(),

@@ -3,13 +3,17 @@
 #include <lockstep/errors.h>
 
 #include <algorithm>
+#include <chrono>
 #include <mutex>
+#include <optional>
 
 #include "base/hash.h"
 #include "plan/position.h"
 #include "plan/sampler.h"
 #include "torch/data/prefetcher.h"
+#include "torch/data/read.h"
 #include "torch/data/uneven.h"
+#include "torch/device/upload.h"
 
 namespace lockstep {
 
@@ -19,6 +23,7 @@ struct data::LoaderPlan {
   LoaderOptions options;
   int rank = 0;
   int size = 1;
+  Device device;  // for batches
   std::int64_t steps_per_epoch = 0;
 
   std::int64_t own_batch() const { return options.global_batch / size; }
@@ -35,11 +40,17 @@ struct data::LoaderPlan {
     return data;
   }
 
-  // Of a worker's own part: an order of its own, so that equal parts are not read in step.
+  // Of orders and samples. A worker's own part has its own, so that equal parts are not read in step.
+  std::uint64_t seed() const {
+    return options.placement == Placement::kOwnPart
+               ? base::mix64(options.seed + static_cast<std::uint64_t>(rank))
+               : options.seed;
+  }
+
   plan::SamplerOptions own_part_options() const {
     plan::SamplerOptions own;
     own.samples = dataset->size();
-    own.seed = base::mix64(options.seed + static_cast<std::uint64_t>(rank));
+    own.seed = seed();
     own.shuffle = options.shuffle;
     return own;
   }
@@ -80,11 +91,15 @@ std::int64_t own_part_steps(const LoaderPlan& plan, World& world) {
 
 }  // namespace
 
+// On a GPU, of what a data set makes there itself.
+constexpr std::chrono::minutes kLongestRead{5};
+
 // The indices and batches of one epoch.
 class EpochReader {
  public:
   EpochReader(std::shared_ptr<const LoaderPlan> plan, std::int64_t epoch)
-      : plan_(std::move(plan)), first_step_(epoch * plan_->steps_per_epoch) {
+      : plan_(std::move(plan)), epoch_(epoch) {
+    if (plan_->device.kind != DeviceKind::kCpu) upload_.emplace(plan_->device);
     if (plan_->options.placement == Placement::kOwnPart)
       own_order_.emplace(plan_->own_part_options(), epoch);
     else
@@ -94,12 +109,19 @@ class EpochReader {
         PrefetchOptions{plan_->options.threads, plan_->options.prefetch});
   }
 
-  std::optional<Batch> next() { return prefetcher_->next(); }
+  std::optional<Batch> next() {
+    auto batch = prefetcher_->next();
+    if (!upload_ || !batch) return batch;
+    batch = upload_->move(*batch);
+    upload_->arrive();
+    return batch;
+  }
 
  private:
   Batch read(std::int64_t step) {
-    const auto samples = indices(step);
-    return samples.empty() ? Batch{} : plan_->dataset->batch(samples);
+    Batch batch = data::read(*plan_->dataset, samples_of(indices(step), epoch_, plan_->seed()));
+    if (!upload_) return batch;
+    return device::ready_to_move(batch, plan_->options.threads > 0, Deadline::after(kLongestRead));
   }
 
   std::vector<std::int64_t> indices(std::int64_t step) {
@@ -111,11 +133,12 @@ class EpochReader {
       return samples;
     }
     const std::lock_guard lock(mutex_);
-    return batches_->samples(first_step_ + step, plan_->rank);
+    return batches_->samples(epoch_ * plan_->steps_per_epoch + step, plan_->rank);
   }
 
   std::shared_ptr<const LoaderPlan> plan_;
-  std::int64_t first_step_;
+  std::int64_t epoch_;
+  std::optional<device::Upload> upload_;
   std::mutex mutex_;
   std::optional<plan::Batches> batches_;
   std::optional<plan::EpochOrder> own_order_;
@@ -141,6 +164,7 @@ Loader::Loader(DatasetPtr dataset, World& world, const LoaderOptions& options) {
   plan->options = options;
   plan->rank = world.rank();
   plan->size = world.size();
+  plan->device = world.device();
   data::check(*plan);
   plan->steps_per_epoch = options.placement == Placement::kOwnPart
                               ? data::own_part_steps(*plan, world)

@@ -3,17 +3,29 @@
 #include <c10/core/impl/VirtualGuardImpl.h>
 
 namespace lockstep::device {
+namespace {
 
-torch::Tensor pinned(const torch::Tensor& tensor, Deadline deadline) {
-  if (tensor.is_cuda()) {
-    const Device device = of(tensor);
-    const CurrentDevice current(device);
-    Event made;
-    made.record(current_stream(device));
-    made.wait(deadline);
-    return tensor;
+void wait_until_made(const torch::Tensor& tensor, Deadline deadline) {
+  const Device device = of(tensor);
+  const CurrentDevice current(device);
+  Event made;
+  made.record(current_stream(device));
+  made.wait(deadline);
+}
+
+}  // namespace
+
+Batch ready_to_move(const Batch& batch, bool other_thread, Deadline deadline) {
+  Batch ready = batch;
+  for (torch::Tensor* const tensor : {&ready.data, &ready.target}) {
+    if (!tensor->defined()) continue;
+    if (!tensor->is_cuda()) {
+      *tensor = tensor->is_pinned() ? *tensor : tensor->pin_memory();
+    } else if (other_thread) {
+      wait_until_made(*tensor, deadline);
+    }
   }
-  return tensor.is_pinned() ? tensor : tensor.pin_memory();
+  return ready;
 }
 
 // The memory is the side stream's: what was freed there has been read by the time that LibTorch gives it out again, and the

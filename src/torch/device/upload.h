@@ -1,14 +1,15 @@
 // Batches on their way to a GPU.
 #pragma once
 
-#include <lockstep/data.h>
+#include <lockstep/dataset.h>
 
 #include "torch/device/device.h"
 
 namespace lockstep::device {
 
-// The tensor in memory that a GPU can copy from by itself; one that is on a GPU, when it has been made there.
-torch::Tensor pinned(const torch::Tensor& tensor, Deadline deadline);
+// The batch in memory that a GPU can copy from by itself: only from there is a copy one that nobody waits for. What is on a
+// GPU is waited for, if another thread than move()'s has made it.
+Batch ready_to_move(const Batch& batch, bool other_thread, Deadline deadline);
 
 // Copies on a stream of its own, beside what is computed.
 //

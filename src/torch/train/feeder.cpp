@@ -1,6 +1,7 @@
 #include "torch/train/feeder.h"
 
 #include "base/check.h"
+#include "torch/data/read.h"
 
 namespace lockstep::train {
 namespace {
@@ -27,20 +28,15 @@ Feeder::Feeder(DatasetPtr dataset, const plan::DataOptions& options, plan::Shard
 Batch Feeder::read(std::int64_t number) {
   const std::int64_t step = steps_.first_step + number / hosted_.size();
   const int shard = hosted_.begin + static_cast<int>(number % hosted_.size());
-  std::vector<std::int64_t> samples;
+  std::vector<Sample> samples;
   {
     const std::lock_guard lock(mutex_);
-    samples = batches_.samples(step, shard);
+    samples = samples_of(batches_.samples(step, shard), batches_.position(step).epoch,
+                         batches_.options().seed);
   }
-  if (samples.empty()) return {};
-  Batch batch = dataset_->batch(samples);
-  // Only from pinned memory is a copy to a GPU one that nobody waits for.
-  const Deadline deadline = Deadline::after(kLongestRead);
-  for (torch::Tensor* const tensor : {&batch.data, &batch.target}) {
-    if (!upload_ || !tensor->defined() || (tensor->is_cuda() && !apart_)) continue;
-    *tensor = device::pinned(*tensor, deadline);
-  }
-  return batch;
+  Batch batch = data::read(*dataset_, samples);
+  if (!upload_) return batch;
+  return device::ready_to_move(batch, apart_, Deadline::after(kLongestRead));
 }
 
 Batch Feeder::next() {

@@ -24,15 +24,18 @@
 #include "plan/position.h"
 #include "plan/seed.h"
 #include "plan/tree.h"
+#include "torch/data/read.h"
 #include "torch/optim/impl.h"
 #include "torch/replica/agreement.h"
 #include "torch/replica/replicated.h"
 #include "torch/replica/tensors.h"
 #include "torch/train/arithmetic.h"
 #include "torch/train/checkpoint.h"
+#include "torch/train/data_record.h"
 #include "torch/train/device_shards.h"
 #include "torch/train/divergence.h"
 #include "torch/train/feeder.h"
+#include "torch/train/generator_turn.h"
 #include "torch/train/job.h"
 #include "torch/train/metrics.h"
 #include "torch/train/scopes.h"
@@ -87,6 +90,7 @@ struct Trainer::State {
   TrainerParts parts;
   TrainerOptions options;
   TrainerHooks hooks;
+  train::DataRecord data;
   Comm control;
   train::StepMetrics metrics;
   std::optional<plan::Batches> batches;
@@ -146,6 +150,7 @@ Trainer::State::State(World& its_world, TrainerParts its_parts, TrainerOptions i
   std::vector<replica::Property> properties = {
       {"steps", std::to_string(options.steps)},
       {"epochs", std::to_string(options.epochs)},
+      {"verify_data", options.verify_data ? "on" : "off"},
       {"hook on_gradients", hooks.on_gradients ? "set" : "none"},
       {"check_divergence", options.check_divergence ? "on" : "off"},
       {"hash_log", options.hash_log.empty() ? "none" : "set"},
@@ -155,6 +160,10 @@ Trainer::State::State(World& its_world, TrainerParts its_parts, TrainerOptions i
     properties.push_back({name, value});
   replica::agree(control, properties,
                  {"workers run different jobs", "start all of them with the same options"});
+  data = train::record_of(
+      *parts.train, options.verify_data ? train::DataReading::kWhole : train::DataReading::kSampled,
+      data::PrefetchOptions{options.loader_threads, options.prefetch});
+  train::agree_on_data(control, data);
   batches.emplace(train::data_options(parts, options));
   hosted = plan::hosted_shards(world.rank(), world.size(), options.shards);
   sharded = plan::plan_sharded_reduction(options.shards, world.size());
@@ -271,8 +280,7 @@ void Trainer::State::run_shards(std::int64_t step, bool synchronised) {
 // what a shard draws between its seed and its loss is its own. Alone in a process nobody waits here. Backward goes
 // without, since it meets the other workers; what LibTorch drops there was drawn in forward.
 torch::Tensor Trainer::State::seeded_loss(std::int64_t step, int shard, const Batch& batch) {
-  static std::mutex generator;
-  const std::lock_guard turn(generator);
+  const std::lock_guard turn(train::generator_turn());
   torch::manual_seed(plan::shard_seed(options.seed, step, shard));
   return parts.loss(batch);
 }
@@ -397,7 +405,7 @@ void Trainer::State::save_checkpoint(std::int64_t steps_done) {
   collect();
   if (divergence) divergence->check_at_rest(steps_done - 1);
   train::write_checkpoint(control, options.checkpoint_directory, parts.model, *parts.optimizer,
-                          steps_done, train::job_of(parts, options));
+                          steps_done, train::with_data(train::job_of(parts, options), data));
   progress.saved_at = steps_done;
   if (hooks.on_checkpoint)
     hooks.on_checkpoint(train::checkpoint_path(options.checkpoint_directory), steps_done);
@@ -409,6 +417,7 @@ std::int64_t Trainer::State::resume() {
       train::read_checkpoint(control, options.checkpoint_directory, parts.model, *parts.optimizer,
                              train::job_of(parts, options));
   if (step < 0) return 0;
+  data = train::continued(control, options.checkpoint_directory, data);
   progress.saved_at = step;
   return step;
 }
@@ -418,7 +427,7 @@ std::int64_t Trainer::State::begin_hashes(std::int64_t first, std::int64_t end) 
   if (options.hash_log.empty() && options.verify_log.empty()) return end;
   hashes.emplace(control, parts.model.state()->model().everything(),
                  train::WeightHashes::Files{options.hash_log, options.verify_log},
-                 train::job_of(parts, options));
+                 train::with_data(train::job_of(parts, options), {data.sampled, ""}));
   hashes->begin(first);
   if (options.verify_log.empty()) return end;
   std::int64_t last = std::min(end, hashes->compared_end());
@@ -451,7 +460,9 @@ Score Trainer::State::evaluate_shard(int shard) {
   const auto most = static_cast<std::size_t>(options.global_batch / options.shards);
   for (std::size_t first = 0; first < own.size(); first += most) {
     const std::size_t count = std::min(most, own.size() - first);
-    Batch batch = parts.test->batch(std::span(own).subspan(first, count));
+    const auto samples =
+        samples_of(std::span(own).subspan(first, count), /*epoch=*/0, options.seed);
+    Batch batch = data::read(*parts.test, samples);
     if (on_device) batch = moved(batch, parts.model.state()->device());
     const Score score = parts.score(batch);
     sum.loss += score.loss;

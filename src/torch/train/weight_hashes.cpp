@@ -14,6 +14,7 @@
 #include "base/files.h"
 #include "base/hash.h"
 #include "torch/replica/tensors.h"
+#include "torch/train/data_record.h"
 #include "torch/train/leader.h"
 
 namespace lockstep::train {
@@ -46,7 +47,7 @@ std::vector<int> divide(const std::vector<NamedTensor>& tensors, int workers) {
   return hasher;
 }
 
-// A log of something else must be neither compared with nor overwritten.
+// A log of something else must be neither compared with nor overwritten. Old ones say nothing of the data.
 void check_log(const formats::HashLog& log, const std::string& path, const Job& job,
                const std::vector<NamedTensor>& tensors) {
   const auto property = [](const Job& of, const std::string& name) -> std::string {
@@ -58,7 +59,7 @@ void check_log(const formats::HashLog& log, const std::string& path, const Job& 
   for (const auto& [name, value] : names_of_both) {
     const std::string theirs = property(log.job, name);
     const std::string ours = property(job, name);
-    if (theirs == ours) continue;
+    if (theirs == ours || (name == kDataSampled && !log.job.contains(name))) continue;
     throw Mismatch(fmt::format(
         "the log {} is of a job with {} = {} and this one has {}: use the same options, or another "
         "file",

@@ -198,12 +198,16 @@ StepTimes run_drop_in(const StepJob& job, World& world, World& training,
   return result;
 }
 
-// The same batch again and again, whatever is asked for: reading data is not measured here.
+// The same batch again and again, for every worker, whatever is asked for: reading data is not measured here.
 class OneBatch : public Dataset {
  public:
   OneBatch(Batch batch, std::int64_t samples) : batch_(std::move(batch)), samples_(samples) {}
   std::int64_t size() const override { return samples_; }
-  Batch batch(std::span<const std::int64_t>) const override { return batch_; }
+  Batch batch(std::span<const Sample> samples) const override {
+    const auto count = static_cast<std::int64_t>(samples.size());
+    if (count >= batch_.samples) return batch_;
+    return {batch_.data.narrow(0, 0, count), batch_.target.narrow(0, 0, count), count};
+  }
 
  private:
   Batch batch_;
@@ -293,7 +297,7 @@ StepTimes run_trainer(const StepJob& job, World& world, bool checked) {
   TrainerParts parts{model,
                      net,
                      optimizer,
-                     std::make_shared<OneBatch>(make_batch(job, world.rank(), world.device()),
+                     std::make_shared<OneBatch>(make_batch(job, 0, world.device()),
                                                 options.global_batch * kStepsOfAnEpoch),
                      nullptr,
                      [&job, net](const Batch& batch) { return loss_of(job, *net, batch); },

@@ -1,0 +1,89 @@
+#include "torch/data/draws.h"
+
+#include <ATen/CPUGeneratorImpl.h>
+#include <ATen/core/dispatch/Dispatcher.h>
+#include <lockstep/errors.h>
+#include <torch/library.h>
+
+#include <string>
+
+namespace lockstep::data {
+namespace {
+
+// LibTorch has no key for modes of others. It keeps this one for a library that is no longer developed (torchdistx); all
+// versions since 1.11 have it, and none uses it.
+constexpr auto kKey = c10::DispatchKey::DeferredInit;
+
+thread_local DrawScope* current = nullptr;
+
+bool is_generator(const c10::Argument& argument) {
+  const auto* const optional = argument.type()->castRaw<c10::OptionalType>();
+  return optional != nullptr && optional->getElementType()->kind() == c10::TypeKind::GeneratorType;
+}
+
+bool draws(const c10::FunctionSchema& schema) {
+  for (const c10::Argument& argument : schema.arguments()) {
+    if (is_generator(argument)) return true;
+  }
+  return false;
+}
+
+bool names_own_generator(const c10::IValue& value) {
+  return value.isGenerator() && value.toGenerator().unsafeGetGeneratorImpl() !=
+                                    at::detail::getDefaultCPUGenerator().unsafeGetGeneratorImpl();
+}
+
+[[noreturn]] void refuse_gpu(const c10::OperatorHandle& op) {
+  throw BadInput("the data set draws random numbers on a GPU (" + op.operator_name().name +
+                 "), where LibTorch's default generator is the model's: draw them on the CPU, or "
+                 "from a generator of the GPU that is seeded with the sample's seed");
+}
+
+// Without a tensor there is no device to look at; such operators call others that have one.
+void draw(const c10::OperatorHandle& op, c10::DispatchKeySet keys, torch::jit::Stack* stack) {
+  const auto& arguments = op.schema().arguments();
+  const auto values = torch::jit::last(*stack, arguments.size());
+  const c10::IValue* tensor = nullptr;
+  for (const c10::IValue& value : values) {
+    if (tensor == nullptr && value.isTensor() && value.toTensor().defined()) tensor = &value;
+  }
+  for (std::size_t i = 0; i < arguments.size() && current != nullptr && tensor != nullptr; ++i) {
+    if (!is_generator(arguments[i]) || names_own_generator(values[i])) continue;
+    if (tensor->toTensor().is_cuda()) refuse_gpu(op);
+    if (!tensor->toTensor().is_cpu()) continue;
+    (*stack)[stack->size() - arguments.size() + i] = current->generator();
+  }
+  op.redispatchBoxed(keys & c10::DispatchKeySet(c10::DispatchKeySet::FULL_AFTER, kKey), stack);
+}
+
+// When the program starts: LibTorch's tables must not change while operators run.
+TORCH_LIBRARY_IMPL(_, DeferredInit, library) {
+  library.fallback(torch::CppFunction::makeFallthrough());
+}
+
+TORCH_LIBRARY_IMPL(aten, DeferredInit, library) {
+  auto& dispatcher = c10::Dispatcher::singleton();
+  for (const c10::OperatorName& name : dispatcher.getAllOpNames()) {
+    if (name.name.rfind("aten::", 0) != 0) continue;
+    const auto op = dispatcher.findSchema(name);
+    if (!op.has_value() || !draws(op->schema())) continue;
+    library.impl(c10::toString(name).c_str(), torch::CppFunction::makeFromBoxedFunction<&draw>());
+  }
+}
+
+}  // namespace
+
+DrawScope::DrawScope(std::uint64_t seed) : seed_(seed), outer_(current), included_(kKey) {
+  current = this;
+}
+
+DrawScope::~DrawScope() {
+  current = outer_;
+}
+
+const at::Generator& DrawScope::generator() {
+  if (!generator_.defined()) generator_ = at::detail::createCPUGenerator(seed_);
+  return generator_;
+}
+
+}  // namespace lockstep::data
