@@ -19,7 +19,7 @@ namespace lockstep {
 namespace comm {
 class Channel;
 class CallText;
-}
+}  // namespace comm
 
 enum class ReduceOp : std::uint8_t { kSum = 1, kMin = 2, kMax = 3 };
 

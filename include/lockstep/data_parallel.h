@@ -28,8 +28,8 @@ struct NamedTensor {
 // What a parameter that backward() did not reach means.
 enum class MissingGradient : std::uint8_t {
   kError,  // BadInput that names it: most often a layer that forward() forgot
-  kZero,   // this worker contributes nothing to it. One that no worker reached keeps an undefined gradient, and no
-           // update moves it: as DDP's find_unused_parameters, at the price of one more short message
+  kZero,  // this worker contributes nothing to it. One that no worker reached keeps an undefined gradient, and no
+  // update moves it: as DDP's find_unused_parameters, at the price of one more short message
 };
 
 // Where the values of buffers, such as BatchNorm's statistics, come from after a step.

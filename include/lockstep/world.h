@@ -14,7 +14,7 @@ namespace lockstep {
 namespace control {
 struct Joining;
 class Announcements;
-}
+}  // namespace control
 
 struct JoinOptions {
   // The engine; empty: LOCKSTEP_ENGINE, else the best that this build has for these workers.

@@ -89,8 +89,7 @@ void run_threads(int workers, const std::function<void(World&)>& body,
   threads.reserve(static_cast<std::size_t>(workers));
   for (int rank = 0; rank < workers; ++rank) {
     try {
-      threads.emplace_back(
-          [&, rank] { run_worker(meeting, rank, workers, body, timeout); });
+      threads.emplace_back([&, rank] { run_worker(meeting, rank, workers, body, timeout); });
     } catch (const std::system_error& error) {
       meeting.fail(std::make_exception_ptr(Unavailable(
           fmt::format("this host has no thread for worker {}: {}", rank, error.what()))));

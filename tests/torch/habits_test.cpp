@@ -31,7 +31,8 @@ TEST(Habits, NoSyncMayBeConditional) {
     for (int part = 0; part < kParts; ++part) {
       const auto scope = model.no_sync(part + 1 < kParts);
       loss_of(*model, batch_of(world.rank() + 2 * part)).backward();
-      for (int rank = 0; rank < 2; ++rank) (loss_of(*plain, batch_of(rank + 2 * part)) / 2).backward();
+      for (int rank = 0; rank < 2; ++rank)
+        (loss_of(*plain, batch_of(rank + 2 * part)) / 2).backward();
     }
     expect_close(gradients(*model), gradients(*plain));
   });

@@ -80,8 +80,8 @@ CallText::CallText(std::string_view text) {
 }
 
 std::string_view CallText::text() const {
-  return {bytes_.data(), static_cast<std::size_t>(
-                             std::find(bytes_.begin(), bytes_.end(), '\0') - bytes_.begin())};
+  return {bytes_.data(),
+          static_cast<std::size_t>(std::find(bytes_.begin(), bytes_.end(), '\0') - bytes_.begin())};
 }
 
 std::uint64_t CallText::digest() const {
@@ -138,7 +138,8 @@ std::optional<Header> decode_header(std::span<const char> bytes) {
                      in_range(header.op, ReduceOp::kSum, ReduceOp::kMax) &&
                      in_range(header.algorithm, Algorithm::kAutomatic, Algorithm::kNative) &&
                      in_range(header.device, DeviceKind::kCpu, DeviceKind::kCuda);
-  if (!reader.ok() || !call_is_whole || magic != kMagic || version != kVersion || zero != 0 || !known) {
+  if (!reader.ok() || !call_is_whole || magic != kMagic || version != kVersion || zero != 0 ||
+      !known) {
     return std::nullopt;
   }
   return header;

@@ -131,8 +131,7 @@ void expect_parities_on_every_cut() {
                   of_old ^ of_from);
         ASSERT_TRUE(same_bits(sum, expected));
         sum = old;
-        const Parity copied =
-            copy_watched(dtype, from.data() + first, sum.data() + first, count);
+        const Parity copied = copy_watched(dtype, from.data() + first, sum.data() + first, count);
         ASSERT_EQ(copied, by_definition(sum, first, count));
       }
     }

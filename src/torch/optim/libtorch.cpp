@@ -84,8 +84,8 @@ torch::serialize::InputArchive& operator>>(torch::serialize::InputArchive& archi
   };
   const std::string name = read("name").toStringRef();
   if (name != optimizer.name()) {
-    throw Mismatch(
-        fmt::format("the file holds the state of {}, and the optimizer is {}", name, optimizer.name()));
+    throw Mismatch(fmt::format("the file holds the state of {}, and the optimizer is {}", name,
+                               optimizer.name()));
   }
   std::vector<NamedTensor> state;
   for (std::int64_t i = 0; i < read("tensors").toInt(); ++i) {

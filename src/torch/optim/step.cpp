@@ -280,8 +280,8 @@ void Optimizer::Impl::leave_alone(std::size_t number, bool seen_before) {
   if (!applied.empty()) applied[number - own.begin] = 0;
   if (!watches || seen_before) return;
   const plan::Stretch& piece = model->pieces().all[number];
-  resting[number - own.begin] = parity_at_rest(piece, OnHost(model->parameters()),
-                                               {memories.begin(), memories.end()});
+  resting[number - own.begin] =
+      parity_at_rest(piece, OnHost(model->parameters()), {memories.begin(), memories.end()});
 }
 
 void Optimizer::Impl::collect_watched() {

@@ -117,10 +117,11 @@ void Replicated::rehook() {
 }
 
 void Replicated::throw_frozen(const std::string& parameter) {
-  throw BadInput(fmt::format(
-      "{} was frozen after the model had been replicated: call data_parallel() again, which replaces "
-      "this replica, and make its optimizer again",
-      parameter));
+  throw BadInput(
+      fmt::format("{} was frozen after the model had been replicated: call data_parallel() again, "
+                  "which replaces "
+                  "this replica, and make its optimizer again",
+                  parameter));
 }
 
 void Replicated::watch_parameters() {

@@ -47,7 +47,8 @@ void FlatParameters::take_back(std::size_t entry) {
   if (parameter.scalar_type() != was.scalar_type() || parameter.device() != was.device() ||
       parameter.sizes() != was.sizes()) {
     throw BadInput(fmt::format(
-        "{} is {} on {} now and was {} on {} when the model was replicated: move, convert or resize "
+        "{} is {} on {} now and was {} on {} when the model was replicated: move, convert or "
+        "resize "
         "the module before data_parallel(), not after",
         name, describe(parameter), parameter.device().str(), describe(was), was.device().str()));
   }

@@ -83,11 +83,12 @@ void compare_notes(const std::vector<PassNote>& notes, const std::string& model)
   }
   if (const auto ranks = others(notes, &PassNote::sample); !ranks.empty()) {
     throw Mismatch(
-        fmt::format("the weights of {} differ between rank 0 and {} at backward pass {}: an optimizer "
-                    "took another step there (another learning rate, a step more or fewer), or only "
-                    "some workers loaded or changed parameters; do the same on every worker, or use "
-                    "lockstep::optim and lockstep::load",
-                    model, ranks_text(ranks), notes[0].pass),
+        fmt::format(
+            "the weights of {} differ between rank 0 and {} at backward pass {}: an optimizer "
+            "took another step there (another learning rate, a step more or fewer), or only "
+            "some workers loaded or changed parameters; do the same on every worker, or use "
+            "lockstep::optim and lockstep::load",
+            model, ranks_text(ranks), notes[0].pass),
         ranks);
   }
 }

@@ -16,8 +16,9 @@ namespace lockstep::replica {
 struct PassNote {
   std::uint64_t replica = 0;  // by the order in which replicas were made
   std::uint64_t pass = 0;     // synchronised ones of it, from 1
-  std::array<double, 3> weights{};  // of all passes since the last one, how many had weights, and how many had none
-  std::uint64_t sample = 0;         // sample_weights(); 0: none was taken
+  std::array<double, 3>
+      weights{};  // of all passes since the last one, how many had weights, and how many had none
+  std::uint64_t sample = 0;  // sample_weights(); 0: none was taken
 
   control::Record record() const;
   static PassNote of(const control::Record& record);

@@ -184,8 +184,8 @@ class Replicated : public std::enable_shared_from_this<Replicated> {
     bool synchronised = false;
     std::shared_ptr<const control::Announcement> notes;  // from the first gradient on
     bool heard = false;                                  // and compared
-    bool plain = false;                  // this worker's passes had no weights
-    std::vector<Work> works;             // by bucket
+    bool plain = false;                                  // this worker's passes had no weights
+    std::vector<Work> works;                             // by bucket
     std::vector<torch::Tensor> outside;  // gradients that they reduce where backward made them
     Clock::time_point began;
     BackwardTimes times;
@@ -276,10 +276,10 @@ class Replicated : public std::enable_shared_from_this<Replicated> {
   bool checks_each_pass_ = false;
   int suspended_ = 0;
   std::vector<std::shared_ptr<torch::autograd::Node>> accumulators_;
-  std::vector<unsigned> watchers_;   // hooks that LibTorch keeps with a parameter, by entry
-  std::vector<std::size_t> moved_;   // entries of the pass whose parameter was given other memory
+  std::vector<unsigned> watchers_;  // hooks that LibTorch keeps with a parameter, by entry
+  std::vector<std::size_t> moved_;  // entries of the pass whose parameter was given other memory
   std::vector<bool> absent_;
-  bool retired_ = false;             // the model was wrapped again
+  bool retired_ = false;  // the model was wrapped again
   Identity identity_;
   Comm comm_;  // last: it ends the operations that still use the memory above
 };
