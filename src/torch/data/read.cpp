@@ -1,6 +1,7 @@
 #include "torch/data/read.h"
 
 #include <fmt/format.h>
+#include <fmt/ranges.h>
 #include <lockstep/errors.h>
 
 #include "plan/seed.h"

@@ -20,9 +20,9 @@ Optimizer::Impl::Impl(Replica& replica, Kind its_kind, std::vector<std::unique_p
   const double base = rules.front()->lr();
   for (const auto& rule : rules) ratios.push_back(base == 0 ? 1 : rule->lr() / base);
   Comm& comm = model->comm();
+  if (model->may_be_absent()) left_alone.assign(rule_of.size(), 0);
   make_memories();
   together = model->gradients().shared();
-  if (model->may_be_absent()) left_alone.assign(rule_of.size(), 0);
   agree_on_options();
   const auto& first_of = model->pieces().first_of_worker;
   const auto mine = static_cast<std::size_t>(together ? comm.rank() : 0);

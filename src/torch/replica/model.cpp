@@ -1,6 +1,7 @@
 #include "torch/replica/model.h"
 
 #include <fmt/format.h>
+#include <fmt/ranges.h>
 #include <lockstep/errors.h>
 
 #include <map>

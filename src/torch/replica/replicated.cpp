@@ -412,13 +412,14 @@ void Replicated::check_complete() const {
 }
 
 void Replicated::finish() {
-  find_absent();
+  const auto has = present();  // before settle(), which makes zeros of what is missing
   if (!on_device()) banks_[bank_in_use_].settle();
   say_note();
   const bool with_buffers = syncs_buffers_;
   const double divided_by = divisor();
   for (std::size_t bucket = pass_.works.size(); bucket < buckets_.size(); ++bucket)
     launch(bucket, 1 / divided_by);
+  find_absent(has);
   if (with_buffers) buffer_sync_.start(comm_);
   await_reductions();
   if (with_buffers) buffer_sync_.finish(comm_);
@@ -433,8 +434,9 @@ void Replicated::finish() {
 
 void Replicated::finish_unreduced() {
   if (since_.weights[1] + since_.weights[2] > 0) check_complete();
-  find_absent();
+  const auto has = present();
   banks_[bank_in_use_].settle();
+  find_absent(has);
   if (syncs_buffers_) {
     buffer_sync_.start(comm_);
     buffer_sync_.finish(comm_);
@@ -442,15 +444,20 @@ void Replicated::finish_unreduced() {
   forget();
 }
 
-// As DDP's find_unused_parameters: a gradient that a worker has, from this pass or from before, is everybody's; one that
-// nobody has stays undefined. Collective, where that may be.
-void Replicated::find_absent() {
-  if (!may_be_absent()) return;
+// By entry, as numbers that can be reduced: whether this worker has a gradient for it, from this pass or from before.
+std::vector<std::uint8_t> Replicated::present() const {
   std::vector<std::uint8_t> has(since_.reached.begin(), since_.reached.end());
   for (std::size_t i = 0; i < has.size(); ++i) {
     const torch::Tensor& parameter = model_.trained[layout_.entries()[i].registered].tensor;
     if (parameter.grad().defined()) has[i] = 1;
   }
+  return has;
+}
+
+// As DDP's find_unused_parameters: a gradient that one worker has is everybody's; one that nobody has stays undefined.
+// Collective, where that may be.
+void Replicated::find_absent(std::vector<std::uint8_t> has) {
+  if (!may_be_absent()) return;
   comm_.all_reduce({has.data(), has.size(), DType::kUInt8}, {.op = ReduceOp::kMax}).wait();
   absent_.assign(has.size(), false);
   for (std::size_t i = 0; i < has.size(); ++i) absent_[i] = has[i] == 0;

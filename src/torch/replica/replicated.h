@@ -229,7 +229,8 @@ class Replicated : public std::enable_shared_from_this<Replicated> {
   void launch_ready();
   void say_note();
   void hear_notes();
-  void find_absent();
+  std::vector<std::uint8_t> present() const;
+  void find_absent(std::vector<std::uint8_t> has);
   void launch(std::size_t bucket, double factor);
   void launch_beside(std::size_t bucket, const ReduceOptions& rule, const device::Event& ready);
   Work reduce(const plan::Bucket& bucket, const ReduceOptions& options);

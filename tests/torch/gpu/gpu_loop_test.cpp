@@ -10,11 +10,11 @@
 namespace lockstep::testing {
 namespace {
 
-constexpr Device kGpu{DeviceKind::kCuda, 0};
+constexpr Device kFirstGpu{DeviceKind::kCuda, 0};
 
 TEST(GpuLoop, LoadingIntoAWrappedModelGoesOnTraining) {
   control::OwnBootstrap bootstrap;
-  World world = World::over(connect("nccl", bootstrap), kGpu);
+  World world = World::over(connect("nccl", bootstrap), kFirstGpu);
   auto net = seeded<TwoLayers>(1);
   std::stringstream file;
   torch::save(seeded<TwoLayers>(2), file);
@@ -38,7 +38,7 @@ TEST(GpuLoop, LoadingIntoAWrappedModelGoesOnTraining) {
 }
 
 TEST(GpuLoop, AParameterThatNobodyUsedIsLeftAlone) {
-  World world = World::over(connect_alone(), kGpu);
+  World world = World::over(connect_alone(), kFirstGpu);
   auto net = seeded<TwoLayers>(1);
   auto model = data_parallel(net, world, {.missing_gradient = MissingGradient::kZero});
   optim::AdamW optimizer(model, {.lr = 0.05, .weight_decay = 0.3});
