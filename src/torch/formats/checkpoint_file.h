@@ -1,0 +1,41 @@
+// Where a training run keeps itself: a directory with
+//
+//   checkpoint.safetensors            the newest checkpoint
+//   checkpoint.previous.safetensors   the one before it, where the file system has hard links
+//   checkpoint.lock                   who writes there, as long as somebody does
+#pragma once
+
+#include <optional>
+#include <string>
+
+#include "torch/formats/safetensors.h"
+
+namespace lockstep::formats {
+
+inline constexpr const char* kCheckpointFile = "checkpoint.safetensors";
+inline constexpr const char* kPreviousFile = "checkpoint.previous.safetensors";
+inline constexpr const char* kLockFile = "checkpoint.lock";
+
+// In the metadata of a checkpoint: steps done, and the properties of the job.
+inline constexpr const char* kStepKey = "lockstep.step";
+inline constexpr const char* kJobPrefix = "lockstep.job.";
+
+std::string checkpoint_path(const std::string& directory);
+std::string previous_path(const std::string& directory);
+
+// The newest one, or the one before it where that is all that is left.
+bool holds_checkpoint(const std::string& directory);
+
+enum class Checked {
+  kHeader,  // quick: what a job is, and how far it has come
+  kAll,     // the data, too
+};
+
+// Nothing when there is none. BadInput for one that is damaged, or gone while the one before it is there; it then says
+// whether the one before it is whole, and how to go on from that.
+std::optional<SafetensorsFile> open_checkpoint(const std::string& directory, Checked checked);
+
+// Whole, not negative; BadInput naming the file when the metadata says something else, or nothing.
+std::int64_t number_in(const SafetensorsFile& file, const char* key);
+
+}  // namespace lockstep::formats
