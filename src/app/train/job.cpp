@@ -8,6 +8,7 @@
 #include <atomic>
 
 #include "app/onednn.h"
+#include "app/train/checked_data.h"
 #include "app/train/progress.h"
 #include "plan/schedule.h"
 #include "plan/tree.h"
@@ -30,7 +31,12 @@ DataSplits load_data(const TrainArguments& arguments) {
   options.seed = arguments.seed;
   if (arguments.model == "cnn") options.sample = {1, 28, 28};
   if (arguments.model == "resnet18") options.sample = {3, 32, 32};
-  return datasets::load(arguments.data, options);
+  DataSplits data = datasets::load(arguments.data, options);
+  data.train = checked(data.train, data.shape, arguments.data, "training");
+  data.test = checked(data.test, data.shape, arguments.data, "test");
+  const std::int64_t first = 0;
+  if (data.test->size() > 0) data.test->batch({&first, 1});  // now, not after an epoch
+  return data;
 }
 
 std::shared_ptr<models::Net> make_model(const TrainArguments& arguments, const DataShape& shape) {
@@ -130,7 +136,8 @@ TrainerOptions make_options(const TrainArguments& arguments, std::int64_t sample
   options.loader_threads = arguments.loader_threads;
   options.checkpoint_directory = arguments.checkpoint;
   options.checkpoint_every_steps = arguments.checkpoint_every;
-  options.resume = arguments.resume;
+  if (arguments.resume) options.existing_checkpoint = ExistingCheckpoint::kResume;
+  if (arguments.overwrite) options.existing_checkpoint = ExistingCheckpoint::kReplace;
   options.check_divergence = arguments.check_divergence == "on";
   options.hash_log = arguments.hashes;
   options.verify_log = arguments.verify;
@@ -166,7 +173,7 @@ double samples_per_second_alone(const TrainArguments& arguments, int shards, Wor
     own.accumulate = 0;
     own.global_batch = arguments.global_batch / shards * own.shards;
     own.checkpoint.clear();
-    own.resume = false;
+    own.resume = own.overwrite = false;
     own.hashes.clear();
     own.verify.clear();
     own.epochs = 0;
@@ -204,6 +211,20 @@ std::string opening(const TrainArguments& arguments, World& world, const Trainer
       with_commas(parts.train->size()), world.size(), world.size() == 1 ? "" : "s",
       world.comm().engine(), world.device().kind == DeviceKind::kCuda ? ", cuda" : "",
       arguments.global_batch);
+}
+
+// Where it is kept, how often, and how to change that.
+std::string about_checkpoints(const TrainArguments& arguments) {
+  if (!arguments.verify.empty()) return "no checkpoint is written: --verify only compares";
+  if (arguments.checkpoint.empty())
+    return "no checkpoint is kept: a job that is cut short begins anew";
+  const std::string often = arguments.checkpoint_every > 0
+                                ? fmt::format("every {} steps", arguments.checkpoint_every)
+                                : "after every epoch";
+  return fmt::format(
+      "checkpoint in {}, {} and at the end; change it with --checkpoint DIR, --checkpoint none or "
+      "--checkpoint-every STEPS",
+      arguments.checkpoint, often);
 }
 
 TrainerHooks show_on(Progress& progress) {
@@ -253,6 +274,7 @@ TrainReport run_training(const TrainArguments& arguments, World& world) {
   const Progress::Size size{total_steps(arguments, data.train->size()), 0, arguments.global_batch};
   Progress progress(kind, size);
   progress.line(opening(arguments, world, parts));
+  progress.line(about_checkpoints(arguments));
   const Replica model = parts.model;
   Trainer trainer(world, std::move(parts), make_options(arguments, data.train->size()),
                   show_on(progress));

@@ -16,6 +16,7 @@
 #include <vector>
 
 #include "app/bench/step/worker.h"
+#include "app/standard_output.h"
 #include "app/train/arguments.h"
 #include "app/train/job.h"
 #include "app/train/open_choices.h"
@@ -96,10 +97,10 @@ void run(const std::vector<std::string>& texts) {
   const TrainReport report = trained(arguments, world);
   if (world.leader()) {
     if (!arguments.report.empty()) base::write_file(arguments.report, to_json(arguments, report));
-    fmt::print("{}", summary(arguments, report));
-    std::fflush(stdout);
+    say(summary(arguments, report));
   }
   world.comm().barrier().wait();
+  if (world.leader()) check_said();
 }
 
 }  // namespace
