@@ -13,7 +13,7 @@ class Checkpoints : public Train {
   const std::string previous_ = path("run/checkpoint.previous.safetensors");
 
   std::vector<std::string> in_run(std::vector<std::string> more) const {
-    more.insert(more.end(), {"--checkpoint", run_});
+    more.insert(more.begin(), {"--workers", "1", "--checkpoint", run_});
     return more;
   }
 
@@ -92,7 +92,8 @@ TEST_F(Checkpoints, OfEarlierVersionsAreReadAndSaidToBeUnchecked) {
 }
 
 TEST_F(Checkpoints, BelongToOneJobUntilThatEndsOrIsKilled) {
-  Command holder = start(in_run({"--steps", "100000", "--checkpoint-every", "1"}));
+  Command holder =
+      start(in_run({"--workers", "2", "--steps", "100000", "--checkpoint-every", "1"}));
   ASSERT_TRUE(holder.wait_for("step 1/", 1, seconds(60)));
   const pid_t leader = worker(0);
   ASSERT_GT(leader, 0);
@@ -118,7 +119,7 @@ TEST_F(Checkpoints, OfAnotherJobAreReplacedOnlyOnDemand) {
 }
 
 TEST_F(Checkpoints, TheOneBeforeADamagedOneIsNamedAndGoesOnToTheSameBits) {
-  const auto straight = report_of({"--steps", "6"});
+  const auto straight = report_of({"--steps", "6", "--workers", "1"});
   report_of(in_run({"--steps", "4", "--checkpoint-every", "2"}));
   std::string bytes = read(file_);
   bytes[bytes.size() - 5] ^= 1;

@@ -3,18 +3,21 @@
 #include <fmt/format.h>
 #include <fmt/ranges.h>
 #include <lockstep/errors.h>
+#include <unistd.h>
 
 #include <CLI/CLI.hpp>
 #include <algorithm>
+#include <cerrno>
 #include <cmath>
+#include <cstring>
 #include <thread>
 
 #include "app/command_line.h"
-#include "app/train/saved_job.h"
 #include "base/environment.h"
 #include "base/files.h"
 #include "control/device_choice.h"
 #include "plan/position.h"
+#include "torch/formats/checkpoint_file.h"
 
 namespace lockstep::app {
 namespace {
@@ -221,8 +224,11 @@ void check_paths(const TrainArguments& arguments) {
   for (const auto& [option, path] :
        {std::pair{"--report", arguments.report}, std::pair{"--hashes", arguments.hashes}}) {
     const std::string folder = base::parent_path(path);
-    if (!path.empty() && !base::is_directory(folder))
+    if (path.empty()) continue;
+    if (!base::is_directory(folder))
       refuse(fmt::format("{} {}: there is no directory {}", option, path, folder));
+    if (::access(folder.c_str(), W_OK) != 0)
+      refuse(fmt::format("{} {}: cannot write there: {}", option, path, std::strerror(errno)));
   }
   if (!arguments.verify.empty() && !base::exists(arguments.verify))
     refuse(fmt::format("--verify {}: there is no such file", arguments.verify));
@@ -245,7 +251,8 @@ void settle_checkpoints(TrainArguments& arguments) {
     arguments.checkpoint = from;
     if (!base::is_directory(from))
       refuse(fmt::format("--resume {}: there is no such directory", from));
-    if (!holds_checkpoint(from)) refuse(fmt::format("--resume {}: it holds no checkpoint", from));
+    if (!formats::holds_checkpoint(from))
+      refuse(fmt::format("--resume {}: it holds no checkpoint", from));
   }
   const bool named = arguments.checkpoint != kOpen && arguments.checkpoint != kNoCheckpoint;
   if (named && arguments.checkpoint.empty()) refuse("--checkpoint wants a directory, or none");

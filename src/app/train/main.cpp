@@ -96,8 +96,8 @@ void run(const std::vector<std::string>& texts) {
   advised(arguments, [&] { choose_onednn(arguments, world); });
   const TrainReport report = trained(arguments, world);
   if (world.leader()) {
-    if (!arguments.report.empty()) base::write_file(arguments.report, to_json(arguments, report));
     say(summary(arguments, report));
+    if (!arguments.report.empty()) base::write_file(arguments.report, to_json(arguments, report));
   }
   world.comm().barrier().wait();
   if (world.leader()) check_said();

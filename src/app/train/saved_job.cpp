@@ -6,10 +6,6 @@
 
 namespace lockstep::app {
 
-bool holds_checkpoint(const std::string& directory) {
-  return formats::holds_checkpoint(directory);
-}
-
 SavedJob saved_job(const std::string& directory) {
   SavedJob job;
   constexpr std::string_view kPrefix = formats::kJobPrefix;

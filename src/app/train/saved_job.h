@@ -10,9 +10,6 @@ namespace lockstep::app {
 
 using SavedJob = std::map<std::string, std::string>;
 
-// Whether a directory has one, whole or not.
-bool holds_checkpoint(const std::string& directory);
-
 // Empty when there is no checkpoint in the directory. BadInput when it cannot be read.
 SavedJob saved_job(const std::string& directory);
 

@@ -3,10 +3,6 @@
 
 namespace lockstep::app {
 
-bool holds_checkpoint(const std::string&) {
-  return false;
-}
-
 SavedJob saved_job(const std::string&) {
   return {};
 }

@@ -5,7 +5,6 @@
 #include <unistd.h>
 
 #include "base/environment.h"
-#include "base/files.h"
 #include "torch/formats/refuse.h"
 
 namespace lockstep::formats {
@@ -32,18 +31,6 @@ std::string way_out(const std::string& directory) {
 }
 
 }  // namespace
-
-std::string checkpoint_path(const std::string& directory) {
-  return base::join_path(directory, kCheckpointFile);
-}
-
-std::string previous_path(const std::string& directory) {
-  return base::join_path(directory, kPreviousFile);
-}
-
-bool holds_checkpoint(const std::string& directory) {
-  return base::exists(checkpoint_path(directory)) || base::exists(previous_path(directory));
-}
 
 std::optional<SafetensorsFile> open_checkpoint(const std::string& directory, Checked checked) {
   const std::string path = checkpoint_path(directory);

@@ -8,6 +8,7 @@
 #include <optional>
 #include <string>
 
+#include "base/files.h"
 #include "torch/formats/safetensors.h"
 
 namespace lockstep::formats {
@@ -20,11 +21,18 @@ inline constexpr const char* kLockFile = "checkpoint.lock";
 inline constexpr const char* kStepKey = "lockstep.step";
 inline constexpr const char* kJobPrefix = "lockstep.job.";
 
-std::string checkpoint_path(const std::string& directory);
-std::string previous_path(const std::string& directory);
+// Inline, for builds of the command that do without the rest of this folder.
+inline std::string checkpoint_path(const std::string& directory) {
+  return base::join_path(directory, kCheckpointFile);
+}
+inline std::string previous_path(const std::string& directory) {
+  return base::join_path(directory, kPreviousFile);
+}
 
-// The newest one, or the one before it where that is all that is left.
-bool holds_checkpoint(const std::string& directory);
+// The newest one, or the one before it where that is all that is left; whole or not.
+inline bool holds_checkpoint(const std::string& directory) {
+  return base::exists(checkpoint_path(directory)) || base::exists(previous_path(directory));
+}
 
 enum class Checked {
   kHeader,  // quick: what a job is, and how far it has come
