@@ -39,9 +39,17 @@ TEST_F(Errors, ImagesOfTwoSizesAreNamed) {
   write_images("train", 16, 28);
   write_images("t10k", 16, 14);
   expect_refusal(finished({"--data", path("images"), "--quiet"}),
-                 "samples of the test data of " + path("images") +
-                     " are 1×14×14, and the model was made for 1×28×28",
+                 path("images") + " has training samples of 1×28×28 and test samples of 1×14×14",
                  2);
+}
+
+TEST_F(Errors, AClassThatNoModelCanHaveIsNamed) {
+  std::ofstream table(path("table.csv"));
+  for (int row = 0; row < 20; ++row) table << row << ",1," << row % 2 << "\n";
+  table << "1,2,30000000\n";
+  table.close();
+  expect_refusal(finished({"--model", "mlp", "--data", path("table.csv"), "--quiet"}),
+                 "table.csv has class 30000000, and mlp takes classes from 0 to 1048575", 2);
 }
 
 TEST_F(Errors, OutputThatIsLostIsToldAndIsNoSuccess) {
