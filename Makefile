@@ -29,7 +29,7 @@ train:
 	@cmake --build build --target lockstep -j $(JOBS)
 	@mkdir -p build/train
 	@build/lockstep train --model cnn --data fashion-mnist --epochs 4 --decay cosine --compare-alone \
-	  --checkpoint build/train --report build/train/report.json
+	  --checkpoint build/train --overwrite --report build/train/report.json
 test: build
 	@tools/test.sh short
 test-full: build

@@ -25,9 +25,11 @@ extern "C" int LLVMFuzzerTestOneInput(const std::uint8_t* data, std::size_t size
                        second.tensors.end(), same),
             "tensors survive");
     auto metadata = first.metadata;
-    metadata[std::string(formats::kDataHashKey)] =
-        second.metadata.at(std::string(formats::kDataHashKey));
+    for (const auto key : {formats::kDataHashKey, formats::kHeaderHashKey, formats::kHashesKey}) {
+      metadata[std::string(key)] = second.metadata.at(std::string(key));
+    }
     require(metadata == second.metadata, "metadata survives");
+    require(second.header_is_hashed, "what is written has hashes");
     formats::verify_safetensors(second, "what was written");
     formats::verify_safetensors(first, kFile);
   });

@@ -48,6 +48,13 @@ enum class ShardBufferRule : std::uint8_t {
   kMean,        // the mean over shards; whole numbers are the first shard's
 };
 
+// What a job does about a checkpoint that it finds in its directory.
+enum class ExistingCheckpoint : std::uint8_t {
+  kRefuse,   // BadInput: it may be of another job, and would be lost
+  kResume,   // goes on from it, if there is one
+  kReplace,  // begins anew; the first checkpoint of this job takes its place
+};
+
 struct TrainerOptions {
   // What the result means.
   std::int64_t steps = 0;         // of the whole job; or
@@ -85,10 +92,11 @@ struct TrainerOptions {
   // Stops as request_stop() does when it becomes true: for signal handlers. May be null.
   const std::atomic<bool>* stop = nullptr;
 
-  // Where it is kept. Empty: nowhere.
+  // Where it is kept: the newest checkpoint and the one before it. The directory belongs to this job until run() has
+  // ended; another that wants to write there is refused. Empty: nowhere.
   std::string checkpoint_directory;
   std::int64_t checkpoint_every_steps = 0;  // 0: at the end of every epoch
-  bool resume = false;                      // go on from the checkpoint there, if there is one
+  ExistingCheckpoint existing_checkpoint = ExistingCheckpoint::kRefuse;
 
   // Checkpoints say which data the job began with, and a job that goes on from one compares, as workers do with each other:
   // 64 samples spread over the data set; or all of it, which takes the time to read it once at the start.

@@ -12,6 +12,7 @@
 #include "app/doctor/doctor.h"
 #include "app/help.h"
 #include "app/run_arguments.h"
+#include "app/standard_output.h"
 #include "app/train/launch.h"
 #include "control/launch/launcher.h"
 
@@ -73,7 +74,9 @@ int dispatch(std::vector<std::string> arguments) {
 
 int main(int argc, char** argv) {
   try {
-    return lockstep::app::dispatch({argv + 1, argv + argc});
+    const int code = lockstep::app::dispatch({argv + 1, argv + argc});
+    lockstep::app::check_said();
+    return code;
   } catch (const lockstep::BadInput& error) {
     fmt::print(stderr, "lockstep: {}\n", error.what());
     return lockstep::app::kUsage;

@@ -6,6 +6,7 @@
 #include <algorithm>
 #include <array>
 #include <cmath>
+#include <optional>
 #include <string_view>
 
 #include "app/command_line.h"
@@ -40,27 +41,24 @@ control::RunOptions parse_run_arguments(const std::vector<std::string>& argument
   options.command = std::move(split.command);
   std::vector<std::string> variables;
   double grace_s = 10;
-  bool workers_given = false;
+  std::optional<int> workers;
 
   CLI::App parser;
   parser.set_help_flag();
-  parser.add_option_function<int>("-n,--workers", [&](int count) {
-    options.workers = count;
-    workers_given = true;
-  });
+  add_number(parser, "-n,--workers", workers);
   parser.add_option("-e,--env", variables)->allow_extra_args(false);
   parser.add_option("--log-dir", options.log_dir);
-  parser.add_option("--timeout", options.timeout_s);
-  parser.add_option("--threads", options.threads);
+  add_number(parser, "--timeout", options.timeout_s);
+  add_number(parser, "--threads", options.threads);
   parser.add_option("--engine", options.engine);
   parser.add_option("--device", options.device);
-  parser.add_option("--grace", grace_s);
+  add_number(parser, "--grace", grace_s);
   parser.add_flag("-q,--quiet", options.quiet);
   parse_words(parser, split.own, [](const std::string& text) {
     throw BadInput(fmt::format("{}; see `lockstep run --help`", text));
   });
-  if (!workers_given)
-    throw BadInput("how many workers? add -n, as in: lockstep run -n 2 -- ./train");
+  if (!workers) throw BadInput("how many workers? add -n, as in: lockstep run -n 2 -- ./train");
+  options.workers = *workers;
   for (const auto& text : variables) options.variables.push_back(control::parse_variable(text));
   if (!std::isfinite(grace_s) || std::abs(grace_s) > 1e6) {
     throw BadInput(

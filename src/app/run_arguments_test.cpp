@@ -72,6 +72,10 @@ TEST(RunArgumentsTest, WhatCannotBeUnderstoodIsOneLine) {
   EXPECT_THAT(refusal({"./a"}), HasSubstr("-n"));
   EXPECT_THAT(refusal({"-n", "2", "--env", "x", "./a"}), HasSubstr("KEY=VALUE"));
   EXPECT_THAT(refusal({"-n", "2", "--grace", "nan", "./a"}), HasSubstr("--grace"));
+  EXPECT_THAT(refusal({"-n", "2", "--grace", "1e999", "./a"}), HasSubstr("--grace 1e999"));
+  EXPECT_THAT(refusal({"-n", "2", "--timeout", "5x", "./a"}), HasSubstr("--timeout 5x"));
+  EXPECT_THAT(refusal({"-n", "0x2", "./a"}), HasSubstr("--workers 0x2: give a whole number"));
+  EXPECT_THAT(refusal({"-n", "99999999999", "./a"}), HasSubstr("--workers 99999999999"));
   for (const auto& line : {refusal({"--nope"}), refusal({"-n", "two"}), refusal({"-n"}),
                            refusal({"--timeout", "x"})}) {
     EXPECT_EQ(line.find('\n'), std::string::npos) << line;

@@ -195,10 +195,27 @@ void AtomicFile::give_name() {
   fail("cannot find a free name for a temporary file", EEXIST);
 }
 
-void AtomicFile::commit() {
+// First another name, which then takes the place of `kept`: at no moment is one of the two files without a name.
+void AtomicFile::keep_earlier(const std::string& kept) const {
+  const std::string hidden = fmt::format(".{}.lockstep-keep", kept);
+  ::unlinkat(directory_.get(), hidden.c_str(), 0);
+  if (::linkat(directory_.get(), name_.c_str(), directory_.get(), hidden.c_str(), 0) != 0) {
+    if (errno == ENOENT || errno == EPERM || errno == EOPNOTSUPP || errno == EMLINK) return;
+    fail("cannot keep the earlier file", errno);
+  }
+  if (::renameat(directory_.get(), hidden.c_str(), directory_.get(), kept.c_str()) != 0) {
+    const int error = errno;
+    ::unlinkat(directory_.get(), hidden.c_str(), 0);
+    fail("cannot keep the earlier file", error);
+  }
+  ::unlinkat(directory_.get(), hidden.c_str(), 0);  // still there, if both were names of one file
+}
+
+void AtomicFile::commit(const std::string& kept) {
   LOCKSTEP_CHECK(static_cast<bool>(file_), "commit() comes once");
   if (::fsync(file_.get()) != 0) fail("cannot bring it to the disk", errno);
   if (temporary_.empty()) give_name();
+  if (!kept.empty()) keep_earlier(kept);
   if (::renameat(directory_.get(), temporary_.c_str(), directory_.get(), name_.c_str()) != 0) {
     fail("cannot put the new file in place", errno);
   }

@@ -44,7 +44,9 @@ class AtomicFile {
   void write(std::string_view bytes);
 
   // After it returns the new file is there, also after a power cut. Nothing may follow it.
-  void commit();
+  // The earlier file stays under the name `kept` in the same directory, if one is given and the file system has hard
+  // links; the name of the file itself never means nothing. One writer at a time may keep files under one name.
+  void commit(const std::string& kept = "");
 
  private:
   void open_directory();
@@ -52,6 +54,7 @@ class AtomicFile {
   bool open_unnamed();
   void open_named();
   void give_name();
+  void keep_earlier(const std::string& kept) const;
   std::string temporary_name(int attempt) const;
   [[noreturn]] void fail(const char* what, int error) const;
 

@@ -45,10 +45,10 @@ class AtomicFileTest : public ::testing::TestWithParam<Temporary> {
   ~AtomicFileTest() override { fs::remove_all(directory_); }
 
   // With the one temporary of GetParam().
-  static void put(const fs::path& path, std::string_view bytes) {
+  static void put(const fs::path& path, std::string_view bytes, const std::string& kept = "") {
     AtomicFile file(path.string(), GetParam());
     file.write(bytes);
-    file.commit();
+    file.commit(kept);
   }
   std::size_t files() const {
     return static_cast<std::size_t>(
@@ -175,12 +175,28 @@ TEST_P(AtomicFileTest, WhatCannotBeWrittenIsBadInputThatNamesIt) {
     for (char letter = 'b';; letter = letter == 'z' ? 'a' : static_cast<char>(letter + 1)) {
       AtomicFile file(target.string(), temporary);
       file.write(std::string(bytes, letter));
-      file.commit();
+      file.commit("before");
     }
   } catch (const std::exception& error) {
     std::fprintf(stderr, "child: %s\n", error.what());
   }
   ::_exit(1);
+}
+
+TEST_P(AtomicFileTest, TheEarlierFileIsKeptUnderAnotherName) {
+  put(target_, "one", "before");
+  EXPECT_EQ(files(), 1U);
+  put(target_, "two", "before");
+  EXPECT_EQ(contents(directory_ / "before"), "one");
+  put(target_, "three", "before");
+  EXPECT_EQ(contents(directory_ / "before"), "two");
+  EXPECT_EQ(contents(target_), "three");
+  // As after a kill between the two names.
+  fs::remove(directory_ / "before");
+  fs::create_hard_link(target_, directory_ / "before");
+  put(target_, "four", "before");
+  EXPECT_EQ(contents(directory_ / "before"), "three");
+  EXPECT_EQ(files(), 2U);
 }
 
 TEST_P(AtomicFileTest, AKillAtAnyMomentLeavesTheOldOrTheNewFile) {
@@ -205,11 +221,15 @@ TEST_P(AtomicFileTest, AKillAtAnyMomentLeavesTheOldOrTheNewFile) {
     const std::string bytes = contents(target_);
     ASSERT_EQ(bytes.size(), kBytes) << "round " << round;
     ASSERT_TRUE(bytes == std::string(kBytes, bytes[0])) << "round " << round;
-    if (bytes[0] != 'a') ++died_with_letters;
+    if (bytes[0] == 'a' && !fs::exists(directory_ / "before")) continue;
+    ++died_with_letters;
+    const std::string before = contents(directory_ / "before");
+    ASSERT_EQ(before.size(), kBytes) << "round " << round;
+    ASSERT_TRUE(before == std::string(kBytes, before[0])) << "round " << round;
   }
   EXPECT_GT(died_with_letters, 0);  // the children did write
-  put(target_, "last");
-  EXPECT_EQ(files(), 1U);
+  put(target_, "last", "before");
+  EXPECT_EQ(files(), 2U);
 }
 
 TEST_P(AtomicFileTest, AFileSizeLimitIsUnavailableAndTheEarlierFileStays) {

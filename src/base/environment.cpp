@@ -4,6 +4,7 @@
 #include <lockstep/errors.h>
 
 #include <charconv>
+#include <cmath>
 #include <cstdlib>
 
 namespace lockstep::base {
@@ -18,6 +19,14 @@ std::optional<std::int64_t> parse_number(std::string_view text) {
   std::int64_t number = 0;
   const auto [end, error] = std::from_chars(text.data(), text.data() + text.size(), number);
   if (error != std::errc() || end != text.data() + text.size()) return std::nullopt;
+  return number;
+}
+
+std::optional<double> parse_real(std::string_view text) {
+  double number = 0;
+  const auto [end, error] = std::from_chars(text.data(), text.data() + text.size(), number);
+  if (error != std::errc() || end != text.data() + text.size() || !std::isfinite(number))
+    return std::nullopt;
   return number;
 }
 

@@ -18,4 +18,7 @@ std::optional<std::int64_t> environment_number(const char* name, std::int64_t le
 // A whole decimal number, nothing around it; nothing if it is not one or does not fit.
 std::optional<std::int64_t> parse_number(std::string_view text);
 
+// A finite decimal number such as 0.5 or 1e-3, nothing around it; nothing if it is not one or does not fit.
+std::optional<double> parse_real(std::string_view text);
+
 }  // namespace lockstep::base

@@ -26,8 +26,10 @@ bool make_directories(const std::string& path) {
   if (is_directory(path)) return true;
   const std::string parent = parent_path(path);
   if (parent != path && parent != "." && !make_directories(parent)) return false;
-  if (::mkdir(path.c_str(), 0777) == 0 || is_directory(path)) return true;
-  if (errno == EEXIST) errno = ENOTDIR;
+  if (::mkdir(path.c_str(), 0777) == 0) return true;
+  const int error = errno;  // what follows sets it, too
+  if (is_directory(path)) return true;
+  errno = error == EEXIST ? ENOTDIR : error;
   return false;
 }
 

@@ -39,5 +39,5 @@ test -s net.safetensors
 grep -q 'epoch 4: loss 0\.' four.out
 # Equal batches and equal weights: only the order of additions differs.
 paste alone.out four.out | awk '{ d = $4 - $8; if (d < -0.0005 || d > 0.0005) { print "apart: " $0; exit 1 } }'
-"$work/prefix/bin/lockstep" train --model mlp --data synthetic --steps 2 --global-batch 8 --workers 2 --quiet |
+"$work/prefix/bin/lockstep" train --model mlp --data synthetic --steps 2 --global-batch 8 --workers 2 --quiet --checkpoint none |
   grep -q 'Trained after 2 steps'

@@ -239,7 +239,7 @@ Outcome train_with_checkpoints(const std::string& directory, std::int64_t steps,
                              options.global_batch = 4;
                              options.shards = 2;
                              options.checkpoint_directory = directory;
-                             options.resume = true;
+                             options.existing_checkpoint = ExistingCheckpoint::kResume;
                              options.job = job;
                              EXPECT_EQ(Trainer(world, parts, options).run().steps, steps);
                            })

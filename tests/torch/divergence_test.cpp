@@ -409,7 +409,7 @@ TEST(HashLogs, AResumedJobGoesOnWithItsLog) {
     in_world(workers, "shm", [&](World& world) {
       Attempt run;
       run.options.hash_log = folder / log;
-      run.options.resume = resumes;
+      if (resumes) run.options.existing_checkpoint = ExistingCheckpoint::kResume;
       run.options.checkpoint_directory = until < kStepsOfTheJob || resumes ? folder / "kept" : "";
       std::atomic<bool> stop{false};
       run.options.stop = &stop;

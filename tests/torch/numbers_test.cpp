@@ -85,9 +85,10 @@ void run_lockstep(const Case& c, const Folder& folder, const std::string& data) 
   command << "'" LOCKSTEP_COMMAND "' train --quiet --model " << c.model << " --data '" << data
           << "' --optimizer " << c.optimizer << " --workers " << c.workers << " --accumulate "
           << c.accumulate << " --steps " << kSteps << " --global-batch " << global_batch(c)
-          << " --context " << kContext << " --seed " << kSeed << " --dropout " << c.dropout
-          << " --lr " << learning_rate(c) << " --bucket-bytes 100000 --checkpoint '"
-          << (folder / "run") << "' > '" << (folder / "out") << "' 2>&1";
+          << " --context " << kContext << " --seed " << kSeed
+          << (c.dropout < 0 ? "" : " --dropout " + std::to_string(c.dropout)) << " --lr "
+          << learning_rate(c) << " --bucket-bytes 100000 --checkpoint '" << (folder / "run")
+          << "' > '" << (folder / "out") << "' 2>&1";
   const int status = std::system(command.str().c_str());
   std::ifstream out(folder / "out");
   ASSERT_EQ(status, 0) << std::string(std::istreambuf_iterator<char>(out), {});

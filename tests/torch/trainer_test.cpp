@@ -137,7 +137,7 @@ TEST(TrainerCorners, ARateThatAHookHasSetIsThatOfTheResumedJobToo) {
 
     const Folder folder;
     job.options.checkpoint_directory = folder.path();
-    job.options.resume = true;
+    job.options.existing_checkpoint = ExistingCheckpoint::kResume;
     job.options.steps = 4;
     Training first(world, job);
     job.hooks = halving(first);
@@ -154,7 +154,7 @@ TEST(TrainerCorners, ACheckpointIsOfItsOptimizersOptionsAndItsOrderOfAddition) {
   const Folder folder;
   const auto trained = [&](int workers, Job job) {
     job.options.checkpoint_directory = folder.path();
-    job.options.resume = true;
+    job.options.existing_checkpoint = ExistingCheckpoint::kResume;
     ++job.options.steps;
     return outcomes_in_world(workers, [&](World& world) { hash_of(world, job); })[0];
   };
@@ -168,6 +168,87 @@ TEST(TrainerCorners, ACheckpointIsOfItsOptimizersOptionsAndItsOrderOfAddition) {
   job.momentum = 0.9;
   job.algorithm = Algorithm::kRing;
   EXPECT_THAT(trained(1, job).text, HasSubstr("algorithm = bit-stable"));
+}
+
+TEST(TrainerCorners, WhatAJobDoesAboutACheckpointIsTheSameOnEveryWorker) {
+  const Folder folder;
+  Job job;
+  job.options.checkpoint_directory = folder.path();
+  const auto ends = [&](ExistingCheckpoint existing) {
+    job.options.existing_checkpoint = existing;
+    return outcomes_in_world(3, [&](World& world) { hash_of(world, job); });
+  };
+  for (const Outcome& outcome : ends(ExistingCheckpoint::kRefuse)) EXPECT_FALSE(outcome.kind);
+  for (const Outcome& outcome : ends(ExistingCheckpoint::kRefuse)) {
+    EXPECT_EQ(outcome.kind, ErrorKind::kBadInput);
+    EXPECT_THAT(outcome.text, HasSubstr("holds the checkpoint of a job already"));
+  }
+  for (const Outcome& outcome : ends(ExistingCheckpoint::kReplace)) EXPECT_FALSE(outcome.kind);
+  const auto differing = outcomes_in_world(2, [&](World& world) {
+    Job own = job;
+    if (world.leader()) own.options.existing_checkpoint = ExistingCheckpoint::kResume;
+    hash_of(world, own);
+  });
+  for (const Outcome& outcome : differing) {
+    EXPECT_EQ(outcome.kind, ErrorKind::kMismatch);
+    EXPECT_THAT(outcome.text, HasSubstr("existing_checkpoint is replace on rank 1"));
+  }
+}
+
+TEST(TrainerCorners, ADirectoryIsOneTrainersUntilItHasRun) {
+  in_world(1, [](World& world) {
+    const Folder folder;
+    Job job;
+    job.options.checkpoint_directory = folder.path();
+    job.options.existing_checkpoint = ExistingCheckpoint::kResume;
+    Training one(world, job);
+    const auto trainer = [&](Training& training) {
+      TrainerParts parts{training.model, training.net.ptr(), training.optimizer, dataset()};
+      parts.loss = [net = training.net](const Batch& batch) mutable {
+        return net->loss(batch, true);
+      };
+      return std::make_unique<Trainer>(world, parts, job.options);
+    };
+    const auto first = trainer(one);
+    Training other(world, job);
+    EXPECT_THROW(trainer(other), BadInput);
+    first->run();
+    EXPECT_EQ(trainer(other)->run().first_step, 3);
+  });
+}
+
+// LibTorch's text goes on with a backtrace of C++.
+TEST(TrainerCorners, WhatLibTorchRefusesInALossSaysWhere) {
+  in_world(1, [](World& world) {
+    Training training(world, {});
+    TrainerParts parts{training.model, training.net.ptr(), training.optimizer, dataset()};
+    auto loss = [net = training.net](const Batch& batch) mutable { return net->loss(batch, true); };
+    const auto refusal = [&](const TrainerParts& wrong) -> std::string {
+      try {
+        Trainer(world, wrong, Job().options).run();
+      } catch (const BadInput& error) {
+        return error.what();
+      }
+      return "none";
+    };
+    int calls = 0;
+    parts.loss = [&](const Batch& batch) {
+      return ++calls == 6
+                 ? torch::nll_loss(torch::zeros({4, 3}), torch::full({4}, 9, torch::kInt64))
+                 : loss(batch);
+    };
+    EXPECT_THAT(refusal(parts),
+                ::testing::AllOf(HasSubstr("the loss fails on step 1, shard 1: "),
+                                 HasSubstr("9 is out of bounds"), ::testing::Not(HasSubstr("\n"))));
+    parts.loss = [&](const Batch& batch) { return loss(batch).detach(); };
+    EXPECT_THAT(refusal(parts), HasSubstr("the backward pass fails on step 0, shard 0: "));
+    parts.loss = loss;
+    parts.test = dataset();
+    parts.score = [](const Batch& batch) -> Score {
+      return {batch.data.to(torch::kFloat32).mm(torch::ones({3, 2})).sum().item<double>(), 0, 1};
+    };
+    EXPECT_THAT(refusal(parts), HasSubstr("the score fails on the test data, shard 0: "));
+  });
 }
 
 }  // namespace

@@ -62,12 +62,12 @@ struct Texts {
 
 void add_common(CLI::App& parser, CommonArguments& arguments, Texts& texts) {
   app::set_up(parser);
-  parser.add_option("-n,--workers", arguments.workers);
+  app::add_number(parser, "-n,--workers", arguments.workers);
   parser.add_option("--engines", texts.engines);
   parser.add_option("--peers", texts.peers);
-  parser.add_option("--rounds", arguments.rounds);
-  parser.add_option("--seconds", arguments.seconds);
-  parser.add_option("--iterations", arguments.iterations);
+  app::add_number(parser, "--rounds", arguments.rounds);
+  app::add_number(parser, "--seconds", arguments.seconds);
+  app::add_number(parser, "--iterations", arguments.iterations);
   parser.add_flag("--json", arguments.json);
   parser.add_option("--save", arguments.save);
   parser.add_option("--plot", arguments.plot);
@@ -228,10 +228,10 @@ StepArguments parse_step_arguments(const std::vector<std::string>& arguments) {
   parser.add_option("--model", parsed.model);
   parser.add_option("--precision", parsed.precision);
   parser.add_option("--gpt-size", parsed.gpt_size);
-  parser.add_option("--context", parsed.context);
-  parser.add_option("--bucket-bytes", parsed.bucket_bytes);
-  parser.add_option("--batch", parsed.batch);
-  parser.add_option("--shards", parsed.shards);
+  app::add_number(parser, "--context", parsed.context);
+  app::add_number(parser, "--bucket-bytes", parsed.bucket_bytes);
+  app::add_number(parser, "--batch", parsed.batch);
+  app::add_number(parser, "--shards", parsed.shards);
   parser.add_option("--optimizer", parsed.optimizer);
   parse(parser, arguments, "step");
   finish_common(parser, texts, parsed, "step");

@@ -86,6 +86,8 @@ TEST(BenchArgumentsTest, WhatCannotWorkIsOneLineThatSaysWhatCan) {
   EXPECT_THAT(refused_allreduce({"--workers", "0"}), HasSubstr("1 to 256"));
   EXPECT_THAT(refused_allreduce({"--rounds", "0"}), HasSubstr("--rounds"));
   EXPECT_THAT(refused_allreduce({"--seconds", "nan"}), HasSubstr("--seconds"));
+  EXPECT_THAT(refused_allreduce({"--seconds", "1e999"}), HasSubstr("--seconds 1e999"));
+  EXPECT_THAT(refused_allreduce({"--rounds", "5x"}), HasSubstr("--rounds 5x"));
   EXPECT_THAT(refused_allreduce({"--sizes", ","}), HasSubstr("--sizes"));
   EXPECT_THAT(refused_allreduce({"--plot", "/no/such/x.svg"}), HasSubstr("/no/such"));
   const auto field = [](const std::vector<std::string>& words) {

@@ -3,10 +3,13 @@
 #include <fmt/format.h>
 #include <fmt/ranges.h>
 #include <lockstep/errors.h>
+#include <unistd.h>
 
 #include <CLI/CLI.hpp>
 #include <algorithm>
+#include <cerrno>
 #include <cmath>
+#include <cstring>
 #include <thread>
 
 #include "app/command_line.h"
@@ -14,6 +17,7 @@
 #include "base/files.h"
 #include "control/device_choice.h"
 #include "plan/position.h"
+#include "torch/formats/checkpoint_file.h"
 
 namespace lockstep::app {
 namespace {
@@ -65,9 +69,11 @@ On what
   --bucket-bytes N     gradients that travel together (default: 26214400)
   --loader-threads T   threads of each worker that read ahead (default: 1)
 What is kept and shown
-  --checkpoint DIR     write DIR/checkpoint.safetensors after every epoch, and at the end
+  --checkpoint DIR     keep DIR/checkpoint.safetensors, written after every epoch and at the end, and the one before it;
+                       none: keep nothing (default: a new directory lockstep-runs/MODEL-DATE-TIME)
   --checkpoint-every T steps between checkpoints, in place of every epoch
-  --resume             go on from the checkpoint in DIR, if there is one
+  --resume [DIR]       go on from the checkpoint in DIR; without DIR, from that in --checkpoint's, if there is one
+  --overwrite          begin anew where --checkpoint names a directory with a checkpoint, and replace it
   --verify-data        compare all training data with the checkpoint's and between workers (default: 64 samples of it)
   --report FILE        write the results as JSON
   --hashes FILE        write the hashes of all weights after every step, one line of JSON each
@@ -78,15 +84,18 @@ What is kept and shown
   --compare-alone      first measure one worker alone, for the speed-up
   -q, --quiet          no progress, only the results
 
-Ctrl-C ends the step, writes a checkpoint if there is a directory for one, and exits.
+Ctrl-C ends the step, writes a checkpoint unless none is kept, and exits.
 
 Examples:
   lockstep train --model cnn --epochs 3
   lockstep train --model gpt --data book.txt --optimizer adamw --steps 500 --checkpoint run
-  lockstep train --model gpt --data book.txt --optimizer adamw --steps 900 --checkpoint run --resume
+  lockstep train --model gpt --data book.txt --optimizer adamw --steps 900 --resume run
   lockstep train --model gpt --gpt-size gpt2 --context 1024 --data book.txt --optimizer adamw --device cuda --precision bf16
   lockstep train --model cnn --steps 100 --hashes log; lockstep train --model cnn --steps 100 --verify log --workers 1
 )";
+
+// Of --resume without a directory; nobody can give it as one.
+constexpr const char* kWhereItIs = "--checkpoint";
 
 [[noreturn]] void refuse(const std::string& text) {
   throw BadInput(text + "; see `lockstep train --help`");
@@ -109,45 +118,54 @@ void add_options(CLI::App& parser, TrainArguments& arguments) {
   parser.add_option("--model", arguments.model);
   parser.add_option("--data", arguments.data);
   parser.add_option("--gpt-size", arguments.gpt_size);
-  parser.add_option("--context", arguments.context);
-  parser.add_option("--vocabulary", arguments.vocabulary);
-  parser.add_option("--dropout", arguments.dropout);
-  parser.add_option("--epochs", arguments.epochs);
-  parser.add_option("--steps", arguments.steps);
-  parser.add_option("--global-batch", arguments.global_batch);
-  parser.add_option("--shards", arguments.shards);
-  parser.add_option("--accumulate", arguments.accumulate);
+  add_number(parser, "--context", arguments.context);
+  add_number(parser, "--vocabulary", arguments.vocabulary);
+  add_number(parser, "--dropout", arguments.dropout);
+  add_number(parser, "--epochs", arguments.epochs);
+  add_number(parser, "--steps", arguments.steps);
+  add_number(parser, "--global-batch", arguments.global_batch);
+  add_number(parser, "--shards", arguments.shards);
+  add_number(parser, "--accumulate", arguments.accumulate);
   parser.add_option("--buffers", arguments.buffers);
   parser.add_option("--optimizer", arguments.optimizer);
-  parser.add_option("--lr", arguments.lr);
-  parser.add_option("--momentum", arguments.momentum);
-  parser.add_option("--weight-decay", arguments.weight_decay);
-  parser.add_option("--clip-norm", arguments.clip_norm);
-  parser.add_option("--scale-lr", arguments.scale_lr_from)->expected(0, 1)->default_str("256");
-  parser.add_option("--warmup", arguments.warmup_steps);
+  add_number(parser, "--lr", arguments.lr);
+  add_number(parser, "--momentum", arguments.momentum);
+  add_number(parser, "--weight-decay", arguments.weight_decay);
+  add_number(parser, "--clip-norm", arguments.clip_norm);
+  add_number(parser, "--scale-lr", arguments.scale_lr_from)->expected(0, 1)->default_str("256");
+  add_number(parser, "--warmup", arguments.warmup_steps);
   parser.add_option("--decay", arguments.decay);
-  parser.add_option("--seed", arguments.seed);
-  parser.add_option("--threads", arguments.threads);
+  add_number(parser, "--seed", arguments.seed);
+  add_number(parser, "--threads", arguments.threads);
   parser.add_option("--onednn", arguments.onednn);
   parser.add_option("--flush-denormal", arguments.flush_denormal);
   parser.add_option("--deterministic", arguments.deterministic);
   parser.add_option("--precision", arguments.precision);
   parser.add_option("--device", arguments.device);
-  parser.add_option("-n,--workers", arguments.workers);
+  add_number(parser, "-n,--workers", arguments.workers);
   parser.add_flag("--share-gpus", arguments.share_gpus);
   parser.add_option("--graphs", arguments.graphs);
   parser.add_option("--engine", arguments.engine);
   parser.add_option("--algorithm", arguments.algorithm);
-  parser.add_option("--bucket-bytes", arguments.bucket_bytes);
-  parser.add_option("--loader-threads", arguments.loader_threads);
+  add_number(parser, "--bucket-bytes", arguments.bucket_bytes);
+  add_number(parser, "--loader-threads", arguments.loader_threads);
   parser.add_option("--checkpoint", arguments.checkpoint);
-  parser.add_option("--checkpoint-every", arguments.checkpoint_every);
-  parser.add_flag("--resume", arguments.resume);
+  add_number(parser, "--checkpoint-every", arguments.checkpoint_every);
+  parser
+      .add_option_function<std::string>("--resume",
+                                        [&](const std::string& directory) {
+                                          arguments.resume = true;
+                                          if (directory != kWhereItIs)
+                                            arguments.resumed = directory;
+                                        })
+      ->expected(0, 1)
+      ->default_str(kWhereItIs);
+  parser.add_flag("--overwrite", arguments.overwrite);
   parser.add_flag("--verify-data", arguments.verify_data);
   parser.add_option("--report", arguments.report);
   parser.add_option("--hashes", arguments.hashes);
   parser.add_option("--verify", arguments.verify);
-  parser.add_option("--until", arguments.until);
+  add_number(parser, "--until", arguments.until);
   parser.add_option("--check-divergence", arguments.check_divergence);
   parser.add_flag("--compare-alone", arguments.compare_alone);
   parser.add_flag("-q,--quiet", arguments.quiet);
@@ -177,7 +195,8 @@ void check_numbers(const TrainArguments& arguments) {
   check_range<std::int64_t>("--until", arguments.until, -1, kMost);
   check_range("--lr", arguments.learning_rate(), 0.0, 1e6);
   check_range("--clip-norm", arguments.clip_norm, 0.0, 1e30);
-  check_range("--dropout", arguments.dropout, -1.0, 1.0);
+  if (arguments.momentum) check_range("--momentum", *arguments.momentum, 0.0, 1.0);
+  if (arguments.weight_decay) check_range("--weight-decay", *arguments.weight_decay, 0.0, 1e6);
 }
 
 void check_batch(const TrainArguments& arguments) {
@@ -204,13 +223,14 @@ void check_paths(const TrainArguments& arguments) {
     refuse(fmt::format("--data {}: there is no such file or directory, and no data of that name",
                        arguments.data));
   }
-  if (arguments.resume && arguments.checkpoint.empty())
-    refuse("--resume from where? add --checkpoint DIR");
   for (const auto& [option, path] :
        {std::pair{"--report", arguments.report}, std::pair{"--hashes", arguments.hashes}}) {
     const std::string folder = base::parent_path(path);
-    if (!path.empty() && !base::is_directory(folder))
+    if (path.empty()) continue;
+    if (!base::is_directory(folder))
       refuse(fmt::format("{} {}: there is no directory {}", option, path, folder));
+    if (::access(folder.c_str(), W_OK) != 0)
+      refuse(fmt::format("{} {}: cannot write there: {}", option, path, std::strerror(errno)));
   }
   if (!arguments.verify.empty() && !base::exists(arguments.verify))
     refuse(fmt::format("--verify {}: there is no such file", arguments.verify));
@@ -218,6 +238,29 @@ void check_paths(const TrainArguments& arguments) {
     refuse("--verify and --hashes name the same file: it would be overwritten");
   if (arguments.verify.empty() && arguments.until >= 0)
     refuse("--until says where --verify ends: add --verify FILE");
+}
+
+// Where checkpoints are, in the words of the three options about it.
+void settle_checkpoints(TrainArguments& arguments) {
+  const std::string& from = arguments.resumed;
+  if (arguments.resume && arguments.overwrite)
+    refuse("--resume goes on from a checkpoint and --overwrite replaces it: give one");
+  if (!from.empty()) {
+    if (arguments.checkpoint != kOpen && arguments.checkpoint != from) {
+      refuse(fmt::format("--resume {} and --checkpoint {} are not the same: give one", from,
+                         arguments.checkpoint));
+    }
+    arguments.checkpoint = from;
+    if (!base::is_directory(from))
+      refuse(fmt::format("--resume {}: there is no such directory", from));
+    if (!formats::holds_checkpoint(from))
+      refuse(fmt::format("--resume {}: it holds no checkpoint", from));
+  }
+  const bool named = arguments.checkpoint != kOpen && arguments.checkpoint != kNoCheckpoint;
+  if (named && arguments.checkpoint.empty()) refuse("--checkpoint wants a directory, or none");
+  if (arguments.resume && !named) refuse("--resume from where? give a directory: --resume DIR");
+  if (arguments.overwrite && !named)
+    refuse("--overwrite what? give its directory: --checkpoint DIR");
 }
 
 // What the options say of GPUs, and whether it can be meant together.
@@ -262,6 +305,7 @@ TrainArguments parse_train_arguments(const std::vector<std::string>& arguments) 
   CLI::App parser;
   add_options(parser, parsed);
   parse_words(parser, arguments, [](const std::string& text) { refuse(text); });
+  settle_checkpoints(parsed);
   if (!parsed.resume) parsed.device = device_asked_for(parsed);
   const bool checkpoint_says_shards = parsed.resume && parsed.shards == 0;
   if (parser.count("--workers") > 0) {
@@ -285,6 +329,7 @@ TrainArguments parse_train_arguments(const std::vector<std::string>& arguments) 
     check_choice("--flush-denormal", parsed.flush_denormal, {"on", "off"});
   if (parser.count("--deterministic") > 0)
     check_choice("--deterministic", parsed.deterministic, {"on", "off"});
+  if (parser.count("--dropout") > 0) check_range("--dropout", parsed.dropout, 0.0, 1.0);
   if (parser.count("--threads") > 0) check_range("--threads", parsed.threads, 1, kMostThreads);
   algorithm_named(parsed.algorithm);
   check_numbers(parsed);

@@ -14,6 +14,8 @@ namespace lockstep::app {
 // Of a choice of a job: the checkpoint's that it goes on from, else what is best here.
 inline constexpr const char* kOpen = "auto";
 
+inline constexpr const char* kNoCheckpoint = "none";
+
 inline constexpr int kMostThreads = 4096;
 
 struct TrainArguments {
@@ -58,9 +60,11 @@ struct TrainArguments {
   int loader_threads = 1;
 
   // What is kept and shown.
-  std::string checkpoint;
+  std::string checkpoint = kOpen;  // its directory, or kNoCheckpoint
   std::int64_t checkpoint_every = 0;
   bool resume = false;
+  std::string resumed;  // the directory that --resume itself has named
+  bool overwrite = false;
   bool verify_data = false;
   std::string report;
   std::string hashes;

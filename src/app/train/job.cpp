@@ -1,6 +1,7 @@
 #include "app/train/job.h"
 
 #include <fmt/format.h>
+#include <fmt/ranges.h>
 #include <lockstep/autocast.h>
 #include <lockstep/errors.h>
 
@@ -24,13 +25,38 @@ constexpr std::int64_t kAloneWarmUp = 3;
 
 std::atomic<bool> stop_now{false};
 
+// Beyond it a number is hardly a class, and the model's last layer would have no room.
+constexpr std::int64_t kMostClasses = std::int64_t{1} << 20;
+
+// What a model is made for is the training data's; LibTorch would meet other test data after an epoch.
+void check_data(const TrainArguments& arguments, const DataSplits& data) {
+  const auto spoken = [](const std::vector<std::int64_t>& sizes) {
+    return fmt::format("{}", fmt::join(sizes, "×"));
+  };
+  if (data.shape.classes > kMostClasses) {
+    throw BadInput(fmt::format(
+        "{} has class {}, and {} takes classes from 0 to {}: number the classes from 0 on",
+        arguments.data, data.shape.classes - 1, arguments.model, kMostClasses - 1));
+  }
+  if (data.test->size() == 0) return;
+  const std::int64_t first = 0;
+  const auto tested = data.test->batch({&first, 1}).data.sizes().slice(1).vec();
+  if (tested == data.shape.sample) return;
+  throw BadInput(
+      fmt::format("{} has training samples of {} and test samples of {}, and {} takes one size: "
+                  "make them alike",
+                  arguments.data, spoken(data.shape.sample), spoken(tested), arguments.model));
+}
+
 DataSplits load_data(const TrainArguments& arguments) {
   datasets::LoadOptions options;
   options.context = arguments.context;
   options.seed = arguments.seed;
   if (arguments.model == "cnn") options.sample = {1, 28, 28};
   if (arguments.model == "resnet18") options.sample = {3, 32, 32};
-  return datasets::load(arguments.data, options);
+  DataSplits data = datasets::load(arguments.data, options);
+  check_data(arguments, data);
+  return data;
 }
 
 std::shared_ptr<models::Net> make_model(const TrainArguments& arguments, const DataShape& shape) {
@@ -130,7 +156,8 @@ TrainerOptions make_options(const TrainArguments& arguments, std::int64_t sample
   options.loader_threads = arguments.loader_threads;
   options.checkpoint_directory = arguments.checkpoint;
   options.checkpoint_every_steps = arguments.checkpoint_every;
-  options.resume = arguments.resume;
+  if (arguments.resume) options.existing_checkpoint = ExistingCheckpoint::kResume;
+  if (arguments.overwrite) options.existing_checkpoint = ExistingCheckpoint::kReplace;
   options.verify_data = arguments.verify_data;
   options.check_divergence = arguments.check_divergence == "on";
   options.hash_log = arguments.hashes;
@@ -167,7 +194,7 @@ double samples_per_second_alone(const TrainArguments& arguments, int shards, Wor
     own.accumulate = 0;
     own.global_batch = arguments.global_batch / shards * own.shards;
     own.checkpoint.clear();
-    own.resume = false;
+    own.resume = own.overwrite = false;
     own.verify_data = false;
     own.hashes.clear();
     own.verify.clear();
@@ -206,6 +233,20 @@ std::string opening(const TrainArguments& arguments, World& world, const Trainer
       with_commas(parts.train->size()), world.size(), world.size() == 1 ? "" : "s",
       world.comm().engine(), world.device().kind == DeviceKind::kCuda ? ", cuda" : "",
       arguments.global_batch);
+}
+
+// Where it is kept, how often, and how to change that.
+std::string about_checkpoints(const TrainArguments& arguments) {
+  if (!arguments.verify.empty()) return "no checkpoint is written: --verify only compares";
+  if (arguments.checkpoint.empty())
+    return "no checkpoint is kept: a job that is cut short begins anew";
+  const std::string often = arguments.checkpoint_every > 0
+                                ? fmt::format("every {} steps", arguments.checkpoint_every)
+                                : "after every epoch";
+  return fmt::format(
+      "checkpoint in {}, {} and at the end; change it with --checkpoint DIR, --checkpoint none or "
+      "--checkpoint-every STEPS",
+      arguments.checkpoint, often);
 }
 
 TrainerHooks show_on(Progress& progress) {
@@ -255,6 +296,7 @@ TrainReport run_training(const TrainArguments& arguments, World& world) {
   const Progress::Size size{total_steps(arguments, data.train->size()), 0, arguments.global_batch};
   Progress progress(kind, size);
   progress.line(opening(arguments, world, parts));
+  progress.line(about_checkpoints(arguments));
   const Replica model = parts.model;
   Trainer trainer(world, std::move(parts), make_options(arguments, data.train->size()),
                   show_on(progress));

@@ -4,10 +4,12 @@
 #include <lockstep/errors.h>
 
 #include <algorithm>
+#include <optional>
 
 #include "app/own_file.h"
 #include "app/train/arguments.h"
 #include "app/train/open_choices.h"
+#include "app/train/run_directory.h"
 #include "control/launch/launcher.h"
 
 namespace lockstep::app {
@@ -34,8 +36,12 @@ int train(const std::vector<std::string>& arguments) {
     return 0;
   }
   TrainArguments parsed = parse_train_arguments(arguments);
+  const bool is_open = parsed.checkpoint == kOpen && parsed.verify.empty();
   make_open_choices(parsed);
   check_gpus(parsed);
+  const std::string program = worker_program();
+  std::optional<RunDirectory> directory;
+  if (is_open) parsed.checkpoint = directory.emplace(parsed.model).path();
   control::RunOptions options;
   options.workers = parsed.workers;
   options.threads = parsed.threads;
@@ -45,7 +51,7 @@ int train(const std::vector<std::string>& arguments) {
   options.grace = kGrace;
   options.leader_keeps_output = true;
   options.explained_codes = {1, 2};
-  options.command = {worker_program()};
+  options.command = {program};
   options.command.insert(options.command.end(), arguments.begin(), arguments.end());
   const auto chosen = as_options(parsed);  // of an option given twice the last one counts
   options.command.insert(options.command.end(), chosen.begin(), chosen.end());

@@ -16,6 +16,7 @@
 #include <vector>
 
 #include "app/bench/step/worker.h"
+#include "app/standard_output.h"
 #include "app/train/arguments.h"
 #include "app/train/job.h"
 #include "app/train/open_choices.h"
@@ -95,11 +96,11 @@ void run(const std::vector<std::string>& texts) {
   advised(arguments, [&] { choose_onednn(arguments, world); });
   const TrainReport report = trained(arguments, world);
   if (world.leader()) {
+    say(summary(arguments, report));
     if (!arguments.report.empty()) base::write_file(arguments.report, to_json(arguments, report));
-    fmt::print("{}", summary(arguments, report));
-    std::fflush(stdout);
   }
   world.comm().barrier().wait();
+  if (world.leader()) check_said();
 }
 
 }  // namespace

@@ -12,10 +12,17 @@
 namespace lockstep::app {
 namespace {
 
-// 0 if it is not there, or no number.
+// 0 if it is not there. BadInput if it is no number that a job has.
 int number_in(const SavedJob& saved, const char* property) {
   const auto found = saved.find(property);
-  return found == saved.end() ? 0 : std::atoi(found->second.c_str());
+  if (found == saved.end()) return 0;
+  // "2, of OpenBLAS 4": of threads that differ, the job's own come first.
+  const auto number = base::parse_number(found->second.substr(0, found->second.find(',')));
+  if (!number || *number < 0 || *number > (1 << 24)) {
+    throw BadInput(fmt::format("the checkpoint is damaged: it says {} = {}; take an earlier one",
+                               property, found->second));
+  }
+  return static_cast<int>(*number);
 }
 
 std::string text_in(const SavedJob& saved, const char* property) {
@@ -53,6 +60,8 @@ void make_open_choices(TrainArguments& arguments, const SavedJob& saved, cuda::G
     const std::string said = text_in(saved, property);
     choice = said == "on" || said == "off" ? said : otherwise;
   };
+  if (arguments.checkpoint == kOpen || arguments.checkpoint == kNoCheckpoint)
+    arguments.checkpoint.clear();
   choose(arguments.onednn, "onednn", kOpen);
   choose(arguments.flush_denormal, "flush_denormal", "off");
   choose(arguments.deterministic, "deterministic", "on");
@@ -111,7 +120,8 @@ std::vector<std::string> as_options(const TrainArguments& arguments) {
           "--deterministic",  arguments.deterministic,
           "--precision",      arguments.precision,
           "--device",         arguments.device,
-          "--workers",        std::to_string(arguments.workers)};
+          "--workers",        std::to_string(arguments.workers),
+          "--checkpoint",     arguments.checkpoint.empty() ? kNoCheckpoint : arguments.checkpoint};
 }
 
 std::string advice(const TrainArguments& arguments, const SavedJob& saved,

@@ -13,7 +13,7 @@ namespace lockstep::app {
 
 // What the options do not say comes from the checkpoint that the job goes on from, else it is the default; so does the
 // number of shards that the workers of this host are counted by. Whether oneDNN is used may stay open: only a worker that
-// has LibTorch can say.
+// has LibTorch can say. The directory for checkpoints is empty then if there are to be none, or nobody has chosen one.
 // BadInput when the checkpoint cannot be read, and when workers are to be counted by GPUs and there are none.
 void make_open_choices(TrainArguments& arguments);
 void make_open_choices(TrainArguments& arguments, const SavedJob& saved,

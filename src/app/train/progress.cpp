@@ -6,8 +6,8 @@
 
 #include <algorithm>
 #include <cmath>
-#include <cstdio>
 
+#include "app/standard_output.h"
 #include "base/environment.h"
 
 namespace lockstep::app {
@@ -69,8 +69,7 @@ Progress::~Progress() {
 
 void Progress::clear_bar() {
   if (!bar_shown_) return;
-  fmt::print("\r\033[K");
-  std::fflush(stdout);
+  say("\r\033[K");
   bar_shown_ = false;
 }
 
@@ -101,8 +100,7 @@ void Progress::step(const StepRecord& record) {
   std::string text = status(record);
   const auto room = static_cast<std::size_t>(std::max(terminal_columns() - kBarWidth - 4, 0));
   if (text.size() > room) text.resize(room);
-  fmt::print("\r\033[K{}▏ {}", bar(part), text);
-  std::fflush(stdout);
+  say(fmt::format("\r\033[K{}▏ {}", bar(part), text));
   bar_shown_ = true;
 }
 
@@ -114,8 +112,7 @@ void Progress::epoch(std::int64_t epoch, const Evaluation& evaluation) {
 void Progress::line(const std::string& text) {
   if (kind_ == Kind::kSilent) return;
   clear_bar();
-  fmt::print("{}\n", text);
-  std::fflush(stdout);
+  say(text + "\n");
 }
 
 }  // namespace lockstep::app

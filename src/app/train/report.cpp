@@ -117,7 +117,11 @@ std::string summary(const TrainArguments& arguments, const TrainReport& report) 
   row("replicas",
       fmt::format("{}, sha256 {}…", result.replicas_identical ? "identical" : "NOT IDENTICAL",
                   result.weights_sha256.substr(0, 16)));
-  if (!result.checkpoint.empty()) row("checkpoint", result.checkpoint);
+  if (!result.checkpoint.empty()) {
+    row("checkpoint", result.stopped ? fmt::format("{} (go on with --resume {})", result.checkpoint,
+                                                   arguments.checkpoint)
+                                     : result.checkpoint);
+  }
   if (!arguments.hashes.empty()) row("hashes", arguments.hashes);
   if (!arguments.report.empty()) row("report", arguments.report);
   return text;

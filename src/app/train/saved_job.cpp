@@ -2,19 +2,16 @@
 
 #include <string_view>
 
-#include "base/files.h"
-#include "torch/formats/safetensors.h"
-#include "torch/train/checkpoint_names.h"
+#include "torch/formats/checkpoint_file.h"
 
 namespace lockstep::app {
 
 SavedJob saved_job(const std::string& directory) {
   SavedJob job;
-  const std::string path = base::join_path(directory, train::kCheckpointFile);
-  if (!base::exists(path)) return job;
-  constexpr std::string_view kPrefix = train::kJobPrefix;
-  const auto file = formats::SafetensorsFile::open(path);
-  for (const auto& [name, value] : file.metadata()) {
+  constexpr std::string_view kPrefix = formats::kJobPrefix;
+  const auto file = formats::open_checkpoint(directory, formats::Checked::kHeader);
+  if (!file) return job;
+  for (const auto& [name, value] : file->metadata()) {
     if (name.starts_with(kPrefix)) job[name.substr(kPrefix.size())] = value;
   }
   return job;

@@ -118,6 +118,28 @@ SafetensorsHeader make_header(const std::vector<const TensorView*>& order, Metad
   return header;
 }
 
+constexpr std::string_view kHashes = "data, header";
+constexpr std::string_view kTakeEarlier = "take an earlier checkpoint or copy it again";
+
+// Of everything that a header says but this hash itself; the form of its JSON does not matter.
+std::string hash_header(SafetensorsHeader header) {
+  header.metadata.erase(std::string(kHeaderHashKey));
+  return base::to_hex(base::sha256(format_header(header)));
+}
+
+// True when it has a hash; that is right then.
+bool check_header(const SafetensorsHeader& header, const std::string& file) {
+  const auto expected = header.metadata.find(std::string(kHeaderHashKey));
+  if (expected == header.metadata.end()) {
+    if (!header.metadata.contains(std::string(kHashesKey))) return false;
+    refuse(file, "is damaged: its header has lost its SHA-256", kTakeEarlier);
+  }
+  if (hash_header(header) != expected->second) {
+    refuse(file, "is damaged: its header does not have the SHA-256 that it says", kTakeEarlier);
+  }
+  return true;
+}
+
 std::string hash_data(const std::vector<const TensorView*>& order) {
   base::Sha256 hash;
   for (const TensorView* tensor : order) hash.update(text_of(tensor->bytes));
@@ -131,6 +153,7 @@ Safetensors parse_safetensors(std::span<const std::byte> bytes, const std::strin
   SafetensorsHeader header = parse_header(json, file);
   Safetensors parsed;
   parsed.data = bytes.subspan(kLengthBytes + json.size());
+  parsed.header_is_hashed = check_header(header, file);
   check_places(header, parsed.data.size(), file);
   parsed.metadata = std::move(header.metadata);
   for (auto& [name, entry] : header.tensors) {
@@ -145,7 +168,7 @@ void verify_safetensors(const Safetensors& parsed, const std::string& file) {
   if (expected == parsed.metadata.end()) return;
   if (base::to_hex(base::sha256(text_of(parsed.data))) != expected->second) {
     refuse(file, "is damaged: its data does not have the SHA-256 that its header says",
-           "take an earlier checkpoint or copy it again");
+           kTakeEarlier);
   }
 }
 
@@ -168,7 +191,10 @@ void write_safetensors(const ByteSink& sink, const std::vector<TensorView>& tens
                        Metadata metadata) {
   const auto order = data_order(tensors);
   metadata[std::string(kDataHashKey)] = hash_data(order);
-  const std::string header = format_header(make_header(order, std::move(metadata)));
+  metadata[std::string(kHashesKey)] = kHashes;
+  SafetensorsHeader content = make_header(order, std::move(metadata));
+  content.metadata[std::string(kHeaderHashKey)] = hash_header(content);
+  const std::string header = format_header(content);
   if (header.size() > kMostHeaderBytes) {
     throw BadInput(
         fmt::format("a safetensors header of {} bytes is more than the {} of the "
@@ -181,11 +207,11 @@ void write_safetensors(const ByteSink& sink, const std::vector<TensorView>& tens
 }
 
 void save_safetensors(const std::string& path, const std::vector<TensorView>& tensors,
-                      Metadata metadata) {
+                      Metadata metadata, const std::string& kept) {
   base::AtomicFile file(path);
   write_safetensors([&](std::string_view bytes) { file.write(bytes); }, tensors,
                     std::move(metadata));
-  file.commit();
+  file.commit(kept);
 }
 
 }  // namespace lockstep::formats

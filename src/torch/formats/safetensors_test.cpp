@@ -39,6 +39,12 @@ std::string written(const std::vector<TensorView>& tensors, const Metadata& meta
   return out;
 }
 
+Metadata without_hashes(Metadata metadata) {
+  for (const auto key : {kDataHashKey, kHeaderHashKey, kHashesKey})
+    metadata.erase(std::string(key));
+  return metadata;
+}
+
 // One of each dtype, with sizes that would leave others unaligned, names that need quoting, a
 // scalar and an empty one.
 std::vector<TensorView> some_tensors() {
@@ -75,11 +81,11 @@ TEST(Safetensors, WhatIsWrittenIsReadBack) {
     const auto place = static_cast<std::size_t>(at->bytes.data() - parsed.data.data());
     EXPECT_EQ(place % bytes_of(tensor.dtype), 0U) << tensor.name << " is not aligned";
   }
-  Metadata expected = metadata;
-  expected.emplace(kDataHashKey,
-                   base::to_hex(base::sha256(
-                       {reinterpret_cast<const char*>(parsed.data.data()), parsed.data.size()})));
-  EXPECT_EQ(parsed.metadata, expected);
+  EXPECT_EQ(parsed.metadata.at(std::string(kDataHashKey)),
+            base::to_hex(base::sha256(
+                {reinterpret_cast<const char*>(parsed.data.data()), parsed.data.size()})));
+  EXPECT_EQ(without_hashes(parsed.metadata), metadata);
+  EXPECT_TRUE(parsed.header_is_hashed);
   EXPECT_NO_THROW(verify_safetensors(parsed, "f"));
 }
 
@@ -88,7 +94,9 @@ TEST(Safetensors, TheOrderOfTensorsDoesNotChangeTheFile) {
   const std::string file = written(tensors);
   std::reverse(tensors.begin(), tensors.end());
   EXPECT_EQ(written(tensors), file);
-  EXPECT_EQ(written(tensors, {{std::string(kDataHashKey), "an earlier one"}}), file);
+  EXPECT_EQ(written(tensors, {{std::string(kDataHashKey), "an earlier one"},
+                              {std::string(kHeaderHashKey), "an earlier one"}}),
+            file);
 }
 
 TEST(Safetensors, AFileWithoutTensorsIsOne) {
@@ -236,6 +244,57 @@ TEST_F(SafetensorsFileTest, EveryChangedByteOfTheDataIsFound) {
     const SafetensorsFile file = SafetensorsFile::open(put("changed", changed));
     expect_refusal([&] { file.verify(); }, "changed", "is damaged");
   }
+}
+
+bool same_content(const Safetensors& a, const Safetensors& b) {
+  const auto same = [](const TensorView& one, const TensorView& other) {
+    return one.name == other.name && one.dtype == other.dtype && one.shape == other.shape &&
+           one.bytes.data() == other.bytes.data() && one.bytes.size() == other.bytes.size();
+  };
+  return a.metadata == b.metadata &&
+         std::equal(a.tensors.begin(), a.tensors.end(), b.tensors.begin(), b.tensors.end(), same);
+}
+
+// Every bit of the length and the header. White space is all that may become another.
+TEST(Safetensors, EveryChangedBitOfTheHeaderIsFoundOrChangesNothing) {
+  const std::string good =
+      written(some_tensors(), {{"lockstep.step", "12"}, {"lockstep.job.seed", "1"}});
+  std::string file = good;  // changed where it is, so that places can be compared
+  const Safetensors expected = parse_safetensors(bytes_view(file), "the-file");
+  const std::size_t end = file.size() - expected.data.size();
+  int harmless = 0;
+  for (std::size_t bit = 0; bit < 8 * end; ++bit) {
+    file[bit / 8] = static_cast<char>(good[bit / 8] ^ (1 << bit % 8));
+    try {
+      EXPECT_TRUE(same_content(parse_safetensors(bytes_view(file), "the-file"), expected))
+          << "bit " << bit % 8 << " of byte " << bit / 8;
+      ++harmless;
+    } catch (const BadInput& error) {
+      EXPECT_THAT(error.what(), ::testing::StartsWith("the-file: "));
+    }
+    file[bit / 8] = good[bit / 8];
+  }
+  EXPECT_LE(harmless, 4 * 8);  // spaces at the end that became another white space
+}
+
+TEST(Safetensors, AHeaderThatIsWrittenInAnotherWayHasTheSameHash) {
+  const std::string file = written({{"a", Dtype::kU8, {1}, bytes_view("x")}}, {{"b", "c"}});
+  const Safetensors parsed = parse_safetensors(bytes_view(file), "f");
+  std::string header = "{ \"\\u0061\" : " + entry("U8", "[1]", "[0,1]") + ", \"__metadata__\":{";
+  for (const auto& [key, value] : parsed.metadata)
+    header += fmt::format("{}\n\"{}\": \"{}\"", header.back() == '{' ? "" : ",", key, value);
+  const std::string other = file_with(header + "}}", "x");
+  EXPECT_TRUE(parse_safetensors(bytes_view(other), "f").header_is_hashed);
+}
+
+TEST(Safetensors, WhatEarlierVersionsWroteIsReadAndItsHeaderIsNotChecked) {
+  const std::string hash = base::to_hex(base::sha256("x"));
+  const std::string file = file_with(fmt::format(R"({{"__metadata__":{{"{}":"{}"}},"a":{}}})",
+                                                 kDataHashKey, hash, entry("U8", "[1]", "[0,1]")),
+                                     "x");
+  const Safetensors parsed = parse_safetensors(bytes_view(file), "f");
+  EXPECT_FALSE(parsed.header_is_hashed);
+  EXPECT_NO_THROW(verify_safetensors(parsed, "f"));
 }
 
 TEST_F(SafetensorsFileTest, AnIndependentReaderSeesTheSame) {

@@ -193,6 +193,39 @@ std::map<std::string, std::string> arithmetic_in_use(Device device) {
   return properties;
 }
 
+namespace {
+
+constexpr std::string_view kNotDeterministic = " does not have a deterministic implementation";
+
+// Others can say more about these than where they happened.
+bool has_own_words(const std::string& said) {
+  const std::string_view own[] = {kNotDeterministic,
+                                  "can't allocate memory",
+                                  "not enough memory",
+                                  "out of memory",
+                                  "CUDA error",
+                                  "CUDNN",
+                                  "cuDNN",
+                                  "CUBLAS"};
+  return std::any_of(std::begin(own), std::end(own),
+                     [&](auto words) { return said.find(words) != std::string::npos; });
+}
+
+}  // namespace
+
+void say_where(const Where& where, const std::function<void()>& compute) {
+  try {
+    compute();
+  } catch (const c10::Error& error) {
+    const std::string said = error.what_without_backtrace();
+    if (has_own_words(said)) throw;
+    const std::string on = where.step < 0 ? "the test data" : fmt::format("step {}", where.step);
+    throw BadInput(fmt::format(
+        "the {} fails on {}, shard {}: {}; check that samples and targets are what the model takes",
+        where.what, on, where.shard, said.substr(0, said.find('\n'))));
+  }
+}
+
 void in_plain_words(const std::function<void()>& compute) {
   try {
     compute();
@@ -206,7 +239,7 @@ void in_plain_words(const std::function<void()>& compute) {
         said.substr(0, std::min(second, said.find('\n')))));
   } catch (const c10::Error& error) {
     const std::string said = error.what_without_backtrace();
-    const auto after_name = said.find(" does not have a deterministic implementation");
+    const auto after_name = said.find(kNotDeterministic);
     if (after_name == std::string::npos) throw;
     throw BadInput(fmt::format(
         "LibTorch's operator {} is not deterministic: the job would give other bits the next time; "

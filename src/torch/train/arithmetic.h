@@ -62,4 +62,15 @@ std::map<std::string, std::string> arithmetic_in_use(Device device = {});
 // when a device has no memory left.
 void in_plain_words(const std::function<void()>& compute);
 
+// Which of the user's functions runs, and on what.
+struct Where {
+  const char* what;
+  std::int64_t step;  // −1: on the test data
+  int shard;
+};
+
+// Runs it. What LibTorch refuses in it, such as shapes that do not fit, is BadInput that says where, with the first line
+// of LibTorch's text; what it cannot do for lack of memory, and the refusals of in_plain_words(), pass as they are.
+void say_where(const Where& where, const std::function<void()>& compute);
+
 }  // namespace lockstep::train

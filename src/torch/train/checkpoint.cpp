@@ -7,14 +7,16 @@
 
 #include <cerrno>
 #include <charconv>
-#include <cmath>
 #include <cstring>
+#include <utility>
 
+#include "base/environment.h"
 #include "base/files.h"
+#include "base/log.h"
+#include "torch/formats/checkpoint_file.h"
 #include "torch/replica/agreement.h"
 #include "torch/replica/model.h"
 #include "torch/replica/replicated.h"
-#include "torch/train/checkpoint_names.h"
 #include "torch/train/leader.h"
 #include "torch/train/tensor_file.h"
 
@@ -23,7 +25,6 @@ namespace {
 
 constexpr const char* kFormat = "1";
 constexpr const char* kFormatKey = "lockstep.format";
-constexpr const char* kStepKey = "lockstep.step";
 constexpr const char* kOptimizerStepsKey = "lockstep.optimizer_steps";
 constexpr const char* kRateKey = "lockstep.learning_rate";
 
@@ -33,36 +34,20 @@ std::vector<NamedTensor> all_tensors(const Replica& model, const optim::Optimize
   return tensors;
 }
 
-std::int64_t number_in(const formats::SafetensorsFile& file, const char* key) {
-  const auto found = file.metadata().find(key);
-  std::int64_t value = -1;
-  if (found != file.metadata().end()) {
-    const std::string& text = found->second;
-    std::from_chars(text.data(), text.data() + text.size(), value);
-  }
-  if (value < 0) {
-    throw BadInput(
-        fmt::format("{} says no {}: it is no training checkpoint of Lockstep", file.path(), key));
-  }
-  return value;
-}
-
 double rate_in(const formats::SafetensorsFile& file) {
   const auto found = file.metadata().find(kRateKey);
-  const std::string text = found == file.metadata().end() ? "" : found->second;
-  double rate = -1;
-  std::from_chars(text.data(), text.data() + text.size(), rate);
-  if (!(rate >= 0) || !std::isfinite(rate)) {
+  const auto rate = base::parse_real(found == file.metadata().end() ? "" : found->second);
+  if (!rate || *rate < 0) {
     throw BadInput(fmt::format("{} says no {}: it is of an earlier version of Lockstep, or damaged",
                                file.path(), kRateKey));
   }
-  return rate;
+  return *rate;
 }
 
 void check_job(const formats::SafetensorsFile& file, const Job& job) {
   std::string missing;
   for (const auto& [name, value] : job) {
-    const auto found = file.metadata().find(kJobPrefix + name);
+    const auto found = file.metadata().find(formats::kJobPrefix + name);
     if (found == file.metadata().end()) {
       if (missing.empty()) missing = name;
     } else if (found->second != value) {
@@ -93,60 +78,107 @@ void check_finite(const Replica& model, std::int64_t step) {
 // Steps done, steps of the optimizer and its learning rate, "12 12 0.05"; empty when there is no checkpoint.
 std::string read_on_leader(const std::string& directory, const std::vector<NamedTensor>& tensors,
                            const Job& job) {
-  const std::string path = checkpoint_path(directory);
-  if (!base::exists(path)) return "";
-  const auto file = formats::SafetensorsFile::open(path);
-  if (number_in(file, kFormatKey) != std::atoll(kFormat)) {
-    throw BadInput(fmt::format("{} is of a newer version of Lockstep: use that to read it", path));
+  const auto file = formats::open_checkpoint(directory, formats::Checked::kAll);
+  if (!file) return "";
+  if (formats::number_in(*file, kFormatKey) != std::atoll(kFormat)) {
+    throw BadInput(
+        fmt::format("{} is of a newer version of Lockstep: use that to read it", file->path()));
   }
-  const std::int64_t step = number_in(file, kStepKey);
-  const std::int64_t optimizer_steps = number_in(file, kOptimizerStepsKey);
-  file.verify();
-  check_job(file, job);
-  const double rate = rate_in(file);
-  read_tensors(file, tensors);
+  const std::int64_t step = formats::number_in(*file, formats::kStepKey);
+  const std::int64_t optimizer_steps = formats::number_in(*file, kOptimizerStepsKey);
+  check_job(*file, job);
+  const double rate = rate_in(*file);
+  if (!file->header_is_hashed()) {
+    base::log(base::LogLevel::kWarn,
+              "{} is of an earlier version of Lockstep: its step, its job and the names of its "
+              "tensors are not under a checksum, and damage there would not be seen",
+              file->path());
+  }
+  read_tensors(*file, tensors);
   return fmt::format("{} {} {}", step, optimizer_steps, rate);
+}
+
+// What to do about a directory that cannot be written.
+constexpr const char* kElsewhere =
+    "choose another (--checkpoint DIR), or keep none (--checkpoint none)";
+
+void make_writable(const std::string& directory) {
+  if (!base::make_directories(directory)) {
+    throw BadInput(fmt::format("cannot make the checkpoint directory {}: {}; {}", directory,
+                               std::strerror(errno), kElsewhere));
+  }
+  if (::access(directory.c_str(), W_OK | X_OK) != 0) {
+    throw BadInput(fmt::format("cannot write to the checkpoint directory {}: {}; {}", directory,
+                               std::strerror(errno), kElsewhere));
+  }
+}
+
+// A job that was killed may take a moment to end.
+constexpr std::chrono::seconds kForOthersToEnd{2};
+
+base::FileLock lock(const std::string& directory) {
+  const std::string path = base::join_path(directory, formats::kLockFile);
+  auto taken = base::FileLock::take(path, Deadline::after(kForOthersToEnd));
+  if (taken) return std::move(*taken);
+  const std::string holder = base::FileLock::holder_of(path);
+  throw BadInput(
+      fmt::format("another job{} is writing to the checkpoint directory {}: end that one first, or "
+                  "use another directory",
+                  holder.empty() ? "" : " (" + holder + ")", directory));
 }
 
 }  // namespace
 
-std::string checkpoint_path(const std::string& directory) {
-  return base::join_path(directory, kCheckpointFile);
-}
-
-void prepare_directory(Comm& comm, const std::string& directory) {
-  from_leader(comm, [&]() -> std::string {
-    if (!base::make_directories(directory)) {
-      throw BadInput(fmt::format("cannot make the checkpoint directory {}: {}", directory,
-                                 std::strerror(errno)));
+CheckpointDirectory::CheckpointDirectory(Comm& comm, std::string directory,
+                                         ExistingCheckpoint existing, Use use)
+    : comm_(comm), directory_(std::move(directory)) {
+  if (use == Use::kReads) return;
+  from_leader(comm_, [&]() -> std::string {
+    make_writable(directory_);
+    lock_.emplace(lock(directory_));
+    if (existing == ExistingCheckpoint::kRefuse && formats::holds_checkpoint(directory_)) {
+      throw BadInput(
+          fmt::format("{} holds the checkpoint of a job already: go on from it (--resume), replace "
+                      "it (--overwrite), or use another directory",
+                      directory_));
     }
-    if (::access(directory.c_str(), W_OK) != 0)
-      throw BadInput(fmt::format("cannot write to the checkpoint directory {}", directory));
     return "";
   });
 }
 
-void write_checkpoint(Comm& comm, const std::string& directory, const Replica& model,
-                      const optim::Optimizer& optimizer, std::int64_t step, const Job& job) {
-  from_leader(comm, [&]() -> std::string {
+std::string CheckpointDirectory::path() const {
+  return formats::checkpoint_path(directory_);
+}
+
+std::optional<base::FileLock> CheckpointDirectory::take_lock() {
+  return std::exchange(lock_, std::nullopt);
+}
+
+void CheckpointDirectory::write(const Replica& model, const optim::Optimizer& optimizer,
+                                std::int64_t step, const Job& job) {
+  from_leader(comm_, [&]() -> std::string {
     check_finite(model, step);
     formats::Metadata metadata{{kFormatKey, kFormat},
-                               {kStepKey, std::to_string(step)},
+                               {formats::kStepKey, std::to_string(step)},
                                {kOptimizerStepsKey, std::to_string(optimizer.steps())},
                                {kRateKey, fmt::format("{}", optimizer.lr())}};
-    for (const auto& [name, value] : job) metadata[kJobPrefix + name] = value;
-    write_tensors(checkpoint_path(directory), all_tensors(model, optimizer), metadata);
+    for (const auto& [name, value] : job) metadata[formats::kJobPrefix + name] = value;
+    // What another job left is replaced, and none of it kept.
+    if (!own_) ::unlink(formats::previous_path(directory_).c_str());
+    write_tensors(path(), all_tensors(model, optimizer), metadata,
+                  own_ ? formats::kPreviousFile : "");
+    own_ = true;
     return "";
   });
 }
 
-std::int64_t read_checkpoint(Comm& comm, const std::string& directory, Replica& model,
-                             optim::Optimizer& optimizer, const Job& job) {
-  comm.barrier().wait();  // where workers share memory, nobody computes with it any more
+std::int64_t CheckpointDirectory::read(Replica& model, optim::Optimizer& optimizer,
+                                       const Job& job) {
+  comm_.barrier().wait();  // where workers share memory, nobody computes with it any more
   // Asked for once: an optimizer takes masters anew from parameters that were written to since.
   const std::vector<NamedTensor> tensors = all_tensors(model, optimizer);
   const std::string said =
-      from_leader(comm, [&] { return read_on_leader(directory, tensors, job); });
+      from_leader(comm_, [&] { return read_on_leader(directory_, tensors, job); });
   if (said.empty()) return -1;
   std::int64_t step = 0;
   std::int64_t optimizer_steps = 0;
@@ -155,7 +187,8 @@ std::int64_t read_checkpoint(Comm& comm, const std::string& directory, Replica& 
   auto read = std::from_chars(said.data(), end, step);
   read = std::from_chars(read.ptr + 1, end, optimizer_steps);
   std::from_chars(read.ptr + 1, end, rate);
-  replica::copy_from_leader(comm, tensors);
+  replica::copy_from_leader(comm_, tensors);
+  own_ = true;
   optimizer.set_steps(optimizer_steps);
   if (optimizer.lr() != rate)
     optimizer.set_lr(rate);  // groups keep theirs, to the bit, where nothing changes
@@ -164,11 +197,10 @@ std::int64_t read_checkpoint(Comm& comm, const std::string& directory, Replica& 
 
 std::string checkpoint_property(Comm& comm, const std::string& directory, const std::string& name) {
   return from_leader(comm, [&]() -> std::string {
-    const std::string path = checkpoint_path(directory);
-    if (!base::exists(path)) return "";
-    const auto file = formats::SafetensorsFile::open(path);
-    const auto found = file.metadata().find(kJobPrefix + name);
-    return found == file.metadata().end() ? "" : found->second;
+    const auto file = formats::open_checkpoint(directory, formats::Checked::kHeader);
+    if (!file) return "";
+    const auto found = file->metadata().find(formats::kJobPrefix + name);
+    return found == file->metadata().end() ? "" : found->second;
   });
 }
 

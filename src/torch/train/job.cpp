@@ -5,8 +5,10 @@
 
 #include <string>
 
+#include "base/environment.h"
 #include "base/hash.h"
 #include "torch/optim/impl.h"
+#include "torch/replica/agreement.h"
 #include "torch/replica/replicated.h"
 #include "torch/train/arithmetic.h"
 
@@ -40,6 +42,31 @@ void check_options(const TrainerOptions& options, int workers) {
                     "multiple of {}",
                     options.global_batch, options.shards, options.shards));
   }
+}
+
+bool resumes(const TrainerOptions& options) {
+  return options.existing_checkpoint == ExistingCheckpoint::kResume &&
+         !options.checkpoint_directory.empty();
+}
+
+void agree_on_checkpoints(Comm& comm, const TrainerOptions& options) {
+  const char* const names[] = {"refuse", "resume", "replace"};
+  replica::agree(
+      comm,
+      {{"checkpoint_directory", options.checkpoint_directory.empty() ? "none" : "set"},
+       {"existing_checkpoint", names[static_cast<std::size_t>(options.existing_checkpoint)]},
+       {"verify_log", options.verify_log.empty() ? "none" : "set"}},
+      {"workers run different jobs", "start all of them with the same options"});
+}
+
+int saved_shards(Comm& comm, const std::string& directory) {
+  constexpr std::int64_t kMost = 1 << 24;
+  const std::string saved = checkpoint_property(comm, directory, "shards");
+  if (saved.empty()) return 0;
+  const auto shards = base::parse_number(saved);
+  if (shards && *shards > 0 && *shards <= kMost) return static_cast<int>(*shards);
+  throw BadInput(
+      fmt::format("the checkpoint in {} is damaged: it says {} shards", directory, saved));
 }
 
 plan::DataOptions data_options(const TrainerParts& parts, const TrainerOptions& options) {

@@ -12,6 +12,15 @@ namespace lockstep::train {
 void check_parts(const TrainerParts& parts);
 void check_options(const TrainerOptions& options, int workers);
 
+// Whether the job goes on from a checkpoint, if there is one.
+bool resumes(const TrainerOptions& options);
+
+// Mismatch when workers would not do the same about checkpoints. Collective.
+void agree_on_checkpoints(Comm& comm, const TrainerOptions& options);
+
+// Of the checkpoint in a directory; 0 if there is none. Collective.
+int saved_shards(Comm& comm, const std::string& directory);
+
 plan::DataOptions data_options(const TrainerParts& parts, const TrainerOptions& options);
 
 // What a checkpoint must share with the job that goes on from it.

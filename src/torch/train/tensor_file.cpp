@@ -58,7 +58,7 @@ const formats::TensorView& fitting(const formats::SafetensorsFile& file, const N
 }  // namespace
 
 void write_tensors(const std::string& path, const std::vector<NamedTensor>& tensors,
-                   const formats::Metadata& metadata) {
+                   const formats::Metadata& metadata, const std::string& kept) {
   std::vector<torch::Tensor> hosts;  // keep copies alive while they are written
   std::vector<formats::TensorView> views;
   for (const NamedTensor& named : tensors) {
@@ -69,7 +69,7 @@ void write_tensors(const std::string& path, const std::vector<NamedTensor>& tens
          named.tensor.sizes().vec(),
          {static_cast<const std::byte*>(hosts.back().data_ptr()), hosts.back().nbytes()}});
   }
-  formats::save_safetensors(path, views, metadata);
+  formats::save_safetensors(path, views, metadata, kept);
 }
 
 void read_tensors(const formats::SafetensorsFile& file, const std::vector<NamedTensor>& tensors) {

@@ -11,9 +11,9 @@
 
 namespace lockstep::train {
 
-// BadInput for dtypes that the format does not have.
+// BadInput for dtypes that the format does not have. An earlier file stays beside it as `kept`, if that is a name.
 void write_tensors(const std::string& path, const std::vector<NamedTensor>& tensors,
-                   const formats::Metadata& metadata);
+                   const formats::Metadata& metadata, const std::string& kept = "");
 
 // Copies from the file into tensors of the same names. Mismatch that names the first that the file
 // has not, or has with another shape or dtype; nothing has been copied then.

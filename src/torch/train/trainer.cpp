@@ -101,6 +101,7 @@ struct Trainer::State {
   std::optional<train::DivergenceCheck> divergence;
   std::optional<train::WeightHashes> hashes;
   std::optional<train::Feeder> feeder;
+  std::optional<train::CheckpointDirectory> checkpoints;
   bool in_one_pass = false;  // reduction and update
   std::atomic<bool> stop_requested{false};
   bool has_run = false;
@@ -137,16 +138,19 @@ Trainer::State::State(World& its_world, TrainerParts its_parts, TrainerOptions i
       control(world.open_channel()),
       metrics(world.open_channel()) {
   train::check_parts(parts);
-  const std::string& directory = options.checkpoint_directory;
-  if (options.shards == 0 && options.resume && !directory.empty()) {
-    const std::string saved = train::checkpoint_property(control, directory, "shards");
-    if (!saved.empty()) options.shards = std::atoi(saved.c_str());
-  }
+  train::agree_on_checkpoints(control, options);
+  if (options.shards == 0 && train::resumes(options))
+    options.shards = train::saved_shards(control, options.checkpoint_directory);
   if (options.shards == 0 && options.accumulate > 0)
     options.shards = world.size() * options.accumulate;
   if (options.shards == 0) options.shards = default_shards(options.global_batch);
   train::check_options(options, world.size());
-  if (!directory.empty()) train::prepare_directory(control, directory);
+  using Directory = train::CheckpointDirectory;
+  if (!options.checkpoint_directory.empty()) {
+    checkpoints.emplace(
+        control, options.checkpoint_directory, options.existing_checkpoint,
+        options.verify_log.empty() ? Directory::Use::kWrites : Directory::Use::kReads);
+  }
   std::vector<replica::Property> properties = {
       {"steps", std::to_string(options.steps)},
       {"epochs", std::to_string(options.epochs)},
@@ -154,7 +158,6 @@ Trainer::State::State(World& its_world, TrainerParts its_parts, TrainerOptions i
       {"hook on_gradients", hooks.on_gradients ? "set" : "none"},
       {"check_divergence", options.check_divergence ? "on" : "off"},
       {"hash_log", options.hash_log.empty() ? "none" : "set"},
-      {"verify_log", options.verify_log.empty() ? "none" : "set"},
       {"verify_until", std::to_string(options.verify_until)}};
   for (const auto& [name, value] : train::job_of(parts, options))
     properties.push_back({name, value});
@@ -282,7 +285,9 @@ void Trainer::State::run_shards(std::int64_t step, bool synchronised) {
 torch::Tensor Trainer::State::seeded_loss(std::int64_t step, int shard, const Batch& batch) {
   const std::lock_guard turn(train::generator_turn());
   torch::manual_seed(plan::shard_seed(options.seed, step, shard));
-  return parts.loss(batch);
+  torch::Tensor loss;
+  train::say_where({"loss", step, shard}, [&] { loss = parts.loss(batch); });
+  return loss;
 }
 
 void Trainer::State::run_shard(std::int64_t step, int shard, const Batch& batch,
@@ -304,11 +309,15 @@ void Trainer::State::run_shard(std::int64_t step, int shard, const Batch& batch,
     no_sync.emplace(parts.model.state());
   }
   if (on_device) {
-    on_device->run(batch, shard, plan::shard_seed(options.seed, step, shard), weight);
+    train::say_where({"loss", step, shard}, [&] {
+      on_device->run(batch, shard, plan::shard_seed(options.seed, step, shard), weight);
+    });
     shard_buffers->end_shard(shard);
   } else {
-    loss.backward(torch::full_like(loss, weight));
-    progress.local.weighted_losses[shard] = weight * loss.item<double>();
+    train::say_where({"backward pass", step, shard}, [&] {
+      loss.backward(torch::full_like(loss, weight));
+      progress.local.weighted_losses[shard] = weight * loss.item<double>();
+    });
   }
 }
 
@@ -368,8 +377,7 @@ void Trainer::State::replay(const train::DivergenceCheck::Undecided& undecided) 
         "them is wrong; run with checkpoints");
   }
   const std::int64_t from =
-      train::read_checkpoint(control, options.checkpoint_directory, parts.model, *parts.optimizer,
-                             train::job_of(parts, options));
+      checkpoints->read(parts.model, *parts.optimizer, train::job_of(parts, options));
   if (from < 0)
     throw Mismatch(undecided.text + ", and the checkpoint to replay the step from has gone");
   feed({from, undecided.step + 1});
@@ -399,23 +407,19 @@ void Trainer::State::end_epoch(std::int64_t steps_done) {
 }
 
 void Trainer::State::save_checkpoint(std::int64_t steps_done) {
-  if (options.checkpoint_directory.empty() || progress.saved_at == steps_done ||
-      !options.verify_log.empty())
-    return;
+  if (!checkpoints || progress.saved_at == steps_done || !options.verify_log.empty()) return;
   collect();
   if (divergence) divergence->check_at_rest(steps_done - 1);
-  train::write_checkpoint(control, options.checkpoint_directory, parts.model, *parts.optimizer,
-                          steps_done, train::with_data(train::job_of(parts, options), data));
+  checkpoints->write(parts.model, *parts.optimizer, steps_done,
+                     train::with_data(train::job_of(parts, options), data));
   progress.saved_at = steps_done;
-  if (hooks.on_checkpoint)
-    hooks.on_checkpoint(train::checkpoint_path(options.checkpoint_directory), steps_done);
+  if (hooks.on_checkpoint) hooks.on_checkpoint(checkpoints->path(), steps_done);
 }
 
 std::int64_t Trainer::State::resume() {
-  if (!options.resume || options.checkpoint_directory.empty()) return 0;
+  if (!train::resumes(options)) return 0;
   const std::int64_t step =
-      train::read_checkpoint(control, options.checkpoint_directory, parts.model, *parts.optimizer,
-                             train::job_of(parts, options));
+      checkpoints->read(parts.model, *parts.optimizer, train::job_of(parts, options));
   if (step < 0) return 0;
   data = train::continued(control, options.checkpoint_directory, data);
   progress.saved_at = step;
@@ -464,7 +468,8 @@ Score Trainer::State::evaluate_shard(int shard) {
         samples_of(std::span(own).subspan(first, count), /*epoch=*/0, options.seed);
     Batch batch = data::read(*parts.test, samples);
     if (on_device) batch = moved(batch, parts.model.state()->device());
-    const Score score = parts.score(batch);
+    Score score;
+    train::say_where({"score", -1, shard}, [&] { score = parts.score(batch); });
     sum.loss += score.loss;
     sum.correct += score.correct;
     sum.predictions += score.predictions;
@@ -497,8 +502,7 @@ TrainingResult Trainer::State::result(std::int64_t first_step, std::int64_t step
   result.memory_bytes = static_cast<std::size_t>(memory);
   result.replicas_identical = parts.model.identical();
   result.weights_sha256 = replica::digest(parts.model.state()->model().everything());
-  if (!options.checkpoint_directory.empty())
-    result.checkpoint = train::checkpoint_path(options.checkpoint_directory);
+  if (checkpoints) result.checkpoint = checkpoints->path();
   return result;
 }
 
@@ -533,6 +537,8 @@ Evaluation Trainer::evaluate() {
 }
 
 TrainingResult Trainer::State::run(std::int64_t total_steps) {
+  // Until the run ends, however it ends.
+  const auto held = checkpoints ? checkpoints->take_lock() : std::nullopt;
   const train::DeviceScope on_its_stream(*parts.model.state());
   parts.module->train();
   parts.optimizer->zero_grad();

@@ -10,7 +10,7 @@ fail() { echo "gpu_jobs.sh: $*" >&2; exit 1; }
 
 # hash OPTIONS…: of the weights after a short job on GPUs.
 hash() {
-  timeout 100 "$lockstep" train --device cuda --share-gpus --steps "${steps:-12}" --shards 4 --global-batch 32 --quiet \
+  timeout 100 "$lockstep" train --device cuda --share-gpus --steps "${steps:-12}" --shards 4 --global-batch 32 --quiet --checkpoint none \
     --report "$work/report" "$@" >"$work/log" 2>&1 || { cat "$work/log" >&2; fail "lockstep train $* failed"; }
   sed -n 's/.*"weights_sha256": "\([0-9a-f]*\)".*/\1/p' "$work/report"
 }
@@ -66,6 +66,6 @@ done
 wait
 grep -q "^worker 0: .*rank 1" "$work/log0" || { cat "$work/log0" "$work/log1" >&2; fail "worker 0 does not name the lost one"; }
 
-if timeout 20 "$lockstep" train --device cuda -n 9 --shards 9 --global-batch 9 --steps 1 --quiet >"$work/log" 2>&1; then fail "9 workers had a GPU each"; fi
+if timeout 20 "$lockstep" train --device cuda -n 9 --shards 9 --global-batch 9 --steps 1 --quiet --checkpoint none >"$work/log" 2>&1; then fail "9 workers had a GPU each"; fi
 grep -q "9 workers and . GPU" "$work/log" || { cat "$work/log" >&2; fail "the lack of GPUs is not told"; }
 [ "$(wc -l <"$work/log")" = 1 ] || fail "more than one line"

@@ -1,0 +1,79 @@
+#include "app/train/arguments.h"
+
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+#include <lockstep/errors.h>
+#include <stdlib.h>  // NOLINT: mkdtemp
+
+#include <filesystem>
+#include <fstream>
+
+namespace lockstep::app {
+namespace {
+
+using testing::HasSubstr;
+using testing::Not;
+
+std::string refusal_of(std::vector<std::string> words) {
+  words.insert(words.begin(), {"--data", "synthetic"});
+  try {
+    parse_train_arguments(words);
+  } catch (const BadInput& error) {
+    return error.what();
+  }
+  return "";
+}
+
+// Each is refused in one line that names the option, and nothing is read as something else.
+TEST(TrainArguments, NumbersAreReadWholeOrRefused) {
+  const std::vector<std::string> reals = {"--lr", "--momentum", "--weight-decay", "--clip-norm",
+                                          "--dropout"};
+  const std::vector<std::string> counts = {
+      "--epochs",         "--steps",      "--global-batch", "--shards",
+      "--accumulate",     "--warmup",     "--scale-lr",     "--context",
+      "--threads",        "--vocabulary", "--workers",      "--bucket-bytes",
+      "--loader-threads", "--seed",       "--until",        "--checkpoint-every"};
+  const auto refused = [](const std::string& option, const std::string& value) {
+    const std::string text = refusal_of({option, value});
+    EXPECT_THAT(text, HasSubstr(option + " " + value)) << option << " " << value;
+    EXPECT_THAT(text, Not(HasSubstr("\n")));
+  };
+  for (const auto& option : reals) {
+    for (const char* value : {"1e999", "inf", "nan", "0.1x", "-1", "fast", "0x1p3", "1e-9999"})
+      refused(option, value);
+  }
+  for (const auto& option : counts) {
+    for (const char* value : {"99999999999999999999", "1e3", "2.5", "7x", "0x10", "inf", "-7"})
+      refused(option, value);
+  }
+  EXPECT_EQ(parse_train_arguments({"--seed", "18446744073709551615"}).seed, UINT64_MAX);
+  EXPECT_EQ(parse_train_arguments({"--steps", "010"}).steps, 10);
+  EXPECT_EQ(parse_train_arguments({"--lr", "+1e-3"}).lr, 1e-3);
+  EXPECT_EQ(parse_train_arguments({"--scale-lr"}).scale_lr_from, 256);
+  EXPECT_THAT(refusal_of({"--momentum", "1.5"}), HasSubstr("--momentum 1.5: give a number from 0"));
+}
+
+TEST(TrainArguments, SayWhereCheckpointsAre) {
+  std::string folder = "/tmp/lockstep-arguments-XXXXXX";
+  ASSERT_NE(::mkdtemp(folder.data()), nullptr);
+  EXPECT_THAT(refusal_of({"--resume"}), HasSubstr("--resume from where?"));
+  EXPECT_THAT(refusal_of({"--resume", "--checkpoint", "none"}), HasSubstr("--resume from where?"));
+  EXPECT_THAT(refusal_of({"--resume", folder}), HasSubstr("it holds no checkpoint"));
+  EXPECT_THAT(refusal_of({"--resume", folder + "/x"}), HasSubstr("no such directory"));
+  EXPECT_THAT(refusal_of({"--overwrite"}), HasSubstr("--overwrite what?"));
+  EXPECT_THAT(refusal_of({"--overwrite", "--resume", "--checkpoint", folder}),
+              HasSubstr("give one"));
+  EXPECT_EQ(refusal_of({"--overwrite", "--checkpoint", folder}), "");
+  EXPECT_EQ(refusal_of({"--resume", "--checkpoint", folder}),
+            "");  // begins anew where there is none
+  std::ofstream(folder + "/checkpoint.safetensors") << "x";
+  const auto arguments = parse_train_arguments({"--resume", folder, "--data", "synthetic"});
+  EXPECT_TRUE(arguments.resume);
+  EXPECT_EQ(arguments.checkpoint, folder);
+  EXPECT_THAT(refusal_of({"--resume", folder, "--checkpoint", "other"}), HasSubstr("give one"));
+  EXPECT_EQ(refusal_of({"--resume", folder, "--checkpoint", folder}), "");
+  std::filesystem::remove_all(folder);
+}
+
+}  // namespace
+}  // namespace lockstep::app

@@ -1,0 +1,80 @@
+// `lockstep train` with a small job, in a folder of its own.
+#pragma once
+
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+#include <unistd.h>
+
+#include <filesystem>
+#include <fstream>
+#include <nlohmann/json.hpp>
+#include <string>
+#include <vector>
+
+#include "tests/launcher/command.h"
+
+namespace lockstep::testing {
+
+namespace fs = std::filesystem;
+using ::testing::HasSubstr;
+using ::testing::IsEmpty;
+using ::testing::SizeIs;
+
+class Train : public ::testing::Test {
+ protected:
+  Train() {
+    std::string pattern = (fs::temp_directory_path() / "lockstep train XXXXXX").string();
+    folder_ = ::mkdtemp(pattern.data());
+  }
+  ~Train() override { fs::remove_all(folder_); }
+
+  std::string path(const std::string& name) const { return (folder_ / name).string(); }
+
+  // A small job: some 10 ms a step.
+  Command start(std::vector<std::string> options) const {
+    std::vector<std::string> arguments = {LOCKSTEP_BINARY,  "train",     "--model",          "cnn",
+                                          "--data",         "synthetic", "--workers",        "2",
+                                          "--global-batch", "8",         "--loader-threads", "1",
+                                          "--checkpoint",   "none"};
+    arguments.insert(arguments.end(), options.begin(), options.end());
+    return Command(arguments, {marker_});
+  }
+
+  Command finished(std::vector<std::string> options) const {
+    Command command = start(std::move(options));
+    EXPECT_TRUE(command.finish(seconds(100)));
+    return command;
+  }
+
+  nlohmann::json report_of(std::vector<std::string> options) const {
+    options.insert(options.end(), {"--quiet", "--report", path("report.json")});
+    Command command = finished(options);
+    EXPECT_EQ(command.exit_code(), 0) << command.err();
+    std::ifstream file(path("report.json"));
+    return nlohmann::json::parse(file);
+  }
+
+  // One line on standard error, the exit code, and nobody left.
+  void expect_refusal(const Command& command, const std::string& piece, int code) const {
+    EXPECT_EQ(command.exit_code(), code) << command.out() << command.err();
+    EXPECT_THAT(lines_of(command.err()), SizeIs(1)) << command.err();
+    EXPECT_THAT(command.err(), HasSubstr(piece));
+    EXPECT_THAT(processes_with(marker_), IsEmpty());
+  }
+
+  // The process of a worker; 0 if there is none.
+  pid_t worker(int rank) const {
+    const std::string wanted = '\0' + ("RANK=" + std::to_string(rank)) + '\0';
+    for (const pid_t pid : processes_with(marker_)) {
+      std::ifstream file("/proc/" + std::to_string(pid) + "/environ");
+      const std::string environment(std::istreambuf_iterator<char>(file), {});
+      if (environment.find(wanted) != std::string::npos) return pid;
+    }
+    return 0;
+  }
+
+  fs::path folder_;
+  std::string marker_ = make_marker();
+};
+
+}  // namespace lockstep::testing
