@@ -35,6 +35,12 @@ std::string bar(double part) {
   return text;
 }
 
+// A terminal that was closed must not end the job: it is about to be told so by a signal, and has a checkpoint to write.
+void show(const std::string& text) {
+  std::fwrite(text.data(), 1, text.size(), stdout);
+  std::fflush(stdout);
+}
+
 }  // namespace
 
 Progress::Kind progress_kind(bool quiet) {
@@ -69,8 +75,7 @@ Progress::~Progress() {
 
 void Progress::clear_bar() {
   if (!bar_shown_) return;
-  fmt::print("\r\033[K");
-  std::fflush(stdout);
+  show("\r\033[K");
   bar_shown_ = false;
 }
 
@@ -101,8 +106,7 @@ void Progress::step(const StepRecord& record) {
   std::string text = status(record);
   const auto room = static_cast<std::size_t>(std::max(terminal_columns() - kBarWidth - 4, 0));
   if (text.size() > room) text.resize(room);
-  fmt::print("\r\033[K{}▏ {}", bar(part), text);
-  std::fflush(stdout);
+  show(fmt::format("\r\033[K{}▏ {}", bar(part), text));
   bar_shown_ = true;
 }
 
@@ -114,8 +118,7 @@ void Progress::epoch(std::int64_t epoch, const Evaluation& evaluation) {
 void Progress::line(const std::string& text) {
   if (kind_ == Kind::kSilent) return;
   clear_bar();
-  fmt::print("{}\n", text);
-  std::fflush(stdout);
+  show(text + "\n");
 }
 
 }  // namespace lockstep::app

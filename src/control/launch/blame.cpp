@@ -1,0 +1,43 @@
+#include "control/launch/blame.h"
+
+#include <set>
+#include <tuple>
+
+namespace lockstep::control {
+
+void Blame::on_ends(const std::vector<WorkerEnd>& together) {
+  for (const auto& end : together) ends_.emplace(end.rank, end);
+  if (first_) return;
+  const auto weight = [this](const WorkerEnd& end) {
+    return std::tuple(end.how != WorkerEnd::How::kExited, !lost_by(end.rank).has_value());
+  };
+  for (const auto& end : together) {
+    if (end.failed() && (!first_ || weight(end) > weight(*first_))) first_ = end;
+  }
+}
+
+std::optional<Blame::Verdict> Blame::verdict() const {
+  if (!first_) return std::nullopt;
+  std::set<int> trail{first_->rank};
+  std::optional<int> last;
+  for (auto next = lost_by(first_->rank); next; next = lost_by(*next)) {
+    last = next;
+    if (!trail.insert(*next).second) return Verdict{*first_, lost_by(first_->rank)};
+  }
+  if (!last) return Verdict{*first_};
+  const auto end = end_of(*last);
+  if (end && end->failed()) return Verdict{*end};
+  return Verdict{*first_, last, !end};
+}
+
+std::optional<WorkerEnd> Blame::end_of(int rank) const {
+  const auto found = ends_.find(rank);
+  return found == ends_.end() ? std::nullopt : std::optional(found->second);
+}
+
+std::optional<int> Blame::lost_by(int rank) const {
+  const auto found = losses_.find(rank);
+  return found == losses_.end() ? std::nullopt : std::optional(found->second);
+}
+
+}  // namespace lockstep::control
