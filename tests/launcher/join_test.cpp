@@ -50,6 +50,7 @@ INSTANTIATE_TEST_SUITE_P(Workers, JoinUnderLauncherTest, ::testing::Values(1, 2,
 
 // More of them than strangers may knock at once at the socket of a worker's memory.
 TEST(CrowdTest, WorkersThatComeAtOnceAreNoStrangers) {
+  if (kSlowBuild) GTEST_SKIP() << "so many workers take minutes here";
   Command command({LOCKSTEP_BINARY, "run", "-n", "96", "--timeout", "50", "--", JOIN_ACTOR_BINARY});
   ASSERT_TRUE(command.finish(seconds(100)));
   if (command.exit_code() == 77) GTEST_SKIP() << "no engine between processes in this build";

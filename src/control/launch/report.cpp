@@ -87,9 +87,9 @@ std::string JobReport::who(int rank) const {
   return fmt::format("rank {} (pid {})", rank, pids_[static_cast<std::size_t>(rank)]);
 }
 
-std::string JobReport::last_words(int rank, bool none) const {
+std::string JobReport::last_words(int rank, bool witness, bool none) const {
   if (none) return rank == 0 && leader_keeps_output_ ? "" : " It had printed nothing.";
-  return fmt::format(" Last lines of rank {}:", rank);
+  return witness ? fmt::format(" Last lines of rank {}:", rank) : " Its last lines:";
 }
 
 // A worker that lost another one, which did not fail by itself, is a witness and not the cause.
@@ -125,7 +125,8 @@ std::vector<std::string> JobReport::first_failure(const JobState& state,
   }
   const auto& last = output.last_lines(failure.rank);
   std::vector<std::string> lines = {
-      fmt::format("lockstep: {}{}", what_happened(state), last_words(failure.rank, last.empty()))};
+      fmt::format("lockstep: {}{}", what_happened(state),
+                  last_words(failure.rank, state.failure()->lost.has_value(), last.empty()))};
   for (const auto& line : last) lines.push_back("  | " + line);
   return lines;
 }

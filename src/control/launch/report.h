@@ -49,7 +49,7 @@ class JobReport {
   std::vector<std::string> first_failure(const JobState& state, const Output& output) const;
   std::string what_happened(const JobState& state) const;
   std::string who(int rank) const;
-  std::string last_words(int rank, bool none) const;
+  std::string last_words(int rank, bool witness, bool none) const;
 
   int workers_;
   bool leader_keeps_output_;  // what it printed last is not known here
