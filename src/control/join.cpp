@@ -153,17 +153,14 @@ Joined join_others(const Place& place, const std::string& engine, milliseconds t
 }
 
 // Tells the launcher whom this worker lost, if there is one that wants to know.
-comm::OnFailure teller(const Place& place) {
+Joined join_or_tell(const Place& place, const std::string& engine, milliseconds timeout) {
   const auto launcher = std::make_shared<control::LossTeller>(place.loss_fd);
-  return [launcher, rank = place.rank](const comm::Failure& failure) {
+  const comm::OnFailure on_failure = [launcher, rank = place.rank](const comm::Failure& failure) {
     if (const auto loss = control::loss_of(rank, failure.kind, failure.ranks))
       launcher->tell(*loss);
   };
-}
-
-Joined join_or_tell(const Place& place, const std::string& engine, milliseconds timeout) {
-  const comm::OnFailure on_failure = teller(place);
   try {
+    launcher->tell({place.rank, control::Loss::kNobody});  // what it lost before is past
     return join_others(place, engine, timeout, on_failure);
   } catch (const Error& error) {
     on_failure(comm::failure_from(error));

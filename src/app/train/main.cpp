@@ -75,7 +75,7 @@ Voice voice(const std::exception& error) {
 // Ends at once: taking LibTorch down may last longer than the others wait.
 [[noreturn]] void fail(const std::string& text, Voice voice, int code) {
   if (voice == Voice::kLast) {
-    for (const int signal : kStopSignals) std::signal(signal, SIG_DFL);
+    std::signal(SIGTERM, SIG_DFL);
     std::this_thread::sleep_for(kLeaderSpeaksFirst);
   }
   std::fflush(stdout);

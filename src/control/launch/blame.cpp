@@ -5,6 +5,11 @@
 
 namespace lockstep::control {
 
+void Blame::on_loss(int rank, std::optional<int> whom) {
+  losses_.erase(rank);
+  if (whom) losses_.emplace(rank, *whom);
+}
+
 void Blame::on_ends(const std::vector<WorkerEnd>& together) {
   for (const auto& end : together) ends_.emplace(end.rank, end);
   if (first_) return;

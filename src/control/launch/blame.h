@@ -32,8 +32,8 @@ class Blame {
     bool open = false;        // that one lives: its end may change the verdict
   };
 
-  // `rank` says that it cannot go on without `whom`. The first word counts.
-  void on_loss(int rank, int whom) { losses_.try_emplace(rank, whom); }
+  // `rank` says that it cannot go on without `whom`; nobody: that it goes on. The last word counts.
+  void on_loss(int rank, std::optional<int> whom);
 
   // Ends that were noticed together.
   void on_ends(const std::vector<WorkerEnd>& together);

@@ -80,6 +80,16 @@ TEST(BlameTest, AWorkerThatLeftInPeaceIsNamedAsLost) {
   EXPECT_EQ(blame.end_of(1), exited(1, 0));
 }
 
+TEST(BlameTest, AWorkerThatHasJoinedAgainAnswersForItself) {
+  Blame blame;
+  blame.on_loss(0, 1);
+  blame.on_loss(0, std::nullopt);
+  blame.on_loss(1, 0);
+  blame.on_ends({exited(1, 1)});
+  blame.on_ends({exited(0, 3)});
+  EXPECT_EQ(blame.verdict()->cause, exited(0, 3));
+}
+
 TEST(BlameTest, WorkersThatLostEachOtherEndTheTrail) {
   Blame blame;
   blame.on_loss(0, 1);

@@ -50,8 +50,8 @@ class JobState {
 
   JobState(int workers, EndRules rules) : live_(workers), rules_(std::move(rules)) {}
 
-  // A worker says whom it lost, before it ends.
-  void on_loss(int rank, int whom) { blame_.on_loss(rank, whom); }
+  // A worker says whom it lost, before it ends; or that it goes on.
+  void on_loss(int rank, std::optional<int> whom) { blame_.on_loss(rank, whom); }
   Orders on_ends(const std::vector<WorkerEnd>& together, Clock::time_point now);
   Orders on_signal(int signal, Clock::time_point now);
   // Standard output or error cannot be written any more; `error` is the errno.

@@ -176,7 +176,8 @@ void Launcher::wait_for_losses() {
 void Launcher::take_losses() {
   const auto known = [this](int rank) { return rank >= 0 && rank < options_.workers; };
   while (const auto loss = take_loss(losses_.native_handle())) {
-    if (known(loss->rank) && known(loss->whom)) state_.on_loss(loss->rank, loss->whom);
+    if (!known(loss->rank)) continue;
+    state_.on_loss(loss->rank, known(loss->whom) ? std::optional(loss->whom) : std::nullopt);
   }
 }
 

@@ -16,8 +16,10 @@
 namespace lockstep::control {
 
 struct Loss {
-  std::int32_t rank = -1;  // who speaks
-  std::int32_t whom = -1;  // whom it lost
+  static constexpr std::int32_t kNobody = -1;  // it has joined a world again
+
+  std::int32_t rank = -1;       // who speaks
+  std::int32_t whom = kNobody;  // whom it lost
 
   bool operator==(const Loss&) const = default;
 };
