@@ -29,9 +29,9 @@ std::optional<Blame::Verdict> Blame::verdict() const {
     last = next;
     if (!trail.insert(*next).second) return Verdict{*first_, lost_by(first_->rank)};
   }
-  if (!last) return Verdict{*first_};
+  if (!last) return Verdict{.cause = *first_, .lost = {}};
   const auto end = end_of(*last);
-  if (end && end->failed()) return Verdict{*end};
+  if (end && end->failed()) return Verdict{.cause = *end, .lost = {}};
   return Verdict{*first_, last, !end};
 }
 
