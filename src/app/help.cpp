@@ -24,13 +24,22 @@ constexpr char kRunHelp[] = R"(Starts a program as N workers of one job and ends
       --engine E     what moves bytes between workers (see `lockstep doctor`; default: the best)
       --device D     cpu, or cuda: one GPU for each worker (default: cpu)
       --timeout S    seconds that joining, and any later operation, may take (default: 300)
-      --grace S      seconds from a forwarded Ctrl-C or SIGTERM to SIGKILL (default: 10)
+      --grace S      seconds from a forwarded Ctrl-C, SIGTERM, SIGHUP or SIGQUIT to SIGKILL (default: 10)
       --log-dir D    also write each worker's output to D/rank-3.out and D/rank-3.err
   -q, --quiet        no notes, only failures
 
 Each line that worker 3 prints appears as "[3] line". Ctrl-C goes to all workers; a second one
 kills them. When a worker fails, the others are ended within 2 s and the exit code is that worker's.
 A PyTorch script runs unchanged: the variables are those of torchrun.
+
+Exit codes:
+  0          every worker exited with 0
+  N          a worker exited with N; of several, the one that the others failed because of
+  128 + S    signal S killed a worker, or the launcher got it (Ctrl-C: 130, SIGTERM: 143, a closed terminal: 129)
+  141        nobody reads the output any more
+  127, 126   there is no such program, or it cannot be executed
+  2          an option is wrong
+  1          the output cannot be written, or the host does not allow the job
 
 Examples:
   lockstep run -n 8 ./train --epochs 3

@@ -13,9 +13,15 @@
 #include "comm/nccl/nccl_link.h"
 #include "comm/shm/shm_engine.h"
 #include "comm/thread/thread_engine.h"
+#include "comm/witnessed_link.h"
 
 namespace lockstep::comm {
 namespace {
+
+std::shared_ptr<Link> witnessed(std::shared_ptr<Link> link, const OnFailure& on_failure) {
+  if (!on_failure) return link;
+  return std::make_shared<WitnessedLink>(std::move(link), on_failure);
+}
 
 // Threads of one process meet here by the name of their bootstrap. The first makes everyone's link,
 // each takes its own.
@@ -53,13 +59,13 @@ bool all_on_one_host(Bootstrap& bootstrap, Deadline deadline) {
   return all;
 }
 
-// Devices have a link between their processes beside them.
-std::shared_ptr<Link> connect_nccl(Bootstrap& bootstrap, const CommOptions& options) {
+// Devices have a link between their processes beside them, at which all failures show.
+std::shared_ptr<Link> connect_nccl(Bootstrap& bootstrap, const CommOptions& options,
+                                   const OnFailure& on_failure) {
   auto api = load_nccl();
   const bool one_host = all_on_one_host(bootstrap, Deadline::after(options.timeout));
-  return make_nccl_link(
-      one_host ? connect_shm(bootstrap, options) : connect_gloo(bootstrap, options),
-      std::move(api));
+  auto host = one_host ? connect_shm(bootstrap, options) : connect_gloo(bootstrap, options);
+  return make_nccl_link(witnessed(std::move(host), on_failure), std::move(api));
 }
 
 struct Engine {
@@ -67,14 +73,22 @@ struct Engine {
   const char* about;
   const char* missing;
   bool (*built)();
-  std::shared_ptr<Link> (*connect)(Bootstrap&, const CommOptions&);
+  std::shared_ptr<Link> (*connect)(Bootstrap&, const CommOptions&, const OnFailure&);
 };
 
+template <std::shared_ptr<Link> (*kConnect)(Bootstrap&, const CommOptions&)>
+std::shared_ptr<Link> connect_host(Bootstrap& bootstrap, const CommOptions& options,
+                                   const OnFailure& on_failure) {
+  return witnessed(kConnect(bootstrap, options), on_failure);
+}
+
 constexpr Engine kEngines[] = {
-    {"thread", "threads of one process, for tests", "", [] { return true; }, connect_thread},
-    {"shm", "CPU workers of one host, through shared memory", "", [] { return true; }, connect_shm},
+    {"thread", "threads of one process, for tests", "", [] { return true; },
+     connect_host<connect_thread>},
+    {"shm", "CPU workers of one host, through shared memory", "", [] { return true; },
+     connect_host<connect_shm>},
     {"gloo", "CPU workers of one or several hosts, over TCP", "install libgloo-dev and build again",
-     gloo_built, connect_gloo},
+     gloo_built, connect_host<connect_gloo>},
     {"nccl", "workers with GPUs, of one or several hosts, over NCCL",
      "install the CUDA toolkit (nvcc) and NCCL (libnccl-dev) and build again", nccl_built,
      connect_nccl},
@@ -83,13 +97,18 @@ constexpr Engine kEngines[] = {
 }  // namespace
 
 std::shared_ptr<Link> connect_link(const std::string& engine, Bootstrap& bootstrap,
-                                   const CommOptions& options) {
+                                   const CommOptions& options, const OnFailure& on_failure) {
   std::string names;
   for (const Engine& known : kEngines) {
-    if (engine == known.name) return known.connect(bootstrap, options);
+    if (engine == known.name) return known.connect(bootstrap, options, on_failure);
     names += fmt::format("{}{}", names.empty() ? "" : ", ", known.name);
   }
   throw BadInput(fmt::format("there is no engine '{}'; engines are {}", engine, names));
+}
+
+Comm connect(const std::string& engine, Bootstrap& bootstrap, const CommOptions& options,
+             const OnFailure& on_failure) {
+  return Comm(Channel::of_world(connect_link(engine, bootstrap, options, on_failure), options));
 }
 
 }  // namespace lockstep::comm
@@ -106,7 +125,7 @@ std::vector<EngineInfo> engines() {
 }
 
 Comm connect(const std::string& engine, Bootstrap& bootstrap, const CommOptions& options) {
-  return Comm(comm::Channel::of_world(comm::connect_link(engine, bootstrap, options), options));
+  return comm::connect(engine, bootstrap, options, {});
 }
 
 Comm connect_alone() {

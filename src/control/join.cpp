@@ -14,16 +14,20 @@
 
 #include <algorithm>
 #include <cstdlib>
+#include <memory>
 #include <optional>
+#include <utility>
 
 #include "base/environment.h"
 #include "base/log.h"
+#include "comm/engines.h"
 #include "control/device_choice.h"
 #include "control/joining.h"
 #include "control/launcher_environment.h"
 #include "control/own_bootstrap.h"
 #include "control/rendezvous/client.h"
 #include "control/rendezvous/hosted.h"
+#include "control/rendezvous/loss.h"
 #include "control/rendezvous/secret.h"
 #include "control/world_state.h"
 
@@ -120,9 +124,9 @@ class Host {
 };
 
 Comm connect_all(const std::string& engine, control::RendezvousClient& client,
-                 const CommOptions& options) {
+                 const CommOptions& options, comm::OnFailure on_failure) {
   try {
-    return connect(engine, client, options);
+    return comm::connect(engine, client, options, std::move(on_failure));
   } catch (const std::exception& error) {
     client.give_up(error.what());
     throw;
@@ -134,7 +138,8 @@ struct Joined {
   Comm comm;
 };
 
-Joined join_others(const Place& place, const std::string& engine, milliseconds timeout) {
+Joined join_others(const Place& place, const std::string& engine, milliseconds timeout,
+                   const comm::OnFailure& on_failure) {
   const Deadline deadline = Deadline::after(timeout);
   const std::string secret = secret_of(place);
   const Host host(place, secret, deadline);
@@ -142,9 +147,25 @@ Joined join_others(const Place& place, const std::string& engine, milliseconds t
   control::RendezvousClient client(host.address(), secret, request, deadline);
   const std::string& named = place.interface_name;
   const CommOptions options{timeout, named.empty() ? client.local_host() : named};
-  Joined joined{client.generation(), connect_all(engine, client, options)};
+  Joined joined{client.generation(), connect_all(engine, client, options, on_failure)};
   client.done(deadline);
   return joined;
+}
+
+// Tells the launcher whom this worker lost, if there is one that wants to know.
+Joined join_or_tell(const Place& place, const std::string& engine, milliseconds timeout) {
+  const auto launcher = std::make_shared<control::LossTeller>(place.loss_fd);
+  const comm::OnFailure on_failure = [launcher, rank = place.rank](const comm::Failure& failure) {
+    if (const auto loss = control::loss_of(rank, failure.kind, failure.ranks))
+      launcher->tell(*loss);
+  };
+  try {
+    launcher->tell({place.rank, control::Loss::kNobody});  // what it lost before is past
+    return join_others(place, engine, timeout, on_failure);
+  } catch (const Error& error) {
+    on_failure(comm::failure_from(error));
+    throw;
+  }
 }
 
 // Over nccl only for who has asked for it by name: nothing travels.
@@ -168,7 +189,7 @@ World control::Joining::join(const JoinOptions& options, cuda::Gpus& gpus) {
     return World(std::make_unique<World::State>(std::move(state)));
   }
   base::set_log_name(fmt::format("rank {}", place.rank));
-  Joined joined = join_others(place, asked.empty() ? default_engine(place, kind) : asked, timeout);
+  Joined joined = join_or_tell(place, asked.empty() ? default_engine(place, kind) : asked, timeout);
   World::State state{std::move(place), joined.generation, launcher, device, std::move(joined.comm)};
   return World(std::make_unique<World::State>(std::move(state)));
 }

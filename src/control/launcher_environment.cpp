@@ -75,6 +75,7 @@ std::optional<Found> find_lockstep(const Lookup& lookup) {
   found.place.launcher = Launcher::kLockstep;
   read_numbers(lookup, kTorchVariables, found.place, "LOCKSTEP_SECRET_FD");
   found.place.secret_fd = number(lookup, "LOCKSTEP_SECRET_FD", 0, 1 << 30);
+  found.place.loss_fd = number(lookup, "LOCKSTEP_LOSS_FD", 0, 1 << 30);
   return found;
 }
 

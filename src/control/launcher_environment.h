@@ -45,6 +45,7 @@ struct Place {
   std::string interface_name;  // LOCKSTEP_INTERFACE; empty: not said
   std::optional<int> secret_fd;
   std::optional<std::string> secret_file;
+  std::optional<int> loss_fd;  // where to say whom this worker lost
 };
 
 // BadInput, in one line that says what to set, when the variables contradict each other or workers

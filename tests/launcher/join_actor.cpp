@@ -1,23 +1,58 @@
-// A worker that joins its world, adds one number over it, and says what came out and how long
-// joining took.
+// A worker that joins its world and does what a test asks for:
+//
+//   (nothing)     adds one number over the world, and says what came out and how long joining took
+//   meet          meets the others again and again, until one of them is lost
+//   throw RANK    the same, but that rank fails for a reason of its own, and takes its time to end with 7
+//   leave RANK    the same, but that rank ends with 0
+//
+// Whoever lost another one ends with 1, at once.
 #include <lockstep/lockstep.h>
+#include <unistd.h>
 
 #include <chrono>
 #include <cstdio>
+#include <cstdlib>
+#include <stdexcept>
+#include <string>
+#include <thread>
 
-int main() {
+namespace {
+
+int add_up() {
+  const auto start = std::chrono::steady_clock::now();
+  auto world = lockstep::join();
+  const std::chrono::duration<double, std::milli> took = std::chrono::steady_clock::now() - start;
+  float value = static_cast<float>(world.rank() + 1);
+  world.comm().all_reduce({.data = &value, .count = 1}).wait();
+  std::printf("joined %s rank %d of %d sum %g\n", world.launcher().c_str(), world.rank(),
+              world.size(), value);
+  std::printf("took %.0f\n", took.count());
+  return 0;
+}
+
+int meet(const std::string& role, int failing) {
+  auto world = lockstep::join();
+  world.comm().barrier().wait();
+  std::printf("ready\n");
+  std::fflush(stdout);
+  if (world.rank() == failing && role == "throw") throw std::runtime_error("a reason of its own");
+  if (world.rank() == failing && role == "leave") return 0;
+  while (true) world.comm().barrier().wait();
+}
+
+}  // namespace
+
+int main(int argc, char** argv) {
+  ::alarm(60);
   try {
-    const auto start = std::chrono::steady_clock::now();
-    auto world = lockstep::join();
-    const std::chrono::duration<double, std::milli> took = std::chrono::steady_clock::now() - start;
-    float value = static_cast<float>(world.rank() + 1);
-    world.comm().all_reduce({.data = &value, .count = 1}).wait();
-    std::printf("joined %s rank %d of %d sum %g\n", world.launcher().c_str(), world.rank(),
-                world.size(), value);
-    std::printf("took %.0f\n", took.count());
-    return 0;
+    if (argc < 2) return add_up();
+    return meet(argv[1], argc > 2 ? std::atoi(argv[2]) : -1);
   } catch (const lockstep::Error& error) {
     std::fprintf(stderr, "%s\n", error.what());
     return error.kind() == lockstep::ErrorKind::kUnavailable ? 77 : 1;
+  } catch (const std::exception& error) {
+    std::fprintf(stderr, "%s\n", error.what());
+    std::this_thread::sleep_for(std::chrono::milliseconds(300));  // as LibTorch does
+    return 7;
   }
 }

@@ -32,14 +32,15 @@ TEST(StartTest, WorkersGetTheEnvironmentOfTorchrun) {
                             "[0] OMP_NUM_THREADS=2", "[1] MODE=fast", "[0] LOCKSTEP_TIMEOUT=33"}));
 }
 
-TEST(StartTest, OnlyStandardStreamsAndTheSecretAreOpenInAWorker) {
+TEST(StartTest, OnlyStandardStreamsAndTheLaunchersTwoDescriptorsAreOpenInAWorker) {
   // A descriptor that we were started with must not leak through either.
   const base::Fd leak(::open("/dev/zero", O_RDONLY));
   Command command = run_actor(1, {"descriptors"});
   ASSERT_TRUE(command.finish(seconds(20)));
   const auto lines = lines_of(command.out());
-  EXPECT_THAT(lines, SizeIs(4)) << command.out();
+  EXPECT_THAT(lines, SizeIs(5)) << command.out();
   EXPECT_THAT(lines, Contains(HasSubstr("memfd:lockstep-secret")));
+  EXPECT_THAT(lines, Contains(HasSubstr("socket:")));  // for losses
   EXPECT_THAT(lines, Contains("[0] fd 0 /dev/null"));
 }
 

@@ -11,6 +11,7 @@
 #include <string>
 #include <vector>
 
+#include "base/process.h"
 #include "tests/launcher/command.h"
 
 namespace lockstep::testing {
@@ -18,13 +19,16 @@ namespace lockstep::testing {
 // A program whose terminal is ours.
 class OnTerminal {
  public:
-  OnTerminal(const std::vector<std::string>& arguments, bool no_colour) {
+  // `variables` ("K=V") are added to the environment.
+  OnTerminal(const std::vector<std::string>& arguments, bool no_colour,
+             std::vector<std::string> variables = {}) {
     int master = -1;
     pid_ = ::forkpty(&master, nullptr, nullptr, nullptr);
     if (pid_ == 0) {
       ::setenv("TERM", "xterm", 1);
       if (kSlowBuild) ::setenv("ASAN_OPTIONS", "detect_leaks=0", 1);
       no_colour ? ::setenv("NO_COLOR", "1", 1) : ::unsetenv("NO_COLOR");
+      for (auto& variable : variables) ::putenv(variable.data());
       std::vector<char*> argv;
       for (const auto& text : arguments) argv.push_back(const_cast<char*>(text.c_str()));
       argv.push_back(nullptr);
@@ -54,11 +58,14 @@ class OnTerminal {
   int finish(Deadline deadline) {
     while (read_some(deadline)) {
     }
-    if (deadline.expired()) return -1;
-    int status = 0;
-    ::waitpid(pid_, &status, 0);
-    ended_ = true;
-    return WIFEXITED(status) ? WEXITSTATUS(status) : 128 + WTERMSIG(status);
+    return deadline.expired() ? -1 : reap();
+  }
+
+  // Closes the terminal, as a window that is closed or a connection that is lost does; then as finish().
+  int hang_up(Deadline deadline) {
+    const base::Fd process = base::open_pidfd(pid_);
+    master_.reset();
+    return base::wait_ready(process.get(), POLLIN, deadline) ? reap() : -1;
   }
 
   const std::string& screen() const { return screen_; }
@@ -70,6 +77,13 @@ class OnTerminal {
     const ssize_t got = ::read(master_.get(), buffer, sizeof buffer);
     if (got > 0) screen_.append(buffer, static_cast<std::size_t>(got));
     return got > 0;
+  }
+
+  int reap() {
+    int status = 0;
+    ::waitpid(pid_, &status, 0);
+    ended_ = true;
+    return WIFEXITED(status) ? WEXITSTATUS(status) : 128 + WTERMSIG(status);
   }
 
   pid_t pid_ = -1;

@@ -7,6 +7,7 @@
 #include <termios.h>
 
 #include <csignal>
+#include <filesystem>
 #include <fstream>
 
 #include "tests/launcher/terminal.h"
@@ -44,6 +45,20 @@ TEST(TerminalTest, SecondCtrlCKills) {
   ASSERT_TRUE(terminal.wait_for("passed SIGINT on", 1, seconds(20)));
   terminal.type("\x03");
   EXPECT_EQ(terminal.finish(seconds(20)), 130);
+}
+
+// The launcher is told twice, by the signal and by output that cannot be written, in any order; workers have their time to
+// end whichever comes first.
+TEST(TerminalTest, ClosedTerminalIsAHangupForEveryWorker) {
+  const std::filesystem::path folder = std::filesystem::temp_directory_path() / make_marker();
+  std::filesystem::create_directory(folder);
+  const std::string script = "trap 'sleep 1.7; echo done > " + quoted(folder.string()) +
+                             "/$RANK; exit 3' HUP; while echo ready; do sleep 0.01; done";
+  OnTerminal terminal({LOCKSTEP_BINARY, "run", "-n", "2", "--", "/bin/sh", "-c", script}, true);
+  ASSERT_TRUE(terminal.wait_for("ready", 4, seconds(20)));
+  EXPECT_EQ(terminal.hang_up(seconds(20)), 128 + SIGHUP);
+  EXPECT_TRUE(std::filesystem::exists(folder / "0") && std::filesystem::exists(folder / "1"));
+  std::filesystem::remove_all(folder);
 }
 
 // The two ends of a terminal. The writer's is open here too, so that it lives as long as this.

@@ -84,7 +84,10 @@ What is kept and shown
   --compare-alone      first measure one worker alone, for the speed-up
   -q, --quiet          no progress, only the results
 
-Ctrl-C ends the step, writes a checkpoint unless none is kept, and exits.
+Ctrl-C, SIGTERM, SIGQUIT or a closed terminal end the step, write a checkpoint unless none is kept, and exit.
+
+Exit codes: 0 all steps are done; 1 training failed; 2 an option, a file or the data does not fit; 75 one worker was told
+to stop, and all did (go on with --resume); 128 + the signal that the command got, or that killed a worker.
 
 Examples:
   lockstep train --model cnn --epochs 3

@@ -305,6 +305,7 @@ TrainReport run_training(const TrainArguments& arguments, World& world) {
     progress.line("measuring one worker alone …");
     alone = samples_per_second_alone(arguments, trainer.shards(), world, data);
   }
+  report.total_steps = trainer.total_steps();
   report.result = trainer.run();
   report.traffic =
       traffic_of_step(model, algorithm_named(arguments.algorithm), report.result.shards);

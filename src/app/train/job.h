@@ -18,6 +18,7 @@ struct TrainReport {
   std::string engine;
   std::size_t parameters = 0;
   std::int64_t training_samples = 0;
+  std::int64_t total_steps = 0;  // of the whole job
   std::optional<double> speedup_over_one_worker;
   TrainingResult result;
   StepTraffic traffic;
@@ -35,5 +36,8 @@ void stop_requested() noexcept;
 // The results as JSON, and in a form for people.
 std::string to_json(const TrainArguments& arguments, const TrainReport& report);
 std::string summary(const TrainArguments& arguments, const TrainReport& report);
+
+// For a job that was stopped early: one line that says how far it came and how it goes on.
+std::string how_to_go_on(const TrainArguments& arguments, const TrainReport& report);
 
 }  // namespace lockstep::app

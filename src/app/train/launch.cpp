@@ -51,6 +51,7 @@ int train(const std::vector<std::string>& arguments) {
   options.grace = kGrace;
   options.leader_keeps_output = true;
   options.explained_codes = {1, 2};
+  options.stopped_code = kStoppedEarly;
   options.command = {program};
   options.command.insert(options.command.end(), arguments.begin(), arguments.end());
   const auto chosen = as_options(parsed);  // of an option given twice the last one counts

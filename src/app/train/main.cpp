@@ -4,6 +4,8 @@
 #include <lockstep/errors.h>
 #include <lockstep/world.h>
 
+#include <algorithm>
+#include <array>
 #include <chrono>
 #include <csignal>
 #include <cstdio>
@@ -19,6 +21,7 @@
 #include "app/standard_output.h"
 #include "app/train/arguments.h"
 #include "app/train/job.h"
+#include "app/train/launch.h"
 #include "app/train/open_choices.h"
 #include "base/atomic_file.h"
 #include "base/environment.h"
@@ -30,33 +33,54 @@ namespace {
 constexpr int kFailed = 1;
 constexpr int kUsage = 2;
 
+// Signals that stop the job in order, with a checkpoint. SIGPIPE: nobody reads what the leader shows any more.
+constexpr std::array kStopSignals = {SIGINT, SIGTERM, SIGHUP, SIGQUIT, SIGPIPE};
+
 // Most failures reach all workers at once, and the leader's line is enough; of a lost worker the
 // launcher tells more than we know. The others speak only if they are still there after this time,
-// which on a busy host is long after the launcher has ended them.
+// which on a busy host is long after the launcher has ended them. A leader that does not answer will
+// not speak: then rank 1 does, at once, and a leader that wakes up again has nothing to add.
 constexpr std::chrono::seconds kLeaderSpeaksFirst{6};
 
+// What was ignored at the start stays so: SIGHUP under nohup, SIGINT and SIGQUIT behind a script's `&`.
 void install_signal_handlers() {
   struct sigaction action {};
   action.sa_handler = [](int) { stop_requested(); };
   action.sa_flags = SA_RESTART;
-  ::sigaction(SIGINT, &action, nullptr);
-  ::sigaction(SIGTERM, &action, nullptr);
+  for (const int signal : kStopSignals) {
+    struct sigaction before {};
+    ::sigaction(signal, nullptr, &before);
+    if (before.sa_handler != SIG_IGN) ::sigaction(signal, &action, nullptr);
+  }
   std::signal(SIGTTOU, SIG_IGN);  // the leader draws on the terminal from a group of its own
   std::signal(SIGXFSZ, SIG_IGN);  // a file-size limit is a full disk to us, not a reason to die
 }
 
-bool is_leader() {
-  return base::environment("RANK").value_or("0") == "0";
+// A terminal that was closed meanwhile is no failure: the job's results are in files.
+void tell(const std::string& text) {
+  std::fwrite(text.data(), 1, text.size(), stderr);
+  std::fflush(stderr);
+}
+
+enum class Voice { kNow, kLast, kNever };
+
+Voice voice(const std::exception& error) {
+  const std::string rank = base::environment("RANK").value_or("0");
+  const auto* late = dynamic_cast<const Timeout*>(&error);
+  const bool leader_is_late =
+      late != nullptr && std::count(late->ranks().begin(), late->ranks().end(), 0) > 0;
+  if (rank == "0") return leader_is_late ? Voice::kNever : Voice::kNow;
+  return leader_is_late && rank == "1" ? Voice::kNow : Voice::kLast;
 }
 
 // Ends at once: taking LibTorch down may last longer than the others wait.
-[[noreturn]] void fail(const std::string& text, int code) {
-  if (!is_leader()) {
+[[noreturn]] void fail(const std::string& text, Voice voice, int code) {
+  if (voice == Voice::kLast) {
     std::signal(SIGTERM, SIG_DFL);
     std::this_thread::sleep_for(kLeaderSpeaksFirst);
   }
   std::fflush(stdout);
-  fmt::print(stderr, "lockstep: {}\n", text);
+  if (voice != Voice::kNever) tell(fmt::format("lockstep: {}\n", text));
   std::_Exit(code);
 }
 
@@ -83,7 +107,8 @@ TrainReport trained(const TrainArguments& arguments, World& world) {
   }
 }
 
-void run(const std::vector<std::string>& texts) {
+// The exit code.
+int run(const std::vector<std::string>& texts) {
   TrainArguments arguments = parse_train_arguments(texts);
   make_open_choices(arguments);  // those that the command has not made
   advised(arguments, [&] {
@@ -98,9 +123,12 @@ void run(const std::vector<std::string>& texts) {
   if (world.leader()) {
     say(summary(arguments, report));
     if (!arguments.report.empty()) base::write_file(arguments.report, to_json(arguments, report));
+    if (report.result.stopped) tell(how_to_go_on(arguments, report));
   }
   world.comm().barrier().wait();
+  if (report.result.stopped) return kStoppedEarly;
   if (world.leader()) check_said();
+  return 0;
 }
 
 }  // namespace
@@ -112,14 +140,13 @@ int main(int argc, char** argv) {
     lockstep::bench::step_worker({argv + 2, argv + argc});
   install_signal_handlers();
   try {
-    run({argv + 1, argv + argc});
-    return 0;
+    return run({argv + 1, argv + argc});
   } catch (const lockstep::BadInput& error) {
-    fail(error.what(), kUsage);
+    fail(error.what(), voice(error), kUsage);
   } catch (const c10::Error& error) {
     // Without the calls that led there, which go on for a page.
-    fail(error.what_without_backtrace(), kFailed);
+    fail(error.what_without_backtrace(), voice(error), kFailed);
   } catch (const std::exception& error) {
-    fail(error.what(), kFailed);
+    fail(error.what(), voice(error), kFailed);
   }
 }

@@ -127,4 +127,13 @@ std::string summary(const TrainArguments& arguments, const TrainReport& report) 
   return text;
 }
 
+std::string how_to_go_on(const TrainArguments& arguments, const TrainReport& report) {
+  const char* next = "nothing was kept; with --checkpoint DIR it could go on";
+  if (!report.result.checkpoint.empty())
+    next = arguments.resume ? "go on with the same command"
+                            : "go on with the same command and --resume";
+  return fmt::format("lockstep: stopped after {} of {} steps; {}\n",
+                     with_commas(report.result.steps), with_commas(report.total_steps), next);
+}
+
 }  // namespace lockstep::app

@@ -100,7 +100,7 @@ std::vector<std::optional<Arena>> HandOver::run() {
     call_lower_ranks();
     if (look_) look_();
     if (anybody_pending()) wait_for_news();
-    drop_stalling_strangers();
+    drop_stalling();
     connections_.remove_if([](const Connection& connection) { return !connection.socket; });
   }
   std::vector<std::optional<Arena>> arenas;
@@ -184,7 +184,7 @@ std::optional<HandOver::TimePoint> HandOver::next_due() const {
     if (peers_[rank].pending() && !peers_[rank].called) consider(peers_[rank].call_at);
   }
   for (const Connection& connection : connections_) {
-    if (connection.stranger()) consider(connection.opened + kStrangerPatience);
+    if (connection.unproven()) consider(connection.opened + kStrangerPatience);
   }
   return due;
 }
@@ -195,8 +195,9 @@ void HandOver::accept_all() {
     base::Fd caller = accept_locally(listener_.socket.get(), exhausted);
     if (exhausted) return drop_oldest_stranger("came when no descriptors were left");
     if (!caller) return;
+    const bool from_worker = is_worker(process_behind(caller.get()));
     connections_.push_back(
-        {std::move(caller), Session::from_anyone(party_), Deadline::Clock::now()});
+        {std::move(caller), Session::from_anyone(party_), Deadline::Clock::now(), from_worker});
     if (!is_of_this_user(connections_.back().socket.get())) {
       drop(connections_.back(), "runs as another user");
     }
@@ -209,10 +210,24 @@ void HandOver::accept_all() {
   }
 }
 
+// All workers of a host call at once.
+bool HandOver::is_worker(int process) const {
+  return process > 0 && process != ::getpid() &&
+         std::any_of(peers_.begin(), peers_.end(), [&](const Peer& peer) {
+           return peer.card && peer.card->process == process &&
+                  peer.card->process_namespace == base::process_namespace();
+         });
+}
+
 void HandOver::drop_oldest_stranger(const char* why) {
-  const auto oldest = std::find_if(
+  auto oldest = std::find_if(
       connections_.begin(), connections_.end(),
       [](const Connection& connection) { return connection.socket && connection.stranger(); });
+  if (oldest == connections_.end()) {
+    oldest = std::find_if(
+        connections_.begin(), connections_.end(),
+        [](const Connection& connection) { return connection.socket && connection.unproven(); });
+  }
   if (oldest == connections_.end()) {
     throw Unavailable(
         fmt::format("rank {} has no descriptors left to hand its arena over; raise `ulimit -n`",
@@ -222,10 +237,10 @@ void HandOver::drop_oldest_stranger(const char* why) {
   drop(*oldest, why);
 }
 
-void HandOver::drop_stalling_strangers() {
+void HandOver::drop_stalling() {
   const auto now = Deadline::Clock::now();
   for (Connection& connection : connections_) {
-    if (connection.socket && connection.stranger() &&
+    if (connection.socket && connection.unproven() &&
         connection.opened + kStrangerPatience <= now) {
       drop(connection, "stalled");
     }
@@ -279,7 +294,7 @@ void HandOver::answer(Connection& connection, const Session::Reply& reply) {
 
 // A connection came to nothing. What that means depends on who it was with.
 void HandOver::ended(Connection& connection, const std::string& why) {
-  if (connection.stranger()) return drop(connection, why);
+  if (connection.unproven()) return drop(connection, why);
   const Session& session = connection.session;
   const int rank = session.peer();
   Peer& peer = peers_[rank];
@@ -297,6 +312,7 @@ void HandOver::ended(Connection& connection, const std::string& why) {
 
 void HandOver::drop(Connection& connection, const std::string& why) {
   connection.socket.reset();
+  if (connection.from_worker) return;  // it calls again
   if (++strangers_dropped_ > kMostLogged) return;
   base::log(base::LogLevel::kWarn, "rank {} dropped a stranger at its arena's socket: it {}{}",
             party_.rank, why,

@@ -1,7 +1,7 @@
 // The exchange of arenas between the workers of a host.
 //
 //   pair        two workers of one host; the higher rank connects to the lower one's socket
-//   stranger    a connection that has not proven the secret
+//   stranger    a connection that has not proven the secret, and comes from no process of the cards
 //
 //   1. every worker listens, and puts a card in the bootstrap: its host, its socket, its arena
 //   2. with everybody's cards known, each calls the lower ranks of its host and serves the higher
@@ -10,7 +10,8 @@
 //      other's and is done; a worker returns when all its pairs are
 //
 // A stranger costs a slot among kMostStrangers for kStrangerPatience at most; what it may not do is
-// logged. A worker that was taken for one, because it was slow or a crowd came, calls again. The
+// logged. A worker that was taken for one, because its process is not known here, calls again. One that stalls does, too,
+// and is not logged. The
 // socket of a worker that is not done stays open, so when nobody listens there, the worker is gone. A
 // higher rank that dies before it calls is missed by its process, where its number means the same.
 #pragma once
@@ -66,8 +67,10 @@ class HandOver {
     base::Fd socket;
     Session session;
     TimePoint opened{};
+    bool from_worker = false;  // by its process, which proves nothing
 
-    bool stranger() const { return !session.connects() && !session.proven(); }
+    bool unproven() const { return !session.connects() && !session.proven(); }
+    bool stranger() const { return unproven() && !from_worker; }
   };
 
   template <typename Call>
@@ -81,8 +84,9 @@ class HandOver {
   void wait_for_news();
   std::optional<TimePoint> next_due() const;
   void accept_all();
+  bool is_worker(int process) const;
   void drop_oldest_stranger(const char* why);
-  void drop_stalling_strangers();
+  void drop_stalling();
 
   void serve(Connection& connection);
   bool take_arena(Connection& connection, std::vector<base::Fd> descriptors);

@@ -130,6 +130,13 @@ bool is_of_this_user(int socket) {
          bytes == sizeof other && other.uid == ::geteuid();
 }
 
+int process_behind(int socket) {
+  ucred other{};
+  socklen_t bytes = sizeof other;
+  const bool known = ::getsockopt(socket, SOL_SOCKET, SO_PEERCRED, &other, &bytes) == 0;
+  return known && bytes == sizeof other ? other.pid : 0;
+}
+
 bool send_packet(int socket, std::string_view packet, int fd) {
   iovec bytes{const_cast<char*>(packet.data()), packet.size()};  // sendmsg only reads
   alignas(cmsghdr) std::array<char, CMSG_SPACE(sizeof(int))> control{};

@@ -36,6 +36,9 @@ base::Fd accept_locally(int listener, bool& exhausted);
 // user.
 bool is_of_this_user(int socket);
 
+// The number of that process, as this one sees it; 0 if it does not.
+int process_behind(int socket);
+
 // Sends a packet whole, with a descriptor when `fd` is one; false when the other side is gone or
 // does not take it. Unavailable when this host lacks what sending takes.
 bool send_packet(int socket, std::string_view packet, int fd = -1);

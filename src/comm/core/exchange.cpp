@@ -72,9 +72,9 @@ Failure Exchange::first_cause(Failure own) const {
 
 void Exchange::late(int peer) {
   const std::chrono::duration<double> waited = Deadline::Clock::now() - begun_;
-  const auto text = fmt::format(
-      "rank {} waited {:.1f} s for rank {} in {}; is it stopped, slow, or in other code?",
-      link().rank(), waited.count(), world_rank(peer), doing());
+  const auto text =
+      fmt::format("rank {} waited {:.1f} s for rank {} in {}; {}", link().rank(), waited.count(),
+                  world_rank(peer), doing(), silence_hint(link().over_network()));
   const Failure cause = first_cause({ErrorKind::kTimeout, {world_rank(peer)}, text});
   link().fail(cause);
   raise(cause);

@@ -29,11 +29,16 @@ Failure failure_of(int rank, const std::exception& error) {
   return failure;
 }
 
-Failure waiting_failure(int rank, int peer) {
-  return {
-      ErrorKind::kTimeout,
-      {peer},
-      fmt::format("rank {} waits for rank {}; is it stopped, slow, or in other code?", rank, peer)};
+const char* silence_hint(bool over_network) noexcept {
+  return over_network
+             ? "is it stopped, slow, or in other code, or is the network between the hosts cut?"
+             : "is it stopped, slow, or in other code?";
+}
+
+Failure waiting_failure(int rank, int peer, bool over_network) {
+  return {ErrorKind::kTimeout,
+          {peer},
+          fmt::format("rank {} waits for rank {}; {}", rank, peer, silence_hint(over_network))};
 }
 
 void raise(const Failure& failure) {

@@ -20,8 +20,11 @@ struct Failure {
 
 Failure failure_from(const Error& error);
 
+// "is it stopped, slow …?": what may be the matter with a silent peer.
+const char* silence_hint(bool over_network) noexcept;
+
 // What a worker says of itself when others wait for it, and it for `peer`.
-Failure waiting_failure(int rank, int peer);
+Failure waiting_failure(int rank, int peer, bool over_network);
 // What ended `rank`, this worker: anything but an Error is a lack of memory, and what is unavailable is so to it.
 Failure failure_of(int rank, const std::exception& error);
 [[noreturn]] void raise(const Failure& failure);

@@ -51,6 +51,9 @@ class Link {
   virtual int size() const = 0;
   virtual std::string engine() const = 0;
 
+  // Peers may be on other hosts: a silent one may be behind a cut network.
+  virtual bool over_network() const { return false; }
+
   // Messages of one slot between two workers arrive in the order posted. A recv may be posted with
   // more room than the message has bytes, never with less: a header says how much before.
   virtual std::unique_ptr<Transfer> send(int peer, Slot slot, const void* data,

@@ -12,6 +12,12 @@ namespace {
 constexpr Slot kEngineBit = Slot{1} << 63;  // beyond any slot of Gloo's own collectives
 constexpr auto kLastLook = std::chrono::milliseconds(20);
 
+std::string lost_text(int peer) {
+  return fmt::format(
+      "rank {} was lost without a word: it was killed, or the network between the hosts was cut",
+      peer);
+}
+
 }  // namespace
 
 class GlooTransfer : public Transfer {
@@ -163,7 +169,8 @@ void GlooLink::tell(const Failure& failure, std::chrono::milliseconds patience) 
 void GlooLink::answer(int peer, const Failure& said) noexcept {
   const int whom = waits_for_.load(std::memory_order_relaxed);
   const bool blamed = said.kind == ErrorKind::kTimeout && said.ranks == std::vector<int>{rank()};
-  if (blamed && whom != kNoRank && whom != peer) tell(waiting_failure(rank(), whom));
+  if (blamed && whom != kNoRank && whom != peer)
+    tell(waiting_failure(rank(), whom, over_network()));
 }
 
 std::optional<Failure> GlooLink::heard_from(int peer, Deadline deadline) noexcept {
@@ -175,14 +182,13 @@ std::optional<Failure> GlooLink::heard_from(int peer, Deadline deadline) noexcep
 std::optional<Failure> GlooLink::end_of(int peer) const {
   if (!news_.ended(peer)) return std::nullopt;
   if (auto said = news_.await(peer, Deadline::after(std::chrono::nanoseconds(0)))) return said;
-  return Failure{
-      ErrorKind::kPeerLost, {peer}, fmt::format("rank {} was lost without a word", peer)};
+  return Failure{ErrorKind::kPeerLost, {peer}, lost_text(peer)};
 }
 
 void GlooLink::explain(int peer, const std::string& detail) {
   if (const auto failure = this->failure()) raise(*failure);
   if (const auto said = news_.await(peer, Deadline::after(kNoticePatience))) raise(*said);
-  throw PeerLost(fmt::format("rank {} was lost without a word ({})", peer, detail), {peer});
+  throw PeerLost(fmt::format("{} ({})", lost_text(peer), detail), {peer});
 }
 
 void GlooLink::native_all_reduce(const Buffer& data, ReduceOp op, std::uint32_t tag,

@@ -32,6 +32,7 @@ class GlooLink : public Link {
   int rank() const override { return context_->rank; }
   int size() const override { return context_->size; }
   std::string engine() const override { return "gloo"; }
+  bool over_network() const override { return true; }
 
   std::unique_ptr<Transfer> send(int peer, Slot slot, const void* data, std::size_t bytes) override;
   std::unique_ptr<Transfer> recv(int peer, Slot slot, void* data, std::size_t bytes) override;

@@ -14,6 +14,7 @@ class NcclLink : public Link {
   int rank() const override { return host_->rank(); }
   int size() const override { return host_->size(); }
   std::string engine() const override { return "nccl"; }
+  bool over_network() const override { return host_->over_network(); }
 
   std::unique_ptr<Transfer> send(int peer, Slot slot, const void* data,
                                  std::size_t bytes) override {

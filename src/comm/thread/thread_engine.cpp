@@ -131,7 +131,7 @@ class Hub {
     while (blamed >= 0 && blamed < size() && !told_[blamed]) {
       const int whom = waits_for_[blamed].load(std::memory_order_relaxed);
       if (whom == kNoRank) return;
-      told_[blamed] = waiting_failure(blamed, whom);
+      told_[blamed] = waiting_failure(blamed, whom, false);
       blamed = whom;
     }
   }

@@ -1,103 +1,77 @@
 #include "control/launch/job_state.h"
 
-#include <fmt/format.h>
-#include <sys/wait.h>
-
 #include <algorithm>
 #include <array>
 #include <cerrno>
 #include <csignal>
-#include <cstring>
-
-#include "control/launch/program.h"
 
 namespace lockstep::control {
 namespace {
-
-constexpr int kSignalBase = 128;
 
 bool asks_for_the_end(int signal) {
   constexpr std::array<int, 4> kSignals = {SIGINT, SIGTERM, SIGHUP, SIGQUIT};
   return std::find(kSignals.begin(), kSignals.end(), signal) != kSignals.end();
 }
 
-const char* hint(int signal) {
-  if (signal == SIGKILL) return "; if you did not do it, memory may have run out: see `dmesg`";
-  if (signal == SIGILL) return "; built for another processor?";
-  return "";
-}
-
 }  // namespace
 
-WorkerEnd worker_end(int rank, int wait_status) {
-  if (WIFSIGNALED(wait_status)) return {rank, WorkerEnd::How::kKilled, WTERMSIG(wait_status)};
-  return {rank, WorkerEnd::How::kExited, WEXITSTATUS(wait_status)};
+std::optional<int> JobState::lost() const {
+  const auto verdict = failure_ ? failure_ : blame_.verdict();
+  return verdict ? verdict->lost : std::nullopt;
 }
 
-std::optional<WorkerEnd> first_failure(const std::vector<WorkerEnd>& together) {
-  std::optional<WorkerEnd> blamed;
-  for (const auto& end : together) {
-    if (!end.failed()) continue;
-    const bool graver =
-        blamed && blamed->how == WorkerEnd::How::kExited && end.how != WorkerEnd::How::kExited;
-    if (!blamed || graver) blamed = end;
-  }
-  return blamed;
-}
-
-int exit_code(const WorkerEnd& end) {
-  switch (end.how) {
-    case WorkerEnd::How::kExited:
-      return end.value;
-    case WorkerEnd::How::kKilled:
-      return kSignalBase + end.value;
-    case WorkerEnd::How::kNotStarted:
-      if (end.value == EAGAIN || end.value == ENOMEM) return 1;
-      return end.value == ENOENT ? kNotFound : kCannotExecute;
-  }
-  return 1;
-}
-
-std::string describe(const WorkerEnd& end) {
-  switch (end.how) {
-    case WorkerEnd::How::kExited:
-      return fmt::format("exited with code {}", end.value);
-    case WorkerEnd::How::kKilled: {
-      const char* name = sigabbrev_np(end.value);
-      if (name == nullptr) return fmt::format("was killed by signal {}", end.value);
-      return fmt::format("was killed by SIG{} ({}){}", name, sigdescr_np(end.value),
-                         hint(end.value));
-    }
-    case WorkerEnd::How::kNotStarted:
-      return fmt::format("could not be started: {}", std::strerror(end.value));
-  }
-  return "ended";
+bool JobState::explained(const WorkerEnd& end) const {
+  return end.rank == 0 && std::any_of(rules_.explained_codes.begin(), rules_.explained_codes.end(),
+                                      [&](int code) { return end.exited_with(code); });
 }
 
 JobState::Orders JobState::on_ends(const std::vector<WorkerEnd>& together, Clock::time_point now) {
   live_ -= static_cast<int>(together.size());
-  Orders orders;
-  if (const auto failed = first_failure(together); failed && cause_ == Cause::kNone) {
-    failure_ = failed;
-    orders =
-        end(Cause::kFailure, control::exit_code(*failed), SIGTERM, now + limits_.after_failure);
+  std::vector<WorkerEnd> ends = together;
+  for (auto& end : ends) {
+    if (!rules_.stopped_code || !end.exited_with(*rules_.stopped_code)) continue;
+    end.value = 0;
+    if (cause_ == Cause::kNone) exit_code_ = *rules_.stopped_code;
   }
+  blame_.on_ends(ends);
+  const Orders orders = judge(now);
   return live_ <= 0 ? release() : orders;
+}
+
+// Is the cause of the first failure known, or is it time to go on without?
+JobState::Orders JobState::judge(Clock::time_point now) {
+  const auto verdict = blame_.verdict();
+  if (!verdict || cause_ != Cause::kNone) return {};
+  if (!failed_at_) failed_at_ = now;
+  const auto until = *failed_at_ + rules_.for_the_cause;
+  if (!verdict->open || live_ <= 0 || now >= until || explained(verdict->cause))
+    return end_for_failure(now);
+  deadline_ = until;
+  return {};
+}
+
+JobState::Orders JobState::end_for_failure(Clock::time_point now) {
+  failure_ = blame_.verdict();
+  const auto least = now + rules_.after_failure - rules_.for_the_cause;
+  return end(Cause::kFailure, control::exit_code(failure_->cause), SIGTERM,
+             std::max(*failed_at_ + rules_.after_failure, least));
 }
 
 JobState::Orders JobState::on_signal(int signal, Clock::time_point now) {
   if (released_) return {};
   if (!asks_for_the_end(signal)) return {.forward = {signal}};
-  if (cause_ == Cause::kNone)
-    return end(Cause::kSignal, kSignalBase + signal, signal, now + limits_.grace);
+  const bool hung_up = cause_ == Cause::kOutputClosed && signal == SIGHUP;
+  if ((cause_ == Cause::kNone && !failed_at_) || hung_up)
+    return end(Cause::kSignal, kSignalBase + signal, signal, now + rules_.grace);
+  if (cause_ == Cause::kNone) end_for_failure(now);  // it was being judged
   if (signal == SIGINT) return release();
   return {.forward = {signal}};
 }
 
 JobState::Orders JobState::on_output_closed(int error, Clock::time_point now) {
-  if (cause_ != Cause::kNone) return {};
+  if (cause_ != Cause::kNone || failed_at_) return {};
   const int code = error == EPIPE ? kSignalBase + SIGPIPE : 1;
-  if (!released_) return end(Cause::kOutputClosed, code, SIGTERM, now + limits_.after_failure);
+  if (!released_) return end(Cause::kOutputClosed, code, SIGTERM, now + rules_.grace);
   cause_ = Cause::kOutputClosed;
   exit_code_ = code;
   return {};
@@ -114,7 +88,7 @@ JobState::Orders JobState::on_keeper_lost() {
 
 JobState::Orders JobState::on_time(Clock::time_point now) {
   if (!deadline_ || now < *deadline_) return {};
-  return release();
+  return cause_ == Cause::kNone ? judge(now) : release();
 }
 
 JobState::Orders JobState::end(Cause cause, int code, int signal, Clock::time_point deadline) {

@@ -1,53 +1,37 @@
 // What the launcher decides, without doing it: when a job ends, why, and with which exit code.
 //
+//   running → judging    a worker failed that had lost another one, which lives: it may end soon, and be the cause
 //   running → ending     a worker failed; a signal asked for the end; the output cannot be written
+//   judging → ending     the cause is known, or the time for it is up
 //   running → released   every worker has ended
 //   ending → released    every worker has ended, the time to do so is up, or a second Ctrl-C came
 //   released             whatever is left is being killed; nothing is forwarded any more
 //
 // The first cause of the end decides the exit code; what happens after it is a consequence. Output
-// that is lost after every worker has ended well is a cause, too.
+// that is lost after every worker has ended well is a cause, too. A terminal that goes away is told twice, by SIGHUP and
+// by output that cannot be written, in any order: then the signal is the cause.
 #pragma once
 
 #include <chrono>
 #include <cstdint>
 #include <optional>
-#include <string>
+#include <utility>
 #include <vector>
+
+#include "control/launch/blame.h"
 
 namespace lockstep::control {
 
-struct EndLimits {
-  std::chrono::nanoseconds grace = std::chrono::seconds(10);  // after a signal
+struct EndRules {
+  std::chrono::nanoseconds grace = std::chrono::seconds(10);  // after a signal, or a closed output
   // After a failure. With the time that killing takes, the others have ended within 2 s.
   std::chrono::nanoseconds after_failure = std::chrono::milliseconds(1500);
+  // Of that, how long a worker that was lost has for its own end, before the others are told to end.
+  std::chrono::nanoseconds for_the_cause = std::chrono::milliseconds(1000);
+
+  std::vector<int> explained_codes;  // of worker 0, which has told the user what they stand for
+  std::optional<int> stopped_code;   // by which a worker says that all have stopped early, in order
 };
-
-// How a worker ended.
-struct WorkerEnd {
-  enum class How : std::uint8_t { kExited, kKilled, kNotStarted };
-
-  int rank = 0;
-  How how = How::kExited;
-  int value = 0;  // exit code, signal, or errno
-
-  bool failed() const { return how != How::kExited || value != 0; }
-  bool operator==(const WorkerEnd&) const = default;
-};
-
-// The end that a wait status of waitpid(2) stands for.
-WorkerEnd worker_end(int rank, int wait_status);
-
-// Of several ends that were noticed together: the one to blame. A worker that a signal
-// killed comes before one that exited with a code, since the peers of a crashed worker exit that
-// way.
-std::optional<WorkerEnd> first_failure(const std::vector<WorkerEnd>& together);
-
-// The launcher's exit code for it, as a shell has it.
-int exit_code(const WorkerEnd& end);
-
-// "exited with code 7", "was killed by SIGSEGV (Segmentation fault)" …
-std::string describe(const WorkerEnd& end);
 
 // Threads:   one caller at a time.
 // Blocking:  never; time is an argument.
@@ -64,8 +48,10 @@ class JobState {
   };
   enum class Cause : std::uint8_t { kNone, kSignal, kFailure, kOutputClosed, kKeeperLost };
 
-  JobState(int workers, EndLimits limits) : live_(workers), limits_(limits) {}
+  JobState(int workers, EndRules rules) : live_(workers), rules_(std::move(rules)) {}
 
+  // A worker says whom it lost, before it ends; or that it goes on.
+  void on_loss(int rank, std::optional<int> whom) { blame_.on_loss(rank, whom); }
   Orders on_ends(const std::vector<WorkerEnd>& together, Clock::time_point now);
   Orders on_signal(int signal, Clock::time_point now);
   // Standard output or error cannot be written any more; `error` is the errno.
@@ -80,20 +66,28 @@ class JobState {
   Cause cause() const { return cause_; }
   bool cut_short() const { return cut_short_; }  // workers were told to end
   int live() const { return live_; }
-  const std::optional<WorkerEnd>& failure() const { return failure_; }
+  const std::optional<Blame::Verdict>& failure() const { return failure_; }
+  // Whom the worker that failed first had lost, as far as is known; also while the cause is awaited.
+  std::optional<int> lost() const;
+  std::optional<WorkerEnd> end_of(int rank) const { return blame_.end_of(rank); }
+  bool explained(const WorkerEnd& end) const;
   int exit_code() const { return exit_code_; }
 
  private:
+  Orders judge(Clock::time_point now);
+  Orders end_for_failure(Clock::time_point now);
   Orders end(Cause cause, int code, int signal, Clock::time_point deadline);
   Orders release();
 
   int live_;
-  EndLimits limits_;
+  EndRules rules_;
+  Blame blame_;
+  std::optional<Clock::time_point> failed_at_;  // the first failure
   bool released_ = false;
   bool cut_short_ = false;
   Cause cause_ = Cause::kNone;
   int exit_code_ = 0;
-  std::optional<WorkerEnd> failure_;
+  std::optional<Blame::Verdict> failure_;
   std::optional<Clock::time_point> deadline_;
 };
 

@@ -8,6 +8,8 @@
 #include <csignal>
 #include <utility>
 
+#include "control/launch/test_support.h"
+
 namespace lockstep::control {
 namespace {
 
@@ -17,16 +19,12 @@ using testing::IsEmpty;
 using How = WorkerEnd::How;
 using Cause = JobState::Cause;
 
-constexpr EndLimits kLimits = {.grace = std::chrono::seconds(10),
-                               .after_failure = std::chrono::milliseconds(1500)};
+const EndRules kRules = {.grace = std::chrono::seconds(10),
+                         .after_failure = std::chrono::milliseconds(1500),
+                         .for_the_cause = std::chrono::milliseconds(1000),
+                         .explained_codes = {1, 2},
+                         .stopped_code = 75};
 const JobState::Clock::time_point kStart{std::chrono::hours(1)};
-
-WorkerEnd exited(int rank, int code) {
-  return {rank, How::kExited, code};
-}
-WorkerEnd killed(int rank, int signal) {
-  return {rank, How::kKilled, signal};
-}
 
 TEST(WorkerEndTest, WaitStatusIsReadAsAShellDoes) {
   EXPECT_EQ(worker_end(2, W_EXITCODE(7, 0)), exited(2, 7));
@@ -45,18 +43,8 @@ TEST(WorkerEndTest, DescriptionNamesCodeOrSignal) {
   EXPECT_THAT(describe(killed(0, 40)), HasSubstr("signal 40"));
 }
 
-TEST(FirstFailureTest, SuccessIsNoFailure) {
-  EXPECT_EQ(first_failure({exited(0, 0), exited(1, 0)}), std::nullopt);
-}
-
-TEST(FirstFailureTest, CrashIsBlamedBeforeTheExitOfItsPeers) {
-  EXPECT_EQ(first_failure({exited(0, 1), exited(1, 0), killed(2, SIGSEGV)}), killed(2, SIGSEGV));
-  EXPECT_EQ(first_failure({exited(1, 3), exited(0, 1)}), exited(1, 3));
-  EXPECT_EQ(first_failure({killed(1, SIGABRT), killed(0, SIGSEGV)}), killed(1, SIGABRT));
-}
-
 TEST(JobStateTest, AllWorkersEndingWellIsZero) {
-  JobState state(3, kLimits);
+  JobState state(3, kRules);
   EXPECT_FALSE(state.on_ends({exited(1, 0)}, kStart).release);
   EXPECT_FALSE(state.released());
   EXPECT_TRUE(state.on_ends({exited(0, 0), exited(2, 0)}, kStart).release);
@@ -65,56 +53,121 @@ TEST(JobStateTest, AllWorkersEndingWellIsZero) {
 }
 
 TEST(JobStateTest, FirstFailureEndsTheOthersAndGivesTheExitCode) {
-  JobState state(3, kLimits);
+  JobState state(3, kRules);
   const auto orders = state.on_ends({exited(1, 7)}, kStart);
   EXPECT_THAT(orders.forward, ElementsAre(SIGTERM, SIGCONT));
   EXPECT_FALSE(orders.release);
-  EXPECT_EQ(state.deadline(), kStart + kLimits.after_failure);
+  EXPECT_EQ(state.deadline(), kStart + kRules.after_failure);
   EXPECT_TRUE(state.on_ends({killed(0, SIGTERM), killed(2, SIGSEGV)}, kStart).release);
   EXPECT_EQ(state.exit_code(), 7);
-  EXPECT_EQ(state.failure(), exited(1, 7));
+  EXPECT_EQ(state.failure()->cause, exited(1, 7));
 }
 
 TEST(JobStateTest, OthersThatDoNotEndInTimeAreKilled) {
-  JobState state(2, kLimits);
+  JobState state(2, kRules);
   state.on_ends({exited(1, 7)}, kStart);
   EXPECT_FALSE(state.on_time(kStart + std::chrono::seconds(1)).release);
-  EXPECT_TRUE(state.on_time(kStart + kLimits.after_failure).release);
+  EXPECT_TRUE(state.on_time(kStart + kRules.after_failure).release);
   EXPECT_EQ(state.deadline(), std::nullopt);
 }
 
 TEST(JobStateTest, LastWorkerFailingIsAFailureToo) {
-  JobState state(1, kLimits);
+  JobState state(1, kRules);
   EXPECT_TRUE(state.on_ends({killed(0, SIGABRT)}, kStart).release);
   EXPECT_EQ(state.exit_code(), 134);
 }
 
+TEST(JobStateTest, AWorkerThatWasLostHasAMomentForItsOwnEnd) {
+  JobState state(3, kRules);
+  state.on_loss(2, 1);
+  EXPECT_THAT(state.on_ends({exited(2, 1)}, kStart).forward, IsEmpty());
+  EXPECT_EQ(state.lost(), 1);
+  EXPECT_EQ(state.deadline(), kStart + kRules.for_the_cause);
+  const auto soon = kStart + std::chrono::milliseconds(100);
+  EXPECT_THAT(state.on_ends({exited(1, 7)}, soon).forward, ElementsAre(SIGTERM, SIGCONT));
+  EXPECT_EQ(state.failure()->cause, exited(1, 7));
+  EXPECT_EQ(state.exit_code(), 7);
+  EXPECT_EQ(state.deadline(), kStart + kRules.after_failure);
+}
+
+TEST(JobStateTest, AWorkerThatWasLostAndDoesNotEndIsNamedBesideTheWitness) {
+  JobState state(3, kRules);
+  state.on_loss(2, 1);
+  state.on_ends({exited(2, 4)}, kStart);
+  const auto late = kStart + kRules.for_the_cause;
+  EXPECT_THAT(state.on_time(late).forward, ElementsAre(SIGTERM, SIGCONT));
+  EXPECT_EQ(state.failure()->cause, exited(2, 4));
+  EXPECT_EQ(state.lost(), 1);
+  EXPECT_EQ(state.exit_code(), 4);
+  EXPECT_EQ(state.deadline(), kStart + kRules.after_failure);
+  EXPECT_TRUE(state.on_time(kStart + kRules.after_failure).release);
+}
+
+TEST(JobStateTest, ALeaderThatHasExplainedItselfIsNotWaitedFor) {
+  JobState state(2, kRules);
+  state.on_loss(0, 1);
+  EXPECT_THAT(state.on_ends({exited(0, 1)}, kStart).forward, ElementsAre(SIGTERM, SIGCONT));
+  EXPECT_EQ(state.exit_code(), 1);
+}
+
+TEST(JobStateTest, ASignalWhileTheCauseIsAwaitedKeepsTheFailure) {
+  JobState state(2, kRules);
+  state.on_loss(0, 1);
+  state.on_ends({exited(0, 7)}, kStart);
+  EXPECT_THAT(state.on_signal(SIGTERM, kStart).forward, ElementsAre(SIGTERM));
+  EXPECT_EQ(state.exit_code(), 7);
+  EXPECT_TRUE(state.on_signal(SIGINT, kStart).release);
+}
+
+TEST(JobStateTest, AJobThatAllWorkersStoppedIsNeitherASuccessNorAFailure) {
+  JobState state(2, kRules);
+  EXPECT_THAT(state.on_ends({exited(1, 75)}, kStart).forward, IsEmpty());
+  EXPECT_EQ(state.deadline(), std::nullopt);
+  EXPECT_TRUE(state.on_ends({exited(0, 75)}, kStart).release);
+  EXPECT_EQ(state.exit_code(), 75);
+  EXPECT_EQ(state.cause(), Cause::kNone);
+}
+
+TEST(JobStateTest, AFailureBesideAStoppedWorkerCounts) {
+  JobState state(2, kRules);
+  state.on_ends({exited(1, 75)}, kStart);
+  state.on_ends({killed(0, SIGSEGV)}, kStart);
+  EXPECT_EQ(state.exit_code(), 139);
+}
+
+TEST(JobStateTest, AStopByASignalOfOurOwnIsTheSignals) {
+  JobState state(1, kRules);
+  state.on_signal(SIGTERM, kStart);
+  state.on_ends({exited(0, 75)}, kStart);
+  EXPECT_EQ(state.exit_code(), 143);
+}
+
 TEST(JobStateTest, SignalIsForwardedAndGivesTheGracePeriod) {
-  JobState state(2, kLimits);
+  JobState state(2, kRules);
   EXPECT_THAT(state.on_signal(SIGTERM, kStart).forward, ElementsAre(SIGTERM, SIGCONT));
-  EXPECT_EQ(state.deadline(), kStart + kLimits.grace);
+  EXPECT_EQ(state.deadline(), kStart + kRules.grace);
   state.on_ends({exited(0, 1)}, kStart);
-  EXPECT_EQ(state.failure(), std::nullopt);
+  EXPECT_FALSE(state.failure());
   EXPECT_TRUE(state.on_ends({exited(1, 0)}, kStart).release);
   EXPECT_EQ(state.exit_code(), 143);
 }
 
 TEST(JobStateTest, SecondCtrlCKillsAtOnce) {
-  JobState state(2, kLimits);
+  JobState state(2, kRules);
   EXPECT_FALSE(state.on_signal(SIGINT, kStart).release);
   EXPECT_TRUE(state.on_signal(SIGINT, kStart).release);
   EXPECT_EQ(state.exit_code(), 130);
 }
 
 TEST(JobStateTest, CtrlCWhileAFailureEndsTheJobKillsAndKeepsTheFailure) {
-  JobState state(2, kLimits);
+  JobState state(2, kRules);
   state.on_ends({exited(1, 7)}, kStart);
   EXPECT_TRUE(state.on_signal(SIGINT, kStart).release);
   EXPECT_EQ(state.exit_code(), 7);
 }
 
 TEST(JobStateTest, UserSignalsAreForwardedAndEndNothing) {
-  JobState state(2, kLimits);
+  JobState state(2, kRules);
   for (const int signal : {SIGUSR1, SIGUSR2, SIGTSTP, SIGCONT}) {
     EXPECT_THAT(state.on_signal(signal, kStart).forward, ElementsAre(signal));
   }
@@ -123,7 +176,7 @@ TEST(JobStateTest, UserSignalsAreForwardedAndEndNothing) {
 }
 
 TEST(JobStateTest, ClosedOutputEndsTheWorkersAsABrokenPipe) {
-  JobState state(2, kLimits);
+  JobState state(2, kRules);
   EXPECT_THAT(state.on_output_closed(EPIPE, kStart).forward, ElementsAre(SIGTERM, SIGCONT));
   EXPECT_EQ(state.exit_code(), 141);
   EXPECT_TRUE(state.cut_short());
@@ -131,15 +184,27 @@ TEST(JobStateTest, ClosedOutputEndsTheWorkersAsABrokenPipe) {
   EXPECT_EQ(state.exit_code(), 141);
 }
 
+TEST(JobStateTest, ATerminalThatGoesAwayIsAHangupWhateverIsNoticedFirst) {
+  JobState output_first(2, kRules);
+  output_first.on_output_closed(EIO, kStart);
+  EXPECT_EQ(output_first.deadline(), kStart + kRules.grace);
+  EXPECT_THAT(output_first.on_signal(SIGHUP, kStart).forward, ElementsAre(SIGHUP, SIGCONT));
+  EXPECT_EQ(output_first.exit_code(), 129);
+  JobState signal_first(2, kRules);
+  signal_first.on_signal(SIGHUP, kStart);
+  signal_first.on_output_closed(EIO, kStart);
+  EXPECT_EQ(signal_first.exit_code(), 129);
+}
+
 TEST(JobStateTest, OutputThatCannotBeWrittenEndsTheWorkersAsAFailure) {
-  JobState state(2, kLimits);
+  JobState state(2, kRules);
   EXPECT_THAT(state.on_output_closed(ENOSPC, kStart).forward, ElementsAre(SIGTERM, SIGCONT));
   EXPECT_EQ(state.exit_code(), 1);
 }
 
 TEST(JobStateTest, OutputThatIsLostAfterTheWorkersEndedWellGivesTheExitCode) {
   for (const auto& [error, code] : {std::pair(EPIPE, 141), std::pair(ENOSPC, 1)}) {
-    JobState state(1, kLimits);
+    JobState state(1, kRules);
     state.on_ends({exited(0, 0)}, kStart);
     EXPECT_THAT(state.on_output_closed(error, kStart).forward, IsEmpty());
     EXPECT_EQ(state.exit_code(), code);
@@ -150,28 +215,28 @@ TEST(JobStateTest, OutputThatIsLostAfterTheWorkersEndedWellGivesTheExitCode) {
 }
 
 TEST(JobStateTest, OutputThatIsLostAfterAFailureOrASignalChangesNothing) {
-  JobState failed(1, kLimits);
+  JobState failed(1, kRules);
   failed.on_ends({exited(0, 7)}, kStart);
   failed.on_output_closed(ENOSPC, kStart);
   EXPECT_EQ(failed.exit_code(), 7);
-  JobState told(1, kLimits);
+  JobState told(1, kRules);
   told.on_signal(SIGTERM, kStart);
   told.on_output_closed(EPIPE, kStart);
   EXPECT_EQ(told.exit_code(), 143);
 }
 
 TEST(JobStateTest, LostKeeperIsAFailureUnlessTheJobWasOver) {
-  JobState lost(2, kLimits);
+  JobState lost(2, kRules);
   EXPECT_TRUE(lost.on_keeper_lost().release);
   EXPECT_EQ(lost.exit_code(), 137);
-  JobState over(1, kLimits);
+  JobState over(1, kRules);
   over.on_ends({exited(0, 0)}, kStart);
   EXPECT_FALSE(over.on_keeper_lost().release);
   EXPECT_EQ(over.exit_code(), 0);
 }
 
 TEST(JobStateTest, NothingIsForwardedAfterRelease) {
-  JobState state(1, kLimits);
+  JobState state(1, kRules);
   state.on_ends({exited(0, 0)}, kStart);
   EXPECT_THAT(state.on_signal(SIGUSR1, kStart).forward, IsEmpty());
   EXPECT_THAT(state.on_signal(SIGTERM, kStart).forward, IsEmpty());

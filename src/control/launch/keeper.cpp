@@ -162,7 +162,9 @@ void KeeperProcess::become_worker(int rank, pid_t keeper) {
     ::dup2(plan_.outputs[first + 1].write.get(), STDERR_FILENO);
   }
   close_on_exec_from(STDERR_FILENO + 1);
-  if (plan_.secret >= 0) ::fcntl(plan_.secret, F_SETFD, 0);
+  for (const int fd : {plan_.secret, plan_.losses}) {
+    if (fd >= 0) ::fcntl(fd, F_SETFD, 0);
+  }
   ::setrlimit(RLIMIT_NOFILE, &plan_.open_files);
 
   auto environment = plan_.environment(rank);
@@ -231,7 +233,8 @@ Keeper start_keeper(KeeperPlan& plan) {
         fmt::format("cannot start a process: {}; raise `ulimit -u`", std::strerror(errno)));
   }
   if (pid == 0) {
-    std::vector<int> kept = {events.write.get(), lifeline.read.get(), plan.secret, plan.input};
+    std::vector<int> kept = {events.write.get(), lifeline.read.get(), plan.secret, plan.losses,
+                             plan.input};
     for (const auto& output : plan.outputs) kept.push_back(output.write.get());
     close_all_but(std::move(kept));
     KeeperProcess(plan, std::move(events.write), std::move(lifeline.read)).run(launcher);

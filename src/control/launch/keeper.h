@@ -45,7 +45,8 @@ struct KeeperPlan {
   std::vector<base::Pipe> outputs;   // two per worker, stdout then stderr; the write ends go to it
   bool leader_keeps_output = false;  // worker 0 writes to the launcher's outputs itself
   int input = -1;                    // standard input of worker 0; the others read nothing
-  int secret = -1;                   // the only other descriptor that workers inherit
+  int secret = -1;                   // these two are the only other descriptors
+  int losses = -1;                   // that workers inherit
   rlimit open_files{};  // workers get the limit and the mask that the launcher was started with
   sigset_t signal_mask{};
 

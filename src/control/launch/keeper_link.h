@@ -23,6 +23,7 @@ class KeeperLink {
   std::function<void()> when_gone;
 
   void start() { wait(); }
+  bool gone() const { return !events_.is_open(); }
 
   // A signal for every worker that lives.
   void forward(int signal);

@@ -52,6 +52,14 @@ ServerOptions server_options(const RunOptions& options, const Preparation& ready
   return server;
 }
 
+EndRules end_rules(const RunOptions& options) {
+  EndRules rules;
+  rules.grace = options.grace;
+  rules.explained_codes = options.explained_codes;
+  rules.stopped_code = options.stopped_code;
+  return rules;
+}
+
 // The effects around JobState: events come in, its orders go out.
 class Launcher {
  public:
@@ -63,6 +71,9 @@ class Launcher {
   void wait_for_signals();
   void take_signal(int signal);
   void take_event(const KeeperEvent& event);
+  void wait_for_losses();
+  void take_losses();
+  void take_ends();
   void obey(const JobState::Orders& orders);
   void arm_deadline();
   void on_keeper_gone();
@@ -77,21 +88,22 @@ class Launcher {
   JobReport report_;
   KeeperLink keeper_;
   RendezvousServer server_;
+  stream_descriptor losses_;
   Output output_;
   stream_descriptor signals_;
   boost::asio::steady_timer deadline_;
   boost::asio::steady_timer keeper_limit_;
-  bool keeper_gone_ = false;
   std::vector<WorkerEnd> together_;  // ends that were noticed together, so far
 };
 
 Launcher::Launcher(const RunOptions& options, Preparation ready, Keeper keeper)
     : options_(options),
       context_(1),
-      state_(options.workers, {.grace = options.grace}),
+      state_(options.workers, end_rules(options)),
       report_(options, ready.plan.program),
       keeper_(context_, std::move(keeper)),
       server_(context_, std::move(ready.listener), server_options(options, ready)),
+      losses_(context_, ready.losses.launcher.release()),
       output_(context_, options.workers, ready.plan, std::move(ready.logs)),
       signals_(context_, signal_descriptor()),
       deadline_(context_),
@@ -105,6 +117,7 @@ int Launcher::run() {
   output_.start();
   keeper_.start();
   wait_for_signals();
+  wait_for_losses();
   context_.run();
   return state_.exit_code();
 }
@@ -122,7 +135,7 @@ void Launcher::wait_for_signals() {
 
 void Launcher::take_signal(int signal) {
   // Nobody is left to tell: only slow readers of the output keep us here.
-  if (keeper_gone_ && signal == SIGINT) return context_.stop();
+  if (keeper_.gone() && signal == SIGINT) return context_.stop();
   const bool first = state_.cause() == JobState::Cause::kNone;
   obey(state_.on_signal(signal, Clock::now()));
   if (first && state_.cause() == JobState::Cause::kSignal) {
@@ -144,12 +157,36 @@ void Launcher::take_event(const KeeperEvent& event) {
         together_.push_back(worker_end(event.rank, event.value));
       break;
     case KeeperEvent::Kind::kAllReported:
-      obey(state_.on_ends(std::exchange(together_, {}), Clock::now()));
+      take_ends();
       break;
     case KeeperEvent::Kind::kStarted:
     case KeeperEvent::Kind::kSwept:
       break;
   }
+}
+
+void Launcher::wait_for_losses() {
+  losses_.async_wait(stream_descriptor::wait_read, [this](const boost::system::error_code& error) {
+    if (error) return;
+    take_losses();
+    wait_for_losses();
+  });
+}
+
+void Launcher::take_losses() {
+  const auto known = [this](int rank) { return rank >= 0 && rank < options_.workers; };
+  while (const auto loss = take_loss(losses_.native_handle())) {
+    if (!known(loss->rank)) continue;
+    state_.on_loss(loss->rank, known(loss->whom) ? std::optional(loss->whom) : std::nullopt);
+  }
+}
+
+void Launcher::take_ends() {
+  take_losses();  // what a worker said before it ended has arrived
+  const auto orders = state_.on_ends(std::exchange(together_, {}), Clock::now());
+  // Before the orders, which continue a stopped worker.
+  if (const auto lost = state_.lost()) report_.look_at(*lost);
+  obey(orders);
 }
 
 void Launcher::obey(const JobState::Orders& orders) {
@@ -172,14 +209,13 @@ void Launcher::arm_deadline() {
   deadline_.expires_at(*state_.deadline());
   deadline_.async_wait([this](const boost::system::error_code& error) {
     if (error) return;
-    report_.overtime(state_.live());
+    if (state_.cause() == JobState::Cause::kSignal) report_.overtime(state_.live());
     obey(state_.on_time(Clock::now()));
   });
 }
 
 // Whatever the keeper has left, or could not end because it was killed, is ours now.
 void Launcher::on_keeper_gone() {
-  keeper_gone_ = true;
   keeper_limit_.cancel();
   const int status = keeper_.reap();
   if (!state_.released()) report_.keeper_lost(status);

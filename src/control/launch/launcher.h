@@ -6,8 +6,8 @@
 namespace lockstep::control {
 
 // Runs the job and returns the exit code: 0 when every worker exited with 0; the code of the worker
-// that failed first, or 128 + the signal that killed it; 128 + the signal that ended the launcher;
-// 126 or 127 when the program cannot run. When it returns, none of the job's processes is left.
+// that the failure began with, or 128 + the signal that killed it; the stopped_code when workers stopped
+// early, in order; 128 + the signal that ended the launcher; 126 or 127 when the program cannot run. When it returns, none of the job's processes is left.
 //
 // Call it once, from a process with one thread and no other children: it blocks signals, becomes a
 // child subreaper and forks. BadInput or Unavailable, before anything has been started, when the

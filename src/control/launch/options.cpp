@@ -12,7 +12,7 @@ namespace lockstep::control {
 namespace {
 
 // What numbers the workers and lets them in: another value could only break the job.
-constexpr std::array<std::string_view, 12> kOwnVariables = {"RANK",
+constexpr std::array<std::string_view, 13> kOwnVariables = {"RANK",
                                                             "LOCAL_RANK",
                                                             "WORLD_SIZE",
                                                             "LOCAL_WORLD_SIZE",
@@ -23,6 +23,7 @@ constexpr std::array<std::string_view, 12> kOwnVariables = {"RANK",
                                                             "LOCKSTEP_RENDEZVOUS",
                                                             "LOCKSTEP_SECRET_FD",
                                                             "LOCKSTEP_SECRET_FILE",
+                                                            "LOCKSTEP_LOSS_FD",
                                                             "TORCHELASTIC_USE_AGENT_STORE"};
 
 bool is_variable_name(std::string_view name) {

@@ -29,10 +29,11 @@ struct RunOptions {
   bool quiet = false;   // only failures are reported, no notes
 
   // For programs that are part of Lockstep. Worker 0 gets the launcher's own output, for a progress
-  // bar on the terminal; and exit codes of worker 0 that the program has explained itself are not
-  // reported again.
+  // bar on the terminal; exit codes of worker 0 that the program has explained itself are not
+  // reported again; and with one code workers say that all of them have stopped early, in order.
   bool leader_keeps_output = false;
   std::vector<int> explained_codes;
+  std::optional<int> stopped_code;
 };
 
 // "KEY=VALUE" as a pair. BadInput when there is no '=', when the key is no name of a variable, and

@@ -133,10 +133,12 @@ Preparation prepare(const RunOptions& options, const Program& program,
   ready.listener = listen_unix(name);
   ready.secret = make_secret();
   ready.sealed_secret = seal_secret(ready.secret);
+  ready.losses = make_loss_channel();
 
   JobEnvironment job = job_environment(options, name);
   job.rendezvous = to_string(ready.listener.address);
   job.secret_fd = ready.sealed_secret.get();
+  job.loss_fd = ready.losses.workers.get();
 
   KeeperPlan& plan = ready.plan;
   plan.program = program.path;
@@ -148,6 +150,7 @@ Preparation prepare(const RunOptions& options, const Program& program,
   plan.input = ::isatty(STDIN_FILENO) == 1 ? -1 : STDIN_FILENO;
   plan.leader_keeps_output = options.leader_keeps_output;
   plan.secret = job.secret_fd;
+  plan.losses = job.loss_fd;
   plan.open_files = original.open_files;
   plan.signal_mask = original.signal_mask;
   for (int stream = 0; stream < 2 * options.workers; ++stream)

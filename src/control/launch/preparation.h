@@ -12,6 +12,7 @@
 #include "control/launch/options.h"
 #include "control/launch/program.h"
 #include "control/rendezvous/listener.h"
+#include "control/rendezvous/loss.h"
 
 namespace lockstep::control {
 
@@ -37,6 +38,7 @@ struct Preparation {
   Listener listener;
   std::string secret;
   base::Fd sealed_secret;
+  LossChannel losses;
   std::vector<LogFile> logs;  // two per worker, stdout then stderr; empty without --log-dir
   KeeperPlan plan;
 };

@@ -7,10 +7,12 @@
 #include <sys/wait.h>
 #include <unistd.h>
 
+#include <algorithm>
 #include <cerrno>
 #include <charconv>
 #include <csignal>
 #include <ctime>
+#include <iterator>
 #include <memory>
 #include <set>
 #include <unordered_map>
@@ -89,7 +91,7 @@ std::optional<ProcessEntry> parse_stat(std::string_view text) {
   const auto parent = base::parse_number(rest.substr(0, rest.find(' ')));
   if (!pid || !parent) return std::nullopt;
   return ProcessEntry{static_cast<pid_t>(*pid), static_cast<pid_t>(*parent),
-                      state == 'Z' || state == 'X'};
+                      state == 'Z' || state == 'X', state == 'T' || state == 't'};
 }
 
 std::vector<ProcessEntry> descendants(const std::vector<ProcessEntry>& table, pid_t root) {
@@ -110,6 +112,14 @@ std::vector<ProcessEntry> descendants(const std::vector<ProcessEntry>& table, pi
     children.erase(parent);
   }
   return found;
+}
+
+bool is_stopped(const std::vector<ProcessEntry>& table, pid_t root) {
+  auto family = descendants(table, root);
+  std::copy_if(table.begin(), table.end(), std::back_inserter(family),
+               [root](const ProcessEntry& entry) { return entry.pid == root; });
+  return std::any_of(family.begin(), family.end(),
+                     [](const ProcessEntry& entry) { return entry.stopped; });
 }
 
 std::vector<ProcessEntry> read_process_table() {

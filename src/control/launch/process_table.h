@@ -13,7 +13,8 @@ namespace lockstep::control {
 struct ProcessEntry {
   pid_t pid = 0;
   pid_t parent = 0;
-  bool dead = false;  // a zombie: only its exit status is left
+  bool dead = false;     // a zombie: only its exit status is left
+  bool stopped = false;  // by a signal or a debugger
 
   bool operator==(const ProcessEntry&) const = default;
 };
@@ -26,6 +27,9 @@ std::optional<ProcessEntry> parse_stat(std::string_view text);
 std::vector<ProcessEntry> descendants(const std::vector<ProcessEntry>& table, pid_t root);
 
 std::vector<ProcessEntry> read_process_table();
+
+// This process, or one below it, is stopped: a worker may be a script that waits for the real program.
+bool is_stopped(const std::vector<ProcessEntry>& table, pid_t root);
 
 struct FamilyEnd {
   int killed = 0;

@@ -25,6 +25,8 @@ std::vector<pid_t> pids(const std::vector<ProcessEntry>& entries) {
 TEST(ParseStatTest, ReadsPidParentAndState) {
   EXPECT_EQ(parse_stat("42 (sh) S 7 42 42 0 -1"), (ProcessEntry{42, 7, false}));
   EXPECT_EQ(parse_stat("42 (sh) Z 7 42 42 0 -1"), (ProcessEntry{42, 7, true}));
+  EXPECT_EQ(parse_stat("42 (sh) T 7 42 42 0 -1"), (ProcessEntry{42, 7, false, true}));
+  EXPECT_EQ(parse_stat("42 (sh) t 7 42 42 0 -1"), (ProcessEntry{42, 7, false, true}));
 }
 
 TEST(ParseStatTest, NameMayHoldBlanksAndBrackets) {
@@ -50,6 +52,15 @@ TEST(DescendantsTest, ZombiesAreNotCounted) {
 
 TEST(DescendantsTest, TableReadWhileProcessesChangeMayHoldACycle) {
   EXPECT_THAT(pids(descendants({{10, 12}, {11, 10}, {12, 11}}, 10)), UnorderedElementsAre(11, 12));
+}
+
+TEST(IsStoppedTest, LooksAtAProcessAndAtWhatItHasStarted) {
+  const std::vector<ProcessEntry> table = {
+      {10, 1}, {11, 10, false, true}, {20, 1}, {21, 20}, {30, 1, false, true}};
+  EXPECT_TRUE(is_stopped(table, 10));
+  EXPECT_TRUE(is_stopped(table, 30));
+  EXPECT_FALSE(is_stopped(table, 20));
+  EXPECT_FALSE(is_stopped(table, 99));
 }
 
 TEST(ProcessTableTest, HoldsThisProcess) {

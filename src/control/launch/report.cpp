@@ -3,11 +3,11 @@
 #include <fmt/format.h>
 #include <fmt/ranges.h>
 
-#include <algorithm>
 #include <cerrno>
 #include <cstring>
 
 #include "control/launch/output.h"
+#include "control/launch/process_table.h"
 #include "control/launch/program.h"
 
 namespace lockstep::control {
@@ -21,7 +21,6 @@ const char* plural(int count) {
 
 JobReport::JobReport(const RunOptions& options, std::string program)
     : workers_(options.workers),
-      explained_codes_(options.explained_codes),
       leader_keeps_output_(options.leader_keeps_output),
       program_(std::move(program)),
       pids_(static_cast<std::size_t>(options.workers)),
@@ -40,7 +39,7 @@ std::vector<std::string> JobReport::failures(const JobState& state, const Output
   std::vector<std::string> lines;
   switch (state.cause()) {
     case JobState::Cause::kFailure:
-      lines = first_failure(*state.failure(), output);
+      lines = first_failure(state, output);
       break;
     case JobState::Cause::kKeeperLost:
       lines.push_back(
@@ -79,28 +78,55 @@ std::vector<std::string> JobReport::lost_output(const JobState& state, const Out
   return lines;
 }
 
-const char* JobReport::last_words(int rank, bool none) const {
-  if (!none) return "Its last lines:";
-  return rank == 0 && leader_keeps_output_ ? "" : "It had printed nothing.";
+void JobReport::look_at(int rank) {
+  if (stopped_.contains(rank)) return;
+  stopped_[rank] = is_stopped(read_process_table(), pids_[static_cast<std::size_t>(rank)]);
 }
 
-std::vector<std::string> JobReport::first_failure(const WorkerEnd& failure,
+std::string JobReport::who(int rank) const {
+  return fmt::format("rank {} (pid {})", rank, pids_[static_cast<std::size_t>(rank)]);
+}
+
+std::string JobReport::last_words(int rank, bool witness, bool none) const {
+  if (none) return rank == 0 && leader_keeps_output_ ? "" : " It had printed nothing.";
+  return witness ? fmt::format(" Last lines of rank {}:", rank) : " Its last lines:";
+}
+
+// A worker that lost another one, which did not fail by itself, is a witness and not the cause.
+std::string JobReport::what_happened(const JobState& state) const {
+  const WorkerEnd& failure = state.failure()->cause;
+  const std::string how = describe(failure);
+  if (workers_ == 1) return fmt::format("{} {}.", who(failure.rank), how);
+  const auto lost = state.failure()->lost;
+  if (!lost)
+    return fmt::format("{} failed first: it {}; the others were ended.", who(failure.rank), how);
+  if (const auto seen = stopped_.find(*lost); seen != stopped_.end() && seen->second) {
+    return fmt::format(
+        "{} is stopped (by SIGSTOP, Ctrl-Z or a debugger): {} lost it and {}; all were ended.",
+        who(*lost), who(failure.rank), how);
+  }
+  const auto end = state.end_of(*lost);
+  return fmt::format("{} lost {}, which {}, and {}; the others were ended.", who(failure.rank),
+                     who(*lost), end ? describe(*end) : "was still running", how);
+}
+
+std::vector<std::string> JobReport::first_failure(const JobState& state,
                                                   const Output& output) const {
+  const WorkerEnd& failure = state.failure()->cause;
   if (failure.how == WorkerEnd::How::kNotStarted) {
     return {fmt::format("lockstep: rank {}: {}", failure.rank,
                         explain_exec_failure(program_, failure.value))};
   }
-  const bool explained = failure.rank == 0 && failure.how == WorkerEnd::How::kExited &&
-                         std::find(explained_codes_.begin(), explained_codes_.end(),
-                                   failure.value) != explained_codes_.end();
-  if (explained) return {};
+  if (state.explained(failure)) {
+    const auto lost = state.failure()->lost;
+    const auto seen = stopped_.find(lost.value_or(-1));
+    if (seen == stopped_.end() || !seen->second) return {};
+    return {fmt::format("lockstep: {} is stopped, by SIGSTOP, Ctrl-Z or a debugger", who(*lost))};
+  }
   const auto& last = output.last_lines(failure.rank);
-  const std::string how = describe(failure);
   std::vector<std::string> lines = {
-      fmt::format("lockstep: rank {} (pid {}) {}. {}", failure.rank,
-                  pids_[static_cast<std::size_t>(failure.rank)],
-                  workers_ > 1 ? "failed first: it " + how + "; the others were ended" : how,
-                  last_words(failure.rank, last.empty()))};
+      fmt::format("lockstep: {}{}", what_happened(state),
+                  last_words(failure.rank, state.failure()->lost.has_value(), last.empty()))};
   for (const auto& line : last) lines.push_back("  | " + line);
   return lines;
 }

@@ -3,6 +3,7 @@
 
 #include <sys/types.h>
 
+#include <map>
 #include <string>
 #include <vector>
 
@@ -29,6 +30,9 @@ class JobReport {
   void overtime(int live) { overtime_ = live; }
   void not_ended(std::vector<pid_t> left) { left_ = std::move(left); }
 
+  // Whether a worker that another one lost is stopped now; what was seen first counts.
+  void look_at(int rank);
+
   // The worker's exec or fork failed; its process's own end says nothing.
   bool not_started(int rank) const { return not_started_[static_cast<std::size_t>(rank)]; }
 
@@ -42,12 +46,12 @@ class JobReport {
   std::vector<std::string> notes(const JobState& state) const;
 
  private:
-  std::vector<std::string> first_failure(const WorkerEnd& failure, const Output& output) const;
-
-  const char* last_words(int rank, bool none) const;
+  std::vector<std::string> first_failure(const JobState& state, const Output& output) const;
+  std::string what_happened(const JobState& state) const;
+  std::string who(int rank) const;
+  std::string last_words(int rank, bool witness, bool none) const;
 
   int workers_;
-  std::vector<int> explained_codes_;
   bool leader_keeps_output_;  // what it printed last is not known here
   std::string program_;
   std::vector<pid_t> pids_;
@@ -56,6 +60,7 @@ class JobReport {
   int overtime_ = 0;
   int keeper_status_ = 0;
   std::vector<pid_t> left_;
+  std::map<int, bool> stopped_;  // by rank, of those that were looked at
 };
 
 }  // namespace lockstep::control

@@ -51,6 +51,7 @@ void set_torchrun(Variables& variables, const JobEnvironment& job) {
 void set_lockstep(Variables& variables, const JobEnvironment& job) {
   variables["LOCKSTEP_RENDEZVOUS"] = job.rendezvous;
   variables["LOCKSTEP_SECRET_FD"] = fmt::to_string(job.secret_fd);
+  variables["LOCKSTEP_LOSS_FD"] = fmt::to_string(job.loss_fd);
   variables.erase("LOCKSTEP_SECRET_FILE");
   if (job.timeout_s) variables["LOCKSTEP_TIMEOUT"] = fmt::to_string(*job.timeout_s);
   if (!job.engine.empty()) variables["LOCKSTEP_ENGINE"] = job.engine;

@@ -19,6 +19,7 @@ struct JobEnvironment {
   int master_port = 0;
   std::string rendezvous;  // ours
   int secret_fd = -1;
+  int loss_fd = -1;
   std::optional<int> threads;
   std::optional<int> timeout_s;
   std::string engine;

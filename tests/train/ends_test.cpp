@@ -1,0 +1,147 @@
+// How `lockstep train` ends when it is told to, or when a worker goes: what is kept, what is said, and the exit code.
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+
+#include <csignal>
+#include <filesystem>
+#include <fstream>
+
+#include "tests/launcher/terminal.h"
+
+namespace lockstep::testing {
+namespace {
+
+namespace fs = std::filesystem;
+using ::testing::HasSubstr;
+using ::testing::IsEmpty;
+using ::testing::Not;
+
+constexpr int kStoppedEarly = 75;
+
+class TrainEnds : public ::testing::Test {
+ protected:
+  TrainEnds() {
+    std::string pattern = (fs::temp_directory_path() / "lockstep ends XXXXXX").string();
+    folder_ = ::mkdtemp(pattern.data());
+  }
+  ~TrainEnds() override {
+    EXPECT_THAT(processes_with(marker_), IsEmpty());
+    fs::remove_all(folder_);
+  }
+
+  std::string path(const std::string& name) const { return (folder_ / name).string(); }
+  bool has_checkpoint() const { return fs::exists(path("run/checkpoint.safetensors")); }
+
+  // Two workers, some 10 ms a step, far from the end.
+  std::vector<std::string> job(const std::string& steps = "100000") const {
+    return {LOCKSTEP_BINARY,    "train", "--model",        "cnn",      "--data",  "synthetic",
+            "--workers",        "2",     "--global-batch", "8",        "--steps", steps,
+            "--loader-threads", "1",     "--checkpoint",   path("run")};
+  }
+
+  // The process of a worker; 0 if there is none.
+  pid_t worker(int rank) const {
+    const std::string wanted = '\0' + ("RANK=" + std::to_string(rank)) + '\0';
+    for (const pid_t pid : processes_with(marker_)) {
+      std::ifstream file("/proc/" + std::to_string(pid) + "/environ");
+      const std::string environment(std::istreambuf_iterator<char>(file), {});
+      if (environment.find(wanted) != std::string::npos) return pid;
+    }
+    return 0;
+  }
+
+  fs::path folder_;
+  std::string marker_ = make_marker();
+};
+
+class TrainEndsBySignal : public TrainEnds, public ::testing::WithParamInterface<int> {};
+
+TEST_P(TrainEndsBySignal, WritesACheckpointAndTellsTheSignalByItsCode) {
+  Command command(job(), {marker_});
+  ASSERT_TRUE(command.wait_for("step 1/", 1, seconds(60)));
+  command.signal(GetParam());
+  ASSERT_TRUE(command.finish(seconds(30)));
+  EXPECT_EQ(command.exit_code(), 128 + GetParam());
+  EXPECT_TRUE(has_checkpoint());
+  EXPECT_THAT(command.err(),
+              HasSubstr(" of 100,000 steps; go on with the same command and --resume"));
+}
+
+INSTANTIATE_TEST_SUITE_P(Signals, TrainEndsBySignal, ::testing::Values(SIGHUP, SIGQUIT));
+
+TEST_F(TrainEnds, AClosedTerminalWritesACheckpoint) {
+  OnTerminal terminal(job(), true, {marker_});
+  ASSERT_TRUE(terminal.wait_for("step ", 2, seconds(60)));
+  EXPECT_EQ(terminal.hang_up(seconds(30)), 128 + SIGHUP);
+  EXPECT_TRUE(has_checkpoint());
+}
+
+TEST_F(TrainEnds, AClosedPipeStopsTheJobInOrder) {
+  auto command_line = job();
+  command_line.insert(command_line.end(), {"--data", "synthetic:40"});  // a line for every epoch
+  Command command(command_line, {marker_});
+  ASSERT_TRUE(command.wait_for("step 1/", 1, seconds(60)));
+  command.close_out();
+  ASSERT_TRUE(command.finish(seconds(60)));
+  EXPECT_EQ(command.exit_code(), kStoppedEarly);
+  EXPECT_THAT(command.err(), HasSubstr("stopped after"));
+}
+
+TEST_F(TrainEnds, UnderNohupAHangupEndsNothing) {
+  auto command_line = job("60");
+  command_line.insert(command_line.begin(), "/usr/bin/nohup");
+  Command command(command_line, {marker_});
+  ASSERT_TRUE(command.wait_for("step 1/", 1, seconds(60)));
+  for (const pid_t pid : processes_with(marker_)) ::kill(pid, SIGHUP);
+  ASSERT_TRUE(command.finish(seconds(60)));
+  EXPECT_EQ(command.exit_code(), 0) << command.err();
+  EXPECT_THAT(command.out(), HasSubstr("Trained after 60 steps"));
+}
+
+TEST_F(TrainEnds, AJobThatOneWorkerStoppedIsNoSuccess) {
+  for (const int rank : {0, 1}) {
+    Command command(job(), {marker_});
+    ASSERT_TRUE(command.wait_for("step 1/", 1, seconds(60)));
+    ::kill(worker(rank), rank == 0 ? SIGINT : SIGTERM);
+    ASSERT_TRUE(command.finish(seconds(30)));
+    EXPECT_EQ(command.exit_code(), kStoppedEarly) << command.err();
+    EXPECT_TRUE(has_checkpoint());
+    const auto said = lines_of(command.err());
+    ASSERT_EQ(said.size(), 1U) << command.err();
+    EXPECT_THAT(said[0],
+                ::testing::MatchesRegex("lockstep: stopped after [0-9,]+ of 100,000 steps; "
+                                        "go on with the same command and --resume"));
+  }
+}
+
+// Nobody of the others is to blame, and nobody waits longer than the timeout and the moment in which a worker may still
+// end by itself.
+TEST_F(TrainEnds, AStoppedLeaderIsNamed) {
+  Command command(job(), {marker_, "LOCKSTEP_TIMEOUT=2"});
+  ASSERT_TRUE(command.wait_for("step 1/", 1, seconds(60)));
+  const auto begun = std::chrono::steady_clock::now();
+  const pid_t leader = worker(0);
+  ASSERT_GT(leader, 0);
+  ::kill(leader, SIGSTOP);
+  ASSERT_TRUE(command.finish(seconds(30)));
+  EXPECT_LT(std::chrono::steady_clock::now() - begun, std::chrono::seconds(kSlowBuild ? 25 : 7));
+  EXPECT_EQ(command.exit_code(), 1);
+  EXPECT_THAT(command.err(),
+              HasSubstr("lockstep: rank 0 (pid " + std::to_string(leader) + ") is stopped"));
+  EXPECT_THAT(command.err(), Not(HasSubstr("failed first")));
+}
+
+TEST_F(TrainEnds, AStoppedWorkerIsNamed) {
+  Command command(job(), {marker_, "LOCKSTEP_TIMEOUT=2"});
+  ASSERT_TRUE(command.wait_for("step 1/", 1, seconds(60)));
+  const pid_t victim = worker(1);
+  ASSERT_GT(victim, 0);
+  ::kill(victim, SIGSTOP);
+  ASSERT_TRUE(command.finish(seconds(30)));
+  EXPECT_EQ(command.exit_code(), 1);
+  EXPECT_THAT(command.err(),
+              HasSubstr("lockstep: rank 1 (pid " + std::to_string(victim) + ") is stopped"));
+}
+
+}  // namespace
+}  // namespace lockstep::testing
