@@ -46,8 +46,9 @@ struct DataParallelOptions {
   // What messages call the model; the same on every worker. Empty: the module's type.
   std::string name = {};
 
-  // On CPUs, compares a sample of all workers' weights at every synchronised backward: replicas that have parted, such as
-  // by a learning rate that differs, are a Mismatch then. Switch it off for weights that differ on purpose.
+  // Compares a sample of all workers' weights at every synchronised backward, on GPUs that of the one before: replicas that
+  // have parted, such as by a learning rate that differs, are a Mismatch then. Switch it off for weights that differ on
+  // purpose.
   bool check_weights = true;
 
   // Whether workers that share memory train one physical copy of the parameters. It saves memory,

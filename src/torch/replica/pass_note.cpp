@@ -4,28 +4,10 @@
 #include <fmt/ranges.h>
 #include <lockstep/errors.h>
 
-#include <algorithm>
 #include <bit>
-#include <cstring>
-
-#include "base/hash.h"
 
 namespace lockstep::replica {
 namespace {
-
-constexpr std::size_t kLine = 64;
-
-std::uint64_t digest_of_line(const torch::Tensor& tensor, std::uint64_t choice) {
-  const std::size_t bytes = tensor.nbytes();
-  const std::size_t lines = (bytes + kLine - 1) / kLine;
-  const std::size_t first = choice % lines * kLine;
-  std::array<std::uint64_t, kLine / 8> line{};
-  std::memcpy(line.data(), static_cast<const std::byte*>(tensor.data_ptr()) + first,
-              std::min(kLine, bytes - first));
-  std::uint64_t digest = 0;
-  for (const std::uint64_t word : line) digest = base::mix64(digest ^ word);
-  return digest;
-}
 
 // The ranks whose note differs from rank 0's in one thing.
 template <typename Member>
@@ -56,19 +38,6 @@ PassNote PassNote::of(const control::Record& record) {
   for (std::size_t i = 0; i < note.weights.size(); ++i)
     note.weights[i] = std::bit_cast<double>(record[2 + i]);
   return note;
-}
-
-std::uint64_t sample_weights(const std::vector<NamedTensor>& parameters, std::uint64_t pass) {
-  std::uint64_t digest = 1;
-  std::uint64_t choice = base::mix64(pass);
-  for (const auto& [name, tensor] : parameters) {
-    choice = base::mix64(choice);
-    if (tensor.numel() == 0 || tensor.layout() != torch::kStrided ||
-        !tensor.is_non_overlapping_and_dense())
-      continue;
-    digest = base::mix64(digest ^ digest_of_line(tensor, choice));
-  }
-  return digest | 1;
 }
 
 void compare_notes(const std::vector<PassNote>& notes, const std::string& model) {

@@ -18,15 +18,11 @@ struct PassNote {
   std::uint64_t pass = 0;     // synchronised ones of it, from 1
   std::array<double, 3>
       weights{};  // of all passes since the last one, how many had weights, and how many had none
-  std::uint64_t sample = 0;  // sample_weights(); 0: none was taken
+  std::uint64_t sample = 0;  // a WeightSample; 0: none was taken
 
   control::Record record() const;
   static PassNote of(const control::Record& record);
 };
-
-// A digest of one line of the cache of every parameter, at a place that moves from pass to pass: where replicas have
-// parted, nearly every element differs. For memory of the CPU.
-std::uint64_t sample_weights(const std::vector<NamedTensor>& parameters, std::uint64_t pass);
 
 // Mismatch, the same on every worker, that says on which ranks a note is another than rank 0's. `model` names it.
 void compare_notes(const std::vector<PassNote>& notes, const std::string& model);

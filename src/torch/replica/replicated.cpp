@@ -119,6 +119,8 @@ Replicated::Replicated(Wire wire, Model model, FlatParameters parameters, FlatMe
     ready_.emplace();
   }
   banks_.emplace_back(model_.trained, layout_, std::move(gradients), gather_);
+  if (options.check_weights && comm_.size() > 1)
+    weight_sample_.emplace(model_.parameters, layout_, parameters_.memory());
   for (const NamedTensor& named : model_.parameters) {
     if (!named.tensor.requires_grad()) frozen_.push_back(named);
   }
@@ -292,10 +294,9 @@ void Replicated::launch_ready() {
 void Replicated::say_note() {
   if (divisor_ || pass_.notes) return;
   pass_.plain = since_.weights[2] > 0;
-  const bool samples = options_.check_weights && comm_.size() > 1 && !on_device();
   ++identity_.passes;
   const PassNote note{identity_.number, identity_.passes, since_.weights,
-                      samples ? sample_weights(model_.parameters, identity_.passes) : 0};
+                      weight_sample_ ? weight_sample_->take(identity_.passes) : 0};
   pass_.notes = identity_.announcements->say(note.record(), "backward()");
 }
 

@@ -28,6 +28,7 @@
 #include "torch/replica/ledger.h"
 #include "torch/replica/model.h"
 #include "torch/replica/pass_note.h"
+#include "torch/replica/weight_sample.h"
 
 namespace lockstep::replica {
 
@@ -282,6 +283,7 @@ class Replicated : public std::enable_shared_from_this<Replicated> {
   std::vector<bool> absent_;
   bool retired_ = false;  // the model was wrapped again
   Identity identity_;
+  std::optional<WeightSample> weight_sample_;  // where there are others to compare with
   Comm comm_;  // last: it ends the operations that still use the memory above
 };
 

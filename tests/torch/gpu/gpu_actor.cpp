@@ -1,4 +1,5 @@
-// A worker of gpu_jobs.sh: trains, and on rank 1 asks for more memory than there is in the sixth step.
+// A worker of gpu_jobs.sh. Without arguments: trains, and on rank 1 asks for more memory than there is in the sixth step.
+// With "parts": a loop of its own with LibTorch's optimizer, which has another learning rate on rank 1.
 #include <lockstep/errors.h>
 #include <lockstep/optim.h>
 #include <lockstep/trainer.h>
@@ -8,10 +9,30 @@
 
 #include "tests/torch/nets.h"
 
-int main() {
+namespace {
+
+void train_apart(lockstep::World& world) {
+  lockstep::testing::TwoLayers net(64, 64, 10);
+  auto model = lockstep::data_parallel(net, world);
+  torch::optim::SGD optimizer(net->parameters(), world.rank() == 1 ? 0.02 : 0.01);
+  const auto x = lockstep::testing::samples(1, {32, 64}).to(torch::kCUDA);
+  for (int step = 0; step < 10; ++step) {
+    model.zero_grad();
+    model(x).pow(2).mean().backward();
+    optimizer.step();
+  }
+}
+
+}  // namespace
+
+int main(int argc, char** /*argv*/) {
   using namespace lockstep;  // NOLINT: this is the program
   World world = join();
   try {
+    if (argc > 1) {
+      train_apart(world);
+      return 0;
+    }
     lockstep::testing::TwoLayers net(64, 64, 10);
     auto model = data_parallel(net, world);
     const auto optimizer = std::make_shared<optim::SGD>(model, optim::SGDOptions{});

@@ -66,6 +66,12 @@ done
 wait
 grep -q "^worker 0: .*rank 1" "$work/log0" || { cat "$work/log0" "$work/log1" >&2; fail "worker 0 does not name the lost one"; }
 
+# Replicas that part, by LibTorch's own optimizer.
+if LOCKSTEP_SHARE_GPUS=1 timeout 60 "$lockstep" run -n 2 --device cuda -- "$actor" parts >"$work/log" 2>&1; then
+  fail "two learning rates ended well"
+fi
+grep -q "weights of .* differ" "$work/log" || { cat "$work/log" >&2; fail "nobody says that the weights differ"; }
+
 if timeout 20 "$lockstep" train --device cuda -n 9 --shards 9 --global-batch 9 --steps 1 --quiet --checkpoint none >"$work/log" 2>&1; then fail "9 workers had a GPU each"; fi
 grep -q "9 workers and . GPU" "$work/log" || { cat "$work/log" >&2; fail "the lack of GPUs is not told"; }
 [ "$(wc -l <"$work/log")" = 1 ] || fail "more than one line"
