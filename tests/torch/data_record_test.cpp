@@ -10,9 +10,9 @@
 
 #include "tests/torch/folder.h"
 #include "tests/torch/nets.h"
+#include "torch/formats/checkpoint_file.h"
 #include "torch/formats/safetensors.h"
 #include "torch/train/checkpoint.h"
-#include "torch/train/checkpoint_names.h"
 #include "torch/train/data_record.h"
 
 namespace lockstep::testing::data_record {
@@ -72,14 +72,16 @@ class DataOfAJob : public ::testing::Test {
     TrainerOptions options;
     options.steps = steps_;
     options.checkpoint_directory = folder_.path();
-    options.resume = true;
+    options.existing_checkpoint = ExistingCheckpoint::kResume;
     options.verify_data = verify_data;
     return options;
   }
   formats::Metadata metadata() const {
-    return formats::SafetensorsFile::open(train::checkpoint_path(folder_.path())).metadata();
+    return formats::SafetensorsFile::open(formats::checkpoint_path(folder_.path())).metadata();
   }
-  static std::string key(const char* property) { return std::string(train::kJobPrefix) + property; }
+  static std::string key(const char* property) {
+    return std::string(formats::kJobPrefix) + property;
+  }
 
   Folder folder_;
   std::string text_ = folder_ / "book.txt";
@@ -118,13 +120,14 @@ TEST_F(DataOfAJob, IsUncheckedInAnOldCheckpoint) {
   EXPECT_EQ(go_on(), "");
   train::Job old;
   for (const auto& [name, value] : metadata()) {
-    if (name.starts_with(train::kJobPrefix) && !name.starts_with(key("data_")))
-      old[name.substr(std::string(train::kJobPrefix).size())] = value;
+    if (name.starts_with(formats::kJobPrefix) && !name.starts_with(key("data_")))
+      old[name.substr(std::string(formats::kJobPrefix).size())] = value;
   }
   in_world(1, [&](World& world) {
     Training training(world);
-    train::write_checkpoint(world.comm(), folder_.path(), training.model, *training.optimizer,
-                            steps_, old);
+    train::CheckpointDirectory directory(world.comm(), folder_.path(), ExistingCheckpoint::kReplace,
+                                         train::CheckpointDirectory::Use::kWrites);
+    directory.write(training.model, *training.optimizer, steps_, old);
   });
   ::testing::internal::CaptureStderr();
   EXPECT_EQ(go_on(), "");

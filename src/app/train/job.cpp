@@ -39,8 +39,8 @@ void check_data(const TrainArguments& arguments, const DataSplits& data) {
         arguments.data, data.shape.classes - 1, arguments.model, kMostClasses - 1));
   }
   if (data.test->size() == 0) return;
-  const std::int64_t first = 0;
-  const auto tested = data.test->batch({&first, 1}).data.sizes().slice(1).vec();
+  const std::int64_t first[] = {0};
+  const auto tested = data.test->batch(samples_of(first)).data.sizes().slice(1).vec();
   if (tested == data.shape.sample) return;
   throw BadInput(
       fmt::format("{} has training samples of {} and test samples of {}, and {} takes one size: "
