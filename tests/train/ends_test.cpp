@@ -110,7 +110,8 @@ TEST_F(TrainEnds, AJobThatOneWorkerStoppedIsNoSuccess) {
     ASSERT_EQ(said.size(), 1U) << command.err();
     EXPECT_THAT(said[0],
                 ::testing::MatchesRegex("lockstep: stopped after [0-9,]+ of 100,000 steps; "
-                                        "go on with the same command and --resume"));
+                                        "go on with the same command and --resume .*/run"));
+    fs::remove_all(path("run"));
   }
 }
 

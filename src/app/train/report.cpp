@@ -128,10 +128,11 @@ std::string summary(const TrainArguments& arguments, const TrainReport& report) 
 }
 
 std::string how_to_go_on(const TrainArguments& arguments, const TrainReport& report) {
-  const char* next = "nothing was kept; with --checkpoint DIR it could go on";
-  if (!report.result.checkpoint.empty())
-    next = arguments.resume ? "go on with the same command"
-                            : "go on with the same command and --resume";
+  std::string next = "nothing was kept; with --checkpoint DIR it could go on";
+  if (!report.result.checkpoint.empty()) {
+    next = "go on with the same command";
+    if (!arguments.resume) next += " and --resume " + arguments.checkpoint;
+  }
   return fmt::format("lockstep: stopped after {} of {} steps; {}\n",
                      with_commas(report.result.steps), with_commas(report.total_steps), next);
 }
