@@ -4,6 +4,7 @@
 #include <lockstep/arena.h>
 #include <lockstep/bootstrap.h>
 #include <lockstep/buffer.h>
+#include <lockstep/errors.h>
 #include <lockstep/work.h>
 
 #include <chrono>
@@ -141,6 +142,10 @@ class Comm {
   // This worker goes no further, for a reason of its own: the others get PeerLost with it, where otherwise they would only
   // learn that it has left. This Comm, its channels and its splits are dead.
   void leave(const std::string& why) noexcept;
+
+  // The same with an error that is about all of them, such as a Mismatch that a layer above has found: the others get it
+  // as it is.
+  void leave(const Error& error) noexcept;
 
   // A Comm over some of the workers, called by exactly those, with the same list; ranks follow the
   // list.

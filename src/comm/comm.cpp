@@ -364,6 +364,10 @@ void Comm::leave(const std::string& why) noexcept {
              fmt::format("rank {} has left the world: {}", link.rank(), why)});
 }
 
+void Comm::leave(const Error& error) noexcept {
+  channel_->group().link->fail(comm::failure_from(error));
+}
+
 CallName::CallName(Comm& comm, std::string_view call) : named_(&comm.channel_->call()) {
   if (!named_->empty()) {
     named_ = nullptr;

@@ -16,4 +16,9 @@ std::shared_ptr<const Announcement> Announcements::say(const Record& record,
   return announcement;
 }
 
+void Announcements::disagree(const Mismatch& difference) {
+  comm_.leave(difference);
+  throw difference;
+}
+
 }  // namespace lockstep::control

@@ -5,6 +5,7 @@
 #pragma once
 
 #include <lockstep/comm.h>
+#include <lockstep/errors.h>
 
 #include <array>
 #include <cstdint>
@@ -44,6 +45,9 @@ class Announcements {
 
   // Every worker says something; `call` is what it is in (CallName).
   std::shared_ptr<const Announcement> say(const Record& record, std::string_view call);
+
+  // Workers have said different things: ends the world with this error, on all of them, and throws it.
+  [[noreturn]] void disagree(const Mismatch& difference);
 
   // A number for something that every worker makes in the same order; from 1.
   std::uint64_t next_number() { return ++numbers_; }

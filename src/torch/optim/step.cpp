@@ -168,10 +168,11 @@ void Optimizer::Impl::hear_step(const Said& said) {
       throw BadInput(fmt::format("rank {} cannot take this step; its own error says why", rank),
                      {rank});
     if (const std::string difference = first.difference(theirs); !difference.empty()) {
-      throw Mismatch(fmt::format("optimizer.step() differs between rank 0 and rank {}: {}; do the "
-                                 "same on every worker",
-                                 rank, difference),
-                     {0, rank});
+      model->announcements()->disagree(
+          Mismatch(fmt::format("optimizer.step() differs between rank 0 and rank {}: {}; do the "
+                               "same on every worker",
+                               rank, difference),
+                   {0, rank}));
     }
   }
 }

@@ -40,9 +40,10 @@ PassNote PassNote::of(const control::Record& record) {
   return note;
 }
 
-void compare_notes(const std::vector<PassNote>& notes, const std::string& model) {
+std::optional<Mismatch> difference_of(const std::vector<PassNote>& notes,
+                                      const std::string& model) {
   if (const auto ranks = others(notes, &PassNote::replica); !ranks.empty()) {
-    throw Mismatch(
+    return Mismatch(
         fmt::format("workers synchronise different models: rank 0 is in a backward pass of replica "
                     "{}, {} of replica {} ({} here); make replicas in the same order on every "
                     "worker, and run their backward passes in the same order",
@@ -51,7 +52,7 @@ void compare_notes(const std::vector<PassNote>& notes, const std::string& model)
         ranks);
   }
   if (const auto ranks = others(notes, &PassNote::sample); !ranks.empty()) {
-    throw Mismatch(
+    return Mismatch(
         fmt::format(
             "the weights of {} differ between rank 0 and {} at backward pass {}: an optimizer "
             "took another step there (another learning rate, a step more or fewer), or only "
@@ -60,6 +61,7 @@ void compare_notes(const std::vector<PassNote>& notes, const std::string& model)
             model, ranks_text(ranks), notes[0].pass),
         ranks);
   }
+  return std::nullopt;
 }
 
 }  // namespace lockstep::replica

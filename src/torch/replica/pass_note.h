@@ -3,9 +3,11 @@
 #pragma once
 
 #include <lockstep/data_parallel.h>
+#include <lockstep/errors.h>
 
 #include <array>
 #include <cstdint>
+#include <optional>
 #include <string>
 #include <vector>
 
@@ -24,7 +26,7 @@ struct PassNote {
   static PassNote of(const control::Record& record);
 };
 
-// Mismatch, the same on every worker, that says on which ranks a note is another than rank 0's. `model` names it.
-void compare_notes(const std::vector<PassNote>& notes, const std::string& model);
+// On which ranks a note is another than rank 0's, the same on every worker; nothing if on none. `model` names the replica.
+std::optional<Mismatch> difference_of(const std::vector<PassNote>& notes, const std::string& model);
 
 }  // namespace lockstep::replica

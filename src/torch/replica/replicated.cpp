@@ -307,7 +307,8 @@ void Replicated::hear_notes() {
   std::vector<PassNote> notes;
   for (const control::Record& record : pass_.notes->records())
     notes.push_back(PassNote::of(record));
-  compare_notes(notes, identity_.name);
+  if (const auto difference = difference_of(notes, identity_.name))
+    identity_.announcements->disagree(*difference);
   since_.weights = {};
   for (const PassNote& note : notes) {
     for (std::size_t i = 0; i < note.weights.size(); ++i) since_.weights[i] += note.weights[i];
