@@ -103,6 +103,8 @@ def run_block(script, nodes, folder, build):
                for node in range(nodes)]
     try:
         outputs = [process.communicate(timeout=LIMIT_S)[0] for process in started]
+    except subprocess.TimeoutExpired:
+        return False, f"it had not ended after {LIMIT_S} s\n"
     finally:
         for process in started:
             if process.poll() is None:

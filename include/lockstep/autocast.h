@@ -15,7 +15,7 @@ struct AutocastOptions {
   bool enabled = true;  // false: off inside, also within another that is on
 
   // A weight that is used several times is cast once, and its gradients are added up in the half type. Off: cast for each
-  // use, as whoever captures a CUDA graph needs it that is replayed after the weights have changed.
+  // use. A CUDA graph that is replayed after the weights have changed needs that.
   bool cache_weights = true;
 };
 

@@ -19,7 +19,6 @@ namespace lockstep {
 
 namespace comm {
 class Channel;
-class CallText;
 }  // namespace comm
 
 enum class ReduceOp : std::uint8_t { kSum = 1, kMin = 2, kMax = 3 };
@@ -156,14 +155,14 @@ class Comm {
   std::shared_ptr<comm::Channel> channel_;
 };
 
-// Names the call of the program that a Comm's collectives are part of while it lives, at most 28 characters: messages
+// Names the call of the program that a Comm's collectives are part of while it lives, best at most 28 characters: messages
 // then say "optimizer.step()" in place of the collectives that it is made of, and workers in different calls get a
 // Mismatch. Inside of another one for the same Comm it does nothing.
 //
 // Threads:   that of the Comm.
 // Blocking:  never.
 // Failure:   none.
-// Ownership: the Comm outlives it.
+// Ownership: a scope; the Comm may be moved while it lives.
 class [[nodiscard]] CallName {
  public:
   CallName(Comm& comm, std::string_view call);
@@ -172,7 +171,7 @@ class [[nodiscard]] CallName {
   CallName& operator=(const CallName&) = delete;
 
  private:
-  comm::CallText* named_;  // null inside of another
+  std::shared_ptr<comm::Channel> channel_;  // null inside of another
 };
 
 // Connects the workers of a bootstrap over an engine of this build. BadInput for an unknown name,

@@ -8,9 +8,11 @@
 #include <concepts>
 #include <cstddef>
 #include <cstdint>
+#include <functional>
 #include <memory>
 #include <optional>
 #include <string>
+#include <type_traits>
 #include <utility>
 #include <vector>
 
@@ -27,9 +29,12 @@ struct NamedTensor {
 
 // What a parameter that backward() did not reach means.
 enum class MissingGradient : std::uint8_t {
-  kError,  // BadInput that names it: most often a layer that forward() forgot
-  kZero,  // this worker contributes nothing to it. One that no worker reached keeps an undefined gradient, and no
-  // update moves it: as DDP's find_unused_parameters, at the price of one more short message
+  // BadInput that names it: most often a layer that forward() forgot.
+  kError,
+  // This worker contributes nothing to it. A parameter that no worker reached keeps an undefined gradient, and no update
+  // moves it: as DDP's find_unused_parameters, at the price of one more short message. Zeros count as a gradient: clear
+  // with model.zero_grad(), since LibTorch 1.13's optimizers make zeros of gradients that were there once.
+  kZero,
 };
 
 // Where the values of buffers, such as BatchNorm's statistics, come from after a step.
@@ -51,9 +56,8 @@ struct DataParallelOptions {
   // purpose.
   bool check_weights = true;
 
-  // Whether workers that share memory train one physical copy of the parameters. It saves memory,
-  // and forbids writing to a parameter on one worker, or reading any while another worker is in
-  // step().
+  // Whether workers that share memory train one physical copy of the parameters. It saves memory, wants an optimizer of
+  // lockstep::optim, and forbids writing to a parameter on one worker, or reading any while another worker is in step().
   bool share_parameters = false;
 
   // How fast it comes. Smaller buckets overlap more with backward, larger send fewer messages.
@@ -103,7 +107,8 @@ class [[nodiscard]] NoSync {
 // to all, and makes every gradient a view of one flat memory in the fixed layout; on a GPU, the small
 // ones. backward() then leaves the average over workers in them.
 //
-// Threads:   one caller at a time; every worker makes its replicas in the same order.
+// Threads:   one caller at a time, over all replicas and optimizers of a world; every worker makes its replicas, and
+//            runs their synchronised backward passes, in the same order.
 // Blocking:  the constructor, backward() and synchronize() wait for the other workers, at most the
 //            world's timeout.
 // Failure:   Mismatch that names the parameter and the ranks when models differ; BadInput for a
@@ -142,6 +147,10 @@ class Replica {
 
   const std::shared_ptr<replica::Replicated>& state() const { return state_; }
 
+ protected:
+  // What parameters the module has, at any time: others than at first are BadInput at the next backward().
+  void watch_module(std::function<std::vector<torch::Tensor>()> parameters);
+
  private:
   std::shared_ptr<replica::Replicated> state_;
 };
@@ -165,7 +174,9 @@ class DataParallel : public Replica {
   DataParallel(Module module, World& world, const DataParallelOptions& options)
       : Replica(world, replica::parameters_of(*module), replica::buffers_of(*module),
                 replica::named_after(*module, options)),
-        module_(std::move(module)) {}
+        module_(std::move(module)) {
+    watch_module([module = module_] { return module->parameters(); });
+  }
 
   auto* operator->() { return &*module_; }
   auto& operator*() { return *module_; }
@@ -191,8 +202,9 @@ requires(!std::derived_from<Module, torch::nn::Module>) DataParallel<Module> dat
   return DataParallel<Module>(std::move(module), world, options);
 }
 
-template <std::derived_from<torch::nn::Module> Module>
-void data_parallel(Module& /*module*/, World& /*world*/,
+template <typename Module>
+requires std::derived_from<std::remove_cvref_t<Module>, torch::nn::Module>
+void data_parallel(Module&& /*module*/, World& /*world*/,
                    const DataParallelOptions& /*options*/ = {}) {
   static_assert(sizeof(Module) == 0,
                 "data_parallel() shares the module: pass std::make_shared<Net>(), or a holder made "

@@ -45,13 +45,13 @@ struct Group {
 
 // What all optimizers are.
 //
-// Threads:   one caller at a time.
-// Blocking:  as long as the arithmetic takes; where workers share memory, the constructor and step()
-//            are collective. Every worker calls step() after the same backward.
+// Threads:   one caller at a time, over all replicas and optimizers of a world.
+// Blocking:  the constructor and step() are collective, and wait for the other workers, at most the world's timeout. Every
+//            worker calls step() after the same backward.
 // Failure:   the constructors throw BadInput for options out of range and for parameters that are
 //            not the model's; step() for a gradient that was moved out of its place, on this worker
-//            or another, and for a norm that is not finite. Mismatch when workers' options differ,
-//            where they share memory; Unavailable, PeerLost, Timeout.
+//            or another, and for a norm that is not finite. Mismatch, on every worker, when their options, learning
+//            rates, norms for clipping or numbers of steps differ. Unavailable, PeerLost, Timeout.
 // Ownership: shares the model's tensors; owns its state, which lies in the model's layout, once per
 //            host where workers share memory.
 class Optimizer {
@@ -79,6 +79,7 @@ class Optimizer {
   // group's had to it at first (1, if that was 0).
   double lr() const;
   void set_lr(double lr);
+  std::vector<double> rates() const;  // the same, then that of each group
 
   std::int64_t steps() const;       // taken so far
   const std::string& name() const;  // "sgd", "adam", "adamw"
@@ -88,10 +89,10 @@ class Optimizer {
   // shapes or dtypes differ.
   std::vector<NamedTensor> state() const;
   void load_state(const std::vector<NamedTensor>& state, std::int64_t steps);
-  void set_steps(std::int64_t steps);  // for whoever has written into state() himself
+  void set_steps(std::int64_t steps);  // after writing into the tensors of state()
 
   // For LibTorch's learning-rate schedulers: torch::optim::StepLR scheduler(optimizer, 30, 0.1). They set the rate of each
-  // group. Its step() is this one's.
+  // group; another option of a group that is changed is BadInput at the next step. Its step() is this one's.
   operator torch::optim::Optimizer&();  // NOLINT: implicit, so that a scheduler can be made from it
 
   Impl& impl() { return *impl_; }

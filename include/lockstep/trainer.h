@@ -52,7 +52,7 @@ enum class ShardBufferRule : std::uint8_t {
 enum class ExistingCheckpoint : std::uint8_t {
   kRefuse,   // BadInput: it may be of another job, and would be lost
   kResume,   // goes on from it, if there is one
-  kReplace,  // begins anew; the first checkpoint of this job takes its place
+  kReplace,  // begins with step 0; the first checkpoint of this job takes its place
 };
 
 struct TrainerOptions {
@@ -165,6 +165,7 @@ struct TrainerHooks {
 // Failure:   BadInput for options or files that do not fit, and for a loss that is not finite;
 //            Unavailable when a checkpoint cannot be written; PeerLost, Timeout; Mismatch when workers differ, also
 //            in what they have computed or in a bit that nobody wrote, naming step, parameter and worker.
+//            LibTorch's generators are seeded when run() has ended, by the job and its steps alone.
 // Ownership: shares the parts; the world outlives it. Where workers share memory the model's
 //            parameters exist once per host from its construction on: no worker writes to them alone.
 class Trainer {
@@ -178,7 +179,7 @@ class Trainer {
   // Collective: every worker runs the same job. Once.
   TrainingResult run();
 
-  // Into which each global batch is cut: the option's, or what stood for none.
+  // Number of shards of each global batch; the default if the option was 0.
   int shards() const;
 
   // All workers stop after the same step, soon; run() then writes a checkpoint and returns.

@@ -5,7 +5,7 @@
 
 namespace lockstep::app {
 
-// Writes and flushes. What fails is remembered: whoever trains for hours goes on, and is told in the end.
+// Writes and flushes. A failure is remembered: a job of hours goes on, and says it in the end.
 void say(std::string_view text) noexcept;
 
 // Unavailable, with the reason, if something that was written to standard output, by anybody in this process, has not

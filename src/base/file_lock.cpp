@@ -45,12 +45,12 @@ std::optional<FileLock> FileLock::take(const std::string& path, Deadline deadlin
     Fd file(::open(path.c_str(), O_RDWR | O_CREAT | O_CLOEXEC | O_NOFOLLOW, 0666));
     if (!file)
       throw BadInput(fmt::format("cannot make the lock file {}: {}", path, std::strerror(errno)));
-    if (::flock(file.get(), LOCK_EX | LOCK_NB) == 0) {
-      if (!is_named(file.get(), path)) continue;
+    const bool locked = ::flock(file.get(), LOCK_EX | LOCK_NB) == 0;
+    if (locked && is_named(file.get(), path)) {
       sign(file.get());
       return FileLock(path, std::move(file));
     }
-    if (errno != EWOULDBLOCK && errno != EINTR) {
+    if (!locked && errno != EWOULDBLOCK && errno != EINTR) {
       log(LogLevel::kWarn, "cannot lock {} ({}): nothing keeps a second job out of that directory",
           path, std::strerror(errno));
       return FileLock(path, Fd());

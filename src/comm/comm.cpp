@@ -368,15 +368,13 @@ void Comm::leave(const Error& error) noexcept {
   channel_->group().link->fail(comm::failure_from(error));
 }
 
-CallName::CallName(Comm& comm, std::string_view call) : named_(&comm.channel_->call()) {
-  if (!named_->empty()) {
-    named_ = nullptr;
-  } else {
-    *named_ = comm::CallText(call);
-  }
+CallName::CallName(Comm& comm, std::string_view call) {
+  if (!comm.channel_->call().empty()) return;
+  channel_ = comm.channel_;
+  channel_->call() = comm::CallText(call);
 }
 CallName::~CallName() {
-  if (named_ != nullptr) *named_ = {};
+  if (channel_) channel_->call() = {};
 }
 
 Comm Comm::channel(std::uint32_t id) {

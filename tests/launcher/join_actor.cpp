@@ -5,7 +5,7 @@
 //   throw RANK    the same, but that rank fails for a reason of its own, and takes its time to end with 7
 //   leave RANK    the same, but that rank ends with 0
 //
-// Whoever lost another one ends with 1, at once.
+// A worker that has lost another one ends with 1, at once.
 #include <lockstep/lockstep.h>
 #include <unistd.h>
 

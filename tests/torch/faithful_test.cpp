@@ -153,6 +153,22 @@ TEST_P(OnEveryEngine, WrappingAgainReplacesTheFirstWrap) {
   });
 }
 
+// A graph keeps the hooks of the first replica alive, and its optimizer the replica.
+TEST_P(OnEveryEngine, AReplacedReplicaIsSilentAlsoInAGraphOfBefore) {
+  in_world_of(2, [](World& world) {
+    auto net = seeded<TwoLayers>(kSeed);
+    net->first->bias.set_requires_grad(false);
+    auto first = data_parallel(net, world);
+    optim::SGD stale(first, {.lr = 0.1});
+    const auto kept = loss_of(*net, batch_of(world.rank()));
+    net->first->bias.set_requires_grad(true);
+    auto second = data_parallel(net, world);
+    loss_of(*net, batch_of(world.rank())).backward();
+    expect_close(gradients(*net), plain_mean(2));
+    EXPECT_TRUE(second.identical());
+  });
+}
+
 TEST_P(OnEveryEngine, UnfreezingAndWrappingAgainTrainsTheRest) {
   in_world_of(2, [](World& world) {
     auto net = seeded<TwoLayers>(kSeed);
@@ -217,6 +233,91 @@ TEST_P(OnEveryEngine, AStepThatOneWorkerSkipsIsAMismatch) {
       if (step != 1 || world.rank() != 1) optimizer.step();
       optimizer.zero_grad();
     }
+  });
+}
+
+TEST_P(OnEveryEngine, GradientsThatOneWorkerChangedAreAMismatch) {
+  expect_mismatch("gradients", [](World& world) {
+    auto model = data_parallel(seeded<TwoLayers>(kSeed), world);
+    optim::SGD optimizer(model, {.lr = 0.1});
+    loss_of(*model, batch_of(world.rank())).backward();
+    torch::NoGradGuard no_grad;
+    if (world.rank() == 1) {
+      for (auto& parameter : model->parameters()) parameter.mutable_grad().mul_(3);
+    }
+    optimizer.step();
+  });
+}
+
+TEST_P(OnEveryEngine, AStepOnWhatWasNotAveragedIsRefused) {
+  in_world_of(2, [](World& world) {
+    auto model = data_parallel(seeded<TwoLayers>(kSeed), world);
+    optim::SGD optimizer(model, {.lr = 0.1});
+    {
+      const auto scope = model.no_sync();
+      loss_of(*model, batch_of(world.rank())).backward();
+    }
+    EXPECT_THROW(optimizer.step(), BadInput);
+    world.comm().barrier().wait();
+  });
+}
+
+TEST_P(OnEveryEngine, WeightedSumsThatSomebodyElseClearedAreRefused) {
+  for (const bool to_none : {false, true}) {
+    in_world_of(2, [&](World& world) {
+      auto model = data_parallel(seeded<TwoLayers>(kSeed), world);
+      {
+        const auto scope = model.no_sync();
+        backward(loss_of(*model, batch_of(world.rank())), 6);
+      }
+      model->zero_grad(to_none);
+      EXPECT_THROW(
+          {
+            const auto scope = model.no_sync();
+            backward(loss_of(*model, batch_of(world.rank())), 6);
+          },
+          BadInput);
+      model.zero_grad();
+      backward(loss_of(*model, batch_of(world.rank())), 6);
+      expect_close(gradients(*model), plain_mean(2));
+    });
+  }
+}
+
+// Each worker would update it. Where memory is not shared there is a copy for each, and any optimizer may.
+TEST_P(OnEveryEngine, OneCopyOfTheParametersWantsAnOptimizerOfOurs) {
+  in_world_of(2, [](World& world) {
+    auto net = seeded<TwoLayers>(kSeed);
+    auto model = data_parallel(net, world, {.share_parameters = true});
+    optim::SGD ours(model, {.lr = 0.1});
+    for (int step = 0; step < 2; ++step) {
+      ours.zero_grad();
+      loss_of(*net, batch_of(world.rank())).backward();
+      ours.step();
+    }
+    torch::optim::SGD stock(net->parameters(), 0.1);
+    train_step(*net, stock, world.rank());
+    world.comm().barrier().wait();
+    stock.zero_grad();
+    if (world.comm().engine() == "shm") {
+      EXPECT_THROW(loss_of(*net, batch_of(world.rank())).backward(), BadInput);
+    } else {
+      loss_of(*net, batch_of(world.rank())).backward();
+    }
+    world.comm().barrier().wait();
+  });
+}
+
+TEST_P(OnEveryEngine, AParameterThatWasRegisteredLaterIsRefused) {
+  in_world_of(2, [](World& world) {
+    auto net = seeded<TwoLayers>(kSeed);
+    auto model = data_parallel(net, world);
+    net->register_module("late", torch::nn::Linear(2, 2));
+    EXPECT_THROW(loss_of(*net, batch_of(world.rank())).backward(), BadInput);
+    model = data_parallel(net, world, {.missing_gradient = MissingGradient::kZero});
+    model.zero_grad();
+    loss_of(*net, batch_of(world.rank())).backward();
+    EXPECT_FALSE(net->named_modules()["late"]->parameters()[0].grad().defined());
   });
 }
 
@@ -288,6 +389,23 @@ std::vector<torch::Tensor> train_heads(World& world, const MakeOptimizer& make) 
     EXPECT_EQ(net->right->weight.grad().defined(), used) << step;
   }
   return net->parameters();
+}
+
+// Whatever clears its gradients: there never was one.
+TEST_P(OnEveryEngine, AParameterThatNobodyEverUsedIsNotMovedByAStockOptimizer) {
+  in_world_of(2, [](World& world) {
+    auto net = seeded<TwoHeads>(kSeed);
+    auto model = data_parallel(net, world, {.missing_gradient = MissingGradient::kZero});
+    const auto before = net->right->weight.detach().clone();
+    torch::optim::AdamW optimizer(net->parameters(),
+                                  torch::optim::AdamWOptions(0.05).weight_decay(0.3));
+    for (int step = 0; step < 3; ++step) {
+      optimizer.zero_grad();
+      net->forward(batch_of(world.rank()), true).pow(2).mean().backward();
+      optimizer.step();
+    }
+    EXPECT_TRUE(torch::equal(net->right->weight, before));
+  });
 }
 
 TEST_P(OnEveryEngine, AParameterThatNoWorkerUsedKeepsAnUndefinedGradient) {

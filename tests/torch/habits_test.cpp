@@ -111,6 +111,14 @@ TEST(Habits, SchedulersOfLibTorchDriveOurOptimizers) {
     }
     torch::optim::Optimizer& as_torch = optimizer;
     EXPECT_EQ(as_torch.param_groups()[1].options().get_lr(), 0.5 * rates.back());
+    auto& options = static_cast<torch::optim::SGDOptions&>(as_torch.param_groups()[0].options());
+    options.lr(0.25);
+    EXPECT_THAT(optimizer.rates(), ::testing::ElementsAre(0.25, 0.5 * rates.back()));
+    optimizer.set_lr(0.125);
+    EXPECT_EQ(options.lr(), 0.125);
+    options.momentum(0.9);
+    loss_of(*model, batch_of(0)).backward();
+    EXPECT_THROW(optimizer.step(), BadInput);
   });
 }
 

@@ -251,5 +251,36 @@ TEST(TrainerCorners, WhatLibTorchRefusesInALossSaysWhere) {
   });
 }
 
+TEST(Trainer, WhatIsDrawnAfterARunDoesNotDependOnTheWorkers) {
+  std::set<float> drawn;
+  for (const int workers : {1, 2, 3}) {
+    in_world(workers, [&](World& world) {
+      Job job;
+      Training(world, job).run(world, job);
+      world.comm().barrier().wait();
+      if (world.leader()) drawn.insert(torch::rand({1}).item<float>());
+    });
+  }
+  EXPECT_EQ(drawn.size(), 1U);
+}
+
+TEST(Trainer, ACheckpointBeyondTheLastStepIsRefused) {
+  const Folder folder;
+  in_world(1, [&](World& world) {
+    Job job;
+    job.options.checkpoint_directory = folder.path();
+    Training(world, job).run(world, job);
+    job.options.existing_checkpoint = ExistingCheckpoint::kResume;
+    Training(world, job).run(world, job);  // is done
+    job.options.steps = 2;
+    try {
+      Training(world, job).run(world, job);
+      FAIL() << "no error";
+    } catch (const BadInput& error) {
+      EXPECT_THAT(error.what(), HasSubstr("is of step 3, and this job ends after 2"));
+    }
+  });
+}
+
 }  // namespace
 }  // namespace lockstep::testing::trainer

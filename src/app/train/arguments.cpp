@@ -73,7 +73,7 @@ What is kept and shown
                        none: keep nothing (default: a new directory lockstep-runs/MODEL-DATE-TIME)
   --checkpoint-every T steps between checkpoints, in place of every epoch
   --resume [DIR]       go on from the checkpoint in DIR; without DIR, from that in --checkpoint's, if there is one
-  --overwrite          begin anew where --checkpoint names a directory with a checkpoint, and replace it
+  --overwrite          begin with step 0 where --checkpoint names a directory with a checkpoint, and replace that
   --verify-data        compare all training data with the checkpoint's and between workers (default: 64 samples of it)
   --report FILE        write the results as JSON
   --hashes FILE        write the hashes of all weights after every step, one line of JSON each
@@ -86,8 +86,9 @@ What is kept and shown
 
 Ctrl-C, SIGTERM, SIGQUIT or a closed terminal end the step, write a checkpoint unless none is kept, and exit.
 
-Exit codes: 0 all steps are done; 1 training failed; 2 an option, a file or the data does not fit; 75 one worker was told
-to stop, and all did (go on with --resume); 128 + the signal that the command got, or that killed a worker.
+Exit codes: 0 all steps are done; 1 training failed, or the checkpoint is another job's; 2 an option, a file or the data
+does not fit; 75 one worker was told to stop, and all did (go on with --resume); 128 + the signal that the command got, or
+that killed a worker.
 
 Examples:
   lockstep train --model cnn --epochs 3
@@ -114,6 +115,13 @@ template <typename Number>
 void check_range(const char* option, Number value, Number least, Number most) {
   if (value >= least && value <= most) return;
   refuse(fmt::format("{} {}: give a number from {} to {}", option, value, least, most));
+}
+
+void add_file(CLI::App& parser, const std::string& name, std::string& path) {
+  parser.add_option_function<std::string>(name, [name, &path](const std::string& given) {
+    if (given.empty()) refuse(name + " wants a file");
+    path = given;
+  });
 }
 
 void add_options(CLI::App& parser, TrainArguments& arguments) {
@@ -165,9 +173,9 @@ void add_options(CLI::App& parser, TrainArguments& arguments) {
       ->default_str(kWhereItIs);
   parser.add_flag("--overwrite", arguments.overwrite);
   parser.add_flag("--verify-data", arguments.verify_data);
-  parser.add_option("--report", arguments.report);
-  parser.add_option("--hashes", arguments.hashes);
-  parser.add_option("--verify", arguments.verify);
+  add_file(parser, "--report", arguments.report);
+  add_file(parser, "--hashes", arguments.hashes);
+  add_file(parser, "--verify", arguments.verify);
   add_number(parser, "--until", arguments.until);
   parser.add_option("--check-divergence", arguments.check_divergence);
   parser.add_flag("--compare-alone", arguments.compare_alone);
@@ -230,6 +238,7 @@ void check_paths(const TrainArguments& arguments) {
        {std::pair{"--report", arguments.report}, std::pair{"--hashes", arguments.hashes}}) {
     const std::string folder = base::parent_path(path);
     if (path.empty()) continue;
+    if (base::is_directory(path)) refuse(fmt::format("{} {}: it is a directory", option, path));
     if (!base::is_directory(folder))
       refuse(fmt::format("{} {}: there is no directory {}", option, path, folder));
     if (::access(folder.c_str(), W_OK) != 0)
@@ -237,6 +246,8 @@ void check_paths(const TrainArguments& arguments) {
   }
   if (!arguments.verify.empty() && !base::exists(arguments.verify))
     refuse(fmt::format("--verify {}: there is no such file", arguments.verify));
+  if (!arguments.report.empty() && arguments.report == arguments.hashes)
+    refuse("--report and --hashes name the same file");
   if (!arguments.verify.empty() && arguments.verify == arguments.hashes)
     refuse("--verify and --hashes name the same file: it would be overwritten");
   if (arguments.verify.empty() && arguments.until >= 0)
@@ -254,8 +265,11 @@ void settle_checkpoints(TrainArguments& arguments) {
                          arguments.checkpoint));
     }
     arguments.checkpoint = from;
-    if (!base::is_directory(from))
-      refuse(fmt::format("--resume {}: there is no such directory", from));
+    if (!base::is_directory(from)) {
+      refuse(fmt::format("--resume {}: {}", from,
+                         base::exists(from) ? "it is no directory: name the one that it lies in"
+                                            : "there is no such directory"));
+    }
     if (!formats::holds_checkpoint(from))
       refuse(fmt::format("--resume {}: it holds no checkpoint", from));
   }

@@ -239,7 +239,7 @@ std::string opening(const TrainArguments& arguments, World& world, const Trainer
 std::string about_checkpoints(const TrainArguments& arguments) {
   if (!arguments.verify.empty()) return "no checkpoint is written: --verify only compares";
   if (arguments.checkpoint.empty())
-    return "no checkpoint is kept: a job that is cut short begins anew";
+    return "no checkpoint is kept: a job that is cut short begins with step 0 again";
   const std::string often = arguments.checkpoint_every > 0
                                 ? fmt::format("every {} steps", arguments.checkpoint_every)
                                 : "after every epoch";

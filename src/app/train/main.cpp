@@ -43,7 +43,7 @@ constexpr std::array kStopSignals = {SIGINT, SIGTERM, SIGHUP, SIGQUIT, SIGPIPE};
 constexpr std::chrono::seconds kLeaderSpeaksFirst{6};
 
 // What was ignored at the start stays so: SIGHUP under nohup, SIGINT and SIGQUIT behind a script's `&`.
-void install_signal_handlers() {
+void stop_in_order() {
   struct sigaction action {};
   action.sa_handler = [](int) { stop_requested(); };
   action.sa_flags = SA_RESTART;
@@ -52,6 +52,9 @@ void install_signal_handlers() {
     ::sigaction(signal, nullptr, &before);
     if (before.sa_handler != SIG_IGN) ::sigaction(signal, &action, nullptr);
   }
+}
+
+void ignore_signals() {
   std::signal(SIGTTOU, SIG_IGN);  // the leader draws on the terminal from a group of its own
   std::signal(SIGXFSZ, SIG_IGN);  // a file-size limit is a full disk to us, not a reason to die
 }
@@ -118,6 +121,7 @@ int run(const std::vector<std::string>& texts) {
                            .deterministic = arguments.deterministic == "on"});
   });
   World world = join({.engine = arguments.engine, .device = arguments.device});
+  stop_in_order();  // until here there is nothing to keep, and a signal ends a worker that waits for others at once
   advised(arguments, [&] { choose_onednn(arguments, world); });
   const TrainReport report = trained(arguments, world);
   if (world.leader()) {
@@ -138,7 +142,7 @@ int main(int argc, char** argv) {
   using namespace lockstep::app;  // NOLINT: this is the program
   if (argc > 1 && std::string(argv[1]) == "bench-step")
     lockstep::bench::step_worker({argv + 2, argv + argc});
-  install_signal_handlers();
+  ignore_signals();
   try {
     return run({argv + 1, argv + argc});
   } catch (const lockstep::BadInput& error) {

@@ -28,7 +28,7 @@ bool make_new(const std::string& path) {
          ::mkdir(path.c_str(), 0777) == 0;
 }
 
-// A job that was killed leaves its lock file. Whoever can take the lock removes it.
+// A job that was killed leaves its lock file. The next job that takes the lock removes it.
 void remove_free_lock(const std::string& directory) noexcept {
   const std::string path = base::join_path(directory, formats::kLockFile);
   try {

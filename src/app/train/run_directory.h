@@ -17,7 +17,7 @@ std::string run_name(const std::string& model, const std::tm& began, int attempt
 // Ownership: removes the directory in the end if nothing has been kept there.
 class RunDirectory {
  public:
-  // One that was not there, whoever else starts at the same moment.
+  // One that was not there, also if another job starts at the same moment.
   explicit RunDirectory(const std::string& model);
   RunDirectory(const RunDirectory&) = delete;
   RunDirectory& operator=(const RunDirectory&) = delete;

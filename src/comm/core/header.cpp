@@ -74,7 +74,14 @@ std::string describe_operation(const Header& header) {
 }  // namespace
 
 CallText::CallText(std::string_view text) {
-  text = text.substr(0, kMost);
+  std::string cut;
+  if (text.size() > kMost) {
+    std::uint64_t digest = text.size();
+    for (const char c : text) digest = base::mix64(digest ^ static_cast<unsigned char>(c));
+    const std::string end = fmt::format("~{:06x}", digest & 0xffffff);
+    cut = std::string(text.substr(0, kMost - end.size())) + end;
+    text = cut;
+  }
   std::transform(text.begin(), text.end(), bytes_.begin(),
                  [](char c) { return printable(c) ? c : '?'; });
 }

@@ -25,7 +25,7 @@ enum class Kind : std::uint8_t {
 };
 
 // The call of the program that an operation is part of, such as "optimizer.step()"; empty if it is the program's own.
-// Longer names are cut, and what is not printable ASCII becomes '?'.
+// Longer ones end in a digest of the whole, and what is not printable ASCII becomes '?'.
 class CallText {
  public:
   static constexpr std::size_t kMost = 28;

@@ -57,7 +57,10 @@ TEST(HeaderTest, SaysInWordsWhatIsBeingDone) {
 }
 
 TEST(HeaderTest, ACallIsCutAndMadePrintable) {
-  EXPECT_EQ(CallText(std::string(100, 'x')).text(), std::string(CallText::kMost, 'x'));
+  const std::string shape = "all_reduce(float32 [128, 256, 3, ";
+  EXPECT_EQ(CallText(shape + "5])").text().size(), CallText::kMost);
+  EXPECT_EQ(CallText(shape + "5])"), CallText(shape + "5])"));
+  EXPECT_NE(CallText(shape + "5])"), CallText(shape + "7])"));
   EXPECT_EQ(CallText("a\nb\xff").text(), "a?b?");
   EXPECT_TRUE(CallText("").empty());
   EXPECT_EQ(CallText("").digest(), 0u);

@@ -28,7 +28,7 @@ class Blame {
  public:
   struct Verdict {
     WorkerEnd cause;
-    std::optional<int> lost;  // whom the cause had lost, who has not failed or lost it in turn
+    std::optional<int> lost;  // the worker that the cause had lost, if its own failure is not known
     bool open = false;        // that one lives: its end may change the verdict
   };
 

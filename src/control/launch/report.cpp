@@ -105,7 +105,10 @@ std::string JobReport::what_happened(const JobState& state) const {
         "{} is stopped (by SIGSTOP, Ctrl-Z or a debugger): {} lost it and {}; all were ended.",
         who(*lost), who(failure.rank), how);
   }
-  const auto end = state.end_of(*lost);
+  auto end = state.end_of(*lost);
+  const bool by_us = end && end->how == WorkerEnd::How::kKilled &&
+                     (end->value == SIGTERM || end->value == SIGKILL);
+  if (by_us) end.reset();  // after the failure
   return fmt::format("{} lost {}, which {}, and {}; the others were ended.", who(failure.rank),
                      who(*lost), end ? describe(*end) : "was still running", how);
 }

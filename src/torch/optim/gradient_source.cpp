@@ -5,6 +5,10 @@
 
 namespace lockstep::optim {
 
+bool GradientSource::is(const replica::FlatMemory& memory) const {
+  return operands.size() == 1 && operands[0] == memory.data() && factor == 1;
+}
+
 GradientSource GradientSource::own(const replica::Replicated& model) {
   return {plan::plan_reduction(1, 1), &model.layout(), {model.gradients().data()}, 1, {}, {}};
 }

@@ -13,8 +13,9 @@
 #include "plan/tree.h"
 
 namespace lockstep::replica {
+class FlatMemory;
 class Replicated;
-}
+}  // namespace lockstep::replica
 
 namespace lockstep::optim {
 
@@ -28,6 +29,9 @@ struct GradientSource {
   // Where the memories are watched: what each operand's parities are, piece by piece, and whose memory it is.
   std::vector<const comm::Parity*> parities;
   std::vector<int> workers;
+
+  // Whether it is one memory, as it lies.
+  bool is(const replica::FlatMemory& memory) const;
 
   // This worker's own gradients, which have been averaged.
   static GradientSource own(const replica::Replicated& model);

@@ -40,6 +40,11 @@ class Rule {
   virtual void set_lr(double lr) = 0;
   virtual std::string options() const = 0;  // everything else that decides its result
 
+  // The same options as LibTorch has them; and the learning rate of such that somebody may have changed since. BadInput
+  // if anything else was.
+  virtual std::unique_ptr<torch::optim::OptimizerOptions> as_torch() const = 0;
+  virtual void follow(const torch::optim::OptimizerOptions& given) = 0;
+
   // For a GPU: which kernel, and the numbers that it reads for a step.
   virtual kernels::UpdateRule device_rule() const = 0;
   virtual std::vector<std::byte> numbers(std::int64_t step) const = 0;
@@ -58,13 +63,14 @@ struct Optimizer::Impl {
        const std::vector<std::vector<torch::Tensor>>& group_members);
   ~Impl();
 
-  // What every worker says before a step, and what becomes of it: each would update in its own way else. A worker that
-  // cannot take the step says so, and then nobody does.
+  // What every worker says of a step, and what becomes of it: otherwise replicas would differ. A worker that cannot take
+  // the step says so, and all of them fail. Where workers share memory they hear it before anybody updates; elsewhere
+  // after the update, which then is of no further use.
   struct Said {
     std::shared_ptr<const control::Announcement> all;
     std::exception_ptr cannot;  // this worker
   };
-  Said say_step();
+  Said say_step(const GradientSource& source);
   void hear_step(const Said& said);
 
   // One step; where workers share memory each of them updates the slice that it owns and hands it out.
@@ -79,7 +85,7 @@ struct Optimizer::Impl {
   // rounded to. They are the last of the memories, named "master"; null without.
   const replica::FlatMemory* masters() const { return has_masters ? &memories.back() : nullptr; }
   bool has_master(std::size_t entry) const;
-  // Those whose parameters somebody else has written to become what these are.
+  // Re-reads masters from parameters that were changed from outside.
   void refresh_masters();
   // They are what the parameters are of, as after a checkpoint has been read.
   void trust_masters();
@@ -100,8 +106,11 @@ struct Optimizer::Impl {
   bool leaves_alone(std::size_t entry) const {
     return !model->absent().empty() && model->absent()[entry];
   }
+  std::vector<double> rates();  // learning rates, by rule
   class Scheduled;
   std::shared_ptr<Scheduled> scheduled;  // once a scheduler of LibTorch's has asked for it
+  void follow_scheduler();               // takes the learning rates that it has set
+  void set_rate(std::size_t rule, double lr);
   torch::Tensor parameter_of(std::size_t entry) const;
   double clip_norm = 0;  // 0: no clipping
   double last_norm = 0;

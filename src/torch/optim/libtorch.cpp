@@ -1,4 +1,5 @@
-// What LibTorch's own parts see of an optimizer: its learning-rate schedulers, its archives.
+// What LibTorch's own parts see of an optimizer: its learning-rate schedulers, its archives. A scheduler works on options of
+// LibTorch's, from which rules take their rates when somebody asks for these.
 #include <fmt/format.h>
 #include <lockstep/errors.h>
 #include <lockstep/optim.h>
@@ -8,24 +9,6 @@
 #include "torch/optim/impl.h"
 
 namespace lockstep::optim {
-namespace {
-
-// A group's options, of which schedulers know the learning rate.
-class RateOptions : public torch::optim::OptimizerOptions {
- public:
-  explicit RateOptions(Rule& rule) : rule_(rule) {}
-  std::unique_ptr<torch::optim::OptimizerOptions> clone() const override {
-    return std::make_unique<RateOptions>(rule_);
-  }
-  double get_lr() const override { return rule_.lr(); }
-  void set_lr(const double lr) override { rule_.set_lr(lr); }
-
- private:
-  Rule& rule_;
-};
-
-}  // namespace
-
 // The groups of an optimizer as LibTorch's base class has them.
 class Optimizer::Impl::Scheduled : public torch::optim::Optimizer {
  public:
@@ -52,19 +35,30 @@ Optimizer::operator torch::optim::Optimizer&() {
       for (std::size_t entry = 0; entry < impl_->rule_of.size(); ++entry) {
         if (impl_->rule_of[entry] == i) parameters.push_back(impl_->parameter_of(entry));
       }
-      groups.emplace_back(std::move(parameters), std::make_unique<RateOptions>(*impl_->rules[i]));
+      groups.emplace_back(std::move(parameters), impl_->rules[i]->as_torch());
     }
-    impl_->scheduled = std::make_shared<Impl::Scheduled>(
-        *this, std::move(groups), std::make_unique<RateOptions>(*impl_->rules.front()));
+    impl_->scheduled = std::make_shared<Impl::Scheduled>(*this, std::move(groups),
+                                                         impl_->rules.front()->as_torch());
   }
   return *impl_->scheduled;
+}
+
+void Optimizer::Impl::follow_scheduler() {
+  if (!scheduled) return;
+  for (std::size_t i = 0; i < rules.size(); ++i)
+    rules[i]->follow(scheduled->param_groups()[i].options());
+}
+
+void Optimizer::Impl::set_rate(std::size_t rule, double lr) {
+  rules[rule]->set_lr(lr);
+  if (scheduled) scheduled->param_groups()[rule].options().set_lr(lr);
 }
 
 torch::serialize::OutputArchive& operator<<(torch::serialize::OutputArchive& archive,
                                             const Optimizer& optimizer) {
   archive.write("name", c10::IValue(optimizer.name()));
   archive.write("steps", c10::IValue(optimizer.steps()));
-  archive.write("lr", c10::IValue(optimizer.lr()));
+  archive.write("rates", torch::tensor(optimizer.rates(), torch::kFloat64));
   const auto state = optimizer.state();
   archive.write("tensors", c10::IValue(static_cast<std::int64_t>(state.size())));
   for (std::size_t i = 0; i < state.size(); ++i) {
@@ -92,9 +86,15 @@ torch::serialize::InputArchive& operator>>(torch::serialize::InputArchive& archi
     state.push_back({read(fmt::format("name{}", i)).toStringRef(), {}});
     archive.read(fmt::format("tensor{}", i), state.back().tensor);
   }
-  const double lr = read("lr").toDouble();
+  torch::Tensor rates;
+  archive.read("rates", rates);
+  if (rates.numel() != static_cast<std::int64_t>(optimizer.impl().rules.size())) {
+    throw Mismatch(fmt::format("the file holds an optimizer of {} groups, and this one has {}",
+                               rates.numel(), optimizer.impl().rules.size()));
+  }
   optimizer.load_state(state, read("steps").toInt());
-  optimizer.set_lr(lr);
+  for (std::size_t i = 0; i < optimizer.impl().rules.size(); ++i)
+    optimizer.impl().set_rate(i, rates[static_cast<std::int64_t>(i)].item<double>());
   return archive;
 }
 

@@ -61,6 +61,13 @@ void Optimizer::Impl::refresh_masters() {
   }
 }
 
+std::vector<double> Optimizer::Impl::rates() {
+  follow_scheduler();
+  std::vector<double> all;
+  for (const auto& rule : rules) all.push_back(rule->lr());
+  return all;
+}
+
 void Optimizer::Impl::prepare_clipping() const {
   if (on_device && clip_norm > 0) on_device->prepare_clipping();
 }
@@ -128,21 +135,26 @@ Optimizer::~Optimizer() = default;
 // Where workers share memory they meet before the update. Elsewhere what they say travels while each updates its own
 // copy, and is looked at after it.
 void Optimizer::step() {
-  if (impl_->shares_memory()) return impl_->step(GradientSource::own(*impl_->model));
-  const Impl::Said said = impl_->say_step();
+  impl_->follow_scheduler();
+  const GradientSource averages = GradientSource::own(*impl_->model);
+  if (impl_->shares_memory()) return impl_->step(averages);
+  const Impl::Said said = impl_->say_step(averages);
   if (said.cannot) std::rethrow_exception(said.cannot);
-  impl_->step(GradientSource::own(*impl_->model));
+  impl_->step(averages);
   impl_->hear_step(said);
 }
 void Optimizer::zero_grad() {
   impl_->model->zero_grad();
 }
 double Optimizer::lr() const {
-  return impl_->rules.front()->lr();
+  return impl_->rates().front();
+}
+std::vector<double> Optimizer::rates() const {
+  return impl_->rates();
 }
 void Optimizer::set_lr(double lr) {
   for (std::size_t i = 0; i < impl_->rules.size(); ++i) {
-    impl_->rules[i]->set_lr(i == 0 ? lr : lr * impl_->ratios[i]);
+    impl_->set_rate(i, i == 0 ? lr : lr * impl_->ratios[i]);
   }
 }
 std::int64_t Optimizer::steps() const {

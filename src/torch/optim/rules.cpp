@@ -18,6 +18,20 @@ void check_common(double lr, double weight_decay) {
   check(weight_decay >= 0, "weight_decay", weight_decay, "0 or more");
 }
 
+// Takes the learning rate of options of LibTorch's that were made from `mine`.
+template <typename TorchOptions>
+double followed(TorchOptions mine, const torch::optim::OptimizerOptions& theirs) {
+  const auto& given = static_cast<const TorchOptions&>(theirs);
+  if (!(given.lr() >= 0))
+    throw BadInput(fmt::format("a learning rate is {:g}; it must be 0 or more", given.lr()));
+  mine.lr(given.lr());
+  if (mine == given) return given.lr();
+  throw BadInput(
+      "an option of a parameter group was changed: of these only the learning rate can be, once "
+      "the "
+      "optimizer has been made");
+}
+
 template <typename Numbers>
 std::vector<std::byte> bytes_of(const Numbers& numbers) {
   const auto* const first = reinterpret_cast<const std::byte*>(&numbers);
@@ -49,12 +63,25 @@ class SgdRule : public Rule {
   int states() const override { return options_.momentum == 0 ? 0 : 1; }
   double lr() const override { return options_.lr; }
   void set_lr(double lr) override { options_.lr = lr; }
+  std::unique_ptr<torch::optim::OptimizerOptions> as_torch() const override {
+    return std::make_unique<torch::optim::SGDOptions>(torch_options());
+  }
+  void follow(const torch::optim::OptimizerOptions& given) override {
+    options_.lr = followed(torch_options(), given);
+  }
   std::string options() const override {
     return fmt::format("momentum {} dampening {} weight_decay {} nesterov {}", options_.momentum,
                        options_.dampening, options_.weight_decay, options_.nesterov);
   }
 
  private:
+  torch::optim::SGDOptions torch_options() const {
+    return torch::optim::SGDOptions(options_.lr)
+        .momentum(options_.momentum)
+        .dampening(options_.dampening)
+        .weight_decay(options_.weight_decay)
+        .nesterov(options_.nesterov);
+  }
   kernels::SgdStep at(std::int64_t step) const {
     return {options_.lr,           options_.momentum, options_.dampening,
             options_.weight_decay, options_.nesterov, step == 1};
@@ -87,12 +114,29 @@ class AdamRule : public Rule {
   int states() const override { return 2; }
   double lr() const override { return options_.lr; }
   void set_lr(double lr) override { options_.lr = lr; }
+  std::unique_ptr<torch::optim::OptimizerOptions> as_torch() const override {
+    if (decoupled_)
+      return std::make_unique<torch::optim::AdamWOptions>(
+          torch_options<torch::optim::AdamWOptions>());
+    return std::make_unique<torch::optim::AdamOptions>(torch_options<torch::optim::AdamOptions>());
+  }
+  void follow(const torch::optim::OptimizerOptions& given) override {
+    options_.lr = decoupled_ ? followed(torch_options<torch::optim::AdamWOptions>(), given)
+                             : followed(torch_options<torch::optim::AdamOptions>(), given);
+  }
   std::string options() const override {
     return fmt::format("beta1 {} beta2 {} eps {} weight_decay {}", options_.beta1, options_.beta2,
                        options_.eps, options_.weight_decay);
   }
 
  private:
+  template <typename TorchOptions>
+  TorchOptions torch_options() const {
+    return TorchOptions(options_.lr)
+        .betas({options_.beta1, options_.beta2})
+        .eps(options_.eps)
+        .weight_decay(options_.weight_decay);
+  }
   kernels::AdamStep at(std::int64_t step) const {
     return {options_.lr,  options_.beta1,        options_.beta2,
             options_.eps, options_.weight_decay, decoupled_,

@@ -60,15 +60,16 @@ std::size_t offset_of(const plan::Entry& entry, std::size_t element) {
 
 // What a worker says before a step.
 struct StepNote {
-  std::uint64_t replica = 0;  // that it updates
-  std::uint64_t steps = 0;    // taken before
-  std::uint64_t rates = 0;    // a digest of the learning rates
-  std::uint64_t clip = 0;     // the bits of the norm
+  std::uint64_t replica = 0;    // that it updates
+  std::uint64_t steps = 0;      // taken before
+  std::uint64_t rates = 0;      // a digest of the learning rates
+  std::uint64_t clip = 0;       // the bits of the norm
+  std::uint64_t gradients = 0;  // a sample of the averages; 0: none was taken
   std::uint64_t cannot = 0;
 
-  control::Record record() const { return {replica, steps, rates, clip, cannot}; }
+  control::Record record() const { return {replica, steps, rates, clip, gradients, cannot}; }
   static StepNote of(const control::Record& record) {
-    return {record[0], record[1], record[2], record[3], record[4]};
+    return {record[0], record[1], record[2], record[3], record[4], record[5]};
   }
 
   // In what another one differs; empty: in nothing.
@@ -80,6 +81,7 @@ struct StepNote {
       return fmt::format("step {} follows on the one and step {} on the other", steps, other.steps);
     if (other.rates != rates) return "they have other learning rates";
     if (other.clip != clip) return "they have other norms for clipping";
+    if (other.gradients != gradients) return "they have other gradients after backward()";
     return {};
   }
 };
@@ -88,11 +90,11 @@ struct StepNote {
 
 void Optimizer::Impl::step(const GradientSource& source) {
   torch::NoGradGuard no_grad;
-  if (on_device) return step_on_device();
   last_wait = {};
+  if (on_device) return step_on_device();
   last_norm = 0;
   if (together) {
-    hear_step(say_step());
+    hear_step(say_step(source));
   } else {
     model->settle();
   }
@@ -109,6 +111,7 @@ void Optimizer::Impl::step(const GradientSource& source) {
   // Whoever saved a parameter for a backward to come must find out, as after torch::optim.
   for (std::size_t entry = 0; entry < rule_of.size(); ++entry)
     torch::autograd::impl::bump_version(parameter_of(entry));
+  model->note_update();
 }
 
 void Optimizer::Impl::count_left_alone() {
@@ -138,7 +141,7 @@ std::string Optimizer::Impl::diverged(double norm, std::int64_t step) {
       norm, step);
 }
 
-Optimizer::Impl::Said Optimizer::Impl::say_step() {
+Optimizer::Impl::Said Optimizer::Impl::say_step(const GradientSource& source) {
   Said said;
   try {
     model->settle();
@@ -148,8 +151,16 @@ Optimizer::Impl::Said Optimizer::Impl::say_step() {
   std::uint64_t rates = 0;
   for (const auto& rule : rules)
     rates = base::mix64(rates ^ std::bit_cast<std::uint64_t>(rule->lr()));
-  const StepNote mine{model->number(), static_cast<std::uint64_t>(steps), rates,
-                      std::bit_cast<std::uint64_t>(clip_norm), said.cannot ? 1U : 0U};
+  const replica::FlatMemory& averages = model->gradients();
+  const bool samples = !on_device && model->comm().size() > 1 && source.is(averages);
+  const StepNote mine{
+      model->number(),
+      static_cast<std::uint64_t>(steps),
+      rates,
+      std::bit_cast<std::uint64_t>(clip_norm),
+      samples ? replica::sample_lines(averages, model->layout(), static_cast<std::uint64_t>(steps))
+              : 0,
+      said.cannot ? 1U : 0U};
   said.all = model->announcements()->say(mine.record(), "optimizer.step()");
   return said;
 }
@@ -187,8 +198,7 @@ void Optimizer::Impl::meet() {
 // Others read this worker's gradients only outside of its slice, so the sum can lie where its operand was.
 void Optimizer::Impl::gather_own_slice(const GradientSource& source) {
   std::byte* const mine = model->gradients().data();
-  const bool is_there =
-      source.operands.size() == 1 && source.operands[0] == mine && source.factor == 1;
+  const bool is_there = source.is(model->gradients());
   if (is_there && source.parities.empty()) return;
   const auto& entries = model->layout().entries();
   for_each_piece(*model, own, source, [&](std::size_t number, GradientReader& gradients) {

@@ -10,6 +10,7 @@
 #include <fmt/format.h>
 #include <lockstep/errors.h>
 
+#include <algorithm>
 #include <map>
 #include <mutex>
 
@@ -21,13 +22,14 @@
 namespace lockstep::replica {
 namespace {
 
-// The replicas of this process by what they train. Workers that are threads of it train different tensors.
+// The replicas of this process by what they train. Workers that are threads of it train different tensors. Never
+// destroyed: a model may be a global variable.
 struct Owners {
   std::mutex mutex;
   std::map<const c10::TensorImpl*, std::weak_ptr<Replicated>> by_tensor;
 };
 Owners& owners() {
-  static Owners all;
+  static Owners& all = *new Owners;
   return all;
 }
 
@@ -41,7 +43,8 @@ class Replicated::Hook : public torch::autograd::FunctionPostHook {
 
   torch::autograd::variable_list operator()(const torch::autograd::variable_list& outputs,
                                             const torch::autograd::variable_list& inputs) override {
-    if (const auto owner = owner_.lock())
+    const auto owner = owner_.lock();
+    if (owner && !owner->retired_)  // a graph may keep the node of a replica that was replaced
       owner->gradient_ready(entry_, inputs.empty() ? torch::Tensor() : inputs.front());
     return outputs;
   }
@@ -53,6 +56,12 @@ class Replicated::Hook : public torch::autograd::FunctionPostHook {
 
 Replicated::~Replicated() {
   retire();
+  const std::lock_guard lock(owners().mutex);
+  for (const NamedTensor& named : model_.trained) {
+    const auto found = owners().by_tensor.find(named.tensor.unsafeGetTensorImpl());
+    if (found != owners().by_tensor.end() && found->second.expired())
+      owners().by_tensor.erase(found);
+  }
 }
 
 void Replicated::retire_earlier() {
@@ -74,12 +83,6 @@ void Replicated::retire() {
   for (std::size_t i = 0; i < watchers_.size(); ++i)
     model_.trained[layout_.entries()[i].registered].tensor.remove_hook(watchers_[i]);
   watchers_.clear();
-  const std::lock_guard lock(owners().mutex);
-  for (const NamedTensor& named : model_.trained) {
-    const auto found = owners().by_tensor.find(named.tensor.unsafeGetTensorImpl());
-    if (found != owners().by_tensor.end() && found->second.expired())
-      owners().by_tensor.erase(found);
-  }
 }
 
 void Replicated::require_current() const {
@@ -132,6 +135,32 @@ void Replicated::watch_parameters() {
           if (const auto replica = owner.lock()) replica->gradient_comes(i);
         }));
   }
+}
+
+void Replicated::watch_module(Listing listing) {
+  module_parameters_ = std::move(listing);
+  at_first_ = module_parameters_();
+}
+
+// One that was registered since, or put in the place of another, would be trained on each worker alone.
+void Replicated::check_module() const {
+  if (const std::string name = parameters_.written_by_others(); !name.empty() && !divisor_) {
+    throw BadInput(fmt::format(
+        "something other than lockstep::optim has written to {}, of which the workers of this host "
+        "share one copy, as share_parameters and a Trainer want it: each worker would change it "
+        "again",
+        name));
+  }
+  if (!module_parameters_) return;
+  const std::vector<torch::Tensor> now = module_parameters_();
+  const bool same = std::equal(now.begin(), now.end(), at_first_.begin(), at_first_.end(),
+                               [](const auto& a, const auto& b) { return a.is_same(b); });
+  if (same) return;
+  throw BadInput(
+      fmt::format("{} has other parameters now than when it was replicated ({} and {} of them): "
+                  "register all before data_parallel(), or call it again, which replaces this "
+                  "replica, and make its optimizer again",
+                  identity_.name, now.size(), at_first_.size()));
 }
 
 void Replicated::gradient_comes(std::size_t entry) {

@@ -36,6 +36,9 @@ Replica::Replica(World& world, std::vector<NamedTensor> parameters,
 void Replica::backward(const torch::Tensor& loss, std::int64_t samples) {
   weighted_backward(loss, samples);
 }
+void Replica::watch_module(std::function<std::vector<torch::Tensor>()> parameters) {
+  state_->watch_module(std::move(parameters));
+}
 void Replica::synchronize() {
   state_->synchronize();
 }

@@ -33,7 +33,23 @@ void FlatParameters::move_in(Comm& comm) {
     if (writes) view.copy_(parameter.detach());
     parameter.set_data(view);
   }
+  note_update();
   comm.barrier().wait();  // nobody reads before the first worker has written
+}
+
+void FlatParameters::note_update() {
+  if (copies_ != Copies::kPerHost || !memory_.shared()) return;
+  versions_.clear();
+  for (const auto& [name, tensor] : parameters_)
+    versions_.push_back(static_cast<std::uint32_t>(tensor._version()));
+}
+
+std::string FlatParameters::written_by_others() const {
+  for (std::size_t i = 0; i < versions_.size(); ++i) {
+    const auto& [name, tensor] = parameters_[i];
+    if (static_cast<std::uint32_t>(tensor._version()) != versions_[i]) return name;
+  }
+  return {};
 }
 
 bool FlatParameters::holds(std::size_t entry) const {

@@ -3,6 +3,8 @@
 
 #include <lockstep/data_parallel.h>
 
+#include <cstdint>
+#include <string>
 #include <vector>
 
 #include "plan/layout.h"
@@ -26,9 +28,14 @@ class FlatParameters {
   // Whether a parameter's values are where they were put. torch::load() and module->to() give a parameter other memory.
   bool holds(std::size_t entry) const;
 
-  // Takes the values of one that they are not of into its place. BadInput, naming the parameter, if it has another type,
+  // Copies a moved parameter's values back into the flat memory. BadInput, naming the parameter, if it has another type,
   // shape or device now, or if workers share one copy, which no worker writes to alone.
   void take_back(std::size_t entry);
+
+  // One copy per host is written by Lockstep alone, which says so each time with note_update(). The name of a parameter
+  // that somebody else has written to since; empty: none, or every worker has a copy of its own.
+  void note_update();
+  std::string written_by_others() const;
 
   const FlatMemory& memory() const { return memory_; }
 
@@ -38,6 +45,7 @@ class FlatParameters {
   plan::Layout layout_;
   std::vector<NamedTensor> parameters_;  // by entry of the layout
   std::vector<torch::Tensor> views_;     // their places
+  std::vector<std::uint32_t> versions_;  // after the last update, where there is one copy
   Copies copies_;
   FlatMemory memory_;
 };

@@ -120,11 +120,11 @@ Replicated::Replicated(Wire wire, Model model, FlatParameters parameters, FlatMe
   }
   banks_.emplace_back(model_.trained, layout_, std::move(gradients), gather_);
   if (options.check_weights && comm_.size() > 1)
-    weight_sample_.emplace(model_.parameters, layout_, parameters_.memory());
+    weight_sample_.emplace(model_.parameters, layout_, parameters_.memory(), comm_.timeout());
   for (const NamedTensor& named : model_.parameters) {
     if (!named.tensor.requires_grad()) frozen_.push_back(named);
   }
-  on_device() ? banks_.front().clear() : banks_.front().settle();
+  on_device() || may_be_absent() ? banks_.front().clear() : banks_.front().settle();
   forget();
 }
 
@@ -188,6 +188,11 @@ void Replicated::begin_bank(int bank) {
 
 void Replicated::settle() {
   check_attached();
+  if (since_.weights[1] + since_.weights[2] > 0) {
+    throw BadInput(
+        "gradients were added up in no_sync() and not averaged: leave the last backward() outside "
+        "of it, or call model.synchronize(), before the step");
+  }
   if (!on_device()) banks_[bank_in_use_].settle();
   hide_absent();
 }
@@ -210,6 +215,7 @@ void Replicated::add_banks(int into, int from) {
 // After a synchronisation nothing has been added up.
 void Replicated::forget() {
   since_.weights = {};
+  pending_.clear();
   forget_reached();
 }
 
@@ -223,6 +229,7 @@ void Replicated::gradient_ready(std::size_t entry, const torch::Tensor& incoming
     return captured_ready(entry);
   }
   const bool first = !pass_.active;
+  if (first) check_pending(entry);
   begin_if_first();
   if (first) check_cleared(entry);
   banks_[bank_in_use_].adopt(entry, incoming);
@@ -273,6 +280,17 @@ void Replicated::check_cleared(std::size_t entry) const {
       "lockstep::backward(loss, samples) would add to averages of the step before: call "
       "zero_grad() "
       "first; of several in one step put all but the last into no_sync(), or add up their losses");
+}
+
+// What no_sync() has added up with weights is divided by them at its end: cleared or changed since, it is not what they
+// count. `entry` is the first of the pass that adds to it.
+void Replicated::check_pending(std::size_t entry) const {
+  if (pending_.empty() || pending_[entry] < 0) return;
+  if (banks_[bank_in_use_].version(entry) == pending_[entry] + 1) return;
+  throw BadInput(
+      "gradients that lockstep::backward(loss, samples) had added up in no_sync() were cleared or "
+      "changed before they were averaged: clear them with model.zero_grad(), which also forgets "
+      "their samples");
 }
 
 bool Replicated::reads_all_gradients() const {
@@ -382,10 +400,13 @@ void Replicated::replayed(const Captured& captured) {
 
 void Replicated::end_pass() {
   take_back_moved();
+  if (pass_.synchronised) check_module();
   if (pass_.synchronised || checks_each_pass_) check_complete();
   if (pass_.synchronised) {
     if (pass_.times.last_gradient.count() == 0) pass_.times.last_gradient = since_begin();
     finish();
+  } else if (since_.weights[1] > 0) {
+    pending_ = banks_[bank_in_use_].versions();
   }
   pass_.active = false;
 }

@@ -12,6 +12,7 @@
 #include <array>
 #include <chrono>
 #include <cstdint>
+#include <functional>
 #include <memory>
 #include <optional>
 #include <vector>
@@ -84,6 +85,13 @@ class Replicated : public std::enable_shared_from_this<Replicated> {
   Captured end_capture();
   void cancel_capture();  // when something was thrown on the way
   void replayed(const Captured& captured);
+
+  // The parameters that the model has now: compared with those of before at every synchronised pass.
+  using Listing = std::function<std::vector<torch::Tensor>()>;
+  void watch_module(Listing listing);
+
+  // Lockstep itself has written to the parameters, on all workers.
+  void note_update() { parameters_.note_update(); }
 
   // By entry: whether no worker has a gradient for it, where that is allowed; then param.grad is undefined, and updates
   // leave it alone. Empty: every entry has one.
@@ -227,6 +235,8 @@ class Replicated : public std::enable_shared_from_this<Replicated> {
   void forget();
   void forget_reached();
   void check_cleared(std::size_t entry) const;
+  void check_pending(std::size_t entry) const;
+  void check_module() const;
   void launch_ready();
   void say_note();
   void hear_notes();
@@ -273,6 +283,7 @@ class Replicated : public std::enable_shared_from_this<Replicated> {
   std::optional<device::SideStream> side_;  // on a GPU
   std::optional<device::Event> ready_;      // a bucket's gradients, where they were made
   Since since_;
+  std::vector<std::int64_t> pending_;   // the same after a weighted pass in no_sync()
   std::vector<std::int64_t> averaged_;  // versions of the gradients after the last synchronisation
   std::optional<double> divisor_;
   bool checks_each_pass_ = false;
@@ -283,6 +294,8 @@ class Replicated : public std::enable_shared_from_this<Replicated> {
   std::vector<bool> absent_;
   bool retired_ = false;  // the model was wrapped again
   Identity identity_;
+  Listing module_parameters_;                  // none for a model that is a list of tensors
+  std::vector<torch::Tensor> at_first_;        // what it said then
   std::optional<WeightSample> weight_sample_;  // where there are others to compare with
   Comm comm_;  // last: it ends the operations that still use the memory above
 };

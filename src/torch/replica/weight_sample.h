@@ -4,6 +4,7 @@
 
 #include <lockstep/data_parallel.h>
 
+#include <chrono>
 #include <cstdint>
 #include <optional>
 #include <vector>
@@ -14,14 +15,18 @@
 
 namespace lockstep::replica {
 
+// One line of the cache of every entry of a memory of the CPU, as a digest; `choice` says which.
+std::uint64_t sample_lines(const FlatMemory& memory, const plan::Layout& layout,
+                           std::uint64_t choice);
+
 // Threads:   one caller at a time.
-// Blocking:  on a GPU, until what was queued in the last call is done, which was a step ago.
+// Blocking:  on a GPU, until what was queued in the last call is done, which was a step ago; at most the timeout.
 // Failure:   Timeout, on a GPU.
 // Ownership: shares the tensors.
 class WeightSample {
  public:
   WeightSample(std::vector<NamedTensor> parameters, const plan::Layout& layout,
-               const FlatMemory& memory);
+               const FlatMemory& memory, std::chrono::milliseconds timeout);
 
   // Never 0. On a CPU of the weights as they are: one line of the cache of each, at a place that depends on the number of
   // the pass. On a GPU of what the last call has found, 1 at first: some words of each trained parameter, copied to the host
@@ -37,6 +42,7 @@ class WeightSample {
   torch::Tensor on_host_;    // pinned
   std::optional<device::Event> copied_;  // of the last call
   Device device_;
+  std::chrono::milliseconds timeout_;
 };
 
 }  // namespace lockstep::replica

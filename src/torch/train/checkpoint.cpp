@@ -100,7 +100,7 @@ std::string read_on_leader(const std::string& directory, const std::vector<Named
 
 // What to do about a directory that cannot be written.
 constexpr const char* kElsewhere =
-    "choose another (--checkpoint DIR), or keep none (--checkpoint none)";
+    "make it writable, or choose another directory (lockstep train --checkpoint DIR)";
 
 void make_writable(const std::string& directory) {
   if (!base::make_directories(directory)) {
@@ -138,8 +138,9 @@ CheckpointDirectory::CheckpointDirectory(Comm& comm, std::string directory,
     lock_.emplace(lock(directory_));
     if (existing == ExistingCheckpoint::kRefuse && formats::holds_checkpoint(directory_)) {
       throw BadInput(
-          fmt::format("{} holds the checkpoint of a job already: go on from it (--resume), replace "
-                      "it (--overwrite), or use another directory",
+          fmt::format("{} holds the checkpoint of a job already: go on from it, replace it, or use "
+                      "another directory (TrainerOptions::existing_checkpoint; lockstep train "
+                      "--resume, --overwrite)",
                       directory_));
     }
     return "";
@@ -228,6 +229,7 @@ void load(Replica& model, const std::string& path) {
     return "";
   });
   replica::copy_from_leader(comm, tensors);
+  model.state()->note_update();
 }
 
 void load(torch::nn::Module& module, const std::string& path) {

@@ -78,7 +78,7 @@ struct Trainer::State {
   std::int64_t begin_hashes(std::int64_t first, std::int64_t end);
   void end_epoch(std::int64_t steps_done);
   void save_checkpoint(std::int64_t steps_done);
-  std::int64_t resume();
+  std::int64_t resume(std::int64_t total_steps);
   TrainingResult result(std::int64_t first_step, std::int64_t steps_done, bool stopped);
   bool told_to_stop() const;
   Evaluation evaluate();
@@ -416,11 +416,17 @@ void Trainer::State::save_checkpoint(std::int64_t steps_done) {
   if (hooks.on_checkpoint) hooks.on_checkpoint(checkpoints->path(), steps_done);
 }
 
-std::int64_t Trainer::State::resume() {
+std::int64_t Trainer::State::resume(std::int64_t total_steps) {
   if (!train::resumes(options)) return 0;
   const std::int64_t step =
       checkpoints->read(parts.model, *parts.optimizer, train::job_of(parts, options));
   if (step < 0) return 0;
+  if (options.verify_log.empty() && step > total_steps) {
+    throw BadInput(fmt::format(
+        "the checkpoint in {} is of step {}, and this job ends after {}: ask for more steps",
+        options.checkpoint_directory, step, total_steps));
+  }
+  parts.model.state()->note_update();
   data = train::continued(control, options.checkpoint_directory, data);
   progress.saved_at = step;
   return step;
@@ -542,7 +548,7 @@ TrainingResult Trainer::State::run(std::int64_t total_steps) {
   const train::DeviceScope on_its_stream(*parts.model.state());
   parts.module->train();
   parts.optimizer->zero_grad();
-  const std::int64_t first = resume();
+  const std::int64_t first = resume(total_steps);
   make_banks();
   const train::RunScope scope(*parts.model.state(), parts.optimizer->impl(), sharded_by_model(),
                               {divergence.has_value(), divergence && in_one_pass});
@@ -571,6 +577,11 @@ TrainingResult Trainer::State::run(std::int64_t total_steps) {
   if (divergence) divergence->check_at_rest(step - 1);
   feeder.reset();
   save_checkpoint(step);
+  {
+    // What the program draws next must not depend on which shards this worker had.
+    const std::lock_guard turn(train::generator_turn());
+    torch::manual_seed(plan::shard_seed(options.seed, step, options.shards));
+  }
   return result(first, step, step < end);
 }
 
