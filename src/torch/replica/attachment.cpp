@@ -144,12 +144,12 @@ void Replicated::watch_module(Listing listing) {
 
 // One that was registered since, or put in the place of another, would be trained on each worker alone.
 void Replicated::check_module() const {
-  if (const std::string name = parameters_.written_by_others(); !name.empty() && !divisor_) {
+  if (parameters_.written_by_others()) {
     throw BadInput(fmt::format(
-        "something other than lockstep::optim has written to {}, of which the workers of this host "
-        "share one copy, as share_parameters and a Trainer want it: each worker would change it "
-        "again",
-        name));
+        "something other than lockstep::optim has updated {}, of which the workers of this host "
+        "share "
+        "one copy, as share_parameters and a Trainer want it: each worker would update it again",
+        identity_.name));
   }
   if (!module_parameters_) return;
   const std::vector<torch::Tensor> now = module_parameters_();

@@ -4,6 +4,7 @@
 #include <lockstep/errors.h>
 
 #include "torch/replica/tensors.h"
+#include "torch/replica/weight_sample.h"
 
 namespace lockstep::replica {
 
@@ -33,23 +34,16 @@ void FlatParameters::move_in(Comm& comm) {
     if (writes) view.copy_(parameter.detach());
     parameter.set_data(view);
   }
-  note_update();
   comm.barrier().wait();  // nobody reads before the first worker has written
 }
 
-void FlatParameters::note_update() {
-  if (copies_ != Copies::kPerHost || !memory_.shared()) return;
-  versions_.clear();
-  for (const auto& [name, tensor] : parameters_)
-    versions_.push_back(static_cast<std::uint32_t>(tensor._version()));
+void FlatParameters::note_pass() {
+  if (copies_ == Copies::kPerHost && memory_.shared())
+    after_pass_ = sample_lines(memory_, layout_, 0);
 }
 
-std::string FlatParameters::written_by_others() const {
-  for (std::size_t i = 0; i < versions_.size(); ++i) {
-    const auto& [name, tensor] = parameters_[i];
-    if (static_cast<std::uint32_t>(tensor._version()) != versions_[i]) return name;
-  }
-  return {};
+bool FlatParameters::written_by_others() const {
+  return after_pass_ && *after_pass_ != sample_lines(memory_, layout_, 0);
 }
 
 bool FlatParameters::holds(std::size_t entry) const {

@@ -4,7 +4,7 @@
 #include <lockstep/data_parallel.h>
 
 #include <cstdint>
-#include <string>
+#include <optional>
 #include <vector>
 
 #include "plan/layout.h"
@@ -32,10 +32,12 @@ class FlatParameters {
   // shape or device now, or if workers share one copy, which no worker writes to alone.
   void take_back(std::size_t entry);
 
-  // One copy per host is written by Lockstep alone, which says so each time with note_update(). The name of a parameter
-  // that somebody else has written to since; empty: none, or every worker has a copy of its own.
-  void note_update();
-  std::string written_by_others() const;
+  // Where workers share one copy, an optimizer of each worker's own would update it again and again. So after a pass a
+  // sample of the values is kept, until Lockstep itself has written to them: if they change before that, something else
+  // has.
+  void note_pass();
+  void note_update() { after_pass_.reset(); }
+  bool written_by_others() const;
 
   const FlatMemory& memory() const { return memory_; }
 
@@ -43,9 +45,9 @@ class FlatParameters {
   void move_in(Comm& comm);
 
   plan::Layout layout_;
-  std::vector<NamedTensor> parameters_;  // by entry of the layout
-  std::vector<torch::Tensor> views_;     // their places
-  std::vector<std::uint32_t> versions_;  // after the last update, where there is one copy
+  std::vector<NamedTensor> parameters_;      // by entry of the layout
+  std::vector<torch::Tensor> views_;         // their places
+  std::optional<std::uint64_t> after_pass_;  // the sample
   Copies copies_;
   FlatMemory memory_;
 };

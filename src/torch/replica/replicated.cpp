@@ -449,7 +449,10 @@ void Replicated::finish() {
   hide_absent();
   const Since seen = since_;
   forget();
-  if (!divisor_) averaged_ = banks_[bank_in_use_].versions();
+  if (!divisor_) {
+    averaged_ = banks_[bank_in_use_].versions();
+    parameters_.note_pass();
+  }
   pass_.times.end = since_begin();
   pass_.active = false;
   if (!divisor_) check_weights(seen);
