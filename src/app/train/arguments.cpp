@@ -87,8 +87,8 @@ What is kept and shown
 Ctrl-C, SIGTERM, SIGQUIT or a closed terminal end the step, write a checkpoint unless none is kept, and exit.
 
 Exit codes: 0 all steps are done; 1 training failed, or the checkpoint is another job's; 2 an option, a file or the data
-does not fit; 75 one worker was told to stop, and all did (go on with --resume); 128 + the signal that the command got, or
-that killed a worker.
+does not fit, or the loss is not finite; 75 one worker was told to stop, and all did (go on with --resume); 128 + the
+signal that the command got, or that killed a worker.
 
 Examples:
   lockstep train --model cnn --epochs 3
@@ -239,6 +239,10 @@ void check_paths(const TrainArguments& arguments) {
     const std::string folder = base::parent_path(path);
     if (path.empty()) continue;
     if (base::is_directory(path)) refuse(fmt::format("{} {}: it is a directory", option, path));
+    if (path == arguments.data) refuse(fmt::format("{} {}: that is the data", option, path));
+    if (folder == arguments.checkpoint &&
+        path.substr(path.rfind('/') + 1).starts_with("checkpoint."))
+      refuse(fmt::format("{} {}: the job's own files have such names", option, path));
     if (!base::is_directory(folder))
       refuse(fmt::format("{} {}: there is no directory {}", option, path, folder));
     if (::access(folder.c_str(), W_OK) != 0)

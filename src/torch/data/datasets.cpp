@@ -2,6 +2,7 @@
 #include <lockstep/dataset.h>
 #include <lockstep/errors.h>
 
+#include <charconv>
 #include <cmath>
 #include <cstdlib>
 #include <cstring>
@@ -248,7 +249,14 @@ DataSplits datasets::load(const std::string& name_or_path, const LoadOptions& op
   if (name_or_path == "synthetic") return synthetic(options);
   if (name_or_path.starts_with("synthetic:")) {
     LoadOptions counted = options;
-    counted.samples = std::atoll(name_or_path.c_str() + std::strlen("synthetic:"));
+    const std::string_view count = std::string_view(name_or_path).substr(std::strlen("synthetic:"));
+    const char* const end = count.data() + count.size();
+    const auto read = std::from_chars(count.data(), end, counted.samples);
+    constexpr std::int64_t kMost = std::int64_t{1} << 32;
+    if (read.ec != std::errc() || read.ptr != end || counted.samples > kMost) {
+      throw BadInput(fmt::format("{}: what follows synthetic: is the number of samples, at most {}",
+                                 name_or_path, kMost));
+    }
     return synthetic(counted);
   }
   if (name_or_path == "fashion-mnist") {
