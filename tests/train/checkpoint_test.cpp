@@ -112,7 +112,7 @@ TEST_F(Checkpoints, OfAnotherJobAreReplacedOnlyOnDemand) {
   report_of(in_run({"--steps", "2", "--checkpoint-every", "1"}));
   ASSERT_TRUE(fs::exists(previous_));
   const std::string whole = read(file_);
-  expect_refusal(finished(in_run({"--steps", "3", "--seed", "1", "--quiet"})), "(--overwrite)", 2);
+  expect_refusal(finished(in_run({"--steps", "3", "--seed", "1", "--quiet"})), "--overwrite", 2);
   EXPECT_EQ(read(file_), whole);
   EXPECT_EQ(report_of(in_run({"--steps", "3", "--seed", "1", "--overwrite"}))["first_step"], 0);
   EXPECT_FALSE(fs::exists(previous_)) << "it was the other job's";

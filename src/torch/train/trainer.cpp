@@ -19,6 +19,7 @@
 #include <mutex>
 #include <utility>
 
+#include "base/log.h"
 #include "base/memory_use.h"
 #include "plan/accumulation.h"
 #include "plan/position.h"
@@ -421,10 +422,11 @@ std::int64_t Trainer::State::resume(std::int64_t total_steps) {
   const std::int64_t step =
       checkpoints->read(parts.model, *parts.optimizer, train::job_of(parts, options));
   if (step < 0) return 0;
-  if (options.verify_log.empty() && step > total_steps) {
-    throw BadInput(fmt::format(
-        "the checkpoint in {} is of step {}, and this job ends after {}: ask for more steps",
-        options.checkpoint_directory, step, total_steps));
+  if (options.verify_log.empty() && step > total_steps && world.leader()) {
+    base::log(
+        base::LogLevel::kWarn,
+        "the checkpoint in {} is of step {}, and this job ends after {}: nothing is left to do",
+        options.checkpoint_directory, step, total_steps);
   }
   parts.model.state()->note_update();
   data = train::continued(control, options.checkpoint_directory, data);
