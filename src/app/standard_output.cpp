@@ -1,8 +1,12 @@
 #include "app/standard_output.h"
 
 #include <fmt/format.h>
+#include <lockstep/deadline.h>
 #include <lockstep/errors.h>
+#include <poll.h>
+#include <unistd.h>
 
+#include <algorithm>
 #include <cerrno>
 #include <cstdio>
 #include <cstring>
@@ -10,27 +14,54 @@
 namespace lockstep::app {
 namespace {
 
+// A terminal that says it has room has room for some bytes, a pipe for 4,096.
+constexpr std::size_t kPiece = 256;
+
 int first_error = 0;  // errno of the first write that failed
+
+void remember(int error) {
+  if (first_error == 0) first_error = error != 0 ? error : EIO;
+}
 
 void flush() noexcept {
   errno = 0;
-  const bool failed = std::fflush(stdout) != 0 || std::ferror(stdout) != 0;
-  if (failed && first_error == 0) first_error = errno != 0 ? errno : EIO;
+  if (std::fflush(stdout) != 0 || std::ferror(stdout) != 0) remember(errno);
+}
+
+// Whether a piece can be written without waiting for a reader; also if it cannot be written at all.
+bool takes_more(int milliseconds) noexcept {
+  pollfd output{STDOUT_FILENO, POLLOUT, 0};
+  return ::poll(&output, 1, milliseconds) != 0;
+}
+
+// False if the reader had not taken all of it by then.
+bool put(std::string_view text, Deadline deadline) noexcept {
+  while (!text.empty()) {
+    if (!takes_more(deadline.left_ms())) return false;
+    const std::size_t piece = std::min(text.size(), kPiece);
+    std::fwrite(text.data(), 1, piece, stdout);
+    flush();
+    text.remove_prefix(piece);
+  }
+  return true;
 }
 
 }  // namespace
 
-void say(std::string_view text) noexcept {
-  std::fwrite(text.data(), 1, text.size(), stdout);
-  flush();
+void say(std::string_view text, std::chrono::milliseconds patience) noexcept {
+  if (!put(text, Deadline::after(patience))) remember(EAGAIN);
+}
+
+void say_in_passing(std::string_view text) noexcept {
+  put(text, Deadline::after(std::chrono::milliseconds(0)));
 }
 
 void check_said() {
-  flush();
+  if (first_error == 0) flush();
   if (first_error == 0) return;
   throw Unavailable(
       fmt::format("cannot write to standard output ({}): some of what was to be shown is lost",
-                  std::strerror(first_error)));
+                  first_error == EAGAIN ? "nobody reads it" : std::strerror(first_error)));
 }
 
 }  // namespace lockstep::app

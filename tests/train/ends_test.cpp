@@ -87,6 +87,21 @@ TEST_F(TrainEnds, AClosedPipeStopsTheJobInOrder) {
   EXPECT_THAT(command.err(), HasSubstr("stopped after"));
 }
 
+// A full pipe, as behind a terminal after Ctrl-S: nobody takes a line, and the job neither stands still nor is lost.
+TEST_F(TrainEnds, AReaderThatHasStoppedReadingCostsNoCheckpoint) {
+  std::string line;
+  for (const std::string& word : job()) line += " '" + word + "'";
+  Command command({"/bin/bash", "-c",
+                   "(head -c 65536 /dev/zero; timeout -s TERM 4 " + line +
+                       " --checkpoint-every 5; echo $? > '" + path("code") + "') | sleep 9"},
+                  {marker_});
+  ASSERT_TRUE(command.finish(seconds(60)));
+  EXPECT_TRUE(has_checkpoint()) << command.err();
+  int code = 0;
+  std::ifstream(path("code")) >> code;
+  EXPECT_EQ(code, 124) << command.err();  // timeout's: the command had ended by itself
+}
+
 TEST_F(TrainEnds, UnderNohupAHangupEndsNothing) {
   auto command_line = job("60");
   command_line.insert(command_line.begin(), "/usr/bin/nohup");

@@ -31,6 +31,9 @@ namespace lockstep::app {
 namespace {
 
 constexpr int kFailed = 1;
+
+// A job that was told to stop is about to be killed.
+constexpr std::chrono::seconds kForAStoppedReader{2};
 constexpr int kUsage = 2;
 
 // Signals that stop the job in order, with a checkpoint. SIGPIPE: nobody reads what the leader shows any more.
@@ -125,7 +128,7 @@ int run(const std::vector<std::string>& texts) {
   advised(arguments, [&] { choose_onednn(arguments, world); });
   const TrainReport report = trained(arguments, world);
   if (world.leader()) {
-    say(summary(arguments, report));
+    say(summary(arguments, report), report.result.stopped ? kForAStoppedReader : kForAReader);
     if (!arguments.report.empty()) base::write_file(arguments.report, to_json(arguments, report));
     if (report.result.stopped) tell(how_to_go_on(arguments, report));
   }
