@@ -19,8 +19,9 @@ constexpr std::size_t kPiece = 256;
 
 int first_error = 0;  // errno of the first write that failed
 
+// A reader that has gone, as after `| head`, wanted no more.
 void remember(int error) {
-  if (first_error == 0) first_error = error != 0 ? error : EIO;
+  if (first_error == 0 && error != EPIPE) first_error = error != 0 ? error : EIO;
 }
 
 void flush() noexcept {
