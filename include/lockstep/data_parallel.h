@@ -204,11 +204,11 @@ requires(!std::derived_from<Module, torch::nn::Module>) DataParallel<Module> dat
 
 template <typename Module>
 requires std::derived_from<std::remove_cvref_t<Module>, torch::nn::Module>
-void data_parallel(Module&& /*module*/, World& /*world*/,
-                   const DataParallelOptions& /*options*/ = {}) {
+auto data_parallel(Module&& /*module*/, World& world, const DataParallelOptions& options = {}) {
   static_assert(sizeof(Module) == 0,
                 "data_parallel() shares the module: pass std::make_shared<Net>(), or a holder made "
                 "by TORCH_MODULE(Net)");
+  return data_parallel(std::make_shared<std::remove_cvref_t<Module>>(), world, options);
 }
 
 // torch::save(model, …) and torch::load(model, …) are the module's. Every worker loads.

@@ -65,7 +65,7 @@ TEST(TrainArguments, SayWhereCheckpointsAre) {
               HasSubstr("give one"));
   EXPECT_EQ(refusal_of({"--overwrite", "--checkpoint", folder}), "");
   EXPECT_EQ(refusal_of({"--resume", "--checkpoint", folder}),
-            "");  // begins anew where there is none
+            "");  // begins with step 0 where there is none
   std::ofstream(folder + "/checkpoint.safetensors") << "x";
   const auto arguments = parse_train_arguments({"--resume", folder, "--data", "synthetic"});
   EXPECT_TRUE(arguments.resume);
