@@ -247,6 +247,7 @@ void Replicated::gradient_ready(std::size_t entry, const torch::Tensor& incoming
 
 void Replicated::begin_if_first() {
   if (pass_.active) return;
+  if (suspended_ == 0) check_module();  // before anything is on its way
   torch::autograd::Engine::get_default_engine().queue_callback(
       [self = shared_from_this()] { self->end_pass(); });
   begin_pass(suspended_ == 0);
@@ -400,7 +401,6 @@ void Replicated::replayed(const Captured& captured) {
 
 void Replicated::end_pass() {
   take_back_moved();
-  if (pass_.synchronised) check_module();
   if (pass_.synchronised || checks_each_pass_) check_complete();
   if (pass_.synchronised) {
     if (pass_.times.last_gradient.count() == 0) pass_.times.last_gradient = since_begin();
