@@ -1,7 +1,7 @@
 // How a Replicated stays attached to a model that the program owns.
 //
 //   hook      of an accumulator: says that a gradient was added up. LibTorch drops the accumulator, and the hook with it,
-//             when a parameter gets memory that it takes for another kind, as torch::load() and module->to() do
+//             in torch::load() and in module->to() of another type or device
 //   watcher   of a parameter: runs before its gradient is added up, and stays whatever becomes of the accumulator
 //   moved     a parameter whose values are not in the flat memory any more. Its watcher notices; at the end of the pass
 //             the values are taken back, and the accumulator that there is then gets a hook
