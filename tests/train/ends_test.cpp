@@ -1,35 +1,20 @@
 // How `lockstep train` ends when it is told to, or when a worker goes: what is kept, what is said, and the exit code.
-#include <gmock/gmock.h>
-#include <gtest/gtest.h>
-
 #include <csignal>
-#include <filesystem>
-#include <fstream>
 
 #include "tests/launcher/terminal.h"
+#include "tests/train/train.h"
 
 namespace lockstep::testing {
 namespace {
 
-namespace fs = std::filesystem;
-using ::testing::HasSubstr;
-using ::testing::IsEmpty;
 using ::testing::Not;
 
 constexpr int kStoppedEarly = 75;
 
-class TrainEnds : public ::testing::Test {
+class TrainEnds : public Train {
  protected:
-  TrainEnds() {
-    std::string pattern = (fs::temp_directory_path() / "lockstep ends XXXXXX").string();
-    folder_ = ::mkdtemp(pattern.data());
-  }
-  ~TrainEnds() override {
-    EXPECT_THAT(processes_with(marker_), IsEmpty());
-    fs::remove_all(folder_);
-  }
+  ~TrainEnds() override { EXPECT_THAT(processes_with(marker_), IsEmpty()); }
 
-  std::string path(const std::string& name) const { return (folder_ / name).string(); }
   bool has_checkpoint() const { return fs::exists(path("run/checkpoint.safetensors")); }
 
   // Two workers, some 10 ms a step, far from the end.
@@ -38,20 +23,6 @@ class TrainEnds : public ::testing::Test {
             "--workers",        "2",     "--global-batch", "8",        "--steps", steps,
             "--loader-threads", "1",     "--checkpoint",   path("run")};
   }
-
-  // The process of a worker; 0 if there is none.
-  pid_t worker(int rank) const {
-    const std::string wanted = '\0' + ("RANK=" + std::to_string(rank)) + '\0';
-    for (const pid_t pid : processes_with(marker_)) {
-      std::ifstream file("/proc/" + std::to_string(pid) + "/environ");
-      const std::string environment(std::istreambuf_iterator<char>(file), {});
-      if (environment.find(wanted) != std::string::npos) return pid;
-    }
-    return 0;
-  }
-
-  fs::path folder_;
-  std::string marker_ = make_marker();
 };
 
 class TrainEndsBySignal : public TrainEnds, public ::testing::WithParamInterface<int> {};
