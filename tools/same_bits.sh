@@ -12,7 +12,7 @@ folder=$(mktemp -d)
 trap 'rm -rf "$folder"' EXIT
 head -c 20000 /dev/zero | tr '\0' 'a' | sed 's/aaaaaaa/lockstep. /g' >"$folder/text"
 engines="shm"
-"$lockstep" doctor 2>/dev/null | grep -q "gloo.*TCP" && engines="shm gloo"
+"$lockstep" doctor 2>/dev/null | grep "gloo.*TCP" >/dev/null && engines="shm gloo"
 engines=${ENGINES:-$engines}
 
 hash_of() { "$lockstep" train --quiet --checkpoint none --steps "$steps" --report "$folder/report.json" "$@" >/dev/null &&

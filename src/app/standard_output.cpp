@@ -17,11 +17,11 @@ namespace {
 // A terminal that says it has room has room for some bytes, a pipe for 4,096.
 constexpr std::size_t kPiece = 256;
 
-int first_error = 0;  // errno of the first write that failed
+int first_error = 0;  // errno of the first write that failed; EPIPE if the reader has gone
 
-// A reader that has gone, as after `| head`, wanted no more.
+// The stream keeps its mark of failure, and a later flush sees it without an errno: only the first error says why.
 void remember(int error) {
-  if (first_error == 0 && error != EPIPE) first_error = error != 0 ? error : EIO;
+  if (first_error == 0) first_error = error != 0 ? error : EIO;
 }
 
 void flush() noexcept {
@@ -59,7 +59,8 @@ void say_in_passing(std::string_view text) noexcept {
 
 void check_said() {
   if (first_error == 0) flush();
-  if (first_error == 0) return;
+  // A reader that has gone, as after `| head`, wanted no more.
+  if (first_error == 0 || first_error == EPIPE) return;
   throw Unavailable(
       fmt::format("cannot write to standard output ({}): some of what was to be shown is lost",
                   first_error == EAGAIN ? "nobody reads it" : std::strerror(first_error)));

@@ -26,12 +26,20 @@ class Errors : public Train {
         << big_endian(0x801) << big_endian(count) << labels;
   }
 
-  Command into_full_disk(const std::string& words) const {
-    Command command(
-        {"/bin/sh", "-c", "exec " + quoted(LOCKSTEP_BINARY) + " " + words + " > /dev/full"},
-        {marker_});
+  Command in_shell(const std::string& line) const {
+    Command command({"/bin/sh", "-c", line}, {marker_});
     EXPECT_TRUE(command.finish(seconds(60)));
     return command;
+  }
+
+  Command into_full_disk(const std::string& words) const {
+    return in_shell("exec " + quoted(LOCKSTEP_BINARY) + " " + words + " > /dev/full");
+  }
+
+  // Its standard output is a pipe whose reader went before the first line; the shell says the code.
+  Command into_closed_pipe(const std::string& words) const {
+    return in_shell("{ sleep 0.2; " + quoted(LOCKSTEP_BINARY) + " " + words +
+                    "; echo code $? >&2; } | true");
   }
 };
 
@@ -60,6 +68,16 @@ TEST_F(Errors, OutputThatIsLostIsToldAndIsNoSuccess) {
         std::string("doctor --json"), std::string("bench --help"), std::string("--version")}) {
     SCOPED_TRACE(words);
     expect_refusal(into_full_disk(words), "cannot write to standard output (No space left", 1);
+  }
+}
+
+// As with `| head` or `| grep -q`: who has gone wanted no more.
+TEST_F(Errors, AReaderThatHasGoneIsNoFailure) {
+  const std::string job =
+      "train --model cnn --data synthetic:100 --global-batch 8 --steps 2 --checkpoint none";
+  for (const std::string& words : {job + " --workers 1 --quiet", job + " --workers 2"}) {
+    SCOPED_TRACE(words);
+    EXPECT_EQ(into_closed_pipe(words).err(), "code 0\n");
   }
 }
 
