@@ -20,7 +20,8 @@ namespace lockstep {
 
 namespace replica {
 class Replicated;
-}
+struct Inside;
+}  // namespace replica
 
 struct NamedTensor {
   std::string name = {};
@@ -145,13 +146,12 @@ class Replica {
   std::size_t parameter_count() const;  // elements
   BackwardTimes last_backward() const;
 
-  const std::shared_ptr<replica::Replicated>& state() const { return state_; }
-
  protected:
   // What parameters the module has, at any time: others than at first are BadInput at the next backward().
   void watch_module(std::function<std::vector<torch::Tensor>()> parameters);
 
  private:
+  friend struct replica::Inside;
   std::shared_ptr<replica::Replicated> state_;
 };
 

@@ -10,6 +10,8 @@
 
 namespace lockstep::optim {
 
+struct Inside;
+
 // The options of each mean what torch::optim's mean, with the same defaults. All of them decide
 // the result.
 struct SGDOptions {
@@ -95,12 +97,11 @@ class Optimizer {
   // group; another option of a group that is changed is BadInput at the next step. Its step() is this one's.
   operator torch::optim::Optimizer&();  // NOLINT: implicit, so that a scheduler can be made from it
 
-  Impl& impl() { return *impl_; }
-
  protected:
   explicit Optimizer(std::unique_ptr<Impl> impl);
 
  private:
+  friend struct Inside;
   std::unique_ptr<Impl> impl_;
 };
 

@@ -168,7 +168,7 @@ TEST(Divergence, AFlippedGradientOnItsWayToTheUpdateIsFoundAndItsWorkerNamed) {
             const int each = run.options.shards / 2;
             run.in_forward = [&, each](const TrainerParts& parts) {
               if (world.rank() != 1 || ++forwards != (kFlipAt + 1) * each) return;
-              flip(parts.model.state()->bank(0).data(), 20, 12);
+              flip(replica::inside(parts.model).banks().at(0).memory().data(), 20, 12);
             };
             train_on(world, run);
           },

@@ -309,7 +309,7 @@ TEST(Replica, AStepAfterABrokenPassIsRefused) {
   in_world(1, [](World& world) {
     auto model = data_parallel(seeded<TwoLayers>(kSeed), world);
     EXPECT_THROW(model->first(batch_of(0)).sum().backward(), BadInput);
-    EXPECT_THROW(model.state()->check_attached(), BadInput);
+    EXPECT_THROW(replica::inside(model).check_attached(), BadInput);
   });
 }
 

@@ -260,13 +260,13 @@ TrainerHooks show_on(Progress& progress) {
 
 // Gradients in memory that all workers reach are summed where they lie, by `direct`.
 StepTraffic traffic_of_step(const Replica& model, Algorithm asked, int shards) {
-  replica::Replicated& state = *model.state();
+  replica::Replicated& state = replica::inside(model);
   const Algorithm algorithm = state.comm().runs(asked, shards);
   const int workers = state.comm().size();
   if (workers > 1 && algorithm == Algorithm::kDirect && state.gradients().shared())
     return {.in_place = true, .bytes = 0, .times_ring = {}};
   return traffic_of(algorithm, shards, workers,
-                    plan::in_layout(state.buckets(), state.bank_layout()));
+                    plan::in_layout(state.parts().plan.buckets, state.banks().layout()));
 }
 
 }  // namespace

@@ -14,6 +14,7 @@
 #include "base/check.h"
 #include "torch/device/small_table.h"
 #include "torch/kernels/device_tables.h"
+#include "torch/replica/device_gradients.h"
 
 namespace lockstep::optim {
 namespace {
@@ -95,10 +96,11 @@ class QueuedStep : public DeviceStep {
 
 // Where backward has made them, unless that was in an order of its own.
 void QueuedStep::find_gradients() {
-  auto where = model_.gradient_whereabouts();
+  auto& gradients = static_cast<replica::DeviceGradients&>(model_.banks().in_use());
+  auto where = gradients.whereabouts();
   if (!where) {
-    model_.bring_gradients();
-    where = model_.gradient_whereabouts();
+    gradients.settle();
+    where = gradients.whereabouts();
   }
   LOCKSTEP_CHECK(where.has_value(), "gradients that were brought are in their places");
   pointers_.set(*where);

@@ -15,7 +15,7 @@ GradientSource GradientSource::own(const replica::Replicated& model) {
 
 GradientSource GradientSource::everyones(const replica::Replicated& model,
                                          const plan::ShardedReduction& plan, double divided_by) {
-  GradientSource source{plan.sum, &model.bank_layout(), {}, 1 / divided_by, {}, {}};
+  GradientSource source{plan.sum, &model.banks().layout(), {}, 1 / divided_by, {}, {}};
   for (std::size_t worker = 0; worker < plan.workers.size(); ++worker) {
     for (const auto& held : plan.workers[worker].held)
       source.add(model, held.bank, static_cast<int>(worker));
@@ -24,9 +24,9 @@ GradientSource GradientSource::everyones(const replica::Replicated& model,
 }
 
 void GradientSource::add(const replica::Replicated& model, int bank, int worker) {
-  operands.push_back(model.bank(bank).of(worker));
-  if (!model.watches_gradients()) return;
-  parities.push_back(model.parities(bank, worker));
+  operands.push_back(model.banks().at(bank).memory().of(worker));
+  if (!model.banks().watched()) return;
+  parities.push_back(model.banks().at(bank).parities_of(worker));
   workers.push_back(worker);
 }
 

@@ -104,7 +104,7 @@ struct Optimizer::Impl {
     return left_alone.empty() ? steps : steps - left_alone[entry];
   }
   bool leaves_alone(std::size_t entry) const {
-    return !model->absent().empty() && model->absent()[entry];
+    return !model->banks().absent().empty() && model->banks().absent()[entry];
   }
   std::vector<double> rates();  // learning rates, by rule
   class Scheduled;
@@ -167,5 +167,13 @@ struct Optimizer::Impl {
   Range own;              // the pieces that this worker owns
   std::optional<replica::FlatMemory> block_sums;
 };
+
+// What an optimizer holds, for the layers above.
+struct Inside {
+  static Optimizer::Impl& of(const Optimizer& optimizer) { return *optimizer.impl_; }
+};
+inline Optimizer::Impl& inside(const Optimizer& optimizer) {
+  return Inside::of(optimizer);
+}
 
 }  // namespace lockstep::optim

@@ -88,13 +88,13 @@ torch::serialize::InputArchive& operator>>(torch::serialize::InputArchive& archi
   }
   torch::Tensor rates;
   archive.read("rates", rates);
-  if (rates.numel() != static_cast<std::int64_t>(optimizer.impl().rules.size())) {
+  if (rates.numel() != static_cast<std::int64_t>(inside(optimizer).rules.size())) {
     throw Mismatch(fmt::format("the file holds an optimizer of {} groups, and this one has {}",
-                               rates.numel(), optimizer.impl().rules.size()));
+                               rates.numel(), inside(optimizer).rules.size()));
   }
   optimizer.load_state(state, read("steps").toInt());
-  for (std::size_t i = 0; i < optimizer.impl().rules.size(); ++i)
-    optimizer.impl().set_rate(i, rates[static_cast<std::int64_t>(i)].item<double>());
+  for (std::size_t i = 0; i < inside(optimizer).rules.size(); ++i)
+    inside(optimizer).set_rate(i, rates[static_cast<std::int64_t>(i)].item<double>());
   return archive;
 }
 

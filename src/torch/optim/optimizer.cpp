@@ -10,9 +10,10 @@
 #include "torch/replica/tensors.h"
 
 namespace lockstep::optim {
-Optimizer::Impl::Impl(Replica& replica, Kind its_kind, std::vector<std::unique_ptr<Rule>> its_rules,
+Optimizer::Impl::Impl(Replica& its_model, Kind its_kind,
+                      std::vector<std::unique_ptr<Rule>> its_rules,
                       const std::vector<std::vector<torch::Tensor>>& group_members)
-    : model(replica.state()),
+    : model(replica::Inside::of(its_model)),
       kind(std::move(its_kind)),
       rules(std::move(its_rules)),
       state_layout(model->layout()) {
@@ -20,7 +21,7 @@ Optimizer::Impl::Impl(Replica& replica, Kind its_kind, std::vector<std::unique_p
   const double base = rules.front()->lr();
   for (const auto& rule : rules) ratios.push_back(base == 0 ? 1 : rule->lr() / base);
   Comm& comm = model->comm();
-  if (model->may_be_absent()) left_alone.assign(rule_of.size(), 0);
+  if (model->parts().may_be_absent()) left_alone.assign(rule_of.size(), 0);
   make_memories();
   together = model->gradients().shared();
   agree_on_options();
@@ -33,7 +34,7 @@ Optimizer::Impl::~Impl() = default;
 
 void Optimizer::Impl::make_memories() {
   const auto wide = replica::layout_of_sums(model->layout());
-  has_masters = model->on_device() && wide.has_value();
+  has_masters = (model->device().kind != DeviceKind::kCpu) && wide.has_value();
   if (has_masters) {
     state_layout = *wide;
     kind.states.emplace_back("master");
@@ -44,7 +45,7 @@ void Optimizer::Impl::make_memories() {
                           model->device());
   }
   const device::CurrentDevice current(model->device());
-  if (model->on_device()) on_device = make_device_step(*this);
+  if ((model->device().kind != DeviceKind::kCpu)) on_device = make_device_step(*this);
 }
 
 // Beside half parameters there may be others, which are their own masters.

@@ -128,7 +128,7 @@ void Optimizer::Impl::step_on_device() {
   ++steps;
   count_left_alone();
   on_device->update(along);
-  model->hide_absent();
+  model->banks().hide_absent();
   for (std::size_t entry = 0; entry < rule_of.size(); ++entry)
     torch::autograd::impl::bump_version(parameter_of(entry));
   trust_masters();
@@ -154,14 +154,14 @@ Optimizer::Impl::Said Optimizer::Impl::say_step(const GradientSource& source) {
   const replica::FlatMemory& averages = model->gradients();
   const bool samples = !on_device && model->comm().size() > 1 && source.is(averages);
   const StepNote mine{
-      model->number(),
+      model->identity().number,
       static_cast<std::uint64_t>(steps),
       rates,
       std::bit_cast<std::uint64_t>(clip_norm),
       samples ? replica::sample_lines(averages, model->layout(), static_cast<std::uint64_t>(steps))
               : 0,
       said.cannot ? 1U : 0U};
-  said.all = model->announcements()->say(mine.record(), "optimizer.step()");
+  said.all = model->identity().announcements->say(mine.record(), "optimizer.step()");
   return said;
 }
 
@@ -179,7 +179,7 @@ void Optimizer::Impl::hear_step(const Said& said) {
       throw BadInput(fmt::format("rank {} cannot take this step; its own error says why", rank),
                      {rank});
     if (const std::string difference = first.difference(theirs); !difference.empty()) {
-      model->announcements()->disagree(
+      model->identity().announcements->disagree(
           Mismatch(fmt::format("optimizer.step() differs between rank 0 and rank {}: {}; do the "
                                "same on every worker",
                                rank, difference),

@@ -1,23 +1,20 @@
-// How a Replicated stays attached to a model that the program owns.
-//
-//   hook      of an accumulator: says that a gradient was added up. LibTorch drops the accumulator, and the hook with it,
-//             in torch::load() and in module->to() of another type or device
-//   watcher   of a parameter: runs before its gradient is added up, and stays whatever becomes of the accumulator
-//   moved     a parameter whose values are not in the flat memory any more. Its watcher notices; at the end of the pass
-//             the values are taken back, and the accumulator that there is then gets a hook
-//
-// A parameter belongs to the replica that was made last: the one before is retired, its hooks gone.
+#include "torch/replica/attachment.h"
+
 #include <fmt/format.h>
 #include <lockstep/errors.h>
 
 #include <algorithm>
 #include <map>
 #include <mutex>
+#include <unordered_set>
+#include <utility>
 
+#include <torch/csrc/autograd/engine.h>
 #include <torch/csrc/autograd/function_hook.h>
+#include <torch/csrc/autograd/functions/accumulate_grad.h>
 #include <torch/csrc/autograd/variable.h>
 
-#include "torch/replica/replicated.h"
+#include "torch/replica/arrivals.h"
 
 namespace lockstep::replica {
 namespace {
@@ -26,7 +23,7 @@ namespace {
 // destroyed: a model may be a global variable.
 struct Owners {
   std::mutex mutex;
-  std::map<const c10::TensorImpl*, std::weak_ptr<Replicated>> by_tensor;
+  std::map<const c10::TensorImpl*, std::weak_ptr<Attachment>> by_tensor;
 };
 Owners& owners() {
   static Owners& all = *new Owners;
@@ -36,120 +33,124 @@ Owners& owners() {
 }  // namespace
 
 // Says that the gradient of one entry has been accumulated.
-class Replicated::Hook : public torch::autograd::FunctionPostHook {
+class Attachment::Hook : public torch::autograd::FunctionPostHook {
  public:
-  Hook(std::weak_ptr<Replicated> owner, std::size_t entry)
+  Hook(std::weak_ptr<Attachment> owner, std::size_t entry)
       : owner_(std::move(owner)), entry_(entry) {}
 
   torch::autograd::variable_list operator()(const torch::autograd::variable_list& outputs,
                                             const torch::autograd::variable_list& inputs) override {
     const auto owner = owner_.lock();
     if (owner && !owner->retired_)  // a graph may keep the node of a replica that was replaced
-      owner->gradient_ready(entry_, inputs.empty() ? torch::Tensor() : inputs.front());
+      owner->listener_->ready(entry_, inputs.empty() ? torch::Tensor() : inputs.front());
     return outputs;
   }
 
  private:
-  std::weak_ptr<Replicated> owner_;
+  std::weak_ptr<Attachment> owner_;
   std::size_t entry_;
 };
 
-Replicated::~Replicated() {
+Attachment::Attachment(const Model& model, const plan::Layout& layout, FlatParameters& parameters,
+                       std::string name)
+    : parameters_(parameters), name_(std::move(name)) {
+  for (const plan::Entry& entry : layout.entries())
+    trained_.push_back(model.trained[entry.registered]);
+}
+
+Attachment::~Attachment() {
   retire();
   const std::lock_guard lock(owners().mutex);
-  for (const NamedTensor& named : model_.trained) {
+  for (const NamedTensor& named : trained_) {
     const auto found = owners().by_tensor.find(named.tensor.unsafeGetTensorImpl());
     if (found != owners().by_tensor.end() && found->second.expired())
       owners().by_tensor.erase(found);
   }
 }
 
-void Replicated::retire_earlier() {
-  std::vector<std::shared_ptr<Replicated>> earlier;  // may end here, and not under the lock
+void Attachment::attach(const std::shared_ptr<Attachment>& self) {
+  self_ = self;
+  retire_earlier();
+  install_hooks();
+  watch_parameters();
+}
+
+void Attachment::retire_earlier() {
+  std::vector<std::shared_ptr<Attachment>> earlier;  // may end here, and not under the lock
   {
     const std::lock_guard lock(owners().mutex);
-    for (const NamedTensor& named : model_.trained) {
+    for (const NamedTensor& named : trained_) {
       auto& owner = owners().by_tensor[named.tensor.unsafeGetTensorImpl()];
       if (auto before = owner.lock()) earlier.push_back(std::move(before));
-      owner = weak_from_this();
+      owner = self_;
     }
   }
   for (const auto& replica : earlier) replica->retire();
 }
 
-void Replicated::retire() {
+void Attachment::retire() {
   if (std::exchange(retired_, true)) return;
   accumulators_.clear();
-  for (std::size_t i = 0; i < watchers_.size(); ++i)
-    model_.trained[layout_.entries()[i].registered].tensor.remove_hook(watchers_[i]);
+  for (std::size_t i = 0; i < watchers_.size(); ++i) trained_[i].tensor.remove_hook(watchers_[i]);
   watchers_.clear();
 }
 
-void Replicated::require_current() const {
+void Attachment::require_current() const {
   if (!retired_) return;
   throw BadInput(
       fmt::format("{} was wrapped again by a later data_parallel(): use what that returned, and an "
                   "optimizer made from it",
-                  identity_.name));
+                  name_));
 }
 
 // A node that somebody's graph keeps alive is the same as before, and has its hook.
-void Replicated::install_hooks() {
+void Attachment::install_hooks() {
   std::vector<std::weak_ptr<torch::autograd::Node>> before(accumulators_.begin(),
                                                            accumulators_.end());
   accumulators_.clear();
-  for (std::size_t i = 0; i < layout_.entries().size(); ++i) {
-    const torch::Tensor& parameter = model_.trained[layout_.entries()[i].registered].tensor;
-    auto node = torch::autograd::impl::grad_accumulator(parameter);
+  for (std::size_t i = 0; i < trained_.size(); ++i) {
+    auto node = torch::autograd::impl::grad_accumulator(trained_[i].tensor);
     if (before.empty() || before[i].lock() != node)
-      node->add_post_hook(std::make_unique<Hook>(weak_from_this(), i));
+      node->add_post_hook(std::make_unique<Hook>(self_, i));
     accumulators_.push_back(std::move(node));  // the parameter itself holds it only weakly
   }
 }
 
 // For accumulators that are not those of before.
-void Replicated::rehook() {
+void Attachment::rehook() {
   for (std::size_t i = 0; i < accumulators_.size(); ++i) {
-    const torch::Tensor& parameter = model_.trained[layout_.entries()[i].registered].tensor;
-    if (!parameter.requires_grad()) throw_frozen(layout_.entries()[i].name);
-    auto node = torch::autograd::impl::grad_accumulator(parameter);
+    if (!trained_[i].tensor.requires_grad()) throw_frozen(trained_[i].name);
+    auto node = torch::autograd::impl::grad_accumulator(trained_[i].tensor);
     if (node == accumulators_[i]) continue;
-    node->add_post_hook(std::make_unique<Hook>(weak_from_this(), i));
+    node->add_post_hook(std::make_unique<Hook>(self_, i));
     accumulators_[i] = std::move(node);
   }
 }
 
-void Replicated::throw_frozen(const std::string& parameter) {
-  throw BadInput(
-      fmt::format("{} was frozen after the model had been replicated: call data_parallel() again, "
-                  "which replaces "
-                  "this replica, and make its optimizer again",
-                  parameter));
-}
-
-void Replicated::watch_parameters() {
-  for (std::size_t i = 0; i < layout_.entries().size(); ++i) {
-    const torch::Tensor& parameter = model_.trained[layout_.entries()[i].registered].tensor;
-    watchers_.push_back(
-        parameter.register_hook([owner = weak_from_this(), i](const torch::Tensor&) {
-          if (const auto replica = owner.lock()) replica->gradient_comes(i);
-        }));
+void Attachment::watch_parameters() {
+  for (std::size_t i = 0; i < trained_.size(); ++i) {
+    watchers_.push_back(trained_[i].tensor.register_hook([weak = self_, i](const torch::Tensor&) {
+      const auto self = weak.lock();
+      if (!self || self->parameters_.holds(i)) return;
+      self->listener_->before(i);
+      self->moved_.push_back(i);
+    }));
   }
 }
 
-void Replicated::watch_module(Listing listing) {
+void Attachment::watch_module(Listing listing) {
   module_parameters_ = std::move(listing);
   at_first_ = module_parameters_();
 }
 
 // One that was registered since, or put in the place of another, would be trained on each worker alone.
-void Replicated::check_module() const {
+void Attachment::check_module() const {
   if (parameters_.written_by_others()) {
     throw BadInput(fmt::format(
         "something other than lockstep::optim has updated {}, of which the workers of this host "
         "share "
         "one copy, as share_parameters and a Trainer want it: each worker would update it again",
-        identity_.name));
+        name_));
   }
   if (!module_parameters_) return;
   const std::vector<torch::Tensor> now = module_parameters_();
@@ -160,42 +161,55 @@ void Replicated::check_module() const {
       fmt::format("{} has other parameters now than when it was replicated ({} and {} of them): "
                   "register all before data_parallel(), or call it again, which replaces this "
                   "replica, and make its optimizer again",
-                  identity_.name, now.size(), at_first_.size()));
+                  name_, now.size(), at_first_.size()));
 }
 
-void Replicated::gradient_comes(std::size_t entry) {
-  if (parameters_.holds(entry)) return;
-  // One of another kind cannot be taken back: the error comes before anything has been added up.
-  banks_[bank_in_use_].check(entry);
-  begin_if_first();
-  moved_.push_back(entry);
+void Attachment::call_at_end() {
+  torch::autograd::Engine::get_default_engine().queue_callback(
+      [self = self_.lock()] { self->listener_->end(); });
 }
 
-// Gradients whose hook was gone are handed in here, at the end of the pass.
-void Replicated::take_back_moved() {
-  for (const std::size_t entry : moved_) {
-    parameters_.take_back(entry);
-    if (ledger_.has(entry)) continue;  // an old graph has kept its accumulator
-    banks_[bank_in_use_].adopt(entry);
-    ledger_.mark(entry);
-    since_.reached[entry] = true;
-  }
+std::vector<std::size_t> Attachment::take_back_moved() {
+  for (const std::size_t entry : moved_) parameters_.take_back(entry);
   if (!moved_.empty()) rehook();
-  moved_.clear();
+  return std::exchange(moved_, {});
 }
 
-void Replicated::check_attached() {
-  require_current();
-  if (pass_.active) {
-    throw BadInput(
-        "the last backward pass was broken off and left no average: call zero_grad() and run it "
-        "again");
-  }
+void Attachment::check(const FlatGradients& gradients) {
   for (std::size_t i = 0; i < accumulators_.size(); ++i) {
-    banks_[bank_in_use_].check(i);
+    gradients.check(i);
     if (!parameters_.holds(i)) parameters_.take_back(i);
   }
   rehook();
+}
+
+// By the graph that LibTorch has made of the loss.
+std::vector<std::shared_ptr<Attachment>> replicas_of(const torch::Tensor& loss) {
+  std::vector<std::shared_ptr<Attachment>> found;
+  std::unordered_set<const torch::autograd::Node*> seen;
+  std::vector<torch::autograd::Node*> next{loss.grad_fn().get()};
+  const std::lock_guard lock(owners().mutex);
+  while (!next.empty()) {
+    torch::autograd::Node* const node = next.back();
+    next.pop_back();
+    if (node == nullptr || !seen.insert(node).second) continue;
+    for (const auto& edge : node->next_edges()) next.push_back(edge.function.get());
+    const auto* const leaf = dynamic_cast<const torch::autograd::AccumulateGrad*>(node);
+    if (leaf == nullptr) continue;
+    const auto owner = owners().by_tensor.find(leaf->variable.unsafeGetTensorImpl());
+    if (owner == owners().by_tensor.end()) continue;
+    auto replica = owner->second.lock();
+    if (replica && std::find(found.begin(), found.end(), replica) == found.end())
+      found.push_back(std::move(replica));
+  }
+  return found;
+}
+
+Expectation::Expectation(const torch::Tensor& loss, double weight) : replicas_(replicas_of(loss)) {
+  for (const auto& replica : replicas_) replica->listener_->expect(weight);
+}
+Expectation::~Expectation() {
+  for (const auto& replica : replicas_) replica->listener_->expect(std::nullopt);
 }
 
 }  // namespace lockstep::replica

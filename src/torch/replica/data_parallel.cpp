@@ -1,6 +1,7 @@
 #include <lockstep/data_parallel.h>
 #include <lockstep/errors.h>
 
+#include "torch/replica/attachment.h"
 #include "torch/replica/replicated.h"
 
 namespace lockstep {
@@ -14,17 +15,17 @@ void weighted_backward(const torch::Tensor& loss, std::int64_t samples) {
   if (samples < 1) throw BadInput("backward() wants at least one sample; without, synchronize()");
   if (loss.numel() != 1) throw BadInput("backward() wants a loss of one element: a mean");
   const double weight = static_cast<double>(samples) * kSampleWeight;
-  const replica::WeightScope scope(weight);
+  const replica::Expectation expected(loss, weight);
   loss.backward(torch::full_like(loss, weight));
 }
 
 }  // namespace
 
 NoSync::NoSync(std::shared_ptr<replica::Replicated> replica) : replica_(std::move(replica)) {
-  if (replica_) replica_->suspend_sync();
+  if (replica_) replica_->drop_in().suspend_sync();
 }
 NoSync::~NoSync() {
-  if (replica_) replica_->resume_sync();
+  if (replica_) replica_->drop_in().resume_sync();
 }
 
 Replica::Replica(World& world, std::vector<NamedTensor> parameters,
@@ -37,7 +38,7 @@ void Replica::backward(const torch::Tensor& loss, std::int64_t samples) {
   weighted_backward(loss, samples);
 }
 void Replica::watch_module(std::function<std::vector<torch::Tensor>()> parameters) {
-  state_->watch_module(std::move(parameters));
+  state_->attachment().watch_module(std::move(parameters));
 }
 void Replica::synchronize() {
   state_->synchronize();
@@ -60,7 +61,7 @@ std::size_t Replica::parameter_count() const {
   return count;
 }
 BackwardTimes Replica::last_backward() const {
-  return state_->times();
+  return state_->drop_in().times();
 }
 
 std::vector<NamedTensor> replica::parameters_of(const torch::nn::Module& module) {

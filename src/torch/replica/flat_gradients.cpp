@@ -9,7 +9,6 @@
 #include <cstring>
 
 #include "torch/device/device.h"
-#include "torch/kernels/device_update.h"
 #include "torch/replica/tensors.h"
 
 namespace lockstep::replica {
@@ -17,16 +16,6 @@ namespace {
 
 // Pieces below which a second thread costs more than it saves.
 constexpr std::int64_t kGrain = 4;
-
-bool in_the_same_order(const torch::Tensor& a, const torch::Tensor& b) {
-  return a.layout() == torch::kStrided && a.device() == b.device() && a.strides() == b.strides() &&
-         b.is_non_overlapping_and_dense();
-}
-
-// Only what is strided has memory of its own.
-bool is_in(const torch::Tensor& grad, const torch::Tensor& view) {
-  return grad.layout() == torch::kStrided && grad.data_ptr() == view.data_ptr();
-}
 
 // A stretch of half-precision values as float32, some at a time: calls `body` with the first and with their number.
 template <typename Body>
@@ -42,8 +31,8 @@ void widened(DType half, const std::byte* from, std::size_t count, const Body& b
 }  // namespace
 
 FlatGradients::FlatGradients(const std::vector<NamedTensor>& parameters, const plan::Layout& layout,
-                             FlatMemory memory, std::shared_ptr<Gather> gather)
-    : memory_(std::move(memory)), gather_(std::move(gather)) {
+                             FlatMemory memory)
+    : memory_(std::move(memory)) {
   places_.reserve(layout.entries().size());
   for (const plan::Entry& entry : layout.entries()) {
     torch::Tensor parameter = parameters[entry.registered].tensor;
@@ -56,10 +45,7 @@ FlatGradients::FlatGradients(const std::vector<NamedTensor>& parameters, const p
 
 void FlatGradients::watch(FlatMemory parities, const plan::Pieces& pieces, FirstFault& faults,
                           int worker) {
-  parities_.emplace(std::move(parities));
-  pieces_ = &pieces;
-  faults_ = &faults;
-  worker_ = worker;
+  watched_.emplace(Watched{std::move(parities), &pieces, &faults, worker});
 }
 
 void FlatGradients::Place::attach() {
@@ -71,25 +57,6 @@ void FlatGradients::Place::attach() {
 void FlatGradients::Place::hide() {
   parameter.mutable_grad() = torch::Tensor();
   hidden = true;
-}
-
-bool FlatGradients::Place::is_made(const torch::Tensor& grad) const {
-  return made && made->lock().get() == grad.unsafeGetTensorImpl();
-}
-
-void FlatGradients::Place::note_made(const torch::Tensor& grad, const torch::Tensor& incoming) {
-  if (is_made(grad)) return;  // and was added to
-  made.emplace(grad.getIntrusivePtr());
-  own = has_own_memory(grad, incoming);
-}
-
-// Packs of 16 bytes fit into its memory, as they do into its place.
-bool FlatGradients::Place::stays() const {
-  constexpr std::uintptr_t kPack = 16;
-  const torch::Tensor& grad = parameter.grad();
-  return grad.defined() && is_made(grad) && own && !hidden && !wide() &&
-         grad.scalar_type() == type && in_the_same_order(grad, view) && !is_in(grad, view) &&
-         reinterpret_cast<std::uintptr_t>(grad.data_ptr()) % kPack == 0;
 }
 
 void FlatGradients::attach() {
@@ -107,11 +74,10 @@ void FlatGradients::hide() {
   for (Place& place : places_) place.hide();
 }
 
-void FlatGradients::adopt(std::size_t entry, const torch::Tensor& incoming) {
+void FlatGradients::adopt(std::size_t entry, const torch::Tensor& /*incoming*/) {
   check(entry);
   Place& place = places_.at(entry);
   if (!place.parameter.grad().defined()) return;
-  if (on_device()) return place.note_made(place.parameter.grad(), incoming);
   torch::NoGradGuard no_grad;
   // What a sparse one adds up by itself is rounded as its type is.
   const torch::Tensor grad =
@@ -139,103 +105,6 @@ void FlatGradients::move_in(Place& place, const torch::Tensor& grad) {
   } else {
     place.view.zero_().add_(grad);
   }
-}
-
-// For one that the kernel cannot read.
-void FlatGradients::bring_alone(std::size_t entry) {
-  Place& place = places_[entry];
-  const torch::Tensor& grad = place.parameter.grad();
-  if (!grad.defined() || is_in(grad, place.view)) return;
-  move_in(place, place.wide() ? grad.to_dense() : grad);
-}
-
-void FlatGradients::bring(const plan::Bucket& bucket) {
-  bring_all_but(bucket, std::vector<bool>(bucket.entries, false));
-}
-
-// What is gathered is 0 + g, and what stays is g: a sum of nothing but -0 is -0 there, and else +0. An update adds 0 to
-// whatever it reads by whereabouts(), and squares have no sign: no weight depends on it.
-FlatGradients::Brought FlatGradients::bring_small(const plan::Bucket& bucket,
-                                                  const std::vector<plan::Lot>& lots) {
-  std::vector<bool> stays(bucket.entries, false);
-  for (const plan::Lot& lot : lots)
-    stays[lot.first_entry - bucket.first_entry] = lot.alone && places_[lot.first_entry].stays();
-  bring_all_but(bucket, stays);
-  Brought brought;
-  void* const stream = device::current_stream(memory_.device());
-  for (const plan::Lot& lot : lots) {
-    const Place& place = places_[lot.first_entry];
-    void* data = memory_.data() + place.entry.offset;
-    if (stays[lot.first_entry - bucket.first_entry]) {
-      brought.outside.push_back(place.parameter.grad());
-      data = brought.outside.back().data_ptr();
-    }
-    brought.pieces.push_back({data, lot.count, place.entry.dtype, memory_.device(), stream});
-  }
-  return brought;
-}
-
-// Either all of a bucket are hidden, or none is: clear() and hide() are for all. `stays`: by entry of the bucket.
-void FlatGradients::bring_all_but(const plan::Bucket& bucket, const std::vector<bool>& stays) {
-  torch::NoGradGuard no_grad;
-  const std::size_t end = bucket.first_entry + bucket.entries;
-  const bool adds = places_[bucket.first_entry].hidden;
-  std::vector<const void*> readable;
-  bool all_there = true;
-  for (std::size_t entry = bucket.first_entry; entry < end; ++entry) {
-    check(entry);
-    const Place& place = places_[entry];
-    const torch::Tensor& grad = place.parameter.grad();
-    if (stays[entry - bucket.first_entry]) {
-      readable.push_back(kernels::left_alone());
-      continue;
-    }
-    const bool can_read =
-        grad.defined() && grad.scalar_type() == place.type && in_the_same_order(grad, place.view);
-    readable.push_back(can_read ? grad.data_ptr() : nullptr);
-    all_there = all_there && (grad.defined() ? is_in(grad, place.view) : adds);
-  }
-  if (!all_there)
-    gather_->run(bucket, readable, {memory_, places_[bucket.first_entry].entry.dtype, wide_}, adds);
-  for (std::size_t entry = bucket.first_entry; entry < end; ++entry) {
-    if (stays[entry - bucket.first_entry]) continue;
-    if (readable[entry - bucket.first_entry] == nullptr) bring_alone(entry);
-    places_[entry].attach();
-  }
-}
-
-void FlatGradients::recheck_owners() {
-  if (!on_device()) return;
-  for (Place& place : places_) {
-    const torch::Tensor& grad = place.parameter.grad();
-    if (!grad.defined() || grad.layout() != torch::kStrided) continue;
-    place.own = place.own && grad.use_count() == 1 && grad.storage().use_count() == 1;
-  }
-}
-
-bool FlatGradients::owns(std::size_t entry) const {
-  const Place& place = places_[entry];
-  return place.own && place.parameter.grad().defined() && place.is_made(place.parameter.grad());
-}
-
-void FlatGradients::set(std::size_t entry, const torch::Tensor& grad, bool own) {
-  Place& place = places_[entry];
-  place.parameter.mutable_grad() = grad;
-  place.made.emplace(grad.getIntrusivePtr());
-  place.own = own;
-}
-
-std::optional<std::vector<const void*>> FlatGradients::whereabouts() const {
-  std::vector<const void*> all;
-  all.reserve(places_.size());
-  for (const Place& place : places_) {
-    const torch::Tensor& grad = place.parameter.grad();
-    if (!grad.defined() || place.hidden || grad.scalar_type() != place.view.scalar_type() ||
-        !in_the_same_order(grad, place.view))
-      return std::nullopt;
-    all.push_back(grad.data_ptr());
-  }
-  return all;
 }
 
 // 0 + g into its place, or added to what is hidden there; either way one pass.
@@ -268,7 +137,16 @@ void FlatGradients::move_in_watched(std::size_t entry, const torch::Tensor& grad
   });
 }
 
-void FlatGradients::add(const FlatGradients& right) {
+void FlatGradients::add(const FlatGradients& right, const std::vector<plan::Bucket>& buckets) {
+  if (watched()) return add_watched(right);
+  for (const plan::Bucket& bucket : buckets) {
+    const Buffer left = this->bucket(bucket);
+    comm::combine(left.dtype, ReduceOp::kSum, left.data, right.bucket(bucket).data, left.data,
+                  left.count);
+  }
+}
+
+void FlatGradients::add_watched(const FlatGradients& right) {
   for (std::size_t entry = 0; entry < places_.size(); ++entry) {
     const DType dtype = places_[entry].entry.dtype;
     const std::size_t offset = places_[entry].entry.offset;
@@ -285,11 +163,6 @@ void FlatGradients::add(const FlatGradients& right) {
 
 void FlatGradients::take(const FlatGradients& sums) {
   for (std::size_t entry = 0; entry < places_.size(); ++entry) {
-    if (on_device()) {
-      torch::NoGradGuard no_grad;
-      places_[entry].view.copy_(sums.places_[entry].view);
-      continue;
-    }
     const plan::Entry& to = places_[entry].entry;
     const plan::Entry& from = sums.places_[entry].entry;
     const std::byte* const values = sums.memory_.data() + from.offset;
@@ -304,17 +177,18 @@ void FlatGradients::take(const FlatGradients& sums) {
 
 template <typename Body>
 void FlatGradients::for_each_piece(std::size_t entry, const Body& body) const {
-  const auto first = static_cast<std::int64_t>(pieces_->first_of_entry[entry]);
-  const auto end = static_cast<std::int64_t>(pieces_->first_of_entry[entry + 1]);
+  const auto first = static_cast<std::int64_t>(watched_->pieces->first_of_entry[entry]);
+  const auto end = static_cast<std::int64_t>(watched_->pieces->first_of_entry[entry + 1]);
   at::parallel_for(first, end, kGrain, [&](std::int64_t begin, std::int64_t stop) {
     for (auto i = static_cast<std::size_t>(begin); i < static_cast<std::size_t>(stop); ++i)
-      body(i, pieces_->all[i]);
+      body(i, watched_->pieces->all[i]);
   });
 }
 
 void FlatGradients::expect(std::size_t piece, comm::Parity seen) const {
   if (seen != parities()[piece])
-    faults_->note({Fault::What::kGradient, pieces_->all[piece], worker_});
+    watched_->faults->note(
+        {Fault::What::kGradient, watched_->pieces->all[piece], watched_->worker});
 }
 
 // Takes what lies there for right.
@@ -361,7 +235,7 @@ void FlatGradients::check(std::size_t entry) const {
 std::int64_t FlatGradients::version(std::size_t entry) const {
   const Place& place = places_[entry];
   const torch::Tensor& grad = place.parameter.grad();
-  if (!grad.defined() || !(is_in(grad, place.view) || place.is_made(grad))) return -1;
+  if (!grad.defined() || !(is_in(grad, place.view) || is_made(entry, grad))) return -1;
   return static_cast<std::int64_t>(grad._version());
 }
 

@@ -156,6 +156,15 @@ void unpack(const std::vector<std::byte>& bytes, const std::vector<NamedTensor>&
   }
 }
 
+bool in_the_same_order(const torch::Tensor& a, const torch::Tensor& b) {
+  return a.layout() == torch::kStrided && a.device() == b.device() && a.strides() == b.strides() &&
+         b.is_non_overlapping_and_dense();
+}
+
+bool is_in(const torch::Tensor& grad, const torch::Tensor& view) {
+  return grad.layout() == torch::kStrided && grad.data_ptr() == view.data_ptr();
+}
+
 std::string digest(std::vector<NamedTensor> tensors) {
   std::sort(tensors.begin(), tensors.end(),
             [](const auto& a, const auto& b) { return a.name < b.name; });

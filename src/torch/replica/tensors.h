@@ -33,6 +33,12 @@ torch::Tensor host_contiguous(const torch::Tensor& tensor);
 // too: whoever wrote to such a gradient would change those.
 bool has_own_memory(const torch::Tensor& grad, const torch::Tensor& incoming);
 
+// Whether two tensors lie in memory alike, and on the same device.
+bool in_the_same_order(const torch::Tensor& a, const torch::Tensor& b);
+
+// Whether a gradient is the memory that a view shows. Only what is strided has memory of its own.
+bool is_in(const torch::Tensor& grad, const torch::Tensor& view);
+
 // The bytes of all tensors, one after the other, and back. unpack writes through .data(): a graph that
 // saved a tensor keeps its version, as after DDP's broadcast.
 std::vector<std::byte> pack(const std::vector<NamedTensor>& tensors);

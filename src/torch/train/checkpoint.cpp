@@ -29,7 +29,7 @@ constexpr const char* kOptimizerStepsKey = "lockstep.optimizer_steps";
 constexpr const char* kRateKey = "lockstep.learning_rate";
 
 std::vector<NamedTensor> all_tensors(const Replica& model, const optim::Optimizer& optimizer) {
-  std::vector<NamedTensor> tensors = model.state()->model().everything();
+  std::vector<NamedTensor> tensors = replica::inside(model).model().everything();
   for (auto& [name, tensor] : optimizer.state()) tensors.push_back({"optimizer/" + name, tensor});
   return tensors;
 }
@@ -210,7 +210,7 @@ std::string checkpoint_property(Comm& comm, const std::string& directory, const 
 namespace lockstep {
 
 void save(const Replica& model, const std::string& path) {
-  train::write_tensors(path, model.state()->model().everything(), {});
+  train::write_tensors(path, replica::inside(model).model().everything(), {});
 }
 
 void save(const torch::nn::Module& module, const std::string& path) {
@@ -219,8 +219,8 @@ void save(const torch::nn::Module& module, const std::string& path) {
 }
 
 void load(Replica& model, const std::string& path) {
-  Comm& comm = model.state()->comm();
-  const auto tensors = model.state()->model().everything();
+  Comm& comm = replica::inside(model).comm();
+  const auto tensors = replica::inside(model).model().everything();
   comm.barrier().wait();  // where workers share memory, nobody computes with it any more
   train::from_leader(comm, [&]() -> std::string {
     const auto file = formats::SafetensorsFile::open(path);
@@ -229,7 +229,7 @@ void load(Replica& model, const std::string& path) {
     return "";
   });
   replica::copy_from_leader(comm, tensors);
-  model.state()->note_update();
+  replica::inside(model).note_update();
 }
 
 void load(torch::nn::Module& module, const std::string& path) {

@@ -134,7 +134,7 @@ torch::Tensor DeviceShards::replay(const Batch& batch, std::uint64_t seed, doubl
   torch::manual_seed(seed);
   replay.graph.replay();
   if (expected.defined()) check(replay.loss, expected);
-  model_.replayed(replay.captured);
+  model_.shards().replayed(replay.captured);
   return replay.loss;
 }
 
@@ -175,18 +175,17 @@ void DeviceShards::capture(const Batch& batch, std::uint64_t seed) {
   replay.weight = weight_.clone();
   replay.weight_is = std::nan("");  // whatever comes is another
   torch::manual_seed(seed);
-  model_.begin_capture();
   try {
+    replica::CapturePass pass(model_.parts(), model_.attachment(), model_.shards());
     replay.graph.capture([&] {
       const torch::Tensor captured = loss_(replay.input);
       captured.backward(replay.weight);
       replay.loss = captured.detach();
-      replay.captured = model_.end_capture();
+      replay.captured = pass.finish();
     });
   } catch (const std::exception& error) {
     counts_.reason = fmt::format("the pass cannot be captured: {}", error.what());
     base::log(base::LogLevel::kInfo, "no CUDA graphs: {}", counts_.reason);
-    model_.cancel_capture();
     replay_.reset();
     graphs_ = false;
   }

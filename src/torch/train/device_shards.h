@@ -23,6 +23,7 @@
 
 #include "torch/device/device.h"
 #include "torch/kernels/device_update.h"
+#include "torch/replica/device_pass.h"
 #include "torch/replica/replicated.h"
 
 namespace lockstep::train {
@@ -71,7 +72,7 @@ class DeviceShards {
     torch::Tensor weight;
     double weight_is = 0;
     torch::Tensor loss;
-    replica::Replicated::Captured captured;
+    replica::ShardPass::Captured captured;
   };
   // What a step has left for the host to read.
   struct Record {

@@ -17,7 +17,7 @@ namespace lockstep::train {
 void check_parts(const TrainerParts& parts) {
   if (!parts.optimizer || !parts.train || !parts.module || !parts.loss)
     throw BadInput("a Trainer wants a module, an optimizer, training data and a loss");
-  if (parts.optimizer->impl().model != parts.model.state())
+  if (optim::inside(*parts.optimizer).model != replica::Inside::of(parts.model))
     throw BadInput("the Trainer's optimizer was made for another model than its own");
 }
 
@@ -82,7 +82,7 @@ namespace {
 
 // The learning rate is no part of it: it changes, and checkpoints carry it.
 void add_optimizer(optim::Optimizer& optimizer, Job& job) {
-  const optim::Optimizer::Impl& impl = optimizer.impl();
+  const optim::Optimizer::Impl& impl = optim::inside(optimizer);
   job["optimizer"] = optimizer.name();
   job["optimizer_options"] = impl.rules.front()->options();
   for (std::size_t group = 1; group < impl.rules.size(); ++group) {
@@ -102,7 +102,7 @@ void add_optimizer(optim::Optimizer& optimizer, Job& job) {
 
 // Those that add in another order on another number of workers.
 void add_algorithm(replica::Replicated& model, Job& job) {
-  const Algorithm algorithm = model.algorithm();
+  const Algorithm algorithm = model.parts().options.algorithm;
   const bool bit_stable = algorithm != Algorithm::kRing && algorithm != Algorithm::kNative;
   job["algorithm"] = bit_stable ? "bit-stable" : name(algorithm);
   if (!bit_stable) job["workers"] = std::to_string(model.comm().size());
@@ -112,7 +112,7 @@ void add_algorithm(replica::Replicated& model, Job& job) {
 
 Job job_of(const TrainerParts& parts, const TrainerOptions& options) {
   Job job = options.job;
-  for (const auto& [name, value] : arithmetic_in_use(parts.model.state()->device()))
+  for (const auto& [name, value] : arithmetic_in_use(replica::inside(parts.model).device()))
     job[name] = value;
   job["global_batch"] = std::to_string(options.global_batch);
   job["shards"] = std::to_string(options.shards);
@@ -120,7 +120,7 @@ Job job_of(const TrainerParts& parts, const TrainerOptions& options) {
   job["seed"] = std::to_string(options.seed);
   job["samples"] = std::to_string(parts.train->size());
   add_optimizer(*parts.optimizer, job);
-  add_algorithm(*parts.model.state(), job);
+  add_algorithm(replica::inside(parts.model), job);
   if (parts.weight) job["weight"] = "by function";
   return job;
 }

@@ -19,43 +19,24 @@ class RunScope {
     bool gradients = false;
   };
   RunScope(replica::Replicated& model, optim::Optimizer::Impl& optimizer,
-           std::optional<replica::Replicated::Sharded> sharded, Watched watched)
-      : model_(model), optimizer_(optimizer), synced_buffers_(model.syncs_buffers()) {
+           std::optional<replica::Sharded> sharded, Watched watched)
+      : optimizer_(optimizer), run_(model, std::move(sharded)) {
     optimizer_.norm_of_last_step();  // throws, if that was bad and nobody knows yet
-    if (watched.gradients) watch_gradients();
-    model_.set_sharded(std::move(sharded));
-    model_.set_checks_each_pass(true);
-    model_.set_syncs_buffers(false);
-    model_.faults().forget();
+    if (watched.gradients) model.banks().watch(model.comm(), model.faults());
+    model.faults().forget();
     optimizer_.forget_watched();
     optimizer_.watches = watched.updates;
   }
   ~RunScope() {
     optimizer_.watches = false;
     optimizer_.resting.clear();
-    model_.set_divisor(std::nullopt);
-    model_.set_sharded(std::nullopt);
-    model_.set_checks_each_pass(false);
-    model_.set_syncs_buffers(synced_buffers_);
-    model_.release_banks();
   }
   RunScope(const RunScope&) = delete;
   RunScope& operator=(const RunScope&) = delete;
 
  private:
-  // It asks for memory that all workers share, and may end in the middle.
-  void watch_gradients() {
-    try {
-      model_.watch_gradients();
-    } catch (...) {
-      model_.release_banks();
-      throw;
-    }
-  }
-
-  replica::Replicated& model_;
   optim::Optimizer::Impl& optimizer_;
-  bool synced_buffers_;
+  replica::Replicated::Run run_;
 };
 
 // A module in eval(), as long as it lives.
@@ -75,14 +56,14 @@ class EvaluationScope {
 class DeviceScope {
  public:
   explicit DeviceScope(replica::Replicated& model) : model_(model) {
-    if (!model_.on_device()) return;
+    if (!(model_.device().kind != DeviceKind::kCpu)) return;
     stream_.emplace(model_.device());
-    model_.install_hooks();
+    model_.attachment().install_hooks();
   }
   ~DeviceScope() {
     if (!stream_) return;
     stream_.reset();
-    model_.install_hooks();
+    model_.attachment().install_hooks();
   }
   DeviceScope(const DeviceScope&) = delete;
   DeviceScope& operator=(const DeviceScope&) = delete;

@@ -197,7 +197,8 @@ torch::Tensor DeviceBuffers::mean_of(const torch::Tensor& rows, const std::vecto
 
 std::unique_ptr<ShardBuffers> make_shard_buffers(const replica::Replicated& model,
                                                  ShardBufferRule rule, int shards) {
-  if (model.on_device()) return std::make_unique<DeviceBuffers>(model, rule, shards);
+  if ((model.device().kind != DeviceKind::kCpu))
+    return std::make_unique<DeviceBuffers>(model, rule, shards);
   return std::make_unique<HostBuffers>(model.model().buffers, rule, shards);
 }
 

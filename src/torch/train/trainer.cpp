@@ -84,7 +84,7 @@ struct Trainer::State {
   bool told_to_stop() const;
   Evaluation evaluate();
   Score evaluate_shard(int shard);
-  std::optional<replica::Replicated::Sharded> sharded_by_model() const;
+  std::optional<replica::Sharded> sharded_by_model() const;
   void make_banks();
 
   World& world;
@@ -171,12 +171,12 @@ Trainer::State::State(World& its_world, TrainerParts its_parts, TrainerOptions i
   batches.emplace(train::data_options(parts, options));
   hosted = plan::hosted_shards(world.rank(), world.size(), options.shards);
   sharded = plan::plan_sharded_reduction(options.shards, world.size());
-  replica::Replicated& model = *parts.model.state();
+  replica::Replicated& model = replica::inside(parts.model);
   in_one_pass = model.reads_all_gradients() && !hooks.on_gradients;
   model.keep_one_copy();
-  if (options.check_divergence) divergence.emplace(model, parts.optimizer->impl(), control);
+  if (options.check_divergence) divergence.emplace(model, optim::inside(*parts.optimizer), control);
   shard_buffers = train::make_shard_buffers(model, options.buffers, options.shards);
-  if (model.on_device()) {
+  if (model.device().kind != DeviceKind::kCpu) {
     const device::CurrentDevice current(model.device());
     on_device = std::make_unique<train::DeviceShards>(
         model, parts.loss, options.cuda_graphs,
@@ -186,18 +186,17 @@ Trainer::State::State(World& its_world, TrainerParts its_parts, TrainerOptions i
 
 // In run(), since the next Trainer of the model may want others.
 void Trainer::State::make_banks() {
-  using BankHolds = replica::Replicated::BankHolds;
-  replica::Replicated& model = *parts.model.state();
-  model.make_banks(sharded.banks,
-                   options.shards == world.size() ? BankHolds::kOneShard : BankHolds::kSums);
+  using Holds = replica::Banks::Holds;
+  replica::Replicated& model = replica::inside(parts.model);
+  model.banks().make(model.comm(), sharded.banks,
+                     options.shards == world.size() ? Holds::kOneShard : Holds::kSums);
 }
 
 // What the model has to know of the shards where it reduces them itself; nothing when each worker has one.
-std::optional<replica::Replicated::Sharded> Trainer::State::sharded_by_model() const {
+std::optional<replica::Sharded> Trainer::State::sharded_by_model() const {
   if (in_one_pass || options.shards == world.size()) return std::nullopt;
   const plan::Accumulation& mine = sharded.workers[static_cast<std::size_t>(world.rank())];
-  replica::Replicated::Sharded rule{
-      options.shards, {}, plan_partials(mine, hosted, options.shards)};
+  replica::Sharded rule{options.shards, {}, plan_partials(mine, hosted, options.shards)};
   for (const auto& held : mine.held) rule.held.push_back(held.bank);
   return rule;
 }
@@ -221,7 +220,7 @@ void Trainer::State::exchange_weights() {
 }
 
 void Trainer::State::run_step(std::int64_t step) {
-  replica::Replicated& model = *parts.model.state();
+  replica::Replicated& model = replica::inside(parts.model);
   progress.local = {};
   progress.weights.assign(static_cast<std::size_t>(options.shards), 0);
   for (int shard = 0; shard < options.shards && !parts.weight; ++shard)
@@ -231,22 +230,22 @@ void Trainer::State::run_step(std::int64_t step) {
     run_shards(step, false);
     const auto began = Clock::now();
     exchange_weights();
-    model.finish_unreduced();
+    model.shards().finish_unreduced();
     collect();
     progress.exposed = milliseconds(Clock::now() - began);
-    optim::Optimizer::Impl& optimizer = parts.optimizer->impl();
-    model.use_bank(0);
+    optim::Optimizer::Impl& optimizer = optim::inside(*parts.optimizer);
+    model.banks().use(0);
     optimizer.step(optim::GradientSource::everyones(model, sharded, progress.total_weight));
     progress.exposed += milliseconds(optimizer.last_wait);
   } else {
     run_shards(step, true);
-    model.use_averages();
+    model.banks().use_averages();
     collect();
-    progress.exposed = milliseconds(parts.model.last_backward().exposed());
+    progress.exposed = milliseconds(model.shards().times().exposed());
     if (hooks.on_gradients) hooks.on_gradients(step);
-    if (on_device) parts.optimizer->impl().note = on_device->note();
+    if (on_device) optim::inside(*parts.optimizer).note = on_device->note();
     parts.optimizer->step();
-    progress.exposed += milliseconds(parts.optimizer->impl().last_wait);
+    progress.exposed += milliseconds(optim::inside(*parts.optimizer).last_wait);
   }
   shard_buffers->end_step(control, shards_with_samples(step));
   if (on_device) on_device->end_step();
@@ -258,15 +257,15 @@ void Trainer::State::run_shards(std::int64_t step, bool synchronised) {
   // complete only after its turn.
   const int last = hosted.end - 1;
   const bool with_backward = synchronised && batches->count(step, last) > 0;
-  replica::Replicated& model = *parts.model.state();
+  replica::Replicated& model = replica::inside(parts.model);
   shard_buffers->begin_step();
   if (on_device) on_device->begin_step();
   for (const auto& planned : sharded.workers[static_cast<std::size_t>(world.rank())].steps) {
-    for (const auto& [into, from] : planned.before) model.add_banks(into, from);
+    for (const auto& [into, from] : planned.before) model.banks().add(into, from);
     if (planned.begins) {
-      model.begin_bank(planned.bank);
+      model.banks().begin(planned.bank);
     } else {
-      model.use_bank(planned.bank);
+      model.banks().use(planned.bank);
     }
     const Batch batch = feeder->next();
     if (batch.samples > 0)
@@ -275,8 +274,7 @@ void Trainer::State::run_shards(std::int64_t step, bool synchronised) {
   }
   if (synchronised && !with_backward) {
     exchange_weights();
-    model.set_divisor(progress.total_weight);
-    parts.model.synchronize();
+    model.shards().reduce(progress.total_weight);
   }
 }
 
@@ -302,12 +300,9 @@ void Trainer::State::run_shard(std::int64_t step, int shard, const Batch& batch,
     loss = seeded_loss(step, shard, batch);
     shard_buffers->end_shard(shard);
   }
-  std::optional<NoSync> no_sync;
   if (synchronises) {
     exchange_weights();
-    parts.model.state()->set_divisor(progress.total_weight);
-  } else {
-    no_sync.emplace(parts.model.state());
+    replica::inside(parts.model).shards().reduce_next(progress.total_weight);
   }
   if (on_device) {
     train::say_where({"loss", step, shard}, [&] {
@@ -344,7 +339,7 @@ void Trainer::State::start_metrics() {
 void Trainer::State::collect() {
   if (auto& own = progress.on_its_way) {
     own->local.weighted_losses = on_device->losses(Deadline::after(control.timeout()));
-    parts.optimizer->impl().collect_watched();
+    optim::inside(*parts.optimizer).collect_watched();
     if (divergence) own->local.mark = divergence->mark(progress.record.step);
     metrics.start(own->local, options.shards, own->total_weight);
     own.reset();
@@ -385,7 +380,7 @@ void Trainer::State::replay(const train::DivergenceCheck::Undecided& undecided) 
   for (std::int64_t step = from; step <= undecided.step; ++step) {
     run_step(step);
     if (!on_device) continue;
-    parts.optimizer->impl().collect_watched();
+    optim::inside(*parts.optimizer).collect_watched();
     divergence->mark(step);
   }
   divergence->verdict(undecided);
@@ -395,7 +390,7 @@ void Trainer::State::feed(train::Span steps) {
   feeder.reset();
   feeder.emplace(parts.train, train::data_options(parts, options), hosted, steps,
                  data::PrefetchOptions{options.loader_threads, options.prefetch},
-                 parts.model.state()->device());
+                 replica::inside(parts.model).device());
 }
 
 void Trainer::State::end_epoch(std::int64_t steps_done) {
@@ -428,7 +423,7 @@ std::int64_t Trainer::State::resume(std::int64_t total_steps) {
         "the checkpoint in {} is of step {}, and this job ends after {}: nothing is left to do",
         options.checkpoint_directory, step, total_steps);
   }
-  parts.model.state()->note_update();
+  replica::inside(parts.model).note_update();
   data = train::continued(control, options.checkpoint_directory, data);
   progress.saved_at = step;
   return step;
@@ -437,7 +432,7 @@ std::int64_t Trainer::State::resume(std::int64_t total_steps) {
 // Returns the end of the steps to run: those that can be compared, where that is all that is wanted.
 std::int64_t Trainer::State::begin_hashes(std::int64_t first, std::int64_t end) {
   if (options.hash_log.empty() && options.verify_log.empty()) return end;
-  hashes.emplace(control, parts.model.state()->model().everything(),
+  hashes.emplace(control, replica::inside(parts.model).model().everything(),
                  train::WeightHashes::Files{options.hash_log, options.verify_log},
                  train::with_data(train::job_of(parts, options), {data.sampled, ""}));
   hashes->begin(first);
@@ -475,7 +470,7 @@ Score Trainer::State::evaluate_shard(int shard) {
     const auto samples =
         samples_of(std::span(own).subspan(first, count), /*epoch=*/0, options.seed);
     Batch batch = data::read(*parts.test, samples);
-    if (on_device) batch = moved(batch, parts.model.state()->device());
+    if (on_device) batch = moved(batch, replica::inside(parts.model).device());
     Score score;
     train::say_where({"score", -1, shard}, [&] { score = parts.score(batch); });
     sum.loss += score.loss;
@@ -509,7 +504,7 @@ TrainingResult Trainer::State::result(std::int64_t first_step, std::int64_t step
   control.all_reduce({&memory, 1, DType::kInt64}).wait();
   result.memory_bytes = static_cast<std::size_t>(memory);
   result.replicas_identical = parts.model.identical();
-  result.weights_sha256 = replica::digest(parts.model.state()->model().everything());
+  result.weights_sha256 = replica::digest(replica::inside(parts.model).model().everything());
   if (checkpoints) result.checkpoint = checkpoints->path();
   return result;
 }
@@ -547,12 +542,13 @@ Evaluation Trainer::evaluate() {
 TrainingResult Trainer::State::run(std::int64_t total_steps) {
   // Until the run ends, however it ends.
   const auto held = checkpoints ? checkpoints->take_lock() : std::nullopt;
-  const train::DeviceScope on_its_stream(*parts.model.state());
+  const train::DeviceScope on_its_stream(replica::inside(parts.model));
   parts.module->train();
   parts.optimizer->zero_grad();
   const std::int64_t first = resume(total_steps);
   make_banks();
-  const train::RunScope scope(*parts.model.state(), parts.optimizer->impl(), sharded_by_model(),
+  const train::RunScope scope(replica::inside(parts.model), optim::inside(*parts.optimizer),
+                              sharded_by_model(),
                               {divergence.has_value(), divergence && in_one_pass});
   const std::int64_t end = begin_hashes(first, std::max(total_steps, first));
   feed({first, end});

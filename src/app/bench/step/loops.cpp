@@ -43,11 +43,11 @@ double state_megabytes(const StepJob& job, const Replica& model, optim::Optimize
   if (job.on_cuda()) return 0;
   std::set<const void*> memories;
   const auto add = [&](const replica::FlatMemory& memory) {
-    const int workers = memory.shared() ? model.state()->comm().size() : 1;
+    const int workers = memory.shared() ? replica::inside(model).comm().size() : 1;
     for (int worker = 0; worker < workers; ++worker) memories.insert(memory.of(worker));
   };
-  add(model.state()->parameters());
-  for (const auto& memory : optimizer.impl().memories) add(memory);
+  add(replica::inside(model).parameters());
+  for (const auto& memory : optim::inside(optimizer).memories) add(memory);
   double bytes = 0;
   for (const void* memory : memories)
     bytes += static_cast<double>(base::proportional_set_bytes(memory));
@@ -187,8 +187,7 @@ StepTimes run_drop_in(const StepJob& job, World& world, World& training,
   result.ms = timed(job, world, [&] {
     optimizer->zero_grad();
     for (int pass = 0; pass < passes; ++pass) {
-      std::optional<NoSync> no_sync;
-      if (pass + 1 < passes) no_sync.emplace(model.state());
+      const NoSync no_sync = model.no_sync(pass + 1 < passes);
       part_of_loss(job, *model, batch, passes).backward();
     }
     optimizer->step();

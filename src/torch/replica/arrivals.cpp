@@ -1,0 +1,80 @@
+#include "torch/replica/arrivals.h"
+
+#include <fmt/format.h>
+#include <fmt/ranges.h>
+#include <lockstep/errors.h>
+
+namespace lockstep::replica {
+
+Arrivals::Arrivals(const Model& model, const ModelPlan& plan, MissingGradient missing)
+    : model_(model), layout_(plan.layout), missing_(missing), ledger_(plan.layout, plan.buckets) {
+  for (const NamedTensor& named : model_.parameters) {
+    if (!named.tensor.requires_grad()) frozen_.push_back(named);
+  }
+  forget();
+}
+
+void Arrivals::forget() {
+  reached_.assign(layout_.entries().size(), false);
+}
+
+void Arrivals::mark(std::size_t entry) {
+  if (!ledger_.mark(entry)) {
+    throw BadInput(fmt::format(
+        "the gradient of {} arrived twice in one backward pass: an earlier pass was broken off "
+        "(call zero_grad() after catching its error), or part of the model runs its own backward "
+        "inside this one",
+        layout_.entries()[entry].name));
+  }
+  reached_[entry] = true;
+}
+
+void throw_frozen(const std::string& parameter) {
+  throw BadInput(
+      fmt::format("{} was frozen after the model had been replicated: call data_parallel() again, "
+                  "which replaces "
+                  "this replica, and make its optimizer again",
+                  parameter));
+}
+
+void Arrivals::check_complete() const {
+  for (const auto& [name, tensor] : frozen_) {
+    if (!tensor.requires_grad()) continue;
+    throw BadInput(fmt::format(
+        "parameter {} was frozen when the model was replicated and wants gradients now: call "
+        "data_parallel() again, which replaces this replica, and make its optimizer again",
+        name));
+  }
+  if (missing_ == MissingGradient::kZero) return;
+  std::vector<std::string> names;
+  for (std::size_t entry = reached_.size(); entry-- > 0;) {  // as the model registers them
+    if (reached_[entry]) continue;
+    const plan::Entry& missing = layout_.entries()[entry];
+    if (!model_.trained[missing.registered].tensor.requires_grad()) throw_frozen(missing.name);
+    names.push_back(missing.name);
+  }
+  if (names.empty()) return;
+  throw BadInput(fmt::format(
+      "no gradient for {}: the loss did not depend on it; use it in forward(), freeze it, or set "
+      "missing_gradient = MissingGradient::kZero",
+      fmt::join(names, ", ")));
+}
+
+void PassClock::begin() {
+  began_ = Clock::now();
+  times_ = {};
+}
+
+void PassClock::launched(bool travels, bool before_last_gradient) {
+  if (times_.first_launch.count() == 0) times_.first_launch = now();
+  if (!travels) return;
+  ++times_.buckets;
+  if (before_last_gradient) ++times_.launched_before_end;
+}
+
+void PassClock::end() {
+  if (times_.last_gradient.count() == 0) last_gradient();
+  times_.end = now();
+}
+
+}  // namespace lockstep::replica

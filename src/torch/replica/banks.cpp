@@ -1,0 +1,88 @@
+#include "torch/replica/banks.h"
+
+#include <utility>
+
+namespace lockstep::replica {
+
+Banks::Banks(const Model& model, const ModelPlan& plan, FlatMemory front, Factory factory)
+    : trained_(model.trained), plan_(plan), factory_(std::move(factory)) {
+  all_.push_back(factory_(plan_.layout, std::move(front)));
+}
+
+void Banks::make(Comm& comm, int count, Holds holds) {
+  auto wide = holds == Holds::kSums ? layout_of_sums(plan_.layout) : std::nullopt;
+  if (wide.has_value() != wide_.has_value()) {
+    use_gradients();
+    all_.erase(all_.begin() + 1, all_.end());
+    wide_ = std::move(wide);
+  }
+  while (all_.size() < place_of(count)) {
+    all_.push_back(factory_(layout(), FlatMemory(comm, layout().bytes(), Copies::kPerWorker,
+                                                 front().memory().device())));
+  }
+}
+
+// Hidden, so that what backward makes is added by adopt(): autograd adds sparse gradients in an order of its own.
+void Banks::use(int bank) {
+  in_use().settle();
+  in_use_ = place_of(bank);
+  in_use().hide();
+}
+
+void Banks::begin(int bank) {
+  if (in_use_ != place_of(bank)) use(bank);
+  in_use().clear();
+}
+
+void Banks::add(int into, int from) {
+  in_use().settle();  // it may be one of them
+  at(into).add(at(from), plan_.buckets);
+}
+
+void Banks::use_gradients() {
+  if (in_use_ == 0) return front().stay();
+  in_use().settle();
+  in_use_ = 0;
+  front().attach();
+}
+
+void Banks::use_averages() {
+  use_gradients();
+  if (wide_) front().take(at(0));
+}
+
+void Banks::watch(Comm& comm, FirstFault& faults) {
+  for (std::size_t place = place_of(0); place < all_.size(); ++place) {
+    if (all_[place]->watched()) continue;
+    FlatMemory parities(comm, plan_.pieces.all.size() * sizeof(comm::Parity), Copies::kPerWorker);
+    all_[place]->watch(std::move(parities), plan_.pieces, faults, comm.rank());
+  }
+}
+
+void Banks::release() {
+  for (const auto& bank : all_) bank->unwatch();
+  in_use_ = 0;
+  front().clear();
+}
+
+std::vector<std::uint8_t> Banks::present(const std::vector<bool>& reached) const {
+  std::vector<std::uint8_t> has(reached.begin(), reached.end());
+  for (std::size_t entry = 0; entry < has.size(); ++entry) {
+    if (parameter(entry).grad().defined()) has[entry] = 1;
+  }
+  return has;
+}
+
+void Banks::find_absent(Comm& comm, std::vector<std::uint8_t> has) {
+  comm.all_reduce({has.data(), has.size(), DType::kUInt8}, {.op = ReduceOp::kMax}).wait();
+  absent_.assign(has.size(), false);
+  for (std::size_t i = 0; i < has.size(); ++i) absent_[i] = has[i] == 0;
+}
+
+void Banks::hide_absent() {
+  for (std::size_t entry = 0; entry < absent_.size(); ++entry) {
+    if (absent_[entry]) parameter(entry).mutable_grad() = torch::Tensor();
+  }
+}
+
+}  // namespace lockstep::replica

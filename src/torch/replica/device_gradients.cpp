@@ -1,0 +1,161 @@
+#include "torch/replica/device_gradients.h"
+
+#include "torch/device/device.h"
+#include "torch/kernels/device_update.h"
+#include "torch/replica/tensors.h"
+
+namespace lockstep::replica {
+
+DeviceGradients::DeviceGradients(const std::vector<NamedTensor>& parameters,
+                                 const plan::Layout& layout, FlatMemory memory,
+                                 std::vector<plan::Bucket> buckets, std::shared_ptr<Gather> gather)
+    : FlatGradients(parameters, layout, std::move(memory)),
+      buckets_(std::move(buckets)),
+      gather_(std::move(gather)),
+      made_(layout.entries().size()) {}
+
+void DeviceGradients::adopt(std::size_t entry, const torch::Tensor& incoming) {
+  check(entry);
+  const torch::Tensor& grad = places_.at(entry).parameter.grad();
+  if (!grad.defined() || is_made(entry, grad)) return;  // the same one was added to
+  made_[entry].tensor.emplace(grad.getIntrusivePtr());
+  made_[entry].own = has_own_memory(grad, incoming);
+}
+
+bool DeviceGradients::is_made(std::size_t entry, const torch::Tensor& grad) const {
+  const auto& tensor = made_[entry].tensor;
+  return tensor && tensor->lock().get() == grad.unsafeGetTensorImpl();
+}
+
+// Packs of 16 bytes fit into its memory, as they do into its place.
+bool DeviceGradients::stays(std::size_t entry) const {
+  constexpr std::uintptr_t kPack = 16;
+  const Place& place = places_[entry];
+  const torch::Tensor& grad = place.parameter.grad();
+  return grad.defined() && is_made(entry, grad) && made_[entry].own && !place.hidden &&
+         !place.wide() && grad.scalar_type() == place.type && in_the_same_order(grad, place.view) &&
+         !is_in(grad, place.view) && reinterpret_cast<std::uintptr_t>(grad.data_ptr()) % kPack == 0;
+}
+
+void DeviceGradients::settle() {
+  for (const plan::Bucket& bucket : buckets_) bring(bucket);
+}
+
+// What somebody else holds now has no memory of its own any more.
+void DeviceGradients::look_again() {
+  for (std::size_t entry = 0; entry < places_.size(); ++entry) {
+    const torch::Tensor& grad = places_[entry].parameter.grad();
+    if (!grad.defined() || grad.layout() != torch::kStrided) continue;
+    made_[entry].own = made_[entry].own && grad.use_count() == 1 && grad.storage().use_count() == 1;
+  }
+}
+
+void DeviceGradients::add(const FlatGradients& right, const std::vector<plan::Bucket>& buckets) {
+  torch::NoGradGuard no_grad;
+  for (const plan::Bucket& bucket : buckets)
+    values(bucket).add_(static_cast<const DeviceGradients&>(right).values(bucket));
+}
+
+void DeviceGradients::take(const FlatGradients& sums) {
+  torch::NoGradGuard no_grad;
+  const auto& from = static_cast<const DeviceGradients&>(sums);
+  for (std::size_t entry = 0; entry < places_.size(); ++entry)
+    places_[entry].view.copy_(from.places_[entry].view);
+}
+
+// For one that the kernel cannot read.
+void DeviceGradients::bring_alone(std::size_t entry) {
+  Place& place = places_[entry];
+  const torch::Tensor& grad = place.parameter.grad();
+  if (!grad.defined() || is_in(grad, place.view)) return;
+  move_in(place, place.wide() ? grad.to_dense() : grad);
+}
+
+void DeviceGradients::bring(const plan::Bucket& bucket) {
+  bring_all_but(bucket, std::vector<bool>(bucket.entries, false));
+}
+
+// What is gathered is 0 + g, and what stays is g: a sum of nothing but -0 is -0 there, and else +0. An update adds 0 to
+// whatever it reads by whereabouts(), and squares have no sign: no weight depends on it.
+DeviceGradients::Brought DeviceGradients::bring_small(const plan::Bucket& bucket,
+                                                      const std::vector<plan::Lot>& lots) {
+  std::vector<bool> stay_outside(bucket.entries, false);
+  for (const plan::Lot& lot : lots)
+    stay_outside[lot.first_entry - bucket.first_entry] = lot.alone && stays(lot.first_entry);
+  bring_all_but(bucket, stay_outside);
+  Brought brought;
+  void* const stream = device::current_stream(memory_.device());
+  for (const plan::Lot& lot : lots) {
+    const Place& place = places_[lot.first_entry];
+    void* data = memory_.data() + place.entry.offset;
+    if (stay_outside[lot.first_entry - bucket.first_entry]) {
+      brought.outside.push_back(place.parameter.grad());
+      data = brought.outside.back().data_ptr();
+    }
+    brought.pieces.push_back({data, lot.count, place.entry.dtype, memory_.device(), stream});
+  }
+  return brought;
+}
+
+// Either all of a bucket are hidden, or none is: clear() and hide() are for all. `stay_outside`: by entry of the bucket.
+void DeviceGradients::bring_all_but(const plan::Bucket& bucket,
+                                    const std::vector<bool>& stay_outside) {
+  torch::NoGradGuard no_grad;
+  const std::size_t end = bucket.first_entry + bucket.entries;
+  const bool adds = places_[bucket.first_entry].hidden;
+  std::vector<const void*> readable;
+  bool all_there = true;
+  for (std::size_t entry = bucket.first_entry; entry < end; ++entry) {
+    check(entry);
+    const Place& place = places_[entry];
+    const torch::Tensor& grad = place.parameter.grad();
+    if (stay_outside[entry - bucket.first_entry]) {
+      readable.push_back(kernels::left_alone());
+      continue;
+    }
+    const bool can_read =
+        grad.defined() && grad.scalar_type() == place.type && in_the_same_order(grad, place.view);
+    readable.push_back(can_read ? grad.data_ptr() : nullptr);
+    all_there = all_there && (grad.defined() ? is_in(grad, place.view) : adds);
+  }
+  if (!all_there)
+    gather_->run(bucket, readable, {memory_, places_[bucket.first_entry].entry.dtype, wide_}, adds);
+  for (std::size_t entry = bucket.first_entry; entry < end; ++entry) {
+    if (stay_outside[entry - bucket.first_entry]) continue;
+    if (readable[entry - bucket.first_entry] == nullptr) bring_alone(entry);
+    places_[entry].attach();
+  }
+}
+
+bool DeviceGradients::owns(std::size_t entry) const {
+  const torch::Tensor& grad = places_[entry].parameter.grad();
+  return made_[entry].own && grad.defined() && is_made(entry, grad);
+}
+
+void DeviceGradients::set(std::size_t entry, const torch::Tensor& grad, bool own) {
+  places_[entry].parameter.mutable_grad() = grad;
+  made_[entry].tensor.emplace(grad.getIntrusivePtr());
+  made_[entry].own = own;
+}
+
+std::optional<std::vector<const void*>> DeviceGradients::whereabouts() const {
+  std::vector<const void*> all;
+  all.reserve(places_.size());
+  for (const Place& place : places_) {
+    const torch::Tensor& grad = place.parameter.grad();
+    if (!grad.defined() || place.hidden || grad.scalar_type() != place.view.scalar_type() ||
+        !in_the_same_order(grad, place.view))
+      return std::nullopt;
+    all.push_back(grad.data_ptr());
+  }
+  return all;
+}
+
+torch::Tensor DeviceGradients::values(const plan::Bucket& of) const {
+  const Buffer where = bucket(of);
+  const auto offset =
+      static_cast<std::size_t>(static_cast<std::byte*>(where.data) - memory_.data());
+  return memory_.as_tensor(scalar_type(where.dtype), offset, where.count);
+}
+
+}  // namespace lockstep::replica

@@ -1,0 +1,115 @@
+#include "torch/replica/device_reduction.h"
+
+#include <utility>
+
+namespace lockstep::replica {
+namespace {
+
+// Gradients from here on are reduced where backward made them. That saves a pass over them, and costs calls: a send and a
+// receive for every other worker, and a sum, which small ones share.
+constexpr std::size_t kLargeBytes = std::size_t{1} << 20;
+
+DeviceGradients& on_device(FlatGradients& gradients) {
+  return static_cast<DeviceGradients&>(gradients);
+}
+
+// The sums of what a worker holds of a bucket, in LibTorch's operators, queued one after the other. Each lies where its
+// left operand was.
+std::vector<torch::Tensor> sums_of(const Sharded& sharded, const plan::Bucket& bucket,
+                                   Banks& banks) {
+  std::vector<torch::Tensor> sums;
+  std::size_t next = 0;
+  for (const plan::Reduction& partial : sharded.partials) {
+    std::vector<torch::Tensor> values;
+    for (std::size_t i = 0; i < partial.operands.size(); ++i)
+      values.push_back(on_device(banks.at(sharded.held[next++])).values(bucket));
+    for (const auto& [left, right] : partial.additions) {
+      const torch::Tensor sum = values[static_cast<std::size_t>(left)];
+      values.push_back(sum.add_(values[static_cast<std::size_t>(right)]));
+    }
+    sums.push_back(values.front());
+  }
+  return sums;
+}
+
+}  // namespace
+
+DeviceReduction::DeviceReduction(Comm& comm, Banks& banks, const plan::Layout& layout,
+                                 Device device)
+    : comm_(comm), banks_(banks), layout_(layout), device_(device), side_(device) {}
+
+DeviceGradients::Brought DeviceReduction::bring_small(const plan::Bucket& bucket) {
+  return on_device(banks_.in_use())
+      .bring_small(bucket, plan::plan_lots(layout_, bucket, kLargeBytes));
+}
+
+// Gradients are brought between backward's kernels, not beside them: what goes over all of memory slows those down by
+// more than its own time.
+void DeviceReduction::launch(const plan::Bucket& bucket, const Sharded* sharded,
+                             const ReduceOptions& rule) {
+  if (sharded != nullptr) {
+    on_device(banks_.in_use()).bring(bucket);
+  } else {
+    bring_small(bucket);
+  }
+  ready_.record(device::current_stream(device_));
+  launch_after(ready_, bucket, sharded, rule);
+}
+
+// On another stream than backward's, which does not wait.
+void DeviceReduction::launch_after(const device::Event& ready, const plan::Bucket& bucket,
+                                   const Sharded* sharded, const ReduceOptions& rule) {
+  const device::SideStream::Scope scope(side_, device::SideStream::After::kGoesOn);
+  ready.precede(device::current_stream(device_));
+  works_.push_back(sharded != nullptr ? reduce_banks(bucket, *sharded, rule)
+                                      : reduce_gradients(bucket, rule));
+}
+
+// Each worker's one gradient; large ones where backward made them.
+Work DeviceReduction::reduce_gradients(const plan::Bucket& bucket, const ReduceOptions& rule) {
+  DeviceGradients::Brought brought = bring_small(bucket);
+  for (torch::Tensor& gradient : brought.outside) outside_.push_back(std::move(gradient));
+  return comm_.all_reduce(std::move(brought.pieces), rule);
+}
+
+Work DeviceReduction::reduce_banks(const plan::Bucket& bucket, const Sharded& sharded,
+                                   const ReduceOptions& rule) {
+  torch::NoGradGuard no_grad;
+  on_device(banks_.in_use()).bring(bucket);
+  std::vector<Buffer> partials;
+  std::size_t next = 0;
+  for (const plan::Reduction& partial : sharded.partials) {
+    partials.push_back(banks_.at(sharded.held[next]).bucket(bucket));
+    next += partial.operands.size();
+  }
+  sums_of(sharded, bucket, banks_);
+  return comm_.reduce(std::move(partials), sharded.shards, banks_.at(0).bucket(bucket), rule);
+}
+
+void DeviceReduction::wait() {
+  void* const stream = device::current_stream(device_);
+  for (const Work& work : works_) work.wait_on(stream);
+  { const device::SideStream::Scope joined(side_); }
+  works_.clear();
+  outside_.clear();
+}
+
+void LoneDeviceReduction::launch(const plan::Bucket& bucket, const Sharded* sharded,
+                                 const ReduceOptions& rule) {
+  works_.emplace_back();
+  if (sharded != nullptr) return sum_banks(bucket, *sharded, rule.factor);
+  if (rule.factor == 1) return;
+  on_device(banks_.in_use()).bring(bucket);
+  on_device(banks_.front()).values(bucket).mul_(rule.factor);
+}
+
+void LoneDeviceReduction::sum_banks(const plan::Bucket& bucket, const Sharded& sharded,
+                                    double factor) {
+  torch::NoGradGuard no_grad;
+  on_device(banks_.in_use()).bring(bucket);
+  torch::Tensor result = on_device(banks_.at(0)).values(bucket);
+  for (const torch::Tensor& sum : sums_of(sharded, bucket, banks_))
+    at::mul_out(result, sum, torch::scalar_tensor(factor, sum.dtype()));
+}
+
+}  // namespace lockstep::replica

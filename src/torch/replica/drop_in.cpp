@@ -1,0 +1,202 @@
+#include <lockstep/errors.h>
+
+#include <utility>
+
+#include "torch/replica/pass.h"
+#include "torch/replica/pass_note.h"
+
+namespace lockstep::replica {
+
+DropIn::DropIn(Parts& parts, Attachment& attachment, Identity identity)
+    : Pass(parts, attachment), identity_(std::move(identity)) {
+  if (parts.options.check_weights && parts.comm.size() > 1) {
+    sample_.emplace(parts.model.parameters, parts.plan.layout, parts.parameters.memory(),
+                    parts.comm.timeout());
+  }
+  forget();
+}
+
+void DropIn::ready(std::size_t entry, const torch::Tensor& incoming) {
+  const bool first = !active_;
+  if (first) {
+    check_pending(entry);
+    begin();
+    check_cleared(entry);
+  }
+  arrive(entry, incoming);
+  if (!reduces_) return;
+  if (parts_.reduction->early()) launch_ready();
+  if (arrivals_.complete()) clock_.last_gradient();
+}
+
+void DropIn::begin() {
+  const bool synchronised = suspended_ == 0;
+  if (synchronised) attachment_.check_module();  // before anything is on its way
+  attachment_.call_at_end();
+  start(synchronised);
+  notes_ = {};
+  add_weight();
+  if (synchronised) say_note();
+}
+
+void DropIn::add_weight() {
+  since_.weights[0] += weight_.value_or(0);
+  since_.weights[weight_ ? 1 : 2] += 1;
+}
+
+void DropIn::end() {
+  take_back_moved();
+  if (reduces_) {
+    arrivals_.check_complete();
+    finish();
+  } else if (since_.weights[1] > 0) {
+    since_.pending = parts_.banks->in_use().versions();
+  }
+  active_ = false;
+}
+
+void DropIn::launch_ready() {
+  while (true) {
+    const auto divisor = known_divisor();
+    const auto bucket = divisor ? arrivals_.next_ready() : std::nullopt;
+    if (!bucket) return;
+    launch(*bucket, 1 / *divisor, nullptr);
+  }
+}
+
+void DropIn::finish() {
+  Banks& banks = *parts_.banks;
+  const auto has = banks.present(arrivals_.reached());
+  banks.in_use().stay();  // makes zeros of what is missing
+  say_note();
+  const bool with_buffers = parts_.options.buffers == BufferSource::kLeader;
+  launch_rest(1 / divisor(), nullptr);
+  if (parts_.may_be_absent()) banks.find_absent(parts_.comm, has);
+  if (with_buffers) parts_.buffers.start(parts_.comm);
+  parts_.reduction->wait();
+  if (with_buffers) parts_.buffers.finish(parts_.comm);
+  banks.hide_absent();
+  const auto weights = since_.weights;
+  forget();
+  since_.averaged = banks.in_use().versions();
+  parts_.parameters.note_pass();
+  clock_.end();
+  active_ = false;
+  check_weights(weights);
+}
+
+// What this worker has added up is known before its first bucket is.
+void DropIn::say_note() {
+  if (notes_.all) return;
+  notes_.plain = since_.weights[2] > 0;
+  ++identity_.passes;
+  const PassNote note{identity_.number, identity_.passes, since_.weights,
+                      sample_ ? sample_->take(identity_.passes) : 0};
+  notes_.all = identity_.announcements->say(note.record(), "backward()");
+}
+
+// Waits for all notes, and adds up the weights in them.
+void DropIn::hear_notes() {
+  if (std::exchange(notes_.heard, true)) return;
+  notes_.all->wait();
+  std::vector<PassNote> notes;
+  for (const control::Record& record : notes_.all->records()) notes.push_back(PassNote::of(record));
+  if (const auto difference = difference_of(notes, attachment_.name()))
+    identity_.announcements->disagree(*difference);
+  since_.weights = {};
+  for (const PassNote& note : notes) {
+    for (std::size_t i = 0; i < note.weights.size(); ++i) since_.weights[i] += note.weights[i];
+  }
+}
+
+// What the sum will be divided by, if it is known yet. A worker whose passes were plain takes the others' for plain,
+// too; when they were not, all find out in check_weights().
+std::optional<double> DropIn::known_divisor() {
+  say_note();
+  if (notes_.plain) return parts_.comm.size();
+  return notes_.all->complete() ? std::optional(divisor()) : std::nullopt;
+}
+
+double DropIn::divisor() {
+  hear_notes();
+  const auto [sum, weighted, plain] = since_.weights;
+  return weighted > 0 && sum > 0 ? sum : parts_.comm.size();
+}
+
+// After an average nothing has been added up.
+void DropIn::forget() {
+  since_.weights = {};
+  since_.pending.clear();
+  arrivals_.forget();
+}
+
+void DropIn::synchronize() {
+  if (active_) throw BadInput("synchronize() inside a backward pass: call it after");
+  start(true);
+  notes_ = {};
+  parts_.banks->in_use().look_again();
+  finish();
+}
+
+void DropIn::zero_grad() {
+  if (active_ && reduces_ && parts_.comm.size() > 1) {
+    throw BadInput(
+        "a synchronised backward pass was broken off on this worker, and the others wait for its "
+        "gradients: end this worker");
+  }
+  if (std::exchange(active_, false)) parts_.reduction->wait();
+  forget();
+  since_.averaged.clear();
+  parts_.banks->forget_absent();
+  parts_.banks->in_use().clear();
+}
+
+void DropIn::begin_anew() {
+  active_ = false;
+  forget();
+  since_.averaged.clear();
+  attachment_.tell(*this);
+}
+
+void DropIn::check_averaged() const {
+  if (since_.weights[1] + since_.weights[2] == 0) return;
+  throw BadInput(
+      "gradients were added up in no_sync() and not averaged: leave the last backward() outside "
+      "of it, or call model.synchronize(), before the step");
+}
+
+// A weighted sum cannot be added to an average: it is divided at its end. `entry` is the first of the pass, and autograd
+// has added to what was there if nobody wrote to it since.
+void DropIn::check_cleared(std::size_t entry) const {
+  if (since_.averaged.empty() || since_.weights[1] == 0) return;
+  if (parts_.banks->in_use().version(entry) != since_.averaged[entry] + 1) return;
+  throw BadInput(
+      "lockstep::backward(loss, samples) would add to averages of the step before: call "
+      "zero_grad() "
+      "first; of several in one step put all but the last into no_sync(), or add up their losses");
+}
+
+// What no_sync() has added up with weights is divided by them at its end: cleared or changed since, it is not what they
+// count. `entry` is the first of the pass that adds to it.
+void DropIn::check_pending(std::size_t entry) const {
+  if (since_.pending.empty() || since_.pending[entry] < 0) return;
+  if (parts_.banks->in_use().version(entry) == since_.pending[entry] + 1) return;
+  throw BadInput(
+      "gradients that lockstep::backward(loss, samples) had added up in no_sync() were cleared or "
+      "changed before they were averaged: clear them with model.zero_grad(), which also forgets "
+      "their samples");
+}
+
+// Only after the reduction, which nobody leaves alone.
+void DropIn::check_weights(const std::array<double, 3>& weights) {
+  const auto [sum, weighted, plain] = weights;
+  if (weighted > 0 && plain > 0) {
+    throw BadInput(
+        "loss.backward() and lockstep::backward(loss, samples) were mixed in one step: use one of "
+        "them on all workers, for all batches of a step");
+  }
+  if (weighted > 0 && sum <= 0)
+    throw BadInput("no worker has a sample in this step: nothing to average");
+}
+
+}  // namespace lockstep::replica

@@ -1,0 +1,39 @@
+// What a replica is made of, and what its passes work on.
+#pragma once
+
+#include <lockstep/comm.h>
+#include <lockstep/data_parallel.h>
+
+#include <memory>
+
+#include "torch/replica/banks.h"
+#include "torch/replica/fault.h"
+#include "torch/replica/flat_parameters.h"
+#include "torch/replica/model.h"
+#include "torch/replica/model_plan.h"
+#include "torch/replica/reduction.h"
+
+namespace lockstep::replica {
+
+// It stays where it is: parts refer to each other.
+struct Parts {
+  Parts(Comm its_comm, Model its_model, FlatParameters flat, FlatMemory gradients,
+        const DataParallelOptions& its_options);
+  Parts(const Parts&) = delete;
+  Parts& operator=(const Parts&) = delete;
+
+  DataParallelOptions options;
+  Model model;
+  ModelPlan plan;
+  FlatParameters parameters;
+  std::unique_ptr<Banks> banks;
+  BufferSync buffers;
+  FirstFault faults;
+  std::unique_ptr<Reduction> reduction;
+  Comm comm;  // last: it ends the operations that still use the memory above
+
+  Device device() const { return banks->front().memory().device(); }
+  bool may_be_absent() const { return options.missing_gradient == MissingGradient::kZero; }
+};
+
+}  // namespace lockstep::replica

@@ -1,0 +1,112 @@
+#include "torch/replica/pass.h"
+
+namespace lockstep::replica {
+
+Pass::Pass(Parts& parts, Attachment& attachment)
+    : parts_(parts),
+      attachment_(attachment),
+      arrivals_(parts.model, parts.plan, parts.options.missing_gradient) {}
+
+// One of another kind cannot be taken back: the error comes before anything has been added up.
+void Pass::before(std::size_t entry) {
+  parts_.banks->in_use().check(entry);
+  if (!active_) begin();
+}
+
+void Pass::start(bool reduces) {
+  arrivals_.begin_pass();
+  active_ = true;
+  reduces_ = reduces;
+  if (reduces) clock_.begin();
+}
+
+void Pass::arrive(std::size_t entry, const torch::Tensor& incoming) {
+  parts_.banks->in_use().adopt(entry, incoming);
+  arrivals_.mark(entry);
+}
+
+// Gradients whose hook was gone are handed in here, at the end of the pass.
+void Pass::take_back_moved() {
+  for (const std::size_t entry : attachment_.take_back_moved()) {
+    if (!arrivals_.has(entry)) arrive(entry, {});  // an old graph may have kept its accumulator
+  }
+}
+
+void Pass::launch(std::size_t bucket, double factor, const Sharded* sharded) {
+  clock_.launched(parts_.reduction->travels(), !arrivals_.complete());
+  parts_.reduction->launch(parts_.plan.buckets[bucket], sharded,
+                           {.factor = factor, .algorithm = parts_.options.algorithm});
+}
+
+void Pass::launch_rest(double factor, const Sharded* sharded) {
+  while (parts_.reduction->launched() < parts_.plan.buckets.size())
+    launch(parts_.reduction->launched(), factor, sharded);
+}
+
+void ShardPass::begin_run(std::optional<Sharded> sharded) {
+  sharded_ = std::move(sharded);
+  divisor_.reset();
+  active_ = false;
+  ran_ = false;
+  arrivals_.forget();
+  attachment_.tell(*this);
+}
+
+// Each pass must have a gradient for every parameter, where a missing one is an error: which shards a worker has is no
+// matter of the job.
+void ShardPass::begin() {
+  if (divisor_) attachment_.check_module();  // before anything is on its way
+  attachment_.call_at_end();
+  start(divisor_.has_value());
+  if (!parts_.may_be_absent()) arrivals_.forget();
+  ran_ = true;
+}
+
+void ShardPass::ready(std::size_t entry, const torch::Tensor& incoming) {
+  if (!active_) begin();
+  arrive(entry, incoming);
+  if (!reduces_) return;
+  if (parts_.reduction->early()) {
+    while (const auto bucket = arrivals_.next_ready()) launch(*bucket, 1 / *divisor_, sharded());
+  }
+  if (arrivals_.complete()) clock_.last_gradient();
+}
+
+void ShardPass::end() {
+  take_back_moved();
+  arrivals_.check_complete();
+  if (reduces_) finish();
+  active_ = false;
+}
+
+void ShardPass::finish() {
+  const auto has = parts_.banks->present(arrivals_.reached());
+  parts_.banks->in_use().stay();  // makes zeros of what is missing
+  launch_rest(1 / *divisor_, sharded());
+  if (parts_.may_be_absent()) parts_.banks->find_absent(parts_.comm, has);
+  parts_.reduction->wait();
+  parts_.banks->hide_absent();
+  arrivals_.forget();
+  ran_ = false;
+  divisor_.reset();
+  clock_.end();
+}
+
+void ShardPass::reduce(double divisor) {
+  divisor_ = divisor;
+  start(true);
+  parts_.banks->in_use().look_again();
+  finish();
+  active_ = false;
+}
+
+void ShardPass::finish_unreduced() {
+  if (ran_) arrivals_.check_complete();
+  const auto has = parts_.banks->present(arrivals_.reached());
+  parts_.banks->in_use().settle();
+  if (parts_.may_be_absent()) parts_.banks->find_absent(parts_.comm, has);
+  arrivals_.forget();
+  ran_ = false;
+}
+
+}  // namespace lockstep::replica
