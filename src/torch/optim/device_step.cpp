@@ -7,13 +7,13 @@
 #include <array>
 #include <cmath>
 #include <cstring>
-#include <numeric>
 #include <optional>
 #include <utility>
 
 #include "base/check.h"
 #include "torch/device/small_table.h"
 #include "torch/kernels/device_tables.h"
+#include "torch/optim/step_note.h"
 #include "torch/replica/device_gradients.h"
 
 namespace lockstep::optim {
@@ -39,31 +39,58 @@ struct Watch {
   std::int64_t step = 0;  // 0: nobody wants to know them
 };
 
-class QueuedStep : public DeviceStep {
+// Norms of the last steps, some of which are on their way to the host.
+class Norms {
  public:
-  explicit QueuedStep(Optimizer::Impl& optimizer)
-      : optimizer_(optimizer),
-        model_(*optimizer.model),
-        tables_(model_.layout(), model_.pieces(), rules_of(optimizer),
+  explicit Norms(std::chrono::milliseconds timeout) : timeout_(timeout) {}
+
+  void send(const kernels::Clipping* result, Device device, void* stream, std::int64_t step);
+  // Makes room for one more: looks at the oldest.
+  void make_room();
+  double last();  // looks at all
+  void forget();
+
+ private:
+  double take(Norm& norm);
+
+  std::chrono::milliseconds timeout_;
+  std::array<Norm, kNorms> all_;
+  std::size_t next_ = 0;
+  double last_ = 0;
+};
+
+class QueuedStep : public Update {
+ public:
+  explicit QueuedStep(Trained& trained)
+      : Update(trained, {0, trained.model->pieces().all.size()}),
+        model_(*trained.model),
+        tables_(model_.layout(), model_.pieces(), rules_of(trained.groups),
                 kernels::ChunkTables::Order::kType),
         on_device_(tables_),
         numbers_(model_.device()),
-        pointers_(model_.device()) {}
+        pointers_(model_.device()),
+        norms_(model_.comm().timeout()) {}
 
-  void begin() override;
-  void update(const kernels::Note& note) override;
+  void step(const GradientSource& source) override;
   void prepare_clipping() override;
+  void take_along(const kernels::Note& note) override { note_ = note; }
+  bool has_copies() const override { return true; }
   void collect() override;
   void forget() override;
-  double norm() override;
+  double norm() override { return trained_.clip_norm > 0 ? norms_.last() : 0; }
 
  private:
   // Where entries count steps of their own, each has numbers of its own.
-  static std::vector<std::uint16_t> rules_of(const Optimizer::Impl& optimizer) {
-    std::vector<std::uint16_t> rules(optimizer.rule_of.begin(), optimizer.rule_of.end());
-    if (!optimizer.left_alone.empty()) std::iota(rules.begin(), rules.end(), 0);
+  static std::vector<std::uint16_t> rules_of(const Groups& groups) {
+    std::vector<std::uint16_t> rules;
+    for (std::size_t entry = 0; entry < groups.entries(); ++entry) {
+      rules.push_back(
+          static_cast<std::uint16_t>(groups.left_alone().empty() ? groups.group_of(entry) : entry));
+    }
     return rules;
   }
+  void begin();
+  void update();
   std::vector<std::byte> numbers_of_step() const;
   std::vector<std::pair<torch::Tensor, torch::Tensor>> copies_of_absent() const;
   kernels::DeviceGradients gradients(DType dtype) const;
@@ -77,10 +104,7 @@ class QueuedStep : public DeviceStep {
   void collect(Watch& watch);
   void find_gradients();
   void clip(void* stream);
-  void send_norm(void* stream);
-  double take(Norm& norm);
 
-  Optimizer::Impl& optimizer_;
   replica::Replicated& model_;
   kernels::ChunkTables tables_;
   kernels::DeviceTables on_device_;
@@ -89,10 +113,24 @@ class QueuedStep : public DeviceStep {
   std::optional<kernels::ClipMemory> clipping_;
   std::array<Watch, 2> watches_;  // of even and odd steps
   std::optional<device::SideStream> side_;
-  std::array<Norm, kNorms> norms_;
-  std::size_t next_norm_ = 0;
-  double last_ = 0;
+  Norms norms_;
+  kernels::Note note_;
 };
+
+void QueuedStep::step(const GradientSource& source) {
+  torch::NoGradGuard no_grad;
+  const Said said = say_step(trained_, source);
+  if (said.cannot) std::rethrow_exception(said.cannot);
+  waited_ = {};
+  const device::CurrentDevice current(model_.device());
+  begin();
+  trained_.groups.count_step(trained_.absent());
+  update();
+  model_.banks().hide_absent();
+  bump_versions();
+  trained_.state.trust_masters();
+  waited_ += hear_step(trained_, said);
+}
 
 // Where backward has made them, unless that was in an order of its own.
 void QueuedStep::find_gradients() {
@@ -112,26 +150,27 @@ kernels::DeviceGradients QueuedStep::gradients(DType dtype) const {
 
 float* QueuedStep::masters_of(const kernels::ChunkTables::Typed& typed) const {
   const bool half = typed.dtype == DType::kFloat16 || typed.dtype == DType::kBFloat16;
-  if (!half || !optimizer_.masters()) return nullptr;
-  return reinterpret_cast<float*>(optimizer_.masters()->data());
+  if (!half || trained_.state.masters() == nullptr) return nullptr;
+  return reinterpret_cast<float*>(trained_.state.masters()->data());
 }
 
-void QueuedStep::update(const kernels::Note& note) {
+void QueuedStep::update() {
+  const kernels::Note note = std::exchange(note_, {});
   void* const stream = device::current_stream(model_.device());
   find_gradients();
   const std::vector<std::byte> numbers = numbers_of_step();
   const bool few = numbers.size() <= sizeof(kernels::UpdateTask::few);
   if (!few) numbers_.set(numbers);
-  optimizer_.refresh_masters();
-  if (optimizer_.clip_norm > 0) clip(stream);
+  trained_.state.refresh_masters();
+  if (trained_.clip_norm > 0) clip(stream);
   const auto kept = copies_of_absent();
-  if (!kept.empty()) optimizer_.forget_watched();
-  Watch* const watch = optimizer_.watches && kept.empty() ? &next_watch() : nullptr;
+  if (!kept.empty()) forget();
+  Watch* const watch = watch_.on() && kept.empty() ? &next_watch() : nullptr;
   const auto types = tables_.by_type();
   for (const auto& typed : types) {
     kernels::UpdateTask task;
     task.range = range(typed);
-    task.rule = optimizer_.rules.front()->device_rule();
+    task.rule = trained_.groups.rule(0).device_rule();
     if (few) {
       std::copy(numbers.begin(), numbers.end(), task.few);
     } else {
@@ -139,11 +178,11 @@ void QueuedStep::update(const kernels::Note& note) {
     }
     task.parameters = model_.parameters().data();
     task.masters = masters_of(typed);
-    const std::size_t states = optimizer_.memories.size() - (optimizer_.masters() ? 1 : 0);
-    for (std::size_t i = 0; i < states; ++i) task.states[i] = optimizer_.memories[i].data();
-    task.wide_states = optimizer_.masters() != nullptr;
+    for (std::size_t i = 0; i < trained_.state.count(); ++i)
+      task.states[i] = trained_.state.memories()[i].data();
+    task.wide_states = trained_.state.masters() != nullptr;
     task.gradients = gradients(typed.dtype);
-    if (optimizer_.clip_norm > 0) {
+    if (trained_.clip_norm > 0) {
       task.factor = clipping_->factor();
       task.skip = clipping_->skip();
     }
@@ -154,7 +193,7 @@ void QueuedStep::update(const kernels::Note& note) {
   for (const auto& [place, values] : kept) place.copy_(values);
   if (watch == nullptr) return;
   watch->seen.record(stream);
-  watch->step = optimizer_.steps;
+  watch->step = trained_.groups.steps();
 }
 
 std::vector<std::byte> QueuedStep::numbers_of_step() const {
@@ -163,12 +202,13 @@ std::vector<std::byte> QueuedStep::numbers_of_step() const {
     const auto of = rule.numbers(step);
     numbers.insert(numbers.end(), of.begin(), of.end());
   };
-  if (optimizer_.left_alone.empty()) {
-    for (const auto& rule : optimizer_.rules) add(*rule, optimizer_.steps);
+  const Groups& groups = trained_.groups;
+  if (groups.left_alone().empty()) {
+    for (std::size_t i = 0; i < groups.count(); ++i) add(groups.rule(i), groups.steps());
     return numbers;
   }
-  for (std::size_t entry = 0; entry < optimizer_.rule_of.size(); ++entry)
-    add(*optimizer_.rules[optimizer_.rule_of[entry]], optimizer_.steps_of(entry));
+  for (std::size_t entry = 0; entry < groups.entries(); ++entry)
+    add(groups.rule_of(entry), groups.steps_of(entry));
   return numbers;
 }
 
@@ -176,12 +216,11 @@ std::vector<std::byte> QueuedStep::numbers_of_step() const {
 std::vector<std::pair<torch::Tensor, torch::Tensor>> QueuedStep::copies_of_absent() const {
   std::vector<std::pair<torch::Tensor, torch::Tensor>> copies;
   const auto keep = [&](const torch::Tensor& place) { copies.emplace_back(place, place.clone()); };
-  for (std::size_t entry = 0; entry < optimizer_.rule_of.size(); ++entry) {
-    if (!optimizer_.leaves_alone(entry)) continue;
-    const std::size_t registered = model_.layout().entries()[entry].registered;
-    keep(model_.model().trained[registered].tensor.detach());
-    for (std::size_t i = 0; i < optimizer_.memories.size(); ++i)
-      keep(optimizer_.state_view(i, entry));
+  for (std::size_t entry = 0; entry < trained_.groups.entries(); ++entry) {
+    if (!trained_.leaves_alone(entry)) continue;
+    keep(trained_.parameter(entry).detach());
+    for (std::size_t i = 0; i < trained_.state.memories().size(); ++i)
+      keep(trained_.state.view(i, entry));
   }
   return copies;
 }
@@ -193,7 +232,7 @@ kernels::WatchedWords QueuedStep::words_of(const Watch& watch) {
 }
 
 Watch& QueuedStep::next_watch() {
-  Watch& watch = watches_[static_cast<std::size_t>(optimizer_.steps % 2)];
+  Watch& watch = watches_[static_cast<std::size_t>(trained_.groups.steps() % 2)];
   if (!watch.words.defined()) {
     const auto pieces = static_cast<std::int64_t>(model_.pieces().all.size());
     const auto options = torch::TensorOptions().dtype(torch::kInt64);
@@ -218,9 +257,9 @@ void QueuedStep::fetch(Watch& watch) {
 }
 
 void QueuedStep::begin() {
-  if (optimizer_.clip_norm == 0) norm();  // of steps before it was switched off
-  if (Norm& next = norms_[next_norm_ % kNorms]; next.step > 0) take(next);
-  collect(watches_[static_cast<std::size_t>((optimizer_.steps + 1) % 2)]);
+  if (trained_.clip_norm == 0) norms_.last();  // of steps before it was switched off
+  norms_.make_room();
+  collect(watches_[static_cast<std::size_t>((trained_.groups.steps() + 1) % 2)]);
 }
 
 void QueuedStep::prepare_clipping() {
@@ -229,18 +268,19 @@ void QueuedStep::prepare_clipping() {
 }
 
 void QueuedStep::forget() {
+  Update::forget();
   for (Watch& watch : watches_) {
     if (std::exchange(watch.step, 0) == 0) continue;
     watch.copied.precede(device::current_stream(model_.device()));  // a copy that was given up
     watch.words.zero_();
   }
-  for (Norm& norm : norms_) norm.step = 0;
+  norms_.forget();
 }
 
 void QueuedStep::collect() {
-  norm();
-  collect(watches_[static_cast<std::size_t>((optimizer_.steps + 1) % 2)]);
-  collect(watches_[static_cast<std::size_t>(optimizer_.steps % 2)]);
+  norms_.last();
+  collect(watches_[static_cast<std::size_t>((trained_.groups.steps() + 1) % 2)]);
+  collect(watches_[static_cast<std::size_t>(trained_.groups.steps() % 2)]);
 }
 
 void QueuedStep::collect(Watch& watch) {
@@ -249,8 +289,7 @@ void QueuedStep::collect(Watch& watch) {
   watch.step = 0;
   const auto pieces = static_cast<std::size_t>(watch.on_host.size(1));
   const auto* const before = static_cast<const comm::Parity*>(watch.on_host.data_ptr());
-  optimizer_.note_watched({before, pieces}, {before + pieces, pieces},
-                          {before + 2 * pieces, pieces});
+  watch_.saw_all({before, pieces}, {before + pieces, pieces}, {before + 2 * pieces, pieces});
 }
 
 void QueuedStep::clip(void* stream) {
@@ -259,45 +298,51 @@ void QueuedStep::clip(void* stream) {
         {range(typed), gradients(typed.dtype), masters_of(typed) != nullptr, clipping_->squares()},
         stream);
   }
-  kernels::queue_clip(clipping_->task(optimizer_.clip_norm), stream);
-  send_norm(stream);
+  kernels::queue_clip(clipping_->task(trained_.clip_norm), stream);
+  norms_.send(clipping_->result(), model_.device(), stream, trained_.groups.steps());
 }
 
-void QueuedStep::send_norm(void* stream) {
-  Norm& norm = norms_[next_norm_++ % kNorms];
+void Norms::send(const kernels::Clipping* result, Device device, void* stream, std::int64_t step) {
+  Norm& norm = all_[next_++ % kNorms];
   const auto bytes = static_cast<std::int64_t>(sizeof(kernels::Clipping));
   const auto options = torch::TensorOptions().dtype(torch::kUInt8);
   if (!norm.clipping.defined()) norm.clipping = torch::empty({bytes}, options.pinned_memory(true));
-  auto* const result = const_cast<kernels::Clipping*>(clipping_->result());
-  norm.clipping.copy_(
-      torch::from_blob(result, {bytes}, options.device(torch::Device(model_.device()))),
-      /*non_blocking=*/true);
+  norm.clipping.copy_(torch::from_blob(const_cast<kernels::Clipping*>(result), {bytes},
+                                       options.device(torch::Device(device))),
+                      /*non_blocking=*/true);
   norm.copied.record(stream);
-  norm.step = optimizer_.steps;
+  norm.step = step;
 }
 
-double QueuedStep::take(Norm& norm) {
-  norm.copied.wait(Deadline::after(model_.comm().timeout()));
+void Norms::make_room() {
+  if (Norm& next = all_[next_ % kNorms]; next.step > 0) take(next);
+}
+
+double Norms::take(Norm& norm) {
+  norm.copied.wait(Deadline::after(timeout_));
   kernels::Clipping result;
   std::memcpy(&result, norm.clipping.data_ptr(), sizeof result);
   const std::int64_t step = std::exchange(norm.step, 0);
   if (std::isfinite(result.norm)) return result.norm;
-  throw BadInput(Optimizer::Impl::diverged(result.norm, step - 1));
+  throw BadInput(diverged(result.norm, step - 1));
 }
 
-double QueuedStep::norm() {
-  if (next_norm_ == 0) return 0;
+double Norms::last() {
   for (std::size_t i = 0; i < kNorms; ++i) {  // from the oldest on
-    Norm& norm = norms_[(next_norm_ + i) % kNorms];
+    Norm& norm = all_[(next_ + i) % kNorms];
     if (norm.step > 0) last_ = take(norm);
   }
   return last_;
 }
 
+void Norms::forget() {
+  for (Norm& norm : all_) norm.step = 0;
+}
+
 }  // namespace
 
-std::unique_ptr<DeviceStep> make_device_step(Optimizer::Impl& optimizer) {
-  return std::make_unique<QueuedStep>(optimizer);
+std::unique_ptr<Update> make_device_step(Trained& trained) {
+  return std::make_unique<QueuedStep>(trained);
 }
 
 }  // namespace lockstep::optim

@@ -4,7 +4,7 @@
 
 namespace lockstep::optim {
 
-std::unique_ptr<DeviceStep> make_device_step(Optimizer::Impl&) {
+std::unique_ptr<Update> make_device_step(Trained&) {
   throw Unavailable("this build of Lockstep has no optimizers for GPUs: build it with CUDA");
 }
 

@@ -9,8 +9,12 @@ bool GradientSource::is(const replica::FlatMemory& memory) const {
   return operands.size() == 1 && operands[0] == memory.data() && factor == 1;
 }
 
+GradientSource GradientSource::of(const replica::FlatMemory& memory, const plan::Layout& layout) {
+  return {plan::plan_reduction(1, 1), &layout, {memory.data()}, 1, {}, {}};
+}
+
 GradientSource GradientSource::own(const replica::Replicated& model) {
-  return {plan::plan_reduction(1, 1), &model.layout(), {model.gradients().data()}, 1, {}, {}};
+  return of(model.gradients(), model.layout());
 }
 
 GradientSource GradientSource::everyones(const replica::Replicated& model,
@@ -41,30 +45,35 @@ GradientReader::GradientReader(const GradientSource& source, std::size_t entry, 
   if (sum_dtype_ != dtype_) rounded_.resize(plan::kPieceElements);
 }
 
-const void* GradientReader::read(std::size_t number, const plan::Stretch& piece) {
-  const void* const values = sum(number, piece);
+void GradientReader::find(const plan::Stretch& piece) {
+  const std::size_t offset =
+      source_.layout->entries()[piece.entry].offset + piece.first * size_of(sum_dtype_);
+  for (std::size_t i = 0; i < at_.size(); ++i) at_[i] = source_.operands[i] + offset;
+}
+
+const void* GradientReader::rounded(const void* values, const plan::Stretch& piece) {
   if (sum_dtype_ == dtype_) return values;
   comm::narrow(dtype_, static_cast<const float*>(values), rounded_.data(), piece.count);
   return rounded_.data();
 }
 
-const void* GradientReader::sum(std::size_t number, const plan::Stretch& piece) {
-  const std::size_t offset =
-      source_.layout->entries()[piece.entry].offset + piece.first * size_of(sum_dtype_);
-  for (std::size_t i = 0; i < at_.size(); ++i) at_[i] = source_.operands[i] + offset;
+const void* GradientReader::read(const plan::Stretch& piece) {
+  find(piece);
+  if (in_place_) return rounded(at_[0], piece);
+  sum_.run(at_, scratch_.data(), piece.count);
+  return rounded(scratch_.data(), piece);
+}
+
+const void* GradientReader::read_watched(std::size_t number, const plan::Stretch& piece) {
   changed_.reset();
-  const bool watched = !source_.parities.empty();
+  if (source_.parities.empty()) return read(piece);
+  find(piece);
   if (in_place_) {
-    if (watched) compare(number, comm::parity(sum_dtype_, at_[0], piece.count), piece.count);
-    return at_[0];
+    compare(number, comm::parity(sum_dtype_, at_[0], piece.count), piece.count);
+    return rounded(at_[0], piece);
   }
-  void* const sum = static_cast<void*>(scratch_.data());
-  if (watched) {
-    compare(number, sum_.run_watched(at_, sum, piece.count), piece.count);
-  } else {
-    sum_.run(at_, sum, piece.count);
-  }
-  return sum;
+  compare(number, sum_.run_watched(at_, scratch_.data(), piece.count), piece.count);
+  return rounded(scratch_.data(), piece);
 }
 
 // All at once; one by one only to find out whose it is.

@@ -33,7 +33,8 @@ struct GradientSource {
   // Whether it is one memory, as it lies.
   bool is(const replica::FlatMemory& memory) const;
 
-  // This worker's own gradients, which have been averaged.
+  // One memory in a layout, as it lies; this worker's own gradients, which have been averaged.
+  static GradientSource of(const replica::FlatMemory& memory, const plan::Layout& layout);
   static GradientSource own(const replica::Replicated& model);
   // The sum of all workers' banks, divided. Only where every worker reads all of them.
   static GradientSource everyones(const replica::Replicated& model,
@@ -50,14 +51,17 @@ class GradientReader {
 
   DType dtype() const { return dtype_; }
 
-  // A piece, and its number; valid until the next call.
-  const void* read(std::size_t number, const plan::Stretch& piece);
+  // A piece; valid until the next call. The watched one compares what it reads with what was written, if the source says
+  // what that was.
+  const void* read(const plan::Stretch& piece);
+  const void* read_watched(std::size_t number, const plan::Stretch& piece);
 
   // The worker whose part of the last piece was not what it had written; none if all was well.
   std::optional<int> changed() const { return changed_; }
 
  private:
-  const void* sum(std::size_t number, const plan::Stretch& piece);
+  void find(const plan::Stretch& piece);
+  const void* rounded(const void* values, const plan::Stretch& piece);
   void compare(std::size_t number, comm::Parity seen, std::size_t count);
 
   const GradientSource& source_;

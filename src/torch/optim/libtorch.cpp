@@ -30,27 +30,28 @@ class Optimizer::Impl::Scheduled : public torch::optim::Optimizer {
 Optimizer::operator torch::optim::Optimizer&() {
   if (!impl_->scheduled) {
     std::vector<torch::optim::OptimizerParamGroup> groups;
-    for (std::size_t i = 0; i < impl_->rules.size(); ++i) {
+    const Trained& trained = impl_->trained;
+    for (std::size_t i = 0; i < trained.groups.count(); ++i) {
       std::vector<torch::Tensor> parameters;
-      for (std::size_t entry = 0; entry < impl_->rule_of.size(); ++entry) {
-        if (impl_->rule_of[entry] == i) parameters.push_back(impl_->parameter_of(entry));
+      for (std::size_t entry = 0; entry < trained.groups.entries(); ++entry) {
+        if (trained.groups.group_of(entry) == i) parameters.push_back(trained.parameter(entry));
       }
-      groups.emplace_back(std::move(parameters), impl_->rules[i]->as_torch());
+      groups.emplace_back(std::move(parameters), trained.groups.rule(i).as_torch());
     }
     impl_->scheduled = std::make_shared<Impl::Scheduled>(*this, std::move(groups),
-                                                         impl_->rules.front()->as_torch());
+                                                         trained.groups.rule(0).as_torch());
   }
   return *impl_->scheduled;
 }
 
 void Optimizer::Impl::follow_scheduler() {
   if (!scheduled) return;
-  for (std::size_t i = 0; i < rules.size(); ++i)
-    rules[i]->follow(scheduled->param_groups()[i].options());
+  for (std::size_t i = 0; i < trained.groups.count(); ++i)
+    trained.groups.rule(i).follow(scheduled->param_groups()[i].options());
 }
 
 void Optimizer::Impl::set_rate(std::size_t rule, double lr) {
-  rules[rule]->set_lr(lr);
+  trained.groups.rule(rule).set_lr(lr);
   if (scheduled) scheduled->param_groups()[rule].options().set_lr(lr);
 }
 
@@ -88,12 +89,12 @@ torch::serialize::InputArchive& operator>>(torch::serialize::InputArchive& archi
   }
   torch::Tensor rates;
   archive.read("rates", rates);
-  if (rates.numel() != static_cast<std::int64_t>(inside(optimizer).rules.size())) {
+  if (rates.numel() != static_cast<std::int64_t>(inside(optimizer).trained.groups.count())) {
     throw Mismatch(fmt::format("the file holds an optimizer of {} groups, and this one has {}",
-                               rates.numel(), inside(optimizer).rules.size()));
+                               rates.numel(), inside(optimizer).trained.groups.count()));
   }
   optimizer.load_state(state, read("steps").toInt());
-  for (std::size_t i = 0; i < inside(optimizer).rules.size(); ++i)
+  for (std::size_t i = 0; i < inside(optimizer).trained.groups.count(); ++i)
     inside(optimizer).set_rate(i, rates[static_cast<std::int64_t>(i)].item<double>());
   return archive;
 }

@@ -46,15 +46,13 @@ class SgdRule : public Rule {
     if (options.nesterov && (options.momentum <= 0 || options.dampening != 0))
       throw BadInput("nesterov wants a momentum above 0 and no dampening");
   }
-  comm::Parities update(const Piece& piece, std::int64_t step) const override {
-    const kernels::SgdStep numbers = at(step);
-    if (piece.watched) {
-      return kernels::sgd_watched(piece.dtype, piece.parameter, piece.gradient, piece.state[0],
-                                  piece.count, numbers);
-    }
+  void update(const Piece& piece, std::int64_t step) const override {
     kernels::sgd(piece.dtype, piece.parameter, piece.gradient, piece.state[0], piece.count,
-                 numbers);
-    return {};
+                 at(step));
+  }
+  comm::Parities update_watched(const Piece& piece, std::int64_t step) const override {
+    return kernels::sgd_watched(piece.dtype, piece.parameter, piece.gradient, piece.state[0],
+                                piece.count, at(step));
   }
   kernels::UpdateRule device_rule() const override { return kernels::UpdateRule::kSgd; }
   std::vector<std::byte> numbers(std::int64_t step) const override {
@@ -97,15 +95,13 @@ class AdamRule : public Rule {
     check(options.beta2 >= 0 && options.beta2 < 1, "beta2", options.beta2, "at least 0, below 1");
     check(options.eps >= 0, "eps", options.eps, "0 or more");
   }
-  comm::Parities update(const Piece& piece, std::int64_t step) const override {
-    const kernels::AdamStep numbers = at(step);
-    const kernels::AdamMemory memory{piece.state[0], piece.state[1]};
-    if (piece.watched) {
-      return kernels::adam_watched(piece.dtype, piece.parameter, piece.gradient, memory,
-                                   piece.count, numbers);
-    }
-    kernels::adam(piece.dtype, piece.parameter, piece.gradient, memory, piece.count, numbers);
-    return {};
+  void update(const Piece& piece, std::int64_t step) const override {
+    kernels::adam(piece.dtype, piece.parameter, piece.gradient, memory_of(piece), piece.count,
+                  at(step));
+  }
+  comm::Parities update_watched(const Piece& piece, std::int64_t step) const override {
+    return kernels::adam_watched(piece.dtype, piece.parameter, piece.gradient, memory_of(piece),
+                                 piece.count, at(step));
   }
   kernels::UpdateRule device_rule() const override { return kernels::UpdateRule::kAdam; }
   std::vector<std::byte> numbers(std::int64_t step) const override {
@@ -136,6 +132,9 @@ class AdamRule : public Rule {
         .betas({options_.beta1, options_.beta2})
         .eps(options_.eps)
         .weight_decay(options_.weight_decay);
+  }
+  static kernels::AdamMemory memory_of(const Piece& piece) {
+    return {piece.state[0], piece.state[1]};
   }
   kernels::AdamStep at(std::int64_t step) const {
     return {options_.lr,  options_.beta1,        options_.beta2,

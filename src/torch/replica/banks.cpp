@@ -51,7 +51,7 @@ void Banks::use_averages() {
   if (wide_) front().take(at(0));
 }
 
-void Banks::watch(Comm& comm, FirstFault& faults) {
+void Banks::watch(Comm& comm, divergence::FirstFault& faults) {
   for (std::size_t place = place_of(0); place < all_.size(); ++place) {
     if (all_[place]->watched()) continue;
     FlatMemory parities(comm, plan_.pieces.all.size() * sizeof(comm::Parity), Copies::kPerWorker);

@@ -13,7 +13,7 @@
 #include <optional>
 #include <vector>
 
-#include "torch/replica/fault.h"
+#include "torch/divergence/fault.h"
 #include "torch/replica/flat_gradients.h"
 #include "torch/replica/model.h"
 #include "torch/replica/model_plan.h"
@@ -45,7 +45,7 @@ class Banks {
 
   // Watches all banks for bits that change on their own, until release(): param.grad is hidden while a shard adds to a
   // bank. Only where every worker reads all gradients.
-  void watch(Comm& comm, FirstFault& faults);
+  void watch(Comm& comm, divergence::FirstFault& faults);
   bool watched() const { return all_.back()->watched(); }
   // Back to the front, unwatched and cleared.
   void release();

@@ -1,35 +1,14 @@
 #include "torch/replica/flat_gradients.h"
 
-#include <ATen/Parallel.h>
 #include <fmt/format.h>
 #include <lockstep/errors.h>
 
-#include <algorithm>
-#include <array>
 #include <cstring>
 
 #include "torch/device/device.h"
 #include "torch/replica/tensors.h"
 
 namespace lockstep::replica {
-namespace {
-
-// Pieces below which a second thread costs more than it saves.
-constexpr std::int64_t kGrain = 4;
-
-// A stretch of half-precision values as float32, some at a time: calls `body` with the first and with their number.
-template <typename Body>
-void widened(DType half, const std::byte* from, std::size_t count, const Body& body) {
-  std::array<float, comm::kPiece> row;
-  for (std::size_t first = 0; first < count; first += row.size()) {
-    const std::size_t part = std::min(row.size(), count - first);
-    comm::widen(half, from + first * size_of(half), row.data(), part);
-    body(row.data(), first, part);
-  }
-}
-
-}  // namespace
-
 FlatGradients::FlatGradients(const std::vector<NamedTensor>& parameters, const plan::Layout& layout,
                              FlatMemory memory)
     : memory_(std::move(memory)) {
@@ -43,9 +22,10 @@ FlatGradients::FlatGradients(const std::vector<NamedTensor>& parameters, const p
   }
 }
 
-void FlatGradients::watch(FlatMemory parities, const plan::Pieces& pieces, FirstFault& faults,
-                          int worker) {
-  watched_.emplace(Watched{std::move(parities), &pieces, &faults, worker});
+void FlatGradients::watch(FlatMemory parities, const plan::Pieces& pieces,
+                          divergence::FirstFault& faults, int worker) {
+  auto* const words = reinterpret_cast<comm::Parity*>(parities.data());
+  watched_.emplace(Watched{std::move(parities), {memory_.data(), words, pieces, faults, worker}});
 }
 
 void FlatGradients::Place::attach() {
@@ -85,7 +65,8 @@ void FlatGradients::adopt(std::size_t entry, const torch::Tensor& /*incoming*/) 
   const bool is_in_place = is_in(grad, place.view);
   if (watched() && !is_in_place && grad.scalar_type() == place.type &&
       in_the_same_order(grad, place.view)) {
-    move_in_watched(entry, grad);
+    watched_->watch.move_in(entry, place.entry, grad.data_ptr(),
+                            reducible_dtype(grad, place.entry.name), place.hidden);
   } else if (!is_in_place) {
     move_in(place, grad);
     look_at(entry);
@@ -107,57 +88,14 @@ void FlatGradients::move_in(Place& place, const torch::Tensor& grad) {
   }
 }
 
-// 0 + g into its place, or added to what is hidden there; either way one pass.
-void FlatGradients::move_in_watched(std::size_t entry, const torch::Tensor& grad) {
-  const Place& place = places_[entry];
-  const DType dtype = place.entry.dtype;
-  const DType given = reducible_dtype(grad, place.entry.name);
-  const auto* const made = static_cast<const std::byte*>(grad.data_ptr());
-  for_each_piece(entry, [&](std::size_t piece, const plan::Stretch& where) {
-    comm::Parities seen;
-    const auto move = [&](const void* from, std::size_t first, std::size_t count) {
-      std::byte* const into =
-          memory_.data() + place.entry.offset + (where.first + first) * size_of(dtype);
-      if (!place.hidden) {
-        seen.after ^= comm::copy_watched(dtype, from, into, count);
-        return;
-      }
-      const comm::Parities part = comm::add_watched(dtype, into, from, count);
-      seen.before ^= part.before;
-      seen.after ^= part.after;
-    };
-    const std::byte* const from = made + where.first * size_of(given);
-    if (place.wide()) {
-      widened(given, from, where.count, move);
-    } else {
-      move(from, 0, where.count);
-    }
-    if (place.hidden) expect(piece, seen.before);
-    parities()[piece] = seen.after;
-  });
-}
-
 void FlatGradients::add(const FlatGradients& right, const std::vector<plan::Bucket>& buckets) {
-  if (watched()) return add_watched(right);
+  for (std::size_t entry = 0; entry < places_.size() && watched(); ++entry)
+    watched_->watch.add(entry, places_[entry].entry, right.watched_->watch);
+  if (watched()) return;
   for (const plan::Bucket& bucket : buckets) {
     const Buffer left = this->bucket(bucket);
     comm::combine(left.dtype, ReduceOp::kSum, left.data, right.bucket(bucket).data, left.data,
                   left.count);
-  }
-}
-
-void FlatGradients::add_watched(const FlatGradients& right) {
-  for (std::size_t entry = 0; entry < places_.size(); ++entry) {
-    const DType dtype = places_[entry].entry.dtype;
-    const std::size_t offset = places_[entry].entry.offset;
-    for_each_piece(entry, [&](std::size_t piece, const plan::Stretch& where) {
-      const std::size_t at = offset + where.first * size_of(dtype);
-      right.expect(piece, comm::parity(dtype, right.memory_.data() + at, where.count));
-      const comm::Parities seen =
-          comm::add_watched(dtype, memory_.data() + at, right.memory_.data() + at, where.count);
-      expect(piece, seen.before);
-      parities()[piece] = seen.after;
-    });
   }
 }
 
@@ -175,30 +113,8 @@ void FlatGradients::take(const FlatGradients& sums) {
   }
 }
 
-template <typename Body>
-void FlatGradients::for_each_piece(std::size_t entry, const Body& body) const {
-  const auto first = static_cast<std::int64_t>(watched_->pieces->first_of_entry[entry]);
-  const auto end = static_cast<std::int64_t>(watched_->pieces->first_of_entry[entry + 1]);
-  at::parallel_for(first, end, kGrain, [&](std::int64_t begin, std::int64_t stop) {
-    for (auto i = static_cast<std::size_t>(begin); i < static_cast<std::size_t>(stop); ++i)
-      body(i, watched_->pieces->all[i]);
-  });
-}
-
-void FlatGradients::expect(std::size_t piece, comm::Parity seen) const {
-  if (seen != parities()[piece])
-    watched_->faults->note(
-        {Fault::What::kGradient, watched_->pieces->all[piece], watched_->worker});
-}
-
-// Takes what lies there for right.
 void FlatGradients::look_at(std::size_t entry) {
-  if (!watched()) return;
-  const plan::Entry& of = places_[entry].entry;
-  for_each_piece(entry, [&](std::size_t piece, const plan::Stretch& where) {
-    const std::byte* const at = memory_.data() + of.offset + where.first * size_of(of.dtype);
-    parities()[piece] = comm::parity(of.dtype, at, where.count);
-  });
+  if (watched()) watched_->watch.look_at(entry, places_[entry].entry);
 }
 
 void FlatGradients::settle() {

@@ -9,8 +9,7 @@
 //
 // On a GPU gradients stay where backward made them for as long as they can: device_gradients.h.
 //
-// Watched memory keeps the parity (comm/core/parity.h) of every piece that was written, and whoever reads a piece finds
-// out whether it has changed since. All writing then goes through adopt(), settle() and add().
+// Memory that is watched for changed bits (divergence/gradient_watch.h) is written by adopt(), settle() and add() alone.
 #pragma once
 
 #include <lockstep/buffer.h>
@@ -23,7 +22,7 @@
 #include "plan/buckets.h"
 #include "plan/layout.h"
 #include "plan/slices.h"
-#include "torch/replica/fault.h"
+#include "torch/divergence/gradient_watch.h"
 #include "torch/replica/flat_memory.h"
 
 namespace lockstep::replica {
@@ -42,7 +41,8 @@ class FlatGradients {
   FlatGradients& operator=(const FlatGradients&) = delete;
 
   // `parities` has one for each piece. A fault that is found is noted as this worker's.
-  void watch(FlatMemory parities, const plan::Pieces& pieces, FirstFault& faults, int worker);
+  void watch(FlatMemory parities, const plan::Pieces& pieces, divergence::FirstFault& faults,
+             int worker);
   void unwatch() { watched_.reset(); }
   bool watched() const { return watched_.has_value(); }
   // Another worker's where memory is shared.
@@ -113,19 +113,9 @@ class FlatGradients {
  private:
   struct Watched {
     FlatMemory parities;
-    const plan::Pieces* pieces;
-    FirstFault* faults;
-    int worker;
+    divergence::GradientWatch watch;
   };
-  void move_in_watched(std::size_t entry, const torch::Tensor& grad);
-  void add_watched(const FlatGradients& right);
   void look_at(std::size_t entry);
-  void expect(std::size_t piece, comm::Parity seen) const;
-  template <typename Body>
-  void for_each_piece(std::size_t entry, const Body& body) const;
-  comm::Parity* parities() const {
-    return reinterpret_cast<comm::Parity*>(watched_->parities.data());
-  }
 
   std::optional<Watched> watched_;
 };

@@ -6,8 +6,8 @@
 
 #include <memory>
 
+#include "torch/divergence/fault.h"
 #include "torch/replica/banks.h"
-#include "torch/replica/fault.h"
 #include "torch/replica/flat_parameters.h"
 #include "torch/replica/model.h"
 #include "torch/replica/model_plan.h"
@@ -28,10 +28,13 @@ struct Parts {
   FlatParameters parameters;
   std::unique_ptr<Banks> banks;
   BufferSync buffers;
-  FirstFault faults;
+  divergence::FirstFault faults;
   std::unique_ptr<Reduction> reduction;
   Comm comm;  // last: it ends the operations that still use the memory above
 
+  const torch::Tensor& parameter(std::size_t entry) const {
+    return model.trained[plan.layout.entries()[entry].registered].tensor;
+  }
   Device device() const { return banks->front().memory().device(); }
   bool may_be_absent() const { return options.missing_gradient == MissingGradient::kZero; }
 };

@@ -81,7 +81,7 @@ class Replicated : public std::enable_shared_from_this<Replicated> {
   // All buffers, where they are on a GPU.
   const std::optional<FlatMemory>& buffer_memory() const { return parts_.buffers.on_device(); }
   Device device() const { return parts_.device(); }
-  FirstFault& faults() { return parts_.faults; }
+  divergence::FirstFault& faults() { return parts_.faults; }
   Comm& comm() { return parts_.comm; }
   const DropIn::Identity& identity() const { return drop_in_.identity(); }
 

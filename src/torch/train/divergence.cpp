@@ -25,10 +25,10 @@ std::string workers_text(const std::vector<int>& workers) {
   return fmt::format("worker{} {}", workers.size() == 1 ? "" : "s", fmt::join(workers, ", "));
 }
 
-std::string remedy_of(const replica::Fault& fault) {
+std::string remedy_of(const divergence::Fault& fault) {
   const std::string again =
       "Go on from the last checkpoint; if it happens again, without that machine";
-  if (fault.what == replica::Fault::What::kGradient) return again;
+  if (fault.what == divergence::Fault::What::kGradient) return again;
   return again +
          ". A loss or a hook that writes to parameters, as max_norm and clamping do, looks the "
          "same: "
@@ -65,9 +65,9 @@ DivergenceCheck::DivergenceCheck(replica::Replicated& model, optim::Optimizer::I
     : model_(model), optimizer_(optimizer), comm_(comm) {}
 
 double DivergenceCheck::mark(std::int64_t step) {
-  const bool has_copies = optimizer_.updates_everything() && comm_.size() > 1;
-  last_ = {step, optimizer_.applied};
-  last_.values.insert(last_.values.end(), optimizer_.resting.begin(), optimizer_.resting.end());
+  const bool has_copies = optimizer_.update->has_copies() && comm_.size() > 1;
+  last_ = {step, watch().applied()};
+  last_.values.insert(last_.values.end(), watch().resting().begin(), watch().resting().end());
   std::uint64_t digest = 0;
   for (const comm::Parity value : last_.values) digest = base::mix64(digest ^ value);
   if (!model_.faults().get()) return has_copies ? as_mark(digest) : 0;
@@ -76,7 +76,7 @@ double DivergenceCheck::mark(std::int64_t step) {
 }
 
 void DivergenceCheck::check_at_rest(std::int64_t step) {
-  optimizer_.check_at_rest();
+  optimizer_.update->check_at_rest();
   if (model_.faults().get() && !faulty_step_) faulty_step_ = step;
   throw_any_fault(step);
 }
@@ -144,7 +144,7 @@ std::vector<std::vector<comm::Parity>> DivergenceCheck::gather(const Record& min
 }
 
 std::string DivergenceCheck::describe(std::int64_t step, std::size_t place) const {
-  const std::size_t pieces = optimizer_.own_pieces().size();
+  const std::size_t pieces = watch().own().size();
   const plan::Stretch& where = model_.pieces().all[place % pieces];
   return fmt::format("step {}: workers {} {} (elements {} to {})", step,
                      place < pieces ? "have applied different gradients to"

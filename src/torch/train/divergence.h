@@ -49,6 +49,7 @@ class DivergenceCheck {
   [[noreturn]] void verdict(const Undecided& undecided);
 
  private:
+  const divergence::UpdateWatch& watch() const { return optimizer_.update->watch(); }
   struct Record {
     std::int64_t step = 0;
     std::vector<comm::Parity> values;  // gradients applied, then parameters with state; by piece

@@ -17,7 +17,7 @@ namespace lockstep::train {
 void check_parts(const TrainerParts& parts) {
   if (!parts.optimizer || !parts.train || !parts.module || !parts.loss)
     throw BadInput("a Trainer wants a module, an optimizer, training data and a loss");
-  if (optim::inside(*parts.optimizer).model != replica::Inside::of(parts.model))
+  if (optim::inside(*parts.optimizer).trained.model != replica::Inside::of(parts.model))
     throw BadInput("the Trainer's optimizer was made for another model than its own");
 }
 
@@ -82,20 +82,21 @@ namespace {
 
 // The learning rate is no part of it: it changes, and checkpoints carry it.
 void add_optimizer(optim::Optimizer& optimizer, Job& job) {
-  const optim::Optimizer::Impl& impl = optim::inside(optimizer);
+  const optim::Trained& trained = optim::inside(optimizer).trained;
+  const optim::Groups& groups = trained.groups;
   job["optimizer"] = optimizer.name();
-  job["optimizer_options"] = impl.rules.front()->options();
-  for (std::size_t group = 1; group < impl.rules.size(); ++group) {
+  job["optimizer_options"] = groups.rule(0).options();
+  for (std::size_t group = 1; group < groups.count(); ++group) {
     std::size_t members = 0;
     base::Sha256 names;
-    for (std::size_t entry = 0; entry < impl.rule_of.size(); ++entry) {
-      if (impl.rule_of[entry] != group) continue;
+    for (std::size_t entry = 0; entry < groups.entries(); ++entry) {
+      if (groups.group_of(entry) != group) continue;
       ++members;
-      names.update(impl.model->layout().entries()[entry].name + "\n");
+      names.update(trained.model->layout().entries()[entry].name + "\n");
     }
     job[fmt::format("optimizer_group_{}", group)] =
-        fmt::format("{} lr times {} for {} parameters ({})", impl.rules[group]->options(),
-                    impl.ratios[group], members, base::to_hex(names.finish()).substr(0, 8));
+        fmt::format("{} lr times {} for {} parameters ({})", groups.rule(group).options(),
+                    groups.ratio(group), members, base::to_hex(names.finish()).substr(0, 8));
   }
   job["clip_norm"] = fmt::format("{}", optimizer.clip_norm());
 }

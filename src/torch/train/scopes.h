@@ -21,15 +21,14 @@ class RunScope {
   RunScope(replica::Replicated& model, optim::Optimizer::Impl& optimizer,
            std::optional<replica::Sharded> sharded, Watched watched)
       : optimizer_(optimizer), run_(model, std::move(sharded)) {
-    optimizer_.norm_of_last_step();  // throws, if that was bad and nobody knows yet
+    optimizer_.update->norm();  // throws, if that was bad and nobody knows yet
     if (watched.gradients) model.banks().watch(model.comm(), model.faults());
     model.faults().forget();
-    optimizer_.forget_watched();
-    optimizer_.watches = watched.updates;
+    optimizer_.update->forget();
+    optimizer_.update->watch().switch_on(watched.updates);
   }
   ~RunScope() {
-    optimizer_.watches = false;
-    optimizer_.resting.clear();
+    optimizer_.update->watch().switch_on(false);
   }
   RunScope(const RunScope&) = delete;
   RunScope& operator=(const RunScope&) = delete;

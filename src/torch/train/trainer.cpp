@@ -235,17 +235,17 @@ void Trainer::State::run_step(std::int64_t step) {
     progress.exposed = milliseconds(Clock::now() - began);
     optim::Optimizer::Impl& optimizer = optim::inside(*parts.optimizer);
     model.banks().use(0);
-    optimizer.step(optim::GradientSource::everyones(model, sharded, progress.total_weight));
-    progress.exposed += milliseconds(optimizer.last_wait);
+    optimizer.update->step(optim::GradientSource::everyones(model, sharded, progress.total_weight));
+    progress.exposed += milliseconds(optimizer.update->waited());
   } else {
     run_shards(step, true);
     model.banks().use_averages();
     collect();
     progress.exposed = milliseconds(model.shards().times().exposed());
     if (hooks.on_gradients) hooks.on_gradients(step);
-    if (on_device) optim::inside(*parts.optimizer).note = on_device->note();
+    if (on_device) optim::inside(*parts.optimizer).update->take_along(on_device->note());
     parts.optimizer->step();
-    progress.exposed += milliseconds(optim::inside(*parts.optimizer).last_wait);
+    progress.exposed += milliseconds(optim::inside(*parts.optimizer).update->waited());
   }
   shard_buffers->end_step(control, shards_with_samples(step));
   if (on_device) on_device->end_step();
@@ -339,7 +339,7 @@ void Trainer::State::start_metrics() {
 void Trainer::State::collect() {
   if (auto& own = progress.on_its_way) {
     own->local.weighted_losses = on_device->losses(Deadline::after(control.timeout()));
-    optim::inside(*parts.optimizer).collect_watched();
+    optim::inside(*parts.optimizer).update->collect();
     if (divergence) own->local.mark = divergence->mark(progress.record.step);
     metrics.start(own->local, options.shards, own->total_weight);
     own.reset();
@@ -380,7 +380,7 @@ void Trainer::State::replay(const train::DivergenceCheck::Undecided& undecided) 
   for (std::int64_t step = from; step <= undecided.step; ++step) {
     run_step(step);
     if (!on_device) continue;
-    optim::inside(*parts.optimizer).collect_watched();
+    optim::inside(*parts.optimizer).update->collect();
     divergence->mark(step);
   }
   divergence->verdict(undecided);

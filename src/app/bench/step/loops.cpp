@@ -47,7 +47,7 @@ double state_megabytes(const StepJob& job, const Replica& model, optim::Optimize
     for (int worker = 0; worker < workers; ++worker) memories.insert(memory.of(worker));
   };
   add(replica::inside(model).parameters());
-  for (const auto& memory : optim::inside(optimizer).memories) add(memory);
+  for (const auto& memory : optim::inside(optimizer).trained.state.memories()) add(memory);
   double bytes = 0;
   for (const void* memory : memories)
     bytes += static_cast<double>(base::proportional_set_bytes(memory));

@@ -9,7 +9,7 @@
 
 #include "plan/layout.h"
 
-namespace lockstep::replica {
+namespace lockstep::divergence {
 
 struct Fault {
   enum class What : std::uint8_t {
@@ -49,4 +49,4 @@ class FirstFault {
   std::optional<Fault> first_;
 };
 
-}  // namespace lockstep::replica
+}  // namespace lockstep::divergence

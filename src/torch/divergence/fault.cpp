@@ -1,8 +1,8 @@
-#include "torch/replica/fault.h"
+#include "torch/divergence/fault.h"
 
 #include <fmt/format.h>
 
-namespace lockstep::replica {
+namespace lockstep::divergence {
 
 std::string Fault::text(const plan::Layout& layout) const {
   const std::string& name = layout.entries()[where.entry].name;
@@ -14,4 +14,4 @@ std::string Fault::text(const plan::Layout& layout) const {
       gradient ? "between backward and update" : "since the update before");
 }
 
-}  // namespace lockstep::replica
+}  // namespace lockstep::divergence

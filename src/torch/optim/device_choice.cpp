@@ -1,0 +1,30 @@
+#include "torch/optim/device_choice.h"
+
+#include "torch/optim/device_step.h"
+#include "torch/optim/host_update.h"
+
+namespace lockstep::optim {
+namespace {
+
+bool on_host(Device device) {
+  return device.kind == DeviceKind::kCpu;
+}
+
+}  // namespace
+
+bool wants_masters(const replica::Parts& model) {
+  return !on_host(model.device()) && replica::layout_of_sums(model.plan.layout).has_value();
+}
+
+bool can_sample(const replica::Replicated& model) {
+  return on_host(model.device());
+}
+
+std::unique_ptr<Update> make_update(Trained& trained) {
+  const device::CurrentDevice current(trained.model->device());
+  if (!on_host(trained.model->device())) return make_device_step(trained);
+  if (trained.model->gradients().shared()) return std::make_unique<SharedUpdate>(trained);
+  return std::make_unique<OwnUpdate>(trained);
+}
+
+}  // namespace lockstep::optim

@@ -1,0 +1,55 @@
+// Which rule updates which parameter, and how often each has been updated.
+#pragma once
+
+#include <cstdint>
+#include <memory>
+#include <vector>
+
+#include "torch/optim/rule.h"
+#include "torch/replica/parts.h"
+
+namespace lockstep::optim {
+
+// Threads:   one caller at a time.
+// Blocking:  never.
+// Failure:   the constructor: BadInput for members that are not the model's, or in two groups.
+// Ownership: owns the rules.
+class Groups {
+ public:
+  // rules[0] is for the parameters outside of all groups; rules[1 + i] for members[i].
+  Groups(std::vector<std::unique_ptr<Rule>> rules, const replica::Parts& model,
+         const std::vector<std::vector<torch::Tensor>>& members);
+
+  std::size_t count() const { return rules_.size(); }
+  Rule& rule(std::size_t group) { return *rules_[group]; }
+  const Rule& rule(std::size_t group) const { return *rules_[group]; }
+  const Rule& rule_of(std::size_t entry) const { return *rules_[group_of_[entry]]; }
+  std::size_t group_of(std::size_t entry) const { return group_of_[entry]; }
+  std::size_t entries() const { return group_of_.size(); }
+
+  // Of a group's learning rate to that of the first, at the beginning.
+  double ratio(std::size_t group) const { return ratios_[group]; }
+  std::vector<double> rates() const;
+  std::uint64_t digest_of_rates() const;
+
+  std::int64_t steps() const { return steps_; }
+  void set_steps(std::int64_t steps) { steps_ = steps; }
+  // One more, which leaves those parameters alone that no worker has a gradient for.
+  void count_step(const std::vector<bool>& absent);
+  // Of a parameter: without those that left it alone, as torch::optim counts.
+  std::int64_t steps_of(std::size_t entry) const {
+    return left_alone_.empty() ? steps_ : steps_ - left_alone_[entry];
+  }
+  // By entry, for models that allow it; else empty.
+  std::vector<std::int64_t>& left_alone() { return left_alone_; }
+  const std::vector<std::int64_t>& left_alone() const { return left_alone_; }
+
+ private:
+  std::vector<std::unique_ptr<Rule>> rules_;
+  std::vector<double> ratios_;
+  std::vector<std::size_t> group_of_;  // by entry of the layout
+  std::int64_t steps_ = 0;
+  std::vector<std::int64_t> left_alone_;
+};
+
+}  // namespace lockstep::optim

@@ -1,0 +1,193 @@
+#include "torch/optim/host_update.h"
+
+#include <ATen/Parallel.h>
+#include <lockstep/errors.h>
+
+#include <algorithm>
+#include <cmath>
+#include <cstring>
+
+#include "torch/optim/step_note.h"
+
+namespace lockstep::optim {
+namespace {
+
+// Pieces below which a second thread costs more than it saves.
+constexpr std::int64_t kGrain = 4;
+
+// Calls `body` with some pieces, by number, and a reader of the source, on the threads that LibTorch uses.
+template <typename Body>
+void for_each_piece(const replica::Replicated& model, divergence::PieceRange pieces,
+                    const GradientSource& source, const Body& body) {
+  const auto& entries = model.layout().entries();
+  const auto first = static_cast<std::int64_t>(pieces.begin);
+  const auto last = static_cast<std::int64_t>(pieces.end);
+  at::parallel_for(first, last, kGrain, [&](std::int64_t begin, std::int64_t end) {
+    std::optional<GradientReader> reader;
+    for (auto i = static_cast<std::size_t>(begin); i < static_cast<std::size_t>(end); ++i) {
+      const std::size_t entry = model.pieces().all[i].entry;
+      const DType dtype = entries[entry].dtype;
+      if (!reader || reader->dtype() != dtype) reader.emplace(source, entry, dtype);
+      body(i, *reader);
+    }
+  });
+}
+
+std::size_t offset_of(const plan::Entry& entry, std::size_t element) {
+  return entry.offset + element * size_of(entry.dtype);
+}
+
+}  // namespace
+
+void OwnUpdate::step(const GradientSource& source) {
+  const Said said = say_step(trained_, source);
+  if (said.cannot) std::rethrow_exception(said.cannot);
+  waited_ = {};
+  update(source);
+  waited_ += hear_step(trained_, said);
+}
+
+SharedUpdate::SharedUpdate(Trained& trained)
+    : HostUpdate(trained, [&] {
+        const auto& first_of = trained.model->pieces().first_of_worker;
+        const auto mine = static_cast<std::size_t>(trained.model->comm().rank());
+        return divergence::PieceRange{first_of[mine], first_of[mine + 1]};
+      }()) {}
+
+void SharedUpdate::step(const GradientSource& source) {
+  waited_ = hear_step(trained_, say_step(trained_, source));
+  update(source);
+}
+
+void SharedUpdate::meet() {
+  const auto began = std::chrono::steady_clock::now();
+  trained_.model->comm().barrier().wait();
+  waited_ += std::chrono::steady_clock::now() - began;
+}
+
+void SharedUpdate::hand_out(const plan::Entry& entry, const plan::Stretch& piece) const {
+  const replica::FlatMemory& parameters = trained_.model->parameters();
+  const std::size_t offset = offset_of(entry, piece.first);
+  for (int worker = 0; worker < trained_.model->comm().size(); ++worker) {
+    if (parameters.apart(worker))
+      std::memcpy(parameters.of(worker) + offset, parameters.data() + offset,
+                  piece.count * size_of(entry.dtype));
+  }
+}
+
+void HostUpdate::update(const GradientSource& source) {
+  torch::NoGradGuard no_grad;
+  last_norm_ = 0;
+  const GradientSource gradients = trained_.clip_norm > 0 ? clipped(source) : source;
+  trained_.groups.count_step(trained_.absent());
+  if (watch_.on()) {
+    const bool compares = watch_.knows();
+    watch_.begin(has_copies());
+    update_slice(gradients, divergence::Watching{watch_, compares});
+  } else {
+    update_slice(gradients, divergence::Blind{});
+  }
+  meet();
+  bump_versions();
+  trained_.model->note_update();
+}
+
+GradientSource HostUpdate::clipped(const GradientSource& source) {
+  GradientSource averages = gathered(source);
+  averages.factor = clip_factor(averages);
+  return averages;
+}
+
+// Averages in one memory. The operands stay as they are: a step that is not done may have to be done again.
+GradientSource HostUpdate::gathered(const GradientSource& source) {
+  replica::Replicated& model = *trained_.model;
+  const bool is_there = source.is(model.gradients());
+  if (is_there && source.parities.empty()) return source;
+  if (!is_there && !sums_)
+    sums_.emplace(model.comm(), model.layout().bytes(), replica::Copies::kPerHost);
+  for_each_piece(model, watch_.own(), source, [&](std::size_t number, GradientReader& gradients) {
+    const plan::Stretch& piece = model.pieces().all[number];
+    const plan::Entry& entry = model.layout().entries()[piece.entry];
+    const void* const values = read(number, gradients);
+    if (!is_there)
+      std::memcpy(sums_->data() + offset_of(entry, piece.first), values,
+                  piece.count * size_of(entry.dtype));
+  });
+  return is_there ? GradientSource::own(model) : GradientSource::of(*sums_, model.layout());
+}
+
+// What the gradients are multiplied by so that their norm is at most clip_norm.
+double HostUpdate::clip_factor(const GradientSource& averages) {
+  replica::Replicated& model = *trained_.model;
+  const plan::Layout& layout = model.layout();
+  if (!block_sums_)
+    block_sums_.emplace(model.comm(), layout.blocks() * sizeof(double), replica::Copies::kPerHost);
+  auto* const sums = reinterpret_cast<double*>(block_sums_->data());
+  for_each_piece(model, watch_.own(), averages, [&](std::size_t number, GradientReader& gradients) {
+    const plan::Stretch& piece = model.pieces().all[number];
+    const plan::Entry& entry = layout.entries()[piece.entry];
+    const auto* const values = static_cast<const std::byte*>(read(number, gradients));
+    for (std::size_t done = 0; done < piece.count; done += plan::kBlockElements) {
+      const std::size_t count = std::min(plan::kBlockElements, piece.count - done);
+      sums[entry.first_block + (piece.first + done) / plan::kBlockElements] =
+          comm::sum_of_squares(entry.dtype, values + done * size_of(entry.dtype), count);
+    }
+  });
+  meet();
+  last_norm_ = std::sqrt(plan::tree_sum({sums, layout.blocks()}));
+  if (!std::isfinite(last_norm_)) throw BadInput(diverged(last_norm_, trained_.groups.steps()));
+  const double factor = trained_.clip_norm / (last_norm_ + 1e-6);  // as torch's clip_grad_norm_
+  return std::min(factor, 1.0);
+}
+
+template <typename Observer>
+void HostUpdate::update_slice(const GradientSource& source, Observer observer) {
+  for_each_piece(*trained_.model, watch_.own(), source,
+                 [&](std::size_t number, GradientReader& gradients) {
+                   update_piece(number, gradients, observer);
+                 });
+}
+
+template <typename Observer>
+void HostUpdate::update_piece(std::size_t number, GradientReader& gradients, Observer& observer) {
+  const plan::Stretch& piece = trained_.model->pieces().all[number];
+  if (trained_.leaves_alone(piece.entry)) {
+    if constexpr (Observer::kWatches) leave_alone(number, observer.compares);
+    return;
+  }
+  const plan::Entry& entry = trained_.model->layout().entries()[piece.entry];
+  const std::size_t offset = offset_of(entry, piece.first);
+  Piece update;
+  update.dtype = entry.dtype;
+  update.parameter = trained_.model->parameters().data() + offset;
+  update.count = piece.count;
+  const auto& memories = trained_.state.memories();
+  for (std::size_t i = 0; i < memories.size(); ++i) update.state[i] = memories[i].data() + offset;
+  const Rule& rule = trained_.groups.rule_of(piece.entry);
+  const std::int64_t step = trained_.groups.steps_of(piece.entry);
+  if constexpr (Observer::kWatches) {
+    update.gradient = read(number, gradients);
+    observer.watch.saw(number, rule.update_watched(update, step), observer.compares);
+    if (observer.watch.keeps_applied())
+      observer.watch.applied(number, comm::parity(entry.dtype, update.gradient, piece.count));
+  } else {
+    update.gradient = gradients.read(piece);
+    rule.update(update, step);
+  }
+  hand_out(entry, piece);
+}
+
+// What nobody has a gradient for stays as it is; if no update has seen it yet, it is looked at for the next.
+void HostUpdate::leave_alone(std::size_t number, bool seen_before) {
+  if (watch_.keeps_applied()) watch_.applied(number, 0);
+  if (!seen_before) watch_.rests(number, parity_at_rest(trained_.model->pieces().all[number]));
+}
+
+// The gradient of a piece, and a note if it is not what was written.
+const void* HostUpdate::read(std::size_t number, GradientReader& gradients) {
+  const void* const values = gradients.read_watched(number, trained_.model->pieces().all[number]);
+  if (const auto worker = gradients.changed()) watch_.gradient_changed(number, *worker);
+  return values;
+}
+
+}  // namespace lockstep::optim

@@ -1,0 +1,67 @@
+#include "torch/optim/state_memory.h"
+
+#include <utility>
+
+#include "torch/device/device.h"
+#include "torch/optim/device_choice.h"
+#include "torch/replica/tensors.h"
+
+namespace lockstep::optim {
+
+StateMemory::StateMemory(replica::Parts& model, std::vector<std::string> names)
+    : model_(model),
+      names_(std::move(names)),
+      has_masters_(wants_masters(model)),
+      layout_(has_masters_ ? *replica::layout_of_sums(model.plan.layout) : model.plan.layout) {
+  if (has_masters_) {
+    names_.emplace_back("master");
+    versions_.assign(layout_.entries().size(), -1);
+  }
+  for (std::size_t i = 0; i < names_.size(); ++i)
+    memories_.emplace_back(model.comm, layout_.bytes(), replica::Copies::kPerHost, model.device());
+}
+
+bool StateMemory::has_master(std::size_t entry) const {
+  return has_masters_ &&
+         layout_.entries()[entry].dtype != model_.plan.layout.entries()[entry].dtype;
+}
+
+void StateMemory::refresh_masters() {
+  for (std::size_t entry = 0; entry < versions_.size(); ++entry) {
+    const torch::Tensor& parameter = model_.parameter(entry);
+    if (!has_master(entry) || parameter._version() == versions_[entry]) continue;
+    view(memories_.size() - 1, entry).copy_(parameter.detach());
+  }
+}
+
+void StateMemory::trust_masters() {
+  for (std::size_t entry = 0; entry < versions_.size(); ++entry)
+    versions_[entry] = static_cast<std::int64_t>(model_.parameter(entry)._version());
+}
+
+torch::Tensor StateMemory::view(std::size_t memory, std::size_t entry) const {
+  const torch::Tensor& parameter = model_.parameter(entry);
+  const plan::Entry& place = layout_.entries()[entry];
+  if (!has_masters_) return memories_[memory].view(place, parameter);
+  const auto wide = replica::scalar_type(place.dtype);
+  return memories_[memory].view(place, torch::empty_like(parameter, wide));
+}
+
+std::vector<NamedTensor> StateMemory::tensors() {
+  if (has_masters_) {  // those that no step has read yet
+    torch::NoGradGuard no_grad;
+    const device::CurrentDevice current(model_.device());
+    refresh_masters();
+  }
+  std::vector<NamedTensor> all;
+  for (std::size_t memory = 0; memory < names_.size(); ++memory) {
+    const bool masters = this->masters() == &memories_[memory];
+    for (std::size_t entry = 0; entry < layout_.entries().size(); ++entry) {
+      if (masters && !has_master(entry)) continue;
+      all.push_back({names_[memory] + "/" + layout_.entries()[entry].name, view(memory, entry)});
+    }
+  }
+  return all;
+}
+
+}  // namespace lockstep::optim

@@ -1,0 +1,83 @@
+// How averaged gradients become new parameters: a strategy for each place that they may be in.
+//
+//   own      each worker updates everything, in memory of its own (host_update.h)
+//   shared   where workers share memory each updates a slice and hands it out (host_update.h)
+//   device   queued on a GPU, everything (device_step.h)
+#pragma once
+
+#include <chrono>
+#include <memory>
+#include <string>
+
+#include "torch/divergence/update_watch.h"
+#include "torch/kernels/device_update.h"
+#include "torch/optim/gradient_source.h"
+#include "torch/optim/groups.h"
+#include "torch/optim/state_memory.h"
+#include "torch/replica/replicated.h"
+
+namespace lockstep::optim {
+
+// What an update works on.
+struct Trained {
+  std::shared_ptr<replica::Replicated> model;
+  Groups groups;
+  StateMemory state;
+  double clip_norm = 0;  // 0: no clipping
+
+  const torch::Tensor& parameter(std::size_t entry) const {
+    return model->parts().parameter(entry);
+  }
+  const std::vector<bool>& absent() const { return model->banks().absent(); }
+  bool leaves_alone(std::size_t entry) const { return !absent().empty() && absent()[entry]; }
+};
+
+// Threads:   one caller at a time.
+// Blocking:  step(), which is collective; on a GPU norm(), collect() and check_at_rest() wait for it.
+// Failure:   as Optimizer::step().
+// Ownership: borrows what it works on.
+class Update {
+ public:
+  Update(Trained& trained, divergence::PieceRange own)
+      : trained_(trained),
+        watch_(trained.model->pieces(), own, trained.model->faults(),
+               trained.model->comm().rank()) {}
+  virtual ~Update() = default;
+
+  virtual void step(const GradientSource& source) = 0;
+
+  // Of the gradients of the last step, before clipping; 0 without.
+  virtual double norm() = 0;
+  // Memory for clipping, so that no step has to take it.
+  virtual void prepare_clipping() {}
+  // On a GPU: what the next step takes along, in the order of the current stream, to pinned memory of the host.
+  virtual void take_along(const kernels::Note&) {}
+
+  // Whether every worker updates a copy of its own.
+  virtual bool has_copies() const = 0;
+
+  // For the divergence check: what updates have seen is known after collect().
+  divergence::UpdateWatch& watch() { return watch_; }
+  virtual void collect() {}
+  virtual void forget() { watch_.forget(); }
+  // Compares without an update: before what is there is written to a file.
+  void check_at_rest();
+
+  std::chrono::nanoseconds waited() const {
+    return waited_;
+  }  // for other workers, in the last step
+
+ protected:
+  comm::Parity parity_at_rest(const plan::Stretch& piece) const;
+  // Whoever saved a parameter for a backward to come must find out, as after torch::optim.
+  void bump_versions();
+
+  Trained& trained_;
+  divergence::UpdateWatch watch_;
+  std::chrono::nanoseconds waited_{0};
+};
+
+// "the norm of the gradients is inf at step 3: …"
+std::string diverged(double norm, std::int64_t step);
+
+}  // namespace lockstep::optim
