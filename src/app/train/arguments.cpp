@@ -308,8 +308,7 @@ std::string device_asked_for(const TrainArguments& arguments) {
   const std::string engine = arguments.engine.empty()
                                  ? base::environment("LOCKSTEP_ENGINE").value_or("")
                                  : arguments.engine;
-  const DeviceKind kind = control::device_asked("", engine, base::environment);
-  return kind == DeviceKind::kCuda ? "cuda" : "cpu";
+  return control::name(control::device_asked("", engine, base::environment));
 }
 
 void check_together(const TrainArguments& arguments) {
