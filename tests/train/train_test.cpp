@@ -79,6 +79,7 @@ TEST_F(Train, DrawsABarOnATerminalAndEndsOnCtrlC) {
   terminal.type("\x03");
   EXPECT_EQ(terminal.finish(seconds(30)), 130);
   EXPECT_THAT(terminal.screen(), HasSubstr("Stopped after"));
+  EXPECT_THAT(terminal.screen(), HasSubstr("\r\033[Klockstep: passed SIGINT on"));
   EXPECT_TRUE(fs::exists(path("run/checkpoint.safetensors")));
 }
 
@@ -210,7 +211,18 @@ TEST_F(Train, RefusesWhatItCannotUnderstandBeforeItStartsAnything) {
   expect_refusal(finished({"--momentum", "1e999"}), "--momentum 1e999: give a finite number", 2);
   expect_refusal(finished({"--checkpoint", "/sys/run", "--quiet"}), "/sys/run: ", 2);
   expect_refusal(finished({"--report", path("none/report.json")}), "there is no directory", 2);
+  expect_refusal(finished({"--report", "-"}), "--report -: give the name of a file", 2);
   expect_refusal(finished({"--engine", "pigeon", "--quiet"}), "pigeon", 2);
+}
+
+TEST_F(Train, StepsThatAreNotInTheLogAreNotVerified) {
+  report_of({"--steps", "3", "--hashes", path("log")});
+  const auto until = [&](const std::string& step) {
+    return finished({"--steps", "3", "--quiet", "--verify", path("log"), "--until", step});
+  };
+  const Command whole = until("2");
+  EXPECT_EQ(whole.exit_code(), 0) << whole.err();
+  expect_refusal(until("9"), "steps 3 to 9 were not compared", 2);
 }
 
 // More workers than any host has GPUs: the same on hosts with and without one, but for the reason. A driver takes its time
