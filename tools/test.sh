@@ -1,7 +1,7 @@
 #!/usr/bin/env bash
 # Everything a change must pass. `short` takes some 15 minutes on 2 cores; `full` adds the long ones.
 #
-#   1. checks of form: clang-format, function size, layers (the last as part of the tests)
+#   1. checks of form: clang-format, function size, classes; layers as part of the tests
 #   2. the tests, optimised build
 #   3. the tests again under address+undefined and under thread sanitizers (everything below torch/), which are built
 #      behind the tests before them
@@ -19,6 +19,7 @@ step() { printf '\n== %s\n' "$*"; }
 step "form"
 git ls-files '*.h' '*.cpp' | xargs clang-format-14 --dry-run -Werror
 tools/check_functions.py
+tools/check_classes.py
 
 # build_behind PRESET: builds it behind the tests that run now, which wait as much as they compute; the least priority
 # keeps out of their way. A process group of its own, to be ended with this script.

@@ -16,6 +16,7 @@
 #include <memory>
 
 #include "base/check.h"
+#include "base/files.h"
 
 namespace lockstep::base {
 namespace {
@@ -85,14 +86,6 @@ bool lock_now(int fd) {
   return ::flock(fd, LOCK_EX | LOCK_NB) == 0;
 }
 
-// The name still means this file: its writer may have come to its end, and another begun.
-bool is_named(int fd, int directory, const char* name) {
-  struct stat file {};
-  struct stat named {};
-  return ::fstat(fd, &file) == 0 && ::fstatat(directory, name, &named, AT_SYMLINK_NOFOLLOW) == 0 &&
-         file.st_ino == named.st_ino && file.st_dev == named.st_dev;
-}
-
 }  // namespace
 
 AtomicFile::AtomicFile(std::string path, Temporary temporary) : path_(std::move(path)) {
@@ -135,7 +128,9 @@ void AtomicFile::remove_stale() const {
     if (!name.starts_with(prefix) || !is_writer_id(name.substr(prefix.size()))) continue;
     const Fd stale(
         ::openat(directory_.get(), entry->d_name, O_RDWR | O_NOFOLLOW | O_NONBLOCK | O_CLOEXEC));
-    if (stale && lock_now(stale.get()) && is_named(stale.get(), directory_.get(), entry->d_name)) {
+    if (!stale || !lock_now(stale.get())) continue;
+    // Its writer may have come to its end, and another begun.
+    if (is_named(stale.get(), directory_.get(), entry->d_name, AT_SYMLINK_NOFOLLOW)) {
       ::unlinkat(directory_.get(), entry->d_name, 0);
     }
   }

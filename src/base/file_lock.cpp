@@ -4,7 +4,6 @@
 #include <fmt/format.h>
 #include <lockstep/errors.h>
 #include <sys/file.h>
-#include <sys/stat.h>
 #include <unistd.h>
 
 #include <algorithm>
@@ -14,6 +13,7 @@
 #include <cstring>
 #include <thread>
 
+#include "base/files.h"
 #include "base/log.h"
 
 namespace lockstep::base {
@@ -21,14 +21,6 @@ namespace {
 
 constexpr std::chrono::milliseconds kPause{20};
 constexpr std::size_t kMostOfHolder = 200;
-
-// The holder before may have removed the file, and the next one made another, since it was opened.
-bool is_named(int fd, const std::string& path) {
-  struct stat file {};
-  struct stat named {};
-  return ::fstat(fd, &file) == 0 && ::stat(path.c_str(), &named) == 0 &&
-         file.st_ino == named.st_ino && file.st_dev == named.st_dev;
-}
 
 // For messages only: a full disk is no reason to refuse the lock.
 void sign(int fd) {
@@ -46,7 +38,8 @@ std::optional<FileLock> FileLock::take(const std::string& path, Deadline deadlin
     if (!file)
       throw BadInput(fmt::format("cannot make the lock file {}: {}", path, std::strerror(errno)));
     const bool locked = ::flock(file.get(), LOCK_EX | LOCK_NB) == 0;
-    if (locked && is_named(file.get(), path)) {
+    // The holder before may have removed the file.
+    if (locked && is_named(file.get(), AT_FDCWD, path.c_str(), 0)) {
       sign(file.get());
       return FileLock(path, std::move(file));
     }

@@ -1,6 +1,7 @@
 #include "base/files.h"
 
 #include <dirent.h>
+#include <fcntl.h>
 #include <sys/stat.h>
 #include <unistd.h>
 
@@ -50,6 +51,13 @@ std::string link_target(const std::string& path) {
   std::array<char, PATH_MAX> target{};
   const ssize_t length = ::readlink(path.c_str(), target.data(), target.size());
   return length <= 0 ? "" : std::string(target.data(), static_cast<std::size_t>(length));
+}
+
+bool is_named(int fd, int directory, const char* name, int flags) {
+  struct stat file {};
+  struct stat named {};
+  return ::fstat(fd, &file) == 0 && ::fstatat(directory, name, &named, flags) == 0 &&
+         file.st_ino == named.st_ino && file.st_dev == named.st_dev;
 }
 
 std::string join_path(const std::string& directory, const std::string& name) {

@@ -20,6 +20,10 @@ std::vector<std::string> names_in(const std::string& directory);
 // What a symbolic link points to; empty if there is none.
 std::string link_target(const std::string& path);
 
+// Whether a name, relative to an open directory or AT_FDCWD, still means this open file: the file may have been removed, and
+// another made, since it was opened. `flags` as for fstatat(2).
+bool is_named(int fd, int directory, const char* name, int flags);
+
 std::string join_path(const std::string& directory, const std::string& name);
 
 // Of "a/b/c" "a/b"; of "c" "."; of "/c" "/".

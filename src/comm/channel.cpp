@@ -6,6 +6,8 @@
 #include <numeric>
 #include <utility>
 
+#include "comm/device_collectives.h"
+
 namespace lockstep::comm {
 
 Channel::Channel(Group group)
@@ -14,7 +16,9 @@ Channel::Channel(Group group)
 // The queues' threads end only when their operations have: operations that nobody will wait for are
 // ended by ending the link.
 Channel::~Channel() {
-  if (collectives_.idle() && messages_.idle() && (!device_ || device_->idle())) return;
+  if (collectives_.idle() && messages_.idle() &&
+      (device_.made() == nullptr || device_.made()->idle()))
+    return;
   const int rank = group_.link->rank();
   group_.link->fail({ErrorKind::kPeerLost,
                      {rank},
@@ -32,23 +36,22 @@ std::shared_ptr<Channel> Channel::of_world(std::shared_ptr<Link> link, const Com
 }
 
 std::shared_ptr<Exchange> Channel::exchange(const Header& header) {
-  if (!std::exchange(looked_for_board_, true)) {
+  Setting setting = group_.setting(Group::Lane::kCollectives, scratch_);
+  setting.board = board_.get([this] {
     try {
-      board_ = group_.link->make_board(group_.id, group_.members);
+      return group_.link->make_board(group_.id, group_.members);
     } catch (const Error& error) {
       group_.link->fail(failure_from(error));
       throw;
     }
-  }
-  Setting setting = group_.setting(Group::Lane::kCollectives, scratch_);
-  setting.board = board_.get();
+  });
   return std::make_shared<Exchange>(setting, header, Deadline::after(group_.timeout));
 }
 
 // On a board a short operation can show what it has at once, if nothing is under way before it. Then nobody waits for
 // this worker, and no thread needs to be woken.
 std::shared_ptr<Exchange> Channel::begin(const Header& header, OnCard on_card) {
-  if (!on_card.fits || !collectives_.idle() || (looked_for_board_ && !board_)) return nullptr;
+  if (!on_card.fits || !collectives_.idle() || board_.missing()) return nullptr;
   auto begun = exchange(header);
   if (!begun->has_board()) return nullptr;
   begun->begin(on_card.data);
@@ -86,17 +89,15 @@ Work Channel::queue(const Header& header, const What& what, std::function<void(E
 }
 
 DeviceGroup* Channel::device() {
-  if (!std::exchange(looked_for_device_, true)) {
-    device_ = group_.link->make_device_group(group_.members, group_.timeout);
-  }
-  return device_.get();
+  return device_.get(
+      [this] { return group_.link->make_device_group(group_.members, group_.timeout); });
 }
 
 // Everybody is met before anything is queued on a device: what waits there for a worker that does something else waits
 // for ever.
 Work Channel::device_collective(Header header, What what, DeviceTask task) {
   require_alive();
-  auto point = device_->mark(task);
+  auto point = device_.made()->mark(task);
   header.device = DeviceKind::kCuda;
   header.sequence = sequence_++;
   header.call = call_;
@@ -106,7 +107,7 @@ Work Channel::device_collective(Header header, What what, DeviceTask task) {
                                     const std::shared_ptr<Exchange> here = exchange(header);
                                     here->meet(here->peers());
                                     here->finish();
-                                    return device_->start(*here, task, *point);
+                                    return device_.made()->start(*here, task, *point);
                                   });
   // A worker that is alone waits for nobody, so there is nothing that a thread could do better.
   if (group_.size() == 1 && collectives_.idle()) {
@@ -158,22 +159,12 @@ void Channel::require_alive() const {
   if (const auto failure = group_.link->failure()) raise(*failure);
 }
 
-void Channel::require_on_cpu(const Buffer& data) const {
-  if (data.device.kind != DeviceKind::kCpu) {
-    throw BadInput("messages carry memory of the CPU; use a collective for memory of a device");
-  }
-}
-
 void Channel::require_usable(const Buffer& data) {
   if (data.count > 0 && data.data == nullptr) {
     throw BadInput(fmt::format("a buffer of {} elements has no memory", data.count));
   }
   if (size_of(data.dtype) == 0) throw BadInput("a buffer has no known dtype");
-  if (data.device.kind == DeviceKind::kCpu) return;
-  if (device() == nullptr) {
-    throw BadInput(fmt::format("the {} engine moves memory of the CPU only", engine_));
-  }
-  device_->require_usable(data);
+  require_device_of(*this, data);
 }
 
 void Channel::require_rank(int rank, const char* role) const {

@@ -10,6 +10,7 @@
 #include <set>
 #include <span>
 #include <string>
+#include <utility>
 #include <vector>
 
 #include "comm/executor.h"
@@ -28,6 +29,23 @@ struct What {
 struct OnCard {
   bool fits = false;
   std::span<const Buffer> data{};
+};
+
+// A part of an engine that is made when it is first needed, where the engine has it. The engine is asked once.
+template <typename Part>
+class OnDemand {
+ public:
+  template <typename Make>
+  Part* get(Make&& make) {
+    if (!std::exchange(asked_, true)) part_ = make();
+    return part_.get();
+  }
+  Part* made() const { return part_.get(); }  // null also before anybody needed it
+  bool missing() const { return asked_ && !part_; }
+
+ private:
+  std::unique_ptr<Part> part_;
+  bool asked_ = false;
 };
 
 // Threads:   one caller at a time, as the Comm above it; its queues' threads stay inside. Channels
@@ -79,7 +97,6 @@ class Channel {
   // BadInput, or what ended the link.
   void require_alive() const;
   void require_usable(const Buffer& data);
-  void require_on_cpu(const Buffer& data) const;
   void require_rank(int rank, const char* role) const;
 
  private:
@@ -97,12 +114,8 @@ class Channel {
   std::set<std::uint32_t> channels_;
   std::map<std::vector<int>, std::uint64_t> splits_;  // how often each list was split off
   Scratch scratch_;
-  std::unique_ptr<Board>
-      board_;  // of the collectives, from the first of them on, if the engine has any
-  bool looked_for_board_ = false;
-  std::unique_ptr<DeviceGroup>
-      device_;  // from the first buffer on a device on, if the engine has any
-  bool looked_for_device_ = false;
+  OnDemand<Board> board_;         // of the collectives
+  OnDemand<DeviceGroup> device_;  // for buffers on a device
   Executor collectives_;
   Messages messages_;
 };

@@ -4,10 +4,11 @@
 #include <algorithm>
 #include <cstring>
 
-#include "base/hash.h"
 #include "comm/algorithms/algorithms.h"
 #include "comm/channel.h"
 #include "comm/choice.h"
+#include "comm/collective_header.h"
+#include "comm/device_collectives.h"
 #include "comm/share.h"
 #include "plan/tree.h"
 
@@ -15,21 +16,12 @@ namespace lockstep {
 namespace {
 
 using comm::Cut;
+using comm::DeviceCollectives;
+using comm::digest;
 using comm::Exchange;
 using comm::Header;
+using comm::header_of;
 using comm::Kind;
-
-Header header_of(Kind kind, const Buffer& data) {
-  Header header;
-  header.kind = kind;
-  header.dtype = data.dtype;
-  header.count = data.count;
-  return header;
-}
-
-bool on_device(const Buffer& data) {
-  return data.device.kind != DeviceKind::kCpu;
-}
 
 comm::ReduceRule rule_of(const ReduceOptions& options, const Buffer& data) {
   const bool floating =
@@ -42,35 +34,9 @@ comm::ReduceRule rule_of(const ReduceOptions& options, const Buffer& data) {
   return {options.op, options.factor};
 }
 
-// Devices run what is bit-stable for every world, and what their makers offer.
-comm::Choice choose_on_device(Algorithm asked, int shards, int workers) {
-  if (asked == Algorithm::kAutomatic || asked == Algorithm::kDirect || workers == 1)
-    return {Algorithm::kDirect, "direct"};
-  if (asked != Algorithm::kNative) {
-    return {Algorithm::kDirect,
-            fmt::format("direct (asked for {}: GPUs run direct or native)", name(asked))};
-  }
-  if (shards == workers) return {asked, name(asked)};
-  return {Algorithm::kDirect, "direct (asked for native: it takes one partial per worker)"};
-}
-
-comm::Choice choose(Algorithm asked, int shards, const comm::Group& group, const Buffer& data) {
-  if (on_device(data)) return choose_on_device(asked, shards, group.size());
+comm::Choice choose(Algorithm asked, int shards, const comm::Group& group) {
   const bool native = group.link->has_native_all_reduce() && group.link->size() == group.size();
   return comm::choose(asked, shards, group.size(), native);
-}
-
-comm::DeviceTask reduction_of(Kind kind, const comm::Choice& choice, comm::ReduceRule rule,
-                              std::vector<comm::Spread> partials, int shards,
-                              const comm::Spread& result) {
-  comm::DeviceTask task;
-  task.kind = kind;
-  task.algorithm = choice.algorithm;
-  task.fold = rule.fold(result.dtype());
-  task.partials = std::move(partials);
-  task.shards = shards;
-  task.result = result;
-  return task;
 }
 
 void run_all_reduce(Exchange& exchange, Algorithm algorithm, Buffer data, comm::ReduceRule rule) {
@@ -95,13 +61,6 @@ void run_all_reduce(Exchange& exchange, Algorithm algorithm, Buffer data, comm::
 // What a collective shows on its card, if it runs there at all and the data fit.
 comm::OnCard short_one(bool on_board, const Buffer& data) {
   return {on_board && data.bytes() <= comm::kCardBytes, {&data, 1}};
-}
-
-// The counts of a cut as one number, so that workers with different cuts find out.
-std::uint32_t digest(const std::vector<std::size_t>& counts) {
-  std::uint64_t mixed = counts.size();
-  for (const std::size_t count : counts) mixed = base::mix64(mixed ^ count);
-  return static_cast<std::uint32_t>(mixed);
 }
 
 Cut cut_of(const std::vector<std::size_t>& counts, const Buffer& data, int workers) {
@@ -145,7 +104,7 @@ const std::string& Comm::engine() const {
 
 Work Comm::send(int to, Buffer data) {
   channel_->require_alive();
-  channel_->require_on_cpu(data);
+  comm::require_on_cpu(data);
   channel_->require_usable(data);
   channel_->require_rank(to, "the receiver of a message");
   if (to == rank()) throw BadInput("a worker cannot send a message to itself");
@@ -154,7 +113,7 @@ Work Comm::send(int to, Buffer data) {
 
 Work Comm::recv(int from, Buffer data) {
   channel_->require_alive();
-  channel_->require_on_cpu(data);
+  comm::require_on_cpu(data);
   channel_->require_usable(data);
   channel_->require_rank(from, "the sender of a message");
   if (from == rank()) throw BadInput("a worker cannot receive a message from itself");
@@ -163,7 +122,7 @@ Work Comm::recv(int from, Buffer data) {
 
 bool Comm::try_recv(int from, Buffer data) {
   channel_->require_alive();
-  channel_->require_on_cpu(data);
+  comm::require_on_cpu(data);
   channel_->require_usable(data);
   channel_->require_rank(from, "the sender of a message");
   if (from == rank()) throw BadInput("a worker cannot receive a message from itself");
@@ -173,19 +132,16 @@ bool Comm::try_recv(int from, Buffer data) {
 Work Comm::all_reduce(Buffer data, ReduceOptions options) {
   channel_->require_usable(data);
   const comm::ReduceRule rule = rule_of(options, data);
-  if (size() == 1 && !on_device(data)) {
+  if (auto device = DeviceCollectives::of(*channel_, data))
+    return device->all_reduce(data, rule, options.algorithm);
+  if (size() == 1) {
     comm::scale(data.dtype, rule.factor, data.data, data.data, data.count);
     return {};
   }
-  const comm::Choice choice = choose(options.algorithm, size(), channel_->group(), data);
+  const comm::Choice choice = choose(options.algorithm, size(), channel_->group());
   Header header = header_of(Kind::kAllReduce, data);
   header.op = options.op;
   header.algorithm = choice.algorithm;
-  if (on_device(data)) {
-    return channel_->device_collective(
-        header, {"all_reduce", choice.how},
-        reduction_of(Kind::kAllReduce, choice, rule, {data}, size(), data));
-  }
   return channel_->collective(
       header, {"all_reduce", choice.how},
       [data, rule, algorithm = choice.algorithm](Exchange& exchange) {
@@ -199,25 +155,15 @@ Work Comm::all_reduce(std::vector<Buffer> pieces, ReduceOptions options) {
   if (pieces.empty()) return all_reduce(Buffer{}, options);
   const comm::Spread spread(std::move(pieces));
   const Buffer& first = spread.parts().front();
-  std::vector<std::size_t> counts;
   for (const Buffer& piece : spread.parts()) {
     channel_->require_usable(piece);
-    if (!on_device(piece))
-      throw BadInput("pieces that lie apart are reduced on a device: pass one buffer of the CPU");
     if (piece.dtype != first.dtype || !(piece.device == first.device))
       throw BadInput("the pieces of a reduction must have one dtype and one device");
-    counts.push_back(piece.count);
   }
-  const comm::ReduceRule rule = rule_of(options, first);
-  const comm::Choice choice = choose(options.algorithm, size(), channel_->group(), first);
-  Header header = header_of(Kind::kAllReduce, first);
-  header.op = options.op;
-  header.algorithm = choice.algorithm;
-  header.count = spread.count();
-  header.detail = digest(counts);
-  return channel_->device_collective(
-      header, {"all_reduce", choice.how},
-      reduction_of(Kind::kAllReduce, choice, rule, {spread}, size(), spread));
+  auto device = DeviceCollectives::of(*channel_, first);
+  if (!device)
+    throw BadInput("pieces that lie apart are reduced on a device: pass one buffer of the CPU");
+  return device->all_reduce(spread, rule_of(options, first), options.algorithm);
 }
 
 Work Comm::reduce(std::vector<Buffer> partials, int shards, Buffer result, ReduceOptions options) {
@@ -238,18 +184,15 @@ Work Comm::reduce(std::vector<Buffer> partials, int shards, Buffer result, Reduc
       throw BadInput("partials and result must have one count, one dtype and one device");
     }
   }
-  const comm::Choice choice = choose(options.algorithm, shards, channel_->group(), result);
+  const comm::ReduceRule rule = rule_of(options, result);
+  if (auto device = DeviceCollectives::of(*channel_, result))
+    return device->reduce({partials.begin(), partials.end()}, shards, result, rule,
+                          options.algorithm);
+  const comm::Choice choice = choose(options.algorithm, shards, channel_->group());
   Header header = header_of(Kind::kReduce, result);
   header.op = options.op;
   header.algorithm = choice.algorithm;
   header.detail = static_cast<std::uint32_t>(shards);
-  const comm::ReduceRule rule = rule_of(options, result);
-  if (on_device(result)) {
-    return channel_->device_collective(
-        header, {"reduce", choice.how},
-        reduction_of(Kind::kReduce, choice, rule, {partials.begin(), partials.end()}, shards,
-                     result));
-  }
   const auto body = [partials = std::move(partials), shards, result, rule,
                      algorithm = choice.algorithm](Exchange& exchange) {
     if (algorithm == Algorithm::kDirect) {
@@ -265,7 +208,7 @@ Work Comm::reduce(std::vector<Buffer> partials, int shards, Buffer result, Reduc
 }
 
 Algorithm Comm::runs(Algorithm asked, int shards) const {
-  return choose(asked, shards, channel_->group(), {}).algorithm;
+  return choose(asked, shards, channel_->group()).algorithm;
 }
 
 Work Comm::reduce_scatter(Buffer data, const std::vector<std::size_t>& counts,
@@ -278,18 +221,15 @@ Work Comm::reduce_scatter(Buffer data, const std::vector<std::size_t>& counts,
   }
   const Cut cut = cut_of(counts, data, size());
   const comm::ReduceRule rule = rule_of(options, data);
-  if (size() == 1 && !on_device(data)) {
+  if (auto device = DeviceCollectives::of(*channel_, data))
+    return device->reduce_scatter(data, cut, digest(counts), rule);
+  if (size() == 1) {
     comm::scale(data.dtype, rule.factor, data.data, data.data, data.count);
     return {};
   }
   Header header = header_of(Kind::kReduceScatter, data);
   header.op = options.op;
   header.detail = digest(counts);
-  if (on_device(data)) {
-    auto task = reduction_of(Kind::kReduceScatter, {}, rule, {data}, size(), data);
-    task.counts = cut.counts();
-    return channel_->device_collective(header, {"reduce_scatter", "direct"}, std::move(task));
-  }
   return channel_->collective(
       header, {"reduce_scatter", "direct"},
       [data, cut, rule](Exchange& exchange) {
@@ -302,15 +242,10 @@ Work Comm::all_gather(Buffer data, const std::vector<std::size_t>& counts) {
   channel_->require_usable(data);
   const Cut cut = cut_of(counts, data, size());
   if (size() == 1) return {};
+  if (auto device = DeviceCollectives::of(*channel_, data))
+    return device->all_gather(data, cut, digest(counts));
   Header header = header_of(Kind::kAllGather, data);
   header.detail = digest(counts);
-  if (on_device(data)) {
-    comm::DeviceTask task;
-    task.kind = Kind::kAllGather;
-    task.result = data;
-    task.counts = cut.counts();
-    return channel_->device_collective(header, {"all_gather", "direct"}, std::move(task));
-  }
   const Buffer mine = cut.of(data, rank());
   return channel_->collective(
       header, {"all_gather", "direct"},
@@ -322,15 +257,9 @@ Work Comm::broadcast(Buffer data, int root) {
   channel_->require_usable(data);
   channel_->require_rank(root, "the root of a broadcast");
   if (size() == 1) return {};
+  if (auto device = DeviceCollectives::of(*channel_, data)) return device->broadcast(data, root);
   Header header = header_of(Kind::kBroadcast, data);
   header.detail = static_cast<std::uint32_t>(root);
-  if (on_device(data)) {
-    comm::DeviceTask task;
-    task.kind = Kind::kBroadcast;
-    task.result = data;
-    task.root = root;
-    return channel_->device_collective(header, {"broadcast", "native"}, std::move(task));
-  }
   return channel_->collective(
       header, {"broadcast", "tree"},
       [data, root](Exchange& exchange) { comm::tree_broadcast(exchange, data, root); },
@@ -351,10 +280,7 @@ std::shared_ptr<SharedArena> Comm::share(std::size_t bytes) {
 
 std::shared_ptr<DeviceArena> Comm::device_arena(Device device, std::size_t bytes) {
   channel_->require_alive();
-  if (device.kind == DeviceKind::kCpu || channel_->device() == nullptr) {
-    throw BadInput(fmt::format("the {} engine has no memory of {}", engine(), device.text()));
-  }
-  return channel_->device()->make_arena(device, bytes);
+  return comm::make_device_arena(*channel_, device, bytes);
 }
 
 void Comm::leave(const std::string& why) noexcept {

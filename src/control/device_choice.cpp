@@ -3,6 +3,8 @@
 #include <fmt/format.h>
 #include <lockstep/errors.h>
 
+#include <cstdlib>
+
 namespace lockstep::control {
 namespace {
 
@@ -40,6 +42,14 @@ DeviceKind device_asked(const std::string& device, const std::string& engine,
   return kind;
 }
 
+const char* name(DeviceKind kind) noexcept {
+  return kind == DeviceKind::kCuda ? "cuda" : "cpu";
+}
+
+std::string engine_for(DeviceKind kind) {
+  return kind == DeviceKind::kCuda ? "nccl" : "";
+}
+
 GpuChoice choose_gpu(const Place& place, const cuda::FoundGpus& found, const Lookup& lookup) {
   if (found.count < 1) throw Unavailable(found.missing);
   if (place.local_size <= found.count) return {place.local_rank, {}};
@@ -57,6 +67,14 @@ GpuChoice choose_gpu(const Place& place, const cuda::FoundGpus& found, const Loo
   choice.variables.emplace_back("NCCL_HOSTID", fmt::format("lockstep-rank-{}", place.rank));
   if (place.local_size == place.size) choice.variables.emplace_back("NCCL_SOCKET_IFNAME", "lo");
   return choice;
+}
+
+Device take_device(DeviceKind kind, const Place& place, cuda::Gpus& gpus, const Lookup& lookup) {
+  if (kind == DeviceKind::kCpu) return {};
+  const auto choice = choose_gpu(place, gpus.find(), lookup);
+  gpus.use(choice.index);
+  for (const auto& [name, value] : choice.variables) ::setenv(name.c_str(), value.c_str(), 0);
+  return {kind, choice.index};
 }
 
 }  // namespace lockstep::control

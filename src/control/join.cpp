@@ -51,7 +51,7 @@ milliseconds timeout_of(const JoinOptions& options) {
 
 // Shared memory on one host; between hosts what was built for it.
 std::string default_engine(const Place& place, DeviceKind device) {
-  if (device == DeviceKind::kCuda) return "nccl";
+  if (auto engine = control::engine_for(device); !engine.empty()) return engine;
   if (place.local_size == place.size) return "shm";
   std::string hint;
   for (const EngineInfo& engine : engines()) {
@@ -66,15 +66,6 @@ std::string default_engine(const Place& place, DeviceKind device) {
 std::string engine_asked(const JoinOptions& options) {
   if (!options.engine.empty()) return options.engine;
   return base::environment("LOCKSTEP_ENGINE").value_or("");
-}
-
-// Before anybody is met: every worker that cannot have a GPU says so at once.
-Device take_device(DeviceKind kind, const Place& place, cuda::Gpus& gpus) {
-  if (kind == DeviceKind::kCpu) return {};
-  const auto choice = control::choose_gpu(place, gpus.find(), base::environment);
-  gpus.use(choice.index);
-  for (const auto& [name, value] : choice.variables) ::setenv(name.c_str(), value.c_str(), 0);
-  return {DeviceKind::kCuda, choice.index};
 }
 
 std::string secret_of(const Place& place) {
@@ -182,7 +173,7 @@ World control::Joining::join(const JoinOptions& options, cuda::Gpus& gpus) {
   const milliseconds timeout = timeout_of(options);
   const std::string asked = engine_asked(options);
   const DeviceKind kind = device_asked(options.device, asked, base::environment);
-  const Device device = take_device(kind, place, gpus);
+  const Device device = control::take_device(kind, place, gpus, base::environment);
   const std::string launcher = name(place.launcher);
   if (place.size == 1) {
     World::State state{std::move(place), 1, launcher, device, connect_one(asked, timeout)};

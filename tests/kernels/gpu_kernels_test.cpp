@@ -150,10 +150,10 @@ class CapturedStep {
   CapturedStep() : layout_({{"w", DType::kFloat32, kCount}}) {
     task_.range = {device_tables_.view(), tables_.all(), DType::kFloat32};
     task_.numbers = numbers_.data();
-    task_.parameters = parameters_.data();
-    task_.states[0] = means_.data();
-    task_.states[1] = variances_.data();
-    task_.gradients = {DType::kFloat32, gradients_.data(), nullptr};
+    task_.parameters = device_.parameter.data();
+    task_.states[0] = device_.mean.data();
+    task_.states[1] = device_.variance.data();
+    task_.gradients = {DType::kFloat32, device_.gradient.data(), nullptr};
     task_.factor = clip_.factor();
     task_.skip = clip_.skip();
   }
@@ -186,42 +186,56 @@ class CapturedStep {
     for (std::size_t i = 0; i < squares.size(); ++i) {
       const plan::Stretch block = layout_.block(i);
       squares[i] =
-          comm::sum_of_squares(DType::kFloat32, gradient_.data() + block.first, block.count);
+          comm::sum_of_squares(DType::kFloat32, host_.gradient.data() + block.first, block.count);
     }
     const double norm = std::sqrt(plan::tree_sum(squares));
     std::vector<float> gradient(kCount);
-    comm::scale(DType::kFloat32, std::min(1.0, kMost / (norm + 1e-6)), gradient_.data(),
+    comm::scale(DType::kFloat32, std::min(1.0, kMost / (norm + 1e-6)), host_.gradient.data(),
                 gradient.data(), kCount);
-    kernels::adam(DType::kFloat32, parameter_.data(), gradient.data(),
-                  {mean_.data(), variance_.data()}, kCount, step);
+    kernels::adam(DType::kFloat32, host_.parameter.data(), gradient.data(),
+                  {host_.mean.data(), host_.variance.data()}, kCount, step);
   }
   void expect_the_same() {
     std::vector<float> there(kCount);
-    cuda::check(
-        cudaMemcpy(there.data(), parameters_.data(), kCount * sizeof(float), cudaMemcpyDefault),
-        "cudaMemcpy");
-    EXPECT_TRUE(same_bits(there, parameter_));
+    cuda::check(cudaMemcpy(there.data(), device_.parameter.data(), kCount * sizeof(float),
+                           cudaMemcpyDefault),
+                "cudaMemcpy");
+    EXPECT_TRUE(same_bits(there, host_.parameter));
   }
 
  private:
+  // What a step of Adam reads and writes, here and there.
+  struct OnHost {
+    std::vector<float> parameter = rough_elements<float>(kCount, 1);
+    std::vector<float> gradient = rough_elements<float>(kCount, 2);
+    std::vector<float> mean = std::vector<float>(kCount);
+    std::vector<float> variance = std::vector<float>(kCount);
+  };
+  struct OnDevice {
+    explicit OnDevice(const OnHost& host)
+        : parameter(host.parameter),
+          gradient(host.gradient),
+          mean(host.mean),
+          variance(host.variance) {}
+
+    DeviceArray<float> parameter;
+    DeviceArray<float> gradient;
+    DeviceArray<float> mean;
+    DeviceArray<float> variance;
+  };
+
   void queue() {
     kernels::queue_squares({task_.range, task_.gradients, false, clip_.squares()}, stream_.get());
     kernels::queue_clip(clip_.task(kMost), stream_.get());
     kernels::queue_update(task_, stream_.get());
   }
 
-  std::vector<float> parameter_ = rough_elements<float>(kCount, 1);
-  std::vector<float> gradient_ = rough_elements<float>(kCount, 2);
-  std::vector<float> mean_ = std::vector<float>(kCount);
-  std::vector<float> variance_ = std::vector<float>(kCount);
+  OnHost host_;
   plan::Layout layout_;
   kernels::ChunkTables tables_{layout_, plan::plan_pieces(layout_, 1)};
   kernels::DeviceTables device_tables_{tables_};
   kernels::ClipMemory clip_{layout_.blocks()};
-  DeviceArray<float> parameters_{parameter_};
-  DeviceArray<float> gradients_{gradient_};
-  DeviceArray<float> means_{mean_};
-  DeviceArray<float> variances_{variance_};
+  OnDevice device_{host_};
   DeviceArray<kernels::element::AdamNumbers<double>> numbers_{1};
   cuda::Stream stream_ = cuda::make_stream();
   kernels::UpdateTask task_;
@@ -294,13 +308,13 @@ class Speed {
   explicit Speed(DType dtype, bool masters)
       : layout_(gpt_layout(dtype)), dtype_(dtype), kept_(masters ? DType::kFloat32 : dtype) {
     const std::size_t wide = masters ? tables_.wide_bytes() : layout_.bytes();
-    for (DeviceArray<std::byte>* const memory : {&parameters_, &gradients_})
+    for (DeviceArray<std::byte>* const memory : {&model_.parameters, &model_.gradients})
       *memory = filled(layout_.bytes(), dtype);
-    for (DeviceArray<std::byte>* const memory : {&masters_, &means_, &variances_})
+    for (DeviceArray<std::byte>* const memory : {&model_.masters, &model_.means, &model_.variances})
       *memory = filled(wide, kept_);
     std::vector<const void*> entries;
     for (const plan::Entry& entry : layout_.entries())
-      entries.push_back(gradients_.data() + entry.offset);
+      entries.push_back(model_.gradients.data() + entry.offset);
     entries_ = DeviceArray<const void*>(entries);
     const kernels::AdamStep step{1e-5, 0.9, 0.999, 1e-8, 0.1, true, 10};
     numbers_ = DeviceArray<kernels::element::AdamNumbers<double>>(
@@ -314,12 +328,12 @@ class Speed {
     kernels::UpdateTask task;
     task.range = range();
     task.numbers = numbers_.data();
-    task.parameters = parameters_.data();
-    if (kept_ != dtype_) task.masters = reinterpret_cast<float*>(masters_.data());
+    task.parameters = model_.parameters.data();
+    if (kept_ != dtype_) task.masters = reinterpret_cast<float*>(model_.masters.data());
     task.wide_states = kept_ != dtype_;
-    task.states[0] = means_.data();
-    task.states[1] = variances_.data();
-    task.gradients = {dtype_, gradients_.data(), nullptr};
+    task.states[0] = model_.means.data();
+    task.states[1] = model_.variances.data();
+    task.gradients = {dtype_, model_.gradients.data(), nullptr};
     return task;
   }
   kernels::UpdateTask loose_task() const {
@@ -355,8 +369,8 @@ class Speed {
   double copy_speed() {
     const std::size_t bytes = layout_.bytes();
     return speed_of(stream_.get(), 2.0 * static_cast<double>(bytes), [&] {
-      cuda::check(cudaMemcpyAsync(variances_.data(), means_.data(), bytes, cudaMemcpyDefault,
-                                  stream_.get()),
+      cuda::check(cudaMemcpyAsync(model_.variances.data(), model_.means.data(), bytes,
+                                  cudaMemcpyDefault, stream_.get()),
                   "cudaMemcpyAsync");
     });
   }
@@ -369,12 +383,16 @@ class Speed {
   }
   double gather_speed() {
     return speed_of(stream_.get(), 2.0 * static_cast<double>(layout_.bytes()), [&] {
-      kernels::queue_gather({range(), entries_.data(), means_.data(), dtype_, false},
+      kernels::queue_gather({range(), entries_.data(), model_.means.data(), dtype_, false},
                             stream_.get());
     });
   }
 
  private:
+  struct Model {
+    DeviceArray<std::byte> parameters, gradients, masters, means, variances;
+  };
+
   static DeviceArray<std::byte> filled(std::size_t bytes, DType dtype) {
     constexpr std::size_t kPattern = std::size_t{1} << 20;
     std::vector<std::byte> pattern(kPattern * size_of(dtype));
@@ -400,7 +418,7 @@ class Speed {
   DType kept_;
   kernels::ChunkTables tables_{layout_, plan::plan_pieces(layout_, 1)};
   kernels::DeviceTables device_tables_{tables_};
-  DeviceArray<std::byte> parameters_, gradients_, masters_, means_, variances_;
+  Model model_;
   DeviceArray<const void*> entries_;
   DeviceArray<kernels::element::AdamNumbers<double>> numbers_;
   std::array<DeviceArray<unsigned long long>, 3> words_;

@@ -22,12 +22,15 @@
 #include "tests/torch/folder.h"
 #include "tests/torch/nets.h"
 #include "tests/torch/own_process.h"
+#include "torch/device/instructions.h"
+#include "torch/device/loaded_function.h"
 
 namespace lockstep::testing {
 namespace {
 
 using ::testing::HasSubstr;
 using ::testing::Not;
+using ::testing::StartsWith;
 
 constexpr float kLeast = std::numeric_limits<float>::min();
 
@@ -144,12 +147,14 @@ TEST(JobArithmetic, TheEnvironmentOfTheLibrariesIsPartOfIt) {
     // The values say nothing of what a variable is.
     const Variable mode("ONEDNN_LOCKSTEP_TEST", "NUM_THREADS_VERBOSE");
     const Variable domain("MKL_DOMAIN_NUM_THREADS", "MKL_BLAS=2");
+    const Variable blocks("OPENBLAS_BLOCK_FACTOR", "2");
     const Variable verbose("DNNL_LOCKSTEP_VERBOSE", "0");
     const Variable threads("MKL_NUM_THREADS", "1");
     with_more = train::arithmetic_environment();
   }
   EXPECT_THAT(with_more, HasSubstr("ONEDNN_LOCKSTEP_TEST=NUM_THREADS_VERBOSE"));
   EXPECT_THAT(with_more, HasSubstr("MKL_DOMAIN_NUM_THREADS=MKL_BLAS=2"));
+  EXPECT_THAT(with_more, HasSubstr("OPENBLAS_BLOCK_FACTOR=2"));
   EXPECT_THAT(with_more, Not(HasSubstr("DNNL_LOCKSTEP_VERBOSE")));
   EXPECT_THAT(with_more, Not(HasSubstr("MKL_NUM_THREADS")));
   EXPECT_EQ(train::arithmetic_environment(), before);
@@ -164,6 +169,21 @@ TEST(JobArithmetic, OnAGpuTheEnvironmentOfItsLibrariesIsPartOfItToo) {
   EXPECT_THAT(on_gpu, HasSubstr("NVIDIA_TF32_OVERRIDE=0"));
   EXPECT_THAT(on_gpu, Not(HasSubstr("LOGINFO")));
   EXPECT_THAT(train::arithmetic_environment(), Not(HasSubstr("CUBLAS")));
+}
+
+// What oneDNN may use on this processor is for it to say; that a name of it is there is not.
+TEST(JobArithmetic, TheInstructionsOfItsLibrariesArePartOfIt) {
+  const std::string said = train::arithmetic_in_use().at("instructions");
+  EXPECT_THAT(said, StartsWith("ATen "));
+  EXPECT_THAT(said, Not(HasSubstr("unknown")));
+  if (device::loaded_function<void()>("openblas_get_corename") != nullptr)
+    EXPECT_THAT(said, HasSubstr(", OpenBLAS "));
+  if (device::loaded_function<void()>("dnnl_get_effective_cpu_isa") != nullptr)
+    EXPECT_THAT(said, HasSubstr(", oneDNN "));
+  EXPECT_EQ(device::aten_instructions_in("- NNPACK\n  - CPU capability usage: AVX2\n  - x"),
+            "AVX2");
+  EXPECT_EQ(device::aten_instructions_in("CPU capability usage: NO AVX"), "NO AVX");
+  EXPECT_EQ(device::aten_instructions_in("- NNPACK"), "unknown");
 }
 
 TEST(JobArithmetic, TheDeviceIsPartOfIt) {

@@ -13,6 +13,7 @@
 namespace lockstep::testing {
 namespace {
 
+using ::testing::ContainsRegex;
 using ::testing::Not;
 
 TEST_F(Train, WritesAReportWithEverythingThatCanBeAsked) {
@@ -78,6 +79,7 @@ TEST_F(Train, DrawsABarOnATerminalAndEndsOnCtrlC) {
   terminal.type("\x03");
   EXPECT_EQ(terminal.finish(seconds(30)), 130);
   EXPECT_THAT(terminal.screen(), HasSubstr("Stopped after"));
+  EXPECT_THAT(terminal.screen(), HasSubstr("\r\033[Klockstep: passed SIGINT on"));
   EXPECT_TRUE(fs::exists(path("run/checkpoint.safetensors")));
 }
 
@@ -209,7 +211,18 @@ TEST_F(Train, RefusesWhatItCannotUnderstandBeforeItStartsAnything) {
   expect_refusal(finished({"--momentum", "1e999"}), "--momentum 1e999: give a finite number", 2);
   expect_refusal(finished({"--checkpoint", "/sys/run", "--quiet"}), "/sys/run: ", 2);
   expect_refusal(finished({"--report", path("none/report.json")}), "there is no directory", 2);
+  expect_refusal(finished({"--report", "-"}), "--report -: give the name of a file", 2);
   expect_refusal(finished({"--engine", "pigeon", "--quiet"}), "pigeon", 2);
+}
+
+TEST_F(Train, StepsThatAreNotInTheLogAreNotVerified) {
+  report_of({"--steps", "3", "--hashes", path("log")});
+  const auto until = [&](const std::string& step) {
+    return finished({"--steps", "3", "--quiet", "--verify", path("log"), "--until", step});
+  };
+  const Command whole = until("2");
+  EXPECT_EQ(whole.exit_code(), 0) << whole.err();
+  expect_refusal(until("9"), "steps 3 to 9 were not compared", 2);
 }
 
 // More workers than any host has GPUs: the same on hosts with and without one, but for the reason. A driver takes its time
@@ -334,23 +347,50 @@ TEST_F(Train, WhatFallsBackToSharedMemorySendsNothing) {
   }
 }
 
-// Workers that something else has started, with options of their own.
-TEST_F(Train, AWorkerWithAnotherArithmeticIsAMismatchAndAnOpenChoiceIsTheLeaders) {
-  const auto workers = [&](const std::string& leaders, const std::string& others) {
+// Workers that something else has started, each with options and variables of its own.
+class TrainWorkers : public Train {
+ protected:
+  struct Own {
+    std::string options;
+    std::string variables;  // "A=1 B=2"
+  };
+  Command workers(const Own& leader, const Own& other) {
     const std::string program =
         (fs::path(LOCKSTEP_BINARY).parent_path() / "lockstep-train").string();
+    const auto command_of = [&](const Own& own) {
+      return "exec env " + own.variables + " " + quoted(program) +
+             " --model cnn --data synthetic --workers 2 --global-batch 8 --steps 1 --quiet " +
+             own.options + " --report " + quoted(path("report.json"));
+    };
     const std::string script =
-        "if [ $RANK = 0 ]; then own='" + leaders + "'; else own='" + others + "'; fi; exec " +
-        quoted(program) +
-        " --model cnn --data synthetic --workers 2 --global-batch 8 --steps 1 --quiet $own"
-        " --report " +
-        quoted(path("report.json"));
+        "if [ $RANK = 0 ]; then " + command_of(leader) + "; else " + command_of(other) + "; fi";
     Command command({LOCKSTEP_BINARY, "run", "-q", "-n", "2", "--", "/bin/sh", "-c", script},
                     {marker_});
     EXPECT_TRUE(command.finish(seconds(60)));
     return command;
-  };
-  const auto denormals = workers("--flush-denormal on", "--flush-denormal off");
+  }
+};
+
+// What the libraries say of themselves, not what their variables say.
+TEST_F(TrainWorkers, AWorkerWhoseLibrariesUseOtherInstructionsIsAMismatch) {
+#if !defined(__x86_64__)
+  GTEST_SKIP() << "LibTorch has one set of instructions here";
+#endif
+  const std::string both =
+      "instructions is ATen [A-Z0-9 ]+, .* on rank [01] and ATen [A-Z0-9 ]+, .* on rank [01];";
+  const auto aten = workers({}, {"", "ATEN_CPU_CAPABILITY=default"});
+  EXPECT_NE(aten.exit_code(), 0);
+  EXPECT_THAT(aten.err(), ContainsRegex(both));
+  if (aten.err().find("OpenBLAS") == std::string::npos) return;
+  const auto blas = workers({"", "OPENBLAS_CORETYPE=Nehalem"}, {"", "OPENBLAS_CORETYPE=Haswell"});
+  EXPECT_NE(blas.exit_code(), 0);
+  EXPECT_THAT(blas.err(), ContainsRegex(both));
+  EXPECT_THAT(blas.err(), ContainsRegex("OpenBLAS Nehalem[^;]* on rank 0"));
+  EXPECT_THAT(blas.err(), ContainsRegex("OpenBLAS Haswell[^;]* on rank 1"));
+}
+
+TEST_F(TrainWorkers, AnotherArithmeticIsAMismatchAndAnOpenChoiceIsTheLeaders) {
+  const auto denormals = workers({"--flush-denormal on", ""}, {"--flush-denormal off", ""});
   EXPECT_NE(denormals.exit_code(), 0);
   EXPECT_THAT(denormals.err(), HasSubstr("flush_denormal is off on rank 1 and on on rank 0"));
 
@@ -360,7 +400,7 @@ TEST_F(Train, AWorkerWithAnotherArithmeticIsAMismatchAndAnOpenChoiceIsTheLeaders
 #else
   constexpr bool kOn = false;
 #endif
-  EXPECT_EQ(workers(kOn ? "--onednn on" : "--onednn off", "").exit_code(), 0);
+  EXPECT_EQ(workers({kOn ? "--onednn on" : "--onednn off", ""}, {}).exit_code(), 0);
   std::ifstream file(path("report.json"));
   EXPECT_EQ(nlohmann::json::parse(file)["onednn"], kOn);
 }

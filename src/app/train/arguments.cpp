@@ -238,6 +238,7 @@ void check_paths(const TrainArguments& arguments) {
        {std::pair{"--report", arguments.report}, std::pair{"--hashes", arguments.hashes}}) {
     const std::string folder = base::parent_path(path);
     if (path.empty()) continue;
+    if (path == "-") refuse(fmt::format("{} -: give the name of a file", option));
     if (base::is_directory(path)) refuse(fmt::format("{} {}: it is a directory", option, path));
     if (path == arguments.data) refuse(fmt::format("{} {}: that is the data", option, path));
     if (folder == arguments.checkpoint &&
@@ -308,8 +309,7 @@ std::string device_asked_for(const TrainArguments& arguments) {
   const std::string engine = arguments.engine.empty()
                                  ? base::environment("LOCKSTEP_ENGINE").value_or("")
                                  : arguments.engine;
-  const DeviceKind kind = control::device_asked("", engine, base::environment);
-  return kind == DeviceKind::kCuda ? "cuda" : "cpu";
+  return control::name(control::device_asked("", engine, base::environment));
 }
 
 void check_together(const TrainArguments& arguments) {

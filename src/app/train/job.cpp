@@ -124,9 +124,8 @@ TrainerParts make_parts(const TrainArguments& arguments, World& world, const Dat
   const auto schedule = make_schedule(arguments, data.train->size());
   // Around forward and loss. Each weight is used once: a cache would keep nothing but what a CUDA graph must not.
   const auto precision = [half = arguments.precision.starts_with("bf16"),
-                          on_gpu = world.device().kind == DeviceKind::kCuda] {
-    return Autocast(on_gpu ? torch::kCUDA : torch::kCPU, torch::kBFloat16,
-                    {.enabled = half, .cache_weights = false});
+                          where = torch::Device(world.device()).type()] {
+    return Autocast(where, torch::kBFloat16, {.enabled = half, .cache_weights = false});
   };
   return {model,
           net,
@@ -231,8 +230,7 @@ std::string opening(const TrainArguments& arguments, World& world, const Trainer
       arguments.model, arguments.data,
       with_commas(static_cast<std::int64_t>(parts.model.parameter_count())),
       with_commas(parts.train->size()), world.size(), world.size() == 1 ? "" : "s",
-      world.comm().engine(), world.device().kind == DeviceKind::kCuda ? ", cuda" : "",
-      arguments.global_batch);
+      world.comm().engine(), arguments.device == "cuda" ? ", cuda" : "", arguments.global_batch);
 }
 
 // Where it is kept, how often, and how to change that.

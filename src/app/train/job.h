@@ -37,6 +37,9 @@ void stop_requested() noexcept;
 std::string to_json(const TrainArguments& arguments, const TrainReport& report);
 std::string summary(const TrainArguments& arguments, const TrainReport& report);
 
+// BadInput when --until names a step that --verify has not come to.
+void check_verified(const TrainArguments& arguments, const TrainReport& report);
+
 // For a job that was stopped early: one line that says how far it came and how it goes on.
 std::string how_to_go_on(const TrainArguments& arguments, const TrainReport& report);
 

@@ -134,7 +134,10 @@ int run(const std::vector<std::string>& texts) {
   }
   world.comm().barrier().wait();
   if (report.result.stopped) return kStoppedEarly;
-  if (world.leader()) check_said();
+  if (world.leader()) {
+    check_said();
+    check_verified(arguments, report);
+  }
   return 0;
 }
 

@@ -1,4 +1,5 @@
 #include <fmt/format.h>
+#include <lockstep/errors.h>
 
 #include <nlohmann/json.hpp>
 
@@ -76,6 +77,14 @@ std::string to_json(const TrainArguments& arguments, const TrainReport& report) 
   if (!result.checkpoint.empty()) json["checkpoint"] = result.checkpoint;
   // A path may hold any bytes.
   return json.dump(2, ' ', false, nlohmann::json::error_handler_t::replace) + "\n";
+}
+
+void check_verified(const TrainArguments& arguments, const TrainReport& report) {
+  const std::int64_t next = report.result.first_step + report.result.verified;
+  if (arguments.until < next) return;
+  throw BadInput(fmt::format(
+      "--until {}: steps {} to {} were not compared, because {} or the job ends before them",
+      arguments.until, next, arguments.until, arguments.verify));
 }
 
 std::string summary(const TrainArguments& arguments, const TrainReport& report) {

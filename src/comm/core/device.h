@@ -18,6 +18,11 @@ namespace lockstep::comm {
 
 class Exchange;
 
+// As it follows a count of elements: nothing for memory of the CPU.
+inline const char* text_of_memory(DeviceKind kind) {
+  return kind == DeviceKind::kCuda ? " on GPUs" : "";
+}
+
 // One collective, as plain data.
 struct DeviceTask {
   Kind kind = Kind::kAllReduce;

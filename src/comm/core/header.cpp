@@ -8,6 +8,7 @@
 
 #include "base/bytes.h"
 #include "base/hash.h"
+#include "comm/core/device.h"
 
 namespace lockstep::comm {
 namespace {
@@ -49,7 +50,7 @@ std::string describe_operation(const Header& header) {
   std::string text = fmt::format("{} #{}", name(header.kind), header.sequence);
   if (header.kind == Kind::kBarrier) return text;
   text += fmt::format(" of {} {}{}", header.count, lockstep::name(header.dtype),
-                      header.device == DeviceKind::kCuda ? " on GPUs" : "");
+                      text_of_memory(header.device));
   const auto digest = [&](const char* what) {
     return header.detail != 0 ? fmt::format("{} {:08x}", what, header.detail) : std::string();
   };

@@ -133,14 +133,12 @@ void Communicator::copy(void* to, const void* from, std::size_t bytes) {
 }
 
 std::byte* Communicator::scratch(std::size_t bytes) {
-  if (bytes > scratch_bytes_) {
-    if (scratch_ != nullptr) api_->release(scratch_, stream_);
-    scratch_ = nullptr;
-    scratch_bytes_ = 0;
-    scratch_ = api_->take(bytes, stream_);
-    scratch_bytes_ = bytes;
+  if (bytes > scratch_.bytes) {
+    const Scratch before = std::exchange(scratch_, {});
+    if (before.data != nullptr) api_->release(before.data, stream_);
+    scratch_ = {api_->take(bytes, stream_), bytes};
   }
-  return static_cast<std::byte*>(scratch_);
+  return static_cast<std::byte*>(scratch_.data);
 }
 
 NcclHandle Communicator::take_handle() noexcept {
@@ -215,11 +213,10 @@ void Communicator::close() noexcept {
 void Communicator::release_stream() noexcept {
   const std::lock_guard lock(mutex_);
   if (!stuck_) {
-    if (scratch_ != nullptr) api_->release(scratch_, stream_);
+    if (scratch_.data != nullptr) api_->release(scratch_.data, stream_);
     api_->destroy_stream(stream_);
   }
-  scratch_ = nullptr;
-  scratch_bytes_ = 0;
+  scratch_ = {};
   stream_ = nullptr;
 }
 

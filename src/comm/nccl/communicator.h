@@ -71,6 +71,11 @@ class Communicator {
   bool has_registered(void* data) const;
 
  private:
+  // Of all operations, one after the other.
+  struct Scratch {
+    void* data = nullptr;
+    std::size_t bytes = 0;
+  };
   struct Registered {
     std::size_t bytes = 0;
     void* registration = nullptr;
@@ -87,8 +92,7 @@ class Communicator {
   int rank_;
   int size_;
   StreamHandle stream_ = nullptr;
-  void* scratch_ = nullptr;
-  std::size_t scratch_bytes_ = 0;
+  Scratch scratch_;
   std::shared_ptr<std::atomic<bool>> aborted_;
   std::mutex abort_mutex_;
   mutable std::mutex mutex_;  // of all below

@@ -10,6 +10,7 @@
 
 #include "comm/shm/shm_board.h"
 #include "comm/shm/shm_peer.h"
+#include "comm/shm/shm_workers.h"
 
 namespace lockstep::comm {
 namespace {
@@ -19,24 +20,24 @@ constexpr std::size_t kLeastData = 4096;
 // Looks at the doorbell before sleeping; about 20 µs. With more workers than cores somebody else needs the core.
 constexpr int kSpins = 2000;
 constexpr int kSpinsWhenCrowded = 20;
-// A wait for a peer's notice looks at its life as well.
-constexpr std::chrono::milliseconds kLookInterval{5};
 
 class ShmLink : public Link, public std::enable_shared_from_this<ShmLink> {
  public:
   explicit ShmLink(ShmWorld world);
   ~ShmLink() override;
 
-  int rank() const override { return rank_; }
-  int size() const override { return static_cast<int>(segments_.size()); }
+  int rank() const override { return workers_.rank(); }
+  int size() const override { return workers_.size(); }
   std::string engine() const override { return "shm"; }
   std::unique_ptr<Transfer> send(int peer, Slot slot, const void* data, std::size_t bytes) override;
   std::unique_ptr<Transfer> recv(int peer, Slot slot, void* data, std::size_t bytes) override;
   void fail(const Failure& failure) noexcept override;
   std::optional<Failure> failure() const override;
   void tell(const Failure& failure) noexcept override;
-  std::optional<Failure> heard_from(int peer, Deadline deadline) noexcept override;
-  std::optional<Failure> end_of(int rank) const override;
+  std::optional<Failure> heard_from(int peer, Deadline deadline) noexcept override {
+    return workers_.heard_from(peer, deadline);
+  }
+  std::optional<Failure> end_of(int rank) const override { return workers_.end_of(rank); }
   Host* host() override { return &host_; }
   std::unique_ptr<Board> make_board(std::uint64_t group, std::span<const int> members) override {
     return boards_->make(group, members);
@@ -50,7 +51,7 @@ class ShmLink : public Link, public std::enable_shared_from_this<ShmLink> {
   class ShmTransfer;
   using Lock = std::unique_lock<std::mutex>;
 
-  SegmentHead& own() const { return segments_[static_cast<std::size_t>(rank_)].head(); }
+  SegmentHead& own() const { return workers_.own().head(); }
   ShmPeer& peer_at(int rank) { return *peers_[static_cast<std::size_t>(rank)]; }
   static bool settled(const Post& post) {
     return post.state != PostState::kPosted || post.cancelled;
@@ -63,7 +64,7 @@ class ShmLink : public Link, public std::enable_shared_from_this<ShmLink> {
   void drive(Lock& lock, const Post& post, Deadline deadline);
   void sleep(Lock& lock, std::uint32_t seen, Deadline deadline);
   bool move_all();
-  bool read_from(int rank, ShmPeer& peer);
+  bool read_from(ShmPeer& peer);
   void handle(ShmPeer& peer, const Frame& frame);
   void take_message(ShmPeer& peer, const Frame& frame);
   void take_data(ShmPeer& peer, const Frame& frame);
@@ -71,7 +72,7 @@ class ShmLink : public Link, public std::enable_shared_from_this<ShmLink> {
   bool write_to(ShmPeer& peer);
   bool begin_sends(ShmPeer& peer);
   bool stream_sends(ShmPeer& peer);
-  void look_at_life(int rank, ShmPeer& peer);
+  void look_at_life(ShmPeer& peer);
   std::optional<Failure> trouble_with(int rank) const;
   void end_peer(ShmPeer& peer, const Failure& failure);
   void fail_posts(ShmPeer& peer, const Failure& failure);
@@ -82,10 +83,8 @@ class ShmLink : public Link, public std::enable_shared_from_this<ShmLink> {
   [[noreturn]] void refuse(const ShmPeer& peer, const char* what) const;
 
   int pid_ = ::getpid();
-  int rank_;
-  std::vector<Segment> segments_;
+  ShmWorkers workers_;
   std::vector<std::unique_ptr<ShmPeer>> peers_;  // none for this worker
-  std::vector<std::atomic<bool>> dead_;
   int spins_ = 0;
   Host host_;
   std::unique_ptr<Boards> boards_;
@@ -110,36 +109,29 @@ class ShmLink::ShmTransfer : public Transfer {
   PostPtr post_;
 };
 
-ShmLink::ShmLink(ShmWorld world)
-    : rank_(world.rank), segments_(std::move(world.segments)), dead_(segments_.size()) {
+ShmLink::ShmLink(ShmWorld world) : workers_(world.rank, std::move(world.segments)) {
   try {
     equip(std::move(world));
   } catch (const std::exception& error) {
-    fail(failure_of(rank_, error));  // the others take the world for formed
+    fail(failure_of(rank(), error));  // the others take the world for formed
     throw;
   }
 }
 
 void ShmLink::equip(ShmWorld world) {
-  const bool crowded = segments_.size() > std::thread::hardware_concurrency();
+  const bool crowded = static_cast<unsigned>(size()) > std::thread::hardware_concurrency();
   spins_ = crowded ? kSpinsWhenCrowded : kSpins;
   host_.secret = std::move(world.secret);
   host_.world = std::move(world.name);
-  boards_ = std::make_unique<Boards>(
-      BoardSetting{segments_, rank_, spins_, [this](int rank) { return trouble_with(rank); }});
-  const Segment& mine = segments_[static_cast<std::size_t>(rank_)];
-  for (int rank = 0; rank < size(); ++rank) {
-    peers_.push_back(rank == rank_
-                         ? nullptr
-                         : std::make_unique<ShmPeer>(segments_[static_cast<std::size_t>(rank)],
-                                                     mine, rank_, rank));
+  boards_ = std::make_unique<Boards>(BoardSetting{
+      workers_.segments(), rank(), spins_, [this](int other) { return trouble_with(other); }});
+  for (int other = 0; other < size(); ++other) {
+    peers_.push_back(other == rank() ? nullptr
+                                     : std::make_unique<ShmPeer>(workers_.of(other), workers_.own(),
+                                                                 rank(), other));
   }
-  watcher_ = std::make_unique<Watcher>(std::move(world.watched), [this](int rank) {
-    dead_[static_cast<std::size_t>(rank)].store(true);
-    segments_[static_cast<std::size_t>(rank_)].ring_bell();
-    segments_[static_cast<std::size_t>(rank_)].ring_board_bell();
-    futex_wake_all(segments_[static_cast<std::size_t>(rank)].head().told.there);
-  });
+  watcher_ = std::make_unique<Watcher>(std::move(world.watched),
+                                       [this](int other) { workers_.note_death(other); });
 }
 
 ShmLink::~ShmLink() {
@@ -147,7 +139,7 @@ ShmLink::~ShmLink() {
     static_cast<void>(watcher_.release());
     return;
   }
-  fail({ErrorKind::kPeerLost, {rank_}, fmt::format("rank {} has left the world", rank_)});
+  fail({ErrorKind::kPeerLost, {rank()}, fmt::format("rank {} has left the world", rank())});
 }
 
 std::unique_ptr<Transfer> ShmLink::send(int peer, Slot slot, const void* data, std::size_t bytes) {
@@ -165,9 +157,9 @@ std::unique_ptr<Transfer> ShmLink::send(int peer, Slot slot, const void* data, s
     post->state = PostState::kFailed;
     post->failure = failure;
   } else {
-    post->asks = to.asks_first(bytes);
-    post->number = to.next_number++;
-    to.to_begin.push_back(post);
+    post->asks = to.sends.asks_first(bytes);
+    post->number = to.sends.next_number++;
+    to.sends.to_begin.push_back(post);
     if (write_to(to)) to.segment->ring_bell();
     spread_news();
   }
@@ -184,14 +176,14 @@ std::unique_ptr<Transfer> ShmLink::recv(int peer, Slot slot, void* data, std::si
   const Lock lock(mutex_);
   ShmPeer& from = peer_at(peer);
   const auto& over = failure_ ? failure_ : from.failure;
-  const auto arrived = from.arrived.find(slot);
+  const auto arrived = from.receives.arrived.find(slot);
   // What came whole before its sender ended is given; what was only announced will never come.
-  const bool there = arrived != from.arrived.end() && !failure_ &&
+  const bool there = arrived != from.receives.arrived.end() && !failure_ &&
                      !(from.failure && arrived->second.front().announced);
   if (there) {
     ShmArrival first = std::move(arrived->second.front());
     arrived->second.pop_front();
-    if (arrived->second.empty()) from.arrived.erase(arrived);
+    if (arrived->second.empty()) from.receives.arrived.erase(arrived);
     try {
       match(from, post, std::move(first));
     } catch (const Error& error) {
@@ -204,7 +196,7 @@ std::unique_ptr<Transfer> ShmLink::recv(int peer, Slot slot, void* data, std::si
     post->state = PostState::kFailed;
     post->failure = over;
   } else {
-    from.wanted[slot].push_back(post);
+    from.receives.wanted[slot].push_back(post);
   }
   return transfer;
 }
@@ -231,7 +223,7 @@ void ShmLink::cancel(Post& post) {
   const Lock lock(mutex_);
   post.cancelled = true;
   changed_.notify_all();
-  segments_[static_cast<std::size_t>(rank_)].ring_bell();
+  workers_.own().ring_bell();
 }
 
 // Moves bytes for everybody until `post` is settled.
@@ -262,11 +254,11 @@ void ShmLink::sleep(Lock& lock, std::uint32_t seen, Deadline deadline) {
 // True if something moved, in or out.
 bool ShmLink::move_all() {
   bool moved = false;
-  for (int rank = 0; rank < size(); ++rank) {
-    if (rank == rank_) continue;
-    ShmPeer& peer = peer_at(rank);
+  for (int other = 0; other < size(); ++other) {
+    if (other == rank()) continue;
+    ShmPeer& peer = peer_at(other);
     if (peer.failure) continue;
-    moved = read_from(rank, peer) || moved;
+    moved = read_from(peer) || moved;
     if (!peer.failure && write_to(peer)) {
       peer.segment->ring_bell();
       moved = true;
@@ -276,9 +268,9 @@ bool ShmLink::move_all() {
 }
 
 // What a peer wrote before it ended is still read.
-bool ShmLink::read_from(int rank, ShmPeer& peer) {
+bool ShmLink::read_from(ShmPeer& peer) {
   const bool over = peer.segment->head().ended.there.load(std::memory_order_acquire) != 0 ||
-                    dead_[static_cast<std::size_t>(rank)].load();
+                    workers_.is_dead(peer.rank);
   const std::size_t most = peer.segment->ring_bytes();  // at a time: others wait for the lock
   std::size_t taken = 0;
   std::size_t told = 0;
@@ -299,29 +291,20 @@ bool ShmLink::read_from(int rank, ShmPeer& peer) {
     return true;
   } catch (const std::exception&) {
     fail_locked(
-        {ErrorKind::kUnavailable, {rank_}, fmt::format("rank {} has no memory left", rank_)});
+        {ErrorKind::kUnavailable, {rank()}, fmt::format("rank {} has no memory left", rank())});
     return true;
   }
   if (read && peer.in.writer_starves()) peer.segment->ring_bell();
   if (taken >= most) return true;
   if (over) {
-    look_at_life(rank, peer);
+    look_at_life(peer);
     return true;
   }
   return read;
 }
 
-void ShmLink::look_at_life(int rank, ShmPeer& peer) {
-  if (const auto end = end_of(rank)) end_peer(peer, *end);
-}
-
-// Why another worker has ended, as far as is known here; nothing if it has not.
-std::optional<Failure> ShmLink::end_of(int rank) const {
-  const bool dead = dead_[static_cast<std::size_t>(rank)].load();  // before the look at its notice
-  const auto& head = segments_[static_cast<std::size_t>(rank)].head();
-  if (auto notice = read_notice(head.ended)) return notice;
-  if (!dead) return std::nullopt;
-  return Failure{ErrorKind::kPeerLost, {rank}, fmt::format("rank {} died", rank)};
+void ShmLink::look_at_life(ShmPeer& peer) {
+  if (const auto end = end_of(peer.rank)) end_peer(peer, *end);
 }
 
 std::optional<Failure> ShmLink::trouble_with(int rank) const {
@@ -340,21 +323,21 @@ void ShmLink::handle(ShmPeer& peer, const Frame& frame) {
       break;
   }
   peer.in.take(frame, nullptr);
-  const auto asked = peer.asked.find(frame.number);
-  if (asked == peer.asked.end()) return;  // withdrawn
-  peer.streaming.push_back(asked->second);
-  peer.asked.erase(asked);
+  const auto asked = peer.sends.asked.find(frame.number);
+  if (asked == peer.sends.asked.end()) return;  // withdrawn
+  peer.sends.streaming.push_back(asked->second);
+  peer.sends.asked.erase(asked);
 }
 
 void ShmLink::take_message(ShmPeer& peer, const Frame& frame) {
   ShmArrival arrival{frame.number, frame.total, frame.kind == Frame::Kind::kAsk, {}};
   if (!arrival.announced && frame.bytes != frame.total) refuse(peer, "is not as long as it says");
   arrival.bytes.resize(frame.bytes);  // first: it may throw
-  const auto wanted = peer.wanted.find(frame.slot);
-  if (wanted != peer.wanted.end()) {
+  const auto wanted = peer.receives.wanted.find(frame.slot);
+  if (wanted != peer.receives.wanted.end()) {
     const PostPtr post = wanted->second.front();
     wanted->second.pop_front();
-    if (wanted->second.empty()) peer.wanted.erase(wanted);
+    if (wanted->second.empty()) peer.receives.wanted.erase(wanted);
     if (!arrival.announced && frame.total <= post->bytes) {
       peer.in.take(frame, post->data);
       return settle(*post);
@@ -363,7 +346,7 @@ void ShmLink::take_message(ShmPeer& peer, const Frame& frame) {
     return match(peer, post, std::move(arrival));
   }
   peer.in.take(frame, arrival.bytes.data());
-  peer.arrived[frame.slot].push_back(std::move(arrival));
+  peer.receives.arrived[frame.slot].push_back(std::move(arrival));
 }
 
 void ShmLink::match(ShmPeer& peer, const PostPtr& post, ShmArrival arrival) {
@@ -375,11 +358,12 @@ void ShmLink::match(ShmPeer& peer, const PostPtr& post, ShmArrival arrival) {
   post->total = arrival.total;
   if (arrival.announced) {
     post->number = arrival.number;
-    if (!peer.receiving.emplace(arrival.number, post).second) {
+    if (!peer.receives.granted.emplace(arrival.number, post).second) {
       settle_failed(*post, {ErrorKind::kMismatch, {post->peer}, "a message was announced twice"});
       refuse(peer, "was announced twice");
     }
-    peer.grants.push_back({Frame::Kind::kGrant, 0, post->slot, arrival.number, arrival.total});
+    peer.receives.grants.push_back(
+        {Frame::Kind::kGrant, 0, post->slot, arrival.number, arrival.total});
     return;
   }
   if (!arrival.bytes.empty()) std::memcpy(post->data, arrival.bytes.data(), arrival.bytes.size());
@@ -387,38 +371,38 @@ void ShmLink::match(ShmPeer& peer, const PostPtr& post, ShmArrival arrival) {
 }
 
 void ShmLink::take_data(ShmPeer& peer, const Frame& frame) {
-  const auto found = peer.receiving.find(frame.number);
-  if (found == peer.receiving.end()) return peer.in.take(frame, nullptr);  // withdrawn
+  const auto found = peer.receives.granted.find(frame.number);
+  if (found == peer.receives.granted.end()) return peer.in.take(frame, nullptr);  // withdrawn
   Post& post = *found->second;
   if (frame.bytes > post.total - post.moved) refuse(peer, "is longer than it says");
   peer.in.take(frame, post.data + post.moved);
   post.moved += frame.bytes;
   if (post.moved < post.total) return;
   settle(post);
-  peer.receiving.erase(found);
+  peer.receives.granted.erase(found);
 }
 
 // True if something was written.
 bool ShmLink::write_to(ShmPeer& peer) {
   bool wrote = false;
-  while (!peer.grants.empty() && peer.out.room(0)) {
-    peer.out.write(peer.grants.front(), nullptr);
-    peer.grants.pop_front();
+  while (!peer.receives.grants.empty() && peer.out.room(0)) {
+    peer.out.write(peer.receives.grants.front(), nullptr);
+    peer.receives.grants.pop_front();
     wrote = true;
   }
-  if (!peer.grants.empty()) return wrote;
+  if (!peer.receives.grants.empty()) return wrote;
   wrote = begin_sends(peer) || wrote;
-  if (!peer.to_begin.empty())
+  if (!peer.sends.to_begin.empty())
     return wrote;  // or a stream would take the room that a short one waits for
   return stream_sends(peer) || wrote;
 }
 
 bool ShmLink::begin_sends(ShmPeer& peer) {
   bool wrote = false;
-  while (!peer.to_begin.empty()) {
-    const PostPtr post = peer.to_begin.front();
+  while (!peer.sends.to_begin.empty()) {
+    const PostPtr post = peer.sends.to_begin.front();
     if (!peer.out.room(post->asks ? 0 : post->bytes)) break;
-    peer.to_begin.pop_front();
+    peer.sends.to_begin.pop_front();
     Frame frame{Frame::Kind::kMessage, static_cast<std::uint32_t>(post->bytes), post->slot,
                 post->number, post->bytes};
     if (!post->asks) {
@@ -428,7 +412,7 @@ bool ShmLink::begin_sends(ShmPeer& peer) {
       frame.kind = Frame::Kind::kAsk;
       frame.bytes = 0;
       peer.out.write(frame, nullptr);
-      peer.asked[post->number] = post;
+      peer.sends.asked[post->number] = post;
     }
     wrote = true;
   }
@@ -437,8 +421,8 @@ bool ShmLink::begin_sends(ShmPeer& peer) {
 
 bool ShmLink::stream_sends(ShmPeer& peer) {
   bool wrote = false;
-  while (!peer.streaming.empty()) {
-    const PostPtr post = peer.streaming.front();
+  while (!peer.sends.streaming.empty()) {
+    const PostPtr post = peer.sends.streaming.front();
     const std::size_t left = post->bytes - post->moved;
     const auto room = peer.out.room(std::min(left, kLeastData));
     if (!room) break;
@@ -450,7 +434,7 @@ bool ShmLink::stream_sends(ShmPeer& peer) {
     wrote = true;
     if (post->moved < post->bytes) continue;
     settle(*post);
-    peer.streaming.pop_front();
+    peer.sends.streaming.pop_front();
   }
   return wrote;
 }
@@ -460,14 +444,14 @@ void ShmLink::retire(const PostPtr& post) {
   const Lock lock(mutex_);
   if (post->state != PostState::kPosted) return;
   ShmPeer& peer = peer_at(post->peer);
-  std::erase(peer.to_begin, post);
-  std::erase(peer.streaming, post);
-  std::erase_if(post->sends ? peer.asked : peer.receiving,
+  std::erase(peer.sends.to_begin, post);
+  std::erase(peer.sends.streaming, post);
+  std::erase_if(post->sends ? peer.sends.asked : peer.receives.granted,
                 [&](const auto& item) { return item.second == post; });
-  const auto wanted = peer.wanted.find(post->slot);
-  if (wanted == peer.wanted.end()) return;
+  const auto wanted = peer.receives.wanted.find(post->slot);
+  if (wanted == peer.receives.wanted.end()) return;
   std::erase(wanted->second, post);
-  if (wanted->second.empty()) peer.wanted.erase(wanted);
+  if (wanted->second.empty()) peer.receives.wanted.erase(wanted);
 }
 
 void ShmLink::settle(Post& post) {
@@ -502,16 +486,17 @@ void ShmLink::end_peer(ShmPeer& peer, const Failure& failure) {
 
 void ShmLink::fail_posts(ShmPeer& peer, const Failure& failure) {
   const auto fail_one = [&](const PostPtr& post) { settle_failed(*post, failure); };
-  for (auto* queue : {&peer.to_begin, &peer.streaming}) {
+  for (auto* queue : {&peer.sends.to_begin, &peer.sends.streaming}) {
     std::for_each(queue->begin(), queue->end(), fail_one);
     queue->clear();
   }
-  for (auto* numbered : {&peer.asked, &peer.receiving}) {
+  for (auto* numbered : {&peer.sends.asked, &peer.receives.granted}) {
     for (auto& [number, post] : *numbered) fail_one(post);
     numbered->clear();
   }
-  for (auto& [slot, queue] : peer.wanted) std::for_each(queue.begin(), queue.end(), fail_one);
-  peer.wanted.clear();
+  for (auto& [slot, queue] : peer.receives.wanted)
+    std::for_each(queue.begin(), queue.end(), fail_one);
+  peer.receives.wanted.clear();
 }
 
 void ShmLink::fail(const Failure& failure) noexcept {
@@ -529,7 +514,7 @@ void ShmLink::fail_locked(const Failure& failure) noexcept {
     if (peer) fail_posts(*peer, failure);
   }
   changed_.notify_all();
-  for (const Segment& segment : segments_) {
+  for (const Segment& segment : workers_.segments()) {
     segment.ring_bell();
     segment.ring_board_bell();
   }
@@ -543,19 +528,6 @@ std::optional<Failure> ShmLink::failure() const {
 void ShmLink::tell(const Failure& failure) noexcept {
   const Lock lock(mutex_);
   publish(own().told, failure);
-}
-
-std::optional<Failure> ShmLink::heard_from(int peer, Deadline deadline) noexcept {
-  if (peer < 0 || peer >= size() || peer == rank_)
-    return std::nullopt;  // a peer may have named anybody
-  const Notice& told = segments_[static_cast<std::size_t>(peer)].head().told;
-  while (true) {
-    const bool dead =
-        dead_[static_cast<std::size_t>(peer)].load();  // before the last look at its notice
-    if (auto notice = read_notice(told)) return notice;
-    if (deadline.expired() || dead) return std::nullopt;
-    futex_wait(told.there, 0, earlier(deadline, Deadline::after(kLookInterval)));
-  }
 }
 
 }  // namespace

@@ -45,6 +45,26 @@ struct ShmArrival {
   std::vector<std::byte> bytes;
 };
 
+// What goes to one other worker, in the order of its life.
+struct ShmSends {
+  std::uint64_t next_number = 1;
+  std::deque<PostPtr> to_begin;            // the first frame has not been written, in order
+  std::map<std::uint64_t, PostPtr> asked;  // long ones that wait for their grant
+  std::deque<PostPtr> streaming;           // granted
+
+  bool asks_first(std::size_t bytes) const {
+    return bytes > kShortMessageBytes || next_number % kShortInARow == 0;
+  }
+};
+
+// What comes from it.
+struct ShmReceives {
+  std::map<Slot, std::deque<PostPtr>> wanted;      // without a message yet
+  std::map<Slot, std::deque<ShmArrival>> arrived;  // messages without a receive yet
+  std::deque<Frame> grants;                        // to be sent before anything else
+  std::map<std::uint64_t, PostPtr> granted;        // by number
+};
+
 // What this worker has to do with one other.
 struct ShmPeer {
   ShmPeer(const Segment& theirs, const Segment& mine, int my_rank, int its_rank)
@@ -54,17 +74,8 @@ struct ShmPeer {
   const Segment* segment;
   RingWriter out;
   RingReader in;
-  std::uint64_t next_number = 1;
-  bool asks_first(std::size_t bytes) {
-    return bytes > kShortMessageBytes || next_number % kShortInARow == 0;
-  }
-  std::deque<Frame> grants;                // to be sent first
-  std::deque<PostPtr> to_begin;            // sends whose first frame has not been written, in order
-  std::map<std::uint64_t, PostPtr> asked;  // long sends that wait for their grant
-  std::deque<PostPtr> streaming;           // granted sends
-  std::map<Slot, std::deque<PostPtr>> wanted;      // receives without a message yet
-  std::map<Slot, std::deque<ShmArrival>> arrived;  // messages without a receive yet
-  std::map<std::uint64_t, PostPtr> receiving;      // granted, by number
+  ShmSends sends;
+  ShmReceives receives;
   std::optional<Failure> failure;
 };
 

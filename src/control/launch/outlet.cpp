@@ -68,6 +68,13 @@ bool Destination::ready() const {
   return ::poll(&entry, 1, 0) > 0;
 }
 
+void ByteQueue::take(std::size_t count) {
+  taken_ += count;
+  if (taken_ < bytes_.size() && taken_ < kFullBytes) return;
+  bytes_.erase(0, taken_);
+  taken_ = 0;
+}
+
 Outlet::Outlet(boost::asio::io_context& context, int fd)
     : to_(fd), readiness_(context), retry_(context) {
   if (to_.waits) readiness_.assign(watch_writable(to_.fd));
@@ -77,7 +84,7 @@ void Outlet::add(std::string_view bytes) {
   if (closed()) {
     dropped_ += bytes.size();
   } else {
-    queue_.append(bytes);
+    queue_.add(bytes);
   }
 }
 
@@ -92,11 +99,7 @@ void Outlet::flush() {
   }
   if (closed()) {
     dropped_ += waiting();
-    taken_ = queue_.size();
-  }
-  if (empty() || taken_ >= kFullBytes) {
-    queue_.erase(0, taken_);
-    taken_ = 0;
+    queue_.take(waiting());
   }
   if (!empty()) wait_until_ready();
   if (was_full_ && waiting() < kFullBytes / 2) {
@@ -108,9 +111,9 @@ void Outlet::flush() {
 // False when the rest has to wait.
 bool Outlet::write_piece() {
   const std::size_t most = to_.waits ? std::min(waiting(), kPieceBytes) : waiting();
-  const ssize_t sent = ::write(to_.fd, queue_.data() + taken_, most);
+  const ssize_t sent = ::write(to_.fd, queue_.waiting().data(), most);
   if (sent >= 0) {
-    taken_ += static_cast<std::size_t>(sent);
+    queue_.take(static_cast<std::size_t>(sent));
     written_ += static_cast<std::uint64_t>(sent);
     return true;
   }

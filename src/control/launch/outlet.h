@@ -29,6 +29,18 @@ struct Destination {
   int fd;
 };
 
+// Bytes that wait to be written, first come first written. Room is given back now and then, not with every piece.
+class ByteQueue {
+ public:
+  void add(std::string_view bytes) { bytes_.append(bytes); }
+  std::string_view waiting() const { return std::string_view(bytes_).substr(taken_); }
+  void take(std::size_t count);  // from the front
+
+ private:
+  std::string bytes_;
+  std::size_t taken_ = 0;
+};
+
 // A queue of bytes in front of a descriptor that others may share.
 //
 // The descriptor's flags stay as they are: making a shell's terminal non-blocking would break the
@@ -51,8 +63,8 @@ class Outlet {
 
   // So much waits that producers should pause until when_drained.
   bool full() const;
-  bool empty() const { return taken_ == queue_.size(); }
-  std::size_t waiting() const { return queue_.size() - taken_; }
+  bool empty() const { return queue_.waiting().empty(); }
+  std::size_t waiting() const { return queue_.waiting().size(); }
   bool closed() const { return error_ != 0; }
   int error() const { return error_; }  // errno of the write that failed; 0 while none has
   std::uint64_t written() const { return written_; }
@@ -69,8 +81,7 @@ class Outlet {
   Destination to_;
   boost::asio::posix::stream_descriptor readiness_;
   boost::asio::steady_timer retry_;
-  std::string queue_;
-  std::size_t taken_ = 0;
+  ByteQueue queue_;
   std::uint64_t written_ = 0;
   std::uint64_t dropped_ = 0;
   bool waiting_ = false;

@@ -13,15 +13,24 @@ namespace {
 
 constexpr std::chrono::milliseconds kPollInterval{20};
 
+constexpr const char* kClearLine = "\r\033[K";
+
+bool is_terminal(int fd) {
+  return ::isatty(fd) == 1 && base::environment("TERM") != "dumb";
+}
+
 }  // namespace
 
 bool wants_colour(int fd) {
-  return ::isatty(fd) == 1 && !base::environment("NO_COLOR") && base::environment("TERM") != "dumb";
+  return is_terminal(fd) && !base::environment("NO_COLOR");
 }
 
 Output::Output(boost::asio::io_context& context, int workers, KeeperPlan& plan,
                std::vector<LogFile> logs)
-    : context_(context), outlets_(open_outlets(context)), poll_(context) {
+    : context_(context),
+      outlets_(open_outlets(context)),
+      before_note_(plan.leader_keeps_output && is_terminal(STDERR_FILENO) ? kClearLine : ""),
+      poll_(context) {
   const std::array<bool, 2> colour = {wants_colour(STDOUT_FILENO), wants_colour(STDERR_FILENO)};
   for (int stream = 0; stream < 2 * workers; ++stream) {
     const int rank = stream / 2;
@@ -53,6 +62,7 @@ void Output::start() {
 
 void Output::note(std::string_view line) {
   Outlet& outlet = outlets_.err->closed() ? *outlets_.out : *outlets_.err;
+  outlet.add(before_note_);
   outlet.add(line);
   outlet.add("\n");
   outlet.flush();

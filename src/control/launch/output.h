@@ -39,7 +39,8 @@ class Output {
 
   void start();
 
-  // A line of the launcher's own, on standard error; on standard output if that is lost.
+  // A line of the launcher's own, on standard error; on standard output if that is lost. It takes the place of a bar that a
+  // worker has drawn on the terminal.
   void note(std::string_view line);
 
   // No worker is left: takes what the pipes still hold, then calls `then`. Gives up on a reader of
@@ -77,6 +78,7 @@ class Output {
 
   boost::asio::io_context& context_;
   Outlets outlets_;
+  std::string before_note_;
   std::vector<std::shared_ptr<Tail>> tails_;
   std::vector<std::unique_ptr<WorkerStream>> streams_;
   std::vector<std::string> log_paths_;

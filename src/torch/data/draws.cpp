@@ -2,10 +2,9 @@
 
 #include <ATen/CPUGeneratorImpl.h>
 #include <ATen/core/dispatch/Dispatcher.h>
-#include <lockstep/errors.h>
 #include <torch/library.h>
 
-#include <string>
+#include "torch/data/device_draws.h"
 
 namespace lockstep::data {
 namespace {
@@ -33,12 +32,6 @@ bool names_own_generator(const c10::IValue& value) {
                                     at::detail::getDefaultCPUGenerator().unsafeGetGeneratorImpl();
 }
 
-[[noreturn]] void refuse_gpu(const c10::OperatorHandle& op) {
-  throw BadInput("the data set draws random numbers on a GPU (" + op.operator_name().name +
-                 "), where LibTorch's default generator is the model's: draw them on the CPU, or "
-                 "from a generator of the GPU that is seeded with the sample's seed");
-}
-
 // Without a tensor there is no device to look at; such operators call others that have one.
 void draw(const c10::OperatorHandle& op, c10::DispatchKeySet keys, torch::jit::Stack* stack) {
   const auto& arguments = op.schema().arguments();
@@ -49,8 +42,7 @@ void draw(const c10::OperatorHandle& op, c10::DispatchKeySet keys, torch::jit::S
   }
   for (std::size_t i = 0; i < arguments.size() && current != nullptr && tensor != nullptr; ++i) {
     if (!is_generator(arguments[i]) || names_own_generator(values[i])) continue;
-    if (tensor->toTensor().is_cuda()) refuse_gpu(op);
-    if (!tensor->toTensor().is_cpu()) continue;
+    if (!draws_on_cpu(op, tensor->toTensor())) continue;
     (*stack)[stack->size() - arguments.size() + i] = current->generator();
   }
   op.redispatchBoxed(keys & c10::DispatchKeySet(c10::DispatchKeySet::FULL_AFTER, kKey), stack);

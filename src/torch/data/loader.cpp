@@ -98,8 +98,7 @@ constexpr std::chrono::minutes kLongestRead{5};
 class EpochReader {
  public:
   EpochReader(std::shared_ptr<const LoaderPlan> plan, std::int64_t epoch)
-      : plan_(std::move(plan)), epoch_(epoch) {
-    if (plan_->device.kind != DeviceKind::kCpu) upload_.emplace(plan_->device);
+      : plan_(std::move(plan)), epoch_(epoch), upload_(device::upload_to(plan_->device)) {
     if (plan_->options.placement == Placement::kOwnPart)
       own_order_.emplace(plan_->own_part_options(), epoch);
     else

@@ -2,6 +2,8 @@
 
 #include <c10/core/impl/VirtualGuardImpl.h>
 
+#include <utility>
+
 namespace lockstep::device {
 namespace {
 
@@ -48,6 +50,11 @@ Batch Upload::move(const Batch& batch) {
     arrived_.record(current_stream(device_));
   }
   return moved;
+}
+
+std::optional<Upload> upload_to(Device device) {
+  if (device.kind == DeviceKind::kCpu) return std::nullopt;
+  return std::optional<Upload>(std::in_place, device);
 }
 
 void Upload::arrive() {

@@ -3,6 +3,8 @@
 
 #include <lockstep/dataset.h>
 
+#include <optional>
+
 #include "torch/device/device.h"
 
 namespace lockstep::device {
@@ -32,5 +34,8 @@ class Upload {
   SideStream side_;
   Event arrived_;
 };
+
+// Nothing for the CPU, where batches are already.
+std::optional<Upload> upload_to(Device device);
 
 }  // namespace lockstep::device

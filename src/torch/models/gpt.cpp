@@ -5,6 +5,7 @@
 #include <array>
 #include <cmath>
 
+#include "torch/models/gpu_kernels.h"
 #include "torch/models/models.h"
 
 namespace lockstep::models {
@@ -34,16 +35,6 @@ const Size& size_named(const std::string& name) {
   }
   throw BadInput(
       fmt::format("unknown size {} of gpt; there are tiny, small, medium and gpt2", name));
-}
-
-// On GPUs LibTorch 2 has one kernel for it, with other bits; CPUs keep those that they have always had.
-bool has_fused_attention(const torch::Tensor& x) {
-  return TORCH_VERSION_MAJOR >= 2 && x.is_cuda();
-}
-
-// LibTorch's layer adds the bias with a kernel of its own to what has more than two dimensions; CPUs keep the bits of it.
-torch::Tensor through(nn::Linear& layer, const torch::Tensor& x) {
-  return x.is_cuda() ? torch::linear(x, layer->weight, layer->bias) : layer(x);
 }
 
 // Causal self-attention and a feed-forward layer, each after a normalisation.

@@ -4,7 +4,6 @@
 #include <ATen/Parallel.h>
 #include <ATen/Version.h>
 #include <c10/util/Exception.h>
-#include <dlfcn.h>
 #include <fmt/format.h>
 #include <fmt/ranges.h>
 #include <torch/version.h>
@@ -18,19 +17,15 @@
 #include "base/denormals.h"
 #include "base/hash.h"
 #include "base/processor.h"
-#include "comm/cuda/gpus.h"
+#include "torch/device/instructions.h"
+#include "torch/device/loaded_function.h"
+#include "torch/train/device_arithmetic.h"
 
 namespace lockstep::train {
 namespace {
 
-// A function of a library that may be there or not.
-template <typename Function>
-Function* function_named(const char* name) {
-  return reinterpret_cast<Function*>(::dlsym(RTLD_DEFAULT, name));
-}
-
 int openblas_threads(int otherwise) {
-  auto* const ask = function_named<int()>("openblas_get_num_threads");
+  auto* const ask = device::loaded_function<int()>("openblas_get_num_threads");
   return ask == nullptr ? otherwise : ask();
 }
 
@@ -41,13 +36,13 @@ void set_denormals(bool flush) {
         "flush_denormal",
         "this processor cannot take denormal numbers for zero, as far as Lockstep knows it");
   }
-  if (auto* end_threads = function_named<int()>("blas_thread_shutdown_")) end_threads();
+  if (auto* end_threads = device::loaded_function<int()>("blas_thread_shutdown_")) end_threads();
 }
 
 // What the environment said to OpenBLAS when it was loaded is cut to the number of cores; a job's threads are not.
 void set_threads(int threads) {
   at::set_num_threads(threads);
-  auto* const set_openblas = function_named<void(int)>("openblas_set_num_threads");
+  auto* const set_openblas = device::loaded_function<void(int)>("openblas_set_num_threads");
   if (openblas_threads(threads) != threads && set_openblas != nullptr) set_openblas(threads);
   if (const int got = openblas_threads(threads); got != threads) {
     throw CannotDo("threads",
@@ -80,20 +75,13 @@ void use_deterministic_kernels_of_gpus(Context& context) {
 
 // By its name. OMP_NUM_THREADS and MKL_NUM_THREADS are what at::get_num_threads() begins with.
 bool changes_arithmetic(std::string_view name) {
-  if (name == "OMP_DYNAMIC" || name == "OMP_THREAD_LIMIT") return true;
+  static constexpr std::array<std::string_view, 5> kNames = {
+      "OMP_DYNAMIC", "OMP_THREAD_LIMIT", "OPENBLAS_BLOCK_FACTOR", "GOTO_BLOCK_FACTOR",
+      "OPENBLAS_L2_SIZE"};
+  if (std::find(kNames.begin(), kNames.end(), name) != kNames.end()) return true;
   if (name == "MKL_NUM_THREADS" || name.ends_with("_VERBOSE")) return false;
   static constexpr std::array<std::string_view, 4> kBeginnings = {"DNNL_", "ONEDNN_", "MKL_",
                                                                   "TORCH_MKLDNN_"};
-  return std::any_of(kBeginnings.begin(), kBeginnings.end(),
-                     [&](std::string_view beginning) { return name.starts_with(beginning); });
-}
-
-// The same of GPUs; what is logged changes nothing.
-bool changes_arithmetic_of_gpus(std::string_view name) {
-  if (name.find("_LOG") != std::string_view::npos) return false;
-  static constexpr std::array<std::string_view, 7> kBeginnings = {
-      "CUBLAS",       "CUDNN_",     "NVIDIA_TF32_OVERRIDE", "TORCH_ALLOW_TF32",
-      "TORCH_CUDNN_", "TORCH_BLAS", "PYTORCH_TUNABLEOP_"};
   return std::any_of(kBeginnings.begin(), kBeginnings.end(),
                      [&](std::string_view beginning) { return name.starts_with(beginning); });
 }
@@ -104,13 +92,6 @@ std::string threads_in_use() {
   const int blas = openblas_threads(threads);
   return blas == threads ? std::to_string(threads)
                          : fmt::format("{}, of OpenBLAS {}", threads, blas);
-}
-
-// Where LibTorch allows it.
-std::string tf32_in_use() {
-  const auto& context = at::globalContext();
-  return fmt::format("products {}, convolutions {}", context.allowTF32CuBLAS() ? "on" : "off",
-                     context.allowTF32CuDNN() ? "on" : "off");
 }
 
 std::string deterministic_in_use() {
@@ -149,10 +130,8 @@ void use_onednn(bool on) {
 }
 
 std::string kernels_in_use() {
-  std::string said = at::show_config() + base::processor_identity();
-  for (const char* question : {"openblas_get_config", "openblas_get_corename"}) {
-    if (auto* ask = function_named<const char*()>(question)) said += ask();
-  }
+  std::string said = at::show_config();
+  if (auto* ask = device::loaded_function<const char*()>("openblas_get_config")) said += ask();
   return base::to_hex(base::sha256(said)).substr(0, 16);
 }
 
@@ -161,9 +140,7 @@ std::string arithmetic_environment(Device device) {
   for (char** variable = environ; *variable != nullptr; ++variable) {
     const std::string_view text = *variable;
     const std::string_view name = text.substr(0, text.find('='));
-    const bool counts = changes_arithmetic(name) ||
-                        (device.kind == DeviceKind::kCuda && changes_arithmetic_of_gpus(name));
-    if (!counts) continue;
+    if (!changes_arithmetic(name) && !changes_arithmetic_of(device, name)) continue;
     found.emplace_back(text);
     // It is kept in checkpoints, as text.
     std::replace_if(
@@ -176,20 +153,19 @@ std::string arithmetic_environment(Device device) {
 
 std::map<std::string, std::string> arithmetic_in_use(Device device) {
   static const std::string kernels = kernels_in_use();
+  static const std::string processor = base::processor_identity();
   const bool onednn = has_onednn() && at::globalContext().userEnabledMkldnn();
   std::map<std::string, std::string> properties = {
-      {"device", "cpu"},
       {"threads", threads_in_use()},
       {"onednn", onednn ? "on" : "off"},
       {"flush_denormal", base::flushes_denormals() ? "on" : "off"},
       {"deterministic", deterministic_in_use()},
       {"libtorch", TORCH_VERSION},
+      {"instructions", device::instructions_in_use()},
       {"kernels", kernels},
+      {"processor", processor},
       {"environment", arithmetic_environment(device)}};
-  if (device.kind == DeviceKind::kCuda) {
-    properties["device"] = "cuda " + cuda::gpus().model(device.index);
-    properties["tf32"] = tf32_in_use();
-  }
+  properties.merge(device_properties(device));
   return properties;
 }
 

@@ -46,8 +46,8 @@ void use_onednn(bool on);
 // CannotDo when LibTorch was built without CUDA.
 void require_cuda();
 
-// A name for the arithmetic below us: how LibTorch was built and what it found in this processor, the same of OpenBLAS, and
-// the processor's model, by which oneDNN and MKL choose. Two workers with different ones may compute different bits.
+// A name for the code below us: a digest of how LibTorch, OpenBLAS, oneDNN and MKL were built. Two workers with different
+// ones may compute different bits.
 std::string kernels_in_use();
 
 // The variables that tell those libraries to compute in another way, such as "ONEDNN_MAX_CPU_ISA=AVX2"; else "none". With
@@ -55,7 +55,8 @@ std::string kernels_in_use();
 std::string arithmetic_environment(Device device = {});
 
 // All of it as it is now, on this thread, whoever has set it: properties of a job by name. `device` is where the tensors
-// are: a GPU's model is one of them, and so is whether its matrix units may round float32 (TF32).
+// are. Among them are the instructions that the libraries say they use, and the processor's model, by which they choose
+// the sizes of blocks and say nothing.
 std::map<std::string, std::string> arithmetic_in_use(Device device = {});
 
 // Runs it. BadInput, which names the operator, for LibTorch's refusal of one that is not deterministic; Unavailable

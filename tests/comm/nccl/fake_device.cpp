@@ -291,7 +291,7 @@ void* FakeDevice::take_arena(std::size_t bytes) {
 }
 
 void FakeDevice::release_arena(void* data) noexcept {
-  arena_released_on_ = chosen_device;
+  counts_.arena_released_on = chosen_device;
   free_memory(data);
 }
 
@@ -300,7 +300,7 @@ void FakeDevice::copy(void* to, const void* from, std::size_t bytes, StreamHandl
 }
 
 void FakeDevice::sum(const SumTask& task, StreamHandle stream) {
-  ++sums_;
+  ++counts_.sums;
   push(stream_of(stream), [task] { sum_on_host(task); });
 }
 
@@ -438,14 +438,14 @@ void FakeDevice::finalize(NcclHandle handle) {
 }
 
 void FakeDevice::destroy(NcclHandle handle) noexcept {
-  ++destroyed_;
+  ++counts_.destroyed;
   const std::lock_guard lock(mutex_);
   handles_.erase(handle);
   delete static_cast<std::shared_ptr<Member>*>(handle);
 }
 
 void FakeDevice::abort(NcclHandle handle) noexcept {
-  ++aborts_;
+  ++counts_.aborts;
   while (faults.abort_hangs) std::this_thread::sleep_for(std::chrono::milliseconds(1));
   const auto member = member_of(handle);
   {
@@ -461,7 +461,7 @@ void FakeDevice::abort(NcclHandle handle) noexcept {
   const std::lock_guard lock(mutex_);
   handles_.erase(handle);
   delete static_cast<std::shared_ptr<Member>*>(handle);
-  ++returned_aborts_;
+  ++counts_.returned_aborts;
 }
 
 }  // namespace lockstep::testing

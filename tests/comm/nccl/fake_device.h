@@ -34,6 +34,15 @@ struct FakeFaults {
   std::atomic<bool> fails_by_peer{true};
 };
 
+// What has been asked of the device so far.
+struct FakeCounts {
+  std::atomic<int> aborts{0};
+  std::atomic<int> returned_aborts{0};
+  std::atomic<int> destroyed{0};
+  std::atomic<int> sums{0};
+  std::atomic<int> arena_released_on{-1};  // a device
+};
+
 class FakeDevice : public comm::NcclApi {
  public:
   FakeDevice();
@@ -50,12 +59,12 @@ class FakeDevice : public comm::NcclApi {
 
   // Handles and memory that nobody has given back, once what was given back on streams is.
   std::size_t left_over();
-  int aborts() const { return aborts_; }
-  int returned_aborts() const { return returned_aborts_; }
-  int destroyed() const { return destroyed_; }
-  int sums() const { return sums_; }
+  int aborts() const { return counts_.aborts; }
+  int returned_aborts() const { return counts_.returned_aborts; }
+  int destroyed() const { return counts_.destroyed; }
+  int sums() const { return counts_.sums; }
   // The device that the thread had chosen which gave an arena back last.
-  int arena_released_on() const { return arena_released_on_; }
+  int arena_released_on() const { return counts_.arena_released_on; }
 
   int devices() override { return 2; }
   int current_device() override;
@@ -117,11 +126,7 @@ class FakeDevice : public comm::NcclApi {
   std::map<comm::StreamHandle, std::unique_ptr<Stream>> streams_;
   std::vector<std::unique_ptr<Stream>> destroyed_streams_;
   std::atomic<int> ids_{0};
-  std::atomic<int> aborts_{0};
-  std::atomic<int> returned_aborts_{0};
-  std::atomic<int> destroyed_{0};
-  std::atomic<int> sums_{0};
-  std::atomic<int> arena_released_on_{-1};
+  FakeCounts counts_;
 };
 
 // Sums one task on the host, with the device's arithmetic.

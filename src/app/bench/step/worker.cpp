@@ -21,6 +21,7 @@
 #include "app/onednn.h"
 #include "base/environment.h"
 #include "base/memory_use.h"
+#include "control/device_choice.h"
 
 namespace lockstep::bench {
 namespace {
@@ -42,7 +43,7 @@ void prepare_device(const StepJob& job) {
 }
 
 void check_device(const StepJob& job, const World& world) {
-  if ((world.device().kind == DeviceKind::kCuda) == job.on_cuda()) return;
+  if (control::name(world.device().kind) == job.device) return;
   throw Unavailable(fmt::format("the job is for {}, and this worker's world is on {}", job.device,
                                 world.device().text()));
 }

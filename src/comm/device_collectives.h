@@ -1,0 +1,51 @@
+// The collectives of a channel on memory of a device. They have headers as those on memory of the CPU, and algorithms of
+// their own.
+#pragma once
+
+#include <lockstep/comm.h>
+
+#include <memory>
+#include <optional>
+#include <vector>
+
+#include "comm/algorithms/algorithms.h"
+#include "comm/channel.h"
+#include "comm/core/spread.h"
+
+namespace lockstep::comm {
+
+// Threads:   as its channel.
+// Blocking:  never.
+// Failure:   as Channel::device_collective.
+// Ownership: borrows the channel; memory is borrowed until the Work completes.
+class DeviceCollectives {
+ public:
+  // Nothing for memory of the CPU. The memory is one that the channel can use.
+  static std::optional<DeviceCollectives> of(Channel& channel, const Buffer& data);
+
+  Work all_reduce(const Buffer& data, ReduceRule rule, Algorithm asked);
+  // Of pieces that lie apart.
+  Work all_reduce(const Spread& pieces, ReduceRule rule, Algorithm asked);
+  Work reduce(std::vector<Spread> partials, int shards, const Buffer& result, ReduceRule rule,
+              Algorithm asked);
+  Work reduce_scatter(const Buffer& data, const Cut& cut, std::uint32_t digest_of_cut,
+                      ReduceRule rule);
+  Work all_gather(const Buffer& data, const Cut& cut, std::uint32_t digest_of_cut);
+  Work broadcast(const Buffer& data, int root);
+
+ private:
+  explicit DeviceCollectives(Channel& channel) : channel_(channel) {}
+
+  Channel& channel_;
+};
+
+// BadInput when the memory is a device's: messages carry memory of the CPU.
+void require_on_cpu(const Buffer& data);
+
+// BadInput for memory of a device that the channel's engine cannot use.
+void require_device_of(Channel& channel, const Buffer& data);
+
+// BadInput where the engine has no memory of that device.
+std::shared_ptr<DeviceArena> make_device_arena(Channel& channel, Device device, std::size_t bytes);
+
+}  // namespace lockstep::comm

@@ -1,0 +1,45 @@
+// The workers of one host as a link sees them: everybody's segment, who has died, and what each has said of its end.
+#pragma once
+
+#include <lockstep/deadline.h>
+
+#include <atomic>
+#include <optional>
+#include <vector>
+
+#include "comm/core/link.h"
+#include "comm/shm/segment.h"
+
+namespace lockstep::comm {
+
+// Threads:   any.
+// Blocking:  heard_from, until its deadline.
+// Ownership: keeps the segments.
+class ShmWorkers {
+ public:
+  ShmWorkers(int rank, std::vector<Segment> segments)
+      : rank_(rank), segments_(std::move(segments)), dead_(segments_.size()) {}
+
+  int rank() const { return rank_; }
+  int size() const { return static_cast<int>(segments_.size()); }
+  const std::vector<Segment>& segments() const { return segments_; }
+  const Segment& of(int rank) const { return segments_[static_cast<std::size_t>(rank)]; }
+  const Segment& own() const { return of(rank_); }
+
+  bool is_dead(int rank) const { return dead_[static_cast<std::size_t>(rank)].load(); }
+  // Wakes whoever waits here for that worker.
+  void note_death(int rank);
+
+  // Why another worker has ended, as far as is known here; nothing if it has not.
+  std::optional<Failure> end_of(int rank) const;
+
+  // What another worker tells, once it does.
+  std::optional<Failure> heard_from(int peer, Deadline deadline) const noexcept;
+
+ private:
+  int rank_;
+  std::vector<Segment> segments_;
+  std::vector<std::atomic<bool>> dead_;
+};
+
+}  // namespace lockstep::comm

@@ -1,0 +1,61 @@
+#include "torch/device/instructions.h"
+
+#include <ATen/Context.h>
+#include <ATen/Version.h>
+#include <fmt/format.h>
+#include <sys/prctl.h>
+
+#include "torch/device/loaded_function.h"
+
+namespace lockstep::device {
+namespace {
+
+std::string of_openblas() {
+  auto* const ask = loaded_function<const char*()>("openblas_get_corename");
+  return ask == nullptr ? "" : fmt::format(", OpenBLAS {}", ask());
+}
+
+// The branch that it has chosen, by its number in mkl_service.h.
+std::string of_mkl() {
+  auto* const ask = loaded_function<int()>("MKL_CBWR_Get_Auto_Branch");
+  return ask == nullptr ? "" : fmt::format(", MKL branch {}", ask());
+}
+
+// Its names begin with "cpu_isa_"; without a function for them its number. On ARM it says nothing of itself but "default".
+std::string of_onednn() {
+  auto* const ask = loaded_function<int()>("dnnl_get_effective_cpu_isa");
+  if (ask == nullptr || !at::globalContext().hasMKLDNN()) return "";
+  auto* const name = loaded_function<const char*(int)>("dnnl_cpu_isa2str");
+  if (name == nullptr) return fmt::format(", oneDNN {}", ask());
+  std::string_view text = name(ask());
+  if (constexpr std::string_view kBeginning = "cpu_isa_"; text.starts_with(kBeginning))
+    text.remove_prefix(kBeginning.size());
+  return fmt::format(", oneDNN {}", text);
+}
+
+// How long the vectors of ARM are is the kernel's choice, and that of the process.
+std::string of_vectors() {
+#if defined(__aarch64__) && defined(PR_SVE_GET_VL)
+  const int said = ::prctl(PR_SVE_GET_VL);
+  if (said > 0) return fmt::format(", SVE {} bits", (said & PR_SVE_VL_LEN_MASK) * 8);
+#endif
+  return "";
+}
+
+}  // namespace
+
+std::string aten_instructions_in(std::string_view config) {
+  constexpr std::string_view kBefore = "CPU capability usage: ";
+  const auto found = config.find(kBefore);
+  if (found == std::string_view::npos) return "unknown";
+  const std::string_view rest = config.substr(found + kBefore.size());
+  return std::string(rest.substr(0, rest.find('\n')));
+}
+
+const std::string& instructions_in_use() {
+  static const std::string said = "ATen " + aten_instructions_in(at::show_config()) +
+                                  of_openblas() + of_mkl() + of_onednn() + of_vectors();
+  return said;
+}
+
+}  // namespace lockstep::device
