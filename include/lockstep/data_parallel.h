@@ -161,6 +161,13 @@ std::vector<NamedTensor> parameters_of(const torch::nn::Module& module);
 std::vector<NamedTensor> buffers_of(const torch::nn::Module& module);
 // The options with the module's type for a name, if they have none.
 DataParallelOptions named_after(const torch::nn::Module& module, DataParallelOptions options);
+// For whoever evaluates or names a replica: the module behind it, by the replica, as long as that lives.
+struct ModuleOf {
+  std::weak_ptr<Replicated> replica;
+  std::weak_ptr<torch::nn::Module> module;
+  std::string name;  // DataParallelOptions::name, else the module's type
+};
+void remember(ModuleOf module);
 }  // namespace replica
 
 // A torch::nn module that trains on every worker: use it as the module's holder. Nothing of
@@ -176,6 +183,8 @@ class DataParallel : public Replica {
                 replica::named_after(*module, options)),
         module_(std::move(module)) {
     watch_module([module = module_] { return module->parameters(); });
+    replica::remember(
+        {state(), (*module_).shared_from_this(), replica::named_after(*module_, options).name});
   }
 
   auto* operator->() { return &*module_; }
