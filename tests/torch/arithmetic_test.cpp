@@ -1,5 +1,5 @@
 // The arithmetic of a job, in every thread that computes for it.
-#include "torch/train/arithmetic.h"
+#include "torch/step/arithmetic.h"
 
 #include <ATen/Parallel.h>
 #include <gmock/gmock.h>

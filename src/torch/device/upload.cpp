@@ -54,4 +54,8 @@ void Upload::arrive() {
   arrived_.precede(current_stream(device_));
 }
 
+std::unique_ptr<Upload> make_upload(Device device) {
+  return device.kind == DeviceKind::kCpu ? nullptr : std::make_unique<Upload>(device);
+}
+
 }  // namespace lockstep::device

@@ -3,6 +3,8 @@
 
 #include <lockstep/dataset.h>
 
+#include <memory>
+
 #include "torch/device/device.h"
 
 namespace lockstep::device {
@@ -32,5 +34,8 @@ class Upload {
   SideStream side_;
   Event arrived_;
 };
+
+// To a GPU; nothing for the CPU, where batches are already.
+std::unique_ptr<Upload> make_upload(Device device);
 
 }  // namespace lockstep::device

@@ -16,20 +16,19 @@
 #include <string>
 #include <vector>
 
-#include "torch/optim/impl.h"
-#include "torch/replica/replicated.h"
+#include "torch/step/model_step.h"
 
 namespace lockstep::train {
 
 // Threads:   one caller at a time.
 // Blocking:  judge() with news, check_at_rest() and verdict(), which are collective; at most the Comm's timeout.
 // Failure:   Mismatch, the same on every worker.
-// Ownership: borrows the model, the optimizer and the Comm.
+// Ownership: borrows the model's step and the Comm.
 class DivergenceCheck {
  public:
-  DivergenceCheck(replica::Replicated& model, optim::Optimizer::Impl& optimizer, Comm& comm);
+  DivergenceCheck(ModelStep& model, Comm& comm) : model_(model), comm_(comm) {}
 
-  // After the update of a step: what the others should know of it. 0: nothing.
+  // After the update of a step, on a GPU when it has run: what the others should know of it. 0: nothing.
   double mark(std::int64_t step);
 
   // The marks of all workers after the last step. Throws when one has found a fault, or when copies differ
@@ -56,10 +55,8 @@ class DivergenceCheck {
   void throw_fault(std::int64_t step);
   void throw_any_fault(std::int64_t step);
   std::vector<std::vector<comm::Parity>> gather(const Record& mine);
-  std::string describe(std::int64_t step, std::size_t place) const;
 
-  replica::Replicated& model_;
-  optim::Optimizer::Impl& optimizer_;
+  ModelStep& model_;
   Comm& comm_;
   Record last_;
   std::optional<std::int64_t> faulty_step_;

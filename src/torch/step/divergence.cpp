@@ -1,4 +1,4 @@
-#include "torch/train/divergence.h"
+#include "torch/step/divergence.h"
 
 #include <fmt/format.h>
 #include <fmt/ranges.h>
@@ -23,16 +23,6 @@ double as_mark(std::uint64_t digest) {
 
 std::string workers_text(const std::vector<int>& workers) {
   return fmt::format("worker{} {}", workers.size() == 1 ? "" : "s", fmt::join(workers, ", "));
-}
-
-std::string remedy_of(const replica::Fault& fault) {
-  const std::string again =
-      "Go on from the last checkpoint; if it happens again, without that machine";
-  if (fault.what == replica::Fault::What::kGradient) return again;
-  return again +
-         ". A loss or a hook that writes to parameters, as max_norm and clamping do, looks the "
-         "same: "
-         "switch check_divergence off for it";
 }
 
 // The first place at which workers differ.
@@ -60,29 +50,24 @@ std::vector<int> minority(const std::vector<comm::Parity>& by_worker) {
   return others;
 }
 
-DivergenceCheck::DivergenceCheck(replica::Replicated& model, optim::Optimizer::Impl& optimizer,
-                                 Comm& comm)
-    : model_(model), optimizer_(optimizer), comm_(comm) {}
-
 double DivergenceCheck::mark(std::int64_t step) {
-  const bool has_copies = optimizer_.updates_everything() && comm_.size() > 1;
-  last_ = {step, optimizer_.applied};
-  last_.values.insert(last_.values.end(), optimizer_.resting.begin(), optimizer_.resting.end());
+  model_.collect_watched();
+  last_ = {step, model_.seen()};
   std::uint64_t digest = 0;
   for (const comm::Parity value : last_.values) digest = base::mix64(digest ^ value);
-  if (!model_.faults().get()) return has_copies ? as_mark(digest) : 0;
+  if (!model_.fault()) return model_.has_copies() ? as_mark(digest) : 0;
   if (!faulty_step_) faulty_step_ = step;
   return kFault;
 }
 
 void DivergenceCheck::check_at_rest(std::int64_t step) {
-  optimizer_.check_at_rest();
-  if (model_.faults().get() && !faulty_step_) faulty_step_ = step;
+  model_.check_at_rest();
+  if (model_.fault() && !faulty_step_) faulty_step_ = step;
   throw_any_fault(step);
 }
 
 void DivergenceCheck::throw_any_fault(std::int64_t step) {
-  std::int64_t faults = model_.faults().get() ? 1 : 0;
+  std::int64_t faults = model_.fault() ? 1 : 0;
   comm_.all_reduce({&faults, 1, DType::kInt64}).wait();
   if (faults > 0) throw_fault(step);
 }
@@ -102,7 +87,7 @@ std::optional<DivergenceCheck::Undecided> DivergenceCheck::judge(std::int64_t st
   }
   std::vector<comm::Parity> there;
   for (const auto& theirs : found.seen) there.push_back(theirs[*place]);
-  found.text = describe(step, *place);
+  found.text = fmt::format("step {}: workers {}", step, model_.place_name(*place));
   const auto wrong = minority(there);
   if (wrong.empty()) return found;
   throw Mismatch(fmt::format("{}: {} {} other bits than the rest. {}", found.text,
@@ -112,12 +97,11 @@ std::optional<DivergenceCheck::Undecided> DivergenceCheck::judge(std::int64_t st
 }
 
 void DivergenceCheck::throw_fault(std::int64_t step) {
-  const auto fault = model_.faults().get();
+  const auto fault = model_.fault();
   const std::string mine =
-      fault && faulty_step_
-          ? fmt::format("{} step {}: {}, with nobody writing to it. {}", fault->worker,
-                        *faulty_step_, fault->text(model_.layout()), remedy_of(*fault))
-          : "";
+      fault && faulty_step_ ? fmt::format("{} step {}: {}, with nobody writing to it. {}",
+                                          fault->worker, *faulty_step_, fault->text, fault->remedy)
+                            : "";
   for (const std::string& said : replica::gather(comm_, mine)) {
     const auto space = said.find(' ');
     if (space == std::string::npos) continue;
@@ -141,16 +125,6 @@ std::vector<std::vector<comm::Parity>> DivergenceCheck::gather(const Record& min
     by_worker[worker].assign(first, first + static_cast<std::ptrdiff_t>(count));
   }
   return by_worker;
-}
-
-std::string DivergenceCheck::describe(std::int64_t step, std::size_t place) const {
-  const std::size_t pieces = optimizer_.own_pieces().size();
-  const plan::Stretch& where = model_.pieces().all[place % pieces];
-  return fmt::format("step {}: workers {} {} (elements {} to {})", step,
-                     place < pieces ? "have applied different gradients to"
-                                    : "hold different values, or optimizer state, of",
-                     model_.layout().entries()[where.entry].name, where.first,
-                     where.first + where.count - 1);
 }
 
 void DivergenceCheck::verdict(const Undecided& undecided) {

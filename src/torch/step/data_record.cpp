@@ -1,4 +1,4 @@
-#include "torch/train/data_record.h"
+#include "torch/step/data_record.h"
 
 #include <fmt/format.h>
 #include <lockstep/errors.h>
@@ -13,7 +13,7 @@
 #include "torch/data/read.h"
 #include "torch/replica/agreement.h"
 #include "torch/replica/tensors.h"
-#include "torch/train/generator_turn.h"
+#include "torch/step/generator_turn.h"
 
 namespace lockstep::train {
 namespace {
@@ -174,7 +174,7 @@ DataRecord continued(Comm& comm, const std::string& directory, const DataRecord&
   return {record.sampled, record.whole.empty() ? then.whole : record.whole};
 }
 
-Job with_data(Job job, const DataRecord& record) {
+Properties with_data(Properties job, const DataRecord& record) {
   job[kDataSampled] = record.sampled;
   if (!record.whole.empty()) job[kDataWhole] = record.whole;
   return job;

@@ -1,50 +1,48 @@
-#include "torch/train/checkpoint.h"
+#include "torch/step/checkpoint.h"
 
 #include <fmt/format.h>
-#include <lockstep/checkpoint.h>
 #include <lockstep/errors.h>
 #include <unistd.h>
 
 #include <cerrno>
-#include <charconv>
 #include <cstring>
+#include <map>
+#include <sstream>
 #include <utility>
 
 #include "base/environment.h"
 #include "base/files.h"
 #include "base/log.h"
 #include "torch/formats/checkpoint_file.h"
-#include "torch/replica/agreement.h"
 #include "torch/replica/model.h"
-#include "torch/replica/replicated.h"
-#include "torch/train/leader.h"
-#include "torch/train/tensor_file.h"
+#include "torch/step/leader.h"
+#include "torch/step/tensor_file.h"
 
 namespace lockstep::train {
 namespace {
 
 constexpr const char* kFormat = "1";
 constexpr const char* kFormatKey = "lockstep.format";
-constexpr const char* kOptimizerStepsKey = "lockstep.optimizer_steps";
-constexpr const char* kRateKey = "lockstep.learning_rate";
+constexpr const char* kValuePrefix = "lockstep.";
 
-std::vector<NamedTensor> all_tensors(const Replica& model, const optim::Optimizer& optimizer) {
-  std::vector<NamedTensor> tensors = model.state()->model().everything();
-  for (auto& [name, tensor] : optimizer.state()) tensors.push_back({"optimizer/" + name, tensor});
-  return tensors;
-}
-
-double rate_in(const formats::SafetensorsFile& file) {
-  const auto found = file.metadata().find(kRateKey);
-  const auto rate = base::parse_real(found == file.metadata().end() ? "" : found->second);
-  if (!rate || *rate < 0) {
-    throw BadInput(fmt::format("{} says no {}: it is of an earlier version of Lockstep, or damaged",
-                               file.path(), kRateKey));
+// The values that a state asks for.
+std::map<std::string, double> values_in(const formats::SafetensorsFile& file,
+                                        const JobState& state) {
+  std::map<std::string, double> values;
+  for (const auto& [name, now] : state.values()) {
+    const auto found = file.metadata().find(kValuePrefix + name);
+    const auto value = base::parse_real(found == file.metadata().end() ? "" : found->second);
+    if (!value || *value < 0) {
+      throw BadInput(
+          fmt::format("{} says no {}: it is of an earlier version of Lockstep, or damaged",
+                      file.path(), kValuePrefix + name));
+    }
+    values[name] = *value;
   }
-  return *rate;
+  return values;
 }
 
-void check_job(const formats::SafetensorsFile& file, const Job& job) {
+void check_job(const formats::SafetensorsFile& file, const Properties& job) {
   std::string missing;
   for (const auto& [name, value] : job) {
     const auto found = file.metadata().find(formats::kJobPrefix + name);
@@ -64,8 +62,8 @@ void check_job(const formats::SafetensorsFile& file, const Job& job) {
       file.path(), missing, job.at(missing)));
 }
 
-void check_finite(const Replica& model, std::int64_t step) {
-  for (const auto& [name, tensor] : model.parameters()) {
+void check_finite(const JobState& state, std::int64_t step) {
+  for (const auto& [name, tensor] : state.finite()) {
     if (!tensor.is_floating_point() || torch::isfinite(tensor.detach()).all().item<bool>())
       continue;
     throw BadInput(fmt::format(
@@ -75,19 +73,19 @@ void check_finite(const Replica& model, std::int64_t step) {
   }
 }
 
-// Steps done, steps of the optimizer and its learning rate, "12 12 0.05"; empty when there is no checkpoint.
-std::string read_on_leader(const std::string& directory, const std::vector<NamedTensor>& tensors,
-                           const Job& job) {
+// "step 12", and a line for each value of the state; empty when there is no checkpoint.
+std::string read_on_leader(const std::string& directory, const JobState& state,
+                           const std::vector<NamedTensor>& tensors, const Properties& job) {
   const auto file = formats::open_checkpoint(directory, formats::Checked::kAll);
   if (!file) return "";
   if (formats::number_in(*file, kFormatKey) != std::atoll(kFormat)) {
     throw BadInput(
         fmt::format("{} is of a newer version of Lockstep: use that to read it", file->path()));
   }
-  const std::int64_t step = formats::number_in(*file, formats::kStepKey);
-  const std::int64_t optimizer_steps = formats::number_in(*file, kOptimizerStepsKey);
+  std::string said = fmt::format("step {}\n", formats::number_in(*file, formats::kStepKey));
   check_job(*file, job);
-  const double rate = rate_in(*file);
+  for (const auto& [name, value] : values_in(*file, state))
+    said += fmt::format("{} {}\n", name, value);
   if (!file->header_is_hashed()) {
     base::log(base::LogLevel::kWarn,
               "{} is of an earlier version of Lockstep: its step, its job and the names of its "
@@ -95,7 +93,18 @@ std::string read_on_leader(const std::string& directory, const std::vector<Named
               file->path());
   }
   read_tensors(*file, tensors);
-  return fmt::format("{} {} {}", step, optimizer_steps, rate);
+  return said;
+}
+
+// What the leader has read. Names of models may have spaces.
+std::map<std::string, double> parsed(const std::string& said) {
+  std::map<std::string, double> values;
+  std::istringstream lines(said);
+  for (std::string line; std::getline(lines, line);) {
+    const auto space = line.rfind(' ');
+    values[line.substr(0, space)] = base::parse_real(line.substr(space + 1)).value_or(0);
+  }
+  return values;
 }
 
 // What to do about a directory that cannot be written.
@@ -155,45 +164,32 @@ std::optional<base::FileLock> CheckpointDirectory::take_lock() {
   return std::exchange(lock_, std::nullopt);
 }
 
-void CheckpointDirectory::write(const Replica& model, const optim::Optimizer& optimizer,
-                                std::int64_t step, const Job& job) {
+void CheckpointDirectory::write(const JobState& state, std::int64_t step, const Properties& job) {
   from_leader(comm_, [&]() -> std::string {
-    check_finite(model, step);
-    formats::Metadata metadata{{kFormatKey, kFormat},
-                               {formats::kStepKey, std::to_string(step)},
-                               {kOptimizerStepsKey, std::to_string(optimizer.steps())},
-                               {kRateKey, fmt::format("{}", optimizer.lr())}};
+    check_finite(state, step);
+    formats::Metadata metadata{{kFormatKey, kFormat}, {formats::kStepKey, std::to_string(step)}};
+    for (const auto& [name, value] : state.values()) metadata[kValuePrefix + name] = value;
     for (const auto& [name, value] : job) metadata[formats::kJobPrefix + name] = value;
     // What another job left is replaced, and none of it kept.
     if (!own_) ::unlink(formats::previous_path(directory_).c_str());
-    write_tensors(path(), all_tensors(model, optimizer), metadata,
-                  own_ ? formats::kPreviousFile : "");
+    write_tensors(path(), state.tensors(), metadata, own_ ? formats::kPreviousFile : "");
     own_ = true;
     return "";
   });
 }
 
-std::int64_t CheckpointDirectory::read(Replica& model, optim::Optimizer& optimizer,
-                                       const Job& job) {
+std::int64_t CheckpointDirectory::read(JobState& state, const Properties& job) {
   comm_.barrier().wait();  // where workers share memory, nobody computes with it any more
   // Asked for once: an optimizer takes masters anew from parameters that were written to since.
-  const std::vector<NamedTensor> tensors = all_tensors(model, optimizer);
+  const std::vector<NamedTensor> tensors = state.tensors();
   const std::string said =
-      from_leader(comm_, [&] { return read_on_leader(directory_, tensors, job); });
+      from_leader(comm_, [&] { return read_on_leader(directory_, state, tensors, job); });
   if (said.empty()) return -1;
-  std::int64_t step = 0;
-  std::int64_t optimizer_steps = 0;
-  double rate = 0;
-  const char* const end = said.data() + said.size();
-  auto read = std::from_chars(said.data(), end, step);
-  read = std::from_chars(read.ptr + 1, end, optimizer_steps);
-  std::from_chars(read.ptr + 1, end, rate);
+  const auto values = parsed(said);
   replica::copy_from_leader(comm_, tensors);
   own_ = true;
-  optimizer.set_steps(optimizer_steps);
-  if (optimizer.lr() != rate)
-    optimizer.set_lr(rate);  // groups keep theirs, to the bit, where nothing changes
-  return step;
+  state.set_values(values);
+  return static_cast<std::int64_t>(values.at("step"));
 }
 
 std::string checkpoint_property(Comm& comm, const std::string& directory, const std::string& name) {
@@ -206,37 +202,3 @@ std::string checkpoint_property(Comm& comm, const std::string& directory, const 
 }
 
 }  // namespace lockstep::train
-
-namespace lockstep {
-
-void save(const Replica& model, const std::string& path) {
-  train::write_tensors(path, model.state()->model().everything(), {});
-}
-
-void save(const torch::nn::Module& module, const std::string& path) {
-  const auto model = replica::sort_all(replica::parameters_of(module), replica::buffers_of(module));
-  train::write_tensors(path, model.everything(), {});
-}
-
-void load(Replica& model, const std::string& path) {
-  Comm& comm = model.state()->comm();
-  const auto tensors = model.state()->model().everything();
-  comm.barrier().wait();  // where workers share memory, nobody computes with it any more
-  train::from_leader(comm, [&]() -> std::string {
-    const auto file = formats::SafetensorsFile::open(path);
-    file.verify();
-    train::read_tensors(file, tensors);
-    return "";
-  });
-  replica::copy_from_leader(comm, tensors);
-  model.state()->note_update();
-}
-
-void load(torch::nn::Module& module, const std::string& path) {
-  const auto model = replica::sort_all(replica::parameters_of(module), replica::buffers_of(module));
-  const auto file = formats::SafetensorsFile::open(path);
-  file.verify();
-  train::read_tensors(file, model.everything());
-}
-
-}  // namespace lockstep

@@ -1,8 +1,8 @@
 // The state of a training run in one file: weights, optimizer, position and job.
 //
-//   tensors    the model's parameters and buffers by name; the optimizer's as "optimizer/…"
-//   metadata   lockstep.format, lockstep.step (steps done), lockstep.optimizer_steps, and the job's
-//              properties as lockstep.job.NAME
+//   tensors    those of the JobState: the model's parameters and buffers by name; the optimizer's as "optimizer/…"
+//   metadata   lockstep.format, lockstep.step (steps done), the JobState's values as lockstep.NAME (optimizer_steps,
+//              learning_rate), and the job's properties as lockstep.job.NAME
 //
 // Random numbers need no state: those of a shard are seeded anew from (job, step, shard).
 //
@@ -10,9 +10,7 @@
 #pragma once
 
 #include <lockstep/comm.h>
-#include <lockstep/data_parallel.h>
-#include <lockstep/optim.h>
-#include <lockstep/trainer.h>
+#include <lockstep/job.h>
 
 #include <cstdint>
 #include <map>
@@ -20,10 +18,11 @@
 #include <string>
 
 #include "base/file_lock.h"
+#include "torch/step/job_state.h"
 
 namespace lockstep::train {
 
-using Job = std::map<std::string, std::string>;
+using Properties = std::map<std::string, std::string>;
 
 // A property of the job of the checkpoint in a directory; empty if there is none. Collective.
 std::string checkpoint_property(Comm& comm, const std::string& directory, const std::string& name);
@@ -45,12 +44,11 @@ class CheckpointDirectory {
   std::string path() const;  // of the newest checkpoint
 
   // BadInput, and the earlier file stays, when a parameter is not finite: nobody could go on from it.
-  void write(const Replica& model, const optim::Optimizer& optimizer, std::int64_t step,
-             const Job& job);
+  void write(const JobState& state, std::int64_t step, const Properties& job);
 
   // Gives what it read to all. Returns the steps done; −1 when there is no checkpoint. BadInput when it is
   // damaged, Mismatch when it is of another model or job, naming the property.
-  std::int64_t read(Replica& model, optim::Optimizer& optimizer, const Job& job);
+  std::int64_t read(JobState& state, const Properties& job);
 
   // The caller's now, who gives the directory free by dropping it. None on other workers than rank 0.
   std::optional<base::FileLock> take_lock();

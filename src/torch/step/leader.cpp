@@ -1,4 +1,4 @@
-#include "torch/train/leader.h"
+#include "torch/step/leader.h"
 
 #include <lockstep/errors.h>
 

@@ -5,13 +5,12 @@
 #pragma once
 
 #include <lockstep/comm.h>
-#include <lockstep/data_parallel.h>
-#include <lockstep/trainer.h>
+#include <lockstep/job.h>
 
 #include <memory>
 #include <vector>
 
-#include "torch/replica/replicated.h"
+#include "torch/step/model_step.h"
 
 namespace lockstep::train {
 
@@ -29,8 +28,16 @@ class ShardBuffers {
   virtual void end_step(Comm& comm, const std::vector<int>& ran) = 0;
 };
 
+// How they are kept.
+struct BufferRule {
+  ShardBufferRule rule = ShardBufferRule::kFirstShard;
+  int shards = 0;  // of the job
+};
+
 // Those of a model, wherever it is.
-std::unique_ptr<ShardBuffers> make_shard_buffers(const replica::Replicated& model,
-                                                 ShardBufferRule rule, int shards);
+std::unique_ptr<ShardBuffers> make_shard_buffers(const ModelView& model, BufferRule rule);
+
+// In the host's memory.
+std::unique_ptr<ShardBuffers> make_host_buffers(std::vector<NamedTensor> buffers, BufferRule rule);
 
 }  // namespace lockstep::train

@@ -13,7 +13,7 @@
 #include <string>
 
 #include "torch/data/prefetcher.h"
-#include "torch/train/checkpoint.h"
+#include "torch/step/checkpoint.h"
 
 namespace lockstep::train {
 
@@ -39,6 +39,6 @@ void agree_on_data(Comm& comm, const DataRecord& record);
 DataRecord continued(Comm& comm, const std::string& directory, const DataRecord& record);
 
 // The job's properties with those of its data.
-Job with_data(Job job, const DataRecord& record);
+Properties with_data(Properties job, const DataRecord& record);
 
 }  // namespace lockstep::train

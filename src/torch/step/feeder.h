@@ -4,6 +4,7 @@
 #include <lockstep/data.h>
 
 #include <cstdint>
+#include <memory>
 #include <mutex>
 #include <optional>
 
@@ -36,11 +37,15 @@ class Feeder {
   // finds it there, and the current stream waits for it.
   void look_ahead();
 
+  // Any shard of any step, now, whether or not it is hosted here.
+  Batch again(std::int64_t step, int shard);
+
  private:
-  Batch read(std::int64_t number);
+  Batch read_ahead(std::int64_t number);
+  Batch read(std::int64_t step, int shard);
   Batch take();
 
-  std::optional<device::Upload> upload_;
+  std::unique_ptr<device::Upload> upload_;
   std::optional<Batch> ahead_;
   std::int64_t left_ = 0;  // to be taken
 

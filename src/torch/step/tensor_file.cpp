@@ -1,4 +1,4 @@
-#include "torch/train/tensor_file.h"
+#include "torch/step/tensor_file.h"
 
 #include <fmt/format.h>
 #include <fmt/ranges.h>

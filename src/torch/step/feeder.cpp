@@ -1,4 +1,4 @@
-#include "torch/train/feeder.h"
+#include "torch/step/feeder.h"
 
 #include "base/check.h"
 #include "torch/data/read.h"
@@ -20,23 +20,37 @@ Feeder::Feeder(DatasetPtr dataset, const plan::DataOptions& options, plan::Shard
       apart_(prefetch.threads > 0) {
   const std::int64_t count = (steps.end_step - steps.first_step) * hosted.size();
   left_ = count;
-  if (device.kind != DeviceKind::kCpu) upload_.emplace(device);
+  upload_ = device::make_upload(device);
   prefetcher_.emplace(
-      0, count, [this](std::int64_t number) { return read(number); }, prefetch);
+      0, count, [this](std::int64_t number) { return read_ahead(number); }, prefetch);
 }
 
-Batch Feeder::read(std::int64_t number) {
+Batch Feeder::read_ahead(std::int64_t number) {
   const std::int64_t step = steps_.first_step + number / hosted_.size();
   const int shard = hosted_.begin + static_cast<int>(number % hosted_.size());
+  const Batch batch = read(step, shard);
+  if (!upload_) return batch;
+  return device::ready_to_move(batch, apart_, Deadline::after(kLongestRead));
+}
+
+Batch Feeder::read(std::int64_t step, int shard) {
   std::vector<Sample> samples;
   {
     const std::lock_guard lock(mutex_);
     samples = samples_of(batches_.samples(step, shard), batches_.position(step).epoch,
                          batches_.options().seed);
   }
-  Batch batch = data::read(*dataset_, samples);
+  return data::read(*dataset_, samples);
+}
+
+// Where one is on its way already, this one goes behind it, and both are waited for.
+Batch Feeder::again(std::int64_t step, int shard) {
+  const Batch batch = read(step, shard);
   if (!upload_) return batch;
-  return device::ready_to_move(batch, apart_, Deadline::after(kLongestRead));
+  const Batch moved =
+      upload_->move(device::ready_to_move(batch, false, Deadline::after(kLongestRead)));
+  upload_->arrive();
+  return moved;
 }
 
 Batch Feeder::next() {

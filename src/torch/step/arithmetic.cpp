@@ -1,4 +1,4 @@
-#include "torch/train/arithmetic.h"
+#include "torch/step/arithmetic.h"
 
 #include <ATen/Context.h>
 #include <ATen/Parallel.h>
