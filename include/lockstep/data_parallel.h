@@ -147,8 +147,8 @@ class Replica {
   BackwardTimes last_backward() const;
 
  protected:
-  // What parameters the module has, at any time: others than at first are BadInput at the next backward().
-  void watch_module(std::function<std::vector<torch::Tensor>()> parameters);
+  // The module behind it. Other parameters than it has at first are BadInput at the next backward().
+  void set_module(std::shared_ptr<torch::nn::Module> module);
 
  private:
   friend struct replica::Inside;
@@ -175,7 +175,7 @@ class DataParallel : public Replica {
       : Replica(world, replica::parameters_of(*module), replica::buffers_of(*module),
                 replica::named_after(*module, options)),
         module_(std::move(module)) {
-    watch_module([module = module_] { return module->parameters(); });
+    set_module((*module_).shared_from_this());
   }
 
   auto* operator->() { return &*module_; }

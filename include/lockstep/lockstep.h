@@ -17,7 +17,9 @@
 #include <lockstep/data.h>           // the loader, the sampler
 #include <lockstep/data_parallel.h>  // data_parallel(): a model on every worker
 #include <lockstep/dataset.h>        // sets of samples
+#include <lockstep/job.h>            // Job: data, position and checkpoints of a loop of your own
 #include <lockstep/optim.h>          // SGD, Adam and AdamW on the flat layout
+#include <lockstep/step.h>           // Step: the same bits on any number of workers
 #include <lockstep/tensors.h>        // collectives on tensors
 #include <lockstep/trainer.h>        // the loop owner
 #endif

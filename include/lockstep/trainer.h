@@ -3,6 +3,7 @@
 
 #include <lockstep/data.h>
 #include <lockstep/data_parallel.h>
+#include <lockstep/job.h>
 #include <lockstep/optim.h>
 
 #include <atomic>
@@ -15,13 +16,6 @@
 #include <vector>
 
 namespace lockstep {
-
-// How well a model does on a batch; sums over its predictions.
-struct Score {
-  double loss = 0;
-  std::int64_t correct = 0;
-  std::int64_t predictions = 0;
-};
 
 // What is trained. The functions are called with batches of one shard.
 struct TrainerParts {
@@ -39,20 +33,6 @@ struct TrainerParts {
   // the mean over the global batch, weighted so. Called with a batch on the worker that hosts it.
   // Backward begins with it: near 1, say tokens over their most, where the loss is of a half type.
   std::function<double(const Batch&)> weight;
-};
-
-// Where buffers, such as BatchNorm's statistics, come from after a step. Every shard of a step begins with
-// the same.
-enum class ShardBufferRule : std::uint8_t {
-  kFirstShard,  // the first shard's, as PyTorch's rank 0
-  kMean,        // the mean over shards; whole numbers are the first shard's
-};
-
-// What a job does about a checkpoint that it finds in its directory.
-enum class ExistingCheckpoint : std::uint8_t {
-  kRefuse,   // BadInput: it may be of another job, and would be lost
-  kResume,   // goes on from it, if there is one
-  kReplace,  // begins with step 0; the first checkpoint of this job takes its place
 };
 
 struct TrainerOptions {
@@ -103,9 +83,6 @@ struct TrainerOptions {
   bool verify_data = false;
 };
 
-// 8, or the largest divisor of the global batch below that.
-int default_shards(std::int64_t global_batch);
-
 struct StepRecord {
   std::int64_t step = 0;  // from 0
   std::int64_t epoch = 0;
@@ -113,12 +90,6 @@ struct StepRecord {
   double lr = 0;
   double step_ms = 0;
   double exposed_comm_ms = 0;  // what waiting for other workers added to the step
-};
-
-struct Evaluation {
-  double loss = 0;
-  double accuracy = 0;  // 0 to 1
-  std::int64_t samples = 0;
 };
 
 // How the shards of a worker ran on its GPU.

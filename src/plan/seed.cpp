@@ -5,6 +5,7 @@
 namespace lockstep::plan {
 namespace {
 
+constexpr std::uint64_t kOfPhases = 0x7068617365732121ULL;
 constexpr std::uint64_t kOfSamples = 0x73616d706c657321ULL;
 
 // One mix between any two inputs: (a, b) and (b, a) must not meet.
@@ -16,7 +17,11 @@ std::uint64_t mixed(std::uint64_t job_seed, std::int64_t a, std::int64_t b) {
 
 }  // namespace
 
-std::uint32_t shard_seed(std::uint64_t job_seed, std::int64_t step, int shard) {
+std::uint32_t shard_seed(std::uint64_t job_seed, std::int64_t step, int shard, int phase) {
+  if (phase > 0) {
+    const std::uint64_t of_phase = base::mix64(static_cast<std::uint64_t>(phase) ^ kOfPhases);
+    job_seed = base::mix64(job_seed) ^ of_phase;
+  }
   return static_cast<std::uint32_t>(mixed(job_seed, step, shard) >> 32);
 }
 

@@ -9,7 +9,8 @@
 
 namespace lockstep::plan {
 
-std::uint32_t shard_seed(std::uint64_t job_seed, std::int64_t step, int shard);
+// Of a shard in one of the updates that are made with a batch.
+std::uint32_t shard_seed(std::uint64_t job_seed, std::int64_t step, int shard, int phase = 0);
 
 // Of a sample in an epoch; numbers of their own, apart from those of shards.
 std::uint64_t sample_seed(std::uint64_t job_seed, std::int64_t epoch, std::int64_t index);

@@ -1,5 +1,5 @@
 // The arithmetic of a job, in every thread that computes for it.
-#include "torch/train/arithmetic.h"
+#include "torch/step/arithmetic.h"
 
 #include <ATen/Parallel.h>
 #include <gmock/gmock.h>
@@ -176,10 +176,12 @@ TEST(JobArithmetic, TheInstructionsOfItsLibrariesArePartOfIt) {
   const std::string said = train::arithmetic_in_use().at("instructions");
   EXPECT_THAT(said, StartsWith("ATen "));
   EXPECT_THAT(said, Not(HasSubstr("unknown")));
-  if (device::loaded_function<void()>("openblas_get_corename") != nullptr)
+  if (device::loaded_function<void()>("openblas_get_corename") != nullptr) {
     EXPECT_THAT(said, HasSubstr(", OpenBLAS "));
-  if (device::loaded_function<void()>("dnnl_get_effective_cpu_isa") != nullptr)
+  }
+  if (device::loaded_function<void()>("dnnl_get_effective_cpu_isa") != nullptr) {
     EXPECT_THAT(said, HasSubstr(", oneDNN "));
+  }
   EXPECT_EQ(device::aten_instructions_in("- NNPACK\n  - CPU capability usage: AVX2\n  - x"),
             "AVX2");
   EXPECT_EQ(device::aten_instructions_in("CPU capability usage: NO AVX"), "NO AVX");

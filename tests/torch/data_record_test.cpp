@@ -12,8 +12,8 @@
 #include "tests/torch/nets.h"
 #include "torch/formats/checkpoint_file.h"
 #include "torch/formats/safetensors.h"
-#include "torch/train/checkpoint.h"
-#include "torch/train/data_record.h"
+#include "torch/step/checkpoint.h"
+#include "torch/step/data_record.h"
 
 namespace lockstep::testing::data_record {
 namespace {
@@ -118,7 +118,7 @@ TEST_F(DataOfAJob, IsUncheckedOnceWhereTheCheckpointKnowsLess) {
 
 TEST_F(DataOfAJob, IsUncheckedInAnOldCheckpoint) {
   EXPECT_EQ(go_on(), "");
-  train::Job old;
+  train::Properties old;
   for (const auto& [name, value] : metadata()) {
     if (name.starts_with(formats::kJobPrefix) && !name.starts_with(key("data_")))
       old[name.substr(std::string(formats::kJobPrefix).size())] = value;
@@ -127,7 +127,10 @@ TEST_F(DataOfAJob, IsUncheckedInAnOldCheckpoint) {
     Training training(world);
     train::CheckpointDirectory directory(world.comm(), folder_.path(), ExistingCheckpoint::kReplace,
                                          train::CheckpointDirectory::Use::kWrites);
-    directory.write(training.model, *training.optimizer, steps_, old);
+    train::JobState state;
+    state.add_model("", training.model.parameters(), training.model.buffers());
+    state.add_optimizer("", *training.optimizer);
+    directory.write(state, steps_, old);
   });
   ::testing::internal::CaptureStderr();
   EXPECT_EQ(go_on(), "");

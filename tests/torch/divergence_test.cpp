@@ -10,7 +10,7 @@
 #include "tests/torch/folder.h"
 #include "tests/torch/nets.h"
 #include "torch/replica/replicated.h"
-#include "torch/train/divergence.h"
+#include "torch/step/divergence.h"
 
 namespace lockstep::testing {
 namespace {

@@ -16,7 +16,7 @@
 #include "tests/torch/folder.h"
 #include "tests/torch/nets.h"
 #include "tests/torch/own_process.h"
-#include "torch/train/arithmetic.h"
+#include "torch/step/arithmetic.h"
 
 namespace lockstep::testing {
 namespace {

@@ -15,7 +15,7 @@
 #include "torch/models/models.h"
 #include "torch/replica/agreement.h"
 #include "torch/replica/replicated.h"
-#include "torch/train/arithmetic.h"
+#include "torch/step/arithmetic.h"
 
 namespace lockstep::app {
 namespace {

@@ -25,7 +25,7 @@
 #include "app/train/open_choices.h"
 #include "base/atomic_file.h"
 #include "base/environment.h"
-#include "torch/train/arithmetic.h"
+#include "torch/step/arithmetic.h"
 
 namespace lockstep::app {
 namespace {

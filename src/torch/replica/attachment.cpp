@@ -138,9 +138,9 @@ void Attachment::watch_parameters() {
   }
 }
 
-void Attachment::watch_module(Listing listing) {
-  module_parameters_ = std::move(listing);
-  at_first_ = module_parameters_();
+void Attachment::watch_module(std::shared_ptr<torch::nn::Module> module) {
+  module_ = std::move(module);
+  at_first_ = module_->parameters();
 }
 
 // One that was registered since, or put in the place of another, would be trained on each worker alone.
@@ -152,8 +152,8 @@ void Attachment::check_module() const {
         "one copy, as share_parameters and a Trainer want it: each worker would update it again",
         name_));
   }
-  if (!module_parameters_) return;
-  const std::vector<torch::Tensor> now = module_parameters_();
+  if (!module_) return;
+  const std::vector<torch::Tensor> now = module_->parameters();
   const bool same = std::equal(now.begin(), now.end(), at_first_.begin(), at_first_.end(),
                                [](const auto& a, const auto& b) { return a.is_same(b); });
   if (same) return;

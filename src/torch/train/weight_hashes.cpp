@@ -14,8 +14,8 @@
 #include "base/files.h"
 #include "base/hash.h"
 #include "torch/replica/tensors.h"
-#include "torch/train/data_record.h"
-#include "torch/train/leader.h"
+#include "torch/step/data_record.h"
+#include "torch/step/leader.h"
 
 namespace lockstep::train {
 namespace {
@@ -48,13 +48,13 @@ std::vector<int> divide(const std::vector<NamedTensor>& tensors, int workers) {
 }
 
 // A log of something else must be neither compared with nor overwritten. Old ones say nothing of the data.
-void check_log(const formats::HashLog& log, const std::string& path, const Job& job,
+void check_log(const formats::HashLog& log, const std::string& path, const Properties& job,
                const std::vector<NamedTensor>& tensors) {
-  const auto property = [](const Job& of, const std::string& name) -> std::string {
+  const auto property = [](const Properties& of, const std::string& name) -> std::string {
     const auto found = of.find(name);
     return found == of.end() ? "nothing" : found->second;
   };
-  Job names_of_both = job;
+  Properties names_of_both = job;
   names_of_both.insert(log.job.begin(), log.job.end());
   for (const auto& [name, value] : names_of_both) {
     const std::string theirs = property(log.job, name);
@@ -81,7 +81,7 @@ bool are_one_file(const std::string& a, const std::string& b) {
 }  // namespace
 
 WeightHashes::WeightHashes(Comm& comm, std::vector<NamedTensor> tensors, Files files,
-                           const Job& job)
+                           const Properties& job)
     : comm_(comm), tensors_(std::move(tensors)), files_(std::move(files)), job_(job) {
   std::sort(tensors_.begin(), tensors_.end(),
             [](const NamedTensor& a, const NamedTensor& b) { return a.name < b.name; });

@@ -9,7 +9,7 @@
 #include <deque>
 #include <memory>
 
-#include "torch/train/arithmetic.h"
+#include "torch/step/arithmetic.h"
 
 namespace lockstep::bench {
 namespace {

@@ -1,0 +1,263 @@
+#include "torch/step/device_shards.h"
+
+#include <fmt/format.h>
+#include <lockstep/errors.h>
+
+#include <bit>
+#include <chrono>
+#include <cmath>
+
+#include "base/log.h"
+#include "torch/step/arithmetic.h"
+
+namespace lockstep::train {
+namespace {
+
+// Libraries choose kernels and take memory in the first passes, which cannot be captured.
+constexpr int kWarmUp = 2;
+
+bool same_kind(const torch::Tensor& a, const torch::Tensor& b) {
+  if (!a.defined() || !b.defined()) return a.defined() == b.defined();
+  return a.sizes() == b.sizes() && a.scalar_type() == b.scalar_type();
+}
+
+torch::Tensor copy_of(const torch::Tensor& tensor) {
+  return tensor.defined() ? tensor.clone() : tensor;
+}
+
+}  // namespace
+
+// What is there already, as of a data set of one batch, is not copied again.
+void DeviceShards::copy_input(const torch::Tensor& from, torch::Tensor& to, Copied& last) {
+  if (!from.defined()) return;
+  if (last.tensor.is_same(from) && last.version == from._version()) return;
+  to.copy_(from, /*non_blocking=*/true);
+  last = {from, static_cast<std::int64_t>(from._version())};
+}
+
+std::unique_ptr<ShardRunner> make_shard_runner(ShardWork work) {
+  if (work.models.front()->model().device().kind == DeviceKind::kCpu)
+    return make_host_shards(std::move(work));
+  return std::make_unique<DeviceShards>(std::move(work));
+}
+
+DeviceShards::DeviceShards(ShardWork work) : work_(std::move(work)) {}
+
+// LibTorch would give the pinned memory to the next who asks, while an update that was queued is still to write to it. A
+// device that has failed or stands still writes nothing.
+DeviceShards::~DeviceShards() {
+  try {
+    const device::CurrentDevice current(device());
+    device::Event end;
+    end.record(device::current_stream(device()));
+    end.wait(Deadline::after(std::chrono::seconds(10)));
+  } catch (const std::exception&) {
+  }
+}
+
+void DeviceShards::begin_step() {
+  auto& record = records_[step_ % 2];
+  if (!record) record.emplace();
+  record->shards.clear();
+}
+
+void DeviceShards::run(Turn& turn) {
+  turn.before_backward();
+  turn.shard.reports = this;
+  const Batch& batch = turn.shard.batch;
+  say_where({"loss", turn.shard.step, turn.shard.index}, [&] {
+    if (work_.graphs && !replay_ && warm_up_ >= kWarmUp && batch.samples == work_.samples)
+      capture(turn);
+    if (replay_ && !fits(batch) && counts_.reason.empty())
+      counts_.reason = "a shard, as of a short last batch, has another shape than the captured one";
+    const torch::Tensor loss = replay_ && fits(batch) ? replay(turn) : run_eagerly(turn);
+    metrics_.empty() ? keep(loss) : keep_with_reports(loss);
+  });
+  records_[step_ % 2]->shards.push_back({turn.shard.index, turn.weight, reported_.names});
+  turn.forward_done();
+}
+
+// Until the update, which copies bytes: on the GPU, of the type that the record has. The next shard may overwrite it.
+void DeviceShards::keep(const torch::Tensor& loss) {
+  Record& record = *records_[step_ % 2];
+  if (!record.numbers.defined() || record.numbers.numel() != work_.hosted) {
+    const auto pinned = torch::TensorOptions().dtype(loss.scalar_type()).pinned_memory(true);
+    record.numbers = torch::empty({work_.hosted}, pinned);
+  }
+  const auto options =
+      torch::TensorOptions().dtype(record.numbers.dtype()).device(torch::Device(device()));
+  if (work_.hosted == 1) {
+    numbers_ = loss.to(options);
+    return;
+  }
+  if (!numbers_.defined() || numbers_.numel() != work_.hosted)
+    numbers_ = torch::empty({work_.hosted}, options);
+  const auto place = static_cast<std::int64_t>(record.shards.size());
+  numbers_.select(0, place).copy_(loss.reshape(at::IntArrayRef{}));
+}
+
+// How many numbers the shards so far have.
+std::int64_t DeviceShards::count_in(const Record& record) {
+  std::size_t count = 0;
+  for (const auto& of : record.shards) count += 1 + 2 * of.names.size();
+  return static_cast<std::int64_t>(count);
+}
+
+// Behind those of the shards before.
+void DeviceShards::keep_with_reports(const torch::Tensor& loss) {
+  Record& record = *records_[step_ % 2];
+  std::vector<torch::Tensor> row;
+  if (!record.shards.empty())
+    row.push_back(numbers_.reshape({-1}).slice(0, 0, count_in(record)).to(torch::kFloat64));
+  row.push_back(loss.reshape({1}).to(torch::kFloat64));
+  for (const torch::Tensor& value : reported_.values)
+    row.push_back(value.reshape({1}).to(torch::kFloat64));
+  numbers_ = torch::cat(row);
+  if (record.numbers.defined() && record.numbers.numel() >= numbers_.numel() &&
+      record.numbers.scalar_type() == torch::kFloat64)
+    return;
+  const auto pinned = torch::TensorOptions().dtype(torch::kFloat64).pinned_memory(true);
+  record.numbers = torch::empty({work_.hosted * numbers_.numel()}, pinned);
+}
+
+kernels::Note DeviceShards::note() {
+  const Record& record = *records_[step_ % 2];
+  if (record.shards.empty()) return {};
+  const auto bytes = count_in(record) * static_cast<std::int64_t>(numbers_.element_size());
+  return {numbers_.data_ptr(), record.numbers.data_ptr(), static_cast<std::uint32_t>(bytes)};
+}
+
+void DeviceShards::end_step() {
+  records_[step_ % 2]->done.record(device::current_stream(device()));
+  ++step_;
+}
+
+PhaseResult::Local DeviceShards::bring(Deadline deadline) {
+  const Record& record = *records_[(step_ + 1) % 2];
+  record.done.wait(deadline);
+  PhaseResult::Local local;
+  std::int64_t place = 0;
+  const auto next = [&] { return record.numbers[place++].item<double>(); };
+  for (const auto& [shard, weight, names] : record.shards) {
+    local.weighted_losses[shard] = weight * next();
+    for (const std::string& name : names) {
+      auto& report = local.reports[shard][name];
+      report.sum = next();
+      report.weight = next();
+    }
+  }
+  for (ModelStep* const model : work_.models) model->collect_watched();
+  return local;
+}
+
+void DeviceShards::add(const std::string& name, const torch::Tensor& sum,
+                       const torch::Tensor& weight) {
+  metrics_.insert(name);
+  reported_.names.push_back(name);
+  const auto options = torch::TensorOptions().device(torch::Device(device()));
+  for (const torch::Tensor& value : {sum, weight})
+    reported_.values.push_back(value.detach().to(options));
+}
+
+void DeviceShards::add(const std::string& name, double sum, double weight) {
+  if (capturing_)
+    throw BadInput(fmt::format("the metric {} is a number of the host: report a tensor", name));
+  const auto value = [](double number) { return torch::full({}, number, torch::kFloat64); };
+  add(name, value(sum), value(weight));
+}
+
+torch::Tensor DeviceShards::loss_of(const Shard& shard, std::uint64_t seed) {
+  reported_ = {};
+  torch::manual_seed(seed);
+  return work_.loss(shard);
+}
+
+torch::Tensor DeviceShards::run_eagerly(const Turn& turn) {
+  ++counts_.eager;
+  const torch::Tensor loss = loss_of(turn.shard, turn.seed);
+  const torch::Tensor seeded = torch::full_like(loss, turn.weight);
+  weighted_backward(work_, loss, seeded);
+  if (warm_up_++ < kWarmUp) weight_ = seeded;
+  return loss.detach();
+}
+
+bool DeviceShards::fits(const Batch& batch) const {
+  return batch.samples == replay_->input.samples && same_kind(batch.data, replay_->input.data) &&
+         same_kind(batch.target, replay_->input.target);
+}
+
+torch::Tensor DeviceShards::replay(const Turn& turn) {
+  ++counts_.replayed;
+  Replay& replay = *replay_;
+  const Batch& batch = turn.shard.batch;
+  copy_input(batch.data, replay.input.data, replay.copied.data);
+  copy_input(batch.target, replay.input.target, replay.copied.target);
+  if (turn.weight != replay.weight_is) replay.weight.fill_(replay.weight_is = turn.weight);
+  torch::Tensor expected;
+  if (std::has_single_bit(static_cast<std::uint64_t>(counts_.replayed)))
+    expected = loss_alone(turn);
+  torch::manual_seed(turn.seed);
+  replay.graph.replay();
+  if (expected.defined()) check(replay.loss, expected);
+  for (std::size_t i = 0; i < work_.models.size(); ++i)
+    work_.models[i]->replayed(replay.captured[i]);
+  reported_ = replay.reported;
+  return replay.loss;
+}
+
+// The loss as it is now, and nothing else of it: buffers are as they were.
+torch::Tensor DeviceShards::loss_alone(const Turn& turn) {
+  std::vector<torch::Tensor> before;
+  for (const torch::Tensor& bytes : work_.buffer_bytes) before.push_back(bytes.clone());
+  const torch::Tensor loss = loss_of(turn.shard, turn.seed).detach();
+  for (std::size_t i = 0; i < before.size(); ++i) work_.buffer_bytes[i].copy_(before[i]);
+  return loss;
+}
+
+// A graph repeats what the host has decided when it was captured: numbers that it had then, the way that it took.
+void DeviceShards::check(const torch::Tensor& replayed, const torch::Tensor& expected) {
+  const bool exact = at::globalContext().deterministicAlgorithms();
+  constexpr double kRounding = 1e-2;  // of half types, added in another order
+  const bool same =
+      exact ? torch::equal(replayed, expected) || !torch::isfinite(expected).all().item<bool>()
+            : torch::allclose(replayed, expected, kRounding, kRounding, true);
+  if (same) return;
+  throw BadInput(
+      "the loss depends on something of the host that has changed since it was captured as a CUDA "
+      "graph, such as a coefficient, a counter or a choice of layers: pass it in as a tensor on "
+      "the GPU, or switch "
+      "cuda_graphs off (lockstep train: --graphs off)");
+}
+
+void DeviceShards::capture(const Turn& turn) {
+  replay_.emplace();
+  Replay& replay = *replay_;
+  const Batch& batch = turn.shard.batch;
+  replay.input = {copy_of(batch.data), copy_of(batch.target), batch.samples};
+  replay.weight = weight_.clone();
+  replay.weight_is = std::nan("");  // whatever comes is another
+  Shard shard = turn.shard;
+  shard.batch = replay.input;
+  torch::manual_seed(turn.seed);
+  reported_ = {};
+  capturing_ = true;
+  try {
+    std::vector<std::unique_ptr<replica::CapturePass>> passes;
+    for (ModelStep* const model : work_.models) passes.push_back(model->capture());
+    replay.graph.capture([&] {
+      const torch::Tensor captured = work_.loss(shard);
+      weighted_backward(work_, captured, replay.weight);
+      replay.loss = captured.detach();
+      for (const auto& pass : passes) replay.captured.push_back(pass->finish());
+    });
+    replay.reported = reported_;
+  } catch (const std::exception& error) {
+    counts_.reason = fmt::format("the pass cannot be captured: {}", error.what());
+    base::log(base::LogLevel::kInfo, "no CUDA graphs: {}", counts_.reason);
+    replay_.reset();
+    work_.graphs = false;
+  }
+  capturing_ = false;
+}
+
+}  // namespace lockstep::train

@@ -1,0 +1,69 @@
+#include "torch/step/evaluation.h"
+
+#include <algorithm>
+#include <span>
+
+#include "plan/sampler.h"
+#include "plan/tree.h"
+#include "torch/data/read.h"
+#include "torch/step/arithmetic.h"
+
+namespace lockstep::train {
+namespace {
+
+Batch moved(const Batch& batch, Device device) {
+  const auto move = [&](const torch::Tensor& tensor) {
+    return tensor.defined() ? tensor.to(torch::Device(device)) : tensor;
+  };
+  return {move(batch.data), move(batch.target), batch.samples};
+}
+
+Score evaluate_shard(const EvaluationWork& work, int shard, int shards) {
+  Score sum;
+  const auto own = plan::evaluation_samples(work.dataset.size(), shard, shards);
+  const auto most = static_cast<std::size_t>(work.most);
+  for (std::size_t first = 0; first < own.size(); first += most) {
+    const std::size_t count = std::min(most, own.size() - first);
+    const auto samples = samples_of(std::span(own).subspan(first, count), /*epoch=*/0, work.seed);
+    const Batch batch = moved(data::read(work.dataset, samples), work.device);
+    Score score;
+    say_where({"score", -1, shard}, [&] { score = work.score(batch); });
+    sum.loss += score.loss;
+    sum.correct += score.correct;
+    sum.predictions += score.predictions;
+  }
+  return sum;
+}
+
+}  // namespace
+
+EvaluationScope::EvaluationScope(const std::vector<std::shared_ptr<torch::nn::Module>>& modules) {
+  for (const auto& root : modules) {
+    for (const auto& module : root->modules(/*include_self=*/true))
+      before_.emplace_back(module, module->is_training());
+    root->eval();
+  }
+}
+
+// A module's train() is that of all its children, too: from the outermost on.
+EvaluationScope::~EvaluationScope() {
+  for (const auto& [module, trains] : before_) module->train(trains);
+}
+
+// By shard, so that the batches and the order of addition depend on the job alone. Last come whole numbers, which
+// may be added in any order.
+Evaluation evaluate(Generation& generation, const EvaluationWork& work) {
+  const auto shards = static_cast<std::size_t>(generation.shards);
+  std::vector<double> sums(shards + 2);
+  for (int shard = generation.hosted.begin; shard < generation.hosted.end; ++shard) {
+    const Score score = evaluate_shard(work, shard, generation.shards);
+    sums[static_cast<std::size_t>(shard)] = score.loss;
+    sums[shards] += static_cast<double>(score.correct);
+    sums[shards + 1] += static_cast<double>(score.predictions);
+  }
+  generation.control.all_reduce({sums.data(), sums.size(), DType::kFloat64}).wait();
+  const double loss = plan::tree_sum(std::span(sums).first(shards));
+  return {loss / sums[shards + 1], sums[shards] / sums[shards + 1], work.dataset.size()};
+}
+
+}  // namespace lockstep::train

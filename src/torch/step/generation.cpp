@@ -1,0 +1,86 @@
+#include "torch/step/generation.h"
+
+#include <fmt/format.h>
+#include <lockstep/errors.h>
+
+#include <string>
+
+#include "base/environment.h"
+#include "plan/position.h"
+#include "torch/replica/agreement.h"
+#include "torch/step/checkpoint.h"
+
+namespace lockstep {
+
+int default_shards(std::int64_t global_batch) {
+  return plan::default_shards(global_batch);
+}
+
+}  // namespace lockstep
+
+namespace lockstep::train {
+namespace {
+
+void agree_on_checkpoints(Comm& comm, const JobSetup& setup) {
+  const char* const names[] = {"refuse", "resume", "replace"};
+  const auto existing = static_cast<std::size_t>(setup.options.existing_checkpoint);
+  replica::agree(comm,
+                 {{"checkpoint_directory", setup.options.checkpoint.empty() ? "none" : "set"},
+                  {"existing_checkpoint", names[existing]},
+                  {"verify_log", setup.only_reads ? "set" : "none"}},
+                 {"workers run different jobs", "start all of them with the same options"});
+}
+
+// Of the checkpoint in a directory; 0 if there is none. Collective.
+int saved_shards(Comm& comm, const std::string& directory) {
+  constexpr std::int64_t kMost = 1 << 24;
+  const std::string saved = checkpoint_property(comm, directory, "shards");
+  if (saved.empty()) return 0;
+  const auto shards = base::parse_number(saved);
+  if (shards && *shards > 0 && *shards <= kMost) return static_cast<int>(*shards);
+  throw BadInput(
+      fmt::format("the checkpoint in {} is damaged: it says {} shards", directory, saved));
+}
+
+void check_shards(const JobOptions& options, int workers) {
+  if (options.global_batch < workers) {
+    throw BadInput(
+        fmt::format("a global batch of {} is smaller than the {} workers: each needs a "
+                    "sample of it",
+                    options.global_batch, workers));
+  }
+  if (options.shards < workers) {
+    throw BadInput(
+        fmt::format("{} shards cannot be hosted by {} workers: use at most one worker for "
+                    "each shard",
+                    options.shards, workers));
+  }
+  if (options.global_batch % options.shards != 0) {
+    throw BadInput(
+        fmt::format("a global batch of {} cannot be divided among {} shards: choose a "
+                    "multiple of {}",
+                    options.global_batch, options.shards, options.shards));
+  }
+}
+
+}  // namespace
+
+bool resumes(const JobOptions& options) {
+  return options.existing_checkpoint == ExistingCheckpoint::kResume && !options.checkpoint.empty();
+}
+
+Generation make_generation(World& world, JobSetup& setup) {
+  JobOptions& options = setup.options;
+  Comm control = world.open_channel();
+  agree_on_checkpoints(control, setup);
+  if (options.shards == 0 && resumes(options))
+    options.shards = saved_shards(control, options.checkpoint);
+  if (options.shards == 0 && setup.accumulate > 0) options.shards = world.size() * setup.accumulate;
+  if (options.shards == 0) options.shards = default_shards(options.global_batch);
+  check_shards(options, world.size());
+  return {std::move(control), options.shards,
+          plan::hosted_shards(world.rank(), world.size(), options.shards),
+          plan::plan_sharded_reduction(options.shards, world.size())};
+}
+
+}  // namespace lockstep::train

@@ -1,0 +1,78 @@
+#include "torch/step/gradients.h"
+
+#include <optional>
+
+namespace lockstep::train {
+namespace {
+
+// What a model has to know of the shards where it reduces them itself; nothing when each worker has one.
+std::optional<replica::Sharded> sharded(const Generation& generation) {
+  if (generation.shards == generation.size()) return std::nullopt;
+  const plan::Accumulation& mine = generation.mine();
+  replica::Sharded rule{
+      generation.shards, {}, plan_partials(mine, generation.hosted, generation.shards)};
+  for (const auto& held : mine.held) rule.held.push_back(held.bank);
+  return rule;
+}
+
+class FusedGradients : public StepGradients {
+ public:
+  FusedGradients(replica::Replicated& model, const Generation& generation, bool watches)
+      : StepGradients(model), plan_(generation.reduction), run_(model, std::nullopt) {
+    if (watches) model.banks().watch(model.comm(), model.faults());
+  }
+
+  bool meets() const override { return false; }
+  void before_last(double) override {}
+  void reduce(double) override {}
+  optim::GradientSource finish(double total) override {
+    model_.shards().finish_unreduced();
+    model_.banks().use(0);
+    return optim::GradientSource::everyones(model_, plan_, total);
+  }
+  std::chrono::nanoseconds exposed() const override { return {}; }
+
+ private:
+  const plan::ShardedReduction& plan_;
+  replica::Replicated::Run run_;
+};
+
+class ReducedGradients : public StepGradients {
+ public:
+  ReducedGradients(replica::Replicated& model, const Generation& generation)
+      : StepGradients(model), run_(model, sharded(generation)) {}
+
+  bool meets() const override { return true; }
+  void before_last(double total) override { model_.shards().reduce_next(total); }
+  void reduce(double total) override { model_.shards().reduce(total); }
+  optim::GradientSource finish(double) override {
+    model_.banks().use_averages();
+    return optim::GradientSource::own(model_);
+  }
+  std::chrono::nanoseconds exposed() const override { return model_.shards().times().exposed(); }
+
+ private:
+  replica::Replicated::Run run_;
+};
+
+}  // namespace
+
+void StepGradients::begin_shard(const plan::Accumulation::Step& planned) {
+  replica::Banks& banks = model_.banks();
+  for (const auto& [into, from] : planned.before) banks.add(into, from);
+  planned.begins ? banks.begin(planned.bank) : banks.use(planned.bank);
+}
+
+std::unique_ptr<StepGradients> make_gradients(replica::Replicated& model,
+                                              const Generation& generation, Averages averages,
+                                              bool watches) {
+  using Holds = replica::Banks::Holds;
+  const bool one_each = generation.shards == generation.size();
+  model.banks().make(model.comm(), generation.reduction.banks,
+                     one_each ? Holds::kOneShard : Holds::kSums);
+  if (model.reads_all_gradients() && averages == Averages::kAnywhere)
+    return std::make_unique<FusedGradients>(model, generation, watches);
+  return std::make_unique<ReducedGradients>(model, generation);
+}
+
+}  // namespace lockstep::train

@@ -1,0 +1,82 @@
+#include <fmt/format.h>
+#include <lockstep/errors.h>
+
+#include <mutex>
+
+#include "torch/step/arithmetic.h"
+#include "torch/step/generator_turn.h"
+#include "torch/step/shard_runner.h"
+
+namespace lockstep::train {
+namespace {
+
+class HostShards : public ShardRunner, private Reports {
+ public:
+  explicit HostShards(ShardWork work) : work_(std::move(work)) {}
+
+  void begin_step() override { local_ = {}; }
+  void run(Turn& turn) override;
+  kernels::Note note() override { return {}; }
+  void end_step() override {}
+  const std::set<std::string>& metrics() const override { return metrics_; }
+  std::optional<PhaseResult::Local> known() override { return local_; }
+  PhaseResult::Local bring(Deadline) override { return local_; }
+  const ShardCounts& counts() const override { return counts_; }
+
+ private:
+  void add(const std::string& name, const torch::Tensor& sum,
+           const torch::Tensor& weight) override {
+    add(name, sum.item<double>(), weight.item<double>());
+  }
+  void add(const std::string& name, double sum, double weight) override;
+  torch::Tensor seeded_loss(const Turn& turn);
+
+  ShardWork work_;
+  int shard_ = 0;  // that runs
+  PhaseResult::Local local_;
+  std::set<std::string> metrics_;
+  ShardCounts counts_;
+};
+
+void HostShards::add(const std::string& name, double sum, double weight) {
+  metrics_.insert(name);
+  if (local_.reports[shard_].emplace(name, PhaseResult::Report{sum, weight}).second) return;
+  throw BadInput(fmt::format("the metric {} was reported twice for shard {}", name, shard_));
+}
+
+// LibTorch's generator belongs to the process. Workers may be threads of one, with any engine, and then take turns:
+// what a shard draws between its seed and its loss is its own. Alone in a process nobody waits here. Backward goes
+// without, since it meets the other workers; what LibTorch drops there was drawn in forward.
+torch::Tensor HostShards::seeded_loss(const Turn& turn) {
+  const std::lock_guard lock(generator_turn());
+  torch::manual_seed(turn.seed);
+  torch::Tensor loss;
+  say_where({"loss", turn.shard.step, turn.shard.index}, [&] { loss = work_.loss(turn.shard); });
+  return loss;
+}
+
+void HostShards::run(Turn& turn) {
+  shard_ = turn.shard.index;
+  turn.shard.reports = this;
+  const torch::Tensor loss = seeded_loss(turn);
+  turn.forward_done();
+  turn.before_backward();
+  say_where({"backward pass", turn.shard.step, shard_}, [&] {
+    weighted_backward(work_, loss, torch::full_like(loss, turn.weight));
+    local_.weighted_losses[shard_] = turn.weight * loss.item<double>();
+  });
+}
+
+}  // namespace
+
+std::unique_ptr<ShardRunner> make_host_shards(ShardWork work) {
+  return std::make_unique<HostShards>(std::move(work));
+}
+
+void weighted_backward(const ShardWork& work, const torch::Tensor& loss,
+                       const torch::Tensor& weight) {
+  if (work.inputs.empty()) return loss.backward(weight);
+  loss.backward(weight, /*retain_graph=*/{}, /*create_graph=*/false, at::TensorList(work.inputs));
+}
+
+}  // namespace lockstep::train

@@ -1,0 +1,364 @@
+#include "torch/step/job_core.h"
+
+#include <fmt/format.h>
+#include <lockstep/errors.h>
+
+#include <algorithm>
+#include <cmath>
+#include <mutex>
+#include <utility>
+
+#include "base/log.h"
+#include "plan/seed.h"
+#include "torch/replica/tensors.h"
+#include "torch/step/arithmetic.h"
+#include "torch/step/evaluation.h"
+#include "torch/step/generator_turn.h"
+
+namespace lockstep::train {
+
+void JobModels::add(const StepCore& step) {
+  const auto know = [&](const ModelView& model) {
+    if (std::find(all.begin(), all.end(), model) == all.end()) all.push_back(model);
+  };
+  for (optim::Optimizer* const optimizer : step.optimizers) {
+    const ModelView model(*optimizer);
+    know(model);
+    const auto found = std::find_if(trained.begin(), trained.end(),
+                                    [&](const Trained& known) { return known.model == model; });
+    const bool averages = static_cast<bool>(step.options.before_update);
+    if (found == trained.end()) {
+      trained.push_back({optimizer, model, averages});
+    } else if (found->optimizer != optimizer) {
+      throw BadInput(fmt::format(
+          "two optimizers of the job train one model ({}): give all its Steps the same optimizer",
+          model.name()));
+    } else {
+      found->averages = found->averages || averages;
+    }
+  }
+  for (const Replica* const model : step.options.models) know(ModelView(*model));
+}
+
+JobState JobModels::named_state() const {
+  JobState state;
+  const auto name_of = [&](const ModelView& model) {
+    if (!model.name().empty()) return model.name();
+    const auto place = std::find(all.begin(), all.end(), model) - all.begin();
+    return fmt::format("model{}", place);
+  };
+  for (const ModelView& model : all)
+    state.add_model(name_of(model), model.parameters(), model.buffers());
+  for (const Trained& one : trained) state.add_optimizer(name_of(one.model), *one.optimizer);
+  return state;
+}
+
+JobCore::JobCore(World& world, JobSetup setup, JobHooks hooks)
+    : setup_(std::move(setup)),
+      hooks_(std::move(hooks)),
+      generation_(make_generation(world, setup_)),
+      numbers_{nullptr, {}, std::nullopt, world.open_channel()} {
+  const JobOptions& options = setup_.options;
+  if (options.checkpoint.empty()) return;
+  using Use = CheckpointDirectory::Use;
+  checkpoints_.emplace(generation_.control, options.checkpoint, options.existing_checkpoint,
+                       setup_.only_reads ? Use::kReads : Use::kWrites);
+}
+
+StepCore& JobCore::add_step(std::unique_ptr<StepCore> step) {
+  if (is_prepared()) {
+    throw BadInput(fmt::format(
+        "the Step {} comes after batches(): make all Steps of a job before, so that its checkpoint "
+        "is read into all that they change",
+        step->name));
+  }
+  if (step->name.empty() || !step->loss || step->optimizers.empty())
+    throw BadInput("a Step wants a name, a loss and at least one optimizer");
+  for (const auto& other : steps_) {
+    if (other->name == step->name)
+      throw BadInput(fmt::format("two Steps of the job are called {}", step->name));
+  }
+  for (auto at = step->optimizers.begin(); at != step->optimizers.end(); ++at) {
+    if (*at == nullptr || std::find(at + 1, step->optimizers.end(), *at) != step->optimizers.end())
+      throw BadInput(fmt::format("the Step {} has no optimizer, or one twice", step->name));
+    if (ModelView(**at).comm().size() != generation_.size()) {
+      throw BadInput(
+          fmt::format("an optimizer of the Step {} is of a model of another world", step->name));
+    }
+  }
+  models_.add(*step);
+  steps_.push_back(std::move(step));
+  return *steps_.back();
+}
+
+Properties JobCore::properties() const {
+  const JobOptions& options = setup_.options;
+  Properties all = options.properties;
+  for (const auto& [name, value] : arithmetic_in_use(models_.all.front().device()))
+    all[name] = value;
+  all["global_batch"] = std::to_string(options.global_batch);
+  all["shards"] = std::to_string(options.shards);
+  all["buffers"] = options.buffers == ShardBufferRule::kMean ? "mean" : "first shard";
+  all["seed"] = std::to_string(options.seed);
+  all["samples"] = std::to_string(data_.samples);
+  for (const auto& [optimizer, model, averages] : models_.trained) {
+    const std::string of = models_.trained.size() > 1 ? "/" + model.name() : "";
+    for (const auto& [name, value] : properties_of(*optimizer)) all[name + of] = value;
+  }
+  for (const auto& step : steps_) {
+    const std::string of = steps_.size() > 1 ? "/" + step->name : "";
+    if (step->options.weight) all["weight" + of] = "by function";
+  }
+  return all;
+}
+
+Properties JobCore::properties_with_data() const {
+  return with_data(properties(), data_.record);
+}
+
+Properties JobCore::hashed_properties() const {
+  return with_data(properties(), {data_.record.sampled, ""});
+}
+
+void JobCore::prepare(const DatasetPtr& dataset, const BatchesOptions& options,
+                      std::vector<replica::Property> more) {
+  if (steps_.empty()) throw BadInput("the job has no Step: make one before batches()");
+  if (!is_prepared()) state_ = models_.named_state();
+  const bool again = is_prepared();
+  data_.samples = dataset->size();
+  more.push_back({"check_divergence", setup_.options.check_divergence ? "on" : "off"});
+  for (const auto& step : steps_)
+    more.push_back({"step " + step->name, step->options.before_update ? "hooked" : "plain"});
+  for (const auto& [name, value] : properties()) more.push_back({name, value});
+  replica::agree(generation_.control, more,
+                 {"workers run different jobs", "start all of them with the same options"});
+  const auto reading = options.verify_data ? DataReading::kWhole : DataReading::kSampled;
+  DataRecord record = record_of(*dataset, reading, {options.loader_threads, options.prefetch});
+  agree_on_data(generation_.control, record);
+  data_.plan.emplace(plan::DataOptions{.samples = data_.samples,
+                                       .global_batch = setup_.options.global_batch,
+                                       .shards = setup_.options.shards,
+                                       .seed = setup_.options.seed});
+  if (again && record.sampled != data_.record.sampled)
+    throw BadInput("batches() was called with other data before: a job has one data set");
+  if (!again || !record.whole.empty()) data_.record = std::move(record);
+  for (JobModels::Trained& trained : models_.trained) trained.model.keep_one_copy();
+}
+
+std::unique_ptr<Loop> JobCore::open(const DatasetPtr& dataset, const BatchesOptions& options) {
+  if (progress_.loop != nullptr)
+    throw BadInput("another loop of the job is open: a job has one at a time");
+  if (progress_.running) {
+    throw BadInput(
+        "a step of the job has failed, and its models are of no further use: make the job again; "
+        "it goes on from its checkpoint");
+  }
+  if (!std::exchange(progress_.opened, true)) restore();
+  const std::int64_t end =
+      options.steps > 0 ? options.steps : options.epochs * plan().steps_per_epoch();
+  warn_beyond(end);
+  progress_.stop = progress_.stopped = false;
+  auto loop = std::make_unique<Loop>(shared_from_this(), dataset, options);
+  loop->set_end(std::max(end, progress_.next));
+  return loop;
+}
+
+void JobCore::warn_beyond(std::int64_t end) const {
+  if (setup_.only_reads || progress_.saved_at <= end || generation_.rank() != 0) return;
+  base::log(base::LogLevel::kWarn,
+            "the checkpoint in {} is of step {}, and this job ends after {}: nothing is left to do",
+            setup_.options.checkpoint, progress_.saved_at, end);
+}
+
+void JobCore::restore() {
+  if (!resumes(setup_.options)) return;
+  const std::int64_t step = checkpoints_->read(state_, properties());
+  if (step < 0) return;
+  for (ModelView& model : models_.all) model.note_update();
+  data_.record = continued(generation_.control, setup_.options.checkpoint, data_.record);
+  progress_.saved_at = progress_.next = step;
+}
+
+Loop& JobCore::loop_at(const GlobalBatch& batch) const {
+  if (progress_.loop == nullptr || &progress_.loop->current() != &batch)
+    throw BadInput("a Step takes the batch that its job's loop is at, and no other");
+  return *progress_.loop;
+}
+
+JobCore::Ran JobCore::run(StepCore& step, const GlobalBatch& batch) {
+  Loop& loop = loop_at(batch);
+  if (progress_.running)
+    throw BadInput("an earlier step of the job has failed: leave the loop, and make the job again");
+  const Phase phase = loop.next_phase();
+  if (undecided()) return {phase, nullptr};
+  progress_.running = true;
+  StepRun& run = loop.run_of(step);
+  if (step.options.learning_rate) {
+    for (optim::Optimizer* const optimizer : step.optimizers)
+      optimizer->set_lr(step.options.learning_rate(phase.step));
+  }
+  if (records_calls()) calls_.push_back({phase.step, phase.number, &step, run.rates()});
+  std::shared_ptr<PhaseResult> result;
+  in_plain_words([&] {
+    if (!run.run(phase, [&] { return collect(); })) return;
+    result = run.result(phase, numbers_.channel, told_to_stop());
+  });
+  progress_.running = false;
+  if (!result) return {phase, nullptr};
+  numbers_.pending = result;
+  numbers_.checks = run.checks();
+  reseed(phase.step + 1);
+  return {phase, std::move(result)};
+}
+
+bool JobCore::told_to_stop() const {
+  const auto* const also = setup_.options.stop;
+  return stop_requested_.load() || (also != nullptr && also->load());
+}
+
+// Those of the phase before, which have travelled meanwhile; from a GPU they have come so far only to this host. False
+// when only a replay can say what is right.
+bool JobCore::collect() {
+  if (undecided()) return false;
+  if (!numbers_.pending) return true;
+  const auto result = std::exchange(numbers_.pending, nullptr);
+  const auto checks = std::exchange(numbers_.checks, {});
+  result->wait();
+  const auto& [step, phase, lr, shards, weight, models, names] = result->about();
+  for (std::size_t model = 0; model < checks.size(); ++model) {
+    if (auto found = checks[model]->judge(step, result->marks(model))) {
+      numbers_.undecided = {checks[model], std::move(*found), phase};
+      return false;
+    }
+  }
+  if (result->unknown_metric()) {
+    throw BadInput(fmt::format(
+        "a shard has reported a metric at step {} that no shard reported in the first call of its "
+        "Step: report it there, too, with a weight of 0 if there is nothing to count",
+        step));
+  }
+  progress_.stop = progress_.stop || result->stop();
+  if (hooks_.on_result) hooks_.on_result(*result);
+  check_loss(*result);
+  return true;
+}
+
+void JobCore::check_loss(const PhaseResult& result) const {
+  if (std::isfinite(result.loss())) return;
+  throw BadInput(fmt::format(
+      "the loss is {} at step {}: training has diverged; lower the learning rate ({:g} there), "
+      "warm it up, or look for bad samples{}",
+      result.loss(), result.about().step, result.about().lr,
+      progress_.saved_at >= 0
+          ? fmt::format("; the checkpoint of step {} is untouched", progress_.saved_at)
+          : ""));
+}
+
+void JobCore::settle() {
+  if (!collect()) replay();
+}
+
+// Runs the phases from the last checkpoint up to the one on which two copies differ again: what comes of it is right.
+void JobCore::replay() {
+  const auto& [check, found, last] = *numbers_.undecided;
+  if (progress_.saved_at < 0 || progress_.loop == nullptr) {
+    throw Mismatch(
+        found.text +
+        ": without a third copy, or a checkpoint to replay from, nobody can say which of "
+        "them is wrong; run with checkpoints");
+  }
+  progress_.running = true;  // whatever comes of it
+  Loop& loop = *progress_.loop;
+  const std::int64_t from = checkpoints_->read(state_, properties());
+  if (from < 0)
+    throw Mismatch(found.text + ", and the checkpoint to replay the step from has gone");
+  loop.go_back({from, found.step + 1});
+  for (const Call& call : calls_) {
+    if (call.step < from) continue;
+    if (call.step > found.step || (call.step == found.step && call.phase > last)) break;
+    loop.replay_to(call.step);
+    StepRun& run = loop.run_of(*call.of);
+    run.set_rates(call.rates);
+    run.run(loop.next_phase(), [] { return true; });
+    for (DivergenceCheck* const each : run.checks()) each->mark(call.step);
+  }
+  check->verdict(found);
+}
+
+void JobCore::save() {
+  settle();
+  const std::int64_t step = position();
+  if (!checkpoints_ || setup_.only_reads || progress_.saved_at == step) return;
+  if (progress_.loop != nullptr) progress_.loop->check_at_rest(step - 1);
+  checkpoints_->write(state_, step, properties_with_data());
+  progress_.saved_at = step;
+  calls_.clear();
+  if (hooks_.on_saved) hooks_.on_saved(checkpoints_->path(), step);
+}
+
+void JobCore::end_batch() {
+  const bool epoch_ended = progress_.loop->current().ends_epoch();
+  progress_.next = progress_.loop->current().step() + 1;
+  if (undecided()) replay();
+  save_if_due(epoch_ended);
+}
+
+void JobCore::save_if_due(bool epoch_ended) {
+  const std::int64_t every = setup_.options.checkpoint_every_steps;
+  if (every > 0 ? progress_.next % every == 0 : epoch_ended) save();
+}
+
+void JobCore::end_loop() {
+  settle();
+  progress_.loop->check_at_rest(progress_.next - 1);
+  progress_.stopped = progress_.stop && progress_.next < progress_.loop->end();
+  if (progress_.stopped) stop_requested_.store(false);
+  save();
+  reseed(progress_.next);
+}
+
+// What the program draws next must not depend on which shards this worker had.
+void JobCore::reseed(std::int64_t step) const {
+  const std::lock_guard turn(generator_turn());
+  torch::manual_seed(plan::shard_seed(setup_.options.seed, step, setup_.options.shards));
+}
+
+// However it was left. A batch that was used is done.
+void JobCore::leave(Loop& loop) noexcept {
+  progress_.loop = nullptr;
+  numbers_.checks.clear();
+  if (loop.has_phases()) progress_.next = std::max(progress_.next, loop.current().step() + 1);
+}
+
+std::int64_t JobCore::position() const {
+  const Loop* const loop = progress_.loop;
+  return loop != nullptr && loop->has_phases() ? loop->current().step() + 1 : progress_.next;
+}
+
+std::optional<base::FileLock> JobCore::take_lock() {
+  return checkpoints_ ? checkpoints_->take_lock() : std::nullopt;
+}
+
+std::vector<std::shared_ptr<torch::nn::Module>> JobCore::modules() const {
+  std::vector<std::shared_ptr<torch::nn::Module>> all;
+  for (const ModelView& model : models_.all) {
+    if (auto module = model.module()) all.push_back(std::move(module));
+  }
+  return all;
+}
+
+Evaluation JobCore::evaluate(const Dataset& dataset,
+                             const std::function<Score(const Batch&)>& score,
+                             const std::vector<std::shared_ptr<torch::nn::Module>>& modules) {
+  if (models_.all.empty()) throw BadInput("the job has no Step: there is no model to evaluate");
+  settle();
+  const EvaluationScope evaluating(modules);
+  // A shard's batch fits into memory with its backward pass, so without one it does.
+  return train::evaluate(generation_, {.dataset = dataset,
+                                       .score = score,
+                                       .most = setup_.options.global_batch / setup_.options.shards,
+                                       .seed = setup_.options.seed,
+                                       .device = models_.all.front().device()});
+}
+
+}  // namespace lockstep::train

@@ -1,0 +1,182 @@
+#include "torch/step/loop.h"
+
+#include <lockstep/errors.h>
+
+#include <algorithm>
+
+#include "base/check.h"
+#include "torch/step/job_core.h"
+
+namespace lockstep {
+
+Batch GlobalBatch::shard(int index) const {
+  if (index < 0 || index >= loop_->generation().shards)
+    throw BadInput("a GlobalBatch was asked for a shard that the job has not");
+  return loop_->read(step_, index);
+}
+
+}  // namespace lockstep
+
+namespace lockstep::train {
+
+void HostedBatches::begin(std::int64_t step) {
+  step_ = step;
+  next_ = hosted_.begin;
+  kept_.clear();
+}
+
+Batch HostedBatches::take(int shard, Feeder& feeder) {
+  if (shard >= next_) {
+    LOCKSTEP_CHECK(shard == next_, "shards of a batch are taken in order");
+    ++next_;
+    Batch batch = feeder.next();
+    if (taken_ == Taken::kKept) kept_[shard] = batch;
+    return batch;
+  }
+  const auto kept = kept_.find(shard);
+  return kept == kept_.end() ? feeder.again(step_, shard) : kept->second;
+}
+
+void HostedBatches::end(Feeder& feeder) {
+  for (; next_ < hosted_.end; ++next_) feeder.next();
+  kept_.clear();
+}
+
+void HostedBatches::forget() {
+  next_ = hosted_.end;
+  kept_.clear();
+}
+
+Loop::Loop(std::shared_ptr<JobCore> job, DatasetPtr dataset, const BatchesOptions& options)
+    : job_(std::move(job)),
+      reading_{std::move(dataset), {options.loader_threads, options.prefetch}},
+      batches_(job_->generation_.hosted, job_->steps_.size() > 1 ? HostedBatches::Taken::kKept
+                                                                 : HostedBatches::Taken::kDropped),
+      stream_(std::make_unique<StreamOfModels>(job_->models_.all)) {
+  current_.loop_ = this;
+  open_models();
+  job_->progress_.loop = this;
+}
+
+void Loop::open_models() {
+  const JobOptions& options = job_->options();
+  for (const auto& [optimizer, model, averages] : job_->models_.trained) {
+    trained_.push_back(std::make_unique<Trained>(
+        *optimizer, job_->generation_,
+        ModelStep::Options{.watches = options.check_divergence,
+                           .averages = averages ? Averages::kInGrad : Averages::kAnywhere}));
+  }
+  for (const ModelView& model : models())
+    buffers_.push_back(make_shard_buffers(model, {options.buffers, options.shards}));
+  for (const auto& step : job_->steps_) runs_.push_back(std::make_unique<StepRun>(*step, *this));
+}
+
+Loop::~Loop() {
+  if (job_->progress_.loop == this) job_->leave(*this);
+}
+
+Generation& Loop::generation() {
+  return job_->generation_;
+}
+const plan::Batches& Loop::plan() const {
+  return job_->plan();
+}
+const std::vector<ModelView>& Loop::models() const {
+  return job_->models_.all;
+}
+
+Loop::Trained& Loop::trained(const optim::Optimizer& optimizer) {
+  const auto found = std::find_if(trained_.begin(), trained_.end(), [&](const auto& one) {
+    return &one->step.optimizer() == &optimizer;
+  });
+  LOCKSTEP_CHECK(found != trained_.end(), "a Step's optimizers are the job's");
+  return **found;
+}
+
+StepRun& Loop::run_of(const StepCore& step) {
+  const auto found = std::find_if(runs_.begin(), runs_.end(),
+                                  [&](const auto& run) { return &run->core() == &step; });
+  LOCKSTEP_CHECK(found != runs_.end(), "a Step is of the job whose batch it was given");
+  return **found;
+}
+
+void Loop::check_at_rest(std::int64_t step) {
+  for (const auto& one : trained_) {
+    if (one->check) one->check->check_at_rest(step);
+  }
+}
+
+void Loop::feed(Span steps) {
+  feeder_.reset();
+  feeder_.emplace(reading_.dataset, plan().options(), generation().hosted, steps, reading_.prefetch,
+                  models().front().device());
+}
+
+void Loop::go_to(std::int64_t step) {
+  const plan::Position at = plan().position(step);
+  current_.step_ = step;
+  current_.epoch_ = at.epoch;
+  current_.samples_ = at.entries;
+  current_.ends_epoch_ = (step + 1) % plan().steps_per_epoch() == 0;
+  phases_ = 0;
+  batches_.begin(step);
+}
+
+bool Loop::first() {
+  if (feeder_) throw BadInput("a loop over batches() begins once: call batches() again");
+  feed({job_->progress_.next, end_});
+  return go_on();
+}
+
+bool Loop::advance() {
+  batches_.end(*feeder_);
+  job_->end_batch();
+  phases_ = 0;
+  return go_on();
+}
+
+bool Loop::go_on() {
+  if (job_->progress_.next < end_ && !job_->progress_.stop) {
+    go_to(job_->progress_.next);
+    return true;
+  }
+  feeder_.reset();
+  job_->end_loop();
+  return false;
+}
+
+Phase Loop::next_phase() {
+  return {current_.step_, current_.epoch_, phases_++};
+}
+
+void Loop::go_back(Span steps) {
+  batches_.forget();
+  feed(steps);
+  current_.step_ = steps.first_step - 1;
+}
+
+void Loop::replay_to(std::int64_t step) {
+  while (current_.step_ < step) {
+    batches_.end(*feeder_);
+    go_to(current_.step_ + 1);
+  }
+}
+
+void Loop::begin_buffers() {
+  for (const auto& buffers : buffers_) buffers->begin_step();
+}
+void Loop::begin_shard_of_buffers() {
+  for (const auto& buffers : buffers_) buffers->begin_shard();
+}
+void Loop::end_shard_of_buffers(int shard) {
+  for (const auto& buffers : buffers_) buffers->end_shard(shard);
+}
+void Loop::end_buffers(std::int64_t step) {
+  std::vector<int> ran;
+  for (int shard = 0; shard < generation().shards; ++shard) {
+    if (plan().count(step, shard) > 0) ran.push_back(shard);
+  }
+  for (const auto& buffers : buffers_) buffers->end_step(generation().control, ran);
+}
+
+}  // namespace lockstep::train

@@ -1,0 +1,127 @@
+// A job's loop while it is open: its models are the job's, and batches are read ahead.
+#pragma once
+
+#include <lockstep/job.h>
+
+#include <cstdint>
+#include <map>
+#include <memory>
+#include <optional>
+#include <vector>
+
+#include "plan/position.h"
+#include "torch/step/divergence.h"
+#include "torch/step/feeder.h"
+#include "torch/step/model_step.h"
+#include "torch/step/shard_buffers.h"
+#include "torch/step/step_run.h"
+
+namespace lockstep::train {
+
+class JobCore;
+
+// The hosted shards of the batch that a job is at. They come from the feeder in order.
+//
+// Threads:   one caller at a time.
+// Blocking:  take(), until the batch has been read.
+// Failure:   what the data set throws.
+// Ownership: borrows the feeder.
+class HostedBatches {
+ public:
+  // What happens to a batch once it was taken: where several Steps want it, it is kept until the next begins.
+  enum class Taken : bool { kDropped, kKept };
+  HostedBatches(plan::ShardRange hosted, Taken taken) : hosted_(hosted), taken_(taken) {}
+
+  void begin(std::int64_t step);          // after end() of the one before
+  Batch take(int shard, Feeder& feeder);  // again: kept, or read again
+  void end(Feeder& feeder);               // takes those that nobody wanted
+  void forget();                          // those of the batch under way; the feeder is another
+
+ private:
+  plan::ShardRange hosted_;
+  Taken taken_;
+  std::int64_t step_ = 0;
+  int next_ = 0;  // to come from the feeder
+  std::map<int, Batch> kept_;
+};
+
+// Threads:   one caller at a time.
+// Blocking:  the constructor, first() and advance(), which are collective.
+// Failure:   as Batches.
+// Ownership: shares the job.
+class Loop {
+ public:
+  Loop(std::shared_ptr<JobCore> job, DatasetPtr dataset, const BatchesOptions& options);
+  ~Loop();
+  Loop(const Loop&) = delete;
+  Loop& operator=(const Loop&) = delete;
+
+  // The steps of the loop: from the job's position to the end. The end may be moved before first().
+  std::int64_t end() const { return end_; }
+  void set_end(std::int64_t end) { end_ = end; }
+
+  // To the first batch, and to the next; false when there is none, and all is written that had to be.
+  bool first();
+  bool advance();
+  const GlobalBatch& current() const { return current_; }
+
+  // The phases of the current batch.
+  Phase next_phase();
+  bool has_phases() const { return phases_ > 0; }
+  Batch take(int shard) { return batches_.take(shard, *feeder_); }
+  Batch read(std::int64_t step, int shard) { return feeder_->again(step, shard); }
+  void look_ahead() { feeder_->look_ahead(); }
+
+  // Goes back, to run steps again; then on to one of them after the other.
+  void go_back(Span steps);
+  void replay_to(std::int64_t step);
+
+  // The model that an optimizer trains, and what looks after it.
+  struct Trained {
+    ModelStep step;
+    std::optional<DivergenceCheck> check;
+    Trained(optim::Optimizer& optimizer, Generation& generation, ModelStep::Options options)
+        : step(optimizer, generation, options) {
+      if (options.watches) check.emplace(step, generation.control);
+    }
+  };
+  Trained& trained(const optim::Optimizer& optimizer);
+  void check_at_rest(std::int64_t step);
+  StepRun& run_of(const StepCore& step);
+
+  // Buffers of all models of the job.
+  void begin_buffers();
+  void begin_shard_of_buffers();
+  void end_shard_of_buffers(int shard);
+  void end_buffers(std::int64_t step);
+
+  Generation& generation();
+  const plan::Batches& plan() const;
+  const std::vector<ModelView>& models() const;
+
+ private:
+  void go_to(std::int64_t step);
+  void feed(Span steps);
+  bool go_on();
+  void open_models();
+
+  // What reads.
+  struct Reading {
+    DatasetPtr dataset;
+    data::PrefetchOptions prefetch;
+  };
+
+  std::shared_ptr<JobCore> job_;
+  Reading reading_;
+  std::int64_t end_ = 0;
+  GlobalBatch current_;
+  int phases_ = 0;  // of the current batch, so far
+  HostedBatches batches_;
+  std::unique_ptr<StreamOfModels> stream_;
+  std::vector<std::unique_ptr<Trained>> trained_;
+  std::vector<std::unique_ptr<ShardBuffers>> buffers_;
+  std::vector<std::unique_ptr<StepRun>> runs_;
+  std::optional<Feeder> feeder_;
+};
+
+}  // namespace lockstep::train

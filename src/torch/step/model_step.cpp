@@ -1,0 +1,169 @@
+#include "torch/step/model_step.h"
+
+#include <fmt/format.h>
+#include <lockstep/errors.h>
+
+#include "base/hash.h"
+#include "torch/optim/impl.h"
+
+namespace lockstep::train {
+
+ModelView::ModelView(const Replica& model) : state_(replica::Inside::of(model)) {}
+ModelView::ModelView(optim::Optimizer& optimizer)
+    : state_(optim::inside(optimizer).trained.model) {}
+
+std::string ModelView::name() const {
+  return state_->parts().options.name;
+}
+std::shared_ptr<torch::nn::Module> ModelView::module() const {
+  return state_->attachment().module();
+}
+const std::vector<NamedTensor>& ModelView::parameters() const {
+  return state_->model().parameters;
+}
+const std::vector<NamedTensor>& ModelView::buffers() const {
+  return state_->model().buffers;
+}
+std::vector<NamedTensor> ModelView::everything() const {
+  return state_->model().everything();
+}
+std::vector<torch::Tensor> ModelView::trained() const {
+  std::vector<torch::Tensor> tensors;
+  for (const auto& [name, tensor] : state_->model().trained) {
+    if (tensor.requires_grad()) tensors.push_back(tensor);
+  }
+  return tensors;
+}
+torch::Tensor ModelView::buffer_bytes() const {
+  const auto& memory = state_->buffer_memory();
+  return memory ? memory->as_tensor(torch::kUInt8, 0, memory->bytes()) : torch::Tensor();
+}
+Device ModelView::device() const {
+  return state_->device();
+}
+Comm& ModelView::comm() {
+  return state_->comm();
+}
+void ModelView::note_update() {
+  state_->note_update();
+}
+void ModelView::keep_one_copy() {
+  state_->keep_one_copy();
+}
+bool ModelView::identical() {
+  return state_->identical();
+}
+
+namespace {
+
+void add_rules(optim::Optimizer& optimizer, Properties& properties) {
+  const optim::Trained& trained = optim::inside(optimizer).trained;
+  const optim::Groups& groups = trained.groups;
+  properties["optimizer"] = optimizer.name();
+  properties["optimizer_options"] = groups.rule(0).options();
+  for (std::size_t group = 1; group < groups.count(); ++group) {
+    std::size_t members = 0;
+    base::Sha256 names;
+    for (std::size_t entry = 0; entry < groups.entries(); ++entry) {
+      if (groups.group_of(entry) != group) continue;
+      ++members;
+      names.update(trained.model->layout().entries()[entry].name + "\n");
+    }
+    properties[fmt::format("optimizer_group_{}", group)] =
+        fmt::format("{} lr times {} for {} parameters ({})", groups.rule(group).options(),
+                    groups.ratio(group), members, base::to_hex(names.finish()).substr(0, 8));
+  }
+  properties["clip_norm"] = fmt::format("{}", optimizer.clip_norm());
+}
+
+// Those that add in another order on another number of workers.
+void add_algorithm(replica::Replicated& model, Properties& properties) {
+  const Algorithm algorithm = model.parts().options.algorithm;
+  const bool bit_stable = algorithm != Algorithm::kRing && algorithm != Algorithm::kNative;
+  properties["algorithm"] = bit_stable ? "bit-stable" : name(algorithm);
+  if (!bit_stable) properties["workers"] = std::to_string(model.comm().size());
+}
+
+}  // namespace
+
+Properties properties_of(optim::Optimizer& optimizer) {
+  Properties properties;
+  add_rules(optimizer, properties);
+  add_algorithm(*optim::inside(optimizer).trained.model, properties);
+  return properties;
+}
+
+ModelStep::ModelStep(optim::Optimizer& optimizer, const Generation& generation, Options options)
+    : optimizer_(optimizer),
+      parts_(optim::inside(optimizer)),
+      model_(optimizer),
+      workers_(generation.size()) {
+  optimizer_.zero_grad();
+  parts_.update->norm();  // throws, if that was bad and nobody knows yet
+  gradients_ = make_gradients(*model_.state_, generation, options.averages, options.watches);
+  model_.state_->faults().forget();
+  parts_.update->forget();
+  parts_.update->watch().switch_on(options.watches);
+}
+
+ModelStep::~ModelStep() {
+  parts_.update->watch().switch_on(false);
+}
+
+std::chrono::nanoseconds ModelStep::update(const optim::GradientSource& source,
+                                           const kernels::Note& note) {
+  parts_.follow_scheduler();
+  parts_.update->take_along(note);
+  parts_.update->step(source);
+  return parts_.update->waited();
+}
+
+void ModelStep::set_rates(const std::vector<double>& rates) {
+  for (std::size_t rule = 0; rule < rates.size(); ++rule) parts_.set_rate(rule, rates[rule]);
+}
+
+std::vector<comm::Parity> ModelStep::seen() const {
+  const divergence::UpdateWatch& watch = parts_.update->watch();
+  std::vector<comm::Parity> all = watch.applied();
+  all.insert(all.end(), watch.resting().begin(), watch.resting().end());
+  return all;
+}
+
+bool ModelStep::has_copies() const {
+  return parts_.update->has_copies() && workers_ > 1;
+}
+
+std::string ModelStep::place_name(std::size_t place) const {
+  const replica::Replicated& model = *model_.state_;
+  const std::size_t pieces = parts_.update->watch().own().size();
+  const plan::Stretch& where = model.pieces().all[place % pieces];
+  return fmt::format("{} {} (elements {} to {})",
+                     place < pieces ? "have applied different gradients to"
+                                    : "hold different values, or optimizer state, of",
+                     model.layout().entries()[where.entry].name, where.first,
+                     where.first + where.count - 1);
+}
+
+std::optional<ModelStep::Fault> ModelStep::fault() const {
+  const auto found = model_.state_->faults().get();
+  if (!found) return std::nullopt;
+  const std::string again =
+      "Go on from the last checkpoint; if it happens again, without that machine";
+  const bool of_gradient = found->what == divergence::Fault::What::kGradient;
+  return Fault{found->worker, found->text(model_.state_->layout()),
+               of_gradient ? again
+                           : again +
+                                 ". A loss or a hook that writes to parameters, as max_norm and "
+                                 "clamping do, looks the same: switch check_divergence off for it"};
+}
+
+std::unique_ptr<replica::CapturePass> ModelStep::capture() {
+  replica::Replicated& model = *model_.state_;
+  return std::make_unique<replica::CapturePass>(model.parts(), model.attachment(), model.shards());
+}
+
+void ModelStep::replayed(const replica::ShardPass::Captured& captured) {
+  model_.state_->shards().replayed(captured);
+}
+
+}  // namespace lockstep::train

@@ -1,0 +1,98 @@
+#include "torch/step/phase_result.h"
+
+#include <fmt/format.h>
+#include <lockstep/errors.h>
+
+#include <algorithm>
+#include <span>
+
+#include "plan/tree.h"
+
+namespace lockstep::train {
+namespace {
+
+constexpr std::size_t kFlags = 2;  // how many were told to stop, and reported an unknown metric
+
+}  // namespace
+
+PhaseResult::PhaseResult(About about, std::function<void(PhaseResult&)> bring)
+    : about_(std::move(about)), bring_(std::move(bring)) {}
+
+std::size_t PhaseResult::first_of_metric(std::size_t number) const {
+  const auto shards = static_cast<std::size_t>(about_.shards);
+  return shards + about_.models * workers_ + kFlags + number * 2 * shards;
+}
+
+// Every number is one worker's, and zero elsewhere: the sum moves them and adds nothing up.
+void PhaseResult::start(Comm& channel, const Local& local) {
+  const auto shards = static_cast<std::size_t>(about_.shards);
+  workers_ = static_cast<std::size_t>(channel.size());
+  numbers_.assign(first_of_metric(about_.names.size()), 0);
+  for (const auto& [shard, loss] : local.weighted_losses)
+    numbers_[static_cast<std::size_t>(shard)] = loss;
+  for (std::size_t model = 0; model < local.marks.size(); ++model)
+    numbers_[shards + model * workers_ + static_cast<std::size_t>(channel.rank())] =
+        local.marks[model];
+  double* const flags = numbers_.data() + shards + about_.models * workers_;
+  flags[0] = local.stop ? 1 : 0;
+  for (const auto& [shard, reports] : local.reports) {
+    for (const auto& [name, report] : reports) {
+      const auto found = std::lower_bound(about_.names.begin(), about_.names.end(), name);
+      if (found == about_.names.end() || *found != name) {
+        flags[1] = 1;
+        continue;
+      }
+      const auto number = static_cast<std::size_t>(found - about_.names.begin());
+      double* const at = numbers_.data() + first_of_metric(number) + shard;
+      at[0] = report.sum;
+      at[shards] = report.weight;
+    }
+  }
+  work_ = channel.all_reduce({numbers_.data(), numbers_.size(), DType::kFloat64});
+  started_ = true;
+}
+
+void PhaseResult::wait() {
+  if (done_) return;
+  if (!started_) bring_(*this);
+  work_.wait();
+  done_ = true;
+}
+
+double PhaseResult::loss() const {
+  const std::span<const double> numbers(numbers_);
+  return plan::tree_sum(numbers.first(static_cast<std::size_t>(about_.shards))) /
+         about_.total_weight;
+}
+
+std::vector<double> PhaseResult::marks(std::size_t model) const {
+  const auto first =
+      numbers_.begin() +
+      static_cast<std::ptrdiff_t>(static_cast<std::size_t>(about_.shards) + model * workers_);
+  return {first, first + static_cast<std::ptrdiff_t>(workers_)};
+}
+
+bool PhaseResult::stop() const {
+  return numbers_[first_of_metric(0) - kFlags] > 0;
+}
+
+bool PhaseResult::unknown_metric() const {
+  return numbers_[first_of_metric(0) - kFlags + 1] > 0;
+}
+
+double PhaseResult::metric(const std::string& name) const {
+  const auto found = std::lower_bound(about_.names.begin(), about_.names.end(), name);
+  if (found == about_.names.end() || *found != name) {
+    throw BadInput(
+        fmt::format("nobody has reported a metric {}: its name is one that the loss "
+                    "gives to Shard::report()",
+                    name));
+  }
+  const auto shards = static_cast<std::size_t>(about_.shards);
+  const std::span<const double> all(numbers_);
+  const std::size_t first = first_of_metric(static_cast<std::size_t>(found - about_.names.begin()));
+  return plan::tree_sum(all.subspan(first, shards)) /
+         plan::tree_sum(all.subspan(first + shards, shards));
+}
+
+}  // namespace lockstep::train

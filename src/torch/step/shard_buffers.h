@@ -1,0 +1,43 @@
+// The buffers of a model (BatchNorm's statistics) while the shards of a step run.
+//
+// Every shard of a step begins with the buffers that the step before has left, wherever it runs; after the step all
+// workers have the same again: the first shard's, or the mean over shards.
+#pragma once
+
+#include <lockstep/comm.h>
+#include <lockstep/job.h>
+
+#include <memory>
+#include <vector>
+
+#include "torch/step/model_step.h"
+
+namespace lockstep::train {
+
+// Threads:   one caller at a time.
+// Blocking:  end_step(), which is collective, at most the Comm's timeout; on a GPU not for the GPU.
+// Failure:   that of the collective.
+// Ownership: shares the tensors.
+class ShardBuffers {
+ public:
+  virtual ~ShardBuffers() = default;
+  virtual void begin_step() = 0;
+  virtual void begin_shard() = 0;
+  virtual void end_shard(int shard) = 0;  // after its forward
+  // `ran`: all shards that had samples in the step, wherever they are hosted.
+  virtual void end_step(Comm& comm, const std::vector<int>& ran) = 0;
+};
+
+// How they are kept.
+struct BufferRule {
+  ShardBufferRule rule = ShardBufferRule::kFirstShard;
+  int shards = 0;  // of the job
+};
+
+// Those of a model, wherever it is.
+std::unique_ptr<ShardBuffers> make_shard_buffers(const ModelView& model, BufferRule rule);
+
+// In the host's memory.
+std::unique_ptr<ShardBuffers> make_host_buffers(std::vector<NamedTensor> buffers, BufferRule rule);
+
+}  // namespace lockstep::train

@@ -1,0 +1,83 @@
+// How the shards of a Step run on this worker, and how what is known of them comes back.
+#pragma once
+
+#include <lockstep/deadline.h>
+#include <lockstep/step.h>
+#include <lockstep/trainer.h>
+
+#include <cstdint>
+#include <functional>
+#include <memory>
+#include <optional>
+#include <set>
+#include <string>
+#include <vector>
+
+#include "torch/kernels/device_update.h"
+#include "torch/step/model_step.h"
+#include "torch/step/phase_result.h"
+
+namespace lockstep::train {
+
+// Where a loss reports its metrics; see Shard::report().
+class Reports {
+ public:
+  virtual ~Reports() = default;
+  virtual void add(const std::string& name, const torch::Tensor& sum,
+                   const torch::Tensor& weight) = 0;
+  virtual void add(const std::string& name, double sum, double weight) = 0;
+};
+
+// Threads:   one caller at a time; on a GPU always with the same current stream.
+// Blocking:  run(), until forward and backward have run, on a GPU until they are queued; bring().
+// Failure:   what the loss throws; BadInput, with step and shard, for what LibTorch refuses.
+// Ownership: borrows the models.
+class ShardRunner {
+ public:
+  virtual ~ShardRunner() = default;
+
+  struct Turn {
+    Shard shard;
+    std::uint64_t seed = 0;
+    double weight = 0;
+    std::function<void()> forward_done;     // buffers are what the shard leaves
+    std::function<void()> before_backward;  // the last of a step reduces
+  };
+  virtual void begin_step() = 0;
+  virtual void run(Turn& turn) = 0;
+  virtual kernels::Note
+  note() = 0;  // an update between the last shard and end_step() takes it along
+  virtual void end_step() = 0;
+
+  // Names of metrics that this worker's shards have reported so far.
+  virtual const std::set<std::string>& metrics() const = 0;
+
+  // What the last step has left: if it is known already; and waiting for it.
+  virtual std::optional<PhaseResult::Local> known() = 0;
+  virtual PhaseResult::Local bring(Deadline deadline) = 0;
+
+  virtual const ShardCounts& counts() const = 0;
+};
+
+// What a Step's shards run with.
+struct ShardWork {
+  Step::Loss loss;
+  std::vector<ModelStep*> models;     // that are trained
+  std::vector<torch::Tensor> inputs;  // that gradients go to; none: to all that the loss depends on
+  std::vector<torch::Tensor> buffer_bytes;  // of all models of the job, on a GPU
+  bool graphs = true;
+  std::int64_t hosted = 0;   // shards of this worker
+  std::int64_t samples = 0;  // of a full one
+};
+
+// Where the models are.
+std::unique_ptr<ShardRunner> make_shard_runner(ShardWork work);
+
+// On the CPU: one shard after the other, and all is known at once.
+std::unique_ptr<ShardRunner> make_host_shards(ShardWork work);
+
+// loss.backward() with a weight, into the inputs.
+void weighted_backward(const ShardWork& work, const torch::Tensor& loss,
+                       const torch::Tensor& weight);
+
+}  // namespace lockstep::train

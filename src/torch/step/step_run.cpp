@@ -1,0 +1,198 @@
+#include "torch/step/step_run.h"
+
+#include <fmt/format.h>
+#include <fmt/ranges.h>
+#include <lockstep/errors.h>
+
+#include <algorithm>
+#include <cmath>
+#include <set>
+#include <sstream>
+
+#include "plan/seed.h"
+#include "torch/replica/agreement.h"
+#include "torch/step/loop.h"
+
+namespace lockstep::train {
+
+using Clock = std::chrono::steady_clock;
+
+StepRun::StepRun(StepCore& core, Loop& loop) : core_(core), loop_(loop) {
+  ShardWork work;
+  work.loss = core_.loss;
+  for (optim::Optimizer* const optimizer : core_.optimizers) {
+    Loop::Trained& trained = loop_.trained(*optimizer);
+    models_.push_back(&trained.step);
+    if (trained.check) checks_.push_back(&*trained.check);
+    // Where there are others, gradients must not go to them.
+    if (loop_.models().size() == 1) continue;
+    const auto tensors = trained.step.model().trained();
+    work.inputs.insert(work.inputs.end(), tensors.begin(), tensors.end());
+  }
+  for (const ModelView& model : loop_.models()) {
+    if (const torch::Tensor bytes = model.buffer_bytes(); bytes.defined())
+      work.buffer_bytes.push_back(bytes);
+  }
+  work.models = models_;
+  work.graphs = core_.options.cuda_graphs;
+  work.hosted = loop_.generation().hosted.size();
+  work.samples = loop_.plan().options().global_batch / loop_.generation().shards;
+  runner_ = make_shard_runner(std::move(work));
+}
+
+StepRun::Weights StepRun::known_weights(std::int64_t step) const {
+  Weights weights;
+  weights.by_shard.assign(static_cast<std::size_t>(loop_.generation().shards), 0);
+  for (int shard = 0; shard < loop_.generation().shards && !core_.options.weight; ++shard)
+    weights.by_shard[static_cast<std::size_t>(shard)] = loop_.plan().weight(step, shard);
+  return weights;
+}
+
+// Everybody's weights, where a function gives them: each is one worker's, and zero elsewhere. One that is no weight
+// is found by all workers here.
+double StepRun::exchange(Weights& weights) {
+  if (weights.total) return *weights.total;
+  auto& all = weights.by_shard;
+  if (core_.options.weight)
+    loop_.generation().control.all_reduce({all.data(), all.size(), DType::kFloat64}).wait();
+  double total = 0;
+  for (std::size_t shard = 0; shard < all.size(); ++shard) {
+    total += all[shard];
+    if (!std::isnan(all[shard])) continue;
+    throw BadInput(fmt::format(
+        "shard {} has a weight that is none: it must be above 0 and finite, in every step", shard));
+  }
+  weights.total = total;
+  return total;
+}
+
+bool StepRun::run(const Phase& phase, const GoesOn& goes_on) {
+  Weights weights = known_weights(phase.step);
+  run_shards(phase, weights);
+  const auto began = Clock::now();
+  total_weight_ = exchange(weights);
+  std::vector<optim::GradientSource> sources;
+  for (ModelStep* const model : models_)
+    sources.push_back(model->gradients().finish(total_weight_));
+  if (!goes_on()) return false;
+  // Where the last backward meets nobody the waiting comes after it, and is all that there is.
+  const bool waits_here = std::any_of(models_.begin(), models_.end(),
+                                      [](auto* model) { return !model->gradients().meets(); });
+  exposed_ = waits_here ? Clock::now() - began : std::chrono::nanoseconds(0);
+  for (ModelStep* const model : models_) exposed_ += model->gradients().exposed();
+  if (core_.options.before_update) core_.options.before_update(phase.step);
+  update(sources);
+  loop_.end_buffers(phase.step);
+  runner_->end_step();
+  return true;
+}
+
+void StepRun::update(const std::vector<optim::GradientSource>& sources) {
+  kernels::Note note = runner_->note();
+  for (std::size_t i = 0; i < models_.size(); ++i) {
+    exposed_ += models_[i]->update(sources[i], note);
+    note = {};  // once
+  }
+}
+
+void StepRun::run_shards(const Phase& phase, Weights& weights) {
+  // The last backward synchronises. In a short batch the last shard may have none, and the banks of those before are
+  // complete only after its turn.
+  const Generation& generation = loop_.generation();
+  const int last = generation.hosted.end - 1;
+  const bool with_backward = loop_.plan().count(phase.step, last) > 0;
+  loop_.begin_buffers();
+  runner_->begin_step();
+  for (const auto& planned : generation.mine().steps) {
+    for (ModelStep* const model : models_) model->gradients().begin_shard(planned);
+    ShardRunner::Turn turn;
+    turn.shard = {.batch = loop_.take(planned.shard),
+                  .step = phase.step,
+                  .epoch = phase.epoch,
+                  .index = planned.shard,
+                  .count = generation.shards,
+                  .phase = phase.number};
+    turn.seed =
+        plan::shard_seed(loop_.plan().options().seed, phase.step, planned.shard, phase.number);
+    if (turn.shard.batch.samples > 0) run_shard(turn, weights, planned.shard == last);
+    loop_.look_ahead();
+  }
+  if (with_backward) return;
+  for (ModelStep* const model : models_) {
+    if (model->gradients().meets()) model->gradients().reduce(exchange(weights));
+  }
+}
+
+void StepRun::run_shard(ShardRunner::Turn& turn, Weights& weights, bool last) {
+  double& weight = weights.by_shard[static_cast<std::size_t>(turn.shard.index)];
+  if (core_.options.weight) weight = core_.options.weight(turn.shard);
+  if (!(weight > 0) || !std::isfinite(weight)) weight = std::nan("");
+  turn.weight = weight;
+  turn.forward_done = [&] { loop_.end_shard_of_buffers(turn.shard.index); };
+  turn.before_backward = [&] {
+    for (ModelStep* const model : models_) {
+      if (last && model->gradients().meets()) model->gradients().before_last(exchange(weights));
+    }
+  };
+  loop_.begin_shard_of_buffers();
+  runner_->run(turn);
+}
+
+// Those that any worker's shards have reported in the first call.
+void StepRun::agree_on_metrics() {
+  std::set<std::string> names;
+  const std::string mine = fmt::format("{}", fmt::join(runner_->metrics(), "\n"));
+  for (const std::string& theirs : replica::gather(loop_.generation().control, mine)) {
+    std::istringstream lines(theirs);
+    for (std::string name; std::getline(lines, name);) names.insert(name);
+  }
+  core_.metrics.emplace(names.begin(), names.end());
+}
+
+std::shared_ptr<PhaseResult> StepRun::result(const Phase& phase, Comm& channel, bool stop) {
+  if (!core_.metrics) agree_on_metrics();
+  PhaseResult::About about{.step = phase.step,
+                           .phase = phase.number,
+                           .lr = core_.optimizers.front()->lr(),
+                           .shards = loop_.generation().shards,
+                           .total_weight = total_weight_,
+                           .models = checks_.size(),
+                           .names = *core_.metrics};
+  const auto start = [&channel, stop, step = phase.step, checks = checks_](
+                         PhaseResult& result, PhaseResult::Local local) {
+    for (DivergenceCheck* const check : checks) local.marks.push_back(check->mark(step));
+    local.stop = stop;
+    result.start(channel, local);
+  };
+  // The loop may have ended when somebody asks.
+  const auto bring = [start, &channel, runner = std::weak_ptr(runner_)](PhaseResult& result) {
+    const auto still_there = runner.lock();
+    if (!still_there)
+      throw BadInput(
+          "the loop was left before the numbers of its last step had come: they are lost");
+    start(result, still_there->bring(Deadline::after(channel.timeout())));
+  };
+  auto result = std::make_shared<PhaseResult>(std::move(about), bring);
+  if (const auto known = runner_->known()) start(*result, *known);
+  return result;
+}
+
+std::vector<double> StepRun::rates() const {
+  std::vector<double> all;
+  for (const optim::Optimizer* const optimizer : core_.optimizers) {
+    const auto rates = optimizer->rates();
+    all.insert(all.end(), rates.begin(), rates.end());
+  }
+  return all;
+}
+
+void StepRun::set_rates(const std::vector<double>& rates) {
+  auto next = rates.begin();
+  for (ModelStep* const model : models_) {
+    const auto count = static_cast<std::ptrdiff_t>(model->optimizer().rates().size());
+    model->set_rates({next, next + count});
+    next += count;
+  }
+}
+
+}  // namespace lockstep::train

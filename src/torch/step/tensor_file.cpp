@@ -1,0 +1,86 @@
+#include "torch/step/tensor_file.h"
+
+#include <fmt/format.h>
+#include <fmt/ranges.h>
+#include <lockstep/errors.h>
+
+#include <cstring>
+
+#include "torch/replica/tensors.h"
+
+namespace lockstep::train {
+namespace {
+
+struct DtypePair {
+  c10::ScalarType ours;
+  formats::Dtype theirs;
+};
+constexpr DtypePair kDtypes[] = {
+    {c10::ScalarType::Double, formats::Dtype::kF64},
+    {c10::ScalarType::Float, formats::Dtype::kF32},
+    {c10::ScalarType::Half, formats::Dtype::kF16},
+    {c10::ScalarType::BFloat16, formats::Dtype::kBF16},
+    {c10::ScalarType::Long, formats::Dtype::kI64},
+    {c10::ScalarType::Int, formats::Dtype::kI32},
+    {c10::ScalarType::Short, formats::Dtype::kI16},
+    {c10::ScalarType::Char, formats::Dtype::kI8},
+    {c10::ScalarType::Byte, formats::Dtype::kU8},
+    {c10::ScalarType::Bool, formats::Dtype::kBool},
+};
+
+formats::Dtype file_dtype(const NamedTensor& named) {
+  for (const auto& pair : kDtypes) {
+    if (pair.ours == named.tensor.scalar_type()) return pair.theirs;
+  }
+  throw BadInput(fmt::format("{} is {}, a type that safetensors files cannot hold", named.name,
+                             replica::describe(named.tensor)));
+}
+
+std::string described(formats::Dtype dtype, const std::vector<std::int64_t>& shape) {
+  return fmt::format("{} [{}]", formats::name_of(dtype), fmt::join(shape, ", "));
+}
+
+const formats::TensorView& fitting(const formats::SafetensorsFile& file, const NamedTensor& named) {
+  const formats::TensorView* view = file.find(named.name);
+  if (view == nullptr) {
+    throw Mismatch(
+        fmt::format("{} has no tensor {}: it is of another model", file.path(), named.name));
+  }
+  const std::string there = described(view->dtype, view->shape);
+  const std::string here = described(file_dtype(named), named.tensor.sizes().vec());
+  if (there != here) {
+    throw Mismatch(fmt::format("{} in {} is {} and the model's is {}: it is of another model",
+                               named.name, file.path(), there, here));
+  }
+  return *view;
+}
+
+}  // namespace
+
+void write_tensors(const std::string& path, const std::vector<NamedTensor>& tensors,
+                   const formats::Metadata& metadata, const std::string& kept) {
+  std::vector<torch::Tensor> hosts;  // keep copies alive while they are written
+  std::vector<formats::TensorView> views;
+  for (const NamedTensor& named : tensors) {
+    hosts.push_back(replica::host_contiguous(named.tensor));
+    views.push_back(
+        {named.name,
+         file_dtype(named),
+         named.tensor.sizes().vec(),
+         {static_cast<const std::byte*>(hosts.back().data_ptr()), hosts.back().nbytes()}});
+  }
+  formats::save_safetensors(path, views, metadata, kept);
+}
+
+void read_tensors(const formats::SafetensorsFile& file, const std::vector<NamedTensor>& tensors) {
+  for (const NamedTensor& named : tensors) fitting(file, named);
+  torch::NoGradGuard no_grad;
+  for (const NamedTensor& named : tensors) {
+    const formats::TensorView& view = fitting(file, named);
+    torch::Tensor host = torch::empty(named.tensor.sizes(), named.tensor.scalar_type());
+    if (!view.bytes.empty()) std::memcpy(host.data_ptr(), view.bytes.data(), view.bytes.size());
+    named.tensor.detach().copy_(host);
+  }
+}
+
+}  // namespace lockstep::train
