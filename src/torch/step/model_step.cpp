@@ -130,8 +130,8 @@ Properties properties_of(optim::Optimizer& optimizer) {
 }
 
 StreamOfModels::StreamOfModels(std::vector<ModelView> models) : models_(std::move(models)) {
-  if (models_.empty() || !models_.front().state_->on_device()) return;
-  stream_.emplace(models_.front().device());
+  stream_ = device::make_stream_scope(models_.front().device());
+  if (!stream_) return;
   for (const ModelView& model : models_) model.state_->install_hooks();
 }
 

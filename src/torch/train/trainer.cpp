@@ -131,12 +131,8 @@ void Trainer::State::run_step(train::Loop& loop) {
   times.step_ms.push_back(milliseconds(Clock::now() - began));
   times.exposed_ms.push_back(milliseconds(loop.run_of(*step).exposed()));
   times.samples += batch.samples();
-  record = {batch.step(),
-            batch.epoch(),
-            0,
-            parts.optimizer->lr(),
-            times.step_ms.back(),
-            times.exposed_ms.back()};
+  record = {batch.step(),          batch.epoch(),        0,
+            parts.optimizer->lr(), times.step_ms.back(), times.exposed_ms.back()};
   if (hashes) hashes->record(batch.step());
   if (batch.ends_epoch() && options.verify_log.empty()) end_epoch(batch.epoch(), batch.step() + 1);
 }
