@@ -184,7 +184,7 @@ class DataParallel : public Replica {
         module_(std::move(module)) {
     watch_module([module = module_] { return module->parameters(); });
     replica::remember(
-        {state(), (*module_).shared_from_this(), replica::named_after(*module_, options).name});
+        {state(), (*module_).weak_from_this(), replica::named_after(*module_, options).name});
   }
 
   auto* operator->() { return &*module_; }
