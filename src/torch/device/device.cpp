@@ -7,4 +7,8 @@ Device of(const torch::Tensor& tensor) {
   return {DeviceKind::kCuda, tensor.device().index()};
 }
 
+std::unique_ptr<StreamScope> make_stream_scope(Device device) {
+  return device.kind == DeviceKind::kCpu ? nullptr : std::make_unique<StreamScope>(device);
+}
+
 }  // namespace lockstep::device
