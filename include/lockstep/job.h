@@ -199,6 +199,12 @@ class Job {
   // A checkpoint now; in a loop, before the first Step of a batch or after its last. BadInput without a directory.
   void save();
 
+  // Goes on with the workers of another world, between two loops, without a checkpoint. All that was made in the job's
+  // world comes along: models, optimizers, the job. A worker that joins makes the same in the new world, in the same
+  // order, and gets the others' state in batches(); workers that leave call nothing. The world of before may end after it.
+  // Needs at most as many workers as shards. Optimizers of LibTorch's own, and loaders, do not come along.
+  void rebind(World& world);
+
   // All workers leave the loop after the same batch, soon, with a checkpoint.
   void request_stop() noexcept;
   bool stopped() const;  // a loop was left so

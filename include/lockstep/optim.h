@@ -98,11 +98,11 @@ class Optimizer {
   operator torch::optim::Optimizer&();  // NOLINT: implicit, so that a scheduler can be made from it
 
  protected:
-  explicit Optimizer(std::unique_ptr<Impl> impl);
+  explicit Optimizer(std::shared_ptr<Impl> impl);
 
  private:
   friend struct Inside;
-  std::unique_ptr<Impl> impl_;
+  std::shared_ptr<Impl> impl_;
 };
 
 // For torch::save(optimizer, …) and torch::load(optimizer, …): state, steps and learning rate. Mismatch, with nothing

@@ -44,6 +44,12 @@ const std::shared_ptr<control::Announcements>& World::announcements() {
   return made;
 }
 
+const std::shared_ptr<control::Roster>& World::roster() {
+  auto& made = state_->roster;
+  if (!made) made = std::make_shared<control::Roster>(state_->comm.channel(State::kRoster));
+  return made;
+}
+
 World World::over(Comm comm, Device device) {
   control::Place place;
   place.rank = place.local_rank = comm.rank();

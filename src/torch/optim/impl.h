@@ -7,11 +7,12 @@
 #include <string>
 #include <vector>
 
+#include "control/roster.h"
 #include "torch/optim/update.h"
 
 namespace lockstep::optim {
 
-struct Optimizer::Impl {
+struct Optimizer::Impl : control::Member {
   struct Kind {
     std::string name;
     std::vector<std::string> states;  // names of the state memories, one value per element each
@@ -20,7 +21,8 @@ struct Optimizer::Impl {
   // rules[0] is for the parameters outside of all groups; rules[1 + i] for group_members[i].
   Impl(Replica& model, Kind kind, std::vector<std::unique_ptr<Rule>> rules,
        const std::vector<std::vector<torch::Tensor>>& group_members);
-  ~Impl();
+  ~Impl() override;
+  void rebind(World& world) override;
 
   std::vector<double> rates();  // learning rates, by rule
   void set_rate(std::size_t rule, double lr);

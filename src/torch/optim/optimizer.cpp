@@ -23,6 +23,15 @@ Optimizer::Impl::Impl(Replica& model, Kind kind, std::vector<std::unique_ptr<Rul
 
 Optimizer::Impl::~Impl() = default;
 
+// After the model.
+void Optimizer::Impl::rebind(World&) {
+  update->norm();  // throws, if the last step was bad and nobody knows yet
+  update.reset();
+  trained.state.rebind();
+  update = make_update(trained);
+  agree_on_options();
+}
+
 std::vector<double> Optimizer::Impl::rates() {
   follow_scheduler();
   return trained.groups.rates();
@@ -46,7 +55,9 @@ void Optimizer::Impl::agree_on_options() const {
                  {"workers have different optimizers", "make the same one on every worker"});
 }
 
-Optimizer::Optimizer(std::unique_ptr<Impl> impl) : impl_(std::move(impl)) {}
+Optimizer::Optimizer(std::shared_ptr<Impl> impl) : impl_(std::move(impl)) {
+  impl_->trained.model->roster().add(impl_);
+}
 Optimizer::~Optimizer() = default;
 
 void Optimizer::step() {

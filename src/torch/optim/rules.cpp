@@ -158,7 +158,7 @@ std::unique_ptr<Rule> rule_of(const AdamWOptions& options) {
 }
 
 template <typename Options>
-std::unique_ptr<Optimizer::Impl> make(Replica& model, Optimizer::Impl::Kind kind,
+std::shared_ptr<Optimizer::Impl> make(Replica& model, Optimizer::Impl::Kind kind,
                                       const Options& options,
                                       const std::vector<Group<Options>>& groups) {
   std::vector<std::unique_ptr<Rule>> rules;
@@ -168,7 +168,7 @@ std::unique_ptr<Optimizer::Impl> make(Replica& model, Optimizer::Impl::Kind kind
     rules.push_back(rule_of(group.options));
     members.push_back(group.parameters);
   }
-  return std::make_unique<Optimizer::Impl>(model, std::move(kind), std::move(rules), members);
+  return std::make_shared<Optimizer::Impl>(model, std::move(kind), std::move(rules), members);
 }
 
 // Plain SGD has no state; a momentum anywhere needs it for all.

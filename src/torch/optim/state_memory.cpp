@@ -17,8 +17,28 @@ StateMemory::StateMemory(replica::Parts& model, std::vector<std::string> names)
     names_.emplace_back("master");
     versions_.assign(layout_.entries().size(), -1);
   }
-  for (std::size_t i = 0; i < names_.size(); ++i)
-    memories_.emplace_back(model.comm, layout_.bytes(), replica::Copies::kPerHost, model.device());
+  take_memories();
+}
+
+void StateMemory::take_memories() {
+  for (std::size_t i = 0; i < names_.size(); ++i) {
+    memories_.emplace_back(model_.comm, layout_.bytes(), replica::Copies::kPerHost,
+                           model_.device());
+  }
+}
+
+// Where all share one memory one worker fills it.
+void StateMemory::rebind() {
+  const auto before = std::exchange(memories_, {});
+  take_memories();
+  for (std::size_t i = 0; i < memories_.size(); ++i) {
+    if (memories_[i].shared() && model_.comm.rank() != model_.source) continue;
+    const auto bytes = [&](const replica::FlatMemory& memory) {
+      return memory.as_tensor(torch::kUInt8, 0, memory.bytes());
+    };
+    bytes(memories_[i]).copy_(bytes(before[i]));
+  }
+  model_.comm.barrier().wait();
 }
 
 bool StateMemory::has_master(std::size_t entry) const {

@@ -23,6 +23,9 @@ class StateMemory {
   // `names` of the memories, one value per element each.
   StateMemory(replica::Parts& model, std::vector<std::string> names);
 
+  // The model has gone to other workers: values are those of the rank that its are of. Collective.
+  void rebind();
+
   const std::vector<replica::FlatMemory>& memories() const { return memories_; }
   // Of the memories: the model's, or with masters its entries in float32.
   const plan::Layout& layout() const { return layout_; }
@@ -43,6 +46,8 @@ class StateMemory {
   void trust_masters();
 
  private:
+  void take_memories();
+
   replica::Parts& model_;
   std::vector<std::string> names_;
   bool has_masters_;

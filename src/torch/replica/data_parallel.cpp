@@ -30,9 +30,8 @@ NoSync::~NoSync() {
 
 Replica::Replica(World& world, std::vector<NamedTensor> parameters,
                  std::vector<NamedTensor> buffers, const DataParallelOptions& options)
-    : state_(replica::Replicated::make(
-          {world.open_channel(), world.announcements(), world.announcements()->next_number()},
-          std::move(parameters), std::move(buffers), options)) {}
+    : state_(replica::Replicated::make(world, std::move(parameters), std::move(buffers), options)) {
+}
 
 void Replica::backward(const torch::Tensor& loss, std::int64_t samples) {
   weighted_backward(loss, samples);

@@ -119,13 +119,13 @@ void agree_on_model(Comm& comm, const Model& model, const DataParallelOptions& o
          "build the same model from the same options on every worker"});
 }
 
-void copy_from_leader(Comm& comm, const std::vector<NamedTensor>& tensors) {
+void copy_from(Comm& comm, int source, const std::vector<NamedTensor>& tensors) {
   if (comm.size() == 1) return;
   std::vector<torch::Tensor> hosts;
   std::vector<Work> works;
   for (const NamedTensor& named : tensors) {
     hosts.push_back(host_contiguous(named.tensor));
-    works.push_back(comm.broadcast(bytes_of(hosts.back()), 0));
+    works.push_back(comm.broadcast(bytes_of(hosts.back()), source));
   }
   torch::NoGradGuard no_grad;
   for (std::size_t i = 0; i < tensors.size(); ++i) {

@@ -29,8 +29,8 @@ Model sort_tensors(std::vector<NamedTensor> parameters, std::vector<NamedTensor>
 // Mismatch if the workers' models or options differ. Collective.
 void agree_on_model(Comm& comm, const Model& model, const DataParallelOptions& options);
 
-// Every worker's values become rank 0's. Collective.
-void copy_from_leader(Comm& comm, const std::vector<NamedTensor>& tensors);
+// Every worker's values become one rank's. Collective.
+void copy_from(Comm& comm, int source, const std::vector<NamedTensor>& tensors);
 
 // Where the model is. BadInput when this world's engine cannot reach it.
 Device device_of(const Model& model, const Comm& comm);

@@ -17,10 +17,13 @@ namespace lockstep::replica {
 
 // It stays where it is: parts refer to each other.
 struct Parts {
-  Parts(Comm its_comm, Model its_model, FlatParameters flat, FlatMemory gradients,
-        const DataParallelOptions& its_options);
+  // Collective, as bind().
+  Parts(Comm its_comm, int source, Model its_model, const DataParallelOptions& its_options);
   Parts(const Parts&) = delete;
   Parts& operator=(const Parts&) = delete;
+
+  // Goes on with other workers: whatever depends on who they are is made anew, and values are those of rank `source`.
+  void bind(Comm comm, int source);
 
   DataParallelOptions options;
   Model model;
@@ -30,12 +33,14 @@ struct Parts {
   BufferSync buffers;
   divergence::FirstFault faults;
   std::unique_ptr<Reduction> reduction;
-  Comm comm;  // last: it ends the operations that still use the memory above
+  int source = 0;  // the rank whose values all have begun with
+  Comm comm;       // last: it ends the operations that still use the memory above
 
   const torch::Tensor& parameter(std::size_t entry) const {
     return model.trained[plan.layout.entries()[entry].registered].tensor;
   }
   Device device() const { return banks->front().memory().device(); }
+  void take_gradients();
   bool may_be_absent() const { return options.missing_gradient == MissingGradient::kZero; }
 };
 

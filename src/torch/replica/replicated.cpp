@@ -12,67 +12,113 @@
 
 namespace lockstep::replica {
 
-Parts::Parts(Comm its_comm, Model its_model, FlatParameters flat, FlatMemory gradients,
-             const DataParallelOptions& its_options)
+namespace {
+
+FlatParameters flat(Comm& comm, const Model& model, const DataParallelOptions& options) {
+  return {comm, model.trained, layout_of(model.trained),
+          options.share_parameters ? Copies::kPerHost : Copies::kPerWorker, device_of(model, comm)};
+}
+
+// Workers hold the same model, and the values of one of them.
+Model agreed(Comm& comm, int source, Model model, const DataParallelOptions& options) {
+  agree_on_model(comm, model, options);
+  copy_from(comm, source, model.everything());
+  return model;
+}
+
+Replicated::Wire wire_in(World& world) {
+  return {world.open_channel(), world.announcements(), world.roster(),
+          world.announcements()->next_number()};
+}
+
+}  // namespace
+
+Parts::Parts(Comm its_comm, int its_source, Model its_model, const DataParallelOptions& its_options)
     : options(its_options),
-      model(std::move(its_model)),
-      plan(plan_model(layout_of(model.trained), gradients.shared() ? its_comm.size() : 1,
-                      reach_of(gradients, options.algorithm), options)),
-      parameters(std::move(flat)),
-      buffers(its_comm, model.buffers, gradients.device()),
+      model(agreed(its_comm, its_source, std::move(its_model), its_options)),
+      plan{layout_of(model.trained), {}, {}},
+      parameters(flat(its_comm, model, options)),
+      buffers(its_comm, model.buffers, device_of(model, its_comm)),
+      source(its_source),
       comm(std::move(its_comm)) {
-  const Device device = gradients.device();
+  take_gradients();
+}
+
+void Parts::bind(Comm its_comm, int its_source) {
+  model = agreed(its_comm, its_source, std::move(model), options);
+  parameters = flat(its_comm, model, options);
+  buffers = BufferSync(its_comm, model.buffers, device_of(model, its_comm));
+  source = its_source;
+  comm = std::move(its_comm);
+  take_gradients();
+}
+
+void Parts::take_gradients() {
+  const Device device = device_of(model, comm);
+  FlatMemory gradients(comm, plan.layout.bytes(), Copies::kPerWorker, device);
+  plan = plan_model(std::move(plan.layout), gradients.shared() ? comm.size() : 1,
+                    reach_of(gradients, options.algorithm), options);
+  reduction.reset();
   banks =
       std::make_unique<Banks>(model, plan, std::move(gradients), gradients_of(model, plan, device));
   reduction = reduction_of(comm, *banks, plan, options);
   may_be_absent() ? banks->front().clear() : banks->front().reset();
 }
 
-std::shared_ptr<Replicated> Replicated::make(Wire wire, std::vector<NamedTensor> parameters,
+std::shared_ptr<Replicated> Replicated::make(World& world, std::vector<NamedTensor> parameters,
                                              std::vector<NamedTensor> buffers,
                                              const DataParallelOptions& options) {
-  Comm& comm = wire.comm;
-  const CallName call(comm, "data_parallel()");
+  Wire wire = wire_in(world);
+  const CallName call(wire.comm, "data_parallel()");
   Model model = sort_tensors(std::move(parameters), std::move(buffers));
-  agree_on_model(comm, model, options);
-  copy_from_leader(comm, model.everything());
-  const plan::Layout layout = layout_of(model.trained);
-  const Device device = device_of(model, comm);
-  const device::CurrentDevice current(device);
-  FlatParameters flat(comm, model.trained, layout,
-                      options.share_parameters ? Copies::kPerHost : Copies::kPerWorker, device);
-  FlatMemory gradients(comm, layout.bytes(), Copies::kPerWorker, device);
-  std::shared_ptr<Replicated> replica(new Replicated(
-      std::move(wire), std::move(model), std::move(flat), std::move(gradients), options));
+  const device::CurrentDevice current(device_of(model, wire.comm));
+  const auto roster = wire.roster;
+  std::shared_ptr<Replicated> replica(new Replicated(std::move(wire), std::move(model), options));
   replica->attachment_.attach({replica, &replica->attachment_});
+  roster->add(replica);
   return replica;
 }
 
-Replicated::Replicated(Wire wire, Model model, FlatParameters parameters, FlatMemory gradients,
-                       const DataParallelOptions& options)
-    : parts_(std::move(wire.comm), std::move(model), std::move(parameters), std::move(gradients),
-             options),
+Replicated::Replicated(Wire wire, Model model, const DataParallelOptions& options)
+    : parts_(std::move(wire.comm), wire.roster->source(), std::move(model), options),
       attachment_(parts_.model, parts_.plan.layout, parts_.parameters,
                   options.name.empty() ? "the model" : options.name),
-      drop_in_(parts_, attachment_, {std::move(wire.announcements), wire.number}),
-      shards_(parts_, attachment_) {
-  attachment_.tell(drop_in_);
+      roster_(std::move(wire.roster)) {
+  make_passes({std::move(wire.announcements), wire.number});
+}
+
+void Replicated::make_passes(DropIn::Identity identity) {
+  drop_in_.emplace(parts_, attachment_, std::move(identity));
+  shards_.emplace(parts_, attachment_);
+  attachment_.tell(*drop_in_);
+}
+
+void Replicated::rebind(World& world) {
+  attachment_.require_current();
+  if (hosts_shards_ || current().active())
+    throw BadInput("a model cannot go to other workers in the middle of a step");
+  Wire wire = wire_in(world);
+  const CallName call(wire.comm, "data_parallel()");
+  const device::CurrentDevice current(device());
+  roster_ = std::move(wire.roster);
+  parts_.bind(std::move(wire.comm), roster_->source());
+  make_passes({std::move(wire.announcements), wire.number});
 }
 
 Replicated::Run::Run(Replicated& model, std::optional<Sharded> sharded) : model_(model) {
-  model_.shards_.begin_run(std::move(sharded));
+  model_.shards_->begin_run(std::move(sharded));
   model_.hosts_shards_ = true;
 }
 
 Replicated::Run::~Run() {
   model_.hosts_shards_ = false;
   model_.banks().release();
-  model_.drop_in_.begin_anew();
+  model_.drop_in_->begin_anew();
 }
 
 void Replicated::settle() {
   check_attached();
-  drop_in_.check_averaged();
+  drop_in_->check_averaged();
   banks().in_use().stay();
   banks().hide_absent();
 }
@@ -89,12 +135,12 @@ void Replicated::check_attached() {
 
 void Replicated::synchronize() {
   attachment_.require_current();
-  drop_in_.synchronize();
+  drop_in_->synchronize();
 }
 
 void Replicated::zero_grad() {
   attachment_.require_current();
-  drop_in_.zero_grad();
+  drop_in_->zero_grad();
   check_attached();
 }
 

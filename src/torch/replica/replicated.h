@@ -9,6 +9,7 @@
 #include <vector>
 
 #include "control/announcements.h"
+#include "control/roster.h"
 #include "torch/replica/attachment.h"
 #include "torch/replica/parts.h"
 #include "torch/replica/pass.h"
@@ -20,20 +21,24 @@ namespace lockstep::replica {
 // Blocking:  make(), finish and the collective members, at most the Comm's timeout.
 // Failure:   as Replica.
 // Ownership: shares the tensors; owns the gradients' memory with them.
-class Replicated : public std::enable_shared_from_this<Replicated> {
+class Replicated : public control::Member, public std::enable_shared_from_this<Replicated> {
  public:
   // How a replica reaches those of the other workers, and what it is called.
   struct Wire {
     Comm comm;
     std::shared_ptr<control::Announcements> announcements;
+    std::shared_ptr<control::Roster> roster;
     std::uint64_t number;  // of this replica, by the order in which they are made
   };
-  static std::shared_ptr<Replicated> make(Wire wire, std::vector<NamedTensor> parameters,
+  static std::shared_ptr<Replicated> make(World& world, std::vector<NamedTensor> parameters,
                                           std::vector<NamedTensor> buffers,
                                           const DataParallelOptions& options);
 
+  // Between steps, with no Run.
+  void rebind(World& world) override;
+
   // A program's own loop.
-  DropIn& drop_in() { return drop_in_; }
+  DropIn& drop_in() { return *drop_in_; }
   void synchronize();
   void zero_grad();
   bool identical();
@@ -50,7 +55,7 @@ class Replicated : public std::enable_shared_from_this<Replicated> {
    private:
     Replicated& model_;
   };
-  ShardPass& shards() { return shards_; }
+  ShardPass& shards() { return *shards_; }
 
   // Waits until every gradient is where an update reads it: call it before. BadInput, naming the parameter, if a gradient
   // or a hook is not where it was put and cannot be put back, or if the model was wrapped again.
@@ -83,17 +88,19 @@ class Replicated : public std::enable_shared_from_this<Replicated> {
   Device device() const { return parts_.device(); }
   divergence::FirstFault& faults() { return parts_.faults; }
   Comm& comm() { return parts_.comm; }
-  const DropIn::Identity& identity() const { return drop_in_.identity(); }
+  const DropIn::Identity& identity() const { return drop_in_->identity(); }
+  control::Roster& roster() { return *roster_; }
 
  private:
-  Replicated(Wire wire, Model model, FlatParameters parameters, FlatMemory gradients,
-             const DataParallelOptions& options);
-  Pass& current() { return hosts_shards_ ? static_cast<Pass&>(shards_) : drop_in_; }
+  Replicated(Wire wire, Model model, const DataParallelOptions& options);
+  void make_passes(DropIn::Identity identity);
+  Pass& current() { return hosts_shards_ ? static_cast<Pass&>(*shards_) : *drop_in_; }
 
   Parts parts_;
   Attachment attachment_;
-  DropIn drop_in_;
-  ShardPass shards_;
+  std::optional<DropIn> drop_in_;
+  std::optional<ShardPass> shards_;
+  std::shared_ptr<control::Roster> roster_;
   bool hosts_shards_ = false;
 };
 

@@ -140,8 +140,8 @@ base::FileLock lock(const std::string& directory) {
 
 CheckpointDirectory::CheckpointDirectory(Comm& comm, std::string directory,
                                          ExistingCheckpoint existing, Use use)
-    : comm_(comm), directory_(std::move(directory)) {
-  if (use == Use::kReads) return;
+    : comm_(comm), directory_(std::move(directory)), use_(use) {
+  if (use_ == Use::kReads) return;
   from_leader(comm_, [&]() -> std::string {
     make_writable(directory_);
     lock_.emplace(lock(directory_));
@@ -152,6 +152,16 @@ CheckpointDirectory::CheckpointDirectory(Comm& comm, std::string directory,
           "--resume, --overwrite)",
           directory_));
     }
+    return "";
+  });
+}
+
+void CheckpointDirectory::rebind() {
+  if (use_ == Use::kReads) return;
+  if (comm_.rank() != 0) lock_.reset();
+  from_leader(comm_, [&]() -> std::string {
+    make_writable(directory_);
+    if (!lock_) lock_.emplace(lock(directory_));
     return "";
   });
 }
@@ -186,7 +196,7 @@ std::int64_t CheckpointDirectory::read(JobState& state, const Properties& job) {
       from_leader(comm_, [&] { return read_on_leader(directory_, state, tensors, job); });
   if (said.empty()) return -1;
   const auto values = parsed(said);
-  replica::copy_from_leader(comm_, tensors);
+  replica::copy_from(comm_, 0, tensors);
   own_ = true;
   state.set_values(values);
   return static_cast<std::int64_t>(values.at("step"));

@@ -41,6 +41,9 @@ class CheckpointDirectory {
   // another job is at work there, or when there is a checkpoint that nobody said what to do with.
   CheckpointDirectory(Comm& comm, std::string directory, ExistingCheckpoint existing, Use use);
 
+  // The Comm is another: its rank 0 works there now.
+  void rebind();
+
   std::string path() const;  // of the newest checkpoint
 
   // BadInput, and the earlier file stays, when a parameter is not finite: nobody could go on from it.
@@ -56,6 +59,7 @@ class CheckpointDirectory {
  private:
   Comm& comm_;
   std::string directory_;
+  Use use_;
   std::optional<base::FileLock> lock_;
   bool own_ = false;  // the checkpoint there is of this job
 };

@@ -71,6 +71,7 @@ bool resumes(const JobOptions& options) {
 
 Generation make_generation(World& world, JobSetup& setup) {
   JobOptions& options = setup.options;
+  setup.asked_shards = options.shards;
   Comm control = world.open_channel();
   agree_on_checkpoints(control, setup);
   if (options.shards == 0 && resumes(options))
@@ -78,7 +79,7 @@ Generation make_generation(World& world, JobSetup& setup) {
   if (options.shards == 0 && setup.accumulate > 0) options.shards = world.size() * setup.accumulate;
   if (options.shards == 0) options.shards = default_shards(options.global_batch);
   check_shards(options, world.size());
-  return {std::move(control), options.shards,
+  return {world.roster(), std::move(control), options.shards,
           plan::hosted_shards(world.rank(), world.size(), options.shards),
           plan::plan_sharded_reduction(options.shards, world.size())};
 }

@@ -4,6 +4,7 @@
 #include <lockstep/comm.h>
 #include <lockstep/job.h>
 
+#include "control/roster.h"
 #include "plan/accumulation.h"
 #include "plan/tree.h"
 
@@ -12,11 +13,13 @@ namespace lockstep::train {
 // What a job is asked for, by a program or by a Trainer.
 struct JobSetup {
   JobOptions options;
+  int asked_shards = 0;     // by the program; the options have what became of it
   int accumulate = 0;       // shards for each worker at the start, if nobody says how many shards
   bool only_reads = false;  // no checkpoint is written
 };
 
 struct Generation {
+  std::shared_ptr<control::Roster> roster;  // of the world
   Comm control;  // weights of shards, buffers, agreements, checkpoints: in one order on all workers
   int shards = 0;
   plan::ShardRange hosted;

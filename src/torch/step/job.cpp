@@ -28,7 +28,7 @@ bool Batches::advance() {
 }
 
 Job::Job(World& world, const JobOptions& options)
-    : core_(std::make_shared<train::JobCore>(world, train::JobSetup{.options = options})) {}
+    : core_(train::JobCore::make(world, train::JobSetup{.options = options})) {}
 Job::~Job() = default;
 
 Batches Job::batches(DatasetPtr dataset, const BatchesOptions& options) {
@@ -54,6 +54,11 @@ void Job::save() {
   if (!core_->is_prepared())
     throw BadInput("save() comes after batches(), which says what the job's data is");
   core_->save();
+}
+
+void Job::rebind(World& world) {
+  const auto roster = core_->generation().roster;  // of the world that it leaves
+  roster->move_to(world);
 }
 
 void Job::request_stop() noexcept {

@@ -5,11 +5,15 @@
 
 #include <algorithm>
 #include <cmath>
+#include <map>
 #include <mutex>
+#include <sstream>
 #include <utility>
 
+#include "base/environment.h"
 #include "base/log.h"
 #include "plan/seed.h"
+#include "torch/replica/model.h"
 #include "torch/replica/tensors.h"
 #include "torch/step/arithmetic.h"
 #include "torch/step/evaluation.h"
@@ -63,6 +67,25 @@ JobCore::JobCore(World& world, JobSetup setup, JobHooks hooks)
   using Use = CheckpointDirectory::Use;
   checkpoints_.emplace(generation_.control, options.checkpoint, options.existing_checkpoint,
                        setup_.only_reads ? Use::kReads : Use::kWrites);
+}
+
+std::shared_ptr<JobCore> JobCore::make(World& world, JobSetup setup, JobHooks hooks) {
+  std::shared_ptr<JobCore> job(new JobCore(world, std::move(setup), std::move(hooks)));
+  job->generation_.roster->add(job);
+  return job;
+}
+
+void JobCore::rebind(World& world) {
+  if (progress_.loop != nullptr || progress_.running)
+    throw BadInput("a job goes to other workers between two loops, not in one or after a failure");
+  numbers_.pending.reset();
+  JobSetup setup = setup_;
+  setup.options.shards = setup_.asked_shards;  // workers that join ask the same
+  generation_ = make_generation(world, setup);
+  if (setup.options.shards != setup_.options.shards)
+    throw BadInput("a job cannot have another number of shards with other workers");
+  numbers_.channel = world.open_channel();
+  if (checkpoints_) checkpoints_->rebind();
 }
 
 StepCore& JobCore::add_step(std::unique_ptr<StepCore> step) {
@@ -153,7 +176,7 @@ std::unique_ptr<Loop> JobCore::open(const DatasetPtr& dataset, const BatchesOpti
         "a step of the job has failed, and its models are of no further use: make the job again; "
         "it goes on from its checkpoint");
   }
-  if (!std::exchange(progress_.opened, true)) restore();
+  catch_up();
   const std::int64_t end =
       options.steps > 0 ? options.steps : options.epochs * plan().steps_per_epoch();
   warn_beyond(end);
@@ -168,6 +191,36 @@ void JobCore::warn_beyond(std::int64_t end) const {
   base::log(base::LogLevel::kWarn,
             "the checkpoint in {} is of step {}, and this job ends after {}: nothing is left to do",
             setup_.options.checkpoint, progress_.saved_at, end);
+}
+
+// Where the others are, if some are further than this worker; else, at first, where the checkpoint is.
+void JobCore::catch_up() {
+  Comm& comm = generation_.control;
+  std::vector<std::int64_t> positions(static_cast<std::size_t>(comm.size()));
+  positions[static_cast<std::size_t>(comm.rank())] = progress_.opened ? progress_.next + 1 : 0;
+  comm.all_reduce({positions.data(), positions.size(), DType::kInt64}).wait();
+  const auto furthest = std::max_element(positions.begin(), positions.end());
+  const bool all_equal = std::count(positions.begin(), positions.end(), *furthest) == comm.size();
+  progress_.opened = true;
+  if (*furthest == 0) return restore();
+  if (!all_equal) take_state_of(static_cast<int>(furthest - positions.begin()));
+}
+
+void JobCore::take_state_of(int source) {
+  Comm& comm = generation_.control;
+  std::string mine = fmt::format("{} {}\n", progress_.next, progress_.saved_at);
+  for (const auto& [name, value] : state_.values()) mine += name + "=" + value + "\n";
+  std::istringstream lines(replica::gather(comm, mine)[static_cast<std::size_t>(source)]);
+  lines >> progress_.next >> progress_.saved_at;
+  std::map<std::string, double> values;
+  for (std::string line; std::getline(lines, line);) {
+    const auto equals = line.find('=');
+    if (equals != std::string::npos)
+      values[line.substr(0, equals)] = base::parse_real(line.substr(equals + 1)).value();
+  }
+  replica::copy_from(comm, source, state_.tensors());
+  state_.set_values(values);
+  for (ModelView& model : models_.all) model.note_update();
 }
 
 void JobCore::restore() {

@@ -56,9 +56,12 @@ struct JobHooks {
 // Blocking:  all but the plain questions, which are collective.
 // Failure:   as Job.
 // Ownership: the world outlives it.
-class JobCore : public std::enable_shared_from_this<JobCore> {
+class JobCore : public control::Member, public std::enable_shared_from_this<JobCore> {
  public:
-  JobCore(World& world, JobSetup setup, JobHooks hooks = {});
+  static std::shared_ptr<JobCore> make(World& world, JobSetup setup, JobHooks hooks = {});
+
+  // Between loops.
+  void rebind(World& world) override;
 
   StepCore& add_step(std::unique_ptr<StepCore> step);
 
@@ -101,6 +104,7 @@ class JobCore : public std::enable_shared_from_this<JobCore> {
 
  private:
   friend class Loop;
+  JobCore(World& world, JobSetup setup, JobHooks hooks);
 
   // The data of the job.
   struct Data {
@@ -143,6 +147,8 @@ class JobCore : public std::enable_shared_from_this<JobCore> {
   void check_loss(const PhaseResult& result) const;
   [[noreturn]] void replay();
   void restore();
+  void catch_up();
+  void take_state_of(int source);
   void warn_beyond(std::int64_t end) const;
   void end_batch();  // of the loop
   void end_loop();   // with all that is to be written

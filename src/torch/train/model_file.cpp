@@ -27,7 +27,7 @@ void load(Replica& model, const std::string& path) {
     train::read_tensors(file, tensors);
     return "";
   });
-  replica::copy_from_leader(comm, tensors);
+  replica::copy_from(comm, 0, tensors);
   view.note_update();
 }
 

@@ -107,7 +107,7 @@ Trainer::State::State(World& world, TrainerParts its_parts, TrainerOptions its_o
   check_parts(parts);
   if ((options.steps > 0) == (options.epochs > 0))
     throw BadInput("a Trainer wants either steps or epochs");
-  job = std::make_shared<train::JobCore>(world, setup_of(options), observe());
+  job = train::JobCore::make(world, setup_of(options), observe());
   step = &job->add_step(step_of(parts, options, hooks));
   job->prepare(parts.train, batches_of(options), run_of(options));
 }

@@ -1,0 +1,33 @@
+#include "control/roster.h"
+
+#include <lockstep/world.h>
+
+#include <algorithm>
+#include <cstdint>
+#include <utility>
+
+namespace lockstep::control {
+
+void Roster::move_to(World& world) {
+  Roster& there = *world.roster();
+  there.brings_ = true;
+  for (const auto& weak : std::exchange(members_, {})) {
+    const auto member = weak.lock();
+    if (!member) continue;
+    member->rebind(world);
+    there.add(weak);
+  }
+}
+
+int Roster::source() {
+  if (source_) return *source_;
+  std::vector<std::uint8_t> brings(static_cast<std::size_t>(comm_.size()));
+  brings[static_cast<std::size_t>(comm_.rank())] = brings_ ? 1 : 0;
+  const CallName call(comm_, "making or rebinding");
+  comm_.all_reduce({brings.data(), brings.size(), DType::kUInt8}, {.op = ReduceOp::kMax}).wait();
+  const auto first = std::find(brings.begin(), brings.end(), 1);
+  source_ = first == brings.end() ? 0 : static_cast<int>(first - brings.begin());
+  return *source_;
+}
+
+}  // namespace lockstep::control
