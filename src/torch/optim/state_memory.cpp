@@ -27,7 +27,7 @@ void StateMemory::take_memories() {
   }
 }
 
-// Where all share one memory one worker fills it.
+// Where all share one memory one worker fills it; the others wait for it when they compare their options.
 void StateMemory::rebind() {
   const auto before = std::exchange(memories_, {});
   take_memories();
@@ -38,7 +38,6 @@ void StateMemory::rebind() {
     };
     bytes(memories_[i]).copy_(bytes(before[i]));
   }
-  model_.comm.barrier().wait();
 }
 
 bool StateMemory::has_master(std::size_t entry) const {

@@ -86,6 +86,7 @@ void JobCore::rebind(World& world) {
     throw BadInput("a job cannot have another number of shards with other workers");
   numbers_.channel = world.open_channel();
   if (checkpoints_) checkpoints_->rebind();
+  for (const auto& step : steps_) step->metrics.reset();  // agreed on again in the next call
 }
 
 StepCore& JobCore::add_step(std::unique_ptr<StepCore> step) {
