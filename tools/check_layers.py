@@ -25,7 +25,7 @@ PLAIN_DATA = {"buffer.h"}
 # Folders of comm/, from the bottom up; engines stand side by side.
 COMM_ORDER = {"arena": 0, "core": 0, "cuda": 0, "algorithms": 1, "thread": 1, "gloo": 1, "shm": 1, "nccl": 1, "": 2}
 # The same of torch/.
-TORCH_ORDER = {"formats": 0, "kernels": 0, "device": 0, "data": 1, "models": 1, "replica": 1, "optim": 2, "step": 3, "train": 4}
+TORCH_ORDER = {"formats": 0, "kernels": 0, "device": 0, "divergence": 0, "data": 1, "models": 1, "replica": 1, "optim": 2, "step": 3, "train": 4}
 ENGINES = {"thread", "gloo", "shm", "nccl"}
 INCLUDE = re.compile(r'^\s*#\s*include\s*[<"]([^">]+)[">]')
 LIBTORCH = re.compile(r"^(torch|ATen|c10)/")

@@ -71,7 +71,8 @@ class QueuedStep : public Update {
         pointers_(model_.device()),
         norms_(model_.comm().timeout()) {}
 
-  void step(const GradientSource& source) override;
+  void prepare(const GradientSource& source) override;
+  void apply(UpdateJournal* journal) override;
   void prepare_clipping() override;
   void take_along(const kernels::Note& note) override { note_ = note; }
   bool has_copies() const override { return true; }
@@ -115,21 +116,27 @@ class QueuedStep : public Update {
   std::optional<device::SideStream> side_;
   Norms norms_;
   kernels::Note note_;
+  Said said_;
 };
 
-void QueuedStep::step(const GradientSource& source) {
+void QueuedStep::prepare(const GradientSource& source) {
   torch::NoGradGuard no_grad;
-  const Said said = say_step(trained_, source);
-  if (said.cannot) std::rethrow_exception(said.cannot);
+  said_ = say_step(trained_, source);
+  if (said_.cannot) std::rethrow_exception(said_.cannot);
   waited_ = {};
   const device::CurrentDevice current(model_.device());
   begin();
+}
+
+void QueuedStep::apply(UpdateJournal*) {
+  torch::NoGradGuard no_grad;
+  const device::CurrentDevice current(model_.device());
   trained_.groups.count_step(trained_.absent());
   update();
   model_.banks().hide_absent();
   bump_versions();
   trained_.state.trust_masters();
-  waited_ += hear_step(trained_, said);
+  waited_ += hear_step(trained_, std::exchange(said_, {}));
 }
 
 // Where backward has made them, unless that was in an order of its own.

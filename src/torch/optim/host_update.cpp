@@ -6,6 +6,7 @@
 #include <algorithm>
 #include <cmath>
 #include <cstring>
+#include <utility>
 
 #include "torch/optim/step_note.h"
 
@@ -39,12 +40,16 @@ std::size_t offset_of(const plan::Entry& entry, std::size_t element) {
 
 }  // namespace
 
-void OwnUpdate::step(const GradientSource& source) {
-  const Said said = say_step(trained_, source);
-  if (said.cannot) std::rethrow_exception(said.cannot);
+void OwnUpdate::prepare(const GradientSource& source) {
+  said_ = say_step(trained_, source);
+  if (said_.cannot) std::rethrow_exception(said_.cannot);
   waited_ = {};
-  update(source);
-  waited_ += hear_step(trained_, said);
+  clip(source);
+}
+
+void OwnUpdate::apply(UpdateJournal* journal) {
+  update(journal);
+  waited_ += hear_step(trained_, std::exchange(said_, {}));
 }
 
 SharedUpdate::SharedUpdate(Trained& trained)
@@ -54,9 +59,9 @@ SharedUpdate::SharedUpdate(Trained& trained)
         return divergence::PieceRange{first_of[mine], first_of[mine + 1]};
       }()) {}
 
-void SharedUpdate::step(const GradientSource& source) {
+void SharedUpdate::prepare(const GradientSource& source) {
   waited_ = hear_step(trained_, say_step(trained_, source));
-  update(source);
+  clip(source);
 }
 
 void SharedUpdate::meet() {
@@ -75,27 +80,30 @@ void SharedUpdate::hand_out(const plan::Entry& entry, const plan::Stretch& piece
   }
 }
 
-void HostUpdate::update(const GradientSource& source) {
-  torch::NoGradGuard no_grad;
+void HostUpdate::clip(const GradientSource& source) {
   last_norm_ = 0;
-  const GradientSource gradients = trained_.clip_norm > 0 ? clipped(source) : source;
+  clip_factor_ = 1;
+  if (trained_.clip_norm == 0) {
+    gradients_ = source;
+    return;
+  }
+  gradients_ = gathered(source);
+  clip_factor_ = gradients_.factor = factor_of(gradients_);
+}
+
+void HostUpdate::update(UpdateJournal* journal) {
+  torch::NoGradGuard no_grad;
   trained_.groups.count_step(trained_.absent());
   if (watch_.on()) {
     const bool compares = watch_.knows();
     watch_.begin(has_copies());
-    update_slice(gradients, divergence::Watching{watch_, compares});
+    update_slice(divergence::Watching{watch_, compares}, journal);
   } else {
-    update_slice(gradients, divergence::Blind{});
+    update_slice(divergence::Blind{}, journal);
   }
   meet();
   bump_versions();
   trained_.model->note_update();
-}
-
-GradientSource HostUpdate::clipped(const GradientSource& source) {
-  GradientSource averages = gathered(source);
-  averages.factor = clip_factor(averages);
-  return averages;
 }
 
 // Averages in one memory. The operands stay as they are: a step that is not done may have to be done again.
@@ -117,7 +125,7 @@ GradientSource HostUpdate::gathered(const GradientSource& source) {
 }
 
 // What the gradients are multiplied by so that their norm is at most clip_norm.
-double HostUpdate::clip_factor(const GradientSource& averages) {
+double HostUpdate::factor_of(const GradientSource& averages) {
   replica::Replicated& model = *trained_.model;
   const plan::Layout& layout = model.layout();
   if (!block_sums_)
@@ -141,10 +149,11 @@ double HostUpdate::clip_factor(const GradientSource& averages) {
 }
 
 template <typename Observer>
-void HostUpdate::update_slice(const GradientSource& source, Observer observer) {
-  for_each_piece(*trained_.model, watch_.own(), source,
+void HostUpdate::update_slice(Observer observer, UpdateJournal* journal) {
+  for_each_piece(*trained_.model, watch_.own(), gradients_,
                  [&](std::size_t number, GradientReader& gradients) {
                    update_piece(number, gradients, observer);
+                   if (journal != nullptr) journal->wrote(number);
                  });
 }
 

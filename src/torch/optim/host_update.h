@@ -20,6 +20,7 @@
 
 #include <optional>
 
+#include "torch/optim/step_note.h"
 #include "torch/optim/update.h"
 
 namespace lockstep::optim {
@@ -28,24 +29,27 @@ class HostUpdate : public Update {
  public:
   using Update::Update;
   double norm() override { return last_norm_; }
+  double clip_factor() const override { return clip_factor_; }
 
  protected:
-  // 2 and 3.
-  void update(const GradientSource& source);
+  // 2; 3 and 4.
+  void clip(const GradientSource& source);
+  void update(UpdateJournal* journal);
   virtual void meet() {}
   virtual void hand_out(const plan::Entry& entry, const plan::Stretch& piece) const = 0;
 
  private:
-  GradientSource clipped(const GradientSource& source);
   GradientSource gathered(const GradientSource& source);
-  double clip_factor(const GradientSource& averages);
+  double factor_of(const GradientSource& averages);
   template <typename Observer>
-  void update_slice(const GradientSource& source, Observer observer);
+  void update_slice(Observer observer, UpdateJournal* journal);
   template <typename Observer>
   void update_piece(std::size_t number, GradientReader& gradients, Observer& observer);
   void leave_alone(std::size_t number, bool seen_before);
   const void* read(std::size_t number, GradientReader& gradients);
 
+  GradientSource gradients_;  // of the step, from clip() on
+  double clip_factor_ = 1;
   double last_norm_ = 0;
   std::optional<replica::FlatMemory> sums_;  // of gradients, where they are in several memories
   std::optional<replica::FlatMemory> block_sums_;  // of squares
@@ -55,17 +59,21 @@ class OwnUpdate : public HostUpdate {
  public:
   explicit OwnUpdate(Trained& trained)
       : HostUpdate(trained, {0, trained.model->pieces().all.size()}) {}
-  void step(const GradientSource& source) override;
+  void prepare(const GradientSource& source) override;
+  void apply(UpdateJournal* journal) override;
   bool has_copies() const override { return true; }
 
  private:
   void hand_out(const plan::Entry&, const plan::Stretch&) const override {}
+
+  Said said_;
 };
 
 class SharedUpdate : public HostUpdate {
  public:
   explicit SharedUpdate(Trained& trained);
-  void step(const GradientSource& source) override;
+  void prepare(const GradientSource& source) override;
+  void apply(UpdateJournal* journal) override { update(journal); }
   bool has_copies() const override { return false; }
 
  private:

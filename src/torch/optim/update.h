@@ -32,8 +32,18 @@ struct Trained {
   bool leaves_alone(std::size_t entry) const { return !absent().empty() && absent()[entry]; }
 };
 
+// Told what an update in memory of the host has written.
+class UpdateJournal {
+ public:
+  virtual ~UpdateJournal() = default;
+  // A piece is what the step makes of it, in every copy that this host has. From any of the threads that LibTorch uses.
+  virtual void wrote(std::size_t piece) = 0;
+};
+
+// A step is two calls: after prepare() all is known that decides what will be written, and nothing has been.
+//
 // Threads:   one caller at a time.
-// Blocking:  step(), which is collective; on a GPU norm(), collect() and check_at_rest() wait for it.
+// Blocking:  prepare() and apply(), which are collective; on a GPU norm(), collect() and check_at_rest() wait for it.
 // Failure:   as Optimizer::step().
 // Ownership: borrows what it works on.
 class Update {
@@ -44,7 +54,16 @@ class Update {
                trained.model->comm().rank()) {}
   virtual ~Update() = default;
 
-  virtual void step(const GradientSource& source) = 0;
+  // The source is used until apply() has returned.
+  virtual void prepare(const GradientSource& source) = 0;
+  virtual void apply(UpdateJournal* journal) = 0;
+  void step(const GradientSource& source) {
+    prepare(source);
+    apply(nullptr);
+  }
+
+  // What the averages will be multiplied by; on a GPU it is not known here.
+  virtual double clip_factor() const { return 1; }
 
   // Of the gradients of the last step, before clipping; 0 without.
   virtual double norm() = 0;

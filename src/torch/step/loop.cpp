@@ -5,6 +5,7 @@
 #include <algorithm>
 
 #include "base/check.h"
+#include "torch/replica/tensors.h"
 #include "torch/step/job_core.h"
 
 namespace lockstep {
@@ -55,6 +56,7 @@ Loop::Loop(std::shared_ptr<JobCore> job, DatasetPtr dataset, const BatchesOption
       stream_(std::make_unique<StreamOfModels>(job_->models_.all)) {
   current_.loop_ = this;
   open_models();
+  open_page();
   job_->progress_.loop = this;
 }
 
@@ -69,6 +71,30 @@ void Loop::open_models() {
   for (const ModelView& model : models())
     buffers_.push_back(make_shard_buffers(model, {options.buffers, options.shards}));
   for (const auto& step : job_->steps_) runs_.push_back(std::make_unique<StepRun>(*step, *this));
+}
+
+void Loop::open_page() {
+  CommitPage::Shape shape{.shards = generation().shards, .buffer_bytes = packed_buffers().size()};
+  for (const auto& one : trained_) {
+    shape.pieces.push_back(one->step.trained().model->pieces().all.size());
+    shape.rates += one->step.trained().groups.count();
+  }
+  commit_page_ = make_commit_page(generation().control, shape, models().front().device());
+}
+
+std::size_t Loop::number_of(const ModelStep& model) const {
+  const auto found = std::find_if(trained_.begin(), trained_.end(),
+                                  [&](const auto& one) { return &one->step == &model; });
+  return static_cast<std::size_t>(found - trained_.begin());
+}
+
+std::vector<std::byte> Loop::packed_buffers() const {
+  std::vector<std::byte> all;
+  for (const ModelView& model : models()) {
+    const auto bytes = replica::pack(model.buffers());
+    all.insert(all.end(), bytes.begin(), bytes.end());
+  }
+  return all;
 }
 
 Loop::~Loop() {

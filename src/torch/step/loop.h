@@ -10,6 +10,7 @@
 #include <vector>
 
 #include "plan/position.h"
+#include "torch/step/commit_page.h"
 #include "torch/step/divergence.h"
 #include "torch/step/feeder.h"
 #include "torch/step/model_step.h"
@@ -86,6 +87,9 @@ class Loop {
     }
   };
   Trained& trained(const optim::Optimizer& optimizer);
+  std::size_t number_of(const ModelStep& model) const;      // among those that are trained
+  CommitPage* commit_page() { return commit_page_.get(); }  // null: there is none
+  std::vector<std::byte> packed_buffers() const;            // of all models
   void check_at_rest(std::int64_t step);
   StepRun& run_of(const StepCore& step);
 
@@ -104,6 +108,7 @@ class Loop {
   void feed(Span steps);
   bool go_on();
   void open_models();
+  void open_page();
 
   // What reads.
   struct Reading {
@@ -119,6 +124,7 @@ class Loop {
   HostedBatches batches_;
   std::unique_ptr<StreamOfModels> stream_;
   std::vector<std::unique_ptr<Trained>> trained_;
+  std::unique_ptr<CommitPage> commit_page_;
   std::vector<std::unique_ptr<ShardBuffers>> buffers_;
   std::vector<std::unique_ptr<StepRun>> runs_;
   std::optional<Feeder> feeder_;

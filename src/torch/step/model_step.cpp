@@ -122,12 +122,14 @@ ModelStep::~ModelStep() {
   parts_.update->watch().switch_on(false);
 }
 
-std::chrono::nanoseconds ModelStep::update(const optim::GradientSource& source,
-                                           const kernels::Note& note) {
+void ModelStep::prepare(const optim::GradientSource& source) {
   parts_.follow_scheduler();
+  parts_.update->prepare(source);
+}
+
+void ModelStep::apply(const kernels::Note& note, optim::UpdateJournal* journal) {
   parts_.update->take_along(note);
-  parts_.update->step(source);
-  return parts_.update->waited();
+  parts_.update->apply(journal);
 }
 
 void ModelStep::set_rates(const std::vector<double>& rates) {

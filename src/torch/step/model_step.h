@@ -94,8 +94,12 @@ class ModelStep {
   optim::Optimizer& optimizer() { return optimizer_; }
   StepGradients& gradients() { return *gradients_; }
 
-  // From what gradients() has finished; a GPU takes `note` along. Returns how long it waited for others.
-  std::chrono::nanoseconds update(const optim::GradientSource& source, const kernels::Note& note);
+  // From what gradients() has finished: all is known after prepare(), and nothing written. A GPU takes `note` along.
+  void prepare(const optim::GradientSource& source);
+  void apply(const kernels::Note& note, optim::UpdateJournal* journal);
+  std::chrono::nanoseconds waited() const { return parts_.update->waited(); }  // for others
+  const optim::Trained& trained() const { return parts_.trained; }
+  double clip_factor() const { return parts_.update->clip_factor(); }
   void set_rates(const std::vector<double>& rates);  // by group, as Optimizer::rates()
 
   // For the divergence check. By piece: gradients applied, then parameters with state; on a GPU after collect_watched().

@@ -8,6 +8,7 @@
 #include <cmath>
 #include <set>
 #include <sstream>
+#include <utility>
 
 #include "plan/seed.h"
 #include "torch/replica/agreement.h"
@@ -23,6 +24,7 @@ StepRun::StepRun(StepCore& core, Loop& loop) : core_(core), loop_(loop) {
   for (optim::Optimizer* const optimizer : core_.optimizers) {
     Loop::Trained& trained = loop_.trained(*optimizer);
     models_.push_back(&trained.step);
+    numbers_.push_back(loop_.number_of(trained.step));
     if (trained.check) checks_.push_back(&*trained.check);
     // Where there are others, gradients must not go to them.
     if (loop_.models().size() == 1) continue;
@@ -81,18 +83,48 @@ bool StepRun::run(const Phase& phase, const GoesOn& goes_on) {
   exposed_ = waits_here ? Clock::now() - began : std::chrono::nanoseconds(0);
   for (ModelStep* const model : models_) exposed_ += model->gradients().exposed();
   if (core_.options.before_update) core_.options.before_update(phase.step);
-  update(sources);
   loop_.end_buffers(phase.step);
+  update(phase, sources);
   runner_->end_step();
   return true;
 }
 
-void StepRun::update(const std::vector<optim::GradientSource>& sources) {
-  kernels::Note note = runner_->note();
-  for (std::size_t i = 0; i < models_.size(); ++i) {
-    exposed_ += models_[i]->update(sources[i], note);
-    note = {};  // once
+// Workers that share memory meet in prepare(): the small values of all of them are there before the first weight is
+// written.
+void StepRun::update(const Phase& phase, const std::vector<optim::GradientSource>& sources) {
+  CommitPage* const page = loop_.commit_page();
+  if (page != nullptr) {
+    page->begin(phase.step, phase.number);
+    page->put_small(runner_->known()->weighted_losses, loop_.packed_buffers());
   }
+  for (std::size_t i = 0; i < models_.size(); ++i) models_[i]->prepare(sources[i]);
+  if (page != nullptr) {
+    page->intend(intent());
+    apply(*page);
+  } else {
+    kernels::Note note = runner_->note();
+    for (ModelStep* const model : models_) model->apply(std::exchange(note, {}), nullptr);
+  }
+  for (const ModelStep* const model : models_) exposed_ += model->waited();
+}
+
+void StepRun::apply(CommitPage& page) {
+  for (std::size_t i = 0; i < models_.size(); ++i)
+    models_[i]->apply({}, page.journal(numbers_[i]).get());
+  page.commit(numbers_);
+}
+
+// The numbers that decide what will be written, besides the gradients and what is there.
+std::vector<double> StepRun::intent() const {
+  constexpr double kScale = 1;  // of the loss
+  std::vector<double> numbers{total_weight_, kScale};
+  for (const ModelStep* const model : models_) {
+    numbers.push_back(model->clip_factor());
+    numbers.push_back(static_cast<double>(model->trained().groups.steps()));
+    const auto rates = model->trained().groups.rates();
+    numbers.insert(numbers.end(), rates.begin(), rates.end());
+  }
+  return numbers;
 }
 
 void StepRun::run_shards(const Phase& phase, Weights& weights) {

@@ -3,10 +3,11 @@
 //   forward, backward   for every hosted shard, seeded for (job, step, phase, shard), with the buffers of the phase
 //                       before, weighted by its samples; its gradients go where plan/ says
 //   reduction           the sum over shards divided by the sum of weights
-//   update              of all optimizers of the Step
-//                       Where workers share memory the two are one pass, after every worker's last
+//                       Where workers share memory it is one pass with the update, after every worker's last
 //                       backward; else the reduction goes with the last backward, in buckets
 //   buffers             become the first shard's, or the mean over shards
+//   small values, intent  all that the phase changes or decides by is in memory of the host (commit_page.h)
+//   update, commit      of all optimizers of the Step
 //   numbers             loss, metrics, stop requests and news of the divergence check from all workers, looked at before
 //                       the next update, so that nobody waits
 #pragma once
@@ -85,12 +86,15 @@ class StepRun {
   double exchange(Weights& weights);
   void run_shards(const Phase& phase, Weights& weights);
   void run_shard(ShardRunner::Turn& turn, Weights& weights, bool last);
-  void update(const std::vector<optim::GradientSource>& sources);
+  void update(const Phase& phase, const std::vector<optim::GradientSource>& sources);
+  void apply(CommitPage& page);
+  std::vector<double> intent() const;
   void agree_on_metrics();
 
   StepCore& core_;
   Loop& loop_;
   std::vector<ModelStep*> models_;
+  std::vector<std::size_t> numbers_;      // of them, in the loop
   std::vector<DivergenceCheck*> checks_;  // none: nothing is watched
   std::shared_ptr<ShardRunner> runner_;
   double total_weight_ = 0;  // of the last phase
