@@ -7,4 +7,8 @@ Device of(const torch::Tensor& tensor) {
   return {DeviceKind::kCuda, tensor.device().index()};
 }
 
+bool known(const torch::Device& device) {
+  return device.is_cpu() || device.is_cuda();
+}
+
 }  // namespace lockstep::device

@@ -28,7 +28,7 @@ void check_names(const Model& model) {
     if (!names.insert(name).second)
       throw BadInput(fmt::format("two tensors of the model are named {}: rename one", name));
     const torch::Device first = model.everything().front().tensor.device();
-    if (tensor.device() != first || !(first.is_cpu() || first.is_cuda())) {
+    if (tensor.device() != first || !device::known(first)) {
       throw BadInput(
           fmt::format("{} lies on {}, and the model begins on {}: move all of it to one "
                       "GPU, or to the CPU",
@@ -133,55 +133,6 @@ void copy_from_leader(Comm& comm, const std::vector<NamedTensor>& tensors) {
     torch::Tensor tensor = tensors[i].tensor.detach();
     if (tensor.data_ptr() != hosts[i].data_ptr()) tensor.copy_(hosts[i]);
   }
-}
-
-Device device_of(const Model& model, const Comm& comm) {
-  const Device device = device::of(model.trained.front().tensor);
-  if (device.kind == DeviceKind::kCpu || comm.size() == 1 || comm.engine() == "nccl") return device;
-  throw BadInput(
-      fmt::format("the model lies on {}, which the {} engine does not reach: start the "
-                  "workers with LOCKSTEP_DEVICE=cuda, or leave it on the CPU",
-                  device.text(), comm.engine()));
-}
-
-BufferSync::BufferSync(Comm& comm, std::vector<NamedTensor> buffers, Device device)
-    : buffers_(std::move(buffers)) {
-  if (device.kind == DeviceKind::kCpu || buffers_.empty()) return;
-  constexpr std::size_t kAlignment = 64;
-  std::size_t bytes = 0;
-  std::vector<plan::Entry> places;
-  for (const auto& [name, tensor] : buffers_) {
-    places.push_back({});
-    places.back().offset = bytes;
-    bytes += (tensor.nbytes() + kAlignment - 1) / kAlignment * kAlignment;
-  }
-  memory_.emplace(comm, bytes, Copies::kPerWorker, device);
-  torch::NoGradGuard no_grad;
-  for (std::size_t i = 0; i < buffers_.size(); ++i) {
-    torch::Tensor& buffer = buffers_[i].tensor;
-    const torch::Tensor view = memory_->view(places[i], buffer);
-    view.copy_(buffer);
-    buffer.set_data(view);
-  }
-}
-
-void BufferSync::start(Comm& comm) {
-  if (comm.size() == 1 || buffers_.empty()) return;
-  if (memory_) {
-    work_ = comm.broadcast({memory_->data(), memory_->bytes(), DType::kUInt8, memory_->device(),
-                            device::current_stream(memory_->device())},
-                           0);
-    return;
-  }
-  staging_ = pack(buffers_);
-  work_ = comm.broadcast({staging_.data(), staging_.size(), DType::kUInt8}, 0);
-}
-
-void BufferSync::finish(Comm& comm) {
-  if (comm.size() == 1 || buffers_.empty()) return;
-  if (memory_) return work_.wait_on(device::current_stream(memory_->device()));
-  work_.wait();
-  if (comm.rank() != 0) unpack(staging_, buffers_);
 }
 
 }  // namespace lockstep::replica

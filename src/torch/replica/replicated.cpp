@@ -19,7 +19,7 @@ Parts::Parts(Comm its_comm, Model its_model, FlatParameters flat, FlatMemory gra
       plan(plan_model(layout_of(model.trained), gradients.shared() ? its_comm.size() : 1,
                       reach_of(gradients, options.algorithm), options)),
       parameters(std::move(flat)),
-      buffers(its_comm, model.buffers, gradients.device()),
+      buffers(buffer_sync_of(its_comm, model.buffers, gradients.device())),
       comm(std::move(its_comm)) {
   const Device device = gradients.device();
   banks =
