@@ -5,8 +5,8 @@
 #include <algorithm>
 #include <utility>
 
+#include "control/gather_text.h"
 #include "torch/device/device.h"
-#include "torch/replica/agreement.h"
 #include "torch/replica/device_choice.h"
 #include "torch/replica/tensors.h"
 
@@ -101,7 +101,7 @@ void Replicated::zero_grad() {
 bool Replicated::identical() {
   attachment_.require_current();
   const CallName call(comm(), "identical()");
-  const auto digests = gather(comm(), digest(model().everything()));
+  const auto digests = control::gather_text(comm(), digest(model().everything()));
   return std::equal(digests.begin() + 1, digests.end(), digests.begin());
 }
 

@@ -280,7 +280,7 @@ void JobCore::replay() {
     StepRun& run = loop.run_of(*call.of);
     run.set_rates(call.rates);
     run.run(loop.next_phase(), [] { return true; });
-    for (DivergenceCheck* const each : run.checks()) each->mark(call.step);
+    for (divergence::Check* const each : run.checks()) each->mark(call.step);
   }
   check->verdict(found);
 }

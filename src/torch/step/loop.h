@@ -10,7 +10,7 @@
 #include <vector>
 
 #include "plan/position.h"
-#include "torch/step/divergence.h"
+#include "torch/divergence/check.h"
 #include "torch/step/feeder.h"
 #include "torch/step/model_step.h"
 #include "torch/step/shard_buffers.h"
@@ -79,7 +79,7 @@ class Loop {
   // The model that an optimizer trains, and what looks after it.
   struct Trained {
     ModelStep step;
-    std::optional<DivergenceCheck> check;
+    std::optional<divergence::Check> check;
     Trained(optim::Optimizer& optimizer, Generation& generation, ModelStep::Options options)
         : step(optimizer, generation, options) {
       if (options.watches) check.emplace(step, generation.control);
