@@ -8,6 +8,7 @@
 #include <set>
 
 #include "torch/device/device.h"
+#include "torch/device/instructions.h"
 #include "torch/replica/agreement.h"
 #include "torch/replica/tensors.h"
 
@@ -98,7 +99,8 @@ Model sort_tensors(std::vector<NamedTensor> parameters, std::vector<NamedTensor>
 }
 
 void agree_on_model(Comm& comm, const Model& model, const DataParallelOptions& options) {
-  std::vector<Property> properties;
+  const Device device = device::of(model.trained.front().tensor);
+  std::vector<Property> properties = {{"instructions", device::instructions_on(device)}};
   for (const auto& [name, tensor] : model.parameters) {
     properties.push_back({"parameter " + name,
                           describe_memory(tensor) + (tensor.requires_grad() ? "" : ", frozen")});
@@ -114,9 +116,15 @@ void agree_on_model(Comm& comm, const Model& model, const DataParallelOptions& o
   properties.push_back({"option first_bucket_bytes", number(options.first_bucket_bytes)});
   properties.push_back({"option bucket_bytes", number(options.bucket_bytes)});
   properties.push_back({"option algorithm", name(options.algorithm)});
-  agree(comm, properties,
-        {"workers hold different models",
-         "build the same model from the same options on every worker"});
+  agree(
+      comm, properties,
+      {"workers hold different models",
+       "build the same model from the same options on every worker"},
+      {{"instructions",
+        {"workers compute with different instructions, which round differently: the weights would "
+         "depend on the machines",
+         "make those with more do as the one with the least, by ATEN_CPU_CAPABILITY, "
+         "OPENBLAS_CORETYPE and ONEDNN_MAX_CPU_ISA, which are read when a process starts"}}});
 }
 
 void copy_from_leader(Comm& comm, const std::vector<NamedTensor>& tensors) {

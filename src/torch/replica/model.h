@@ -23,7 +23,7 @@ Model sort_all(std::vector<NamedTensor> parameters, std::vector<NamedTensor> buf
 // The same with what is trained; BadInput for a model without anything to train.
 Model sort_tensors(std::vector<NamedTensor> parameters, std::vector<NamedTensor> buffers);
 
-// Mismatch if the workers' models or options differ. Collective.
+// Mismatch if the workers' models or options differ, or the instructions that they compute with. Collective.
 void agree_on_model(Comm& comm, const Model& model, const DataParallelOptions& options);
 
 // Every worker's values become rank 0's. Collective.
