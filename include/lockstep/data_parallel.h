@@ -147,8 +147,10 @@ class Replica {
   BackwardTimes last_backward() const;
 
  protected:
-  // The module behind it. Other parameters than it has at first are BadInput at the next backward().
-  void set_module(std::shared_ptr<torch::nn::Module> module);
+  // The module behind it, and what parameters it has at any time: others than at first are BadInput at the next
+  // backward().
+  void set_module(std::function<std::vector<torch::Tensor>()> parameters,
+                  std::weak_ptr<torch::nn::Module> module);
 
  private:
   friend struct replica::Inside;
@@ -175,7 +177,7 @@ class DataParallel : public Replica {
       : Replica(world, replica::parameters_of(*module), replica::buffers_of(*module),
                 replica::named_after(*module, options)),
         module_(std::move(module)) {
-    set_module((*module_).shared_from_this());
+    set_module([module = module_] { return module->parameters(); }, (*module_).weak_from_this());
   }
 
   auto* operator->() { return &*module_; }

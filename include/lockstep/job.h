@@ -196,7 +196,7 @@ class Job {
   // while it runs, and nothing of the job changes.
   Evaluation evaluate(const DatasetPtr& dataset, const std::function<Score(const Batch&)>& score);
 
-  // A checkpoint now: before the first batch, between two, or after the last. BadInput without a directory.
+  // A checkpoint now; in a loop, before the first Step of a batch or after its last. BadInput without a directory.
   void save();
 
   // All workers leave the loop after the same batch, soon, with a checkpoint.

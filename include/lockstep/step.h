@@ -94,6 +94,13 @@ class Outcome {
   std::shared_ptr<train::PhaseResult> result_;
 };
 
+// How the shards of a worker ran on its GPU.
+struct ShardCounts {
+  std::int64_t replayed = 0;  // as a CUDA graph
+  std::int64_t eager = 0;
+  std::string reason;  // why some were eager that might have been replayed; empty: none
+};
+
 // A loss and the optimizers that follow it. A call runs forward and backward of every shard, each on the worker that
 // hosts it, adds the gradients up in the order of the job's tree and updates all listed optimizers' models. Gradients go
 // to these models alone.

@@ -5,6 +5,7 @@
 #include <lockstep/data_parallel.h>
 #include <lockstep/job.h>
 #include <lockstep/optim.h>
+#include <lockstep/step.h>
 
 #include <atomic>
 #include <cstdint>
@@ -90,13 +91,6 @@ struct StepRecord {
   double lr = 0;
   double step_ms = 0;
   double exposed_comm_ms = 0;  // what waiting for other workers added to the step
-};
-
-// How the shards of a worker ran on its GPU.
-struct ShardCounts {
-  std::int64_t replayed = 0;  // as a CUDA graph
-  std::int64_t eager = 0;
-  std::string reason;  // why some were eager that might have been replayed; empty: none
 };
 
 struct TrainingResult {

@@ -66,6 +66,18 @@ TEST(ShardSeed, EveryBitOfTheShardReachesEveryBit) {
   });
 }
 
+TEST(ShardSeed, EveryBitOfThePhaseReachesEveryBit) {
+  expect_avalanche(10, [](int trial, int bit) {
+    return shard_seed(42, trial, 3, static_cast<int>(flipped(1025, bit)));
+  });
+}
+
+// Jobs have run with these.
+TEST(ShardSeed, ThatOfTheFirstPhaseIsThatOfAStepWithOne) {
+  EXPECT_EQ(shard_seed(7, 12, 3, 0), shard_seed(7, 12, 3));
+  EXPECT_NE(shard_seed(7, 12, 3, 1), shard_seed(7, 12, 3));
+}
+
 TEST(ShardSeed, StepAndShardDoNotChangePlaces) {
   int equal = 0;
   for (int a = 0; a < 200; ++a) {

@@ -11,4 +11,8 @@ bool known(const torch::Device& device) {
   return device.is_cpu() || device.is_cuda();
 }
 
+std::unique_ptr<StreamScope> make_stream_scope(Device device) {
+  return device.kind == DeviceKind::kCpu ? nullptr : std::make_unique<StreamScope>(device);
+}
+
 }  // namespace lockstep::device

@@ -81,6 +81,9 @@ class StreamScope {
   std::unique_ptr<State> state_;
 };
 
+// On a GPU; null on the CPU, which has no streams.
+std::unique_ptr<StreamScope> make_stream_scope(Device device);
+
 // A second stream, for what should not wait for all that is queued on the first.
 //
 // Threads:   one caller at a time.

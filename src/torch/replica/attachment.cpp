@@ -138,9 +138,10 @@ void Attachment::watch_parameters() {
   }
 }
 
-void Attachment::watch_module(std::shared_ptr<torch::nn::Module> module) {
+void Attachment::watch_module(Listing parameters, std::weak_ptr<torch::nn::Module> module) {
+  listing_ = std::move(parameters);
   module_ = std::move(module);
-  at_first_ = module_->parameters();
+  at_first_ = listing_();
 }
 
 // One that was registered since, or put in the place of another, would be trained on each worker alone.
@@ -152,8 +153,8 @@ void Attachment::check_module() const {
         "one copy, as share_parameters and a Trainer want it: each worker would update it again",
         name_));
   }
-  if (!module_) return;
-  const std::vector<torch::Tensor> now = module_->parameters();
+  if (!listing_) return;
+  const std::vector<torch::Tensor> now = listing_();
   const bool same = std::equal(now.begin(), now.end(), at_first_.begin(), at_first_.end(),
                                [](const auto& a, const auto& b) { return a.is_same(b); });
   if (same) return;

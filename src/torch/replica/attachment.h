@@ -61,9 +61,10 @@ class Attachment {
   // Hooks anew, for the current stream: a backward pass accumulates on the one that was current when its hook was made.
   void install_hooks();
 
-  // The module of the model: its parameters are compared with those of before at every synchronised pass.
-  void watch_module(std::shared_ptr<torch::nn::Module> module);
-  const std::shared_ptr<torch::nn::Module>& module() const { return module_; }
+  // The module of the model, and the parameters that it has now: compared with those of before at every synchronised pass.
+  using Listing = std::function<std::vector<torch::Tensor>()>;
+  void watch_module(Listing parameters, std::weak_ptr<torch::nn::Module> module);
+  std::shared_ptr<torch::nn::Module> module() const { return module_.lock(); }
 
   // Inside a pass: the listener's end() is called when it has ended.
   void call_at_end();
@@ -100,8 +101,9 @@ class Attachment {
   std::vector<unsigned> watchers_;  // hooks that LibTorch keeps with a parameter, by entry
   std::vector<std::size_t> moved_;  // entries of the pass whose parameter was given other memory
   bool retired_ = false;            // the model was wrapped again
-  std::shared_ptr<torch::nn::Module> module_;  // none for a model that is a list of tensors
-  std::vector<torch::Tensor> at_first_;        // its parameters then
+  std::weak_ptr<torch::nn::Module> module_;  // none for a model that is a list of tensors
+  Listing listing_;                          // nor this
+  std::vector<torch::Tensor> at_first_;      // its parameters then
 };
 
 // As long as it lives, the backward pass of this loss has a weight, for every replica that the loss depends on.

@@ -37,8 +37,9 @@ Replica::Replica(World& world, std::vector<NamedTensor> parameters,
 void Replica::backward(const torch::Tensor& loss, std::int64_t samples) {
   weighted_backward(loss, samples);
 }
-void Replica::set_module(std::shared_ptr<torch::nn::Module> module) {
-  state_->attachment().watch_module(std::move(module));
+void Replica::set_module(std::function<std::vector<torch::Tensor>()> parameters,
+                         std::weak_ptr<torch::nn::Module> module) {
+  state_->attachment().watch_module(std::move(parameters), std::move(module));
 }
 void Replica::synchronize() {
   state_->synchronize();

@@ -146,11 +146,11 @@ CheckpointDirectory::CheckpointDirectory(Comm& comm, std::string directory,
     make_writable(directory_);
     lock_.emplace(lock(directory_));
     if (existing == ExistingCheckpoint::kRefuse && formats::holds_checkpoint(directory_)) {
-      throw BadInput(
-          fmt::format("{} holds the checkpoint of a job already: go on from it, replace it, or use "
-                      "another directory (TrainerOptions::existing_checkpoint; lockstep train "
-                      "--resume, --overwrite)",
-                      directory_));
+      throw BadInput(fmt::format(
+          "{} holds the checkpoint of a job already: go on from it, replace it, or use "
+          "another directory (existing_checkpoint = kResume or kReplace; lockstep train "
+          "--resume, --overwrite)",
+          directory_));
     }
     return "";
   });

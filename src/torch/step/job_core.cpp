@@ -221,9 +221,9 @@ bool JobCore::told_to_stop() const {
 bool JobCore::collect() {
   if (undecided()) return false;
   if (!numbers_.pending) return true;
+  numbers_.pending->wait();  // whose memory is used until it returns, and after it has thrown
   const auto result = std::exchange(numbers_.pending, nullptr);
   const auto checks = std::exchange(numbers_.checks, {});
-  result->wait();
   const auto& [step, phase, lr, shards, weight, models, names] = result->about();
   for (std::size_t model = 0; model < checks.size(); ++model) {
     if (auto found = checks[model]->judge(step, result->marks(model))) {

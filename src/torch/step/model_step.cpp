@@ -93,6 +93,18 @@ Properties properties_of(optim::Optimizer& optimizer) {
   return properties;
 }
 
+StreamOfModels::StreamOfModels(std::vector<ModelView> models) : models_(std::move(models)) {
+  stream_ = device::make_stream_scope(models_.front().device());
+  if (!stream_) return;
+  for (const ModelView& model : models_) model.state_->attachment().install_hooks();
+}
+
+StreamOfModels::~StreamOfModels() {
+  if (!stream_) return;
+  stream_.reset();
+  for (const ModelView& model : models_) model.state_->attachment().install_hooks();
+}
+
 ModelStep::ModelStep(optim::Optimizer& optimizer, const Generation& generation, Options options)
     : optimizer_(optimizer),
       parts_(optim::inside(optimizer)),

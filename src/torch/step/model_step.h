@@ -59,7 +59,8 @@ class ModelView {
 // What of an optimizer, and of how its model is reduced, decides the result; but for the learning rate, which changes.
 Properties properties_of(optim::Optimizer& optimizer);
 
-// On a GPU, as long as it lives: a stream for training, which the default one cannot be; the models' hooks follow.
+// On a GPU, as long as it lives: a stream for training, which the default one cannot be; the hooks of the models, at least
+// one, follow.
 class StreamOfModels {
  public:
   explicit StreamOfModels(std::vector<ModelView> models);
@@ -69,7 +70,7 @@ class StreamOfModels {
 
  private:
   std::vector<ModelView> models_;
-  std::optional<device::StreamScope> stream_;
+  std::unique_ptr<device::StreamScope> stream_;
 };
 
 // As long as it lives the model is the job's: backward passes are of shards, and its buffers are left alone. It is the

@@ -3,7 +3,6 @@
 
 #include <lockstep/deadline.h>
 #include <lockstep/step.h>
-#include <lockstep/trainer.h>
 
 #include <cstdint>
 #include <functional>

@@ -1,0 +1,359 @@
+// What a program may do with a Job and its Steps beside training, and what is refused.
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+#include <lockstep/errors.h>
+#include <lockstep/step.h>
+
+#include <chrono>
+#include <cmath>
+#include <functional>
+#include <mutex>
+#include <set>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "tests/torch/folder.h"
+#include "tests/torch/loops.h"
+
+namespace lockstep::testing::loops {
+namespace {
+
+using ::testing::HasSubstr;
+
+TEST(OwnLoop, MayEndAndBeginAgainAndBeLeftEarly) {
+  World alone = World::over(connect_alone());
+  const std::string expected = trained_by_loop(alone, "cnn");
+  in_world(2, "shm", [&](World& world) {
+    Job job(world, job_options());
+    One one(world, "cnn");
+    Step step(job, "train", {&one.optimizer}, one.loss());
+    for (const GlobalBatch& batch : job.batches(data_of("cnn"), {.epochs = 1})) step(batch);
+    EXPECT_EQ(job.step(), job.steps_per_epoch());
+    for (const GlobalBatch& batch : job.batches(data_of("cnn"), {.steps = kSteps})) {
+      step(batch);
+      if (batch.step() == 4) break;
+    }
+    EXPECT_EQ(job.step(), 5);
+    try {
+      for (const GlobalBatch& batch : job.batches(data_of("cnn"), {.steps = kSteps})) {
+        EXPECT_EQ(batch.step(), 5);
+        throw std::runtime_error("of the program's own");
+      }
+    } catch (const std::runtime_error&) {
+    }
+    for (const GlobalBatch& batch : job.batches(data_of("cnn"), {.steps = kSteps})) step(batch);
+    EXPECT_EQ(job.weights_sha256(), expected);
+    EXPECT_FALSE(one.net->parameters()[0].grad().defined());
+    world.comm().barrier().wait();
+  });
+}
+
+TEST(OwnLoop, LearningRatesAreTheProgramsAndKept) {
+  const auto hash = [](World& world, const std::string& folder, std::int64_t end) {
+    Job job(world, job_options(folder));
+    One one(world, "mlp");
+    Step step(job, "train", {&one.optimizer}, one.loss());
+    for (const GlobalBatch& batch : job.batches(data_of("mlp"), {.steps = end})) {
+      step(batch);
+      if (batch.step() == 1) one.optimizer.set_lr(2e-3);
+    }
+    return job.weights_sha256();
+  };
+  World alone = World::over(connect_alone());
+  const std::string whole = hash(alone, "", kSteps);
+  EXPECT_NE(whole, trained_by_loop(alone, "mlp"));
+  const Folder folder;
+  hash(alone, folder.path(), 4);
+  EXPECT_EQ(same_on_all(2, "shm", [&](World& world) { return hash(world, folder.path(), kSteps); }),
+            whole);
+}
+
+// Where reduction and update are one pass, too.
+TEST(OwnLoop, FollowsASchedulerOfLibTorch) {
+  const auto hash = [](World& world) {
+    Job job(world, job_options());
+    One one(world, "mlp");
+    torch::optim::StepLR scheduler(one.optimizer, 2, 0.1);
+    Step step(job, "train", {&one.optimizer}, one.loss());
+    for (const GlobalBatch& batch : job.batches(data_of("mlp"), {.steps = 5})) {
+      step(batch);
+      scheduler.step();
+    }
+    EXPECT_NEAR(one.optimizer.lr(), 1e-4, 1e-12);
+    return job.weights_sha256();
+  };
+  EXPECT_EQ(same_on_all(3, "thread", hash), same_on_all(2, "shm", hash));
+}
+
+TEST(OwnLoop, EvaluationChangesNothingAndIsTheSameOnAnyNumberOfWorkers) {
+  World alone = World::over(connect_alone());
+  const std::string expected = trained_by_loop(alone, "cnn");
+  const auto losses = [&](World& world) {
+    Job job(world, job_options());
+    One one(world, "cnn");
+    Step step(job, "train", {&one.optimizer}, one.loss());
+    std::string said;
+    const auto score = [&](const Batch& batch) -> Score {
+      EXPECT_FALSE(one.net->is_training());
+      const auto logits = models::logits(*one.net, batch);
+      EXPECT_FALSE(logits.requires_grad());
+      return {torch::nn::functional::cross_entropy(logits, batch.target).item<double>() *
+                  static_cast<double>(batch.samples),
+              (logits.argmax(1) == batch.target).sum().item<std::int64_t>(), batch.samples};
+    };
+    for (const GlobalBatch& batch : job.batches(data_of("cnn"), {.steps = kSteps})) {
+      said += std::to_string(job.evaluate(data_of("cnn"), score).loss) + " ";
+      EXPECT_TRUE(one.net->is_training());
+      step(batch);
+    }
+    EXPECT_EQ(job.weights_sha256(), expected);
+    one.net->children()[0]->eval();
+    job.evaluate(data_of("cnn"), score);
+    EXPECT_FALSE(one.net->children()[0]->is_training()) << "as the program has it";
+    EXPECT_TRUE(one.net->children()[1]->is_training());
+    return said;
+  };
+  EXPECT_EQ(same_on_all(3, "shm", losses), same_on_all(1, "thread", losses));
+}
+
+TEST(OwnLoop, AnOutcomeSaysWhatTheLossReported) {
+  const auto said = [](World& world) {
+    Job job(world, job_options());
+    One one(world, "mlp");
+    Step step(job, "train", {&one.optimizer}, [&](const Shard& shard) {
+      const auto& [data, target, samples] = shard.batch;
+      EXPECT_EQ(shard.count, 8);
+      EXPECT_EQ(shard.phase, 0);
+      shard.report("target", target.sum());
+      shard.report("shard", shard.index, 1);
+      if (shard.index == 0) shard.report("first", torch::ones({}), torch::full({}, 2));
+      return models::loss(*one.net, shard.batch);
+    });
+    std::vector<Outcome> kept;
+    std::string text;
+    for (const GlobalBatch& batch : job.batches(data_of("mlp"), {.steps = 3})) {
+      kept.push_back(step(batch));
+      if (batch.step() != 1) continue;
+      EXPECT_TRUE(std::isfinite(kept.back().loss()));
+      double sum = 0;
+      for (int shard = 0; shard < 8; ++shard) sum += batch.shard(shard).target.sum().item<double>();
+      EXPECT_EQ(kept.back().metric("target"), sum / static_cast<double>(batch.samples()));
+      EXPECT_EQ(kept.back().metric("shard"), 3.5);
+      EXPECT_EQ(kept.back().metric("first"), 0.5);
+      EXPECT_THROW(kept.back().metric("other"), BadInput);
+    }
+    for (const Outcome& outcome : kept)
+      text += std::to_string(outcome.loss()) + " " + std::to_string(outcome.metric("target")) + " ";
+    EXPECT_EQ(kept[2].step, 2);
+    EXPECT_EQ(kept[2].metric("shard"), 1) << "three samples: shards 0, 1 and 2";
+    EXPECT_FALSE(kept[2].skipped);
+    return text;
+  };
+  const std::string expected = same_on_all(1, "thread", said);
+  EXPECT_EQ(same_on_all(3, "thread", said), expected);
+  EXPECT_EQ(same_on_all(8, "shm", said), expected);
+}
+
+TEST(OwnLoop, AMetricThatComesLaterIsRefusedOnAllWorkers) {
+  const auto outcomes = outcomes_in_world(2, [](World& world) {
+    Job job(world, job_options());
+    One one(world, "mlp");
+    Step step(job, "train", {&one.optimizer}, [&](const Shard& shard) {
+      if (shard.step == 1 && shard.index == 6) shard.report("late", 1, 1);
+      return models::loss(*one.net, shard.batch);
+    });
+    for (const GlobalBatch& batch : job.batches(data_of("mlp"), {.steps = 3})) step(batch);
+  });
+  for (const auto& outcome : outcomes) {
+    EXPECT_EQ(outcome.kind, ErrorKind::kBadInput);
+    EXPECT_THAT(outcome.text, HasSubstr("reported a metric at step 1"));
+  }
+}
+
+// A second call of a Step reads its batch again, and draws other numbers.
+TEST(OwnLoop, AStepMayBeCalledTwiceOnABatchOrNotAtAll) {
+  const auto hash = [](World& world) {
+    Job job(world, job_options());
+    One one(world, "cnn");
+    std::vector<int> phases;
+    Step step(job, "train", {&one.optimizer}, [&](const Shard& shard) {
+      phases.push_back(shard.phase);
+      return models::loss(*one.net, shard.batch);
+    });
+    for (const GlobalBatch& batch : job.batches(data_of("cnn"), {.steps = 4})) {
+      if (batch.step() == 1) continue;
+      EXPECT_EQ(step(batch).phase, 0);
+      EXPECT_EQ(step(batch).phase, 1);
+    }
+    EXPECT_EQ(std::set<int>(phases.begin(), phases.end()), (std::set<int>{0, 1}));
+    return job.weights_sha256();
+  };
+  const std::string expected = same_on_all(1, "thread", hash);
+  EXPECT_EQ(same_on_all(3, "thread", hash), expected);
+  EXPECT_EQ(same_on_all(2, "shm", hash), expected);
+}
+
+TEST(OwnLoop, AStopOfOneWorkerEndsAllAtTheSameBatchWithACheckpoint) {
+  const Folder folder;
+  std::mutex mutex;
+  std::set<std::int64_t> ends;
+  in_world(3, [&](World& world) {
+    Gan gan(world, job_options(folder.path()));
+    for (const GlobalBatch& batch : gan.job.batches(data_of("mlp"), {.steps = 100})) {
+      gan.d_step(batch);
+      gan.g_step(batch);
+      if (batch.step() == 2 && world.rank() == 1) gan.job.request_stop();
+    }
+    EXPECT_TRUE(gan.job.stopped());
+    const std::lock_guard lock(mutex);
+    ends.insert(gan.job.step());
+  });
+  ASSERT_EQ(ends.size(), 1U);
+  EXPECT_LE(*ends.begin(), 5);
+  World alone = World::over(connect_alone());
+  Gan again(alone, job_options(folder.path()));
+  EXPECT_EQ(again.run(kSteps), gan_alone());
+}
+
+TEST(OwnLoop, ALossThatThrowsOnOneWorkerEndsAllSoon) {
+  for (const std::string engine : {"thread", "shm"}) {
+    const auto outcomes = outcomes_in_world(
+        3,
+        [](World& world) {
+          Job job(world, job_options());
+          One one(world, "mlp");
+          Step step(job, "train", {&one.optimizer}, [&](const Shard& shard) {
+            if (shard.step == 1 && shard.index == 4) throw BadInput("a bad sample");
+            return models::loss(*one.net, shard.batch);
+          });
+          for (const GlobalBatch& batch : job.batches(data_of("mlp"), {.steps = 3})) step(batch);
+        },
+        engine);
+    for (std::size_t rank = 0; rank < outcomes.size(); ++rank) {
+      EXPECT_TRUE(outcomes[rank].kind) << "rank " << rank << " has not failed";
+      EXPECT_LT(outcomes[rank].took, std::chrono::seconds(10));
+    }
+    EXPECT_EQ(outcomes[1].text, "a bad sample");
+  }
+}
+
+TEST(OwnLoop, AJobWhoseStepHasFailedIsOfNoFurtherUse) {
+  World alone = World::over(connect_alone());
+  Job job(alone, job_options());
+  One one(alone, "mlp");
+  bool bad = true;
+  Step step(job, "train", {&one.optimizer}, [&](const Shard& shard) {
+    if (std::exchange(bad, false)) throw BadInput("a bad sample");
+    return models::loss(*one.net, shard.batch);
+  });
+  for (const GlobalBatch& batch : job.batches(data_of("mlp"), {.steps = 2})) {
+    EXPECT_THROW(step(batch), BadInput);
+    EXPECT_THROW(step(batch), BadInput) << "the next one, too";
+    break;
+  }
+  EXPECT_THROW(job.batches(data_of("mlp"), {.steps = 2}), BadInput);
+}
+
+// One of two copies of a model gets another gradient in the last phase of a step: all phases are run again from the
+// checkpoint. The model is so large that the sample of gradients that workers compare at every update misses it.
+TEST(OwnLoop, AReplayOfAllPhasesNamesTheWorkerThatWasWrong) {
+  const Folder folder;
+  const auto outcomes = outcomes_in_world(2, [&](World& world) {
+    JobOptions options = job_options(folder.path());
+    options.checkpoint_every_steps = 2;
+    Job job(world, options);
+    auto net = data_parallel(seeded<TwoLayers>(kSeed, 10, 900, 10), world, {.name = "net"});
+    auto other = data_parallel(seeded<Noisy>(kSeed, 10, 10), world, {.name = "other"});
+    optim::AdamW optimizer(net, {.lr = 1e-3});
+    optim::SGD of_other(other, {.lr = 0.1});
+    const auto loss = [&](const Shard& shard) {
+      return (net(other(shard.batch.data)) - shard.batch.data).pow(2).mean();
+    };
+    bool done = false;
+    Step first(job, "first", {&optimizer}, loss);
+    Step second(job, "second", {&of_other}, loss);
+    Step last(job, "last", {&optimizer}, loss, {.before_update = [&](std::int64_t step) {
+                if (world.rank() != 1 || step != 3 || std::exchange(done, true)) return;
+                net->first->bias.mutable_grad().data_ptr<float>()[77] += 1e-3F;
+              }});
+    for (const GlobalBatch& batch : job.batches(data_of("mlp"), {.steps = kSteps})) {
+      first(batch);
+      second(batch);
+      optimizer.set_lr(1e-3 / static_cast<double>(batch.step() + 1));
+      last(batch);
+    }
+  });
+  for (const auto& outcome : outcomes) {
+    EXPECT_EQ(outcome.kind, ErrorKind::kMismatch) << outcome.text;
+    EXPECT_EQ(outcome.ranks, std::vector<int>{1}) << outcome.text;
+    EXPECT_THAT(outcome.text, HasSubstr("step 3: workers have applied different gradients"));
+    EXPECT_THAT(outcome.text, HasSubstr("replay of the step gives the same on all of them"));
+  }
+}
+
+std::string refusal(const std::function<void()>& body) {
+  try {
+    body();
+  } catch (const BadInput& error) {
+    return error.what();
+  }
+  return "none";
+}
+
+TEST(OwnLoop, RefusesStepsThatDoNotFit) {
+  World alone = World::over(connect_alone());
+  Job job(alone, job_options());
+  const BatchesOptions one_step{.steps = 1};
+  EXPECT_THAT(refusal([&] { job.batches(data_of("mlp"), one_step); }), HasSubstr("no Step"));
+  One one(alone, "mlp");
+  const auto make = [&](const std::string& name, std::vector<optim::Optimizer*> optimizers) {
+    return refusal([&] { Step(job, name, optimizers, one.loss()); });
+  };
+  EXPECT_THAT(make("train", {}), HasSubstr("at least one optimizer"));
+  EXPECT_THAT(make("train", {nullptr}), HasSubstr("no optimizer"));
+  EXPECT_THAT(make("train", {&one.optimizer, &one.optimizer}), HasSubstr("one twice"));
+  Step step(job, "train", {&one.optimizer}, one.loss());
+  EXPECT_THAT(make("train", {&one.optimizer}), HasSubstr("two Steps of the job are called train"));
+  optim::SGD second(one.model, {.lr = 0.1});
+  EXPECT_THAT(make("other", {&second}), HasSubstr("two optimizers of the job train one model"));
+  EXPECT_THAT(refusal([&] { job.batches(data_of("mlp"), {}); }),
+              HasSubstr("either steps or epochs"));
+  for (const GlobalBatch& batch : job.batches(data_of("mlp"), {.steps = 2})) {
+    step(batch);
+    EXPECT_THAT(make("late", {&one.optimizer}), HasSubstr("comes after batches()"));
+    EXPECT_THAT(refusal([&] { job.batches(data_of("mlp"), one_step); }), HasSubstr("another loop"));
+    const GlobalBatch copy = batch;
+    EXPECT_THAT(refusal([&] { step(copy); }), HasSubstr("the batch that its job's loop is at"));
+    EXPECT_THAT(refusal([&] { job.save(); }), HasSubstr("no directory"));
+  }
+}
+
+TEST(OwnLoop, OfAnotherSeedOnOneWorkerIsAMismatch) {
+  const auto outcomes = outcomes_in_world(2, [](World& world) {
+    JobOptions options = job_options();
+    options.seed += static_cast<std::uint64_t>(world.rank());
+    Job job(world, options);
+    One one(world, "mlp");
+    Step step(job, "train", {&one.optimizer}, one.loss());
+    job.batches(data_of("mlp"), {.steps = 1});
+  });
+  for (const auto& outcome : outcomes) {
+    EXPECT_EQ(outcome.kind, ErrorKind::kMismatch);
+    EXPECT_THAT(outcome.text, HasSubstr("seed is 12 on rank 1"));
+  }
+}
+
+TEST(OwnLoop, RefusesModelsOfOneName) {
+  World alone = World::over(connect_alone());
+  Job job(alone, job_options());
+  One one(alone, "mlp");
+  One other(alone, "mlp");
+  Step step(job, "one", {&one.optimizer}, one.loss());
+  Step another(job, "other", {&other.optimizer}, other.loss());
+  EXPECT_THAT(refusal([&] { job.batches(data_of("mlp"), {.steps = 1}); }),
+              HasSubstr("DataParallelOptions::name"));
+}
+
+}  // namespace
+}  // namespace lockstep::testing::loops
