@@ -340,7 +340,7 @@ TEST(OwnLoop, OfAnotherSeedOnOneWorkerIsAMismatch) {
   });
   for (const auto& outcome : outcomes) {
     EXPECT_EQ(outcome.kind, ErrorKind::kMismatch);
-    EXPECT_THAT(outcome.text, HasSubstr("seed is 12 on rank 1"));
+    EXPECT_THAT(outcome.text, HasSubstr("seed is 11 on rank 0 and 12 on rank 1"));
   }
 }
 
