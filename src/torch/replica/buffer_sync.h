@@ -5,6 +5,7 @@
 #include <lockstep/data_parallel.h>
 
 #include <cstddef>
+#include <utility>
 #include <vector>
 
 #include "torch/replica/flat_memory.h"

@@ -5,6 +5,7 @@
 #include <lockstep/data_parallel.h>
 
 #include <cstdint>
+#include <utility>
 #include <vector>
 
 #include "plan/layout.h"
