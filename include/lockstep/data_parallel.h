@@ -112,9 +112,9 @@ class [[nodiscard]] NoSync {
 //            runs their synchronised backward passes, in the same order.
 // Blocking:  the constructor, backward() and synchronize() wait for the other workers, at most the
 //            world's timeout.
-// Failure:   Mismatch that names the parameter and the ranks when models differ; BadInput for a
-//            gradient that is missing or, on a CPU, was moved out of its place; PeerLost, Timeout. They come
-//            out of backward(); after PeerLost and Timeout the replica is of no further use.
+// Failure:   Mismatch that names the parameter and the ranks when models differ, and the instructions when CPUs
+//            compute with different ones; BadInput for a gradient that is missing or, on a CPU, was moved out of its
+//            place; PeerLost, Timeout. They come out of backward(); after PeerLost and Timeout the replica is of no further use.
 // Ownership: shares the tensors; a handle, copies name the same replica. The world outlives it.
 class Replica {
  public:

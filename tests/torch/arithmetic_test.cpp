@@ -28,6 +28,7 @@
 namespace lockstep::testing {
 namespace {
 
+using ::testing::ContainsRegex;
 using ::testing::HasSubstr;
 using ::testing::Not;
 using ::testing::StartsWith;
@@ -186,6 +187,39 @@ TEST(JobArithmetic, TheInstructionsOfItsLibrariesArePartOfIt) {
             "AVX2");
   EXPECT_EQ(device::aten_instructions_in("CPU capability usage: NO AVX"), "NO AVX");
   EXPECT_EQ(device::aten_instructions_in("- NNPACK"), "unknown");
+}
+
+// A worker of a world of two: the test below starts both.
+TEST(ArithmeticAlone, DISABLED_AWorkerFindsThatTheOtherHasOtherInstructions) {
+  World world = join();
+  try {
+    auto model = data_parallel(TwoLayers(), world);
+    FAIL() << "workers with other instructions train together";
+  } catch (const Mismatch& mismatch) {
+    EXPECT_THAT(
+        mismatch.what(),
+        ContainsRegex("different instructions, .*: instructions is ATen [A-Z0-9 ]+.* on rank "
+                      "[01] and ATen [A-Z0-9 ]+.* on rank [01]; .*ATEN_CPU_CAPABILITY"));
+    EXPECT_EQ(mismatch.ranks(), std::vector<int>{1});
+  }
+}
+
+TEST(DropIn, WorkersWhoseLibrariesUseOtherInstructionsAreAMismatch) {
+#if !defined(__x86_64__)
+  GTEST_SKIP() << "LibTorch has one set of instructions here";
+#endif
+  const Folder folder;
+  const auto worker = [&](const std::string& variables, const std::string& output) {
+    return command_alone("ArithmeticAlone.DISABLED_AWorkerFindsThatTheOtherHasOtherInstructions",
+                         variables, folder / output);
+  };
+  std::ofstream(folder / "both.sh") << "if [ $RANK = 0 ]; then " << worker("", "0") << "; else "
+                                    << worker("ATEN_CPU_CAPABILITY=default", "1") << "; fi\n";
+  const std::string command =
+      "'" LOCKSTEP_COMMAND "' run -q -n 2 -- /bin/sh '" + (folder / "both.sh") + "'";
+  EXPECT_EQ(std::system(command.c_str()), 0);
+  EXPECT_TRUE(one_passed(folder / "0")) << contents(folder / "0");
+  EXPECT_TRUE(one_passed(folder / "1")) << contents(folder / "1");
 }
 
 TEST(JobArithmetic, TheDeviceIsPartOfIt) {

@@ -9,8 +9,8 @@
 #include "plan/slices.h"
 #include "tests/torch/folder.h"
 #include "tests/torch/nets.h"
+#include "torch/divergence/check.h"
 #include "torch/replica/replicated.h"
-#include "torch/step/divergence.h"
 
 namespace lockstep::testing {
 namespace {
@@ -299,7 +299,7 @@ TEST(Divergence, AModelIsItsUsersAgainAfterTheTrainer) {
 }
 
 TEST(Divergence, TheMajorityIsRightIfThereIsOne) {
-  using train::minority;
+  using divergence::minority;
   EXPECT_EQ(minority({1, 1, 2}), std::vector<int>{2});
   EXPECT_EQ(minority({1, 2, 2, 2, 3}), (std::vector<int>{0, 4}));
   EXPECT_EQ(minority({1, 2}), std::vector<int>{});

@@ -16,18 +16,24 @@ inline std::string contents(const std::string& path) {
   return {std::istreambuf_iterator<char>(file), {}};
 }
 
-// Runs one test that is disabled otherwise, with `environment` ("A=1 B=2"); its output goes to a file. Whether it ran and
-// passed.
+// The command that runs one test, disabled otherwise, with `environment` ("A=1 B=2"); its output goes to a file.
+inline std::string command_alone(const std::string& test, const std::string& environment,
+                                 const std::string& output) {
+  std::array<char, 4096> path{};
+  if (::readlink("/proc/self/exe", path.data(), path.size() - 1) <= 0) return "false";
+  return "env GTEST_BRIEF=1 " + environment + " timeout 60 '" + path.data() +
+         "' --gtest_also_run_disabled_tests --gtest_filter='" + test + "' > '" + output + "' 2>&1";
+}
+
+// No test of that name is a success to GoogleTest.
+inline bool one_passed(const std::string& output) {
+  return contents(output).find("[  PASSED  ] 1 test.") != std::string::npos;
+}
+
+// Whether it ran and passed.
 inline bool passes_alone(const std::string& test, const std::string& environment,
                          const std::string& output) {
-  std::array<char, 4096> path{};
-  if (::readlink("/proc/self/exe", path.data(), path.size() - 1) <= 0) return false;
-  const std::string command = "env GTEST_BRIEF=1 " + environment + " timeout 60 '" + path.data() +
-                              "' --gtest_also_run_disabled_tests --gtest_filter='" + test +
-                              "' > '" + output + "' 2>&1";
-  // No test of that name is a success to GoogleTest.
-  return std::system(command.c_str()) == 0 &&
-         contents(output).find("[  PASSED  ] 1 test.") != std::string::npos;
+  return std::system(command_alone(test, environment, output).c_str()) == 0 && one_passed(output);
 }
 
 // The variables that a worker with so many threads is started with; and threads that wait leave the cores to others.

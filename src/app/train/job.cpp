@@ -10,10 +10,10 @@
 
 #include "app/onednn.h"
 #include "app/train/progress.h"
+#include "control/gather_text.h"
 #include "plan/schedule.h"
 #include "plan/tree.h"
 #include "torch/models/models.h"
-#include "torch/replica/agreement.h"
 #include "torch/replica/replicated.h"
 #include "torch/step/arithmetic.h"
 
@@ -277,7 +277,7 @@ void choose_onednn(TrainArguments& arguments, World& world) {
   const bool open = arguments.onednn == kOpen;
   if (open) arguments.onednn = kOneDnnIsFast && train::has_onednn() ? "on" : "off";
   Comm channel = world.open_channel();
-  const std::string leaders = replica::gather(channel, arguments.onednn).front();
+  const std::string leaders = control::gather_text(channel, arguments.onednn).front();
   if (open) arguments.onednn = leaders;
   train::use_onednn(arguments.onednn == "on");
 }

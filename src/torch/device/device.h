@@ -18,6 +18,9 @@ bool built() noexcept;
 // Where a tensor lies, as collectives name it.
 Device of(const torch::Tensor& tensor);
 
+// Whether models may lie there: on the CPU or on CUDA.
+bool known(const torch::Device& device);
+
 // LibTorch's current stream of a device, on this thread; null on the CPU.
 void* current_stream(Device device);
 

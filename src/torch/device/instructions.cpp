@@ -58,4 +58,8 @@ const std::string& instructions_in_use() {
   return said;
 }
 
+std::string instructions_on(Device device) {
+  return device.kind == DeviceKind::kCpu ? instructions_in_use() : "a GPU's";
+}
+
 }  // namespace lockstep::device

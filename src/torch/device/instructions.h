@@ -4,6 +4,8 @@
 // among kernels that round differently. What it says of its choice is what counts, and not what the processor has.
 #pragma once
 
+#include <lockstep/buffer.h>
+
 #include <string>
 #include <string_view>
 
@@ -12,6 +14,9 @@ namespace lockstep::device {
 // "ATen AVX512, OpenBLAS Cooperlake, oneDNN avx512_core_amx", without those that are not there or do not say. The same as
 // long as the process lives.
 const std::string& instructions_in_use();
+
+// The same for what is computed on a device: a GPU has its own, which are not told here.
+std::string instructions_on(Device device);
 
 // ATen's own, out of at::show_config(); "unknown" if it is not in there.
 std::string aten_instructions_in(std::string_view config);

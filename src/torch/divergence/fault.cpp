@@ -14,4 +14,13 @@ std::string Fault::text(const plan::Layout& layout) const {
       gradient ? "between backward and update" : "since the update before");
 }
 
+std::string Fault::remedy() const {
+  const std::string again =
+      "Go on from the last checkpoint; if it happens again, without that machine";
+  if (what == What::kGradient) return again;
+  return again +
+         ". A loss or a hook that writes to parameters, as max_norm and clamping do, looks the "
+         "same: switch check_divergence off for it";
+}
+
 }  // namespace lockstep::divergence

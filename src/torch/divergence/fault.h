@@ -22,6 +22,7 @@ struct Fault {
 
   // "a bit of the gradient of fc1.weight (elements 0 to 8191) has changed in the memory of worker 1 …"
   std::string text(const plan::Layout& layout) const;
+  std::string remedy() const;
 };
 
 // The first fault that was found.

@@ -1,5 +1,6 @@
 #include "torch/optim/device_choice.h"
 
+#include "torch/device/device.h"
 #include "torch/optim/device_step.h"
 #include "torch/optim/host_update.h"
 

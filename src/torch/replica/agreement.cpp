@@ -6,9 +6,9 @@
 
 #include <algorithm>
 #include <map>
-#include <numeric>
 
 #include "base/hash.h"
+#include "control/gather_text.h"
 
 namespace lockstep::replica {
 namespace {
@@ -65,31 +65,13 @@ std::string order_of(const std::vector<Property>& properties) {
 
 }  // namespace
 
-std::vector<std::string> gather(Comm& comm, const std::string& text) {
-  const auto workers = static_cast<std::size_t>(comm.size());
-  const auto rank = static_cast<std::size_t>(comm.rank());
-  std::vector<std::int64_t> lengths(workers);
-  lengths[rank] = static_cast<std::int64_t>(text.size());
-  comm.all_gather({lengths.data(), workers, DType::kInt64}).wait();
-  const std::vector<std::size_t> counts(lengths.begin(), lengths.end());
-  std::vector<std::size_t> first(workers);
-  std::exclusive_scan(counts.begin(), counts.end(), first.begin(), std::size_t{0});
-  std::string all(first.back() + counts.back(), '\0');
-  std::copy(text.begin(), text.end(), all.begin() + static_cast<std::ptrdiff_t>(first[rank]));
-  comm.all_gather({all.data(), all.size(), DType::kUInt8}, counts).wait();
-  std::vector<std::string> texts;
-  texts.reserve(workers);
-  for (std::size_t r = 0; r < workers; ++r) texts.push_back(all.substr(first[r], counts[r]));
-  return texts;
-}
-
 Difference first_difference(const std::vector<std::vector<Property>>& said) {
   for (const std::string& name : all_names(said)) {
     std::map<std::string, std::vector<int>> ranks_by_value;
     for (std::size_t r = 0; r < said.size(); ++r)
       ranks_by_value[value_of(said[r], name)].push_back(static_cast<int>(r));
     if (ranks_by_value.size() == 1) continue;
-    Difference difference;
+    Difference difference{name, {}, {}};
     std::vector<std::string> phrases;
     for (const auto& [value, ranks] : ranks_by_value) {
       phrases.push_back(fmt::format("{} on rank{} {}", value, ranks.size() == 1 ? "" : "s",
@@ -103,22 +85,26 @@ Difference first_difference(const std::vector<std::vector<Property>>& said) {
   }
   for (std::size_t r = 1; r < said.size(); ++r) {
     if (order_of(said[r]) != order_of(said[0])) {
-      return {fmt::format("rank {} registers its parameters in another order than rank 0", r),
+      return {{},
+              fmt::format("rank {} registers its parameters in another order than rank 0", r),
               {static_cast<int>(r)}};
     }
   }
   return {};
 }
 
-void agree(Comm& comm, const std::vector<Property>& properties, const Subject& subject) {
+void agree(Comm& comm, const std::vector<Property>& properties, const Subject& subject,
+           const std::map<std::string, Subject>& own) {
   if (comm.size() == 1) return;
   const std::string mine = encode(properties);
-  const auto digests = gather(comm, base::sha256(mine));
+  const auto digests = control::gather_text(comm, base::sha256(mine));
   if (std::equal(digests.begin() + 1, digests.end(), digests.begin())) return;
   std::vector<std::vector<Property>> said;
-  for (const std::string& text : gather(comm, mine)) said.push_back(decode(text));
+  for (const std::string& text : control::gather_text(comm, mine)) said.push_back(decode(text));
   const Difference difference = first_difference(said);
-  throw Mismatch(fmt::format("{}: {}; {}", subject.what, difference.text, subject.remedy),
+  const auto found = own.find(difference.property);
+  const Subject& words = found == own.end() ? subject : found->second;
+  throw Mismatch(fmt::format("{}: {}; {}", words.what, difference.text, words.remedy),
                  difference.ranks);
 }
 

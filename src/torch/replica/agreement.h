@@ -3,6 +3,7 @@
 
 #include <lockstep/comm.h>
 
+#include <map>
 #include <string>
 #include <vector>
 
@@ -16,18 +17,17 @@ struct Property {
 
 // Collective. Mismatch, the same on every worker, that names the first property on which workers
 // differ, what each says and the ranks; a worker that has no such property says "nothing". `what`
-// differs in the message, and `remedy` follows.
+// differs in the message, and `remedy` follows; `own` has other words for some properties, by name.
 struct Subject {
   std::string what;    // "workers hold different models"
   std::string remedy;  // "build the same model on every worker"
 };
-void agree(Comm& comm, const std::vector<Property>& properties, const Subject& subject);
-
-// The values of a text on all workers, by rank. Collective.
-std::vector<std::string> gather(Comm& comm, const std::string& text);
+void agree(Comm& comm, const std::vector<Property>& properties, const Subject& subject,
+           const std::map<std::string, Subject>& own = {});
 
 // The difference that agree() would report; empty if there is none. `said[r]` is rank r's list.
 struct Difference {
+  std::string property;  // empty: their order
   std::string text;
   std::vector<int> ranks;  // those that differ from rank 0
 };

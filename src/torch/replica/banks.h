@@ -56,6 +56,7 @@ class Banks {
   const FlatGradients& front() const { return *all_.front(); }
   FlatGradients& at(int bank) { return *all_[place_of(bank)]; }
   const FlatGradients& at(int bank) const { return *all_[place_of(bank)]; }
+  int count() const { return static_cast<int>(all_.size() - place_of(0)); }
   const plan::Layout& layout() const { return wide_ ? *wide_ : plan_.layout; }
 
   // By entry, as numbers that can be reduced: whether this worker has a gradient; `reached`: from some pass.

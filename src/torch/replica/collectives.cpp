@@ -38,8 +38,7 @@ void require(const torch::Tensor& tensor, const char* call) {
 }
 
 void wait(const Work& work, const torch::Tensor& tensor) {
-  const Device device = device::of(tensor);
-  device.kind == DeviceKind::kCpu ? work.wait() : work.wait_on(device::current_stream(device));
+  work.wait_on(device::current_stream(device::of(tensor)));
 }
 
 // "all_reduce(float32 [16, 8])": the name of the call carries what the tensors are, and workers compare it.

@@ -1,11 +1,27 @@
 #include "torch/replica/device_choice.h"
 
+#include <fmt/format.h>
+#include <lockstep/errors.h>
+
 #include <utility>
 
+#include "torch/device/device.h"
+#include "torch/replica/device_buffer_sync.h"
 #include "torch/replica/device_gradients.h"
 #include "torch/replica/device_reduction.h"
+#include "torch/replica/device_weight_sample.h"
+#include "torch/replica/parts.h"
 
 namespace lockstep::replica {
+
+Device device_of(const Model& model, const Comm& comm) {
+  const Device device = device::of(model.trained.front().tensor);
+  if (device.kind == DeviceKind::kCpu || comm.size() == 1 || comm.engine() == "nccl") return device;
+  throw BadInput(
+      fmt::format("the model lies on {}, which the {} engine does not reach: start the "
+                  "workers with LOCKSTEP_DEVICE=cuda, or leave it on the CPU",
+                  device.text(), comm.engine()));
+}
 
 Reach reach_of(const FlatMemory& gradients, Algorithm algorithm) {
   const bool direct = algorithm == Algorithm::kAutomatic || algorithm == Algorithm::kDirect;
@@ -37,6 +53,20 @@ std::unique_ptr<Reduction> reduction_of(Comm& comm, Banks& banks, const ModelPla
   if (comm.size() == 1 && !options.force_collectives)
     return std::make_unique<LoneDeviceReduction>(banks);
   return std::make_unique<DeviceReduction>(comm, banks, plan.layout, device);
+}
+
+std::unique_ptr<BufferSync> buffer_sync_of(Comm& comm, const std::vector<NamedTensor>& buffers,
+                                           Device device) {
+  if (device.kind == DeviceKind::kCpu || buffers.empty())
+    return std::make_unique<HostBufferSync>(buffers);
+  return std::make_unique<DeviceBufferSync>(comm, buffers, device);
+}
+
+std::unique_ptr<WeightSample> weight_sample_of(const Parts& parts) {
+  if (parts.device().kind == DeviceKind::kCpu)
+    return std::make_unique<HostWeightSample>(parts.model.parameters);
+  return std::make_unique<DeviceWeightSample>(parts.plan.layout, parts.parameters.memory(),
+                                              parts.comm.timeout());
 }
 
 }  // namespace lockstep::replica

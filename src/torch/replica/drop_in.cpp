@@ -2,6 +2,7 @@
 
 #include <utility>
 
+#include "torch/replica/device_choice.h"
 #include "torch/replica/pass.h"
 #include "torch/replica/pass_note.h"
 
@@ -9,10 +10,7 @@ namespace lockstep::replica {
 
 DropIn::DropIn(Parts& parts, Attachment& attachment, Identity identity)
     : Pass(parts, attachment), identity_(std::move(identity)) {
-  if (parts.options.check_weights && parts.comm.size() > 1) {
-    sample_.emplace(parts.model.parameters, parts.plan.layout, parts.parameters.memory(),
-                    parts.comm.timeout());
-  }
+  if (parts.options.check_weights && parts.comm.size() > 1) sample_ = weight_sample_of(parts);
   forget();
 }
 
@@ -72,9 +70,9 @@ void DropIn::finish() {
   const bool with_buffers = parts_.options.buffers == BufferSource::kLeader;
   launch_rest(1 / divisor(), nullptr);
   if (parts_.may_be_absent()) banks.find_absent(parts_.comm, has);
-  if (with_buffers) parts_.buffers.start(parts_.comm);
+  if (with_buffers) parts_.buffers->start(parts_.comm);
   parts_.reduction->wait();
-  if (with_buffers) parts_.buffers.finish(parts_.comm);
+  if (with_buffers) parts_.buffers->finish(parts_.comm);
   banks.hide_absent();
   const auto weights = since_.weights;
   forget();

@@ -5,7 +5,9 @@
 #include <lockstep/comm.h>
 #include <torch/torch.h>
 
+#include <cstddef>
 #include <memory>
+#include <vector>
 
 #include "plan/layout.h"
 
@@ -26,13 +28,14 @@ class FlatMemory {
   Device device() const { return device_; }
 
   std::byte* data() const { return of(rank_); }
-  // A worker's; with one copy per host, the same for all. Only where it is shared, but for one's own.
-  std::byte* of(int worker) const;
+  // A worker's; with one copy per host, the same for all. Where it is not shared, this worker's.
+  std::byte* of(int worker) const {
+    return places_[shared_ ? static_cast<std::size_t>(worker) : 0];
+  }
   // Whether a worker's memory is another than this worker's.
   bool apart(int worker) const { return copies_ == Copies::kPerWorker && worker != rank_; }
 
   std::size_t bytes() const { return bytes_; }
-  void clear() const;
 
   // Some elements from an offset in bytes on.
   torch::Tensor as_tensor(c10::ScalarType type, std::size_t offset, std::size_t count) const;
@@ -41,17 +44,15 @@ class FlatMemory {
   torch::Tensor view(const plan::Entry& entry, const torch::Tensor& like) const;
 
  private:
-  void take_shared(Comm& comm);
-  void take_on_device();
+  void take_from_host(Comm& comm);
 
-  std::shared_ptr<SharedArena> arena_;
   Device device_;
-  std::shared_ptr<void> kept_;  // on a GPU
-  std::byte* on_device_ = nullptr;
-  bool shared_ = false;
   Copies copies_;
   int rank_ = 0;
   std::size_t bytes_ = 0;
+  bool shared_ = false;
+  std::shared_ptr<void> kept_;      // what the memory belongs to
+  std::vector<std::byte*> places_;  // by worker; not shared: this worker's alone
 };
 
 }  // namespace lockstep::replica

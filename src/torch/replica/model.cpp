@@ -8,6 +8,7 @@
 #include <set>
 
 #include "torch/device/device.h"
+#include "torch/device/instructions.h"
 #include "torch/replica/agreement.h"
 #include "torch/replica/tensors.h"
 
@@ -28,7 +29,7 @@ void check_names(const Model& model) {
     if (!names.insert(name).second)
       throw BadInput(fmt::format("two tensors of the model are named {}: rename one", name));
     const torch::Device first = model.everything().front().tensor.device();
-    if (tensor.device() != first || !(first.is_cpu() || first.is_cuda())) {
+    if (tensor.device() != first || !device::known(first)) {
       throw BadInput(
           fmt::format("{} lies on {}, and the model begins on {}: move all of it to one "
                       "GPU, or to the CPU",
@@ -98,7 +99,8 @@ Model sort_tensors(std::vector<NamedTensor> parameters, std::vector<NamedTensor>
 }
 
 void agree_on_model(Comm& comm, const Model& model, const DataParallelOptions& options) {
-  std::vector<Property> properties;
+  const Device device = device::of(model.trained.front().tensor);
+  std::vector<Property> properties = {{"instructions", device::instructions_on(device)}};
   for (const auto& [name, tensor] : model.parameters) {
     properties.push_back({"parameter " + name,
                           describe_memory(tensor) + (tensor.requires_grad() ? "" : ", frozen")});
@@ -114,9 +116,15 @@ void agree_on_model(Comm& comm, const Model& model, const DataParallelOptions& o
   properties.push_back({"option first_bucket_bytes", number(options.first_bucket_bytes)});
   properties.push_back({"option bucket_bytes", number(options.bucket_bytes)});
   properties.push_back({"option algorithm", name(options.algorithm)});
-  agree(comm, properties,
-        {"workers hold different models",
-         "build the same model from the same options on every worker"});
+  agree(
+      comm, properties,
+      {"workers hold different models",
+       "build the same model from the same options on every worker"},
+      {{"instructions",
+        {"workers compute with different instructions, which round differently: the weights would "
+         "depend on the machines",
+         "make those with more do as the one with the least, by ATEN_CPU_CAPABILITY, "
+         "OPENBLAS_CORETYPE and ONEDNN_MAX_CPU_ISA, which are read when a process starts"}}});
 }
 
 void copy_from(Comm& comm, int source, const std::vector<NamedTensor>& tensors) {
@@ -133,55 +141,6 @@ void copy_from(Comm& comm, int source, const std::vector<NamedTensor>& tensors) 
     torch::Tensor tensor = tensors[i].tensor.detach();
     if (tensor.data_ptr() != hosts[i].data_ptr()) tensor.copy_(hosts[i]);
   }
-}
-
-Device device_of(const Model& model, const Comm& comm) {
-  const Device device = device::of(model.trained.front().tensor);
-  if (device.kind == DeviceKind::kCpu || comm.size() == 1 || comm.engine() == "nccl") return device;
-  throw BadInput(
-      fmt::format("the model lies on {}, which the {} engine does not reach: start the "
-                  "workers with LOCKSTEP_DEVICE=cuda, or leave it on the CPU",
-                  device.text(), comm.engine()));
-}
-
-BufferSync::BufferSync(Comm& comm, std::vector<NamedTensor> buffers, Device device)
-    : buffers_(std::move(buffers)) {
-  if (device.kind == DeviceKind::kCpu || buffers_.empty()) return;
-  constexpr std::size_t kAlignment = 64;
-  std::size_t bytes = 0;
-  std::vector<plan::Entry> places;
-  for (const auto& [name, tensor] : buffers_) {
-    places.push_back({});
-    places.back().offset = bytes;
-    bytes += (tensor.nbytes() + kAlignment - 1) / kAlignment * kAlignment;
-  }
-  memory_.emplace(comm, bytes, Copies::kPerWorker, device);
-  torch::NoGradGuard no_grad;
-  for (std::size_t i = 0; i < buffers_.size(); ++i) {
-    torch::Tensor& buffer = buffers_[i].tensor;
-    const torch::Tensor view = memory_->view(places[i], buffer);
-    view.copy_(buffer);
-    buffer.set_data(view);
-  }
-}
-
-void BufferSync::start(Comm& comm) {
-  if (comm.size() == 1 || buffers_.empty()) return;
-  if (memory_) {
-    work_ = comm.broadcast({memory_->data(), memory_->bytes(), DType::kUInt8, memory_->device(),
-                            device::current_stream(memory_->device())},
-                           0);
-    return;
-  }
-  staging_ = pack(buffers_);
-  work_ = comm.broadcast({staging_.data(), staging_.size(), DType::kUInt8}, 0);
-}
-
-void BufferSync::finish(Comm& comm) {
-  if (comm.size() == 1 || buffers_.empty()) return;
-  if (memory_) return work_.wait_on(device::current_stream(memory_->device()));
-  work_.wait();
-  if (comm.rank() != 0) unpack(staging_, buffers_);
 }
 
 }  // namespace lockstep::replica

@@ -4,11 +4,8 @@
 #include <lockstep/comm.h>
 #include <lockstep/data_parallel.h>
 
-#include <optional>
 #include <string>
 #include <vector>
-
-#include "torch/replica/flat_memory.h"
 
 namespace lockstep::replica {
 
@@ -26,36 +23,10 @@ Model sort_all(std::vector<NamedTensor> parameters, std::vector<NamedTensor> buf
 // The same with what is trained; BadInput for a model without anything to train.
 Model sort_tensors(std::vector<NamedTensor> parameters, std::vector<NamedTensor> buffers);
 
-// Mismatch if the workers' models or options differ. Collective.
+// Mismatch if the workers' models or options differ, or the instructions that they compute with. Collective.
 void agree_on_model(Comm& comm, const Model& model, const DataParallelOptions& options);
 
 // Every worker's values become one rank's. Collective.
 void copy_from(Comm& comm, int source, const std::vector<NamedTensor>& tensors);
-
-// Where the model is. BadInput when this world's engine cannot reach it.
-Device device_of(const Model& model, const Comm& comm);
-
-// Rank 0's buffers to all, as one message. Those on a GPU are moved into one memory at first, and travel from there.
-//
-// Threads:   one caller at a time.
-// Blocking:  finish(), at most the Comm's timeout.
-// Failure:   that of the broadcast.
-// Ownership: shares the tensors.
-class BufferSync {
- public:
-  BufferSync(Comm& comm, std::vector<NamedTensor> buffers, Device device);
-
-  void start(Comm& comm);
-  void finish(Comm& comm);
-
-  // All buffers on a GPU; nothing on the CPU, or if there are none.
-  const std::optional<FlatMemory>& on_device() const { return memory_; }
-
- private:
-  std::vector<NamedTensor> buffers_;
-  std::vector<std::byte> staging_;
-  std::optional<FlatMemory> memory_;
-  Work work_;
-};
 
 }  // namespace lockstep::replica

@@ -8,6 +8,7 @@
 
 #include "torch/divergence/fault.h"
 #include "torch/replica/banks.h"
+#include "torch/replica/buffer_sync.h"
 #include "torch/replica/flat_parameters.h"
 #include "torch/replica/model.h"
 #include "torch/replica/model_plan.h"
@@ -30,7 +31,7 @@ struct Parts {
   ModelPlan plan;
   FlatParameters parameters;
   std::unique_ptr<Banks> banks;
-  BufferSync buffers;
+  std::unique_ptr<BufferSync> buffers;
   divergence::FirstFault faults;
   std::unique_ptr<Reduction> reduction;
   int source = 0;  // the rank whose values all have begun with

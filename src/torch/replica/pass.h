@@ -114,7 +114,7 @@ class DropIn : public Pass {
   static void check_weights(const std::array<double, 3>& weights);
 
   Identity identity_;
-  std::optional<WeightSample> sample_;  // where there are others to compare with
+  std::unique_ptr<WeightSample> sample_;  // where there are others to compare with
   Since since_;
   Notes notes_;
   std::optional<double> weight_;  // of the pass to come

@@ -5,8 +5,8 @@
 #include <algorithm>
 #include <utility>
 
+#include "control/gather_text.h"
 #include "torch/device/device.h"
-#include "torch/replica/agreement.h"
 #include "torch/replica/device_choice.h"
 #include "torch/replica/tensors.h"
 
@@ -38,7 +38,7 @@ Parts::Parts(Comm its_comm, int its_source, Model its_model, const DataParallelO
       model(agreed(its_comm, its_source, std::move(its_model), its_options)),
       plan{layout_of(model.trained), {}, {}},
       parameters(flat(its_comm, model, options)),
-      buffers(its_comm, model.buffers, device_of(model, its_comm)),
+      buffers(buffer_sync_of(its_comm, model.buffers, device_of(model, its_comm))),
       source(its_source),
       comm(std::move(its_comm)) {
   take_gradients();
@@ -47,7 +47,7 @@ Parts::Parts(Comm its_comm, int its_source, Model its_model, const DataParallelO
 void Parts::bind(Comm its_comm, int its_source) {
   model = agreed(its_comm, its_source, std::move(model), options);
   parameters = flat(its_comm, model, options);
-  buffers = BufferSync(its_comm, model.buffers, device_of(model, its_comm));
+  buffers = buffer_sync_of(its_comm, model.buffers, device_of(model, its_comm));
   source = its_source;
   comm = std::move(its_comm);
   take_gradients();
@@ -147,7 +147,7 @@ void Replicated::zero_grad() {
 bool Replicated::identical() {
   attachment_.require_current();
   const CallName call(comm(), "identical()");
-  const auto digests = gather(comm(), digest(model().everything()));
+  const auto digests = control::gather_text(comm(), digest(model().everything()));
   return std::equal(digests.begin() + 1, digests.end(), digests.begin());
 }
 

@@ -83,8 +83,8 @@ class Replicated : public control::Member, public std::enable_shared_from_this<R
   const Model& model() const { return parts_.model; }
   const FlatMemory& gradients() const { return parts_.banks->front().memory(); }
   const FlatMemory& parameters() const { return parts_.parameters.memory(); }
-  // All buffers, where they are on a GPU.
-  const std::optional<FlatMemory>& buffer_memory() const { return parts_.buffers.on_device(); }
+  // All buffers, if they lie in one memory, as on a GPU; else null.
+  const FlatMemory* buffer_memory() const { return parts_.buffers->memory(); }
   Device device() const { return parts_.device(); }
   divergence::FirstFault& faults() { return parts_.faults; }
   Comm& comm() { return parts_.comm; }

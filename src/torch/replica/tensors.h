@@ -19,6 +19,11 @@ DType summable_dtype(const torch::Tensor& tensor);
 // LibTorch's type of the same name.
 c10::ScalarType scalar_type(DType dtype);
 
+// bfloat16 or float16
+constexpr bool is_half(c10::ScalarType type) {
+  return type == c10::ScalarType::BFloat16 || type == c10::ScalarType::Half;
+}
+
 // "float32 [128, 784]"
 std::string describe(const torch::Tensor& tensor);
 

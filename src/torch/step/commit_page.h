@@ -36,7 +36,7 @@ CommitToken commit_token(std::int64_t step, int phase, int copy);
 
 // At the start of the page; another process may read it.
 struct CommitHead {
-  static constexpr std::uint64_t kMagic = 0x6c6f636b73746570;
+  static constexpr std::uint64_t kMagic = 0x7265636e65746e69;  // by which it is found from outside
   std::uint64_t magic;
   std::uint64_t workers;
   std::uint64_t shards;

@@ -12,6 +12,7 @@
 
 #include "base/environment.h"
 #include "base/log.h"
+#include "control/gather_text.h"
 #include "plan/seed.h"
 #include "torch/replica/model.h"
 #include "torch/replica/tensors.h"
@@ -211,7 +212,7 @@ void JobCore::take_state_of(int source) {
   Comm& comm = generation_.control;
   std::string mine = fmt::format("{} {}\n", progress_.next, progress_.saved_at);
   for (const auto& [name, value] : state_.values()) mine += name + "=" + value + "\n";
-  std::istringstream lines(replica::gather(comm, mine)[static_cast<std::size_t>(source)]);
+  std::istringstream lines(control::gather_text(comm, mine)[static_cast<std::size_t>(source)]);
   lines >> progress_.next >> progress_.saved_at;
   std::map<std::string, double> values;
   for (std::string line; std::getline(lines, line);) {
@@ -334,7 +335,7 @@ void JobCore::replay() {
     StepRun& run = loop.run_of(*call.of);
     run.set_rates(call.rates);
     run.run(loop.next_phase(), [] { return true; });
-    for (DivergenceCheck* const each : run.checks()) each->mark(call.step);
+    for (divergence::Check* const each : run.checks()) each->mark(call.step);
   }
   check->verdict(found);
 }

@@ -20,10 +20,10 @@
 #include <vector>
 
 #include "plan/position.h"
+#include "torch/divergence/check.h"
 #include "torch/replica/agreement.h"
 #include "torch/step/checkpoint.h"
 #include "torch/step/data_record.h"
-#include "torch/step/divergence.h"
 #include "torch/step/generation.h"
 #include "torch/step/job_state.h"
 #include "torch/step/loop.h"
@@ -124,12 +124,12 @@ class JobCore : public control::Member, public std::enable_shared_from_this<JobC
   // On their way between workers.
   struct Numbers {
     struct Undecided {
-      DivergenceCheck* check = nullptr;
-      DivergenceCheck::Undecided found;
+      divergence::Check* check = nullptr;
+      divergence::Check::Undecided found;
       int phase = 0;
     };
     std::shared_ptr<PhaseResult> pending;
-    std::vector<DivergenceCheck*> checks;  // that its marks are of
+    std::vector<divergence::Check*> checks;  // that its marks are of
     std::optional<Undecided> undecided;
     Comm channel;  // last: it ends the operation that still uses the memory above
   };

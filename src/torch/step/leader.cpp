@@ -2,7 +2,7 @@
 
 #include <lockstep/errors.h>
 
-#include "torch/replica/agreement.h"
+#include "control/gather_text.h"
 
 namespace lockstep::train {
 namespace {
@@ -24,7 +24,7 @@ std::string from_leader(Comm& comm, const std::function<std::string()>& read) {
       said = kind_digit(ErrorKind::kUnavailable) + error.what();
     }
   }
-  said = replica::gather(comm, said).front();
+  said = control::gather_text(comm, said).front();
   if (said.front() != '+') raise(static_cast<ErrorKind>(said.front() - '0'), said.substr(1));
   return said.substr(1);
 }

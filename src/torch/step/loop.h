@@ -10,8 +10,8 @@
 #include <vector>
 
 #include "plan/position.h"
+#include "torch/divergence/check.h"
 #include "torch/step/commit_page.h"
-#include "torch/step/divergence.h"
 #include "torch/step/feeder.h"
 #include "torch/step/model_step.h"
 #include "torch/step/shard_buffers.h"
@@ -80,7 +80,7 @@ class Loop {
   // The model that an optimizer trains, and what looks after it.
   struct Trained {
     ModelStep step;
-    std::optional<DivergenceCheck> check;
+    std::optional<divergence::Check> check;
     Trained(optim::Optimizer& optimizer, Generation& generation, ModelStep::Options options)
         : step(optimizer, generation, options) {
       if (options.watches) check.emplace(step, generation.control);

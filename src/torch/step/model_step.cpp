@@ -136,7 +136,8 @@ void ModelStep::set_rates(const std::vector<double>& rates) {
   for (std::size_t rule = 0; rule < rates.size(); ++rule) parts_.set_rate(rule, rates[rule]);
 }
 
-std::vector<comm::Parity> ModelStep::seen() const {
+std::vector<comm::Parity> ModelStep::seen() {
+  collect_watched();
   const divergence::UpdateWatch& watch = parts_.update->watch();
   std::vector<comm::Parity> all = watch.applied();
   all.insert(all.end(), watch.resting().begin(), watch.resting().end());
@@ -158,17 +159,10 @@ std::string ModelStep::place_name(std::size_t place) const {
                      where.first + where.count - 1);
 }
 
-std::optional<ModelStep::Fault> ModelStep::fault() const {
-  const auto found = model_.state_->faults().get();
-  if (!found) return std::nullopt;
-  const std::string again =
-      "Go on from the last checkpoint; if it happens again, without that machine";
-  const bool of_gradient = found->what == divergence::Fault::What::kGradient;
-  return Fault{found->worker, found->text(model_.state_->layout()),
-               of_gradient ? again
-                           : again +
-                                 ". A loss or a hook that writes to parameters, as max_norm and "
-                                 "clamping do, looks the same: switch check_divergence off for it"};
+std::optional<ModelStep::Found> ModelStep::fault() const {
+  const auto fault = model_.state_->faults().get();
+  if (!fault) return std::nullopt;
+  return Found{fault->worker, fault->text(model_.state_->layout()), fault->remedy()};
 }
 
 std::unique_ptr<replica::CapturePass> ModelStep::capture() {

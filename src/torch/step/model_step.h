@@ -12,6 +12,7 @@
 
 #include "comm/core/parity.h"
 #include "torch/device/device.h"
+#include "torch/divergence/subject.h"
 #include "torch/kernels/device_update.h"
 #include "torch/optim/impl.h"
 #include "torch/replica/device_pass.h"
@@ -79,14 +80,14 @@ class StreamOfModels {
 // Blocking:  the constructor and update(), and what gradients() says, which are collective; at most the Comm's timeout.
 // Failure:   as Replica and Optimizer.
 // Ownership: shares the model; borrows the optimizer and the generation.
-class ModelStep {
+class ModelStep : public divergence::Subject {
  public:
   struct Options {
     bool watches = false;  // looks for bits that change on their own
     Averages averages = Averages::kAnywhere;
   };
   ModelStep(optim::Optimizer& optimizer, const Generation& generation, Options options);
-  ~ModelStep();
+  ~ModelStep() override;
   ModelStep(const ModelStep&) = delete;
   ModelStep& operator=(const ModelStep&) = delete;
 
@@ -102,18 +103,15 @@ class ModelStep {
   double clip_factor() const { return parts_.update->clip_factor(); }
   void set_rates(const std::vector<double>& rates);  // by group, as Optimizer::rates()
 
-  // For the divergence check. By piece: gradients applied, then parameters with state; on a GPU after collect_watched().
-  std::vector<comm::Parity> seen() const;
+  // For the divergence check.
+  std::vector<comm::Parity> seen() override;
+  std::string place_name(std::size_t place) const override;
+  bool has_copies() const override;
+  void check_at_rest() override { parts_.update->check_at_rest(); }
+  std::optional<Found> fault() const override;
+
+  // Waits until a GPU has done what the check looks at.
   void collect_watched() { parts_.update->collect(); }
-  bool has_copies() const;                                  // every worker updates one of its own
-  void check_at_rest() { parts_.update->check_at_rest(); }  // compares without an update
-  std::string place_name(std::size_t piece) const;          // "… fc1.weight (elements 0 to 8191)"
-  struct Fault {
-    int worker = 0;
-    std::string text;
-    std::string remedy;
-  };
-  std::optional<Fault> fault() const;
 
   // On a GPU: backward passes that are captured in a CUDA graph, and after every replay of it.
   std::unique_ptr<replica::CapturePass> capture();

@@ -10,8 +10,8 @@
 #include <sstream>
 #include <utility>
 
+#include "control/gather_text.h"
 #include "plan/seed.h"
-#include "torch/replica/agreement.h"
 #include "torch/step/loop.h"
 
 namespace lockstep::train {
@@ -174,7 +174,7 @@ void StepRun::run_shard(ShardRunner::Turn& turn, Weights& weights, bool last) {
 void StepRun::agree_on_metrics() {
   std::set<std::string> names;
   const std::string mine = fmt::format("{}", fmt::join(runner_->metrics(), "\n"));
-  for (const std::string& theirs : replica::gather(loop_.generation().control, mine)) {
+  for (const std::string& theirs : control::gather_text(loop_.generation().control, mine)) {
     std::istringstream lines(theirs);
     for (std::string name; std::getline(lines, name);) names.insert(name);
   }
@@ -192,7 +192,7 @@ std::shared_ptr<PhaseResult> StepRun::result(const Phase& phase, Comm& channel, 
                            .names = *core_.metrics};
   const auto start = [&channel, stop, step = phase.step, checks = checks_](
                          PhaseResult& result, PhaseResult::Local local) {
-    for (DivergenceCheck* const check : checks) local.marks.push_back(check->mark(step));
+    for (divergence::Check* const check : checks) local.marks.push_back(check->mark(step));
     local.stop = stop;
     result.start(channel, local);
   };

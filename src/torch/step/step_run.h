@@ -21,7 +21,7 @@
 #include <string>
 #include <vector>
 
-#include "torch/step/divergence.h"
+#include "torch/divergence/check.h"
 #include "torch/step/model_step.h"
 #include "torch/step/shard_runner.h"
 
@@ -68,7 +68,7 @@ class StepRun {
   std::shared_ptr<PhaseResult> result(const Phase& phase, Comm& channel, bool stop);
 
   const StepCore& core() const { return core_; }
-  const std::vector<DivergenceCheck*>& checks() const { return checks_; }
+  const std::vector<divergence::Check*>& checks() const { return checks_; }
   std::vector<double> rates() const;  // of all its optimizers, one after the other
   void set_rates(const std::vector<double>& rates);
   std::chrono::nanoseconds exposed() const {
@@ -94,8 +94,8 @@ class StepRun {
   StepCore& core_;
   Loop& loop_;
   std::vector<ModelStep*> models_;
-  std::vector<std::size_t> numbers_;      // of them, in the loop
-  std::vector<DivergenceCheck*> checks_;  // none: nothing is watched
+  std::vector<std::size_t> numbers_;        // of them, in the loop
+  std::vector<divergence::Check*> checks_;  // none: nothing is watched
   std::shared_ptr<ShardRunner> runner_;
   double total_weight_ = 0;  // of the last phase
   std::chrono::nanoseconds exposed_{0};

@@ -1,4 +1,4 @@
-#include "torch/step/divergence.h"
+#include "torch/divergence/check.h"
 
 #include <fmt/format.h>
 #include <fmt/ranges.h>
@@ -9,9 +9,9 @@
 
 #include "base/check.h"
 #include "base/hash.h"
-#include "torch/replica/agreement.h"
+#include "control/gather_text.h"
 
-namespace lockstep::train {
+namespace lockstep::divergence {
 namespace {
 
 constexpr double kFault = -1;
@@ -50,30 +50,28 @@ std::vector<int> minority(const std::vector<comm::Parity>& by_worker) {
   return others;
 }
 
-double DivergenceCheck::mark(std::int64_t step) {
-  model_.collect_watched();
-  last_ = {step, model_.seen()};
+double Check::mark(std::int64_t step) {
+  last_ = {step, subject_.seen()};
   std::uint64_t digest = 0;
   for (const comm::Parity value : last_.values) digest = base::mix64(digest ^ value);
-  if (!model_.fault()) return model_.has_copies() ? as_mark(digest) : 0;
+  if (!subject_.fault()) return subject_.has_copies() ? as_mark(digest) : 0;
   if (!faulty_step_) faulty_step_ = step;
   return kFault;
 }
 
-void DivergenceCheck::check_at_rest(std::int64_t step) {
-  model_.check_at_rest();
-  if (model_.fault() && !faulty_step_) faulty_step_ = step;
+void Check::check_at_rest(std::int64_t step) {
+  subject_.check_at_rest();
+  if (subject_.fault() && !faulty_step_) faulty_step_ = step;
   throw_any_fault(step);
 }
 
-void DivergenceCheck::throw_any_fault(std::int64_t step) {
-  std::int64_t faults = model_.fault() ? 1 : 0;
+void Check::throw_any_fault(std::int64_t step) {
+  std::int64_t faults = subject_.fault() ? 1 : 0;
   comm_.all_reduce({&faults, 1, DType::kInt64}).wait();
   if (faults > 0) throw_fault(step);
 }
 
-std::optional<DivergenceCheck::Undecided> DivergenceCheck::judge(std::int64_t step,
-                                                                 const std::vector<double>& marks) {
+std::optional<Check::Undecided> Check::judge(std::int64_t step, const std::vector<double>& marks) {
   if (std::find(marks.begin(), marks.end(), kFault) != marks.end()) throw_fault(step);
   if (std::adjacent_find(marks.begin(), marks.end(), std::not_equal_to<>()) == marks.end())
     return std::nullopt;
@@ -87,7 +85,7 @@ std::optional<DivergenceCheck::Undecided> DivergenceCheck::judge(std::int64_t st
   }
   std::vector<comm::Parity> there;
   for (const auto& theirs : found.seen) there.push_back(theirs[*place]);
-  found.text = fmt::format("step {}: workers {}", step, model_.place_name(*place));
+  found.text = fmt::format("step {}: workers {}", step, subject_.place_name(*place));
   const auto wrong = minority(there);
   if (wrong.empty()) return found;
   throw Mismatch(fmt::format("{}: {} {} other bits than the rest. {}", found.text,
@@ -96,13 +94,13 @@ std::optional<DivergenceCheck::Undecided> DivergenceCheck::judge(std::int64_t st
                  wrong);
 }
 
-void DivergenceCheck::throw_fault(std::int64_t step) {
-  const auto fault = model_.fault();
+void Check::throw_fault(std::int64_t step) {
+  const auto fault = subject_.fault();
   const std::string mine =
       fault && faulty_step_ ? fmt::format("{} step {}: {}, with nobody writing to it. {}",
                                           fault->worker, *faulty_step_, fault->text, fault->remedy)
                             : "";
-  for (const std::string& said : replica::gather(comm_, mine)) {
+  for (const std::string& said : control::gather_text(comm_, mine)) {
     const auto space = said.find(' ');
     if (space == std::string::npos) continue;
     throw Mismatch(said.substr(space + 1), {std::atoi(said.c_str())});
@@ -111,7 +109,7 @@ void DivergenceCheck::throw_fault(std::int64_t step) {
       fmt::format("step {}: a worker has found a changed bit and cannot say where", step));
 }
 
-std::vector<std::vector<comm::Parity>> DivergenceCheck::gather(const Record& mine) {
+std::vector<std::vector<comm::Parity>> Check::gather(const Record& mine) {
   const std::size_t count = mine.values.size();
   const auto workers = static_cast<std::size_t>(comm_.size());
   std::vector<comm::Parity> all(count * workers);
@@ -127,7 +125,7 @@ std::vector<std::vector<comm::Parity>> DivergenceCheck::gather(const Record& min
   return by_worker;
 }
 
-void DivergenceCheck::verdict(const Undecided& undecided) {
+void Check::verdict(const Undecided& undecided) {
   throw_any_fault(undecided.step);
   LOCKSTEP_CHECK(last_.step == undecided.step, "the step has been run again");
   const auto again = gather(last_);
@@ -152,4 +150,4 @@ void DivergenceCheck::verdict(const Undecided& undecided) {
                  wrong);
 }
 
-}  // namespace lockstep::train
+}  // namespace lockstep::divergence

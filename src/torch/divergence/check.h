@@ -16,17 +16,18 @@
 #include <string>
 #include <vector>
 
-#include "torch/step/model_step.h"
+#include "comm/core/parity.h"
+#include "torch/divergence/subject.h"
 
-namespace lockstep::train {
+namespace lockstep::divergence {
 
 // Threads:   one caller at a time.
 // Blocking:  judge() with news, check_at_rest() and verdict(), which are collective; at most the Comm's timeout.
 // Failure:   Mismatch, the same on every worker.
-// Ownership: borrows the model's step and the Comm.
-class DivergenceCheck {
+// Ownership: borrows the subject and the Comm.
+class Check {
  public:
-  DivergenceCheck(ModelStep& model, Comm& comm) : model_(model), comm_(comm) {}
+  Check(Subject& subject, Comm& comm) : subject_(subject), comm_(comm) {}
 
   // After the update of a step, on a GPU when it has run: what the others should know of it. 0: nothing.
   double mark(std::int64_t step);
@@ -56,7 +57,7 @@ class DivergenceCheck {
   void throw_any_fault(std::int64_t step);
   std::vector<std::vector<comm::Parity>> gather(const Record& mine);
 
-  ModelStep& model_;
+  Subject& subject_;
   Comm& comm_;
   Record last_;
   std::optional<std::int64_t> faulty_step_;
@@ -65,4 +66,4 @@ class DivergenceCheck {
 // Which workers a value belongs to that most do not have; none if no value is held by more than half.
 std::vector<int> minority(const std::vector<comm::Parity>& by_worker);
 
-}  // namespace lockstep::train
+}  // namespace lockstep::divergence

@@ -1,0 +1,19 @@
+#include "torch/replica/buffer_sync.h"
+
+#include "torch/replica/tensors.h"
+
+namespace lockstep::replica {
+
+void HostBufferSync::start(Comm& comm) {
+  if (comm.size() == 1 || buffers_.empty()) return;
+  staging_ = pack(buffers_);
+  work_ = comm.broadcast({staging_.data(), staging_.size(), DType::kUInt8}, 0);
+}
+
+void HostBufferSync::finish(Comm& comm) {
+  if (comm.size() == 1 || buffers_.empty()) return;
+  work_.wait();
+  if (comm.rank() != 0) unpack(staging_, buffers_);
+}
+
+}  // namespace lockstep::replica

@@ -1,0 +1,46 @@
+#include "torch/replica/device_buffer_sync.h"
+
+#include "torch/device/device.h"
+
+namespace lockstep::replica {
+namespace {
+
+std::size_t place_bytes(const torch::Tensor& buffer) {
+  constexpr std::size_t kAlignment = 64;
+  return (buffer.nbytes() + kAlignment - 1) / kAlignment * kAlignment;
+}
+
+std::size_t total_bytes(const std::vector<NamedTensor>& buffers) {
+  std::size_t bytes = 0;
+  for (const auto& [name, tensor] : buffers) bytes += place_bytes(tensor);
+  return bytes;
+}
+
+}  // namespace
+
+DeviceBufferSync::DeviceBufferSync(Comm& comm, const std::vector<NamedTensor>& buffers,
+                                   Device device)
+    : memory_(comm, total_bytes(buffers), Copies::kPerWorker, device) {
+  torch::NoGradGuard no_grad;
+  plan::Entry place;
+  for (const auto& [name, tensor] : buffers) {
+    torch::Tensor buffer = tensor;
+    const torch::Tensor view = memory_.view(place, buffer);
+    view.copy_(buffer);
+    buffer.set_data(view);
+    place.offset += place_bytes(buffer);
+  }
+}
+
+void DeviceBufferSync::start(Comm& comm) {
+  if (comm.size() == 1) return;
+  work_ = comm.broadcast({memory_.data(), memory_.bytes(), DType::kUInt8, memory_.device(),
+                          device::current_stream(memory_.device())},
+                         0);
+}
+
+void DeviceBufferSync::finish(Comm& comm) {
+  if (comm.size() > 1) work_.wait_on(device::current_stream(memory_.device()));
+}
+
+}  // namespace lockstep::replica
