@@ -83,6 +83,24 @@ TEST(OwnLoop, OneStepMayTrainSeveralModels) {
   expect_everywhere(same_on_all(1, "thread", hash), hash);
 }
 
+// Its drop-in hooks would average its gradients, once for each shard that a worker hosts.
+TEST(OwnLoop, AModelThatNobodyNamedGetsNoGradients) {
+  const auto hash = [](World& world) {
+    Job job(world, job_options());
+    auto unnamed = data_parallel(seeded<TwoLayers>(kSeed, 10), world, {.name = "unnamed"});
+    One one(world, "mlp");
+    Step step(job, "train", {&one.optimizer}, [&](const Shard& shard) {
+      return one.loss()(shard) + unnamed(shard.batch.data).pow(2).mean();
+    });
+    unnamed.zero_grad();
+    for (const GlobalBatch& batch : job.batches(data_of("mlp"), {.steps = kSteps})) step(batch);
+    EXPECT_FALSE(unnamed->first->weight.grad().defined());
+    return job.weights_sha256();
+  };
+  const std::string expected = same_on_all(1, "thread", hash);
+  EXPECT_EQ(same_on_all(3, "shm", hash), expected);
+}
+
 // It has buffers that change, and no optimizer.
 TEST(OwnLoop, ALossMayReadAModelThatNobodyTrains) {
   const auto hash = [](World& world) {

@@ -206,6 +206,17 @@ std::vector<std::shared_ptr<Attachment>> replicas_of(const torch::Tensor& loss) 
   return found;
 }
 
+bool others_are_hooked(const std::vector<const Attachment*>& known) {
+  std::vector<std::shared_ptr<Attachment>> seen;  // may end here, and not under the lock
+  const std::lock_guard lock(owners().mutex);
+  for (const auto& [tensor, owner] : owners().by_tensor) {
+    seen.push_back(owner.lock());
+    if (seen.back() && std::find(known.begin(), known.end(), seen.back().get()) == known.end())
+      return true;
+  }
+  return false;
+}
+
 Expectation::Expectation(const torch::Tensor& loss, double weight) : replicas_(replicas_of(loss)) {
   for (const auto& replica : replicas_) replica->listener_->expect(weight);
 }

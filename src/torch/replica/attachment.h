@@ -106,6 +106,9 @@ class Attachment {
   std::vector<torch::Tensor> at_first_;      // its parameters then
 };
 
+// Whether this process has replicas besides these, to which a backward pass might come.
+bool others_are_hooked(const std::vector<const Attachment*>& known);
+
 // As long as it lives, the backward pass of this loss has a weight, for every replica that the loss depends on.
 class Expectation {
  public:

@@ -54,6 +54,12 @@ bool ModelView::identical() {
   return state_->identical();
 }
 
+bool has_others(const std::vector<ModelView>& models) {
+  std::vector<const replica::Attachment*> known;
+  for (const ModelView& model : models) known.push_back(&model.state_->attachment());
+  return replica::others_are_hooked(known);
+}
+
 namespace {
 
 void add_rules(optim::Optimizer& optimizer, Properties& properties) {

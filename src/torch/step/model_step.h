@@ -53,8 +53,12 @@ class ModelView {
  private:
   friend class ModelStep;
   friend class StreamOfModels;
+  friend bool has_others(const std::vector<ModelView>& models);
   std::shared_ptr<replica::Replicated> state_;
 };
+
+// Whether this process has replicas besides these.
+bool has_others(const std::vector<ModelView>& models);
 
 // What of an optimizer, and of how its model is reduced, decides the result; but for the learning rate, which changes.
 Properties properties_of(optim::Optimizer& optimizer);

@@ -21,13 +21,14 @@ using Clock = std::chrono::steady_clock;
 StepRun::StepRun(StepCore& core, Loop& loop) : core_(core), loop_(loop) {
   ShardWork work;
   work.loss = core_.loss;
+  // Where there are other models gradients must not go to them, whether or not the program has named them.
+  const bool spares = loop_.models().size() > 1 || has_others(loop_.models());
   for (optim::Optimizer* const optimizer : core_.optimizers) {
     Loop::Trained& trained = loop_.trained(*optimizer);
     models_.push_back(&trained.step);
     numbers_.push_back(loop_.number_of(trained.step));
     if (trained.check) checks_.push_back(&*trained.check);
-    // Where there are others, gradients must not go to them.
-    if (loop_.models().size() == 1) continue;
+    if (!spares) continue;
     const auto tensors = trained.step.model().trained();
     work.inputs.insert(work.inputs.end(), tensors.begin(), tensors.end());
   }
