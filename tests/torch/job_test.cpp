@@ -301,6 +301,82 @@ std::string refusal(const std::function<void()>& body) {
   return "none";
 }
 
+// A checkpoint of a batch that is half done would go on with the next one.
+TEST(OwnLoop, SavesNothingInTheMiddleOfABatch) {
+  World alone = World::over(connect_alone());
+  const auto expect_refused = [](const std::function<void()>& call, const std::string& text) {
+    try {
+      call();
+      ADD_FAILURE() << "passed: " << text;
+    } catch (const BadInput& error) {
+      EXPECT_THAT(error.what(), HasSubstr(text));
+    }
+  };
+  const Folder between;
+  Gan saves(alone, job_options(between.path()));
+  for (const GlobalBatch& batch : saves.job.batches(data_of("mlp"), {.steps = 1})) {
+    saves.d_step(batch);
+    saves.job.save();
+    expect_refused([&] { saves.g_step(batch); }, "save() came between two Steps of one batch");
+    break;
+  }
+  const Folder thrown;
+  Gan throws(alone, job_options(thrown.path()));
+  try {
+    for (const GlobalBatch& batch : throws.job.batches(data_of("mlp"), {.steps = 1})) {
+      throws.d_step(batch);
+      throw std::runtime_error("of the program's own");
+    }
+  } catch (const std::runtime_error&) {
+  }
+  expect_refused([&] { throws.job.save(); }, "left by an exception between two Steps");
+  const Folder failed;
+  Job job(alone, job_options(failed.path()));
+  One one(alone, "mlp");
+  Step step(job, "train", {&one.optimizer},
+            [](const Shard&) -> torch::Tensor { throw std::runtime_error("of the loss"); });
+  EXPECT_ANY_THROW({
+    for (const GlobalBatch& batch : job.batches(data_of("mlp"), {.steps = 1})) step(batch);
+  });
+  expect_refused([&] { job.save(); }, "a step of the job has failed");
+}
+
+TEST(OwnLoop, AnEvaluationThatWritesToBuffersLeavesThemAsTheyWere) {
+  World alone = World::over(connect_alone());
+  Job job(alone, job_options());
+  auto net = data_parallel(seeded<Noisy>(kSeed, 10, kClasses), alone);
+  optim::SGD optimizer(net, {.lr = 0.1});
+  Step step(job, "train", {&optimizer},
+            [&](const Shard& shard) { return net(shard.batch.data).pow(2).mean(); });
+  for (const GlobalBatch& batch : job.batches(data_of("mlp"), {.steps = 2})) step(batch);
+  const std::string before = job.weights_sha256();
+  job.evaluate(data_of("mlp"), [&](const Batch& batch) {
+    net->mean.add_(1);
+    return Score{net(batch.data).sum().item<double>(), 0, batch.samples};
+  });
+  EXPECT_EQ(job.weights_sha256(), before);
+}
+
+TEST(OwnLoop, RefusesNumbersThatNoJobHas) {
+  World alone = World::over(connect_alone());
+  const auto with = [](const std::function<void(JobOptions&)>& change) {
+    JobOptions options = job_options();
+    change(options);
+    return options;
+  };
+  EXPECT_THROW(Job(alone, with([](JobOptions& o) { o.shards = 1 << 30; })), BadInput);
+  EXPECT_THROW(Job(alone, with([](JobOptions& o) { o.shards = -1; })), BadInput);
+  EXPECT_THROW(Job(alone, with([](JobOptions& o) { o.checkpoint_every_steps = -1; })), BadInput);
+  Job job(alone, job_options());
+  One one(alone, "mlp");
+  EXPECT_THROW(Step(job, "null", {&one.optimizer}, one.loss(), {.models = {nullptr}}), BadInput);
+  Step step(job, "train", {&one.optimizer}, one.loss());
+  const auto data = data_of("mlp");
+  EXPECT_THROW(job.batches(data, {.steps = INT64_MAX}), BadInput);
+  EXPECT_THROW(job.batches(data, {.steps = 1, .loader_threads = -1}), BadInput);
+  EXPECT_THROW(GlobalBatch{}.shard(0), BadInput);
+}
+
 TEST(OwnLoop, RefusesStepsThatDoNotFit) {
   World alone = World::over(connect_alone());
   Job job(alone, job_options());

@@ -50,9 +50,11 @@ void check_job(const formats::SafetensorsFile& file, const Properties& job) {
       if (missing.empty()) missing = name;
     } else if (found->second != value) {
       throw Mismatch(fmt::format(
-          "the checkpoint {} was made with {} = {} and this job has {}: use the same, or another "
+          "the checkpoint {} was made with {} = {} and this job has {}: use the same{}, or another "
           "checkpoint directory",
-          file.path(), name, found->second, value));
+          file.path(), name, found->second, value,
+          name == "threads" ? " (OMP_NUM_THREADS and OPENBLAS_NUM_THREADS; lockstep run sets both)"
+                            : ""));
     }
   }
   if (missing.empty()) return;

@@ -50,6 +50,14 @@ EvaluationScope::~EvaluationScope() {
   for (const auto& [module, trains] : before_) module->train(trains);
 }
 
+UnchangedScope::UnchangedScope(std::vector<torch::Tensor> tensors) : tensors_(std::move(tensors)) {
+  for (const torch::Tensor& tensor : tensors_) before_.push_back(tensor.detach().clone());
+}
+UnchangedScope::~UnchangedScope() {
+  torch::NoGradGuard no_grad;
+  for (std::size_t i = 0; i < tensors_.size(); ++i) tensors_[i].data().copy_(before_[i]);
+}
+
 // By shard, so that the batches and the order of addition depend on the job alone. Last come whole numbers, which
 // may be added in any order.
 Evaluation evaluate(Generation& generation, const EvaluationWork& work) {

@@ -27,6 +27,19 @@ class EvaluationScope {
       before_;  // which were in train()
 };
 
+// Tensors that are what they were when it ends.
+class UnchangedScope {
+ public:
+  explicit UnchangedScope(std::vector<torch::Tensor> tensors);
+  ~UnchangedScope();
+  UnchangedScope(const UnchangedScope&) = delete;
+  UnchangedScope& operator=(const UnchangedScope&) = delete;
+
+ private:
+  std::vector<torch::Tensor> tensors_;
+  std::vector<torch::Tensor> before_;
+};
+
 struct EvaluationWork {
   const Dataset& dataset;
   const std::function<Score(const Batch&)>& score;

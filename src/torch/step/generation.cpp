@@ -43,6 +43,13 @@ int saved_shards(Comm& comm, const std::string& directory) {
 }
 
 void check_shards(const JobOptions& options, int workers) {
+  constexpr int kMostShards = 1 << 16;
+  if (options.shards < 0 || options.shards > kMostShards) {
+    throw BadInput(
+        fmt::format("a job of {} shards: choose from 1 to {}", options.shards, kMostShards));
+  }
+  if (options.checkpoint_every_steps < 0)
+    throw BadInput("checkpoint_every_steps is 0, for the end of every epoch, or more");
   if (options.global_batch < workers) {
     throw BadInput(
         fmt::format("a global batch of {} is smaller than the {} workers: each needs a "

@@ -35,6 +35,11 @@ Batches Job::batches(DatasetPtr dataset, const BatchesOptions& options) {
   if (dataset == nullptr) throw BadInput("batches() wants a data set");
   if ((options.steps > 0) == (options.epochs > 0))
     throw BadInput("batches() wants either steps or epochs, of the whole job");
+  constexpr std::int64_t kMost = std::int64_t{1} << 40;
+  if (options.steps > kMost || options.epochs > kMost)
+    throw BadInput("batches() wants fewer steps: 2^40 are more than any job runs");
+  if (options.loader_threads < 0 || options.prefetch < 0)
+    throw BadInput("loader_threads and prefetch of batches() are 0 or more");
   core_->prepare(dataset, options,
                  {{"steps", std::to_string(options.steps)},
                   {"epochs", std::to_string(options.epochs)},

@@ -42,7 +42,11 @@ void JobModels::add(const StepCore& step) {
       found->averages = found->averages || averages;
     }
   }
-  for (const Replica* const model : step.options.models) know(ModelView(*model));
+  for (const Replica* const model : step.options.models) {
+    if (model == nullptr)
+      throw BadInput(fmt::format("StepOptions::models of the Step {} has a null", step.name));
+    know(ModelView(*model));
+  }
 }
 
 JobState JobModels::named_state() const {
@@ -244,6 +248,11 @@ JobCore::Ran JobCore::run(StepCore& step, const GlobalBatch& batch) {
   Loop& loop = loop_at(batch);
   if (progress_.running)
     throw BadInput("an earlier step of the job has failed: leave the loop, and make the job again");
+  if (loop.has_phases() && progress_.saved_at == batch.step() + 1) {
+    throw BadInput(
+        "save() came between two Steps of one batch, and its checkpoint counts the batch as done: "
+        "call it after the last Step of a batch");
+  }
   const Phase phase = loop.next_phase();
   if (undecided()) return {phase, nullptr};
   progress_.running = true;
@@ -341,6 +350,12 @@ void JobCore::replay() {
 }
 
 void JobCore::save() {
+  if (progress_.running || progress_.partial) {
+    throw BadInput(
+        "a step of the job has failed, or its loop was left by an exception between two Steps of a "
+        "batch: what is there is no state of the job. Make it again; it goes on from its last "
+        "checkpoint");
+  }
   settle();
   const std::int64_t step = position();
   if (!checkpoints_ || setup_.only_reads || progress_.saved_at == step) return;
@@ -382,7 +397,9 @@ void JobCore::reseed(std::int64_t step) const {
 void JobCore::leave(Loop& loop) noexcept {
   progress_.loop = nullptr;
   numbers_.checks.clear();
-  if (loop.has_phases()) progress_.next = std::max(progress_.next, loop.current().step() + 1);
+  if (!loop.has_phases()) return;
+  progress_.next = std::max(progress_.next, loop.current().step() + 1);
+  progress_.partial = loop.is_unwound();
 }
 
 std::int64_t JobCore::position() const {
@@ -408,6 +425,11 @@ Evaluation JobCore::evaluate(const Dataset& dataset,
   if (models_.all.empty()) throw BadInput("the job has no Step: there is no model to evaluate");
   settle();
   const EvaluationScope evaluating(modules);
+  std::vector<torch::Tensor> buffers;
+  for (const ModelView& model : models_.all) {
+    for (const NamedTensor& buffer : model.buffers()) buffers.push_back(buffer.tensor);
+  }
+  const UnchangedScope unchanged(std::move(buffers));  // also by a forward() that counts in eval()
   // A shard's batch fits into memory with its backward pass, so without one it does.
   return train::evaluate(generation_, {.dataset = dataset,
                                        .score = score,

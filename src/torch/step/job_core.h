@@ -117,6 +117,7 @@ class JobCore : public control::Member, public std::enable_shared_from_this<JobC
     std::int64_t saved_at = -1;
     bool opened = false;   // once
     bool running = false;  // a phase; for ever, if it failed
+    bool partial = false;  // the last batch was left by an exception
     bool stop = false;     // agreed by all
     bool stopped = false;  // a loop was left for it
     Loop* loop = nullptr;  // that is open

@@ -11,7 +11,7 @@
 namespace lockstep {
 
 Batch GlobalBatch::shard(int index) const {
-  if (index < 0 || index >= loop_->generation().shards)
+  if (loop_ == nullptr || index < 0 || index >= loop_->generation().shards)
     throw BadInput("a GlobalBatch was asked for a shard that the job has not");
   return loop_->read(step_, index);
 }

@@ -4,6 +4,7 @@
 #include <lockstep/job.h>
 
 #include <cstdint>
+#include <exception>
 #include <map>
 #include <memory>
 #include <optional>
@@ -69,6 +70,8 @@ class Loop {
   // The phases of the current batch.
   Phase next_phase();
   bool has_phases() const { return phases_ > 0; }
+  // Whether it ends because an exception passes.
+  bool is_unwound() const { return std::uncaught_exceptions() > reading_.exceptions; }
   Batch take(int shard) { return batches_.take(shard, *feeder_); }
   Batch read(std::int64_t step, int shard) { return feeder_->again(step, shard); }
   void look_ahead() { feeder_->look_ahead(); }
@@ -114,6 +117,7 @@ class Loop {
   struct Reading {
     DatasetPtr dataset;
     data::PrefetchOptions prefetch;
+    int exceptions = std::uncaught_exceptions();  // under way when the loop was opened
   };
 
   std::shared_ptr<JobCore> job_;
