@@ -188,12 +188,12 @@ void expect_rules_hold(const std::string& folder) {
   for (Stretch next; told >> next.address >> next.bytes;) stretches.push_back(next);
   ASSERT_GE(stretches.size(), 2U);
   Stepper stepper(process);
+  ::kill(process, SIGCONT);  // it stays where it is as long as it is held, and no longer
   if (!stepper.held()) GTEST_SKIP() << "nobody may trace another process here";
   const Elsewhere worker(process);
   const std::uint64_t page = worker.find_page();
   ASSERT_NE(page, 0U) << "the commit page is not found from outside";
   Rules rules(worker, page, stretches);
-  ::kill(process, SIGCONT);
   constexpr int kMostSteps = 2'000'000;
   int steps = 0;
   for (; steps < kMostSteps && !rules.committed() && stepper.held(); ++steps) {
