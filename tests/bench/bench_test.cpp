@@ -249,9 +249,11 @@ TEST_F(BenchOfFakes, WhenItIsKilledNothingIsLeftOfARunEvenWhereTheLauncherIsStop
 
 TEST_F(BenchOfFakes, WhenItIsKilledALauncherOfMpiIsToldToEnd) {
   fake("lockstep-bench-openmpi", "");
+  // The waiting process itself says that it has started. A shell that has just forked may lose a
+  // signal until it has become the other program.
   fake("mpirun.openmpi",
        R"(trap 'kill $!; touch $FOLDER/told; exit' TERM
-          sleep 1000 & touch $FOLDER/started; wait)");
+          sh -c "touch '$FOLDER/started'; exec sleep 1000" & wait)");
   Command command = start_here({"allreduce", "-n", "2", "--engines", "none", "--peers", "openmpi"});
   ASSERT_TRUE(appears("started"));
   command.signal(SIGKILL);
