@@ -1,7 +1,7 @@
 # LOCKSTEP_WITH_CUDA: AUTO builds the nccl engine where a CUDA compiler, the toolkit and NCCL are found; ON demands them.
 # Sets LOCKSTEP_CUDA_BUILT, LOCKSTEP_GPU_RUNTIME (the runtime's target), NCCL_INCLUDE_DIR and NCCL_LIBRARY.
 #
-# LOCKSTEP_WITH_RCCL compiles the same sources against ROCm's HIP and RCCL (src/comm/cuda/runtime.h maps the names). It has
+# LOCKSTEP_WITH_RCCL compiles the same sources against ROCm's HIP and RCCL (src/flat/cuda/runtime.h maps the names). It has
 # been neither compiled nor run: no machine of the project has ROCm.
 set(LOCKSTEP_WITH_CUDA AUTO CACHE STRING "Build the nccl engine: AUTO, ON or OFF")
 set_property(CACHE LOCKSTEP_WITH_CUDA PROPERTY STRINGS AUTO ON OFF)

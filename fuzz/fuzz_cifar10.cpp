@@ -1,6 +1,6 @@
 // CIFAR-10: an image to every label, and every label one of ten.
+#include "formats/cifar10.h"
 #include "fuzz_formats.h"
-#include "torch/formats/cifar10.h"
 
 using lockstep::fuzz::kFile;
 using lockstep::fuzz::require;

@@ -2,8 +2,8 @@
 // The first byte chooses the options.
 #include <cmath>
 
+#include "formats/csv.h"
 #include "fuzz_formats.h"
-#include "torch/formats/csv.h"
 
 using lockstep::fuzz::kFile;
 using lockstep::fuzz::require;

@@ -4,8 +4,8 @@
 
 #include <lockstep/errors.h>
 
+#include "formats/file_bytes.h"
 #include "fuzz.h"
-#include "torch/formats/file_bytes.h"
 
 namespace lockstep::fuzz {
 

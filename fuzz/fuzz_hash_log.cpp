@@ -1,6 +1,6 @@
 // Logs of hashes: what was read is written and read again as the same.
+#include "formats/hash_log.h"
 #include "fuzz_formats.h"
-#include "torch/formats/hash_log.h"
 
 using lockstep::fuzz::kFile;
 using lockstep::fuzz::require;

@@ -1,6 +1,6 @@
 // Files of the MNIST family: what is read has as many elements as its shape says.
+#include "formats/idx.h"
 #include "fuzz_formats.h"
-#include "torch/formats/idx.h"
 
 using lockstep::fuzz::kFile;
 using lockstep::fuzz::require;

@@ -1,8 +1,8 @@
 // Safetensors: what is read is written, and read again the same.
 #include <algorithm>
 
+#include "formats/safetensors.h"
 #include "fuzz_formats.h"
-#include "torch/formats/safetensors.h"
 
 using lockstep::fuzz::kFile;
 using lockstep::fuzz::require;

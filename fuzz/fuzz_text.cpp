@@ -1,6 +1,6 @@
 // Text: tokens stand for what was read.
+#include "formats/text.h"
 #include "fuzz_formats.h"
-#include "torch/formats/text.h"
 
 using lockstep::fuzz::kFile;
 using lockstep::fuzz::require;

@@ -1,11 +1,11 @@
 // First inputs for the fuzzers of file formats: small files that are right.
 
 #include "base/bytes.h"
+#include "formats/cifar10.h"
+#include "formats/hash_log.h"
+#include "formats/safetensors.h"
 #include "seeds.h"
 #include "tests/support/gzip.h"
-#include "torch/formats/cifar10.h"
-#include "torch/formats/hash_log.h"
-#include "torch/formats/safetensors.h"
 
 namespace {
 

@@ -23,7 +23,7 @@ import tempfile
 
 MOST_MEMBERS = 12
 # The files that may ask; buffer.h defines Device.
-NAMED = re.compile(r"^src/(torch/(device|kernels)|comm/(cuda|nccl))/|^include/lockstep/buffer\.h$|\.cu$|"
+NAMED = re.compile(r"^src/(torch/device|flat|comm/nccl)/|^include/lockstep/buffer\.h$|\.cu$|"
                    r"(device|cuda|gpu|gather)[^/]*$")
 DEVICE_TEST = re.compile(r"[!=]=\s*DeviceKind::|DeviceKind::\w+\s*[!=]=|\bcase\s+DeviceKind::|\bis_(cuda|cpu)\(|"
                          r"\bon_device\(|(?<![.>\w:])on_device_?\b(?!\s*([.;(]|->|=(?!=)))")

@@ -38,6 +38,10 @@ constexpr std::size_t size_of(DType dtype) {
 // "float32", "bfloat16" …
 const char* name(DType dtype) noexcept;
 
+// What a reduction does with two elements.
+enum class ReduceOp : std::uint8_t { kSum = 1, kMin = 2, kMax = 3 };
+const char* name(ReduceOp op) noexcept;
+
 enum class DeviceKind : std::uint8_t { kCpu = 0, kCuda = 1 };
 
 struct Device {

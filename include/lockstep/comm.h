@@ -21,8 +21,6 @@ namespace comm {
 class Channel;
 }  // namespace comm
 
-enum class ReduceOp : std::uint8_t { kSum = 1, kMin = 2, kMax = 3 };
-
 // The bit-stable ones add in the order of the one reduction tree, whatever the engine, the world's
 // size and the way a buffer was cut (docs/internals/reduction.md).
 enum class Algorithm : std::uint8_t {
@@ -34,7 +32,6 @@ enum class Algorithm : std::uint8_t {
   kNative = 5,           // the engine's own collective; not bit-stable
 };
 
-const char* name(ReduceOp op) noexcept;
 const char* name(Algorithm algorithm) noexcept;
 
 struct ReduceOptions {

@@ -7,13 +7,13 @@
 #include <string>
 #include <vector>
 
-#include "app/bench/allreduce/worker.h"
-#include "app/bench/command.h"
 #include "app/doctor/doctor.h"
 #include "app/help.h"
 #include "app/run_arguments.h"
 #include "app/standard_output.h"
 #include "app/train/launch.h"
+#include "bench/allreduce/worker.h"
+#include "bench/command.h"
 #include "control/launch/launcher.h"
 
 namespace lockstep::app {

@@ -9,7 +9,7 @@
 #include <optional>
 #include <string_view>
 
-#include "app/command_line.h"
+#include "base/command_line.h"
 
 namespace lockstep::app {
 namespace {
@@ -45,16 +45,16 @@ control::RunOptions parse_run_arguments(const std::vector<std::string>& argument
 
   CLI::App parser;
   parser.set_help_flag();
-  add_number(parser, "-n,--workers", workers);
+  base::add_number(parser, "-n,--workers", workers);
   parser.add_option("-e,--env", variables)->allow_extra_args(false);
   parser.add_option("--log-dir", options.log_dir);
-  add_number(parser, "--timeout", options.timeout_s);
-  add_number(parser, "--threads", options.threads);
+  base::add_number(parser, "--timeout", options.timeout_s);
+  base::add_number(parser, "--threads", options.threads);
   parser.add_option("--engine", options.engine);
   parser.add_option("--device", options.device);
-  add_number(parser, "--grace", grace_s);
+  base::add_number(parser, "--grace", grace_s);
   parser.add_flag("-q,--quiet", options.quiet);
-  parse_words(parser, split.own, [](const std::string& text) {
+  base::parse_words(parser, split.own, [](const std::string& text) {
     throw BadInput(fmt::format("{}; see `lockstep run --help`", text));
   });
   if (!workers) throw BadInput("how many workers? add -n, as in: lockstep run -n 2 -- ./train");

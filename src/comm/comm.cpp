@@ -25,7 +25,7 @@ using comm::Kind;
 
 comm::ReduceRule rule_of(const ReduceOptions& options, const Buffer& data) {
   const bool floating =
-      data.dtype == DType::kFloat32 || data.dtype == DType::kFloat64 || comm::is_half(data.dtype);
+      data.dtype == DType::kFloat32 || data.dtype == DType::kFloat64 || flat::is_half(data.dtype);
   if (options.factor != 1 && (!floating || options.op != ReduceOp::kSum)) {
     throw BadInput(
         fmt::format("a factor multiplies sums of floating-point elements, not the {} of {}",
@@ -49,7 +49,7 @@ void run_all_reduce(Exchange& exchange, Algorithm algorithm, Buffer data, comm::
       return comm::tree_all_reduce(exchange, data, rule);
     case Algorithm::kNative:
       exchange.native_all_reduce(data, rule.op);
-      if (rule.factor != 1) comm::scale(data.dtype, rule.factor, data.data, data.data, data.count);
+      if (rule.factor != 1) flat::scale(data.dtype, rule.factor, data.data, data.data, data.count);
       return;
     case Algorithm::kDirect:
     case Algorithm::kAutomatic:
@@ -135,7 +135,7 @@ Work Comm::all_reduce(Buffer data, ReduceOptions options) {
   if (auto device = DeviceCollectives::of(*channel_, data))
     return device->all_reduce(data, rule, options.algorithm);
   if (size() == 1) {
-    comm::scale(data.dtype, rule.factor, data.data, data.data, data.count);
+    flat::scale(data.dtype, rule.factor, data.data, data.data, data.count);
     return {};
   }
   const comm::Choice choice = choose(options.algorithm, size(), channel_->group());
@@ -224,7 +224,7 @@ Work Comm::reduce_scatter(Buffer data, const std::vector<std::size_t>& counts,
   if (auto device = DeviceCollectives::of(*channel_, data))
     return device->reduce_scatter(data, cut, digest(counts), rule);
   if (size() == 1) {
-    comm::scale(data.dtype, rule.factor, data.data, data.data, data.count);
+    flat::scale(data.dtype, rule.factor, data.data, data.data, data.count);
     return {};
   }
   Header header = header_of(Kind::kReduceScatter, data);

@@ -13,8 +13,8 @@
 #include <utility>
 #include <vector>
 
-#include "comm/cuda/gpus.h"
 #include "control/launcher_environment.h"
+#include "flat/cuda/gpus.h"
 
 namespace lockstep::control {
 

@@ -3,7 +3,7 @@
 
 #include <lockstep/world.h>
 
-#include "comm/cuda/gpus.h"
+#include "flat/cuda/gpus.h"
 
 namespace lockstep::control {
 

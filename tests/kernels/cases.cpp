@@ -5,17 +5,17 @@
 #include <cstring>
 #include <limits>
 
-#include "comm/core/kernels.h"
-#include "comm/core/parity.h"
+#include "flat/fold.h"
+#include "flat/parity.h"
+#include "flat/update_loops.h"
 #include "plan/tree.h"
 #include "tests/support/elements.h"
-#include "torch/kernels/kernels.h"
 
 namespace lockstep::testing {
 namespace {
 
 using Bytes = std::vector<std::byte>;
-using kernels::UpdateRule;
+using flat::UpdateRule;
 
 template <typename T>
 Bytes rough_bytes_of(std::size_t count, std::uint32_t seed) {
@@ -52,11 +52,11 @@ Bytes in_type(DType to, DType from, const Bytes& bytes) {
   if (to == from) return bytes;
   const std::size_t count = bytes.size() / size_of(from);
   Bytes out(count * size_of(to));
-  if (comm::is_half(from)) {
-    comm::widen(from, reinterpret_cast<const std::uint16_t*>(bytes.data()),
+  if (flat::is_half(from)) {
+    flat::widen(from, reinterpret_cast<const std::uint16_t*>(bytes.data()),
                 reinterpret_cast<float*>(out.data()), count);
   } else {
-    comm::narrow(to, reinterpret_cast<const float*>(bytes.data()),
+    flat::narrow(to, reinterpret_cast<const float*>(bytes.data()),
                  reinterpret_cast<std::uint16_t*>(out.data()), count);
   }
   return out;
@@ -80,7 +80,7 @@ std::vector<Setting> all_settings() {
   for (const DType dtype : {DType::kFloat32, DType::kFloat64, DType::kFloat16, DType::kBFloat16}) {
     for (const bool masters : {false, true}) {
       for (const bool wide : {false, true}) {
-        if ((masters || wide) && !comm::is_half(dtype)) continue;
+        if ((masters || wide) && !flat::is_half(dtype)) continue;
         for (const bool loose : {false, true}) {
           for (const double factor : {0.0, 0.3}) {
             settings.push_back({dtype, masters, wide, loose, factor, false, 1});
@@ -113,7 +113,7 @@ plan::Layout layout_of(DType dtype) {
 struct Model {
   plan::Layout layout;
   plan::Pieces pieces;
-  kernels::ChunkTables tables;
+  flat::ChunkTables tables;
   std::vector<Bytes> parameters;
   std::vector<Bytes> masters;
   std::vector<Bytes> states[2];
@@ -154,8 +154,8 @@ struct Model {
 
 // The same in the machine's memory.
 struct There {
-  kernels::TablesView tables;
-  kernels::DeviceGradients gradients;
+  flat::TablesView tables;
+  flat::DeviceGradients gradients;
 };
 
 // Every other one lies where no pack may begin.
@@ -189,10 +189,10 @@ There put(Machine& machine, const Model& model, const Setting& setting) {
 Bytes applied(const Setting& setting, const Bytes& gradient) {
   Bytes values = gradient;
   const std::size_t count = gradient.size() / size_of(setting.gradient());
-  if (setting.loose) comm::copy_watched(setting.gradient(), gradient.data(), values.data(), count);
+  if (setting.loose) flat::copy_watched(setting.gradient(), gradient.data(), values.data(), count);
   values = in_type(setting.kept(), setting.gradient(), values);
   if (setting.factor != 0)
-    comm::scale(setting.kept(), setting.factor, values.data(), values.data(), count);
+    flat::scale(setting.kept(), setting.factor, values.data(), values.data(), count);
   return values;
 }
 
@@ -220,34 +220,34 @@ class OnTheCpu {
       words.before[i] = seen.before;
       words.after[i] = seen.after;
       words.applied[i] =
-          comm::parity(setting_.kept(), gradients[piece.entry].data() + at, piece.count);
+          flat::parity(setting_.kept(), gradients[piece.entry].data() + at, piece.count);
     }
     return words;
   }
 
  private:
-  comm::Parities update(Model& model, const plan::Stretch& piece, const void* gradient) const {
+  flat::Parities update(Model& model, const plan::Stretch& piece, const void* gradient) const {
     const std::size_t at = piece.first * size_of(setting_.kept());
     const std::size_t entry = piece.entry;
     std::byte* const parameter =
         model.parameters[entry].data() + piece.first * size_of(setting_.dtype);
     std::byte* const kept = setting_.masters ? model.masters[entry].data() + at : parameter;
     const Step& step = steps_[entry % 2];
-    comm::Parities seen;
-    if constexpr (std::is_same_v<Step, kernels::SgdStep>) {
-      seen = kernels::sgd_watched(setting_.kept(), kept, gradient,
-                                  model.states[0][entry].data() + at, piece.count, step);
+    flat::Parities seen;
+    if constexpr (std::is_same_v<Step, flat::SgdStep>) {
+      seen = flat::sgd_watched(setting_.kept(), kept, gradient, model.states[0][entry].data() + at,
+                               piece.count, step);
     } else {
-      seen = kernels::adam_watched(
+      seen = flat::adam_watched(
           setting_.kept(), kept, gradient,
           {model.states[0][entry].data() + at, model.states[1][entry].data() + at}, piece.count,
           step);
     }
     if (!setting_.masters) return seen;
-    seen.before ^= comm::parity(setting_.dtype, parameter, piece.count);
-    comm::narrow(setting_.dtype, reinterpret_cast<const float*>(kept),
+    seen.before ^= flat::parity(setting_.dtype, parameter, piece.count);
+    flat::narrow(setting_.dtype, reinterpret_cast<const float*>(kept),
                  reinterpret_cast<std::uint16_t*>(parameter), piece.count);
-    seen.after ^= comm::parity(setting_.dtype, parameter, piece.count);
+    seen.after ^= flat::parity(setting_.dtype, parameter, piece.count);
     return seen;
   }
 
@@ -264,10 +264,10 @@ class StepCase {
     const There there = put(machine, model_, setting);
     task_.range = {there.tables, {}, setting.dtype};
     task_.gradients = there.gradients;
-    task_.rule = std::is_same_v<Step, kernels::SgdStep> ? UpdateRule::kSgd : UpdateRule::kAdam;
-    using Numbers = decltype(kernels::element::numbers_of(steps[0]));
+    task_.rule = std::is_same_v<Step, flat::SgdStep> ? UpdateRule::kSgd : UpdateRule::kAdam;
+    using Numbers = decltype(flat::element::numbers_of(steps[0]));
     std::vector<Numbers> numbers;
-    for (const Step& step : steps) numbers.push_back(kernels::element::numbers_of(step));
+    for (const Step& step : steps) numbers.push_back(flat::element::numbers_of(step));
     if (setting.factor != 0) {  // either way is as good
       std::memcpy(task_.few, numbers.data(), numbers.size() * sizeof(Numbers));
     } else {
@@ -285,11 +285,10 @@ class StepCase {
     task_.watched = {machine.put(zeros), machine.put(zeros), machine.put(zeros)};
   }
 
-  kernels::UpdateTask& task() { return task_; }
+  flat::UpdateTask& task() { return task_; }
   void run() {
     const std::uint32_t all = model_.tables.all().end;
-    for (const kernels::ChunkRange range :
-         {kernels::ChunkRange{3, all}, kernels::ChunkRange{0, 3}}) {
+    for (const flat::ChunkRange range : {flat::ChunkRange{3, all}, flat::ChunkRange{0, 3}}) {
       task_.range.chunks = range;
       machine_.update(task_);
     }
@@ -320,11 +319,11 @@ class StepCase {
   Setting setting_;
   std::vector<Step> steps_;
   Model model_;
-  kernels::UpdateTask task_;
+  flat::UpdateTask task_;
 };
 
-using SgdSteps = std::vector<kernels::SgdStep>;
-using AdamSteps = std::vector<kernels::AdamStep>;
+using SgdSteps = std::vector<flat::SgdStep>;
+using AdamSteps = std::vector<flat::AdamStep>;
 
 // Two rules at a time.
 const std::vector<SgdSteps>& sgd_steps() {
@@ -395,17 +394,17 @@ std::vector<double> squares_by_the_cpu(const Setting& setting, const Model& mode
     const plan::Stretch stretch = model.layout.block(block);
     const Bytes values =
         in_type(setting.kept(), setting.gradient(), model.gradients[stretch.entry]);
-    squares[block] = comm::sum_of_squares(
+    squares[block] = flat::sum_of_squares(
         setting.kept(), values.data() + stretch.first * size_of(setting.kept()), stretch.count);
   }
   return squares;
 }
 
-kernels::Clipping clip(Machine& machine, const double* squares, std::size_t blocks, double most) {
-  kernels::ClipTask task{squares, blocks, most};
+flat::Clipping clip(Machine& machine, const double* squares, std::size_t blocks, double most) {
+  flat::ClipTask task{squares, blocks, most};
   task.partials = machine.put(std::vector<double>(blocks / 2048 + 1));
   task.arrived = machine.put(std::vector<std::uint32_t>{0});
-  task.result = machine.put(std::vector<kernels::Clipping>(1));
+  task.result = machine.put(std::vector<flat::Clipping>(1));
   machine.clip(task);
   machine.clip(task);  // and again: it leaves its scratch as it wants to find it
   return machine.get(task.result, 1)[0];
@@ -426,7 +425,7 @@ void expect_norms_of_the_cpu(Machine& machine) {
     const std::vector<double> expected = squares_by_the_cpu(setting, model);
     ASSERT_TRUE(same_bits(machine.get(squares, expected.size()), expected));
     const double norm = std::sqrt(plan::tree_sum(expected));
-    const kernels::Clipping half = clip(machine, squares, expected.size(), norm / 2);
+    const flat::Clipping half = clip(machine, squares, expected.size(), norm / 2);
     EXPECT_EQ(half.norm, norm);
     EXPECT_EQ(half.factor, norm / 2 / (norm + 1e-6));
     EXPECT_EQ(half.skip, 0U);
@@ -472,7 +471,7 @@ void expect_gradients_gathered(Machine& machine, bool all) {
         if ((adds && entry.name == "without") || (!all && is_left_alone(index))) continue;
         const Bytes zeros(given.size());
         const Bytes& left = adds ? expected.back() : zeros;
-        comm::combine(flat, ReduceOp::kSum, left.data(), given.data(), expected.back().data(),
+        flat::combine(flat, ReduceOp::kSum, left.data(), given.data(), expected.back().data(),
                       entry.count);
       }
       std::vector<Bytes> before;
@@ -481,7 +480,7 @@ void expect_gradients_gathered(Machine& machine, bool all) {
       std::byte* const memory = machine.put(model.flat(before, wide));
       auto entries = machine.get(there.gradients.entries, expected.size());
       for (std::size_t i = 0; i < entries.size() && !all; ++i) {
-        if (is_left_alone(i)) entries[i] = kernels::left_alone();
+        if (is_left_alone(i)) entries[i] = flat::left_alone();
       }
       machine.gather({{there.tables, model.tables.all(), setting.dtype},
                       machine.put(entries),
@@ -514,21 +513,21 @@ class Turns {
     machine_.gather({range(dtype), entries_, sums, DType::kFloat32, true, true});
     EXPECT_EQ(machine_.get(sums, elements_), wide(dtype, 7));
 
-    kernels::UpdateTask task;
+    flat::UpdateTask task;
     task.range = range(dtype);
     task.rule = UpdateRule::kSgd;
-    const kernels::SgdStep step{.lr = 1, .momentum = 0.5};
-    task.numbers = machine_.put(std::vector{kernels::element::numbers_of(step)});
+    const flat::SgdStep step{.lr = 1, .momentum = 0.5};
+    task.numbers = machine_.put(std::vector{flat::element::numbers_of(step)});
     task.parameters = machine_.put(narrow(dtype, 10));
     float* const masters = machine_.put(wide(dtype, 10));
-    if (comm::is_half(dtype)) task.masters = masters;
+    if (flat::is_half(dtype)) task.masters = masters;
     float* const momentum = machine_.put(wide(dtype, 4));
     task.states[0] = momentum;
     task.wide_states = true;
     task.gradients = {dtype, nullptr, entries_};
     machine_.update(task);
     EXPECT_EQ(machine_.get(momentum, elements_), wide(dtype, 5));
-    EXPECT_EQ(machine_.get(masters, elements_), wide(dtype, comm::is_half(dtype) ? 5 : 10));
+    EXPECT_EQ(machine_.get(masters, elements_), wide(dtype, flat::is_half(dtype) ? 5 : 10));
     const Bytes expected = narrow(dtype, 5);
     EXPECT_EQ(machine_.get(static_cast<const std::byte*>(task.parameters), expected.size()),
               expected);
@@ -561,7 +560,7 @@ class Turns {
     }
     return all;
   }
-  kernels::DeviceRange range(DType dtype) const {
+  flat::DeviceRange range(DType dtype) const {
     const auto types = tables_.by_type();
     const auto found = std::find_if(types.begin(), types.end(),
                                     [&](const auto& typed) { return typed.dtype == dtype; });
@@ -573,10 +572,10 @@ class Turns {
                         {"b", DType::kFloat32, 70},
                         {"c", DType::kBFloat16, 3'000},
                         {"d", DType::kFloat32, 5'000}}};
-  kernels::ChunkTables tables_{
-      layout_, plan::plan_pieces(layout_, 1), {}, kernels::ChunkTables::Order::kType};
+  flat::ChunkTables tables_{
+      layout_, plan::plan_pieces(layout_, 1), {}, flat::ChunkTables::Order::kType};
   std::size_t elements_ = tables_.wide_bytes() / sizeof(float);
-  kernels::TablesView view_{machine_.put(tables_.chunks()), machine_.put(tables_.places())};
+  flat::TablesView view_{machine_.put(tables_.chunks()), machine_.put(tables_.places())};
   std::vector<const void*> gradients_;
   const void* const* entries_ = nullptr;
 };

@@ -8,14 +8,14 @@
 #include <cstring>
 #include <functional>
 
-#include "comm/core/kernels.h"
-#include "comm/cuda/handles.h"
+#include "flat/cuda/handles.h"
+#include "flat/device_tables.h"
+#include "flat/fold.h"
+#include "flat/update_loops.h"
 #include "plan/buckets.h"
 #include "plan/tree.h"
 #include "tests/kernels/cases.h"
 #include "tests/support/elements.h"
-#include "torch/kernels/device_tables.h"
-#include "torch/kernels/kernels.h"
 
 namespace lockstep::testing {
 namespace {
@@ -38,20 +38,20 @@ class GpuMachine : public Machine {
   void copy(void* to, const void* from, std::size_t bytes) override {
     cuda::check(cudaMemcpy(to, from, bytes, cudaMemcpyDefault), "cudaMemcpy");
   }
-  void update(const kernels::UpdateTask& task) override {
-    kernels::queue_update(task, stream_.get());
+  void update(const flat::UpdateTask& task) override {
+    flat::queue_update(task, stream_.get());
     wait();
   }
-  void squares(const kernels::SquaresTask& task) override {
-    kernels::queue_squares(task, stream_.get());
+  void squares(const flat::SquaresTask& task) override {
+    flat::queue_squares(task, stream_.get());
     wait();
   }
-  void clip(const kernels::ClipTask& task) override {
-    kernels::queue_clip(task, stream_.get());
+  void clip(const flat::ClipTask& task) override {
+    flat::queue_clip(task, stream_.get());
     wait();
   }
-  void gather(const kernels::GatherTask& task) override {
-    kernels::queue_gather(task, stream_.get());
+  void gather(const flat::GatherTask& task) override {
+    flat::queue_gather(task, stream_.get());
     wait();
   }
 
@@ -83,8 +83,8 @@ TEST(GpuKernels, SkipsAStepWhole) {
 TEST(GpuKernels, TakesANoteAlongAlsoWhenItIsSkipped) {
   NEEDS_A_GPU();
   const plan::Layout layout({{"w", DType::kFloat32, 10}});
-  const kernels::ChunkTables tables{layout, plan::plan_pieces(layout, 1)};
-  const kernels::DeviceTables on_device{tables};
+  const flat::ChunkTables tables{layout, plan::plan_pieces(layout, 1)};
+  const flat::DeviceTables on_device{tables};
   const DeviceArray<float> memory{std::vector<float>(64)};
   const DeviceArray<std::uint32_t> skip{std::vector<std::uint32_t>{1}};
   const DeviceArray<double> loss{std::vector<double>{1.5, -2.5, 3.5}};
@@ -93,14 +93,14 @@ TEST(GpuKernels, TakesANoteAlongAlsoWhenItIsSkipped) {
   const cuda::Stream stream = cuda::make_stream();
   for (const bool skipped : {true, false}) {
     std::fill_n(heard, 3, 0.0);
-    kernels::UpdateTask task;
+    flat::UpdateTask task;
     task.range = {on_device.view(), tables.all(), DType::kFloat32};
-    task.rule = kernels::UpdateRule::kSgd;
+    task.rule = flat::UpdateRule::kSgd;
     task.parameters = memory.data();
     task.gradients.flat = memory.data() + 16;
     task.skip = skipped ? skip.data() : nullptr;
     task.note = {loss.data(), heard, 2 * sizeof(double)};
-    kernels::queue_update(task, stream.get());
+    flat::queue_update(task, stream.get());
     cuda::check(cudaStreamSynchronize(stream.get()), "the update");
     EXPECT_EQ(std::vector<double>(heard, heard + 3), (std::vector<double>{1.5, -2.5, 0}));
   }
@@ -170,8 +170,8 @@ class CapturedStep {
     cuda::check(cudaGraphInstantiate(&launchable_, graph_, 0), "cudaGraphInstantiate");
   }
   // The graph, if there is one yet.
-  void launch(const kernels::AdamStep& step) {
-    const auto numbers = kernels::element::numbers_of(step);
+  void launch(const flat::AdamStep& step) {
+    const auto numbers = flat::element::numbers_of(step);
     cuda::check(cudaMemcpy(numbers_.data(), &numbers, sizeof(numbers), cudaMemcpyDefault),
                 "cudaMemcpy");
     if (launchable_ == nullptr) {
@@ -181,19 +181,19 @@ class CapturedStep {
     }
     cuda::check(cudaDeviceSynchronize(), "the step");
   }
-  void launch_on_the_cpu(const kernels::AdamStep& step) {
+  void launch_on_the_cpu(const flat::AdamStep& step) {
     std::vector<double> squares(layout_.blocks());
     for (std::size_t i = 0; i < squares.size(); ++i) {
       const plan::Stretch block = layout_.block(i);
       squares[i] =
-          comm::sum_of_squares(DType::kFloat32, host_.gradient.data() + block.first, block.count);
+          flat::sum_of_squares(DType::kFloat32, host_.gradient.data() + block.first, block.count);
     }
     const double norm = std::sqrt(plan::tree_sum(squares));
     std::vector<float> gradient(kCount);
-    comm::scale(DType::kFloat32, std::min(1.0, kMost / (norm + 1e-6)), host_.gradient.data(),
+    flat::scale(DType::kFloat32, std::min(1.0, kMost / (norm + 1e-6)), host_.gradient.data(),
                 gradient.data(), kCount);
-    kernels::adam(DType::kFloat32, host_.parameter.data(), gradient.data(),
-                  {host_.mean.data(), host_.variance.data()}, kCount, step);
+    flat::adam(DType::kFloat32, host_.parameter.data(), gradient.data(),
+               {host_.mean.data(), host_.variance.data()}, kCount, step);
   }
   void expect_the_same() {
     std::vector<float> there(kCount);
@@ -225,20 +225,20 @@ class CapturedStep {
   };
 
   void queue() {
-    kernels::queue_squares({task_.range, task_.gradients, false, clip_.squares()}, stream_.get());
-    kernels::queue_clip(clip_.task(kMost), stream_.get());
-    kernels::queue_update(task_, stream_.get());
+    flat::queue_squares({task_.range, task_.gradients, false, clip_.squares()}, stream_.get());
+    flat::queue_clip(clip_.task(kMost), stream_.get());
+    flat::queue_update(task_, stream_.get());
   }
 
   OnHost host_;
   plan::Layout layout_;
-  kernels::ChunkTables tables_{layout_, plan::plan_pieces(layout_, 1)};
-  kernels::DeviceTables device_tables_{tables_};
-  kernels::ClipMemory clip_{layout_.blocks()};
+  flat::ChunkTables tables_{layout_, plan::plan_pieces(layout_, 1)};
+  flat::DeviceTables device_tables_{tables_};
+  flat::ClipMemory clip_{layout_.blocks()};
   OnDevice device_{host_};
-  DeviceArray<kernels::element::AdamNumbers<double>> numbers_{1};
+  DeviceArray<flat::element::AdamNumbers<double>> numbers_{1};
   cuda::Stream stream_ = cuda::make_stream();
-  kernels::UpdateTask task_;
+  flat::UpdateTask task_;
   cudaGraph_t graph_ = nullptr;
   cudaGraphExec_t launchable_ = nullptr;
 };
@@ -248,7 +248,7 @@ TEST(GpuKernels, AGraphTakesOtherNumbersEachTime) {
   CapturedStep step;
   for (std::int64_t t = 1; t <= 4; ++t) {
     if (t == 2) step.capture();
-    const kernels::AdamStep numbers{0.01 / static_cast<double>(t), 0.9, 0.999, 1e-8, 0.1, true, t};
+    const flat::AdamStep numbers{0.01 / static_cast<double>(t), 0.9, 0.999, 1e-8, 0.1, true, t};
     step.launch(numbers);
     step.launch_on_the_cpu(numbers);
     step.expect_the_same();
@@ -316,16 +316,16 @@ class Speed {
     for (const plan::Entry& entry : layout_.entries())
       entries.push_back(model_.gradients.data() + entry.offset);
     entries_ = DeviceArray<const void*>(entries);
-    const kernels::AdamStep step{1e-5, 0.9, 0.999, 1e-8, 0.1, true, 10};
-    numbers_ = DeviceArray<kernels::element::AdamNumbers<double>>(
-        std::vector{kernels::element::numbers_of(step)});
+    const flat::AdamStep step{1e-5, 0.9, 0.999, 1e-8, 0.1, true, 10};
+    numbers_ = DeviceArray<flat::element::AdamNumbers<double>>(
+        std::vector{flat::element::numbers_of(step)});
     const std::vector<unsigned long long> zeros(tables_.chunks().back().piece + 1);
     for (auto& words : words_) words = DeviceArray<unsigned long long>(zeros);
   }
 
-  kernels::DeviceRange range() const { return {device_tables_.view(), tables_.all(), dtype_}; }
-  kernels::UpdateTask task() const {
-    kernels::UpdateTask task;
+  flat::DeviceRange range() const { return {device_tables_.view(), tables_.all(), dtype_}; }
+  flat::UpdateTask task() const {
+    flat::UpdateTask task;
     task.range = range();
     task.numbers = numbers_.data();
     task.parameters = model_.parameters.data();
@@ -336,13 +336,13 @@ class Speed {
     task.gradients = {dtype_, model_.gradients.data(), nullptr};
     return task;
   }
-  kernels::UpdateTask loose_task() const {
-    kernels::UpdateTask loose = task();
+  flat::UpdateTask loose_task() const {
+    flat::UpdateTask loose = task();
     loose.gradients = {dtype_, nullptr, entries_.data()};
     return loose;
   }
-  kernels::UpdateTask watched_task() const {
-    kernels::UpdateTask watched = loose_task();
+  flat::UpdateTask watched_task() const {
+    flat::UpdateTask watched = loose_task();
     watched.watched = {words_[0].data(), words_[1].data(), words_[2].data()};
     return watched;
   }
@@ -352,17 +352,17 @@ class Speed {
     const std::size_t each = kept + (kept_ != dtype_ ? size_of(dtype_) : 0);
     return static_cast<double>(layout_.elements()) * static_cast<double>(each);
   }
-  double update_speed(const kernels::UpdateTask& task) {
+  double update_speed(const flat::UpdateTask& task) {
     return speed_of(stream_.get(), update_bytes(),
-                    [&] { kernels::queue_update(task, stream_.get()); });
+                    [&] { flat::queue_update(task, stream_.get()); });
   }
   double bucket_speed() {
-    kernels::UpdateTask part = task();
+    flat::UpdateTask part = task();
     const auto buckets = plan::plan_buckets(layout_);
     return speed_of(stream_.get(), update_bytes(), [&] {
       for (const plan::Bucket& bucket : buckets) {
         part.range.chunks = tables_.of_entries(bucket.first_entry, bucket.entries);
-        kernels::queue_update(part, stream_.get());
+        flat::queue_update(part, stream_.get());
       }
     });
   }
@@ -375,16 +375,16 @@ class Speed {
     });
   }
   double norm_speed() {
-    const kernels::ClipMemory clip(layout_.blocks());
+    const flat::ClipMemory clip(layout_.blocks());
     return speed_of(stream_.get(), static_cast<double>(layout_.bytes()), [&] {
-      kernels::queue_squares({range(), task().gradients, false, clip.squares()}, stream_.get());
-      kernels::queue_clip(clip.task(1), stream_.get());
+      flat::queue_squares({range(), task().gradients, false, clip.squares()}, stream_.get());
+      flat::queue_clip(clip.task(1), stream_.get());
     });
   }
   double gather_speed() {
     return speed_of(stream_.get(), 2.0 * static_cast<double>(layout_.bytes()), [&] {
-      kernels::queue_gather({range(), entries_.data(), model_.means.data(), dtype_, false},
-                            stream_.get());
+      flat::queue_gather({range(), entries_.data(), model_.means.data(), dtype_, false},
+                         stream_.get());
     });
   }
 
@@ -416,11 +416,11 @@ class Speed {
   plan::Layout layout_;
   DType dtype_;
   DType kept_;
-  kernels::ChunkTables tables_{layout_, plan::plan_pieces(layout_, 1)};
-  kernels::DeviceTables device_tables_{tables_};
+  flat::ChunkTables tables_{layout_, plan::plan_pieces(layout_, 1)};
+  flat::DeviceTables device_tables_{tables_};
   Model model_;
   DeviceArray<const void*> entries_;
-  DeviceArray<kernels::element::AdamNumbers<double>> numbers_;
+  DeviceArray<flat::element::AdamNumbers<double>> numbers_;
   std::array<DeviceArray<unsigned long long>, 3> words_;
   cuda::Stream stream_ = cuda::make_stream();
 };

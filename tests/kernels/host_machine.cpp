@@ -1,15 +1,15 @@
 #include <cstring>
 
+#include "flat/device_chunk.h"
 #include "tests/kernels/machine.h"
-#include "torch/kernels/device_chunk.h"
 
 namespace lockstep::testing {
 namespace {
 
-using kernels::Chunk;
-using kernels::UpdateRule;
-using kernels::UpdateTask;
-namespace element = kernels::element;
+using flat::Chunk;
+using flat::UpdateRule;
+using flat::UpdateTask;
+namespace element = flat::element;
 
 // Fewer than a device has, and no power of two: results must not depend on it.
 constexpr std::uint32_t kThreads = 48;
@@ -20,7 +20,7 @@ void for_each_thread(const Body& body) {
 }
 
 template <typename Body>
-void for_each_chunk(const kernels::DeviceRange& range, const Body& body) {
+void for_each_chunk(const flat::DeviceRange& range, const Body& body) {
   for (std::uint32_t i = range.chunks.begin; i < range.chunks.end; ++i)
     body(range.tables.chunks[i]);
 }
@@ -52,7 +52,7 @@ struct Update {
 };
 
 struct Squares {
-  const kernels::SquaresTask& task;
+  const flat::SquaresTask& task;
 
   template <typename Of>
   void operator()() const {
@@ -61,11 +61,11 @@ struct Squares {
       const auto* const from = element::gradient_at<Of>(task.gradients, place, chunk);
       for (std::uint32_t first = 0; first < chunk.count; first += plan::kBlockElements) {
         const auto count = std::min<std::uint32_t>(plan::kBlockElements, chunk.count - first);
-        double lanes[comm::kSquareLanes] = {};
-        for (std::uint32_t lane = 0; lane < comm::kSquareLanes && from != nullptr; ++lane)
+        double lanes[flat::kSquareLanes] = {};
+        for (std::uint32_t lane = 0; lane < flat::kSquareLanes && from != nullptr; ++lane)
           lanes[lane] = element::lane_of_squares<Of>(from + first, count, lane);
-        for (std::uint32_t half = 1; half < comm::kSquareLanes; half *= 2)
-          element::tile_level(lanes, comm::kSquareLanes, half, {0, 1});
+        for (std::uint32_t half = 1; half < flat::kSquareLanes; half *= 2)
+          element::tile_level(lanes, flat::kSquareLanes, half, {0, 1});
         task.squares[place.first_block + chunk.block + first / plan::kBlockElements] = lanes[0];
       }
     });
@@ -73,7 +73,7 @@ struct Squares {
 };
 
 struct Gather {
-  const kernels::GatherTask& task;
+  const flat::GatherTask& task;
 
   template <typename From, typename Flat>
   void operator()() const {
@@ -118,15 +118,15 @@ class HostMachine : public Machine {
     element::choose_types(task.range.dtype, task.gradients.dtype, task.masters != nullptr,
                           Update{task});
   }
-  void squares(const kernels::SquaresTask& task) override {
+  void squares(const flat::SquaresTask& task) override {
     element::choose_types(task.range.dtype, task.gradients.dtype, task.masters, Squares{task});
   }
-  void clip(const kernels::ClipTask& task) override {
+  void clip(const flat::ClipTask& task) override {
     std::vector<double> sums(task.squares, task.squares + task.blocks);
     while (sums.size() > 1) sums = sums_of_tiles(sums);
     *task.result = element::clipping_of(sums.empty() ? 0 : sums[0], task.most);
   }
-  void gather(const kernels::GatherTask& task) override {
+  void gather(const flat::GatherTask& task) override {
     element::choose_gather(task.range.dtype, task.flat_dtype, Gather{task});
   }
 

@@ -5,7 +5,7 @@
 #include <memory>
 #include <vector>
 
-#include "torch/kernels/device_update.h"
+#include "flat/device_update.h"
 
 namespace lockstep::testing {
 
@@ -18,10 +18,10 @@ class Machine {
   virtual void copy(void* to, const void* from, std::size_t bytes) = 0;
 
   // Each is done when it returns.
-  virtual void update(const kernels::UpdateTask& task) = 0;
-  virtual void squares(const kernels::SquaresTask& task) = 0;
-  virtual void clip(const kernels::ClipTask& task) = 0;
-  virtual void gather(const kernels::GatherTask& task) = 0;
+  virtual void update(const flat::UpdateTask& task) = 0;
+  virtual void squares(const flat::SquaresTask& task) = 0;
+  virtual void clip(const flat::ClipTask& task) = 0;
+  virtual void gather(const flat::GatherTask& task) = 0;
 
   template <typename T>
   T* put(const std::vector<T>& values) {

@@ -3,19 +3,19 @@
 
 #include <gtest/gtest.h>
 
-#include "comm/core/dispatch.h"
+#include "flat/dispatch.h"
 
 namespace lockstep::testing {
 
 template <typename Body>
 void at_every_level(const Body& body) {
-  const comm::Level before = comm::level();
-  for (const comm::Level level : comm::available_levels()) {
+  const flat::Level before = flat::level();
+  for (const flat::Level level : flat::available_levels()) {
     SCOPED_TRACE(comm::name(level));
-    comm::force_level(level);
+    flat::force_level(level);
     body();
   }
-  comm::force_level(before);
+  flat::force_level(before);
 }
 
 }  // namespace lockstep::testing

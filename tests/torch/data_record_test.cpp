@@ -8,10 +8,10 @@
 #include <string>
 #include <vector>
 
+#include "formats/checkpoint_file.h"
+#include "formats/safetensors.h"
 #include "tests/torch/folder.h"
 #include "tests/torch/nets.h"
-#include "torch/formats/checkpoint_file.h"
-#include "torch/formats/safetensors.h"
 #include "torch/step/checkpoint.h"
 #include "torch/step/data_record.h"
 

@@ -15,7 +15,7 @@ import torch.distributed as dist
 import torch.nn as nn
 import torch.nn.functional as F
 
-sys.path.insert(0, str(pathlib.Path(__file__).parents[2] / "src/app/bench/step"))
+sys.path.insert(0, str(pathlib.Path(__file__).parents[2] / "src/bench/step"))
 sys.dont_write_bytecode = True
 from lockstep_bench_models import Cnn, Gpt, Mlp  # noqa: E402
 

@@ -62,15 +62,22 @@ TEST_F(TrainEnds, AClosedPipeStopsTheJobInOrder) {
 TEST_F(TrainEnds, AReaderThatHasStoppedReadingCostsNoCheckpoint) {
   std::string line;
   for (const std::string& word : job()) line += " '" + word + "'";
-  Command command({"/bin/bash", "-c",
-                   "(head -c 65536 /dev/zero; timeout -s TERM 4 " + line +
-                       " --checkpoint-every 5; echo $? > '" + path("code") + "') | sleep 9"},
-                  {marker_});
+  Command command(
+      {"/bin/bash", "-c",
+       "(head -c 65536 /dev/zero; " + line + " --checkpoint-every 5; echo $? > '" + path("code") +
+           "') | (until [ -e '" + path("reads") + "' ]; do sleep 0.1; done; cat > /dev/null)"},
+      {marker_});
+  for (const Deadline deadline = seconds(60); !has_checkpoint() && !deadline.expired();)
+    ::usleep(10'000);
+  EXPECT_TRUE(has_checkpoint());
+  const pid_t leader = worker(0);
+  ASSERT_GT(leader, 0);
+  ::kill(leader, SIGTERM);
+  std::ofstream(path("reads")) << "now";
   ASSERT_TRUE(command.finish(seconds(60)));
-  EXPECT_TRUE(has_checkpoint()) << command.err();
   int code = 0;
   std::ifstream(path("code")) >> code;
-  EXPECT_EQ(code, 124) << command.err();  // timeout's: the command had ended by itself
+  EXPECT_EQ(code, kStoppedEarly) << command.err();
 }
 
 TEST_F(TrainEnds, UnderNohupAHangupEndsNothing) {

@@ -16,7 +16,7 @@
 #include "app/doctor/system_files.h"
 #include "base/environment.h"
 #include "base/fd.h"
-#include "comm/cuda/gpus.h"
+#include "flat/cuda/gpus.h"
 
 namespace lockstep::app {
 namespace {

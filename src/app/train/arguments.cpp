@@ -12,12 +12,12 @@
 #include <cstring>
 #include <thread>
 
-#include "app/command_line.h"
+#include "base/command_line.h"
 #include "base/environment.h"
 #include "base/files.h"
 #include "control/device_choice.h"
+#include "formats/checkpoint_file.h"
 #include "plan/position.h"
-#include "torch/formats/checkpoint_file.h"
 
 namespace lockstep::app {
 namespace {
@@ -125,43 +125,45 @@ void add_file(CLI::App& parser, const std::string& name, std::string& path) {
 }
 
 void add_options(CLI::App& parser, TrainArguments& arguments) {
-  set_up(parser);
+  base::set_up(parser);
   parser.add_option("--model", arguments.model);
   parser.add_option("--data", arguments.data);
   parser.add_option("--gpt-size", arguments.gpt_size);
-  add_number(parser, "--context", arguments.context);
-  add_number(parser, "--vocabulary", arguments.vocabulary);
-  add_number(parser, "--dropout", arguments.dropout);
-  add_number(parser, "--epochs", arguments.epochs);
-  add_number(parser, "--steps", arguments.steps);
-  add_number(parser, "--global-batch", arguments.global_batch);
-  add_number(parser, "--shards", arguments.shards);
-  add_number(parser, "--accumulate", arguments.accumulate);
+  base::add_number(parser, "--context", arguments.context);
+  base::add_number(parser, "--vocabulary", arguments.vocabulary);
+  base::add_number(parser, "--dropout", arguments.dropout);
+  base::add_number(parser, "--epochs", arguments.epochs);
+  base::add_number(parser, "--steps", arguments.steps);
+  base::add_number(parser, "--global-batch", arguments.global_batch);
+  base::add_number(parser, "--shards", arguments.shards);
+  base::add_number(parser, "--accumulate", arguments.accumulate);
   parser.add_option("--buffers", arguments.buffers);
   parser.add_option("--optimizer", arguments.optimizer);
-  add_number(parser, "--lr", arguments.lr);
-  add_number(parser, "--momentum", arguments.momentum);
-  add_number(parser, "--weight-decay", arguments.weight_decay);
-  add_number(parser, "--clip-norm", arguments.clip_norm);
-  add_number(parser, "--scale-lr", arguments.scale_lr_from)->expected(0, 1)->default_str("256");
-  add_number(parser, "--warmup", arguments.warmup_steps);
+  base::add_number(parser, "--lr", arguments.lr);
+  base::add_number(parser, "--momentum", arguments.momentum);
+  base::add_number(parser, "--weight-decay", arguments.weight_decay);
+  base::add_number(parser, "--clip-norm", arguments.clip_norm);
+  base::add_number(parser, "--scale-lr", arguments.scale_lr_from)
+      ->expected(0, 1)
+      ->default_str("256");
+  base::add_number(parser, "--warmup", arguments.warmup_steps);
   parser.add_option("--decay", arguments.decay);
-  add_number(parser, "--seed", arguments.seed);
-  add_number(parser, "--threads", arguments.threads);
+  base::add_number(parser, "--seed", arguments.seed);
+  base::add_number(parser, "--threads", arguments.threads);
   parser.add_option("--onednn", arguments.onednn);
   parser.add_option("--flush-denormal", arguments.flush_denormal);
   parser.add_option("--deterministic", arguments.deterministic);
   parser.add_option("--precision", arguments.precision);
   parser.add_option("--device", arguments.device);
-  add_number(parser, "-n,--workers", arguments.workers);
+  base::add_number(parser, "-n,--workers", arguments.workers);
   parser.add_flag("--share-gpus", arguments.share_gpus);
   parser.add_option("--graphs", arguments.graphs);
   parser.add_option("--engine", arguments.engine);
   parser.add_option("--algorithm", arguments.algorithm);
-  add_number(parser, "--bucket-bytes", arguments.bucket_bytes);
-  add_number(parser, "--loader-threads", arguments.loader_threads);
+  base::add_number(parser, "--bucket-bytes", arguments.bucket_bytes);
+  base::add_number(parser, "--loader-threads", arguments.loader_threads);
   parser.add_option("--checkpoint", arguments.checkpoint);
-  add_number(parser, "--checkpoint-every", arguments.checkpoint_every);
+  base::add_number(parser, "--checkpoint-every", arguments.checkpoint_every);
   parser
       .add_option_function<std::string>("--resume",
                                         [&](const std::string& directory) {
@@ -176,7 +178,7 @@ void add_options(CLI::App& parser, TrainArguments& arguments) {
   add_file(parser, "--report", arguments.report);
   add_file(parser, "--hashes", arguments.hashes);
   add_file(parser, "--verify", arguments.verify);
-  add_number(parser, "--until", arguments.until);
+  base::add_number(parser, "--until", arguments.until);
   parser.add_option("--check-divergence", arguments.check_divergence);
   parser.add_flag("--compare-alone", arguments.compare_alone);
   parser.add_flag("-q,--quiet", arguments.quiet);
@@ -325,7 +327,7 @@ TrainArguments parse_train_arguments(const std::vector<std::string>& arguments) 
   TrainArguments parsed;
   CLI::App parser;
   add_options(parser, parsed);
-  parse_words(parser, arguments, [](const std::string& text) { refuse(text); });
+  base::parse_words(parser, arguments, [](const std::string& text) { refuse(text); });
   settle_checkpoints(parsed);
   if (!parsed.resume) parsed.device = device_asked_for(parsed);
   const bool checkpoint_says_shards = parsed.resume && parsed.shards == 0;

@@ -8,11 +8,11 @@
 #include <algorithm>
 #include <atomic>
 
-#include "app/onednn.h"
 #include "app/train/progress.h"
 #include "control/gather_text.h"
 #include "plan/schedule.h"
 #include "plan/tree.h"
+#include "torch/device/onednn.h"
 #include "torch/models/models.h"
 #include "torch/replica/replicated.h"
 #include "torch/step/arithmetic.h"
@@ -275,7 +275,7 @@ void stop_requested() noexcept {
 
 void choose_onednn(TrainArguments& arguments, World& world) {
   const bool open = arguments.onednn == kOpen;
-  if (open) arguments.onednn = kOneDnnIsFast && train::has_onednn() ? "on" : "off";
+  if (open) arguments.onednn = device::kOneDnnIsFast && train::has_onednn() ? "on" : "off";
   Comm channel = world.open_channel();
   const std::string leaders = control::gather_text(channel, arguments.onednn).front();
   if (open) arguments.onednn = leaders;

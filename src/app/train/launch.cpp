@@ -6,11 +6,11 @@
 #include <algorithm>
 #include <optional>
 
-#include "app/own_file.h"
 #include "app/train/arguments.h"
 #include "app/train/open_choices.h"
 #include "app/train/run_directory.h"
 #include "control/launch/launcher.h"
+#include "control/launch/own_file.h"
 
 namespace lockstep::app {
 namespace {
@@ -19,7 +19,7 @@ namespace {
 constexpr std::chrono::seconds kGrace{60};
 
 std::string worker_program() {
-  std::string path = own_file("lockstep-train");
+  std::string path = control::own_file("lockstep-train");
   if (!path.empty()) return path;
   throw Unavailable(
       "this build of Lockstep has no LibTorch layer, which `train` needs: install libtorch-dev and "

@@ -17,7 +17,6 @@
 #include <thread>
 #include <vector>
 
-#include "app/bench/step/worker.h"
 #include "app/standard_output.h"
 #include "app/train/arguments.h"
 #include "app/train/job.h"
@@ -25,6 +24,7 @@
 #include "app/train/open_choices.h"
 #include "base/atomic_file.h"
 #include "base/environment.h"
+#include "bench/step/worker.h"
 #include "torch/step/arithmetic.h"
 
 namespace lockstep::app {

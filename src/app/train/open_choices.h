@@ -7,7 +7,7 @@
 
 #include "app/train/arguments.h"
 #include "app/train/saved_job.h"
-#include "comm/cuda/gpus.h"
+#include "flat/cuda/gpus.h"
 
 namespace lockstep::app {
 

@@ -11,7 +11,7 @@
 
 #include "base/file_lock.h"
 #include "base/files.h"
-#include "torch/formats/checkpoint_file.h"
+#include "formats/checkpoint_file.h"
 
 namespace lockstep::app {
 namespace {

@@ -2,7 +2,7 @@
 
 #include <string_view>
 
-#include "torch/formats/checkpoint_file.h"
+#include "formats/checkpoint_file.h"
 
 namespace lockstep::app {
 

@@ -1,4 +1,4 @@
-// For builds without torch/formats, in which nothing trains.
+// For builds without formats, in which nothing trains.
 #include "app/train/saved_job.h"
 
 namespace lockstep::app {

@@ -12,7 +12,7 @@
 #include <vector>
 
 #include "comm/core/exchange.h"
-#include "comm/core/kernels.h"
+#include "flat/fold.h"
 #include "plan/tree.h"
 
 namespace lockstep::comm {
@@ -22,7 +22,7 @@ struct ReduceRule {
   ReduceOp op = ReduceOp::kSum;
   double factor = 1;
 
-  Fold fold(DType dtype) const { return {dtype, op, factor}; }
+  flat::Fold fold(DType dtype) const { return {dtype, op, factor}; }
 };
 
 // A buffer cut into one stretch of elements per worker.

@@ -20,7 +20,7 @@
 #include "base/check.h"
 #include "comm/algorithms/algorithms.h"
 #include "comm/algorithms/in_memory.h"
-#include "comm/core/tree_sum.h"
+#include "flat/tree_sum.h"
 #include "plan/traffic.h"
 
 namespace lockstep::comm {
@@ -155,7 +155,7 @@ void reduce_slices(Exchange& exchange, const Job& job, const Cut& cut, HandOut h
   std::vector<Ticket> incoming;
   if (hand_out == HandOut::kYes) incoming = expect_results(exchange, job.result, cut, piece);
   std::vector<Ticket> outgoing = send_operands(exchange, job.partials, cut, piece);
-  TreeSum sum(job.plan, job.rule.fold(job.result.dtype));
+  flat::TreeSum sum(job.plan, job.rule.fold(job.result.dtype));
   for (std::size_t index = 0; index < window.pieces(); ++index) {
     const Buffer part = job.result.slice(window.first(index), window.count(index));
     sum.run(window.await(index), part.data, part.count);
@@ -193,7 +193,8 @@ void reduce_short(Exchange& exchange, const Job& job) {
     }
   }
   exchange.wait_all(tickets);
-  TreeSum(plan, job.rule.fold(job.result.dtype)).run(pointers, job.result.data, job.result.count);
+  flat::TreeSum(plan, job.rule.fold(job.result.dtype))
+      .run(pointers, job.result.data, job.result.count);
 }
 
 }  // namespace

@@ -53,7 +53,7 @@ void halving_doubling_all_reduce(Exchange& exchange, Buffer data, ReduceRule rul
                mine.bytes(), Stage::kOperands);
     const void* left = step.partner_is_left ? working.staging : mine.data;
     const void* right = step.partner_is_left ? mine.data : working.staging;
-    combine(mine.dtype, rule.op, left, right, mine.data, mine.count);
+    flat::combine(mine.dtype, rule.op, left, right, mine.data, mine.count);
     parts.push_back(keep);
   }
 

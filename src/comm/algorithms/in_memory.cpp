@@ -18,7 +18,7 @@
 #include <cstring>
 
 #include "base/check.h"
-#include "comm/core/tree_sum.h"
+#include "flat/tree_sum.h"
 
 namespace lockstep::comm {
 namespace {
@@ -85,7 +85,7 @@ void reduce_on_cards(Exchange& exchange, const plan::Reduction& plan,
     operands.push_back(worker == exchange.rank() ? partials[index].data
                                                  : exchange.card_of(worker) + index * bytes);
   }
-  TreeSum(plan, rule.fold(result.dtype)).run(operands, result.data, result.count);
+  flat::TreeSum(plan, rule.fold(result.dtype)).run(operands, result.data, result.count);
 }
 
 // The stretch of a buffer that this worker owns.
@@ -94,7 +94,7 @@ struct Slice {
   std::size_t count = 0;
 };
 
-void sum_slice(TreeSum sum, const std::vector<std::byte*>& operands,
+void sum_slice(flat::TreeSum sum, const std::vector<std::byte*>& operands,
                const std::vector<std::byte*>& outs, std::size_t element, Slice slice) {
   const auto at = [&](const std::vector<std::byte*>& buffers) {
     std::vector<void*> places;
@@ -139,7 +139,7 @@ bool reduce_in_memory(Exchange& exchange, const plan::Reduction& plan,
     outs.push_back(reach.of(worker, plan.count_of(worker)));
   const Cut cut = Cut::even(result.count, exchange.size(), 64 / size_of(result.dtype));
   const int own = exchange.rank();
-  sum_slice(TreeSum(plan, rule.fold(result.dtype)), operands, outs, size_of(result.dtype),
+  sum_slice(flat::TreeSum(plan, rule.fold(result.dtype)), operands, outs, size_of(result.dtype),
             {cut.first(own), cut.count(own)});
   exchange.round();
   return true;
@@ -158,8 +158,9 @@ bool reduce_scatter_in_memory(Exchange& exchange, Buffer data, const Cut& cut, R
   operands.reserve(static_cast<std::size_t>(exchange.size()));
   for (int worker = 0; worker < exchange.size(); ++worker) operands.push_back(reach.of(worker, 0));
   const int own = exchange.rank();
-  sum_slice(TreeSum(plan, rule.fold(data.dtype)), operands, {static_cast<std::byte*>(data.data)},
-            size_of(data.dtype), {cut.first(own), cut.count(own)});
+  sum_slice(flat::TreeSum(plan, rule.fold(data.dtype)), operands,
+            {static_cast<std::byte*>(data.data)}, size_of(data.dtype),
+            {cut.first(own), cut.count(own)});
   exchange.round();
   return true;
 }

@@ -32,7 +32,7 @@ void ring_all_reduce(Exchange& exchange, Buffer data, ReduceRule rule) {
     auto incoming = exchange.recv(left, working.staging, take.bytes());
     auto outgoing = exchange.send(right, give.data, give.bytes());
     exchange.wait(incoming);
-    combine(take.dtype, rule.op, working.staging, take.data, take.data, take.count);
+    flat::combine(take.dtype, rule.op, working.staging, take.data, take.data, take.count);
     exchange.wait(outgoing);
   }
   const int finished = (rank + 1) % size;

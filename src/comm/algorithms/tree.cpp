@@ -76,7 +76,7 @@ void tree_all_reduce(Exchange& exchange, Buffer data, ReduceRule rule) {
   for (const int child : place.children) {
     auto incoming = exchange.recv(child, working.staging, sums.bytes());
     exchange.wait(incoming);
-    combine(sums.dtype, rule.op, sums.data, working.staging, sums.data, sums.count);
+    flat::combine(sums.dtype, rule.op, sums.data, working.staging, sums.data, sums.count);
   }
   if (place.parent >= 0) {
     auto outgoing = exchange.send(place.parent, sums.data, sums.bytes());

@@ -3,7 +3,7 @@
 #pragma once
 
 #include "comm/core/exchange.h"
-#include "comm/core/kernels.h"
+#include "flat/fold.h"
 
 namespace lockstep::comm {
 
@@ -12,22 +12,22 @@ struct Working {
   std::byte* staging;  // room for `staged` elements of the working type
 
   Working(Exchange& exchange, const Buffer& data, std::size_t staged) {
-    const bool half = is_half(data.dtype);
-    const std::size_t element = size_of(sum_type(data.dtype));
+    const bool half = flat::is_half(data.dtype);
+    const std::size_t element = size_of(flat::sum_type(data.dtype));
     staging = exchange.scratch((staged + (half ? data.count : 0)) * element);
     sums = data;
     if (!half) return;
     sums.data = staging + staged * element;
     sums.dtype = DType::kFloat32;
-    widen(data.dtype, data.data, static_cast<float*>(sums.data), data.count);
+    flat::widen(data.dtype, data.data, static_cast<float*>(sums.data), data.count);
   }
 
   // Multiplies the finished sums of a stretch and rounds them into the caller's buffer.
   void finish(const Buffer& data, std::size_t first, std::size_t count, double factor) const {
     void* const at = sums.slice(first, 0).data;
     if (factor != 1) scale(sums.dtype, factor, at, at, count);
-    if (!is_half(data.dtype)) return;
-    narrow(data.dtype, static_cast<const float*>(at), data.slice(first, 0).data, count);
+    if (!flat::is_half(data.dtype)) return;
+    flat::narrow(data.dtype, static_cast<const float*>(at), data.slice(first, 0).data, count);
   }
 };
 

@@ -11,8 +11,8 @@
 #include <vector>
 
 #include "comm/core/header.h"
-#include "comm/core/kernels.h"
 #include "comm/core/spread.h"
+#include "flat/fold.h"
 
 namespace lockstep::comm {
 
@@ -27,7 +27,7 @@ inline const char* text_of_memory(DeviceKind kind) {
 struct DeviceTask {
   Kind kind = Kind::kAllReduce;
   Algorithm algorithm = Algorithm::kDirect;  // or native
-  Fold fold;
+  flat::Fold fold;
   std::vector<Spread> partials;  // what this worker brings to a reduction, in parts as the result's
   int shards = 0;                // … over so many
   Spread result;  // in one part, but for all-reduce; its cut is the same on every worker

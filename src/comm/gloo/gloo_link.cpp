@@ -3,8 +3,8 @@
 #include <fmt/format.h>
 #include <gloo/allreduce.h>
 
-#include "comm/core/kernels.h"
 #include "comm/gloo/no_sigpipe.h"
+#include "flat/fold.h"
 
 namespace lockstep::comm {
 namespace {
@@ -204,7 +204,7 @@ void GlooLink::native_all_reduce(const Buffer& data, ReduceOp op, std::uint32_t 
   if (element == 1) set_output(static_cast<std::int8_t*>(data.data));
   options.setReduceFunction(
       [dtype = data.dtype, op](void* out, const void* left, const void* right, std::size_t count) {
-        combine(dtype, op, left, right, out, count);
+        flat::combine(dtype, op, left, right, out, count);
       });
   options.setTag(tag);
   options.setTimeout(std::chrono::milliseconds(std::max(1, deadline.left_ms())));

@@ -34,7 +34,7 @@ using Direction = Move::Direction;
 struct Reduction {
   const plan::Reduction& plan;
   std::vector<std::uint8_t> program;
-  Fold fold;
+  flat::Fold fold;
 };
 
 // Of each part by itself: whoever is at the other end has cut its memory alike.
@@ -62,7 +62,7 @@ class Owner {
   // Everyone's operands of this worker's slice, and their sum, part by part.
   void take_and_sum(const Spread& sums, std::size_t first, Lookout& lookout) {
     const auto& operands = reduction_.plan.operands;
-    std::vector<SumTask> tasks;
+    std::vector<flat::SumTask> tasks;
     std::size_t row = 0;
     for (const Buffer& part : sums.parts()) {
       tasks.push_back({{}, reduction_.program, part.data, part.count, reduction_.fold});
@@ -80,11 +80,11 @@ class Owner {
       }
     }
     communicator_.move(moves_, lookout);
-    for (const SumTask& task : tasks) sum(task);
+    for (const flat::SumTask& task : tasks) sum(task);
   }
 
  private:
-  static void add_own(const Spread& partial, std::vector<SumTask>& tasks) {
+  static void add_own(const Spread& partial, std::vector<flat::SumTask>& tasks) {
     LOCKSTEP_CHECK(partial.parts().size() == tasks.size(),
                    "partials lie in parts as the result does");
     for (std::size_t i = 0; i < tasks.size(); ++i)
@@ -93,7 +93,7 @@ class Owner {
 
   // Returns the end of the memory that they take.
   std::byte* add_remote(int worker, const Spread& sums, std::byte* next,
-                        std::vector<SumTask>& tasks) {
+                        std::vector<flat::SumTask>& tasks) {
     for (std::size_t i = 0; i < tasks.size(); ++i) {
       const Buffer& part = sums.parts()[i];
       moves_.push_back({Direction::kRecv, worker, next, part.bytes()});
@@ -103,7 +103,7 @@ class Owner {
     return next;
   }
 
-  void sum(const SumTask& task) {
+  void sum(const flat::SumTask& task) {
     if (task.operands.size() > 1 || task.fold.factor != 1) return communicator_.sum(task);
     communicator_.copy(task.out, task.operands[0], task.count * size_of(task.fold.dtype));
   }
@@ -163,7 +163,7 @@ void reduce_direct(Communicator& communicator, const DeviceTask& task, Lookout& 
   const plan::Reduction plan = plan::plan_reduction(task.shards, communicator.size());
   LOCKSTEP_CHECK(static_cast<int>(task.partials.size()) == plan.count_of(communicator.rank()),
                  "a worker brings the partials that the plan gives it");
-  const Reduction reduction{plan, tree_program(plan), task.fold};
+  const Reduction reduction{plan, flat::tree_program(plan), task.fold};
   std::size_t first = 0;
   while (first < task.result.count()) {
     const std::size_t count = stretch_of(task.result, first);
@@ -176,7 +176,7 @@ void reduce_direct(Communicator& communicator, const DeviceTask& task, Lookout& 
 
 void reduce_scatter(Communicator& communicator, const DeviceTask& task, Lookout& lookout) {
   const plan::Reduction plan = plan::plan_reduction(communicator.size(), communicator.size());
-  const Reduction reduction{plan, tree_program(plan), task.fold};
+  const Reduction reduction{plan, flat::tree_program(plan), task.fold};
   const Cut cut = Cut::of(task.counts);
   const int rank = communicator.rank();
   Owner owner(communicator, reduction, task.partials);

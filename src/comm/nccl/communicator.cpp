@@ -124,7 +124,7 @@ void Communicator::all_reduce(std::span<const Buffer> data, ReduceOp op, Lookout
   });
 }
 
-void Communicator::sum(const SumTask& task) {
+void Communicator::sum(const flat::SumTask& task) {
   api_->sum(task, stream_);
 }
 

@@ -52,7 +52,7 @@ class Communicator {
   void broadcast(const Buffer& data, int root, Lookout& lookout);
   // Of each buffer by itself, in one group.
   void all_reduce(std::span<const Buffer> data, ReduceOp op, Lookout& lookout);
-  void sum(const SumTask& task);
+  void sum(const flat::SumTask& task);
   void copy(void* to, const void* from, std::size_t bytes);
   // The same memory for all operations, of at least so many bytes.
   std::byte* scratch(std::size_t bytes);

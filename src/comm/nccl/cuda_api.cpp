@@ -11,10 +11,10 @@
 
 #include "base/check.h"
 #include "base/log.h"
-#include "comm/cuda/handles.h"
 #include "comm/nccl/library.h"
 #include "comm/nccl/nccl_engine.h"
-#include "comm/nccl/tree_sum.h"
+#include "flat/cuda/handles.h"
+#include "flat/device_tree_sum.h"
 
 namespace lockstep::comm {
 namespace {
@@ -138,7 +138,9 @@ class Cuda : public NcclApi {
     check(cudaMemcpyAsync(to, from, bytes, cudaMemcpyDefault, as_stream(stream)),
           "cudaMemcpyAsync");
   }
-  void sum(const SumTask& task, StreamHandle stream) override { queue_tree_sum(task, stream); }
+  void sum(const flat::SumTask& task, StreamHandle stream) override {
+    flat::queue_tree_sum(task, stream);
+  }
 
  private:
   std::mutex events_mutex_;

@@ -2,7 +2,7 @@
 // and runs where there is none. RCCL has the same functions.
 #pragma once
 
-#include "comm/cuda/runtime.h"
+#include "flat/cuda/runtime.h"
 #if defined(LOCKSTEP_RCCL)
 #include <rccl/rccl.h>
 #else

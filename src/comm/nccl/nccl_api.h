@@ -10,7 +10,7 @@
 #include <memory>
 #include <string>
 
-#include "comm/nccl/tree_program.h"
+#include "flat/tree_program.h"
 
 namespace lockstep::comm {
 
@@ -61,7 +61,7 @@ class NcclApi {
   virtual void release_arena(void* data) noexcept = 0;
 
   virtual void copy(void* to, const void* from, std::size_t bytes, StreamHandle stream) = 0;
-  virtual void sum(const SumTask& task, StreamHandle stream) = 0;
+  virtual void sum(const flat::SumTask& task, StreamHandle stream) = 0;
 
   // A name for a communicator to be, known to those who are to meet in it.
   virtual std::string make_id() = 0;

@@ -9,10 +9,10 @@
 #include <fstream>
 
 #include "base/files.h"
-#include "torch/formats/cifar10.h"
-#include "torch/formats/csv.h"
-#include "torch/formats/idx.h"
-#include "torch/formats/text.h"
+#include "formats/cifar10.h"
+#include "formats/csv.h"
+#include "formats/idx.h"
+#include "formats/text.h"
 
 namespace lockstep {
 namespace {

@@ -11,7 +11,7 @@
 #include <string>
 #include <thread>
 
-#include "comm/cuda/handles.h"
+#include "flat/cuda/handles.h"
 #include "torch/device/device.h"
 
 namespace lockstep::device {

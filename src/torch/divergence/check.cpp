@@ -26,7 +26,7 @@ std::string workers_text(const std::vector<int>& workers) {
 }
 
 // The first place at which workers differ.
-std::optional<std::size_t> first_difference(const std::vector<std::vector<comm::Parity>>& seen) {
+std::optional<std::size_t> first_difference(const std::vector<std::vector<flat::Parity>>& seen) {
   for (std::size_t place = 0; place < seen.front().size(); ++place) {
     for (const auto& theirs : seen) {
       if (theirs[place] != seen.front()[place]) return place;
@@ -37,9 +37,9 @@ std::optional<std::size_t> first_difference(const std::vector<std::vector<comm::
 
 }  // namespace
 
-std::vector<int> minority(const std::vector<comm::Parity>& by_worker) {
-  std::map<comm::Parity, std::size_t> votes;
-  for (const comm::Parity value : by_worker) ++votes[value];
+std::vector<int> minority(const std::vector<flat::Parity>& by_worker) {
+  std::map<flat::Parity, std::size_t> votes;
+  for (const flat::Parity value : by_worker) ++votes[value];
   const auto most = std::max_element(
       votes.begin(), votes.end(), [](const auto& a, const auto& b) { return a.second < b.second; });
   if (2 * most->second <= by_worker.size()) return {};
@@ -53,7 +53,7 @@ std::vector<int> minority(const std::vector<comm::Parity>& by_worker) {
 double Check::mark(std::int64_t step) {
   last_ = {step, subject_.seen()};
   std::uint64_t digest = 0;
-  for (const comm::Parity value : last_.values) digest = base::mix64(digest ^ value);
+  for (const flat::Parity value : last_.values) digest = base::mix64(digest ^ value);
   if (!subject_.fault()) return subject_.has_copies() ? as_mark(digest) : 0;
   if (!faulty_step_) faulty_step_ = step;
   return kFault;
@@ -83,7 +83,7 @@ std::optional<Check::Undecided> Check::judge(std::int64_t step, const std::vecto
         "message was changed on its way",
         step));
   }
-  std::vector<comm::Parity> there;
+  std::vector<flat::Parity> there;
   for (const auto& theirs : found.seen) there.push_back(theirs[*place]);
   found.text = fmt::format("step {}: workers {}", step, subject_.place_name(*place));
   const auto wrong = minority(there);
@@ -109,15 +109,15 @@ void Check::throw_fault(std::int64_t step) {
       fmt::format("step {}: a worker has found a changed bit and cannot say where", step));
 }
 
-std::vector<std::vector<comm::Parity>> Check::gather(const Record& mine) {
+std::vector<std::vector<flat::Parity>> Check::gather(const Record& mine) {
   const std::size_t count = mine.values.size();
   const auto workers = static_cast<std::size_t>(comm_.size());
-  std::vector<comm::Parity> all(count * workers);
+  std::vector<flat::Parity> all(count * workers);
   std::copy(
       mine.values.begin(), mine.values.end(),
       all.begin() + static_cast<std::ptrdiff_t>(count * static_cast<std::size_t>(comm_.rank())));
   comm_.all_gather({all.data(), all.size(), DType::kInt64}).wait();
-  std::vector<std::vector<comm::Parity>> by_worker(workers);
+  std::vector<std::vector<flat::Parity>> by_worker(workers);
   for (std::size_t worker = 0; worker < workers; ++worker) {
     const auto first = all.begin() + static_cast<std::ptrdiff_t>(worker * count);
     by_worker[worker].assign(first, first + static_cast<std::ptrdiff_t>(count));

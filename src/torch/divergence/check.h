@@ -16,7 +16,7 @@
 #include <string>
 #include <vector>
 
-#include "comm/core/parity.h"
+#include "flat/parity.h"
 #include "torch/divergence/subject.h"
 
 namespace lockstep::divergence {
@@ -38,7 +38,7 @@ class Check {
   struct Undecided {
     std::int64_t step = 0;
     std::string text;  // "step 12: workers hold different bits of fc1.weight …"
-    std::vector<std::vector<comm::Parity>> seen;  // by worker
+    std::vector<std::vector<flat::Parity>> seen;  // by worker
   };
   std::optional<Undecided> judge(std::int64_t step, const std::vector<double>& marks);
 
@@ -51,11 +51,11 @@ class Check {
  private:
   struct Record {
     std::int64_t step = 0;
-    std::vector<comm::Parity> values;  // gradients applied, then parameters with state; by piece
+    std::vector<flat::Parity> values;  // gradients applied, then parameters with state; by piece
   };
   void throw_fault(std::int64_t step);
   void throw_any_fault(std::int64_t step);
-  std::vector<std::vector<comm::Parity>> gather(const Record& mine);
+  std::vector<std::vector<flat::Parity>> gather(const Record& mine);
 
   Subject& subject_;
   Comm& comm_;
@@ -64,6 +64,6 @@ class Check {
 };
 
 // Which workers a value belongs to that most do not have; none if no value is held by more than half.
-std::vector<int> minority(const std::vector<comm::Parity>& by_worker);
+std::vector<int> minority(const std::vector<flat::Parity>& by_worker);
 
 }  // namespace lockstep::divergence

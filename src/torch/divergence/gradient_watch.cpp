@@ -14,10 +14,10 @@ constexpr std::int64_t kGrain = 4;
 // A stretch of half-precision values as float32, some at a time: calls `body` with the first and with their number.
 template <typename Body>
 void widened(DType half, const std::byte* from, std::size_t count, const Body& body) {
-  std::array<float, comm::kPiece> row;
+  std::array<float, flat::kPiece> row;
   for (std::size_t first = 0; first < count; first += row.size()) {
     const std::size_t part = std::min(row.size(), count - first);
-    comm::widen(half, from + first * size_of(half), row.data(), part);
+    flat::widen(half, from + first * size_of(half), row.data(), part);
     body(row.data(), first, part);
   }
 }
@@ -38,14 +38,14 @@ void GradientWatch::move_in(std::size_t number, const plan::Entry& entry, const 
                             DType given, bool adds) const {
   const auto* const made = static_cast<const std::byte*>(gradient);
   for_each_piece(number, [&](std::size_t piece, const plan::Stretch& where) {
-    comm::Parities seen;
+    flat::Parities seen;
     const auto move = [&](const void* from, std::size_t first, std::size_t count) {
       std::byte* const into = memory_ + entry.offset + (where.first + first) * size_of(entry.dtype);
       if (!adds) {
-        seen.after ^= comm::copy_watched(entry.dtype, from, into, count);
+        seen.after ^= flat::copy_watched(entry.dtype, from, into, count);
         return;
       }
-      const comm::Parities part = comm::add_watched(entry.dtype, into, from, count);
+      const flat::Parities part = flat::add_watched(entry.dtype, into, from, count);
       seen.before ^= part.before;
       seen.after ^= part.after;
     };
@@ -64,9 +64,9 @@ void GradientWatch::add(std::size_t number, const plan::Entry& entry,
                         const GradientWatch& right) const {
   for_each_piece(number, [&](std::size_t piece, const plan::Stretch& where) {
     const std::size_t at = entry.offset + where.first * size_of(entry.dtype);
-    right.expect(piece, comm::parity(entry.dtype, right.memory_ + at, where.count));
-    const comm::Parities seen =
-        comm::add_watched(entry.dtype, memory_ + at, right.memory_ + at, where.count);
+    right.expect(piece, flat::parity(entry.dtype, right.memory_ + at, where.count));
+    const flat::Parities seen =
+        flat::add_watched(entry.dtype, memory_ + at, right.memory_ + at, where.count);
     expect(piece, seen.before);
     parities_[piece] = seen.after;
   });
@@ -75,11 +75,11 @@ void GradientWatch::add(std::size_t number, const plan::Entry& entry,
 void GradientWatch::look_at(std::size_t number, const plan::Entry& entry) const {
   for_each_piece(number, [&](std::size_t piece, const plan::Stretch& where) {
     const std::byte* const at = memory_ + entry.offset + where.first * size_of(entry.dtype);
-    parities_[piece] = comm::parity(entry.dtype, at, where.count);
+    parities_[piece] = flat::parity(entry.dtype, at, where.count);
   });
 }
 
-void GradientWatch::expect(std::size_t piece, comm::Parity seen) const {
+void GradientWatch::expect(std::size_t piece, flat::Parity seen) const {
   if (seen != parities_[piece]) faults_.note({Fault::What::kGradient, pieces_.all[piece], worker_});
 }
 

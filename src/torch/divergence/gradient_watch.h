@@ -6,7 +6,7 @@
 
 #include <cstddef>
 
-#include "comm/core/parity.h"
+#include "flat/parity.h"
 #include "plan/layout.h"
 #include "plan/slices.h"
 #include "torch/divergence/fault.h"
@@ -20,7 +20,7 @@ namespace lockstep::divergence {
 class GradientWatch {
  public:
   // `memory` is that of the gradients; `parities` has one for each piece.
-  GradientWatch(std::byte* memory, comm::Parity* parities, const plan::Pieces& pieces,
+  GradientWatch(std::byte* memory, flat::Parity* parities, const plan::Pieces& pieces,
                 FirstFault& faults, int worker)
       : memory_(memory), parities_(parities), pieces_(pieces), faults_(faults), worker_(worker) {}
 
@@ -36,12 +36,12 @@ class GradientWatch {
   void look_at(std::size_t number, const plan::Entry& entry) const;
 
  private:
-  void expect(std::size_t piece, comm::Parity seen) const;
+  void expect(std::size_t piece, flat::Parity seen) const;
   template <typename Body>
   void for_each_piece(std::size_t number, const Body& body) const;
 
   std::byte* memory_;
-  comm::Parity* parities_;
+  flat::Parity* parities_;
   const plan::Pieces& pieces_;
   FirstFault& faults_;
   int worker_;

@@ -6,7 +6,7 @@
 #include <string>
 #include <vector>
 
-#include "comm/core/parity.h"
+#include "flat/parity.h"
 
 namespace lockstep::divergence {
 
@@ -18,7 +18,7 @@ class Subject {
   virtual ~Subject() = default;
 
   // After an update. By place: the gradients that were applied to each piece, then its parameters with state.
-  virtual std::vector<comm::Parity> seen() = 0;
+  virtual std::vector<flat::Parity> seen() = 0;
   // What workers do differently there: "have applied different gradients to fc1.weight (elements 0 to 8191)".
   virtual std::string place_name(std::size_t place) const = 0;
 

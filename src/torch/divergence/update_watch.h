@@ -11,7 +11,7 @@
 #include <span>
 #include <vector>
 
-#include "comm/core/parity.h"
+#include "flat/parity.h"
 #include "plan/slices.h"
 #include "torch/divergence/fault.h"
 
@@ -43,21 +43,21 @@ class UpdateWatch {
 
   // An update begins; with `copies`, of a copy that other workers have, too.
   void begin(bool copies);
-  void saw(std::size_t piece, const comm::Parities& seen, bool compares);
-  void applied(std::size_t piece, comm::Parity gradient);
+  void saw(std::size_t piece, const flat::Parities& seen, bool compares);
+  void applied(std::size_t piece, flat::Parity gradient);
   bool keeps_applied() const { return !applied_.empty(); }
   void gradient_changed(std::size_t piece, int worker);
 
   // Without an update: what a piece is now, compared, or kept to be compared.
-  void expect(std::size_t piece, comm::Parity now);
-  void rests(std::size_t piece, comm::Parity now) { resting_[piece - own_.begin] = now; }
+  void expect(std::size_t piece, flat::Parity now);
+  void rests(std::size_t piece, flat::Parity now) { resting_[piece - own_.begin] = now; }
 
   // An update of all own pieces that was seen elsewhere.
-  void saw_all(std::span<const comm::Parity> before, std::span<const comm::Parity> after,
-               std::span<const comm::Parity> gradients);
+  void saw_all(std::span<const flat::Parity> before, std::span<const flat::Parity> after,
+               std::span<const flat::Parity> gradients);
 
-  const std::vector<comm::Parity>& resting() const { return resting_; }
-  const std::vector<comm::Parity>& applied() const { return applied_; }
+  const std::vector<flat::Parity>& resting() const { return resting_; }
+  const std::vector<flat::Parity>& applied() const { return applied_; }
   const PieceRange& own() const { return own_; }
 
  private:
@@ -68,8 +68,8 @@ class UpdateWatch {
   FirstFault& faults_;
   int worker_;
   bool on_ = false;
-  std::vector<comm::Parity> resting_;  // by own piece; empty: not known
-  std::vector<comm::Parity> applied_;  // the same
+  std::vector<flat::Parity> resting_;  // by own piece; empty: not known
+  std::vector<flat::Parity> applied_;  // the same
 };
 
 struct Blind {

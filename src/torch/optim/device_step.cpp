@@ -11,8 +11,8 @@
 #include <utility>
 
 #include "base/check.h"
+#include "flat/device_tables.h"
 #include "torch/device/small_table.h"
-#include "torch/kernels/device_tables.h"
 #include "torch/optim/step_note.h"
 #include "torch/replica/device_gradients.h"
 
@@ -44,7 +44,7 @@ class Norms {
  public:
   explicit Norms(std::chrono::milliseconds timeout) : timeout_(timeout) {}
 
-  void send(const kernels::Clipping* result, Device device, void* stream, std::int64_t step);
+  void send(const flat::Clipping* result, Device device, void* stream, std::int64_t step);
   // Makes room for one more: looks at the oldest.
   void make_room();
   double last();  // looks at all
@@ -65,7 +65,7 @@ class QueuedStep : public Update {
       : Update(trained, {0, trained.model->pieces().all.size()}),
         model_(*trained.model),
         tables_(model_.layout(), model_.pieces(), rules_of(trained.groups),
-                kernels::ChunkTables::Order::kType),
+                flat::ChunkTables::Order::kType),
         on_device_(tables_),
         numbers_(model_.device()),
         pointers_(model_.device()),
@@ -74,7 +74,7 @@ class QueuedStep : public Update {
   void prepare(const GradientSource& source) override;
   void apply(UpdateJournal* journal) override;
   void prepare_clipping() override;
-  void take_along(const kernels::Note& note) override { note_ = note; }
+  void take_along(const flat::Note& note) override { note_ = note; }
   bool has_copies() const override { return true; }
   void collect() override;
   void forget() override;
@@ -94,12 +94,12 @@ class QueuedStep : public Update {
   void update();
   std::vector<std::byte> numbers_of_step() const;
   std::vector<std::pair<torch::Tensor, torch::Tensor>> copies_of_absent() const;
-  kernels::DeviceGradients gradients(DType dtype) const;
-  kernels::DeviceRange range(const kernels::ChunkTables::Typed& typed) const {
+  flat::DeviceGradients gradients(DType dtype) const;
+  flat::DeviceRange range(const flat::ChunkTables::Typed& typed) const {
     return {on_device_.view(), typed.chunks, typed.dtype};
   }
-  float* masters_of(const kernels::ChunkTables::Typed& typed) const;
-  static kernels::WatchedWords words_of(const Watch& watch);
+  float* masters_of(const flat::ChunkTables::Typed& typed) const;
+  static flat::WatchedWords words_of(const Watch& watch);
   Watch& next_watch();
   void fetch(Watch& watch);
   void collect(Watch& watch);
@@ -107,15 +107,15 @@ class QueuedStep : public Update {
   void clip(void* stream);
 
   replica::Replicated& model_;
-  kernels::ChunkTables tables_;
-  kernels::DeviceTables on_device_;
+  flat::ChunkTables tables_;
+  flat::DeviceTables on_device_;
   device::SmallTable numbers_;   // of the step, by rule, if they are many
   device::SmallTable pointers_;  // to gradients, by entry
-  std::optional<kernels::ClipMemory> clipping_;
+  std::optional<flat::ClipMemory> clipping_;
   std::array<Watch, 2> watches_;  // of even and odd steps
   std::optional<device::SideStream> side_;
   Norms norms_;
-  kernels::Note note_;
+  flat::Note note_;
   Said said_;
 };
 
@@ -151,22 +151,22 @@ void QueuedStep::find_gradients() {
   pointers_.set(*where);
 }
 
-kernels::DeviceGradients QueuedStep::gradients(DType dtype) const {
+flat::DeviceGradients QueuedStep::gradients(DType dtype) const {
   return {dtype, nullptr, static_cast<const void* const*>(pointers_.data())};
 }
 
-float* QueuedStep::masters_of(const kernels::ChunkTables::Typed& typed) const {
+float* QueuedStep::masters_of(const flat::ChunkTables::Typed& typed) const {
   const bool half = typed.dtype == DType::kFloat16 || typed.dtype == DType::kBFloat16;
   if (!half || trained_.state.masters() == nullptr) return nullptr;
   return reinterpret_cast<float*>(trained_.state.masters()->data());
 }
 
 void QueuedStep::update() {
-  const kernels::Note note = std::exchange(note_, {});
+  const flat::Note note = std::exchange(note_, {});
   void* const stream = device::current_stream(model_.device());
   find_gradients();
   const std::vector<std::byte> numbers = numbers_of_step();
-  const bool few = numbers.size() <= sizeof(kernels::UpdateTask::few);
+  const bool few = numbers.size() <= sizeof(flat::UpdateTask::few);
   if (!few) numbers_.set(numbers);
   trained_.state.refresh_masters();
   if (trained_.clip_norm > 0) clip(stream);
@@ -175,7 +175,7 @@ void QueuedStep::update() {
   Watch* const watch = watch_.on() && kept.empty() ? &next_watch() : nullptr;
   const auto types = tables_.by_type();
   for (const auto& typed : types) {
-    kernels::UpdateTask task;
+    flat::UpdateTask task;
     task.range = range(typed);
     task.rule = trained_.groups.rule(0).device_rule();
     if (few) {
@@ -195,7 +195,7 @@ void QueuedStep::update() {
     }
     if (watch != nullptr) task.watched = words_of(*watch);
     if (&typed == &types.front()) task.note = note;
-    kernels::queue_update(task, stream);
+    flat::queue_update(task, stream);
   }
   for (const auto& [place, values] : kept) place.copy_(values);
   if (watch == nullptr) return;
@@ -232,7 +232,7 @@ std::vector<std::pair<torch::Tensor, torch::Tensor>> QueuedStep::copies_of_absen
   return copies;
 }
 
-kernels::WatchedWords QueuedStep::words_of(const Watch& watch) {
+flat::WatchedWords QueuedStep::words_of(const Watch& watch) {
   auto* const words = static_cast<unsigned long long*>(watch.words.data_ptr());
   const auto pieces = watch.words.size(1);
   return {words, words + pieces, words + 2 * pieces};
@@ -295,26 +295,26 @@ void QueuedStep::collect(Watch& watch) {
   fetch(watch);
   watch.step = 0;
   const auto pieces = static_cast<std::size_t>(watch.on_host.size(1));
-  const auto* const before = static_cast<const comm::Parity*>(watch.on_host.data_ptr());
+  const auto* const before = static_cast<const flat::Parity*>(watch.on_host.data_ptr());
   watch_.saw_all({before, pieces}, {before + pieces, pieces}, {before + 2 * pieces, pieces});
 }
 
 void QueuedStep::clip(void* stream) {
   for (const auto& typed : tables_.by_type()) {
-    kernels::queue_squares(
+    flat::queue_squares(
         {range(typed), gradients(typed.dtype), masters_of(typed) != nullptr, clipping_->squares()},
         stream);
   }
-  kernels::queue_clip(clipping_->task(trained_.clip_norm), stream);
+  flat::queue_clip(clipping_->task(trained_.clip_norm), stream);
   norms_.send(clipping_->result(), model_.device(), stream, trained_.groups.steps());
 }
 
-void Norms::send(const kernels::Clipping* result, Device device, void* stream, std::int64_t step) {
+void Norms::send(const flat::Clipping* result, Device device, void* stream, std::int64_t step) {
   Norm& norm = all_[next_++ % kNorms];
-  const auto bytes = static_cast<std::int64_t>(sizeof(kernels::Clipping));
+  const auto bytes = static_cast<std::int64_t>(sizeof(flat::Clipping));
   const auto options = torch::TensorOptions().dtype(torch::kUInt8);
   if (!norm.clipping.defined()) norm.clipping = torch::empty({bytes}, options.pinned_memory(true));
-  norm.clipping.copy_(torch::from_blob(const_cast<kernels::Clipping*>(result), {bytes},
+  norm.clipping.copy_(torch::from_blob(const_cast<flat::Clipping*>(result), {bytes},
                                        options.device(torch::Device(device))),
                       /*non_blocking=*/true);
   norm.copied.record(stream);
@@ -327,7 +327,7 @@ void Norms::make_room() {
 
 double Norms::take(Norm& norm) {
   norm.copied.wait(Deadline::after(timeout_));
-  kernels::Clipping result;
+  flat::Clipping result;
   std::memcpy(&result, norm.clipping.data_ptr(), sizeof result);
   const std::int64_t step = std::exchange(norm.step, 0);
   if (std::isfinite(result.norm)) return result.norm;

@@ -53,7 +53,7 @@ void GradientReader::find(const plan::Stretch& piece) {
 
 const void* GradientReader::rounded(const void* values, const plan::Stretch& piece) {
   if (sum_dtype_ == dtype_) return values;
-  comm::narrow(dtype_, static_cast<const float*>(values), rounded_.data(), piece.count);
+  flat::narrow(dtype_, static_cast<const float*>(values), rounded_.data(), piece.count);
   return rounded_.data();
 }
 
@@ -69,7 +69,7 @@ const void* GradientReader::read_watched(std::size_t number, const plan::Stretch
   if (source_.parities.empty()) return read(piece);
   find(piece);
   if (in_place_) {
-    compare(number, comm::parity(sum_dtype_, at_[0], piece.count), piece.count);
+    compare(number, flat::parity(sum_dtype_, at_[0], piece.count), piece.count);
     return rounded(at_[0], piece);
   }
   compare(number, sum_.run_watched(at_, scratch_.data(), piece.count), piece.count);
@@ -77,12 +77,12 @@ const void* GradientReader::read_watched(std::size_t number, const plan::Stretch
 }
 
 // All at once; one by one only to find out whose it is.
-void GradientReader::compare(std::size_t number, comm::Parity seen, std::size_t count) {
-  for (const comm::Parity* const written : source_.parities) seen ^= written[number];
+void GradientReader::compare(std::size_t number, flat::Parity seen, std::size_t count) {
+  for (const flat::Parity* const written : source_.parities) seen ^= written[number];
   if (seen == 0) return;
   changed_ = source_.workers.front();
   for (std::size_t i = 0; i < at_.size(); ++i) {
-    if (comm::parity(sum_dtype_, at_[i], count) != source_.parities[i][number])
+    if (flat::parity(sum_dtype_, at_[i], count) != source_.parities[i][number])
       changed_ = source_.workers[i];
   }
 }

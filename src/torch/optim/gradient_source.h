@@ -6,8 +6,8 @@
 #include <optional>
 #include <vector>
 
-#include "comm/core/parity.h"
-#include "comm/core/tree_sum.h"
+#include "flat/parity.h"
+#include "flat/tree_sum.h"
 #include "plan/accumulation.h"
 #include "plan/layout.h"
 #include "plan/tree.h"
@@ -27,7 +27,7 @@ struct GradientSource {
   double factor = 1;
 
   // Where the memories are watched: what each operand's parities are, piece by piece, and whose memory it is.
-  std::vector<const comm::Parity*> parities;
+  std::vector<const flat::Parity*> parities;
   std::vector<int> workers;
 
   // Whether it is one memory, as it lies.
@@ -62,14 +62,14 @@ class GradientReader {
  private:
   void find(const plan::Stretch& piece);
   const void* rounded(const void* values, const plan::Stretch& piece);
-  void compare(std::size_t number, comm::Parity seen, std::size_t count);
+  void compare(std::size_t number, flat::Parity seen, std::size_t count);
 
   const GradientSource& source_;
   DType dtype_;
   DType sum_dtype_;  // of the source
   bool in_place_;
   std::optional<int> changed_;
-  comm::TreeSum sum_;
+  flat::TreeSum sum_;
   std::vector<const void*> at_;
   std::vector<double> scratch_;
   std::vector<std::uint16_t> rounded_;

@@ -138,7 +138,7 @@ double HostUpdate::factor_of(const GradientSource& averages) {
     for (std::size_t done = 0; done < piece.count; done += plan::kBlockElements) {
       const std::size_t count = std::min(plan::kBlockElements, piece.count - done);
       sums[entry.first_block + (piece.first + done) / plan::kBlockElements] =
-          comm::sum_of_squares(entry.dtype, values + done * size_of(entry.dtype), count);
+          flat::sum_of_squares(entry.dtype, values + done * size_of(entry.dtype), count);
     }
   });
   meet();
@@ -178,7 +178,7 @@ void HostUpdate::update_piece(std::size_t number, GradientReader& gradients, Obs
     update.gradient = read(number, gradients);
     observer.watch.saw(number, rule.update_watched(update, step), observer.compares);
     if (observer.watch.keeps_applied())
-      observer.watch.applied(number, comm::parity(entry.dtype, update.gradient, piece.count));
+      observer.watch.applied(number, flat::parity(entry.dtype, update.gradient, piece.count));
   } else {
     update.gradient = gradients.read(piece);
     rule.update(update, step);

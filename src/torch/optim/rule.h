@@ -10,8 +10,8 @@
 #include <string>
 #include <vector>
 
-#include "comm/core/parity.h"
-#include "torch/kernels/device_update.h"
+#include "flat/device_update.h"
+#include "flat/parity.h"
 
 namespace lockstep::optim {
 
@@ -30,7 +30,7 @@ class Rule {
   virtual ~Rule() = default;
   // step from 1. The watched one gives the parities of all that is updated in place.
   virtual void update(const Piece& piece, std::int64_t step) const = 0;
-  virtual comm::Parities update_watched(const Piece& piece, std::int64_t step) const = 0;
+  virtual flat::Parities update_watched(const Piece& piece, std::int64_t step) const = 0;
   virtual int states() const = 0;  // how many of them it reads and writes
   virtual double lr() const = 0;
   virtual void set_lr(double lr) = 0;
@@ -42,7 +42,7 @@ class Rule {
   virtual void follow(const torch::optim::OptimizerOptions& given) = 0;
 
   // For a GPU: which kernel, and the numbers that it reads for a step.
-  virtual kernels::UpdateRule device_rule() const = 0;
+  virtual flat::UpdateRule device_rule() const = 0;
   virtual std::vector<std::byte> numbers(std::int64_t step) const = 0;
 };
 

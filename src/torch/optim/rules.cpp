@@ -2,8 +2,8 @@
 #include <lockstep/errors.h>
 #include <lockstep/optim.h>
 
-#include "torch/kernels/kernels.h"
-#include "torch/kernels/update_element.h"
+#include "flat/update_element.h"
+#include "flat/update_loops.h"
 #include "torch/optim/impl.h"
 
 namespace lockstep::optim {
@@ -47,16 +47,15 @@ class SgdRule : public Rule {
       throw BadInput("nesterov wants a momentum above 0 and no dampening");
   }
   void update(const Piece& piece, std::int64_t step) const override {
-    kernels::sgd(piece.dtype, piece.parameter, piece.gradient, piece.state[0], piece.count,
-                 at(step));
+    flat::sgd(piece.dtype, piece.parameter, piece.gradient, piece.state[0], piece.count, at(step));
   }
-  comm::Parities update_watched(const Piece& piece, std::int64_t step) const override {
-    return kernels::sgd_watched(piece.dtype, piece.parameter, piece.gradient, piece.state[0],
-                                piece.count, at(step));
+  flat::Parities update_watched(const Piece& piece, std::int64_t step) const override {
+    return flat::sgd_watched(piece.dtype, piece.parameter, piece.gradient, piece.state[0],
+                             piece.count, at(step));
   }
-  kernels::UpdateRule device_rule() const override { return kernels::UpdateRule::kSgd; }
+  flat::UpdateRule device_rule() const override { return flat::UpdateRule::kSgd; }
   std::vector<std::byte> numbers(std::int64_t step) const override {
-    return bytes_of(kernels::element::numbers_of(at(step)));
+    return bytes_of(flat::element::numbers_of(at(step)));
   }
   int states() const override { return options_.momentum == 0 ? 0 : 1; }
   double lr() const override { return options_.lr; }
@@ -80,7 +79,7 @@ class SgdRule : public Rule {
         .weight_decay(options_.weight_decay)
         .nesterov(options_.nesterov);
   }
-  kernels::SgdStep at(std::int64_t step) const {
+  flat::SgdStep at(std::int64_t step) const {
     return {options_.lr,           options_.momentum, options_.dampening,
             options_.weight_decay, options_.nesterov, step == 1};
   }
@@ -96,16 +95,16 @@ class AdamRule : public Rule {
     check(options.eps >= 0, "eps", options.eps, "0 or more");
   }
   void update(const Piece& piece, std::int64_t step) const override {
-    kernels::adam(piece.dtype, piece.parameter, piece.gradient, memory_of(piece), piece.count,
-                  at(step));
+    flat::adam(piece.dtype, piece.parameter, piece.gradient, memory_of(piece), piece.count,
+               at(step));
   }
-  comm::Parities update_watched(const Piece& piece, std::int64_t step) const override {
-    return kernels::adam_watched(piece.dtype, piece.parameter, piece.gradient, memory_of(piece),
-                                 piece.count, at(step));
+  flat::Parities update_watched(const Piece& piece, std::int64_t step) const override {
+    return flat::adam_watched(piece.dtype, piece.parameter, piece.gradient, memory_of(piece),
+                              piece.count, at(step));
   }
-  kernels::UpdateRule device_rule() const override { return kernels::UpdateRule::kAdam; }
+  flat::UpdateRule device_rule() const override { return flat::UpdateRule::kAdam; }
   std::vector<std::byte> numbers(std::int64_t step) const override {
-    return bytes_of(kernels::element::numbers_of(at(step)));
+    return bytes_of(flat::element::numbers_of(at(step)));
   }
   int states() const override { return 2; }
   double lr() const override { return options_.lr; }
@@ -133,10 +132,8 @@ class AdamRule : public Rule {
         .eps(options_.eps)
         .weight_decay(options_.weight_decay);
   }
-  static kernels::AdamMemory memory_of(const Piece& piece) {
-    return {piece.state[0], piece.state[1]};
-  }
-  kernels::AdamStep at(std::int64_t step) const {
+  static flat::AdamMemory memory_of(const Piece& piece) { return {piece.state[0], piece.state[1]}; }
+  flat::AdamStep at(std::int64_t step) const {
     return {options_.lr,  options_.beta1,        options_.beta2,
             options_.eps, options_.weight_decay, decoupled_,
             step};

@@ -29,15 +29,15 @@ class AtRest {
         parameters_(trained.model->parameters()),
         states_(trained.state.memories().begin(), trained.state.memories().end()) {}
 
-  comm::Parity operator()(const plan::Stretch& piece) const {
+  flat::Parity operator()(const plan::Stretch& piece) const {
     const plan::Entry& entry = trained_.model->layout().entries()[piece.entry];
     const plan::Entry& kept = trained_.state.layout().entries()[piece.entry];
-    comm::Parity seen = comm::parity(entry.dtype, parameters_.at(entry, piece.first), piece.count);
+    flat::Parity seen = flat::parity(entry.dtype, parameters_.at(entry, piece.first), piece.count);
     const auto used = static_cast<std::size_t>(trained_.groups.rule_of(piece.entry).states());
     for (std::size_t i = 0; i < states_.size(); ++i) {
       const bool is_master = i == trained_.state.count();
       if (is_master ? kept.dtype == entry.dtype : i >= used) continue;
-      seen ^= comm::parity(kept.dtype, states_[i].at(kept, piece.first), piece.count);
+      seen ^= flat::parity(kept.dtype, states_[i].at(kept, piece.first), piece.count);
     }
     return seen;
   }
@@ -50,7 +50,7 @@ class AtRest {
 
 }  // namespace
 
-comm::Parity Update::parity_at_rest(const plan::Stretch& piece) const {
+flat::Parity Update::parity_at_rest(const plan::Stretch& piece) const {
   return AtRest(trained_)(piece);
 }
 

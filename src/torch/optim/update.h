@@ -9,8 +9,8 @@
 #include <memory>
 #include <string>
 
+#include "flat/device_update.h"
 #include "torch/divergence/update_watch.h"
-#include "torch/kernels/device_update.h"
 #include "torch/optim/gradient_source.h"
 #include "torch/optim/groups.h"
 #include "torch/optim/state_memory.h"
@@ -70,7 +70,7 @@ class Update {
   // Memory for clipping, so that no step has to take it.
   virtual void prepare_clipping() {}
   // On a GPU: what the next step takes along, in the order of the current stream, to pinned memory of the host.
-  virtual void take_along(const kernels::Note&) {}
+  virtual void take_along(const flat::Note&) {}
 
   // Whether every worker updates a copy of its own.
   virtual bool has_copies() const = 0;
@@ -87,7 +87,7 @@ class Update {
   }  // for other workers, in the last step
 
  protected:
-  comm::Parity parity_at_rest(const plan::Stretch& piece) const;
+  flat::Parity parity_at_rest(const plan::Stretch& piece) const;
   // Whoever saved a parameter for a backward to come must find out, as after torch::optim.
   void bump_versions();
 

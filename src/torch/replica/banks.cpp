@@ -54,7 +54,7 @@ void Banks::use_averages() {
 void Banks::watch(Comm& comm, divergence::FirstFault& faults) {
   for (std::size_t place = place_of(0); place < all_.size(); ++place) {
     if (all_[place]->watched()) continue;
-    FlatMemory parities(comm, plan_.pieces.all.size() * sizeof(comm::Parity), Copies::kPerWorker);
+    FlatMemory parities(comm, plan_.pieces.all.size() * sizeof(flat::Parity), Copies::kPerWorker);
     all_[place]->watch(std::move(parities), plan_.pieces, faults, comm.rank());
   }
 }

@@ -1,7 +1,7 @@
 #include "torch/replica/device_gradients.h"
 
+#include "flat/device_update.h"
 #include "torch/device/device.h"
-#include "torch/kernels/device_update.h"
 #include "torch/replica/tensors.h"
 
 namespace lockstep::replica {
@@ -110,7 +110,7 @@ void DeviceGradients::bring_all_but(const plan::Bucket& bucket,
     const Place& place = places_[entry];
     const torch::Tensor& grad = place.parameter.grad();
     if (stay_outside[entry - bucket.first_entry]) {
-      readable.push_back(kernels::left_alone());
+      readable.push_back(flat::left_alone());
       continue;
     }
     const bool can_read =

@@ -24,7 +24,7 @@ FlatGradients::FlatGradients(const std::vector<NamedTensor>& parameters, const p
 
 void FlatGradients::watch(FlatMemory parities, const plan::Pieces& pieces,
                           divergence::FirstFault& faults, int worker) {
-  auto* const words = reinterpret_cast<comm::Parity*>(parities.data());
+  auto* const words = reinterpret_cast<flat::Parity*>(parities.data());
   watched_.emplace(Watched{std::move(parities), {memory_.data(), words, pieces, faults, worker}});
 }
 
@@ -94,7 +94,7 @@ void FlatGradients::add(const FlatGradients& right, const std::vector<plan::Buck
   if (watched()) return;
   for (const plan::Bucket& bucket : buckets) {
     const Buffer left = this->bucket(bucket);
-    comm::combine(left.dtype, ReduceOp::kSum, left.data, right.bucket(bucket).data, left.data,
+    flat::combine(left.dtype, ReduceOp::kSum, left.data, right.bucket(bucket).data, left.data,
                   left.count);
   }
 }
@@ -107,7 +107,7 @@ void FlatGradients::take(const FlatGradients& sums) {
     if (from.dtype == to.dtype) {
       std::memcpy(memory_.data() + to.offset, values, to.bytes());
     } else {
-      comm::narrow(to.dtype, reinterpret_cast<const float*>(values), memory_.data() + to.offset,
+      flat::narrow(to.dtype, reinterpret_cast<const float*>(values), memory_.data() + to.offset,
                    to.count);
     }
   }

@@ -18,7 +18,7 @@
 #include <optional>
 #include <vector>
 
-#include "comm/core/parity.h"
+#include "flat/parity.h"
 #include "plan/buckets.h"
 #include "plan/layout.h"
 #include "plan/slices.h"
@@ -46,8 +46,8 @@ class FlatGradients {
   void unwatch() { watched_.reset(); }
   bool watched() const { return watched_.has_value(); }
   // Another worker's where memory is shared.
-  const comm::Parity* parities_of(int worker) const {
-    return reinterpret_cast<const comm::Parity*>(watched_->parities.of(worker));
+  const flat::Parity* parities_of(int worker) const {
+    return reinterpret_cast<const flat::Parity*>(watched_->parities.of(worker));
   }
 
   // Every parameter's gradient becomes a view of the memory, or is hidden where it is wider.

@@ -2,8 +2,8 @@
 
 #include <algorithm>
 
+#include "flat/device_tables.h"
 #include "torch/device/small_table.h"
-#include "torch/kernels/device_tables.h"
 
 namespace lockstep::replica {
 namespace {
@@ -22,7 +22,7 @@ class QueuedGather : public Gather {
     std::copy(gradients.begin(), gradients.end(),
               pointers_.begin() + static_cast<std::ptrdiff_t>(bucket.first_entry));
     table_.set(pointers_);
-    kernels::GatherTask task;
+    flat::GatherTask task;
     task.range = {on_device_.view(), tables_.of_entries(bucket.first_entry, bucket.entries),
                   bucket.dtype};
     task.entries = static_cast<const void* const*>(table_.data());
@@ -30,13 +30,13 @@ class QueuedGather : public Gather {
     task.flat_dtype = into.dtype;
     task.wide = into.wide;
     task.adds = adds;
-    kernels::queue_gather(task, device::current_stream(device_));
+    flat::queue_gather(task, device::current_stream(device_));
   }
 
  private:
   Device device_;
-  kernels::ChunkTables tables_;
-  kernels::DeviceTables on_device_;
+  flat::ChunkTables tables_;
+  flat::DeviceTables on_device_;
   std::vector<const void*> pointers_;  // by entry; of other buckets, those of the last time
   device::SmallTable table_;
 };

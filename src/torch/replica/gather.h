@@ -26,7 +26,7 @@ class Gather {
     DType dtype;
     bool wide;
   };
-  // `gradients` are those of the bucket's entries, null for none, kernels::left_alone() for one whose place is not touched;
+  // `gradients` are those of the bucket's entries, null for none, flat::left_alone() for one whose place is not touched;
   // 0 + g goes there, or g is added to what is there.
   virtual void run(const plan::Bucket& bucket, const std::vector<const void*>& gradients,
                    const Into& into, bool adds) = 0;

@@ -3,8 +3,8 @@
 #include <algorithm>
 #include <utility>
 
-#include "comm/core/half.h"
-#include "torch/kernels/chunks.h"
+#include "flat/chunks.h"
+#include "flat/half.h"
 #include "torch/replica/tensors.h"
 
 namespace lockstep::replica {
@@ -34,8 +34,8 @@ ModelPlan plan_model(plan::Layout layout, int slices, Reach reach,
 
 std::optional<plan::Layout> layout_of_sums(const plan::Layout& layout) {
   const bool has_halves = std::any_of(layout.entries().begin(), layout.entries().end(),
-                                      [](const auto& entry) { return comm::is_half(entry.dtype); });
-  return has_halves ? std::optional(kernels::wide_layout(layout)) : std::nullopt;
+                                      [](const auto& entry) { return flat::is_half(entry.dtype); });
+  return has_halves ? std::optional(flat::wide_layout(layout)) : std::nullopt;
 }
 
 }  // namespace lockstep::replica

@@ -1,6 +1,6 @@
 #include "torch/replica/reduction.h"
 
-#include "comm/core/tree_sum.h"
+#include "flat/tree_sum.h"
 
 namespace lockstep::replica {
 
@@ -29,7 +29,7 @@ Work MessageReduction::reduce_banks(const plan::Bucket& bucket, const Sharded& s
       if (i == 0) partials.push_back(operand);
     }
     const Buffer& sum = partials.back();
-    comm::TreeSum(partial, comm::Fold{sum.dtype}).run(operands, sum.data, sum.count);
+    flat::TreeSum(partial, flat::Fold{sum.dtype}).run(operands, sum.data, sum.count);
   }
   return comm_.reduce(std::move(partials), sharded.shards, banks_.at(0).bucket(bucket), rule);
 }

@@ -13,7 +13,7 @@
 #include "base/environment.h"
 #include "base/files.h"
 #include "base/log.h"
-#include "torch/formats/checkpoint_file.h"
+#include "formats/checkpoint_file.h"
 #include "torch/replica/model.h"
 #include "torch/step/leader.h"
 #include "torch/step/tensor_file.h"

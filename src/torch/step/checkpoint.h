@@ -6,7 +6,7 @@
 //
 // Random numbers need no state: those of a shard are seeded anew from (job, step, shard).
 //
-// Where it lies, and what lies beside it: torch/formats/checkpoint_file.h.
+// Where it lies, and what lies beside it: formats/checkpoint_file.h.
 #pragma once
 
 #include <lockstep/comm.h>

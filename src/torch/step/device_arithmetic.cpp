@@ -6,7 +6,7 @@
 #include <algorithm>
 #include <array>
 
-#include "comm/cuda/gpus.h"
+#include "flat/cuda/gpus.h"
 
 namespace lockstep::train {
 namespace {

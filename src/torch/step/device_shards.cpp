@@ -120,7 +120,7 @@ void DeviceShards::keep_with_reports(const torch::Tensor& loss) {
   record.numbers = torch::empty({work_.hosted * numbers_.numel()}, pinned);
 }
 
-kernels::Note DeviceShards::note() {
+flat::Note DeviceShards::note() {
   const Record& record = *records_[step_ % 2];
   if (record.shards.empty()) return {};
   const auto bytes = count_in(record) * static_cast<std::int64_t>(numbers_.element_size());

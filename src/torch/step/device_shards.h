@@ -37,7 +37,7 @@ class DeviceShards : public ShardRunner, private Reports {
   void begin_step() override;
   // The models are told as by backward(): they add up, or reduce.
   void run(Turn& turn) override;
-  kernels::Note note() override;
+  flat::Note note() override;
   void end_step() override;
   const std::set<std::string>& metrics() const override { return metrics_; }
   std::optional<PhaseResult::Local> known() override { return std::nullopt; }

@@ -16,7 +16,7 @@ class HostShards : public ShardRunner, private Reports {
 
   void begin_step() override { local_ = {}; }
   void run(Turn& turn) override;
-  kernels::Note note() override { return {}; }
+  flat::Note note() override { return {}; }
   void end_step() override {}
   const std::set<std::string>& metrics() const override { return metrics_; }
   std::optional<PhaseResult::Local> known() override { return local_; }

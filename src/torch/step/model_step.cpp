@@ -133,7 +133,7 @@ void ModelStep::prepare(const optim::GradientSource& source) {
   parts_.update->prepare(source);
 }
 
-void ModelStep::apply(const kernels::Note& note, optim::UpdateJournal* journal) {
+void ModelStep::apply(const flat::Note& note, optim::UpdateJournal* journal) {
   parts_.update->take_along(note);
   parts_.update->apply(journal);
 }
@@ -142,10 +142,10 @@ void ModelStep::set_rates(const std::vector<double>& rates) {
   for (std::size_t rule = 0; rule < rates.size(); ++rule) parts_.set_rate(rule, rates[rule]);
 }
 
-std::vector<comm::Parity> ModelStep::seen() {
+std::vector<flat::Parity> ModelStep::seen() {
   collect_watched();
   const divergence::UpdateWatch& watch = parts_.update->watch();
-  std::vector<comm::Parity> all = watch.applied();
+  std::vector<flat::Parity> all = watch.applied();
   all.insert(all.end(), watch.resting().begin(), watch.resting().end());
   return all;
 }

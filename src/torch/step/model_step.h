@@ -10,10 +10,10 @@
 #include <string>
 #include <vector>
 
-#include "comm/core/parity.h"
+#include "flat/device_update.h"
+#include "flat/parity.h"
 #include "torch/device/device.h"
 #include "torch/divergence/subject.h"
-#include "torch/kernels/device_update.h"
 #include "torch/optim/impl.h"
 #include "torch/replica/device_pass.h"
 #include "torch/replica/replicated.h"
@@ -101,14 +101,14 @@ class ModelStep : public divergence::Subject {
 
   // From what gradients() has finished: all is known after prepare(), and nothing written. A GPU takes `note` along.
   void prepare(const optim::GradientSource& source);
-  void apply(const kernels::Note& note, optim::UpdateJournal* journal);
+  void apply(const flat::Note& note, optim::UpdateJournal* journal);
   std::chrono::nanoseconds waited() const { return parts_.update->waited(); }  // for others
   const optim::Trained& trained() const { return parts_.trained; }
   double clip_factor() const { return parts_.update->clip_factor(); }
   void set_rates(const std::vector<double>& rates);  // by group, as Optimizer::rates()
 
   // For the divergence check.
-  std::vector<comm::Parity> seen() override;
+  std::vector<flat::Parity> seen() override;
   std::string place_name(std::size_t place) const override;
   bool has_copies() const override;
   void check_at_rest() override { parts_.update->check_at_rest(); }

@@ -12,7 +12,7 @@
 #include <string>
 #include <vector>
 
-#include "torch/kernels/device_update.h"
+#include "flat/device_update.h"
 #include "torch/step/model_step.h"
 #include "torch/step/phase_result.h"
 
@@ -44,8 +44,7 @@ class ShardRunner {
   };
   virtual void begin_step() = 0;
   virtual void run(Turn& turn) = 0;
-  virtual kernels::Note
-  note() = 0;  // an update between the last shard and end_step() takes it along
+  virtual flat::Note note() = 0;  // an update between the last shard and end_step() takes it along
   virtual void end_step() = 0;
 
   // Names of metrics that this worker's shards have reported so far.

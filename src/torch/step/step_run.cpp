@@ -103,7 +103,7 @@ void StepRun::update(const Phase& phase, const std::vector<optim::GradientSource
     page->intend(intent());
     apply(*page);
   } else {
-    kernels::Note note = runner_->note();
+    flat::Note note = runner_->note();
     for (ModelStep* const model : models_) model->apply(std::exchange(note, {}), nullptr);
   }
   for (const ModelStep* const model : models_) exposed_ += model->waited();

@@ -7,7 +7,7 @@
 #include <string>
 #include <vector>
 
-#include "torch/formats/safetensors.h"
+#include "formats/safetensors.h"
 
 namespace lockstep::train {
 

@@ -10,7 +10,7 @@
 #include <vector>
 
 #include "base/fd.h"
-#include "torch/formats/hash_log.h"
+#include "formats/hash_log.h"
 #include "torch/step/checkpoint.h"
 
 namespace lockstep::train {

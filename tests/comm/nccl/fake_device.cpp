@@ -7,8 +7,8 @@
 #include <cstring>
 #include <utility>
 
-#include "comm/core/kernels.h"
-#include "comm/nccl/tree_sum_element.h"
+#include "flat/fold.h"
+#include "flat/tree_sum_element.h"
 
 namespace lockstep::testing {
 
@@ -16,7 +16,7 @@ using comm::EventHandle;
 using comm::NcclHandle;
 using comm::NcclState;
 using comm::StreamHandle;
-using comm::SumTask;
+using flat::SumTask;
 
 struct FakeDevice::Stream {
   std::mutex mutex;
@@ -110,9 +110,9 @@ struct SumOnHost {
   void operator()() const {
     const std::size_t packs = arguments.count / kWidth;
     for (std::size_t i = 0; i < packs; ++i)
-      comm::element::sum_pack<T, Op, kOperands, kWidth>(arguments, i);
+      flat::element::sum_pack<T, Op, kOperands, kWidth>(arguments, i);
     for (std::size_t i = packs * kWidth; i < arguments.count; ++i)
-      comm::element::sum_one<T, Op, kOperands>(arguments, i);
+      flat::element::sum_one<T, Op, kOperands>(arguments, i);
   }
 };
 
@@ -120,15 +120,15 @@ struct SumOnHost {
 
 template <std::size_t kMost>
 void sum_with(const SumTask& task, int known) {
-  const SumOnHost<comm::element::SumArguments<kMost>> sum{comm::element::arguments_of<kMost>(task)};
-  comm::element::choose(task.fold, known, comm::element::all_aligned(task, 16), sum);
+  const SumOnHost<flat::element::SumArguments<kMost>> sum{flat::element::arguments_of<kMost>(task)};
+  flat::element::choose(task.fold, known, flat::element::all_aligned(task, 16), sum);
 }
 
 void sum_on_host(const SumTask& task) {
-  if (task.operands.size() <= comm::element::kFewOperands) {
-    sum_with<comm::element::kFewOperands>(task, comm::element::known_operands(task));
+  if (task.operands.size() <= flat::element::kFewOperands) {
+    sum_with<flat::element::kFewOperands>(task, flat::element::known_operands(task));
   } else {
-    sum_with<comm::kMostOperands>(task, 0);
+    sum_with<flat::kMostOperands>(task, 0);
   }
 }
 
@@ -417,7 +417,7 @@ void FakeDevice::all_reduce(NcclHandle handle, const Buffer& data, ReduceOp op,
           if (peer == 0) {
             std::memcpy(at, row.data(), bytes);
           } else {
-            comm::combine(data.dtype, op, at, row.data(), at, data.count);
+            flat::combine(data.dtype, op, at, row.data(), at, data.count);
           }
         }
       },

@@ -83,7 +83,7 @@ class FakeDevice : public comm::NcclApi {
   void* take_arena(std::size_t bytes) override;
   void release_arena(void* data) noexcept override;
   void copy(void* to, const void* from, std::size_t bytes, comm::StreamHandle stream) override;
-  void sum(const comm::SumTask& task, comm::StreamHandle stream) override;
+  void sum(const flat::SumTask& task, comm::StreamHandle stream) override;
   std::string make_id() override;
   comm::NcclHandle join(const std::string& id, int rank, int size) override;
   comm::NcclState state(comm::NcclHandle handle) override;
@@ -130,6 +130,6 @@ class FakeDevice : public comm::NcclApi {
 };
 
 // Sums one task on the host, with the device's arithmetic.
-void sum_on_host(const comm::SumTask& task);
+void sum_on_host(const flat::SumTask& task);
 
 }  // namespace lockstep::testing

@@ -173,7 +173,7 @@ TEST(GpuSpeed, OfAWorldOfOne) {
       };
       const double queued =
           measure([&] { comm.all_reduce(data.buffer(), {.factor = 0.999}).wait_on(stream.get()); });
-      const comm::SumTask task{{data.buffer().data},
+      const flat::SumTask task{{data.buffer().data},
                                {0},
                                data.buffer().data,
                                count,

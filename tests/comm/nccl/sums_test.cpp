@@ -4,9 +4,9 @@
 
 #include <limits>
 
-#include "comm/core/tree_sum.h"
-#include "comm/nccl/tree_program.h"
-#include "comm/nccl/tree_sum_element.h"
+#include "flat/tree_program.h"
+#include "flat/tree_sum.h"
+#include "flat/tree_sum_element.h"
 #include "tests/comm/nccl/fake_device.h"
 #include "tests/support/elements.h"
 
@@ -15,20 +15,20 @@ namespace {
 
 TEST(TreeProgram, IsTheTreeForOneOperandOfEachWorker) {
   for (int n = 1; n <= 300; ++n) {
-    const auto program = comm::tree_program(plan::plan_reduction(n, n));
+    const auto program = flat::tree_program(plan::plan_reduction(n, n));
     for (int i = 0; i < n; ++i)
-      ASSERT_EQ(program[static_cast<std::size_t>(i)], comm::element::adds_after(i, n))
+      ASSERT_EQ(program[static_cast<std::size_t>(i)], flat::element::adds_after(i, n))
           << n << ' ' << i;
   }
 }
 
 TEST(TreeProgram, RefusesMoreOperandsThanAKernelTakes) {
-  EXPECT_NO_THROW(comm::tree_program(plan::plan_reduction(448, 448)));
-  EXPECT_THROW(comm::tree_program(plan::plan_reduction(449, 449)), Unavailable);
+  EXPECT_NO_THROW(flat::tree_program(plan::plan_reduction(448, 448)));
+  EXPECT_THROW(flat::tree_program(plan::plan_reduction(449, 449)), Unavailable);
 }
 
 template <typename T>
-void expect_the_cpus_bits(int shards, int workers, std::size_t count, const comm::Fold& fold,
+void expect_the_cpus_bits(int shards, int workers, std::size_t count, const flat::Fold& fold,
                           std::size_t skip) {
   const plan::Reduction plan = plan::plan_reduction(shards, workers);
   std::vector<std::vector<T>> rows;
@@ -41,8 +41,8 @@ void expect_the_cpus_bits(int shards, int workers, std::size_t count, const comm
   for (auto& row : rows) operands.push_back(row.data() + skip);
   std::vector<T> expected(count);
   std::vector<T> actual(count + skip);
-  comm::TreeSum(plan, fold).run(operands, expected.data(), count);
-  sum_on_host({operands, comm::tree_program(plan), actual.data() + skip, count, fold});
+  flat::TreeSum(plan, fold).run(operands, expected.data(), count);
+  sum_on_host({operands, flat::tree_program(plan), actual.data() + skip, count, fold});
   actual.erase(actual.begin(), actual.begin() + static_cast<std::ptrdiff_t>(skip));
   EXPECT_TRUE(same_bits(actual, expected))
       << name(fold.dtype) << ' ' << name(fold.op) << ' ' << shards << " on " << workers;
@@ -76,26 +76,26 @@ TEST(DeviceSum, HasTheBitsOfTheCpusForEveryTypeAndTree) {
 
 template <typename Element>
 void expect_the_cpus_conversions(DType dtype) {
-  using Stored = comm::element::Stored<Element>;
+  using Stored = flat::element::Stored<Element>;
   for (std::uint32_t bits = 0; bits < 65'536; ++bits) {
     const auto half = static_cast<std::uint16_t>(bits);
     float wide = 0;
-    comm::widen(dtype, &half, &wide, 1);
+    flat::widen(dtype, &half, &wide, 1);
     const float ours = Stored::load(Element{half});
     ASSERT_EQ(std::bit_cast<std::uint32_t>(ours), std::bit_cast<std::uint32_t>(wide)) << bits;
     // Between this half and the next, on both sides of the middle.
     for (const std::uint32_t more : {0U, 1U, 0xfffU, 0x1000U, 0x1001U, 0x7fffU, 0x8000U, 0x8001U}) {
       const float value = std::bit_cast<float>(std::bit_cast<std::uint32_t>(wide) + more);
       std::uint16_t narrow = 0;
-      comm::narrow(dtype, &value, &narrow, 1);
+      flat::narrow(dtype, &value, &narrow, 1);
       ASSERT_EQ(Stored::store(value).bits, narrow) << bits << '+' << more;
     }
   }
 }
 
 TEST(DeviceSum, ConvertsHalvesAsTheCpuDoes) {
-  expect_the_cpus_conversions<comm::element::Float16>(DType::kFloat16);
-  expect_the_cpus_conversions<comm::element::BFloat16>(DType::kBFloat16);
+  expect_the_cpus_conversions<flat::element::Float16>(DType::kFloat16);
+  expect_the_cpus_conversions<flat::element::BFloat16>(DType::kBFloat16);
 }
 
 }  // namespace

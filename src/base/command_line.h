@@ -1,0 +1,71 @@
+// What the parsers of our commands have in common.
+#pragma once
+
+#include <fmt/format.h>
+
+#include <CLI/CLI.hpp>
+#include <charconv>
+#include <concepts>
+#include <optional>
+#include <string>
+#include <vector>
+
+#include "base/environment.h"
+
+namespace lockstep::base {
+
+// Of an option given twice the last one counts, so that a script's choice can be overruled; --help is ours.
+inline void set_up(CLI::App& parser) {
+  parser.set_help_flag();
+  parser.option_defaults()->multi_option_policy(CLI::MultiOptionPolicy::TakeLast);
+}
+
+template <typename Number>
+std::optional<Number> number_from(std::string_view text) {
+  if (text.starts_with('+') && !text.starts_with("+-")) text.remove_prefix(1);
+  if constexpr (std::floating_point<Number>) {
+    return parse_real(text);
+  } else {
+    Number number = 0;
+    const auto [end, error] = std::from_chars(text.data(), text.data() + text.size(), number);
+    const bool whole = error == std::errc() && end == text.data() + text.size();
+    return whole ? std::optional(number) : std::nullopt;
+  }
+}
+
+// An option with a number. CLI11's own reading takes 1e999 for infinity, 010 for 8 and what does not fit for the largest
+// that does; here each of them is refused, but that 010 is 10.
+template <typename Number, typename Target>
+CLI::Option* add_number_as(CLI::App& parser, const std::string& name, Target& target) {
+  const auto read = [name, &target](const std::string& text) {
+    const auto number = number_from<Number>(text);
+    if (!number) {
+      throw CLI::ValidationError(
+          fmt::format("{} {}: give a {}", name.substr(name.find("--")), text,
+                      std::floating_point<Number> ? "finite number, such as 0.1" : "whole number"));
+    }
+    target = *number;
+  };
+  return parser.add_option_function<std::string>(name, read);
+}
+template <typename Number>
+CLI::Option* add_number(CLI::App& parser, const std::string& name, Number& target) {
+  return add_number_as<Number>(parser, name, target);
+}
+template <typename Number>
+CLI::Option* add_number(CLI::App& parser, const std::string& name, std::optional<Number>& target) {
+  return add_number_as<Number>(parser, name, target);
+}
+
+// Reads the words into the parser's options; refuse(text) throws for those that cannot be understood.
+template <typename Refuse>
+void parse_words(CLI::App& parser, const std::vector<std::string>& words, const Refuse& refuse) {
+  try {
+    parser.parse(std::vector<std::string>(words.rbegin(), words.rend()));  // as CLI11 takes them
+  } catch (const CLI::ParseError& error) {
+    const auto unknown = parser.remaining();
+    refuse(unknown.empty() ? error.what() : "unknown option " + unknown.front());
+  }
+}
+
+}  // namespace lockstep::base

@@ -1,0 +1,292 @@
+#include "bench/arguments.h"
+
+#include <fmt/format.h>
+#include <fmt/ranges.h>
+#include <lockstep/errors.h>
+
+#include <algorithm>
+#include <array>
+#include <cmath>
+
+#include "base/command_line.h"
+#include "base/environment.h"
+#include "base/files.h"
+#include "bench/cores.h"
+
+namespace lockstep::bench {
+namespace {
+
+constexpr std::size_t kSmallestSize = std::size_t{1} << 10;
+constexpr std::size_t kLargestSize = std::size_t{256} << 20;
+constexpr int kMostShards = 4096;
+constexpr std::size_t kMostBytes = std::size_t{64} << 30;
+
+// Of the longest run, in seconds.
+constexpr double kToStart = 600;
+constexpr double kWeek = 7 * 86400;     // at the most
+constexpr double kToStartOnCuda = 100;  // to search for kernels, too
+constexpr double kTimesAsLong = 10;
+constexpr double kSlowStep = 10;
+constexpr double kSlowSample = 0.1;  // of all-reduces, and by bytes of all workers:
+constexpr double kSlowBytes = 2e8;   // a second
+constexpr int kFewSamples = 10;      // warm-up and least number of each size
+
+[[noreturn]] void refuse(const std::string& text, const char* command) {
+  throw BadInput(fmt::format("{}; see `lockstep bench {} --help`", text, command));
+}
+
+std::vector<std::string> split_list(const std::string& text) {
+  std::vector<std::string> items;
+  std::size_t begin = 0;
+  while (begin <= text.size()) {
+    const std::size_t end = std::min(text.find(',', begin), text.size());
+    if (end > begin) items.push_back(text.substr(begin, end - begin));
+    begin = end + 1;
+  }
+  return items;
+}
+
+// "none" and an empty list are the same.
+Choice choice_of(const CLI::App& parser, const char* option, const std::string& text) {
+  if (parser.count(option) == 0) return std::nullopt;
+  if (text == "none") return std::vector<std::string>{};
+  return split_list(text);
+}
+
+struct Texts {
+  std::string engines;
+  std::string peers;
+  std::string sizes;
+  std::string systems;
+};
+
+void add_common(CLI::App& parser, CommonArguments& arguments, Texts& texts) {
+  base::set_up(parser);
+  base::add_number(parser, "-n,--workers", arguments.workers);
+  parser.add_option("--engines", texts.engines);
+  parser.add_option("--peers", texts.peers);
+  base::add_number(parser, "--rounds", arguments.rounds);
+  base::add_number(parser, "--seconds", arguments.seconds);
+  base::add_number(parser, "--iterations", arguments.iterations);
+  parser.add_flag("--json", arguments.json);
+  parser.add_option("--save", arguments.save);
+  parser.add_option("--plot", arguments.plot);
+}
+
+void parse(CLI::App& parser, const std::vector<std::string>& arguments, const char* command) {
+  base::parse_words(parser, arguments, [&](const std::string& text) { refuse(text, command); });
+}
+
+// Now, not after the minutes of measuring.
+void check_folder(const char* option, const std::string& file, const char* command) {
+  const std::string folder = base::parent_path(file);
+  if (!file.empty() && !base::is_directory(folder))
+    refuse(fmt::format("{} {}: there is no directory {}", option, file, folder), command);
+}
+
+void finish_common(const CLI::App& parser, const Texts& texts, CommonArguments& arguments,
+                   const char* command) {
+  arguments.engines = choice_of(parser, "--engines", texts.engines);
+  arguments.peers = choice_of(parser, "--peers", texts.peers);
+  if (parser.count("--workers") == 0)
+    arguments.workers = std::max(static_cast<int>(allowed_cores().size()), 2);
+  if (arguments.workers < 1 || arguments.workers > 256)
+    refuse(fmt::format("--workers {}: give a number from 1 to 256", arguments.workers), command);
+  if (arguments.rounds < 1 || arguments.rounds > 1000)
+    refuse(fmt::format("--rounds {}: give a number from 1 to 1000", arguments.rounds), command);
+  if (!(arguments.seconds > 0 && arguments.seconds <= 600))
+    refuse(fmt::format("--seconds {}: give a number up to 600", arguments.seconds), command);
+  if (arguments.iterations < 0 || arguments.iterations > 100'000) {
+    refuse(fmt::format("--iterations {}: give a number from 1 to 100000", arguments.iterations),
+           command);
+  }
+  check_folder("--plot", arguments.plot, command);
+  check_folder("--save", arguments.save, command);
+}
+
+void check_choice(const char* option, const std::string& value,
+                  const std::vector<std::string>& choices) {
+  if (std::find(choices.begin(), choices.end(), value) != choices.end()) return;
+  refuse(fmt::format("{} {}: choose from {}", option, value, fmt::join(choices, ", ")), "step");
+}
+
+void refuse_given(const CLI::App& parser, const char* option, const char* why) {
+  if (parser.count(option) > 0) refuse(fmt::format("{}: {}", option, why), "step");
+}
+
+constexpr std::int64_t kMostBucketBytes = std::int64_t{1} << 40;
+
+std::int64_t default_batch(const StepArguments& arguments) {
+  if (arguments.device == "cpu") return 32;
+  if (arguments.model == "gpt") return 8;
+  return arguments.model == "mlp" ? 128 : 256;
+}
+
+// What was not given is chosen by the device and the model.
+void finish_model(const CLI::App& parser, StepArguments& parsed) {
+  const bool cuda = parsed.device == "cuda";
+  const bool gpt = parsed.model == "gpt";
+  if (!gpt) {
+    refuse_given(parser, "--gpt-size", "only --model gpt has sizes");
+    refuse_given(parser, "--context", "only --model gpt has a context");
+  }
+  if (parser.count("--batch") == 0) parsed.batch = default_batch(parsed);
+  if (parser.count("--optimizer") == 0) parsed.optimizer = cuda ? "adamw" : "sgd-momentum";
+  if (parser.count("--precision") == 0) parsed.precision = cuda && gpt ? "bf16" : "float32";
+  if (parser.count("--gpt-size") == 0) parsed.gpt_size = cuda ? "gpt2" : "tiny";
+  if (parser.count("--context") == 0) parsed.context = cuda ? 1024 : 128;
+  check_choice("--optimizer", parsed.optimizer, {"sgd", "sgd-momentum", "adam", "adamw"});
+  check_choice("--precision", parsed.precision, {"float32", "bf16", "bf16-held"});
+  check_choice("--gpt-size", parsed.gpt_size, {"tiny", "small", "medium", "gpt2"});
+  if (!cuda && parsed.precision != "float32") {
+    refuse(fmt::format("--precision {}: it is measured with --device cuda only", parsed.precision),
+           "step");
+  }
+  if (parsed.batch < 1 || parsed.batch > (1 << 20))
+    refuse(fmt::format("--batch {}: give a number from 1 to 1048576", parsed.batch), "step");
+  if (parsed.context < 1 || parsed.context > (1 << 16))
+    refuse(fmt::format("--context {}: give a number from 1 to 65536", parsed.context), "step");
+  if (parsed.bucket_bytes < 1 || parsed.bucket_bytes > kMostBucketBytes) {
+    refuse(fmt::format("--bucket-bytes {}: give a number from 1 to {}", parsed.bucket_bytes,
+                       kMostBucketBytes),
+           "step");
+  }
+}
+
+void finish_shards(const CLI::App& parser, StepArguments& parsed) {
+  if (parser.count("--shards") == 0) parsed.shards = parsed.workers;
+  if (parsed.shards < parsed.workers || parsed.shards > kMostShards) {
+    refuse(fmt::format("--shards {}: give a number from {}, the workers, to {}", parsed.shards,
+                       parsed.workers, kMostShards),
+           "step");
+  }
+  if (parsed.device == "cuda" && parsed.shards != parsed.workers) {
+    refuse(fmt::format("--shards {}: with --device cuda there are as many as workers, {}",
+                       parsed.shards, parsed.workers),
+           "step");
+  }
+}
+
+// One GPU is the usual host, and the systems there have no engine to choose.
+void finish_device(const CLI::App& parser, const Texts& texts, StepArguments& parsed) {
+  check_choice("--device", parsed.device, {"cpu", "cuda"});
+  if (parsed.device == "cpu") {
+    refuse_given(parser, "--systems", "with --device cpu choose with --engines and --peers");
+    return;
+  }
+  for (const char* option : {"--engines", "--peers"})
+    refuse_given(parser, option, "with --device cuda choose with --systems");
+  parsed.systems = choice_of(parser, "--systems", texts.systems);
+  if (parser.count("--workers") == 0) parsed.workers = 1;
+}
+
+struct Unit {
+  const char* name;
+  std::size_t bytes;
+};
+constexpr std::array<Unit, 8> kUnits{{{"", 1},
+                                      {"B", 1},
+                                      {"KiB", std::size_t{1} << 10},
+                                      {"MiB", std::size_t{1} << 20},
+                                      {"GiB", std::size_t{1} << 30},
+                                      {"kB", 1'000},
+                                      {"MB", 1'000'000},
+                                      {"GB", 1'000'000'000}}};
+
+}  // namespace
+
+AllreduceArguments parse_allreduce_arguments(const std::vector<std::string>& arguments) {
+  AllreduceArguments parsed;
+  parsed.seconds = 0.1;
+  Texts texts;
+  CLI::App parser;
+  add_common(parser, parsed, texts);
+  parser.add_option("--sizes", texts.sizes);
+  parser.add_flag("--order", parsed.order);
+  parse(parser, arguments, "allreduce");
+  finish_common(parser, texts, parsed, "allreduce");
+  for (const std::string& text : split_list(texts.sizes)) parsed.sizes.push_back(parse_size(text));
+  if (parser.count("--sizes") == 0) {
+    for (std::size_t size = kSmallestSize; size <= kLargestSize; size *= 2)
+      parsed.sizes.push_back(size);
+  }
+  if (parsed.sizes.empty()) refuse("--sizes: none given, as in 1KiB,64MiB", "allreduce");
+  std::sort(parsed.sizes.begin(), parsed.sizes.end());
+  parsed.sizes.erase(std::unique(parsed.sizes.begin(), parsed.sizes.end()), parsed.sizes.end());
+  return parsed;
+}
+
+StepArguments parse_step_arguments(const std::vector<std::string>& arguments) {
+  StepArguments parsed;
+  parsed.rounds = 3;
+  parsed.seconds = 4;
+  Texts texts;
+  CLI::App parser;
+  add_common(parser, parsed, texts);
+  parser.add_option("--device", parsed.device);
+  parser.add_option("--systems", texts.systems);
+  parser.add_option("--model", parsed.model);
+  parser.add_option("--precision", parsed.precision);
+  parser.add_option("--gpt-size", parsed.gpt_size);
+  base::add_number(parser, "--context", parsed.context);
+  base::add_number(parser, "--bucket-bytes", parsed.bucket_bytes);
+  base::add_number(parser, "--batch", parsed.batch);
+  base::add_number(parser, "--shards", parsed.shards);
+  parser.add_option("--optimizer", parsed.optimizer);
+  parse(parser, arguments, "step");
+  finish_common(parser, texts, parsed, "step");
+  check_choice("--model", parsed.model, {"mlp", "cnn", "resnet18", "gpt"});
+  finish_device(parser, texts, parsed);
+  finish_model(parser, parsed);
+  finish_shards(parser, parsed);
+  return parsed;
+}
+
+std::chrono::seconds longest_run(const AllreduceArguments& arguments) {
+  double seconds = kToStart;
+  for (const std::size_t bytes : arguments.sizes) {
+    const double sample = kSlowSample + static_cast<double>(bytes) * arguments.workers / kSlowBytes;
+    const int samples = std::max(arguments.iterations, kFewSamples);
+    seconds += samples * sample + (arguments.iterations > 0 ? 0 : kTimesAsLong * arguments.seconds);
+  }
+  return std::chrono::seconds(static_cast<std::int64_t>(std::min(seconds, kWeek)));
+}
+
+std::chrono::seconds longest_run(const StepArguments& arguments) {
+  double seconds = kToStart + kSlowStep * arguments.iterations;
+  if (arguments.iterations == 0) {
+    seconds = arguments.device == "cuda" ? kToStartOnCuda : kToStart;
+    seconds += kTimesAsLong * arguments.seconds;
+  }
+  return std::chrono::seconds(static_cast<std::int64_t>(std::min(seconds, kWeek)));
+}
+
+std::size_t parse_size(const std::string& text) {
+  const std::size_t digits = std::min(text.find_first_not_of("0123456789"), text.size());
+  const auto number = base::parse_number(text.substr(0, digits));
+  const std::string name = text.substr(digits);
+  const auto* unit = std::find_if(kUnits.begin(), kUnits.end(),
+                                  [&](const Unit& known) { return name == known.name; });
+  if (!number || unit == kUnits.end()) {
+    refuse(fmt::format("--sizes {}: give a number with KiB, MiB or GiB, or bytes", text),
+           "allreduce");
+  }
+  if (*number < 1 || static_cast<std::size_t>(*number) > kMostBytes / unit->bytes)
+    refuse(fmt::format("--sizes {}: give 4 bytes to 64 GiB", text), "allreduce");
+  const std::size_t bytes = static_cast<std::size_t>(*number) * unit->bytes;
+  if (bytes % sizeof(float) != 0) {
+    refuse(fmt::format("--sizes {}: not a multiple of 4 bytes, the size of a float", text),
+           "allreduce");
+  }
+  return bytes;
+}
+
+std::string spoken_size(std::size_t bytes) {
+  for (const std::size_t i : {4, 3, 2}) {
+    if (bytes % kUnits[i].bytes == 0)
+      return fmt::format("{} {}", bytes / kUnits[i].bytes, kUnits[i].name);
+  }
+  return fmt::format("{} B", bytes);
+}
+
+}  // namespace lockstep::bench

@@ -1,0 +1,80 @@
+#include "bench/command.h"
+
+#include <fmt/format.h>
+#include <lockstep/errors.h>
+
+#include <algorithm>
+#include <cstdlib>
+
+#include "base/atomic_file.h"
+#include "bench/allreduce.h"
+#include "bench/cores.h"
+#include "bench/process.h"
+#include "bench/step.h"
+
+namespace lockstep::bench {
+namespace {
+
+bool asks_for_help(const std::vector<std::string>& words) {
+  return std::any_of(words.begin(), words.end(),
+                     [](const auto& word) { return word == "--help" || word == "-h"; });
+}
+
+struct Benchmark {
+  const char* name;
+  const char* (*help)() noexcept;
+  int (*run)(const std::vector<std::string>&);
+};
+constexpr Benchmark kBenchmarks[] = {{"allreduce", allreduce_help, bench_allreduce},
+                                     {"step", step_help, bench_step}};
+
+}  // namespace
+
+int bench(const std::vector<std::string>& words) {
+  for (const Benchmark& benchmark : kBenchmarks) {
+    if (words.empty() || words.front() != benchmark.name) continue;
+    if (asks_for_help(words)) {
+      fmt::print("{}", benchmark.help());
+      return 0;
+    }
+    try {
+      return benchmark.run({words.begin() + 1, words.end()});
+    } catch (const Interrupted& interrupted) {
+      return 128 + interrupted.signal;
+    }
+  }
+  if (asks_for_help(words)) {
+    fmt::print("{}", bench_help());
+    return 0;
+  }
+  throw BadInput(
+      "bench what? try `lockstep bench allreduce` or `lockstep bench step`, or see `lockstep bench "
+      "--help`");
+}
+
+void announce(const CommonArguments& arguments, const Field& field) {
+  const int cores = static_cast<int>(allowed_cores().size());
+  if (arguments.workers > cores) {
+    fmt::print(stderr,
+               "lockstep: {} workers share {} cores: whoever waits by spinning takes time from the "
+               "others, and the numbers say more about the scheduler than about the systems\n",
+               arguments.workers, cores);
+  }
+  double load = 0;
+  if (::getloadavg(&load, 1) == 1 && load >= 1) {
+    fmt::print(
+        stderr,
+        "lockstep: the load of the last minute is {:.1f}: whatever else runs here is measured "
+        "too\n",
+        load);
+  }
+  for (const std::string& line : field.left_out) fmt::print(stderr, "lockstep: without {}\n", line);
+}
+
+void finish(const CommonArguments& arguments, const Output& output) {
+  if (!arguments.plot.empty()) base::write_file(arguments.plot, output.plot);
+  if (!arguments.save.empty()) base::write_file(arguments.save, output.json);
+  fmt::print("{}", arguments.json ? output.json : output.table);
+}
+
+}  // namespace lockstep::bench

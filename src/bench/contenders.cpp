@@ -1,0 +1,98 @@
+#include "bench/contenders.h"
+
+#include <fmt/format.h>
+#include <fmt/ranges.h>
+#include <lockstep/comm.h>
+#include <lockstep/errors.h>
+
+#include <algorithm>
+#include <csignal>
+
+#include "control/launch/own_file.h"
+
+namespace lockstep::bench {
+namespace {
+
+bool contains(const std::vector<std::string>& list, const std::string& name) {
+  return std::find(list.begin(), list.end(), name) != list.end();
+}
+
+void check_names(const char* option, const Choice& asked, const std::vector<std::string>& known) {
+  if (!asked) return;
+  for (const std::string& name : *asked) {
+    if (!contains(known, name)) {
+      throw BadInput(
+          fmt::format("{} {}: choose from {}, or none", option, name, fmt::join(known, ", ")));
+    }
+  }
+}
+
+}  // namespace
+
+std::vector<std::string> chosen_engines(const Choice& asked) {
+  std::vector<std::string> built;
+  std::vector<std::string> known;
+  for (const EngineInfo& engine : engines()) {
+    // Threads are of one process, and nccl moves memory of the CPU as shm does.
+    if (engine.name == "thread" || engine.name == "nccl") continue;
+    known.push_back(engine.name);
+    if (engine.built) built.push_back(engine.name);
+    if (asked && contains(*asked, engine.name) && !engine.built)
+      throw Unavailable(fmt::format("--engines {}: {}", engine.name, engine.about));
+  }
+  if (!asked) return built;
+  for (const std::string& name : *asked) {
+    if (!contains(known, name)) {
+      throw BadInput(
+          fmt::format("--engines {}: choose from {}, or none", name, fmt::join(known, ", ")));
+    }
+  }
+  return *asked;
+}
+
+void check_peers(const Choice& asked, const std::vector<std::string>& known) {
+  check_names("--peers", asked, known);
+}
+
+void check_systems(const Choice& asked, const std::vector<std::string>& known) {
+  check_names("--systems", asked, known);
+}
+
+bool asked_for(const Choice& peers, const std::string& name) {
+  return !peers || contains(*peers, name);
+}
+
+std::vector<std::string> launched(const Launch& launch) {
+  std::vector<std::string> words = {control::own_program(),
+                                    "run",
+                                    "--quiet",
+                                    "-n",
+                                    std::to_string(launch.workers),
+                                    "--threads",
+                                    std::to_string(launch.threads)};
+  if (!launch.engine.empty()) words.insert(words.end(), {"--engine", launch.engine});
+  words.emplace_back("--");
+  words.insert(words.end(), launch.command.begin(), launch.command.end());
+  return words;
+}
+
+int death_signal_of(const std::vector<std::string>& command) {
+  const bool ours =
+      command.size() > 1 && command[0] == control::own_program() && command[1] == "run";
+  return ours ? SIGKILL : SIGTERM;
+}
+
+const ProgramRunner::Variables& allocator_settings() {
+  static const ProgramRunner::Variables settings = {{"MALLOC_MMAP_MAX_", "0"},
+                                                    {"MALLOC_TRIM_THRESHOLD_", "17179869184"}};
+  return settings;
+}
+
+std::string spoken(const ProgramRunner::Variables& variables) {
+  std::string text;
+  for (const auto& [name, value] : variables)
+    text += fmt::format("{}{}={}", text.empty() ? "" : " ", name, value);
+  return text;
+}
+
+}  // namespace lockstep::bench

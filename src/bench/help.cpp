@@ -1,0 +1,137 @@
+#include "bench/arguments.h"
+
+namespace lockstep::bench {
+namespace {
+
+constexpr char kBenchHelp[] =
+    R"(Measures on this machine, now, beside the systems that people would use instead.
+
+  lockstep bench allreduce [options]   how fast buffers are summed, and the limit of this machine
+  lockstep bench step [options]        how fast a model trains, and workers that never talk
+
+  lockstep bench allreduce --help      the options of each
+
+Leave the machine alone meanwhile. How it is measured: docs/internals/benchmarks.md.
+)";
+
+constexpr char kAllreduceHelp[] =
+    R"(Times all-reduces of float32 buffers; every result is compared, exactly.
+
+  lockstep bench allreduce [options]
+
+  -n, --workers N     (default: one for each core, at least 2)
+      --sizes S,…     such as 1KiB,1MiB,64MiB (default: powers of two from 1KiB to 256MiB)
+      --order         also what adding in the order of the tree costs: two systems more, below
+      --engines E,…   Lockstep's, such as shm,gloo, or none (default: every one that was built)
+      --peers P,…     gloo, openmpi, mpich, or none (default: those that are found)
+      --rounds R      turns of each system (default: 5)
+      --seconds S     that one size takes in one turn, about (default: 0.1), for 1000 samples at
+                      the most, or
+      --iterations I  samples of one size in one turn
+      --json          one array of objects instead of a table
+      --save FILE     also write that array there
+      --plot FILE     also draw it, as SVG
+
+Columns: the median, quartiles and 99th percentile over all samples of all turns; a sample is the
+slowest worker's time. algbw is bytes over time, busbw that times 2(N-1)/N, as nccl-tests define
+them. `limit` is the same add-and-store loop on private memory by all workers at once, without
+synchronisation; "of limit" is its median over the system's.
+
+With --order `in-place-tree` and `in-place-ranks` sum the same shared memory in the same slices with
+the same loop, and differ in the order of addition alone: that of the tree, or rank after rank.
+
+The exit code is 1 if one of Lockstep's engines failed or gave a wrong sum; a peer that fails is
+reported and left out. So is one that takes far longer than was asked for.
+
+Examples:
+  lockstep bench allreduce --workers 2
+  lockstep bench allreduce -n 4 --sizes 64KiB,16MiB --engines shm --peers openmpi --plot speed.svg
+  lockstep bench allreduce --peers none --json > allreduce.json
+)";
+
+constexpr char kStepHelp[] =
+    R"(Times training steps: zero_grad, forward, backward, step, on a fixed batch of random samples.
+
+  lockstep bench step [options]
+
+      --device D      cpu or cuda (default: cpu); cuda has other systems and defaults, below
+      --model M       mlp, cnn, resnet18 or gpt, as in `lockstep train` (default: mlp)
+      --gpt-size S    tiny, small, medium or gpt2 (default: tiny)
+      --context C     tokens of a sample of gpt (default: 128)
+      --bucket-bytes B
+                      of gradients that travel together, ours and PyTorch's (default: 26214400)
+      --batch B       samples of each shard (default: 32)
+      --shards S      at least as many as workers (default: as many)
+      --optimizer O   sgd, sgd-momentum, adam or adamw (default: sgd-momentum)
+  -n, --workers N     (default: one for each core, at least 2)
+      --engines E,…   Lockstep's, such as shm,gloo, or none (default: every one that was built)
+      --peers P,…     plain, plain-zeroed, plain-flat, pytorch-ddp, or none (default: those found);
+                      with more shards than workers plain-accumulate, plain-accumulate-flat;
+                      in any case unchecked, if it is asked for
+      --rounds R      turns of each system (default: 3)
+      --seconds S     of steps in one turn (default: 4), 20000 of them at the most, or
+      --iterations I  steps in one turn
+      --json          one array of objects instead of a table
+      --save FILE     also write that array there
+      --plot FILE     also draw it, as SVG
+
+  plain              as many LibTorch workers, with torch::optim, that never talk
+  plain-zeroed       the same, its gradients set to zero instead of to none
+  plain-flat         the same with Lockstep's optimizer
+  lockstep-E         data_parallel and lockstep::optim in an ordinary loop, over engine E
+  lockstep-E-fused   lockstep::Trainer, over engine E
+  lockstep-E-unchecked  the same without the divergence check
+  pytorch-ddp        PyTorch's DistributedDataParallel over Gloo, from Python
+
+With more shards than workers, where a step is several passes forward and backward, against:
+
+  plain-accumulate        as plain; autograd adds the gradients of all passes up in param.grad
+  plain-accumulate-flat   as plain-flat, the same
+  lockstep-E-fused        as above; every shard's gradients are added where the tree says
+
+On cuda, by the GPU's clock, from the end of a step to the end of the next:
+
+  -n, --workers N     (default: 1), a GPU each
+      --systems S,…   of those below (default: all that can run here)
+      --precision P   float32, with TF32 in convolutions only; bf16: autocast; or bf16-held: the
+                      drop-in and the trainer hold weights of layers in bfloat16, too, beside
+                      float32 masters (default: bf16 for gpt, else float32)
+                      other defaults: adamw; mlp batch 128; cnn, resnet18 256; gpt 8, gpt2, 1024 tokens
+
+  plain, drop-in, trainer      as plain, lockstep-E, lockstep-E-fused above
+  drop-in-forced               the drop-in, its buckets reduced over nccl though there is one worker
+  trainer-unchecked            the trainer without the divergence check
+  trainer-deterministic        the trainer with deterministic algorithms
+  pytorch                      PyTorch with a fused optimizer
+  pytorch-ddp                  the same in DistributedDataParallel over NCCL
+  pytorch-ddp-views            the same with gradient_as_bucket_view and static_graph
+  pytorch-graph                PyTorch, the whole step one CUDA graph
+  pytorch-graph-deterministic  the same with deterministic algorithms
+
+The median and quartiles are over all steps of all workers and turns; on cuda "fastest" is the
+median of a system's fastest turn, since libraries that look for their fastest kernels do not find
+the same in every process. Efficiency is the median of plain, or plain-accumulate, over the
+system's: 100 % is a synchronisation that costs nothing.
+
+Examples:
+  lockstep bench step --workers 2
+  lockstep bench step --model cnn --batch 64 --optimizer adamw --engines shm --plot step.svg
+  lockstep bench step --workers 2 --shards 8 --batch 8 --engines shm
+  lockstep bench step --device cuda --model gpt
+)";
+
+}  // namespace
+
+const char* bench_help() noexcept {
+  return kBenchHelp;
+}
+
+const char* allreduce_help() noexcept {
+  return kAllreduceHelp;
+}
+
+const char* step_help() noexcept {
+  return kStepHelp;
+}
+
+}  // namespace lockstep::bench

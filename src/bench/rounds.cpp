@@ -1,0 +1,125 @@
+#include "bench/rounds.h"
+
+#include <fmt/format.h>
+#include <unistd.h>
+
+#include <cstdio>
+#include <exception>
+
+#include "base/environment.h"
+
+namespace lockstep::bench {
+namespace {
+
+constexpr std::size_t kLinesOfAFailure = 15;
+
+std::vector<std::string_view> lines_of(std::string_view text) {
+  std::vector<std::string_view> lines;
+  while (!text.empty()) {
+    const std::size_t end = std::min(text.find('\n'), text.size());
+    if (end > 0) lines.push_back(text.substr(0, end));
+    text.remove_prefix(std::min(end + 1, text.size()));
+  }
+  return lines;
+}
+
+// The last lines that are no results, or all there is to say.
+std::string last_words(const ProgramResult& result) {
+  std::vector<std::string_view> words;
+  for (const auto* text : {&result.out, &result.err}) {
+    for (const auto line : lines_of(*text)) {
+      if (result_lines(std::string(line)).empty()) words.push_back(line);
+    }
+  }
+  const std::size_t first = words.size() > kLinesOfAFailure ? words.size() - kLinesOfAFailure : 0;
+  std::string text;
+  for (std::size_t i = first; i < words.size(); ++i) text += fmt::format("\n  {}", words[i]);
+  return text;
+}
+
+std::string failure(const Contender& contender, const ProgramResult& result,
+                    const std::string& problem, std::chrono::seconds longest) {
+  std::string how = problem;
+  if (result.timed_out)
+    how = fmt::format("still ran after {} seconds", longest.count());
+  else if (result.exit_code != 0)
+    how = fmt::format("ended with {}", result.exit_code);
+  return fmt::format("lockstep: {} {} and is left out{}", contender.name, how, last_words(result));
+}
+
+}  // namespace
+
+std::vector<std::string> result_lines(const std::string& output) {
+  std::vector<std::string> results;
+  for (std::string_view line : lines_of(output)) {
+    if (line.starts_with('[')) {  // "[ 3] "
+      const std::size_t end = line.find("] ");
+      if (end == std::string_view::npos) continue;
+      line.remove_prefix(end + 2);
+    }
+    if (line.starts_with('{') && line.ends_with('}')) results.emplace_back(line);
+  }
+  return results;
+}
+
+RoundProgress::RoundProgress()
+    : terminal_(::isatty(STDERR_FILENO) == 1 && base::environment("TERM") != "dumb") {}
+
+RoundProgress::~RoundProgress() {
+  clear();
+}
+
+void RoundProgress::clear() {
+  if (!shown_) return;
+  fmt::print(stderr, "\r\033[K");
+  shown_ = false;
+}
+
+void RoundProgress::show(int round, int rounds, const std::string& name) {
+  if (terminal_) {
+    fmt::print(stderr, "\r\033[Kround {} of {}: {}", round + 1, rounds, name);
+    shown_ = true;
+  } else if (round != last_round_) {
+    fmt::print(stderr, "round {} of {}\n", round + 1, rounds);
+  }
+  last_round_ = round;
+  std::fflush(stderr);
+}
+
+void RoundProgress::say(const std::string& line) {
+  clear();
+  fmt::print(stderr, "{}\n", line);
+  std::fflush(stderr);
+}
+
+RoundsEnd run_rounds(const std::vector<Contender>& contenders, int rounds, const TakeRun& take,
+                     std::chrono::seconds longest) {
+  ProgramRunner runner;
+  RoundProgress progress;
+  RoundsEnd end{true, std::vector<bool>(contenders.size(), false)};
+  for (int round = 0; round < rounds; ++round) {
+    for (std::size_t turn = 0; turn < contenders.size(); ++turn) {
+      // Each round begins with another one, so that nobody always follows the same.
+      const std::size_t i = (turn + static_cast<std::size_t>(round)) % contenders.size();
+      if (end.failed[i]) continue;
+      const Contender& contender = contenders[i];
+      progress.show(round, rounds, contender.name);
+      const ProgramResult result =
+          runner.run(contender.command, contender.variables, Deadline::after(longest),
+                     death_signal_of(contender.command));
+      std::string problem;
+      try {
+        if (!result.timed_out && result.exit_code == 0) take(i, result_lines(result.out));
+      } catch (const std::exception& error) {
+        problem = fmt::format("gave no result ({})", error.what());
+      }
+      if (!result.timed_out && result.exit_code == 0 && problem.empty()) continue;
+      end.failed[i] = true;
+      end.good = end.good && !contender.ours;
+      progress.say(failure(contender, result, problem, longest));
+    }
+  }
+  return end;
+}
+
+}  // namespace lockstep::bench

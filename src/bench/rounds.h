@@ -1,0 +1,67 @@
+// Contenders take turns: in each round every one runs once, alone on the machine.
+#pragma once
+
+#include <chrono>
+#include <functional>
+#include <string>
+#include <string_view>
+#include <utility>
+#include <vector>
+
+#include "bench/contenders.h"
+
+namespace lockstep::bench {
+
+// What the workers of a run printed that is meant for us: lines that are JSON objects, without the
+// launcher's mark.
+std::vector<std::string> result_lines(const std::string& output);
+
+// One line on standard error: rewritten on a terminal, else one for each round.
+class RoundProgress {
+ public:
+  RoundProgress();
+  ~RoundProgress();
+  RoundProgress(const RoundProgress&) = delete;
+  RoundProgress& operator=(const RoundProgress&) = delete;
+
+  void show(int round, int rounds, const std::string& name);
+  void say(const std::string& line);
+
+ private:
+  void clear();
+
+  bool terminal_;
+  bool shown_ = false;
+  int last_round_ = -1;
+};
+
+// Called for each run that succeeded. An exception makes it a run that failed.
+using TakeRun = std::function<void(std::size_t contender, const std::vector<std::string>& lines)>;
+
+struct RoundsEnd {
+  bool good = true;          // none of ours failed
+  std::vector<bool> failed;  // for each contender, in whichever round
+};
+
+// Runs them all. A contender that fails, or runs for longer than `longest`, is reported with what it printed, and left
+// out of later rounds. Throws Interrupted.
+RoundsEnd run_rounds(const std::vector<Contender>& contenders, int rounds, const TakeRun& take,
+                     std::chrono::seconds longest);
+
+// The same where contender i adds to results[i], by add(lines). Only those that never failed are left in `results`:
+// what a contender did before it failed is no result. False when one of ours failed.
+template <typename Result>
+bool run_rounds(const std::vector<Contender>& contenders, int rounds, std::vector<Result>& results,
+                std::chrono::seconds longest) {
+  const RoundsEnd end = run_rounds(
+      contenders, rounds, TakeRun([&](std::size_t i, const auto& lines) { results[i].add(lines); }),
+      longest);
+  std::vector<Result> kept;
+  for (std::size_t i = 0; i < results.size(); ++i) {
+    if (!end.failed[i]) kept.push_back(std::move(results[i]));
+  }
+  results = std::move(kept);
+  return end.good;
+}
+
+}  // namespace lockstep::bench

@@ -1,0 +1,178 @@
+#include "bench/step.h"
+
+#include <fmt/format.h>
+#include <lockstep/errors.h>
+
+#include <algorithm>
+#include <cstdlib>
+
+#include "bench/command.h"
+#include "bench/cores.h"
+#include "bench/rounds.h"
+#include "bench/step_cuda.h"
+#include "control/launch/own_file.h"
+
+namespace lockstep::bench {
+namespace {
+
+Contender launched_contender(const StepArguments& arguments, const std::string& name,
+                             const std::string& engine, std::vector<std::string> program) {
+  const auto words = step_job_words(arguments);
+  program.insert(program.end(), words.begin(), words.end());
+  return {name, true, "",
+          launched({arguments.workers, threads_of_a_worker(arguments.workers), engine, program}),
+          allocator_settings()};
+}
+
+// Debian's, which another python3 on the PATH may hide; or that one. Empty without PyTorch.
+std::string python_with_torch() {
+  for (std::string python : {"/usr/bin/python3", "python3"}) {
+    const std::string look =
+        python + " -c 'import importlib.util as u, sys; sys.exit(u.find_spec(\"torch\") is None)'";
+    if (std::system((look + " >/dev/null 2>&1").c_str()) == 0) return python;
+  }
+  return {};
+}
+
+void add_pytorch(const StepArguments& arguments, Field& field) {
+  const std::string script = control::own_file("lockstep_bench_ddp.py");
+  const std::string python = python_with_torch();
+  if (python.empty() || script.empty()) {
+    field.left_out.emplace_back("pytorch-ddp: not found; install python3-torch");
+  } else {
+    field.contenders.push_back(launched_contender(arguments, "pytorch-ddp", "", {python, script}));
+    field.contenders.back().ours = false;
+    field.contenders.back().settings =
+        "Gloo; gradient_as_bucket_view, static_graph, foreach, gradients set to none; pinned";
+  }
+}
+
+struct Own {
+  std::string name;
+  std::string engine;
+  std::string system;  // as the worker program calls it
+  std::string settings;
+};
+
+std::string cores_of_engine(const std::string& engine) {
+  return engine == "gloo" ? "not pinned" : "pinned";
+}
+
+// Only for whoever wants to know what the check costs.
+void add_unchecked(const StepArguments& arguments, std::vector<Own>& systems) {
+  if (!arguments.peers || !asked_for(arguments.peers, kUnchecked)) return;
+  for (const std::string& engine : chosen_engines(arguments.engines)) {
+    systems.push_back({fmt::format("lockstep-{}-{}", engine, kUnchecked), engine,
+                       "trainer-unchecked",
+                       "lockstep::Trainer, no divergence check; " + cores_of_engine(engine)});
+  }
+}
+
+// Those that host several shards on a worker.
+std::vector<Own> accumulating_systems(const StepArguments& arguments) {
+  std::vector<Own> systems;
+  if (asked_for(arguments.peers, kPlainAccumulate)) {
+    systems.push_back(
+        {kPlainAccumulate, "shm", "plain",
+         "LibTorch and torch::optim, autograd adds up, gradients set to none; pinned"});
+  }
+  if (asked_for(arguments.peers, kPlainAccumulateFlat)) {
+    systems.push_back({kPlainAccumulateFlat, "shm", "plain-flat",
+                       "LibTorch and lockstep::optim, autograd adds up; pinned"});
+  }
+  for (const std::string& engine : chosen_engines(arguments.engines)) {
+    systems.push_back({fmt::format("lockstep-{}-fused", engine), engine, "trainer",
+                       "lockstep::Trainer; " + cores_of_engine(engine)});
+  }
+  add_unchecked(arguments, systems);
+  return systems;
+}
+
+std::vector<Own> own_systems(const StepArguments& arguments) {
+  if (arguments.shards > arguments.workers) return accumulating_systems(arguments);
+  std::vector<Own> systems;
+  if (asked_for(arguments.peers, "plain"))
+    systems.push_back(
+        {"plain", "shm", "plain", "LibTorch and torch::optim, gradients set to none; pinned"});
+  if (asked_for(arguments.peers, "plain-zeroed"))
+    systems.push_back({"plain-zeroed", "shm", "plain-zeroed",
+                       "LibTorch and torch::optim, gradients set to zero; pinned"});
+  if (asked_for(arguments.peers, "plain-flat"))
+    systems.push_back({"plain-flat", "shm", "plain-flat", "LibTorch and lockstep::optim; pinned"});
+  for (const std::string& engine : chosen_engines(arguments.engines)) {
+    const std::string cores = cores_of_engine(engine);
+    const std::string name = "lockstep-" + engine;
+    systems.push_back({name, engine, "drop-in", "data_parallel and lockstep::optim; " + cores});
+    systems.push_back({name + "-fused", engine, "trainer", "lockstep::Trainer; " + cores});
+  }
+  add_unchecked(arguments, systems);
+  return systems;
+}
+
+}  // namespace
+
+std::vector<std::string> step_job_words(const StepArguments& arguments) {
+  return {arguments.model,
+          std::to_string(arguments.batch),
+          arguments.optimizer,
+          fmt::format("{}", arguments.seconds),
+          std::to_string(arguments.iterations),
+          arguments.device,
+          arguments.precision,
+          arguments.gpt_size,
+          std::to_string(arguments.context),
+          std::to_string(arguments.bucket_bytes)};
+}
+
+int threads_of_a_worker(int workers) {
+  return std::max(static_cast<int>(allowed_cores().size()) / workers, 1);
+}
+
+Field step_field(const StepArguments& arguments) {
+  const bool accumulates = arguments.shards > arguments.workers;
+  if (accumulates) {
+    check_peers(arguments.peers, {kPlainAccumulate, kPlainAccumulateFlat, kUnchecked});
+  } else {
+    check_peers(arguments.peers,
+                {"plain", "plain-zeroed", "plain-flat", "pytorch-ddp", kUnchecked});
+  }
+  const std::string program = control::own_file("lockstep-train");
+  Field field;
+  for (const Own& own : own_systems(arguments)) {
+    if (program.empty()) {
+      throw Unavailable(
+          "this build of Lockstep has no LibTorch layer, which `bench step` needs: install "
+          "libtorch-dev and build again");
+    }
+    field.contenders.push_back(
+        launched_contender(arguments, own.name, own.engine,
+                           {program, "bench-step", own.system, std::to_string(arguments.shards)}));
+    field.contenders.back().settings = own.settings;
+  }
+  if (!accumulates && asked_for(arguments.peers, "pytorch-ddp")) add_pytorch(arguments, field);
+  return field;
+}
+
+int bench_step(const std::vector<std::string>& words) {
+  const StepArguments arguments = parse_step_arguments(words);
+  if (arguments.device == "cuda") return bench_cuda_step(arguments);
+  const Field field = step_field(arguments);
+  if (field.contenders.empty()) throw BadInput("nothing to measure: no engine and no peer is left");
+  announce(arguments, field);
+  StepReport report{.workers = arguments.workers,
+                    .shards = arguments.shards,
+                    .threads = threads_of_a_worker(arguments.workers),
+                    .model = arguments.model,
+                    .batch = arguments.batch,
+                    .optimizer = arguments.optimizer,
+                    .bucket_bytes = arguments.bucket_bytes,
+                    .results = {}};
+  for (const Contender& contender : field.contenders)
+    report.results.push_back({contender.name, contender.settings, {}, {}, {}});
+  const bool good =
+      run_rounds(field.contenders, arguments.rounds, report.results, longest_run(arguments));
+  finish(arguments, {as_json(report), as_table(report), as_plot(report)});
+  return good ? 0 : 1;
+}
+
+}  // namespace lockstep::bench

@@ -1,0 +1,33 @@
+// The training loops that `bench step` compares.
+#pragma once
+
+#include <lockstep/world.h>
+
+#include <cstdint>
+#include <optional>
+#include <string>
+#include <vector>
+
+#include "bench/step/job.h"
+
+namespace lockstep::bench {
+
+struct StepTimes {
+  std::vector<double> ms;  // one for each step of this worker
+  double state_mb = 0;     // parameters and optimizer state of this worker; not known on cuda
+
+  // Of the last step, where it has a replica.
+  std::optional<std::int64_t> buckets;
+  std::optional<std::int64_t> buckets_before_end;  // reduced before the last gradient was there
+
+  // Of all steps, where a Trainer ran them.
+  std::optional<std::int64_t> graph_shards;  // that ran as CUDA graphs
+  std::optional<std::int64_t> eager_shards;
+  std::string eager_reason;  // why some did not that might have; empty: none
+};
+
+// Runs the job's system. Collective: warm-up, the number of steps, and the moment of the first are agreed
+// between workers; in `plain` and `plain-flat` they say nothing to each other after that.
+StepTimes run_steps(const StepJob& job, World& world);
+
+}  // namespace lockstep::bench

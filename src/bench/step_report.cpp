@@ -1,0 +1,149 @@
+#include <fmt/format.h>
+#include <lockstep/errors.h>
+
+#include <nlohmann/json.hpp>
+#include <set>
+
+#include "bench/plot.h"
+#include "bench/statistics.h"
+#include "bench/step.h"
+
+namespace lockstep::bench {
+namespace {
+
+// What efficiency is measured against.
+const char* base_of(const StepReport& report) {
+  return report.shards > report.workers ? kPlainAccumulate : "plain";
+}
+
+struct StepRow {
+  const StepResult* result = nullptr;
+  Summary ms;
+  double samples_per_second = 0;
+  double efficiency = 0;  // 0: the base was not measured
+  double pss_mb = 0;
+  double state_mb = 0;
+};
+
+std::vector<StepRow> rows_of(const StepReport& report) {
+  std::vector<StepRow> rows;
+  double base_ms = 0;
+  for (const StepResult& result : report.results) {
+    StepRow row{&result, summarise(result.step_ms)};
+    row.samples_per_second =
+        1000.0 * static_cast<double>(report.batch) * report.shards / row.ms.p50;
+    row.pss_mb = summarise(result.pss_mb).p50;
+    row.state_mb = summarise(result.state_mb).p50;
+    if (result.system == base_of(report)) base_ms = row.ms.p50;
+    rows.push_back(row);
+  }
+  for (StepRow& row : rows) row.efficiency = base_ms / row.ms.p50;
+  return rows;
+}
+
+std::string title_of(const StepReport& report) {
+  const std::string shards =
+      report.shards > report.workers ? fmt::format("{} shards on ", report.shards) : "";
+  return fmt::format("training steps of {}, {}{} worker{} of {} thread{}, batch {} each, {}",
+                     report.model, shards, report.workers, report.workers == 1 ? "" : "s",
+                     report.threads, report.threads == 1 ? "" : "s", report.batch,
+                     report.optimizer);
+}
+
+// What hosting several shards costs over a plain accumulation, and what the divergence check costs, as a ratio: two digits
+// more than in a column of per cent.
+std::string costs_of(const std::vector<StepRow>& rows) {
+  std::string text;
+  for (const StepRow& base : rows) {
+    const bool unchecked = base.result->system.ends_with(kUnchecked);
+    if (!unchecked && !base.result->system.starts_with("plain-accumulate")) continue;
+    for (const StepRow& row : rows) {
+      if (!row.result->system.ends_with("-fused")) continue;
+      text += fmt::format("{} takes {:.3f} times the time of {}\n", row.result->system,
+                          row.ms.p50 / base.ms.p50, base.result->system);
+    }
+  }
+  return text.empty() ? "" : text + "\n";
+}
+
+}  // namespace
+
+void StepResult::add(const std::vector<std::string>& lines) {
+  if (lines.empty()) throw BadInput("it printed no times");
+  std::set<int> ranks;
+  double pss = 0;
+  double state = 0;
+  for (const std::string& line : lines) {
+    const auto json = nlohmann::json::parse(line);
+    const auto times = json.at("step_ms").get<std::vector<double>>();
+    if (times.empty()) throw BadInput("it timed no step");
+    step_ms.insert(step_ms.end(), times.begin(), times.end());
+    if (!ranks.insert(json.at("rank").get<int>()).second)
+      continue;  // the rest is on its first line
+    pss += json.at("pss_mb").get<double>();
+    state += json.at("state_mb").get<double>();
+  }
+  pss_mb.push_back(pss);
+  state_mb.push_back(state);
+}
+
+std::string as_json(const StepReport& report) {
+  auto array = nlohmann::ordered_json::array();
+  for (const StepRow& row : rows_of(report)) {
+    nlohmann::ordered_json object = {{"system", row.result->system},
+                                     {"workers", report.workers},
+                                     {"shards", report.shards},
+                                     {"threads", report.threads},
+                                     {"model", report.model},
+                                     {"batch", report.batch},
+                                     {"optimizer", report.optimizer},
+                                     {"bucket_bytes", report.bucket_bytes},
+                                     {"step_ms_p50", row.ms.p50},
+                                     {"step_ms_p99", row.ms.p99},
+                                     {"step_ms_q1", row.ms.q1},
+                                     {"step_ms_q3", row.ms.q3},
+                                     {"steps", row.ms.samples},
+                                     {"samples_per_second", row.samples_per_second},
+                                     {"efficiency", nullptr},
+                                     {"efficiency_base", base_of(report)},
+                                     {"pss_mb", row.pss_mb},
+                                     {"state_mb", row.state_mb},
+                                     {"settings", row.result->settings}};
+    if (row.efficiency > 0) object["efficiency"] = row.efficiency;
+    array.push_back(std::move(object));
+  }
+  return array.dump(2) + "\n";
+}
+
+std::string as_table(const StepReport& report) {
+  std::string text =
+      fmt::format("{}; times in ms, memory of all workers together in MB\n\n", title_of(report));
+  const auto rows = rows_of(report);
+  const std::string base = fmt::format("of {}", base_of(report));
+  text += fmt::format("{:<22} {:>8}  {:>18}  {:>8}  {:>9}  {:>19}  {:>7}  {:>7}\n", "system", "p50",
+                      "quartiles", "p99", "samples/s", base, "memory", "state");
+  for (const StepRow& row : rows) {
+    const std::string efficiency =
+        row.efficiency > 0 ? fmt::format("{:.0f} %", 100 * row.efficiency) : "";
+    text += fmt::format(
+        "{:<22} {:>8.2f}  {:>7.2f} to {:>7.2f}  {:>8.2f}  {:>9.0f}  {:>19}  {:>7.0f}  {:>7.1f}\n",
+        row.result->system, row.ms.p50, row.ms.q1, row.ms.q3, row.ms.p99, row.samples_per_second,
+        efficiency, row.pss_mb, row.state_mb);
+  }
+  text += "\n" + costs_of(rows);
+  for (const auto& result : report.results)
+    text += fmt::format("{:<22} {}\n", result.system, result.settings);
+  return text + fmt::format("{:<22} {}\n", "all", spoken(allocator_settings()));
+}
+
+std::string as_plot(const StepReport& report) {
+  BarPlot plot;
+  plot.title = title_of(report);
+  plot.caption = "milliseconds a step: median, and quartiles; shorter is better";
+  for (const StepRow& row : rows_of(report))
+    plot.bars.push_back({row.result->system, row.ms.p50, row.ms.q1, row.ms.q3,
+                         row.result->system.starts_with("lockstep")});
+  return draw(plot);
+}
+
+}  // namespace lockstep::bench

@@ -1,0 +1,480 @@
+// What one thread of a device does with a chunk: the same text for the device's compiler and, in the tests, for the
+// host's.
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+#include <type_traits>
+
+#include "base/check.h"
+#include "flat/device_update.h"
+
+#if LOCKSTEP_ON_DEVICE
+#define LOCKSTEP_UNROLL _Pragma("unroll")
+#define LOCKSTEP_UNROLL_16 _Pragma("unroll 16")
+#else
+#define LOCKSTEP_UNROLL
+#define LOCKSTEP_UNROLL_16
+#endif
+
+namespace lockstep::flat::element {
+
+using element::add;
+using element::bits_of;
+using element::multiply;
+using element::Pack;
+using element::Stored;
+
+// Which type each value has. Kept: of what is updated, and of its states.
+template <typename ParameterType, typename GradientType, bool kMastersThere>
+struct Types {
+  using Parameter = ParameterType;
+  using Gradient = GradientType;
+  static constexpr bool kMasters = kMastersThere;
+  using Kept = std::conditional_t<kMasters, float, Parameter>;
+  using Real = typename Stored<Kept>::Sum;
+  static constexpr bool kWideGradient = !std::is_same_v<Parameter, Gradient>;
+  using Word = std::conditional_t<sizeof(Kept) == 8, std::uint64_t, std::uint32_t>;  // of a parity
+  // Elements that a thread moves at a time: 16 bytes of the widest.
+  static constexpr int kWidth =
+      16 / static_cast<int>(sizeof(Kept) > sizeof(Gradient) ? sizeof(Kept) : sizeof(Gradient));
+};
+
+// A value as it would be after it was stored.
+template <typename Kept, typename Real>
+LOCKSTEP_DEVICE Real rounded(Real value) {
+  return Stored<Kept>::load(Stored<Kept>::store(value));
+}
+
+// A gradient in the type of what is kept.
+template <typename Of>
+LOCKSTEP_DEVICE typename Of::Real kept_gradient(typename Of::Gradient gradient) {
+  const auto value = Stored<typename Of::Gradient>::load(gradient);
+  if constexpr (sizeof(typename Of::Gradient) > sizeof(typename Of::Kept))
+    return rounded<typename Of::Kept>(value);
+  else
+    return value;
+}
+
+// Where a chunk begins in a flat memory.
+template <typename T>
+LOCKSTEP_DEVICE T* flat_at(void* flat, const EntryPlace& place, const Chunk& chunk, bool wide) {
+  auto* const entry = static_cast<std::byte*>(flat) + (wide ? place.wide_offset : place.offset);
+  return reinterpret_cast<T*>(entry) + std::size_t{chunk.block} * plan::kBlockElements;
+}
+
+// Where its gradients begin; null for zeros.
+template <typename Of>
+LOCKSTEP_DEVICE const typename Of::Gradient* gradient_at(const DeviceGradients& gradients,
+                                                         const EntryPlace& place,
+                                                         const Chunk& chunk) {
+  using Gradient = typename Of::Gradient;
+  if (gradients.entries == nullptr)
+    return flat_at<Gradient>(const_cast<void*>(gradients.flat), place, chunk, Of::kWideGradient);
+  const auto* const entry = static_cast<const Gradient*>(gradients.entries[chunk.entry]);
+  if (entry == nullptr) return nullptr;
+  return entry + std::size_t{chunk.block} * plan::kBlockElements;
+}
+
+LOCKSTEP_DEVICE bool aligned(const void* data, std::size_t bytes) {
+  return reinterpret_cast<std::uintptr_t>(data) % bytes == 0;
+}
+
+template <int kWidth, typename T>
+LOCKSTEP_DEVICE Pack<T, kWidth> load_pack(const T* from, std::uint32_t index) {
+  return reinterpret_cast<const Pack<T, kWidth>*>(from)[index];
+}
+#if LOCKSTEP_ON_DEVICE
+// As many bytes as the device loads at once.
+template <std::size_t kBytes>
+struct Loaded;
+template <>
+struct Loaded<16> {
+  using Type = uint4;
+};
+template <>
+struct Loaded<8> {
+  using Type = uint2;
+};
+template <>
+struct Loaded<4> {
+  using Type = unsigned int;
+};
+template <>
+struct Loaded<2> {
+  using Type = unsigned short;
+};
+#endif
+// The same of what no kernel writes at the time, wherever its address came from.
+template <int kWidth, typename T>
+LOCKSTEP_DEVICE Pack<T, kWidth> load_constant_pack(const T* from, std::uint32_t index) {
+#if LOCKSTEP_ON_DEVICE
+  const auto loaded =
+      __ldg(reinterpret_cast<const typename Loaded<sizeof(T) * kWidth>::Type*>(from) + index);
+  Pack<T, kWidth> pack;
+  memcpy(&pack, &loaded, sizeof(pack));
+  return pack;
+#else
+  return load_pack<kWidth>(from, index);
+#endif
+}
+template <int kWidth, typename T>
+LOCKSTEP_DEVICE void store_pack(const Pack<T, kWidth>& pack, T* to, std::uint32_t index) {
+  reinterpret_cast<Pack<T, kWidth>*>(to)[index] = pack;
+}
+// The same of what nobody wants before the next update: it leaves the caches first.
+template <int kWidth, typename T>
+LOCKSTEP_DEVICE Pack<T, kWidth> load_passing_pack(const T* from, std::uint32_t index) {
+#if LOCKSTEP_ON_DEVICE
+  const auto loaded =
+      __ldcs(reinterpret_cast<const typename Loaded<sizeof(T) * kWidth>::Type*>(from) + index);
+  Pack<T, kWidth> pack;
+  memcpy(&pack, &loaded, sizeof(pack));
+  return pack;
+#else
+  return load_pack<kWidth>(from, index);
+#endif
+}
+template <int kWidth, typename T>
+LOCKSTEP_DEVICE void store_passing_pack(const Pack<T, kWidth>& pack, T* to, std::uint32_t index) {
+#if LOCKSTEP_ON_DEVICE
+  typename Loaded<sizeof(T) * kWidth>::Type stored;
+  memcpy(&stored, &pack, sizeof(pack));
+  __stcs(reinterpret_cast<decltype(stored)*>(to) + index, stored);
+#else
+  store_pack<kWidth>(pack, to, index);
+#endif
+}
+
+// The rules behind one interface: how many states, and the formula.
+struct PlainSgd {
+  static constexpr int kStates = 0;
+  template <typename T>
+  LOCKSTEP_DEVICE static void apply(T& p, T g, T (&)[1], const SgdNumbers<T>& of) {
+    sgd(p, g, of, form_of(of));
+  }
+};
+struct MomentumSgd {
+  static constexpr int kStates = 1;
+  template <typename T>
+  LOCKSTEP_DEVICE static void apply(T& p, T g, T (&states)[1], const SgdNumbers<T>& of) {
+    sgd(p, g, states[0], of, form_of(of));
+  }
+};
+struct Adam {
+  static constexpr int kStates = 2;
+  template <typename T>
+  LOCKSTEP_DEVICE static void apply(T& p, T g, T (&states)[2], const AdamNumbers<T>& of) {
+    adam(p, g, states[0], states[1], of, form_of(of));
+  }
+};
+
+// The parities of what a thread has read and written, in as many bits as the widest of it has.
+template <typename Word>
+struct Seen {
+  Word before = 0;
+  Word after = 0;
+  Word applied = 0;
+};
+
+// A chunk's part of every memory, and what its gradients are multiplied by.
+template <typename Of>
+struct Parts {
+  typename Of::Parameter* parameter;
+  typename Of::Kept* kept;
+  typename Of::Kept* states[2];
+  const typename Of::Gradient* gradient;
+  bool loose;  // left where backward made it: 0 + g
+  bool scaled;
+  typename Of::Real factor;
+
+  LOCKSTEP_DEVICE static Parts of(const UpdateTask& task, const EntryPlace& place,
+                                  const Chunk& chunk) {
+    using Kept = typename Of::Kept;
+    Parts parts;
+    parts.parameter = flat_at<typename Of::Parameter>(task.parameters, place, chunk, false);
+    if constexpr (Of::kMasters) {
+      parts.kept = flat_at<Kept>(task.masters, place, chunk, true);
+    } else {
+      parts.kept = parts.parameter;
+    }
+    for (int i = 0; i < 2; ++i) {
+      parts.states[i] = nullptr;
+      if (task.states[i] != nullptr)
+        parts.states[i] = flat_at<Kept>(task.states[i], place, chunk, task.wide_states);
+    }
+    parts.gradient = gradient_at<Of>(task.gradients, place, chunk);
+    parts.loose = task.gradients.entries != nullptr;
+    parts.scaled = task.factor != nullptr;
+    parts.factor = static_cast<typename Of::Real>(parts.scaled ? *task.factor : 1.0);
+    return parts;
+  }
+};
+
+// How an update goes over memory. Of all that it touches only parameters are wanted soon, by the next forward pass. Where
+// caches hold a good part of them, and of the gradients that backward has just made, everything else passes them by.
+enum class Caching : std::uint8_t { kPlain, kPassing };
+
+// Some neighbouring elements between memory and registers.
+template <typename Of, typename Rule, int kWidth, bool kWatched, Caching kCaching>
+struct Held {
+  using Kept = typename Of::Kept;
+  using Real = typename Of::Real;
+  using Word = typename Of::Word;
+  static constexpr int kStates = Rule::kStates > 0 ? Rule::kStates : 1;
+  static constexpr bool kPasses = kCaching == Caching::kPassing;
+
+  Pack<Kept, kWidth> kept;
+  Pack<Kept, kWidth> states[kStates];
+  Pack<typename Of::Gradient, kWidth> gradient;
+  Pack<typename Of::Parameter, kWidth> parameter;  // beside masters
+
+  LOCKSTEP_DEVICE void load(const Parts<Of>& parts, std::uint32_t index) {
+    if constexpr (kWidth == 1) gradient = {};
+    if (kWidth > 1 || parts.gradient != nullptr)
+      gradient = kPasses ? load_passing_pack<kWidth>(parts.gradient, index)
+                         : load_constant_pack<kWidth>(parts.gradient, index);
+    kept = load_pack<kWidth>(parts.kept, index);
+    LOCKSTEP_UNROLL
+    for (int i = 0; i < Rule::kStates; ++i)
+      states[i] = kPasses ? load_passing_pack<kWidth>(parts.states[i], index)
+                          : load_pack<kWidth>(parts.states[i], index);
+    if constexpr (Of::kMasters && kWatched) parameter = load_pack<kWidth>(parts.parameter, index);
+  }
+
+  template <typename Numbers>
+  LOCKSTEP_DEVICE void update(const Parts<Of>& parts, const Numbers& of, Seen<Word>& seen) {
+    LOCKSTEP_UNROLL
+    for (int k = 0; k < kWidth; ++k) {
+      Real value = Stored<Kept>::load(kept.at[k]);
+      Real held[kStates] = {};
+      if (kWatched) seen.before ^= bits(k);
+      LOCKSTEP_UNROLL
+      for (int i = 0; i < Rule::kStates; ++i) held[i] = Stored<Kept>::load(states[i].at[k]);
+      Real g = kept_gradient<Of>(gradient.at[k]);
+      if (parts.loose) g = add(Real{0}, g);
+      if (parts.scaled) g = rounded<Kept>(multiply(g, parts.factor));
+      if (kWatched) seen.applied ^= bits_of(Stored<Kept>::store(g));
+      Rule::apply(value, g, held, of);
+      kept.at[k] = Stored<Kept>::store(value);
+      if constexpr (Of::kMasters)
+        parameter.at[k] = Stored<typename Of::Parameter>::store(kept.at[k]);
+      LOCKSTEP_UNROLL
+      for (int i = 0; i < Rule::kStates; ++i) states[i].at[k] = Stored<Kept>::store(held[i]);
+      if (kWatched) seen.after ^= bits(k);
+    }
+  }
+
+  LOCKSTEP_DEVICE void store(const Parts<Of>& parts, std::uint32_t index) const {
+    store_pack<kWidth>(kept, parts.kept, index);
+    LOCKSTEP_UNROLL
+    for (int i = 0; i < Rule::kStates; ++i) {
+      if constexpr (kPasses) {
+        store_passing_pack<kWidth>(states[i], parts.states[i], index);
+      } else {
+        store_pack<kWidth>(states[i], parts.states[i], index);
+      }
+    }
+    if constexpr (Of::kMasters) store_pack<kWidth>(parameter, parts.parameter, index);
+  }
+
+ private:
+  // Of one element's kept value, its states and, beside a master, itself.
+  LOCKSTEP_DEVICE Word bits(int k) const {
+    Word all = bits_of(kept.at[k]);
+    LOCKSTEP_UNROLL
+    for (int i = 0; i < Rule::kStates; ++i) all ^= bits_of(states[i].at[k]);
+    if constexpr (Of::kMasters) all ^= bits_of(parameter.at[k]);
+    return all;
+  }
+};
+
+// A thread of a block of them.
+struct Thread {
+  std::uint32_t index;
+  std::uint32_t of;
+};
+
+// Packs begin … end−1 of a chunk, two on their way at a time where registers hold them.
+template <typename Of, typename Rule, int kWidth, bool kWatched, Caching kCaching, typename Numbers>
+LOCKSTEP_DEVICE void update_packs(const Parts<Of>& parts, const Numbers& numbers,
+                                  std::uint32_t begin, std::uint32_t end, Thread thread,
+                                  Seen<typename Of::Word>& seen) {
+  constexpr std::uint32_t kAhead = kWidth > 4 ? 1 : 2;
+  for (std::uint32_t i = begin + thread.index; i < end; i += kAhead * thread.of) {
+    Held<Of, Rule, kWidth, kWatched, kCaching> held[kAhead];
+    LOCKSTEP_UNROLL
+    for (std::uint32_t ahead = 0; ahead < kAhead; ++ahead) {
+      if (i + ahead * thread.of < end) held[ahead].load(parts, i + ahead * thread.of);
+    }
+    LOCKSTEP_UNROLL
+    for (std::uint32_t ahead = 0; ahead < kAhead; ++ahead) {
+      if (i + ahead * thread.of >= end) continue;
+      held[ahead].update(parts, numbers, seen);
+      held[ahead].store(parts, i + ahead * thread.of);
+    }
+  }
+}
+
+template <typename Of, typename Rule, bool kWatched, Caching kCaching, typename Numbers>
+LOCKSTEP_DEVICE void update_parts(const Parts<Of>& parts, const Numbers& numbers,
+                                  std::uint32_t count, Thread thread,
+                                  Seen<typename Of::Word>& seen) {
+  constexpr int kWidth = Of::kWidth;
+  // A parameter without a gradient is rare, and not worth a branch where it is fast.
+  const bool packed =
+      parts.gradient != nullptr && aligned(parts.gradient, kWidth * sizeof(typename Of::Gradient));
+  const std::uint32_t packs = packed ? count / kWidth : 0;
+  update_packs<Of, Rule, kWidth, kWatched, kCaching>(parts, numbers, 0, packs, thread, seen);
+  update_packs<Of, Rule, 1, kWatched, kCaching>(parts, numbers, packs * kWidth, count, thread,
+                                                seen);
+}
+
+template <typename Of, UpdateRule kRule, bool kWatched, Caching kCaching = Caching::kPlain>
+LOCKSTEP_DEVICE Seen<typename Of::Word> update_chunk(const UpdateTask& task, const Chunk& chunk,
+                                                     Thread thread) {
+  using Real = typename Of::Real;
+  const EntryPlace place = task.range.tables.places[chunk.entry];
+  const auto parts = Parts<Of>::of(task, place, chunk);
+  Seen<typename Of::Word> seen;
+  const void* const all =
+      task.numbers != nullptr ? task.numbers : static_cast<const void*>(task.few);
+  if constexpr (kRule == UpdateRule::kAdam) {
+    const auto* const numbers = static_cast<const AdamNumbers<double>*>(all);
+    update_parts<Of, Adam, kWatched, kCaching>(parts, in<Real>(numbers[chunk.rule]), chunk.count,
+                                               thread, seen);
+  } else {
+    const auto& numbers = static_cast<const SgdNumbers<double>*>(all)[chunk.rule];
+    if (numbers.momentum == 0) {
+      update_parts<Of, PlainSgd, kWatched, kCaching>(parts, in<Real>(numbers), chunk.count, thread,
+                                                     seen);
+    } else {
+      update_parts<Of, MomentumSgd, kWatched, kCaching>(parts, in<Real>(numbers), chunk.count,
+                                                        thread, seen);
+    }
+  }
+  return seen;
+}
+
+// Lane `lane` of sum_of_squares over a block of a chunk.
+template <typename Of>
+LOCKSTEP_DEVICE double lane_of_squares(const typename Of::Gradient* from, std::uint32_t count,
+                                       std::uint32_t lane) {
+  double sum = 0;
+  LOCKSTEP_UNROLL_16
+  for (std::uint32_t i = lane; i < count; i += kSquareLanes) {
+    const auto gradient = load_constant_pack<1>(from, i).at[0];
+    const auto value = static_cast<double>(kept_gradient<Of>(gradient));
+    sum = add(sum, multiply(value, value));
+  }
+  return sum;
+}
+
+// A tile of the tree over squares (plan::tree_sum): kTile values, or as many as are left. Level by level, a node becomes
+// the sum of the two of the level below; the last one has no right neighbour at times, and is passed up as it is. A tile
+// that is not the last is a node of the tree over all, so the sums of tiles are added up in tiles again.
+inline constexpr std::uint32_t kTile = 2048;
+LOCKSTEP_DEVICE void tile_level(double* tile, std::uint32_t count, std::uint32_t half,
+                                Thread thread) {
+  for (std::uint32_t i = thread.index * 2 * half; i + half < count; i += thread.of * 2 * half)
+    tile[i] = add(tile[i], tile[i + half]);
+}
+
+// As optim/step.cpp, and torch::nn::utils::clip_grad_norm_.
+LOCKSTEP_DEVICE Clipping clipping_of(double squares, double most) {
+  Clipping clipping;
+  clipping.norm = element::square_root(squares);
+  const double factor = element::divide(most, add(clipping.norm, 1e-6));
+  clipping.factor = most > 0 && factor < 1 ? factor : 1;
+  clipping.skip = clipping.norm - clipping.norm == 0 ? 0 : 1;
+  return clipping;
+}
+
+// Flat = 0 + From, or Flat + From, four packs on their way at a time.
+template <typename From, typename Flat, int kWidth>
+LOCKSTEP_DEVICE void gather_packs(const From* from, Flat* flat, bool adds, std::uint32_t begin,
+                                  std::uint32_t end, Thread thread) {
+  using Sum = typename Stored<Flat>::Sum;
+  constexpr std::uint32_t kAhead = 4;
+  for (std::uint32_t i = begin + thread.index; i < end; i += kAhead * thread.of) {
+    Pack<From, kWidth> given[kAhead] = {};
+    Pack<Flat, kWidth> there[kAhead] = {};
+    LOCKSTEP_UNROLL
+    for (std::uint32_t ahead = 0; ahead < kAhead; ++ahead) {
+      const std::uint32_t at = i + ahead * thread.of;
+      if (at < end && from != nullptr) given[ahead] = load_constant_pack<kWidth>(from, at);
+      if (at < end && adds) there[ahead] = load_pack<kWidth>(flat, at);
+    }
+    LOCKSTEP_UNROLL
+    for (std::uint32_t ahead = 0; ahead < kAhead; ++ahead) {
+      LOCKSTEP_UNROLL
+      for (int k = 0; k < kWidth; ++k) {
+        const Sum sum = add(Stored<Flat>::load(there[ahead].at[k]),
+                            static_cast<Sum>(Stored<From>::load(given[ahead].at[k])));
+        there[ahead].at[k] = Stored<Flat>::store(sum);
+      }
+      if (i + ahead * thread.of < end) store_pack(there[ahead], flat, i + ahead * thread.of);
+    }
+  }
+}
+
+template <typename From, typename Flat>
+LOCKSTEP_DEVICE void gather_all(const From* from, Flat* flat, bool adds, std::uint32_t count,
+                                Thread thread) {
+  constexpr int kWidth = 16 / sizeof(Flat);
+  const bool packed = aligned(from, kWidth * sizeof(From)) && aligned(flat, 16);
+  const std::uint32_t packs = packed ? count / kWidth : 0;
+  gather_packs<From, Flat, kWidth>(from, flat, adds, 0, packs, thread);
+  gather_packs<From, Flat, 1>(from, flat, adds, packs * kWidth, count, thread);
+}
+
+template <typename From, typename Flat>
+LOCKSTEP_DEVICE void gather_chunk(const GatherTask& task, const Chunk& chunk, Thread thread) {
+  const auto* from = static_cast<const From*>(task.entries[chunk.entry]);
+  if (from == nullptr && task.adds) return;
+  if (reinterpret_cast<std::uintptr_t>(from) == kLeftAlone) return;
+  if (from != nullptr) from += std::size_t{chunk.block} * plan::kBlockElements;
+  Flat* const flat =
+      flat_at<Flat>(task.flat, task.range.tables.places[chunk.entry], chunk, task.wide);
+  gather_all(from, flat, task.adds, chunk.count, thread);
+}
+
+// Calls with<Types>() for what lies in a range. Other types are a bug of the caller.
+template <typename Half, typename With>
+void choose_half(DType gradient, bool masters, const With& with) {
+  const bool wide = gradient == DType::kFloat32;
+  if (masters && wide) return with.template operator()<Types<Half, float, true>>();
+  if (masters) return with.template operator()<Types<Half, Half, true>>();
+  if (wide) return with.template operator()<Types<Half, float, false>>();
+  return with.template operator()<Types<Half, Half, false>>();
+}
+template <typename With>
+void choose_types(DType dtype, DType gradient, bool masters, const With& with) {
+  const bool half = dtype == DType::kFloat16 || dtype == DType::kBFloat16;
+  LOCKSTEP_CHECK(gradient == dtype || (half && gradient == DType::kFloat32),
+                 "gradients have the type of their parameters, or float32 for half types");
+  LOCKSTEP_CHECK(half || !masters, "only half types have masters");
+  if (dtype == DType::kFloat16) return choose_half<element::Float16>(gradient, masters, with);
+  if (dtype == DType::kBFloat16) return choose_half<element::BFloat16>(gradient, masters, with);
+  if (dtype == DType::kFloat64) return with.template operator()<Types<double, double, false>>();
+  LOCKSTEP_CHECK(dtype == DType::kFloat32, "optimizers know floating-point types");
+  return with.template operator()<Types<float, float, false>>();
+}
+
+// Calls with<From, Flat>() for what is gathered.
+template <typename With>
+void choose_gather(DType from, DType flat, const With& with) {
+  using element::BFloat16, element::Float16;
+  const bool wide = from != flat;
+  LOCKSTEP_CHECK(!wide || flat == DType::kFloat32, "wide sums of half types are float32");
+  if (from == DType::kFloat16 && wide) return with.template operator()<Float16, float>();
+  if (from == DType::kBFloat16 && wide) return with.template operator()<BFloat16, float>();
+  LOCKSTEP_CHECK(!wide, "only half types have wide sums");
+  if (from == DType::kFloat16) return with.template operator()<Float16, Float16>();
+  if (from == DType::kBFloat16) return with.template operator()<BFloat16, BFloat16>();
+  if (from == DType::kFloat64) return with.template operator()<double, double>();
+  LOCKSTEP_CHECK(from == DType::kFloat32, "optimizers know floating-point types");
+  return with.template operator()<float, float>();
+}
+
+}  // namespace lockstep::flat::element

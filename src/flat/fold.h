@@ -1,0 +1,47 @@
+// Arithmetic on stretches of elements. Every function gives the bits of its scalar definition,
+// whatever instructions the processor has (dispatch.h) and wherever the stretch begins.
+#pragma once
+
+#include <lockstep/buffer.h>
+
+#include <array>
+#include <cstddef>
+
+#include "flat/half.h"
+
+namespace lockstep::flat {
+
+// Elements of a piece: two operands and a result of 8 bytes each stay within a first-level cache.
+inline constexpr std::size_t kPiece = 1024;
+
+// How two elements become one: (left op right) · factor. Half types are computed in float32 and
+// rounded once; others in their own type, to which the factor is rounded first. Whole numbers wrap,
+// and have no factor but 1. A factor of 1 multiplies nothing.
+struct Fold {
+  DType dtype = DType::kFloat32;
+  ReduceOp op = ReduceOp::kSum;
+  double factor = 1;
+};
+
+// out[i] = left[i] op right[i]. `out` may be either operand. A NaN stays one.
+void combine(const Fold& fold, const void* left, const void* right, void* out, std::size_t count);
+inline void combine(DType dtype, ReduceOp op, const void* left, const void* right, void* out,
+                    std::size_t count) {
+  combine(Fold{dtype, op}, left, right, out, count);
+}
+
+// out[i] = ((a[i] + b[i]) + (c[i] + d[i])) · factor for float32 and float64: three sums in one pass. `out` may be any
+// operand.
+void add_four(const Fold& fold, const std::array<const void*, 4>& operands, void* out,
+              std::size_t count);
+
+// out[i] = from[i] · factor, as above. `out` may be `from`.
+void scale(DType dtype, double factor, const void* from, void* out, std::size_t count);
+
+// The sum of the squares of at most kPiece floating-point elements, in float64:
+//   lane l of kSquareLanes adds the squares of elements l, l + kSquareLanes, … one after the other;
+//   then lane l becomes lane 2l + lane 2l+1 until one is left.
+inline constexpr std::size_t kSquareLanes = 16;
+double sum_of_squares(DType dtype, const void* from, std::size_t count);
+
+}  // namespace lockstep::flat

@@ -1,0 +1,113 @@
+// The kernel of an update, for the device's compiler: one block of threads per chunk.
+//
+//   bytes    every operand is read once and written once, in packs of 16 bytes
+//   flight   each thread asks for two packs of every operand before it computes: 128 bytes of AdamW in float32, 128 KiB a
+//            multiprocessor of four blocks, some four times what a device needs on its way to be as fast as its memory
+#pragma once
+
+#include "flat/cuda/check.h"
+#include "flat/cuda/launch.h"
+#include "flat/device_chunk.h"
+
+namespace lockstep::flat {
+
+// What the threads of a warp have seen, together.
+__device__ __forceinline__ std::uint32_t of_warp(std::uint32_t seen) {
+#if __CUDA_ARCH__ >= 800
+  return __reduce_xor_sync(0xffffffffU, seen);
+#else
+  for (int distance = 16; distance > 0; distance /= 2)
+    seen ^= __shfl_xor_sync(0xffffffffU, seen, distance);
+  return seen;
+#endif
+}
+__device__ __forceinline__ std::uint64_t of_warp(std::uint64_t seen) {
+  const auto low = of_warp(static_cast<std::uint32_t>(seen));
+  const auto high = of_warp(static_cast<std::uint32_t>(seen >> 32));
+  return static_cast<std::uint64_t>(high) << 32 | low;
+}
+
+// XORs what a warp has seen to the words of a piece: each warp by itself, so that none waits for the others. All of its
+// threads call it.
+template <typename Word>
+__device__ __forceinline__ void note(const element::Seen<Word>& seen, const WatchedWords& words,
+                                     std::uint32_t piece) {
+  const Word before = of_warp(seen.before);
+  const Word after = of_warp(seen.after);
+  const Word applied = of_warp(seen.applied);
+  const unsigned lane = threadIdx.x % 32;
+  if (lane >= 3) return;
+  unsigned long long* const to = lane == 0 ? words.before : lane == 1 ? words.after : words.applied;
+  atomicXor(to + piece, lane == 0 ? before : lane == 1 ? after : applied);
+}
+
+// By one block of threads.
+__device__ __forceinline__ void write(const Note& note) {
+  const auto* const from = static_cast<const unsigned char*>(note.from);
+  auto* const to = static_cast<unsigned char*>(note.to);
+  for (unsigned i = threadIdx.x; i < note.bytes; i += blockDim.x) to[i] = from[i];
+}
+
+// Blocks of threads that a multiprocessor holds at a time: masters that are watched take more registers than four leave.
+template <typename Of, bool kWatched>
+inline constexpr int kResident = kWatched&& Of::kMasters ? 3 : 4;
+
+template <typename Of, UpdateRule kRule, bool kWatched, element::Caching kCaching>
+__global__ void __launch_bounds__(cuda::kThreads, kResident<Of, kWatched>)
+    update_kernel(const __grid_constant__ UpdateTask task) {
+  const Chunk chunk = task.range.tables.chunks[task.range.chunks.begin + blockIdx.x];
+  if (blockIdx.x == 0) write(task.note);
+  if (task.skip != nullptr && *task.skip != 0) return;
+  const auto seen = element::update_chunk<Of, kRule, kWatched, kCaching>(
+      task, chunk, {threadIdx.x, cuda::kThreads});
+  if constexpr (kWatched) note(seen, task.watched, chunk.piece);
+}
+
+// Whether the parameters of an update fit into the device's last cache. Hints cost larger ones 7 % of their speed.
+inline bool fits_into_cache(const UpdateTask& task) {
+  int device = 0;
+  int cache = 0;
+  cuda::check(cudaGetDevice(&device), "cudaGetDevice");
+  cuda::check(cudaDeviceGetAttribute(&cache, cudaDevAttrL2CacheSize, device),
+              "cudaDeviceGetAttribute");
+  const auto elements = std::size_t{task.range.chunks.size()} * kChunkElements;
+  return elements * size_of(task.range.dtype) <= static_cast<std::size_t>(cache);
+}
+
+template <bool kWatched>
+class UpdateLaunch {
+ public:
+  UpdateLaunch(const UpdateTask& task, cudaStream_t stream) : task_(task), stream_(stream) {}
+
+  template <typename Of>
+  void operator()() const {
+    if (task_.rule == UpdateRule::kAdam) return launch<Of, UpdateRule::kAdam>();
+    launch<Of, UpdateRule::kSgd>();
+  }
+
+ private:
+  // The usual type only: every kernel is made twice else.
+  template <typename Of, UpdateRule kRule>
+  void launch() const {
+    using element::Caching;
+    if constexpr (std::is_same_v<Of, element::Types<float, float, false>>) {
+      if (fits_into_cache(task_)) return launch<Of, kRule, Caching::kPassing>();
+    }
+    launch<Of, kRule, Caching::kPlain>();
+  }
+
+  template <typename Of, UpdateRule kRule, element::Caching kCaching>
+  void launch() const {
+    update_kernel<Of, kRule, kWatched, kCaching>
+        <<<task_.range.chunks.size(), cuda::kThreads, 0, stream_>>>(task_);
+    cuda::check(cudaGetLastError(), "launch of the update");
+  }
+
+  const UpdateTask& task_;
+  cudaStream_t stream_;
+};
+
+// In a file of its own: half of the kernels, and of the time that they take to compile.
+void launch_watched_update(const UpdateTask& task, cudaStream_t stream);
+
+}  // namespace lockstep::flat

@@ -1,0 +1,36 @@
+// The JSON header of a safetensors file, as it is written there.
+#pragma once
+
+#include <cstdint>
+#include <map>
+#include <optional>
+#include <string>
+#include <string_view>
+#include <vector>
+
+#include "formats/safetensors.h"
+
+namespace lockstep::formats {
+
+struct HeaderEntry {
+  Dtype dtype = Dtype::kF32;
+  std::vector<std::int64_t> shape;
+  std::uint64_t begin = 0;
+  std::uint64_t end = 0;
+};
+
+struct SafetensorsHeader {
+  std::map<std::string, HeaderEntry> tensors;
+  Metadata metadata;
+};
+
+// The bytes that dtype and shape make; nothing when 64 bits do not hold it.
+std::optional<std::uint64_t> length_of(Dtype dtype, const std::vector<std::int64_t>& shape);
+
+// Its form only: keys once, types, known dtypes. Places and lengths are not looked at. BadInput.
+SafetensorsHeader parse_header(std::string_view json, const std::string& file);
+
+// JSON, with spaces at the end up to a multiple of 8 bytes. BadInput for text that is not UTF-8.
+std::string format_header(const SafetensorsHeader& header);
+
+}  // namespace lockstep::formats
