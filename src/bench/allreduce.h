@@ -7,7 +7,7 @@
 
 #include "bench/arguments.h"
 #include "bench/contenders.h"
-#include "bench/statistics.h"
+#include "bench/rounds.h"
 
 namespace lockstep::bench {
 

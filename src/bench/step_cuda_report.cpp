@@ -5,7 +5,7 @@
 #include <nlohmann/json.hpp>
 
 #include "bench/plot.h"
-#include "bench/statistics.h"
+#include "bench/rounds.h"
 #include "bench/step_cuda.h"
 
 namespace lockstep::bench {

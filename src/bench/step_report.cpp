@@ -5,7 +5,7 @@
 #include <set>
 
 #include "bench/plot.h"
-#include "bench/statistics.h"
+#include "bench/rounds.h"
 #include "bench/step.h"
 
 namespace lockstep::bench {

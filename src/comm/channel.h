@@ -13,9 +13,9 @@
 #include <utility>
 #include <vector>
 
-#include "comm/executor.h"
 #include "comm/group.h"
 #include "comm/messages.h"
+#include "comm/operation.h"
 
 namespace lockstep::comm {
 

@@ -6,10 +6,9 @@
 
 #include "comm/algorithms/algorithms.h"
 #include "comm/channel.h"
-#include "comm/choice.h"
-#include "comm/collective_header.h"
+#include "comm/core/header.h"
 #include "comm/device_collectives.h"
-#include "comm/share.h"
+#include "comm/group.h"
 #include "plan/tree.h"
 
 namespace lockstep {

@@ -4,8 +4,8 @@
 
 #include <utility>
 
-#include "comm/choice.h"
-#include "comm/collective_header.h"
+#include "comm/algorithms/algorithms.h"
+#include "comm/core/header.h"
 
 namespace lockstep::comm {
 namespace {

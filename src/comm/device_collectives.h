@@ -10,7 +10,7 @@
 
 #include "comm/algorithms/algorithms.h"
 #include "comm/channel.h"
-#include "comm/core/spread.h"
+#include "comm/core/device.h"
 
 namespace lockstep::comm {
 

@@ -13,8 +13,8 @@
 #include <thread>
 #include <vector>
 
-#include "comm/executor.h"
 #include "comm/group.h"
+#include "comm/operation.h"
 
 namespace lockstep::comm {
 

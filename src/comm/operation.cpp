@@ -1,9 +1,12 @@
 #include "comm/operation.h"
 
 #include <fmt/format.h>
+#include <lockstep/errors.h>
 #include <lockstep/work.h>
 
 #include <exception>
+#include <system_error>
+#include <utility>
 
 namespace lockstep::comm {
 
@@ -143,6 +146,33 @@ void Operation::wait(Deadline deadline) {
   }
   wait_for_body();
   if (rest_) rest_->wait(deadline);
+}
+
+std::thread start_thread(std::function<void()> body) {
+  try {
+    return std::thread(std::move(body));
+  } catch (const std::system_error&) {
+    throw Unavailable("this host allows no more threads; raise `ulimit -u`, or use fewer channels");
+  }
+}
+
+Executor::~Executor() {
+  if (is_copy()) {
+    if (thread_.joinable()) thread_.detach();
+    return;
+  }
+  queue_->stop();
+  if (thread_.joinable()) {
+    thread_.join();
+  } else {
+    queue_->run_until_stopped();  // what had begun by itself
+  }
+}
+
+void Executor::submit(const std::shared_ptr<Operation>& operation) {
+  if (!thread_.joinable() && !operation->begun())
+    thread_ = start_thread([this] { queue_->run_until_stopped(); });
+  operation->queue_in(queue_);
 }
 
 }  // namespace lockstep::comm

@@ -1,7 +1,7 @@
 //   1. everybody says how much it wants; all look whether the host has the sum
 //   2. each makes its arena, and they swap descriptors (comm/arena: same user, secret proven)
 //   3. when all have everything, the link learns of it: from then on buffers are found there
-#include "comm/share.h"
+#include "comm/group.h"
 
 #include <fmt/format.h>
 #include <lockstep/errors.h>

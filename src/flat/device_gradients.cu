@@ -1,6 +1,6 @@
 // What is done with gradients on a device before an update: gathered, added, and their norm.
 #include "flat/fold.h"
-#include "flat/cuda/check.h"
+#include "flat/cuda/runtime.h"
 #include "flat/cuda/launch.h"
 #include "flat/device_chunk.h"
 

@@ -1,7 +1,7 @@
 // What the kernels of an optimizer find in the device's memory, owned. Only where CUDA is built.
 #pragma once
 
-#include "flat/cuda/memory.h"
+#include "flat/cuda/handles.h"
 #include "flat/device_update.h"
 
 namespace lockstep::flat {

@@ -1,7 +1,7 @@
 // One pass over memory: every operand is read once, the sum is written once, in packs of 16 bytes where all begin at such.
-#include "flat/cuda/check.h"
+#include "flat/cuda/runtime.h"
 #include "flat/cuda/launch.h"
-#include "flat/device_tree_sum.h"
+#include "flat/tree_program.h"
 #include "flat/tree_sum_element.h"
 
 namespace lockstep::flat {

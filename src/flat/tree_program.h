@@ -35,4 +35,9 @@ struct SumTask {
 // The program of a plan. Unavailable for more operands than a device takes.
 std::vector<std::uint8_t> tree_program(const plan::Reduction& plan);
 
+// The sum over everyone's operands on the device.
+
+// Queues the sum on a stream of the current device.
+void queue_tree_sum(const SumTask& task, void* stream);
+
 }  // namespace lockstep::flat

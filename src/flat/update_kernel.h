@@ -5,8 +5,8 @@
 //            multiprocessor of four blocks, some four times what a device needs on its way to be as fast as its memory
 #pragma once
 
-#include "flat/cuda/check.h"
 #include "flat/cuda/launch.h"
+#include "flat/cuda/runtime.h"
 #include "flat/device_chunk.h"
 
 namespace lockstep::flat {

@@ -5,7 +5,7 @@
 #include <unistd.h>
 
 #include "base/environment.h"
-#include "formats/refuse.h"
+#include "formats/file_bytes.h"
 
 namespace lockstep::formats {
 namespace {

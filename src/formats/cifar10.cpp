@@ -4,7 +4,7 @@
 #include <lockstep/errors.h>
 
 #include "base/files.h"
-#include "formats/refuse.h"
+#include "formats/file_bytes.h"
 
 namespace lockstep::formats {
 namespace {

@@ -2,7 +2,6 @@
 
 #include <sys/stat.h>
 
-#include "formats/refuse.h"
 #include "formats/testing.h"
 
 namespace lockstep::formats {

@@ -8,7 +8,7 @@
 #include <set>
 #include <string_view>
 
-#include "formats/refuse.h"
+#include "formats/file_bytes.h"
 
 namespace lockstep::formats {
 namespace {

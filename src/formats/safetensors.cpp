@@ -9,7 +9,7 @@
 #include "base/atomic_file.h"
 #include "base/bytes.h"
 #include "base/hash.h"
-#include "formats/refuse.h"
+#include "formats/file_bytes.h"
 #include "formats/safetensors_header.h"
 
 namespace lockstep::formats {

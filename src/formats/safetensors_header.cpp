@@ -8,7 +8,7 @@
 #include <nlohmann/json.hpp>
 #include <utility>
 
-#include "formats/refuse.h"
+#include "formats/file_bytes.h"
 
 namespace lockstep::formats {
 namespace {

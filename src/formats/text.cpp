@@ -6,7 +6,7 @@
 #include <algorithm>
 #include <array>
 
-#include "formats/refuse.h"
+#include "formats/file_bytes.h"
 
 namespace lockstep::formats {
 namespace {

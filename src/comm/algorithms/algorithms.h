@@ -9,6 +9,7 @@
 
 #include <cstddef>
 #include <span>
+#include <string>
 #include <vector>
 
 #include "comm/core/exchange.h"
@@ -16,6 +17,17 @@
 #include "plan/tree.h"
 
 namespace lockstep::comm {
+
+// Which algorithm a reduction runs by.
+
+// What will run when `asked` is asked for, and why.
+struct Choice {
+  Algorithm algorithm = Algorithm::kDirect;
+  std::string how;
+};
+
+// `has_native`: the engine has a collective of its own for these workers.
+Choice choose(Algorithm asked, int shards, int workers, bool has_native);
 
 // What becomes of the operands: op over all of them, times a factor.
 struct ReduceRule {
@@ -62,7 +74,16 @@ void ring_all_reduce(Exchange& exchange, Buffer data, ReduceRule rule);
 void tree_all_reduce(Exchange& exchange, Buffer data, ReduceRule rule);
 void tree_broadcast(Exchange& exchange, Buffer data, int root);
 
-// barrier.cpp
+// In ⌈log2 N⌉ rounds of greetings.
 void dissemination_barrier(Exchange& exchange);
+
+// The collectives in memory that all participants can reach. Each begins an operation with a round on the board, and
+// returns false if some buffer can be reached by its own worker only: messages do the rest then.
+
+bool reduce_in_memory(Exchange& exchange, const plan::Reduction& plan,
+                      std::span<const Buffer> partials, Buffer result, ReduceRule rule);
+bool reduce_scatter_in_memory(Exchange& exchange, Buffer data, const Cut& cut, ReduceRule rule);
+bool all_gather_in_memory(Exchange& exchange, Buffer data, const Cut& cut);
+bool broadcast_in_memory(Exchange& exchange, Buffer data, int root);
 
 }  // namespace lockstep::comm

@@ -19,7 +19,6 @@
 
 #include "base/check.h"
 #include "comm/algorithms/algorithms.h"
-#include "comm/algorithms/in_memory.h"
 #include "flat/tree_sum.h"
 #include "plan/traffic.h"
 

@@ -11,7 +11,7 @@
 //
 // No message is sent and nothing is copied in between: the cost is the memory's. Bits are those of direct.cpp, which
 // adds the same operands in the same order.
-#include "comm/algorithms/in_memory.h"
+#include "comm/algorithms/algorithms.h"
 
 #include <algorithm>
 #include <array>

@@ -13,7 +13,6 @@
 #include <algorithm>
 
 #include "comm/algorithms/algorithms.h"
-#include "comm/algorithms/in_memory.h"
 #include "comm/algorithms/working.h"
 
 namespace lockstep::comm {

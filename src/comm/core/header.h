@@ -11,6 +11,9 @@
 #include <span>
 #include <string>
 #include <string_view>
+#include <vector>
+
+#include "base/hash.h"
 
 namespace lockstep::comm {
 
@@ -67,5 +70,22 @@ std::optional<Header> decode_header(std::span<const char> bytes);
 
 // "all_reduce #5 of 1024 float32 (sum, direct)", or "optimizer.step() (all_gather #23 of 6 int64)"
 std::string describe(const Header& header);
+
+// What the header of a collective says of its data.
+
+inline Header header_of(Kind kind, const Buffer& data) {
+  Header header;
+  header.kind = kind;
+  header.dtype = data.dtype;
+  header.count = data.count;
+  return header;
+}
+
+// The counts of a cut as one number, so that workers with different cuts find out.
+inline std::uint32_t digest(const std::vector<std::size_t>& counts) {
+  std::uint64_t mixed = counts.size();
+  for (const std::size_t count : counts) mixed = base::mix64(mixed ^ count);
+  return static_cast<std::uint32_t>(mixed);
+}
 
 }  // namespace lockstep::comm

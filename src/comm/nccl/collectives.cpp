@@ -10,7 +10,7 @@
 //
 // A buffer may be one of parts that lie apart: slices and stretches are those of the whole, and each part of a slice is a
 // send, a receive and a sum of its own, in the same groups.
-#include "comm/nccl/collectives.h"
+#include "comm/nccl/communicator.h"
 
 #include <algorithm>
 

@@ -5,7 +5,7 @@
 #include <utility>
 
 #include "base/log.h"
-#include "comm/nccl/pause.h"
+#include "comm/nccl/lookout.h"
 
 namespace lockstep::comm {
 namespace {

@@ -10,8 +10,10 @@
 #include <string>
 #include <vector>
 
+#include "comm/core/device.h"
 #include "comm/nccl/lookout.h"
 #include "comm/nccl/nccl_api.h"
+#include "plan/tree.h"
 
 namespace lockstep::comm {
 
@@ -101,5 +103,10 @@ class Communicator {
   bool stuck_ = false;  // the library did not come back
   std::map<void*, Registered> arenas_;
 };
+
+// The collectives on devices, as moves and sums on one stream.
+
+// Queues a task on the communicator's stream.
+void queue_collective(Communicator& communicator, const DeviceTask& task, Lookout& lookout);
 
 }  // namespace lockstep::comm

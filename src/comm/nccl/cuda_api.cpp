@@ -1,4 +1,5 @@
 // The libraries behind the seam.
+#include <dlfcn.h>
 #include <fmt/format.h>
 #include <lockstep/errors.h>
 
@@ -11,13 +12,94 @@
 
 #include "base/check.h"
 #include "base/log.h"
-#include "comm/nccl/library.h"
 #include "comm/nccl/nccl_engine.h"
 #include "flat/cuda/handles.h"
-#include "flat/device_tree_sum.h"
+#include "flat/tree_program.h"
+#if defined(LOCKSTEP_RCCL)
+#include <rccl/rccl.h>
+#else
+#include <nccl.h>
+#endif
 
 namespace lockstep::comm {
 namespace {
+
+// NCCL's functions, looked up when the engine is first used: a program that uses no GPU does not load a library of
+// hundreds of megabytes, and runs where there is none. RCCL has the same functions.
+struct NcclLibrary {
+  decltype(&ncclGetUniqueId) get_unique_id;
+  decltype(&ncclCommInitRankConfig) comm_init_rank_config;
+  decltype(&ncclCommGetAsyncError) comm_get_async_error;
+  decltype(&ncclGetLastError) get_last_error;
+  decltype(&ncclGetErrorString) get_error_string;
+  decltype(&ncclGroupStart) group_start;
+  decltype(&ncclGroupEnd) group_end;
+  decltype(&ncclSend) send;
+  decltype(&ncclRecv) recv;
+  decltype(&ncclBroadcast) broadcast;
+  decltype(&ncclAllReduce) all_reduce;
+  decltype(&ncclMemAlloc) mem_alloc;
+  decltype(&ncclMemFree) mem_free;
+  decltype(&ncclCommRegister) comm_register;
+  decltype(&ncclCommDeregister) comm_deregister;
+  decltype(&ncclCommFinalize) comm_finalize;
+  decltype(&ncclCommDestroy) comm_destroy;
+  decltype(&ncclCommAbort) comm_abort;
+};
+
+#if defined(LOCKSTEP_RCCL)
+constexpr const char* kName = "librccl.so.1";
+#else
+constexpr const char* kName = "libnccl.so.2";
+#endif
+
+// The one that the process has already, else the system's, else the one that this was built with.
+void* open_library() {
+  for (const int flags : {RTLD_NOW | RTLD_NOLOAD, RTLD_NOW}) {
+    if (void* library = ::dlopen(kName, flags)) return library;
+  }
+  if (void* library = ::dlopen(LOCKSTEP_NCCL_LIBRARY, RTLD_NOW)) return library;
+  throw Unavailable(fmt::format(
+      "the nccl engine needs {}; install NCCL, or set LD_LIBRARY_PATH ({})", kName, ::dlerror()));
+}
+
+template <typename Function>
+void look_up(void* library, const char* name, Function& function) {
+  function = reinterpret_cast<Function>(::dlsym(library, name));
+  if (function == nullptr) {
+    throw Unavailable(fmt::format("{} has no {}; install NCCL 2.19 or newer", kName, name));
+  }
+}
+
+NcclLibrary load() {
+  void* library = open_library();
+  NcclLibrary found{};
+  look_up(library, "ncclGetUniqueId", found.get_unique_id);
+  look_up(library, "ncclCommInitRankConfig", found.comm_init_rank_config);
+  look_up(library, "ncclCommGetAsyncError", found.comm_get_async_error);
+  look_up(library, "ncclGetLastError", found.get_last_error);
+  look_up(library, "ncclGetErrorString", found.get_error_string);
+  look_up(library, "ncclGroupStart", found.group_start);
+  look_up(library, "ncclGroupEnd", found.group_end);
+  look_up(library, "ncclSend", found.send);
+  look_up(library, "ncclRecv", found.recv);
+  look_up(library, "ncclBroadcast", found.broadcast);
+  look_up(library, "ncclAllReduce", found.all_reduce);
+  look_up(library, "ncclMemAlloc", found.mem_alloc);
+  look_up(library, "ncclMemFree", found.mem_free);
+  look_up(library, "ncclCommRegister", found.comm_register);
+  look_up(library, "ncclCommDeregister", found.comm_deregister);
+  look_up(library, "ncclCommFinalize", found.comm_finalize);
+  look_up(library, "ncclCommDestroy", found.comm_destroy);
+  look_up(library, "ncclCommAbort", found.comm_abort);
+  return found;
+}
+
+// Unavailable, saying what to install.
+const NcclLibrary& nccl_library() {
+  static const NcclLibrary library = load();
+  return library;
+}
 
 using cuda::check;
 

@@ -7,7 +7,7 @@
 
 #include "base/check.h"
 #include "comm/core/exchange.h"
-#include "comm/nccl/collectives.h"
+#include "comm/nccl/communicator.h"
 
 namespace lockstep::comm {
 namespace {

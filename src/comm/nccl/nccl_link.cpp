@@ -1,4 +1,4 @@
-#include "comm/nccl/nccl_link.h"
+#include "comm/nccl/nccl_engine.h"
 
 #include "comm/nccl/device_group.h"
 #include "comm/nccl/watch.h"

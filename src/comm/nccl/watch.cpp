@@ -7,7 +7,7 @@
 #include <system_error>
 #include <utility>
 
-#include "comm/nccl/pause.h"
+#include "comm/nccl/lookout.h"
 
 namespace lockstep::comm {
 

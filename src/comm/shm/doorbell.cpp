@@ -1,6 +1,31 @@
 #include "comm/shm/doorbell.h"
 
+#include <linux/futex.h>
+#include <sys/syscall.h>
+#include <unistd.h>
+
+#include <chrono>
+#include <climits>
+#include <ctime>
+
 namespace lockstep::comm {
+
+void futex_wait(const Word& word, std::uint32_t seen, Deadline deadline) {
+  using std::chrono::nanoseconds;
+  using std::chrono::seconds;
+  // Absolute, on the clock of Deadline. Never longer than a minute: a deadline may be endless.
+  const auto latest = Deadline::Clock::now() + std::chrono::minutes(1);
+  const auto until = std::min(deadline.when(), latest).time_since_epoch();
+  if (until.count() <= 0) return;
+  timespec time{};
+  time.tv_sec = std::chrono::duration_cast<seconds>(until).count();
+  time.tv_nsec = std::chrono::duration_cast<nanoseconds>(until - seconds(time.tv_sec)).count();
+  ::syscall(SYS_futex, &word, FUTEX_WAIT_BITSET, seen, &time, nullptr, FUTEX_BITSET_MATCH_ANY);
+}
+
+void futex_wake_all(const Word& word) {
+  ::syscall(SYS_futex, &word, FUTEX_WAKE, INT_MAX, nullptr, nullptr, 0);
+}
 
 // A sleeper says that it sleeps before it looks at the bell a last time, so one of the two sees the other.
 void Doorbell::ring() {

@@ -17,9 +17,9 @@
 #include <vector>
 
 #include "comm/core/link.h"
-#include "comm/shm/peers.h"
 #include "comm/shm/ring.h"
 #include "comm/shm/segment.h"
+#include "comm/shm/shm_workers.h"
 
 namespace lockstep::comm {
 

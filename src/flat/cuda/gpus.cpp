@@ -3,7 +3,7 @@
 #include <fmt/format.h>
 
 #include "base/environment.h"
-#include "flat/cuda/check.h"
+#include "flat/cuda/runtime.h"
 
 namespace lockstep::cuda {
 namespace {

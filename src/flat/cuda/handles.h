@@ -1,10 +1,12 @@
-// Streams and events of the current device, owned.
+// Streams, events and memory of the current device, owned.
 #pragma once
 
+#include <cstddef>
 #include <memory>
 #include <type_traits>
+#include <vector>
 
-#include "flat/cuda/check.h"
+#include "flat/cuda/runtime.h"
 
 namespace lockstep::cuda {
 
@@ -32,5 +34,40 @@ inline Event make_event(Timing timing = Timing::kNo) {
         "cudaEventCreate");
   return Event(event);
 }
+
+struct FreeMemory {
+  void operator()(void* memory) const { static_cast<void>(cudaFree(memory)); }
+};
+
+// Threads:   none of its own; the memory is for streams of the device.
+// Blocking:  until the device has done what was asked of it: for the beginning of a job, not for its steps.
+// Failure:   Unavailable with the library's words.
+// Ownership: of the memory.
+template <typename T>
+class DeviceArray {
+ public:
+  DeviceArray() = default;
+  // All bytes 0.
+  explicit DeviceArray(std::size_t count) : size_(count) {
+    if (count == 0) return;
+    void* memory = nullptr;
+    check(cudaMalloc(&memory, count * sizeof(T)), "cudaMalloc");
+    memory_.reset(memory);
+    check(cudaMemset(memory, 0, count * sizeof(T)), "cudaMemset");
+    check(cudaDeviceSynchronize(), "cudaMemset");
+  }
+  explicit DeviceArray(const std::vector<T>& values) : DeviceArray(values.size()) {
+    if (values.empty()) return;
+    check(cudaMemcpy(data(), values.data(), size_ * sizeof(T), cudaMemcpyDefault), "cudaMemcpy");
+    check(cudaDeviceSynchronize(), "cudaMemcpy");  // it may return before streams see it
+  }
+
+  T* data() const { return static_cast<T*>(memory_.get()); }
+  std::size_t size() const { return size_; }
+
+ private:
+  std::unique_ptr<void, FreeMemory> memory_;
+  std::size_t size_ = 0;
+};
 
 }  // namespace lockstep::cuda

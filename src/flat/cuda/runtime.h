@@ -48,3 +48,14 @@
 #else
 #include <cuda_runtime.h>
 #endif
+
+namespace lockstep::cuda {
+
+// Unavailable, saying which call failed and why in the library's words.
+[[noreturn]] void fail(const char* call, const char* why);
+
+inline void check(cudaError_t result, const char* call) {
+  if (result != cudaSuccess) fail(call, cudaGetErrorString(result));
+}
+
+}  // namespace lockstep::cuda

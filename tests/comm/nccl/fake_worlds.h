@@ -8,7 +8,7 @@
 
 #include "comm/channel.h"
 #include "comm/engines.h"
-#include "comm/nccl/nccl_link.h"
+#include "comm/nccl/nccl_engine.h"
 #include "tests/comm/nccl/device_cases.h"
 #include "tests/comm/nccl/fake_device.h"
 #include "tests/support/workers.h"

@@ -1,4 +1,4 @@
-#include "flat/cuda/check.h"
+#include "flat/cuda/runtime.h"
 
 #include <fmt/format.h>
 #include <lockstep/errors.h>
