@@ -1,9 +1,9 @@
-// What strangers can say while arenas are handed over: cards in the bootstrap, and packets to either
+// What strangers can say while arenas are handed over: offers in the bootstrap, and packets to either
 // end of a session. The first byte chooses the end, the second how much of a genuine conversation
 // comes before; then packets, each a byte of length and bytes.
 #include "base/bytes.h"
-#include "comm/arena/card.h"
-#include "comm/arena/session.h"
+#include "comm/arena/arena_session.h"
+#include "comm/arena/offer.h"
 #include "fuzz.h"
 
 using lockstep::comm::kSessionNonceBytes;
@@ -41,8 +41,8 @@ Session prepare(bool connects, int packets) {
 }
 
 void check_card(std::string_view bytes) {
-  if (const auto card = comm::decode_card(bytes)) {
-    require(comm::encode(*card) == bytes, "a card survives the bootstrap");
+  if (const auto offer = comm::decode_offer(bytes)) {
+    require(comm::encode(*offer) == bytes, "a offer survives the bootstrap");
   }
 }
 

@@ -6,8 +6,8 @@
 #include <fstream>
 
 #include "base/bytes.h"
-#include "comm/arena/card.h"
-#include "comm/arena/session.h"
+#include "comm/arena/arena_session.h"
+#include "comm/arena/offer.h"
 #include "comm/core/failure.h"
 #include "comm/core/header.h"
 #include "control/rendezvous/frame.h"
@@ -95,14 +95,14 @@ Seeds wire_seeds() {
   return seeds;
 }
 
-// A card, and to either end of a session the packets that it may get.
+// A offer, and to either end of a session the packets that it may get.
 Seeds arena_seeds() {
   namespace comm = lockstep::comm;
   const comm::Party lower{"the secret", "world", "arena", 0, 3};
   const comm::Party higher{"the secret", "world", "arena", 2, 3};
   comm::Session calling = comm::Session::to(higher, 0);
   comm::Session listening = comm::Session::from_anyone(lower);
-  Seeds seeds{comm::encode(comm::Card{"host", "socket", 4096, 4711, "pid:[1]"})};
+  Seeds seeds{comm::encode(comm::ArenaOffer{"host", "socket", 4096, 4711, "pid:[1]"})};
   std::string packet = calling.hello();
   bool to_listener = true;
   while (true) {

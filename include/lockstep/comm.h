@@ -95,10 +95,10 @@ class Comm {
   // Every worker's `data` becomes the reduction over all workers.
   Work all_reduce(Buffer data, ReduceOptions options = {});
 
-  // The same for memory of a device that lies apart: pieces of one dtype, which do not overlap, are reduced as the one
-  // buffer would be that they make up, and by a bit-stable algorithm with its bits. Every worker has pieces of the same
+  // The same for memory of a device that lies apart: parts of one dtype, which do not overlap, are reduced as the one
+  // buffer would be that they make up, and by a bit-stable algorithm with its bits. Every worker has parts of the same
   // counts, in the same order.
-  Work all_reduce(std::vector<Buffer> pieces, ReduceOptions options = {});
+  Work all_reduce(std::vector<Buffer> parts, ReduceOptions options = {});
 
   // The reduction over `shards` logical shards, of which every worker holds a contiguous range as
   // the partials that plan/ says (plan::held_partials). All workers receive it in `result`, which
@@ -109,9 +109,9 @@ class Comm {
   // do it, such as `native` over an engine that has none.
   Algorithm runs(Algorithm asked, int shards) const;
 
-  // `data` is cut into one piece per worker, of counts[r] elements (empty: as even as possible).
-  // reduce_scatter leaves in piece rank() the reduction of it, and the other pieces undefined;
-  // all_gather fills every piece r from worker r's. reduce_scatter is always direct, hence
+  // `data` is cut into one slice per worker, of counts[r] elements (empty: as even as possible).
+  // reduce_scatter leaves in slice rank() the reduction of it, and the other slices undefined;
+  // all_gather fills every slice r from worker r's. reduce_scatter is always direct, hence
   // bit-stable: asking for another algorithm is BadInput.
   Work reduce_scatter(Buffer data, const std::vector<std::size_t>& counts = {},
                       ReduceOptions options = {});

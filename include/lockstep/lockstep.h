@@ -1,25 +1,31 @@
-// Lockstep: data-parallel training for C++. In reading order:
+// Lockstep: data-parallel training for C++.
+//
+// The headers stand in reading order: first what a training loop needs, then what is below it.
 #pragma once
 
-#include <lockstep/arena.h>      // memory that a host's workers share
-#include <lockstep/bootstrap.h>  // how workers find each other
-#include <lockstep/buffer.h>     // elements in memory
-#include <lockstep/comm.h>       // messages and collectives
-#include <lockstep/deadline.h>   // the time by which a call must have ended
-#include <lockstep/errors.h>     // the five ways a call can fail
-#include <lockstep/work.h>       // an operation under way
-#include <lockstep/world.h>      // join(): the workers training together
+// clang-format off
+#include <lockstep/world.h>          // join(): the workers that train together
 
 // For LibTorch, where the library was built with it:
 #if defined(LOCKSTEP_WITH_TORCH)
-#include <lockstep/autocast.h>       // half types in forward; weights in float32, or held so, too
-#include <lockstep/checkpoint.h>     // save() and load(): models in safetensors files
-#include <lockstep/data.h>           // the loader, the sampler
-#include <lockstep/data_parallel.h>  // data_parallel(): a model on every worker
-#include <lockstep/dataset.h>        // sets of samples
-#include <lockstep/job.h>            // Job: data, position and checkpoints of a loop of your own
-#include <lockstep/optim.h>          // SGD, Adam and AdamW on the flat layout
+#include <lockstep/job.h>            // Job: data, position and checkpoints of your own loop
 #include <lockstep/step.h>           // Step: the same bits on any number of workers
+#include <lockstep/data_parallel.h>  // data_parallel(): a model on every worker
+#include <lockstep/optim.h>          // SGD, Adam and AdamW on the flat layout
+#include <lockstep/dataset.h>        // Dataset: samples by number
+#include <lockstep/data.h>           // loader(), and the sampler behind it
+#include <lockstep/autocast.h>       // half types in the forward pass
+#include <lockstep/checkpoint.h>     // save() and load(): models in safetensors files
+#include <lockstep/trainer.h>        // Trainer: the whole loop
 #include <lockstep/tensors.h>        // collectives on tensors
-#include <lockstep/trainer.h>        // the loop owner
 #endif
+
+// Below the training loop:
+#include <lockstep/errors.h>         // the five ways in which a call can fail
+#include <lockstep/deadline.h>       // the time by which a call must have ended
+#include <lockstep/buffer.h>         // elements in memory
+#include <lockstep/comm.h>           // Comm: collectives and messages
+#include <lockstep/work.h>           // Work: an operation under way
+#include <lockstep/arena.h>          // memory that the workers of a host share
+#include <lockstep/bootstrap.h>      // how workers find each other
+// clang-format on

@@ -150,18 +150,18 @@ Work Comm::all_reduce(Buffer data, ReduceOptions options) {
                 data));
 }
 
-Work Comm::all_reduce(std::vector<Buffer> pieces, ReduceOptions options) {
-  if (pieces.empty()) return all_reduce(Buffer{}, options);
-  const comm::Spread spread(std::move(pieces));
+Work Comm::all_reduce(std::vector<Buffer> parts, ReduceOptions options) {
+  if (parts.empty()) return all_reduce(Buffer{}, options);
+  const comm::Spread spread(std::move(parts));
   const Buffer& first = spread.parts().front();
-  for (const Buffer& piece : spread.parts()) {
-    channel_->require_usable(piece);
-    if (piece.dtype != first.dtype || !(piece.device == first.device))
-      throw BadInput("the pieces of a reduction must have one dtype and one device");
+  for (const Buffer& part : spread.parts()) {
+    channel_->require_usable(part);
+    if (part.dtype != first.dtype || !(part.device == first.device))
+      throw BadInput("the parts of a reduction must have one dtype and one device");
   }
   auto device = DeviceCollectives::of(*channel_, first);
   if (!device)
-    throw BadInput("pieces that lie apart are reduced on a device: pass one buffer of the CPU");
+    throw BadInput("parts that lie apart are reduced on a device: pass one buffer of the CPU");
   return device->all_reduce(spread, rule_of(options, first), options.algorithm);
 }
 

@@ -31,7 +31,7 @@ class CommBootstrap : public Bootstrap {
   // A key ends in the rank of who puts it.
   void put(std::string_view key, std::string_view value, Deadline deadline) override {
     const auto length = static_cast<std::uint16_t>(value.size());
-    LOCKSTEP_CHECK(value.size() + sizeof length <= kMostValueBytes, "cards are short");
+    LOCKSTEP_CHECK(value.size() + sizeof length <= kMostValueBytes, "offers are short");
     prefix_ = key.substr(0, key.rfind('/') + 1);
     values_.assign(static_cast<std::size_t>(size()) * kMostValueBytes, 0);
     char* own = values_.data() + static_cast<std::size_t>(rank()) * kMostValueBytes;

@@ -178,10 +178,10 @@ void add_four_as(double factor, const std::array<const void*, 4>& operands, void
 
 void combine_half(const Fold& fold, const void* left, const void* right, void* out,
                   std::size_t count) {
-  float a[kPiece];
-  float b[kPiece];
-  for (std::size_t first = 0; first < count; first += kPiece) {
-    const std::size_t part = std::min(kPiece, count - first);
+  float a[kStripElements];
+  float b[kStripElements];
+  for (std::size_t first = 0; first < count; first += kStripElements) {
+    const std::size_t part = std::min(kStripElements, count - first);
     widen(fold.dtype, static_cast<const std::uint16_t*>(left) + first, a, part);
     widen(fold.dtype, static_cast<const std::uint16_t*>(right) + first, b, part);
     combine_as<float>(fold, a, b, a, part);
@@ -190,9 +190,9 @@ void combine_half(const Fold& fold, const void* left, const void* right, void* o
 }
 
 void scale_half(DType dtype, double factor, const void* from, void* out, std::size_t count) {
-  float row[kPiece];
-  for (std::size_t first = 0; first < count; first += kPiece) {
-    const std::size_t part = std::min(kPiece, count - first);
+  float row[kStripElements];
+  for (std::size_t first = 0; first < count; first += kStripElements) {
+    const std::size_t part = std::min(kStripElements, count - first);
     widen(dtype, static_cast<const std::uint16_t*>(from) + first, row, part);
     scale(DType::kFloat32, factor, row, row, part);
     narrow(dtype, row, static_cast<std::uint16_t*>(out) + first, part);
@@ -243,7 +243,7 @@ void scale(DType dtype, double factor, const void* from, void* out, std::size_t 
 }
 
 double sum_of_squares(DType dtype, const void* from, std::size_t count) {
-  LOCKSTEP_CHECK(count <= kPiece, "squares are summed over a piece at a time");
+  LOCKSTEP_CHECK(count <= kStripElements, "squares are summed a strip at a time");
   if (dtype == DType::kFloat32) {
     return at_level<SumOfSquares<float>>(static_cast<const float*>(from), count);
   }
@@ -251,7 +251,7 @@ double sum_of_squares(DType dtype, const void* from, std::size_t count) {
     return at_level<SumOfSquares<double>>(static_cast<const double*>(from), count);
   }
   LOCKSTEP_CHECK(is_half(dtype), "squares of floating-point types");
-  float row[kPiece];
+  float row[kStripElements];
   widen(dtype, from, row, count);
   return at_level<SumOfSquares<float>>(static_cast<const float*>(row), count);
 }

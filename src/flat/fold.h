@@ -11,8 +11,8 @@
 
 namespace lockstep::flat {
 
-// Elements of a piece: two operands and a result of 8 bytes each stay within a first-level cache.
-inline constexpr std::size_t kPiece = 1024;
+// Elements of a strip: two operands and a result of 8 bytes each stay within a first-level cache.
+inline constexpr std::size_t kStripElements = 1024;
 
 // How two elements become one: (left op right) · factor. Half types are computed in float32 and
 // rounded once; others in their own type, to which the factor is rounded first. Whole numbers wrap,
@@ -38,7 +38,7 @@ void add_four(const Fold& fold, const std::array<const void*, 4>& operands, void
 // out[i] = from[i] · factor, as above. `out` may be `from`.
 void scale(DType dtype, double factor, const void* from, void* out, std::size_t count);
 
-// The sum of the squares of at most kPiece floating-point elements, in float64:
+// The sum of the squares of at most kStripElements floating-point elements, in float64:
 //   lane l of kSquareLanes adds the squares of elements l, l + kSquareLanes, … one after the other;
 //   then lane l becomes lane 2l + lane 2l+1 until one is left.
 inline constexpr std::size_t kSquareLanes = 16;

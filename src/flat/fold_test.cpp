@@ -223,10 +223,10 @@ double squares(const T* from, std::size_t count) {
 template <typename T>
 void expect_squares() {
   SCOPED_TRACE(name(dtype_of<T>()));
-  const auto from = rough_elements<T>(kPiece + 64, 8);
+  const auto from = rough_elements<T>(kStripElements + 64, 8);
   at_every_level([&] {
     for (std::size_t offset = 0; offset < 64; ++offset) {
-      for (const std::size_t count : {0UL, 1UL, 15UL, 16UL, 17UL, 100UL, 1023UL, kPiece}) {
+      for (const std::size_t count : {0UL, 1UL, 15UL, 16UL, 17UL, 100UL, 1023UL, kStripElements}) {
         const double sum = sum_of_squares(dtype_of<T>(), from.data() + offset, count);
         ASSERT_EQ(std::bit_cast<std::uint64_t>(sum),
                   std::bit_cast<std::uint64_t>(squares(from.data() + offset, count)))

@@ -193,11 +193,11 @@ Parity copy_watched(DType dtype, const void* from, void* out, std::size_t count)
     return at_level<WatchedCopy<double>>(static_cast<const double*>(from),
                                          static_cast<double*>(out), count);
   }
-  const std::uint64_t zeros[kPiece] = {};
-  for (std::size_t first = 0; first < count; first += kPiece) {
+  const std::uint64_t zeros[kStripElements] = {};
+  for (std::size_t first = 0; first < count; first += kStripElements) {
     const std::size_t bytes = first * size_of(dtype);
     combine(dtype, ReduceOp::kSum, zeros, static_cast<const std::byte*>(from) + bytes,
-            static_cast<std::byte*>(out) + bytes, std::min(kPiece, count - first));
+            static_cast<std::byte*>(out) + bytes, std::min(kStripElements, count - first));
   }
   return parity(dtype, out, count);
 }

@@ -18,7 +18,7 @@ using testing::Float16;
 using testing::rough_elements;
 using testing::same_bits;
 
-constexpr std::size_t kWatched = 3 * kPiece + 7;
+constexpr std::size_t kWatched = 3 * kStripElements + 7;
 
 // Byte by byte: the parity of elements is that of their bytes, place by place.
 template <typename T>

@@ -47,7 +47,7 @@ TreeSum::TreeSum(const plan::Reduction& plan, const Fold& fold)
     steps_.push_back(step);
   }
   if (adds_four(fold)) steps_ = with_fours(steps_);
-  strip_ = steps_.size() <= 1 ? kPiece : kStripOfSteps;
+  strip_ = steps_.size() <= 1 ? kStripElements : kStripOfSteps;
   // Half operands are widened into two rows of their own.
   const int widened = is_half(fold.dtype) ? 2 : 0;
   if (steps_.size() <= 1 && widened == 0) return;  // straight to the output

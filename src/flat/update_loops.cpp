@@ -116,15 +116,15 @@ class Wide {
   DType dtype_;
   std::size_t count_;
   std::uint16_t* place_ = nullptr;
-  std::array<float, kPiece> values_{};
+  std::array<float, kStripElements> values_{};
 };
 
 template <bool kWatched>
 Parities sgd_half(DType dtype, void* parameter, void* gradient, void* momentum, std::size_t count,
                   const SgdStep& step) {
   Parities seen;
-  for (std::size_t first = 0; first < count; first += kPiece) {
-    const std::size_t part = std::min(kPiece, count - first);
+  for (std::size_t first = 0; first < count; first += kStripElements) {
+    const std::size_t part = std::min(kStripElements, count - first);
     Wide p(dtype, parameter, first, part);
     Wide g(dtype, gradient, first, part);
     Wide b(dtype, step.momentum == 0 ? nullptr : momentum, first, part);
@@ -141,8 +141,8 @@ template <bool kWatched>
 Parities adam_half(DType dtype, void* parameter, void* gradient, AdamMemory memory,
                    std::size_t count, const AdamStep& step) {
   Parities seen;
-  for (std::size_t first = 0; first < count; first += kPiece) {
-    const std::size_t part = std::min(kPiece, count - first);
+  for (std::size_t first = 0; first < count; first += kStripElements) {
+    const std::size_t part = std::min(kStripElements, count - first);
     Wide p(dtype, parameter, first, part);
     Wide g(dtype, gradient, first, part);
     Wide m(dtype, memory.mean, first, part);

@@ -64,7 +64,7 @@ OpenFile open_regular(const std::string& path) {
 
 // Inflates one buffer of gzip members.
 //
-// zlib counts in 32 bits, so input goes in by pieces of at most kPiece; output comes out by pieces
+// zlib counts in 32 bits, so input goes in by pieces of at most kStepBytes; output comes out by pieces
 // too, so that memory follows what is really there.
 class GzipReader {
  public:
@@ -87,12 +87,12 @@ class GzipReader {
   }
 
  private:
-  static constexpr std::size_t kPiece = std::size_t{1} << 16;
+  static constexpr std::size_t kStepBytes = std::size_t{1} << 16;
 
   void member() {
     inflateReset(&stream_);
     while (true) {
-      const std::size_t given = std::min(input_.size(), kPiece);
+      const std::size_t given = std::min(input_.size(), kStepBytes);
       stream_.next_in = const_cast<Bytef*>(input_.data());  // zlib only reads it
       stream_.avail_in = static_cast<uInt>(given);
       const std::size_t before = output_.size();
@@ -109,14 +109,14 @@ class GzipReader {
 
   int step() {
     const std::size_t before = output_.size();
-    if (output_.capacity() - before < kPiece) {
-      output_.reserve(std::max(output_.capacity() * 2, before + kPiece));
+    if (output_.capacity() - before < kStepBytes) {
+      output_.reserve(std::max(output_.capacity() * 2, before + kStepBytes));
     }
-    output_.resize(before + kPiece);
+    output_.resize(before + kStepBytes);
     stream_.next_out = output_.data() + before;
-    stream_.avail_out = static_cast<uInt>(kPiece);
+    stream_.avail_out = static_cast<uInt>(kStepBytes);
     const int status = inflate(&stream_, Z_NO_FLUSH);
-    output_.resize(before + kPiece - stream_.avail_out);
+    output_.resize(before + kStepBytes - stream_.avail_out);
     if (output_.size() > most_) refuse_size(file_, most_);
     return status;
   }

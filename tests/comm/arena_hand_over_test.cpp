@@ -16,9 +16,9 @@
 #include <thread>
 
 #include "base/fd.h"
-#include "comm/arena/card.h"
+#include "comm/arena/arena_session.h"
 #include "comm/arena/local_socket.h"
-#include "comm/arena/session.h"
+#include "comm/arena/offer.h"
 #include "tests/support/few_descriptors.h"
 #include "tests/support/workers.h"
 
@@ -101,8 +101,8 @@ Sharing share_by(milliseconds patience) {
   };
 }
 
-comm::Card card_of(LocalStore& store, int rank) {
-  return comm::decode_card(store.get(fmt::format("arena/x/{}", rank), soon())).value();
+comm::ArenaOffer card_of(LocalStore& store, int rank) {
+  return comm::decode_offer(store.get(fmt::format("arena/x/{}", rank), soon())).value();
 }
 
 // A worker that a test plays itself: it proves the secret, and then sends what it likes.
@@ -111,7 +111,7 @@ class Impostor {
   Impostor(std::shared_ptr<LocalStore> store, int rank, const std::string& secret = kSecret)
       : store_(std::move(store)), party_{secret, kWorld, "x", rank, 2} {
     store_->put(fmt::format("arena/x/{}", rank),
-                comm::encode(comm::Card{comm::host_identity(), listener_.name, kPage}));
+                comm::encode(comm::ArenaOffer{comm::host_identity(), listener_.name, kPage}));
   }
 
   void connect() {
@@ -330,9 +330,9 @@ class OnTwoHosts : public Wrapped {
  public:
   using Wrapped::Wrapped;
   std::string get(std::string_view key, Deadline deadline) override {
-    auto card = comm::decode_card(Wrapped::get(key, deadline)).value();
-    if ((key.back() - '0') % 2 != rank() % 2) card.host = "elsewhere";
-    return comm::encode(card);
+    auto offer = comm::decode_offer(Wrapped::get(key, deadline)).value();
+    if ((key.back() - '0') % 2 != rank() % 2) offer.host = "elsewhere";
+    return comm::encode(offer);
   }
 };
 

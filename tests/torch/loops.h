@@ -141,7 +141,7 @@ struct Gan {
                [this](const Shard& shard) { return -critic(fake(shard)).mean(); }) {}
 
   torch::Tensor fake(const Shard& shard) {
-    return generator(torch::randn({shard.batch.samples, 3}));
+    return generator(torch::randn({shard.batch.samples, 3}, shard.batch.data.options()));
   }
   // How far the critic's gradient is from 1.
   torch::Tensor slope(const torch::Tensor& real) {

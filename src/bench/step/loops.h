@@ -8,7 +8,7 @@
 #include <string>
 #include <vector>
 
-#include "bench/step/job.h"
+#include "bench/step/bench_job.h"
 
 namespace lockstep::bench {
 

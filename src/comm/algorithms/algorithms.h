@@ -67,10 +67,10 @@ void direct_all_gather(Exchange& exchange, Buffer data, const Cut& cut);
 // halving_doubling.cpp: bit-stable, where plan::halving_doubling_verdict allows it.
 void halving_doubling_all_reduce(Exchange& exchange, Buffer data, ReduceRule rule);
 
-// ring.cpp: not bit-stable.
+// ring_all_reduce.cpp: not bit-stable.
 void ring_all_reduce(Exchange& exchange, Buffer data, ReduceRule rule);
 
-// tree.cpp: bit-stable for one partial per worker.
+// tree_all_reduce.cpp: bit-stable for one partial per worker.
 void tree_all_reduce(Exchange& exchange, Buffer data, ReduceRule rule);
 void tree_broadcast(Exchange& exchange, Buffer data, int root);
 

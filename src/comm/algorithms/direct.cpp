@@ -2,17 +2,17 @@
 //
 //   operand  a partial sum that some worker holds; the plan says in what order they are added
 //   slice    the part of the buffer that one worker owns: it adds everyone's operands of it
-//   piece    a stretch of a slice that travels as one message, while others travel or are added
+//   packet    a stretch of a slice that travels as one message, while others travel or are added
 //
 //   1. every worker sends each owner that owner's slice of its operands
-//   2. an owner adds a piece as soon as all operands of it are there, in the order of the plan
+//   2. an owner adds a packet as soon as all operands of it are there, in the order of the plan
 //   3. it sends the sum to everyone, straight into their results
 //
 //   rounds   2 messages deep, whatever the number of workers
 //   bytes    per worker (P + 1) · (N−1)/N of the buffer, P the operands it holds: ring's for P = 1
 //            (plan/traffic.h counts them)
 //
-// Only the owner adds, and always in the plan's order: bits do not depend on slices, pieces,
+// Only the owner adds, and always in the plan's order: bits do not depend on slices, packets,
 // arrival or engine. Short buffers skip step 3: everybody owns everything, N−1 short messages each.
 #include <array>
 #include <utility>
@@ -25,39 +25,39 @@
 namespace lockstep::comm {
 namespace {
 
-constexpr std::size_t kPiecesAhead = 4;  // receives posted before they are needed
+constexpr std::size_t kPacketsAhead = 4;  // receives posted before they are needed
 
 // Large enough that the wake-ups of a message are lost in its bytes: at 64 MiB over Gloo on 2 cores,
-// pieces of 512 KiB took 1.7 times as long as pieces of 4 MiB, and larger ones gained little more.
-constexpr std::size_t kPieceBytes = std::size_t{4} << 20;
+// packets of 512 KiB took 1.7 times as long as packets of 4 MiB, and larger ones gained little more.
+constexpr std::size_t kPacketBytes = std::size_t{4} << 20;
 
 using Ticket = Exchange::Ticket;
 
-// This worker's side of steps 1 and 2: a window of pieces of everyone's operands of its slice.
+// This worker's side of steps 1 and 2: a window of packets of everyone's operands of its slice.
 class OperandWindow {
  public:
   OperandWindow(Exchange& exchange, const plan::Reduction& plan, std::span<const Buffer> partials,
-                const Cut& cut, std::size_t piece)
+                const Cut& cut, std::size_t packet)
       : exchange_(exchange),
         plan_(plan),
         partials_(partials),
         first_(cut.first(exchange.rank())),
         count_(cut.count(exchange.rank())),
-        piece_(piece),
+        packet_(packet),
         element_(size_of(partials[0].dtype)),
         pointers_(plan.operands.size()) {
     const std::size_t remote = plan.operands.size() - partials.size();
-    const std::size_t window = std::min(kPiecesAhead, pieces());
-    rows_ = exchange.scratch(remote * window * piece_ * element_);
+    const std::size_t window = std::min(kPacketsAhead, packets());
+    rows_ = exchange.scratch(remote * window * packet_ * element_);
     tickets_.resize(window);
     for (std::size_t i = 0; i < window; ++i) post(i);
   }
 
-  std::size_t pieces() const { return (count_ + piece_ - 1) / piece_; }
-  std::size_t first(std::size_t index) const { return first_ + index * piece_; }
-  std::size_t count(std::size_t index) const { return std::min(piece_, count_ - index * piece_); }
+  std::size_t packets() const { return (count_ + packet_ - 1) / packet_; }
+  std::size_t first(std::size_t index) const { return first_ + index * packet_; }
+  std::size_t count(std::size_t index) const { return std::min(packet_, count_ - index * packet_); }
 
-  // Waits for piece `index` of all operands; pointers in the plan's order.
+  // Waits for packet `index` of all operands; pointers in the plan's order.
   std::span<const void* const> await(std::size_t index) {
     exchange_.wait_all(tickets_[index % tickets_.size()]);
     std::size_t remote = 0;
@@ -72,14 +72,14 @@ class OperandWindow {
     return pointers_;
   }
 
-  // The piece is used: its memory may take the next one of the window.
+  // The packet is used: its memory may take the next one of the window.
   void release(std::size_t index) {
-    if (index + tickets_.size() < pieces()) post(index + tickets_.size());
+    if (index + tickets_.size() < packets()) post(index + tickets_.size());
   }
 
  private:
   std::byte* row(std::size_t index, std::size_t remote) const {
-    return rows_ + (remote * tickets_.size() + index % tickets_.size()) * piece_ * element_;
+    return rows_ + (remote * tickets_.size() + index % tickets_.size()) * packet_ * element_;
   }
 
   void post(std::size_t index) {
@@ -98,21 +98,21 @@ class OperandWindow {
   std::span<const Buffer> partials_;
   std::size_t first_;
   std::size_t count_;
-  std::size_t piece_;
+  std::size_t packet_;
   std::size_t element_;
   std::byte* rows_ = nullptr;
   std::vector<std::vector<Ticket>> tickets_;
   std::vector<const void*> pointers_;
 };
 
-// Step 1: the peers' slices of this worker's operands, piece by piece in the order they are
+// Step 1: the peers' slices of this worker's operands, packet by packet in the order they are
 // awaited.
 std::vector<Ticket> send_operands(Exchange& exchange, std::span<const Buffer> partials,
-                                  const Cut& cut, std::size_t piece) {
+                                  const Cut& cut, std::size_t packet) {
   std::vector<Ticket> tickets;
   for (const int peer : exchange.peers()) {
-    for (std::size_t done = 0; done < cut.count(peer); done += piece) {
-      const std::size_t count = std::min(piece, cut.count(peer) - done);
+    for (std::size_t done = 0; done < cut.count(peer); done += packet) {
+      const std::size_t count = std::min(packet, cut.count(peer) - done);
       for (const Buffer& partial : partials) {
         const Buffer part = partial.slice(cut.first(peer) + done, count);
         tickets.push_back(exchange.send(peer, part.data, part.bytes()));
@@ -124,12 +124,12 @@ std::vector<Ticket> send_operands(Exchange& exchange, std::span<const Buffer> pa
 
 // Step 3, receiving: every other owner's sums go straight to their place.
 std::vector<Ticket> expect_results(Exchange& exchange, Buffer result, const Cut& cut,
-                                   std::size_t piece) {
+                                   std::size_t packet) {
   std::vector<Ticket> tickets;
   for (const int peer : exchange.peers()) {
-    for (std::size_t done = 0; done < cut.count(peer); done += piece) {
+    for (std::size_t done = 0; done < cut.count(peer); done += packet) {
       const Buffer part =
-          result.slice(cut.first(peer) + done, std::min(piece, cut.count(peer) - done));
+          result.slice(cut.first(peer) + done, std::min(packet, cut.count(peer) - done));
       tickets.push_back(exchange.recv(peer, part.data, part.bytes(), Stage::kResults));
     }
   }
@@ -146,16 +146,16 @@ struct Job {
   ReduceRule rule;
 };
 
-// A peer sends back the sum of a piece only after it has all of that piece from here, so a result
+// A peer sends back the sum of a packet only after it has all of that packet from here, so a result
 // may arrive where its operand lay.
 void reduce_slices(Exchange& exchange, const Job& job, const Cut& cut, HandOut hand_out) {
-  const std::size_t piece = kPieceBytes / size_of(job.result.dtype);
-  OperandWindow window(exchange, job.plan, job.partials, cut, piece);
+  const std::size_t packet = kPacketBytes / size_of(job.result.dtype);
+  OperandWindow window(exchange, job.plan, job.partials, cut, packet);
   std::vector<Ticket> incoming;
-  if (hand_out == HandOut::kYes) incoming = expect_results(exchange, job.result, cut, piece);
-  std::vector<Ticket> outgoing = send_operands(exchange, job.partials, cut, piece);
+  if (hand_out == HandOut::kYes) incoming = expect_results(exchange, job.result, cut, packet);
+  std::vector<Ticket> outgoing = send_operands(exchange, job.partials, cut, packet);
   flat::TreeSum sum(job.plan, job.rule.fold(job.result.dtype));
-  for (std::size_t index = 0; index < window.pieces(); ++index) {
+  for (std::size_t index = 0; index < window.packets(); ++index) {
     const Buffer part = job.result.slice(window.first(index), window.count(index));
     sum.run(window.await(index), part.data, part.count);
     window.release(index);

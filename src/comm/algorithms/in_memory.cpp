@@ -6,7 +6,7 @@
 //
 //   reduce        the owner of a slice adds everyone's operands of it in the plan's order and stores the sum to all
 //                 results: every byte is read once and written once per worker
-//   all_gather    everybody copies the others' pieces
+//   all_gather    everybody copies the others' slices
 //   broadcast     everybody copies the root's buffer
 //
 // No message is sent and nothing is copied in between: the cost is the memory's. Bits are those of direct.cpp, which
@@ -31,23 +31,23 @@ class Reach {
       : memory_(static_cast<std::size_t>(exchange.size())) {
     std::byte* card = exchange.card();
     for (const Buffer& buffer : mine) {
-      const Place place = exchange.locate(buffer);
-      everywhere_ = everywhere_ && place.shared();
-      std::memcpy(card, &place, sizeof place);
-      card += sizeof place;
+      const ArenaAddress address = exchange.locate(buffer);
+      everywhere_ = everywhere_ && address.shared();
+      std::memcpy(card, &address, sizeof address);
+      card += sizeof address;
     }
     exchange.round();
-    std::vector<std::vector<Place>> places;
+    std::vector<std::vector<ArenaAddress>> addresses;
     for (const int peer : exchange.peers()) {
-      auto& theirs = places.emplace_back(static_cast<std::size_t>(counts[peer]));
-      std::memcpy(theirs.data(), exchange.card_of(peer), theirs.size() * sizeof(Place));
-      for (const Place place : theirs) everywhere_ = everywhere_ && place.shared();
+      auto& theirs = addresses.emplace_back(static_cast<std::size_t>(counts[peer]));
+      std::memcpy(theirs.data(), exchange.card_of(peer), theirs.size() * sizeof(ArenaAddress));
+      for (const ArenaAddress address : theirs) everywhere_ = everywhere_ && address.shared();
     }
     if (!everywhere_) return;
-    for (std::size_t i = 0; i < places.size(); ++i) {
+    for (std::size_t i = 0; i < addresses.size(); ++i) {
       const int peer = exchange.peers()[i];
-      for (const Place place : places[i])
-        memory_[peer].push_back(exchange.resolve(peer, place, mine[0]));
+      for (const ArenaAddress address : addresses[i])
+        memory_[peer].push_back(exchange.resolve(peer, address, mine[0]));
     }
     for (const Buffer& buffer : mine) {  // not owned: the caller lends it
       memory_[exchange.rank()].push_back(
@@ -97,17 +97,17 @@ struct Slice {
 void sum_slice(flat::TreeSum sum, const std::vector<std::byte*>& operands,
                const std::vector<std::byte*>& outs, std::size_t element, Slice slice) {
   const auto at = [&](const std::vector<std::byte*>& buffers) {
-    std::vector<void*> places;
-    places.reserve(buffers.size());
-    for (std::byte* buffer : buffers) places.push_back(buffer + slice.first * element);
-    return places;
+    std::vector<void*> pointers;
+    pointers.reserve(buffers.size());
+    for (std::byte* buffer : buffers) pointers.push_back(buffer + slice.first * element);
+    return pointers;
   };
   const std::vector<void*> from = at(operands);
   const std::vector<void*> to = at(outs);
   sum.run({from.data(), from.size()}, std::span<void* const>(to), slice.count);
 }
 
-std::vector<int> places_of(const plan::Reduction& plan, int results) {
+std::vector<int> buffers_of(const plan::Reduction& plan, int results) {
   std::vector<int> counts;
   counts.reserve(static_cast<std::size_t>(plan.workers));
   for (int worker = 0; worker < plan.workers; ++worker)
@@ -125,8 +125,8 @@ bool reduce_in_memory(Exchange& exchange, const plan::Reduction& plan,
   }
   std::vector<Buffer> mine(partials.begin(), partials.end());
   mine.push_back(result);
-  LOCKSTEP_CHECK(mine.size() * sizeof(Place) <= kCardBytes, "a worker holds few partials");
-  const Reach reach(exchange, mine, places_of(plan, 1));
+  LOCKSTEP_CHECK(mine.size() * sizeof(ArenaAddress) <= kCardBytes, "a worker holds few partials");
+  const Reach reach(exchange, mine, buffers_of(plan, 1));
   if (!reach.everywhere()) return false;
   std::vector<std::byte*> operands;
   for (std::size_t i = 0; i < plan.operands.size(); ++i) {
@@ -152,7 +152,7 @@ bool reduce_scatter_in_memory(Exchange& exchange, Buffer data, const Cut& cut, R
     reduce_on_cards(exchange, plan, mine, data, rule);
     return true;
   }
-  const Reach reach(exchange, mine, places_of(plan, 0));
+  const Reach reach(exchange, mine, buffers_of(plan, 0));
   if (!reach.everywhere()) return false;
   std::vector<std::byte*> operands;
   operands.reserve(static_cast<std::size_t>(exchange.size()));
@@ -167,9 +167,9 @@ bool reduce_scatter_in_memory(Exchange& exchange, Buffer data, const Cut& cut, R
 
 bool all_gather_in_memory(Exchange& exchange, Buffer data, const Cut& cut) {
   const std::size_t element = size_of(data.dtype);
-  const auto copy_from = [&](int worker, const std::byte* piece) {
+  const auto copy_from = [&](int worker, const std::byte* slice) {
     const Buffer part = cut.of(data, worker);
-    if (part.count > 0) std::memcpy(part.data, piece, part.bytes());
+    if (part.count > 0) std::memcpy(part.data, slice, part.bytes());
   };
   if (cut.longest() * element <= kCardBytes) {
     const Buffer mine = cut.of(data, exchange.rank());

@@ -48,14 +48,14 @@ HandOver::HandOver(const Arena& mine, const std::string& name, Bootstrap& bootst
   const std::string host = host_identity();
   bootstrap.put(
       prefix + std::to_string(party_.rank),
-      encode(Card{host, listener_.name, mine.size(), ::getpid(), base::process_namespace()}),
+      encode(ArenaOffer{host, listener_.name, mine.size(), ::getpid(), base::process_namespace()}),
       deadline);
-  fetch_cards(bootstrap, prefix, host);
+  fetch_offers(bootstrap, prefix, host);
 }
 
 // The last eighth of the time is kept for finding out who else is missing.
-void HandOver::fetch_cards(Bootstrap& bootstrap, const std::string& prefix,
-                           const std::string& own_host) {
+void HandOver::fetch_offers(Bootstrap& bootstrap, const std::string& prefix,
+                            const std::string& own_host) {
   const auto reserve = std::min<std::chrono::nanoseconds>(deadline_.left() / 8, milliseconds(500));
   const auto patient = Deadline::at(deadline_.when() - reserve);
   std::vector<int> missing;
@@ -64,15 +64,15 @@ void HandOver::fetch_cards(Bootstrap& bootstrap, const std::string& prefix,
     const auto until =
         missing.empty() ? patient : earlier(deadline_, Deadline::after(reserve / party_.size));
     try {
-      auto card = decode_card(bootstrap.get(prefix + std::to_string(rank), until));
-      if (!card) {
+      auto offer = decode_offer(bootstrap.get(prefix + std::to_string(rank), until));
+      if (!offer) {
         throw Mismatch(fmt::format("rank {} hands over its arena in a way that rank {} does not "
                                    "know; build every worker from one version",
                                    rank, party_.rank),
                        {rank});
       }
-      if (card->host != own_host) continue;
-      peers_[rank].card = std::move(card);
+      if (offer->host != own_host) continue;
+      peers_[rank].offer = std::move(offer);
       if (rank > party_.rank) watch(rank);
     } catch (const Timeout&) {
       missing.push_back(rank);
@@ -88,9 +88,9 @@ void HandOver::fetch_cards(Bootstrap& bootstrap, const std::string& prefix,
 // Without a descriptor the deadline tells.
 void HandOver::watch(int rank) {
   Peer& peer = peers_[rank];
-  const int process = peer.card->process;
+  const int process = peer.offer->process;
   if (process <= 0 || process == ::getpid()) return;
-  if (peer.card->process_namespace != base::process_namespace()) return;
+  if (peer.offer->process_namespace != base::process_namespace()) return;
   peer.process = base::open_pidfd(process);
   if (!peer.process && errno == ESRCH) fail(rank, ErrorKind::kPeerLost, "it died");
 }
@@ -106,7 +106,7 @@ std::vector<std::optional<Arena>> HandOver::run() {
   std::vector<std::optional<Arena>> arenas;
   arenas.reserve(peers_.size());
   for (Peer& peer : peers_) {
-    if (peer.card && !peer.arena) report();
+    if (peer.offer && !peer.arena) report();
     arenas.push_back(std::move(peer.arena));
   }
   arenas[party_.rank] = on_own_account([&] { return Arena::attach(mine_.fd(), mine_.size()); });
@@ -127,7 +127,7 @@ void HandOver::call_lower_ranks() {
 
 void HandOver::call(int rank) {
   Peer& peer = peers_[rank];
-  CallResult result = on_own_account([&] { return call_locally(peer.card->socket_name); });
+  CallResult result = on_own_account([&] { return call_locally(peer.offer->socket_name); });
   if (result.call == Call::kNobody) {
     return fail(rank, ErrorKind::kPeerLost, "nobody listens at its socket any more");
   }
@@ -214,8 +214,8 @@ void HandOver::accept_all() {
 bool HandOver::is_worker(int process) const {
   return process > 0 && process != ::getpid() &&
          std::any_of(peers_.begin(), peers_.end(), [&](const Peer& peer) {
-           return peer.card && peer.card->process == process &&
-                  peer.card->process_namespace == base::process_namespace();
+           return peer.offer && peer.offer->process == process &&
+                  peer.offer->process_namespace == base::process_namespace();
          });
 }
 
@@ -262,7 +262,7 @@ void HandOver::serve(Connection& connection) {
   if (expects_arena && !take_arena(connection, std::move(packet.descriptors))) return;
   const auto reply = session.receive(packet.bytes);
   if (session.state() == Session::State::kEnded) return ended(connection, session.why());
-  if (!session.connects() && !peers_[session.peer()].card) {
+  if (!session.connects() && !peers_[session.peer()].offer) {
     return ended(connection, "claims the rank of a worker of another host");
   }
   if (reply) answer(connection, *reply);
@@ -276,7 +276,7 @@ bool HandOver::take_arena(Connection& connection, std::vector<base::Fd> descript
   try {
     if (descriptors.size() != 1) throw Mismatch("it did not send one descriptor");
     peer.arena =
-        on_own_account([&] { return Arena::attach(descriptors[0].get(), peer.card->bytes); });
+        on_own_account([&] { return Arena::attach(descriptors[0].get(), peer.offer->bytes); });
     return true;
   } catch (const Mismatch& error) {
     fail(rank, error.kind(), error.what());

@@ -1,10 +1,10 @@
 // The exchange of arenas between the workers of a host.
 //
 //   pair        two workers of one host; the higher rank connects to the lower one's socket
-//   stranger    a connection that has not proven the secret, and comes from no process of the cards
+//   stranger    a connection that has not proven the secret, and comes from no process of the offers
 //
-//   1. every worker listens, and puts a card in the bootstrap: its host, its socket, its arena
-//   2. with everybody's cards known, each calls the lower ranks of its host and serves the higher
+//   1. every worker listens, and puts a offer in the bootstrap: its host, its socket, its arena
+//   2. with everybody's offers known, each calls the lower ranks of its host and serves the higher
 //      ones, all at once, on one poll: nobody who stalls holds up anybody else
 //   3. a pair that has proven the secret to each other (session.h) swaps descriptors, each maps the
 //      other's and is done; a worker returns when all its pairs are
@@ -25,16 +25,16 @@
 #include <string>
 #include <vector>
 
-#include "comm/arena/card.h"
+#include "comm/arena/arena_session.h"
 #include "comm/arena/local_socket.h"
-#include "comm/arena/session.h"
+#include "comm/arena/offer.h"
 
 namespace lockstep::comm {
 
 // Threads:   one; the peers run theirs.
 // Blocking:  the constructor and run(), until the deadline.
 // Failure:   Timeout or PeerLost naming ranks; Mismatch when a peer hands over something else than
-//            the arena of its card; Unavailable naming this worker when there are no descriptors left,
+//            the arena of its offer; Unavailable naming this worker when there are no descriptors left,
 //            or no memory.
 // Ownership: borrows arena and bootstrap; closes every socket and every descriptor it was sent.
 class HandOver {
@@ -53,15 +53,15 @@ class HandOver {
     std::string what;
   };
   struct Peer {
-    std::optional<Card> card;  // of a worker of this host that is not this one
-    base::Fd process;          // of a higher rank that can be watched; readable when it has died
+    std::optional<ArenaOffer> offer;  // of a worker of this host that is not this one
+    base::Fd process;  // of a higher rank that can be watched; readable when it has died
     bool called = false;
     TimePoint call_at{};    // not before
     std::string hindrance;  // why a call came to nothing
     std::optional<Arena> arena;
     std::optional<Failing> failing;
 
-    bool pending() const { return card && !arena && !failing; }
+    bool pending() const { return offer && !arena && !failing; }
   };
   struct Connection {
     base::Fd socket;
@@ -75,7 +75,7 @@ class HandOver {
 
   template <typename Call>
   auto on_own_account(Call&& call) const;
-  void fetch_cards(Bootstrap& bootstrap, const std::string& prefix, const std::string& own);
+  void fetch_offers(Bootstrap& bootstrap, const std::string& prefix, const std::string& own);
   void watch(int rank);
   bool anybody_pending() const;
 

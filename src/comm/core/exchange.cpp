@@ -146,14 +146,15 @@ void Exchange::round() {
   await_all();
 }
 
-Place Exchange::locate(const Buffer& data) const {
+ArenaAddress Exchange::locate(const Buffer& data) const {
   Host* host = link().host();
-  return host == nullptr ? Place{} : host->memory.locate(data.data, data.bytes(), setting_.members);
+  return host == nullptr ? ArenaAddress{}
+                         : host->memory.locate(data.data, data.bytes(), setting_.members);
 }
 
-std::shared_ptr<std::byte> Exchange::resolve(int peer, Place place, const Buffer& like) {
+std::shared_ptr<std::byte> Exchange::resolve(int peer, ArenaAddress address, const Buffer& like) {
   auto memory =
-      link().host()->memory.resolve(world_rank(peer), place, like.bytes(), size_of(like.dtype));
+      link().host()->memory.resolve(world_rank(peer), address, like.bytes(), size_of(like.dtype));
   if (memory) return memory;
   end(Mismatch(
       fmt::format(

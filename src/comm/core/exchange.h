@@ -113,8 +113,8 @@ class Exchange {
 
   // Where a buffer of this worker lies for all the others, if they share it; and where a peer's does
   // for this one, which is a Mismatch if it is not there.
-  Place locate(const Buffer& data) const;
-  std::shared_ptr<std::byte> resolve(int peer, Place place, const Buffer& like);
+  ArenaAddress locate(const Buffer& data) const;
+  std::shared_ptr<std::byte> resolve(int peer, ArenaAddress address, const Buffer& like);
 
   // A message of zero bytes is none: nothing is sent, and waiting for it returns at once.
   class Ticket {

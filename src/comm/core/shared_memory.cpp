@@ -26,7 +26,8 @@ void SharedMemory::add(std::uint64_t id, std::vector<int> members,
   known_.push_back({id, std::move(members), std::move(arena)});
 }
 
-Place SharedMemory::locate(const void* data, std::size_t bytes, std::span<const int> who) const {
+ArenaAddress SharedMemory::locate(const void* data, std::size_t bytes,
+                                  std::span<const int> who) const {
   const auto* first = static_cast<const std::byte*>(data);
   const std::lock_guard lock(mutex_);
   for (const Known& known : known_) {
@@ -39,18 +40,18 @@ Place SharedMemory::locate(const void* data, std::size_t bytes, std::span<const 
   return {};
 }
 
-std::shared_ptr<std::byte> SharedMemory::resolve(int link_rank, Place place, std::size_t bytes,
-                                                 std::size_t alignment) const {
+std::shared_ptr<std::byte> SharedMemory::resolve(int link_rank, ArenaAddress address,
+                                                 std::size_t bytes, std::size_t alignment) const {
   const std::lock_guard lock(mutex_);
   for (const Known& known : known_) {
-    if (known.id != place.arena) continue;
+    if (known.id != address.arena) continue;
     const auto member = std::find(known.members.begin(), known.members.end(), link_rank);
     auto arena = known.arena.lock();
     if (!arena || member == known.members.end()) continue;
     const int rank = static_cast<int>(member - known.members.begin());
-    if (!fits(place.offset, bytes, arena->size_of(rank)) || place.offset % alignment != 0)
+    if (!fits(address.offset, bytes, arena->size_of(rank)) || address.offset % alignment != 0)
       return nullptr;
-    std::byte* at = arena->of(rank) + place.offset;
+    std::byte* at = arena->of(rank) + address.offset;
     return {std::move(arena), at};
   }
   return nullptr;

@@ -13,7 +13,7 @@
 namespace lockstep::comm {
 
 // Where a buffer lies, in words that mean the same to all who map its arena.
-struct Place {
+struct ArenaAddress {
   std::uint64_t arena = 0;  // none: it lies in memory of its worker alone
   std::uint64_t offset = 0;
 
@@ -29,12 +29,12 @@ class SharedMemory {
   // `members` are the link's ranks, by the ranks of the arena. The id is the same for all of them.
   void add(std::uint64_t id, std::vector<int> members, std::weak_ptr<SharedArena> arena);
 
-  // Of this worker's own memory, in an arena that all of `who`, the link's ranks, have mapped: for others it is no place.
-  Place locate(const void* data, std::size_t bytes, std::span<const int> who) const;
+  // Of this worker's own memory, in an arena that all of `who`, the link's ranks, have mapped: for others it is no address.
+  ArenaAddress locate(const void* data, std::size_t bytes, std::span<const int> who) const;
 
-  // Another worker's memory, mapped here; nothing when that worker has no such place or this one has let it go.
-  // Its place must be a multiple of `alignment`.
-  std::shared_ptr<std::byte> resolve(int link_rank, Place place, std::size_t bytes,
+  // Another worker's memory, mapped here; nothing when that worker has no such address or this one has let it go.
+  // Its address must be a multiple of `alignment`.
+  std::shared_ptr<std::byte> resolve(int link_rank, ArenaAddress address, std::size_t bytes,
                                      std::size_t alignment = 1) const;
 
  private:

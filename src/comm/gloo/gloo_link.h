@@ -12,7 +12,7 @@
 #include <vector>
 
 #include "comm/core/link.h"
-#include "comm/gloo/peer_news.h"
+#include "comm/gloo/gloo_monitor.h"
 #include "comm/gloo/watchdog.h"
 
 namespace lockstep::comm {
@@ -74,7 +74,7 @@ class GlooLink : public Link {
   std::mutex told_mutex_;
   bool told_all_ = false;
   std::vector<Notice> told_;  // by peer, alive until the connections are closed
-  PeerNews news_;             // last: its threads use the rest
+  GlooMonitor news_;          // last: its threads use the rest
 };
 
 }  // namespace lockstep::comm

@@ -60,7 +60,7 @@ class Owner {
   }
 
   // Everyone's operands of this worker's slice, and their sum, part by part.
-  void take_and_sum(const Spread& sums, std::size_t first, Lookout& lookout) {
+  void take_and_sum(const Spread& sums, std::size_t first, WaitCheck& check) {
     const auto& operands = reduction_.plan.operands;
     std::vector<flat::SumTask> tasks;
     std::size_t row = 0;
@@ -79,7 +79,7 @@ class Owner {
         next = add_remote(worker, sums, next, tasks);
       }
     }
-    communicator_.move(moves_, lookout);
+    communicator_.move(moves_, check);
     for (const flat::SumTask& task : tasks) sum(task);
   }
 
@@ -126,27 +126,27 @@ Spread slice_of(const Spread& data, const Cut& cut, int worker) {
 }
 
 // Every slice from its worker to all.
-void hand_out(Communicator& communicator, const Spread& data, const Cut& cut, Lookout& lookout) {
+void hand_out(Communicator& communicator, const Spread& data, const Cut& cut, WaitCheck& check) {
   std::vector<Move> moves;
   for (const int peer : peers_of(communicator)) {
     add_moves(moves, Direction::kSend, peer, slice_of(data, cut, communicator.rank()));
     add_moves(moves, Direction::kRecv, peer, slice_of(data, cut, peer));
   }
-  communicator.move(moves, lookout);
+  communicator.move(moves, check);
 }
 
 void reduce_stretch(Communicator& communicator, const Reduction& reduction,
-                    std::span<const Spread> partials, const Spread& result, Lookout& lookout) {
+                    std::span<const Spread> partials, const Spread& result, WaitCheck& check) {
   Owner owner(communicator, reduction, partials);
   const int rank = communicator.rank();
   if (result.bytes() <= kShortBytes || communicator.size() == 1) {
     for (const int peer : peers_of(communicator)) owner.give(peer, 0, result.count());
-    return owner.take_and_sum(result, 0, lookout);
+    return owner.take_and_sum(result, 0, check);
   }
   const Cut cut = Cut::even(result.count(), communicator.size(), 64 / size_of(result.dtype()));
   for (const int peer : peers_of(communicator)) owner.give(peer, cut.first(peer), cut.count(peer));
-  owner.take_and_sum(slice_of(result, cut, rank), cut.first(rank), lookout);
-  hand_out(communicator, result, cut, lookout);
+  owner.take_and_sum(slice_of(result, cut, rank), cut.first(rank), check);
+  hand_out(communicator, result, cut, check);
 }
 
 // How many elements from `first` on go at a time: the same on all workers, whose parts have the same counts.
@@ -159,7 +159,7 @@ std::size_t stretch_of(const Spread& data, std::size_t first) {
   return count;
 }
 
-void reduce_direct(Communicator& communicator, const DeviceTask& task, Lookout& lookout) {
+void reduce_direct(Communicator& communicator, const DeviceTask& task, WaitCheck& check) {
   const plan::Reduction plan = plan::plan_reduction(task.shards, communicator.size());
   LOCKSTEP_CHECK(static_cast<int>(task.partials.size()) == plan.count_of(communicator.rank()),
                  "a worker brings the partials that the plan gives it");
@@ -169,23 +169,23 @@ void reduce_direct(Communicator& communicator, const DeviceTask& task, Lookout& 
     const std::size_t count = stretch_of(task.result, first);
     std::vector<Spread> partials;
     for (const Spread& partial : task.partials) partials.push_back(partial.slice(first, count));
-    reduce_stretch(communicator, reduction, partials, task.result.slice(first, count), lookout);
+    reduce_stretch(communicator, reduction, partials, task.result.slice(first, count), check);
     first += count;
   }
 }
 
-void reduce_scatter(Communicator& communicator, const DeviceTask& task, Lookout& lookout) {
+void reduce_scatter(Communicator& communicator, const DeviceTask& task, WaitCheck& check) {
   const plan::Reduction plan = plan::plan_reduction(communicator.size(), communicator.size());
   const Reduction reduction{plan, flat::tree_program(plan), task.fold};
   const Cut cut = Cut::of(task.counts);
   const int rank = communicator.rank();
   Owner owner(communicator, reduction, task.partials);
   for (const int peer : peers_of(communicator)) owner.give(peer, cut.first(peer), cut.count(peer));
-  owner.take_and_sum(slice_of(task.result, cut, rank), cut.first(rank), lookout);
+  owner.take_and_sum(slice_of(task.result, cut, rank), cut.first(rank), check);
 }
 
 // The library's own, and the factor after it.
-void reduce_native(Communicator& communicator, const DeviceTask& task, Lookout& lookout) {
+void reduce_native(Communicator& communicator, const DeviceTask& task, WaitCheck& check) {
   const Spread result = task.result.slice(0, task.result.count());
   const Spread partial = task.partials[0].slice(0, result.count());
   if (result.count() == 0) return;
@@ -193,7 +193,7 @@ void reduce_native(Communicator& communicator, const DeviceTask& task, Lookout& 
     communicator.copy(result.parts()[i].data, partial.parts()[i].data, result.parts()[i].bytes());
   for (std::span<const Buffer> left = result.parts(); !left.empty();) {
     const std::size_t some = std::min(kStretchParts, left.size());
-    communicator.all_reduce(left.first(some), task.fold.op, lookout);
+    communicator.all_reduce(left.first(some), task.fold.op, check);
     left = left.subspan(some);
   }
   if (task.fold.factor == 1) return;
@@ -201,26 +201,26 @@ void reduce_native(Communicator& communicator, const DeviceTask& task, Lookout& 
     communicator.sum({{part.data}, {0}, part.data, part.count, task.fold});
 }
 
-void broadcast(Communicator& communicator, const DeviceTask& task, Lookout& lookout) {
+void broadcast(Communicator& communicator, const DeviceTask& task, WaitCheck& check) {
   for (const Buffer& part : task.result.parts()) {
-    if (part.count > 0) communicator.broadcast(part, task.root, lookout);
+    if (part.count > 0) communicator.broadcast(part, task.root, check);
   }
 }
 
 }  // namespace
 
-void queue_collective(Communicator& communicator, const DeviceTask& task, Lookout& lookout) {
+void queue_collective(Communicator& communicator, const DeviceTask& task, WaitCheck& check) {
   switch (task.kind) {
     case Kind::kAllReduce:
     case Kind::kReduce:
-      if (task.algorithm == Algorithm::kNative) return reduce_native(communicator, task, lookout);
-      return reduce_direct(communicator, task, lookout);
+      if (task.algorithm == Algorithm::kNative) return reduce_native(communicator, task, check);
+      return reduce_direct(communicator, task, check);
     case Kind::kReduceScatter:
-      return reduce_scatter(communicator, task, lookout);
+      return reduce_scatter(communicator, task, check);
     case Kind::kAllGather:
-      return hand_out(communicator, task.result, Cut::of(task.counts), lookout);
+      return hand_out(communicator, task.result, Cut::of(task.counts), check);
     case Kind::kBroadcast:
-      return broadcast(communicator, task, lookout);
+      return broadcast(communicator, task, check);
     case Kind::kBarrier:
     case Kind::kMessage:
       break;

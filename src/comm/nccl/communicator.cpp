@@ -5,7 +5,7 @@
 #include <utility>
 
 #include "base/log.h"
-#include "comm/nccl/lookout.h"
+#include "comm/nccl/wait_check.h"
 
 namespace lockstep::comm {
 namespace {
@@ -51,12 +51,12 @@ bool Communicator::formed() const {
   return formed_;
 }
 
-void Communicator::form(const std::string& id, Lookout& lookout) {
+void Communicator::form(const std::string& id, WaitCheck& check) {
   {
     const std::lock_guard lock(mutex_);
     if (!*aborted_) handle_ = api_->join(id, rank_, size_);
   }
-  await(lookout);
+  await(check);
   const std::lock_guard lock(mutex_);
   formed_ = true;
   for (auto& [data, registered] : arenas_) {
@@ -72,19 +72,19 @@ NcclState Communicator::state() {
   return {NcclState::Progress::kFailed, "the communicator has ended", false};
 }
 
-void Communicator::await(Lookout& lookout) {
+void Communicator::await(WaitCheck& check) {
   Pause pause;
   while (true) {
     const NcclState now = state();
     if (now.done()) return;
-    if (now.failed()) raise(lookout.explain(now));
-    if (const auto failure = lookout.look()) raise(*failure);
+    if (now.failed()) raise(check.explain(now));
+    if (const auto failure = check.look()) raise(*failure);
     pause.sleep();
   }
 }
 
 // The library takes an operation in the background: what is to come after it waits until it has.
-void Communicator::queue(Lookout& lookout, const std::function<void(NcclHandle)>& calls) {
+void Communicator::queue(WaitCheck& check, const std::function<void(NcclHandle)>& calls) {
   {
     const std::lock_guard lock(mutex_);
     if (handle_ != nullptr) {
@@ -93,14 +93,14 @@ void Communicator::queue(Lookout& lookout, const std::function<void(NcclHandle)>
       api_->end_group(handle_);
     }
   }
-  await(lookout);
+  await(check);
 }
 
-void Communicator::move(std::span<const Move> moves, Lookout& lookout) {
+void Communicator::move(std::span<const Move> moves, WaitCheck& check) {
   bool any = false;
   for (const Move& move : moves) any = any || move.bytes > 0;
   if (!any) return;
-  queue(lookout, [&](NcclHandle handle) {
+  queue(check, [&](NcclHandle handle) {
     for (const Move& move : moves) {
       if (move.bytes == 0) continue;
       if (move.direction == Move::Direction::kSend) {
@@ -112,14 +112,14 @@ void Communicator::move(std::span<const Move> moves, Lookout& lookout) {
   });
 }
 
-void Communicator::broadcast(const Buffer& data, int root, Lookout& lookout) {
-  queue(lookout, [&](NcclHandle handle) {
+void Communicator::broadcast(const Buffer& data, int root, WaitCheck& check) {
+  queue(check, [&](NcclHandle handle) {
     api_->broadcast(handle, root, data.data, data.bytes(), stream_);
   });
 }
 
-void Communicator::all_reduce(std::span<const Buffer> data, ReduceOp op, Lookout& lookout) {
-  queue(lookout, [&](NcclHandle handle) {
+void Communicator::all_reduce(std::span<const Buffer> data, ReduceOp op, WaitCheck& check) {
+  queue(check, [&](NcclHandle handle) {
     for (const Buffer& one : data) api_->all_reduce(handle, one, op, stream_);
   });
 }

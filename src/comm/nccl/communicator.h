@@ -11,8 +11,8 @@
 #include <vector>
 
 #include "comm/core/device.h"
-#include "comm/nccl/lookout.h"
 #include "comm/nccl/nccl_api.h"
+#include "comm/nccl/wait_check.h"
 #include "plan/tree.h"
 
 namespace lockstep::comm {
@@ -29,9 +29,9 @@ struct Move {
 };
 
 // Threads:   one that queues; any that ask for the state, abort, or register memory.
-// Blocking:  form and what queues operations, until the library has taken them, as long as the lookout finds nothing.
+// Blocking:  form and what queues operations, until the library has taken them, as long as the check finds nothing.
 //            abort and close, for seconds at most: what the library does not give back by then is left to it.
-// Failure:   what the lookout finds, thrown. The link is not ended here.
+// Failure:   what the check finds, thrown. The link is not ended here.
 // Ownership: its stream, its memory, its place among the workers. Memory of operations is borrowed until the stream has
 //            come so far, or the communicator was aborted.
 class Communicator {
@@ -47,13 +47,13 @@ class Communicator {
   StreamHandle stream() const { return stream_; }
 
   bool formed() const;
-  void form(const std::string& id, Lookout& lookout);
+  void form(const std::string& id, WaitCheck& check);
 
   // Queued on the stream, each after the one before.
-  void move(std::span<const Move> moves, Lookout& lookout);
-  void broadcast(const Buffer& data, int root, Lookout& lookout);
+  void move(std::span<const Move> moves, WaitCheck& check);
+  void broadcast(const Buffer& data, int root, WaitCheck& check);
   // Of each buffer by itself, in one group.
-  void all_reduce(std::span<const Buffer> data, ReduceOp op, Lookout& lookout);
+  void all_reduce(std::span<const Buffer> data, ReduceOp op, WaitCheck& check);
   void sum(const flat::SumTask& task);
   void copy(void* to, const void* from, std::size_t bytes);
   // The same memory for all operations, of at least so many bytes.
@@ -82,8 +82,8 @@ class Communicator {
     std::size_t bytes = 0;
     void* registration = nullptr;
   };
-  void queue(Lookout& lookout, const std::function<void(NcclHandle)>& calls);
-  void await(Lookout& lookout);
+  void queue(WaitCheck& check, const std::function<void(NcclHandle)>& calls);
+  void await(WaitCheck& check);
   // Takes the handle away, with all registrations given back.
   NcclHandle take_handle() noexcept;
   bool drained(std::chrono::milliseconds patience) noexcept;
@@ -107,6 +107,6 @@ class Communicator {
 // The collectives on devices, as moves and sums on one stream.
 
 // Queues a task on the communicator's stream.
-void queue_collective(Communicator& communicator, const DeviceTask& task, Lookout& lookout);
+void queue_collective(Communicator& communicator, const DeviceTask& task, WaitCheck& check);
 
 }  // namespace lockstep::comm

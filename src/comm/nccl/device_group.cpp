@@ -71,7 +71,7 @@ class NcclArena : public DeviceArena {
 
 }  // namespace
 
-NcclGroup::NcclGroup(Link& link, Watch& watch, std::shared_ptr<NcclApi> api,
+NcclGroup::NcclGroup(Link& link, DeviceWatchdog& watch, std::shared_ptr<NcclApi> api,
                      std::vector<int> members, std::chrono::milliseconds timeout)
     : link_(link),
       watch_(watch),
@@ -127,7 +127,7 @@ std::shared_ptr<DevicePoint> NcclGroup::mark(const DeviceTask& task) {
 }
 
 // The communicator's name goes over the host's connections, whose ends have proven the secret to each other.
-void NcclGroup::form(Exchange& exchange, Lookout& lookout) {
+void NcclGroup::form(Exchange& exchange, WaitCheck& check) {
   std::string id;
   std::vector<Exchange::Ticket> tickets;
   constexpr std::size_t kIdBytes = 128;
@@ -141,23 +141,23 @@ void NcclGroup::form(Exchange& exchange, Lookout& lookout) {
     tickets.push_back(exchange.recv(0, id.data(), id.size()));
   }
   exchange.wait_all(tickets);
-  communicator_->form(id, lookout);
+  communicator_->form(id, check);
 }
 
 std::shared_ptr<DeviceWork> NcclGroup::start(Exchange& exchange, const DeviceTask& task,
                                              const DevicePoint& after) {
   const ChosenDevice chosen(*api_, device_);
   const std::string doing = exchange.doing();
-  const auto lookout = std::make_shared<Lookout>(link_, members_, doing);
-  lookout->begin(exchange.deadline());
+  const auto check = std::make_shared<WaitCheck>(link_, members_, doing);
+  check->begin(exchange.deadline());
   try {
-    if (!communicator_->formed()) form(exchange, *lookout);
+    if (!communicator_->formed()) form(exchange, *check);
     auto end = std::make_unique<OwnEvent>(api_);
     static_cast<const Point&>(after).precede(*api_, communicator_->stream());
-    queue_collective(*communicator_, task, *lookout);
+    queue_collective(*communicator_, task, *check);
     api_->record(end->get(), communicator_->stream());
     auto flight = std::make_shared<Flight>(*communicator_, std::move(end), doing, watch_.bell());
-    watch_.add(flight, communicator_, lookout, timeout_);
+    watch_.add(flight, communicator_, check, timeout_);
     return flight;
   } catch (const Error& error) {
     // The others are told before the device is looked after, which takes its time.

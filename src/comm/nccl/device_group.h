@@ -6,15 +6,15 @@
 
 #include "comm/core/device.h"
 #include "comm/nccl/communicator.h"
-#include "comm/nccl/watch.h"
+#include "comm/nccl/device_watchdog.h"
 
 namespace lockstep::comm {
 
 class NcclGroup : public DeviceGroup {
  public:
   // `link` is the one that all operations end with; `members` are its ranks.
-  NcclGroup(Link& link, Watch& watch, std::shared_ptr<NcclApi> api, std::vector<int> members,
-            std::chrono::milliseconds timeout);
+  NcclGroup(Link& link, DeviceWatchdog& watch, std::shared_ptr<NcclApi> api,
+            std::vector<int> members, std::chrono::milliseconds timeout);
   ~NcclGroup() override;
 
   void require_usable(const Buffer& data) override;
@@ -28,10 +28,10 @@ class NcclGroup : public DeviceGroup {
   // The device of this worker: that of the first buffer.
   void choose(int device);
   Communicator& communicator();
-  void form(Exchange& exchange, Lookout& lookout);
+  void form(Exchange& exchange, WaitCheck& check);
 
   Link& link_;
-  Watch& watch_;
+  DeviceWatchdog& watch_;
   std::shared_ptr<NcclApi> api_;
   std::vector<int> members_;
   std::chrono::milliseconds timeout_;

@@ -1,7 +1,7 @@
 #include "comm/nccl/nccl_engine.h"
 
 #include "comm/nccl/device_group.h"
-#include "comm/nccl/watch.h"
+#include "comm/nccl/device_watchdog.h"
 
 namespace lockstep::comm {
 namespace {
@@ -50,7 +50,7 @@ class NcclLink : public Link {
  private:
   std::shared_ptr<Link> host_;
   std::shared_ptr<NcclApi> api_;
-  Watch watch_;  // last: its thread uses the rest
+  DeviceWatchdog watch_;  // last: its thread uses the rest
 };
 
 }  // namespace

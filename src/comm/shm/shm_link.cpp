@@ -93,7 +93,7 @@ class ShmLink : public Link, public std::enable_shared_from_this<ShmLink> {
   bool driving_ = false;
   bool news_ = false;  // a post was settled that another thread may wait for
   std::optional<Failure> failure_;
-  std::unique_ptr<Watcher> watcher_;  // last: its thread uses the others
+  std::unique_ptr<ShmMonitor> watcher_;  // last: its thread uses the others
 };
 
 class ShmLink::ShmTransfer : public Transfer {
@@ -130,8 +130,8 @@ void ShmLink::equip(ShmWorld world) {
                                      : std::make_unique<ShmPeer>(workers_.of(other), workers_.own(),
                                                                  rank(), other));
   }
-  watcher_ = std::make_unique<Watcher>(std::move(world.watched),
-                                       [this](int other) { workers_.note_death(other); });
+  watcher_ = std::make_unique<ShmMonitor>(std::move(world.watched),
+                                          [this](int other) { workers_.note_death(other); });
 }
 
 ShmLink::~ShmLink() {

@@ -29,7 +29,7 @@ struct ShmWorld {
   std::string secret;
   std::string name;
   std::vector<Segment> segments;
-  std::vector<Watcher::Watched> watched;
+  std::vector<ShmMonitor::Watched> watched;
 };
 
 std::shared_ptr<Link> make_shm_link(ShmWorld world);

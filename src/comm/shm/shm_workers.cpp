@@ -12,7 +12,7 @@
 
 namespace lockstep::comm {
 
-Watcher::Watcher(std::vector<Watched> watched, std::function<void(int)> when_dead)
+ShmMonitor::ShmMonitor(std::vector<Watched> watched, std::function<void(int)> when_dead)
     : watched_(std::move(watched)), when_dead_(std::move(when_dead)), stop_(base::make_pipe()) {
   // Before its thread begins, which could tell nobody that there is no memory.
   std::vector<pollfd> entries{{stop_.read.get(), POLLIN, 0}};
@@ -24,12 +24,12 @@ Watcher::Watcher(std::vector<Watched> watched, std::function<void(int)> when_dea
   }
 }
 
-Watcher::~Watcher() {
+ShmMonitor::~ShmMonitor() {
   stop_.write.reset();
   thread_.join();
 }
 
-void Watcher::run(std::vector<pollfd>& entries) {
+void ShmMonitor::run(std::vector<pollfd>& entries) {
   while (true) {
     if (::poll(entries.data(), entries.size(), -1) < 0) {
       if (errno != EINTR)

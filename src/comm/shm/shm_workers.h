@@ -22,20 +22,20 @@ namespace lockstep::comm {
 
 // A thread that sleeps on the pidfds of the peers and calls `when_dead` as soon as one is no more.
 //
-// Threads:   when_dead is called on the watcher's thread.
+// Threads:   when_dead is called on the monitor's thread.
 // Blocking:  the destructor, until that thread has ended.
 // Failure:   Unavailable from the constructor.
 // Ownership: owns the descriptors.
-class Watcher {
+class ShmMonitor {
  public:
   struct Watched {
     int rank = -1;
     base::Fd pidfd;
   };
-  Watcher(std::vector<Watched> watched, std::function<void(int rank)> when_dead);
-  ~Watcher();
-  Watcher(const Watcher&) = delete;
-  Watcher& operator=(const Watcher&) = delete;
+  ShmMonitor(std::vector<Watched> watched, std::function<void(int rank)> when_dead);
+  ~ShmMonitor();
+  ShmMonitor(const ShmMonitor&) = delete;
+  ShmMonitor& operator=(const ShmMonitor&) = delete;
 
  private:
   void run(std::vector<pollfd>& entries);

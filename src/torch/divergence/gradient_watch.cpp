@@ -14,7 +14,7 @@ constexpr std::int64_t kGrain = 4;
 // A stretch of half-precision values as float32, some at a time: calls `body` with the first and with their number.
 template <typename Body>
 void widened(DType half, const std::byte* from, std::size_t count, const Body& body) {
-  std::array<float, flat::kPiece> row;
+  std::array<float, flat::kStripElements> row;
   for (std::size_t first = 0; first < count; first += row.size()) {
     const std::size_t part = std::min(row.size(), count - first);
     flat::widen(half, from + first * size_of(half), row.data(), part);

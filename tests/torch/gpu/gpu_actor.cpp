@@ -1,13 +1,15 @@
 // A worker of gpu_jobs.sh. Without arguments: trains, and on rank 1 asks for more memory than there is in the sixth step.
 // With "parts": a loop of its own with LibTorch's optimizer, which has another learning rate on rank 1.
+// With "loop" and a model, or "gan": the loops of step_test, which say the hash of their weights.
 #include <lockstep/errors.h>
 #include <lockstep/optim.h>
 #include <lockstep/trainer.h>
 
 #include <cstdio>
 #include <memory>
+#include <string>
 
-#include "tests/torch/nets.h"
+#include "tests/torch/loops.h"
 
 namespace {
 
@@ -23,12 +25,22 @@ void train_apart(lockstep::World& world) {
   }
 }
 
+std::string looped(lockstep::World& world, const std::string& model) {
+  namespace loops = lockstep::testing::loops;
+  if (model == "gan") return loops::Gan(world).run(loops::kSteps);
+  return loops::trained_by_loop(world, model);
+}
+
 }  // namespace
 
-int main(int argc, char** /*argv*/) {
+int main(int argc, char** argv) {
   using namespace lockstep;  // NOLINT: this is the program
   World world = join();
   try {
+    if (argc > 2) {
+      std::printf("weights %s\n", looped(world, argv[2]).c_str());
+      return 0;
+    }
     if (argc > 1) {
       train_apart(world);
       return 0;

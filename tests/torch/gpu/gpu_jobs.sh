@@ -31,6 +31,17 @@ for job in "--model mlp --data synthetic:1024" "--model cnn --data synthetic:102
     "$(hash $job -n 2 --graphs off --bucket-bytes 65536)" "$(hash $job -n 4 --bucket-bytes 1048576)"
 done
 
+# Loops of a program's own, with Job and Step, on 8 shards. Every worker says its hash.
+loop_hash() {
+  LOCKSTEP_SHARE_GPUS=1 timeout 100 "$lockstep" run -n "$2" --device cuda -- "$actor" loop "$1" >"$work/log" 2>&1 ||
+    { cat "$work/log" >&2; fail "a loop with $1 on $2 workers failed"; }
+  sed -n 's/.*weights \([0-9a-f]*\)$/\1/p' "$work/log" | sort -u
+}
+for model in mlp cnn gpt gan; do
+  job="own loop, $model"
+  same "$(loop_hash $model 1)" "$(loop_hash $model 2)" "$(loop_hash $model 4)"
+done
+
 # Held weights go on from a checkpoint with their masters, on another number of workers; with another precision they do not.
 for job in "--model gpt --data $work/text --context 64 --optimizer adamw --precision bf16-held" \
   "--model cnn --data synthetic:1024 --precision bf16-held"; do

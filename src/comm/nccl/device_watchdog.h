@@ -62,16 +62,16 @@ class Flight : public DeviceWork {
 // Failure:   add throws Unavailable when the thread cannot start. The thread ends the link with what it finds, then the
 //            communicators that have operations under way, then those.
 // Ownership: borrows the link.
-class Watch {
+class DeviceWatchdog {
  public:
-  explicit Watch(Link& link) : link_(link), bell_(std::make_shared<Bell>()) {}
-  ~Watch();
+  explicit DeviceWatchdog(Link& link) : link_(link), bell_(std::make_shared<Bell>()) {}
+  ~DeviceWatchdog();
 
   const std::shared_ptr<Bell>& bell() const { return bell_; }
 
   // An operation takes at most `timeout` from the end of the one before it on the same communicator.
   void add(std::shared_ptr<Flight> flight, std::shared_ptr<Communicator> communicator,
-           std::shared_ptr<Lookout> lookout, std::chrono::milliseconds timeout);
+           std::shared_ptr<WaitCheck> check, std::chrono::milliseconds timeout);
 
   // Nothing of the communicator is under way after.
   void forget(const Communicator& communicator);
@@ -81,9 +81,9 @@ class Watch {
   struct Entry {
     std::shared_ptr<Flight> flight;
     std::shared_ptr<Communicator> communicator;
-    std::shared_ptr<Lookout> lookout;
+    std::shared_ptr<WaitCheck> check;
     std::chrono::milliseconds timeout{0};
-    bool first = false;  // of its communicator, since when the lookout counts
+    bool first = false;  // of its communicator, since when the check counts
   };
   static constexpr auto kInterval = std::chrono::milliseconds(1);
 

@@ -1,4 +1,4 @@
-#include "comm/nccl/lookout.h"
+#include "comm/nccl/wait_check.h"
 
 #include <fmt/format.h>
 #include <fmt/ranges.h>
@@ -7,7 +7,7 @@
 
 namespace lockstep::comm {
 
-Lookout::Lookout(Link& link, std::vector<int> members, std::string doing)
+WaitCheck::WaitCheck(Link& link, std::vector<int> members, std::string doing)
     : link_(link),
       peers_(std::move(members)),
       doing_(std::move(doing)),
@@ -16,18 +16,18 @@ Lookout::Lookout(Link& link, std::vector<int> members, std::string doing)
   std::erase(peers_, link.rank());
 }
 
-void Lookout::begin(Deadline deadline) {
+void WaitCheck::begin(Deadline deadline) {
   deadline_ = deadline;
   begun_ = Deadline::Clock::now();
   first_end_.reset();
 }
 
 // Late workers that do not know for whom they wait name themselves.
-bool Lookout::is_late_too(int peer, const Failure& told) const {
+bool WaitCheck::is_late_too(int peer, const Failure& told) const {
   return told.kind == ErrorKind::kTimeout && told.ranks == std::vector<int>{peer};
 }
 
-std::optional<Failure> Lookout::end_of_a_member() {
+std::optional<Failure> WaitCheck::end_of_a_member() {
   for (const int peer : peers_) {
     auto end = link_.end_of(peer);
     if (!end) end = link_.heard_from(peer, Deadline::after(std::chrono::nanoseconds(0)));
@@ -36,7 +36,7 @@ std::optional<Failure> Lookout::end_of_a_member() {
   return std::nullopt;
 }
 
-std::optional<Failure> Lookout::look() {
+std::optional<Failure> WaitCheck::look() {
   if (auto failure = link_.failure()) return failure;
   if (deadline_.expired()) return late();
   auto end = end_of_a_member();
@@ -50,7 +50,7 @@ std::optional<Failure> Lookout::look() {
 }
 
 // Everybody who is late says so and listens for a moment: who says nothing is the one that all wait for.
-Failure Lookout::late() {
+Failure WaitCheck::late() {
   const std::chrono::duration<double> waited = Deadline::Clock::now() - begun_;
   Failure own{
       ErrorKind::kTimeout,
@@ -78,7 +78,7 @@ Failure Lookout::late() {
   return own;
 }
 
-Failure Lookout::explain(const NcclState& state) {
+Failure WaitCheck::explain(const NcclState& state) {
   constexpr auto kPatience = std::chrono::milliseconds(1000);
   const auto patience = Deadline::after(kPatience);
   while (!patience.expired()) {

@@ -33,12 +33,12 @@ namespace lockstep::comm {
 // Blocking:  await, until its deadline; the destructor interrupts the threads.
 // Failure:   the constructor lets through what Gloo or the host says when a thread cannot start.
 // Ownership: the context must outlive it.
-class PeerNews {
+class GlooMonitor {
  public:
   // `on_end` is called once for each peer that ends, with what it said, on a thread of this object.
   using OnEnd = std::function<void(int peer, const std::optional<Failure>& said)>;
-  PeerNews(gloo::Context& context, Watchdog& watchdog, OnEnd on_end);
-  ~PeerNews();
+  GlooMonitor(gloo::Context& context, Watchdog& watchdog, OnEnd on_end);
+  ~GlooMonitor();
 
   bool ended(int peer) const;
   // Waits until the peer has ended; what it said.

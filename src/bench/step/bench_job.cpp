@@ -1,4 +1,4 @@
-#include "bench/step/job.h"
+#include "bench/step/bench_job.h"
 
 #include <lockstep/autocast.h>
 #include <lockstep/errors.h>

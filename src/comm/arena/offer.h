@@ -8,7 +8,7 @@
 
 namespace lockstep::comm {
 
-struct Card {
+struct ArenaOffer {
   std::string host;         // equal for workers that can reach each other's sockets
   std::string socket_name;  // in the abstract namespace
   std::uint64_t bytes = 0;  // of the arena
@@ -16,11 +16,11 @@ struct Card {
   std::int32_t process = 0;
   std::string process_namespace = {};
 
-  bool operator==(const Card&) const = default;
+  bool operator==(const ArenaOffer&) const = default;
 };
 
-std::string encode(const Card& card);
-std::optional<Card> decode_card(std::string_view bytes);
+std::string encode(const ArenaOffer& offer);
+std::optional<ArenaOffer> decode_offer(std::string_view bytes);
 
 // The boot of this kernel, and the namespaces without which a socket's name, or a user's number,
 // means something else: containers of one machine that share neither are two hosts.

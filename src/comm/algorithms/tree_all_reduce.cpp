@@ -5,7 +5,7 @@
 //   bytes     per worker up to 2 log2(N) times the buffer at the root, twice at a leaf
 //
 //   up     a rank adds its children's sums to its own, nearest first, and sends the sum to its parent
-//   down   the root's sum goes back along the same edges, in pieces, so that the levels overlap
+//   down   the root's sum goes back along the same edges, in packets, so that the levels overlap
 //
 // Few messages, the whole buffer at every edge: for short buffers over slow networks. Adding the
 // children nearest first is the carry of a binary counter, so with one partial per worker the order
@@ -18,7 +18,7 @@
 namespace lockstep::comm {
 namespace {
 
-constexpr std::size_t kPassedPieceBytes = std::size_t{1} << 20;
+constexpr std::size_t kPassedPacketBytes = std::size_t{1} << 20;
 
 struct TreePlace {
   int parent = -1;
@@ -39,24 +39,25 @@ TreePlace place_in_tree(int rank, int size, int root) {
   return place;
 }
 
-// From the parent to the children, each piece passed on as soon as it is there.
+// From the parent to the children, each packet passed on as soon as it is there.
 void pass_down(Exchange& exchange, const TreePlace& place, Buffer data) {
-  const std::size_t piece = kPassedPieceBytes / size_of(data.dtype);
+  const std::size_t packet = kPassedPacketBytes / size_of(data.dtype);
   std::vector<Exchange::Ticket> incoming;
   std::vector<Exchange::Ticket> outgoing;
-  std::vector<Buffer> pieces;
-  for (std::size_t first = 0; first < data.count; first += piece) {
-    pieces.push_back(data.slice(first, std::min(piece, data.count - first)));
+  std::vector<Buffer> packets;
+  for (std::size_t first = 0; first < data.count; first += packet) {
+    packets.push_back(data.slice(first, std::min(packet, data.count - first)));
   }
   if (place.parent >= 0) {
-    for (const Buffer& part : pieces) {
+    for (const Buffer& part : packets) {
       incoming.push_back(exchange.recv(place.parent, part.data, part.bytes(), Stage::kResults));
     }
   }
-  for (std::size_t i = 0; i < pieces.size(); ++i) {
+  for (std::size_t i = 0; i < packets.size(); ++i) {
     if (place.parent >= 0) exchange.wait(incoming[i]);
     for (auto child = place.children.rbegin(); child != place.children.rend(); ++child) {
-      outgoing.push_back(exchange.send(*child, pieces[i].data, pieces[i].bytes(), Stage::kResults));
+      outgoing.push_back(
+          exchange.send(*child, packets[i].data, packets[i].bytes(), Stage::kResults));
     }
   }
   exchange.wait_all(outgoing);

@@ -1,4 +1,4 @@
-#include "comm/arena/card.h"
+#include "comm/arena/offer.h"
 
 #include <lockstep/errors.h>
 
@@ -20,31 +20,31 @@ std::string namespace_of_this_process(const char* kind) {
 
 }  // namespace
 
-std::string encode(const Card& card) {
+std::string encode(const ArenaOffer& offer) {
   return base::ByteWriter()
       .put(kCardVersion)
-      .put_text(card.host)
-      .put_text(card.socket_name)
-      .put(card.bytes)
-      .put(card.process)
-      .put_text(card.process_namespace)
+      .put_text(offer.host)
+      .put_text(offer.socket_name)
+      .put(offer.bytes)
+      .put(offer.process)
+      .put_text(offer.process_namespace)
       .take();
 }
 
-std::optional<Card> decode_card(std::string_view bytes) {
+std::optional<ArenaOffer> decode_offer(std::string_view bytes) {
   base::ByteReader reader(bytes);
   const auto version = reader.get<std::uint16_t>();
-  Card card;
-  card.host = reader.get_text(kMostHostBytes);
-  card.socket_name = reader.get_text(kMostNameBytes);
-  card.bytes = reader.get<std::uint64_t>();
-  card.process = reader.get<std::int32_t>();
-  card.process_namespace = reader.get_text(kMostHostBytes);
+  ArenaOffer offer;
+  offer.host = reader.get_text(kMostHostBytes);
+  offer.socket_name = reader.get_text(kMostNameBytes);
+  offer.bytes = reader.get<std::uint64_t>();
+  offer.process = reader.get<std::int32_t>();
+  offer.process_namespace = reader.get_text(kMostHostBytes);
   if (!reader.done() || version != kCardVersion) return std::nullopt;
-  if (card.socket_name.empty() || card.bytes == 0 || card.bytes > kMostArenaBytes) {
+  if (offer.socket_name.empty() || offer.bytes == 0 || offer.bytes > kMostArenaBytes) {
     return std::nullopt;
   }
-  return card;
+  return offer;
 }
 
 std::string host_identity() {

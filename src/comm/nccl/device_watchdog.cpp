@@ -1,4 +1,4 @@
-#include "comm/nccl/watch.h"
+#include "comm/nccl/device_watchdog.h"
 
 #include <fmt/format.h>
 
@@ -7,7 +7,7 @@
 #include <system_error>
 #include <utility>
 
-#include "comm/nccl/lookout.h"
+#include "comm/nccl/wait_check.h"
 
 namespace lockstep::comm {
 
@@ -73,7 +73,7 @@ void Flight::wait_on(void* stream) {
   end_->api().make_wait(stream, end_->get());
 }
 
-Watch::~Watch() {
+DeviceWatchdog::~DeviceWatchdog() {
   {
     const std::lock_guard lock(mutex_);
     stopping_ = true;
@@ -82,7 +82,7 @@ Watch::~Watch() {
   if (thread_.joinable()) thread_.join();
 }
 
-void Watch::begin() {
+void DeviceWatchdog::begin() {
   if (thread_.joinable()) return;
   try {
     thread_ = std::thread([this] { loop(); });
@@ -91,10 +91,10 @@ void Watch::begin() {
   }
 }
 
-void Watch::add(std::shared_ptr<Flight> flight, std::shared_ptr<Communicator> communicator,
-                std::shared_ptr<Lookout> lookout, std::chrono::milliseconds timeout) {
+void DeviceWatchdog::add(std::shared_ptr<Flight> flight, std::shared_ptr<Communicator> communicator,
+                         std::shared_ptr<WaitCheck> check, std::chrono::milliseconds timeout) {
   auto entry = std::make_shared<Entry>();
-  *entry = {std::move(flight), std::move(communicator), std::move(lookout), timeout, false};
+  *entry = {std::move(flight), std::move(communicator), std::move(check), timeout, false};
   bool sleeps = false;  // else the thread comes round by itself
   {
     const std::lock_guard lock(mutex_);
@@ -105,14 +105,14 @@ void Watch::add(std::shared_ptr<Flight> flight, std::shared_ptr<Communicator> co
   if (sleeps) bell_->ring();
 }
 
-bool Watch::idle(const Communicator& communicator) {
+bool DeviceWatchdog::idle(const Communicator& communicator) {
   const std::lock_guard lock(mutex_);
   return std::none_of(entries_.begin(), entries_.end(), [&](const auto& entry) {
     return entry->communicator.get() == &communicator && !entry->flight->done();
   });
 }
 
-void Watch::forget(const Communicator& communicator) {
+void DeviceWatchdog::forget(const Communicator& communicator) {
   Pause pause;
   while (!idle(communicator)) {
     bell_->ring();
@@ -124,7 +124,7 @@ void Watch::forget(const Communicator& communicator) {
 }
 
 // Operations of one communicator end in their order: behind one that has not, none has.
-void Watch::drop_ended() {
+void DeviceWatchdog::drop_ended() {
   const std::lock_guard lock(mutex_);
   std::set<const Communicator*> busy;
   std::erase_if(entries_, [&](const auto& entry) {
@@ -136,7 +136,7 @@ void Watch::drop_ended() {
 }
 
 // Looked at outside of the lock: whatever is found may take a moment to understand.
-std::optional<Failure> Watch::look() {
+std::optional<Failure> DeviceWatchdog::look() {
   std::vector<std::shared_ptr<Entry>> entries;
   {
     const std::lock_guard lock(mutex_);
@@ -147,19 +147,19 @@ std::optional<Failure> Watch::look() {
     if (auto failure = entry->flight->given_up(); failure && !entry->flight->done()) return failure;
     if (seen.contains(entry->communicator.get()) || entry->flight->done()) continue;
     seen.insert(entry->communicator.get());
-    if (!std::exchange(entry->first, true)) entry->lookout->begin(Deadline::after(entry->timeout));
-    auto failure = entry->lookout->look();
+    if (!std::exchange(entry->first, true)) entry->check->begin(Deadline::after(entry->timeout));
+    auto failure = entry->check->look();
     if (!failure) {
       const NcclState state = entry->communicator->state();
-      if (state.failed() && !entry->flight->done()) failure = entry->lookout->explain(state);
+      if (state.failed() && !entry->flight->done()) failure = entry->check->explain(state);
     }
-    // It may have ended while the lookout listened to the others.
+    // It may have ended while the check listened to the others.
     if (failure && !entry->flight->has_ended()) return failure;
   }
   return std::nullopt;
 }
 
-void Watch::end_all(const Failure& failure) {
+void DeviceWatchdog::end_all(const Failure& failure) {
   link_.fail(failure);
   std::vector<std::shared_ptr<Entry>> entries;
   {
@@ -175,7 +175,7 @@ void Watch::end_all(const Failure& failure) {
   for (const auto& entry : entries) entry->flight->fail(reason);
 }
 
-void Watch::loop() {
+void DeviceWatchdog::loop() {
   while (true) {
     if (const auto failure = look()) end_all(*failure);
     drop_ended();

@@ -1,4 +1,4 @@
-#include "comm/arena/session.h"
+#include "comm/arena/arena_session.h"
 
 #include <gtest/gtest.h>
 

@@ -1,10 +1,10 @@
-#include "comm/gloo/peer_news.h"
+#include "comm/gloo/gloo_monitor.h"
 
 #include "comm/gloo/no_sigpipe.h"
 
 namespace lockstep::comm {
 
-PeerNews::PeerNews(gloo::Context& context, Watchdog& watchdog, OnEnd on_end)
+GlooMonitor::GlooMonitor(gloo::Context& context, Watchdog& watchdog, OnEnd on_end)
     : context_(context), watchdog_(watchdog), on_end_(std::move(on_end)), peers_(context.size) {
   for (int number = 0; number < context.size; ++number) {
     if (number == context.rank) continue;
@@ -24,11 +24,11 @@ PeerNews::PeerNews(gloo::Context& context, Watchdog& watchdog, OnEnd on_end)
   }
 }
 
-PeerNews::~PeerNews() {
+GlooMonitor::~GlooMonitor() {
   stop();
 }
 
-void PeerNews::stop() {
+void GlooMonitor::stop() {
   {
     const std::lock_guard lock(mutex_);
     stopping_ = true;
@@ -40,7 +40,7 @@ void PeerNews::stop() {
   }
 }
 
-void PeerNews::listen(int number) {
+void GlooMonitor::listen(int number) {
   Peer& peer = peers_[number];
   std::optional<Failure> said;
   try {
@@ -61,7 +61,7 @@ void PeerNews::listen(int number) {
   on_end_(number, said);
 }
 
-void PeerNews::send_receipt(int number) {
+void GlooMonitor::send_receipt(int number) {
   const NoSigpipe no_sigpipe;
   char receipt = 1;
   const auto buffer = context_.createUnboundBuffer(&receipt, sizeof receipt);
@@ -70,12 +70,12 @@ void PeerNews::send_receipt(int number) {
                  Deadline::after(std::chrono::milliseconds(200)));
 }
 
-bool PeerNews::ended(int peer) const {
+bool GlooMonitor::ended(int peer) const {
   const std::lock_guard lock(mutex_);
   return peers_[peer].ended;
 }
 
-std::optional<Failure> PeerNews::await(int peer, Deadline deadline) const {
+std::optional<Failure> GlooMonitor::await(int peer, Deadline deadline) const {
   std::unique_lock lock(mutex_);
   changed_.wait_until(lock, deadline.when(), [&] { return peers_[peer].ended; });
   return peers_[peer].said;

@@ -39,10 +39,10 @@ class Pause {
 // Blocking:  look and explain, for a second at most when they have found something: to hear what the others say.
 // Failure:   found ones are returned; the link is not ended.
 // Ownership: borrows the link.
-class Lookout {
+class WaitCheck {
  public:
   // `members` are the link's ranks. `doing` names the operation.
-  Lookout(Link& link, std::vector<int> members, std::string doing);
+  WaitCheck(Link& link, std::vector<int> members, std::string doing);
 
   // A wait begins.
   void begin(Deadline deadline);
