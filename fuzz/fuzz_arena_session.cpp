@@ -40,7 +40,7 @@ Session prepare(bool connects, int packets) {
   return connects ? calling : listening;
 }
 
-void check_card(std::string_view bytes) {
+void check_offer(std::string_view bytes) {
   if (const auto offer = comm::decode_offer(bytes)) {
     require(comm::encode(*offer) == bytes, "a offer survives the bootstrap");
   }
@@ -50,7 +50,7 @@ void check_card(std::string_view bytes) {
 
 extern "C" int LLVMFuzzerTestOneInput(const std::uint8_t* data, std::size_t size) {
   const auto text = lockstep::fuzz::as_text(data, size);
-  check_card(text);
+  check_offer(text);
   lockstep::base::ByteReader input(text);
   const bool connects = input.get<std::uint8_t>() % 2 == 0;
   Session target = prepare(connects, input.get<std::uint8_t>() % 3);

@@ -9,7 +9,7 @@
 #include <mutex>
 #include <utility>
 
-#include "comm/arena/card.h"
+#include "comm/arena/offer.h"
 #include "comm/channel.h"
 #include "comm/core/link.h"
 #include "comm/gloo/gloo_engine.h"
