@@ -73,19 +73,21 @@ TEST_F(RingTest, WhatIsNoFrameIsRefused) {
 
 TEST_F(RingTest, AWriterAndAReaderAtOnceLoseNothing) {
   constexpr std::uint64_t kFrames = 20'000;
+  // Asleep, and not yielding: beside other busy programs each yield would cost their time slice.
+  static constexpr std::chrono::microseconds kMoment{20};
   std::thread writing([this] {
     std::vector<std::uint64_t> words(60);
     for (std::uint64_t number = 0; number < kFrames; ++number) {
       const std::size_t length = 8 * (number % words.size());
       std::fill(words.begin(), words.end(), number);
-      while (!writer_.room(length)) std::this_thread::yield();
+      while (!writer_.room(length)) std::this_thread::sleep_for(kMoment);
       writer_.write(frame_of(length, number), words.data());
     }
   });
   for (std::uint64_t number = 0; number < kFrames;) {
     const auto frame = reader_.peek();
     if (!frame) {
-      std::this_thread::yield();
+      std::this_thread::sleep_for(kMoment);
       continue;
     }
     ASSERT_EQ(frame->number, number);
