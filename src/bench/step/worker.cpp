@@ -2,28 +2,371 @@
 
 #include <ATen/Context.h>
 #include <fmt/format.h>
+#include <lockstep/autocast.h>
 #include <lockstep/errors.h>
+#include <lockstep/trainer.h>
 #include <lockstep/world.h>
+#include <nlohmann/json.hpp>
 
 #include <algorithm>
+#include <chrono>
+#include <cstdint>
 #include <cstdio>
 #include <cstdlib>
 #include <exception>
-#include <nlohmann/json.hpp>
+#include <functional>
 #include <optional>
+#include <set>
 #include <string>
+#include <vector>
 
 #include "base/environment.h"
 #include "base/memory_use.h"
 #include "bench/cores.h"
 #include "bench/step/bench_job.h"
 #include "bench/step/device.h"
-#include "bench/step/loops.h"
 #include "bench/time_lines.h"
 #include "control/device_choice.h"
+#include "plan/tree.h"
 #include "torch/device/onednn.h"
+#include "torch/optim/impl.h"
+#include "torch/replica/replicated.h"
 
 namespace lockstep::bench {
+
+// The training loops that `bench step` compares.
+
+struct StepTimes {
+  std::vector<double> ms;  // one for each step of this worker
+  double state_mb = 0;     // parameters and optimizer state of this worker; not known on cuda
+
+  // Of the last step, where it has a replica.
+  std::optional<std::int64_t> buckets;
+  std::optional<std::int64_t> buckets_before_end;  // reduced before the last gradient was there
+
+  // Of all steps, where a Trainer ran them.
+  std::optional<std::int64_t> graph_shards;  // that ran as CUDA graphs
+  std::optional<std::int64_t> eager_shards;
+  std::string eager_reason;  // why some did not that might have; empty: none
+};
+
+// Runs the job's system. Collective: warm-up, the number of steps, and the moment of the first are agreed
+// between workers; in `plain` and `plain-flat` they say nothing to each other after that.
+StepTimes run_steps(const StepJob& job, World& world);
+
+namespace {
+
+using Clock = std::chrono::steady_clock;
+
+constexpr int kWarmUp = 6;         // the second half of it is timed, for the number of steps
+constexpr int kWarmUpOnCuda = 20;  // the same; kernels are searched for, and graphs captured
+constexpr std::int64_t kLeastSteps = 5;
+constexpr std::int64_t kMostSteps = 20'000;
+constexpr double kMegabyte = 1e6;
+
+double ms_since(Clock::time_point begun) {
+  return std::chrono::duration<double, std::milli>(Clock::now() - begun).count();
+}
+
+double megabytes(const std::vector<NamedTensor>& tensors) {
+  double bytes = 0;
+  for (const auto& one : tensors) bytes += static_cast<double>(one.tensor.nbytes());
+  return bytes / kMegabyte;
+}
+
+// This worker's part of the memory that parameters and state lie in, as the kernel counts it: the sum over workers is
+// what there is of it.
+double state_megabytes(const StepJob& job, const Replica& model, optim::Optimizer& optimizer) {
+  if (job.on_cuda()) return 0;
+  std::set<const void*> memories;
+  const auto add = [&](const replica::FlatMemory& memory) {
+    const int workers = memory.shared() ? replica::inside(model).comm().size() : 1;
+    for (int worker = 0; worker < workers; ++worker) memories.insert(memory.of(worker));
+  };
+  add(replica::inside(model).parameters());
+  for (const auto& memory : optim::inside(optimizer).trained.state.memories()) add(memory);
+  double bytes = 0;
+  for (const void* memory : memories)
+    bytes += static_cast<double>(base::proportional_set_bytes(memory));
+  return bytes / kMegabyte;
+}
+
+std::int64_t fitting_steps(const StepJob& job, double step_ms) {
+  const auto fitting = static_cast<std::int64_t>(std::min(job.seconds * 1000 / step_ms, 1e6));
+  return std::clamp(fitting, kLeastSteps, kMostSteps);
+}
+
+// The same on every worker.
+std::int64_t agreed_steps(const StepJob& job, World& world, double step_ms) {
+  if (job.steps > 0) return job.steps;
+  world.comm().all_reduce({&step_ms, 1, DType::kFloat64}, {ReduceOp::kMax}).wait();
+  return fitting_steps(job, step_ms);
+}
+
+// The device's time from the end of a step to the end of the next; the host waits for nothing meanwhile.
+std::vector<double> timed_on_cuda(const StepJob& job, World& world,
+                                  const std::function<void()>& step) {
+  DeviceMarks warm_up(world.device());
+  for (int i = 0; i < kWarmUpOnCuda / 2; ++i) step();
+  warm_up.mark();
+  for (int i = 0; i < kWarmUpOnCuda / 2; ++i) step();
+  warm_up.mark();
+  const std::int64_t steps =
+      agreed_steps(job, world, warm_up.milliseconds().front() / (kWarmUpOnCuda / 2));
+  DeviceMarks marks(world.device());
+  world.comm().barrier().wait();
+  marks.mark();
+  for (std::int64_t i = 0; i < steps; ++i) {
+    step();
+    marks.mark();
+  }
+  return marks.milliseconds();
+}
+
+std::vector<double> timed(const StepJob& job, World& world, const std::function<void()>& step) {
+  if (job.on_cuda()) return timed_on_cuda(job, world, step);
+  for (int i = 0; i < kWarmUp / 2; ++i) step();
+  auto begun = Clock::now();
+  for (int i = 0; i < kWarmUp / 2; ++i) step();
+  const std::int64_t steps = agreed_steps(job, world, ms_since(begun) / (kWarmUp / 2));
+  std::vector<double> times;
+  world.comm().barrier().wait();
+  for (std::int64_t i = 0; i < steps; ++i) {
+    begun = Clock::now();
+    step();
+    times.push_back(ms_since(begun));
+  }
+  return times;
+}
+
+std::unique_ptr<torch::optim::Optimizer> stock_optimizer(const StepJob& job,
+                                                         torch::nn::Module& net) {
+  namespace stock = torch::optim;
+  const auto parameters = net.parameters();
+  if (job.optimizer == "adamw") {
+    return std::make_unique<stock::AdamW>(
+        parameters, stock::AdamWOptions(kLearningRate).weight_decay(kWeightDecayOfAdamW));
+  }
+  if (job.optimizer == "adam")
+    return std::make_unique<stock::Adam>(parameters, stock::AdamOptions(kLearningRate));
+  const double momentum = job.optimizer == "sgd" ? 0 : kMomentum;
+  return std::make_unique<stock::SGD>(parameters,
+                                      stock::SGDOptions(kLearningRate).momentum(momentum));
+}
+
+std::shared_ptr<optim::Optimizer> own_optimizer(const StepJob& job, Replica& model) {
+  if (job.optimizer == "adamw") {
+    return std::make_shared<optim::AdamW>(
+        model, optim::AdamWOptions{.lr = kLearningRate, .weight_decay = kWeightDecayOfAdamW});
+  }
+  if (job.optimizer == "adam")
+    return std::make_shared<optim::Adam>(model, optim::AdamOptions{.lr = kLearningRate});
+  const double momentum = job.optimizer == "sgd" ? 0 : kMomentum;
+  return std::make_shared<optim::SGD>(model,
+                                      optim::SGDOptions{.lr = kLearningRate, .momentum = momentum});
+}
+
+// How often a stock optimizer keeps something as large as the parameters.
+int slots(const std::string& optimizer) {
+  if (optimizer == "sgd") return 0;
+  return optimizer == "sgd-momentum" ? 1 : 2;
+}
+
+// How often a worker goes forward and backward in a step.
+int passes_of(const StepJob& job, const World& world) {
+  return plan::hosted_shards(world.rank(), world.size(), job.shards).size();
+}
+
+torch::Tensor loss_of(const StepJob& job, models::Net& net, const Batch& batch) {
+  std::optional<Autocast> autocast;
+  if (job.precision.starts_with("bf16")) autocast.emplace(torch::kCUDA, torch::kBFloat16);
+  // In the type that the model gives, as PyTorch computes it under autocast; models::loss() takes float32 for it.
+  return torch::nn::functional::cross_entropy(net.forward(batch.data).flatten(0, -2),
+                                              batch.target.flatten());
+}
+
+// The worker's part of a mean over its passes, as such loops are written.
+torch::Tensor part_of_loss(const StepJob& job, models::Net& net, const Batch& batch, int passes) {
+  const torch::Tensor loss = loss_of(job, net, batch);
+  return passes > 1 ? loss / passes : loss;
+}
+
+void note_buckets(const Replica& model, StepTimes& result) {
+  const BackwardTimes last = model.last_backward();
+  result.buckets = static_cast<std::int64_t>(last.buckets);
+  result.buckets_before_end = static_cast<std::int64_t>(last.launched_before_end);
+}
+
+StepTimes run_plain(const StepJob& job, World& world, bool set_to_none) {
+  const auto net = make_net(job, world.device());
+  const Batch batch = make_batch(job, world.rank(), world.device());
+  const auto optimizer = stock_optimizer(job, *net);
+  const int passes = passes_of(job, world);
+  StepTimes result;
+  result.ms = timed(job, world, [&] {
+    net->zero_grad(set_to_none);
+    for (int pass = 0; pass < passes; ++pass) part_of_loss(job, *net, batch, passes).backward();
+    optimizer->step();
+  });
+  result.state_mb = megabytes(replica::parameters_of(*net)) * (1 + slots(job.optimizer));
+  return result;
+}
+
+// The drop-in loop over `training`: the world, or for `plain-flat` a world of one.
+StepTimes run_drop_in(const StepJob& job, World& world, World& training,
+                      DataParallelOptions options = {}) {
+  options.bucket_bytes = job.bucket_bytes;
+  auto model = data_parallel(make_net(job, world.device()), training, options);
+  const Batch batch = make_batch(job, world.rank(), world.device());
+  const auto optimizer = own_optimizer(job, model);
+  const int passes = passes_of(job, world);
+  StepTimes result;
+  result.ms = timed(job, world, [&] {
+    optimizer->zero_grad();
+    for (int pass = 0; pass < passes; ++pass) {
+      const NoSync no_sync = model.no_sync(pass + 1 < passes);
+      part_of_loss(job, *model, batch, passes).backward();
+    }
+    optimizer->step();
+  });
+  note_buckets(model, result);
+  result.state_mb = state_megabytes(job, model, *optimizer);
+  return result;
+}
+
+// The same batch again and again, for every worker, whatever is asked for: reading data is not measured here.
+class OneBatch : public Dataset {
+ public:
+  OneBatch(Batch batch, std::int64_t samples) : batch_(std::move(batch)), samples_(samples) {}
+  std::int64_t size() const override { return samples_; }
+  Batch batch(std::span<const Sample> samples) const override {
+    const auto count = static_cast<std::int64_t>(samples.size());
+    if (count >= batch_.samples) return batch_;
+    return {batch_.data.narrow(0, 0, count), batch_.target.narrow(0, 0, count), count};
+  }
+
+ private:
+  Batch batch_;
+  std::int64_t samples_;
+};
+
+// When the steps of a Trainer end, and when there have been enough.
+class TrainerClock {
+ public:
+  virtual ~TrainerClock() = default;
+  virtual bool enough_after(const StepRecord& record) = 0;  // called once for each step
+  virtual std::vector<double> milliseconds() = 0;
+};
+
+// As the Trainer itself times them.
+class HostClock : public TrainerClock {
+ public:
+  explicit HostClock(const StepJob& job) : job_(job) {}
+  bool enough_after(const StepRecord& record) override {
+    if (record.step < kWarmUp) return false;
+    times_.push_back(record.step_ms);
+    total_ms_ += record.step_ms;
+    const bool enough = total_ms_ > job_.seconds * 1000 && record.step >= kWarmUp + kLeastSteps;
+    return job_.steps == 0 && enough;
+  }
+  std::vector<double> milliseconds() override { return times_; }
+
+ private:
+  const StepJob& job_;
+  std::vector<double> times_;
+  double total_ms_ = 0;
+};
+
+// By marks in the device's work. The hook may come when the next step's backward is queued already; it comes once a step,
+// so what lies between two marks is a step all the same.
+class CudaClock : public TrainerClock {
+ public:
+  CudaClock(const StepJob& job, torch::Device device)
+      : job_(job), warm_up_(device), marks_(device) {}
+  bool enough_after(const StepRecord& record) override {
+    const std::int64_t done = record.step + 1;
+    if (done == kWarmUpOnCuda / 2 || done == kWarmUpOnCuda) warm_up_.mark();
+    if (done == kWarmUpOnCuda)
+      steps_ = fitting_steps(job_, warm_up_.milliseconds().front() / (kWarmUpOnCuda / 2));
+    if (done >= kWarmUpOnCuda) marks_.mark();
+    return job_.steps == 0 && done >= kWarmUpOnCuda + steps_;
+  }
+  std::vector<double> milliseconds() override { return marks_.milliseconds(); }
+
+ private:
+  const StepJob& job_;
+  DeviceMarks warm_up_;
+  DeviceMarks marks_;
+  std::int64_t steps_ = kMostSteps;
+};
+
+std::unique_ptr<TrainerClock> make_clock(const StepJob& job, World& world) {
+  if (job.on_cuda()) return std::make_unique<CudaClock>(job, world.device());
+  return std::make_unique<HostClock>(job);
+}
+
+void note_graphs(const TrainingResult& training, StepTimes& result) {
+  result.graph_shards = training.on_device.replayed;
+  result.eager_shards = training.on_device.eager;
+  result.eager_reason = training.on_device.reason;
+}
+
+// The Trainer is told to stop when the job has had its steps, or its seconds.
+StepTimes run_trainer(const StepJob& job, World& world, bool checked) {
+  const auto net = make_net(job, world.device());
+  auto model = data_parallel(net, world, {.bucket_bytes = job.bucket_bytes});
+  const auto optimizer = own_optimizer(job, model);
+  const int warm_up = job.on_cuda() ? kWarmUpOnCuda : kWarmUp;
+  TrainerOptions options;
+  options.global_batch = job.batch * job.shards;
+  options.shards = job.shards;
+  options.steps = (job.steps > 0 ? job.steps : kMostSteps) + warm_up;
+  options.loader_threads = 0;
+  options.check_divergence = checked;
+  const auto clock = make_clock(job, world);
+  Trainer* running = nullptr;
+  TrainerHooks hooks;
+  hooks.on_step = [&](const StepRecord& record) {
+    if (clock->enough_after(record)) running->request_stop();
+  };
+  constexpr std::int64_t kStepsOfAnEpoch = 1024;
+  TrainerParts parts{model,
+                     net,
+                     optimizer,
+                     std::make_shared<OneBatch>(make_batch(job, 0, world.device()),
+                                                options.global_batch * kStepsOfAnEpoch),
+                     nullptr,
+                     [&job, net](const Batch& batch) { return loss_of(job, *net, batch); },
+                     nullptr,
+                     nullptr};
+  Trainer trainer(world, parts, options, hooks);
+  running = &trainer;
+  const TrainingResult training = trainer.run();
+  StepTimes result;
+  result.ms = clock->milliseconds();
+  note_graphs(training, result);
+  note_buckets(model, result);
+  result.state_mb = state_megabytes(job, model, *optimizer);
+  return result;
+}
+
+}  // namespace
+
+StepTimes run_steps(const StepJob& job, World& world) {
+  // To none is faster, and the default from LibTorch 2 on; to zero is LibTorch 1.13's.
+  if (job.system == "plain") return run_plain(job, world, true);
+  if (job.system == "plain-zeroed") return run_plain(job, world, false);
+  if (job.system == "drop-in") return run_drop_in(job, world, world);
+  if (job.system == "drop-in-forced")
+    return run_drop_in(job, world, world, {.force_collectives = true});
+  if (job.system == "trainer" || job.system == "trainer-deterministic")
+    return run_trainer(job, world, true);
+  if (job.system == "trainer-unchecked") return run_trainer(job, world, false);
+  if (job.system != "plain-flat") throw BadInput("bench step: there is no system " + job.system);
+  World alone = World::over(connect_alone());
+  return run_drop_in(job, world, alone);
+}
+
 namespace {
 
 int number_of(const char* variable, int otherwise) {
