@@ -21,7 +21,7 @@
 #include "torch/device/loaded_function.h"
 #include "torch/step/device_arithmetic.h"
 
-namespace lockstep::train {
+namespace lockstep::steps {
 namespace {
 
 int openblas_threads(int otherwise) {
@@ -225,4 +225,4 @@ void in_plain_words(const std::function<void()>& compute) {
   }
 }
 
-}  // namespace lockstep::train
+}  // namespace lockstep::steps

@@ -10,7 +10,7 @@
 #include <string>
 #include <utility>
 
-namespace lockstep::train {
+namespace lockstep::steps {
 
 // The choices that are made before anything is computed.
 struct Arithmetic {
@@ -74,4 +74,4 @@ struct Where {
 // of LibTorch's text; what it cannot do for lack of memory, and the refusals of in_plain_words(), pass as they are.
 void say_where(const Where& where, const std::function<void()>& compute);
 
-}  // namespace lockstep::train
+}  // namespace lockstep::steps

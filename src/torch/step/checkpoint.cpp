@@ -18,7 +18,7 @@
 #include "torch/step/leader.h"
 #include "torch/step/tensor_file.h"
 
-namespace lockstep::train {
+namespace lockstep::steps {
 namespace {
 
 constexpr const char* kFormat = "1";
@@ -213,4 +213,4 @@ std::string checkpoint_property(Comm& comm, const std::string& directory, const 
   });
 }
 
-}  // namespace lockstep::train
+}  // namespace lockstep::steps

@@ -20,7 +20,7 @@
 #include "base/file_lock.h"
 #include "torch/step/job_state.h"
 
-namespace lockstep::train {
+namespace lockstep::steps {
 
 using Properties = std::map<std::string, std::string>;
 
@@ -64,4 +64,4 @@ class CheckpointDirectory {
   bool own_ = false;  // the checkpoint there is of this job
 };
 
-}  // namespace lockstep::train
+}  // namespace lockstep::steps

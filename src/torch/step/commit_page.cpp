@@ -6,7 +6,7 @@
 
 #include "base/check.h"
 
-namespace lockstep::train {
+namespace lockstep::steps {
 namespace {
 
 using Word = std::atomic<CommitToken>;
@@ -123,4 +123,4 @@ void CommitPage::commit(std::span<const std::size_t> models) {
   head().commit.compare_exchange_strong(before, token_, std::memory_order_acq_rel);
 }
 
-}  // namespace lockstep::train
+}  // namespace lockstep::steps

@@ -28,7 +28,7 @@
 #include "torch/optim/update.h"
 #include "torch/replica/flat_memory.h"
 
-namespace lockstep::train {
+namespace lockstep::steps {
 
 // A phase of a step; and in the lowest bit, which of the two copies of the small values is its.
 using CommitToken = std::uint64_t;
@@ -103,4 +103,4 @@ class CommitPage {
 std::unique_ptr<CommitPage> make_commit_page(Comm& comm, const CommitPage::Shape& shape,
                                              Device device);
 
-}  // namespace lockstep::train
+}  // namespace lockstep::steps

@@ -15,7 +15,7 @@
 #include "torch/replica/tensors.h"
 #include "torch/step/generator_turn.h"
 
-namespace lockstep::train {
+namespace lockstep::steps {
 namespace {
 
 constexpr std::int64_t kSampled = 64;
@@ -180,4 +180,4 @@ Properties with_data(Properties job, const DataRecord& record) {
   return job;
 }
 
-}  // namespace lockstep::train
+}  // namespace lockstep::steps

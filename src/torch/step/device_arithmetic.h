@@ -7,7 +7,7 @@
 #include <string>
 #include <string_view>
 
-namespace lockstep::train {
+namespace lockstep::steps {
 
 // Whether a variable tells the device's libraries to compute in another way. No variable does to the CPU's here.
 bool changes_arithmetic_of(Device device, std::string_view variable);
@@ -16,4 +16,4 @@ bool changes_arithmetic_of(Device device, std::string_view variable);
 // may round float32 (TF32).
 std::map<std::string, std::string> device_properties(Device device);
 
-}  // namespace lockstep::train
+}  // namespace lockstep::steps

@@ -3,7 +3,7 @@
 #include "torch/device/device.h"
 #include "torch/step/shard_buffers.h"
 
-namespace lockstep::train {
+namespace lockstep::steps {
 namespace {
 
 // The sum over tensors, two neighbours at a time: the tree's order.
@@ -97,4 +97,4 @@ std::unique_ptr<ShardBuffers> make_shard_buffers(const ModelView& model, BufferR
   return make_host_buffers(model.buffers(), rule);
 }
 
-}  // namespace lockstep::train
+}  // namespace lockstep::steps

@@ -1,6 +1,6 @@
 #include "torch/step/commit_page.h"
 
-namespace lockstep::train {
+namespace lockstep::steps {
 
 std::unique_ptr<CommitPage> make_commit_page(Comm& comm, const CommitPage::Shape& shape,
                                              Device device) {
@@ -8,4 +8,4 @@ std::unique_ptr<CommitPage> make_commit_page(Comm& comm, const CommitPage::Shape
   return std::make_unique<CommitPage>(comm, shape);
 }
 
-}  // namespace lockstep::train
+}  // namespace lockstep::steps

@@ -10,7 +10,7 @@
 #include "base/log.h"
 #include "torch/step/arithmetic.h"
 
-namespace lockstep::train {
+namespace lockstep::steps {
 namespace {
 
 // Libraries choose kernels and take memory in the first passes, which cannot be captured.
@@ -260,4 +260,4 @@ void DeviceShards::capture(const Turn& turn) {
   capturing_ = false;
 }
 
-}  // namespace lockstep::train
+}  // namespace lockstep::steps

@@ -21,7 +21,7 @@
 #include "torch/device/device.h"
 #include "torch/step/shard_runner.h"
 
-namespace lockstep::train {
+namespace lockstep::steps {
 
 // Threads:   one caller at a time, always with the same current stream.
 // Blocking:  bring(), until the GPU has run the step; run() with a capture; the destructor, until nothing writes losses.
@@ -110,4 +110,4 @@ class DeviceShards : public ShardRunner, private Reports {
   ShardCounts counts_;
 };
 
-}  // namespace lockstep::train
+}  // namespace lockstep::steps

@@ -8,7 +8,7 @@
 #include "torch/data/read.h"
 #include "torch/step/arithmetic.h"
 
-namespace lockstep::train {
+namespace lockstep::steps {
 namespace {
 
 Batch moved(const Batch& batch, Device device) {
@@ -74,4 +74,4 @@ Evaluation evaluate(Generation& generation, const EvaluationWork& work) {
   return {loss / sums[shards + 1], sums[shards] / sums[shards + 1], work.dataset.size()};
 }
 
-}  // namespace lockstep::train
+}  // namespace lockstep::steps

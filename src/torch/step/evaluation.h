@@ -11,7 +11,7 @@
 
 #include "torch/step/generation.h"
 
-namespace lockstep::train {
+namespace lockstep::steps {
 
 // Modules in eval(), and no gradients, as long as it lives; then each is as it was.
 class EvaluationScope {
@@ -51,4 +51,4 @@ struct EvaluationWork {
 // Over the whole data set. What comes of it depends on the number of shards and not on who hosts them. Collective.
 Evaluation evaluate(Generation& generation, const EvaluationWork& work);
 
-}  // namespace lockstep::train
+}  // namespace lockstep::steps

@@ -3,7 +3,7 @@
 #include "base/check.h"
 #include "torch/data/read.h"
 
-namespace lockstep::train {
+namespace lockstep::steps {
 namespace {
 
 // On a GPU, of what a data set makes there itself.
@@ -73,4 +73,4 @@ Batch Feeder::take() {
   return std::move(*batch);
 }
 
-}  // namespace lockstep::train
+}  // namespace lockstep::steps

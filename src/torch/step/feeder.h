@@ -13,7 +13,7 @@
 #include "torch/data/prefetcher.h"
 #include "torch/device/upload.h"
 
-namespace lockstep::train {
+namespace lockstep::steps {
 
 struct Span {
   std::int64_t first_step = 0;
@@ -58,4 +58,4 @@ class Feeder {
   std::optional<data::Prefetcher> prefetcher_;  // last: its threads use the others
 };
 
-}  // namespace lockstep::train
+}  // namespace lockstep::steps

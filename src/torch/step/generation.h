@@ -8,7 +8,7 @@
 #include "plan/accumulation.h"
 #include "plan/tree.h"
 
-namespace lockstep::train {
+namespace lockstep::steps {
 
 // What a job is asked for, by a program or by a Trainer.
 struct JobSetup {
@@ -40,4 +40,4 @@ Generation make_generation(World& world, JobSetup& setup);
 // Whether the job goes on from a checkpoint, if there is one.
 bool resumes(const JobOptions& options);
 
-}  // namespace lockstep::train
+}  // namespace lockstep::steps

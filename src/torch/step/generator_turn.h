@@ -3,7 +3,7 @@
 
 #include <mutex>
 
-namespace lockstep::train {
+namespace lockstep::steps {
 
 // It belongs to the process, and workers may be threads of one: they take turns to seed it and to draw from it.
 inline std::mutex& generator_turn() {
@@ -11,4 +11,4 @@ inline std::mutex& generator_turn() {
   return mutex;
 }
 
-}  // namespace lockstep::train
+}  // namespace lockstep::steps

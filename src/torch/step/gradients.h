@@ -13,7 +13,7 @@
 #include "torch/replica/replicated.h"
 #include "torch/step/generation.h"
 
-namespace lockstep::train {
+namespace lockstep::steps {
 
 // Threads:   that of the replica.
 // Blocking:  reduce(), and finish() where gradients may be absent, which are collective; at most the Comm's timeout.
@@ -51,4 +51,4 @@ std::unique_ptr<StepGradients> make_gradients(replica::Replicated& model,
                                               const Generation& generation, Averages averages,
                                               bool watches);
 
-}  // namespace lockstep::train
+}  // namespace lockstep::steps

@@ -20,7 +20,7 @@
 #include "torch/step/evaluation.h"
 #include "torch/step/generator_turn.h"
 
-namespace lockstep::train {
+namespace lockstep::steps {
 
 void JobModels::add(const StepCore& step) {
   const auto know = [&](const ModelView& model) {
@@ -431,11 +431,11 @@ Evaluation JobCore::evaluate(const Dataset& dataset,
   }
   const UnchangedScope unchanged(std::move(buffers));  // also by a forward() that counts in eval()
   // A shard's batch fits into memory with its backward pass, so without one it does.
-  return train::evaluate(generation_, {.dataset = dataset,
+  return steps::evaluate(generation_, {.dataset = dataset,
                                        .score = score,
                                        .most = setup_.options.global_batch / setup_.options.shards,
                                        .seed = setup_.options.seed,
                                        .device = models_.all.front().device()});
 }
 
-}  // namespace lockstep::train
+}  // namespace lockstep::steps

@@ -30,7 +30,7 @@
 #include "torch/step/phase_result.h"
 #include "torch/step/step_run.h"
 
-namespace lockstep::train {
+namespace lockstep::steps {
 
 // The models of a job: those that its Steps train, and those that their losses read besides.
 struct JobModels {
@@ -172,4 +172,4 @@ class JobCore : public control::Member, public std::enable_shared_from_this<JobC
   Numbers numbers_;
 };
 
-}  // namespace lockstep::train
+}  // namespace lockstep::steps

@@ -4,7 +4,7 @@
 
 #include "control/gather_text.h"
 
-namespace lockstep::train {
+namespace lockstep::steps {
 namespace {
 
 std::string kind_digit(ErrorKind kind) {
@@ -29,4 +29,4 @@ std::string from_leader(Comm& comm, const std::function<std::string()>& read) {
   return said.substr(1);
 }
 
-}  // namespace lockstep::train
+}  // namespace lockstep::steps

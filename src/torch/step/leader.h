@@ -6,9 +6,9 @@
 #include <functional>
 #include <string>
 
-namespace lockstep::train {
+namespace lockstep::steps {
 
 // What rank 0 found: a text, or the failure that all then throw. Collective.
 std::string from_leader(Comm& comm, const std::function<std::string()>& read);
 
-}  // namespace lockstep::train
+}  // namespace lockstep::steps

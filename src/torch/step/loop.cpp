@@ -18,7 +18,7 @@ Batch GlobalBatch::shard(int index) const {
 
 }  // namespace lockstep
 
-namespace lockstep::train {
+namespace lockstep::steps {
 
 void HostedBatches::begin(std::int64_t step) {
   step_ = step;
@@ -205,4 +205,4 @@ void Loop::end_buffers(std::int64_t step) {
   for (const auto& buffers : buffers_) buffers->end_step(generation().control, ran);
 }
 
-}  // namespace lockstep::train
+}  // namespace lockstep::steps

@@ -18,7 +18,7 @@
 #include "torch/step/shard_buffers.h"
 #include "torch/step/step_run.h"
 
-namespace lockstep::train {
+namespace lockstep::steps {
 
 class JobCore;
 
@@ -134,4 +134,4 @@ class Loop {
   std::optional<Feeder> feeder_;
 };
 
-}  // namespace lockstep::train
+}  // namespace lockstep::steps

@@ -6,7 +6,7 @@
 #include "base/hash.h"
 #include "torch/optim/impl.h"
 
-namespace lockstep::train {
+namespace lockstep::steps {
 
 ModelView::ModelView(const Replica& model) : state_(replica::Inside::of(model)) {}
 ModelView::ModelView(optim::Optimizer& optimizer)
@@ -180,4 +180,4 @@ void ModelStep::replayed(const replica::ShardPass::Captured& captured) {
   model_.state_->shards().replayed(captured);
 }
 
-}  // namespace lockstep::train
+}  // namespace lockstep::steps

@@ -21,7 +21,7 @@
 #include "torch/step/generation.h"
 #include "torch/step/gradients.h"
 
-namespace lockstep::train {
+namespace lockstep::steps {
 
 // A model of a job, as a job sees it.
 //
@@ -129,4 +129,4 @@ class ModelStep : public divergence::Subject {
   std::unique_ptr<StepGradients> gradients_;
 };
 
-}  // namespace lockstep::train
+}  // namespace lockstep::steps

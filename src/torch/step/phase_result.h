@@ -11,7 +11,7 @@
 #include <utility>
 #include <vector>
 
-namespace lockstep::train {
+namespace lockstep::steps {
 
 // Threads:   one caller at a time.
 // Blocking:  wait(), at most the Comm's timeout.
@@ -71,4 +71,4 @@ class PhaseResult {
   bool done_ = false;
 };
 
-}  // namespace lockstep::train
+}  // namespace lockstep::steps

@@ -7,7 +7,7 @@
 #include "plan/tree.h"
 #include "torch/replica/tensors.h"
 
-namespace lockstep::train {
+namespace lockstep::steps {
 namespace {
 
 // The mean over `values`, each a buffer's bytes of one shard, in the order of the tree; in double, rounded once (half types: by way of
@@ -114,4 +114,4 @@ std::unique_ptr<ShardBuffers> make_host_buffers(std::vector<NamedTensor> buffers
   return std::make_unique<HostBuffers>(std::move(buffers), rule);
 }
 
-}  // namespace lockstep::train
+}  // namespace lockstep::steps

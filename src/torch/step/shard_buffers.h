@@ -12,7 +12,7 @@
 
 #include "torch/step/model_step.h"
 
-namespace lockstep::train {
+namespace lockstep::steps {
 
 // Threads:   one caller at a time.
 // Blocking:  end_step(), which is collective, at most the Comm's timeout; on a GPU not for the GPU.
@@ -40,4 +40,4 @@ std::unique_ptr<ShardBuffers> make_shard_buffers(const ModelView& model, BufferR
 // In the host's memory.
 std::unique_ptr<ShardBuffers> make_host_buffers(std::vector<NamedTensor> buffers, BufferRule rule);
 
-}  // namespace lockstep::train
+}  // namespace lockstep::steps

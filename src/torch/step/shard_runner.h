@@ -16,7 +16,7 @@
 #include "torch/step/model_step.h"
 #include "torch/step/phase_result.h"
 
-namespace lockstep::train {
+namespace lockstep::steps {
 
 // Where a loss reports its metrics; see Shard::report().
 class Reports {
@@ -78,4 +78,4 @@ std::unique_ptr<ShardRunner> make_host_shards(ShardWork work);
 void weighted_backward(const ShardWork& work, const torch::Tensor& loss,
                        const torch::Tensor& weight);
 
-}  // namespace lockstep::train
+}  // namespace lockstep::steps

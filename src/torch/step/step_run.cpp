@@ -14,7 +14,7 @@
 #include "plan/seed.h"
 #include "torch/step/loop.h"
 
-namespace lockstep::train {
+namespace lockstep::steps {
 
 using Clock = std::chrono::steady_clock;
 
@@ -228,4 +228,4 @@ void StepRun::set_rates(const std::vector<double>& rates) {
   }
 }
 
-}  // namespace lockstep::train
+}  // namespace lockstep::steps

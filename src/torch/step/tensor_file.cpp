@@ -8,7 +8,7 @@
 
 #include "torch/replica/tensors.h"
 
-namespace lockstep::train {
+namespace lockstep::steps {
 namespace {
 
 struct DtypePair {
@@ -83,4 +83,4 @@ void read_tensors(const formats::SafetensorsFile& file, const std::vector<NamedT
   }
 }
 
-}  // namespace lockstep::train
+}  // namespace lockstep::steps

@@ -9,7 +9,7 @@
 
 #include "formats/safetensors.h"
 
-namespace lockstep::train {
+namespace lockstep::steps {
 
 // BadInput for dtypes that the format does not have. An earlier file stays beside it as `kept`, if that is a name.
 void write_tensors(const std::string& path, const std::vector<NamedTensor>& tensors,
@@ -19,4 +19,4 @@ void write_tensors(const std::string& path, const std::vector<NamedTensor>& tens
 // has not, or has with another shape or dtype; nothing has been copied then.
 void read_tensors(const formats::SafetensorsFile& file, const std::vector<NamedTensor>& tensors);
 
-}  // namespace lockstep::train
+}  // namespace lockstep::steps

@@ -8,23 +8,23 @@
 namespace lockstep {
 
 void save(const Replica& model, const std::string& path) {
-  train::write_tensors(path, train::ModelView(model).everything(), {});
+  steps::write_tensors(path, steps::ModelView(model).everything(), {});
 }
 
 void save(const torch::nn::Module& module, const std::string& path) {
   const auto model = replica::sort_all(replica::parameters_of(module), replica::buffers_of(module));
-  train::write_tensors(path, model.everything(), {});
+  steps::write_tensors(path, model.everything(), {});
 }
 
 void load(Replica& model, const std::string& path) {
-  train::ModelView view(model);
+  steps::ModelView view(model);
   Comm& comm = view.comm();
   const auto tensors = view.everything();
   comm.barrier().wait();  // where workers share memory, nobody computes with it any more
-  train::from_leader(comm, [&]() -> std::string {
+  steps::from_leader(comm, [&]() -> std::string {
     const auto file = formats::SafetensorsFile::open(path);
     file.verify();
-    train::read_tensors(file, tensors);
+    steps::read_tensors(file, tensors);
     return "";
   });
   replica::copy_from(comm, 0, tensors);
@@ -35,7 +35,7 @@ void load(torch::nn::Module& module, const std::string& path) {
   const auto model = replica::sort_all(replica::parameters_of(module), replica::buffers_of(module));
   const auto file = formats::SafetensorsFile::open(path);
   file.verify();
-  train::read_tensors(file, model.everything());
+  steps::read_tensors(file, model.everything());
 }
 
 }  // namespace lockstep

@@ -25,11 +25,11 @@ double milliseconds(std::chrono::nanoseconds time) {
 void check_parts(const TrainerParts& parts) {
   if (!parts.optimizer || !parts.train || !parts.module || !parts.loss)
     throw BadInput("a Trainer wants a module, an optimizer, training data and a loss");
-  if (train::ModelView(*parts.optimizer) != train::ModelView(parts.model))
+  if (steps::ModelView(*parts.optimizer) != steps::ModelView(parts.model))
     throw BadInput("the Trainer's optimizer was made for another model than its own");
 }
 
-train::JobSetup setup_of(const TrainerOptions& options) {
+steps::JobSetup setup_of(const TrainerOptions& options) {
   return {.options = {.global_batch = options.global_batch,
                       .shards = options.shards,
                       .seed = options.seed,
@@ -52,14 +52,14 @@ BatchesOptions batches_of(const TrainerOptions& options) {
           .verify_data = options.verify_data};
 }
 
-std::unique_ptr<train::StepCore> step_of(const TrainerParts& parts, const TrainerOptions& options,
+std::unique_ptr<steps::StepCore> step_of(const TrainerParts& parts, const TrainerOptions& options,
                                          const TrainerHooks& hooks) {
   StepOptions step{.learning_rate = parts.learning_rate,
                    .before_update = hooks.on_gradients,
                    .cuda_graphs = options.cuda_graphs};
   if (parts.weight)
     step.weight = [weight = parts.weight](const Shard& shard) { return weight(shard.batch); };
-  return std::make_unique<train::StepCore>(
+  return std::make_unique<steps::StepCore>(
       "train", std::vector<optim::Optimizer*>{parts.optimizer.get()},
       [loss = parts.loss](const Shard& shard) { return loss(shard.batch); }, std::move(step));
 }
@@ -79,18 +79,18 @@ struct Trainer::State {
   State(World& world, TrainerParts its_parts, TrainerOptions its_options, TrainerHooks its_hooks);
 
   TrainingResult run();
-  void run_step(train::Loop& loop);
+  void run_step(steps::Loop& loop);
   void end_epoch(std::int64_t epoch, std::int64_t steps_done);
   std::int64_t begin_hashes(std::int64_t first, std::int64_t end);
-  TrainingResult result(train::Loop& loop, std::int64_t first_step);
+  TrainingResult result(steps::Loop& loop, std::int64_t first_step);
   Evaluation evaluate();
-  train::JobHooks observe();
+  steps::JobHooks observe();
 
   TrainerParts parts;
   TrainerOptions options;
   TrainerHooks hooks;
-  std::shared_ptr<train::JobCore> job;
-  train::StepCore* step = nullptr;
+  std::shared_ptr<steps::JobCore> job;
+  steps::StepCore* step = nullptr;
   std::optional<train::WeightHashes> hashes;
   bool has_run = false;
 
@@ -107,14 +107,14 @@ Trainer::State::State(World& world, TrainerParts its_parts, TrainerOptions its_o
   check_parts(parts);
   if ((options.steps > 0) == (options.epochs > 0))
     throw BadInput("a Trainer wants either steps or epochs");
-  job = train::JobCore::make(world, setup_of(options), observe());
+  job = steps::JobCore::make(world, setup_of(options), observe());
   step = &job->add_step(step_of(parts, options, hooks));
   job->prepare(parts.train, batches_of(options), run_of(options));
 }
 
-train::JobHooks Trainer::State::observe() {
+steps::JobHooks Trainer::State::observe() {
   return {.on_result =
-              [this](const train::PhaseResult& result) {
+              [this](const steps::PhaseResult& result) {
                 record.loss = result.loss();
                 if (hooks.on_step) hooks.on_step(record);
               },
@@ -124,7 +124,7 @@ train::JobHooks Trainer::State::observe() {
               }};
 }
 
-void Trainer::State::run_step(train::Loop& loop) {
+void Trainer::State::run_step(steps::Loop& loop) {
   const GlobalBatch& batch = loop.current();
   const auto began = Clock::now();
   if (!job->run(*step, batch).result) return;
@@ -162,7 +162,7 @@ Evaluation Trainer::State::evaluate() {
   return job->evaluate(*parts.test, parts.score, {parts.module});
 }
 
-TrainingResult Trainer::State::result(train::Loop& loop, std::int64_t first_step) {
+TrainingResult Trainer::State::result(steps::Loop& loop, std::int64_t first_step) {
   TrainingResult result;
   result.first_step = first_step;
   result.steps = job->position();
@@ -222,7 +222,7 @@ Evaluation Trainer::evaluate() {
 TrainingResult Trainer::run() {
   if (std::exchange(state_->has_run, true)) throw BadInput("a Trainer runs once: make another");
   TrainingResult result;
-  train::in_plain_words([&] { result = state_->run(); });
+  steps::in_plain_words([&] { result = state_->run(); });
   return result;
 }
 
