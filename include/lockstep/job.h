@@ -26,10 +26,10 @@
 
 namespace lockstep {
 
-namespace train {
+namespace steps {
 class JobCore;
 class Loop;
-}  // namespace train
+}  // namespace steps
 
 // Where buffers, such as BatchNorm's statistics, come from after a step. Every shard of a step begins with
 // the same.
@@ -105,8 +105,8 @@ class GlobalBatch {
   Batch shard(int index) const;
 
  private:
-  friend class train::Loop;
-  train::Loop* loop_ = nullptr;
+  friend class steps::Loop;
+  steps::Loop* loop_ = nullptr;
   std::int64_t step_ = 0;
   std::int64_t epoch_ = 0;
   std::int64_t samples_ = 0;
@@ -124,7 +124,7 @@ class GlobalBatch {
 //            backward pass over them.
 class Batches {
  public:
-  explicit Batches(std::unique_ptr<train::Loop> loop);
+  explicit Batches(std::unique_ptr<steps::Loop> loop);
   Batches(Batches&&) noexcept;
   ~Batches();
 
@@ -151,7 +151,7 @@ class Batches {
   bool first();
   bool advance();
 
-  std::unique_ptr<train::Loop> loop_;
+  std::unique_ptr<steps::Loop> loop_;
 };
 
 // How well a model does on a batch; sums over its predictions.
@@ -218,7 +218,7 @@ class Job {
 
  private:
   friend class Step;
-  std::shared_ptr<train::JobCore> core_;
+  std::shared_ptr<steps::JobCore> core_;
 };
 
 }  // namespace lockstep

@@ -14,11 +14,11 @@
 
 namespace lockstep {
 
-namespace train {
+namespace steps {
 class Reports;
 class PhaseResult;
 class StepCore;
-}  // namespace train
+}  // namespace steps
 
 // One shard of a global batch, as a loss sees it.
 //
@@ -42,7 +42,7 @@ struct Shard {
   void report(const std::string& name, const torch::Tensor& sum, const torch::Tensor& weight) const;
   void report(const std::string& name, double sum, double weight) const;
 
-  train::Reports* reports = nullptr;  // of the Step
+  steps::Reports* reports = nullptr;  // of the Step
 };
 
 struct StepOptions {
@@ -80,7 +80,7 @@ struct StepOptions {
 class Outcome {
  public:
   Outcome() = default;
-  explicit Outcome(std::shared_ptr<train::PhaseResult> result);
+  explicit Outcome(std::shared_ptr<steps::PhaseResult> result);
 
   std::int64_t step = 0;
   int phase = 0;
@@ -91,7 +91,7 @@ class Outcome {
   double metric(const std::string& name) const;
 
  private:
-  std::shared_ptr<train::PhaseResult> result_;
+  std::shared_ptr<steps::PhaseResult> result_;
 };
 
 // How the shards of a worker ran on its GPU.
@@ -144,8 +144,8 @@ class Step {
   const std::string& name() const;
 
  private:
-  std::shared_ptr<train::JobCore> job_;
-  train::StepCore* core_;  // the job's
+  std::shared_ptr<steps::JobCore> job_;
+  steps::StepCore* core_;  // the job's
 };
 
 }  // namespace lockstep

@@ -23,7 +23,6 @@
 #include "tests/torch/nets.h"
 #include "tests/torch/own_process.h"
 #include "torch/device/instructions.h"
-#include "torch/device/loaded_function.h"
 
 namespace lockstep::testing {
 namespace {
@@ -84,19 +83,19 @@ void expect_everywhere(bool flushed) {
 
 // These three change the whole process: DenormalsAreFlushedOrKept…, below, runs each in one of its own, and fails with it.
 TEST(ArithmeticAlone, DISABLED_DenormalsAreFlushedEverywhere) {
-  train::set_arithmetic({.threads = 2, .flush_denormals = true});
+  steps::set_arithmetic({.threads = 2, .flush_denormals = true});
   expect_everywhere(true);
 }
 
 // As after a library linked with -ffast-math: OpenBLAS's threads were there before.
 TEST(ArithmeticAlone, DISABLED_DenormalsAreFlushedEverywhereThoughTheMainThreadDidAlready) {
   base::set_flush_denormals(true);
-  train::set_arithmetic({.threads = 2, .flush_denormals = true});
+  steps::set_arithmetic({.threads = 2, .flush_denormals = true});
   expect_everywhere(true);
 }
 
 TEST(ArithmeticAlone, DISABLED_DenormalsAreKeptEverywhere) {
-  train::set_arithmetic({.threads = 2, .flush_denormals = false});
+  steps::set_arithmetic({.threads = 2, .flush_denormals = false});
   expect_everywhere(false);
 }
 
@@ -142,7 +141,7 @@ class Variable {
 };
 
 TEST(JobArithmetic, TheEnvironmentOfTheLibrariesIsPartOfIt) {
-  const std::string before = train::arithmetic_environment();
+  const std::string before = steps::arithmetic_environment();
   std::string with_more;
   {
     // The values say nothing of what a variable is.
@@ -151,30 +150,30 @@ TEST(JobArithmetic, TheEnvironmentOfTheLibrariesIsPartOfIt) {
     const Variable blocks("OPENBLAS_BLOCK_FACTOR", "2");
     const Variable verbose("DNNL_LOCKSTEP_VERBOSE", "0");
     const Variable threads("MKL_NUM_THREADS", "1");
-    with_more = train::arithmetic_environment();
+    with_more = steps::arithmetic_environment();
   }
   EXPECT_THAT(with_more, HasSubstr("ONEDNN_LOCKSTEP_TEST=NUM_THREADS_VERBOSE"));
   EXPECT_THAT(with_more, HasSubstr("MKL_DOMAIN_NUM_THREADS=MKL_BLAS=2"));
   EXPECT_THAT(with_more, HasSubstr("OPENBLAS_BLOCK_FACTOR=2"));
   EXPECT_THAT(with_more, Not(HasSubstr("DNNL_LOCKSTEP_VERBOSE")));
   EXPECT_THAT(with_more, Not(HasSubstr("MKL_NUM_THREADS")));
-  EXPECT_EQ(train::arithmetic_environment(), before);
+  EXPECT_EQ(steps::arithmetic_environment(), before);
 }
 
 TEST(JobArithmetic, OnAGpuTheEnvironmentOfItsLibrariesIsPartOfItToo) {
   const Variable workspace("CUBLAS_WORKSPACE_CONFIG", ":4096:8");
   const Variable tf32("NVIDIA_TF32_OVERRIDE", "0");
   const Variable log("CUBLAS_LOGINFO_DBG", "1");
-  const std::string on_gpu = train::arithmetic_environment({DeviceKind::kCuda, 0});
+  const std::string on_gpu = steps::arithmetic_environment({DeviceKind::kCuda, 0});
   EXPECT_THAT(on_gpu, HasSubstr("CUBLAS_WORKSPACE_CONFIG=:4096:8"));
   EXPECT_THAT(on_gpu, HasSubstr("NVIDIA_TF32_OVERRIDE=0"));
   EXPECT_THAT(on_gpu, Not(HasSubstr("LOGINFO")));
-  EXPECT_THAT(train::arithmetic_environment(), Not(HasSubstr("CUBLAS")));
+  EXPECT_THAT(steps::arithmetic_environment(), Not(HasSubstr("CUBLAS")));
 }
 
 // What oneDNN may use on this processor is for it to say; that a name of it is there is not.
 TEST(JobArithmetic, TheInstructionsOfItsLibrariesArePartOfIt) {
-  const std::string said = train::arithmetic_in_use().at("instructions");
+  const std::string said = steps::arithmetic_in_use().at("instructions");
   EXPECT_THAT(said, StartsWith("ATen "));
   EXPECT_THAT(said, Not(HasSubstr("unknown")));
   if (device::loaded_function<void()>("openblas_get_corename") != nullptr) {
@@ -223,7 +222,7 @@ TEST(DropIn, WorkersWhoseLibrariesUseOtherInstructionsAreAMismatch) {
 }
 
 TEST(JobArithmetic, TheDeviceIsPartOfIt) {
-  const auto properties = train::arithmetic_in_use();
+  const auto properties = steps::arithmetic_in_use();
   EXPECT_EQ(properties.at("device"), "cpu");
   EXPECT_EQ(properties.count("tf32"), 0U);
 }
@@ -314,11 +313,11 @@ TEST(JobArithmetic, OfATrainerIsPartOfItsJob) {
   at::set_num_threads(threads + 1);
   refused("threads");
   at::set_num_threads(threads);
-  if (train::has_onednn()) {
+  if (steps::has_onednn()) {
     const bool onednn = at::globalContext().userEnabledMkldnn();
-    train::use_onednn(!onednn);
+    steps::use_onednn(!onednn);
     refused("onednn");
-    train::use_onednn(onednn);
+    steps::use_onednn(onednn);
   }
   {
     const DeterministicScope deterministic(!at::globalContext().deterministicAlgorithms());
@@ -343,7 +342,7 @@ TEST(JobArithmetic, APropertyThatACheckpointDoesNotHaveIsNamed) {
 }
 
 TEST(JobArithmetic, OtherErrorsOfLibTorchPassAsTheyAre) {
-  EXPECT_THROW(train::in_plain_words([] { torch::ones({2}) + torch::ones({3}); }), c10::Error);
+  EXPECT_THROW(steps::in_plain_words([] { torch::ones({2}) + torch::ones({3}); }), c10::Error);
 }
 
 }  // namespace

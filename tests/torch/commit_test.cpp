@@ -57,7 +57,7 @@ class Elsewhere {
       if (line.find("rw-s") == std::string::npos) continue;
       const std::uint64_t start = std::stoull(line, nullptr, 16);
       const auto word = read<std::uint64_t>(start, 1);
-      if (!word.empty() && word[0] == train::CommitHead::kMagic) return start;
+      if (!word.empty() && word[0] == steps::CommitHead::kMagic) return start;
     }
     return 0;
   }
@@ -118,19 +118,19 @@ class Rules {
         page_(page),
         weights_(told.front()),
         banks_(told.begin() + 1, told.end()),
-        bytes_(worker.read<std::byte>(page, sizeof(train::CommitHead))),
-        head_(*reinterpret_cast<const train::CommitHead*>(bytes_.data())),
+        bytes_(worker.read<std::byte>(page, sizeof(steps::CommitHead))),
+        head_(*reinterpret_cast<const steps::CommitHead*>(bytes_.data())),
         layout_(head_),
         weights_before_(worker.read<std::byte>(weights_.address, weights_.bytes)),
         gradients_before_(gradients()),
-        committed_before_(word(offsetof(train::CommitHead, commit))[0]) {}
+        committed_before_(word(offsetof(steps::CommitHead, commit))[0]) {}
 
   bool committed() const { return committed_; }
   bool saw_intent() const { return saw_intent_; }
 
   // The first rule that does not hold; empty: all do.
   std::string broken() {
-    const std::uint64_t commit = word(offsetof(train::CommitHead, commit))[0];
+    const std::uint64_t commit = word(offsetof(steps::CommitHead, commit))[0];
     committed_ = commit != committed_before_;
     const auto small = word(layout_.small[1 - (committed_before_ & 1)], head_.workers);
     const std::uint64_t next = small[1];
@@ -170,8 +170,8 @@ class Rules {
   Stretch weights_;
   std::vector<Stretch> banks_;
   std::vector<std::byte> bytes_;
-  const train::CommitHead& head_;
-  train::CommitLayout layout_;
+  const steps::CommitHead& head_;
+  steps::CommitLayout layout_;
   std::vector<std::byte> weights_before_;
   std::vector<std::vector<std::byte>> gradients_before_;
   std::uint64_t committed_before_;

@@ -101,7 +101,7 @@ TEST_F(DataOfAJob, ChangedAnywhereIsRefusedIfAllOfItIsVerified) {
   EXPECT_EQ(go_on(true), "");
   change(100);
   EXPECT_EQ(go_on(), "") << "a place that is not sampled";
-  EXPECT_TRUE(metadata().contains(key(train::kDataWhole))) << "the job's first data, as before";
+  EXPECT_TRUE(metadata().contains(key(steps::kDataWhole))) << "the job's first data, as before";
   EXPECT_THAT(go_on(true), HasSubstr("is not the data that the job in"));
   change(100);
   EXPECT_EQ(go_on(true), "");
@@ -109,25 +109,25 @@ TEST_F(DataOfAJob, ChangedAnywhereIsRefusedIfAllOfItIsVerified) {
 
 TEST_F(DataOfAJob, IsUncheckedOnceWhereTheCheckpointKnowsLess) {
   EXPECT_EQ(go_on(), "");
-  EXPECT_FALSE(metadata().contains(key(train::kDataWhole)));
+  EXPECT_FALSE(metadata().contains(key(steps::kDataWhole)));
   ::testing::internal::CaptureStderr();
   EXPECT_EQ(go_on(true), "");
   EXPECT_THAT(::testing::internal::GetCapturedStderr(), HasSubstr("knows 64 samples of its data"));
-  EXPECT_TRUE(metadata().contains(key(train::kDataWhole)));
+  EXPECT_TRUE(metadata().contains(key(steps::kDataWhole)));
 }
 
 TEST_F(DataOfAJob, IsUncheckedInAnOldCheckpoint) {
   EXPECT_EQ(go_on(), "");
-  train::Properties old;
+  steps::Properties old;
   for (const auto& [name, value] : metadata()) {
     if (name.starts_with(formats::kJobPrefix) && !name.starts_with(key("data_")))
       old[name.substr(std::string(formats::kJobPrefix).size())] = value;
   }
   in_world(1, [&](World& world) {
     Training training(world);
-    train::CheckpointDirectory directory(world.comm(), folder_.path(), ExistingCheckpoint::kReplace,
-                                         train::CheckpointDirectory::Use::kWrites);
-    train::JobState state;
+    steps::CheckpointDirectory directory(world.comm(), folder_.path(), ExistingCheckpoint::kReplace,
+                                         steps::CheckpointDirectory::Use::kWrites);
+    steps::JobState state;
     state.add_model("", training.model.parameters(), training.model.buffers());
     state.add_optimizer("", *training.optimizer);
     directory.write(state, steps_, old);
@@ -135,7 +135,7 @@ TEST_F(DataOfAJob, IsUncheckedInAnOldCheckpoint) {
   ::testing::internal::CaptureStderr();
   EXPECT_EQ(go_on(), "");
   EXPECT_THAT(::testing::internal::GetCapturedStderr(), HasSubstr("does not say which data"));
-  EXPECT_TRUE(metadata().contains(key(train::kDataSampled)));
+  EXPECT_TRUE(metadata().contains(key(steps::kDataSampled)));
 }
 
 TEST(DataOfWorkers, ThatDiffersIsAMismatchThatNamesTheRank) {

@@ -251,17 +251,17 @@ TEST(OperatorThreadsAlone, DISABLED_WriteDigests) {
   const char* path = std::getenv(kOutput);
   const char* threads = std::getenv(kThreads);
   ASSERT_TRUE(path != nullptr && threads != nullptr);
-  train::set_arithmetic({.threads = std::atoi(threads)});
+  steps::set_arithmetic({.threads = std::atoi(threads)});
   std::ofstream out(path);
   for (const auto& group : {exact(), approximated(), sums(), layers(), lookups()}) {
-    train::use_onednn(false);
+    steps::use_onednn(false);
     for (const Operator& op : group) write_digests(op, "", out);
   }
   for (const Operator& op : products()) {
-    train::use_onednn(false);
+    steps::use_onednn(false);
     write_digests(op, "", out);
-    if (!train::has_onednn()) continue;
-    train::use_onednn(true);
+    if (!steps::has_onednn()) continue;
+    steps::use_onednn(true);
     write_digests(op, ", oneDNN", out);
   }
 }

@@ -275,11 +275,11 @@ void stop_requested() noexcept {
 
 void choose_onednn(TrainArguments& arguments, World& world) {
   const bool open = arguments.onednn == kOpen;
-  if (open) arguments.onednn = device::kOneDnnIsFast && train::has_onednn() ? "on" : "off";
+  if (open) arguments.onednn = device::kOneDnnIsFast && steps::has_onednn() ? "on" : "off";
   Comm channel = world.open_channel();
   const std::string leaders = control::gather_text(channel, arguments.onednn).front();
   if (open) arguments.onednn = leaders;
-  train::use_onednn(arguments.onednn == "on");
+  steps::use_onednn(arguments.onednn == "on");
 }
 
 TrainReport run_training(const TrainArguments& arguments, World& world) {

@@ -94,7 +94,7 @@ Voice voice(const std::exception& error) {
 void advised(const TrainArguments& arguments, const std::function<void()>& set) {
   try {
     set();
-  } catch (const train::CannotDo& error) {
+  } catch (const steps::CannotDo& error) {
     throw BadInput(fmt::format("{}: {}", error.what(),
                                advice(arguments, saved_job(arguments), error.property)));
   }
@@ -118,8 +118,8 @@ int run(const std::vector<std::string>& texts) {
   TrainArguments arguments = parse_train_arguments(texts);
   make_open_choices(arguments);  // those that the command has not made
   advised(arguments, [&] {
-    if (arguments.device == "cuda") train::require_cuda();
-    train::set_arithmetic({.threads = arguments.threads,
+    if (arguments.device == "cuda") steps::require_cuda();
+    steps::set_arithmetic({.threads = arguments.threads,
                            .flush_denormals = arguments.flush_denormal == "on",
                            .deterministic = arguments.deterministic == "on"});
   });

@@ -44,7 +44,7 @@ std::string problem_with_cuda() {
 
 void set_cuda_switches(bool deterministic) {
   at::globalContext().setBenchmarkCuDNN(!deterministic);
-  if (deterministic) train::use_deterministic_operators(true);
+  if (deterministic) steps::use_deterministic_operators(true);
 }
 
 struct DeviceMarks::Events {

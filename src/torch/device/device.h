@@ -7,6 +7,7 @@
 #include <lockstep/deadline.h>
 #include <torch/torch.h>
 
+#include <cstddef>
 #include <functional>
 #include <memory>
 #include <string>
@@ -20,6 +21,9 @@ Device of(const torch::Tensor& tensor);
 
 // Whether models may lie there: on the CPU or on CUDA.
 bool known(const torch::Device& device);
+
+// So many bytes of a GPU, at least one, all zero; undefined on the CPU. Unavailable if the GPU has too little left.
+torch::Tensor memory(Device device, std::size_t bytes);
 
 // LibTorch's current stream of a device, on this thread; null on the CPU.
 void* current_stream(Device device);
@@ -117,7 +121,7 @@ class SideStream {
   std::unique_ptr<State> state_;
 };
 
-// What a function queues on LibTorch's current stream, to be queued again and again. Random numbers are drawn anew by each
+// What a function queues on LibTorch's current stream, to be queued again and again. Random numbers are drawn again by each
 // replay, from the seed that LibTorch's generator has then.
 //
 // Threads:   one caller at a time.

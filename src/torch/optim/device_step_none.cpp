@@ -1,6 +1,6 @@
 #include <lockstep/errors.h>
 
-#include "torch/optim/device_step.h"
+#include "torch/optim/update.h"
 
 namespace lockstep::optim {
 

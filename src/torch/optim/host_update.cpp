@@ -1,14 +1,33 @@
-#include "torch/optim/host_update.h"
-
+// One step in memory of the host.
+//
+//   own slice   the blocks that this worker updates: its share where workers share memory, else all
+//   publish     the new values go to all who read another memory, piece by piece while they are at hand
+//
+//   1. wait until every worker is here and means the same: all gradients are there, and nobody reads parameters any more
+//   2. with clipping: the own slice of the gradients is gathered, its blocks' squares go where all see
+//      them, wait again, and everybody adds all of them up in the order of the tree
+//   3. read the gradient of a piece, update its part of the state and of the parameters, publish it
+//   4. acquire: wait until every slice is written
+//
+// How values are published and acquired is the parameters' matter (replica/parameters.h): here it is the same for all.
+//
+// Watched, an update compares what it finds with what the last one left: the parities of parameters and state, and of
+// the gradients where they are watched as well. A difference is noted, and the step goes on: the owner of the loop
+// ends it on all workers together.
+//
+// In memory of its own a worker has nobody to wait for:
+// what workers say travels while each updates its own copy, and is looked at after it. The bits are the same: each element
+// sees the same operations.
 #include <ATen/Parallel.h>
 #include <lockstep/errors.h>
 
 #include <algorithm>
 #include <cmath>
 #include <cstring>
+#include <optional>
 #include <utility>
 
-#include "torch/optim/step_note.h"
+#include "torch/optim/update.h"
 
 namespace lockstep::optim {
 namespace {
@@ -38,7 +57,58 @@ std::size_t offset_of(const plan::Entry& entry, std::size_t element) {
   return entry.offset + element * size_of(entry.dtype);
 }
 
-}  // namespace
+class HostUpdate : public Update {
+ public:
+  using Update::Update;
+  double norm() override { return last_norm_; }
+  double clip_factor() const override { return clip_factor_; }
+
+ protected:
+  // 2; 3 and 4.
+  void clip(const GradientSource& source);
+  void update(UpdateJournal* journal);
+  virtual void meet() {}  // all workers whose sums of squares this one reads
+
+ private:
+  void acquire();
+  GradientSource gathered(const GradientSource& source);
+  double factor_of(const GradientSource& averages);
+  template <typename Observer>
+  void update_slice(Observer observer, UpdateJournal* journal);
+  template <typename Observer>
+  void update_piece(std::size_t number, GradientReader& gradients, Observer& observer);
+  void leave_alone(std::size_t number, bool seen_before);
+  const void* read(std::size_t number, GradientReader& gradients);
+
+  GradientSource gradients_;  // of the step, from clip() on
+  double clip_factor_ = 1;
+  double last_norm_ = 0;
+  std::optional<replica::FlatMemory> sums_;  // of gradients, where they are in several memories
+  std::optional<replica::FlatMemory> block_sums_;  // of squares
+};
+
+class OwnUpdate : public HostUpdate {
+ public:
+  explicit OwnUpdate(Trained& trained)
+      : HostUpdate(trained, {0, trained.model->pieces().all.size()}) {}
+  void prepare(const GradientSource& source) override;
+  void apply(UpdateJournal* journal) override;
+  bool has_copies() const override { return true; }
+
+ private:
+  Said said_;
+};
+
+class SharedUpdate : public HostUpdate {
+ public:
+  explicit SharedUpdate(Trained& trained);
+  void prepare(const GradientSource& source) override;
+  void apply(UpdateJournal* journal) override { update(journal); }
+  bool has_copies() const override { return false; }
+
+ private:
+  void meet() override;
+};
 
 void OwnUpdate::prepare(const GradientSource& source) {
   said_ = say_step(trained_, source);
@@ -70,14 +140,11 @@ void SharedUpdate::meet() {
   waited_ += std::chrono::steady_clock::now() - began;
 }
 
-void SharedUpdate::hand_out(const plan::Entry& entry, const plan::Stretch& piece) const {
-  const replica::FlatMemory& parameters = trained_.model->parameters();
-  const std::size_t offset = offset_of(entry, piece.first);
-  for (int worker = 0; worker < trained_.model->comm().size(); ++worker) {
-    if (parameters.apart(worker))
-      std::memcpy(parameters.of(worker) + offset, parameters.data() + offset,
-                  piece.count * size_of(entry.dtype));
-  }
+// What others have written of the parameters.
+void HostUpdate::acquire() {
+  const auto began = std::chrono::steady_clock::now();
+  trained_.model->parts().parameters->acquire(trained_.model->comm());
+  waited_ += std::chrono::steady_clock::now() - began;
 }
 
 void HostUpdate::clip(const GradientSource& source) {
@@ -101,7 +168,7 @@ void HostUpdate::update(UpdateJournal* journal) {
   } else {
     update_slice(divergence::Blind{}, journal);
   }
-  meet();
+  acquire();
   bump_versions();
   trained_.model->note_update();
 }
@@ -166,7 +233,7 @@ void HostUpdate::update_piece(std::size_t number, GradientReader& gradients, Obs
   }
   const plan::Entry& entry = trained_.model->layout().entries()[piece.entry];
   const std::size_t offset = offset_of(entry, piece.first);
-  Piece update;
+  Elements update;
   update.dtype = entry.dtype;
   update.parameter = trained_.model->parameters().data() + offset;
   update.count = piece.count;
@@ -183,7 +250,7 @@ void HostUpdate::update_piece(std::size_t number, GradientReader& gradients, Obs
     update.gradient = gradients.read(piece);
     rule.update(update, step);
   }
-  hand_out(entry, piece);
+  trained_.model->parts().parameters->publish(piece);
 }
 
 // What nobody has a gradient for stays as it is; if no update has seen it yet, it is looked at for the next.
@@ -197,6 +264,16 @@ const void* HostUpdate::read(std::size_t number, GradientReader& gradients) {
   const void* const values = gradients.read_watched(number, trained_.model->pieces().all[number]);
   if (const auto worker = gradients.changed()) watch_.gradient_changed(number, *worker);
   return values;
+}
+
+}  // namespace
+
+std::unique_ptr<Update> make_own_update(Trained& trained) {
+  return std::make_unique<OwnUpdate>(trained);
+}
+
+std::unique_ptr<Update> make_shared_update(Trained& trained) {
+  return std::make_unique<SharedUpdate>(trained);
 }
 
 }  // namespace lockstep::optim

@@ -2,9 +2,15 @@
 #include <lockstep/errors.h>
 #include <lockstep/optim.h>
 
+#include <bit>
+#include <map>
+#include <utility>
+
+#include "base/hash.h"
 #include "flat/update_element.h"
 #include "flat/update_loops.h"
 #include "torch/optim/impl.h"
+#include "torch/replica/tensors.h"
 
 namespace lockstep::optim {
 namespace {
@@ -46,12 +52,13 @@ class SgdRule : public Rule {
     if (options.nesterov && (options.momentum <= 0 || options.dampening != 0))
       throw BadInput("nesterov wants a momentum above 0 and no dampening");
   }
-  void update(const Piece& piece, std::int64_t step) const override {
-    flat::sgd(piece.dtype, piece.parameter, piece.gradient, piece.state[0], piece.count, at(step));
+  void update(const Elements& elements, std::int64_t step) const override {
+    flat::sgd(elements.dtype, elements.parameter, elements.gradient, elements.state[0],
+              elements.count, at(step));
   }
-  flat::Parities update_watched(const Piece& piece, std::int64_t step) const override {
-    return flat::sgd_watched(piece.dtype, piece.parameter, piece.gradient, piece.state[0],
-                             piece.count, at(step));
+  flat::Parities update_watched(const Elements& elements, std::int64_t step) const override {
+    return flat::sgd_watched(elements.dtype, elements.parameter, elements.gradient,
+                             elements.state[0], elements.count, at(step));
   }
   flat::UpdateRule device_rule() const override { return flat::UpdateRule::kSgd; }
   std::vector<std::byte> numbers(std::int64_t step) const override {
@@ -94,13 +101,13 @@ class AdamRule : public Rule {
     check(options.beta2 >= 0 && options.beta2 < 1, "beta2", options.beta2, "at least 0, below 1");
     check(options.eps >= 0, "eps", options.eps, "0 or more");
   }
-  void update(const Piece& piece, std::int64_t step) const override {
-    flat::adam(piece.dtype, piece.parameter, piece.gradient, memory_of(piece), piece.count,
-               at(step));
+  void update(const Elements& elements, std::int64_t step) const override {
+    flat::adam(elements.dtype, elements.parameter, elements.gradient, memory_of(elements),
+               elements.count, at(step));
   }
-  flat::Parities update_watched(const Piece& piece, std::int64_t step) const override {
-    return flat::adam_watched(piece.dtype, piece.parameter, piece.gradient, memory_of(piece),
-                              piece.count, at(step));
+  flat::Parities update_watched(const Elements& elements, std::int64_t step) const override {
+    return flat::adam_watched(elements.dtype, elements.parameter, elements.gradient,
+                              memory_of(elements), elements.count, at(step));
   }
   flat::UpdateRule device_rule() const override { return flat::UpdateRule::kAdam; }
   std::vector<std::byte> numbers(std::int64_t step) const override {
@@ -132,7 +139,9 @@ class AdamRule : public Rule {
         .eps(options_.eps)
         .weight_decay(options_.weight_decay);
   }
-  static flat::AdamMemory memory_of(const Piece& piece) { return {piece.state[0], piece.state[1]}; }
+  static flat::AdamMemory memory_of(const Elements& elements) {
+    return {elements.state[0], elements.state[1]};
+  }
   flat::AdamStep at(std::int64_t step) const {
     return {options_.lr,  options_.beta1,        options_.beta2,
             options_.eps, options_.weight_decay, decoupled_,
@@ -188,5 +197,52 @@ Adam::Adam(Replica& model, const AdamOptions& options,
 AdamW::AdamW(Replica& model, const AdamWOptions& options,
              const std::vector<Group<AdamWOptions>>& groups)
     : Optimizer(make(model, {"adamw", {"mean", "square"}}, options, groups)) {}
+
+Groups::Groups(std::vector<std::unique_ptr<Rule>> rules, const replica::Parts& model,
+               const std::vector<std::vector<torch::Tensor>>& members)
+    : rules_(std::move(rules)) {
+  const auto& entries = model.plan.layout.entries();
+  std::map<const c10::TensorImpl*, std::size_t> entry_of;
+  for (std::size_t i = 0; i < entries.size(); ++i)
+    entry_of[model.parameter(i).unsafeGetTensorImpl()] = i;
+  group_of_.assign(entries.size(), 0);
+  for (std::size_t group = 0; group < members.size(); ++group) {
+    for (const torch::Tensor& parameter : members[group]) {
+      const auto found = entry_of.find(parameter.unsafeGetTensorImpl());
+      if (found == entry_of.end()) {
+        throw BadInput(fmt::format(
+            "group {} of the optimizer has a parameter {} that is not a trained one of the model",
+            group, replica::describe(parameter)));
+      }
+      if (group_of_[found->second] != 0) {
+        throw BadInput(fmt::format("parameter {} is in two groups of the optimizer",
+                                   entries[found->second].name));
+      }
+      group_of_[found->second] = group + 1;
+    }
+  }
+  const double base = rules_.front()->lr();
+  for (const auto& rule : rules_) ratios_.push_back(base == 0 ? 1 : rule->lr() / base);
+  if (model.may_be_absent()) left_alone_.assign(entries.size(), 0);
+}
+
+std::vector<double> Groups::rates() const {
+  std::vector<double> all;
+  for (const auto& rule : rules_) all.push_back(rule->lr());
+  return all;
+}
+
+std::uint64_t Groups::digest_of_rates() const {
+  std::uint64_t digest = 0;
+  for (const auto& rule : rules_)
+    digest = base::mix64(digest ^ std::bit_cast<std::uint64_t>(rule->lr()));
+  return digest;
+}
+
+void Groups::count_step(const std::vector<bool>& absent) {
+  ++steps_;
+  for (std::size_t entry = 0; entry < left_alone_.size(); ++entry)
+    left_alone_[entry] += !absent.empty() && absent[entry] ? 1 : 0;
+}
 
 }  // namespace lockstep::optim

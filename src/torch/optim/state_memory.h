@@ -1,4 +1,5 @@
-// The state of an optimizer: memories in the model's layout, once per host.
+// The state of an optimizer: memories in the model's layout, once per host, since each element of it is updated by one
+// worker of the host alone.
 #pragma once
 
 #include <lockstep/data_parallel.h>
@@ -10,6 +11,9 @@
 #include "torch/replica/parts.h"
 
 namespace lockstep::optim {
+
+// Whether half parameters have float32 masters where the model is.
+bool wants_masters(const replica::Parts& model);
 
 // On a GPU parameters of half types have float32 masters, on which updates compute; the parameters are what they are
 // rounded to. They are the last of the memories, named "master".

@@ -1,24 +1,26 @@
 // How averaged gradients become new parameters: a strategy for each place that they may be in.
 //
-//   own      each worker updates everything, in memory of its own (host_update.h)
-//   shared   where workers share memory each updates a slice and hands it out (host_update.h)
-//   device   queued on a GPU, everything (device_step.h)
+//   own      each worker updates everything, in memory of its own (host_update.cpp)
+//   shared   where workers share memory each updates a slice and hands it out (host_update.cpp)
+//   device   queued on a GPU, everything (device_step.cpp)
 #pragma once
 
 #include <chrono>
+#include <exception>
 #include <memory>
 #include <string>
 
+#include "control/announcements.h"
 #include "flat/device_update.h"
-#include "torch/divergence/update_watch.h"
+#include "torch/divergence/watch.h"
 #include "torch/optim/gradient_source.h"
-#include "torch/optim/groups.h"
+#include "torch/optim/rules.h"
 #include "torch/optim/state_memory.h"
 #include "torch/replica/replicated.h"
 
 namespace lockstep::optim {
 
-// What an update works on.
+// What an update works on. Apart from the updates, because it outlives them: other workers mean another update.
 struct Trained {
   std::shared_ptr<replica::Replicated> model;
   Groups groups;
@@ -32,7 +34,8 @@ struct Trained {
   bool leaves_alone(std::size_t entry) const { return !absent().empty() && absent()[entry]; }
 };
 
-// Told what an update in memory of the host has written.
+// Told what an update in memory of the host has written, so that others can finish the update if this worker dies in it
+// (step/commit_page.h).
 class UpdateJournal {
  public:
   virtual ~UpdateJournal() = default;
@@ -88,7 +91,7 @@ class Update {
 
  protected:
   flat::Parity parity_at_rest(const plan::Stretch& piece) const;
-  // Whoever saved a parameter for a backward to come must find out, as after torch::optim.
+  // A graph that has saved a parameter for a backward to come must notice the update, as after torch::optim.
   void bump_versions();
 
   Trained& trained_;
@@ -98,5 +101,33 @@ class Update {
 
 // "the norm of the gradients is inf at step 3: …"
 std::string diverged(double norm, std::int64_t step);
+
+// What every worker says of an update, and what becomes of it: otherwise replicas would differ. A worker that cannot make
+// the update says so, and all of them fail.
+struct Said {
+  std::shared_ptr<const control::Announcement> all;
+  std::exception_ptr cannot;  // this worker
+};
+
+// Gradients are where the update reads them after it.
+Said say_step(const Trained& trained, const GradientSource& source);
+
+// Waits for the others, and returns how long. Mismatch, the same on every worker, if they mean different things.
+std::chrono::nanoseconds hear_step(const Trained& trained, const Said& said);
+
+// Whether a sample of the gradients costs nothing where they are.
+bool can_sample(const replica::Replicated& model);
+
+// The update for where the model is, and for how workers reach each other's memory.
+std::unique_ptr<Update> make_update(Trained& trained);
+
+// In memory of this worker, and of all workers of the host. (host_update.cpp)
+std::unique_ptr<Update> make_own_update(Trained& trained);
+std::unique_ptr<Update> make_shared_update(Trained& trained);
+
+// On a GPU. norm() and collect() wait until the GPU has done the last step, step() for one of some steps before. BadInput
+// from them when a norm was not finite, whose step has changed nothing. Unavailable where this build has no CUDA.
+// (device_step.cpp)
+std::unique_ptr<Update> make_device_step(Trained& trained);
 
 }  // namespace lockstep::optim

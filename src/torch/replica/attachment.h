@@ -18,10 +18,10 @@
 #include <vector>
 
 #include "torch/replica/flat_gradients.h"
-#include "torch/replica/flat_parameters.h"
-#include "torch/replica/model.h"
 
 namespace lockstep::replica {
+
+struct Parts;
 
 // Who is told of backward passes.
 class PassListener {
@@ -32,7 +32,7 @@ class PassListener {
   virtual void before(std::size_t entry) = 0;
   // A gradient has been added up; `incoming` is what was added.
   virtual void ready(std::size_t entry, const torch::Tensor& incoming) = 0;
-  // The end of a pass, for whoever has asked for it: Attachment::call_at_end().
+  // The end of a pass, if Attachment::call_at_end() has asked for it.
   virtual void end() = 0;
 
   // What the pass to come weighs; nothing: it has no weight.
@@ -43,11 +43,10 @@ class PassListener {
 //            while that waits.
 // Blocking:  never.
 // Failure:   BadInput, naming the parameter or the model.
-// Ownership: shares the tensors; borrows the flat parameters and the listener.
+// Ownership: shares the tensors; borrows the parts and the listener.
 class Attachment {
  public:
-  Attachment(const Model& model, const plan::Layout& layout, FlatParameters& parameters,
-             std::string name);
+  Attachment(Parts& parts, std::string name);
   ~Attachment();
   Attachment(const Attachment&) = delete;
   Attachment& operator=(const Attachment&) = delete;
@@ -58,7 +57,7 @@ class Attachment {
   // Whom to tell from here on.
   void tell(PassListener& listener) { listener_ = &listener; }
 
-  // Hooks anew, for the current stream: a backward pass accumulates on the one that was current when its hook was made.
+  // Hooks again, for the current stream: a backward pass accumulates on the one that was current when its hook was made.
   void install_hooks();
 
   // The module of the model, and the parameters that it has now: compared with those of before at every synchronised pass.
@@ -93,7 +92,7 @@ class Attachment {
   void rehook();
 
   std::vector<NamedTensor> trained_;  // by entry
-  FlatParameters& parameters_;
+  Parts& parts_;
   std::string name_;
   std::weak_ptr<Attachment> self_;
   PassListener* listener_ = nullptr;
@@ -109,7 +108,8 @@ class Attachment {
 // Whether this process has replicas besides these, to which a backward pass might come.
 bool others_are_hooked(const std::vector<const Attachment*>& known);
 
-// As long as it lives, the backward pass of this loss has a weight, for every replica that the loss depends on.
+// As long as it lives, the backward pass of this loss has a weight, for every replica that the loss depends on. They are
+// found in the graph of the loss: a variable of the thread would not do, since a GPU's backward runs on another.
 class Expectation {
  public:
   Expectation(const torch::Tensor& loss, double weight);

@@ -1,4 +1,5 @@
-// Memories for the gradients of a model, a bank each: backward adds to the one in use.
+// Memories for the gradients of a model, a bank each: backward adds to the one in use. A worker that hosts several shards
+// needs some of them, since shards are added up in the order of the tree and not in the order in which they run.
 //
 //   front   the user's: what param.grad views
 //   bank    of a shard, or of a sum over shards. The first is the front itself, unless sums in a parameter's own type
@@ -13,10 +14,9 @@
 #include <optional>
 #include <vector>
 
-#include "torch/divergence/fault.h"
+#include "torch/divergence/watch.h"
 #include "torch/replica/flat_gradients.h"
 #include "torch/replica/model.h"
-#include "torch/replica/model_plan.h"
 
 namespace lockstep::replica {
 
@@ -54,9 +54,9 @@ class Banks {
   const FlatGradients& in_use() const { return *all_[in_use_]; }
   FlatGradients& front() { return *all_.front(); }
   const FlatGradients& front() const { return *all_.front(); }
-  FlatGradients& at(int bank) { return *all_[place_of(bank)]; }
-  const FlatGradients& at(int bank) const { return *all_[place_of(bank)]; }
-  int count() const { return static_cast<int>(all_.size() - place_of(0)); }
+  FlatGradients& at(int bank) { return *all_[index_of(bank)]; }
+  const FlatGradients& at(int bank) const { return *all_[index_of(bank)]; }
+  int count() const { return static_cast<int>(all_.size() - index_of(0)); }
   const plan::Layout& layout() const { return wide_ ? *wide_ : plan_.layout; }
 
   // By entry, as numbers that can be reduced: whether this worker has a gradient; `reached`: from some pass.
@@ -69,7 +69,7 @@ class Banks {
   const std::vector<bool>& absent() const { return absent_; }  // by entry; empty: none is
 
  private:
-  std::size_t place_of(int bank) const { return static_cast<std::size_t>(bank) + (wide_ ? 1 : 0); }
+  std::size_t index_of(int bank) const { return static_cast<std::size_t>(bank) + (wide_ ? 1 : 0); }
   const torch::Tensor& parameter(std::size_t entry) const {
     return trained_[plan_.layout.entries()[entry].registered].tensor;
   }
@@ -82,5 +82,11 @@ class Banks {
   std::size_t in_use_ = 0;
   std::vector<bool> absent_;
 };
+
+// How the workers of a Comm reach memory like this one, with the algorithm that was asked for.
+Reach reach_of(const FlatMemory& gradients, Algorithm algorithm);
+
+// Makes gradients of a model where it is. The factory borrows both.
+Banks::Factory gradients_of(const Model& model, const ModelPlan& plan, Device device);
 
 }  // namespace lockstep::replica

@@ -6,30 +6,30 @@
 
 #include <memory>
 
-#include "torch/divergence/fault.h"
+#include "torch/divergence/watch.h"
 #include "torch/replica/banks.h"
 #include "torch/replica/buffer_sync.h"
-#include "torch/replica/flat_parameters.h"
 #include "torch/replica/model.h"
-#include "torch/replica/model_plan.h"
+#include "torch/replica/parameters.h"
 #include "torch/replica/reduction.h"
 
 namespace lockstep::replica {
 
-// It stays where it is: parts refer to each other.
+// Apart from Replicated, so that passes, hooks and optimizers work on the parts and not through a handle that has a method
+// for each of them. It stays where it is: parts refer to each other.
 struct Parts {
   // Collective, as bind().
   Parts(Comm its_comm, int source, Model its_model, const DataParallelOptions& its_options);
   Parts(const Parts&) = delete;
   Parts& operator=(const Parts&) = delete;
 
-  // Goes on with other workers: whatever depends on who they are is made anew, and values are those of rank `source`.
+  // Goes on with other workers: all that depends on who they are is made again, and values are those of rank `source`.
   void bind(Comm comm, int source);
 
   DataParallelOptions options;
   Model model;
   ModelPlan plan;
-  FlatParameters parameters;
+  std::unique_ptr<Parameters> parameters;
   std::unique_ptr<Banks> banks;
   std::unique_ptr<BufferSync> buffers;
   divergence::FirstFault faults;
@@ -42,6 +42,8 @@ struct Parts {
   }
   Device device() const { return banks->front().memory().device(); }
   void take_gradients();
+  // One copy of the parameters per host from here on, where workers share memory. Collective.
+  void keep_one_copy();
   bool may_be_absent() const { return options.missing_gradient == MissingGradient::kZero; }
 };
 

@@ -18,10 +18,8 @@
 #include "base/hash.h"
 #include "base/processor.h"
 #include "torch/device/instructions.h"
-#include "torch/device/loaded_function.h"
-#include "torch/step/device_arithmetic.h"
 
-namespace lockstep::train {
+namespace lockstep::steps {
 namespace {
 
 int openblas_threads(int otherwise) {
@@ -225,4 +223,4 @@ void in_plain_words(const std::function<void()>& compute) {
   }
 }
 
-}  // namespace lockstep::train
+}  // namespace lockstep::steps

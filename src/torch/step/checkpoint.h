@@ -4,7 +4,7 @@
 //   metadata   lockstep.format, lockstep.step (steps done), the JobState's values as lockstep.NAME (optimizer_steps,
 //              learning_rate), and the job's properties as lockstep.job.NAME
 //
-// Random numbers need no state: those of a shard are seeded anew from (job, step, shard).
+// Random numbers need no state: those of a shard are seeded from (job, step, shard).
 //
 // Where it lies, and what lies beside it: formats/checkpoint_file.h.
 #pragma once
@@ -20,7 +20,7 @@
 #include "base/file_lock.h"
 #include "torch/step/job_state.h"
 
-namespace lockstep::train {
+namespace lockstep::steps {
 
 using Properties = std::map<std::string, std::string>;
 
@@ -64,4 +64,4 @@ class CheckpointDirectory {
   bool own_ = false;  // the checkpoint there is of this job
 };
 
-}  // namespace lockstep::train
+}  // namespace lockstep::steps

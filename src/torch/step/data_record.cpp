@@ -10,12 +10,12 @@
 
 #include "base/hash.h"
 #include "base/log.h"
-#include "torch/data/read.h"
+#include "torch/data/reader.h"
 #include "torch/replica/agreement.h"
 #include "torch/replica/tensors.h"
-#include "torch/step/generator_turn.h"
+#include "torch/step/arithmetic.h"
 
-namespace lockstep::train {
+namespace lockstep::steps {
 namespace {
 
 constexpr std::int64_t kSampled = 64;
@@ -180,4 +180,4 @@ Properties with_data(Properties job, const DataRecord& record) {
   return job;
 }
 
-}  // namespace lockstep::train
+}  // namespace lockstep::steps

@@ -12,10 +12,10 @@
 
 #include <string>
 
-#include "torch/data/prefetcher.h"
+#include "torch/data/reader.h"
 #include "torch/step/checkpoint.h"
 
-namespace lockstep::train {
+namespace lockstep::steps {
 
 struct DataRecord {
   std::string sampled;
@@ -41,4 +41,4 @@ DataRecord continued(Comm& comm, const std::string& directory, const DataRecord&
 // The job's properties with those of its data.
 Properties with_data(Properties job, const DataRecord& record);
 
-}  // namespace lockstep::train
+}  // namespace lockstep::steps

@@ -1,4 +1,4 @@
-#include "torch/step/device_arithmetic.h"
+#include "torch/step/arithmetic.h"
 
 #include <ATen/Context.h>
 #include <fmt/format.h>
@@ -8,7 +8,7 @@
 
 #include "flat/cuda/gpus.h"
 
-namespace lockstep::train {
+namespace lockstep::steps {
 namespace {
 
 // Where LibTorch allows it.
@@ -35,4 +35,4 @@ std::map<std::string, std::string> device_properties(Device device) {
   return {{"device", "cuda " + cuda::gpus().model(device.index)}, {"tf32", tf32_in_use()}};
 }
 
-}  // namespace lockstep::train
+}  // namespace lockstep::steps

@@ -18,7 +18,7 @@ int default_shards(std::int64_t global_batch) {
 
 }  // namespace lockstep
 
-namespace lockstep::train {
+namespace lockstep::steps {
 namespace {
 
 void agree_on_checkpoints(Comm& comm, const JobSetup& setup) {
@@ -91,4 +91,4 @@ Generation make_generation(World& world, JobSetup& setup) {
           plan::plan_sharded_reduction(options.shards, world.size())};
 }
 
-}  // namespace lockstep::train
+}  // namespace lockstep::steps

@@ -1,4 +1,5 @@
-// One membership of a job: who is here, which shards each worker hosts, and how their gradients are added up.
+// One membership of a job: who is here, which shards each worker hosts, and how their gradients are added up. All that
+// depends on the workers is in it, so that a job goes to other workers by taking another one.
 #pragma once
 
 #include <lockstep/comm.h>
@@ -8,7 +9,7 @@
 #include "plan/accumulation.h"
 #include "plan/tree.h"
 
-namespace lockstep::train {
+namespace lockstep::steps {
 
 // What a job is asked for, by a program or by a Trainer.
 struct JobSetup {
@@ -40,4 +41,4 @@ Generation make_generation(World& world, JobSetup& setup);
 // Whether the job goes on from a checkpoint, if there is one.
 bool resumes(const JobOptions& options);
 
-}  // namespace lockstep::train
+}  // namespace lockstep::steps

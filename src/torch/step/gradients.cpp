@@ -2,7 +2,7 @@
 
 #include <optional>
 
-namespace lockstep::train {
+namespace lockstep::steps {
 namespace {
 
 // What a model has to know of the shards where it reduces them itself; nothing when each worker has one.
@@ -75,4 +75,4 @@ std::unique_ptr<StepGradients> make_gradients(replica::Replicated& model,
   return std::make_unique<ReducedGradients>(model, generation);
 }
 
-}  // namespace lockstep::train
+}  // namespace lockstep::steps

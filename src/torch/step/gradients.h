@@ -3,7 +3,8 @@
 //   fused     where every worker reads all gradients, nothing is reduced before the update, which does it on the way
 //   reduced   the last backward of a step reduces, and leaves the averages in param.grad
 //
-// A codec, a second level or a partition is another class here.
+// A class for each, since the fused one writes no averages at all: there is nothing in param.grad to look at. A codec, a
+// second level or a partition is another class here.
 #pragma once
 
 #include <chrono>
@@ -13,7 +14,7 @@
 #include "torch/replica/replicated.h"
 #include "torch/step/generation.h"
 
-namespace lockstep::train {
+namespace lockstep::steps {
 
 // Threads:   that of the replica.
 // Blocking:  reduce(), and finish() where gradients may be absent, which are collective; at most the Comm's timeout.
@@ -51,4 +52,4 @@ std::unique_ptr<StepGradients> make_gradients(replica::Replicated& model,
                                               const Generation& generation, Averages averages,
                                               bool watches);
 
-}  // namespace lockstep::train
+}  // namespace lockstep::steps

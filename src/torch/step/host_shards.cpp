@@ -4,10 +4,9 @@
 #include <mutex>
 
 #include "torch/step/arithmetic.h"
-#include "torch/step/generator_turn.h"
 #include "torch/step/shard_runner.h"
 
-namespace lockstep::train {
+namespace lockstep::steps {
 namespace {
 
 class HostShards : public ShardRunner, private Reports {
@@ -79,4 +78,4 @@ void weighted_backward(const ShardWork& work, const torch::Tensor& loss,
   loss.backward(weight, /*retain_graph=*/{}, /*create_graph=*/false, at::TensorList(work.inputs));
 }
 
-}  // namespace lockstep::train
+}  // namespace lockstep::steps

@@ -11,7 +11,7 @@
 
 namespace lockstep {
 
-Batches::Batches(std::unique_ptr<train::Loop> loop) : loop_(std::move(loop)) {}
+Batches::Batches(std::unique_ptr<steps::Loop> loop) : loop_(std::move(loop)) {}
 Batches::Batches(Batches&&) noexcept = default;
 Batches::~Batches() = default;
 
@@ -23,12 +23,12 @@ bool Batches::first() {
 }
 bool Batches::advance() {
   bool more = false;
-  train::in_plain_words([&] { more = loop_->advance(); });
+  steps::in_plain_words([&] { more = loop_->advance(); });
   return more;
 }
 
 Job::Job(World& world, const JobOptions& options)
-    : core_(train::JobCore::make(world, train::JobSetup{.options = options})) {}
+    : core_(steps::JobCore::make(world, steps::JobSetup{.options = options})) {}
 Job::~Job() = default;
 
 Batches Job::batches(DatasetPtr dataset, const BatchesOptions& options) {
@@ -88,12 +88,12 @@ std::string Job::weights_sha256() const {
 Step::Step(Job& job, const std::string& name, const std::vector<optim::Optimizer*>& optimizers,
            Loss loss, StepOptions options)
     : job_(job.core_),
-      core_(&job_->add_step(std::make_unique<train::StepCore>(name, optimizers, std::move(loss),
+      core_(&job_->add_step(std::make_unique<steps::StepCore>(name, optimizers, std::move(loss),
                                                               std::move(options)))) {}
 Step::~Step() = default;
 
 Outcome Step::operator()(const GlobalBatch& batch) {
-  const train::JobCore::Ran ran = job_->run(*core_, batch);
+  const steps::JobCore::Ran ran = job_->run(*core_, batch);
   Outcome outcome(ran.result);
   outcome.step = ran.phase.step;
   outcome.phase = ran.phase.number;
@@ -105,7 +105,7 @@ const std::string& Step::name() const {
   return core_->name;
 }
 
-Outcome::Outcome(std::shared_ptr<train::PhaseResult> result) : result_(std::move(result)) {}
+Outcome::Outcome(std::shared_ptr<steps::PhaseResult> result) : result_(std::move(result)) {}
 
 double Outcome::loss() const {
   if (!result_) throw BadInput("a step that was not made has no loss");
@@ -121,7 +121,7 @@ double Outcome::metric(const std::string& name) const {
 
 namespace {
 
-train::Reports& reports_of(const Shard& shard) {
+steps::Reports& reports_of(const Shard& shard) {
   if (shard.reports == nullptr) throw BadInput("Shard::report() is for the loss of a Step");
   return *shard.reports;
 }

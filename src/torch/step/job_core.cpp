@@ -17,10 +17,8 @@
 #include "torch/replica/model.h"
 #include "torch/replica/tensors.h"
 #include "torch/step/arithmetic.h"
-#include "torch/step/evaluation.h"
-#include "torch/step/generator_turn.h"
 
-namespace lockstep::train {
+namespace lockstep::steps {
 
 void JobModels::add(const StepCore& step) {
   const auto know = [&](const ModelView& model) {
@@ -53,8 +51,8 @@ JobState JobModels::named_state() const {
   JobState state;
   const auto name_of = [&](const ModelView& model) {
     if (!model.name().empty()) return model.name();
-    const auto place = std::find(all.begin(), all.end(), model) - all.begin();
-    return fmt::format("model{}", place);
+    const auto number = std::find(all.begin(), all.end(), model) - all.begin();
+    return fmt::format("model{}", number);
   };
   for (const ModelView& model : all)
     state.add_model(name_of(model), model.parameters(), model.buffers());
@@ -419,23 +417,4 @@ std::vector<std::shared_ptr<torch::nn::Module>> JobCore::modules() const {
   return all;
 }
 
-Evaluation JobCore::evaluate(const Dataset& dataset,
-                             const std::function<Score(const Batch&)>& score,
-                             const std::vector<std::shared_ptr<torch::nn::Module>>& modules) {
-  if (models_.all.empty()) throw BadInput("the job has no Step: there is no model to evaluate");
-  settle();
-  const EvaluationScope evaluating(modules);
-  std::vector<torch::Tensor> buffers;
-  for (const ModelView& model : models_.all) {
-    for (const NamedTensor& buffer : model.buffers()) buffers.push_back(buffer.tensor);
-  }
-  const UnchangedScope unchanged(std::move(buffers));  // also by a forward() that counts in eval()
-  // A shard's batch fits into memory with its backward pass, so without one it does.
-  return train::evaluate(generation_, {.dataset = dataset,
-                                       .score = score,
-                                       .most = setup_.options.global_batch / setup_.options.shards,
-                                       .seed = setup_.options.seed,
-                                       .device = models_.all.front().device()});
-}
-
-}  // namespace lockstep::train
+}  // namespace lockstep::steps

@@ -5,7 +5,7 @@
 
 #include <algorithm>
 
-namespace lockstep::train {
+namespace lockstep::steps {
 
 void JobState::add(Part part) {
   for (const Part& other : parts_) {
@@ -103,4 +103,4 @@ void JobState::set_values(const std::map<std::string, double>& values) {
   }
 }
 
-}  // namespace lockstep::train
+}  // namespace lockstep::steps

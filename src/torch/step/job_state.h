@@ -18,7 +18,7 @@
 #include <string>
 #include <vector>
 
-namespace lockstep::train {
+namespace lockstep::steps {
 
 // Threads:   one caller at a time.
 // Blocking:  never; on a GPU, where state must be read.
@@ -61,4 +61,4 @@ class JobState {
   std::vector<Part> parts_;
 };
 
-}  // namespace lockstep::train
+}  // namespace lockstep::steps

@@ -13,17 +13,17 @@
 #include "flat/device_update.h"
 #include "flat/parity.h"
 #include "torch/device/device.h"
-#include "torch/divergence/subject.h"
+#include "torch/divergence/check.h"
 #include "torch/optim/impl.h"
-#include "torch/replica/device_pass.h"
+#include "torch/replica/pass.h"
 #include "torch/replica/replicated.h"
 #include "torch/step/checkpoint.h"
 #include "torch/step/generation.h"
 #include "torch/step/gradients.h"
 
-namespace lockstep::train {
+namespace lockstep::steps {
 
-// A model of a job, as a job sees it.
+// A model of a job, as a job sees it: what checkpoints, loops and evaluation ask of it, without the parts of a replica.
 //
 // Threads:   that of the replica.
 // Blocking:  keep_one_copy() and identical(), which are collective.
@@ -109,7 +109,7 @@ class ModelStep : public divergence::Subject {
 
   // For the divergence check.
   std::vector<flat::Parity> seen() override;
-  std::string place_name(std::size_t place) const override;
+  std::string item_name(std::size_t item) const override;
   bool has_copies() const override;
   void check_at_rest() override { parts_.update->check_at_rest(); }
   std::optional<Found> fault() const override;
@@ -129,4 +129,4 @@ class ModelStep : public divergence::Subject {
   std::unique_ptr<StepGradients> gradients_;
 };
 
-}  // namespace lockstep::train
+}  // namespace lockstep::steps

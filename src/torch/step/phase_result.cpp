@@ -8,7 +8,7 @@
 
 #include "plan/tree.h"
 
-namespace lockstep::train {
+namespace lockstep::steps {
 namespace {
 
 constexpr std::size_t kFlags = 2;  // how many were told to stop, and reported an unknown metric
@@ -95,4 +95,4 @@ double PhaseResult::metric(const std::string& name) const {
          plan::tree_sum(all.subspan(first + shards, shards));
 }
 
-}  // namespace lockstep::train
+}  // namespace lockstep::steps

@@ -11,12 +11,12 @@
 #include <utility>
 #include <vector>
 
-namespace lockstep::train {
+namespace lockstep::steps {
 
 // Threads:   one caller at a time.
 // Blocking:  wait(), at most the Comm's timeout.
 // Failure:   that of the reduction.
-// Ownership: its memory is used until wait() has returned, or the channel has gone: share it with whoever owns that.
+// Ownership: its memory is used until wait() has returned, or the channel has gone: share it with the owner of the channel.
 class PhaseResult {
  public:
   // Known to every worker.
@@ -71,4 +71,4 @@ class PhaseResult {
   bool done_ = false;
 };
 
-}  // namespace lockstep::train
+}  // namespace lockstep::steps

@@ -7,11 +7,11 @@
 #include "plan/tree.h"
 #include "torch/replica/tensors.h"
 
-namespace lockstep::train {
+namespace lockstep::steps {
 namespace {
 
-// The mean over `values`, each a buffer's bytes of one shard, in the order of the tree; in double, rounded once (half types: by way of
-// float32).
+// The mean over `values`, each a buffer's bytes of one shard, in the order of the tree; in double, rounded once (half
+// types: by way of float32).
 template <typename T>
 void mean_into(const std::vector<const std::byte*>& values, std::size_t count, std::byte* to) {
   std::vector<double> numbers(values.size());
@@ -114,4 +114,4 @@ std::unique_ptr<ShardBuffers> make_host_buffers(std::vector<NamedTensor> buffers
   return std::make_unique<HostBuffers>(std::move(buffers), rule);
 }
 
-}  // namespace lockstep::train
+}  // namespace lockstep::steps

@@ -12,7 +12,7 @@
 
 #include "torch/step/model_step.h"
 
-namespace lockstep::train {
+namespace lockstep::steps {
 
 // Threads:   one caller at a time.
 // Blocking:  end_step(), which is collective, at most the Comm's timeout; on a GPU not for the GPU.
@@ -37,7 +37,10 @@ struct BufferRule {
 // Those of a model, wherever it is.
 std::unique_ptr<ShardBuffers> make_shard_buffers(const ModelView& model, BufferRule rule);
 
+// On a GPU.
+std::unique_ptr<ShardBuffers> make_device_buffers(const ModelView& model, BufferRule rule);
+
 // In the host's memory.
 std::unique_ptr<ShardBuffers> make_host_buffers(std::vector<NamedTensor> buffers, BufferRule rule);
 
-}  // namespace lockstep::train
+}  // namespace lockstep::steps

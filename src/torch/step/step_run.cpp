@@ -14,7 +14,7 @@
 #include "plan/seed.h"
 #include "torch/step/loop.h"
 
-namespace lockstep::train {
+namespace lockstep::steps {
 
 using Clock = std::chrono::steady_clock;
 
@@ -139,7 +139,7 @@ void StepRun::run_shards(const Phase& phase, Weights& weights) {
   for (const auto& planned : generation.mine().steps) {
     for (ModelStep* const model : models_) model->gradients().begin_shard(planned);
     ShardRunner::Turn turn;
-    turn.shard = {.batch = loop_.take(planned.shard),
+    turn.shard = {.batch = loop_.batches().take(planned.shard),
                   .step = phase.step,
                   .epoch = phase.epoch,
                   .index = planned.shard,
@@ -148,7 +148,7 @@ void StepRun::run_shards(const Phase& phase, Weights& weights) {
     turn.seed =
         plan::shard_seed(loop_.plan().options().seed, phase.step, planned.shard, phase.number);
     if (turn.shard.batch.samples > 0) run_shard(turn, weights, planned.shard == last);
-    loop_.look_ahead();
+    loop_.batches().look_ahead();
   }
   if (with_backward) return;
   for (ModelStep* const model : models_) {
@@ -197,7 +197,7 @@ std::shared_ptr<PhaseResult> StepRun::result(const Phase& phase, Comm& channel, 
     local.stop = stop;
     result.start(channel, local);
   };
-  // The loop may have ended when somebody asks.
+  // The loop may have ended when the program asks.
   const auto bring = [start, &channel, runner = std::weak_ptr(runner_)](PhaseResult& result) {
     const auto still_there = runner.lock();
     if (!still_there)
@@ -228,4 +228,4 @@ void StepRun::set_rates(const std::vector<double>& rates) {
   }
 }
 
-}  // namespace lockstep::train
+}  // namespace lockstep::steps

@@ -25,7 +25,7 @@
 #include "torch/step/model_step.h"
 #include "torch/step/shard_runner.h"
 
-namespace lockstep::train {
+namespace lockstep::steps {
 
 class Loop;
 
@@ -101,4 +101,4 @@ class StepRun {
   std::chrono::nanoseconds exposed_{0};
 };
 
-}  // namespace lockstep::train
+}  // namespace lockstep::steps

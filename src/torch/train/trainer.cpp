@@ -5,12 +5,15 @@
 
 #include <algorithm>
 #include <chrono>
+#include <cmath>
+#include <cstdint>
 #include <utility>
+#include <vector>
 
+#include "base/memory_use.h"
 #include "torch/replica/tensors.h"
 #include "torch/step/arithmetic.h"
 #include "torch/step/job_core.h"
-#include "torch/train/results.h"
 #include "torch/train/weight_hashes.h"
 
 namespace lockstep {
@@ -22,14 +25,48 @@ double milliseconds(std::chrono::nanoseconds time) {
   return std::chrono::duration<double, std::milli>(time).count();
 }
 
+// The smallest of the values that at least this part of them does not exceed; 0 for none.
+double percentile(std::vector<double> values, double part) {
+  if (values.empty()) return 0;
+  const auto rank = static_cast<std::size_t>(std::ceil(part * static_cast<double>(values.size())));
+  const auto place =
+      values.begin() + static_cast<std::ptrdiff_t>(std::max<std::size_t>(rank, 1) - 1);
+  std::nth_element(values.begin(), place, values.end());
+  return *place;
+}
+
+// The steps of a run so far.
+struct RunTimes {
+  std::vector<double> step_ms;
+  std::vector<double> exposed_ms;  // of them, what waiting for others added
+  std::int64_t samples = 0;
+
+  void fill(TrainingResult& result) const;
+};
+
+void RunTimes::fill(TrainingResult& result) const {
+  for (const double ms : step_ms) result.seconds += ms / 1000;
+  if (result.seconds > 0) result.samples_per_second = static_cast<double>(samples) / result.seconds;
+  result.step_ms_p50 = percentile(step_ms, 0.5);
+  result.step_ms_p95 = percentile(step_ms, 0.95);
+  result.exposed_comm_ms_p50 = percentile(exposed_ms, 0.5);
+}
+
+// Of all workers together. Collective.
+std::size_t memory_of_all(Comm& comm) {
+  auto memory = static_cast<std::int64_t>(base::proportional_set_bytes());
+  comm.all_reduce({&memory, 1, DType::kInt64}).wait();
+  return static_cast<std::size_t>(memory);
+}
+
 void check_parts(const TrainerParts& parts) {
   if (!parts.optimizer || !parts.train || !parts.module || !parts.loss)
     throw BadInput("a Trainer wants a module, an optimizer, training data and a loss");
-  if (train::ModelView(*parts.optimizer) != train::ModelView(parts.model))
+  if (steps::ModelView(*parts.optimizer) != steps::ModelView(parts.model))
     throw BadInput("the Trainer's optimizer was made for another model than its own");
 }
 
-train::JobSetup setup_of(const TrainerOptions& options) {
+steps::JobSetup setup_of(const TrainerOptions& options) {
   return {.options = {.global_batch = options.global_batch,
                       .shards = options.shards,
                       .seed = options.seed,
@@ -52,14 +89,14 @@ BatchesOptions batches_of(const TrainerOptions& options) {
           .verify_data = options.verify_data};
 }
 
-std::unique_ptr<train::StepCore> step_of(const TrainerParts& parts, const TrainerOptions& options,
+std::unique_ptr<steps::StepCore> step_of(const TrainerParts& parts, const TrainerOptions& options,
                                          const TrainerHooks& hooks) {
   StepOptions step{.learning_rate = parts.learning_rate,
                    .before_update = hooks.on_gradients,
                    .cuda_graphs = options.cuda_graphs};
   if (parts.weight)
     step.weight = [weight = parts.weight](const Shard& shard) { return weight(shard.batch); };
-  return std::make_unique<train::StepCore>(
+  return std::make_unique<steps::StepCore>(
       "train", std::vector<optim::Optimizer*>{parts.optimizer.get()},
       [loss = parts.loss](const Shard& shard) { return loss(shard.batch); }, std::move(step));
 }
@@ -79,24 +116,24 @@ struct Trainer::State {
   State(World& world, TrainerParts its_parts, TrainerOptions its_options, TrainerHooks its_hooks);
 
   TrainingResult run();
-  void run_step(train::Loop& loop);
+  void run_step(steps::Loop& loop);
   void end_epoch(std::int64_t epoch, std::int64_t steps_done);
   std::int64_t begin_hashes(std::int64_t first, std::int64_t end);
-  TrainingResult result(train::Loop& loop, std::int64_t first_step);
+  TrainingResult result(steps::Loop& loop, std::int64_t first_step);
   Evaluation evaluate();
-  train::JobHooks observe();
+  steps::JobHooks observe();
 
   TrainerParts parts;
   TrainerOptions options;
   TrainerHooks hooks;
-  std::shared_ptr<train::JobCore> job;
-  train::StepCore* step = nullptr;
+  std::shared_ptr<steps::JobCore> job;
+  steps::StepCore* step = nullptr;
   std::optional<train::WeightHashes> hashes;
   bool has_run = false;
 
   // Of the run so far.
   StepRecord record;  // whose loss is still on its way
-  train::RunTimes times;
+  RunTimes times;
   std::optional<Evaluation> evaluation;
   std::int64_t evaluated_at = -1;
 };
@@ -107,14 +144,14 @@ Trainer::State::State(World& world, TrainerParts its_parts, TrainerOptions its_o
   check_parts(parts);
   if ((options.steps > 0) == (options.epochs > 0))
     throw BadInput("a Trainer wants either steps or epochs");
-  job = train::JobCore::make(world, setup_of(options), observe());
+  job = steps::JobCore::make(world, setup_of(options), observe());
   step = &job->add_step(step_of(parts, options, hooks));
   job->prepare(parts.train, batches_of(options), run_of(options));
 }
 
-train::JobHooks Trainer::State::observe() {
+steps::JobHooks Trainer::State::observe() {
   return {.on_result =
-              [this](const train::PhaseResult& result) {
+              [this](const steps::PhaseResult& result) {
                 record.loss = result.loss();
                 if (hooks.on_step) hooks.on_step(record);
               },
@@ -124,7 +161,7 @@ train::JobHooks Trainer::State::observe() {
               }};
 }
 
-void Trainer::State::run_step(train::Loop& loop) {
+void Trainer::State::run_step(steps::Loop& loop) {
   const GlobalBatch& batch = loop.current();
   const auto began = Clock::now();
   if (!job->run(*step, batch).result) return;
@@ -162,7 +199,7 @@ Evaluation Trainer::State::evaluate() {
   return job->evaluate(*parts.test, parts.score, {parts.module});
 }
 
-TrainingResult Trainer::State::result(train::Loop& loop, std::int64_t first_step) {
+TrainingResult Trainer::State::result(steps::Loop& loop, std::int64_t first_step) {
   TrainingResult result;
   result.first_step = first_step;
   result.steps = job->position();
@@ -175,7 +212,7 @@ TrainingResult Trainer::State::result(train::Loop& loop, std::int64_t first_step
   if (hashes) result.verified = hashes->compared();
   if (evaluation && evaluation->samples > 0) result.evaluation = evaluation;
   times.fill(result);
-  result.memory_bytes = train::memory_of_all(job->generation().control);
+  result.memory_bytes = memory_of_all(job->generation().control);
   result.replicas_identical = parts.model.identical();
   result.weights_sha256 = replica::digest(job->state().weights());
   result.checkpoint = job->checkpoint_path();
@@ -222,7 +259,7 @@ Evaluation Trainer::evaluate() {
 TrainingResult Trainer::run() {
   if (std::exchange(state_->has_run, true)) throw BadInput("a Trainer runs once: make another");
   TrainingResult result;
-  train::in_plain_words([&] { result = state_->run(); });
+  steps::in_plain_words([&] { result = state_->run(); });
   return result;
 }
 

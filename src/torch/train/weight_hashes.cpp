@@ -15,7 +15,7 @@
 #include "base/hash.h"
 #include "torch/replica/tensors.h"
 #include "torch/step/data_record.h"
-#include "torch/step/leader.h"
+#include "torch/step/tensor_file.h"
 
 namespace lockstep::train {
 namespace {
@@ -48,18 +48,18 @@ std::vector<int> divide(const std::vector<NamedTensor>& tensors, int workers) {
 }
 
 // A log of something else must be neither compared with nor overwritten. Old ones say nothing of the data.
-void check_log(const formats::HashLog& log, const std::string& path, const Properties& job,
+void check_log(const formats::HashLog& log, const std::string& path, const steps::Properties& job,
                const std::vector<NamedTensor>& tensors) {
-  const auto property = [](const Properties& of, const std::string& name) -> std::string {
+  const auto property = [](const steps::Properties& of, const std::string& name) -> std::string {
     const auto found = of.find(name);
     return found == of.end() ? "nothing" : found->second;
   };
-  Properties names_of_both = job;
+  steps::Properties names_of_both = job;
   names_of_both.insert(log.job.begin(), log.job.end());
   for (const auto& [name, value] : names_of_both) {
     const std::string theirs = property(log.job, name);
     const std::string ours = property(job, name);
-    if (theirs == ours || (name == kDataSampled && !log.job.contains(name))) continue;
+    if (theirs == ours || (name == steps::kDataSampled && !log.job.contains(name))) continue;
     throw Mismatch(fmt::format(
         "the log {} is of a job with {} = {} and this one has {}: use the same options, or another "
         "file",
@@ -81,7 +81,7 @@ bool are_one_file(const std::string& a, const std::string& b) {
 }  // namespace
 
 WeightHashes::WeightHashes(Comm& comm, std::vector<NamedTensor> tensors, Files files,
-                           const Properties& job)
+                           const steps::Properties& job)
     : comm_(comm), tensors_(std::move(tensors)), files_(std::move(files)), job_(job) {
   std::sort(tensors_.begin(), tensors_.end(),
             [](const NamedTensor& a, const NamedTensor& b) { return a.name < b.name; });
@@ -89,7 +89,7 @@ WeightHashes::WeightHashes(Comm& comm, std::vector<NamedTensor> tensors, Files f
 }
 
 void WeightHashes::begin(std::int64_t first) {
-  const std::string end = from_leader(comm_, [&]() -> std::string {
+  const std::string end = steps::from_leader(comm_, [&]() -> std::string {
     if (are_one_file(files_.write_to, files_.compare_with)) {
       throw BadInput(fmt::format(
           "hashes are to be written to {} and compared with it: name two files", files_.write_to));
@@ -144,7 +144,7 @@ std::vector<std::uint64_t> WeightHashes::hashes() {
 
 void WeightHashes::record(std::int64_t step) {
   const auto now = hashes();
-  const std::string compared = from_leader(comm_, [&]() -> std::string {
+  const std::string compared = steps::from_leader(comm_, [&]() -> std::string {
     if (file_) write(step, now);
     if (known_) compare(step, now);
     return std::to_string(compared_);

@@ -28,7 +28,8 @@ class WeightHashes {
     std::string write_to;      // empty: nowhere
     std::string compare_with;  // empty: nothing
   };
-  WeightHashes(Comm& comm, std::vector<NamedTensor> tensors, Files files, const Properties& job);
+  WeightHashes(Comm& comm, std::vector<NamedTensor> tensors, Files files,
+               const steps::Properties& job);
 
   // Before the first step of this run, `first` of the job. What a log that is written to holds of later steps is
   // dropped; one of another job, or another file, is refused and left as it is.
@@ -52,7 +53,7 @@ class WeightHashes {
   std::vector<NamedTensor> tensors_;  // by name
   std::vector<int> hasher_;           // the worker that hashes each
   Files files_;
-  Properties job_;
+  steps::Properties job_;
   base::Fd file_;
   std::optional<formats::HashLog> known_;
   std::int64_t compared_end_ = 0;

@@ -1,6 +1,7 @@
-#include "torch/divergence/gradient_watch.h"
+#include "torch/divergence/watch.h"
 
 #include <ATen/Parallel.h>
+#include <fmt/format.h>
 
 #include <algorithm>
 #include <array>
@@ -23,6 +24,25 @@ void widened(DType half, const std::byte* from, std::size_t count, const Body& b
 }
 
 }  // namespace
+
+std::string Fault::text(const plan::Layout& layout) const {
+  const std::string& name = layout.entries()[where.entry].name;
+  const bool gradient = what == What::kGradient;
+  return fmt::format(
+      "a bit of {}{}{} (elements {} to {}) has changed in the memory of worker {} {}",
+      gradient ? "the gradient of " : "", name, gradient ? "" : " or of its optimizer state",
+      where.first, where.first + where.count - 1, worker,
+      gradient ? "between backward and update" : "since the update before");
+}
+
+std::string Fault::remedy() const {
+  const std::string again =
+      "Go on from the last checkpoint; if it happens again, without that machine";
+  if (what == What::kGradient) return again;
+  return again +
+         ". A loss or a hook that writes to parameters, as max_norm and clamping do, looks the "
+         "same: switch check_divergence off for it";
+}
 
 template <typename Body>
 void GradientWatch::for_each_piece(std::size_t number, const Body& body) const {
@@ -81,6 +101,48 @@ void GradientWatch::look_at(std::size_t number, const plan::Entry& entry) const 
 
 void GradientWatch::expect(std::size_t piece, flat::Parity seen) const {
   if (seen != parities_[piece]) faults_.note({Fault::What::kGradient, pieces_.all[piece], worker_});
+}
+
+void UpdateWatch::switch_on(bool on) {
+  on_ = on;
+  resting_.clear();
+  applied_.clear();
+}
+
+void UpdateWatch::begin(bool copies) {
+  resting_.resize(own_.size());
+  applied_.resize(copies ? own_.size() : 0);
+}
+
+void UpdateWatch::saw(std::size_t piece, const flat::Parities& seen, bool compares) {
+  flat::Parity& rests = resting_[piece - own_.begin];
+  if (compares && seen.before != rests) note_changed(piece);
+  rests = seen.after;
+}
+
+void UpdateWatch::applied(std::size_t piece, flat::Parity gradient) {
+  applied_[piece - own_.begin] = gradient;
+}
+
+void UpdateWatch::gradient_changed(std::size_t piece, int worker) {
+  faults_.note({Fault::What::kGradient, pieces_.all[piece], worker});
+}
+
+void UpdateWatch::expect(std::size_t piece, flat::Parity now) {
+  if (now != resting_[piece - own_.begin]) note_changed(piece);
+}
+
+void UpdateWatch::saw_all(std::span<const flat::Parity> before, std::span<const flat::Parity> after,
+                          std::span<const flat::Parity> gradients) {
+  for (std::size_t i = 0; i < resting_.size(); ++i) {
+    if (before[i] != resting_[i]) note_changed(own_.begin + i);
+  }
+  resting_.assign(after.begin(), after.end());
+  applied_.assign(gradients.begin(), gradients.end());
+}
+
+void UpdateWatch::note_changed(std::size_t piece) {
+  faults_.note({Fault::What::kParameter, pieces_.all[piece], worker_});
 }
 
 }  // namespace lockstep::divergence
