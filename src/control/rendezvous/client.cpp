@@ -11,7 +11,7 @@
 #include <thread>
 
 #include "control/rendezvous/connector.h"
-#include "control/rendezvous/socket_address.h"
+#include "control/rendezvous/sockets.h"
 
 namespace lockstep::control {
 namespace {

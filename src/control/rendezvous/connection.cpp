@@ -3,7 +3,7 @@
 #include <boost/asio/post.hpp>
 #include <boost/asio/write.hpp>
 
-#include "control/rendezvous/socket_address.h"
+#include "control/rendezvous/sockets.h"
 
 namespace lockstep::control {
 namespace {

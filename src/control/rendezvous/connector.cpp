@@ -7,7 +7,7 @@
 #include <cerrno>
 #include <cstring>
 
-#include "control/rendezvous/socket_address.h"
+#include "control/rendezvous/sockets.h"
 
 namespace lockstep::control {
 namespace {

@@ -12,7 +12,7 @@
 #include <optional>
 #include <vector>
 
-#include "control/rendezvous/socket_address.h"
+#include "control/rendezvous/sockets.h"
 
 namespace lockstep::control {
 namespace {

@@ -14,7 +14,7 @@
 #include "base/log.h"
 #include "control/rendezvous/connection.h"
 #include "control/rendezvous/log_limiter.h"
-#include "control/rendezvous/socket_address.h"
+#include "control/rendezvous/sockets.h"
 
 namespace lockstep::control {
 namespace {

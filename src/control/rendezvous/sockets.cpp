@@ -1,4 +1,4 @@
-#include "control/rendezvous/socket_address.h"
+#include "control/rendezvous/sockets.h"
 
 #include <fmt/format.h>
 #include <netdb.h>
