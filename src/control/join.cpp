@@ -26,9 +26,9 @@
 #include "control/launcher_environment.h"
 #include "control/own_bootstrap.h"
 #include "control/rendezvous/client.h"
-#include "control/rendezvous/hosted.h"
 #include "control/rendezvous/loss.h"
 #include "control/rendezvous/secret.h"
+#include "control/rendezvous/server.h"
 #include "control/world_state.h"
 
 namespace lockstep {

@@ -23,8 +23,8 @@
 #include "control/joining.h"
 #include "control/launcher_environment.h"
 #include "control/rendezvous/client.h"
-#include "control/rendezvous/hosted.h"
 #include "control/rendezvous/secret.h"
+#include "control/rendezvous/server.h"
 
 namespace lockstep {
 namespace {

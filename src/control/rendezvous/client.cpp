@@ -10,7 +10,6 @@
 #include <cerrno>
 #include <thread>
 
-#include "control/rendezvous/connector.h"
 #include "control/rendezvous/sockets.h"
 
 namespace lockstep::control {

@@ -2,18 +2,25 @@
 
 #include <fmt/format.h>
 #include <lockstep/errors.h>
+#include <pthread.h>
 #include <unistd.h>
 
 #include <algorithm>
+#include <boost/asio/executor_work_guard.hpp>
 #include <boost/asio/posix/stream_descriptor.hpp>
+#include <boost/asio/post.hpp>
 #include <boost/asio/steady_timer.hpp>
 #include <cerrno>
+#include <csignal>
 #include <cstring>
+#include <future>
 #include <map>
+#include <system_error>
+#include <thread>
 
 #include "base/log.h"
 #include "control/rendezvous/connection.h"
-#include "control/rendezvous/log_limiter.h"
+#include "control/rendezvous/roster.h"
 #include "control/rendezvous/sockets.h"
 
 namespace lockstep::control {
@@ -41,6 +48,20 @@ std::string who_is(int fd) {
   const ucred credentials = peer_credentials(fd);
   return fmt::format("pid {} of user {}", credentials.pid, credentials.uid);
 }
+
+// Signals are the program's: none may interrupt, or be handled on, a thread that it does not know.
+class SignalsBlocked {
+ public:
+  SignalsBlocked() {
+    sigset_t all;
+    sigfillset(&all);
+    ::pthread_sigmask(SIG_SETMASK, &all, &before_);
+  }
+  ~SignalsBlocked() { ::pthread_sigmask(SIG_SETMASK, &before_, nullptr); }
+
+ private:
+  sigset_t before_;
+};
 
 }  // namespace
 
@@ -86,7 +107,7 @@ class RendezvousServer::State : public ConnectionOwner,
   Address address_;
   asio::posix::stream_descriptor listening_;
   asio::steady_timer timer_;
-  Roster roster_;
+  Generations roster_;
   std::map<ConnectionId, Guest> guests_;     // by age
   std::map<ConnectionId, Guest*> unproven_;  // those of them that have not joined
   ConnectionId last_id_ = 0;
@@ -280,6 +301,62 @@ std::uint64_t RendezvousServer::strangers() const {
 
 std::size_t RendezvousServer::connections() const {
   return state_->connections();
+}
+
+struct HostedRendezvous::State {
+  State(Listener listener, ServerOptions options)
+      : server(context, std::move(listener), std::move(options)) {}
+  ~State() {
+    context.stop();
+    if (thread.joinable()) thread.join();
+  }
+
+  boost::asio::io_context context{1};
+  RendezvousServer server;
+  std::thread thread;
+};
+
+HostedRendezvous::HostedRendezvous(Listener listener, ServerOptions options)
+    : state_(std::make_unique<State>(std::move(listener), std::move(options))) {
+  const SignalsBlocked blocked;
+  try {
+    state_->thread = std::thread([state = state_.get()] {
+      const auto keep_running = boost::asio::make_work_guard(state->context);
+      state->context.run();
+    });
+  } catch (const std::system_error& error) {
+    throw Unavailable(std::string("cannot start the rendezvous's thread: ") + error.what() +
+                      "; raise `ulimit -u`");
+  }
+}
+
+HostedRendezvous::HostedRendezvous(HostedRendezvous&&) noexcept = default;
+HostedRendezvous::~HostedRendezvous() = default;
+
+const Address& HostedRendezvous::address() const {
+  return state_->server.address();
+}
+
+void HostedRendezvous::finish(Deadline deadline) {
+  auto empty = std::make_shared<std::promise<void>>();
+  boost::asio::post(state_->context, [state = state_.get(), empty] {
+    state->server.close([empty] { empty->set_value(); });
+  });
+  empty->get_future().wait_until(deadline.when());
+  state_.reset();
+}
+
+std::optional<std::uint64_t> LogLimiter::pass(TimePoint now) {
+  if (now >= window_end_) {
+    window_end_ = now + window_;
+    passed_ = 0;
+  }
+  if (passed_ == most_) {
+    ++swallowed_;
+    return std::nullopt;
+  }
+  ++passed_;
+  return std::exchange(swallowed_, 0);
 }
 
 }  // namespace lockstep::control

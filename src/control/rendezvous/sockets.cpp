@@ -1,16 +1,24 @@
 #include "control/rendezvous/sockets.h"
 
 #include <fmt/format.h>
+#include <ifaddrs.h>
+#include <lockstep/errors.h>
+#include <net/if.h>
 #include <netdb.h>
 #include <netinet/in.h>
 #include <netinet/tcp.h>
+#include <poll.h>
 #include <sys/un.h>
+#include <unistd.h>
 
+#include <cerrno>
 #include <cstddef>
 #include <cstring>
 #include <future>
 #include <memory>
+#include <optional>
 #include <thread>
+#include <vector>
 
 #include "base/check.h"
 
@@ -140,6 +148,186 @@ ucred peer_credentials(int fd) {
   socklen_t length = sizeof credentials;
   ::getsockopt(fd, SOL_SOCKET, SO_PEERCRED, &credentials, &length);
   return credentials;
+}
+
+// Listening.
+namespace {
+
+constexpr std::chrono::seconds kTimeToResolve{30};
+
+struct InterfaceAddress {
+  std::string interface_name;
+  SocketAddress address;
+};
+
+// IPv4 and IPv6 addresses of this host, without those that need a scope to be reached.
+std::vector<InterfaceAddress> interface_addresses() {
+  ifaddrs* list = nullptr;
+  if (::getifaddrs(&list) != 0) return {};
+  const std::unique_ptr<ifaddrs, void (*)(ifaddrs*)> owner(list, ::freeifaddrs);
+  std::vector<InterfaceAddress> found;
+  for (const ifaddrs* entry = list; entry != nullptr; entry = entry->ifa_next) {
+    if (entry->ifa_addr == nullptr || (entry->ifa_flags & IFF_UP) == 0) continue;
+    const int family = entry->ifa_addr->sa_family;
+    if (family != AF_INET && family != AF_INET6) continue;
+    SocketAddress address;
+    address.length = family == AF_INET ? sizeof(sockaddr_in) : sizeof(sockaddr_in6);
+    std::memcpy(&address.storage, entry->ifa_addr, address.length);
+    const auto* v6 = reinterpret_cast<const sockaddr_in6*>(&address.storage);
+    if (family == AF_INET6 && IN6_IS_ADDR_LINKLOCAL(&v6->sin6_addr)) continue;
+    found.push_back({entry->ifa_name, address});
+  }
+  return found;
+}
+
+// IPv4 first: what most clusters route.
+std::optional<SocketAddress> address_of_interface(const std::string& name) {
+  std::optional<SocketAddress> best;
+  for (const InterfaceAddress& entry : interface_addresses()) {
+    if (entry.interface_name != name) continue;
+    if (!best || (best->family() == AF_INET6 && entry.address.family() == AF_INET)) {
+      best = entry.address;
+    }
+  }
+  return best;
+}
+
+std::string interfaces_text() {
+  std::string text;
+  for (const InterfaceAddress& entry : interface_addresses()) {
+    text += fmt::format("{}{} {}", text.empty() ? "" : ", ", entry.interface_name,
+                        numeric_host(entry.address));
+  }
+  return text.empty() ? "none" : text;
+}
+
+SocketAddress address_to_bind(const std::string& interface_or_host, std::uint16_t port) {
+  if (auto address = address_of_interface(interface_or_host)) {
+    set_port(*address, port);
+    return *address;
+  }
+  std::string problem;
+  const auto addresses = resolve(interface_or_host, port, Deadline::after(kTimeToResolve), problem);
+  if (addresses.empty()) {
+    throw BadInput(
+        fmt::format("cannot listen on \"{}\": it is no interface of this host, and as a host {}; "
+                    "this host has {}",
+                    interface_or_host, problem, interfaces_text()));
+  }
+  if (is_wildcard(addresses[0])) {
+    throw BadInput(
+        fmt::format("cannot listen on {}: that is every interface; name one (this host has {})",
+                    interface_or_host, interfaces_text()));
+  }
+  return addresses[0];
+}
+
+base::Fd open_socket(int family) {
+  base::Fd fd(::socket(family, SOCK_STREAM | SOCK_CLOEXEC | SOCK_NONBLOCK, 0));
+  if (!fd) {
+    throw Unavailable(fmt::format("cannot open a socket: {}; raise `ulimit -n` if it is the limit",
+                                  std::strerror(errno)));
+  }
+  return fd;
+}
+
+}  // namespace
+
+Listener listen_unix(const std::string& name) {
+  Address address{Address::Kind::kUnix, name, 0};
+  parse_address(to_string(address));  // the one place that knows which names are good
+  base::Fd fd = open_socket(AF_UNIX);
+  const SocketAddress where = abstract_address(name);
+  if (::bind(fd.get(), where.raw(), where.length) != 0 || ::listen(fd.get(), SOMAXCONN) != 0) {
+    throw BadInput(fmt::format(
+        "cannot listen on {}: {}; another job uses this name: choose another, or end that job",
+        to_string(address), std::strerror(errno)));
+  }
+  return {std::move(fd), std::move(address)};
+}
+
+Listener listen_tcp(const std::string& interface_or_host, std::uint16_t port) {
+  const SocketAddress where = address_to_bind(interface_or_host, port);
+  base::Fd fd = open_socket(where.family());
+  // A port whose last connections are still in TIME_WAIT is free; one that is listened on is not.
+  const int on = 1;
+  ::setsockopt(fd.get(), SOL_SOCKET, SO_REUSEADDR, &on, sizeof on);
+  if (::bind(fd.get(), where.raw(), where.length) != 0 || ::listen(fd.get(), SOMAXCONN) != 0) {
+    const int error = errno;
+    const char* hint = error == EADDRINUSE ? "choose another port, or end what uses it"
+                       : error == EACCES   ? "choose a port above 1023"
+                                           : "name an interface or address of the host of rank 0";
+    throw BadInput(fmt::format("cannot listen on {} port {}: {}; {} (this host has {})",
+                               interface_or_host, port, std::strerror(error), hint,
+                               interfaces_text()));
+  }
+  const SocketAddress bound = local_address(fd.get());
+  return {std::move(fd), {Address::Kind::kTcp, numeric_host(bound), port_of(bound)}};
+}
+
+// Connecting.
+namespace {
+
+// A lost first packet should not cost the whole deadline.
+constexpr std::chrono::seconds kMostForOneAddress{5};
+
+// 0, or the errno of the failure.
+int connect_by(int fd, const SocketAddress& where, Deadline deadline) {
+  if (::connect(fd, where.raw(), where.length) == 0) return 0;
+  if (errno != EINPROGRESS) return errno;
+  if (!base::wait_ready(fd, POLLOUT, deadline)) return ETIMEDOUT;
+  int error = 0;
+  socklen_t length = sizeof error;
+  ::getsockopt(fd, SOL_SOCKET, SO_ERROR, &error, &length);
+  return error;
+}
+
+base::Fd try_address(const SocketAddress& where, Deadline deadline, std::string& problem) {
+  base::Fd fd(::socket(where.family(), SOCK_STREAM | SOCK_CLOEXEC | SOCK_NONBLOCK, 0));
+  const int error = fd ? connect_by(fd.get(), where, deadline) : errno;
+  if (error != 0) {
+    problem = error == ECONNREFUSED ? "nobody listens there" : std::strerror(error);
+    return {};
+  }
+  return fd;
+}
+
+base::Fd try_unix(const std::string& name, Deadline deadline, std::string& problem) {
+  base::Fd fd = try_address(abstract_address(name), deadline, problem);
+  if (!fd) return fd;
+  const ucred owner = peer_credentials(fd.get());
+  if (owner.uid == ::geteuid()) return fd;
+  problem = fmt::format("user {} (pid {}) has taken that name", owner.uid, owner.pid);
+  return {};
+}
+
+// A port of this host that nobody listens on can be given to our own end of the connection, which
+// then meets itself.
+bool connected_to_itself(int fd) {
+  const SocketAddress here = local_address(fd);
+  const SocketAddress there = peer_address(fd);
+  return port_of(here) == port_of(there) && numeric_host(here) == numeric_host(there);
+}
+
+base::Fd try_tcp(const Address& address, Deadline deadline, std::string& problem) {
+  for (const SocketAddress& where : resolve(address.host, address.port, deadline, problem)) {
+    const Deadline soon = earlier(deadline, Deadline::after(kMostForOneAddress));
+    base::Fd fd = try_address(where, soon, problem);
+    if (!fd) continue;
+    if (!connected_to_itself(fd.get())) {
+      tune_tcp(fd.get());
+      return fd;
+    }
+    problem = "nobody listens there";
+  }
+  return {};
+}
+
+}  // namespace
+
+base::Fd try_connect(const Address& address, Deadline deadline, std::string& problem) {
+  if (address.kind == Address::Kind::kUnix) return try_unix(address.host, deadline, problem);
+  return try_tcp(address, deadline, problem);
 }
 
 }  // namespace lockstep::control
