@@ -1,4 +1,4 @@
-#include "control/launch/worker_environment.h"
+#include "control/launch/preparation.h"
 
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
