@@ -16,15 +16,14 @@
 #include <cstdlib>
 #include <memory>
 #include <optional>
+#include <string>
 #include <utility>
 
 #include "base/environment.h"
 #include "base/log.h"
 #include "comm/engines.h"
 #include "control/device_choice.h"
-#include "control/joining.h"
 #include "control/launcher_environment.h"
-#include "control/own_bootstrap.h"
 #include "control/rendezvous/client.h"
 #include "control/rendezvous/loss.h"
 #include "control/rendezvous/secret.h"
@@ -159,9 +158,9 @@ Joined join_or_tell(const Place& place, const std::string& engine, milliseconds 
   }
 }
 
-// Over nccl only for who has asked for it by name: nothing travels.
+// Over nccl only if it was asked for by name: nothing travels.
 Comm connect_one(const std::string& engine, milliseconds timeout) {
-  if (engine != "nccl") return connect_alone();
+  if (engine != control::engine_for(DeviceKind::kCuda)) return connect_alone();
   control::OwnBootstrap bootstrap;
   return connect(engine, bootstrap, {.timeout = timeout});
 }
