@@ -87,7 +87,7 @@ JobEnvironment job_environment(const RunOptions& options, const std::string& run
   job.threads = options.threads;
   job.timeout_s = options.timeout_s;
   job.engine = options.engine;
-  job.device = options.device;
+  if (options.device) job.device = base::word_for(*options.device, kDevices);
   job.variables = options.variables;
   return job;
 }
@@ -195,15 +195,15 @@ Variables as_variables(const std::vector<std::string>& strings) {
 }
 
 void set_place(Variables& variables, const JobEnvironment& job, int local_rank) {
-  const int rank = job.node_rank * job.local_workers + local_rank;
-  const int world = job.nodes * job.local_workers;
+  const int rank = job.host_rank * job.local_workers + local_rank;
+  const int world = job.hosts * job.local_workers;
   const auto set = [&](const char* name, int value) { variables[name] = fmt::to_string(value); };
   set("RANK", rank);
   set("LOCAL_RANK", local_rank);
   set("WORLD_SIZE", world);
   set("LOCAL_WORLD_SIZE", job.local_workers);
-  set("GROUP_RANK", job.node_rank);
-  set("GROUP_WORLD_SIZE", job.nodes);
+  set("GROUP_RANK", job.host_rank);
+  set("GROUP_WORLD_SIZE", job.hosts);
   set("ROLE_RANK", rank);
   set("ROLE_WORLD_SIZE", world);
   variables["ROLE_NAME"] = "default";

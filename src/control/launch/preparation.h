@@ -59,8 +59,8 @@ int free_port();
 // What all workers of one host share.
 struct JobEnvironment {
   int local_workers = 1;
-  int nodes = 1;
-  int node_rank = 0;
+  int hosts = 1;
+  int host_rank = 0;
   std::string run_id;
   std::string master_addr =
       "127.0.0.1";  // for the program's own rendezvous; nothing of ours listens there
@@ -71,7 +71,7 @@ struct JobEnvironment {
   std::optional<int> threads;
   std::optional<int> timeout_s;
   std::string engine;
-  std::string device;
+  std::string device;  // as LOCKSTEP_DEVICE spells it
   std::vector<std::pair<std::string, std::string>> variables;
 };
 
