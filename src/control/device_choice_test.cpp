@@ -107,7 +107,7 @@ TEST(ChooseGpu, SharingTakesTurnsAndTellsNcclOfAHostForEach) {
                 ElementsAre(Pair("NCCL_HOSTID", "lockstep-rank-" + std::to_string(rank)),
                             Pair("NCCL_SOCKET_IFNAME", "lo")));
   }
-  // Other hosts are not behind the loopback; and whoever has a GPU for itself needs no tricks.
+  // Other hosts are not behind the loopback; and a worker that has a GPU for itself needs no tricks.
   EXPECT_THAT(choose_gpu(place_of(3, 4, 1, 2), {1, ""}, share).variables,
               ElementsAre(Pair("NCCL_HOSTID", "lockstep-rank-3")));
   EXPECT_THAT(choose_gpu(place_of(1, 2, 1, 2), {2, ""}, share).variables, IsEmpty());

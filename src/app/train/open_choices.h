@@ -1,4 +1,5 @@
-// Choices of a job that its options may leave open: made once, before there are workers, which are then told.
+// Choices of a job that its options may leave open: made once, before there are workers, which are then told. If each worker
+// chose for itself, workers on unlike hosts would choose differently, and the job would end with Mismatch.
 #pragma once
 
 #include <map>
@@ -17,7 +18,7 @@ using SavedJob = std::map<std::string, std::string>;
 // Empty when there is no checkpoint in the directory. BadInput when it cannot be read.
 SavedJob saved_job(const std::string& directory);
 
-// Of the checkpoint that a job goes on from; empty when it begins anew.
+// Of the checkpoint that a job goes on from; empty when it begins with step 0.
 inline SavedJob saved_job(const TrainArguments& arguments) {
   return arguments.resume ? saved_job(*arguments.checkpoint) : SavedJob{};
 }

@@ -103,7 +103,7 @@ struct EndRules {
 //   judging → ending     the cause is known, or the time for it is up
 //   running → released   every worker has ended
 //   ending → released    every worker has ended, the time to do so is up, or a second Ctrl-C came
-//   released             whatever is left is being killed; nothing is forwarded any more
+//   released             what is left is being killed; nothing is forwarded any more
 //
 // The first cause of the end decides the exit code; what happens after it is a consequence. Output
 // that is lost after every worker has ended well is a cause, too. A terminal that goes away is told twice, by SIGHUP and
@@ -120,7 +120,7 @@ class JobState {
   // What to do now.
   struct Orders {
     std::vector<int> forward;  // signals for all workers, in this order
-    bool release = false;      // kill whatever is left
+    bool release = false;      // kill what is left
   };
   enum class Cause : std::uint8_t { kNone, kSignal, kFailure, kOutputClosed, kKeeperLost };
 

@@ -65,7 +65,7 @@ EndRules end_rules(const RunOptions& options) {
 //
 // Threads:   where the io_context runs.
 // Blocking:  never; reap() only after when_gone.
-// Failure:   when_gone, once, when the keeper has ended for whatever reason.
+// Failure:   when_gone, once, when the keeper has ended, for any reason.
 // Ownership: owns the pipes and reaps the process; the io_context must outlive it.
 class KeeperLink {
  public:
@@ -147,7 +147,11 @@ void KeeperLink::read_events() {
   wait();
 }
 
-// The effects around JobState: events come in, its orders go out.
+// The effects around JobState: events come in, its orders go out. It decides nothing itself, because decisions that depend on
+// the order of signals, ends and broken pipes can only be tested without them.
+//
+// One thread runs all of it. Nothing here waits but in the io_context, so that a slow terminal or a stopped worker never
+// delays a signal.
 class Launcher {
  public:
   Launcher(const RunOptions& options, Preparation ready, Keeper keeper);
@@ -301,7 +305,7 @@ void Launcher::arm_deadline() {
   });
 }
 
-// Whatever the keeper has left, or could not end because it was killed, is ours now.
+// What the keeper has left, or could not end because it was killed, has become our child: the launcher is a subreaper, too.
 void Launcher::on_keeper_gone() {
   keeper_limit_.cancel();
   const int status = keeper_.reap();

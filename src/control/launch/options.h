@@ -1,4 +1,5 @@
-// What `lockstep run` was asked for, as plain values.
+// What `lockstep run` was asked for, as plain values: programs of Lockstep itself, such as `lockstep train`, start jobs with
+// them, too, without a command line.
 #pragma once
 
 #include <lockstep/buffer.h>
