@@ -4,7 +4,7 @@
 #include <algorithm>
 
 #include "base/bytes.h"
-#include "control/rendezvous/session.h"
+#include "control/rendezvous/handshake.h"
 #include "fuzz.h"
 
 using lockstep::control::Ending;

@@ -37,7 +37,7 @@ def tags(root, files):
         name, path, _, kind, *rest = row.split("\t")
         tag = dict(field.split(":", 1) for field in rest)
         # "class:lockstep::__anon1234::Name"; functions without a class have none
-        tag["scope"] = re.sub(r"__anon\w+::", "", tag.get("scope", "").split(":", 1)[-1])
+        tag["scope"] = re.sub(r"(^|::)__anon\w+", "", tag.get("scope", "").split(":", 1)[-1]).removeprefix("::")
         yield {**tag, "name": name, "path": path, "kind": kind}
 
 
@@ -113,6 +113,7 @@ def self_test():
         "src/base/j.h": "struct J { J(); int sum() const; static J make(); bool operator==(const J&); " + members(13) + " };",
         "src/base/k.h": "struct KOptions { void f(); " + members(13) + " };",
         "src/base/l.h": "class L { struct Part { " + members(7) + " }; Part part; " + members(7) + " };",
+        "src/base/o.cpp": "namespace { struct O { " + members(13) + " }; }",
         "src/torch/device/m.cpp": bad["src/torch/data/f.cpp"],
         "src/torch/data/gpu_draws.cpp": bad["src/torch/data/f.cpp"],
         "src/torch/optim/n.cpp": "void n() { on_device->begin(); }  // if (on_device)",

@@ -8,10 +8,9 @@
 #include <vector>
 
 #include "app/doctor/doctor.h"
-#include "app/help.h"
 #include "app/run_arguments.h"
-#include "app/standard_output.h"
 #include "app/train/launch.h"
+#include "base/standard_output.h"
 #include "bench/allreduce/worker.h"
 #include "bench/command.h"
 #include "control/launch/launcher.h"
@@ -20,6 +19,17 @@ namespace lockstep::app {
 namespace {
 
 constexpr int kUsage = 2;
+
+constexpr char kHelp[] = R"(Lockstep: data-parallel training for C++.
+
+  lockstep run -n 4 -- ./train --epochs 3   start 4 workers on this host
+  lockstep train --model cnn                train one of the models that are built in
+  lockstep bench allreduce                  measure this machine, beside Gloo, MPI and PyTorch
+  lockstep doctor                           what this host can do, and what is slow about it
+
+  lockstep run --help                       the options of a command
+  lockstep --version
+)";
 
 // Only what stands before the program is ours: `lockstep run -n 2 ./train --help` asks the program.
 bool asks_for_help(const std::vector<std::string>& own) {
@@ -33,18 +43,6 @@ int run(const std::vector<std::string>& arguments) {
     return 0;
   }
   return control::run_job(parse_run_arguments(arguments));
-}
-
-int doctor(const std::vector<std::string>& arguments) {
-  if (asks_for_help(arguments)) {
-    fmt::print("{}", doctor_help());
-    return 0;
-  }
-  for (const auto& text : arguments) {
-    if (text != "--json")
-      throw BadInput(fmt::format("unknown option {}; see `lockstep doctor --help`", text));
-  }
-  return run_doctor(arguments.empty() ? DoctorFormat::kText : DoctorFormat::kJson);
 }
 
 int dispatch(std::vector<std::string> arguments) {
@@ -62,7 +60,7 @@ int dispatch(std::vector<std::string> arguments) {
     return 0;
   }
   if (command == "--help" || command == "-h" || command == "help") {
-    fmt::print("{}", help());
+    fmt::print("{}", kHelp);
     return 0;
   }
   throw BadInput(fmt::format(
@@ -75,7 +73,7 @@ int dispatch(std::vector<std::string> arguments) {
 int main(int argc, char** argv) {
   try {
     const int code = lockstep::app::dispatch({argv + 1, argv + argc});
-    lockstep::app::check_said();
+    lockstep::base::check_said();
     return code;
   } catch (const lockstep::BadInput& error) {
     fmt::print(stderr, "lockstep: {}\n", error.what());

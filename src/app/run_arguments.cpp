@@ -14,6 +14,39 @@
 namespace lockstep::app {
 namespace {
 
+constexpr char kRunHelp[] = R"(Starts a program as N workers of one job and ends with them.
+
+  lockstep run -n N [options] [--] PROGRAM [arguments]
+
+  -n, --workers N    how many workers, 1 to 4096
+  -e, --env K=V      set a variable for every worker; may be given again
+      --threads T    OpenMP and OpenBLAS threads per worker (default: what you exported, else 1)
+      --engine E     what moves bytes between workers (see `lockstep doctor`; default: the best)
+      --device D     cpu, or cuda: one GPU for each worker (default: cpu)
+      --timeout S    seconds that joining, and any later operation, may take (default: 300)
+      --grace S      seconds from a forwarded Ctrl-C, SIGTERM, SIGHUP or SIGQUIT to SIGKILL (default: 10)
+      --log-dir D    also write each worker's output to D/rank-3.out and D/rank-3.err
+  -q, --quiet        no notes, only failures
+
+Each line that worker 3 prints appears as "[3] line". Ctrl-C goes to all workers; a second one
+kills them. When a worker fails, the others are ended within 2 s and the exit code is that worker's.
+A PyTorch script runs unchanged: the variables are those of torchrun.
+
+Exit codes:
+  0          every worker exited with 0
+  N          a worker exited with N; of several, the one that the others failed because of
+  128 + S    signal S killed a worker, or the launcher got it (Ctrl-C: 130, SIGTERM: 143, a closed terminal: 129)
+  141        nobody reads the output any more
+  127, 126   there is no such program, or it cannot be executed
+  2          an option is wrong
+  1          the output cannot be written, or the host does not allow the job
+
+Examples:
+  lockstep run -n 8 ./train --epochs 3
+  lockstep run -n 2 --threads 4 --log-dir logs -- ./train
+  lockstep run -n 2 --env LOCKSTEP_LOG=info -- python3 train.py
+)";
+
 constexpr std::array<std::string_view, 10> kWithValue = {
     "-n",        "--workers", "--env",   "--log-dir", "--timeout",
     "--threads", "--engine",  "--grace", "--device",  "-e"};
@@ -23,6 +56,10 @@ bool takes_next(std::string_view argument) {
 }
 
 }  // namespace
+
+const char* run_help() noexcept {
+  return kRunHelp;
+}
 
 SplitArguments split_command(const std::vector<std::string>& arguments) {
   auto at = arguments.begin();
@@ -40,7 +77,7 @@ control::RunOptions parse_run_arguments(const std::vector<std::string>& argument
   control::RunOptions options;
   options.command = std::move(split.command);
   std::vector<std::string> variables;
-  double grace_s = 10;
+  double grace_s = std::chrono::duration<double>(options.grace).count();
   std::optional<int> workers;
 
   CLI::App parser;
@@ -51,7 +88,7 @@ control::RunOptions parse_run_arguments(const std::vector<std::string>& argument
   base::add_number(parser, "--timeout", options.timeout_s);
   base::add_number(parser, "--threads", options.threads);
   parser.add_option("--engine", options.engine);
-  parser.add_option("--device", options.device);
+  base::add_choice(parser, "--device", control::kDevices, options.device);
   base::add_number(parser, "--grace", grace_s);
   parser.add_flag("-q,--quiet", options.quiet);
   base::parse_words(parser, split.own, [](const std::string& text) {

@@ -16,6 +16,8 @@ struct SplitArguments {
 };
 SplitArguments split_command(const std::vector<std::string>& arguments);
 
+const char* run_help() noexcept;
+
 // BadInput, in one line, for anything that cannot be understood.
 control::RunOptions parse_run_arguments(const std::vector<std::string>& arguments);
 

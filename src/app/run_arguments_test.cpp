@@ -51,7 +51,7 @@ TEST(RunArgumentsTest, AllOptionsArrive) {
   EXPECT_EQ(options.timeout_s, 20);
   EXPECT_EQ(options.threads, 3);
   EXPECT_EQ(options.engine, "gloo");
-  EXPECT_EQ(options.device, "cuda");
+  EXPECT_EQ(options.device, DeviceKind::kCuda);
   EXPECT_EQ(options.grace, std::chrono::milliseconds(500));
   EXPECT_TRUE(options.quiet);
   EXPECT_THAT(options.command, ElementsAre("./prog", "--flag"));
@@ -71,6 +71,7 @@ TEST(RunArgumentsTest, WhatCannotBeUnderstoodIsOneLine) {
   EXPECT_THAT(refusal({"-n"}), HasSubstr("see `lockstep run --help`"));
   EXPECT_THAT(refusal({"./a"}), HasSubstr("-n"));
   EXPECT_THAT(refusal({"-n", "2", "--env", "x", "./a"}), HasSubstr("KEY=VALUE"));
+  EXPECT_THAT(refusal({"-n", "2", "--device", "gpu", "./a"}), HasSubstr("--device gpu"));
   EXPECT_THAT(refusal({"-n", "2", "--grace", "nan", "./a"}), HasSubstr("--grace"));
   EXPECT_THAT(refusal({"-n", "2", "--grace", "1e999", "./a"}), HasSubstr("--grace 1e999"));
   EXPECT_THAT(refusal({"-n", "2", "--timeout", "5x", "./a"}), HasSubstr("--timeout 5x"));

@@ -2,14 +2,18 @@
 #pragma once
 
 #include <fmt/format.h>
+#include <fmt/ranges.h>
 
 #include <CLI/CLI.hpp>
 #include <charconv>
 #include <concepts>
+#include <cstddef>
 #include <optional>
 #include <string>
+#include <string_view>
 #include <vector>
 
+#include "base/choice.h"
 #include "base/environment.h"
 
 namespace lockstep::base {
@@ -55,6 +59,23 @@ CLI::Option* add_number(CLI::App& parser, const std::string& name, Number& targe
 template <typename Number>
 CLI::Option* add_number(CLI::App& parser, const std::string& name, std::optional<Number>& target) {
   return add_number_as<Number>(parser, name, target);
+}
+
+// An option that takes one word of a table, read here and nowhere else: the program compares values, not words.
+template <typename Value, std::size_t kCount, typename Target>
+CLI::Option* add_choice(CLI::App& parser, const std::string& name,
+                        const Choice<Value> (&choices)[kCount], Target& target) {
+  const auto read = [name, &choices, &target](const std::string& text) {
+    const auto value = choice_named(text, choices);
+    std::vector<std::string_view> words;
+    for (const auto& choice : choices) words.push_back(choice.word);
+    if (!value) {
+      throw CLI::ValidationError(
+          fmt::format("{} {}: choose from {}", name, text, fmt::join(words, ", ")));
+    }
+    target = *value;
+  };
+  return parser.add_option_function<std::string>(name, read);
 }
 
 // Reads the words into the parser's options; refuse(text) throws for those that cannot be understood.

@@ -1,5 +1,5 @@
-// Environment variables as values: absent and empty are the same, a number that is none is BadInput
-// naming the variable.
+// Environment variables as values: absent and empty are the same, because a script can often only set one to nothing, not
+// remove it. A number that is none is BadInput naming the variable.
 #pragma once
 
 #include <cstdint>

@@ -1,4 +1,10 @@
+// The two kinds of failure: the world's are thrown, our own bugs stop the process.
 #include <lockstep/errors.h>
+
+#include <cstdio>
+#include <cstdlib>
+
+#include "base/check.h"
 
 namespace lockstep {
 
@@ -35,3 +41,13 @@ void raise(ErrorKind kind, const std::string& message, std::vector<int> ranks) {
 }
 
 }  // namespace lockstep
+
+namespace lockstep::base {
+
+void check_failed(const char* condition, const char* what, const char* file, int line) noexcept {
+  std::fprintf(stderr, "lockstep: bug: %s (%s) at %s:%d; please report this\n", what, condition,
+               file, line);
+  std::abort();
+}
+
+}  // namespace lockstep::base

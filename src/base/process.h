@@ -7,7 +7,7 @@
 
 namespace lockstep::base {
 
-// A descriptor that is readable when the process has ended, and means this process whoever gets its number then. None,
+// A descriptor that is readable when the process has ended, and means this process even if another one gets its number then. None,
 // with errno: ESRCH when it is gone already.
 Fd open_pidfd(int pid);
 

@@ -5,7 +5,7 @@
 
 #include <nlohmann/json.hpp>
 
-#include "control/launch/lines.h"
+#include "control/launch/output.h"
 
 namespace lockstep::bench {
 namespace {

@@ -8,10 +8,11 @@
 namespace lockstep::control {
 namespace {
 
-DeviceKind device_named(const std::string& name, const char* where) {
-  if (name == "cpu") return DeviceKind::kCpu;
-  if (name == "cuda") return DeviceKind::kCuda;
-  throw BadInput(fmt::format("{} {}: there is no such device; choose cpu or cuda", where, name));
+DeviceKind device_named(const std::string& text, const char* where) {
+  for (const DeviceKind kind : {DeviceKind::kCpu, DeviceKind::kCuda}) {
+    if (text == name(kind)) return kind;
+  }
+  throw BadInput(fmt::format("{} {}: there is no such device; choose cpu or cuda", where, text));
 }
 
 bool may_share(const Lookup& lookup) {
@@ -30,7 +31,7 @@ std::string counted(int count, const char* what) {
 
 DeviceKind device_asked(const std::string& device, const std::string& engine,
                         const Lookup& lookup) {
-  const bool for_gpus = engine == "nccl";
+  const bool for_gpus = engine == engine_for(DeviceKind::kCuda);
   DeviceKind kind = for_gpus ? DeviceKind::kCuda : DeviceKind::kCpu;
   if (!device.empty()) {
     kind = device_named(device, "JoinOptions::device");

@@ -7,8 +7,6 @@
 
 #include <map>
 
-#include "control/own_bootstrap.h"
-
 namespace lockstep::control {
 namespace {
 
@@ -109,7 +107,7 @@ TEST(ChooseGpu, SharingTakesTurnsAndTellsNcclOfAHostForEach) {
                 ElementsAre(Pair("NCCL_HOSTID", "lockstep-rank-" + std::to_string(rank)),
                             Pair("NCCL_SOCKET_IFNAME", "lo")));
   }
-  // Other hosts are not behind the loopback; and whoever has a GPU for itself needs no tricks.
+  // Other hosts are not behind the loopback; and a worker that has a GPU for itself needs no tricks.
   EXPECT_THAT(choose_gpu(place_of(3, 4, 1, 2), {1, ""}, share).variables,
               ElementsAre(Pair("NCCL_HOSTID", "lockstep-rank-3")));
   EXPECT_THAT(choose_gpu(place_of(1, 2, 1, 2), {2, ""}, share).variables, IsEmpty());
@@ -127,20 +125,6 @@ TEST(ChooseGpu, WhereSlurmShowsEachWorkerItsOwnItIsTheFirst) {
                BadInput);  // workers of another launcher, in one task
   place.launcher = Launcher::kSlurm;
   EXPECT_EQ(choose_gpu(place, {1, ""}, slurm).index, 0);
-}
-
-TEST(OwnBootstrapTest, AnEngineFormsAWorldOfOneOverIt) {
-  OwnBootstrap bootstrap;
-  OwnBootstrap other;
-  EXPECT_NE(bootstrap.name(), other.name());
-  EXPECT_NE(bootstrap.secret(), other.secret());
-  Comm comm = connect("shm", bootstrap, {.timeout = std::chrono::seconds(20)});
-  EXPECT_EQ(comm.size(), 1);
-  float value = 3;
-  comm.all_reduce({&value, 1}, {.factor = 2}).wait();
-  EXPECT_EQ(value, 6);
-  EXPECT_THROW(bootstrap.get("nobody/puts/this", Deadline::after(std::chrono::seconds(20))),
-               Timeout);
 }
 
 }  // namespace

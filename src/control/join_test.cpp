@@ -20,11 +20,11 @@
 
 #include "base/environment.h"
 #include "base/fd.h"
-#include "control/joining.h"
 #include "control/launcher_environment.h"
 #include "control/rendezvous/client.h"
-#include "control/rendezvous/hosted.h"
 #include "control/rendezvous/secret.h"
+#include "control/rendezvous/server.h"
+#include "control/world_state.h"
 
 namespace lockstep {
 namespace {
@@ -349,6 +349,20 @@ TEST(JoinTest, ManyMoreWorkersThanCoresJoinInUnderASecond) {
 #if !defined(LOCKSTEP_SANITIZED)
   EXPECT_LT(best, 1.0);
 #endif
+}
+
+TEST(OwnBootstrapTest, AnEngineFormsAWorldOfOneOverIt) {
+  control::OwnBootstrap bootstrap;
+  control::OwnBootstrap other;
+  EXPECT_NE(bootstrap.name(), other.name());
+  EXPECT_NE(bootstrap.secret(), other.secret());
+  Comm comm = connect("shm", bootstrap, {.timeout = std::chrono::seconds(20)});
+  EXPECT_EQ(comm.size(), 1);
+  float value = 3;
+  comm.all_reduce({&value, 1}, {.factor = 2}).wait();
+  EXPECT_EQ(value, 6);
+  EXPECT_THROW(bootstrap.get("nobody/puts/this", Deadline::after(std::chrono::seconds(20))),
+               Timeout);
 }
 
 }  // namespace

@@ -8,7 +8,8 @@
 //   environment  RANK and WORLD_SIZE, set by something else
 //   alone        none of these
 //
-// The first that fits counts: torchrun inside a Slurm step is torchrun. Below our own launcher rank
+// The first that fits counts, from the inside out: torchrun inside a Slurm step is torchrun, because it has numbered the
+// workers last. Below our own launcher rank
 // 0 hosts the rendezvous: where LOCKSTEP_RENDEZVOUS says, or, when all workers are on one host, on
 // an abstract socket whose name all of them derive from the launcher's name for the job.
 #pragma once

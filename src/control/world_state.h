@@ -1,14 +1,19 @@
-// What a World handle holds; shared by join() and the handle's members.
+// What a World handle holds, for join() and the handle's members; and the join() of tests.
 #pragma once
 
+#include <lockstep/bootstrap.h>
+#include <lockstep/errors.h>
 #include <lockstep/world.h>
 
+#include <map>
 #include <memory>
 #include <string>
 
+#include "base/hash.h"
 #include "control/announcements.h"
 #include "control/launcher_environment.h"
 #include "control/roster.h"
+#include "flat/cuda/gpus.h"
 
 namespace lockstep {
 
@@ -28,4 +33,38 @@ struct World::State {
   static constexpr std::uint32_t kRoster = kFirstChannel - 2;
 };
 
+namespace control {
+
+// join() with GPUs of one's choice: the tests' are made up.
+struct Joining {
+  static World join(const JoinOptions& options, cuda::Gpus& gpus);
+};
+
+// A bootstrap for one worker, which meets nobody but itself: some engines form a world of one like any other.
+//
+// Threads, Blocking, Ownership: as Bootstrap.
+// Failure:   Timeout, at once, for a key that has not been put: nobody else will.
+class OwnBootstrap : public Bootstrap {
+ public:
+  int rank() const override { return 0; }
+  int size() const override { return 1; }
+  std::string name() const override { return name_; }
+  std::string secret() const override { return secret_; }
+  void put(std::string_view key, std::string_view value, Deadline /*deadline*/) override {
+    values_.emplace(key, value);
+  }
+  std::string get(std::string_view key, Deadline /*deadline*/) override {
+    const auto found = values_.find(std::string(key));
+    if (found != values_.end()) return found->second;
+    throw Timeout("a world of one waits for a second worker: " + std::string(key));
+  }
+
+ private:
+  static constexpr std::size_t kRandomBytes = 16;
+  std::string name_ = "lockstep-alone-" + base::to_hex(base::random_bytes(kRandomBytes));
+  std::string secret_ = base::to_hex(base::random_bytes(kRandomBytes));
+  std::map<std::string, std::string> values_;
+};
+
+}  // namespace control
 }  // namespace lockstep

@@ -11,7 +11,7 @@
 #include <thread>
 #include <vector>
 
-#include "base/denormals.h"
+#include "base/processor.h"
 #include "tests/support/workers.h"
 
 namespace lockstep::testing {

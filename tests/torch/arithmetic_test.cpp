@@ -18,7 +18,7 @@
 #include <string>
 #include <thread>
 
-#include "base/denormals.h"
+#include "base/processor.h"
 #include "tests/torch/folder.h"
 #include "tests/torch/nets.h"
 #include "tests/torch/own_process.h"

@@ -1,10 +1,13 @@
-#include "app/doctor/diagnose.h"
+// The judgement of the facts, and its report.
+#include "app/doctor/doctor.h"
 
 #include <fmt/format.h>
 #include <fmt/ranges.h>
+#include <lockstep/errors.h>
 
 #include <algorithm>
 #include <array>
+#include <nlohmann/json.hpp>
 #include <string_view>
 
 namespace lockstep::app {
@@ -278,6 +281,72 @@ int exit_code(const std::vector<Finding>& findings) {
                      [](const Finding& finding) { return finding.fatal; })
              ? 1
              : 0;
+}
+
+// The report.
+namespace {
+
+constexpr char kDoctorHelp[] =
+    R"(Looks at this build and this host: engines, devices, processors, memory, limits.
+
+  lockstep doctor [--json]
+
+Every finding is ok, note, slow or missing, with the next step where there is one. The exit code is 0
+unless something makes Lockstep unusable here.
+)";
+
+std::string summary(const std::vector<Finding>& findings) {
+  const auto count = [&](Level level) {
+    return std::count_if(findings.begin(), findings.end(),
+                         [level](const Finding& finding) { return finding.level == level; });
+  };
+  const auto slow = count(Level::kSlow);
+  const auto missing = count(Level::kMissing);
+  if (exit_code(findings) != 0) return "Lockstep cannot be used here until the above is mended.\n";
+  if (slow == 0 && missing == 0) return "All is well.\n";
+  return fmt::format("{} slow, {} missing: each line above says what to do.\n", slow, missing);
+}
+
+}  // namespace
+
+std::string as_text(const std::vector<Finding>& findings) {
+  std::string text;
+  for (const auto& finding : findings) {
+    text += fmt::format("{:<8} {:<14} {}\n", name(finding.level), finding.topic, finding.text);
+    if (!finding.next.empty()) text += fmt::format("{:<23} -> {}\n", "", finding.next);
+  }
+  return text + "\n" + summary(findings);
+}
+
+std::string as_json(const std::vector<Finding>& findings) {
+  auto list = nlohmann::json::array();
+  for (const auto& finding : findings) {
+    list.push_back({{"level", name(finding.level)},
+                    {"topic", finding.topic},
+                    {"text", finding.text},
+                    {"next", finding.next},
+                    {"fatal", finding.fatal}});
+  }
+  const nlohmann::json report = {{"findings", std::move(list)},
+                                 {"usable", exit_code(findings) == 0}};
+  // Names of devices come from drivers and may hold any byte.
+  return report.dump(2, ' ', false, nlohmann::json::error_handler_t::replace) + "\n";
+}
+
+int doctor(const std::vector<std::string>& arguments) {
+  for (const auto& text : arguments) {
+    if (text == "--help" || text == "-h") {
+      fmt::print("{}", kDoctorHelp);
+      return 0;
+    }
+  }
+  for (const auto& text : arguments) {
+    if (text != "--json")
+      throw BadInput(fmt::format("unknown option {}; see `lockstep doctor --help`", text));
+  }
+  const auto findings = diagnose(gather_facts());
+  fmt::print("{}", arguments.empty() ? as_text(findings) : as_json(findings));
+  return exit_code(findings);
 }
 
 }  // namespace lockstep::app

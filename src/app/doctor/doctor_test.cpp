@@ -1,12 +1,10 @@
+#include "app/doctor/doctor.h"
+
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
 #include <algorithm>
 #include <nlohmann/json.hpp>
-
-#include "app/doctor/diagnose.h"
-#include "app/doctor/facts.h"
-#include "app/doctor/system_files.h"
 
 namespace lockstep::app {
 namespace {

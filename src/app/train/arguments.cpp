@@ -16,6 +16,7 @@
 #include "base/environment.h"
 #include "base/files.h"
 #include "control/device_choice.h"
+#include "control/launch/options.h"
 #include "formats/checkpoint_file.h"
 #include "plan/position.h"
 
@@ -98,17 +99,44 @@ Examples:
   lockstep train --model cnn --steps 100 --hashes log; lockstep train --model cnn --steps 100 --verify log --workers 1
 )";
 
+constexpr base::Choice<Model> kModels[] = {{Model::kMlp, "mlp"},
+                                           {Model::kCnn, "cnn"},
+                                           {Model::kResnet18, "resnet18"},
+                                           {Model::kGpt, "gpt"}};
+constexpr base::Choice<GptSize> kGptSizes[] = {{GptSize::kTiny, "tiny"},
+                                               {GptSize::kSmall, "small"},
+                                               {GptSize::kMedium, "medium"},
+                                               {GptSize::kGpt2, "gpt2"}};
+constexpr base::Choice<OptimizerKind> kOptimizers[] = {{OptimizerKind::kSgd, "sgd"},
+                                                       {OptimizerKind::kAdamW, "adamw"}};
+constexpr base::Choice<BufferRule> kBufferRules[] = {{BufferRule::kFirstShard, "first-shard"},
+                                                     {BufferRule::kMean, "mean"}};
+constexpr base::Choice<plan::Decay> kDecays[] = {{plan::Decay::kConstant, "constant"},
+                                                 {plan::Decay::kCosine, "cosine"}};
+constexpr base::Choice<Switch> kSwitches[] = {{Switch::kOn, "on"}, {Switch::kOff, "off"}};
+constexpr base::Choice<Switch> kOpenSwitches[] = {
+    {Switch::kOpen, "auto"}, {Switch::kOn, "on"}, {Switch::kOff, "off"}};
+constexpr base::Choice<bool> kOnOrOff[] = {{true, "on"}, {false, "off"}};
+constexpr base::Choice<Precision> kPrecisions[] = {{Precision::kOpen, "auto"},
+                                                   {Precision::kFloat32, "float32"},
+                                                   {Precision::kBf16, "bf16"},
+                                                   {Precision::kBf16Held, "bf16-held"}};
+constexpr base::Choice<Algorithm> kAlgorithms[] = {
+    {Algorithm::kAutomatic, "automatic"},
+    {Algorithm::kDirect, "direct"},
+    {Algorithm::kHalvingDoubling, "halving-doubling"},
+    {Algorithm::kRing, "ring"},
+    {Algorithm::kTree, "tree"},
+    {Algorithm::kNative, "native"}};
+
+// The word of --checkpoint for a directory that is still to be chosen.
+constexpr const char* kOpenCheckpoint = "auto";
+
 // Of --resume without a directory; nobody can give it as one.
 constexpr const char* kWhereItIs = "--checkpoint";
 
 [[noreturn]] void refuse(const std::string& text) {
   throw BadInput(text + "; see `lockstep train --help`");
-}
-
-void check_choice(const char* option, const std::string& value,
-                  const std::vector<std::string>& choices) {
-  if (std::find(choices.begin(), choices.end(), value) != choices.end()) return;
-  refuse(fmt::format("{} {}: choose from {}", option, value, fmt::join(choices, ", ")));
 }
 
 template <typename Number>
@@ -124,45 +152,12 @@ void add_file(CLI::App& parser, const std::string& name, std::string& path) {
   });
 }
 
-void add_options(CLI::App& parser, TrainArguments& arguments) {
-  base::set_up(parser);
-  parser.add_option("--model", arguments.model);
-  parser.add_option("--data", arguments.data);
-  parser.add_option("--gpt-size", arguments.gpt_size);
-  base::add_number(parser, "--context", arguments.context);
-  base::add_number(parser, "--vocabulary", arguments.vocabulary);
-  base::add_number(parser, "--dropout", arguments.dropout);
-  base::add_number(parser, "--epochs", arguments.epochs);
-  base::add_number(parser, "--steps", arguments.steps);
-  base::add_number(parser, "--global-batch", arguments.global_batch);
-  base::add_number(parser, "--shards", arguments.shards);
-  base::add_number(parser, "--accumulate", arguments.accumulate);
-  parser.add_option("--buffers", arguments.buffers);
-  parser.add_option("--optimizer", arguments.optimizer);
-  base::add_number(parser, "--lr", arguments.lr);
-  base::add_number(parser, "--momentum", arguments.momentum);
-  base::add_number(parser, "--weight-decay", arguments.weight_decay);
-  base::add_number(parser, "--clip-norm", arguments.clip_norm);
-  base::add_number(parser, "--scale-lr", arguments.scale_lr_from)
-      ->expected(0, 1)
-      ->default_str("256");
-  base::add_number(parser, "--warmup", arguments.warmup_steps);
-  parser.add_option("--decay", arguments.decay);
-  base::add_number(parser, "--seed", arguments.seed);
-  base::add_number(parser, "--threads", arguments.threads);
-  parser.add_option("--onednn", arguments.onednn);
-  parser.add_option("--flush-denormal", arguments.flush_denormal);
-  parser.add_option("--deterministic", arguments.deterministic);
-  parser.add_option("--precision", arguments.precision);
-  parser.add_option("--device", arguments.device);
-  base::add_number(parser, "-n,--workers", arguments.workers);
-  parser.add_flag("--share-gpus", arguments.share_gpus);
-  parser.add_option("--graphs", arguments.graphs);
-  parser.add_option("--engine", arguments.engine);
-  parser.add_option("--algorithm", arguments.algorithm);
-  base::add_number(parser, "--bucket-bytes", arguments.bucket_bytes);
-  base::add_number(parser, "--loader-threads", arguments.loader_threads);
-  parser.add_option("--checkpoint", arguments.checkpoint);
+void add_checkpoint(CLI::App& parser, TrainArguments& arguments) {
+  parser.add_option_function<std::string>("--checkpoint", [&](const std::string& given) {
+    if (given.empty()) refuse("--checkpoint wants a directory, or none");
+    arguments.checkpoint = given == kNoCheckpoint ? "" : given;
+    if (given == kOpenCheckpoint) arguments.checkpoint.reset();
+  });
   base::add_number(parser, "--checkpoint-every", arguments.checkpoint_every);
   parser
       .add_option_function<std::string>("--resume",
@@ -173,13 +168,54 @@ void add_options(CLI::App& parser, TrainArguments& arguments) {
                                         })
       ->expected(0, 1)
       ->default_str(kWhereItIs);
+}
+
+void add_options(CLI::App& parser, TrainArguments& arguments) {
+  base::set_up(parser);
+  base::add_choice(parser, "--model", kModels, arguments.model);
+  parser.add_option("--data", arguments.data);
+  base::add_choice(parser, "--gpt-size", kGptSizes, arguments.gpt_size);
+  base::add_number(parser, "--context", arguments.context);
+  base::add_number(parser, "--vocabulary", arguments.vocabulary);
+  base::add_number(parser, "--dropout", arguments.dropout);
+  base::add_number(parser, "--epochs", arguments.epochs);
+  base::add_number(parser, "--steps", arguments.steps);
+  base::add_number(parser, "--global-batch", arguments.global_batch);
+  base::add_number(parser, "--shards", arguments.shards);
+  base::add_number(parser, "--accumulate", arguments.accumulate);
+  base::add_choice(parser, "--buffers", kBufferRules, arguments.buffers);
+  base::add_choice(parser, "--optimizer", kOptimizers, arguments.optimizer);
+  base::add_number(parser, "--lr", arguments.lr);
+  base::add_number(parser, "--momentum", arguments.momentum);
+  base::add_number(parser, "--weight-decay", arguments.weight_decay);
+  base::add_number(parser, "--clip-norm", arguments.clip_norm);
+  base::add_number(parser, "--scale-lr", arguments.scale_lr_from)
+      ->expected(0, 1)
+      ->default_str(kDefaultScaledFrom);
+  base::add_number(parser, "--warmup", arguments.warmup_steps);
+  base::add_choice(parser, "--decay", kDecays, arguments.decay);
+  base::add_number(parser, "--seed", arguments.seed);
+  base::add_number(parser, "--threads", arguments.threads);
+  base::add_choice(parser, "--onednn", kOpenSwitches, arguments.onednn);
+  base::add_choice(parser, "--flush-denormal", kSwitches, arguments.flush_denormal);
+  base::add_choice(parser, "--deterministic", kSwitches, arguments.deterministic);
+  base::add_choice(parser, "--precision", kPrecisions, arguments.precision);
+  base::add_choice(parser, "--device", control::kDevices, arguments.device);
+  base::add_number(parser, "-n,--workers", arguments.workers);
+  parser.add_flag("--share-gpus", arguments.share_gpus);
+  base::add_choice(parser, "--graphs", kOpenSwitches, arguments.graphs);
+  parser.add_option("--engine", arguments.engine);
+  base::add_choice(parser, "--algorithm", kAlgorithms, arguments.algorithm);
+  base::add_number(parser, "--bucket-bytes", arguments.bucket_bytes);
+  base::add_number(parser, "--loader-threads", arguments.loader_threads);
+  add_checkpoint(parser, arguments);
   parser.add_flag("--overwrite", arguments.overwrite);
   parser.add_flag("--verify-data", arguments.verify_data);
   add_file(parser, "--report", arguments.report);
   add_file(parser, "--hashes", arguments.hashes);
   add_file(parser, "--verify", arguments.verify);
   base::add_number(parser, "--until", arguments.until);
-  parser.add_option("--check-divergence", arguments.check_divergence);
+  base::add_choice(parser, "--check-divergence", kOnOrOff, arguments.check_divergence);
   parser.add_flag("--compare-alone", arguments.compare_alone);
   parser.add_flag("-q,--quiet", arguments.quiet);
 }
@@ -267,9 +303,10 @@ void settle_checkpoints(TrainArguments& arguments) {
   if (arguments.resume && arguments.overwrite)
     refuse("--resume goes on from a checkpoint and --overwrite replaces it: give one");
   if (!from.empty()) {
-    if (arguments.checkpoint != kOpen && arguments.checkpoint != from) {
+    if (arguments.checkpoint && arguments.checkpoint != from) {
+      const std::string& kept = *arguments.checkpoint;
       refuse(fmt::format("--resume {} and --checkpoint {} are not the same: give one", from,
-                         arguments.checkpoint));
+                         kept.empty() ? kNoCheckpoint : kept));
     }
     arguments.checkpoint = from;
     if (!base::is_directory(from)) {
@@ -280,8 +317,7 @@ void settle_checkpoints(TrainArguments& arguments) {
     if (!formats::holds_checkpoint(from))
       refuse(fmt::format("--resume {}: it holds no checkpoint", from));
   }
-  const bool named = arguments.checkpoint != kOpen && arguments.checkpoint != kNoCheckpoint;
-  if (named && arguments.checkpoint.empty()) refuse("--checkpoint wants a directory, or none");
+  const bool named = arguments.checkpoint.has_value() && !arguments.checkpoint->empty();
   if (arguments.resume && !named) refuse("--resume from where? give a directory: --resume DIR");
   if (arguments.overwrite && !named)
     refuse("--overwrite what? give its directory: --checkpoint DIR");
@@ -289,38 +325,59 @@ void settle_checkpoints(TrainArguments& arguments) {
 
 // What the options say of GPUs, and whether it can be meant together.
 void check_devices(const TrainArguments& arguments) {
-  if (!arguments.device.empty()) check_choice("--device", arguments.device, {"cpu", "cuda"});
-  check_choice("--graphs", arguments.graphs, {kOpen, "on", "off"});
-  check_choice("--precision", arguments.precision, {kOpen, "float32", "bf16", "bf16-held"});
-  const bool on_cpu = arguments.device == "cpu";
-  if (on_cpu && arguments.precision == "bf16-held")
-    refuse("--precision bf16-held is for GPUs: add --device cuda, or use bf16");
-  if (on_cpu && arguments.engine == "nccl")
-    refuse("--engine nccl is for GPUs: add --device cuda, or use another engine");
-  if (on_cpu && arguments.share_gpus) refuse("--share-gpus is for GPUs: add --device cuda");
-  if (on_cpu && arguments.graphs == "on") refuse("--graphs on is for GPUs: add --device cuda");
-  if (arguments.device == "cuda" && !arguments.engine.empty() && arguments.engine != "nccl")
+  const std::string of_gpus = control::engine_for(DeviceKind::kCuda);
+  if (arguments.on(DeviceKind::kCpu)) {
+    if (arguments.precision == Precision::kBf16Held)
+      refuse("--precision bf16-held is for GPUs: add --device cuda, or use bf16");
+    if (arguments.engine == of_gpus)
+      refuse("--engine nccl is for GPUs: add --device cuda, or use another engine");
+    if (arguments.share_gpus) refuse("--share-gpus is for GPUs: add --device cuda");
+    if (arguments.graphs == Switch::kOn) refuse("--graphs on is for GPUs: add --device cuda");
+  }
+  if (arguments.on(DeviceKind::kCuda) && !arguments.engine.empty() && arguments.engine != of_gpus)
     refuse(fmt::format("--engine {} moves no memory of GPUs: leave it out, or use nccl",
                        arguments.engine));
 }
 
 }  // namespace
 
-std::string device_asked_for(const TrainArguments& arguments) {
-  if (!arguments.device.empty()) return arguments.device;
+const char* name(Model model) {
+  return base::word_for(model, kModels);
+}
+const char* name(GptSize size) {
+  return base::word_for(size, kGptSizes);
+}
+const char* name(OptimizerKind optimizer) {
+  return base::word_for(optimizer, kOptimizers);
+}
+const char* name(Switch choice) {
+  return base::word_for(choice, kOpenSwitches);
+}
+const char* name(Precision precision) {
+  return base::word_for(precision, kPrecisions);
+}
+const char* name(plan::Decay decay) {
+  return base::word_for(decay, kDecays);
+}
+
+Switch switch_named(const std::string& word) {
+  return base::choice_named(word, kSwitches).value_or(Switch::kOpen);
+}
+Precision precision_named(const std::string& word) {
+  return base::choice_named(word, kPrecisions).value_or(Precision::kOpen);
+}
+
+DeviceKind device_asked_for(const TrainArguments& arguments) {
+  if (arguments.device) return *arguments.device;
   const std::string engine = arguments.engine.empty()
                                  ? base::environment("LOCKSTEP_ENGINE").value_or("")
                                  : arguments.engine;
-  return control::name(control::device_asked("", engine, base::environment));
+  return control::device_asked("", engine, base::environment);
 }
 
 void check_together(const TrainArguments& arguments) {
   check_devices(arguments);
   check_batch(arguments);
-}
-
-double TrainArguments::learning_rate() const {
-  return lr.value_or(optimizer == "adamw" ? 1e-3 : 0.05);
 }
 
 TrainArguments parse_train_arguments(const std::vector<std::string>& arguments) {
@@ -333,28 +390,16 @@ TrainArguments parse_train_arguments(const std::vector<std::string>& arguments) 
   const bool checkpoint_says_shards = parsed.resume && parsed.shards == 0;
   if (parser.count("--workers") > 0) {
     check_range("--workers", parsed.workers, 1, 4096);
-  } else if (!checkpoint_says_shards && parsed.device == "cpu") {
+  } else if (!checkpoint_says_shards && parsed.on(DeviceKind::kCpu)) {
     parsed.workers = workers_for_this_host(parsed, cores_of_this_host());
   }
   if (parsed.epochs > 0 && parsed.steps > 0) refuse("give either --epochs or --steps");
   if (parsed.epochs == 0 && parsed.steps == 0) {
     if (parser.count("--epochs") + parser.count("--steps") > 0) refuse("nothing to do: 0 steps");
-    parsed.epochs = 3;
+    parsed.epochs = kDefaultEpochs;
   }
-  check_choice("--model", parsed.model, {"mlp", "cnn", "resnet18", "gpt"});
-  check_choice("--gpt-size", parsed.gpt_size, {"tiny", "small", "medium", "gpt2"});
-  check_choice("--optimizer", parsed.optimizer, {"sgd", "adamw"});
-  check_choice("--buffers", parsed.buffers, {"first-shard", "mean"});
-  check_choice("--decay", parsed.decay, {"constant", "cosine"});
-  check_choice("--onednn", parsed.onednn, {kOpen, "on", "off"});
-  check_choice("--check-divergence", parsed.check_divergence, {"on", "off"});
-  if (parser.count("--flush-denormal") > 0)
-    check_choice("--flush-denormal", parsed.flush_denormal, {"on", "off"});
-  if (parser.count("--deterministic") > 0)
-    check_choice("--deterministic", parsed.deterministic, {"on", "off"});
   if (parser.count("--dropout") > 0) check_range("--dropout", parsed.dropout, 0.0, 1.0);
   if (parser.count("--threads") > 0) check_range("--threads", parsed.threads, 1, kMostThreads);
-  algorithm_named(parsed.algorithm);
   check_numbers(parsed);
   check_together(parsed);
   check_paths(parsed);
@@ -371,18 +416,6 @@ int workers_for_this_host(const TrainArguments& arguments, int places) {
     if (shards >= workers && arguments.global_batch % shards == 0) return workers;
   }
   return 1;
-}
-
-Algorithm algorithm_named(const std::string& name_given) {
-  std::vector<std::string> names;
-  for (const Algorithm algorithm :
-       {Algorithm::kAutomatic, Algorithm::kDirect, Algorithm::kHalvingDoubling, Algorithm::kRing,
-        Algorithm::kTree, Algorithm::kNative}) {
-    if (name_given == name(algorithm)) return algorithm;
-    names.emplace_back(name(algorithm));
-  }
-  check_choice("--algorithm", name_given, names);
-  return Algorithm::kAutomatic;
 }
 
 const char* train_help() noexcept {

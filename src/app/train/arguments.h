@@ -1,5 +1,8 @@
-// The options of `lockstep train`, without LibTorch: the command checks them before it starts
-// anything, and every worker reads them again.
+// The options of `lockstep train`, without LibTorch: the command checks them before it starts anything, and every worker
+// reads them again.
+//
+// The words of a choice are read once, by the parser. From there on a choice is an enum; name() has the word for a
+// checkpoint, a report or a worker's own options. Defaults are those of TrainArguments.
 #pragma once
 
 #include <lockstep/comm.h>
@@ -9,19 +12,51 @@
 #include <string>
 #include <vector>
 
+#include "plan/schedule.h"
+
 namespace lockstep::app {
-
-// Of a choice of a job: the checkpoint's that it goes on from, else what is best here.
-inline constexpr const char* kOpen = "auto";
-
-inline constexpr const char* kNoCheckpoint = "none";
 
 inline constexpr int kMostThreads = 4096;
 
+enum class Model : std::uint8_t { kMlp, kCnn, kResnet18, kGpt };
+enum class GptSize : std::uint8_t { kTiny, kSmall, kMedium, kGpt2 };
+enum class OptimizerKind : std::uint8_t { kSgd, kAdamW };
+enum class BufferRule : std::uint8_t { kFirstShard, kMean };
+
+// In these two, kOpen is the choice of the checkpoint that a job goes on from, else what is best here.
+enum class Switch : std::uint8_t { kOpen, kOn, kOff };
+enum class Precision : std::uint8_t { kOpen, kFloat32, kBf16, kBf16Held };
+
+const char* name(Model model);
+const char* name(GptSize size);
+const char* name(OptimizerKind optimizer);
+const char* name(Switch choice);
+const char* name(Precision precision);
+const char* name(plan::Decay decay);
+
+// The choice that a checkpoint names; kOpen if it names none.
+Switch switch_named(const std::string& word);
+Precision precision_named(const std::string& word);
+
+// What is used for an option of the optimizer that was not given.
+struct OptimizerDefaults {
+  double lr = 0;
+  double momentum = 0.9;  // AdamW has none; a checkpoint of it names this one all the same
+  double weight_decay = 0;
+};
+constexpr OptimizerDefaults defaults_of(OptimizerKind optimizer) {
+  if (optimizer == OptimizerKind::kAdamW) return {.lr = 1e-3, .weight_decay = 1e-2};
+  return {.lr = 0.05, .weight_decay = 5e-4};
+}
+
+inline constexpr const char* kNoCheckpoint = "none";      // the word of --checkpoint
+inline constexpr std::int64_t kDefaultEpochs = 3;         // without --epochs and --steps
+inline constexpr const char* kDefaultScaledFrom = "256";  // of --scale-lr without a batch
+
 struct TrainArguments {
   // What is trained, on what.
-  std::string model = "cnn";
-  std::string gpt_size = "tiny";
+  Model model = Model::kCnn;
+  GptSize gpt_size = GptSize::kTiny;
   std::int64_t vocabulary = 0;
   double dropout = -1;
   std::string data = "fashion-mnist";
@@ -29,38 +64,38 @@ struct TrainArguments {
 
   // How.
   std::int64_t global_batch = 128;
-  std::string buffers = "first-shard";
+  BufferRule buffers = BufferRule::kFirstShard;
   int shards = 0;      // 0: by --accumulate, else the default
   int accumulate = 0;  // 0: not asked for
   std::int64_t epochs = 0;
   std::int64_t steps = 0;
-  std::string optimizer = "sgd";
+  OptimizerKind optimizer = OptimizerKind::kSgd;
   std::optional<double> lr;
   std::optional<double> momentum;
   std::optional<double> weight_decay;
   double clip_norm = 0;
   std::int64_t scale_lr_from = 0;  // the batch that lr was chosen for; 0: lr as it is
   std::int64_t warmup_steps = 0;
-  std::string decay = "constant";
+  plan::Decay decay = plan::Decay::kConstant;
   std::uint64_t seed = 0;
-  std::string onednn = kOpen;  // these three: on or off
-  std::string flush_denormal = kOpen;
-  std::string deterministic = kOpen;
-  int threads = 0;                // of each worker; 0: open
-  std::string precision = kOpen;  // float32, bf16 or bf16-held
+  Switch onednn = Switch::kOpen;
+  Switch flush_denormal = Switch::kOpen;
+  Switch deterministic = Switch::kOpen;
+  int threads = 0;  // of each worker; 0: open
+  Precision precision = Precision::kOpen;
 
   // On what.
-  std::string device;  // cpu or cuda; empty: open
-  int workers = 0;     // 0: open, one for each core or GPU
+  std::optional<DeviceKind> device;  // nothing: open
+  int workers = 0;                   // 0: open, one for each core or GPU
   bool share_gpus = false;
-  std::string graphs = kOpen;  // CUDA graphs: on or off
-  std::string engine;
-  std::string algorithm = "automatic";
+  Switch graphs = Switch::kOpen;  // CUDA graphs
+  std::string engine;             // by name: which there are depends on the build; empty: open
+  Algorithm algorithm = Algorithm::kAutomatic;
   std::int64_t bucket_bytes = std::int64_t{25} << 20;
   int loader_threads = 1;
 
   // What is kept and shown.
-  std::string checkpoint = kOpen;  // its directory, or kNoCheckpoint
+  std::optional<std::string> checkpoint;  // its directory; empty: none is kept; nothing: open
   std::int64_t checkpoint_every = 0;
   bool resume = false;
   std::string resumed;  // the directory that --resume itself has named
@@ -70,11 +105,17 @@ struct TrainArguments {
   std::string hashes;
   std::string verify;
   std::int64_t until = -1;  // a step; −1: the log's last
-  std::string check_divergence = "on";
+  bool check_divergence = true;
   bool compare_alone = false;
   bool quiet = false;
 
-  double learning_rate() const;  // lr, or the optimizer's default
+  // What was given, or the optimizer's default.
+  double learning_rate() const { return lr.value_or(defaults_of(optimizer).lr); }
+  double momentum_used() const { return momentum.value_or(defaults_of(optimizer).momentum); }
+  double weight_decay_used() const {
+    return weight_decay.value_or(defaults_of(optimizer).weight_decay);
+  }
+  bool on(DeviceKind kind) const { return device == kind; }
 };
 
 // BadInput, in one line, for anything that cannot be understood or cannot work.
@@ -84,14 +125,12 @@ TrainArguments parse_train_arguments(const std::vector<std::string>& arguments);
 int workers_for_this_host(const TrainArguments& arguments, int places);
 int cores_of_this_host();
 
-// "cpu" or "cuda": by --device, else by the variables and the engine, as join() would choose.
-std::string device_asked_for(const TrainArguments& arguments);
+// By --device, else by the variables and the engine, as join() would choose.
+DeviceKind device_asked_for(const TrainArguments& arguments);
 
 // BadInput when these cannot be meant together: devices and engines, shards and workers. For arguments of which something
 // was open when they were parsed.
 void check_together(const TrainArguments& arguments);
-
-Algorithm algorithm_named(const std::string& name);
 
 const char* train_help() noexcept;
 

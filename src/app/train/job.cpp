@@ -36,24 +36,24 @@ void check_data(const TrainArguments& arguments, const DataSplits& data) {
   if (data.shape.classes > kMostClasses) {
     throw BadInput(fmt::format(
         "{} has class {}, and {} takes classes from 0 to {}: number the classes from 0 on",
-        arguments.data, data.shape.classes - 1, arguments.model, kMostClasses - 1));
+        arguments.data, data.shape.classes - 1, name(arguments.model), kMostClasses - 1));
   }
   if (data.test->size() == 0) return;
   const std::int64_t first[] = {0};
   const auto tested = data.test->batch(samples_of(first)).data.sizes().slice(1).vec();
   if (tested == data.shape.sample) return;
-  throw BadInput(
-      fmt::format("{} has training samples of {} and test samples of {}, and {} takes one size: "
-                  "make them alike",
-                  arguments.data, spoken(data.shape.sample), spoken(tested), arguments.model));
+  throw BadInput(fmt::format(
+      "{} has training samples of {} and test samples of {}, and {} takes one size: "
+      "make them alike",
+      arguments.data, spoken(data.shape.sample), spoken(tested), name(arguments.model)));
 }
 
 DataSplits load_data(const TrainArguments& arguments) {
   datasets::LoadOptions options;
   options.context = arguments.context;
   options.seed = arguments.seed;
-  if (arguments.model == "cnn") options.sample = {1, 28, 28};
-  if (arguments.model == "resnet18") options.sample = {3, 32, 32};
+  if (arguments.model == Model::kCnn) options.sample = {1, 28, 28};
+  if (arguments.model == Model::kResnet18) options.sample = {3, 32, 32};
   DataSplits data = datasets::load(arguments.data, options);
   check_data(arguments, data);
   return data;
@@ -62,20 +62,20 @@ DataSplits load_data(const TrainArguments& arguments) {
 std::shared_ptr<models::Net> make_model(const TrainArguments& arguments, const DataShape& shape) {
   torch::manual_seed(arguments.seed);
   return models::make(
-      {arguments.model, arguments.gpt_size, arguments.dropout, arguments.vocabulary}, shape);
+      {name(arguments.model), name(arguments.gpt_size), arguments.dropout, arguments.vocabulary},
+      shape);
 }
 
 std::shared_ptr<optim::Optimizer> make_optimizer(const TrainArguments& arguments, Replica& model) {
   const double lr = arguments.learning_rate();
-  if (arguments.optimizer == "adamw") {
+  if (arguments.optimizer == OptimizerKind::kAdamW) {
     return std::make_shared<optim::AdamW>(
-        model,
-        optim::AdamWOptions{.lr = lr, .weight_decay = arguments.weight_decay.value_or(1e-2)});
+        model, optim::AdamWOptions{.lr = lr, .weight_decay = arguments.weight_decay_used()});
   }
   return std::make_shared<optim::SGD>(
       model, optim::SGDOptions{.lr = lr,
-                               .momentum = arguments.momentum.value_or(0.9),
-                               .weight_decay = arguments.weight_decay.value_or(5e-4)});
+                               .momentum = arguments.momentum_used(),
+                               .weight_decay = arguments.weight_decay_used()});
 }
 
 std::int64_t total_steps(const TrainArguments& arguments, std::int64_t samples) {
@@ -92,10 +92,9 @@ plan::Schedule make_schedule(const TrainArguments& arguments, std::int64_t sampl
   options.warmup_steps = arguments.warmup_steps;
   if (arguments.warmup_steps > 0 && arguments.scale_lr_from == 0)
     options.warmup_start_lr = options.base_lr / static_cast<double>(arguments.warmup_steps);
-  if (arguments.decay == "cosine") {
-    options.decay = plan::Decay::kCosine;
+  options.decay = arguments.decay;
+  if (arguments.decay == plan::Decay::kCosine)
     options.total_steps = total_steps(arguments, samples);
-  }
   return plan::Schedule(options);
 }
 
@@ -110,20 +109,19 @@ Score score(models::Net& net, const Batch& batch) {
 
 TrainerParts make_parts(const TrainArguments& arguments, World& world, const DataSplits& data) {
   auto net = make_model(arguments, data.shape);
-  if (arguments.precision == "bf16-held") {
+  if (arguments.precision == Precision::kBf16Held) {
     net->to(torch::Device(world.device()));
     hold_weights(*net, torch::kBFloat16);
   }
   const auto bucket = static_cast<std::size_t>(arguments.bucket_bytes);
-  auto model = data_parallel(net, world,
-                             {.share_parameters = true,
-                              .bucket_bytes = bucket,
-                              .algorithm = algorithm_named(arguments.algorithm)});
+  auto model = data_parallel(
+      net, world,
+      {.share_parameters = true, .bucket_bytes = bucket, .algorithm = arguments.algorithm});
   auto optimizer = make_optimizer(arguments, model);
   optimizer->set_clip_norm(arguments.clip_norm);
   const auto schedule = make_schedule(arguments, data.train->size());
   // Around forward and loss. Each weight is used once: a cache would keep nothing but what a CUDA graph must not.
-  const auto precision = [half = arguments.precision.starts_with("bf16"),
+  const auto precision = [half = arguments.precision != Precision::kFloat32,
                           where = torch::Device(world.device()).type()] {
     return Autocast(where, torch::kBFloat16, {.enabled = half, .cache_weights = false});
   };
@@ -150,34 +148,34 @@ TrainerOptions make_options(const TrainArguments& arguments, std::int64_t sample
   options.global_batch = arguments.global_batch;
   options.shards = arguments.shards;
   options.accumulate = arguments.accumulate;
-  if (arguments.buffers == "mean") options.buffers = ShardBufferRule::kMean;
+  if (arguments.buffers == BufferRule::kMean) options.buffers = ShardBufferRule::kMean;
   options.seed = arguments.seed;
   options.loader_threads = arguments.loader_threads;
-  options.checkpoint_directory = arguments.checkpoint;
+  options.checkpoint_directory = *arguments.checkpoint;
   options.checkpoint_every_steps = arguments.checkpoint_every;
   if (arguments.resume) options.existing_checkpoint = ExistingCheckpoint::kResume;
   if (arguments.overwrite) options.existing_checkpoint = ExistingCheckpoint::kReplace;
   options.verify_data = arguments.verify_data;
-  options.check_divergence = arguments.check_divergence == "on";
+  options.check_divergence = arguments.check_divergence;
   options.hash_log = arguments.hashes;
   options.verify_log = arguments.verify;
   options.verify_until = arguments.until;
   options.stop = &stop_now;
-  options.cuda_graphs = arguments.graphs != "off";
+  options.cuda_graphs = arguments.graphs != Switch::kOff;
   auto& job = options.job;
-  job["model"] = arguments.model;
+  job["model"] = name(arguments.model);
   job["data"] = arguments.data;
-  if (arguments.model == "gpt") job["gpt_size"] = arguments.gpt_size;
-  job["precision"] = arguments.precision;
+  if (arguments.model == Model::kGpt) job["gpt_size"] = name(arguments.gpt_size);
+  job["precision"] = name(arguments.precision);
   job["dropout"] = fmt::format("{}", arguments.dropout);
   job["context"] = std::to_string(arguments.context);
   job["lr"] = fmt::format("{}", arguments.learning_rate());
-  job["momentum"] = fmt::format("{}", arguments.momentum.value_or(0.9));
+  job["momentum"] = fmt::format("{}", arguments.momentum_used());
   job["weight_decay"] = fmt::format("{}", arguments.weight_decay.value_or(-1));
   job["scale_lr"] = std::to_string(arguments.scale_lr_from);
   job["warmup"] = std::to_string(arguments.warmup_steps);
-  job["decay"] = arguments.decay;
-  if (arguments.decay != "constant")
+  job["decay"] = name(arguments.decay);
+  if (arguments.decay != plan::Decay::kConstant)
     job["total_steps"] = std::to_string(total_steps(arguments, samples));
   return options;
 }
@@ -192,14 +190,14 @@ double samples_per_second_alone(const TrainArguments& arguments, int shards, Wor
     own.shards = plan::hosted_shards(world.rank(), world.size(), shards).size();
     own.accumulate = 0;
     own.global_batch = arguments.global_batch / shards * own.shards;
-    own.checkpoint.clear();
+    own.checkpoint = "";
     own.resume = own.overwrite = false;
     own.verify_data = false;
     own.hashes.clear();
     own.verify.clear();
     own.epochs = 0;
     own.steps = std::int64_t{1} << 20;
-    own.decay = "constant";
+    own.decay = plan::Decay::kConstant;
     TrainerParts parts = make_parts(own, alone, data);
     parts.test = nullptr;
     std::vector<double> times;
@@ -227,16 +225,17 @@ double samples_per_second_alone(const TrainArguments& arguments, int shards, Wor
 std::string opening(const TrainArguments& arguments, World& world, const TrainerParts& parts) {
   return fmt::format(
       "{} on {}: {} parameters, {} training samples, {} worker{} ({}{}), global batch {}",
-      arguments.model, arguments.data,
+      name(arguments.model), arguments.data,
       with_commas(static_cast<std::int64_t>(parts.model.parameter_count())),
       with_commas(parts.train->size()), world.size(), world.size() == 1 ? "" : "s",
-      world.comm().engine(), arguments.device == "cuda" ? ", cuda" : "", arguments.global_batch);
+      world.comm().engine(), arguments.on(DeviceKind::kCuda) ? ", cuda" : "",
+      arguments.global_batch);
 }
 
 // Where it is kept, how often, and how to change that.
 std::string about_checkpoints(const TrainArguments& arguments) {
   if (!arguments.verify.empty()) return "no checkpoint is written: --verify only compares";
-  if (arguments.checkpoint.empty())
+  if (arguments.checkpoint->empty())
     return "no checkpoint is kept: a job that is cut short begins with step 0 again";
   const std::string often = arguments.checkpoint_every > 0
                                 ? fmt::format("every {} steps", arguments.checkpoint_every)
@@ -244,7 +243,7 @@ std::string about_checkpoints(const TrainArguments& arguments) {
   return fmt::format(
       "checkpoint in {}, {} and at the end; change it with --checkpoint DIR, --checkpoint none or "
       "--checkpoint-every STEPS",
-      arguments.checkpoint, often);
+      *arguments.checkpoint, often);
 }
 
 TrainerHooks show_on(Progress& progress) {
@@ -274,12 +273,13 @@ void stop_requested() noexcept {
 }
 
 void choose_onednn(TrainArguments& arguments, World& world) {
-  const bool open = arguments.onednn == kOpen;
-  if (open) arguments.onednn = device::kOneDnnIsFast && steps::has_onednn() ? "on" : "off";
+  const bool open = arguments.onednn == Switch::kOpen;
+  const bool fast = device::kOneDnnIsFast && steps::has_onednn();
+  if (open) arguments.onednn = fast ? Switch::kOn : Switch::kOff;
   Comm channel = world.open_channel();
-  const std::string leaders = control::gather_text(channel, arguments.onednn).front();
-  if (open) arguments.onednn = leaders;
-  steps::use_onednn(arguments.onednn == "on");
+  const std::string leaders = control::gather_text(channel, name(arguments.onednn)).front();
+  if (open) arguments.onednn = switch_named(leaders);
+  steps::use_onednn(arguments.onednn == Switch::kOn);
 }
 
 TrainReport run_training(const TrainArguments& arguments, World& world) {
@@ -305,8 +305,7 @@ TrainReport run_training(const TrainArguments& arguments, World& world) {
   }
   report.total_steps = trainer.total_steps();
   report.result = trainer.run();
-  report.traffic =
-      traffic_of_step(model, algorithm_named(arguments.algorithm), report.result.shards);
+  report.traffic = traffic_of_step(model, arguments.algorithm, report.result.shards);
   if (alone > 0 && report.result.step_ms_p50 > 0) {
     const double together =
         1000 * static_cast<double>(arguments.global_batch) / report.result.step_ms_p50;

@@ -9,7 +9,7 @@
 #include <string>
 
 #include "app/train/arguments.h"
-#include "app/train/traffic.h"
+#include "app/train/step_traffic.h"
 
 namespace lockstep::app {
 

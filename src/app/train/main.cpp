@@ -17,14 +17,15 @@
 #include <thread>
 #include <vector>
 
-#include "app/standard_output.h"
 #include "app/train/arguments.h"
 #include "app/train/job.h"
 #include "app/train/launch.h"
 #include "app/train/open_choices.h"
 #include "base/atomic_file.h"
 #include "base/environment.h"
+#include "base/standard_output.h"
 #include "bench/step/worker.h"
+#include "control/device_choice.h"
 #include "torch/step/arithmetic.h"
 
 namespace lockstep::app {
@@ -118,24 +119,25 @@ int run(const std::vector<std::string>& texts) {
   TrainArguments arguments = parse_train_arguments(texts);
   make_open_choices(arguments);  // those that the command has not made
   advised(arguments, [&] {
-    if (arguments.device == "cuda") steps::require_cuda();
+    if (arguments.on(DeviceKind::kCuda)) steps::require_cuda();
     steps::set_arithmetic({.threads = arguments.threads,
-                           .flush_denormals = arguments.flush_denormal == "on",
-                           .deterministic = arguments.deterministic == "on"});
+                           .flush_denormals = arguments.flush_denormal == Switch::kOn,
+                           .deterministic = arguments.deterministic == Switch::kOn});
   });
-  World world = join({.engine = arguments.engine, .device = arguments.device});
+  World world = join({.engine = arguments.engine, .device = control::name(*arguments.device)});
   stop_in_order();  // until here there is nothing to keep, and a signal ends a worker that waits for others at once
   advised(arguments, [&] { choose_onednn(arguments, world); });
   const TrainReport report = trained(arguments, world);
   if (world.leader()) {
-    say(summary(arguments, report), report.result.stopped ? kForAStoppedReader : kForAReader);
+    base::say(summary(arguments, report),
+              report.result.stopped ? kForAStoppedReader : base::kForAReader);
     if (!arguments.report.empty()) base::write_file(arguments.report, to_json(arguments, report));
     if (report.result.stopped) tell(how_to_go_on(arguments, report));
   }
   world.comm().barrier().wait();
   if (report.result.stopped) return kStoppedEarly;
   if (world.leader()) {
-    check_said();
+    base::check_said();
     check_verified(arguments, report);
   }
   return 0;

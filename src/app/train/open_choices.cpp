@@ -32,17 +32,18 @@ std::string text_in(const SavedJob& saved, const char* property) {
 
 // A checkpoint names the GPU, too: "cuda NVIDIA H200 sm_90".
 void choose_device(TrainArguments& arguments, const SavedJob& saved) {
-  if (!arguments.device.empty()) return;
+  if (arguments.device) return;
   const std::string said = text_in(saved, "device");
   if (said.empty()) {
     arguments.device = device_asked_for(arguments);
   } else {
-    arguments.device = said.starts_with("cuda") ? "cuda" : "cpu";
+    const bool cuda = said.starts_with(control::name(DeviceKind::kCuda));
+    arguments.device = cuda ? DeviceKind::kCuda : DeviceKind::kCpu;
   }
 }
 
 int places_for_workers(const TrainArguments& arguments, cuda::Gpus& gpus) {
-  if (arguments.device == "cpu") return cores_of_this_host();
+  if (arguments.on(DeviceKind::kCpu)) return cores_of_this_host();
   const auto found = gpus.find();
   if (found.count < 1) throw BadInput("--device cuda: " + found.missing);
   return found.count;
@@ -55,27 +56,24 @@ void make_open_choices(TrainArguments& arguments) {
 }
 
 void make_open_choices(TrainArguments& arguments, const SavedJob& saved, cuda::Gpus& gpus) {
-  const auto choose = [&](std::string& choice, const char* property, const char* otherwise) {
-    if (choice != kOpen) return;
-    const std::string said = text_in(saved, property);
-    choice = said == "on" || said == "off" ? said : otherwise;
+  const auto choose = [&](Switch& choice, const char* property, Switch otherwise) {
+    if (choice != Switch::kOpen) return;
+    const Switch said = switch_named(text_in(saved, property));
+    choice = said == Switch::kOpen ? otherwise : said;
   };
-  if (arguments.checkpoint == kOpen || arguments.checkpoint == kNoCheckpoint)
-    arguments.checkpoint.clear();
-  choose(arguments.onednn, "onednn", kOpen);
-  choose(arguments.flush_denormal, "flush_denormal", "off");
-  choose(arguments.deterministic, "deterministic", "on");
-  if (arguments.precision == kOpen) {
-    const std::string said = text_in(saved, "precision");
-    arguments.precision = said.starts_with("bf16") ? said : "float32";
-  }
-  const bool precision_is_saved = arguments.precision == text_in(saved, "precision");
+  if (!arguments.checkpoint) arguments.checkpoint = "";
+  choose(arguments.onednn, "onednn", Switch::kOpen);
+  choose(arguments.flush_denormal, "flush_denormal", Switch::kOff);
+  choose(arguments.deterministic, "deterministic", Switch::kOn);
+  const Precision said = precision_named(text_in(saved, "precision"));
+  if (arguments.precision == Precision::kOpen)
+    arguments.precision = said == Precision::kOpen ? Precision::kFloat32 : said;
   choose_device(arguments, saved);
-  if (precision_is_saved && arguments.precision == "bf16-held" && arguments.device == "cpu") {
+  if (said == Precision::kBf16Held && arguments.precision == said &&
+      arguments.on(DeviceKind::kCpu)) {
     throw BadInput(
         "the checkpoint was made with --precision bf16-held, which is for GPUs: go on with "
-        "--device "
-        "cuda, or choose another --checkpoint");
+        "--device cuda, or choose another --checkpoint");
   }
   if (arguments.threads == 0)
     arguments.threads = std::clamp(number_in(saved, "threads"), 1, kMostThreads);
@@ -88,7 +86,7 @@ void make_open_choices(TrainArguments& arguments, const SavedJob& saved, cuda::G
 }
 
 void check_gpus(const TrainArguments& arguments, cuda::Gpus& gpus) {
-  if (arguments.device != "cuda") return;
+  if (!arguments.on(DeviceKind::kCuda)) return;
   const auto lookup = [&](const char* name) -> std::optional<std::string> {
     if (arguments.share_gpus && std::string(name) == "LOCKSTEP_SHARE_GPUS") return "1";
     return base::environment(name);
@@ -105,23 +103,24 @@ void check_gpus(const TrainArguments& arguments, cuda::Gpus& gpus) {
 
 std::vector<std::pair<std::string, std::string>> worker_variables(const TrainArguments& arguments) {
   std::vector<std::pair<std::string, std::string>> variables;
-  if (arguments.device != "cuda") return variables;
+  if (!arguments.on(DeviceKind::kCuda)) return variables;
   if (arguments.share_gpus) variables.emplace_back("LOCKSTEP_SHARE_GPUS", "1");
   // Without it cuBLAS may give other bits the next time, and LibTorch refuses to use it.
-  if (arguments.deterministic == "on" && !base::environment("CUBLAS_WORKSPACE_CONFIG"))
+  if (arguments.deterministic == Switch::kOn && !base::environment("CUBLAS_WORKSPACE_CONFIG"))
     variables.emplace_back("CUBLAS_WORKSPACE_CONFIG", ":4096:8");
   return variables;
 }
 
 std::vector<std::string> as_options(const TrainArguments& arguments) {
-  return {"--threads",        std::to_string(arguments.threads),
-          "--onednn",         arguments.onednn,
-          "--flush-denormal", arguments.flush_denormal,
-          "--deterministic",  arguments.deterministic,
-          "--precision",      arguments.precision,
-          "--device",         arguments.device,
-          "--workers",        std::to_string(arguments.workers),
-          "--checkpoint",     arguments.checkpoint.empty() ? kNoCheckpoint : arguments.checkpoint};
+  return {
+      "--threads",        std::to_string(arguments.threads),
+      "--onednn",         name(arguments.onednn),
+      "--flush-denormal", name(arguments.flush_denormal),
+      "--deterministic",  name(arguments.deterministic),
+      "--precision",      name(arguments.precision),
+      "--device",         control::name(*arguments.device),
+      "--workers",        std::to_string(arguments.workers),
+      "--checkpoint",     arguments.checkpoint->empty() ? kNoCheckpoint : *arguments.checkpoint};
 }
 
 std::string advice(const TrainArguments& arguments, const SavedJob& saved,
@@ -130,7 +129,7 @@ std::string advice(const TrainArguments& arguments, const SavedJob& saved,
     return fmt::format(
         "the checkpoint in {} was made with {} = {}: go on from it on a host that can, or use "
         "another checkpoint directory",
-        arguments.checkpoint, property, found->second);
+        *arguments.checkpoint, property, found->second);
   }
   if (property == "threads") return "use fewer --threads";
   if (property == "device") return "use --device cpu, or build with a LibTorch for CUDA";

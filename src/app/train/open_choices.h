@@ -1,15 +1,27 @@
-// Choices of a job that its options may leave open: made once, before there are workers, which are then told.
+// Choices of a job that its options may leave open: made once, before there are workers, which are then told. If each worker
+// chose for itself, workers on unlike hosts would choose differently, and the job would end with Mismatch.
 #pragma once
 
+#include <map>
 #include <string>
 #include <utility>
 #include <vector>
 
 #include "app/train/arguments.h"
-#include "app/train/saved_job.h"
 #include "flat/cuda/gpus.h"
 
 namespace lockstep::app {
+
+// The job that a checkpoint was made by, read without LibTorch (saved_job.cpp).
+using SavedJob = std::map<std::string, std::string>;
+
+// Empty when there is no checkpoint in the directory. BadInput when it cannot be read.
+SavedJob saved_job(const std::string& directory);
+
+// Of the checkpoint that a job goes on from; empty when it begins with step 0.
+inline SavedJob saved_job(const TrainArguments& arguments) {
+  return arguments.resume ? saved_job(*arguments.checkpoint) : SavedJob{};
+}
 
 // What the options do not say comes from the checkpoint that the job goes on from, else it is the default; so does the
 // number of shards that the workers of this host are counted by. Whether oneDNN is used may stay open: only a worker that

@@ -6,6 +6,8 @@
 
 #include <functional>
 
+#include "control/device_choice.h"
+
 namespace lockstep::app {
 namespace {
 
@@ -19,16 +21,16 @@ TrainArguments with(std::vector<std::string> more) {
 
 TEST(OpenChoices, AreTheCheckpointsElseTheDefaults) {
   TrainArguments arguments = with({"--resume", "--checkpoint", "run"});
-  TrainArguments anew = arguments;
+  TrainArguments fresh = arguments;
   make_open_choices(arguments, {{"threads", "3"}, {"flush_denormal", "on"}, {"onednn", "off"}});
   EXPECT_EQ(arguments.threads, 3);
-  EXPECT_EQ(arguments.flush_denormal, "on");
-  EXPECT_EQ(arguments.onednn, "off");
-  EXPECT_EQ(arguments.deterministic, "on");
-  make_open_choices(anew, {});
-  EXPECT_EQ(anew.threads, 1);
-  EXPECT_EQ(anew.flush_denormal, "off");
-  EXPECT_EQ(anew.onednn, kOpen);
+  EXPECT_EQ(arguments.flush_denormal, Switch::kOn);
+  EXPECT_EQ(arguments.onednn, Switch::kOff);
+  EXPECT_EQ(arguments.deterministic, Switch::kOn);
+  make_open_choices(fresh, {});
+  EXPECT_EQ(fresh.threads, 1);
+  EXPECT_EQ(fresh.flush_denormal, Switch::kOff);
+  EXPECT_EQ(fresh.onednn, Switch::kOpen);
 }
 
 TEST(OpenChoices, WorkersAreCountedByTheCheckpointsShards) {
@@ -100,7 +102,7 @@ TEST(OpenChoices, TheDeviceAndThePrecisionAreTheCheckpointsElseAskedFor) {
     options.insert(options.end(), {"--resume", "--checkpoint", "run"});
     TrainArguments arguments = with(options);
     make_open_choices(arguments, saved, one);
-    return arguments.device + " " + arguments.precision;
+    return std::string(control::name(*arguments.device)) + " " + name(arguments.precision);
   };
   EXPECT_EQ(chosen({}, {}), "cpu float32");
   EXPECT_EQ(chosen({}, {{"device", "cuda NVIDIA H200 sm_90"}, {"precision", "bf16"}}), "cuda bf16");
@@ -114,8 +116,8 @@ TEST(OpenChoices, TheDeviceAndThePrecisionAreTheCheckpointsElseAskedFor) {
   EXPECT_EQ(chosen({"--device", "cpu", "--precision", "float32"},
                    {{"device", "cuda NVIDIA H200 sm_90"}, {"precision", "bf16"}}),
             "cpu float32");
-  EXPECT_EQ(with({"--engine", "nccl"}).device, "cuda");
-  EXPECT_EQ(with({}).device, "cpu");
+  EXPECT_EQ(with({"--engine", "nccl"}).device, DeviceKind::kCuda);
+  EXPECT_EQ(with({}).device, DeviceKind::kCpu);
 }
 
 TEST(OpenChoices, AreToldToTheWorkers) {
@@ -123,8 +125,8 @@ TEST(OpenChoices, AreToldToTheWorkers) {
   TrainArguments arguments = with({"--device", "cuda", "--precision", "bf16"});
   make_open_choices(arguments, {}, two);
   TrainArguments told = with(as_options(arguments));
-  EXPECT_EQ(told.device, "cuda");
-  EXPECT_EQ(told.precision, "bf16");
+  EXPECT_EQ(told.device, DeviceKind::kCuda);
+  EXPECT_EQ(told.precision, Precision::kBf16);
   EXPECT_EQ(told.workers, 2);
 }
 

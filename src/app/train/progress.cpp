@@ -7,8 +7,8 @@
 #include <algorithm>
 #include <cmath>
 
-#include "app/standard_output.h"
 #include "base/environment.h"
+#include "base/standard_output.h"
 
 namespace lockstep::app {
 namespace {
@@ -69,7 +69,7 @@ Progress::~Progress() {
 
 void Progress::clear_bar() {
   if (!bar_shown_) return;
-  say_in_passing("\r\033[K");
+  base::say_in_passing("\r\033[K");
   bar_shown_ = false;
 }
 
@@ -100,7 +100,7 @@ void Progress::step(const StepRecord& record) {
   std::string text = status(record);
   const auto room = static_cast<std::size_t>(std::max(terminal_columns() - kBarWidth - 4, 0));
   if (text.size() > room) text.resize(room);
-  say_in_passing(fmt::format("\r\033[K{}▏ {}", bar(part), text));
+  base::say_in_passing(fmt::format("\r\033[K{}▏ {}", bar(part), text));
   bar_shown_ = true;
 }
 
@@ -112,7 +112,7 @@ void Progress::epoch(std::int64_t epoch, const Evaluation& evaluation) {
 void Progress::line(const std::string& text) {
   if (kind_ == Kind::kSilent) return;
   clear_bar();
-  say_in_passing(text + "\n");
+  base::say_in_passing(text + "\n");
 }
 
 }  // namespace lockstep::app

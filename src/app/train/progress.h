@@ -11,7 +11,7 @@ namespace lockstep::app {
 
 // Threads:   one caller at a time.
 // Blocking:  on the terminal.
-// Failure:   none here: what is lost is told by check_said() (app/standard_output.h).
+// Failure:   none here: what is lost is told by check_said() (base/standard_output.h).
 // Ownership: writes to standard output.
 class Progress {
  public:

@@ -5,6 +5,7 @@
 
 #include "app/train/job.h"
 #include "app/train/progress.h"
+#include "control/device_choice.h"
 
 namespace lockstep::app {
 
@@ -24,18 +25,18 @@ std::string to_json(const TrainArguments& arguments, const TrainReport& report) 
   nlohmann::ordered_json json;
   json["workers"] = report.workers;
   json["engine"] = report.engine;
-  json["device"] = arguments.device;
-  json["model"] = arguments.model;
+  json["device"] = control::name(*arguments.device);
+  json["model"] = name(arguments.model);
   json["data"] = arguments.data;
   json["parameters"] = report.parameters;
   json["training_samples"] = report.training_samples;
   json["global_batch"] = arguments.global_batch;
   json["shards"] = result.shards;
   json["threads"] = arguments.threads;
-  json["onednn"] = arguments.onednn == "on";
-  json["flush_denormal"] = arguments.flush_denormal == "on";
-  json["deterministic"] = arguments.deterministic == "on";
-  json["precision"] = arguments.precision;
+  json["onednn"] = arguments.onednn == Switch::kOn;
+  json["flush_denormal"] = arguments.flush_denormal == Switch::kOn;
+  json["deterministic"] = arguments.deterministic == Switch::kOn;
+  json["precision"] = name(arguments.precision);
   json["seed"] = arguments.seed;
   json["first_step"] = result.first_step;
   json["steps"] = result.steps;
@@ -62,7 +63,7 @@ std::string to_json(const TrainArguments& arguments, const TrainReport& report) 
   json["graph_shards"] = nullptr;
   json["eager_shards"] = nullptr;
   json["eager_reason"] = nullptr;
-  if (arguments.device == "cuda") {
+  if (arguments.on(DeviceKind::kCuda)) {
     json["graph_shards"] = result.on_device.replayed;
     json["eager_shards"] = result.on_device.eager;
     json["eager_reason"] = result.on_device.reason;
@@ -119,7 +120,7 @@ std::string summary(const TrainArguments& arguments, const TrainReport& report) 
                   result.step_ms_p50, result.step_ms_p95, result.exposed_comm_ms_p50));
   const std::string traffic = spoken(report.traffic, result.shards, report.workers);
   if (!traffic.empty()) row("traffic", traffic);
-  if (arguments.device == "cuda") row("graphs", spoken(result.on_device));
+  if (arguments.on(DeviceKind::kCuda)) row("graphs", spoken(result.on_device));
   const double megabytes = static_cast<double>(result.memory_bytes) / 1e6;
   row("memory", fmt::format("{:.0f} MB, {:.0f} for each worker (proportional set size)", megabytes,
                             megabytes / report.workers));
@@ -128,7 +129,7 @@ std::string summary(const TrainArguments& arguments, const TrainReport& report) 
                   result.weights_sha256.substr(0, 16)));
   if (!result.checkpoint.empty()) {
     row("checkpoint", result.stopped ? fmt::format("{} (go on with --resume {})", result.checkpoint,
-                                                   arguments.checkpoint)
+                                                   *arguments.checkpoint)
                                      : result.checkpoint);
   }
   if (!arguments.hashes.empty()) row("hashes", arguments.hashes);
@@ -140,7 +141,7 @@ std::string how_to_go_on(const TrainArguments& arguments, const TrainReport& rep
   std::string next = "nothing was kept; with --checkpoint DIR it could go on";
   if (!report.result.checkpoint.empty()) {
     next = "go on with the same command";
-    if (!arguments.resume) next += " and --resume " + arguments.checkpoint;
+    if (!arguments.resume) next += " and --resume " + *arguments.checkpoint;
   }
   return fmt::format("lockstep: stopped after {} of {} steps; {}\n",
                      with_commas(report.result.steps), with_commas(report.total_steps), next);

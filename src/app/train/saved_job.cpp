@@ -1,4 +1,4 @@
-#include "app/train/saved_job.h"
+#include "app/train/open_choices.h"
 
 #include <string_view>
 

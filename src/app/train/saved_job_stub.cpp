@@ -1,5 +1,5 @@
 // For builds without formats, in which nothing trains.
-#include "app/train/saved_job.h"
+#include "app/train/open_choices.h"
 
 namespace lockstep::app {
 

@@ -1,12 +1,26 @@
 #include "control/launch/job_state.h"
 
+#include <fmt/format.h>
+#include <sys/wait.h>
+
 #include <algorithm>
 #include <array>
 #include <cerrno>
 #include <csignal>
+#include <cstring>
+#include <set>
+#include <tuple>
+
+#include "control/launch/program.h"
 
 namespace lockstep::control {
 namespace {
+
+const char* hint(int signal) {
+  if (signal == SIGKILL) return "; if you did not do it, memory may have run out: see `dmesg`";
+  if (signal == SIGILL) return "; built for another processor?";
+  return "";
+}
 
 bool asks_for_the_end(int signal) {
   constexpr std::array<int, 4> kSignals = {SIGINT, SIGTERM, SIGHUP, SIGQUIT};
@@ -14,6 +28,80 @@ bool asks_for_the_end(int signal) {
 }
 
 }  // namespace
+
+WorkerEnd worker_end(int rank, int wait_status) {
+  if (WIFSIGNALED(wait_status)) return {rank, WorkerEnd::How::kKilled, WTERMSIG(wait_status)};
+  return {rank, WorkerEnd::How::kExited, WEXITSTATUS(wait_status)};
+}
+
+int exit_code(const WorkerEnd& end) {
+  switch (end.how) {
+    case WorkerEnd::How::kExited:
+      return end.value;
+    case WorkerEnd::How::kKilled:
+      return kSignalBase + end.value;
+    case WorkerEnd::How::kNotStarted:
+      if (end.value == EAGAIN || end.value == ENOMEM) return 1;
+      return end.value == ENOENT ? kNotFound : kCannotExecute;
+  }
+  return 1;
+}
+
+std::string describe(const WorkerEnd& end) {
+  switch (end.how) {
+    case WorkerEnd::How::kExited:
+      return fmt::format("exited with code {}", end.value);
+    case WorkerEnd::How::kKilled: {
+      const char* name = sigabbrev_np(end.value);
+      if (name == nullptr) return fmt::format("was killed by signal {}", end.value);
+      return fmt::format("was killed by SIG{} ({}){}", name, sigdescr_np(end.value),
+                         hint(end.value));
+    }
+    case WorkerEnd::How::kNotStarted:
+      return fmt::format("could not be started: {}", std::strerror(end.value));
+  }
+  return "ended";
+}
+
+void Blame::on_loss(int rank, std::optional<int> whom) {
+  losses_.erase(rank);
+  if (whom) losses_.emplace(rank, *whom);
+}
+
+void Blame::on_ends(const std::vector<WorkerEnd>& together) {
+  for (const auto& end : together) ends_.emplace(end.rank, end);
+  if (first_) return;
+  const auto weight = [this](const WorkerEnd& end) {
+    return std::tuple(end.how != WorkerEnd::How::kExited, !lost_by(end.rank).has_value());
+  };
+  for (const auto& end : together) {
+    if (end.failed() && (!first_ || weight(end) > weight(*first_))) first_ = end;
+  }
+}
+
+std::optional<Blame::Verdict> Blame::verdict() const {
+  if (!first_) return std::nullopt;
+  std::set<int> trail{first_->rank};
+  std::optional<int> last;
+  for (auto next = lost_by(first_->rank); next; next = lost_by(*next)) {
+    last = next;
+    if (!trail.insert(*next).second) return Verdict{*first_, lost_by(first_->rank)};
+  }
+  if (!last) return Verdict{.cause = *first_, .lost = {}};
+  const auto end = end_of(*last);
+  if (end && end->failed()) return Verdict{.cause = *end, .lost = {}};
+  return Verdict{*first_, last, !end};
+}
+
+std::optional<WorkerEnd> Blame::end_of(int rank) const {
+  const auto found = ends_.find(rank);
+  return found == ends_.end() ? std::nullopt : std::optional(found->second);
+}
+
+std::optional<int> Blame::lost_by(int rank) const {
+  const auto found = losses_.find(rank);
+  return found == losses_.end() ? std::nullopt : std::optional(found->second);
+}
 
 std::optional<int> JobState::lost() const {
   const auto verdict = failure_ ? failure_ : blame_.verdict();

@@ -1,26 +1,89 @@
-// What the launcher decides, without doing it: when a job ends, why, and with which exit code.
+// What the launcher decides, without doing it: when a job ends, why, and with which exit code. No processes and no clocks:
+// every path, and every order of events, can be tested without them.
 //
-//   running → judging    a worker failed that had lost another one, which lives: it may end soon, and be the cause
-//   running → ending     a worker failed; a signal asked for the end; the output cannot be written
-//   judging → ending     the cause is known, or the time for it is up
-//   running → released   every worker has ended
-//   ending → released    every worker has ended, the time to do so is up, or a second Ctrl-C came
-//   released             whatever is left is being killed; nothing is forwarded any more
-//
-// The first cause of the end decides the exit code; what happens after it is a consequence. Output
-// that is lost after every worker has ended well is a cause, too. A terminal that goes away is told twice, by SIGHUP and
-// by output that cannot be written, in any order: then the signal is the cause.
+//   WorkerEnd   how one worker ended
+//   Blame       of several ends, which one is the cause of the others
+//   JobState    what is to be done about it
 #pragma once
 
 #include <chrono>
 #include <cstdint>
+#include <map>
 #include <optional>
+#include <string>
 #include <utility>
 #include <vector>
 
-#include "control/launch/blame.h"
-
 namespace lockstep::control {
+
+inline constexpr int kSignalBase = 128;  // of the exit codes that stand for signals
+
+// How a worker ended, in the words of a shell.
+struct WorkerEnd {
+  enum class How : std::uint8_t { kExited, kKilled, kNotStarted };
+
+  int rank = 0;
+  How how = How::kExited;
+  int value = 0;  // exit code, signal, or errno
+
+  bool failed() const { return how != How::kExited || value != 0; }
+  bool exited_with(int code) const { return how == How::kExited && value == code; }
+  bool operator==(const WorkerEnd&) const = default;
+};
+
+// The end that a wait status of waitpid(2) stands for.
+WorkerEnd worker_end(int rank, int wait_status);
+
+// The launcher's exit code for it, as a shell has it.
+int exit_code(const WorkerEnd& end);
+
+// "exited with code 7", "was killed by SIGSEGV (Segmentation fault)" …
+std::string describe(const WorkerEnd& end);
+
+// Whose end is the cause of the others'.
+//
+// A worker that fails takes the others with it, and one of those may end sooner: a worker whose program catches its own
+// error tells the others that it leaves, then takes LibTorch down for half a second. So a worker that ends because it
+// lost another one says so (control/rendezvous/loss.h), and the trail is followed:
+//
+//   first failure    the one that was noticed first; of several together, one that a signal killed, since the peers
+//                    of a crashed worker exit with a code, and one that lost nobody
+//   trail            from it to the worker that it lost, to the one that that one lost …
+//   cause            the end of the trail, if it has failed. If it still lives, its own end may be about to come
+//
+// Programs that are not Lockstep's say nothing: there the first failure is the cause.
+//
+// Threads:   one caller at a time.
+// Blocking:  never.
+// Failure:   none.
+// Ownership: plain values.
+class Blame {
+ public:
+  struct Verdict {
+    WorkerEnd cause;
+    std::optional<int> lost;  // the worker that the cause had lost, if its own failure is not known
+    bool open = false;        // that one lives: its end may change the verdict
+  };
+
+  // `rank` says that it cannot go on without `whom`; nobody: that it goes on. The last word counts.
+  void on_loss(int rank, std::optional<int> whom);
+
+  // Ends that were noticed together.
+  void on_ends(const std::vector<WorkerEnd>& together);
+
+  // Nothing as long as nobody has failed.
+  std::optional<Verdict> verdict() const;
+
+  // How this worker ended; nothing while it lives.
+  std::optional<WorkerEnd> end_of(int rank) const;
+
+ private:
+  std::optional<int> lost_by(int rank) const;
+
+  std::map<int, int> losses_;  // who lost whom
+  std::map<int, WorkerEnd> ends_;
+  std::optional<WorkerEnd> first_;  // failure
+};
 
 struct EndRules {
   std::chrono::nanoseconds grace = std::chrono::seconds(10);  // after a signal, or a closed output
@@ -33,6 +96,19 @@ struct EndRules {
   std::optional<int> stopped_code;   // by which a worker says that all have stopped early, in order
 };
 
+// A job from its start to its end:
+//
+//   running → judging    a worker failed that had lost another one, which lives: it may end soon, and be the cause
+//   running → ending     a worker failed; a signal asked for the end; the output cannot be written
+//   judging → ending     the cause is known, or the time for it is up
+//   running → released   every worker has ended
+//   ending → released    every worker has ended, the time to do so is up, or a second Ctrl-C came
+//   released             what is left is being killed; nothing is forwarded any more
+//
+// The first cause of the end decides the exit code; what happens after it is a consequence. Output
+// that is lost after every worker has ended well is a cause, too. A terminal that goes away is told twice, by SIGHUP and
+// by output that cannot be written, in any order: then the signal is the cause.
+//
 // Threads:   one caller at a time.
 // Blocking:  never; time is an argument.
 // Failure:   none.
@@ -44,7 +120,7 @@ class JobState {
   // What to do now.
   struct Orders {
     std::vector<int> forward;  // signals for all workers, in this order
-    bool release = false;      // kill whatever is left
+    bool release = false;      // kill what is left
   };
   enum class Cause : std::uint8_t { kNone, kSignal, kFailure, kOutputClosed, kKeeperLost };
 

@@ -141,7 +141,7 @@ void KeeperProcess::start_worker(int rank) {
     send(events_.get(), {KeeperEvent::Kind::kNotStarted, rank, 0, errno});
     send(events_.get(), {KeeperEvent::Kind::kAllReported});
   } else {
-    // Here and in the worker, so that a signal for the group finds it whoever comes first.
+    // Here and in the worker, so that a signal for the group finds it, whichever of the two comes first.
     ::setpgid(pid, pid);
     ranks_.emplace(pid, rank);
     send(events_.get(), {KeeperEvent::Kind::kStarted, rank, pid, 0});

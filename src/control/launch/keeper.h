@@ -3,9 +3,11 @@
 //
 //   launcher ── keeper ── worker 0, worker 1 …
 //
-// It starts the workers, reports how they end, passes signals on, and when the pipe from the
+// A process that gets SIGKILL runs no more code, so it cannot end its own workers: somebody else has to see its end.
+//
+// The keeper starts the workers, reports how they end, passes signals on, and when the pipe from the
 // launcher closes (on purpose, or because the launcher is gone) it kills everything below itself
-// and exits. Both it and the launcher are child subreapers: whatever workers start stays below
+// and exits. Both it and the launcher are child subreapers: what workers start stays below
 // them. If the keeper itself is killed, its workers die with it (PR_SET_PDEATHSIG), and the
 // launcher ends the rest.
 #pragma once

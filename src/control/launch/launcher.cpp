@@ -8,20 +8,21 @@
 
 #include <utility>
 
+#include <array>
 #include <boost/asio/io_context.hpp>
 #include <boost/asio/posix/stream_descriptor.hpp>
 #include <boost/asio/steady_timer.hpp>
-#include <set>
+#include <cerrno>
+#include <functional>
 
 #include "base/environment.h"
 #include "base/log.h"
 #include "control/launch/job_state.h"
-#include "control/launch/keeper_link.h"
+#include "control/launch/keeper.h"
 #include "control/launch/output.h"
 #include "control/launch/preparation.h"
 #include "control/launch/process_table.h"
 #include "control/launch/program.h"
-#include "control/launch/report.h"
 #include "control/rendezvous/server.h"
 
 namespace lockstep::control {
@@ -60,7 +61,97 @@ EndRules end_rules(const RunOptions& options) {
   return rules;
 }
 
-// The effects around JobState: events come in, its orders go out.
+// The launcher's end of the pipes to its keeper, as events.
+//
+// Threads:   where the io_context runs.
+// Blocking:  never; reap() only after when_gone.
+// Failure:   when_gone, once, when the keeper has ended, for any reason.
+// Ownership: owns the pipes and reaps the process; the io_context must outlive it.
+class KeeperLink {
+ public:
+  KeeperLink(boost::asio::io_context& context, Keeper keeper);
+
+  std::function<void(const KeeperEvent&)> when_event;
+  std::function<void()> when_gone;
+
+  void start() { wait(); }
+  bool gone() const { return !events_.is_open(); }
+
+  // A signal for every worker that lives.
+  void forward(int signal);
+
+  // Lets the keeper kill everything that is left, and exit.
+  void release();
+
+  // For a keeper that did not: the launcher then ends its family itself.
+  void kill();
+
+  // How it ended, as a wait status.
+  int reap();
+
+ private:
+  void wait();
+  void read_events();
+
+  pid_t pid_;
+  stream_descriptor events_;
+  base::Fd lifeline_;
+};
+
+KeeperLink::KeeperLink(boost::asio::io_context& context, Keeper keeper)
+    : pid_(keeper.pid), events_(context), lifeline_(std::move(keeper.lifeline)) {
+  base::set_nonblocking(keeper.events.get());
+  events_.assign(keeper.events.release());
+}
+
+void KeeperLink::forward(int signal) {
+  if (!lifeline_) return;
+  // A pipe that is full means a keeper that somebody has stopped; it wakes up at release().
+  const std::int32_t message = signal;
+  while (::write(lifeline_.get(), &message, sizeof message) < 0 && errno == EINTR) {
+  }
+}
+
+void KeeperLink::release() {
+  lifeline_.reset();
+  ::kill(pid_, SIGCONT);
+}
+
+void KeeperLink::kill() {
+  ::kill(pid_, SIGKILL);
+}
+
+int KeeperLink::reap() {
+  int status = 0;
+  while (::waitpid(pid_, &status, 0) < 0 && errno == EINTR) {
+  }
+  return status;
+}
+
+void KeeperLink::wait() {
+  events_.async_wait(stream_descriptor::wait_read, [this](const boost::system::error_code& error) {
+    if (!error) read_events();
+  });
+}
+
+void KeeperLink::read_events() {
+  std::array<KeeperEvent, 64> events;
+  const ssize_t got = ::read(events_.native_handle(), events.data(), sizeof events);
+  if (got < 0 && (errno == EAGAIN || errno == EINTR)) return wait();
+  if (got <= 0) {
+    events_.close();
+    return when_gone();
+  }
+  for (std::size_t i = 0; i < static_cast<std::size_t>(got) / sizeof(KeeperEvent); ++i)
+    when_event(events[i]);
+  wait();
+}
+
+// The effects around JobState: events come in, its orders go out. It decides nothing itself, because decisions that depend on
+// the order of signals, ends and broken pipes can only be tested without them.
+//
+// One thread runs all of it. Nothing here waits but in the io_context, so that a slow terminal or a stopped worker never
+// delays a signal.
 class Launcher {
  public:
   Launcher(const RunOptions& options, Preparation ready, Keeper keeper);
@@ -214,7 +305,7 @@ void Launcher::arm_deadline() {
   });
 }
 
-// Whatever the keeper has left, or could not end because it was killed, is ours now.
+// What the keeper has left, or could not end because it was killed, has become our child: the launcher is a subreaper, too.
 void Launcher::on_keeper_gone() {
   keeper_limit_.cancel();
   const int status = keeper_.reap();

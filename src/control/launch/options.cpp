@@ -63,10 +63,6 @@ void check(const RunOptions& options) {
     throw BadInput(fmt::format("--threads {} is not possible; ask for 1 to {}", *options.threads,
                                kMostThreads));
   }
-  if (!options.device.empty() && options.device != "cpu" && options.device != "cuda") {
-    throw BadInput(
-        fmt::format("--device {}: there is no such device; choose cpu or cuda", options.device));
-  }
   constexpr int kYearSeconds = 365 * 24 * 3600;
   if (options.timeout_s && (*options.timeout_s < 1 || *options.timeout_s > kYearSeconds)) {
     throw BadInput(fmt::format("--timeout {} is not possible; give whole seconds from 1 to {}",

@@ -1,5 +1,8 @@
-// What `lockstep run` was asked for, as plain values.
+// What `lockstep run` was asked for, as plain values: programs of Lockstep itself, such as `lockstep train`, start jobs with
+// them, too, without a command line.
 #pragma once
+
+#include <lockstep/buffer.h>
 
 #include <chrono>
 #include <optional>
@@ -7,10 +10,16 @@
 #include <utility>
 #include <vector>
 
+#include "base/choice.h"
+
 namespace lockstep::control {
 
 inline constexpr int kMostWorkers = 4096;
 inline constexpr int kMostThreads = 4096;
+
+// As LOCKSTEP_DEVICE and --device spell them.
+inline constexpr base::Choice<DeviceKind> kDevices[] = {{DeviceKind::kCpu, "cpu"},
+                                                        {DeviceKind::kCuda, "cuda"}};
 
 struct RunOptions {
   // What runs.
@@ -20,8 +29,9 @@ struct RunOptions {
   // Where one of these is absent or empty, what the user exported stays, else a default applies.
   std::optional<int> threads;    // per worker, for OpenMP and OpenBLAS; default 1
   std::optional<int> timeout_s;  // LOCKSTEP_TIMEOUT; default join()'s
-  std::string engine;            // LOCKSTEP_ENGINE; default join()'s choice
-  std::string device;            // LOCKSTEP_DEVICE, cpu or cuda; default join()'s choice
+  std::string
+      engine;  // LOCKSTEP_ENGINE, by name: which there are depends on the build; default join()'s choice
+  std::optional<DeviceKind> device;  // LOCKSTEP_DEVICE; default join()'s choice
 
   // How it ends and what is shown.
   std::chrono::milliseconds grace{10'000};  // from a forwarded SIGINT or SIGTERM to SIGKILL

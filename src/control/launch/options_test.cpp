@@ -42,7 +42,6 @@ TEST(RunOptionsTest, EachValueOutOfRangeIsNamed) {
   EXPECT_THAT(after([](auto& o) { o.command = {}; }), HasSubstr("no program"));
   EXPECT_THAT(after([](auto& o) { o.command = {""}; }), HasSubstr("no program"));
   EXPECT_THAT(after([](auto& o) { o.threads = 0; }), HasSubstr("--threads 0"));
-  EXPECT_THAT(after([](auto& o) { o.device = "gpu"; }), HasSubstr("--device gpu"));
   EXPECT_THAT(after([](auto& o) { o.timeout_s = -1; }), HasSubstr("--timeout -1"));
   EXPECT_THAT(after([](auto& o) { o.grace = std::chrono::milliseconds(-500); }),
               HasSubstr("--grace -0.5"));

@@ -1,22 +1,103 @@
-// All that workers print, on its way to the launcher's outputs and the log files.
+// What workers print, on its way to our terminal, and what the launcher says itself.
+//
+//   worker ── pipe ── stream ── LineSplitter ── outlet ── standard output, or standard error
+//                       │            │
+//                    log file      Tail: its last lines, for the report of a failure
+//
+// From bytes to lines. Each worker has two pipes, one for its standard output and one for its standard error. What comes
+// out of a pipe goes into the log file as it is. Then it is cut into lines, and only whole lines go on, with "[3] " in
+// front: lines of two workers never mix, however their bytes arrive.
+//
+// When the reader stands still (a pager, Ctrl-S, a connection that hangs). An outlet is a queue in front of a descriptor
+// and never waits for the reader: the launcher must go on seeing signals and the ends of workers. At 1 MiB the queue is
+// full, and the streams stop reading. Then the pipes fill, and in the end the workers wait in their own write, as they
+// would without a launcher. So memory stays bounded, and no line is lost.
+//
+// When the reader goes away, or the disk is full. The outlet keeps the errno, drops its queue and all that comes later,
+// and counts it. The streams go on reading, so that workers can end. JobState decides that the job ends.
+//
+// At the end. No process of the job is left, so what the pipes hold is all there will be: drain() takes it. Then the
+// launcher notes who failed first, with that worker's last lines (JobReport). flush() waits for the readers of all that,
+// but not for one that takes nothing for a while: the bytes that nobody has read are counted and said, too.
+//
+// output.cpp has the first three parts, report.cpp the last.
 #pragma once
+
+#include <sys/types.h>
 
 #include <utility>
 
 #include <boost/asio/io_context.hpp>
 #include <boost/asio/steady_timer.hpp>
+#include <chrono>
+#include <cstddef>
 #include <cstdint>
 #include <deque>
 #include <functional>
+#include <map>
 #include <memory>
 #include <string>
 #include <string_view>
 #include <vector>
 
+#include "control/launch/job_state.h"
+#include "control/launch/keeper.h"
+#include "control/launch/options.h"
 #include "control/launch/preparation.h"
-#include "control/launch/worker_stream.h"
 
 namespace lockstep::control {
+
+// Cuts a stream of bytes into lines.
+//
+//   '\n' and "\r\n"   end a line
+//   '\r' alone        starts the line again, as a progress bar does. What it replaces is shown at most once a second, so
+//                     that a bar neither floods the output nor stays invisible
+//   a longer line     than the limit is passed on in pieces of the limit
+//
+// Threads:   one caller at a time.
+// Blocking:  never.
+// Failure:   none.
+// Ownership: holds at most the limit; lines given to the sink are valid during the call.
+class LineSplitter {
+ public:
+  using Clock = std::chrono::steady_clock;
+  using Sink = std::function<void(std::string_view line)>;  // without its end
+
+  explicit LineSplitter(std::size_t most_bytes) : most_bytes_(most_bytes) {}
+
+  void feed(std::string_view bytes, Clock::time_point now, const Sink& sink);
+
+  // The stream has ended: passes on what had no end of line yet.
+  void finish(const Sink& sink);
+
+ private:
+  void append(std::string_view text, const Sink& sink);
+  void end_line(const Sink& sink);
+  void start_again(Clock::time_point now, const Sink& sink);
+
+  std::size_t most_bytes_;
+  std::string line_;
+  bool after_return_ = false;  // the last byte was '\r'
+  bool after_cut_ = false;     // the line began in a piece that was passed on already
+  Clock::time_point next_replaced_{};
+};
+
+// The longest line of one stream when there are this many: 1 MiB, less for hundreds of workers, so that all of them
+// together hold at most 128 MiB.
+std::size_t line_limit(int streams);
+
+// "[ 3] " for worker 3 of 10 to 99, in a colour of its own on a terminal.
+std::string line_prefix(int rank, int workers, bool colour);
+
+// The last few lines of a worker, for the report of its failure.
+class Tail {
+ public:
+  void add(std::string_view line);
+  const std::deque<std::string>& lines() const { return lines_; }
+
+ private:
+  std::deque<std::string> lines_;
+};
 
 // Standard output or error, from the write that failed on.
 struct LostOutput {
@@ -25,43 +106,46 @@ struct LostOutput {
   std::uint64_t bytes;
 };
 
+// All that the workers and the launcher print.
+//
 // Threads:   where the io_context runs.
-// Blocking:  never, except for the disk under the log files.
-// Failure:   when_closed, with the errno, when standard output or error cannot be written any more;
-//            the workers' bytes are then read and dropped.
+// Blocking:  only as long as a regular file takes to be written; on a terminal that cannot be opened once more, as long
+//            as its reader takes.
+// Failure:   when_closed, with the errno, when standard output or error cannot be written any more; the workers' bytes
+//            are then read and dropped. A log that cannot be written is dropped; failed_logs() names it.
 // Ownership: owns the pipes' read ends and the log files; the io_context must outlive it.
 class Output {
  public:
+  // `logs` has two files for each worker, or none at all.
   Output(boost::asio::io_context& context, int workers, KeeperPlan& plan,
          std::vector<LogFile> logs);
+  Output(const Output&) = delete;
+  Output& operator=(const Output&) = delete;
+  ~Output();
 
   std::function<void(int error)> when_closed;
 
   void start();
 
-  // A line of the launcher's own, on standard error; on standard output if that is lost. It takes the place of a bar that a
-  // worker has drawn on the terminal.
+  // A line of the launcher's own, on standard error; on standard output if that is lost. It takes the place of a bar
+  // that a worker has drawn on the terminal.
   void note(std::string_view line);
 
-  // No worker is left: takes what the pipes still hold, then calls `then`. Gives up on a reader of
-  // our outputs that takes nothing for `patience`.
+  // No worker is left: takes what the pipes still hold, then calls `then`. Gives up on a reader of our outputs that
+  // takes nothing for `patience`.
   void drain(std::chrono::milliseconds patience, std::function<void()> then);
 
   // Waits, with the same patience, until the readers have taken everything, then calls `then`.
   void flush(std::chrono::milliseconds patience, std::function<void()> then);
 
-  // Bytes that nobody has read.
-  std::size_t waiting() const;
-
-  // What could not be written.
-  std::vector<LostOutput> lost() const;
-
+  std::size_t waiting() const;           // bytes that nobody has read
+  std::vector<LostOutput> lost() const;  // what could not be written
+  std::vector<std::string> failed_logs() const;
   const std::deque<std::string>& last_lines(int rank) const;
 
-  // The log files that could not be written to their end.
-  std::vector<std::string> failed_logs() const;
-
  private:
+  class Outlet;
+  class Stream;
   struct Wait {
     std::function<bool()> done;
     std::function<void()> then;
@@ -72,20 +156,67 @@ class Output {
 
   void resume_streams();
   void check(Wait wait);
-  bool all_read() const;
-  bool all_written() const;
   std::uint64_t written() const;
 
   boost::asio::io_context& context_;
-  Outlets outlets_;
+  // One and the same when both lead to the same place, so that a line of one never lands inside a line of the other.
+  std::shared_ptr<Outlet> out_;
+  std::shared_ptr<Outlet> err_;
   std::string before_note_;
-  std::vector<std::shared_ptr<Tail>> tails_;
-  std::vector<std::unique_ptr<WorkerStream>> streams_;
-  std::vector<std::string> log_paths_;
+  std::vector<Tail> tails_;  // one for each worker
+  std::vector<std::unique_ptr<Stream>> streams_;
   boost::asio::steady_timer poll_;
 };
 
-// Whether to colour what goes to this descriptor: a terminal, and neither NO_COLOR nor TERM=dumb.
-bool wants_colour(int fd);
+// What the launcher says in the end: who failed first, and what else the user should know. Collects facts while the job
+// runs and turns them into lines at its end.
+//
+// Threads:   one caller at a time.
+// Blocking:  never.
+// Failure:   none.
+// Ownership: plain values.
+class JobReport {
+ public:
+  JobReport(const RunOptions& options, std::string program);
+
+  void add(const KeeperEvent& event);
+  void keeper_lost(int wait_status) { keeper_status_ = wait_status; }
+  void overtime(int live) { overtime_ = live; }
+  void not_ended(std::vector<pid_t> left) { left_ = std::move(left); }
+
+  // Looks whether a worker that another one lost is stopped now. What was seen first counts: the orders that end the job
+  // also continue a stopped worker.
+  void look_at(int rank);
+
+  // The worker's exec or fork failed; its process's own end says nothing.
+  bool not_started(int rank) const { return not_started_[static_cast<std::size_t>(rank)]; }
+
+  // Lines that are always shown: the first failure with the worker's last lines, lost logs …
+  std::vector<std::string> failures(const JobState& state, const Output& output) const;
+
+  // Lines that --quiet leaves out.
+  std::vector<std::string> notes(const JobState& state) const;
+
+  // What could not be written of the output; always shown, and last, when the bytes are counted.
+  static std::vector<std::string> lost_output(const JobState& state, const Output& output);
+
+ private:
+  std::vector<std::string> first_failure(const JobState& state, const Output& output) const;
+  std::string what_happened(const JobState& state) const;
+  std::string who(int rank) const;
+  std::string last_words(int rank, bool witness, bool none) const;
+  bool seen_stopped(std::optional<int> rank) const;
+
+  int workers_;
+  bool leader_keeps_output_;  // what it printed last is not known here
+  std::string program_;
+  std::vector<pid_t> pids_;
+  std::vector<bool> not_started_;
+  int swept_ = 0;
+  int overtime_ = 0;
+  int keeper_status_ = 0;
+  std::vector<pid_t> left_;
+  std::map<int, bool> stopped_;  // by rank, of those that were looked at
+};
 
 }  // namespace lockstep::control

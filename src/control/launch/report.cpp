@@ -1,4 +1,4 @@
-#include "control/launch/report.h"
+#include "control/launch/output.h"
 
 #include <fmt/format.h>
 #include <fmt/ranges.h>
@@ -6,7 +6,6 @@
 #include <cerrno>
 #include <cstring>
 
-#include "control/launch/output.h"
 #include "control/launch/process_table.h"
 #include "control/launch/program.h"
 
@@ -83,6 +82,11 @@ void JobReport::look_at(int rank) {
   stopped_[rank] = is_stopped(read_process_table(), pids_[static_cast<std::size_t>(rank)]);
 }
 
+bool JobReport::seen_stopped(std::optional<int> rank) const {
+  const auto seen = stopped_.find(rank.value_or(-1));
+  return seen != stopped_.end() && seen->second;
+}
+
 std::string JobReport::who(int rank) const {
   return fmt::format("rank {} (pid {})", rank, pids_[static_cast<std::size_t>(rank)]);
 }
@@ -100,7 +104,7 @@ std::string JobReport::what_happened(const JobState& state) const {
   const auto lost = state.failure()->lost;
   if (!lost)
     return fmt::format("{} failed first: it {}; the others were ended.", who(failure.rank), how);
-  if (const auto seen = stopped_.find(*lost); seen != stopped_.end() && seen->second) {
+  if (seen_stopped(lost)) {
     return fmt::format(
         "{} is stopped (by SIGSTOP, Ctrl-Z or a debugger): {} lost it and {}; all were ended.",
         who(*lost), who(failure.rank), how);
@@ -122,8 +126,7 @@ std::vector<std::string> JobReport::first_failure(const JobState& state,
   }
   if (state.explained(failure)) {
     const auto lost = state.failure()->lost;
-    const auto seen = stopped_.find(lost.value_or(-1));
-    if (seen == stopped_.end() || !seen->second) return {};
+    if (!seen_stopped(lost)) return {};
     return {fmt::format("lockstep: {} is stopped, by SIGSTOP, Ctrl-Z or a debugger", who(*lost))};
   }
   const auto& last = output.last_lines(failure.rank);

@@ -10,8 +10,7 @@
 #include <cerrno>
 #include <thread>
 
-#include "control/rendezvous/connector.h"
-#include "control/rendezvous/socket_address.h"
+#include "control/rendezvous/sockets.h"
 
 namespace lockstep::control {
 namespace {
@@ -79,7 +78,7 @@ void raise_if_final(Ending ending, const Address& address, std::uint16_t their_v
                       where));
     case Ending::kNoSecret:
       throw BadInput(
-          fmt::format("whoever answers at {} does not know the job's secret; see what "
+          fmt::format("the process that answers at {} does not know the job's secret; see what "
                       "listens there, and choose another address",
                       where));
     case Ending::kNone:
@@ -142,7 +141,7 @@ bool RendezvousClient::enter(const JoinRequest& request, const std::string& secr
     }
     raise_if_final(session_.ending(), address_, session_.peer_version());
     if (session_.ending() != Ending::kNone) {
-      problem = fmt::format("whoever answers {}", describe(session_.ending()));
+      problem = fmt::format("the process that answers {}", describe(session_.ending()));
       return false;
     }
     const Arrival arrival = exchange(deadline);

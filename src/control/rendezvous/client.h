@@ -9,7 +9,7 @@
 
 #include "base/fd.h"
 #include "control/rendezvous/address.h"
-#include "control/rendezvous/session.h"
+#include "control/rendezvous/handshake.h"
 
 namespace lockstep::control {
 

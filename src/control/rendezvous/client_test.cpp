@@ -12,8 +12,8 @@
 #include <optional>
 #include <set>
 
-#include "control/rendezvous/hosted.h"
 #include "control/rendezvous/secret.h"
+#include "control/rendezvous/server.h"
 #include "control/rendezvous/test_support.h"
 
 namespace lockstep::control {

@@ -1,9 +1,9 @@
 // The mutual proof of the job's secret: each side learns that the other knows it, nobody sees it.
 //
-//   transcript         = version, nonce of the worker, nonce of the rendezvous   (fresh, 32 bytes
-//   each) worker's proof     = HMAC-SHA256(secret key, "worker", transcript)           sent first
-//   rendezvous's proof = HMAC-SHA256(secret key, "rendezvous", transcript)       only after a good
-//   one session key        = HMAC-SHA256(secret key, "session", transcript)
+//   transcript           version, nonce of the worker, nonce of the rendezvous (fresh, 32 bytes each)
+//   worker's proof       HMAC-SHA256(secret key, "worker", transcript)            sent first
+//   rendezvous's proof   HMAC-SHA256(secret key, "rendezvous", transcript)        only after a good one
+//   session key          HMAC-SHA256(secret key, "session", transcript)           for the frames that follow
 //
 // A recorded proof fits no other pair of nonces, and a proof sent back to its maker has the wrong
 // label. The worker proves first, so a stranger that merely connects learns no digest of the secret
@@ -11,10 +11,13 @@
 #pragma once
 
 #include <cstdint>
+#include <optional>
 #include <string>
 #include <string_view>
+#include <vector>
 
 #include "base/hash.h"
+#include "control/rendezvous/frame.h"
 #include "control/rendezvous/message.h"
 
 namespace lockstep::control {
@@ -82,6 +85,49 @@ class Handshake {
   std::string key_;
   std::string nonce_;
   std::string transcript_;  // empty until hello or challenge was taken
+};
+
+// One connection between a worker and the rendezvous without the socket: the handshake, then frames.
+//
+// Threads:   one caller at a time.
+// Blocking:  never; there is nothing to wait for.
+// Failure:   none thrown: a session that went wrong has an ending() and stays silent.
+// Ownership: values only. Before the other side has proved the secret it holds less than one
+//            handshake message; afterwards at most one frame of the largest size and what
+//            receive() brought.
+class Session {
+ public:
+  Session(Role role, Handshake handshake);
+
+  // Takes what arrived.
+  void receive(std::string_view bytes);
+
+  // The next message that arrived whole and genuine; bytes that are no message end the session.
+  std::optional<Message> next();
+
+  // Queues a message. A worker's first may be queued at any time: it leaves together with the
+  // proof.
+  void send(const Message& message);
+
+  // What is to be written to the other side now.
+  std::string take_output();
+
+  bool open() const { return opener_.has_value(); }
+  Ending ending() const { return ending_; }
+  std::uint16_t peer_version() const { return handshake_.peer_version(); }
+
+ private:
+  void shake(std::string_view bytes);
+  void start_sending();
+
+  Role role_;
+  Handshake handshake_;
+  Ending ending_ = Ending::kNone;
+  std::string input_;
+  std::string output_;
+  std::vector<std::string> early_;  // messages queued before there was a key
+  std::optional<FrameSealer> sealer_;
+  std::optional<FrameOpener> opener_;
 };
 
 // What only the workers of one generation know, for proofs among themselves.

@@ -3,8 +3,8 @@
 //
 // A generation gathers `size` workers, keeps what they put, and ends when all are done. It fails as
 // a whole: when workers disagree, when one leaves or gives up before the others are done, or when
-// somebody's patience ends while ranks are missing. Who has not yet heard of the failure hears it
-// when it joins; whoever joins after that begins the next generation.
+// somebody's patience ends while ranks are missing. A worker that has not heard of the failure hears it when it joins, so
+// that no rank waits for a generation that is over. The next worker that joins begins the next generation.
 #pragma once
 
 #include <chrono>
@@ -50,7 +50,7 @@ class Generation {
   void tick(TimePoint now, Answers& out);
   std::optional<TimePoint> next_tick() const;
 
-  // Sends away whoever waits for others to join.
+  // Sends away the workers that wait for others to join.
   void close(Answers& out);
 
   bool failed() const { return failure_.has_value(); }

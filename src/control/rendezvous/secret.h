@@ -1,5 +1,5 @@
 // The job's secret: who knows it may join. It travels in an inherited descriptor or a private file,
-// never in arguments, in the environment or in a log.
+// never in arguments, in the environment or in a log: other users can read those, in `ps`, in /proc and on disks.
 #pragma once
 
 #include <string>

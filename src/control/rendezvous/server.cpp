@@ -2,19 +2,29 @@
 
 #include <fmt/format.h>
 #include <lockstep/errors.h>
+#include <pthread.h>
 #include <unistd.h>
 
 #include <algorithm>
+#include <array>
+#include <boost/asio/executor_work_guard.hpp>
+#include <boost/asio/generic/stream_protocol.hpp>
 #include <boost/asio/posix/stream_descriptor.hpp>
+#include <boost/asio/post.hpp>
 #include <boost/asio/steady_timer.hpp>
+#include <boost/asio/write.hpp>
 #include <cerrno>
+#include <csignal>
 #include <cstring>
+#include <future>
 #include <map>
+#include <system_error>
+#include <thread>
 
 #include "base/log.h"
-#include "control/rendezvous/connection.h"
-#include "control/rendezvous/log_limiter.h"
-#include "control/rendezvous/socket_address.h"
+#include "control/rendezvous/handshake.h"
+#include "control/rendezvous/roster.h"
+#include "control/rendezvous/sockets.h"
 
 namespace lockstep::control {
 namespace {
@@ -27,6 +37,157 @@ constexpr int kMostAtOnce = 64;  // connections taken in before others are serve
 constexpr int kMostLogLines = 5;
 constexpr std::chrono::seconds kLogWindow{10};
 constexpr std::chrono::milliseconds kPauseWithoutDescriptors{50};
+
+// A peer that asks for more than this without reading the answers is dropped.
+constexpr std::size_t kMostUnsentBytes = 16 * kMostFrameBytes;
+
+struct Departure {
+  std::string why;        // a phrase: "closed the connection"
+  bool in_order = false;  // as a worker may leave at any time, alive or dead
+};
+
+// What a connection tells its owner.
+class ConnectionOwner {
+ public:
+  virtual ~ConnectionOwner() = default;
+
+  // A genuine message; false: it makes no sense, end the connection.
+  virtual bool on_message(ConnectionId from, const Message& message) = 0;
+  // The connection is over, for a reason as a phrase; told once, and never from within a call.
+  virtual void on_end(ConnectionId connection, const Departure& departure) = 0;
+};
+
+// One connection: a socket around a Session.
+//
+// Threads:   those of its io_context, one at a time.
+// Blocking:  never.
+// Failure:   ends, and tells its owner why.
+// Ownership: owns the socket; outstanding operations keep it alive; the owner must outlive it or
+//            call abandon().
+class Connection : public std::enable_shared_from_this<Connection> {
+ public:
+  Connection(asio::io_context& context, ConnectionId id, base::Fd fd, Session session,
+             std::weak_ptr<ConnectionOwner> owner);
+
+  // Reads until the end; a peer that is not trust()ed by then is dropped after `time_to_prove`.
+  void start(std::chrono::milliseconds time_to_prove);
+  void trust();
+  bool trusted() const { return trusted_; }
+
+  void send(const Message& message);
+
+  // Ends it now; the owner hears of it from the io_context.
+  void end(Departure departure);
+  // Ends it now, and the owner hears nothing.
+  void abandon();
+
+ private:
+  void read();
+  void on_read(std::size_t count);
+  void write();
+  void on_written();
+
+  ConnectionId id_;
+  asio::generic::stream_protocol::socket socket_;
+  asio::steady_timer timer_;
+  Session session_;
+  std::weak_ptr<ConnectionOwner> owner_;
+  std::array<char, 4096> input_;
+  std::string unsent_;
+  std::string sending_;
+  bool trusted_ = false;
+  bool over_ = false;
+};
+
+Connection::Connection(asio::io_context& context, ConnectionId id, base::Fd fd, Session session,
+                       std::weak_ptr<ConnectionOwner> owner)
+    : id_(id),
+      socket_(context),
+      timer_(context),
+      session_(std::move(session)),
+      owner_(std::move(owner)) {
+  const int family = local_address(fd.get()).family();
+  socket_.assign(asio::generic::stream_protocol(family, 0), fd.release());
+}
+
+void Connection::start(std::chrono::milliseconds time_to_prove) {
+  timer_.expires_after(time_to_prove);
+  timer_.async_wait([self = shared_from_this()](error_code error) {
+    if (!error && !self->trusted_) self->end({"did not prove the secret in time"});
+  });
+  read();
+}
+
+void Connection::trust() {
+  trusted_ = true;
+  timer_.cancel();
+}
+
+void Connection::send(const Message& message) {
+  session_.send(message);
+  write();
+}
+
+void Connection::end(Departure departure) {
+  if (over_) return;
+  asio::post(socket_.get_executor(), [owner = owner_, id = id_, departure = std::move(departure)] {
+    if (const auto alive = owner.lock()) alive->on_end(id, departure);
+  });
+  abandon();
+}
+
+void Connection::abandon() {
+  over_ = true;
+  error_code ignored;
+  socket_.close(ignored);
+  timer_.cancel();
+}
+
+void Connection::read() {
+  socket_.async_read_some(asio::buffer(input_),
+                          [self = shared_from_this()](error_code error, std::size_t count) {
+                            if (self->over_) return;
+                            if (error) return self->end({"closed the connection", true});
+                            self->on_read(count);
+                          });
+}
+
+void Connection::on_read(std::size_t count) {
+  session_.receive(std::string_view(input_.data(), count));
+  while (const auto message = session_.next()) {
+    const auto owner = owner_.lock();
+    if (!owner || over_) return;
+    if (!owner->on_message(id_, *message)) return end({"sent a message out of place"});
+    if (over_) return;
+  }
+  write();
+  if (over_) return;
+  // A session that has ended reads no more; it goes when its refusal is written.
+  if (session_.ending() == Ending::kNone) {
+    read();
+  } else if (sending_.empty()) {
+    end({describe(session_.ending())});
+  }
+}
+
+void Connection::write() {
+  unsent_ += session_.take_output();
+  if (unsent_.size() > kMostUnsentBytes) return end({"does not read its answers"});
+  if (over_ || unsent_.empty() || !sending_.empty()) return;
+  sending_ = std::exchange(unsent_, {});
+  asio::async_write(socket_, asio::buffer(sending_),
+                    [self = shared_from_this()](error_code error, std::size_t) {
+                      if (self->over_) return;
+                      if (error) return self->end({"closed the connection", true});
+                      self->on_written();
+                    });
+}
+
+void Connection::on_written() {
+  sending_.clear();
+  write();
+  if (sending_.empty() && session_.ending() != Ending::kNone) end({describe(session_.ending())});
+}
 
 struct Guest {
   std::shared_ptr<Connection> connection;
@@ -41,6 +202,20 @@ std::string who_is(int fd) {
   const ucred credentials = peer_credentials(fd);
   return fmt::format("pid {} of user {}", credentials.pid, credentials.uid);
 }
+
+// Signals are the program's: none may interrupt, or be handled on, a thread that it does not know.
+class SignalsBlocked {
+ public:
+  SignalsBlocked() {
+    sigset_t all;
+    sigfillset(&all);
+    ::pthread_sigmask(SIG_SETMASK, &all, &before_);
+  }
+  ~SignalsBlocked() { ::pthread_sigmask(SIG_SETMASK, &before_, nullptr); }
+
+ private:
+  sigset_t before_;
+};
 
 }  // namespace
 
@@ -280,6 +455,62 @@ std::uint64_t RendezvousServer::strangers() const {
 
 std::size_t RendezvousServer::connections() const {
   return state_->connections();
+}
+
+struct HostedRendezvous::State {
+  State(Listener listener, ServerOptions options)
+      : server(context, std::move(listener), std::move(options)) {}
+  ~State() {
+    context.stop();
+    if (thread.joinable()) thread.join();
+  }
+
+  boost::asio::io_context context{1};
+  RendezvousServer server;
+  std::thread thread;
+};
+
+HostedRendezvous::HostedRendezvous(Listener listener, ServerOptions options)
+    : state_(std::make_unique<State>(std::move(listener), std::move(options))) {
+  const SignalsBlocked blocked;
+  try {
+    state_->thread = std::thread([state = state_.get()] {
+      const auto keep_running = boost::asio::make_work_guard(state->context);
+      state->context.run();
+    });
+  } catch (const std::system_error& error) {
+    throw Unavailable(std::string("cannot start the rendezvous's thread: ") + error.what() +
+                      "; raise `ulimit -u`");
+  }
+}
+
+HostedRendezvous::HostedRendezvous(HostedRendezvous&&) noexcept = default;
+HostedRendezvous::~HostedRendezvous() = default;
+
+const Address& HostedRendezvous::address() const {
+  return state_->server.address();
+}
+
+void HostedRendezvous::finish(Deadline deadline) {
+  auto empty = std::make_shared<std::promise<void>>();
+  boost::asio::post(state_->context, [state = state_.get(), empty] {
+    state->server.close([empty] { empty->set_value(); });
+  });
+  empty->get_future().wait_until(deadline.when());
+  state_.reset();
+}
+
+std::optional<std::uint64_t> LogLimiter::pass(TimePoint now) {
+  if (now >= window_end_) {
+    window_end_ = now + window_;
+    passed_ = 0;
+  }
+  if (passed_ == most_) {
+    ++swallowed_;
+    return std::nullopt;
+  }
+  ++passed_;
+  return std::exchange(swallowed_, 0);
 }
 
 }  // namespace lockstep::control

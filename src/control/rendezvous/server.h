@@ -10,9 +10,10 @@
 #include <cstdint>
 #include <functional>
 #include <memory>
+#include <optional>
 #include <string>
 
-#include "control/rendezvous/listener.h"
+#include "control/rendezvous/sockets.h"
 
 namespace lockstep::control {
 
@@ -58,6 +59,48 @@ class RendezvousServer {
  private:
   class State;
   std::shared_ptr<State> state_;
+};
+
+// A RendezvousServer with a thread of its own, on which no signal is delivered. Under torchrun, mpirun or srun rank 0 hosts
+// one while the world forms: nobody has started a launcher that could.
+//
+// Threads:   one caller at a time.
+// Blocking:  finish() returns by its deadline; the destructor does not wait for anybody.
+// Failure:   Unavailable when no thread can be started.
+// Ownership: the thread and all connections end with it.
+class HostedRendezvous {
+ public:
+  HostedRendezvous(Listener listener, ServerOptions options);
+  HostedRendezvous(HostedRendezvous&&) noexcept;
+  ~HostedRendezvous();
+
+  const Address& address() const;
+
+  // Lets the connected workers read their last answer and go; those still there at the deadline
+  // are cut off.
+  void finish(Deadline deadline);
+
+ private:
+  struct State;
+  std::unique_ptr<State> state_;
+};
+
+// Strangers may knock thousands of times a second, and a log that they fill is an attack, too. Lets at most `most` lines through in every window of time. Pure: the caller brings the clock.
+class LogLimiter {
+ public:
+  using TimePoint = std::chrono::steady_clock::time_point;
+
+  LogLimiter(int most, std::chrono::milliseconds window) : most_(most), window_(window) {}
+
+  // Nothing: swallow this line. A number: log it; so many were swallowed since the last one.
+  std::optional<std::uint64_t> pass(TimePoint now);
+
+ private:
+  int most_;
+  std::chrono::milliseconds window_;
+  TimePoint window_end_{};
+  int passed_ = 0;
+  std::uint64_t swallowed_ = 0;
 };
 
 }  // namespace lockstep::control

@@ -16,9 +16,9 @@
 
 #include "base/hash.h"
 #include "control/rendezvous/client.h"
-#include "control/rendezvous/connector.h"
 #include "control/rendezvous/secret.h"
 #include "control/rendezvous/server.h"
+#include "control/rendezvous/sockets.h"
 #include "control/rendezvous/test_support.h"
 
 namespace lockstep::control {
@@ -315,6 +315,17 @@ INSTANTIATE_TEST_SUITE_P(Sockets, StrangersTest,
                          });
 INSTANTIATE_TEST_SUITE_P(Sockets, UnixStrangersTest, testing::Values(Address::Kind::kUnix),
                          [](const auto&) { return "Unix"; });
+
+TEST(LogLimiterTest, AFloodIsCountedNotLogged) {
+  LogLimiter limiter(2, std::chrono::seconds(10));
+  const LogLimiter::TimePoint start{std::chrono::seconds(100)};
+  EXPECT_EQ(limiter.pass(start), 0u);
+  EXPECT_EQ(limiter.pass(start), 0u);
+  for (int i = 0; i < 1000; ++i)
+    EXPECT_EQ(limiter.pass(start + std::chrono::seconds(9)), std::nullopt);
+  EXPECT_EQ(limiter.pass(start + std::chrono::seconds(10)), 1000u);
+  EXPECT_EQ(limiter.pass(start + std::chrono::seconds(10)), 0u);
+}
 
 }  // namespace
 }  // namespace lockstep::control

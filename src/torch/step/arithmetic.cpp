@@ -14,7 +14,6 @@
 #include <string_view>
 #include <vector>
 
-#include "base/denormals.h"
 #include "base/hash.h"
 #include "base/processor.h"
 #include "torch/device/instructions.h"

@@ -1,4 +1,4 @@
-#include "app/train/traffic.h"
+#include "app/train/step_traffic.h"
 
 #include <fmt/format.h>
 

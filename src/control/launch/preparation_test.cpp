@@ -1,4 +1,4 @@
-#include "control/launch/worker_environment.h"
+#include "control/launch/preparation.h"
 
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
@@ -50,8 +50,8 @@ TEST(WorkerEnvironmentTest, HoldsTorchrunsVariablesAndOurs) {
 
 TEST(WorkerEnvironmentTest, RanksOfTheSecondHostGoOn) {
   JobEnvironment job = four_workers();
-  job.nodes = 2;
-  job.node_rank = 1;
+  job.hosts = 2;
+  job.host_rank = 1;
   EXPECT_THAT(worker_environment({}, job, 1),
               IsSupersetOf({"RANK=5", "LOCAL_RANK=1", "WORLD_SIZE=8", "LOCAL_WORLD_SIZE=4",
                             "GROUP_RANK=1", "GROUP_WORLD_SIZE=2"}));

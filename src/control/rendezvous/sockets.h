@@ -1,4 +1,4 @@
-// Addresses as the kernel takes them.
+// Sockets of this host: addresses as the kernel takes them, listening, and one attempt to connect.
 #pragma once
 
 #include <lockstep/deadline.h>
@@ -7,6 +7,9 @@
 #include <cstdint>
 #include <string>
 #include <vector>
+
+#include "base/fd.h"
+#include "control/rendezvous/address.h"
 
 namespace lockstep::control {
 
@@ -40,5 +43,25 @@ void tune_tcp(int fd);
 
 // The user and process at the other end of a Unix socket, as the kernel knows them.
 ucred peer_credentials(int fd);
+
+// A socket that is bound and listens. Connections queue up in it until a RendezvousServer takes it, so that a launcher
+// can bind, start its workers, and only then serve them.
+// Starts no thread; the descriptor closes on exec.
+struct Listener {
+  base::Fd fd;
+  Address address;  // with the port that the kernel chose, where 0 was asked for
+};
+
+// An abstract socket: no file, gone with the last descriptor. BadInput when the name is taken.
+Listener listen_unix(const std::string& name);
+
+// TCP on one address: that of a named interface ("eth0"), or what the host name or number stands
+// for. Never on all of them: 0.0.0.0 is BadInput, and so are an unknown interface, an address of
+// another host and a port that is taken. Port 0 lets the kernel choose.
+Listener listen_tcp(const std::string& interface_or_host, std::uint16_t port);
+
+// A connected, non-blocking socket; or none, and the `problem` as a phrase. On a Unix socket it
+// makes sure that the other end is our own user: anybody may take an abstract name.
+base::Fd try_connect(const Address& address, Deadline deadline, std::string& problem);
 
 }  // namespace lockstep::control

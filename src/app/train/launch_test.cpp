@@ -1,4 +1,4 @@
-#include "app/train/run_directory.h"
+#include "app/train/launch.h"
 
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>

@@ -5,7 +5,7 @@
 #include <chrono>
 #include <string_view>
 
-namespace lockstep::app {
+namespace lockstep::base {
 
 // How long a result may wait for its reader.
 inline constexpr std::chrono::seconds kForAReader{60};
@@ -21,4 +21,4 @@ void say_in_passing(std::string_view text) noexcept;
 // arrived there.
 void check_said();
 
-}  // namespace lockstep::app
+}  // namespace lockstep::base

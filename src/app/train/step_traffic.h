@@ -1,4 +1,5 @@
-// The gradients that travel in a step of `lockstep train`, for its report.
+// The gradients that travel in a step of `lockstep train`, for its report: a number of shards that divides badly among the
+// workers multiplies them, and nothing else would show it.
 #pragma once
 
 #include <lockstep/comm.h>

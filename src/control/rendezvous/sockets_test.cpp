@@ -1,12 +1,10 @@
-#include "control/rendezvous/listener.h"
+#include "control/rendezvous/sockets.h"
 
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 #include <lockstep/errors.h>
 #include <netdb.h>
 #include <unistd.h>
-
-#include "control/rendezvous/connector.h"
 
 namespace lockstep::control {
 namespace {

@@ -1,4 +1,4 @@
-#include "control/launch/lines.h"
+#include "control/launch/output.h"
 
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>

@@ -1,4 +1,4 @@
-#include "app/standard_output.h"
+#include "base/standard_output.h"
 
 #include <fmt/format.h>
 #include <lockstep/deadline.h>
@@ -11,7 +11,7 @@
 #include <cstdio>
 #include <cstring>
 
-namespace lockstep::app {
+namespace lockstep::base {
 namespace {
 
 // A terminal that says it has room has room for some bytes, a pipe for 4,096.
@@ -66,4 +66,4 @@ void check_said() {
                   first_error == EAGAIN ? "nobody reads it" : std::strerror(first_error)));
 }
 
-}  // namespace lockstep::app
+}  // namespace lockstep::base
