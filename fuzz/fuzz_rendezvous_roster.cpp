@@ -11,7 +11,7 @@ using lockstep::fuzz::require;
 
 extern "C" int LLVMFuzzerTestOneInput(const std::uint8_t* data, std::size_t size) {
   lockstep::base::ByteReader input(lockstep::fuzz::as_text(data, size));
-  Roster roster(3);
+  RendezvousRoster roster(3);
   TimePoint now{std::chrono::hours(1)};
   std::map<ConnectionId, int> owed;  // answers that a connection waits for
   while (input.ok()) {

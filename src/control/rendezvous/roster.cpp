@@ -235,7 +235,8 @@ std::vector<int> Generation::not_done() const {
   return ranks;
 }
 
-bool Roster::take(ConnectionId from, const Message& message, TimePoint now, Answers& out) {
+bool RendezvousRoster::take(ConnectionId from, const Message& message, TimePoint now,
+                            Answers& out) {
   if (const auto* first = std::get_if<Join>(&message)) return join(from, *first, now, out);
   const auto place = places_.find(from);
   if (place == places_.end() || !place->second->serves(from)) return false;
@@ -254,7 +255,7 @@ bool Roster::take(ConnectionId from, const Message& message, TimePoint now, Answ
   return true;
 }
 
-bool Roster::join(ConnectionId from, const Join& join, TimePoint now, Answers& out) {
+bool RendezvousRoster::join(ConnectionId from, const Join& join, TimePoint now, Answers& out) {
   if (places_.contains(from) || join.rank >= join.size) return false;
   const bool next = current_ == nullptr || current_->finished() ||
                     (current_->failed() && current_->knows(join.rank));
@@ -272,22 +273,22 @@ bool Roster::join(ConnectionId from, const Join& join, TimePoint now, Answers& o
   return true;
 }
 
-void Roster::lost(ConnectionId connection, Answers& out) {
+void RendezvousRoster::lost(ConnectionId connection, Answers& out) {
   const auto place = places_.find(connection);
   if (place == places_.end()) return;
   place->second->lost(connection, out);
   places_.erase(place);
 }
 
-void Roster::tick(TimePoint now, Answers& out) {
+void RendezvousRoster::tick(TimePoint now, Answers& out) {
   if (current_) current_->tick(now, out);
 }
 
-std::optional<TimePoint> Roster::next_tick() const {
+std::optional<TimePoint> RendezvousRoster::next_tick() const {
   return current_ ? current_->next_tick() : std::nullopt;
 }
 
-void Roster::close(Answers& out) {
+void RendezvousRoster::close(Answers& out) {
   closing_ = true;
   if (current_) current_->close(out);
 }

@@ -103,9 +103,9 @@ class Generation {
 // All generations of a job, one after the other.
 //
 // Threads, Blocking, Failure, Ownership: as Generation.
-class Roster {
+class RendezvousRoster {
  public:
-  explicit Roster(int size) : size_(size) {}
+  explicit RendezvousRoster(int size) : size_(size) {}
 
   // Takes a worker's message; false: it makes no sense there, drop the connection.
   bool take(ConnectionId from, const Message& message, TimePoint now, Answers& out);

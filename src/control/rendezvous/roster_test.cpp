@@ -38,7 +38,7 @@ class RosterTest : public testing::Test {
     for (std::uint32_t rank = 0; rank < 4; ++rank) take(rank, join_of(rank, 4));
   }
 
-  Roster roster_{4};
+  RendezvousRoster roster_{4};
 };
 
 Failed failure_to(const Answers& answers, ConnectionId connection) {
@@ -148,7 +148,7 @@ TEST_F(RosterTest, WorkersThatDisagreeAreNamed) {
 
 TEST_F(RosterTest, AnotherWorldSizeOrBuildIsAMismatch) {
   EXPECT_THAT(failure_to(take(0, join_of(0, 8)), 0).message, HasSubstr("told of 8 workers"));
-  Roster fresh(4);
+  RendezvousRoster fresh(4);
   Answers answers;
   Join newer = join_of(1, 4);
   newer.build = "0.2.0";

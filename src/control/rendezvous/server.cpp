@@ -261,7 +261,7 @@ class RendezvousServer::State : public ConnectionOwner,
   Address address_;
   asio::posix::stream_descriptor listening_;
   asio::steady_timer timer_;
-  Roster roster_;
+  RendezvousRoster roster_;
   std::map<ConnectionId, Guest> guests_;     // by age
   std::map<ConnectionId, Guest*> unproven_;  // those of them that have not joined
   ConnectionId last_id_ = 0;
