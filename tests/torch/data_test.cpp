@@ -11,7 +11,7 @@
 #include "plan/sampler.h"
 #include "tests/torch/folder.h"
 #include "tests/torch/nets.h"
-#include "torch/data/prefetcher.h"
+#include "torch/data/reader.h"
 
 namespace lockstep::testing {
 namespace {

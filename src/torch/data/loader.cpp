@@ -10,7 +10,7 @@
 #include "base/hash.h"
 #include "plan/position.h"
 #include "plan/sampler.h"
-#include "torch/data/prefetcher.h"
+#include "torch/data/reader.h"
 #include "torch/data/read.h"
 #include "torch/data/uneven.h"
 #include "torch/device/upload.h"

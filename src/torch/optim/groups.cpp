@@ -1,4 +1,4 @@
-#include "torch/optim/groups.h"
+#include "torch/optim/rules.h"
 
 #include <fmt/format.h>
 #include <lockstep/errors.h>

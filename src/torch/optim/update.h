@@ -10,9 +10,9 @@
 #include <string>
 
 #include "flat/device_update.h"
-#include "torch/divergence/update_watch.h"
+#include "torch/divergence/watch.h"
 #include "torch/optim/gradient_source.h"
-#include "torch/optim/groups.h"
+#include "torch/optim/rules.h"
 #include "torch/optim/state_memory.h"
 #include "torch/replica/replicated.h"
 

@@ -18,7 +18,7 @@
 #include <vector>
 
 #include "torch/replica/flat_gradients.h"
-#include "torch/replica/flat_parameters.h"
+#include "torch/replica/parameters.h"
 #include "torch/replica/model.h"
 
 namespace lockstep::replica {

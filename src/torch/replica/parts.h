@@ -9,7 +9,7 @@
 #include "torch/divergence/fault.h"
 #include "torch/replica/banks.h"
 #include "torch/replica/buffer_sync.h"
-#include "torch/replica/flat_parameters.h"
+#include "torch/replica/parameters.h"
 #include "torch/replica/model.h"
 #include "torch/replica/model_plan.h"
 #include "torch/replica/reduction.h"

@@ -12,7 +12,7 @@
 
 #include <string>
 
-#include "torch/data/prefetcher.h"
+#include "torch/data/reader.h"
 #include "torch/step/checkpoint.h"
 
 namespace lockstep::steps {

@@ -10,7 +10,7 @@
 
 #include "plan/position.h"
 #include "plan/tree.h"
-#include "torch/data/prefetcher.h"
+#include "torch/data/reader.h"
 #include "torch/device/upload.h"
 
 namespace lockstep::steps {

@@ -1,4 +1,4 @@
-#include "torch/data/prefetcher.h"
+#include "torch/data/reader.h"
 
 #include <lockstep/errors.h>
 

@@ -1,4 +1,4 @@
-#include "torch/divergence/update_watch.h"
+#include "torch/divergence/watch.h"
 
 namespace lockstep::divergence {
 

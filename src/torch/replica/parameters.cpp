@@ -1,4 +1,4 @@
-#include "torch/replica/flat_parameters.h"
+#include "torch/replica/parameters.h"
 
 #include <fmt/format.h>
 #include <lockstep/errors.h>
