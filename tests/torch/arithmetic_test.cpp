@@ -23,7 +23,6 @@
 #include "tests/torch/nets.h"
 #include "tests/torch/own_process.h"
 #include "torch/device/instructions.h"
-#include "torch/device/loaded_function.h"
 
 namespace lockstep::testing {
 namespace {

@@ -3,10 +3,16 @@
 
 #include <ATen/core/Tensor.h>
 #include <ATen/core/dispatch/Dispatcher.h>
+#include <lockstep/errors.h>
 
 namespace lockstep::data {
 
 // Whether a generator of the CPU serves it. BadInput on a GPU, where LibTorch's default generator is the model's.
-bool draws_on_cpu(const c10::OperatorHandle& op, const at::Tensor& tensor);
+inline bool draws_on_cpu(const c10::OperatorHandle& op, const at::Tensor& tensor) {
+  if (!tensor.is_cuda()) return tensor.is_cpu();
+  throw BadInput("the data set draws random numbers on a GPU (" + op.operator_name().name +
+                 "), where LibTorch's default generator is the model's: draw them on the CPU, or "
+                 "from a generator of the GPU that is seeded with the sample's seed");
+}
 
 }  // namespace lockstep::data

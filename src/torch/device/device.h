@@ -7,6 +7,7 @@
 #include <lockstep/deadline.h>
 #include <torch/torch.h>
 
+#include <cstddef>
 #include <functional>
 #include <memory>
 #include <string>
@@ -20,6 +21,9 @@ Device of(const torch::Tensor& tensor);
 
 // Whether models may lie there: on the CPU or on CUDA.
 bool known(const torch::Device& device);
+
+// So many bytes of a GPU, at least one, all zero; undefined on the CPU. Unavailable if the GPU has too little left.
+torch::Tensor memory(Device device, std::size_t bytes);
 
 // LibTorch's current stream of a device, on this thread; null on the CPU.
 void* current_stream(Device device);

@@ -5,7 +5,6 @@
 #include <fmt/format.h>
 #include <sys/prctl.h>
 
-#include "torch/device/loaded_function.h"
 
 namespace lockstep::device {
 namespace {

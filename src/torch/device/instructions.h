@@ -4,6 +4,7 @@
 // among kernels that round differently. What it says of its choice is what counts, and not what the processor has.
 #pragma once
 
+#include <dlfcn.h>
 #include <lockstep/buffer.h>
 
 #include <string>
@@ -20,5 +21,12 @@ std::string instructions_on(Device device);
 
 // ATen's own, out of at::show_config(); "unknown" if it is not in there.
 std::string aten_instructions_in(std::string_view config);
+
+// A function of a library that LibTorch may have brought along, such as OpenBLAS. Null where none of the loaded libraries
+// has it.
+template <typename Function>
+Function* loaded_function(const char* name) {
+  return reinterpret_cast<Function*>(::dlsym(RTLD_DEFAULT, name));
+}
 
 }  // namespace lockstep::device

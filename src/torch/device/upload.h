@@ -1,9 +1,12 @@
-// Batches on their way to a GPU.
+// What goes from the host to a GPU: batches, and small tables. From pinned memory, so that nobody waits for a copy.
 #pragma once
 
 #include <lockstep/dataset.h>
+#include <torch/torch.h>
 
+#include <cstddef>
 #include <optional>
+#include <vector>
 
 #include "torch/device/device.h"
 
@@ -37,5 +40,31 @@ class Upload {
 
 // Nothing for the CPU, where batches are already.
 std::optional<Upload> upload_to(Device device);
+
+// A few numbers or pointers that kernels read in a GPU's memory, and that the host changes now and then.
+//
+// Threads:   one caller at a time.
+// Blocking:  never.
+// Failure:   what LibTorch throws when there is no memory.
+// Ownership: of its memory.
+class SmallTable {
+ public:
+  explicit SmallTable(Device device) : device_(device) {}
+
+  // What the current stream reads there from here on; copied only if it has changed.
+  void set(const std::vector<std::byte>& bytes);
+  template <typename T>
+  void set(const std::vector<T>& values) {
+    const auto* const first = reinterpret_cast<const std::byte*>(values.data());
+    set(std::vector<std::byte>(first, first + values.size() * sizeof(T)));
+  }
+
+  const void* data() const { return memory_.data_ptr(); }
+
+ private:
+  Device device_;
+  std::vector<std::byte> bytes_;
+  torch::Tensor memory_;
+};
 
 }  // namespace lockstep::device

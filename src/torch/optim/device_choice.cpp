@@ -1,8 +1,6 @@
-#include "torch/optim/device_choice.h"
-
+// What of an optimizer depends on where its model is.
 #include "torch/device/device.h"
-#include "torch/optim/device_step.h"
-#include "torch/optim/host_update.h"
+#include "torch/optim/update.h"
 
 namespace lockstep::optim {
 namespace {
@@ -24,8 +22,8 @@ bool can_sample(const replica::Replicated& model) {
 std::unique_ptr<Update> make_update(Trained& trained) {
   const device::CurrentDevice current(trained.model->device());
   if (!on_host(trained.model->device())) return make_device_step(trained);
-  if (trained.model->gradients().shared()) return std::make_unique<SharedUpdate>(trained);
-  return std::make_unique<OwnUpdate>(trained);
+  if (trained.model->gradients().shared()) return make_shared_update(trained);
+  return make_own_update(trained);
 }
 
 }  // namespace lockstep::optim

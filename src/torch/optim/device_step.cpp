@@ -1,5 +1,4 @@
-#include "torch/optim/device_step.h"
-
+// The update on a GPU: queued, one kernel for all parameters of a type.
 #include <fmt/format.h>
 #include <lockstep/errors.h>
 
@@ -12,8 +11,8 @@
 
 #include "base/check.h"
 #include "flat/device_tables.h"
-#include "torch/device/small_table.h"
-#include "torch/optim/step_note.h"
+#include "torch/device/upload.h"
+#include "torch/optim/update.h"
 #include "torch/replica/device_gradients.h"
 
 namespace lockstep::optim {

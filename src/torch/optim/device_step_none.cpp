@@ -1,7 +1,5 @@
 #include <lockstep/errors.h>
 
-#include "torch/optim/device_step.h"
-
 namespace lockstep::optim {
 
 std::unique_ptr<Update> make_device_step(Trained&) {

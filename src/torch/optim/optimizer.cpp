@@ -4,7 +4,6 @@
 
 #include <map>
 
-#include "torch/optim/device_choice.h"
 #include "torch/optim/impl.h"
 #include "torch/replica/agreement.h"
 #include "torch/replica/tensors.h"

@@ -3,7 +3,6 @@
 #include <utility>
 
 #include "torch/device/device.h"
-#include "torch/optim/device_choice.h"
 #include "torch/replica/tensors.h"
 
 namespace lockstep::optim {

@@ -11,6 +11,9 @@
 
 namespace lockstep::optim {
 
+// Whether half parameters have float32 masters where the model is.
+bool wants_masters(const replica::Parts& model);
+
 // On a GPU parameters of half types have float32 masters, on which updates compute; the parameters are what they are
 // rounded to. They are the last of the memories, named "master".
 //

@@ -1,14 +1,16 @@
 // How averaged gradients become new parameters: a strategy for each place that they may be in.
 //
-//   own      each worker updates everything, in memory of its own (host_update.h)
-//   shared   where workers share memory each updates a slice and hands it out (host_update.h)
-//   device   queued on a GPU, everything (device_step.h)
+//   own      each worker updates everything, in memory of its own (host_update.cpp)
+//   shared   where workers share memory each updates a slice and hands it out (host_update.cpp)
+//   device   queued on a GPU, everything (device_step.cpp)
 #pragma once
 
 #include <chrono>
+#include <exception>
 #include <memory>
 #include <string>
 
+#include "control/announcements.h"
 #include "flat/device_update.h"
 #include "torch/divergence/watch.h"
 #include "torch/optim/gradient_source.h"
@@ -98,5 +100,33 @@ class Update {
 
 // "the norm of the gradients is inf at step 3: …"
 std::string diverged(double norm, std::int64_t step);
+
+// What every worker says of an update, and what becomes of it: otherwise replicas would differ. A worker that cannot make
+// the update says so, and all of them fail.
+struct Said {
+  std::shared_ptr<const control::Announcement> all;
+  std::exception_ptr cannot;  // this worker
+};
+
+// Gradients are where the update reads them after it.
+Said say_step(const Trained& trained, const GradientSource& source);
+
+// Waits for the others, and returns how long. Mismatch, the same on every worker, if they mean different things.
+std::chrono::nanoseconds hear_step(const Trained& trained, const Said& said);
+
+// Whether a sample of the gradients costs nothing where they are.
+bool can_sample(const replica::Replicated& model);
+
+// The update for where the model is, and for how workers reach each other's memory.
+std::unique_ptr<Update> make_update(Trained& trained);
+
+// In memory of this worker, and of all workers of the host. (host_update.cpp)
+std::unique_ptr<Update> make_own_update(Trained& trained);
+std::unique_ptr<Update> make_shared_update(Trained& trained);
+
+// On a GPU. norm() and collect() wait until the GPU has done the last step, step() for one of some steps before. BadInput
+// from them when a norm was not finite, whose step has changed nothing. Unavailable where this build has no CUDA.
+// (device_step.cpp)
+std::unique_ptr<Update> make_device_step(Trained& trained);
 
 }  // namespace lockstep::optim

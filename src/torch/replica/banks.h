@@ -13,10 +13,9 @@
 #include <optional>
 #include <vector>
 
-#include "torch/divergence/fault.h"
+#include "torch/divergence/watch.h"
 #include "torch/replica/flat_gradients.h"
 #include "torch/replica/model.h"
-#include "torch/replica/model_plan.h"
 
 namespace lockstep::replica {
 
@@ -82,5 +81,11 @@ class Banks {
   std::size_t in_use_ = 0;
   std::vector<bool> absent_;
 };
+
+// How the workers of a Comm reach memory like this one, with the algorithm that was asked for.
+Reach reach_of(const FlatMemory& gradients, Algorithm algorithm);
+
+// Makes gradients of a model where it is. The factory borrows both.
+Banks::Factory gradients_of(const Model& model, const ModelPlan& plan, Device device);
 
 }  // namespace lockstep::replica

@@ -5,6 +5,7 @@
 #include <lockstep/data_parallel.h>
 
 #include <cstddef>
+#include <memory>
 #include <utility>
 #include <vector>
 
@@ -40,5 +41,14 @@ class HostBufferSync : public BufferSync {
   std::vector<std::byte> staging_;
   Work work_;
 };
+
+// On a GPU: they are moved into one memory at first, and travel from there. At least one buffer. Collective.
+std::unique_ptr<BufferSync> make_device_buffer_sync(Comm& comm,
+                                                    const std::vector<NamedTensor>& buffers,
+                                                    Device device);
+
+// The one for where the buffers are. Shares the tensors.
+std::unique_ptr<BufferSync> buffer_sync_of(Comm& comm, const std::vector<NamedTensor>& buffers,
+                                           Device device);
 
 }  // namespace lockstep::replica

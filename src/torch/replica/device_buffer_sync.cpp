@@ -1,4 +1,4 @@
-#include "torch/replica/device_buffer_sync.h"
+#include "torch/replica/buffer_sync.h"
 
 #include "torch/device/device.h"
 
@@ -16,7 +16,18 @@ std::size_t total_bytes(const std::vector<NamedTensor>& buffers) {
   return bytes;
 }
 
-}  // namespace
+class DeviceBufferSync : public BufferSync {
+ public:
+  DeviceBufferSync(Comm& comm, const std::vector<NamedTensor>& buffers, Device device);
+
+  void start(Comm& comm) override;
+  void finish(Comm& comm) override;
+  const FlatMemory* memory() const override { return &memory_; }
+
+ private:
+  FlatMemory memory_;
+  Work work_;
+};
 
 DeviceBufferSync::DeviceBufferSync(Comm& comm, const std::vector<NamedTensor>& buffers,
                                    Device device)
@@ -41,6 +52,14 @@ void DeviceBufferSync::start(Comm& comm) {
 
 void DeviceBufferSync::finish(Comm& comm) {
   if (comm.size() > 1) work_.wait_on(device::current_stream(memory_.device()));
+}
+
+}  // namespace
+
+std::unique_ptr<BufferSync> make_device_buffer_sync(Comm& comm,
+                                                    const std::vector<NamedTensor>& buffers,
+                                                    Device device) {
+  return std::make_unique<DeviceBufferSync>(comm, buffers, device);
 }
 
 }  // namespace lockstep::replica

@@ -1,15 +1,12 @@
-#include "torch/replica/device_choice.h"
-
+// What depends on where a model is, chosen once for each replica.
 #include <fmt/format.h>
 #include <lockstep/errors.h>
 
 #include <utility>
 
 #include "torch/device/device.h"
-#include "torch/replica/device_buffer_sync.h"
 #include "torch/replica/device_gradients.h"
 #include "torch/replica/device_reduction.h"
-#include "torch/replica/device_weight_sample.h"
 #include "torch/replica/parts.h"
 
 namespace lockstep::replica {
@@ -59,14 +56,13 @@ std::unique_ptr<BufferSync> buffer_sync_of(Comm& comm, const std::vector<NamedTe
                                            Device device) {
   if (device.kind == DeviceKind::kCpu || buffers.empty())
     return std::make_unique<HostBufferSync>(buffers);
-  return std::make_unique<DeviceBufferSync>(comm, buffers, device);
+  return make_device_buffer_sync(comm, buffers, device);
 }
 
 std::unique_ptr<WeightSample> weight_sample_of(const Parts& parts) {
   if (parts.device().kind == DeviceKind::kCpu)
     return std::make_unique<HostWeightSample>(parts.model.parameters);
-  return std::make_unique<DeviceWeightSample>(parts.plan.layout, parts.parameters.memory(),
-                                              parts.comm.timeout());
+  return make_device_weight_sample(parts);
 }
 
 }  // namespace lockstep::replica

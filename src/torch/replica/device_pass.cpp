@@ -1,4 +1,4 @@
-#include "torch/replica/device_pass.h"
+#include "torch/replica/pass.h"
 
 #include "torch/replica/device_reduction.h"
 

@@ -1,8 +1,12 @@
-#include "torch/replica/device_weight_sample.h"
+#include "torch/replica/weight_sample.h"
 
 #include <algorithm>
+#include <chrono>
+#include <optional>
 
 #include "base/hash.h"
+#include "torch/device/device.h"
+#include "torch/replica/parts.h"
 
 namespace lockstep::replica {
 namespace {
@@ -23,7 +27,22 @@ torch::Tensor positions_of(const plan::Layout& layout) {
   return torch::tensor(positions, torch::kInt64);
 }
 
-}  // namespace
+// Shares the memory.
+class DeviceWeightSample : public WeightSample {
+ public:
+  DeviceWeightSample(const plan::Layout& layout, const FlatMemory& memory,
+                     std::chrono::milliseconds timeout);
+
+  std::uint64_t take(std::uint64_t pass) override;
+
+ private:
+  torch::Tensor words_;                  // all memory of the trained parameters, in 32 bits each
+  torch::Tensor positions_;              // of those that are looked at
+  torch::Tensor on_host_;                // pinned
+  std::optional<device::Event> copied_;  // of the last call
+  Device device_;
+  std::chrono::milliseconds timeout_;
+};
 
 DeviceWeightSample::DeviceWeightSample(const plan::Layout& layout, const FlatMemory& memory,
                                        std::chrono::milliseconds timeout)
@@ -47,6 +66,13 @@ std::uint64_t DeviceWeightSample::take(std::uint64_t /*pass*/) {
   on_host_.copy_(words_.index_select(0, positions_), /*non_blocking=*/true);
   copied_->record(device::current_stream(device_));
   return digest | 1;
+}
+
+}  // namespace
+
+std::unique_ptr<WeightSample> make_device_weight_sample(const Parts& parts) {
+  return std::make_unique<DeviceWeightSample>(parts.plan.layout, parts.parameters.memory(),
+                                              parts.comm.timeout());
 }
 
 }  // namespace lockstep::replica

@@ -22,7 +22,7 @@
 #include "plan/buckets.h"
 #include "plan/layout.h"
 #include "plan/slices.h"
-#include "torch/divergence/gradient_watch.h"
+#include "torch/divergence/watch.h"
 #include "torch/replica/flat_memory.h"
 
 namespace lockstep::replica {

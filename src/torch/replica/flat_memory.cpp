@@ -5,13 +5,13 @@
 
 #include <algorithm>
 
-#include "torch/replica/device_memory.h"
+#include "torch/device/device.h"
 
 namespace lockstep::replica {
 
 FlatMemory::FlatMemory(Comm& comm, std::size_t bytes, Copies copies, Device device)
     : device_(device), copies_(copies), rank_(comm.rank()), bytes_(bytes) {
-  if (const torch::Tensor own = device_memory(device, bytes); own.defined()) {
+  if (const torch::Tensor own = device::memory(device, bytes); own.defined()) {
     places_ = {static_cast<std::byte*>(own.data_ptr())};
     kept_ = std::make_shared<torch::Tensor>(own);
   } else {

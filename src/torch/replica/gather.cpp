@@ -3,7 +3,7 @@
 #include <algorithm>
 
 #include "flat/device_tables.h"
-#include "torch/device/small_table.h"
+#include "torch/device/upload.h"
 
 namespace lockstep::replica {
 namespace {

@@ -6,12 +6,11 @@
 
 #include <memory>
 
-#include "torch/divergence/fault.h"
+#include "torch/divergence/watch.h"
 #include "torch/replica/banks.h"
 #include "torch/replica/buffer_sync.h"
 #include "torch/replica/parameters.h"
 #include "torch/replica/model.h"
-#include "torch/replica/model_plan.h"
 #include "torch/replica/reduction.h"
 
 namespace lockstep::replica {

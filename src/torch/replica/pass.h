@@ -4,6 +4,7 @@
 //               that is not in no_sync()
 //   ShardPass   a pass of one of the shards that a worker hosts: its gradients go to a bank, and the last pass of a step
 //               reduces what the banks hold
+//   CapturePass a pass on a GPU that is captured as a graph, and replayed as often as one likes (device::Graph)
 #pragma once
 
 #include <lockstep/data_parallel.h>
@@ -16,6 +17,7 @@
 #include <vector>
 
 #include "control/announcements.h"
+#include "torch/device/device.h"
 #include "torch/replica/arrivals.h"
 #include "torch/replica/attachment.h"
 #include "torch/replica/parts.h"
@@ -141,8 +143,14 @@ class ShardPass : public Pass {
   // Ends a step that nobody reduced here: checks that no gradient is missing. Collective, where one may be absent.
   void finish_unreduced();
 
-  // The gradients of a graph that was captured, after a replay: the same as a pass that made them. device_pass.cpp
-  struct Captured;
+  // What backward made in a graph that was captured, by entry, and a point for each bucket at which its gradients are
+  // there, if anybody waits for them.
+  struct Captured {
+    std::vector<torch::Tensor> gradients;  // undefined where there is none
+    std::vector<bool> own;                 // whether its memory is (device_gradients.h)
+    std::vector<device::Event> ready;
+  };
+  // After a replay of the graph: the same as a pass that made them. (device_pass.cpp)
   void replayed(const Captured& captured);
 
  private:
@@ -153,6 +161,33 @@ class ShardPass : public Pass {
   std::optional<Sharded> sharded_;
   std::optional<double> divisor_;
   bool ran_ = false;  // some pass, since the last reduction
+};
+
+// Listens to the pass that is captured. Made before the graph's body; finish() is its last line. Without that, as when
+// something was thrown, gradients are undefined again, and nothing is left of it.
+class CapturePass : public PassListener {
+ public:
+  // `next` is told of passes again after this one.
+  CapturePass(Parts& parts, Attachment& attachment, PassListener& next);
+  ~CapturePass() override;
+  CapturePass(const CapturePass&) = delete;
+  CapturePass& operator=(const CapturePass&) = delete;
+
+  ShardPass::Captured finish();
+
+  void before(std::size_t) override {}
+  void ready(std::size_t entry, const torch::Tensor& incoming) override;
+  void end() override {}
+  void expect(std::optional<double>) override {}
+
+ private:
+  void mark(std::size_t entry);
+
+  Parts& parts_;
+  Attachment& attachment_;
+  PassListener& next_;
+  Ledger ledger_;
+  ShardPass::Captured captured_;
 };
 
 }  // namespace lockstep::replica

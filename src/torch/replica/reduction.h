@@ -69,4 +69,8 @@ class OnePassReduction : public MessageReduction {
   bool early() const override { return false; }
 };
 
+// The one for where the gradients are and for how workers reach them. Borrows all of them.
+std::unique_ptr<Reduction> reduction_of(Comm& comm, Banks& banks, const ModelPlan& plan,
+                                        const DataParallelOptions& options);
+
 }  // namespace lockstep::replica

@@ -7,7 +7,6 @@
 
 #include "control/gather_text.h"
 #include "torch/device/device.h"
-#include "torch/replica/device_choice.h"
 #include "torch/replica/tensors.h"
 
 namespace lockstep::replica {

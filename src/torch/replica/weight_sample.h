@@ -5,6 +5,7 @@
 #include <lockstep/data_parallel.h>
 
 #include <cstdint>
+#include <memory>
 #include <utility>
 #include <vector>
 
@@ -18,7 +19,7 @@ std::uint64_t sample_lines(const FlatMemory& memory, const plan::Layout& layout,
                            std::uint64_t choice);
 
 // Threads:   one caller at a time.
-// Blocking:  never; on a GPU as device_weight_sample.h says.
+// Blocking:  never; on a GPU until what the last call has queued is done.
 // Failure:   none; on a GPU Timeout.
 // Ownership: shares the tensors.
 class WeightSample {
@@ -40,5 +41,14 @@ class HostWeightSample : public WeightSample {
  private:
   std::vector<NamedTensor> parameters_;
 };
+
+struct Parts;
+
+// On a GPU: some words of each trained parameter, copied to the host behind what is queued. take() says what the call
+// before has found, 1 at first: nobody waits for the device but until what was queued a step ago is done.
+std::unique_ptr<WeightSample> make_device_weight_sample(const Parts& parts);
+
+// The one for where the model is. Shares the tensors.
+std::unique_ptr<WeightSample> weight_sample_of(const Parts& parts);
 
 }  // namespace lockstep::replica

@@ -18,8 +18,6 @@
 #include "base/hash.h"
 #include "base/processor.h"
 #include "torch/device/instructions.h"
-#include "torch/device/loaded_function.h"
-#include "torch/step/device_arithmetic.h"
 
 namespace lockstep::steps {
 namespace {

@@ -7,7 +7,9 @@
 
 #include <functional>
 #include <map>
+#include <mutex>
 #include <string>
+#include <string_view>
 #include <utility>
 
 namespace lockstep::steps {
@@ -73,5 +75,19 @@ struct Where {
 // Runs it. What LibTorch refuses in it, such as shapes that do not fit, is BadInput that says where, with the first line
 // of LibTorch's text; what it cannot do for lack of memory, and the refusals of in_plain_words(), pass as they are.
 void say_where(const Where& where, const std::function<void()>& compute);
+
+// Whether a variable tells the device's libraries to compute in another way. No variable does to the CPU's here.
+bool changes_arithmetic_of(Device device, std::string_view variable);
+
+// What decides the bits of a GPU besides what decides those of the CPU, by name: the device, such as "cpu" or "cuda NVIDIA H200 sm_90", and on a GPU whether its matrix units
+// may round float32 (TF32).
+std::map<std::string, std::string> device_properties(Device device);
+
+// Who may use LibTorch's default generator. It belongs to the process, and workers may be threads of one: they take turns
+// to seed it and to draw from it.
+inline std::mutex& generator_turn() {
+  static std::mutex mutex;
+  return mutex;
+}
 
 }  // namespace lockstep::steps

@@ -15,7 +15,6 @@
 #include "base/log.h"
 #include "formats/checkpoint_file.h"
 #include "torch/replica/model.h"
-#include "torch/step/leader.h"
 #include "torch/step/tensor_file.h"
 
 namespace lockstep::steps {

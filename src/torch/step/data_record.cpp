@@ -13,7 +13,7 @@
 #include "torch/data/read.h"
 #include "torch/replica/agreement.h"
 #include "torch/replica/tensors.h"
-#include "torch/step/generator_turn.h"
+#include "torch/step/arithmetic.h"
 
 namespace lockstep::steps {
 namespace {

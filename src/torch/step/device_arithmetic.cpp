@@ -1,4 +1,4 @@
-#include "torch/step/device_arithmetic.h"
+#include "torch/step/arithmetic.h"
 
 #include <ATen/Context.h>
 #include <fmt/format.h>

@@ -92,9 +92,8 @@ torch::Tensor DeviceBuffers::mean_of(const torch::Tensor& rows, const std::vecto
 
 }  // namespace
 
-std::unique_ptr<ShardBuffers> make_shard_buffers(const ModelView& model, BufferRule rule) {
-  if (model.device().kind != DeviceKind::kCpu) return std::make_unique<DeviceBuffers>(model, rule);
-  return make_host_buffers(model.buffers(), rule);
+std::unique_ptr<ShardBuffers> make_device_buffers(const ModelView& model, BufferRule rule) {
+  return std::make_unique<DeviceBuffers>(model, rule);
 }
 
 }  // namespace lockstep::steps

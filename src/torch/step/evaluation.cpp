@@ -1,15 +1,59 @@
-#include "torch/step/evaluation.h"
+// Evaluation of a model by shard.
+#include <lockstep/errors.h>
+#include <lockstep/job.h>
+#include <torch/torch.h>
 
 #include <algorithm>
+#include <functional>
+#include <memory>
 #include <span>
+#include <utility>
+#include <vector>
 
 #include "plan/sampler.h"
 #include "plan/tree.h"
 #include "torch/data/read.h"
 #include "torch/step/arithmetic.h"
+#include "torch/step/generation.h"
+#include "torch/step/job_core.h"
 
 namespace lockstep::steps {
 namespace {
+
+// Modules in eval(), and no gradients, as long as it lives; then each is as it was.
+class EvaluationScope {
+ public:
+  explicit EvaluationScope(const std::vector<std::shared_ptr<torch::nn::Module>>& modules);
+  ~EvaluationScope();
+  EvaluationScope(const EvaluationScope&) = delete;
+  EvaluationScope& operator=(const EvaluationScope&) = delete;
+
+ private:
+  torch::NoGradGuard no_grad_;
+  std::vector<std::pair<std::shared_ptr<torch::nn::Module>, bool>>
+      before_;  // which were in train()
+};
+
+// Tensors that are what they were when it ends.
+class UnchangedScope {
+ public:
+  explicit UnchangedScope(std::vector<torch::Tensor> tensors);
+  ~UnchangedScope();
+  UnchangedScope(const UnchangedScope&) = delete;
+  UnchangedScope& operator=(const UnchangedScope&) = delete;
+
+ private:
+  std::vector<torch::Tensor> tensors_;
+  std::vector<torch::Tensor> before_;
+};
+
+struct EvaluationWork {
+  const Dataset& dataset;
+  const std::function<Score(const Batch&)>& score;
+  std::int64_t most = 0;   // samples of a batch
+  std::uint64_t seed = 0;  // of samples
+  Device device;           // for batches
+};
 
 Batch moved(const Batch& batch, Device device) {
   const auto move = [&](const torch::Tensor& tensor) {
@@ -35,8 +79,6 @@ Score evaluate_shard(const EvaluationWork& work, int shard, int shards) {
   return sum;
 }
 
-}  // namespace
-
 EvaluationScope::EvaluationScope(const std::vector<std::shared_ptr<torch::nn::Module>>& modules) {
   for (const auto& root : modules) {
     for (const auto& module : root->modules(/*include_self=*/true))
@@ -58,9 +100,9 @@ UnchangedScope::~UnchangedScope() {
   for (std::size_t i = 0; i < tensors_.size(); ++i) tensors_[i].data().copy_(before_[i]);
 }
 
-// By shard, so that the batches and the order of addition depend on the job alone. Last come whole numbers, which
+// Over the whole data set. By shard, so that the batches and the order of addition depend on the job alone. Last come whole numbers, which
 // may be added in any order.
-Evaluation evaluate(Generation& generation, const EvaluationWork& work) {
+Evaluation evaluate_all(Generation& generation, const EvaluationWork& work) {
   const auto shards = static_cast<std::size_t>(generation.shards);
   std::vector<double> sums(shards + 2);
   for (int shard = generation.hosted.begin; shard < generation.hosted.end; ++shard) {
@@ -72,6 +114,27 @@ Evaluation evaluate(Generation& generation, const EvaluationWork& work) {
   generation.control.all_reduce({sums.data(), sums.size(), DType::kFloat64}).wait();
   const double loss = plan::tree_sum(std::span(sums).first(shards));
   return {loss / sums[shards + 1], sums[shards] / sums[shards + 1], work.dataset.size()};
+}
+
+}  // namespace
+
+Evaluation JobCore::evaluate(const Dataset& dataset,
+                             const std::function<Score(const Batch&)>& score,
+                             const std::vector<std::shared_ptr<torch::nn::Module>>& modules) {
+  if (models_.all.empty()) throw BadInput("the job has no Step: there is no model to evaluate");
+  settle();
+  const EvaluationScope evaluating(modules);
+  std::vector<torch::Tensor> buffers;
+  for (const ModelView& model : models_.all) {
+    for (const NamedTensor& buffer : model.buffers()) buffers.push_back(buffer.tensor);
+  }
+  const UnchangedScope unchanged(std::move(buffers));  // also by a forward() that counts in eval()
+  // A shard's batch fits into memory with its backward pass, so without one it does.
+  return evaluate_all(generation_, {.dataset = dataset,
+                                       .score = score,
+                                       .most = setup_.options.global_batch / setup_.options.shards,
+                                       .seed = setup_.options.seed,
+                                       .device = models_.all.front().device()});
 }
 
 }  // namespace lockstep::steps

@@ -4,7 +4,6 @@
 #include <mutex>
 
 #include "torch/step/arithmetic.h"
-#include "torch/step/generator_turn.h"
 #include "torch/step/shard_runner.h"
 
 namespace lockstep::steps {

@@ -17,8 +17,6 @@
 #include "torch/replica/model.h"
 #include "torch/replica/tensors.h"
 #include "torch/step/arithmetic.h"
-#include "torch/step/evaluation.h"
-#include "torch/step/generator_turn.h"
 
 namespace lockstep::steps {
 
@@ -417,25 +415,6 @@ std::vector<std::shared_ptr<torch::nn::Module>> JobCore::modules() const {
     if (auto module = model.module()) all.push_back(std::move(module));
   }
   return all;
-}
-
-Evaluation JobCore::evaluate(const Dataset& dataset,
-                             const std::function<Score(const Batch&)>& score,
-                             const std::vector<std::shared_ptr<torch::nn::Module>>& modules) {
-  if (models_.all.empty()) throw BadInput("the job has no Step: there is no model to evaluate");
-  settle();
-  const EvaluationScope evaluating(modules);
-  std::vector<torch::Tensor> buffers;
-  for (const ModelView& model : models_.all) {
-    for (const NamedTensor& buffer : model.buffers()) buffers.push_back(buffer.tensor);
-  }
-  const UnchangedScope unchanged(std::move(buffers));  // also by a forward() that counts in eval()
-  // A shard's batch fits into memory with its backward pass, so without one it does.
-  return steps::evaluate(generation_, {.dataset = dataset,
-                                       .score = score,
-                                       .most = setup_.options.global_batch / setup_.options.shards,
-                                       .seed = setup_.options.seed,
-                                       .device = models_.all.front().device()});
 }
 
 }  // namespace lockstep::steps

@@ -37,6 +37,9 @@ struct BufferRule {
 // Those of a model, wherever it is.
 std::unique_ptr<ShardBuffers> make_shard_buffers(const ModelView& model, BufferRule rule);
 
+// On a GPU.
+std::unique_ptr<ShardBuffers> make_device_buffers(const ModelView& model, BufferRule rule);
+
 // In the host's memory.
 std::unique_ptr<ShardBuffers> make_host_buffers(std::vector<NamedTensor> buffers, BufferRule rule);
 

@@ -68,11 +68,14 @@ struct ShardWork {
   std::int64_t samples = 0;  // of a full one
 };
 
-// Where the models are.
+// The one for where the models are.
 std::unique_ptr<ShardRunner> make_shard_runner(ShardWork work);
 
-// On the CPU: one shard after the other, and all is known at once.
+// On the CPU: one shard after the other, and all is known at once. (host_shards.cpp)
 std::unique_ptr<ShardRunner> make_host_shards(ShardWork work);
+
+// On a GPU: queued there, while the host goes on. (device_shards.cpp)
+std::unique_ptr<ShardRunner> make_device_shards(ShardWork work);
 
 // loss.backward() with a weight, into the inputs.
 void weighted_backward(const ShardWork& work, const torch::Tensor& loss,

@@ -2,11 +2,15 @@
 
 #include <fmt/format.h>
 #include <fmt/ranges.h>
+#include <lockstep/checkpoint.h>
 #include <lockstep/errors.h>
 
 #include <cstring>
 
+#include "control/gather_text.h"
+#include "torch/replica/model.h"
 #include "torch/replica/tensors.h"
+#include "torch/step/model_step.h"
 
 namespace lockstep::steps {
 namespace {
@@ -55,6 +59,10 @@ const formats::TensorView& fitting(const formats::SafetensorsFile& file, const N
   return *view;
 }
 
+std::string kind_digit(ErrorKind kind) {
+  return std::string(1, static_cast<char>('0' + static_cast<int>(kind)));
+}
+
 }  // namespace
 
 void write_tensors(const std::string& path, const std::vector<NamedTensor>& tensors,
@@ -83,4 +91,56 @@ void read_tensors(const formats::SafetensorsFile& file, const std::vector<NamedT
   }
 }
 
+std::string from_leader(Comm& comm, const std::function<std::string()>& read) {
+  std::string said;
+  if (comm.rank() == 0) {
+    try {
+      said = "+" + read();
+    } catch (const Error& error) {
+      said = kind_digit(error.kind()) + error.what();
+    } catch (const std::exception& error) {
+      said = kind_digit(ErrorKind::kUnavailable) + error.what();
+    }
+  }
+  said = control::gather_text(comm, said).front();
+  if (said.front() != '+') raise(static_cast<ErrorKind>(said.front() - '0'), said.substr(1));
+  return said.substr(1);
+}
+
 }  // namespace lockstep::steps
+
+// The files of a model alone.
+namespace lockstep {
+
+void save(const Replica& model, const std::string& path) {
+  steps::write_tensors(path, steps::ModelView(model).everything(), {});
+}
+
+void save(const torch::nn::Module& module, const std::string& path) {
+  const auto model = replica::sort_all(replica::parameters_of(module), replica::buffers_of(module));
+  steps::write_tensors(path, model.everything(), {});
+}
+
+void load(Replica& model, const std::string& path) {
+  steps::ModelView view(model);
+  Comm& comm = view.comm();
+  const auto tensors = view.everything();
+  comm.barrier().wait();  // where workers share memory, nobody computes with it any more
+  steps::from_leader(comm, [&]() -> std::string {
+    const auto file = formats::SafetensorsFile::open(path);
+    file.verify();
+    steps::read_tensors(file, tensors);
+    return "";
+  });
+  replica::copy_from(comm, 0, tensors);
+  view.note_update();
+}
+
+void load(torch::nn::Module& module, const std::string& path) {
+  const auto model = replica::sort_all(replica::parameters_of(module), replica::buffers_of(module));
+  const auto file = formats::SafetensorsFile::open(path);
+  file.verify();
+  steps::read_tensors(file, model.everything());
+}
+
+}  // namespace lockstep

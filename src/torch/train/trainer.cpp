@@ -5,12 +5,15 @@
 
 #include <algorithm>
 #include <chrono>
+#include <cmath>
+#include <cstdint>
 #include <utility>
+#include <vector>
 
+#include "base/memory_use.h"
 #include "torch/replica/tensors.h"
 #include "torch/step/arithmetic.h"
 #include "torch/step/job_core.h"
-#include "torch/train/results.h"
 #include "torch/train/weight_hashes.h"
 
 namespace lockstep {
@@ -20,6 +23,40 @@ using Clock = std::chrono::steady_clock;
 
 double milliseconds(std::chrono::nanoseconds time) {
   return std::chrono::duration<double, std::milli>(time).count();
+}
+
+// The smallest of the values that at least this part of them does not exceed; 0 for none.
+double percentile(std::vector<double> values, double part) {
+  if (values.empty()) return 0;
+  const auto rank = static_cast<std::size_t>(std::ceil(part * static_cast<double>(values.size())));
+  const auto place =
+      values.begin() + static_cast<std::ptrdiff_t>(std::max<std::size_t>(rank, 1) - 1);
+  std::nth_element(values.begin(), place, values.end());
+  return *place;
+}
+
+// The steps of a run so far.
+struct RunTimes {
+  std::vector<double> step_ms;
+  std::vector<double> exposed_ms;  // of them, what waiting for others added
+  std::int64_t samples = 0;
+
+  void fill(TrainingResult& result) const;
+};
+
+void RunTimes::fill(TrainingResult& result) const {
+  for (const double ms : step_ms) result.seconds += ms / 1000;
+  if (result.seconds > 0) result.samples_per_second = static_cast<double>(samples) / result.seconds;
+  result.step_ms_p50 = percentile(step_ms, 0.5);
+  result.step_ms_p95 = percentile(step_ms, 0.95);
+  result.exposed_comm_ms_p50 = percentile(exposed_ms, 0.5);
+}
+
+// Of all workers together. Collective.
+std::size_t memory_of_all(Comm& comm) {
+  auto memory = static_cast<std::int64_t>(base::proportional_set_bytes());
+  comm.all_reduce({&memory, 1, DType::kInt64}).wait();
+  return static_cast<std::size_t>(memory);
 }
 
 void check_parts(const TrainerParts& parts) {
@@ -96,7 +133,7 @@ struct Trainer::State {
 
   // Of the run so far.
   StepRecord record;  // whose loss is still on its way
-  train::RunTimes times;
+  RunTimes times;
   std::optional<Evaluation> evaluation;
   std::int64_t evaluated_at = -1;
 };
@@ -175,7 +212,7 @@ TrainingResult Trainer::State::result(steps::Loop& loop, std::int64_t first_step
   if (hashes) result.verified = hashes->compared();
   if (evaluation && evaluation->samples > 0) result.evaluation = evaluation;
   times.fill(result);
-  result.memory_bytes = train::memory_of_all(job->generation().control);
+  result.memory_bytes = memory_of_all(job->generation().control);
   result.replicas_identical = parts.model.identical();
   result.weights_sha256 = replica::digest(job->state().weights());
   result.checkpoint = job->checkpoint_path();

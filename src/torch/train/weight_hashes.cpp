@@ -15,7 +15,7 @@
 #include "base/hash.h"
 #include "torch/replica/tensors.h"
 #include "torch/step/data_record.h"
-#include "torch/step/leader.h"
+#include "torch/step/tensor_file.h"
 
 namespace lockstep::train {
 namespace {
