@@ -44,7 +44,7 @@ struct LoaderOptions {
 };
 
 namespace data {
-class EpochReader;
+class Reader;
 struct LoaderPlan;
 }  // namespace data
 
@@ -56,7 +56,7 @@ struct LoaderPlan;
 // Ownership: shares the data set; a batch is valid until the next.
 class Epoch {
  public:
-  explicit Epoch(std::unique_ptr<data::EpochReader> reader);
+  explicit Epoch(std::unique_ptr<data::Reader> reader);
   Epoch(Epoch&&) noexcept;
   ~Epoch();
 
@@ -80,7 +80,7 @@ class Epoch {
  private:
   bool advance();
 
-  std::unique_ptr<data::EpochReader> reader_;
+  std::unique_ptr<data::Reader> reader_;
   Batch current_;
 };
 

@@ -14,7 +14,7 @@
 #include "examples/train/augmented.h"
 #include "tests/torch/nets.h"
 #include "torch/data/draws.h"
-#include "torch/data/read.h"
+#include "torch/data/reader.h"
 
 namespace lockstep::testing::draws {
 namespace {

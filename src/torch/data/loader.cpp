@@ -3,19 +3,35 @@
 #include <lockstep/errors.h>
 
 #include <algorithm>
-#include <chrono>
-#include <mutex>
-#include <optional>
+#include <memory>
+#include <utility>
+#include <vector>
 
 #include "base/hash.h"
 #include "plan/position.h"
 #include "plan/sampler.h"
 #include "torch/data/reader.h"
-#include "torch/data/read.h"
-#include "torch/data/uneven.h"
-#include "torch/device/upload.h"
 
 namespace lockstep {
+
+namespace data {
+namespace {
+
+// The public word for uneven data as the plan's.
+plan::Remainder remainder_of(Uneven uneven) {
+  switch (uneven) {
+    case Uneven::kDrop:
+      return plan::Remainder::kDrop;
+    case Uneven::kKeep:
+      return plan::Remainder::kKeep;
+    case Uneven::kPad:
+      break;
+  }
+  return plan::Remainder::kPad;
+}
+
+}  // namespace
+}  // namespace data
 
 // What every epoch of a loader shares.
 struct data::LoaderPlan {
@@ -89,64 +105,33 @@ std::int64_t own_part_steps(const LoaderPlan& plan, World& world) {
   return most;
 }
 
+// The batches of one epoch.
+std::unique_ptr<Reader> open_epoch(const std::shared_ptr<const LoaderPlan>& plan,
+                                   std::int64_t epoch) {
+  Reader::Samples samples;
+  if (plan->options.placement == Placement::kOwnPart) {
+    samples = [plan, epoch,
+               order = plan::EpochOrder(plan->own_part_options(), epoch)](std::int64_t step) {
+      std::vector<std::int64_t> indices(static_cast<std::size_t>(plan->own_batch()));
+      for (std::size_t i = 0; i < indices.size(); ++i)
+        indices[i] = order.sample_at(step * plan->own_batch() + static_cast<std::int64_t>(i));
+      return samples_of(indices, epoch, plan->seed());
+    };
+  } else {
+    samples = [plan, first = epoch * plan->steps_per_epoch,
+               all = std::make_shared<ShardSamples>(plan->data_options())](std::int64_t step) {
+      return all->of(first + step, plan->rank);
+    };
+  }
+  return std::make_unique<Reader>(plan->dataset, plan->steps_per_epoch, std::move(samples),
+                                  PrefetchOptions{plan->options.threads, plan->options.prefetch},
+                                  plan->device);
+}
+
 }  // namespace
-
-// On a GPU, of what a data set makes there itself.
-constexpr std::chrono::minutes kLongestRead{5};
-
-// The indices and batches of one epoch.
-class EpochReader {
- public:
-  EpochReader(std::shared_ptr<const LoaderPlan> plan, std::int64_t epoch)
-      : plan_(std::move(plan)), epoch_(epoch), upload_(device::upload_to(plan_->device)) {
-    if (plan_->options.placement == Placement::kOwnPart)
-      own_order_.emplace(plan_->own_part_options(), epoch);
-    else
-      batches_.emplace(plan_->data_options());
-    prefetcher_.emplace(
-        0, plan_->steps_per_epoch, [this](std::int64_t step) { return read(step); },
-        PrefetchOptions{plan_->options.threads, plan_->options.prefetch});
-  }
-
-  std::optional<Batch> next() {
-    auto batch = prefetcher_->next();
-    if (!upload_ || !batch) return batch;
-    batch = upload_->move(*batch);
-    upload_->arrive();
-    return batch;
-  }
-
- private:
-  Batch read(std::int64_t step) {
-    Batch batch = data::read(*plan_->dataset, samples_of(indices(step), epoch_, plan_->seed()));
-    if (!upload_) return batch;
-    return device::ready_to_move(batch, plan_->options.threads > 0, Deadline::after(kLongestRead));
-  }
-
-  std::vector<std::int64_t> indices(std::int64_t step) {
-    if (own_order_) {
-      std::vector<std::int64_t> samples(static_cast<std::size_t>(plan_->own_batch()));
-      for (std::size_t i = 0; i < samples.size(); ++i)
-        samples[i] =
-            own_order_->sample_at(step * plan_->own_batch() + static_cast<std::int64_t>(i));
-      return samples;
-    }
-    const std::lock_guard lock(mutex_);
-    return batches_->samples(epoch_ * plan_->steps_per_epoch + step, plan_->rank);
-  }
-
-  std::shared_ptr<const LoaderPlan> plan_;
-  std::int64_t epoch_;
-  std::optional<device::Upload> upload_;
-  std::mutex mutex_;
-  std::optional<plan::Batches> batches_;
-  std::optional<plan::EpochOrder> own_order_;
-  std::optional<Prefetcher> prefetcher_;  // last: its threads use the others
-};
-
 }  // namespace data
 
-Epoch::Epoch(std::unique_ptr<data::EpochReader> reader) : reader_(std::move(reader)) {}
+Epoch::Epoch(std::unique_ptr<data::Reader> reader) : reader_(std::move(reader)) {}
 Epoch::Epoch(Epoch&&) noexcept = default;
 Epoch::~Epoch() = default;
 
@@ -177,7 +162,60 @@ std::int64_t Loader::steps_per_epoch() const {
 
 Epoch Loader::epoch(std::int64_t number) const {
   if (number < 0) throw BadInput(fmt::format("epoch {}: epochs count from 0", number));
-  return Epoch(std::make_unique<data::EpochReader>(plan_, number));
+  return Epoch(data::open_epoch(plan_, number));
+}
+
+DistributedSampler::DistributedSampler(std::int64_t samples, const World& world, std::uint64_t seed,
+                                       bool shuffle, Uneven uneven)
+    : share_{samples, world.rank(), world.size(), seed, shuffle, uneven} {
+  begin_epoch();
+}
+
+void DistributedSampler::set_epoch(std::int64_t epoch) {
+  next_epoch_ = epoch;
+}
+
+void DistributedSampler::begin_epoch() {
+  plan::SamplerOptions options;
+  options.samples = share_.samples;
+  options.seed = share_.seed;
+  options.shuffle = share_.shuffle;
+  options.remainder = data::remainder_of(share_.uneven);
+  order_ = plan::shard_samples(options, epoch_, share_.rank, share_.size);
+  position_ = 0;
+}
+
+void DistributedSampler::reset(OptionalSize new_size) {
+  if (new_size) share_.samples = static_cast<std::int64_t>(*new_size);
+  epoch_ = next_epoch_++;
+  begin_epoch();
+}
+
+DistributedSampler::OptionalIndices DistributedSampler::next(std::size_t batch_size) {
+  const std::size_t count = std::min(batch_size, order_.size() - position_);
+  if (count == 0) return {};
+  const auto begin = order_.begin() + static_cast<std::ptrdiff_t>(position_);
+  position_ += count;
+  return std::vector<std::size_t>(begin, begin + static_cast<std::ptrdiff_t>(count));
+}
+
+void DistributedSampler::save(torch::serialize::OutputArchive& archive) const {
+  archive.write("epoch", torch::tensor(epoch_), /*is_buffer=*/true);
+  archive.write("position", torch::tensor(static_cast<std::int64_t>(position_)),
+                /*is_buffer=*/true);
+}
+
+void DistributedSampler::load(torch::serialize::InputArchive& archive) {
+  torch::Tensor epoch;
+  torch::Tensor position;
+  archive.read("epoch", epoch, /*is_buffer=*/true);
+  archive.read("position", position, /*is_buffer=*/true);
+  epoch_ = epoch.item<std::int64_t>();
+  next_epoch_ = epoch_ + 1;
+  begin_epoch();
+  const auto most = static_cast<std::int64_t>(order_.size());
+  position_ =
+      static_cast<std::size_t>(std::clamp<std::int64_t>(position.item<std::int64_t>(), 0, most));
 }
 
 }  // namespace lockstep

@@ -1,11 +1,87 @@
 #include "torch/data/reader.h"
 
+#include <fmt/format.h>
+#include <fmt/ranges.h>
 #include <lockstep/errors.h>
 
 #include <algorithm>
+#include <chrono>
+#include <string>
 #include <system_error>
+#include <utility>
 
-namespace lockstep::data {
+#include "plan/seed.h"
+#include "torch/data/draws.h"
+
+namespace lockstep {
+
+at::Generator Sample::generator() const {
+  return at::detail::createCPUGenerator(seed);
+}
+
+std::vector<Sample> samples_of(std::span<const std::int64_t> indices, std::int64_t epoch,
+                               std::uint64_t job_seed) {
+  std::vector<Sample> samples;
+  samples.reserve(indices.size());
+  for (const std::int64_t index : indices)
+    samples.push_back({index, epoch, plan::sample_seed(job_seed, epoch, index)});
+  return samples;
+}
+
+namespace data {
+namespace {
+
+// How long a GPU may take for what a data set makes there itself.
+constexpr std::chrono::minutes kLongestRead{5};
+
+std::string described(const torch::Tensor& tensor) {
+  return fmt::format("{} [{}]", c10::toString(tensor.scalar_type()),
+                     fmt::join(tensor.sizes().begin(), tensor.sizes().end(), ", "));
+}
+
+void check_alike(const std::vector<torch::Tensor>& tensors, const char* what,
+                 std::span<const Sample> samples) {
+  for (std::size_t i = 0; i < tensors.size(); ++i) {
+    const torch::Tensor& first = tensors.front();
+    if (!tensors[i].defined())
+      throw BadInput(fmt::format("sample {} has no {}", samples[i].index, what));
+    if (tensors[i].sizes() == first.sizes() && tensors[i].dtype() == first.dtype()) continue;
+    throw BadInput(fmt::format(
+        "samples {} and {} cannot be in one batch: their {} is {} and {}; crop or pad them in the "
+        "data set",
+        samples.front().index, samples[i].index, what, described(first), described(tensors[i])));
+  }
+}
+
+}  // namespace
+
+void refuse_unknown_size() {
+  throw BadInput(
+      "the data set does not say its size: every worker must know how many samples there are");
+}
+
+Batch stacked(const std::vector<torch::Tensor>& data, const std::vector<torch::Tensor>& targets,
+              std::span<const Sample> samples) {
+  if (data.size() != samples.size()) {
+    throw BadInput(fmt::format("the data set gave {} examples where {} were asked for", data.size(),
+                               samples.size()));
+  }
+  check_alike(data, "data", samples);
+  check_alike(targets, "target", samples);
+  return {torch::stack(data), targets.empty() ? torch::Tensor() : torch::stack(targets),
+          static_cast<std::int64_t>(samples.size())};
+}
+
+Batch read(const Dataset& dataset, std::span<const Sample> samples) {
+  if (samples.empty()) return {};
+  const DrawScope own(samples.front().seed);
+  Batch batch = dataset.batch(samples);
+  if (batch.samples == static_cast<std::int64_t>(samples.size())) return batch;
+  throw BadInput(
+      fmt::format("the data set gave a batch that says it has {} samples where {} were asked for: "
+                  "return them all, and set Batch::samples",
+                  batch.samples, samples.size()));
+}
 
 Prefetcher::Prefetcher(std::int64_t first, std::int64_t end, Read read,
                        const PrefetchOptions& options)
@@ -75,4 +151,48 @@ std::optional<Batch> Prefetcher::next() {
   return std::move(result.batch);
 }
 
-}  // namespace lockstep::data
+std::vector<Sample> ShardSamples::of(std::int64_t step, int shard) {
+  const std::lock_guard lock(mutex_);
+  return samples_of(batches_.samples(step, shard), batches_.position(step).epoch,
+                    batches_.options().seed);
+}
+
+Reader::Reader(DatasetPtr dataset, std::int64_t count, Samples samples,
+               const PrefetchOptions& prefetch, Device device)
+    : dataset_(std::move(dataset)),
+      samples_(std::move(samples)),
+      has_threads_(prefetch.threads > 0),
+      upload_(device::upload_to(device)),
+      prefetcher_(
+          0, count, [this](std::int64_t number) { return read_ahead(number); }, prefetch) {}
+
+Batch Reader::read_ahead(std::int64_t number) const {
+  const Batch batch = read(*dataset_, samples_(number));
+  if (!upload_) return batch;
+  return device::ready_to_move(batch, has_threads_, Deadline::after(kLongestRead));
+}
+
+std::optional<Batch> Reader::next() {
+  if (!upload_) return prefetcher_.next();
+  look_ahead();
+  if (ahead_) upload_->arrive();
+  return std::exchange(ahead_, std::nullopt);
+}
+
+void Reader::look_ahead() {
+  if (!upload_ || ahead_) return;
+  if (const auto batch = prefetcher_.next()) ahead_ = upload_->move(*batch);
+}
+
+// Where one is on its way already, this one goes behind it, and both are waited for.
+Batch Reader::again(std::span<const Sample> samples) {
+  const Batch batch = read(*dataset_, samples);
+  if (!upload_) return batch;
+  const Batch moved =
+      upload_->move(device::ready_to_move(batch, false, Deadline::after(kLongestRead)));
+  upload_->arrive();
+  return moved;
+}
+
+}  // namespace data
+}  // namespace lockstep

@@ -5,7 +5,6 @@
 #include <fmt/format.h>
 #include <sys/prctl.h>
 
-
 namespace lockstep::device {
 namespace {
 

@@ -5,7 +5,6 @@
 #include <cstring>
 #include <utility>
 
-
 namespace lockstep::device {
 namespace {
 

@@ -25,11 +25,11 @@ std::string workers_text(const std::vector<int>& workers) {
   return fmt::format("worker{} {}", workers.size() == 1 ? "" : "s", fmt::join(workers, ", "));
 }
 
-// The first place at which workers differ.
+// The first item in which workers differ.
 std::optional<std::size_t> first_difference(const std::vector<std::vector<flat::Parity>>& seen) {
-  for (std::size_t place = 0; place < seen.front().size(); ++place) {
+  for (std::size_t item = 0; item < seen.front().size(); ++item) {
     for (const auto& theirs : seen) {
-      if (theirs[place] != seen.front()[place]) return place;
+      if (theirs[item] != seen.front()[item]) return item;
     }
   }
   return std::nullopt;
@@ -76,16 +76,16 @@ std::optional<Check::Undecided> Check::judge(std::int64_t step, const std::vecto
   if (std::adjacent_find(marks.begin(), marks.end(), std::not_equal_to<>()) == marks.end())
     return std::nullopt;
   Undecided found{step, {}, gather(last_)};
-  const auto place = first_difference(found.seen);
-  if (!place) {  // a mark was changed on its way
+  const auto item = first_difference(found.seen);
+  if (!item) {  // a mark was changed on its way
     throw Mismatch(fmt::format(
         "step {}: workers have told each other different things and hold the same weights: a "
         "message was changed on its way",
         step));
   }
   std::vector<flat::Parity> there;
-  for (const auto& theirs : found.seen) there.push_back(theirs[*place]);
-  found.text = fmt::format("step {}: workers {}", step, subject_.place_name(*place));
+  for (const auto& theirs : found.seen) there.push_back(theirs[*item]);
+  found.text = fmt::format("step {}: workers {}", step, subject_.item_name(*item));
   const auto wrong = minority(there);
   if (wrong.empty()) return found;
   throw Mismatch(fmt::format("{}: {} {} other bits than the rest. {}", found.text,

@@ -30,10 +30,10 @@ class Subject {
  public:
   virtual ~Subject() = default;
 
-  // After an update. By place: the gradients that were applied to each piece, then its parameters with state.
+  // After an update, a list of items: the gradients that were applied to each piece, then its parameters with state.
   virtual std::vector<flat::Parity> seen() = 0;
-  // What workers do differently there: "have applied different gradients to fc1.weight (elements 0 to 8191)".
-  virtual std::string place_name(std::size_t place) const = 0;
+  // What workers do differently in an item: "have applied different gradients to fc1.weight (elements 0 to 8191)".
+  virtual std::string item_name(std::size_t item) const = 0;
 
   // Whether every worker updates a copy of its own.
   virtual bool has_copies() const = 0;

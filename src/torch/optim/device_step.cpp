@@ -30,7 +30,7 @@ struct Norm {
 
 // The parities that the updates of every other step have seen, by piece: three rows, of what was found, what was left and
 // which gradients were applied. Words are XORed, so they are zero before.
-struct Watch {
+struct SeenParities {
   torch::Tensor words;
   torch::Tensor on_host;  // pinned
   device::Event seen;     // by the update
@@ -65,7 +65,7 @@ class QueuedStep : public Update {
         model_(*trained.model),
         tables_(model_.layout(), model_.pieces(), rules_of(trained.groups),
                 flat::ChunkTables::Order::kType),
-        on_device_(tables_),
+        device_tables_(tables_),
         numbers_(model_.device()),
         pointers_(model_.device()),
         norms_(model_.comm().timeout()) {}
@@ -95,23 +95,23 @@ class QueuedStep : public Update {
   std::vector<std::pair<torch::Tensor, torch::Tensor>> copies_of_absent() const;
   flat::DeviceGradients gradients(DType dtype) const;
   flat::DeviceRange range(const flat::ChunkTables::Typed& typed) const {
-    return {on_device_.view(), typed.chunks, typed.dtype};
+    return {device_tables_.view(), typed.chunks, typed.dtype};
   }
   float* masters_of(const flat::ChunkTables::Typed& typed) const;
-  static flat::WatchedWords words_of(const Watch& watch);
-  Watch& next_watch();
-  void fetch(Watch& watch);
-  void collect(Watch& watch);
+  static flat::WatchedWords words_of(const SeenParities& watch);
+  SeenParities& next_watch();
+  void fetch(SeenParities& watch);
+  void collect(SeenParities& watch);
   void find_gradients();
   void clip(void* stream);
 
   replica::Replicated& model_;
   flat::ChunkTables tables_;
-  flat::DeviceTables on_device_;
+  flat::DeviceTables device_tables_;
   device::SmallTable numbers_;   // of the step, by rule, if they are many
   device::SmallTable pointers_;  // to gradients, by entry
   std::optional<flat::ClipMemory> clipping_;
-  std::array<Watch, 2> watches_;  // of even and odd steps
+  std::array<SeenParities, 2> watches_;  // of even and odd steps
   std::optional<device::SideStream> side_;
   Norms norms_;
   flat::Note note_;
@@ -171,7 +171,7 @@ void QueuedStep::update() {
   if (trained_.clip_norm > 0) clip(stream);
   const auto kept = copies_of_absent();
   if (!kept.empty()) forget();
-  Watch* const watch = watch_.on() && kept.empty() ? &next_watch() : nullptr;
+  SeenParities* const watch = watch_.on() && kept.empty() ? &next_watch() : nullptr;
   const auto types = tables_.by_type();
   for (const auto& typed : types) {
     flat::UpdateTask task;
@@ -231,14 +231,14 @@ std::vector<std::pair<torch::Tensor, torch::Tensor>> QueuedStep::copies_of_absen
   return copies;
 }
 
-flat::WatchedWords QueuedStep::words_of(const Watch& watch) {
+flat::WatchedWords QueuedStep::words_of(const SeenParities& watch) {
   auto* const words = static_cast<unsigned long long*>(watch.words.data_ptr());
   const auto pieces = watch.words.size(1);
   return {words, words + pieces, words + 2 * pieces};
 }
 
-Watch& QueuedStep::next_watch() {
-  Watch& watch = watches_[static_cast<std::size_t>(trained_.groups.steps() % 2)];
+SeenParities& QueuedStep::next_watch() {
+  SeenParities& watch = watches_[static_cast<std::size_t>(trained_.groups.steps() % 2)];
   if (!watch.words.defined()) {
     const auto pieces = static_cast<std::int64_t>(model_.pieces().all.size());
     const auto options = torch::TensorOptions().dtype(torch::kInt64);
@@ -250,7 +250,7 @@ Watch& QueuedStep::next_watch() {
 }
 
 // Beside what was queued since, when the update has been: a stream that waits for another slows that one down.
-void QueuedStep::fetch(Watch& watch) {
+void QueuedStep::fetch(SeenParities& watch) {
   const Deadline deadline = Deadline::after(model_.comm().timeout());
   watch.seen.wait(deadline);
   {
@@ -275,7 +275,7 @@ void QueuedStep::prepare_clipping() {
 
 void QueuedStep::forget() {
   Update::forget();
-  for (Watch& watch : watches_) {
+  for (SeenParities& watch : watches_) {
     if (std::exchange(watch.step, 0) == 0) continue;
     watch.copied.precede(device::current_stream(model_.device()));  // a copy that was given up
     watch.words.zero_();
@@ -289,7 +289,7 @@ void QueuedStep::collect() {
   collect(watches_[static_cast<std::size_t>(trained_.groups.steps() % 2)]);
 }
 
-void QueuedStep::collect(Watch& watch) {
+void QueuedStep::collect(SeenParities& watch) {
   if (watch.step == 0) return;
   fetch(watch);
   watch.step = 0;

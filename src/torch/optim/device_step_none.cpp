@@ -1,5 +1,7 @@
 #include <lockstep/errors.h>
 
+#include "torch/optim/update.h"
+
 namespace lockstep::optim {
 
 std::unique_ptr<Update> make_device_step(Trained&) {

@@ -1,19 +1,19 @@
 // One step in memory of the host.
 //
 //   own slice   the blocks that this worker updates: its share where workers share memory, else all
-//   hand-out    the new values go into every worker's parameters, piece by piece while they are at hand
+//   publish     the new values go to all who read another memory, piece by piece while they are at hand
 //
 //   1. wait until every worker is here and means the same: all gradients are there, and nobody reads parameters any more
 //   2. with clipping: the own slice of the gradients is gathered, its blocks' squares go where all see
 //      them, wait again, and everybody adds all of them up in the order of the tree
-//   3. read the gradient of a piece, update its part of the state and of the parameters, hand it out
-//   4. wait until every slice is written
+//   3. read the gradient of a piece, update its part of the state and of the parameters, publish it
+//   4. acquire: wait until every slice is written
 //
 // Watched, an update compares what it finds with what the last one left: the parities of parameters and state, and of
 // the gradients where they are watched as well. A difference is noted, and the step goes on: whoever owns the loop ends
 // it on all workers together.
 //
-// With one parameter copy per host there is nobody to hand out to. In memory of its own a worker has nobody to wait for:
+// How both happen is the parameters' matter (replica/parameters.h). In memory of its own a worker has nobody to wait for:
 // what workers say travels while each updates its own copy, and is looked at after it. The bits are the same: each element
 // sees the same operations.
 #include <ATen/Parallel.h>
@@ -65,10 +65,10 @@ class HostUpdate : public Update {
   // 2; 3 and 4.
   void clip(const GradientSource& source);
   void update(UpdateJournal* journal);
-  virtual void meet() {}
-  virtual void hand_out(const plan::Entry& entry, const plan::Stretch& piece) const = 0;
+  virtual void meet() {}  // all workers whose sums of squares this one reads
 
  private:
+  void acquire();
   GradientSource gathered(const GradientSource& source);
   double factor_of(const GradientSource& averages);
   template <typename Observer>
@@ -94,8 +94,6 @@ class OwnUpdate : public HostUpdate {
   bool has_copies() const override { return true; }
 
  private:
-  void hand_out(const plan::Entry&, const plan::Stretch&) const override {}
-
   Said said_;
 };
 
@@ -108,7 +106,6 @@ class SharedUpdate : public HostUpdate {
 
  private:
   void meet() override;
-  void hand_out(const plan::Entry& entry, const plan::Stretch& piece) const override;
 };
 
 void OwnUpdate::prepare(const GradientSource& source) {
@@ -141,14 +138,11 @@ void SharedUpdate::meet() {
   waited_ += std::chrono::steady_clock::now() - began;
 }
 
-void SharedUpdate::hand_out(const plan::Entry& entry, const plan::Stretch& piece) const {
-  const replica::FlatMemory& parameters = trained_.model->parameters();
-  const std::size_t offset = offset_of(entry, piece.first);
-  for (int worker = 0; worker < trained_.model->comm().size(); ++worker) {
-    if (parameters.apart(worker))
-      std::memcpy(parameters.of(worker) + offset, parameters.data() + offset,
-                  piece.count * size_of(entry.dtype));
-  }
+// What others have written of the parameters.
+void HostUpdate::acquire() {
+  const auto began = std::chrono::steady_clock::now();
+  trained_.model->parts().parameters->acquire(trained_.model->comm());
+  waited_ += std::chrono::steady_clock::now() - began;
 }
 
 void HostUpdate::clip(const GradientSource& source) {
@@ -172,7 +166,7 @@ void HostUpdate::update(UpdateJournal* journal) {
   } else {
     update_slice(divergence::Blind{}, journal);
   }
-  meet();
+  acquire();
   bump_versions();
   trained_.model->note_update();
 }
@@ -237,7 +231,7 @@ void HostUpdate::update_piece(std::size_t number, GradientReader& gradients, Obs
   }
   const plan::Entry& entry = trained_.model->layout().entries()[piece.entry];
   const std::size_t offset = offset_of(entry, piece.first);
-  Piece update;
+  Elements update;
   update.dtype = entry.dtype;
   update.parameter = trained_.model->parameters().data() + offset;
   update.count = piece.count;
@@ -254,7 +248,7 @@ void HostUpdate::update_piece(std::size_t number, GradientReader& gradients, Obs
     update.gradient = gradients.read(piece);
     rule.update(update, step);
   }
-  hand_out(entry, piece);
+  trained_.model->parts().parameters->publish(piece);
 }
 
 // What nobody has a gradient for stays as it is; if no update has seen it yet, it is looked at for the next.

@@ -52,12 +52,13 @@ class SgdRule : public Rule {
     if (options.nesterov && (options.momentum <= 0 || options.dampening != 0))
       throw BadInput("nesterov wants a momentum above 0 and no dampening");
   }
-  void update(const Piece& piece, std::int64_t step) const override {
-    flat::sgd(piece.dtype, piece.parameter, piece.gradient, piece.state[0], piece.count, at(step));
+  void update(const Elements& elements, std::int64_t step) const override {
+    flat::sgd(elements.dtype, elements.parameter, elements.gradient, elements.state[0],
+              elements.count, at(step));
   }
-  flat::Parities update_watched(const Piece& piece, std::int64_t step) const override {
-    return flat::sgd_watched(piece.dtype, piece.parameter, piece.gradient, piece.state[0],
-                             piece.count, at(step));
+  flat::Parities update_watched(const Elements& elements, std::int64_t step) const override {
+    return flat::sgd_watched(elements.dtype, elements.parameter, elements.gradient,
+                             elements.state[0], elements.count, at(step));
   }
   flat::UpdateRule device_rule() const override { return flat::UpdateRule::kSgd; }
   std::vector<std::byte> numbers(std::int64_t step) const override {
@@ -100,13 +101,13 @@ class AdamRule : public Rule {
     check(options.beta2 >= 0 && options.beta2 < 1, "beta2", options.beta2, "at least 0, below 1");
     check(options.eps >= 0, "eps", options.eps, "0 or more");
   }
-  void update(const Piece& piece, std::int64_t step) const override {
-    flat::adam(piece.dtype, piece.parameter, piece.gradient, memory_of(piece), piece.count,
-               at(step));
+  void update(const Elements& elements, std::int64_t step) const override {
+    flat::adam(elements.dtype, elements.parameter, elements.gradient, memory_of(elements),
+               elements.count, at(step));
   }
-  flat::Parities update_watched(const Piece& piece, std::int64_t step) const override {
-    return flat::adam_watched(piece.dtype, piece.parameter, piece.gradient, memory_of(piece),
-                              piece.count, at(step));
+  flat::Parities update_watched(const Elements& elements, std::int64_t step) const override {
+    return flat::adam_watched(elements.dtype, elements.parameter, elements.gradient,
+                              memory_of(elements), elements.count, at(step));
   }
   flat::UpdateRule device_rule() const override { return flat::UpdateRule::kAdam; }
   std::vector<std::byte> numbers(std::int64_t step) const override {
@@ -138,7 +139,9 @@ class AdamRule : public Rule {
         .eps(options_.eps)
         .weight_decay(options_.weight_decay);
   }
-  static flat::AdamMemory memory_of(const Piece& piece) { return {piece.state[0], piece.state[1]}; }
+  static flat::AdamMemory memory_of(const Elements& elements) {
+    return {elements.state[0], elements.state[1]};
+  }
   flat::AdamStep at(std::int64_t step) const {
     return {options_.lr,  options_.beta1,        options_.beta2,
             options_.eps, options_.weight_decay, decoupled_,

@@ -16,8 +16,8 @@
 
 namespace lockstep::optim {
 
-// A stretch of one parameter: its values, its gradient, and its part of each state memory.
-struct Piece {
+// Where some elements of one parameter are: their values, gradients, and part of each state memory.
+struct Elements {
   DType dtype = DType::kFloat32;
   void* parameter = nullptr;
   const void* gradient = nullptr;
@@ -30,8 +30,8 @@ class Rule {
  public:
   virtual ~Rule() = default;
   // step from 1. The watched one gives the parities of all that is updated in place.
-  virtual void update(const Piece& piece, std::int64_t step) const = 0;
-  virtual flat::Parities update_watched(const Piece& piece, std::int64_t step) const = 0;
+  virtual void update(const Elements& elements, std::int64_t step) const = 0;
+  virtual flat::Parities update_watched(const Elements& elements, std::int64_t step) const = 0;
   virtual int states() const = 0;  // how many of them it reads and writes
   virtual double lr() const = 0;
   virtual void set_lr(double lr) = 0;

@@ -59,10 +59,10 @@ void StateMemory::trust_masters() {
 
 torch::Tensor StateMemory::view(std::size_t memory, std::size_t entry) const {
   const torch::Tensor& parameter = model_.parameter(entry);
-  const plan::Entry& place = layout_.entries()[entry];
-  if (!has_masters_) return memories_[memory].view(place, parameter);
-  const auto wide = replica::scalar_type(place.dtype);
-  return memories_[memory].view(place, torch::empty_like(parameter, wide));
+  const plan::Entry& at = layout_.entries()[entry];
+  if (!has_masters_) return memories_[memory].view(at, parameter);
+  const auto wide = replica::scalar_type(at.dtype);
+  return memories_[memory].view(at, torch::empty_like(parameter, wide));
 }
 
 std::vector<NamedTensor> StateMemory::tensors() {

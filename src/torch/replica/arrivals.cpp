@@ -6,7 +6,6 @@
 
 #include <algorithm>
 
-
 namespace lockstep::replica {
 
 Arrivals::Arrivals(const Model& model, const ModelPlan& plan, MissingGradient missing)

@@ -15,6 +15,7 @@
 #include <torch/csrc/autograd/variable.h>
 
 #include "torch/replica/arrivals.h"
+#include "torch/replica/parts.h"
 
 namespace lockstep::replica {
 namespace {
@@ -51,11 +52,9 @@ class Attachment::Hook : public torch::autograd::FunctionPostHook {
   std::size_t entry_;
 };
 
-Attachment::Attachment(const Model& model, const plan::Layout& layout, FlatParameters& parameters,
-                       std::string name)
-    : parameters_(parameters), name_(std::move(name)) {
-  for (const plan::Entry& entry : layout.entries())
-    trained_.push_back(model.trained[entry.registered]);
+Attachment::Attachment(Parts& parts, std::string name) : parts_(parts), name_(std::move(name)) {
+  for (const plan::Entry& entry : parts_.plan.layout.entries())
+    trained_.push_back(parts_.model.trained[entry.registered]);
 }
 
 Attachment::~Attachment() {
@@ -131,7 +130,7 @@ void Attachment::watch_parameters() {
   for (std::size_t i = 0; i < trained_.size(); ++i) {
     watchers_.push_back(trained_[i].tensor.register_hook([weak = self_, i](const torch::Tensor&) {
       const auto self = weak.lock();
-      if (!self || self->parameters_.holds(i)) return;
+      if (!self || self->parts_.parameters->holds(i)) return;
       self->listener_->before(i);
       self->moved_.push_back(i);
     }));
@@ -146,7 +145,7 @@ void Attachment::watch_module(Listing parameters, std::weak_ptr<torch::nn::Modul
 
 // One that was registered since, or put in the place of another, would be trained on each worker alone.
 void Attachment::check_module() const {
-  if (parameters_.written_by_others()) {
+  if (parts_.parameters->written_by_others()) {
     throw BadInput(fmt::format(
         "something other than lockstep::optim has updated {}, of which the workers of this host "
         "share "
@@ -171,7 +170,7 @@ void Attachment::call_at_end() {
 }
 
 std::vector<std::size_t> Attachment::take_back_moved() {
-  for (const std::size_t entry : moved_) parameters_.take_back(entry);
+  for (const std::size_t entry : moved_) parts_.parameters->take_back(entry);
   if (!moved_.empty()) rehook();
   return std::exchange(moved_, {});
 }
@@ -179,7 +178,7 @@ std::vector<std::size_t> Attachment::take_back_moved() {
 void Attachment::check(const FlatGradients& gradients) {
   for (std::size_t i = 0; i < accumulators_.size(); ++i) {
     gradients.check(i);
-    if (!parameters_.holds(i)) parameters_.take_back(i);
+    if (!parts_.parameters->holds(i)) parts_.parameters->take_back(i);
   }
   rehook();
 }

@@ -18,10 +18,10 @@
 #include <vector>
 
 #include "torch/replica/flat_gradients.h"
-#include "torch/replica/parameters.h"
-#include "torch/replica/model.h"
 
 namespace lockstep::replica {
+
+struct Parts;
 
 // Who is told of backward passes.
 class PassListener {
@@ -43,11 +43,10 @@ class PassListener {
 //            while that waits.
 // Blocking:  never.
 // Failure:   BadInput, naming the parameter or the model.
-// Ownership: shares the tensors; borrows the flat parameters and the listener.
+// Ownership: shares the tensors; borrows the parts and the listener.
 class Attachment {
  public:
-  Attachment(const Model& model, const plan::Layout& layout, FlatParameters& parameters,
-             std::string name);
+  Attachment(Parts& parts, std::string name);
   ~Attachment();
   Attachment(const Attachment&) = delete;
   Attachment& operator=(const Attachment&) = delete;
@@ -93,7 +92,7 @@ class Attachment {
   void rehook();
 
   std::vector<NamedTensor> trained_;  // by entry
-  FlatParameters& parameters_;
+  Parts& parts_;
   std::string name_;
   std::weak_ptr<Attachment> self_;
   PassListener* listener_ = nullptr;

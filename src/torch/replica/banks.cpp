@@ -16,7 +16,7 @@ void Banks::make(Comm& comm, int count, Holds holds) {
     all_.erase(all_.begin() + 1, all_.end());
     wide_ = std::move(wide);
   }
-  while (all_.size() < place_of(count)) {
+  while (all_.size() < index_of(count)) {
     all_.push_back(factory_(layout(), FlatMemory(comm, layout().bytes(), Copies::kPerWorker,
                                                  front().memory().device())));
   }
@@ -25,12 +25,12 @@ void Banks::make(Comm& comm, int count, Holds holds) {
 // Hidden, so that what backward makes is added by adopt(): autograd adds sparse gradients in an order of its own.
 void Banks::use(int bank) {
   in_use().settle();
-  in_use_ = place_of(bank);
+  in_use_ = index_of(bank);
   in_use().hide();
 }
 
 void Banks::begin(int bank) {
-  if (in_use_ != place_of(bank)) use(bank);
+  if (in_use_ != index_of(bank)) use(bank);
   in_use().clear();
 }
 
@@ -52,10 +52,10 @@ void Banks::use_averages() {
 }
 
 void Banks::watch(Comm& comm, divergence::FirstFault& faults) {
-  for (std::size_t place = place_of(0); place < all_.size(); ++place) {
-    if (all_[place]->watched()) continue;
+  for (std::size_t i = index_of(0); i < all_.size(); ++i) {
+    if (all_[i]->watched()) continue;
     FlatMemory parities(comm, plan_.pieces.all.size() * sizeof(flat::Parity), Copies::kPerWorker);
-    all_[place]->watch(std::move(parities), plan_.pieces, faults, comm.rank());
+    all_[i]->watch(std::move(parities), plan_.pieces, faults, comm.rank());
   }
 }
 

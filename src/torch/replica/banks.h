@@ -53,9 +53,9 @@ class Banks {
   const FlatGradients& in_use() const { return *all_[in_use_]; }
   FlatGradients& front() { return *all_.front(); }
   const FlatGradients& front() const { return *all_.front(); }
-  FlatGradients& at(int bank) { return *all_[place_of(bank)]; }
-  const FlatGradients& at(int bank) const { return *all_[place_of(bank)]; }
-  int count() const { return static_cast<int>(all_.size() - place_of(0)); }
+  FlatGradients& at(int bank) { return *all_[index_of(bank)]; }
+  const FlatGradients& at(int bank) const { return *all_[index_of(bank)]; }
+  int count() const { return static_cast<int>(all_.size() - index_of(0)); }
   const plan::Layout& layout() const { return wide_ ? *wide_ : plan_.layout; }
 
   // By entry, as numbers that can be reduced: whether this worker has a gradient; `reached`: from some pass.
@@ -68,7 +68,7 @@ class Banks {
   const std::vector<bool>& absent() const { return absent_; }  // by entry; empty: none is
 
  private:
-  std::size_t place_of(int bank) const { return static_cast<std::size_t>(bank) + (wide_ ? 1 : 0); }
+  std::size_t index_of(int bank) const { return static_cast<std::size_t>(bank) + (wide_ ? 1 : 0); }
   const torch::Tensor& parameter(std::size_t entry) const {
     return trained_[plan_.layout.entries()[entry].registered].tensor;
   }

@@ -5,14 +5,14 @@
 namespace lockstep::replica {
 namespace {
 
-std::size_t place_bytes(const torch::Tensor& buffer) {
+std::size_t aligned_bytes(const torch::Tensor& buffer) {
   constexpr std::size_t kAlignment = 64;
   return (buffer.nbytes() + kAlignment - 1) / kAlignment * kAlignment;
 }
 
 std::size_t total_bytes(const std::vector<NamedTensor>& buffers) {
   std::size_t bytes = 0;
-  for (const auto& [name, tensor] : buffers) bytes += place_bytes(tensor);
+  for (const auto& [name, tensor] : buffers) bytes += aligned_bytes(tensor);
   return bytes;
 }
 
@@ -33,13 +33,13 @@ DeviceBufferSync::DeviceBufferSync(Comm& comm, const std::vector<NamedTensor>& b
                                    Device device)
     : memory_(comm, total_bytes(buffers), Copies::kPerWorker, device) {
   torch::NoGradGuard no_grad;
-  plan::Entry place;
+  plan::Entry next;
   for (const auto& [name, tensor] : buffers) {
     torch::Tensor buffer = tensor;
-    const torch::Tensor view = memory_.view(place, buffer);
+    const torch::Tensor view = memory_.view(next, buffer);
     view.copy_(buffer);
     buffer.set_data(view);
-    place.offset += place_bytes(buffer);
+    next.offset += aligned_bytes(buffer);
   }
 }
 

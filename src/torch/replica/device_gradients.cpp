@@ -16,7 +16,7 @@ DeviceGradients::DeviceGradients(const std::vector<NamedTensor>& parameters,
 
 void DeviceGradients::adopt(std::size_t entry, const torch::Tensor& incoming) {
   check(entry);
-  const torch::Tensor& grad = places_.at(entry).parameter.grad();
+  const torch::Tensor& grad = slots_.at(entry).parameter.grad();
   if (!grad.defined() || is_made(entry, grad)) return;  // the same one was added to
   made_[entry].tensor.emplace(grad.getIntrusivePtr());
   made_[entry].own = has_own_memory(grad, incoming);
@@ -30,11 +30,11 @@ bool DeviceGradients::is_made(std::size_t entry, const torch::Tensor& grad) cons
 // Packs of 16 bytes fit into its memory, as they do into its place.
 bool DeviceGradients::stays(std::size_t entry) const {
   constexpr std::uintptr_t kPack = 16;
-  const Place& place = places_[entry];
-  const torch::Tensor& grad = place.parameter.grad();
-  return grad.defined() && is_made(entry, grad) && made_[entry].own && !place.hidden &&
-         !place.wide() && grad.scalar_type() == place.type && in_the_same_order(grad, place.view) &&
-         !is_in(grad, place.view) && reinterpret_cast<std::uintptr_t>(grad.data_ptr()) % kPack == 0;
+  const Slot& slot = slots_[entry];
+  const torch::Tensor& grad = slot.parameter.grad();
+  return grad.defined() && is_made(entry, grad) && made_[entry].own && !slot.hidden &&
+         !slot.wide() && grad.scalar_type() == slot.type && in_the_same_order(grad, slot.view) &&
+         !is_in(grad, slot.view) && reinterpret_cast<std::uintptr_t>(grad.data_ptr()) % kPack == 0;
 }
 
 void DeviceGradients::settle() {
@@ -43,8 +43,8 @@ void DeviceGradients::settle() {
 
 // What somebody else holds now has no memory of its own any more.
 void DeviceGradients::look_again() {
-  for (std::size_t entry = 0; entry < places_.size(); ++entry) {
-    const torch::Tensor& grad = places_[entry].parameter.grad();
+  for (std::size_t entry = 0; entry < slots_.size(); ++entry) {
+    const torch::Tensor& grad = slots_[entry].parameter.grad();
     if (!grad.defined() || grad.layout() != torch::kStrided) continue;
     made_[entry].own = made_[entry].own && grad.use_count() == 1 && grad.storage().use_count() == 1;
   }
@@ -59,16 +59,16 @@ void DeviceGradients::add(const FlatGradients& right, const std::vector<plan::Bu
 void DeviceGradients::take(const FlatGradients& sums) {
   torch::NoGradGuard no_grad;
   const auto& from = static_cast<const DeviceGradients&>(sums);
-  for (std::size_t entry = 0; entry < places_.size(); ++entry)
-    places_[entry].view.copy_(from.places_[entry].view);
+  for (std::size_t entry = 0; entry < slots_.size(); ++entry)
+    slots_[entry].view.copy_(from.slots_[entry].view);
 }
 
 // For one that the kernel cannot read.
 void DeviceGradients::bring_alone(std::size_t entry) {
-  Place& place = places_[entry];
-  const torch::Tensor& grad = place.parameter.grad();
-  if (!grad.defined() || is_in(grad, place.view)) return;
-  move_in(place, place.wide() ? grad.to_dense() : grad);
+  Slot& slot = slots_[entry];
+  const torch::Tensor& grad = slot.parameter.grad();
+  if (!grad.defined() || is_in(grad, slot.view)) return;
+  move_in(slot, slot.wide() ? grad.to_dense() : grad);
 }
 
 void DeviceGradients::bring(const plan::Bucket& bucket) {
@@ -86,13 +86,13 @@ DeviceGradients::Brought DeviceGradients::bring_small(const plan::Bucket& bucket
   Brought brought;
   void* const stream = device::current_stream(memory_.device());
   for (const plan::Lot& lot : lots) {
-    const Place& place = places_[lot.first_entry];
-    void* data = memory_.data() + place.entry.offset;
+    const Slot& slot = slots_[lot.first_entry];
+    void* data = memory_.data() + slot.entry.offset;
     if (stay_outside[lot.first_entry - bucket.first_entry]) {
-      brought.outside.push_back(place.parameter.grad());
+      brought.outside.push_back(slot.parameter.grad());
       data = brought.outside.back().data_ptr();
     }
-    brought.pieces.push_back({data, lot.count, place.entry.dtype, memory_.device(), stream});
+    brought.buffers.push_back({data, lot.count, slot.entry.dtype, memory_.device(), stream});
   }
   return brought;
 }
@@ -102,49 +102,49 @@ void DeviceGradients::bring_all_but(const plan::Bucket& bucket,
                                     const std::vector<bool>& stay_outside) {
   torch::NoGradGuard no_grad;
   const std::size_t end = bucket.first_entry + bucket.entries;
-  const bool adds = places_[bucket.first_entry].hidden;
+  const bool adds = slots_[bucket.first_entry].hidden;
   std::vector<const void*> readable;
   bool all_there = true;
   for (std::size_t entry = bucket.first_entry; entry < end; ++entry) {
     check(entry);
-    const Place& place = places_[entry];
-    const torch::Tensor& grad = place.parameter.grad();
+    const Slot& slot = slots_[entry];
+    const torch::Tensor& grad = slot.parameter.grad();
     if (stay_outside[entry - bucket.first_entry]) {
       readable.push_back(flat::left_alone());
       continue;
     }
     const bool can_read =
-        grad.defined() && grad.scalar_type() == place.type && in_the_same_order(grad, place.view);
+        grad.defined() && grad.scalar_type() == slot.type && in_the_same_order(grad, slot.view);
     readable.push_back(can_read ? grad.data_ptr() : nullptr);
-    all_there = all_there && (grad.defined() ? is_in(grad, place.view) : adds);
+    all_there = all_there && (grad.defined() ? is_in(grad, slot.view) : adds);
   }
   if (!all_there)
-    gather_->run(bucket, readable, {memory_, places_[bucket.first_entry].entry.dtype, wide_}, adds);
+    gather_->run(bucket, readable, {memory_, slots_[bucket.first_entry].entry.dtype, wide_}, adds);
   for (std::size_t entry = bucket.first_entry; entry < end; ++entry) {
     if (stay_outside[entry - bucket.first_entry]) continue;
     if (readable[entry - bucket.first_entry] == nullptr) bring_alone(entry);
-    places_[entry].attach();
+    slots_[entry].attach();
   }
 }
 
 bool DeviceGradients::owns(std::size_t entry) const {
-  const torch::Tensor& grad = places_[entry].parameter.grad();
+  const torch::Tensor& grad = slots_[entry].parameter.grad();
   return made_[entry].own && grad.defined() && is_made(entry, grad);
 }
 
 void DeviceGradients::set(std::size_t entry, const torch::Tensor& grad, bool own) {
-  places_[entry].parameter.mutable_grad() = grad;
+  slots_[entry].parameter.mutable_grad() = grad;
   made_[entry].tensor.emplace(grad.getIntrusivePtr());
   made_[entry].own = own;
 }
 
 std::optional<std::vector<const void*>> DeviceGradients::whereabouts() const {
   std::vector<const void*> all;
-  all.reserve(places_.size());
-  for (const Place& place : places_) {
-    const torch::Tensor& grad = place.parameter.grad();
-    if (!grad.defined() || place.hidden || grad.scalar_type() != place.view.scalar_type() ||
-        !in_the_same_order(grad, place.view))
+  all.reserve(slots_.size());
+  for (const Slot& slot : slots_) {
+    const torch::Tensor& grad = slot.parameter.grad();
+    if (!grad.defined() || slot.hidden || grad.scalar_type() != slot.view.scalar_type() ||
+        !in_the_same_order(grad, slot.view))
       return std::nullopt;
     all.push_back(grad.data_ptr());
   }

@@ -35,9 +35,9 @@ class DeviceGradients : public FlatGradients {
   void bring(const plan::Bucket& bucket);
 
   // The same but for gradients that are a lot of their own and lie in own memory, as their place is laid out: these stay
-  // outside. Then what is to be reduced of the bucket, a piece for each lot.
+  // outside. Then what is to be reduced of the bucket, one for each lot.
   struct Brought {
-    std::vector<Buffer> pieces;
+    std::vector<Buffer> buffers;
     std::vector<torch::Tensor> outside;  // to be kept until they have been reduced
   };
   Brought bring_small(const plan::Bucket& bucket, const std::vector<plan::Lot>& lots);

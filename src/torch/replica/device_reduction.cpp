@@ -9,7 +9,7 @@ namespace {
 // receive for every other worker, and a sum, which small ones share.
 constexpr std::size_t kLargeBytes = std::size_t{1} << 20;
 
-DeviceGradients& on_device(FlatGradients& gradients) {
+DeviceGradients& as_device(FlatGradients& gradients) {
   return static_cast<DeviceGradients&>(gradients);
 }
 
@@ -22,7 +22,7 @@ std::vector<torch::Tensor> sums_of(const Sharded& sharded, const plan::Bucket& b
   for (const plan::Reduction& partial : sharded.partials) {
     std::vector<torch::Tensor> values;
     for (std::size_t i = 0; i < partial.operands.size(); ++i)
-      values.push_back(on_device(banks.at(sharded.held[next++])).values(bucket));
+      values.push_back(as_device(banks.at(sharded.held[next++])).values(bucket));
     for (const auto& [left, right] : partial.additions) {
       const torch::Tensor sum = values[static_cast<std::size_t>(left)];
       values.push_back(sum.add_(values[static_cast<std::size_t>(right)]));
@@ -39,7 +39,7 @@ DeviceReduction::DeviceReduction(Comm& comm, Banks& banks, const plan::Layout& l
     : comm_(comm), banks_(banks), layout_(layout), device_(device), side_(device) {}
 
 DeviceGradients::Brought DeviceReduction::bring_small(const plan::Bucket& bucket) {
-  return on_device(banks_.in_use())
+  return as_device(banks_.in_use())
       .bring_small(bucket, plan::plan_lots(layout_, bucket, kLargeBytes));
 }
 
@@ -48,7 +48,7 @@ DeviceGradients::Brought DeviceReduction::bring_small(const plan::Bucket& bucket
 void DeviceReduction::launch(const plan::Bucket& bucket, const Sharded* sharded,
                              const ReduceOptions& rule) {
   if (sharded != nullptr) {
-    on_device(banks_.in_use()).bring(bucket);
+    as_device(banks_.in_use()).bring(bucket);
   } else {
     bring_small(bucket);
   }
@@ -69,13 +69,13 @@ void DeviceReduction::launch_after(const device::Event& ready, const plan::Bucke
 Work DeviceReduction::reduce_gradients(const plan::Bucket& bucket, const ReduceOptions& rule) {
   DeviceGradients::Brought brought = bring_small(bucket);
   for (torch::Tensor& gradient : brought.outside) outside_.push_back(std::move(gradient));
-  return comm_.all_reduce(std::move(brought.pieces), rule);
+  return comm_.all_reduce(std::move(brought.buffers), rule);
 }
 
 Work DeviceReduction::reduce_banks(const plan::Bucket& bucket, const Sharded& sharded,
                                    const ReduceOptions& rule) {
   torch::NoGradGuard no_grad;
-  on_device(banks_.in_use()).bring(bucket);
+  as_device(banks_.in_use()).bring(bucket);
   std::vector<Buffer> partials;
   std::size_t next = 0;
   for (const plan::Reduction& partial : sharded.partials) {
@@ -99,15 +99,15 @@ void LoneDeviceReduction::launch(const plan::Bucket& bucket, const Sharded* shar
   works_.emplace_back();
   if (sharded != nullptr) return sum_banks(bucket, *sharded, rule.factor);
   if (rule.factor == 1) return;
-  on_device(banks_.in_use()).bring(bucket);
-  on_device(banks_.front()).values(bucket).mul_(rule.factor);
+  as_device(banks_.in_use()).bring(bucket);
+  as_device(banks_.front()).values(bucket).mul_(rule.factor);
 }
 
 void LoneDeviceReduction::sum_banks(const plan::Bucket& bucket, const Sharded& sharded,
                                     double factor) {
   torch::NoGradGuard no_grad;
-  on_device(banks_.in_use()).bring(bucket);
-  torch::Tensor result = on_device(banks_.at(0)).values(bucket);
+  as_device(banks_.in_use()).bring(bucket);
+  torch::Tensor result = as_device(banks_.at(0)).values(bucket);
   for (const torch::Tensor& sum : sums_of(sharded, bucket, banks_))
     at::mul_out(result, sum, torch::scalar_tensor(factor, sum.dtype()));
 }

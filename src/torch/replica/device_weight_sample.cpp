@@ -71,7 +71,7 @@ std::uint64_t DeviceWeightSample::take(std::uint64_t /*pass*/) {
 }  // namespace
 
 std::unique_ptr<WeightSample> make_device_weight_sample(const Parts& parts) {
-  return std::make_unique<DeviceWeightSample>(parts.plan.layout, parts.parameters.memory(),
+  return std::make_unique<DeviceWeightSample>(parts.plan.layout, parts.parameters->memory(),
                                               parts.comm.timeout());
 }
 

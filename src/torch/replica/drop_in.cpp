@@ -155,7 +155,7 @@ void DropIn::finish() {
   const auto weights = since_.weights;
   forget();
   since_.averaged = banks.in_use().versions();
-  parts_.parameters.note_pass();
+  parts_.parameters->note_pass();
   clock_.end();
   active_ = false;
   check_weights(weights);

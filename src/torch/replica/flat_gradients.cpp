@@ -12,12 +12,12 @@ namespace lockstep::replica {
 FlatGradients::FlatGradients(const std::vector<NamedTensor>& parameters, const plan::Layout& layout,
                              FlatMemory memory)
     : memory_(std::move(memory)) {
-  places_.reserve(layout.entries().size());
+  slots_.reserve(layout.entries().size());
   for (const plan::Entry& entry : layout.entries()) {
     torch::Tensor parameter = parameters[entry.registered].tensor;
     const bool wide = entry.dtype != reducible_dtype(parameter, entry.name);
     const auto like = wide ? torch::empty_like(parameter, torch::kFloat32) : parameter;
-    places_.push_back({entry, parameter, memory_.view(entry, like), parameter.scalar_type()});
+    slots_.push_back({entry, parameter, memory_.view(entry, like), parameter.scalar_type()});
     wide_ = wide_ || wide;
   }
 }
@@ -28,69 +28,68 @@ void FlatGradients::watch(FlatMemory parities, const plan::Pieces& pieces,
   watched_.emplace(Watched{std::move(parities), {memory_.data(), words, pieces, faults, worker}});
 }
 
-void FlatGradients::Place::attach() {
+void FlatGradients::Slot::attach() {
   if (wide()) return hide();
   parameter.mutable_grad() = view;
   hidden = false;
 }
 
-void FlatGradients::Place::hide() {
+void FlatGradients::Slot::hide() {
   parameter.mutable_grad() = torch::Tensor();
   hidden = true;
 }
 
 void FlatGradients::attach() {
-  for (Place& place : places_) place.attach();
+  for (Slot& slot : slots_) slot.attach();
 }
 
 void FlatGradients::clear() {
-  for (Place& place : places_) {
-    place.parameter.mutable_grad() = torch::Tensor();
-    place.hidden = false;
+  for (Slot& slot : slots_) {
+    slot.parameter.mutable_grad() = torch::Tensor();
+    slot.hidden = false;
   }
 }
 
 void FlatGradients::hide() {
-  for (Place& place : places_) place.hide();
+  for (Slot& slot : slots_) slot.hide();
 }
 
 void FlatGradients::adopt(std::size_t entry, const torch::Tensor& /*incoming*/) {
   check(entry);
-  Place& place = places_.at(entry);
-  if (!place.parameter.grad().defined()) return;
+  Slot& slot = slots_.at(entry);
+  if (!slot.parameter.grad().defined()) return;
   torch::NoGradGuard no_grad;
   // What a sparse one adds up by itself is rounded as its type is.
-  const torch::Tensor grad =
-      place.wide() ? place.parameter.grad().to_dense() : place.parameter.grad();
-  const bool is_in_place = is_in(grad, place.view);
-  if (watched() && !is_in_place && grad.scalar_type() == place.type &&
-      in_the_same_order(grad, place.view)) {
-    watched_->watch.move_in(entry, place.entry, grad.data_ptr(),
-                            reducible_dtype(grad, place.entry.name), place.hidden);
+  const torch::Tensor grad = slot.wide() ? slot.parameter.grad().to_dense() : slot.parameter.grad();
+  const bool is_in_place = is_in(grad, slot.view);
+  if (watched() && !is_in_place && grad.scalar_type() == slot.type &&
+      in_the_same_order(grad, slot.view)) {
+    watched_->watch.move_in(entry, slot.entry, grad.data_ptr(),
+                            reducible_dtype(grad, slot.entry.name), slot.hidden);
   } else if (!is_in_place) {
-    move_in(place, grad);
+    move_in(slot, grad);
     look_at(entry);
   } else {
     look_at(entry);  // backward has added to it where it lies
   }
-  place.attach();
+  slot.attach();
 }
 
-void FlatGradients::move_in(Place& place, const torch::Tensor& grad) {
-  if (place.hidden) {
+void FlatGradients::move_in(Slot& slot, const torch::Tensor& grad) {
+  if (slot.hidden) {
     // A sparse one would be added element by element, in another order than where it has a memory to itself.
-    place.view.add_(grad.layout() == torch::kStrided ? grad : grad.to_dense());
+    slot.view.add_(grad.layout() == torch::kStrided ? grad : grad.to_dense());
   } else if (grad.layout() == torch::kStrided) {
     // The number is no tensor of a GPU, which would take a kernel of its own.
-    at::add_out(place.view, grad, torch::scalar_tensor(0, grad.options().device(torch::kCPU)));
+    at::add_out(slot.view, grad, torch::scalar_tensor(0, grad.options().device(torch::kCPU)));
   } else {
-    place.view.zero_().add_(grad);
+    slot.view.zero_().add_(grad);
   }
 }
 
 void FlatGradients::add(const FlatGradients& right, const std::vector<plan::Bucket>& buckets) {
-  for (std::size_t entry = 0; entry < places_.size() && watched(); ++entry)
-    watched_->watch.add(entry, places_[entry].entry, right.watched_->watch);
+  for (std::size_t entry = 0; entry < slots_.size() && watched(); ++entry)
+    watched_->watch.add(entry, slots_[entry].entry, right.watched_->watch);
   if (watched()) return;
   for (const plan::Bucket& bucket : buckets) {
     const Buffer left = this->bucket(bucket);
@@ -100,9 +99,9 @@ void FlatGradients::add(const FlatGradients& right, const std::vector<plan::Buck
 }
 
 void FlatGradients::take(const FlatGradients& sums) {
-  for (std::size_t entry = 0; entry < places_.size(); ++entry) {
-    const plan::Entry& to = places_[entry].entry;
-    const plan::Entry& from = sums.places_[entry].entry;
+  for (std::size_t entry = 0; entry < slots_.size(); ++entry) {
+    const plan::Entry& to = slots_[entry].entry;
+    const plan::Entry& from = sums.slots_[entry].entry;
     const std::byte* const values = sums.memory_.data() + from.offset;
     if (from.dtype == to.dtype) {
       std::memcpy(memory_.data() + to.offset, values, to.bytes());
@@ -114,58 +113,58 @@ void FlatGradients::take(const FlatGradients& sums) {
 }
 
 void FlatGradients::look_at(std::size_t entry) {
-  if (watched()) watched_->watch.look_at(entry, places_[entry].entry);
+  if (watched()) watched_->watch.look_at(entry, slots_[entry].entry);
 }
 
 void FlatGradients::settle() {
   torch::NoGradGuard no_grad;
-  for (std::size_t entry = 0; entry < places_.size(); ++entry) {
-    Place& place = places_[entry];
-    const torch::Tensor& grad = place.parameter.grad();
+  for (std::size_t entry = 0; entry < slots_.size(); ++entry) {
+    Slot& slot = slots_[entry];
+    const torch::Tensor& grad = slot.parameter.grad();
     check(entry);
     if (grad.defined()) {
-      if (!is_in(grad, place.view)) adopt(entry);
+      if (!is_in(grad, slot.view)) adopt(entry);
       continue;
     }
-    if (!place.hidden) {
-      place.view.zero_();
+    if (!slot.hidden) {
+      slot.view.zero_();
       look_at(entry);
     }
-    place.attach();
+    slot.attach();
   }
 }
 
 void FlatGradients::check(std::size_t entry) const {
-  const Place& place = places_.at(entry);
-  const torch::Tensor& grad = place.parameter.grad();
-  const bool converted = place.parameter.scalar_type() != place.type ||
-                         place.parameter.device() != place.view.device();
+  const Slot& slot = slots_.at(entry);
+  const torch::Tensor& grad = slot.parameter.grad();
+  const bool converted =
+      slot.parameter.scalar_type() != slot.type || slot.parameter.device() != slot.view.device();
   if (!converted && !(grad.defined() && grad.requires_grad())) return;
   throw BadInput(fmt::format(
-      "the gradient of {} {}", place.entry.name,
+      "the gradient of {} {}", slot.entry.name,
       converted ? "is of another type or device than its parameter now: move or convert the module "
                   "before data_parallel(), not after"
                 : "is part of a graph: use no create_graph"));
 }
 
 std::int64_t FlatGradients::version(std::size_t entry) const {
-  const Place& place = places_[entry];
-  const torch::Tensor& grad = place.parameter.grad();
-  if (!grad.defined() || !(is_in(grad, place.view) || is_made(entry, grad))) return -1;
+  const Slot& slot = slots_[entry];
+  const torch::Tensor& grad = slot.parameter.grad();
+  if (!grad.defined() || !(is_in(grad, slot.view) || is_made(entry, grad))) return -1;
   return static_cast<std::int64_t>(grad._version());
 }
 
 std::vector<std::int64_t> FlatGradients::versions() const {
   std::vector<std::int64_t> all;
-  all.reserve(places_.size());
-  for (std::size_t entry = 0; entry < places_.size(); ++entry) all.push_back(version(entry));
+  all.reserve(slots_.size());
+  for (std::size_t entry = 0; entry < slots_.size(); ++entry) all.push_back(version(entry));
   return all;
 }
 
 // From its first element to its last, in this memory's layout.
 Buffer FlatGradients::bucket(const plan::Bucket& bucket) const {
-  const plan::Entry& first = places_[bucket.first_entry].entry;
-  const plan::Entry& last = places_[bucket.first_entry + bucket.entries - 1].entry;
+  const plan::Entry& first = slots_[bucket.first_entry].entry;
+  const plan::Entry& last = slots_[bucket.first_entry + bucket.entries - 1].entry;
   const std::size_t bytes = last.offset + last.bytes() - first.offset;
   return {memory_.data() + first.offset, bytes / size_of(first.dtype), first.dtype,
           memory_.device(), device::current_stream(memory_.device())};

@@ -91,7 +91,8 @@ class FlatGradients {
   const FlatMemory& memory() const { return memory_; }
 
  protected:
-  struct Place {
+  // A parameter, and its part of the memory.
+  struct Slot {
     plan::Entry entry;
     torch::Tensor parameter;
     torch::Tensor view;
@@ -104,11 +105,11 @@ class FlatGradients {
   };
   // Whether the gradient of an entry was made by the last backward, outside of its place.
   virtual bool is_made(std::size_t, const torch::Tensor&) const { return false; }
-  static void move_in(Place& place, const torch::Tensor& grad);
+  static void move_in(Slot& slot, const torch::Tensor& grad);
 
   FlatMemory memory_;
-  bool wide_ = false;          // some of it is wider than its parameter
-  std::vector<Place> places_;  // by entry of the layout
+  bool wide_ = false;        // some of it is wider than its parameter
+  std::vector<Slot> slots_;  // by entry of the layout
 
  private:
   struct Watched {

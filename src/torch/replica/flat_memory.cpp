@@ -10,22 +10,22 @@
 namespace lockstep::replica {
 
 FlatMemory::FlatMemory(Comm& comm, std::size_t bytes, Copies copies, Device device)
-    : device_(device), copies_(copies), rank_(comm.rank()), bytes_(bytes) {
+    : device_(device), rank_(comm.rank()), bytes_(bytes) {
   if (const torch::Tensor own = device::memory(device, bytes); own.defined()) {
-    places_ = {static_cast<std::byte*>(own.data_ptr())};
+    starts_ = {static_cast<std::byte*>(own.data_ptr())};
     kept_ = std::make_shared<torch::Tensor>(own);
   } else {
-    take_from_host(comm);
+    take_from_host(comm, copies);
   }
 }
 
-void FlatMemory::take_from_host(Comm& comm) {
-  const bool one_copy = copies_ == Copies::kPerHost;
+void FlatMemory::take_from_host(Comm& comm, Copies copies) {
+  const bool one_copy = copies == Copies::kPerHost;
   const auto arena = comm.share(!one_copy || comm.rank() == 0 ? bytes_ : 0);
   shared_ = arena != nullptr;
   if (!shared_) {
     const auto own = std::make_shared<Arena>(Arena::create(std::max<std::size_t>(bytes_, 1)));
-    places_ = {own->data()};
+    starts_ = {own->data()};
     kept_ = own;
     return;
   }
@@ -38,7 +38,7 @@ void FlatMemory::take_from_host(Comm& comm) {
                       owner, comm.rank()),
           {owner});
     }
-    places_.push_back(arena->of(owner));
+    starts_.push_back(arena->of(owner));
   }
   kept_ = arena;
 }
@@ -55,10 +55,10 @@ torch::Tensor FlatMemory::as_tensor(c10::ScalarType type, std::size_t offset,
 torch::Tensor FlatMemory::view(const plan::Entry& entry, const torch::Tensor& like) const {
   const auto options = torch::TensorOptions().dtype(like.dtype()).device(torch::Device(device_));
   const auto keep = [kept = kept_](void*) {};
-  void* place = data() + entry.offset;
+  void* const first = data() + entry.offset;
   if (like.is_non_overlapping_and_dense())
-    return torch::from_blob(place, like.sizes(), like.strides(), keep, options);
-  return torch::from_blob(place, like.sizes(), keep, options);
+    return torch::from_blob(first, like.sizes(), like.strides(), keep, options);
+  return torch::from_blob(first, like.sizes(), keep, options);
 }
 
 }  // namespace lockstep::replica

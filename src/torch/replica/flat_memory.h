@@ -30,11 +30,8 @@ class FlatMemory {
   std::byte* data() const { return of(rank_); }
   // A worker's; with one copy per host, the same for all. Where it is not shared, this worker's.
   std::byte* of(int worker) const {
-    return places_[shared_ ? static_cast<std::size_t>(worker) : 0];
+    return starts_[shared_ ? static_cast<std::size_t>(worker) : 0];
   }
-  // Whether a worker's memory is another than this worker's.
-  bool apart(int worker) const { return copies_ == Copies::kPerWorker && worker != rank_; }
-
   std::size_t bytes() const { return bytes_; }
 
   // Some elements from an offset in bytes on.
@@ -44,15 +41,14 @@ class FlatMemory {
   torch::Tensor view(const plan::Entry& entry, const torch::Tensor& like) const;
 
  private:
-  void take_from_host(Comm& comm);
+  void take_from_host(Comm& comm, Copies copies);
 
   Device device_;
-  Copies copies_;
   int rank_ = 0;
   std::size_t bytes_ = 0;
   bool shared_ = false;
   std::shared_ptr<void> kept_;      // what the memory belongs to
-  std::vector<std::byte*> places_;  // by worker; not shared: this worker's alone
+  std::vector<std::byte*> starts_;  // by worker; not shared: this worker's alone
 };
 
 }  // namespace lockstep::replica

@@ -13,7 +13,7 @@ class QueuedGather : public Gather {
   QueuedGather(const plan::Layout& layout, const plan::Pieces& pieces, Device device)
       : device_(device),
         tables_(layout, pieces),
-        on_device_(tables_),
+        device_tables_(tables_),
         pointers_(layout.entries().size()),
         table_(device) {}
 
@@ -23,7 +23,7 @@ class QueuedGather : public Gather {
               pointers_.begin() + static_cast<std::ptrdiff_t>(bucket.first_entry));
     table_.set(pointers_);
     flat::GatherTask task;
-    task.range = {on_device_.view(), tables_.of_entries(bucket.first_entry, bucket.entries),
+    task.range = {device_tables_.view(), tables_.of_entries(bucket.first_entry, bucket.entries),
                   bucket.dtype};
     task.entries = static_cast<const void* const*>(table_.data());
     task.flat = into.memory.data();
@@ -36,7 +36,7 @@ class QueuedGather : public Gather {
  private:
   Device device_;
   flat::ChunkTables tables_;
-  flat::DeviceTables on_device_;
+  flat::DeviceTables device_tables_;
   std::vector<const void*> pointers_;  // by entry; of other buckets, those of the last time
   device::SmallTable table_;
 };

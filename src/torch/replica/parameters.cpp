@@ -3,56 +3,111 @@
 #include <fmt/format.h>
 #include <lockstep/errors.h>
 
+#include <cstring>
+#include <utility>
+
 #include "torch/replica/tensors.h"
 #include "torch/replica/weight_sample.h"
 
 namespace lockstep::replica {
+namespace {
 
-FlatParameters::FlatParameters(Comm& comm, const std::vector<NamedTensor>& parameters,
-                               const plan::Layout& layout, Copies copies, Device device)
-    : layout_(layout), copies_(copies), memory_(comm, layout.bytes(), copies, device) {
-  for (const plan::Entry& entry : layout_.entries())
-    parameters_.push_back(parameters[entry.registered]);
-  move_in(comm);
-}
-
-void FlatParameters::keep_one_copy(Comm& comm) {
-  if (copies_ == Copies::kPerHost || !memory_.shared() || comm.size() == 1) return;
-  memory_ = FlatMemory(comm, layout_.bytes(), Copies::kPerHost);
-  copies_ = Copies::kPerHost;
-  move_in(comm);
-}
-
-void FlatParameters::move_in(Comm& comm) {
-  torch::NoGradGuard no_grad;
-  views_.resize(parameters_.size());
-  const bool writes = copies_ == Copies::kPerWorker || !memory_.shared() || comm.rank() == 0;
-  for (std::size_t i = 0; i < parameters_.size(); ++i) {
-    torch::Tensor& parameter = parameters_[i].tensor;
-    torch::Tensor view = memory_.view(layout_.entries()[i], parameter);
-    views_[i] = view;
-    if (writes) view.copy_(parameter.detach());
-    parameter.set_data(view);
+class OneCopy : public Parameters {
+ public:
+  OneCopy(Comm& comm, std::vector<NamedTensor> trained, const plan::Layout& layout,
+          FlatMemory memory)
+      : Parameters(std::move(trained), layout, std::move(memory)) {
+    move_in(comm.rank() == 0 ? Values::kCopied : Values::kLeft);
+    comm.barrier().wait();  // nobody reads before the first worker has written
   }
-  comm.barrier().wait();  // nobody reads before the first worker has written
+
+  // All read where it was written.
+  void publish(const plan::Stretch&) const override {}
+  void acquire(Comm& comm) override { comm.barrier().wait(); }
+
+  // An optimizer of each worker's own would update the one copy again and again. So after a pass a sample of the values
+  // is kept, until Lockstep itself has written to them: if they change before that, something else has.
+  void note_pass() override { after_pass_ = sample_lines(memory_, layout_, 0); }
+  void note_update() override { after_pass_.reset(); }
+  bool written_by_others() const override {
+    return after_pass_ && *after_pass_ != sample_lines(memory_, layout_, 0);
+  }
+
+ private:
+  void put_back(std::size_t entry) override {
+    throw BadInput(fmt::format(
+        "{} was given other memory, and the workers of this host share one copy of it: load with "
+        "lockstep::load, which all workers call, or write to parameters in place, alike on all",
+        trained_[entry].name));
+  }
+
+  std::optional<std::uint64_t> after_pass_;  // the sample
+};
+
+class PrivateCopies : public Parameters {
+ public:
+  PrivateCopies(Comm& comm, std::vector<NamedTensor> trained, const plan::Layout& layout,
+                FlatMemory memory)
+      : Parameters(std::move(trained), layout, std::move(memory)) {
+    for (int worker = 0; worker < comm.size() && memory_.shared(); ++worker) {
+      if (worker != comm.rank()) others_.push_back(memory_.of(worker));
+    }
+    move_in(Values::kCopied);
+    comm.barrier().wait();  // nobody writes to the others' before they have read theirs
+  }
+
+  void publish(const plan::Stretch& stretch) const override {
+    const plan::Entry& entry = layout_.entries()[stretch.entry];
+    const std::size_t offset = entry.offset + stretch.first * size_of(entry.dtype);
+    for (std::byte* const other : others_)
+      std::memcpy(other + offset, memory_.data() + offset, stretch.count * size_of(entry.dtype));
+  }
+
+  // A copy that nobody else reaches is complete when its worker has updated it.
+  void acquire(Comm& comm) override {
+    if (!others_.empty()) comm.barrier().wait();
+  }
+
+  std::unique_ptr<Parameters> as_one_copy(Comm& comm) const override {
+    if (others_.empty()) return nullptr;
+    return std::make_unique<OneCopy>(comm, trained_, layout_,
+                                     FlatMemory(comm, layout_.bytes(), Copies::kPerHost));
+  }
+
+ private:
+  void put_back(std::size_t entry) override {
+    torch::NoGradGuard no_grad;
+    torch::Tensor& parameter = trained_[entry].tensor;
+    views_[entry].copy_(parameter.detach());
+    parameter.set_data(views_[entry]);
+  }
+
+  std::vector<std::byte*> others_;  // the copies of the other workers, where they are reached
+};
+
+}  // namespace
+
+Parameters::Parameters(std::vector<NamedTensor> trained, const plan::Layout& layout,
+                       FlatMemory memory)
+    : trained_(std::move(trained)), layout_(layout), memory_(std::move(memory)) {}
+
+void Parameters::move_in(Values values) {
+  torch::NoGradGuard no_grad;
+  for (std::size_t i = 0; i < trained_.size(); ++i) {
+    torch::Tensor& parameter = trained_[i].tensor;
+    views_.push_back(memory_.view(layout_.entries()[i], parameter));
+    if (values == Values::kCopied) views_.back().copy_(parameter.detach());
+    parameter.set_data(views_.back());
+  }
 }
 
-void FlatParameters::note_pass() {
-  if (copies_ == Copies::kPerHost && memory_.shared())
-    after_pass_ = sample_lines(memory_, layout_, 0);
+bool Parameters::holds(std::size_t entry) const {
+  const plan::Entry& at = layout_.entries()[entry];
+  return at.count == 0 || trained_[entry].tensor.data_ptr() == memory_.data() + at.offset;
 }
 
-bool FlatParameters::written_by_others() const {
-  return after_pass_ && *after_pass_ != sample_lines(memory_, layout_, 0);
-}
-
-bool FlatParameters::holds(std::size_t entry) const {
-  const plan::Entry& place = layout_.entries()[entry];
-  return place.count == 0 || parameters_[entry].tensor.data_ptr() == memory_.data() + place.offset;
-}
-
-void FlatParameters::take_back(std::size_t entry) {
-  auto& [name, parameter] = parameters_[entry];
+void Parameters::take_back(std::size_t entry) {
+  const auto& [name, parameter] = trained_[entry];
   const torch::Tensor& was = views_[entry];
   if (parameter.scalar_type() != was.scalar_type() || parameter.device() != was.device() ||
       parameter.sizes() != was.sizes()) {
@@ -62,16 +117,18 @@ void FlatParameters::take_back(std::size_t entry) {
         "the module before data_parallel(), not after",
         name, describe(parameter), parameter.device().str(), describe(was), was.device().str()));
   }
-  if (copies_ == Copies::kPerHost && memory_.shared()) {
-    throw BadInput(fmt::format(
-        "{} was given other memory, and the workers of this host share one copy of it: load with "
-        "lockstep::load, which all workers call, or write to parameters in place, alike on all",
-        name));
-  }
-  torch::NoGradGuard no_grad;
-  torch::Tensor view = was;
-  view.copy_(parameter.detach());
-  parameter.set_data(view);
+  put_back(entry);
+}
+
+std::unique_ptr<Parameters> make_parameters(Comm& comm, const std::vector<NamedTensor>& trained,
+                                            const plan::Layout& layout, Copies copies,
+                                            Device device) {
+  std::vector<NamedTensor> by_entry;
+  for (const plan::Entry& entry : layout.entries()) by_entry.push_back(trained[entry.registered]);
+  FlatMemory memory(comm, layout.bytes(), copies, device);
+  if (copies == Copies::kPerHost && memory.shared())
+    return std::make_unique<OneCopy>(comm, std::move(by_entry), layout, std::move(memory));
+  return std::make_unique<PrivateCopies>(comm, std::move(by_entry), layout, std::move(memory));
 }
 
 }  // namespace lockstep::replica

@@ -1,9 +1,18 @@
-// The values of all trained parameters in one memory, in the fixed layout.
+// The values of all trained parameters in one memory, in the fixed layout: a strategy for each way to keep them.
+//
+//   private copies   each worker has all values; whoever updates some gives them to the others
+//   one copy         the workers of a host read one memory, and each writes its own part
+//
+// A step meets them in two places: an update publishes what it has written, and everybody acquires what the others have
+// published before the next forward pass. A partition of parameters is another class here: publish() begins an all-gather
+// of the own part, acquire() waits for the parts of the others, and where they are not kept between passes they come layer
+// by layer.
 #pragma once
 
 #include <lockstep/data_parallel.h>
 
 #include <cstdint>
+#include <memory>
 #include <optional>
 #include <vector>
 
@@ -12,18 +21,23 @@
 
 namespace lockstep::replica {
 
-// Threads:   one caller at a time.
-// Blocking:  the constructor and keep_one_copy(), which are collective.
+// Threads:   one caller at a time; publish() from any thread, each stretch from one.
+// Blocking:  acquire() and what makes one, which are collective; at most the Comm's timeout.
 // Failure:   Unavailable when there is no memory for them; BadInput from take_back().
 // Ownership: shares the tensors; the memory lives as long as any of them views it.
-class FlatParameters {
+class Parameters {
  public:
-  // Every worker holds the same values. With one copy per host only the first worker's are kept.
-  FlatParameters(Comm& comm, const std::vector<NamedTensor>& parameters, const plan::Layout& layout,
-                 Copies copies, Device device = {});
+  virtual ~Parameters() = default;
+  Parameters(const Parameters&) = delete;
+  Parameters& operator=(const Parameters&) = delete;
 
-  // One copy per host from here on, where workers share memory.
-  void keep_one_copy(Comm& comm);
+  // An update has written this stretch here: it goes to whoever reads another memory.
+  virtual void publish(const plan::Stretch& stretch) const = 0;
+  // Waits until all that workers have published of this update is here.
+  virtual void acquire(Comm& comm) = 0;
+
+  // The same values in one copy per host; null where it is so, or where workers do not share memory.
+  virtual std::unique_ptr<Parameters> as_one_copy(Comm& /*comm*/) const { return nullptr; }
 
   // Whether a parameter's values are where they were put. torch::load() and module->to() give a parameter other memory.
   bool holds(std::size_t entry) const;
@@ -32,24 +46,32 @@ class FlatParameters {
   // shape or device now, or if workers share one copy, which no worker writes to alone.
   void take_back(std::size_t entry);
 
-  // Where workers share one copy, an optimizer of each worker's own would update it again and again. So after a pass a
-  // sample of the values is kept, until Lockstep itself has written to them: if they change before that, something else
-  // has.
-  void note_pass();
-  void note_update() { after_pass_.reset(); }
-  bool written_by_others() const;
+  // Whether something other than Lockstep has written to them: between a pass and an update nothing should.
+  virtual void note_pass() {}
+  virtual void note_update() {}
+  virtual bool written_by_others() const { return false; }
 
   const FlatMemory& memory() const { return memory_; }
 
- private:
-  void move_in(Comm& comm);
+ protected:
+  // `trained`: by entry of the layout.
+  Parameters(std::vector<NamedTensor> trained, const plan::Layout& layout, FlatMemory memory);
 
+  // Every parameter becomes a view of the memory; its values are copied there, or are somebody else's to copy.
+  enum class Values : bool { kCopied, kLeft };
+  void move_in(Values values);
+  virtual void put_back(std::size_t entry) = 0;
+
+  std::vector<NamedTensor> trained_;
+  std::vector<torch::Tensor> views_;  // by entry: where each should be
   plan::Layout layout_;
-  std::vector<NamedTensor> parameters_;      // by entry of the layout
-  std::vector<torch::Tensor> views_;         // their places
-  std::optional<std::uint64_t> after_pass_;  // the sample
-  Copies copies_;
   FlatMemory memory_;
 };
+
+// Chosen here: one copy per host where that is asked for and workers share memory. Every worker holds the same values in
+// `trained`, which is in registration order. Collective.
+std::unique_ptr<Parameters> make_parameters(Comm& comm, const std::vector<NamedTensor>& trained,
+                                            const plan::Layout& layout, Copies copies,
+                                            Device device);
 
 }  // namespace lockstep::replica

@@ -9,8 +9,8 @@
 #include "torch/divergence/watch.h"
 #include "torch/replica/banks.h"
 #include "torch/replica/buffer_sync.h"
-#include "torch/replica/parameters.h"
 #include "torch/replica/model.h"
+#include "torch/replica/parameters.h"
 #include "torch/replica/reduction.h"
 
 namespace lockstep::replica {
@@ -28,7 +28,7 @@ struct Parts {
   DataParallelOptions options;
   Model model;
   ModelPlan plan;
-  FlatParameters parameters;
+  std::unique_ptr<Parameters> parameters;
   std::unique_ptr<Banks> banks;
   std::unique_ptr<BufferSync> buffers;
   divergence::FirstFault faults;
@@ -41,6 +41,8 @@ struct Parts {
   }
   Device device() const { return banks->front().memory().device(); }
   void take_gradients();
+  // One copy of the parameters per host from here on, where workers share memory. Collective.
+  void keep_one_copy();
   bool may_be_absent() const { return options.missing_gradient == MissingGradient::kZero; }
 };
 

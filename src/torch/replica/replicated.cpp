@@ -13,9 +13,11 @@ namespace lockstep::replica {
 
 namespace {
 
-FlatParameters flat(Comm& comm, const Model& model, const DataParallelOptions& options) {
-  return {comm, model.trained, layout_of(model.trained),
-          options.share_parameters ? Copies::kPerHost : Copies::kPerWorker, device_of(model, comm)};
+std::unique_ptr<Parameters> parameters_of(Comm& comm, const Model& model,
+                                          const DataParallelOptions& options) {
+  return make_parameters(comm, model.trained, layout_of(model.trained),
+                         options.share_parameters ? Copies::kPerHost : Copies::kPerWorker,
+                         device_of(model, comm));
 }
 
 // Workers hold the same model, and the values of one of them.
@@ -36,7 +38,7 @@ Parts::Parts(Comm its_comm, int its_source, Model its_model, const DataParallelO
     : options(its_options),
       model(agreed(its_comm, its_source, std::move(its_model), its_options)),
       plan{layout_of(model.trained), {}, {}},
-      parameters(flat(its_comm, model, options)),
+      parameters(parameters_of(its_comm, model, options)),
       buffers(buffer_sync_of(its_comm, model.buffers, device_of(model, its_comm))),
       source(its_source),
       comm(std::move(its_comm)) {
@@ -45,11 +47,15 @@ Parts::Parts(Comm its_comm, int its_source, Model its_model, const DataParallelO
 
 void Parts::bind(Comm its_comm, int its_source) {
   model = agreed(its_comm, its_source, std::move(model), options);
-  parameters = flat(its_comm, model, options);
+  parameters = parameters_of(its_comm, model, options);
   buffers = buffer_sync_of(its_comm, model.buffers, device_of(model, its_comm));
   source = its_source;
   comm = std::move(its_comm);
   take_gradients();
+}
+
+void Parts::keep_one_copy() {
+  if (auto shared = parameters->as_one_copy(comm)) parameters = std::move(shared);
 }
 
 void Parts::take_gradients() {
@@ -80,8 +86,7 @@ std::shared_ptr<Replicated> Replicated::make(World& world, std::vector<NamedTens
 
 Replicated::Replicated(Wire wire, Model model, const DataParallelOptions& options)
     : parts_(std::move(wire.comm), wire.roster->source(), std::move(model), options),
-      attachment_(parts_.model, parts_.plan.layout, parts_.parameters,
-                  options.name.empty() ? "the model" : options.name),
+      attachment_(parts_, options.name.empty() ? "the model" : options.name),
       roster_(std::move(wire.roster)) {
   make_passes({std::move(wire.announcements), wire.number});
 }

@@ -66,11 +66,11 @@ class Replicated : public control::Member, public std::enable_shared_from_this<R
   // end. Not if another algorithm was asked for.
   bool reads_all_gradients() const { return !parts_.reduction->early(); }
 
-  // One copy of the parameters per host from here on, where workers share memory. Collective.
-  void keep_one_copy() { parts_.parameters.keep_one_copy(parts_.comm); }
+  // As Parts.
+  void keep_one_copy() { parts_.keep_one_copy(); }
 
   // Lockstep itself has written to the parameters, on all workers.
-  void note_update() { parts_.parameters.note_update(); }
+  void note_update() { parts_.parameters->note_update(); }
 
   Parts& parts() { return parts_; }
   const Parts& parts() const { return parts_; }
@@ -82,7 +82,7 @@ class Replicated : public control::Member, public std::enable_shared_from_this<R
   const plan::Pieces& pieces() const { return parts_.plan.pieces; }
   const Model& model() const { return parts_.model; }
   const FlatMemory& gradients() const { return parts_.banks->front().memory(); }
-  const FlatMemory& parameters() const { return parts_.parameters.memory(); }
+  const FlatMemory& parameters() const { return parts_.parameters->memory(); }
   // All buffers, if they lie in one memory, as on a GPU; else null.
   const FlatMemory* buffer_memory() const { return parts_.buffers->memory(); }
   Device device() const { return parts_.device(); }

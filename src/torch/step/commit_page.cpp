@@ -98,11 +98,11 @@ void CommitPage::put_small(const std::map<int, double>& weighted_losses,
 
 void CommitPage::intend(std::span<const double> numbers) {
   LOCKSTEP_CHECK(numbers.size() <= shape_.intent_numbers, "an intent has room for its numbers");
-  const std::size_t place = layout_.intent_of(shape_, worker_);
-  auto* const token = at<Word>(place);
+  const std::size_t intent = layout_.intent_of(shape_, worker_);
+  auto* const token = at<Word>(intent);
   token->store(0, std::memory_order_relaxed);  // while it is written, it is none
   std::atomic_thread_fence(std::memory_order_release);
-  std::memcpy(at<double>(place + sizeof(Word)), numbers.data(), numbers.size_bytes());
+  std::memcpy(at<double>(intent + sizeof(Word)), numbers.data(), numbers.size_bytes());
   token->store(token_, std::memory_order_release);
 }
 

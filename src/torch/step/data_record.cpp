@@ -10,7 +10,7 @@
 
 #include "base/hash.h"
 #include "base/log.h"
-#include "torch/data/read.h"
+#include "torch/data/reader.h"
 #include "torch/replica/agreement.h"
 #include "torch/replica/tensors.h"
 #include "torch/step/arithmetic.h"

@@ -188,8 +188,8 @@ void DeviceShards::keep(const torch::Tensor& loss) {
   }
   if (!numbers_.defined() || numbers_.numel() != work_.hosted)
     numbers_ = torch::empty({work_.hosted}, options);
-  const auto place = static_cast<std::int64_t>(record.shards.size());
-  numbers_.select(0, place).copy_(loss.reshape(at::IntArrayRef{}));
+  const auto number = static_cast<std::int64_t>(record.shards.size());
+  numbers_.select(0, number).copy_(loss.reshape(at::IntArrayRef{}));
 }
 
 // How many numbers the shards so far have.
@@ -232,8 +232,8 @@ PhaseResult::Local DeviceShards::bring(Deadline deadline) {
   const Record& record = *records_[(step_ + 1) % 2];
   record.done.wait(deadline);
   PhaseResult::Local local;
-  std::int64_t place = 0;
-  const auto next = [&] { return record.numbers[place++].item<double>(); };
+  std::int64_t number = 0;
+  const auto next = [&] { return record.numbers[number++].item<double>(); };
   for (const auto& [shard, weight, names] : record.shards) {
     local.weighted_losses[shard] = weight * next();
     for (const std::string& name : names) {

@@ -12,7 +12,7 @@
 
 #include "plan/sampler.h"
 #include "plan/tree.h"
-#include "torch/data/read.h"
+#include "torch/data/reader.h"
 #include "torch/step/arithmetic.h"
 #include "torch/step/generation.h"
 #include "torch/step/job_core.h"
@@ -131,10 +131,10 @@ Evaluation JobCore::evaluate(const Dataset& dataset,
   const UnchangedScope unchanged(std::move(buffers));  // also by a forward() that counts in eval()
   // A shard's batch fits into memory with its backward pass, so without one it does.
   return evaluate_all(generation_, {.dataset = dataset,
-                                       .score = score,
-                                       .most = setup_.options.global_batch / setup_.options.shards,
-                                       .seed = setup_.options.seed,
-                                       .device = models_.all.front().device()});
+                                    .score = score,
+                                    .most = setup_.options.global_batch / setup_.options.shards,
+                                    .seed = setup_.options.seed,
+                                    .device = models_.all.front().device()});
 }
 
 }  // namespace lockstep::steps

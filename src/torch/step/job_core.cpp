@@ -51,8 +51,8 @@ JobState JobModels::named_state() const {
   JobState state;
   const auto name_of = [&](const ModelView& model) {
     if (!model.name().empty()) return model.name();
-    const auto place = std::find(all.begin(), all.end(), model) - all.begin();
-    return fmt::format("model{}", place);
+    const auto number = std::find(all.begin(), all.end(), model) - all.begin();
+    return fmt::format("model{}", number);
   };
   for (const ModelView& model : all)
     state.add_model(name_of(model), model.parameters(), model.buffers());

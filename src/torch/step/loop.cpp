@@ -13,12 +13,31 @@ namespace lockstep {
 Batch GlobalBatch::shard(int index) const {
   if (loop_ == nullptr || index < 0 || index >= loop_->generation().shards)
     throw BadInput("a GlobalBatch was asked for a shard that the job has not");
-  return loop_->read(step_, index);
+  return loop_->batches().again(step_, index);
 }
 
 }  // namespace lockstep
 
 namespace lockstep::steps {
+
+// A reader counts batches; shards of steps follow from the number.
+void HostedBatches::open(StepRange steps) {
+  close();
+  const int hosted = hosted_.size();
+  const auto samples = [this, first = steps.first, hosted](std::int64_t number) {
+    return samples_.of(first + number / hosted, hosted_.begin + static_cast<int>(number % hosted));
+  };
+  reader_.emplace(source_.dataset, (steps.end - steps.first) * hosted, samples, source_.prefetch,
+                  source_.device);
+  next_ = hosted_.end;
+  kept_.clear();
+}
+
+Batch HostedBatches::next() {
+  auto batch = reader_->next();
+  LOCKSTEP_CHECK(batch.has_value(), "a loop takes the batches that it was opened for");
+  return std::move(*batch);
+}
 
 void HostedBatches::begin(std::int64_t step) {
   step_ = step;
@@ -26,34 +45,33 @@ void HostedBatches::begin(std::int64_t step) {
   kept_.clear();
 }
 
-Batch HostedBatches::take(int shard, Feeder& feeder) {
+Batch HostedBatches::take(int shard) {
   if (shard >= next_) {
     LOCKSTEP_CHECK(shard == next_, "shards of a batch are taken in order");
     ++next_;
-    Batch batch = feeder.next();
+    Batch batch = next();
     if (taken_ == Taken::kKept) kept_[shard] = batch;
     return batch;
   }
   const auto kept = kept_.find(shard);
-  return kept == kept_.end() ? feeder.again(step_, shard) : kept->second;
+  return kept == kept_.end() ? again(step_, shard) : kept->second;
 }
 
-void HostedBatches::end(Feeder& feeder) {
-  for (; next_ < hosted_.end; ++next_) feeder.next();
-  kept_.clear();
-}
-
-void HostedBatches::forget() {
-  next_ = hosted_.end;
+void HostedBatches::end() {
+  for (; next_ < hosted_.end; ++next_) next();
   kept_.clear();
 }
 
 Loop::Loop(std::shared_ptr<JobCore> job, DatasetPtr dataset, const BatchesOptions& options)
     : job_(std::move(job)),
-      reading_{std::move(dataset), {options.loader_threads, options.prefetch}},
-      batches_(job_->generation_.hosted, job_->steps_.size() > 1 ? HostedBatches::Taken::kKept
-                                                                 : HostedBatches::Taken::kDropped),
-      stream_(std::make_unique<StreamOfModels>(job_->models_.all)) {
+      stream_(std::make_unique<StreamOfModels>(job_->models_.all)),
+      batches_(
+          job_->generation_.hosted,
+          job_->steps_.size() > 1 ? HostedBatches::Taken::kKept : HostedBatches::Taken::kDropped,
+          {std::move(dataset),
+           plan().options(),
+           {options.loader_threads, options.prefetch},
+           models().front().device()}) {
   current_.loop_ = this;
   open_models();
   open_page();
@@ -132,12 +150,6 @@ void Loop::check_at_rest(std::int64_t step) {
   }
 }
 
-void Loop::feed(Span steps) {
-  feeder_.reset();
-  feeder_.emplace(reading_.dataset, plan().options(), generation().hosted, steps, reading_.prefetch,
-                  models().front().device());
-}
-
 void Loop::go_to(std::int64_t step) {
   const plan::Position at = plan().position(step);
   current_.step_ = step;
@@ -149,13 +161,13 @@ void Loop::go_to(std::int64_t step) {
 }
 
 bool Loop::first() {
-  if (feeder_) throw BadInput("a loop over batches() begins once: call batches() again");
-  feed({job_->progress_.next, end_});
+  if (batches_.is_open()) throw BadInput("a loop over batches() begins once: call batches() again");
+  batches_.open({job_->progress_.next, end_});
   return go_on();
 }
 
 bool Loop::advance() {
-  batches_.end(*feeder_);
+  batches_.end();
   job_->end_batch();
   phases_ = 0;
   return go_on();
@@ -166,7 +178,7 @@ bool Loop::go_on() {
     go_to(job_->progress_.next);
     return true;
   }
-  feeder_.reset();
+  batches_.close();
   job_->end_loop();
   return false;
 }
@@ -175,15 +187,14 @@ Phase Loop::next_phase() {
   return {current_.step_, current_.epoch_, phases_++};
 }
 
-void Loop::go_back(Span steps) {
-  batches_.forget();
-  feed(steps);
-  current_.step_ = steps.first_step - 1;
+void Loop::go_back(StepRange steps) {
+  batches_.open(steps);
+  current_.step_ = steps.first - 1;
 }
 
 void Loop::replay_to(std::int64_t step) {
   while (current_.step_ < step) {
-    batches_.end(*feeder_);
+    batches_.end();
     go_to(current_.step_ + 1);
   }
 }

@@ -11,9 +11,9 @@
 #include <vector>
 
 #include "plan/position.h"
+#include "torch/data/reader.h"
 #include "torch/divergence/check.h"
 #include "torch/step/commit_page.h"
-#include "torch/step/feeder.h"
 #include "torch/step/model_step.h"
 #include "torch/step/shard_buffers.h"
 #include "torch/step/step_run.h"
@@ -22,29 +22,57 @@ namespace lockstep::steps {
 
 class JobCore;
 
-// The hosted shards of the batch that a job is at. They come from the feeder in order.
+struct StepRange {
+  std::int64_t first = 0;
+  std::int64_t end = 0;
+};
+
+// The batches of the shards that a worker hosts, in order of steps and, within one, of shards. A shard that has no samples
+// in a short last batch gives an empty one.
 //
-// Threads:   one caller at a time.
-// Blocking:  take(), until the batch has been read.
+// Threads:   one caller at a time; loader threads stay inside.
+// Blocking:  take(), end() and again(), until the batch has been read.
 // Failure:   what the data set throws.
-// Ownership: borrows the feeder.
+// Ownership: shares the data set.
 class HostedBatches {
  public:
   // What happens to a batch once it was taken: where several Steps want it, it is kept until the next begins.
   enum class Taken : bool { kDropped, kKept };
-  HostedBatches(plan::ShardRange hosted, Taken taken) : hosted_(hosted), taken_(taken) {}
+  struct Source {
+    DatasetPtr dataset;
+    plan::DataOptions plan;
+    data::PrefetchOptions prefetch;
+    Device device;  // for batches
+  };
+  HostedBatches(plan::ShardRange hosted, Taken taken, const Source& source)
+      : hosted_(hosted), taken_(taken), source_(source), samples_(source.plan) {}
 
-  void begin(std::int64_t step);          // after end() of the one before
-  Batch take(int shard, Feeder& feeder);  // again: kept, or read again
-  void end(Feeder& feeder);               // takes those that nobody wanted
-  void forget();                          // those of the batch under way; the feeder is another
+  // Reads these steps from here on; what was read ahead before is dropped. close() ends all reading.
+  void open(StepRange steps);
+  void close() { reader_.reset(); }
+  bool is_open() const { return reader_.has_value(); }
+
+  void begin(std::int64_t step);  // after open(), or end() of the one before
+  Batch take(int shard);          // a second time: kept, or read again
+  void end();                     // takes those that nobody wanted
+
+  // Moves the next batch to the GPU, if there is one, while it computes.
+  void look_ahead() { reader_->look_ahead(); }
+
+  // Any shard of any step, now, whether or not it is hosted here.
+  Batch again(std::int64_t step, int shard) { return reader_->again(samples_.of(step, shard)); }
 
  private:
+  Batch next();
+
   plan::ShardRange hosted_;
   Taken taken_;
+  Source source_;
   std::int64_t step_ = 0;
-  int next_ = 0;  // to come from the feeder
+  int next_ = 0;  // shard, to come from the reader
   std::map<int, Batch> kept_;
+  data::ShardSamples samples_;
+  std::optional<data::Reader> reader_;  // last: its threads use the samples
 };
 
 // Threads:   one caller at a time.
@@ -71,13 +99,11 @@ class Loop {
   Phase next_phase();
   bool has_phases() const { return phases_ > 0; }
   // Whether it ends because an exception passes.
-  bool is_unwound() const { return std::uncaught_exceptions() > reading_.exceptions; }
-  Batch take(int shard) { return batches_.take(shard, *feeder_); }
-  Batch read(std::int64_t step, int shard) { return feeder_->again(step, shard); }
-  void look_ahead() { feeder_->look_ahead(); }
+  bool is_unwound() const { return std::uncaught_exceptions() > exceptions_; }
+  HostedBatches& batches() { return batches_; }
 
   // Goes back, to run steps again; then on to one of them after the other.
-  void go_back(Span steps);
+  void go_back(StepRange steps);
   void replay_to(std::int64_t step);
 
   // The model that an optimizer trains, and what looks after it.
@@ -108,30 +134,21 @@ class Loop {
 
  private:
   void go_to(std::int64_t step);
-  void feed(Span steps);
   bool go_on();
   void open_models();
   void open_page();
 
-  // What reads.
-  struct Reading {
-    DatasetPtr dataset;
-    data::PrefetchOptions prefetch;
-    int exceptions = std::uncaught_exceptions();  // under way when the loop was opened
-  };
-
   std::shared_ptr<JobCore> job_;
-  Reading reading_;
+  int exceptions_ = std::uncaught_exceptions();  // under way when the loop was opened
   std::int64_t end_ = 0;
   GlobalBatch current_;
   int phases_ = 0;  // of the current batch, so far
-  HostedBatches batches_;
   std::unique_ptr<StreamOfModels> stream_;
   std::vector<std::unique_ptr<Trained>> trained_;
   std::unique_ptr<CommitPage> commit_page_;
   std::vector<std::unique_ptr<ShardBuffers>> buffers_;
   std::vector<std::unique_ptr<StepRun>> runs_;
-  std::optional<Feeder> feeder_;
+  HostedBatches batches_;  // last: loader threads end first
 };
 
 }  // namespace lockstep::steps

@@ -154,13 +154,13 @@ bool ModelStep::has_copies() const {
   return parts_.update->has_copies() && workers_ > 1;
 }
 
-std::string ModelStep::place_name(std::size_t place) const {
+std::string ModelStep::item_name(std::size_t item) const {
   const replica::Replicated& model = *model_.state_;
   const std::size_t pieces = parts_.update->watch().own().size();
-  const plan::Stretch& where = model.pieces().all[place % pieces];
+  const plan::Stretch& where = model.pieces().all[item % pieces];
   return fmt::format("{} {} (elements {} to {})",
-                     place < pieces ? "have applied different gradients to"
-                                    : "hold different values, or optimizer state, of",
+                     item < pieces ? "have applied different gradients to"
+                                   : "hold different values, or optimizer state, of",
                      model.layout().entries()[where.entry].name, where.first,
                      where.first + where.count - 1);
 }

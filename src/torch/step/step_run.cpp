@@ -139,7 +139,7 @@ void StepRun::run_shards(const Phase& phase, Weights& weights) {
   for (const auto& planned : generation.mine().steps) {
     for (ModelStep* const model : models_) model->gradients().begin_shard(planned);
     ShardRunner::Turn turn;
-    turn.shard = {.batch = loop_.take(planned.shard),
+    turn.shard = {.batch = loop_.batches().take(planned.shard),
                   .step = phase.step,
                   .epoch = phase.epoch,
                   .index = planned.shard,
@@ -148,7 +148,7 @@ void StepRun::run_shards(const Phase& phase, Weights& weights) {
     turn.seed =
         plan::shard_seed(loop_.plan().options().seed, phase.step, planned.shard, phase.number);
     if (turn.shard.batch.samples > 0) run_shard(turn, weights, planned.shard == last);
-    loop_.look_ahead();
+    loop_.batches().look_ahead();
   }
   if (with_backward) return;
   for (ModelStep* const model : models_) {

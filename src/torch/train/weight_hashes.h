@@ -28,7 +28,8 @@ class WeightHashes {
     std::string write_to;      // empty: nowhere
     std::string compare_with;  // empty: nothing
   };
-  WeightHashes(Comm& comm, std::vector<NamedTensor> tensors, Files files, const steps::Properties& job);
+  WeightHashes(Comm& comm, std::vector<NamedTensor> tensors, Files files,
+               const steps::Properties& job);
 
   // Before the first step of this run, `first` of the job. What a log that is written to holds of later steps is
   // dropped; one of another job, or another file, is refused and left as it is.
