@@ -1,7 +1,7 @@
 #!/usr/bin/env bash
 # Everything a change must pass. `short` takes some 15 minutes on 2 cores; `full` adds the long ones.
 #
-#   1. checks of form: clang-format, function size, classes; layers as part of the tests
+#   1. checks of form: clang-format, function size, classes, documents; layers as part of the tests
 #   2. the tests, optimised build
 #   3. the tests again under address+undefined and under thread sanitizers (everything below torch/), which are built
 #      behind the tests before them
@@ -20,6 +20,8 @@ step "form"
 git ls-files '*.h' '*.cpp' | xargs clang-format-14 --dry-run -Werror
 tools/check_functions.py
 tools/check_classes.py
+tools/check_docs.py --self-test
+tools/check_docs.py
 
 # build_behind PRESET: builds it behind the tests that run now, which wait as much as they compute; the least priority
 # keeps out of their way. A process group of its own, to be ended with this script.

@@ -8,6 +8,42 @@
 #include "base/check.h"
 #include "flat/dispatch.h"
 
+namespace lockstep {
+
+const char* name(DType dtype) noexcept {
+  switch (dtype) {
+    case DType::kFloat32:
+      return "float32";
+    case DType::kFloat64:
+      return "float64";
+    case DType::kFloat16:
+      return "float16";
+    case DType::kBFloat16:
+      return "bfloat16";
+    case DType::kInt32:
+      return "int32";
+    case DType::kInt64:
+      return "int64";
+    case DType::kUInt8:
+      return "uint8";
+  }
+  return "?";
+}
+
+const char* name(ReduceOp op) noexcept {
+  switch (op) {
+    case ReduceOp::kSum:
+      return "sum";
+    case ReduceOp::kMin:
+      return "min";
+    case ReduceOp::kMax:
+      return "max";
+  }
+  return "?";
+}
+
+}  // namespace lockstep
+
 namespace lockstep::flat {
 namespace {
 

@@ -19,14 +19,14 @@ using testing::rough_elements;
 using testing::same_bits;
 using testing::Sum;
 
-constexpr std::size_t kElements = 300;
+constexpr std::size_t kFoldElements = 300;
 constexpr std::size_t kCounts[] = {0, 1, 2, 3, 7, 8, 15, 16, 17, 31, 33, 64, 65, 127, 200};
 
 // Rough elements with some in between that are no ordinary numbers. Where both operands are NaN the
 // processor picks one; so NaN is on the left side only.
 template <typename T>
 std::vector<T> elements(std::uint32_t seed, bool left) {
-  auto list = rough_elements<T>(kElements, seed);
+  auto list = rough_elements<T>(kFoldElements, seed);
   if constexpr (!std::is_integral_v<T>) {
     const float infinity = std::numeric_limits<float>::infinity();
     const float special[] = {0.0F, -0.0F, infinity, -infinity, 0x1p-130F, -0x1p-149F, 3e38F};
@@ -73,7 +73,7 @@ void expect_reference(const Fold& fold, const std::vector<T>& left, const std::v
         std::copy_n(expected.begin() + offset, count, list.begin() + offset);
         return list;
       };
-      auto out = rough_elements<T>(kElements, 99);
+      auto out = rough_elements<T>(kFoldElements, 99);
       auto onto_left = left;
       auto onto_right = right;
       const auto at = [&](const std::vector<T>& list) { return list.data() + offset; };
@@ -101,8 +101,9 @@ void expect_scalar_bits_everywhere() {
   if constexpr (!std::is_integral_v<T>) folds.push_back({dtype_of<T>(), ReduceOp::kSum, 1.0 / 3});
   for (const Fold& fold : folds) {
     SCOPED_TRACE(name(fold.op));
-    std::vector<T> expected(kElements);
-    for (std::size_t i = 0; i < kElements; ++i) expected[i] = reference(fold, left[i], right[i]);
+    std::vector<T> expected(kFoldElements);
+    for (std::size_t i = 0; i < kFoldElements; ++i)
+      expected[i] = reference(fold, left[i], right[i]);
     at_every_level([&] { expect_reference(fold, left, right, expected); });
   }
 }
@@ -120,7 +121,7 @@ TEST(Kernels, GiveTheScalarBitsAtEveryOffsetAndLengthAlsoOntoAnOperand) {
 template <typename T>
 void expect_fours(double factor) {
   std::vector<std::vector<T>> inputs;
-  for (std::uint32_t i = 0; i < 4; ++i) inputs.push_back(rough_elements<T>(kElements, i));
+  for (std::uint32_t i = 0; i < 4; ++i) inputs.push_back(rough_elements<T>(kFoldElements, i));
   for (std::size_t offset = 0; offset < 17; ++offset) {
     for (const std::size_t count : kCounts) {
       for (std::size_t onto = 0; onto < 4; ++onto) {
@@ -183,11 +184,11 @@ void expect_scaled() {
       }
     }
     at_every_level([&] {
-      auto out = rough_elements<T>(kElements, 4);
-      scale(dtype_of<T>(), factor, from.data(), out.data(), kElements);
+      auto out = rough_elements<T>(kFoldElements, 4);
+      scale(dtype_of<T>(), factor, from.data(), out.data(), kFoldElements);
       EXPECT_TRUE(same_bits(out, expected)) << factor;
       auto onto = from;
-      scale(dtype_of<T>(), factor, onto.data(), onto.data(), kElements);
+      scale(dtype_of<T>(), factor, onto.data(), onto.data(), kFoldElements);
       EXPECT_TRUE(same_bits(onto, expected)) << factor;
     });
   }

@@ -13,9 +13,6 @@
 namespace lockstep::flat {
 namespace {
 
-using kPiece;
-using Parities;
-
 using element::AdamNumbers;
 using element::Form;
 using element::SgdNumbers;
@@ -113,7 +110,7 @@ class Wide {
   void store() {
     if (place_ != nullptr) narrow(dtype_, values_.data(), place_, count_);
   }
-  Parity parity() const { return place_ == nullptr ? 0 : parity(dtype_, place_, count_); }
+  Parity parity() const { return place_ == nullptr ? 0 : flat::parity(dtype_, place_, count_); }
 
  private:
   DType dtype_;

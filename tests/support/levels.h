@@ -11,7 +11,7 @@ template <typename Body>
 void at_every_level(const Body& body) {
   const flat::Level before = flat::level();
   for (const flat::Level level : flat::available_levels()) {
-    SCOPED_TRACE(comm::name(level));
+    SCOPED_TRACE(flat::name(level));
     flat::force_level(level);
     body();
   }

@@ -25,7 +25,7 @@ struct Working {
   // Multiplies the finished sums of a stretch and rounds them into the caller's buffer.
   void finish(const Buffer& data, std::size_t first, std::size_t count, double factor) const {
     void* const at = sums.slice(first, 0).data;
-    if (factor != 1) scale(sums.dtype, factor, at, at, count);
+    if (factor != 1) flat::scale(sums.dtype, factor, at, at, count);
     if (!flat::is_half(data.dtype)) return;
     flat::narrow(data.dtype, static_cast<const float*>(at), data.slice(first, 0).data, count);
   }

@@ -1,6 +1,7 @@
 #include "comm/core/header.h"
 
 #include <fmt/format.h>
+#include <lockstep/comm.h>
 
 #include <algorithm>
 #include <cstring>
@@ -9,6 +10,28 @@
 #include "base/bytes.h"
 #include "base/hash.h"
 #include "comm/core/device.h"
+
+namespace lockstep {
+
+const char* name(Algorithm algorithm) noexcept {
+  switch (algorithm) {
+    case Algorithm::kAutomatic:
+      return "automatic";
+    case Algorithm::kDirect:
+      return "direct";
+    case Algorithm::kHalvingDoubling:
+      return "halving-doubling";
+    case Algorithm::kRing:
+      return "ring";
+    case Algorithm::kTree:
+      return "tree";
+    case Algorithm::kNative:
+      return "native";
+  }
+  return "?";
+}
+
+}  // namespace lockstep
 
 namespace lockstep::comm {
 namespace {
