@@ -1,4 +1,4 @@
-// How data is read: batches in order, ahead of whoever wants them, and moved to its GPU ahead, if it has one.
+// How data is read: batches in order, ahead of the step that wants them, and moved to the GPU ahead, if there is one.
 //
 //   read         one batch, now, on this thread
 //   Prefetcher   numbered batches, read by loader threads and given out in order
@@ -34,6 +34,8 @@ struct PrefetchOptions {
   int depth = 2;    // batches read ahead
 };
 
+// In order whatever the number of threads: which batch a step sees must not depend on the machine.
+//
 // Threads:   one caller of next(); `read` is called from all loader threads at once.
 // Blocking:  next(), until the batch has been read; the destructor, until reads under way end.
 // Failure:   next() throws what `read` threw for that batch.

@@ -103,7 +103,7 @@ class Switch {
     before_ = c10::cuda::getCurrentCUDAStream(own_.device_index());
     c10::cuda::setCurrentCUDAStream(own_);
   }
-  // A device that has failed says so to whoever asks next.
+  // A device that has failed says so to the next caller.
   void leave(bool waits) noexcept {
     try {
       c10::cuda::setCurrentCUDAStream(before_);

@@ -121,7 +121,7 @@ class SideStream {
   std::unique_ptr<State> state_;
 };
 
-// What a function queues on LibTorch's current stream, to be queued again and again. Random numbers are drawn anew by each
+// What a function queues on LibTorch's current stream, to be queued again and again. Random numbers are drawn again by each
 // replay, from the seed that LibTorch's generator has then.
 //
 // Threads:   one caller at a time.

@@ -1,6 +1,6 @@
 // The part of the divergence check that runs where memory is read and written: it finds bits that nobody wrote.
 //
-//   gradients   every piece that is written keeps its parity (flat/parity.h), and whoever reads a piece finds out whether
+//   gradients   every piece that is written keeps its parity (flat/parity.h), and a reader of the piece finds out whether
 //               it has changed since
 //   resting     the parity of parameters and state after the last update. If the next one finds another, a bit has changed
 //               with nobody writing to it
@@ -120,7 +120,7 @@ class UpdateWatch {
   UpdateWatch(const plan::Pieces& pieces, PieceRange own, FirstFault& faults, int worker)
       : pieces_(pieces), own_(own), faults_(faults), worker_(worker) {}
 
-  // Only for whoever knows that nobody else writes to parameters and state.
+  // Only while nobody else writes to parameters and state.
   void switch_on(bool on);
   bool on() const { return on_; }
   void forget() { resting_.clear(); }

@@ -1,4 +1,7 @@
 // Where an update takes its gradients from.
+//
+// Not from one memory of averages: where workers share memory an update adds up everybody's gradients while it reads
+// them, which saves a pass over all of memory to write the averages and another to read them.
 #pragma once
 
 #include <cstddef>

@@ -9,11 +9,13 @@
 //   3. read the gradient of a piece, update its part of the state and of the parameters, publish it
 //   4. acquire: wait until every slice is written
 //
-// Watched, an update compares what it finds with what the last one left: the parities of parameters and state, and of
-// the gradients where they are watched as well. A difference is noted, and the step goes on: whoever owns the loop ends
-// it on all workers together.
+// How values are published and acquired is the parameters' matter (replica/parameters.h): here it is the same for all.
 //
-// How both happen is the parameters' matter (replica/parameters.h). In memory of its own a worker has nobody to wait for:
+// Watched, an update compares what it finds with what the last one left: the parities of parameters and state, and of
+// the gradients where they are watched as well. A difference is noted, and the step goes on: the owner of the loop
+// ends it on all workers together.
+//
+// In memory of its own a worker has nobody to wait for:
 // what workers say travels while each updates its own copy, and is looked at after it. The bits are the same: each element
 // sees the same operations.
 #include <ATen/Parallel.h>

@@ -37,8 +37,8 @@ class Rule {
   virtual void set_lr(double lr) = 0;
   virtual std::string options() const = 0;  // everything else that decides its result
 
-  // The same options as LibTorch has them; and the learning rate of such that somebody may have changed since. BadInput
-  // if anything else was.
+  // The same options in LibTorch's type, for its schedulers; and back: takes the learning rate that one of them has set.
+  // BadInput if another option was changed.
   virtual std::unique_ptr<torch::optim::OptimizerOptions> as_torch() const = 0;
   virtual void follow(const torch::optim::OptimizerOptions& given) = 0;
 

@@ -1,4 +1,5 @@
-// The state of an optimizer: memories in the model's layout, once per host.
+// The state of an optimizer: memories in the model's layout, once per host, since each element of it is updated by one
+// worker of the host alone.
 #pragma once
 
 #include <lockstep/data_parallel.h>

@@ -20,7 +20,7 @@
 
 namespace lockstep::optim {
 
-// What an update works on.
+// What an update works on. Apart from the updates, because it outlives them: other workers mean another update.
 struct Trained {
   std::shared_ptr<replica::Replicated> model;
   Groups groups;
@@ -34,7 +34,8 @@ struct Trained {
   bool leaves_alone(std::size_t entry) const { return !absent().empty() && absent()[entry]; }
 };
 
-// Told what an update in memory of the host has written.
+// Told what an update in memory of the host has written, so that others can finish the update if this worker dies in it
+// (step/commit_page.h).
 class UpdateJournal {
  public:
   virtual ~UpdateJournal() = default;
@@ -90,7 +91,7 @@ class Update {
 
  protected:
   flat::Parity parity_at_rest(const plan::Stretch& piece) const;
-  // Whoever saved a parameter for a backward to come must find out, as after torch::optim.
+  // A graph that has saved a parameter for a backward to come must notice the update, as after torch::optim.
   void bump_versions();
 
   Trained& trained_;

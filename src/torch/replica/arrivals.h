@@ -84,7 +84,7 @@ class Arrivals {
   std::vector<bool> reached_;
 };
 
-// When the parts of a pass happen.
+// When the parts of a pass happen, for Replica::last_backward(): how much of the reduction backward has hidden.
 class PassClock {
  public:
   void begin();

@@ -102,7 +102,7 @@ void Attachment::require_current() const {
                   name_));
 }
 
-// A node that somebody's graph keeps alive is the same as before, and has its hook.
+// A node that a graph keeps alive is the same as before, and has its hook.
 void Attachment::install_hooks() {
   std::vector<std::weak_ptr<torch::autograd::Node>> before(accumulators_.begin(),
                                                            accumulators_.end());

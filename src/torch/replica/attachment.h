@@ -32,7 +32,7 @@ class PassListener {
   virtual void before(std::size_t entry) = 0;
   // A gradient has been added up; `incoming` is what was added.
   virtual void ready(std::size_t entry, const torch::Tensor& incoming) = 0;
-  // The end of a pass, for whoever has asked for it: Attachment::call_at_end().
+  // The end of a pass, if Attachment::call_at_end() has asked for it.
   virtual void end() = 0;
 
   // What the pass to come weighs; nothing: it has no weight.
@@ -57,7 +57,7 @@ class Attachment {
   // Whom to tell from here on.
   void tell(PassListener& listener) { listener_ = &listener; }
 
-  // Hooks anew, for the current stream: a backward pass accumulates on the one that was current when its hook was made.
+  // Hooks again, for the current stream: a backward pass accumulates on the one that was current when its hook was made.
   void install_hooks();
 
   // The module of the model, and the parameters that it has now: compared with those of before at every synchronised pass.
@@ -108,7 +108,8 @@ class Attachment {
 // Whether this process has replicas besides these, to which a backward pass might come.
 bool others_are_hooked(const std::vector<const Attachment*>& known);
 
-// As long as it lives, the backward pass of this loss has a weight, for every replica that the loss depends on.
+// As long as it lives, the backward pass of this loss has a weight, for every replica that the loss depends on. They are
+// found in the graph of the loss: a variable of the thread would not do, since a GPU's backward runs on another.
 class Expectation {
  public:
   Expectation(const torch::Tensor& loss, double weight);

@@ -1,4 +1,5 @@
-// Memories for the gradients of a model, a bank each: backward adds to the one in use.
+// Memories for the gradients of a model, a bank each: backward adds to the one in use. A worker that hosts several shards
+// needs some of them, since shards are added up in the order of the tree and not in the order in which they run.
 //
 //   front   the user's: what param.grad views
 //   bank    of a shard, or of a sum over shards. The first is the front itself, unless sums in a parameter's own type

@@ -1,4 +1,5 @@
-// Rank 0's buffers to all, as one message, at the end of a synchronised pass.
+// Rank 0's buffers to all, as DDP does, at the end of a synchronised pass. As one message: buffers are small, and each
+// message costs its latency.
 #pragma once
 
 #include <lockstep/comm.h>

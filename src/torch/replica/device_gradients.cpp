@@ -41,7 +41,7 @@ void DeviceGradients::settle() {
   for (const plan::Bucket& bucket : buckets_) bring(bucket);
 }
 
-// What somebody else holds now has no memory of its own any more.
+// A gradient that the program holds now does not own its memory any more.
 void DeviceGradients::look_again() {
   for (std::size_t entry = 0; entry < slots_.size(); ++entry) {
     const torch::Tensor& grad = slots_[entry].parameter.grad();

@@ -1,4 +1,4 @@
-#include "torch/replica/gather.h"
+#include "torch/replica/device_gradients.h"
 
 namespace lockstep::replica {
 

@@ -1,6 +1,6 @@
 // The values of all trained parameters in one memory, in the fixed layout: a strategy for each way to keep them.
 //
-//   private copies   each worker has all values; whoever updates some gives them to the others
+//   private copies   each worker has all values; who updates some gives them to the others
 //   one copy         the workers of a host read one memory, and each writes its own part
 //
 // A step meets them in two places: an update publishes what it has written, and everybody acquires what the others have
@@ -31,7 +31,7 @@ class Parameters {
   Parameters(const Parameters&) = delete;
   Parameters& operator=(const Parameters&) = delete;
 
-  // An update has written this stretch here: it goes to whoever reads another memory.
+  // An update has written this stretch here: it goes to those who read another memory.
   virtual void publish(const plan::Stretch& stretch) const = 0;
   // Waits until all that workers have published of this update is here.
   virtual void acquire(Comm& comm) = 0;
@@ -57,7 +57,7 @@ class Parameters {
   // `trained`: by entry of the layout.
   Parameters(std::vector<NamedTensor> trained, const plan::Layout& layout, FlatMemory memory);
 
-  // Every parameter becomes a view of the memory; its values are copied there, or are somebody else's to copy.
+  // Every parameter becomes a view of the memory; its values are copied there, or another worker does that.
   enum class Values : bool { kCopied, kLeft };
   void move_in(Values values);
   virtual void put_back(std::size_t entry) = 0;

@@ -15,14 +15,15 @@
 
 namespace lockstep::replica {
 
-// It stays where it is: parts refer to each other.
+// Apart from Replicated, so that passes, hooks and optimizers work on the parts and not through a handle that has a method
+// for each of them. It stays where it is: parts refer to each other.
 struct Parts {
   // Collective, as bind().
   Parts(Comm its_comm, int source, Model its_model, const DataParallelOptions& its_options);
   Parts(const Parts&) = delete;
   Parts& operator=(const Parts&) = delete;
 
-  // Goes on with other workers: whatever depends on who they are is made anew, and values are those of rank `source`.
+  // Goes on with other workers: all that depends on who they are is made again, and values are those of rank `source`.
   void bind(Comm comm, int source);
 
   DataParallelOptions options;

@@ -35,7 +35,7 @@ torch::Tensor host_contiguous(const torch::Tensor& tensor);
 
 // In a hook of a parameter's gradient, with what came in there: whether nobody else has the gradient's memory. LibTorch may
 // hand on as a view what another function of the backward pass has yet to read, or what is another parameter's gradient,
-// too: whoever wrote to such a gradient would change those.
+// too: writing to such a gradient would change those.
 bool has_own_memory(const torch::Tensor& grad, const torch::Tensor& incoming);
 
 // Whether two tensors lie in memory alike, and on the same device.

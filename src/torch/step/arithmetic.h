@@ -32,7 +32,7 @@ class CannotDo : public BadInput {
 };
 
 // Once, on the main thread, before any thread that computes is made: those do as the one that makes them. Threads that
-// OpenBLAS made when it was loaded are ended, and made anew when they are needed.
+// OpenBLAS made when it was loaded are ended, and made again when they are needed.
 // CannotDo when this host cannot do as it is told.
 void set_arithmetic(const Arithmetic& choices);
 
@@ -56,9 +56,9 @@ std::string kernels_in_use();
 // the libraries of GPUs for a job on one: "CUBLAS_WORKSPACE_CONFIG=:4096:8".
 std::string arithmetic_environment(Device device = {});
 
-// All of it as it is now, on this thread, whoever has set it: properties of a job by name. `device` is where the tensors
-// are. Among them are the instructions that the libraries say they use, and the processor's model, by which they choose
-// the sizes of blocks and say nothing.
+// All of it as it is now, on this thread, set by Lockstep or by the program: properties of a job by name. `device` is
+// where the tensors are. Among them are the instructions that the libraries say they use, and the processor's model, by
+// which they choose the sizes of blocks and say nothing.
 std::map<std::string, std::string> arithmetic_in_use(Device device = {});
 
 // Runs it. BadInput, which names the operator, for LibTorch's refusal of one that is not deterministic; Unavailable
@@ -79,8 +79,8 @@ void say_where(const Where& where, const std::function<void()>& compute);
 // Whether a variable tells the device's libraries to compute in another way. No variable does to the CPU's here.
 bool changes_arithmetic_of(Device device, std::string_view variable);
 
-// What decides the bits of a GPU besides what decides those of the CPU, by name: the device, such as "cpu" or "cuda NVIDIA H200 sm_90", and on a GPU whether its matrix units
-// may round float32 (TF32).
+// What the device adds to what decides bits, by name: which it is, such as "cpu" or "cuda NVIDIA H200 sm_90", and on a GPU
+// whether its matrix units may round float32 (TF32).
 std::map<std::string, std::string> device_properties(Device device);
 
 // Who may use LibTorch's default generator. It belongs to the process, and workers may be threads of one: they take turns

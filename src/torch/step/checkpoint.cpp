@@ -191,7 +191,7 @@ void CheckpointDirectory::write(const JobState& state, std::int64_t step, const 
 
 std::int64_t CheckpointDirectory::read(JobState& state, const Properties& job) {
   comm_.barrier().wait();  // where workers share memory, nobody computes with it any more
-  // Asked for once: an optimizer takes masters anew from parameters that were written to since.
+  // Asked for once: an optimizer reads masters again from parameters that were written to since.
   const std::vector<NamedTensor> tensors = state.tensors();
   const std::string said =
       from_leader(comm_, [&] { return read_on_leader(directory_, state, tensors, job); });

@@ -4,7 +4,7 @@
 //   metadata   lockstep.format, lockstep.step (steps done), the JobState's values as lockstep.NAME (optimizer_steps,
 //              learning_rate), and the job's properties as lockstep.job.NAME
 //
-// Random numbers need no state: those of a shard are seeded anew from (job, step, shard).
+// Random numbers need no state: those of a shard are seeded from (job, step, shard).
 //
 // Where it lies, and what lies beside it: formats/checkpoint_file.h.
 #pragma once

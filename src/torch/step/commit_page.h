@@ -1,13 +1,13 @@
 // How far the steps of a job have come, in memory that the workers of a host share and that outlives any of them: what
-// somebody needs who finishes, or repeats, a step that a worker has died in.
+// the others need to finish, or to repeat, a step that a worker has died in.
 //
 //   small values   what a step changes besides weights and state: buffers, losses. They are there twice, and the commit word
 //                  says which one counts. Written before the first weight is
 //   intent         of each worker: which phase of which step, and every number that decides what will be written. Complete
 //                  before this worker writes its first weight
 //   marks          of each piece of each model: the phase whose values it has
-//   commit word    the last phase of which every piece of every model is marked. Whoever finds that moves it. Gradients are
-//                  overwritten only after that
+//   commit word    the last phase of which every piece of every model is marked. The first that finds it so moves it.
+//                  Gradients are overwritten only after that
 //
 // So a step without any intent has changed nothing that counts, and is repeated; one with an intent can be finished from
 // the gradients and the intent. (docs/decisions/0016-a-step-is-one-thing.md)

@@ -44,7 +44,8 @@ torch::Tensor copy_of(const torch::Tensor& tensor) {
 
 // Threads:   one caller at a time, always with the same current stream.
 // Blocking:  bring(), until the GPU has run the step; run() with a capture; the destructor, until nothing writes losses.
-// Failure:   what the loss throws; BadInput for one that is not what it was when it was captured. What cannot be captured runs eagerly, and counts() says why. Timeout from bring().
+// Failure:   what the loss throws; BadInput for one that is not what it was when it was captured. What cannot be captured
+//            runs eagerly, and counts() says why. Timeout from bring().
 // Ownership: borrows the models; owns the graph and the memory of its tensors.
 class DeviceShards : public ShardRunner, private Reports {
  public:

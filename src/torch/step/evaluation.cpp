@@ -34,7 +34,7 @@ class EvaluationScope {
       before_;  // which were in train()
 };
 
-// Tensors that are what they were when it ends.
+// Tensors that are what they were when it ends: evaluation changes nothing, whatever a model counts in eval().
 class UnchangedScope {
  public:
   explicit UnchangedScope(std::vector<torch::Tensor> tensors);
@@ -100,8 +100,8 @@ UnchangedScope::~UnchangedScope() {
   for (std::size_t i = 0; i < tensors_.size(); ++i) tensors_[i].data().copy_(before_[i]);
 }
 
-// Over the whole data set. By shard, so that the batches and the order of addition depend on the job alone. Last come whole numbers, which
-// may be added in any order.
+// Over the whole data set, by shard, so that the batches and the order of addition depend on the job alone. Last come
+// whole numbers, which may be added in any order.
 Evaluation evaluate_all(Generation& generation, const EvaluationWork& work) {
   const auto shards = static_cast<std::size_t>(generation.shards);
   std::vector<double> sums(shards + 2);

@@ -1,4 +1,5 @@
-// One membership of a job: who is here, which shards each worker hosts, and how their gradients are added up.
+// One membership of a job: who is here, which shards each worker hosts, and how their gradients are added up. All that
+// depends on the workers is in it, so that a job goes to other workers by taking another one.
 #pragma once
 
 #include <lockstep/comm.h>

@@ -3,7 +3,8 @@
 //   fused     where every worker reads all gradients, nothing is reduced before the update, which does it on the way
 //   reduced   the last backward of a step reduces, and leaves the averages in param.grad
 //
-// A codec, a second level or a partition is another class here.
+// A class for each, since the fused one writes no averages at all: there is nothing in param.grad to look at. A codec, a
+// second level or a partition is another class here.
 #pragma once
 
 #include <chrono>

@@ -5,7 +5,7 @@
 //   run       one phase: a Step on the batch that the loop is at
 //   collect   looks at the numbers of the phase before: at latest before the next update, or when the job is settled
 //   replay    where two copies differ and nobody can say which is wrong, phases are run again from the checkpoint. The
-//             phase that finds it ends without an update; whoever settles the job next replays
+//             phase that finds it ends without an update; the next call that settles the job replays
 #pragma once
 
 #include <lockstep/job.h>

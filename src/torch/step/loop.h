@@ -75,6 +75,8 @@ class HostedBatches {
   std::optional<data::Reader> reader_;  // last: its threads use the samples
 };
 
+// What lives as long as a loop, and not as the job: the user's model is the user's again when it ends.
+//
 // Threads:   one caller at a time.
 // Blocking:  the constructor, first() and advance(), which are collective.
 // Failure:   as Batches.

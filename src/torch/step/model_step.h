@@ -23,7 +23,7 @@
 
 namespace lockstep::steps {
 
-// A model of a job, as a job sees it.
+// A model of a job, as a job sees it: what checkpoints, loops and evaluation ask of it, without the parts of a replica.
 //
 // Threads:   that of the replica.
 // Blocking:  keep_one_copy() and identical(), which are collective.

@@ -16,7 +16,7 @@ namespace lockstep::steps {
 // Threads:   one caller at a time.
 // Blocking:  wait(), at most the Comm's timeout.
 // Failure:   that of the reduction.
-// Ownership: its memory is used until wait() has returned, or the channel has gone: share it with whoever owns that.
+// Ownership: its memory is used until wait() has returned, or the channel has gone: share it with the owner of the channel.
 class PhaseResult {
  public:
   // Known to every worker.

@@ -10,8 +10,8 @@
 namespace lockstep::steps {
 namespace {
 
-// The mean over `values`, each a buffer's bytes of one shard, in the order of the tree; in double, rounded once (half types: by way of
-// float32).
+// The mean over `values`, each a buffer's bytes of one shard, in the order of the tree; in double, rounded once (half
+// types: by way of float32).
 template <typename T>
 void mean_into(const std::vector<const std::byte*>& values, std::size_t count, std::byte* to) {
   std::vector<double> numbers(values.size());

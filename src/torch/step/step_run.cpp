@@ -197,7 +197,7 @@ std::shared_ptr<PhaseResult> StepRun::result(const Phase& phase, Comm& channel, 
     local.stop = stop;
     result.start(channel, local);
   };
-  // The loop may have ended when somebody asks.
+  // The loop may have ended when the program asks.
   const auto bring = [start, &channel, runner = std::weak_ptr(runner_)](PhaseResult& result) {
     const auto still_there = runner.lock();
     if (!still_there)
