@@ -8,6 +8,7 @@
 #include "torch/replica/device_gradients.h"
 #include "torch/replica/device_reduction.h"
 #include "torch/replica/parts.h"
+#include "torch/replica/weight_sample.h"
 
 namespace lockstep::replica {
 
