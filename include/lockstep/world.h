@@ -14,7 +14,7 @@ namespace lockstep {
 namespace control {
 struct Joining;
 class Announcements;
-class Roster;
+class Inventory;
 }  // namespace control
 
 struct JoinOptions {
@@ -66,9 +66,9 @@ class World {
   // A Comm with an order of its own. Every worker opens its channels in the same order.
   Comm open_channel();
 
-  // For the layers above: see src/control/announcements.h and roster.h.
+  // For the layers above: see src/control/announcements.h and inventory.h.
   const std::shared_ptr<control::Announcements>& announcements();
-  const std::shared_ptr<control::Roster>& roster();
+  const std::shared_ptr<control::Inventory>& inventory();
 
   // A world over workers that were connected otherwise, such as threads of this process.
   static World over(Comm comm, Device device = {});

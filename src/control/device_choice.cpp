@@ -51,28 +51,29 @@ std::string engine_for(DeviceKind kind) {
   return kind == DeviceKind::kCuda ? "nccl" : "";
 }
 
-GpuChoice choose_gpu(const Place& place, const cuda::FoundGpus& found, const Lookup& lookup) {
+GpuChoice choose_gpu(const LaunchInfo& info, const cuda::FoundGpus& found, const Lookup& lookup) {
   if (found.count < 1) throw Unavailable(found.missing);
-  if (place.local_size <= found.count) return {place.local_rank, {}};
+  if (info.local_size <= found.count) return {info.local_rank, {}};
   // srun --gpus-per-task shows each worker its own.
-  if (place.launcher == Launcher::kSlurm && lookup("SLURM_GPUS_PER_TASK")) return {0, {}};
+  if (info.launcher == Launcher::kSlurm && lookup("SLURM_GPUS_PER_TASK")) return {0, {}};
   if (!may_share(lookup)) {
     const auto visible = lookup("CUDA_VISIBLE_DEVICES");
     throw BadInput(
         fmt::format("{} and {} on this host{}: use at most {}, or for tests LOCKSTEP_SHARE_GPUS=1",
-                    counted(place.local_size, "worker"), counted(found.count, "GPU"),
+                    counted(info.local_size, "worker"), counted(found.count, "GPU"),
                     visible ? fmt::format(" (CUDA_VISIBLE_DEVICES={})", *visible) : "",
                     counted(found.count, "worker")));
   }
-  GpuChoice choice{place.local_rank % found.count, {}};
-  choice.variables.emplace_back("NCCL_HOSTID", fmt::format("lockstep-rank-{}", place.rank));
-  if (place.local_size == place.size) choice.variables.emplace_back("NCCL_SOCKET_IFNAME", "lo");
+  GpuChoice choice{info.local_rank % found.count, {}};
+  choice.variables.emplace_back("NCCL_HOSTID", fmt::format("lockstep-rank-{}", info.rank));
+  if (info.local_size == info.size) choice.variables.emplace_back("NCCL_SOCKET_IFNAME", "lo");
   return choice;
 }
 
-Device take_device(DeviceKind kind, const Place& place, cuda::Gpus& gpus, const Lookup& lookup) {
+Device take_device(DeviceKind kind, const LaunchInfo& info, cuda::Gpus& gpus,
+                   const Lookup& lookup) {
   if (kind == DeviceKind::kCpu) return {};
-  const auto choice = choose_gpu(place, gpus.find(), lookup);
+  const auto choice = choose_gpu(info, gpus.find(), lookup);
   gpus.use(choice.index);
   for (const auto& [name, value] : choice.variables) ::setenv(name.c_str(), value.c_str(), 0);
   return {kind, choice.index};

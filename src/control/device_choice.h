@@ -1,4 +1,4 @@
-// Where a worker computes. Pure but for take_device: a function of what was asked for, the worker's place, and the GPUs of
+// Where a worker computes. Pure but for take_device: a function of what was asked for, the worker's rank, and the GPUs of
 // its host.
 //
 //   asked      JoinOptions::device, else LOCKSTEP_DEVICE, else what the engine that was asked for is for, else the CPU
@@ -35,10 +35,10 @@ struct GpuChoice {
 };
 
 // Unavailable when there is no GPU, BadInput when there are fewer than workers of this host.
-GpuChoice choose_gpu(const Place& place, const cuda::FoundGpus& found, const Lookup& lookup);
+GpuChoice choose_gpu(const LaunchInfo& info, const cuda::FoundGpus& found, const Lookup& lookup);
 
 // Takes the GPU that is chosen for this process, with its variables; nothing to take for the CPU. To be called before
 // anybody is met: every worker that cannot have a GPU says so at once.
-Device take_device(DeviceKind kind, const Place& place, cuda::Gpus& gpus, const Lookup& lookup);
+Device take_device(DeviceKind kind, const LaunchInfo& info, cuda::Gpus& gpus, const Lookup& lookup);
 
 }  // namespace lockstep::control

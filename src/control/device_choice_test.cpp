@@ -22,13 +22,13 @@ Lookup variables(std::map<std::string, std::string> values) {
   };
 }
 
-Place place_of(int rank, int size, int local_rank, int local_size) {
-  Place place;
-  place.rank = rank;
-  place.size = size;
-  place.local_rank = local_rank;
-  place.local_size = local_size;
-  return place;
+LaunchInfo place_of(int rank, int size, int local_rank, int local_size) {
+  LaunchInfo info;
+  info.rank = rank;
+  info.size = size;
+  info.local_rank = local_rank;
+  info.local_size = local_size;
+  return info;
 }
 
 template <typename Failure>
@@ -83,9 +83,9 @@ TEST(ChooseGpu, WithoutOneTheReasonIsUnavailable) {
 
 TEST(ChooseGpu, FewerGpusThanWorkersAreRefusedOnEveryWorker) {
   for (int rank = 0; rank < 4; ++rank) {
-    const Place place = place_of(rank, 4, rank, 4);
+    const LaunchInfo info = place_of(rank, 4, rank, 4);
     EXPECT_EQ(refusal<BadInput>([&] {
-                choose_gpu(place, {1, ""}, variables({}));
+                choose_gpu(info, {1, ""}, variables({}));
               }),
               "4 workers and 1 GPU on this host: use at most 1 worker, or for tests "
               "LOCKSTEP_SHARE_GPUS=1");
@@ -120,11 +120,11 @@ TEST(ChooseGpu, SharingTakesTurnsAndTellsNcclOfAHostForEach) {
 
 TEST(ChooseGpu, WhereSlurmShowsEachWorkerItsOwnItIsTheFirst) {
   const auto slurm = variables({{"SLURM_GPUS_PER_TASK", "1"}, {"CUDA_VISIBLE_DEVICES", "3"}});
-  Place place = place_of(3, 4, 3, 4);
-  EXPECT_THROW(choose_gpu(place, {1, ""}, slurm),
+  LaunchInfo info = place_of(3, 4, 3, 4);
+  EXPECT_THROW(choose_gpu(info, {1, ""}, slurm),
                BadInput);  // workers of another launcher, in one task
-  place.launcher = Launcher::kSlurm;
-  EXPECT_EQ(choose_gpu(place, {1, ""}, slurm).index, 0);
+  info.launcher = Launcher::kSlurm;
+  EXPECT_EQ(choose_gpu(info, {1, ""}, slurm).index, 0);
 }
 
 }  // namespace

@@ -46,22 +46,22 @@ struct Variables {
 };
 
 // The four numbers of a launcher that sets all four.
-void read_numbers(const Lookup& lookup, const Variables& variables, Place& place,
+void read_numbers(const Lookup& lookup, const Variables& variables, LaunchInfo& info,
                   const char* because) {
-  place.rank = needed_number(lookup, variables.rank, 0, because);
-  place.size = needed_number(lookup, variables.size, 1, because);
-  place.local_rank = needed_number(lookup, variables.local_rank, 0, because);
-  place.local_size = needed_number(lookup, variables.local_size, 1, because);
+  info.rank = needed_number(lookup, variables.rank, 0, because);
+  info.size = needed_number(lookup, variables.size, 1, because);
+  info.local_rank = needed_number(lookup, variables.local_rank, 0, because);
+  info.local_size = needed_number(lookup, variables.local_size, 1, because);
 }
 
 constexpr Variables kTorchVariables{"RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE"};
 constexpr Variables kOpenMpiVariables{"OMPI_COMM_WORLD_RANK", "OMPI_COMM_WORLD_SIZE",
                                       "OMPI_COMM_WORLD_LOCAL_RANK", "OMPI_COMM_WORLD_LOCAL_SIZE"};
 
-// What a launcher says of a process: its place, and a name for the job that no other job of this
+// What a launcher says of a process: its rank, and a name for the job that no other job of this
 // user on this host has at the same time.
 struct Found {
-  Place place;
+  LaunchInfo info;
   std::string job;
 };
 
@@ -72,10 +72,10 @@ std::string value_or(const Lookup& lookup, const char* variable, const char* fal
 std::optional<Found> find_lockstep(const Lookup& lookup) {
   if (!lookup("LOCKSTEP_RENDEZVOUS") || !lookup("LOCKSTEP_SECRET_FD")) return std::nullopt;
   Found found;
-  found.place.launcher = Launcher::kLockstep;
-  read_numbers(lookup, kTorchVariables, found.place, "LOCKSTEP_SECRET_FD");
-  found.place.secret_fd = number(lookup, "LOCKSTEP_SECRET_FD", 0, 1 << 30);
-  found.place.loss_fd = number(lookup, "LOCKSTEP_LOSS_FD", 0, 1 << 30);
+  found.info.launcher = Launcher::kLockstep;
+  read_numbers(lookup, kTorchVariables, found.info, "LOCKSTEP_SECRET_FD");
+  found.info.secret_fd = number(lookup, "LOCKSTEP_SECRET_FD", 0, 1 << 30);
+  found.info.loss_fd = number(lookup, "LOCKSTEP_LOSS_FD", 0, 1 << 30);
   return found;
 }
 
@@ -85,8 +85,8 @@ std::optional<Found> find_torchrun(const Lookup& lookup) {
   const auto run = lookup("TORCHELASTIC_RUN_ID");
   if (!run) return std::nullopt;
   Found found;
-  found.place.launcher = Launcher::kTorchrun;
-  read_numbers(lookup, kTorchVariables, found.place, "TORCHELASTIC_RUN_ID");
+  found.info.launcher = Launcher::kTorchrun;
+  read_numbers(lookup, kTorchVariables, found.info, "TORCHELASTIC_RUN_ID");
   found.job = fmt::format("{}/{}/{}/{}", *run, value_or(lookup, "MASTER_ADDR", ""),
                           value_or(lookup, "MASTER_PORT", ""),
                           value_or(lookup, "TORCHELASTIC_RESTART_COUNT", "0"));
@@ -96,8 +96,8 @@ std::optional<Found> find_torchrun(const Lookup& lookup) {
 std::optional<Found> find_openmpi(const Lookup& lookup) {
   if (!lookup("OMPI_COMM_WORLD_RANK")) return std::nullopt;
   Found found;
-  found.place.launcher = Launcher::kOpenMpi;
-  read_numbers(lookup, kOpenMpiVariables, found.place, "OMPI_COMM_WORLD_RANK");
+  found.info.launcher = Launcher::kOpenMpi;
+  read_numbers(lookup, kOpenMpiVariables, found.info, "OMPI_COMM_WORLD_RANK");
   for (const char* variable :
        {"PMIX_NAMESPACE", "OMPI_MCA_ess_base_jobid", "OMPI_MCA_orte_ess_jobid"}) {
     if (found.job.empty()) found.job = value_or(lookup, variable, "");
@@ -127,13 +127,13 @@ int slurm_local_size(const Lookup& lookup, int size) {
 std::optional<Found> find_slurm(const Lookup& lookup) {
   if (!inside_slurm_step(lookup)) return std::nullopt;
   Found found;
-  Place& place = found.place;
-  place.launcher = Launcher::kSlurm;
-  place.rank = needed_number(lookup, "SLURM_PROCID", 0, "SLURM_STEP_ID");
+  LaunchInfo& info = found.info;
+  info.launcher = Launcher::kSlurm;
+  info.rank = needed_number(lookup, "SLURM_PROCID", 0, "SLURM_STEP_ID");
   const auto step_size = number(lookup, "SLURM_STEP_NUM_TASKS", 1, kMostWorkers);
-  place.size = step_size ? *step_size : needed_number(lookup, "SLURM_NTASKS", 1, "SLURM_STEP_ID");
-  place.local_rank = needed_number(lookup, "SLURM_LOCALID", 0, "SLURM_STEP_ID");
-  place.local_size = std::max(slurm_local_size(lookup, place.size), place.local_rank + 1);
+  info.size = step_size ? *step_size : needed_number(lookup, "SLURM_NTASKS", 1, "SLURM_STEP_ID");
+  info.local_rank = needed_number(lookup, "SLURM_LOCALID", 0, "SLURM_STEP_ID");
+  info.local_size = std::max(slurm_local_size(lookup, info.size), info.local_rank + 1);
   found.job = fmt::format("{}.{}", value_or(lookup, "SLURM_JOB_ID", ""),
                           value_or(lookup, "SLURM_STEP_ID", ""));
   return found;
@@ -143,72 +143,71 @@ std::optional<Found> find_slurm(const Lookup& lookup) {
 std::optional<Found> find_environment(const Lookup& lookup) {
   if (!lookup("RANK") || !lookup("WORLD_SIZE")) return std::nullopt;
   Found found;
-  Place& place = found.place;
-  place.launcher = Launcher::kEnvironment;
-  place.rank = needed_number(lookup, "RANK", 0, "WORLD_SIZE");
-  place.size = needed_number(lookup, "WORLD_SIZE", 1, "RANK");
+  LaunchInfo& info = found.info;
+  info.launcher = Launcher::kEnvironment;
+  info.rank = needed_number(lookup, "RANK", 0, "WORLD_SIZE");
+  info.size = needed_number(lookup, "WORLD_SIZE", 1, "RANK");
   const bool one_host = value_or(lookup, "LOCKSTEP_RENDEZVOUS", "").starts_with("unix:");
-  place.local_rank =
-      number(lookup, "LOCAL_RANK", 0, kMostWorkers).value_or(one_host ? place.rank : 0);
-  place.local_size = number(lookup, "LOCAL_WORLD_SIZE", 1, kMostWorkers)
-                         .value_or(one_host ? place.size : place.local_rank + 1);
+  info.local_rank =
+      number(lookup, "LOCAL_RANK", 0, kMostWorkers).value_or(one_host ? info.rank : 0);
+  info.local_size = number(lookup, "LOCAL_WORLD_SIZE", 1, kMostWorkers)
+                        .value_or(one_host ? info.size : info.local_rank + 1);
   return found;
 }
 
-void check_numbers(const Place& place) {
-  if (place.rank < place.size && place.local_rank < place.local_size &&
-      place.local_size <= place.size) {
+void check_numbers(const LaunchInfo& info) {
+  if (info.rank < info.size && info.local_rank < info.local_size && info.local_size <= info.size) {
     return;
   }
-  throw BadInput(fmt::format(
-      "{} says rank {} of {} and local rank {} of {}, which cannot be; start the "
-      "workers with their launcher",
-      name(place.launcher), place.rank, place.size, place.local_rank, place.local_size));
+  throw BadInput(
+      fmt::format("{} says rank {} of {} and local rank {} of {}, which cannot be; start the "
+                  "workers with their launcher",
+                  name(info.launcher), info.rank, info.size, info.local_rank, info.local_size));
 }
 
-[[noreturn]] void ask_for_meeting_place(const Place& place) {
+[[noreturn]] void ask_for_meeting_place(const LaunchInfo& info) {
   throw BadInput(fmt::format(
       "{} workers started by {} are on several hosts and were not told where to meet; set "
       "LOCKSTEP_RENDEZVOUS=HOST:PORT (a free port of rank 0's host) and LOCKSTEP_SECRET_FILE=FILE "
       "(the "
       "same file, of mode 600, on every host)",
-      place.size, name(place.launcher)));
+      info.size, name(info.launcher)));
 }
 
 // Without LOCKSTEP_RENDEZVOUS: what the workers of one host can derive.
 Address derived_rendezvous(const Found& found, std::uint32_t user) {
-  if (found.place.local_size < found.place.size) ask_for_meeting_place(found.place);
+  if (found.info.local_size < found.info.size) ask_for_meeting_place(found.info);
   if (found.job.empty()) {
     throw BadInput(
         fmt::format("nothing in the environment tells this job of {} workers from another; "
                     "set LOCKSTEP_RENDEZVOUS=unix:NAME, with a name of its own for every job",
-                    found.place.size));
+                    found.info.size));
   }
-  const std::string identity = fmt::format("{}/{}/{}", name(found.place.launcher), user, found.job);
+  const std::string identity = fmt::format("{}/{}/{}", name(found.info.launcher), user, found.job);
   const std::string digest = base::to_hex(base::sha256(identity)).substr(0, 32);
   return {Address::Kind::kUnix, fmt::format("lockstep-{}", digest), 0};
 }
 
 void find_meeting_place(const Lookup& lookup, std::uint32_t user, Found& found) {
-  Place& place = found.place;
-  place.interface_name = value_or(lookup, "LOCKSTEP_INTERFACE", "");
-  place.secret_file = lookup("LOCKSTEP_SECRET_FILE");
-  place.rank_0_hosts = place.launcher != Launcher::kLockstep;
+  LaunchInfo& info = found.info;
+  info.interface_name = value_or(lookup, "LOCKSTEP_INTERFACE", "");
+  info.secret_file = lookup("LOCKSTEP_SECRET_FILE");
+  info.rank_0_hosts = info.launcher != Launcher::kLockstep;
   const auto said = lookup("LOCKSTEP_RENDEZVOUS");
-  place.rendezvous = said ? parse_address(*said) : derived_rendezvous(found, user);
-  if (place.rendezvous.kind == Address::Kind::kTcp) {
-    if (!place.secret_fd && !place.secret_file) {
+  info.rendezvous = said ? parse_address(*said) : derived_rendezvous(found, user);
+  if (info.rendezvous.kind == Address::Kind::kTcp) {
+    if (!info.secret_fd && !info.secret_file) {
       throw BadInput(
           fmt::format("LOCKSTEP_RENDEZVOUS={} is on a network and there is no secret; set "
                       "LOCKSTEP_SECRET_FILE=FILE "
                       "(the same file, of mode 600, on every host)",
                       *said));
     }
-  } else if (place.local_size < place.size && place.launcher != Launcher::kLockstep) {
+  } else if (info.local_size < info.size && info.launcher != Launcher::kLockstep) {
     throw BadInput(
         fmt::format("LOCKSTEP_RENDEZVOUS={} reaches one host only, and {} workers are on "
                     "several; set it to HOST:PORT",
-                    *said, place.size));
+                    *said, info.size));
   }
 }
 
@@ -232,15 +231,15 @@ const char* name(Launcher launcher) noexcept {
   return "unknown";
 }
 
-Place find_place(const Lookup& lookup, std::uint32_t user) {
+LaunchInfo find_place(const Lookup& lookup, std::uint32_t user) {
   using Finder = std::optional<Found> (*)(const Lookup&);
   for (const Finder find :
        {find_lockstep, find_torchrun, find_openmpi, find_slurm, find_environment}) {
     auto found = find(lookup);
     if (!found) continue;
-    check_numbers(found->place);
-    if (found->place.size > 1) find_meeting_place(lookup, user, *found);
-    return found->place;
+    check_numbers(found->info);
+    if (found->info.size > 1) find_meeting_place(lookup, user, *found);
+    return found->info;
   }
   return {};
 }

@@ -1,4 +1,4 @@
-// Who started this process, and what its place among the workers is. Pure: a function of the
+// Who started this process, and what its rank among the workers is. Pure: a function of the
 // environment's variables and the user.
 //
 //   lockstep     LOCKSTEP_RENDEZVOUS and LOCKSTEP_SECRET_FD: the launcher hosts the rendezvous
@@ -33,7 +33,7 @@ const char* name(Launcher launcher) noexcept;
 // The value of a variable; nothing when it is absent or empty.
 using Lookup = std::function<std::optional<std::string>(const char*)>;
 
-struct Place {
+struct LaunchInfo {
   Launcher launcher = Launcher::kAlone;
   int rank = 0;
   int size = 1;
@@ -51,7 +51,7 @@ struct Place {
 
 // BadInput, in one line that says what to set, when the variables contradict each other or workers
 // on several hosts were not told where to meet.
-Place find_place(const Lookup& lookup, std::uint32_t user);
+LaunchInfo find_place(const Lookup& lookup, std::uint32_t user);
 
 // Seconds, a fraction allowed: "30", "0.5". BadInput naming `what` for anything else.
 std::chrono::milliseconds parse_seconds(std::string_view text, std::string_view what);

@@ -12,7 +12,7 @@ namespace {
 using testing::HasSubstr;
 using Variables = std::map<std::string, std::string>;
 
-Place place_of(const Variables& variables, std::uint32_t user = 1000) {
+LaunchInfo place_of(const Variables& variables, std::uint32_t user = 1000) {
   return find_place(
       [&variables](const char* name) -> std::optional<std::string> {
         const auto found = variables.find(name);
@@ -65,34 +65,34 @@ const Variables kSlurmStep{{"SLURM_JOB_ID", "77"},
                            {"SLURM_NODEID", "0"}};
 
 TEST(LauncherEnvironment, NothingMeansAlone) {
-  const Place place = place_of({});
-  EXPECT_EQ(place.launcher, Launcher::kAlone);
-  EXPECT_EQ(place.size, 1);
+  const LaunchInfo info = place_of({});
+  EXPECT_EQ(info.launcher, Launcher::kAlone);
+  EXPECT_EQ(info.size, 1);
   EXPECT_EQ(place_of({{"RANK", "3"}}).launcher, Launcher::kAlone);
 }
 
 TEST(LauncherEnvironment, OurOwnLauncherHostsTheRendezvous) {
-  const Place place = place_of({{"LOCKSTEP_RENDEZVOUS", "unix:lockstep-x"},
-                                {"LOCKSTEP_SECRET_FD", "7"},
-                                {"RANK", "1"},
-                                {"WORLD_SIZE", "4"},
-                                {"LOCAL_RANK", "1"},
-                                {"LOCAL_WORLD_SIZE", "4"}});
-  EXPECT_EQ(place.launcher, Launcher::kLockstep);
-  EXPECT_EQ(place.rank, 1);
-  EXPECT_EQ(place.local_size, 4);
-  EXPECT_EQ(place.secret_fd, 7);
-  EXPECT_FALSE(place.rank_0_hosts);
-  EXPECT_EQ(to_string(place.rendezvous), "unix:lockstep-x");
+  const LaunchInfo info = place_of({{"LOCKSTEP_RENDEZVOUS", "unix:lockstep-x"},
+                                    {"LOCKSTEP_SECRET_FD", "7"},
+                                    {"RANK", "1"},
+                                    {"WORLD_SIZE", "4"},
+                                    {"LOCAL_RANK", "1"},
+                                    {"LOCAL_WORLD_SIZE", "4"}});
+  EXPECT_EQ(info.launcher, Launcher::kLockstep);
+  EXPECT_EQ(info.rank, 1);
+  EXPECT_EQ(info.local_size, 4);
+  EXPECT_EQ(info.secret_fd, 7);
+  EXPECT_FALSE(info.rank_0_hosts);
+  EXPECT_EQ(to_string(info.rendezvous), "unix:lockstep-x");
 }
 
 TEST(LauncherEnvironment, WorkersOfOneTorchrunMeetAndOthersDoNot) {
-  const Place place = place_of(kTorch);
-  EXPECT_EQ(place.launcher, Launcher::kTorchrun);
-  EXPECT_EQ(place.rank, 3);
-  EXPECT_TRUE(place.rank_0_hosts);
+  const LaunchInfo info = place_of(kTorch);
+  EXPECT_EQ(info.launcher, Launcher::kTorchrun);
+  EXPECT_EQ(info.rank, 3);
+  EXPECT_TRUE(info.rank_0_hosts);
   const Address same = place_of(with(kTorch, {{"RANK", "0"}, {"LOCAL_RANK", "0"}})).rendezvous;
-  EXPECT_EQ(place.rendezvous, same);
+  EXPECT_EQ(info.rendezvous, same);
   EXPECT_NE(place_of(with(kTorch, {{"MASTER_PORT", "29501"}})).rendezvous, same);
   EXPECT_NE(place_of(with(kTorch, {{"TORCHELASTIC_RUN_ID", "x"}})).rendezvous, same);
   EXPECT_NE(place_of(with(kTorch, {{"TORCHELASTIC_RESTART_COUNT", "1"}})).rendezvous, same);
@@ -111,31 +111,31 @@ TEST(LauncherEnvironment, SeveralHostsWithoutHelpSayWhatToSet) {
 }
 
 TEST(LauncherEnvironment, SeveralHostsWithHelpMeetThere) {
-  const Place place = place_of(with(kTwoHosts, {{"LOCKSTEP_RENDEZVOUS", "node0:29400"},
-                                                {"LOCKSTEP_SECRET_FILE", "/home/me/secret"},
-                                                {"LOCKSTEP_INTERFACE", "eth1"}}));
-  EXPECT_EQ(place.rendezvous, (Address{Address::Kind::kTcp, "node0", 29400}));
-  EXPECT_EQ(place.secret_file, "/home/me/secret");
-  EXPECT_EQ(place.interface_name, "eth1");
-  EXPECT_TRUE(place.rank_0_hosts);
+  const LaunchInfo info = place_of(with(kTwoHosts, {{"LOCKSTEP_RENDEZVOUS", "node0:29400"},
+                                                    {"LOCKSTEP_SECRET_FILE", "/home/me/secret"},
+                                                    {"LOCKSTEP_INTERFACE", "eth1"}}));
+  EXPECT_EQ(info.rendezvous, (Address{Address::Kind::kTcp, "node0", 29400}));
+  EXPECT_EQ(info.secret_file, "/home/me/secret");
+  EXPECT_EQ(info.interface_name, "eth1");
+  EXPECT_TRUE(info.rank_0_hosts);
 }
 
 TEST(LauncherEnvironment, OpenMpiIsToldApartByItsNamespace) {
-  const Place place = place_of(kMpi);
-  EXPECT_EQ(place.launcher, Launcher::kOpenMpi);
-  EXPECT_EQ(place.rank, 1);
-  EXPECT_NE(place.rendezvous, place_of(with(kMpi, {{"PMIX_NAMESPACE", "1"}})).rendezvous);
+  const LaunchInfo info = place_of(kMpi);
+  EXPECT_EQ(info.launcher, Launcher::kOpenMpi);
+  EXPECT_EQ(info.rank, 1);
+  EXPECT_NE(info.rendezvous, place_of(with(kMpi, {{"PMIX_NAMESPACE", "1"}})).rendezvous);
   EXPECT_THAT(refusal(with(kMpi, {{"PMIX_NAMESPACE", ""}})),
               HasSubstr("LOCKSTEP_RENDEZVOUS=unix:"));
 }
 
 TEST(LauncherEnvironment, ASlurmStepIsAWorld) {
-  const Place place = place_of(kSlurmStep);
-  EXPECT_EQ(place.launcher, Launcher::kSlurm);
-  EXPECT_EQ(place.rank, 5);
-  EXPECT_EQ(place.size, 8);
-  EXPECT_EQ(place.local_size, 8);
-  EXPECT_NE(place.rendezvous, place_of(with(kSlurmStep, {{"SLURM_STEP_ID", "1"}})).rendezvous);
+  const LaunchInfo info = place_of(kSlurmStep);
+  EXPECT_EQ(info.launcher, Launcher::kSlurm);
+  EXPECT_EQ(info.rank, 5);
+  EXPECT_EQ(info.size, 8);
+  EXPECT_EQ(info.local_size, 8);
+  EXPECT_NE(info.rendezvous, place_of(with(kSlurmStep, {{"SLURM_STEP_ID", "1"}})).rendezvous);
 }
 
 TEST(LauncherEnvironment, AShellOfASlurmAllocationIsAlone) {
@@ -146,14 +146,14 @@ TEST(LauncherEnvironment, AShellOfASlurmAllocationIsAlone) {
 }
 
 TEST(LauncherEnvironment, ASlurmStepOnSeveralHostsKnowsItsLocalSize) {
-  const Place place = place_of(with(kSlurmStep, {{"SLURM_STEP_NUM_NODES", "3"},
-                                                 {"SLURM_STEP_TASKS_PER_NODE", "3(x2),2"},
-                                                 {"SLURM_NODEID", "1"},
-                                                 {"SLURM_LOCALID", "2"},
-                                                 {"LOCKSTEP_RENDEZVOUS", "n0:1234"},
-                                                 {"LOCKSTEP_SECRET_FILE", "s"}}));
-  EXPECT_EQ(place.local_rank, 2);
-  EXPECT_EQ(place.local_size, 3);
+  const LaunchInfo info = place_of(with(kSlurmStep, {{"SLURM_STEP_NUM_NODES", "3"},
+                                                     {"SLURM_STEP_TASKS_PER_NODE", "3(x2),2"},
+                                                     {"SLURM_NODEID", "1"},
+                                                     {"SLURM_LOCALID", "2"},
+                                                     {"LOCKSTEP_RENDEZVOUS", "n0:1234"},
+                                                     {"LOCKSTEP_SECRET_FILE", "s"}}));
+  EXPECT_EQ(info.local_rank, 2);
+  EXPECT_EQ(info.local_size, 3);
 }
 
 TEST(LauncherEnvironment, SlurmsNotationOfTasks) {
@@ -175,10 +175,10 @@ TEST(LauncherEnvironment, TheInnermostLauncherCounts) {
 TEST(LauncherEnvironment, VariablesSetByHandWorkWithAMeetingPlace) {
   const Variables by_hand{{"RANK", "1"}, {"WORLD_SIZE", "2"}};
   EXPECT_THAT(refusal(by_hand), HasSubstr("LOCKSTEP_RENDEZVOUS"));
-  const Place place = place_of(with(by_hand, {{"LOCKSTEP_RENDEZVOUS", "unix:mine"}}));
-  EXPECT_EQ(place.launcher, Launcher::kEnvironment);
-  EXPECT_EQ(place.local_rank, 1);
-  EXPECT_EQ(place.local_size, 2);
+  const LaunchInfo info = place_of(with(by_hand, {{"LOCKSTEP_RENDEZVOUS", "unix:mine"}}));
+  EXPECT_EQ(info.launcher, Launcher::kEnvironment);
+  EXPECT_EQ(info.local_rank, 1);
+  EXPECT_EQ(info.local_size, 2);
   EXPECT_EQ(place_of({{"RANK", "0"}, {"WORLD_SIZE", "1"}}).size, 1);
 }
 

@@ -1,6 +1,6 @@
-// A world: joining it, and its handle. To join is to find our place, meet the others, connect, and see each other off.
+// A world: joining it, and its handle. To join is to find our rank, meet the others, connect, and see each other off.
 //
-//   place       from the launcher's variables
+//   info        from the launcher's variables
 //   device      a GPU, if they are asked for; a world of one goes no further
 //   host        rank 0 opens the rendezvous, unless the launcher has
 //   meet        every worker joins there: one handshake, one answer when all have come
@@ -34,7 +34,7 @@ namespace lockstep {
 namespace {
 
 using control::Address;
-using control::Place;
+using control::LaunchInfo;
 using std::chrono::milliseconds;
 
 constexpr milliseconds kDefaultTimeout{300'000};
@@ -49,9 +49,9 @@ milliseconds timeout_of(const JoinOptions& options) {
 }
 
 // Shared memory on one host; between hosts what was built for it.
-std::string default_engine(const Place& place, DeviceKind device) {
+std::string default_engine(const LaunchInfo& info, DeviceKind device) {
   if (auto engine = control::engine_for(device); !engine.empty()) return engine;
-  if (place.local_size == place.size) return "shm";
+  if (info.local_size == info.size) return "shm";
   std::string hint;
   for (const EngineInfo& engine : engines()) {
     if (engine.name == "thread" || engine.name == "shm" || engine.name == "nccl") continue;
@@ -67,19 +67,19 @@ std::string engine_asked(const JoinOptions& options) {
   return base::environment("LOCKSTEP_ENGINE").value_or("");
 }
 
-std::string secret_of(const Place& place) {
-  if (place.secret_fd) return control::read_sealed_secret(*place.secret_fd);
-  if (place.secret_file) return control::read_secret_file(*place.secret_file);
+std::string secret_of(const LaunchInfo& info) {
+  if (info.secret_fd) return control::read_sealed_secret(*info.secret_fd);
+  if (info.secret_file) return control::read_secret_file(*info.secret_file);
   return {};  // one host: the kernel vouches for the user
 }
 
-control::Listener listener_of(const Place& place) {
-  const Address& where = place.rendezvous;
+control::Listener listener_of(const LaunchInfo& info) {
+  const Address& where = info.rendezvous;
   if (where.kind == Address::Kind::kUnix) return control::listen_unix(where.host);
-  const bool named = !place.interface_name.empty();
-  auto listener = control::listen_tcp(named ? place.interface_name : where.host, where.port);
+  const bool named = !info.interface_name.empty();
+  auto listener = control::listen_tcp(named ? info.interface_name : where.host, where.port);
   const std::string& host = listener.address.host;
-  if (place.local_size < place.size && (host.starts_with("127.") || host == "::1")) {
+  if (info.local_size < info.size && (host.starts_with("127.") || host == "::1")) {
     base::log(
         base::LogLevel::kWarn,
         "{} stands for {} here, which other hosts cannot reach; set LOCKSTEP_INTERFACE to the "
@@ -92,10 +92,10 @@ control::Listener listener_of(const Place& place) {
 // The rendezvous that rank 0 hosts; elsewhere nothing.
 class Host {
  public:
-  Host(const Place& place, const std::string& secret, Deadline deadline)
-      : address_(place.rendezvous), deadline_(deadline) {
-    if (!place.rank_0_hosts || place.rank != 0) return;
-    hosted_.emplace(listener_of(place), control::ServerOptions{place.size, secret});
+  Host(const LaunchInfo& info, const std::string& secret, Deadline deadline)
+      : address_(info.rendezvous), deadline_(deadline) {
+    if (!info.rank_0_hosts || info.rank != 0) return;
+    hosted_.emplace(listener_of(info), control::ServerOptions{info.size, secret});
     address_ = hosted_->address();
   }
   // Also when joining failed: the others, and those who come late, are still to hear why.
@@ -128,14 +128,14 @@ struct Joined {
   Comm comm;
 };
 
-Joined join_others(const Place& place, const std::string& engine, milliseconds timeout,
+Joined join_others(const LaunchInfo& info, const std::string& engine, milliseconds timeout,
                    const comm::OnFailure& on_failure) {
   const Deadline deadline = Deadline::after(timeout);
-  const std::string secret = secret_of(place);
-  const Host host(place, secret, deadline);
-  const control::JoinRequest request{place.rank, place.size, LOCKSTEP_VERSION, engine, timeout};
+  const std::string secret = secret_of(info);
+  const Host host(info, secret, deadline);
+  const control::JoinRequest request{info.rank, info.size, LOCKSTEP_VERSION, engine, timeout};
   control::RendezvousClient client(host.address(), secret, request, deadline);
-  const std::string& named = place.interface_name;
+  const std::string& named = info.interface_name;
   const CommOptions options{timeout, named.empty() ? client.local_host() : named};
   Joined joined{client.generation(), connect_all(engine, client, options, on_failure)};
   client.done(deadline);
@@ -143,15 +143,15 @@ Joined join_others(const Place& place, const std::string& engine, milliseconds t
 }
 
 // Tells the launcher whom this worker lost, if there is one that wants to know.
-Joined join_or_tell(const Place& place, const std::string& engine, milliseconds timeout) {
-  const auto launcher = std::make_shared<control::LossTeller>(place.loss_fd);
-  const comm::OnFailure on_failure = [launcher, rank = place.rank](const comm::Failure& failure) {
+Joined join_or_tell(const LaunchInfo& info, const std::string& engine, milliseconds timeout) {
+  const auto launcher = std::make_shared<control::LossTeller>(info.loss_fd);
+  const comm::OnFailure on_failure = [launcher, rank = info.rank](const comm::Failure& failure) {
     if (const auto loss = control::loss_of(rank, failure.kind, failure.ranks))
       launcher->tell(*loss);
   };
   try {
-    launcher->tell({place.rank, control::Loss::kNobody});  // what it lost before is past
-    return join_others(place, engine, timeout, on_failure);
+    launcher->tell({info.rank, control::Loss::kNobody});  // what it lost before is past
+    return join_others(info, engine, timeout, on_failure);
   } catch (const Error& error) {
     on_failure(comm::failure_from(error));
     throw;
@@ -168,19 +168,19 @@ Comm connect_one(const std::string& engine, milliseconds timeout) {
 }  // namespace
 
 World control::Joining::join(const JoinOptions& options, cuda::Gpus& gpus) {
-  Place place = find_place(base::environment, ::geteuid());
+  LaunchInfo info = find_place(base::environment, ::geteuid());
   const milliseconds timeout = timeout_of(options);
   const std::string asked = engine_asked(options);
   const DeviceKind kind = device_asked(options.device, asked, base::environment);
-  const Device device = control::take_device(kind, place, gpus, base::environment);
-  const std::string launcher = name(place.launcher);
-  if (place.size == 1) {
-    World::State state{std::move(place), 1, launcher, device, connect_one(asked, timeout)};
+  const Device device = control::take_device(kind, info, gpus, base::environment);
+  const std::string launcher = name(info.launcher);
+  if (info.size == 1) {
+    World::State state{std::move(info), 1, launcher, device, connect_one(asked, timeout)};
     return World(std::make_unique<World::State>(std::move(state)));
   }
-  base::set_log_name(fmt::format("rank {}", place.rank));
-  Joined joined = join_or_tell(place, asked.empty() ? default_engine(place, kind) : asked, timeout);
-  World::State state{std::move(place), joined.generation, launcher, device, std::move(joined.comm)};
+  base::set_log_name(fmt::format("rank {}", info.rank));
+  Joined joined = join_or_tell(info, asked.empty() ? default_engine(info, kind) : asked, timeout);
+  World::State state{std::move(info), joined.generation, launcher, device, std::move(joined.comm)};
   return World(std::make_unique<World::State>(std::move(state)));
 }
 
@@ -194,16 +194,16 @@ World& World::operator=(World&&) noexcept = default;
 World::~World() = default;
 
 int World::rank() const {
-  return state_->place.rank;
+  return state_->info.rank;
 }
 int World::size() const {
-  return state_->place.size;
+  return state_->info.size;
 }
 int World::local_rank() const {
-  return state_->place.local_rank;
+  return state_->info.local_rank;
 }
 int World::local_size() const {
-  return state_->place.local_size;
+  return state_->info.local_size;
 }
 std::uint64_t World::generation() const {
   return state_->generation;
@@ -228,17 +228,17 @@ const std::shared_ptr<control::Announcements>& World::announcements() {
   return made;
 }
 
-const std::shared_ptr<control::Roster>& World::roster() {
-  auto& made = state_->roster;
-  if (!made) made = std::make_shared<control::Roster>(state_->comm.channel(State::kRoster));
+const std::shared_ptr<control::Inventory>& World::inventory() {
+  auto& made = state_->inventory;
+  if (!made) made = std::make_shared<control::Inventory>(state_->comm.channel(State::kRoster));
   return made;
 }
 
 World World::over(Comm comm, Device device) {
-  control::Place place;
-  place.rank = place.local_rank = comm.rank();
-  place.size = place.local_size = comm.size();
-  return World(std::make_unique<State>(State{place, 1, "program", device, std::move(comm)}));
+  control::LaunchInfo info;
+  info.rank = info.local_rank = comm.rank();
+  info.size = info.local_size = comm.size();
+  return World(std::make_unique<State>(State{info, 1, "program", device, std::move(comm)}));
 }
 
 }  // namespace lockstep

@@ -11,21 +11,21 @@
 
 #include "base/hash.h"
 #include "control/announcements.h"
+#include "control/inventory.h"
 #include "control/launcher_environment.h"
-#include "control/roster.h"
 #include "flat/cuda/gpus.h"
 
 namespace lockstep {
 
 struct World::State {
-  control::Place place;
+  control::LaunchInfo info;
   std::uint64_t generation = 1;
   std::string launcher;
   Device device;
   Comm comm;
   std::uint32_t next_channel = kFirstChannel;
   std::shared_ptr<control::Announcements> announcements = {};  // from the first one on
-  std::shared_ptr<control::Roster> roster = {};                // the same
+  std::shared_ptr<control::Inventory> inventory = {};          // the same
 
   // Lower ids are for programs that call Comm::channel themselves.
   static constexpr std::uint32_t kFirstChannel = std::uint32_t{1} << 31;

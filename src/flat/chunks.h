@@ -31,7 +31,7 @@ struct alignas(16) Chunk {
   std::uint16_t rule = 0;   // of the parameter
 };
 
-struct alignas(16) EntryPlace {
+struct alignas(16) EntryOffsets {
   std::uint64_t offset = 0;       // bytes
   std::uint64_t wide_offset = 0;  // bytes
   std::uint64_t first_block = 0;  // of the layout's
@@ -60,7 +60,7 @@ class ChunkTables {
               const std::vector<std::uint16_t>& rules = {}, Order order = Order::kLayout);
 
   const std::vector<Chunk>& chunks() const { return chunks_; }
-  const std::vector<EntryPlace>& places() const { return places_; }
+  const std::vector<EntryOffsets>& places() const { return places_; }
   std::size_t wide_bytes() const { return wide_bytes_; }  // of the wide layout
 
   // Of consecutive entries, such as a bucket's; in layout order.
@@ -78,7 +78,7 @@ class ChunkTables {
  private:
   Order order_;
   std::vector<Chunk> chunks_;
-  std::vector<EntryPlace> places_;
+  std::vector<EntryOffsets> places_;
   std::vector<DType> types_;
   std::size_t wide_bytes_ = 0;
 };

@@ -58,7 +58,7 @@ LOCKSTEP_DEVICE typename Of::Real kept_gradient(typename Of::Gradient gradient) 
 
 // Where a chunk begins in a flat memory.
 template <typename T>
-LOCKSTEP_DEVICE T* flat_at(void* flat, const EntryPlace& place, const Chunk& chunk, bool wide) {
+LOCKSTEP_DEVICE T* flat_at(void* flat, const EntryOffsets& place, const Chunk& chunk, bool wide) {
   auto* const entry = static_cast<std::byte*>(flat) + (wide ? place.wide_offset : place.offset);
   return reinterpret_cast<T*>(entry) + std::size_t{chunk.block} * plan::kBlockElements;
 }
@@ -66,7 +66,7 @@ LOCKSTEP_DEVICE T* flat_at(void* flat, const EntryPlace& place, const Chunk& chu
 // Where its gradients begin; null for zeros.
 template <typename Of>
 LOCKSTEP_DEVICE const typename Of::Gradient* gradient_at(const DeviceGradients& gradients,
-                                                         const EntryPlace& place,
+                                                         const EntryOffsets& place,
                                                          const Chunk& chunk) {
   using Gradient = typename Of::Gradient;
   if (gradients.entries == nullptr)
@@ -188,7 +188,7 @@ struct Parts {
   bool scaled;
   typename Of::Real factor;
 
-  LOCKSTEP_DEVICE static Parts of(const UpdateTask& task, const EntryPlace& place,
+  LOCKSTEP_DEVICE static Parts of(const UpdateTask& task, const EntryOffsets& place,
                                   const Chunk& chunk) {
     using Kept = typename Of::Kept;
     Parts parts;
@@ -216,7 +216,7 @@ struct Parts {
 enum class Caching : std::uint8_t { kPlain, kPassing };
 
 // Some neighbouring elements between memory and registers.
-template <typename Of, typename Rule, int kWidth, bool kWatched, Caching kCaching>
+template <typename Of, typename Rule, int kWidth, bool kWithParity, Caching kCaching>
 struct Held {
   using Kept = typename Of::Kept;
   using Real = typename Of::Real;
@@ -239,7 +239,8 @@ struct Held {
     for (int i = 0; i < Rule::kStates; ++i)
       states[i] = kPasses ? load_passing_pack<kWidth>(parts.states[i], index)
                           : load_pack<kWidth>(parts.states[i], index);
-    if constexpr (Of::kMasters && kWatched) parameter = load_pack<kWidth>(parts.parameter, index);
+    if constexpr (Of::kMasters && kWithParity)
+      parameter = load_pack<kWidth>(parts.parameter, index);
   }
 
   template <typename Numbers>
@@ -248,20 +249,20 @@ struct Held {
     for (int k = 0; k < kWidth; ++k) {
       Real value = Stored<Kept>::load(kept.at[k]);
       Real held[kStates] = {};
-      if (kWatched) seen.before ^= bits(k);
+      if (kWithParity) seen.before ^= bits(k);
       LOCKSTEP_UNROLL
       for (int i = 0; i < Rule::kStates; ++i) held[i] = Stored<Kept>::load(states[i].at[k]);
       Real g = kept_gradient<Of>(gradient.at[k]);
       if (parts.loose) g = add(Real{0}, g);
       if (parts.scaled) g = rounded<Kept>(multiply(g, parts.factor));
-      if (kWatched) seen.applied ^= bits_of(Stored<Kept>::store(g));
+      if (kWithParity) seen.applied ^= bits_of(Stored<Kept>::store(g));
       Rule::apply(value, g, held, of);
       kept.at[k] = Stored<Kept>::store(value);
       if constexpr (Of::kMasters)
         parameter.at[k] = Stored<typename Of::Parameter>::store(kept.at[k]);
       LOCKSTEP_UNROLL
       for (int i = 0; i < Rule::kStates; ++i) states[i].at[k] = Stored<Kept>::store(held[i]);
-      if (kWatched) seen.after ^= bits(k);
+      if (kWithParity) seen.after ^= bits(k);
     }
   }
 
@@ -296,13 +297,14 @@ struct Thread {
 };
 
 // Packs begin … end−1 of a chunk, two on their way at a time where registers hold them.
-template <typename Of, typename Rule, int kWidth, bool kWatched, Caching kCaching, typename Numbers>
+template <typename Of, typename Rule, int kWidth, bool kWithParity, Caching kCaching,
+          typename Numbers>
 LOCKSTEP_DEVICE void update_packs(const Parts<Of>& parts, const Numbers& numbers,
                                   std::uint32_t begin, std::uint32_t end, Thread thread,
                                   Seen<typename Of::Word>& seen) {
   constexpr std::uint32_t kAhead = kWidth > 4 ? 1 : 2;
   for (std::uint32_t i = begin + thread.index; i < end; i += kAhead * thread.of) {
-    Held<Of, Rule, kWidth, kWatched, kCaching> held[kAhead];
+    Held<Of, Rule, kWidth, kWithParity, kCaching> held[kAhead];
     LOCKSTEP_UNROLL
     for (std::uint32_t ahead = 0; ahead < kAhead; ++ahead) {
       if (i + ahead * thread.of < end) held[ahead].load(parts, i + ahead * thread.of);
@@ -316,7 +318,7 @@ LOCKSTEP_DEVICE void update_packs(const Parts<Of>& parts, const Numbers& numbers
   }
 }
 
-template <typename Of, typename Rule, bool kWatched, Caching kCaching, typename Numbers>
+template <typename Of, typename Rule, bool kWithParity, Caching kCaching, typename Numbers>
 LOCKSTEP_DEVICE void update_parts(const Parts<Of>& parts, const Numbers& numbers,
                                   std::uint32_t count, Thread thread,
                                   Seen<typename Of::Word>& seen) {
@@ -325,32 +327,32 @@ LOCKSTEP_DEVICE void update_parts(const Parts<Of>& parts, const Numbers& numbers
   const bool packed =
       parts.gradient != nullptr && aligned(parts.gradient, kWidth * sizeof(typename Of::Gradient));
   const std::uint32_t packs = packed ? count / kWidth : 0;
-  update_packs<Of, Rule, kWidth, kWatched, kCaching>(parts, numbers, 0, packs, thread, seen);
-  update_packs<Of, Rule, 1, kWatched, kCaching>(parts, numbers, packs * kWidth, count, thread,
-                                                seen);
+  update_packs<Of, Rule, kWidth, kWithParity, kCaching>(parts, numbers, 0, packs, thread, seen);
+  update_packs<Of, Rule, 1, kWithParity, kCaching>(parts, numbers, packs * kWidth, count, thread,
+                                                   seen);
 }
 
-template <typename Of, UpdateRule kRule, bool kWatched, Caching kCaching = Caching::kPlain>
+template <typename Of, UpdateRule kRule, bool kWithParity, Caching kCaching = Caching::kPlain>
 LOCKSTEP_DEVICE Seen<typename Of::Word> update_chunk(const UpdateTask& task, const Chunk& chunk,
                                                      Thread thread) {
   using Real = typename Of::Real;
-  const EntryPlace place = task.range.tables.places[chunk.entry];
+  const EntryOffsets place = task.range.tables.places[chunk.entry];
   const auto parts = Parts<Of>::of(task, place, chunk);
   Seen<typename Of::Word> seen;
   const void* const all =
       task.numbers != nullptr ? task.numbers : static_cast<const void*>(task.few);
   if constexpr (kRule == UpdateRule::kAdam) {
     const auto* const numbers = static_cast<const AdamNumbers<double>*>(all);
-    update_parts<Of, Adam, kWatched, kCaching>(parts, in<Real>(numbers[chunk.rule]), chunk.count,
-                                               thread, seen);
+    update_parts<Of, Adam, kWithParity, kCaching>(parts, in<Real>(numbers[chunk.rule]), chunk.count,
+                                                  thread, seen);
   } else {
     const auto& numbers = static_cast<const SgdNumbers<double>*>(all)[chunk.rule];
     if (numbers.momentum == 0) {
-      update_parts<Of, PlainSgd, kWatched, kCaching>(parts, in<Real>(numbers), chunk.count, thread,
-                                                     seen);
-    } else {
-      update_parts<Of, MomentumSgd, kWatched, kCaching>(parts, in<Real>(numbers), chunk.count,
+      update_parts<Of, PlainSgd, kWithParity, kCaching>(parts, in<Real>(numbers), chunk.count,
                                                         thread, seen);
+    } else {
+      update_parts<Of, MomentumSgd, kWithParity, kCaching>(parts, in<Real>(numbers), chunk.count,
+                                                           thread, seen);
     }
   }
   return seen;

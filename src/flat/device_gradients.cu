@@ -25,7 +25,7 @@ __global__ void squares_kernel(const SquaresTask task) {
   double* out = nullptr;
   if (number < task.range.chunks.end) {
     const Chunk chunk = task.range.tables.chunks[number];
-    const EntryPlace place = task.range.tables.places[chunk.entry];
+    const EntryOffsets place = task.range.tables.places[chunk.entry];
     const auto* const from = element::gradient_at<Of>(task.gradients, place, chunk);
     if (first < chunk.count) {
       const unsigned left = chunk.count - first;

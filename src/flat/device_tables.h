@@ -16,7 +16,7 @@ class DeviceTables {
 
  private:
   cuda::DeviceArray<Chunk> chunks_;
-  cuda::DeviceArray<EntryPlace> places_;
+  cuda::DeviceArray<EntryOffsets> places_;
 };
 
 // The same for clipping: the squares of all blocks, and the result, which an update takes its factor and skip from.

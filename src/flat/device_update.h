@@ -24,7 +24,7 @@ namespace lockstep::flat {
 
 struct TablesView {
   const Chunk* chunks = nullptr;
-  const EntryPlace* places = nullptr;
+  const EntryOffsets* places = nullptr;
 };
 
 // One of `flat` and `entries`.

@@ -109,21 +109,21 @@ Parity parity_as(const void* from, std::size_t count) {
 
 template <typename T>
 Parity watched_sum(const Fold& fold, const void* left, const void* right, void* out,
-                   std::size_t count, Watch watch) {
+                   std::size_t count, ParityOf which) {
   const auto* a = static_cast<const T*>(left);
   const auto* b = static_cast<const T*>(right);
   auto* to = static_cast<T*>(out);
   const T factor = static_cast<T>(fold.factor);
   if (fold.factor == 1) {
-    if (watch == Watch::kLeft)
+    if (which == ParityOf::kLeft)
       return at_level<WatchedSum<T, true, false, false>>(a, b, to, count, factor);
-    if (watch == Watch::kRight)
+    if (which == ParityOf::kRight)
       return at_level<WatchedSum<T, false, true, false>>(a, b, to, count, factor);
     return at_level<WatchedSum<T, true, true, false>>(a, b, to, count, factor);
   }
-  if (watch == Watch::kLeft)
+  if (which == ParityOf::kLeft)
     return at_level<WatchedSum<T, true, false, true>>(a, b, to, count, factor);
-  if (watch == Watch::kRight)
+  if (which == ParityOf::kRight)
     return at_level<WatchedSum<T, false, true, true>>(a, b, to, count, factor);
   return at_level<WatchedSum<T, true, true, true>>(a, b, to, count, factor);
 }
@@ -143,21 +143,21 @@ Parity parity(DType dtype, const void* from, std::size_t count) {
   }
 }
 
-Parity combine_watched(const Fold& fold, const void* left, const void* right, void* out,
-                       std::size_t count, Watch watch) {
+Parity combine_with_parity(const Fold& fold, const void* left, const void* right, void* out,
+                           std::size_t count, ParityOf which) {
   if (fold.op == ReduceOp::kSum && fold.dtype == DType::kFloat32)
-    return watched_sum<float>(fold, left, right, out, count, watch);
+    return watched_sum<float>(fold, left, right, out, count, which);
   if (fold.op == ReduceOp::kSum && fold.dtype == DType::kFloat64)
-    return watched_sum<double>(fold, left, right, out, count, watch);
+    return watched_sum<double>(fold, left, right, out, count, which);
   Parity seen = 0;  // before `out` is written, which may be an operand
-  if (watch != Watch::kRight) seen ^= parity(fold.dtype, left, count);
-  if (watch != Watch::kLeft) seen ^= parity(fold.dtype, right, count);
+  if (which != ParityOf::kRight) seen ^= parity(fold.dtype, left, count);
+  if (which != ParityOf::kLeft) seen ^= parity(fold.dtype, right, count);
   combine(fold, left, right, out, count);
   return seen;
 }
 
-Parity add_four_watched(const Fold& fold, const std::array<const void*, 4>& operands,
-                        const std::array<bool, 4>& watched, void* out, std::size_t count) {
+Parity add_four_with_parity(const Fold& fold, const std::array<const void*, 4>& operands,
+                            const std::array<bool, 4>& watched, void* out, std::size_t count) {
   if (watched == std::array{true, true, true, true}) {
     return fold.dtype == DType::kFloat32 ? watched_four<float>(fold, operands, out, count)
                                          : watched_four<double>(fold, operands, out, count);
@@ -170,7 +170,8 @@ Parity add_four_watched(const Fold& fold, const std::array<const void*, 4>& oper
   return seen;
 }
 
-Parity scale_watched(DType dtype, double factor, const void* from, void* out, std::size_t count) {
+Parity scale_with_parity(DType dtype, double factor, const void* from, void* out,
+                         std::size_t count) {
   if (dtype == DType::kFloat32) {
     return at_level<WatchedScale<float>>(static_cast<const float*>(from), static_cast<float*>(out),
                                          count, static_cast<float>(factor));
@@ -184,7 +185,7 @@ Parity scale_watched(DType dtype, double factor, const void* from, void* out, st
   return seen;
 }
 
-Parity copy_watched(DType dtype, const void* from, void* out, std::size_t count) {
+Parity copy_with_parity(DType dtype, const void* from, void* out, std::size_t count) {
   if (dtype == DType::kFloat32) {
     return at_level<WatchedCopy<float>>(static_cast<const float*>(from), static_cast<float*>(out),
                                         count);
@@ -202,7 +203,7 @@ Parity copy_watched(DType dtype, const void* from, void* out, std::size_t count)
   return parity(dtype, out, count);
 }
 
-Parities add_watched(DType dtype, void* into, const void* from, std::size_t count) {
+Parities add_with_parity(DType dtype, void* into, const void* from, std::size_t count) {
   if (dtype == DType::kFloat32) {
     return at_level<WatchedAdd<float>>(static_cast<float*>(into), static_cast<const float*>(from),
                                        count);

@@ -26,21 +26,22 @@ struct Parities {
 };
 
 // combine(), and the parity of one operand or of both together.
-enum class Watch : std::uint8_t { kLeft = 1, kRight = 2, kBoth = 3 };
-Parity combine_watched(const Fold& fold, const void* left, const void* right, void* out,
-                       std::size_t count, Watch watch);
+enum class ParityOf : std::uint8_t { kLeft = 1, kRight = 2, kBoth = 3 };
+Parity combine_with_parity(const Fold& fold, const void* left, const void* right, void* out,
+                           std::size_t count, ParityOf which);
 
 // add_four(), and the parity of those operands that are watched.
-Parity add_four_watched(const Fold& fold, const std::array<const void*, 4>& operands,
-                        const std::array<bool, 4>& watched, void* out, std::size_t count);
+Parity add_four_with_parity(const Fold& fold, const std::array<const void*, 4>& operands,
+                            const std::array<bool, 4>& watched, void* out, std::size_t count);
 
 // scale(), and the parity of `from`.
-Parity scale_watched(DType dtype, double factor, const void* from, void* out, std::size_t count);
+Parity scale_with_parity(DType dtype, double factor, const void* from, void* out,
+                         std::size_t count);
 
 // out[i] = 0 + from[i], which is from[i] but for −0; the parity of `out`.
-Parity copy_watched(DType dtype, const void* from, void* out, std::size_t count);
+Parity copy_with_parity(DType dtype, const void* from, void* out, std::size_t count);
 
 // into[i] = into[i] + from[i], and the parities of `into`.
-Parities add_watched(DType dtype, void* into, const void* from, std::size_t count);
+Parities add_with_parity(DType dtype, void* into, const void* from, std::size_t count);
 
 }  // namespace lockstep::flat

@@ -18,7 +18,7 @@ using testing::Float16;
 using testing::rough_elements;
 using testing::same_bits;
 
-constexpr std::size_t kWatched = 3 * kStripElements + 7;
+constexpr std::size_t kWithParity = 3 * kStripElements + 7;
 
 // Byte by byte: the parity of elements is that of their bytes, place by place.
 template <typename T>
@@ -35,10 +35,10 @@ template <typename T>
 void expect_parities() {
   const DType dtype = dtype_of<T>();
   SCOPED_TRACE(name(dtype));
-  const auto left = rough_elements<T>(kWatched, 1);
-  const auto right = rough_elements<T>(kWatched, 2);
-  const Parity of_left = by_definition(left, 0, kWatched);
-  const Parity of_right = by_definition(right, 0, kWatched);
+  const auto left = rough_elements<T>(kWithParity, 1);
+  const auto right = rough_elements<T>(kWithParity, 2);
+  const Parity of_left = by_definition(left, 0, kWithParity);
+  const Parity of_right = by_definition(right, 0, kWithParity);
   at_every_level([&] {
     for (const std::size_t offset : {0UL, 1UL, 2UL, 3UL, 5UL, 15UL}) {
       for (const std::size_t count : {0UL, 1UL, 7UL, 64UL, 100UL})
@@ -46,20 +46,23 @@ void expect_parities() {
     }
     for (const double factor : {1.0, 0.3}) {
       const Fold fold{dtype, ReduceOp::kSum, factor};
-      std::vector<T> want(kWatched);
-      combine(fold, left.data(), right.data(), want.data(), kWatched);
-      const std::pair<Watch, Parity> cases[] = {
-          {Watch::kLeft, of_left}, {Watch::kRight, of_right}, {Watch::kBoth, of_left ^ of_right}};
+      std::vector<T> want(kWithParity);
+      combine(fold, left.data(), right.data(), want.data(), kWithParity);
+      const std::pair<Watch, Parity> cases[] = {{ParityOf::kLeft, of_left},
+                                                {ParityOf::kRight, of_right},
+                                                {ParityOf::kBoth, of_left ^ of_right}};
       for (const auto& [watch, expected] : cases) {
         auto onto = left;
-        EXPECT_EQ(combine_watched(fold, onto.data(), right.data(), onto.data(), kWatched, watch),
-                  expected);
+        EXPECT_EQ(
+            combine_with_parity(fold, onto.data(), right.data(), onto.data(), kWithParity, watch),
+            expected);
         EXPECT_TRUE(same_bits(onto, want));
       }
       auto scaled = left;
       auto scaled_plainly = left;
-      EXPECT_EQ(scale_watched(dtype, factor, scaled.data(), scaled.data(), kWatched), of_left);
-      scale(dtype, factor, scaled_plainly.data(), scaled_plainly.data(), kWatched);
+      EXPECT_EQ(scale_with_parity(dtype, factor, scaled.data(), scaled.data(), kWithParity),
+                of_left);
+      scale(dtype, factor, scaled_plainly.data(), scaled_plainly.data(), kWithParity);
       EXPECT_TRUE(same_bits(scaled, scaled_plainly));
     }
   });
@@ -76,23 +79,23 @@ template <typename T>
 void expect_moves() {
   const DType dtype = dtype_of<T>();
   SCOPED_TRACE(name(dtype));
-  auto from = rough_elements<T>(kWatched, 3);
+  auto from = rough_elements<T>(kWithParity, 3);
   from[5] = static_cast<T>(-0.0F);
   at_every_level([&] {
-    std::vector<T> copied(kWatched);
-    const Parity of_copy = copy_watched(dtype, from.data(), copied.data(), kWatched);
-    EXPECT_EQ(of_copy, by_definition(copied, 0, kWatched));
+    std::vector<T> copied(kWithParity);
+    const Parity of_copy = copy_with_parity(dtype, from.data(), copied.data(), kWithParity);
+    EXPECT_EQ(of_copy, by_definition(copied, 0, kWithParity));
     auto expected = from;
     expected[5] = static_cast<T>(0.0F);
     EXPECT_TRUE(same_bits(copied, expected));
-    auto sum = rough_elements<T>(kWatched, 4);
+    auto sum = rough_elements<T>(kWithParity, 4);
     auto plain = sum;
-    const Parity old = by_definition(sum, 0, kWatched);
-    const Parities seen = add_watched(dtype, sum.data(), from.data(), kWatched);
-    combine(dtype, ReduceOp::kSum, plain.data(), from.data(), plain.data(), kWatched);
+    const Parity old = by_definition(sum, 0, kWithParity);
+    const Parities seen = add_with_parity(dtype, sum.data(), from.data(), kWithParity);
+    combine(dtype, ReduceOp::kSum, plain.data(), from.data(), plain.data(), kWithParity);
     EXPECT_TRUE(same_bits(sum, plain));
     EXPECT_EQ(seen.before, old);
-    EXPECT_EQ(seen.after, by_definition(sum, 0, kWatched));
+    EXPECT_EQ(seen.after, by_definition(sum, 0, kWithParity));
   });
 }
 
@@ -118,7 +121,8 @@ void expect_parities_on_every_cut() {
         const Parity of_from = by_definition(from, first, count);
         const Parity of_old = by_definition(old, first, count);
         auto sum = old;
-        const Parities seen = add_watched(dtype, sum.data() + first, from.data() + first, count);
+        const Parities seen =
+            add_with_parity(dtype, sum.data() + first, from.data() + first, count);
         ASSERT_EQ(seen.before, of_old);
         ASSERT_EQ(seen.after, by_definition(sum, first, count));
         auto expected = old;
@@ -126,12 +130,14 @@ void expect_parities_on_every_cut() {
                 expected.data() + first, count);
         ASSERT_TRUE(same_bits(sum, expected));
         sum = old;
-        ASSERT_EQ(combine_watched({dtype, ReduceOp::kSum, 1}, sum.data() + first,
-                                  from.data() + first, sum.data() + first, count, Watch::kBoth),
-                  of_old ^ of_from);
+        ASSERT_EQ(
+            combine_with_parity({dtype, ReduceOp::kSum, 1}, sum.data() + first, from.data() + first,
+                                sum.data() + first, count, ParityOf::kBoth),
+            of_old ^ of_from);
         ASSERT_TRUE(same_bits(sum, expected));
         sum = old;
-        const Parity copied = copy_watched(dtype, from.data() + first, sum.data() + first, count);
+        const Parity copied =
+            copy_with_parity(dtype, from.data() + first, sum.data() + first, count);
         ASSERT_EQ(copied, by_definition(sum, first, count));
       }
     }
@@ -161,15 +167,15 @@ void expect_watched_tree(int operands) {
   std::vector<const void*> places;
   Parity all = 0;
   for (int i = 0; i < operands; ++i) {
-    lists.push_back(rough_elements<T>(kWatched, static_cast<std::uint32_t>(10 + i)));
-    all ^= by_definition(lists.back(), 0, kWatched);
+    lists.push_back(rough_elements<T>(kWithParity, static_cast<std::uint32_t>(10 + i)));
+    all ^= by_definition(lists.back(), 0, kWithParity);
   }
   for (const auto& list : lists) places.push_back(list.data());
   TreeSum sum(plan::plan_reduction(operands, operands), {dtype, ReduceOp::kSum, 0.25});
-  std::vector<T> plain(kWatched);
-  std::vector<T> watched(kWatched);
-  sum.run(places, plain.data(), kWatched);
-  EXPECT_EQ(sum.run_watched(places, watched.data(), kWatched), all) << operands;
+  std::vector<T> plain(kWithParity);
+  std::vector<T> watched(kWithParity);
+  sum.run(places, plain.data(), kWithParity);
+  EXPECT_EQ(sum.run_with_parity(places, watched.data(), kWithParity), all) << operands;
   EXPECT_TRUE(same_bits(watched, plain)) << operands;
 }
 

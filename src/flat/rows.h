@@ -60,16 +60,16 @@ struct ElementAt {
 };
 
 // The parities of what a body has seen; nothing, and no work, when it is not watched.
-template <typename T, bool kWatched>
+template <typename T, bool kWithParity>
 class SeenElements {
  public:
   template <typename... Values>
   LOCKSTEP_INLINE void before(Values... values) {
-    if constexpr (kWatched) before_ ^= (std::bit_cast<Bits<T>>(values) ^ ...);
+    if constexpr (kWithParity) before_ ^= (std::bit_cast<Bits<T>>(values) ^ ...);
   }
   template <typename... Values>
   LOCKSTEP_INLINE void after(Values... values) {
-    if constexpr (kWatched) after_ ^= (std::bit_cast<Bits<T>>(values) ^ ...);
+    if constexpr (kWithParity) after_ ^= (std::bit_cast<Bits<T>>(values) ^ ...);
   }
   LOCKSTEP_INLINE Parities parities() const { return {before_, after_}; }
 
@@ -168,16 +168,16 @@ struct RowAt {
   }
 };
 
-template <typename T, bool kWatched>
+template <typename T, bool kWithParity>
 class SeenRows {
  public:
   template <typename... Rows>
   LOCKSTEP_INLINE void before(const Rows&... rows) {
-    if constexpr (kWatched) add(before_, rows...);
+    if constexpr (kWithParity) add(before_, rows...);
   }
   template <typename... Rows>
   LOCKSTEP_INLINE void after(const Rows&... rows) {
-    if constexpr (kWatched) add(after_, rows...);
+    if constexpr (kWithParity) add(after_, rows...);
   }
   LOCKSTEP_INLINE Parities parities() const { return {folded(before_), folded(after_)}; }
 
@@ -209,16 +209,16 @@ class SeenRows {
 
 // Calls `body` with some places and with what it is to tell what it has seen, until it had `count` elements. Stretches may
 // lie exactly where others lie, and nowhere else among them.
-template <typename T, bool kWatched, typename Body>
+template <typename T, bool kWithParity, typename Body>
 LOCKSTEP_INLINE Parities for_each_row(std::size_t count, const Body& body) {
   Parities seen;
   std::size_t first = 0;
 #if defined(LOCKSTEP_HAS_ROWS)
-  SeenRows<T, kWatched> rows;
+  SeenRows<T, kWithParity> rows;
   for (; first + Row<T>::kElements <= count; first += Row<T>::kElements) body(RowAt{first}, rows);
   seen = rows.parities();
 #endif
-  SeenElements<T, kWatched> rest;
+  SeenElements<T, kWithParity> rest;
   LOCKSTEP_VECTOR_LOOP
   for (std::size_t i = first; i < count; ++i) body(ElementAt{i}, rest);
   return {seen.before ^ rest.parities().before, seen.after ^ rest.parities().after};

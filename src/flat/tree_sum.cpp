@@ -29,7 +29,7 @@ TreeSum::TreeSum(const plan::Reduction& plan, const Fold& fold)
   // enough.
   std::vector<int> free_rows;
   std::vector<int> row_of(plan.additions.size(), -1);
-  const auto place = [&](int number) -> Place {
+  const auto input = [&](int number) -> Input {
     if (number < static_cast<int>(operands_)) return {false, number};
     const int row = row_of[number - operands_];
     free_rows.push_back(row);
@@ -38,8 +38,8 @@ TreeSum::TreeSum(const plan::Reduction& plan, const Fold& fold)
   int rows = 0;
   for (std::size_t i = 0; i < plan.additions.size(); ++i) {
     Step step;
-    step.left = place(plan.additions[i].left);
-    step.right = place(plan.additions[i].right);
+    step.left = input(plan.additions[i].left);
+    step.right = input(plan.additions[i].right);
     if (free_rows.empty()) free_rows.push_back(rows++);
     step.into = free_rows.back();
     free_rows.pop_back();
@@ -61,8 +61,8 @@ std::vector<TreeSum::Step> TreeSum::with_fours(const std::vector<Step>& steps) {
   for (const Step& step : steps) {
     const std::size_t count = fused.size();
     const bool follows = count >= 2 && !fused[count - 2].of_four && !fused[count - 1].of_four &&
-                         step.left == Place{true, fused[count - 2].into} &&
-                         step.right == Place{true, fused[count - 1].into};
+                         step.left == Input{true, fused[count - 2].into} &&
+                         step.right == Input{true, fused[count - 1].into};
     if (!follows) {
       fused.push_back(step);
       continue;
@@ -76,10 +76,10 @@ std::vector<TreeSum::Step> TreeSum::with_fours(const std::vector<Step>& steps) {
   return fused;
 }
 
-const void* TreeSum::locate(Place place, std::span<const void* const> operands,
+const void* TreeSum::locate(Input input, std::span<const void* const> operands,
                             std::size_t first) const {
-  if (place.scratch) return rows_[place.index].data();
-  return static_cast<const std::byte*>(operands[place.index]) + first * size_of(fold_.dtype);
+  if (input.scratch) return rows_[input.index].data();
+  return static_cast<const std::byte*>(operands[input.index]) + first * size_of(fold_.dtype);
 }
 
 // `out` is written by the last step alone, which has then read whatever lay there.
@@ -89,9 +89,9 @@ void TreeSum::sum_piece(std::span<const void* const> operands, void* out, std::s
     return scale(fold_.dtype, fold_.factor, locate({false, 0}, operands, first), out, count);
   }
   const bool half = is_half(fold_.dtype);
-  const auto widened = [&](Place place, std::size_t row) -> const void* {
-    const void* source = locate(place, operands, first);
-    if (!half || place.scratch) return source;
+  const auto widened = [&](Input input, std::size_t row) -> const void* {
+    const void* source = locate(input, operands, first);
+    if (!half || input.scratch) return source;
     auto* wide = reinterpret_cast<float*>(rows_[rows_.size() - 2 + row].data());
     widen(fold_.dtype, source, wide, count);
     return wide;
@@ -115,11 +115,11 @@ void TreeSum::sum_piece(std::span<const void* const> operands, void* out, std::s
 }
 
 // As sum_piece; half operands, which are widened first, are looked at on their own.
-Parity TreeSum::sum_piece_watched(std::span<const void* const> operands, void* out,
-                                  std::size_t first, std::size_t count) {
+Parity TreeSum::sum_piece_with_parity(std::span<const void* const> operands, void* out,
+                                      std::size_t first, std::size_t count) {
   if (steps_.empty()) {
-    return scale_watched(fold_.dtype, fold_.factor, locate({false, 0}, operands, first), out,
-                         count);
+    return scale_with_parity(fold_.dtype, fold_.factor, locate({false, 0}, operands, first), out,
+                             count);
   }
   Parity seen = 0;
   if (is_half(fold_.dtype)) {
@@ -135,33 +135,35 @@ Parity TreeSum::sum_piece_watched(std::span<const void* const> operands, void* o
     void* into = last ? out : rows_[step.into].data();
     const Fold fold{fold_.dtype, fold_.op, last ? fold_.factor : 1};
     if (step.of_four) {
-      const Place places[] = {step.left, step.right, step.left2, step.right2};
+      const Input places[] = {step.left, step.right, step.left2, step.right2};
       std::array<const void*, 4> at{};
       std::array<bool, 4> watched{};
       for (std::size_t i = 0; i < at.size(); ++i) {
         at[i] = locate(places[i], operands, first);
         watched[i] = !places[i].scratch;
       }
-      seen ^= add_four_watched(fold, at, watched, into, count);
+      seen ^= add_four_with_parity(fold, at, watched, into, count);
       continue;
     }
     if (step.left.scratch && step.right.scratch) {
       combine(fold, left, right, into, count);
     } else {
-      const Watch watch = step.left.scratch    ? Watch::kRight
-                          : step.right.scratch ? Watch::kLeft
-                                               : Watch::kBoth;
-      seen ^= combine_watched(fold, left, right, into, count, watch);
+      const ParityOf which = step.left.scratch    ? ParityOf::kRight
+                             : step.right.scratch ? ParityOf::kLeft
+                                                  : ParityOf::kBoth;
+      seen ^= combine_with_parity(fold, left, right, into, count, which);
     }
   }
   return seen;
 }
 
-Parity TreeSum::run_watched(std::span<const void* const> operands, void* out, std::size_t count) {
+Parity TreeSum::run_with_parity(std::span<const void* const> operands, void* out,
+                                std::size_t count) {
   LOCKSTEP_CHECK(operands.size() == operands_, "one pointer for every operand of the plan");
   Parity seen = 0;
   for (std::size_t first = 0; first < count; first += strip_) {
-    seen ^= sum_piece_watched(operands, static_cast<std::byte*>(out) + first * size_of(fold_.dtype),
+    seen ^=
+        sum_piece_with_parity(operands, static_cast<std::byte*>(out) + first * size_of(fold_.dtype),
                               first, std::min(strip_, count - first));
   }
   return seen;
@@ -174,10 +176,10 @@ void TreeSum::run(std::span<const void* const> operands, std::span<void* const> 
   const std::size_t element = size_of(fold_.dtype);
   for (std::size_t first = 0; first < count; first += strip_) {
     const std::size_t part = std::min(strip_, count - first);
-    const auto place = [&](void* out) { return static_cast<std::byte*>(out) + first * element; };
-    sum_piece(operands, place(outs[0]), first, part);
+    const auto input = [&](void* out) { return static_cast<std::byte*>(out) + first * element; };
+    sum_piece(operands, input(outs[0]), first, part);
     for (void* const out : outs.subspan(1)) {
-      if (out != outs[0]) std::memcpy(place(out), place(outs[0]), part * element);
+      if (out != outs[0]) std::memcpy(input(out), input(outs[0]), part * element);
     }
   }
 }

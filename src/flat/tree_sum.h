@@ -14,7 +14,7 @@
 namespace lockstep::flat {
 
 // Works in pieces that stay in cache: each operand is read from memory once, and the sum of a piece
-// goes to every place that wants it while it is still at hand. Sums of two sums are one pass.
+// goes to every input that wants it while it is still at hand. Sums of two sums are one pass.
 class TreeSum {
  public:
   // The fold's factor multiplies the root alone.
@@ -25,32 +25,32 @@ class TreeSum {
   void run(std::span<const void* const> operands, std::span<void* const> outs, std::size_t count);
   void run(std::span<const void* const> operands, void* out, std::size_t count);
   // The same, and the parity of all operands together.
-  Parity run_watched(std::span<const void* const> operands, void* out, std::size_t count);
+  Parity run_with_parity(std::span<const void* const> operands, void* out, std::size_t count);
   // An array of outputs must not pass for one output.
   void run(std::span<const void* const> operands, void** outs, std::size_t count) = delete;
 
  private:
   // Where a value lies while a piece is summed: an operand, or a scratch row.
-  struct Place {
+  struct Input {
     bool scratch = false;
     int index = 0;
-    bool operator==(const Place&) const = default;
+    bool operator==(const Input&) const = default;
   };
   // left + right, or (left + right) + (left2 + right2).
   struct Step {
-    Place left;
-    Place right;
+    Input left;
+    Input right;
     int into = 0;  // scratch row
     bool of_four = false;
-    Place left2{};
-    Place right2{};
+    Input left2{};
+    Input right2{};
   };
   static std::vector<Step> with_fours(const std::vector<Step>& steps);
-  const void* locate(Place place, std::span<const void* const> operands, std::size_t first) const;
+  const void* locate(Input input, std::span<const void* const> operands, std::size_t first) const;
   void sum_piece(std::span<const void* const> operands, void* out, std::size_t first,
                  std::size_t count);
-  Parity sum_piece_watched(std::span<const void* const> operands, void* out, std::size_t first,
-                           std::size_t count);
+  Parity sum_piece_with_parity(std::span<const void* const> operands, void* out, std::size_t first,
+                               std::size_t count);
 
   Fold fold_;  // of the root
   std::size_t operands_;

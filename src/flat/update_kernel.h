@@ -49,18 +49,18 @@ __device__ __forceinline__ void write(const Note& note) {
 }
 
 // Blocks of threads that a multiprocessor holds at a time: masters that are watched take more registers than four leave.
-template <typename Of, bool kWatched>
-inline constexpr int kResident = kWatched&& Of::kMasters ? 3 : 4;
+template <typename Of, bool kWithParity>
+inline constexpr int kResident = kWithParity&& Of::kMasters ? 3 : 4;
 
-template <typename Of, UpdateRule kRule, bool kWatched, element::Caching kCaching>
-__global__ void __launch_bounds__(cuda::kThreads, kResident<Of, kWatched>)
+template <typename Of, UpdateRule kRule, bool kWithParity, element::Caching kCaching>
+__global__ void __launch_bounds__(cuda::kThreads, kResident<Of, kWithParity>)
     update_kernel(const __grid_constant__ UpdateTask task) {
   const Chunk chunk = task.range.tables.chunks[task.range.chunks.begin + blockIdx.x];
   if (blockIdx.x == 0) write(task.note);
   if (task.skip != nullptr && *task.skip != 0) return;
-  const auto seen = element::update_chunk<Of, kRule, kWatched, kCaching>(
+  const auto seen = element::update_chunk<Of, kRule, kWithParity, kCaching>(
       task, chunk, {threadIdx.x, cuda::kThreads});
-  if constexpr (kWatched) note(seen, task.watched, chunk.piece);
+  if constexpr (kWithParity) note(seen, task.watched, chunk.piece);
 }
 
 // Whether the parameters of an update fit into the device's last cache. Hints cost larger ones 7 % of their speed.
@@ -74,7 +74,7 @@ inline bool fits_into_cache(const UpdateTask& task) {
   return elements * size_of(task.range.dtype) <= static_cast<std::size_t>(cache);
 }
 
-template <bool kWatched>
+template <bool kWithParity>
 class UpdateLaunch {
  public:
   UpdateLaunch(const UpdateTask& task, cudaStream_t stream) : task_(task), stream_(stream) {}
@@ -98,7 +98,7 @@ class UpdateLaunch {
 
   template <typename Of, UpdateRule kRule, element::Caching kCaching>
   void launch() const {
-    update_kernel<Of, kRule, kWatched, kCaching>
+    update_kernel<Of, kRule, kWithParity, kCaching>
         <<<task_.range.chunks.size(), cuda::kThreads, 0, stream_>>>(task_);
     cuda::check(cudaGetLastError(), "launch of the update");
   }

@@ -23,11 +23,11 @@ Parities decided(bool choice, const Body& body) {
   return choice ? body(std::true_type()) : body(std::false_type());
 }
 
-template <typename T, bool kDecays, bool kWatched>
+template <typename T, bool kDecays, bool kWithParity>
 struct PlainSgd {
   static constexpr Form kForm{.decays = kDecays};
   LOCKSTEP_INLINE static Parities run(T* p, const T* g, std::size_t count, SgdNumbers<T> of) {
-    return for_each_row<T, kWatched>(count, [=](auto at, auto& seen) LOCKSTEP_INLINE_BODY {
+    return for_each_row<T, kWithParity>(count, [=](auto at, auto& seen) LOCKSTEP_INLINE_BODY {
       auto parameter = at.stream(p);
       seen.before(parameter);
       element::sgd(parameter, at.load(g), of, kForm);
@@ -37,11 +37,11 @@ struct PlainSgd {
   }
 };
 
-template <typename T, bool kDecays, bool kFirst, bool kNesterov, bool kWatched>
+template <typename T, bool kDecays, bool kFirst, bool kNesterov, bool kWithParity>
 struct MomentumSgd {
   static constexpr Form kForm{.decays = kDecays, .first = kFirst, .nesterov = kNesterov};
   LOCKSTEP_INLINE static Parities run(T* p, const T* g, T* b, std::size_t count, SgdNumbers<T> of) {
-    return for_each_row<T, kWatched>(count, [=](auto at, auto& seen) LOCKSTEP_INLINE_BODY {
+    return for_each_row<T, kWithParity>(count, [=](auto at, auto& seen) LOCKSTEP_INLINE_BODY {
       auto parameter = at.stream(p);
       auto velocity = at.stream(b);
       seen.before(parameter, velocity);
@@ -53,29 +53,29 @@ struct MomentumSgd {
   }
 };
 
-template <bool kWatched, typename T>
+template <bool kWithParity, typename T>
 Parities sgd_typed(T* p, const T* g, T* b, std::size_t count, const SgdStep& step) {
   const auto of = element::in<T>(element::numbers_of(step));
   const Form form = element::form_of(of);
   return decided(form.decays, [&](auto decays) {
     constexpr bool kDecays = decltype(decays)::value;
-    if (step.momentum == 0) return at_level<PlainSgd<T, kDecays, kWatched>>(p, g, count, of);
+    if (step.momentum == 0) return at_level<PlainSgd<T, kDecays, kWithParity>>(p, g, count, of);
     return decided(form.first, [&](auto first) {
       return decided(form.nesterov, [&](auto nesterov) {
         using Loop =
-            MomentumSgd<T, kDecays, decltype(first)::value, decltype(nesterov)::value, kWatched>;
+            MomentumSgd<T, kDecays, decltype(first)::value, decltype(nesterov)::value, kWithParity>;
         return at_level<Loop>(p, g, b, count, of);
       });
     });
   });
 }
 
-template <typename T, bool kDecays, bool kWatched>
+template <typename T, bool kDecays, bool kWithParity>
 struct AdamLoop {
   static constexpr Form kForm{.decays = kDecays};
   LOCKSTEP_INLINE static Parities run(T* p, const T* g, T* m, T* v, std::size_t count,
                                       AdamNumbers<T> of) {
-    return for_each_row<T, kWatched>(count, [=](auto at, auto& seen) LOCKSTEP_INLINE_BODY {
+    return for_each_row<T, kWithParity>(count, [=](auto at, auto& seen) LOCKSTEP_INLINE_BODY {
       auto parameter = at.load(p);
       auto mean = at.load(m);
       auto square = at.load(v);
@@ -89,11 +89,11 @@ struct AdamLoop {
   }
 };
 
-template <bool kWatched, typename T>
+template <bool kWithParity, typename T>
 Parities adam_typed(T* p, const T* g, T* m, T* v, std::size_t count, const AdamStep& step) {
   const auto of = element::in<T>(element::numbers_of(step));
   return decided(element::form_of(of).decays, [&](auto decays) {
-    return at_level<AdamLoop<T, decltype(decays)::value, kWatched>>(p, g, m, v, count, of);
+    return at_level<AdamLoop<T, decltype(decays)::value, kWithParity>>(p, g, m, v, count, of);
   });
 }
 
@@ -119,7 +119,7 @@ class Wide {
   std::array<float, kStripElements> values_{};
 };
 
-template <bool kWatched>
+template <bool kWithParity>
 Parities sgd_half(DType dtype, void* parameter, void* gradient, void* momentum, std::size_t count,
                   const SgdStep& step) {
   Parities seen;
@@ -128,16 +128,16 @@ Parities sgd_half(DType dtype, void* parameter, void* gradient, void* momentum, 
     Wide p(dtype, parameter, first, part);
     Wide g(dtype, gradient, first, part);
     Wide b(dtype, step.momentum == 0 ? nullptr : momentum, first, part);
-    if (kWatched) seen.before ^= p.parity() ^ b.parity();
+    if (kWithParity) seen.before ^= p.parity() ^ b.parity();
     sgd_typed<false>(p.data(), g.data(), b.data(), part, step);
     p.store();
     b.store();
-    if (kWatched) seen.after ^= p.parity() ^ b.parity();
+    if (kWithParity) seen.after ^= p.parity() ^ b.parity();
   }
   return seen;
 }
 
-template <bool kWatched>
+template <bool kWithParity>
 Parities adam_half(DType dtype, void* parameter, void* gradient, AdamMemory memory,
                    std::size_t count, const AdamStep& step) {
   Parities seen;
@@ -147,47 +147,49 @@ Parities adam_half(DType dtype, void* parameter, void* gradient, AdamMemory memo
     Wide g(dtype, gradient, first, part);
     Wide m(dtype, memory.mean, first, part);
     Wide v(dtype, memory.square, first, part);
-    if (kWatched) seen.before ^= p.parity() ^ m.parity() ^ v.parity();
+    if (kWithParity) seen.before ^= p.parity() ^ m.parity() ^ v.parity();
     adam_typed<false>(p.data(), g.data(), m.data(), v.data(), part, step);
     p.store();
     m.store();
     v.store();
-    if (kWatched) seen.after ^= p.parity() ^ m.parity() ^ v.parity();
+    if (kWithParity) seen.after ^= p.parity() ^ m.parity() ^ v.parity();
   }
   return seen;
 }
 
-template <bool kWatched>
+template <bool kWithParity>
 Parities sgd_of(DType dtype, void* parameter, const void* gradient, void* momentum,
                 std::size_t count, const SgdStep& step) {
   if (dtype == DType::kFloat32) {
-    return sgd_typed<kWatched>(static_cast<float*>(parameter), static_cast<const float*>(gradient),
-                               static_cast<float*>(momentum), count, step);
+    return sgd_typed<kWithParity>(static_cast<float*>(parameter),
+                                  static_cast<const float*>(gradient),
+                                  static_cast<float*>(momentum), count, step);
   }
   if (dtype == DType::kFloat64) {
-    return sgd_typed<kWatched>(static_cast<double*>(parameter),
-                               static_cast<const double*>(gradient), static_cast<double*>(momentum),
-                               count, step);
+    return sgd_typed<kWithParity>(static_cast<double*>(parameter),
+                                  static_cast<const double*>(gradient),
+                                  static_cast<double*>(momentum), count, step);
   }
   LOCKSTEP_CHECK(is_half(dtype), "optimizers know floating-point types");
-  return sgd_half<kWatched>(dtype, parameter, const_cast<void*>(gradient), momentum, count, step);
+  return sgd_half<kWithParity>(dtype, parameter, const_cast<void*>(gradient), momentum, count,
+                               step);
 }
 
-template <bool kWatched>
+template <bool kWithParity>
 Parities adam_of(DType dtype, void* parameter, const void* gradient, AdamMemory memory,
                  std::size_t count, const AdamStep& step) {
   if (dtype == DType::kFloat32) {
-    return adam_typed<kWatched>(static_cast<float*>(parameter), static_cast<const float*>(gradient),
-                                static_cast<float*>(memory.mean),
-                                static_cast<float*>(memory.square), count, step);
+    return adam_typed<kWithParity>(
+        static_cast<float*>(parameter), static_cast<const float*>(gradient),
+        static_cast<float*>(memory.mean), static_cast<float*>(memory.square), count, step);
   }
   if (dtype == DType::kFloat64) {
-    return adam_typed<kWatched>(
+    return adam_typed<kWithParity>(
         static_cast<double*>(parameter), static_cast<const double*>(gradient),
         static_cast<double*>(memory.mean), static_cast<double*>(memory.square), count, step);
   }
   LOCKSTEP_CHECK(is_half(dtype), "optimizers know floating-point types");
-  return adam_half<kWatched>(dtype, parameter, const_cast<void*>(gradient), memory, count, step);
+  return adam_half<kWithParity>(dtype, parameter, const_cast<void*>(gradient), memory, count, step);
 }
 
 }  // namespace
@@ -196,8 +198,8 @@ void sgd(DType dtype, void* parameter, const void* gradient, void* momentum, std
          const SgdStep& step) {
   sgd_of<false>(dtype, parameter, gradient, momentum, count, step);
 }
-Parities sgd_watched(DType dtype, void* parameter, const void* gradient, void* momentum,
-                     std::size_t count, const SgdStep& step) {
+Parities sgd_with_parity(DType dtype, void* parameter, const void* gradient, void* momentum,
+                         std::size_t count, const SgdStep& step) {
   return sgd_of<true>(dtype, parameter, gradient, momentum, count, step);
 }
 
@@ -205,8 +207,8 @@ void adam(DType dtype, void* parameter, const void* gradient, AdamMemory memory,
           const AdamStep& step) {
   adam_of<false>(dtype, parameter, gradient, memory, count, step);
 }
-Parities adam_watched(DType dtype, void* parameter, const void* gradient, AdamMemory memory,
-                      std::size_t count, const AdamStep& step) {
+Parities adam_with_parity(DType dtype, void* parameter, const void* gradient, AdamMemory memory,
+                          std::size_t count, const AdamStep& step) {
   return adam_of<true>(dtype, parameter, gradient, memory, count, step);
 }
 

@@ -35,8 +35,8 @@ struct SgdStep {
 // is updated in place, parameter and state together.
 void sgd(DType dtype, void* parameter, const void* gradient, void* momentum, std::size_t count,
          const SgdStep& step);
-Parities sgd_watched(DType dtype, void* parameter, const void* gradient, void* momentum,
-                     std::size_t count, const SgdStep& step);
+Parities sgd_with_parity(DType dtype, void* parameter, const void* gradient, void* momentum,
+                         std::size_t count, const SgdStep& step);
 
 struct AdamStep {
   double lr = 0;
@@ -54,7 +54,7 @@ struct AdamMemory {
 };
 void adam(DType dtype, void* parameter, const void* gradient, AdamMemory memory, std::size_t count,
           const AdamStep& step);
-Parities adam_watched(DType dtype, void* parameter, const void* gradient, AdamMemory memory,
-                      std::size_t count, const AdamStep& step);
+Parities adam_with_parity(DType dtype, void* parameter, const void* gradient, AdamMemory memory,
+                          std::size_t count, const AdamStep& step);
 
 }  // namespace lockstep::flat

@@ -104,7 +104,7 @@ void expect_definition(const Run& run, const Define& define) {
 
 // A watched step has the same bits, and says the parities of the first `in_place` of parameter, first and second state.
 template <typename T, typename Run, typename Define>
-void expect_watched(const Run& run, int in_place, const Define& define) {
+void expect_with_parity(const Run& run, int in_place, const Define& define) {
   SCOPED_TRACE(name(dtype_of<T>()));
   const auto parity = [&](const State<T>& state) {
     const std::vector<T>* const lists[] = {&state.parameter, &state.first, &state.second};
@@ -134,10 +134,10 @@ void expect_sgd(const SgdStep& step) {
             count, step);
       },
       [&](State<T>& state, std::size_t i) { sgd_by_definition(state, i, step); });
-  expect_watched<T>(
+  expect_with_parity<T>(
       [&](State<T>& state) {
-        return sgd_watched(dtype_of<T>(), state.parameter.data(), state.gradient.data(),
-                           state.first.data(), kElements, step);
+        return sgd_with_parity(dtype_of<T>(), state.parameter.data(), state.gradient.data(),
+                               state.first.data(), kElements, step);
       },
       step.momentum == 0 ? 1 : 2,
       [&](State<T>& state, std::size_t i) { sgd_by_definition(state, i, step); });
@@ -168,10 +168,10 @@ void expect_adam(const AdamStep& step) {
              {state.first.data() + first, state.second.data() + first}, count, step);
       },
       [&](State<T>& state, std::size_t i) { adam_by_definition(state, i, step); });
-  expect_watched<T>(
+  expect_with_parity<T>(
       [&](State<T>& state) {
-        return adam_watched(dtype_of<T>(), state.parameter.data(), state.gradient.data(),
-                            {state.first.data(), state.second.data()}, kElements, step);
+        return adam_with_parity(dtype_of<T>(), state.parameter.data(), state.gradient.data(),
+                                {state.first.data(), state.second.data()}, kElements, step);
       },
       3, [&](State<T>& state, std::size_t i) { adam_by_definition(state, i, step); });
 }

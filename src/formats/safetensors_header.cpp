@@ -73,7 +73,7 @@ class HeaderReader : public nlohmann::json_sax<Json> {
   }
 
  private:
-  enum class Place {
+  enum class Expected {
     kStart,
     kFile,
     kEntry,
@@ -98,7 +98,7 @@ class HeaderReader : public nlohmann::json_sax<Json> {
   std::string where() const {
     return name_.empty() ? "" : fmt::format(" in '{}'", printable(name_));
   }
-  void expect(Place place, std::string_view what) const {
+  void expect(Expected place, std::string_view what) const {
     if (place_ != place) out_of_place(what);
   }
   void file_key(const std::string& name);
@@ -107,7 +107,7 @@ class HeaderReader : public nlohmann::json_sax<Json> {
 
   const std::string& file_;
   SafetensorsHeader header_;
-  Place place_ = Place::kStart;
+  Expected place_ = Expected::kStart;
   std::string name_;   // of the tensor, or the key of the metadata
   HeaderEntry entry_;  // of that tensor
   bool has_metadata_ = false;
@@ -119,7 +119,7 @@ class HeaderReader : public nlohmann::json_sax<Json> {
 void HeaderReader::file_key(const std::string& name) {
   if (name == kMetadataKey) {
     if (std::exchange(has_metadata_, true)) bad_header("has __metadata__ twice");
-    place_ = Place::kMetadata;
+    place_ = Expected::kMetadata;
     return;
   }
   if (header_.tensors.contains(name)) {
@@ -129,7 +129,7 @@ void HeaderReader::file_key(const std::string& name) {
   entry_ = {};
   has_dtype_ = has_shape_ = false;
   offsets_ = -1;
-  place_ = Place::kEntry;
+  place_ = Expected::kEntry;
 }
 
 void HeaderReader::field_key(const std::string& name) {
@@ -137,44 +137,44 @@ void HeaderReader::field_key(const std::string& name) {
                      (name == "data_offsets" && offsets_ >= 0);
   if (again) bad_header(fmt::format("has '{}' twice{}", name, where()));
   if (name == "dtype") {
-    place_ = Place::kDtype;
+    place_ = Expected::kDtype;
   } else if (name == "shape") {
-    place_ = Place::kShape;
+    place_ = Expected::kShape;
   } else if (name == "data_offsets") {
-    place_ = Place::kOffsets;
+    place_ = Expected::kOffsets;
   } else {
     bad_header(fmt::format("has an unknown field '{}'{}", printable(name), where()));
   }
 }
 
 bool HeaderReader::key(string_t& name) {
-  if (place_ == Place::kFile) {
+  if (place_ == Expected::kFile) {
     file_key(name);
-  } else if (place_ == Place::kField) {
+  } else if (place_ == Expected::kField) {
     field_key(name);
   } else {
-    expect(Place::kKey, "a key");
+    expect(Expected::kKey, "a key");
     if (header_.metadata.contains(name)) {
       bad_header(fmt::format("has the metadata '{}' twice", printable(name)));
     }
     name_ = name;
-    place_ = Place::kValue;
+    place_ = Expected::kValue;
   }
   return true;
 }
 
 bool HeaderReader::string(string_t& value) {
-  if (place_ == Place::kValue) {
+  if (place_ == Expected::kValue) {
     header_.metadata.emplace(std::exchange(name_, {}), std::move(value));
-    place_ = Place::kKey;
+    place_ = Expected::kKey;
     return true;
   }
-  expect(Place::kDtype, "text");
+  expect(Expected::kDtype, "text");
   for (const DtypeRow& row : kDtypes) {
     if (row.name != value) continue;
     entry_.dtype = row.dtype;
     has_dtype_ = true;
-    place_ = Place::kField;
+    place_ = Expected::kField;
     return true;
   }
   refuse(file_,
@@ -184,27 +184,27 @@ bool HeaderReader::string(string_t& value) {
 }
 
 bool HeaderReader::number_unsigned(number_unsigned_t value) {
-  if (place_ == Place::kShapeSizes) {
+  if (place_ == Expected::kShapeSizes) {
     if (value > static_cast<std::uint64_t>(std::numeric_limits<std::int64_t>::max())) {
       bad_header(fmt::format("has a shape beyond 63 bits{}", where()));
     }
     entry_.shape.push_back(static_cast<std::int64_t>(value));
     return true;
   }
-  expect(Place::kOffsetValues, "a number");
+  expect(Expected::kOffsetValues, "a number");
   if (offsets_ == 2) bad_header(fmt::format("has more than two data_offsets{}", where()));
   (offsets_++ == 0 ? entry_.begin : entry_.end) = value;
   return true;
 }
 
 bool HeaderReader::start_object(std::size_t) {
-  if (place_ == Place::kStart) {
-    place_ = Place::kFile;
-  } else if (place_ == Place::kMetadata) {
-    place_ = Place::kKey;
+  if (place_ == Expected::kStart) {
+    place_ = Expected::kFile;
+  } else if (place_ == Expected::kMetadata) {
+    place_ = Expected::kKey;
   } else {
-    expect(Place::kEntry, "an object");
-    place_ = Place::kField;
+    expect(Expected::kEntry, "an object");
+    place_ = Expected::kField;
   }
   return true;
 }
@@ -221,36 +221,36 @@ void HeaderReader::finish_entry() {
 }
 
 bool HeaderReader::end_object() {
-  if (place_ == Place::kFile) {
-    place_ = Place::kEnd;
+  if (place_ == Expected::kFile) {
+    place_ = Expected::kEnd;
     return true;
   }
-  if (place_ == Place::kField) {
+  if (place_ == Expected::kField) {
     finish_entry();
   } else {
-    expect(Place::kKey, "the end of an object");
+    expect(Expected::kKey, "the end of an object");
   }
-  place_ = Place::kFile;
+  place_ = Expected::kFile;
   return true;
 }
 
 bool HeaderReader::start_array(std::size_t) {
-  if (place_ == Place::kShape) {
+  if (place_ == Expected::kShape) {
     has_shape_ = true;
-    place_ = Place::kShapeSizes;
+    place_ = Expected::kShapeSizes;
   } else {
-    expect(Place::kOffsets, "an array");
+    expect(Expected::kOffsets, "an array");
     offsets_ = 0;
-    place_ = Place::kOffsetValues;
+    place_ = Expected::kOffsetValues;
   }
   return true;
 }
 
 bool HeaderReader::end_array() {
-  if (place_ == Place::kOffsetValues && offsets_ != 2) {
+  if (place_ == Expected::kOffsetValues && offsets_ != 2) {
     bad_header(fmt::format("has fewer than two data_offsets{}", where()));
   }
-  place_ = Place::kField;
+  place_ = Expected::kField;
   return true;
 }
 

@@ -189,7 +189,8 @@ There put(Machine& machine, const Model& model, const Setting& setting) {
 Bytes applied(const Setting& setting, const Bytes& gradient) {
   Bytes values = gradient;
   const std::size_t count = gradient.size() / size_of(setting.gradient());
-  if (setting.loose) flat::copy_watched(setting.gradient(), gradient.data(), values.data(), count);
+  if (setting.loose)
+    flat::copy_with_parity(setting.gradient(), gradient.data(), values.data(), count);
   values = in_type(setting.kept(), setting.gradient(), values);
   if (setting.factor != 0)
     flat::scale(setting.kept(), setting.factor, values.data(), values.data(), count);
@@ -235,10 +236,10 @@ class OnTheCpu {
     const Step& step = steps_[entry % 2];
     flat::Parities seen;
     if constexpr (std::is_same_v<Step, flat::SgdStep>) {
-      seen = flat::sgd_watched(setting_.kept(), kept, gradient, model.states[0][entry].data() + at,
-                               piece.count, step);
+      seen = flat::sgd_with_parity(setting_.kept(), kept, gradient,
+                                   model.states[0][entry].data() + at, piece.count, step);
     } else {
-      seen = flat::adam_watched(
+      seen = flat::adam_with_parity(
           setting_.kept(), kept, gradient,
           {model.states[0][entry].data() + at, model.states[1][entry].data() + at}, piece.count,
           step);

@@ -37,12 +37,12 @@ struct Update {
       watched ? run<Of, UpdateRule::kSgd, true>() : run<Of, UpdateRule::kSgd, false>();
     }
   }
-  template <typename Of, UpdateRule kRule, bool kWatched>
+  template <typename Of, UpdateRule kRule, bool kWithParity>
   void run() const {
     for_each_chunk(task.range, [&](const Chunk& chunk) {
       for_each_thread([&](element::Thread thread) {
-        const auto seen = element::update_chunk<Of, kRule, kWatched>(task, chunk, thread);
-        if (!kWatched) return;
+        const auto seen = element::update_chunk<Of, kRule, kWithParity>(task, chunk, thread);
+        if (!kWithParity) return;
         task.watched.before[chunk.piece] ^= seen.before;
         task.watched.after[chunk.piece] ^= seen.after;
         task.watched.applied[chunk.piece] ^= seen.applied;

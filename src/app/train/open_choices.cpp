@@ -91,7 +91,7 @@ void check_gpus(const TrainArguments& arguments, cuda::Gpus& gpus) {
     if (arguments.share_gpus && std::string(name) == "LOCKSTEP_SHARE_GPUS") return "1";
     return base::environment(name);
   };
-  control::Place last;
+  control::LaunchInfo last;
   last.size = last.local_size = arguments.workers;
   last.rank = last.local_rank = arguments.workers - 1;
   try {

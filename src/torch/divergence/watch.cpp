@@ -62,10 +62,10 @@ void GradientWatch::move_in(std::size_t number, const plan::Entry& entry, const 
     const auto move = [&](const void* from, std::size_t first, std::size_t count) {
       std::byte* const into = memory_ + entry.offset + (where.first + first) * size_of(entry.dtype);
       if (!adds) {
-        seen.after ^= flat::copy_watched(entry.dtype, from, into, count);
+        seen.after ^= flat::copy_with_parity(entry.dtype, from, into, count);
         return;
       }
-      const flat::Parities part = flat::add_watched(entry.dtype, into, from, count);
+      const flat::Parities part = flat::add_with_parity(entry.dtype, into, from, count);
       seen.before ^= part.before;
       seen.after ^= part.after;
     };
@@ -86,7 +86,7 @@ void GradientWatch::add(std::size_t number, const plan::Entry& entry,
     const std::size_t at = entry.offset + where.first * size_of(entry.dtype);
     right.expect(piece, flat::parity(entry.dtype, right.memory_ + at, where.count));
     const flat::Parities seen =
-        flat::add_watched(entry.dtype, memory_ + at, right.memory_ + at, where.count);
+        flat::add_with_parity(entry.dtype, memory_ + at, right.memory_ + at, where.count);
     expect(piece, seen.before);
     parities_[piece] = seen.after;
   });

@@ -64,7 +64,7 @@ const void* GradientReader::read(const plan::Stretch& piece) {
   return rounded(scratch_.data(), piece);
 }
 
-const void* GradientReader::read_watched(std::size_t number, const plan::Stretch& piece) {
+const void* GradientReader::read_with_parity(std::size_t number, const plan::Stretch& piece) {
   changed_.reset();
   if (source_.parities.empty()) return read(piece);
   find(piece);
@@ -72,7 +72,7 @@ const void* GradientReader::read_watched(std::size_t number, const plan::Stretch
     compare(number, flat::parity(sum_dtype_, at_[0], piece.count), piece.count);
     return rounded(at_[0], piece);
   }
-  compare(number, sum_.run_watched(at_, scratch_.data(), piece.count), piece.count);
+  compare(number, sum_.run_with_parity(at_, scratch_.data(), piece.count), piece.count);
   return rounded(scratch_.data(), piece);
 }
 

@@ -57,7 +57,7 @@ class GradientReader {
   // A piece; valid until the next call. The watched one compares what it reads with what was written, if the source says
   // what that was.
   const void* read(const plan::Stretch& piece);
-  const void* read_watched(std::size_t number, const plan::Stretch& piece);
+  const void* read_with_parity(std::size_t number, const plan::Stretch& piece);
 
   // The worker whose part of the last piece was not what it had written; none if all was well.
   std::optional<int> changed() const { return changed_; }

@@ -243,7 +243,7 @@ void HostUpdate::update_piece(std::size_t number, GradientReader& gradients, Obs
   const std::int64_t step = trained_.groups.steps_of(piece.entry);
   if constexpr (Observer::kWatches) {
     update.gradient = read(number, gradients);
-    observer.watch.saw(number, rule.update_watched(update, step), observer.compares);
+    observer.watch.saw(number, rule.update_with_parity(update, step), observer.compares);
     if (observer.watch.keeps_applied())
       observer.watch.applied(number, flat::parity(entry.dtype, update.gradient, piece.count));
   } else {
@@ -261,7 +261,8 @@ void HostUpdate::leave_alone(std::size_t number, bool seen_before) {
 
 // The gradient of a piece, and a note if it is not what was written.
 const void* HostUpdate::read(std::size_t number, GradientReader& gradients) {
-  const void* const values = gradients.read_watched(number, trained_.model->pieces().all[number]);
+  const void* const values =
+      gradients.read_with_parity(number, trained_.model->pieces().all[number]);
   if (const auto worker = gradients.changed()) watch_.gradient_changed(number, *worker);
   return values;
 }

@@ -7,7 +7,7 @@
 #include <string>
 #include <vector>
 
-#include "control/roster.h"
+#include "control/inventory.h"
 #include "torch/optim/update.h"
 
 namespace lockstep::optim {

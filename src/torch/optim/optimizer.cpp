@@ -55,7 +55,7 @@ void Optimizer::Impl::agree_on_options() const {
 }
 
 Optimizer::Optimizer(std::shared_ptr<Impl> impl) : impl_(std::move(impl)) {
-  impl_->trained.model->roster().add(impl_);
+  impl_->trained.model->inventory().add(impl_);
 }
 Optimizer::~Optimizer() = default;
 

@@ -56,9 +56,9 @@ class SgdRule : public Rule {
     flat::sgd(elements.dtype, elements.parameter, elements.gradient, elements.state[0],
               elements.count, at(step));
   }
-  flat::Parities update_watched(const Elements& elements, std::int64_t step) const override {
-    return flat::sgd_watched(elements.dtype, elements.parameter, elements.gradient,
-                             elements.state[0], elements.count, at(step));
+  flat::Parities update_with_parity(const Elements& elements, std::int64_t step) const override {
+    return flat::sgd_with_parity(elements.dtype, elements.parameter, elements.gradient,
+                                 elements.state[0], elements.count, at(step));
   }
   flat::UpdateRule device_rule() const override { return flat::UpdateRule::kSgd; }
   std::vector<std::byte> numbers(std::int64_t step) const override {
@@ -105,9 +105,9 @@ class AdamRule : public Rule {
     flat::adam(elements.dtype, elements.parameter, elements.gradient, memory_of(elements),
                elements.count, at(step));
   }
-  flat::Parities update_watched(const Elements& elements, std::int64_t step) const override {
-    return flat::adam_watched(elements.dtype, elements.parameter, elements.gradient,
-                              memory_of(elements), elements.count, at(step));
+  flat::Parities update_with_parity(const Elements& elements, std::int64_t step) const override {
+    return flat::adam_with_parity(elements.dtype, elements.parameter, elements.gradient,
+                                  memory_of(elements), elements.count, at(step));
   }
   flat::UpdateRule device_rule() const override { return flat::UpdateRule::kAdam; }
   std::vector<std::byte> numbers(std::int64_t step) const override {

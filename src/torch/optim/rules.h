@@ -31,7 +31,7 @@ class Rule {
   virtual ~Rule() = default;
   // step from 1. The watched one gives the parities of all that is updated in place.
   virtual void update(const Elements& elements, std::int64_t step) const = 0;
-  virtual flat::Parities update_watched(const Elements& elements, std::int64_t step) const = 0;
+  virtual flat::Parities update_with_parity(const Elements& elements, std::int64_t step) const = 0;
   virtual int states() const = 0;  // how many of them it reads and writes
   virtual double lr() const = 0;
   virtual void set_lr(double lr) = 0;

@@ -28,7 +28,7 @@ Model agreed(Comm& comm, int source, Model model, const DataParallelOptions& opt
 }
 
 Replicated::Wire wire_in(World& world) {
-  return {world.open_channel(), world.announcements(), world.roster(),
+  return {world.open_channel(), world.announcements(), world.inventory(),
           world.announcements()->next_number()};
 }
 
@@ -77,17 +77,17 @@ std::shared_ptr<Replicated> Replicated::make(World& world, std::vector<NamedTens
   const CallName call(wire.comm, "data_parallel()");
   Model model = sort_tensors(std::move(parameters), std::move(buffers));
   const device::CurrentDevice current(device_of(model, wire.comm));
-  const auto roster = wire.roster;
+  const auto inventory = wire.inventory;
   std::shared_ptr<Replicated> replica(new Replicated(std::move(wire), std::move(model), options));
   replica->attachment_.attach({replica, &replica->attachment_});
-  roster->add(replica);
+  inventory->add(replica);
   return replica;
 }
 
 Replicated::Replicated(Wire wire, Model model, const DataParallelOptions& options)
-    : parts_(std::move(wire.comm), wire.roster->source(), std::move(model), options),
+    : parts_(std::move(wire.comm), wire.inventory->source(), std::move(model), options),
       attachment_(parts_, options.name.empty() ? "the model" : options.name),
-      roster_(std::move(wire.roster)) {
+      inventory_(std::move(wire.inventory)) {
   make_passes({std::move(wire.announcements), wire.number});
 }
 
@@ -104,8 +104,8 @@ void Replicated::rebind(World& world) {
   Wire wire = wire_in(world);
   const CallName call(wire.comm, "data_parallel()");
   const device::CurrentDevice current(device());
-  roster_ = std::move(wire.roster);
-  parts_.bind(std::move(wire.comm), roster_->source());
+  inventory_ = std::move(wire.inventory);
+  parts_.bind(std::move(wire.comm), inventory_->source());
   make_passes({std::move(wire.announcements), wire.number});
 }
 

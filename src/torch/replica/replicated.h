@@ -9,7 +9,7 @@
 #include <vector>
 
 #include "control/announcements.h"
-#include "control/roster.h"
+#include "control/inventory.h"
 #include "torch/replica/attachment.h"
 #include "torch/replica/parts.h"
 #include "torch/replica/pass.h"
@@ -27,7 +27,7 @@ class Replicated : public control::Member, public std::enable_shared_from_this<R
   struct Wire {
     Comm comm;
     std::shared_ptr<control::Announcements> announcements;
-    std::shared_ptr<control::Roster> roster;
+    std::shared_ptr<control::Inventory> inventory;
     std::uint64_t number;  // of this replica, by the order in which they are made
   };
   static std::shared_ptr<Replicated> make(World& world, std::vector<NamedTensor> parameters,
@@ -89,7 +89,7 @@ class Replicated : public control::Member, public std::enable_shared_from_this<R
   divergence::FirstFault& faults() { return parts_.faults; }
   Comm& comm() { return parts_.comm; }
   const DropIn::Identity& identity() const { return drop_in_->identity(); }
-  control::Roster& roster() { return *roster_; }
+  control::Inventory& inventory() { return *inventory_; }
 
  private:
   Replicated(Wire wire, Model model, const DataParallelOptions& options);
@@ -100,7 +100,7 @@ class Replicated : public control::Member, public std::enable_shared_from_this<R
   Attachment attachment_;
   std::optional<DropIn> drop_in_;
   std::optional<ShardPass> shards_;
-  std::shared_ptr<control::Roster> roster_;
+  std::shared_ptr<control::Inventory> inventory_;
   bool hosts_shards_ = false;
 };
 

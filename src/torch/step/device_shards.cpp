@@ -243,7 +243,7 @@ PhaseResult::Local DeviceShards::bring(Deadline deadline) {
       report.weight = next();
     }
   }
-  for (ModelStep* const model : work_.models) model->collect_watched();
+  for (ModelStep* const model : work_.models) model->collect_with_parity();
   return local;
 }
 

@@ -5,7 +5,7 @@
 #include <lockstep/comm.h>
 #include <lockstep/job.h>
 
-#include "control/roster.h"
+#include "control/inventory.h"
 #include "plan/accumulation.h"
 #include "plan/tree.h"
 
@@ -20,7 +20,7 @@ struct JobSetup {
 };
 
 struct Generation {
-  std::shared_ptr<control::Roster> roster;  // of the world
+  std::shared_ptr<control::Inventory> inventory;  // of the world
   Comm control;  // weights of shards, buffers, agreements, checkpoints: in one order on all workers
   int shards = 0;
   plan::ShardRange hosted;

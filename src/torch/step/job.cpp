@@ -62,8 +62,8 @@ void Job::save() {
 }
 
 void Job::rebind(World& world) {
-  const auto roster = core_->generation().roster;  // of the world that it leaves
-  roster->move_to(world);
+  const auto inventory = core_->generation().inventory;  // of the world that it leaves
+  inventory->move_to(world);
 }
 
 void Job::request_stop() noexcept {

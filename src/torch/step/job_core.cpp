@@ -74,7 +74,7 @@ JobCore::JobCore(World& world, JobSetup setup, JobHooks hooks)
 
 std::shared_ptr<JobCore> JobCore::make(World& world, JobSetup setup, JobHooks hooks) {
   std::shared_ptr<JobCore> job(new JobCore(world, std::move(setup), std::move(hooks)));
-  job->generation_.roster->add(job);
+  job->generation_.inventory->add(job);
   return job;
 }
 

@@ -143,7 +143,7 @@ void ModelStep::set_rates(const std::vector<double>& rates) {
 }
 
 std::vector<flat::Parity> ModelStep::seen() {
-  collect_watched();
+  collect_with_parity();
   const divergence::UpdateWatch& watch = parts_.update->watch();
   std::vector<flat::Parity> all = watch.applied();
   all.insert(all.end(), watch.resting().begin(), watch.resting().end());

@@ -115,7 +115,7 @@ class ModelStep : public divergence::Subject {
   std::optional<Found> fault() const override;
 
   // Waits until a GPU has done what the check looks at.
-  void collect_watched() { parts_.update->collect(); }
+  void collect_with_parity() { parts_.update->collect(); }
 
   // On a GPU: backward passes that are captured in a CUDA graph, and after every replay of it.
   std::unique_ptr<replica::CapturePass> capture();

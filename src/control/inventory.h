@@ -27,9 +27,9 @@ class Member {
 // Blocking:  move_to() and the first source(), which are collective; at most the Comm's timeout.
 // Failure:   that of the members.
 // Ownership: of nothing: members that have gone are passed over.
-class Roster {
+class Inventory {
  public:
-  explicit Roster(Comm comm) : comm_(std::move(comm)) {}
+  explicit Inventory(Comm comm) : comm_(std::move(comm)) {}
 
   void add(std::weak_ptr<Member> member) { members_.push_back(std::move(member)); }
 

@@ -1,4 +1,4 @@
-#include "control/roster.h"
+#include "control/inventory.h"
 
 #include <lockstep/world.h>
 
@@ -8,8 +8,8 @@
 
 namespace lockstep::control {
 
-void Roster::move_to(World& world) {
-  Roster& there = *world.roster();
+void Inventory::move_to(World& world) {
+  Inventory& there = *world.inventory();
   there.brings_ = true;
   for (const auto& weak : std::exchange(members_, {})) {
     const auto member = weak.lock();
@@ -19,7 +19,7 @@ void Roster::move_to(World& world) {
   }
 }
 
-int Roster::source() {
+int Inventory::source() {
   if (source_) return *source_;
   std::vector<std::uint8_t> brings(static_cast<std::size_t>(comm_.size()));
   brings[static_cast<std::size_t>(comm_.rank())] = brings_ ? 1 : 0;
