@@ -1,6 +1,7 @@
 // The `lockstep` command.
 #include <fmt/format.h>
 #include <lockstep/errors.h>
+#include <boost/system/system_error.hpp>
 
 #include <algorithm>
 #include <exception>
@@ -14,6 +15,7 @@
 #include "app/run_arguments.h"
 #include "app/standard_output.h"
 #include "app/train/launch.h"
+#include "base/diagnosis.h"
 #include "control/launch/launcher.h"
 
 namespace lockstep::app {
@@ -80,8 +82,12 @@ int main(int argc, char** argv) {
   } catch (const lockstep::BadInput& error) {
     fmt::print(stderr, "lockstep: {}\n", error.what());
     return lockstep::app::kUsage;
-  } catch (const std::exception& error) {
+  } catch (
+      const boost::system::system_error& error) {  // Asio's; Boost 1.74's is no std::system_error
     fmt::print(stderr, "lockstep: {}\n", error.what());
+    return 1;
+  } catch (const std::exception& error) {
+    fmt::print(stderr, "lockstep: {}\n", lockstep::base::diagnosis(error));
     return 1;
   }
 }

@@ -127,7 +127,7 @@ std::optional<Mailbox::Message> Mailbox::receive() {
   if (!header || header->kind != Kind::kMessage) {
     throw Mismatch(fmt::format("rank {} sent no message of this version", peer), {peer});
   }
-  if (header->count > std::numeric_limits<std::size_t>::max() / size_of(header->dtype))
+  if (header->count > std::numeric_limits<std::ptrdiff_t>::max() / size_of(header->dtype))
     throw std::bad_alloc();
   Message message{*header, std::vector<std::byte>(header->count * size_of(header->dtype))};
   if (message.payload.empty()) return message;
@@ -167,10 +167,8 @@ void Mailbox::loop() {
     }
   } catch (const Error& error) {
     end(failure_from(error));
-  } catch (const std::exception&) {
-    end({ErrorKind::kUnavailable,
-         {group_.link->rank()},
-         fmt::format("rank {} has no memory left for a message", group_.link->rank())});
+  } catch (const std::exception& error) {
+    end(failure_of(group_.link->rank(), error));
   }
 }
 

@@ -79,11 +79,10 @@ void Operation::run() noexcept {
   } catch (const Error& error) {
     link_->fail(failure_from(error));
     end(std::current_exception());
-  } catch (const std::exception&) {
-    const Unavailable error(fmt::format("rank {} has no memory left", link_->rank()),
-                            {link_->rank()});
-    link_->fail(failure_from(error));
-    end(std::make_exception_ptr(error));
+  } catch (const std::exception& error) {
+    const Failure failure = failure_of(link_->rank(), error);
+    link_->fail(failure);
+    end(std::make_exception_ptr(Unavailable(failure.text, failure.ranks)));
   }
 }
 

@@ -18,6 +18,7 @@
 #include <optional>
 #include <utility>
 
+#include "base/diagnosis.h"
 #include "base/environment.h"
 #include "base/log.h"
 #include "comm/engines.h"
@@ -119,7 +120,7 @@ Comm connect_all(const std::string& engine, control::RendezvousClient& client,
   try {
     return comm::connect(engine, client, options, std::move(on_failure));
   } catch (const std::exception& error) {
-    client.give_up(error.what());
+    client.give_up(base::diagnosis(error));
     throw;
   }
 }

@@ -24,6 +24,7 @@
 #include "app/train/launch.h"
 #include "app/train/open_choices.h"
 #include "base/atomic_file.h"
+#include "base/diagnosis.h"
 #include "base/environment.h"
 #include "torch/step/arithmetic.h"
 
@@ -108,7 +109,7 @@ TrainReport trained(const TrainArguments& arguments, World& world) {
     world.comm().leave(error.what_without_backtrace());
     throw;
   } catch (const std::exception& error) {
-    world.comm().leave(error.what());
+    world.comm().leave(base::diagnosis(error));
     throw;
   }
 }
@@ -157,6 +158,6 @@ int main(int argc, char** argv) {
     // Without the calls that led there, which go on for a page.
     fail(error.what_without_backtrace(), voice(error), kFailed);
   } catch (const std::exception& error) {
-    fail(error.what(), voice(error), kFailed);
+    fail(lockstep::base::diagnosis(error), voice(error), kFailed);
   }
 }

@@ -3,6 +3,8 @@
 #include <fmt/format.h>
 #include <gloo/allreduce.h>
 
+#include <new>
+
 #include "comm/core/kernels.h"
 #include "comm/gloo/no_sigpipe.h"
 
@@ -36,6 +38,8 @@ class GlooTransfer : public Transfer {
       const auto verdict =
           link_.watchdog_.wait(*buffer_, direction_, peer_, Deadline::after(kLastLook));
       if (verdict == Watchdog::Verdict::kDone) return true;
+    } catch (const std::bad_alloc&) {  // no peer's fault
+      throw;
     } catch (const std::exception& error) {
       link_.explain(peer_, error.what());
     }
@@ -95,6 +99,8 @@ std::unique_ptr<Transfer> GlooLink::post(Direction direction, int peer, Slot slo
     } else {
       buffer->recv(peer, kEngineBit | slot);
     }
+  } catch (const std::bad_alloc&) {
+    throw;
   } catch (const std::exception& error) {
     explain(peer, error.what());
   }
@@ -210,6 +216,8 @@ void GlooLink::native_all_reduce(const Buffer& data, ReduceOp op, std::uint32_t 
   options.setTimeout(std::chrono::milliseconds(std::max(1, deadline.left_ms())));
   try {
     gloo::allreduce(options);
+  } catch (const std::bad_alloc&) {
+    throw;
   } catch (const std::exception& error) {
     if (const auto failure = this->failure()) raise(*failure);
     if (deadline.expired()) {

@@ -1,7 +1,9 @@
 #include "torch/step/leader.h"
 
+#include <c10/util/Exception.h>
 #include <lockstep/errors.h>
 
+#include "base/diagnosis.h"
 #include "control/gather_text.h"
 
 namespace lockstep::train {
@@ -20,8 +22,10 @@ std::string from_leader(Comm& comm, const std::function<std::string()>& read) {
       said = "+" + read();
     } catch (const Error& error) {
       said = kind_digit(error.kind()) + error.what();
+    } catch (const c10::Error& error) {
+      said = kind_digit(ErrorKind::kUnavailable) + error.what_without_backtrace();
     } catch (const std::exception& error) {
-      said = kind_digit(ErrorKind::kUnavailable) + error.what();
+      said = kind_digit(ErrorKind::kUnavailable) + base::diagnosis(error);
     }
   }
   said = control::gather_text(comm, said).front();
