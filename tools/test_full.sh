@@ -17,7 +17,7 @@ part_short() { tools/test.sh; }
 part_fuzz() { tools/fuzz.sh 60; }
 
 # Every file below torch/ compiled alone: elsewhere folders are compiled as one, which hides what a file forgot to include.
-# By clang, which also sees what a lock guards (base/thread_annotations.h). And a GPU's text under the address sanitizer.
+# And what a GPU's thread does, under the address and undefined-behaviour sanitizers.
 part_alone() {
   build core
   build asan --target device_text_test

@@ -117,7 +117,7 @@ std::unique_ptr<Transfer> GlooLink::recv(int peer, Slot slot, void* data, std::s
 }
 
 std::optional<Failure> GlooLink::failure() const {
-  const std::lock_guard lock(mutex_);
+  const base::Lock lock(mutex_);
   return failure_;
 }
 
@@ -128,7 +128,7 @@ void GlooLink::fail(const Failure& failure) noexcept {
 void GlooLink::end(const Failure& failure, std::chrono::milliseconds patience) noexcept {
   if (::getpid() != pid_) return;  // a child of fork(): the world is its parent's
   {
-    const std::lock_guard lock(mutex_);
+    const base::Lock lock(mutex_);
     if (failure_) return;
     failure_ = failure;
   }
@@ -144,7 +144,7 @@ void GlooLink::end(const Failure& failure, std::chrono::milliseconds patience) n
 
 void GlooLink::tell(const Failure& failure, std::chrono::milliseconds patience) noexcept {
   if (::getpid() != pid_) return;
-  const std::lock_guard lock(told_mutex_);
+  const base::Lock lock(told_mutex_);
   if (told_all_) return;
   told_all_ = true;
   const NoSigpipe no_sigpipe;
