@@ -15,7 +15,7 @@ std::string Fault::text(const plan::Layout& layout) const {
 }
 
 std::string Fault::remedy() const {
-  const std::string again =
+  std::string again =
       "Go on from the last checkpoint; if it happens again, without that machine";
   if (what == What::kGradient) return again;
   return again +
