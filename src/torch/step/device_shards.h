@@ -56,6 +56,8 @@ class DeviceShards : public ShardRunner, private Reports {
     std::vector<torch::Tensor> values;
   };
   struct Replay {
+    Replay() {
+    }  // NOLINT: clang 14 does not see a defaulted one where std::optional<Replay> is a member
     device::Graph graph;
     Batch input;  // what is in these tensors is what a replay sees
     struct {
