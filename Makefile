@@ -1,39 +1,47 @@
+# make deps         install what building and training need and this Debian lacks (packages.txt), after saying what
 # make              build the command and the libraries (build/lockstep)
 # make train        train a cnn on Fashion-MNIST with one worker per core
-# make test         everything a change must pass: tests, sanitizers, checks of form, a short fuzz
-# make test-full    the same with the long ones
+# make test         everything a change must pass: tests, sanitizers, checks of form, a short fuzz; runs `make deps-test` first
+# make test-full    the long ones, for hours: PART=list names its parts, PART=NAME runs one, in at most 30 minutes
 # make test-gpu     the tests of the nccl engine, of the kernels and of training on a GPU of this host, and a few without one
 # make fuzz         the fuzzers, FUZZ_SECONDS each (default 300)
 # make bench        the measurements that the docs quote, into docs/benchmarks.md; some 15 minutes
 # make bench-gpu    training steps on a GPU, beside PyTorch's, into docs/benchmarks-gpu.md; some 7 minutes
-# make deps         install the packages of packages.txt that are missing
+# make deps-test    as deps, and what the tests need besides        make bench-peers   what `make bench` compares with
 # make format       clang-format over the tree        make tidy   clang-tidy over the tree
 SHELL := /bin/bash
 .DEFAULT_GOAL := all
-.PHONY: all deps build train test test-full test-gpu fuzz bench bench-gpu bench-peers format format-check tidy clean install
+.PHONY: all deps deps-test build train test test-full test-gpu fuzz bench bench-gpu bench-peers format format-check tidy clean install
 
 JOBS ?= $(shell nproc)
 FUZZ_SECONDS ?= 300
 CTEST := ctest --output-on-failure --no-tests=error
 
+# Installs nothing: what is missing is named, with the step that installs it.
+need = command -v $(1) >/dev/null || { echo "lockstep: there is no $(1): run \`make $(2)\` (on Debian; elsewhere see packages.txt)" >&2; exit 1; }
+configure = $(call need,c++,deps); $(call need,cmake,deps); $(call need,ninja,deps); cmake --preset dev $(CMAKE_ARGS) >/dev/null
+
 all: build
 deps:
-	@tools/install_deps.sh packages.txt
-build: deps
-	@cmake --preset dev $(CMAKE_ARGS) >/dev/null
-	@cmake --build build -j $(JOBS)
-# Only what training needs is installed and built.
-train:
 	@tools/install_deps.sh packages.txt build
-	@cmake --preset dev $(CMAKE_ARGS) >/dev/null
+deps-test:
+	@tools/install_deps.sh packages.txt
+build:
+	@$(configure)
+	@cmake --build build -j $(JOBS)
+# Only what training needs is built.
+train:
+	@$(configure)
 	@cmake --build build --target lockstep -j $(JOBS)
 	@mkdir -p build/train
 	@build/lockstep train --model cnn --data fashion-mnist --epochs 4 --decay cosine --compare-alone \
 	  --checkpoint build/train --overwrite --report build/train/report.json
-test: build
-	@tools/test.sh short
-test-full: build
-	@tools/test.sh full
+# On a bare machine, too: it says what it installs, and does.
+test: deps-test
+	@$(MAKE) --no-print-directory build
+	@tools/test.sh
+test-full:
+	@JOBS=$(JOBS) tools/test_full.sh $(PART)
 # What it needs is in docs/guide/gpus.md; nothing is installed here.
 test-gpu:
 	@nvidia-smi -L >/dev/null 2>&1 || { echo "make test-gpu: there is no GPU here, or no driver for it" >&2; exit 1; }
@@ -41,10 +49,12 @@ test-gpu:
 	@cmake --build --preset cuda -j $(JOBS) --target gpu_tests
 	@$(CTEST) --test-dir build/cuda -L "gpu|nccl" -E Speed -j 4
 	@$(CTEST) --test-dir build/cuda -L gpu -R Speed
-fuzz: deps
+fuzz:
+	@$(call need,clang++-14,deps-test)
 	@tools/fuzz.sh $(FUZZ_SECONDS)
 # The peers are installed first, for CMake to find them.
-bench: bench-peers build
+bench: bench-peers
+	@$(MAKE) --no-print-directory build
 	@tools/bench.sh
 # Wants LibTorch with CUDA, most easily that of a python3 with PyTorch; nothing is installed here.
 bench-gpu:
@@ -54,10 +64,12 @@ bench-gpu:
 bench-peers:
 	@tools/install_deps.sh packages-bench.txt
 format:
+	@$(call need,clang-format-14,deps-test)
 	@git ls-files '*.h' '*.cpp' | xargs clang-format-14 -i
 format-check:
 	@git ls-files '*.h' '*.cpp' | xargs clang-format-14 --dry-run -Werror
 tidy: build
+	@$(call need,clang-tidy-14,deps-test)
 	@tools/tidy.py
 install: build
 	@cmake --install build

@@ -103,7 +103,7 @@ function(lockstep_torch_test name)
   endif()
   add_executable(${name} ${ARG_SOURCES})
   set_target_properties(${name} PROPERTIES UNITY_BUILD ON UNITY_BUILD_BATCH_SIZE 0)
-  target_compile_options(${name} PRIVATE -O1 -Wno-maybe-uninitialized)
+  target_compile_options(${name} PRIVATE ${LOCKSTEP_TEST_OPTIMISATION} -Wno-maybe-uninitialized)
   target_include_directories(${name} PRIVATE ${PROJECT_SOURCE_DIR}/src ${PROJECT_SOURCE_DIR})
   target_link_libraries(${name} PRIVATE ${ARG_DEPENDS} lockstep_flags lockstep_torch_fmt GTest::gtest_main GTest::gmock)
   # A program with LibTorch takes half a second to start: a case of ctest is a program here, not a case of GoogleTest.

@@ -1,5 +1,6 @@
 #!/usr/bin/env python3
-"""Holds the layers: arrows point down only, engines do not know each other, LibTorch stays in torch/ and above.
+"""Holds the layers: arrows point down only, engines do not know each other, LibTorch stays in torch/ and above; and
+neither files nor folders include each other in a circle.
 
     check_layers.py [ROOT]        prints every include that breaks a rule, and fails if there is one
     check_layers.py --self-test   shows that each rule can fail
@@ -66,6 +67,52 @@ def wrong_include(layer, folder, target, ours):
     return None
 
 
+def includes_of(files, root):
+    """Which of `files` each of them includes, by name from the root."""
+    graph = {}
+    for path in files:
+        targets = [match.group(1) for match in map(INCLUDE.match, path.read_text().splitlines()) if match]
+        found = (f"{top}/{target}" for target in targets for top in ("src", "include"))
+        graph[str(path.relative_to(root))] = sorted({each for each in found if (root / each).is_file()})
+    return graph
+
+
+def folders_of(files_graph):
+    """The same between folders of src/."""
+    def folder(name):
+        return str(pathlib.PurePath(name).parent.relative_to("src"))
+    graph = {}
+    for name, targets in files_graph.items():
+        if name.startswith("src/"):
+            graph.setdefault(folder(name), set()).update(folder(each) for each in targets if each.startswith("src/"))
+    return {above: sorted(belows - {above}) for above, belows in graph.items()}
+
+
+def circles(graph):
+    """A way around for every arrow that closes a circle."""
+    found, done, way = [], set(), []
+
+    def walk(node):
+        if node in way:
+            found.append(way[way.index(node):] + [node])
+        elif node not in done:
+            way.append(node)
+            for each in graph.get(node, []):
+                walk(each)
+            way.pop()
+            done.add(node)
+
+    for node in sorted(graph):
+        walk(node)
+    return found
+
+
+def check_circles(files, root):
+    graph = includes_of(files, root)
+    return ([f"a circle of files: {' -> '.join(each)}" for each in circles(graph)] +
+            [f"a circle of folders: {' -> '.join(each)}" for each in circles(folders_of(graph))])
+
+
 def check(root):
     problems = []
     files = [p for p in sorted(root.glob("src/**/*")) + sorted(root.glob("include/lockstep/*.h"))
@@ -81,7 +128,7 @@ def check(root):
             reason = wrong_include(layer, folder, target, (root / "src" / target).is_file()) if match else None
             if reason:
                 problems.append(f"{path.relative_to(root)}:{number}: {reason} ({target})")
-    return problems
+    return problems + check_circles(files, root)
 
 
 def self_test():
@@ -99,10 +146,20 @@ def self_test():
         "src/torch/step/m.cpp": '#include "torch/train/results.h"',
     }
     good = {"src/control/g.cpp": '#include "plan/tree.h"', "src/torch/h.cpp": "#include <ATen/ATen.h>",
-            "src/flat/k.h": '#include "plan/tree.h"', "src/formats/l.h": "#include <lockstep/errors.h>"}
+            "src/flat/k.cpp": '#include "flat/k.h"', "src/formats/l.h": "#include <lockstep/errors.h>"}
+    # Files that are there besides.
+    others = {
+        "src/torch/train/results.h": "", "src/flat/k.h": "",
+        "src/plan/x.h": '#include "plan/y.h"', "src/app/doctor/x.h": '#include "app/train/z.h"',
+        "src/app/train/z.h": "",
+    }
+    bad["src/plan/y.h"] = '#include "plan/x.h"'
+    bad["src/plan/x.h"] = '#include "plan/x.h"'
+    bad["src/app/train/y.cpp"] = '#include "app/doctor/x.h"'
+    good["src/app/train/w.cpp"] = '#include "app/train/z.h"'
     for name, text in {**bad, **good}.items():
         with tempfile.TemporaryDirectory() as folder:
-            for each, its_text in {"src/torch/train/results.h": "", name: text + "\n"}.items():
+            for each, its_text in {**others, name: text + "\n"}.items():
                 path = pathlib.Path(folder, each)
                 path.parent.mkdir(parents=True, exist_ok=True)
                 path.write_text(its_text)

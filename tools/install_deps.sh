@@ -1,7 +1,7 @@
 #!/usr/bin/env bash
-# Installs the Debian packages of a list that are missing: as root, or with sudo; where neither works
-# it prints the line to run. On a system without dpkg (or with other package names) it leaves the
-# choice to the user and CMake says what it misses.
+# Installs the Debian packages of a list that are missing, after saying which and from where: as root, or with sudo;
+# where neither works it prints the line to run. On a system without dpkg (or with other package names) it leaves the
+# choice to the user and CMake says what it misses. LOCKSTEP_SKIP_DEPS=1: installs nothing.
 #   install_deps.sh LIST [build]     with `build`, only those above the line of dashes
 set -euo pipefail
 list=$1
@@ -25,7 +25,7 @@ else
   exit 1
 fi
 export DEBIAN_FRONTEND=noninteractive
-echo "lockstep: installing ${missing[*]}"
+echo "lockstep: installing with apt-get, from the sources of this system (/etc/apt): ${missing[*]}"
 "${as_root[@]}" "${install[@]}" >/dev/null 2>&1 && exit 0
 # The package lists may be old or absent.
 "${as_root[@]}" apt-get update -qq

@@ -3,7 +3,7 @@
 # algorithms and bucket sizes. Prints a line for each job; fails if one has two hashes. Workers are processes; at the end
 # threads of one, where every choice meets every other (tests/torch/same_bits_test.cpp).
 #
-#   tools/same_bits.sh [LOCKSTEP [STEPS]]      ENGINES="gloo" for some of the engines
+#   tools/same_bits.sh [LOCKSTEP [STEPS]]      ENGINES="gloo" for some of the engines; WORKERS=processes or threads for one half
 set -euo pipefail
 cd "$(dirname "$0")/.."
 lockstep=${1:-build/lockstep}
@@ -36,27 +36,34 @@ check() {  # a job: its options
   [ "$different" = 1 ] || failed=1
 }
 
-for model in "mlp --data synthetic:300" "cnn --data synthetic:300" "gpt --data $folder/text --context 32"; do
-  for optimizer in sgd adamw; do
-    for clip in 0 0.5; do
-      # shellcheck disable=SC2086
-      check --model $model --optimizer "$optimizer" --clip-norm "$clip" --global-batch 16
+as_processes() {
+  local model optimizer clip shards first last word
+  for model in "mlp --data synthetic:300" "cnn --data synthetic:300" "gpt --data $folder/text --context 32"; do
+    for optimizer in sgd adamw; do
+      for clip in 0 0.5; do
+        # shellcheck disable=SC2086
+        check --model $model --optimizer "$optimizer" --clip-norm "$clip" --global-batch 16
+      done
     done
   done
-done
-for shards in 1 2 3 5 6 7; do
-  first=$(hash_of --model cnn --data synthetic:200 --shards "$shards" --global-batch $((shards * 2)) --workers 1)
-  last=$(hash_of --model cnn --data synthetic:200 --shards "$shards" --global-batch $((shards * 2)) --workers "$shards")
-  [ "$first" = "$last" ] && word="one hash: ${first:0:16}…" || { word="2 HASHES"; failed=1; }
-  printf '%-70s %2d runs, %s\n' "--model cnn --shards $shards, 1 and $shards workers" 2 "$word"
-done
-threads="$(dirname "$lockstep")/tests/torch/layer_test"
-if [ -x "$threads" ]; then
-  filter='Every/SameBitsOfJob.*'
-  "$threads" --gtest_list_tests --gtest_filter="$filter" | grep -q AllChoices || { echo "no test is called $filter" >&2; exit 1; }
-  export OMP_NUM_THREADS=1 OPENBLAS_NUM_THREADS=1 LOCKSTEP_TEST_FULL=1 GTEST_TOTAL_SHARDS
-  GTEST_TOTAL_SHARDS=$(nproc)
-  seq 0 $((GTEST_TOTAL_SHARDS - 1)) | xargs -P "$GTEST_TOTAL_SHARDS" -I '{}' env GTEST_SHARD_INDEX='{}' \
-    "$threads" --gtest_brief=1 --gtest_filter="$filter" || failed=1
-fi
+  for shards in 1 2 3 5 6 7; do
+    first=$(hash_of --model cnn --data synthetic:200 --shards "$shards" --global-batch $((shards * 2)) --workers 1)
+    last=$(hash_of --model cnn --data synthetic:200 --shards "$shards" --global-batch $((shards * 2)) --workers "$shards")
+    [ "$first" = "$last" ] && word="one hash: ${first:0:16}…" || { word="2 HASHES"; failed=1; }
+    printf '%-70s %2d runs, %s\n' "--model cnn --shards $shards, 1 and $shards workers" 2 "$word"
+  done
+}
+as_threads() {
+  local threads filter='Every/SameBitsOfJob.*'
+  threads="$(dirname "$lockstep")/tests/torch/layer_test"
+  if [ -x "$threads" ]; then
+    "$threads" --gtest_list_tests --gtest_filter="$filter" | grep -q AllChoices || { echo "no test is called $filter" >&2; exit 1; }
+    export OMP_NUM_THREADS=1 OPENBLAS_NUM_THREADS=1 LOCKSTEP_TEST_FULL=1 GTEST_TOTAL_SHARDS
+    GTEST_TOTAL_SHARDS=$(nproc)
+    seq 0 $((GTEST_TOTAL_SHARDS - 1)) | xargs -P "$GTEST_TOTAL_SHARDS" -I '{}' env GTEST_SHARD_INDEX='{}' \
+      "$threads" --gtest_brief=1 --gtest_filter="$filter" || failed=1
+  fi
+}
+[ "${WORKERS:-processes}" = threads ] || as_processes
+[ "${WORKERS:-threads}" = processes ] || as_threads
 exit $failed

@@ -1,16 +1,13 @@
 #!/usr/bin/env bash
-# Everything a change must pass. `short` takes some 15 minutes on 2 cores; `full` adds the long ones.
+# Everything a change must pass, in some 15 minutes on 2 cores. The long ones are in tools/test_full.sh.
 #
 #   1. checks of form: clang-format, function size, classes, documents; layers as part of the tests
 #   2. the tests, optimised build
 #   3. the tests again under address+undefined and under thread sanitizers (everything below torch/), which are built
 #      behind the tests before them
-#   4. the fuzzers: 3 s each, or 60 s in full
-#   5. full only: every file compiled alone; a GPU's text under the address sanitizer; the whole matrix of stopped workers;
-#      every job on every number of workers; the tests 20 times over, to catch what fails rarely; clang-tidy
+#   4. the fuzzers, 3 s each
 set -euo pipefail
 cd "$(dirname "$0")/.."
-mode=${1:-short}
 jobs=${JOBS:-$(nproc)}
 # Many tests wait more than they compute: more at a time than there are cores. Those under sanitizers wait most.
 run_tests() { ctest --test-dir "$1" --output-on-failure --no-tests=error -j "$((jobs + 1))" "${@:2}"; }
@@ -60,23 +57,5 @@ run_tests build/tsan -j "$((jobs + 2))"
 unset ASAN_OPTIONS TSAN_OPTIONS UBSAN_OPTIONS
 
 step "fuzzers"
-tools/fuzz.sh "$([ "$mode" = full ] && echo 60 || echo 3)"
-
-if [ "$mode" = full ]; then
-  step "every file of the core alone: in the builds above folders are compiled as one, which hides what a file forgot to include"
-  cmake --preset core >/dev/null
-  cmake --build --preset core -j "$jobs" | tail -n 1
-  step "what a GPU's thread does, under the address and undefined-behaviour sanitizers"
-  cmake --build --preset asan -j "$jobs" --target device_text_test | tail -n 1
-  build/asan/tests/kernels/device_text_test --gtest_brief=1
-  step "every operation, with a worker stopped at every instant, and killed or stopped after any instruction"
-  export LOCKSTEP_TEST_FULL=1
-  build/tests/comm/process_faults_test --gtest_brief=1 --gtest_filter='*StoppedAtAnyInstant*:*AfterAnyInstruction'
-  step "one hash for every job"
-  tools/same_bits.sh
-  step "tests, 20 times over"
-  run_tests build --repeat until-fail:20
-  step "clang-tidy"
-  make --no-print-directory tidy
-fi
+tools/fuzz.sh 3
 printf '\nall passed\n'

@@ -11,7 +11,7 @@ namespace lockstep {
 
 // Threads:   one caller at a time.
 // Blocking:  every call returns, or throws, by its deadline.
-// Failure:   throws Timeout or PeerLost.
+// Failure:   throws Timeout or PeerLost; anything else that a program's own throws ends connect() with Unavailable.
 // Ownership: values are copied.
 class Bootstrap {
  public:

@@ -1,6 +1,7 @@
 // The `lockstep` command.
 #include <fmt/format.h>
 #include <lockstep/errors.h>
+#include <boost/system/system_error.hpp>
 
 #include <algorithm>
 #include <exception>
@@ -10,6 +11,7 @@
 #include "app/doctor/doctor.h"
 #include "app/run_arguments.h"
 #include "app/train/launch.h"
+#include "base/diagnosis.h"
 #include "base/standard_output.h"
 #include "bench/allreduce/worker.h"
 #include "bench/command.h"
@@ -78,8 +80,12 @@ int main(int argc, char** argv) {
   } catch (const lockstep::BadInput& error) {
     fmt::print(stderr, "lockstep: {}\n", error.what());
     return lockstep::app::kUsage;
-  } catch (const std::exception& error) {
+  } catch (
+      const boost::system::system_error& error) {  // Asio's; Boost 1.74's is no std::system_error
     fmt::print(stderr, "lockstep: {}\n", error.what());
+    return 1;
+  } catch (const std::exception& error) {
+    fmt::print(stderr, "lockstep: {}\n", lockstep::base::diagnosis(error));
     return 1;
   }
 }

@@ -8,11 +8,15 @@
 
 #include <cstdlib>
 #include <fstream>
+#include <new>
 #include <set>
+#include <stdexcept>
 #include <string>
+#include <system_error>
 #include <utility>
 
 #include "base/bytes.h"
+#include "base/diagnosis.h"
 #include "base/environment.h"
 #include "base/fd.h"
 #include "base/files.h"
@@ -40,6 +44,16 @@ TEST(Errors, CarryTheRanksTheyAreAbout) {
     EXPECT_EQ(error.ranks(), (std::vector<int>{1, 3}));
     EXPECT_STREQ(name(error.kind()), "Mismatch");
   }
+}
+
+TEST(Diagnosis, OnlyALackOfMemoryIsCalledOne) {
+  EXPECT_EQ(diagnosis(std::bad_alloc()), "no memory left");
+  EXPECT_EQ(diagnosis(std::bad_array_new_length()), "no memory left");
+  EXPECT_EQ(diagnosis(PeerLost("rank 2 died", {2})), "rank 2 died");
+  const std::system_error refused(EAGAIN, std::generic_category(), "cannot start a thread");
+  EXPECT_EQ(diagnosis(refused), refused.what());
+  EXPECT_EQ(diagnosis(std::out_of_range("at(3)")),
+            "a bug in Lockstep, please report it with this line: at(3)");
 }
 
 TEST(DeadlineTest, FarSpansDoNotOverflow) {

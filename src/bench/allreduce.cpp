@@ -13,7 +13,7 @@
 #include "bench/allreduce/measure.h"
 #include "bench/allreduce/worker.h"
 #include "bench/command.h"
-#include "bench/cores.h"
+#include "bench/measure/cores.h"
 #include "bench/rounds.h"
 #include "control/launch/own_file.h"
 #include "control/launch/program.h"

@@ -11,7 +11,7 @@
 #include "base/command_line.h"
 #include "base/environment.h"
 #include "base/files.h"
-#include "bench/cores.h"
+#include "bench/measure/cores.h"
 
 namespace lockstep::bench {
 namespace {

@@ -9,7 +9,7 @@
 
 #include "bench/allreduce.h"
 #include "bench/allreduce/measure.h"
-#include "bench/cores.h"
+#include "bench/measure/cores.h"
 #include "bench/plot.h"
 #include "bench/step.h"
 #include "bench/step_cuda.h"

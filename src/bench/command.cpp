@@ -8,7 +8,7 @@
 
 #include "base/atomic_file.h"
 #include "bench/allreduce.h"
-#include "bench/cores.h"
+#include "bench/measure/cores.h"
 #include "bench/process.h"
 #include "bench/step.h"
 

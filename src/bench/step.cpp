@@ -7,7 +7,7 @@
 #include <cstdlib>
 
 #include "bench/command.h"
-#include "bench/cores.h"
+#include "bench/measure/cores.h"
 #include "bench/rounds.h"
 #include "bench/step_cuda.h"
 #include "control/launch/own_file.h"

@@ -4,9 +4,11 @@
 #include <unistd.h>
 
 #include <atomic>
+#include <exception>
 #include <map>
 #include <memory>
 #include <mutex>
+#include <new>
 #include <utility>
 
 #include "comm/arena/offer.h"
@@ -125,6 +127,38 @@ std::shared_ptr<Link> connect_nccl(Bootstrap& bootstrap, const CommOptions& opti
   return make_nccl_link(witnessed(std::move(host), on_failure), std::move(api));
 }
 
+// A program's Bootstrap may throw what it likes. That is no bug of ours, and must not be called one.
+class ToldApart : public Bootstrap {
+ public:
+  explicit ToldApart(Bootstrap& inner) : inner_(inner) {}
+  int rank() const override { return inner_.rank(); }
+  int size() const override { return inner_.size(); }
+  std::string name() const override { return inner_.name(); }
+  std::string secret() const override { return inner_.secret(); }
+  void put(std::string_view key, std::string_view value, Deadline deadline) override {
+    told_apart([&] { inner_.put(key, value, deadline); });
+  }
+  std::string get(std::string_view key, Deadline deadline) override {
+    return told_apart([&] { return inner_.get(key, deadline); });
+  }
+
+ private:
+  template <typename Call>
+  static auto told_apart(Call call) -> decltype(call()) {
+    try {
+      return call();
+    } catch (const Error&) {
+      throw;
+    } catch (const std::bad_alloc&) {
+      throw;
+    } catch (const std::exception& error) {
+      throw Unavailable(fmt::format("the Bootstrap failed: {}", error.what()));
+    }
+  }
+
+  Bootstrap& inner_;
+};
+
 struct Engine {
   const char* name;
   const char* about;
@@ -153,8 +187,9 @@ constexpr Engine kEngines[] = {
 
 }  // namespace
 
-std::shared_ptr<Link> connect_link(const std::string& engine, Bootstrap& bootstrap,
+std::shared_ptr<Link> connect_link(const std::string& engine, Bootstrap& programs_own,
                                    const CommOptions& options, const OnFailure& on_failure) {
+  ToldApart bootstrap(programs_own);
   std::string names;
   for (const Engine& known : kEngines) {
     if (engine == known.name) return known.connect(bootstrap, options, on_failure);

@@ -82,7 +82,7 @@ Mailbox::Mailbox(const Group& group, int peer)
 
 Mailbox::~Mailbox() {
   {
-    const std::lock_guard lock(mutex_);
+    const base::Lock lock(mutex_);
     stopping_ = true;
     if (awaited_ != nullptr) awaited_->cancel();
     changed_.notify_all();
@@ -92,12 +92,12 @@ Mailbox::~Mailbox() {
 
 bool Mailbox::wait_interruptibly(Transfer& transfer, Deadline deadline) {
   {
-    const std::lock_guard lock(mutex_);
+    const base::Lock lock(mutex_);
     if (stopping_) return false;
     awaited_ = &transfer;
   }
   const auto forget = [&] {
-    const std::lock_guard lock(mutex_);
+    const base::Lock lock(mutex_);
     awaited_ = nullptr;
   };
   try {
@@ -127,7 +127,7 @@ std::optional<Mailbox::Message> Mailbox::receive() {
   if (!header || header->kind != Kind::kMessage) {
     throw Mismatch(fmt::format("rank {} sent no message of this version", peer), {peer});
   }
-  if (header->count > std::numeric_limits<std::size_t>::max() / size_of(header->dtype))
+  if (header->count > std::numeric_limits<std::ptrdiff_t>::max() / size_of(header->dtype))
     throw std::bad_alloc();
   Message message{*header, std::vector<std::byte>(header->count * size_of(header->dtype))};
   if (message.payload.empty()) return message;
@@ -142,7 +142,7 @@ std::optional<Mailbox::Message> Mailbox::receive() {
 
 void Mailbox::end(const Failure& failure) {
   {
-    const std::lock_guard lock(mutex_);
+    const base::Lock lock(mutex_);
     if (stopping_) return;
     failure_ = failure;
   }
@@ -156,26 +156,24 @@ void Mailbox::loop() {
   try {
     while (true) {
       {
-        std::unique_lock lock(mutex_);
-        changed_.wait(lock, [&] { return stopping_ || kept_.size() < kMostKept; });
+        base::Lock lock(mutex_);
+        while (!stopping_ && kept_.size() >= kMostKept) lock.wait(changed_);
         if (stopping_) return;
       }
       auto message = receive();
-      const std::lock_guard lock(mutex_);
+      const base::Lock lock(mutex_);
       if (!message) return;
       kept_.push_back(std::move(*message));
     }
   } catch (const Error& error) {
     end(failure_from(error));
-  } catch (const std::exception&) {
-    end({ErrorKind::kUnavailable,
-         {group_.link->rank()},
-         fmt::format("rank {} has no memory left for a message", group_.link->rank())});
+  } catch (const std::exception& error) {
+    end(failure_of(group_.link->rank(), error));
   }
 }
 
 bool Mailbox::try_take(const Buffer& into) {
-  std::unique_lock lock(mutex_);
+  base::Lock lock(mutex_);
   if (kept_.empty()) {
     if (!failure_) return false;
     const Failure failure = *failure_;

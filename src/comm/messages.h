@@ -8,11 +8,11 @@
 #include <deque>
 #include <map>
 #include <memory>
-#include <mutex>
 #include <optional>
 #include <thread>
 #include <vector>
 
+#include "base/mutex.h"
 #include "comm/group.h"
 #include "comm/operation.h"
 
@@ -47,12 +47,12 @@ class Mailbox {
   const Group& group_;
   int peer_;
   std::uint64_t taken_ = 0;
-  std::mutex mutex_;
+  base::Mutex mutex_;
   std::condition_variable changed_;
-  std::deque<Message> kept_;
-  std::optional<Failure> failure_;
-  Transfer* awaited_ = nullptr;
-  bool stopping_ = false;
+  std::deque<Message> kept_ LOCKSTEP_GUARDED_BY(mutex_);
+  std::optional<Failure> failure_ LOCKSTEP_GUARDED_BY(mutex_);
+  Transfer* awaited_ LOCKSTEP_GUARDED_BY(mutex_) = nullptr;
+  bool stopping_ LOCKSTEP_GUARDED_BY(mutex_) = false;
   std::thread thread_;
 };
 

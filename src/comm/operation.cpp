@@ -17,56 +17,57 @@ OperationQueue::~OperationQueue() {
 }
 
 void OperationQueue::push(std::shared_ptr<Operation> operation, bool wake) {
-  const std::lock_guard lock(mutex_);
+  const base::Lock lock(mutex_);
   queue_.push_back(std::move(operation));
   if (wake) changed_->notify_all();
 }
 
 void OperationQueue::stop() {
-  const std::lock_guard lock(mutex_);
+  const base::Lock lock(mutex_);
   stopping_ = true;
   changed_->notify_all();
 }
 
 bool OperationQueue::idle() const {
-  const std::lock_guard lock(mutex_);
+  const base::Lock lock(mutex_);
   return queue_.empty() && (!running_ || running_->done());
 }
 
-void OperationQueue::run_front(std::unique_lock<std::mutex>& lock) {
-  running_ = std::move(queue_.front());
+void OperationQueue::run_front() {
+  const std::shared_ptr<Operation> operation = queue_.front();
   queue_.pop_front();
-  lock.unlock();
-  running_->run();
-  lock.lock();
+  running_ = operation;
+  mutex_.unlock();
+  operation->run();
+  mutex_.lock();
   running_.reset();
   if (stopping_ || !queue_.empty()) changed_->notify_all();  // or there is nothing to wake up for
 }
 
 void OperationQueue::help(const Operation& operation) {
-  std::unique_lock lock(mutex_);
-  while (!operation.done() && !running_ && !queue_.empty()) run_front(lock);
+  const base::Lock lock(mutex_);
+  while (!operation.done() && !running_ && !queue_.empty()) run_front();
 }
 
 void OperationQueue::help(const Operation& operation, Deadline deadline) {
-  std::unique_lock lock(mutex_);
+  const base::Lock lock(mutex_);
   if (running_ || queue_.empty() || queue_.front().get() != &operation || !operation.begun())
     return;
   operation.limit(deadline);
-  run_front(lock);
+  run_front();
 }
 
 void OperationQueue::run_ready() {
-  std::unique_lock lock(mutex_);
-  while (!running_ && !queue_.empty() && queue_.front()->ready()) run_front(lock);
+  const base::Lock lock(mutex_);
+  while (!running_ && !queue_.empty() && queue_.front()->ready()) run_front();
 }
 
 void OperationQueue::run_until_stopped() {
-  std::unique_lock lock(mutex_);
+  base::Lock lock(mutex_);
   while (true) {
-    changed_->wait(lock, [&] { return !running_ && (stopping_ || !queue_.empty()); });
+    while (running_ || (!stopping_ && queue_.empty())) lock.wait(*changed_);
     if (queue_.empty()) return;
-    run_front(lock);
+    run_front();
   }
 }
 
@@ -82,11 +83,10 @@ void Operation::run() noexcept {
   } catch (const Error& error) {
     link_->fail(failure_from(error));
     end(std::current_exception());
-  } catch (const std::exception&) {
-    const Unavailable error(fmt::format("rank {} has no memory left", link_->rank()),
-                            {link_->rank()});
-    link_->fail(failure_from(error));
-    end(std::make_exception_ptr(error));
+  } catch (const std::exception& error) {
+    const Failure failure = failure_of(link_->rank(), error);
+    link_->fail(failure);
+    end(std::make_exception_ptr(Unavailable(failure.text, failure.ranks)));
   }
 }
 
@@ -95,7 +95,7 @@ void Operation::end(std::exception_ptr outcome, std::shared_ptr<DeviceWork> rest
   begun_ = {};
   // A Work may outlive its Comm, and must not keep the worker in the world.
   std::shared_ptr<Link> released;
-  const std::lock_guard lock(mutex_);
+  const base::Lock lock(mutex_);
   released.swap(link_);
   outcome_ = std::move(outcome);
   rest_ = std::move(rest);
@@ -104,7 +104,7 @@ void Operation::end(std::exception_ptr outcome, std::shared_ptr<DeviceWork> rest
 }
 
 bool Operation::done() const {
-  const std::lock_guard lock(mutex_);
+  const base::Lock lock(mutex_);
   return done_;
 }
 
@@ -115,8 +115,8 @@ bool Operation::poll() {
 
 void Operation::wait_for_body() {
   if (queue_) queue_->help(*this);
-  std::unique_lock lock(mutex_);
-  ended_.wait(lock, [&] { return done_; });
+  base::Lock lock(mutex_);
+  while (!done_) lock.wait(ended_);
   if (outcome_) std::rethrow_exception(outcome_);
 }
 
@@ -133,8 +133,9 @@ void Operation::wait_on(void* stream) {
 void Operation::wait(Deadline deadline) {
   if (queue_) queue_->help(*this, deadline);
   {
-    std::unique_lock lock(mutex_);
-    if (!ended_.wait_until(lock, deadline.when(), [&] { return done_; })) {
+    base::Lock lock(mutex_);
+    while (!done_ && lock.wait_until(ended_, deadline.when())) continue;
+    if (!done_) {
       const auto link = link_;
       lock.unlock();
       // The body holds the caller's buffers: end it, so that they are free when this throws.

@@ -9,10 +9,10 @@
 #include <exception>
 #include <functional>
 #include <memory>
-#include <mutex>
 #include <string>
 #include <thread>
 
+#include "base/mutex.h"
 #include "comm/core/device.h"
 #include "comm/core/link.h"
 
@@ -48,14 +48,15 @@ class OperationQueue {
   bool idle() const;
 
  private:
-  void run_front(std::unique_lock<std::mutex>& lock);
+  // Gives the mutex back while the operation runs.
+  void run_front() LOCKSTEP_REQUIRES(mutex_);
 
   int pid_ = ::getpid();
-  mutable std::mutex mutex_;
+  mutable base::Mutex mutex_;
   std::unique_ptr<std::condition_variable> changed_ = std::make_unique<std::condition_variable>();
-  std::deque<std::shared_ptr<Operation>> queue_;
-  std::shared_ptr<Operation> running_;
-  bool stopping_ = false;
+  std::deque<std::shared_ptr<Operation>> queue_ LOCKSTEP_GUARDED_BY(mutex_);
+  std::shared_ptr<Operation> running_ LOCKSTEP_GUARDED_BY(mutex_);
+  bool stopping_ LOCKSTEP_GUARDED_BY(mutex_) = false;
 };
 
 // Threads:   any.
@@ -102,11 +103,11 @@ class Operation : public std::enable_shared_from_this<Operation> {
   Body body_;
   Begun begun_;
   std::shared_ptr<OperationQueue> queue_;
-  mutable std::mutex mutex_;
+  mutable base::Mutex mutex_;
   std::condition_variable ended_;
-  bool done_ = false;
-  std::exception_ptr outcome_;
-  std::shared_ptr<DeviceWork> rest_;  // once the body has ended
+  bool done_ LOCKSTEP_GUARDED_BY(mutex_) = false;
+  std::exception_ptr outcome_ LOCKSTEP_GUARDED_BY(mutex_);
+  std::shared_ptr<DeviceWork> rest_;  // written before done_, read after it
 };
 
 // Runs operations one after the other: on a thread of its own, which starts with the first of them,

@@ -118,11 +118,10 @@ std::shared_ptr<SharedArena> share(Comm& comm, const Group& group, std::uint64_t
   } catch (const Error& error) {
     group.link->fail(failure_from(error));
     throw;
-  } catch (const std::exception&) {
-    const Unavailable error(fmt::format("rank {} has no memory left", group.link->rank()),
-                            {group.link->rank()});
-    group.link->fail(failure_from(error));
-    throw error;
+  } catch (const std::exception& error) {
+    const Failure failure = failure_of(group.link->rank(), error);
+    group.link->fail(failure);
+    raise(failure);
   }
   auto arena = std::make_shared<SharedArena>(std::move(arenas), comm.rank());
   host->memory.add(id, group.members, arena);

@@ -7,26 +7,26 @@
 #include <condition_variable>
 #include <exception>
 #include <map>
-#include <mutex>
 #include <thread>
 #include <vector>
 
 #include "base/hash.h"
+#include "base/mutex.h"
 
 namespace lockstep {
 namespace {
 
 // Where the threads of one world meet.
 struct Meeting {
-  std::mutex mutex;
+  base::Mutex mutex;
   std::condition_variable changed;
-  std::map<std::string, std::string, std::less<>> values;
-  std::exception_ptr first_failure;
+  std::map<std::string, std::string, std::less<>> values LOCKSTEP_GUARDED_BY(mutex);
+  std::exception_ptr first_failure LOCKSTEP_GUARDED_BY(mutex);
   std::string name = "lockstep-threads-" + base::to_hex(base::random_bytes(16));
   std::string secret = base::to_hex(base::random_bytes(16));
 
   void fail(std::exception_ptr failure) {
-    const std::lock_guard lock(mutex);
+    const base::Lock lock(mutex);
     if (!first_failure) first_failure = std::move(failure);
     changed.notify_all();
   }
@@ -41,18 +41,21 @@ class ThreadBootstrap : public Bootstrap {
   std::string name() const override { return meeting_.name; }
   std::string secret() const override { return meeting_.secret; }
   void put(std::string_view key, std::string_view value, Deadline /*deadline*/) override {
-    const std::lock_guard lock(meeting_.mutex);
+    const base::Lock lock(meeting_.mutex);
     meeting_.values.emplace(key, value);
     meeting_.changed.notify_all();
   }
   std::string get(std::string_view key, Deadline deadline) override {
-    std::unique_lock lock(meeting_.mutex);
-    const auto there = [&] { return meeting_.values.contains(key) || meeting_.first_failure; };
-    if (!meeting_.changed.wait_until(lock, deadline.when(), there))
-      throw Timeout(fmt::format("rank {} waits in vain for {} of another thread", rank_, key));
-    const auto found = meeting_.values.find(key);
-    if (found == meeting_.values.end()) throw PeerLost("another thread has ended with an error");
-    return found->second;
+    base::Lock lock(meeting_.mutex);
+    bool in_time = true;
+    while (true) {
+      const auto found = meeting_.values.find(key);
+      if (found != meeting_.values.end()) return found->second;
+      if (meeting_.first_failure) throw PeerLost("another thread has ended with an error");
+      if (!in_time)
+        throw Timeout(fmt::format("rank {} waits in vain for {} of another thread", rank_, key));
+      in_time = lock.wait_until(meeting_.changed, deadline.when());
+    }
   }
 
  private:
@@ -97,6 +100,7 @@ void run_threads(int workers, const std::function<void(World&)>& body,
     }
   }
   for (std::thread& thread : threads) thread.join();
+  const base::Lock lock(meeting.mutex);
   if (meeting.first_failure) std::rethrow_exception(meeting.first_failure);
 }
 

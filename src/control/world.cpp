@@ -19,6 +19,7 @@
 #include <string>
 #include <utility>
 
+#include "base/diagnosis.h"
 #include "base/environment.h"
 #include "base/log.h"
 #include "comm/engines.h"
@@ -118,7 +119,7 @@ Comm connect_all(const std::string& engine, control::RendezvousClient& client,
   try {
     return comm::connect(engine, client, options, std::move(on_failure));
   } catch (const std::exception& error) {
-    client.give_up(error.what());
+    client.give_up(base::diagnosis(error));
     throw;
   }
 }

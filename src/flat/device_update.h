@@ -114,7 +114,7 @@ void queue_clip(const ClipTask& task, void* stream);
 // nothing is added. What lies in the place of an entry that is left alone stays.
 inline constexpr std::uintptr_t kLeftAlone = 1;  // as an address, where no gradient lies
 inline const void* left_alone() {
-  return reinterpret_cast<const void*>(kLeftAlone);
+  return reinterpret_cast<const void*>(kLeftAlone);  // NOLINT(performance-no-int-to-ptr)
 }
 struct GatherTask {
   DeviceRange range;

@@ -1,5 +1,5 @@
 // The arithmetic of a sum on a device, element by element: the same text for the device's compiler and, in the tests, for
-// the host's. It gives the bits of comm/core/kernels.cpp for finite values.
+// the host's. It gives the bits of fold.cpp for finite values.
 #pragma once
 
 #include <cstddef>

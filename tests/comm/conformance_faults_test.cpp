@@ -4,9 +4,11 @@
 #include <lockstep/comm.h>
 
 #include <atomic>
+#include <stdexcept>
 #include <thread>
 
 #include "comm/engines.h"
+#include "comm/operation.h"
 #include "tests/comm/conformance.h"
 #include "tests/support/elements.h"
 
@@ -272,6 +274,49 @@ TEST_P(Conformance, BadInputIsThrownByTheCallAndHarmsNothing) {
     comm.all_reduce(buffer_of(data)).wait();
     EXPECT_EQ(data[9], 2.0F);
   });
+}
+
+TEST_P(Conformance, ABugInAnOperationIsCalledOneOnEveryWorker) {
+  const auto store = std::make_shared<LocalStore>();
+  std::thread other([&] {
+    LocalBootstrap bootstrap(store, "bug", 1, 2);
+    const auto link = comm::connect_link(GetParam(), bootstrap, {});
+    const auto told = link->heard_from(0, Deadline::after(milliseconds(20'000)));
+    ASSERT_TRUE(told);
+    EXPECT_THAT(told->text, HasSubstr("rank 0: a bug in Lockstep"));
+  });
+  LocalBootstrap bootstrap(store, "bug", 0, 2);
+  comm::Operation operation(
+      comm::connect_link(GetParam(), bootstrap, {}), "a test",
+      []() -> std::shared_ptr<comm::DeviceWork> { throw std::out_of_range("at(3)"); });
+  operation.run();
+  try {
+    operation.wait();
+    ADD_FAILURE() << "the operation did not fail";
+  } catch (const Unavailable& error) {
+    EXPECT_THAT(error.what(), HasSubstr("report it with this line: at(3)"));
+    EXPECT_THAT(error.ranks(), ElementsAre(0));
+  }
+  other.join();
+}
+
+// A program's own, which may throw what it likes.
+TEST_P(Conformance, ABootstrapThatFailsIsToldApartFromABugAndFromALackOfMemory) {
+  struct Broken : Wrapped {
+    using Wrapped::Wrapped;
+    std::string get(std::string_view, Deadline) override {
+      throw std::runtime_error("the store is gone");
+    }
+    void put(std::string_view, std::string_view, Deadline deadline) override { get({}, deadline); }
+  };
+  LocalBootstrap bootstrap(std::make_shared<LocalStore>(), "broken", 0, 2);
+  Broken broken(bootstrap);
+  try {
+    connect(GetParam(), broken, {});
+    ADD_FAILURE() << "connected";
+  } catch (const Unavailable& error) {
+    EXPECT_THAT(error.what(), HasSubstr("the Bootstrap failed: the store is gone"));
+  }
 }
 
 // What a peer says why it ends names ranks, and they are followed.

@@ -22,6 +22,7 @@
 #include "app/train/launch.h"
 #include "app/train/open_choices.h"
 #include "base/atomic_file.h"
+#include "base/diagnosis.h"
 #include "base/environment.h"
 #include "base/standard_output.h"
 #include "bench/step/worker.h"
@@ -109,7 +110,7 @@ TrainReport trained(const TrainArguments& arguments, World& world) {
     world.comm().leave(error.what_without_backtrace());
     throw;
   } catch (const std::exception& error) {
-    world.comm().leave(error.what());
+    world.comm().leave(base::diagnosis(error));
     throw;
   }
 }
@@ -159,6 +160,6 @@ int main(int argc, char** argv) {
     // Without the calls that led there, which go on for a page.
     fail(error.what_without_backtrace(), voice(error), kFailed);
   } catch (const std::exception& error) {
-    fail(error.what(), voice(error), kFailed);
+    fail(lockstep::base::diagnosis(error), voice(error), kFailed);
   }
 }

@@ -8,7 +8,7 @@
 #include <cstring>
 #include <stdexcept>
 
-#include "bench/time_lines.h"
+#include "bench/measure/time_lines.h"
 
 namespace lockstep::bench {
 namespace {

@@ -11,7 +11,7 @@
 #include <string>
 
 #include "bench/allreduce/measure.h"
-#include "bench/cores.h"
+#include "bench/measure/cores.h"
 
 namespace lockstep::bench {
 namespace {

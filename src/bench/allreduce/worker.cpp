@@ -9,7 +9,7 @@
 #include <memory>
 
 #include "base/environment.h"
-#include "bench/cores.h"
+#include "bench/measure/cores.h"
 #include "flat/tree_sum.h"
 #include "plan/traffic.h"
 #include "plan/tree.h"

@@ -22,10 +22,10 @@
 
 #include "base/environment.h"
 #include "base/memory_use.h"
-#include "bench/cores.h"
+#include "bench/measure/cores.h"
+#include "bench/measure/time_lines.h"
 #include "bench/step/bench_job.h"
 #include "bench/step/device.h"
-#include "bench/time_lines.h"
 #include "control/device_choice.h"
 #include "plan/tree.h"
 #include "torch/device/onednn.h"
@@ -60,6 +60,8 @@ using Clock = std::chrono::steady_clock;
 
 constexpr int kWarmUp = 6;         // the second half of it is timed, for the number of steps
 constexpr int kWarmUpOnCuda = 20;  // the same; kernels are searched for, and graphs captured
+constexpr int kHalfWarmUp = kWarmUp / 2;
+constexpr int kHalfWarmUpOnCuda = kWarmUpOnCuda / 2;
 constexpr std::int64_t kLeastSteps = 5;
 constexpr std::int64_t kMostSteps = 20'000;
 constexpr double kMegabyte = 1e6;
@@ -107,12 +109,12 @@ std::int64_t agreed_steps(const StepJob& job, World& world, double step_ms) {
 std::vector<double> timed_on_cuda(const StepJob& job, World& world,
                                   const std::function<void()>& step) {
   DeviceMarks warm_up(world.device());
-  for (int i = 0; i < kWarmUpOnCuda / 2; ++i) step();
+  for (int i = 0; i < kHalfWarmUpOnCuda; ++i) step();
   warm_up.mark();
-  for (int i = 0; i < kWarmUpOnCuda / 2; ++i) step();
+  for (int i = 0; i < kHalfWarmUpOnCuda; ++i) step();
   warm_up.mark();
   const std::int64_t steps =
-      agreed_steps(job, world, warm_up.milliseconds().front() / (kWarmUpOnCuda / 2));
+      agreed_steps(job, world, warm_up.milliseconds().front() / kHalfWarmUpOnCuda);
   DeviceMarks marks(world.device());
   world.comm().barrier().wait();
   marks.mark();
@@ -125,10 +127,10 @@ std::vector<double> timed_on_cuda(const StepJob& job, World& world,
 
 std::vector<double> timed(const StepJob& job, World& world, const std::function<void()>& step) {
   if (job.on_cuda()) return timed_on_cuda(job, world, step);
-  for (int i = 0; i < kWarmUp / 2; ++i) step();
+  for (int i = 0; i < kHalfWarmUp; ++i) step();
   auto begun = Clock::now();
-  for (int i = 0; i < kWarmUp / 2; ++i) step();
-  const std::int64_t steps = agreed_steps(job, world, ms_since(begun) / (kWarmUp / 2));
+  for (int i = 0; i < kHalfWarmUp; ++i) step();
+  const std::int64_t steps = agreed_steps(job, world, ms_since(begun) / kHalfWarmUp);
   std::vector<double> times;
   world.comm().barrier().wait();
   for (std::int64_t i = 0; i < steps; ++i) {
@@ -287,7 +289,7 @@ class CudaClock : public TrainerClock {
     const std::int64_t done = record.step + 1;
     if (done == kWarmUpOnCuda / 2 || done == kWarmUpOnCuda) warm_up_.mark();
     if (done == kWarmUpOnCuda)
-      steps_ = fitting_steps(job_, warm_up_.milliseconds().front() / (kWarmUpOnCuda / 2));
+      steps_ = fitting_steps(job_, warm_up_.milliseconds().front() / kHalfWarmUpOnCuda);
     if (done >= kWarmUpOnCuda) marks_.mark();
     return job_.steps == 0 && done >= kWarmUpOnCuda + steps_;
   }

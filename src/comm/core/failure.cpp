@@ -3,6 +3,7 @@
 #include <fmt/format.h>
 
 #include "base/bytes.h"
+#include "base/diagnosis.h"
 
 namespace lockstep::comm {
 namespace {
@@ -19,14 +20,11 @@ Failure failure_from(const Error& error) {
 
 Failure failure_of(int rank, const std::exception& error) {
   const auto* known = dynamic_cast<const Error*>(&error);
-  if (known == nullptr)
-    return {ErrorKind::kUnavailable, {rank}, fmt::format("rank {} has no memory left", rank)};
-  Failure failure = failure_from(*known);
-  if (failure.kind == ErrorKind::kUnavailable && failure.ranks.empty()) {
-    failure.ranks = {rank};
-    failure.text = fmt::format("rank {}: {}", rank, failure.text);
-  }
-  return failure;
+  const bool of_others =
+      known != nullptr && (known->kind() != ErrorKind::kUnavailable || !known->ranks().empty());
+  if (of_others) return failure_from(*known);
+  return {
+      ErrorKind::kUnavailable, {rank}, fmt::format("rank {}: {}", rank, base::diagnosis(error))};
 }
 
 const char* silence_hint(bool over_network) noexcept {

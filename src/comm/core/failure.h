@@ -25,7 +25,8 @@ const char* silence_hint(bool over_network) noexcept;
 
 // What a worker says of itself when others wait for it, and it for `peer`.
 Failure waiting_failure(int rank, int peer, bool over_network);
-// What ended `rank`, this worker: anything but an Error is a lack of memory, and what is unavailable is so to it.
+// What ended `rank`, this worker. An Error says it; whatever else it was (no memory, the system, a bug of ours) is
+// Unavailable to this rank, with base::diagnosis as its text.
 Failure failure_of(int rank, const std::exception& error);
 [[noreturn]] void raise(const Failure& failure);
 

@@ -3,6 +3,10 @@
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
+#include <new>
+#include <stdexcept>
+#include <system_error>
+
 #include "comm/core/exchange.h"
 #include "comm/core/failure.h"
 
@@ -110,6 +114,27 @@ TEST(NoticeTest, ComesBackFromItsBytesCutToItsSize) {
   EXPECT_EQ(back->ranks, failure.ranks);
   EXPECT_EQ(back->text, failure.text.substr(0, back->text.size()));
   EXPECT_GT(back->text.size(), 500u);
+}
+
+TEST(FailureTest, OnlyALackOfMemoryIsCalledOne) {
+  const auto told = [](const std::exception& error) {
+    const Failure failure = failure_of(1, error);
+    EXPECT_EQ(failure.kind, ErrorKind::kUnavailable);
+    EXPECT_EQ(failure.ranks, std::vector<int>{1});
+    return failure.text;
+  };
+  EXPECT_EQ(told(std::bad_alloc()), "rank 1: no memory left");
+  EXPECT_EQ(told(Unavailable("this host allows no more threads")),
+            "rank 1: this host allows no more threads");
+  const std::system_error system(EMFILE, std::generic_category());
+  EXPECT_EQ(told(system), std::string("rank 1: ") + system.what());
+  EXPECT_THAT(told(std::out_of_range("at(3)")), HasSubstr("a bug in Lockstep"));
+  EXPECT_EQ(failure_of(1, PeerLost("rank 2 died", {2})).ranks, std::vector<int>{2});
+}
+
+TEST(FailureTest, ABugAsksForAReportHoweverLongItsTextIs) {
+  const auto notice = encode_notice(failure_of(1, std::logic_error(std::string(5000, 'x'))));
+  EXPECT_THAT(decode_notice(notice)->text, HasSubstr("please report it"));
 }
 
 TEST(NoticeTest, GarbageIsNoNotice) {

@@ -21,7 +21,7 @@ bool includes(const std::vector<int>& members, std::span<const int> who) {
 
 void SharedMemory::add(std::uint64_t id, std::vector<int> members,
                        std::weak_ptr<SharedArena> arena) {
-  const std::lock_guard lock(mutex_);
+  const base::Lock lock(mutex_);
   std::erase_if(known_, [](const Known& known) { return known.arena.expired(); });
   known_.push_back({id, std::move(members), std::move(arena)});
 }
@@ -29,7 +29,7 @@ void SharedMemory::add(std::uint64_t id, std::vector<int> members,
 ArenaAddress SharedMemory::locate(const void* data, std::size_t bytes,
                                   std::span<const int> who) const {
   const auto* first = static_cast<const std::byte*>(data);
-  const std::lock_guard lock(mutex_);
+  const base::Lock lock(mutex_);
   for (const Known& known : known_) {
     const auto arena = known.arena.lock();
     if (!arena || std::less<>{}(first, arena->data())) continue;
@@ -42,7 +42,7 @@ ArenaAddress SharedMemory::locate(const void* data, std::size_t bytes,
 
 std::shared_ptr<std::byte> SharedMemory::resolve(int link_rank, ArenaAddress address,
                                                  std::size_t bytes, std::size_t alignment) const {
-  const std::lock_guard lock(mutex_);
+  const base::Lock lock(mutex_);
   for (const Known& known : known_) {
     if (known.id != address.arena) continue;
     const auto member = std::find(known.members.begin(), known.members.end(), link_rank);

@@ -5,10 +5,11 @@
 
 #include <cstdint>
 #include <memory>
-#include <mutex>
 #include <span>
 #include <string>
 #include <vector>
+
+#include "base/mutex.h"
 
 namespace lockstep::comm {
 
@@ -43,8 +44,8 @@ class SharedMemory {
     std::vector<int> members;
     std::weak_ptr<SharedArena> arena;
   };
-  mutable std::mutex mutex_;
-  std::vector<Known> known_;
+  mutable base::Mutex mutex_;
+  std::vector<Known> known_ LOCKSTEP_GUARDED_BY(mutex_);
 };
 
 // What workers of one host have in common.

@@ -14,6 +14,7 @@
 #include <netdb.h>
 #include <sys/socket.h>
 
+#include <new>
 #include <system_error>
 
 #include "base/bytes.h"
@@ -83,6 +84,8 @@ std::shared_ptr<gloo::transport::Device> make_device(const std::string& interfac
   }
   try {
     return gloo::transport::tcp::CreateDevice(attributes);
+  } catch (const std::bad_alloc&) {
+    throw;
   } catch (const std::exception& error) {
     throw Unavailable(fmt::format("Gloo cannot listen on '{}': {}", interface_name, error.what()));
   }
@@ -161,10 +164,14 @@ Attempt try_to_form(Bootstrap& bootstrap, const CommOptions& options, int number
     return {nullptr, error.what()};
   } catch (const Error&) {
     throw;  // the bootstrap itself failed, or its deadline has passed
+  } catch (const std::bad_alloc& error) {
+    return {nullptr, failure_of(bootstrap.rank(), error).text};
   } catch (const std::system_error& error) {
+    if (error.code() != std::errc::resource_unavailable_try_again)
+      return {nullptr, failure_of(bootstrap.rank(), error).text};
     return {nullptr, fmt::format("rank {} cannot start a thread ({}); raise `ulimit -u`",
                                  bootstrap.rank(), error.what())};
-  } catch (const std::exception& error) {
+  } catch (const std::exception& error) {  // Gloo's own: it tells no failures of the network apart
     return {nullptr, error.what()};
   }
 }

@@ -3,6 +3,8 @@
 #include <fmt/format.h>
 #include <gloo/allreduce.h>
 
+#include <new>
+
 #include "comm/gloo/no_sigpipe.h"
 #include "flat/fold.h"
 
@@ -36,6 +38,8 @@ class GlooTransfer : public Transfer {
       const auto verdict =
           link_.watchdog_.wait(*buffer_, direction_, peer_, Deadline::after(kLastLook));
       if (verdict == Watchdog::Verdict::kDone) return true;
+    } catch (const std::bad_alloc&) {  // no peer's fault
+      throw;
     } catch (const std::exception& error) {
       link_.explain(peer_, error.what());
     }
@@ -95,6 +99,8 @@ std::unique_ptr<Transfer> GlooLink::post(Direction direction, int peer, Slot slo
     } else {
       buffer->recv(peer, kEngineBit | slot);
     }
+  } catch (const std::bad_alloc&) {
+    throw;
   } catch (const std::exception& error) {
     explain(peer, error.what());
   }
@@ -111,7 +117,7 @@ std::unique_ptr<Transfer> GlooLink::recv(int peer, Slot slot, void* data, std::s
 }
 
 std::optional<Failure> GlooLink::failure() const {
-  const std::lock_guard lock(mutex_);
+  const base::Lock lock(mutex_);
   return failure_;
 }
 
@@ -122,7 +128,7 @@ void GlooLink::fail(const Failure& failure) noexcept {
 void GlooLink::end(const Failure& failure, std::chrono::milliseconds patience) noexcept {
   if (::getpid() != pid_) return;  // a child of fork(): the world is its parent's
   {
-    const std::lock_guard lock(mutex_);
+    const base::Lock lock(mutex_);
     if (failure_) return;
     failure_ = failure;
   }
@@ -138,7 +144,7 @@ void GlooLink::end(const Failure& failure, std::chrono::milliseconds patience) n
 
 void GlooLink::tell(const Failure& failure, std::chrono::milliseconds patience) noexcept {
   if (::getpid() != pid_) return;
-  const std::lock_guard lock(told_mutex_);
+  const base::Lock lock(told_mutex_);
   if (told_all_) return;
   told_all_ = true;
   const NoSigpipe no_sigpipe;
@@ -210,6 +216,8 @@ void GlooLink::native_all_reduce(const Buffer& data, ReduceOp op, std::uint32_t 
   options.setTimeout(std::chrono::milliseconds(std::max(1, deadline.left_ms())));
   try {
     gloo::allreduce(options);
+  } catch (const std::bad_alloc&) {
+    throw;
   } catch (const std::exception& error) {
     if (const auto failure = this->failure()) raise(*failure);
     if (deadline.expired()) {

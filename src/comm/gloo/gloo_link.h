@@ -7,10 +7,10 @@
 
 #include <atomic>
 #include <memory>
-#include <mutex>
 #include <string>
 #include <vector>
 
+#include "base/mutex.h"
 #include "comm/core/link.h"
 #include "comm/gloo/gloo_monitor.h"
 #include "comm/gloo/watchdog.h"
@@ -68,11 +68,11 @@ class GlooLink : public Link {
   int pid_ = ::getpid();
   std::shared_ptr<gloo::rendezvous::Context> context_;
   Watchdog watchdog_;
-  mutable std::mutex mutex_;
-  std::optional<Failure> failure_;
+  mutable base::Mutex mutex_;
+  std::optional<Failure> failure_ LOCKSTEP_GUARDED_BY(mutex_);
   std::atomic<int> waits_for_{kNoRank};
-  std::mutex told_mutex_;
-  bool told_all_ = false;
+  base::Mutex told_mutex_;
+  bool told_all_ LOCKSTEP_GUARDED_BY(told_mutex_) = false;
   std::vector<Notice> told_;  // by peer, alive until the connections are closed
   GlooMonitor news_;          // last: its threads use the rest
 };

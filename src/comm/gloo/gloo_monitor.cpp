@@ -5,7 +5,11 @@
 namespace lockstep::comm {
 
 GlooMonitor::GlooMonitor(gloo::Context& context, Watchdog& watchdog, OnEnd on_end)
-    : context_(context), watchdog_(watchdog), on_end_(std::move(on_end)), peers_(context.size) {
+    : context_(context),
+      watchdog_(watchdog),
+      on_end_(std::move(on_end)),
+      news_(context.size),
+      peers_(context.size) {
   for (int number = 0; number < context.size; ++number) {
     if (number == context.rank) continue;
     Peer& peer = peers_[number];
@@ -30,7 +34,7 @@ GlooMonitor::~GlooMonitor() {
 
 void GlooMonitor::stop() {
   {
-    const std::lock_guard lock(mutex_);
+    const base::Lock lock(mutex_);
     stopping_ = true;
   }
   for (Peer& peer : peers_) {
@@ -52,10 +56,9 @@ void GlooMonitor::listen(int number) {
     // The connection broke before the peer could say why.
   }
   {
-    const std::lock_guard lock(mutex_);
+    const base::Lock lock(mutex_);
     if (stopping_) return;
-    peer.ended = true;
-    peer.said = said;
+    news_[number] = {true, said};
     changed_.notify_all();
   }
   on_end_(number, said);
@@ -71,14 +74,14 @@ void GlooMonitor::send_receipt(int number) {
 }
 
 bool GlooMonitor::ended(int peer) const {
-  const std::lock_guard lock(mutex_);
-  return peers_[peer].ended;
+  const base::Lock lock(mutex_);
+  return news_[peer].ended;
 }
 
 std::optional<Failure> GlooMonitor::await(int peer, Deadline deadline) const {
-  std::unique_lock lock(mutex_);
-  changed_.wait_until(lock, deadline.when(), [&] { return peers_[peer].ended; });
-  return peers_[peer].said;
+  base::Lock lock(mutex_);
+  while (!news_[peer].ended && lock.wait_until(changed_, deadline.when())) continue;
+  return news_[peer].said;
 }
 
 }  // namespace lockstep::comm

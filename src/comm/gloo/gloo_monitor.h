@@ -17,12 +17,12 @@
 #include <condition_variable>
 #include <functional>
 #include <memory>
-#include <mutex>
 #include <optional>
 #include <string>
 #include <thread>
 #include <vector>
 
+#include "base/mutex.h"
 #include "comm/core/failure.h"
 #include "comm/core/link.h"
 #include "comm/gloo/watchdog.h"
@@ -48,9 +48,11 @@ class GlooMonitor {
   struct Peer {
     std::string bytes;
     std::unique_ptr<gloo::transport::UnboundBuffer> buffer;
+    std::thread thread;
+  };
+  struct News {
     bool ended = false;
     std::optional<Failure> said;
-    std::thread thread;
   };
   void stop();
   void listen(int number);
@@ -59,10 +61,11 @@ class GlooMonitor {
   gloo::Context& context_;
   Watchdog& watchdog_;
   OnEnd on_end_;
-  mutable std::mutex mutex_;
+  mutable base::Mutex mutex_;
   mutable std::condition_variable changed_;
-  bool stopping_ = false;
-  std::vector<Peer> peers_;  // by rank; this worker's own is unused
+  bool stopping_ LOCKSTEP_GUARDED_BY(mutex_) = false;
+  std::vector<News> news_ LOCKSTEP_GUARDED_BY(mutex_);  // by rank, as the next
+  std::vector<Peer> peers_;                             // this worker's own is unused
 };
 
 // Operations use 0 to 3 of every eight slots.

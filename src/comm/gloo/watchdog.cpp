@@ -6,7 +6,7 @@ Watchdog::Watchdog() : thread_([this] { loop(); }) {}
 
 Watchdog::~Watchdog() {
   {
-    const std::lock_guard lock(mutex_);
+    const base::Lock lock(mutex_);
     stopping_ = true;
     changed_.notify_all();
   }
@@ -27,17 +27,17 @@ Watchdog::Verdict Watchdog::wait(gloo::transport::UnboundBuffer& buffer, Directi
                                  int peer, Deadline deadline, const std::function<bool()>& over) {
   std::uint64_t id = 0;
   {
-    const std::lock_guard lock(mutex_);
+    const base::Lock lock(mutex_);
     id = next_++;
     watched_[id] = {&buffer, direction, peer, deadline, Verdict::kDone};
     if (deadline.when() < wakes_) changed_.notify_all();
   }
   if (over && over()) {
-    const std::lock_guard lock(mutex_);
+    const base::Lock lock(mutex_);
     end(watched_[id], Verdict::kInterrupted);
   }
   const auto forget = [&] {
-    const std::lock_guard lock(mutex_);
+    const base::Lock lock(mutex_);
     const Verdict verdict = watched_[id].verdict;
     watched_.erase(id);
     return verdict;
@@ -57,19 +57,19 @@ Watchdog::Verdict Watchdog::wait(gloo::transport::UnboundBuffer& buffer, Directi
 }
 
 void Watchdog::interrupt(int peer) {
-  const std::lock_guard lock(mutex_);
+  const base::Lock lock(mutex_);
   for (auto& [id, watched] : watched_) {
     if (watched.peer == peer) end(watched, Verdict::kInterrupted);
   }
 }
 
 void Watchdog::interrupt_all() {
-  const std::lock_guard lock(mutex_);
+  const base::Lock lock(mutex_);
   for (auto& [id, watched] : watched_) end(watched, Verdict::kInterrupted);
 }
 
 void Watchdog::loop() {
-  std::unique_lock lock(mutex_);
+  base::Lock lock(mutex_);
   while (!stopping_) {
     wakes_ = Deadline::Clock::time_point::max();
     const auto now = Deadline::Clock::now();
@@ -82,9 +82,9 @@ void Watchdog::loop() {
       }
     }
     if (wakes_ == Deadline::Clock::time_point::max()) {
-      changed_.wait(lock);
+      lock.wait(changed_);
     } else {
-      changed_.wait_until(lock, wakes_);
+      lock.wait_until(changed_, wakes_);
     }
   }
 }

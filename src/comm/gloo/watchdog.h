@@ -9,8 +9,9 @@
 #include <cstdint>
 #include <functional>
 #include <map>
-#include <mutex>
 #include <thread>
+
+#include "base/mutex.h"
 
 namespace lockstep::comm {
 
@@ -49,12 +50,13 @@ class Watchdog {
   void loop();
   static void end(Watched& watched, Verdict verdict);
 
-  std::mutex mutex_;
+  base::Mutex mutex_;
   std::condition_variable changed_;
-  std::map<std::uint64_t, Watched> watched_;
-  std::uint64_t next_ = 0;
-  Deadline::Clock::time_point wakes_ = Deadline::Clock::time_point::max();
-  bool stopping_ = false;
+  std::map<std::uint64_t, Watched> watched_ LOCKSTEP_GUARDED_BY(mutex_);
+  std::uint64_t next_ LOCKSTEP_GUARDED_BY(mutex_) = 0;
+  Deadline::Clock::time_point wakes_ LOCKSTEP_GUARDED_BY(mutex_) =
+      Deadline::Clock::time_point::max();
+  bool stopping_ LOCKSTEP_GUARDED_BY(mutex_) = false;
   std::thread thread_;
 };
 

@@ -164,7 +164,8 @@ std::shared_ptr<DeviceWork> NcclGroup::start(Exchange& exchange, const DeviceTas
     link_.fail(failure_from(error));
     communicator_->abort();
     throw;
-  } catch (const std::exception&) {
+  } catch (const std::exception& error) {
+    link_.fail(failure_of(link_.rank(), error));
     communicator_->abort();
     throw;
   }

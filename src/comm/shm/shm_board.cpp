@@ -113,7 +113,7 @@ bool Boards::all_have_left(const Owned& owned) const {
 
 std::unique_ptr<Board> Boards::make(std::uint64_t group, std::span<const int> members) {
   const std::uint64_t key = base::mix64(group) | 1;  // never 0
-  const std::lock_guard lock(mutex_);
+  const base::Lock lock(mutex_);
   const auto free = std::find_if(owned_.begin(), owned_.end(), [&](const Owned& owned) {
     return !owned.used || all_have_left(owned);
   });

@@ -3,11 +3,11 @@
 
 #include <functional>
 #include <memory>
-#include <mutex>
 #include <optional>
 #include <span>
 #include <vector>
 
+#include "base/mutex.h"
 #include "comm/core/board.h"
 #include "comm/core/failure.h"
 #include "comm/shm/segment.h"
@@ -46,8 +46,8 @@ class Boards {
   bool all_have_left(const Owned& owned) const;
 
   BoardSetting setting_;
-  std::mutex mutex_;
-  std::vector<Owned> owned_;
+  base::Mutex mutex_;
+  std::vector<Owned> owned_ LOCKSTEP_GUARDED_BY(mutex_);
 };
 
 }  // namespace lockstep::comm

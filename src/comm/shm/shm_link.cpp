@@ -289,9 +289,8 @@ bool ShmLink::read_from(ShmPeer& peer) {
   } catch (const Error& error) {
     fail_locked(failure_from(error));
     return true;
-  } catch (const std::exception&) {
-    fail_locked(
-        {ErrorKind::kUnavailable, {rank()}, fmt::format("rank {} has no memory left", rank())});
+  } catch (const std::exception& error) {
+    fail_locked(failure_of(rank(), error));
     return true;
   }
   if (read && peer.in.writer_starves()) peer.segment->ring_bell();

@@ -201,7 +201,8 @@ DataSplits load_csv(const std::string& path) {
 }
 
 // What tells the classes apart: for images coarse patterns, which convolutions can see.
-torch::Tensor class_centres(const std::vector<std::int64_t>& shape, at::Generator generator) {
+torch::Tensor class_centres(const std::vector<std::int64_t>& shape,
+                            const at::Generator& generator) {
   if (shape.size() != 4) return 0.1 * torch::randn(shape, generator);
   const torch::Tensor coarse = torch::randn({shape[0], shape[1], 4, 4}, generator);
   return 0.5 * torch::upsample_nearest2d(coarse, {shape[2], shape[3]});

@@ -107,7 +107,7 @@ class SideStream {
   class Scope {
    public:
     explicit Scope(SideStream& side, After after = After::kWaits);
-    ~Scope();
+    ~Scope();  // NOLINT(performance-trivially-destructible): only where there are no GPUs
     Scope(const Scope&) = delete;
     Scope& operator=(const Scope&) = delete;
 

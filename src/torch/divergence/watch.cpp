@@ -36,8 +36,7 @@ std::string Fault::text(const plan::Layout& layout) const {
 }
 
 std::string Fault::remedy() const {
-  const std::string again =
-      "Go on from the last checkpoint; if it happens again, without that machine";
+  std::string again = "Go on from the last checkpoint; if it happens again, without that machine";
   if (what == What::kGradient) return again;
   return again +
          ". A loss or a hook that writes to parameters, as max_norm and clamping do, looks the "

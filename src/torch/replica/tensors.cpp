@@ -125,7 +125,7 @@ bool has_own_memory(const torch::Tensor& grad, const torch::Tensor& incoming) {
     ++known;
     if (incoming.is_view()) {
       constexpr std::size_t kTheViewAndThis = 2;
-      const at::TensorBase whole = incoming._base();
+      const at::TensorBase whole = incoming._base();  // NOLINT: a copy, which counts as "this"
       if (whole.use_count() > kTheViewAndThis) return false;
       ++known;
     }

@@ -78,9 +78,9 @@ torch::Tensor DeviceBuffers::mean_of(const torch::Tensor& rows, const std::vecto
     if (!tensor.is_floating_point() || tensor.numel() == 0) continue;
     const auto first =
         static_cast<std::byte*>(tensor.data_ptr()) - static_cast<std::byte*>(bytes_.data_ptr());
-    const auto part = [&](const torch::Tensor& row) {
-      const auto end = first + static_cast<std::int64_t>(tensor.nbytes());
-      return row.slice(0, first, end).view(tensor.scalar_type());
+    const auto part = [&, &buffer = tensor](const torch::Tensor& row) {
+      const auto end = first + static_cast<std::int64_t>(buffer.nbytes());
+      return row.slice(0, first, end).view(buffer.scalar_type());
     };
     std::vector<torch::Tensor> values;
     for (const int shard : ran) values.push_back(part(rows[shard]).to(torch::kFloat64));

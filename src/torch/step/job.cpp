@@ -31,6 +31,7 @@ Job::Job(World& world, const JobOptions& options)
     : core_(steps::JobCore::make(world, steps::JobSetup{.options = options})) {}
 Job::~Job() = default;
 
+// NOLINTNEXTLINE(performance-unnecessary-value-param): it is the caller's to give away, as elsewhere
 Batches Job::batches(DatasetPtr dataset, const BatchesOptions& options) {
   if (dataset == nullptr) throw BadInput("batches() wants a data set");
   if ((options.steps > 0) == (options.epochs > 0))

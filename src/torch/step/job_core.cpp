@@ -213,7 +213,7 @@ void JobCore::catch_up() {
 void JobCore::take_state_of(int source) {
   Comm& comm = generation_.control;
   std::string mine = fmt::format("{} {}\n", progress_.next, progress_.saved_at);
-  for (const auto& [name, value] : state_.values()) mine += name + "=" + value + "\n";
+  for (const auto& [name, value] : state_.values()) mine += fmt::format("{}={}\n", name, value);
   std::istringstream lines(control::gather_text(comm, mine)[static_cast<std::size_t>(source)]);
   lines >> progress_.next >> progress_.saved_at;
   std::map<std::string, double> values;

@@ -7,6 +7,7 @@
 
 #include <cstring>
 
+#include "base/diagnosis.h"
 #include "control/gather_text.h"
 #include "torch/replica/model.h"
 #include "torch/replica/tensors.h"
@@ -98,8 +99,10 @@ std::string from_leader(Comm& comm, const std::function<std::string()>& read) {
       said = "+" + read();
     } catch (const Error& error) {
       said = kind_digit(error.kind()) + error.what();
+    } catch (const c10::Error& error) {
+      said = kind_digit(ErrorKind::kUnavailable) + error.what_without_backtrace();
     } catch (const std::exception& error) {
-      said = kind_digit(ErrorKind::kUnavailable) + error.what();
+      said = kind_digit(ErrorKind::kUnavailable) + base::diagnosis(error);
     }
   }
   said = control::gather_text(comm, said).front();

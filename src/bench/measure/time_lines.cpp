@@ -1,4 +1,4 @@
-#include "bench/time_lines.h"
+#include "bench/measure/time_lines.h"
 
 #include <algorithm>
 

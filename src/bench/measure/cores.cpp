@@ -1,4 +1,4 @@
-#include "bench/cores.h"
+#include "bench/measure/cores.h"
 
 #include <sched.h>
 
