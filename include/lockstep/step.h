@@ -34,10 +34,11 @@ struct Shard {
   int count = 0;  // number of shards of the job
   int phase = 0;  // how many Steps were called on this batch before
 
-  // Reports a number for Outcome::metric(), which is the sum of `sum` over all shards divided by the sum of `weight`:
-  // right answers and answers, for example. Without `weight` it is the shard's number of samples. The names of a Step are
-  // those that any shard reported in its first call. A tensor has one element, and the host does not wait for it. On a GPU prefer tensors: a pass that reports a number of the host cannot be captured as a CUDA
-  // graph.
+  // Reports a number for Outcome::metric(), which is the sum of `sum` over all shards divided by
+  // the sum of `weight`: right answers and answers, for example. Without `weight` it is the shard's
+  // number of samples. The names of a Step are those that any shard reported in its first call. A
+  // tensor has one element, and the host does not wait for it. On a GPU prefer tensors: a pass that
+  // reports a number of the host cannot be captured as a CUDA graph.
   void report(const std::string& name, const torch::Tensor& sum) const;
   void report(const std::string& name, const torch::Tensor& sum, const torch::Tensor& weight) const;
   void report(const std::string& name, double sum, double weight) const;
@@ -48,35 +49,39 @@ struct Shard {
 struct StepOptions {
   // What the result means.
 
-  // Models that the loss reads and that no Step of this job trains, such as a teacher. Their buffers follow the job's
-  // rule, and checkpoints keep them. Models that other Steps train need not be listed.
+  // Models that the loss reads and that no Step of this job trains, such as a teacher. Their
+  // buffers follow the job's rule, and checkpoints keep them. Models that other Steps train need
+  // not be listed.
   std::vector<Replica*> models = {};
 
-  // The weight of a shard's loss, above 0: its number of tokens without padding, for example. None: its number of
-  // samples. The step follows the weighted mean over the global batch. Called on the worker that hosts the shard.
-  // Backward starts from this number. So keep it near 1 if the loss has a half type: divide the tokens by the largest
-  // number that a shard can have.
+  // The weight of a shard's loss, above 0: its number of tokens without padding, for example. None:
+  // its number of samples. The step follows the weighted mean over the global batch. Called on the
+  // worker that hosts the shard. Backward starts from this number. So keep it near 1 if the loss
+  // has a half type: divide the tokens by the largest number that a shard can have.
   std::function<double(const Shard&)> weight = {};
 
-  // The learning rate of a step, for all optimizers of this Step. None: each optimizer's own rate. A program may set
-  // that between batches, to the same value on every worker, and checkpoints keep it.
+  // The learning rate of a step, for all optimizers of this Step. None: each optimizer's own rate.
+  // A program may set that between batches, to the same value on every worker, and checkpoints keep
+  // it.
   std::function<double(std::int64_t step)> learning_rate = {};
 
-  // Called before an update, when param.grad has the averages. The averages are computed for this call, which costs a
-  // pass over memory; without it they may never exist. Called again if a step is run again.
+  // Called before an update, when param.grad has the averages. The averages are computed for this
+  // call, which costs a pass over memory; without it they may never exist. Called again if a step
+  // is run again.
   std::function<void(std::int64_t step)> before_update = {};
 
-  // How fast it comes. On a GPU, what a shard queues is captured as a CUDA graph and replayed, if that is possible.
-  // Throws BadInput if the loss is seen to depend on more than its batch, the models, the seed and tensors of the GPU.
+  // How fast it comes. On a GPU, what a shard queues is captured as a CUDA graph and replayed, if
+  // that is possible. Throws BadInput if the loss is seen to depend on more than its batch, the
+  // models, the seed and tensors of the GPU.
   bool cuda_graphs = true;
 };
 
 // The result of one call of a Step.
 //
 // Threads:   the thread that uses the job.
-// Blocking:  loss() and metric() wait until the numbers of all workers are here, at most the world's timeout. On a CPU
-//            the numbers are already on their way. On a GPU the first call of loss() or metric() after a Step is
-//            collective.
+// Blocking:  loss() and metric() wait until the numbers of all workers are here, at most the
+//            world's timeout. On a CPU the numbers are already on their way. On a GPU the first
+//            call of loss() or metric() after a Step is collective.
 // Failure:   PeerLost, Timeout; BadInput for a metric that no shard reported.
 // Ownership: a value. It may be kept and read at any later time.
 class Outcome {
@@ -103,35 +108,39 @@ struct ShardCounts {
   std::string reason;  // why shards that could have been replayed ran eagerly; empty: none did
 };
 
-// A loss and the optimizers that follow it. A call runs forward and backward of every shard, each on the worker that
-// hosts it. It adds the gradients in the order of the job's tree and updates the models of all listed optimizers. Only
-// these models get gradients.
+// A loss and the optimizers that follow it. A call runs forward and backward of every shard, each
+// on the worker that hosts it. It adds the gradients in the order of the job's tree and updates the
+// models of all listed optimizers. Only these models get gradients.
 //
-// Several calls on one batch, of one Step or of several, are the phases 0, 1, 2 … of the batch. Each phase is an update
-// and has its own random numbers. A GAN has two:
+// Several calls on one batch, of one Step or of several, are the phases 0, 1, 2 … of the batch.
+// Each phase is an update and has its own random numbers. A GAN has two:
 //
 //   for (const auto& batch : job.batches(data, {.epochs = 5})) { d_step(batch); g_step(batch); }
 //
 // The contract of the loss:
-//   - It may run again for the same step and shard, on any worker. On a GPU it may run only while it is captured.
+//   - It may run again for the same step and shard, on any worker. On a GPU it may run only while
+//     it is captured.
 //   - It reads only what is equal on all workers: its shard, the job's models, constants.
-//   - It draws random numbers only from LibTorch's default generator, seeded for (job, step, phase, shard).
+//   - It draws random numbers only from LibTorch's default generator, seeded for (job, step, phase,
+//     shard).
 //   - It writes only to buffers of the job's models, and reports numbers through Shard::report().
 //   - It returns one element, a mean over its batch, and lets exceptions through.
-//   - It waits for no other worker: workers that are threads of one process run it one after the other.
+//   - It waits for no other worker: workers that are threads of one process run it one after the
+//     other.
 // Between batches the program may set learning rates, evaluate and save.
 //
 // Threads:   one caller at a time, for everything that belongs to a world.
-// Blocking:  the call is collective: every worker makes the same calls in the same order, and waits for the others, at
-//            most the world's timeout.
-// Failure:   the constructor throws BadInput for optimizers that do not fit, for a name that is already used, and if
-//            the job's batches() has been called. The call throws what the loss throws; BadInput for a missing
-//            gradient, for a weight that is not above 0 and finite, and for a loss that is not finite (found one call later);
-//            Mismatch if workers differ; PeerLost, Timeout. After a failure the job cannot be used any more. Make it
+// Blocking:  the call is collective: every worker makes the same calls in the same order, and waits
+//            for the others, at most the world's timeout.
+// Failure:   the constructor throws BadInput for optimizers that do not fit, for a name that is
+//            already used, and if the job's batches() has been called. The call throws what the
+//            loss throws; BadInput for a missing gradient, for a weight that is not above 0 and
+//            finite, and for a loss that is not finite (found one call later); Mismatch if workers
+//            differ; PeerLost, Timeout. After a failure the job cannot be used any more. Make it
 //            again, and it goes on from its checkpoint.
-// Ownership: shares the job. The optimizers, their models and what the loss refers to must outlive the job's loops. If
-//            workers share memory, the parameters exist once per host from batches() on: no worker may write to them
-//            alone.
+// Ownership: shares the job. The optimizers, their models and what the loss refers to must outlive
+//            the job's loops. If workers share memory, the parameters exist once per host from
+//            batches() on: no worker may write to them alone.
 class Step {
  public:
   using Loss = std::function<torch::Tensor(const Shard&)>;
