@@ -1,4 +1,4 @@
-// Memory of the host that outlives generations: every worker of the host can map it.
+// Memory of a host that every worker of that host can map. It outlives generations.
 #pragma once
 
 #include <lockstep/bootstrap.h>
@@ -12,14 +12,15 @@
 
 namespace lockstep {
 
-// One sealed memfd, mapped. No name in any file system: when the last worker is gone, so is the
-// memory.
+// One sealed memfd, mapped into this process. It has no name in any file system, so the kernel
+// frees the memory when the last worker that holds it has ended.
 //
-// Threads:   the object, one at a time; the memory, as its users agree.
+// Threads:   the object: one caller at a time. The memory: as its users agree.
 // Blocking:  never.
-// Failure:   Unavailable when the host or the cgroup has not that much memory, before any is taken;
-//            Mismatch when a descriptor is not an arena of the expected size.
-// Ownership: unmaps and closes its descriptor; the memory lives while any worker holds it.
+// Failure:   Unavailable if the host or the cgroup has too little memory; nothing is taken then.
+//            Mismatch if a descriptor is not an arena of the expected size.
+// Ownership: unmaps the memory and closes the descriptor. The memory lives while any worker holds
+//            it.
 class Arena {
  public:
   // Zeroed memory of at least one byte, rounded up to pages.
@@ -37,7 +38,7 @@ class Arena {
   std::size_t size() const { return size_; }
   int fd() const { return fd_; }
 
-  // The mapping stays; nobody can be handed this arena after.
+  // The mapping stays. After this call the arena cannot be handed to another worker.
   void close_descriptor();
 
  private:
@@ -48,17 +49,17 @@ class Arena {
   std::size_t size_ = 0;
 };
 
-// Everybody's arenas, mapped here; Comm::share makes them.
+// The arenas of all workers of a Comm, mapped into this process. Comm::share() makes it.
 //
-// Threads:   any; the memory, as its users agree.
+// Threads:   the object: any. The memory: as its users agree.
 // Blocking:  never.
-// Failure:   none; a rank out of range is a bug of the caller.
-// Ownership: unmaps them all. The memory lives while any worker maps it.
+// Failure:   none. A rank out of range is a bug of the caller.
+// Ownership: unmaps all arenas. The memory lives while any worker maps it.
 class SharedArena {
  public:
   SharedArena(std::vector<Arena> arenas, int rank) : arenas_(std::move(arenas)), rank_(rank) {}
 
-  // By the ranks of the Comm that shared them; data() and size() are this worker's own.
+  // Ranks are those of the Comm that shared the arenas. data() and size() are this worker's own.
   std::byte* of(int rank) const { return arenas_[static_cast<std::size_t>(rank)].data(); }
   std::size_t size_of(int rank) const { return arenas_[static_cast<std::size_t>(rank)].size(); }
   std::byte* data() const { return of(rank_); }
@@ -71,13 +72,14 @@ class SharedArena {
   int rank_;
 };
 
-// Memory of one device for buffers that live long, such as buckets of gradients; Comm::device_arena makes it. Registered with the
-// engine where the engine can, so that collectives move its bytes without copies of their own.
+// Memory of one device for buffers that live long, such as buckets of gradients.
+// Comm::device_arena() makes it. It is registered with the engine if the engine can do that; then
+// collectives move its bytes without copies of their own.
 //
-// Threads:   any; the memory, as its users agree.
-// Blocking:  the destructor, until the device is done with what was queued before.
+// Threads:   the object: any. The memory: as its users agree.
+// Blocking:  the destructor waits until the device has done what was queued before.
 // Failure:   none.
-// Ownership: frees the memory, which may outlive the Comm.
+// Ownership: frees the memory. The memory may outlive the Comm.
 class DeviceArena {
  public:
   virtual ~DeviceArena() = default;
@@ -86,25 +88,28 @@ class DeviceArena {
   virtual std::size_t size() const = 0;
   virtual Device device() const = 0;
 
-  // Whether the engine has taken it, which it does with the first collective; a matter of speed alone.
+  // Whether the engine has registered it, which happens at the first collective. Only speed depends
+  // on it.
   virtual bool registered() const = 0;
 };
 
-// Every worker's arena, by rank, mapped here; this worker's own as a second mapping of the same
-// memory. Workers of other hosts have none. Called by all workers of the bootstrap, each with an
-// arena of any size, with the same `name`, each name once.
+// Returns the arena of every worker, by rank, mapped into this process. This worker's own arena is
+// a second mapping of the same memory. A worker of another host has none. All workers of the
+// bootstrap call it, each with an arena of any size, and all with the same `name`. A name is used
+// once.
 //
-// Descriptors go only to processes of the same user that have proven the bootstrap's secret, and
-// come only from such. Strangers at the socket are dropped, logged, and hold up nothing.
+// A descriptor is sent to, and accepted from, a process only if the process belongs to the same
+// user and has proven the bootstrap's secret. Strangers at the socket are dropped and logged. They
+// delay nothing.
 //
-// Blocking:  until every worker has called it, by the deadline.
-// Failure:   Timeout naming the workers that did not come, PeerLost those that died on the way,
-//            Mismatch those that sent something else than their arena.
+// Blocking:  until every worker has called it, at most until the deadline.
+// Failure:   Timeout names the workers that did not come. PeerLost names those that died meanwhile.
+//            Mismatch names those that sent something else than their arena.
 std::vector<std::optional<Arena>> share_arenas(const Arena& mine, const std::string& name,
                                                Bootstrap& bootstrap, Deadline deadline);
 
-// What can still be taken: the least of the host's available memory and of the cgroup's headroom,
-// the cache of files not counted as used.
+// The memory that this process can still take: what the host has available, or what the cgroup
+// allows if that is less. The cache of files does not count as used.
 std::size_t available_memory_bytes();
 
 }  // namespace lockstep

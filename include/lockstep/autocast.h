@@ -1,5 +1,5 @@
-// Matrix products and convolutions in a half type, while the weights and their gradients stay float32; or while the
-// weights are held in that type, too, beside float32 masters.
+// Matrix products and convolutions in a half type. The weights and their gradients stay float32, or
+// the weights are held in the half type, too, beside float32 masters.
 #pragma once
 
 #include <torch/nn/module.h>
@@ -12,15 +12,16 @@
 namespace lockstep {
 
 struct AutocastOptions {
-  bool enabled = true;  // false: off inside, also within another that is on
+  bool enabled = true;  // false: autocast is off in this scope, even inside another scope
 
-  // A weight that is used several times is cast once, and its gradients are added up in the half type. Off: cast for each
-  // use. A CUDA graph that is replayed after the weights have changed needs that.
+  // True: a weight that is used several times is cast once, and its gradients are added in the half
+  // type. False: it is cast for each use. A CUDA graph that is replayed after the weights have
+  // changed needs false.
   bool cache_weights = true;
 };
 
-// LibTorch's autocast of one kind of device, as long as it lives: put it around forward and loss, and end it before
-// backward(), which does as forward did.
+// Switches LibTorch's autocast on for one kind of device, as long as the object lives. Put it
+// around forward and loss, and end it before backward(). Backward uses the types that forward used.
 //
 //   torch::Tensor loss;
 //   {
@@ -29,11 +30,12 @@ struct AutocastOptions {
 //   }
 //   loss.backward();
 //
-// Threads:   for the thread that made it, which ends it, too. One may stand within another; they end in turn.
+// Threads:   works for the thread that made it. The same thread ends it. Scopes may be nested; the
+//            inner one ends first.
 // Blocking:  never.
-// Failure:   BadInput for a device that is neither the CPU nor CUDA, for a type that is neither bfloat16 nor float16, and
-//            for one that this LibTorch does not know there.
-// Ownership: what was before it is so again after it. The outermost releases the weights that were cast.
+// Failure:   BadInput for a device that is neither the CPU nor CUDA, for a type that is neither
+//            bfloat16 nor float16, and for a type that this LibTorch does not support there.
+// Ownership: restores the settings that it found. The outermost one releases the cast weights.
 class Autocast {
  public:
   Autocast(torch::DeviceType device, torch::ScalarType dtype, AutocastOptions options = {});
@@ -48,24 +50,27 @@ class Autocast {
   bool caches_before_;
 };
 
-// Weights and biases of linear layers and convolutions become `dtype`, and stay so: Autocast would cast them in every pass,
-// and their gradients back. lockstep::optim keeps float32 masters of half parameters on a GPU, which start from the rounded
-// values: load weights before. Call it when the module is on its GPU, before data_parallel().
+// Changes the weights and biases of linear layers and convolutions to `dtype` for good. Without it
+// Autocast casts them in every pass, and casts their gradients back. On a GPU lockstep::optim keeps
+// float32 masters of half parameters. The masters start from the rounded values, so load weights
+// before this call. Call it when the module is on its GPU, before data_parallel().
 //
-//   bits      From the rounded values on, one shard in full batches trains with those of Autocast and float32 weights:
-//             passes read what the masters are rounded to, and gradients come in the half type either way. A mean over
-//             several shards, or over a short batch, is rounded to the half type once
-//   not held  What is frozen, which has no master; what another kind of module has, too, such as an embedding that is also
-//             the output layer; parameters of a layer other than `weight` and `bias`
-//   forward   Only within Autocast, in evaluation, too. A loss that computes with such weights itself, as a penalty does,
-//             gets them in the half type
-//   files     save() writes them in the half type; a Trainer's checkpoints have the masters besides
+//   bits      A job of one shard with full batches gets the same bits as Autocast with float32
+//             weights that start from the rounded values: passes read what the masters are rounded
+//             to, and gradients come in the half type in both cases. A mean over several shards, or
+//             over a short batch, is rounded to the half type once
+//   not held  Frozen parameters, because they have no master. Parameters that another kind of
+//             module has, too, such as an embedding that is also the output layer. Parameters of a
+//             layer other than `weight` and `bias`
+//   forward   Run it only inside Autocast, also for evaluation. If the loss itself computes with
+//             such weights, for a penalty for example, it gets them in the half type
+//   files     save() writes them in the half type. A Trainer's checkpoints have the masters, too
 //
-// Returns how many tensors were changed. BadInput for a type that is neither bfloat16 nor float16, and for weights that
-// are not on a GPU: nothing is changed then.
+// Returns how many tensors were changed. Throws BadInput for a type that is neither bfloat16 nor
+// float16, and for weights that are not on a GPU. Nothing is changed then.
 std::size_t hold_weights(torch::nn::Module& module, torch::ScalarType dtype);
 
-// The names of those that it would change.
+// The names of the parameters that hold_weights() would change.
 std::vector<std::string> weights_to_hold(const torch::nn::Module& module);
 
 }  // namespace lockstep

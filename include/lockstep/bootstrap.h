@@ -1,5 +1,5 @@
-// How workers that do not know each other's addresses yet exchange a few bytes. An engine forms its
-// connections with it and asks for nothing else.
+// How workers exchange a few bytes before they know each other's addresses. An engine makes its
+// connections with a Bootstrap and needs nothing else.
 #pragma once
 
 #include <lockstep/deadline.h>
@@ -9,6 +9,8 @@
 
 namespace lockstep {
 
+// Keys and values that all workers of one generation can write and read.
+//
 // Threads:   one caller at a time.
 // Blocking:  every call returns, or throws, by its deadline.
 // Failure:   throws Timeout or PeerLost; anything else that a program's own throws ends connect() with Unavailable.
@@ -20,16 +22,16 @@ class Bootstrap {
   virtual int rank() const = 0;
   virtual int size() const = 0;
 
-  // A name of this generation of the world; the same for all its workers, never used twice.
+  // The name of this generation. It is the same for all its workers and is never used again.
   virtual std::string name() const = 0;
 
-  // What only workers of this generation know; every pair of them proves it to the other.
+  // Bytes that only workers of this generation know. Each two workers prove it to each other.
   virtual std::string secret() const = 0;
 
-  // A key is put once.
+  // Stores a value under a key. Each key is put once.
   virtual void put(std::string_view key, std::string_view value, Deadline deadline) = 0;
 
-  // Waits until some worker has put the key.
+  // Returns the value of a key. Waits until some worker has put it.
   virtual std::string get(std::string_view key, Deadline deadline) = 0;
 };
 

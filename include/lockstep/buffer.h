@@ -1,4 +1,4 @@
-// A stretch of elements in memory, as collectives see it: no tensors, no ownership.
+// Elements in memory, as collectives see them: no tensors, no ownership.
 #pragma once
 
 #include <concepts>
@@ -38,7 +38,7 @@ constexpr std::size_t size_of(DType dtype) {
 // "float32", "bfloat16" …
 const char* name(DType dtype) noexcept;
 
-// What a reduction does with two elements.
+// How a reduction combines two elements.
 enum class ReduceOp : std::uint8_t { kSum = 1, kMin = 2, kMax = 3 };
 const char* name(ReduceOp op) noexcept;
 
@@ -55,7 +55,8 @@ struct Device {
     return kind == DeviceKind::kCpu ? "cpu" : "cuda:" + std::to_string(index);
   }
 
-  // To the device type of a library that spells devices this way, as torch::Device does.
+  // Converts to the device type of a library that writes devices the same way, as torch::Device
+  // does.
   template <typename Other>
   requires std::constructible_from<Other, const std::string&> && requires(const Other& other) {
     other.is_cuda();
@@ -66,8 +67,10 @@ struct Device {
   }
 };
 
-// Ownership: none. Whoever passes a Buffer to an operation keeps its memory alive and untouched
-//            until the operation's Work has completed.
+// Elements of one type at one address.
+//
+// Ownership: none. A caller that passes a Buffer to an operation keeps the memory alive and does
+//            not touch it until the operation's Work has completed.
 struct Buffer {
   void* data = nullptr;
   std::size_t count = 0;  // elements, not bytes
@@ -77,7 +80,7 @@ struct Buffer {
 
   std::size_t bytes() const { return count * size_of(dtype); }
 
-  // `length` elements from element `first` on.
+  // The `length` elements that begin with element `first`.
   Buffer slice(std::size_t first, std::size_t length) const {
     Buffer part = *this;
     part.data = static_cast<std::byte*>(data) + first * size_of(dtype);

@@ -1,4 +1,4 @@
-// Models in files: safetensors, readable by every framework, with no code in them.
+// Models in safetensors files. Every framework can read them, and they contain no code.
 #pragma once
 
 #include <lockstep/data_parallel.h>
@@ -7,18 +7,19 @@
 
 namespace lockstep {
 
-// Writes parameters and buffers by name. The file appears whole or not at all; an earlier one stays
-// until then. BadInput when the path cannot be written, Unavailable when the disk is full.
+// Writes parameters and buffers by name. The file appears complete or not at all; an earlier file
+// stays until the new one is complete. Throws BadInput if the path cannot be written, Unavailable
+// if the disk is full.
 //
-// Not collective: call it on the leader alone.
+// Not collective: call it on the leader only.
 void save(const Replica& model, const std::string& path);
 void save(const torch::nn::Module& module, const std::string& path);
 
-// Copies the values of a file into the model, in place. BadInput when the file is absent or
-// damaged; Mismatch that names the tensor when the file is of another model. Nothing has changed
-// then. What the file has beyond the model's tensors is left alone.
+// Copies the values of a file into the model, in place. Throws BadInput if the file is absent or
+// damaged. Throws Mismatch, with the name of the tensor, if the file belongs to another model.
+// Nothing is changed then. Tensors of the file that the model does not have are ignored.
 //
-// For a Replica it is collective: the leader reads, and all receive.
+// For a Replica it is collective: the leader reads the file, and all workers receive the values.
 void load(Replica& model, const std::string& path);
 void load(torch::nn::Module& module, const std::string& path);
 

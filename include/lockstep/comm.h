@@ -1,4 +1,4 @@
-// The wire between the workers of one generation: messages and collectives.
+// Messages and collectives between the workers of one generation.
 #pragma once
 
 #include <lockstep/arena.h>
@@ -21,12 +21,12 @@ namespace comm {
 class Channel;
 }  // namespace comm
 
-// The bit-stable ones add in the order of the one reduction tree, whatever the engine, the world's
-// size and the way a buffer was cut (docs/internals/reduction.md).
+// How a reduction is done. A bit-stable algorithm adds in the order of the reduction tree, with every engine, for every
+// number of workers, and however a buffer is cut (docs/internals/reduction.md).
 enum class Algorithm : std::uint8_t {
-  kAutomatic = 0,        // direct: right for every size
-  kDirect = 1,           // bit-stable; one round, ring's bytes
-  kHalvingDoubling = 2,  // bit-stable; where the tree allows it, else direct
+  kAutomatic = 0,        // direct, which is right for every size
+  kDirect = 1,           // bit-stable; one round, and as many bytes as the ring algorithm
+  kHalvingDoubling = 2,  // bit-stable; direct runs instead if the tree does not allow it
   kRing = 3,             // not bit-stable
   kTree = 4,             // bit-stable for one partial per worker; few messages, more bytes
   kNative = 5,           // the engine's own collective; not bit-stable
@@ -37,39 +37,42 @@ const char* name(Algorithm algorithm) noexcept;
 struct ReduceOptions {
   // What the result means.
   ReduceOp op = ReduceOp::kSum;
-  double factor = 1;  // the sum of floating-point elements is multiplied by it before it is rounded
-                      // to their type; the same on every worker, which is not checked
+  double factor = 1;  // multiplies the sum of floating-point elements before the sum is rounded to
+                      // their type. Must be the same on every worker; this is not checked
 
   // How fast it comes.
   Algorithm algorithm = Algorithm::kAutomatic;
 };
 
 struct CommOptions {
-  // How long one operation may take before it ends in Timeout. Longer tolerates slower
-  // peers, shorter finds silent ones sooner.
+  // How long one operation may take before it ends in Timeout. A long timeout tolerates slow peers.
+  // A short one finds silent peers sooner.
   std::chrono::milliseconds timeout{300'000};
 
-  // The network interface or address that an engine listens on; empty is the loopback.
+  // The network interface or address that an engine listens on. Empty: the loopback interface.
   std::string interface_name;
 };
 
 // The workers of one generation, connected.
 //
-// Buffers may lie on a device where the engine has devices: a collective then begins on the device when the buffers'
-// streams have come to where they are at the call. Work::wait_on is for those who go on on a stream, Work::wait for
-// those who read on the host. Messages carry memory of the CPU.
+// Buffers may be in memory of a device if the engine has devices. The collective then begins on the
+// device after everything that was queued on the buffers' streams before the call. Use
+// Work::wait_on to go on on a stream, and Work::wait to read the result on the host. Messages carry
+// memory of the CPU only.
 //
-// Threads:   one caller at a time per Comm; channels and splits are Comms of their own and may
-//            be used from other threads. Engine threads stay inside.
-// Blocking:  operations return at once with a Work; they run in the order of their calls. A short one
-//            may lie until somebody waits for it, asks whether it is done, or starts the next: the
-//            others have what they need of this worker from the call on.
-// Failure:   Work::wait throws PeerLost, Timeout or Mismatch, and from then on this Comm, its
-//            channels and its splits are dead: every later call throws the same, saying why and
-//            who, by the ranks of the world. BadInput is thrown by the call and harms nothing.
-// Ownership: buffers are borrowed until the returned Work completes; after a failure, peers may write
-//            into memory of share() until they have ended, too. Destroying a Comm that has work
-//            under way abandons it: peers see PeerLost.
+// Threads:   one caller at a time per Comm. Channels and splits are Comms of their own and may be
+//            used from other threads. Engine threads stay inside.
+// Blocking:  operations return a Work at once. They run in the order of the calls. A short
+//            operation may stay queued until somebody waits for it, asks whether it is done, or
+//            starts the next one. No peer waits for that: from the call on, the others have what
+//            they need from this worker.
+// Failure:   Work::wait throws PeerLost, Timeout or Mismatch. From then on this Comm, its channels
+//            and its splits are dead: every later call throws the same error, which says why, and
+//            which workers by their ranks in the world. BadInput is thrown by the call itself and
+//            does no harm.
+// Ownership: buffers are borrowed until the returned Work completes. After a failure a peer may
+//            still write into memory of share() until that peer has ended, too. If a Comm is
+//            destroyed while an operation runs, the operation is abandoned: peers see PeerLost.
 class Comm {
  public:
   explicit Comm(std::shared_ptr<comm::Channel> channel);
@@ -82,37 +85,39 @@ class Comm {
   const std::string& engine() const;          // "thread", "gloo" …
   std::chrono::milliseconds timeout() const;  // of one operation
 
-  // Messages between two workers, in the order sent. Both sides name the same count and dtype.
-  // Messages and collectives of a channel do not order each other.
+  // Messages between two workers. They arrive in the order in which they were sent. Both sides name
+  // the same count and dtype. Messages do not wait for collectives of the same channel, nor
+  // collectives for messages.
   Work send(int to, Buffer data);
   Work recv(int from, Buffer data);
 
-  // Takes a message that has arrived, or returns false; never blocks. On one channel, messages of
-  // a peer are taken either with recv or with try_recv: mixing them is BadInput. Such a channel must
-  // live as long as its peers send on it.
+  // Takes a message if one has arrived, else returns false. Never blocks. On one channel, take the
+  // messages of a peer either with recv or with try_recv; both is BadInput. A channel with try_recv
+  // must live as long as its peers send on it.
   bool try_recv(int from, Buffer data);
 
-  // Every worker's `data` becomes the reduction over all workers.
+  // Replaces every worker's `data` by the reduction over all workers.
   Work all_reduce(Buffer data, ReduceOptions options = {});
 
-  // The same for memory of a device that lies apart: parts of one dtype, which do not overlap, are reduced as the one
-  // buffer would be that they make up, and by a bit-stable algorithm with its bits. Every worker has parts of the same
-  // counts, in the same order.
+  // The same for several parts in memory of a device. They have one dtype and do not overlap. They
+  // are reduced as if they were one buffer; a bit-stable algorithm gives the bits of that one
+  // buffer. Every worker passes parts with the same counts, in the same order.
   Work all_reduce(std::vector<Buffer> parts, ReduceOptions options = {});
 
-  // The reduction over `shards` logical shards, of which every worker holds a contiguous range as
-  // the partials that plan/ says (plan::held_partials). All workers receive it in `result`, which
-  // may be one of the partials.
+  // The reduction over `shards` shards. Every worker hosts a contiguous range of them and passes
+  // its partials as plan::held_partials lists them. All workers receive the result in `result`,
+  // which may be one of the partials.
   Work reduce(std::vector<Buffer> partials, int shards, Buffer result, ReduceOptions options = {});
 
-  // What all_reduce (`shards` = size()) and reduce run by when an algorithm is asked for: `direct` where that one cannot
-  // do it, such as `native` over an engine that has none.
+  // The algorithm that reduce() runs when `asked` is asked for; with `shards` = size() also that of
+  // all_reduce(). It is `direct` if the algorithm cannot do it: `native`, for example, on an engine
+  // that has none.
   Algorithm runs(Algorithm asked, int shards) const;
 
-  // `data` is cut into one slice per worker, of counts[r] elements (empty: as even as possible).
-  // reduce_scatter leaves in slice rank() the reduction of it, and the other slices undefined;
-  // all_gather fills every slice r from worker r's. reduce_scatter is always direct, hence
-  // bit-stable: asking for another algorithm is BadInput.
+  // `data` is cut into one slice per worker; slice r has counts[r] elements. Without counts the
+  // slices are as equal as possible. reduce_scatter leaves the reduction of slice rank() in that
+  // slice, and leaves the other slices undefined. all_gather fills each slice r with that of worker
+  // r. reduce_scatter always runs `direct`, so it is bit-stable; another algorithm is BadInput.
   Work reduce_scatter(Buffer data, const std::vector<std::size_t>& counts = {},
                       ReduceOptions options = {});
   Work all_gather(Buffer data, const std::vector<std::size_t>& counts = {});
@@ -120,31 +125,33 @@ class Comm {
   Work broadcast(Buffer data, int root);
   Work barrier();
 
-  // Memory that all workers reach: each asks for the bytes of its own arena (0: none) and maps
-  // everybody's. Collectives move no byte of buffers in it that need not move. None where the
-  // workers share no memory: on several hosts, or with an engine that knows no such. Collective,
-  // and blocking; Unavailable, on every worker, when the host has not that much, and the Comm is
-  // dead. Every worker keeps the handle as long as anybody passes buffers in it.
+  // Memory that all workers can reach. Each worker says how many bytes its own arena has (0: none),
+  // and maps the arenas of all. For buffers in this memory, collectives copy only what they must.
+  // Returns null if the workers share no memory: on several hosts, or with an engine that cannot
+  // share. Collective and blocking. If the host has too little memory, every worker gets
+  // Unavailable, and the Comm is dead. Every worker keeps the handle as long as any worker passes
+  // buffers in this memory.
   std::shared_ptr<SharedArena> share(std::size_t bytes);
 
-  // Memory of a device for buffers of this Comm. Unavailable when the device has not that much, BadInput
-  // where the engine has no devices; neither harms the Comm.
+  // Memory of a device for buffers of this Comm. Throws Unavailable if the device has too little
+  // memory, BadInput if the engine has no devices. Neither harms the Comm.
   std::shared_ptr<DeviceArena> device_arena(Device device, std::size_t bytes);
 
-  // A Comm over the same workers with an order of its own. The same id names the same channel on
-  // every worker; 0 to 2^32 − 1, each once. With shm 128 channels and splits can be in use at a time.
+  // A Comm over the same workers with its own order of operations. The same id names the same
+  // channel on every worker. Ids are 0 to 2^32 − 1, each used once. With shm at most 128 channels
+  // and splits can be in use at a time.
   Comm channel(std::uint32_t id);
 
-  // This worker goes no further, for a reason of its own: the others get PeerLost with it, where otherwise they would only
-  // learn that it has left. This Comm, its channels and its splits are dead.
+  // Says that this worker ends, and why. The others get PeerLost with this reason. Without the call
+  // they learn only that the worker has left. This Comm, its channels and its splits are dead.
   void leave(const std::string& why) noexcept;
 
-  // The same with an error that is about all of them, such as a Mismatch that a layer above has found: the others get it
-  // as it is.
+  // The same with an error that concerns all workers, such as a Mismatch that a layer above has
+  // found. The others get the same error.
   void leave(const Error& error) noexcept;
 
-  // A Comm over some of the workers, called by exactly those, with the same list; ranks follow the
-  // list.
+  // A Comm over some of the workers. Exactly those workers call it, all with the same list. Rank i
+  // of the split is the i-th worker of the list.
   Comm split(std::vector<int> ranks);
 
  private:
@@ -152,11 +159,12 @@ class Comm {
   std::shared_ptr<comm::Channel> channel_;
 };
 
-// Names the call of the program that a Comm's collectives are part of while it lives, best at most 28 characters: messages
-// then say "optimizer.step()" in place of the collectives that it is made of, and workers in different calls get a
-// Mismatch. Inside of another one for the same Comm it does nothing.
+// While it lives, a Comm's collectives belong to the named call of the program. Error messages then
+// name the call, such as "optimizer.step()", before the collective. Workers that are in different
+// calls get a Mismatch. A name should have at most 28 characters. Inside another CallName for the
+// same Comm it does nothing.
 //
-// Threads:   that of the Comm.
+// Threads:   the thread that uses the Comm.
 // Blocking:  never.
 // Failure:   none.
 // Ownership: a scope; the Comm may be moved while it lives.
@@ -171,14 +179,14 @@ class [[nodiscard]] CallName {
   std::shared_ptr<comm::Channel> channel_;  // null inside of another
 };
 
-// Connects the workers of a bootstrap over an engine of this build. BadInput for an unknown name,
-// Unavailable for one that was not built, with what to install.
+// Connects the workers of a bootstrap over an engine. Throws BadInput for an unknown name. Throws
+// Unavailable for an engine that is not in this build, and says what to install.
 Comm connect(const std::string& engine, Bootstrap& bootstrap, const CommOptions& options = {});
 
-// A world of one: every collective returns at once, so that code for many needs no branch.
+// A Comm of one worker. Every collective returns at once, so code for many workers needs no branch.
 Comm connect_alone();
 
-// The names of the engines that this build can use, and of those that it cannot with the reason.
+// One engine that Lockstep knows, and whether this build has it.
 struct EngineInfo {
   std::string name;
   bool built = false;

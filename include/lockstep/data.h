@@ -1,4 +1,4 @@
-// The part of every global batch that a worker reads.
+// Loaders: each worker reads its part of every global batch.
 #pragma once
 
 #include <lockstep/dataset.h>
@@ -13,32 +13,32 @@
 
 namespace lockstep {
 
-// What to do with the samples that the workers do not divide.
+// What to do if the number of workers does not divide the number of samples.
 enum class Uneven : std::uint8_t {
-  kPad,   // as PyTorch: some samples are visited again, so that all workers have as many
-  kDrop,  // some are left out, other ones each epoch
-  kKeep,  // every sample once: use backward(loss, batch.samples), and where a last batch has none for
-          // this worker, synchronize()
+  kPad,   // as PyTorch: some samples are read twice, so that all workers have the same number
+  kDrop,  // some samples are left out, different ones in each epoch
+  kKeep,  // every sample is read once. Use backward(loss, batch.samples); call synchronize() if the
+          // last batch has no samples for this worker
 };
 
-// Where the data lies.
+// Where the data is.
 enum class Placement : std::uint8_t {
   kEverywhere,  // every worker can read every sample
-  kOwnPart,     // a worker's data set holds only its own part, such as a directory per worker. The
-                // longest part sets the steps of an epoch, shorter ones begin again. What is
-                // learnt then depends on how the data was divided
+  kOwnPart,     // the data set of a worker has only that worker's part, such as a directory per
+                // worker. The longest part decides how many steps an epoch has; shorter parts begin
+                // again. The result then depends on how the data was divided
 };
 
 struct LoaderOptions {
   // What the result means.
-  std::int64_t global_batch = 0;  // samples of one step over all workers, a multiple of them
-  std::uint64_t seed = 0;         // of the order, and of every sample
+  std::int64_t global_batch = 0;  // samples of one step; a multiple of the number of workers
+  std::uint64_t seed = 0;         // decides the order and the seed of every sample
   bool shuffle = true;
   Uneven uneven = Uneven::kPad;
   bool drop_last = false;  // leave out a short last batch
   Placement placement = Placement::kEverywhere;
 
-  // How fast it comes: batches read ahead, and the loader threads that read them.
+  // How fast it comes: loader threads, and how many batches they read ahead.
   int threads = 1;
   int prefetch = 2;
 };
@@ -51,9 +51,10 @@ struct LoaderPlan;
 // One epoch of one worker's batches, for a range-for loop.
 //
 // Threads:   one caller at a time.
-// Blocking:  until the next batch has been read; the destructor, until reads under way end.
+// Blocking:  the loop waits until the next batch has been read. The destructor waits until reads
+//            that have begun are done.
 // Failure:   what the data set throws.
-// Ownership: shares the data set; a batch is valid until the next.
+// Ownership: shares the data set. A batch is valid until the loop goes on to the next one.
 class Epoch {
  public:
   explicit Epoch(std::unique_ptr<data::Reader> reader);
@@ -84,7 +85,8 @@ class Epoch {
   Batch current_;
 };
 
-// This worker's part of every global batch, in the order of PyTorch's DistributedSampler, on world.device().
+// Reads this worker's part of every global batch, in the order of PyTorch's DistributedSampler. The
+// tensors are on world.device().
 //
 // Threads:   one caller at a time; loader threads stay inside.
 // Blocking:  until the next batch has been read.
@@ -96,7 +98,8 @@ class Loader {
 
   std::int64_t steps_per_epoch() const;
 
-  // Each epoch has an order of its own, and random numbers of its own for samples, the same on every run.
+  // Each epoch has its own order, and its own random numbers for samples. Both are the same in
+  // every run.
   Epoch epoch(std::int64_t number) const;
 
  private:
@@ -112,23 +115,24 @@ requires(!std::convertible_to<TorchDataset, DatasetPtr>) Loader
   return Loader(adapt(std::move(dataset)), world, options);
 }
 
-// The same order for torch::data::DataLoader, with a batch size of global_batch / workers. A
-// DataLoader copies its sampler and resets it at each begin(): each begins the next epoch.
+// The same order for torch::data::DataLoader. Give the DataLoader a batch size of global_batch /
+// workers. A DataLoader copies its sampler and resets the copy at each begin(), so each begin()
+// starts the next epoch.
 //
 // Threads:   one caller at a time.
 // Blocking:  never; reset() takes the time of a shuffle.
-// Failure:   BadInput for no samples.
+// Failure:   BadInput if there are no samples.
 // Ownership: a value.
 class DistributedSampler : public torch::data::samplers::Sampler<> {
  public:
-  // LibTorch's optional types, which differ between its versions.
+  // LibTorch's optional types. They differ between its versions.
   using OptionalSize = decltype(std::declval<torch::data::datasets::MNIST&>().size());
   using OptionalIndices = decltype(std::declval<torch::data::samplers::Sampler<>&>().next(0));
 
   DistributedSampler(std::int64_t samples, const World& world, std::uint64_t seed = 0,
                      bool shuffle = true, Uneven uneven = Uneven::kPad);
 
-  void set_epoch(std::int64_t epoch);  // the next reset() begins it
+  void set_epoch(std::int64_t epoch);  // the next reset() begins this epoch
 
   void reset(OptionalSize new_size = {}) override;
   OptionalIndices next(std::size_t batch_size) override;

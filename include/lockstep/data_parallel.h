@@ -1,4 +1,4 @@
-// A model that trains on every worker of a world: replicated, hooked, averaged.
+// A model that trains on every worker of a world: it is copied to all of them, and gradients are averaged.
 #pragma once
 
 #include <lockstep/world.h>
@@ -28,19 +28,19 @@ struct NamedTensor {
   torch::Tensor tensor;
 };
 
-// What a parameter that backward() did not reach means.
+// What to do about a parameter that backward() did not reach.
 enum class MissingGradient : std::uint8_t {
-  // BadInput that names it: most often a layer that forward() forgot.
+  // Throws BadInput with its name. Most often forward() forgot a layer.
   kError,
-  // This worker contributes nothing to it. A parameter that no worker reached keeps an undefined gradient, and no update
-  // moves it: as DDP's find_unused_parameters, at the price of one more short message. Zeros count as a gradient: clear
-  // with model.zero_grad(), since LibTorch 1.13's optimizers make zeros of gradients that were there once.
+  // This worker contributes nothing to its gradient. If no worker reached the parameter, its gradient stays undefined,
+  // and no update changes it, as with DDP's find_unused_parameters. This costs one more short message. Zeros count as a
+  // gradient, so clear with model.zero_grad(): LibTorch 1.13's optimizers set earlier gradients to zero instead.
   kZero,
 };
 
-// Where the values of buffers, such as BatchNorm's statistics, come from after a step.
+// Which values buffers, such as BatchNorm's statistics, have after a step.
 enum class BufferSource : std::uint8_t {
-  kLeader,  // rank 0's, at the end of every synchronised backward
+  kLeader,  // the leader's; copied at the end of every synchronised backward
   kOwn,     // each worker keeps its own
 };
 
@@ -49,47 +49,48 @@ struct DataParallelOptions {
   MissingGradient missing_gradient = MissingGradient::kError;
   BufferSource buffers = BufferSource::kLeader;
 
-  // What messages call the model; the same on every worker. Empty: the module's type.
+  // The model's name in error messages; the same on every worker. Empty: the module's type.
   std::string name = {};
 
-  // Compares a sample of all workers' weights at every synchronised backward, on GPUs that of the one before: replicas that
-  // have parted, such as by a learning rate that differs, are a Mismatch then. Switch it off for weights that differ on
-  // purpose.
+  // At every synchronised backward, compares a sample of the weights of all workers (on GPUs the sample of the backward
+  // before). If replicas differ, for example because their learning rates differ, backward() throws Mismatch. Switch it
+  // off if the weights differ on purpose.
   bool check_weights = true;
 
-  // Whether workers that share memory train one physical copy of the parameters. It saves memory, wants an optimizer of
-  // lockstep::optim, and forbids writing to a parameter on one worker, or reading any while another worker is in step().
+  // Whether workers that share memory train one physical copy of the parameters. This saves memory and needs an
+  // optimizer of lockstep::optim. A worker must not write to a parameter alone, nor read one while another worker is in
+  // step().
   bool share_parameters = false;
 
-  // How fast it comes. Smaller buckets overlap more with backward, larger send fewer messages.
+  // How fast it comes. Smaller buckets overlap more with backward; larger buckets need fewer messages.
   std::size_t first_bucket_bytes = std::size_t{1} << 20;
   std::size_t bucket_bytes = std::size_t{25} << 20;
   Algorithm algorithm = Algorithm::kAutomatic;
 
-  // On a GPU, reduces in a world of one, too, of the nccl engine, where there is one operand to add up: for measuring
-  // what hooks, events, a kernel for each bucket and the engine cost.
+  // For measurements on a GPU: reduces even in a world of one worker (engine nccl), where there is one operand. This
+  // shows what hooks, events, a kernel per bucket and the engine cost.
   bool force_collectives = false;
 };
 
-// When the parts of the last synchronised backward happened, from its first gradient on.
+// Times in the last synchronised backward, counted from its first gradient.
 struct BackwardTimes {
-  std::chrono::nanoseconds first_launch{0};  // the first bucket went to the wire
+  std::chrono::nanoseconds first_launch{0};  // the first bucket was sent
   std::chrono::nanoseconds last_gradient{0};
-  std::chrono::nanoseconds end{0};  // everything averaged
+  std::chrono::nanoseconds end{0};  // everything was averaged
   std::size_t buckets = 0;
-  std::size_t launched_before_end = 0;  // buckets on the wire before the last gradient
+  std::size_t launched_before_end = 0;  // buckets that were sent before the last gradient
 
-  // What the reduction added to the backward pass.
+  // The time that the reduction added to the backward pass.
   std::chrono::nanoseconds exposed() const { return end - last_gradient; }
 };
 
-// Backward passes in its scope add to the gradients of this worker and synchronise nothing, as
-// DDP's no_sync. Only the backward has to be inside.
+// In its scope, backward passes add to the gradients of this worker and do not synchronise, as with DDP's no_sync. Only
+// backward() must be inside.
 //
-// Threads:   that of the replica.
+// Threads:   the thread that uses the replica.
 // Blocking:  never.
 // Failure:   none.
-// Ownership: keeps the replica.
+// Ownership: keeps the replica alive.
 class [[nodiscard]] NoSync {
  public:
   explicit NoSync(std::shared_ptr<replica::Replicated> replica);  // null: does nothing
@@ -101,44 +102,42 @@ class [[nodiscard]] NoSync {
   std::shared_ptr<replica::Replicated> replica_;
 };
 
-// This worker's copy of a model given as lists of tensors: for a torch::jit::Module, or for
-// anything else that is not a torch::nn module. DataParallel, below, is one for modules.
+// This worker's copy of a model that is given as lists of tensors: a torch::jit::Module, or anything else that is not a
+// torch::nn module. For modules use DataParallel, below.
 //
-// The constructor compares names, shapes and dtypes across workers, copies the leader's values
-// to all, and makes every gradient a view of one flat memory in the fixed layout; on a GPU, the small
-// ones. backward() then leaves the average over workers in them.
+// The constructor compares names, shapes and dtypes of all workers and copies the leader's values to all. It makes
+// every gradient a view of one flat memory in the fixed layout; on a GPU, only the small gradients. After backward()
+// the gradients are the averages over all workers.
 //
-// Threads:   one caller at a time, over all replicas and optimizers of a world; every worker makes its replicas, and
-//            runs their synchronised backward passes, in the same order.
-// Blocking:  the constructor, backward() and synchronize() wait for the other workers, at most the
-//            world's timeout.
-// Failure:   Mismatch that names the parameter and the ranks when models differ, and the instructions when CPUs
-//            compute with different ones; BadInput for a gradient that is missing or, on a CPU, was moved out of its
-//            place; PeerLost, Timeout. They come out of backward(); after PeerLost and Timeout the replica is of no further use.
-// Ownership: shares the tensors; a handle, copies name the same replica. The world outlives it.
+// Threads:   one caller at a time, for all replicas and optimizers of a world together. Every worker makes its
+//            replicas, and runs their synchronised backward passes, in the same order.
+// Blocking:  the constructor, backward() and synchronize() wait for the other workers, at most the world's timeout.
+// Failure:   Mismatch if models differ, with the parameter and the ranks, or if the CPUs compute with different
+//            instructions, with their names; BadInput for a gradient that is missing or, on a CPU, was moved to other
+//            memory; PeerLost, Timeout. backward() throws them. After PeerLost or Timeout the replica cannot be used.
+// Ownership: shares the tensors. It is a handle: copies name the same replica. The world must outlive it.
 class Replica {
  public:
   Replica(World& world, std::vector<NamedTensor> parameters, std::vector<NamedTensor> buffers,
           const DataParallelOptions& options = {});
 
-  // loss.backward(), where workers have different numbers of samples: the gradients become the mean
-  // over all samples. Every worker calls it, or synchronize() if it has none; in no_sync() it adds
-  // up.
+  // Use it in place of loss.backward() if workers have different numbers of samples: the gradients become the mean over
+  // all samples. Every worker calls it, or synchronize() if it has no samples. In no_sync() it only adds.
   void backward(const torch::Tensor& loss, std::int64_t samples);
 
-  // With false, does nothing: auto scope = model.no_sync(micro + 1 < parts).
+  // With false the scope does nothing: auto scope = model.no_sync(micro + 1 < parts).
   NoSync no_sync(bool suspends = true) { return NoSync(suspends ? state_ : nullptr); }
 
-  // Averages what no_sync() has added up, without a backward pass of its own. A worker that has no
-  // samples left takes part in a step with it.
+  // Averages the gradients that were added in no_sync(), without a backward pass. A worker that has no samples left
+  // calls it to take part in a step.
   void synchronize();
 
-  // Clears all gradients: they are undefined until the next backward, which need not add to zeros
-  // then. Any other way of clearing averages is as good. What no_sync() has added up is dropped by this one alone: the
-  // next average would count its samples.
+  // Clears all gradients. They are undefined until the next backward, which then need not add to zeros. Averages may
+  // also be cleared in any other way. But only this call drops what no_sync() has added: otherwise the next average
+  // counts those samples.
   void zero_grad();
 
-  // Whether the values of all workers are the same bits. Collective.
+  // Whether the values of all workers are equal bit by bit. Collective.
   bool identical();
 
   const std::vector<NamedTensor>& parameters() const;  // registration order, each tensor once
@@ -147,8 +146,8 @@ class Replica {
   BackwardTimes last_backward() const;
 
  protected:
-  // The module behind it, and what parameters it has at any time: others than at first are BadInput at the next
-  // backward().
+  // Sets the module, and a function that returns its parameters at any time. If these are not the first ones any more,
+  // the next backward() throws BadInput.
   void set_module(std::function<std::vector<torch::Tensor>()> parameters,
                   std::weak_ptr<torch::nn::Module> module);
 
@@ -161,12 +160,11 @@ namespace replica {
 // The parameters and buffers of a module by name, in registration order.
 std::vector<NamedTensor> parameters_of(const torch::nn::Module& module);
 std::vector<NamedTensor> buffers_of(const torch::nn::Module& module);
-// The options with the module's type for a name, if they have none.
+// The options; if they have no name, with the module's type as the name.
 DataParallelOptions named_after(const torch::nn::Module& module, DataParallelOptions options);
 }  // namespace replica
 
-// A torch::nn module that trains on every worker: use it as the module's holder. Nothing of
-// Lockstep's happens in forward().
+// A torch::nn module that trains on every worker. Use it like the module's holder. Lockstep does nothing in forward().
 //
 // Threads, Blocking, Failure: as Replica.
 // Ownership: shares the module.
@@ -195,8 +193,7 @@ class DataParallel : public Replica {
   Module module_;
 };
 
-// Moves a module (a holder such as Net, or a shared_ptr) to the world's device and makes it
-// train there in lockstep.
+// Moves a module (a holder such as Net, or a shared_ptr) to the world's device and wraps it for training there.
 template <typename Module>
 requires(!std::derived_from<Module, torch::nn::Module>) DataParallel<Module> data_parallel(
     Module module, World& world, const DataParallelOptions& options = {}) {
@@ -213,7 +210,7 @@ auto data_parallel(Module&& /*module*/, World& world, const DataParallelOptions&
   return data_parallel(std::make_shared<std::remove_cvref_t<Module>>(), world, options);
 }
 
-// torch::save(model, …) and torch::load(model, …) are the module's. Every worker loads.
+// torch::save(model, …) and torch::load(model, …) save and load the module. Every worker loads.
 template <typename Module>
 torch::serialize::OutputArchive& operator<<(torch::serialize::OutputArchive& archive,
                                             const DataParallel<Module>& model) {
@@ -230,7 +227,7 @@ torch::serialize::InputArchive& operator>>(torch::serialize::InputArchive& archi
 // Replica::backward for all replicas that the loss depends on.
 void backward(const torch::Tensor& loss, std::int64_t samples);
 
-// The mean over workers of a number, weighted; the same bits on every worker. Collective.
+// The weighted mean of a number over all workers; the same bits on every worker. Collective.
 double mean(World& world, double value, double weight = 1);
 
 }  // namespace lockstep

@@ -19,32 +19,34 @@ struct Batch {
   std::int64_t samples = 0;
 };
 
-// A sample, as a data set is asked for it.
+// Which sample a data set is asked for.
 struct Sample {
   std::int64_t index = 0;  // 0 … size() − 1
   std::int64_t epoch = 0;  // from 0; evaluation reads epoch 0
-  std::uint64_t seed = 0;  // of the job, the epoch and the index alone
+  std::uint64_t seed = 0;  // depends only on the job's seed, the epoch and the index
 
-  // A generator of LibTorch for the CPU with this seed: for random crops and the like.
+  // A new LibTorch generator for the CPU with this seed. For random crops and the like.
   at::Generator generator() const;
 };
 
-// The samples that a job with this seed asks for in an epoch.
+// The samples with these indices, as a job with this seed asks for them in this epoch.
 std::vector<Sample> samples_of(std::span<const std::int64_t> indices, std::int64_t epoch = 0,
                                std::uint64_t job_seed = 0);
 
 // A set of samples that can be read in any order.
 //
-// What batch() returns depends on the samples it is asked for alone: their index, epoch and seed. Random augmentation draws
-// from sample.generator(). What batch() draws from LibTorch's default generator, on the CPU and on the thread that called it,
-// comes from a generator that belongs to the batch and is seeded by its first sample; the default one stays the model's.
-// A random number from elsewhere, such as std::random_device, is another one on every worker; torch::manual_seed() in batch()
-// takes the model's numbers away. A Trainer refuses both where it sees them.
+// The result of batch() depends only on the samples that it is asked for: their index, epoch and
+// seed. Random augmentation draws from sample.generator(). batch() may also draw from LibTorch's
+// default generator, on the CPU and on the thread that called it. It then gets a generator of the
+// batch, with the seed of its first sample, and the generator of the model does not change. Do not
+// use random numbers from elsewhere, such as std::random_device: they differ on every worker. Do
+// not call torch::manual_seed() in batch(): it changes the random numbers of the model. A Trainer
+// refuses both if it sees them.
 //
 // Threads:   batch() may be called from several loader threads at once.
 // Blocking:  as long as reading takes.
 // Failure:   BadInput for data that cannot be read.
-// Ownership: batches are the caller's.
+// Ownership: batches belong to the caller.
 class Dataset {
  public:
   virtual ~Dataset() = default;
@@ -57,15 +59,16 @@ using DatasetPtr = std::shared_ptr<const Dataset>;
 // Samples data[i] with targets target[i], in memory.
 DatasetPtr tensor_dataset(torch::Tensor data, torch::Tensor target);
 
-// A map-style data set of LibTorch whose examples are (data, target) tensors, or data alone; each for itself, or stacked by
-// .map(torch::data::transforms::Stack<>()). BadInput if it does not say its size.
+// Makes a Dataset from a map-style data set of LibTorch. Its examples are (data, target) tensors,
+// or data only. They may be single examples, or stacked by
+// .map(torch::data::transforms::Stack<>()). Throws BadInput if the data set does not say its size.
 template <typename TorchDataset>
 DatasetPtr adapt(TorchDataset dataset);
 
-// What the data looks like, for choosing a model.
+// What a model must fit.
 struct DataShape {
-  std::vector<std::int64_t> sample;  // of one sample's data
-  std::int64_t classes = 0;          // of the target; for text, the size of the vocabulary
+  std::vector<std::int64_t> sample;  // shape of one sample's data
+  std::int64_t classes = 0;          // number of classes; for text, the size of the vocabulary
   bool is_text = false;
 };
 
@@ -79,19 +82,19 @@ namespace datasets {
 
 struct LoadOptions {
   std::int64_t context = 128;        // text: characters of one sample
-  std::int64_t samples = 4096;       // synthetic: samples to make
-  std::vector<std::int64_t> sample;  // synthetic: the shape of one; empty: 784 numbers
-  std::int64_t classes = 10;         // synthetic
-  std::uint64_t seed = 0;            // synthetic
+  std::int64_t samples = 4096;       // synthetic: number of samples
+  std::vector<std::int64_t> sample;  // synthetic: shape of one sample; empty: 784 numbers
+  std::int64_t classes = 10;         // synthetic: number of classes
+  std::uint64_t seed = 0;            // synthetic: the samples are made from it
 };
 
-// By name or path:
-//   fashion-mnist         of Debian's package dataset-fashion-mnist
-//   synthetic[:N]         N samples around a centre of each class: learnable, made from the seed
+// Loads a data set by name or path:
+//   fashion-mnist         from Debian's package dataset-fashion-mnist
+//   synthetic[:N]         N samples around one centre per class, made from the seed; learnable
 //   DIRECTORY             with IDX files (the MNIST family, gz or not) or CIFAR-10's binary files
 //   FILE.csv              numbers, a class in the last column; every tenth row is for testing
 //   any other FILE        text by characters; the last tenth is for testing
-// BadInput, in one line, for what is absent, truncated or corrupt.
+// Throws BadInput, in one line, if it is absent, truncated or corrupt.
 DataSplits load(const std::string& name_or_path, const LoadOptions& options = {});
 
 }  // namespace datasets
@@ -100,7 +103,8 @@ namespace data {
 
 [[noreturn]] void refuse_unknown_size();
 
-// One batch of examples. BadInput that names the sample, if one has another shape or type than the first.
+// One batch of examples. Throws BadInput with the name of the sample if its shape or type differs
+// from the first.
 Batch stacked(const std::vector<torch::Tensor>& data, const std::vector<torch::Tensor>& targets,
               std::span<const Sample> samples);
 
@@ -135,7 +139,8 @@ class Adapted : public Dataset {
     if constexpr (requires { example.target; }) targets.push_back(example.target);
   }
 
-  // LibTorch has made one example of all. Where it cannot, they are asked for one by one to see why.
+  // LibTorch itself stacks the examples. If it cannot, they are read one by one, so that the error
+  // names the sample that does not fit.
   Batch collated(const std::vector<std::size_t>& indices, std::span<const Sample> samples) const {
     std::vector<torch::Tensor> data, targets;
     try {

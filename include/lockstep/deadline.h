@@ -12,7 +12,7 @@ class Deadline {
 
   static Deadline at(Clock::time_point when) { return Deadline(when); }
   static Deadline after(std::chrono::nanoseconds span) {
-    // A span beyond a year is as good as a year, and does not overflow the clock.
+    // A span of more than a year counts as a year, so that the addition cannot overflow.
     constexpr std::chrono::nanoseconds kYear = std::chrono::hours(24 * 365);
     return Deadline(Clock::now() + std::min(span, kYear));
   }
@@ -20,11 +20,12 @@ class Deadline {
   Clock::time_point when() const { return when_; }
   bool expired() const { return Clock::now() >= when_; }
 
-  // What is left, never negative.
+  // The time that is left; never negative.
   std::chrono::nanoseconds left() const {
     return std::max(std::chrono::nanoseconds(when_ - Clock::now()), std::chrono::nanoseconds(0));
   }
-  // The same in whole milliseconds, rounded up: what poll(2) takes.
+  // The same in whole milliseconds, rounded up, for poll(2). Rounded down, a last fraction of a
+  // millisecond would become 0, and a loop around poll() would spin.
   int left_ms() const {
     constexpr std::chrono::nanoseconds kMostOfPoll = std::chrono::hours(24);
     return static_cast<int>(

@@ -1,5 +1,5 @@
-// The failures that cross Lockstep's API. There are five, and the catcher's next move depends on
-// the type alone:
+// The failures that cross Lockstep's API. There are five. The type alone decides what a program
+// that catches one can do next:
 //
 //   PeerLost     another worker died or left: form a new world, or end
 //   Timeout      another worker did not answer in time: the same, or wait longer next time
@@ -7,8 +7,7 @@
 //   BadInput     an argument, a file or a setting is wrong: correct it
 //   Unavailable  this build or this host cannot do it: install what the message names
 //
-// A bug in Lockstep itself is none of these: it stops the process with a message. Where an exception shows it in
-// the middle of an operation, the peers are told first, and what() of an Unavailable says that it is a bug.
+// A bug in Lockstep itself is not one of them: it stops the process with a message.
 #pragma once
 
 #include <cstdint>
@@ -34,7 +33,7 @@ class Error : public std::runtime_error {
 
   ErrorKind kind() const noexcept { return kind_; }
 
-  // The workers that the failure is about, by rank: the dead, the late, the disagreeing.
+  // The ranks of the workers that the failure is about: those that died, are late, or disagree.
   const std::vector<int>& ranks() const noexcept { return ranks_; }
 
  private:

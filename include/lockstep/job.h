@@ -1,4 +1,4 @@
-// A training job in a loop of your own: its data, its position, its checkpoints.
+// A training job in your own loop: its data, its position, its checkpoints.
 //
 //   lockstep::Job job(world, {.global_batch = 256, .shards = 8, .seed = 7, .checkpoint = "run"});
 //   auto model = lockstep::data_parallel(Net(), world);
@@ -8,8 +8,8 @@
 //   });
 //   for (const lockstep::GlobalBatch& batch : job.batches(Pictures(), {.epochs = 5})) step(batch);
 //
-// The weights after a step depend on the job alone, to the bit: not on the number of workers, which may be another one
-// when the job goes on from its checkpoint.
+// Every bit of the weights after a step depends on the job alone. It does not depend on the number of workers, which
+// may change when the job goes on from its checkpoint.
 #pragma once
 
 #include <lockstep/dataset.h>
@@ -31,50 +31,50 @@ class JobCore;
 class Loop;
 }  // namespace steps
 
-// Where buffers, such as BatchNorm's statistics, come from after a step. Every shard of a step begins with
-// the same.
+// Which values buffers, such as BatchNorm's statistics, have after a step. All shards of a step begin with the same
+// values.
 enum class ShardBufferRule : std::uint8_t {
-  kFirstShard,  // the first shard's, as PyTorch's rank 0
-  kMean,        // the mean over shards; whole numbers are the first shard's
+  kFirstShard,  // those of the first shard, as those of rank 0 in PyTorch
+  kMean,        // the mean over shards; integers are those of the first shard
 };
 
-// What a job does about a checkpoint that it finds in its directory.
+// What a job does if it finds a checkpoint in its directory.
 enum class ExistingCheckpoint : std::uint8_t {
-  kRefuse,   // BadInput: it may be of another job, and would be lost
+  kRefuse,   // BadInput: it may belong to another job, and would be lost
   kResume,   // goes on from it, if there is one
-  kReplace,  // begins with step 0; the first checkpoint of this job takes its place
+  kReplace,  // begins with step 0; the first checkpoint of this job replaces it
 };
 
 struct JobOptions {
   // What the result means.
-  std::int64_t global_batch = 0;  // samples of one step, a multiple of the shards
-  int shards = 0;          // logical slices of a global batch, at least as many as workers; 0: the
-                           // checkpoint's, else default_shards()
-  std::uint64_t seed = 0;  // of the order of samples and of every shard's random numbers
+  std::int64_t global_batch = 0;  // samples of one step; a multiple of the number of shards
+  int shards = 0;          // shards of a global batch, at least as many as workers; 0: those of the
+                           // checkpoint; without one, default_shards()
+  std::uint64_t seed = 0;  // decides the order of samples and the random numbers of every shard
   ShardBufferRule buffers = ShardBufferRule::kFirstShard;
-  // Whatever else decides the result; kept in checkpoints. The arithmetic of the process, and what the job knows of its
-  // optimizers, is added.
+  // Everything else that decides the result; kept in checkpoints. The job adds the arithmetic of the process, and what
+  // it knows of its optimizers.
   std::map<std::string, std::string> properties = {};
 
-  // Looks for bits that changed on their own, as TrainerOptions::check_divergence. A loss that writes to parameters is
-  // taken for one.
+  // Looks for bits that changed though nobody wrote them, as TrainerOptions::check_divergence does. Do not write to
+  // parameters in a loss: the check takes that for such a change.
   bool check_divergence = true;
 
-  // The directory of the newest checkpoint and the one before it. It belongs to this job as long as that lives.
-  // Empty: nowhere.
+  // The run directory: it has the newest checkpoint and the previous one. It belongs to this job as long as the job
+  // lives. Empty: no checkpoints.
   std::string checkpoint = {};
   std::int64_t checkpoint_every_steps = 0;  // 0: at the end of every epoch
   ExistingCheckpoint existing_checkpoint = ExistingCheckpoint::kResume;
 
-  // Stops as request_stop() does when it becomes true: for signal handlers. May be null.
+  // When it becomes true, the job stops as after request_stop(). For signal handlers. May be null.
   const std::atomic<bool>* stop = nullptr;
 };
 
-// 8, or the largest divisor of the global batch below that.
+// 8, or the largest divisor of the global batch below 8.
 int default_shards(std::int64_t global_batch);
 
 struct BatchesOptions {
-  // Where the loop ends, counted from the job's first step: one of the two.
+  // Where the loop ends, counted from the job's first step. Set one of the two.
   std::int64_t epochs = 0;
   std::int64_t steps = 0;
 
@@ -82,26 +82,27 @@ struct BatchesOptions {
   int loader_threads = 1;
   int prefetch = 2;
 
-  // Compares all of the data with that which the job began with, not 64 samples of it: it is read once at the start.
+  // Compares all data with the data that the job began with, not only 64 samples. This reads all data once at the
+  // start.
   bool verify_data = false;
 };
 
-// One global batch: a position in the data, and a reader. It holds no samples of its own.
+// One global batch: a position in the data, and a reader. It has no samples itself.
 //
 // Threads:   one caller at a time.
-// Blocking:  shard(), as long as reading takes.
+// Blocking:  shard() blocks as long as reading takes.
 // Failure:   what the data set throws.
-// Ownership: valid until the loop goes on.
+// Ownership: valid until the loop goes on to the next batch.
 class GlobalBatch {
  public:
   std::int64_t step() const { return step_; }  // from 0
   std::int64_t epoch() const { return epoch_; }
   std::int64_t samples() const { return samples_; }
 
-  // Whether the next batch is of another epoch.
+  // Whether the next batch belongs to another epoch.
   bool ends_epoch() const { return ends_epoch_; }
 
-  // The samples of any shard, wherever it is hosted, on world.device(). They are read when it is called.
+  // Reads the samples of any shard, also of one that another worker hosts. The tensors are on world.device().
   Batch shard(int index) const;
 
  private:
@@ -113,15 +114,14 @@ class GlobalBatch {
   bool ends_epoch_ = false;
 };
 
-// The batches from the job's position on, for one range-for loop. Going on to the next one ends the batch: the job's
-// position moves, and a checkpoint is written if one is due. At the end of the loop, too.
+// The batches from the job's position on, for one range-for loop. When the loop goes on, the current batch ends: the
+// job's position moves, and a checkpoint is written if it is time for one. The same happens at the end of the loop.
 //
 // Threads:   one caller at a time; loader threads stay inside.
 // Blocking:  going on is collective: it waits for the other workers, at most the world's timeout, and for the disk.
-// Failure:   as Job. A loop that is left by break or by an exception writes no checkpoint; a batch that a Step was
-//            called with counts as done. After an exception from a Step the job is of no further use.
-// Ownership: shares the job and the data set. As long as it lives the job's models are the job's: nobody else runs a
-//            backward pass over them.
+// Failure:   as Job. A loop that ends by break or by an exception writes no checkpoint. A batch counts as done if a
+//            Step was called with it. After an exception from a Step the job cannot be used any more.
+// Ownership: shares the job and the data set. As long as it lives, only the job runs backward passes over its models.
 class Batches {
  public:
   explicit Batches(std::unique_ptr<steps::Loop> loop);
@@ -154,7 +154,7 @@ class Batches {
   std::unique_ptr<steps::Loop> loop_;
 };
 
-// How well a model does on a batch; sums over its predictions.
+// How good a model is on one batch: sums over its predictions.
 struct Score {
   double loss = 0;
   std::int64_t correct = 0;
@@ -167,14 +167,15 @@ struct Evaluation {
   std::int64_t samples = 0;
 };
 
-// One training run: what it is, where it is, and where it is kept. Steps (step.h) change its models.
+// One training run: what it is, how far it is, and where its checkpoints are. Steps (step.h) change its models.
 //
-// Threads:   one caller at a time, over all that belongs to a world; request_stop() from anywhere, a signal handler too.
-// Blocking:  all but the plain questions are collective: every worker makes the same calls in the same order, and waits
-//            for the others, at most the world's timeout.
-// Failure:   BadInput for options, files or data that do not fit; Unavailable when a checkpoint cannot be written;
-//            PeerLost, Timeout; Mismatch when workers differ, or the checkpoint is of another job.
-// Ownership: the world outlives it; Steps and Batches share it.
+// Threads:   one caller at a time, for everything that belongs to a world. request_stop() from any thread and from a
+//            signal handler.
+// Blocking:  everything except request_stop(), weights_sha256() and the accessors is collective: every worker makes the
+//            same calls in the same order, and waits for the others, at most the world's timeout.
+// Failure:   BadInput for options, files or data that do not fit; Unavailable if a checkpoint cannot be written;
+//            PeerLost, Timeout; Mismatch if workers differ, or if the checkpoint belongs to another job.
+// Ownership: the world must outlive it. Steps and Batches share it.
 class Job {
  public:
   Job(World& world, const JobOptions& options);
@@ -182,9 +183,9 @@ class Job {
   Job(const Job&) = delete;
   Job& operator=(const Job&) = delete;
 
-  // The batches from here to the end that the options name. The first call reads the checkpoint, if there is one, into
-  // everything that the job's Steps change, so all of them are made before it. A later call, with the same data, goes on
-  // where the last loop ended.
+  // The batches from the job's position to the end that the options name. The first call reads the checkpoint, if there
+  // is one, into everything that the job's Steps change. So make all Steps before it. A later call, with the same data,
+  // goes on where the last loop ended.
   Batches batches(DatasetPtr dataset, const BatchesOptions& options);
   template <typename TorchDataset>
   requires(!std::convertible_to<TorchDataset, DatasetPtr>) Batches
@@ -192,25 +193,27 @@ class Job {
     return batches(adapt(std::move(dataset)), options);
   }
 
-  // Over a data set, by shard, so that the result depends on the job alone. The modules of the job's models are in eval()
-  // while it runs, and nothing of the job changes.
+  // Scores a data set shard by shard, so that the result depends on the job alone. The modules of the job's models are
+  // in eval() meanwhile. Nothing of the job changes.
   Evaluation evaluate(const DatasetPtr& dataset, const std::function<Score(const Batch&)>& score);
 
-  // A checkpoint now; in a loop, before the first Step of a batch or after its last. BadInput without a directory.
+  // Writes a checkpoint now. In a loop, call it before the first Step of a batch or after its last. Throws BadInput if
+  // the job has no directory.
   void save();
 
-  // Goes on with the workers of another world, between two loops, without a checkpoint. All that was made in the job's
-  // world comes along: models, optimizers, the job. A worker that joins makes the same in the new world, in the same
-  // order, and gets the others' state in batches(); workers that leave call nothing. The world of before may end after it.
-  // Needs at most as many workers as shards. Optimizers of LibTorch's own, and loaders, do not come along.
+  // Goes on with the workers of another world, without a checkpoint. Call it between two loops. Everything that was
+  // made in the job's world moves to the new one: models, optimizers, the job. A worker that joins makes the same
+  // objects in the new world, in the same order, and gets the state of the others in batches(). Workers that leave call
+  // nothing. The old world may end afterwards. The new one has at most as many workers as shards. LibTorch's own
+  // optimizers, and loaders, do not move.
   void rebind(World& world);
 
-  // All workers leave the loop after the same batch, soon, with a checkpoint.
+  // All workers leave the loop soon, after the same batch, and write a checkpoint.
   void request_stop() noexcept;
-  bool stopped() const;  // a loop was left so
+  bool stopped() const;  // a loop ended because of request_stop()
 
   int shards() const;
-  std::int64_t step() const;             // batches that are done: the number of the next
+  std::int64_t step() const;  // number of batches that are done; the next one has this number
   std::int64_t steps_per_epoch() const;  // 0 before batches()
 
   // SHA-256 of the parameters and buffers of all models (docs/guide/training.md says over what). Not collective.

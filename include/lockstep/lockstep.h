@@ -1,6 +1,6 @@
 // Lockstep: data-parallel training for C++.
 //
-// The headers stand in reading order: first what a training loop needs, then what is below it.
+// The headers are in reading order: first what a training loop needs, then what is below it.
 #pragma once
 
 // clang-format off

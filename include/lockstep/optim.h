@@ -1,4 +1,4 @@
-// Optimizers on the flat layout, with the numbers of torch::optim.
+// Optimizers on the flat layout. They compute the same numbers as torch::optim.
 #pragma once
 
 #include <lockstep/data_parallel.h>
@@ -12,8 +12,8 @@ namespace lockstep::optim {
 
 struct Inside;
 
-// The options of each mean what torch::optim's mean, with the same defaults. All of them decide
-// the result.
+// Options have the meaning and the defaults that they have in torch::optim. All of them decide the
+// result.
 struct SGDOptions {
   double lr = 1e-3;
   double momentum = 0;
@@ -35,27 +35,28 @@ struct AdamWOptions {
   double beta1 = 0.9;
   double beta2 = 0.999;
   double eps = 1e-8;
-  double weight_decay = 1e-2;  // taken off the weights, apart from the gradient
+  double weight_decay = 1e-2;  // subtracted from the weights, not added to the gradient
 };
 
-// Parameters with options of their own, such as biases without weight decay.
+// Parameters with their own options, such as biases without weight decay.
 template <typename Options>
 struct Group {
   std::vector<torch::Tensor> parameters;
   Options options;
 };
 
-// What all optimizers are.
+// The interface of all optimizers.
 //
-// Threads:   one caller at a time, over all replicas and optimizers of a world.
-// Blocking:  the constructor and step() are collective, and wait for the other workers, at most the world's timeout. Every
-//            worker calls step() after the same backward.
-// Failure:   the constructors throw BadInput for options out of range and for parameters that are
-//            not the model's; step() for a gradient that was moved out of its place, on this worker
-//            or another, and for a norm that is not finite. Mismatch, on every worker, when their options, learning
-//            rates, norms for clipping or numbers of steps differ. Unavailable, PeerLost, Timeout.
-// Ownership: shares the model's tensors; owns its state, which lies in the model's layout, once per
-//            host where workers share memory.
+// Threads:   one caller at a time, for all replicas and optimizers of a world together.
+// Blocking:  the constructor and step() are collective. They wait for the other workers, at most
+//            the world's timeout. Every worker calls step() after the same backward.
+// Failure:   the constructors throw BadInput for options out of range and for parameters that the
+//            model does not have. step() throws BadInput for a gradient that was moved to other
+//            memory, on this worker or another, and for a norm that is not finite. Every worker
+//            gets Mismatch if their options, learning rates, norms for clipping or numbers of steps
+//            differ. Unavailable, PeerLost, Timeout.
+// Ownership: shares the model's tensors. Owns its state. The state has the model's layout, and
+//            exists once per host if workers share memory.
 class Optimizer {
  public:
   struct Impl;
@@ -63,13 +64,14 @@ class Optimizer {
   Optimizer(const Optimizer&) = delete;
   Optimizer& operator=(const Optimizer&) = delete;
 
-  // Updates every parameter from its averaged gradient. Where workers share memory, each updates
-  // a slice and writes it into everybody's parameters.
+  // Updates every parameter from its averaged gradient. If workers share memory, each worker
+  // updates its slice and writes it into the parameters of all workers.
   void step();
 
-  // Before an update all gradients are scaled down together so that the norm over all of them is
-  // at most this; 0, the default, leaves them. param.grad keeps its values. The same on every
-  // worker. last_norm() is that of the last step, before clipping; 0 without.
+  // Limits the norm over all gradients to `most`: an update scales all gradients by one factor if
+  // their norm is larger. 0, the default, sets no limit. param.grad keeps its values. The value
+  // must be the same on every worker. last_norm() is the norm of the last step before clipping, or
+  // 0 if there was no limit.
   void set_clip_norm(double most);
   double clip_norm() const;
   double last_norm() const;
@@ -77,24 +79,25 @@ class Optimizer {
   // Clears the model's gradients; see Replica::zero_grad().
   void zero_grad();
 
-  // The learning rate of the parameters outside of all groups. Setting it keeps the ratio that each
-  // group's had to it at first (1, if that was 0).
+  // The learning rate of the parameters that are in no group. set_lr() also changes the rates of
+  // the groups: each keeps the ratio that it had to this rate at first (1 if this rate was 0).
   double lr() const;
   void set_lr(double lr);
-  std::vector<double> rates() const;  // the same, then that of each group
+  std::vector<double> rates() const;  // lr(), then the rate of each group
 
   std::int64_t steps() const;       // taken so far
   const std::string& name() const;  // "sgd", "adam", "adamw"
 
-  // The state, for checkpoints: tensors named such as "momentum/fc1.weight", which share the
-  // optimizer's memory. load_state copies values in; Mismatch, with nothing changed, when names,
-  // shapes or dtypes differ.
+  // The state, for checkpoints. The tensors have names such as "momentum/fc1.weight" and share the
+  // optimizer's memory. load_state() copies values in. It throws Mismatch, and changes nothing, if
+  // names, shapes or dtypes differ.
   std::vector<NamedTensor> state() const;
   void load_state(const std::vector<NamedTensor>& state, std::int64_t steps);
   void set_steps(std::int64_t steps);  // after writing into the tensors of state()
 
-  // For LibTorch's learning-rate schedulers: torch::optim::StepLR scheduler(optimizer, 30, 0.1). They set the rate of each
-  // group; another option of a group that is changed is BadInput at the next step. Its step() is this one's.
+  // For LibTorch's learning-rate schedulers: torch::optim::StepLR scheduler(optimizer, 30, 0.1).
+  // They set the rate of each group. If another option of a group was changed, the next step throws
+  // BadInput. The step() of the converted optimizer is this optimizer's step().
   operator torch::optim::Optimizer&();  // NOLINT: implicit, so that a scheduler can be made from it
 
  protected:
@@ -105,8 +108,8 @@ class Optimizer {
   std::shared_ptr<Impl> impl_;
 };
 
-// For torch::save(optimizer, …) and torch::load(optimizer, …): state, steps and learning rate. Mismatch, with nothing
-// changed, for another optimizer's. Every worker loads.
+// For torch::save(optimizer, …) and torch::load(optimizer, …): state, steps and learning rate.
+// Loading the archive of another optimizer throws Mismatch and changes nothing. Every worker loads.
 torch::serialize::OutputArchive& operator<<(torch::serialize::OutputArchive& archive,
                                             const Optimizer& optimizer);
 torch::serialize::InputArchive& operator>>(torch::serialize::InputArchive& archive,

@@ -22,61 +22,68 @@ class StepCore;
 
 // One shard of a global batch, as a loss sees it.
 //
-// Threads:   the one that called the Step.
+// Threads:   the thread that called the Step.
 // Blocking:  never.
-// Failure:   report() throws BadInput for a name that is used twice for a shard.
+// Failure:   report() throws BadInput if a name is used twice for a shard.
 // Ownership: valid while the loss runs.
 struct Shard {
   Batch batch;  // its samples, on world.device(); at least one
   std::int64_t step = 0;
   std::int64_t epoch = 0;
   int index = 0;  // 0 … count − 1
-  int count = 0;  // of the job
+  int count = 0;  // number of shards of the job
   int phase = 0;  // how many Steps were called on this batch before
 
-  // For Outcome::metric(): the sum over all shards of `sum` divided by that of `weight`, such as right answers and
-  // answers. Without a weight it is the shard's number of samples. The names that a Step reports are those of its first
-  // call, on any shard. A tensor has one element, and is not waited for; a number of the host keeps a GPU's pass from
-  // being captured as a CUDA graph.
+  // Reports a number for Outcome::metric(), which is the sum of `sum` over all shards divided by
+  // the sum of `weight`: right answers and answers, for example. Without `weight` it is the shard's
+  // number of samples. The names of a Step are those that any shard reported in its first call. A
+  // tensor has one element, and the host does not wait for it. On a GPU prefer tensors: a pass that
+  // reports a number of the host cannot be captured as a CUDA graph.
   void report(const std::string& name, const torch::Tensor& sum) const;
   void report(const std::string& name, const torch::Tensor& sum, const torch::Tensor& weight) const;
   void report(const std::string& name, double sum, double weight) const;
 
-  steps::Reports* reports = nullptr;  // of the Step
+  steps::Reports* reports = nullptr;  // where the Step collects them
 };
 
 struct StepOptions {
   // What the result means.
 
-  // Models that the loss reads and no Step of this job trains, such as a teacher: their buffers follow the job's rule, and
-  // they are kept in checkpoints. Those that other Steps train are known.
+  // Models that the loss reads and that no Step of this job trains, such as a teacher. Their
+  // buffers follow the job's rule, and checkpoints keep them. Models that other Steps train need
+  // not be listed.
   std::vector<Replica*> models = {};
 
-  // How much a shard's loss counts, above 0, such as its tokens without padding; none: its samples. The step follows
-  // the mean over the global batch, weighted so. Called on the worker that hosts the shard.
-  // Backward begins with it: near 1, say tokens over their most, where the loss is of a half type.
+  // The weight of a shard's loss, above 0: its number of tokens without padding, for example. None:
+  // its number of samples. The step follows the weighted mean over the global batch. Called on the
+  // worker that hosts the shard. Backward starts from this number. So keep it near 1 if the loss
+  // has a half type: divide the tokens by the largest number that a shard can have.
   std::function<double(const Shard&)> weight = {};
 
-  // Of a step, for all optimizers of this Step; none: what they have, which may be set between batches, the same on every
-  // worker, and is kept in checkpoints.
+  // The learning rate of a step, for all optimizers of this Step. None: each optimizer's own rate.
+  // A program may set that between batches, to the same value on every worker, and checkpoints keep
+  // it.
   std::function<double(std::int64_t step)> learning_rate = {};
 
-  // Before an update: param.grad holds the averages. They are worked out for it, which costs a pass over memory; without
-  // it they may never exist. Called again for steps that are replayed.
+  // Called before an update, when param.grad has the averages. The averages are computed for this
+  // call, which costs a pass over memory; without it they may never exist. Called again if a step
+  // is run again.
   std::function<void(std::int64_t step)> before_update = {};
 
-  // How fast it comes. On a GPU: what a shard queues is captured as a CUDA graph and replayed, where it can be. BadInput
-  // for a loss that is seen to depend on more than its batch, the models, the seed and tensors of the GPU.
+  // How fast it comes. On a GPU, what a shard queues is captured as a CUDA graph and replayed, if
+  // that is possible. Throws BadInput if the loss is seen to depend on more than its batch, the
+  // models, the seed and tensors of the GPU.
   bool cuda_graphs = true;
 };
 
-// What came of a Step's call.
+// The result of one call of a Step.
 //
-// Threads:   that of the job.
-// Blocking:  loss() and metric() wait until the numbers of all workers are here, at most the world's timeout. On a CPU
-//            they are on their way already; on a GPU the first of them to be called after a Step is collective.
-// Failure:   PeerLost, Timeout; BadInput for a metric that nobody reported.
-// Ownership: a value; may be kept and asked at any time later.
+// Threads:   the thread that uses the job.
+// Blocking:  loss() and metric() wait until the numbers of all workers are here, at most the
+//            world's timeout. On a CPU the numbers are already on their way. On a GPU the first
+//            call of loss() or metric() after a Step is collective.
+// Failure:   PeerLost, Timeout; BadInput for a metric that no shard reported.
+// Ownership: a value. It may be kept and read at any later time.
 class Outcome {
  public:
   Outcome() = default;
@@ -85,7 +92,7 @@ class Outcome {
   std::int64_t step = 0;
   int phase = 0;
   bool skipped = false;  // no update was made
-  int repeats = 0;       // how often the step was run again
+  int repeats = 0;       // how many times the step was run again
 
   double loss() const;  // the weighted mean over all shards; the same bits on every worker
   double metric(const std::string& name) const;
@@ -97,37 +104,43 @@ class Outcome {
 // How the shards of a worker ran on its GPU.
 struct ShardCounts {
   std::int64_t replayed = 0;  // as a CUDA graph
-  std::int64_t eager = 0;
-  std::string reason;  // why some were eager that might have been replayed; empty: none
+  std::int64_t eager = 0;     // without a graph
+  std::string reason;  // why shards that could have been replayed ran eagerly; empty: none did
 };
 
-// A loss and the optimizers that follow it. A call runs forward and backward of every shard, each on the worker that
-// hosts it, adds the gradients up in the order of the job's tree and updates all listed optimizers' models. Gradients go
-// to these models alone.
+// A loss and the optimizers that follow it. A call runs forward and backward of every shard, each
+// on the worker that hosts it. It adds the gradients in the order of the job's tree and updates the
+// models of all listed optimizers. Only these models get gradients.
 //
-// Several calls on one batch, of one Step or of several, are its phases 0, 1, 2 …: an update each, with random numbers of
-// its own. A GAN has two:
+// Several calls on one batch, of one Step or of several, are the phases 0, 1, 2 … of the batch.
+// Each phase is an update and has its own random numbers. A GAN has two:
 //
 //   for (const auto& batch : job.batches(data, {.epochs = 5})) { d_step(batch); g_step(batch); }
 //
-// The contract of the loss: it
-//   - may run again for the same step and shard, on any worker, and on a GPU it may run only while it is captured;
-//   - reads only what is equal on all workers: its shard, the job's models, constants;
-//   - draws random numbers only from LibTorch's default generator, which is seeded for (job, step, phase, shard);
-//   - writes to nothing but buffers of the job's models, and reports numbers through Shard::report();
-//   - returns a mean over its batch, of one element, and lets exceptions pass;
-//   - waits for no other worker: those that are threads of one process take turns in it.
+// The contract of the loss:
+//   - It may run again for the same step and shard, on any worker. On a GPU it may run only while
+//     it is captured.
+//   - It reads only what is equal on all workers: its shard, the job's models, constants.
+//   - It draws random numbers only from LibTorch's default generator, seeded for (job, step, phase,
+//     shard).
+//   - It writes only to buffers of the job's models, and reports numbers through Shard::report().
+//   - It returns one element, a mean over its batch, and lets exceptions through.
+//   - It waits for no other worker: workers that are threads of one process run it one after the
+//     other.
 // Between batches the program may set learning rates, evaluate and save.
 //
-// Threads:   one caller at a time, over all that belongs to a world.
-// Blocking:  the call is collective: every worker makes the same calls in the same order, and waits for the others, at
-//            most the world's timeout.
-// Failure:   the constructor: BadInput for optimizers that do not fit, a name that is taken, or a job whose batches() has
-//            been called. The call: what the loss throws, BadInput for a gradient that is missing, a weight that is none
-//            or a loss that is not finite, which is found one call later; Mismatch when workers differ; PeerLost, Timeout.
-//            After a failure the job is of no further use: make it again, and it goes on from its checkpoint.
-// Ownership: shares the job; the optimizers, their models and what the loss refers to outlive the job's loops. Where
-//            workers share memory the parameters exist once per host from batches() on: no worker writes to them alone.
+// Threads:   one caller at a time, for everything that belongs to a world.
+// Blocking:  the call is collective: every worker makes the same calls in the same order, and waits
+//            for the others, at most the world's timeout.
+// Failure:   the constructor throws BadInput for optimizers that do not fit, for a name that is
+//            already used, and if the job's batches() has been called. The call throws what the
+//            loss throws; BadInput for a missing gradient, for a weight that is not above 0 and
+//            finite, and for a loss that is not finite (found one call later); Mismatch if workers
+//            differ; PeerLost, Timeout. After a failure the job cannot be used any more. Make it
+//            again, and it goes on from its checkpoint.
+// Ownership: shares the job. The optimizers, their models and what the loss refers to must outlive
+//            the job's loops. If workers share memory, the parameters exist once per host from
+//            batches() on: no worker may write to them alone.
 class Step {
  public:
   using Loss = std::function<torch::Tensor(const Shard&)>;
@@ -138,14 +151,14 @@ class Step {
   Step(const Step&) = delete;
   Step& operator=(const Step&) = delete;
 
-  // With the batch that the job is at.
+  // `batch` must be the job's current batch.
   Outcome operator()(const GlobalBatch& batch);
 
   const std::string& name() const;
 
  private:
   std::shared_ptr<steps::JobCore> job_;
-  steps::StepCore* core_;  // the job's
+  steps::StepCore* core_;  // belongs to the job
 };
 
 }  // namespace lockstep

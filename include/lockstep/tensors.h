@@ -1,9 +1,12 @@
-// Collectives on tensors, for what a program averages or shares itself: metrics, seeds, a list of files. All of them are
-// collective: every worker calls them, in the same order, with tensors of one shape and type.
+// Collectives on tensors, for values that a program averages or shares itself: metrics, seeds, a
+// list of files. Every worker calls them in the same order, with tensors of the same shape and
+// type.
 //
-// Threads:   one caller at a time; not beside other calls of World::comm().
-// Blocking:  until the result is there, at most the world's timeout; on a GPU, until it is queued on the current stream.
-// Failure:   Mismatch when shapes or types differ; BadInput for a type that cannot be added up; PeerLost, Timeout.
+// Threads:   one caller at a time; not at the same time as other calls of World::comm().
+// Blocking:  until the result is there, at most the world's timeout. On a GPU, until the operation
+//            is queued on the current stream.
+// Failure:   Mismatch if shapes or types differ; BadInput for a type that cannot be added;
+//            PeerLost, Timeout.
 // Ownership: none. Gradients do not flow through them.
 #pragma once
 
@@ -12,14 +15,14 @@
 
 namespace lockstep {
 
-// Every worker's tensor becomes the reduction over all of them, in place: their sum, if nothing else is asked for. The
-// bits do not depend on the engine.
+// Replaces every worker's tensor by the reduction over all workers' tensors, in place. Without
+// options this is the sum. The bits do not depend on the engine.
 void all_reduce(World& world, const torch::Tensor& tensor, const ReduceOptions& options = {});
 
-// Every worker's tensor becomes rank `root`'s, in place. Of any type.
+// Replaces every worker's tensor by that of rank `root`, in place. Any type.
 void broadcast(World& world, const torch::Tensor& tensor, int root = 0);
 
-// All workers' tensors, one after the other in a new first dimension, by rank. Of any type.
+// Returns all workers' tensors, stacked by rank in a new first dimension. Any type.
 torch::Tensor all_gather(World& world, const torch::Tensor& tensor);
 
 }  // namespace lockstep

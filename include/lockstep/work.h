@@ -1,4 +1,4 @@
-// An operation under way.
+// The handle on one operation.
 #pragma once
 
 #include <lockstep/deadline.h>
@@ -12,13 +12,15 @@ namespace comm {
 class Operation;
 }
 
-// Threads:   any thread may wait; several may.
-// Blocking:  wait() returns, or throws, by its deadline; without one, when the operation ends, which
-//            takes at most the Comm's timeout from the moment it begins to run.
-// Failure:   wait() throws what ended the operation. A wait that runs out of time ends the Comm,
-//            so that the buffers are the caller's again when Timeout is thrown.
-// Ownership: a handle; dropping it neither cancels nor waits. The operation's buffers stay borrowed
-//            until it has completed.
+// One collective or message that was started. An empty Work counts as done.
+//
+// Threads:   any thread may wait, also several at once.
+// Blocking:  wait(deadline) returns, or throws, by its deadline. wait() returns when the operation
+//            has ended: at most the Comm's timeout after it began to run.
+// Failure:   wait() throws what ended the operation. If a wait passes its deadline, it ends the
+//            Comm, so that the buffers belong to the caller again when it throws Timeout.
+// Ownership: a handle. Destroying it neither cancels the operation nor waits for it. The buffers of
+//            the operation stay borrowed until the operation has completed.
 class [[nodiscard]] Work {
  public:
   Work() = default;
@@ -27,15 +29,15 @@ class [[nodiscard]] Work {
   void wait() const;
   void wait(Deadline deadline) const;
 
-  // Makes work queued on a device stream after this call wait for the operation. The host waits until the operation is
-  // queued, which takes all workers to have called it, and not for the device. A failure of the device's part is told
-  // by the next call. On CPUs, the same as wait().
+  // Work that is queued on `stream` after this call runs after the operation. The host waits only
+  // until the operation is queued on the device, which needs all workers to have called it. If the
+  // operation fails on the device, the next call throws. On CPUs it is the same as wait().
   void wait_on(void* stream) const;
 
   bool done() const;
 
-  // What ran, and why it was chosen, such as "direct (asked for halving-doubling: 3 workers are no
-  // power of two)".
+  // The algorithm that ran, and why it was chosen, such as "direct (asked for halving-doubling:
+  // 3 workers are no power of two)".
   const std::string& how() const;
 
  private:

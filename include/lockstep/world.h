@@ -1,4 +1,4 @@
-// The workers training together: the handle a program holds.
+// The workers that train together: the handle that a program holds.
 #pragma once
 
 #include <lockstep/comm.h>
@@ -18,15 +18,16 @@ class Inventory;
 }  // namespace control
 
 struct JoinOptions {
-  // The engine; empty: LOCKSTEP_ENGINE, else the best that this build has for these workers.
+  // The name of the engine. Empty: the variable LOCKSTEP_ENGINE; without it, the best engine that
+  // this build has for these workers.
   std::string engine;
 
-  // "cpu", or "cuda": a GPU for each worker, the one with its local rank for a number. Empty:
-  // LOCKSTEP_DEVICE, else "cuda" where the engine nccl is asked for, else "cpu".
+  // "cpu" or "cuda". With "cuda" each worker has the GPU whose number is its local rank. Empty: the
+  // variable LOCKSTEP_DEVICE; without it, "cuda" if the engine nccl is asked for, else "cpu".
   std::string device;
 
-  // How long to wait for the others, and the timeout of every later operation.
-  // Zero: LOCKSTEP_TIMEOUT (seconds), else 300 s.
+  // How long join() waits for the other workers; also the timeout of every later operation. Zero:
+  // the variable LOCKSTEP_TIMEOUT (seconds); without it, 300 s.
   std::chrono::milliseconds timeout{0};
 };
 
@@ -35,7 +36,7 @@ struct JoinOptions {
 // Threads:   one caller at a time.
 // Blocking:  join() returns, or throws, by its timeout.
 // Failure:   PeerLost, Timeout, Mismatch, BadInput or Unavailable; see errors.h.
-// Ownership: a movable handle; the connections end with it.
+// Ownership: a movable handle. Its connections end when it is destroyed.
 class World {
  public:
   World(World&&) noexcept;
@@ -46,31 +47,31 @@ class World {
   int size() const;
   bool leader() const { return rank() == 0; }
 
-  // This worker's place on its host.
+  // This worker's number among the workers of its host, and how many those are.
   int local_rank() const;
   int local_size() const;
 
-  // Goes up when the membership changes; rank and size belong to it.
+  // Goes up when the membership changes. rank() and size() belong to one generation.
   std::uint64_t generation() const;
 
-  // Who started us: "lockstep", "torchrun", "openmpi", "slurm", "environment" (variables set by
-  // hand), "program" (see over()) or "alone".
+  // What started this worker: "lockstep", "torchrun", "openmpi", "slurm", "environment" (variables
+  // set by hand), "program" (see over()) or "alone".
   const std::string& launcher() const;
 
-  // Where this worker's tensors belong; converts to a torch::Device. A GPU is also the current one
-  // of the thread that joined.
+  // The device for this worker's tensors; it converts to a torch::Device. If it is a GPU, it is
+  // also the current GPU of the thread that joined.
   Device device() const;
 
   Comm& comm();
 
-  // A Comm with an order of its own. Every worker opens its channels in the same order.
+  // A Comm with its own order of operations. Every worker opens its channels in the same order.
   Comm open_channel();
 
   // For the layers above: see src/control/announcements.h and inventory.h.
   const std::shared_ptr<control::Announcements>& announcements();
   const std::shared_ptr<control::Inventory>& inventory();
 
-  // A world over workers that were connected otherwise, such as threads of this process.
+  // Makes a world from workers that the program has connected itself, such as threads.
   static World over(Comm comm, Device device = {});
 
  private:
@@ -80,16 +81,17 @@ class World {
   std::unique_ptr<State> state_;
 };
 
-// Joins the world that the launcher describes in the environment: lockstep run, torchrun, mpirun or
-// srun. On one host nothing else is needed; on several, LOCKSTEP_RENDEZVOUS (host:port of rank 0)
-// and LOCKSTEP_SECRET_FILE (a file that only its owner can read). Without a launcher: a world of
-// one.
+// Joins the world that the launcher describes in the environment. Launchers are lockstep run,
+// torchrun, mpirun and srun. On one host nothing else is needed. On several hosts set
+// LOCKSTEP_RENDEZVOUS (host:port of rank 0) and LOCKSTEP_SECRET_FILE (a file that only its owner
+// can read). Without a launcher the result is a world of one worker.
 World join(const JoinOptions& options = {});
 
-// A world of threads of this process, in one call: runs `body` on each, with a world of its own, and returns when all have
-// ended. For tests and for trying things out without a launcher. LibTorch's random numbers belong to the process: seeds
-// that workers set disturb each other's. BadInput and Unavailable for workers that cannot be; else throws what the first
-// worker that failed threw.
+// Makes a world whose workers are threads of this process. Runs `body` on each thread, with that
+// worker's World, and returns when all have ended. For tests, and to try something without a
+// launcher. LibTorch has one random generator per process, so a seed that one worker sets changes
+// the numbers of the others. Throws BadInput or Unavailable if there cannot be so many workers.
+// Else throws what the first worker that failed threw.
 void run_threads(int workers, const std::function<void(World&)>& body,
                  std::chrono::milliseconds timeout = std::chrono::seconds(300));
 

@@ -13,8 +13,8 @@ namespace lockstep::comm {
 Channel::Channel(Group group)
     : group_(std::move(group)), engine_(group_.link->engine()), messages_(group_) {}
 
-// The queues' threads end only when their operations have: operations that nobody will wait for are
-// ended by ending the link.
+// The threads of the queues end only when their operations have ended. Nobody will wait for
+// operations that are left, so ending the link ends them.
 Channel::~Channel() {
   if (collectives_.idle() && messages_.idle() &&
       (device_.made() == nullptr || device_.made()->idle()))
@@ -48,8 +48,8 @@ std::shared_ptr<Exchange> Channel::exchange(const Header& header) {
   return std::make_shared<Exchange>(setting, header, Deadline::after(group_.timeout));
 }
 
-// On a board a short operation can show what it has at once, if nothing is under way before it. Then nobody waits for
-// this worker, and no thread needs to be woken.
+// On a board a short operation can show its data at once, if no operation before it is left. Then
+// no peer waits for this worker, and no thread need be woken.
 std::shared_ptr<Exchange> Channel::begin(const Header& header, OnCard on_card) {
   if (!on_card.fits || !collectives_.idle() || board_.missing()) return nullptr;
   auto begun = exchange(header);
@@ -58,7 +58,8 @@ std::shared_ptr<Exchange> Channel::begin(const Header& header, OnCard on_card) {
   return begun;
 }
 
-// When everybody is there already, or comes within a moment, there is nothing to queue.
+// If all peers are there already, or come within a moment, the operation runs here and nothing is
+// queued.
 bool Channel::ended_at_once(Exchange& begun, const std::function<void(Exchange&)>& body) {
   if (!begun.all_come_at_once()) return false;
   try {
@@ -66,7 +67,7 @@ bool Channel::ended_at_once(Exchange& begun, const std::function<void(Exchange&)
     begun.finish();
     return true;
   } catch (const Error&) {
-    return false;  // queued, it meets the same again: whoever waits for it is told
+    return false;  // it is queued and fails in the same way, so that wait() throws it
   }
 }
 
@@ -93,8 +94,8 @@ DeviceGroup* Channel::device() {
       [this] { return group_.link->make_device_group(group_.members, group_.timeout); });
 }
 
-// Everybody is met before anything is queued on a device: what waits there for a worker that does something else waits
-// for ever.
+// The workers meet before anything is queued on a device. A device cannot compare headers: if one
+// worker did something else, the devices of the others would wait for ever.
 Work Channel::device_collective(Header header, What what, DeviceTask task) {
   require_alive();
   auto point = device_.made()->mark(task);
@@ -109,7 +110,7 @@ Work Channel::device_collective(Header header, What what, DeviceTask task) {
                                     here->finish();
                                     return device_.made()->start(*here, task, *point);
                                   });
-  // A worker that is alone waits for nobody, so there is nothing that a thread could do better.
+  // A worker that is alone waits for nobody, so a thread would gain nothing.
   if (group_.size() == 1 && collectives_.idle()) {
     operation->run();
   } else {

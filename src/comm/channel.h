@@ -1,5 +1,5 @@
-// A Comm's inside: one order of collectives among the workers of a group, their messages, and what
-// is derived from it.
+// The inside of a Comm: one order of collectives among the workers of a group, and their messages.
+// Channels and splits are made from it.
 #pragma once
 
 #include <lockstep/comm.h>
@@ -19,19 +19,20 @@
 
 namespace lockstep::comm {
 
-// What runs: the collective, and by which algorithm.
+// What an operation is called in messages: the collective, and how it runs.
 struct What {
   const char* collective;
   std::string how;
 };
 
-// All that the others need of this worker, if it fits on a card.
+// Everything that the others need from this worker, if it fits on a card.
 struct OnCard {
   bool fits = false;
   std::span<const Buffer> data{};
 };
 
-// A part of an engine that is made when it is first needed, where the engine has it. The engine is asked once.
+// A part of an engine that is made when it is first needed. Not every engine has it, so null is an
+// answer, too; the engine is asked once.
 template <typename Part>
 class OnDemand {
  public:
@@ -40,7 +41,7 @@ class OnDemand {
     if (!std::exchange(asked_, true)) part_ = make();
     return part_.get();
   }
-  Part* made() const { return part_.get(); }  // null also before anybody needed it
+  Part* made() const { return part_.get(); }  // null also if nobody has asked yet
   bool missing() const { return asked_ && !part_; }
 
  private:
@@ -48,14 +49,16 @@ class OnDemand {
   bool asked_ = false;
 };
 
-// Threads:   one caller at a time, as the Comm above it; its queues' threads stay inside. Channels
-//            and splits of one link may be used from different threads.
-// Blocking:  collective, channel and split return at once. The destructor waits for the operations
-//            under way, which it ends first by ending the link.
-// Failure:   BadInput is thrown by the call and harms nothing; require_alive throws what ended the
+// Numbers the collectives of a Comm, fills their headers, and queues them.
+//
+// Threads:   one caller at a time, as the Comm above it; the threads of its queues stay inside.
+//            Channels and splits of one link may be used from different threads.
+// Blocking:  collective, channel and split return at once. The destructor waits for operations that
+//            have not ended. It ends the link first, so that they end soon.
+// Failure:   BadInput is thrown by the call and does no harm. require_alive throws what ended the
 //            link, which is the same for all its channels.
-// Ownership: shares the link with its channels and splits. The buffers that a collective's body
-//            holds are borrowed until its Work completes.
+// Ownership: shares the link with its channels and splits. The buffers of a collective are borrowed
+//            until its Work completes.
 class Channel {
  public:
   explicit Channel(Group group);
@@ -66,9 +69,10 @@ class Channel {
   const Group& group() const { return group_; }
   const std::string& engine() const { return engine_; }
   Messages& messages() { return messages_; }
-  CallText& call() { return call_; }  // that collectives are part of from now on
+  CallText& call() { return call_; }  // the call that later collectives belong to
 
-  // Runs a collective in the channel's order. The header's sequence is filled in.
+  // Runs a collective in the channel's order. Fills in the header's sequence and call. From the
+  // sequence number on, the peers wait for this operation, so a failure ends the link (or_end).
   template <typename Body>
   Work collective(Header header, const What& what, Body body, OnCard on_card = {}) {
     require_alive();
@@ -85,13 +89,14 @@ class Channel {
   // The same for memory of a device, in the same order.
   Work device_collective(Header header, What what, DeviceTask task);
 
-  // Nothing where the engine has no devices.
+  // Null if the engine has no devices.
   DeviceGroup* device();
 
   std::shared_ptr<Channel> channel(std::uint32_t id);
   std::shared_ptr<Channel> split(std::vector<int> ranks);
 
-  // A number for the next arena that is shared here: the same on every worker, never 0.
+  // A number for the next arena that is shared here. It is the same on every worker, and never 0,
+  // because 0 means "not shared" in an ArenaAddress.
   std::uint64_t next_arena();
 
   // BadInput, or what ended the link.
@@ -112,7 +117,7 @@ class Channel {
   std::uint64_t sequence_ = 0;
   std::uint64_t arenas_ = 0;
   std::set<std::uint32_t> channels_;
-  std::map<std::vector<int>, std::uint64_t> splits_;  // how often each list was split off
+  std::map<std::vector<int>, std::uint64_t> splits_;  // how many splits each list had
   Scratch scratch_;
   OnDemand<Board> board_;         // of the collectives
   OnDemand<DeviceGroup> device_;  // for buffers on a device

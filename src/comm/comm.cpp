@@ -57,7 +57,7 @@ void run_all_reduce(Exchange& exchange, Algorithm algorithm, Buffer data, comm::
   comm::direct_reduce(exchange, plan::plan_of_one_each(exchange.size()), {&data, 1}, data, rule);
 }
 
-// What a collective shows on its card, if it runs there at all and the data fit.
+// The data for the card, if the collective runs on a board and the data fit.
 comm::OnCard short_one(bool on_board, const Buffer& data) {
   return {on_board && data.bytes() <= comm::kCardBytes, {&data, 1}};
 }

@@ -14,7 +14,7 @@ bool is_on_cpu(Device device) {
   return device.kind == DeviceKind::kCpu;
 }
 
-// Devices run what is bit-stable for every world, and what their makers offer.
+// Devices run `direct`, which is bit-stable for every world, and `native`, which their library has.
 Choice choose_on_device(Algorithm asked, int shards, int workers) {
   if (asked == Algorithm::kAutomatic || asked == Algorithm::kDirect || workers == 1)
     return {Algorithm::kDirect, "direct"};

@@ -1,5 +1,5 @@
-// The collectives of a channel on memory of a device. They have headers as those on memory of the CPU, and algorithms of
-// their own.
+// The collectives of a channel on memory of a device. Their headers are those of the collectives on
+// memory of the CPU; their algorithms are not (comm/nccl/collectives.cpp).
 #pragma once
 
 #include <lockstep/comm.h>
@@ -20,11 +20,11 @@ namespace lockstep::comm {
 // Ownership: borrows the channel; memory is borrowed until the Work completes.
 class DeviceCollectives {
  public:
-  // Nothing for memory of the CPU. The memory is one that the channel can use.
+  // Nothing for memory of the CPU. Call Channel::require_usable before it.
   static std::optional<DeviceCollectives> of(Channel& channel, const Buffer& data);
 
   Work all_reduce(const Buffer& data, ReduceRule rule, Algorithm asked);
-  // Of pieces that lie apart.
+  // Of several parts.
   Work all_reduce(const Spread& pieces, ReduceRule rule, Algorithm asked);
   Work reduce(std::vector<Spread> partials, int shards, const Buffer& result, ReduceRule rule,
               Algorithm asked);
@@ -39,13 +39,13 @@ class DeviceCollectives {
   Channel& channel_;
 };
 
-// BadInput when the memory is a device's: messages carry memory of the CPU.
+// Throws BadInput for memory of a device: messages carry memory of the CPU.
 void require_on_cpu(const Buffer& data);
 
-// BadInput for memory of a device that the channel's engine cannot use.
+// Throws BadInput for memory of a device that the channel's engine cannot use.
 void require_device_of(Channel& channel, const Buffer& data);
 
-// BadInput where the engine has no memory of that device.
+// Throws BadInput if the engine has no memory of that device.
 std::shared_ptr<DeviceArena> make_device_arena(Channel& channel, Device device, std::size_t bytes);
 
 }  // namespace lockstep::comm

@@ -21,8 +21,9 @@
 
 namespace lockstep::comm {
 
-// A link whose end somebody hears of.
-
+// The witness: a link that passes everything on to the one below, and calls `on_failure` when that
+// one ends.
+//
 // Threads, Blocking, Failure: as the link below, which it owns.
 class WitnessedLink : public Link {
  public:
@@ -42,7 +43,8 @@ class WitnessedLink : public Link {
     return link_->recv(peer, slot, data, bytes);
   }
 
-  // The door through which every failure leaves. In a child of fork() the link is not this process's, and has not failed.
+  // Every failure leaves through here. In a child of fork() the link belongs to the parent: the
+  // call below does nothing there, so there is no failure to tell.
   void fail(const Failure& failure) noexcept override {
     link_->fail(failure);
     if (const auto reason = link_->failure(); reason && !told_.exchange(true)) on_failure_(*reason);
@@ -82,8 +84,8 @@ std::shared_ptr<Link> witnessed(std::shared_ptr<Link> link, const OnFailure& on_
   return std::make_shared<WitnessedLink>(std::move(link), on_failure);
 }
 
-// Threads of one process meet here by the name of their bootstrap. The first makes everyone's link,
-// each takes its own.
+// Threads of one process meet here by the name of their bootstrap. The first one makes the links of
+// all; each takes its own.
 std::shared_ptr<Link> connect_thread(Bootstrap& bootstrap, const CommOptions& options) {
   const auto deadline = Deadline::after(options.timeout);
   const std::string here = std::to_string(::getpid());
@@ -118,7 +120,8 @@ bool all_on_one_host(Bootstrap& bootstrap, Deadline deadline) {
   return all;
 }
 
-// Devices have a link between their processes beside them, at which all failures show.
+// Beside NCCL there is a link between the processes, and every failure shows there. So the witness
+// wraps that link, below the link with devices.
 std::shared_ptr<Link> connect_nccl(Bootstrap& bootstrap, const CommOptions& options,
                                    const OnFailure& on_failure) {
   auto api = load_nccl();

@@ -1,5 +1,5 @@
-// Some workers of a link, in an order of their own: what a channel's collectives and messages
-// share.
+// Some workers of a link, with ranks of their own: what the collectives and the messages of a
+// channel share.
 #pragma once
 
 #include <lockstep/comm.h>
@@ -22,8 +22,9 @@ struct Group {
 
   int size() const { return static_cast<int>(members.size()); }
 
-  // Collectives and messages do not order each other, so each has slots of its own. Of every eight
-  // slots, 0 and 1 are greetings, 2 and 3 payload, the rest is the engine's, like the top bit.
+  // Collectives and messages do not wait for each other, so they have different slots. Of every
+  // eight slots, 0 and 1 are for greetings and 2 and 3 for payload. The rest, and the top bit,
+  // belong to the engine.
   enum class Lane { kCollectives = 0, kMessages = 1 };
   Setting setting(Lane lane, Scratch& scratch) const {
     const Slot first = (base::mix64(id) >> 4) << 3;
@@ -31,9 +32,8 @@ struct Group {
   }
 };
 
-// How the workers of a Comm come to map each other's memory.
-
-// `id` is the same number on every worker, and of no other arena.
+// Comm::share: the workers of a Comm map each other's memory. `id` is the same number on every
+// worker, and no other arena has it.
 std::shared_ptr<SharedArena> share(Comm& comm, const Group& group, std::uint64_t id,
                                    std::size_t bytes);
 

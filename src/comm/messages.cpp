@@ -110,8 +110,8 @@ bool Mailbox::wait_interruptibly(Transfer& transfer, Deadline deadline) {
   }
 }
 
-// Waiting for a message that may never be sent is this thread's task; once its header is here, the
-// rest is due.
+// This thread waits for a message that may never be sent, so the wait for the header has no real
+// deadline. After the header the payload must come within the timeout.
 std::optional<Mailbox::Message> Mailbox::receive() {
   Scratch scratch;
   const Setting setting = group_.setting(Group::Lane::kMessages, scratch);
@@ -146,7 +146,8 @@ void Mailbox::end(const Failure& failure) {
     if (stopping_) return;
     failure_ = failure;
   }
-  // A peer that has left when all was done harms nobody who does not ask it for more.
+  // A peer may leave when it has sent everything. That harms only a caller that asks for more:
+  // try_take ends the link then, and not this thread now.
   const bool has_left = failure.kind == ErrorKind::kPeerLost &&
                         failure.ranks == std::vector<int>{group_.members[peer_]};
   if (!has_left) group_.link->fail(failure);

@@ -1,5 +1,5 @@
-// Messages between two workers of a group, each pair and direction with a thread and an order of
-// its own: a message that waits for its receiver holds up nothing else.
+// Messages between two workers of a group. Each pair has one thread and one order per direction, so
+// a message that waits for its receiver delays nothing else.
 #pragma once
 
 #include <lockstep/comm.h>
@@ -18,13 +18,15 @@
 
 namespace lockstep::comm {
 
-// Takes in what one peer sends, until asked for: the other side of try_recv.
+// Receives what one peer sends and keeps it until try_recv asks for it. try_recv may not block, so
+// a thread of the mailbox waits for the messages.
 //
-// Threads:   try_take from one; the receiving thread stays inside.
+// Threads:   one thread calls try_take; the receiving thread stays inside.
 // Blocking:  never; the destructor interrupts its thread.
-// Failure:   try_take throws what ended the link, or Mismatch when the message is not the expected. The constructor
-//            throws Unavailable when there is no thread to be had.
-// Ownership: keeps at most kMostKept messages; the peer waits beyond that.
+// Failure:   try_take throws what ended the link, or Mismatch if the message is not the expected
+//            one. The constructor throws Unavailable if no thread can be started.
+// Ownership: keeps at most kMostKept messages. The peer's next sends wait then, so that a slow
+//            reader does not fill memory.
 class Mailbox {
  public:
   Mailbox(const Group& group, int peer);
@@ -56,9 +58,11 @@ class Mailbox {
   std::thread thread_;
 };
 
+// All messages of one channel.
+//
 // Threads:   one caller at a time; each direction of each pair has a thread that stays inside.
-// Blocking:  never; the operations returned are waited for.
-// Failure:   as Comm's.
+// Blocking:  never; the returned operations can be waited for.
+// Failure:   as Comm.
 // Ownership: borrows the group; buffers are borrowed until their operation has ended.
 class Messages {
  public:

@@ -10,8 +10,8 @@
 
 namespace lockstep::comm {
 
-// In a child of fork() the thread that sleeps in the queue is its parent's: whoever destroyed what it sleeps on would
-// wait for it to wake up.
+// In a child of fork() there is no thread, but the condition variable still counts the parent's
+// thread as a sleeper. Its destructor would wait for that thread for ever, so the child leaks it.
 OperationQueue::~OperationQueue() {
   if (::getpid() != pid_) static_cast<void>(changed_.release());
 }
@@ -93,7 +93,8 @@ void Operation::run() noexcept {
 void Operation::end(std::exception_ptr outcome, std::shared_ptr<DeviceWork> rest) {
   body_ = nullptr;
   begun_ = {};
-  // A Work may outlive its Comm, and must not keep the worker in the world.
+  // A Work may outlive its Comm. It must not keep the link alive, because the link's destructor
+  // leaves the world. The last reference goes after the lock: `released` is declared first.
   std::shared_ptr<Link> released;
   const base::Lock lock(mutex_);
   released.swap(link_);
@@ -138,7 +139,7 @@ void Operation::wait(Deadline deadline) {
     if (!done_) {
       const auto link = link_;
       lock.unlock();
-      // The body holds the caller's buffers: end it, so that they are free when this throws.
+      // The body uses the caller's buffers. End it, so that they are free when this throws.
       link->fail({ErrorKind::kTimeout,
                   {},
                   fmt::format("rank {} gave up waiting for {} at the caller's deadline",
@@ -166,7 +167,7 @@ Executor::~Executor() {
   if (thread_.joinable()) {
     thread_.join();
   } else {
-    queue_->run_until_stopped();  // what had begun by itself
+    queue_->run_until_stopped();  // operations that had begun and needed no thread
   }
 }
 

@@ -1,4 +1,5 @@
-// An operation's life: waiting in a queue, running on a thread, ended with or without a failure.
+// The life of an operation: it is queued, it runs on some thread, it ends with or without a
+// failure.
 #pragma once
 
 #include <lockstep/deadline.h>
@@ -20,25 +21,29 @@ namespace lockstep::comm {
 
 class Operation;
 
-// Operations that run one after the other, whoever runs them.
+// Operations that run one after the other. The thread of the executor runs them, or a caller that
+// waits (help), or a caller that asks whether one is done (run_ready). Only one thread runs at a
+// time.
 //
 // Threads:   any.
-// Blocking:  run_until_stopped, until stop() and until nothing is left; help, while it runs
-//            operations itself.
+// Blocking:  run_until_stopped blocks until stop() was called and nothing is left. help blocks
+//            while it runs operations itself.
 class OperationQueue {
  public:
   ~OperationQueue();
 
-  // `wake`: somebody must run it soon, for the peers' sake. Else it may lie until it is waited for.
+  // `wake`: it must run soon, because peers need it. Else it may stay queued until somebody waits
+  // for it.
   void push(std::shared_ptr<Operation> operation, bool wake);
 
-  // Runs what is queued, here, until `operation` has ended or somebody else is at it. Saves a
-  // caller that waits at once the way through another thread. With a deadline only an operation that
-  // keeps to it.
+  // Runs queued operations here, until `operation` has ended or another thread runs one. This saves
+  // a caller that waits at once the switch to another thread. With a deadline it runs only
+  // `operation` itself, and only if that can keep the deadline: a body that has not begun has a
+  // deadline of its own, which may be later.
   void help(const Operation& operation);
   void help(const Operation& operation, Deadline deadline);
 
-  // Runs those at the front that would not wait.
+  // Runs the operations at the front that would not wait.
   void run_ready();
 
   void run_until_stopped();
@@ -59,13 +64,16 @@ class OperationQueue {
   bool stopping_ LOCKSTEP_GUARDED_BY(mutex_) = false;
 };
 
+// One collective or message: a body that runs once, and what came of it. On a device the body only
+// queues; a DeviceWork is the rest.
+//
 // Threads:   any.
-// Blocking:  wait, until its deadline; a body ends by its own.
+// Blocking:  wait blocks until its deadline. A body ends by its own deadline.
 // Failure:   wait throws what the body threw. The first failure of any operation ends the link.
 // Ownership: keeps the link alive while the body may run.
 class Operation : public std::enable_shared_from_this<Operation> {
  public:
-  // What the body leaves to a device, nothing on CPUs.
+  // Returns what the body leaves to a device; null on CPUs.
   using Body = std::function<std::shared_ptr<DeviceWork>()>;
 
   Operation(std::shared_ptr<Link> link, std::string how, Body body)
@@ -73,11 +81,11 @@ class Operation : public std::enable_shared_from_this<Operation> {
 
   void queue_in(const std::shared_ptr<OperationQueue>& queue);
 
-  // Says that the operation has begun already and needs nobody's help until it is waited for, and
-  // whether its body would return at once. To be called before it is queued; the others by its queue.
+  // For an operation that has begun already: no peer needs anything from it until somebody waits
+  // for it. Call set_begun before it is queued. Its queue calls the others.
   struct Begun {
-    std::function<bool()> ready;
-    std::function<void(Deadline)> limit;  // the body waits no longer than that
+    std::function<bool()> ready;          // the body would return at once
+    std::function<void(Deadline)> limit;  // the body waits no longer than this
   };
   void set_begun(Begun begun) { begun_ = std::move(begun); }
   bool begun() const { return static_cast<bool>(begun_.ready); }
@@ -88,10 +96,10 @@ class Operation : public std::enable_shared_from_this<Operation> {
   void run() noexcept;
 
   bool done() const;  // the body has ended
-  bool poll();        // all has ended, if looking is enough for it
+  bool poll();        // everything has ended; runs the body if that would not wait
   void wait();
   void wait(Deadline deadline);
-  void wait_on(void* stream);  // on the host only for the body
+  void wait_on(void* stream);  // the host waits for the body only
   const std::string& how() const { return how_; }
 
  private:
@@ -110,13 +118,11 @@ class Operation : public std::enable_shared_from_this<Operation> {
   std::shared_ptr<DeviceWork> rest_;  // written before done_, read after it
 };
 
-// Runs operations one after the other: on a thread of its own, which starts with the first of them,
-// or on the thread of a caller that has nothing better to do than to wait.
-
-// Unavailable when this host allows no more.
+// Throws Unavailable if this host allows no more threads.
 std::thread start_thread(std::function<void()> body);
 
-// For what has its number in an order that the peers follow: they wait for it, so when the call fails the link does.
+// For a call that has taken its number in an order that the peers follow, too. They wait for that
+// number, so if the call fails, the link must end.
 template <typename Call>
 decltype(auto) or_end(Link& link, Call&& call) {
   try {
@@ -128,11 +134,15 @@ decltype(auto) or_end(Link& link, Call&& call) {
   }
 }
 
+// Runs operations one after the other: on its own thread, which starts with the first operation
+// that needs it, or on the thread of a caller that waits.
+//
 // Threads:   one caller at a time.
-// Blocking:  the destructor waits for what is queued: end the link first when that must not take long.
-// Failure:   submit throws Unavailable when there is no thread to be had.
-// Ownership: a child of fork() has a copy without the thread, which it can destroy and nothing else: what is queued, and
-//            the locks, are its parent's.
+// Blocking:  the destructor waits for what is queued. End the link first if that must not take
+//            long.
+// Failure:   submit throws Unavailable if no thread can be started.
+// Ownership: a child of fork() has a copy without the thread. It can only destroy the copy: what is
+//            queued, and the locks, belong to its parent.
 class Executor {
  public:
   Executor() : queue_(std::make_shared<OperationQueue>()) {}
@@ -142,7 +152,7 @@ class Executor {
 
   void submit(const std::shared_ptr<Operation>& operation);
 
-  // Every operation submitted has ended; those that would not wait are run for it.
+  // Every operation submitted has ended. Runs those that would not wait, to find out.
   bool idle() const {
     if (is_copy()) return true;
     queue_->run_ready();

@@ -1,6 +1,12 @@
-//   1. everybody says how much it wants; all look whether the host has the sum
-//   2. each makes its arena, and they swap descriptors (comm/arena: same user, secret proven)
-//   3. when all have everything, the link learns of it: from then on buffers are found there
+// Comm::share.
+//
+//   1. every worker says how many bytes it wants; all check whether the host has the sum
+//   2. each makes its arena, and they exchange descriptors (comm/arena: same user, secret proven)
+//   3. when all have everything, the link learns of the arenas: from then on it finds buffers in
+//      them
+//
+// The sum is checked first because a memfd takes memory only when it is touched: each arena alone
+// would fit, and a worker would die of a signal later.
 #include "comm/group.h"
 
 #include <fmt/format.h>
@@ -18,7 +24,8 @@ namespace {
 
 constexpr std::size_t kMostValueBytes = 512;
 
-// Values that every worker puts at the same time, exchanged by a collective of the Comm.
+// A Bootstrap over a Comm. All workers put a value at the same time, so one all-gather exchanges
+// them.
 class CommBootstrap : public Bootstrap {
  public:
   CommBootstrap(Comm& comm, const Host& host) : comm_(comm), host_(host) {}
@@ -28,7 +35,7 @@ class CommBootstrap : public Bootstrap {
   std::string name() const override { return host_.world; }
   std::string secret() const override { return host_.secret; }
 
-  // A key ends in the rank of who puts it.
+  // A key ends in the rank of the worker that puts it.
   void put(std::string_view key, std::string_view value, Deadline deadline) override {
     const auto length = static_cast<std::uint16_t>(value.size());
     LOCKSTEP_CHECK(value.size() + sizeof length <= kMostValueBytes, "offers are short");
@@ -95,7 +102,7 @@ std::vector<Arena> exchange_arenas(Comm& comm, const Group& group, const std::st
     if (!arena) throw Unavailable(fmt::format("rank {} is on another host", rank));
     arenas.push_back(std::move(*arena));
   }
-  comm.barrier().wait();  // nobody uses it before all have it
+  comm.barrier().wait();  // nobody uses the arenas before all workers have them
   for (Arena& arena : arenas) arena.close_descriptor();
   return arenas;
 }

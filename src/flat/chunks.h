@@ -1,12 +1,13 @@
-// The flat layout as kernels of a device go over it: tables that are made once and lie in the device's memory.
+// How kernels of a device walk over the flat layout: tables that are made once and are kept in the
+// device's memory.
 //
-//   chunk   what one block of threads does: at most kChunkElements of one parameter, in one piece (plan/slices.h), from the
-//           beginning of a block of the layout on
-//   place   where a parameter lies: in the layout of parameters, and in the wide one, which has the same entries with
-//           float32 where parameters are half types: that of float32 masters, states and sums
+//   chunk   what one block of threads works on: at most kChunkElements of one parameter, inside one
+//           piece (plan/slices.h). It begins where a block of the layout begins
+//   place   the offsets of an entry: in the layout of parameters, and in the wide layout, which has
+//           the same entries with float32 in place of half types (masters, states and sums)
 //
-// Chunks are in layout order, so those of a bucket or of a slice are a range; or those of one type come together, so that
-// all of them are.
+// Chunks are in layout order, so the chunks of a bucket or a slice are one range. Or they are
+// sorted by type, so that all chunks of one type are one range.
 #pragma once
 
 #include <cstddef>
@@ -18,7 +19,7 @@
 
 namespace lockstep::flat {
 
-// The same entries in the types in which they are added up: float32 for half types.
+// The same entries in the types in which they are added: float32 for half types.
 plan::Layout wide_layout(const plan::Layout& layout);
 
 inline constexpr std::uint32_t kChunkElements = 4 * plan::kBlockElements;
@@ -26,7 +27,7 @@ inline constexpr std::uint32_t kChunkElements = 4 * plan::kBlockElements;
 struct alignas(16) Chunk {
   std::uint32_t entry = 0;
   std::uint32_t piece = 0;
-  std::uint32_t block = 0;  // the first one, counted from the parameter's
+  std::uint32_t block = 0;  // its first block, counted from the start of the parameter
   std::uint16_t count = 0;  // elements
   std::uint16_t rule = 0;   // of the parameter
 };
@@ -34,7 +35,7 @@ struct alignas(16) Chunk {
 struct alignas(16) EntryOffsets {
   std::uint64_t offset = 0;       // bytes
   std::uint64_t wide_offset = 0;  // bytes
-  std::uint64_t first_block = 0;  // of the layout's
+  std::uint64_t first_block = 0;  // number of its first block in the layout
 };
 
 // Chunks begin … end−1.
@@ -46,10 +47,12 @@ struct ChunkRange {
   bool operator==(const ChunkRange&) const = default;
 };
 
+// The tables of one layout, on the host.
+//
 // Threads:   immutable after construction; any thread may read.
 // Blocking:  never.
-// Failure:   BadInput for a layout of more blocks than 32 bits count. A range outside of the layout is a bug of the
-//            caller and stops the process.
+// Failure:   BadInput for a layout with more blocks than 32 bits can count. A range outside the
+//            layout is a bug of the caller and stops the process.
 // Ownership: a value.
 class ChunkTables {
  public:
@@ -63,12 +66,12 @@ class ChunkTables {
   const std::vector<EntryOffsets>& places() const { return places_; }
   std::size_t wide_bytes() const { return wide_bytes_; }  // of the wide layout
 
-  // Of consecutive entries, such as a bucket's; in layout order.
+  // The chunks of consecutive entries, such as those of a bucket. Only in layout order.
   ChunkRange of_entries(std::size_t first_entry, std::size_t entries) const;
-  // Of consecutive pieces, such as a worker's; in layout order.
+  // The chunks of consecutive pieces, such as those of a worker. Only in layout order.
   ChunkRange of_pieces(std::size_t first_piece, std::size_t pieces) const;
   ChunkRange all() const { return {0, static_cast<std::uint32_t>(chunks_.size())}; }
-  // The fewest ranges of one type each.
+  // All chunks as few ranges, each of one type: a kernel works on one type.
   struct Typed {
     DType dtype = DType::kFloat32;
     ChunkRange chunks;

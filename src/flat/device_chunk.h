@@ -1,5 +1,5 @@
-// What one thread of a device does with a chunk: the same text for the device's compiler and, in the tests, for the
-// host's.
+// What one thread of a device does with a chunk. The device's compiler and, in the tests, the
+// host's compile the same text.
 #pragma once
 
 #include <cstddef>
@@ -25,7 +25,8 @@ using element::multiply;
 using element::Pack;
 using element::Stored;
 
-// Which type each value has. Kept: of what is updated, and of its states.
+// The type of each value. Kept: the type of what is updated (parameters or masters) and of its
+// states.
 template <typename ParameterType, typename GradientType, bool kMastersThere>
 struct Types {
   using Parameter = ParameterType;
@@ -40,13 +41,13 @@ struct Types {
       16 / static_cast<int>(sizeof(Kept) > sizeof(Gradient) ? sizeof(Kept) : sizeof(Gradient));
 };
 
-// A value as it would be after it was stored.
+// A value as it is after storing and loading it.
 template <typename Kept, typename Real>
 LOCKSTEP_DEVICE Real rounded(Real value) {
   return Stored<Kept>::load(Stored<Kept>::store(value));
 }
 
-// A gradient in the type of what is kept.
+// A gradient in the kept type.
 template <typename Of>
 LOCKSTEP_DEVICE typename Of::Real kept_gradient(typename Of::Gradient gradient) {
   const auto value = Stored<typename Of::Gradient>::load(gradient);
@@ -63,7 +64,7 @@ LOCKSTEP_DEVICE T* flat_at(void* flat, const EntryOffsets& place, const Chunk& c
   return reinterpret_cast<T*>(entry) + std::size_t{chunk.block} * plan::kBlockElements;
 }
 
-// Where its gradients begin; null for zeros.
+// Where the gradients of a chunk begin; null means zeros.
 template <typename Of>
 LOCKSTEP_DEVICE const typename Of::Gradient* gradient_at(const DeviceGradients& gradients,
                                                          const EntryOffsets& place,
@@ -85,7 +86,7 @@ LOCKSTEP_DEVICE Pack<T, kWidth> load_pack(const T* from, std::uint32_t index) {
   return reinterpret_cast<const Pack<T, kWidth>*>(from)[index];
 }
 #if LOCKSTEP_ON_DEVICE
-// As many bytes as the device loads at once.
+// A type of so many bytes that the device loads with one instruction.
 template <std::size_t kBytes>
 struct Loaded;
 template <>
@@ -105,7 +106,8 @@ struct Loaded<2> {
   using Type = unsigned short;
 };
 #endif
-// The same of what no kernel writes at the time, wherever its address came from.
+// load_pack for memory that no kernel writes at this time. The compiler cannot know this, so it is
+// said with __ldg.
 template <int kWidth, typename T>
 LOCKSTEP_DEVICE Pack<T, kWidth> load_constant_pack(const T* from, std::uint32_t index) {
 #if LOCKSTEP_ON_DEVICE
@@ -122,7 +124,8 @@ template <int kWidth, typename T>
 LOCKSTEP_DEVICE void store_pack(const Pack<T, kWidth>& pack, T* to, std::uint32_t index) {
   reinterpret_cast<Pack<T, kWidth>*>(to)[index] = pack;
 }
-// The same of what nobody wants before the next update: it leaves the caches first.
+// load_pack and store_pack for memory that is not used again before the next update: it leaves the
+// caches first.
 template <int kWidth, typename T>
 LOCKSTEP_DEVICE Pack<T, kWidth> load_passing_pack(const T* from, std::uint32_t index) {
 #if LOCKSTEP_ON_DEVICE
@@ -146,7 +149,7 @@ LOCKSTEP_DEVICE void store_passing_pack(const Pack<T, kWidth>& pack, T* to, std:
 #endif
 }
 
-// The rules behind one interface: how many states, and the formula.
+// The rules with one interface: the number of states, and the formula.
 struct PlainSgd {
   static constexpr int kStates = 0;
   template <typename T>
@@ -169,7 +172,7 @@ struct Adam {
   }
 };
 
-// The parities of what a thread has read and written, in as many bits as the widest of it has.
+// The parities of what a thread has read and written. A word has as many bits as the widest value.
 template <typename Word>
 struct Seen {
   Word before = 0;
@@ -177,14 +180,14 @@ struct Seen {
   Word applied = 0;
 };
 
-// A chunk's part of every memory, and what its gradients are multiplied by.
+// Where a chunk is in every memory, and the factor of its gradients.
 template <typename Of>
 struct Parts {
   typename Of::Parameter* parameter;
   typename Of::Kept* kept;
   typename Of::Kept* states[2];
   const typename Of::Gradient* gradient;
-  bool loose;  // left where backward made it: 0 + g
+  bool loose;  // the gradient was left where backward made it: use 0 + g
   bool scaled;
   typename Of::Real factor;
 
@@ -211,11 +214,12 @@ struct Parts {
   }
 };
 
-// How an update goes over memory. Of all that it touches only parameters are wanted soon, by the next forward pass. Where
-// caches hold a good part of them, and of the gradients that backward has just made, everything else passes them by.
+// How an update uses the caches. Of everything that it touches, only parameters are needed soon, by
+// the next forward pass. If the caches can hold a good part of them, and of the gradients that
+// backward has just made, kPassing keeps everything else out of the caches.
 enum class Caching : std::uint8_t { kPlain, kPassing };
 
-// Some neighbouring elements between memory and registers.
+// Some neighbouring elements in registers: load them, update them, store them.
 template <typename Of, typename Rule, int kWidth, bool kWithParity, Caching kCaching>
 struct Held {
   using Kept = typename Of::Kept;
@@ -227,7 +231,7 @@ struct Held {
   Pack<Kept, kWidth> kept;
   Pack<Kept, kWidth> states[kStates];
   Pack<typename Of::Gradient, kWidth> gradient;
-  Pack<typename Of::Parameter, kWidth> parameter;  // beside masters
+  Pack<typename Of::Parameter, kWidth> parameter;  // only with masters
 
   LOCKSTEP_DEVICE void load(const Parts<Of>& parts, std::uint32_t index) {
     if constexpr (kWidth == 1) gradient = {};
@@ -280,7 +284,7 @@ struct Held {
   }
 
  private:
-  // Of one element's kept value, its states and, beside a master, itself.
+  // The XOR over one element: its kept value, its states and, with masters, its parameter.
   LOCKSTEP_DEVICE Word bits(int k) const {
     Word all = bits_of(kept.at[k]);
     LOCKSTEP_UNROLL
@@ -290,13 +294,14 @@ struct Held {
   }
 };
 
-// A thread of a block of them.
+// A thread: its index, and the number of threads of its block.
 struct Thread {
   std::uint32_t index;
   std::uint32_t of;
 };
 
-// Packs begin … end−1 of a chunk, two on their way at a time where registers hold them.
+// Updates packs begin … end−1 of a chunk. Two packs are in flight at a time, if there are enough
+// registers.
 template <typename Of, typename Rule, int kWidth, bool kWithParity, Caching kCaching,
           typename Numbers>
 LOCKSTEP_DEVICE void update_packs(const Parts<Of>& parts, const Numbers& numbers,
@@ -323,7 +328,8 @@ LOCKSTEP_DEVICE void update_parts(const Parts<Of>& parts, const Numbers& numbers
                                   std::uint32_t count, Thread thread,
                                   Seen<typename Of::Word>& seen) {
   constexpr int kWidth = Of::kWidth;
-  // A parameter without a gradient is rare, and not worth a branch where it is fast.
+  // A parameter without a gradient is rare. It goes the slow way, so that the fast loop needs no
+  // branch.
   const bool packed =
       parts.gradient != nullptr && aligned(parts.gradient, kWidth * sizeof(typename Of::Gradient));
   const std::uint32_t packs = packed ? count / kWidth : 0;
@@ -358,7 +364,7 @@ LOCKSTEP_DEVICE Seen<typename Of::Word> update_chunk(const UpdateTask& task, con
   return seen;
 }
 
-// Lane `lane` of sum_of_squares over a block of a chunk.
+// One lane of sum_of_squares (fold.h) over one block of a chunk.
 template <typename Of>
 LOCKSTEP_DEVICE double lane_of_squares(const typename Of::Gradient* from, std::uint32_t count,
                                        std::uint32_t lane) {
@@ -372,9 +378,10 @@ LOCKSTEP_DEVICE double lane_of_squares(const typename Of::Gradient* from, std::u
   return sum;
 }
 
-// A tile of the tree over squares (plan::tree_sum): kTile values, or as many as are left. Level by level, a node becomes
-// the sum of the two of the level below; the last one has no right neighbour at times, and is passed up as it is. A tile
-// that is not the last is a node of the tree over all, so the sums of tiles are added up in tiles again.
+// A tile of the tree over squares (plan::tree_sum): kTile values, or as many as are left. Level by
+// level, a node becomes the sum of the two nodes below it. If the last node has no right neighbour,
+// it goes up unchanged. kTile is a power of two, so a tile that is not the last is a node of the
+// whole tree. So the sums of tiles can be added in tiles again.
 inline constexpr std::uint32_t kTile = 2048;
 LOCKSTEP_DEVICE void tile_level(double* tile, std::uint32_t count, std::uint32_t half,
                                 Thread thread) {
@@ -382,7 +389,7 @@ LOCKSTEP_DEVICE void tile_level(double* tile, std::uint32_t count, std::uint32_t
     tile[i] = add(tile[i], tile[i + half]);
 }
 
-// As optim/step.cpp, and torch::nn::utils::clip_grad_norm_.
+// The same formula as on a CPU, and as torch::nn::utils::clip_grad_norm_.
 LOCKSTEP_DEVICE Clipping clipping_of(double squares, double most) {
   Clipping clipping;
   clipping.norm = element::square_root(squares);
@@ -392,7 +399,7 @@ LOCKSTEP_DEVICE Clipping clipping_of(double squares, double most) {
   return clipping;
 }
 
-// Flat = 0 + From, or Flat + From, four packs on their way at a time.
+// flat = 0 + gradient, or flat = flat + gradient. Four packs are in flight at a time.
 template <typename From, typename Flat, int kWidth>
 LOCKSTEP_DEVICE void gather_packs(const From* from, Flat* flat, bool adds, std::uint32_t begin,
                                   std::uint32_t end, Thread thread) {
@@ -441,7 +448,7 @@ LOCKSTEP_DEVICE void gather_chunk(const GatherTask& task, const Chunk& chunk, Th
   gather_all(from, flat, task.adds, chunk.count, thread);
 }
 
-// Calls with<Types>() for what lies in a range. Other types are a bug of the caller.
+// Calls with<Types>() for the types of a range. Other types are a bug of the caller.
 template <typename Half, typename With>
 void choose_half(DType gradient, bool masters, const With& with) {
   const bool wide = gradient == DType::kFloat32;
@@ -463,7 +470,7 @@ void choose_types(DType dtype, DType gradient, bool masters, const With& with) {
   return with.template operator()<Types<float, float, false>>();
 }
 
-// Calls with<From, Flat>() for what is gathered.
+// Calls with<From, Flat>() for the types of a gather task.
 template <typename With>
 void choose_gather(DType from, DType flat, const With& with) {
   using element::BFloat16, element::Float16;

@@ -1,4 +1,5 @@
-// What is done with gradients on a device before an update: gathered, added, and their norm.
+// What happens to gradients on a device before an update: they are gathered and added, and their
+// norm is computed.
 #include "flat/fold.h"
 #include "flat/cuda/runtime.h"
 #include "flat/cuda/launch.h"
@@ -10,7 +11,8 @@ namespace {
 using cuda::kThreads;
 using element::kTile;
 
-// A group of threads, one for each lane, sums a block; a block of threads does four chunks at a time.
+// kLanes threads sum one block of the layout, one thread per lane. A block of threads works on
+// kChunksAtOnce chunks.
 constexpr unsigned kLanes = kSquareLanes;
 constexpr unsigned kBlocksOfChunk = kChunkElements / plan::kBlockElements;
 constexpr unsigned kChunksAtOnce = kThreads / kLanes / kBlocksOfChunk;
@@ -35,7 +37,8 @@ __global__ void squares_kernel(const SquaresTask task) {
         sum = element::lane_of_squares<Of>(from + first, count, threadIdx.x % kLanes);
     }
   }
-  // Pairs of neighbours, then pairs of pairs …: no thread has left.
+  // Adds pairs of neighbours, then pairs of pairs … All threads must come here: the shuffle needs
+  // the whole warp.
   for (unsigned distance = 1; distance < kLanes; distance *= 2)
     sum = element::add(sum, __shfl_xor_sync(0xffffffffU, sum, distance));
   if (out != nullptr && threadIdx.x % kLanes == 0) *out = sum;
@@ -52,7 +55,7 @@ struct SquaresLaunch {
   }
 };
 
-// The sum of one tile, for thread 0. Every thread of the block calls it.
+// The sum of one tile. Every thread of the block calls it; the result is for thread 0.
 __device__ double sum_of_tile(const double* values, std::size_t count) {
   __shared__ double tile[kTile];
   const auto in_tile = static_cast<std::uint32_t>(count < kTile ? count : kTile);
@@ -66,7 +69,9 @@ __device__ double sum_of_tile(const double* values, std::size_t count) {
   return in_tile == 0 ? 0 : tile[0];
 }
 
-// Every block of threads sums one tile; the last one to arrive sums the tiles' sums, where they lie.
+// Every block of threads sums one tile. The last block that arrives adds the sums of the tiles, in
+// place. The fences make the sums of the other blocks visible to it. So the norm needs one launch,
+// and the order of addition does not depend on which block is last.
 __global__ void clip_kernel(const ClipTask task) {
   __shared__ bool last;
   const std::size_t first = std::size_t{blockIdx.x} * kTile;

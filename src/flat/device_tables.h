@@ -1,4 +1,5 @@
-// What the kernels of an optimizer find in the device's memory, owned. Only where CUDA is built.
+// The tables and the memory that the kernels of an optimizer need on the device. Only in builds
+// with CUDA.
 #pragma once
 
 #include "flat/cuda/handles.h"
@@ -6,8 +7,10 @@
 
 namespace lockstep::flat {
 
+// A copy of ChunkTables in the device's memory.
+//
 // Threads, Blocking, Failure: as cuda::DeviceArray.
-// Ownership: of the tables; views are valid as long as it lives.
+// Ownership: owns the tables; views are valid as long as it lives.
 class DeviceTables {
  public:
   explicit DeviceTables(const ChunkTables& tables)
@@ -19,7 +22,8 @@ class DeviceTables {
   cuda::DeviceArray<EntryOffsets> places_;
 };
 
-// The same for clipping: the squares of all blocks, and the result, which an update takes its factor and skip from.
+// The memory for clipping: the squares of all blocks, and the result. An update reads its factor
+// and its skip from the result.
 class ClipMemory {
  public:
   explicit ClipMemory(std::size_t blocks)

@@ -1,4 +1,5 @@
-// One pass over memory: every operand is read once, the sum is written once, in packs of 16 bytes where all begin at such.
+// One pass over memory: every operand is read once, and the sum is written once. It uses packs of
+// 16 bytes if all addresses are multiples of 16.
 #include "flat/cuda/runtime.h"
 #include "flat/cuda/launch.h"
 #include "flat/tree_program.h"

@@ -4,7 +4,7 @@
 namespace lockstep::flat {
 namespace {
 
-// Kernels take what flat memory holds in packs of 16 bytes.
+// Kernels access flat memory in packs of 16 bytes.
 void check_flat(const void* memory) {
   LOCKSTEP_CHECK(element::aligned(memory, 16), "flat memory begins at a multiple of 16 bytes");
 }

@@ -1,15 +1,17 @@
 // What an optimizer does on a device: tasks over ranges of chunks (chunks.h), queued on a stream.
 //
-// Nothing is allocated and nobody waits. Whoever puts an update into a CUDA graph keeps its numbers in the device's memory,
-// where they can change; else they travel with the kernel. Results have the bits of the CPU's kernels for finite values.
+// Nothing is allocated, and nothing waits. If an update is part of a CUDA graph, its numbers are in
+// the device's memory, where they can change between replays. Else they are arguments of the
+// kernel. For finite values the results have the same bits as those of the loops for CPUs.
 //
-//   kept      what a step computes on, and keeps its states in: the parameters; or, for half types, float32 masters, from
-//             which a parameter is rounded once
-//   gradient  is taken as it would lie in flat memory: one that was left where backward made it as 0 + g, a wider one
-//             rounded to the type of what is kept; then it is multiplied by the factor, and rounded so again
+//   kept      the values on which a step computes: the parameters, or for half types float32
+//             masters. States have the same type. A parameter is rounded once from its master
+//   gradient  is used as if it were in flat memory. If it was left where backward made it, it
+//             counts as 0 + g. A wider gradient is rounded to the kept type. Then it is multiplied
+//             by the factor and rounded again
 //
-// Flat memories begin at multiples of 16 bytes; gradients outside of them need not. All pointers are the device's, and
-// belong to the caller until the stream has passed the task.
+// Flat memories begin at multiples of 16 bytes; other gradients need not. All pointers are pointers
+// of the device. Their memory must stay valid until the stream has done the task.
 #pragma once
 
 #include <lockstep/buffer.h>
@@ -27,36 +29,38 @@ struct TablesView {
   const EntryOffsets* places = nullptr;
 };
 
-// One of `flat` and `entries`.
+// Set either `flat` or `entries`.
 struct DeviceGradients {
-  DType dtype = DType::kFloat32;  // the parameters', or float32 for half types
-  const void* flat = nullptr;     // as the parameters; the wide layout if the dtype is not theirs.
-                                  // Not for types that take turns
-  const void* const* entries = nullptr;  // by entry; a null one is zeros
+  DType dtype = DType::kFloat32;  // that of the parameters, or float32 for half types
+  const void* flat = nullptr;     // in the parameters' layout; in the wide layout if the dtype is
+                                  // not theirs. Not if types alternate in the layout
+  const void* const* entries = nullptr;  // by entry; null means zeros
 };
 
-// What the elements of a range are: `dtype` is that of all its parameters.
+// A range of chunks whose parameters all have the type `dtype`.
 struct DeviceRange {
   TablesView tables;
   ChunkRange chunks;
   DType dtype = DType::kFloat32;
 };
 
-// Rules whose numbers fit into a task.
+// The number of rules whose numbers fit into a task.
 inline constexpr std::size_t kFewRules = 4;
 
 enum class UpdateRule : std::uint8_t { kSgd, kAdam };
 
-// Parities (comm/core/parity.h) by piece, which are XORed to what is there: of kept values and states, of parameters
-// beside masters too; and of the gradients that were applied, in the type of what is kept.
+// Parities (flat/parity.h) by piece. The kernel XORs to what is there. `before` and `after` are
+// over kept values and states, and over parameters that have masters. `applied` is over the
+// gradients that were applied, in the kept type.
 struct WatchedWords {
-  unsigned long long* before = nullptr;  // null: not watched
+  unsigned long long* before = nullptr;  // null: without parity
   unsigned long long* after = nullptr;
   unsigned long long* applied = nullptr;
 };
 
-// A few bytes that go along with an update: from the device's memory to wherever it can write, such as pinned memory of the
-// host, which has them when the update is done.
+// A few bytes that the kernel of an update copies: from the device's memory to any memory that it
+// can write, such as pinned memory of the host. They are there when the update is done. This saves
+// a copy of its own on the stream.
 struct Note {
   const void* from = nullptr;
   void* to = nullptr;
@@ -66,21 +70,22 @@ struct Note {
 struct UpdateTask {
   DeviceRange range;
   UpdateRule rule = UpdateRule::kAdam;
-  // element::SgdNumbers<double> or element::AdamNumbers<double>, by the rule of a chunk: in the device's memory, or, where
-  // that is null, in the task itself, for few rules.
+  // element::SgdNumbers<double> or element::AdamNumbers<double>, indexed by the rule of a chunk.
+  // They are in the device's memory; if `numbers` is null, they are in the task itself (at most
+  // kFewRules).
   const void* numbers = nullptr;
   alignas(8) std::byte few[kFewRules * sizeof(element::AdamNumbers<double>)] = {};
   void* parameters = nullptr;
   float* masters = nullptr;  // in the wide layout; null: none
-  // Momentum; or mean and square, typed as what is kept, and laid out as the parameters or in the wide layout, as masters
-  // are. The momentum may be null if no rule has any.
+  // Momentum, or mean and square, in the kept type. They have the layout of the parameters, or the
+  // wide layout (`wide_states`) as masters have. The momentum may be null if no rule uses it.
   void* states[2] = {nullptr, nullptr};
   bool wide_states = false;
   DeviceGradients gradients;
   const double* factor = nullptr;       // null: 1
-  const std::uint32_t* skip = nullptr;  // not 0 there: nothing is written
+  const std::uint32_t* skip = nullptr;  // if it points to a value other than 0, nothing is updated
   WatchedWords watched;
-  Note note;  // also when the update is skipped
+  Note note;  // copied even if the update is skipped
 };
 void queue_update(const UpdateTask& task, void* stream);
 
@@ -88,12 +93,12 @@ void queue_update(const UpdateTask& task, void* stream);
 struct SquaresTask {
   DeviceRange range;
   DeviceGradients gradients;
-  bool masters = false;  // as in the update: whether wider gradients stay so
+  bool masters = false;  // whether there are masters: then float32 gradients are not rounded
   double* squares = nullptr;
 };
 void queue_squares(const SquaresTask& task, void* stream);
 
-// The norm of all gradients, and what they are multiplied by so that it is at most `most`.
+// The norm of all gradients, and the factor that makes it at most `most`.
 struct Clipping {
   double norm = 0;
   double factor = 1;
@@ -103,16 +108,17 @@ struct ClipTask {
   const double* squares = nullptr;  // of all blocks
   std::size_t blocks = 0;
   double most = 0;                   // 0: the factor is 1
-  double* partials = nullptr;        // clip_partials(blocks) of them, as scratch
-  std::uint32_t* arrived = nullptr;  // 0 before the first task, and after each
+  double* partials = nullptr;        // scratch memory: clip_partials(blocks) values
+  std::uint32_t* arrived = nullptr;  // 0 before the first task; each task leaves 0
   Clipping* result = nullptr;
 };
 std::size_t clip_partials(std::size_t blocks);
 void queue_clip(const ClipTask& task, void* stream);
 
-// flat = 0 + gradient, or flat + gradient, from where backward made them. Of parameters without a gradient: zeros, or
-// nothing is added. What lies in the place of an entry that is left alone stays.
-inline constexpr std::uintptr_t kLeftAlone = 1;  // as an address, where no gradient lies
+// flat = 0 + gradient, or flat = flat + gradient, for gradients that are where backward made them.
+// A parameter without a gradient counts as zeros. The memory of an entry that is left alone does
+// not change.
+inline constexpr std::uintptr_t kLeftAlone = 1;  // used as an address that no gradient has
 inline const void* left_alone() {
   return reinterpret_cast<const void*>(kLeftAlone);  // NOLINT(performance-no-int-to-ptr)
 }
@@ -121,7 +127,7 @@ struct GatherTask {
   const void* const* entries = nullptr;  // by entry, of the range's dtype; null, or left_alone()
   void* flat = nullptr;
   DType flat_dtype = DType::kFloat32;  // the range's, or float32 for half types
-  bool wide = false;                   // it is in the wide layout, whatever the range's dtype
+  bool wide = false;                   // `flat` has the wide layout, for any dtype of the range
   bool adds = false;
 };
 void queue_gather(const GatherTask& task, void* stream);

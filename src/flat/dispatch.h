@@ -1,33 +1,35 @@
-// Which vector instructions the loops over elements use: the widest that the processor has, looked
-// up once.
+// Which vector instructions the loops over elements use: the widest that the processor has, found
+// once.
 //
-// A loop is written once, in plain C++, as the static function `run` of a struct; at_level()
-// compiles it for every level and calls the one for this processor. Levels differ in speed only:
-// lanes do not meet, and each operation is exactly rounded in every vector unit.
+// A loop is written once, in plain C++, as the static function `run` of a struct. at_level()
+// compiles it for every level and calls the one for this processor. Levels differ only in speed: no
+// element depends on its neighbours, and every vector unit rounds each operation exactly.
 //
-// On aarch64 the first level is NEON, which the architecture promises; the second has SHA3's XOR of
-// three, with which watching for flipped bits takes half the instructions (rows.h). SVE has none: NEON
-// loops already go at the speed of the second-level cache and of memory.
+// On aarch64 the first level is NEON, which every such processor has. The second level has SHA3's
+// XOR of three values, which halves the instructions for the parity (rows.h). There is no level for
+// SVE, because NEON loops already have the speed of the second-level cache and of memory.
 #pragma once
 
 #include <array>
 #include <cstddef>
 #include <vector>
 
-// A target attribute per function, because -mavx2 for a file would leak into inline functions that
-// the linker shares with other files; and no ifunc, because it runs before the sanitizers do.
+// A target attribute per function: with -mavx2 for a whole file, inline functions of that file
+// would have AVX2, and the linker may use them for other files, too. No ifunc, because it runs
+// before the sanitizers do.
 #define LOCKSTEP_TARGET_AVX2 __attribute__((target("avx2,f16c")))
 #define LOCKSTEP_TARGET_AVX512 \
   __attribute__((target("avx512f,avx512bw,avx512dq,avx512vl,avx2,f16c")))
 
 #define LOCKSTEP_TARGET_SHA3 __attribute__((target("arch=armv8.2-a+sha3")))
 
-// What at_level() compiles must be inlined there to be compiled for the level.
+// Everything that a loop calls must be inlined into it. Else it is not compiled for the level.
 #define LOCKSTEP_INLINE inline __attribute__((always_inline))
 
-// Before a loop whose output may lie exactly where an input lies, and nowhere else among them:
-// several elements may then be loaded before one is stored. Without it compilers check for overlap,
-// and take the slow way when a sum goes onto its operand. Sanitizers watch one element at a time.
+// Stands before a loop whose output may be exactly an input, but may not overlap an input in
+// another way. Several elements may then be loaded before one is stored. Without it compilers check
+// for overlap, and take the slow way if a sum replaces its operand. Builds with sanitizers do not
+// use it, so that each access is checked.
 #if defined(LOCKSTEP_SANITIZED)
 #define LOCKSTEP_VECTOR_LOOP
 #elif defined(__clang__)
@@ -60,12 +62,12 @@ enum class Level { kBaseline, kAvx2, kAvx512, kSha3 };
 
 const char* name(Level level) noexcept;
 
-// From the slowest to the fastest; kBaseline is always there.
+// The levels of this processor, from the slowest to the fastest. kBaseline is always one of them.
 std::vector<Level> available_levels();
 
 Level level() noexcept;
 
-// For tests: the level of every later call in the process, one of the available.
+// For tests: sets the level of every later call in the process. It must be available.
 void force_level(Level level);
 
 #if defined(__x86_64__)

@@ -1,5 +1,5 @@
-// Arithmetic on single elements: the same text for the device's compiler and for the host's, and the same bits for finite
-// values.
+// Arithmetic on single elements. The compilers of the device and of the host compile the same text,
+// and the results have the same bits for finite values.
 #pragma once
 
 #include <bit>
@@ -20,7 +20,8 @@
 
 namespace lockstep::flat::element {
 
-// Rounded to nearest each, and never fused.
+// Each operation is rounded to nearest. The device's intrinsics are never fused into one operation
+// with one rounding.
 LOCKSTEP_DEVICE float add(float a, float b) {
 #if LOCKSTEP_ON_DEVICE
   return __fadd_rn(a, b);
@@ -91,7 +92,7 @@ LOCKSTEP_DEVICE double square_root(double a) {
   return std::sqrt(a);
 #endif
 }
-// Whole numbers wrap.
+// Integers wrap around.
 template <typename T>
 LOCKSTEP_DEVICE T add(T a, T b) {
   using U = std::make_unsigned_t<T>;
@@ -133,7 +134,7 @@ LOCKSTEP_DEVICE std::uint16_t bits_of(Float16 value) {
   return value.bits;
 }
 
-// A stored type: what its sums are kept in, and the way there and back.
+// A type in memory: the type in which it is added, and how to convert to it and back.
 template <typename T>
 struct Stored {
   using Sum = T;
@@ -155,7 +156,7 @@ struct Stored<BFloat16> {
   }
 };
 
-// The definition in comm/core/half.cpp says why this is right.
+// The same conversions as in flat/half.cpp, which explains them.
 template <>
 struct Stored<Float16> {
   using Sum = float;

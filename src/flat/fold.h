@@ -1,5 +1,6 @@
-// Arithmetic on stretches of elements. Every function gives the bits of its scalar definition,
-// whatever instructions the processor has (dispatch.h) and wherever the stretch begins.
+// Arithmetic on stretches of elements. Every function gives the bits of its scalar definition, with
+// all instructions that a processor may have (dispatch.h), and for every address at which a stretch
+// begins.
 #pragma once
 
 #include <lockstep/buffer.h>
@@ -11,19 +12,19 @@
 
 namespace lockstep::flat {
 
-// Elements of a strip: two operands and a result of 8 bytes each stay within a first-level cache.
+// Elements of a strip. Two operands and a result of 8 bytes each then fit into a first-level cache.
 inline constexpr std::size_t kStripElements = 1024;
 
 // How two elements become one: (left op right) · factor. Half types are computed in float32 and
-// rounded once; others in their own type, to which the factor is rounded first. Whole numbers wrap,
-// and have no factor but 1. A factor of 1 multiplies nothing.
+// rounded once. Other types are computed in their own type; the factor is first rounded to that
+// type. Integers wrap around, and their factor is 1. With a factor of 1 there is no multiplication.
 struct Fold {
   DType dtype = DType::kFloat32;
   ReduceOp op = ReduceOp::kSum;
   double factor = 1;
 };
 
-// out[i] = left[i] op right[i]. `out` may be either operand. A NaN stays one.
+// out[i] = left[i] op right[i], times the factor. `out` may be either operand. A NaN stays a NaN.
 void combine(const Fold& fold, const void* left, const void* right, void* out, std::size_t count);
 inline void combine(DType dtype, ReduceOp op, const void* left, const void* right, void* out,
                     std::size_t count) {

@@ -25,9 +25,9 @@ LOCKSTEP_INLINE std::uint16_t to_bfloat16(float value) {
   return static_cast<std::uint16_t>((value != value ? quiet : rounded) >> 16);
 }
 
-// float16 in both directions without tables, without branches, and without subnormal floats, which
-// a thread may have been told to flush. It is the definition that the processor's conversions are
-// held to.
+// float16 in both directions, without tables and without branches. It does not rely on subnormal
+// floats, because a thread may flush these to zero. This is the definition: the processor's own
+// conversions must give the same bits.
 LOCKSTEP_INLINE float from_float16(std::uint16_t bits) {
   const std::uint32_t sign = static_cast<std::uint32_t>(bits & 0x8000U) << 16;
   const std::uint32_t magnitude = static_cast<std::uint32_t>(bits & 0x7fffU) << 13;
@@ -44,7 +44,8 @@ LOCKSTEP_INLINE std::uint16_t to_float16(float value) {
   const auto bits = std::bit_cast<std::uint32_t>(value);
   const std::uint32_t sign = (bits >> 16) & 0x8000U;
   const std::uint32_t magnitude = bits & 0x7fffffffU;
-  // Below 2^-14 a half is subnormal: adding 0.5 puts its bits last, rounded.
+  // Below 2^-14 a half is subnormal. Adding 0.5 moves its bits, rounded, to the lowest bits of the
+  // float.
   const std::uint32_t tiny =
       std::bit_cast<std::uint32_t>(std::bit_cast<float>(magnitude) + 0.5F) - 0x3f000000U;
   const std::uint32_t normal = (magnitude - 0x38000000U + 0xfffU + ((magnitude >> 13) & 1U)) >> 13;
@@ -82,7 +83,7 @@ struct NarrowFloat16 {
   }
 };
 
-// Elements that the processor's own conversions take at a time; what is left over goes by the
+// Elements that the processor's own conversions take at a time. The rest is converted by the
 // definition.
 constexpr std::size_t kAtOnce = 8;
 
@@ -91,7 +92,7 @@ constexpr std::size_t whole_blocks(std::size_t count) {
 }
 
 #if defined(__x86_64__)
-// 8 at a time with AVX-512 too: the rows that these fill are then read from cache by other loops.
+// 8 at a time also with AVX-512. Other loops then read the rows that these fill from the cache.
 LOCKSTEP_TARGET_AVX2 void widen_f16c(const std::uint16_t* from, float* to, std::size_t count) {
   const std::size_t whole = whole_blocks(count);
   for (std::size_t i = 0; i < whole; i += kAtOnce) {

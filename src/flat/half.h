@@ -1,4 +1,4 @@
-// The 16-bit floating-point types: they are stored and sent, and computed with as float32.
+// The 16-bit floating-point types. They are used for storage and messages; computing is in float32.
 #pragma once
 
 #include <lockstep/buffer.h>
@@ -15,8 +15,9 @@ constexpr DType sum_type(DType dtype) {
   return is_half(dtype) ? DType::kFloat32 : dtype;
 }
 
-// Exact; and round to nearest, ties to even. A NaN keeps its sign and as much of its payload as
-// there is room for, and is quiet afterwards, except in a widened bfloat16, whose bits stay.
+// widen is exact. narrow rounds to nearest, ties to even. A NaN keeps its sign and as much of its
+// payload as there is room for. It becomes a quiet NaN, except if a bfloat16 is widened: its bits
+// do not change.
 void widen(DType half, const void* from, float* to, std::size_t count);
 void narrow(DType half, const float* from, void* to, std::size_t count);
 

@@ -1,10 +1,11 @@
-// Loops over elements that work out the parity of what they read and write.
+// Loops over elements that compute the parity of what they read and write.
 //
-// A parity (parity.h) is a chain of XORs, each of which waits for the one before. Of a loop over elements a compiler
-// makes one over registers with one such chain; on a Neoverse-V1, where an XOR takes two cycles, and a register comes
-// from memory in less, the loop then goes at the speed of the chain. Here a loop goes row by row instead: a row is some
-// registers, all loaded before one is stored, with two chains among them. The body is written once, for rows and for
-// the single elements after the last one:
+// A parity (parity.h) is a chain of XORs; each waits for the one before. From a loop over elements
+// a compiler makes a loop over registers with one chain. On a Neoverse-V1 an XOR takes two cycles,
+// and a register is loaded in less time, so the chain limits the speed of the loop. Here a loop
+// goes row by row instead. A row is a few registers that are all loaded before one is stored, and
+// it has two chains. The body is written once, for rows and for the single elements after the last
+// row:
 //
 //   for_each_row<T, true>(count, [=](auto at, auto& seen) LOCKSTEP_INLINE_BODY {
 //     const auto value = at.load(from);
@@ -12,8 +13,8 @@
 //     at.store(out, value * factor);
 //   });
 //
-// On x86-64 an XOR takes one cycle, and so does storing a register. There are no rows there: the compiler makes
-// registers, of the level's width.
+// On x86-64 an XOR takes one cycle, as long as storing a register. So there are no rows there, and
+// the compiler makes registers with the width of the level.
 #pragma once
 
 #include <bit>
@@ -40,7 +41,7 @@ using Bits = std::conditional_t<
     std::conditional_t<sizeof(T) == 4, std::uint32_t,
                        std::conditional_t<sizeof(T) == 2, std::uint16_t, std::uint8_t>>>;
 
-// One element of every stretch.
+// Where a body reads and writes: one element of every stretch.
 struct ElementAt {
   std::size_t first;
 
@@ -48,7 +49,7 @@ struct ElementAt {
   LOCKSTEP_INLINE T load(const T* from) const {
     return from[first];
   }
-  // The same, of what is likely not in a cache, with others after it.
+  // The same for memory that is probably not in a cache, and that is read on from here.
   template <typename T>
   LOCKSTEP_INLINE T stream(const T* from) const {
     return from[first];
@@ -59,7 +60,7 @@ struct ElementAt {
   }
 };
 
-// The parities of what a body has seen; nothing, and no work, when it is not watched.
+// The parities of what a body has seen. Without parity it does no work.
 template <typename T, bool kWithParity>
 class SeenElements {
  public:
@@ -79,28 +80,31 @@ class SeenElements {
 };
 
 #if defined(LOCKSTEP_HAS_ROWS)
-inline constexpr std::size_t kRegisters = 4;  // of a row, which is a line of the cache
+inline constexpr std::size_t kRegisters = 4;  // of a row; together one cache line
 inline constexpr std::size_t kChains = 2;
 
-// Of 512, 1,024 and 2,048 bytes the best for updates with momentum on a Neoverse-V1.
+// How far ahead memory is fetched. The fastest of 512, 1,024 and 2,048 bytes for updates with
+// momentum on a Neoverse-V1.
 inline constexpr std::size_t kBytesAhead = 1024;
 
 template <typename T>
 struct Row {
   using Register __attribute__((vector_size(16))) = T;
-  // Not std::memcpy: GCC 12 then stores one register at a time instead of two, and with a whole row goes by the stack.
+  // Not std::memcpy: with it GCC 12 stores one register at a time, not two, and copies a whole row
+  // through the stack.
   using InMemory __attribute__((vector_size(16), aligned(alignof(T)), may_alias)) = T;
   static constexpr std::size_t kElements = kRegisters * sizeof(Register) / sizeof(T);
 
   Register of[kRegisters];
 
-  // op(i) for every register.
+  // A row with op(i) in register i.
   template <typename Op>
   LOCKSTEP_INLINE static Row each(const Op& op) {
     return {{op(0), op(1), op(2), op(3)}};
   }
 
-  // Also under the names of flat/element.h, for formulas written once for elements and rows.
+  // The operations have the names of flat/element.h, too, so that a formula is written once for
+  // elements and rows.
 #define LOCKSTEP_ROW_OPERATOR(op, name)                                                        \
   LOCKSTEP_INLINE friend Row operator op(const Row& a, const Row& b) {                         \
     return each([&](std::size_t i)                                                             \
@@ -137,7 +141,7 @@ LOCKSTEP_INLINE Row<double> square_root(const Row<double>& row) {
                                LOCKSTEP_INLINE_BODY { return vsqrtq_f64(row.of[i]); });
 }
 
-// A row of every stretch.
+// Where a body reads and writes: one row of every stretch.
 struct RowAt {
   std::size_t first;
 
@@ -207,8 +211,9 @@ class SeenRows {
 };
 #endif
 
-// Calls `body` with some places and with what it is to tell what it has seen, until it had `count` elements. Stretches may
-// lie exactly where others lie, and nowhere else among them.
+// Calls body(at, seen) until it had `count` elements. `at` loads and stores; the body tells `seen`
+// what it has read and written. A stretch may be exactly another one, but may not overlap another
+// one in any other way.
 template <typename T, bool kWithParity, typename Body>
 LOCKSTEP_INLINE Parities for_each_row(std::size_t count, const Body& body) {
   Parities seen;

@@ -1,10 +1,10 @@
-// The order of additions as a device reads it: which of the running sums to add after each operand.
+// The order of additions as a program for a stack, which a device can run.
 //
-//   for every operand in shard order: push it; then adds[i] times replace the two sums on top by their sum, the lower
-//   one the left operand
+//   for every operand i in shard order: push it. Then, adds[i] times, replace the two values on top
+//   of the stack by their sum. The lower of the two is the left operand
 //
-// The tree over shards is such a program for every number of workers: its operands come from left to right, and a sum
-// is used right after it has been made.
+// The tree over shards is such a program for every number of workers: its operands come from left
+// to right, and the two values of an addition are always the two on top of the stack.
 #pragma once
 
 #include <lockstep/buffer.h>
@@ -18,12 +18,13 @@
 
 namespace lockstep::flat {
 
-// What fits beside its pointers into the 4 KiB that a kernel may be handed.
+// So many operands, with their pointers, fit into the 4 KiB of arguments that a kernel may have.
 inline constexpr std::size_t kMostOperands = 448;
-// Sums that wait at a time: one for every level of the tree.
+// The height of the stack: one sum for every level of the tree.
 inline constexpr int kMostWaiting = 16;
 
-// (sum of the operands, in the program's order) · factor, element by element; `out` may be one of the operands.
+// out = (sum of the operands, in the program's order) · factor, element by element. `out` may be
+// one of the operands.
 struct SumTask {
   std::vector<const void*> operands;
   std::vector<std::uint8_t> adds;
@@ -32,12 +33,10 @@ struct SumTask {
   Fold fold;
 };
 
-// The program of a plan. Unavailable for more operands than a device takes.
+// The program of a plan. Throws Unavailable if there are more operands than a kernel takes.
 std::vector<std::uint8_t> tree_program(const plan::Reduction& plan);
 
-// The sum over everyone's operands on the device.
-
-// Queues the sum on a stream of the current device.
+// Queues a sum on a stream of the current device.
 void queue_tree_sum(const SumTask& task, void* stream);
 
 }  // namespace lockstep::flat

@@ -9,8 +9,9 @@
 namespace lockstep::flat {
 namespace {
 
-// Elements that go through all steps, and to all places, before the next ones are read: a piece if there is one step.
-// Eight operands of 64 MiB, in three steps, took 1.2 times as long with pieces on a Neoverse-V1.
+// Elements of a strip if there are several steps: they go through all steps, and to all outputs,
+// before the next ones are read. With kStripElements, eight operands of 64 MiB in three steps took
+// 1.2 times as long on a Neoverse-V1.
 constexpr std::size_t kStripOfSteps = 512;
 
 bool adds_four(const Fold& fold) {
@@ -25,7 +26,7 @@ TreeSum::TreeSum(const plan::Reduction& plan, const Fold& fold)
   const bool whole =
       fold.dtype != DType::kFloat32 && fold.dtype != DType::kFloat64 && !is_half(fold.dtype);
   LOCKSTEP_CHECK(fold.factor == 1 || !whole, "whole numbers have no factor");
-  // Additions come in an order in which every result is used once: a stack of scratch rows is
+  // Every result is used once, and additions come in order, so a stack of free scratch rows is
   // enough.
   std::vector<int> free_rows;
   std::vector<int> row_of(plan.additions.size(), -1);
@@ -48,14 +49,15 @@ TreeSum::TreeSum(const plan::Reduction& plan, const Fold& fold)
   }
   if (adds_four(fold)) steps_ = with_fours(steps_);
   strip_ = steps_.size() <= 1 ? kStripElements : kStripOfSteps;
-  // Half operands are widened into two rows of their own.
+  // Half operands are widened into two more rows.
   const int widened = is_half(fold.dtype) ? 2 : 0;
-  if (steps_.size() <= 1 && widened == 0) return;  // straight to the output
+  if (steps_.size() <= 1 && widened == 0) return;  // the only step stores to the output
   rows_.assign(rows + widened, std::vector<std::byte>(strip_ * size_of(sum_type(fold.dtype))));
 }
 
-// Additions come depth first, so the two operands of a node that are sums themselves are the two steps before it,
-// whenever both have nothing but operands or earlier rows below them. A row may be written by the step that read it.
+// Makes one step of four operands from a sum of two sums. Additions come depth first. So if both
+// operands of a node are sums, and these have only operands or earlier rows below them, they are
+// the two steps before it. A step may write the row that it has read.
 std::vector<TreeSum::Step> TreeSum::with_fours(const std::vector<Step>& steps) {
   std::vector<Step> fused;
   for (const Step& step : steps) {
@@ -82,7 +84,7 @@ const void* TreeSum::locate(Input input, std::span<const void* const> operands,
   return static_cast<const std::byte*>(operands[input.index]) + first * size_of(fold_.dtype);
 }
 
-// `out` is written by the last step alone, which has then read whatever lay there.
+// Only the last step writes `out`, after it has read it. So `out` may be an operand.
 void TreeSum::sum_piece(std::span<const void* const> operands, void* out, std::size_t first,
                         std::size_t count) {
   if (steps_.empty()) {
@@ -114,7 +116,8 @@ void TreeSum::sum_piece(std::span<const void* const> operands, void* out, std::s
   }
 }
 
-// As sum_piece; half operands, which are widened first, are looked at on their own.
+// As sum_piece, with parity. Half operands are widened first, so their parity is computed
+// separately.
 Parity TreeSum::sum_piece_with_parity(std::span<const void* const> operands, void* out,
                                       std::size_t first, std::size_t count) {
   if (steps_.empty()) {

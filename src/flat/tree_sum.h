@@ -1,4 +1,4 @@
-// The sum of a stretch over everyone's partials, in the order of a plan.
+// The sum over the partials of all workers, in the order of a plan, on a CPU.
 #pragma once
 
 #include <lockstep/buffer.h>
@@ -13,24 +13,30 @@
 
 namespace lockstep::flat {
 
-// Works in pieces that stay in cache: each operand is read from memory once, and the sum of a piece
-// goes to every input that wants it while it is still at hand. Sums of two sums are one pass.
+// Works strip by strip. A strip stays in a cache, so each operand is read from memory once, and the
+// sum of a strip is stored to all outputs while it is still in the cache. A sum of two sums is one
+// pass over a strip.
+//
+// Threads:   one caller at a time: run() uses its scratch rows.
+// Blocking:  never.
+// Failure:   none.
+// Ownership: owns its scratch rows; operands and outputs belong to the caller.
 class TreeSum {
  public:
-  // The fold's factor multiplies the root alone.
+  // The fold's factor multiplies only the root.
   TreeSum(const plan::Reduction& plan, const Fold& fold);
 
-  // operands[i] is the plan's operand i, all of `count` elements; every one of `outs` gets the sum,
-  // and may be any of the operands.
+  // operands[i] is the plan's operand i; all have `count` elements. Every one of `outs` gets the
+  // sum. An output may be one of the operands.
   void run(std::span<const void* const> operands, std::span<void* const> outs, std::size_t count);
   void run(std::span<const void* const> operands, void* out, std::size_t count);
   // The same, and the parity of all operands together.
   Parity run_with_parity(std::span<const void* const> operands, void* out, std::size_t count);
-  // An array of outputs must not pass for one output.
+  // An array of outputs must not be taken for one output.
   void run(std::span<const void* const> operands, void** outs, std::size_t count) = delete;
 
  private:
-  // Where a value lies while a piece is summed: an operand, or a scratch row.
+  // Where a value is while a strip is summed: in an operand, or in a scratch row.
   struct Input {
     bool scratch = false;
     int index = 0;

@@ -1,5 +1,5 @@
-// The arithmetic of a sum on a device, element by element: the same text for the device's compiler and, in the tests, for
-// the host's. It gives the bits of fold.cpp for finite values.
+// The arithmetic of a sum on a device, element by element. The device's compiler and, in the tests,
+// the host's compile the same text. It gives the bits of flat/tree_sum.cpp for finite values.
 #pragma once
 
 #include <cstddef>
@@ -11,7 +11,8 @@
 
 namespace lockstep::flat::element {
 
-// What a kernel is handed. It is copied with every launch, so the usual few operands have a short one.
+// The arguments of a kernel. They are copied with every launch, so there is a short form for the
+// usual few operands.
 inline constexpr std::size_t kFewOperands = 16;
 template <std::size_t kMost>
 struct SumArguments {
@@ -25,7 +26,7 @@ struct SumArguments {
 };
 static_assert(sizeof(SumArguments<kMostOperands>) <= 4096);
 
-// The adds after operand i of the tree over n operands, one of each worker.
+// The number of additions after operand i in the tree over n operands, if each worker has one.
 LOCKSTEP_DEVICE constexpr int adds_after(int i, int n) {
   int adds = 0;
   if (i + 1 < n) {
@@ -55,8 +56,8 @@ struct Most {
   }
 };
 
-// kOperands: the number of operands, one of each worker, known to the compiler, which then keeps all sums in registers;
-// 0: any program.
+// kOperands: the number of operands, if each worker has one. The compiler knows it and keeps all
+// sums in registers. 0: any program.
 template <typename T, typename Op, int kOperands, int kWidth, typename Arguments>
 LOCKSTEP_DEVICE void sum_pack(const Arguments& arguments, std::size_t index) {
   using Packed = Pack<T, kWidth>;
@@ -92,14 +93,15 @@ LOCKSTEP_DEVICE void sum_pack(const Arguments& arguments, std::size_t index) {
   static_cast<Packed*>(arguments.out)[index] = result;
 }
 
-// One element of a stretch whose elements do not fill a pack.
+// One of the last elements, which do not fill a pack.
 template <typename T, typename Op, int kOperands, typename Arguments>
 LOCKSTEP_DEVICE void sum_one(const Arguments& arguments, std::size_t index) {
   sum_pack<T, Op, kOperands, 1>(arguments, index);
 }
 
-// Calls with<T, Op, operands known to the compiler, elements of a pack>() for what a task needs. Packs of 16 bytes and
-// known numbers of operands are for sums of floating-point types; others are rare.
+// Calls with<T, Op, operands known to the compiler, elements of a pack>() for a task. Packs of 16
+// bytes and known numbers of operands exist only for sums of floating-point types, because other
+// reductions are rare and every kernel takes time to compile.
 template <typename T, typename With>
 void choose_op(ReduceOp op, int known, bool packed, const With& with) {
   constexpr int kWidth = 16 / sizeof(T);
@@ -152,7 +154,7 @@ SumArguments<kMost> arguments_of(const SumTask& task) {
   return arguments;
 }
 
-// The number of operands if they are one of each worker, else 0.
+// The number of operands, if each worker has one; else 0.
 inline int known_operands(const SumTask& task) {
   const int n = static_cast<int>(task.operands.size());
   for (int i = 0; i < n; ++i) {

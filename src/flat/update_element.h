@@ -1,6 +1,6 @@
-// One step of an optimizer on one element, or on a row of them: the numbers that a step is made of, worked out once on the
-// host, and the formulas of kernels.h. The loops of the CPU and the kernels of a device both read them here, and have the
-// same bits for finite values.
+// One step of an optimizer on one element, or on a row of elements: the numbers of a step, which
+// the host computes once, and the formulas of update_loops.h. The loops for CPUs and the kernels
+// for GPUs both use them, so they give the same bits for finite values.
 #pragma once
 
 #include <cmath>
@@ -10,7 +10,7 @@
 
 namespace lockstep::flat::element {
 
-// In float64 as they are worked out; a loop takes them in the precision in which it computes.
+// They are computed in float64. A loop converts them to the precision in which it computes.
 template <typename T>
 struct SgdNumbers {
   T lr;
@@ -65,8 +65,8 @@ LOCKSTEP_DEVICE AdamNumbers<T> in(const AdamNumbers<double>& of) {
           static_cast<T>(of.eps),   static_cast<T>(of.shrink), static_cast<T>(of.decay)};
 }
 
-// Which parts of a formula a step has: as its numbers say, or as the compiler knows. A decay of 0 is left out, as 0 · p would
-// make a NaN of an infinity.
+// Which parts of the formula a step has. The numbers say so, or the compiler knows it. A decay of 0
+// is left out, because 0 · p is a NaN if p is infinite.
 struct Form {
   bool decays = false;
   bool first = false;
@@ -81,7 +81,7 @@ LOCKSTEP_DEVICE Form form_of(const AdamNumbers<T>& of) {
   return {of.decay != T{0}, false, false};
 }
 
-// The formulas take Values of type T: one, or a row of them (comm/core/rows.h).
+// The formulas take Values of type T: one element, or a row of elements (flat/rows.h).
 template <typename T, typename Values>
 LOCKSTEP_DEVICE Values decayed(const Values& g, const Values& p, T decay, Form form) {
   using element::add, element::multiply;

@@ -1,8 +1,9 @@
 // The kernel of an update, for the device's compiler: one block of threads per chunk.
 //
 //   bytes    every operand is read once and written once, in packs of 16 bytes
-//   flight   each thread asks for two packs of every operand before it computes: 128 bytes of AdamW in float32, 128 KiB a
-//            multiprocessor of four blocks, some four times what a device needs on its way to be as fast as its memory
+//   flight   each thread loads two packs of every operand before it computes. For AdamW in float32
+//            these are 128 bytes, or 128 KiB on a multiprocessor with four blocks. That is about
+//            four times what must be in flight to reach the speed of the memory
 #pragma once
 
 #include "flat/cuda/launch.h"
@@ -11,7 +12,7 @@
 
 namespace lockstep::flat {
 
-// What the threads of a warp have seen, together.
+// The XOR of what the threads of a warp have seen.
 __device__ __forceinline__ std::uint32_t of_warp(std::uint32_t seen) {
 #if __CUDA_ARCH__ >= 800
   return __reduce_xor_sync(0xffffffffU, seen);
@@ -27,8 +28,8 @@ __device__ __forceinline__ std::uint64_t of_warp(std::uint64_t seen) {
   return static_cast<std::uint64_t>(high) << 32 | low;
 }
 
-// XORs what a warp has seen to the words of a piece: each warp by itself, so that none waits for the others. All of its
-// threads call it.
+// XORs what a warp has seen to the words of a piece. Each warp does this separately, so that none
+// waits for the others. All threads of the warp call it.
 template <typename Word>
 __device__ __forceinline__ void note(const element::Seen<Word>& seen, const WatchedWords& words,
                                      std::uint32_t piece) {
@@ -41,14 +42,15 @@ __device__ __forceinline__ void note(const element::Seen<Word>& seen, const Watc
   atomicXor(to + piece, lane == 0 ? before : lane == 1 ? after : applied);
 }
 
-// By one block of threads.
+// Copies a note. One block of threads calls it.
 __device__ __forceinline__ void write(const Note& note) {
   const auto* const from = static_cast<const unsigned char*>(note.from);
   auto* const to = static_cast<unsigned char*>(note.to);
   for (unsigned i = threadIdx.x; i < note.bytes; i += blockDim.x) to[i] = from[i];
 }
 
-// Blocks of threads that a multiprocessor holds at a time: masters that are watched take more registers than four leave.
+// Blocks of threads that a multiprocessor runs at a time. With masters and parity a thread needs
+// more registers than four blocks leave.
 template <typename Of, bool kWithParity>
 inline constexpr int kResident = kWithParity&& Of::kMasters ? 3 : 4;
 
@@ -63,7 +65,8 @@ __global__ void __launch_bounds__(cuda::kThreads, kResident<Of, kWithParity>)
   if constexpr (kWithParity) note(seen, task.watched, chunk.piece);
 }
 
-// Whether the parameters of an update fit into the device's last cache. Hints cost larger ones 7 % of their speed.
+// Whether the parameters of an update fit into the device's last cache. Only then are cache hints
+// used: larger updates are 7 % slower with them.
 inline bool fits_into_cache(const UpdateTask& task) {
   int device = 0;
   int cache = 0;
@@ -86,7 +89,7 @@ class UpdateLaunch {
   }
 
  private:
-  // The usual type only: every kernel is made twice else.
+  // Hints only for the usual type. For all types every kernel would be compiled twice.
   template <typename Of, UpdateRule kRule>
   void launch() const {
     using element::Caching;
@@ -107,7 +110,7 @@ class UpdateLaunch {
   cudaStream_t stream_;
 };
 
-// In a file of its own: half of the kernels, and of the time that they take to compile.
+// In its own file, so that each file compiles half of the kernels.
 void launch_watched_update(const UpdateTask& task, cudaStream_t stream);
 
 }  // namespace lockstep::flat

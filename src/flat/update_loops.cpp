@@ -17,7 +17,7 @@ using element::AdamNumbers;
 using element::Form;
 using element::SgdNumbers;
 
-// Calls `body` with a constant: what it decides is not asked again for every row.
+// Calls `body` with a compile-time constant, so that the loop does not test it for every row.
 template <typename Body>
 Parities decided(bool choice, const Body& body) {
   return choice ? body(std::true_type()) : body(std::false_type());
@@ -97,7 +97,7 @@ Parities adam_typed(T* p, const T* g, T* m, T* v, std::size_t count, const AdamS
   });
 }
 
-// A piece of a half-precision stretch in float32: widened, and narrowed again.
+// A strip of half-type elements in float32: widened at first, and narrowed by store().
 class Wide {
  public:
   Wide(DType dtype, void* from, std::size_t first, std::size_t count)

@@ -1,8 +1,8 @@
 // The arithmetic of one optimizer step over a stretch of elements, without tensors.
 //
-// Each operation is rounded on its own, in the order written here and in the precision of the
-// elements (half types: computed in float32, each stored value rounded once), so that the bits do
-// not depend on how a parameter was cut. It is torch::optim's order.
+// Each operation is rounded separately, in the order written here and in the precision of the
+// elements. Half types are computed in float32, and each stored value is rounded once. So the bits
+// do not depend on how a parameter is cut. The order is that of torch::optim.
 //
 //   sgd    d = g + weight_decay·p
 //          b = first ? d : momentum·b + (1 − dampening)·d
@@ -28,11 +28,11 @@ struct SgdStep {
   double dampening = 0;
   double weight_decay = 0;
   bool nesterov = false;
-  bool first = false;  // the momentum holds nothing yet
+  bool first = false;  // there is no momentum yet
 };
 
-// `momentum` is not read when step.momentum is 0. The watched ones also give the parities of all that
-// is updated in place, parameter and state together.
+// `momentum` is not read if step.momentum is 0. The functions with parity also return the parities
+// of everything that is updated in place, parameter and state together.
 void sgd(DType dtype, void* parameter, const void* gradient, void* momentum, std::size_t count,
          const SgdStep& step);
 Parities sgd_with_parity(DType dtype, void* parameter, const void* gradient, void* momentum,

@@ -42,7 +42,7 @@ class Planner {
   Accumulation take() { return std::move(plan_); }
 
  private:
-  // Of the siblings that are held the last ones: they are the smallest.
+  // Takes the last siblings that are held, because they are the smallest nodes.
   Accumulation::Addition merge() {
     auto& held = plan_.held;
     for (std::size_t i = held.size() - 1; i > 0; --i) {

@@ -10,7 +10,7 @@
 namespace lockstep::plan {
 namespace {
 
-// Far above every memory, far below where sums of sizes wrap around.
+// Far more than any memory has, and so little that sums of sizes cannot overflow.
 constexpr std::size_t kMostBytes = std::size_t{1} << 56;
 
 std::size_t aligned(std::size_t bytes) {
@@ -71,8 +71,8 @@ std::size_t Layout::entry_of_registered(std::size_t index) const {
 
 Stretch Layout::block(std::size_t number) const {
   LOCKSTEP_CHECK(number < blocks_, "a block number is below the number of blocks");
-  // An empty entry shares its first block with the next one; the last that starts here or before is
-  // the one with elements.
+  // An empty entry has the same first block as the next entry. So the last entry that starts at
+  // this block or before it is the one with elements.
   const auto after =
       std::partition_point(entries_.begin(), entries_.end(),
                            [&](const Entry& entry) { return entry.first_block <= number; });

@@ -1,15 +1,15 @@
 // The one flat order of all parameters, fixed for the job.
 //
 //   order   reverse registration order: about the order in which backward finishes them
-//   entry   one parameter's place: a byte offset, a multiple of 64
+//   entry   one parameter: its offset in bytes, a multiple of 64, and its size
 //   gap     the bytes between the end of an entry and the next multiple of 64. Gaps are reduced
-//           along with their bucket, so whoever makes the memory clears it once
+//           with their bucket, so the memory must be cleared once when it is made
 //   block   1,024 consecutive elements of one parameter, counted from its start; the last one may
 //           be shorter. Blocks are numbered through the layout and never span two parameters
 //
-// Parameters of several dtypes share one arena in this order; a bucket never spans two dtypes
-// (buckets.h). 64 is a multiple of every element size, so the distance of two entries of one dtype
-// is a whole number of elements.
+// Parameters of several dtypes share one flat memory in this order. A bucket never spans two dtypes
+// (buckets.h). 64 is a multiple of every element size, so the distance between two entries of one
+// dtype is a whole number of elements.
 #pragma once
 
 #include <lockstep/buffer.h>
@@ -53,11 +53,13 @@ struct Stretch {
   bool operator==(const Stretch&) const = default;
 };
 
+// All entries of a model, and how to find them.
+//
 // Threads:   immutable after construction; any thread may read.
 // Blocking:  never.
-// Failure:   the constructor throws BadInput for duplicate names, unknown dtypes, and sizes that
-//            no memory holds. An index out of range is a bug of the caller and stops the process.
-// Ownership: a value; entries live as long as it does.
+// Failure:   the constructor throws BadInput for duplicate names, unknown dtypes, and sizes that no
+//            memory can hold. An index out of range is a bug of the caller and stops the process.
+// Ownership: a value; references to entries are valid as long as it lives.
 class Layout {
  public:
   // `parameters` in registration order.

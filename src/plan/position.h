@@ -1,15 +1,15 @@
-// Which samples shard s of step t reads, for any t directly: nothing is counted up from the first
-// step, so a job resumes anywhere, on any number of workers.
+// Which samples shard s of step t reads, directly for any t. Nothing is counted from the first step
+// on, so a job can go on at any step, on any number of workers.
 //
 //   entries         of an epoch: the sampler's order, its remainder kept, padded or dropped
 //   global batch    entries [i·B, (i+1)·B) of the epoch, i being the step inside the epoch
 //   shard's batch   entries s, s + S, s + 2S … of the global batch
-//   last batch      where B does not divide the epoch: shorter (the n_s differ by at most one and
-//                   may be 0), or left out
+//   last batch      if B does not divide the epoch: shorter (the numbers n_s of samples of the
+//                   shards differ by at most one and may be 0), or left out
 //
-// B is a multiple of S. Then entry p of shard s is entry p·S + s of the epoch, and with S = N the
-// batches are exactly those of PyTorch's DataLoader over a DistributedSampler on rank s, with
-// batch_size = B / S.
+// B is a multiple of S. So entry p of shard s is entry p·S + s of the epoch. With S = N the batches
+// are exactly those of PyTorch's DataLoader over a DistributedSampler on rank s, with batch_size =
+// B / S.
 #pragma once
 
 #include <array>
@@ -33,7 +33,7 @@ struct DataOptions {
   int shards = 1;                 // S, a divisor of B
   std::uint64_t seed = 0;
   bool shuffle = true;
-  Remainder remainder = Remainder::kKeep;  // PyTorch pads; weights make that needless
+  Remainder remainder = Remainder::kKeep;  // PyTorch pads; weights of shards make it needless
   LastBatch last_batch = LastBatch::kKeep;
 };
 
@@ -45,18 +45,18 @@ struct Position {
   bool operator==(const Position&) const = default;
 };
 
-// How many shards a job has unless it says: 8, or the largest divisor of the global batch below that.
+// How many shards a job has if it does not say: 8, or the largest divisor of the global batch below
+// 8.
 int default_shards(std::int64_t global_batch);
 
-// Where every step of a job reads. A pure function of the options; it only remembers the order of
-// the two epochs asked for last, so that reading ahead over the end of an epoch shuffles each epoch
-// once.
+// Where every step of a job reads. A pure function of the options. It only remembers the order of
+// two epochs, so that reading ahead over the end of an epoch shuffles each epoch once.
 //
 // Threads:   one caller at a time; a copy for each thread costs one more shuffle per epoch.
 // Blocking:  never; the first call of an epoch takes the time of a shuffle.
 // Failure:   the constructor throws BadInput for options that give no batch; calls throw it for a
 //            negative step or a shard that does not exist.
-// Ownership: a value; 4 bytes a sample for each remembered epoch.
+// Ownership: a value; 4 bytes per sample for each epoch that it remembers.
 class Batches {
  public:
   explicit Batches(const DataOptions& options);
@@ -66,7 +66,8 @@ class Batches {
 
   Position position(std::int64_t step) const;
 
-  // n_s and w_s = n_s · S / B of a shard: exactly 1 for a full one.
+  // The number of samples n_s of a shard, and its weight w_s = n_s · S / B: exactly 1 for a full
+  // shard.
   std::int64_t count(std::int64_t step, int shard) const;
   double weight(std::int64_t step, int shard) const;
 
@@ -83,7 +84,7 @@ class Batches {
   DataOptions options_;
   std::int64_t entries_per_epoch_ = 0;
   std::int64_t steps_per_epoch_ = 0;
-  std::array<std::optional<Remembered>, 2> remembered_;  // by parity of the epoch
+  std::array<std::optional<Remembered>, 2> remembered_;  // for even and odd epochs
 };
 
 }  // namespace lockstep::plan

@@ -11,7 +11,8 @@
 namespace lockstep::plan {
 namespace {
 
-// Above every data set, and below where sums of counts overflow or a double loses a digit.
+// More than any data set has, and so few that sums of counts do not overflow and a double holds
+// every count.
 constexpr std::int64_t kMostSamples = std::int64_t{1} << 53;
 
 void check_shuffle(std::int64_t samples) {

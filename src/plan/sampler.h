@@ -2,8 +2,8 @@
 // DistributedSampler, reproduced without LibTorch.
 //
 //   order       torch.randperm(n) under the seed `seed + epoch`, or 0 … n−1 without shuffling
-//   remainder   where the shards do not divide n: the order is padded from its own head (cycled if
-//               the shards are more than the samples), cut, or kept as it is
+//   remainder   if S does not divide n: the order is padded with its own first samples (repeatedly,
+//               if there are more shards than samples), cut, or kept as it is
 //   share       entries s, s + S, s + 2S … of the order belong to shard s
 //
 // Only the low 32 bits of `seed + epoch` count, as in LibTorch's CPU generator.
@@ -14,11 +14,11 @@
 
 namespace lockstep::plan {
 
-// What to do with the entries that the shards do not divide.
+// What to do with the remainder.
 enum class Remainder : std::uint8_t {
   kKeep,  // every sample exactly once per epoch; shards differ by at most one sample
-  kPad,   // DistributedSampler(drop_last=False): up to S − 1 samples are visited again
-  kDrop,  // DistributedSampler(drop_last=True): up to S − 1 are left out, other ones each epoch
+  kPad,   // DistributedSampler(drop_last=False): up to S − 1 samples are read twice
+  kDrop,  // DistributedSampler(drop_last=True): up to S − 1 are left out, others in each epoch
 };
 
 struct SamplerOptions {
@@ -28,20 +28,20 @@ struct SamplerOptions {
   Remainder remainder = Remainder::kPad;
 };
 
-// Above it versions of PyTorch disagree on torch.randperm (newer ones draw 64 bits there), so more
-// are not shuffled: no order could be called PyTorch's.
+// For more samples, versions of PyTorch disagree on torch.randperm: newer ones draw 64 bits there.
+// So there is no order that is PyTorch's, and more samples are not shuffled.
 inline constexpr std::int64_t kMostShuffledSamples = 214'748'363;
 
-// torch.randperm(n) after torch.manual_seed(seed), on the CPU. BadInput for n above
+// torch.randperm(n) after torch.manual_seed(seed), on the CPU. Throws BadInput for n above
 // kMostShuffledSamples.
 std::vector<std::uint32_t> random_permutation(std::int64_t n, std::uint64_t seed);
 
-// The order of one epoch, before the remainder is treated. Costs 4 bytes a sample when shuffled,
+// The order of one epoch, before the remainder is handled. Takes 4 bytes per sample if shuffled,
 // else nothing.
 //
 // Threads:   immutable after construction; any thread may read.
 // Blocking:  never.
-// Failure:   the constructor throws BadInput for no samples or too many, or a negative epoch.
+// Failure:   the constructor throws BadInput for no samples, too many samples, or a negative epoch.
 // Ownership: a value.
 class EpochOrder {
  public:
@@ -49,8 +49,8 @@ class EpochOrder {
 
   std::int64_t samples() const { return samples_; }
 
-  // The sample at a position; positions from samples() on begin again at the head, which is
-  // padding.
+  // The sample at a position. Positions from samples() on are padding: they begin again with the
+  // first sample.
   std::int64_t sample_at(std::int64_t position) const;
 
  private:
@@ -58,7 +58,7 @@ class EpochOrder {
   std::vector<std::uint32_t> permutation_;  // empty: the identity
 };
 
-// How many entries an epoch has once the remainder has been treated.
+// How many entries an epoch has after the remainder was handled.
 std::int64_t epoch_entries(const SamplerOptions& options, int shards);
 
 // How many of `entries` entries belong to a shard: entries s, s + S, s + 2S …
@@ -70,8 +70,9 @@ std::int64_t shard_entries(std::int64_t entries, int shard, int shards);
 std::vector<std::int64_t> shard_samples(const SamplerOptions& options, std::int64_t epoch,
                                         int shard, int shards);
 
-// For evaluation: samples s, s + S, … of the data set as it stands. Over all shards each sample
-// comes exactly once, so a metric summed over shards is that of the data set; a shard may get none.
+// For evaluation: samples s, s + S, … of the data set in its own order. Over all shards each sample
+// comes exactly once, so a metric that is summed over shards is that of the data set. A shard may
+// get no samples.
 std::vector<std::int64_t> evaluation_samples(std::int64_t samples, int shard, int shards);
 
 }  // namespace lockstep::plan

@@ -94,7 +94,7 @@ double cos_pi(double x) {
 Schedule::Schedule(ScheduleOptions options) : options_(std::move(options)) {
   check_scaling(options_);
   check_warmup(options_);
-  // The quotient first: it is exactly 1 where the batches are equal.
+  // The quotient is computed first, because it is exactly 1 if the batches are equal.
   peak_ = options_.base_lr *
           (static_cast<double>(options_.global_batch) / static_cast<double>(options_.base_batch));
   check_rate(peak_, "base_lr · global_batch / base_batch");

@@ -9,9 +9,9 @@
 //   cosine     lr(t) = floor + (peak − floor) · (1 + cos(π·p)) / 2        p = (t − W) / (T − W)
 //              and floor from step T on
 //
-// Only + − · / of doubles, which give the same bits on every machine. That is why the cosine is our
-// own: the C library may differ between processors in the last bit, and workers agree on all of
-// them.
+// It uses only + − · / of doubles, which give the same bits on every machine. That is why the
+// cosine is our own: the one of the C library may differ in the last bit between processors, and
+// workers must agree on every bit.
 #pragma once
 
 #include <cstdint>
@@ -22,16 +22,17 @@ namespace lockstep::plan {
 
 enum class Decay : std::uint8_t { kConstant, kStep, kCosine };
 
-// Steps are those of the whole job, from 0. All of it decides the result.
+// Steps are counted over the whole job, from 0. All options decide the result.
 struct ScheduleOptions {
   double base_lr = 0.1;
 
-  // The batch that base_lr was chosen for, and the job's. Equal: no scaling.
+  // The global batch that base_lr was chosen for, and that of the job. If they are equal, there is
+  // no scaling.
   std::int64_t base_batch = 1;
   std::int64_t global_batch = 1;
 
-  // How long lr climbs, and from where. Longer is safer for large k. Without scaling the default
-  // start is the peak itself, and a ramp needs one that is set.
+  // How many steps the learning rate rises, and from where. Longer is safer for large k. Without
+  // scaling the default start is the peak itself, so set a start for a ramp.
   std::int64_t warmup_steps = 0;
   std::optional<double> warmup_start_lr;
 
@@ -42,10 +43,12 @@ struct ScheduleOptions {
   double floor_lr = 0;                   // kCosine: at most the peak
 };
 
+// Computes the learning rate of any step.
+//
 // Threads:   immutable; any thread may call.
 // Blocking:  never.
-// Failure:   the constructor throws BadInput for options that contradict each other, by name; lr()
-//            throws it for a negative step.
+// Failure:   the constructor throws BadInput, with the names, for options that contradict each
+//            other. lr() throws it for a negative step.
 // Ownership: a value.
 class Schedule {
  public:
@@ -63,7 +66,7 @@ class Schedule {
   double start_ = 0;
 };
 
-// cos(π · x) for 0 ≤ x ≤ 1 from + − · / alone; within 2^-52 of the exact value.
+// cos(π · x) for 0 ≤ x ≤ 1, with + − · / only. The error is at most 2^-52.
 double cos_pi(double x);
 
 }  // namespace lockstep::plan

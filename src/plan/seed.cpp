@@ -8,7 +8,7 @@ namespace {
 constexpr std::uint64_t kOfPhases = 0x7068617365732121ULL;
 constexpr std::uint64_t kOfSamples = 0x73616d706c657321ULL;
 
-// One mix between any two inputs: (a, b) and (b, a) must not meet.
+// Mixes between any two inputs, so that (a, b) and (b, a) give different seeds.
 std::uint64_t mixed(std::uint64_t job_seed, std::int64_t a, std::int64_t b) {
   const std::uint64_t of_job = base::mix64(job_seed);
   const std::uint64_t of_a = base::mix64(of_job ^ static_cast<std::uint64_t>(a));

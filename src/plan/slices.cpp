@@ -15,7 +15,8 @@ std::size_t share(std::size_t total, std::size_t part, std::size_t parts) {
   return total / parts * part + total % parts * part / parts;
 }
 
-// The number of the block whose beginning is nearest to `element`; one past the last is the end.
+// The number of the block that begins nearest to `element`. The number after the last block is the
+// end.
 std::size_t nearest_boundary(const Layout& layout, std::size_t element) {
   const std::vector<Entry>& entries = layout.entries();
   const auto after = std::partition_point(entries.begin(), entries.end(), [&](const Entry& entry) {

@@ -1,14 +1,15 @@
-// Which worker owns which blocks: it sums them and updates them.
+// Which worker owns which blocks. The owner sums them and updates them.
 //
-// Slices are contiguous ranges of block numbers in layout order, cut as evenly as whole blocks
-// allow. The boundary between workers k−1 and k is the block boundary nearest to element
-// ⌊k · elements / N⌋, the lower one of two as near. No boundary lies further than half a block from
-// there, so a slice has between ⌊elements / N⌋ − 1,024 and ⌈elements / N⌉ + 1,024 elements; with
-// fewer blocks than workers some slices are empty.
+// Slices are contiguous ranges of block numbers in layout order, as equal as whole blocks allow.
+// The boundary between workers k−1 and k is the block boundary that is nearest to element ⌊k ·
+// elements / N⌋; if two are equally near, the lower one. No boundary is further than half a block
+// from that element. So a slice has between ⌊elements / N⌋ − 1,024 and ⌈elements / N⌉ + 1,024
+// elements. If there are fewer blocks than workers, some slices are empty.
 //
-// Elements are counted, not bytes: the work of an update is per element.
+// Elements are counted, not bytes, because the work of an update is per element.
 //
-//   piece    what is updated at a time, and watched as one: at most kPieceElements of one parameter in one slice
+//   piece    what is updated and checked by parity as one: at most kPieceElements of one parameter
+//            in one slice
 #pragma once
 
 #include <cstddef>
@@ -27,18 +28,18 @@ struct BlockRange {
   bool operator==(const BlockRange&) const = default;
 };
 
-// One slice per worker, in order of rank; together every block once. BadInput for fewer than one
-// worker.
+// One slice per worker, by rank. Together they have every block once. Throws BadInput for fewer
+// than one worker.
 std::vector<BlockRange> plan_slices(const Layout& layout, int workers);
 
 // A range of blocks as elements: one stretch for every entry that it touches, in layout order.
 std::vector<Stretch> stretches_of(const Layout& layout, BlockRange blocks);
 
-// Gradient, parameter and two states of a piece stay in a second-level cache, and what is computed once for each does
-// not count.
+// So small that gradient, parameter and two states of a piece stay in a second-level cache, and so
+// large that the work per piece is small beside the work per element.
 inline constexpr std::size_t kPieceElements = 8192;
 
-// Every slice in pieces, in layout order.
+// All slices in pieces, in layout order.
 struct Pieces {
   std::vector<Stretch> all;
   std::vector<std::size_t> first_of_worker;  // and the end

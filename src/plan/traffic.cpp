@@ -5,7 +5,7 @@
 namespace lockstep::plan {
 namespace {
 
-constexpr std::size_t kShortBytes = 4096;  // below it a round trip costs more than the bytes
+constexpr std::size_t kShortBytes = 4096;  // up to here a round trip costs more than the bytes
 constexpr std::size_t kLineBytes = 64;     // no two owners write to one line of the cache
 
 }  // namespace

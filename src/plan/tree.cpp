@@ -51,13 +51,13 @@ void collect_largest_inside(ShardRange node, ShardRange range, std::vector<Shard
   collect_largest_inside({middle, node.end}, range, found);
 }
 
-// Walks the tree from left to right, meets the operands in their order, and writes one addition for
-// every node above them.
+// Walks the tree from left to right. It meets the operands in their order, and writes one addition
+// for every node above them.
 class AdditionWriter {
  public:
   explicit AdditionWriter(Reduction& plan) : plan_(plan) {}
 
-  // Returns the number that holds the sum of `node`.
+  // Returns the number of the operand or addition that is the sum of `node`.
   int write(ShardRange node) {
     if (plan_.operands[next_].range == node) return static_cast<int>(next_++);
     const int middle = middle_of(node);

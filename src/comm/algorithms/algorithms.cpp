@@ -60,12 +60,11 @@ std::vector<std::size_t> Cut::counts() const {
 
 // Dissemination barrier.
 //
-//   rounds   ⌈log2 N⌉: in round k greet the rank 2^k after this one, wait for the greeting of the
-//   one 2^k before
+//   rounds   ⌈log2 N⌉: in round k greet the rank 2^k after this one, and wait for the greeting of
+//            the rank 2^k before
 //
-// After round k a worker knows of 2^(k+1) workers that they have arrived; greetings are all it
-// takes.
-
+// After round k a worker knows that 2^(k+1) workers have arrived. Greetings are enough; there is no
+// payload.
 void dissemination_barrier(Exchange& exchange) {
   if (exchange.has_board()) {
     exchange.begin({});

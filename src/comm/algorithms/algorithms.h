@@ -1,7 +1,8 @@
-// The collectives, each over an Exchange: point-to-point messages and arithmetic, no engine.
+// The collectives, each over an Exchange: messages between two workers, and arithmetic. They know
+// no engine.
 //
-// Every function is called by all participants with the same arguments but for the data, and
-// returns when this worker's buffers are its own again.
+// All members of a group call a function with the same arguments, except for the data. It returns
+// when this worker's buffers are not used any more.
 #pragma once
 
 #include <lockstep/buffer.h>
@@ -18,18 +19,16 @@
 
 namespace lockstep::comm {
 
-// Which algorithm a reduction runs by.
-
-// What will run when `asked` is asked for, and why.
+// The algorithm that will run, and why: choose() says so for the one that was asked for.
 struct Choice {
   Algorithm algorithm = Algorithm::kDirect;
   std::string how;
 };
 
-// `has_native`: the engine has a collective of its own for these workers.
+// `has_native`: the engine has its own all-reduce for these workers.
 Choice choose(Algorithm asked, int shards, int workers, bool has_native);
 
-// What becomes of the operands: op over all of them, times a factor.
+// The result of a reduction: `op` over all operands, times `factor`.
 struct ReduceRule {
   ReduceOp op = ReduceOp::kSum;
   double factor = 1;
@@ -37,10 +36,11 @@ struct ReduceRule {
   flat::Fold fold(DType dtype) const { return {dtype, op, factor}; }
 };
 
-// A buffer cut into one stretch of elements per worker.
+// How a buffer is cut into one slice per worker.
 class Cut {
  public:
-  // As even as possible in units of `granule` elements, the first ones longer.
+  // Slices as equal as possible, in units of `granule` elements; the first ones are the longer
+  // ones.
   static Cut even(std::size_t count, int workers, std::size_t granule = 1);
   static Cut of(std::span<const std::size_t> counts);
   // Worker w has elements bounds[w] … bounds[w+1]−1.
@@ -64,7 +64,7 @@ void direct_reduce(Exchange& exchange, const plan::Reduction& plan,
 void direct_reduce_scatter(Exchange& exchange, Buffer data, const Cut& cut, ReduceRule rule);
 void direct_all_gather(Exchange& exchange, Buffer data, const Cut& cut);
 
-// halving_doubling.cpp: bit-stable, where plan::halving_doubling_verdict allows it.
+// halving_doubling.cpp: bit-stable. Only if plan::halving_doubling_verdict allows it.
 void halving_doubling_all_reduce(Exchange& exchange, Buffer data, ReduceRule rule);
 
 // ring_all_reduce.cpp: not bit-stable.
@@ -74,12 +74,12 @@ void ring_all_reduce(Exchange& exchange, Buffer data, ReduceRule rule);
 void tree_all_reduce(Exchange& exchange, Buffer data, ReduceRule rule);
 void tree_broadcast(Exchange& exchange, Buffer data, int root);
 
-// In ⌈log2 N⌉ rounds of greetings.
+// In ⌈log2 N⌉ rounds of greetings, or in one round on a board.
 void dissemination_barrier(Exchange& exchange);
 
-// The collectives in memory that all participants can reach. Each begins an operation with a round on the board, and
-// returns false if some buffer can be reached by its own worker only: messages do the rest then.
-
+// in_memory.cpp: the collectives in memory that all members can reach. Each begins the operation
+// with a round on the board. It returns false if some buffer is in memory that is not shared;
+// messages then do the work.
 bool reduce_in_memory(Exchange& exchange, const plan::Reduction& plan,
                       std::span<const Buffer> partials, Buffer result, ReduceRule rule);
 bool reduce_scatter_in_memory(Exchange& exchange, Buffer data, const Cut& cut, ReduceRule rule);

@@ -1,19 +1,20 @@
 // Direct reduction.
 //
-//   operand  a partial sum that some worker holds; the plan says in what order they are added
-//   slice    the part of the buffer that one worker owns: it adds everyone's operands of it
-//   packet    a stretch of a slice that travels as one message, while others travel or are added
+//   operand  a partial of some worker; the plan says in which order operands are added
+//   slice    what one worker owns of the buffer: it adds the operands of all workers there
+//   packet   the elements of a slice that travel as one message, while others travel or are added
 //
 //   1. every worker sends each owner that owner's slice of its operands
-//   2. an owner adds a packet as soon as all operands of it are there, in the order of the plan
-//   3. it sends the sum to everyone, straight into their results
+//   2. an owner adds a packet, in the order of the plan, as soon as all operands of it are there
+//   3. it sends the sum to all workers, directly into their results
 //
-//   rounds   2 messages deep, whatever the number of workers
-//   bytes    per worker (P + 1) · (N−1)/N of the buffer, P the operands it holds: ring's for P = 1
-//            (plan/traffic.h counts them)
+//   rounds   2 messages one after the other, for any number of workers
+//   bytes    per worker (P + 1) · (N−1)/N of the buffer, where P is the number of its operands. For
+//            P = 1 these are the bytes of the ring algorithm (plan/traffic.h counts them)
 //
-// Only the owner adds, and always in the plan's order: bits do not depend on slices, packets,
-// arrival or engine. Short buffers skip step 3: everybody owns everything, N−1 short messages each.
+// Only the owner adds, and always in the plan's order. So the bits do not depend on slices,
+// packets, the order of arrival or the engine. Short buffers skip step 3: every worker owns
+// everything and sends N−1 short messages.
 #include <array>
 #include <utility>
 
@@ -27,13 +28,16 @@ namespace {
 
 constexpr std::size_t kPacketsAhead = 4;  // receives posted before they are needed
 
-// Large enough that the wake-ups of a message are lost in its bytes: at 64 MiB over Gloo on 2 cores,
-// packets of 512 KiB took 1.7 times as long as packets of 4 MiB, and larger ones gained little more.
+// So large that the time for the wake-ups of a message is small beside the time for its bytes. For
+// 64 MiB over Gloo on 2 cores, packets of 512 KiB took 1.7 times as long as packets of 4 MiB.
+// Larger packets gained little more.
 constexpr std::size_t kPacketBytes = std::size_t{4} << 20;
 
 using Ticket = Exchange::Ticket;
 
-// This worker's side of steps 1 and 2: a window of packets of everyone's operands of its slice.
+// The receiving side of step 1, and the input of step 2: the packets of this worker's slice from
+// all operands. It holds only a window of kPacketsAhead packets, so that memory does not grow with
+// the buffer.
 class OperandWindow {
  public:
   OperandWindow(Exchange& exchange, const plan::Reduction& plan, std::span<const Buffer> partials,
@@ -57,7 +61,7 @@ class OperandWindow {
   std::size_t first(std::size_t index) const { return first_ + index * packet_; }
   std::size_t count(std::size_t index) const { return std::min(packet_, count_ - index * packet_); }
 
-  // Waits for packet `index` of all operands; pointers in the plan's order.
+  // Waits for packet `index` of all operands. Returns pointers in the plan's order.
   std::span<const void* const> await(std::size_t index) {
     exchange_.wait_all(tickets_[index % tickets_.size()]);
     std::size_t remote = 0;
@@ -72,7 +76,7 @@ class OperandWindow {
     return pointers_;
   }
 
-  // The packet is used: its memory may take the next one of the window.
+  // Packet `index` has been added. Its memory may take the next packet of the window.
   void release(std::size_t index) {
     if (index + tickets_.size() < packets()) post(index + tickets_.size());
   }
@@ -105,8 +109,8 @@ class OperandWindow {
   std::vector<const void*> pointers_;
 };
 
-// Step 1: the peers' slices of this worker's operands, packet by packet in the order they are
-// awaited.
+// Step 1: sends the peers their slices of this worker's operands, packet by packet, in the order in
+// which they are awaited.
 std::vector<Ticket> send_operands(Exchange& exchange, std::span<const Buffer> partials,
                                   const Cut& cut, std::size_t packet) {
   std::vector<Ticket> tickets;
@@ -122,7 +126,7 @@ std::vector<Ticket> send_operands(Exchange& exchange, std::span<const Buffer> pa
   return tickets;
 }
 
-// Step 3, receiving: every other owner's sums go straight to their place.
+// Step 3, the receiving side: the sums of the other owners go directly into the result.
 std::vector<Ticket> expect_results(Exchange& exchange, Buffer result, const Cut& cut,
                                    std::size_t packet) {
   std::vector<Ticket> tickets;
@@ -146,8 +150,8 @@ struct Job {
   ReduceRule rule;
 };
 
-// A peer sends back the sum of a packet only after it has all of that packet from here, so a result
-// may arrive where its operand lay.
+// A result may arrive in the memory of its operand: a peer sends the sum of a packet only after it
+// has received that packet from here.
 void reduce_slices(Exchange& exchange, const Job& job, const Cut& cut, HandOut hand_out) {
   const std::size_t packet = kPacketBytes / size_of(job.result.dtype);
   OperandWindow window(exchange, job.plan, job.partials, cut, packet);
@@ -168,7 +172,7 @@ void reduce_slices(Exchange& exchange, const Job& job, const Cut& cut, HandOut h
   exchange.wait_all(incoming);
 }
 
-// Everybody owns everything: no results to hand out.
+// Every worker owns everything, so there are no results to hand out.
 void reduce_short(Exchange& exchange, const Job& job) {
   const plan::Reduction& plan = job.plan;
   const std::size_t bytes = job.result.bytes();

@@ -1,14 +1,14 @@
 // Halving-doubling all-reduce.
 //
-//   part    the stretch of the buffer that this worker still sums
+//   half    the stretch of the buffer that this worker still sums (Part)
 //   steps   2 log2(N)        bytes per worker   2 (N−1)/N of the buffer
 //
-//   halving    with partners at distance 1, 2, 4 …: send the half that the partner goes on with,
-//              receive this worker's half, add
-//   doubling   the same steps backwards: swap finished parts
+//   halving    with partners at distance 1, 2, 4 …: send the partner's half, receive this worker's
+//              half, add
+//   doubling   the same steps backwards: swap halves that are finished
 //
-// Partners at distance 1, 2, 4 … make the order of addition the tree over workers, the lower
-// partner's sum on the left, so the bits do not depend on how the buffer was cut.
+// Partners at distance 1, 2, 4 …, with the lower partner's sum on the left, make the order of
+// addition the tree over workers. So the bits do not depend on how the buffer is cut.
 #include "comm/algorithms/algorithms.h"
 #include "comm/algorithms/working.h"
 

@@ -1,16 +1,19 @@
-// Collectives in memory that all participants can reach.
+// Collectives in memory that all members can reach.
 //
-//   short   data that fits on everybody's card travels on it: one round, and everybody adds everything
-//   long    cards say where the buffers lie. After the first round every worker reads what it needs where it lies and
-//           writes results where they belong; after the second all memory is its owner's again
+//   short   data that fit on the card of every member travel there: one round, and every worker
+//           adds everything
+//   long    cards say where the buffers are. After the first round every worker reads the others'
+//           buffers and writes results into them. After the second round nobody touches memory of
+//           others any more
 //
-//   reduce        the owner of a slice adds everyone's operands of it in the plan's order and stores the sum to all
-//                 results: every byte is read once and written once per worker
-//   all_gather    everybody copies the others' slices
-//   broadcast     everybody copies the root's buffer
+//   reduce        the owner of a slice adds the operands of all workers in the plan's order and
+//                 stores the sum to all results: every byte is read once and written once per
+//                 worker
+//   all_gather    every worker copies the others' slices
+//   broadcast     every worker copies the root's buffer
 //
-// No message is sent and nothing is copied in between: the cost is the memory's. Bits are those of direct.cpp, which
-// adds the same operands in the same order.
+// No message is sent, and there are no copies in between: the cost is that of the memory. The bits
+// are those of direct.cpp, which adds the same operands in the same order.
 #include "comm/algorithms/algorithms.h"
 
 #include <algorithm>
@@ -23,10 +26,14 @@
 namespace lockstep::comm {
 namespace {
 
-// Where everybody's buffers of a long operation are, seen from here.
+// The buffers of all workers of a long operation, mapped here. It keeps the arenas mapped while it
+// lives.
 class Reach {
  public:
-  // Tells where `mine` lie and waits to be told. Worker w has counts[w] of them.
+  // Tells the others where the buffers `mine` are, and learns where theirs are. Worker w has
+  // counts[w] buffers. All addresses are copied from the cards before the first is resolved, and
+  // every worker decides from the same addresses whether all buffers are shared: so all take the
+  // same way.
   Reach(Exchange& exchange, std::span<const Buffer> mine, std::span<const int> counts)
       : memory_(static_cast<std::size_t>(exchange.size())) {
     std::byte* card = exchange.card();
@@ -49,7 +56,7 @@ class Reach {
       for (const ArenaAddress address : addresses[i])
         memory_[peer].push_back(exchange.resolve(peer, address, mine[0]));
     }
-    for (const Buffer& buffer : mine) {  // not owned: the caller lends it
+    for (const Buffer& buffer : mine) {  // not owned: borrowed from the caller
       memory_[exchange.rank()].push_back(
           {std::shared_ptr<void>(), static_cast<std::byte*>(buffer.data)});
     }
@@ -63,7 +70,8 @@ class Reach {
   std::vector<std::vector<std::shared_ptr<std::byte>>> memory_;  // by worker
 };
 
-// On everybody's: workers hold different numbers of operands.
+// Asks for the card of every worker, not only of this one: workers hold different numbers of
+// operands, and all must decide the same.
 bool fits_on_cards(const plan::Reduction& plan, const Buffer& result) {
   if (result.bytes() > kCardBytes) return false;
   int most = 0;
@@ -88,7 +96,7 @@ void reduce_on_cards(Exchange& exchange, const plan::Reduction& plan,
   flat::TreeSum(plan, rule.fold(result.dtype)).run(operands, result.data, result.count);
 }
 
-// The stretch of a buffer that this worker owns.
+// The elements of a buffer that this worker owns.
 struct Slice {
   std::size_t first = 0;
   std::size_t count = 0;

@@ -1,13 +1,13 @@
-// Ring all-reduce.
+// The ring algorithm.
 //
-//   chunk   one of N equal stretches of the buffer
+//   slice   one of N equal shares of the buffer (`chunk` in the code)
 //   steps   2 (N−1)          bytes per worker   2 (N−1)/N of the buffer
 //
-//   round 1   N−1 times: pass a chunk to the right, add the one that comes from the left
-//   round 2   N−1 times: pass the finished chunks on
+//   round 1   N−1 times: pass a slice to the right, add the slice that comes from the left
+//   round 2   N−1 times: pass the finished slices on
 //
-// Not bit-stable: chunk c is added in the order of ranks c, c+1, …, so bits depend on how the
-// buffer is cut, hence on the number of workers and on the bucket.
+// Not bit-stable: slice c is added in the order of ranks c, c+1, … So the bits depend on how the
+// buffer is cut, and that depends on the number of workers and on the bucket.
 #include "comm/algorithms/algorithms.h"
 #include "comm/algorithms/working.h"
 

@@ -1,15 +1,17 @@
 // Tree all-reduce, and broadcast along the same tree.
 //
-//   children  of rank r: r + 1, r + 2, r + 4 … below r's lowest set bit, as far as there are ranks
+//   children  of rank r: r + 1, r + 2, r + 4 … for steps below r's lowest set bit, if the rank
+//             exists
 //   steps     2 log2(N)
-//   bytes     per worker up to 2 log2(N) times the buffer at the root, twice at a leaf
+//   bytes     per worker: up to 2 log2(N) times the buffer at the root, twice the buffer at a leaf
 //
-//   up     a rank adds its children's sums to its own, nearest first, and sends the sum to its parent
+//   up     a rank adds its children's sums to its own, nearest first, and sends the sum to its
+//          parent
 //   down   the root's sum goes back along the same edges, in packets, so that the levels overlap
 //
-// Few messages, the whole buffer at every edge: for short buffers over slow networks. Adding the
-// children nearest first is the carry of a binary counter, so with one partial per worker the order
-// is exactly the reduction tree's: bit-stable, for every N.
+// Few messages, but the whole buffer on every edge: for short buffers on slow networks. Adding the
+// nearest child first works like the carry of a binary counter. So with one partial per worker the
+// order is exactly that of the reduction tree: bit-stable for every N.
 #include <algorithm>
 
 #include "comm/algorithms/algorithms.h"
@@ -25,7 +27,8 @@ struct TreePlace {
   std::vector<int> children;  // nearest first
 };
 
-// A rank's place in the tree that is rooted at `root`: ranks are counted from there.
+// The parent and the children of a rank in the tree with this root. Ranks are counted from the
+// root.
 TreePlace place_in_tree(int rank, int size, int root) {
   const int relative = (rank - root + size) % size;
   TreePlace place;
@@ -39,7 +42,8 @@ TreePlace place_in_tree(int rank, int size, int root) {
   return place;
 }
 
-// From the parent to the children, each packet passed on as soon as it is there.
+// Passes the buffer from the parent to the children, each packet as soon as it is there. The
+// farthest child comes first, because it has the deepest tree below it.
 void pass_down(Exchange& exchange, const TreePlace& place, Buffer data) {
   const std::size_t packet = kPassedPacketBytes / size_of(data.dtype);
   std::vector<Exchange::Ticket> incoming;

@@ -1,5 +1,5 @@
-// Half types travel and are added as float32 until the root of the tree, where they are rounded
-// once. The algorithms that pass sums on from worker to worker therefore work on a widened copy.
+// Half types are added as float32 and are rounded once, at the root of the tree. So the algorithms
+// that pass sums from worker to worker work on a float32 copy, and send that.
 #pragma once
 
 #include "comm/core/exchange.h"
@@ -7,6 +7,8 @@
 
 namespace lockstep::comm {
 
+// The memory of such an algorithm. The copy and the staging memory are scratch memory of the
+// channel.
 struct Working {
   Buffer sums;         // the buffer itself, or its float32 copy
   std::byte* staging;  // room for `staged` elements of the working type

@@ -16,8 +16,9 @@
 namespace lockstep {
 namespace {
 
-// Sealed against another size and against other seals; writing must stay possible (F_SEAL_WRITE and
-// a writable shared mapping exclude each other).
+// Nobody can change the size or add seals. Without this, a peer that shrinks the memfd would end
+// every worker that touches the lost pages, with SIGBUS. Writing stays possible: F_SEAL_WRITE and a
+// writable shared mapping exclude each other.
 constexpr int kSeals = F_SEAL_SHRINK | F_SEAL_GROW | F_SEAL_SEAL;
 
 std::size_t round_up_to_pages(std::size_t bytes) {
@@ -37,8 +38,8 @@ std::byte* map_shared(int fd, std::size_t bytes) {
 }  // namespace
 
 Arena Arena::create(std::size_t bytes) {
-  // A memfd of any size maps without complaint and fails at the first touch, with a signal: ask
-  // first.
+  // A memfd of any size can be mapped. If there is too little memory, the first touch fails, with a
+  // signal. So ask before.
   const std::size_t available = available_memory_bytes();
   if (bytes > available) {
     throw Unavailable(

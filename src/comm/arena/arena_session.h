@@ -1,6 +1,6 @@
 // One end of one connection between two workers of a host, which hand their arenas to each other.
 //
-//   who connects (the higher rank)       who listens
+//   connects (the higher rank)           listens
 //   Hello  ─────────────────────────────▶             ranks and a nonce
 //          ◀─────────────────────────────  Challenge   a nonce
 //   Proof  ─────────────────────────────▶             HMAC over label, names, ranks and nonces
@@ -8,8 +8,9 @@
 //   Arena  ─────────────────────────────▶             the first descriptor, to a proven peer
 //          ◀─────────────────────────────  Arena       the first one has been mapped
 //
-// A recorded proof fits no other pair of nonces, a proof sent back to its maker has the wrong label,
-// and who merely connects learns no digest of the secret to guess against.
+// A recorded proof does not fit another pair of nonces. A proof that is sent back to its maker has
+// the wrong label. The side that connects proves first, so a stranger that only connects gets no
+// hash of the secret that it could test guesses against.
 #pragma once
 
 #include <cstdint>
@@ -33,11 +34,12 @@ struct Party {
   int size = 0;
 };
 
-// Packets in, packets out; descriptors are the caller's.
+// The protocol alone: packets come in, packets go out. The caller sends and receives them, and the
+// descriptors.
 //
 // Threads:   one caller at a time.
-// Blocking:  never; there is nothing to wait for.
-// Failure:   none thrown: a session that went wrong is kEnded and says why.
+// Blocking:  never.
+// Failure:   throws nothing. A session that failed is kEnded, and why() says why.
 // Ownership: borrows the party.
 class Session {
  public:
@@ -45,31 +47,33 @@ class Session {
 
   struct Reply {
     std::string packet;
-    bool with_arena = false;  // this worker's descriptor travels with it
+    bool with_arena = false;  // send this worker's descriptor with it
   };
 
   // Connects to `peer`, a lower rank.
   static Session to(const Party& party, int peer,
                     std::string nonce = base::random_bytes(kSessionNonceBytes));
-  // Listens to whoever has connected.
+  // Listens to a process that has connected.
   static Session from_anyone(const Party& party,
                              std::string nonce = base::random_bytes(kSessionNonceBytes));
 
-  // What who connects sends first.
+  // The first packet, sent by the side that connects.
   std::string hello() const;
 
-  // Takes a packet; the answer, if there is one.
+  // Takes a packet. Returns the answer, if there is one.
   std::optional<Reply> receive(std::string_view packet);
 
   State state() const { return state_; }
-  // The other side has proven the secret, whatever came after.
+  // The other side has proven the secret. Stays true, whatever happens later.
   bool proven() const { return proven_; }
-  // The next packet brings the peer's descriptor. Map it first: the answer says that it is mapped.
+  // The next packet brings the peer's descriptor. Map it before receive(): the answer says that it
+  // is mapped.
   bool expects_arena() const { return state_ == State::kProven; }
   bool connects() const { return connects_; }
-  // Who the other side is, or says it is until it is proven; -1 when it has said nothing.
+  // The rank of the other side; before the proof, the rank that it claims. -1 if it has said
+  // nothing.
   int peer() const { return peer_; }
-  // As a phrase about the other side: "does not know the secret".
+  // What was wrong with the other side, such as "does not know the secret".
   const std::string& why() const { return why_; }
 
  private:

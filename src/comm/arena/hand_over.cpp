@@ -24,7 +24,7 @@ constexpr int kMostLogged = 8;  // a stranger must not fill a disk with our log
 
 }  // namespace
 
-// What this host lacks is this worker's failure, whoever it was talking to.
+// If this host lacks something, the failure names this worker, not the peer that it was talking to.
 template <typename Call>
 auto HandOver::on_own_account(Call&& call) const {
   try {
@@ -53,7 +53,8 @@ HandOver::HandOver(const Arena& mine, const std::string& name, Bootstrap& bootst
   fetch_offers(bootstrap, prefix, host);
 }
 
-// The last eighth of the time is kept for finding out who else is missing.
+// When the first offer is missing, the time is nearly over. Up to an eighth of it is reserved to
+// ask for the remaining offers, so that the error names all workers that are missing.
 void HandOver::fetch_offers(Bootstrap& bootstrap, const std::string& prefix,
                             const std::string& own_host) {
   const auto reserve = std::min<std::chrono::nanoseconds>(deadline_.left() / 8, milliseconds(500));
@@ -85,7 +86,7 @@ void HandOver::fetch_offers(Bootstrap& bootstrap, const std::string& prefix,
                 missing);
 }
 
-// Without a descriptor the deadline tells.
+// Opens a pidfd for a higher rank. Without one, its death shows only at the deadline.
 void HandOver::watch(int rank) {
   Peer& peer = peers_[rank];
   const int process = peer.offer->process;
@@ -165,18 +166,18 @@ void HandOver::wait_for_news() {
   if (look_) until = earlier(until, Deadline::after(kPauseBetweenLooks));
   if (::poll(entries.data(), entries.size(), until.left_ms()) <= 0) return;
   for (std::size_t i = 1; i < connected; ++i) {
-    // An earlier one may have ended this one.
+    // Serving an earlier connection may have closed this one.
     if (entries[i].revents != 0 && behind[i]->socket) serve(*behind[i]);
   }
   if (entries[0].revents != 0) accept_all();
   for (std::size_t i = 0; i < watched.size(); ++i) {
-    // What it had sent before has been taken above.
+    // What it had sent before it died has been served above.
     if (entries[connected + i].revents != 0 && peers_[watched[i]].pending())
       fail(watched[i], ErrorKind::kPeerLost, "it died");
   }
 }
 
-// When something is to be done though nothing arrives.
+// When there will be something to do, even if nothing arrives.
 std::optional<HandOver::TimePoint> HandOver::next_due() const {
   std::optional<TimePoint> due;
   const auto consider = [&](TimePoint when) { due = std::min(due.value_or(when), when); };
@@ -210,7 +211,8 @@ void HandOver::accept_all() {
   }
 }
 
-// All workers of a host call at once.
+// All workers of a host call at once, so many connections are not a sign of strangers: known
+// processes do not count as such.
 bool HandOver::is_worker(int process) const {
   return process > 0 && process != ::getpid() &&
          std::any_of(peers_.begin(), peers_.end(), [&](const Peer& peer) {
@@ -269,7 +271,7 @@ void HandOver::serve(Connection& connection) {
   if (session.state() == Session::State::kDone) connection.socket.reset();
 }
 
-// Maps what a proven peer has sent; false when it is no arena.
+// Maps what a proven peer has sent. False if it is not the arena of its offer.
 bool HandOver::take_arena(Connection& connection, std::vector<base::Fd> descriptors) {
   const int rank = connection.session.peer();
   Peer& peer = peers_[rank];
@@ -292,7 +294,7 @@ void HandOver::answer(Connection& connection, const Session::Reply& reply) {
   if (!sent) ended(connection, "does not take what is sent to it");
 }
 
-// A connection came to nothing. What that means depends on who it was with.
+// A connection has failed. What that means depends on the other side.
 void HandOver::ended(Connection& connection, const std::string& why) {
   if (connection.unproven()) return drop(connection, why);
   const Session& session = connection.session;
@@ -300,7 +302,7 @@ void HandOver::ended(Connection& connection, const std::string& why) {
   Peer& peer = peers_[rank];
   connection.socket.reset();
   if (session.connects() && session.state() == Session::State::kShaking) {
-    // It took this worker for a stranger, or it has died: the next call tells.
+    // It took this worker for a stranger, or it has died. The next call shows which.
     peer.called = false;
     peer.call_at = Deadline::Clock::now() + kPauseBetweenCalls;
     peer.hindrance = "it " + why;
@@ -323,7 +325,8 @@ void HandOver::fail(int rank, ErrorKind kind, const std::string& what) {
   if (!peers_[rank].failing) peers_[rank].failing = Failing{kind, what};
 }
 
-// What happened to the peers: the first that failed gives the kind, else those that are late.
+// Throws what happened to the peers. The first one that failed decides the kind of error; if none
+// failed, some are late.
 void HandOver::report() const {
   std::vector<int> late;
   std::vector<int> failed;

@@ -1,19 +1,22 @@
 // The exchange of arenas between the workers of a host.
 //
 //   pair        two workers of one host; the higher rank connects to the lower one's socket
-//   stranger    a connection that has not proven the secret, and comes from no process of the offers
+//   stranger    a connection that has not proven the secret, and whose process is in no offer
 //
-//   1. every worker listens, and puts a offer in the bootstrap: its host, its socket, its arena
-//   2. with everybody's offers known, each calls the lower ranks of its host and serves the higher
-//      ones, all at once, on one poll: nobody who stalls holds up anybody else
-//   3. a pair that has proven the secret to each other (session.h) swaps descriptors, each maps the
-//      other's and is done; a worker returns when all its pairs are
+//   1. every worker listens, and puts an offer in the bootstrap: its host, its socket, its arena
+//   2. when a worker has all offers, it calls the lower ranks of its host and serves the higher
+//      ones, all at once, with one poll(): a peer that stalls delays no other peer
+//   3. a pair proves the secret to each other (arena_session.h) and swaps descriptors. Each maps
+//      the other's arena, and the pair is done. A worker returns when all its pairs are done
 //
-// A stranger costs a slot among kMostStrangers for kStrangerPatience at most; what it may not do is
-// logged. A worker that was taken for one, because its process is not known here, calls again. One that stalls does, too,
-// and is not logged. The
-// socket of a worker that is not done stays open, so when nobody listens there, the worker is gone. A
-// higher rank that dies before it calls is missed by its process, where its number means the same.
+// A stranger can hold one of kMostStrangers connections for kStrangerPatience at most; then it is
+// dropped and logged. A worker whose process is not known here is treated as a stranger. If it is
+// dropped, it calls again. A known worker that stalls is dropped, too, but not logged, and calls
+// again.
+//
+// The socket of a worker stays open until the worker is done. So if nobody listens there any more,
+// the worker is gone. A higher rank may die before it calls: its process is watched, if its process
+// number means the same here.
 #pragma once
 
 #include <lockstep/arena.h>
@@ -31,15 +34,18 @@
 
 namespace lockstep::comm {
 
-// Threads:   one; the peers run theirs.
-// Blocking:  the constructor and run(), until the deadline.
-// Failure:   Timeout or PeerLost naming ranks; Mismatch when a peer hands over something else than
-//            the arena of its offer; Unavailable naming this worker when there are no descriptors left,
-//            or no memory.
-// Ownership: borrows arena and bootstrap; closes every socket and every descriptor it was sent.
+// One worker's side of the exchange with all others of its host.
+//
+// Threads:   one; every peer runs its own.
+// Blocking:  the constructor and run() block until the deadline.
+// Failure:   Timeout or PeerLost with the ranks; Mismatch if a peer hands over something else than
+//            the arena of its offer; Unavailable, with this worker's rank, if there are no
+//            descriptors or no memory left.
+// Ownership: borrows arena and bootstrap. Closes every socket and every descriptor that it was
+//            sent.
 class HandOver {
  public:
-  // `look` is called now and then; it throws when waiting has become vain.
+  // `look` is called at least every 20 ms. It throws if waiting has become useless.
   HandOver(const Arena& mine, const std::string& name, Bootstrap& bootstrap, Deadline deadline,
            std::function<void()> look = {});
 
@@ -53,11 +59,11 @@ class HandOver {
     std::string what;
   };
   struct Peer {
-    std::optional<ArenaOffer> offer;  // of a worker of this host that is not this one
-    base::Fd process;  // of a higher rank that can be watched; readable when it has died
+    std::optional<ArenaOffer> offer;  // only of other workers of this host
+    base::Fd process;  // pidfd of a higher rank, if there is one; readable when it has died
     bool called = false;
-    TimePoint call_at{};    // not before
-    std::string hindrance;  // why a call came to nothing
+    TimePoint call_at{};    // do not call before
+    std::string hindrance;  // why the last call failed
     std::optional<Arena> arena;
     std::optional<Failing> failing;
 
@@ -67,7 +73,7 @@ class HandOver {
     base::Fd socket;
     Session session;
     TimePoint opened{};
-    bool from_worker = false;  // by its process, which proves nothing
+    bool from_worker = false;  // its process is in an offer, which proves nothing
 
     bool unproven() const { return !session.connects() && !session.proven(); }
     bool stranger() const { return unproven() && !from_worker; }

@@ -19,7 +19,7 @@ namespace lockstep::comm {
 namespace {
 
 constexpr int kBacklog = 256;
-constexpr std::size_t kNameBytes = 16;  // random: nobody binds it before us
+constexpr std::size_t kNameBytes = 16;  // random, so that nobody can bind the name first
 
 struct Address {
   sockaddr_un value{};
@@ -46,17 +46,19 @@ base::Fd make_socket() {
   return made;
 }
 
-// What the kernel says when it is this host that lacks something, and not the other side that is gone.
+// Errors of the kernel that mean: this host lacks something. All others mean: the other side is
+// gone.
 bool is_shortage(int error) {
   return error == EMFILE || error == ENFILE || error == ENOBUFS || error == ENOMEM ||
          error == ETOOMANYREFS;
 }
 
-// Room for two: a packet with one too many is seen to have it.
+// Room for two descriptors, so that one too many is seen.
 constexpr std::size_t kDescriptorsRoom = 2;
 constexpr std::size_t kControlBytes = CMSG_SPACE(kDescriptorsRoom * sizeof(int));
 
-// Every descriptor of a message becomes an owner, whatever is thought of the message later.
+// Every descriptor of a message gets an owner at once, so that it is closed even if the message is
+// refused later.
 std::vector<base::Fd> take_descriptors(msghdr& message) {
   std::vector<base::Fd> taken;
   for (cmsghdr* part = CMSG_FIRSTHDR(&message); part != nullptr;
@@ -72,7 +74,8 @@ std::vector<base::Fd> take_descriptors(msghdr& message) {
   return taken;
 }
 
-// accept() asks for a descriptor before it looks: without one it fails even when nobody is there.
+// accept() takes a descriptor before it looks for a connection. Without a free one it fails even if
+// nobody waits.
 bool somebody_waits(int listener) {
   pollfd entry{listener, POLLIN, 0};
   return ::poll(&entry, 1, 0) > 0;
@@ -182,7 +185,7 @@ Packet receive_packet(int socket, std::size_t most, Descriptors descriptors) {
   } while (got < 0 && errno == EINTR);
   if (got < 0) return {errno == EAGAIN ? Arrival::kNothingYet : Arrival::kEnd, {}, {}};
   auto taken = take_descriptors(message);
-  // There was room for more than have come: it is not the packet that is too large.
+  // There was room for more descriptors than have come, so this process had none left for the rest.
   if (descriptors == Descriptors::kTaken && (message.msg_flags & MSG_CTRUNC) != 0 &&
       taken.size() < kDescriptorsRoom) {
     throw Unavailable("no descriptor is left for one that was sent; raise `ulimit -n`");

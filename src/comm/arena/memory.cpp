@@ -39,8 +39,8 @@ std::size_t host_available(const std::string& proc) {
   return static_cast<std::size_t>(info.freeram) * info.mem_unit;
 }
 
-// What a cgroup uses and would give back when asked: the cache of files. Shared memory is not in
-// these two lines, though it is in "file".
+// What a cgroup uses and can give back: the cache of files. Shared memory cannot be given back. It
+// is counted in "file", but not in these two lines.
 std::size_t reclaimable(const std::string& folder, std::size_t used) {
   std::ifstream file(folder + "/memory.stat");
   std::string key;
@@ -61,7 +61,7 @@ std::optional<std::size_t> headroom(const std::string& folder) {
   return *limit > kept ? *limit - kept : 0;
 }
 
-// The headroom of the tightest cgroup from this process's up to the root.
+// What the tightest cgroup still allows, from that of this process up to the root.
 std::optional<std::size_t> cgroup_available(const MemoryFiles& files) {
   std::ifstream file(files.proc + "/self/cgroup");
   std::string line;

@@ -1,4 +1,4 @@
-// How much memory a process may still take, from what the kernel says in files.
+// How much memory a process may still take, from files of the kernel.
 #pragma once
 
 #include <cstddef>
@@ -6,15 +6,15 @@
 
 namespace lockstep::comm {
 
-// Where the kernel says it; tests bring folders of their own.
+// Where the files are. Tests use their own folders.
 struct MemoryFiles {
   std::string proc = "/proc";
   std::string cgroup = "/sys/fs/cgroup";
 };
 
-// The least of the host's available memory and of the headroom of every cgroup (version 2) from
-// this process's up to the root. Page cache counts as free in both: the kernel gives it back
-// before it refuses memory.
+// The host's available memory, or less if a cgroup (version 2) allows less: every cgroup from that
+// of this process up to the root is asked. Page cache counts as free in both, because the kernel
+// gives it back before it refuses memory.
 std::size_t available_memory(const MemoryFiles& files);
 
 }  // namespace lockstep::comm

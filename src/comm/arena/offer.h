@@ -1,4 +1,5 @@
-// What a worker puts in the bootstrap before arenas are handed over: where it is, where it listens, which process it is.
+// What a worker puts in the bootstrap before arenas are handed over: its host, its socket, its
+// process.
 #pragma once
 
 #include <cstdint>
@@ -9,10 +10,10 @@
 namespace lockstep::comm {
 
 struct ArenaOffer {
-  std::string host;         // equal for workers that can reach each other's sockets
+  std::string host;         // equal if workers can reach each other's sockets
   std::string socket_name;  // in the abstract namespace
   std::uint64_t bytes = 0;  // of the arena
-  // The worker's process, and the namespace in which that is its number.
+  // The number of the worker's process, and the namespace in which it has this number.
   std::int32_t process = 0;
   std::string process_namespace = {};
 
@@ -22,8 +23,9 @@ struct ArenaOffer {
 std::string encode(const ArenaOffer& offer);
 std::optional<ArenaOffer> decode_offer(std::string_view bytes);
 
-// The boot of this kernel, and the namespaces without which a socket's name, or a user's number,
-// means something else: containers of one machine that share neither are two hosts.
+// Names this host: the boot of its kernel, its network namespace and its user namespace. In another
+// network namespace the name of a socket means another socket. In another user namespace the number
+// of a user means another user. So containers that do not share both are two hosts.
 std::string host_identity();
 
 }  // namespace lockstep::comm

@@ -1,10 +1,12 @@
 // Where the members of a group meet in memory that all of them can read.
 //
-//   card    what a worker says: its header, and up to kCardBytes that belong to it
-//   round   everybody pins one card; who has seen the others' knows that all have come so far
+//   card    what a worker shows: its header, and up to kCardBytes of data
+//   round   every member pins one card; a worker that has seen all of them knows that all have come
+//           so far
 //
-// A card can be read until its reader pins the next one: its owner writes on it again only two rounds later, and by
-// then has seen everybody's card of the round between.
+// A worker may read a card until it pins its own next one. The owner of the card writes on it again
+// two rounds later, and before that it has seen every member's card of the round between. So two
+// cards per member are enough, and nobody says that it has finished reading.
 #pragma once
 
 #include <lockstep/deadline.h>
@@ -23,23 +25,24 @@ struct BoardCard {
 };
 
 // Threads:   one at a time.
-// Blocking:  await, until its deadline.
+// Blocking:  await blocks until its deadline.
 // Failure:   await throws what ended the link, or the member that it waits for.
-// Ownership: the board is left when it is destroyed.
+// Ownership: the destructor leaves the board.
 class Board {
  public:
   virtual ~Board() = default;
 
-  // This worker's card of the next round.
+  // This worker's card of the next round, to be written; pin() shows it to all.
   virtual BoardCard& blank() = 0;
   virtual void pin() = 0;
 
-  // Waits for a member's card of the round that was pinned last here; false at the deadline.
+  // Waits for a member's card of the last round that was pinned here. False at the deadline.
   virtual bool await(int member, Deadline deadline) = 0;
   // The same without waiting.
   virtual bool has_come(int member) = 0;
 
-  // A member's card that await has seen. Its writer may be broken: copy, then check.
+  // A member's card, after await has returned true. The writer may be broken, and may write to the
+  // card again: copy first, then check the copy.
   virtual const BoardCard& card(int member) const = 0;
 };
 

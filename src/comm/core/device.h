@@ -1,5 +1,5 @@
-// Collectives on the memory of devices, for the engines that have them. Such a collective ends twice: when it is queued
-// on the device, and when the device has done it.
+// Collectives on memory of devices, for engines that have devices. Such a collective ends twice:
+// when it is queued on the device, and when the device has done it.
 #pragma once
 
 #include <lockstep/buffer.h>
@@ -17,8 +17,8 @@
 
 namespace lockstep::comm {
 
-// Elements of one type on one device that lie apart, regarded as the one buffer that they make up.
-
+// Several parts with elements of one type on one device, treated as one buffer.
+//
 // Threads:   a value.
 // Blocking:  never.
 // Failure:   none.
@@ -38,7 +38,7 @@ class Spread {
   std::size_t count() const { return count_; }  // elements of all parts
   std::size_t bytes() const { return count_ * size_of(dtype_); }
 
-  // `length` elements from element `first` on: no part of it is empty.
+  // The `length` elements that begin with element `first`. No part of the result is empty.
   Spread slice(std::size_t first, std::size_t length) const {
     Spread some;
     some.dtype_ = dtype_;
@@ -61,7 +61,7 @@ class Spread {
 
 class Exchange;
 
-// As it follows a count of elements: nothing for memory of the CPU.
+// What messages say after a count of elements; empty for memory of the CPU.
 inline const char* text_of_memory(DeviceKind kind) {
   return kind == DeviceKind::kCuda ? " on GPUs" : "";
 }
@@ -71,19 +71,20 @@ struct DeviceTask {
   Kind kind = Kind::kAllReduce;
   Algorithm algorithm = Algorithm::kDirect;  // or native
   flat::Fold fold;
-  std::vector<Spread> partials;  // what this worker brings to a reduction, in parts as the result's
-  int shards = 0;                // … over so many
-  Spread result;  // in one part, but for all-reduce; its cut is the same on every worker
+  std::vector<Spread> partials;  // this worker's operands of a reduction, in parts as the result
+  int shards = 0;                // of the reduction
+  Spread result;  // one part, except for all-reduce; its parts have the same counts on every worker
   int root = 0;
-  std::vector<std::size_t> counts;  // elements of each worker's piece, where pieces matter
+  std::vector<std::size_t> counts;  // elements of each worker's slice: reduce_scatter, all_gather
 };
 
-// What is left of an operation when it has been queued on its device.
+// The rest of an operation after it was queued on its device.
 //
 // Threads:   any.
-// Blocking:  wait, until its deadline, or until the engine gives up on the operation.
-// Failure:   wait and wait_on throw what ended the operation. A wait that runs out of time ends the link.
-// Ownership: outlives the link; does not keep it.
+// Blocking:  wait blocks until its deadline, or until the engine gives the operation up.
+// Failure:   wait and wait_on throw what ended the operation. A wait that passes its deadline ends
+//            the link.
+// Ownership: may outlive the link; does not keep it alive.
 class DeviceWork {
  public:
   virtual ~DeviceWork() = default;
@@ -94,7 +95,7 @@ class DeviceWork {
   virtual void wait_on(void* stream) = 0;
 };
 
-// A point in the streams of some buffers: what they hold is complete there.
+// A point in the streams of some buffers. After it, what the buffers hold is complete.
 class DevicePoint {
  public:
   virtual ~DevicePoint() = default;
@@ -102,9 +103,10 @@ class DevicePoint {
 
 // Some workers of a link, each with a device.
 //
-// Threads:   one caller at a time for all but start, which the channel's queue calls, one at a time too.
-// Blocking:  start, until the collective is queued on the device; the destructor, until the device has let go of all
-//            buffers, for seconds at most.
+// Threads:   one caller at a time, except for start: the channel's queue calls it, also one at a
+//            time.
+// Blocking:  start blocks until the collective is queued on the device. The destructor blocks until
+//            the device uses no buffer any more, for seconds at most.
 // Failure:   require_usable throws BadInput; the rest as Exchange.
 // Ownership: buffers are borrowed until the returned work has ended. Borrows the link.
 class DeviceGroup {
@@ -113,10 +115,10 @@ class DeviceGroup {
 
   virtual void require_usable(const Buffer& data) = 0;
 
-  // To be called when a collective is: the device begins it after this point.
+  // Called when the program calls a collective. The device begins the collective after this point.
   virtual std::shared_ptr<DevicePoint> mark(const DeviceTask& task) = 0;
 
-  // Once everybody has been met and does the same.
+  // Called when all members have met and do the same.
   virtual std::shared_ptr<DeviceWork> start(Exchange& exchange, const DeviceTask& task,
                                             const DevicePoint& after) = 0;
 

@@ -51,9 +51,10 @@ void Exchange::end(const Failed& error) {
   throw error;
 }
 
-// Whoever waits for a worker that itself waits for a third one would blame the wrong one. So a late
-// worker says whom it waited for, listens for a moment to what that one says, and follows the trail
-// to the silent end. One whose own time is not up yet answers as well: see Link::waits_for.
+// A worker that waits for a peer, which itself waits for a third one, would blame the wrong worker.
+// So a late worker tells for whom it waited, listens for a moment to what that one says, and
+// follows the trail to its silent end. A worker that is not late yet answers as well: see
+// Link::waits_for. `seen` ends the trail if workers wait for each other in a circle.
 Failure Exchange::first_cause(Failure own) const {
   constexpr auto kMoment = std::chrono::milliseconds(300);
   link().tell(own);
@@ -80,8 +81,8 @@ void Exchange::late(int peer) {
   raise(cause);
 }
 
-// Says of a lost peer in which operation it was missed; what a peer told of others is passed on as
-// it is.
+// Adds to a lost peer in which operation it was missed. What a peer told about others is passed on
+// unchanged.
 template <typename Call>
 auto Exchange::guarded(int peer, Call&& call) {
   try {
@@ -91,7 +92,8 @@ auto Exchange::guarded(int peer, Call&& call) {
     end(PeerLost(fmt::format("{}; rank {} needed it in {}", lost.what(), link().rank(), doing()),
                  lost.ranks()));
   } catch (const Timeout& late) {
-    // A peer says so, who may wait for one that waits itself.
+    // A peer was late and told so. The worker that it names may be waiting itself: follow the
+    // trail.
     const Failure cause = link().failure() ? failure_from(late) : first_cause(failure_from(late));
     link().fail(cause);
     raise(cause);
@@ -119,7 +121,7 @@ void Exchange::begin(std::span<const Buffer> data) {
 }
 
 void Exchange::await_all() {
-  if (!met_) begun_ = Deadline::Clock::now();  // what the caller did since begin() is not waiting
+  if (!met_) begun_ = Deadline::Clock::now();  // the time since begin() was not spent waiting
   for (const int peer : peers_) {
     if (!guarded(peer, [&] { return setting_.board->await(peer, deadline_); })) late(peer);
     const HeaderBytes theirs = setting_.board->card(peer).header;

@@ -1,16 +1,16 @@
-// One collective under way, seen from one worker: who takes part, what everybody should be doing,
-// until when.
+// One operation, seen from one worker: who takes part, what every worker should be doing, and until
+// when.
 //
-// In every operation the sender of payload greets its receiver with the operation's header, and the
-// receiver checks it against its own before it waits for any payload. A difference is a Mismatch
-// that names both.
+// In every operation the sender of payload greets its receiver with the operation's header. The
+// receiver compares it with its own header before it waits for any payload. A difference is a
+// Mismatch that names both.
 //
-// Payload need not wait for the greeting: it travels in slots that are derived from the whole
-// header, so payload of another operation, of another size, never meets the memory that was posted
-// for this one.
+// Payload need not wait for the greeting. The slots of payload are derived from the header, so
+// payload of another operation, with another size, never arrives in memory that was posted for this
+// one.
 //
-// Where an engine has a board, everybody's header is on it and nobody greets: the first round of an operation compares
-// them all.
+// If the engine has a board, all headers are on it and nobody greets: the first round of an
+// operation compares them all.
 #pragma once
 
 #include <lockstep/deadline.h>
@@ -28,8 +28,8 @@
 
 namespace lockstep::comm {
 
-// Memory that operations of one channel use one after the other; it grows to the largest need and
-// stays, because fresh pages cost more than the bytes that go through them.
+// Memory that the operations of one channel use one after the other. It grows to the largest size
+// needed and is kept, because new pages cost more than the bytes that go through them.
 class Scratch {
  public:
   std::byte* take(std::size_t bytes) {
@@ -51,21 +51,25 @@ class Scratch {
 // What the operations of a channel share.
 struct Setting {
   Link& link;
-  std::span<const int> members;  // the link's ranks of the participants, by the ranks used here
+  std::span<const int> members;  // the members' ranks in the link, by their ranks in the group
   Slot greetings = 0;            // payload slots are derived from it
   Scratch& scratch;
-  Board* board = nullptr;  // where an engine has one
+  Board* board = nullptr;  // null if the engine has none
 };
 
-// Payload has two orders of its own: in some algorithms results overtake operands.
+// Operands and results have separate orders, because in some algorithms results overtake operands.
 enum class Stage : std::uint8_t { kOperands = 0, kResults = 1 };
 
-// Where the payload of an operation travels. The lowest bits and the top bit stay free for engines.
+// The slot for the payload of an operation. The lowest bits and the top bit stay free for engines.
 Slot payload_slot(Slot greetings, const Header& header, Stage stage);
 
+// What an algorithm works with: greetings, payload, rounds on a board, and one deadline for all of
+// them.
+//
 // Threads:   one.
-// Blocking:  check and wait, until the deadline given at construction.
-// Failure:   PeerLost, Timeout or Mismatch, saying in which operation and with whom.
+// Blocking:  check and wait block until the deadline that the constructor got.
+// Failure:   PeerLost, Timeout or Mismatch, with the operation and the peer. The link has ended
+//            then.
 // Ownership: borrows the link and all memory passed, until it is destroyed.
 class Exchange {
  public:
@@ -76,9 +80,9 @@ class Exchange {
 
   int rank() const { return rank_; }
   int size() const { return static_cast<int>(setting_.members.size()); }
-  // A number that no other operation of the link has at this time.
+  // A hash of channel and sequence that tells this operation from others of the link.
   std::uint32_t tag() const;
-  // Every rank but this one, beginning with the next: so that not all turn to rank 0 first.
+  // Every rank except this one, beginning with the next one, so that not all begin with rank 0.
   const std::vector<int>& peers() const { return peers_; }
   Deadline deadline() const { return deadline_; }
   void limit(Deadline deadline) { deadline_ = earlier(deadline_, deadline); }
@@ -86,37 +90,37 @@ class Exchange {
   std::string doing() const;  // the header in words
   std::byte* scratch(std::size_t bytes) const { return setting_.scratch.take(bytes); }
 
-  // Says to a peer what is being done here.
+  // Sends this worker's header to a peer.
   void greet(int peer);
-  // Expects a peer's greeting. It is checked before the first wait for this peer, or at the end.
+  // Expects a peer's header. It is checked before the first wait for this peer, or at the end.
   void expect(int peer);
   // Both, with several peers.
   void meet(std::span<const int> peers);
-  // Waits for a peer's greeting, if it is expected and was not checked yet, and compares.
+  // Waits for a peer's greeting, if it is expected and was not checked yet, and compares it.
   void check(int peer);
-  // Checks what is unchecked and waits until every greeting sent has arrived. The last call of an
+  // Checks what is left to check and waits until every greeting has been sent. The last call of an
   // operation.
   void finish();
 
-  // On a board. The first round of an operation may begin before the operation runs: begin() pins
-  // a card with these data on it, if there was none before; await_all() waits for everybody's;
-  // all_have_come() says that it would not wait. round() is a whole round, with what is on card().
-  // card_of() is what a peer has put on its card of the last round.
+  // Only with a board. The first round of an operation may begin before the operation runs: begin()
+  // pins a card with these data, once. await_all() waits for the cards of all peers;
+  // all_have_come() says that it would not wait. round() is a whole round, with what was written to
+  // card(). card_of() is what a peer has put on its card of the last round.
   bool has_board() const { return setting_.board != nullptr; }
   std::byte* card() const { return setting_.board->blank().bytes; }
   void begin(std::span<const Buffer> data);
   void await_all();
   bool all_have_come() const;
-  bool all_come_at_once() const;  // waits no longer than a call takes
+  bool all_come_at_once() const;  // looks for a moment, no longer than a call takes
   void round();
   const std::byte* card_of(int peer) const { return setting_.board->card(peer).bytes; }
 
-  // Where a buffer of this worker lies for all the others, if they share it; and where a peer's does
-  // for this one, which is a Mismatch if it is not there.
+  // locate: the address of this worker's buffer for all members, if it is in shared memory.
+  // resolve: a peer's buffer, mapped here; Mismatch if this worker does not have that memory.
   ArenaAddress locate(const Buffer& data) const;
   std::shared_ptr<std::byte> resolve(int peer, ArenaAddress address, const Buffer& like);
 
-  // A message of zero bytes is none: nothing is sent, and waiting for it returns at once.
+  // A handle on one transfer. For zero bytes nothing is sent, and waiting returns at once.
   class Ticket {
    public:
     Ticket() = default;
@@ -133,7 +137,8 @@ class Exchange {
   void wait(Ticket& ticket);
   void wait_all(std::span<Ticket> tickets);
 
-  // The engine's own all-reduce, once everybody has been met.
+  // The engine's own all-reduce. All members meet first, because Gloo ends the process if their
+  // sizes differ.
   void native_all_reduce(const Buffer& data, ReduceOp op);
 
  private:
@@ -142,8 +147,8 @@ class Exchange {
     HeaderBytes bytes{};
     std::unique_ptr<Transfer> transfer;
   };
-  // Every failure leaves through these two: the link is ended, and the peers are told, while the
-  // transfers of the operation are still there to be told about.
+  // Every failure leaves through these two. They end the link, which tells the peers, while the
+  // transfers of the operation still exist.
   template <typename Call>
   auto guarded(int peer, Call&& call);
   template <typename Failed>
@@ -165,7 +170,7 @@ class Exchange {
   Slot payload_ = 0;
   bool pinned_ = false;           // on a board: the first round has begun
   bool met_ = false;              // … and ended
-  std::list<Greeting> expected_;  // a list: addresses stay while transfers borrow them
+  std::list<Greeting> expected_;  // a list, because transfers borrow the addresses of its items
   std::vector<Ticket> greeted_;
 };
 

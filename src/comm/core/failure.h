@@ -1,5 +1,5 @@
-// Why a link ended, as plain data: kept for every later call, and sent to the peers so that all
-// tell the same story.
+// Why a link ended, as plain data. It is kept for every later call, and sent to the peers, so that
+// all workers report the same failure.
 #pragma once
 
 #include <lockstep/errors.h>
@@ -20,17 +20,17 @@ struct Failure {
 
 Failure failure_from(const Error& error);
 
-// "is it stopped, slow …?": what may be the matter with a silent peer.
+// "is it stopped, slow …?": why a peer may be silent.
 const char* silence_hint(bool over_network) noexcept;
 
-// What a worker says of itself when others wait for it, and it for `peer`.
+// What worker `rank` tells when others wait for it, while it waits for `peer`.
 Failure waiting_failure(int rank, int peer, bool over_network);
 // What ended `rank`, this worker. An Error says it; whatever else it was (no memory, the system, a bug of ours) is
 // Unavailable to this rank, with base::diagnosis as its text.
 Failure failure_of(int rank, const std::exception& error);
 [[noreturn]] void raise(const Failure& failure);
 
-// A notice has one size, so that a receiver can post its memory before it knows of any failure.
+// A notice has a fixed size, so that a receiver can post memory for it before there is a failure.
 inline constexpr std::size_t kNoticeBytes = 1024;
 std::string encode_notice(const Failure& failure);
 std::optional<Failure> decode_notice(std::string_view bytes);

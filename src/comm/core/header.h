@@ -1,5 +1,5 @@
-// What every operation says to each worker that it is about to exchange bytes with, before any byte
-// of payload: two workers that disagree find out from it, and nothing is summed or overrun.
+// What an operation is, in 64 bytes. Workers compare their headers before they use any payload. So
+// two workers that disagree find out, and nothing wrong is added and no memory is overrun.
 #pragma once
 
 #include <lockstep/buffer.h>
@@ -27,8 +27,9 @@ enum class Kind : std::uint8_t {
   kBarrier = 7,
 };
 
-// The call of the program that an operation is part of, such as "optimizer.step()"; empty if it is the program's own.
-// Longer ones end in a digest of the whole, and what is not printable ASCII becomes '?'.
+// The call of the program that an operation is part of, such as "optimizer.step()". Empty if the
+// program itself called the operation. A longer text is cut and ends in a digest of the whole text.
+// Characters that are not printable ASCII become '?'.
 class CallText {
  public:
   static constexpr std::size_t kMost = 28;
@@ -37,7 +38,7 @@ class CallText {
   explicit CallText(std::string_view text);
 
   std::string_view text() const;
-  std::uint64_t digest() const;  // 0 for an empty one
+  std::uint64_t digest() const;  // 0 for an empty text
   bool empty() const { return bytes_[0] == 0; }
   const std::array<char, kMost>& bytes() const { return bytes_; }
   bool operator==(const CallText&) const = default;
@@ -53,7 +54,7 @@ struct Header {
   Algorithm algorithm = Algorithm::kAutomatic;
   DeviceKind device = DeviceKind::kCpu;  // whose memory
   std::uint32_t detail = 0;    // the root, the number of shards, or a digest of the counts
-  std::uint64_t sequence = 0;  // the how-manieth operation of its channel
+  std::uint64_t sequence = 0;  // the number of the operation in its channel, from 0
   std::uint64_t count = 0;     // elements
   CallText call;
 
@@ -65,14 +66,13 @@ using HeaderBytes = std::array<char, kHeaderBytes>;
 
 HeaderBytes encode_header(const Header& header);
 
-// Nothing when the bytes are no header of this version.
+// Nothing if the bytes are not a header of this version.
 std::optional<Header> decode_header(std::span<const char> bytes);
 
 // "all_reduce #5 of 1024 float32 (sum, direct)", or "optimizer.step() (all_gather #23 of 6 int64)"
 std::string describe(const Header& header);
 
-// What the header of a collective says of its data.
-
+// A header with the kind of a collective and the type and count of its data.
 inline Header header_of(Kind kind, const Buffer& data) {
   Header header;
   header.kind = kind;

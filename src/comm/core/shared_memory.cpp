@@ -6,7 +6,7 @@
 namespace lockstep::comm {
 namespace {
 
-// Whether `bytes` from `offset` on lie within `size`, whatever the numbers.
+// Whether `bytes` from `offset` on are within `size`. No sum, so no number overflows.
 bool fits(std::uint64_t offset, std::size_t bytes, std::size_t size) {
   return offset <= size && bytes <= size - offset;
 }

@@ -1,4 +1,6 @@
-// The arenas that the workers of a host have shared, and how one tells another where in them a buffer lies.
+// The arenas that the workers of a host have shared, and how one worker tells another where a
+// buffer is in them. Each process maps an arena at another address, so a pointer means nothing to
+// another worker.
 #pragma once
 
 #include <lockstep/arena.h>
@@ -13,28 +15,32 @@
 
 namespace lockstep::comm {
 
-// Where a buffer lies, in words that mean the same to all who map its arena.
+// Where a buffer is. It means the same to all workers that map the arena.
 struct ArenaAddress {
-  std::uint64_t arena = 0;  // none: it lies in memory of its worker alone
+  std::uint64_t arena = 0;  // 0: the buffer is in memory that is not shared
   std::uint64_t offset = 0;
 
   bool shared() const { return arena != 0; }
 };
 
+// The shared arenas that this worker knows.
+//
 // Threads:   any.
 // Blocking:  never.
 // Failure:   none.
-// Ownership: none of the arenas; what resolve gives keeps its arena mapped.
+// Ownership: does not own the arenas. The pointer that resolve returns keeps its arena mapped.
 class SharedMemory {
  public:
-  // `members` are the link's ranks, by the ranks of the arena. The id is the same for all of them.
+  // `members` are ranks of the link, by the ranks of the arena. The id is the same on all of them.
   void add(std::uint64_t id, std::vector<int> members, std::weak_ptr<SharedArena> arena);
 
-  // Of this worker's own memory, in an arena that all of `who`, the link's ranks, have mapped: for others it is no address.
+  // The address of this worker's own memory. It is shared only if all of `who`, ranks of the link,
+  // have mapped the arena: to another worker the address would mean nothing.
   ArenaAddress locate(const void* data, std::size_t bytes, std::span<const int> who) const;
 
-  // Another worker's memory, mapped here; nothing when that worker has no such address or this one has let it go.
-  // Its address must be a multiple of `alignment`.
+  // Another worker's memory, mapped here. Null if that worker has no such address, if this worker
+  // has dropped the arena, or if the offset is not a multiple of `alignment`. The address comes
+  // from a peer, so every number of it is checked.
   std::shared_ptr<std::byte> resolve(int link_rank, ArenaAddress address, std::size_t bytes,
                                      std::size_t alignment = 1) const;
 
@@ -48,9 +54,9 @@ class SharedMemory {
   std::vector<Known> known_ LOCKSTEP_GUARDED_BY(mutex_);
 };
 
-// What workers of one host have in common.
+// What the workers of one host share.
 struct Host {
-  std::string secret;  // each proves it to the others before it is handed memory
+  std::string secret;  // a worker proves it before it gets memory of others
   std::string world;
   SharedMemory memory;
 };

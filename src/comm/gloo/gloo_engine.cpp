@@ -1,9 +1,10 @@
 // Forming a world over Gloo.
 //
-//   attempt   every pair connects; each side sends a nonce, then a MAC over both nonces, keyed with
-//             the world's secret. The verdicts meet at rank 0: if any pair failed, everybody forms
-//             the world anew on fresh ports. A stranger who connects in the meantime spoils an
-//             attempt, and gets no further.
+//   attempt   every pair connects. Each side sends a nonce, then a keyed hash over both nonces with
+//             the world's secret as the key. Rank 0 collects the verdicts of all. If any pair
+//             failed, all workers try again on new ports
+//
+// A stranger that connects meanwhile can spoil an attempt, and no more.
 #include "comm/gloo/gloo_engine.h"
 
 #include <fmt/format.h>
@@ -54,7 +55,8 @@ class BootstrapStore : public gloo::rendezvous::Store {
   Deadline deadline_;
 };
 
-// Gloo crashes on a name that does not resolve, and binds to what it finds first: ask before.
+// Gloo crashes on a name that does not resolve, and binds to the first address that it finds. So
+// try before.
 bool can_listen_on(const std::string& host) {
   addrinfo hints{};
   hints.ai_family = AF_UNSPEC;
@@ -152,8 +154,8 @@ Attempt try_to_form(Bootstrap& bootstrap, const CommOptions& options, int number
   auto device = make_device(options.interface_name);
   BootstrapStore store(bootstrap, prefix_of(number), deadline);
   auto context = std::make_shared<gloo::rendezvous::Context>(bootstrap.rank(), bootstrap.size());
-  // Gloo waits five times this long for a connection. A spoiled attempt should end soon, a slow
-  // host needs longer: each attempt waits twice as long as the one before.
+  // Gloo waits five times this long for a connection. A spoiled attempt should end soon, but a slow
+  // host needs more time. So each attempt waits twice as long as the one before.
   context->setTimeout(std::chrono::milliseconds(400 << number));
   try {
     context->connectFullMesh(store, device);
@@ -176,7 +178,8 @@ Attempt try_to_form(Bootstrap& bootstrap, const CommOptions& options, int number
   }
 }
 
-// Everybody's verdict, through rank 0: the empty string, or the first trouble.
+// The common verdict of all workers, through rank 0: the empty string, or the first trouble. All
+// must decide the same: a worker that went on alone would wait for the others on the old ports.
 std::string common_verdict(Bootstrap& bootstrap, const std::string& prefix, const std::string& own,
                            Deadline deadline) {
   if (bootstrap.rank() != 0) {

@@ -12,9 +12,9 @@ namespace lockstep::comm {
 
 bool gloo_built();
 
-// Connects every pair of workers; each pair proves the bootstrap's secret to the other. A world
-// that a stranger disturbed while it formed is formed again. Unavailable when this build has no
-// Gloo.
+// Connects every pair of workers. The two workers of a pair prove the bootstrap's secret to each
+// other. If a stranger disturbs the world while it forms, it is formed again. Throws Unavailable if
+// this build has no Gloo.
 std::shared_ptr<Link> connect_gloo(Bootstrap& bootstrap, const CommOptions& options);
 
 }  // namespace lockstep::comm

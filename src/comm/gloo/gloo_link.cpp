@@ -11,7 +11,7 @@
 namespace lockstep::comm {
 namespace {
 
-constexpr Slot kEngineBit = Slot{1} << 63;  // beyond any slot of Gloo's own collectives
+constexpr Slot kEngineBit = Slot{1} << 63;  // above all slots of Gloo's own collectives
 constexpr auto kLastLook = std::chrono::milliseconds(20);
 
 std::string lost_text(int peer) {
@@ -34,7 +34,8 @@ class GlooTransfer : public Transfer {
           link_.watchdog_.wait(*buffer_, direction_, peer_, deadline, [this] { return over(); });
       if (first == Watchdog::Verdict::kDone) return true;
       if (first == Watchdog::Verdict::kLate) return false;
-      // The peer or this link has ended. What had arrived before that has arrived.
+      // The peer or this link has ended. The transfer may have been done before that: look once
+      // more.
       const auto verdict =
           link_.watchdog_.wait(*buffer_, direction_, peer_, Deadline::after(kLastLook));
       if (verdict == Watchdog::Verdict::kDone) return true;
@@ -171,7 +172,8 @@ void GlooLink::tell(const Failure& failure, std::chrono::milliseconds patience) 
   }
 }
 
-// To who has given up waiting for this worker.
+// Answers a peer that has given up waiting for this worker: this worker tells for whom it waits
+// itself, so that the peer can follow the trail.
 void GlooLink::answer(int peer, const Failure& said) noexcept {
   const int whom = waits_for_.load(std::memory_order_relaxed);
   const bool blamed = said.kind == ErrorKind::kTimeout && said.ranks == std::vector<int>{rank()};
@@ -202,7 +204,7 @@ void GlooLink::native_all_reduce(const Buffer& data, ReduceOp op, std::uint32_t 
   const NoSigpipe no_sigpipe;
   gloo::AllreduceOptions options(context_);
   const std::size_t element = size_of(data.dtype);
-  // Gloo sees elements of the right size; what they are only the reduce function knows.
+  // Gloo needs only the size of an element. The reduce function knows its type.
   const auto set_output = [&]<typename T>(T* elements) { options.setOutput(elements, data.count); };
   if (element == 8) set_output(static_cast<std::int64_t*>(data.data));
   if (element == 4) set_output(static_cast<std::int32_t*>(data.data));

@@ -1,4 +1,4 @@
-// A formed world over Gloo: messages through unbound buffers, and the news of failure.
+// A formed world over Gloo: messages through unbound buffers, and word of failure.
 #pragma once
 
 #include <gloo/rendezvous/context.h>
@@ -17,15 +17,18 @@
 
 namespace lockstep::comm {
 
+// A Link as link.h describes it. A worker that ends sends a notice to each peer and waits for
+// receipts, because a closed connection can take unsent messages with it (gloo_monitor.h).
 class GlooLink : public Link {
  public:
-  // How long a worker that ends waits for its peers to have its notice: one that fails, and one
-  // that leaves in peace, whose last messages may still be on their way.
+  // How long a worker that ends waits until its peers have its notice. A worker that leaves without
+  // a failure waits longer, because its last messages may still be in flight.
   static constexpr auto kNoticePatience = std::chrono::milliseconds(200);
   static constexpr auto kLeavePatience = std::chrono::milliseconds(3000);
 
-  // `context` is a full mesh. A child of fork() has a copy of the link that it never destroys: the connections are its
-  // parent's, and the threads that it would wait for are there, too.
+  // `context` is a full mesh. A child of fork() has a copy of the link that it never destroys: the
+  // connections belong to its parent, and the threads that the destructor would wait for are in the
+  // parent, too.
   static std::shared_ptr<GlooLink> make(std::shared_ptr<gloo::rendezvous::Context> context);
   ~GlooLink() override;
 
@@ -52,7 +55,7 @@ class GlooLink : public Link {
 
   struct Notice {
     std::string bytes;
-    std::unique_ptr<gloo::transport::UnboundBuffer> buffer;  // nothing before it is sent
+    std::unique_ptr<gloo::transport::UnboundBuffer> buffer;  // null until it is sent
     char receipt = 0;
     std::unique_ptr<gloo::transport::UnboundBuffer> receipt_buffer;
   };
@@ -61,8 +64,8 @@ class GlooLink : public Link {
   void end(const Failure& failure, std::chrono::milliseconds patience) noexcept;
   void tell(const Failure& failure, std::chrono::milliseconds patience) noexcept;
   void answer(int peer, const Failure& said) noexcept;
-  // Throws why nothing more comes from a peer: this link has ended, the peer said why it did, or it
-  // was lost.
+  // Throws why nothing more comes from a peer: this link has ended, the peer has ended and said
+  // why, or the peer was lost.
   [[noreturn]] void explain(int peer, const std::string& detail);
 
   int pid_ = ::getpid();

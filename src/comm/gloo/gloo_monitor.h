@@ -1,13 +1,13 @@
-// What each peer says before it ends, and that it has ended.
+// Learns that a peer has ended, and what it said before.
 //
-//   notice     a fixed-size message in which a worker says why it ends. Memory for one from every
-//              peer is posted when the world forms, so that it goes out at once
-//   receipt    the answer to a notice: everything sent before it has arrived. A connection that is
-//              closed without may take with it what still lies in the sender's socket
+//   notice     a message of fixed size in which a worker says why it ends. Memory for a notice from
+//              every peer is posted when the world forms, so that a notice can be sent at once
+//   receipt    the answer to a notice: everything that was sent before it has arrived. If a
+//              connection is closed without a receipt, bytes in the sender's socket may be lost
 //
 // One thread per peer sleeps in Gloo until the notice comes or the connection breaks. Gloo does not
-// wake every transfer of a broken connection (a send that was half written stays asleep), so this
-// news is what wakes them.
+// wake every transfer of a broken connection: a send that was half written stays asleep. So the end
+// of a peer must interrupt these transfers.
 #pragma once
 
 #include <gloo/context.h>
@@ -29,9 +29,11 @@
 
 namespace lockstep::comm {
 
+// The monitor of a link over Gloo.
+//
 // Threads:   any.
-// Blocking:  await, until its deadline; the destructor interrupts the threads.
-// Failure:   the constructor lets through what Gloo or the host says when a thread cannot start.
+// Blocking:  await blocks until its deadline. The destructor interrupts the threads.
+// Failure:   if a thread cannot start, the constructor throws what Gloo or the host throws.
 // Ownership: the context must outlive it.
 class GlooMonitor {
  public:
@@ -41,7 +43,7 @@ class GlooMonitor {
   ~GlooMonitor();
 
   bool ended(int peer) const;
-  // Waits until the peer has ended; what it said.
+  // Waits until the peer has ended. Returns what it said.
   std::optional<Failure> await(int peer, Deadline deadline) const;
 
  private:
@@ -68,7 +70,7 @@ class GlooMonitor {
   std::vector<Peer> peers_;                             // this worker's own is unused
 };
 
-// Operations use 0 to 3 of every eight slots.
+// Operations use only 0 to 3 of every eight slots, so these two are free.
 inline constexpr std::uint64_t kNoticeSlot = (std::uint64_t{1} << 63) | 7;
 inline constexpr std::uint64_t kReceiptSlot = (std::uint64_t{1} << 63) | 5;
 

@@ -1,6 +1,6 @@
-// Gloo writes to sockets that may be closed, with a call that raises SIGPIPE, which would end the
-// process. A library may not change the process's signal actions, so the signal is kept off the
-// calling thread instead.
+// Gloo writes to sockets that may be closed, with a call that raises SIGPIPE. The signal would end
+// the process. A library must not change the signal actions of the process, so the signal is
+// blocked on the calling thread instead.
 #pragma once
 
 #include <signal.h>
@@ -9,8 +9,8 @@
 
 namespace lockstep::comm {
 
-// While it lives, SIGPIPE does not reach this thread; one that was raised meanwhile is taken away.
-// Threads started meanwhile never get it.
+// While it lives, SIGPIPE does not reach this thread. A SIGPIPE that was raised meanwhile is
+// removed at the end. Threads that are started meanwhile never get SIGPIPE.
 class NoSigpipe {
  public:
   NoSigpipe() {

@@ -43,12 +43,14 @@ Watchdog::Verdict Watchdog::wait(gloo::transport::UnboundBuffer& buffer, Directi
     return verdict;
   };
   try {
-    // Gloo keeps an interrupt that comes before the wait, and forgets it after: none is lost.
+    // Gloo keeps an interrupt that comes before the wait, and forgets it after the wait. So none is
+    // lost.
     const bool completed = direction == Direction::kSend ? buffer.waitSend(nullptr, kGlooForever)
                                                          : buffer.waitRecv(nullptr, kGlooForever);
     const Verdict verdict = forget();
     if (completed) return Verdict::kDone;
-    // An interrupt that is not ours is a Transfer's cancel.
+    // Without a verdict of this object, the interrupt was Transfer::cancel(), which must return
+    // false as at a deadline.
     return verdict == Verdict::kDone ? Verdict::kLate : verdict;
   } catch (...) {
     forget();

@@ -1,5 +1,6 @@
-// Deadlines and interrupts for Gloo's waits. Gloo's own time-outs close every connection of the
-// process, so its waits are called without one, and this thread interrupts the wait that is late.
+// Deadlines and interrupts for Gloo's waits. If a timeout of Gloo's own expires, Gloo closes every
+// connection of the process. So its waits get no timeout, and this thread interrupts a wait that is
+// late.
 #pragma once
 
 #include <gloo/transport/unbound_buffer.h>
@@ -15,14 +16,15 @@
 
 namespace lockstep::comm {
 
-// Longer than any deadline; Gloo adds it to its clock.
+// Longer than any deadline, and short enough that Gloo can add it to its clock.
 inline constexpr auto kGlooForever = std::chrono::milliseconds(std::chrono::hours(24 * 400));
 
 enum class Direction { kSend, kRecv };
 
 // Threads:   any.
-// Blocking:  wait, until its deadline or an interrupt.
+// Blocking:  wait blocks until its deadline or an interrupt.
 // Failure:   wait lets Gloo's exceptions through.
+// Ownership: borrows the buffers while their waits last.
 class Watchdog {
  public:
   Watchdog();
@@ -30,8 +32,9 @@ class Watchdog {
 
   enum class Verdict { kDone, kLate, kInterrupted };
 
-  // Waits for a transfer with a peer. It may have completed although it was interrupted. `over` is asked after the wait
-  // is registered: whoever makes it true and then interrupts cannot be missed.
+  // Waits for a transfer with a peer. The transfer may have completed although the wait was
+  // interrupted. `over` is asked after the wait is registered. So if another thread makes it true
+  // and then interrupts, this wait sees one or the other.
   Verdict wait(gloo::transport::UnboundBuffer& buffer, Direction direction, int peer,
                Deadline deadline, const std::function<bool()>& over = nullptr);
 
@@ -45,7 +48,7 @@ class Watchdog {
     Direction direction = Direction::kSend;
     int peer = 0;
     Deadline deadline = Deadline::after(std::chrono::seconds(0));
-    Verdict verdict = Verdict::kDone;  // what its end by this object will mean
+    Verdict verdict = Verdict::kDone;  // why this object has interrupted it; kDone: it has not
   };
   void loop();
   static void end(Watched& watched, Verdict verdict);

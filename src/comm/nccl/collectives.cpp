@@ -1,15 +1,15 @@
-// Direct reduction on devices: comm/algorithms/direct.cpp tells it.
+// Direct reduction on devices. comm/algorithms/direct.cpp explains the algorithm.
 //
-//   1. one group of sends and receives brings each owner everyone's operands of its slice
+//   1. one group of sends and receives brings each owner the operands of its slice from all workers
 //   2. one kernel adds them in the order of the plan, and multiplies
 //   3. one group hands the sums out
 //
-// All three are queued on one stream, so what a step reads is what the step before has written; a result may lie where
-// an operand lay. Short buffers skip step 3: everybody owns everything. Long ones go in stretches, which bounds the memory
-// for operands.
+// All three are queued on one stream, so each step reads what the step before has written. A result
+// may be in the memory of an operand. Short buffers skip step 3: every worker owns everything. Long
+// buffers are reduced in stretches, one after the other, which bounds the memory for operands.
 //
-// A buffer may be one of parts that lie apart: slices and stretches are those of the whole, and each part of a slice is a
-// send, a receive and a sum of its own, in the same groups.
+// A buffer may consist of several parts. Slices and stretches are those of the whole buffer. Each
+// part of a slice has its own send, receive and sum, in the same groups.
 #include "comm/nccl/communicator.h"
 
 #include <algorithm>
@@ -23,8 +23,9 @@ namespace {
 constexpr std::size_t kShortBytes = std::size_t{32}
                                     << 10;  // below it a second group costs more than the bytes
 constexpr std::size_t kStretchBytes = std::size_t{256} << 20;
-// NCCL runs a group of too many operations as several, one after the other, and each worker divides its own: what one
-// sends in the first another may receive in the second, and both wait.
+// NCCL runs a group with too many operations as several groups, one after the other, and each
+// worker divides its own group. So one worker may send in its first group what another receives in
+// its second, and both would wait for ever.
 constexpr std::size_t kStretchParts = 64;
 constexpr std::size_t kRowAlignment = 256;  // of operands in memory
 
@@ -37,7 +38,7 @@ struct Reduction {
   flat::Fold fold;
 };
 
-// Of each part by itself: whoever is at the other end has cut its memory alike.
+// One move per part. The peer's memory has the same parts.
 void add_moves(std::vector<Move>& moves, Direction direction, int peer, const Spread& data) {
   for (const Buffer& part : data.parts())
     moves.push_back({direction, peer, part.data, part.bytes()});
@@ -47,7 +48,8 @@ std::size_t aligned_bytes(const Buffer& part) {
   return (part.bytes() + kRowAlignment - 1) / kRowAlignment * kRowAlignment;
 }
 
-// Steps 1 and 2 for the slice of `partials` and `result` that begins at `first`: `send` says what each peer gets.
+// Steps 1 and 2 of one stretch: give() says what each peer gets, take_and_sum() receives and adds
+// this worker's slice.
 class Owner {
  public:
   Owner(Communicator& communicator, const Reduction& reduction, std::span<const Spread> partials)
@@ -125,7 +127,7 @@ Spread slice_of(const Spread& data, const Cut& cut, int worker) {
   return data.slice(cut.first(worker), cut.count(worker));
 }
 
-// Every slice from its worker to all.
+// Sends every slice from its owner to all workers.
 void hand_out(Communicator& communicator, const Spread& data, const Cut& cut, WaitCheck& check) {
   std::vector<Move> moves;
   for (const int peer : peers_of(communicator)) {
@@ -149,7 +151,8 @@ void reduce_stretch(Communicator& communicator, const Reduction& reduction,
   hand_out(communicator, result, cut, check);
 }
 
-// How many elements from `first` on go at a time: the same on all workers, whose parts have the same counts.
+// How many elements from `first` on are reduced at a time. It is the same on all workers, because
+// their parts have the same counts.
 std::size_t stretch_of(const Spread& data, std::size_t first) {
   const std::size_t most = std::min(kStretchBytes / size_of(data.dtype()), data.count() - first);
   const Spread left = data.slice(first, most);
@@ -184,7 +187,7 @@ void reduce_scatter(Communicator& communicator, const DeviceTask& task, WaitChec
   owner.take_and_sum(slice_of(task.result, cut, rank), cut.first(rank), check);
 }
 
-// The library's own, and the factor after it.
+// The library's own all-reduce, then the factor.
 void reduce_native(Communicator& communicator, const DeviceTask& task, WaitCheck& check) {
   const Spread result = task.result.slice(0, task.result.count());
   const Spread partial = task.partials[0].slice(0, result.count());

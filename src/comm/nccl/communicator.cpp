@@ -13,7 +13,8 @@ namespace {
 constexpr std::chrono::milliseconds kLibraryPatience{5000};
 constexpr std::chrono::milliseconds kLeavePatience{3000};
 
-// A call that may hang in the library, on a thread that is then left behind. False if it was.
+// Makes a call that may hang in the library, on a thread of its own. False if it did not return in
+// time; the thread is then left behind.
 bool returns_in_time(const std::shared_ptr<NcclApi>& api,
                      void (NcclApi::*call)(NcclHandle) noexcept, NcclHandle handle) noexcept {
   try {
@@ -83,7 +84,8 @@ void Communicator::await(WaitCheck& check) {
   }
 }
 
-// The library takes an operation in the background: what is to come after it waits until it has.
+// The library takes an operation in the background. What comes after it on the stream must not be
+// queued before the library has taken it, so wait here.
 void Communicator::queue(WaitCheck& check, const std::function<void(NcclHandle)>& calls) {
   {
     const std::lock_guard lock(mutex_);
@@ -152,7 +154,7 @@ NcclHandle Communicator::take_handle() noexcept {
   return std::exchange(handle_, nullptr);
 }
 
-// Whoever comes second finds all done, or waits until it is.
+// Two threads may call it. The second one waits until the first has done everything.
 void Communicator::abort() noexcept {
   const std::lock_guard aborting(abort_mutex_);
   if (aborted_->exchange(true)) return;
@@ -198,7 +200,7 @@ bool Communicator::finalized(NcclHandle handle) noexcept {
 
 void Communicator::close() noexcept {
   if (stream_ == nullptr) return;
-  // The last event of a stream may have come a moment before the stream is at rest.
+  // The last event of a stream may come a moment before the stream is idle, so wait for that.
   const bool at_rest = !*aborted_ && drained(kLeavePatience);
   if (!at_rest) abort();
   const NcclHandle handle = take_handle();
@@ -209,7 +211,7 @@ void Communicator::close() noexcept {
   release_stream();
 }
 
-// What the device may still be using is not given back.
+// What the device may still use is not given back: it leaks.
 void Communicator::release_stream() noexcept {
   const std::lock_guard lock(mutex_);
   if (!stuck_) {

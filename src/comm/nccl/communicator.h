@@ -28,15 +28,21 @@ struct Move {
   bool operator==(const Move&) const = default;
 };
 
-// Threads:   one that queues; any that ask for the state, abort, or register memory.
-// Blocking:  form and what queues operations, until the library has taken them, as long as the check finds nothing.
-//            abort and close, for seconds at most: what the library does not give back by then is left to it.
-// Failure:   what the check finds, thrown. The link is not ended here.
-// Ownership: its stream, its memory, its place among the workers. Memory of operations is borrowed until the stream has
-//            come so far, or the communicator was aborted.
+// Wraps one communicator of NCCL. NCCL's calls can hang if a peer is gone, so every wait for the
+// library looks at a WaitCheck, and abort() may be called at any time from another thread.
+//
+// Threads:   one thread queues operations. Any thread may ask for the state, abort, or register
+//            memory.
+// Blocking:  form and the functions that queue operations block until the library has taken them,
+//            as long as the check finds nothing. abort and close block for seconds at most: what
+//            the library has not given back by then is left to it.
+// Failure:   throws what the check finds. The link is not ended here.
+// Ownership: owns its stream, its scratch memory and NCCL's handle. The memory of an operation is
+//            borrowed until the stream has done it, or the communicator was aborted.
 class Communicator {
  public:
-  // On the current device. A world of one needs no communicator of the library, and is formed.
+  // On the current device. A world of one worker needs no communicator of the library: it counts as
+  // formed.
   Communicator(std::shared_ptr<NcclApi> api, int rank, int size);
   ~Communicator();
   Communicator(const Communicator&) = delete;
@@ -49,31 +55,33 @@ class Communicator {
   bool formed() const;
   void form(const std::string& id, WaitCheck& check);
 
-  // Queued on the stream, each after the one before.
+  // These queue work on the stream; each runs after the one before.
   void move(std::span<const Move> moves, WaitCheck& check);
   void broadcast(const Buffer& data, int root, WaitCheck& check);
-  // Of each buffer by itself, in one group.
+  // Reduces each buffer separately, all in one group.
   void all_reduce(std::span<const Buffer> data, ReduceOp op, WaitCheck& check);
   void sum(const flat::SumTask& task);
   void copy(void* to, const void* from, std::size_t bytes);
-  // The same memory for all operations, of at least so many bytes.
+  // Memory of at least so many bytes. All operations use the same memory: they run one after the
+  // other on the stream.
   std::byte* scratch(std::size_t bytes);
 
   NcclState state();
-  // Ends what is under way. From the moment it is called nothing that the stream has reached means anything.
+  // Ends all operations in flight. An event that the stream reaches after this call proves nothing
+  // any more.
   void abort() noexcept;
   const std::shared_ptr<std::atomic<bool>>& aborted() const { return aborted_; }
 
-  // Leaves in peace where nothing is under way, else aborts.
+  // Leaves in order if nothing is in flight, else aborts.
   void close() noexcept;
 
-  // Memory that is registered as long as there is a communicator.
+  // Memory that is registered with NCCL as long as there is a communicator.
   void add_arena(void* data, std::size_t bytes);
   void remove_arena(void* data) noexcept;
   bool has_registered(void* data) const;
 
  private:
-  // Of all operations, one after the other.
+  // All operations use it, one after the other.
   struct Scratch {
     void* data = nullptr;
     std::size_t bytes = 0;
@@ -84,7 +92,7 @@ class Communicator {
   };
   void queue(WaitCheck& check, const std::function<void(NcclHandle)>& calls);
   void await(WaitCheck& check);
-  // Takes the handle away, with all registrations given back.
+  // Gives back all registrations, and takes the handle out, so that no other thread uses it.
   NcclHandle take_handle() noexcept;
   bool drained(std::chrono::milliseconds patience) noexcept;
   bool finalized(NcclHandle handle) noexcept;
@@ -97,16 +105,14 @@ class Communicator {
   Scratch scratch_;
   std::shared_ptr<std::atomic<bool>> aborted_;
   std::mutex abort_mutex_;
-  mutable std::mutex mutex_;  // of all below
+  mutable std::mutex mutex_;  // guards everything below
   NcclHandle handle_ = nullptr;
   bool formed_ = false;
   bool stuck_ = false;  // the library did not come back
   std::map<void*, Registered> arenas_;
 };
 
-// The collectives on devices, as moves and sums on one stream.
-
-// Queues a task on the communicator's stream.
+// collectives.cpp: queues a collective on the communicator's stream, as moves and sums.
 void queue_collective(Communicator& communicator, const DeviceTask& task, WaitCheck& check);
 
 }  // namespace lockstep::comm

@@ -1,4 +1,4 @@
-// The libraries behind the seam.
+// NcclApi over the real libraries, CUDA and NCCL.
 #include <dlfcn.h>
 #include <fmt/format.h>
 #include <lockstep/errors.h>
@@ -24,8 +24,9 @@
 namespace lockstep::comm {
 namespace {
 
-// NCCL's functions, looked up when the engine is first used: a program that uses no GPU does not load a library of
-// hundreds of megabytes, and runs where there is none. RCCL has the same functions.
+// NCCL's functions. They are looked up when the engine is first used. So a program that uses no GPU
+// does not load a library of hundreds of megabytes, and runs on hosts without it. RCCL has the same
+// functions.
 struct NcclLibrary {
   decltype(&ncclGetUniqueId) get_unique_id;
   decltype(&ncclCommInitRankConfig) comm_init_rank_config;
@@ -53,7 +54,7 @@ constexpr const char* kName = "librccl.so.1";
 constexpr const char* kName = "libnccl.so.2";
 #endif
 
-// The one that the process has already, else the system's, else the one that this was built with.
+// The library that the process has loaded already, else the system's, else the one of the build.
 void* open_library() {
   for (const int flags : {RTLD_NOW | RTLD_NOLOAD, RTLD_NOW}) {
     if (void* library = ::dlopen(kName, flags)) return library;
@@ -95,7 +96,7 @@ NcclLibrary load() {
   return found;
 }
 
-// Unavailable, saying what to install.
+// Throws Unavailable, with what to install.
 const NcclLibrary& nccl_library() {
   static const NcclLibrary library = load();
   return library;
@@ -106,7 +107,7 @@ using cuda::check;
 cudaStream_t as_stream(StreamHandle stream) {
   return static_cast<cudaStream_t>(stream);
 }
-// An event is used again: to make one takes as long as to record it.
+// Events are kept and used again, because making one takes as long as recording it.
 struct PooledEvent {
   cuda::Event event;
   int device = 0;
@@ -143,7 +144,7 @@ ncclRedOp_t op_of(ReduceOp op) {
   return op == ReduceOp::kMax ? ncclMax : ncclSum;
 }
 
-// The device's side of the seam.
+// The calls of CUDA.
 class Cuda : public NcclApi {
  public:
   int devices() override {
@@ -191,7 +192,8 @@ class Cuda : public NcclApi {
     event->device = device;
     return event.release();
   }
-  // Streams that wait for it wait for what it was when they were told to.
+  // The event goes back to the pool and may be recorded again. A stream that waits for it already
+  // waits for the earlier record, so this is safe.
   void destroy_event(EventHandle handle) noexcept override {
     std::unique_ptr<PooledEvent> event(static_cast<PooledEvent*>(handle));
     const std::lock_guard lock(events_mutex_);
@@ -230,7 +232,7 @@ class Cuda : public NcclApi {
 
   static bool is_ready(cudaError_t result, const char* call) {
     if (result == cudaErrorNotReady) {
-      static_cast<void>(cudaGetLastError());  // it is no error to later calls
+      static_cast<void>(cudaGetLastError());  // or a later call would report it as an error
       return false;
     }
     check(result, call);
@@ -238,7 +240,7 @@ class Cuda : public NcclApi {
   }
 };
 
-// And NCCL's.
+// And the calls of NCCL.
 class CudaNccl : public Cuda {
  public:
   CudaNccl() : nccl_(nccl_library()) {}
@@ -260,7 +262,7 @@ class CudaNccl : public Cuda {
       const std::lock_guard lock(mutex_);
       of_nccl = nccl_memory_.erase(data) > 0;
     }
-    // What was queued before may still use it. A device that hangs is the watch's to end.
+    // What was queued before may still use it. If the device hangs, the watchdog ends that.
     static_cast<void>(cudaDeviceSynchronize());
     of_nccl ? static_cast<void>(nccl_.mem_free(data)) : static_cast<void>(cudaFree(data));
   }
@@ -298,7 +300,7 @@ class CudaNccl : public Cuda {
   }
   void end_group(NcclHandle handle) override {
     keep(nccl_.group_end());
-    // A state of the communicator is told by state(); what is left is a wrong call.
+    // state() reports failures of the communicator. Any other error is a wrong call.
     if (first_error == ncclSuccess || state(handle).failed()) return;
     fail("ncclGroupEnd", first_error, as_comm(handle));
   }

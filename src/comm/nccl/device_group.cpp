@@ -12,7 +12,7 @@
 namespace lockstep::comm {
 namespace {
 
-// An event on every stream that a task's buffers come from.
+// An event on the stream of every buffer of a task.
 class Point : public DevicePoint {
  public:
   Point(const std::shared_ptr<NcclApi>& api, const DeviceTask& task) {
@@ -48,10 +48,10 @@ class NcclArena : public DeviceArena {
   }
   ~NcclArena() override {
     communicator_->remove_arena(data_);
-    try {  // what may still use it is queued there, whichever device the caller has chosen
+    try {  // operations on this device may still use it, and the caller may have chosen another
       const ChosenDevice chosen(*api_, device_.index);
       api_->release_arena(data_);
-    } catch (const Error&) {  // the device is lost, and all that was queued there
+    } catch (const Error&) {  // the device is lost, and everything that was queued there
       api_->release_arena(data_);
     }
   }
@@ -109,7 +109,8 @@ void NcclGroup::require_usable(const Buffer& data) {
   }
 }
 
-// Made by the calls of the channel's user, before anything is queued.
+// Made when the program calls a collective, before anything is queued. So the thread of the queue
+// finds it and never makes it.
 Communicator& NcclGroup::communicator() {
   if (!communicator_) {
     const auto self = std::find(members_.begin(), members_.end(), link_.rank());
@@ -126,7 +127,8 @@ std::shared_ptr<DevicePoint> NcclGroup::mark(const DeviceTask& task) {
   return std::make_shared<Point>(api_, task);
 }
 
-// The communicator's name goes over the host's connections, whose ends have proven the secret to each other.
+// The id of the communicator travels over the host's link, where the workers have proven the secret
+// to each other. So no stranger learns it.
 void NcclGroup::form(Exchange& exchange, WaitCheck& check) {
   std::string id;
   std::vector<Exchange::Ticket> tickets;
@@ -160,7 +162,7 @@ std::shared_ptr<DeviceWork> NcclGroup::start(Exchange& exchange, const DeviceTas
     watch_.add(flight, communicator_, check, timeout_);
     return flight;
   } catch (const Error& error) {
-    // The others are told before the device is looked after, which takes its time.
+    // Tells the others first: ending the work on the device takes time.
     link_.fail(failure_from(error));
     communicator_->abort();
     throw;

@@ -1,4 +1,5 @@
-// The workers of a channel and their devices: one communicator, made with the first collective.
+// The workers of a channel and their devices. They have one communicator, which is formed with the
+// first collective.
 #pragma once
 
 #include <memory>
@@ -10,9 +11,10 @@
 
 namespace lockstep::comm {
 
+// A DeviceGroup over NCCL; its contract is in comm/core/device.h.
 class NcclGroup : public DeviceGroup {
  public:
-  // `link` is the one that all operations end with; `members` are its ranks.
+  // A failure ends `link`. `members` are ranks of the link.
   NcclGroup(Link& link, DeviceWatchdog& watch, std::shared_ptr<NcclApi> api,
             std::vector<int> members, std::chrono::milliseconds timeout);
   ~NcclGroup() override;
@@ -25,7 +27,8 @@ class NcclGroup : public DeviceGroup {
   bool idle() override;
 
  private:
-  // The device of this worker: that of the first buffer.
+  // Sets the device of this worker. The first buffer decides it; a buffer of another device is
+  // BadInput.
   void choose(int device);
   Communicator& communicator();
   void form(Exchange& exchange, WaitCheck& check);

@@ -18,7 +18,8 @@ Flight::Flight(const Communicator& communicator, std::unique_ptr<OwnEvent> end, 
       doing_(std::move(doing)),
       bell_(std::move(bell)) {}
 
-// An aborted operation lets its event come too: the event counts only if it came before.
+// The event of an aborted operation comes, too. It counts only if it came before the abort, so
+// `aborted_` is read after the event.
 bool Flight::has_ended() {
   const std::lock_guard lock(mutex_);
   if (ended_ || failure_) return ended_;
@@ -95,10 +96,10 @@ void DeviceWatchdog::add(std::shared_ptr<Flight> flight, std::shared_ptr<Communi
                          std::shared_ptr<WaitCheck> check, std::chrono::milliseconds timeout) {
   auto entry = std::make_shared<Entry>();
   *entry = {std::move(flight), std::move(communicator), std::move(check), timeout, false};
-  bool sleeps = false;  // else the thread comes round by itself
+  bool sleeps = false;  // else the thread looks again by itself within kInterval
   {
     const std::lock_guard lock(mutex_);
-    begin();  // first: without the thread nobody would ever drop the entry
+    begin();  // first: if the thread cannot start, nobody would ever drop the entry
     sleeps = entries_.empty();
     entries_.push_back(std::move(entry));
   }
@@ -123,7 +124,7 @@ void DeviceWatchdog::forget(const Communicator& communicator) {
                 [&](const auto& entry) { return entry->communicator.get() == &communicator; });
 }
 
-// Operations of one communicator end in their order: behind one that has not, none has.
+// Operations of one communicator end in order. Behind one that has not ended, none has.
 void DeviceWatchdog::drop_ended() {
   const std::lock_guard lock(mutex_);
   std::set<const Communicator*> busy;
@@ -135,7 +136,8 @@ void DeviceWatchdog::drop_ended() {
   });
 }
 
-// Looked at outside of the lock: whatever is found may take a moment to understand.
+// Works on a copy, without the lock, because a check may listen to other workers for up to a
+// second.
 std::optional<Failure> DeviceWatchdog::look() {
   std::vector<std::shared_ptr<Entry>> entries;
   {
@@ -153,7 +155,7 @@ std::optional<Failure> DeviceWatchdog::look() {
       const NcclState state = entry->communicator->state();
       if (state.failed() && !entry->flight->done()) failure = entry->check->explain(state);
     }
-    // It may have ended while the check listened to the others.
+    // The operation may have ended well while the check listened to the others.
     if (failure && !entry->flight->has_ended()) return failure;
   }
   return std::nullopt;

@@ -1,5 +1,6 @@
-// Operations that are queued on a device, and the thread that looks after them: a device that waits for a dead worker
-// waits for ever, and with it everything queued behind, whether or not anybody on the host waits for it.
+// Operations that are queued on a device, and the thread that watches over them. A device that
+// waits for a dead worker waits for ever, and so does everything that is queued behind it. This
+// must end even if no thread of the host waits for it.
 #pragma once
 
 #include <condition_variable>
@@ -14,7 +15,7 @@
 
 namespace lockstep::comm {
 
-// Wakes the watching thread.
+// Wakes the watchdog's thread. Shared, because a Flight may outlive the watchdog.
 struct Bell {
   std::mutex mutex;
   std::condition_variable rings;
@@ -27,10 +28,11 @@ struct Bell {
   }
 };
 
-// One operation on the device.
+// One operation on the device. It has ended well if its event has come and the communicator was not
+// aborted: an abort lets events come, too.
 class Flight : public DeviceWork {
  public:
-  // `end` comes last on the communicator's stream.
+  // `end` is the last event of the operation on the communicator's stream.
   Flight(const Communicator& communicator, std::unique_ptr<OwnEvent> end, std::string doing,
          std::shared_ptr<Bell> bell);
 
@@ -39,7 +41,8 @@ class Flight : public DeviceWork {
   void wait(Deadline deadline) override { wait_until(deadline); }
   void wait_on(void* stream) override;
 
-  // Of the watching thread. Well ended, as far as is known; why it was given up by a caller.
+  // For the watchdog's thread. has_ended: it has ended well. given_up: why a caller has given it
+  // up, or that the device is lost.
   bool has_ended();
   std::optional<Failure> given_up();
   void fail(const Failure& failure);
@@ -57,10 +60,15 @@ class Flight : public DeviceWork {
   std::optional<Failure> given_up_;
 };
 
-// Threads:   any; its own thread begins with the first operation.
-// Blocking:  forget and the destructor, until what is under way has ended, or was aborted.
-// Failure:   add throws Unavailable when the thread cannot start. The thread ends the link with what it finds, then the
-//            communicators that have operations under way, then those.
+// Watches over all operations in flight of one link.
+//
+// Threads:   any; its own thread starts with the first operation.
+// Blocking:  forget and the destructor block until the operations in flight have ended or were
+//            aborted.
+// Failure:   add throws Unavailable if the thread cannot start. If the thread finds a failure, it
+//            first ends the link, so that the peers are told at once. Then it aborts the
+//            communicators that have operations in flight, and last it fails these operations:
+//            their buffers are free then.
 // Ownership: borrows the link.
 class DeviceWatchdog {
  public:
@@ -69,11 +77,12 @@ class DeviceWatchdog {
 
   const std::shared_ptr<Bell>& bell() const { return bell_; }
 
-  // An operation takes at most `timeout` from the end of the one before it on the same communicator.
+  // An operation takes at most `timeout`, counted from the end of the one before it on the same
+  // communicator.
   void add(std::shared_ptr<Flight> flight, std::shared_ptr<Communicator> communicator,
            std::shared_ptr<WaitCheck> check, std::chrono::milliseconds timeout);
 
-  // Nothing of the communicator is under way after.
+  // Waits until no operation of the communicator is in flight.
   void forget(const Communicator& communicator);
   bool idle(const Communicator& communicator);
 
@@ -83,7 +92,7 @@ class DeviceWatchdog {
     std::shared_ptr<Communicator> communicator;
     std::shared_ptr<WaitCheck> check;
     std::chrono::milliseconds timeout{0};
-    bool first = false;  // of its communicator, since when the check counts
+    bool first = false;  // it is the first of its communicator now, and its time runs
   };
   static constexpr auto kInterval = std::chrono::milliseconds(1);
 

@@ -1,5 +1,5 @@
-// The calls of NCCL and of CUDA that the engine needs, and no others: the one door to the device. Behind it stand the
-// libraries (cuda_api.cpp), or a device made of host memory and threads in the tests.
+// The calls of NCCL and CUDA that the engine needs, and no others. Behind this interface are the
+// libraries (cuda_api.cpp), or in the tests a device made of host memory and threads.
 #pragma once
 
 #include <lockstep/buffer.h>
@@ -19,22 +19,23 @@ using NcclHandle = void*;
 using StreamHandle = void*;
 using EventHandle = void*;
 
-// How far a communicator is with what it was asked last.
+// How far a communicator is with the last call.
 struct NcclState {
   enum class Progress : std::uint8_t { kDone, kUnderWay, kFailed };
   Progress progress = Progress::kDone;
   std::string trouble = {};    // in the library's words
-  bool peers_trouble = false;  // another worker's, or the network's
+  bool peers_trouble = false;  // the trouble is with another worker or the network
 
   bool done() const { return progress == Progress::kDone; }
   bool failed() const { return progress == Progress::kFailed; }
 };
 
-// Threads:   any. The device that calls of a thread mean is the one that it has chosen last; calls on one communicator
-//            come one at a time.
-// Blocking:  none, but abort, destroy and release_arena, which may take as long as the device does.
-// Failure:   Unavailable, naming the call. Communicators do not throw: state() tells.
-// Ownership: whoever makes a handle gives it back.
+// Threads:   any. Calls of a thread work on the device that this thread has chosen last. Calls on
+//            one communicator come one at a time.
+// Blocking:  only abort, destroy and release_arena block; they may take as long as the device does.
+// Failure:   Unavailable with the name of the call. Calls on communicators do not throw; ask
+//            state().
+// Ownership: the caller that makes a handle gives it back.
 class NcclApi {
  public:
   virtual ~NcclApi() = default;
@@ -42,7 +43,7 @@ class NcclApi {
   virtual int devices() = 0;
   virtual int current_device() = 0;
   virtual void choose_device(int device) = 0;
-  // Whether the memory is of that device, or managed.
+  // Whether the memory belongs to that device, or is managed memory.
   virtual bool is_memory_of(const void* data, int device) = 0;
 
   virtual StreamHandle make_stream() = 0;
@@ -54,7 +55,8 @@ class NcclApi {
   virtual bool has_come(EventHandle event) = 0;
   virtual void make_wait(StreamHandle stream, EventHandle event) = 0;
 
-  // Memory in the order of a stream; and for long, such that it can be registered.
+  // take, release: memory in the order of a stream. take_arena, release_arena: memory that lives
+  // long and can be registered.
   virtual void* take(std::size_t bytes, StreamHandle stream) = 0;
   virtual void release(void* data, StreamHandle stream) noexcept = 0;
   virtual void* take_arena(std::size_t bytes) = 0;
@@ -63,12 +65,12 @@ class NcclApi {
   virtual void copy(void* to, const void* from, std::size_t bytes, StreamHandle stream) = 0;
   virtual void sum(const flat::SumTask& task, StreamHandle stream) = 0;
 
-  // A name for a communicator to be, known to those who are to meet in it.
+  // A new id for a communicator. One worker makes it; all workers of the communicator join with it.
   virtual std::string make_id() = 0;
-  // Begins to join; state() says when all have.
+  // Begins to join. state() says when all have joined.
   virtual NcclHandle join(const std::string& id, int rank, int size) = 0;
   virtual NcclState state(NcclHandle handle) = 0;
-  // What is called between the two becomes one operation, which is queued once state() is done.
+  // The calls between these two become one operation. It is queued when state() is done.
   virtual void begin_group() = 0;
   virtual void end_group(NcclHandle handle) = 0;
   virtual void send(NcclHandle handle, int peer, const void* data, std::size_t bytes,
@@ -79,17 +81,19 @@ class NcclApi {
                          StreamHandle stream) = 0;
   virtual void all_reduce(NcclHandle handle, const Buffer& data, ReduceOp op,
                           StreamHandle stream) = 0;
-  // Nothing when it cannot be registered.
+  // Null if the memory cannot be registered.
   virtual void* register_memory(NcclHandle handle, void* data, std::size_t bytes) noexcept = 0;
   virtual void deregister_memory(NcclHandle handle, void* registration) noexcept = 0;
 
-  // Begins to leave in peace; then destroy. Abort ends whatever is under way, at any time.
+  // finalize begins to leave in order; when it is done, call destroy. abort ends everything in
+  // flight, at any time.
   virtual void finalize(NcclHandle handle) = 0;
   virtual void destroy(NcclHandle handle) noexcept = 0;
   virtual void abort(NcclHandle handle) noexcept = 0;
 };
 
-// A device chosen for a while on this thread, which is the caller's.
+// Chooses a device on this thread while it lives. The thread belongs to the caller, so the caller's
+// device is chosen again at the end.
 class ChosenDevice {
  public:
   ChosenDevice(NcclApi& api, int device) : api_(api), before_(api.current_device()) {
@@ -111,7 +115,7 @@ class ChosenDevice {
   int chosen_ = 0;
 };
 
-// An event of its own.
+// Owns one event.
 class OwnEvent {
  public:
   explicit OwnEvent(std::shared_ptr<NcclApi> api)

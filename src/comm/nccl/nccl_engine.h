@@ -10,13 +10,13 @@ namespace lockstep::comm {
 
 bool nccl_built();
 
-// The libraries behind the engine. Unavailable when this build has none, or this host has no NCCL.
+// The libraries behind the engine. Throws Unavailable if this build has none, or this host has no
+// NCCL.
 std::shared_ptr<NcclApi> load_nccl();
 
-// A link whose workers have devices. Host memory, headers, messages and the news of failure go over the link that it
-// wraps, one between processes; memory of devices goes over NCCL.
-
-// Takes `host` over: whoever ends this one has ended that.
+// A link whose workers have devices. Memory of devices goes over NCCL. Memory of the CPU, headers,
+// messages and word of failure go over `host`, a link between processes. Takes `host` over: if one
+// of the two links ends, both have ended.
 std::shared_ptr<Link> make_nccl_link(std::shared_ptr<Link> host, std::shared_ptr<NcclApi> api);
 
 }  // namespace lockstep::comm

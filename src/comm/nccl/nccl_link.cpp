@@ -23,7 +23,7 @@ class NcclLink : public Link {
   std::unique_ptr<Transfer> recv(int peer, Slot slot, void* data, std::size_t bytes) override {
     return host_->recv(peer, slot, data, bytes);
   }
-  // What is under way on the device is ended by the watch, which looks at the host's link.
+  // The watchdog sees the failure of the host's link and ends what is in flight on the device.
   void fail(const Failure& failure) noexcept override { host_->fail(failure); }
   std::optional<Failure> failure() const override { return host_->failure(); }
   void tell(const Failure& failure) noexcept override { host_->tell(failure); }
@@ -50,7 +50,7 @@ class NcclLink : public Link {
  private:
   std::shared_ptr<Link> host_;
   std::shared_ptr<NcclApi> api_;
-  DeviceWatchdog watch_;  // last: its thread uses the rest
+  DeviceWatchdog watch_;  // last, because its thread uses the rest
 };
 
 }  // namespace

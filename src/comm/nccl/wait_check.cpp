@@ -22,7 +22,7 @@ void WaitCheck::begin(Deadline deadline) {
   first_end_.reset();
 }
 
-// Late workers that do not know for whom they wait name themselves.
+// A late worker on a device does not know for whom it waits, so its notice names itself.
 bool WaitCheck::is_late_too(int peer, const Failure& told) const {
   return told.kind == ErrorKind::kTimeout && told.ranks == std::vector<int>{peer};
 }
@@ -49,7 +49,8 @@ std::optional<Failure> WaitCheck::look() {
   return end;
 }
 
-// Everybody who is late says so and listens for a moment: who says nothing is the one that all wait for.
+// Every late worker tells so and listens for a moment. A worker that tells nothing is the one that
+// all wait for.
 Failure WaitCheck::late() {
   const std::chrono::duration<double> waited = Deadline::Clock::now() - begun_;
   Failure own{

@@ -1,5 +1,5 @@
-// What a wait for other workers' devices looks at meanwhile: the link, its members, the clock. A device cannot tell for
-// whom it waits, or that nobody will come.
+// What a wait for devices of other workers looks at meanwhile: the link, its members, the clock. A
+// device cannot say for whom it waits, or that nobody will come.
 #pragma once
 
 #include <lockstep/deadline.h>
@@ -16,9 +16,8 @@
 
 namespace lockstep::comm {
 
-// Between two looks at something that cannot wake anybody.
-
-// Spins for as long as a short operation takes on a device, then sleeps, a little longer each time.
+// The pause between two looks at something that cannot wake a thread. Spins for as long as a short
+// operation takes on a device. Then sleeps, longer each time, up to 200 µs.
 class Pause {
  public:
   void sleep() {
@@ -35,9 +34,12 @@ class Pause {
   std::chrono::microseconds span_{10};
 };
 
+// Finds out whether a wait is in vain, and which worker is to blame.
+//
 // Threads:   one.
-// Blocking:  look and explain, for a second at most when they have found something: to hear what the others say.
-// Failure:   found ones are returned; the link is not ended.
+// Blocking:  if look and explain have found something, they listen to the other workers for up to a
+//            second.
+// Failure:   returns what it finds; does not end the link.
 // Ownership: borrows the link.
 class WaitCheck {
  public:
@@ -47,16 +49,19 @@ class WaitCheck {
   // A wait begins.
   void begin(Deadline deadline);
 
-  // Why waiting on is in vain; nothing if it is not.
+  // Why it is in vain to wait longer; nothing if it is not.
   std::optional<Failure> look();
 
-  // The same when the library says that something is wrong.
+  // The same if the library reports trouble. The library sees a death before the host's link may,
+  // and cannot name the worker, so this waits for the host's link to learn of it.
   Failure explain(const NcclState& state);
 
  private:
-  // A member that leaves may have sent all that it owed: for so long what it sent may still be on its way.
+  // A member that leaves may have sent everything before. What it sent may still be in flight for
+  // this long.
   static constexpr auto kGrace = std::chrono::milliseconds(300);
-  // Workers that wait for the same one run out of time together, give or take this.
+  // Workers that wait for the same worker are late at about the same time, with at most this
+  // difference.
   static constexpr auto kMoment = std::chrono::milliseconds(500);
 
   std::optional<Failure> end_of_a_member();

@@ -13,7 +13,8 @@ namespace lockstep::comm {
 void futex_wait(const Word& word, std::uint32_t seen, Deadline deadline) {
   using std::chrono::nanoseconds;
   using std::chrono::seconds;
-  // Absolute, on the clock of Deadline. Never longer than a minute: a deadline may be endless.
+  // An absolute time on the clock of Deadline. At most a minute from now, even if the deadline is
+  // far away.
   const auto latest = Deadline::Clock::now() + std::chrono::minutes(1);
   const auto until = std::min(deadline.when(), latest).time_since_epoch();
   if (until.count() <= 0) return;
@@ -27,7 +28,9 @@ void futex_wake_all(const Word& word) {
   ::syscall(SYS_futex, &word, FUTEX_WAKE, INT_MAX, nullptr, nullptr, 0);
 }
 
-// A sleeper says that it sleeps before it looks at the bell a last time, so one of the two sees the other.
+// The ringer changes `rung`, then reads `sleeping`. The sleeper changes `sleeping`, then reads
+// `rung`. All four are sequentially consistent, so at least one of the two sees the other, and no
+// ring is lost.
 void Doorbell::ring() {
   rung.fetch_add(1, std::memory_order_seq_cst);
   if (sleeping.load(std::memory_order_seq_cst) != 0) futex_wake_all(rung);

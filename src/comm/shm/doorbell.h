@@ -1,7 +1,8 @@
-// A bell in the memory of a worker: others ring it, and its own threads sleep at it.
+// A bell in the memory of a worker: others ring it, and the worker's own threads sleep on it.
 //
-// A worker can be killed or stopped between any two instructions, also while it rings. So only a sleeper writes that it
-// sleeps: a ringer that took the word back and was killed before it woke anybody would leave a sleeper that nobody sees.
+// A worker can be killed or stopped between any two instructions, also while it rings. So only the
+// sleeper itself writes `sleeping`. If a ringer cleared it and was killed before it woke the
+// sleeper, no other ringer would know that somebody sleeps.
 #pragma once
 
 #include <lockstep/deadline.h>
@@ -11,18 +12,17 @@
 
 namespace lockstep::comm {
 
-// Sleeping on a word in shared memory, between processes.
-
+// A word in shared memory on which threads of several processes can sleep.
 using Word = std::atomic<std::uint32_t>;
 static_assert(Word::is_always_lock_free && sizeof(Word) == 4);
 
-// Sleeps while the word is `seen`. Returns when it was woken, when the word was not `seen`, at the deadline,
-// and now and then for no reason: the caller looks again.
+// Sleeps while the word is `seen`. Returns if it was woken, if the word is not `seen`, at the
+// deadline, and sometimes for no reason. So the caller looks again.
 void futex_wait(const Word& word, std::uint32_t seen, Deadline deadline);
 
 void futex_wake_all(const Word& word);
 
-// A short pause of a loop that looks at memory.
+// A short pause in a loop that looks at memory.
 inline void spin_pause() {
 #if defined(__x86_64__)
   __builtin_ia32_pause();
@@ -32,24 +32,25 @@ inline void spin_pause() {
 }
 
 // Threads:   any, of any process that maps it.
-// Blocking:  sleep, until its deadline.
+// Blocking:  sleep blocks until its deadline.
 // Failure:   none.
-// Ownership: none; it lies in shared memory.
+// Ownership: none; it is in shared memory.
 struct Doorbell {
   alignas(64) Word rung;
-  Word sleeping;  // how many threads do; each counts itself in and out
+  Word sleeping;  // number of threads that sleep; each adds and subtracts itself
 
-  // For an owner that reads `rung`, looks for work, and sleeps only if `rung` is still the same.
+  // For an owner that reads `rung`, looks for work, and sleeps only if `rung` has not changed.
   void ring();
-  // For an owner that counts itself in before its last look for work: where nobody sleeps, a look is all it costs.
+  // For an owner that counts itself in `sleeping` before it looks for work the last time. If nobody
+  // sleeps, this costs one load.
   void ring_sleepers();
 
-  // Looks at the bell `spins` times, then sleeps: until it has been rung since `seen` was read, until the deadline, and
-  // now and then shorter.
+  // Looks at the bell `spins` times, then sleeps. Returns when the bell was rung after `seen` was
+  // read, at the deadline, and sometimes earlier.
   void sleep(std::uint32_t seen, int spins, Deadline deadline);
 };
 
-// Counts a thread among those who sleep at a bell.
+// Counts a thread in `sleeping` while it lives.
 class Sleeper {
  public:
   explicit Sleeper(Doorbell& bell) : bell_(bell) {

@@ -30,7 +30,8 @@ std::optional<std::size_t> RingWriter::room(std::size_t least) {
     return (size_ - used - kHeader) / 8 * 8;
   };
   if (auto room = free()) return room;
-  // Said before looking again: either the reader sees it after making room, or we see the room.
+  // `starved` is stored before the second look. So either the reader sees `starved` after it has
+  // made room, or this look sees the room.
   positions_->starved.store(1, std::memory_order_seq_cst);
   return free();
 }

@@ -1,13 +1,12 @@
 // A ring of frames from one worker to another.
 //
 //   frame    a header of fixed size and its bytes, padded to 8
-//   kinds    kMessage   a whole short message
-//            kAsk       a long message wants to be taken
-//            kGrant     the receiver has memory for it: the answer to kAsk, by its number
-//            kData      a stretch of a granted message
+//   kinds    kMessage   a whole short message kAsk       announces a long message kGrant     the
+//            answer to kAsk, with its number: the receiver has memory for the message kData
+//            some bytes of a granted message
 //
-// Short messages that nobody expects yet are kept by the receiver; of long ones it keeps only the question, so memory
-// stays bounded whatever a peer sends ahead.
+// The receiver keeps short messages that nobody expects yet. Of a long message it keeps only the
+// kAsk. So its memory stays bounded, whatever a peer sends ahead.
 #pragma once
 
 #include <cstddef>
@@ -21,12 +20,14 @@ namespace lockstep::comm {
 struct Frame {
   enum class Kind : std::uint32_t { kMessage = 1, kAsk = 2, kGrant = 3, kData = 4 };
   Kind kind = Kind::kMessage;
-  std::uint32_t bytes = 0;  // that follow in this frame
+  std::uint32_t bytes = 0;  // bytes that follow in this frame
   std::uint64_t slot = 0;
-  std::uint64_t number = 0;  // of the message, by its sender
+  std::uint64_t number = 0;  // of the message; its sender counts
   std::uint64_t total = 0;   // bytes of the whole message
 };
 
+// The end of a ring that writes.
+//
 // Threads:   one at a time.
 // Blocking:  never.
 // Failure:   none.
@@ -35,11 +36,11 @@ class RingWriter {
  public:
   RingWriter(const Segment& segment, int writer);
 
-  // How many bytes a frame could carry now; nothing if fewer than `least`. The reader will then ring when it has
-  // made room.
+  // How many bytes a frame can carry now; nothing if fewer than `least`. In that case the reader
+  // rings when it has made room.
   std::optional<std::size_t> room(std::size_t least);
 
-  // What room() has allowed.
+  // Writes a frame that has room, as room() has said.
   void write(const Frame& frame, const void* bytes);
 
  private:
@@ -50,18 +51,20 @@ class RingWriter {
   std::uint64_t size_;
 };
 
+// The end of a ring that reads.
+//
 // Threads:   one at a time.
 // Blocking:  never.
-// Failure:   Mismatch when what is there is no frame: the peer is broken.
-// Ownership: borrows its own segment.
+// Failure:   Mismatch if the bytes in the ring are no frame: the peer is broken.
+// Ownership: borrows this worker's segment.
 class RingReader {
  public:
   RingReader(const Segment& segment, int writer);
 
   std::optional<Frame> peek();
   void take(const Frame& frame,
-            void* to);  // copies the frame's bytes, if `to` is given, and moves on
-  // Whether the writer waits for room; asked after taking.
+            void* to);  // copies the frame's bytes, unless `to` is null, and moves on
+  // Whether the writer waits for room. Ask after take(), and ring the writer's bell if it does.
   bool writer_starves();
 
  private:

@@ -1,13 +1,15 @@
-// What each worker shares with the others: one stretch of memory that all of them map.
+// What each worker shares with the others: one arena that all of them map.
 //
-//   face       who it is, how far it has come in forming the world
-//   doorbell   rung by others when they have put something into a ring, or made room in one
+//   face       which worker it is, and how far it has come in forming the world
+//   doorbell   others ring it when they have put something into a ring, or made room in one
 //   notices    why this worker is about to end, and why it has ended
-//   boards     this worker's cards on the boards of its groups; a bell for those who wait at one
-//   rings      one for every other worker, who writes to it; this one reads
+//   boards     this worker's cards on the boards of its groups, and a bell for its threads that
+//              wait at a board
+//   rings      one for every other worker; the other worker writes, this one reads
 //
-// A peer is of the same user and has proven the secret, and may still be broken: whatever is read from its memory is
-// copied first and checked then.
+// A peer belongs to the same user and has proven the secret, but it may be broken. So everything
+// that is read from its memory is copied first, and then checked: memory that is checked in place
+// could change after the check.
 #pragma once
 
 #include <lockstep/arena.h>
@@ -38,19 +40,20 @@ struct Notice {
   char text[kNoticeBytes];
 };
 
-// Positions only grow; what lies between them is unread.
+// Positions only grow. The bytes between `read` and `written` are unread. Each position has a cache
+// line of its own, because two workers write them.
 struct RingPositions {
   alignas(64) std::atomic<std::uint64_t> written;
   alignas(64) std::atomic<std::uint64_t> read;
   Word starved;  // the writer waits for room
 };
 
-// This worker's part of one board. Only it writes here.
+// This worker's part of one board. Only this worker writes here.
 struct BoardEntry {
-  alignas(64) std::atomic<std::uint64_t> group;  // whose board it is; 0: nobody's
-  Word left;                                     // this worker will not look at it again
+  alignas(64) std::atomic<std::uint64_t> group;  // which board it belongs to; 0: none
+  Word left;                                     // this worker will not look at the board again
   alignas(64) Word round;                        // of the card that was pinned last
-  BoardCard cards[2];                            // of even and odd rounds
+  BoardCard cards[2];                            // for even and odd rounds
 };
 inline constexpr int kBoardEntries = 128;
 
@@ -63,9 +66,11 @@ struct SegmentHead {
   Notice ended;
 };
 
+// The segment of one worker, mapped here: where each part of it is.
+//
 // Threads:   the memory is shared; each member says who may write it.
 // Blocking:  never.
-// Failure:   none; sizes have been checked when the arena was mapped.
+// Failure:   none; the size was checked when the arena was mapped.
 // Ownership: owns the mapping.
 class Segment {
  public:
@@ -88,7 +93,7 @@ class Segment {
   std::uint32_t ring_bytes_;
 };
 
-// Publishes a notice, once; and reads one that is there.
+// publish writes a notice; only the first one counts. read_notice returns nothing before that.
 void publish(Notice& notice, const Failure& failure);
 std::optional<Failure> read_notice(const Notice& notice);
 

@@ -11,7 +11,8 @@
 namespace lockstep::comm {
 namespace {
 
-// A worker's entry for a group; none if it has not come there yet, or is long gone.
+// A worker's entry for a group. Null if the worker has not come to that board yet, or has given the
+// entry to another group since.
 BoardEntry* find_entry(const Segment& segment, std::uint64_t group) {
   for (int index = 0; index < kBoardEntries; ++index) {
     BoardEntry& entry = segment.board_entry(index);
@@ -36,7 +37,8 @@ class Boards::ShmBoard : public Board {
 
   BoardCard& blank() override { return own_.cards[(round_ + 1) % 2]; }
 
-  // Who is about to sleep says so before its last look at the round, so one of the two sees the other.
+  // A member counts itself in `sleeping` before it looks at the round the last time. This worker
+  // stores the round before it looks at `sleeping`. So one of the two sees the other.
   void pin() override {
     own_.round.store(++round_, std::memory_order_seq_cst);
     for (const int rank : members_) {
@@ -61,7 +63,7 @@ class Boards::ShmBoard : public Board {
     while (true) {
       const std::uint32_t seen = bell.rung.load(std::memory_order_seq_cst);
       const auto trouble = setting_.trouble(members_[static_cast<std::size_t>(member)]);
-      if (has_come(member)) return true;  // what a worker did before it ended counts
+      if (has_come(member)) return true;  // after `trouble`: a card pinned before the end counts
       if (trouble) raise(*trouble);
       if (deadline.expired()) return false;
       futex_wait(bell.rung, seen, deadline);
@@ -100,9 +102,10 @@ BoardEntry& Boards::own(std::size_t index) const {
       static_cast<int>(index));
 }
 
-// Nobody will look at this worker's entry for the group any more. A member without one for it has never come, and
-// then it waits for this worker in vain whatever happens to the entry; or it has given its own to another group,
-// which it does only after everybody has left.
+// Nobody will look at this worker's entry for the group any more. A member may have no entry for
+// the group, for one of two reasons. It has never come: this worker has left, so it will wait for
+// this worker in vain in any case. Or it has given its entry to another group, which it does only
+// after all have left.
 bool Boards::all_have_left(const Owned& owned) const {
   return std::all_of(owned.members.begin(), owned.members.end(), [&](int rank) {
     const BoardEntry* entry =

@@ -1,4 +1,4 @@
-// A board in the segments of its members: each pins its cards in its own.
+// A board in the segments of its members: each member pins its cards in its own segment.
 #pragma once
 
 #include <functional>
@@ -14,21 +14,23 @@
 
 namespace lockstep::comm {
 
-// What boards need of their link.
+// What boards need from their link.
 struct BoardSetting {
   const std::vector<Segment>& segments;  // by rank of the link
   int rank = 0;
   int spins = 0;
-  // Why a rank will not come any more: it has ended, or this link has.
+  // Why a rank will not come any more: it has ended, or this link has ended. Nothing if it may
+  // come.
   std::function<std::optional<Failure>(int rank)> trouble;
 };
 
-// The entries of this worker's segment.
+// The board entries of this worker's segment. An entry is used again only when all members have
+// left its board, because a slow member may still read the last card.
 //
 // Threads:   any.
 // Blocking:  never.
-// Failure:   make() throws Unavailable when all entries are taken.
-// Ownership: borrows what the setting names; outlives its boards.
+// Failure:   make() throws Unavailable if all entries are in use.
+// Ownership: borrows what the setting names. Must outlive its boards.
 class Boards {
  public:
   explicit Boards(BoardSetting setting);

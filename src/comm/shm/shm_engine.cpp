@@ -1,11 +1,14 @@
 // How the workers of a host come together in shared memory:
 //
-//   1. each makes its segment, and all map all of them (share_arenas: same user, secret proven)
-//   2. each opens a descriptor for every peer's process, by the number in its segment: phase 1, watching. A process
-//      number may have passed to another process meanwhile, so
-//   3. phase 2, formed: who is there has seen everybody's phase 1, and was therefore alive after it was opened
+//   1. each worker makes its segment, and all map all of them (share_arenas: same user, secret
+//      proven)
+//   2. phase 1, watching: each worker has opened a pidfd for every peer, by the process number in
+//      the peer's segment. That number may meanwhile belong to another process
+//   3. phase 2, formed: a worker in this phase has seen phase 1 of all others. So it was alive
+//      after they had opened their pidfds, and the pidfds are of the right process
 //
-// Who fails on the way, up to its link, says so in its segment, and dies for the others as later on.
+// A worker that fails on the way writes the reason into its segment. For the others it has ended,
+// as it would later.
 #include "comm/shm/shm_engine.h"
 
 #include <fmt/format.h>
@@ -32,7 +35,8 @@ constexpr std::chrono::milliseconds kFormingInterval{5};
 
 enum Phase : std::uint32_t { kWatching = 1, kFormed = 2 };
 
-// All rings of a worker together take some 4 MiB.
+// All rings of a worker together take about 4 MiB. A ring has at most 256 KiB, and at least 32 KiB:
+// a short message (16 KiB) always fits.
 std::uint32_t ring_bytes_for(int size) {
   return std::clamp<std::uint32_t>((4U << 20) / static_cast<std::uint32_t>(size), 32U << 10,
                                    256U << 10) /
@@ -130,7 +134,7 @@ class Forming {
     world_.watched.push_back({rank, std::move(pidfd)});
   }
 
-  // Says that this worker has come so far, and waits until all have.
+  // Says that this worker has come to this phase, and waits until all have.
   void reach(Phase phase) {
     Word& own = segment(rank_).head().phase;
     own.store(phase, std::memory_order_seq_cst);
@@ -145,7 +149,8 @@ class Forming {
         throw Timeout(fmt::format("rank {} did not come into shared memory in time", rank), {rank});
       }
       const auto end = end_of_a_peer();
-      // What workers did before they ended counts: one that leaves a world that has formed has seen all come this far.
+      // Look at the phase again after a peer has ended: what it did before counts. A peer that
+      // leaves a formed world has seen all workers in this phase.
       if (end && word.load() < phase) raise(*end);
       futex_wait(word, seen, earlier(deadline_, Deadline::after(kFormingInterval)));
     }

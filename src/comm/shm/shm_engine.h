@@ -10,8 +10,8 @@
 
 namespace lockstep::comm {
 
-// Unavailable when a worker is on another host, or this host lacks what is needed; Mismatch when a worker is of another
-// build.
+// Throws Unavailable if a worker is on another host, or if this host lacks what is needed; Mismatch
+// if a worker has another build.
 std::shared_ptr<Link> connect_shm(Bootstrap& bootstrap, const CommOptions& options);
 
 }  // namespace lockstep::comm

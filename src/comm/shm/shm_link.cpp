@@ -15,12 +15,16 @@
 namespace lockstep::comm {
 namespace {
 
-// A stretch of a long message is worth a frame from here on.
+// Fewer bytes of a long message are not worth a frame.
 constexpr std::size_t kLeastData = 4096;
-// Looks at the doorbell before sleeping; about 20 µs. With more workers than cores somebody else needs the core.
+// How often to look at the doorbell before sleeping; about 20 µs. If there are more workers than
+// cores, another worker needs the core.
 constexpr int kSpins = 2000;
 constexpr int kSpinsWhenCrowded = 20;
 
+// A post is what a transfer has under way. Each peer has queues of posts (shm_peer.h). One mutex
+// guards all of them; memory of peers is read and written under it, too, in stretches of at most
+// one ring, and nobody sleeps with it.
 class ShmLink : public Link, public std::enable_shared_from_this<ShmLink> {
  public:
   explicit ShmLink(ShmWorld world);
@@ -56,8 +60,8 @@ class ShmLink : public Link, public std::enable_shared_from_this<ShmLink> {
   static bool settled(const Post& post) {
     return post.state != PostState::kPosted || post.cancelled;
   }
-  // Nothing will happen to it any more. A lack of memory may have lost a post on its way from one
-  // queue to another: then it is the link that says so.
+  // Nothing will happen to the post any more. If memory ran out, a post may have been lost on its
+  // way from one queue to another. Then only the link's failure says so.
   bool over(const Post& post) const { return settled(post) || failure_; }
 
   void equip(ShmWorld world);
@@ -93,7 +97,7 @@ class ShmLink : public Link, public std::enable_shared_from_this<ShmLink> {
   bool driving_ = false;
   bool news_ = false;  // a post was settled that another thread may wait for
   std::optional<Failure> failure_;
-  std::unique_ptr<ShmMonitor> watcher_;  // last: its thread uses the others
+  std::unique_ptr<ShmMonitor> watcher_;  // last, because its thread uses the others
 };
 
 class ShmLink::ShmTransfer : public Transfer {
@@ -113,7 +117,7 @@ ShmLink::ShmLink(ShmWorld world) : workers_(world.rank, std::move(world.segments
   try {
     equip(std::move(world));
   } catch (const std::exception& error) {
-    fail(failure_of(rank(), error));  // the others take the world for formed
+    fail(failure_of(rank(), error));  // for the others the world has formed: tell them
     throw;
   }
 }
@@ -149,7 +153,8 @@ std::unique_ptr<Transfer> ShmLink::send(int peer, Slot slot, const void* data, s
   post->data = static_cast<std::byte*>(const_cast<void*>(data));
   post->bytes = bytes;
   post->sends = true;
-  // First, and before the lock: if anything throws from here on, it takes the post back.
+  // Made first, and before the lock: if anything throws from here on, its destructor takes the post
+  // back, which needs the lock.
   auto transfer = std::make_unique<ShmTransfer>(shared_from_this(), post);
   const Lock lock(mutex_);
   ShmPeer& to = peer_at(peer);
@@ -177,7 +182,8 @@ std::unique_ptr<Transfer> ShmLink::recv(int peer, Slot slot, void* data, std::si
   ShmPeer& from = peer_at(peer);
   const auto& over = failure_ ? failure_ : from.failure;
   const auto arrived = from.receives.arrived.find(slot);
-  // What came whole before its sender ended is given; what was only announced will never come.
+  // A message that arrived whole before its sender ended is still delivered. One that was only
+  // announced will never come.
   const bool there = arrived != from.receives.arrived.end() && !failure_ &&
                      !(from.failure && arrived->second.front().announced);
   if (there) {
@@ -203,7 +209,7 @@ std::unique_ptr<Transfer> ShmLink::recv(int peer, Slot slot, void* data, std::si
 
 bool ShmLink::wait(Post& post, Deadline deadline) {
   Lock lock(mutex_);
-  if (!driving_ && !over(post)) {  // also for who only looks
+  if (!driving_ && !over(post)) {  // also if the deadline has passed already
     move_all();
     spread_news();
   }
@@ -226,9 +232,10 @@ void ShmLink::cancel(Post& post) {
   workers_.own().ring_bell();
 }
 
-// Moves bytes for everybody until `post` is settled.
+// Moves bytes for all threads that wait, until `post` is settled. The bell is read before the
+// rings: if a peer rings after that, sleep() returns at once.
 void ShmLink::drive(Lock& lock, const Post& post, Deadline deadline) {
-  struct Driving {  // whatever happens, somebody else can drive after
+  struct Driving {  // whatever happens, another thread can drive afterwards
     explicit Driving(ShmLink& its_link) : link(its_link) { link.driving_ = true; }
     ~Driving() {
       link.driving_ = false;
@@ -267,7 +274,7 @@ bool ShmLink::move_all() {
   return moved;
 }
 
-// What a peer wrote before it ended is still read.
+// What a peer wrote before it ended is still read: the end is looked at first, the ring after it.
 bool ShmLink::read_from(ShmPeer& peer) {
   const bool over = peer.segment->head().ended.there.load(std::memory_order_acquire) != 0 ||
                     workers_.is_dead(peer.rank);
@@ -280,7 +287,7 @@ bool ShmLink::read_from(ShmPeer& peer) {
       handle(peer, *frame);
       read = true;
       taken += sizeof(Frame) + frame->bytes;
-      // Early, so that both sides copy at the same time.
+      // Rings before the ring is empty, so that both sides copy at the same time.
       if (taken - told > most / 4 && peer.in.writer_starves()) {
         told = taken;
         peer.segment->ring_bell();
@@ -438,7 +445,7 @@ bool ShmLink::stream_sends(ShmPeer& peer) {
   return wrote;
 }
 
-// Nobody will touch the post's memory from here on.
+// After this call nobody touches the post's memory.
 void ShmLink::retire(const PostPtr& post) {
   const Lock lock(mutex_);
   if (post->state != PostState::kPosted) return;
@@ -464,7 +471,7 @@ void ShmLink::settle_failed(Post& post, const Failure& failure) {
   news_ = true;
 }
 
-// To be called, with the lock held, after whatever may have settled somebody else's post.
+// Wakes the threads whose posts may have been settled. Call it with the lock held.
 void ShmLink::spread_news() {
   if (std::exchange(news_, false)) changed_.notify_all();
 }

@@ -1,8 +1,9 @@
 // Messages between workers of one host through rings in shared memory.
 //
-// Nobody moves bytes but who waits: every transfer that is not done has a thread that waits for it, and of the threads
-// that wait one drives: it empties the rings, answers, fills the peers' rings, and sleeps on the doorbell when there is
-// nothing to do. What it finds for the others it hands to them.
+// There is no thread of its own: the threads that wait for transfers move the bytes. One of them
+// drives. It empties the rings, answers, fills the peers' rings, and sleeps on the doorbell if
+// there is nothing to do. It also completes the transfers of the other threads that wait, and wakes
+// them.
 #pragma once
 
 #include <atomic>
@@ -23,7 +24,8 @@
 
 namespace lockstep::comm {
 
-// What a world of one host has formed: everyone's segments by rank, and who watches them.
+// What the workers of one host have after forming: the segments of all by rank, and the peers'
+// processes.
 struct ShmWorld {
   int rank = 0;
   std::string secret;

@@ -14,7 +14,7 @@ namespace lockstep::comm {
 
 ShmMonitor::ShmMonitor(std::vector<Watched> watched, std::function<void(int)> when_dead)
     : watched_(std::move(watched)), when_dead_(std::move(when_dead)), stop_(base::make_pipe()) {
-  // Before its thread begins, which could tell nobody that there is no memory.
+  // Made before the thread begins: the thread could tell nobody that memory has run out.
   std::vector<pollfd> entries{{stop_.read.get(), POLLIN, 0}};
   for (const Watched& one : watched_) entries.push_back({one.pidfd.get(), POLLIN, 0});
   try {
@@ -47,7 +47,7 @@ void ShmMonitor::run(std::vector<pollfd>& entries) {
 
 namespace {
 
-// A wait for a peer's notice looks at its life as well.
+// How often a wait for a peer's notice looks whether the peer is alive.
 constexpr std::chrono::milliseconds kLookInterval{5};
 
 }  // namespace
@@ -60,7 +60,7 @@ void ShmWorkers::note_death(int rank) {
 }
 
 std::optional<Failure> ShmWorkers::end_of(int rank) const {
-  const bool dead = is_dead(rank);  // before the look at its notice
+  const bool dead = is_dead(rank);  // read before the notice: a notice written before death counts
   if (auto notice = read_notice(of(rank).head().ended)) return notice;
   if (!dead) return std::nullopt;
   return Failure{ErrorKind::kPeerLost, {rank}, fmt::format("rank {} died", rank)};
@@ -71,7 +71,7 @@ std::optional<Failure> ShmWorkers::heard_from(int peer, Deadline deadline) const
     return std::nullopt;  // a peer may have named anybody
   const Notice& told = of(peer).head().told;
   while (true) {
-    const bool dead = is_dead(peer);  // before the last look at its notice
+    const bool dead = is_dead(peer);  // read before the last look at its notice
     if (auto notice = read_notice(told)) return notice;
     if (deadline.expired() || dead) return std::nullopt;
     futex_wait(told.there, 0, earlier(deadline, Deadline::after(kLookInterval)));

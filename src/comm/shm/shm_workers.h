@@ -1,4 +1,5 @@
-// The workers of one host as a link sees them: everybody's segment, who has died, and what each has said of its end.
+// The workers of one host as a link sees them: their segments, which of them have died, and why
+// each has ended.
 #pragma once
 
 #include <lockstep/deadline.h>
@@ -18,13 +19,12 @@
 
 namespace lockstep::comm {
 
-// How the other workers are: alive, ended with a reason, or dead.
-
-// A thread that sleeps on the pidfds of the peers and calls `when_dead` as soon as one is no more.
+// A thread that sleeps on the pidfds of the peers and calls `when_dead` as soon as one has died. A
+// killed worker writes no notice, so only its process shows its end.
 //
 // Threads:   when_dead is called on the monitor's thread.
-// Blocking:  the destructor, until that thread has ended.
-// Failure:   Unavailable from the constructor.
+// Blocking:  the destructor waits until that thread has ended.
+// Failure:   the constructor throws Unavailable.
 // Ownership: owns the descriptors.
 class ShmMonitor {
  public:
@@ -46,9 +46,12 @@ class ShmMonitor {
   std::thread thread_;
 };
 
+// All segments, and the state of every other worker: alive, ended with a reason, or dead.
+//
 // Threads:   any.
-// Blocking:  heard_from, until its deadline.
-// Ownership: keeps the segments.
+// Blocking:  heard_from blocks until its deadline.
+// Failure:   none.
+// Ownership: owns the segments.
 class ShmWorkers {
  public:
   ShmWorkers(int rank, std::vector<Segment> segments)
@@ -61,13 +64,13 @@ class ShmWorkers {
   const Segment& own() const { return of(rank_); }
 
   bool is_dead(int rank) const { return dead_[static_cast<std::size_t>(rank)].load(); }
-  // Wakes whoever waits here for that worker.
+  // Wakes the threads that wait here for that worker.
   void note_death(int rank);
 
-  // Why another worker has ended, as far as is known here; nothing if it has not.
+  // Why another worker has ended, if that is known here. Nothing if it has not ended.
   std::optional<Failure> end_of(int rank) const;
 
-  // What another worker tells, once it does.
+  // What another worker has told; waits for it until the deadline.
   std::optional<Failure> heard_from(int peer, Deadline deadline) const noexcept;
 
  private:

@@ -1,5 +1,5 @@
-// A hub holds what has been posted and not yet met its counterpart. Whoever posts second copies the
-// bytes, outside the lock, straight from the sender's memory to the receiver's.
+// A hub holds the sends and receives that have no counterpart yet. The thread that posts the second
+// of a pair copies the bytes, outside the lock, from the sender's memory to the receiver's.
 #include "comm/thread/thread_engine.h"
 
 #include <fmt/format.h>
@@ -30,6 +30,8 @@ struct Post {
   std::optional<Failure> failure;
 };
 
+// What the links of all threads share. One mutex guards everything, except the bytes that are being
+// copied: both posts are kCopying then, and retire() waits for that.
 class Hub {
  public:
   explicit Hub(int size) : members_(size), told_(size), waits_for_(size) {
@@ -79,7 +81,7 @@ class Hub {
     changed_.notify_all();
   }
 
-  // Nobody will touch the post's memory from here on.
+  // After this call nobody touches the post's memory.
   void retire(const std::shared_ptr<Post>& post) {
     std::unique_lock lock(mutex_);
     changed_.wait(lock, [&] { return post->state != State::kCopying; });
@@ -126,7 +128,8 @@ class Hub {
     std::deque<std::shared_ptr<Post>> recvs;
   };
 
-  // Who is blamed and waits itself says for whom, and so on to the end of the row.
+  // A worker that is blamed and waits itself tells for whom it waits, and so on to the end of the
+  // trail.
   void answer(int blamed) {
     while (blamed >= 0 && blamed < size() && !told_[blamed]) {
       const int whom = waits_for_[blamed].load(std::memory_order_relaxed);
@@ -150,7 +153,7 @@ class Hub {
     return members_[rank] ? members_[rank] : members_[peer];
   }
 
-  // What waits for the ended member, or belongs to it, will never meet its counterpart.
+  // Posts of the member that has ended, and posts that wait for it, will never get a counterpart.
   void end_member(int rank, const Failure& failure) {
     members_[rank] = failure;
     if (!told_[rank]) told_[rank] = failure;

@@ -1,4 +1,4 @@
-// The `thread` engine: workers are threads of one process. For tests, and for replicas in one
+// The `thread` engine: the workers are threads of one process. For tests, and for replicas in one
 // process.
 #pragma once
 
@@ -9,7 +9,7 @@
 
 namespace lockstep::comm {
 
-// The links of a world of `size` workers, one for each; element r is rank r's.
+// The links of a world of `size` workers. Element r belongs to rank r.
 std::vector<std::shared_ptr<Link>> make_thread_links(int size);
 
 }  // namespace lockstep::comm

@@ -19,7 +19,7 @@ std::string no_device() {
                      visible ? fmt::format(" (CUDA_VISIBLE_DEVICES={})", *visible) : "");
 }
 
-// CUDA says the same of a driver that is too old and of one that is not there.
+// CUDA gives the same error for a driver that is too old and for a missing driver.
 std::string unfit_driver() {
   int driver = 0;
   int runtime = 0;
@@ -39,7 +39,7 @@ class CudaGpus : public Gpus {
     int count = 0;
     const cudaError_t result = cudaGetDeviceCount(&count);
     if (result == cudaSuccess && count > 0) return {count, ""};
-    static_cast<void>(cudaGetLastError());  // it is no error to later calls
+    static_cast<void>(cudaGetLastError());  // or a later call would report it as an error
     if (result == cudaSuccess || result == cudaErrorNoDevice) return {0, no_device()};
     if (result == cudaErrorInsufficientDriver) return {0, unfit_driver()};
     return {0, fmt::format("the GPUs cannot be used: {}", cudaGetErrorString(result))};

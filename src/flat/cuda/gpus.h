@@ -1,4 +1,5 @@
-// The GPUs that this process can use. Here in every build: one without CUDA finds none, and says so.
+// The GPUs that this process can use. Every build has this; a build without CUDA finds none, and
+// says so.
 #pragma once
 
 #include <string>
@@ -7,15 +8,14 @@ namespace lockstep::cuda {
 
 struct FoundGpus {
   int count = 0;
-  std::string
-      missing;  // why there is none and what to do about it, in one line; empty: there is one
+  std::string missing;  // why there is none and what to do, in one line; empty if there is one
 };
 
-// A seam: what follows from the number of GPUs is tested with made-up ones.
+// An interface, so that tests can bring any number of GPUs.
 //
-// Threads:   any; use() is for the thread that calls it.
-// Blocking:  until the driver has started, which the first call in a process pays for: up to some seconds.
-// Failure:   use and model throw Unavailable, saying why in the driver's words.
+// Threads:   any; use() concerns the thread that calls it.
+// Blocking:  the first call in a process starts the driver, which can take some seconds.
+// Failure:   use and model throw Unavailable, with the driver's words.
 // Ownership: none.
 class Gpus {
  public:

@@ -1,4 +1,4 @@
-// Streams, events and memory of the current device, owned.
+// Owners of streams, events and memory of the current device.
 #pragma once
 
 #include <cstddef>
@@ -39,10 +39,13 @@ struct FreeMemory {
   void operator()(void* memory) const { static_cast<void>(cudaFree(memory)); }
 };
 
-// Threads:   none of its own; the memory is for streams of the device.
-// Blocking:  until the device has done what was asked of it: for the beginning of a job, not for its steps.
+// Memory of the device.
+//
+// Threads:   a value; streams of the device use the memory.
+// Blocking:  the constructors wait for the device. Use them at the start of a job, not in its
+//            steps.
 // Failure:   Unavailable with the library's words.
-// Ownership: of the memory.
+// Ownership: owns the memory.
 template <typename T>
 class DeviceArray {
  public:

@@ -1,4 +1,5 @@
-// The shape of kernels that go over elements, each thread from its first in steps of the whole grid.
+// The launch sizes of kernels over elements. Each thread begins with one element and goes on in
+// steps of the whole grid.
 #pragma once
 
 #include <algorithm>
@@ -8,7 +9,7 @@ namespace lockstep::cuda {
 
 inline constexpr unsigned kThreads = 256;
 
-// As many blocks as fill any device several times over, and no more.
+// Enough blocks to fill any device several times, and no more.
 inline unsigned blocks_for(std::size_t elements) {
   constexpr std::size_t kMostBlocks = 4096;
   return static_cast<unsigned>(

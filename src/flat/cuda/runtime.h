@@ -1,5 +1,5 @@
-// The runtime of the device: CUDA's, or HIP's under the same names (LOCKSTEP_WITH_RCCL; compiles only where ROCm is, and has
-// not been run).
+// The runtime of the device: CUDA, or HIP with the same names (LOCKSTEP_WITH_RCCL). The HIP part
+// compiles only with ROCm and has not been run.
 #pragma once
 
 #if defined(LOCKSTEP_RCCL)
@@ -51,7 +51,7 @@
 
 namespace lockstep::cuda {
 
-// Unavailable, saying which call failed and why in the library's words.
+// Throws Unavailable with the call that failed, and with the library's words.
 [[noreturn]] void fail(const char* call, const char* why);
 
 inline void check(cudaError_t result, const char* call) {
