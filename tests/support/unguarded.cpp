@@ -5,4 +5,6 @@ struct Counter {
   lockstep::base::Mutex mutex;
   int value LOCKSTEP_GUARDED_BY(mutex) = 0;
 };
-int main() { return Counter().read(); }
+int main() {
+  return Counter().read();
+}
