@@ -130,7 +130,9 @@ class Rules {
 
   // The first rule that does not hold; empty: all do.
   std::string broken() {
-    const std::uint64_t commit = word(offsetof(steps::CommitHead, commit))[0];
+    const auto commits = word(offsetof(steps::CommitHead, commit));
+    if (commits.empty()) return "the worker has ended, and its memory with it";
+    const std::uint64_t commit = commits[0];
     committed_ = commit != committed_before_;
     const auto small = word(layout_.small[1 - (committed_before_ & 1)], head_.workers);
     const std::uint64_t next = small[1];

@@ -66,6 +66,7 @@ void check_log(const formats::HashLog& log, const std::string& path, const steps
         path, name, theirs, ours));
   }
   std::vector<std::string> names;
+  names.reserve(tensors.size());
   for (const auto& [name, tensor] : tensors) names.push_back(name);
   if (names != log.tensors)
     throw Mismatch(fmt::format("the log {} is of a model with other tensors", path));
