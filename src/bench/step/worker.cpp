@@ -34,7 +34,8 @@ bool is_deterministic(const StepJob& job) {
   return job.system.ends_with("-deterministic");
 }
 
-// Before anything else: what a world says of a host without a GPU is about the world.
+// Checked before anything else, because without a GPU the error of a world would be about the
+// world.
 void prepare_device(const StepJob& job) {
   if (!job.on_cuda()) return;
   const std::string problem = problem_with_cuda();
@@ -86,7 +87,7 @@ void measure_steps(const std::vector<std::string>& words) {
     world.comm().barrier().wait();
     return;
   }
-  world.comm().barrier().wait();  // everybody still holds what it held
+  world.comm().barrier().wait();  // until here every worker still has its memory
   const double pss_mb = static_cast<double>(base::proportional_set_bytes()) / 1e6;
   world.comm().barrier().wait();
   print_times(world.rank(),
@@ -111,7 +112,7 @@ void step_worker(const std::vector<std::string>& words) {
     fmt::print(stderr, "lockstep-train bench-step: {}\n", error.what());
     std::_Exit(1);
   }
-  std::_Exit(0);  // taking LibTorch down lasts, and is not measured
+  std::_Exit(0);  // shutting LibTorch down takes time, which is not measured
 }
 
 }  // namespace lockstep::bench
