@@ -7,8 +7,8 @@
 // elements come first; equal ones are sorted by name. So every tensor is aligned to its elements.
 // Two hashes in the metadata show damage:
 //
-//   lockstep.data_sha256     SHA-256 of the data lockstep.header_sha256   SHA-256 of the header as
-//   Lockstep would write it without this entry. So
+//   lockstep.data_sha256     SHA-256 of the data
+//   lockstep.header_sha256   SHA-256 of the header as Lockstep would write it without this entry. So
 //                            it covers all other metadata, the names, dtypes, shapes and offsets,
 //                            and the hash above
 //   lockstep.hashes          "data, header": both hashes must be there. Earlier versions wrote only
