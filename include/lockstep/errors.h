@@ -7,7 +7,9 @@
 //   BadInput     an argument, a file or a setting is wrong: correct it
 //   Unavailable  this build or this host cannot do it: install what the message names
 //
-// A bug in Lockstep itself is not one of them: it stops the process with a message.
+// A bug in Lockstep itself is not one of them: it stops the process with a message. If an exception
+// shows the bug in the middle of an operation, the peers are told first, and what() of an
+// Unavailable says that it is a bug.
 #pragma once
 
 #include <cstdint>

@@ -21,7 +21,7 @@
 namespace lockstep::bench {
 namespace {
 
-// A folder of our own, gone with us.
+// A temporary folder that is removed with the object.
 class TemporaryFolder {
  public:
   TemporaryFolder() {
@@ -50,8 +50,9 @@ std::vector<std::string> with_words(std::vector<std::string> command,
   return command;
 }
 
-// Over Gloo a worker has a second thread, which spins while the first holds a lock: side by side on one
-// core both wait for the scheduler's next tick, 4 ms. Such workers may use all cores of the benchmark.
+// Over Gloo a worker has a second thread, which spins while the first one holds a lock. If both are
+// on one core, they wait for the scheduler's next tick, 4 ms. So such workers may use all cores of
+// the benchmark.
 constexpr char kFree[] = "not pinned, since its second thread needs room";
 
 Contender own_worker(const AllreduceArguments& arguments, const std::string& name,
@@ -75,13 +76,14 @@ Contender gloo_peer(const AllreduceArguments& arguments, const std::string& fold
   return contender;
 }
 
-// An MPI: the program that was built for it, and its way to start it. Copying through shared memory beats
-// one copy by the kernel (CMA) where this was chosen: 12 ms against 19 for 64 MiB.
+// An MPI: the program that was built for it, and how it is started. Copying through shared memory
+// was faster than one copy by the kernel (CMA) where this was chosen: 12 ms against 19 ms for 64
+// MiB.
 struct Mpi {
   const char* name;
   const char* launcher;
   const char* package;
-  bool spins;  // and never sleeps: with more workers than cores it hardly moves
+  bool spins;  // it never sleeps, so it is very slow with more workers than cores
   std::vector<std::string> options;
   ProgramRunner::Variables variables;
 };
@@ -132,7 +134,7 @@ void add_mpi(const Mpi& mpi, const AllreduceArguments& arguments, Field& field) 
   field.contenders.push_back(std::move(contender));
 }
 
-// The same pass over shared memory twice, in two orders.
+// The same pass over shared memory, in two orders of addition.
 void add_orders(const AllreduceArguments& arguments, Field& field) {
   const auto add = [&](const char* name, const char* order) {
     field.contenders.push_back(own_worker(arguments, name, "shm", name));
@@ -171,7 +173,7 @@ Field allreduce_field(const AllreduceArguments& arguments, const std::string& fo
 
 int bench_allreduce(const std::vector<std::string>& words) {
   const AllreduceArguments arguments = parse_allreduce_arguments(words);
-  std::optional<TemporaryFolder> folder;  // where it is needed: a kill leaves it
+  std::optional<TemporaryFolder> folder;  // only if it is needed, because a kill leaves it behind
   if (asked_for(arguments.peers, "gloo") && gloo_peer_built()) folder.emplace();
   const Field field = allreduce_field(arguments, folder ? folder->path() : "");
   announce(arguments, field);

@@ -17,7 +17,8 @@ int bench_allreduce(const std::vector<std::string>& arguments);
 inline constexpr char kInPlaceTree[] = "in-place-tree";
 inline constexpr char kInPlaceRanks[] = "in-place-ranks";
 
-// Engines, peers and the limit, for these arguments. `folder` is where Gloo's workers meet.
+// The engines, the other systems and the limit that these arguments ask for. Gloo's workers meet in
+// `folder`.
 Field allreduce_field(const AllreduceArguments& arguments, const std::string& folder);
 
 // The results of one system.
@@ -26,14 +27,14 @@ struct AllreduceResult {
   std::string settings;
   std::map<std::size_t, std::vector<double>> samples;  // microseconds, by bytes
 
-  // Adds what the workers of one run printed. std::exception for lines that cannot be understood, and where there are
-  // none; some of the run may then have been added.
+  // Adds what the workers of one run printed. Throws std::exception for lines that it does not
+  // understand, and if there are none. Some lines of the run may have been added then.
   void add(const std::vector<std::string>& lines);
 };
 
 struct AllreduceReport {
   int workers = 0;
-  std::vector<AllreduceResult> results;  // of those that never failed
+  std::vector<AllreduceResult> results;  // of systems that never failed
 };
 
 std::string as_json(const AllreduceReport& report);

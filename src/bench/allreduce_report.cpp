@@ -46,7 +46,8 @@ std::string number(double value) {
   return fmt::format("{:.{}f}", value, value >= 10 ? 1 : 2);
 }
 
-// What the order of the tree costs over that of ranks, at every size where both were measured.
+// What the order of the tree costs, compared with the order of ranks, at every size where both were
+// measured.
 std::string cost_of_order(const std::vector<Row>& rows) {
   std::map<std::size_t, double> ranks;
   for (const Row& row : rows) {

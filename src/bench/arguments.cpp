@@ -21,10 +21,10 @@ constexpr std::size_t kLargestSize = std::size_t{256} << 20;
 constexpr int kMostShards = 4096;
 constexpr std::size_t kMostBytes = std::size_t{64} << 30;
 
-// Of the longest run, in seconds.
+// Parts of the longest run, in seconds.
 constexpr double kToStart = 600;
 constexpr double kWeek = 7 * 86400;     // at the most
-constexpr double kToStartOnCuda = 100;  // to search for kernels, too
+constexpr double kToStartOnCuda = 100;  // also to search for kernels
 constexpr double kTimesAsLong = 10;
 constexpr double kSlowStep = 10;
 constexpr double kSlowSample = 0.1;  // of all-reduces, and by bytes of all workers:
@@ -46,7 +46,7 @@ std::vector<std::string> split_list(const std::string& text) {
   return items;
 }
 
-// "none" and an empty list are the same.
+// "none" means the same as an empty list.
 Choice choice_of(const CLI::App& parser, const char* option, const std::string& text) {
   if (parser.count(option) == 0) return std::nullopt;
   if (text == "none") return std::vector<std::string>{};
@@ -77,7 +77,7 @@ void parse(CLI::App& parser, const std::vector<std::string>& arguments, const ch
   base::parse_words(parser, arguments, [&](const std::string& text) { refuse(text, command); });
 }
 
-// Now, not after the minutes of measuring.
+// Checked now, not after minutes of measuring.
 void check_folder(const char* option, const std::string& file, const char* command) {
   const std::string folder = base::parent_path(file);
   if (!file.empty() && !base::is_directory(folder))
@@ -122,7 +122,7 @@ std::int64_t default_batch(const StepArguments& arguments) {
   return arguments.model == "mlp" ? 128 : 256;
 }
 
-// What was not given is chosen by the device and the model.
+// The device and the model decide options that were not given.
 void finish_model(const CLI::App& parser, StepArguments& parsed) {
   const bool cuda = parsed.device == "cuda";
   const bool gpt = parsed.model == "gpt";
@@ -167,7 +167,7 @@ void finish_shards(const CLI::App& parser, StepArguments& parsed) {
   }
 }
 
-// One GPU is the usual host, and the systems there have no engine to choose.
+// A host usually has one GPU, and the systems there have no engine to choose.
 void finish_device(const CLI::App& parser, const Texts& texts, StepArguments& parsed) {
   check_choice("--device", parsed.device, {"cpu", "cuda"});
   if (parsed.device == "cpu") {

@@ -1,4 +1,4 @@
-// In place of the benchmarks, in builds with a sanitizer: what they measure there is the sanitizer.
+// Replaces the benchmarks in builds with a sanitizer, where they would measure the sanitizer.
 #include <lockstep/errors.h>
 
 #include "bench/allreduce/worker.h"

@@ -55,10 +55,11 @@ int bench(const std::vector<std::string>& words) {
 void announce(const CommonArguments& arguments, const Field& field) {
   const int cores = static_cast<int>(allowed_cores().size());
   if (arguments.workers > cores) {
-    fmt::print(stderr,
-               "lockstep: {} workers share {} cores: whoever waits by spinning takes time from the "
-               "others, and the numbers say more about the scheduler than about the systems\n",
-               arguments.workers, cores);
+    fmt::print(
+        stderr,
+        "lockstep: {} workers share {} cores: a worker that waits by spinning takes time from "
+        "others, and the numbers say more about the scheduler than about the systems\n",
+        arguments.workers, cores);
   }
   double load = 0;
   if (::getloadavg(&load, 1) == 1 && load >= 1) {

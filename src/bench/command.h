@@ -1,4 +1,4 @@
-// What both benchmarks do before and after they measure; and `lockstep bench` itself.
+// What both benchmarks do before and after measuring, and `lockstep bench` itself.
 #pragma once
 
 #include <string>
@@ -9,13 +9,13 @@
 
 namespace lockstep::bench {
 
-// `lockstep bench WORDS…`: the exit code.
+// Runs `lockstep bench WORDS…` and returns its exit code.
 int bench(const std::vector<std::string>& words);
 
-// Warns of what makes numbers worthless, and says who is left out.
+// Warns of conditions that make the numbers worthless, and says which systems are left out.
 void announce(const CommonArguments& arguments, const Field& field);
 
-// Results in the forms that can be asked for.
+// A report in all forms that the options offer.
 struct Output {
   std::string json;
   std::string table;

@@ -33,7 +33,7 @@ std::vector<std::string> chosen_engines(const Choice& asked) {
   std::vector<std::string> built;
   std::vector<std::string> known;
   for (const EngineInfo& engine : engines()) {
-    // Threads are of one process, and nccl moves memory of the CPU as shm does.
+    // `thread` is not for processes, and `nccl` moves memory of the CPU as `shm` does.
     if (engine.name == "thread" || engine.name == "nccl") continue;
     known.push_back(engine.name);
     if (engine.built) built.push_back(engine.name);

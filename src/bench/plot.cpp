@@ -12,7 +12,7 @@
 namespace lockstep::bench {
 namespace {
 
-// Told apart by people who see colours differently (Okabe and Ito), on light and dark pages.
+// Colours that colour-blind people can tell apart (Okabe and Ito), on light and dark pages.
 constexpr std::array<const char*, 8> kColours = {"#0072b2", "#e69f00", "#009e73", "#d55e00",
                                                  "#cc79a7", "#56b4e9", "#8a8a00", "#6a3d9a"};
 constexpr char kInk[] = "#303030";
@@ -119,7 +119,7 @@ struct Range {
   }
 };
 
-// Lines from bottom to top at powers of two of bytes, every few of them named.
+// Vertical lines at powers of two of bytes; some have a label.
 void draw_sizes(Canvas& canvas, const Axis& x, double bottom, double top) {
   const int powers = static_cast<int>(x.high - x.low) + 1;
   const int every = std::max(1, (powers + 9) / 10);
@@ -139,7 +139,7 @@ void draw_decades(Canvas& canvas, const Axis& y, double left, double right) {
   }
 }
 
-// Names beside the ends of their lines, moved apart where they would cover each other.
+// Names beside the ends of their lines, moved apart if they would cover each other.
 void draw_names(Canvas& canvas, const LinePlot& plot, std::vector<double> ends, double x) {
   constexpr double kLineHeight = 16;
   std::vector<std::size_t> order(ends.size());

@@ -1,4 +1,4 @@
-// Pictures as SVG, written by hand: two kinds, no library.
+// Two kinds of pictures as SVG, without a library.
 #pragma once
 
 #include <string>
@@ -29,7 +29,7 @@ struct BarPlot {
     double value = 0;
     double low = 0;
     double high = 0;
-    bool strong = false;  // one that the picture is about
+    bool strong = false;  // a bar that the picture is about
   };
   std::string title;
   std::string caption;

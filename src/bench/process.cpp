@@ -22,7 +22,7 @@ constexpr std::array<int, 3> kEnding = {SIGINT, SIGTERM, SIGHUP};
 constexpr std::chrono::seconds kGrace{5};
 constexpr std::chrono::seconds kSweepLimit{5};
 
-// Appends what is there; closes the pipe at its end.
+// Appends what can be read now. Closes the pipe at its end.
 void drain(base::Fd& pipe, std::string& text) {
   char buffer[65536];
   const ssize_t got = ::read(pipe.get(), buffer, sizeof buffer);
@@ -34,7 +34,8 @@ int code_of(int status) {
   return WIFSIGNALED(status) ? 128 + WTERMSIG(status) : WEXITSTATUS(status);
 }
 
-// What the process began with, also for its second runner: programs that cannot hear a SIGTERM end late.
+// The signal mask that the process began with, kept for all runners. Programs must get this one: a
+// program that blocks SIGTERM ends late.
 const sigset_t& first_mask() {
   static const sigset_t mask = [] {
     sigset_t current;
@@ -99,7 +100,8 @@ ProgramRunner::Child ProgramRunner::start(const std::vector<std::string>& comman
   return child;
 }
 
-// True when it has ended in time. Interrupted when a signal came, unless `signals` is none.
+// True if the program has ended in time. Throws Interrupted if a signal came, unless `signals` is
+// -1.
 bool ProgramRunner::follow(Child& child, int signals, Deadline deadline, ProgramResult& result) {
   while (!deadline.expired()) {
     pollfd entries[4] = {{signals, POLLIN, 0},
@@ -113,7 +115,7 @@ bool ProgramRunner::follow(Child& child, int signals, Deadline deadline, Program
     const bool output = entries[1].revents != 0 || entries[2].revents != 0;
     if (entries[1].revents != 0) drain(child.out, result.out);
     if (entries[2].revents != 0) drain(child.err, result.err);
-    if (entries[3].revents != 0 && !output) return true;  // and its last words have been read
+    if (entries[3].revents != 0 && !output) return true;  // and all its output has been read
   }
   return false;
 }
@@ -137,7 +139,7 @@ ProgramResult ProgramRunner::run(const std::vector<std::string>& command,
   int status = 0;
   ::waitpid(child.pid, &status, 0);
   result.exit_code = code_of(status);
-  // Whatever it has left behind would disturb the next.
+  // Processes that it has left behind would disturb the next program.
   control::end_descendants(Deadline::after(kSweepLimit));
   if (interrupted != 0) throw Interrupted{interrupted};
   return result;

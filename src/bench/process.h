@@ -1,4 +1,5 @@
-// Other programs, run one at a time with their output captured, so that nothing of them disturbs the next.
+// Runs other programs, one at a time, and captures their output. Nothing is left of a program that
+// could disturb the next one.
 #pragma once
 
 #include <lockstep/deadline.h>
@@ -19,20 +20,22 @@ struct ProgramResult {
   std::string err;
 };
 
-// Ctrl-C, or a SIGTERM or SIGHUP: not an error, but the end.
+// Thrown after Ctrl-C, SIGTERM or SIGHUP. It is not an error: the benchmark ends.
 struct Interrupted {
   int signal = 0;
 };
 
-// Runs programs as children in a process group of their own.
+// Runs programs as children in process groups of their own.
 //
-// Threads:   the only one of its process, and the only one with children.
-// Blocking:  run() until the program has ended, or some seconds after its deadline.
-// Failure:   run() throws Interrupted when a signal came, after the program and all below it are gone.
-// Ownership: keeps the signals from the process's own handlers, for good; ends what is still there.
+// Threads:   for a process with one thread, and without other children.
+// Blocking:  run() blocks until the program has ended, or until some seconds after its deadline.
+// Failure:   run() throws Interrupted if a signal came. The program and everything below it have
+//            ended by then.
+// Ownership: takes the signals from the process's own handlers for good. Ends what is left of a
+//            program.
 //
-// Whichever way run() ends, nothing is left of the program. If this process is killed meanwhile, the program gets a signal,
-// and what it has started is its own affair.
+// However run() ends, nothing is left of the program. If this process is killed meanwhile, the
+// program gets a signal, and must itself end what it has started.
 class ProgramRunner {
  public:
   ProgramRunner();
@@ -42,9 +45,10 @@ class ProgramRunner {
 
   using Variables = std::vector<std::pair<std::string, std::string>>;
 
-  // `command` begins with a path, or with a name for PATH; `variables` are added to the environment. The program gets
-  // `death_signal` when this process dies: SIGTERM lets it end what it has started, and waits while somebody has stopped
-  // it; SIGKILL waits for nothing, and is for a program whose children notice.
+  // `command` begins with a path, or with a name that is looked up in PATH. `variables` are added
+  // to the environment. The program gets `death_signal` when this process dies. With SIGTERM it can
+  // end what it has started, but a stopped program takes the signal only when it is continued.
+  // SIGKILL always works at once, and is for a program whose children notice its end.
   ProgramResult run(const std::vector<std::string>& command, const Variables& variables,
                     Deadline deadline, int death_signal = SIGTERM);
 

@@ -50,7 +50,7 @@ std::vector<std::string_view> lines_of(std::string_view text) {
   return lines;
 }
 
-// The last lines that are no results, or all there is to say.
+// The last lines that are no results, at most kLinesOfAFailure of them.
 std::string last_words(const ProgramResult& result) {
   std::vector<std::string_view> words;
   for (const auto* text : {&result.out, &result.err}) {
@@ -126,7 +126,7 @@ RoundsEnd run_rounds(const std::vector<Contender>& contenders, int rounds, const
   RoundsEnd end{true, std::vector<bool>(contenders.size(), false)};
   for (int round = 0; round < rounds; ++round) {
     for (std::size_t turn = 0; turn < contenders.size(); ++turn) {
-      // Each round begins with another one, so that nobody always follows the same.
+      // Each round begins with another system, so that no system always runs first.
       const std::size_t i = (turn + static_cast<std::size_t>(round)) % contenders.size();
       if (end.failed[i]) continue;
       const Contender& contender = contenders[i];

@@ -1,4 +1,5 @@
-// Contenders take turns: in each round every one runs once, alone on the machine.
+// Systems take turns: in each round every system runs once, alone on the machine. So what changes
+// on the machine over time affects all of them.
 #pragma once
 
 #include <chrono>
@@ -13,32 +14,31 @@
 
 namespace lockstep::bench {
 
-// From samples to the numbers of a report.
-
-// The value below which `fraction` of the samples lie, between two of them in proportion. The samples are
-// sorted and at least one.
+// The value below which `fraction` of the samples are, interpolated between two samples. The
+// samples are sorted, and there is at least one.
 double quantile(const std::vector<double>& sorted, double fraction);
 
 struct Summary {
   std::size_t samples = 0;
   double p50 = 0;
   double p99 = 0;
-  double q1 = 0;  // the spread: half of the samples lie between the quartiles
+  double q1 = 0;  // the spread: half of the samples are between the quartiles
   double q3 = 0;
 };
 
 Summary summarise(std::vector<double> samples);
 
-// As nccl-tests define them, in GB/s (10⁹): bytes over time; and what every worker's link must carry
-// at the least, which is 2 (N−1)/N of it.
+// Bandwidths as nccl-tests define them, in GB/s (10⁹). algbw is bytes over time. busbw is what the
+// link of every worker must carry at least: 2 (N−1)/N of algbw.
 double algorithm_bandwidth(std::size_t bytes, double microseconds);
 double bus_bandwidth(double algorithm_bandwidth, int workers);
 
-// What the workers of a run printed that is meant for us: lines that are JSON objects, without the
-// launcher's mark.
+// The results that the workers of a run printed: lines that are JSON objects, without the
+// launcher's prefix.
 std::vector<std::string> result_lines(const std::string& output);
 
-// One line on standard error: rewritten on a terminal, else one for each round.
+// Shows the progress on standard error: one line that is rewritten on a terminal, else one line per
+// round.
 class RoundProgress {
  public:
   RoundProgress();
@@ -57,21 +57,21 @@ class RoundProgress {
   int last_round_ = -1;
 };
 
-// Called for each run that succeeded. An exception makes it a run that failed.
+// Called for each run that succeeded. If it throws, the run counts as failed.
 using TakeRun = std::function<void(std::size_t contender, const std::vector<std::string>& lines)>;
 
 struct RoundsEnd {
-  bool good = true;          // none of ours failed
-  std::vector<bool> failed;  // for each contender, in whichever round
+  bool good = true;          // no system of ours failed
+  std::vector<bool> failed;  // by system, in any round
 };
 
-// Runs them all. A contender that fails, or runs for longer than `longest`, is reported with what it printed, and left
-// out of later rounds. Throws Interrupted.
+// Runs all rounds. A system that fails, or that takes longer than `longest`, is reported with what
+// it printed, and is left out of later rounds. Throws Interrupted.
 RoundsEnd run_rounds(const std::vector<Contender>& contenders, int rounds, const TakeRun& take,
                      std::chrono::seconds longest);
 
-// The same where contender i adds to results[i], by add(lines). Only those that never failed are left in `results`:
-// what a contender did before it failed is no result. False when one of ours failed.
+// The same, and system i adds to results[i] with add(lines). Only systems that never failed stay in
+// `results`: what a system did before it failed is not a result. False if one of ours failed.
 template <typename Result>
 bool run_rounds(const std::vector<Contender>& contenders, int rounds, std::vector<Result>& results,
                 std::chrono::seconds longest) {

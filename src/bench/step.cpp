@@ -24,7 +24,8 @@ Contender launched_contender(const StepArguments& arguments, const std::string& 
           allocator_settings()};
 }
 
-// Debian's, which another python3 on the PATH may hide; or that one. Empty without PyTorch.
+// A Python that has PyTorch: Debian's, which another python3 in PATH may hide, or the one in PATH.
+// Empty if neither has it.
 std::string python_with_torch() {
   for (std::string python : {"/usr/bin/python3", "python3"}) {
     const std::string look =
@@ -58,7 +59,7 @@ std::string cores_of_engine(const std::string& engine) {
   return engine == "gloo" ? "not pinned" : "pinned";
 }
 
-// Only for whoever wants to know what the check costs.
+// Only on request: it shows what the divergence check costs.
 void add_unchecked(const StepArguments& arguments, std::vector<Own>& systems) {
   if (!arguments.peers || !asked_for(arguments.peers, kUnchecked)) return;
   for (const std::string& engine : chosen_engines(arguments.engines)) {
@@ -68,7 +69,7 @@ void add_unchecked(const StepArguments& arguments, std::vector<Own>& systems) {
   }
 }
 
-// Those that host several shards on a worker.
+// The systems that host several shards on a worker.
 std::vector<Own> accumulating_systems(const StepArguments& arguments) {
   std::vector<Own> systems;
   if (asked_for(arguments.peers, kPlainAccumulate)) {

@@ -19,7 +19,8 @@
 namespace lockstep::bench {
 namespace {
 
-// cuBLAS gives the same bits with a workspace of its own for every stream.
+// cuBLAS gives the same bits in every run only if each stream has its own workspace. This setting
+// does that.
 constexpr char kWorkspace[] = "CUBLAS_WORKSPACE_CONFIG";
 constexpr char kWorkspaceSetting[] = ":4096:8";
 
@@ -104,7 +105,7 @@ Contender contender_of(const StepArguments& arguments, const CudaHost& host,
   if (system.ours)
     program = {host.program, "bench-step", system.name, std::to_string(arguments.shards)};
   program.insert(program.end(), words.begin(), words.end());
-  // One worker has nobody to talk to, unless it is made to.
+  // One worker has no peer to talk to, so it needs no engine, unless collectives are forced.
   const bool talks = system.ours && (arguments.workers > 1 || system.alone);
   Contender contender{system.name, system.ours, system.settings,
                       launched({arguments.workers, threads_of_a_worker(arguments.workers),

@@ -17,7 +17,7 @@ struct CudaRow {
   std::string base;             // empty: it has none
   double ratio = 0;             // of the medians; 0: the base was not measured
   double fastest = 0;           // median of the fastest run
-  double ratio_of_fastest = 0;  // the same of those
+  double ratio_of_fastest = 0;  // the ratio of the fastest runs
 };
 
 std::vector<CudaRow> cuda_rows(const CudaStepReport& report) {
@@ -48,7 +48,7 @@ double items_per_second(const StepArguments& arguments, double step_ms) {
   return 1000.0 * static_cast<double>(arguments.batch * each) * arguments.workers / step_ms;
 }
 
-// What the arithmetic is: PyTorch's defaults, the same on both sides.
+// Describes the arithmetic: PyTorch's defaults, the same on both sides.
 std::string spoken_precision(const StepArguments& arguments) {
   if (arguments.precision == "float32") return "float32, TF32 in convolutions only";
   return arguments.precision == "bf16" ? "bf16 by autocast" : "bf16, our weights held so";
@@ -77,7 +77,7 @@ void take_count(const nlohmann::json& line, const char* name, std::optional<std:
   if (line.contains(name) && !line.at(name).is_null()) count = line.at(name).get<std::int64_t>();
 }
 
-// Ratios with two digits more than the columns allow for.
+// Ratios with two more digits than the columns have room for.
 std::string spoken_ratios(const std::vector<CudaRow>& rows) {
   std::string text;
   for (const CudaRow& row : rows) {
@@ -91,7 +91,7 @@ std::string spoken_ratios(const std::vector<CudaRow>& rows) {
   return text.empty() ? "" : text + "\n";
 }
 
-// The first few are always: a graph is captured after them.
+// The first few shards always run without a graph: it is captured after them.
 std::string spoken_eager(const std::vector<CudaRow>& rows) {
   std::string text;
   for (const CudaRow& row : rows) {

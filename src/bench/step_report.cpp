@@ -11,7 +11,7 @@
 namespace lockstep::bench {
 namespace {
 
-// What efficiency is measured against.
+// The base of efficiency.
 const char* base_of(const StepReport& report) {
   return report.shards > report.workers ? kPlainAccumulate : "plain";
 }
@@ -50,8 +50,8 @@ std::string title_of(const StepReport& report) {
                      report.optimizer);
 }
 
-// What hosting several shards costs over a plain accumulation, and what the divergence check costs, as a ratio: two digits
-// more than in a column of per cent.
+// Two costs as ratios: hosting several shards compared with plain accumulation, and the divergence
+// check. They have two more digits than a column of per cent.
 std::string costs_of(const std::vector<StepRow>& rows) {
   std::string text;
   for (const StepRow& base : rows) {

@@ -125,7 +125,8 @@ std::optional<Mailbox::Message> Mailbox::receive() {
   }
   const auto header = decode_header(bytes);
   if (!header || header->kind != Kind::kMessage) {
-    throw Mismatch(fmt::format("rank {} sent no message of this version", peer), {peer});
+    throw Mismatch(
+        fmt::format("rank {} sent something that is not a message of this version", peer), {peer});
   }
   if (header->count > std::numeric_limits<std::ptrdiff_t>::max() / size_of(header->dtype))
     throw std::bad_alloc();

@@ -48,9 +48,9 @@ void expect_parities() {
       const Fold fold{dtype, ReduceOp::kSum, factor};
       std::vector<T> want(kWithParity);
       combine(fold, left.data(), right.data(), want.data(), kWithParity);
-      const std::pair<Watch, Parity> cases[] = {{ParityOf::kLeft, of_left},
-                                                {ParityOf::kRight, of_right},
-                                                {ParityOf::kBoth, of_left ^ of_right}};
+      const std::pair<ParityOf, Parity> cases[] = {{ParityOf::kLeft, of_left},
+                                                   {ParityOf::kRight, of_right},
+                                                   {ParityOf::kBoth, of_left ^ of_right}};
       for (const auto& [watch, expected] : cases) {
         auto onto = left;
         EXPECT_EQ(

@@ -138,12 +138,12 @@ Parity TreeSum::sum_piece_with_parity(std::span<const void* const> operands, voi
     void* into = last ? out : rows_[step.into].data();
     const Fold fold{fold_.dtype, fold_.op, last ? fold_.factor : 1};
     if (step.of_four) {
-      const Input places[] = {step.left, step.right, step.left2, step.right2};
+      const Input inputs[] = {step.left, step.right, step.left2, step.right2};
       std::array<const void*, 4> at{};
       std::array<bool, 4> watched{};
       for (std::size_t i = 0; i < at.size(); ++i) {
-        at[i] = locate(places[i], operands, first);
-        watched[i] = !places[i].scratch;
+        at[i] = locate(inputs[i], operands, first);
+        watched[i] = !inputs[i].scratch;
       }
       seen ^= add_four_with_parity(fold, at, watched, into, count);
       continue;

@@ -16,7 +16,7 @@ SafetensorsFile open_checked(const std::string& path, Checked checked) {
   return file;
 }
 
-// How to go on without the newest; empty when there is no way.
+// How to go on without the newest checkpoint; empty if that is not possible.
 std::string way_out(const std::string& directory) {
   const std::string previous = previous_path(directory);
   if (!base::exists(previous)) return "";

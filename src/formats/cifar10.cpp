@@ -10,7 +10,7 @@ namespace lockstep::formats {
 namespace {
 
 constexpr std::size_t kRecordBytes = 1 + kCifarImageBytes;
-// A batch as published has 10,000 records; a hundred times as many is not one.
+// A published batch has 10,000 records. A file with more than a hundred times as many is refused.
 constexpr std::size_t kMostBatchBytes = 1'000'000 * kRecordBytes;
 
 void append_cifar10(ByteSpan bytes, const std::string& file, Cifar10& out) {

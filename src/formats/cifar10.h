@@ -1,7 +1,7 @@
-// CIFAR-10, binary version: records of one byte label (0 to 9) and 3072 bytes image, the 32×32
-// red, then green, then blue values.
+// CIFAR-10, binary version. A record is one byte for the label (0 to 9) and 3072 bytes for the
+// image: 32×32 red values, then green, then blue.
 //
-// Failure: BadInput naming the file.
+// Failure: BadInput with the name of the file.
 #pragma once
 
 #include <string>
@@ -18,7 +18,7 @@ struct Cifar10 {
   ByteVector labels;  // [n]
 };
 
-// `file` is for messages.
+// `file` is the name in messages.
 Cifar10 parse_cifar10(ByteSpan bytes, const std::string& file);
 
 // The split "train" (data_batch_1.bin … data_batch_5.bin) or "test" (test_batch.bin) of a directory

@@ -13,7 +13,7 @@
 namespace lockstep::formats {
 namespace {
 
-// Whole numbers that a double holds one by one.
+// 2^53: up to here a double holds every integer.
 constexpr double kMostClass = 9007199254740992.0;
 
 std::string_view trimmed(std::string_view text) {
@@ -24,7 +24,7 @@ std::string_view trimmed(std::string_view text) {
 
 template <typename T>
 std::optional<T> whole_field(std::string_view text) {
-  // from_chars takes no plus.
+  // from_chars does not accept a plus sign.
   if (text.starts_with('+') && !text.starts_with("+-")) text.remove_prefix(1);
   T value{};
   const auto [end, error] = std::from_chars(text.data(), text.data() + text.size(), value);
@@ -32,7 +32,7 @@ std::optional<T> whole_field(std::string_view text) {
   return value;
 }
 
-// The nearest float; values too small for one become 0 or subnormal, as a cast has it.
+// The nearest float. Values that are too small become 0 or subnormal, as in a cast.
 std::optional<float> float_of(std::string_view text) {
   if (const auto value = whole_field<float>(text)) return value;
   if (const auto value = whole_field<double>(text)) {
@@ -53,7 +53,7 @@ char detect_separator(std::string_view line) {
   return tab ? '\t' : semicolon ? ';' : ',';
 }
 
-// Goes through a table line by line.
+// Reads a table line by line.
 class CsvParser {
  public:
   CsvParser(std::string_view text, const std::string& file, const CsvOptions& options)
@@ -100,7 +100,8 @@ void CsvParser::refuse_field(std::size_t column, std::string_view wrong) const {
           : "correct it or leave the line out");
 }
 
-// The next line into fields_; false at the end. Only blank lines may stand after the last.
+// Reads the next line into fields_; false at the end. After the last line only blank lines are
+// allowed.
 bool CsvParser::next_line() {
   bool blank = false;
   while (!text_.empty()) {
@@ -138,7 +139,8 @@ void CsvParser::split(std::string_view line) {
   }
 }
 
-// A field in quotes, where "" is one quote; leaves the separator, or nothing, in `rest`.
+// Reads a field in quotes, where "" is one quote. `rest` then begins with the separator, or is
+// empty.
 std::string CsvParser::quoted_field(std::string_view& rest) const {
   std::string field;
   rest.remove_prefix(1);
@@ -199,7 +201,7 @@ void CsvParser::add_target() {
     table_.numbers.push_back(*value);
     return;
   }
-  // Programs write classes as 1.0 or 1.000e+00 too.
+  // Some programs write classes as 1.0 or 1.000e+00.
   const auto value = whole_field<double>(field);
   if (!value || !(*value >= 0 && *value < kMostClass) || *value != std::floor(*value)) {
     refuse_field(target_, "is not a class, a whole number from 0");

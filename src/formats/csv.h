@@ -1,8 +1,8 @@
-// Numbers in a table of text: one sample a line, fields apart by tab, semicolon or comma (the first
-// of these that the first line has), numbers with or without quotes.
+// Tables of numbers as text: one sample per line. Fields are separated by tab, semicolon or comma
+// (the first of these that the first line has). Numbers may have quotes.
 //
-// Failure: BadInput naming file, line and column. A number that is missing, not finite or not a
-//          float, a line of another length and a blank line before the last are refused.
+// Failure: BadInput with file, line and column. It refuses a number that is missing, not finite or
+//          not a float, a line of another length, and a blank line before the last.
 #pragma once
 
 #include <cstdint>
@@ -14,20 +14,19 @@
 namespace lockstep::formats {
 
 enum class CsvHeader {
-  kDetect,  // the first line is one when it holds no number
+  kDetect,  // the first line is a header if it has no number
   kPresent,
   kAbsent,
 };
 
 enum class CsvTarget {
-  kClass,   // whole numbers from 0: CsvTable::classes
+  kClass,   // integers from 0: CsvTable::classes
   kNumber,  // any numbers: CsvTable::numbers
 };
 
 struct CsvOptions {
   CsvTarget kind = CsvTarget::kClass;
-  // The column to predict: its name in the header, or its number, the first being 1. Empty: the
-  // last.
+  // The column to predict: its name in the header, or its number, from 1. Empty: the last column.
   std::string target;
   CsvHeader header = CsvHeader::kDetect;
 };
@@ -41,7 +40,7 @@ struct CsvTable {
   std::vector<std::string> names;     // of the features; empty without a header
 };
 
-// `file` is for messages.
+// `file` is the name in messages.
 CsvTable parse_csv(ByteSpan bytes, const std::string& file, const CsvOptions& options = {});
 CsvTable load_csv(const std::string& path, const CsvOptions& options = {});
 

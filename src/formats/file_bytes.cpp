@@ -43,7 +43,7 @@ struct OpenFile {
 };
 
 OpenFile open_regular(const std::string& path) {
-  // O_NONBLOCK: a pipe without a writer must not hold us.
+  // O_NONBLOCK: or open() would wait for ever for the writer of a pipe.
   OpenFile file{base::Fd(::open(path.c_str(), O_RDONLY | O_NONBLOCK | O_CLOEXEC))};
   struct stat info {};
   if (!file.fd || ::fstat(file.fd.get(), &info) != 0) {
@@ -64,13 +64,13 @@ OpenFile open_regular(const std::string& path) {
 
 // Inflates one buffer of gzip members.
 //
-// zlib counts in 32 bits, so input goes in by pieces of at most kStepBytes; output comes out by pieces
-// too, so that memory follows what is really there.
+// zlib counts in 32 bits, so input goes in steps of at most kStepBytes. Output comes in steps, too,
+// so that memory grows only with what is really there.
 class GzipReader {
  public:
   GzipReader(ByteSpan input, const std::string& file, std::size_t most)
       : input_(input), file_(file), most_(most) {
-    // 16: the gzip wrapper, with its checksum, and no other.
+    // 16: accept only the gzip format, with its checksum.
     if (inflateInit2(&stream_, MAX_WBITS + 16) != Z_OK) {
       throw Unavailable(fmt::format("{}: no memory to inflate it; free some", file));
     }
@@ -144,7 +144,8 @@ class GzipReader {
 ByteVector read_whole(const std::string& path, std::size_t most) {
   const OpenFile file = open_regular(path);
   if (file.bytes > most) refuse_size(path, most);
-  // One byte more than the size shows whether it grew; a file of /proc says 0 and has some.
+  // Reads one byte more than the size, to see whether the file has grown. A file in /proc has size
+  // 0 and may still have bytes.
   ByteVector bytes(std::max<std::size_t>(file.bytes + 1, 4096));
   std::size_t filled = 0;
   while (true) {

@@ -1,7 +1,8 @@
-// The bytes of a file: read into memory, inflated when they are gzip, or mapped.
+// The bytes of a file: read into memory, inflated if they are gzip, or mapped.
 //
-// Failure: BadInput naming the file; Unavailable when the disk fails or memory is short. Nothing is
-//          allocated because a header says so: sizes come from the file, or from what was inflated.
+// Failure: BadInput with the name of the file; Unavailable if the disk fails or there is too little
+//          memory. No header decides how much memory is taken, because it may lie: sizes come from
+//          the file itself, or from what was inflated.
 #pragma once
 
 #include <cstddef>
@@ -13,13 +14,13 @@
 
 namespace lockstep::formats {
 
-// How every reader here says no: BadInput in one line that names the file, what is wrong with it,
-// and what to do.
+// Every reader here refuses a file in this way: BadInput in one line, with the name of the file,
+// what is wrong, and what to do.
 
 [[noreturn]] void refuse(std::string_view file, std::string_view wrong, std::string_view remedy);
 
-// What came out of a file, fit for one line of a message: control characters and broken bytes
-// become \xNN, and what is long is cut.
+// Text from a file, made safe for one line of a message: control characters and broken bytes become
+// \xNN, and long text is cut.
 std::string printable(std::string_view text);
 
 inline constexpr std::string_view kFetchAgain = "copy or download it again";
@@ -27,26 +28,26 @@ inline constexpr std::string_view kFetchAgain = "copy or download it again";
 using ByteSpan = std::span<const std::uint8_t>;
 using ByteVector = std::vector<std::uint8_t>;
 
-// Above every data set that is read whole, and below the memory of a training host.
+// More than any data set that is read as a whole, and less than the memory of a training host.
 inline constexpr std::size_t kMostBytes = std::size_t{8} << 30;
 
-// A regular file as it is.
+// The bytes of a regular file.
 ByteVector read_whole(const std::string& path, std::size_t most = kMostBytes);
 
-// By the first two bytes, not by a name.
+// Decides by the first two bytes, not by the name.
 bool is_gzip(ByteSpan bytes);
 
-// All members of a gzip file, their checksums held. `file` is for messages.
+// Inflates all members of a gzip file and compares their checksums. `file` is the name in messages.
 ByteVector inflate_gzip(ByteSpan bytes, const std::string& file, std::size_t most = kMostBytes);
 
-// The file as it is, or inflated when it is gzip; `most` limits either.
+// The bytes of a file, inflated if it is gzip. `most` limits both the file and the result.
 ByteVector read_inflated(const std::string& path, std::size_t most = kMostBytes);
 
-// A file, read-only, in memory as far as it is looked at.
+// A read-only mapping of a file. Pages come from the disk when they are read.
 //
-// Ownership: holds the mapping; spans of it end with it.
-// Failure:   whoever cuts the file short while it is mapped ends this process with SIGBUS. Files of
-//            Lockstep are replaced, never cut.
+// Ownership: owns the mapping; spans of it are valid as long as it lives.
+// Failure:   if somebody truncates the file while it is mapped, this process ends with SIGBUS.
+//            Files of Lockstep are replaced, never truncated.
 class MappedFile {
  public:
   explicit MappedFile(const std::string& path);

@@ -32,7 +32,7 @@ class Reader {
   }
 
  private:
-  // A line that has its end.
+  // Only a line that has its newline.
   bool next_line() {
     const auto end = text_.find('\n');
     if (end == std::string_view::npos) return false;

@@ -1,11 +1,13 @@
-// The hashes of a job's weights after every step, one line of JSON each, so that another run can be compared with it.
+// The hashes of a job's weights after every step, one line of JSON per step. Another run can be
+// compared with them.
 //
 //   {"lockstep_hashes": 1, "job": {"seed": "0", …}, "tensors": ["fc1.bias", …]}
 //   {"step": -1, "hashes": ["9f86d081884c7d65", …]}      before the first step
 //   {"step": 0, "hashes": […]}                           after step 0, in the order of "tensors"
 //
-// A hash is the first 8 bytes, in hex, of the SHA-256 of a tensor's row-major little-endian bytes. Steps ascend. A last
-// line without its end is what a killed writer leaves, and does not count.
+// A hash is the first 8 bytes, in hex, of the SHA-256 of a tensor's row-major little-endian bytes.
+// Steps are in ascending order. A last line without its newline does not count: a writer that was
+// killed leaves such a line.
 #pragma once
 
 #include <cstdint>
@@ -30,11 +32,11 @@ struct HashLog {
   const Step* find(std::int64_t step) const;
 };
 
-// BadInput naming the file and the line.
+// Throws BadInput with the file and the line.
 HashLog parse_hash_log(ByteSpan bytes, const std::string& file);
 HashLog load_hash_log(const std::string& path);
 
-// Lines with their ends.
+// Lines with their newlines.
 std::string hash_log_head(const HashLog& log);
 std::string hash_log_line(const HashLog::Step& step);
 

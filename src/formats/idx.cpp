@@ -35,7 +35,7 @@ std::uint32_t big_endian(ByteSpan bytes) {
          static_cast<std::uint32_t>(bytes[2]) << 8 | static_cast<std::uint32_t>(bytes[3]);
 }
 
-// The one of the usual names that is there.
+// The first of the usual names that exists.
 std::string find_idx(const std::string& directory, const std::string& stem, int dimensions) {
   for (const char* joint : {"-", "."}) {
     for (const char* end : {"", ".gz"}) {

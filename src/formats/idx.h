@@ -1,8 +1,9 @@
-// IDX, the format of MNIST and its family (Fashion-MNIST, KMNIST, EMNIST): two zero bytes, the type
-// of the elements, the number of dimensions, each dimension as a big-endian 32-bit number, then the
-// elements, last dimension fastest. Only unsigned bytes (type 8) are read.
+// IDX, the format of MNIST and its family (Fashion-MNIST, KMNIST, EMNIST). A file has two zero
+// bytes, the type of the elements, the number of dimensions, each dimension as a big-endian 32-bit
+// number, then the elements; the last dimension changes fastest. Only unsigned bytes (type 8) are
+// read.
 //
-// Failure: BadInput naming the file.
+// Failure: BadInput with the name of the file.
 #pragma once
 
 #include <cstdint>
@@ -18,13 +19,13 @@ struct IdxArray {
   ByteVector data;
 };
 
-// `file` is for messages.
+// `file` is the name in messages.
 IdxArray parse_idx(ByteSpan bytes, const std::string& file);
 
 struct IdxPair {
   IdxArray images;  // [n, height, width], n ≥ 1
   IdxArray labels;  // [n]
-  int classes = 0;  // the highest label and one
+  int classes = 0;  // the highest label + 1
 };
 
 // Images and labels of one split, "train" or "t10k", from a directory with the files' usual names,

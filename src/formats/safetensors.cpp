@@ -23,7 +23,7 @@ std::string_view text_of(std::span<const std::byte> bytes) {
   return {reinterpret_cast<const char*>(bytes.data()), bytes.size()};
 }
 
-// The header as text; the data is what follows it.
+// The header as text. The data follow it.
 std::string_view find_header(std::span<const std::byte> bytes, const std::string& file) {
   if (bytes.size() < kLengthBytes) {
     refuse(file, fmt::format("has {} bytes, too few for a safetensors file", bytes.size()),
@@ -47,7 +47,8 @@ std::string_view find_header(std::span<const std::byte> bytes, const std::string
   return text_of(bytes).substr(kLengthBytes, length);
 }
 
-// Tensors lie one after the other, from the first byte of the data to the last.
+// Checks that the tensors follow each other without gaps, from the first byte of the data to the
+// last.
 void check_places(const SafetensorsHeader& header, std::size_t data_bytes,
                   const std::string& file) {
   using Item = std::pair<const std::string, HeaderEntry>;
@@ -83,7 +84,7 @@ void check_places(const SafetensorsHeader& header, std::size_t data_bytes,
   }
 }
 
-// The order of the data: larger elements first, by name among equals.
+// The order of the data: larger elements first, equal ones by name.
 std::vector<const TensorView*> data_order(const std::vector<TensorView>& tensors) {
   std::vector<const TensorView*> order;
   order.reserve(tensors.size());
@@ -121,13 +122,14 @@ SafetensorsHeader make_header(const std::vector<const TensorView*>& order, Metad
 constexpr std::string_view kHashes = "data, header";
 constexpr std::string_view kTakeEarlier = "take an earlier checkpoint or copy it again";
 
-// Of everything that a header says but this hash itself; the form of its JSON does not matter.
+// The hash over everything that a header says, except this hash itself. The form of the JSON does
+// not matter, because the header is written again for it.
 std::string hash_header(SafetensorsHeader header) {
   header.metadata.erase(std::string(kHeaderHashKey));
   return base::to_hex(base::sha256(format_header(header)));
 }
 
-// True when it has a hash; that is right then.
+// True if the header has a hash, and the hash is right. Throws if it is wrong.
 bool check_header(const SafetensorsHeader& header, const std::string& file) {
   const auto expected = header.metadata.find(std::string(kHeaderHashKey));
   if (expected == header.metadata.end()) {

@@ -1,20 +1,21 @@
-// Safetensors, the format of the public hubs: 8 bytes little-endian length of the header, the
-// header (JSON: for each tensor its dtype, its shape and where its bytes begin and end; and
-// "__metadata__", text by name), then the bytes of the tensors, without holes.
+// Safetensors, the format of the public hubs. A file has the length of the header (8 bytes,
+// little-endian), the header, and the bytes of the tensors without gaps. The header is JSON. It has
+// for each tensor its dtype, its shape and the offsets where its bytes begin and end, and
+// "__metadata__", texts by name.
 //
-// What Lockstep writes is a pure function of what it is given. The bytes of tensors with larger
-// elements come first, and by name among equals: every tensor is aligned to its elements. Damage is
-// found by two hashes in the metadata:
+// The bytes that Lockstep writes depend only on the tensors and the metadata. Tensors with larger
+// elements come first; equal ones are sorted by name. So every tensor is aligned to its elements.
+// Two hashes in the metadata show damage:
 //
 //   lockstep.data_sha256     SHA-256 of the data
-//   lockstep.header_sha256   SHA-256 of the header as Lockstep would write it without this entry, so
-//                            of all other metadata, of names, dtypes, shapes and places, and of the
-//                            hash above
-//   lockstep.hashes          "data, header": both must be there. Earlier versions wrote the first
-//                            hash alone
+//   lockstep.header_sha256   SHA-256 of the header as Lockstep would write it without this entry. So
+//                            it covers all other metadata, the names, dtypes, shapes and offsets,
+//                            and the hash above
+//   lockstep.hashes          "data, header": both hashes must be there. Earlier versions wrote only
+//                            the first one
 //
-// Failure: BadInput naming the file and what is wrong; the reader believes nothing that the header
-//          says before it fits the file and its hash.
+// Failure: BadInput with the name of the file and what is wrong. The reader uses nothing from the
+//          header before the header fits the file and its hash.
 #pragma once
 
 #include <cstddef>
@@ -39,34 +40,35 @@ struct TensorView {
   std::string name;
   Dtype dtype = Dtype::kF32;
   std::vector<std::int64_t> shape;   // empty: one element
-  std::span<const std::byte> bytes;  // borrowed; in files of others perhaps not aligned
+  std::span<const std::byte> bytes;  // borrowed; files of other programs may not align them
 };
 
 using Metadata = std::map<std::string, std::string>;
 
-// Ours in the metadata of a file; what a caller gives for them is replaced.
+// Lockstep's own keys in the metadata. Values that a caller gives for them are replaced.
 inline constexpr std::string_view kDataHashKey = "lockstep.data_sha256";
 inline constexpr std::string_view kHeaderHashKey = "lockstep.header_sha256";
 inline constexpr std::string_view kHashesKey = "lockstep.hashes";
 
-// What a file says.
+// A parsed file.
 struct Safetensors {
   std::vector<TensorView> tensors;  // by name
   Metadata metadata;
   std::span<const std::byte> data;  // of all tensors
-  bool header_is_hashed = false;    // and the hash was right
+  bool header_is_hashed = false;    // it has a hash, and the hash was right
 };
 
-// Spans point into `bytes`; `file` is for messages. BadInput, too, when the header does not have its hash.
+// Spans point into `bytes`. `file` is the name in messages. Throws BadInput also if the hash of the
+// header is wrong.
 Safetensors parse_safetensors(std::span<const std::byte> bytes, const std::string& file);
 
-// Whether the data is what was written; nothing to hold against where the file has no hash.
+// Throws BadInput if the data are not what was written. A file without a hash always passes.
 void verify_safetensors(const Safetensors& parsed, const std::string& file);
 
-// A file, mapped: tensors come from the disk as they are looked at.
+// A mapped file. Tensors come from the disk when they are read.
 //
-// Threads:   reading is free.
-// Ownership: views end with it; moving it moves them along.
+// Threads:   any thread may read.
+// Ownership: views are valid as long as it lives; they stay valid if it is moved.
 class SafetensorsFile {
  public:
   static SafetensorsFile open(const std::string& path);
@@ -76,10 +78,10 @@ class SafetensorsFile {
   const Metadata& metadata() const { return parsed_.metadata; }
   bool header_is_hashed() const { return parsed_.header_is_hashed; }
 
-  // Null when there is none of that name.
+  // Null if there is no tensor of that name.
   const TensorView* find(std::string_view name) const;
 
-  // Reads all data and throws BadInput "is damaged" when it is not what was written.
+  // Reads all data. Throws BadInput "is damaged" if they are not what was written.
   void verify() const { verify_safetensors(parsed_, path_); }
 
  private:
@@ -90,13 +92,14 @@ class SafetensorsFile {
   Safetensors parsed_;
 };
 
-// The bytes of a file, part after part, to `sink`. BadInput when a name is there twice or is not
-// UTF-8, or when bytes do not fit a shape.
+// Gives the bytes of a file to `sink`, part after part. Throws BadInput if a name is there twice or
+// is not UTF-8, or if the bytes do not fit the shape.
 using ByteSink = std::function<void(std::string_view)>;
 void write_safetensors(const ByteSink& sink, const std::vector<TensorView>& tensors,
                        Metadata metadata);
 
-// A whole file, or the earlier one, which stays beside it as `kept` if that is a name (base/atomic_file.h).
+// Writes a file. After a crash the path has the whole new file or the whole earlier one. If `kept`
+// is not empty, the earlier file is kept under that name (base/atomic_file.h).
 void save_safetensors(const std::string& path, const std::vector<TensorView>& tensors,
                       Metadata metadata = {}, const std::string& kept = "");
 

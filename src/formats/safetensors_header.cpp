@@ -37,10 +37,10 @@ const DtypeRow& row_of(Dtype dtype) {
   return kDtypes[static_cast<std::size_t>(dtype)];
 }
 
-// Takes the events of the JSON parser one by one: nothing is built that the format does not have,
-// so neither depth nor doubled keys get anywhere.
+// Takes the events of the JSON parser one by one. It builds only what the format has, so a file
+// with deep nesting or double keys is refused at once and takes no memory.
 //
-//   place     what may come
+//   state     what may come
 //   kStart    {
 //   kFile     the name of a tensor, __metadata__, or }
 //   kEntry    { of a tensor        kMetadata   { of the metadata
@@ -295,7 +295,7 @@ std::optional<std::uint64_t> length_of(Dtype dtype, const std::vector<std::int64
 }
 
 SafetensorsHeader parse_header(std::string_view json, const std::string& file) {
-  // Before the parser sees it, which would skip spaces and a byte order mark.
+  // Checked before the parser, because the parser would skip spaces and a byte order mark.
   if (!json.starts_with('{')) {
     refuse(file, "is not a safetensors file: its header does not begin with '{'", kFetchAgain);
   }

@@ -24,13 +24,16 @@ struct SafetensorsHeader {
   Metadata metadata;
 };
 
-// The bytes that dtype and shape make; nothing when 64 bits do not hold it.
+// The number of bytes of a tensor with this dtype and shape; nothing if it does not fit into 64
+// bits.
 std::optional<std::uint64_t> length_of(Dtype dtype, const std::vector<std::int64_t>& shape);
 
-// Its form only: keys once, types, known dtypes. Places and lengths are not looked at. BadInput.
+// Checks only the form: each key once, types, known dtypes. It does not check offsets and lengths.
+// Throws BadInput.
 SafetensorsHeader parse_header(std::string_view json, const std::string& file);
 
-// JSON, with spaces at the end up to a multiple of 8 bytes. BadInput for text that is not UTF-8.
+// JSON, with spaces at the end up to a multiple of 8 bytes. Throws BadInput for text that is not
+// UTF-8.
 std::string format_header(const SafetensorsHeader& header);
 
 }  // namespace lockstep::formats

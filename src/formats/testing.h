@@ -1,5 +1,5 @@
-// What the tests of the formats share: a directory of their own, files in it, gzip, and the one
-// line that every refusal must be.
+// What the tests of the formats share: a directory for each test, files in it, gzip, and the check
+// that a refusal is one line.
 #pragma once
 
 #include <gmock/gmock.h>
@@ -23,7 +23,7 @@ inline ByteSpan span_of(std::string_view text) {
 
 using lockstep::testing::gzip;
 
-// BadInput in one line that names the file and says `part`.
+// Expects BadInput in one line that has the name of the file and the words `part`.
 inline void expect_refusal(const std::function<void()>& body, const std::string& file,
                            const std::string& part) {
   try {

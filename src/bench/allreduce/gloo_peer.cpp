@@ -1,9 +1,10 @@
-// Gloo as its users run it: its own ring all-reduce over TCP on the loopback, in chunks, its default and
-// the algorithm that PyTorch uses. (Its other one, bcube, is for many hosts.)
+// Gloo as its users run it: its ring all-reduce over TCP on the loopback interface. This is Gloo's
+// default, and the algorithm that PyTorch uses. (Its other algorithm, bcube, is for many hosts.)
 //
-// Tried and left: its older algorithms over synchronous pairs (--sync --busy-poll in its own benchmark). They
-// take 17 µs for some small buffers, but 88 ms for others, where TCP delays its acknowledgements, and two pairs
-// that send more than the socket's buffers hold, from 128 MiB on, wait for each other until they time out.
+// Tried and not used: its older algorithms over synchronous pairs (--sync --busy-poll in its own
+// benchmark). They take 17 µs for some small buffers, but 88 ms for others, because TCP delays its
+// acknowledgements. From 128 MiB on, both sides of a pair send more than the buffers of their
+// sockets hold, and wait for each other until they time out.
 #include <gloo/allreduce.h>
 #include <gloo/barrier.h>
 #include <gloo/math.h>
@@ -30,7 +31,7 @@ class Gloo : public Reducer {
  public:
   explicit Gloo(const std::string& folder) {
     auto device = gloo::transport::tcp::CreateDevice("127.0.0.1");
-    // A store for each run: FileStore keeps what others left.
+    // A new store for each run, because FileStore keeps what earlier runs left.
     gloo::rendezvous::FileStore files(folder);
     gloo::rendezvous::PrefixStore store(base::environment("TORCHELASTIC_RUN_ID").value_or(""),
                                         files);

@@ -1,4 +1,4 @@
-// Stands in where Gloo was not found.
+// For builds without Gloo.
 #include <lockstep/errors.h>
 
 #include "bench/allreduce/worker.h"

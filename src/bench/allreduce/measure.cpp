@@ -23,7 +23,7 @@ constexpr int kLeastSamples = 3;
 constexpr int kMostSamples = 1000;
 constexpr int kWarmUp = 3;
 
-// Prime, so that a slice in the wrong place is not mistaken for the right one.
+// Prime, so that a slice at a wrong offset is not taken for the right one.
 constexpr std::size_t kPeriod = 4099;
 constexpr std::uint64_t kValues = 1021;
 
@@ -65,7 +65,7 @@ class Series {
         count_(bytes / sizeof(float)),
         stride_(stride_of(bytes) / sizeof(float)) {}
 
-  // Seconds that one all-reduce of the block took here.
+  // The seconds that one all-reduce of the block took on this worker.
   double sample() {
     const std::size_t shift = shift_++;
     pattern_.fill(memory_, stride_ * block_, shift);
@@ -77,7 +77,7 @@ class Series {
     return took;
   }
 
-  // Finds out how long it takes; the same numbers on every worker.
+  // Finds out how long an all-reduce takes. All workers get the same numbers.
   void prepare(const MeasureOptions& options) {
     double times[2] = {0, 0};
     for (int i = 0; i < kWarmUp; ++i) times[0] = sample();

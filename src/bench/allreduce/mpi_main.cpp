@@ -1,5 +1,6 @@
-// One worker of an MPI in `bench allreduce`. Built once for each MPI that is found, with what its compiler
-// wrapper says, and started by its own mpirun: `lockstep-bench-openmpi SECONDS SAMPLES BYTES…`.
+// One worker of an MPI in `bench allreduce`. It is built once for each MPI that is found, with the
+// flags of its compiler wrapper, and is started by its own mpirun: `lockstep-bench-openmpi SECONDS
+// SAMPLES BYTES…`.
 #define OMPI_SKIP_MPICXX 1
 #define MPICH_SKIP_MPICXX 1
 #include <mpi.h>
@@ -16,7 +17,8 @@
 namespace lockstep::bench {
 namespace {
 
-// Before MPI_Init, which starts threads and touches memory: the first of these variables that is there.
+// The number in the first of these variables that is set. They say rank and size before MPI_Init,
+// which starts threads and touches memory.
 int place(std::initializer_list<const char*> variables, int otherwise) {
   for (const char* variable : variables) {
     if (const char* text = std::getenv(variable)) return std::atoi(text);
@@ -39,7 +41,7 @@ class Mpi : public Reducer {
   int rank() const override { return rank_; }
   int size() const override { return size_; }
   float* memory(std::size_t bytes) override {
-    // Whole pages, for MPI_Alloc_mem promises no alignment.
+    // Rounded to whole pages, because MPI_Alloc_mem promises no alignment.
     constexpr std::size_t kPage = 4096;
     std::size_t room = bytes + kPage;
     MPI_Alloc_mem(static_cast<MPI_Aint>(room), MPI_INFO_NULL, &memory_);

@@ -17,8 +17,9 @@
 namespace lockstep::bench {
 namespace {
 
-// Over Gloo a worker has a second thread, which spins while the first holds a lock: side by side on one
-// core both wait for the scheduler's next tick, 4 ms. Such workers may use all cores of the benchmark.
+// Over Gloo a worker has a second thread, which spins while the first one holds a lock. If both are
+// on one core, they wait for the scheduler's next tick, 4 ms. So such workers may use all cores of
+// the benchmark.
 bool needs_free_cores() {
   return base::environment("LOCKSTEP_ENGINE") == "gloo";
 }
@@ -27,7 +28,7 @@ int number_of(const char* variable) {
   return static_cast<int>(base::environment_number(variable, 0, 1 << 20).value_or(0));
 }
 
-// What the two share that are workers of a world.
+// What the systems share whose workers form a world.
 class InWorld : public Reducer {
  public:
   int rank() const override { return world_.rank(); }
@@ -46,7 +47,7 @@ class InWorld : public Reducer {
   World world_ = join();
 };
 
-// Lockstep's all-reduce, over the engine that the launcher was told.
+// Lockstep's all-reduce over the launcher's engine.
 class Engine : public InWorld {
  public:
   float* memory(std::size_t bytes) override {
@@ -61,10 +62,10 @@ class Engine : public InWorld {
 
  private:
   std::shared_ptr<SharedArena> arena_;
-  std::vector<float> own_;  // where the engine shares no memory
+  std::vector<float> own_;  // if the engine shares no memory
 };
 
-// Rank after rank, which no number of workers shares with another.
+// Adds rank after rank. This order is another one for every number of workers.
 plan::Reduction in_order_of_ranks(int workers) {
   plan::Reduction plan{.shards = workers, .workers = workers, .operands = {}, .additions = {}};
   for (int rank = 0; rank < workers; ++rank) plan.operands.push_back({rank, {rank, rank + 1}});
@@ -73,8 +74,8 @@ plan::Reduction in_order_of_ranks(int workers) {
   return plan;
 }
 
-// What the engine `shm` does, with an order of addition of one's own: between two barriers every worker reads its slice
-// of everyone's buffer and stores the sum to everyone's.
+// What the engine `shm` does, with any order of addition. Between two barriers every worker reads
+// its slice of all buffers and stores the sum to all of them.
 class InPlace : public InWorld {
  public:
   using Plan = plan::Reduction (*)(int workers);
@@ -107,8 +108,9 @@ class InPlace : public InWorld {
   std::shared_ptr<SharedArena> arena_;
 };
 
-// What one worker must do at the least: read its slice of everyone's buffer, add in the order of the
-// tree, store the sum to everyone's. Here all of it is in memory of its own, so that nobody waits.
+// What one worker must do at least: read its slice of all buffers, add in the order of the tree,
+// and store the sum to all buffers. Here all of them are in the worker's own memory, so that nobody
+// waits.
 class Limit : public InWorld {
  public:
   Limit()

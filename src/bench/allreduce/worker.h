@@ -9,11 +9,12 @@
 
 namespace lockstep::bench {
 
-// `lockstep bench-worker KIND SECONDS SAMPLES BYTES…`, started by `lockstep run`. KIND is `engine` (the
-// one that the launcher was told), `limit`, or `gloo:FOLDER`, a folder where Gloo's workers meet.
+// Runs `lockstep bench-worker KIND SECONDS SAMPLES BYTES…`, started by `lockstep run`. KIND is
+// `engine` (the launcher's engine), `limit`, or `gloo:FOLDER`, where FOLDER is the folder in which
+// Gloo's workers meet.
 int allreduce_worker(const std::vector<std::string>& arguments);
 
-// Gloo by itself, without Lockstep; see gloo_peer.cpp. Unavailable where it was not built.
+// Gloo alone, without Lockstep; see gloo_peer.cpp. Throws Unavailable if this build has no Gloo.
 bool gloo_peer_built();
 std::unique_ptr<Reducer> make_gloo_peer(const std::string& folder);
 

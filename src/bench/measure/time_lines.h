@@ -1,7 +1,8 @@
-// How workers print the times that they took: as lines of JSON that get through every launcher.
+// How workers print the times that they took: as lines of JSON that pass through every launcher.
 //
-// `lockstep run` cuts lines in pieces, at 1 MiB with few workers and at 256 KiB with 256, the most that are measured; so
-// many times stand on several lines. Needs nothing but the standard library, as the peers' programs.
+// `lockstep run` cuts long lines: at 1 MiB with few workers, and at 256 KiB with 256 workers, the
+// most that are measured. So many times are printed on several lines. This needs only the standard
+// library, because the programs of the peers use it, too.
 #pragma once
 
 #include <charconv>
@@ -12,18 +13,19 @@
 
 namespace lockstep::bench {
 
-// A time takes some 20 bytes at the most, so that a line stays below 100 KiB.
+// A time takes at most about 20 bytes, so a line stays below 100 KiB.
 inline constexpr std::size_t kTimesOfALine = 4096;
 
 struct TimeLines {
-  std::string every;  // what each line begins with: "\"rank\":0"
-  std::string first;  // what only the first has after it; may be empty
+  std::string every;  // every line begins with it: "\"rank\":0"
+  std::string first;  // follows on the first line only; may be empty
   std::string name;   // of the array of times
   std::chars_format format =
-      std::chars_format::fixed;  // with 4 digits: as %.4f, or as %.4g if general
+      std::chars_format::fixed;  // with 4 digits: as %.4f; if general, as %.4g
 };
 
-// {EVERY,FIRST,"NAME":[…]} and then as many {EVERY,"NAME":[…]} as are needed. One line, with an empty array, for no times.
+// {EVERY,FIRST,"NAME":[…]}, and then as many lines {EVERY,"NAME":[…]} as are needed. If there are
+// no times, one line with an empty array.
 std::vector<std::string> lines_of_times(const TimeLines& form, std::span<const double> times);
 
 }  // namespace lockstep::bench

@@ -8,7 +8,7 @@ namespace {
 
 constexpr std::int64_t kClasses = 10;
 constexpr std::int64_t kVocabulary = 65;  // letters
-// Its 50,257 tokens, rounded up to what matrix products are fast with, as it is usually trained.
+// GPT-2's 50,257 tokens, rounded up to a number with which matrix products are fast, as is usual.
 constexpr std::int64_t kVocabularyOfGpt2 = 50304;
 
 DataShape shape_of(const StepJob& job) {

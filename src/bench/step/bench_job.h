@@ -12,8 +12,8 @@
 
 namespace lockstep::bench {
 
-// No weight decay: the default of every optimizer's but AdamW's. lockstep_bench_ddp.py and lockstep_bench_cuda.py have
-// the same numbers.
+// No weight decay, which is the default of every optimizer except AdamW. lockstep_bench_ddp.py and
+// lockstep_bench_cuda.py have the same numbers.
 inline constexpr double kLearningRate = 1e-3;
 inline constexpr double kMomentum = 0.9;
 inline constexpr double kWeightDecayOfAdamW = 1e-2;
@@ -27,7 +27,7 @@ struct StepJob {
   std::int64_t batch = 0;  // of each shard
   std::string optimizer;   // sgd, sgd-momentum, adam, adamw
   double seconds = 0;
-  std::int64_t steps = 0;  // 0: as `seconds` allows
+  std::int64_t steps = 0;  // 0: as many as `seconds` allows
   std::string device;      // cpu, cuda
   std::string precision;   // float32, bf16, bf16-held
   std::string gpt_size;
@@ -37,14 +37,15 @@ struct StepJob {
   bool on_cuda() const { return device == "cuda"; }
 };
 
-// The words SYSTEM SHARDS MODEL BATCH OPTIMIZER SECONDS STEPS DEVICE PRECISION GPT_SIZE CONTEXT
-// BUCKET_BYTES. std::exception for others.
+// Reads the arguments SYSTEM SHARDS MODEL BATCH OPTIMIZER SECONDS STEPS DEVICE PRECISION GPT_SIZE
+// CONTEXT BUCKET_BYTES. Throws std::exception for others.
 StepJob parse_step_job(const std::vector<std::string>& words);
 
-// The same values on every worker, without dropout, which not every system draws alike.
+// The same values on every worker. Without dropout, because systems draw different random numbers
+// for it.
 std::shared_ptr<models::Net> make_net(const StepJob& job, torch::Device device);
 
-// Random samples, other ones on every worker.
+// Random samples, different on every worker.
 Batch make_batch(const StepJob& job, int rank, torch::Device device);
 
 }  // namespace lockstep::bench

@@ -14,7 +14,7 @@
 namespace lockstep::bench {
 namespace {
 
-// Templates, because not every LibTorch has all of it.
+// Templates, because not every LibTorch has all of these functions.
 
 template <typename Flag>
 constexpr Flag timing_flag() {

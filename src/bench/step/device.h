@@ -12,15 +12,16 @@ namespace lockstep::bench {
 // Why this process cannot train on a GPU, in a few words; empty if it can.
 std::string problem_with_cuda();
 
-// As lockstep_bench_cuda.py has them: cuDNN searches for its kernels, unless they shall be deterministic.
+// Sets the same switches as lockstep_bench_cuda.py: cuDNN searches for the fastest kernels, unless
+// they must be deterministic.
 void set_cuda_switches(bool deterministic);
 
-// Moments in the work of a device: an event on its current stream each.
+// Marks in the work of a device. Each is an event on its current stream.
 //
-// Threads:   one, that which gives the device its work.
-// Blocking:  milliseconds() waits for the device; mark() for nothing.
-// Failure:   Unavailable from milliseconds() where LibTorch's events tell no times (before 2.4).
-// Ownership: keeps its events.
+// Threads:   one: the thread that queues the work.
+// Blocking:  milliseconds() waits for the device; mark() does not wait.
+// Failure:   milliseconds() throws Unavailable if LibTorch's events have no times (before 2.4).
+// Ownership: owns its events.
 class DeviceMarks {
  public:
   explicit DeviceMarks(torch::Device device);
@@ -30,7 +31,7 @@ class DeviceMarks {
 
   void mark();
 
-  // From each mark to the next.
+  // The times from each mark to the next.
   std::vector<double> milliseconds();
 
  private:

@@ -40,18 +40,19 @@ struct StepTimes {
   std::vector<double> ms;  // one for each step of this worker
   double state_mb = 0;     // parameters and optimizer state of this worker; not known on cuda
 
-  // Of the last step, where it has a replica.
+  // Of the last step, if the system has a replica.
   std::optional<std::int64_t> buckets;
   std::optional<std::int64_t> buckets_before_end;  // reduced before the last gradient was there
 
-  // Of all steps, where a Trainer ran them.
-  std::optional<std::int64_t> graph_shards;  // that ran as CUDA graphs
+  // Of all steps, if a Trainer ran them.
+  std::optional<std::int64_t> graph_shards;  // shards that ran as CUDA graphs
   std::optional<std::int64_t> eager_shards;
-  std::string eager_reason;  // why some did not that might have; empty: none
+  std::string eager_reason;  // why some that could have did not; empty: there were none
 };
 
-// Runs the job's system. Collective: warm-up, the number of steps, and the moment of the first are agreed
-// between workers; in `plain` and `plain-flat` they say nothing to each other after that.
+// Runs the job's system. Collective: workers agree on the warm-up, on the number of steps and on
+// the time of the first step. In `plain` and `plain-flat` they do not talk to each other after
+// that.
 StepTimes run_steps(const StepJob& job, World& world);
 
 namespace {
@@ -76,8 +77,8 @@ double megabytes(const std::vector<NamedTensor>& tensors) {
   return bytes / kMegabyte;
 }
 
-// This worker's part of the memory that parameters and state lie in, as the kernel counts it: the sum over workers is
-// what there is of it.
+// This worker's share of the memory for parameters and state, as the kernel counts it. The sum over
+// workers is all of that memory.
 double state_megabytes(const StepJob& job, const Replica& model, optim::Optimizer& optimizer) {
   if (job.on_cuda()) return 0;
   std::set<const void*> memories;
@@ -98,14 +99,15 @@ std::int64_t fitting_steps(const StepJob& job, double step_ms) {
   return std::clamp(fitting, kLeastSteps, kMostSteps);
 }
 
-// The same on every worker.
+// All workers get the same number.
 std::int64_t agreed_steps(const StepJob& job, World& world, double step_ms) {
   if (job.steps > 0) return job.steps;
   world.comm().all_reduce({&step_ms, 1, DType::kFloat64}, {ReduceOp::kMax}).wait();
   return fitting_steps(job, step_ms);
 }
 
-// The device's time from the end of a step to the end of the next; the host waits for nothing meanwhile.
+// The device's time from the end of each step to the end of the next. The host does not wait
+// meanwhile.
 std::vector<double> timed_on_cuda(const StepJob& job, World& world,
                                   const std::function<void()>& step) {
   DeviceMarks warm_up(world.device());
@@ -168,13 +170,13 @@ std::shared_ptr<optim::Optimizer> own_optimizer(const StepJob& job, Replica& mod
                                       optim::SGDOptions{.lr = kLearningRate, .momentum = momentum});
 }
 
-// How often a stock optimizer keeps something as large as the parameters.
+// How many states of the size of the parameters a stock optimizer keeps.
 int slots(const std::string& optimizer) {
   if (optimizer == "sgd") return 0;
   return optimizer == "sgd-momentum" ? 1 : 2;
 }
 
-// How often a worker goes forward and backward in a step.
+// How many times a worker runs forward and backward in a step.
 int passes_of(const StepJob& job, const World& world) {
   return plan::hosted_shards(world.rank(), world.size(), job.shards).size();
 }
@@ -182,12 +184,13 @@ int passes_of(const StepJob& job, const World& world) {
 torch::Tensor loss_of(const StepJob& job, models::Net& net, const Batch& batch) {
   std::optional<Autocast> autocast;
   if (job.precision.starts_with("bf16")) autocast.emplace(torch::kCUDA, torch::kBFloat16);
-  // In the type that the model gives, as PyTorch computes it under autocast; models::loss() takes float32 for it.
+  // Computed in the type of the model's output, as PyTorch does with autocast. models::loss() uses
+  // float32.
   return torch::nn::functional::cross_entropy(net.forward(batch.data).flatten(0, -2),
                                               batch.target.flatten());
 }
 
-// The worker's part of a mean over its passes, as such loops are written.
+// The loss divided by the number of passes, as is usual in such loops.
 torch::Tensor part_of_loss(const StepJob& job, models::Net& net, const Batch& batch, int passes) {
   const torch::Tensor loss = loss_of(job, net, batch);
   return passes > 1 ? loss / passes : loss;
@@ -214,7 +217,8 @@ StepTimes run_plain(const StepJob& job, World& world, bool set_to_none) {
   return result;
 }
 
-// The drop-in loop over `training`: the world, or for `plain-flat` a world of one.
+// The drop-in loop in the world `training`: the whole world, or for `plain-flat` a world of one
+// worker.
 StepTimes run_drop_in(const StepJob& job, World& world, World& training,
                       DataParallelOptions options = {}) {
   options.bucket_bytes = job.bucket_bytes;
@@ -236,7 +240,7 @@ StepTimes run_drop_in(const StepJob& job, World& world, World& training,
   return result;
 }
 
-// The same batch again and again, for every worker, whatever is asked for: reading data is not measured here.
+// Always the same batch, whatever sample is asked for: reading data is not measured here.
 class OneBatch : public Dataset {
  public:
   OneBatch(Batch batch, std::int64_t samples) : batch_(std::move(batch)), samples_(samples) {}
@@ -252,7 +256,7 @@ class OneBatch : public Dataset {
   std::int64_t samples_;
 };
 
-// When the steps of a Trainer end, and when there have been enough.
+// Measures when the steps of a Trainer end, and says when there are enough.
 class TrainerClock {
  public:
   virtual ~TrainerClock() = default;
@@ -260,7 +264,7 @@ class TrainerClock {
   virtual std::vector<double> milliseconds() = 0;
 };
 
-// As the Trainer itself times them.
+// The times of the Trainer itself.
 class HostClock : public TrainerClock {
  public:
   explicit HostClock(const StepJob& job) : job_(job) {}
@@ -279,8 +283,8 @@ class HostClock : public TrainerClock {
   double total_ms_ = 0;
 };
 
-// By marks in the device's work. The hook may come when the next step's backward is queued already; it comes once a step,
-// so what lies between two marks is a step all the same.
+// Marks in the device's work. The hook may be called when backward of the next step is queued
+// already. But it is called once per step, so the time between two marks is still that of one step.
 class CudaClock : public TrainerClock {
  public:
   CudaClock(const StepJob& job, torch::Device device)
@@ -313,7 +317,7 @@ void note_graphs(const TrainingResult& training, StepTimes& result) {
   result.eager_reason = training.on_device.reason;
 }
 
-// The Trainer is told to stop when the job has had its steps, or its seconds.
+// Tells the Trainer to stop when the job has had its steps or its seconds.
 StepTimes run_trainer(const StepJob& job, World& world, bool checked) {
   const auto net = make_net(job, world.device());
   auto model = data_parallel(net, world, {.bucket_bytes = job.bucket_bytes});
@@ -355,7 +359,8 @@ StepTimes run_trainer(const StepJob& job, World& world, bool checked) {
 }  // namespace
 
 StepTimes run_steps(const StepJob& job, World& world) {
-  // To none is faster, and the default from LibTorch 2 on; to zero is LibTorch 1.13's.
+  // Setting gradients to none is faster, and the default from LibTorch 2 on. LibTorch 1.13 sets
+  // them to zero.
   if (job.system == "plain") return run_plain(job, world, true);
   if (job.system == "plain-zeroed") return run_plain(job, world, false);
   if (job.system == "drop-in") return run_drop_in(job, world, world);
@@ -379,7 +384,8 @@ bool is_deterministic(const StepJob& job) {
   return job.system.ends_with("-deterministic");
 }
 
-// Before anything else: what a world says of a host without a GPU is about the world.
+// Checked before anything else, because without a GPU the error of a world would be about the
+// world.
 void prepare_device(const StepJob& job) {
   if (!job.on_cuda()) return;
   const std::string problem = problem_with_cuda();
@@ -431,7 +437,7 @@ void measure_steps(const std::vector<std::string>& words) {
     world.comm().barrier().wait();
     return;
   }
-  world.comm().barrier().wait();  // everybody still holds what it held
+  world.comm().barrier().wait();  // until here every worker still has its memory
   const double pss_mb = static_cast<double>(base::proportional_set_bytes()) / 1e6;
   world.comm().barrier().wait();
   print_times(world.rank(),
@@ -456,7 +462,7 @@ void step_worker(const std::vector<std::string>& words) {
     fmt::print(stderr, "lockstep-train bench-step: {}\n", error.what());
     std::_Exit(1);
   }
-  std::_Exit(0);  // taking LibTorch down lasts, and is not measured
+  std::_Exit(0);  // shutting LibTorch down takes time, which is not measured
 }
 
 }  // namespace lockstep::bench

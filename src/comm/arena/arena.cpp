@@ -71,7 +71,7 @@ Arena Arena::attach(int fd, std::size_t expected_bytes) {
   }
   const int seals = ::fcntl(own.get(), F_GET_SEALS);
   if (seals < 0 || (seals & kSeals) != kSeals) {
-    throw Mismatch("the descriptor is no sealed arena; the workers are of different builds");
+    throw Mismatch("the descriptor is not a sealed arena; the workers have different builds");
   }
   struct stat status {};
   if (::fstat(own.get(), &status) != 0 || static_cast<std::size_t>(status.st_size) != size) {

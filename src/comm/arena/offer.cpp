@@ -9,7 +9,7 @@
 namespace lockstep::comm {
 namespace {
 
-constexpr std::uint16_t kCardVersion = 2;
+constexpr std::uint16_t kOfferVersion = 2;
 constexpr std::size_t kMostHostBytes = 256;
 constexpr std::size_t kMostNameBytes = 100;  // a socket's name has 107
 constexpr std::uint64_t kMostArenaBytes = std::uint64_t{1} << 62;
@@ -22,7 +22,7 @@ std::string namespace_of_this_process(const char* kind) {
 
 std::string encode(const ArenaOffer& offer) {
   return base::ByteWriter()
-      .put(kCardVersion)
+      .put(kOfferVersion)
       .put_text(offer.host)
       .put_text(offer.socket_name)
       .put(offer.bytes)
@@ -40,7 +40,7 @@ std::optional<ArenaOffer> decode_offer(std::string_view bytes) {
   offer.bytes = reader.get<std::uint64_t>();
   offer.process = reader.get<std::int32_t>();
   offer.process_namespace = reader.get_text(kMostHostBytes);
-  if (!reader.done() || version != kCardVersion) return std::nullopt;
+  if (!reader.done() || version != kOfferVersion) return std::nullopt;
   if (offer.socket_name.empty() || offer.bytes == 0 || offer.bytes > kMostArenaBytes) {
     return std::nullopt;
   }

@@ -25,8 +25,8 @@ const char* silence_hint(bool over_network) noexcept;
 
 // What worker `rank` tells when others wait for it, while it waits for `peer`.
 Failure waiting_failure(int rank, int peer, bool over_network);
-// What ended `rank`, this worker. An Error says it; whatever else it was (no memory, the system, a bug of ours) is
-// Unavailable to this rank, with base::diagnosis as its text.
+// What ended this worker, `rank`. An Error says it itself. Anything else (no memory, the system, our
+// own bug) is an Unavailable of this rank, with base::diagnosis as its text.
 Failure failure_of(int rank, const std::exception& error);
 [[noreturn]] void raise(const Failure& failure);
 

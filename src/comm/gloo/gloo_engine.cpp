@@ -132,7 +132,8 @@ void prove_to_all(Link& link, const Bootstrap& bootstrap, Deadline deadline) {
     if (peer == self) continue;
     if (!base::equal_secrets(proven[peer],
                              proof(bootstrap, peer, self, theirs[peer], nonces[peer]))) {
-      throw PeerLost(fmt::format("who answers as rank {} does not know the secret", peer), {peer});
+      throw PeerLost(
+          fmt::format("a process that answers as rank {} does not know the secret", peer), {peer});
     }
   }
 }

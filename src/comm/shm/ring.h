@@ -1,9 +1,10 @@
 // A ring of frames from one worker to another.
 //
 //   frame    a header of fixed size and its bytes, padded to 8
-//   kinds    kMessage   a whole short message kAsk       announces a long message kGrant     the
-//            answer to kAsk, with its number: the receiver has memory for the message kData
-//            some bytes of a granted message
+//   kinds    kMessage   a whole short message
+//            kAsk       announces a long message
+//            kGrant     the answer to kAsk, with its number: the receiver has memory for it
+//            kData      some bytes of a granted message
 //
 // The receiver keeps short messages that nobody expects yet. Of a long message it keeps only the
 // kAsk. So its memory stays bounded, whatever a peer sends ahead.

@@ -66,8 +66,8 @@ void check_face(const Face& face, int rank, int size, std::uint32_t ring_bytes) 
   if (face.magic != kMagic || face.version != kVersion || face.rank != rank || face.size != size ||
       face.ring_bytes != ring_bytes) {
     throw Mismatch(
-        fmt::format("rank {} lays out its shared memory otherwise: it is of another build "
-                    "of Lockstep; start all workers from the same",
+        fmt::format("rank {} has another layout of shared memory: it has another build of "
+                    "Lockstep; start all workers from the same build",
                     rank),
         {rank});
   }
@@ -146,7 +146,7 @@ class Forming {
     const Word& word = segment(rank).head().phase;
     for (std::uint32_t seen = word.load(); seen < phase; seen = word.load()) {
       if (deadline_.expired()) {
-        throw Timeout(fmt::format("rank {} did not come into shared memory in time", rank), {rank});
+        throw Timeout(fmt::format("rank {} did not join the shared memory in time", rank), {rank});
       }
       const auto end = end_of_a_peer();
       // Look at the phase again after a peer has ended: what it did before counts. A peer that
