@@ -9,6 +9,7 @@ Rules, for every Markdown file that git does not ignore, or that is in ROOT if t
     width   a line of prose has at most 100 columns. Tables, code, headings and the targets of links may be longer, and so
             may a line of one word. Pages that a program writes (docs/benchmarks*.md) are as that program writes them
     links   a link to a file of the repository leads to a file, and one with #part to a heading of that page
+    files   a file of the sources that a page names by its path is there (but in CHANGELOG.md, which is history)
     found   every page in docs/ can be reached by links from README.md; a link to a folder is one to its README.md
 """
 import pathlib
@@ -21,6 +22,7 @@ MOST_COLUMNS = 100
 WRITTEN_BY_PROGRAMS = re.compile(r"docs/benchmarks[^/]*\.md")
 LINK = re.compile(r"\]\(([^)\s]+)\)")
 OUTSIDE = re.compile(r"[a-z]+:")
+SOURCE = re.compile(r"`((?:src/)?(?:base|formats|plan|flat|comm|control|torch|bench|app)/[\w/]+\.(?:h|cpp|cu))`")
 
 
 def pages_of(root):
@@ -93,6 +95,13 @@ def check_links(root, pages, name):
             yield f"{name}:{number}: {inside} has no heading #{part}"
 
 
+def check_sources(root, name, text):
+    for number, line in prose(text):
+        for path in SOURCE.findall(line):
+            if not (root / "src" / path.removeprefix("src/")).exists():
+                yield f"{name}:{number}: there is no {path}"
+
+
 def reached(root, pages):
     found, waiting = set(), ["README.md"]
     while waiting:
@@ -112,6 +121,8 @@ def check(root):
             problems += [f"{name}:{number}: {len(line)} columns, more than {MOST_COLUMNS}"
                          for number, line in prose(text) if too_wide(line)]
         problems += check_links(root, pages, name)
+        if name != "CHANGELOG.md":
+            problems += check_sources(root, name, text)
     problems += [f"{name}: no link leads here from README.md"
                  for name in sorted(set(pages) - reached(root, pages)) if name.startswith("docs/")]
     return problems
@@ -135,6 +146,8 @@ def self_test():
         ("README.md", "[part](docs/a.md#the-one-part)"): 0,
         ("README.md", "[part](docs/a.md#another-part)"): 1,
         ("README.md", "`[b](docs/b.md)`"): 0,
+        ("README.md", "`src/plan/gone.h` and `plan/gone.cpp`"): 2,
+        ("README.md", "`src/plan/here.h` and `plan/here.h`"): 0,
         ("docs/lost.md", "A page."): 1,
         ("docs/more/README.md", "A page."): 1,
         ("docs/a.md", "[more](more)"): 1,
@@ -143,6 +156,8 @@ def self_test():
         with tempfile.TemporaryDirectory() as folder:
             root = pathlib.Path(folder)
             (root / "docs").mkdir()
+            (root / "src/plan").mkdir(parents=True)
+            (root / "src/plan/here.h").touch()
             (root / "README.md").write_text("# Read me\n\n[a](docs/a.md)\n\n")
             (root / "docs/a.md").write_text("# A page\n\n## The *one* part\n\n")
             (root / name).parent.mkdir(exist_ok=True)
