@@ -532,6 +532,7 @@ std::optional<Failure> ShmLink::failure() const {
 }
 
 void ShmLink::tell(const Failure& failure) noexcept {
+  if (::getpid() != pid_) return;  // as in fail()
   const Lock lock(mutex_);
   publish(own().told, failure);
 }

@@ -10,6 +10,7 @@
 #include <sstream>
 #include <utility>
 
+#include "base/atomic_file.h"
 #include "base/environment.h"
 #include "base/files.h"
 #include "base/log.h"
@@ -153,6 +154,8 @@ CheckpointDirectory::CheckpointDirectory(Comm& comm, std::string directory,
           "--resume, --overwrite)",
           directory_));
     }
+    // Removes what a killed writer left under a hidden name, also if this job never writes.
+    const base::AtomicFile leaves_no_trace(path());
     return "";
   });
 }
