@@ -49,10 +49,10 @@ void try_place(const Variables& variables) {
     return found->second;
   };
   try {
-    const Place place = find_place(lookup, 1000);
-    require(place.rank >= 0 && place.rank < place.size, "a rank is within the world");
-    require(place.local_rank >= 0 && place.local_rank < place.local_size, "and on its host");
-    require(place.local_size <= place.size, "a host has no more workers than the world");
+    const LaunchInfo info = find_launch_info(lookup, 1000);
+    require(info.rank >= 0 && info.rank < info.size, "a rank is within the world");
+    require(info.local_rank >= 0 && info.local_rank < info.local_size, "and on its host");
+    require(info.local_size <= info.size, "a host has no more workers than the world");
   } catch (const lockstep::BadInput&) {
   }
 }

@@ -231,7 +231,7 @@ const char* name(Launcher launcher) noexcept {
   return "unknown";
 }
 
-LaunchInfo find_place(const Lookup& lookup, std::uint32_t user) {
+LaunchInfo find_launch_info(const Lookup& lookup, std::uint32_t user) {
   using Finder = std::optional<Found> (*)(const Lookup&);
   for (const Finder find :
        {find_lockstep, find_torchrun, find_openmpi, find_slurm, find_environment}) {

@@ -51,7 +51,7 @@ struct LaunchInfo {
 
 // BadInput, in one line that says what to set, when the variables contradict each other or workers
 // on several hosts were not told where to meet.
-LaunchInfo find_place(const Lookup& lookup, std::uint32_t user);
+LaunchInfo find_launch_info(const Lookup& lookup, std::uint32_t user);
 
 // Seconds, a fraction allowed: "30", "0.5". BadInput naming `what` for anything else.
 std::chrono::milliseconds parse_seconds(std::string_view text, std::string_view what);

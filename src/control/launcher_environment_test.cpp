@@ -13,7 +13,7 @@ using testing::HasSubstr;
 using Variables = std::map<std::string, std::string>;
 
 LaunchInfo place_of(const Variables& variables, std::uint32_t user = 1000) {
-  return find_place(
+  return find_launch_info(
       [&variables](const char* name) -> std::optional<std::string> {
         const auto found = variables.find(name);
         if (found == variables.end() || found->second.empty()) return std::nullopt;
