@@ -42,7 +42,7 @@ void try_seconds(std::string_view text) {
   }
 }
 
-void try_place(const Variables& variables) {
+void try_launch_info(const Variables& variables) {
   const auto lookup = [&variables](const char* name) -> std::optional<std::string> {
     const auto found = variables.find(name);
     if (found == variables.end() || found->second.empty()) return std::nullopt;
@@ -65,6 +65,6 @@ extern "C" int LLVMFuzzerTestOneInput(const std::uint8_t* data, std::size_t size
   try_seconds(text);
   const auto tasks = slurm_tasks_of_node(text, 3);
   require(!tasks || *tasks > 0, "a node has tasks");
-  try_place(parse(text));
+  try_launch_info(parse(text));
   return 0;
 }
