@@ -56,6 +56,8 @@ def wrong_include(layer, folder, target, ours):
         return None
     if LAYERS.index(target_layer) > LAYERS.index(layer):
         return f"upward: {layer}/ includes {target_layer}/"
+    if target_layer == "formats" != layer and LAYERS.index(layer) < LAYERS.index("torch"):
+        return f"{layer}/ includes formats/, which stands beside it"
     if layer == target_layer == "comm" and target_folder is not None:
         if folder in ENGINES and target_folder in ENGINES and folder != target_folder:
             return f"engine {folder} includes engine {target_folder}"
@@ -143,6 +145,7 @@ def self_test():
         "src/flat/j.cpp": '#include "comm/channel.h"',
         "src/formats/n.cpp": '#include "plan/tree.h"',
         "src/bench/o.cpp": '#include "app/help.h"',
+        "src/plan/p.cpp": '#include "formats/csv.h"',
         "src/torch/step/m.cpp": '#include "torch/train/results.h"',
     }
     good = {"src/control/g.cpp": '#include "plan/tree.h"', "src/torch/h.cpp": "#include <ATen/ATen.h>",
