@@ -20,6 +20,7 @@
 #include "comm/thread/thread_engine.h"
 
 namespace lockstep::comm {
+namespace {
 
 // The witness: a link that passes everything on to the one below, and calls `on_failure` when that
 // one ends.
@@ -76,8 +77,6 @@ class WitnessedLink : public Link {
   OnFailure on_failure_;
   std::atomic<bool> told_{false};
 };
-
-namespace {
 
 std::shared_ptr<Link> witnessed(std::shared_ptr<Link> link, const OnFailure& on_failure) {
   if (!on_failure) return link;

@@ -16,7 +16,6 @@ namespace lockstep::formats {
 
 // Every reader here refuses a file in this way: BadInput in one line, with the name of the file,
 // what is wrong, and what to do.
-
 [[noreturn]] void refuse(std::string_view file, std::string_view wrong, std::string_view remedy);
 
 // Text from a file, made safe for one line of a message: control characters and broken bytes become

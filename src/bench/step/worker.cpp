@@ -34,8 +34,7 @@
 
 namespace lockstep::bench {
 
-// The training loops that `bench step` compares.
-
+// What a run of one of the training loops found.
 struct StepTimes {
   std::vector<double> ms;  // one for each step of this worker
   double state_mb = 0;     // parameters and optimizer state of this worker; not known on cuda
