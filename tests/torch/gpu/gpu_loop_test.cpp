@@ -4,7 +4,7 @@
 
 #include <sstream>
 
-#include "control/own_bootstrap.h"
+#include "control/world_state.h"
 #include "tests/torch/nets.h"
 
 namespace lockstep::testing {

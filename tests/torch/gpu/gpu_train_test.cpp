@@ -13,7 +13,7 @@
 #include <string>
 #include <vector>
 
-#include "control/own_bootstrap.h"
+#include "control/world_state.h"
 #include "tests/torch/nets.h"
 #include "torch/models/models.h"
 
