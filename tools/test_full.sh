@@ -4,9 +4,13 @@
 #   test_full.sh          all of them, one after the other; stops at the first that fails
 #   test_full.sh PART…    these
 #   test_full.sh list     their names
+# PRESET=cuda takes that build in place of `dev`: on a machine without Gloo, say.
 set -euo pipefail
 cd "$(dirname "$0")/.."
 export JOBS=${JOBS:-$(nproc)}
+dev=${PRESET:-dev}
+tree=build
+[ "$dev" = dev ] || tree=build/$dev
 run_tests() { ctest --test-dir "$1" --output-on-failure --no-tests=error -j "$((JOBS + 1))" "${@:2}"; }
 build() { cmake --preset "$1" >/dev/null && cmake --build --preset "$1" -j "$JOBS" "${@:2}" | tail -n 1; }
 
@@ -26,31 +30,31 @@ part_alone() {
 
 # Every operation, with a worker stopped at every instant, and killed or stopped after any instruction.
 part_faults() {
-  build dev --target process_faults_test
-  LOCKSTEP_TEST_FULL=1 build/tests/comm/process_faults_test --gtest_brief=1 \
+  build "$dev" --target process_faults_test
+  LOCKSTEP_TEST_FULL=1 "$tree/tests/comm/process_faults_test" --gtest_brief=1 \
     --gtest_filter='*StoppedAtAnyInstant*:*AfterAnyInstruction'
 }
 
 # One hash for every job, on any number of workers: as processes, and as threads of one.
 part_bits() {
-  build dev --target lockstep
-  WORKERS=processes tools/same_bits.sh
+  build "$dev" --target lockstep
+  WORKERS=processes tools/same_bits.sh "$tree/lockstep"
 }
 part_bits-threads() {
-  build dev --target layer_test
-  WORKERS=threads tools/same_bits.sh
+  build "$dev" --target layer_test
+  WORKERS=threads tools/same_bits.sh "$tree/lockstep"
 }
 
 # Every model and optimizer beside LibTorch and beside PyTorch's DDP; every example against the installed package.
 part_numbers() {
-  build dev
-  LOCKSTEP_TEST_FULL=1 run_tests build -R '^(against_|Install\.AConsumer)'
+  build "$dev"
+  LOCKSTEP_TEST_FULL=1 run_tests "$tree" -R '^(against_|Install\.AConsumer)'
 }
 
 # The tests, many times over, to catch what fails rarely. Those with LibTorch compute for minutes: fewer times.
 repeat() {
-  build dev
-  run_tests build --repeat "until-fail:$1" "${@:2}"
+  build "$dev"
+  run_tests "$tree" --repeat "until-fail:$1" "${@:2}"
 }
 part_repeat1() { repeat 20 -LE torch -I 1,,4; }
 part_repeat2() { repeat 20 -LE torch -I 2,,4; }
@@ -70,11 +74,11 @@ part_tsan-torch() {
 
 # clang-tidy, below torch/ and over it.
 part_tidy() {
-  build dev
+  build "$dev"
   tools/tidy.py --below-torch
 }
 part_tidy-torch() {
-  build dev
+  build "$dev"
   tools/tidy.py --torch
 }
 
