@@ -1,6 +1,6 @@
 #!/usr/bin/env python3
-"""clang-tidy over what the build compiles of src/, tests left out; folders that are compiled as one file are looked at
-as one file.
+"""clang-tidy, with clang's -Wthread-safety, over what the build compiles of src/, tests left out; folders that are compiled
+as one file are looked at as one file.
 
     tidy.py [--below-torch | --torch] [PATTERN]     only what sees LibTorch, or only what does not;
                                                     only files whose path, or whose folder's, contains PATTERN
@@ -16,6 +16,8 @@ from concurrent.futures import ThreadPoolExecutor
 ROOT = pathlib.Path(__file__).resolve().parent.parent
 # Clang's own warnings about pragmas that it does not know, and about flags of GCC.
 QUIET = ["--extra-arg=-Wno-unknown-warning-option", "--extra-arg=-Wno-ignored-optimization-argument"]
+# What a lock guards (base/thread_annotations.h): the builds hold it only where clang compiles.
+LOCKS = ["--extra-arg=-Wthread-safety", "--extra-arg=-Werror=thread-safety"]
 
 
 def files(which, pattern):
@@ -39,7 +41,7 @@ def tidy(job):
     checks = [f"--checks={','.join(off)}"] if off else []
     first = [f"--extra-arg=-include{ROOT / 'tools/tidy_libtorch.h'}"] if torch else []
     began = time.monotonic()
-    run = subprocess.run(["clang-tidy-14", "--quiet", "-p", str(ROOT / "build"), *QUIET, *first, *checks, path],
+    run = subprocess.run(["clang-tidy-14", "--quiet", "-p", str(ROOT / "build"), *QUIET, *LOCKS, *first, *checks, path],
                          capture_output=True, text=True)
     return path, time.monotonic() - began, run.returncode, run.stdout
 

@@ -42,4 +42,18 @@ class LOCKSTEP_SCOPED_CAPABILITY Lock {
   std::unique_lock<std::mutex> lock_;
 };
 
+// Releases a Mutex that is held, and takes it again at its end: for the slow part of a function that is called with the
+// mutex held.
+class LOCKSTEP_SCOPED_CAPABILITY Unlock {
+ public:
+  explicit Unlock(Mutex& mutex) LOCKSTEP_RELEASE(mutex) : mutex_(mutex) { mutex_.unlock(); }
+  // For clang the end of a scope undoes its beginning, and is always called a release.
+  ~Unlock() LOCKSTEP_RELEASE() { mutex_.lock(); }
+  Unlock(const Unlock&) = delete;
+  Unlock& operator=(const Unlock&) = delete;
+
+ private:
+  Mutex& mutex_;
+};
+
 }  // namespace lockstep::base

@@ -7,10 +7,10 @@
 #include <exception>
 #include <map>
 #include <memory>
-#include <mutex>
 #include <new>
 #include <utility>
 
+#include "base/mutex.h"
 #include "comm/arena/offer.h"
 #include "comm/channel.h"
 #include "comm/core/link.h"
@@ -93,9 +93,10 @@ std::shared_ptr<Link> connect_thread(Bootstrap& bootstrap, const CommOptions& op
     throw Unavailable(
         "the thread engine connects threads of one process; use gloo between processes");
   }
-  static std::mutex mutex;
-  static std::map<std::string, std::map<int, std::shared_ptr<Link>>> worlds;
-  const std::lock_guard lock(mutex);
+  static base::Mutex mutex;
+  static std::map<std::string, std::map<int, std::shared_ptr<Link>>> worlds LOCKSTEP_GUARDED_BY(
+      mutex);
+  const base::Lock lock(mutex);
   auto& world = worlds[bootstrap.name()];
   if (world.empty()) {
     const auto links = make_thread_links(bootstrap.size());

@@ -37,9 +37,10 @@ void OperationQueue::run_front() {
   const std::shared_ptr<Operation> operation = queue_.front();
   queue_.pop_front();
   running_ = operation;
-  mutex_.unlock();
-  operation->run();
-  mutex_.lock();
+  {
+    const base::Unlock unlocked(mutex_);
+    operation->run();
+  }
   running_.reset();
   if (stopping_ || !queue_.empty()) changed_->notify_all();  // or there is nothing to wake up for
 }

@@ -76,8 +76,9 @@ class GlooLink : public Link {
   std::atomic<int> waits_for_{kNoRank};
   base::Mutex told_mutex_;
   bool told_all_ LOCKSTEP_GUARDED_BY(told_mutex_) = false;
-  std::vector<Notice> told_;  // by peer, alive until the connections are closed
-  GlooMonitor news_;          // last: its threads use the rest
+  // By peer, alive until the connections are closed.
+  std::vector<Notice> told_ LOCKSTEP_GUARDED_BY(told_mutex_);
+  GlooMonitor news_;  // last: its threads use the rest
 };
 
 }  // namespace lockstep::comm

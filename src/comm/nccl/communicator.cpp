@@ -48,17 +48,17 @@ Communicator::~Communicator() {
 }
 
 bool Communicator::formed() const {
-  const std::lock_guard lock(mutex_);
+  const base::Lock lock(mutex_);
   return formed_;
 }
 
 void Communicator::form(const std::string& id, WaitCheck& check) {
   {
-    const std::lock_guard lock(mutex_);
+    const base::Lock lock(mutex_);
     if (!*aborted_) handle_ = api_->join(id, rank_, size_);
   }
   await(check);
-  const std::lock_guard lock(mutex_);
+  const base::Lock lock(mutex_);
   formed_ = true;
   for (auto& [data, registered] : arenas_) {
     if (handle_ != nullptr)
@@ -67,7 +67,7 @@ void Communicator::form(const std::string& id, WaitCheck& check) {
 }
 
 NcclState Communicator::state() {
-  const std::lock_guard lock(mutex_);
+  const base::Lock lock(mutex_);
   if (handle_ != nullptr) return api_->state(handle_);
   if (size_ == 1) return {};
   return {NcclState::Progress::kFailed, "the communicator has ended", false};
@@ -88,7 +88,7 @@ void Communicator::await(WaitCheck& check) {
 // queued before the library has taken it, so wait here.
 void Communicator::queue(WaitCheck& check, const std::function<void(NcclHandle)>& calls) {
   {
-    const std::lock_guard lock(mutex_);
+    const base::Lock lock(mutex_);
     if (handle_ != nullptr) {
       api_->begin_group();
       calls(handle_);
@@ -144,7 +144,7 @@ std::byte* Communicator::scratch(std::size_t bytes) {
 }
 
 NcclHandle Communicator::take_handle() noexcept {
-  const std::lock_guard lock(mutex_);
+  const base::Lock lock(mutex_);
   for (auto& [data, registered] : arenas_) {
     if (handle_ != nullptr && registered.registration != nullptr && !*aborted_)
       api_->deregister_memory(handle_, registered.registration);
@@ -156,14 +156,14 @@ NcclHandle Communicator::take_handle() noexcept {
 
 // Two threads may call it. The second one waits until the first has done everything.
 void Communicator::abort() noexcept {
-  const std::lock_guard aborting(abort_mutex_);
+  const base::Lock aborting(abort_mutex_);
   if (aborted_->exchange(true)) return;
   const NcclHandle handle = take_handle();
   if (handle != nullptr && !returns_in_time(api_, &NcclApi::abort, handle)) {
     base::log(base::LogLevel::kError,
               "NCCL did not end a communicator in {} s; it is left as it is",
               kLibraryPatience.count() / 1000);
-    const std::lock_guard lock(mutex_);
+    const base::Lock lock(mutex_);
     stuck_ = true;
   }
   drained(kLeavePatience);
@@ -206,14 +206,17 @@ void Communicator::close() noexcept {
   const NcclHandle handle = take_handle();
   if (handle != nullptr) {
     const auto end = finalized(handle) ? &NcclApi::destroy : &NcclApi::abort;
-    if (!returns_in_time(api_, end, handle)) stuck_ = true;
+    if (!returns_in_time(api_, end, handle)) {
+      const base::Lock lock(mutex_);
+      stuck_ = true;
+    }
   }
   release_stream();
 }
 
 // What the device may still use is not given back: it leaks.
 void Communicator::release_stream() noexcept {
-  const std::lock_guard lock(mutex_);
+  const base::Lock lock(mutex_);
   if (!stuck_) {
     if (scratch_.data != nullptr) api_->release(scratch_.data, stream_);
     api_->destroy_stream(stream_);
@@ -223,7 +226,7 @@ void Communicator::release_stream() noexcept {
 }
 
 void Communicator::add_arena(void* data, std::size_t bytes) {
-  const std::lock_guard lock(mutex_);
+  const base::Lock lock(mutex_);
   Registered& registered = arenas_[data];
   registered.bytes = bytes;
   if (handle_ != nullptr && formed_)
@@ -231,7 +234,7 @@ void Communicator::add_arena(void* data, std::size_t bytes) {
 }
 
 void Communicator::remove_arena(void* data) noexcept {
-  const std::lock_guard lock(mutex_);
+  const base::Lock lock(mutex_);
   const auto found = arenas_.find(data);
   if (found == arenas_.end()) return;
   if (handle_ != nullptr && found->second.registration != nullptr)
@@ -240,7 +243,7 @@ void Communicator::remove_arena(void* data) noexcept {
 }
 
 bool Communicator::has_registered(void* data) const {
-  const std::lock_guard lock(mutex_);
+  const base::Lock lock(mutex_);
   const auto found = arenas_.find(data);
   return found != arenas_.end() && found->second.registration != nullptr;
 }

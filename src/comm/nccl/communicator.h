@@ -5,11 +5,11 @@
 #include <functional>
 #include <map>
 #include <memory>
-#include <mutex>
 #include <span>
 #include <string>
 #include <vector>
 
+#include "base/mutex.h"
 #include "comm/core/device.h"
 #include "comm/nccl/nccl_api.h"
 #include "comm/nccl/wait_check.h"
@@ -72,7 +72,8 @@ class Communicator {
   void abort() noexcept;
   const std::shared_ptr<std::atomic<bool>>& aborted() const { return aborted_; }
 
-  // Leaves in order if nothing is in flight, else aborts.
+  // Leaves in order if nothing is in flight, else aborts. No other thread aborts meanwhile, or
+  // queues operations.
   void close() noexcept;
 
   // Memory that is registered with NCCL as long as there is a communicator.
@@ -101,15 +102,17 @@ class Communicator {
   std::shared_ptr<NcclApi> api_;
   int rank_;
   int size_;
+  // No mutex for these two: only close() gives the stream back, when no other thread uses it any
+  // more, and only the thread that queues, and close() after it, use the scratch memory.
   StreamHandle stream_ = nullptr;
   Scratch scratch_;
   std::shared_ptr<std::atomic<bool>> aborted_;
-  std::mutex abort_mutex_;
-  mutable std::mutex mutex_;  // guards everything below
-  NcclHandle handle_ = nullptr;
-  bool formed_ = false;
-  bool stuck_ = false;  // the library did not come back
-  std::map<void*, Registered> arenas_;
+  base::Mutex abort_mutex_;  // one thread aborts; guards no data
+  mutable base::Mutex mutex_;
+  NcclHandle handle_ LOCKSTEP_GUARDED_BY(mutex_) = nullptr;
+  bool formed_ LOCKSTEP_GUARDED_BY(mutex_) = false;
+  bool stuck_ LOCKSTEP_GUARDED_BY(mutex_) = false;  // the library did not come back
+  std::map<void*, Registered> arenas_ LOCKSTEP_GUARDED_BY(mutex_);
 };
 
 // collectives.cpp: queues a collective on the communicator's stream, as moves and sums.

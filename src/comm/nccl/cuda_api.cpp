@@ -6,12 +6,12 @@
 #include <cstring>
 #include <map>
 #include <memory>
-#include <mutex>
 #include <set>
 #include <vector>
 
 #include "base/check.h"
 #include "base/log.h"
+#include "base/mutex.h"
 #include "comm/nccl/nccl_engine.h"
 #include "flat/cuda/handles.h"
 #include "flat/tree_program.h"
@@ -179,7 +179,7 @@ class Cuda : public NcclApi {
   EventHandle make_event() override {
     const int device = current_device();
     {
-      const std::lock_guard lock(events_mutex_);
+      const base::Lock lock(events_mutex_);
       auto& pool = events_[device];
       if (!pool.empty()) {
         PooledEvent* const event = pool.back().release();
@@ -196,7 +196,7 @@ class Cuda : public NcclApi {
   // waits for the earlier record, so this is safe.
   void destroy_event(EventHandle handle) noexcept override {
     std::unique_ptr<PooledEvent> event(static_cast<PooledEvent*>(handle));
-    const std::lock_guard lock(events_mutex_);
+    const base::Lock lock(events_mutex_);
     auto& pool = events_[event->device];
     pool.push_back(std::move(event));
   }
@@ -227,8 +227,10 @@ class Cuda : public NcclApi {
   }
 
  private:
-  std::mutex events_mutex_;
-  std::map<int, std::vector<std::unique_ptr<PooledEvent>>> events_;  // by device
+  base::Mutex events_mutex_;
+  // By device.
+  std::map<int, std::vector<std::unique_ptr<PooledEvent>>> events_
+      LOCKSTEP_GUARDED_BY(events_mutex_);
 
   static bool is_ready(cudaError_t result, const char* call) {
     if (result == cudaErrorNotReady) {
@@ -248,7 +250,7 @@ class CudaNccl : public Cuda {
   void* take_arena(std::size_t bytes) override {
     void* data = nullptr;
     if (nccl_.mem_alloc(&data, bytes) == ncclSuccess) {
-      const std::lock_guard lock(mutex_);
+      const base::Lock lock(mutex_);
       nccl_memory_.insert(data);
       return data;
     }
@@ -259,7 +261,7 @@ class CudaNccl : public Cuda {
   void release_arena(void* data) noexcept override {
     bool of_nccl = false;
     {
-      const std::lock_guard lock(mutex_);
+      const base::Lock lock(mutex_);
       of_nccl = nccl_memory_.erase(data) > 0;
     }
     // What was queued before may still use it. If the device hangs, the watchdog ends that.
@@ -357,8 +359,8 @@ class CudaNccl : public Cuda {
   static thread_local ncclResult_t first_error;  // of the group that this thread has begun
 
   const NcclLibrary& nccl_;
-  std::mutex mutex_;
-  std::set<void*> nccl_memory_;
+  base::Mutex mutex_;
+  std::set<void*> nccl_memory_ LOCKSTEP_GUARDED_BY(mutex_);
 };
 
 thread_local ncclResult_t CudaNccl::first_error = ncclSuccess;

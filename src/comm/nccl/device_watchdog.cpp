@@ -21,7 +21,7 @@ Flight::Flight(const Communicator& communicator, std::unique_ptr<OwnEvent> end, 
 // The event of an aborted operation comes, too. It counts only if it came before the abort, so
 // `aborted_` is read after the event.
 bool Flight::has_ended() {
-  const std::lock_guard lock(mutex_);
+  const base::Lock lock(mutex_);
   if (ended_ || failure_) return ended_;
   try {
     ended_ = end_->api().has_come(end_->get()) && !aborted_->load();
@@ -33,17 +33,17 @@ bool Flight::has_ended() {
 
 bool Flight::done() {
   if (has_ended()) return true;
-  const std::lock_guard lock(mutex_);
+  const base::Lock lock(mutex_);
   return failure_.has_value();
 }
 
 std::optional<Failure> Flight::given_up() {
-  const std::lock_guard lock(mutex_);
+  const base::Lock lock(mutex_);
   return given_up_;
 }
 
 void Flight::fail(const Failure& failure) {
-  const std::lock_guard lock(mutex_);
+  const base::Lock lock(mutex_);
   if (!ended_ && !failure_) failure_ = failure;
 }
 
@@ -52,7 +52,7 @@ void Flight::wait_until(std::optional<Deadline> deadline) {
   while (!has_ended()) {
     bool gives_up = false;
     {
-      const std::lock_guard lock(mutex_);
+      const base::Lock lock(mutex_);
       if (failure_) raise(*failure_);
       gives_up = deadline && deadline->expired() && !given_up_;
       if (gives_up) {
@@ -68,7 +68,7 @@ void Flight::wait_until(std::optional<Deadline> deadline) {
 
 void Flight::wait_on(void* stream) {
   {
-    const std::lock_guard lock(mutex_);
+    const base::Lock lock(mutex_);
     if (failure_) raise(*failure_);
   }
   end_->api().make_wait(stream, end_->get());
@@ -76,7 +76,7 @@ void Flight::wait_on(void* stream) {
 
 DeviceWatchdog::~DeviceWatchdog() {
   {
-    const std::lock_guard lock(mutex_);
+    const base::Lock lock(mutex_);
     stopping_ = true;
   }
   bell_->ring();
@@ -98,7 +98,7 @@ void DeviceWatchdog::add(std::shared_ptr<Flight> flight, std::shared_ptr<Communi
   *entry = {std::move(flight), std::move(communicator), std::move(check), timeout, false};
   bool sleeps = false;  // else the thread looks again by itself within kInterval
   {
-    const std::lock_guard lock(mutex_);
+    const base::Lock lock(mutex_);
     begin();  // first: if the thread cannot start, nobody would ever drop the entry
     sleeps = entries_.empty();
     entries_.push_back(std::move(entry));
@@ -107,7 +107,7 @@ void DeviceWatchdog::add(std::shared_ptr<Flight> flight, std::shared_ptr<Communi
 }
 
 bool DeviceWatchdog::idle(const Communicator& communicator) {
-  const std::lock_guard lock(mutex_);
+  const base::Lock lock(mutex_);
   return std::none_of(entries_.begin(), entries_.end(), [&](const auto& entry) {
     return entry->communicator.get() == &communicator && !entry->flight->done();
   });
@@ -119,14 +119,14 @@ void DeviceWatchdog::forget(const Communicator& communicator) {
     bell_->ring();
     pause.sleep();
   }
-  const std::lock_guard lock(mutex_);
+  const base::Lock lock(mutex_);
   std::erase_if(entries_,
                 [&](const auto& entry) { return entry->communicator.get() == &communicator; });
 }
 
 // Operations of one communicator end in order. Behind one that has not ended, none has.
 void DeviceWatchdog::drop_ended() {
-  const std::lock_guard lock(mutex_);
+  const base::Lock lock(mutex_);
   std::set<const Communicator*> busy;
   std::erase_if(entries_, [&](const auto& entry) {
     if (busy.contains(entry->communicator.get())) return false;
@@ -141,7 +141,7 @@ void DeviceWatchdog::drop_ended() {
 std::optional<Failure> DeviceWatchdog::look() {
   std::vector<std::shared_ptr<Entry>> entries;
   {
-    const std::lock_guard lock(mutex_);
+    const base::Lock lock(mutex_);
     entries.assign(entries_.begin(), entries_.end());
   }
   std::set<const Communicator*> seen;
@@ -165,7 +165,7 @@ void DeviceWatchdog::end_all(const Failure& failure) {
   link_.fail(failure);
   std::vector<std::shared_ptr<Entry>> entries;
   {
-    const std::lock_guard lock(mutex_);
+    const base::Lock lock(mutex_);
     entries.assign(entries_.begin(), entries_.end());
   }
   const auto reason = link_.failure().value_or(failure);
@@ -183,17 +183,11 @@ void DeviceWatchdog::loop() {
     drop_ended();
     bool idle = false;
     {
-      const std::lock_guard lock(mutex_);
+      const base::Lock lock(mutex_);
       idle = entries_.empty();
       if (idle && stopping_) return;
     }
-    std::unique_lock lock(bell_->mutex);
-    if (idle) {
-      bell_->rings.wait(lock, [&] { return bell_->rung; });
-    } else {
-      bell_->rings.wait_for(lock, kInterval, [&] { return bell_->rung; });
-    }
-    bell_->rung = false;
+    bell_->wait(idle ? std::nullopt : std::optional(Deadline::after(kInterval)));
   }
 }
 

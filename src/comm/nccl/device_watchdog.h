@@ -6,25 +6,37 @@
 #include <condition_variable>
 #include <list>
 #include <memory>
-#include <mutex>
 #include <optional>
 #include <thread>
 #include <vector>
 
+#include "base/mutex.h"
 #include "comm/nccl/communicator.h"
 
 namespace lockstep::comm {
 
 // Wakes the watchdog's thread. Shared, because a Flight may outlive the watchdog.
 struct Bell {
-  std::mutex mutex;
+  base::Mutex mutex;
   std::condition_variable rings;
-  bool rung = false;
+  bool rung LOCKSTEP_GUARDED_BY(mutex) = false;
 
   void ring() {
-    const std::lock_guard lock(mutex);
+    const base::Lock lock(mutex);
     rung = true;
     rings.notify_all();
+  }
+  // Until it is rung, or the time given. A ring before the call counts.
+  void wait(std::optional<Deadline> until) {
+    base::Lock lock(mutex);
+    while (!rung) {
+      if (!until) {
+        lock.wait(rings);
+      } else if (!lock.wait_until(rings, until->when())) {
+        break;
+      }
+    }
+    rung = false;
   }
 };
 
@@ -54,10 +66,10 @@ class Flight : public DeviceWork {
   std::shared_ptr<std::atomic<bool>> aborted_;
   std::string doing_;
   std::shared_ptr<Bell> bell_;
-  std::mutex mutex_;
-  bool ended_ = false;
-  std::optional<Failure> failure_;
-  std::optional<Failure> given_up_;
+  base::Mutex mutex_;
+  bool ended_ LOCKSTEP_GUARDED_BY(mutex_) = false;
+  std::optional<Failure> failure_ LOCKSTEP_GUARDED_BY(mutex_);
+  std::optional<Failure> given_up_ LOCKSTEP_GUARDED_BY(mutex_);
 };
 
 // Watches over all operations in flight of one link.
@@ -92,11 +104,12 @@ class DeviceWatchdog {
     std::shared_ptr<Communicator> communicator;
     std::shared_ptr<WaitCheck> check;
     std::chrono::milliseconds timeout{0};
-    bool first = false;  // it is the first of its communicator now, and its time runs
+    // It is the first of its communicator now, and its time runs. For the watchdog's thread only.
+    bool first = false;
   };
   static constexpr auto kInterval = std::chrono::milliseconds(1);
 
-  void begin();
+  void begin() LOCKSTEP_REQUIRES(mutex_);
   void loop();
   std::optional<Failure> look();
   void end_all(const Failure& failure);
@@ -104,10 +117,12 @@ class DeviceWatchdog {
 
   Link& link_;
   std::shared_ptr<Bell> bell_;
-  std::mutex mutex_;
-  std::list<std::shared_ptr<Entry>> entries_;  // in the order queued
-  bool stopping_ = false;
-  std::thread thread_;
+  base::Mutex mutex_;
+  // In the order queued.
+  std::list<std::shared_ptr<Entry>> entries_ LOCKSTEP_GUARDED_BY(mutex_);
+  bool stopping_ LOCKSTEP_GUARDED_BY(mutex_) = false;
+  // The destructor joins it without the mutex, which the thread takes.
+  std::thread thread_ LOCKSTEP_GUARDED_BY(mutex_);
 };
 
 }  // namespace lockstep::comm

@@ -4,10 +4,12 @@
 #include <unistd.h>
 
 #include <algorithm>
+#include <condition_variable>
 #include <cstring>
 #include <thread>
 #include <utility>
 
+#include "base/mutex.h"
 #include "comm/shm/shm_board.h"
 #include "comm/shm/shm_peer.h"
 #include "comm/shm/shm_workers.h"
@@ -23,8 +25,8 @@ constexpr int kSpins = 2000;
 constexpr int kSpinsWhenCrowded = 20;
 
 // A post is what a transfer has under way. Each peer has queues of posts (shm_peer.h). One mutex
-// guards all of them; memory of peers is read and written under it, too, in stretches of at most
-// one ring, and nobody sleeps with it.
+// guards the queues and the posts; memory of peers is read and written under it, too, in stretches
+// of at most one ring, and nobody sleeps with it.
 class ShmLink : public Link, public std::enable_shared_from_this<ShmLink> {
  public:
   explicit ShmLink(ShmWorld world);
@@ -53,50 +55,55 @@ class ShmLink : public Link, public std::enable_shared_from_this<ShmLink> {
 
  private:
   class ShmTransfer;
-  using Lock = std::unique_lock<std::mutex>;
 
   SegmentHead& own() const { return workers_.own().head(); }
-  ShmPeer& peer_at(int rank) { return *peers_[static_cast<std::size_t>(rank)]; }
+  ShmPeer& peer_at(int rank) LOCKSTEP_REQUIRES(mutex_) {
+    return *peers_[static_cast<std::size_t>(rank)];
+  }
   static bool settled(const Post& post) {
     return post.state != PostState::kPosted || post.cancelled;
   }
   // Nothing will happen to the post any more. If memory ran out, a post may have been lost on its
   // way from one queue to another. Then only the link's failure says so.
-  bool over(const Post& post) const { return settled(post) || failure_; }
+  bool over(const Post& post) const LOCKSTEP_REQUIRES(mutex_) { return settled(post) || failure_; }
 
   void equip(ShmWorld world);
-  void drive(Lock& lock, const Post& post, Deadline deadline);
-  void sleep(Lock& lock, std::uint32_t seen, Deadline deadline);
-  bool move_all();
-  bool read_from(ShmPeer& peer);
-  void handle(ShmPeer& peer, const Frame& frame);
-  void take_message(ShmPeer& peer, const Frame& frame);
-  void take_data(ShmPeer& peer, const Frame& frame);
-  void match(ShmPeer& peer, const PostPtr& post, ShmArrival arrival);
-  bool write_to(ShmPeer& peer);
-  bool begin_sends(ShmPeer& peer);
-  bool stream_sends(ShmPeer& peer);
-  void look_at_life(ShmPeer& peer);
+  void add_peers();
+  // These two give the mutex back while they sleep.
+  void drive(const Post& post, Deadline deadline) LOCKSTEP_REQUIRES(mutex_);
+  void sleep(std::uint32_t seen, Deadline deadline) LOCKSTEP_REQUIRES(mutex_);
+  bool move_all() LOCKSTEP_REQUIRES(mutex_);
+  bool read_from(ShmPeer& peer) LOCKSTEP_REQUIRES(mutex_);
+  void handle(ShmPeer& peer, const Frame& frame) LOCKSTEP_REQUIRES(mutex_);
+  void take_message(ShmPeer& peer, const Frame& frame) LOCKSTEP_REQUIRES(mutex_);
+  void take_data(ShmPeer& peer, const Frame& frame) LOCKSTEP_REQUIRES(mutex_);
+  void match(ShmPeer& peer, const PostPtr& post, ShmArrival arrival) LOCKSTEP_REQUIRES(mutex_);
+  bool write_to(ShmPeer& peer) LOCKSTEP_REQUIRES(mutex_);
+  bool begin_sends(ShmPeer& peer) LOCKSTEP_REQUIRES(mutex_);
+  bool stream_sends(ShmPeer& peer) LOCKSTEP_REQUIRES(mutex_);
+  void look_at_life(ShmPeer& peer) LOCKSTEP_REQUIRES(mutex_);
   std::optional<Failure> trouble_with(int rank) const;
-  void end_peer(ShmPeer& peer, const Failure& failure);
-  void fail_posts(ShmPeer& peer, const Failure& failure);
-  void fail_locked(const Failure& failure) noexcept;
-  void settle(Post& post);
-  void settle_failed(Post& post, const Failure& failure);
-  void spread_news();
+  void end_peer(ShmPeer& peer, const Failure& failure) LOCKSTEP_REQUIRES(mutex_);
+  void fail_posts(ShmPeer& peer, const Failure& failure) LOCKSTEP_REQUIRES(mutex_);
+  void fail_locked(const Failure& failure) noexcept LOCKSTEP_REQUIRES(mutex_);
+  void settle(Post& post) LOCKSTEP_REQUIRES(mutex_);
+  void settle_failed(Post& post, const Failure& failure) LOCKSTEP_REQUIRES(mutex_);
+  void spread_news() LOCKSTEP_REQUIRES(mutex_);
   [[noreturn]] void refuse(const ShmPeer& peer, const char* what) const;
 
   int pid_ = ::getpid();
   ShmWorkers workers_;
-  std::vector<std::unique_ptr<ShmPeer>> peers_;  // none for this worker
   int spins_ = 0;
   Host host_;
   std::unique_ptr<Boards> boards_;
-  mutable std::mutex mutex_;
+  mutable base::Mutex mutex_;
   std::condition_variable changed_;
-  bool driving_ = false;
-  bool news_ = false;  // a post was settled that another thread may wait for
-  std::optional<Failure> failure_;
+  // None for this worker.
+  std::vector<std::unique_ptr<ShmPeer>> peers_ LOCKSTEP_GUARDED_BY(mutex_);
+  bool driving_ LOCKSTEP_GUARDED_BY(mutex_) = false;
+  // A post was settled that another thread may wait for.
+  bool news_ LOCKSTEP_GUARDED_BY(mutex_) = false;
+  std::optional<Failure> failure_ LOCKSTEP_GUARDED_BY(mutex_);
   std::unique_ptr<ShmMonitor> watcher_;  // last, because its thread uses the others
 };
 
@@ -129,13 +136,18 @@ void ShmLink::equip(ShmWorld world) {
   host_.world = std::move(world.name);
   boards_ = std::make_unique<Boards>(BoardSetting{
       workers_.segments(), rank(), spins_, [this](int other) { return trouble_with(other); }});
+  add_peers();
+  watcher_ = std::make_unique<ShmMonitor>(std::move(world.watched),
+                                          [this](int other) { workers_.note_death(other); });
+}
+
+void ShmLink::add_peers() {
+  const base::Lock lock(mutex_);
   for (int other = 0; other < size(); ++other) {
     peers_.push_back(other == rank() ? nullptr
                                      : std::make_unique<ShmPeer>(workers_.of(other), workers_.own(),
                                                                  rank(), other));
   }
-  watcher_ = std::make_unique<ShmMonitor>(std::move(world.watched),
-                                          [this](int other) { workers_.note_death(other); });
 }
 
 ShmLink::~ShmLink() {
@@ -156,7 +168,7 @@ std::unique_ptr<Transfer> ShmLink::send(int peer, Slot slot, const void* data, s
   // Made first, and before the lock: if anything throws from here on, its destructor takes the post
   // back, which needs the lock.
   auto transfer = std::make_unique<ShmTransfer>(shared_from_this(), post);
-  const Lock lock(mutex_);
+  const base::Lock lock(mutex_);
   ShmPeer& to = peer_at(peer);
   if (const auto& failure = failure_ ? failure_ : to.failure) {
     post->state = PostState::kFailed;
@@ -178,7 +190,7 @@ std::unique_ptr<Transfer> ShmLink::recv(int peer, Slot slot, void* data, std::si
   post->data = static_cast<std::byte*>(data);
   post->bytes = bytes;
   auto transfer = std::make_unique<ShmTransfer>(shared_from_this(), post);  // as in send()
-  const Lock lock(mutex_);
+  const base::Lock lock(mutex_);
   ShmPeer& from = peer_at(peer);
   const auto& over = failure_ ? failure_ : from.failure;
   const auto arrived = from.receives.arrived.find(slot);
@@ -208,17 +220,17 @@ std::unique_ptr<Transfer> ShmLink::recv(int peer, Slot slot, void* data, std::si
 }
 
 bool ShmLink::wait(Post& post, Deadline deadline) {
-  Lock lock(mutex_);
+  base::Lock lock(mutex_);
   if (!driving_ && !over(post)) {  // also if the deadline has passed already
     move_all();
     spread_news();
   }
   while (!over(post) && !deadline.expired()) {
     if (driving_) {
-      changed_.wait_until(lock, deadline.when());
+      lock.wait_until(changed_, deadline.when());
       continue;
     }
-    drive(lock, post, deadline);
+    drive(post, deadline);
   }
   if (post.state == PostState::kFailed) raise(*post.failure);
   if (!settled(post) && failure_) raise(*failure_);
@@ -226,7 +238,7 @@ bool ShmLink::wait(Post& post, Deadline deadline) {
 }
 
 void ShmLink::cancel(Post& post) {
-  const Lock lock(mutex_);
+  const base::Lock lock(mutex_);
   post.cancelled = true;
   changed_.notify_all();
   workers_.own().ring_bell();
@@ -234,7 +246,7 @@ void ShmLink::cancel(Post& post) {
 
 // Moves bytes for all threads that wait, until `post` is settled. The bell is read before the
 // rings: if a peer rings after that, sleep() returns at once.
-void ShmLink::drive(Lock& lock, const Post& post, Deadline deadline) {
+void ShmLink::drive(const Post& post, Deadline deadline) {
   struct Driving {  // whatever happens, another thread can drive afterwards
     explicit Driving(ShmLink& its_link) : link(its_link) { link.driving_ = true; }
     ~Driving() {
@@ -248,14 +260,13 @@ void ShmLink::drive(Lock& lock, const Post& post, Deadline deadline) {
     const bool moved = move_all();
     spread_news();
     if (moved) continue;
-    if (!over(post)) sleep(lock, seen, deadline);
+    if (!over(post)) sleep(seen, deadline);
   }
 }
 
-void ShmLink::sleep(Lock& lock, std::uint32_t seen, Deadline deadline) {
-  lock.unlock();
+void ShmLink::sleep(std::uint32_t seen, Deadline deadline) {
+  const base::Unlock unlocked(mutex_);
   own().doorbell.sleep(seen, spins_, deadline);
-  lock.lock();
 }
 
 // True if something moved, in or out.
@@ -447,7 +458,7 @@ bool ShmLink::stream_sends(ShmPeer& peer) {
 
 // After this call nobody touches the post's memory.
 void ShmLink::retire(const PostPtr& post) {
-  const Lock lock(mutex_);
+  const base::Lock lock(mutex_);
   if (post->state != PostState::kPosted) return;
   ShmPeer& peer = peer_at(post->peer);
   std::erase(peer.sends.to_begin, post);
@@ -471,7 +482,7 @@ void ShmLink::settle_failed(Post& post, const Failure& failure) {
   news_ = true;
 }
 
-// Wakes the threads whose posts may have been settled. Call it with the lock held.
+// Wakes the threads whose posts may have been settled.
 void ShmLink::spread_news() {
   if (std::exchange(news_, false)) changed_.notify_all();
 }
@@ -491,23 +502,23 @@ void ShmLink::end_peer(ShmPeer& peer, const Failure& failure) {
 }
 
 void ShmLink::fail_posts(ShmPeer& peer, const Failure& failure) {
-  const auto fail_one = [&](const PostPtr& post) { settle_failed(*post, failure); };
   for (auto* queue : {&peer.sends.to_begin, &peer.sends.streaming}) {
-    std::for_each(queue->begin(), queue->end(), fail_one);
+    for (const PostPtr& post : *queue) settle_failed(*post, failure);
     queue->clear();
   }
   for (auto* numbered : {&peer.sends.asked, &peer.receives.granted}) {
-    for (auto& [number, post] : *numbered) fail_one(post);
+    for (const auto& [number, post] : *numbered) settle_failed(*post, failure);
     numbered->clear();
   }
-  for (auto& [slot, queue] : peer.receives.wanted)
-    std::for_each(queue.begin(), queue.end(), fail_one);
+  for (const auto& [slot, queue] : peer.receives.wanted) {
+    for (const PostPtr& post : queue) settle_failed(*post, failure);
+  }
   peer.receives.wanted.clear();
 }
 
 void ShmLink::fail(const Failure& failure) noexcept {
   if (::getpid() != pid_) return;  // a child of fork(): the world is its parent's
-  const Lock lock(mutex_);
+  const base::Lock lock(mutex_);
   fail_locked(failure);
 }
 
@@ -527,13 +538,13 @@ void ShmLink::fail_locked(const Failure& failure) noexcept {
 }
 
 std::optional<Failure> ShmLink::failure() const {
-  const Lock lock(mutex_);
+  const base::Lock lock(mutex_);
   return failure_;
 }
 
 void ShmLink::tell(const Failure& failure) noexcept {
   if (::getpid() != pid_) return;  // as in fail()
-  const Lock lock(mutex_);
+  const base::Lock lock(mutex_);
   publish(own().told, failure);
 }
 

@@ -9,10 +9,10 @@
 #include <cstring>
 #include <deque>
 #include <map>
-#include <mutex>
 #include <tuple>
 
 #include "base/check.h"
+#include "base/mutex.h"
 
 namespace lockstep::comm {
 namespace {
@@ -20,6 +20,7 @@ namespace {
 enum class State { kPosted, kCopying, kDone, kFailed };
 enum class Direction { kSend, kRecv };
 
+// The hub's mutex guards what changes: state, cancelled and failure.
 struct Post {
   int owner = 0;
   int peer = 0;
@@ -34,14 +35,14 @@ struct Post {
 // copied: both posts are kCopying then, and retire() waits for that.
 class Hub {
  public:
-  explicit Hub(int size) : members_(size), told_(size), waits_for_(size) {
+  explicit Hub(int size) : size_(size), members_(size), told_(size), waits_for_(size) {
     for (auto& peer : waits_for_) peer.store(kNoRank);
   }
 
-  int size() const { return static_cast<int>(members_.size()); }
+  int size() const { return size_; }
 
   std::shared_ptr<Post> post(Direction direction, Slot slot, Post wanted) {
-    std::unique_lock lock(mutex_);
+    const base::Lock lock(mutex_);
     auto mine = std::make_shared<Post>(std::move(wanted));
     if (const auto failure = failure_between(mine->owner, mine->peer)) {
       mine->state = State::kFailed;
@@ -62,29 +63,29 @@ class Hub {
     const auto theirs = counterparts.front();
     counterparts.pop_front();
     if (counterparts.empty()) lines_.erase(found);  // slots of an operation are not used again
-    copy(lock, sends ? *mine : *theirs, sends ? *theirs : *mine);
+    copy(sends ? *mine : *theirs, sends ? *theirs : *mine);
     return mine;
   }
 
   bool wait(Post& post, Deadline deadline) {
-    std::unique_lock lock(mutex_);
-    changed_.wait_until(lock, deadline.when(), [&] {
-      return post.state == State::kDone || post.state == State::kFailed || post.cancelled;
-    });
+    base::Lock lock(mutex_);
+    while (post.state != State::kDone && post.state != State::kFailed && !post.cancelled) {
+      if (!lock.wait_until(changed_, deadline.when())) break;
+    }
     if (post.state == State::kFailed) raise(*post.failure);
     return post.state == State::kDone;
   }
 
   void cancel(Post& post) {
-    const std::lock_guard lock(mutex_);
+    const base::Lock lock(mutex_);
     post.cancelled = true;
     changed_.notify_all();
   }
 
   // After this call nobody touches the post's memory.
   void retire(const std::shared_ptr<Post>& post) {
-    std::unique_lock lock(mutex_);
-    changed_.wait(lock, [&] { return post->state != State::kCopying; });
+    base::Lock lock(mutex_);
+    while (post->state == State::kCopying) lock.wait(changed_);
     if (post->state != State::kPosted) return;
     for (auto& [key, line] : lines_) {
       std::erase(line.sends, post);
@@ -93,7 +94,7 @@ class Hub {
   }
 
   void fail(int rank, const Failure& failure) {
-    const std::lock_guard lock(mutex_);
+    const base::Lock lock(mutex_);
     if (!members_[rank]) end_member(rank, failure);
   }
 
@@ -102,12 +103,12 @@ class Hub {
   }
 
   std::optional<Failure> failure(int rank) {
-    const std::lock_guard lock(mutex_);
+    const base::Lock lock(mutex_);
     return members_[rank];
   }
 
   void tell(int rank, const Failure& failure) {
-    const std::lock_guard lock(mutex_);
+    const base::Lock lock(mutex_);
     if (!told_[rank]) told_[rank] = failure;
     if (failure.kind == ErrorKind::kTimeout && failure.ranks.size() == 1) answer(failure.ranks[0]);
     changed_.notify_all();
@@ -116,8 +117,8 @@ class Hub {
   void waits_for(int rank, int peer) { waits_for_[rank].store(peer, std::memory_order_relaxed); }
 
   std::optional<Failure> heard_from(int rank, Deadline deadline) {
-    std::unique_lock lock(mutex_);
-    changed_.wait_until(lock, deadline.when(), [&] { return told_[rank].has_value(); });
+    base::Lock lock(mutex_);
+    while (!told_[rank] && lock.wait_until(changed_, deadline.when())) continue;
     return told_[rank];
   }
 
@@ -130,7 +131,7 @@ class Hub {
 
   // A worker that is blamed and waits itself tells for whom it waits, and so on to the end of the
   // trail.
-  void answer(int blamed) {
+  void answer(int blamed) LOCKSTEP_REQUIRES(mutex_) {
     while (blamed >= 0 && blamed < size() && !told_[blamed]) {
       const int whom = waits_for_[blamed].load(std::memory_order_relaxed);
       if (whom == kNoRank) return;
@@ -139,22 +140,23 @@ class Hub {
     }
   }
 
-  void copy(std::unique_lock<std::mutex>& lock, Post& from, Post& to) {
+  void copy(Post& from, Post& to) LOCKSTEP_REQUIRES(mutex_) {
     LOCKSTEP_CHECK(from.bytes <= to.bytes, "a header has said how much room a message needs");
     from.state = to.state = State::kCopying;
-    lock.unlock();
-    std::memcpy(to.data, from.data, from.bytes);
-    lock.lock();
+    {
+      const base::Unlock unlocked(mutex_);
+      std::memcpy(to.data, from.data, from.bytes);
+    }
     from.state = to.state = State::kDone;
     changed_.notify_all();
   }
 
-  std::optional<Failure> failure_between(int rank, int peer) const {
+  std::optional<Failure> failure_between(int rank, int peer) const LOCKSTEP_REQUIRES(mutex_) {
     return members_[rank] ? members_[rank] : members_[peer];
   }
 
   // Posts of the member that has ended, and posts that wait for it, will never get a counterpart.
-  void end_member(int rank, const Failure& failure) {
+  void end_member(int rank, const Failure& failure) LOCKSTEP_REQUIRES(mutex_) {
     members_[rank] = failure;
     if (!told_[rank]) told_[rank] = failure;
     for (auto& [key, line] : lines_) {
@@ -170,12 +172,15 @@ class Hub {
     changed_.notify_all();
   }
 
-  std::mutex mutex_;
+  int size_;
+  base::Mutex mutex_;
   std::condition_variable changed_;
-  std::map<Key, Line> lines_;
-  std::vector<std::optional<Failure>> members_;  // why each has ended, if it has
-  std::vector<std::optional<Failure>> told_;     // what each has said before it ended
-  std::vector<std::atomic<int>> waits_for_;      // whom, or kNoRank
+  std::map<Key, Line> lines_ LOCKSTEP_GUARDED_BY(mutex_);
+  // Why each has ended, if it has.
+  std::vector<std::optional<Failure>> members_ LOCKSTEP_GUARDED_BY(mutex_);
+  // What each has said before it ended.
+  std::vector<std::optional<Failure>> told_ LOCKSTEP_GUARDED_BY(mutex_);
+  std::vector<std::atomic<int>> waits_for_;  // whom, or kNoRank
 };
 
 class ThreadTransfer : public Transfer {

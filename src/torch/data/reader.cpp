@@ -104,7 +104,7 @@ Prefetcher::~Prefetcher() {
 
 void Prefetcher::stop() {
   {
-    const std::lock_guard lock(mutex_);
+    const base::Lock lock(mutex_);
     stopping_ = true;
   }
   changed_.notify_all();
@@ -120,22 +120,23 @@ Prefetcher::Result Prefetcher::read_one(std::int64_t number) const {
 }
 
 void Prefetcher::run() {
-  std::unique_lock lock(mutex_);
+  base::Lock lock(mutex_);
   while (true) {
-    changed_.wait(lock,
-                  [this] { return stopping_ || to_read_ >= end_ || to_read_ < to_give_ + depth_; });
+    while (!stopping_ && to_read_ < end_ && to_read_ >= to_give_ + depth_) lock.wait(changed_);
     if (stopping_ || to_read_ >= end_) return;
     const std::int64_t number = to_read_++;
-    lock.unlock();
-    Result result = read_one(number);
-    lock.lock();
+    Result result;
+    {
+      const base::Unlock unlocked(mutex_);
+      result = read_one(number);
+    }
     ready_[number] = std::move(result);
     changed_.notify_all();
   }
 }
 
 std::optional<Batch> Prefetcher::next() {
-  std::unique_lock lock(mutex_);
+  base::Lock lock(mutex_);
   if (to_give_ >= end_) return std::nullopt;
   const std::int64_t number = to_give_++;
   changed_.notify_all();
@@ -143,7 +144,7 @@ std::optional<Batch> Prefetcher::next() {
   if (threads_.empty()) {
     result = read_one(number);
   } else {
-    changed_.wait(lock, [&] { return ready_.count(number) > 0; });
+    while (ready_.count(number) == 0) lock.wait(changed_);
     result = std::move(ready_[number]);
     ready_.erase(number);
   }
@@ -152,7 +153,7 @@ std::optional<Batch> Prefetcher::next() {
 }
 
 std::vector<Sample> ShardSamples::of(std::int64_t step, int shard) {
-  const std::lock_guard lock(mutex_);
+  const base::Lock lock(mutex_);
   return samples_of(batches_.samples(step, shard), batches_.position(step).epoch,
                     batches_.options().seed);
 }

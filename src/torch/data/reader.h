@@ -14,12 +14,12 @@
 #include <exception>
 #include <functional>
 #include <map>
-#include <mutex>
 #include <optional>
 #include <span>
 #include <thread>
 #include <vector>
 
+#include "base/mutex.h"
 #include "plan/position.h"
 #include "torch/device/upload.h"
 
@@ -63,13 +63,13 @@ class Prefetcher {
   Read read_;
   std::int64_t end_;
   std::int64_t depth_;
-  std::mutex mutex_;
+  base::Mutex mutex_;
   std::condition_variable changed_;
-  std::int64_t to_read_;
-  std::int64_t to_give_;
-  std::map<std::int64_t, Result> ready_;
-  bool stopping_ = false;
-  std::vector<std::thread> threads_;
+  std::int64_t to_read_ LOCKSTEP_GUARDED_BY(mutex_);
+  std::int64_t to_give_ LOCKSTEP_GUARDED_BY(mutex_);
+  std::map<std::int64_t, Result> ready_ LOCKSTEP_GUARDED_BY(mutex_);
+  bool stopping_ LOCKSTEP_GUARDED_BY(mutex_) = false;
+  std::vector<std::thread> threads_;  // for the caller's thread only
 };
 
 // The samples of every shard of every step, with their seeds. It has a lock, because the plan remembers the orders of
@@ -86,8 +86,8 @@ class ShardSamples {
   std::vector<Sample> of(std::int64_t step, int shard);
 
  private:
-  std::mutex mutex_;
-  plan::Batches batches_;
+  base::Mutex mutex_;
+  plan::Batches batches_ LOCKSTEP_GUARDED_BY(mutex_);
 };
 
 // Threads:   one caller at a time; loader threads stay inside.

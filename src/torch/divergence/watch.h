@@ -14,12 +14,12 @@
 
 #include <cstddef>
 #include <cstdint>
-#include <mutex>
 #include <optional>
 #include <span>
 #include <string>
 #include <vector>
 
+#include "base/mutex.h"
 #include "flat/parity.h"
 #include "plan/layout.h"
 #include "plan/slices.h"
@@ -49,21 +49,21 @@ struct Fault {
 class FirstFault {
  public:
   void note(const Fault& fault) {
-    const std::lock_guard lock(mutex_);
+    const base::Lock lock(mutex_);
     if (!first_) first_ = fault;
   }
   void forget() {
-    const std::lock_guard lock(mutex_);
+    const base::Lock lock(mutex_);
     first_.reset();
   }
   std::optional<Fault> get() const {
-    const std::lock_guard lock(mutex_);
+    const base::Lock lock(mutex_);
     return first_;
   }
 
  private:
-  mutable std::mutex mutex_;
-  std::optional<Fault> first_;
+  mutable base::Mutex mutex_;
+  std::optional<Fault> first_ LOCKSTEP_GUARDED_BY(mutex_);
 };
 
 // The gradients of one memory.

@@ -5,7 +5,6 @@
 
 #include <algorithm>
 #include <map>
-#include <mutex>
 #include <unordered_set>
 #include <utility>
 
@@ -14,6 +13,7 @@
 #include <torch/csrc/autograd/functions/accumulate_grad.h>
 #include <torch/csrc/autograd/variable.h>
 
+#include "base/mutex.h"
 #include "torch/replica/arrivals.h"
 #include "torch/replica/parts.h"
 
@@ -23,8 +23,8 @@ namespace {
 // The replicas of this process by what they train. Workers that are threads of it train different tensors. Never
 // destroyed: a model may be a global variable.
 struct Owners {
-  std::mutex mutex;
-  std::map<const c10::TensorImpl*, std::weak_ptr<Attachment>> by_tensor;
+  base::Mutex mutex;
+  std::map<const c10::TensorImpl*, std::weak_ptr<Attachment>> by_tensor LOCKSTEP_GUARDED_BY(mutex);
 };
 Owners& owners() {
   static Owners& all = *new Owners;
@@ -59,7 +59,7 @@ Attachment::Attachment(Parts& parts, std::string name) : parts_(parts), name_(st
 
 Attachment::~Attachment() {
   retire();
-  const std::lock_guard lock(owners().mutex);
+  const base::Lock lock(owners().mutex);
   for (const NamedTensor& named : trained_) {
     const auto found = owners().by_tensor.find(named.tensor.unsafeGetTensorImpl());
     if (found != owners().by_tensor.end() && found->second.expired())
@@ -77,7 +77,7 @@ void Attachment::attach(const std::shared_ptr<Attachment>& self) {
 void Attachment::retire_earlier() {
   std::vector<std::shared_ptr<Attachment>> earlier;  // may end here, and not under the lock
   {
-    const std::lock_guard lock(owners().mutex);
+    const base::Lock lock(owners().mutex);
     for (const NamedTensor& named : trained_) {
       auto& owner = owners().by_tensor[named.tensor.unsafeGetTensorImpl()];
       if (auto before = owner.lock()) earlier.push_back(std::move(before));
@@ -188,7 +188,7 @@ std::vector<std::shared_ptr<Attachment>> replicas_of(const torch::Tensor& loss) 
   std::vector<std::shared_ptr<Attachment>> found;
   std::unordered_set<const torch::autograd::Node*> seen;
   std::vector<torch::autograd::Node*> next{loss.grad_fn().get()};
-  const std::lock_guard lock(owners().mutex);
+  const base::Lock lock(owners().mutex);
   while (!next.empty()) {
     torch::autograd::Node* const node = next.back();
     next.pop_back();
@@ -207,7 +207,7 @@ std::vector<std::shared_ptr<Attachment>> replicas_of(const torch::Tensor& loss) 
 
 bool others_are_hooked(const std::vector<const Attachment*>& known) {
   std::vector<std::shared_ptr<Attachment>> seen;  // may end here, and not under the lock
-  const std::lock_guard lock(owners().mutex);
+  const base::Lock lock(owners().mutex);
   for (const auto& [tensor, owner] : owners().by_tensor) {
     seen.push_back(owner.lock());
     if (seen.back() && std::find(known.begin(), known.end(), seen.back().get()) == known.end())

@@ -7,10 +7,11 @@
 
 #include <functional>
 #include <map>
-#include <mutex>
 #include <string>
 #include <string_view>
 #include <utility>
+
+#include "base/mutex.h"
 
 namespace lockstep::steps {
 
@@ -85,8 +86,8 @@ std::map<std::string, std::string> device_properties(Device device);
 
 // Who may use LibTorch's default generator. It belongs to the process, and workers may be threads of one: they take turns
 // to seed it and to draw from it.
-inline std::mutex& generator_turn() {
-  static std::mutex mutex;
+inline base::Mutex& generator_turn() {
+  static base::Mutex mutex;
   return mutex;
 }
 

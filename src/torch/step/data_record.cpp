@@ -10,6 +10,7 @@
 
 #include "base/hash.h"
 #include "base/log.h"
+#include "base/mutex.h"
 #include "torch/data/reader.h"
 #include "torch/replica/agreement.h"
 #include "torch/replica/tensors.h"
@@ -78,7 +79,7 @@ class GeneratorProbe {
  private:
   static constexpr std::uint64_t kSeed = 0x70726f6265ULL;
 
-  std::lock_guard<std::mutex> turn_;
+  base::Lock turn_;
   at::Generator generator_;
   torch::Tensor saved_;
 };

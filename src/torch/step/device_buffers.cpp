@@ -83,6 +83,7 @@ torch::Tensor DeviceBuffers::mean_of(const torch::Tensor& rows, const std::vecto
       return row.slice(0, first, end).view(buffer.scalar_type());
     };
     std::vector<torch::Tensor> values;
+    values.reserve(ran.size());
     for (const int shard : ran) values.push_back(part(rows[shard]).to(torch::kFloat64));
     const auto count = static_cast<double>(ran.size());
     part(next).copy_(tree_sum(std::move(values)) / count);

@@ -42,6 +42,33 @@ torch::Tensor copy_of(const torch::Tensor& tensor) {
   return tensor.defined() ? tensor.clone() : tensor;
 }
 
+// What was copied into the graph's input last, and as it was then.
+struct Copied {
+  torch::Tensor tensor;
+  std::int64_t version = 0;
+};
+
+// What a loss has reported: names, and a sum and a weight for each.
+struct Reported {
+  std::vector<std::string> names;
+  std::vector<torch::Tensor> values;
+};
+
+// A captured pass, and the tensors that it reads and writes.
+struct Replay {
+  device::Graph graph;
+  Batch input;  // what is in these tensors is what a replay sees
+  struct {
+    Copied data;
+    Copied target;
+  } copied;
+  torch::Tensor weight;
+  double weight_is = 0;
+  torch::Tensor loss;
+  Reported reported;
+  std::vector<replica::ShardPass::Captured> captured;  // by model
+};
+
 // Threads:   one caller at a time, always with the same current stream.
 // Blocking:  bring(), until the GPU has run the step; run() with a capture; the destructor, until nothing writes losses.
 // Failure:   what the loss throws; BadInput for one that is not what it was when it was captured. What cannot be captured
@@ -65,29 +92,6 @@ class DeviceShards : public ShardRunner, private Reports {
   const ShardCounts& counts() const override { return counts_; }
 
  private:
-  // What was copied into the graph's input last, and as it was then.
-  struct Copied {
-    torch::Tensor tensor;
-    std::int64_t version = 0;
-  };
-  // What a loss has reported: names, and a sum and a weight for each.
-  struct Reported {
-    std::vector<std::string> names;
-    std::vector<torch::Tensor> values;
-  };
-  struct Replay {
-    device::Graph graph;
-    Batch input;  // what is in these tensors is what a replay sees
-    struct {
-      Copied data;
-      Copied target;
-    } copied;
-    torch::Tensor weight;
-    double weight_is = 0;
-    torch::Tensor loss;
-    Reported reported;
-    std::vector<replica::ShardPass::Captured> captured;  // by model
-  };
   // What a step has left for the host to read.
   struct Record {
     struct OfShard {

@@ -1,8 +1,7 @@
 #include <fmt/format.h>
 #include <lockstep/errors.h>
 
-#include <mutex>
-
+#include "base/mutex.h"
 #include "torch/step/arithmetic.h"
 #include "torch/step/shard_runner.h"
 
@@ -47,7 +46,7 @@ void HostShards::add(const std::string& name, double sum, double weight) {
 // what a shard draws between its seed and its loss is its own. Alone in a process nobody waits here. Backward goes
 // without, since it meets the other workers; what LibTorch drops there was drawn in forward.
 torch::Tensor HostShards::seeded_loss(const Turn& turn) {
-  const std::lock_guard lock(generator_turn());
+  const base::Lock lock(generator_turn());
   torch::manual_seed(turn.seed);
   torch::Tensor loss;
   say_where({"loss", turn.shard.step, turn.shard.index}, [&] { loss = work_.loss(turn.shard); });

@@ -6,12 +6,12 @@
 #include <algorithm>
 #include <cmath>
 #include <map>
-#include <mutex>
 #include <sstream>
 #include <utility>
 
 #include "base/environment.h"
 #include "base/log.h"
+#include "base/mutex.h"
 #include "control/gather_text.h"
 #include "plan/seed.h"
 #include "torch/replica/model.h"
@@ -387,7 +387,7 @@ void JobCore::end_loop() {
 
 // What the program draws next must not depend on which shards this worker had.
 void JobCore::reseed(std::int64_t step) const {
-  const std::lock_guard turn(generator_turn());
+  const base::Lock turn(generator_turn());
   torch::manual_seed(plan::shard_seed(setup_.options.seed, step, setup_.options.shards));
 }
 

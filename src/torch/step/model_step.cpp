@@ -56,6 +56,7 @@ bool ModelView::identical() {
 
 bool has_others(const std::vector<ModelView>& models) {
   std::vector<const replica::Attachment*> known;
+  known.reserve(models.size());
   for (const ModelView& model : models) known.push_back(&model.state_->attachment());
   return replica::others_are_hooked(known);
 }
