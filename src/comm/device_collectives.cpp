@@ -15,7 +15,7 @@ bool is_on_cpu(Device device) {
 }
 
 // Devices run `direct`, which is bit-stable for every world, and `native`, which their library has.
-Choice choose_on_device(Algorithm asked, int shards, int workers) {
+Choice choose_for_device(Algorithm asked, int shards, int workers) {
   if (asked == Algorithm::kAutomatic || asked == Algorithm::kDirect || workers == 1)
     return {Algorithm::kDirect, "direct"};
   if (asked != Algorithm::kNative) {
@@ -47,7 +47,7 @@ std::optional<DeviceCollectives> DeviceCollectives::of(Channel& channel, const B
 
 Work DeviceCollectives::all_reduce(const Buffer& data, ReduceRule rule, Algorithm asked) {
   const int workers = channel_.group().size();
-  const Choice choice = choose_on_device(asked, workers, workers);
+  const Choice choice = choose_for_device(asked, workers, workers);
   Header header = header_of(Kind::kAllReduce, data);
   header.op = rule.op;
   header.algorithm = choice.algorithm;
@@ -58,7 +58,7 @@ Work DeviceCollectives::all_reduce(const Buffer& data, ReduceRule rule, Algorith
 
 Work DeviceCollectives::all_reduce(const Spread& pieces, ReduceRule rule, Algorithm asked) {
   const int workers = channel_.group().size();
-  const Choice choice = choose_on_device(asked, workers, workers);
+  const Choice choice = choose_for_device(asked, workers, workers);
   std::vector<std::size_t> counts;
   for (const Buffer& piece : pieces.parts()) counts.push_back(piece.count);
   Header header = header_of(Kind::kAllReduce, pieces.parts().front());
@@ -73,7 +73,7 @@ Work DeviceCollectives::all_reduce(const Spread& pieces, ReduceRule rule, Algori
 
 Work DeviceCollectives::reduce(std::vector<Spread> partials, int shards, const Buffer& result,
                                ReduceRule rule, Algorithm asked) {
-  const Choice choice = choose_on_device(asked, shards, channel_.group().size());
+  const Choice choice = choose_for_device(asked, shards, channel_.group().size());
   Header header = header_of(Kind::kReduce, result);
   header.op = rule.op;
   header.algorithm = choice.algorithm;

@@ -84,7 +84,7 @@ TEST(GpuKernels, TakesANoteAlongAlsoWhenItIsSkipped) {
   NEEDS_A_GPU();
   const plan::Layout layout({{"w", DType::kFloat32, 10}});
   const flat::ChunkTables tables{layout, plan::plan_pieces(layout, 1)};
-  const flat::DeviceTables on_device{tables};
+  const flat::DeviceTables device_tables{tables};
   const DeviceArray<float> memory{std::vector<float>(64)};
   const DeviceArray<std::uint32_t> skip{std::vector<std::uint32_t>{1}};
   const DeviceArray<double> loss{std::vector<double>{1.5, -2.5, 3.5}};
@@ -94,7 +94,7 @@ TEST(GpuKernels, TakesANoteAlongAlsoWhenItIsSkipped) {
   for (const bool skipped : {true, false}) {
     std::fill_n(heard, 3, 0.0);
     flat::UpdateTask task;
-    task.range = {on_device.view(), tables.all(), DType::kFloat32};
+    task.range = {device_tables.view(), tables.all(), DType::kFloat32};
     task.rule = flat::UpdateRule::kSgd;
     task.parameters = memory.data();
     task.gradients.flat = memory.data() + 16;

@@ -227,7 +227,7 @@ TEST(Divergence, OfTwoCopiesAReplayFromTheCheckpointNamesTheWrongOne) {
     if (has_checkpoint) {
       expect_all(outcomes, {1},
                  {"step 3: workers have applied different gradients to first.bias",
-                  "replay of the step gives the same on all of them, and worker 1 had other bits"});
+                  "rerun of the step gives the same on all of them, and worker 1 had other bits"});
     } else {
       expect_all(outcomes, {}, {"first.bias", "nobody can say which"});
     }

@@ -288,7 +288,7 @@ TEST(OwnLoop, AReplayOfAllPhasesNamesTheWorkerThatWasWrong) {
     EXPECT_EQ(outcome.kind, ErrorKind::kMismatch) << outcome.text;
     EXPECT_EQ(outcome.ranks, std::vector<int>{1}) << outcome.text;
     EXPECT_THAT(outcome.text, HasSubstr("step 3: workers have applied different gradients"));
-    EXPECT_THAT(outcome.text, HasSubstr("replay of the step gives the same on all of them"));
+    EXPECT_THAT(outcome.text, HasSubstr("rerun of the step gives the same on all of them"));
   }
 }
 

@@ -16,8 +16,8 @@ namespace {
 
 constexpr double kFault = -1;
 
-// Whole numbers that a double holds, above 0.
-double as_mark(std::uint64_t digest) {
+// 52 bits, which a double holds exactly; never 0.
+double as_number(std::uint64_t digest) {
   return static_cast<double>((digest >> 12) | 1);
 }
 
@@ -54,7 +54,7 @@ double Check::mark(std::int64_t step) {
   last_ = {step, subject_.seen()};
   std::uint64_t digest = 0;
   for (const flat::Parity value : last_.values) digest = base::mix64(digest ^ value);
-  if (!subject_.fault()) return subject_.has_copies() ? as_mark(digest) : 0;
+  if (!subject_.fault()) return subject_.has_copies() ? as_number(digest) : 0;
   if (!faulty_step_) faulty_step_ = step;
   return kFault;
 }
@@ -71,16 +71,17 @@ void Check::throw_any_fault(std::int64_t step) {
   if (faults > 0) throw_fault(step);
 }
 
-std::optional<Check::Undecided> Check::judge(std::int64_t step, const std::vector<double>& marks) {
-  if (std::find(marks.begin(), marks.end(), kFault) != marks.end()) throw_fault(step);
-  if (std::adjacent_find(marks.begin(), marks.end(), std::not_equal_to<>()) == marks.end())
+std::optional<Check::Undecided> Check::judge(std::int64_t step,
+                                             const std::vector<double>& digests) {
+  if (std::find(digests.begin(), digests.end(), kFault) != digests.end()) throw_fault(step);
+  if (std::adjacent_find(digests.begin(), digests.end(), std::not_equal_to<>()) == digests.end())
     return std::nullopt;
   Undecided found{step, {}, gather(last_)};
   const auto item = first_difference(found.seen);
-  if (!item) {  // a mark was changed on its way
+  if (!item) {  // a digest was changed on its way
     throw Mismatch(fmt::format(
-        "step {}: workers have told each other different things and hold the same weights: a "
-        "message was changed on its way",
+        "step {}: workers hold the same weights, but got different digests of them: a message was "
+        "changed on its way",
         step));
   }
   std::vector<flat::Parity> there;
@@ -94,6 +95,7 @@ std::optional<Check::Undecided> Check::judge(std::int64_t step, const std::vecto
                  wrong);
 }
 
+// Every worker throws the fault of the lowest rank that has one. A text is sent as "RANK step …".
 void Check::throw_fault(std::int64_t step) {
   const auto fault = subject_.fault();
   const std::string mine =
@@ -131,20 +133,19 @@ void Check::verdict(const Undecided& undecided) {
   const auto again = gather(last_);
   if (first_difference(again)) {
     throw Mismatch(undecided.text +
-                   ", and again in a replay: which of them is wrong cannot be said; try other "
+                   ", and again in a rerun. Nobody can tell which of them is wrong; try other "
                    "machines");
   }
-  std::vector<int> wrong;
+  std::vector<int> wrong;  // the rerun agrees on all workers, so it is right
   for (std::size_t worker = 0; worker < undecided.seen.size(); ++worker) {
     if (undecided.seen[worker] != again.front()) wrong.push_back(static_cast<int>(worker));
   }
   if (wrong.size() == undecided.seen.size()) {
-    throw Mismatch(
-        undecided.text +
-        ", and a replay gives something else than any of them had: it began with a damaged "
-        "checkpoint, or a hook changes what a step does");
+    throw Mismatch(undecided.text +
+                   ", and a rerun gives other bits than any of them had: it began with a damaged "
+                   "checkpoint, or a hook changes what a step does");
   }
-  throw Mismatch(fmt::format("{}. A replay of the step gives the same on all of them, and {} had "
+  throw Mismatch(fmt::format("{}. A rerun of the step gives the same on all of them, and {} had "
                              "other bits. Go on from the last checkpoint, without that machine",
                              undecided.text, workers_text(wrong)),
                  wrong);

@@ -1,12 +1,13 @@
-// Whether all is as the job says: bits that changed on their own, and copies that are no longer equal.
+// Finds bits that changed though nobody wrote them, and copies that are no longer equal.
 //
-//   fault   found by one worker in memory that it reads: it knows what, where and whose
-//   mark    where every worker updates a copy of its own, a number over the gradients that it applied and the values
-//           that came of it. Workers whose marks differ hold different weights; which of them is wrong the others say,
-//           three copies or more, or else a replay of the step
+//   fault    found by one worker in memory that it reads: what, where, whose
+//   digest   if every worker updates a whole copy: one number over the gradients that it applied
+//            and the values that came of them. Workers with different digests hold different
+//            weights. Of three copies or more, the majority is right. Otherwise a rerun of the step
+//            decides
 //
-// Marks travel with the metrics of a step, so that the check costs no message; what they say is known before the next
-// update.
+// Digests travel with the metrics of a step, so the check costs no message of its own. They are
+// compared before the next update.
 #pragma once
 
 #include <lockstep/comm.h>
@@ -21,27 +22,30 @@
 
 namespace lockstep::divergence {
 
-// What the divergence check looks at: a model that is trained, and the update that trains it.
+// What the check looks at: a model and its update. Implemented in step/, which this folder does not
+// see.
 //
 // Threads:   one caller at a time.
-// Blocking:  seen() and check_at_rest(), on a GPU until what they look at is done.
+// Blocking:  seen() and check_at_rest() wait for a GPU; else never.
 // Failure:   none: a difference is a fault.
 class Subject {
  public:
   virtual ~Subject() = default;
 
-  // After an update, a list of items: the gradients that were applied to each piece, then its parameters with state.
+  // After an update, one parity for each item. The first items are the gradients that were applied,
+  // by piece. Then come parameters with state, by piece.
   virtual std::vector<flat::Parity> seen() = 0;
-  // What workers do differently in an item: "have applied different gradients to fc1.weight (elements 0 to 8191)".
+  // What differs if workers differ in an item, such as "have applied different gradients to
+  // fc1.weight (elements 0 to 8191)".
   virtual std::string item_name(std::size_t item) const = 0;
 
-  // Whether every worker updates a copy of its own.
+  // Whether every worker updates a whole copy.
   virtual bool has_copies() const = 0;
 
-  // Compares what there is with what the last update has left.
+  // Compares parameters and state with what the last update left.
   virtual void check_at_rest() = 0;
 
-  // The first one of this worker.
+  // The first fault that this worker found.
   struct Found {
     int worker = 0;
     std::string text;
@@ -50,37 +54,43 @@ class Subject {
   virtual std::optional<Found> fault() const = 0;
 };
 
+// The check of one model, over all workers.
+//
 // Threads:   one caller at a time.
-// Blocking:  judge() with news, check_at_rest() and verdict(), which are collective; at most the Comm's timeout.
+// Blocking:  check_at_rest() and verdict(), which are collective, and judge() if digests differ; at
+//            most the Comm's timeout.
 // Failure:   Mismatch, the same on every worker.
 // Ownership: borrows the subject and the Comm.
 class Check {
  public:
   Check(Subject& subject, Comm& comm) : subject_(subject), comm_(comm) {}
 
-  // After the update of a step, on a GPU when it has run: what the others should know of it. 0: nothing.
+  // After the update of a step: this worker's digest, for all workers. 0 if there are no copies to
+  // compare, negative if this worker has found a fault. A double, because it travels with the
+  // metrics.
   double mark(std::int64_t step);
 
-  // The marks of all workers after the last step. Throws when one has found a fault, or when copies differ
-  // and most of them agree. Returns what only a replay can decide: the step is run again, from a state that is
-  // known, and verdict() told.
+  // Compares the digests of all workers. Throws if a worker has found a fault, or if copies differ
+  // and more than half of them agree. Otherwise returns what only a rerun can decide: the caller
+  // runs the step again, from the checkpoint, and then calls verdict().
   struct Undecided {
     std::int64_t step = 0;
     std::string text;  // "step 12: workers hold different bits of fc1.weight …"
     std::vector<std::vector<flat::Parity>> seen;  // by worker
   };
-  std::optional<Undecided> judge(std::int64_t step, const std::vector<double>& marks);
+  std::optional<Undecided> judge(std::int64_t step, const std::vector<double>& digests);
 
-  // Whether parameters and state are what the last update, of this step, has left: before they are written to a file.
+  // Throws if parameters and state are not what the update of this step left. To be called before
+  // they go to a file.
   void check_at_rest(std::int64_t step);
 
-  // After a replay up to and with the step. Always throws.
+  // After a rerun that ended with this step. Always throws.
   [[noreturn]] void verdict(const Undecided& undecided);
 
  private:
   struct Record {
     std::int64_t step = 0;
-    std::vector<flat::Parity> values;  // gradients applied, then parameters with state; by piece
+    std::vector<flat::Parity> values;  // Subject::seen()
   };
   void throw_fault(std::int64_t step);
   void throw_any_fault(std::int64_t step);
@@ -89,10 +99,11 @@ class Check {
   Subject& subject_;
   Comm& comm_;
   Record last_;
-  std::optional<std::int64_t> faulty_step_;
+  std::optional<std::int64_t> faulty_step_;  // the first in which this worker had a fault
 };
 
-// Which workers a value belongs to that most do not have; none if no value is held by more than half.
+// The workers whose value differs from the majority's; empty if no value has more than half of
+// them.
 std::vector<int> minority(const std::vector<flat::Parity>& by_worker);
 
 }  // namespace lockstep::divergence

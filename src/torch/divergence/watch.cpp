@@ -9,10 +9,10 @@
 namespace lockstep::divergence {
 namespace {
 
-// Pieces below which a second thread costs more than it saves.
+// With fewer pieces a second thread costs more than it saves.
 constexpr std::int64_t kGrain = 4;
 
-// A stretch of half-precision values as float32, some at a time: calls `body` with the first and with their number.
+// Calls `body` with a stretch of half-type values as float32, a strip at a time.
 template <typename Body>
 void widened(DType half, const std::byte* from, std::size_t count, const Body& body) {
   std::array<float, flat::kStripElements> row;
@@ -36,11 +36,12 @@ std::string Fault::text(const plan::Layout& layout) const {
 }
 
 std::string Fault::remedy() const {
-  std::string again = "Go on from the last checkpoint; if it happens again, without that machine";
+  std::string again =
+      "Go on from the last checkpoint. If it happens again, go on without that machine";
   if (what == What::kGradient) return again;
   return again +
          ". A loss or a hook that writes to parameters, as max_norm and clamping do, looks the "
-         "same: switch check_divergence off for it";
+         "same: switch check_divergence off if you have one";
 }
 
 template <typename Body>

@@ -1,13 +1,16 @@
-// The part of the divergence check that runs where memory is read and written: it finds bits that nobody wrote.
+// The part of the divergence check that runs where memory is read and written. It finds bits that
+// changed though nobody wrote them.
 //
-//   gradients   every piece that is written keeps its parity (flat/parity.h), and a reader of the piece finds out whether
-//               it has changed since
-//   resting     the parity of parameters and state after the last update. If the next one finds another, a bit has changed
-//               with nobody writing to it
-//   applied     the parity of the gradients of the last update, where every worker updates a copy of its own
+//   gradients   who writes a piece also keeps its parity (flat/parity.h). Who reads the piece
+//               compares
+//   resting     the parity of parameters and state after the last update. If the next update finds
+//               another, a bit has changed in between
+//   applied     the parity of the gradients of the last update, if every worker updates a whole
+//               copy. check.h compares it between workers
 //
-// It is in the same pass as the work, because a pass of its own would read all of memory a second time. Update code takes
-// an observer as a template parameter: Blind, and nothing of this is compiled into it, or Watching.
+// Parities are computed in the loops that do the work, because a loop of their own would read all
+// memory a second time. The update has an observer as template parameter: with Blind nothing of
+// this is compiled into it, with Watching all is.
 #pragma once
 
 #include <lockstep/buffer.h>
@@ -26,24 +29,24 @@
 
 namespace lockstep::divergence {
 
-// A bit that nobody wrote.
+// A bit that changed though nobody wrote it.
 struct Fault {
   enum class What : std::uint8_t {
-    kGradient,   // between a backward pass and the update
-    kParameter,  // or its optimizer's state, between two updates
+    kGradient,   // changed between backward and update
+    kParameter,  // or optimizer state; changed between two updates
   };
   What what = What::kGradient;
   plan::Stretch where;
   int worker = 0;  // whose memory it was, by rank
 
-  // "a bit of the gradient of fc1.weight (elements 0 to 8191) has changed in the memory of worker 1 …"
+  // "a bit of the gradient of fc1.weight (elements 0 to 8191) has changed …"
   std::string text(const plan::Layout& layout) const;
   std::string remedy() const;
 };
 
-// The first fault that was found.
+// Keeps the first fault that this worker finds. Owned by replica::Parts.
 //
-// Threads:   any.
+// Threads:   any: faults are found on LibTorch's threads.
 // Blocking:  never.
 // Failure:   none.
 class FirstFault {
@@ -66,28 +69,28 @@ class FirstFault {
   std::optional<Fault> first_ LOCKSTEP_GUARDED_BY(mutex_);
 };
 
-// The gradients of one memory.
+// Writes the gradients of one bank, with parity. Owned by replica::FlatGradients.
 //
-// Threads:   one caller at a time; works on the threads that LibTorch uses.
+// Threads:   one caller at a time; it divides its work among LibTorch's threads.
 // Blocking:  never.
-// Failure:   none: a difference is a Fault of this worker, which is noted.
-// Ownership: borrows all of it.
+// Failure:   none: a difference is noted as a Fault of this worker.
+// Ownership: borrows everything.
 class GradientWatch {
  public:
-  // `memory` is that of the gradients; `parities` has one for each piece.
+  // `memory` has the gradients; `parities` has one word for each piece.
   GradientWatch(std::byte* memory, flat::Parity* parities, const plan::Pieces& pieces,
                 FirstFault& faults, int worker)
       : memory_(memory), parities_(parities), pieces_(pieces), faults_(faults), worker_(worker) {}
 
-  // 0 + g into the place of an entry, or g is added to what is there; either way one pass. `given` may be a half type, and
-  // its place float32.
+  // `number` is that of the entry. Writes 0 + g to it; with `adds`, adds g to it. `given` is the
+  // type of g: it may be a half type if the entry is float32.
   void move_in(std::size_t number, const plan::Entry& entry, const void* gradient, DType given,
                bool adds) const;
 
-  // Adds what another memory has in the same place.
+  // Adds the same entry of another bank.
   void add(std::size_t number, const plan::Entry& entry, const GradientWatch& right) const;
 
-  // Takes what lies there for right.
+  // Takes the parity of what the entry has now: something else has written it.
   void look_at(std::size_t number, const plan::Entry& entry) const;
 
  private:
@@ -102,44 +105,46 @@ class GradientWatch {
   int worker_;
 };
 
-// Which pieces, by number.
+// Pieces begin … end−1, by number.
 struct PieceRange {
   std::size_t begin = 0;
   std::size_t end = 0;
   std::size_t size() const { return end - begin; }
 };
 
-// What updates find and leave.
+// The parities of what updates find and leave. Owned by an Update.
 //
-// Threads:   pieces may be told from several threads, each piece from one; all else from one caller at a time.
+// Threads:   saw(), applied(piece, …), rests() and gradient_changed() from several threads, each
+//            piece from one; all else from one caller at a time.
 // Blocking:  never.
-// Failure:   none: a difference is a Fault, which is noted.
-// Ownership: borrows the pieces and where faults are noted.
+// Failure:   none: a difference is noted as a Fault.
+// Ownership: borrows the pieces and the FirstFault.
 class UpdateWatch {
  public:
   UpdateWatch(const plan::Pieces& pieces, PieceRange own, FirstFault& faults, int worker)
       : pieces_(pieces), own_(own), faults_(faults), worker_(worker) {}
 
-  // Only while nobody else writes to parameters and state.
+  // Only while nothing but updates writes to parameters and state. Forgets all parities.
   void switch_on(bool on);
   bool on() const { return on_; }
   void forget() { resting_.clear(); }
 
-  // Whether an update has left something to compare with.
+  // Whether there are parities of an update before to compare with.
   bool knows() const { return resting_.size() == own_.size(); }
 
-  // An update begins; with `copies`, of a copy that other workers have, too.
+  // An update begins. `copies`: as Subject::has_copies().
   void begin(bool copies);
+  // The update found and left these parities; `compares`: with the update before.
   void saw(std::size_t piece, const flat::Parities& seen, bool compares);
   void applied(std::size_t piece, flat::Parity gradient);
   bool keeps_applied() const { return !applied_.empty(); }
   void gradient_changed(std::size_t piece, int worker);
 
-  // Without an update: what a piece is now, compared, or kept to be compared.
+  // Without an update: compares the parity that a piece has now, or keeps it for the next update.
   void expect(std::size_t piece, flat::Parity now);
   void rests(std::size_t piece, flat::Parity now) { resting_[piece - own_.begin] = now; }
 
-  // An update of all own pieces that was seen elsewhere.
+  // All own pieces at once, for an update on a GPU.
   void saw_all(std::span<const flat::Parity> before, std::span<const flat::Parity> after,
                std::span<const flat::Parity> gradients);
 
@@ -156,7 +161,7 @@ class UpdateWatch {
   int worker_;
   bool on_ = false;
   std::vector<flat::Parity> resting_;  // by own piece; empty: not known
-  std::vector<flat::Parity> applied_;  // the same
+  std::vector<flat::Parity> applied_;  // by own piece; empty: not kept
 };
 
 struct Blind {
@@ -166,7 +171,7 @@ struct Blind {
 struct Watching {
   static constexpr bool kWatches = true;
   UpdateWatch& watch;
-  bool compares;  // with what the last update left
+  bool compares;  // false for the first update, which has nothing to compare with
 };
 
 }  // namespace lockstep::divergence

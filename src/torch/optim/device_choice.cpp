@@ -1,4 +1,4 @@
-// What of an optimizer depends on where its model is.
+// Everything in this folder that depends on the device of the model.
 #include "torch/device/device.h"
 #include "torch/optim/update.h"
 

@@ -1,5 +1,7 @@
-// The update on a GPU: queued, one kernel for all parameters of a type.
-#include <fmt/format.h>
+// The update on a GPU: queued, with one kernel for all parameters of a type.
+//
+// A step does not wait until the GPU has done it. The host takes its norm kNorms steps later, and its
+// parities in the step after next, unless somebody asks earlier.
 #include <lockstep/errors.h>
 
 #include <algorithm>
@@ -18,35 +20,38 @@
 namespace lockstep::optim {
 namespace {
 
-// Steps whose norms may be on their way to the host at a time.
+// How many norms may be on their way to the host at a time.
 constexpr std::size_t kNorms = 4;
 
-// The norm of a step, as it comes back.
+// The norm of one step, on its way to the host.
 struct Norm {
   torch::Tensor clipping;  // pinned
   device::Event copied;
-  std::int64_t step = 0;  // 0: none on its way
+  std::int64_t step = 0;  // 0: none is on its way
 };
 
-// The parities that the updates of every other step have seen, by piece: three rows, of what was found, what was left and
-// which gradients were applied. Words are XORed, so they are zero before.
+// The parities that the update of one step has seen. Three rows of words, by piece: what it found,
+// what it left, and the gradients that it applied. Kernels XOR into the words, so these are zero
+// before.
 struct SeenParities {
   torch::Tensor words;
   torch::Tensor on_host;  // pinned
-  device::Event seen;     // by the update
-  device::Event copied;   // and the words are zero again
-  std::int64_t step = 0;  // 0: nobody wants to know them
+  device::Event seen;     // the update is done
+  device::Event copied;   // words are on the host, and zero again
+  std::int64_t step = 0;  // 0: nothing to fetch
 };
 
-// Norms of the last steps, some of which are on their way to the host.
+// The norms of the last steps. Owned by QueuedStep. take() throws BadInput for a norm that is not
+// finite.
 class Norms {
  public:
   explicit Norms(std::chrono::milliseconds timeout) : timeout_(timeout) {}
 
   void send(const flat::Clipping* result, Device device, void* stream, std::int64_t step);
-  // Makes room for one more: looks at the oldest.
+  // Takes the oldest norm, so that there is room for one more. Waits for it.
   void make_room();
-  double last();  // looks at all
+  // Takes all norms, and returns the last. Waits for them.
+  double last();
   void forget();
 
  private:
@@ -58,6 +63,7 @@ class Norms {
   double last_ = 0;
 };
 
+// Every worker updates everything, on its own GPU.
 class QueuedStep : public Update {
  public:
   explicit QueuedStep(Trained& trained)
@@ -80,7 +86,8 @@ class QueuedStep : public Update {
   double norm() override { return trained_.clip_norm > 0 ? norms_.last() : 0; }
 
  private:
-  // Where entries count steps of their own, each has numbers of its own.
+  // Which numbers each entry uses: those of its group. If gradients may be absent, each entry
+  // counts its own steps, and so has numbers of its own.
   static std::vector<std::uint16_t> rules_of(const Groups& groups) {
     std::vector<std::uint16_t> rules;
     for (std::size_t entry = 0; entry < groups.entries(); ++entry) {
@@ -108,10 +115,10 @@ class QueuedStep : public Update {
   replica::Replicated& model_;
   flat::ChunkTables tables_;
   flat::DeviceTables device_tables_;
-  device::SmallTable numbers_;   // of the step, by rule, if they are many
+  device::SmallTable numbers_;   // of the step, if they are too many for arguments of a kernel
   device::SmallTable pointers_;  // to gradients, by entry
   std::optional<flat::ClipMemory> clipping_;
-  std::array<SeenParities, 2> watches_;  // of even and odd steps
+  std::array<SeenParities, 2> watches_;  // two, for even and odd steps: one is fetched, one written
   std::optional<device::SideStream> side_;
   Norms norms_;
   flat::Note note_;
@@ -138,7 +145,7 @@ void QueuedStep::apply(UpdateJournal*) {
   waited_ += hear_step(trained_, std::exchange(said_, {}));
 }
 
-// Where backward has made them, unless that was in an order of its own.
+// Reads gradients where backward made them. If a kernel cannot, all go to flat memory first.
 void QueuedStep::find_gradients() {
   auto& gradients = static_cast<replica::DeviceGradients&>(model_.banks().in_use());
   auto where = gradients.whereabouts();
@@ -146,7 +153,7 @@ void QueuedStep::find_gradients() {
     gradients.settle();
     where = gradients.whereabouts();
   }
-  LOCKSTEP_CHECK(where.has_value(), "gradients that were brought are in their places");
+  LOCKSTEP_CHECK(where.has_value(), "settled gradients are in flat memory");
   pointers_.set(*where);
 }
 
@@ -218,7 +225,8 @@ std::vector<std::byte> QueuedStep::numbers_of_step() const {
   return numbers;
 }
 
-// The update goes over everything. What no worker has a gradient for is put back after it: that is rare.
+// The kernel updates everything. Parameters and state with absent gradients are saved before and
+// put back after it. That is slow, but rare.
 std::vector<std::pair<torch::Tensor, torch::Tensor>> QueuedStep::copies_of_absent() const {
   std::vector<std::pair<torch::Tensor, torch::Tensor>> copies;
   const auto keep = [&](const torch::Tensor& place) { copies.emplace_back(place, place.clone()); };
@@ -249,7 +257,8 @@ SeenParities& QueuedStep::next_watch() {
   return watch;
 }
 
-// Beside what was queued since, when the update has been: a stream that waits for another slows that one down.
+// Copies on a side stream, so as not to wait for what was queued since. The host waits for the
+// update first: if the side stream did, it would slow down the other one.
 void QueuedStep::fetch(SeenParities& watch) {
   const Deadline deadline = Deadline::after(model_.comm().timeout());
   watch.seen.wait(deadline);
@@ -263,7 +272,7 @@ void QueuedStep::fetch(SeenParities& watch) {
 }
 
 void QueuedStep::begin() {
-  if (trained_.clip_norm == 0) norms_.last();  // of steps before it was switched off
+  if (trained_.clip_norm == 0) norms_.last();  // takes those from before clipping was switched off
   norms_.make_room();
   collect(watches_[static_cast<std::size_t>((trained_.groups.steps() + 1) % 2)]);
 }
@@ -277,7 +286,7 @@ void QueuedStep::forget() {
   Update::forget();
   for (SeenParities& watch : watches_) {
     if (std::exchange(watch.step, 0) == 0) continue;
-    watch.copied.precede(device::current_stream(model_.device()));  // a copy that was given up
+    watch.copied.precede(device::current_stream(model_.device()));  // a fetch may have timed out
     watch.words.zero_();
   }
   norms_.forget();

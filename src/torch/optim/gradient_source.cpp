@@ -21,17 +21,16 @@ GradientSource GradientSource::everyones(const replica::Replicated& model,
                                          const plan::ShardedReduction& plan, double divided_by) {
   GradientSource source{plan.sum, &model.banks().layout(), {}, 1 / divided_by, {}, {}};
   for (std::size_t worker = 0; worker < plan.workers.size(); ++worker) {
-    for (const auto& held : plan.workers[worker].held)
-      source.add(model, held.bank, static_cast<int>(worker));
+    const int rank = static_cast<int>(worker);
+    for (const auto& held : plan.workers[worker].held) {
+      const replica::FlatGradients& bank = model.banks().at(held.bank);
+      source.operands.push_back(bank.memory().of(rank));
+      if (!bank.watched()) continue;
+      source.parities.push_back(bank.parities_of(rank));
+      source.workers.push_back(rank);
+    }
   }
   return source;
-}
-
-void GradientSource::add(const replica::Replicated& model, int bank, int worker) {
-  operands.push_back(model.banks().at(bank).memory().of(worker));
-  if (!model.banks().watched()) return;
-  parities.push_back(model.banks().at(bank).parities_of(worker));
-  workers.push_back(worker);
 }
 
 GradientReader::GradientReader(const GradientSource& source, std::size_t entry, DType dtype)
@@ -68,15 +67,14 @@ const void* GradientReader::read_with_parity(std::size_t number, const plan::Str
   changed_.reset();
   if (source_.parities.empty()) return read(piece);
   find(piece);
-  if (in_place_) {
-    compare(number, flat::parity(sum_dtype_, at_[0], piece.count), piece.count);
-    return rounded(at_[0], piece);
-  }
-  compare(number, sum_.run_with_parity(at_, scratch_.data(), piece.count), piece.count);
-  return rounded(scratch_.data(), piece);
+  const flat::Parity seen = in_place_ ? flat::parity(sum_dtype_, at_[0], piece.count)
+                                      : sum_.run_with_parity(at_, scratch_.data(), piece.count);
+  compare(number, seen, piece.count);
+  return rounded(in_place_ ? at_[0] : scratch_.data(), piece);
 }
 
-// All at once; one by one only to find out whose it is.
+// `seen` is the XOR over all operands. Only if that differs, each is read again to find out whose
+// it is.
 void GradientReader::compare(std::size_t number, flat::Parity seen, std::size_t count) {
   for (const flat::Parity* const written : source_.parities) seen ^= written[number];
   if (seen == 0) return;

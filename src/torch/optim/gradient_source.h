@@ -1,7 +1,7 @@
-// Where an update takes its gradients from.
+// Where an update reads its gradients.
 //
-// Not from one memory of averages: where workers share memory an update adds up everybody's gradients while it reads
-// them, which saves a pass over all of memory to write the averages and another to read them.
+// That need not be one memory of averages. Where workers share memory, an update adds everybody's
+// gradients while it reads them. This saves writing the averages to memory and reading them again.
 #pragma once
 
 #include <cstddef>
@@ -22,44 +22,45 @@ class Replicated;
 
 namespace lockstep::optim {
 
-// The sum of some memories, in the order of a plan, times a factor.
+// The sum of some memories, in the order of a plan, times a factor. A value; it borrows the
+// memories.
 struct GradientSource {
   plan::Reduction plan;
-  const plan::Layout* layout = nullptr;    // of them: the model's, or its entries in wider types
-  std::vector<const std::byte*> operands;  // of the plan
+  const plan::Layout* layout = nullptr;    // of the memories: the model's, or its wide layout
+  std::vector<const std::byte*> operands;  // the memories, in the order of the plan
   double factor = 1;
 
-  // Where the memories are watched: what each operand's parities are, piece by piece, and whose memory it is.
+  // With parity, by operand: its parities by piece, and the rank whose memory it is. Else empty.
   std::vector<const flat::Parity*> parities;
   std::vector<int> workers;
 
-  // Whether it is one memory, as it lies.
+  // Whether it is this memory alone, with no factor.
   bool is(const replica::FlatMemory& memory) const;
 
-  // One memory in a layout, as it lies; this worker's own gradients, which have been averaged.
+  // One memory with no factor. own() is that of this worker's gradients, which are averages
+  // already.
   static GradientSource of(const replica::FlatMemory& memory, const plan::Layout& layout);
   static GradientSource own(const replica::Replicated& model);
-  // The sum of all workers' banks, divided. Only where every worker reads all of them.
+  // The sum of all workers' banks, divided. Only if every worker reads all banks in shared memory.
   static GradientSource everyones(const replica::Replicated& model,
                                   const plan::ShardedReduction& plan, double divided_by);
-
- private:
-  void add(const replica::Replicated& model, int bank, int worker);
 };
 
-// Reads a source piece by piece, all of parameters of one type, to which wider sums are rounded; for one thread.
+// Reads a source piece by piece, for one thread. All pieces are of parameters of one type. Wider
+// sums are rounded to it.
 class GradientReader {
  public:
   GradientReader(const GradientSource& source, std::size_t entry, DType dtype);
 
   DType dtype() const { return dtype_; }
 
-  // A piece; valid until the next call. The watched one compares what it reads with what was written, if the source says
-  // what that was.
+  // The gradient of a piece; valid until the next call. read_with_parity() also compares what it
+  // reads with the parities of the source, if it has any.
   const void* read(const plan::Stretch& piece);
   const void* read_with_parity(std::size_t number, const plan::Stretch& piece);
 
-  // The worker whose part of the last piece was not what it had written; none if all was well.
+  // The worker whose operand of the last piece has changed since it was written; nullopt if none
+  // has.
   std::optional<int> changed() const { return changed_; }
 
  private:
@@ -70,12 +71,12 @@ class GradientReader {
   const GradientSource& source_;
   DType dtype_;
   DType sum_dtype_;  // of the source
-  bool in_place_;
+  bool in_place_;    // one operand, no factor: read where it is
   std::optional<int> changed_;
   flat::TreeSum sum_;
-  std::vector<const void*> at_;
-  std::vector<double> scratch_;
-  std::vector<std::uint16_t> rounded_;
+  std::vector<const void*> at_;         // the piece in each operand
+  std::vector<double> scratch_;         // its sum; double for the alignment
+  std::vector<std::uint16_t> rounded_;  // its sum in a half type
 };
 
 }  // namespace lockstep::optim

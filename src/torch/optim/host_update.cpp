@@ -1,23 +1,25 @@
-// One step in memory of the host.
+// One step on the CPU.
 //
-//   own slice   the blocks that this worker updates: its share where workers share memory, else all
-//   publish     the new values go to all who read another memory, piece by piece while they are at hand
+//   own slice   what this worker updates: its slice if workers share memory, else everything
+//   publish     new values go to the other memories piece by piece, while they are in the cache
 //
-//   1. wait until every worker is here and means the same: all gradients are there, and nobody reads parameters any more
-//   2. with clipping: the own slice of the gradients is gathered, its blocks' squares go where all see
-//      them, wait again, and everybody adds all of them up in the order of the tree
-//   3. read the gradient of a piece, update its part of the state and of the parameters, publish it
-//   4. acquire: wait until every slice is written
+//   1. Wait until every worker has announced the same step. Then all gradients are there, and
+//      nobody reads parameters any more.
+//   2. With clipping: read the own slice of the gradients. Write the sum of squares of each block
+//      where all workers see it. Wait again. Then every worker adds all blocks in the order of the
+//      tree.
+//   3. For each piece: read its gradient, update its state and its parameters, publish it.
+//   4. Acquire: wait until every slice is written.
 //
-// How values are published and acquired is the parameters' matter (replica/parameters.h): here it is the same for all.
+// replica/parameters.h decides how values are published and acquired.
 //
-// Watched, an update compares what it finds with what the last one left: the parities of parameters and state, and of
-// the gradients where they are watched as well. A difference is noted, and the step goes on: the owner of the loop
-// ends it on all workers together.
+// With parity an update compares what it finds with what the last one left, and gradients with what
+// backward wrote. A difference is only noted, and the step goes on. The owner of the loop then ends
+// it on all workers together.
 //
-// In memory of its own a worker has nobody to wait for:
-// what workers say travels while each updates its own copy, and is looked at after it. The bits are the same: each element
-// sees the same operations.
+// A worker with memory of its own need not wait in step 1: announcements travel while each worker
+// updates its copy, and are compared after it. The bits are the same in both classes, because each
+// element sees the same operations.
 #include <ATen/Parallel.h>
 #include <lockstep/errors.h>
 
@@ -32,10 +34,11 @@
 namespace lockstep::optim {
 namespace {
 
-// Pieces below which a second thread costs more than it saves.
+// With fewer pieces a second thread costs more than it saves.
 constexpr std::int64_t kGrain = 4;
 
-// Calls `body` with some pieces, by number, and a reader of the source, on the threads that LibTorch uses.
+// Calls `body` with the number of each piece and a reader of the source, on LibTorch's threads.
+// Each thread has a reader of its own, because a reader has scratch memory.
 template <typename Body>
 void for_each_piece(const replica::Replicated& model, divergence::PieceRange pieces,
                     const GradientSource& source, const Body& body) {
@@ -57,6 +60,7 @@ std::size_t offset_of(const plan::Entry& entry, std::size_t element) {
   return entry.offset + element * size_of(entry.dtype);
 }
 
+// What both classes share: steps 2 to 4.
 class HostUpdate : public Update {
  public:
   using Update::Update;
@@ -64,10 +68,9 @@ class HostUpdate : public Update {
   double clip_factor() const override { return clip_factor_; }
 
  protected:
-  // 2; 3 and 4.
-  void clip(const GradientSource& source);
-  void update(UpdateJournal* journal);
-  virtual void meet() {}  // all workers whose sums of squares this one reads
+  void clip(const GradientSource& source);  // step 2
+  void update(UpdateJournal* journal);      // steps 3 and 4
+  virtual void meet() {}  // waits for the workers whose sums of squares this one reads
 
  private:
   void acquire();
@@ -80,13 +83,14 @@ class HostUpdate : public Update {
   void leave_alone(std::size_t number, bool seen_before);
   const void* read(std::size_t number, GradientReader& gradients);
 
-  GradientSource gradients_;  // of the step, from clip() on
+  GradientSource gradients_;  // of this step, after clip()
   double clip_factor_ = 1;
   double last_norm_ = 0;
-  std::optional<replica::FlatMemory> sums_;  // of gradients, where they are in several memories
-  std::optional<replica::FlatMemory> block_sums_;  // of squares
+  std::optional<replica::FlatMemory> sums_;        // the averages, if the source adds on the way
+  std::optional<replica::FlatMemory> block_sums_;  // of squares, by block
 };
 
+// Memory of its own: nobody else reads or writes it.
 class OwnUpdate : public HostUpdate {
  public:
   explicit OwnUpdate(Trained& trained)
@@ -99,6 +103,7 @@ class OwnUpdate : public HostUpdate {
   Said said_;
 };
 
+// Shared memory: each worker updates its slice for all.
 class SharedUpdate : public HostUpdate {
  public:
   explicit SharedUpdate(Trained& trained);
@@ -140,7 +145,7 @@ void SharedUpdate::meet() {
   waited_ += std::chrono::steady_clock::now() - began;
 }
 
-// What others have written of the parameters.
+// Step 4, with its time.
 void HostUpdate::acquire() {
   const auto began = std::chrono::steady_clock::now();
   trained_.model->parts().parameters->acquire(trained_.model->comm());
@@ -173,7 +178,8 @@ void HostUpdate::update(UpdateJournal* journal) {
   trained_.model->note_update();
 }
 
-// Averages in one memory. The operands stay as they are: a step that is not done may have to be done again.
+// The averages in one memory, because clipping reads them twice. They do not overwrite the
+// operands: a step that is not committed may have to be repeated from them.
 GradientSource HostUpdate::gathered(const GradientSource& source) {
   replica::Replicated& model = *trained_.model;
   const bool is_there = source.is(model.gradients());
@@ -191,7 +197,7 @@ GradientSource HostUpdate::gathered(const GradientSource& source) {
   return is_there ? GradientSource::own(model) : GradientSource::of(*sums_, model.layout());
 }
 
-// What the gradients are multiplied by so that their norm is at most clip_norm.
+// The factor that makes the norm at most clip_norm.
 double HostUpdate::factor_of(const GradientSource& averages) {
   replica::Replicated& model = *trained_.model;
   const plan::Layout& layout = model.layout();
@@ -253,13 +259,14 @@ void HostUpdate::update_piece(std::size_t number, GradientReader& gradients, Obs
   trained_.model->parts().parameters->publish(piece);
 }
 
-// What nobody has a gradient for stays as it is; if no update has seen it yet, it is looked at for the next.
+// A piece without a gradient on any worker does not change. If no update has seen it yet, its
+// parity is taken here, for the next update to compare with.
 void HostUpdate::leave_alone(std::size_t number, bool seen_before) {
   if (watch_.keeps_applied()) watch_.applied(number, 0);
   if (!seen_before) watch_.rests(number, parity_at_rest(trained_.model->pieces().all[number]));
 }
 
-// The gradient of a piece, and a note if it is not what was written.
+// The gradient of a piece. Notes a fault if it is not what was written.
 const void* HostUpdate::read(std::size_t number, GradientReader& gradients) {
   const void* const values =
       gradients.read_with_parity(number, trained_.model->pieces().all[number]);

@@ -1,4 +1,5 @@
-// What every optimizer holds.
+// What every optimizer holds. Owned by the handle; the inventory of the world knows it, so that it
+// can go on in another world.
 #pragma once
 
 #include <lockstep/optim.h>
@@ -26,19 +27,19 @@ struct Optimizer::Impl : control::Member {
 
   std::vector<double> rates();  // learning rates, by rule
   void set_rate(std::size_t rule, double lr);
-  void follow_scheduler();  // takes the learning rates that one of LibTorch's has set
+  void follow_scheduler();  // takes over the rates that a scheduler of LibTorch's has set
 
   std::string name;
   Trained trained;
   std::unique_ptr<Update> update;
   class Scheduled;
-  std::shared_ptr<Scheduled> scheduled;  // once a scheduler of LibTorch's has asked for it
+  std::shared_ptr<Scheduled> scheduled;  // null until a scheduler of LibTorch's needs it
 
  private:
   void agree_on_options() const;
 };
 
-// What an optimizer holds, for the layers above.
+// Lets the folders above reach what an optimizer holds.
 struct Inside {
   static Optimizer::Impl& of(const Optimizer& optimizer) { return *optimizer.impl_; }
 };

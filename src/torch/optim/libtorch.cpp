@@ -1,5 +1,6 @@
-// What LibTorch's own parts see of an optimizer: its learning-rate schedulers, its archives. A scheduler works on options of
-// LibTorch's, from which rules take their rates when somebody asks for these.
+// What LibTorch sees of an optimizer: for its learning-rate schedulers and for its archives. A
+// scheduler writes to LibTorch's own option objects. follow_scheduler() copies the rates from there
+// to the rules, before each step and whenever rates are asked for.
 #include <fmt/format.h>
 #include <lockstep/errors.h>
 #include <lockstep/optim.h>
@@ -9,7 +10,8 @@
 #include "torch/optim/impl.h"
 
 namespace lockstep::optim {
-// The groups of an optimizer as LibTorch's base class has them.
+
+// An optimizer as LibTorch's base class: schedulers take nothing else.
 class Optimizer::Impl::Scheduled : public torch::optim::Optimizer {
  public:
   Scheduled(optim::Optimizer& optimizer, std::vector<torch::optim::OptimizerParamGroup> groups,
@@ -89,12 +91,13 @@ torch::serialize::InputArchive& operator>>(torch::serialize::InputArchive& archi
   }
   torch::Tensor rates;
   archive.read("rates", rates);
-  if (rates.numel() != static_cast<std::int64_t>(inside(optimizer).trained.groups.count())) {
+  const std::size_t groups = inside(optimizer).trained.groups.count();
+  if (rates.numel() != static_cast<std::int64_t>(groups)) {
     throw Mismatch(fmt::format("the file holds an optimizer of {} groups, and this one has {}",
-                               rates.numel(), inside(optimizer).trained.groups.count()));
+                               rates.numel(), groups));
   }
   optimizer.load_state(state, read("steps").toInt());
-  for (std::size_t i = 0; i < inside(optimizer).trained.groups.count(); ++i)
+  for (std::size_t i = 0; i < groups; ++i)
     inside(optimizer).set_rate(i, rates[static_cast<std::int64_t>(i)].item<double>());
   return archive;
 }

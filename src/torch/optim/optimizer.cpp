@@ -22,9 +22,9 @@ Optimizer::Impl::Impl(Replica& model, Kind kind, std::vector<std::unique_ptr<Rul
 
 Optimizer::Impl::~Impl() = default;
 
-// After the model.
+// The inventory calls it after the model's rebind(), in the order in which they were made.
 void Optimizer::Impl::rebind(World&) {
-  update->norm();  // throws, if the last step was bad and nobody knows yet
+  update->norm();  // on a GPU: throws if the last step had a bad norm
   update.reset();
   trained.state.rebind();
   update = make_update(trained);
@@ -36,7 +36,8 @@ std::vector<double> Optimizer::Impl::rates() {
   return trained.groups.rates();
 }
 
-// With other options replicas would part; where every worker updates a part, the parts would not fit together.
+// With different options replicas would differ; where each worker updates a slice, slices would not
+// fit together.
 void Optimizer::Impl::agree_on_options() const {
   Comm& comm = trained.model->comm();
   const CallName call(comm, "making an optimizer");
@@ -120,7 +121,7 @@ void Optimizer::load_state(const std::vector<NamedTensor>& state, std::int64_t s
     const auto found = given.find(name);
     const std::string saved = found == given.end() ? "nothing" : replica::describe(found->second);
     if (saved != replica::describe(tensor)) {
-      throw Mismatch(fmt::format("optimizer state {} is {} and the saved one {}", name,
+      throw Mismatch(fmt::format("optimizer state {} is {}, and the saved one is {}", name,
                                  replica::describe(tensor), saved));
     }
   }

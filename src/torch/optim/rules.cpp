@@ -4,6 +4,7 @@
 
 #include <bit>
 #include <map>
+#include <type_traits>
 #include <utility>
 
 #include "base/hash.h"
@@ -24,7 +25,7 @@ void check_common(double lr, double weight_decay) {
   check(weight_decay >= 0, "weight_decay", weight_decay, "0 or more");
 }
 
-// Takes the learning rate of options of LibTorch's that were made from `mine`.
+// The learning rate of LibTorch's options, which were made from `mine`. Nothing else may differ.
 template <typename TorchOptions>
 double followed(TorchOptions mine, const torch::optim::OptimizerOptions& theirs) {
   const auto& given = static_cast<const TorchOptions&>(theirs);
@@ -33,9 +34,8 @@ double followed(TorchOptions mine, const torch::optim::OptimizerOptions& theirs)
   mine.lr(given.lr());
   if (mine == given) return given.lr();
   throw BadInput(
-      "an option of a parameter group was changed: of these only the learning rate can be, once "
-      "the "
-      "optimizer has been made");
+      "an option of a parameter group was changed: once the optimizer has been made, only the "
+      "learning rate can be");
 }
 
 template <typename Numbers>
@@ -50,7 +50,7 @@ class SgdRule : public Rule {
     check_common(options.lr, options.weight_decay);
     check(options.momentum >= 0, "momentum", options.momentum, "0 or more");
     if (options.nesterov && (options.momentum <= 0 || options.dampening != 0))
-      throw BadInput("nesterov wants a momentum above 0 and no dampening");
+      throw BadInput("nesterov needs a momentum above 0 and no dampening");
   }
   void update(const Elements& elements, std::int64_t step) const override {
     flat::sgd(elements.dtype, elements.parameter, elements.gradient, elements.state[0],
@@ -93,9 +93,12 @@ class SgdRule : public Rule {
   SGDOptions options_;
 };
 
+// Adam and AdamW have the same options. They differ in LibTorch's type for these, and in how an
+// element decays.
+template <typename TorchOptions>
 class AdamRule : public Rule {
  public:
-  AdamRule(const AdamOptions& options, bool decoupled) : options_(options), decoupled_(decoupled) {
+  explicit AdamRule(const AdamOptions& options) : options_(options) {
     check_common(options.lr, options.weight_decay);
     check(options.beta1 >= 0 && options.beta1 < 1, "beta1", options.beta1, "at least 0, below 1");
     check(options.beta2 >= 0 && options.beta2 < 1, "beta2", options.beta2, "at least 0, below 1");
@@ -117,14 +120,10 @@ class AdamRule : public Rule {
   double lr() const override { return options_.lr; }
   void set_lr(double lr) override { options_.lr = lr; }
   std::unique_ptr<torch::optim::OptimizerOptions> as_torch() const override {
-    if (decoupled_)
-      return std::make_unique<torch::optim::AdamWOptions>(
-          torch_options<torch::optim::AdamWOptions>());
-    return std::make_unique<torch::optim::AdamOptions>(torch_options<torch::optim::AdamOptions>());
+    return std::make_unique<TorchOptions>(torch_options());
   }
   void follow(const torch::optim::OptimizerOptions& given) override {
-    options_.lr = decoupled_ ? followed(torch_options<torch::optim::AdamWOptions>(), given)
-                             : followed(torch_options<torch::optim::AdamOptions>(), given);
+    options_.lr = followed(torch_options(), given);
   }
   std::string options() const override {
     return fmt::format("beta1 {} beta2 {} eps {} weight_decay {}", options_.beta1, options_.beta2,
@@ -132,7 +131,6 @@ class AdamRule : public Rule {
   }
 
  private:
-  template <typename TorchOptions>
   TorchOptions torch_options() const {
     return TorchOptions(options_.lr)
         .betas({options_.beta1, options_.beta2})
@@ -143,24 +141,23 @@ class AdamRule : public Rule {
     return {elements.state[0], elements.state[1]};
   }
   flat::AdamStep at(std::int64_t step) const {
+    constexpr bool kDecoupled = std::is_same_v<TorchOptions, torch::optim::AdamWOptions>;
     return {options_.lr,  options_.beta1,        options_.beta2,
-            options_.eps, options_.weight_decay, decoupled_,
+            options_.eps, options_.weight_decay, kDecoupled,
             step};
   }
   AdamOptions options_;
-  bool decoupled_;
 };
 
 std::unique_ptr<Rule> rule_of(const SGDOptions& options) {
   return std::make_unique<SgdRule>(options);
 }
 std::unique_ptr<Rule> rule_of(const AdamOptions& options) {
-  return std::make_unique<AdamRule>(options, false);
+  return std::make_unique<AdamRule<torch::optim::AdamOptions>>(options);
 }
 std::unique_ptr<Rule> rule_of(const AdamWOptions& options) {
-  return std::make_unique<AdamRule>(
-      AdamOptions{options.lr, options.beta1, options.beta2, options.eps, options.weight_decay},
-      true);
+  return std::make_unique<AdamRule<torch::optim::AdamWOptions>>(
+      AdamOptions{options.lr, options.beta1, options.beta2, options.eps, options.weight_decay});
 }
 
 template <typename Options>
@@ -177,7 +174,7 @@ std::shared_ptr<Optimizer::Impl> make(Replica& model, Optimizer::Impl::Kind kind
   return std::make_shared<Optimizer::Impl>(model, std::move(kind), std::move(rules), members);
 }
 
-// Plain SGD has no state; a momentum anywhere needs it for all.
+// SGD without momentum has no state. If one group has momentum, the memory is for all parameters.
 Optimizer::Impl::Kind sgd_kind(const SGDOptions& options,
                                const std::vector<Group<SGDOptions>>& groups) {
   bool momentum = options.momentum != 0;

@@ -1,4 +1,5 @@
-// Update rules behind one interface; which rule updates which parameter, and how often each has been updated.
+// Update rules behind one interface, which rule updates which parameter, and how many steps each
+// parameter has had.
 #pragma once
 
 #include <lockstep/buffer.h>
@@ -16,37 +17,40 @@
 
 namespace lockstep::optim {
 
-// Where some elements of one parameter are: their values, gradients, and part of each state memory.
+// Consecutive elements of one parameter: their values, gradients and states.
 struct Elements {
   DType dtype = DType::kFloat32;
   void* parameter = nullptr;
   const void* gradient = nullptr;
-  std::array<void*, 2> state{};  // as many as the rule has
+  std::array<void*, 2> state{};  // Rule::states() of them
   std::size_t count = 0;
 };
 
-// One update rule with its options.
+// One update rule with its options. Owned by Groups. update() may run on several threads at a time.
 class Rule {
  public:
   virtual ~Rule() = default;
-  // step from 1. The watched one gives the parities of all that is updated in place.
+  // `step` counts from 1. The second also returns the parity of all that it updates in place,
+  // before and after.
   virtual void update(const Elements& elements, std::int64_t step) const = 0;
   virtual flat::Parities update_with_parity(const Elements& elements, std::int64_t step) const = 0;
-  virtual int states() const = 0;  // how many of them it reads and writes
+  virtual int states() const = 0;  // how many states it reads and writes
   virtual double lr() const = 0;
   virtual void set_lr(double lr) = 0;
   virtual std::string options() const = 0;  // everything else that decides its result
 
-  // The same options in LibTorch's type, for its schedulers; and back: takes the learning rate that one of them has set.
-  // BadInput if another option was changed.
+  // The options as LibTorch's type, for its schedulers. follow() takes the learning rate back from
+  // there. BadInput if another option was changed.
   virtual std::unique_ptr<torch::optim::OptimizerOptions> as_torch() const = 0;
   virtual void follow(const torch::optim::OptimizerOptions& given) = 0;
 
-  // For a GPU: which kernel, and the numbers that it reads for a step.
+  // For a GPU: which kernel, and the numbers that it needs for a step.
   virtual flat::UpdateRule device_rule() const = 0;
   virtual std::vector<std::byte> numbers(std::int64_t step) const = 0;
 };
 
+// The parameter groups of an optimizer, and its count of steps. Owned by Trained.
+//
 // Threads:   one caller at a time.
 // Blocking:  never.
 // Failure:   the constructor: BadInput for members that are not the model's, or in two groups.
@@ -64,20 +68,20 @@ class Groups {
   std::size_t group_of(std::size_t entry) const { return group_of_[entry]; }
   std::size_t entries() const { return group_of_.size(); }
 
-  // Of a group's learning rate to that of the first, at the beginning.
+  // The learning rate of a group divided by that of group 0, when the optimizer was made.
   double ratio(std::size_t group) const { return ratios_[group]; }
   std::vector<double> rates() const;
   std::uint64_t digest_of_rates() const;
 
   std::int64_t steps() const { return steps_; }
   void set_steps(std::int64_t steps) { steps_ = steps; }
-  // One more, which leaves those parameters alone that no worker has a gradient for.
+  // Counts a step that leaves parameters with absent gradients alone.
   void count_step(const std::vector<bool>& absent);
-  // Of a parameter: without those that left it alone, as torch::optim counts.
+  // The steps of a parameter, without those that left it alone: torch::optim counts the same way.
   std::int64_t steps_of(std::size_t entry) const {
     return left_alone_.empty() ? steps_ : steps_ - left_alone_[entry];
   }
-  // By entry, for models that allow it; else empty.
+  // By entry: how many steps left it alone. Empty if gradients cannot be absent.
   std::vector<std::int64_t>& left_alone() { return left_alone_; }
   const std::vector<std::int64_t>& left_alone() const { return left_alone_; }
 

@@ -26,7 +26,8 @@ void StateMemory::take_memories() {
   }
 }
 
-// Where all share one memory one worker fills it; the others wait for it when they compare their options.
+// If workers share the memory, one of them fills it. The others need no barrier here: they wait in
+// agree_on_options(), which comes next.
 void StateMemory::rebind() {
   const auto before = std::exchange(memories_, {});
   take_memories();
@@ -66,7 +67,7 @@ torch::Tensor StateMemory::view(std::size_t memory, std::size_t entry) const {
 }
 
 std::vector<NamedTensor> StateMemory::tensors() {
-  if (has_masters_) {  // those that no step has read yet
+  if (has_masters_) {  // no step may have read them yet
     torch::NoGradGuard no_grad;
     const device::CurrentDevice current(model_.device());
     refresh_masters();

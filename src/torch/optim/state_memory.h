@@ -1,5 +1,5 @@
-// The state of an optimizer: memories in the model's layout, once per host, since each element of it is updated by one
-// worker of the host alone.
+// The state of an optimizer, in flat memories. Where workers share memory there is one copy per
+// host, because each element is updated by one worker only.
 #pragma once
 
 #include <lockstep/data_parallel.h>
@@ -12,41 +12,44 @@
 
 namespace lockstep::optim {
 
-// Whether half parameters have float32 masters where the model is.
+// Whether the model has half parameters with float32 masters: only on a GPU.
 bool wants_masters(const replica::Parts& model);
 
-// On a GPU parameters of half types have float32 masters, on which updates compute; the parameters are what they are
-// rounded to. They are the last of the memories, named "master".
+// On a GPU parameters of half types have float32 masters. Updates compute on the masters, and round
+// them to the parameters. They are the last of the memories, named "master". Owned by Trained.
 //
 // Threads:   one caller at a time.
 // Blocking:  the constructor, which is collective.
-// Failure:   Unavailable when there is no memory for it.
-// Ownership: shares the model's tensors.
+// Failure:   Unavailable if there is too little memory.
+// Ownership: owns the memories; borrows the model.
 class StateMemory {
  public:
   // `names` of the memories, one value per element each.
   StateMemory(replica::Parts& model, std::vector<std::string> names);
 
-  // The model has gone to other workers: values are those of the rank that its are of. Collective.
+  // The model has gone to other workers. Takes new memories, with the values of the rank that the
+  // model has its values from. Collective.
   void rebind();
 
   const std::vector<replica::FlatMemory>& memories() const { return memories_; }
-  // Of the memories: the model's, or with masters its entries in float32.
+  // Of the memories: the model's layout, or with masters its wide layout.
   const plan::Layout& layout() const { return layout_; }
 
-  // How many of the memories are a rule's; null without masters.
+  // How many of the memories belong to the rules.
   std::size_t count() const { return memories_.size() - (has_masters_ ? 1 : 0); }
+  // Null if there are none.
   const replica::FlatMemory* masters() const { return has_masters_ ? &memories_.back() : nullptr; }
-  // Beside half parameters there may be others, which are their own masters.
+  // False for parameters that are not of a half type: they need none.
   bool has_master(std::size_t entry) const;
 
   torch::Tensor view(std::size_t memory, std::size_t entry) const;
-  // All of it, named such as "momentum/fc1.weight".
+  // All state as tensors with names such as "momentum/fc1.weight".
   std::vector<NamedTensor> tensors();
 
   // Re-reads masters from parameters that were changed from outside.
   void refresh_masters();
-  // They are what the parameters are of, as after a checkpoint has been read.
+  // The masters belong to the parameters as they are now: after an update, or after a checkpoint
+  // was read. refresh_masters() then leaves them.
   void trust_masters();
 
  private:
@@ -57,7 +60,7 @@ class StateMemory {
   bool has_masters_;
   plan::Layout layout_;
   std::vector<replica::FlatMemory> memories_;
-  std::vector<std::int64_t> versions_;  // of parameters after the last update; with masters
+  std::vector<std::int64_t> versions_;  // of parameters at trust_masters(), by entry; -1: never
 };
 
 }  // namespace lockstep::optim

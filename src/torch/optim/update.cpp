@@ -13,7 +13,7 @@
 namespace lockstep::optim {
 namespace {
 
-// A memory where the host can read it.
+// A flat memory as the host reads it: itself if it is on the CPU, else a copy.
 class OnHost {
  public:
   explicit OnHost(const replica::FlatMemory& memory)
@@ -24,11 +24,11 @@ class OnHost {
   }
 
  private:
-  torch::Tensor copy_;  // itself, if it is there
+  torch::Tensor copy_;
   const std::byte* data_;
 };
 
-// Of pieces of the parameters and of the states that their rules have.
+// Computes the parity of a piece: over its parameters, and over the states that its rule uses.
 class AtRest {
  public:
   explicit AtRest(const Trained& trained)
@@ -55,20 +55,21 @@ class AtRest {
   std::vector<OnHost> states_;
 };
 
+// What a worker announces of its step.
 struct StepNote {
-  std::uint64_t replica = 0;    // that it updates
-  std::uint64_t steps = 0;      // taken before
+  std::uint64_t replica = 0;    // the number of the replica that it updates
+  std::uint64_t steps = 0;      // that were taken before
   std::uint64_t rates = 0;      // a digest of the learning rates
-  std::uint64_t clip = 0;       // the bits of the norm
+  std::uint64_t clip = 0;       // the bits of clip_norm
   std::uint64_t gradients = 0;  // a sample of the averages; 0: none was taken
-  std::uint64_t cannot = 0;
+  std::uint64_t cannot = 0;     // 1: this worker cannot make the step
 
   control::Record record() const { return {replica, steps, rates, clip, gradients, cannot}; }
   static StepNote of(const control::Record& record) {
     return {record[0], record[1], record[2], record[3], record[4], record[5]};
   }
 
-  // In what another one differs; empty: in nothing.
+  // How another note differs; empty if it does not.
   std::string difference(const StepNote& other) const {
     if (other.replica != replica)
       return fmt::format("it is of replica {} on the one and of replica {} on the other", replica,

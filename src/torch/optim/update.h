@@ -1,8 +1,8 @@
-// How averaged gradients become new parameters: a strategy for each place that they may be in.
+// How averaged gradients become new parameters. A class for each kind of memory:
 //
 //   own      each worker updates everything, in memory of its own (host_update.cpp)
-//   shared   where workers share memory each updates a slice and hands it out (host_update.cpp)
-//   device   queued on a GPU, everything (device_step.cpp)
+//   shared   workers share memory: each updates its slice and hands it out (host_update.cpp)
+//   device   each worker queues the update of everything on its GPU (device_step.cpp)
 #pragma once
 
 #include <chrono>
@@ -20,7 +20,8 @@
 
 namespace lockstep::optim {
 
-// What an update works on. Apart from the updates, because it outlives them: other workers mean another update.
+// What an update works on. Owned by the optimizer, and not by the Update: if the model goes to
+// other workers, a new Update is made, and this stays.
 struct Trained {
   std::shared_ptr<replica::Replicated> model;
   Groups groups;
@@ -34,21 +35,23 @@ struct Trained {
   bool leaves_alone(std::size_t entry) const { return !absent().empty() && absent()[entry]; }
 };
 
-// Told what an update in memory of the host has written, so that others can finish the update if this worker dies in it
-// (step/commit_page.h).
+// Told what an update on the CPU has written, so that other workers can finish the update if this
+// one dies in it (step/commit_page.h).
 class UpdateJournal {
  public:
   virtual ~UpdateJournal() = default;
-  // A piece is what the step makes of it, in every copy that this host has. From any of the threads that LibTorch uses.
+  // A piece has its new values, in every copy on this host. Called on LibTorch's threads.
   virtual void wrote(std::size_t piece) = 0;
 };
 
-// A step is two calls: after prepare() all is known that decides what will be written, and nothing has been.
+// A step is two calls. After prepare() every number is known that decides what will be written, and
+// nothing has been written. So a Step can write its intent in between.
 //
 // Threads:   one caller at a time.
-// Blocking:  prepare() and apply(), which are collective; on a GPU norm(), collect() and check_at_rest() wait for it.
+// Blocking:  prepare() and apply(), which are collective. On a GPU norm(), collect() and
+//            check_at_rest() wait for the GPU.
 // Failure:   as Optimizer::step().
-// Ownership: borrows what it works on.
+// Ownership: owned by the optimizer; borrows the Trained.
 class Update {
  public:
   Update(Trained& trained, divergence::PieceRange own)
@@ -65,33 +68,34 @@ class Update {
     apply(nullptr);
   }
 
-  // What the averages will be multiplied by; on a GPU it is not known here.
+  // The factor of clipping, after prepare(). On a GPU it is always 1 here: only the GPU knows it.
   virtual double clip_factor() const { return 1; }
 
-  // Of the gradients of the last step, before clipping; 0 without.
+  // The norm of the last step's gradients before clipping; 0 without clipping.
   virtual double norm() = 0;
-  // Memory for clipping, so that no step has to take it.
+  // Takes memory for clipping now, so that no step has to.
   virtual void prepare_clipping() {}
-  // On a GPU: what the next step takes along, in the order of the current stream, to pinned memory of the host.
+  // On a GPU: the update kernel of the next step also copies this to pinned memory of the host.
   virtual void take_along(const flat::Note&) {}
 
-  // Whether every worker updates a copy of its own.
+  // Whether every worker updates a whole copy, so that copies can be compared.
   virtual bool has_copies() const = 0;
 
-  // For the divergence check: what updates have seen is known after collect().
+  // For the divergence check. On a GPU the parities of the last update come to the host in
+  // collect().
   divergence::UpdateWatch& watch() { return watch_; }
   virtual void collect() {}
   virtual void forget() { watch_.forget(); }
-  // Compares without an update: before what is there is written to a file.
+  // Compares parameters and state with the parities of the last update, before they go to a file.
   void check_at_rest();
 
-  std::chrono::nanoseconds waited() const {
-    return waited_;
-  }  // for other workers, in the last step
+  // How long the last step waited for other workers.
+  std::chrono::nanoseconds waited() const { return waited_; }
 
  protected:
   flat::Parity parity_at_rest(const plan::Stretch& piece) const;
-  // A graph that has saved a parameter for a backward to come must notice the update, as after torch::optim.
+  // Tells LibTorch that parameters were written. A graph that saved one then refuses to run
+  // backward, as after a step of torch::optim.
   void bump_versions();
 
   Trained& trained_;
@@ -102,32 +106,33 @@ class Update {
 // "the norm of the gradients is inf at step 3: …"
 std::string diverged(double norm, std::int64_t step);
 
-// What every worker says of an update, and what becomes of it: otherwise replicas would differ. A worker that cannot make
-// the update says so, and all of them fail.
+// What workers announce of an update. If they announce different steps, replicas would differ, and
+// all fail. A worker that cannot make the update says so, and all fail, too.
 struct Said {
   std::shared_ptr<const control::Announcement> all;
-  std::exception_ptr cannot;  // this worker
+  std::exception_ptr cannot;  // why this worker cannot; null if it can
 };
 
-// Gradients are where the update reads them after it.
+// Announces the step. It also puts the gradients where the update reads them.
 Said say_step(const Trained& trained, const GradientSource& source);
 
-// Waits for the others, and returns how long. Mismatch, the same on every worker, if they mean different things.
+// Waits for the other workers, and returns how long. Mismatch, the same on every worker, if they
+// announced different steps.
 std::chrono::nanoseconds hear_step(const Trained& trained, const Said& said);
 
-// Whether a sample of the gradients costs nothing where they are.
+// Whether gradients can be sampled at no cost: only on the CPU.
 bool can_sample(const replica::Replicated& model);
 
-// The update for where the model is, and for how workers reach each other's memory.
+// The class for the device of the model, and for how workers reach each other's memory.
 std::unique_ptr<Update> make_update(Trained& trained);
 
-// In memory of this worker, and of all workers of the host. (host_update.cpp)
+// On the CPU. (host_update.cpp)
 std::unique_ptr<Update> make_own_update(Trained& trained);
 std::unique_ptr<Update> make_shared_update(Trained& trained);
 
-// On a GPU. norm() and collect() wait until the GPU has done the last step, step() for one of some steps before. BadInput
-// from them when a norm was not finite, whose step has changed nothing. Unavailable where this build has no CUDA.
-// (device_step.cpp)
+// On a GPU. norm() and collect() wait until the GPU has done the last step; prepare() waits for a
+// step some steps before. These throw BadInput if a norm was not finite; that step has changed
+// nothing. Unavailable in a build without CUDA. (device_step.cpp)
 std::unique_ptr<Update> make_device_step(Trained& trained);
 
 }  // namespace lockstep::optim

@@ -63,8 +63,13 @@ std::string order_of(const std::vector<Property>& properties) {
   return names;
 }
 
-}  // namespace
+struct Difference {
+  std::string property;  // empty: only the order differs
+  std::string text;
+  std::vector<int> ranks;  // those that differ from rank 0
+};
 
+// `said[r]` is the list of rank r.
 Difference first_difference(const std::vector<std::vector<Property>>& said) {
   for (const std::string& name : all_names(said)) {
     std::map<std::string, std::vector<int>> ranks_by_value;
@@ -93,10 +98,13 @@ Difference first_difference(const std::vector<std::vector<Property>>& said) {
   return {};
 }
 
+}  // namespace
+
 void agree(Comm& comm, const std::vector<Property>& properties, const Subject& subject,
            const std::map<std::string, Subject>& own) {
   if (comm.size() == 1) return;
   const std::string mine = encode(properties);
+  // Digests first: the lists are long, and workers nearly always agree.
   const auto digests = control::gather_text(comm, base::sha256(mine));
   if (std::equal(digests.begin() + 1, digests.end(), digests.begin())) return;
   std::vector<std::vector<Property>> said;

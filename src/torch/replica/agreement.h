@@ -1,4 +1,4 @@
-// Whether all workers mean the same: each says it in lines, and the first difference is named.
+// Whether all workers mean the same: each lists its properties, and the first difference is named.
 #pragma once
 
 #include <lockstep/comm.h>
@@ -15,22 +15,16 @@ struct Property {
   std::string value;
 };
 
-// Collective. Mismatch, the same on every worker, that names the first property on which workers
-// differ, what each says and the ranks; a worker that has no such property says "nothing". `what`
-// differs in the message, and `remedy` follows; `own` has other words for some properties, by name.
+// The words of the error.
 struct Subject {
   std::string what;    // "workers hold different models"
   std::string remedy;  // "build the same model on every worker"
 };
+
+// Compares the lists of all workers. Collective. If they differ, every worker throws the same
+// Mismatch: it names the first property that differs, each value of it, and the ranks. A worker
+// without the property says "nothing". `own` has other words for some properties, by their name.
 void agree(Comm& comm, const std::vector<Property>& properties, const Subject& subject,
            const std::map<std::string, Subject>& own = {});
-
-// The difference that agree() would report; empty if there is none. `said[r]` is rank r's list.
-struct Difference {
-  std::string property;  // empty: their order
-  std::string text;
-  std::vector<int> ranks;  // those that differ from rank 0
-};
-Difference first_difference(const std::vector<std::vector<Property>>& said);
 
 }  // namespace lockstep::replica

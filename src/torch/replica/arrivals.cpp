@@ -33,8 +33,7 @@ void Arrivals::mark(std::size_t entry) {
 
 void throw_frozen(const std::string& parameter) {
   throw BadInput(
-      fmt::format("{} was frozen after the model had been replicated: call data_parallel() again, "
-                  "which replaces "
+      fmt::format("{} was frozen after data_parallel(): call data_parallel() again, which replaces "
                   "this replica, and make its optimizer again",
                   parameter));
 }
@@ -43,13 +42,13 @@ void Arrivals::check_complete() const {
   for (const auto& [name, tensor] : frozen_) {
     if (!tensor.requires_grad()) continue;
     throw BadInput(fmt::format(
-        "parameter {} was frozen when the model was replicated and wants gradients now: call "
+        "parameter {} was frozen at data_parallel() and requires gradients now: call "
         "data_parallel() again, which replaces this replica, and make its optimizer again",
         name));
   }
   if (missing_ == MissingGradient::kZero) return;
   std::vector<std::string> names;
-  for (std::size_t entry = reached_.size(); entry-- > 0;) {  // as the model registers them
+  for (std::size_t entry = reached_.size(); entry-- > 0;) {  // backwards: in registration order
     if (reached_[entry]) continue;
     const plan::Entry& missing = layout_.entries()[entry];
     if (!model_.trained[missing.registered].tensor.requires_grad()) throw_frozen(missing.name);
@@ -75,7 +74,7 @@ void PassClock::launched(bool travels, bool before_last_gradient) {
 }
 
 void PassClock::end() {
-  if (times_.last_gradient.count() == 0) last_gradient();
+  if (times_.last_gradient.count() == 0) last_gradient();  // not all gradients have arrived
   times_.end = now();
 }
 
@@ -108,14 +107,6 @@ bool Ledger::mark(std::size_t entry) {
 std::optional<std::size_t> Ledger::next_ready() {
   if (launched_ == waiting_.size() || waiting_[launched_] > 0) return std::nullopt;
   return launched_++;
-}
-
-std::vector<std::size_t> Ledger::missing() const {
-  std::vector<std::size_t> entries;
-  for (std::size_t i = 0; i < marked_.size(); ++i) {
-    if (!marked_[i]) entries.push_back(i);
-  }
-  return entries;
 }
 
 }  // namespace lockstep::replica

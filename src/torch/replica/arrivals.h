@@ -1,4 +1,5 @@
-// Which gradients have come: in the backward pass under way, and in all passes that count together.
+// Which gradients have arrived: in the backward pass under way, and in the passes since the last
+// reduction.
 #pragma once
 
 #include <lockstep/data_parallel.h>
@@ -14,10 +15,10 @@
 
 namespace lockstep::replica {
 
-// Which gradients of one backward pass have come, and which buckets may therefore go to the wire.
+// Which gradients of one backward pass have arrived, and which bucket may be sent next.
 //
-// Buckets are launched strictly in layout order, on every worker, whatever the order in which gradients arrive: workers
-// must agree on it, and only the layout is the same for all.
+// Buckets go strictly in layout order, whatever the order in which gradients arrive. Workers must
+// launch collectives in the same order, and only the layout is the same on all of them.
 //
 // Threads:   one caller at a time.
 // Blocking:  never.
@@ -29,18 +30,15 @@ class Ledger {
 
   void begin();
 
-  // A gradient is there. False if it was before.
+  // A gradient has arrived. False if it had arrived before in this pass.
   bool mark(std::size_t entry);
 
   bool has(std::size_t entry) const { return marked_.at(entry); }
 
-  // The next bucket in order if all of its gradients are there; each is given out once.
+  // The next bucket in layout order, if all of its gradients have arrived. Each is returned once.
   std::optional<std::size_t> next_ready();
 
   bool complete() const { return arrived_ == marked_.size(); }
-
-  // The entries whose gradients have not come.
-  std::vector<std::size_t> missing() const;
 
  private:
   std::vector<std::size_t> bucket_of_;   // by entry
@@ -51,6 +49,8 @@ class Ledger {
   std::size_t launched_ = 0;
 };
 
+// The ledger of a replica's passes, and what it takes for an error. Owned by a Pass.
+//
 // Threads:   one caller at a time.
 // Blocking:  never.
 // Failure:   BadInput, naming the parameters.
@@ -60,34 +60,38 @@ class Arrivals {
   Arrivals(const Model& model, const ModelPlan& plan, MissingGradient missing);
 
   void begin_pass() { ledger_.begin(); }
-  void forget();  // all passes before
+  void forget();  // all passes so far: reached() is false for every entry
 
-  // A gradient is there. BadInput if it was before in this pass.
+  // A gradient has arrived. BadInput if it had arrived before in this pass.
   void mark(std::size_t entry);
   bool has(std::size_t entry) const { return ledger_.has(entry); }
   bool complete() const { return ledger_.complete(); }
 
-  // The next bucket, if all of its gradients are there; each is given out once.
   std::optional<std::size_t> next_ready() { return ledger_.next_ready(); }
 
-  // BadInput for parameters without a gradient, where that is an error, and for one that was frozen and is no more.
+  // BadInput for parameters without a gradient, if the option `missing_gradient` calls that an
+  // error. BadInput also for a parameter that was frozen at first and is trained now: it is in no
+  // bucket.
   void check_complete() const;
 
-  const std::vector<bool>& reached() const { return reached_; }  // by entry: some pass had one
+  // By entry: whether a gradient arrived since forget(), in this pass or an earlier one.
+  const std::vector<bool>& reached() const { return reached_; }
 
  private:
   const Model& model_;
   const plan::Layout& layout_;
-  std::vector<NamedTensor> frozen_;  // parameters that are not trained
+  std::vector<NamedTensor> frozen_;  // parameters that were not trained at first
   MissingGradient missing_;
   Ledger ledger_;
   std::vector<bool> reached_;
 };
 
-// When the parts of a pass happen, for Replica::last_backward(): how much of the reduction backward has hidden.
+// Takes the times of a pass, for Replica::last_backward(): they tell how much of the reduction was
+// hidden behind backward. Owned by a Pass.
 class PassClock {
  public:
   void begin();
+  // `travels`: other workers take part. Buckets that do not travel are not counted.
   void launched(bool travels, bool before_last_gradient);
   void last_gradient() { times_.last_gradient = now(); }
   void end();
@@ -102,6 +106,7 @@ class PassClock {
   BackwardTimes times_;
 };
 
+// BadInput for a parameter that was frozen after data_parallel().
 [[noreturn]] void throw_frozen(const std::string& parameter);
 
 }  // namespace lockstep::replica

@@ -20,8 +20,9 @@
 namespace lockstep::replica {
 namespace {
 
-// The replicas of this process by what they train. Workers that are threads of it train different tensors. Never
-// destroyed: a model may be a global variable.
+// The replicas of this process, by the tensors that they train. Behind a mutex, because workers may
+// be threads of one process. Never destroyed, because a model may be a global variable that ends
+// later.
 struct Owners {
   base::Mutex mutex;
   std::map<const c10::TensorImpl*, std::weak_ptr<Attachment>> by_tensor LOCKSTEP_GUARDED_BY(mutex);
@@ -31,159 +32,7 @@ Owners& owners() {
   return all;
 }
 
-}  // namespace
-
-// Says that the gradient of one entry has been accumulated.
-class Attachment::Hook : public torch::autograd::FunctionPostHook {
- public:
-  Hook(std::weak_ptr<Attachment> owner, std::size_t entry)
-      : owner_(std::move(owner)), entry_(entry) {}
-
-  torch::autograd::variable_list operator()(const torch::autograd::variable_list& outputs,
-                                            const torch::autograd::variable_list& inputs) override {
-    const auto owner = owner_.lock();
-    if (owner && !owner->retired_)  // a graph may keep the node of a replica that was replaced
-      owner->listener_->ready(entry_, inputs.empty() ? torch::Tensor() : inputs.front());
-    return outputs;
-  }
-
- private:
-  std::weak_ptr<Attachment> owner_;
-  std::size_t entry_;
-};
-
-Attachment::Attachment(Parts& parts, std::string name) : parts_(parts), name_(std::move(name)) {
-  for (const plan::Entry& entry : parts_.plan.layout.entries())
-    trained_.push_back(parts_.model.trained[entry.registered]);
-}
-
-Attachment::~Attachment() {
-  retire();
-  const base::Lock lock(owners().mutex);
-  for (const NamedTensor& named : trained_) {
-    const auto found = owners().by_tensor.find(named.tensor.unsafeGetTensorImpl());
-    if (found != owners().by_tensor.end() && found->second.expired())
-      owners().by_tensor.erase(found);
-  }
-}
-
-void Attachment::attach(const std::shared_ptr<Attachment>& self) {
-  self_ = self;
-  retire_earlier();
-  install_hooks();
-  watch_parameters();
-}
-
-void Attachment::retire_earlier() {
-  std::vector<std::shared_ptr<Attachment>> earlier;  // may end here, and not under the lock
-  {
-    const base::Lock lock(owners().mutex);
-    for (const NamedTensor& named : trained_) {
-      auto& owner = owners().by_tensor[named.tensor.unsafeGetTensorImpl()];
-      if (auto before = owner.lock()) earlier.push_back(std::move(before));
-      owner = self_;
-    }
-  }
-  for (const auto& replica : earlier) replica->retire();
-}
-
-void Attachment::retire() {
-  if (std::exchange(retired_, true)) return;
-  accumulators_.clear();
-  for (std::size_t i = 0; i < watchers_.size(); ++i) trained_[i].tensor.remove_hook(watchers_[i]);
-  watchers_.clear();
-}
-
-void Attachment::require_current() const {
-  if (!retired_) return;
-  throw BadInput(
-      fmt::format("{} was wrapped again by a later data_parallel(): use what that returned, and an "
-                  "optimizer made from it",
-                  name_));
-}
-
-// A node that a graph keeps alive is the same as before, and has its hook.
-void Attachment::install_hooks() {
-  std::vector<std::weak_ptr<torch::autograd::Node>> before(accumulators_.begin(),
-                                                           accumulators_.end());
-  accumulators_.clear();
-  for (std::size_t i = 0; i < trained_.size(); ++i) {
-    auto node = torch::autograd::impl::grad_accumulator(trained_[i].tensor);
-    if (before.empty() || before[i].lock() != node)
-      node->add_post_hook(std::make_unique<Hook>(self_, i));
-    accumulators_.push_back(std::move(node));  // the parameter itself holds it only weakly
-  }
-}
-
-// For accumulators that are not those of before.
-void Attachment::rehook() {
-  for (std::size_t i = 0; i < accumulators_.size(); ++i) {
-    if (!trained_[i].tensor.requires_grad()) throw_frozen(trained_[i].name);
-    auto node = torch::autograd::impl::grad_accumulator(trained_[i].tensor);
-    if (node == accumulators_[i]) continue;
-    node->add_post_hook(std::make_unique<Hook>(self_, i));
-    accumulators_[i] = std::move(node);
-  }
-}
-
-void Attachment::watch_parameters() {
-  for (std::size_t i = 0; i < trained_.size(); ++i) {
-    watchers_.push_back(trained_[i].tensor.register_hook([weak = self_, i](const torch::Tensor&) {
-      const auto self = weak.lock();
-      if (!self || self->parts_.parameters->holds(i)) return;
-      self->listener_->before(i);
-      self->moved_.push_back(i);
-    }));
-  }
-}
-
-void Attachment::watch_module(Listing parameters, std::weak_ptr<torch::nn::Module> module) {
-  listing_ = std::move(parameters);
-  module_ = std::move(module);
-  at_first_ = listing_();
-}
-
-// One that was registered since, or put in the place of another, would be trained on each worker alone.
-void Attachment::check_module() const {
-  if (parts_.parameters->written_by_others()) {
-    throw BadInput(fmt::format(
-        "something other than lockstep::optim has updated {}, of which the workers of this host "
-        "share "
-        "one copy, as share_parameters and a Trainer want it: each worker would update it again",
-        name_));
-  }
-  if (!listing_) return;
-  const std::vector<torch::Tensor> now = listing_();
-  const bool same = std::equal(now.begin(), now.end(), at_first_.begin(), at_first_.end(),
-                               [](const auto& a, const auto& b) { return a.is_same(b); });
-  if (same) return;
-  throw BadInput(
-      fmt::format("{} has other parameters now than when it was replicated ({} and {} of them): "
-                  "register all before data_parallel(), or call it again, which replaces this "
-                  "replica, and make its optimizer again",
-                  name_, now.size(), at_first_.size()));
-}
-
-void Attachment::call_at_end() {
-  torch::autograd::Engine::get_default_engine().queue_callback(
-      [self = self_.lock()] { self->listener_->end(); });
-}
-
-std::vector<std::size_t> Attachment::take_back_moved() {
-  for (const std::size_t entry : moved_) parts_.parameters->take_back(entry);
-  if (!moved_.empty()) rehook();
-  return std::exchange(moved_, {});
-}
-
-void Attachment::check(const FlatGradients& gradients) {
-  for (std::size_t i = 0; i < accumulators_.size(); ++i) {
-    gradients.check(i);
-    if (!parts_.parameters->holds(i)) parts_.parameters->take_back(i);
-  }
-  rehook();
-}
-
-// By the graph that LibTorch has made of the loss.
+// The replicas that a loss depends on, from the graph that LibTorch made of it.
 std::vector<std::shared_ptr<Attachment>> replicas_of(const torch::Tensor& loss) {
   std::vector<std::shared_ptr<Attachment>> found;
   std::unordered_set<const torch::autograd::Node*> seen;
@@ -205,8 +54,160 @@ std::vector<std::shared_ptr<Attachment>> replicas_of(const torch::Tensor& loss) 
   return found;
 }
 
+}  // namespace
+
+// Says that the gradient of one entry has been accumulated. Its owner is held weakly: a graph may
+// keep the accumulator, and so the hook, longer than the replica lives.
+class Attachment::Hook : public torch::autograd::FunctionPostHook {
+ public:
+  Hook(std::weak_ptr<Attachment> owner, std::size_t entry)
+      : owner_(std::move(owner)), entry_(entry) {}
+
+  torch::autograd::variable_list operator()(const torch::autograd::variable_list& outputs,
+                                            const torch::autograd::variable_list& inputs) override {
+    const auto owner = owner_.lock();
+    if (owner && !owner->retired_)  // a graph may keep the node of a replica that was replaced
+      owner->listener_->ready(entry_, inputs.empty() ? torch::Tensor() : inputs.front());
+    return outputs;
+  }
+
+ private:
+  std::weak_ptr<Attachment> owner_;
+  std::size_t entry_;
+};
+
+Attachment::Attachment(Parts& parts, std::string name) : parts_(parts), name_(std::move(name)) {}
+
+Attachment::~Attachment() {
+  retire();
+  const base::Lock lock(owners().mutex);
+  for (const NamedTensor& named : parts_.model.trained) {
+    const auto found = owners().by_tensor.find(named.tensor.unsafeGetTensorImpl());
+    if (found != owners().by_tensor.end() && found->second.expired())
+      owners().by_tensor.erase(found);
+  }
+}
+
+void Attachment::attach(const std::shared_ptr<Attachment>& self) {
+  self_ = self;
+  retire_earlier();
+  install_hooks();
+  watch_parameters();
+}
+
+void Attachment::retire_earlier() {
+  // Outside of the lock: this may be the last reference to one, and its destructor takes the lock.
+  std::vector<std::shared_ptr<Attachment>> earlier;
+  {
+    const base::Lock lock(owners().mutex);
+    for (const NamedTensor& named : parts_.model.trained) {
+      auto& owner = owners().by_tensor[named.tensor.unsafeGetTensorImpl()];
+      if (auto before = owner.lock()) earlier.push_back(std::move(before));
+      owner = self_;
+    }
+  }
+  for (const auto& replica : earlier) replica->retire();
+}
+
+void Attachment::retire() {
+  if (std::exchange(retired_, true)) return;
+  accumulators_.clear();
+  for (std::size_t i = 0; i < watchers_.size(); ++i) parts_.parameter(i).remove_hook(watchers_[i]);
+  watchers_.clear();
+}
+
+void Attachment::require_current() const {
+  if (!retired_) return;
+  throw BadInput(
+      fmt::format("{} was wrapped again by a later data_parallel(): use what that returned, and an "
+                  "optimizer made from it",
+                  name_));
+}
+
+// Lets go of the accumulators first, so that LibTorch makes new ones for the current stream. One
+// that a graph keeps alive comes back, and has its hook already.
+void Attachment::install_hooks() {
+  std::vector<std::weak_ptr<torch::autograd::Node>> before(accumulators_.begin(),
+                                                           accumulators_.end());
+  accumulators_.clear();
+  for (std::size_t i = 0; i < parts_.model.trained.size(); ++i) {
+    auto node = torch::autograd::impl::grad_accumulator(parts_.parameter(i));
+    if (before.empty() || before[i].lock() != node)
+      node->add_post_hook(std::make_unique<Hook>(self_, i));
+    accumulators_.push_back(std::move(node));  // the parameter itself holds it only weakly
+  }
+}
+
+// Hooks the accumulators that LibTorch has made since.
+void Attachment::rehook() {
+  for (std::size_t i = 0; i < accumulators_.size(); ++i) {
+    const torch::Tensor& parameter = parts_.parameter(i);
+    if (!parameter.requires_grad()) throw_frozen(parts_.plan.layout.entries()[i].name);
+    auto node = torch::autograd::impl::grad_accumulator(parameter);
+    if (node == accumulators_[i]) continue;
+    node->add_post_hook(std::make_unique<Hook>(self_, i));
+    accumulators_[i] = std::move(node);
+  }
+}
+
+void Attachment::watch_parameters() {
+  for (std::size_t i = 0; i < parts_.model.trained.size(); ++i) {
+    watchers_.push_back(parts_.parameter(i).register_hook([weak = self_, i](const torch::Tensor&) {
+      const auto self = weak.lock();
+      if (!self || self->parts_.parameters->holds(i)) return;
+      self->listener_->before(i);
+      self->moved_.push_back(i);
+    }));
+  }
+}
+
+void Attachment::watch_module(Listing parameters, std::weak_ptr<torch::nn::Module> module) {
+  listing_ = std::move(parameters);
+  module_ = std::move(module);
+  at_first_ = listing_();
+}
+
+// A parameter that was registered or replaced since would be trained by each worker alone.
+void Attachment::check_module() const {
+  if (parts_.parameters->written_by_others()) {
+    throw BadInput(fmt::format(
+        "something other than lockstep::optim has updated {}. The workers of this host share one "
+        "copy of it, as share_parameters and a Trainer do, so each worker would update it again",
+        name_));
+  }
+  if (!listing_) return;
+  const std::vector<torch::Tensor> now = listing_();
+  const bool same = std::equal(now.begin(), now.end(), at_first_.begin(), at_first_.end(),
+                               [](const auto& a, const auto& b) { return a.is_same(b); });
+  if (same) return;
+  throw BadInput(
+      fmt::format("{} has other parameters now than when it was replicated ({} and {} of them): "
+                  "register all before data_parallel(), or call it again, which replaces this "
+                  "replica, and make its optimizer again",
+                  name_, now.size(), at_first_.size()));
+}
+
+void Attachment::call_at_end() {
+  torch::autograd::Engine::get_default_engine().queue_callback(
+      [self = self_.lock()] { self->listener_->end(); });  // kept until then: the pass needs it
+}
+
+std::vector<std::size_t> Attachment::take_back_moved() {
+  for (const std::size_t entry : moved_) parts_.parameters->take_back(entry);
+  if (!moved_.empty()) rehook();
+  return std::exchange(moved_, {});
+}
+
+void Attachment::check(const FlatGradients& gradients) {
+  for (std::size_t i = 0; i < accumulators_.size(); ++i) {
+    gradients.check(i);
+    if (!parts_.parameters->holds(i)) parts_.parameters->take_back(i);
+  }
+  rehook();
+}
+
 bool others_are_hooked(const std::vector<const Attachment*>& known) {
-  std::vector<std::shared_ptr<Attachment>> seen;  // may end here, and not under the lock
+  std::vector<std::shared_ptr<Attachment>> seen;  // ends after the lock, as in retire_earlier()
   const base::Lock lock(owners().mutex);
   for (const auto& [tensor, owner] : owners().by_tensor) {
     seen.push_back(owner.lock());

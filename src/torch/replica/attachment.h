@@ -1,15 +1,18 @@
 // How a replica stays attached to a model that the program owns.
 //
-//   hook      of an accumulator: says that a gradient was added up. LibTorch drops the accumulator, and the hook with it,
-//             in torch::load() and in module->to() of another type or device
-//   watcher   of a parameter: runs before its gradient is added up, and stays whatever becomes of the accumulator
-//   moved     a parameter whose values are not in the flat memory any more. Its watcher notices; at the end of the pass
-//             the values are taken back, and the accumulator that there is then gets a hook
+//   hook      belongs to an accumulator. It says that a gradient was added up. torch::load(), and
+//             module->to() with another type or device, drop the accumulator and the hook with it
+//   watcher   belongs to a parameter. It runs before the gradient is added up. It stays if the
+//             accumulator is dropped, so it notices what the hook cannot
+//   moved     a parameter whose values are no longer in the flat memory. Its watcher notices this.
+//             At the end of the pass the values are copied back, and the new accumulator gets a
+//             hook
 //
-// A parameter belongs to the replica that was made last: the one before is retired, its hooks gone.
+// A parameter belongs to the replica that was made last. The replica before it is retired, and its
+// hooks are removed.
 #pragma once
 
-#include <lockstep/data_parallel.h>
+#include <torch/torch.h>
 
 #include <functional>
 #include <memory>
@@ -17,30 +20,31 @@
 #include <string>
 #include <vector>
 
-#include "torch/replica/flat_gradients.h"
-
 namespace lockstep::replica {
 
+class FlatGradients;
 struct Parts;
 
-// Who is told of backward passes.
+// What is told of backward passes, on the threads that Attachment names. A Pass or a CapturePass.
 class PassListener {
  public:
   virtual ~PassListener() = default;
 
-  // The gradient of a parameter that was given other memory is about to be added up.
+  // The gradient of a moved parameter is about to be added up.
   virtual void before(std::size_t entry) = 0;
   // A gradient has been added up; `incoming` is what was added.
   virtual void ready(std::size_t entry, const torch::Tensor& incoming) = 0;
   // The end of a pass, if Attachment::call_at_end() has asked for it.
   virtual void end() = 0;
 
-  // What the pass to come weighs; nothing: it has no weight.
+  // The weight of the next pass; nullopt: it has none.
   virtual void expect(std::optional<double> weight) = 0;
 };
 
-// Threads:   one caller at a time; hooks run on the thread that calls backward(), or, on a GPU, on one of LibTorch's
-//            while that waits.
+// The hooks of one replica. Part of a Replicated, and kept alive by its shared pointer.
+//
+// Threads:   one caller at a time. On the CPU hooks run on the thread that calls backward(). On a
+//            GPU they run on a thread of LibTorch's, while the caller waits.
 // Blocking:  never.
 // Failure:   BadInput, naming the parameter or the model.
 // Ownership: shares the tensors; borrows the parts and the listener.
@@ -51,39 +55,42 @@ class Attachment {
   Attachment(const Attachment&) = delete;
   Attachment& operator=(const Attachment&) = delete;
 
-  // Hooks. `self` is this, and keeps whatever it is a part of.
+  // Installs hooks and watchers. `self` points to this object, and keeps its owner alive.
   void attach(const std::shared_ptr<Attachment>& self);
 
-  // Whom to tell from here on.
+  // Tells this listener from now on.
   void tell(PassListener& listener) { listener_ = &listener; }
 
-  // Hooks again, for the current stream: a backward pass accumulates on the one that was current when its hook was made.
+  // Installs hooks for the current stream. A backward pass accumulates on the stream that was
+  // current when the accumulator was made.
   void install_hooks();
 
-  // The module of the model, and the parameters that it has now: compared with those of before at every synchronised pass.
+  // `parameters` lists the parameters that the module has when it is called. check_module()
+  // compares them with those that it has now.
   using Listing = std::function<std::vector<torch::Tensor>()>;
   void watch_module(Listing parameters, std::weak_ptr<torch::nn::Module> module);
   std::shared_ptr<torch::nn::Module> module() const { return module_.lock(); }
 
-  // Inside a pass: the listener's end() is called when it has ended.
+  // To be called inside a pass: LibTorch calls the listener's end() when the pass has ended.
   void call_at_end();
 
-  // At the end of a pass: parameters that were moved are back. Returns their entries: gradients of which no hook told.
+  // At the end of a pass: copies moved parameters back. Returns their entries: no hook may have
+  // told of their gradients.
   std::vector<std::size_t> take_back_moved();
 
-  // Outside of a pass: the same for all of them.
+  // Outside of a pass: copies every moved parameter back, and hooks new accumulators.
   void check(const FlatGradients& gradients);
 
-  // That the model was not wrapped again; that its parameters are those of before, and only Lockstep wrote to them where
-  // workers share one copy.
+  // BadInput if the model was wrapped again.
   void require_current() const;
+  // BadInput if the module has other parameters than at first. BadInput also if workers share one
+  // copy and something other than Lockstep wrote to it.
   void check_module() const;
 
   const std::string& name() const { return name_; }
 
  private:
   class Hook;
-  friend std::vector<std::shared_ptr<Attachment>> replicas_of(const torch::Tensor& loss);
   friend class Expectation;
 
   void watch_parameters();
@@ -91,25 +98,26 @@ class Attachment {
   void retire();
   void rehook();
 
-  std::vector<NamedTensor> trained_;  // by entry
   Parts& parts_;
   std::string name_;
   std::weak_ptr<Attachment> self_;
   PassListener* listener_ = nullptr;
   std::vector<std::shared_ptr<torch::autograd::Node>> accumulators_;  // by entry
-  std::vector<unsigned> watchers_;  // hooks that LibTorch keeps with a parameter, by entry
-  std::vector<std::size_t> moved_;  // entries of the pass whose parameter was given other memory
+  std::vector<unsigned> watchers_;  // LibTorch's numbers for them, by entry
+  std::vector<std::size_t> moved_;  // entries that were found moved in this pass
   bool retired_ = false;            // the model was wrapped again
-  std::weak_ptr<torch::nn::Module> module_;  // none for a model that is a list of tensors
-  Listing listing_;                          // nor this
-  std::vector<torch::Tensor> at_first_;      // its parameters then
+  // A model that is a list of tensors has none of these.
+  std::weak_ptr<torch::nn::Module> module_;
+  Listing listing_;
+  std::vector<torch::Tensor> at_first_;  // what listing_ returned at first
 };
 
-// Whether this process has replicas besides these, to which a backward pass might come.
+// Whether this process has other replicas than these. A backward pass may reach those, too.
 bool others_are_hooked(const std::vector<const Attachment*>& known);
 
-// As long as it lives, the backward pass of this loss has a weight, for every replica that the loss depends on. They are
-// found in the graph of the loss: a variable of the thread would not do, since a GPU's backward runs on another.
+// While it lives, the backward pass of this loss has a weight, for every replica that the loss
+// depends on. It finds them in the graph of the loss. A thread-local variable would not do, because
+// on a GPU backward runs on another thread.
 class Expectation {
  public:
   Expectation(const torch::Tensor& loss, double weight);

@@ -22,7 +22,8 @@ void Banks::make(Comm& comm, int count, Holds holds) {
   }
 }
 
-// Hidden, so that what backward makes is added by adopt(): autograd adds sparse gradients in an order of its own.
+// Gradients are hidden, so that adopt() adds what backward makes. Autograd itself would add sparse
+// gradients in another order.
 void Banks::use(int bank) {
   in_use().settle();
   in_use_ = index_of(bank);
@@ -35,7 +36,7 @@ void Banks::begin(int bank) {
 }
 
 void Banks::add(int into, int from) {
-  in_use().settle();  // it may be one of them
+  in_use().settle();  // the bank in use may be one of the two
   at(into).add(at(from), plan_.buckets);
 }
 

@@ -1,9 +1,11 @@
-// Memories for the gradients of a model, a bank each: backward adds to the one in use. A worker that hosts several shards
-// needs some of them, since shards are added up in the order of the tree and not in the order in which they run.
+// The flat memories for the gradients of a model. Backward adds to the one in use. A worker that
+// hosts several shards needs several banks, because shards are added in the order of the tree, and
+// not in the order in which they run.
 //
-//   front   the user's: what param.grad views
-//   bank    of a shard, or of a sum over shards. The first is the front itself, unless sums in a parameter's own type
-//           would be rounded on the way: half gradients of several shards are added up in float32, and all banks are apart
+//   front   the program's bank: param.grad views it
+//   bank    for one shard, or for a sum over shards. Bank 0 is the front itself, except for sums of
+//           half gradients. Those are kept in float32, so that they are not rounded on the way.
+//           Then the front is beside the numbered banks
 #pragma once
 
 #include <lockstep/comm.h>
@@ -20,34 +22,36 @@
 
 namespace lockstep::replica {
 
+// Owned by Parts.
+//
 // Threads:   one caller at a time.
 // Blocking:  make(), watch() and find_absent(), which are collective; at most the Comm's timeout.
 // Failure:   as FlatGradients.
 // Ownership: shares the tensors; borrows the plan.
 class Banks {
  public:
-  // Gradients where the model is: on the host or on a GPU.
+  // Makes gradients on the device of the model.
   using Factory = std::function<std::unique_ptr<FlatGradients>(const plan::Layout&, FlatMemory)>;
   Banks(const Model& model, const ModelPlan& plan, FlatMemory front, Factory factory);
 
+  // Makes banks until there are `count`. Sums of half gradients get the wide layout.
   enum class Holds : bool { kOneShard, kSums };
   void make(Comm& comm, int count, Holds holds);
 
-  // Backward adds to a bank from here on: to what is there, or from nothing.
+  // Backward adds to this bank from now on. use() keeps what is in it, begin() clears it.
   void use(int bank);
   void begin(int bank);
   void add(int into, int from);
 
-  // The front from here on, which is what it was, or the averages that were reduced into the first bank: sums in float32
-  // are rounded here.
+  // The front is in use from now on. use_gradients() leaves its values. use_averages() copies those
+  // of bank 0, and rounds sums in float32.
   void use_gradients();
   void use_averages();
 
-  // Watches all banks for bits that change on their own, until release(): param.grad is hidden while a shard adds to a
-  // bank. Only where every worker reads all gradients.
+  // Keeps the parities of all banks until release(), to find bits that changed though nobody wrote
+  // them. Only where every worker reads all gradients.
   void watch(Comm& comm, divergence::FirstFault& faults);
-  bool watched() const { return all_.back()->watched(); }
-  // Back to the front, unwatched and cleared.
+  // The front is in use again, without parities, and cleared.
   void release();
 
   FlatGradients& in_use() { return *all_[in_use_]; }
@@ -59,14 +63,16 @@ class Banks {
   int count() const { return static_cast<int>(all_.size() - index_of(0)); }
   const plan::Layout& layout() const { return wide_ ? *wide_ : plan_.layout; }
 
-  // By entry, as numbers that can be reduced: whether this worker has a gradient; `reached`: from some pass.
+  // By entry: whether this worker has a gradient, in `reached` or in param.grad. Numbers and no
+  // bools, so that they can be reduced.
   std::vector<std::uint8_t> present(const std::vector<bool>& reached) const;
-  // As DDP's find_unused_parameters: a gradient that one worker has is everybody's; one that nobody has stays undefined,
-  // and updates leave its parameter alone.
+  // As DDP's find_unused_parameters: if one worker has a gradient, all get the average. If no
+  // worker has one, it is absent: it stays undefined, and updates leave its parameter alone.
+  // Collective.
   void find_absent(Comm& comm, std::vector<std::uint8_t> has);
   void hide_absent();
   void forget_absent() { absent_.clear(); }
-  const std::vector<bool>& absent() const { return absent_; }  // by entry; empty: none is
+  const std::vector<bool>& absent() const { return absent_; }  // by entry; empty: none is absent
 
  private:
   std::size_t index_of(int bank) const { return static_cast<std::size_t>(bank) + (wide_ ? 1 : 0); }
@@ -77,16 +83,17 @@ class Banks {
   std::vector<NamedTensor> trained_;
   const ModelPlan& plan_;
   Factory factory_;
-  std::optional<plan::Layout> wide_;  // of the banks, where it is another than the front's
+  std::optional<plan::Layout> wide_;                 // of the banks, if it differs from the front's
   std::vector<std::unique_ptr<FlatGradients>> all_;  // the front first
   std::size_t in_use_ = 0;
   std::vector<bool> absent_;
 };
 
-// How the workers of a Comm reach memory like this one, with the algorithm that was asked for.
+// How workers reach each other's gradients. Shared memory is read directly only if no other
+// algorithm than `direct` was asked for.
 Reach reach_of(const FlatMemory& gradients, Algorithm algorithm);
 
-// Makes gradients of a model where it is. The factory borrows both.
+// A factory for the device of the model. It borrows model and plan.
 Banks::Factory gradients_of(const Model& model, const ModelPlan& plan, Device device);
 
 }  // namespace lockstep::replica

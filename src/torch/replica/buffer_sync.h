@@ -1,5 +1,5 @@
-// Rank 0's buffers to all, as DDP does, at the end of a synchronised pass. As one message: buffers are small, and each
-// message costs its latency.
+// Sends the buffers of rank 0 to all workers at the end of a synchronised pass, as DDP does. All
+// buffers go as one message: they are small, and each message costs its latency.
 #pragma once
 
 #include <lockstep/comm.h>
@@ -14,14 +14,17 @@
 
 namespace lockstep::replica {
 
+// Owned by Parts.
+//
 // Threads:   one caller at a time.
-// Blocking:  finish(), at most the Comm's timeout; on a GPU, not for the GPU.
+// Blocking:  finish(), at most the Comm's timeout. It does not wait for a GPU.
 // Failure:   that of the broadcast.
 // Ownership: shares the tensors.
 class BufferSync {
  public:
   virtual ~BufferSync() = default;
 
+  // Two calls, so that the message travels while gradients are reduced.
   virtual void start(Comm& comm) = 0;
   virtual void finish(Comm& comm) = 0;
 
@@ -29,7 +32,7 @@ class BufferSync {
   virtual const FlatMemory* memory() const { return nullptr; }
 };
 
-// Through a copy of their bytes.
+// Buffers stay where the program has them. A copy of their bytes travels.
 class HostBufferSync : public BufferSync {
  public:
   explicit HostBufferSync(std::vector<NamedTensor> buffers) : buffers_(std::move(buffers)) {}
@@ -43,12 +46,13 @@ class HostBufferSync : public BufferSync {
   Work work_;
 };
 
-// On a GPU: they are moved into one memory at first, and travel from there. At least one buffer. Collective.
+// On a GPU: moves the buffers into one flat memory, from which they travel without a copy. There is
+// at least one. Collective.
 std::unique_ptr<BufferSync> make_device_buffer_sync(Comm& comm,
                                                     const std::vector<NamedTensor>& buffers,
                                                     Device device);
 
-// The one for where the buffers are. Shares the tensors.
+// The class for the device of the buffers. Shares the tensors.
 std::unique_ptr<BufferSync> buffer_sync_of(Comm& comm, const std::vector<NamedTensor>& buffers,
                                            Device device);
 

@@ -8,7 +8,8 @@
 namespace lockstep {
 namespace {
 
-// A tensor's elements where a collective can work on them: in place, or in a copy that is put back after.
+// The elements of a tensor as dense memory, which a collective needs. If the tensor is not dense,
+// it is a copy; put_back() then copies the result to the tensor.
 class InPlace {
  public:
   explicit InPlace(const torch::Tensor& tensor)
@@ -32,7 +33,7 @@ Buffer buffer_of(const torch::Tensor& tensor, DType dtype) {
 }
 
 void require(const torch::Tensor& tensor, const char* call) {
-  if (!tensor.defined()) throw BadInput(fmt::format("{} of a tensor that is undefined", call));
+  if (!tensor.defined()) throw BadInput(fmt::format("{} of an undefined tensor", call));
   if (tensor.layout() != torch::kStrided)
     throw BadInput(fmt::format("{} of a sparse tensor: pass tensor.to_dense()", call));
 }
@@ -41,7 +42,8 @@ void wait(const Work& work, const torch::Tensor& tensor) {
   work.wait_on(device::current_stream(device::of(tensor)));
 }
 
-// "all_reduce(float32 [16, 8])": the name of the call carries what the tensors are, and workers compare it.
+// "all_reduce(float32 [16, 8])". Workers compare the names of their calls, so a name with type and
+// shape finds tensors that differ.
 std::string name_of(const char* call, const torch::Tensor& tensor) {
   return fmt::format("{}({})", call, replica::describe(tensor));
 }
@@ -73,10 +75,7 @@ torch::Tensor all_gather(World& world, const torch::Tensor& tensor) {
   shape.insert(shape.end(), tensor.sizes().begin(), tensor.sizes().end());
   const torch::Tensor all = torch::empty(shape, tensor.options().requires_grad(false));
   all[world.rank()].copy_(tensor.detach());
-  wait(world.comm().all_gather(buffer_of(all, DType::kUInt8),
-                               std::vector<std::size_t>(static_cast<std::size_t>(world.size()),
-                                                        all.nbytes() / world.size())),
-       all);
+  wait(world.comm().all_gather(buffer_of(all, DType::kUInt8)), all);
   return all;
 }
 

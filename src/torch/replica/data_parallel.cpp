@@ -7,16 +7,14 @@
 namespace lockstep {
 namespace {
 
-// What one sample weighs: a power of two, which costs no bit, and small, so that the gradients of large
-// batches do not overflow in half precision.
+// The weight of one sample: a power of two, so that multiplying by it rounds nothing. It is small,
+// so that the gradients of large batches do not overflow in half precision.
 constexpr double kSampleWeight = 1.0 / 1024;
 
-void weighted_backward(const torch::Tensor& loss, std::int64_t samples) {
-  if (samples < 1) throw BadInput("backward() wants at least one sample; without, synchronize()");
-  if (loss.numel() != 1) throw BadInput("backward() wants a loss of one element: a mean");
-  const double weight = static_cast<double>(samples) * kSampleWeight;
-  const replica::Expectation expected(loss, weight);
-  loss.backward(torch::full_like(loss, weight));
+std::vector<NamedTensor> listed(const torch::OrderedDict<std::string, torch::Tensor>& items) {
+  std::vector<NamedTensor> tensors;
+  for (const auto& item : items) tensors.push_back({item.key(), item.value()});
+  return tensors;
 }
 
 }  // namespace
@@ -34,7 +32,7 @@ Replica::Replica(World& world, std::vector<NamedTensor> parameters,
 }
 
 void Replica::backward(const torch::Tensor& loss, std::int64_t samples) {
-  weighted_backward(loss, samples);
+  lockstep::backward(loss, samples);
 }
 void Replica::set_module(std::function<std::vector<torch::Tensor>()> parameters,
                          std::weak_ptr<torch::nn::Module> module) {
@@ -65,15 +63,11 @@ BackwardTimes Replica::last_backward() const {
 }
 
 std::vector<NamedTensor> replica::parameters_of(const torch::nn::Module& module) {
-  std::vector<NamedTensor> tensors;
-  for (const auto& item : module.named_parameters()) tensors.push_back({item.key(), item.value()});
-  return tensors;
+  return listed(module.named_parameters());
 }
 
 std::vector<NamedTensor> replica::buffers_of(const torch::nn::Module& module) {
-  std::vector<NamedTensor> tensors;
-  for (const auto& item : module.named_buffers()) tensors.push_back({item.key(), item.value()});
-  return tensors;
+  return listed(module.named_buffers());
 }
 
 DataParallelOptions replica::named_after(const torch::nn::Module& module,
@@ -83,7 +77,12 @@ DataParallelOptions replica::named_after(const torch::nn::Module& module,
 }
 
 void backward(const torch::Tensor& loss, std::int64_t samples) {
-  weighted_backward(loss, samples);
+  if (samples < 1)
+    throw BadInput("backward() needs at least one sample; without samples call synchronize()");
+  if (loss.numel() != 1) throw BadInput("backward() needs a loss of one element, such as a mean");
+  const double weight = static_cast<double>(samples) * kSampleWeight;
+  const replica::Expectation expected(loss, weight);
+  loss.backward(torch::full_like(loss, weight));
 }
 
 double mean(World& world, double value, double weight) {

@@ -16,6 +16,7 @@ std::size_t total_bytes(const std::vector<NamedTensor>& buffers) {
   return bytes;
 }
 
+// The buffers become views of one memory of the GPU, which is broadcast as it is.
 class DeviceBufferSync : public BufferSync {
  public:
   DeviceBufferSync(Comm& comm, const std::vector<NamedTensor>& buffers, Device device);

@@ -1,4 +1,4 @@
-// What depends on where a model is, chosen once for each replica.
+// Everything in this folder that depends on the device of a model. Chosen once for each replica.
 #include <fmt/format.h>
 #include <lockstep/errors.h>
 
@@ -17,7 +17,7 @@ Device device_of(const Model& model, const Comm& comm) {
   if (device.kind == DeviceKind::kCpu || comm.size() == 1 || comm.engine() == "nccl") return device;
   throw BadInput(
       fmt::format("the model lies on {}, which the {} engine does not reach: start the "
-                  "workers with LOCKSTEP_DEVICE=cuda, or leave it on the CPU",
+                  "workers with LOCKSTEP_DEVICE=cuda, or leave the model on the CPU",
                   device.text(), comm.engine()));
 }
 

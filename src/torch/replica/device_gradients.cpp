@@ -17,7 +17,7 @@ DeviceGradients::DeviceGradients(const std::vector<NamedTensor>& parameters,
 void DeviceGradients::adopt(std::size_t entry, const torch::Tensor& incoming) {
   check(entry);
   const torch::Tensor& grad = slots_.at(entry).parameter.grad();
-  if (!grad.defined() || is_made(entry, grad)) return;  // the same one was added to
+  if (!grad.defined() || is_made(entry, grad)) return;  // backward has added to a known one
   made_[entry].tensor.emplace(grad.getIntrusivePtr());
   made_[entry].own = has_own_memory(grad, incoming);
 }
@@ -27,7 +27,8 @@ bool DeviceGradients::is_made(std::size_t entry, const torch::Tensor& grad) cons
   return tensor && tensor->lock().get() == grad.unsafeGetTensorImpl();
 }
 
-// Packs of 16 bytes fit into its memory, as they do into its place.
+// Whether a gradient can be reduced where it is. Its memory must be aligned to 16 bytes, as every
+// entry is: kernels of the reduction read that much at a time.
 bool DeviceGradients::stays(std::size_t entry) const {
   constexpr std::uintptr_t kPack = 16;
   const Slot& slot = slots_[entry];
@@ -41,7 +42,7 @@ void DeviceGradients::settle() {
   for (const plan::Bucket& bucket : buckets_) bring(bucket);
 }
 
-// A gradient that the program holds now does not own its memory any more.
+// If the program has a reference to a gradient now, the gradient is not own any more.
 void DeviceGradients::look_again() {
   for (std::size_t entry = 0; entry < slots_.size(); ++entry) {
     const torch::Tensor& grad = slots_[entry].parameter.grad();
@@ -63,7 +64,7 @@ void DeviceGradients::take(const FlatGradients& sums) {
     slots_[entry].view.copy_(from.slots_[entry].view);
 }
 
-// For one that the kernel cannot read.
+// For a gradient that the kernel cannot read, such as a sparse one.
 void DeviceGradients::bring_alone(std::size_t entry) {
   Slot& slot = slots_[entry];
   const torch::Tensor& grad = slot.parameter.grad();
@@ -75,8 +76,9 @@ void DeviceGradients::bring(const plan::Bucket& bucket) {
   bring_all_but(bucket, std::vector<bool>(bucket.entries, false));
 }
 
-// What is gathered is 0 + g, and what stays is g: a sum of nothing but -0 is -0 there, and else +0. An update adds 0 to
-// whatever it reads by whereabouts(), and squares have no sign: no weight depends on it.
+// What is gathered is 0 + g, and what stays outside is g. So a sum of nothing but -0 is -0 outside,
+// and +0 in flat memory. No weight depends on it: an update adds 0 to what it reads by
+// whereabouts(), and squares have no sign.
 DeviceGradients::Brought DeviceGradients::bring_small(const plan::Bucket& bucket,
                                                       const std::vector<plan::Lot>& lots) {
   std::vector<bool> stay_outside(bucket.entries, false);
@@ -97,7 +99,8 @@ DeviceGradients::Brought DeviceGradients::bring_small(const plan::Bucket& bucket
   return brought;
 }
 
-// Either all of a bucket are hidden, or none is: clear() and hide() are for all. `stay_outside`: by entry of the bucket.
+// `stay_outside`: by entry of the bucket. The first entry says whether all are hidden, because
+// clear() and hide() are always for all entries.
 void DeviceGradients::bring_all_but(const plan::Bucket& bucket,
                                     const std::vector<bool>& stay_outside) {
   torch::NoGradGuard no_grad;

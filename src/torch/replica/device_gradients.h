@@ -1,9 +1,11 @@
-// Gradients on a GPU: each stays where backward has made it until it is wanted in its place.
+// Gradients on a GPU. Each stays where backward made it until somebody needs it in flat memory.
+// That saves a kernel for each gradient: bring() moves all gradients of a bucket with one kernel,
+// and an update can read gradients where they are.
 //
-// bring() moves all of a bucket at once, and an update may read a gradient where it is. bring_small() leaves those where
-// they are that are lots of their own (plan/buckets.h), to be reduced there.
-//
-//   own     memory of a gradient that nobody else has: has_own_memory() of tensors.h
+//   part    of a bucket: what is reduced as one buffer (plan::Lot). A large gradient is a part
+//           alone
+//   own     said of a gradient whose memory nobody else has: has_own_memory() of tensors.h. Only
+//           such a gradient may be reduced where it is, because the average overwrites it
 #pragma once
 
 #include <memory>
@@ -18,34 +20,35 @@
 
 namespace lockstep::replica {
 
-// Gradients of a GPU from where backward has made them into flat memory: one kernel for a bucket.
+// The kernel that copies the gradients of a bucket into flat memory. Its tables are shared by all
+// banks of a model.
 //
 // Threads:   one caller at a time.
 // Blocking:  never; what it does is queued on LibTorch's current stream.
 // Failure:   Unavailable when the device fails.
-// Ownership: of its tables.
+// Ownership: owns its tables.
 class Gather {
  public:
   virtual ~Gather() = default;
 
-  // Where they go: memory in the layout that this was made with, or in that of its sums, `wide`; the bucket's entries are
-  // of `dtype` there.
   struct Into {
     const FlatMemory& memory;
-    DType dtype;
-    bool wide;
+    DType dtype;  // of the bucket's entries in this memory
+    bool wide;    // the memory has the wide layout of the layout that this was made with
   };
-  // `gradients` are those of the bucket's entries, null for none, flat::left_alone() for one whose place is not touched;
-  // 0 + g goes there, or g is added to what is there.
+  // `gradients` has one pointer for each entry of the bucket: null for no gradient, and
+  // flat::left_alone() for an entry that must not be written. With `adds` g is added to the entry;
+  // without, 0 + g is written.
   virtual void run(const plan::Bucket& bucket, const std::vector<const void*>& gradients,
                    const Into& into, bool adds) = 0;
 };
 
-// Null for the CPU.
+// For a GPU. Null in a build without CUDA.
 std::shared_ptr<Gather> make_gather(const plan::Layout& layout, const plan::Pieces& pieces,
                                     Device device);
 
-// Threads, Blocking, Failure, Ownership: as FlatGradients. What it does is queued on the current stream.
+// Threads, Blocking, Failure, Ownership: as FlatGradients. All work is queued on the current
+// stream.
 class DeviceGradients : public FlatGradients {
  public:
   DeviceGradients(const std::vector<NamedTensor>& parameters, const plan::Layout& layout,
@@ -53,7 +56,7 @@ class DeviceGradients : public FlatGradients {
                   std::shared_ptr<Gather> gather);
 
   void reset() override { clear(); }
-  // Only finds out whether the gradient lies in own memory.
+  // Moves nothing: only finds out whether the gradient is own.
   void adopt(std::size_t entry, const torch::Tensor& incoming = {}) override;
   void settle() override;
   void stay() override {}
@@ -61,33 +64,36 @@ class DeviceGradients : public FlatGradients {
   void add(const FlatGradients& right, const std::vector<plan::Bucket>& buckets) override;
   void take(const FlatGradients& sums) override;
 
-  // The gradients of a bucket are in their places after what is queued on the current stream.
+  // Moves all gradients of a bucket into flat memory.
   void bring(const plan::Bucket& bucket);
 
-  // The same but for gradients that are a lot of their own and lie in own memory, as their place is laid out: these stay
-  // outside. Then what is to be reduced of the bucket, one for each lot.
+  // The same, except for gradients that are a part alone, own, and ordered in memory as the entry.
+  // Those stay outside. Returns what to reduce.
   struct Brought {
-    std::vector<Buffer> buffers;
-    std::vector<torch::Tensor> outside;  // to be kept until they have been reduced
+    std::vector<Buffer> buffers;         // one for each part
+    std::vector<torch::Tensor> outside;  // keep them until they have been reduced
   };
   Brought bring_small(const plan::Bucket& bucket, const std::vector<plan::Lot>& lots);
 
-  // Whether a gradient that adopt() has seen lies in own memory; and one that a graph has made again.
+  // Whether a gradient that adopt() has seen is own.
   bool owns(std::size_t entry) const;
+  // A graph was replayed, and has written this gradient again.
   void set(std::size_t entry, const torch::Tensor& grad, bool own);
 
-  // Where each gradient is, by entry; nothing if one of them is neither in its place nor as its place is laid out.
+  // The address of each gradient, by entry. Nullopt if a kernel cannot read one of them: it is
+  // undefined, hidden, or ordered differently in memory than its entry.
   std::optional<std::vector<const void*>> whereabouts() const;
 
-  // The elements of a bucket, in their places.
+  // The elements of a bucket in flat memory.
   torch::Tensor values(const plan::Bucket& bucket) const;
 
  private:
-  // Keeps no memory, and yet no other tensor can be taken for it.
+  // Weak, so that it keeps no memory. A plain address would not do: LibTorch may give it to another
+  // tensor later.
   using WeakTensor = c10::weak_intrusive_ptr<c10::TensorImpl, c10::UndefinedTensorImpl>;
   struct Made {
-    std::optional<WeakTensor> tensor;  // by backward
-    bool own = false;                  // and its memory is
+    std::optional<WeakTensor> tensor;  // what backward made
+    bool own = false;
   };
   bool is_made(std::size_t entry, const torch::Tensor& grad) const override;
   bool stays(std::size_t entry) const;

@@ -4,7 +4,8 @@
 
 namespace lockstep::replica {
 
-// Gradients are undefined before a pass on a GPU, and must be again before the replay.
+// A capture only records: nothing of it may stay in param.grad. So the destructor makes gradients
+// undefined again, as they are before every pass on a GPU.
 CapturePass::CapturePass(Parts& parts, Attachment& attachment, PassListener& next)
     : parts_(parts),
       attachment_(attachment),
@@ -33,18 +34,18 @@ void CapturePass::mark(std::size_t entry) {
 }
 
 ShardPass::Captured CapturePass::finish() {
-  for (const std::size_t entry : ledger_.missing()) mark(entry);
   const auto& gradients = static_cast<const DeviceGradients&>(parts_.banks->in_use());
-  const auto& entries = parts_.plan.layout.entries();
-  for (std::size_t entry = 0; entry < entries.size(); ++entry) {
-    captured_.gradients.push_back(parts_.model.trained[entries[entry].registered].tensor.grad());
+  for (std::size_t entry = 0; entry < parts_.plan.layout.entries().size(); ++entry) {
+    mark(entry);  // one that has no gradient, too: its bucket is then complete
+    captured_.gradients.push_back(parts_.parameter(entry).grad());
     captured_.own.push_back(gradients.owns(entry));
   }
   return std::move(captured_);
 }
 
-// What is not reduced stays where the graph has written it, until the next replay. What is goes to the wire as soon as
-// the graph has come to it, on another stream.
+// Gradients that are not reduced stay where the graph wrote them, until the next replay. Those that
+// are reduced go to the wire on another stream: each bucket waits only for its own point in the
+// graph, and not for the end of the graph.
 void ShardPass::replayed(const Captured& captured) {
   start(divisor_.has_value());
   if (!parts_.may_be_absent()) arrivals_.forget();

@@ -5,16 +5,16 @@
 namespace lockstep::replica {
 namespace {
 
-// Gradients from here on are reduced where backward made them. That saves a pass over them, and costs calls: a send and a
-// receive for every other worker, and a sum, which small ones share.
+// Gradients of at least this size are reduced where backward made them. That saves copying them. It
+// costs a send and a receive for every other worker, and a sum; small gradients share these.
 constexpr std::size_t kLargeBytes = std::size_t{1} << 20;
 
 DeviceGradients& as_device(FlatGradients& gradients) {
   return static_cast<DeviceGradients&>(gradients);
 }
 
-// The sums of what a worker holds of a bucket, in LibTorch's operators, queued one after the other. Each lies where its
-// left operand was.
+// Queues the sums over the banks that a worker holds, for one bucket, with LibTorch's operators.
+// Each sum is in the memory of its first bank.
 std::vector<torch::Tensor> sums_of(const Sharded& sharded, const plan::Bucket& bucket,
                                    Banks& banks) {
   std::vector<torch::Tensor> sums;
@@ -43,8 +43,8 @@ DeviceGradients::Brought DeviceReduction::bring_small(const plan::Bucket& bucket
       .bring_small(bucket, plan::plan_lots(layout_, bucket, kLargeBytes));
 }
 
-// Gradients are brought between backward's kernels, not beside them: what goes over all of memory slows those down by
-// more than its own time.
+// Gradients are copied on backward's stream, between its kernels. Copied beside them, they would
+// slow backward down by more than the copy takes.
 void DeviceReduction::launch(const plan::Bucket& bucket, const Sharded* sharded,
                              const ReduceOptions& rule) {
   if (sharded != nullptr) {
@@ -56,7 +56,7 @@ void DeviceReduction::launch(const plan::Bucket& bucket, const Sharded* sharded,
   launch_after(ready_, bucket, sharded, rule);
 }
 
-// On another stream than backward's, which does not wait.
+// Queues the reduction on the other stream. Backward's stream does not wait for it.
 void DeviceReduction::launch_after(const device::Event& ready, const plan::Bucket& bucket,
                                    const Sharded* sharded, const ReduceOptions& rule) {
   const device::SideStream::Scope scope(side_, device::SideStream::After::kGoesOn);
@@ -65,7 +65,8 @@ void DeviceReduction::launch_after(const device::Event& ready, const plan::Bucke
                                       : reduce_gradients(bucket, rule));
 }
 
-// Each worker's one gradient; large ones where backward made them.
+// bring_small() again: launch() has moved the small gradients already, so here it only finds
+// buffers. After a replay of a graph it moves them.
 Work DeviceReduction::reduce_gradients(const plan::Bucket& bucket, const ReduceOptions& rule) {
   DeviceGradients::Brought brought = bring_small(bucket);
   for (torch::Tensor& gradient : brought.outside) outside_.push_back(std::move(gradient));
@@ -89,7 +90,7 @@ Work DeviceReduction::reduce_banks(const plan::Bucket& bucket, const Sharded& sh
 void DeviceReduction::wait() {
   void* const stream = device::current_stream(device_);
   for (const Work& work : works_) work.wait_on(stream);
-  { const device::SideStream::Scope joined(side_); }
+  { const device::SideStream::Scope joined(side_); }  // its end lets the current stream wait
   works_.clear();
   outside_.clear();
 }

@@ -1,4 +1,4 @@
-// Reduction on a GPU, on a stream beside backward's.
+// Reduction on GPUs. Both classes are owned by Parts, and no call waits for the GPU.
 #pragma once
 
 #include "torch/device/device.h"
@@ -7,13 +7,15 @@
 
 namespace lockstep::replica {
 
+// With other workers: on a stream of its own, so that backward goes on meanwhile.
 class DeviceReduction : public Reduction {
  public:
   DeviceReduction(Comm& comm, Banks& banks, const plan::Layout& layout, Device device);
 
   void launch(const plan::Bucket& bucket, const Sharded* sharded,
               const ReduceOptions& rule) override;
-  // The same for gradients that are there when the stream has come to `ready`, such as a point inside a graph.
+  // The same for gradients that are complete when a stream reaches `ready`, such as a point inside
+  // a graph.
   void launch_after(const device::Event& ready, const plan::Bucket& bucket, const Sharded* sharded,
                     const ReduceOptions& rule);
   void wait() override;
@@ -28,11 +30,11 @@ class DeviceReduction : public Reduction {
   const plan::Layout& layout_;
   Device device_;
   device::SideStream side_;
-  device::Event ready_;                 // a bucket's gradients, where they were made
-  std::vector<torch::Tensor> outside_;  // gradients that are reduced where backward made them
+  device::Event ready_;                 // on backward's stream: the gradients of a bucket are there
+  std::vector<torch::Tensor> outside_;  // gradients that are reduced where they are
 };
 
-// A world of one has nobody to reduce with, and gradients that are as they should be stay where they are.
+// For a world of one: nothing travels. Gradients that need no factor stay where they are.
 class LoneDeviceReduction : public Reduction {
  public:
   explicit LoneDeviceReduction(Banks& banks) : banks_(banks) {}

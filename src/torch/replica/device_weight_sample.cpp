@@ -13,7 +13,7 @@ namespace {
 
 constexpr std::size_t kWordsOfEach = 16;
 
-// By 32 bits of the flat memory: some of each entry, the same on every worker.
+// Which 32-bit words of the flat memory to look at: some of each entry, the same on every worker.
 torch::Tensor positions_of(const plan::Layout& layout) {
   std::vector<std::int64_t> positions;
   std::uint64_t choice = 1;
@@ -36,8 +36,8 @@ class DeviceWeightSample : public WeightSample {
   std::uint64_t take(std::uint64_t pass) override;
 
  private:
-  torch::Tensor words_;                  // all memory of the trained parameters, in 32 bits each
-  torch::Tensor positions_;              // of those that are looked at
+  torch::Tensor words_;                  // all memory of the trained parameters, as 32-bit words
+  torch::Tensor positions_;              // of the words in the sample
   torch::Tensor on_host_;                // pinned
   std::optional<device::Event> copied_;  // of the last call
   Device device_;

@@ -1,6 +1,5 @@
 #include <fmt/format.h>
 #include <fmt/ranges.h>
-#include <lockstep/data_parallel.h>
 #include <lockstep/errors.h>
 
 #include <array>
@@ -11,26 +10,35 @@
 #include <utility>
 #include <vector>
 
-#include "control/announcements.h"
 #include "torch/replica/pass.h"
 
 namespace lockstep::replica {
 namespace {
 
-// What a worker says of a synchronised backward pass at its first gradient: which replica's it is, what its passes so far
-// weigh, and a sample of the weights that it was computed with. All workers hear all of it before the averages are used.
+// What a worker announces at the first gradient of a synchronised pass. All workers compare all
+// notes before they use the averages.
 struct PassNote {
-  std::uint64_t replica = 0;  // by the order in which replicas were made
-  std::uint64_t pass = 0;     // synchronised ones of it, from 1
-  std::array<double, 3>
-      weights{};  // of all passes since the last one, how many had weights, and how many had none
-  std::uint64_t sample = 0;  // a WeightSample; 0: none was taken
+  std::uint64_t replica = 0;        // by the order in which replicas were made
+  std::uint64_t pass = 0;           // counts the synchronised passes of the replica, from 1
+  std::array<double, 3> weights{};  // DropIn::Since::weights of this worker
+  std::uint64_t sample = 0;         // a WeightSample; 0: none was taken
 
-  control::Record record() const;
-  static PassNote of(const control::Record& record);
+  control::Record record() const {
+    control::Record record{replica, pass};
+    for (std::size_t i = 0; i < weights.size(); ++i)
+      record[2 + i] = std::bit_cast<std::uint64_t>(weights[i]);
+    record[5] = sample;
+    return record;
+  }
+  static PassNote of(const control::Record& record) {
+    PassNote note{record[0], record[1], {}, record[5]};
+    for (std::size_t i = 0; i < note.weights.size(); ++i)
+      note.weights[i] = std::bit_cast<double>(record[2 + i]);
+    return note;
+  }
 };
 
-// The ranks whose note differs from rank 0's in one thing.
+// The ranks whose note differs from rank 0's in one member.
 template <typename Member>
 std::vector<int> others(const std::vector<PassNote>& notes, Member PassNote::*member) {
   std::vector<int> ranks;
@@ -44,22 +52,8 @@ std::string ranks_text(const std::vector<int>& ranks) {
   return fmt::format("rank{} {}", ranks.size() == 1 ? "" : "s", fmt::join(ranks, ", "));
 }
 
-control::Record PassNote::record() const {
-  control::Record record{replica, pass};
-  for (std::size_t i = 0; i < weights.size(); ++i)
-    record[2 + i] = std::bit_cast<std::uint64_t>(weights[i]);
-  record[5] = sample;
-  return record;
-}
-
-PassNote PassNote::of(const control::Record& record) {
-  PassNote note{record[0], record[1], {}, record[5]};
-  for (std::size_t i = 0; i < note.weights.size(); ++i)
-    note.weights[i] = std::bit_cast<double>(record[2 + i]);
-  return note;
-}
-
-// On which ranks a note is another than rank 0's, the same on every worker; nothing if on none. `model` names the replica.
+// The error if a note differs from rank 0's; its ranks are the same on every worker. `model` names
+// the replica of this worker.
 std::optional<Mismatch> difference_of(const std::vector<PassNote>& notes,
                                       const std::string& model) {
   if (const auto ranks = others(notes, &PassNote::replica); !ranks.empty()) {
@@ -93,8 +87,7 @@ DropIn::DropIn(Parts& parts, Attachment& attachment, Identity identity)
 }
 
 void DropIn::ready(std::size_t entry, const torch::Tensor& incoming) {
-  const bool first = !active_;
-  if (first) {
+  if (!active_) {
     check_pending(entry);
     begin();
     check_cleared(entry);
@@ -107,7 +100,7 @@ void DropIn::ready(std::size_t entry, const torch::Tensor& incoming) {
 
 void DropIn::begin() {
   const bool synchronised = suspended_ == 0;
-  if (synchronised) attachment_.check_module();  // before anything is on its way
+  if (synchronised) attachment_.check_module();  // before anything is sent
   attachment_.call_at_end();
   start(synchronised);
   notes_ = {};
@@ -132,9 +125,8 @@ void DropIn::end() {
 }
 
 void DropIn::launch_ready() {
-  while (true) {
-    const auto divisor = known_divisor();
-    const auto bucket = divisor ? arrivals_.next_ready() : std::nullopt;
+  while (const auto divisor = known_divisor()) {
+    const auto bucket = arrivals_.next_ready();
     if (!bucket) return;
     launch(*bucket, 1 / *divisor, nullptr);
   }
@@ -143,7 +135,7 @@ void DropIn::launch_ready() {
 void DropIn::finish() {
   Banks& banks = *parts_.banks;
   const auto has = banks.present(arrivals_.reached());
-  banks.in_use().stay();  // makes zeros of what is missing
+  banks.in_use().stay();  // missing gradients become zeros
   say_note();
   const bool with_buffers = parts_.options.buffers == BufferSource::kLeader;
   launch_rest(1 / divisor(), nullptr);
@@ -161,7 +153,8 @@ void DropIn::finish() {
   check_weights(weights);
 }
 
-// What this worker has added up is known before its first bucket is.
+// Said before the first bucket goes: the note travels ahead of the gradients, so that the divisor
+// is known early.
 void DropIn::say_note() {
   if (notes_.all) return;
   notes_.plain = since_.weights[2] > 0;
@@ -171,7 +164,7 @@ void DropIn::say_note() {
   notes_.all = identity_.announcements->say(note.record(), "backward()");
 }
 
-// Waits for all notes, and adds up the weights in them.
+// Waits for all notes, compares them, and adds up their weights.
 void DropIn::hear_notes() {
   if (std::exchange(notes_.heard, true)) return;
   notes_.all->wait();
@@ -185,8 +178,9 @@ void DropIn::hear_notes() {
   }
 }
 
-// What the sum will be divided by, if it is known yet. A worker whose passes were plain takes the others' for plain,
-// too; when they were not, all find out in check_weights().
+// The divisor of the sum, if it is known yet. A worker whose passes had no weights does not wait
+// for the notes: it takes the others' passes for the same. If that is wrong, check_weights() throws
+// on all.
 std::optional<double> DropIn::known_divisor() {
   say_note();
   if (notes_.plain) return parts_.comm.size();
@@ -199,7 +193,7 @@ double DropIn::divisor() {
   return weighted > 0 && sum > 0 ? sum : parts_.comm.size();
 }
 
-// After an average nothing has been added up.
+// Nothing is added up any more: after an average, or because gradients were cleared.
 void DropIn::forget() {
   since_.weights = {};
   since_.pending.clear();
@@ -207,7 +201,7 @@ void DropIn::forget() {
 }
 
 void DropIn::synchronize() {
-  if (active_) throw BadInput("synchronize() inside a backward pass: call it after");
+  if (active_) throw BadInput("synchronize() inside a backward pass: call it after the pass");
   start(true);
   notes_ = {};
   parts_.banks->in_use().look_again();
@@ -227,7 +221,7 @@ void DropIn::zero_grad() {
   parts_.banks->in_use().clear();
 }
 
-void DropIn::begin_anew() {
+void DropIn::start_over() {
   active_ = false;
   forget();
   since_.averaged.clear();
@@ -241,29 +235,32 @@ void DropIn::check_averaged() const {
       "of it, or call model.synchronize(), before the step");
 }
 
-// A weighted sum cannot be added to an average: it is divided at its end. `entry` is the first of the pass, and autograd
-// has added to what was there if nobody wrote to it since.
+// A weighted pass must not add to an average, because the sum is divided once more at the end.
+// `entry` has the first gradient of the pass. If its version is one higher than after the average,
+// autograd has added to the average; otherwise the program has cleared or replaced it.
 void DropIn::check_cleared(std::size_t entry) const {
   if (since_.averaged.empty() || since_.weights[1] == 0) return;
   if (parts_.banks->in_use().version(entry) != since_.averaged[entry] + 1) return;
   throw BadInput(
       "lockstep::backward(loss, samples) would add to averages of the step before: call "
       "zero_grad() "
-      "first; of several in one step put all but the last into no_sync(), or add up their losses");
+      "first. If a step has several passes, put all but the last into no_sync(), or add up their "
+      "losses");
 }
 
-// What no_sync() has added up with weights is divided by them at its end: cleared or changed since, it is not what they
-// count. `entry` is the first of the pass that adds to it.
+// A weighted sum of no_sync() is divided by its weights at the end. If the program cleared or
+// changed it since, the weights are wrong. `entry` has the first gradient of the pass that adds to
+// the sum.
 void DropIn::check_pending(std::size_t entry) const {
   if (since_.pending.empty() || since_.pending[entry] < 0) return;
   if (parts_.banks->in_use().version(entry) == since_.pending[entry] + 1) return;
   throw BadInput(
       "gradients that lockstep::backward(loss, samples) had added up in no_sync() were cleared or "
       "changed before they were averaged: clear them with model.zero_grad(), which also forgets "
-      "their samples");
+      "the weights of their samples");
 }
 
-// Only after the reduction, which nobody leaves alone.
+// Comes after the reduction, because a worker that left before it would let the others wait.
 void DropIn::check_weights(const std::array<double, 3>& weights) {
   const auto [sum, weighted, plain] = weights;
   if (weighted > 0 && plain > 0) {

@@ -9,6 +9,7 @@
 #include "torch/replica/tensors.h"
 
 namespace lockstep::replica {
+
 FlatGradients::FlatGradients(const std::vector<NamedTensor>& parameters, const plan::Layout& layout,
                              FlatMemory memory)
     : memory_(std::move(memory)) {
@@ -59,7 +60,8 @@ void FlatGradients::adopt(std::size_t entry, const torch::Tensor& /*incoming*/) 
   Slot& slot = slots_.at(entry);
   if (!slot.parameter.grad().defined()) return;
   torch::NoGradGuard no_grad;
-  // What a sparse one adds up by itself is rounded as its type is.
+  // Made dense before it is widened: LibTorch adds duplicates inside a sparse gradient in the
+  // gradient's own type.
   const torch::Tensor grad = slot.wide() ? slot.parameter.grad().to_dense() : slot.parameter.grad();
   const bool is_in_place = is_in(grad, slot.view);
   if (watched() && !is_in_place && grad.scalar_type() == slot.type &&
@@ -77,10 +79,11 @@ void FlatGradients::adopt(std::size_t entry, const torch::Tensor& /*incoming*/) 
 
 void FlatGradients::move_in(Slot& slot, const torch::Tensor& grad) {
   if (slot.hidden) {
-    // A sparse one would be added element by element, in another order than where it has a memory to itself.
+    // Made dense first. LibTorch would add the elements of a sparse one singly: another order than
+    // in a bank that has nothing yet.
     slot.view.add_(grad.layout() == torch::kStrided ? grad : grad.to_dense());
   } else if (grad.layout() == torch::kStrided) {
-    // The number is no tensor of a GPU, which would take a kernel of its own.
+    // The zero is on the CPU: on a GPU a kernel would have to write it first.
     at::add_out(slot.view, grad, torch::scalar_tensor(0, grad.options().device(torch::kCPU)));
   } else {
     slot.view.zero_().add_(grad);
@@ -142,8 +145,8 @@ void FlatGradients::check(std::size_t entry) const {
   if (!converted && !(grad.defined() && grad.requires_grad())) return;
   throw BadInput(fmt::format(
       "the gradient of {} {}", slot.entry.name,
-      converted ? "is of another type or device than its parameter now: move or convert the module "
-                  "before data_parallel(), not after"
+      converted ? "cannot be used, because the parameter has another type or device now: move or "
+                  "convert the module before data_parallel(), not after"
                 : "is part of a graph: use no create_graph"));
 }
 
@@ -161,7 +164,7 @@ std::vector<std::int64_t> FlatGradients::versions() const {
   return all;
 }
 
-// From its first element to its last, in this memory's layout.
+// The gaps between its entries are part of it.
 Buffer FlatGradients::bucket(const plan::Bucket& bucket) const {
   const plan::Entry& first = slots_[bucket.first_entry].entry;
   const plan::Entry& last = slots_[bucket.first_entry + bucket.entries - 1].entry;

@@ -1,15 +1,15 @@
 // All gradients of a model in one memory, in the fixed layout.
 //
-// A gradient is there when param.grad views its place. After clear() it is undefined, so that backward makes a new one
-// and need not add to zeros; adopt() then moves it in, as 0 + g, which is what adding would have given. After hide() it
-// is undefined too, but adopt() adds to what is there, as backward would have.
+//   attached   param.grad views the entry
+//   cleared    param.grad is undefined. Backward makes a new gradient g and need not add to zeros.
+//              adopt() then writes 0 + g to the entry: the same bits as adding to zeros
+//   hidden     param.grad is undefined, too, but the entry counts: adopt() adds g to it
+//   wide       the layout gives the entry a wider type than its parameter has, so that sums are not
+//              rounded on the way. Such an entry is hidden, because param.grad cannot view it
 //
-// A layout may give a gradient a wider type than its parameter has, for sums that are not to be rounded on the way. It
-// is there when it is hidden: param.grad cannot view it.
+// On a GPU gradients stay where backward made them as long as they can: device_gradients.h.
 //
-// On a GPU gradients stay where backward made them for as long as they can: device_gradients.h.
-//
-// Memory that is watched for changed bits (divergence/gradient_watch.h) is written by adopt(), settle() and add() alone.
+// With parity (divergence/watch.h) only adopt(), settle() and add() write to the memory.
 #pragma once
 
 #include <lockstep/buffer.h>
@@ -27,88 +27,93 @@
 
 namespace lockstep::replica {
 
+// One bank. Owned by Banks.
+//
 // Threads:   one caller at a time.
 // Blocking:  never.
 // Failure:   BadInput from check().
 // Ownership: the memory lives as long as any gradient that views it.
 class FlatGradients {
  public:
-  // `parameters` in registration order, as the layout numbers them; those of a half type may have float32 there.
+  // `parameters` in registration order. The layout may have float32 for those of a half type.
   FlatGradients(const std::vector<NamedTensor>& parameters, const plan::Layout& layout,
                 FlatMemory memory);
   virtual ~FlatGradients() = default;
   FlatGradients(const FlatGradients&) = delete;
   FlatGradients& operator=(const FlatGradients&) = delete;
 
-  // `parities` has one for each piece. A fault that is found is noted as this worker's.
+  // Works with parity from now on. `parities` has one word for each piece, where other workers can
+  // read it. `worker` is this worker's rank: a fault is noted as its own.
   void watch(FlatMemory parities, const plan::Pieces& pieces, divergence::FirstFault& faults,
              int worker);
   void unwatch() { watched_.reset(); }
   bool watched() const { return watched_.has_value(); }
-  // Another worker's where memory is shared.
+  // Of another worker, if memory is shared.
   const flat::Parity* parities_of(int worker) const {
     return reinterpret_cast<const flat::Parity*>(watched_->parities.of(worker));
   }
 
-  // Every parameter's gradient becomes a view of the memory, or is hidden where it is wider.
+  // Makes all gradients attached, cleared or hidden. attach() hides wide ones.
   void attach();
-
   void clear();
   void hide();
 
-  // As a program expects it before its first backward: zeros, which param.grad views; on a GPU, nothing.
+  // Before the first backward: zeros that param.grad views. On a GPU gradients are undefined.
   virtual void reset() { settle(); }
 
-  // Moves a gradient that backward has made elsewhere to its place. To be called by its hook, with what came in there.
-  // BadInput, naming the parameter and the likely reason, for one that cannot be.
+  // Moves a gradient that backward made elsewhere into the memory. Called by its hook, with what
+  // the hook got as `incoming`. BadInput from check().
   virtual void adopt(std::size_t entry, const torch::Tensor& incoming = {});
 
-  // All gradients are in their places after: those that nobody has made are zero. On a GPU, after what is queued on the
-  // current stream.
+  // Afterwards all gradients are in the memory, and missing ones are zero. On a GPU that holds for
+  // what is queued later on the current stream.
   virtual void settle();
 
-  // All gradients are where an update finds them: in their places; on a GPU, wherever they are.
+  // Afterwards an update finds all gradients. On the CPU they are in the memory. On a GPU they stay
+  // where they are.
   virtual void stay() { settle(); }
 
-  // Outside of a pass: what was known of their memory may be so no more.
+  // Call it outside of a pass, before gradients are used: the program may have copied a reference
+  // to a gradient since.
   virtual void look_again() {}
 
-  // Adds another memory. Settled, both; both or none watched.
+  // Adds another bank. Both are settled. Both work with parity, or neither does.
   virtual void add(const FlatGradients& right, const std::vector<plan::Bucket>& buckets);
 
-  // Every gradient becomes that of another memory, rounded where that one is wider. Settled, both.
+  // Copies another bank, and rounds where that one is wider. Both are settled.
   virtual void take(const FlatGradients& sums);
 
-  // BadInput, naming the parameter, if its gradient could not be moved in.
+  // BadInput, naming the parameter and the likely reason, if its gradient cannot be moved in.
   void check(std::size_t entry) const;
 
   Buffer bucket(const plan::Bucket& bucket) const;
 
-  // How often LibTorch has written to a gradient in its place, or to one that adopt() has seen; -1 for any other.
+  // LibTorch's count of writes to a gradient that is in the memory, or that adopt() has seen. -1
+  // for any other gradient, which Lockstep knows nothing of.
   std::int64_t version(std::size_t entry) const;
   std::vector<std::int64_t> versions() const;
 
   const FlatMemory& memory() const { return memory_; }
 
  protected:
-  // A parameter, and its part of the memory.
+  // One parameter, and its entry in the memory.
   struct Slot {
     plan::Entry entry;
     torch::Tensor parameter;
     torch::Tensor view;
-    c10::ScalarType type;  // of the parameter
-    bool hidden = false;   // undefined, and yet part of the sum
+    c10::ScalarType type;  // of the parameter when the replica was made
+    bool hidden = false;
 
     bool wide() const { return view.scalar_type() != type; }
     void attach();
     void hide();
   };
-  // Whether the gradient of an entry was made by the last backward, outside of its place.
+  // Whether this is the gradient that adopt() saw last, outside of the memory. Only on a GPU.
   virtual bool is_made(std::size_t, const torch::Tensor&) const { return false; }
   static void move_in(Slot& slot, const torch::Tensor& grad);
 
   FlatMemory memory_;
-  bool wide_ = false;        // some of it is wider than its parameter
+  bool wide_ = false;        // some entry is wide
   std::vector<Slot> slots_;  // by entry of the layout
 
  private:
@@ -116,7 +121,7 @@ class FlatGradients {
     FlatMemory parities;
     divergence::GradientWatch watch;
   };
-  void look_at(std::size_t entry);
+  void look_at(std::size_t entry);  // with parity: notes what the entry has now
 
   std::optional<Watched> watched_;
 };

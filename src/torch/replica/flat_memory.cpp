@@ -33,9 +33,10 @@ void FlatMemory::take_from_host(Comm& comm, Copies copies) {
     const int owner = one_copy ? 0 : rank;
     if (arena->size_of(owner) < bytes_) {
       throw Mismatch(
-          fmt::format("rank {} shares less memory than rank {} needs of it: workers hold different "
-                      "models or options",
-                      owner, comm.rank()),
+          fmt::format(
+              "rank {} shares less memory than rank {} needs: workers hold different models "
+              "or options",
+              owner, comm.rank()),
           {owner});
     }
     starts_.push_back(arena->of(owner));
@@ -50,8 +51,8 @@ torch::Tensor FlatMemory::as_tensor(c10::ScalarType type, std::size_t offset,
       data() + offset, {static_cast<std::int64_t>(count)}, [kept = kept_](void*) {}, options);
 }
 
-// One from_blob each and not slices of one tensor: a slice is a view to autograd, and a stock optimizer's zero_grad()
-// cannot detach views.
+// A from_blob for each entry, and no slices of one tensor. For autograd a slice is a view, and
+// zero_grad() of a torch::optim optimizer cannot detach views.
 torch::Tensor FlatMemory::view(const plan::Entry& entry, const torch::Tensor& like) const {
   const auto options = torch::TensorOptions().dtype(like.dtype()).device(torch::Device(device_));
   const auto keep = [kept = kept_](void*) {};

@@ -1,5 +1,5 @@
-// Memory for values in the fixed layout: this worker's, and everybody's where workers share memory. Or on a GPU, where
-// nobody else reaches it.
+// Flat memory. Where workers share memory, each reaches the memory of all. On a GPU nobody else
+// reaches it.
 #pragma once
 
 #include <lockstep/comm.h>
@@ -13,31 +13,37 @@
 
 namespace lockstep::replica {
 
+// One memory for each worker, or one for all workers of a host if they share memory.
 enum class Copies { kPerWorker, kPerHost };
 
-// Threads:   any may read it; the memory, as its users agree.
+// All zero at first.
+//
+// Threads:   any may call it. Who may write to the memory when is its users' matter.
 // Blocking:  the constructor, which is collective, at most the Comm's timeout.
-// Failure:   Unavailable when there is not that much memory.
-// Ownership: the memory lives as long as it or any of its views. Zero at first.
+// Failure:   Unavailable if there is too little memory; Mismatch if workers ask for different
+//            sizes.
+// Ownership: the memory lives as long as this object or any view of it.
 class FlatMemory {
  public:
   FlatMemory(Comm& comm, std::size_t bytes, Copies copies, Device device = {});
 
-  // Whether every worker's memory is reached here; in a world of one it is, but for that of a GPU.
+  // Whether of() reaches the memory of every worker. True in a world of one, false on a GPU.
   bool shared() const { return shared_; }
   Device device() const { return device_; }
 
   std::byte* data() const { return of(rank_); }
-  // A worker's; with one copy per host, the same for all. Where it is not shared, this worker's.
+  // The memory of a worker; with one copy per host, the same for all. If it is not shared: this
+  // worker's, whatever the rank.
   std::byte* of(int worker) const {
     return starts_[shared_ ? static_cast<std::size_t>(worker) : 0];
   }
   std::size_t bytes() const { return bytes_; }
 
-  // Some elements from an offset in bytes on.
+  // Elements from an offset on.
   torch::Tensor as_tensor(c10::ScalarType type, std::size_t offset, std::size_t count) const;
 
-  // This worker's elements of an entry as a tensor with the sizes, and if possible the strides, of `like`.
+  // An entry of this worker as a tensor with the sizes of `like`. It has the strides of `like`,
+  // too, if those leave no gaps.
   torch::Tensor view(const plan::Entry& entry, const torch::Tensor& like) const;
 
  private:
@@ -47,8 +53,8 @@ class FlatMemory {
   int rank_ = 0;
   std::size_t bytes_ = 0;
   bool shared_ = false;
-  std::shared_ptr<void> kept_;      // what the memory belongs to
-  std::vector<std::byte*> starts_;  // by worker; not shared: this worker's alone
+  std::shared_ptr<void> kept_;      // the owner of the memory: an Arena, a SharedArena or a tensor
+  std::vector<std::byte*> starts_;  // by worker; if not shared: only this worker's
 };
 
 }  // namespace lockstep::replica

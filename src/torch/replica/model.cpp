@@ -29,10 +29,11 @@ std::vector<NamedTensor> each_once(std::vector<NamedTensor> tensors) {
 
 void check_names(const Model& model) {
   std::set<std::string> names;
-  for (const auto& [name, tensor] : model.everything()) {
+  const std::vector<NamedTensor> all = model.everything();
+  for (const auto& [name, tensor] : all) {
     if (!names.insert(name).second)
       throw BadInput(fmt::format("two tensors of the model are named {}: rename one", name));
-    const torch::Device first = model.everything().front().tensor.device();
+    const torch::Device first = all.front().tensor.device();
     if (tensor.device() != first || !device::known(first)) {
       throw BadInput(
           fmt::format("{} lies on {}, and the model begins on {}: move all of it to one "
@@ -42,19 +43,19 @@ void check_names(const Model& model) {
   }
 }
 
-// Parameters get memory of their own; two that share values without being one tensor would part.
+// Each parameter gets memory of its own in the layout. Two that shared values before would then
+// differ.
 void check_apart(const std::vector<NamedTensor>& trained) {
   std::map<const char*, const NamedTensor*> begins;
   for (const NamedTensor& named : trained) {
     if (named.tensor.numel() > 0)
       begins[static_cast<const char*>(named.tensor.data_ptr())] = &named;
   }
-  const NamedTensor* before = nullptr;
   for (const NamedTensor& named : trained) {
     if (named.tensor.numel() == 0) continue;
     const auto* begin = static_cast<const char*>(named.tensor.data_ptr());
     auto at = begins.find(begin);
-    before = at->second != &named ? at->second : nullptr;
+    const NamedTensor* before = at->second != &named ? at->second : nullptr;
     if (before == nullptr && at != begins.begin()) {
       --at;
       if (at->first + at->second->tensor.nbytes() > begin && at->second->tensor.is_contiguous())
@@ -68,7 +69,7 @@ void check_apart(const std::vector<NamedTensor>& trained) {
   }
 }
 
-// Workers add up memory: the same elements must lie at the same place.
+// With the strides: workers add memory to memory, so elements must be in the same order on all.
 std::string describe_memory(const torch::Tensor& tensor) {
   if (tensor.is_contiguous()) return describe(tensor);
   return fmt::format("{}, strides [{}]", describe(tensor), fmt::join(tensor.strides(), ", "));
@@ -120,15 +121,14 @@ void agree_on_model(Comm& comm, const Model& model, const DataParallelOptions& o
   properties.push_back({"option first_bucket_bytes", number(options.first_bucket_bytes)});
   properties.push_back({"option bucket_bytes", number(options.bucket_bytes)});
   properties.push_back({"option algorithm", name(options.algorithm)});
-  agree(
-      comm, properties,
-      {"workers hold different models",
-       "build the same model from the same options on every worker"},
-      {{"instructions",
-        {"workers compute with different instructions, which round differently: the weights would "
-         "depend on the machines",
-         "make those with more do as the one with the least, by ATEN_CPU_CAPABILITY, "
-         "OPENBLAS_CORETYPE and ONEDNN_MAX_CPU_ISA, which are read when a process starts"}}});
+  agree(comm, properties,
+        {"workers hold different models",
+         "build the same model from the same options on every worker"},
+        {{"instructions",
+          {"workers compute with different instructions, which round differently: the weights "
+           "would depend on the machines",
+           "set ATEN_CPU_CAPABILITY, OPENBLAS_CORETYPE and ONEDNN_MAX_CPU_ISA to what all workers "
+           "have, before the processes start"}}});
 }
 
 void copy_from(Comm& comm, int source, const std::vector<NamedTensor>& tensors) {

@@ -1,12 +1,12 @@
-// The tensors of a model, sorted by what replication does with them; where everything of it lies, and in what it is cut:
-// the same on all workers of a generation.
+// The tensors of a model, sorted by what replication does with them. Then its plan: where each
+// parameter is in flat memory, and how the whole is cut. Both are the same on all workers of a
+// generation.
 #pragma once
 
 #include <lockstep/comm.h>
 #include <lockstep/data_parallel.h>
 
 #include <optional>
-#include <string>
 #include <vector>
 
 #include "plan/buckets.h"
@@ -17,48 +17,50 @@ namespace lockstep::replica {
 
 struct Model {
   std::vector<NamedTensor> parameters;  // each tensor once, under the first of its names
-  std::vector<NamedTensor> trained;     // those of them that want gradients
+  std::vector<NamedTensor> trained;     // those that require gradients, in registration order
   std::vector<NamedTensor> buffers;
 
   std::vector<NamedTensor> everything() const;  // parameters, then buffers
 };
 
-// BadInput for repeated names, and for tensors on several devices. `trained` stays empty.
+// Sorts without asking what is trained: `trained` stays empty. BadInput for repeated names, and for
+// tensors on several devices.
 Model sort_all(std::vector<NamedTensor> parameters, std::vector<NamedTensor> buffers);
 
-// The same with what is trained; BadInput for a model without anything to train.
+// The same, with `trained`. BadInput for a model that has nothing to train.
 Model sort_tensors(std::vector<NamedTensor> parameters, std::vector<NamedTensor> buffers);
 
-// Mismatch if the workers' models or options differ, or the instructions that they compute with. Collective.
+// Mismatch if workers have different models or options, or compute with different CPU instructions.
+// Collective.
 void agree_on_model(Comm& comm, const Model& model, const DataParallelOptions& options);
 
-// Every worker's values become one rank's. Collective.
+// All workers get the values of rank `source`. Collective.
 void copy_from(Comm& comm, int source, const std::vector<NamedTensor>& tensors);
 
 struct ModelPlan {
   plan::Layout layout;
-  plan::Pieces
-      pieces;  // what updates take at a time: every worker's slice where they share memory, else of everything
-  std::vector<plan::Bucket> buckets;  // what is reduced at a time
+  plan::Pieces pieces;  // if workers share memory, of every worker's slice; else of one slice
+  std::vector<plan::Bucket> buckets;
 };
 
 // How the workers of a world reach each other's gradients.
 enum class Reach : bool {
   kMessages,
-  kMemory,  // every worker reads all of them where they are
+  kMemory,  // every worker reads all gradients in shared memory
 };
 
-// Where the model is. BadInput when this world's engine cannot reach it.
+// The device of the model. BadInput if the engine of this world cannot reach it.
 Device device_of(const Model& model, const Comm& comm);
 
 // BadInput for a type that no reduction can add.
 plan::Layout layout_of(const std::vector<NamedTensor>& trained);
 
-// Slices are for so many workers; in memory all gradients of one type are one bucket.
+// `slices`: how many workers divide the updates. With Reach::kMemory all gradients of one type are
+// one bucket, because nothing is sent while backward runs.
 ModelPlan plan_model(plan::Layout layout, int slices, Reach reach,
                      const DataParallelOptions& options);
 
-// The same entries in the types in which they are added up; nothing if all of them are.
+// The wide layout; nullopt if no entry is of a half type.
 std::optional<plan::Layout> layout_of_sums(const plan::Layout& layout);
 
 }  // namespace lockstep::replica

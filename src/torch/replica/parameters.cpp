@@ -3,7 +3,9 @@
 #include <fmt/format.h>
 #include <lockstep/errors.h>
 
+#include <cstdint>
 #include <cstring>
+#include <optional>
 #include <utility>
 
 #include "torch/replica/tensors.h"
@@ -18,15 +20,15 @@ class OneCopy : public Parameters {
           FlatMemory memory)
       : Parameters(std::move(trained), layout, std::move(memory)) {
     move_in(comm.rank() == 0 ? Values::kCopied : Values::kLeft);
-    comm.barrier().wait();  // nobody reads before the first worker has written
+    comm.barrier().wait();  // nobody reads before rank 0 has written
   }
 
-  // All read where it was written.
+  // Nothing to copy: all workers read the memory that was written.
   void publish(const plan::Stretch&) const override {}
   void acquire(Comm& comm) override { comm.barrier().wait(); }
 
-  // An optimizer of each worker's own would update the one copy again and again. So after a pass a sample of the values
-  // is kept, until Lockstep itself has written to them: if they change before that, something else has.
+  // With an optimizer of torch::optim every worker would update the one copy again. To notice that,
+  // a sample of the values is kept from the end of a pass until Lockstep's own update.
   void note_pass() override { after_pass_ = sample_lines(memory_, layout_, 0); }
   void note_update() override { after_pass_.reset(); }
   bool written_by_others() const override {
@@ -36,8 +38,9 @@ class OneCopy : public Parameters {
  private:
   void put_back(std::size_t entry) override {
     throw BadInput(fmt::format(
-        "{} was given other memory, and the workers of this host share one copy of it: load with "
-        "lockstep::load, which all workers call, or write to parameters in place, alike on all",
+        "{} was given other memory, and the workers of this host share one copy of it: load it "
+        "with "
+        "lockstep::load on all workers, or write to parameters in place, the same on all workers",
         trained_[entry].name));
   }
 
@@ -53,7 +56,8 @@ class PrivateCopies : public Parameters {
       if (worker != comm.rank()) others_.push_back(memory_.of(worker));
     }
     move_in(Values::kCopied);
-    comm.barrier().wait();  // nobody writes to the others' before they have read theirs
+    // Nobody writes to the copies of others before they have filled them.
+    comm.barrier().wait();
   }
 
   void publish(const plan::Stretch& stretch) const override {
@@ -63,7 +67,7 @@ class PrivateCopies : public Parameters {
       std::memcpy(other + offset, memory_.data() + offset, stretch.count * size_of(entry.dtype));
   }
 
-  // A copy that nobody else reaches is complete when its worker has updated it.
+  // If nobody else writes to this copy, there is nothing to wait for.
   void acquire(Comm& comm) override {
     if (!others_.empty()) comm.barrier().wait();
   }
@@ -82,7 +86,7 @@ class PrivateCopies : public Parameters {
     parameter.set_data(views_[entry]);
   }
 
-  std::vector<std::byte*> others_;  // the copies of the other workers, where they are reached
+  std::vector<std::byte*> others_;  // the copies of the other workers; empty if not shared
 };
 
 }  // namespace
@@ -112,9 +116,9 @@ void Parameters::take_back(std::size_t entry) {
   if (parameter.scalar_type() != was.scalar_type() || parameter.device() != was.device() ||
       parameter.sizes() != was.sizes()) {
     throw BadInput(fmt::format(
-        "{} is {} on {} now and was {} on {} when the model was replicated: move, convert or "
-        "resize "
-        "the module before data_parallel(), not after",
+        "{} is {} on {} now and was {} on {} at data_parallel(): move, convert or resize the "
+        "module "
+        "before data_parallel(), not after",
         name, describe(parameter), parameter.device().str(), describe(was), was.device().str()));
   }
   put_back(entry);

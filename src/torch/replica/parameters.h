@@ -1,19 +1,18 @@
-// The values of all trained parameters in one memory, in the fixed layout: a strategy for each way to keep them.
+// The values of all trained parameters in one flat memory. A class for each way to keep them:
 //
-//   private copies   each worker has all values; who updates some gives them to the others
-//   one copy         the workers of a host read one memory, and each writes its own part
+//   private copies   each worker has all values. If workers share memory, the owner of a slice
+//                    writes its new values to every copy
+//   one copy         the workers of a host read one memory, and each writes its own slice
 //
-// A step meets them in two places: an update publishes what it has written, and everybody acquires what the others have
-// published before the next forward pass. A partition of parameters is another class here: publish() begins an all-gather
-// of the own part, acquire() waits for the parts of the others, and where they are not kept between passes they come layer
-// by layer.
+// An update calls publish() for each piece that it has written. Then every worker calls acquire(),
+// to have what the others published before the next forward pass. A partition of parameters would
+// be another class here: publish() would begin an all-gather of the own slice, and acquire() would
+// wait for the other slices.
 #pragma once
 
 #include <lockstep/data_parallel.h>
 
-#include <cstdint>
 #include <memory>
-#include <optional>
 #include <vector>
 
 #include "plan/layout.h"
@@ -21,9 +20,12 @@
 
 namespace lockstep::replica {
 
-// Threads:   one caller at a time; publish() from any thread, each stretch from one.
-// Blocking:  acquire() and what makes one, which are collective; at most the Comm's timeout.
-// Failure:   Unavailable when there is no memory for them; BadInput from take_back().
+// Owned by Parts.
+//
+// Threads:   one caller at a time; publish() also from the threads of an update, each stretch once.
+// Blocking:  acquire(), as_one_copy() and the constructors, which are collective; at most the
+//            Comm's timeout.
+// Failure:   Unavailable if there is too little memory; BadInput from take_back().
 // Ownership: shares the tensors; the memory lives as long as any of them views it.
 class Parameters {
  public:
@@ -31,22 +33,26 @@ class Parameters {
   Parameters(const Parameters&) = delete;
   Parameters& operator=(const Parameters&) = delete;
 
-  // An update has written this stretch here: it goes to those who read another memory.
+  // An update has written this stretch to this worker's memory: copies it to the other memories.
   virtual void publish(const plan::Stretch& stretch) const = 0;
-  // Waits until all that workers have published of this update is here.
+  // Waits until all workers have published their slices of this update.
   virtual void acquire(Comm& comm) = 0;
 
-  // The same values in one copy per host; null where it is so, or where workers do not share memory.
+  // The same values in one copy per host. Null if it is one copy already, or if workers do not
+  // share memory.
   virtual std::unique_ptr<Parameters> as_one_copy(Comm& /*comm*/) const { return nullptr; }
 
-  // Whether a parameter's values are where they were put. torch::load() and module->to() give a parameter other memory.
+  // Whether a parameter still views the flat memory. torch::load() and module->to() give it other
+  // memory.
   bool holds(std::size_t entry) const;
 
-  // Copies a moved parameter's values back into the flat memory. BadInput, naming the parameter, if it has another type,
-  // shape or device now, or if workers share one copy, which no worker writes to alone.
+  // Copies a moved parameter's values back into the flat memory. BadInput, naming the parameter, if
+  // it has another type, shape or device now. BadInput also if workers share one copy, because no
+  // worker writes to that alone.
   void take_back(std::size_t entry);
 
-  // Whether something other than Lockstep has written to them: between a pass and an update nothing should.
+  // Between the end of a pass and Lockstep's own update nothing should write to shared parameters.
+  // written_by_others() says whether something did since note_pass().
   virtual void note_pass() {}
   virtual void note_update() {}
   virtual bool written_by_others() const { return false; }
@@ -57,19 +63,20 @@ class Parameters {
   // `trained`: by entry of the layout.
   Parameters(std::vector<NamedTensor> trained, const plan::Layout& layout, FlatMemory memory);
 
-  // Every parameter becomes a view of the memory; its values are copied there, or another worker does that.
+  // Every parameter becomes a view of the memory. Its values are copied there; kLeft: another
+  // worker copies them.
   enum class Values : bool { kCopied, kLeft };
   void move_in(Values values);
   virtual void put_back(std::size_t entry) = 0;
 
   std::vector<NamedTensor> trained_;
-  std::vector<torch::Tensor> views_;  // by entry: where each should be
+  std::vector<torch::Tensor> views_;  // by entry: the flat memory as tensors
   plan::Layout layout_;
   FlatMemory memory_;
 };
 
-// Chosen here: one copy per host where that is asked for and workers share memory. Every worker holds the same values in
-// `trained`, which is in registration order. Collective.
+// One copy per host if `copies` says so and workers share memory; else private copies. `trained` is
+// in registration order, and has the same values on every worker. Collective.
 std::unique_ptr<Parameters> make_parameters(Comm& comm, const std::vector<NamedTensor>& trained,
                                             const plan::Layout& layout, Copies copies,
                                             Device device);

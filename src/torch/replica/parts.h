@@ -1,4 +1,4 @@
-// What a replica is made of, and what its passes work on.
+// The parts of a replica, on which passes, hooks and optimizers work.
 #pragma once
 
 #include <lockstep/comm.h>
@@ -15,15 +15,16 @@
 
 namespace lockstep::replica {
 
-// Apart from Replicated, so that passes, hooks and optimizers work on the parts and not through a handle that has a method
-// for each of them. It stays where it is: parts refer to each other.
+// Owned by Replicated. A struct of its own, so that its users need no handle with a method for each
+// of them. Not copied and not moved, because the parts refer to each other.
 struct Parts {
-  // Collective, as bind().
+  // Collective; `source` as in bind().
   Parts(Comm its_comm, int source, Model its_model, const DataParallelOptions& its_options);
   Parts(const Parts&) = delete;
   Parts& operator=(const Parts&) = delete;
 
-  // Goes on with other workers: all that depends on who they are is made again, and values are those of rank `source`.
+  // Goes on with other workers, with the values of rank `source`. Makes again all that depends on
+  // who the workers are. Collective.
   void bind(Comm comm, int source);
 
   DataParallelOptions options;
@@ -34,15 +35,16 @@ struct Parts {
   std::unique_ptr<BufferSync> buffers;
   divergence::FirstFault faults;
   std::unique_ptr<Reduction> reduction;
-  int source = 0;  // the rank whose values all have begun with
-  Comm comm;       // last: it ends the operations that still use the memory above
+  int source = 0;  // the rank whose values all workers began with
+  Comm comm;       // last, so destroyed first: it ends operations that still use the memory above
 
   const torch::Tensor& parameter(std::size_t entry) const {
     return model.trained[plan.layout.entries()[entry].registered].tensor;
   }
   Device device() const { return banks->front().memory().device(); }
+  // Takes memory for gradients, and makes what works on it. Collective.
   void take_gradients();
-  // One copy of the parameters per host from here on, where workers share memory. Collective.
+  // Keeps one copy of the parameters per host from now on, if workers share memory. Collective.
   void keep_one_copy();
   bool may_be_absent() const { return options.missing_gradient == MissingGradient::kZero; }
 };

@@ -7,7 +7,8 @@ Pass::Pass(Parts& parts, Attachment& attachment)
       attachment_(attachment),
       arrivals_(parts.model, parts.plan, parts.options.missing_gradient) {}
 
-// One of another kind cannot be taken back: the error comes before anything has been added up.
+// check() comes first: a parameter of another type or device cannot be taken back, and the error
+// must come before its gradient is added up.
 void Pass::before(std::size_t entry) {
   parts_.banks->in_use().check(entry);
   if (!active_) begin();
@@ -25,10 +26,10 @@ void Pass::arrive(std::size_t entry, const torch::Tensor& incoming) {
   arrivals_.mark(entry);
 }
 
-// Gradients whose hook was gone are handed in here, at the end of the pass.
+// The gradient of a moved parameter may have had no hook. It arrives here, at the end of the pass.
 void Pass::take_back_moved() {
   for (const std::size_t entry : attachment_.take_back_moved()) {
-    if (!arrivals_.has(entry)) arrive(entry, {});  // an old graph may have kept its accumulator
+    if (!arrivals_.has(entry)) arrive(entry, {});  // else an old graph has kept the hook
   }
 }
 
@@ -52,10 +53,10 @@ void ShardPass::begin_run(std::optional<Sharded> sharded) {
   attachment_.tell(*this);
 }
 
-// Each pass must have a gradient for every parameter, where a missing one is an error: which shards a worker has is no
-// matter of the job.
+// If a missing gradient is an error, every pass must have all gradients, so each begins with none
+// reached. Otherwise the error would depend on which shards a worker hosts.
 void ShardPass::begin() {
-  if (divisor_) attachment_.check_module();  // before anything is on its way
+  if (divisor_) attachment_.check_module();  // before anything is sent
   attachment_.call_at_end();
   start(divisor_.has_value());
   if (!parts_.may_be_absent()) arrivals_.forget();
@@ -81,7 +82,7 @@ void ShardPass::end() {
 
 void ShardPass::finish() {
   const auto has = parts_.banks->present(arrivals_.reached());
-  parts_.banks->in_use().stay();  // makes zeros of what is missing
+  parts_.banks->in_use().stay();  // missing gradients become zeros
   launch_rest(1 / *divisor_, sharded());
   if (parts_.may_be_absent()) parts_.banks->find_absent(parts_.comm, has);
   parts_.reduction->wait();

@@ -1,10 +1,11 @@
-// Backward passes over a replica, and what becomes of their gradients: a class for each kind of pass.
+// Backward passes over a replica, and what happens to their gradients. A class for each kind of
+// pass:
 //
-//   DropIn      loss.backward() of a program's own loop: each worker's gradients are averaged at the end of every pass
-//               that is not in no_sync()
-//   ShardPass   a pass of one of the shards that a worker hosts: its gradients go to a bank, and the last pass of a step
-//               reduces what the banks hold
-//   CapturePass a pass on a GPU that is captured as a graph, and replayed as often as one likes (device::Graph)
+//   DropIn       loss.backward() in the drop-in loop. At the end of every pass outside of no_sync()
+//                the gradients of all workers are averaged
+//   ShardPass    the pass of one shard in a Step. Its gradients go to a bank. The last pass of a
+//                step reduces what the banks hold
+//   CapturePass  a pass on a GPU that is captured as a graph, and replayed later (device::Graph)
 #pragma once
 
 #include <lockstep/data_parallel.h>
@@ -13,7 +14,6 @@
 #include <cstdint>
 #include <memory>
 #include <optional>
-#include <string>
 #include <vector>
 
 #include "control/announcements.h"
@@ -25,7 +25,8 @@
 
 namespace lockstep::replica {
 
-// What they have in common: gradients arrive, buckets go to the wire.
+// What DropIn and ShardPass have in common: gradients arrive, buckets go to the wire. Replicated owns
+// one of each, and its Attachment tells one of the two at a time.
 //
 // Threads:   one caller at a time; hooks run as Attachment says.
 // Blocking:  end() of a pass that reduces, at most the Comm's timeout.
@@ -35,19 +36,20 @@ class Pass : public PassListener {
  public:
   void before(std::size_t entry) override;
 
-  // Broken off, if it is so outside of backward().
+  // Whether a pass is under way. If it is true outside of backward(), that pass was broken off.
   bool active() const { return active_; }
   const BackwardTimes& times() const { return clock_.times(); }
 
  protected:
   Pass(Parts& parts, Attachment& attachment);
 
-  // The first gradient of a pass is there.
+  // Called before the first gradient of a pass is taken.
   virtual void begin() = 0;
   void start(bool reduces);
   void arrive(std::size_t entry, const torch::Tensor& incoming);
   void take_back_moved();
 
+  // `sharded`: null if each worker has one gradient.
   void launch(std::size_t bucket, double factor, const Sharded* sharded);
   void launch_rest(double factor, const Sharded* sharded);
 
@@ -56,16 +58,16 @@ class Pass : public PassListener {
   Arrivals arrivals_;
   PassClock clock_;
   bool active_ = false;
-  bool reduces_ = false;  // the pass under way
+  bool reduces_ = false;  // whether the pass under way ends in a reduction
 };
 
 class DropIn : public Pass {
  public:
-  // What tells this replica from others.
+  // Which replica it is, as workers tell each other.
   struct Identity {
     std::shared_ptr<control::Announcements> announcements;
     std::uint64_t number = 0;  // by the order in which replicas are made
-    std::uint64_t passes = 0;  // synchronised ones
+    std::uint64_t passes = 0;  // synchronised passes so far
   };
   DropIn(Parts& parts, Attachment& attachment, Identity identity);
 
@@ -76,30 +78,31 @@ class DropIn : public Pass {
   void suspend_sync() { ++suspended_; }
   void resume_sync() { --suspended_; }
 
-  // Averages what was added up, without a pass.
+  // Averages what no_sync() has added up, without a pass.
   void synchronize();
-  // Forgets it, and clears all gradients.
+  // Forgets what was added up, and clears all gradients.
   void zero_grad();
-  // Passes are a program's own again, as if there had been none.
-  void begin_anew();
-  // BadInput if something was added up and not averaged.
+  // Listens again after a ShardPass, as if there had been no pass.
+  void start_over();
+  // BadInput if no_sync() has added up gradients that were not averaged.
   void check_averaged() const;
 
   const Identity& identity() const { return identity_; }
 
  private:
-  // What no_sync() and the pass have added up on this worker since the last average.
+  // What was added up since the last average. On this worker at first; hear_notes() makes the
+  // weights those of all workers.
   struct Since {
     std::array<double, 3> weights{};  // their sum, how many passes had one, and how many had none
-    std::vector<std::int64_t>
-        pending;  // versions of the gradients after a weighted pass in no_sync()
-    std::vector<std::int64_t> averaged;  // the same after the last average
+    // FlatGradients::versions(), to find out whether the program wrote to gradients since.
+    std::vector<std::int64_t> pending;   // after a weighted pass in no_sync()
+    std::vector<std::int64_t> averaged;  // after the last average
   };
   // What the workers tell each other of the pass under way.
   struct Notes {
-    std::shared_ptr<const control::Announcement> all;  // from the first gradient on
-    bool heard = false;                                // and compared
-    bool plain = false;                                // this worker's passes had no weights
+    std::shared_ptr<const control::Announcement> all;  // null before this worker has said its own
+    bool heard = false;                                // all have come and were compared
+    bool plain = false;                                // a pass of this worker had no weight
   };
 
   void begin() override;
@@ -116,41 +119,42 @@ class DropIn : public Pass {
   static void check_weights(const std::array<double, 3>& weights);
 
   Identity identity_;
-  std::unique_ptr<WeightSample> sample_;  // where there are others to compare with
+  std::unique_ptr<WeightSample> sample_;  // null: weights are not compared
   Since since_;
   Notes notes_;
-  std::optional<double> weight_;  // of the pass to come
-  int suspended_ = 0;
+  std::optional<double> weight_;  // of the next pass
+  int suspended_ = 0;             // NoSync scopes that are alive
 };
 
 class ShardPass : public Pass {
  public:
   ShardPass(Parts& parts, Attachment& attachment) : Pass(parts, attachment) {}
 
-  // Passes are of shards from here on, and reduce what the banks hold of them; nothing: one gradient of each worker.
+  // Listens from now on. `sharded` says which banks to reduce; nullopt: one gradient of each
+  // worker.
   void begin_run(std::optional<Sharded> sharded);
 
   void ready(std::size_t entry, const torch::Tensor& incoming) override;
   void end() override;
   void expect(std::optional<double>) override {}
 
-  // The next pass reduces, and divides the sum over all shards by this.
+  // The next pass reduces, and divides the sum over all shards by `divisor`.
   void reduce_next(double divisor) { divisor_ = divisor; }
 
   // Reduces without a pass: for a worker whose last shard has no samples.
   void reduce(double divisor);
 
-  // Ends a step that nobody reduced here: checks that no gradient is missing. Collective, where one may be absent.
+  // Ends a step without a reduction: the update reads everybody's banks. Checks that no gradient is
+  // missing. Collective, if gradients may be absent.
   void finish_unreduced();
 
-  // What backward made in a graph that was captured, by entry, and a point for each bucket at which its gradients are
-  // there, if anybody waits for them.
+  // The gradients that a captured graph makes.
   struct Captured {
-    std::vector<torch::Tensor> gradients;  // undefined where there is none
-    std::vector<bool> own;                 // whether its memory is (device_gradients.h)
-    std::vector<device::Event> ready;
+    std::vector<torch::Tensor> gradients;  // by entry; undefined if there is none
+    std::vector<bool> own;                 // by entry: as in device_gradients.h
+    std::vector<device::Event> ready;      // by bucket: complete; empty if nothing travels
   };
-  // After a replay of the graph: the same as a pass that made them. (device_pass.cpp)
+  // After a replay of the graph: does what a pass with these gradients does. (device_pass.cpp)
   void replayed(const Captured& captured);
 
  private:
@@ -160,14 +164,14 @@ class ShardPass : public Pass {
 
   std::optional<Sharded> sharded_;
   std::optional<double> divisor_;
-  bool ran_ = false;  // some pass, since the last reduction
+  bool ran_ = false;  // whether a pass ran since the last reduction
 };
 
-// Listens to the pass that is captured. Made before the graph's body; finish() is its last line. Without that, as when
-// something was thrown, gradients are undefined again, and nothing is left of it.
+// Listens to the pass that is captured. Made before the graph's body, whose last line is finish().
+// Its destructor makes gradients undefined again, also if the body threw.
 class CapturePass : public PassListener {
  public:
-  // `next` is told of passes again after this one.
+  // `next` is told of passes afterwards.
   CapturePass(Parts& parts, Attachment& attachment, PassListener& next);
   ~CapturePass() override;
   CapturePass(const CapturePass&) = delete;

@@ -15,8 +15,8 @@ void MessageReduction::launch(const plan::Bucket& bucket, const Sharded* sharded
                                       : comm_.all_reduce(banks_.front().bucket(bucket), rule));
 }
 
-// The sums that this worker may compute are computed here, bucket by bucket: all banks but the one in use are complete,
-// and of that one this bucket is.
+// First sums this worker's own partials, for this bucket only: of the bank in use no other bucket
+// need be complete yet. Each sum overwrites the first bank of its partial.
 Work MessageReduction::reduce_banks(const plan::Bucket& bucket, const Sharded& sharded,
                                     const ReduceOptions& rule) {
   std::vector<Buffer> partials;

@@ -1,10 +1,11 @@
-// How the gradients of all workers become one average: a strategy for each way.
+// How the gradients of all workers become one average. A class for each way:
 //
-//   in one pass   where workers share memory: all at once, at the end of backward
-//   by messages   a bucket goes to the wire as soon as its gradients are there
+//   in one pass   if workers share memory: all buckets at the end of backward
+//   by messages   a bucket goes to the wire as soon as its gradients are complete
 //   on a GPU      the same on streams: device_reduction.h
 //
-// What is reduced is one gradient of each worker, or what its banks hold of the shards that it hosts.
+// What is reduced is one gradient of each worker, or the banks of the shards that each worker
+// hosts.
 #pragma once
 
 #include <lockstep/comm.h>
@@ -18,31 +19,34 @@
 
 namespace lockstep::replica {
 
-// What a worker that hosts several shards has of the sum over all of them.
+// Which partials a worker that hosts several shards adds to the sum over all shards.
 struct Sharded {
-  int shards = 0;
-  std::vector<int> held;                  // banks, in shard order
-  std::vector<plan::Reduction> partials;  // over consecutive ones of them
+  int shards = 0;                         // of all workers
+  std::vector<int> held;                  // banks of this worker, in shard order
+  std::vector<plan::Reduction> partials;  // how to sum them: each over the next few of `held`
 };
 
+// Owned by Parts; a Pass uses it.
+//
 // Threads:   one caller at a time.
-// Blocking:  wait(), at most the Comm's timeout; on a GPU, not for the GPU.
+// Blocking:  wait(), at most the Comm's timeout. It does not wait for a GPU.
 // Failure:   that of the collective.
 // Ownership: borrows the Comm and the banks.
 class Reduction {
  public:
   virtual ~Reduction() = default;
 
-  // Whether buckets go before backward has ended, and whether anybody else is there to reduce with.
+  // Whether buckets go before backward has ended, and whether other workers take part.
   virtual bool early() const { return true; }
   virtual bool travels() const { return true; }
 
-  // The next bucket. Its sum times the factor of the rule goes where its gradients were, or into the first bank.
+  // Reduces the next bucket, in layout order. The sum times the rule's factor goes where the
+  // gradients were; with `sharded`, into bank 0.
   virtual void launch(const plan::Bucket& bucket, const Sharded* sharded,
                       const ReduceOptions& rule) = 0;
   std::size_t launched() const { return works_.size(); }
 
-  // The averages are there for what comes next; on a GPU, for what is queued next.
+  // Afterwards the averages are there; on a GPU, for what is queued later.
   virtual void wait();
 
  protected:
@@ -62,14 +66,15 @@ class MessageReduction : public Reduction {
   Banks& banks_;
 };
 
-// Workers in shared memory wait for the end of backward: its last gradients come from the same cores.
+// In shared memory buckets wait for the end of backward: a reduction beside it would take cores
+// from it.
 class OnePassReduction : public MessageReduction {
  public:
   using MessageReduction::MessageReduction;
   bool early() const override { return false; }
 };
 
-// The one for where the gradients are and for how workers reach them. Borrows all of them.
+// The class for the device, and for how workers reach each other. Borrows its arguments.
 std::unique_ptr<Reduction> reduction_of(Comm& comm, Banks& banks, const ModelPlan& plan,
                                         const DataParallelOptions& options);
 

@@ -10,7 +10,6 @@
 #include "torch/replica/tensors.h"
 
 namespace lockstep::replica {
-
 namespace {
 
 std::unique_ptr<Parameters> parameters_of(Comm& comm, const Model& model,
@@ -20,7 +19,7 @@ std::unique_ptr<Parameters> parameters_of(Comm& comm, const Model& model,
                          device_of(model, comm));
 }
 
-// Workers hold the same model, and the values of one of them.
+// Checks that workers hold the same model, and gives all of them the values of rank `source`.
 Model agreed(Comm& comm, int source, Model model, const DataParallelOptions& options) {
   agree_on_model(comm, model, options);
   copy_from(comm, source, model.everything());
@@ -46,7 +45,7 @@ Parts::Parts(Comm its_comm, int its_source, Model its_model, const DataParallelO
 }
 
 void Parts::bind(Comm its_comm, int its_source) {
-  model = agreed(its_comm, its_source, std::move(model), options);
+  model = agreed(its_comm, its_source, model, options);  // a copy: it stays whole if this throws
   parameters = parameters_of(its_comm, model, options);
   buffers = buffer_sync_of(its_comm, model.buffers, device_of(model, its_comm));
   source = its_source;
@@ -61,9 +60,9 @@ void Parts::keep_one_copy() {
 void Parts::take_gradients() {
   const Device device = device_of(model, comm);
   FlatMemory gradients(comm, plan.layout.bytes(), Copies::kPerWorker, device);
-  plan = plan_model(std::move(plan.layout), gradients.shared() ? comm.size() : 1,
+  plan = plan_model(plan.layout, gradients.shared() ? comm.size() : 1,
                     reach_of(gradients, options.algorithm), options);
-  reduction.reset();
+  reduction.reset();  // it refers to the banks
   banks =
       std::make_unique<Banks>(model, plan, std::move(gradients), gradients_of(model, plan, device));
   reduction = reduction_of(comm, *banks, plan, options);
@@ -117,7 +116,7 @@ Replicated::Run::Run(Replicated& model, std::optional<Sharded> sharded) : model_
 Replicated::Run::~Run() {
   model_.hosts_shards_ = false;
   model_.banks().release();
-  model_.drop_in_->begin_anew();
+  model_.drop_in_->start_over();
 }
 
 void Replicated::settle() {

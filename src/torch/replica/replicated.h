@@ -1,4 +1,4 @@
-// What a Replica handle holds: a model on this worker, hooked into backward.
+// What a Replica handle holds: the model of this worker, its parts, and its hooks in backward.
 #pragma once
 
 #include <lockstep/data_parallel.h>
@@ -16,35 +16,38 @@
 
 namespace lockstep::replica {
 
-// Threads:   one caller at a time; hooks run on the thread that calls backward(), or,
-//            on a GPU, on one of LibTorch's while that waits.
-// Blocking:  make(), finish and the collective members, at most the Comm's timeout.
+// Owned by Replica handles and optimizers together, through shared pointers.
+//
+// Threads:   one caller at a time; hooks run as Attachment says.
+// Blocking:  make(), rebind(), synchronize() and identical(), which are collective; at most the
+//            Comm's timeout.
 // Failure:   as Replica.
-// Ownership: shares the tensors; owns the gradients' memory with them.
-class Replicated : public control::Member, public std::enable_shared_from_this<Replicated> {
+// Ownership: shares the tensors; tensors that view its memory keep that memory alive.
+class Replicated : public control::Member {
  public:
-  // How a replica reaches those of the other workers, and what it is called.
+  // How a replica reaches those of the other workers, and which of them it is.
   struct Wire {
     Comm comm;
     std::shared_ptr<control::Announcements> announcements;
     std::shared_ptr<control::Inventory> inventory;
-    std::uint64_t number;  // of this replica, by the order in which they are made
+    std::uint64_t number;  // by the order in which replicas are made
   };
   static std::shared_ptr<Replicated> make(World& world, std::vector<NamedTensor> parameters,
                                           std::vector<NamedTensor> buffers,
                                           const DataParallelOptions& options);
 
-  // Between steps, with no Run.
+  // Goes on in another world. Only between steps, while no Run lives. Collective.
   void rebind(World& world) override;
 
-  // A program's own loop.
+  // The drop-in loop.
   DropIn& drop_in() { return *drop_in_; }
   void synchronize();
   void zero_grad();
   bool identical();
 
-  // Shards that this worker hosts, as long as a Run lives: passes are theirs, and what the banks hold is reduced;
-  // `sharded`: nothing if each worker has one. Both are the program's again after, with no gradients.
+  // While a Run lives, passes are those of shards, and what the banks hold is reduced. `sharded` as
+  // in ShardPass::begin_run(). Afterwards passes are the program's again, and gradients are
+  // cleared.
   class Run {
    public:
     Run(Replicated& model, std::optional<Sharded> sharded);
@@ -57,13 +60,15 @@ class Replicated : public control::Member, public std::enable_shared_from_this<R
   };
   ShardPass& shards() { return *shards_; }
 
-  // Waits until every gradient is where an update reads it: call it before. BadInput, naming the parameter, if a gradient
-  // or a hook is not where it was put and cannot be put back, or if the model was wrapped again.
+  // Puts every gradient where an update reads it. An update calls it first. BadInput from
+  // check_attached(), or if gradients were not averaged.
   void settle();
+  // Copies moved parameters back, and hooks new accumulators. BadInput, naming the parameter, if
+  // that cannot be; also if the model was wrapped again, or the last pass was broken off.
   void check_attached();
 
-  // Whether every worker can read all gradients where they are: then they are reduced in one pass, at the
-  // end. Not if another algorithm was asked for.
+  // Whether every worker reads all gradients in shared memory. Then an update can reduce them on
+  // the way.
   bool reads_all_gradients() const { return !parts_.reduction->early(); }
 
   // As Parts.
@@ -83,7 +88,7 @@ class Replicated : public control::Member, public std::enable_shared_from_this<R
   const Model& model() const { return parts_.model; }
   const FlatMemory& gradients() const { return parts_.banks->front().memory(); }
   const FlatMemory& parameters() const { return parts_.parameters->memory(); }
-  // All buffers, if they lie in one memory, as on a GPU; else null.
+  // All buffers, if they are in one flat memory, as on a GPU; else null.
   const FlatMemory* buffer_memory() const { return parts_.buffers->memory(); }
   Device device() const { return parts_.device(); }
   divergence::FirstFault& faults() { return parts_.faults; }
@@ -104,7 +109,7 @@ class Replicated : public control::Member, public std::enable_shared_from_this<R
   bool hosts_shards_ = false;
 };
 
-// What a handle holds, for the layers above.
+// Lets the folders above reach what a handle holds.
 struct Inside {
   static const std::shared_ptr<Replicated>& of(const Replica& model) { return model.state_; }
 };

@@ -5,38 +5,40 @@
 #include <lockstep/errors.h>
 
 #include <algorithm>
+#include <array>
 #include <cstring>
+#include <optional>
 
 #include "base/hash.h"
 
 namespace lockstep::replica {
 namespace {
 
-std::string_view spelled(c10::ScalarType type) {
-  switch (type) {
-    case c10::ScalarType::Float:
-      return "float32";
-    case c10::ScalarType::Double:
-      return "float64";
-    case c10::ScalarType::Half:
-      return "float16";
-    case c10::ScalarType::BFloat16:
-      return "bfloat16";
-    case c10::ScalarType::Int:
-      return "int32";
-    case c10::ScalarType::Long:
-      return "int64";
-    case c10::ScalarType::Short:
-      return "int16";
-    case c10::ScalarType::Char:
-      return "int8";
-    case c10::ScalarType::Byte:
-      return "uint8";
-    case c10::ScalarType::Bool:
-      return "bool";
-    default:
-      return c10::toString(type);
+// The types that have a name of their own here. `dtype` is nullopt for those that workers cannot
+// add.
+struct Type {
+  c10::ScalarType torch;
+  std::string_view name;
+  std::optional<DType> dtype;
+};
+constexpr std::array kTypes{
+    Type{c10::ScalarType::Float, "float32", DType::kFloat32},
+    Type{c10::ScalarType::Double, "float64", DType::kFloat64},
+    Type{c10::ScalarType::Half, "float16", DType::kFloat16},
+    Type{c10::ScalarType::BFloat16, "bfloat16", DType::kBFloat16},
+    Type{c10::ScalarType::Int, "int32", DType::kInt32},
+    Type{c10::ScalarType::Long, "int64", DType::kInt64},
+    Type{c10::ScalarType::Byte, "uint8", DType::kUInt8},
+    Type{c10::ScalarType::Short, "int16", std::nullopt},
+    Type{c10::ScalarType::Char, "int8", std::nullopt},
+    Type{c10::ScalarType::Bool, "bool", std::nullopt},
+};
+
+Type type_of(c10::ScalarType type) {
+  for (const Type& known : kTypes) {
+    if (known.torch == type) return known;
   }
+  return {type, c10::toString(type), std::nullopt};
 }
 
 std::string shape_text(const torch::Tensor& tensor) {
@@ -46,64 +48,28 @@ std::string shape_text(const torch::Tensor& tensor) {
 }  // namespace
 
 DType reducible_dtype(const torch::Tensor& tensor, std::string_view name) {
-  switch (tensor.scalar_type()) {
-    case c10::ScalarType::Float:
-      return DType::kFloat32;
-    case c10::ScalarType::Double:
-      return DType::kFloat64;
-    case c10::ScalarType::Half:
-      return DType::kFloat16;
-    case c10::ScalarType::BFloat16:
-      return DType::kBFloat16;
-    default:
-      throw BadInput(
-          fmt::format("parameter {} is {}: gradients are averaged as float32, float64, float16 or "
-                      "bfloat16; convert it, or freeze it with requires_grad_(false)",
-                      name, spelled(tensor.scalar_type())));
-  }
+  const Type type = type_of(tensor.scalar_type());
+  if (type.dtype && c10::isFloatingType(type.torch)) return *type.dtype;
+  throw BadInput(
+      fmt::format("parameter {} is {}: gradients are averaged as float32, float64, float16 or "
+                  "bfloat16; convert it, or freeze it with requires_grad_(false)",
+                  name, type.name));
 }
 
 DType summable_dtype(const torch::Tensor& tensor) {
-  switch (tensor.scalar_type()) {
-    case c10::ScalarType::Int:
-      return DType::kInt32;
-    case c10::ScalarType::Long:
-      return DType::kInt64;
-    case c10::ScalarType::Byte:
-      return DType::kUInt8;
-    case c10::ScalarType::Float:
-    case c10::ScalarType::Double:
-    case c10::ScalarType::Half:
-    case c10::ScalarType::BFloat16:
-      return reducible_dtype(tensor, "tensor");
-    default:
-      throw BadInput(fmt::format("workers cannot add up {}: convert it, such as to torch::kInt64",
-                                 describe(tensor)));
-  }
+  if (const auto dtype = type_of(tensor.scalar_type()).dtype) return *dtype;
+  throw BadInput(fmt::format("workers cannot add up {}: convert it, such as to torch::kInt64",
+                             describe(tensor)));
 }
 
 c10::ScalarType scalar_type(DType dtype) {
-  switch (dtype) {
-    case DType::kFloat32:
-      return c10::ScalarType::Float;
-    case DType::kFloat64:
-      return c10::ScalarType::Double;
-    case DType::kFloat16:
-      return c10::ScalarType::Half;
-    case DType::kBFloat16:
-      return c10::ScalarType::BFloat16;
-    case DType::kInt32:
-      return c10::ScalarType::Int;
-    case DType::kInt64:
-      return c10::ScalarType::Long;
-    case DType::kUInt8:
-      break;
-  }
-  return c10::ScalarType::Byte;
+  return std::find_if(kTypes.begin(), kTypes.end(),
+                      [&](const Type& type) { return type.dtype == dtype; })
+      ->torch;
 }
 
 std::string describe(const torch::Tensor& tensor) {
-  return fmt::format("{} {}", spelled(tensor.scalar_type()), shape_text(tensor));
+  return fmt::format("{} {}", type_of(tensor.scalar_type()).name, shape_text(tensor));
 }
 
 Buffer bytes_of(const torch::Tensor& tensor) {
@@ -114,8 +80,9 @@ torch::Tensor host_contiguous(const torch::Tensor& tensor) {
   return tensor.detach().to(torch::kCPU).contiguous();
 }
 
-// While the hook runs, what came in is held, and what that is a view of is held by it. Both have the gradient's memory where
-// LibTorch did not copy it.
+// Counts the references to the memory that the hook itself explains: the gradient, `incoming` if it
+// has the same memory, and the tensor that `incoming` is a view of. Any further one is somebody
+// else's.
 bool has_own_memory(const torch::Tensor& grad, const torch::Tensor& incoming) {
   if (grad.layout() != torch::kStrided) return false;
   const auto* const memory = grad.storage().unsafeGetStorageImpl();
@@ -172,7 +139,7 @@ std::string digest(std::vector<NamedTensor> tensors) {
   for (const auto& [name, tensor] : tensors) {
     const torch::Tensor host = host_contiguous(tensor);
     for (const std::string& part :
-         {name, std::string(spelled(host.scalar_type())), shape_text(host)}) {
+         {name, std::string(type_of(host.scalar_type()).name), shape_text(host)}) {
       hash.update({part.c_str(), part.size() + 1});
     }
     hash.update({static_cast<const char*>(host.data_ptr()), host.nbytes()});

@@ -1,4 +1,4 @@
-// Tensors as comm/ and plan/ see them, and their digests.
+// Types, bytes and digests of tensors, for comm/ and plan/, which know no tensors.
 #pragma once
 
 #include <lockstep/buffer.h>
@@ -10,10 +10,11 @@
 
 namespace lockstep::replica {
 
-// BadInput, naming the tensor, for a type that no reduction can add.
+// The type of a gradient. BadInput, naming the parameter, if it is not a floating-point type that
+// gradients can have.
 DType reducible_dtype(const torch::Tensor& tensor, std::string_view name);
 
-// BadInput for a type that no collective can add up.
+// The type of a tensor in a collective. BadInput if workers cannot add it.
 DType summable_dtype(const torch::Tensor& tensor);
 
 // LibTorch's type of the same name.
@@ -30,22 +31,23 @@ std::string describe(const torch::Tensor& tensor);
 // The bytes of a contiguous CPU tensor.
 Buffer bytes_of(const torch::Tensor& tensor);
 
-// A contiguous copy on the CPU, or the tensor itself if it is one.
+// A contiguous tensor on the CPU: the tensor itself if it is one, else a copy.
 torch::Tensor host_contiguous(const torch::Tensor& tensor);
 
-// In a hook of a parameter's gradient, with what came in there: whether nobody else has the gradient's memory. LibTorch may
-// hand on as a view what another function of the backward pass has yet to read, or what is another parameter's gradient,
-// too: writing to such a gradient would change those.
+// Whether nobody else has the memory of a gradient. To be called in the hook of its accumulator,
+// with what the hook got. LibTorch may pass on memory that another function of the pass has yet to
+// read, or that is also the gradient of another parameter. Writing to such a gradient would change
+// those.
 bool has_own_memory(const torch::Tensor& grad, const torch::Tensor& incoming);
 
-// Whether two tensors lie in memory alike, and on the same device.
+// Whether two tensors have their elements in the same order in memory, without gaps, on one device.
 bool in_the_same_order(const torch::Tensor& a, const torch::Tensor& b);
 
-// Whether a gradient is the memory that a view shows. Only what is strided has memory of its own.
+// Whether a gradient is in the memory of a view. A sparse one never is.
 bool is_in(const torch::Tensor& grad, const torch::Tensor& view);
 
-// The bytes of all tensors, one after the other, and back. unpack writes through .data(): a graph that
-// saved a tensor keeps its version, as after DDP's broadcast.
+// The bytes of all tensors, one after the other, and back. unpack() writes through .data(), which
+// does not count as a write: a graph that saved a tensor can still run backward, as with DDP.
 std::vector<std::byte> pack(const std::vector<NamedTensor>& tensors);
 void unpack(const std::vector<std::byte>& bytes, const std::vector<NamedTensor>& tensors);
 

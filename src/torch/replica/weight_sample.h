@@ -1,5 +1,5 @@
-// A digest of a few weights of every parameter, by which workers find out that their replicas have parted: nearly every
-// element differs then.
+// A digest of a few weights of every parameter. Workers compare it to notice replicas that differ.
+// A few weights are enough: after one wrong step nearly all differ.
 #pragma once
 
 #include <lockstep/data_parallel.h>
@@ -14,23 +14,25 @@
 
 namespace lockstep::replica {
 
-// One line of the cache of every entry of a memory of the CPU, as a digest; `choice` says which.
+// A digest of one cache line of every entry; `choice` decides which line. For memory of the CPU.
 std::uint64_t sample_lines(const FlatMemory& memory, const plan::Layout& layout,
                            std::uint64_t choice);
 
+// Owned by a DropIn.
+//
 // Threads:   one caller at a time.
-// Blocking:  never; on a GPU until what the last call has queued is done.
+// Blocking:  never; on a GPU until the copy that the last call queued is done.
 // Failure:   none; on a GPU Timeout.
 // Ownership: shares the tensors.
 class WeightSample {
  public:
   virtual ~WeightSample() = default;
 
-  // Of the weights at this pass, by its number. Never 0.
+  // The digest for this pass. Never 0, which stands for "no sample".
   virtual std::uint64_t take(std::uint64_t pass) = 0;
 };
 
-// One line of the cache of every parameter, frozen ones, too, at a place that depends on the number of the pass.
+// One cache line of every parameter, also of frozen ones. The number of the pass decides which.
 class HostWeightSample : public WeightSample {
  public:
   explicit HostWeightSample(std::vector<NamedTensor> parameters)
@@ -44,11 +46,12 @@ class HostWeightSample : public WeightSample {
 
 struct Parts;
 
-// On a GPU: some words of each trained parameter, copied to the host behind what is queued. take() says what the call
-// before has found, 1 at first: nobody waits for the device but until what was queued a step ago is done.
+// On a GPU: some words of each trained parameter. take() queues a copy of them to the host, and
+// returns the digest of the copy that the call before queued; 1 at first. So the host never waits
+// for the pass under way.
 std::unique_ptr<WeightSample> make_device_weight_sample(const Parts& parts);
 
-// The one for where the model is. Shares the tensors.
+// The class for the device of the model. Shares the tensors.
 std::unique_ptr<WeightSample> weight_sample_of(const Parts& parts);
 
 }  // namespace lockstep::replica

@@ -241,10 +241,10 @@ void host_memory(Comm& comm, NcclApi& api) {
   const TestStream stream(api);
   OnDevice<float> data(api, stream, std::vector<float>(1000, 1.0F));
   std::vector<float> host(70'000, 2.0F);
-  const Work on_device = comm.all_reduce(data.buffer());
-  const Work on_host = comm.all_reduce(buffer_of(host));
-  on_host.wait();
-  on_device.wait();
+  const Work device_work = comm.all_reduce(data.buffer());
+  const Work host_work = comm.all_reduce(buffer_of(host));
+  host_work.wait();
+  device_work.wait();
   require(host[69'999] == 2.0F * static_cast<float>(comm.size()), "host memory");
   require(data.read()[999] == static_cast<float>(comm.size()), "device memory");
   if (comm.size() == 1) return;
