@@ -330,7 +330,7 @@ TEST(PrefetcherTest, GivesInOrderAndRethrowsForTheBatchThatFailed) {
     return {torch::tensor(number), {}, 1};
   };
   for (const int threads : {0, 1, 4}) {
-    data::Prefetcher prefetcher(0, 8, read, {threads, 3});
+    data::Prefetcher prefetcher(8, read, {threads, 3});
     for (std::int64_t i = 0; i < 5; ++i) EXPECT_EQ(prefetcher.next()->data.item<std::int64_t>(), i);
     EXPECT_THROW(prefetcher.next(), BadInput);
     EXPECT_EQ(prefetcher.next()->data.item<std::int64_t>(), 6);

@@ -527,7 +527,7 @@ TEST(ShardWeights, MustBeAboveZeroAndAllWorkersSaySo) {
         engine);
     for (const Outcome& outcome : outcomes) {
       EXPECT_EQ(outcome.kind, ErrorKind::kBadInput) << outcome.text;
-      EXPECT_THAT(outcome.text, HasSubstr("shard 4 has a weight that is none"));
+      EXPECT_THAT(outcome.text, HasSubstr("shard 4 has no valid weight"));
     }
   }
 }

@@ -4,9 +4,7 @@
 
 #include <charconv>
 #include <cmath>
-#include <cstdlib>
 #include <cstring>
-#include <fstream>
 
 #include "base/files.h"
 #include "formats/cifar10.h"
@@ -47,7 +45,7 @@ class TensorDataset : public Dataset {
   torch::Tensor target_;
 };
 
-// Bytes in memory, normalised when read: a quarter of the memory of floats.
+// Images are kept as bytes, in a quarter of the memory of floats, and normalised when they are read.
 class ImageDataset : public Dataset {
  public:
   ImageDataset(torch::Tensor images, torch::Tensor labels, torch::Tensor mean, torch::Tensor scale)
@@ -70,7 +68,7 @@ class ImageDataset : public Dataset {
   torch::Tensor scale_;  // 1 / standard deviation
 };
 
-// Windows of a text, each predicting its next characters.
+// Windows of a text. The target of a window is the same window one character later.
 class TextDataset : public Dataset {
  public:
   TextDataset(torch::Tensor tokens, std::int64_t context)
@@ -98,8 +96,8 @@ torch::Tensor bytes_tensor(const formats::ByteVector& bytes, at::IntArrayRef sha
   return tensor;
 }
 
-// Mean and 1 / standard deviation of each channel over the training images. Sums of whole numbers
-// are exact, so every machine finds the same.
+// Mean and 1 / standard deviation of each channel over the training images. They are made from sums of whole numbers,
+// which are exact: every machine finds the same bits.
 std::pair<torch::Tensor, torch::Tensor> normalisation(const torch::Tensor& images) {
   const std::int64_t channels = images.size(1);
   torch::Tensor mean = torch::empty({channels, 1, 1});
@@ -174,7 +172,7 @@ DataSplits load_text(const std::string& path, std::int64_t context) {
           {{context}, static_cast<std::int64_t>(text.vocabulary.size()), true}};
 }
 
-// Every tenth row is for testing.
+// Every tenth row is for the test.
 DataSplits split_rows(const torch::Tensor& data, const torch::Tensor& target,
                       std::int64_t classes) {
   const torch::Tensor number = torch::arange(data.size(0));
@@ -200,7 +198,7 @@ DataSplits load_csv(const std::string& path) {
   return split_rows(data, target, target.max().item<std::int64_t>() + 1);
 }
 
-// What tells the classes apart: for images coarse patterns, which convolutions can see.
+// One centre per class. For images it is a coarse pattern, which convolutions can see.
 torch::Tensor class_centres(const std::vector<std::int64_t>& shape,
                             const at::Generator& generator) {
   if (shape.size() != 4) return 0.1 * torch::randn(shape, generator);

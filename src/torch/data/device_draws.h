@@ -1,4 +1,4 @@
-// On which device an operator draws random numbers.
+// Where an operator draws random numbers. A file of its own, because it asks for the device (tools/check_classes.py).
 #pragma once
 
 #include <ATen/core/Tensor.h>
@@ -7,7 +7,7 @@
 
 namespace lockstep::data {
 
-// Whether a generator of the CPU serves it. BadInput on a GPU, where LibTorch's default generator is the model's.
+// Whether the operator draws on the CPU. BadInput if it draws on a GPU, where LibTorch's default generator is the model's.
 inline bool draws_on_cpu(const c10::OperatorHandle& op, const at::Tensor& tensor) {
   if (!tensor.is_cuda()) return tensor.is_cpu();
   throw BadInput("the data set draws random numbers on a GPU (" + op.operator_name().name +

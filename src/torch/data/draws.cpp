@@ -4,13 +4,15 @@
 #include <ATen/core/dispatch/Dispatcher.h>
 #include <torch/library.h>
 
+#include <algorithm>
+
 #include "torch/data/device_draws.h"
 
 namespace lockstep::data {
 namespace {
 
-// LibTorch has no key for modes of others. It keeps this one for a library that is no longer developed (torchdistx); all
-// versions since 1.11 have it, and none uses it.
+// LibTorch has no dispatch key for other libraries. This one is for torchdistx, which is no longer developed. All versions
+// since 1.11 have the key, and none uses it.
 constexpr auto kKey = c10::DispatchKey::DeferredInit;
 
 thread_local DrawScope* current = nullptr;
@@ -21,10 +23,8 @@ bool is_generator(const c10::Argument& argument) {
 }
 
 bool draws(const c10::FunctionSchema& schema) {
-  for (const c10::Argument& argument : schema.arguments()) {
-    if (is_generator(argument)) return true;
-  }
-  return false;
+  const auto& arguments = schema.arguments();
+  return std::any_of(arguments.begin(), arguments.end(), is_generator);
 }
 
 bool names_own_generator(const c10::IValue& value) {
@@ -32,7 +32,8 @@ bool names_own_generator(const c10::IValue& value) {
                                     at::detail::getDefaultCPUGenerator().unsafeGetGeneratorImpl();
 }
 
-// Without a tensor there is no device to look at; such operators call others that have one.
+// The kernel for all of them: fills in the generator, and calls the operator's next kernel. An operator without a tensor,
+// such as randn(sizes), has no device to look at; it calls others that have one.
 void draw(const c10::OperatorHandle& op, c10::DispatchKeySet keys, torch::jit::Stack* stack) {
   const auto& arguments = op.schema().arguments();
   const auto values = torch::jit::last(*stack, arguments.size());
@@ -48,7 +49,7 @@ void draw(const c10::OperatorHandle& op, c10::DispatchKeySet keys, torch::jit::S
   op.redispatchBoxed(keys & c10::DispatchKeySet(c10::DispatchKeySet::FULL_AFTER, kKey), stack);
 }
 
-// When the program starts: LibTorch's tables must not change while operators run.
+// These run when the program is loaded, because LibTorch's tables must not change while operators run.
 TORCH_LIBRARY_IMPL(_, DeferredInit, library) {
   library.fallback(torch::CppFunction::makeFallthrough());
 }

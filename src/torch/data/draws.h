@@ -1,10 +1,10 @@
-// What a data set draws from LibTorch's default generator.
+// Random draws of data sets from LibTorch's default generator.
 //
-// That generator belongs to the process: loader threads would draw from it beside the model, and beside each other, in an
-// order that is the machine's. So the operators that draw are asked to use another generator, on this thread alone: a
-// dispatch key is switched on for it, with a kernel for every operator that has an optional generator among its
-// arguments. All other operators fall through the key, which LibTorch's tables know in advance: they cost what they cost
-// without it.
+// That generator belongs to the process. Loader threads would draw from it while the model and other loader threads do, in
+// an order that depends on the machine. So a DrawScope gives the reading thread a generator of its own. It switches on a
+// dispatch key for this thread; every operator with an optional generator has a kernel for that key, which fills in the
+// scope's generator. All other operators fall through the key. LibTorch's tables know that in advance, so they are as
+// fast as without it.
 #pragma once
 
 #include <ATen/core/Generator.h>
@@ -14,8 +14,9 @@
 
 namespace lockstep::data {
 
-// As long as it lives, what this thread draws on the CPU without naming a generator, or naming the default one, comes from
-// one that begins with the seed. A draw on a GPU is BadInput: its default generator is the model's, too. Scopes nest.
+// As long as it lives, this thread draws from a generator with this seed: on the CPU, if the call names no generator or the
+// default one. A draw on a GPU is BadInput, because the default generator there is the model's, too. Scopes nest. A
+// scope belongs to the thread that made it.
 class DrawScope {
  public:
   explicit DrawScope(std::uint64_t seed);
@@ -23,13 +24,13 @@ class DrawScope {
   DrawScope(const DrawScope&) = delete;
   DrawScope& operator=(const DrawScope&) = delete;
 
-  // Made when something is drawn for the first time.
+  // Made by the first draw: most data sets draw nothing.
   const at::Generator& generator();
 
  private:
   std::uint64_t seed_;
   at::Generator generator_;
-  DrawScope* outer_;
+  DrawScope* outer_;  // current again when this one ends
   c10::impl::IncludeDispatchKeyGuard included_;
 };
 

@@ -17,7 +17,7 @@ namespace lockstep {
 namespace data {
 namespace {
 
-// The public word for uneven data as the plan's.
+// The plan's word for the public one.
 plan::Remainder remainder_of(Uneven uneven) {
   switch (uneven) {
     case Uneven::kDrop:
@@ -45,18 +45,17 @@ struct data::LoaderPlan {
   std::int64_t own_batch() const { return options.global_batch / size; }
 
   plan::DataOptions data_options() const {
-    plan::DataOptions data;
-    data.samples = dataset->size();
-    data.global_batch = options.global_batch;
-    data.shards = size;
-    data.seed = options.seed;
-    data.shuffle = options.shuffle;
-    data.remainder = remainder_of(options.uneven);
-    data.last_batch = options.drop_last ? plan::LastBatch::kDrop : plan::LastBatch::kKeep;
-    return data;
+    return {.samples = dataset->size(),
+            .global_batch = options.global_batch,
+            .shards = size,
+            .seed = options.seed,
+            .shuffle = options.shuffle,
+            .remainder = remainder_of(options.uneven),
+            .last_batch = options.drop_last ? plan::LastBatch::kDrop : plan::LastBatch::kKeep};
   }
 
-  // Of orders and samples. A worker's own part has its own, so that equal parts are not read in step.
+  // For orders and samples. If each worker has a part of its own, each has its own seed, so that equal parts are read in
+  // different orders.
   std::uint64_t seed() const {
     return options.placement == Placement::kOwnPart
                ? base::mix64(options.seed + static_cast<std::uint64_t>(rank))
@@ -64,11 +63,7 @@ struct data::LoaderPlan {
   }
 
   plan::SamplerOptions own_part_options() const {
-    plan::SamplerOptions own;
-    own.samples = dataset->size();
-    own.seed = seed();
-    own.shuffle = options.shuffle;
-    return own;
+    return {.samples = dataset->size(), .seed = seed(), .shuffle = options.shuffle};
   }
 };
 
@@ -95,7 +90,7 @@ void check(const LoaderPlan& plan) {
     throw BadInput("loader threads and prefetch must be 0 or more");
 }
 
-// As many steps as the longest part needs; shorter ones begin again.
+// As many steps as the longest part of any worker needs; workers with less data read theirs again. Collective.
 std::int64_t own_part_steps(const LoaderPlan& plan, World& world) {
   const std::int64_t own = plan.dataset->size();
   const std::int64_t batch = plan.own_batch();
@@ -105,7 +100,7 @@ std::int64_t own_part_steps(const LoaderPlan& plan, World& world) {
   return most;
 }
 
-// The batches of one epoch.
+// Opens the batches of one epoch.
 std::unique_ptr<Reader> open_epoch(const std::shared_ptr<const LoaderPlan>& plan,
                                    std::int64_t epoch) {
   Reader::Samples samples;
@@ -176,11 +171,10 @@ void DistributedSampler::set_epoch(std::int64_t epoch) {
 }
 
 void DistributedSampler::begin_epoch() {
-  plan::SamplerOptions options;
-  options.samples = share_.samples;
-  options.seed = share_.seed;
-  options.shuffle = share_.shuffle;
-  options.remainder = data::remainder_of(share_.uneven);
+  const plan::SamplerOptions options{.samples = share_.samples,
+                                     .seed = share_.seed,
+                                     .shuffle = share_.shuffle,
+                                     .remainder = data::remainder_of(share_.uneven)};
   order_ = plan::shard_samples(options, epoch_, share_.rank, share_.size);
   position_ = 0;
 }

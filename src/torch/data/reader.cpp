@@ -31,7 +31,7 @@ std::vector<Sample> samples_of(std::span<const std::int64_t> indices, std::int64
 namespace data {
 namespace {
 
-// How long a GPU may take for what a data set makes there itself.
+// How long a GPU may take for tensors that a data set makes there itself.
 constexpr std::chrono::minutes kLongestRead{5};
 
 std::string described(const torch::Tensor& tensor) {
@@ -83,13 +83,10 @@ Batch read(const Dataset& dataset, std::span<const Sample> samples) {
                   batch.samples, samples.size()));
 }
 
-Prefetcher::Prefetcher(std::int64_t first, std::int64_t end, Read read,
-                       const PrefetchOptions& options)
+Prefetcher::Prefetcher(std::int64_t end, Read read, const PrefetchOptions& options)
     : read_(std::move(read)),
       end_(end),
-      depth_(std::max(options.depth, std::max(options.threads, 1))),
-      to_read_(first),
-      to_give_(first) {
+      depth_(std::max(options.depth, std::max(options.threads, 1))) {
   try {
     for (int i = 0; i < options.threads; ++i) threads_.emplace_back([this] { run(); });
   } catch (const std::system_error&) {
@@ -127,7 +124,7 @@ void Prefetcher::run() {
     const std::int64_t number = to_read_++;
     Result result;
     {
-      const base::Unlock unlocked(mutex_);
+      const base::Unlock unlocked(mutex_);  // all threads read at once
       result = read_one(number);
     }
     ready_[number] = std::move(result);
@@ -139,7 +136,7 @@ std::optional<Batch> Prefetcher::next() {
   base::Lock lock(mutex_);
   if (to_give_ >= end_) return std::nullopt;
   const std::int64_t number = to_give_++;
-  changed_.notify_all();
+  changed_.notify_all();  // a loader thread may read one more
   Result result;
   if (threads_.empty()) {
     result = read_one(number);
@@ -165,7 +162,7 @@ Reader::Reader(DatasetPtr dataset, std::int64_t count, Samples samples,
       has_threads_(prefetch.threads > 0),
       upload_(device::upload_to(device)),
       prefetcher_(
-          0, count, [this](std::int64_t number) { return read_ahead(number); }, prefetch) {}
+          count, [this](std::int64_t number) { return read_ahead(number); }, prefetch) {}
 
 Batch Reader::read_ahead(std::int64_t number) const {
   const Batch batch = read(*dataset_, samples_(number));
@@ -185,7 +182,7 @@ void Reader::look_ahead() {
   if (const auto batch = prefetcher_.next()) ahead_ = upload_->move(*batch);
 }
 
-// Where one is on its way already, this one goes behind it, and both are waited for.
+// If another batch is on its way to the GPU, this one goes behind it on the same stream, and arrive() waits for both.
 Batch Reader::again(std::span<const Sample> samples) {
   const Batch batch = read(*dataset_, samples);
   if (!upload_) return batch;

@@ -1,10 +1,10 @@
-// How data is read: batches in order, ahead of the step that wants them, and moved to the GPU ahead, if there is one.
+// How batches are read: in order, ahead of the step that wants them, and moved to the GPU ahead, if there is one.
 //
 //   read         one batch, now, on this thread
 //   Prefetcher   numbered batches, read by loader threads and given out in order
-//   Reader       the batches of a worker: those of an epoch of a Loader, or of the shards that it hosts of a Job
+//   Reader       the batches of a worker: of an epoch of a Loader, or of the shards of a Job that it hosts
 //
-// Who reads what is decided elsewhere (plan/position.h): a Reader is told the samples of a batch by its number.
+// plan/position.h decides which samples a batch has. A Reader asks for them by the number of the batch.
 #pragma once
 
 #include <lockstep/data.h>
@@ -25,30 +25,31 @@
 
 namespace lockstep::data {
 
-// What the data set draws from LibTorch's default generator depends on the samples alone, and the model's numbers stay
-// untouched. BadInput for a batch of another number of samples; else what the data set throws.
+// Reads in a DrawScope: what the data set draws from LibTorch's default generator depends on the samples alone, and the
+// model's generator does not change. BadInput if the batch has another number of samples; else what the data set throws.
 Batch read(const Dataset& dataset, std::span<const Sample> samples);
 
 struct PrefetchOptions {
-  int threads = 1;  // 0: read when asked
+  int threads = 1;  // 0: next() reads
   int depth = 2;    // batches read ahead
 };
 
-// In order whatever the number of threads: which batch a step sees must not depend on the machine.
+// Reads batches ahead on loader threads. It gives them out in order, because which batch a step sees must not depend on the
+// number of threads.
 //
 // Threads:   one caller of next(); `read` is called from all loader threads at once.
-// Blocking:  next(), until the batch has been read; the destructor, until reads under way end.
+// Blocking:  next(), until the batch has been read; the destructor, until reads that are under way have ended.
 // Failure:   next() throws what `read` threw for that batch.
 // Ownership: keeps at most depth batches.
 class Prefetcher {
  public:
   using Read = std::function<Batch(std::int64_t)>;
 
-  // Will give read(first), read(first + 1) … read(end − 1).
-  Prefetcher(std::int64_t first, std::int64_t end, Read read, const PrefetchOptions& options);
+  // Gives read(0), read(1) … read(end − 1).
+  Prefetcher(std::int64_t end, Read read, const PrefetchOptions& options);
   ~Prefetcher();
 
-  // Nothing after the last.
+  // Nothing after the last batch.
   std::optional<Batch> next();
 
  private:
@@ -62,18 +63,18 @@ class Prefetcher {
 
   Read read_;
   std::int64_t end_;
-  std::int64_t depth_;
+  std::int64_t depth_;  // at least the number of threads, or some would be idle
   base::Mutex mutex_;
   std::condition_variable changed_;
-  std::int64_t to_read_ LOCKSTEP_GUARDED_BY(mutex_);
-  std::int64_t to_give_ LOCKSTEP_GUARDED_BY(mutex_);
-  std::map<std::int64_t, Result> ready_ LOCKSTEP_GUARDED_BY(mutex_);
+  std::int64_t to_read_ LOCKSTEP_GUARDED_BY(mutex_) = 0;  // the next that a loader thread takes
+  std::int64_t to_give_ LOCKSTEP_GUARDED_BY(mutex_) = 0;  // the next that next() gives
+  std::map<std::int64_t, Result> ready_ LOCKSTEP_GUARDED_BY(mutex_);  // read and not given
   bool stopping_ LOCKSTEP_GUARDED_BY(mutex_) = false;
   std::vector<std::thread> threads_;  // for the caller's thread only
 };
 
-// The samples of every shard of every step, with their seeds. It has a lock, because the plan remembers the orders of
-// epochs that it was asked for, and loader threads ask it.
+// The samples of every shard of every step, with their seeds. It has a lock, because loader threads ask it at once, and
+// plan::Batches remembers the orders of epochs.
 //
 // Threads:   any.
 // Blocking:  never.
@@ -90,26 +91,28 @@ class ShardSamples {
   plan::Batches batches_ LOCKSTEP_GUARDED_BY(mutex_);
 };
 
+// The batches of this worker, on its device.
+//
 // Threads:   one caller at a time; loader threads stay inside.
 // Blocking:  next(), look_ahead() and again(), until the batch has been read.
-// Failure:   what the data set throws, for the batch that it is of.
-// Ownership: shares the data set; batches are the caller's, on the device.
+// Failure:   what the data set threw for a batch, when that batch is asked for.
+// Ownership: shares the data set; batches are the caller's.
 class Reader {
  public:
-  // The samples of a batch by its number, from 0 on. Called from all loader threads at once. None: the batch is empty.
+  // The samples of a batch by its number, from 0 on. All loader threads call it at once. No samples: an empty batch.
   using Samples = std::function<std::vector<Sample>(std::int64_t number)>;
 
   Reader(DatasetPtr dataset, std::int64_t count, Samples samples, const PrefetchOptions& prefetch,
-         Device device = {});
+         Device device);
 
-  // In order; nothing after the last.
+  // In order; nothing after the last batch.
   std::optional<Batch> next();
 
-  // With a GPU: moves the next batch there while it computes; to be called when work has been queued. next() finds it
-  // there, and the current stream waits for it.
+  // With a GPU: moves the next batch there while the GPU computes. Call it when work has been queued. next() then gives
+  // that batch, and the current stream waits for the copy.
   void look_ahead();
 
-  // Any samples, now, whether or not they are of a batch to come.
+  // Reads any samples now; the batches to come stay as they are.
   Batch again(std::span<const Sample> samples);
 
  private:
@@ -117,10 +120,10 @@ class Reader {
 
   DatasetPtr dataset_;
   Samples samples_;
-  bool has_threads_;  // batches are made by other threads than next()'s
-  std::optional<device::Upload> upload_;
-  std::optional<Batch> ahead_;
-  Prefetcher prefetcher_;  // last: its threads use the others
+  bool has_threads_;                      // loader threads make the batches
+  std::optional<device::Upload> upload_;  // with a GPU
+  std::optional<Batch> ahead_;            // on its way to the GPU, and not given yet
+  Prefetcher prefetcher_;                 // last, so that it goes first: its threads use the others
 };
 
 }  // namespace lockstep::data

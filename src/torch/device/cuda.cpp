@@ -67,7 +67,8 @@ void Event::precede(void* stream) const {
   cuda::check(cudaStreamWaitEvent(native(stream), state_->event.get(), 0), "cudaStreamWaitEvent");
 }
 
-// Awake for what comes at once; then looks now and then, and leaves the core to others.
+// Stays awake for a short while, since most events come soon. Then it looks now and then, and leaves the core to others.
+// CUDA has no wait with a deadline.
 void Event::wait(Deadline deadline) const {
   constexpr std::chrono::microseconds kAwake{200};
   constexpr std::chrono::microseconds kNap{50};
@@ -88,7 +89,7 @@ void Event::wait(Deadline deadline) const {
 
 namespace {
 
-// LibTorch's current stream on this thread becomes another.
+// Makes another stream LibTorch's current one on this thread, and goes back.
 class Switch {
  public:
   Switch(Device device, bool urgent)
@@ -103,7 +104,7 @@ class Switch {
     before_ = c10::cuda::getCurrentCUDAStream(own_.device_index());
     c10::cuda::setCurrentCUDAStream(own_);
   }
-  // A device that has failed says so to the next caller.
+  // It does not throw, because destructors call it: a device that has failed tells the next caller.
   void leave(bool waits) noexcept {
     try {
       c10::cuda::setCurrentCUDAStream(before_);
@@ -126,7 +127,7 @@ struct StreamScope::State {
   CurrentDevice device;
   Switch streams;
 };
-// Its kernels go before those of others that are ready, such as reductions.
+// An urgent stream: its kernels go before those of other streams, such as reductions, if both are ready.
 StreamScope::StreamScope(Device device)
     : state_(new State{CurrentDevice(device), Switch(device, true)}) {
   state_->streams.follow();
@@ -157,13 +158,13 @@ Graph::~Graph() = default;
 
 namespace {
 
-// LibTorch's errors go on for a page.
+// LibTorch's errors have a page of stack; the first line is enough.
 [[noreturn]] void raise_in_one_line(const std::exception& error) {
   const std::string text = error.what();
   throw Unavailable(text.substr(0, text.find('\n')));
 }
 
-// LibTorch leaves its allocator and its generator as they are while it captures when that fails.
+// If a capture fails, LibTorch leaves its allocator and its generator as they are during one. This sets them back.
 template <typename Pool>
 void forget_capture(c10::DeviceIndex index, const Pool& pool) {
   namespace allocator = c10::cuda::CUDACachingAllocator;
@@ -183,7 +184,8 @@ void forget_capture(c10::DeviceIndex index, const Pool& pool) {
 
 }  // namespace
 
-// Other threads may do as they like meanwhile: the engine's watch asks its events, loader threads take pinned memory.
+// Thread-local mode: other threads may use CUDA meanwhile. The engine's watchdog asks for events, and loader threads take
+// pinned memory.
 void Graph::capture(const std::function<void()>& body) {
   const c10::DeviceIndex index = c10::cuda::current_device();
   const auto pool = at::cuda::graph_pool_handle();

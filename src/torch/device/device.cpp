@@ -16,8 +16,8 @@ bool known(const torch::Device& device) {
   return device.is_cpu() || device.is_cuda();
 }
 
-// LibTorch's, as large gradients are that stay where they were made, and not the engine's arena: NCCL wants the buffers of
-// one call to be registered with it on all workers, or on none.
+// LibTorch's memory, and not the engine's arena: NCCL wants the buffers of one call to be registered with it on all workers
+// or on none, and large gradients, which stay where backward made them, are in LibTorch's memory.
 torch::Tensor memory(Device device, std::size_t bytes) {
   if (device.kind == DeviceKind::kCpu) return {};
   const auto options = torch::TensorOptions().dtype(torch::kUInt8).device(torch::Device(device));

@@ -1,6 +1,6 @@
-// LibTorch's side of a GPU: its streams, points on them, and graphs of what is queued.
+// LibTorch's side of a GPU: its streams, points on them, and graphs of what is queued. (cuda.cpp)
 //
-// Where LibTorch or this build has no CUDA, built() is false and everything else is Unavailable.
+// If LibTorch or this build has no CUDA, built() is false, and all that would use a GPU is Unavailable. (none.cpp)
 #pragma once
 
 #include <lockstep/buffer.h>
@@ -10,25 +10,24 @@
 #include <cstddef>
 #include <functional>
 #include <memory>
-#include <string>
 
 namespace lockstep::device {
 
 bool built() noexcept;
 
-// Where a tensor lies, as collectives name it.
+// The device of a tensor, as collectives name it.
 Device of(const torch::Tensor& tensor);
 
-// Whether models may lie there: on the CPU or on CUDA.
+// Whether models may be there: on the CPU or on CUDA.
 bool known(const torch::Device& device);
 
-// So many bytes of a GPU, at least one, all zero; undefined on the CPU. Unavailable if the GPU has too little left.
+// Memory of a GPU, all zero, at least one byte; undefined on the CPU. Unavailable if the GPU has too little left.
 torch::Tensor memory(Device device, std::size_t bytes);
 
 // LibTorch's current stream of a device, on this thread; null on the CPU.
 void* current_stream(Device device);
 
-// As long as it lives the device is the current one of this thread; on the CPU it does nothing.
+// As long as it lives, the device is the current one of this thread. For the CPU it does nothing.
 class CurrentDevice {
  public:
   explicit CurrentDevice(Device device);
@@ -55,9 +54,9 @@ class Event {
   Event& operator=(Event&&) noexcept;
 
   void record(void* stream);
-  // On a stream that is being captured: recorded whenever the graph is replayed, for streams outside of it.
+  // On a stream that is being captured: every replay of the graph records it, and streams outside can wait for it.
   void record_in_graph(void* stream);
-  // What is queued on the stream from here on waits for it.
+  // What is queued on the stream from here on waits for this point.
   void precede(void* stream) const;
   void wait(Deadline deadline) const;
 
@@ -66,8 +65,8 @@ class Event {
   std::unique_ptr<State> state_;
 };
 
-// As long as it lives the device is the current one, and LibTorch queues on a stream of its own, on this thread, since the
-// default one cannot be captured. It begins after what was queued before, and what is queued after it waits for it.
+// As long as it lives, the device is the current one of this thread, and LibTorch queues on another stream: the default
+// stream cannot be captured. That stream begins after what was queued before. What is queued after the scope waits for it.
 //
 // Threads:   the one that made it.
 // Blocking:  never.
@@ -85,10 +84,10 @@ class StreamScope {
   std::unique_ptr<State> state_;
 };
 
-// On a GPU; null on the CPU, which has no streams.
+// Null on the CPU, which has no streams.
 std::unique_ptr<StreamScope> make_stream_scope(Device device);
 
-// A second stream, for what should not wait for all that is queued on the first.
+// A second stream, for work that should not wait for all that is queued on the first.
 //
 // Threads:   one caller at a time.
 // Blocking:  never.
@@ -100,10 +99,10 @@ class SideStream {
   ~SideStream();
   SideStream(SideStream&&) noexcept;
 
-  // What the stream from before does when the scope ends: waits for all that was queued there, or not.
+  // When a scope ends: whether the first stream waits for all that was queued on the second.
   enum class After : bool { kWaits, kGoesOn };
 
-  // As long as it lives LibTorch queues there, on this thread. Nothing is waited for at its beginning.
+  // As long as it lives, LibTorch queues on the second stream, on this thread. It waits for nothing when it begins.
   class Scope {
    public:
     explicit Scope(SideStream& side, After after = After::kWaits);
@@ -121,14 +120,14 @@ class SideStream {
   std::unique_ptr<State> state_;
 };
 
-// What a function queues on LibTorch's current stream, to be queued again and again. Random numbers are drawn again by each
-// replay, from the seed that LibTorch's generator has then.
+// A CUDA graph: what a function queues on LibTorch's current stream, captured once and then queued again as a whole. Each
+// replay draws random numbers again, from the seed that LibTorch's generator has then.
 //
 // Threads:   one caller at a time.
 // Blocking:  capture(), as long as the function takes.
-// Failure:   Unavailable, with LibTorch's or CUDA's words in one line, for what cannot be captured or replayed; capture()
-//            also throws what else the function threw. The stream is usable after.
-// Ownership: the memory that the function has taken belongs to it; tensors of it stay valid as long as it lives.
+// Failure:   Unavailable, with one line of LibTorch's or CUDA's words, for what cannot be captured or replayed. capture()
+//            also throws what the function throws. The stream can be used afterwards.
+// Ownership: memory that the function has taken belongs to the graph. Its tensors stay valid as long as the graph lives.
 class Graph {
  public:
   Graph();

@@ -13,13 +13,13 @@ std::string of_openblas() {
   return ask == nullptr ? "" : fmt::format(", OpenBLAS {}", ask());
 }
 
-// The branch that it has chosen, by its number in mkl_service.h.
+// MKL's branch of code, as a number of mkl_service.h.
 std::string of_mkl() {
   auto* const ask = loaded_function<int()>("MKL_CBWR_Get_Auto_Branch");
   return ask == nullptr ? "" : fmt::format(", MKL branch {}", ask());
 }
 
-// Its names begin with "cpu_isa_"; without a function for them its number. On ARM it says nothing of itself but "default".
+// A name, without its "cpu_isa_"; older versions only give a number. On ARM it always says "default".
 std::string of_onednn() {
   auto* const ask = loaded_function<int()>("dnnl_get_effective_cpu_isa");
   if (ask == nullptr || !at::globalContext().hasMKLDNN()) return "";
@@ -31,7 +31,7 @@ std::string of_onednn() {
   return fmt::format(", oneDNN {}", text);
 }
 
-// How long the vectors of ARM are is the kernel's choice, and that of the process.
+// The length of ARM's SVE vectors: kernel and process choose it.
 std::string of_vectors() {
 #if defined(__aarch64__) && defined(PR_SVE_GET_VL)
   const int said = ::prctl(PR_SVE_GET_VL);

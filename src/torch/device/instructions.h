@@ -1,7 +1,7 @@
 // The instructions that LibTorch and the libraries below it compute with on a CPU.
 //
-// Each of them looks at the processor when it is first used, may be told by a variable to do with less, and then chooses
-// among kernels that round differently. What it says of its choice is what counts, and not what the processor has.
+// Each library looks at the processor when it is first used. A variable may tell it to use fewer instructions. Then it
+// chooses among kernels that round differently. So what counts is what a library says it uses, not what the processor has.
 #pragma once
 
 #include <dlfcn.h>
@@ -12,18 +12,18 @@
 
 namespace lockstep::device {
 
-// "ATen AVX512, OpenBLAS Cooperlake, oneDNN avx512_core_amx", without those that are not there or do not say. The same as
-// long as the process lives.
+// "ATen AVX512, OpenBLAS Cooperlake, oneDNN avx512_core_amx": the libraries that are there and say it. The same as long as
+// the process lives.
 const std::string& instructions_in_use();
 
-// The same for what is computed on a device: a GPU has its own, which are not told here.
+// The same for a device. Those of a GPU are not told here.
 std::string instructions_on(Device device);
 
-// ATen's own, out of at::show_config(); "unknown" if it is not in there.
+// ATen's part, found in the text of at::show_config(); "unknown" if it is not there.
 std::string aten_instructions_in(std::string_view config);
 
-// A function of a library that LibTorch may have brought along, such as OpenBLAS. Null where none of the loaded libraries
-// has it.
+// A function of a library that is loaded with LibTorch, such as OpenBLAS; null if no loaded library has it. Found by name at
+// run time, because LibTorch may be built with one library or another.
 template <typename Function>
 Function* loaded_function(const char* name) {
   return reinterpret_cast<Function*>(::dlsym(RTLD_DEFAULT, name));

@@ -1,3 +1,4 @@
+// device.h for builds without CUDA. Nothing can be made, so members of what cannot be made are empty.
 #include <lockstep/errors.h>
 
 #include "torch/device/device.h"

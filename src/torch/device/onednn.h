@@ -1,9 +1,9 @@
-// Where oneDNN helps.
+// Whether oneDNN is worth using.
 #pragma once
 
 namespace lockstep::device {
 
-// Its convolutions are slow on ARM as Debian builds it. The switch changes bits: it is part of a job.
+// As Debian builds it, its convolutions are slow on ARM. The switch changes bits, so it is part of a job.
 #if defined(__aarch64__)
 inline constexpr bool kOneDnnIsFast = false;
 #else

@@ -31,8 +31,8 @@ Batch ready_to_move(const Batch& batch, bool other_thread, Deadline deadline) {
   return ready;
 }
 
-// The memory is the side stream's: what was freed there has been read by the time that LibTorch gives it out again, and the
-// copies wait for nothing.
+// The copy is allocated on the side stream, so it waits for nothing on the current one. record_stream() tells LibTorch that
+// the current stream reads it: LibTorch gives the memory out again only after that.
 Batch Upload::move(const Batch& batch) {
   Batch moved{batch.data, batch.target, batch.samples};
   for (torch::Tensor* tensor : {&moved.data, &moved.target}) {
@@ -40,7 +40,7 @@ Batch Upload::move(const Batch& batch) {
     const torch::Tensor from = *tensor;
     const c10::Stream reader =
         c10::impl::VirtualGuardImpl(c10::DeviceType::CUDA).getStream(torch::Device(device_));
-    if (from.is_cuda()) {  // a loader's thread has made it, on its own stream
+    if (from.is_cuda()) {  // a loader thread has made it, on its own stream
       from.record_stream(reader);
       continue;
     }
@@ -62,7 +62,8 @@ void Upload::arrive() {
   arrived_.precede(current_stream(device_));
 }
 
-// From pinned memory that LibTorch takes back when the copy is done: the next one may be written while it is under way.
+// Each copy has pinned memory of its own, which LibTorch takes back when the copy is done. So the next table can be written
+// while this one is under way.
 void SmallTable::set(const std::vector<std::byte>& bytes) {
   if (memory_.defined() && bytes == bytes_) return;
   const auto size = static_cast<std::int64_t>(bytes.size());

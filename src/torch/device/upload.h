@@ -1,4 +1,5 @@
-// What goes from the host to a GPU: batches, and small tables. From pinned memory, so that nobody waits for a copy.
+// What goes from the host to a GPU: batches, and small tables. They go from pinned memory, because only then the host does
+// not wait for the copy.
 #pragma once
 
 #include <lockstep/dataset.h>
@@ -12,24 +13,24 @@
 
 namespace lockstep::device {
 
-// The batch in memory that a GPU can copy from by itself: only from there is a copy one that nobody waits for. What is on a
-// GPU is waited for, if another thread than move()'s has made it.
+// The batch in pinned memory. Tensors that are on a GPU already stay there; if `other_thread`, another thread than move()'s
+// has made them, and this waits until they are there.
 Batch ready_to_move(const Batch& batch, bool other_thread, Deadline deadline);
 
-// Copies on a stream of its own, beside what is computed.
+// Copies batches on a side stream while the GPU computes. The Reader owns it.
 //
 // Threads:   one caller at a time.
 // Blocking:  never.
-// Failure:   Unavailable, or what LibTorch throws, when there is no memory.
-// Ownership: a batch is the caller's, to be used on the current stream after arrive().
+// Failure:   Unavailable, or what LibTorch throws, if there is no memory.
+// Ownership: a batch belongs to the caller, who uses it on the current stream after arrive().
 class Upload {
  public:
   explicit Upload(Device device) : device_(device), side_(device) {}
 
-  // A batch that is on its way.
+  // Queues the copy, and returns the batch that will have it.
   Batch move(const Batch& batch);
 
-  // What is queued on the current stream from here on waits for the last one.
+  // What is queued on the current stream from here on waits for the last copy.
   void arrive();
 
  private:
@@ -38,20 +39,20 @@ class Upload {
   Event arrived_;
 };
 
-// Nothing for the CPU, where batches are already.
+// Nothing for the CPU, where batches are read to.
 std::optional<Upload> upload_to(Device device);
 
-// A few numbers or pointers that kernels read in a GPU's memory, and that the host changes now and then.
+// A few numbers or pointers in a GPU's memory, which kernels read and the host changes now and then.
 //
 // Threads:   one caller at a time.
 // Blocking:  never.
-// Failure:   what LibTorch throws when there is no memory.
-// Ownership: of its memory.
+// Failure:   what LibTorch throws if there is no memory.
+// Ownership: owns its memory.
 class SmallTable {
  public:
   explicit SmallTable(Device device) : device_(device) {}
 
-  // What the current stream reads there from here on; copied only if it has changed.
+  // What the current stream reads there from here on. Copied only if it has changed.
   void set(const std::vector<std::byte>& bytes);
   template <typename T>
   void set(const std::vector<T>& values) {

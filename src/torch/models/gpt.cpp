@@ -69,7 +69,8 @@ class Block : public nn::Module {
     const torch::Tensor mixed = mix(by_head(0), by_head(1), by_head(2), future);
     return through(project_, mixed.transpose(1, 2).reshape({batch, length, width}));
   }
-  // The values of earlier places, each weighted by how its key meets the query. Without a mask: fused.
+  // For each token, the mean of the values up to it, weighted by how well their keys fit its query. Without a mask one
+  // fused kernel does it.
   torch::Tensor mix(const torch::Tensor& query, const torch::Tensor& key,
                     const torch::Tensor& value, const torch::Tensor& future) {
 #if TORCH_VERSION_MAJOR >= 2
@@ -90,7 +91,7 @@ class Block : public nn::Module {
   nn::Linear attend_{nullptr}, project_{nullptr}, widen_{nullptr}, narrow_{nullptr};
 };
 
-// The token embedding is the output layer too.
+// The token embedding is also the output layer.
 class Gpt : public Net {
  public:
   Gpt(const Size& size, std::int64_t vocabulary, std::int64_t context, double dropout)

@@ -137,21 +137,17 @@ std::shared_ptr<Net> make_mlp(const DataShape& shape, std::int64_t width) {
   return std::make_shared<Mlp>(inputs, width, shape.classes);
 }
 
-std::shared_ptr<Net> make_cnn(const DataShape& shape, double dropout) {
-  want_images(shape, "cnn");
-  return std::make_shared<Cnn>(shape, dropout < 0 ? kCnnDropout : dropout);
-}
-
-std::shared_ptr<Net> make_resnet18(const DataShape& shape) {
-  want_images(shape, "resnet18");
-  return std::make_shared<ResNet18>(shape);
-}
-
 std::shared_ptr<Net> make(const ModelOptions& options, const DataShape& shape) {
   if (options.name == "mlp") return make_mlp(shape);
-  if (options.name == "cnn") return make_cnn(shape, options.dropout);
-  if (options.name == "resnet18") return make_resnet18(shape);
   if (options.name == "gpt") return make_gpt(shape, options);
+  if (options.name == "cnn") {
+    want_images(shape, "cnn");
+    return std::make_shared<Cnn>(shape, options.dropout < 0 ? kCnnDropout : options.dropout);
+  }
+  if (options.name == "resnet18") {
+    want_images(shape, "resnet18");
+    return std::make_shared<ResNet18>(shape);
+  }
   throw BadInput(
       fmt::format("unknown model {}; there are mlp, cnn, resnet18 and gpt", options.name));
 }

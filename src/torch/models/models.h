@@ -1,5 +1,5 @@
-// The models of `lockstep train`. On a GPU nothing of forward or backward waits for the host or copies from it, so that a
-// CUDA graph can hold a step.
+// The models of `lockstep train`. On a GPU their forward and backward never wait for the host or copy from it, so a CUDA
+// graph can hold a pass.
 //
 //   mlp        inputs-2048-2048-2048-classes, ReLU                      10.0M parameters on 784 → 10
 //   cnn        two blocks of convolution, BatchNorm, ReLU, pooling; dropout; two linear layers
@@ -29,15 +29,13 @@ struct ModelOptions {
   std::int64_t vocabulary = 0;    // gpt: at least the data's; 0: the data's
 };
 
-// Fresh values from LibTorch's generator. BadInput when the model cannot read such data.
+// Parameters are drawn from LibTorch's generator. BadInput if the model cannot read such data.
 std::shared_ptr<Net> make(const ModelOptions& options, const DataShape& shape);
 
 std::shared_ptr<Net> make_mlp(const DataShape& shape, std::int64_t width = 2048);
-std::shared_ptr<Net> make_cnn(const DataShape& shape, double dropout);
-std::shared_ptr<Net> make_resnet18(const DataShape& shape);
 std::shared_ptr<Net> make_gpt(const DataShape& shape, const ModelOptions& options);
 
-// One row for each target of a batch, float32 also where the model has computed in a half type.
+// One row of logits for each target of a batch: float32, also if the model computes in a half type.
 torch::Tensor logits(Net& net, const Batch& batch);
 
 // The mean cross entropy of a batch.

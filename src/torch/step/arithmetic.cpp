@@ -26,7 +26,8 @@ int openblas_threads(int otherwise) {
   return ask == nullptr ? otherwise : ask();
 }
 
-// Whatever this thread does by now: a library may have changed it at load, before or after OpenBLAS made its threads.
+// A library may have changed the setting when it was loaded, before or after OpenBLAS made its threads. So it is set in any
+// case, and those threads are ended.
 void set_denormals(bool flush) {
   if (!base::set_flush_denormals(flush)) {
     throw CannotDo(
@@ -36,7 +37,7 @@ void set_denormals(bool flush) {
   if (auto* end_threads = device::loaded_function<int()>("blas_thread_shutdown_")) end_threads();
 }
 
-// What the environment said to OpenBLAS when it was loaded is cut to the number of cores; a job's threads are not.
+// OpenBLAS cuts the number in its variable to the number of cores when it is loaded. A job's number is not cut.
 void set_threads(int threads) {
   at::set_num_threads(threads);
   auto* const set_openblas = device::loaded_function<void(int)>("openblas_set_num_threads");
@@ -49,16 +50,17 @@ void set_threads(int threads) {
   }
 }
 
-// Newer ones fill fresh memory with NaN besides, to find who reads it too early: a pass over memory for each tensor.
+// Newer LibTorch fills new memory with NaN if operators are deterministic, to find code that reads it too early. That is
+// a pass over memory for each tensor.
 template <typename Context>
 void leave_fresh_memory_alone(Context& context) {
   if constexpr (requires { context.setDeterministicFillUninitializedMemory(false); })
     context.setDeterministicFillUninitializedMemory(false);
 }
 
-// Of cuDNN's algorithms only those that give the same bits, chosen by rule and not by stopwatch. Of attention's kernels
-// flash has a backward that is asked for the same bits, by setDeterministicAlgorithms; the others have none and would be
-// refused: there LibTorch's own matrix products do it.
+// cuDNN: only algorithms that give the same bits, chosen by rule and not by measuring. Attention: the backward of flash
+// obeys setDeterministicAlgorithms; the other fused kernels have no deterministic backward and would be refused, so
+// LibTorch's plain matrix products take their place.
 template <typename Context>
 void use_deterministic_kernels_of_gpus(Context& context) {
   context.setBenchmarkCuDNN(false);
@@ -70,7 +72,7 @@ void use_deterministic_kernels_of_gpus(Context& context) {
   if constexpr (requires { context.setSDPUseCuDNN(false); }) context.setSDPUseCuDNN(false);
 }
 
-// By its name. OMP_NUM_THREADS and MKL_NUM_THREADS are what at::get_num_threads() begins with.
+// By its name. OMP_NUM_THREADS and MKL_NUM_THREADS are not among them: the property `threads` says the number.
 bool changes_arithmetic(std::string_view name) {
   static constexpr std::array<std::string_view, 5> kNames = {
       "OMP_DYNAMIC", "OMP_THREAD_LIMIT", "OPENBLAS_BLOCK_FACTOR", "GOTO_BLOCK_FACTOR",
@@ -83,12 +85,19 @@ bool changes_arithmetic(std::string_view name) {
                      [&](std::string_view beginning) { return name.starts_with(beginning); });
 }
 
-// The BLAS's are the user's own, where set_arithmetic() has not been called.
+// If a program has not called set_arithmetic(), OpenBLAS may have another number than LibTorch.
 std::string threads_in_use() {
   const int threads = at::get_num_threads();
   const int blas = openblas_threads(threads);
   return blas == threads ? std::to_string(threads)
                          : fmt::format("{}, of OpenBLAS {}", threads, blas);
+}
+
+// A digest of how LibTorch, OpenBLAS, oneDNN and MKL were built. Workers with different ones may compute different bits.
+std::string kernels_in_use() {
+  std::string said = at::show_config();
+  if (auto* ask = device::loaded_function<const char*()>("openblas_get_config")) said += ask();
+  return base::to_hex(base::sha256(said)).substr(0, 16);
 }
 
 std::string deterministic_in_use() {
@@ -126,12 +135,6 @@ void use_onednn(bool on) {
   at::globalContext().setUserEnabledMkldnn(on);
 }
 
-std::string kernels_in_use() {
-  std::string said = at::show_config();
-  if (auto* ask = device::loaded_function<const char*()>("openblas_get_config")) said += ask();
-  return base::to_hex(base::sha256(said)).substr(0, 16);
-}
-
 std::string arithmetic_environment(Device device) {
   std::vector<std::string> found;
   for (char** variable = environ; *variable != nullptr; ++variable) {
@@ -139,7 +142,7 @@ std::string arithmetic_environment(Device device) {
     const std::string_view name = text.substr(0, text.find('='));
     if (!changes_arithmetic(name) && !changes_arithmetic_of(device, name)) continue;
     found.emplace_back(text);
-    // It is kept in checkpoints, as text.
+    // Checkpoints keep it as text.
     std::replace_if(
         found.back().begin(), found.back().end(), [](char c) { return c < ' ' || c > '~'; }, '?');
   }
@@ -170,7 +173,7 @@ namespace {
 
 constexpr std::string_view kNotDeterministic = " does not have a deterministic implementation";
 
-// Others can say more about these than where they happened.
+// Errors that pass unchanged, because others say more about them than where they happened.
 bool has_own_words(const std::string& said) {
   const std::string_view own[] = {kNotDeterministic,
                                   "can't allocate memory",
@@ -203,7 +206,7 @@ void in_plain_words(const std::function<void()>& compute) {
   try {
     compute();
   } catch (const c10::OutOfMemoryError& error) {
-    // "CUDA out of memory. Tried to allocate 2 GiB. …", which goes on with what else there is.
+    // "CUDA out of memory. Tried to allocate 2 GiB. …": only the first two sentences.
     const std::string said = error.what_without_backtrace();
     const auto second = said.find(". ", said.find(". ") + 1);
     throw Unavailable(fmt::format(

@@ -1,5 +1,5 @@
-// What of a process decides the bits that its tensors get: threads, denormals, deterministic operators, oneDNN, the
-// libraries below LibTorch. All of it is part of a job.
+// The arithmetic of a process: what decides the bits of its tensors. Threads, denormals, deterministic operators, oneDNN,
+// the libraries below LibTorch. All of it is part of a job.
 #pragma once
 
 #include <lockstep/buffer.h>
@@ -19,11 +19,11 @@ namespace lockstep::steps {
 struct Arithmetic {
   int threads = 1;  // OpenMP's and the BLAS's
   bool flush_denormals = false;
-  // An operator that may give other bits the next time is refused; cuDNN and attention choose among those that do not.
+  // Refuses operators that may give other bits the next time. cuDNN and attention choose kernels that do not.
   bool deterministic = true;
 };
 
-// This host cannot do as a property of the job says; the message has no advice.
+// This host cannot compute as a property of the job says. The message has no advice: the catcher knows which option it is.
 class CannotDo : public BadInput {
  public:
   CannotDo(std::string its_property, const std::string& message)
@@ -32,60 +32,55 @@ class CannotDo : public BadInput {
   std::string property;  // its name in a checkpoint
 };
 
-// Once, on the main thread, before any thread that computes is made: those do as the one that makes them. Threads that
-// OpenBLAS made when it was loaded are ended, and made again when they are needed.
-// CannotDo when this host cannot do as it is told.
+// Call it once, on the main thread, before any other thread computes: a new thread takes over how its maker treats
+// denormals. OpenBLAS has made threads when it was loaded. They are ended here, and OpenBLAS makes new ones when it needs
+// them. CannotDo if this host cannot compute so.
 void set_arithmetic(const Arithmetic& choices);
 
-// The part of it that LibTorch has switches for: operators that may give other bits the next time are refused, and the
-// libraries of GPUs choose among their kernels those that do not. cuBLAS wants CUBLAS_WORKSPACE_CONFIG besides, set before
-// the process starts.
+// The part of it that LibTorch has switches for: it refuses operators that may give other bits the next time, and the
+// libraries of GPUs choose kernels that do not. For cuBLAS, CUBLAS_WORKSPACE_CONFIG must be set as well, before the
+// process starts.
 void use_deterministic_operators(bool on);
 
-// Whether LibTorch has oneDNN here; then whether it is used. CannotDo when it is wanted and not there.
+// Whether LibTorch has oneDNN, and whether to use it. CannotDo if it is wanted and not there.
 bool has_onednn();
 void use_onednn(bool on);
 
-// CannotDo when LibTorch was built without CUDA.
+// CannotDo if LibTorch was built without CUDA.
 void require_cuda();
 
-// A name for the code below us: a digest of how LibTorch, OpenBLAS, oneDNN and MKL were built. Two workers with different
-// ones may compute different bits.
-std::string kernels_in_use();
-
-// The variables that tell those libraries to compute in another way, such as "ONEDNN_MAX_CPU_ISA=AVX2"; else "none". With
-// the libraries of GPUs for a job on one: "CUBLAS_WORKSPACE_CONFIG=:4096:8".
+// The environment variables that change how the libraries compute, such as "ONEDNN_MAX_CPU_ISA=AVX2", or "none". For a GPU
+// also those of its libraries, such as "CUBLAS_WORKSPACE_CONFIG=:4096:8".
 std::string arithmetic_environment(Device device = {});
 
-// All of it as it is now, on this thread, set by Lockstep or by the program: properties of a job by name. `device` is
-// where the tensors are. Among them are the instructions that the libraries say they use, and the processor's model, by
-// which they choose the sizes of blocks and say nothing.
+// The arithmetic as it is now on this thread, whoever has set it: properties of a job by name. `device` is where the tensors
+// are. The processor's model is among them, because libraries choose block sizes by it and do not say which.
 std::map<std::string, std::string> arithmetic_in_use(Device device = {});
 
-// Runs it. BadInput, which names the operator, for LibTorch's refusal of one that is not deterministic; Unavailable
-// when a device has no memory left.
+// Runs it, and says two errors of LibTorch in plain words: BadInput, with the operator's name, if an operator is not
+// deterministic; Unavailable if a device has no memory left.
 void in_plain_words(const std::function<void()>& compute);
 
 // Which of the user's functions runs, and on what.
 struct Where {
   const char* what;
-  std::int64_t step;  // −1: on the test data
+  std::int64_t step;  // −1: an evaluation
   int shard;
 };
 
-// Runs it. What LibTorch refuses in it, such as shapes that do not fit, is BadInput that says where, with the first line
-// of LibTorch's text; what it cannot do for lack of memory, and the refusals of in_plain_words(), pass as they are.
+// Runs it. If LibTorch refuses something, such as shapes that do not fit: BadInput that says where, with the first line of
+// LibTorch's text. Errors for which in_plain_words() has better words, and lack of memory, pass unchanged.
 void say_where(const Where& where, const std::function<void()>& compute);
 
-// Whether a variable tells the device's libraries to compute in another way. No variable does to the CPU's here.
+// Whether an environment variable changes how the libraries of a GPU compute; false for the CPU. (device_arithmetic.cpp)
 bool changes_arithmetic_of(Device device, std::string_view variable);
 
-// What the device adds to what decides bits, by name: which it is, such as "cpu" or "cuda NVIDIA H200 sm_90", and on a GPU
-// whether its matrix units may round float32 (TF32).
+// The properties of a device: its model, such as "cpu" or "cuda NVIDIA H200 sm_90", and on a GPU whether its matrix units
+// may round float32 (TF32). (device_arithmetic.cpp)
 std::map<std::string, std::string> device_properties(Device device);
 
-// Who may use LibTorch's default generator. It belongs to the process, and workers may be threads of one: they take turns
-// to seed it and to draw from it.
+// The lock of LibTorch's default generator, which belongs to the process. Workers may be threads of one process: they take
+// turns to seed it and to draw from it.
 inline base::Mutex& generator_turn() {
   static base::Mutex mutex;
   return mutex;

@@ -7,7 +7,6 @@
 #include <cerrno>
 #include <cstring>
 #include <map>
-#include <sstream>
 #include <utility>
 
 #include "base/atomic_file.h"
@@ -75,7 +74,7 @@ void check_finite(const JobState& state, std::int64_t step) {
   }
 }
 
-// "step 12", and a line for each value of the state; empty when there is no checkpoint.
+// The step and each value of the state, as_lines(); empty if there is no checkpoint.
 std::string read_on_leader(const std::string& directory, const JobState& state,
                            const std::vector<NamedTensor>& tensors, const Properties& job) {
   const auto file = formats::open_checkpoint(directory, formats::Checked::kAll);
@@ -84,10 +83,10 @@ std::string read_on_leader(const std::string& directory, const JobState& state,
     throw BadInput(
         fmt::format("{} is of a newer version of Lockstep: use that to read it", file->path()));
   }
-  std::string said = fmt::format("step {}\n", formats::number_in(*file, formats::kStepKey));
+  std::map<std::string, std::string> said{
+      {"step", std::to_string(formats::number_in(*file, formats::kStepKey))}};
   check_job(*file, job);
-  for (const auto& [name, value] : values_in(*file, state))
-    said += fmt::format("{} {}\n", name, value);
+  for (const auto& [name, value] : values_in(*file, state)) said[name] = fmt::format("{}", value);
   if (!file->header_is_hashed()) {
     base::log(base::LogLevel::kWarn,
               "{} is of an earlier version of Lockstep: its step, its job and the names of its "
@@ -95,18 +94,7 @@ std::string read_on_leader(const std::string& directory, const JobState& state,
               file->path());
   }
   read_tensors(*file, tensors);
-  return said;
-}
-
-// What the leader has read. Names of models may have spaces.
-std::map<std::string, double> parsed(const std::string& said) {
-  std::map<std::string, double> values;
-  std::istringstream lines(said);
-  for (std::string line; std::getline(lines, line);) {
-    const auto space = line.rfind(' ');
-    values[line.substr(0, space)] = base::parse_real(line.substr(space + 1)).value_or(0);
-  }
-  return values;
+  return as_lines(said);
 }
 
 // What to do about a directory that cannot be written.
@@ -124,7 +112,7 @@ void make_writable(const std::string& directory) {
   }
 }
 
-// A job that was killed may take a moment to end.
+// A job that was killed holds its lock until its process has ended.
 constexpr std::chrono::seconds kForOthersToEnd{2};
 
 base::FileLock lock(const std::string& directory) {
@@ -154,7 +142,7 @@ CheckpointDirectory::CheckpointDirectory(Comm& comm, std::string directory,
           "--resume, --overwrite)",
           directory_));
     }
-    // Removes what a killed writer left under a hidden name, also if this job never writes.
+    // Its constructor removes what a killed writer left under a hidden name. This job may never write.
     const base::AtomicFile leaves_no_trace(path());
     return "";
   });
@@ -184,7 +172,7 @@ void CheckpointDirectory::write(const JobState& state, std::int64_t step, const 
     formats::Metadata metadata{{kFormatKey, kFormat}, {formats::kStepKey, std::to_string(step)}};
     for (const auto& [name, value] : state.values()) metadata[kValuePrefix + name] = value;
     for (const auto& [name, value] : job) metadata[formats::kJobPrefix + name] = value;
-    // What another job left is replaced, and none of it kept.
+    // The checkpoints of another job are replaced: none stays as this job's previous one.
     if (!own_) ::unlink(formats::previous_path(directory_).c_str());
     write_tensors(path(), state.tensors(), metadata, own_ ? formats::kPreviousFile : "");
     own_ = true;
@@ -193,13 +181,13 @@ void CheckpointDirectory::write(const JobState& state, std::int64_t step, const 
 }
 
 std::int64_t CheckpointDirectory::read(JobState& state, const Properties& job) {
-  comm_.barrier().wait();  // where workers share memory, nobody computes with it any more
-  // Asked for once: an optimizer reads masters again from parameters that were written to since.
+  comm_.barrier().wait();  // workers that share memory no longer compute with it
+  // Asked for once, before the parameters change: an optimizer that is asked later makes its masters from parameters.
   const std::vector<NamedTensor> tensors = state.tensors();
   const std::string said =
       from_leader(comm_, [&] { return read_on_leader(directory_, state, tensors, job); });
   if (said.empty()) return -1;
-  const auto values = parsed(said);
+  const auto values = numbers_in(said);
   replica::copy_from(comm_, 0, tensors);
   own_ = true;
   state.set_values(values);

@@ -1,12 +1,12 @@
-// The state of a training run in one file: weights, optimizer, position and job.
+// Checkpoints: weights, optimizer state, position and properties of a job in one file.
 //
 //   tensors    those of the JobState: the model's parameters and buffers by name; the optimizer's as "optimizer/…"
 //   metadata   lockstep.format, lockstep.step (steps done), the JobState's values as lockstep.NAME (optimizer_steps,
 //              learning_rate), and the job's properties as lockstep.job.NAME
 //
-// Random numbers need no state: those of a shard are seeded from (job, step, shard).
+// Random generators are not in it, because every shard seeds its own from (job, step, phase, shard).
 //
-// Where it lies, and what lies beside it: formats/checkpoint_file.h.
+// Names of the file and of those beside it: formats/checkpoint_file.h.
 #pragma once
 
 #include <lockstep/comm.h>
@@ -24,36 +24,37 @@ namespace lockstep::steps {
 
 using Properties = std::map<std::string, std::string>;
 
-// A property of the job of the checkpoint in a directory; empty if there is none. Collective.
+// A property in the checkpoint of a directory; empty if there is no such property, or no checkpoint. Collective.
 std::string checkpoint_property(Comm& comm, const std::string& directory, const std::string& name);
 
-// The directory of a job's checkpoints, which belongs to the job until it ends.
+// The run directory. Only rank 0 reads and writes there; it tells the others what it found.
 //
 // Threads:   one caller at a time.
-// Blocking:  on the disk; the constructor a few seconds for another job that may be about to end.
-// Failure:   rank 0 alone works there, and every worker fails alike. All calls are collective.
-// Ownership: the Comm outlives it.
+// Blocking:  on the disk. All calls except path() and take_lock() are collective. The constructor waits some seconds for
+//            another job that may be about to end.
+// Failure:   if rank 0 fails, every worker throws the same.
+// Ownership: the Comm outlives it. The directory is locked until it goes, or until take_lock()'s caller drops the lock.
 class CheckpointDirectory {
  public:
   enum class Use { kReads, kWrites };
 
-  // To write: makes the directory and locks it, before time is spent on training. BadInput when it cannot be written, when
-  // another job is at work there, or when there is a checkpoint that nobody said what to do with.
+  // To write, makes the directory and locks it, now: before time is spent on training. BadInput if it cannot be written,
+  // if another job uses it, or if it has a checkpoint and `existing` is kRefuse.
   CheckpointDirectory(Comm& comm, std::string directory, ExistingCheckpoint existing, Use use);
 
-  // The Comm is another: its rank 0 works there now.
+  // After the Comm has become that of other workers: its rank 0 has the lock from here on.
   void rebind();
 
   std::string path() const;  // of the newest checkpoint
 
-  // BadInput, and the earlier file stays, when a parameter is not finite: nobody could go on from it.
+  // BadInput if a parameter is not finite, since no job could go on from that. The earlier file stays.
   void write(const JobState& state, std::int64_t step, const Properties& job);
 
-  // Gives what it read to all. Returns the steps done; −1 when there is no checkpoint. BadInput when it is
-  // damaged, Mismatch when it is of another model or job, naming the property.
+  // Reads into the state of all workers. Returns the steps done; −1 if there is no checkpoint. BadInput if it is
+  // damaged; Mismatch, with the name of the property, if it is of another model or job.
   std::int64_t read(JobState& state, const Properties& job);
 
-  // The caller's now, who gives the directory free by dropping it. None on other workers than rank 0.
+  // The lock is the caller's from here on. Only rank 0 has one.
   std::optional<base::FileLock> take_lock();
 
  private:
@@ -61,7 +62,7 @@ class CheckpointDirectory {
   std::string directory_;
   Use use_;
   std::optional<base::FileLock> lock_;
-  bool own_ = false;  // the checkpoint there is of this job
+  bool own_ = false;  // this job has written or read the checkpoint there
 };
 
 }  // namespace lockstep::steps

@@ -12,16 +12,21 @@ namespace {
 using Word = std::atomic<CommitToken>;
 static_assert(sizeof(Word) == sizeof(CommitToken) && Word::is_always_lock_free);
 
-constexpr std::size_t kLine = 64;
-
+// Parts begin in cache lines of their own.
 std::size_t up(std::size_t bytes) {
+  constexpr std::size_t kLine = 64;
   return (bytes + kLine - 1) / kLine * kLine;
 }
 
-// Each piece that is written is marked.
+CommitToken token_of(std::int64_t step, int phase, CommitToken copy) {
+  return static_cast<CommitToken>(step + 1) << 24 | static_cast<CommitToken>(phase) << 1 | copy;
+}
+
+// Marks each piece that is written.
 class Marks : public optim::UpdateJournal {
  public:
   Marks(Word* first, CommitToken token) : first_(first), token_(token) {}
+  // Release: a reader that sees the mark sees the values of the piece.
   void wrote(std::size_t piece) override { first_[piece].store(token_, std::memory_order_release); }
 
  private:
@@ -35,17 +40,12 @@ std::vector<std::size_t> sums_of(const std::vector<std::size_t>& counts) {
   return sums;
 }
 
-// Divisor and scale, and a clip factor and a count of steps for each model, besides the rates.
+// As StepRun::intent() writes them: divisor and scale; for each model a clip factor and a count of steps; all rates.
 std::size_t numbers_of(const CommitPage::Shape& shape) {
   return 2 + 2 * shape.pieces.size() + shape.rates;
 }
 
 }  // namespace
-
-CommitToken commit_token(std::int64_t step, int phase, int copy) {
-  return static_cast<CommitToken>(step + 1) << 24 | static_cast<CommitToken>(phase) << 1 |
-         static_cast<CommitToken>(copy);
-}
 
 CommitLayout::CommitLayout(const CommitHead& head)
     : intents(up(sizeof(CommitHead))),
@@ -69,8 +69,7 @@ CommitPage::CommitPage(Comm& comm, const Shape& shape)
              {0}},
       layout_(shape_),
       page_(comm, layout_.end, replica::Copies::kPerHost),
-      worker_(page_.shared() ? static_cast<std::size_t>(comm.rank()) : 0),
-      writes_buffers_(worker_ == 0) {
+      worker_(page_.shared() ? static_cast<std::size_t>(comm.rank()) : 0) {
   if (worker_ == 0) {
     std::memcpy(page_.data(), &shape_, offsetof(CommitHead, commit));
     head().commit.store(0, std::memory_order_release);
@@ -79,8 +78,9 @@ CommitPage::CommitPage(Comm& comm, const Shape& shape)
 }
 
 void CommitPage::begin(std::int64_t step, int phase) {
-  const int copy = 1 - static_cast<int>(head().commit.load(std::memory_order_acquire) & 1);
-  token_ = commit_token(step, phase, copy);
+  // The copy that does not count: what was committed last stays whole until the next commit.
+  const CommitToken copy = 1 - (head().commit.load(std::memory_order_acquire) & 1);
+  token_ = token_of(step, phase, copy);
 }
 
 void CommitPage::put_small(const std::map<int, double>& weighted_losses,
@@ -89,18 +89,20 @@ void CommitPage::put_small(const std::map<int, double>& weighted_losses,
   auto* const tokens = at<Word>(copy);
   auto* const losses = at<double>(copy + shape_.workers * sizeof(std::uint64_t));
   for (const auto& [shard, loss] : weighted_losses) losses[shard] = loss;
-  if (writes_buffers_ && !buffers.empty()) {
+  if (worker_ == 0 && !buffers.empty()) {  // all workers have the same buffers
     LOCKSTEP_CHECK(buffers.size() == shape_.buffer_bytes, "buffers keep their sizes");
     std::memcpy(losses + shape_.shards, buffers.data(), buffers.size());
   }
-  tokens[worker_].store(token_, std::memory_order_release);
+  tokens[worker_].store(token_, std::memory_order_release);  // last: what it names is complete
 }
 
 void CommitPage::intend(std::span<const double> numbers) {
   LOCKSTEP_CHECK(numbers.size() <= shape_.intent_numbers, "an intent has room for its numbers");
   const std::size_t intent = layout_.intent_of(shape_, worker_);
   auto* const token = at<Word>(intent);
-  token->store(0, std::memory_order_relaxed);  // while it is written, it is none
+  // While numbers are written there is no intent. The fence keeps them behind the 0, the last store keeps them before
+  // the token: numbers under a token are always its own.
+  token->store(0, std::memory_order_relaxed);
   std::atomic_thread_fence(std::memory_order_release);
   std::memcpy(at<double>(intent + sizeof(Word)), numbers.data(), numbers.size_bytes());
   token->store(token_, std::memory_order_release);
@@ -120,6 +122,7 @@ void CommitPage::commit(std::span<const std::size_t> models) {
         [&](const Word& mark) { return mark.load(std::memory_order_acquire) == token_; });
     LOCKSTEP_CHECK(all, "every piece of a model is marked when its update has ended");
   }
+  // It fails if another worker was faster, with the same token.
   head().commit.compare_exchange_strong(before, token_, std::memory_order_acq_rel);
 }
 

@@ -1,18 +1,18 @@
-// How far the steps of a job have come, in memory that the workers of a host share and that outlives any of them: what
-// the others need to finish, or to repeat, a step that a worker has died in.
+// The commit page: how far the steps of a job have come. It is memory that the workers of a host share, and it outlives
+// any of them. If a worker dies in a step, the others find here what they need to finish the step, or to repeat it.
 //
-//   small values   what a step changes besides weights and state: buffers, losses. They are there twice, and the commit word
-//                  says which one counts. Written before the first weight is
-//   intent         of each worker: which phase of which step, and every number that decides what will be written. Complete
-//                  before this worker writes its first weight
+//   small values   what a step changes besides weights and state: buffers, losses. There are two copies, and the commit
+//                  word says which one counts. Written before the first weight
+//   intent         of each worker: which phase of which step, and every number that decides what will be written. It is
+//                  complete before this worker writes its first weight
 //   marks          of each piece of each model: the phase whose values it has
-//   commit word    the last phase of which every piece of every model is marked. The first that finds it so moves it.
-//                  Gradients are overwritten only after that
+//   commit word    the last phase of which every piece of every model is marked. The first worker that finds it so
+//                  moves it. Gradients are overwritten only after that
 //
-// So a step without any intent has changed nothing that counts, and is repeated; one with an intent can be finished from
-// the gradients and the intent. (docs/decisions/0016-a-step-is-one-thing.md)
+// So if a step has no intent, it has changed nothing that counts, and is repeated. If it has an intent, it can be
+// finished from the gradients and the intent. (docs/decisions/0016-a-step-is-one-thing.md)
 //
-// Where workers do not share memory each has a page of its own.
+// If workers do not share memory, each has a page of its own.
 #pragma once
 
 #include <lockstep/comm.h>
@@ -30,13 +30,13 @@
 
 namespace lockstep::steps {
 
-// A phase of a step; and in the lowest bit, which of the two copies of the small values is its.
+// Names a phase of a step: the step + 1 from bit 24 on, then the phase, and in bit 0 the copy of the small values that is
+// its own. It is one word, so that one store can mark or commit.
 using CommitToken = std::uint64_t;
-CommitToken commit_token(std::int64_t step, int phase, int copy);
 
-// At the start of the page; another process may read it.
+// The start of the page. It says the shape of all that follows, so that another process can read the page.
 struct CommitHead {
-  static constexpr std::uint64_t kMagic = 0x7265636e65746e69;  // by which it is found from outside
+  static constexpr std::uint64_t kMagic = 0x7265636e65746e69;  // a reader searches for it
   std::uint64_t magic;
   std::uint64_t workers;
   std::uint64_t shards;
@@ -46,10 +46,10 @@ struct CommitHead {
   std::atomic<CommitToken> commit;  // 0: none
 };
 
-// Where each part lies, in bytes from the start of the page.
+// Offsets of the parts, from the start of the page. Writers and readers compute them from the head.
 struct CommitLayout {
   explicit CommitLayout(const CommitHead& head);
-  std::size_t intents;   // of each worker: a token, written last, and its numbers
+  std::size_t intents;   // of each worker: a token, which is written last, and its numbers
   std::size_t marks;     // a token each
   std::size_t small[2];  // of each copy: a token of each worker, losses by shard, buffers
   std::size_t end;
@@ -59,10 +59,12 @@ struct CommitLayout {
   }
 };
 
+// One worker's access to the page of a loop.
+//
 // Threads:   one caller at a time; journals as UpdateJournal says.
 // Blocking:  the constructor, which is collective.
-// Failure:   Unavailable when there is no memory for it.
-// Ownership: of the page, with the other workers.
+// Failure:   Unavailable if there is no memory for it.
+// Ownership: the Loop owns it; the page itself belongs to all workers of the host.
 class CommitPage {
  public:
   struct Shape {
@@ -73,15 +75,13 @@ class CommitPage {
   };
   CommitPage(Comm& comm, const Shape& shape);
 
-  // The order of a phase. All values of a worker are there after put_small(); all that decides its update after intend().
+  // The calls of a phase, in this order. `numbers` is what decides this worker's update.
   void begin(std::int64_t step, int phase);
   void put_small(const std::map<int, double>& weighted_losses, std::span<const std::byte> buffers);
   void intend(std::span<const double> numbers);
   std::unique_ptr<optim::UpdateJournal> journal(std::size_t model);
-  // Moves the word if every piece of these models is marked, and nobody has yet.
+  // Moves the commit word, unless another worker has. Every piece of these models must be marked.
   void commit(std::span<const std::size_t> models);
-
-  const CommitHead& head() const { return *reinterpret_cast<const CommitHead*>(page_.data()); }
 
  private:
   CommitHead& head() { return *reinterpret_cast<CommitHead*>(page_.data()); }
@@ -94,12 +94,11 @@ class CommitPage {
   CommitHead shape_;
   CommitLayout layout_;
   replica::FlatMemory page_;
-  std::size_t worker_ = 0;  // on this page
-  bool writes_buffers_;
-  CommitToken token_ = 0;  // of the phase under way
+  std::size_t worker_ = 0;  // our number on the page: the rank if the page is shared, else 0
+  CommitToken token_ = 0;   // of the phase under way
 };
 
-// Null where the models are on a GPU, whose memory goes with its process.
+// Null if the models are on a GPU: its memory goes with its process, and nobody could finish a step.
 std::unique_ptr<CommitPage> make_commit_page(Comm& comm, const CommitPage::Shape& shape,
                                              Device device);
 

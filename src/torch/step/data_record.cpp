@@ -11,7 +11,6 @@
 #include "base/hash.h"
 #include "base/log.h"
 #include "base/mutex.h"
-#include "torch/data/reader.h"
 #include "torch/replica/agreement.h"
 #include "torch/replica/tensors.h"
 #include "torch/step/arithmetic.h"
@@ -37,7 +36,7 @@ std::string digest(const Batch& batch) {
   return replica::digest(tensors);
 }
 
-// Of the one sample in it: "float32 [784] with int64 []".
+// The one sample of the batch: "float32 [784] with int64 []".
 std::string described(const Batch& batch) {
   const auto one = [](const torch::Tensor& tensor) {
     if (!tensor.defined()) return std::string("nothing");
@@ -46,7 +45,7 @@ std::string described(const Batch& batch) {
   return fmt::format("{} with {}", one(batch.data), one(batch.target));
 }
 
-// From the first to the last, evenly.
+// Indices from the first sample to the last, evenly spaced.
 std::vector<std::int64_t> spread(std::int64_t samples) {
   const std::int64_t count = std::min(samples, kSampled);
   std::vector<std::int64_t> indices;
@@ -55,8 +54,8 @@ std::vector<std::int64_t> spread(std::int64_t samples) {
   return indices;
 }
 
-// Whether reading seeds LibTorch's default generator. It has a seed of its own meanwhile, since the data set might give it
-// the one that it has. Draws do not count: what other threads draw is theirs.
+// Finds out whether reading seeds LibTorch's default generator. As long as it lives the generator has a seed that no data
+// set is likely to use, so that a new seed is seen. It does not look for draws, since other threads may draw meanwhile.
 class GeneratorProbe {
  public:
   GeneratorProbe() : turn_(generator_turn()), generator_(at::detail::getDefaultCPUGenerator()) {
@@ -121,7 +120,7 @@ std::string sampled(const Dataset& dataset) {
 std::string whole(const Dataset& dataset, const data::PrefetchOptions& prefetch) {
   base::Sha256 all;
   data::Prefetcher samples(
-      0, dataset.size(), [&](std::int64_t index) { return read_one(dataset, index); }, prefetch);
+      dataset.size(), [&](std::int64_t index) { return read_one(dataset, index); }, prefetch);
   while (const auto batch = samples.next()) all.update(digest(*batch));
   return base::to_hex(all.finish());
 }
@@ -162,14 +161,14 @@ DataRecord continued(Comm& comm, const std::string& directory, const DataRecord&
     refuse_other_data(directory, "all of it " + then.whole, record.whole);
   if (comm.rank() == 0 && then.sampled.empty()) {
     base::log(base::LogLevel::kWarn,
-              "the checkpoint in {} does not say which data its job began with, so whether it has "
-              "changed since is not known; later checkpoints will say it",
+              "the checkpoint in {} does not say which data its job began with: the data may have "
+              "changed since; later checkpoints will say it",
               directory);
   } else if (comm.rank() == 0 && then.whole.empty() && !record.whole.empty()) {
     base::log(
         base::LogLevel::kWarn,
-        "the checkpoint in {} knows {} samples of its data, which have not changed; about the "
-        "others it does not say, later checkpoints will",
+        "the checkpoint in {} knows only {} samples of its data, and these have not changed; later "
+        "checkpoints will know all samples",
         directory, kSampled);
   }
   return {record.sampled, record.whole.empty() ? then.whole : record.whole};

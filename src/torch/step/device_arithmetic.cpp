@@ -11,7 +11,7 @@
 namespace lockstep::steps {
 namespace {
 
-// Where LibTorch allows it.
+// Where LibTorch allows TF32.
 std::string tf32_in_use() {
   const auto& context = at::globalContext();
   return fmt::format("products {}, convolutions {}", context.allowTF32CuBLAS() ? "on" : "off",
@@ -22,7 +22,7 @@ std::string tf32_in_use() {
 
 bool changes_arithmetic_of(Device device, std::string_view variable) {
   if (device.kind == DeviceKind::kCpu) return false;
-  if (variable.find("_LOG") != std::string_view::npos) return false;  // what is logged
+  if (variable.find("_LOG") != std::string_view::npos) return false;  // changes only what is logged
   static constexpr std::array<std::string_view, 7> kBeginnings = {
       "CUBLAS",       "CUDNN_",     "NVIDIA_TF32_OVERRIDE", "TORCH_ALLOW_TF32",
       "TORCH_CUDNN_", "TORCH_BLAS", "PYTORCH_TUNABLEOP_"};

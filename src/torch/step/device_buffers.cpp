@@ -6,7 +6,7 @@
 namespace lockstep::steps {
 namespace {
 
-// The sum over tensors, two neighbours at a time: the tree's order.
+// The sum over tensors, two neighbours at a time. That is the order of the tree.
 torch::Tensor tree_sum(std::vector<torch::Tensor> values) {
   while (values.size() > 1) {
     std::vector<torch::Tensor> sums;
@@ -18,7 +18,7 @@ torch::Tensor tree_sum(std::vector<torch::Tensor> values) {
   return values.front();
 }
 
-// On a GPU: all of them lie in one memory, and whatever is done is queued.
+// On a GPU: all buffers lie in one memory, and everything is queued on the current stream.
 class DeviceBuffers : public ShardBuffers {
  public:
   DeviceBuffers(const ModelView& model, BufferRule rule)
@@ -73,7 +73,7 @@ void DeviceBuffers::end_step(Comm& comm, const std::vector<int>& ran) {
 }
 
 torch::Tensor DeviceBuffers::mean_of(const torch::Tensor& rows, const std::vector<int>& ran) const {
-  torch::Tensor next = rows[ran.front()].clone();  // counters: the first's
+  torch::Tensor next = rows[ran.front()].clone();  // counters are the first shard's
   for (const auto& [name, tensor] : buffers_) {
     if (!tensor.is_floating_point() || tensor.numel() == 0) continue;
     const auto first =

@@ -1,4 +1,4 @@
-// What of a step depends on where its models are, chosen once for each loop.
+// The classes for a CPU or for a GPU, chosen once for each loop by where its models are.
 #include <utility>
 
 #include "torch/step/commit_page.h"

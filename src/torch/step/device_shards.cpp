@@ -1,12 +1,12 @@
-// Forward and backward of shards on a GPU: queued there, while the host goes on.
+// Forward and backward of shards on a GPU: they are queued there, and the host goes on.
 //
 //   eager    LibTorch queues one kernel after the other
-//   replay   what an eager pass queues is captured once, as a graph, and queued again as a whole: for every shard with as
-//            many samples, with its own samples, seed and weight. The first, second, fourth, eighth … time its loss is
+//   replay   what an eager pass queues is captured once, as a CUDA graph. For every shard with as many samples the graph is
+//            queued again as a whole, with the shard's samples, seed and weight. In replay 1, 2, 4, 8 … its loss is
 //            compared with that of a forward pass
 //
-// Losses come back a step later, so that nobody waits for the GPU before it has been given more to do. The update writes
-// them to the host: no stream waits for another, which costs more than a kernel.
+// Losses come back a step later, so that the host never waits before it has queued more work. The update copies them to
+// the host: a copy on another stream would make one stream wait for the other, and that takes longer than a kernel.
 #include <fmt/format.h>
 #include <lockstep/errors.h>
 
@@ -15,7 +15,6 @@
 #include <chrono>
 #include <cmath>
 #include <cstdint>
-#include <map>
 #include <optional>
 #include <set>
 #include <string>
@@ -30,7 +29,7 @@
 namespace lockstep::steps {
 namespace {
 
-// Libraries choose kernels and take memory in the first passes, which cannot be captured.
+// The first passes cannot be captured: libraries choose kernels and take memory in them.
 constexpr int kWarmUp = 2;
 
 bool same_kind(const torch::Tensor& a, const torch::Tensor& b) {
@@ -42,36 +41,37 @@ torch::Tensor copy_of(const torch::Tensor& tensor) {
   return tensor.defined() ? tensor.clone() : tensor;
 }
 
-// What was copied into the graph's input last, and as it was then.
+// The tensor that was copied into the graph's input last, and its version then.
 struct Copied {
   torch::Tensor tensor;
   std::int64_t version = 0;
 };
 
-// What a loss has reported: names, and a sum and a weight for each.
+// Metrics that a loss has reported. `values` has a sum and a weight for each name.
 struct Reported {
   std::vector<std::string> names;
   std::vector<torch::Tensor> values;
 };
 
-// A captured pass, and the tensors that it reads and writes.
+// The captured pass: its graph, and the tensors that the graph reads and writes.
 struct Replay {
   device::Graph graph;
-  Batch input;  // what is in these tensors is what a replay sees
+  Batch input;  // a replay reads these tensors; samples are copied into them
   struct {
     Copied data;
     Copied target;
   } copied;
   torch::Tensor weight;
-  double weight_is = 0;
+  double weight_is = 0;  // the value in `weight`
   torch::Tensor loss;
   Reported reported;
   std::vector<replica::ShardPass::Captured> captured;  // by model
 };
 
 // Threads:   one caller at a time, always with the same current stream.
-// Blocking:  bring(), until the GPU has run the step; run() with a capture; the destructor, until nothing writes losses.
-// Failure:   what the loss throws; BadInput for one that is not what it was when it was captured. What cannot be captured
+// Blocking:  bring(), until the GPU has run the step; run() if it captures; the destructor, until the GPU writes no more
+//            losses to the host.
+// Failure:   what the loss throws; BadInput for a loss that has changed since it was captured. What cannot be captured
 //            runs eagerly, and counts() says why. Timeout from bring().
 // Ownership: borrows the models; owns the graph and the memory of its tensors.
 class DeviceShards : public ShardRunner, private Reports {
@@ -82,7 +82,7 @@ class DeviceShards : public ShardRunner, private Reports {
   DeviceShards& operator=(const DeviceShards&) = delete;
 
   void begin_step() override;
-  // The models are told as by backward(): they add up, or reduce.
+  // The models add up or reduce the gradients, as after backward().
   void run(Turn& turn) override;
   flat::Note note() override;
   void end_step() override;
@@ -92,15 +92,15 @@ class DeviceShards : public ShardRunner, private Reports {
   const ShardCounts& counts() const override { return counts_; }
 
  private:
-  // What a step has left for the host to read.
+  // The numbers of a step, for the host to read when the GPU is done with it.
   struct Record {
     struct OfShard {
       int shard = 0;
       double weight = 0;
       std::vector<std::string> names;  // of metrics
     };
-    torch::Tensor
-        numbers;  // each shard's loss, then its metrics' sums and weights; in pinned memory
+    // In pinned memory: of each shard its loss, then the sums and weights of its metrics.
+    torch::Tensor numbers;
     std::vector<OfShard> shards;
     device::Event done;
   };
@@ -122,19 +122,19 @@ class DeviceShards : public ShardRunner, private Reports {
 
   ShardWork work_;
   int warm_up_ = 0;       // eager passes so far
-  torch::Tensor weight_;  // of one of them
+  torch::Tensor weight_;  // the weight of one of them, as a tensor of the loss's kind
   Reported reported_;     // by the shard that runs
   bool capturing_ = false;
   std::optional<Replay> replay_;
-  std::array<std::optional<Record>, 2> records_;  // of even and odd steps
+  std::array<std::optional<Record>, 2> records_;  // of even and odd steps: one is read, one written
   std::size_t step_ = 0;
-  torch::Tensor
-      numbers_;  // of the step under way; of one shard without metrics, where its loss was computed
+  // On the GPU, of the step under way. With one shard and no metrics it may be the loss itself.
+  torch::Tensor numbers_;
   std::set<std::string> metrics_;
   ShardCounts counts_;
 };
 
-// What is there already, as of a data set of one batch, is not copied again.
+// A tensor that is in the input already is not copied again; so it is with a data set of one batch.
 void DeviceShards::copy_input(const torch::Tensor& from, torch::Tensor& to, Copied& last) {
   if (!from.defined()) return;
   if (last.tensor.is_same(from) && last.version == from._version()) return;
@@ -144,8 +144,8 @@ void DeviceShards::copy_input(const torch::Tensor& from, torch::Tensor& to, Copi
 
 DeviceShards::DeviceShards(ShardWork work) : work_(std::move(work)) {}
 
-// LibTorch would give the pinned memory to the next who asks, while an update that was queued is still to write to it. A
-// device that has failed or stands still writes nothing.
+// Waits, because a queued update may still write to the pinned memory, and LibTorch would give that memory away. A device
+// that has failed or stands still writes nothing more.
 DeviceShards::~DeviceShards() {
   try {
     const device::CurrentDevice current(device());
@@ -162,6 +162,7 @@ void DeviceShards::begin_step() {
   record->shards.clear();
 }
 
+// Forward and backward are queued as one: before_backward comes before both, and forward_done after both.
 void DeviceShards::run(Turn& turn) {
   turn.before_backward();
   turn.shard.reports = this;
@@ -178,7 +179,8 @@ void DeviceShards::run(Turn& turn) {
   turn.forward_done();
 }
 
-// Until the update, which copies bytes: on the GPU, of the type that the record has. The next shard may overwrite it.
+// Keeps the loss on the GPU until the update copies it, as bytes: so it gets the type that the record has. With several
+// shards it is copied now, since the next replay overwrites it.
 void DeviceShards::keep(const torch::Tensor& loss) {
   Record& record = *records_[step_ % 2];
   if (!record.numbers.defined() || record.numbers.numel() != work_.hosted) {
@@ -197,14 +199,14 @@ void DeviceShards::keep(const torch::Tensor& loss) {
   numbers_.select(0, number).copy_(loss.reshape(at::IntArrayRef{}));
 }
 
-// How many numbers the shards so far have.
+// How many numbers the shards of the record have.
 std::int64_t DeviceShards::count_in(const Record& record) {
   std::size_t count = 0;
   for (const auto& of : record.shards) count += 1 + 2 * of.names.size();
   return static_cast<std::int64_t>(count);
 }
 
-// Behind those of the shards before.
+// Puts the loss and the reported metrics behind the numbers of the shards before.
 void DeviceShards::keep_with_reports(const torch::Tensor& loss) {
   Record& record = *records_[step_ % 2];
   std::vector<torch::Tensor> row;
@@ -234,7 +236,7 @@ void DeviceShards::end_step() {
 }
 
 PhaseResult::Local DeviceShards::bring(Deadline deadline) {
-  const Record& record = *records_[(step_ + 1) % 2];
+  const Record& record = *records_[(step_ + 1) % 2];  // end_step() has counted on
   record.done.wait(deadline);
   PhaseResult::Local local;
   std::int64_t number = 0;
@@ -306,7 +308,7 @@ torch::Tensor DeviceShards::replay(const Turn& turn) {
   return replay.loss;
 }
 
-// The loss as it is now, and nothing else of it: buffers are as they were.
+// The loss of an eager forward pass. Buffers have their old values after it.
 torch::Tensor DeviceShards::loss_alone(const Turn& turn) {
   std::vector<torch::Tensor> before;
   for (const torch::Tensor& bytes : work_.buffer_bytes) before.push_back(bytes.clone());
@@ -315,10 +317,11 @@ torch::Tensor DeviceShards::loss_alone(const Turn& turn) {
   return loss;
 }
 
-// A graph repeats what the host has decided when it was captured: numbers that it had then, the way that it took.
+// A graph repeats what the host decided during the capture: its numbers, and its branches. If the loss depends on
+// something of the host that has changed since, the two losses differ.
 void DeviceShards::check(const torch::Tensor& replayed, const torch::Tensor& expected) {
   const bool exact = at::globalContext().deterministicAlgorithms();
-  constexpr double kRounding = 1e-2;  // of half types, added in another order
+  constexpr double kRounding = 1e-2;  // half types that are added in another order
   const bool same =
       exact ? torch::equal(replayed, expected) || !torch::isfinite(expected).all().item<bool>()
             : torch::allclose(replayed, expected, kRounding, kRounding, true);
@@ -336,7 +339,7 @@ void DeviceShards::capture(const Turn& turn) {
   const Batch& batch = turn.shard.batch;
   replay.input = {copy_of(batch.data), copy_of(batch.target), batch.samples};
   replay.weight = weight_.clone();
-  replay.weight_is = std::nan("");  // whatever comes is another
+  replay.weight_is = std::nan("");  // unlike any weight: the first replay writes its own
   Shard shard = turn.shard;
   shard.batch = replay.input;
   torch::manual_seed(turn.seed);

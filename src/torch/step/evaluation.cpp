@@ -20,25 +20,39 @@
 namespace lockstep::steps {
 namespace {
 
-// Modules in eval(), and no gradients, as long as it lives; then each is as it was.
+// As long as it lives modules are in eval(), and nothing is recorded for backward. Then each module is as it was.
 class EvaluationScope {
  public:
-  explicit EvaluationScope(const std::vector<std::shared_ptr<torch::nn::Module>>& modules);
-  ~EvaluationScope();
+  explicit EvaluationScope(const std::vector<std::shared_ptr<torch::nn::Module>>& modules) {
+    for (const auto& root : modules) {
+      for (const auto& module : root->modules(/*include_self=*/true))
+        before_.emplace_back(module, module->is_training());
+      root->eval();
+    }
+  }
+  // In the order of the constructor, the outermost first: train() of a module is also that of its children.
+  ~EvaluationScope() {
+    for (const auto& [module, trains] : before_) module->train(trains);
+  }
   EvaluationScope(const EvaluationScope&) = delete;
   EvaluationScope& operator=(const EvaluationScope&) = delete;
 
  private:
   torch::NoGradGuard no_grad_;
-  std::vector<std::pair<std::shared_ptr<torch::nn::Module>, bool>>
-      before_;  // which were in train()
+  // Each module, and whether it was in train().
+  std::vector<std::pair<std::shared_ptr<torch::nn::Module>, bool>> before_;
 };
 
-// Tensors that are what they were when it ends: evaluation changes nothing, whatever a model counts in eval().
+// Gives tensors their old values when it ends: a model may count something even in eval().
 class UnchangedScope {
  public:
-  explicit UnchangedScope(std::vector<torch::Tensor> tensors);
-  ~UnchangedScope();
+  explicit UnchangedScope(std::vector<torch::Tensor> tensors) : tensors_(std::move(tensors)) {
+    for (const torch::Tensor& tensor : tensors_) before_.push_back(tensor.detach().clone());
+  }
+  ~UnchangedScope() {
+    torch::NoGradGuard no_grad;
+    for (std::size_t i = 0; i < tensors_.size(); ++i) tensors_[i].data().copy_(before_[i]);
+  }
   UnchangedScope(const UnchangedScope&) = delete;
   UnchangedScope& operator=(const UnchangedScope&) = delete;
 
@@ -79,29 +93,8 @@ Score evaluate_shard(const EvaluationWork& work, int shard, int shards) {
   return sum;
 }
 
-EvaluationScope::EvaluationScope(const std::vector<std::shared_ptr<torch::nn::Module>>& modules) {
-  for (const auto& root : modules) {
-    for (const auto& module : root->modules(/*include_self=*/true))
-      before_.emplace_back(module, module->is_training());
-    root->eval();
-  }
-}
-
-// A module's train() is that of all its children, too: from the outermost on.
-EvaluationScope::~EvaluationScope() {
-  for (const auto& [module, trains] : before_) module->train(trains);
-}
-
-UnchangedScope::UnchangedScope(std::vector<torch::Tensor> tensors) : tensors_(std::move(tensors)) {
-  for (const torch::Tensor& tensor : tensors_) before_.push_back(tensor.detach().clone());
-}
-UnchangedScope::~UnchangedScope() {
-  torch::NoGradGuard no_grad;
-  for (std::size_t i = 0; i < tensors_.size(); ++i) tensors_[i].data().copy_(before_[i]);
-}
-
-// Over the whole data set, by shard, so that the batches and the order of addition depend on the job alone. Last come
-// whole numbers, which may be added in any order.
+// Goes over the data set by shard, so that batches and the order of addition depend on the job alone. `sums` has the
+// losses by shard, and last two counts: whole numbers, which may be added in any order.
 Evaluation evaluate_all(Generation& generation, const EvaluationWork& work) {
   const auto shards = static_cast<std::size_t>(generation.shards);
   std::vector<double> sums(shards + 2);
@@ -128,8 +121,8 @@ Evaluation JobCore::evaluate(const Dataset& dataset,
   for (const ModelView& model : models_.all) {
     for (const NamedTensor& buffer : model.buffers()) buffers.push_back(buffer.tensor);
   }
-  const UnchangedScope unchanged(std::move(buffers));  // also by a forward() that counts in eval()
-  // A shard's batch fits into memory with its backward pass, so without one it does.
+  const UnchangedScope unchanged(std::move(buffers));
+  // As many samples as a shard has: they fit into memory with a backward pass, so they do without.
   return evaluate_all(generation_, {.dataset = dataset,
                                     .score = score,
                                     .most = setup_.options.global_batch / setup_.options.shards,

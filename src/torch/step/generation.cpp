@@ -31,7 +31,7 @@ void agree_on_checkpoints(Comm& comm, const JobSetup& setup) {
                  {"workers run different jobs", "start all of them with the same options"});
 }
 
-// Of the checkpoint in a directory; 0 if there is none. Collective.
+// The number of shards in a directory's checkpoint; 0 if there is none. Collective.
 int saved_shards(Comm& comm, const std::string& directory) {
   constexpr std::int64_t kMost = 1 << 24;
   const std::string saved = checkpoint_property(comm, directory, "shards");

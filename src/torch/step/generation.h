@@ -1,5 +1,5 @@
-// One membership of a job: who is here, which shards each worker hosts, and how their gradients are added up. All that
-// depends on the workers is in it, so that a job goes to other workers by taking another one.
+// One membership of a job: who is here, which shards each worker hosts, and how their gradients are added. Everything
+// that depends on the workers is in it. So a job goes to other workers by taking another Generation.
 #pragma once
 
 #include <lockstep/comm.h>
@@ -11,17 +11,18 @@
 
 namespace lockstep::steps {
 
-// What a job is asked for, by a program or by a Trainer.
+// What a program or a Trainer asks of a job.
 struct JobSetup {
   JobOptions options;
-  int asked_shards = 0;     // by the program; the options have what became of it
-  int accumulate = 0;       // shards for each worker at the start, if nobody says how many shards
+  int asked_shards = 0;     // what the program asked for; options.shards is what was chosen
+  int accumulate = 0;       // shards per worker at the start, if the number of shards is open
   bool only_reads = false;  // no checkpoint is written
 };
 
+// The job owns it. A change of membership replaces it as a whole.
 struct Generation {
   std::shared_ptr<control::Inventory> inventory;  // of the world
-  Comm control;  // weights of shards, buffers, agreements, checkpoints: in one order on all workers
+  Comm control;  // for weights of shards, buffers, agreements and checkpoints
   int shards = 0;
   plan::ShardRange hosted;
   plan::ShardedReduction reduction;
@@ -33,12 +34,12 @@ struct Generation {
   }
 };
 
-// The workers of the world as they are now. Chooses the shards if the options leave that open, and writes them there.
-// BadInput for options that these workers cannot follow, Mismatch when they would not do the same about checkpoints.
+// The workers of the world as they are now. If the options leave the number of shards open, chooses it and writes it
+// there. BadInput for options that these workers cannot follow; Mismatch if workers would treat checkpoints differently.
 // Collective.
 Generation make_generation(World& world, JobSetup& setup);
 
-// Whether the job goes on from a checkpoint, if there is one.
+// Whether the job would go on from a checkpoint.
 bool resumes(const JobOptions& options);
 
 }  // namespace lockstep::steps

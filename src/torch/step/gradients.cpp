@@ -5,7 +5,7 @@
 namespace lockstep::steps {
 namespace {
 
-// What a model has to know of the shards where it reduces them itself; nothing when each worker has one.
+// How the model reduces what its banks hold; nothing if each worker has one shard.
 std::optional<replica::Sharded> sharded(const Generation& generation) {
   if (generation.shards == generation.size()) return std::nullopt;
   const plan::Accumulation& mine = generation.mine();
@@ -17,9 +17,9 @@ std::optional<replica::Sharded> sharded(const Generation& generation) {
 
 class FusedGradients : public StepGradients {
  public:
-  FusedGradients(replica::Replicated& model, const Generation& generation, bool watches)
+  FusedGradients(replica::Replicated& model, const Generation& generation, bool with_parity)
       : StepGradients(model), plan_(generation.reduction), run_(model, std::nullopt) {
-    if (watches) model.banks().watch(model.comm(), model.faults());
+    if (with_parity) model.banks().watch(model.comm(), model.faults());
   }
 
   bool meets() const override { return false; }
@@ -65,13 +65,13 @@ void StepGradients::begin_shard(const plan::Accumulation::Step& planned) {
 
 std::unique_ptr<StepGradients> make_gradients(replica::Replicated& model,
                                               const Generation& generation, Averages averages,
-                                              bool watches) {
+                                              bool with_parity) {
   using Holds = replica::Banks::Holds;
   const bool one_each = generation.shards == generation.size();
   model.banks().make(model.comm(), generation.reduction.banks,
                      one_each ? Holds::kOneShard : Holds::kSums);
   if (model.reads_all_gradients() && averages == Averages::kAnywhere)
-    return std::make_unique<FusedGradients>(model, generation, watches);
+    return std::make_unique<FusedGradients>(model, generation, with_parity);
   return std::make_unique<ReducedGradients>(model, generation);
 }
 

@@ -1,10 +1,10 @@
 // How the gradients of a step's shards reach the update: a strategy for each way.
 //
-//   fused     where every worker reads all gradients, nothing is reduced before the update, which does it on the way
+//   fused     every worker can read all gradients. The update adds them up itself: reduction and update are one pass, and
+//             averages are never written
 //   reduced   the last backward of a step reduces, and leaves the averages in param.grad
 //
-// A class for each, since the fused one writes no averages at all: there is nothing in param.grad to look at. A codec, a
-// second level or a partition is another class here.
+// Each is a class. A codec, a second level or a partition would be another one.
 #pragma once
 
 #include <chrono>
@@ -16,10 +16,12 @@
 
 namespace lockstep::steps {
 
-// Threads:   that of the replica.
-// Blocking:  reduce(), and finish() where gradients may be absent, which are collective; at most the Comm's timeout.
+// The gradients of one model, from shard to update. As long as it lives, backward passes are those of shards.
+//
+// Threads:   as the replica.
+// Blocking:  reduce(), and finish() if gradients may be absent. They are collective; at most the Comm's timeout.
 // Failure:   as Replica.
-// Ownership: borrows the model and the generation. As long as it lives backward passes are those of shards.
+// Ownership: the ModelStep owns it; it borrows the model and the generation.
 class StepGradients {
  public:
   virtual ~StepGradients() = default;
@@ -27,15 +29,16 @@ class StepGradients {
   // Before a shard's turn: its gradients go to the bank that plan/ names.
   void begin_shard(const plan::Accumulation::Step& planned);
 
-  // Whether the last backward of a step meets the other workers, and must know what all shards weigh.
+  // Whether the last backward of a step meets the other workers. Only then before_last() or reduce() is called: with the
+  // weight of all shards, which the reduction divides by.
   virtual bool meets() const = 0;
   virtual void before_last(double total) = 0;
-  // In place of the last backward, for a shard without samples.
+  // In place of the last backward, if the last shard has no samples.
   virtual void reduce(double total) = 0;
 
-  // After the last shard.
+  // After the last shard: where the update reads the gradients.
   virtual optim::GradientSource finish(double total) = 0;
-  // What the reduction has added to the last backward.
+  // How long the last backward waited for the reduction.
   virtual std::chrono::nanoseconds exposed() const = 0;
 
  protected:
@@ -44,12 +47,12 @@ class StepGradients {
 };
 
 enum class Averages : bool {
-  kAnywhere,
-  kInGrad,  // param.grad has them before an update
+  kAnywhere,  // where it is fastest, or nowhere
+  kInGrad,    // param.grad has them before an update
 };
-// `watches`: for bits that change on their own. Collective.
+// `with_parity`: the fused one looks for gradients that changed though nobody wrote. Collective.
 std::unique_ptr<StepGradients> make_gradients(replica::Replicated& model,
                                               const Generation& generation, Averages averages,
-                                              bool watches);
+                                              bool with_parity);
 
 }  // namespace lockstep::steps

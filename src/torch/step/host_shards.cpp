@@ -8,6 +8,7 @@
 namespace lockstep::steps {
 namespace {
 
+// On a CPU. All calls run on the thread of the caller.
 class HostShards : public ShardRunner, private Reports {
  public:
   explicit HostShards(ShardWork work) : work_(std::move(work)) {}
@@ -42,9 +43,9 @@ void HostShards::add(const std::string& name, double sum, double weight) {
   throw BadInput(fmt::format("the metric {} was reported twice for shard {}", name, shard_));
 }
 
-// LibTorch's generator belongs to the process. Workers may be threads of one, with any engine, and then take turns:
-// what a shard draws between its seed and its loss is its own. Alone in a process nobody waits here. Backward goes
-// without, since it meets the other workers; what LibTorch drops there was drawn in forward.
+// LibTorch's default generator belongs to the process. Workers that are threads of one process take turns, so that no
+// other worker seeds or draws between a shard's seed and its loss. Backward must be outside of the lock: it meets the
+// other workers, which may wait for the lock. What it needs, such as dropout's mask, was drawn in forward.
 torch::Tensor HostShards::seeded_loss(const Turn& turn) {
   const base::Lock lock(generator_turn());
   torch::manual_seed(turn.seed);

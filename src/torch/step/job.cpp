@@ -1,4 +1,3 @@
-#include <fmt/format.h>
 #include <lockstep/errors.h>
 #include <lockstep/job.h>
 #include <lockstep/step.h>
@@ -41,10 +40,7 @@ Batches Job::batches(DatasetPtr dataset, const BatchesOptions& options) {
     throw BadInput("batches() wants fewer steps: 2^40 are more than any job runs");
   if (options.loader_threads < 0 || options.prefetch < 0)
     throw BadInput("loader_threads and prefetch of batches() are 0 or more");
-  core_->prepare(dataset, options,
-                 {{"steps", std::to_string(options.steps)},
-                  {"epochs", std::to_string(options.epochs)},
-                  {"verify_data", options.verify_data ? "on" : "off"}});
+  core_->prepare(dataset, options);
   return Batches(core_->open(dataset, options));
 }
 
@@ -63,7 +59,8 @@ void Job::save() {
 }
 
 void Job::rebind(World& world) {
-  const auto inventory = core_->generation().inventory;  // of the world that it leaves
+  // A copy: move_to() calls the job's rebind(), which replaces the generation that holds it.
+  const auto inventory = core_->generation().inventory;
   inventory->move_to(world);
 }
 
@@ -89,8 +86,8 @@ std::string Job::weights_sha256() const {
 Step::Step(Job& job, const std::string& name, const std::vector<optim::Optimizer*>& optimizers,
            Loss loss, StepOptions options)
     : job_(job.core_),
-      core_(&job_->add_step(std::make_unique<steps::StepCore>(name, optimizers, std::move(loss),
-                                                              std::move(options)))) {}
+      core_(&job_->add_step(std::make_unique<steps::StepCore>(
+          steps::StepCore{name, optimizers, std::move(loss), std::move(options)}))) {}
 Step::~Step() = default;
 
 Outcome Step::operator()(const GlobalBatch& batch) {
@@ -109,13 +106,13 @@ const std::string& Step::name() const {
 Outcome::Outcome(std::shared_ptr<steps::PhaseResult> result) : result_(std::move(result)) {}
 
 double Outcome::loss() const {
-  if (!result_) throw BadInput("a step that was not made has no loss");
+  if (!result_) throw BadInput("a step that was skipped has no loss");
   result_->wait();
   return result_->loss();
 }
 
 double Outcome::metric(const std::string& name) const {
-  if (!result_) throw BadInput("a step that was not made has no metrics");
+  if (!result_) throw BadInput("a step that was skipped has no metrics");
   result_->wait();
   return result_->metric(name);
 }

@@ -5,11 +5,8 @@
 
 #include <algorithm>
 #include <cmath>
-#include <map>
-#include <sstream>
 #include <utility>
 
-#include "base/environment.h"
 #include "base/log.h"
 #include "base/mutex.h"
 #include "control/gather_text.h"
@@ -83,7 +80,7 @@ void JobCore::rebind(World& world) {
     throw BadInput("a job goes to other workers between two loops, not in one or after a failure");
   numbers_.pending.reset();
   JobSetup setup = setup_;
-  setup.options.shards = setup_.asked_shards;  // workers that join ask the same
+  setup.options.shards = setup_.asked_shards;  // workers that join ask for the same
   generation_ = make_generation(world, setup);
   if (setup.options.shards != setup_.options.shards)
     throw BadInput("a job cannot have another number of shards with other workers");
@@ -95,8 +92,8 @@ void JobCore::rebind(World& world) {
 StepCore& JobCore::add_step(std::unique_ptr<StepCore> step) {
   if (is_prepared()) {
     throw BadInput(fmt::format(
-        "the Step {} comes after batches(): make all Steps of a job before, so that its checkpoint "
-        "is read into all that they change",
+        "the Step {} comes after batches(): make all Steps of a job before batches(), which reads "
+        "the checkpoint into everything that they change",
         step->name));
   }
   if (step->name.empty() || !step->loss || step->optimizers.empty())
@@ -110,7 +107,7 @@ StepCore& JobCore::add_step(std::unique_ptr<StepCore> step) {
       throw BadInput(fmt::format("the Step {} has no optimizer, or one twice", step->name));
     if (ModelView(**at).comm().size() != generation_.size()) {
       throw BadInput(
-          fmt::format("an optimizer of the Step {} is of a model of another world", step->name));
+          fmt::format("an optimizer of the Step {} trains a model of another world", step->name));
     }
   }
   models_.add(*step);
@@ -139,25 +136,25 @@ Properties JobCore::properties() const {
   return all;
 }
 
-Properties JobCore::properties_with_data() const {
-  return with_data(properties(), data_.record);
-}
-
 Properties JobCore::hashed_properties() const {
   return with_data(properties(), {data_.record.sampled, ""});
 }
 
 void JobCore::prepare(const DatasetPtr& dataset, const BatchesOptions& options,
-                      std::vector<replica::Property> more) {
+                      const std::vector<replica::Property>& more) {
   if (steps_.empty()) throw BadInput("the job has no Step: make one before batches()");
-  if (!is_prepared()) state_ = models_.named_state();
   const bool again = is_prepared();
+  if (!again) state_ = models_.named_state();
   data_.samples = dataset->size();
-  more.push_back({"check_divergence", setup_.options.check_divergence ? "on" : "off"});
+  std::vector<replica::Property> all = {{"steps", std::to_string(options.steps)},
+                                        {"epochs", std::to_string(options.epochs)},
+                                        {"verify_data", options.verify_data ? "on" : "off"}};
+  all.insert(all.end(), more.begin(), more.end());
+  all.push_back({"check_divergence", setup_.options.check_divergence ? "on" : "off"});
   for (const auto& step : steps_)
-    more.push_back({"step " + step->name, step->options.before_update ? "hooked" : "plain"});
-  for (const auto& [name, value] : properties()) more.push_back({name, value});
-  replica::agree(generation_.control, more,
+    all.push_back({"step " + step->name, step->options.before_update ? "hooked" : "plain"});
+  for (const auto& [name, value] : properties()) all.push_back({name, value});
+  replica::agree(generation_.control, all,
                  {"workers run different jobs", "start all of them with the same options"});
   const auto reading = options.verify_data ? DataReading::kWhole : DataReading::kSampled;
   DataRecord record = record_of(*dataset, reading, {options.loader_threads, options.prefetch});
@@ -177,7 +174,7 @@ std::unique_ptr<Loop> JobCore::open(const DatasetPtr& dataset, const BatchesOpti
     throw BadInput("another loop of the job is open: a job has one at a time");
   if (progress_.running) {
     throw BadInput(
-        "a step of the job has failed, and its models are of no further use: make the job again; "
+        "a step of the job has failed, and its models cannot be used any more: make the job again; "
         "it goes on from its checkpoint");
   }
   catch_up();
@@ -197,10 +194,11 @@ void JobCore::warn_beyond(std::int64_t end) const {
             setup_.options.checkpoint, progress_.saved_at, end);
 }
 
-// Where the others are, if some are further than this worker; else, at first, where the checkpoint is.
+// A worker that has joined takes the state of one that is further. If no worker has run yet, all read the checkpoint.
 void JobCore::catch_up() {
   Comm& comm = generation_.control;
   std::vector<std::int64_t> positions(static_cast<std::size_t>(comm.size()));
+  // 0 is for a worker that has never opened a loop; each worker fills in its own number.
   positions[static_cast<std::size_t>(comm.rank())] = progress_.opened ? progress_.next + 1 : 0;
   comm.all_reduce({positions.data(), positions.size(), DType::kInt64}).wait();
   const auto furthest = std::max_element(positions.begin(), positions.end());
@@ -212,16 +210,13 @@ void JobCore::catch_up() {
 
 void JobCore::take_state_of(int source) {
   Comm& comm = generation_.control;
-  std::string mine = fmt::format("{} {}\n", progress_.next, progress_.saved_at);
-  for (const auto& [name, value] : state_.values()) mine += fmt::format("{}={}\n", name, value);
-  std::istringstream lines(control::gather_text(comm, mine)[static_cast<std::size_t>(source)]);
-  lines >> progress_.next >> progress_.saved_at;
-  std::map<std::string, double> values;
-  for (std::string line; std::getline(lines, line);) {
-    const auto equals = line.find('=');
-    if (equals != std::string::npos)
-      values[line.substr(0, equals)] = base::parse_real(line.substr(equals + 1)).value();
-  }
+  auto mine = state_.values();
+  mine["next"] = std::to_string(progress_.next);
+  mine["saved_at"] = std::to_string(progress_.saved_at);
+  const auto all = control::gather_text(comm, as_lines(mine));
+  const auto values = numbers_in(all[static_cast<std::size_t>(source)]);
+  progress_.next = static_cast<std::int64_t>(values.at("next"));
+  progress_.saved_at = static_cast<std::int64_t>(values.at("saved_at"));
   replica::copy_from(comm, source, state_.tensors());
   state_.set_values(values);
   for (ModelView& model : models_.all) model.note_update();
@@ -236,14 +231,10 @@ void JobCore::restore() {
   progress_.saved_at = progress_.next = step;
 }
 
-Loop& JobCore::loop_at(const GlobalBatch& batch) const {
+JobCore::Ran JobCore::run(StepCore& step, const GlobalBatch& batch) {
   if (progress_.loop == nullptr || &progress_.loop->current() != &batch)
     throw BadInput("a Step takes the batch that its job's loop is at, and no other");
-  return *progress_.loop;
-}
-
-JobCore::Ran JobCore::run(StepCore& step, const GlobalBatch& batch) {
-  Loop& loop = loop_at(batch);
+  Loop& loop = *progress_.loop;
   if (progress_.running)
     throw BadInput("an earlier step of the job has failed: leave the loop, and make the job again");
   if (loop.has_phases() && progress_.saved_at == batch.step() + 1) {
@@ -252,7 +243,7 @@ JobCore::Ran JobCore::run(StepCore& step, const GlobalBatch& batch) {
         "call it after the last Step of a batch");
   }
   const Phase phase = loop.next_phase();
-  if (undecided()) return {phase, nullptr};
+  if (numbers_.undecided) return {phase, nullptr};
   progress_.running = true;
   StepRun& run = loop.run_of(step);
   if (step.options.learning_rate) {
@@ -278,17 +269,18 @@ bool JobCore::told_to_stop() const {
   return stop_requested_.load() || (also != nullptr && also->load());
 }
 
-// Those of the phase before, which have travelled meanwhile; from a GPU they have come so far only to this host. False
-// when only a replay can say what is right.
+// Looks at the numbers of the phase before. They have travelled while this phase computed; on a GPU they were only
+// copied to the host, and wait() sends them. False if only a rerun can say what is right.
 bool JobCore::collect() {
-  if (undecided()) return false;
+  if (numbers_.undecided) return false;
   if (!numbers_.pending) return true;
-  numbers_.pending->wait();  // whose memory is used until it returns, and after it has thrown
+  // It stays pending if this throws: the operation may still use its memory.
+  numbers_.pending->wait();
   const auto result = std::exchange(numbers_.pending, nullptr);
   const auto checks = std::exchange(numbers_.checks, {});
   const auto& [step, phase, lr, shards, weight, models, names] = result->about();
   for (std::size_t model = 0; model < checks.size(); ++model) {
-    if (auto found = checks[model]->judge(step, result->marks(model))) {
+    if (auto found = checks[model]->judge(step, result->digests(model))) {
       numbers_.undecided = {checks[model], std::move(*found), phase};
       return false;
     }
@@ -317,28 +309,29 @@ void JobCore::check_loss(const PhaseResult& result) const {
 }
 
 void JobCore::settle() {
-  if (!collect()) replay();
+  if (!collect()) rerun();
 }
 
-// Runs the phases from the last checkpoint up to the one on which two copies differ again: what comes of it is right.
-void JobCore::replay() {
+// Runs the phases again, from the checkpoint up to the one in which two copies differ. The verdict compares what comes
+// of that with what each worker had.
+void JobCore::rerun() {
   const auto& [check, found, last] = *numbers_.undecided;
   if (progress_.saved_at < 0 || progress_.loop == nullptr) {
     throw Mismatch(
         found.text +
-        ": without a third copy, or a checkpoint to replay from, nobody can say which of "
-        "them is wrong; run with checkpoints");
+        ": without a third copy, or a checkpoint to run the step again from, nobody can say which "
+        "of them is wrong; run with checkpoints");
   }
-  progress_.running = true;  // whatever comes of it
+  progress_.running = true;  // it ends in an exception: the job cannot be used after it
   Loop& loop = *progress_.loop;
   const std::int64_t from = checkpoints_->read(state_, properties());
   if (from < 0)
-    throw Mismatch(found.text + ", and the checkpoint to replay the step from has gone");
+    throw Mismatch(found.text + ", and the checkpoint to run the step again from is gone");
   loop.go_back({from, found.step + 1});
   for (const Call& call : calls_) {
     if (call.step < from) continue;
     if (call.step > found.step || (call.step == found.step && call.phase > last)) break;
-    loop.replay_to(call.step);
+    loop.rerun_to(call.step);
     StepRun& run = loop.run_of(*call.of);
     run.set_rates(call.rates);
     run.run(loop.next_phase(), [] { return true; });
@@ -351,29 +344,25 @@ void JobCore::save() {
   if (progress_.running || progress_.partial) {
     throw BadInput(
         "a step of the job has failed, or its loop was left by an exception between two Steps of a "
-        "batch: what is there is no state of the job. Make it again; it goes on from its last "
-        "checkpoint");
+        "batch: the models are in the middle of a batch. Make the job again; it goes on from its "
+        "last checkpoint");
   }
   settle();
   const std::int64_t step = position();
   if (!checkpoints_ || setup_.only_reads || progress_.saved_at == step) return;
   if (progress_.loop != nullptr) progress_.loop->check_at_rest(step - 1);
-  checkpoints_->write(state_, step, properties_with_data());
+  checkpoints_->write(state_, step, with_data(properties(), data_.record));
   progress_.saved_at = step;
   calls_.clear();
   if (hooks_.on_saved) hooks_.on_saved(checkpoints_->path(), step);
 }
 
 void JobCore::end_batch() {
-  const bool epoch_ended = progress_.loop->current().ends_epoch();
-  progress_.next = progress_.loop->current().step() + 1;
-  if (undecided()) replay();
-  save_if_due(epoch_ended);
-}
-
-void JobCore::save_if_due(bool epoch_ended) {
+  const GlobalBatch& batch = progress_.loop->current();
+  progress_.next = batch.step() + 1;
+  if (numbers_.undecided) rerun();
   const std::int64_t every = setup_.options.checkpoint_every_steps;
-  if (every > 0 ? progress_.next % every == 0 : epoch_ended) save();
+  if (every > 0 ? progress_.next % every == 0 : batch.ends_epoch()) save();
 }
 
 void JobCore::end_loop() {
@@ -385,13 +374,13 @@ void JobCore::end_loop() {
   reseed(progress_.next);
 }
 
-// What the program draws next must not depend on which shards this worker had.
+// Random numbers that the program draws next must not depend on the shards that this worker has run.
 void JobCore::reseed(std::int64_t step) const {
   const base::Lock turn(generator_turn());
   torch::manual_seed(plan::shard_seed(setup_.options.seed, step, setup_.options.shards));
 }
 
-// However it was left. A batch that was used is done.
+// Called however the loop was left. A batch that a Step has used counts as done.
 void JobCore::leave(Loop& loop) noexcept {
   progress_.loop = nullptr;
   numbers_.checks.clear();

@@ -1,11 +1,13 @@
-// What a Job is made of, for the Job and for the Trainer.
+// What a Job is made of, for the Job and for the Trainer. In the order of the calls:
 //
 //   prepare   once all Steps are made: workers agree on the job and its data
 //   open      goes on from the checkpoint, if there is one, and opens a loop
-//   run       one phase: a Step on the batch that the loop is at
-//   collect   looks at the numbers of the phase before: at latest before the next update, or when the job is settled
-//   replay    where two copies differ and nobody can say which is wrong, phases are run again from the checkpoint. The
-//             phase that finds it ends without an update; the next call that settles the job replays
+//   run       one phase: a Step on the current batch of the loop
+//   collect   looks at the numbers of the phase before: before the next update, or when the job is settled
+//   rerun     two copies differ, and nobody can say which is wrong: runs the phases since the checkpoint again
+//
+// A phase that finds two different copies ends without an update. The rerun comes in the next call that settles the
+// job, so that a step never runs inside a step.
 #pragma once
 
 #include <lockstep/job.h>
@@ -32,58 +34,60 @@
 
 namespace lockstep::steps {
 
-// The models of a job: those that its Steps train, and those that their losses read besides.
+// The models of a job: those that its Steps train, and those that their losses only read.
 struct JobModels {
   struct Trained {
     optim::Optimizer* optimizer = nullptr;
     ModelView model;
-    bool averages = false;  // some Step wants to see them before an update
+    bool averages = false;  // some Step wants to see the averages before an update
   };
   std::vector<ModelView> all;
   std::vector<Trained> trained;
 
   void add(const StepCore& step);
-  JobState named_state() const;  // of all of them
+  JobState named_state() const;  // of all models and optimizers
 };
 
-// What happens while a job runs; called on every worker.
+// What the Trainer is told while a job runs: on every worker, on the thread that uses the job.
 struct JobHooks {
-  std::function<void(const PhaseResult&)> on_result;  // its numbers have come
+  std::function<void(const PhaseResult&)> on_result;  // the numbers of a phase have come
   std::function<void(const std::string& path, std::int64_t step)> on_saved;
 };
 
-// Threads:   one caller at a time; request_stop() from anywhere.
-// Blocking:  all but the plain questions, which are collective.
+// A job on this worker. Its Job, its Steps and its open Loop share it.
+//
+// Threads:   one caller at a time; request_stop() from any thread and from a signal handler.
+// Blocking:  everything except request_stop() and the accessors is collective.
 // Failure:   as Job.
-// Ownership: the world outlives it.
+// Ownership: owns the Steps; borrows their optimizers. The world outlives it.
 class JobCore : public control::Member, public std::enable_shared_from_this<JobCore> {
  public:
   static std::shared_ptr<JobCore> make(World& world, JobSetup setup, JobHooks hooks = {});
 
-  // Between loops.
+  // Only between two loops.
   void rebind(World& world) override;
 
   StepCore& add_step(std::unique_ptr<StepCore> step);
 
-  // `more` is what workers must agree on besides.
+  // `more`: what workers must agree on besides the job's properties and the options.
   void prepare(const DatasetPtr& dataset, const BatchesOptions& options,
-               std::vector<replica::Property> more = {});
+               const std::vector<replica::Property>& more = {});
   std::unique_ptr<Loop> open(const DatasetPtr& dataset, const BatchesOptions& options);
 
   struct Ran {
     Phase phase;
-    std::shared_ptr<PhaseResult> result;  // null: it could not end, and the job must be settled
+    std::shared_ptr<PhaseResult> result;  // null: there was no update, and the job must be settled
   };
   Ran run(StepCore& step, const GlobalBatch& batch);
 
-  // All that is known of the last phase has been looked at.
+  // Looks at the numbers of the last phase, and reruns if only that can say which copy is right.
   void settle();
-  void save();  // unless it is saved already
+  void save();  // unless this position is saved already
   Evaluation evaluate(const Dataset& dataset, const std::function<Score(const Batch&)>& score,
                       const std::vector<std::shared_ptr<torch::nn::Module>>& modules);
 
   void request_stop() noexcept { stop_requested_.store(true); }
-  // The directory is another job's to take once it is dropped.
+  // The lock on the run directory: another job may use the directory when the caller drops it.
   std::optional<base::FileLock> take_lock();
 
   const JobOptions& options() const { return setup_.options; }
@@ -94,35 +98,31 @@ class JobCore : public control::Member, public std::enable_shared_from_this<JobC
   bool is_prepared() const { return data_.plan.has_value(); }
   std::vector<std::shared_ptr<torch::nn::Module>> modules() const;
   Properties properties() const;  // what a checkpoint must share with the job that goes on from it
-  Properties properties_with_data() const;  // and what else it says
-  Properties hashed_properties() const;     // what a log of hashes says: data by its sample
+  Properties hashed_properties() const;  // what a hash log says: the same, and a sample of the data
   std::string checkpoint_path() const { return checkpoints_ ? checkpoints_->path() : ""; }
   std::int64_t position() const;  // batches that are done
-  std::int64_t saved_at() const { return progress_.saved_at; }
   bool stopped() const { return progress_.stopped; }
-  bool undecided() const { return numbers_.undecided.has_value(); }
 
  private:
-  friend class Loop;
+  friend class Loop;  // it moves the job's position
   JobCore(World& world, JobSetup setup, JobHooks hooks);
 
-  // The data of the job.
   struct Data {
     DataRecord record;
     std::int64_t samples = 0;
     std::optional<plan::Batches> plan;  // once the job is prepared
   };
   struct Progress {
-    std::int64_t next = 0;  // batch
-    std::int64_t saved_at = -1;
-    bool opened = false;   // once
-    bool running = false;  // a phase; for ever, if it failed
-    bool partial = false;  // the last batch was left by an exception
-    bool stop = false;     // agreed by all
-    bool stopped = false;  // a loop was left for it
-    Loop* loop = nullptr;  // that is open
+    std::int64_t next = 0;       // the next batch
+    std::int64_t saved_at = -1;  // position of the last checkpoint; −1: none
+    bool opened = false;         // a loop, now or before
+    bool running = false;        // a phase is under way; stays so if it fails
+    bool partial = false;        // an exception has left the loop in a batch that a Step had used
+    bool stop = false;           // all workers know that the job stops
+    bool stopped = false;        // a loop has ended because of that
+    Loop* loop = nullptr;        // the open one
   };
-  // On their way between workers.
+  // The numbers of the last phase, in flight between workers.
   struct Numbers {
     struct Undecided {
       divergence::Check* check = nullptr;
@@ -130,11 +130,11 @@ class JobCore : public control::Member, public std::enable_shared_from_this<JobC
       int phase = 0;
     };
     std::shared_ptr<PhaseResult> pending;
-    std::vector<divergence::Check*> checks;  // that its marks are of
-    std::optional<Undecided> undecided;
-    Comm channel;  // last: it ends the operation that still uses the memory above
+    std::vector<divergence::Check*> checks;  // whose digests they are
+    std::optional<Undecided> undecided;      // only a rerun can say which copy is right
+    Comm channel;  // last, so that it goes first: it ends the operation that uses pending's memory
   };
-  // What was run since the last checkpoint.
+  // A phase that was run since the last checkpoint, with the learning rates that it had: a rerun repeats it.
   struct Call {
     std::int64_t step = 0;
     int phase = 0;
@@ -142,19 +142,17 @@ class JobCore : public control::Member, public std::enable_shared_from_this<JobC
     std::vector<double> rates;
   };
 
-  Loop& loop_at(const GlobalBatch& batch) const;
   bool told_to_stop() const;
   bool collect();
   void check_loss(const PhaseResult& result) const;
-  [[noreturn]] void replay();
+  [[noreturn]] void rerun();
   void restore();
   void catch_up();
   void take_state_of(int source);
   void warn_beyond(std::int64_t end) const;
   void end_batch();  // of the loop
-  void end_loop();   // with all that is to be written
+  void end_loop();   // writes all that must be written
   void leave(Loop& loop) noexcept;
-  void save_if_due(bool epoch_ended);
   void reseed(std::int64_t step) const;
   bool records_calls() const { return checkpoints_ && setup_.options.check_divergence; }
 

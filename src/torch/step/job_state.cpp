@@ -4,6 +4,9 @@
 #include <lockstep/errors.h>
 
 #include <algorithm>
+#include <sstream>
+
+#include "base/environment.h"
 
 namespace lockstep::steps {
 
@@ -22,55 +25,55 @@ void JobState::add_model(const std::string& name, std::vector<NamedTensor> param
                          const std::vector<NamedTensor>& buffers) {
   const std::size_t trained = parameters.size();
   parameters.insert(parameters.end(), buffers.begin(), buffers.end());
-  add({Part::Kind::kWeights, name, [all = std::move(parameters)] { return all; }, trained});
+  add({Kind::kWeights, name, [all = std::move(parameters)] { return all; }, trained});
 }
 
 void JobState::add_optimizer(const std::string& name, optim::Optimizer& optimizer) {
-  Part part{Part::Kind::kState, name, [&optimizer] { return optimizer.state(); }};
+  Part part{Kind::kState, name, [&optimizer] { return optimizer.state(); }};
   part.values.push_back(
       {"optimizer_steps", [&optimizer] { return std::to_string(optimizer.steps()); },
        [&optimizer](double steps) { optimizer.set_steps(static_cast<std::int64_t>(steps)); }});
-  part.values.push_back(
-      {"learning_rate", [&optimizer] { return fmt::format("{}", optimizer.lr()); },
-       [&optimizer](double rate) {
-         if (optimizer.lr() != rate)
-           optimizer.set_lr(rate);  // groups keep theirs, to the bit, where nothing changes
-       }});
+  part.values.push_back({"learning_rate",
+                         [&optimizer] { return fmt::format("{}", optimizer.lr()); },
+                         [&optimizer](double rate) {
+                           // set_lr() also multiplies the rates of groups again, and a bit of them may change.
+                           if (optimizer.lr() != rate) optimizer.set_lr(rate);
+                         }});
   add(std::move(part));
 }
 
-// Empty for the only part of its kind.
-std::string JobState::prefix_of(const Part& part) const {
-  const auto same = std::count_if(parts_.begin(), parts_.end(),
-                                  [&](const Part& other) { return other.kind == part.kind; });
-  return same > 1 ? part.name + "/" : "";
+// Of its kind: then names do not need that of the model.
+bool JobState::is_only(const Part& part) const {
+  return std::count_if(parts_.begin(), parts_.end(),
+                       [&](const Part& other) { return other.kind == part.kind; }) == 1;
 }
 
 std::vector<NamedTensor> JobState::named(const Part& part) const {
   const std::string prefix =
-      (part.kind == Part::Kind::kState ? "optimizer/" : "") + prefix_of(part);
+      (part.kind == Kind::kState ? "optimizer/" : "") + (is_only(part) ? "" : part.name + "/");
   std::vector<NamedTensor> tensors = part.tensors();
   for (NamedTensor& named : tensors) named.name = prefix + named.name;
   return tensors;
 }
 
-std::vector<NamedTensor> JobState::weights() const {
+std::vector<NamedTensor> JobState::all_of(Kind kind) const {
   std::vector<NamedTensor> all;
   for (const Part& part : parts_) {
-    if (part.kind != Part::Kind::kWeights) continue;
+    if (part.kind != kind) continue;
     const auto tensors = named(part);
     all.insert(all.end(), tensors.begin(), tensors.end());
   }
   return all;
 }
 
+std::vector<NamedTensor> JobState::weights() const {
+  return all_of(Kind::kWeights);
+}
+
 std::vector<NamedTensor> JobState::tensors() const {
   std::vector<NamedTensor> all = weights();
-  for (const Part& part : parts_) {
-    if (part.kind != Part::Kind::kState) continue;
-    const auto tensors = named(part);
-    all.insert(all.end(), tensors.begin(), tensors.end());
-  }
+  const auto state = all_of(Kind::kState);
+  all.insert(all.end(), state.begin(), state.end());
   return all;
 }
 
@@ -85,22 +88,38 @@ std::vector<NamedTensor> JobState::finite() const {
   return all;
 }
 
-std::string JobState::value_name(const Value& value, const std::string& prefix) {
-  return prefix.empty() ? value.name : value.name + "/" + prefix.substr(0, prefix.size() - 1);
+std::string JobState::value_name(const Part& part, const Value& value) const {
+  return is_only(part) ? value.name : value.name + "/" + part.name;
 }
 
 std::map<std::string, std::string> JobState::values() const {
   std::map<std::string, std::string> all;
   for (const Part& part : parts_) {
-    for (const Value& value : part.values) all[value_name(value, prefix_of(part))] = value.get();
+    for (const Value& value : part.values) all[value_name(part, value)] = value.get();
   }
   return all;
 }
 
 void JobState::set_values(const std::map<std::string, double>& values) {
   for (const Part& part : parts_) {
-    for (const Value& value : part.values) value.set(values.at(value_name(value, prefix_of(part))));
+    for (const Value& value : part.values) value.set(values.at(value_name(part, value)));
   }
+}
+
+std::string as_lines(const std::map<std::string, std::string>& numbers) {
+  std::string lines;
+  for (const auto& [name, number] : numbers) lines += fmt::format("{} {}\n", name, number);
+  return lines;
+}
+
+std::map<std::string, double> numbers_in(const std::string& lines) {
+  std::map<std::string, double> numbers;
+  std::istringstream in(lines);
+  for (std::string line; std::getline(in, line);) {
+    const auto space = line.rfind(' ');
+    numbers[line.substr(0, space)] = base::parse_real(line.substr(space + 1)).value();
+  }
+  return numbers;
 }
 
 }  // namespace lockstep::steps

@@ -1,11 +1,11 @@
-// Everything that a job's steps change, by name. Checkpoints and hashes go over it; whatever adds state to a job
-// registers it here.
+// Everything that a job's steps change, by name. Checkpoints and hash logs are made from it. Code that adds state to a
+// job adds it here, or a checkpoint would lack it.
 //
 //   weights   parameters and buffers of a model, named as its module names them
 //   state     memories of an optimizer, as optimizer/…
 //   values    numbers beside them: steps of an optimizer, its learning rate
 //
-// With several models or optimizers in one job each name begins with that of its model: generator/fc1.weight,
+// If a job has several models or optimizers, names have that of the model in them: generator/fc1.weight,
 // optimizer/generator/momentum/fc1.weight, learning_rate/generator.
 #pragma once
 
@@ -21,26 +21,11 @@
 namespace lockstep::steps {
 
 // Threads:   one caller at a time.
-// Blocking:  never; on a GPU, where state must be read.
-// Failure:   BadInput for two parts of one name.
+// Blocking:  never on a CPU; on a GPU if state must be read.
+// Failure:   BadInput for two models with one name.
 // Ownership: shares the models; borrows the optimizers.
 class JobState {
  public:
-  struct Value {
-    std::string name;
-    std::function<std::string()> get;
-    std::function<void(double)> set;  // not negative
-  };
-  struct Part {
-    enum class Kind { kWeights, kState };
-    Kind kind = Kind::kWeights;
-    std::string name;  // the model's
-    std::function<std::vector<NamedTensor>()> tensors;
-    std::size_t finite = 0;  // how many of the first tensors must be finite to go on from them
-    std::vector<Value> values = {};
-  };
-  void add(Part part);
-
   void add_model(const std::string& name, std::vector<NamedTensor> parameters,
                  const std::vector<NamedTensor>& buffers);
   void add_optimizer(const std::string& name, optim::Optimizer& optimizer);
@@ -48,17 +33,36 @@ class JobState {
   // Memory of the job, not copies.
   std::vector<NamedTensor> weights() const;
   std::vector<NamedTensor> tensors() const;  // weights, then state
-  std::vector<NamedTensor> finite() const;   // see Part
+  std::vector<NamedTensor> finite() const;   // those that must be finite to go on from them
 
   std::map<std::string, std::string> values() const;
   void set_values(const std::map<std::string, double>& values);
 
  private:
-  std::string prefix_of(const Part& part) const;
+  enum class Kind { kWeights, kState };
+  struct Value {
+    std::string name;
+    std::function<std::string()> get;
+    std::function<void(double)> set;  // never to a negative number
+  };
+  struct Part {
+    Kind kind = Kind::kWeights;
+    std::string name;  // the model's
+    std::function<std::vector<NamedTensor>()> tensors;
+    std::size_t finite = 0;  // how many of the first tensors must be finite
+    std::vector<Value> values = {};
+  };
+  void add(Part part);
+  bool is_only(const Part& part) const;
   std::vector<NamedTensor> named(const Part& part) const;
-  static std::string value_name(const Value& value, const std::string& prefix);
+  std::vector<NamedTensor> all_of(Kind kind) const;
+  std::string value_name(const Part& part, const Value& value) const;
 
   std::vector<Part> parts_;
 };
+
+// Numbers by name, as text that workers send each other: a line each. Names may have spaces.
+std::string as_lines(const std::map<std::string, std::string>& numbers);
+std::map<std::string, double> numbers_in(const std::string& lines);
 
 }  // namespace lockstep::steps

@@ -12,7 +12,7 @@ namespace lockstep {
 
 Batch GlobalBatch::shard(int index) const {
   if (loop_ == nullptr || index < 0 || index >= loop_->generation().shards)
-    throw BadInput("a GlobalBatch was asked for a shard that the job has not");
+    throw BadInput("a GlobalBatch was asked for a shard that the job does not have");
   return loop_->batches().again(step_, index);
 }
 
@@ -20,7 +20,7 @@ Batch GlobalBatch::shard(int index) const {
 
 namespace lockstep::steps {
 
-// A reader counts batches; shards of steps follow from the number.
+// A reader only numbers its batches: step and shard follow from the number.
 void HostedBatches::open(StepRange steps) {
   close();
   const int hosted = hosted_.size();
@@ -83,7 +83,7 @@ void Loop::open_models() {
   for (const auto& [optimizer, model, averages] : job_->models_.trained) {
     trained_.push_back(std::make_unique<Trained>(
         *optimizer, job_->generation_,
-        ModelStep::Options{.watches = options.check_divergence,
+        ModelStep::Options{.with_parity = options.check_divergence,
                            .averages = averages ? Averages::kInGrad : Averages::kAnywhere}));
   }
   for (const ModelView& model : models())
@@ -100,9 +100,11 @@ void Loop::open_page() {
   commit_page_ = make_commit_page(generation().control, shape, models().front().device());
 }
 
-std::size_t Loop::number_of(const ModelStep& model) const {
-  const auto found = std::find_if(trained_.begin(), trained_.end(),
-                                  [&](const auto& one) { return &one->step == &model; });
+std::size_t Loop::number_of(const optim::Optimizer& optimizer) const {
+  const auto found = std::find_if(trained_.begin(), trained_.end(), [&](const auto& one) {
+    return &one->step.optimizer() == &optimizer;
+  });
+  LOCKSTEP_CHECK(found != trained_.end(), "a Step's optimizers are the job's");
   return static_cast<std::size_t>(found - trained_.begin());
 }
 
@@ -127,14 +129,6 @@ const plan::Batches& Loop::plan() const {
 }
 const std::vector<ModelView>& Loop::models() const {
   return job_->models_.all;
-}
-
-Loop::Trained& Loop::trained(const optim::Optimizer& optimizer) {
-  const auto found = std::find_if(trained_.begin(), trained_.end(), [&](const auto& one) {
-    return &one->step.optimizer() == &optimizer;
-  });
-  LOCKSTEP_CHECK(found != trained_.end(), "a Step's optimizers are the job's");
-  return **found;
 }
 
 StepRun& Loop::run_of(const StepCore& step) {
@@ -192,28 +186,11 @@ void Loop::go_back(StepRange steps) {
   current_.step_ = steps.first - 1;
 }
 
-void Loop::replay_to(std::int64_t step) {
+void Loop::rerun_to(std::int64_t step) {
   while (current_.step_ < step) {
     batches_.end();
     go_to(current_.step_ + 1);
   }
-}
-
-void Loop::begin_buffers() {
-  for (const auto& buffers : buffers_) buffers->begin_step();
-}
-void Loop::begin_shard_of_buffers() {
-  for (const auto& buffers : buffers_) buffers->begin_shard();
-}
-void Loop::end_shard_of_buffers(int shard) {
-  for (const auto& buffers : buffers_) buffers->end_shard(shard);
-}
-void Loop::end_buffers(std::int64_t step) {
-  std::vector<int> ran;
-  for (int shard = 0; shard < generation().shards; ++shard) {
-    if (plan().count(step, shard) > 0) ran.push_back(shard);
-  }
-  for (const auto& buffers : buffers_) buffers->end_step(generation().control, ran);
 }
 
 }  // namespace lockstep::steps

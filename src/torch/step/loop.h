@@ -1,4 +1,4 @@
-// A job's loop while it is open: its models are the job's, and batches are read ahead.
+// A job's loop while it is open: the job has the models, and loader threads read batches ahead.
 #pragma once
 
 #include <lockstep/job.h>
@@ -27,8 +27,8 @@ struct StepRange {
   std::int64_t end = 0;
 };
 
-// The batches of the shards that a worker hosts, in order of steps and, within one, of shards. A shard that has no samples
-// in a short last batch gives an empty one.
+// The batches of the shards that this worker hosts, in the order of steps, and of shards in each step. If a shard has no
+// samples in a short last batch, its batch is empty.
 //
 // Threads:   one caller at a time; loader threads stay inside.
 // Blocking:  take(), end() and again(), until the batch has been read.
@@ -36,7 +36,7 @@ struct StepRange {
 // Ownership: shares the data set.
 class HostedBatches {
  public:
-  // What happens to a batch once it was taken: where several Steps want it, it is kept until the next begins.
+  // What becomes of a batch when it was taken. If several Steps want it, it is kept until the next step begins.
   enum class Taken : bool { kDropped, kKept };
   struct Source {
     DatasetPtr dataset;
@@ -47,19 +47,19 @@ class HostedBatches {
   HostedBatches(plan::ShardRange hosted, Taken taken, const Source& source)
       : hosted_(hosted), taken_(taken), source_(source), samples_(source.plan) {}
 
-  // Reads these steps from here on; what was read ahead before is dropped. close() ends all reading.
+  // Reads these steps from here on, and drops what was read ahead. close() ends all reading.
   void open(StepRange steps);
   void close() { reader_.reset(); }
   bool is_open() const { return reader_.has_value(); }
 
-  void begin(std::int64_t step);  // after open(), or end() of the one before
-  Batch take(int shard);          // a second time: kept, or read again
-  void end();                     // takes those that nobody wanted
+  void begin(std::int64_t step);  // after open(), or after end() of the step before
+  Batch take(int shard);          // in order of shards; later any, which is kept or read again
+  void end();                     // drops the batches that no Step has taken
 
-  // Moves the next batch to the GPU, if there is one, while it computes.
+  // On a GPU: moves the next batch there while the GPU computes.
   void look_ahead() { reader_->look_ahead(); }
 
-  // Any shard of any step, now, whether or not it is hosted here.
+  // Reads any shard of any step now, also one that another worker hosts.
   Batch again(std::int64_t step, int shard) { return reader_->again(samples_.of(step, shard)); }
 
  private:
@@ -69,18 +69,19 @@ class HostedBatches {
   Taken taken_;
   Source source_;
   std::int64_t step_ = 0;
-  int next_ = 0;  // shard, to come from the reader
+  int next_ = 0;  // the shard whose batch the reader gives next
   std::map<int, Batch> kept_;
   data::ShardSamples samples_;
   std::optional<data::Reader> reader_;  // last: its threads use the samples
 };
 
-// What lives as long as a loop, and not as the job: the user's model is the user's again when it ends.
+// What a job has only while a loop is open: how its models, buffers and Steps run. The models are the program's again
+// when it goes.
 //
-// Threads:   one caller at a time.
+// Threads:   one caller at a time; loader threads stay inside.
 // Blocking:  the constructor, first() and advance(), which are collective.
 // Failure:   as Batches.
-// Ownership: shares the job.
+// Ownership: shares the job. Batches or the Trainer own it; the job knows it while it lives.
 class Loop {
  public:
   Loop(std::shared_ptr<JobCore> job, DatasetPtr dataset, const BatchesOptions& options);
@@ -92,7 +93,7 @@ class Loop {
   std::int64_t end() const { return end_; }
   void set_end(std::int64_t end) { end_ = end; }
 
-  // To the first batch, and to the next; false when there is none, and all is written that had to be.
+  // Go to the first batch, and to the next. False if there is none: then all that must be written is written.
   bool first();
   bool advance();
   const GlobalBatch& current() const { return current_; }
@@ -100,35 +101,31 @@ class Loop {
   // The phases of the current batch.
   Phase next_phase();
   bool has_phases() const { return phases_ > 0; }
-  // Whether it ends because an exception passes.
+  // In the destructor: whether the loop ends because an exception passes.
   bool is_unwound() const { return std::uncaught_exceptions() > exceptions_; }
   HostedBatches& batches() { return batches_; }
 
-  // Goes back, to run steps again; then on to one of them after the other.
+  // For a rerun: goes back to the first of these steps, then on to each of them.
   void go_back(StepRange steps);
-  void replay_to(std::int64_t step);
+  void rerun_to(std::int64_t step);
 
-  // The model that an optimizer trains, and what looks after it.
+  // A model, its optimizer and its divergence check, if there is one.
   struct Trained {
     ModelStep step;
     std::optional<divergence::Check> check;
     Trained(optim::Optimizer& optimizer, Generation& generation, ModelStep::Options options)
         : step(optimizer, generation, options) {
-      if (options.watches) check.emplace(step, generation.control);
+      if (options.with_parity) check.emplace(step, generation.control);
     }
   };
-  Trained& trained(const optim::Optimizer& optimizer);
-  std::size_t number_of(const ModelStep& model) const;      // among those that are trained
-  CommitPage* commit_page() { return commit_page_.get(); }  // null: there is none
+  std::size_t number_of(const optim::Optimizer& optimizer) const;
+  Trained& trained(std::size_t number) { return *trained_[number]; }
+  CommitPage* commit_page() { return commit_page_.get(); }  // null on a GPU
   std::vector<std::byte> packed_buffers() const;            // of all models
   void check_at_rest(std::int64_t step);
   StepRun& run_of(const StepCore& step);
-
-  // Buffers of all models of the job.
-  void begin_buffers();
-  void begin_shard_of_buffers();
-  void end_shard_of_buffers(int shard);
-  void end_buffers(std::int64_t step);
+  // By model.
+  const std::vector<std::unique_ptr<ShardBuffers>>& buffers() const { return buffers_; }
 
   Generation& generation();
   const plan::Batches& plan() const;
@@ -141,7 +138,7 @@ class Loop {
   void open_page();
 
   std::shared_ptr<JobCore> job_;
-  int exceptions_ = std::uncaught_exceptions();  // under way when the loop was opened
+  int exceptions_ = std::uncaught_exceptions();  // that were under way when the loop was opened
   std::int64_t end_ = 0;
   GlobalBatch current_;
   int phases_ = 0;  // of the current batch, so far
@@ -150,7 +147,7 @@ class Loop {
   std::unique_ptr<CommitPage> commit_page_;
   std::vector<std::unique_ptr<ShardBuffers>> buffers_;
   std::vector<std::unique_ptr<StepRun>> runs_;
-  HostedBatches batches_;  // last: loader threads end first
+  HostedBatches batches_;  // last, so that it goes first, and its loader threads with it
 };
 
 }  // namespace lockstep::steps

@@ -1,32 +1,11 @@
 #include "torch/step/model_step.h"
 
 #include <fmt/format.h>
-#include <lockstep/errors.h>
 
 #include "base/hash.h"
-#include "torch/optim/impl.h"
 
 namespace lockstep::steps {
 
-ModelView::ModelView(const Replica& model) : state_(replica::Inside::of(model)) {}
-ModelView::ModelView(optim::Optimizer& optimizer)
-    : state_(optim::inside(optimizer).trained.model) {}
-
-std::string ModelView::name() const {
-  return state_->parts().options.name;
-}
-std::shared_ptr<torch::nn::Module> ModelView::module() const {
-  return state_->attachment().module();
-}
-const std::vector<NamedTensor>& ModelView::parameters() const {
-  return state_->model().parameters;
-}
-const std::vector<NamedTensor>& ModelView::buffers() const {
-  return state_->model().buffers;
-}
-std::vector<NamedTensor> ModelView::everything() const {
-  return state_->model().everything();
-}
 std::vector<torch::Tensor> ModelView::trained() const {
   std::vector<torch::Tensor> tensors;
   for (const auto& [name, tensor] : state_->model().trained) {
@@ -38,22 +17,6 @@ torch::Tensor ModelView::buffer_bytes() const {
   const auto& memory = state_->buffer_memory();
   return memory ? memory->as_tensor(torch::kUInt8, 0, memory->bytes()) : torch::Tensor();
 }
-Device ModelView::device() const {
-  return state_->device();
-}
-Comm& ModelView::comm() {
-  return state_->comm();
-}
-void ModelView::note_update() {
-  state_->note_update();
-}
-void ModelView::keep_one_copy() {
-  state_->keep_one_copy();
-}
-bool ModelView::identical() {
-  return state_->identical();
-}
-
 bool has_others(const std::vector<ModelView>& models) {
   std::vector<const replica::Attachment*> known;
   known.reserve(models.size());
@@ -83,7 +46,8 @@ void add_rules(optim::Optimizer& optimizer, Properties& properties) {
   properties["clip_norm"] = fmt::format("{}", optimizer.clip_norm());
 }
 
-// Those that add in another order on another number of workers.
+// An algorithm that is not bit-stable adds in another order on another number of workers: that number is then part of
+// the job.
 void add_algorithm(replica::Replicated& model, Properties& properties) {
   const Algorithm algorithm = model.parts().options.algorithm;
   const bool bit_stable = algorithm != Algorithm::kRing && algorithm != Algorithm::kNative;
@@ -118,11 +82,11 @@ ModelStep::ModelStep(optim::Optimizer& optimizer, const Generation& generation, 
       model_(optimizer),
       workers_(generation.size()) {
   optimizer_.zero_grad();
-  parts_.update->norm();  // throws, if that was bad and nobody knows yet
-  gradients_ = make_gradients(*model_.state_, generation, options.averages, options.watches);
+  parts_.update->norm();  // throws if the norm of a step before the loop was not finite
+  gradients_ = make_gradients(*model_.state_, generation, options.averages, options.with_parity);
   model_.state_->faults().forget();
   parts_.update->forget();
-  parts_.update->watch().switch_on(options.watches);
+  parts_.update->watch().switch_on(options.with_parity);
 }
 
 ModelStep::~ModelStep() {

@@ -1,4 +1,5 @@
-// A model of a job and the optimizer that trains it: what a step does with them.
+// What a job sees of a model (ModelView), and of a model with its optimizer (ModelStep). The rest of this folder reaches the
+// inside of a replica or an optimizer only through them and StepGradients.
 #pragma once
 
 #include <lockstep/data_parallel.h>
@@ -23,32 +24,38 @@
 
 namespace lockstep::steps {
 
-// A model of a job, as a job sees it: what checkpoints, loops and evaluation ask of it, without the parts of a replica.
+// A model of a job: what checkpoints, loops and evaluation ask of it, without the parts of a replica.
 //
-// Threads:   that of the replica.
+// Threads:   as the replica.
 // Blocking:  keep_one_copy() and identical(), which are collective.
 // Failure:   as Replica.
 // Ownership: shares the replica.
 class ModelView {
  public:
-  explicit ModelView(const Replica& model);
-  explicit ModelView(optim::Optimizer& optimizer);  // the model that it trains
+  explicit ModelView(const Replica& model) : state_(replica::Inside::of(model)) {}
+  // The model that it trains.
+  explicit ModelView(optim::Optimizer& optimizer)
+      : state_(optim::inside(optimizer).trained.model) {}
 
   bool operator==(const ModelView&) const = default;
 
-  std::string name() const;                            // empty: it has none
-  std::shared_ptr<torch::nn::Module> module() const;   // null: it has none, or it has gone
-  const std::vector<NamedTensor>& parameters() const;  // each once
-  const std::vector<NamedTensor>& buffers() const;
-  std::vector<NamedTensor> everything() const;  // both
-  std::vector<torch::Tensor> trained() const;   // parameters that want gradients
-  torch::Tensor buffer_bytes() const;  // on a GPU, all buffers; else, and without any, undefined
-  Device device() const;
-  Comm& comm();
+  // Empty: it has none.
+  std::string name() const { return state_->parts().options.name; }
+  // Null: it has none, or the program has dropped it.
+  std::shared_ptr<torch::nn::Module> module() const { return state_->attachment().module(); }
+  // Each once.
+  const std::vector<NamedTensor>& parameters() const { return state_->model().parameters; }
+  const std::vector<NamedTensor>& buffers() const { return state_->model().buffers; }
+  std::vector<NamedTensor> everything() const { return state_->model().everything(); }  // both
+  std::vector<torch::Tensor> trained() const;  // parameters that want gradients
+  // All buffers, on a GPU; undefined on a CPU, or if there are none.
+  torch::Tensor buffer_bytes() const;
+  Device device() const { return state_->device(); }
+  Comm& comm() { return state_->comm(); }
 
-  void note_update();  // all workers have written to the parameters
-  void keep_one_copy();
-  bool identical();
+  void note_update() { state_->note_update(); }  // all workers have written to the parameters
+  void keep_one_copy() { state_->keep_one_copy(); }
+  bool identical() { return state_->identical(); }
 
  private:
   friend class ModelStep;
@@ -57,14 +64,16 @@ class ModelView {
   std::shared_ptr<replica::Replicated> state_;
 };
 
-// Whether this process has replicas besides these.
+// Whether this process has other replicas than these.
 bool has_others(const std::vector<ModelView>& models);
 
-// What of an optimizer, and of how its model is reduced, decides the result; but for the learning rate, which changes.
+// What decides the result: the optimizer's rules, and the algorithm that reduces its model. Not the learning rate, which
+// a job may change.
 Properties properties_of(optim::Optimizer& optimizer);
 
-// On a GPU, as long as it lives: a stream for training, which the default one cannot be; the hooks of the models, at least
-// one, follow.
+// On a GPU, as long as it lives, LibTorch queues on a stream for training, because the default stream cannot be captured.
+// Hooks are installed again before and after, since backward accumulates on the stream that was current when a hook was
+// made. On a CPU it does nothing. The Loop owns it.
 class StreamOfModels {
  public:
   explicit StreamOfModels(std::vector<ModelView> models);
@@ -77,17 +86,18 @@ class StreamOfModels {
   std::unique_ptr<device::StreamScope> stream_;
 };
 
-// As long as it lives the model is the job's: backward passes are of shards, and its buffers are left alone. It is the
-// user's again after, with no gradients.
+// A model and its optimizer in an open loop. As long as it lives, backward passes are those of shards, and no pass
+// broadcasts buffers. Then the model is the program's again, without gradients.
 //
-// Threads:   that of the replica.
-// Blocking:  the constructor and update(), and what gradients() says, which are collective; at most the Comm's timeout.
+// Threads:   as the replica.
+// Blocking:  the constructor, prepare() and apply(), which are collective, at most the Comm's timeout; gradients() as its
+//            class says.
 // Failure:   as Replica and Optimizer.
-// Ownership: shares the model; borrows the optimizer and the generation.
+// Ownership: the Loop owns it. It shares the model; it borrows the optimizer and the generation.
 class ModelStep : public divergence::Subject {
  public:
   struct Options {
-    bool watches = false;  // looks for bits that change on their own
+    bool with_parity = false;  // looks for bits that changed though nobody wrote
     Averages averages = Averages::kAnywhere;
   };
   ModelStep(optim::Optimizer& optimizer, const Generation& generation, Options options);
@@ -99,10 +109,11 @@ class ModelStep : public divergence::Subject {
   optim::Optimizer& optimizer() { return optimizer_; }
   StepGradients& gradients() { return *gradients_; }
 
-  // From what gradients() has finished: all is known after prepare(), and nothing written. A GPU takes `note` along.
+  // The update. After prepare() all numbers are known and nothing is written. On a GPU the update also copies `note`.
   void prepare(const optim::GradientSource& source);
   void apply(const flat::Note& note, optim::UpdateJournal* journal);
-  std::chrono::nanoseconds waited() const { return parts_.update->waited(); }  // for others
+  // For other workers, in the last update.
+  std::chrono::nanoseconds waited() const { return parts_.update->waited(); }
   const optim::Trained& trained() const { return parts_.trained; }
   double clip_factor() const { return parts_.update->clip_factor(); }
   void set_rates(const std::vector<double>& rates);  // by group, as Optimizer::rates()
@@ -114,10 +125,10 @@ class ModelStep : public divergence::Subject {
   void check_at_rest() override { parts_.update->check_at_rest(); }
   std::optional<Found> fault() const override;
 
-  // Waits until a GPU has done what the check looks at.
+  // Waits until a GPU has computed the parities that the check compares.
   void collect_with_parity() { parts_.update->collect(); }
 
-  // On a GPU: backward passes that are captured in a CUDA graph, and after every replay of it.
+  // On a GPU: listens to a backward pass that is captured as a CUDA graph; call replayed() after every replay of it.
   std::unique_ptr<replica::CapturePass> capture();
   void replayed(const replica::ShardPass::Captured& captured);
 

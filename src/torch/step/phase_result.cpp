@@ -23,16 +23,17 @@ std::size_t PhaseResult::first_of_metric(std::size_t number) const {
   return shards + about_.models * workers_ + kFlags + number * 2 * shards;
 }
 
-// Every number is one worker's, and zero elsewhere: the sum moves them and adds nothing up.
+// One worker has each number, and the others have 0 there: the all-reduce moves numbers, and rounds nothing. They are
+// added later, in the order of the tree. Only the two flags are counts.
 void PhaseResult::start(Comm& channel, const Local& local) {
   const auto shards = static_cast<std::size_t>(about_.shards);
   workers_ = static_cast<std::size_t>(channel.size());
   numbers_.assign(first_of_metric(about_.names.size()), 0);
   for (const auto& [shard, loss] : local.weighted_losses)
     numbers_[static_cast<std::size_t>(shard)] = loss;
-  for (std::size_t model = 0; model < local.marks.size(); ++model)
+  for (std::size_t model = 0; model < local.digests.size(); ++model)
     numbers_[shards + model * workers_ + static_cast<std::size_t>(channel.rank())] =
-        local.marks[model];
+        local.digests[model];
   double* const flags = numbers_.data() + shards + about_.models * workers_;
   flags[0] = local.stop ? 1 : 0;
   for (const auto& [shard, reports] : local.reports) {
@@ -65,11 +66,9 @@ double PhaseResult::loss() const {
          about_.total_weight;
 }
 
-std::vector<double> PhaseResult::marks(std::size_t model) const {
-  const auto first =
-      numbers_.begin() +
-      static_cast<std::ptrdiff_t>(static_cast<std::size_t>(about_.shards) + model * workers_);
-  return {first, first + static_cast<std::ptrdiff_t>(workers_)};
+std::vector<double> PhaseResult::digests(std::size_t model) const {
+  const double* const first = numbers_.data() + about_.shards + model * workers_;
+  return {first, first + workers_};
 }
 
 bool PhaseResult::stop() const {

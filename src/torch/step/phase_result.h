@@ -1,4 +1,4 @@
-// What is known of a phase after it: its loss, reported metrics, and news for the other workers. One small all-reduce,
+// What workers tell each other after a phase: losses, metrics, digests and stop requests. It is one small all-reduce,
 // which travels while the next phase computes.
 #pragma once
 
@@ -8,25 +8,25 @@
 #include <functional>
 #include <map>
 #include <string>
-#include <utility>
 #include <vector>
 
 namespace lockstep::steps {
 
 // Threads:   one caller at a time.
 // Blocking:  wait(), at most the Comm's timeout.
-// Failure:   that of the reduction.
-// Ownership: its memory is used until wait() has returned, or the channel has gone: share it with the owner of the channel.
+// Failure:   that of the all-reduce.
+// Ownership: the all-reduce uses its memory until wait() has returned or the channel is gone. So the owner of the channel
+//            shares it.
 class PhaseResult {
  public:
-  // Known to every worker.
+  // What every worker knows without being told.
   struct About {
     std::int64_t step = 0;
     int phase = 0;
     double lr = 0;  // of the first optimizer
     int shards = 0;
-    double total_weight = 0;         // of all of them
-    std::size_t models = 0;          // that were updated
+    double total_weight = 0;         // of all shards
+    std::size_t models = 0;          // that have a divergence check
     std::vector<std::string> names;  // of metrics
   };
   // A metric of one shard.
@@ -34,27 +34,27 @@ class PhaseResult {
     double sum = 0;
     double weight = 0;
   };
-  // Known to this worker.
+  // What only this worker knows.
   struct Local {
     std::map<int, double> weighted_losses;                 // by hosted shard
     std::map<int, std::map<std::string, Report>> reports;  // the same, by name
-    std::vector<double> marks;                             // of the divergence check, by model
+    std::vector<double> digests;                           // of the divergence check, by model
     bool stop = false;
   };
 
-  // `bring` is called once by wait(), if nobody has called start() until then: it does.
+  // If start() was not called before wait(), wait() calls `bring`, which calls start(): so it is on a GPU.
   PhaseResult(About about, std::function<void(PhaseResult&)> bring);
 
   const About& about() const { return about_; }
 
   // Collective on the channel; does not wait.
   void start(Comm& channel, const Local& local);
-  // The rest is known after it.
+  // Call it before the accessors below.
   void wait();
 
-  double loss() const;  // the weighted mean, added up as the tree over shards
-  std::vector<double> marks(std::size_t model) const;  // by worker
-  bool stop() const;                                   // some worker was told to stop
+  double loss() const;  // the weighted mean, added in the order of the tree over shards
+  std::vector<double> digests(std::size_t model) const;  // by worker
+  bool stop() const;                                     // some worker was told to stop
   bool unknown_metric() const;  // some worker has reported one that is not among the names
   double metric(const std::string& name) const;  // BadInput for an unknown one; NaN for no weight
 
@@ -63,8 +63,8 @@ class PhaseResult {
 
   About about_;
   std::function<void(PhaseResult&)> bring_;
-  std::vector<double>
-      numbers_;  // losses by shard; marks by model and worker; stops; unknown names; reports
+  // Losses by shard, digests by model and worker, stops, unknown names; then of each metric sums and weights by shard.
+  std::vector<double> numbers_;
   std::size_t workers_ = 0;
   Work work_;
   bool started_ = false;

@@ -10,8 +10,8 @@
 namespace lockstep::steps {
 namespace {
 
-// The mean over `values`, each a buffer's bytes of one shard, in the order of the tree; in double, rounded once (half
-// types: by way of float32).
+// The mean over shards, added in the order of the tree. `values` has the bytes of one buffer for each shard. It computes in
+// double and rounds once; half types are rounded to float32 on the way.
 template <typename T>
 void mean_into(const std::vector<const std::byte*>& values, std::size_t count, std::byte* to) {
   std::vector<double> numbers(values.size());
@@ -26,7 +26,7 @@ void mean_into(const std::vector<const std::byte*>& values, std::size_t count, s
   }
 }
 
-// In the host's memory, as bytes.
+// In the host's memory, packed as bytes.
 class HostBuffers : public ShardBuffers {
  public:
   HostBuffers(std::vector<NamedTensor> buffers, BufferRule rule)
@@ -59,7 +59,7 @@ void HostBuffers::begin_shard() {
 
 void HostBuffers::end_shard(int shard) {
   if (buffers_.empty()) return;
-  // One that is not needed still says that the buffers have changed.
+  // Also without bytes an entry in after_ says that a shard has changed the buffers.
   const bool needed = shard == 0 || rule_ == ShardBufferRule::kMean;
   after_[shard] = needed ? replica::pack(buffers_) : std::vector<std::byte>{};
 }
@@ -70,14 +70,14 @@ void HostBuffers::end_step(Comm& comm, const std::vector<int>&) {
   replica::unpack(mean ? mean_of_shards(comm) : first_shards(comm), buffers_);
 }
 
-// The first worker hosts the first shard, which has a sample whenever any has.
+// Rank 0 hosts the first shard, which has samples in every step.
 std::vector<std::byte> HostBuffers::first_shards(Comm& comm) {
   std::vector<std::byte> next = comm.rank() == 0 ? after_.at(0) : before_;
   comm.broadcast({next.data(), next.size(), DType::kUInt8}, 0).wait();
   return next;
 }
 
-// Adding bytes to zeros moves them.
+// Each worker fills in the bytes of its shards, and the others have 0 there: an all-reduce brings all bytes to all.
 std::vector<std::byte> HostBuffers::mean_of_shards(Comm& comm) {
   const std::size_t each = before_.size() + 1;  // the last byte: the shard has run
   std::vector<std::byte> all(each * static_cast<std::size_t>(shards_));
@@ -91,7 +91,8 @@ std::vector<std::byte> HostBuffers::mean_of_shards(Comm& comm) {
   for (std::size_t at = 0; at < all.size(); at += each) {
     if (all[at + each - 1] != std::byte{0}) ran.push_back(all.data() + at);
   }
-  std::vector<std::byte> next(ran.front(), ran.front() + before_.size());  // counters: the first's
+  // Buffers that are no numbers to average, such as counters, are the first shard's.
+  std::vector<std::byte> next(ran.front(), ran.front() + before_.size());
   std::size_t offset = 0;
   for (const auto& [name, tensor] : buffers_) {
     const auto count = static_cast<std::size_t>(tensor.numel());

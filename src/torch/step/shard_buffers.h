@@ -1,7 +1,7 @@
 // The buffers of a model (BatchNorm's statistics) while the shards of a step run.
 //
-// Every shard of a step begins with the buffers that the step before has left, wherever it runs; after the step all
-// workers have the same again: the first shard's, or the mean over shards.
+// Every shard of a step begins with the buffers that the step before has left, wherever it runs. After the step all
+// workers have the same buffers again: the first shard's, or the mean over shards.
 #pragma once
 
 #include <lockstep/comm.h>
@@ -14,27 +14,29 @@
 
 namespace lockstep::steps {
 
+// The buffers of one model in an open loop.
+//
 // Threads:   one caller at a time.
-// Blocking:  end_step(), which is collective, at most the Comm's timeout; on a GPU not for the GPU.
+// Blocking:  end_step(), which is collective, at most the Comm's timeout. It never waits for a GPU.
 // Failure:   that of the collective.
-// Ownership: shares the tensors.
+// Ownership: the Loop owns it; it shares the tensors.
 class ShardBuffers {
  public:
   virtual ~ShardBuffers() = default;
   virtual void begin_step() = 0;
   virtual void begin_shard() = 0;
   virtual void end_shard(int shard) = 0;  // after its forward
-  // `ran`: all shards that had samples in the step, wherever they are hosted.
+  // `ran`: all shards that had samples in the step, also those of other workers.
   virtual void end_step(Comm& comm, const std::vector<int>& ran) = 0;
 };
 
-// How they are kept.
+// Which values buffers have after a step.
 struct BufferRule {
   ShardBufferRule rule = ShardBufferRule::kFirstShard;
   int shards = 0;  // of the job
 };
 
-// Those of a model, wherever it is.
+// For the device of the model. (device_choice.cpp)
 std::unique_ptr<ShardBuffers> make_shard_buffers(const ModelView& model, BufferRule rule);
 
 // On a GPU.

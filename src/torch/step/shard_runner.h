@@ -1,4 +1,4 @@
-// How the shards of a Step run on this worker, and how what is known of them comes back.
+// How the shards of a Step run on this worker, and how their losses and metrics come back.
 #pragma once
 
 #include <lockstep/deadline.h>
@@ -27,10 +27,13 @@ class Reports {
   virtual void add(const std::string& name, double sum, double weight) = 0;
 };
 
+// Runs forward and backward of shards: HostShards on a CPU, DeviceShards on a GPU.
+//
 // Threads:   one caller at a time; on a GPU always with the same current stream.
-// Blocking:  run(), until forward and backward have run, on a GPU until they are queued; bring().
+// Blocking:  run(), until forward and backward have run; on a GPU until they are queued. bring(), until the GPU has run
+//            the step.
 // Failure:   what the loss throws; BadInput, with step and shard, for what LibTorch refuses.
-// Ownership: borrows the models.
+// Ownership: the StepRun owns it; it borrows the models.
 class ShardRunner {
  public:
   virtual ~ShardRunner() = default;
@@ -39,18 +42,19 @@ class ShardRunner {
     Shard shard;
     std::uint64_t seed = 0;
     double weight = 0;
-    std::function<void()> forward_done;     // buffers are what the shard leaves
-    std::function<void()> before_backward;  // the last of a step reduces
+    std::function<void()> forward_done;     // called when the buffers are as the shard leaves them
+    std::function<void()> before_backward;  // says whether this backward reduces
   };
   virtual void begin_step() = 0;
   virtual void run(Turn& turn) = 0;
-  virtual flat::Note note() = 0;  // an update between the last shard and end_step() takes it along
+  // Bytes that the update copies to the host on its way, between the last shard and end_step(). Empty on a CPU.
+  virtual flat::Note note() = 0;
   virtual void end_step() = 0;
 
   // Names of metrics that this worker's shards have reported so far.
   virtual const std::set<std::string>& metrics() const = 0;
 
-  // What the last step has left: if it is known already; and waiting for it.
+  // Losses and metrics of the last step: nothing if the GPU has still to compute them; bring() waits for them.
   virtual std::optional<PhaseResult::Local> known() = 0;
   virtual PhaseResult::Local bring(Deadline deadline) = 0;
 
@@ -60,24 +64,24 @@ class ShardRunner {
 // What a Step's shards run with.
 struct ShardWork {
   Step::Loss loss;
-  std::vector<ModelStep*> models;     // that are trained
-  std::vector<torch::Tensor> inputs;  // that gradients go to; none: to all that the loss depends on
+  std::vector<ModelStep*> models;           // that are trained
+  std::vector<torch::Tensor> inputs;        // get gradients; empty: all that the loss depends on
   std::vector<torch::Tensor> buffer_bytes;  // of all models of the job, on a GPU
-  bool graphs = true;
-  std::int64_t hosted = 0;   // shards of this worker
-  std::int64_t samples = 0;  // of a full one
+  bool graphs = true;                       // CUDA graphs may be used
+  std::int64_t hosted = 0;                  // shards of this worker
+  std::int64_t samples = 0;                 // of a full one
 };
 
-// The one for where the models are.
+// The runner for the device of the models. (device_choice.cpp)
 std::unique_ptr<ShardRunner> make_shard_runner(ShardWork work);
 
-// On the CPU: one shard after the other, and all is known at once. (host_shards.cpp)
+// On a CPU: one shard after the other, and all is known at once. (host_shards.cpp)
 std::unique_ptr<ShardRunner> make_host_shards(ShardWork work);
 
-// On a GPU: queued there, while the host goes on. (device_shards.cpp)
+// On a GPU: shards are queued, and the host goes on. (device_shards.cpp)
 std::unique_ptr<ShardRunner> make_device_shards(ShardWork work);
 
-// loss.backward() with a weight, into the inputs.
+// loss.backward(weight), which computes the gradients of work.inputs only.
 void weighted_backward(const ShardWork& work, const torch::Tensor& loss,
                        const torch::Tensor& weight);
 

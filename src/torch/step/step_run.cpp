@@ -21,12 +21,12 @@ using Clock = std::chrono::steady_clock;
 StepRun::StepRun(StepCore& core, Loop& loop) : core_(core), loop_(loop) {
   ShardWork work;
   work.loss = core_.loss;
-  // Where there are other models gradients must not go to them, whether or not the program has named them.
+  // If there are other models, backward is told whose gradients to compute: theirs would be added to by mistake.
   const bool spares = loop_.models().size() > 1 || has_others(loop_.models());
   for (optim::Optimizer* const optimizer : core_.optimizers) {
-    Loop::Trained& trained = loop_.trained(*optimizer);
+    numbers_.push_back(loop_.number_of(*optimizer));
+    Loop::Trained& trained = loop_.trained(numbers_.back());
     models_.push_back(&trained.step);
-    numbers_.push_back(loop_.number_of(trained.step));
     if (trained.check) checks_.push_back(&*trained.check);
     if (!spares) continue;
     const auto tensors = trained.step.model().trained();
@@ -51,8 +51,8 @@ StepRun::Weights StepRun::known_weights(std::int64_t step) const {
   return weights;
 }
 
-// Everybody's weights, where a function gives them: each is one worker's, and zero elsewhere. One that is no weight
-// is found by all workers here.
+// The sum of all weights. If a function gives them, one worker has each and the others have 0, so a sum brings them to
+// all. run_shard() has put NaN for a bad weight: all workers find it here, and fail together.
 double StepRun::exchange(Weights& weights) {
   if (weights.total) return *weights.total;
   auto& all = weights.by_shard;
@@ -63,7 +63,7 @@ double StepRun::exchange(Weights& weights) {
     total += all[shard];
     if (!std::isnan(all[shard])) continue;
     throw BadInput(fmt::format(
-        "shard {} has a weight that is none: it must be above 0 and finite, in every step", shard));
+        "shard {} has no valid weight: it must be above 0 and finite, in every step", shard));
   }
   weights.total = total;
   return total;
@@ -78,20 +78,29 @@ bool StepRun::run(const Phase& phase, const GoesOn& goes_on) {
   for (ModelStep* const model : models_)
     sources.push_back(model->gradients().finish(total_weight_));
   if (!goes_on()) return false;
-  // Where the last backward meets nobody the waiting comes after it, and is all that there is.
+  // A last backward that meets other workers measures its own waiting. Else all waiting is the time since it ended.
   const bool waits_here = std::any_of(models_.begin(), models_.end(),
                                       [](auto* model) { return !model->gradients().meets(); });
   exposed_ = waits_here ? Clock::now() - began : std::chrono::nanoseconds(0);
   for (ModelStep* const model : models_) exposed_ += model->gradients().exposed();
   if (core_.options.before_update) core_.options.before_update(phase.step);
-  loop_.end_buffers(phase.step);
+  end_buffers(phase.step);
   update(phase, sources);
   runner_->end_step();
   return true;
 }
 
-// Workers that share memory meet in prepare(): the small values of all of them are there before the first weight is
-// written.
+void StepRun::end_buffers(std::int64_t step) {
+  const int shards = loop_.generation().shards;
+  std::vector<int> ran;
+  for (int shard = 0; shard < shards; ++shard) {
+    if (loop_.plan().count(step, shard) > 0) ran.push_back(shard);
+  }
+  for (const auto& buffers : loop_.buffers()) buffers->end_step(loop_.generation().control, ran);
+}
+
+// The order of the commit page: small values, intent, weights, commit. Workers that share memory meet in prepare(), so
+// the small values of all of them are there before any of them writes a weight.
 void StepRun::update(const Phase& phase, const std::vector<optim::GradientSource>& sources) {
   CommitPage* const page = loop_.commit_page();
   if (page != nullptr) {
@@ -101,23 +110,19 @@ void StepRun::update(const Phase& phase, const std::vector<optim::GradientSource
   for (std::size_t i = 0; i < models_.size(); ++i) models_[i]->prepare(sources[i]);
   if (page != nullptr) {
     page->intend(intent());
-    apply(*page);
+    for (std::size_t i = 0; i < models_.size(); ++i)
+      models_[i]->apply({}, page->journal(numbers_[i]).get());
+    page->commit(numbers_);
   } else {
-    flat::Note note = runner_->note();
+    flat::Note note = runner_->note();  // goes with the first update
     for (ModelStep* const model : models_) model->apply(std::exchange(note, {}), nullptr);
   }
   for (const ModelStep* const model : models_) exposed_ += model->waited();
 }
 
-void StepRun::apply(CommitPage& page) {
-  for (std::size_t i = 0; i < models_.size(); ++i)
-    models_[i]->apply({}, page.journal(numbers_[i]).get());
-  page.commit(numbers_);
-}
-
-// The numbers that decide what will be written, besides the gradients and what is there.
+// With the gradients, the parameters and the state, these numbers decide what will be written.
 std::vector<double> StepRun::intent() const {
-  constexpr double kScale = 1;  // of the loss
+  constexpr double kScale = 1;  // of the loss; there is no loss scaling yet
   std::vector<double> numbers{total_weight_, kScale};
   for (const ModelStep* const model : models_) {
     numbers.push_back(model->clip_factor());
@@ -129,12 +134,12 @@ std::vector<double> StepRun::intent() const {
 }
 
 void StepRun::run_shards(const Phase& phase, Weights& weights) {
-  // The last backward synchronises. In a short batch the last shard may have none, and the banks of those before are
-  // complete only after its turn.
+  // The last backward reduces, if any does. In a short batch the last shard may have no samples and no backward: then
+  // the reduction comes after its turn, because only then the banks are complete.
   const Generation& generation = loop_.generation();
   const int last = generation.hosted.end - 1;
   const bool with_backward = loop_.plan().count(phase.step, last) > 0;
-  loop_.begin_buffers();
+  for (const auto& buffers : loop_.buffers()) buffers->begin_step();
   runner_->begin_step();
   for (const auto& planned : generation.mine().steps) {
     for (ModelStep* const model : models_) model->gradients().begin_shard(planned);
@@ -161,17 +166,19 @@ void StepRun::run_shard(ShardRunner::Turn& turn, Weights& weights, bool last) {
   if (core_.options.weight) weight = core_.options.weight(turn.shard);
   if (!(weight > 0) || !std::isfinite(weight)) weight = std::nan("");
   turn.weight = weight;
-  turn.forward_done = [&] { loop_.end_shard_of_buffers(turn.shard.index); };
+  turn.forward_done = [&] {
+    for (const auto& buffers : loop_.buffers()) buffers->end_shard(turn.shard.index);
+  };
   turn.before_backward = [&] {
     for (ModelStep* const model : models_) {
       if (last && model->gradients().meets()) model->gradients().before_last(exchange(weights));
     }
   };
-  loop_.begin_shard_of_buffers();
+  for (const auto& buffers : loop_.buffers()) buffers->begin_shard();
   runner_->run(turn);
 }
 
-// Those that any worker's shards have reported in the first call.
+// The names that a shard of any worker has reported in the first call.
 void StepRun::agree_on_metrics() {
   std::set<std::string> names;
   const std::string mine = fmt::format("{}", fmt::join(runner_->metrics(), "\n"));
@@ -193,11 +200,11 @@ std::shared_ptr<PhaseResult> StepRun::result(const Phase& phase, Comm& channel, 
                            .names = *core_.metrics};
   const auto start = [&channel, stop, step = phase.step, checks = checks_](
                          PhaseResult& result, PhaseResult::Local local) {
-    for (divergence::Check* const check : checks) local.marks.push_back(check->mark(step));
+    for (divergence::Check* const check : checks) local.digests.push_back(check->mark(step));
     local.stop = stop;
     result.start(channel, local);
   };
-  // The loop may have ended when the program asks.
+  // The program may ask for the loss after the loop has ended, and then the runner is gone.
   const auto bring = [start, &channel, runner = std::weak_ptr(runner_)](PhaseResult& result) {
     const auto still_there = runner.lock();
     if (!still_there)

@@ -92,6 +92,7 @@ void read_tensors(const formats::SafetensorsFile& file, const std::vector<NamedT
   }
 }
 
+// The first character says what follows: '+' the text, a digit the kind of the error.
 std::string from_leader(Comm& comm, const std::function<std::string()>& read) {
   std::string said;
   if (comm.rank() == 0) {
@@ -128,7 +129,7 @@ void load(Replica& model, const std::string& path) {
   steps::ModelView view(model);
   Comm& comm = view.comm();
   const auto tensors = view.everything();
-  comm.barrier().wait();  // where workers share memory, nobody computes with it any more
+  comm.barrier().wait();  // workers that share memory no longer compute with it
   steps::from_leader(comm, [&]() -> std::string {
     const auto file = formats::SafetensorsFile::open(path);
     file.verify();

@@ -12,7 +12,7 @@ namespace {
 
 namespace autocast = at::autocast;
 
-// One function for each kind of device in older LibTorch, one for all in newer.
+// Since 2.4 LibTorch's functions take the device; before there was a function for each device.
 #if TORCH_VERSION_MAJOR > 2 || (TORCH_VERSION_MAJOR == 2 && TORCH_VERSION_MINOR >= 4)
 bool autocast_enabled(torch::DeviceType device) {
   return autocast::is_autocast_enabled(device);

@@ -16,7 +16,7 @@ bool is_one_of(const torch::nn::Module& module) {
   return ((module.as<Kinds>() != nullptr) || ...);
 }
 
-// Layers whose weight and bias autocast casts.
+// Layers whose weight and bias Autocast casts to a half type.
 bool is_cast(const torch::nn::Module& module) {
   using namespace torch::nn;
   return is_one_of<LinearImpl, Conv1dImpl, Conv2dImpl, Conv3dImpl, ConvTranspose1dImpl,
@@ -25,6 +25,8 @@ bool is_cast(const torch::nn::Module& module) {
 
 }  // namespace
 
+// A parameter that some other layer uses as well must stay float32. `elsewhere` collects those, and then every parameter
+// that was named, so that a shared one is named once.
 std::vector<std::string> weights_to_hold(const torch::nn::Module& module) {
   std::set<const c10::TensorImpl*> elsewhere;
   const auto look_at = [&](const torch::nn::Module& part) {
@@ -39,7 +41,7 @@ std::vector<std::string> weights_to_hold(const torch::nn::Module& module) {
   for (const auto& item : module.named_parameters()) {
     const torch::Tensor& parameter = item.value();
     if (parameter.scalar_type() == torch::kFloat32 && parameter.requires_grad() &&
-        elsewhere.insert(parameter.unsafeGetTensorImpl()).second)  // once, if layers share it
+        elsewhere.insert(parameter.unsafeGetTensorImpl()).second)
       names.push_back(item.key());
   }
   return names;

@@ -1,5 +1,4 @@
-// A loop around a job and its one Step: hooks, evaluation at the end of every epoch, hash logs, a report.
-#include <fmt/format.h>
+// The Trainer: a loop around a job with one Step. It adds hooks, evaluation after every epoch, hash logs and a report.
 #include <lockstep/errors.h>
 #include <lockstep/trainer.h>
 
@@ -25,34 +24,32 @@ double milliseconds(std::chrono::nanoseconds time) {
   return std::chrono::duration<double, std::milli>(time).count();
 }
 
-// The smallest of the values that at least this part of them does not exceed; 0 for none.
-double percentile(std::vector<double> values, double part) {
+// The smallest value that is not below this share of the values; 0 if there are none. By nearest rank.
+double percentile(std::vector<double> values, double share) {
   if (values.empty()) return 0;
-  const auto rank = static_cast<std::size_t>(std::ceil(part * static_cast<double>(values.size())));
-  const auto place =
-      values.begin() + static_cast<std::ptrdiff_t>(std::max<std::size_t>(rank, 1) - 1);
-  std::nth_element(values.begin(), place, values.end());
-  return *place;
+  const double rank = std::ceil(share * static_cast<double>(values.size()));
+  const auto at = values.begin() + static_cast<std::ptrdiff_t>(std::max(rank, 1.0)) - 1;
+  std::nth_element(values.begin(), at, values.end());
+  return *at;
 }
 
-// The steps of a run so far.
+// The times of a run's steps so far.
 struct RunTimes {
   std::vector<double> step_ms;
-  std::vector<double> exposed_ms;  // of them, what waiting for others added
+  std::vector<double> exposed_ms;  // the part of each step that it waited for other workers
   std::int64_t samples = 0;
 
-  void fill(TrainingResult& result) const;
+  void fill(TrainingResult& result) const {
+    for (const double ms : step_ms) result.seconds += ms / 1000;
+    if (result.seconds > 0)
+      result.samples_per_second = static_cast<double>(samples) / result.seconds;
+    result.step_ms_p50 = percentile(step_ms, 0.5);
+    result.step_ms_p95 = percentile(step_ms, 0.95);
+    result.exposed_comm_ms_p50 = percentile(exposed_ms, 0.5);
+  }
 };
 
-void RunTimes::fill(TrainingResult& result) const {
-  for (const double ms : step_ms) result.seconds += ms / 1000;
-  if (result.seconds > 0) result.samples_per_second = static_cast<double>(samples) / result.seconds;
-  result.step_ms_p50 = percentile(step_ms, 0.5);
-  result.step_ms_p95 = percentile(step_ms, 0.95);
-  result.exposed_comm_ms_p50 = percentile(exposed_ms, 0.5);
-}
-
-// Of all workers together. Collective.
+// Memory of all workers together, in bytes. Collective.
 std::size_t memory_of_all(Comm& comm) {
   auto memory = static_cast<std::int64_t>(base::proportional_set_bytes());
   comm.all_reduce({&memory, 1, DType::kInt64}).wait();
@@ -63,7 +60,7 @@ void check_parts(const TrainerParts& parts) {
   if (!parts.optimizer || !parts.train || !parts.module || !parts.loss)
     throw BadInput("a Trainer wants a module, an optimizer, training data and a loss");
   if (steps::ModelView(*parts.optimizer) != steps::ModelView(parts.model))
-    throw BadInput("the Trainer's optimizer was made for another model than its own");
+    throw BadInput("the Trainer's optimizer trains another model than the Trainer's");
 }
 
 steps::JobSetup setup_of(const TrainerOptions& options) {
@@ -96,22 +93,20 @@ std::unique_ptr<steps::StepCore> step_of(const TrainerParts& parts, const Traine
                    .cuda_graphs = options.cuda_graphs};
   if (parts.weight)
     step.weight = [weight = parts.weight](const Shard& shard) { return weight(shard.batch); };
+  const auto loss = [loss = parts.loss](const Shard& shard) { return loss(shard.batch); };
   return std::make_unique<steps::StepCore>(
-      "train", std::vector<optim::Optimizer*>{parts.optimizer.get()},
-      [loss = parts.loss](const Shard& shard) { return loss(shard.batch); }, std::move(step));
+      steps::StepCore{"train", {parts.optimizer.get()}, loss, std::move(step)});
 }
 
-// What workers must agree on besides the job.
+// What workers must agree on besides the job's properties.
 std::vector<replica::Property> run_of(const TrainerOptions& options) {
-  return {{"steps", std::to_string(options.steps)},
-          {"epochs", std::to_string(options.epochs)},
-          {"verify_data", options.verify_data ? "on" : "off"},
-          {"hash_log", options.hash_log.empty() ? "none" : "set"},
+  return {{"hash_log", options.hash_log.empty() ? "none" : "set"},
           {"verify_until", std::to_string(options.verify_until)}};
 }
 
 }  // namespace
 
+// What a Trainer has. It never moves, because the job's hooks point to it.
 struct Trainer::State {
   State(World& world, TrainerParts its_parts, TrainerOptions its_options, TrainerHooks its_hooks);
 
@@ -132,7 +127,7 @@ struct Trainer::State {
   bool has_run = false;
 
   // Of the run so far.
-  StepRecord record;  // whose loss is still on its way
+  StepRecord record;  // of the last step; its loss comes later
   RunTimes times;
   std::optional<Evaluation> evaluation;
   std::int64_t evaluated_at = -1;
@@ -155,10 +150,7 @@ steps::JobHooks Trainer::State::observe() {
                 record.loss = result.loss();
                 if (hooks.on_step) hooks.on_step(record);
               },
-          .on_saved =
-              [this](const std::string& path, std::int64_t steps_done) {
-                if (hooks.on_checkpoint) hooks.on_checkpoint(path, steps_done);
-              }};
+          .on_saved = hooks.on_checkpoint};
 }
 
 void Trainer::State::run_step(steps::Loop& loop) {
@@ -181,7 +173,7 @@ void Trainer::State::end_epoch(std::int64_t epoch, std::int64_t steps_done) {
   if (evaluation->samples > 0 && hooks.on_epoch) hooks.on_epoch(epoch, *evaluation);
 }
 
-// Returns the end of the steps to run: those that can be compared, where that is all that is wanted.
+// Returns where the loop ends. A run that only verifies ends with the log that it compares with.
 std::int64_t Trainer::State::begin_hashes(std::int64_t first, std::int64_t end) {
   if (options.hash_log.empty() && options.verify_log.empty()) return end;
   hashes.emplace(job->generation().control, job->state().weights(),
@@ -220,7 +212,7 @@ TrainingResult Trainer::State::result(steps::Loop& loop, std::int64_t first_step
 }
 
 TrainingResult Trainer::State::run() {
-  // Until the run ends, however it ends.
+  // Holds the lock on the run directory until the run ends, however it ends.
   const auto held = job->take_lock();
   parts.module->train();
   const auto loop = job->open(parts.train, batches_of(options));

@@ -30,7 +30,7 @@ std::uint64_t hash_of(const torch::Tensor& tensor) {
   return hash;
 }
 
-// The largest first, each to the worker with least to do.
+// Which worker hashes which tensor: the largest first, each to the worker that has the fewest bytes so far.
 std::vector<int> divide(const std::vector<NamedTensor>& tensors, int workers) {
   std::vector<std::size_t> order(tensors.size());
   for (std::size_t i = 0; i < order.size(); ++i) order[i] = i;
@@ -42,12 +42,12 @@ std::vector<int> divide(const std::vector<NamedTensor>& tensors, int workers) {
   for (const std::size_t i : order) {
     const auto least = std::min_element(load.begin(), load.end());
     hasher[i] = static_cast<int>(least - load.begin());
-    *least += tensors[i].tensor.nbytes() + 64;
+    *least += tensors[i].tensor.nbytes() + 64;  // also small tensors take time
   }
   return hasher;
 }
 
-// A log of something else must be neither compared with nor overwritten. Old ones say nothing of the data.
+// The log of another job must be neither compared nor overwritten. Logs of earlier versions have no data record.
 void check_log(const formats::HashLog& log, const std::string& path, const steps::Properties& job,
                const std::vector<NamedTensor>& tensors) {
   const auto property = [](const steps::Properties& of, const std::string& name) -> std::string {
@@ -105,7 +105,7 @@ void WeightHashes::begin(std::int64_t first) {
   compared_ = 0;
 }
 
-// Returns the step after its last.
+// Returns the step after the last one of the log.
 std::int64_t WeightHashes::read_known(std::int64_t first) {
   known_ = formats::load_hash_log(files_.compare_with);
   check_log(*known_, files_.compare_with, job_, tensors_);
@@ -139,6 +139,7 @@ std::vector<std::uint64_t> WeightHashes::hashes() {
   for (std::size_t i = 0; i < tensors_.size(); ++i) {
     if (hasher_[i] == comm_.rank()) hashes[i] = hash_of(tensors_[i].tensor);
   }
+  // One worker has each hash, and the others have 0 there.
   comm_.all_reduce({hashes.data(), hashes.size(), DType::kInt64}).wait();
   return hashes;
 }
