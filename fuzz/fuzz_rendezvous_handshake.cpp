@@ -19,7 +19,7 @@ namespace {
 
 Session make(Role role, std::string_view secret) {
   const char fill = role == Role::kWorker ? 'w' : 'r';
-  Session session(role, Handshake(role, secret, std::string(kNonceBytes, fill)));
+  Session session(Handshake(role, secret, std::string(kNonceBytes, fill)));
   if (role == Role::kWorker) session.send(Join{});
   return session;
 }

@@ -16,7 +16,7 @@ from concurrent.futures import ThreadPoolExecutor
 ROOT = pathlib.Path(__file__).resolve().parent.parent
 # Clang's own warnings about pragmas that it does not know, and about flags of GCC.
 QUIET = ["--extra-arg=-Wno-unknown-warning-option", "--extra-arg=-Wno-ignored-optimization-argument"]
-# What a lock guards (base/thread_annotations.h): the builds hold it only where clang compiles.
+# What a lock guards (base/mutex.h): the builds hold it only where clang compiles.
 LOCKS = ["--extra-arg=-Wthread-safety", "--extra-arg=-Werror=thread-safety"]
 
 

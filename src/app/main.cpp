@@ -3,7 +3,6 @@
 #include <lockstep/errors.h>
 #include <boost/system/system_error.hpp>
 
-#include <algorithm>
 #include <exception>
 #include <string>
 #include <vector>
@@ -11,6 +10,7 @@
 #include "app/doctor/doctor.h"
 #include "app/run_arguments.h"
 #include "app/train/launch.h"
+#include "base/choice.h"
 #include "base/diagnosis.h"
 #include "base/standard_output.h"
 #include "bench/allreduce/worker.h"
@@ -33,15 +33,10 @@ constexpr char kHelp[] = R"(Lockstep: data-parallel training for C++.
   lockstep --version
 )";
 
-// Only what stands before the program is ours: `lockstep run -n 2 ./train --help` asks the program.
-bool asks_for_help(const std::vector<std::string>& own) {
-  return std::any_of(own.begin(), own.end(),
-                     [](const auto& text) { return text == "--help" || text == "-h"; });
-}
-
 int run(const std::vector<std::string>& arguments) {
-  if (asks_for_help(split_command(arguments).own)) {
-    fmt::print("{}", run_help());
+  // Only words before the program are ours: `lockstep run -n 2 ./train --help` asks the program.
+  if (base::asks_for_help(split_command(arguments).own)) {
+    fmt::print("{}", kRunHelp);
     return 0;
   }
   return control::run_job(parse_run_arguments(arguments));
@@ -80,8 +75,8 @@ int main(int argc, char** argv) {
   } catch (const lockstep::BadInput& error) {
     fmt::print(stderr, "lockstep: {}\n", error.what());
     return lockstep::app::kUsage;
-  } catch (
-      const boost::system::system_error& error) {  // Asio's; Boost 1.74's is no std::system_error
+  } catch (const boost::system::system_error& error) {
+    // Asio throws it. In Boost 1.74 it is no std::system_error, so diagnosis() would call it a bug.
     fmt::print(stderr, "lockstep: {}\n", error.what());
     return 1;
   } catch (const std::exception& error) {

@@ -12,9 +12,8 @@
 #include "base/command_line.h"
 
 namespace lockstep::app {
-namespace {
 
-constexpr char kRunHelp[] = R"(Starts a program as N workers of one job and ends with them.
+const char* const kRunHelp = R"(Starts a program as N workers of one job and ends with them.
 
   lockstep run -n N [options] [--] PROGRAM [arguments]
 
@@ -47,6 +46,9 @@ Examples:
   lockstep run -n 2 --env LOCKSTEP_LOG=info -- python3 train.py
 )";
 
+namespace {
+
+// Options that take the next word as their value.
 constexpr std::array<std::string_view, 10> kWithValue = {
     "-n",        "--workers", "--env",   "--log-dir", "--timeout",
     "--threads", "--engine",  "--grace", "--device",  "-e"};
@@ -56,10 +58,6 @@ bool takes_next(std::string_view argument) {
 }
 
 }  // namespace
-
-const char* run_help() noexcept {
-  return kRunHelp;
-}
 
 SplitArguments split_command(const std::vector<std::string>& arguments) {
   auto at = arguments.begin();

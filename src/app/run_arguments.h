@@ -8,15 +8,15 @@
 
 namespace lockstep::app {
 
-// The program begins after "--", or at the first argument that is neither an option nor an option's
-// value.
+// The words before the program, which are ours, and the program with its arguments. The program
+// begins after "--", or at the first word that is neither an option nor the value of one.
 struct SplitArguments {
   std::vector<std::string> own;
   std::vector<std::string> command;
 };
 SplitArguments split_command(const std::vector<std::string>& arguments);
 
-const char* run_help() noexcept;
+extern const char* const kRunHelp;
 
 // BadInput, in one line, for anything that cannot be understood.
 control::RunOptions parse_run_arguments(const std::vector<std::string>& arguments);

@@ -1,6 +1,5 @@
 #include "base/atomic_file.h"
 
-#include <dirent.h>
 #include <fcntl.h>
 #include <fmt/format.h>
 #include <lockstep/errors.h>
@@ -10,7 +9,6 @@
 
 #include <algorithm>
 #include <cerrno>
-#include <climits>
 #include <cstdlib>
 #include <cstring>
 #include <memory>
@@ -22,18 +20,15 @@ namespace lockstep::base {
 namespace {
 
 constexpr std::string_view kMark = ".lockstep-tmp-";
-// Names taken by others of our PID (another host, another namespace, a lock-less file system).
+// Names to try. Others may have our PID: writers on another host or in another PID namespace, and
+// stale files where the file system has no locks.
 constexpr int kMostAttempts = 1000;
-
-struct CloseDirectory {
-  void operator()(DIR* directory) const { ::closedir(directory); }
-};
 
 bool is_full(int error) {
   return error == ENOSPC || error == EDQUOT || error == EFBIG;
 }
 
-// What the caller can set right by another path or other permissions; the rest is the disk's.
+// Errors that the caller can mend by another path or other permissions. All others are the disk's.
 bool is_path_problem(int error) {
   switch (error) {
     case EACCES:
@@ -51,6 +46,7 @@ bool is_path_problem(int error) {
   }
 }
 
+// The file that a link names. Renaming over the link itself would replace the link.
 std::string follow_links(const std::string& path) {
   struct stat info {};
   if (::lstat(path.c_str(), &info) != 0 || !S_ISLNK(info.st_mode)) return path;
@@ -65,7 +61,7 @@ std::string follow_links(const std::string& path) {
   return real.get();
 }
 
-// "12" or "12-3", what follows the mark.
+// Whether this is what temporary_name() puts behind the mark: "12" or "12-3".
 bool is_writer_id(std::string_view text) {
   const std::size_t dash = std::min(text.find('-'), text.size());
   const auto digits = [](std::string_view part) {
@@ -81,7 +77,8 @@ int sync_directory(int directory) {
   return errno;
 }
 
-// A writer's lock on its temporary; false, with errno, when someone holds it, or there are no locks here.
+// Takes a writer's lock on its temporary file. False, with errno, if another writer holds it, or if
+// the file system has no locks.
 bool lock_now(int fd) {
   return ::flock(fd, LOCK_EX | LOCK_NB) == 0;
 }
@@ -99,7 +96,8 @@ AtomicFile::AtomicFile(std::string path, Temporary temporary) : path_(std::move(
     throw BadInput(fmt::format("cannot write {}: it is not a regular file; name a file", path_));
   }
   if (existed_) mode_ = info.st_mode & 0777;
-  open_directory();
+  directory_.reset(::open(folder_.c_str(), O_RDONLY | O_DIRECTORY | O_CLOEXEC));
+  if (!directory_) fail("cannot open its directory", errno);
   remove_stale();
   if (temporary == Temporary::kNamed || !open_unnamed()) open_named();
   if (existed_ && ::fchmod(file_.get(), mode_) != 0 && errno != EPERM) {
@@ -113,25 +111,17 @@ AtomicFile::~AtomicFile() {
   if (!temporary_.empty()) ::unlinkat(directory_.get(), temporary_.c_str(), 0);
 }
 
-void AtomicFile::open_directory() {
-  directory_.reset(::open(folder_.c_str(), O_RDONLY | O_DIRECTORY | O_CLOEXEC));
-  if (!directory_) fail("cannot open its directory", errno);
-}
-
 void AtomicFile::remove_stale() const {
-  const int copy = ::openat(directory_.get(), ".", O_RDONLY | O_DIRECTORY | O_CLOEXEC);
-  const std::unique_ptr<DIR, CloseDirectory> listing(copy < 0 ? nullptr : ::fdopendir(copy));
-  if (!listing) return;
   const std::string prefix = "." + name_ + std::string(kMark);
-  while (const dirent* entry = ::readdir(listing.get())) {
-    const std::string_view name = entry->d_name;
-    if (!name.starts_with(prefix) || !is_writer_id(name.substr(prefix.size()))) continue;
+  for (const std::string& name : names_in(folder_)) {
+    if (!name.starts_with(prefix)) continue;
+    if (!is_writer_id(std::string_view(name).substr(prefix.size()))) continue;
     const Fd stale(
-        ::openat(directory_.get(), entry->d_name, O_RDWR | O_NOFOLLOW | O_NONBLOCK | O_CLOEXEC));
+        ::openat(directory_.get(), name.c_str(), O_RDWR | O_NOFOLLOW | O_NONBLOCK | O_CLOEXEC));
     if (!stale || !lock_now(stale.get())) continue;
-    // Its writer may have come to its end, and another begun.
-    if (is_named(stale.get(), directory_.get(), entry->d_name, AT_SYMLINK_NOFOLLOW)) {
-      ::unlinkat(directory_.get(), entry->d_name, 0);
+    // Since it was opened, its writer may have ended and another one may have taken the name.
+    if (is_named(stale.get(), directory_.get(), name.c_str(), AT_SYMLINK_NOFOLLOW)) {
+      ::unlinkat(directory_.get(), name.c_str(), 0);
     }
   }
 }
@@ -145,6 +135,7 @@ bool AtomicFile::open_unnamed() {
   }
   // It gets its name through /proc, which some containers do not have.
   if (::access(fmt::format("/proc/self/fd/{}", file_.get()).c_str(), F_OK) != 0) return false;
+  // For the moments of commit() in which it has the hidden name: other writers see that this one lives.
   lock_now(file_.get());
   return true;
 }
@@ -156,7 +147,8 @@ void AtomicFile::open_named() {
         ::openat(directory_.get(), name.c_str(), O_CREAT | O_EXCL | O_RDWR | O_CLOEXEC, mode_));
     if (!file_ && errno == EEXIST) continue;
     if (!file_) fail("cannot make a file there", errno);
-    // Between the lines above and below another writer may take it for a dead one's: it locks it, and then removes it.
+    // Before we lock the new file, another writer may take it for a stale one: it locks the file and
+    // then removes it. In both cases we try the next name.
     if (!lock_now(file_.get()) && errno == EWOULDBLOCK) continue;
     struct stat info {};
     if (::fstat(file_.get(), &info) == 0 && info.st_nlink == 0) continue;
@@ -190,11 +182,13 @@ void AtomicFile::give_name() {
   fail("cannot find a free name for a temporary file", EEXIST);
 }
 
-// First another name, which then takes the place of `kept`: at no moment is one of the two files without a name.
+// The earlier file gets a hidden second name, which is then renamed to `kept`: rename() can replace an
+// older `kept`, link() cannot. At every moment each file has a name.
 void AtomicFile::keep_earlier(const std::string& kept) const {
   const std::string hidden = fmt::format(".{}.lockstep-keep", kept);
   ::unlinkat(directory_.get(), hidden.c_str(), 0);
   if (::linkat(directory_.get(), name_.c_str(), directory_.get(), hidden.c_str(), 0) != 0) {
+    // There is no earlier file, or the file system has no hard links.
     if (errno == ENOENT || errno == EPERM || errno == EOPNOTSUPP || errno == EMLINK) return;
     fail("cannot keep the earlier file", errno);
   }
@@ -208,6 +202,7 @@ void AtomicFile::keep_earlier(const std::string& kept) const {
 
 void AtomicFile::commit(const std::string& kept) {
   LOCKSTEP_CHECK(static_cast<bool>(file_), "commit() comes once");
+  // Before it gets its name: after a power cut the name must not mean an empty file.
   if (::fsync(file_.get()) != 0) fail("cannot bring it to the disk", errno);
   if (temporary_.empty()) give_name();
   if (!kept.empty()) keep_earlier(kept);

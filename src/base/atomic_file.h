@@ -7,9 +7,9 @@
 // the disk. Where the file system knows no files without a name, the hidden name is there from the
 // beginning.
 //
-// What a killed writer may leave is a file of that hidden name. The next writer of the same target
-// removes it. A living writer holds a lock on its file, so one on another host, or in another PID
-// namespace, is never taken for a dead one; where the file system has no locks, they are left.
+// A killed writer may leave a file with that hidden name. The next writer of the same target
+// removes it. A living writer holds a lock on its file. So a writer on another host, or in another
+// PID namespace, is never taken for a dead one. Where the file system has no locks, such files stay.
 #pragma once
 
 #include <string>
@@ -43,13 +43,13 @@ class AtomicFile {
 
   void write(std::string_view bytes);
 
-  // After it returns the new file is there, also after a power cut. Nothing may follow it.
-  // The earlier file stays under the name `kept` in the same directory, if one is given and the file system has hard
-  // links; the name of the file itself never means nothing. One writer at a time may keep files under one name.
+  // When it returns, the new file is there, even after a power cut. It is the last call.
+  //
+  // If `kept` is given and the file system has hard links, the earlier file stays under that name in
+  // the same directory. Only one writer at a time may keep files under one name.
   void commit(const std::string& kept = "");
 
  private:
-  void open_directory();
   void remove_stale() const;
   bool open_unnamed();
   void open_named();
@@ -68,7 +68,7 @@ class AtomicFile {
   Fd file_;
 };
 
-// All of it at once.
+// Writes a whole file at once.
 void write_file(const std::string& path, std::string_view bytes);
 
 }  // namespace lockstep::base

@@ -1,9 +1,14 @@
-// Choices of the command line: a table has the words of an enum, and the program compares values, never words.
+// What the command line needs without CLI11, which is slow to compile (base/command_line.h).
+//
+// A choice is a table with a word for each value of an enum. The program compares values, never words.
 #pragma once
 
+#include <algorithm>
 #include <cstddef>
 #include <optional>
+#include <string>
 #include <string_view>
+#include <vector>
 
 #include "base/check.h"
 
@@ -32,6 +37,12 @@ const char* word_for(Value value, const Choice<Value> (&choices)[kCount]) {
     if (choice.value == value) return choice.word.data();
   }
   check_failed("value in choices", "every choice has a word", __FILE__, __LINE__);
+}
+
+// Each command has a help text of its own, which it prints wherever --help stands.
+inline bool asks_for_help(const std::vector<std::string>& words) {
+  return std::any_of(words.begin(), words.end(),
+                     [](const auto& word) { return word == "--help" || word == "-h"; });
 }
 
 }  // namespace lockstep::base

@@ -18,12 +18,14 @@
 
 namespace lockstep::base {
 
-// Of an option given twice the last one counts, so that a script's choice can be overruled; --help is ours.
+// If an option is given twice, the last one counts: so a user can overrule a script. CLI11's own --help is
+// switched off, because the commands print texts of their own.
 inline void set_up(CLI::App& parser) {
   parser.set_help_flag();
   parser.option_defaults()->multi_option_policy(CLI::MultiOptionPolicy::TakeLast);
 }
 
+// A whole text as a number. from_chars() takes no leading plus sign, so it is removed first.
 template <typename Number>
 std::optional<Number> number_from(std::string_view text) {
   if (text.starts_with('+') && !text.starts_with("+-")) text.remove_prefix(1);
@@ -37,8 +39,8 @@ std::optional<Number> number_from(std::string_view text) {
   }
 }
 
-// An option with a number. CLI11's own reading takes 1e999 for infinity, 010 for 8 and what does not fit for the largest
-// that does; here each of them is refused, but that 010 is 10.
+// An option with a number. CLI11 itself reads 1e999 as infinity, 010 as 8, and a number that does not fit
+// as the largest that does. Here 010 is 10, and the other two are refused.
 template <typename Number, typename Target>
 CLI::Option* add_number_as(CLI::App& parser, const std::string& name, Target& target) {
   const auto read = [name, &target](const std::string& text) {
@@ -61,7 +63,7 @@ CLI::Option* add_number(CLI::App& parser, const std::string& name, std::optional
   return add_number_as<Number>(parser, name, target);
 }
 
-// An option that takes one word of a table, read here and nowhere else: the program compares values, not words.
+// An option that takes one word of a table. Only this function reads the word.
 template <typename Value, std::size_t kCount, typename Target>
 CLI::Option* add_choice(CLI::App& parser, const std::string& name,
                         const Choice<Value> (&choices)[kCount], Target& target) {
@@ -78,11 +80,12 @@ CLI::Option* add_choice(CLI::App& parser, const std::string& name,
   return parser.add_option_function<std::string>(name, read);
 }
 
-// Reads the words into the parser's options; refuse(text) throws for those that cannot be understood.
+// Reads the words into the parser's options. For words that cannot be understood it calls refuse(text), which throws.
 template <typename Refuse>
 void parse_words(CLI::App& parser, const std::vector<std::string>& words, const Refuse& refuse) {
   try {
-    parser.parse(std::vector<std::string>(words.rbegin(), words.rend()));  // as CLI11 takes them
+    parser.parse(
+        std::vector<std::string>(words.rbegin(), words.rend()));  // CLI11 takes the last word first
   } catch (const CLI::ParseError& error) {
     const auto unknown = parser.remaining();
     refuse(unknown.empty() ? error.what() : "unknown option " + unknown.front());

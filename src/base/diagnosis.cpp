@@ -8,7 +8,7 @@
 
 namespace lockstep::base {
 
-// The request for a report comes before what(), which may be long: notices to peers are cut at their end.
+// The request for a report comes before what(), which may be long: a notice to peers that is too long loses its end.
 std::string diagnosis(const std::exception& error) {
   if (dynamic_cast<const std::bad_alloc*>(&error) != nullptr) return "no memory left";
   if (dynamic_cast<const Error*>(&error) != nullptr ||

@@ -1,5 +1,5 @@
-// What an exception means to a user. An Error has said it already; others are told apart here, so that a bug is never
-// taken for a lack of memory.
+// What an exception means to a user. An Error says it itself. Other exceptions are told apart here, so that a bug is
+// never taken for a lack of memory.
 #pragma once
 
 #include <exception>

@@ -42,6 +42,7 @@ bool wait_ready(int fd, short events, Deadline deadline) {
 
 bool write_all(int fd, std::string_view bytes, Deadline deadline) {
   while (!bytes.empty()) {
+    // send() first: on a socket it neither waits nor raises SIGPIPE, which write() may do.
     ssize_t sent = ::send(fd, bytes.data(), bytes.size(), MSG_NOSIGNAL | MSG_DONTWAIT);
     if (sent < 0 && errno == ENOTSOCK) sent = ::write(fd, bytes.data(), bytes.size());
     if (sent >= 0) {

@@ -22,7 +22,7 @@ namespace {
 constexpr std::chrono::milliseconds kPause{20};
 constexpr std::size_t kMostOfHolder = 200;
 
-// For messages only: a full disk is no reason to refuse the lock.
+// Writes who holds the lock, for messages only. So a full disk is no reason to refuse the lock.
 void sign(int fd) {
   std::array<char, HOST_NAME_MAX + 1> host{};
   if (::gethostname(host.data(), host.size() - 1) != 0) host[0] = '?';
@@ -38,7 +38,7 @@ std::optional<FileLock> FileLock::take(const std::string& path, Deadline deadlin
     if (!file)
       throw BadInput(fmt::format("cannot make the lock file {}: {}", path, std::strerror(errno)));
     const bool locked = ::flock(file.get(), LOCK_EX | LOCK_NB) == 0;
-    // The holder before may have removed the file.
+    // The holder before may have removed the file. Then the lock is on a file that nobody else will find: open again.
     if (locked && is_named(file.get(), AT_FDCWD, path.c_str(), 0)) {
       sign(file.get());
       return FileLock(path, std::move(file));
@@ -49,7 +49,7 @@ std::optional<FileLock> FileLock::take(const std::string& path, Deadline deadlin
       return FileLock(path, Fd());
     }
     if (deadline.expired()) return std::nullopt;
-    std::this_thread::sleep_for(kPause);
+    std::this_thread::sleep_for(kPause);  // flock(2) knows no deadline
   }
 }
 
@@ -64,6 +64,7 @@ std::string FileLock::holder_of(const std::string& path) {
 }
 
 FileLock::~FileLock() {
+  // While the lock is still held: nobody else can have locked the file of this name yet.
   if (file_) ::unlink(path_.c_str());
 }
 

@@ -1,5 +1,5 @@
-// A file that says whose turn it is, by flock(2): the kernel releases it however its holder ends, a kill and a power cut
-// included. Other hosts see it where their common file system has locks.
+// A lock file, by flock(2): the kernel releases the lock however its holder ends, also by a kill or a power cut. Other
+// hosts see it where their common file system has locks.
 #pragma once
 
 #include <lockstep/deadline.h>
@@ -11,10 +11,12 @@
 
 namespace lockstep::base {
 
+// Keeps a second job out of a run directory, as long as it lives.
+//
 // Threads:   one caller at a time; two holders in one process keep each other out like processes.
 // Blocking:  take(), until the deadline.
-// Failure:   BadInput when the file cannot be made. Where the file system has no locks, one line of the log says so
-//            and everybody gets in.
+// Failure:   BadInput when the file cannot be made. Where the file system has no locks, everybody gets in, and one
+//            line of the log says so.
 // Ownership: removes the file when it is destroyed.
 class FileLock {
  public:

@@ -15,13 +15,9 @@
 namespace lockstep::base {
 
 std::string sha256(std::string_view bytes) {
-  std::string digest(kDigestBytes, '\0');
-  unsigned int length = 0;
-  const int ok =
-      EVP_Digest(bytes.data(), bytes.size(), reinterpret_cast<unsigned char*>(digest.data()),
-                 &length, EVP_sha256(), nullptr);
-  LOCKSTEP_CHECK(ok == 1 && length == kDigestBytes, "OpenSSL computes SHA-256");
-  return digest;
+  Sha256 hash;
+  hash.update(bytes);
+  return hash.finish();
 }
 
 std::string hmac_sha256(std::string_view key, std::string_view bytes) {

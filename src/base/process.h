@@ -7,11 +7,11 @@
 
 namespace lockstep::base {
 
-// A descriptor that is readable when the process has ended, and means this process even if another one gets its number then. None,
-// with errno: ESRCH when it is gone already.
+// A descriptor that becomes readable when the process ends. It means this process, even if another one gets the same
+// number later. None, with errno, if it cannot be had: ESRCH if the process is gone already.
 Fd open_pidfd(int pid);
 
-// Numbers of processes mean the same where this is the same; empty where it cannot be told.
+// The name of this process's PID namespace: PIDs can be compared where it is the same. Empty if it cannot be read.
 std::string process_namespace();
 
 }  // namespace lockstep::base

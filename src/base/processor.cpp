@@ -48,7 +48,8 @@ void set_register(bool on) noexcept {
 void set_register(bool) noexcept {}
 #endif
 
-// By bits: a comparison of numbers would take a denormal for zero itself.
+// Compared by bits: a comparison of numbers may take a denormal for zero, too. `volatile` keeps the compiler from
+// multiplying ahead of time, where no switch is set.
 bool product_is_zero(float number, float factor) noexcept {
   volatile float left = number;
   volatile float product = left * factor;

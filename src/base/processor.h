@@ -6,8 +6,8 @@
 
 namespace lockstep::base {
 
-// What libraries choose their code by, besides instruction sets: vendor, family and model on x86-64; implementer, variant
-// and part on ARM. Every kind once where cores differ. "unknown" where the kernel does not say.
+// By what libraries choose their code, besides instruction sets: vendor, family and model on x86-64; implementer,
+// variant and part on ARM. If cores differ, each kind once. "unknown" if the kernel does not say.
 //
 // A job keeps it, because libraries may compute other bits on another processor.
 std::string processor_identity();
@@ -16,13 +16,14 @@ std::string processor_identity();
 std::string processor_identity_in(std::string_view cpuinfo);
 
 // Denormals are numbers too small for the full precision of their type. A thread computes with them, or takes them for
-// zero. The switch is in the processor and belongs to a thread; a new thread starts with that of the thread that made
-// it, as POSIX says of the floating-point environment. It does not survive exec.
+// zero. The switch is in the processor, and each thread has its own. A new thread starts with the switch of the thread
+// that made it, as POSIX says of the floating-point environment. exec() resets it.
 
-// Whether this thread takes them for zero, both as results and as operands. It multiplies to find out.
+// Whether this thread takes denormals for zero, both as results and as operands. It multiplies two numbers to find out.
 bool flushes_denormals() noexcept;
 
-// For this thread and those that it makes. False where the processor, as far as we know it, cannot.
+// Sets the switch for this thread and for those that it makes later. False if this processor has no switch that we
+// know.
 bool set_flush_denormals(bool on) noexcept;
 
 }  // namespace lockstep::base

@@ -14,12 +14,12 @@
 namespace lockstep::base {
 namespace {
 
-// A terminal that says it has room has room for some bytes, a pipe for 4,096.
+// When poll(2) says that there is room, a pipe takes 4,096 bytes without waiting, but a terminal may take fewer.
 constexpr std::size_t kPiece = 256;
 
 int first_error = 0;  // errno of the first write that failed; EPIPE if the reader has gone
 
-// The stream keeps its mark of failure, and a later flush sees it without an errno: only the first error says why.
+// Only the first error says why. After it the stream stays marked as failed, and later flushes have no errno.
 void remember(int error) {
   if (first_error == 0) first_error = error != 0 ? error : EIO;
 }
@@ -29,13 +29,14 @@ void flush() noexcept {
   if (std::fflush(stdout) != 0 || std::ferror(stdout) != 0) remember(errno);
 }
 
-// Whether a piece can be written without waiting for a reader; also if it cannot be written at all.
+// Whether a piece can be written without waiting for a reader. Also true if writing would fail: then the write says
+// why.
 bool takes_more(int milliseconds) noexcept {
   pollfd output{STDOUT_FILENO, POLLOUT, 0};
   return ::poll(&output, 1, milliseconds) != 0;
 }
 
-// False if the reader had not taken all of it by then.
+// False if the reader has not taken all of it by the deadline.
 bool put(std::string_view text, Deadline deadline) noexcept {
   while (!text.empty()) {
     if (!takes_more(deadline.left_ms())) return false;

@@ -14,8 +14,6 @@
 #include "bench/allreduce/worker.h"
 #include "bench/command.h"
 #include "bench/measure/cores.h"
-#include "bench/rounds.h"
-#include "control/launch/own_file.h"
 #include "control/launch/program.h"
 
 namespace lockstep::bench {
@@ -150,7 +148,7 @@ void add_orders(const AllreduceArguments& arguments, Field& field) {
 Field allreduce_field(const AllreduceArguments& arguments, const std::string& folder) {
   std::vector<std::string> known = {"gloo"};
   for (const Mpi& mpi : mpis()) known.emplace_back(mpi.name);
-  check_peers(arguments.peers, known);
+  check_names("--peers", arguments.peers, known);
   Field field;
   for (const std::string& engine : chosen_engines(arguments.engines))
     field.contenders.push_back(engine_worker(arguments, engine));
@@ -176,15 +174,7 @@ int bench_allreduce(const std::vector<std::string>& words) {
   std::optional<TemporaryFolder> folder;  // only if it is needed, because a kill leaves it behind
   if (asked_for(arguments.peers, "gloo") && gloo_peer_built()) folder.emplace();
   const Field field = allreduce_field(arguments, folder ? folder->path() : "");
-  announce(arguments, field);
-  AllreduceReport report;
-  report.workers = arguments.workers;
-  for (const Contender& contender : field.contenders)
-    report.results.push_back({contender.name, contender.settings, {}});
-  const bool good =
-      run_rounds(field.contenders, arguments.rounds, report.results, longest_run(arguments));
-  finish(arguments, {as_json(report), as_table(report), as_plot(report)});
-  return good ? 0 : 1;
+  return measure_field(arguments, field, AllreduceReport{arguments.workers, {}});
 }
 
 }  // namespace lockstep::bench

@@ -63,8 +63,9 @@ std::string spoken_size(std::size_t bytes);
 std::chrono::seconds longest_run(const AllreduceArguments& arguments);
 std::chrono::seconds longest_run(const StepArguments& arguments);
 
-const char* bench_help() noexcept;
-const char* allreduce_help() noexcept;
-const char* step_help() noexcept;
+// help.cpp.
+extern const char* const kBenchHelp;
+extern const char* const kAllreduceHelp;
+extern const char* const kStepHelp;
 
 }  // namespace lockstep::bench

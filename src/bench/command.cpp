@@ -3,10 +3,10 @@
 #include <fmt/format.h>
 #include <lockstep/errors.h>
 
-#include <algorithm>
 #include <cstdlib>
 
 #include "base/atomic_file.h"
+#include "base/choice.h"
 #include "bench/allreduce.h"
 #include "bench/measure/cores.h"
 #include "bench/process.h"
@@ -15,26 +15,21 @@
 namespace lockstep::bench {
 namespace {
 
-bool asks_for_help(const std::vector<std::string>& words) {
-  return std::any_of(words.begin(), words.end(),
-                     [](const auto& word) { return word == "--help" || word == "-h"; });
-}
-
 struct Benchmark {
   const char* name;
-  const char* (*help)() noexcept;
+  const char* help;
   int (*run)(const std::vector<std::string>&);
 };
-constexpr Benchmark kBenchmarks[] = {{"allreduce", allreduce_help, bench_allreduce},
-                                     {"step", step_help, bench_step}};
+const Benchmark kBenchmarks[] = {{"allreduce", kAllreduceHelp, bench_allreduce},
+                                 {"step", kStepHelp, bench_step}};
 
 }  // namespace
 
 int bench(const std::vector<std::string>& words) {
   for (const Benchmark& benchmark : kBenchmarks) {
     if (words.empty() || words.front() != benchmark.name) continue;
-    if (asks_for_help(words)) {
-      fmt::print("{}", benchmark.help());
+    if (base::asks_for_help(words)) {
+      fmt::print("{}", benchmark.help);
       return 0;
     }
     try {
@@ -43,8 +38,8 @@ int bench(const std::vector<std::string>& words) {
       return 128 + interrupted.signal;
     }
   }
-  if (asks_for_help(words)) {
-    fmt::print("{}", bench_help());
+  if (base::asks_for_help(words)) {
+    fmt::print("{}", kBenchHelp);
     return 0;
   }
   throw BadInput(

@@ -6,6 +6,7 @@
 
 #include "bench/arguments.h"
 #include "bench/contenders.h"
+#include "bench/rounds.h"
 
 namespace lockstep::bench {
 
@@ -22,5 +23,21 @@ struct Output {
   std::string plot;
 };
 void finish(const CommonArguments& arguments, const Output& output);
+
+// Measures all systems of the field, adds their results to the report, and prints it. Returns the
+// exit code: 1 if a system of ours failed.
+template <typename Arguments, typename Report>
+int measure_field(const Arguments& arguments, const Field& field, Report report) {
+  announce(arguments, field);
+  for (const Contender& contender : field.contenders) {
+    auto& result = report.results.emplace_back();
+    result.system = contender.name;
+    result.settings = contender.settings;
+  }
+  const bool good =
+      run_rounds(field.contenders, arguments.rounds, report.results, longest_run(arguments));
+  finish(arguments, {as_json(report), as_table(report), as_plot(report)});
+  return good ? 0 : 1;
+}
 
 }  // namespace lockstep::bench

@@ -8,7 +8,7 @@
 #include <algorithm>
 #include <csignal>
 
-#include "control/launch/own_file.h"
+#include "control/launch/program.h"
 
 namespace lockstep::bench {
 namespace {
@@ -16,6 +16,8 @@ namespace {
 bool contains(const std::vector<std::string>& list, const std::string& name) {
   return std::find(list.begin(), list.end(), name) != list.end();
 }
+
+}  // namespace
 
 void check_names(const char* option, const Choice& asked, const std::vector<std::string>& known) {
   if (!asked) return;
@@ -26,8 +28,6 @@ void check_names(const char* option, const Choice& asked, const std::vector<std:
     }
   }
 }
-
-}  // namespace
 
 std::vector<std::string> chosen_engines(const Choice& asked) {
   std::vector<std::string> built;
@@ -40,26 +40,12 @@ std::vector<std::string> chosen_engines(const Choice& asked) {
     if (asked && contains(*asked, engine.name) && !engine.built)
       throw Unavailable(fmt::format("--engines {}: {}", engine.name, engine.about));
   }
-  if (!asked) return built;
-  for (const std::string& name : *asked) {
-    if (!contains(known, name)) {
-      throw BadInput(
-          fmt::format("--engines {}: choose from {}, or none", name, fmt::join(known, ", ")));
-    }
-  }
-  return *asked;
+  check_names("--engines", asked, known);
+  return asked.value_or(built);
 }
 
-void check_peers(const Choice& asked, const std::vector<std::string>& known) {
-  check_names("--peers", asked, known);
-}
-
-void check_systems(const Choice& asked, const std::vector<std::string>& known) {
-  check_names("--systems", asked, known);
-}
-
-bool asked_for(const Choice& peers, const std::string& name) {
-  return !peers || contains(*peers, name);
+bool asked_for(const Choice& asked, const std::string& name) {
+  return !asked || contains(*asked, name);
 }
 
 std::vector<std::string> launched(const Launch& launch) {

@@ -9,6 +9,7 @@
 
 namespace lockstep::bench {
 
+// One system.
 struct Contender {
   std::string name;                  // "lockstep-shm", "openmpi" …
   bool ours = false;                 // if it fails, the command fails
@@ -28,11 +29,11 @@ struct Field {
 // for an engine that does not exist; Unavailable for one that is not in this build.
 std::vector<std::string> chosen_engines(const Choice& asked);
 
-// Whether a peer (--peers) or a system (--systems) was asked for, by name or because all were.
-// `known` lists all names; a name that is not in it throws BadInput with the list.
-void check_peers(const Choice& asked, const std::vector<std::string>& known);
-void check_systems(const Choice& asked, const std::vector<std::string>& known);
-bool asked_for(const Choice& peers, const std::string& name);
+// Throws BadInput, with the known names, if another name was asked for with this option.
+void check_names(const char* option, const Choice& asked, const std::vector<std::string>& known);
+
+// Whether a system was asked for, by name or because all were.
+bool asked_for(const Choice& asked, const std::string& name);
 
 // A program that is started with `lockstep run`.
 struct Launch {

@@ -1,9 +1,8 @@
 #include "bench/arguments.h"
 
 namespace lockstep::bench {
-namespace {
 
-constexpr char kBenchHelp[] =
+const char* const kBenchHelp =
     R"(Measures on this machine, now, beside the systems that people would use instead.
 
   lockstep bench allreduce [options]   how fast buffers are summed, and the limit of this machine
@@ -14,7 +13,7 @@ constexpr char kBenchHelp[] =
 Leave the machine alone meanwhile. How it is measured: docs/internals/benchmarks.md.
 )";
 
-constexpr char kAllreduceHelp[] =
+const char* const kAllreduceHelp =
     R"(Times all-reduces of float32 buffers; every result is compared, exactly.
 
   lockstep bench allreduce [options]
@@ -49,7 +48,7 @@ Examples:
   lockstep bench allreduce --peers none --json > allreduce.json
 )";
 
-constexpr char kStepHelp[] =
+const char* const kStepHelp =
     R"(Times training steps: zero_grad, forward, backward, step, on a fixed batch of random samples.
 
   lockstep bench step [options]
@@ -119,19 +118,5 @@ Examples:
   lockstep bench step --workers 2 --shards 8 --batch 8 --engines shm
   lockstep bench step --device cuda --model gpt
 )";
-
-}  // namespace
-
-const char* bench_help() noexcept {
-  return kBenchHelp;
-}
-
-const char* allreduce_help() noexcept {
-  return kAllreduceHelp;
-}
-
-const char* step_help() noexcept {
-  return kStepHelp;
-}
 
 }  // namespace lockstep::bench

@@ -7,6 +7,7 @@
 #include <cmath>
 #include <cstdio>
 #include <exception>
+#include <string_view>
 
 #include "base/check.h"
 #include "base/environment.h"
@@ -74,6 +75,40 @@ std::string failure(const Contender& contender, const ProgramResult& result,
   return fmt::format("lockstep: {} {} and is left out{}", contender.name, how, last_words(result));
 }
 
+// Shows the progress on standard error: on a terminal one line that is rewritten, else one line per
+// round.
+class RoundProgress {
+ public:
+  ~RoundProgress() { clear(); }
+
+  void show(int round, int rounds, const std::string& name) {
+    if (terminal_) {
+      fmt::print(stderr, "\r\033[Kround {} of {}: {}", round + 1, rounds, name);
+      shown_ = true;
+    } else if (round != last_round_) {
+      fmt::print(stderr, "round {} of {}\n", round + 1, rounds);
+    }
+    last_round_ = round;
+    std::fflush(stderr);
+  }
+
+  void say(const std::string& line) {
+    clear();
+    fmt::print(stderr, "{}\n", line);
+    std::fflush(stderr);
+  }
+
+ private:
+  void clear() {
+    if (shown_) fmt::print(stderr, "\r\033[K");
+    shown_ = false;
+  }
+
+  const bool terminal_ = ::isatty(STDERR_FILENO) == 1 && base::environment("TERM") != "dumb";
+  bool shown_ = false;
+  int last_round_ = -1;
+};
+
 }  // namespace
 
 std::vector<std::string> result_lines(const std::string& output) {
@@ -87,36 +122,6 @@ std::vector<std::string> result_lines(const std::string& output) {
     if (line.starts_with('{') && line.ends_with('}')) results.emplace_back(line);
   }
   return results;
-}
-
-RoundProgress::RoundProgress()
-    : terminal_(::isatty(STDERR_FILENO) == 1 && base::environment("TERM") != "dumb") {}
-
-RoundProgress::~RoundProgress() {
-  clear();
-}
-
-void RoundProgress::clear() {
-  if (!shown_) return;
-  fmt::print(stderr, "\r\033[K");
-  shown_ = false;
-}
-
-void RoundProgress::show(int round, int rounds, const std::string& name) {
-  if (terminal_) {
-    fmt::print(stderr, "\r\033[Kround {} of {}: {}", round + 1, rounds, name);
-    shown_ = true;
-  } else if (round != last_round_) {
-    fmt::print(stderr, "round {} of {}\n", round + 1, rounds);
-  }
-  last_round_ = round;
-  std::fflush(stderr);
-}
-
-void RoundProgress::say(const std::string& line) {
-  clear();
-  fmt::print(stderr, "{}\n", line);
-  std::fflush(stderr);
 }
 
 RoundsEnd run_rounds(const std::vector<Contender>& contenders, int rounds, const TakeRun& take,

@@ -6,7 +6,6 @@
 #include <cstddef>
 #include <functional>
 #include <string>
-#include <string_view>
 #include <utility>
 #include <vector>
 
@@ -36,26 +35,6 @@ double bus_bandwidth(double algorithm_bandwidth, int workers);
 // The results that the workers of a run printed: lines that are JSON objects, without the
 // launcher's prefix.
 std::vector<std::string> result_lines(const std::string& output);
-
-// Shows the progress on standard error: one line that is rewritten on a terminal, else one line per
-// round.
-class RoundProgress {
- public:
-  RoundProgress();
-  ~RoundProgress();
-  RoundProgress(const RoundProgress&) = delete;
-  RoundProgress& operator=(const RoundProgress&) = delete;
-
-  void show(int round, int rounds, const std::string& name);
-  void say(const std::string& line);
-
- private:
-  void clear();
-
-  bool terminal_;
-  bool shown_ = false;
-  int last_round_ = -1;
-};
 
 // Called for each run that succeeded. If it throws, the run counts as failed.
 using TakeRun = std::function<void(std::size_t contender, const std::vector<std::string>& lines)>;

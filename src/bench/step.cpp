@@ -8,9 +8,8 @@
 
 #include "bench/command.h"
 #include "bench/measure/cores.h"
-#include "bench/rounds.h"
 #include "bench/step_cuda.h"
-#include "control/launch/own_file.h"
+#include "control/launch/program.h"
 
 namespace lockstep::bench {
 namespace {
@@ -131,12 +130,10 @@ int threads_of_a_worker(int workers) {
 
 Field step_field(const StepArguments& arguments) {
   const bool accumulates = arguments.shards > arguments.workers;
-  if (accumulates) {
-    check_peers(arguments.peers, {kPlainAccumulate, kPlainAccumulateFlat, kUnchecked});
-  } else {
-    check_peers(arguments.peers,
-                {"plain", "plain-zeroed", "plain-flat", "pytorch-ddp", kUnchecked});
-  }
+  const std::vector<std::string> several = {kPlainAccumulate, kPlainAccumulateFlat, kUnchecked};
+  const std::vector<std::string> one = {"plain", "plain-zeroed", "plain-flat", "pytorch-ddp",
+                                        kUnchecked};
+  check_names("--peers", arguments.peers, accumulates ? several : one);
   const std::string program = control::own_file("lockstep-train");
   Field field;
   for (const Own& own : own_systems(arguments)) {
@@ -159,7 +156,6 @@ int bench_step(const std::vector<std::string>& words) {
   if (arguments.device == "cuda") return bench_cuda_step(arguments);
   const Field field = step_field(arguments);
   if (field.contenders.empty()) throw BadInput("nothing to measure: no engine and no peer is left");
-  announce(arguments, field);
   StepReport report{.workers = arguments.workers,
                     .shards = arguments.shards,
                     .threads = threads_of_a_worker(arguments.workers),
@@ -168,12 +164,7 @@ int bench_step(const std::vector<std::string>& words) {
                     .optimizer = arguments.optimizer,
                     .bucket_bytes = arguments.bucket_bytes,
                     .results = {}};
-  for (const Contender& contender : field.contenders)
-    report.results.push_back({contender.name, contender.settings, {}, {}, {}});
-  const bool good =
-      run_rounds(field.contenders, arguments.rounds, report.results, longest_run(arguments));
-  finish(arguments, {as_json(report), as_table(report), as_plot(report)});
-  return good ? 0 : 1;
+  return measure_field(arguments, field, std::move(report));
 }
 
 }  // namespace lockstep::bench

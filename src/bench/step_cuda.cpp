@@ -9,12 +9,10 @@
 #include <array>
 #include <cstdio>
 #include <cstdlib>
-#include <memory>
 
 #include "bench/command.h"
-#include "bench/rounds.h"
 #include "bench/step.h"
-#include "control/launch/own_file.h"
+#include "control/launch/program.h"
 
 namespace lockstep::bench {
 namespace {
@@ -139,7 +137,7 @@ Field cuda_field(const StepArguments& arguments, const CudaHost& host) {
   std::vector<std::string> known;
   known.reserve(kSystems.size());
   for (const CudaSystem& system : kSystems) known.emplace_back(system.name);
-  check_systems(arguments.systems, known);
+  check_names("--systems", arguments.systems, known);
   Field field;
   for (const CudaSystem& system : kSystems) {
     if (!asked_for(arguments.systems, system.name)) continue;
@@ -164,18 +162,7 @@ int bench_cuda_step(const StepArguments& arguments) {
                                   field.left_out.empty() ? "" : ", without ",
                                   fmt::join(field.left_out, "; ")));
   }
-  announce(arguments, field);
-  CudaStepReport report{arguments, {}};
-  for (const Contender& contender : field.contenders) {
-    CudaStepResult result;
-    result.system = contender.name;
-    result.settings = contender.settings;
-    report.results.push_back(std::move(result));
-  }
-  const bool good =
-      run_rounds(field.contenders, arguments.rounds, report.results, longest_run(arguments));
-  finish(arguments, {as_json(report), as_table(report), as_plot(report)});
-  return good ? 0 : 1;
+  return measure_field(arguments, field, CudaStepReport{arguments, {}});
 }
 
 }  // namespace lockstep::bench

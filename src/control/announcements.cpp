@@ -4,6 +4,7 @@ namespace lockstep::control {
 
 std::shared_ptr<const Announcement> Announcements::say(const Record& record,
                                                        std::string_view call) {
+  // The caller may drop its announcement early, so it is kept here until the operation has left its memory.
   while (!under_way_.empty() && under_way_.front()->complete()) under_way_.pop_front();
   const auto announcement = std::make_shared<Announcement>();
   announcement->records_.resize(static_cast<std::size_t>(comm_.size()));

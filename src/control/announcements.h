@@ -1,7 +1,8 @@
-// What workers say to each other at the points of a program to which all of them must come in the same order, such as a
-// backward pass or a step: one short record each. All announcements of a world share one channel, so that workers which
-// have come to different points meet there and get a Mismatch that names both, where each would have waited for the
-// other until the time limit.
+// All workers must come to some points of a program in the same order, such as a backward pass or a step. There each
+// worker announces what it is about to do, in one short record.
+//
+// All announcements of a world share one channel. So workers that have come to different points meet there, and get a
+// Mismatch that names both. On channels of their own each would wait for the other until the deadline.
 #pragma once
 
 #include <lockstep/comm.h>
@@ -16,8 +17,11 @@
 
 namespace lockstep::control {
 
+// The caller gives the numbers their meaning.
 using Record = std::array<std::uint64_t, 8>;
 
+// One announcement under way, with the records of all workers.
+//
 // Threads:   as Work.
 // Blocking:  wait(), as Work::wait.
 // Failure:   wait() throws Mismatch when a worker is in another call; PeerLost, Timeout.
@@ -35,6 +39,8 @@ class Announcement {
   Work work_;
 };
 
+// The announcements of one world; World makes it at the first one.
+//
 // Threads:   one caller at a time.
 // Blocking:  never; Announcement::wait() does.
 // Failure:   what ended the world.
@@ -43,10 +49,10 @@ class Announcements {
  public:
   explicit Announcements(Comm comm) : comm_(std::move(comm)) {}
 
-  // Every worker says something; `call` is what it is in (CallName).
+  // Collective. `call` names what the worker is about to do, for errors (CallName).
   std::shared_ptr<const Announcement> say(const Record& record, std::string_view call);
 
-  // Workers have said different things: ends the world with this error, on all of them, and throws it.
+  // Workers have said different things: ends the world with this error on all workers, and throws it.
   [[noreturn]] void disagree(const Mismatch& difference);
 
   // A number for something that every worker makes in the same order; from 1.

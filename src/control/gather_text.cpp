@@ -10,6 +10,7 @@ std::vector<std::string> gather_text(Comm& comm, const std::string& text) {
   const auto rank = static_cast<std::size_t>(comm.rank());
   std::vector<std::int64_t> lengths(workers);
   lengths[rank] = static_cast<std::int64_t>(text.size());
+  // The lengths first: every worker must know the sizes before the texts can travel.
   comm.all_gather({lengths.data(), workers, DType::kInt64}).wait();
   const std::vector<std::size_t> counts(lengths.begin(), lengths.end());
   std::vector<std::size_t> first(workers);

@@ -1,4 +1,4 @@
-// What every worker says, to all.
+// Every worker learns a text of every worker.
 #pragma once
 
 #include <lockstep/comm.h>
@@ -8,7 +8,7 @@
 
 namespace lockstep::control {
 
-// The values of a text on all workers, by rank. Collective.
+// The texts of all workers, by rank. Collective.
 std::vector<std::string> gather_text(Comm& comm, const std::string& text);
 
 }  // namespace lockstep::control

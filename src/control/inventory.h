@@ -1,7 +1,8 @@
-// What was made in a world, in order, so that all of it can go on in another one, with other workers.
+// What was made in a world, in order, so that all of it can go on in another world, with other workers.
 //
-// A worker that comes along makes its objects in the new world, in the order in which the others made theirs. Each object
-// meets its like there: what a constructor does with the other workers, rebind() does as well.
+// Some workers of the new world are new. They construct their objects there, in the same order in which the others made
+// theirs. Meanwhile the others rebind() theirs. So rebind() must call the same collectives as the constructor, in the
+// same order.
 #pragma once
 
 #include <lockstep/comm.h>
@@ -16,33 +17,36 @@ class World;
 
 namespace lockstep::control {
 
+// Something that belongs to a world: a replica, an optimizer …
 class Member {
  public:
   virtual ~Member() = default;
-  // Goes on in another world. Collective there, with those that are made in it.
+  // Goes on in another world. Collective there, together with the constructors of new workers.
   virtual void rebind(World& world) = 0;
 };
 
+// The list of one world.
+//
 // Threads:   one caller at a time.
 // Blocking:  move_to() and the first source(), which are collective; at most the Comm's timeout.
 // Failure:   that of the members.
-// Ownership: of nothing: members that have gone are passed over.
+// Ownership: owns no member; members that are gone are left out.
 class Inventory {
  public:
   explicit Inventory(Comm comm) : comm_(std::move(comm)) {}
 
   void add(std::weak_ptr<Member> member) { members_.push_back(std::move(member)); }
 
-  // All of them go to another world.
+  // Rebinds all members to another world, whose inventory gets them.
   void move_to(World& world);
 
-  // The lowest rank that has brought what it made in another world, whose values count; 0 if nobody has. Every worker asks
-  // at the same points.
+  // The worker whose values (weights, state) count: the lowest rank that came from another world, or 0 if none did.
+  // The first call is collective.
   int source();
 
  private:
   Comm comm_;
-  bool brings_ = false;  // this worker
+  bool brings_ = false;  // this worker came from another world
   std::optional<int> source_;
   std::vector<std::weak_ptr<Member>> members_;
 };

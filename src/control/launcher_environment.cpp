@@ -4,7 +4,6 @@
 #include <lockstep/errors.h>
 
 #include <algorithm>
-#include <charconv>
 #include <cmath>
 
 #include "base/environment.h"
@@ -58,16 +57,12 @@ constexpr Variables kTorchVariables{"RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_W
 constexpr Variables kOpenMpiVariables{"OMPI_COMM_WORLD_RANK", "OMPI_COMM_WORLD_SIZE",
                                       "OMPI_COMM_WORLD_LOCAL_RANK", "OMPI_COMM_WORLD_LOCAL_SIZE"};
 
-// What a launcher says of a process: its rank, and a name for the job that no other job of this
-// user on this host has at the same time.
+// What a launcher says of a process: its rank, and a name for the job. No other job of this user on
+// this host has the same name at the same time.
 struct Found {
   LaunchInfo info;
   std::string job;
 };
-
-std::string value_or(const Lookup& lookup, const char* variable, const char* fallback) {
-  return lookup(variable).value_or(fallback);
-}
 
 std::optional<Found> find_lockstep(const Lookup& lookup) {
   if (!lookup("LOCKSTEP_RENDEZVOUS") || !lookup("LOCKSTEP_SECRET_FD")) return std::nullopt;
@@ -79,17 +74,17 @@ std::optional<Found> find_lockstep(const Lookup& lookup) {
   return found;
 }
 
-// The default run id is the same for every job, so the port on which torchrun's own store listens
-// belongs to the name; a restarted job must not meet what is left of itself.
+// The default run id is the same for every job, so the address of torchrun's own store is part of the
+// name. The restart count is, too: a restarted job must not meet old workers of its own.
 std::optional<Found> find_torchrun(const Lookup& lookup) {
   const auto run = lookup("TORCHELASTIC_RUN_ID");
   if (!run) return std::nullopt;
   Found found;
   found.info.launcher = Launcher::kTorchrun;
   read_numbers(lookup, kTorchVariables, found.info, "TORCHELASTIC_RUN_ID");
-  found.job = fmt::format("{}/{}/{}/{}", *run, value_or(lookup, "MASTER_ADDR", ""),
-                          value_or(lookup, "MASTER_PORT", ""),
-                          value_or(lookup, "TORCHELASTIC_RESTART_COUNT", "0"));
+  found.job = fmt::format("{}/{}/{}/{}", *run, lookup("MASTER_ADDR").value_or(""),
+                          lookup("MASTER_PORT").value_or(""),
+                          lookup("TORCHELASTIC_RESTART_COUNT").value_or("0"));
   return found;
 }
 
@@ -100,13 +95,13 @@ std::optional<Found> find_openmpi(const Lookup& lookup) {
   read_numbers(lookup, kOpenMpiVariables, found.info, "OMPI_COMM_WORLD_RANK");
   for (const char* variable :
        {"PMIX_NAMESPACE", "OMPI_MCA_ess_base_jobid", "OMPI_MCA_orte_ess_jobid"}) {
-    if (found.job.empty()) found.job = value_or(lookup, variable, "");
+    if (found.job.empty()) found.job = lookup(variable).value_or("");
   }
   return found;
 }
 
-// The shell of an allocation carries SLURM_PROCID=0 and the allocation's SLURM_NTASKS, but is no
-// step of srun's: a program started there by hand is alone, not the first of many.
+// The shell of an allocation also has SLURM_PROCID=0 and the allocation's SLURM_NTASKS, but it is no
+// step of srun. A program that is started there by hand is alone, not the first of many.
 bool inside_slurm_step(const Lookup& lookup) {
   const auto step = lookup("SLURM_STEP_ID");
   if (!step || !lookup("SLURM_PROCID")) return false;
@@ -134,8 +129,8 @@ std::optional<Found> find_slurm(const Lookup& lookup) {
   info.size = step_size ? *step_size : needed_number(lookup, "SLURM_NTASKS", 1, "SLURM_STEP_ID");
   info.local_rank = needed_number(lookup, "SLURM_LOCALID", 0, "SLURM_STEP_ID");
   info.local_size = std::max(slurm_local_size(lookup, info.size), info.local_rank + 1);
-  found.job = fmt::format("{}.{}", value_or(lookup, "SLURM_JOB_ID", ""),
-                          value_or(lookup, "SLURM_STEP_ID", ""));
+  found.job = fmt::format("{}.{}", lookup("SLURM_JOB_ID").value_or(""),
+                          lookup("SLURM_STEP_ID").value_or(""));
   return found;
 }
 
@@ -147,7 +142,7 @@ std::optional<Found> find_environment(const Lookup& lookup) {
   info.launcher = Launcher::kEnvironment;
   info.rank = needed_number(lookup, "RANK", 0, "WORLD_SIZE");
   info.size = needed_number(lookup, "WORLD_SIZE", 1, "RANK");
-  const bool one_host = value_or(lookup, "LOCKSTEP_RENDEZVOUS", "").starts_with("unix:");
+  const bool one_host = lookup("LOCKSTEP_RENDEZVOUS").value_or("").starts_with("unix:");
   info.local_rank =
       number(lookup, "LOCAL_RANK", 0, kMostWorkers).value_or(one_host ? info.rank : 0);
   info.local_size = number(lookup, "LOCAL_WORLD_SIZE", 1, kMostWorkers)
@@ -190,7 +185,7 @@ Address derived_rendezvous(const Found& found, std::uint32_t user) {
 
 void find_meeting_place(const Lookup& lookup, std::uint32_t user, Found& found) {
   LaunchInfo& info = found.info;
-  info.interface_name = value_or(lookup, "LOCKSTEP_INTERFACE", "");
+  info.interface_name = lookup("LOCKSTEP_INTERFACE").value_or("");
   info.secret_file = lookup("LOCKSTEP_SECRET_FILE");
   info.rank_0_hosts = info.launcher != Launcher::kLockstep;
   const auto said = lookup("LOCKSTEP_RENDEZVOUS");
@@ -245,14 +240,12 @@ LaunchInfo find_launch_info(const Lookup& lookup, std::uint32_t user) {
 }
 
 std::chrono::milliseconds parse_seconds(std::string_view text, std::string_view what) {
-  double seconds = 0;
-  const auto [end, error] = std::from_chars(text.data(), text.data() + text.size(), seconds);
-  const bool whole = error == std::errc() && end == text.data() + text.size();
-  if (!whole || !std::isfinite(seconds) || seconds < 0.001 || seconds > kMostSeconds) {
+  const auto seconds = base::parse_real(text);
+  if (!seconds || *seconds < 0.001 || *seconds > kMostSeconds) {
     throw BadInput(fmt::format("{}={} is not a number of seconds from 0.001 to {:g}", what,
                                text.substr(0, 100), kMostSeconds));
   }
-  return std::chrono::milliseconds(std::llround(seconds * 1000));
+  return std::chrono::milliseconds(std::llround(*seconds * 1000));
 }
 
 std::optional<int> slurm_tasks_of_node(std::string_view text, int node) {

@@ -8,10 +8,12 @@
 //   environment  RANK and WORLD_SIZE, set by something else
 //   alone        none of these
 //
-// The first that fits counts, from the inside out: torchrun inside a Slurm step is torchrun, because it has numbered the
-// workers last. Below our own launcher rank
-// 0 hosts the rendezvous: where LOCKSTEP_RENDEZVOUS says, or, when all workers are on one host, on
-// an abstract socket whose name all of them derive from the launcher's name for the job.
+// The first one in this list that fits counts. Inner launchers come first: torchrun inside a Slurm
+// step is torchrun, because torchrun has numbered the workers last.
+//
+// Under all launchers but our own, rank 0 hosts the rendezvous: at LOCKSTEP_RENDEZVOUS, or, if all
+// workers are on one host, on an abstract socket. All workers derive the socket's name from the
+// launcher's name for the job.
 #pragma once
 
 #include <chrono>
@@ -33,6 +35,7 @@ const char* name(Launcher launcher) noexcept;
 // The value of a variable; nothing when it is absent or empty.
 using Lookup = std::function<std::optional<std::string>(const char*)>;
 
+// All that join() learns from the environment.
 struct LaunchInfo {
   Launcher launcher = Launcher::kAlone;
   int rank = 0;
@@ -46,7 +49,7 @@ struct LaunchInfo {
   std::string interface_name;  // LOCKSTEP_INTERFACE; empty: not said
   std::optional<int> secret_fd;
   std::optional<std::string> secret_file;
-  std::optional<int> loss_fd;  // where to say whom this worker lost
+  std::optional<int> loss_fd;  // the channel to the launcher (rendezvous/loss.h)
 };
 
 // BadInput, in one line that says what to set, when the variables contradict each other or workers
@@ -56,8 +59,8 @@ LaunchInfo find_launch_info(const Lookup& lookup, std::uint32_t user);
 // Seconds, a fraction allowed: "30", "0.5". BadInput naming `what` for anything else.
 std::chrono::milliseconds parse_seconds(std::string_view text, std::string_view what);
 
-// How many tasks the node of this index runs, from Slurm's notation "2(x3),1"; nothing when the
-// text is none or has no such node.
+// How many tasks Slurm's node of this index runs. The text is Slurm's notation: "2(x3),1" are three
+// nodes with 2 tasks and one with 1. Nothing if it is not such a text, or has too few nodes.
 std::optional<int> slurm_tasks_of_node(std::string_view text, int node);
 
 }  // namespace lockstep::control

@@ -16,7 +16,7 @@
 namespace lockstep {
 namespace {
 
-// Where the threads of one world meet.
+// Where the threads of one world meet. It lives in run_threads(), which joins all threads before it returns.
 struct Meeting {
   base::Mutex mutex;
   std::condition_variable changed;
@@ -32,6 +32,7 @@ struct Meeting {
   }
 };
 
+// The bootstrap of one thread: keys and values in a map of this process.
 class ThreadBootstrap : public Bootstrap {
  public:
   ThreadBootstrap(Meeting& meeting, int rank, int size)
@@ -64,7 +65,8 @@ class ThreadBootstrap : public Bootstrap {
   int size_;
 };
 
-// The failure is noted before the world ends, which the others take for one.
+// The inner catch notes the failure while the world still exists. The end of the world makes the other threads fail,
+// too, and the first failure is the one that run_threads() throws.
 void run_worker(Meeting& meeting, int rank, int workers, const std::function<void(World&)>& body,
                 std::chrono::milliseconds timeout) {
   try {

@@ -1,19 +1,18 @@
-// A world: joining it, and its handle. To join is to find our rank, meet the others, connect, and see each other off.
+// A world: how a worker joins it, and its handle. The steps of join():
 //
-//   info        from the launcher's variables
-//   device      a GPU, if they are asked for; a world of one goes no further
-//   host        rank 0 opens the rendezvous, unless the launcher has
-//   meet        every worker joins there: one handshake, one answer when all have come
-//   connect     the engine exchanges addresses through it
-//   done        one more answer when all have connected; from then on nobody needs the rendezvous,
-//               so that nothing of it remains while the job trains
+//   info        rank and size, from the launcher's variables
+//   device      a GPU, if one was asked for. A world of one worker is complete here
+//   host        rank 0 opens the rendezvous, unless the launcher has done so
+//   meet        every worker joins there: one handshake, and one answer when all have come
+//   connect     the engine exchanges addresses through the rendezvous
+//   done        one more answer when all have connected. After it nobody needs the rendezvous, and
+//               nothing of it is left while the job trains
 #include <fmt/format.h>
 #include <lockstep/errors.h>
 #include <lockstep/world.h>
 #include <unistd.h>
 
 #include <algorithm>
-#include <cstdlib>
 #include <memory>
 #include <optional>
 #include <string>
@@ -49,7 +48,7 @@ milliseconds timeout_of(const JoinOptions& options) {
   return said ? control::parse_seconds(*said, "LOCKSTEP_TIMEOUT") : kDefaultTimeout;
 }
 
-// Shared memory on one host; between hosts what was built for it.
+// Shared memory on one host; between hosts the first engine of this build that connects hosts.
 std::string default_engine(const LaunchInfo& info, DeviceKind device) {
   if (auto engine = control::engine_for(device); !engine.empty()) return engine;
   if (info.local_size == info.size) return "shm";
@@ -62,7 +61,7 @@ std::string default_engine(const LaunchInfo& info, DeviceKind device) {
   throw Unavailable(fmt::format("this build has no engine that connects hosts{}", hint));
 }
 
-// Empty: nobody has asked for one.
+// Empty if nobody has asked for an engine.
 std::string engine_asked(const JoinOptions& options) {
   if (!options.engine.empty()) return options.engine;
   return base::environment("LOCKSTEP_ENGINE").value_or("");
@@ -71,7 +70,7 @@ std::string engine_asked(const JoinOptions& options) {
 std::string secret_of(const LaunchInfo& info) {
   if (info.secret_fd) return control::read_sealed_secret(*info.secret_fd);
   if (info.secret_file) return control::read_secret_file(*info.secret_file);
-  return {};  // one host: the kernel vouches for the user
+  return {};  // on one host the kernel tells which user connects
 }
 
 control::Listener listener_of(const LaunchInfo& info) {
@@ -90,7 +89,7 @@ control::Listener listener_of(const LaunchInfo& info) {
   return listener;
 }
 
-// The rendezvous that rank 0 hosts; elsewhere nothing.
+// The rendezvous, if this worker hosts it; else only its address.
 class Host {
  public:
   Host(const LaunchInfo& info, const std::string& secret, Deadline deadline)
@@ -99,7 +98,7 @@ class Host {
     hosted_.emplace(listener_of(info), control::ServerOptions{info.size, secret});
     address_ = hosted_->address();
   }
-  // Also when joining failed: the others, and those who come late, are still to hear why.
+  // Also if joining has failed: the other workers, even late ones, must still hear why.
   ~Host() {
     if (!hosted_) return;
     const auto left = std::chrono::duration_cast<milliseconds>(deadline_.left());
@@ -114,6 +113,7 @@ class Host {
   std::optional<control::HostedRendezvous> hosted_;
 };
 
+// Tells the others if this worker cannot connect: they would wait for it until the deadline.
 Comm connect_all(const std::string& engine, control::RendezvousClient& client,
                  const CommOptions& options, comm::OnFailure on_failure) {
   try {
@@ -143,7 +143,7 @@ Joined join_others(const LaunchInfo& info, const std::string& engine, millisecon
   return joined;
 }
 
-// Tells the launcher whom this worker lost, if there is one that wants to know.
+// As join_others(). If it fails, now or later, the launcher hears which worker this one has lost.
 Joined join_or_tell(const LaunchInfo& info, const std::string& engine, milliseconds timeout) {
   const auto launcher = std::make_shared<control::LossTeller>(info.loss_fd);
   const comm::OnFailure on_failure = [launcher, rank = info.rank](const comm::Failure& failure) {
@@ -151,7 +151,7 @@ Joined join_or_tell(const LaunchInfo& info, const std::string& engine, milliseco
       launcher->tell(*loss);
   };
   try {
-    launcher->tell({info.rank, control::Loss::kNobody});  // what it lost before is past
+    launcher->tell({info.rank, control::Loss::kNobody});  // a loss of an earlier world is over
     return join_others(info, engine, timeout, on_failure);
   } catch (const Error& error) {
     on_failure(comm::failure_from(error));
@@ -159,7 +159,7 @@ Joined join_or_tell(const LaunchInfo& info, const std::string& engine, milliseco
   }
 }
 
-// Over nccl only if it was asked for by name: nothing travels.
+// A world of one worker. It uses nccl only if that was asked for by name, because nothing travels.
 Comm connect_one(const std::string& engine, milliseconds timeout) {
   if (engine != control::engine_for(DeviceKind::kCuda)) return connect_alone();
   control::OwnBootstrap bootstrap;
@@ -231,7 +231,7 @@ const std::shared_ptr<control::Announcements>& World::announcements() {
 
 const std::shared_ptr<control::Inventory>& World::inventory() {
   auto& made = state_->inventory;
-  if (!made) made = std::make_shared<control::Inventory>(state_->comm.channel(State::kRoster));
+  if (!made) made = std::make_shared<control::Inventory>(state_->comm.channel(State::kInventory));
   return made;
 }
 

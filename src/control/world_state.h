@@ -1,4 +1,4 @@
-// What a World handle holds, for join() and the handle's members; and the join() of tests.
+// What a World handle holds. Only join(), the handle's own members and tests include this.
 #pragma once
 
 #include <lockstep/bootstrap.h>
@@ -17,6 +17,7 @@
 
 namespace lockstep {
 
+// Owned by one World handle. `comm` belongs to one generation; so does everything else here.
 struct World::State {
   control::LaunchInfo info;
   std::uint64_t generation = 1;
@@ -24,23 +25,23 @@ struct World::State {
   Device device;
   Comm comm;
   std::uint32_t next_channel = kFirstChannel;
-  std::shared_ptr<control::Announcements> announcements = {};  // from the first one on
+  std::shared_ptr<control::Announcements> announcements = {};  // made when first asked for
   std::shared_ptr<control::Inventory> inventory = {};          // the same
 
   // Lower ids are for programs that call Comm::channel themselves.
   static constexpr std::uint32_t kFirstChannel = std::uint32_t{1} << 31;
   static constexpr std::uint32_t kAnnouncements = kFirstChannel - 1;
-  static constexpr std::uint32_t kRoster = kFirstChannel - 2;
+  static constexpr std::uint32_t kInventory = kFirstChannel - 2;
 };
 
 namespace control {
 
-// join() with GPUs of one's choice: the tests' are made up.
+// join() with any GPUs: tests make them up. A struct, because World has it as a friend.
 struct Joining {
   static World join(const JoinOptions& options, cuda::Gpus& gpus);
 };
 
-// A bootstrap for one worker, which meets nobody but itself: some engines form a world of one like any other.
+// A bootstrap for a world of one worker: nccl wants one for every world.
 //
 // Threads, Blocking, Ownership: as Bootstrap.
 // Failure:   Timeout, at once, for a key that has not been put: nobody else will.

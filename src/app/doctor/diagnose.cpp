@@ -10,6 +10,8 @@
 #include <nlohmann/json.hpp>
 #include <string_view>
 
+#include "base/choice.h"
+
 namespace lockstep::app {
 namespace {
 
@@ -27,7 +29,7 @@ std::string gib(std::uint64_t bytes) {
 
 bool built(const Facts& facts, std::string_view engine) {
   return std::any_of(facts.engines.begin(), facts.engines.end(),
-                     [&](const EngineFact& fact) { return fact.name == engine && fact.built; });
+                     [&](const EngineInfo& fact) { return fact.name == engine && fact.built; });
 }
 
 void judge_engines(const Facts& facts, Findings& findings) {
@@ -334,11 +336,9 @@ std::string as_json(const std::vector<Finding>& findings) {
 }
 
 int doctor(const std::vector<std::string>& arguments) {
-  for (const auto& text : arguments) {
-    if (text == "--help" || text == "-h") {
-      fmt::print("{}", kDoctorHelp);
-      return 0;
-    }
+  if (base::asks_for_help(arguments)) {
+    fmt::print("{}", kDoctorHelp);
+    return 0;
   }
   for (const auto& text : arguments) {
     if (text != "--json")

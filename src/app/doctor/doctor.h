@@ -3,8 +3,10 @@
 //   facts      what this host and this build are like, without any judgement      gather.cpp
 //   findings   what of it is fine, slow or missing, and the next step             diagnose.cpp
 //
-// To judge is a pure function of the facts, so that a test can make up any host.
+// Judging is a pure function of the facts, so that a test can make up any host.
 #pragma once
+
+#include <lockstep/comm.h>
 
 #include <cstdint>
 #include <optional>
@@ -18,12 +20,6 @@ namespace lockstep::app {
 // that it does not have.
 int doctor(const std::vector<std::string>& arguments);
 
-struct EngineFact {
-  std::string name;
-  bool built = false;
-  std::string about;
-};
-
 struct InterfaceFact {
   std::string name;
   bool up = false;
@@ -32,9 +28,9 @@ struct InterfaceFact {
   std::optional<int> megabits;  // absent: the driver does not say
 };
 
-// Absent values are things that this host does not tell.
+// An absent or empty value means that this host does not tell.
 struct Facts {
-  std::vector<EngineFact> engines;
+  std::vector<EngineInfo> engines;
 
   // Processors.
   std::string processor;
@@ -82,6 +78,7 @@ enum class Level : std::uint8_t {
 };
 const char* name(Level level) noexcept;
 
+// One line of the report, with the next step.
 struct Finding {
   Level level = Level::kOk;
   std::string topic;   // "blas", "memory" …
@@ -108,16 +105,13 @@ int exit_code(const std::vector<Finding>& findings);
 std::string read_text(const std::string& path);
 std::optional<std::int64_t> read_number(const std::string& path);
 
-// Names in a folder, sorted.
-std::vector<std::string> list_folder(const std::string& path);
-
 // The value of the first line "KEY<blanks>: VALUE" of a file such as /proc/cpuinfo.
 std::string value_of(std::string_view text, std::string_view key);
 
 // How many processors a list such as "0-3,8" names.
 int count_list(std::string_view list);
 
-// The path that this process's cgroup has in a controller: version 1's, or version 2's for "".
+// The path of this process's cgroup: of one controller of version 1, or of version 2 if `controller` is "".
 std::string cgroup_path(std::string_view proc_self_cgroup, std::string_view controller);
 
 // Of "always [madvise] never": madvise.

@@ -1,6 +1,5 @@
 // The facts: reads /proc and /sys, and asks the kernel.
 #include <fmt/format.h>
-#include <lockstep/comm.h>
 #include <lockstep/errors.h>
 #include <sched.h>
 #include <sys/mman.h>
@@ -18,6 +17,7 @@
 #include "app/doctor/doctor.h"
 #include "base/environment.h"
 #include "base/fd.h"
+#include "base/files.h"
 #include "flat/cuda/gpus.h"
 
 namespace lockstep::app {
@@ -32,7 +32,7 @@ std::string_view trim(std::string_view text) {
   return text.substr(first, text.find_last_not_of(kBlanks) - first + 1);
 }
 
-// Cuts the first piece up to `separator` off `rest`.
+// Takes the text up to `separator` off the front of `rest`.
 std::string_view next_piece(std::string_view& rest, char separator) {
   const auto end = std::min(rest.find(separator), rest.size());
   const auto piece = rest.substr(0, end);
@@ -52,17 +52,6 @@ std::string read_text(const std::string& path) {
 
 std::optional<std::int64_t> read_number(const std::string& path) {
   return base::parse_number(read_text(path));
-}
-
-std::vector<std::string> list_folder(const std::string& path) {
-  std::vector<std::string> names;
-  std::error_code error;
-  for (auto item = std::filesystem::directory_iterator(path, error);
-       !error && item != std::filesystem::directory_iterator(); item.increment(error)) {
-    names.push_back(item->path().filename().string());
-  }
-  std::sort(names.begin(), names.end());
-  return names;
 }
 
 std::string value_of(std::string_view text, std::string_view key) {
@@ -108,15 +97,10 @@ std::string chosen(std::string_view text) {
 
 namespace {
 
-void gather_engines(Facts& facts) {
-  for (const auto& engine : engines())
-    facts.engines.push_back({engine.name, engine.built, engine.about});
-}
-
 int count_cores() {
   std::set<std::string> cores;
   const std::string root = "/sys/devices/system/cpu/";
-  for (const auto& cpu : list_folder(root)) {
+  for (const auto& cpu : base::names_in(root)) {
     const std::string siblings = read_text(root + cpu + "/topology/thread_siblings_list");
     if (!siblings.empty()) cores.insert(siblings);
   }
@@ -231,27 +215,27 @@ void gather_limits(Facts& facts) {
 
 void gather_devices(Facts& facts) {
   const std::string root = "/proc/driver/nvidia/gpus/";
-  for (const auto& slot : list_folder(root)) {
+  for (const auto& slot : base::names_in(root)) {
     const std::string model = value_of(read_text(root + slot + "/information"), "Model");
     facts.gpus.push_back(fmt::format("{} at {}", model.empty() ? "NVIDIA GPU" : model, slot));
   }
-  for (const auto& file : list_folder("/dev")) {
+  for (const auto& file : base::names_in("/dev")) {
     const std::string_view prefix = "nvidia";
     if (file.rfind(prefix, 0) != 0 ||
         !base::parse_number(std::string_view(file).substr(prefix.size())))
       continue;
     facts.gpu_device_files = true;
-    if (list_folder(root).empty()) facts.gpus.push_back("NVIDIA GPU at /dev/" + file);
+    if (base::names_in(root).empty()) facts.gpus.push_back("NVIDIA GPU at /dev/" + file);
   }
   const auto found = cuda::gpus().find();
   facts.cuda_gpus = found.count;
   facts.cuda_missing = found.missing;
-  facts.infiniband = list_folder("/sys/class/infiniband");
+  facts.infiniband = base::names_in("/sys/class/infiniband");
 }
 
 void gather_interfaces(Facts& facts) {
   const std::string root = "/sys/class/net/";
-  for (const auto& name : list_folder(root)) {
+  for (const auto& name : base::names_in(root)) {
     const std::string folder = root + name;
     InterfaceFact link;
     link.name = name;
@@ -268,7 +252,7 @@ void gather_interfaces(Facts& facts) {
 // the library in use.
 std::string find_blas() {
   std::vector<std::string> folders = {"/usr/local/lib", "/usr/lib64", "/usr/lib"};
-  for (const auto& name : list_folder("/usr/lib")) {
+  for (const auto& name : base::names_in("/usr/lib")) {
     if (name.find("-linux-gnu") != std::string::npos) folders.push_back("/usr/lib/" + name);
   }
   for (const auto& folder : folders) {
@@ -283,7 +267,7 @@ std::string find_blas() {
 
 Facts gather_facts() {
   Facts facts;
-  gather_engines(facts);
+  facts.engines = engines();
   gather_processors(facts);
   gather_cgroup(facts);
   gather_memory(facts);

@@ -1,14 +1,11 @@
 #include "app/train/arguments.h"
 
 #include <fmt/format.h>
-#include <fmt/ranges.h>
 #include <lockstep/errors.h>
 #include <unistd.h>
 
-#include <CLI/CLI.hpp>
 #include <algorithm>
 #include <cerrno>
-#include <cmath>
 #include <cstring>
 #include <thread>
 
@@ -21,9 +18,8 @@
 #include "plan/position.h"
 
 namespace lockstep::app {
-namespace {
 
-constexpr char kTrainHelp[] =
+const char* const kTrainHelp =
     R"(Trains a model on several workers of this host, with no C++ to write.
 
   lockstep train [options]
@@ -99,6 +95,8 @@ Examples:
   lockstep train --model cnn --steps 100 --hashes log; lockstep train --model cnn --steps 100 --verify log --workers 1
 )";
 
+namespace {
+
 constexpr base::Choice<Model> kModels[] = {{Model::kMlp, "mlp"},
                                            {Model::kCnn, "cnn"},
                                            {Model::kResnet18, "resnet18"},
@@ -129,10 +127,10 @@ constexpr base::Choice<Algorithm> kAlgorithms[] = {
     {Algorithm::kTree, "tree"},
     {Algorithm::kNative, "native"}};
 
-// The word of --checkpoint for a directory that is still to be chosen.
+// The value of --checkpoint if the directory is still to be chosen.
 constexpr const char* kOpenCheckpoint = "auto";
 
-// Of --resume without a directory; nobody can give it as one.
+// The value of --resume without a directory. No user can give it: the parser takes it for an option.
 constexpr const char* kWhereItIs = "--checkpoint";
 
 [[noreturn]] void refuse(const std::string& text) {
@@ -220,7 +218,7 @@ void add_options(CLI::App& parser, TrainArguments& arguments) {
   parser.add_flag("-q,--quiet", arguments.quiet);
 }
 
-// How many shards the job has on so many workers.
+// How many shards the job has if it starts with so many workers.
 std::int64_t shards_on(const TrainArguments& arguments, int workers) {
   if (arguments.shards > 0) return arguments.shards;
   if (arguments.accumulate > 0) return std::int64_t{workers} * arguments.accumulate;
@@ -297,7 +295,7 @@ void check_paths(const TrainArguments& arguments) {
     refuse("--until says where --verify ends: add --verify FILE");
 }
 
-// Where checkpoints are, in the words of the three options about it.
+// Decides from --checkpoint, --resume and --overwrite where checkpoints are.
 void settle_checkpoints(TrainArguments& arguments) {
   const std::string& from = arguments.resumed;
   if (arguments.resume && arguments.overwrite)
@@ -323,7 +321,7 @@ void settle_checkpoints(TrainArguments& arguments) {
     refuse("--overwrite what? give its directory: --checkpoint DIR");
 }
 
-// What the options say of GPUs, and whether it can be meant together.
+// Refuses options that do not fit the device.
 void check_devices(const TrainArguments& arguments) {
   const std::string of_gpus = control::engine_for(DeviceKind::kCuda);
   if (arguments.on(DeviceKind::kCpu)) {
@@ -399,7 +397,8 @@ TrainArguments parse_train_arguments(const std::vector<std::string>& arguments) 
     parsed.epochs = kDefaultEpochs;
   }
   if (parser.count("--dropout") > 0) check_range("--dropout", parsed.dropout, 0.0, 1.0);
-  if (parser.count("--threads") > 0) check_range("--threads", parsed.threads, 1, kMostThreads);
+  if (parser.count("--threads") > 0)
+    check_range("--threads", parsed.threads, 1, control::kMostThreads);
   check_numbers(parsed);
   check_together(parsed);
   check_paths(parsed);
@@ -416,10 +415,6 @@ int workers_for_this_host(const TrainArguments& arguments, int places) {
     if (shards >= workers && arguments.global_batch % shards == 0) return workers;
   }
   return 1;
-}
-
-const char* train_help() noexcept {
-  return kTrainHelp;
 }
 
 }  // namespace lockstep::app

@@ -1,8 +1,8 @@
-// The options of `lockstep train`, without LibTorch: the command checks them before it starts anything, and every worker
-// reads them again.
+// The options of `lockstep train`, without LibTorch: the command checks them before it starts anything, and every
+// worker reads them again.
 //
-// The words of a choice are read once, by the parser. From there on a choice is an enum; name() has the word for a
-// checkpoint, a report or a worker's own options. Defaults are those of TrainArguments.
+// Only the parser reads the words of a choice. After it a choice is an enum, and name() gives the word for a
+// checkpoint, a report or a worker's options. Defaults are those of TrainArguments.
 #pragma once
 
 #include <lockstep/comm.h>
@@ -16,14 +16,12 @@
 
 namespace lockstep::app {
 
-inline constexpr int kMostThreads = 4096;
-
 enum class Model : std::uint8_t { kMlp, kCnn, kResnet18, kGpt };
 enum class GptSize : std::uint8_t { kTiny, kSmall, kMedium, kGpt2 };
 enum class OptimizerKind : std::uint8_t { kSgd, kAdamW };
 enum class BufferRule : std::uint8_t { kFirstShard, kMean };
 
-// In these two, kOpen is the choice of the checkpoint that a job goes on from, else what is best here.
+// kOpen: as in the checkpoint that the job goes on from, or else what is best here.
 enum class Switch : std::uint8_t { kOpen, kOn, kOff };
 enum class Precision : std::uint8_t { kOpen, kFloat32, kBf16, kBf16Held };
 
@@ -38,10 +36,10 @@ const char* name(plan::Decay decay);
 Switch switch_named(const std::string& word);
 Precision precision_named(const std::string& word);
 
-// What is used for an option of the optimizer that was not given.
+// For options of the optimizer that were not given.
 struct OptimizerDefaults {
   double lr = 0;
-  double momentum = 0.9;  // AdamW has none; a checkpoint of it names this one all the same
+  double momentum = 0.9;  // AdamW has none, but its checkpoints name this number, too
   double weight_decay = 0;
 };
 constexpr OptimizerDefaults defaults_of(OptimizerKind optimizer) {
@@ -74,7 +72,7 @@ struct TrainArguments {
   std::optional<double> momentum;
   std::optional<double> weight_decay;
   double clip_norm = 0;
-  std::int64_t scale_lr_from = 0;  // the batch that lr was chosen for; 0: lr as it is
+  std::int64_t scale_lr_from = 0;  // the batch that lr was chosen for; 0: lr is not scaled
   std::int64_t warmup_steps = 0;
   plan::Decay decay = plan::Decay::kConstant;
   std::uint64_t seed = 0;
@@ -121,17 +119,17 @@ struct TrainArguments {
 // BadInput, in one line, for anything that cannot be understood or cannot work.
 TrainArguments parse_train_arguments(const std::vector<std::string>& arguments);
 
-// One for each of so many cores or GPUs, or as many as there are shards.
+// One worker for each of so many cores or GPUs, but not more than shards, and so that the batch can be divided.
 int workers_for_this_host(const TrainArguments& arguments, int places);
 int cores_of_this_host();
 
-// By --device, else by the variables and the engine, as join() would choose.
+// The device of --device, or else the one that join() would choose by the variables and the engine.
 DeviceKind device_asked_for(const TrainArguments& arguments);
 
-// BadInput when these cannot be meant together: devices and engines, shards and workers. For arguments of which something
-// was open when they were parsed.
+// BadInput if options contradict each other: devices and engines, shards and workers. Call it again when choices that
+// were open at parsing are made.
 void check_together(const TrainArguments& arguments);
 
-const char* train_help() noexcept;
+extern const char* const kTrainHelp;
 
 }  // namespace lockstep::app

@@ -25,10 +25,10 @@ constexpr std::int64_t kAloneWarmUp = 3;
 
 std::atomic<bool> stop_now{false};
 
-// Beyond it a number is hardly a class, and the model's last layer would have no room.
+// A larger number is hardly a class, and the last layer of the model would be too large.
 constexpr std::int64_t kMostClasses = std::int64_t{1} << 20;
 
-// What a model is made for is the training data's; LibTorch would meet other test data after an epoch.
+// The model is made for the training data. If test data had another size, LibTorch would fail after the first epoch.
 void check_data(const TrainArguments& arguments, const DataSplits& data) {
   const auto spoken = [](const std::vector<std::int64_t>& sizes) {
     return fmt::format("{}", fmt::join(sizes, "×"));
@@ -120,7 +120,8 @@ TrainerParts make_parts(const TrainArguments& arguments, World& world, const Dat
   auto optimizer = make_optimizer(arguments, model);
   optimizer->set_clip_norm(arguments.clip_norm);
   const auto schedule = make_schedule(arguments, data.train->size());
-  // Around forward and loss. Each weight is used once: a cache would keep nothing but what a CUDA graph must not.
+  // Around forward and loss. No cache of converted weights: each weight is used once, so a cache would save nothing,
+  // and a CUDA graph must not keep its tensors.
   const auto precision = [half = arguments.precision != Precision::kFloat32,
                           where = torch::Device(world.device()).type()] {
     return Autocast(where, torch::kBFloat16, {.enabled = half, .cache_weights = false});
@@ -180,7 +181,7 @@ TrainerOptions make_options(const TrainArguments& arguments, std::int64_t sample
   return options;
 }
 
-// What one worker reaches with the shards that it has in the job, while the others wait.
+// The speed of the leader alone, with the shards that it hosts in the job. The others wait meanwhile.
 double samples_per_second_alone(const TrainArguments& arguments, int shards, World& world,
                                 const DataSplits& data) {
   double speed = 0;
@@ -232,7 +233,7 @@ std::string opening(const TrainArguments& arguments, World& world, const Trainer
       arguments.global_batch);
 }
 
-// Where it is kept, how often, and how to change that.
+// Where checkpoints are kept, how often, and how to change that.
 std::string about_checkpoints(const TrainArguments& arguments) {
   if (!arguments.verify.empty()) return "no checkpoint is written: --verify only compares";
   if (arguments.checkpoint->empty())
@@ -255,7 +256,7 @@ TrainerHooks show_on(Progress& progress) {
   return hooks;
 }
 
-// Gradients in memory that all workers reach are summed where they lie, by `direct`.
+// With `direct`, gradients in memory that all workers share are summed in place, and none travels.
 StepTraffic traffic_of_step(const Replica& model, Algorithm asked, int shards) {
   replica::Replicated& state = replica::inside(model);
   const Algorithm algorithm = state.comm().runs(asked, shards);
@@ -291,7 +292,7 @@ TrainReport run_training(const TrainArguments& arguments, World& world) {
   report.engine = world.comm().engine();
   report.parameters = parts.model.parameter_count();
   report.training_samples = data.train->size();
-  const Progress::Size size{total_steps(arguments, data.train->size()), 0, arguments.global_batch};
+  const Progress::Size size{total_steps(arguments, data.train->size()), arguments.global_batch};
   Progress progress(kind, size);
   progress.line(opening(arguments, world, parts));
   progress.line(about_checkpoints(arguments));

@@ -13,6 +13,7 @@
 
 namespace lockstep::app {
 
+// What the leader shows and writes in the end.
 struct TrainReport {
   int workers = 0;
   std::string engine;
@@ -24,20 +25,21 @@ struct TrainReport {
   StepTraffic traffic;
 };
 
-// Collective. The leader's choice where it is open: a worker that says something else for itself will meet Mismatch.
+// Collective. If the choice is open, the leader's counts for all. If the workers' options differ, training ends with
+// Mismatch.
 void choose_onednn(TrainArguments& arguments, World& world);
 
 // Collective. Ends early, with a checkpoint, when `stop_requested()` has been called.
 TrainReport run_training(const TrainArguments& arguments, World& world);
 
-// From a signal handler: the job ends soon and in order.
+// For a signal handler: the job ends after a step, in order.
 void stop_requested() noexcept;
 
 // The results as JSON, and in a form for people.
 std::string to_json(const TrainArguments& arguments, const TrainReport& report);
 std::string summary(const TrainArguments& arguments, const TrainReport& report);
 
-// BadInput when --until names a step that --verify has not come to.
+// BadInput if --until names a step that was not compared.
 void check_verified(const TrainArguments& arguments, const TrainReport& report);
 
 // For a job that was stopped early: one line that says how far it came and how it goes on.

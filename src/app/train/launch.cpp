@@ -5,7 +5,6 @@
 #include <sys/stat.h>
 #include <unistd.h>
 
-#include <algorithm>
 #include <array>
 #include <cerrno>
 #include <cstring>
@@ -13,10 +12,11 @@
 
 #include "app/train/arguments.h"
 #include "app/train/open_choices.h"
+#include "base/choice.h"
 #include "base/file_lock.h"
 #include "base/files.h"
 #include "control/launch/launcher.h"
-#include "control/launch/own_file.h"
+#include "control/launch/program.h"
 #include "formats/checkpoint_file.h"
 
 namespace lockstep::app {
@@ -33,14 +33,15 @@ std::string worker_program() {
       "build again");
 }
 
-// Runs of one model that start within one second.
+// For runs of one model that start within the same second.
 constexpr int kMostAttempts = 10'000;
 
-// False, with errno, if it is there already or cannot be made.
+// False, with errno, if the directory exists already or cannot be made.
 bool make_new(const std::string& path) {
   if (::mkdir(path.c_str(), 0777) == 0) return true;
   if (errno != ENOENT) return false;
-  // Another run may remove the empty one above between the two lines.
+  // Another run that ends may remove lockstep-runs, as long as it is empty, between these two calls: the caller tries
+  // again.
   return (::mkdir(kRunsDirectory, 0777) == 0 || errno == EEXIST) &&
          ::mkdir(path.c_str(), 0777) == 0;
 }
@@ -84,10 +85,8 @@ RunDirectory::~RunDirectory() {
 }
 
 int train(const std::vector<std::string>& arguments) {
-  const bool help = std::any_of(arguments.begin(), arguments.end(),
-                                [](const auto& text) { return text == "--help" || text == "-h"; });
-  if (help) {
-    fmt::print("{}", train_help());
+  if (base::asks_for_help(arguments)) {
+    fmt::print("{}", kTrainHelp);
     return 0;
   }
   TrainArguments parsed = parse_train_arguments(arguments);
@@ -109,7 +108,8 @@ int train(const std::vector<std::string>& arguments) {
   options.stopped_code = kStoppedEarly;
   options.command = {program};
   options.command.insert(options.command.end(), arguments.begin(), arguments.end());
-  const auto chosen = as_options(parsed);  // of an option given twice the last one counts
+  const auto chosen =
+      as_options(parsed);  // behind the user's: the last of several equal options counts
   options.command.insert(options.command.end(), chosen.begin(), chosen.end());
   return control::run_job(options);
 }

@@ -1,5 +1,5 @@
-// One worker of `lockstep train`, or of `lockstep bench step`. A program of its own: LibTorch takes half a second to load, which
-// the `lockstep` command does not pay.
+// One worker of `lockstep train`, or of `lockstep bench step`. A program of its own, so that the `lockstep` command
+// need not load LibTorch, which takes half a second.
 #include <fmt/format.h>
 #include <lockstep/errors.h>
 #include <lockstep/world.h>
@@ -12,7 +12,6 @@
 #include <cstdlib>
 #include <exception>
 #include <functional>
-#include <optional>
 #include <string>
 #include <thread>
 #include <vector>
@@ -33,21 +32,21 @@ namespace lockstep::app {
 namespace {
 
 constexpr int kFailed = 1;
-
-// A job that was told to stop is about to be killed.
-constexpr std::chrono::seconds kForAStoppedReader{2};
 constexpr int kUsage = 2;
+
+// A job that was told to stop will be killed soon, so it does not wait long for its reader.
+constexpr std::chrono::seconds kForAStoppedReader{2};
 
 // Signals that stop the job in order, with a checkpoint. SIGPIPE: nobody reads what the leader shows any more.
 constexpr std::array kStopSignals = {SIGINT, SIGTERM, SIGHUP, SIGQUIT, SIGPIPE};
 
-// Most failures reach all workers at once, and the leader's line is enough; of a lost worker the
-// launcher tells more than we know. The others speak only if they are still there after this time,
-// which on a busy host is long after the launcher has ended them. A leader that does not answer will
-// not speak: then rank 1 does, at once, and a leader that wakes up again has nothing to add.
+// Most failures reach all workers at once, and one line, the leader's, is enough. The launcher knows
+// more about a lost worker than we do. So the others wait this long before they speak, and usually the
+// launcher has ended them by then. A leader that does not answer will not speak: then rank 1 speaks at
+// once, and a leader that wakes up later says nothing.
 constexpr std::chrono::seconds kLeaderSpeaksFirst{6};
 
-// What was ignored at the start stays so: SIGHUP under nohup, SIGINT and SIGQUIT behind a script's `&`.
+// Signals that were ignored at the start stay so: SIGHUP under nohup, SIGINT and SIGQUIT after `&` in a script.
 void stop_in_order() {
   struct sigaction action {};
   action.sa_handler = [](int) { stop_requested(); };
@@ -64,12 +63,13 @@ void ignore_signals() {
   std::signal(SIGXFSZ, SIG_IGN);  // a file-size limit is a full disk to us, not a reason to die
 }
 
-// A terminal that was closed meanwhile is no failure: the job's results are in files.
+// Ignores errors: if the terminal was closed meanwhile, the results are still in files.
 void tell(const std::string& text) {
   std::fwrite(text.data(), 1, text.size(), stderr);
   std::fflush(stderr);
 }
 
+// When this worker tells the user of a failure.
 enum class Voice { kNow, kLast, kNever };
 
 Voice voice(const std::exception& error) {
@@ -81,7 +81,7 @@ Voice voice(const std::exception& error) {
   return leader_is_late && rank == "1" ? Voice::kNow : Voice::kLast;
 }
 
-// Ends at once: taking LibTorch down may last longer than the others wait.
+// Ends without destructors: shutting LibTorch down may take longer than the launcher waits.
 [[noreturn]] void fail(const std::string& text, Voice voice, int code) {
   if (voice == Voice::kLast) {
     std::signal(SIGTERM, SIG_DFL);
@@ -92,7 +92,7 @@ Voice voice(const std::exception& error) {
   std::_Exit(code);
 }
 
-// Adds what to do about what this host cannot.
+// Adds advice to the error if this host cannot do something.
 void advised(const TrainArguments& arguments, const std::function<void()>& set) {
   try {
     set();
@@ -102,7 +102,7 @@ void advised(const TrainArguments& arguments, const std::function<void()>& set) 
   }
 }
 
-// What ends one worker alone, such as a lack of memory, is told by the leader: it hears of it from here.
+// An error may end this worker alone, such as a lack of memory. It tells the others, so that the leader can report it.
 TrainReport trained(const TrainArguments& arguments, World& world) {
   try {
     return run_training(arguments, world);
@@ -126,7 +126,8 @@ int run(const std::vector<std::string>& texts) {
                            .deterministic = arguments.deterministic == Switch::kOn});
   });
   World world = join({.engine = arguments.engine, .device = control::name(*arguments.device)});
-  stop_in_order();  // until here there is nothing to keep, and a signal ends a worker that waits for others at once
+  // Not earlier: until here there is nothing to keep, and a signal should end a worker that waits in join() at once.
+  stop_in_order();
   advised(arguments, [&] { choose_onednn(arguments, world); });
   const TrainReport report = trained(arguments, world);
   if (world.leader()) {

@@ -4,19 +4,19 @@
 #include <lockstep/errors.h>
 
 #include <algorithm>
-#include <cstdlib>
 
 #include "base/environment.h"
 #include "control/device_choice.h"
+#include "control/launch/options.h"
 
 namespace lockstep::app {
 namespace {
 
-// 0 if it is not there. BadInput if it is no number that a job has.
+// 0 if the checkpoint does not name it. BadInput if its value is no sensible number.
 int number_in(const SavedJob& saved, const char* property) {
   const auto found = saved.find(property);
   if (found == saved.end()) return 0;
-  // "2, of OpenBLAS 4": of threads that differ, the job's own come first.
+  // May be "2, of OpenBLAS 4": the job's own number comes first.
   const auto number = base::parse_number(found->second.substr(0, found->second.find(',')));
   if (!number || *number < 0 || *number > (1 << 24)) {
     throw BadInput(fmt::format("the checkpoint is damaged: it says {} = {}; take an earlier one",
@@ -76,7 +76,7 @@ void make_open_choices(TrainArguments& arguments, const SavedJob& saved, cuda::G
         "--device cuda, or choose another --checkpoint");
   }
   if (arguments.threads == 0)
-    arguments.threads = std::clamp(number_in(saved, "threads"), 1, kMostThreads);
+    arguments.threads = std::clamp(number_in(saved, "threads"), 1, control::kMostThreads);
   if (arguments.workers == 0) {
     TrainArguments counted = arguments;  // the Trainer reads the shards itself
     if (counted.shards == 0) counted.shards = std::max(number_in(saved, "shards"), 0);

@@ -1,5 +1,6 @@
-// Choices of a job that its options may leave open: made once, before there are workers, which are then told. If each worker
-// chose for itself, workers on unlike hosts would choose differently, and the job would end with Mismatch.
+// Choices that the options of a job may leave open. They are made once, before workers are started, and workers get
+// them as options. If each worker chose for itself, workers on different hosts could choose differently, and the job
+// would end with Mismatch.
 #pragma once
 
 #include <map>
@@ -23,10 +24,11 @@ inline SavedJob saved_job(const TrainArguments& arguments) {
   return arguments.resume ? saved_job(*arguments.checkpoint) : SavedJob{};
 }
 
-// What the options do not say comes from the checkpoint that the job goes on from, else it is the default; so does the
-// number of shards that the workers of this host are counted by. Whether oneDNN is used may stay open: only a worker that
-// has LibTorch can say. The directory for checkpoints is empty then if there are to be none, or nobody has chosen one.
-// BadInput when the checkpoint cannot be read, and when workers are to be counted by GPUs and there are none.
+// What the options leave open comes from the checkpoint that the job goes on from, or else is the default. The number
+// of workers also depends on the shards of that checkpoint. Whether oneDNN is used may stay open, because only a
+// worker, which has LibTorch, can say. Afterwards an empty checkpoint directory means that there is none, or that none
+// was chosen yet. BadInput if the checkpoint cannot be read, and if there is to be a worker for each GPU and there is
+// no GPU.
 void make_open_choices(TrainArguments& arguments);
 void make_open_choices(TrainArguments& arguments, const SavedJob& saved,
                        cuda::Gpus& gpus = cuda::gpus());
@@ -34,14 +36,14 @@ void make_open_choices(TrainArguments& arguments, const SavedJob& saved,
 // BadInput when the job's workers cannot have GPUs here: before any is started.
 void check_gpus(const TrainArguments& arguments, cuda::Gpus& gpus = cuda::gpus());
 
-// What the workers' libraries read before a worker can say anything to them; what the user has set stays.
+// Environment variables for the workers' libraries, which read them before a worker runs. What the user has set stays.
 std::vector<std::pair<std::string, std::string>> worker_variables(const TrainArguments& arguments);
 
 // The choices as options, for the workers.
 std::vector<std::string> as_options(const TrainArguments& arguments);
 
-// What a person can do where this host cannot do as a property says: an option, or nothing but go elsewhere where the
-// checkpoint has that property.
+// What the user can do if this host cannot provide a property of the job: use another option, or, if the checkpoint has
+// that property, another host.
 std::string advice(const TrainArguments& arguments, const SavedJob& saved,
                    const std::string& property);
 

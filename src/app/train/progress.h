@@ -9,15 +9,16 @@
 
 namespace lockstep::app {
 
+// The leader's progress, from its first step to the end of the object.
+//
 // Threads:   one caller at a time.
-// Blocking:  on the terminal.
-// Failure:   none here: what is lost is told by check_said() (base/standard_output.h).
+// Blocking:  not for a reader that has stopped: what it does not take at once is dropped.
+// Failure:   none here; check_said() tells of a full disk (base/standard_output.h).
 // Ownership: writes to standard output.
 class Progress {
  public:
   struct Size {
     std::int64_t total_steps = 0;
-    std::int64_t steps_per_epoch = 0;
     std::int64_t global_batch = 0;
   };
   enum class Kind { kSilent, kLines, kBar };

@@ -8,10 +8,9 @@
 #include "control/device_choice.h"
 
 namespace lockstep::app {
-
 namespace {
 
-// The first shards are always eager.
+// Not all shards are replayed even if all goes well: the first ones run eagerly, before the capture.
 std::string spoken(const ShardCounts& shards) {
   return fmt::format("{} of {} shards of a worker replayed{}", with_commas(shards.replayed),
                      with_commas(shards.replayed + shards.eager),

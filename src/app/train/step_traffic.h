@@ -1,5 +1,5 @@
-// The gradients that travel in a step of `lockstep train`, for its report: a number of shards that divides badly among the
-// workers multiplies them, and nothing else would show it.
+// How many bytes of gradients travel in a step of `lockstep train`, for its report. If the shards do not divide well
+// among the workers, it is many times more, and nothing else would show it.
 #pragma once
 
 #include <lockstep/comm.h>
@@ -14,15 +14,15 @@
 namespace lockstep::app {
 
 struct StepTraffic {
-  bool in_place = false;  // read where they lie; nothing travels
-  // Sent or received, whichever is more, by the busiest worker; none: not known.
+  bool in_place = false;  // workers share the memory of gradients; nothing travels
+  // What the busiest worker sends or receives, whichever is more; nothing if not known.
   std::optional<std::size_t> bytes;
-  // None where no ring would move any, or where bytes are not known.
+  // Divided by the bytes of the ring algorithm; nothing if those are 0, or if bytes are not known.
   std::optional<double> times_ring;
 };
 
-// Where every bucket is reduced by messages between workers, by this algorithm (Comm::runs). What `tree` and an engine's
-// own all-reduce send is not counted.
+// For buckets that are reduced by messages between workers with this algorithm (Comm::runs). The bytes of `tree` and of
+// an engine's own all-reduce are not known.
 StepTraffic traffic_of(Algorithm algorithm, int shards, int workers,
                        std::span<const plan::Bucket> buckets);
 

@@ -23,10 +23,6 @@ namespace {
 
 using Add = void (*)(void*, const void*, const void*, std::size_t);
 
-int place(const char* variable) {
-  return static_cast<int>(base::environment_number(variable, 0, 1 << 20).value_or(0));
-}
-
 class Gloo : public Reducer {
  public:
   explicit Gloo(const std::string& folder) {
@@ -35,7 +31,8 @@ class Gloo : public Reducer {
     gloo::rendezvous::FileStore files(folder);
     gloo::rendezvous::PrefixStore store(base::environment("TORCHELASTIC_RUN_ID").value_or(""),
                                         files);
-    auto context = std::make_shared<gloo::rendezvous::Context>(place("RANK"), place("WORLD_SIZE"));
+    auto context =
+        std::make_shared<gloo::rendezvous::Context>(number_of("RANK"), number_of("WORLD_SIZE"));
     context->connectFullMesh(store, device);
     context_ = std::move(context);
   }

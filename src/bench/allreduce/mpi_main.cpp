@@ -17,9 +17,9 @@
 namespace lockstep::bench {
 namespace {
 
-// The number in the first of these variables that is set. They say rank and size before MPI_Init,
-// which starts threads and touches memory.
-int place(std::initializer_list<const char*> variables, int otherwise) {
+// The number in the first of these variables that is set. MPI itself says rank and size only after
+// MPI_Init, which starts threads and touches memory: too late to pin.
+int number_in(std::initializer_list<const char*> variables, int otherwise) {
   for (const char* variable : variables) {
     if (const char* text = std::getenv(variable)) return std::atoi(text);
   }
@@ -68,8 +68,8 @@ class Mpi : public Reducer {
 
 int main(int argc, char** argv) {
   using namespace lockstep::bench;  // NOLINT: this is the program
-  pin_worker(place({"OMPI_COMM_WORLD_RANK", "PMI_RANK"}, 0),
-             place({"OMPI_COMM_WORLD_SIZE", "PMI_SIZE"}, 1));
+  pin_worker(number_in({"OMPI_COMM_WORLD_RANK", "PMI_RANK"}, 0),
+             number_in({"OMPI_COMM_WORLD_SIZE", "PMI_SIZE"}, 1));
   try {
     const std::vector<std::string> words(argv + 1, argv + argc);
     const MeasureOptions options = parse_measure_options(words);

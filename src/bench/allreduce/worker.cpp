@@ -17,18 +17,12 @@
 namespace lockstep::bench {
 namespace {
 
-// Over Gloo a worker has a second thread, which spins while the first one holds a lock. If both are
-// on one core, they wait for the scheduler's next tick, 4 ms. So such workers may use all cores of
-// the benchmark.
+// Workers over Gloo have a second thread that needs room; see kFree in bench/allreduce.cpp.
 bool needs_free_cores() {
   return base::environment("LOCKSTEP_ENGINE") == "gloo";
 }
 
-int number_of(const char* variable) {
-  return static_cast<int>(base::environment_number(variable, 0, 1 << 20).value_or(0));
-}
-
-// What the systems share whose workers form a world.
+// The common part of all systems whose workers form a world.
 class InWorld : public Reducer {
  public:
   int rank() const override { return world_.rank(); }
@@ -65,7 +59,7 @@ class Engine : public InWorld {
   std::vector<float> own_;  // if the engine shares no memory
 };
 
-// Adds rank after rank. This order is another one for every number of workers.
+// Adds rank after rank. Unlike the tree's, this order depends on the number of workers.
 plan::Reduction in_order_of_ranks(int workers) {
   plan::Reduction plan{.shards = workers, .workers = workers, .operands = {}, .additions = {}};
   for (int rank = 0; rank < workers; ++rank) plan.operands.push_back({rank, {rank, rank + 1}});
@@ -148,6 +142,10 @@ std::unique_ptr<Reducer> make_reducer(const std::string& kind) {
 }
 
 }  // namespace
+
+int number_of(const char* variable) {
+  return static_cast<int>(base::environment_number(variable, 0, 1 << 20).value_or(0));
+}
 
 int allreduce_worker(const std::vector<std::string>& arguments) {
   if (arguments.empty()) throw BadInput("bench-worker is started by `lockstep bench`");

@@ -2,12 +2,8 @@
 
 #include <ATen/Context.h>
 #include <ATen/detail/CUDAHooksInterface.h>
-#include <c10/core/Event.h>
 #include <c10/core/impl/VirtualGuardImpl.h>
 #include <lockstep/errors.h>
-
-#include <deque>
-#include <memory>
 
 #include "torch/step/arithmetic.h"
 
@@ -47,25 +43,16 @@ void set_cuda_switches(bool deterministic) {
   if (deterministic) steps::use_deterministic_operators(true);
 }
 
-struct DeviceMarks::Events {
-  std::deque<c10::Event> all;
-};
-
-DeviceMarks::DeviceMarks(torch::Device device)
-    : device_(device), events_(std::make_unique<Events>()) {}
-
-DeviceMarks::~DeviceMarks() = default;
-
 void DeviceMarks::mark() {
-  c10::Event& event = events_->all.emplace_back(device_.type(), timing_flag<c10::EventFlag>());
+  c10::Event& event = events_.emplace_back(device_.type(), timing_flag<c10::EventFlag>());
   event.record(c10::impl::VirtualGuardImpl(device_.type()).getStream(device_));
 }
 
 std::vector<double> DeviceMarks::milliseconds() {
   torch::cuda::synchronize(device_.index());
   std::vector<double> times;
-  for (std::size_t i = 1; i < events_->all.size(); ++i)
-    times.push_back(milliseconds_between(events_->all[i - 1], events_->all[i]));
+  for (std::size_t i = 1; i < events_.size(); ++i)
+    times.push_back(milliseconds_between(events_[i - 1], events_[i]));
   return times;
 }
 

@@ -1,9 +1,10 @@
 // A GPU as `bench step` uses it: whether there is one, its switches, its clock.
 #pragma once
 
+#include <c10/core/Event.h>
 #include <torch/torch.h>
 
-#include <memory>
+#include <deque>
 #include <string>
 #include <vector>
 
@@ -24,10 +25,7 @@ void set_cuda_switches(bool deterministic);
 // Ownership: owns its events.
 class DeviceMarks {
  public:
-  explicit DeviceMarks(torch::Device device);
-  ~DeviceMarks();
-  DeviceMarks(const DeviceMarks&) = delete;
-  DeviceMarks& operator=(const DeviceMarks&) = delete;
+  explicit DeviceMarks(torch::Device device) : device_(device) {}
 
   void mark();
 
@@ -35,9 +33,8 @@ class DeviceMarks {
   std::vector<double> milliseconds();
 
  private:
-  struct Events;
   torch::Device device_;
-  std::unique_ptr<Events> events_;
+  std::deque<c10::Event> events_;
 };
 
 }  // namespace lockstep::bench

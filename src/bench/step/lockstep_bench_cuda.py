@@ -3,7 +3,7 @@
     lockstep_bench_cuda.py SYSTEM MODEL BATCH OPTIMIZER SECONDS STEPS cuda PRECISION GPT_SIZE CONTEXT BUCKET_BYTES
 
 Started with the variables of torchrun. Model, batch, optimizer, warm-up, switches and clock are those of lockstep-train
-bench-step (step/bench_job.cpp, step/loops.cpp, step/device.cpp).
+bench-step (step/worker.cpp, step/device.cpp).
 
     pytorch                      forward, backward and a fused optimizer
     pytorch-ddp                  the same in DistributedDataParallel over NCCL, by its defaults

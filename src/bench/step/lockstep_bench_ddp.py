@@ -3,7 +3,7 @@
     lockstep_bench_ddp.py MODEL BATCH OPTIMIZER SECONDS STEPS cpu float32 GPT_SIZE CONTEXT
 
 Started with the variables of torchrun. Model, batch, optimizer, warm-up and the line that it prints are those of
-lockstep-train bench-step (step/bench_job.cpp, step/loops.cpp, step/worker.cpp).
+lockstep-train bench-step (step/worker.cpp).
 """
 import os
 import platform

@@ -3,6 +3,7 @@
 #include <ATen/Context.h>
 #include <fmt/format.h>
 #include <lockstep/autocast.h>
+#include <lockstep/data.h>
 #include <lockstep/errors.h>
 #include <lockstep/trainer.h>
 #include <lockstep/world.h>
@@ -15,6 +16,7 @@
 #include <cstdlib>
 #include <exception>
 #include <functional>
+#include <memory>
 #include <optional>
 #include <set>
 #include <string>
@@ -24,15 +26,103 @@
 #include "base/memory_use.h"
 #include "bench/measure/cores.h"
 #include "bench/measure/time_lines.h"
-#include "bench/step/bench_job.h"
 #include "bench/step/device.h"
 #include "control/device_choice.h"
 #include "plan/tree.h"
 #include "torch/device/onednn.h"
+#include "torch/models/models.h"
 #include "torch/optim/impl.h"
 #include "torch/replica/replicated.h"
 
 namespace lockstep::bench {
+namespace {
+
+// What is trained: the same for every system.
+struct StepJob {
+  // plain, plain-zeroed, plain-flat, drop-in, trainer, trainer-unchecked; on cuda plain, drop-in,
+  // drop-in-forced, trainer, trainer-unchecked, trainer-deterministic
+  std::string system;
+  int shards = 0;  // at least as many as workers
+  std::string model;
+  std::int64_t batch = 0;  // of each shard
+  std::string optimizer;   // sgd, sgd-momentum, adam, adamw
+  double seconds = 0;
+  std::int64_t steps = 0;  // 0: as many as `seconds` allows
+  std::string device;      // cpu, cuda
+  std::string precision;   // float32, bf16, bf16-held
+  std::string gpt_size;
+  std::int64_t context = 0;  // of gpt
+  std::size_t bucket_bytes = 0;
+
+  bool on_cuda() const { return device == "cuda"; }
+};
+
+// No weight decay, which is the default of every optimizer except AdamW. lockstep_bench_ddp.py and
+// lockstep_bench_cuda.py have the same numbers.
+constexpr double kLearningRate = 1e-3;
+constexpr double kMomentum = 0.9;
+constexpr double kWeightDecayOfAdamW = 1e-2;
+
+constexpr std::int64_t kClasses = 10;
+constexpr std::int64_t kVocabulary = 65;  // letters
+// GPT-2's 50,257 tokens, rounded up to a number with which matrix products are fast, as is usual.
+constexpr std::int64_t kVocabularyOfGpt2 = 50304;
+
+DataShape shape_of(const StepJob& job) {
+  if (job.model == "gpt")
+    return {{job.context}, job.gpt_size == "gpt2" ? kVocabularyOfGpt2 : kVocabulary, true};
+  if (job.model == "cnn") return {{1, 28, 28}, kClasses, false};
+  if (job.model == "resnet18") return {{3, 32, 32}, kClasses, false};
+  return {{784}, kClasses, false};
+}
+
+Batch random_batch(const DataShape& shape, std::int64_t samples) {
+  std::vector<std::int64_t> sizes = shape.sample;
+  sizes.insert(sizes.begin(), samples);
+  const auto whole = torch::TensorOptions(torch::kInt64);
+  if (shape.is_text) {
+    return {torch::randint(shape.classes, sizes, whole),
+            torch::randint(shape.classes, sizes, whole), samples};
+  }
+  return {torch::randn(sizes), torch::randint(shape.classes, {samples}, whole), samples};
+}
+
+// Reads the words that worker.h lists. Throws std::exception for others.
+StepJob parse_step_job(const std::vector<std::string>& words) {
+  if (words.size() != 12) throw BadInput("bench-step is started by `lockstep bench step`");
+  return {words[0],
+          std::stoi(words[1]),
+          words[2],
+          std::stoll(words[3]),
+          words[4],
+          std::stod(words[5]),
+          std::stoll(words[6]),
+          words[7],
+          words[8],
+          words[9],
+          std::stoll(words[10]),
+          std::stoull(words[11])};
+}
+
+// The same values on every worker. Without dropout, because systems draw different random numbers
+// for it.
+std::shared_ptr<models::Net> make_net(const StepJob& job, torch::Device device) {
+  torch::manual_seed(0);
+  auto net = models::make({job.model, job.gpt_size, 0.0, 0}, shape_of(job));
+  net->to(device);
+  // LibTorch's own optimizers have no masters.
+  if (job.precision == "bf16-held" && job.system != "plain") hold_weights(*net, torch::kBFloat16);
+  return net;
+}
+
+// Random samples, different on every worker.
+Batch make_batch(const StepJob& job, int rank, torch::Device device) {
+  torch::manual_seed(static_cast<std::uint64_t>(rank) + 1);
+  Batch batch = random_batch(shape_of(job), job.batch);
+  batch.data = batch.data.to(device);
+  batch.target = batch.target.to(device);
+  return batch;
+}
 
 // What a run of one of the training loops found.
 struct StepTimes {
@@ -48,13 +138,6 @@ struct StepTimes {
   std::optional<std::int64_t> eager_shards;
   std::string eager_reason;  // why some that could have did not; empty: there were none
 };
-
-// Runs the job's system. Collective: workers agree on the warm-up, on the number of steps and on
-// the time of the first step. In `plain` and `plain-flat` they do not talk to each other after
-// that.
-StepTimes run_steps(const StepJob& job, World& world);
-
-namespace {
 
 using Clock = std::chrono::steady_clock;
 
@@ -355,8 +438,9 @@ StepTimes run_trainer(const StepJob& job, World& world, bool checked) {
   return result;
 }
 
-}  // namespace
-
+// Runs the job's system. Collective: workers agree on the warm-up, on the number of steps and on
+// the time of the first step. In `plain` and `plain-flat` they do not talk to each other after
+// that.
 StepTimes run_steps(const StepJob& job, World& world) {
   // Setting gradients to none is faster, and the default from LibTorch 2 on. LibTorch 1.13 sets
   // them to zero.
@@ -372,8 +456,6 @@ StepTimes run_steps(const StepJob& job, World& world) {
   World alone = World::over(connect_alone());
   return run_drop_in(job, world, alone);
 }
-
-namespace {
 
 int number_of(const char* variable, int otherwise) {
   return static_cast<int>(base::environment_number(variable, 0, 1 << 20).value_or(otherwise));

@@ -85,6 +85,7 @@ std::optional<Blame::Verdict> Blame::verdict() const {
   std::optional<int> last;
   for (auto next = lost_by(first_->rank); next; next = lost_by(*next)) {
     last = next;
+    // A circle: workers lost each other. Then the first failure counts.
     if (!trail.insert(*next).second) return Verdict{*first_, lost_by(first_->rank)};
   }
   if (!last) return Verdict{.cause = *first_, .lost = {}};
@@ -126,7 +127,7 @@ JobState::Orders JobState::on_ends(const std::vector<WorkerEnd>& together, Clock
   return live_ <= 0 ? release() : orders;
 }
 
-// Is the cause of the first failure known, or is it time to go on without?
+// Ends the job if the cause of the first failure is known, or if the time to wait for it is over.
 JobState::Orders JobState::judge(Clock::time_point now) {
   const auto verdict = blame_.verdict();
   if (!verdict || cause_ != Cause::kNone) return {};
@@ -140,6 +141,7 @@ JobState::Orders JobState::judge(Clock::time_point now) {
 
 JobState::Orders JobState::end_for_failure(Clock::time_point now) {
   failure_ = blame_.verdict();
+  // The time counts from the failure, but workers that are told late to end still have some of it.
   const auto least = now + rules_.after_failure - rules_.for_the_cause;
   return end(Cause::kFailure, control::exit_code(failure_->cause), SIGTERM,
              std::max(*failed_at_ + rules_.after_failure, least));

@@ -1,9 +1,9 @@
-// What the launcher decides, without doing it: when a job ends, why, and with which exit code. No processes and no clocks:
-// every path, and every order of events, can be tested without them.
+// The decisions of the launcher: when a job ends, why, and with which exit code. There are no processes and no clocks
+// here, so that tests can try every order of events.
 //
 //   WorkerEnd   how one worker ended
-//   Blame       of several ends, which one is the cause of the others
-//   JobState    what is to be done about it
+//   Blame       which of several ends is the cause of the others
+//   JobState    what to do about it
 #pragma once
 
 #include <chrono>
@@ -16,9 +16,9 @@
 
 namespace lockstep::control {
 
-inline constexpr int kSignalBase = 128;  // of the exit codes that stand for signals
+inline constexpr int kSignalBase = 128;  // exit code 128 + S stands for signal S, as in shells
 
-// How a worker ended, in the words of a shell.
+// How a worker ended.
 struct WorkerEnd {
   enum class How : std::uint8_t { kExited, kKilled, kNotStarted };
 
@@ -31,10 +31,10 @@ struct WorkerEnd {
   bool operator==(const WorkerEnd&) const = default;
 };
 
-// The end that a wait status of waitpid(2) stands for.
+// From a wait status of waitpid(2).
 WorkerEnd worker_end(int rank, int wait_status);
 
-// The launcher's exit code for it, as a shell has it.
+// The exit code that a shell would give for it.
 int exit_code(const WorkerEnd& end);
 
 // "exited with code 7", "was killed by SIGSEGV (Segmentation fault)" …
@@ -42,14 +42,14 @@ std::string describe(const WorkerEnd& end);
 
 // Whose end is the cause of the others'.
 //
-// A worker that fails takes the others with it, and one of those may end sooner: a worker whose program catches its own
-// error tells the others that it leaves, then takes LibTorch down for half a second. So a worker that ends because it
-// lost another one says so (control/rendezvous/loss.h), and the trail is followed:
+// When a worker fails, the others fail, too, and one of those may end first: a worker that catches its own error tells
+// the others that it leaves, and then takes half a second to shut LibTorch down. So a worker that ends because it lost
+// another one says so (control/rendezvous/loss.h), and Blame follows the trail:
 //
-//   first failure    the one that was noticed first; of several together, one that a signal killed, since the peers
-//                    of a crashed worker exit with a code, and one that lost nobody
-//   trail            from it to the worker that it lost, to the one that that one lost …
-//   cause            the end of the trail, if it has failed. If it still lives, its own end may be about to come
+//   first failure    the one that was noticed first. Of several noticed together: one that a signal killed, because
+//                    the peers of a crashed worker exit with a code; then one that lost nobody
+//   trail            from it to the worker that it lost, from there to the next …
+//   cause            the end of the trail, if that worker has failed. If it still lives, it may be about to end
 //
 // Programs that are not Lockstep's say nothing: there the first failure is the cause.
 //
@@ -62,10 +62,10 @@ class Blame {
   struct Verdict {
     WorkerEnd cause;
     std::optional<int> lost;  // the worker that the cause had lost, if its own failure is not known
-    bool open = false;        // that one lives: its end may change the verdict
+    bool open = false;        // the lost worker lives: its end may change the verdict
   };
 
-  // `rank` says that it cannot go on without `whom`; nobody: that it goes on. The last word counts.
+  // `rank` says that it cannot go on without `whom`, or, without `whom`, that it goes on. The last word counts.
   void on_loss(int rank, std::optional<int> whom);
 
   // Ends that were noticed together.
@@ -85,29 +85,30 @@ class Blame {
   std::optional<WorkerEnd> first_;  // failure
 };
 
+// Times and exit codes by which a job ends.
 struct EndRules {
   std::chrono::nanoseconds grace = std::chrono::seconds(10);  // after a signal, or a closed output
-  // After a failure. With the time that killing takes, the others have ended within 2 s.
+  // After a failure. Killing takes some time, too: the others have ended within 2 s.
   std::chrono::nanoseconds after_failure = std::chrono::milliseconds(1500);
-  // Of that, how long a worker that was lost has for its own end, before the others are told to end.
+  // The part of it in which a lost worker may end by itself, before the others are told to end.
   std::chrono::nanoseconds for_the_cause = std::chrono::milliseconds(1000);
 
-  std::vector<int> explained_codes;  // of worker 0, which has told the user what they stand for
-  std::optional<int> stopped_code;   // by which a worker says that all have stopped early, in order
+  std::vector<int> explained_codes;  // as in RunOptions
+  std::optional<int> stopped_code;   // the same
 };
 
 // A job from its start to its end:
 //
-//   running → judging    a worker failed that had lost another one, which lives: it may end soon, and be the cause
+//   running → judging    a worker failed because it lost another one, which lives: that one may end soon, as the cause
 //   running → ending     a worker failed; a signal asked for the end; the output cannot be written
 //   judging → ending     the cause is known, or the time for it is up
 //   running → released   every worker has ended
 //   ending → released    every worker has ended, the time to do so is up, or a second Ctrl-C came
 //   released             what is left is being killed; nothing is forwarded any more
 //
-// The first cause of the end decides the exit code; what happens after it is a consequence. Output
-// that is lost after every worker has ended well is a cause, too. A terminal that goes away is told twice, by SIGHUP and
-// by output that cannot be written, in any order: then the signal is the cause.
+// The first cause of the end decides the exit code; what happens after it is a consequence. Output that is lost after
+// every worker has ended well is a cause, too. If the terminal goes away, SIGHUP comes and output cannot be written, in
+// any order: then the signal is the cause.
 //
 // Threads:   one caller at a time.
 // Blocking:  never; time is an argument.
@@ -143,10 +144,10 @@ class JobState {
   bool cut_short() const { return cut_short_; }  // workers were told to end
   int live() const { return live_; }
   const std::optional<Blame::Verdict>& failure() const { return failure_; }
-  // Whom the worker that failed first had lost, as far as is known; also while the cause is awaited.
+  // The worker that the first failure had lost, if it is known. Also while the job is being judged.
   std::optional<int> lost() const;
   std::optional<WorkerEnd> end_of(int rank) const { return blame_.end_of(rank); }
-  bool explained(const WorkerEnd& end) const;
+  bool explained(const WorkerEnd& end) const;  // the worker has told the user the reason itself
   int exit_code() const { return exit_code_; }
 
  private:

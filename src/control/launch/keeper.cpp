@@ -13,7 +13,6 @@
 #include <algorithm>
 #include <cerrno>
 #include <cstring>
-#include <memory>
 #include <unordered_map>
 
 #include "control/launch/process_table.h"
@@ -67,6 +66,7 @@ void send(int events, const KeeperEvent& event) {
   }
 }
 
+// The keeper itself, in its own process, which has one thread.
 class KeeperProcess {
  public:
   KeeperProcess(KeeperPlan& plan, base::Fd events, base::Fd lifeline)
@@ -99,6 +99,7 @@ void KeeperProcess::run(pid_t launcher) {
   // A keeper that somebody has stopped must wake up when the launcher dies.
   ::prctl(PR_SET_PDEATHSIG, SIGCONT);
   isolate();
+  // If the launcher died before the line above, no signal will come, and nothing is to be started.
   if (::getppid() == launcher) {
     start_workers();
     serve();
@@ -108,7 +109,7 @@ void KeeperProcess::run(pid_t launcher) {
   ::_exit(0);
 }
 
-// Nothing but SIGKILL and SIGSTOP reaches the keeper, and it holds none of the launcher's ends.
+// Only SIGKILL and SIGSTOP reach the keeper: a Ctrl-C is the launcher's to handle.
 void KeeperProcess::isolate() {
   ::setpgid(0, 0);
   sigset_t all;
@@ -141,7 +142,7 @@ void KeeperProcess::start_worker(int rank) {
     send(events_.get(), {KeeperEvent::Kind::kNotStarted, rank, 0, errno});
     send(events_.get(), {KeeperEvent::Kind::kAllReported});
   } else {
-    // Here and in the worker, so that a signal for the group finds it, whichever of the two comes first.
+    // Here and in the worker: a signal for the group must find it, whichever of the two runs first.
     ::setpgid(pid, pid);
     ranks_.emplace(pid, rank);
     send(events_.get(), {KeeperEvent::Kind::kStarted, rank, pid, 0});
@@ -214,7 +215,7 @@ void KeeperProcess::report_ends() {
   if (reported) send(events_.get(), {KeeperEvent::Kind::kAllReported});
 }
 
-// To the group, as a terminal would: a worker may be a script that waits for the real program.
+// To the process group, as a terminal does: a worker may be a script that waits for the real program.
 void KeeperProcess::forward(int signal) const {
   for (const auto& [pid, rank] : ranks_) {
     if (::kill(-pid, signal) != 0) ::kill(pid, signal);

@@ -3,13 +3,13 @@
 //
 //   launcher ── keeper ── worker 0, worker 1 …
 //
-// A process that gets SIGKILL runs no more code, so it cannot end its own workers: somebody else has to see its end.
+// A process that gets SIGKILL runs no more code, so it cannot end its own workers: another process
+// has to notice its end.
 //
-// The keeper starts the workers, reports how they end, passes signals on, and when the pipe from the
-// launcher closes (on purpose, or because the launcher is gone) it kills everything below itself
-// and exits. Both it and the launcher are child subreapers: what workers start stays below
-// them. If the keeper itself is killed, its workers die with it (PR_SET_PDEATHSIG), and the
-// launcher ends the rest.
+// The keeper starts the workers, reports how they end, and passes signals on. When its lifeline
+// closes, because the launcher wants it or is gone, it kills everything below itself and exits. Both
+// it and the launcher are child subreapers: processes that workers start stay below them. If the
+// keeper itself is killed, its workers die with it (PR_SET_PDEATHSIG), and the launcher ends the rest.
 #pragma once
 
 #include <sys/resource.h>
@@ -40,16 +40,20 @@ struct KeeperEvent {
   std::int32_t value = 0;
 };
 
+// What the keeper starts, and how.
 struct KeeperPlan {
   std::string program;
   std::vector<std::string> arguments;
   std::function<std::vector<std::string>(int rank)> environment;
-  std::vector<base::Pipe> outputs;   // two per worker, stdout then stderr; the write ends go to it
+  std::vector<base::Pipe>
+      outputs;  // two per worker, stdout then stderr; workers get the write ends
   bool leader_keeps_output = false;  // worker 0 writes to the launcher's outputs itself
   int input = -1;                    // standard input of worker 0; the others read nothing
-  int secret = -1;                   // these two are the only other descriptors
-  int losses = -1;                   // that workers inherit
-  rlimit open_files{};  // workers get the limit and the mask that the launcher was started with
+  // These two are the only other descriptors that workers inherit.
+  int secret = -1;
+  int losses = -1;
+  // What the launcher was started with; workers get it back.
+  rlimit open_files{};
   sigset_t signal_mask{};
 
   int workers() const { return static_cast<int>(outputs.size() / 2); }
@@ -62,8 +66,8 @@ struct Keeper {
   base::Fd lifeline;  // writes std::int32_t signals for all workers; closing it ends everything
 };
 
-// Forks the keeper and keeps the read ends of plan.outputs. The caller has one thread and has
-// blocked SIGCHLD and SIGPIPE. Unavailable when there is no process to be had.
+// Forks the keeper and closes the write ends of plan.outputs in the launcher. The caller has one
+// thread and has blocked SIGCHLD and SIGPIPE. Unavailable if no process can be started.
 Keeper start_keeper(KeeperPlan& plan);
 
 }  // namespace lockstep::control

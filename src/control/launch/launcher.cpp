@@ -6,7 +6,7 @@
 #include <sys/wait.h>
 #include <unistd.h>
 
-#include <utility>
+#include <utility>  // Boost 1.74's Asio uses std::exchange and does not include this
 
 #include <array>
 #include <boost/asio/io_context.hpp>
@@ -34,8 +34,8 @@ using boost::asio::posix::stream_descriptor;
 // Longer than the keeper allows itself for its own end.
 constexpr std::chrono::seconds kKeeperLimit{12};
 constexpr std::chrono::seconds kOwnSweepLimit{5};
-// How long to wait for a reader that takes nothing: a pager may be read by a person, but a job
-// that failed or was told to end has no time for it.
+// How long to wait for a reader that takes nothing. A person may read in a pager, but a job that
+// failed or was told to end does not wait long for it.
 constexpr std::chrono::seconds kPatience{30};
 constexpr std::chrono::seconds kPatienceWhenEnding{2};
 
@@ -44,13 +44,6 @@ int signal_descriptor() {
   sigemptyset(&set);
   for (const int signal : signals_to_forward()) sigaddset(&set, signal);
   return ::signalfd(-1, &set, SFD_CLOEXEC | SFD_NONBLOCK);
-}
-
-ServerOptions server_options(const RunOptions& options, const Preparation& ready) {
-  ServerOptions server;
-  server.world_size = options.workers;
-  server.secret = ready.secret;
-  return server;
 }
 
 EndRules end_rules(const RunOptions& options) {
@@ -106,7 +99,7 @@ KeeperLink::KeeperLink(boost::asio::io_context& context, Keeper keeper)
 
 void KeeperLink::forward(int signal) {
   if (!lifeline_) return;
-  // A pipe that is full means a keeper that somebody has stopped; it wakes up at release().
+  // If the pipe is full, somebody has stopped the keeper. The signal is dropped; release() wakes the keeper up.
   const std::int32_t message = signal;
   while (::write(lifeline_.get(), &message, sizeof message) < 0 && errno == EINTR) {
   }
@@ -147,11 +140,11 @@ void KeeperLink::read_events() {
   wait();
 }
 
-// The effects around JobState: events come in, its orders go out. It decides nothing itself, because decisions that depend on
-// the order of signals, ends and broken pipes can only be tested without them.
+// The effects around JobState: it passes events to JobState and carries its orders out. It decides nothing itself,
+// because only decisions without effects can be tested in every order of events.
 //
-// One thread runs all of it. Nothing here waits but in the io_context, so that a slow terminal or a stopped worker never
-// delays a signal.
+// One thread runs all of it. It waits in the io_context only, so that a slow terminal or a stopped worker never delays
+// a signal.
 class Launcher {
  public:
   Launcher(const RunOptions& options, Preparation ready, Keeper keeper);
@@ -193,7 +186,7 @@ Launcher::Launcher(const RunOptions& options, Preparation ready, Keeper keeper)
       state_(options.workers, end_rules(options)),
       report_(options, ready.plan.program),
       keeper_(context_, std::move(keeper)),
-      server_(context_, std::move(ready.listener), server_options(options, ready)),
+      server_(context_, std::move(ready.listener), {options.workers, ready.secret}),
       losses_(context_, ready.losses.launcher.release()),
       output_(context_, options.workers, ready.plan, std::move(ready.logs)),
       signals_(context_, signal_descriptor()),
@@ -205,7 +198,7 @@ Launcher::Launcher(const RunOptions& options, Preparation ready, Keeper keeper)
 }
 
 int Launcher::run() {
-  output_.start();
+  output_.resume_streams();
   keeper_.start();
   wait_for_signals();
   wait_for_losses();
@@ -225,7 +218,7 @@ void Launcher::wait_for_signals() {
 }
 
 void Launcher::take_signal(int signal) {
-  // Nobody is left to tell: only slow readers of the output keep us here.
+  // No worker is left, and we only wait for slow readers of the output: Ctrl-C ends that.
   if (keeper_.gone() && signal == SIGINT) return context_.stop();
   const bool first = state_.cause() == JobState::Cause::kNone;
   obey(state_.on_signal(signal, Clock::now()));
@@ -234,6 +227,7 @@ void Launcher::take_signal(int signal) {
         "lockstep: passed SIG{} on; workers have {:g} s to end, Ctrl-C kills them at once",
         sigabbrev_np(signal), static_cast<double>(options_.grace.count()) / 1000));
   }
+  // Ctrl-Z stops the launcher, too, as the shell expects.
   if (signal == SIGTSTP) ::kill(::getpid(), SIGSTOP);
 }
 
@@ -273,9 +267,9 @@ void Launcher::take_losses() {
 }
 
 void Launcher::take_ends() {
-  take_losses();  // what a worker said before it ended has arrived
+  take_losses();  // first: what a worker said before it ended has arrived by now
   const auto orders = state_.on_ends(std::exchange(together_, {}), Clock::now());
-  // Before the orders, which continue a stopped worker.
+  // Before the orders: they continue a stopped worker.
   if (const auto lost = state_.lost()) report_.look_at(*lost);
   obey(orders);
 }
@@ -305,7 +299,7 @@ void Launcher::arm_deadline() {
   });
 }
 
-// What the keeper has left, or could not end because it was killed, has become our child: the launcher is a subreaper, too.
+// Processes that the keeper could not end are now our children, because the launcher is a subreaper, too.
 void Launcher::on_keeper_gone() {
   keeper_limit_.cancel();
   const int status = keeper_.reap();
@@ -325,7 +319,7 @@ void Launcher::finish() {
 }
 
 void Launcher::conclude() {
-  // Asked here: a write that failed just now has not been told yet.
+  // Asked here, because when_closed has not been called yet for a write that failed just now.
   if (const auto lost = output_.lost(); !lost.empty()) {
     obey(state_.on_output_closed(lost.front().error, Clock::now()));
   }

@@ -5,9 +5,13 @@
 
 namespace lockstep::control {
 
-// Runs the job and returns the exit code: 0 when every worker exited with 0; the code of the worker
-// that the failure began with, or 128 + the signal that killed it; the stopped_code when workers stopped
-// early, in order; 128 + the signal that ended the launcher; 126 or 127 when the program cannot run. When it returns, none of the job's processes is left.
+// Runs the job and returns the exit code. When it returns, none of the job's processes is left.
+//
+//   0              every worker exited with 0
+//   N, 128 + S     the worker that the failure began with exited with N, or signal S killed it
+//   128 + S        signal S told the launcher to end
+//   stopped_code   workers stopped early, in order
+//   126, 127       the program cannot be executed, or does not exist
 //
 // Call it once, from a process with one thread and no other children: it blocks signals, becomes a
 // child subreaper and forks. BadInput or Unavailable, before anything has been started, when the

@@ -11,7 +11,7 @@
 namespace lockstep::control {
 namespace {
 
-// What numbers the workers and lets them in: another value could only break the job.
+// They number the workers and let them in. Another value could only break the job.
 constexpr std::array<std::string_view, 13> kOwnVariables = {"RANK",
                                                             "LOCAL_RANK",
                                                             "WORLD_SIZE",

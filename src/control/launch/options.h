@@ -1,5 +1,5 @@
-// What `lockstep run` was asked for, as plain values: programs of Lockstep itself, such as `lockstep train`, start jobs with
-// them, too, without a command line.
+// What a job is to be, as plain values. `lockstep run` reads them from its command line; `lockstep train` makes them
+// itself.
 #pragma once
 
 #include <lockstep/buffer.h>
@@ -26,11 +26,11 @@ struct RunOptions {
   int workers = 0;
   std::vector<std::string> command;                            // the program and its arguments
   std::vector<std::pair<std::string, std::string>> variables;  // --env; wins over everything else
-  // Where one of these is absent or empty, what the user exported stays, else a default applies.
+  // If one of these is absent or empty, what the user exported counts, else the default.
   std::optional<int> threads;    // per worker, for OpenMP and OpenBLAS; default 1
   std::optional<int> timeout_s;  // LOCKSTEP_TIMEOUT; default join()'s
-  std::string
-      engine;  // LOCKSTEP_ENGINE, by name: which there are depends on the build; default join()'s choice
+  // LOCKSTEP_ENGINE; a name, because engines depend on the build; default join()'s choice
+  std::string engine;
   std::optional<DeviceKind> device;  // LOCKSTEP_DEVICE; default join()'s choice
 
   // How it ends and what is shown.
@@ -38,16 +38,15 @@ struct RunOptions {
   std::string log_dir;  // rank-3.out and rank-3.err go here as well; empty: nowhere
   bool quiet = false;   // only failures are reported, no notes
 
-  // For programs that are part of Lockstep. Worker 0 gets the launcher's own output, for a progress
-  // bar on the terminal; exit codes of worker 0 that the program has explained itself are not
-  // reported again; and with one code workers say that all of them have stopped early, in order.
-  bool leader_keeps_output = false;
-  std::vector<int> explained_codes;
-  std::optional<int> stopped_code;
+  // For programs that are part of Lockstep.
+  bool leader_keeps_output = false;  // worker 0 writes to the launcher's own output: a progress bar
+  std::vector<int>
+      explained_codes;              // of worker 0; it has told the reason, so the launcher does not
+  std::optional<int> stopped_code;  // says that all workers have stopped early, in order
 };
 
-// "KEY=VALUE" as a pair. BadInput when there is no '=', when the key is no name of a variable, and
-// when it is one that the launcher must set itself, such as RANK.
+// "KEY=VALUE" as a pair. BadInput if there is no '=', if the key is no name of a variable, and if the
+// launcher sets that variable itself, such as RANK.
 std::pair<std::string, std::string> parse_variable(const std::string& text);
 
 // BadInput for the first value that is out of range, naming the option and what it takes.

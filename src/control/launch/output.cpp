@@ -110,23 +110,24 @@ bool may_not_be_ready(int fd) {
   return S_ISFIFO(status.st_mode) || S_ISSOCK(status.st_mode) || ::isatty(fd) == 1;
 }
 
-bool same_place(int first, int second) {
+bool same_file(int first, int second) {
   struct stat one {};
   struct stat other {};
   return ::fstat(first, &one) == 0 && ::fstat(second, &other) == 0 && one.st_dev == other.st_dev &&
          one.st_ino == other.st_ino;
 }
 
-// Whether both are the same terminal. Opening /dev/tty or a terminal's master again may give another
-// one, and only this number tells.
+// Whether both are the same terminal. If /dev/tty or the master of a terminal is opened again, it may
+// be another terminal, and only this number shows it.
 bool same_terminal(int first, int second) {
   unsigned int devices[2] = {};
   return ::ioctl(first, TIOCGDEV, &devices[0]) == 0 &&
          ::ioctl(second, TIOCGDEV, &devices[1]) == 0 && devices[0] == devices[1];
 }
 
-// A description of our own of the pipe or terminal behind `fd`, so that it can be non-blocking; none
-// where that is refused: a socket, a terminal of another user, no /proc.
+// Opens the pipe or terminal behind `fd` a second time: O_NONBLOCK belongs to what open() makes, and
+// everybody who inherited `fd` shares that. None if it is refused: a socket, a terminal of another
+// user, no /proc.
 base::Fd open_again(int fd) {
   base::Fd own(::open(fmt::format("/proc/self/fd/{}", fd).c_str(),
                       O_WRONLY | O_NONBLOCK | O_NOCTTY | O_CLOEXEC));
@@ -134,8 +135,8 @@ base::Fd open_again(int fd) {
   return own;
 }
 
-// An epoll descriptor that is readable when `fd` is writable. Asio makes the descriptors that it waits for
-// non-blocking: this way that is one of our own.
+// An epoll descriptor that is readable when `fd` is writable. Asio makes a descriptor that it waits for non-blocking,
+// which must not happen to one that others share. So it waits for this one.
 int readable_when_writable(int fd) {
   const int epoll = ::epoll_create1(EPOLL_CLOEXEC);
   epoll_event event{};
@@ -148,9 +149,9 @@ int readable_when_writable(int fd) {
 
 // What an outlet writes to.
 //
-// The flags of the given descriptor stay as they are: others share it, and making a shell's terminal non-blocking would
-// break the shell. So a pipe or terminal is opened once more, non-blocking. Where it cannot be, it is written through
-// the descriptor given, in pieces that fit into a pipe that poll(2) calls ready.
+// The flags of the given descriptor stay as they are: others share it, and a non-blocking terminal would break the
+// user's shell. So a pipe or terminal is opened a second time, non-blocking. If that fails, the given descriptor is
+// used, and gets at most what a pipe has room for when poll(2) calls it ready.
 struct Destination {
   explicit Destination(int given)
       : waits(may_not_be_ready(given)),
@@ -168,7 +169,7 @@ struct Destination {
   int fd;
 };
 
-// Bytes that wait to be written, first come first written. Room is given back now and then, not with every piece.
+// Bytes that wait to be written, in order. It moves its bytes to the front only now and then, because that copies them.
 class ByteQueue {
  public:
   void add(std::string_view bytes) { bytes_.append(bytes); }
@@ -187,7 +188,7 @@ class ByteQueue {
 
 }  // namespace
 
-// A queue of bytes in front of a descriptor. Tells its owner when it has room again, and once when it cannot be written.
+// A queue of bytes in front of a descriptor. Tells its owner when it has room again, and once if a write fails.
 class Output::Outlet {
  public:
   Outlet(Output& owner, int fd)
@@ -240,7 +241,7 @@ void Output::Outlet::flush() {
   if (waiting() > 0) wait_until_ready();
   if (was_full_ && waiting() < kFullBytes / 2) {
     was_full_ = false;
-    // Posted, here and in close(): this is the middle of a write, where a stream must not be entered again.
+    // Posted, here and in close(): a stream may be the caller, and must not be entered a second time.
     boost::asio::post(owner_.context_, [&owner = owner_] { owner.resume_streams(); });
   }
 }
@@ -267,7 +268,7 @@ void Output::Outlet::wait_until_ready() {
     waiting_ = false;
     if (!error) flush();
   };
-  // A terminal may call itself ready with less room than its next byte needs.
+  // A terminal may be ready for poll(2) and still refuse the next byte. Waiting for it would spin: ask again later.
   if (std::exchange(refused_, false)) {
     retry_.expires_after(kPollInterval);
     retry_.async_wait(std::move(go_on));
@@ -285,7 +286,7 @@ void Output::Outlet::close(int error) {
 
 namespace {
 
-// Shared by all streams: each one's bytes are used up before the next one reads.
+// Shared by all streams: there is one thread, and a stream uses its bytes up before the next one reads.
 std::array<char, std::size_t{64} << 10> read_buffer;
 
 struct Targets {
@@ -353,7 +354,7 @@ void Output::Stream::resume() {
 }
 
 void Output::Stream::read_some() {
-  // While the end is awaited everything is taken at once; before, each stream has its turn.
+  // At the end everything is read at once. Before that, other streams have their turn after each read.
   while (!outlet_.full()) {
     const ssize_t got = ::read(pipe_.native_handle(), read_buffer.data(), read_buffer.size());
     if (got > 0) {
@@ -405,7 +406,7 @@ Output::Output(boost::asio::io_context& context, int workers, KeeperPlan& plan,
                std::vector<LogFile> logs)
     : context_(context),
       out_(std::make_shared<Outlet>(*this, STDOUT_FILENO)),
-      err_(same_place(STDOUT_FILENO, STDERR_FILENO)
+      err_(same_file(STDOUT_FILENO, STDERR_FILENO)
                ? out_
                : std::make_shared<Outlet>(*this, STDERR_FILENO)),
       before_note_(plan.leader_keeps_output && is_terminal(STDERR_FILENO) ? kClearLine : ""),
@@ -424,10 +425,6 @@ Output::Output(boost::asio::io_context& context, int workers, KeeperPlan& plan,
 }
 
 Output::~Output() = default;
-
-void Output::start() {
-  resume_streams();
-}
 
 void Output::resume_streams() {
   for (const auto& stream : streams_) stream->resume();
@@ -454,7 +451,7 @@ void Output::flush(std::chrono::milliseconds patience, std::function<void()> the
   check({.done = [this] { return waiting() == 0; }, .then = std::move(then), .patience = patience});
 }
 
-// Looks at once, and every 20 ms as long as the readers are slow.
+// Looks at once, and again every 20 ms while the readers are slow.
 void Output::check(Wait wait) {
   const auto now = std::chrono::steady_clock::now();
   if (written() != wait.written) {

@@ -4,28 +4,28 @@
 //                       │            │
 //                    log file      Tail: its last lines, for the report of a failure
 //
-// From bytes to lines. Each worker has two pipes, one for its standard output and one for its standard error. What comes
-// out of a pipe goes into the log file as it is. Then it is cut into lines, and only whole lines go on, with "[3] " in
-// front: lines of two workers never mix, however their bytes arrive.
+// From bytes to lines: each worker has two pipes, one for its standard output and one for its standard error. The bytes
+// of a pipe go into the log file as they are. Then they are cut into lines, and only whole lines go on, with "[3] " in
+// front. So lines of two workers never mix, however their bytes arrive.
 //
-// When the reader stands still (a pager, Ctrl-S, a connection that hangs). An outlet is a queue in front of a descriptor
-// and never waits for the reader: the launcher must go on seeing signals and the ends of workers. At 1 MiB the queue is
-// full, and the streams stop reading. Then the pipes fill, and in the end the workers wait in their own write, as they
-// would without a launcher. So memory stays bounded, and no line is lost.
+// If the reader stops reading (a pager, Ctrl-S, a connection that hangs): an outlet is a queue in front of a
+// descriptor. It never waits for the reader, because the launcher must notice signals and the ends of workers. At 1 MiB
+// the queue is full, and the streams stop reading. Then the pipes fill, and in the end the workers wait in their own
+// write, as they would without a launcher. So memory stays bounded, and no line is lost.
 //
-// When the reader goes away, or the disk is full. The outlet keeps the errno, drops its queue and all that comes later,
-// and counts it. The streams go on reading, so that workers can end. JobState decides that the job ends.
+// If the reader goes away, or the disk is full: the outlet keeps the errno, and drops and counts its queue and all that
+// comes later. The streams go on reading, so that workers can end. JobState decides that the job ends.
 //
-// At the end. No process of the job is left, so what the pipes hold is all there will be: drain() takes it. Then the
-// launcher notes who failed first, with that worker's last lines (JobReport). flush() waits for the readers of all that,
-// but not for one that takes nothing for a while: the bytes that nobody has read are counted and said, too.
+// At the end no process of the job is left, so what the pipes hold is all there will be: drain() takes it. Then the
+// launcher notes who failed first, with that worker's last lines (JobReport). flush() waits for the readers of all
+// that, but not for one that takes nothing for a while. The bytes that nobody has read are counted and reported.
 //
 // output.cpp has the first three parts, report.cpp the last.
 #pragma once
 
 #include <sys/types.h>
 
-#include <utility>
+#include <utility>  // Boost 1.74's Asio uses std::exchange and does not include this
 
 #include <boost/asio/io_context.hpp>
 #include <boost/asio/steady_timer.hpp>
@@ -82,8 +82,8 @@ class LineSplitter {
   Clock::time_point next_replaced_{};
 };
 
-// The longest line of one stream when there are this many: 1 MiB, less for hundreds of workers, so that all of them
-// together hold at most 128 MiB.
+// The longest line of a stream if there are so many streams: 1 MiB, or less for hundreds of workers, so that all lines
+// together take at most 128 MiB.
 std::size_t line_limit(int streams);
 
 // "[ 3] " for worker 3 of 10 to 99, in a colour of its own on a terminal.
@@ -99,7 +99,7 @@ class Tail {
   std::deque<std::string> lines_;
 };
 
-// Standard output or error, from the write that failed on.
+// What was lost of standard output or error, since a write failed.
 struct LostOutput {
   const char* name;
   int error;  // EPIPE when nobody reads it any more
@@ -109,8 +109,8 @@ struct LostOutput {
 // All that the workers and the launcher print.
 //
 // Threads:   where the io_context runs.
-// Blocking:  only as long as a regular file takes to be written; on a terminal that cannot be opened once more, as long
-//            as its reader takes.
+// Blocking:  only while a regular file is written, and on a terminal that cannot be opened a second time, while its
+//            reader does not read.
 // Failure:   when_closed, with the errno, when standard output or error cannot be written any more; the workers' bytes
 //            are then read and dropped. A log that cannot be written is dropped; failed_logs() names it.
 // Ownership: owns the pipes' read ends and the log files; the io_context must outlive it.
@@ -125,9 +125,10 @@ class Output {
 
   std::function<void(int error)> when_closed;
 
-  void start();
+  // Begins to read what workers print. Also called when a full outlet has room again.
+  void resume_streams();
 
-  // A line of the launcher's own, on standard error; on standard output if that is lost. It takes the place of a bar
+  // A line of the launcher's own, on standard error, or on standard output if that is lost. It replaces a progress bar
   // that a worker has drawn on the terminal.
   void note(std::string_view line);
 
@@ -154,12 +155,11 @@ class Output {
     std::chrono::steady_clock::time_point progress_at = std::chrono::steady_clock::now();
   };
 
-  void resume_streams();
   void check(Wait wait);
   std::uint64_t written() const;
 
   boost::asio::io_context& context_;
-  // One and the same when both lead to the same place, so that a line of one never lands inside a line of the other.
+  // The same outlet if both lead to the same file or terminal: a line of one must not land inside a line of the other.
   std::shared_ptr<Outlet> out_;
   std::shared_ptr<Outlet> err_;
   std::string before_note_;
@@ -184,11 +184,11 @@ class JobReport {
   void overtime(int live) { overtime_ = live; }
   void not_ended(std::vector<pid_t> left) { left_ = std::move(left); }
 
-  // Looks whether a worker that another one lost is stopped now. What was seen first counts: the orders that end the job
-  // also continue a stopped worker.
+  // Notes whether a worker that another one lost is stopped by a signal now. Only the first look counts: later the
+  // orders that end the job continue a stopped worker.
   void look_at(int rank);
 
-  // The worker's exec or fork failed; its process's own end says nothing.
+  // The worker's fork or exec failed. Then the end of its process says nothing.
   bool not_started(int rank) const { return not_started_[static_cast<std::size_t>(rank)]; }
 
   // Lines that are always shown: the first failure with the worker's last lines, lost logs …
@@ -197,7 +197,7 @@ class JobReport {
   // Lines that --quiet leaves out.
   std::vector<std::string> notes(const JobState& state) const;
 
-  // What could not be written of the output; always shown, and last, when the bytes are counted.
+  // What could not be written of the output. Always shown, and last, because only then all lost bytes are counted.
   static std::vector<std::string> lost_output(const JobState& state, const Output& output);
 
  private:
@@ -208,7 +208,7 @@ class JobReport {
   bool seen_stopped(std::optional<int> rank) const;
 
   int workers_;
-  bool leader_keeps_output_;  // what it printed last is not known here
+  bool leader_keeps_output_;  // its last lines are not known here
   std::string program_;
   std::vector<pid_t> pids_;
   std::vector<bool> not_started_;
@@ -216,7 +216,7 @@ class JobReport {
   int overtime_ = 0;
   int keeper_status_ = 0;
   std::vector<pid_t> left_;
-  std::map<int, bool> stopped_;  // by rank, of those that were looked at
+  std::map<int, bool> stopped_;  // by rank, for look_at()
 };
 
 }  // namespace lockstep::control

@@ -8,7 +8,6 @@
 #include <sys/socket.h>
 #include <unistd.h>
 
-#include <algorithm>
 #include <array>
 #include <cerrno>
 #include <cstring>
@@ -25,7 +24,7 @@ namespace {
 constexpr std::array<int, 8> kForwarded = {SIGINT,  SIGTERM, SIGHUP,  SIGQUIT,
                                            SIGUSR1, SIGUSR2, SIGTSTP, SIGCONT};
 
-// A descriptor that we open must never get the number of a closed standard stream.
+// Descriptors that we open later must not get the number of a standard stream that was closed.
 void open_standard_descriptors() {
   for (int fd = STDIN_FILENO; fd <= STDERR_FILENO; ++fd) {
     if (::fcntl(fd, F_GETFD) < 0) ::open("/dev/null", O_RDWR);
@@ -81,7 +80,7 @@ std::vector<std::string> own_environment() {
 
 JobEnvironment job_environment(const RunOptions& options, const std::string& run_id) {
   JobEnvironment job;
-  job.local_workers = options.workers;
+  job.workers = options.workers;
   job.run_id = run_id;
   job.master_port = free_port();
   job.threads = options.threads;
@@ -99,12 +98,12 @@ OriginalProcess set_up_process(const RunOptions& options) {
   OriginalProcess original;
   ::getrlimit(RLIMIT_NOFILE, &original.open_files);
   raise_open_files(options, original.open_files);
-  // A parent that ignores SIGCHLD would make exit codes vanish.
+  // A process that ignores SIGCHLD, as its parent did, gets no exit codes.
   std::signal(SIGCHLD, SIG_DFL);
   sigset_t blocked;
   sigemptyset(&blocked);
   for (const int signal : signals_to_forward()) sigaddset(&blocked, signal);
-  // What cannot be written is told, and does not kill.
+  // A write that fails must give an error, not end the process.
   sigaddset(&blocked, SIGPIPE);
   sigaddset(&blocked, SIGXFSZ);
   sigaddset(&blocked, SIGCHLD);
@@ -127,7 +126,7 @@ Preparation prepare(const RunOptions& options, const Program& program,
                     const OriginalProcess& original) {
   Preparation ready;
   ready.logs = open_logs(options);
-  // The process number is for people who look at /proc/net/unix; the rest keeps the name unguessed.
+  // The PID is for people who look at /proc/net/unix. Nobody can guess the rest.
   const std::string name =
       fmt::format("lockstep-{}-{}", ::getpid(), base::to_hex(base::random_bytes(12)));
   ready.listener = listen_unix(name);
@@ -146,7 +145,7 @@ Preparation prepare(const RunOptions& options, const Program& program,
   plan.environment = [inherited = own_environment(), job](int rank) {
     return worker_environment(inherited, job, rank);
   };
-  // A terminal cannot be read from another process group than the foreground's.
+  // Workers have process groups of their own, and only the foreground group may read a terminal.
   plan.input = ::isatty(STDIN_FILENO) == 1 ? -1 : STDIN_FILENO;
   plan.leader_keeps_output = options.leader_keeps_output;
   plan.secret = job.secret_fd;
@@ -159,7 +158,7 @@ Preparation prepare(const RunOptions& options, const Program& program,
 }
 
 int free_port() {
-  // Dual-stack where there is IPv6: PyTorch's store listens on both.
+  // Free for IPv4 and IPv6, if there is IPv6: PyTorch's store listens on both.
   sockaddr_in6 any6{};
   any6.sin6_family = AF_INET6;
   const base::Fd six(::socket(AF_INET6, SOCK_STREAM | SOCK_CLOEXEC, 0));
@@ -194,26 +193,21 @@ Variables as_variables(const std::vector<std::string>& strings) {
   return variables;
 }
 
-void set_place(Variables& variables, const JobEnvironment& job, int local_rank) {
-  const int rank = job.host_rank * job.local_workers + local_rank;
-  const int world = job.hosts * job.local_workers;
-  const auto set = [&](const char* name, int value) { variables[name] = fmt::to_string(value); };
-  set("RANK", rank);
-  set("LOCAL_RANK", local_rank);
-  set("WORLD_SIZE", world);
-  set("LOCAL_WORLD_SIZE", job.local_workers);
-  set("GROUP_RANK", job.host_rank);
-  set("GROUP_WORLD_SIZE", job.hosts);
-  set("ROLE_RANK", rank);
-  set("ROLE_WORLD_SIZE", world);
+// All workers are on one host: local ranks are ranks. torchrun calls a host a group.
+void set_ranks(Variables& variables, int rank, int workers) {
+  for (const char* name : {"RANK", "LOCAL_RANK", "ROLE_RANK"})
+    variables[name] = fmt::to_string(rank);
+  for (const char* name : {"WORLD_SIZE", "LOCAL_WORLD_SIZE", "ROLE_WORLD_SIZE"})
+    variables[name] = fmt::to_string(workers);
+  variables["GROUP_RANK"] = "0";
+  variables["GROUP_WORLD_SIZE"] = "1";
   variables["ROLE_NAME"] = "default";
 }
 
-// PyTorch's env:// rendezvous lets rank 0 serve MASTER_PORT, unless an agent's store is announced:
-// ours speaks another protocol, so an announcement inherited from a torchrun around us must not
-// stay.
+// In PyTorch's env:// rendezvous rank 0 serves MASTER_PORT, unless TORCHELASTIC_USE_AGENT_STORE says
+// that an agent does. We serve no such store, so the value of a torchrun around us must not stay.
 void set_torchrun(Variables& variables, const JobEnvironment& job) {
-  variables["MASTER_ADDR"] = job.master_addr;
+  variables["MASTER_ADDR"] = "127.0.0.1";
   variables["MASTER_PORT"] = fmt::to_string(job.master_port);
   variables["TORCHELASTIC_RESTART_COUNT"] = "0";
   variables["TORCHELASTIC_MAX_RESTARTS"] = "0";
@@ -233,7 +227,7 @@ void set_lockstep(Variables& variables, const JobEnvironment& job) {
   if (!job.device.empty()) variables["LOCKSTEP_DEVICE"] = job.device;
 }
 
-// Workers share the host's cores: a thread pool of every core in each of them makes all slower.
+// By default each library takes all cores. If every worker did so, all would be slower.
 void set_threads(Variables& variables, const JobEnvironment& job) {
   for (const char* name : {"OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS"}) {
     if (job.threads) {
@@ -247,9 +241,9 @@ void set_threads(Variables& variables, const JobEnvironment& job) {
 }  // namespace
 
 std::vector<std::string> worker_environment(const std::vector<std::string>& inherited,
-                                            const JobEnvironment& job, int local_rank) {
+                                            const JobEnvironment& job, int rank) {
   Variables variables = as_variables(inherited);
-  set_place(variables, job, local_rank);
+  set_ranks(variables, rank, job.workers);
   set_torchrun(variables, job);
   set_lockstep(variables, job);
   set_threads(variables, job);

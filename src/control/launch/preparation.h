@@ -1,5 +1,5 @@
-// Everything that can fail is tried before the first process is started: a job that cannot run says so at once, and there is
-// nothing to clean up.
+// What the launcher does before it starts the first process. Everything that can fail is tried here: a job that cannot
+// run says so at once, and there is nothing to clean up.
 #pragma once
 
 #include <sys/resource.h>
@@ -25,11 +25,11 @@ struct OriginalProcess {
   sigset_t signal_mask{};
 };
 
-// Makes this process fit to be a launcher: standard descriptors that are open, the signals that
-// it handles blocked (and SIGPIPE, SIGCHLD), orphans become its children, enough descriptors.
+// Makes this process fit to be a launcher. Its standard descriptors are open, it may open enough
+// files, the signals that it reads from a descriptor are blocked, and orphans become its children.
 OriginalProcess set_up_process(const RunOptions& options);
 
-// The signals that are to be forwarded: not those that were ignored from the start, as under nohup.
+// The signals to forward. Not those that were ignored from the start, as SIGHUP under nohup.
 std::vector<int> signals_to_forward();
 
 struct LogFile {
@@ -37,6 +37,7 @@ struct LogFile {
   base::Fd file;
 };
 
+// All that a job needs, ready to be used.
 struct Preparation {
   Listener listener;
   std::string secret;
@@ -51,20 +52,15 @@ struct Preparation {
 Preparation prepare(const RunOptions& options, const Program& program,
                     const OriginalProcess& original);
 
-// A port that is free for the program's own rendezvous; nobody holds it.
+// A port for the program's own rendezvous (MASTER_PORT). It was free a moment ago; nobody holds it.
 int free_port();
 
-// The environment of each worker: what torchrun sets, what join() reads, and sane thread counts.
-
-// What all workers of one host share.
+// What decides the environment of the workers, the same for all: what torchrun sets, what join()
+// reads, and numbers of threads.
 struct JobEnvironment {
-  int local_workers = 1;
-  int hosts = 1;
-  int host_rank = 0;
+  int workers = 1;
   std::string run_id;
-  std::string master_addr =
-      "127.0.0.1";  // for the program's own rendezvous; nothing of ours listens there
-  int master_port = 0;
+  int master_port = 0;     // for the program's own rendezvous; nothing of ours listens there
   std::string rendezvous;  // ours
   int secret_fd = -1;
   int loss_fd = -1;
@@ -75,12 +71,12 @@ struct JobEnvironment {
   std::vector<std::pair<std::string, std::string>> variables;
 };
 
-// "KEY=VALUE" strings for the worker with this local rank.
+// "KEY=VALUE" strings for the worker of this rank.
 //
 // A variable is taken from the first of these that has it: --env, the launcher, what was exported.
-// Thread counts are the exception: what was exported wins over the default of 1, and only an
-// explicit --threads wins over what was exported.
+// Numbers of threads are the exception: an exported number wins over the launcher's default of 1, and
+// loses only to --threads.
 std::vector<std::string> worker_environment(const std::vector<std::string>& inherited,
-                                            const JobEnvironment& job, int local_rank);
+                                            const JobEnvironment& job, int rank);
 
 }  // namespace lockstep::control

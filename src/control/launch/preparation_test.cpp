@@ -16,7 +16,7 @@ using testing::StartsWith;
 
 JobEnvironment four_workers() {
   JobEnvironment job;
-  job.local_workers = 4;
+  job.workers = 4;
   job.run_id = "lockstep-1-ab";
   job.master_port = 12345;
   job.rendezvous = "unix:lockstep-1-ab";
@@ -46,15 +46,6 @@ TEST(WorkerEnvironmentTest, HoldsTorchrunsVariablesAndOurs) {
                             "LOCKSTEP_SECRET_FD=5",
                             "OMP_NUM_THREADS=1",
                             "OPENBLAS_NUM_THREADS=1"}));
-}
-
-TEST(WorkerEnvironmentTest, RanksOfTheSecondHostGoOn) {
-  JobEnvironment job = four_workers();
-  job.hosts = 2;
-  job.host_rank = 1;
-  EXPECT_THAT(worker_environment({}, job, 1),
-              IsSupersetOf({"RANK=5", "LOCAL_RANK=1", "WORLD_SIZE=8", "LOCAL_WORLD_SIZE=4",
-                            "GROUP_RANK=1", "GROUP_WORLD_SIZE=2"}));
 }
 
 TEST(WorkerEnvironmentTest, NoAgentStoreIsAnnouncedEvenUnderTorchrun) {

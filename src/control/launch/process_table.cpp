@@ -9,7 +9,6 @@
 
 #include <algorithm>
 #include <cerrno>
-#include <charconv>
 #include <csignal>
 #include <ctime>
 #include <iterator>
@@ -32,8 +31,8 @@ std::optional<ProcessEntry> read_entry(pid_t pid) {
   return parse_stat({text, static_cast<std::size_t>(got)});
 }
 
-// The descriptor pins the process; if the number has been given to another one in the meantime, its
-// parent differs from the one in the table. Kernels without pidfds get the plain call.
+// The descriptor means one process. If the PID was given to another process since the table was read,
+// that one has another parent and gets no signal. Kernels without pidfds get the plain call.
 void signal_process(const ProcessEntry& entry, int signal) {
   const base::Fd process = base::open_pidfd(entry.pid);
   if (!process) {
@@ -45,7 +44,7 @@ void signal_process(const ProcessEntry& entry, int signal) {
   ::syscall(SYS_pidfd_send_signal, process.get(), signal, nullptr, 0);
 }
 
-// False when there is no child at all.
+// False if there is no child at all.
 bool reap_dead_children() {
   while (true) {
     const pid_t reaped = ::waitpid(-1, nullptr, WNOHANG);
@@ -54,6 +53,7 @@ bool reap_dead_children() {
   }
 }
 
+// Stops all descendants: a process that runs could start another one while we kill.
 std::vector<ProcessEntry> stop_descendants(Deadline deadline) {
   std::set<pid_t> stopped;
   while (true) {
@@ -108,7 +108,7 @@ std::vector<ProcessEntry> descendants(const std::vector<ProcessEntry>& table, pi
       found.push_back(*child->second);
       waiting.push_back(child->second->pid);
     }
-    // A table read while processes come and go may hold a cycle; each parent is followed once.
+    // The table is no snapshot, and PIDs are reused: it may hold a cycle. So each parent is followed once.
     children.erase(parent);
   }
   return found;

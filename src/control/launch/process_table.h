@@ -10,6 +10,7 @@
 
 namespace lockstep::control {
 
+// What we need of one /proc/PID/stat.
 struct ProcessEntry {
   pid_t pid = 0;
   pid_t parent = 0;
@@ -28,9 +29,10 @@ std::vector<ProcessEntry> descendants(const std::vector<ProcessEntry>& table, pi
 
 std::vector<ProcessEntry> read_process_table();
 
-// This process, or one below it, is stopped: a worker may be a script that waits for the real program.
+// Whether this process, or one below it, is stopped: a worker may be a script that waits for the real program.
 bool is_stopped(const std::vector<ProcessEntry>& table, pid_t root);
 
+// What end_descendants() did.
 struct FamilyEnd {
   int killed = 0;
   std::vector<pid_t> left;  // those that could not be ended by the deadline
@@ -39,9 +41,9 @@ struct FamilyEnd {
 // Kills every descendant of the calling process and reaps what becomes its child. The caller is a
 // child subreaper with SIGCHLD blocked and has one thread.
 //
-// Each round first stops everybody, until a walk through /proc finds nobody new: a stopped process
-// can neither fork nor reap, so that the round's second half kills exactly those. Orphans become
-// children of the subreaper: when it has no child left, there is no descendant left.
+// Each round first stops all descendants, until a walk through /proc finds no new one. A stopped
+// process cannot fork, so the second half of the round kills all of them. Orphans become children of
+// the subreaper: when it has no child left, there is no descendant left.
 FamilyEnd end_descendants(Deadline deadline);
 
 }  // namespace lockstep::control

@@ -8,6 +8,8 @@
 #include <cstring>
 #include <string_view>
 
+#include "base/files.h"
+
 namespace lockstep::control {
 namespace {
 
@@ -85,6 +87,20 @@ std::string explain_exec_failure(const std::string& path, int error) {
     default:
       return fmt::format("cannot execute {}: {}", path, std::strerror(error));
   }
+}
+
+std::string own_file(const std::string& name) {
+  const std::string folder = base::parent_path(own_program());
+  for (const std::string& path :
+       {base::join_path(folder, name),
+        base::join_path(base::parent_path(folder), "libexec/lockstep/" + name)}) {
+    if (base::exists(path)) return path;
+  }
+  return {};
+}
+
+std::string own_program() {
+  return base::link_target("/proc/self/exe");
 }
 
 }  // namespace lockstep::control

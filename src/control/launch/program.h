@@ -1,4 +1,4 @@
-// Finding the program to run, as a shell does, before anything is started.
+// Where programs are: the one to run, found as a shell does it, and those that belong to the `lockstep` command.
 #pragma once
 
 #include <string>
@@ -21,5 +21,12 @@ Program find_program(const std::string& name, const std::string& search_path);
 
 // The same line for an exec that failed although the file looked right.
 std::string explain_exec_failure(const std::string& path, int error);
+
+// A file that belongs to the command: beside it where it was built, in libexec where it was installed. Empty if it is
+// not there.
+std::string own_file(const std::string& name);
+
+// The command itself.
+std::string own_program();
 
 }  // namespace lockstep::control

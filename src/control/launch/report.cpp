@@ -96,7 +96,7 @@ std::string JobReport::last_words(int rank, bool witness, bool none) const {
   return witness ? fmt::format(" Last lines of rank {}:", rank) : " Its last lines:";
 }
 
-// A worker that lost another one, which did not fail by itself, is a witness and not the cause.
+// A worker that lost another one, which did not fail by itself, has only seen what happened: the text names both.
 std::string JobReport::what_happened(const JobState& state) const {
   const WorkerEnd& failure = state.failure()->cause;
   const std::string how = describe(failure);
@@ -112,7 +112,7 @@ std::string JobReport::what_happened(const JobState& state) const {
   auto end = state.end_of(*lost);
   const bool by_us = end && end->how == WorkerEnd::How::kKilled &&
                      (end->value == SIGTERM || end->value == SIGKILL);
-  if (by_us) end.reset();  // after the failure
+  if (by_us) end.reset();  // we ended it, after the failure
   return fmt::format("{} lost {}, which {}, and {}; the others were ended.", who(failure.rank),
                      who(*lost), end ? describe(*end) : "was still running", how);
 }

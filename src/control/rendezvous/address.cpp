@@ -37,7 +37,7 @@ Address parse_tcp(std::string_view text, std::string_view rest) {
   if (host.size() >= 2 && host.front() == '[' && host.back() == ']') {
     host = host.substr(1, host.size() - 2);
   } else if (host.find(':') != std::string_view::npos) {
-    refuse(text, "has colons in its host: put a number of IPv6 in brackets");
+    refuse(text, "has colons in its host: put an IPv6 address in brackets");
   }
   if (host.empty() || host.size() > kMostHost) refuse(text, "has no host");
   if (host.find_first_of("[]") != std::string_view::npos) refuse(text, "has stray brackets");

@@ -17,7 +17,7 @@ struct Address {
   bool operator==(const Address&) const = default;
 };
 
-// Reads "unix:NAME", "tcp:HOST:PORT" or "HOST:PORT"; a number of IPv6 stands in brackets:
+// Reads "unix:NAME", "tcp:HOST:PORT" or "HOST:PORT"; an IPv6 address stands in brackets:
 // "[::1]:29400". BadInput says what is wrong with it and what an address looks like.
 Address parse_address(std::string_view text);
 

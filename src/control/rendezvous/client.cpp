@@ -25,8 +25,8 @@ constexpr milliseconds kMostMargin{500};
 constexpr milliseconds kMostPatience =
     std::chrono::hours(24 * 40);  // what 32 bits of milliseconds hold
 
-// How long the rendezvous may take to answer: a little less than we wait, so that its answer, which
-// knows the names, arrives before our own patience ends.
+// How long the rendezvous may take to answer: a little less than we wait ourselves. Its answer names
+// the missing workers, so it must arrive before our own deadline.
 std::uint32_t patience_ms(Deadline deadline) {
   const auto left = std::chrono::duration_cast<milliseconds>(deadline.left());
   const auto margin = std::clamp(left / 4, milliseconds(1), kMostMargin);
@@ -53,16 +53,17 @@ Join to_message(const JoinRequest& request, Deadline deadline) {
   return join;
 }
 
-struct IdOf {
-  std::uint32_t operator()(const GiveUp&) const { return 0; }
-  std::uint32_t operator()(const Closing&) const { return 0; }
-  template <typename Other>
-  std::uint32_t operator()(const Other& message) const {
-    return message.id;
-  }
-};
+// GiveUp and Closing belong to no request; 0 is no request's id.
+std::uint32_t id_of(const Message& message) {
+  return std::visit(
+      [](const auto& one) -> std::uint32_t {
+        if constexpr (requires { one.id; }) return one.id;
+        return 0;
+      },
+      message);
+}
 
-// Waiting longer mends none of these.
+// Throws for endings that another attempt cannot mend.
 void raise_if_final(Ending ending, const Address& address, std::uint16_t their_version) {
   const std::string where = to_string(address);
   switch (ending) {
@@ -95,7 +96,7 @@ void check_key(std::string_view key) {
 }
 
 Session new_session(const std::string& secret) {
-  return {Role::kWorker, Handshake(Role::kWorker, secret)};
+  return Session(Handshake(Role::kWorker, secret));
 }
 
 }  // namespace
@@ -120,7 +121,7 @@ RendezvousClient::RendezvousClient(const Address& address, const std::string& se
   }
 }
 
-// False, and a problem, when another attempt may do better.
+// False, with the problem, if another attempt may succeed.
 bool RendezvousClient::enter(const JoinRequest& request, const std::string& secret,
                              Deadline deadline, std::string& problem) {
   session_ = new_session(secret);
@@ -133,7 +134,9 @@ bool RendezvousClient::enter(const JoinRequest& request, const std::string& secr
         raise(failed->kind, failed->message, failed->ranks);
       }
       if (const auto* welcomed = std::get_if<Welcome>(&*message)) {
-        welcome(*welcomed, secret);
+        generation_ = welcomed->generation;
+        name_ = welcomed->name;
+        generation_secret_ = generation_secret(secret, welcomed->name, welcomed->salt);
         return true;
       }
       problem = "the rendezvous there was just closing";
@@ -145,23 +148,14 @@ bool RendezvousClient::enter(const JoinRequest& request, const std::string& secr
       return false;
     }
     const Arrival arrival = exchange(deadline);
-    if (arrival == Arrival::kEnd) return closed_before_welcome(problem);
     if (arrival == Arrival::kLate) return false;
+    if (arrival == Arrival::kSome) continue;
+    // After the rendezvous's proof its end means that it has died. Before the proof it may have made
+    // room for others, or it was the rendezvous of another job.
+    if (session_.open()) lost();
+    problem = "it closed the connection";
+    return false;
   }
-}
-
-// Before its proof, an end may be the rendezvous making room, or the last of another job; after it,
-// the rendezvous has died.
-bool RendezvousClient::closed_before_welcome(std::string& problem) const {
-  if (session_.open()) lost();
-  problem = "it closed the connection";
-  return false;
-}
-
-void RendezvousClient::welcome(const Welcome& message, const std::string& job_secret) {
-  generation_ = message.generation;
-  name_ = message.name;
-  generation_secret_ = generation_secret(job_secret, message.name, message.salt);
 }
 
 void RendezvousClient::put(std::string_view key, std::string_view value, Deadline deadline) {
@@ -200,18 +194,18 @@ void RendezvousClient::give_up(const std::string& why) noexcept {
     session_.send(GiveUp{why});
     flush(Deadline::after(kMostForFarewell));
   } catch (const std::exception&) {
-    // Leaving without a word is also understood.
+    // The others then see the end of the connection, which says the same without a reason.
   }
   fd_.reset();
 }
 
-// The answer to `id`; answers to requests that were given up are passed over.
+// Waits for the answer to `id`. Late answers to earlier requests, which ended with Timeout, are dropped.
 Message RendezvousClient::ask(const Message& request, std::uint32_t id, Deadline deadline) {
   if (!fd_) lost();
   session_.send(request);
   while (true) {
     while (auto message = session_.next()) {
-      if (std::visit(IdOf(), *message) != id) continue;
+      if (id_of(*message) != id) continue;
       if (auto* failed = std::get_if<Failed>(&*message)) {
         raise(failed->kind, failed->message, failed->ranks);
       }
@@ -231,7 +225,7 @@ Message RendezvousClient::ask(const Message& request, std::uint32_t id, Deadline
   }
 }
 
-// Writes what is to be written, then waits for something to arrive.
+// Writes all output of the session, then waits for something to arrive.
 RendezvousClient::Arrival RendezvousClient::exchange(Deadline deadline) {
   if (!flush(deadline)) return deadline.expired() ? Arrival::kLate : Arrival::kEnd;
   char chunk[16384];

@@ -1,4 +1,4 @@
-// A worker's side of the rendezvous.
+// A worker's side of the rendezvous. A worker needs it only while the world forms.
 #pragma once
 
 #include <lockstep/bootstrap.h>
@@ -13,6 +13,7 @@
 
 namespace lockstep::control {
 
+// What a worker says of itself when it joins.
 struct JoinRequest {
   int rank = 0;
   int size = 1;
@@ -25,15 +26,13 @@ struct JoinRequest {
 //
 // Threads:   one caller at a time.
 // Blocking:  every call returns, or throws, by its deadline.
-// Failure:   Timeout (naming the missing ranks), PeerLost, Mismatch (naming who disagrees),
-// BadInput for
-//            a secret that is not the job's. After PeerLost it stays lost; after Timeout it can go
-//            on.
-// Ownership: owns its connection; leaving without done() tells the others that this worker was
-// lost.
+// Failure:   Timeout (naming the missing ranks), PeerLost, Mismatch (naming who disagrees), BadInput
+//            for a secret that is not the job's. After PeerLost it stays lost; after Timeout it can
+//            go on.
+// Ownership: owns its connection; without done(), its end tells the others that this worker is lost.
 class RendezvousClient final : public Bootstrap {
  public:
-  // Connects, as often as it takes, and waits until every worker is there.
+  // Tries to connect until it succeeds, and waits until every worker has joined.
   RendezvousClient(const Address& address, const std::string& secret, const JoinRequest& request,
                    Deadline deadline);
 
@@ -46,20 +45,18 @@ class RendezvousClient final : public Bootstrap {
 
   std::uint64_t generation() const { return generation_; }
 
-  // The number of this host's address that reaches the rendezvous; empty on a Unix socket.
+  // The numeric address of this host on the connection to the rendezvous; empty on a Unix socket.
   std::string local_host() const;
 
   // Waits until every worker is done: from then on nobody needs the rendezvous.
   void done(Deadline deadline);
 
-  // Leaves, and lets the others know why.
+  // Leaves, and tells the others why.
   void give_up(const std::string& why) noexcept;
 
  private:
   bool enter(const JoinRequest& request, const std::string& secret, Deadline deadline,
              std::string& problem);
-  void welcome(const Welcome& message, const std::string& job_secret);
-  bool closed_before_welcome(std::string& problem) const;
 
   Message ask(const Message& request, std::uint32_t id, Deadline deadline);
   enum class Arrival : std::uint8_t { kSome, kEnd, kLate };

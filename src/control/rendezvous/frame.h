@@ -4,9 +4,8 @@
 //   payload
 //   tag      the first 16 bytes of HMAC-SHA256(key, direction, counter, length, payload)
 //
-// The counter starts at 0 in each direction and is not sent: a frame that is dropped, repeated,
-// moved, turned around or altered does not carry the tag that is expected next, and ends the
-// connection.
+// The counter starts at 0 in each direction and is not sent. So a frame that was dropped, repeated,
+// moved, sent back or altered does not have the tag that is expected next, and ends the connection.
 #pragma once
 
 #include <cstdint>

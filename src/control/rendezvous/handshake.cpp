@@ -13,7 +13,7 @@ constexpr std::string_view kRendezvousLabel = "lockstep rendezvous: proof of the
 constexpr std::string_view kSessionLabel = "lockstep rendezvous: key of a session";
 constexpr std::string_view kGenerationLabel = "lockstep: secret of a generation";
 
-// Secrets of any length become keys of one length; an empty one (Unix sockets) is a key too.
+// A key has one length, whatever the length of the secret. An empty secret (Unix sockets) gives a key, too.
 std::string key_of(std::string_view secret) {
   return base::hmac_sha256("lockstep job secret", secret);
 }
@@ -167,8 +167,8 @@ std::string generation_secret(std::string_view job_secret, std::string_view name
   return base::hmac_sha256(key_of(job_secret), covered);
 }
 
-Session::Session(Role role, Handshake handshake)
-    : role_(role), handshake_(std::move(handshake)), output_(handshake_.start()) {}
+Session::Session(Handshake handshake)
+    : handshake_(std::move(handshake)), output_(handshake_.start()) {}
 
 void Session::receive(std::string_view bytes) {
   if (ending_ != Ending::kNone) return;
@@ -186,7 +186,7 @@ void Session::shake(std::string_view bytes) {
   ending_ = handshake_.ending();
   if (handshake_.may_send_frames()) start_sending();
   if (handshake_.state() == Handshake::State::kOpen) {
-    const bool worker = role_ == Role::kWorker;
+    const bool worker = handshake_.role() == Role::kWorker;
     opener_.emplace(handshake_.session_key(), worker ? Direction::kToClient : Direction::kToServer);
     opener_->push(rest);
     rest = {};
@@ -196,7 +196,7 @@ void Session::shake(std::string_view bytes) {
 
 void Session::start_sending() {
   if (sealer_) return;
-  const bool worker = role_ == Role::kWorker;
+  const bool worker = handshake_.role() == Role::kWorker;
   sealer_.emplace(handshake_.session_key(), worker ? Direction::kToServer : Direction::kToClient);
   for (const std::string& payload : early_) output_ += sealer_->seal(payload);
   early_.clear();

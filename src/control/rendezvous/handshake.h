@@ -24,20 +24,20 @@ namespace lockstep::control {
 
 enum class Role : std::uint8_t { kWorker, kRendezvous };
 
-// Why a handshake, or the session after it, came to nothing.
+// Why a handshake, or the session after it, ended.
 enum class Ending : std::uint8_t {
   kNone,
-  kNotOurs,        // the other side speaks another language
+  kNotOurs,        // the other side speaks another protocol
   kOtherVersion,   // the other side is another build
   kNoSecret,       // the other side does not know the secret
   kRefusedSecret,  // the other side says that we do not
   kBrokenFrame,    // a frame was altered, repeated or lost
 };
 
-// As a phrase about the other side: "does not know the job's secret".
+// A phrase about the other side, such as "does not know the job's secret".
 const char* describe(Ending ending) noexcept;
 
-// One side of it as a state machine: bytes in, bytes out.
+// One side of the proof as a state machine: bytes in, bytes out. So it can be tested and fuzzed without sockets.
 //
 // Threads:   one caller at a time.
 // Blocking:  never; there is nothing to wait for.
@@ -57,6 +57,7 @@ class Handshake {
   // the rest of `input` is frames.
   std::string receive(std::string_view& input);
 
+  Role role() const { return role_; }
   State state() const { return state_; }
   Ending ending() const { return ending_; }
   std::uint16_t peer_version() const { return peer_version_; }
@@ -97,7 +98,7 @@ class Handshake {
 //            receive() brought.
 class Session {
  public:
-  Session(Role role, Handshake handshake);
+  explicit Session(Handshake handshake);
 
   // Takes what arrived.
   void receive(std::string_view bytes);
@@ -105,8 +106,8 @@ class Session {
   // The next message that arrived whole and genuine; bytes that are no message end the session.
   std::optional<Message> next();
 
-  // Queues a message. A worker's first may be queued at any time: it leaves together with the
-  // proof.
+  // Queues a message. A worker may do so before the handshake is over: the message leaves together
+  // with the proof, which saves a round trip.
   void send(const Message& message);
 
   // What is to be written to the other side now.
@@ -120,7 +121,6 @@ class Session {
   void shake(std::string_view bytes);
   void start_sending();
 
-  Role role_;
   Handshake handshake_;
   Ending ending_ = Ending::kNone;
   std::string input_;
@@ -130,7 +130,8 @@ class Session {
   std::optional<FrameOpener> opener_;
 };
 
-// What only the workers of one generation know, for proofs among themselves.
+// A secret of one generation, for the proofs that workers show each other. Workers of an earlier
+// generation do not know it.
 std::string generation_secret(std::string_view job_secret, std::string_view name,
                               std::string_view salt);
 

@@ -119,7 +119,7 @@ TEST(HandshakeTest, GenerationSecretsDependOnSecretNameAndSalt) {
 }
 
 Session make(Role role, std::string_view secret = "the secret") {
-  return {role, Handshake(role, secret)};
+  return Session(Handshake(role, secret));
 }
 
 // Passes bytes to and fro, `at_once` at a time, until both are silent.

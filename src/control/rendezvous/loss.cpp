@@ -11,7 +11,8 @@
 namespace lockstep::control {
 namespace {
 
-// The number may have been given to something else since: nothing is written into a stranger's file.
+// The program may have closed the descriptor and opened another file under the same number. We must not write into
+// that.
 bool is_loss_channel(int fd) {
   const auto option = [fd](int name) {
     int value = -1;

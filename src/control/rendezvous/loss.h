@@ -1,8 +1,9 @@
-// What a worker says to its launcher when it cannot go on without another one, so that the launcher can name that one as
-// the cause. Without it the launcher sees processes end, and one that was told of a failure may end before the one that
-// failed.
+// A worker that cannot go on without another one tells its launcher which one it lost. So the launcher can name that
+// one as the cause. The order in which processes end does not say it: a worker that heard of a failure may end before
+// the worker that failed.
 //
-// One record travels over a socket that every worker inherits, LOCKSTEP_LOSS_FD. Under other launchers there is none.
+// Each loss is one record on a socket that every worker inherits, LOCKSTEP_LOSS_FD. Other launchers have no such
+// socket.
 #pragma once
 
 #include <lockstep/errors.h>
@@ -15,6 +16,7 @@
 
 namespace lockstep::control {
 
+// The record, as it travels.
 struct Loss {
   static constexpr std::int32_t kNobody = -1;  // it has joined a world again
 
@@ -24,11 +26,11 @@ struct Loss {
   bool operator==(const Loss&) const = default;
 };
 
-// Whom `rank` lost when it failed so: the first that the failure is about. Nothing when it is about this worker itself,
-// or about what workers disagree on.
+// Which worker `rank` has lost, if it failed in this way: the first of `ranks`. Nothing if the failure is about this
+// worker itself, or about something that workers disagree on.
 std::optional<Loss> loss_of(int rank, ErrorKind kind, const std::vector<int>& ranks);
 
-// Both ends of a channel for losses; close-on-exec, and records stay whole. Unavailable without descriptors.
+// Both ends of a channel for losses. They close on exec, and records stay whole. Unavailable without descriptors.
 struct LossChannel {
   base::Fd launcher;
   base::Fd workers;
@@ -40,7 +42,7 @@ LossChannel make_loss_channel();
 // Threads:   any.
 // Blocking:  never: what cannot be sent at once is dropped.
 // Failure:   none; a descriptor that is no such channel stays unused.
-// Ownership: a duplicate of the inherited descriptor, which programs that the worker starts do not get.
+// Ownership: a duplicate of the inherited descriptor. It closes on exec: programs that the worker starts do not get it.
 class LossTeller {
  public:
   explicit LossTeller(std::optional<int> inherited);

@@ -19,7 +19,7 @@ std::uint8_t first_byte(HandshakeKind kind) {
   return static_cast<std::uint8_t>(kind);
 }
 
-// A text for people: cut rather than refused.
+// For texts for people: they are cut, not refused.
 std::string_view cut(std::string_view text) {
   return text.substr(0, kMostTextBytes);
 }
@@ -114,7 +114,7 @@ void read(ByteReader& in, Finished& finished) {
 }
 void read(ByteReader& in, Failed& failed) {
   failed.id = in.get<std::uint32_t>();
-  // A kind of a newer build is still a failure.
+  // A newer build may send a kind that this one does not know. It is still a failure.
   const auto kind = in.get<std::uint8_t>();
   failed.kind = kind >= 1 && kind <= 5 ? static_cast<ErrorKind>(kind) : ErrorKind::kMismatch;
   failed.message = text(in);
@@ -125,7 +125,8 @@ void read(ByteReader& in, Failed& failed) {
 }
 void read(ByteReader&, Closing&) {}
 
-// The kind on the wire is the place in Message, so only its end may grow within a version.
+// The kind on the wire is the index in the variant Message. So within a protocol version new messages are added at its
+// end.
 template <std::size_t kIndex = 0>
 std::optional<Message> decode_kind(std::size_t kind, ByteReader& in) {
   if constexpr (kIndex == std::variant_size_v<Message>) {

@@ -1,5 +1,5 @@
-// What workers and the rendezvous say to each other, as bytes. Pure: every decoder takes bytes of a
-// stranger, allocates no more than they hold, and gives nothing for what is not a message.
+// What workers and the rendezvous say to each other, as bytes. Pure. The bytes may come from a
+// stranger: a decoder allocates no more than they hold, and gives nothing for what is not a message.
 //
 //   worker                         rendezvous
 //   Hello  ───────────────────────▶            version and a nonce
@@ -63,7 +63,7 @@ std::optional<Challenge> decode_challenge(std::string_view bytes);
 std::optional<Proof> decode_proof(std::string_view bytes);
 std::optional<Refusal> decode_refusal(std::string_view bytes);
 
-// How many bytes a handshake message of the rendezvous has, by its first; nothing: it is none.
+// The length of a handshake message of the rendezvous, by its first byte. Nothing if it is no such message.
 std::optional<std::size_t> handshake_reply_bytes(char first);
 
 inline constexpr std::size_t kMostFrameBytes = 1 << 20;
@@ -72,14 +72,14 @@ inline constexpr std::size_t kMostValueBytes = kMostFrameBytes - 2 * kMostKeyByt
 inline constexpr std::size_t kMostTextBytes = 4096;
 inline constexpr std::size_t kMostRanks = 1 << 16;
 
-// `id` ties an answer to its request: one that gave up waiting knows a late answer by it.
+// An answer has the `id` of its request. So a client that has given up a request knows a late answer.
 
-// A worker presents itself. What all must agree on: size, build and engine.
+// A worker presents itself. All workers must agree on size, build and engine.
 struct Join {
   std::uint32_t id = 0;
   std::uint32_t rank = 0;
   std::uint32_t size = 0;
-  std::uint32_t wait_ms = 0;     // answer within
+  std::uint32_t wait_ms = 0;     // the time for an answer
   std::uint32_t timeout_ms = 0;  // what the user allowed; wait_ms is what is left of it
   std::string build;
   std::string engine;
@@ -159,7 +159,7 @@ struct Closing {
 using Message =
     std::variant<Join, Put, Get, Done, GiveUp, Welcome, Stored, Value, Finished, Failed, Closing>;
 
-// Texts over their limits are cut (those for people) or a bug (keys and values: the caller checks).
+// A text for people that is too long is cut. A key or value that is too long is a bug: the caller checks them.
 std::string encode(const Message& message);
 std::optional<Message> decode_message(std::string_view bytes);
 

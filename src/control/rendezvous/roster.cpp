@@ -59,7 +59,7 @@ void Generation::join(ConnectionId from, const Join& join, TimePoint now, Answer
   waiters_.clear();
 }
 
-// What does not fit the others, and how to mend it.
+// What of this worker does not fit the others, and how to mend it; nothing if all fits.
 std::optional<std::string> Generation::objection(const Join& join) const {
   if (static_cast<int>(join.size) != size_) {
     return fmt::format(
@@ -164,7 +164,7 @@ std::optional<TimePoint> Generation::next_tick() const {
   return waiters_.begin()->first;
 }
 
-// Patience that ends on a key is one worker's affair; on missing workers it is everybody's.
+// A wait for a key concerns one worker only. If workers are missing, the whole generation fails.
 void Generation::run_out(const Waiter& waiter, Answers& out) {
   switch (waiter.what) {
     case Wait::kGet:

@@ -1,10 +1,10 @@
-// Who has come, what they agreed on, what they put: the rendezvous's decisions, without sockets or
-// clocks. Every event returns the answers to send.
+// The decisions of the rendezvous, without sockets or clocks: who has joined, what they agree on,
+// what they have stored. Every event returns the answers to send.
 //
-// A generation gathers `size` workers, keeps what they put, and ends when all are done. It fails as
-// a whole: when workers disagree, when one leaves or gives up before the others are done, or when
-// somebody's patience ends while ranks are missing. A worker that has not heard of the failure hears it when it joins, so
-// that no rank waits for a generation that is over. The next worker that joins begins the next generation.
+// A generation waits for `size` workers, keeps what they put, and ends when all are done. It fails as
+// a whole: if workers disagree, if one leaves or gives up before all are done, or if somebody's wait
+// ends while ranks are missing. A rank that has not heard of the failure hears of it when it joins: no
+// rank waits for a generation that is over. A rank that has heard of it begins the next generation.
 #pragma once
 
 #include <chrono>
@@ -23,6 +23,7 @@ namespace lockstep::control {
 using ConnectionId = std::uint64_t;
 using TimePoint = std::chrono::steady_clock::time_point;
 
+// A message that the server is to send.
 struct Answer {
   ConnectionId to = 0;
   Message message;
@@ -46,7 +47,7 @@ class Generation {
   void give_up(ConnectionId from, const GiveUp& give_up, Answers& out);
   void lost(ConnectionId from, Answers& out);
 
-  // Ends the waits that are over at `now`; the next of them is at next_tick().
+  // Ends the waits that are over at `now`. Call it again at next_tick().
   void tick(TimePoint now, Answers& out);
   std::optional<TimePoint> next_tick() const;
 
@@ -56,10 +57,10 @@ class Generation {
   bool failed() const { return failure_.has_value(); }
   bool finished() const { return finished_; }
 
-  // Is it a worker of this generation (rather than one that was turned away), and was it welcomed?
+  // Whether this is a worker of this generation that was welcomed, and not one that was turned away.
   bool serves(ConnectionId connection) const { return whole() && member_of(connection) != nullptr; }
 
-  // Of a failed generation: has this rank been here, or been told?
+  // Of a failed generation: whether this rank has joined it, and so has heard of the failure.
   bool knows(std::uint32_t rank) const { return informed_.contains(rank); }
   bool known_to_all() const { return static_cast<int>(informed_.size()) >= size_; }
 
@@ -73,10 +74,10 @@ class Generation {
     ConnectionId connection = 0;
     std::uint32_t id = 0;
     Wait what = Wait::kJoin;
-    std::chrono::milliseconds patience{0};  // as its message will put it
+    std::chrono::milliseconds patience{0};  // for the text of its Timeout
     std::string key;
   };
-  using Waiters = std::multimap<TimePoint, Waiter>;  // by the end of their patience
+  using Waiters = std::multimap<TimePoint, Waiter>;  // by the end of their wait
 
   std::optional<std::string> objection(const Join& join) const;
   void fail(ErrorKind kind, std::string message, std::vector<int> ranks, Answers& out);
@@ -107,14 +108,14 @@ class RendezvousRoster {
  public:
   explicit RendezvousRoster(int size) : size_(size) {}
 
-  // Takes a worker's message; false: it makes no sense there, drop the connection.
+  // Takes a worker's message. False if it makes no sense now: drop the connection.
   bool take(ConnectionId from, const Message& message, TimePoint now, Answers& out);
   void lost(ConnectionId connection, Answers& out);
   void tick(TimePoint now, Answers& out);
   std::optional<TimePoint> next_tick() const;
 
-  // From now on workers that want to join are sent away; those of a whole generation may go on, and
-  // those of a failed one still hear of it.
+  // From now on workers that want to join are sent away. Workers of a generation that is complete go
+  // on, and those of a failed one still hear of the failure.
   void close(Answers& out);
 
   // The last generation has failed, and not every rank has heard of it.

@@ -18,7 +18,7 @@ namespace {
 constexpr std::size_t kGeneratedBytes = 32;
 constexpr int kSeals = F_SEAL_SEAL | F_SEAL_SHRINK | F_SEAL_GROW | F_SEAL_WRITE;
 
-// One byte more than a secret may have, so that a longer one shows.
+// Reads up to one byte more than a secret may have, so that the caller sees if it is too long.
 std::string read_from_start(int fd) {
   std::string bytes(kMostSecretBytes + 1, '\0');
   std::size_t filled = 0;

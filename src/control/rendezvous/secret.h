@@ -1,5 +1,5 @@
-// The job's secret: who knows it may join. It travels in an inherited descriptor or a private file,
-// never in arguments, in the environment or in a log: other users can read those, in `ps`, in /proc and on disks.
+// The job's secret: a process that knows it may join. It travels in an inherited descriptor or a private
+// file. It is never in arguments, in the environment or in a log, because other users can read those.
 #pragma once
 
 #include <string>
@@ -15,12 +15,12 @@ inline constexpr std::size_t kMostSecretBytes = 4096;
 // 32 bytes of the kernel's generator.
 std::string make_secret();
 
-// A memory file that holds the secret and can no longer change. Closes on exec: a launcher
-// duplicates it into the worker and says its number in LOCKSTEP_SECRET_FD.
+// A sealed memory file with the secret. It closes on exec; only in a worker the keeper lets it stay
+// open, and LOCKSTEP_SECRET_FD says its number.
 base::Fd seal_secret(std::string_view secret);
 
-// Reads a sealed secret without moving the descriptor's position, so that every process of a worker
-// can. BadInput when the descriptor is not open or not such a file.
+// Reads a sealed secret. It does not move the descriptor's position, which all processes that have
+// inherited it share. BadInput when the descriptor is not open or not such a file.
 std::string read_sealed_secret(int fd);
 
 // Reads a secret file; white space at its end does not count. BadInput, with what to run,

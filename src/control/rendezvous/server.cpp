@@ -15,7 +15,6 @@
 #include <boost/asio/write.hpp>
 #include <cerrno>
 #include <csignal>
-#include <cstring>
 #include <future>
 #include <map>
 #include <system_error>
@@ -43,17 +42,17 @@ constexpr std::size_t kMostUnsentBytes = 16 * kMostFrameBytes;
 
 struct Departure {
   std::string why;        // a phrase: "closed the connection"
-  bool in_order = false;  // as a worker may leave at any time, alive or dead
+  bool in_order = false;  // workers may end like this, too: no sign of a stranger
 };
 
-// What a connection tells its owner.
+// What a connection tells its owner, the server's State. An interface, because the State is private.
 class ConnectionOwner {
  public:
   virtual ~ConnectionOwner() = default;
 
   // A genuine message; false: it makes no sense, end the connection.
   virtual bool on_message(ConnectionId from, const Message& message) = 0;
-  // The connection is over, for a reason as a phrase; told once, and never from within a call.
+  // The connection is over. Called once, from the io_context: never from within a call of the owner.
   virtual void on_end(ConnectionId connection, const Departure& departure) = 0;
 };
 
@@ -69,7 +68,7 @@ class Connection : public std::enable_shared_from_this<Connection> {
   Connection(asio::io_context& context, ConnectionId id, base::Fd fd, Session session,
              std::weak_ptr<ConnectionOwner> owner);
 
-  // Reads until the end; a peer that is not trust()ed by then is dropped after `time_to_prove`.
+  // Begins to read. A peer that is not trust()ed within `time_to_prove` is dropped.
   void start(std::chrono::milliseconds time_to_prove);
   void trust();
   bool trusted() const { return trusted_; }
@@ -162,7 +161,7 @@ void Connection::on_read(std::size_t count) {
   }
   write();
   if (over_) return;
-  // A session that has ended reads no more; it goes when its refusal is written.
+  // A session that has ended reads no more. The connection ends when the refusal is written.
   if (session_.ending() == Ending::kNone) {
     read();
   } else if (sending_.empty()) {
@@ -203,7 +202,8 @@ std::string who_is(int fd) {
   return fmt::format("pid {} of user {}", credentials.pid, credentials.uid);
 }
 
-// Signals are the program's: none may interrupt, or be handled on, a thread that it does not know.
+// Signals belong to the program. Its handlers must not run on a thread of ours, so that thread starts with all of them
+// blocked: a new thread inherits the mask of the thread that makes it.
 class SignalsBlocked {
  public:
   SignalsBlocked() {
@@ -230,8 +230,7 @@ class RendezvousServer::State : public ConnectionOwner,
         timer_(context),
         roster_(options_.world_size) {}
 
-  void start() { wait_for_guests(); }
-
+  void wait_for_guests();
   void close(std::function<void()> when_empty);
   void shut_down();
 
@@ -243,7 +242,6 @@ class RendezvousServer::State : public ConnectionOwner,
   std::size_t connections() const { return guests_.size(); }
 
  private:
-  void wait_for_guests();
   void accept_all();
   int accept_one();
   void admit(base::Fd fd);
@@ -306,15 +304,15 @@ void RendezvousServer::State::admit(base::Fd fd) {
   const ConnectionId id = ++last_id_;
   Guest guest{nullptr, who_is(fd.get())};
   guest.connection = std::make_shared<Connection>(
-      context_, id, std::move(fd),
-      Session(Role::kRendezvous, Handshake(Role::kRendezvous, options_.secret)), weak_from_this());
+      context_, id, std::move(fd), Session(Handshake(Role::kRendezvous, options_.secret)),
+      weak_from_this());
   Guest& kept = guests_[id] = std::move(guest);
   unproven_[id] = &kept;
   kept.connection->start(options_.time_to_prove);
 }
 
 void RendezvousServer::State::make_room() {
-  // All workers of a large world may knock at once.
+  // All workers of a large world may connect at once.
   const auto most = static_cast<std::size_t>(std::max(options_.most_unproven, options_.world_size));
   if (unproven_.size() >= most) drop_oldest_unproven("gave way to newer connections");
 }
@@ -327,7 +325,7 @@ bool RendezvousServer::State::drop_oldest_unproven(const char* why) {
   return true;
 }
 
-// The socket stays readable while the process has no descriptors left: look again later.
+// Without descriptors nobody can be accepted, but the socket stays readable: waiting for it would spin.
 void RendezvousServer::State::pause_accepting() {
   auto pause = std::make_shared<asio::steady_timer>(context_, kPauseWithoutDescriptors);
   pause->async_wait([self = shared_from_this(), pause](error_code) {
@@ -347,7 +345,7 @@ bool RendezvousServer::State::on_message(ConnectionId from, const Message& messa
 void RendezvousServer::State::on_end(ConnectionId id, const Departure& departure) {
   const auto entry = guests_.find(id);
   if (entry == guests_.end()) return;
-  // A connection that was a worker's and turned bad may have been taken over.
+  // A worker does not end like this: somebody may have taken its connection over.
   const bool unproven = unproven_.erase(id) == 1;
   if (unproven || !departure.in_order) stranger(entry->second.who, departure.why);
   guests_.erase(entry);
@@ -426,19 +424,12 @@ RendezvousServer::RendezvousServer(asio::io_context& context, Listener listener,
                     to_string(listener.address)));
   }
   state_ = std::make_shared<State>(context, std::move(listener), std::move(options));
-  state_->start();
+  state_->wait_for_guests();
 }
 
-RendezvousServer::RendezvousServer(RendezvousServer&&) noexcept = default;
-
-RendezvousServer& RendezvousServer::operator=(RendezvousServer&& other) noexcept {
-  if (state_) state_->shut_down();
-  state_ = std::move(other.state_);
-  return *this;
-}
-
+// Outstanding operations may keep the State alive beyond this.
 RendezvousServer::~RendezvousServer() {
-  if (state_) state_->shut_down();
+  state_->shut_down();
 }
 
 const Address& RendezvousServer::address() const {
@@ -484,7 +475,6 @@ HostedRendezvous::HostedRendezvous(Listener listener, ServerOptions options)
   }
 }
 
-HostedRendezvous::HostedRendezvous(HostedRendezvous&&) noexcept = default;
 HostedRendezvous::~HostedRendezvous() = default;
 
 const Address& HostedRendezvous::address() const {

@@ -1,9 +1,10 @@
-// The meeting point of a job's workers.
+// The meeting point of a job's workers. The launcher serves one as long as the job runs; under other
+// launchers rank 0 hosts one while the world forms.
 #pragma once
 
 #include <lockstep/deadline.h>
 
-#include <utility>
+#include <utility>  // Boost 1.74's Asio uses std::exchange and does not include this
 
 #include <boost/asio/io_context.hpp>
 #include <chrono>
@@ -20,12 +21,13 @@ namespace lockstep::control {
 struct ServerOptions {
   // What the result means.
   int world_size = 1;
-  std::string secret;  // may be empty on a Unix socket only: there the kernel vouches for the user
+  std::string
+      secret;  // may be empty on a Unix socket only: there the kernel tells which user connects
 
-  // How fast strangers are got rid of.
+  // How soon strangers are dropped.
   std::chrono::milliseconds time_to_prove{
-      5000};                // shorter sheds strangers sooner, longer bears slow hosts
-  int most_unproven = 256;  // connections that have not proved the secret; the oldest gives way
+      5000};                // less drops strangers sooner, more allows slow hosts
+  int most_unproven = 256;  // connections that have not proved the secret; the oldest is dropped
 };
 
 // Serves a Listener on an io_context of the caller: workers prove the job's secret, join, put and
@@ -39,21 +41,21 @@ struct ServerOptions {
 class RendezvousServer {
  public:
   RendezvousServer(boost::asio::io_context& context, Listener listener, ServerOptions options);
-  RendezvousServer(RendezvousServer&&) noexcept;
-  RendezvousServer& operator=(RendezvousServer&&) noexcept;
+  RendezvousServer(const RendezvousServer&) = delete;
+  RendezvousServer& operator=(const RendezvousServer&) = delete;
   ~RendezvousServer();
 
   // What workers are told in LOCKSTEP_RENDEZVOUS.
   const Address& address() const;
 
-  // Accepts nobody any more, sends away who has come too late, and calls `when_empty` once the last
-  // worker has left. If the last generation failed, it first waits for every rank to hear of it.
+  // Accepts no new connections, sends late workers away, and calls `when_empty` when the last worker
+  // has left. If the last generation failed, it first waits until every rank has heard of it.
   void close(std::function<void()> when_empty);
 
-  // How many connections were dropped as strangers' so far.
+  // How many connections of strangers were dropped so far.
   std::uint64_t strangers() const;
 
-  // How many connections there are, proven or not.
+  // How many connections there are, before and after the proof.
   std::size_t connections() const;
 
  private:
@@ -61,8 +63,8 @@ class RendezvousServer {
   std::shared_ptr<State> state_;
 };
 
-// A RendezvousServer with a thread of its own, on which no signal is delivered. Under torchrun, mpirun or srun rank 0 hosts
-// one while the world forms: nobody has started a launcher that could.
+// A RendezvousServer with a thread of its own, on which no signal is delivered. Rank 0 has one under torchrun, mpirun
+// or srun.
 //
 // Threads:   one caller at a time.
 // Blocking:  finish() returns by its deadline; the destructor does not wait for anybody.
@@ -71,7 +73,6 @@ class RendezvousServer {
 class HostedRendezvous {
  public:
   HostedRendezvous(Listener listener, ServerOptions options);
-  HostedRendezvous(HostedRendezvous&&) noexcept;
   ~HostedRendezvous();
 
   const Address& address() const;
@@ -85,14 +86,15 @@ class HostedRendezvous {
   std::unique_ptr<State> state_;
 };
 
-// Strangers may knock thousands of times a second, and a log that they fill is an attack, too. Lets at most `most` lines through in every window of time. Pure: the caller brings the clock.
+// Lets at most `most` lines through in every window of time: strangers may connect thousands of times a second, and
+// must not fill the log. Pure: the caller brings the clock.
 class LogLimiter {
  public:
   using TimePoint = std::chrono::steady_clock::time_point;
 
   LogLimiter(int most, std::chrono::milliseconds window) : most_(most), window_(window) {}
 
-  // Nothing: swallow this line. A number: log it; so many were swallowed since the last one.
+  // Nothing if this line is to be dropped. Else how many lines were dropped since the last one.
   std::optional<std::uint64_t> pass(TimePoint now);
 
  private:

@@ -73,7 +73,8 @@ SocketAddress abstract_address(const std::string& name) {
   return address;
 }
 
-// getaddrinfo() knows no deadline: it runs on a thread that is left behind when time is up.
+// getaddrinfo() knows no deadline, so it runs on a thread, which is left behind when time is up. A number needs no name
+// service and no thread.
 std::vector<SocketAddress> resolve(const std::string& host, std::uint16_t port, Deadline deadline,
                                    std::string& problem) {
   Resolved resolved = resolve_now(host, port, AI_NUMERICHOST);
@@ -99,24 +100,6 @@ std::string numeric_host(const SocketAddress& address) {
 
 std::uint16_t port_of(const SocketAddress& address) {
   return ntohs(address.family() == AF_INET6 ? as_v6(address).sin6_port : as_v4(address).sin_port);
-}
-
-void set_port(SocketAddress& address, std::uint16_t port) {
-  if (address.family() == AF_INET6) {
-    reinterpret_cast<sockaddr_in6*>(&address.storage)->sin6_port = htons(port);
-  } else {
-    reinterpret_cast<sockaddr_in*>(&address.storage)->sin_port = htons(port);
-  }
-}
-
-bool is_loopback(const SocketAddress& address) {
-  if (address.family() == AF_INET6) return IN6_IS_ADDR_LOOPBACK(&as_v6(address).sin6_addr) != 0;
-  return (ntohl(as_v4(address).sin_addr.s_addr) >> 24) == 127;
-}
-
-bool is_wildcard(const SocketAddress& address) {
-  if (address.family() == AF_INET6) return IN6_IS_ADDR_UNSPECIFIED(&as_v6(address).sin6_addr) != 0;
-  return as_v4(address).sin_addr.s_addr == htonl(INADDR_ANY);
 }
 
 SocketAddress local_address(int fd) {
@@ -160,7 +143,7 @@ struct InterfaceAddress {
   SocketAddress address;
 };
 
-// IPv4 and IPv6 addresses of this host, without those that need a scope to be reached.
+// IPv4 and IPv6 addresses of this host, without link-local ones: those need a scope to be reached.
 std::vector<InterfaceAddress> interface_addresses() {
   ifaddrs* list = nullptr;
   if (::getifaddrs(&list) != 0) return {};
@@ -173,14 +156,13 @@ std::vector<InterfaceAddress> interface_addresses() {
     SocketAddress address;
     address.length = family == AF_INET ? sizeof(sockaddr_in) : sizeof(sockaddr_in6);
     std::memcpy(&address.storage, entry->ifa_addr, address.length);
-    const auto* v6 = reinterpret_cast<const sockaddr_in6*>(&address.storage);
-    if (family == AF_INET6 && IN6_IS_ADDR_LINKLOCAL(&v6->sin6_addr)) continue;
+    if (family == AF_INET6 && IN6_IS_ADDR_LINKLOCAL(&as_v6(address).sin6_addr)) continue;
     found.push_back({entry->ifa_name, address});
   }
   return found;
 }
 
-// IPv4 first: what most clusters route.
+// IPv4 before IPv6, because most clusters route it.
 std::optional<SocketAddress> address_of_interface(const std::string& name) {
   std::optional<SocketAddress> best;
   for (const InterfaceAddress& entry : interface_addresses()) {
@@ -199,6 +181,19 @@ std::string interfaces_text() {
                         numeric_host(entry.address));
   }
   return text.empty() ? "none" : text;
+}
+
+void set_port(SocketAddress& address, std::uint16_t port) {
+  if (address.family() == AF_INET6) {
+    reinterpret_cast<sockaddr_in6*>(&address.storage)->sin6_port = htons(port);
+  } else {
+    reinterpret_cast<sockaddr_in*>(&address.storage)->sin_port = htons(port);
+  }
+}
+
+bool is_wildcard(const SocketAddress& address) {
+  if (address.family() == AF_INET6) return IN6_IS_ADDR_UNSPECIFIED(&as_v6(address).sin6_addr) != 0;
+  return as_v4(address).sin_addr.s_addr == htonl(INADDR_ANY);
 }
 
 SocketAddress address_to_bind(const std::string& interface_or_host, std::uint16_t port) {
@@ -235,7 +230,7 @@ base::Fd open_socket(int family) {
 
 Listener listen_unix(const std::string& name) {
   Address address{Address::Kind::kUnix, name, 0};
-  parse_address(to_string(address));  // the one place that knows which names are good
+  parse_address(to_string(address));  // throws for a bad name: it alone knows which names are good
   base::Fd fd = open_socket(AF_UNIX);
   const SocketAddress where = abstract_address(name);
   if (::bind(fd.get(), where.raw(), where.length) != 0 || ::listen(fd.get(), SOMAXCONN) != 0) {
@@ -268,7 +263,7 @@ Listener listen_tcp(const std::string& interface_or_host, std::uint16_t port) {
 // Connecting.
 namespace {
 
-// A lost first packet should not cost the whole deadline.
+// So that an address that does not answer leaves time for the next one.
 constexpr std::chrono::seconds kMostForOneAddress{5};
 
 // 0, or the errno of the failure.
@@ -301,8 +296,8 @@ base::Fd try_unix(const std::string& name, Deadline deadline, std::string& probl
   return {};
 }
 
-// A port of this host that nobody listens on can be given to our own end of the connection, which
-// then meets itself.
+// If nobody listens on a port of this host, the kernel may choose that port for our own end. Then the
+// socket connects to itself.
 bool connected_to_itself(int fd) {
   const SocketAddress here = local_address(fd);
   const SocketAddress there = peer_address(fd);

@@ -13,6 +13,7 @@
 
 namespace lockstep::control {
 
+// An address of any family, in the form that system calls take.
 struct SocketAddress {
   sockaddr_storage storage{};
   socklen_t length = sizeof(sockaddr_storage);
@@ -31,22 +32,18 @@ std::vector<SocketAddress> resolve(const std::string& host, std::uint16_t port, 
 
 std::string numeric_host(const SocketAddress& address);
 std::uint16_t port_of(const SocketAddress& address);
-void set_port(SocketAddress& address, std::uint16_t port);
-bool is_loopback(const SocketAddress& address);
-bool is_wildcard(const SocketAddress& address);
 
 SocketAddress local_address(int fd);
 SocketAddress peer_address(int fd);
 
-// Small messages leave at once, and a peer whose host has died is noticed within half a minute.
+// Small messages leave at once, and the death of a peer's host is noticed within half a minute.
 void tune_tcp(int fd);
 
 // The user and process at the other end of a Unix socket, as the kernel knows them.
 ucred peer_credentials(int fd);
 
-// A socket that is bound and listens. Connections queue up in it until a RendezvousServer takes it, so that a launcher
-// can bind, start its workers, and only then serve them.
-// Starts no thread; the descriptor closes on exec.
+// A socket that is bound and listens. The kernel queues connections until a RendezvousServer takes the socket. So a
+// launcher can bind, start its workers, and serve them afterwards. The descriptor closes on exec.
 struct Listener {
   base::Fd fd;
   Address address;  // with the port that the kernel chose, where 0 was asked for

@@ -80,7 +80,7 @@ class StrangersTest : public testing::TestWithParam<Address::Kind> {
 
   // A worker that joins a world of one, by hand.
   Session worker_session() const {
-    Session session(Role::kWorker, Handshake(Role::kWorker, secret_));
+    Session session(Handshake(Role::kWorker, secret_));
     session.send(Join{1, 0, 1, 1000, 1000, "0.1.0", "gloo", "node", 1});
     return session;
   }
@@ -154,7 +154,7 @@ TEST_P(StrangersTest, OneThatStallsIsDroppedAfterItsTime) {
 TEST_P(StrangersTest, AKnownSecretDoesNotExcuseStallingBeforeJoining) {
   serve({.time_to_prove = milliseconds(50)});
   const base::Fd fd = connect();
-  Session session(Role::kWorker, Handshake(Role::kWorker, secret_));
+  Session session(Handshake(Role::kWorker, secret_));
   std::string sent;
   EXPECT_TRUE(run_until([&] {
     exchange(fd, session, sent);
