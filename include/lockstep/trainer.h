@@ -103,7 +103,7 @@ struct TrainingResult {
   std::int64_t first_step = 0;       // where this run began: 0, or the position of the checkpoint
   std::int64_t steps = 0;            // steps of the job that are done
   int shards = 0;                    // of the job
-  ShardCounts on_device;             // how the shards of this worker ran on its GPU
+  ShardCounts shard_counts;          // how the shards of this worker ran on its GPU
   bool stopped = false;              // by request_stop()
   std::optional<double> final_loss;  // none if no step was run
   std::optional<Evaluation> evaluation;

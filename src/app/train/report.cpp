@@ -63,9 +63,9 @@ std::string to_json(const TrainArguments& arguments, const TrainReport& report) 
   json["eager_shards"] = nullptr;
   json["eager_reason"] = nullptr;
   if (arguments.on(DeviceKind::kCuda)) {
-    json["graph_shards"] = result.on_device.replayed;
-    json["eager_shards"] = result.on_device.eager;
-    json["eager_reason"] = result.on_device.reason;
+    json["graph_shards"] = result.shard_counts.replayed;
+    json["eager_shards"] = result.shard_counts.eager;
+    json["eager_reason"] = result.shard_counts.reason;
   }
   json["memory_mb"] = static_cast<double>(result.memory_bytes) / 1e6;
   json["memory_mb_per_worker"] = static_cast<double>(result.memory_bytes) / 1e6 / report.workers;
@@ -119,7 +119,7 @@ std::string summary(const TrainArguments& arguments, const TrainReport& report) 
                   result.step_ms_p50, result.step_ms_p95, result.exposed_comm_ms_p50));
   const std::string traffic = spoken(report.traffic, result.shards, report.workers);
   if (!traffic.empty()) row("traffic", traffic);
-  if (arguments.on(DeviceKind::kCuda)) row("graphs", spoken(result.on_device));
+  if (arguments.on(DeviceKind::kCuda)) row("graphs", spoken(result.shard_counts));
   const double megabytes = static_cast<double>(result.memory_bytes) / 1e6;
   row("memory", fmt::format("{:.0f} MB, {:.0f} for each worker (proportional set size)", megabytes,
                             megabytes / report.workers));

@@ -394,9 +394,9 @@ std::unique_ptr<TrainerClock> make_clock(const StepJob& job, World& world) {
 }
 
 void note_graphs(const TrainingResult& training, StepTimes& result) {
-  result.graph_shards = training.on_device.replayed;
-  result.eager_shards = training.on_device.eager;
-  result.eager_reason = training.on_device.reason;
+  result.graph_shards = training.shard_counts.replayed;
+  result.eager_shards = training.shard_counts.eager;
+  result.eager_reason = training.shard_counts.reason;
 }
 
 // Tells the Trainer to stop when the job has had its steps or its seconds.

@@ -50,7 +50,7 @@ std::vector<int> minority(const std::vector<flat::Parity>& by_worker) {
   return others;
 }
 
-double Check::mark(std::int64_t step) {
+double Check::digest(std::int64_t step) {
   last_ = {step, subject_.seen()};
   std::uint64_t digest = 0;
   for (const flat::Parity value : last_.values) digest = base::mix64(digest ^ value);

@@ -68,7 +68,7 @@ class Check {
   // After the update of a step: this worker's digest, for all workers. 0 if there are no copies to
   // compare, negative if this worker has found a fault. A double, because it travels with the
   // metrics.
-  double mark(std::int64_t step);
+  double digest(std::int64_t step);
 
   // Compares the digests of all workers. Throws if a worker has found a fault, or if copies differ
   // and more than half of them agree. Otherwise returns what only a rerun can decide: the caller

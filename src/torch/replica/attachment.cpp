@@ -92,7 +92,7 @@ void Attachment::attach(const std::shared_ptr<Attachment>& self) {
   self_ = self;
   retire_earlier();
   install_hooks();
-  watch_parameters();
+  install_pre_hooks();
 }
 
 void Attachment::retire_earlier() {
@@ -112,8 +112,9 @@ void Attachment::retire_earlier() {
 void Attachment::retire() {
   if (std::exchange(retired_, true)) return;
   accumulators_.clear();
-  for (std::size_t i = 0; i < watchers_.size(); ++i) parts_.parameter(i).remove_hook(watchers_[i]);
-  watchers_.clear();
+  for (std::size_t i = 0; i < pre_hooks_.size(); ++i)
+    parts_.parameter(i).remove_hook(pre_hooks_[i]);
+  pre_hooks_.clear();
 }
 
 void Attachment::require_current() const {
@@ -150,9 +151,9 @@ void Attachment::rehook() {
   }
 }
 
-void Attachment::watch_parameters() {
+void Attachment::install_pre_hooks() {
   for (std::size_t i = 0; i < parts_.model.trained.size(); ++i) {
-    watchers_.push_back(parts_.parameter(i).register_hook([weak = self_, i](const torch::Tensor&) {
+    pre_hooks_.push_back(parts_.parameter(i).register_hook([weak = self_, i](const torch::Tensor&) {
       const auto self = weak.lock();
       if (!self || self->parts_.parameters->holds(i)) return;
       self->listener_->before(i);
@@ -161,7 +162,7 @@ void Attachment::watch_parameters() {
   }
 }
 
-void Attachment::watch_module(Listing parameters, std::weak_ptr<torch::nn::Module> module) {
+void Attachment::remember_module(Listing parameters, std::weak_ptr<torch::nn::Module> module) {
   listing_ = std::move(parameters);
   module_ = std::move(module);
   at_first_ = listing_();

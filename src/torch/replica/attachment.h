@@ -2,9 +2,9 @@
 //
 //   hook      belongs to an accumulator. It says that a gradient was added up. torch::load(), and
 //             module->to() with another type or device, drop the accumulator and the hook with it
-//   watcher   belongs to a parameter. It runs before the gradient is added up. It stays if the
+//   pre-hook  belongs to a parameter. It runs before the gradient is added up. It stays if the
 //             accumulator is dropped, so it notices what the hook cannot
-//   moved     a parameter whose values are no longer in the flat memory. Its watcher notices this.
+//   moved     a parameter whose values are no longer in the flat memory. Its pre-hook notices this.
 //             At the end of the pass the values are copied back, and the new accumulator gets a
 //             hook
 //
@@ -55,7 +55,7 @@ class Attachment {
   Attachment(const Attachment&) = delete;
   Attachment& operator=(const Attachment&) = delete;
 
-  // Installs hooks and watchers. `self` points to this object, and keeps its owner alive.
+  // Installs hooks and pre-hooks. `self` points to this object, and keeps its owner alive.
   void attach(const std::shared_ptr<Attachment>& self);
 
   // Tells this listener from now on.
@@ -68,7 +68,7 @@ class Attachment {
   // `parameters` lists the parameters that the module has when it is called. check_module()
   // compares them with those that it has now.
   using Listing = std::function<std::vector<torch::Tensor>()>;
-  void watch_module(Listing parameters, std::weak_ptr<torch::nn::Module> module);
+  void remember_module(Listing parameters, std::weak_ptr<torch::nn::Module> module);
   std::shared_ptr<torch::nn::Module> module() const { return module_.lock(); }
 
   // To be called inside a pass: LibTorch calls the listener's end() when the pass has ended.
@@ -93,7 +93,7 @@ class Attachment {
   class Hook;
   friend class Expectation;
 
-  void watch_parameters();
+  void install_pre_hooks();
   void retire_earlier();
   void retire();
   void rehook();
@@ -103,9 +103,9 @@ class Attachment {
   std::weak_ptr<Attachment> self_;
   PassListener* listener_ = nullptr;
   std::vector<std::shared_ptr<torch::autograd::Node>> accumulators_;  // by entry
-  std::vector<unsigned> watchers_;  // LibTorch's numbers for them, by entry
-  std::vector<std::size_t> moved_;  // entries that were found moved in this pass
-  bool retired_ = false;            // the model was wrapped again
+  std::vector<unsigned> pre_hooks_;  // LibTorch's numbers for them, by entry
+  std::vector<std::size_t> moved_;   // entries that were found moved in this pass
+  bool retired_ = false;             // the model was wrapped again
   // A model that is a list of tensors has none of these.
   std::weak_ptr<torch::nn::Module> module_;
   Listing listing_;

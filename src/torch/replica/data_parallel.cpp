@@ -36,7 +36,7 @@ void Replica::backward(const torch::Tensor& loss, std::int64_t samples) {
 }
 void Replica::set_module(std::function<std::vector<torch::Tensor>()> parameters,
                          std::weak_ptr<torch::nn::Module> module) {
-  state_->attachment().watch_module(std::move(parameters), std::move(module));
+  state_->attachment().remember_module(std::move(parameters), std::move(module));
 }
 void Replica::synchronize() {
   state_->synchronize();

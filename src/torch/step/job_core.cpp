@@ -335,7 +335,7 @@ void JobCore::rerun() {
     StepRun& run = loop.run_of(*call.of);
     run.set_rates(call.rates);
     run.run(loop.next_phase(), [] { return true; });
-    for (divergence::Check* const each : run.checks()) each->mark(call.step);
+    for (divergence::Check* const each : run.checks()) each->digest(call.step);
   }
   check->verdict(found);
 }

@@ -200,7 +200,7 @@ std::shared_ptr<PhaseResult> StepRun::result(const Phase& phase, Comm& channel, 
                            .names = *core_.metrics};
   const auto start = [&channel, stop, step = phase.step, checks = checks_](
                          PhaseResult& result, PhaseResult::Local local) {
-    for (divergence::Check* const check : checks) local.digests.push_back(check->mark(step));
+    for (divergence::Check* const check : checks) local.digests.push_back(check->digest(step));
     local.stop = stop;
     result.start(channel, local);
   };

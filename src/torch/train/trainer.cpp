@@ -196,7 +196,7 @@ TrainingResult Trainer::State::result(steps::Loop& loop, std::int64_t first_step
   result.first_step = first_step;
   result.steps = job->position();
   result.shards = job->options().shards;
-  result.on_device = loop.run_of(*step).counts();
+  result.shard_counts = loop.run_of(*step).counts();
   result.stopped = result.steps < loop.end();
   if (result.steps > first_step) result.final_loss = record.loss;
   if (evaluated_at != result.steps && !result.stopped && options.verify_log.empty())

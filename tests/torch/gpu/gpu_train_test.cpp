@@ -149,11 +149,11 @@ TEST_P(GpuTrainer, GraphsAndForcedCollectivesKeepTheBits) {
       job.options.buffers = buffers;
       job.options.cuda_graphs = false;
       const TrainingResult eager = train(alone(), job);
-      EXPECT_EQ(eager.on_device.replayed, 0);
+      EXPECT_EQ(eager.shard_counts.replayed, 0);
       job.options.cuda_graphs = true;
       const TrainingResult replayed = train(alone(), job);
-      EXPECT_GT(replayed.on_device.replayed, 10);
-      EXPECT_THAT(replayed.on_device.reason, HasSubstr("short last batch"));
+      EXPECT_GT(replayed.shard_counts.replayed, 10);
+      EXPECT_THAT(replayed.shard_counts.reason, HasSubstr("short last batch"));
       EXPECT_EQ(replayed.weights_sha256, eager.weights_sha256);
       EXPECT_EQ(replayed.final_loss, eager.final_loss);
       job.parallel = {.bucket_bytes = 1 << 14, .force_collectives = true};
@@ -171,9 +171,9 @@ TEST_F(GpuTrainer, OneShardIsReplayedAndReadWhereItIs) {
   job.options.shards = 1;
   job.options.global_batch = 43;
   const TrainingResult replayed = train(alone(), job);
-  EXPECT_EQ(replayed.on_device.replayed, 7);
-  EXPECT_EQ(replayed.on_device.eager, 2);
-  EXPECT_THAT(replayed.on_device.reason, IsEmpty());
+  EXPECT_EQ(replayed.shard_counts.replayed, 7);
+  EXPECT_EQ(replayed.shard_counts.eager, 2);
+  EXPECT_THAT(replayed.shard_counts.reason, IsEmpty());
   job.parallel.force_collectives = true;
   EXPECT_EQ(train(alone_over_nccl(), job).weights_sha256, replayed.weights_sha256);
 }
@@ -185,8 +185,8 @@ TEST_F(GpuTrainer, ALossThatCannotBeCapturedRunsEagerly) {
   job.options.cuda_graphs = true;
   job.untraceable = true;
   const TrainingResult result = train(alone(), job);
-  EXPECT_EQ(result.on_device.replayed, 0);
-  EXPECT_THAT(result.on_device.reason, HasSubstr("cannot be captured"));
+  EXPECT_EQ(result.shard_counts.replayed, 0);
+  EXPECT_THAT(result.shard_counts.reason, HasSubstr("cannot be captured"));
   EXPECT_EQ(result.weights_sha256, expected);
   job.untraceable = false;  // and the next job can be
   EXPECT_EQ(train(alone(), job).weights_sha256, expected);
@@ -461,7 +461,7 @@ TEST_F(GpuTrainer, LargeGradientsOfAGraphAreReducedWhereItMadeThem) {
     for (const bool graphs : {false, true}) {
       job.options.cuda_graphs = graphs;
       const TrainingResult result = train(alone_over_nccl(), job);
-      EXPECT_EQ(result.on_device.replayed, graphs ? 7 : 0);
+      EXPECT_EQ(result.shard_counts.replayed, graphs ? 7 : 0);
       EXPECT_EQ(result.weights_sha256, expected.weights_sha256) << model;
     }
   }
@@ -479,7 +479,7 @@ TEST_F(GpuTrainer, HeldWeightsHaveTheBitsOfAutocast) {
   job.rounded = false;
   job.held = true;
   const Trained held = trained(alone(), job);
-  EXPECT_GT(held.result.on_device.replayed, 3);
+  EXPECT_GT(held.result.shard_counts.replayed, 3);
   std::map<std::string, torch::Tensor> masters;
   for (const auto& [name, tensor] : held.optimizer->state()) masters[name] = tensor;
   int halves = 0;
