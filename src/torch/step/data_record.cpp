@@ -167,7 +167,7 @@ DataRecord continued(Comm& comm, const std::string& directory, const DataRecord&
   } else if (comm.rank() == 0 && then.whole.empty() && !record.whole.empty()) {
     base::log(
         base::LogLevel::kWarn,
-        "the checkpoint in {} knows only {} samples of its data, and these have not changed; later "
+        "the checkpoint in {} knows {} samples of its data, and these have not changed; later "
         "checkpoints will know all samples",
         directory, kSampled);
   }

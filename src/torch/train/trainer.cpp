@@ -60,7 +60,7 @@ void check_parts(const TrainerParts& parts) {
   if (!parts.optimizer || !parts.train || !parts.module || !parts.loss)
     throw BadInput("a Trainer wants a module, an optimizer, training data and a loss");
   if (steps::ModelView(*parts.optimizer) != steps::ModelView(parts.model))
-    throw BadInput("the Trainer's optimizer trains another model than the Trainer's");
+    throw BadInput("the Trainer's optimizer was made for another model than its own");
 }
 
 steps::JobSetup setup_of(const TrainerOptions& options) {
