@@ -102,12 +102,13 @@ class GlobalBatch {
   // Whether the next batch belongs to another epoch.
   bool ends_epoch() const { return ends_epoch_; }
 
-  // Reads the samples of any shard, also of one that another worker hosts. The tensors are on world.device().
+  // Reads the samples of any shard, also of one that another worker hosts. The tensors are on world.device(). BadInput
+  // if the loop that gave this batch has ended.
   Batch shard(int index) const;
 
  private:
   friend class steps::Loop;
-  steps::Loop* loop_ = nullptr;
+  std::weak_ptr<steps::Loop> loop_;
   std::int64_t step_ = 0;
   std::int64_t epoch_ = 0;
   std::int64_t samples_ = 0;
@@ -124,7 +125,7 @@ class GlobalBatch {
 // Ownership: shares the job and the data set. As long as it lives, only the job runs backward passes over its models.
 class Batches {
  public:
-  explicit Batches(std::unique_ptr<steps::Loop> loop);
+  explicit Batches(std::shared_ptr<steps::Loop> loop);
   Batches(Batches&&) noexcept;
   ~Batches();
 
@@ -151,7 +152,7 @@ class Batches {
   bool first();
   bool advance();
 
-  std::unique_ptr<steps::Loop> loop_;
+  std::shared_ptr<steps::Loop> loop_;
 };
 
 // How good a model is on one batch: sums over its predictions.

@@ -49,9 +49,9 @@ struct Shard {
 struct StepOptions {
   // What the result means.
 
-  // Models that the loss reads and that no Step of this job trains, such as a teacher. Their
-  // buffers follow the job's rule, and checkpoints keep them. Models that other Steps train need
-  // not be listed.
+  // Models that the loss reads and that no Step of this job trains. Their buffers follow the job's
+  // rule, and checkpoints keep them. Models that other Steps train need not be listed. Nor need a
+  // frozen one, such as a teacher in eval(), which is not wrapped in data_parallel() either.
   std::vector<Replica*> models = {};
 
   // The weight of a shard's loss, above 0: its number of tokens without padding, for example. None:
@@ -140,7 +140,7 @@ struct ShardCounts {
 //            again, and it goes on from its checkpoint.
 // Ownership: shares the job. The optimizers, their models and what the loss refers to must outlive
 //            the job's loops. If workers share memory, the parameters exist once per host from
-//            batches() on: no worker may write to them alone.
+//            batches() on, and only Lockstep may write to them: BadInput at the next call.
 class Step {
  public:
   using Loss = std::function<torch::Tensor(const Shard&)>;

@@ -188,17 +188,25 @@ constexpr Engine kEngines[] = {
      connect_nccl},
 };
 
+const Engine& find_engine(const std::string& name) {
+  std::string names;
+  for (const Engine& known : kEngines) {
+    if (name == known.name) return known;
+    names += fmt::format("{}{}", names.empty() ? "" : ", ", known.name);
+  }
+  throw BadInput(fmt::format("there is no engine '{}'; engines are {}", name, names));
+}
+
 }  // namespace
 
 std::shared_ptr<Link> connect_link(const std::string& engine, Bootstrap& programs_own,
                                    const CommOptions& options, const OnFailure& on_failure) {
   ToldApart bootstrap(programs_own);
-  std::string names;
-  for (const Engine& known : kEngines) {
-    if (engine == known.name) return known.connect(bootstrap, options, on_failure);
-    names += fmt::format("{}{}", names.empty() ? "" : ", ", known.name);
-  }
-  throw BadInput(fmt::format("there is no engine '{}'; engines are {}", engine, names));
+  return find_engine(engine).connect(bootstrap, options, on_failure);
+}
+
+void check_engine(const std::string& engine) {
+  find_engine(engine);
 }
 
 Comm connect(const std::string& engine, Bootstrap& bootstrap, const CommOptions& options,

@@ -18,6 +18,9 @@ using OnFailure = std::function<void(const Failure&)>;
 std::shared_ptr<Link> connect_link(const std::string& engine, Bootstrap& bootstrap,
                                    const CommOptions& options, const OnFailure& on_failure = {});
 
+// BadInput, naming the engines, if none has this name.
+void check_engine(const std::string& engine);
+
 // As lockstep::connect. `on_failure` learns of the Comm's end before the program does.
 Comm connect(const std::string& engine, Bootstrap& bootstrap, const CommOptions& options,
              const OnFailure& on_failure);

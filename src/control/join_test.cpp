@@ -229,6 +229,11 @@ TEST(JoinOnGpus, AloneAWorkerNeedsNoEngine) {
   EXPECT_EQ(neither.result(), "0 of 1 on cpu over thread, uses -1, NCCL_HOSTID unset");
 }
 
+TEST(JoinTest, AnEngineThatNobodyKnowsIsRefusedAlone) {
+  Worker worker({{"LOCKSTEP_ENGINE", "foo"}}, [] { return join_with(2); });
+  EXPECT_THAT(worker.result(), StartsWith("BadInput: there is no engine 'foo'; engines are"));
+}
+
 // It touches none before the first collective on their memory.
 TEST(JoinOnGpus, AskedForByNameTheirEngineIsUsedAloneAndMeansThemToo) {
   const auto all = engines();

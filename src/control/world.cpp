@@ -161,6 +161,7 @@ Joined join_or_tell(const LaunchInfo& info, const std::string& engine, milliseco
 
 // A world of one worker. It uses nccl only if that was asked for by name, because nothing travels.
 Comm connect_one(const std::string& engine, milliseconds timeout) {
+  if (!engine.empty()) comm::check_engine(engine);
   if (engine != control::engine_for(DeviceKind::kCuda)) return connect_alone();
   control::OwnBootstrap bootstrap;
   return connect(engine, bootstrap, {.timeout = timeout});

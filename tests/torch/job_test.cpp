@@ -405,6 +405,75 @@ TEST(OwnLoop, RefusesStepsThatDoNotFit) {
   }
 }
 
+TEST(OwnLoop, ABatchThatIsKeptCannotBeReadAfterItsLoop) {
+  World alone = World::over(connect_alone());
+  Job job(alone, job_options());
+  One one(alone, "mlp");
+  Step step(job, "train", {&one.optimizer}, one.loss());
+  std::vector<GlobalBatch> kept;
+  for (const GlobalBatch& batch : job.batches(data_of("mlp"), {.steps = 2})) {
+    step(batch);
+    kept.push_back(batch);
+    EXPECT_EQ(kept.front().shard(1).samples, 2);
+  }
+  EXPECT_THAT(refusal([&] { kept.front().shard(1); }), HasSubstr("only in the loop"));
+}
+
+TEST(OwnLoop, RefusesALossThatBackwardCannotBeginWith) {
+  using MakeLoss = std::function<torch::Tensor(One&, const Shard&)>;
+  const auto refused = [](const MakeLoss& loss) {
+    World alone = World::over(connect_alone());
+    Job job(alone, job_options());
+    One one(alone, "mlp");
+    Step step(job, "train", {&one.optimizer}, [&](const Shard& shard) { return loss(one, shard); });
+    return refusal([&] {
+      for (const GlobalBatch& batch : job.batches(data_of("mlp"), {.steps = 1})) step(batch);
+    });
+  };
+  EXPECT_THAT(refused([](One&, const Shard&) { return torch::Tensor(); }), HasSubstr("undefined"));
+  EXPECT_THAT(refused([](One& one, const Shard& shard) { return one.loss()(shard).repeat(3); }),
+              HasSubstr("is float32 [3]: return one number"));
+  EXPECT_THAT(refused([](One&, const Shard&) { return torch::ones({}); }),
+              HasSubstr("no parameter that can be trained"));
+}
+
+TEST(OwnLoop, RefusesAnUpdateOfTheProgramsOwnOnAnyNumberOfWorkers) {
+  for (const int workers : {1, 2}) {
+    in_world(workers, "shm", [](World& world) {
+      Job job(world, job_options());
+      One one(world, "mlp");
+      Step step(job, "train", {&one.optimizer}, one.loss());
+      for (const GlobalBatch& batch : job.batches(data_of("mlp"), {.steps = 1})) {
+        step(batch);
+        EXPECT_THAT(refusal([&] { one.optimizer.step(); }), HasSubstr("leave the call out"));
+      }
+      world.comm().barrier().wait();
+    });
+  }
+}
+
+// Without the divergence check, too: each worker of a host would write to the one copy again.
+TEST(OwnLoop, RefusesParametersThatTheProgramWroteTo) {
+  for (const bool checked : {true, false}) {
+    in_world(2, "shm", [&](World& world) {
+      JobOptions options = job_options();
+      options.check_divergence = checked;
+      Job job(world, options);
+      One one(world, "mlp");
+      Step step(job, "train", {&one.optimizer}, one.loss());
+      const std::string said = refusal([&] {
+        for (const GlobalBatch& batch : job.batches(data_of("mlp"), {.steps = 3})) {
+          step(batch);
+          one.net->parameters()[0].data().mul_(0.5);
+          world.comm().barrier().wait();
+        }
+      });
+      EXPECT_THAT(said, HasSubstr("something other than lockstep::optim has written to"));
+      world.comm().barrier().wait();
+    });
+  }
+}
+
 TEST(OwnLoop, OfAnotherSeedOnOneWorkerIsAMismatch) {
   const auto outcomes = outcomes_in_world(2, [](World& world) {
     JobOptions options = job_options();

@@ -27,10 +27,6 @@ auto index_of(Device device) {
 
 }  // namespace
 
-bool built() noexcept {
-  return true;
-}
-
 void* current_stream(Device device) {
   if (device.kind == DeviceKind::kCpu) return nullptr;
   return c10::cuda::getCurrentCUDAStream(index_of(device)).stream();

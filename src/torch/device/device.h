@@ -1,6 +1,6 @@
 // LibTorch's side of a GPU: its streams, points on them, and graphs of what is queued. (cuda.cpp)
 //
-// If LibTorch or this build has no CUDA, built() is false, and all that would use a GPU is Unavailable. (none.cpp)
+// If LibTorch or this build has no CUDA, everything that would use a GPU is Unavailable. (none.cpp)
 #pragma once
 
 #include <lockstep/buffer.h>
@@ -12,8 +12,6 @@
 #include <memory>
 
 namespace lockstep::device {
-
-bool built() noexcept;
 
 // The device of a tensor, as collectives name it.
 Device of(const torch::Tensor& tensor);

@@ -13,10 +13,6 @@ namespace {
 
 }  // namespace
 
-bool built() noexcept {
-  return false;
-}
-
 void* current_stream(Device device) {
   if (device.kind == DeviceKind::kCpu) return nullptr;
   unavailable();

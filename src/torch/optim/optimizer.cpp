@@ -61,6 +61,11 @@ Optimizer::Optimizer(std::shared_ptr<Impl> impl) : impl_(std::move(impl)) {
 Optimizer::~Optimizer() = default;
 
 void Optimizer::step() {
+  if (impl_->trained.model->hosts_shards()) {
+    throw BadInput(
+        "step() of an optimizer that a Step or a Trainer uses: that has updated the parameters "
+        "already; leave the call out");
+  }
   impl_->follow_scheduler();
   impl_->update->step(GradientSource::own(*impl_->trained.model));
 }

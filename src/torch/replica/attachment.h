@@ -86,6 +86,7 @@ class Attachment {
   // BadInput if the module has other parameters than at first. BadInput also if workers share one
   // copy and something other than Lockstep wrote to it.
   void check_module() const;
+  void check_unwritten() const;
 
   const std::string& name() const { return name_; }
 

@@ -147,7 +147,7 @@ void DropIn::finish() {
   const auto weights = since_.weights;
   forget();
   since_.averaged = banks.in_use().versions();
-  parts_.parameters->note_pass();
+  parts_.parameters->note_values();
   clock_.end();
   active_ = false;
   check_weights(weights);

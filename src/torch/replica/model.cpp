@@ -99,7 +99,9 @@ Model sort_tensors(std::vector<NamedTensor> parameters, std::vector<NamedTensor>
   }
   check_apart(model.trained);
   if (model.trained.empty())
-    throw BadInput("the model has no parameter that requires a gradient: nothing to train");
+    throw BadInput(
+        "the model has no parameter that requires a gradient. A frozen model, such as a teacher, "
+        "needs no data_parallel(): load the same file on every worker, call eval(), and use it");
   return model;
 }
 

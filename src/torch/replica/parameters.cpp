@@ -27,24 +27,24 @@ class OneCopy : public Parameters {
   void publish(const plan::Stretch&) const override {}
   void acquire(Comm& comm) override { comm.barrier().wait(); }
 
-  // With an optimizer of torch::optim every worker would update the one copy again. To notice that,
-  // a sample of the values is kept from the end of a pass until Lockstep's own update.
-  void note_pass() override { after_pass_ = sample_lines(memory_, layout_, 0); }
-  void note_update() override { after_pass_.reset(); }
+  // If a program writes to its parameters, by an optimizer of torch::optim or by hand, every worker
+  // writes to the one copy, one after the other or at once. To notice that, a sample of the values
+  // is kept.
+  void note_values() override { noted_ = sample_lines(memory_, layout_, 0); }
+  void forget_values() override { noted_.reset(); }
   bool written_by_others() const override {
-    return after_pass_ && *after_pass_ != sample_lines(memory_, layout_, 0);
+    return noted_ && *noted_ != sample_lines(memory_, layout_, 0);
   }
 
  private:
   void put_back(std::size_t entry) override {
     throw BadInput(fmt::format(
         "{} was given other memory, and the workers of this host share one copy of it: load it "
-        "with "
-        "lockstep::load on all workers, or write to parameters in place, the same on all workers",
+        "with lockstep::load, on all workers",
         trained_[entry].name));
   }
 
-  std::optional<std::uint64_t> after_pass_;  // the sample
+  std::optional<std::uint64_t> noted_;  // the sample
 };
 
 class PrivateCopies : public Parameters {

@@ -51,10 +51,11 @@ class Parameters {
   // worker writes to that alone.
   void take_back(std::size_t entry);
 
-  // Between the end of a pass and Lockstep's own update nothing should write to shared parameters.
-  // written_by_others() says whether something did since note_pass().
-  virtual void note_pass() {}
-  virtual void note_update() {}
+  // Only Lockstep may write to parameters that workers share, between a pass and its update, and
+  // between the steps of a loop. written_by_others() says whether something else has written since
+  // note_values(); after forget_values() it does not know.
+  virtual void note_values() {}
+  virtual void forget_values() {}
   virtual bool written_by_others() const { return false; }
 
   const FlatMemory& memory() const { return memory_; }

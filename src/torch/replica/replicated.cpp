@@ -115,8 +115,17 @@ Replicated::Run::Run(Replicated& model, std::optional<Sharded> sharded) : model_
 
 Replicated::Run::~Run() {
   model_.hosts_shards_ = false;
+  model_.parts_.parameters->forget_values();
   model_.banks().release();
   model_.drop_in_->start_over();
+}
+
+// In a drop-in loop one worker may write between an update and the next pass, while the others wait.
+void Replicated::note_update() {
+  if (hosts_shards_)
+    parts_.parameters->note_values();
+  else
+    parts_.parameters->forget_values();
 }
 
 void Replicated::settle() {

@@ -59,6 +59,7 @@ class Replicated : public control::Member {
     Replicated& model_;
   };
   ShardPass& shards() { return *shards_; }
+  bool hosts_shards() const { return hosts_shards_; }
 
   // Puts every gradient where an update reads it. An update calls it first. BadInput from
   // check_attached(), or if gradients were not averaged.
@@ -75,7 +76,7 @@ class Replicated : public control::Member {
   void keep_one_copy() { parts_.keep_one_copy(); }
 
   // Lockstep itself has written to the parameters, on all workers.
-  void note_update() { parts_.parameters->note_update(); }
+  void note_update();
 
   Parts& parts() { return parts_; }
   const Parts& parts() const { return parts_; }

@@ -272,7 +272,9 @@ void DeviceShards::add(const std::string& name, double sum, double weight) {
 torch::Tensor DeviceShards::loss_of(const Shard& shard, std::uint64_t seed) {
   reported_ = {};
   torch::manual_seed(seed);
-  return work_.loss(shard);
+  torch::Tensor loss = work_.loss(shard);
+  check_loss(loss, shard);
+  return loss;
 }
 
 torch::Tensor DeviceShards::run_eagerly(const Turn& turn) {

@@ -2,6 +2,7 @@
 #include <lockstep/errors.h>
 
 #include "base/mutex.h"
+#include "torch/replica/tensors.h"
 #include "torch/step/arithmetic.h"
 #include "torch/step/shard_runner.h"
 
@@ -51,6 +52,7 @@ torch::Tensor HostShards::seeded_loss(const Turn& turn) {
   torch::manual_seed(turn.seed);
   torch::Tensor loss;
   say_where({"loss", turn.shard.step, turn.shard.index}, [&] { loss = work_.loss(turn.shard); });
+  check_loss(loss, turn.shard);
   return loss;
 }
 
@@ -70,6 +72,21 @@ void HostShards::run(Turn& turn) {
 
 std::unique_ptr<ShardRunner> make_host_shards(ShardWork work) {
   return std::make_unique<HostShards>(std::move(work));
+}
+
+void check_loss(const torch::Tensor& loss, const Shard& shard) {
+  const auto refuse = [&](const std::string& why) {
+    throw BadInput(fmt::format("the loss at step {}, shard {} {}", shard.step, shard.index, why));
+  };
+  if (!loss.defined()) refuse("is an undefined tensor");
+  if (loss.numel() != 1)
+    refuse(
+        fmt::format("is {}: return one number, the mean over the batch", replica::describe(loss)));
+  if (!loss.requires_grad()) {
+    refuse(
+        "depends on no parameter that can be trained: was it computed under NoGradGuard, or from "
+        "detached tensors?");
+  }
 }
 
 void weighted_backward(const ShardWork& work, const torch::Tensor& loss,

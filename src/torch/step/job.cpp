@@ -10,7 +10,7 @@
 
 namespace lockstep {
 
-Batches::Batches(std::unique_ptr<steps::Loop> loop) : loop_(std::move(loop)) {}
+Batches::Batches(std::shared_ptr<steps::Loop> loop) : loop_(std::move(loop)) {}
 Batches::Batches(Batches&&) noexcept = default;
 Batches::~Batches() = default;
 

@@ -169,7 +169,7 @@ void JobCore::prepare(const DatasetPtr& dataset, const BatchesOptions& options,
   for (JobModels::Trained& trained : models_.trained) trained.model.keep_one_copy();
 }
 
-std::unique_ptr<Loop> JobCore::open(const DatasetPtr& dataset, const BatchesOptions& options) {
+std::shared_ptr<Loop> JobCore::open(const DatasetPtr& dataset, const BatchesOptions& options) {
   if (progress_.loop != nullptr)
     throw BadInput("another loop of the job is open: a job has one at a time");
   if (progress_.running) {
@@ -182,7 +182,7 @@ std::unique_ptr<Loop> JobCore::open(const DatasetPtr& dataset, const BatchesOpti
       options.steps > 0 ? options.steps : options.epochs * plan().steps_per_epoch();
   warn_beyond(end);
   progress_.stop = progress_.stopped = false;
-  auto loop = std::make_unique<Loop>(shared_from_this(), dataset, options);
+  auto loop = std::make_shared<Loop>(shared_from_this(), dataset, options);
   loop->set_end(std::max(end, progress_.next));
   return loop;
 }

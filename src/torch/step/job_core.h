@@ -72,7 +72,7 @@ class JobCore : public control::Member, public std::enable_shared_from_this<JobC
   // `more`: what workers must agree on besides the job's properties and the options.
   void prepare(const DatasetPtr& dataset, const BatchesOptions& options,
                const std::vector<replica::Property>& more = {});
-  std::unique_ptr<Loop> open(const DatasetPtr& dataset, const BatchesOptions& options);
+  std::shared_ptr<Loop> open(const DatasetPtr& dataset, const BatchesOptions& options);
 
   struct Ran {
     Phase phase;

@@ -11,9 +11,11 @@
 namespace lockstep {
 
 Batch GlobalBatch::shard(int index) const {
-  if (loop_ == nullptr || index < 0 || index >= loop_->generation().shards)
+  const auto loop = loop_.lock();
+  if (!loop) throw BadInput("a GlobalBatch can be read only in the loop that gave it");
+  if (index < 0 || index >= loop->generation().shards)
     throw BadInput("a GlobalBatch was asked for a shard that the job does not have");
-  return loop_->batches().again(step_, index);
+  return loop->batches().again(step_, index);
 }
 
 }  // namespace lockstep
@@ -72,7 +74,6 @@ Loop::Loop(std::shared_ptr<JobCore> job, DatasetPtr dataset, const BatchesOption
            plan().options(),
            {options.loader_threads, options.prefetch},
            models().front().device()}) {
-  current_.loop_ = this;
   open_models();
   open_page();
   job_->progress_.loop = this;
@@ -146,6 +147,7 @@ void Loop::check_at_rest(std::int64_t step) {
 
 void Loop::go_to(std::int64_t step) {
   const plan::Position at = plan().position(step);
+  current_.loop_ = weak_from_this();
   current_.step_ = step;
   current_.epoch_ = at.epoch;
   current_.samples_ = at.entries;

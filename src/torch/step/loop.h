@@ -82,7 +82,7 @@ class HostedBatches {
 // Blocking:  the constructor, first() and advance(), which are collective.
 // Failure:   as Batches.
 // Ownership: shares the job. Batches or the Trainer own it; the job knows it while it lives.
-class Loop {
+class Loop : public std::enable_shared_from_this<Loop> {
  public:
   Loop(std::shared_ptr<JobCore> job, DatasetPtr dataset, const BatchesOptions& options);
   ~Loop();

@@ -109,6 +109,9 @@ class ModelStep : public divergence::Subject {
   optim::Optimizer& optimizer() { return optimizer_; }
   StepGradients& gradients() { return *gradients_; }
 
+  // BadInput if something else than Lockstep has written to parameters that workers share.
+  void check_unwritten() const { parts_.trained.model->attachment().check_unwritten(); }
+
   // The update. After prepare() all numbers are known and nothing is written. On a GPU the update also copies `note`.
   void prepare(const optim::GradientSource& source);
   void apply(const flat::Note& note, optim::UpdateJournal* journal);

@@ -81,6 +81,9 @@ std::unique_ptr<ShardRunner> make_host_shards(ShardWork work);
 // On a GPU: shards are queued, and the host goes on. (device_shards.cpp)
 std::unique_ptr<ShardRunner> make_device_shards(ShardWork work);
 
+// BadInput if this is nothing that backward can begin with.
+void check_loss(const torch::Tensor& loss, const Shard& shard);
+
 // loss.backward(weight), which computes the gradients of work.inputs only.
 void weighted_backward(const ShardWork& work, const torch::Tensor& loss,
                        const torch::Tensor& weight);
