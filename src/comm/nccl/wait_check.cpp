@@ -79,8 +79,10 @@ Failure WaitCheck::late() {
   return own;
 }
 
+// A killed process closes its sockets first, which NCCL notices, and then gives its GPU back, which
+// may take seconds. Only then does the host link know that it has ended, and which one it was.
 Failure WaitCheck::explain(const NcclState& state) {
-  constexpr auto kPatience = std::chrono::milliseconds(1000);
+  constexpr auto kPatience = std::chrono::milliseconds(4000);
   const auto patience = Deadline::after(kPatience);
   while (!patience.expired()) {
     if (const auto failure = link_.failure()) return *failure;

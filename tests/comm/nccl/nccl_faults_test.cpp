@@ -196,6 +196,23 @@ TEST_P(NcclFaults, TroubleThatTheLibraryReportsEndsAllWorkers) {
   EXPECT_EQ(device->left_over(), 0U);
 }
 
+// A killed process closes its sockets, which NCCL sees at once, and then gives its GPU back, which takes seconds: only
+// after that is it known to have ended.
+TEST_P(NcclFaults, AWorkerThatTakesLongToEndIsNamed) {
+  device->faults.fails_by_peer = true;
+  const auto outcomes = run_on(device, world(2), [&](Comm& comm) {
+    Ones ones(*device);
+    comm.all_reduce(ones.data.buffer()).wait();
+    if (comm.rank() == 1) device->faults.fails_of_rank = 0;
+    comm.barrier().wait();
+    const Work work = comm.all_reduce(ones.data.buffer());
+    if (comm.rank() == 0) return work.wait();
+    std::this_thread::sleep_for(milliseconds(1500));  // that is how long it takes
+  });
+  EXPECT_EQ(outcomes[0].kind, ErrorKind::kPeerLost) << outcomes[0].text;
+  EXPECT_THAT(outcomes[0].ranks, Contains(1)) << outcomes[0].text;
+}
+
 TEST_P(NcclFaults, ALibraryThatDoesNotComeBackFromAbortHoldsNobodyUp) {
   const auto outcomes = run_on(device, world(2, milliseconds(300)), [&](Comm& comm) {
     Ones ones(*device);
