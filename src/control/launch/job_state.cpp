@@ -7,6 +7,7 @@
 #include <array>
 #include <cerrno>
 #include <csignal>
+#include <utility>
 #include <cstring>
 #include <set>
 #include <tuple>
@@ -161,7 +162,10 @@ JobState::Orders JobState::on_signal(int signal, Clock::time_point now) {
 JobState::Orders JobState::on_output_closed(int error, Clock::time_point now) {
   if (cause_ != Cause::kNone || failed_at_) return {};
   const int code = error == EPIPE ? kSignalBase + SIGPIPE : 1;
-  if (!released_) return end(Cause::kOutputClosed, code, SIGTERM, now + rules_.grace);
+  // EIO: the terminal has gone. Its SIGHUP is on the way here, and workers get theirs now: what they
+  // do at a hangup must not depend on which of the two comes first.
+  const int signal = error == EIO ? SIGHUP : SIGTERM;
+  if (!released_) return end(Cause::kOutputClosed, code, signal, now + rules_.grace);
   cause_ = Cause::kOutputClosed;
   exit_code_ = code;
   return {};
@@ -187,6 +191,7 @@ JobState::Orders JobState::end(Cause cause, int code, int signal, Clock::time_po
   cause_ = cause;
   exit_code_ = code;
   deadline_ = deadline;
+  if (std::exchange(told_, signal) == signal) return {};  // no worker is told twice
   // SIGCONT, so that a stopped worker can act on the signal.
   return {.forward = {signal, SIGCONT}};
 }

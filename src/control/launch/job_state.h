@@ -162,6 +162,7 @@ class JobState {
   std::optional<Clock::time_point> failed_at_;  // the first failure
   bool released_ = false;
   bool cut_short_ = false;
+  int told_ = 0;  // the signal by which workers were told to end
   Cause cause_ = Cause::kNone;
   int exit_code_ = 0;
   std::optional<Blame::Verdict> failure_;
