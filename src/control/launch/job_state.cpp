@@ -7,10 +7,10 @@
 #include <array>
 #include <cerrno>
 #include <csignal>
-#include <utility>
 #include <cstring>
 #include <set>
 #include <tuple>
+#include <utility>
 
 #include "control/launch/program.h"
 
