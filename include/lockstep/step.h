@@ -140,7 +140,8 @@ struct ShardCounts {
 //            again, and it goes on from its checkpoint.
 // Ownership: shares the job. The optimizers, their models and what the loss refers to must outlive
 //            the job's loops. If workers share memory, the parameters exist once per host from
-//            batches() on, and only Lockstep may write to them: BadInput at the next call.
+//            batches() on, and only Lockstep may write to them. A write that a sample of the
+//            values shows is BadInput at the Step's next call.
 class Step {
  public:
   using Loss = std::function<torch::Tensor(const Shard&)>;

@@ -6,7 +6,7 @@
 
 namespace lockstep::base {
 
-// By what libraries choose their code, besides instruction sets: vendor, family and model on x86-64; implementer,
+// The properties by which libraries choose their code, besides instruction sets: vendor, family and model on x86-64; implementer,
 // variant and part on ARM. If cores differ, each kind once. "unknown" if the kernel does not say.
 //
 // A job keeps it, because libraries may compute other bits on another processor.

@@ -411,10 +411,14 @@ TEST(OwnLoop, ABatchThatIsKeptCannotBeReadAfterItsLoop) {
   One one(alone, "mlp");
   Step step(job, "train", {&one.optimizer}, one.loss());
   std::vector<GlobalBatch> kept;
-  for (const GlobalBatch& batch : job.batches(data_of("mlp"), {.steps = 2})) {
-    step(batch);
-    kept.push_back(batch);
-    EXPECT_EQ(kept.front().shard(1).samples, 2);
+  {
+    Batches batches = job.batches(data_of("mlp"), {.steps = 2});
+    for (const GlobalBatch& batch : batches) {
+      step(batch);
+      kept.push_back(batch);
+      EXPECT_EQ(kept.front().shard(1).samples, 2);
+    }
+    EXPECT_THAT(refusal([&] { kept.front().shard(1); }), HasSubstr("only in the loop"));
   }
   EXPECT_THAT(refusal([&] { kept.front().shard(1); }), HasSubstr("only in the loop"));
 }

@@ -37,8 +37,8 @@ class Pause {
 // Finds out whether a wait is in vain, and which worker is to blame.
 //
 // Threads:   one.
-// Blocking:  if look and explain have found something, they listen to the other workers for up to a
-//            second.
+// Blocking:  if look() has found something, it listens to the other workers for up to a second;
+//            explain() for up to four, whatever the deadline of the wait.
 // Failure:   returns what it finds; does not end the link.
 // Ownership: borrows the link.
 class WaitCheck {

@@ -164,7 +164,7 @@ JobState::Orders JobState::on_output_closed(int error, Clock::time_point now) {
   const int code = error == EPIPE ? kSignalBase + SIGPIPE : 1;
   // EIO: the terminal has gone. Its SIGHUP is on the way here, and workers get theirs now: what they
   // do at a hangup must not depend on which of the two comes first.
-  const int signal = error == EIO ? SIGHUP : SIGTERM;
+  const int signal = error == EIO && rules_.hangs_up ? SIGHUP : SIGTERM;
   if (!released_) return end(Cause::kOutputClosed, code, signal, now + rules_.grace);
   cause_ = Cause::kOutputClosed;
   exit_code_ = code;

@@ -93,6 +93,8 @@ struct EndRules {
   // The part of it in which a lost worker may end by itself, before the others are told to end.
   std::chrono::nanoseconds for_the_cause = std::chrono::milliseconds(1000);
 
+  bool hangs_up = false;  // the output is a terminal whose hangup reaches this process
+
   std::vector<int> explained_codes;  // as in RunOptions
   std::optional<int> stopped_code;   // the same
 };

@@ -281,18 +281,23 @@ TEST(JobStateTest, ClosedOutputEndsTheWorkersAsABrokenPipe) {
 }
 
 TEST(JobStateTest, ATerminalThatGoesAwayIsAHangupWhateverIsNoticedFirst) {
-  JobState output_first(2, kRules);
+  EndRules on_terminal = kRules;
+  on_terminal.hangs_up = true;
+  JobState output_first(2, on_terminal);
   EXPECT_THAT(output_first.on_output_closed(EIO, kStart).forward, ElementsAre(SIGHUP, SIGCONT));
   EXPECT_EQ(output_first.deadline(), kStart + kRules.grace);
   EXPECT_THAT(output_first.on_signal(SIGHUP, kStart).forward, IsEmpty()) << "they have it already";
   EXPECT_EQ(output_first.exit_code(), 129);
-  JobState signal_first(2, kRules);
+  JobState signal_first(2, on_terminal);
   signal_first.on_signal(SIGHUP, kStart);
   signal_first.on_output_closed(EIO, kStart);
   EXPECT_EQ(signal_first.exit_code(), 129);
 }
 
+// A disk may say EIO, too. And under nohup workers ignore a hangup.
 TEST(JobStateTest, OutputThatCannotBeWrittenEndsTheWorkersAsAFailure) {
+  JobState on_disk(2, kRules);
+  EXPECT_THAT(on_disk.on_output_closed(EIO, kStart).forward, ElementsAre(SIGTERM, SIGCONT));
   JobState state(2, kRules);
   EXPECT_THAT(state.on_output_closed(ENOSPC, kStart).forward, ElementsAre(SIGTERM, SIGCONT));
   EXPECT_EQ(state.exit_code(), 1);

@@ -99,7 +99,7 @@ void KeeperProcess::run(pid_t launcher) {
   // A keeper that somebody has stopped must wake up when the launcher dies.
   ::prctl(PR_SET_PDEATHSIG, SIGCONT);
   isolate();
-  // If the launcher died before the line above, no signal will come, and nothing is to be started.
+  // If the launcher died before prctl() asked for it, no signal will come, and nothing is to be started.
   if (::getppid() == launcher) {
     start_workers();
     serve();

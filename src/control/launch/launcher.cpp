@@ -8,6 +8,7 @@
 
 #include <utility>  // Boost 1.74's Asio uses std::exchange and does not include this
 
+#include <algorithm>
 #include <array>
 #include <boost/asio/io_context.hpp>
 #include <boost/asio/posix/stream_descriptor.hpp>
@@ -51,6 +52,10 @@ EndRules end_rules(const RunOptions& options) {
   rules.grace = options.grace;
   rules.explained_codes = options.explained_codes;
   rules.stopped_code = options.stopped_code;
+  const std::vector<int> signals = signals_to_forward();
+  const bool on_terminal = ::isatty(STDOUT_FILENO) == 1 || ::isatty(STDERR_FILENO) == 1;
+  rules.hangs_up =
+      on_terminal && std::find(signals.begin(), signals.end(), SIGHUP) != signals.end();
   return rules;
 }
 

@@ -197,7 +197,7 @@ class JobReport {
   // Lines that --quiet leaves out.
   std::vector<std::string> notes(const JobState& state) const;
 
-  // What could not be written of the output. Always shown, and last, because only then all lost bytes are counted.
+  // What could not be written of the output. Always shown, and last, because only then are all lost bytes counted.
   static std::vector<std::string> lost_output(const JobState& state, const Output& output);
 
  private:

@@ -26,7 +26,7 @@ struct OriginalProcess {
 };
 
 // Makes this process fit to be a launcher. Its standard descriptors are open, it may open enough
-// files, the signals that it reads from a descriptor are blocked, and orphans become its children.
+// files, the signals that it reads from a descriptor, SIGPIPE and SIGXFSZ are blocked, and orphans become its children.
 OriginalProcess set_up_process(const RunOptions& options);
 
 // The signals to forward. Not those that were ignored from the start, as SIGHUP under nohup.

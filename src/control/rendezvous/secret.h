@@ -15,8 +15,8 @@ inline constexpr std::size_t kMostSecretBytes = 4096;
 // 32 bytes of the kernel's generator.
 std::string make_secret();
 
-// A sealed memory file with the secret. It closes on exec; only in a worker the keeper lets it stay
-// open, and LOCKSTEP_SECRET_FD says its number.
+// A sealed memory file with the secret. It closes on exec; the keeper leaves it open only in
+// workers, and LOCKSTEP_SECRET_FD says its number.
 base::Fd seal_secret(std::string_view secret);
 
 // Reads a sealed secret. It does not move the descriptor's position, which all processes that have

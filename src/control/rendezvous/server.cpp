@@ -345,7 +345,7 @@ bool RendezvousServer::State::on_message(ConnectionId from, const Message& messa
 void RendezvousServer::State::on_end(ConnectionId id, const Departure& departure) {
   const auto entry = guests_.find(id);
   if (entry == guests_.end()) return;
-  // A worker does not end like this: somebody may have taken its connection over.
+  // Somebody may have taken over a connection that does not end in order.
   const bool unproven = unproven_.erase(id) == 1;
   if (unproven || !departure.in_order) stranger(entry->second.who, departure.why);
   guests_.erase(entry);

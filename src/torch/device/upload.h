@@ -1,5 +1,5 @@
-// What goes from the host to a GPU: batches, and small tables. They go from pinned memory, because only then the host does
-// not wait for the copy.
+// What goes from the host to a GPU: batches, and small tables. They go from pinned memory, because only then does the
+// host not wait for the copy.
 #pragma once
 
 #include <lockstep/dataset.h>

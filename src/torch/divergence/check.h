@@ -71,8 +71,8 @@ class Check {
   double digest(std::int64_t step);
 
   // Compares the digests of all workers. Throws if a worker has found a fault, or if copies differ
-  // and more than half of them agree. Otherwise returns what only a rerun can decide: the caller
-  // runs the step again, from the checkpoint, and then calls verdict().
+  // and more than half of them agree. Returns nothing if all are equal, else what only a rerun can
+  // decide: the caller runs the step again, from the checkpoint, and then calls verdict().
   struct Undecided {
     std::int64_t step = 0;
     std::string text;  // "step 12: workers hold different bits of fc1.weight …"

@@ -1,7 +1,7 @@
 // The part of the divergence check that runs where memory is read and written. It finds bits that
 // changed though nobody wrote them.
 //
-//   gradients   who writes a piece also keeps its parity (flat/parity.h). Who reads the piece
+//   gradients   the writer of a piece also keeps its parity (flat/parity.h). A reader of the piece
 //               compares
 //   resting     the parity of parameters and state after the last update. If the next update finds
 //               another, a bit has changed in between

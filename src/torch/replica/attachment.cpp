@@ -172,7 +172,7 @@ void Attachment::check_unwritten() const {
   if (!parts_.parameters->written_by_others()) return;
   throw BadInput(fmt::format(
       "something other than lockstep::optim has written to {}. The workers of this host share one "
-      "copy of it, as share_parameters, Steps and the Trainer do, so each worker would write to it "
+      "copy of it (share_parameters, Steps and the Trainer do that), and each would write to it "
       "again: limit weights inside the model's forward(), load with lockstep::load, or train with "
       "the drop-in loop",
       name_));

@@ -53,7 +53,7 @@ void require_cuda();
 // also those of its libraries, such as "CUBLAS_WORKSPACE_CONFIG=:4096:8".
 std::string arithmetic_environment(Device device = {});
 
-// The arithmetic as it is now on this thread, whoever has set it: properties of a job by name. `device` is where the tensors
+// The arithmetic as it is now on this thread, set by Lockstep or by the program: properties of a job by name. `device` is where the tensors
 // are. The processor's model is among them, because libraries choose block sizes by it and do not say which.
 std::map<std::string, std::string> arithmetic_in_use(Device device = {});
 

@@ -29,7 +29,7 @@ class StepGradients {
   // Before a shard's turn: its gradients go to the bank that plan/ names.
   void begin_shard(const plan::Accumulation::Step& planned);
 
-  // Whether the last backward of a step meets the other workers. Only then before_last() or reduce() is called: with the
+  // Whether the last backward of a step meets the other workers. Only then is before_last() or reduce() called: with the
   // weight of all shards, which the reduction divides by.
   virtual bool meets() const = 0;
   virtual void before_last(double total) = 0;

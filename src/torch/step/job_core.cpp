@@ -327,6 +327,7 @@ void JobCore::rerun() {
   const std::int64_t from = checkpoints_->read(state_, properties());
   if (from < 0)
     throw Mismatch(found.text + ", and the checkpoint to run the step again from is gone");
+  for (ModelView& model : models_.all) model.note_update();
   loop.go_back({from, found.step + 1});
   for (const Call& call : calls_) {
     if (call.step < from) continue;

@@ -42,7 +42,7 @@ void JobState::add_optimizer(const std::string& name, optim::Optimizer& optimize
   add(std::move(part));
 }
 
-// Of its kind: then names do not need that of the model.
+// Whether it is the only part of its kind. Then names need no model's name.
 bool JobState::is_only(const Part& part) const {
   return std::count_if(parts_.begin(), parts_.end(),
                        [&](const Part& other) { return other.kind == part.kind; }) == 1;

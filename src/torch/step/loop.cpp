@@ -12,7 +12,8 @@ namespace lockstep {
 
 Batch GlobalBatch::shard(int index) const {
   const auto loop = loop_.lock();
-  if (!loop) throw BadInput("a GlobalBatch can be read only in the loop that gave it");
+  if (!loop || !loop->batches().is_open())
+    throw BadInput("a GlobalBatch can be read only in the loop that gave it");
   if (index < 0 || index >= loop->generation().shards)
     throw BadInput("a GlobalBatch was asked for a shard that the job does not have");
   return loop->batches().again(step_, index);

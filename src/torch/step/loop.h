@@ -53,8 +53,8 @@ class HostedBatches {
   bool is_open() const { return reader_.has_value(); }
 
   void begin(std::int64_t step);  // after open(), or after end() of the step before
-  Batch take(int shard);          // in order of shards; later any, which is kept or read again
-  void end();                     // drops the batches that no Step has taken
+  Batch take(int shard);  // first in the order of shards; a second time: kept, or read again
+  void end();             // drops the batches that no Step has taken
 
   // On a GPU: moves the next batch there while the GPU computes.
   void look_ahead() { reader_->look_ahead(); }

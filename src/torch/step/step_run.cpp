@@ -136,7 +136,7 @@ std::vector<double> StepRun::intent() const {
 
 void StepRun::run_shards(const Phase& phase, Weights& weights) {
   // The last backward reduces, if any does. In a short batch the last shard may have no samples and no backward: then
-  // the reduction comes after its turn, because only then the banks are complete.
+  // the reduction comes after its turn, because only then are the banks complete.
   const Generation& generation = loop_.generation();
   const int last = generation.hosted.end - 1;
   const bool with_backward = loop_.plan().count(phase.step, last) > 0;
