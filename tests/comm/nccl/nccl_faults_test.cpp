@@ -208,6 +208,8 @@ TEST_P(NcclFaults, AWorkerThatTakesLongToEndIsNamed) {
     const Work work = comm.all_reduce(ones.data.buffer());
     if (comm.rank() == 0) return work.wait();
     std::this_thread::sleep_for(milliseconds(1500));  // that is how long it takes
+    Comm(std::move(comm));                            // destroyed here, the data still alive
+    device->settle();
   });
   EXPECT_EQ(outcomes[0].kind, ErrorKind::kPeerLost) << outcomes[0].text;
   EXPECT_THAT(outcomes[0].ranks, Contains(1)) << outcomes[0].text;
