@@ -19,7 +19,9 @@
 
 namespace lockstep::app {
 
-const char* const kTrainHelp =
+namespace {
+
+constexpr const char* kHelp =
     R"(Trains a model on several workers of this host, with no C++ to write.
 
   lockstep train [options]
@@ -94,8 +96,6 @@ Examples:
   lockstep train --model gpt --gpt-size gpt2 --context 1024 --data book.txt --optimizer adamw --device cuda --precision bf16
   lockstep train --model cnn --steps 100 --hashes log; lockstep train --model cnn --steps 100 --verify log --workers 1
 )";
-
-namespace {
 
 constexpr base::Choice<Model> kModels[] = {{Model::kMlp, "mlp"},
                                            {Model::kCnn, "cnn"},
@@ -338,6 +338,10 @@ void check_devices(const TrainArguments& arguments) {
 }
 
 }  // namespace
+
+const char* train_help() {
+  return kHelp;
+}
 
 const char* name(Model model) {
   return base::word_for(model, kModels);

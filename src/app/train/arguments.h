@@ -130,6 +130,7 @@ DeviceKind device_asked_for(const TrainArguments& arguments);
 // were open at parsing are made.
 void check_together(const TrainArguments& arguments);
 
-extern const char* const kTrainHelp;
+// The text of `lockstep train --help`.
+const char* train_help();
 
 }  // namespace lockstep::app

@@ -86,7 +86,7 @@ RunDirectory::~RunDirectory() {
 
 int train(const std::vector<std::string>& arguments) {
   if (base::asks_for_help(arguments)) {
-    fmt::print("{}", kTrainHelp);
+    fmt::print("{}", train_help());
     return 0;
   }
   TrainArguments parsed = parse_train_arguments(arguments);
