@@ -38,7 +38,13 @@ class Arena {
   std::size_t size() const { return size_; }
   int fd() const { return fd_; }
 
-  // The mapping stays. After this call the arena cannot be handed to another worker.
+  // A second mapping of the same memory, for this process alone: it shows what anybody writes to the
+  // arena, except on pages that this process has written to through this mapping. Null before
+  // map_privately(), which needs the descriptor.
+  std::byte* private_data() const { return private_data_; }
+  void map_privately();
+
+  // The mappings stay. After this call the arena cannot be handed to another worker.
   void close_descriptor();
 
  private:
@@ -47,6 +53,7 @@ class Arena {
   int fd_ = -1;
   std::byte* data_ = nullptr;
   std::size_t size_ = 0;
+  std::byte* private_data_ = nullptr;
 };
 
 // The arenas of all workers of a Comm, mapped into this process. Comm::share() makes it.
@@ -64,6 +71,10 @@ class SharedArena {
   std::size_t size_of(int rank) const { return arenas_[static_cast<std::size_t>(rank)].size(); }
   std::byte* data() const { return of(rank_); }
   std::size_t size() const { return size_of(rank_); }
+  // The private mapping of a worker's arena; null if share() was not asked for them.
+  std::byte* private_of(int rank) const {
+    return arenas_[static_cast<std::size_t>(rank)].private_data();
+  }
   int workers() const { return static_cast<int>(arenas_.size()); }
   int rank() const { return rank_; }
 

@@ -130,8 +130,10 @@ class Comm {
   // Returns null if the workers share no memory: on several hosts, or with an engine that cannot
   // share. Collective and blocking. If the host has too little memory, every worker gets
   // Unavailable, and the Comm is dead. Every worker keeps the handle as long as any worker passes
-  // buffers in this memory.
-  std::shared_ptr<SharedArena> share(std::size_t bytes);
+  // buffers in this memory. `kAlsoPrivate` maps every arena a second time, privately
+  // (Arena::private_data).
+  enum class Mappings : bool { kShared, kAlsoPrivate };
+  std::shared_ptr<SharedArena> share(std::size_t bytes, Mappings mappings = Mappings::kShared);
 
   // Memory of a device for buffers of this Comm. Throws Unavailable if the device has too little
   // memory, BadInput if the engine has no devices. Neither harms the Comm.

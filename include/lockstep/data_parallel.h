@@ -57,11 +57,6 @@ struct DataParallelOptions {
   // off if the weights differ on purpose.
   bool check_weights = true;
 
-  // Whether workers that share memory train one physical copy of the parameters. This saves memory and needs an
-  // optimizer of lockstep::optim. A worker must not write to a parameter alone, nor read one while another worker is in
-  // step().
-  bool share_parameters = false;
-
   // How fast it comes. Smaller buckets overlap more with backward; larger buckets need fewer messages.
   std::size_t first_bucket_bytes = std::size_t{1} << 20;
   std::size_t bucket_bytes = std::size_t{25} << 20;

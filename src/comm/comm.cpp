@@ -272,9 +272,9 @@ Work Comm::barrier() {
                               {true, {}});
 }
 
-std::shared_ptr<SharedArena> Comm::share(std::size_t bytes) {
+std::shared_ptr<SharedArena> Comm::share(std::size_t bytes, Mappings mappings) {
   channel_->require_alive();
-  return comm::share(*this, channel_->group(), channel_->next_arena(), bytes);
+  return comm::share(*this, channel_->group(), channel_->next_arena(), {bytes, mappings});
 }
 
 std::shared_ptr<DeviceArena> Comm::device_arena(Device device, std::size_t bytes) {

@@ -34,7 +34,10 @@ struct Group {
 
 // Comm::share: the workers of a Comm map each other's memory. `id` is the same number on every
 // worker, and no other arena has it.
-std::shared_ptr<SharedArena> share(Comm& comm, const Group& group, std::uint64_t id,
-                                   std::size_t bytes);
+struct Wanted {
+  std::size_t bytes = 0;
+  Comm::Mappings mappings = Comm::Mappings::kShared;
+};
+std::shared_ptr<SharedArena> share(Comm& comm, const Group& group, std::uint64_t id, Wanted wanted);
 
 }  // namespace lockstep::comm

@@ -103,25 +103,30 @@ std::vector<Arena> exchange_arenas(Comm& comm, const Group& group, const std::st
     arenas.push_back(std::move(*arena));
   }
   comm.barrier().wait();  // nobody uses the arenas before all workers have them
-  for (Arena& arena : arenas) arena.close_descriptor();
   return arenas;
 }
 
 }  // namespace
 
 std::shared_ptr<SharedArena> share(Comm& comm, const Group& group, std::uint64_t id,
-                                   std::size_t bytes) {
-  const std::size_t wanted = std::max<std::size_t>(bytes, 1);
+                                   Wanted wanted) {
+  wanted.bytes = std::max<std::size_t>(wanted.bytes, 1);
   std::vector<Arena> arenas;
   Host* host = group.link->host();
   if (comm.size() == 1) {
-    arenas.push_back(Arena::create(wanted));
+    arenas.push_back(Arena::create(wanted.bytes));
+    if (wanted.mappings == Comm::Mappings::kAlsoPrivate) arenas.back().map_privately();
     return std::make_shared<SharedArena>(std::move(arenas), 0);
   }
   if (host == nullptr) return nullptr;
   try {
-    require_memory(comm, wanted);
-    arenas = exchange_arenas(comm, group, fmt::format("share/{:016x}", id), Arena::create(wanted));
+    require_memory(comm, wanted.bytes);
+    arenas =
+        exchange_arenas(comm, group, fmt::format("share/{:016x}", id), Arena::create(wanted.bytes));
+    for (Arena& arena : arenas) {
+      if (wanted.mappings == Comm::Mappings::kAlsoPrivate) arena.map_privately();
+      arena.close_descriptor();
+    }
   } catch (const Error& error) {
     group.link->fail(failure_from(error));
     throw;

@@ -216,8 +216,7 @@ TrainerParts parts_for(const Choices& run, World& world, std::uint64_t seed) {
   auto net = model_for(name, seed);
   auto model = data_parallel(
       net, world,
-      {.share_parameters = true,
-       .bucket_bytes = static_cast<std::size_t>(number(run, kBucket)),
+      {.bucket_bytes = static_cast<std::size_t>(number(run, kBucket)),
        .algorithm =
            level(run, kAlgorithm) == "direct" ? Algorithm::kDirect : Algorithm::kHalvingDoubling});
   TrainerParts parts{.model = model,

@@ -16,7 +16,6 @@ using ::testing::HasSubstr;
 struct Job {
   bool adamw = false;
   double clip_norm = 0;
-  bool share_parameters = false;
   bool half = false;
 };
 
@@ -25,7 +24,7 @@ std::string trained_digest(const std::string& engine, int workers, const Job& jo
   in_world(workers, engine, [&](World& world) {
     auto net = seeded<TwoLayers>(5, 40, 90, 30);
     if (job.half) net->to(torch::kBFloat16);
-    auto model = data_parallel(net, world, {.share_parameters = job.share_parameters});
+    auto model = data_parallel(net, world);
     std::unique_ptr<optim::Optimizer> optimizer;
     if (job.adamw) {
       optimizer = std::make_unique<optim::AdamW>(model, optim::AdamWOptions{.lr = 1e-2});
@@ -54,24 +53,6 @@ TEST(SharedTraining, HasTheBitsOfTrainingThroughMessages) {
                          Job{.adamw = true, .clip_norm = 0.05}, Job{.half = true}}) {
     const std::string expected = trained_digest("thread", 3, job);
     EXPECT_EQ(trained_digest("shm", 3, job), expected) << job.adamw << job.clip_norm << job.half;
-    Job shared = job;
-    shared.share_parameters = true;
-    EXPECT_EQ(trained_digest("shm", 3, shared), expected) << job.adamw << job.clip_norm << job.half;
-  }
-}
-
-TEST(SharedTraining, AWorkerKeepsItsOwnCopyOfTheParametersUnlessAskedToShareThem) {
-  for (const bool share : {false, true}) {
-    in_world(2, "shm", [&](World& world) {
-      auto model = data_parallel(seeded<TwoLayers>(5), world, {.share_parameters = share});
-      const float before = model->first->bias[0].item<float>();
-      world.comm().barrier().wait();
-      torch::NoGradGuard no_grad;
-      if (world.leader()) model->first->bias[0] = 77;
-      world.comm().barrier().wait();
-      EXPECT_EQ(model->first->bias[0].item<float>(), share || world.leader() ? 77 : before);
-      world.comm().barrier().wait();
-    });
   }
 }
 

@@ -116,7 +116,7 @@ TrainerParts make_parts(const TrainArguments& arguments, World& world, const Dat
   const auto bucket = static_cast<std::size_t>(arguments.bucket_bytes);
   auto model = data_parallel(
       net, world,
-      {.share_parameters = true, .bucket_bytes = bucket, .algorithm = arguments.algorithm});
+      {.bucket_bytes = bucket, .algorithm = arguments.algorithm});
   auto optimizer = make_optimizer(arguments, model);
   optimizer->set_clip_norm(arguments.clip_norm);
   const auto schedule = make_schedule(arguments, data.train->size());
@@ -261,7 +261,7 @@ StepTraffic traffic_of_step(const Replica& model, Algorithm asked, int shards) {
   replica::Replicated& state = replica::inside(model);
   const Algorithm algorithm = state.comm().runs(asked, shards);
   const int workers = state.comm().size();
-  if (workers > 1 && algorithm == Algorithm::kDirect && state.gradients().shared())
+  if (workers > 1 && state.reads_all_gradients())
     return {.in_place = true, .bytes = 0, .times_ring = {}};
   return traffic_of(algorithm, shards, workers,
                     plan::in_layout(state.parts().plan.buckets, state.banks().layout()));

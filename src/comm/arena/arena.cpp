@@ -26,8 +26,9 @@ std::size_t round_up_to_pages(std::size_t bytes) {
   return (std::max<std::size_t>(bytes, 1) + page - 1) / page * page;
 }
 
-std::byte* map_shared(int fd, std::size_t bytes) {
-  void* memory = ::mmap(nullptr, bytes, PROT_READ | PROT_WRITE, MAP_SHARED, fd, 0);
+// `kind`: MAP_SHARED or MAP_PRIVATE.
+std::byte* map(int fd, std::size_t bytes, int kind) {
+  void* memory = ::mmap(nullptr, bytes, PROT_READ | PROT_WRITE, kind, fd, 0);
   if (memory == MAP_FAILED) {
     throw Unavailable(
         fmt::format("cannot map {} bytes of shared memory: {}", bytes, std::strerror(errno)));
@@ -58,7 +59,7 @@ Arena Arena::create(std::size_t bytes) {
     throw Unavailable(
         fmt::format("cannot make shared memory of {} bytes: {}{}", size, std::strerror(why), hint));
   }
-  std::byte* memory = map_shared(fd.get(), size);
+  std::byte* memory = map(fd.get(), size, MAP_SHARED);
   return {fd.release(), memory, size};
 }
 
@@ -80,20 +81,26 @@ Arena Arena::attach(int fd, std::size_t expected_bytes) {
                     "the model",
                     status.st_size, size));
   }
-  std::byte* memory = map_shared(own.get(), size);
+  std::byte* memory = map(own.get(), size, MAP_SHARED);
   return {own.release(), memory, size};
 }
 
 Arena::Arena(Arena&& other) noexcept
     : fd_(std::exchange(other.fd_, -1)),
       data_(std::exchange(other.data_, nullptr)),
-      size_(std::exchange(other.size_, 0)) {}
+      size_(std::exchange(other.size_, 0)),
+      private_data_(std::exchange(other.private_data_, nullptr)) {}
 
 Arena& Arena::operator=(Arena&& other) noexcept {
   std::swap(fd_, other.fd_);
   std::swap(data_, other.data_);
   std::swap(size_, other.size_);
+  std::swap(private_data_, other.private_data_);
   return *this;
+}
+
+void Arena::map_privately() {
+  if (private_data_ == nullptr) private_data_ = map(fd_, size_, MAP_PRIVATE);
 }
 
 void Arena::close_descriptor() {
@@ -103,6 +110,7 @@ void Arena::close_descriptor() {
 
 Arena::~Arena() {
   if (data_ != nullptr) ::munmap(data_, size_);
+  if (private_data_ != nullptr) ::munmap(private_data_, size_);
   if (fd_ >= 0) ::close(fd_);
 }
 

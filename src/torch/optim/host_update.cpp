@@ -20,7 +20,6 @@
 // A worker with memory of its own need not wait in step 1: announcements travel while each worker
 // updates its copy, and are compared after it. The bits are the same in both classes, because each
 // element sees the same operations.
-#include <ATen/Parallel.h>
 #include <lockstep/errors.h>
 
 #include <algorithm>
@@ -33,32 +32,6 @@
 
 namespace lockstep::optim {
 namespace {
-
-// With fewer pieces a second thread costs more than it saves.
-constexpr std::int64_t kGrain = 4;
-
-// Calls `body` with the number of each piece and a reader of the source, on LibTorch's threads.
-// Each thread has a reader of its own, because a reader has scratch memory.
-template <typename Body>
-void for_each_piece(const replica::Replicated& model, divergence::PieceRange pieces,
-                    const GradientSource& source, const Body& body) {
-  const auto& entries = model.layout().entries();
-  const auto first = static_cast<std::int64_t>(pieces.begin);
-  const auto last = static_cast<std::int64_t>(pieces.end);
-  at::parallel_for(first, last, kGrain, [&](std::int64_t begin, std::int64_t end) {
-    std::optional<GradientReader> reader;
-    for (auto i = static_cast<std::size_t>(begin); i < static_cast<std::size_t>(end); ++i) {
-      const std::size_t entry = model.pieces().all[i].entry;
-      const DType dtype = entries[entry].dtype;
-      if (!reader || reader->dtype() != dtype) reader.emplace(source, entry, dtype);
-      body(i, *reader);
-    }
-  });
-}
-
-std::size_t offset_of(const plan::Entry& entry, std::size_t element) {
-  return entry.offset + element * size_of(entry.dtype);
-}
 
 // What both classes share: steps 2 to 4.
 class HostUpdate : public Update {
@@ -73,15 +46,17 @@ class HostUpdate : public Update {
   virtual void meet() {}  // waits for the workers whose sums of squares this one reads
 
  private:
+  replica::SomePieces own_pieces() const { return {trained_.model->parts().plan, watch_.own()}; }
+  base::PageRange own_bytes() const;
   void acquire();
   GradientSource gathered(const GradientSource& source);
   double factor_of(const GradientSource& averages);
   template <typename Observer>
   void update_slice(Observer observer, UpdateJournal* journal);
   template <typename Observer>
-  void update_piece(std::size_t number, GradientReader& gradients, Observer& observer);
+  void update_piece(std::size_t number, replica::GradientReader& gradients, Observer& observer);
   void leave_alone(std::size_t number, bool seen_before);
-  const void* read(std::size_t number, GradientReader& gradients);
+  const void* read(std::size_t number, replica::GradientReader& gradients);
 
   GradientSource gradients_;  // of this step, after clip()
   double clip_factor_ = 1;
@@ -145,10 +120,20 @@ void SharedUpdate::meet() {
   waited_ += std::chrono::steady_clock::now() - began;
 }
 
+base::PageRange HostUpdate::own_bytes() const {
+  const divergence::PieceRange& own = watch_.own();
+  if (own.size() == 0) return {};
+  const plan::Layout& layout = trained_.model->layout();
+  const plan::Stretch& last = trained_.model->pieces().all[own.end - 1];
+  return {
+      replica::offset_of(layout, trained_.model->pieces().all[own.begin]),
+      replica::offset_of(layout, last) + last.count * size_of(layout.entries()[last.entry].dtype)};
+}
+
 // Step 4, with its time.
 void HostUpdate::acquire() {
   const auto began = std::chrono::steady_clock::now();
-  trained_.model->parts().parameters->acquire(trained_.model->comm());
+  trained_.model->parts().parameters->acquire(trained_.model->comm(), trained_.absent());
   waited_ += std::chrono::steady_clock::now() - began;
 }
 
@@ -166,6 +151,7 @@ void HostUpdate::clip(const GradientSource& source) {
 void HostUpdate::update(UpdateJournal* journal) {
   torch::NoGradGuard no_grad;
   trained_.groups.count_step(trained_.absent());
+  trained_.model->parts().parameters->begin_update(own_bytes());
   if (watch_.on()) {
     const bool compares = watch_.knows();
     watch_.begin(has_copies());
@@ -175,26 +161,25 @@ void HostUpdate::update(UpdateJournal* journal) {
   }
   acquire();
   bump_versions();
-  trained_.model->note_update();
 }
 
 // The averages in one memory, because clipping reads them twice. They do not overwrite the
 // operands: a step that is not committed may have to be repeated from them.
 GradientSource HostUpdate::gathered(const GradientSource& source) {
   replica::Replicated& model = *trained_.model;
-  const bool is_there = source.is(model.gradients());
+  const bool is_there = source.is(model.averages());
   if (is_there && source.parities.empty()) return source;
   if (!is_there && !sums_)
     sums_.emplace(model.comm(), model.layout().bytes(), replica::Copies::kPerHost);
-  for_each_piece(model, watch_.own(), source, [&](std::size_t number, GradientReader& gradients) {
-    const plan::Stretch& piece = model.pieces().all[number];
-    const plan::Entry& entry = model.layout().entries()[piece.entry];
-    const void* const values = read(number, gradients);
-    if (!is_there)
-      std::memcpy(sums_->data() + offset_of(entry, piece.first), values,
-                  piece.count * size_of(entry.dtype));
-  });
-  return is_there ? GradientSource::own(model) : GradientSource::of(*sums_, model.layout());
+  replica::for_each_piece(own_pieces(), source,
+                          [&](std::size_t number, replica::GradientReader& gradients) {
+                            const plan::Stretch& piece = model.pieces().all[number];
+                            const void* const values = read(number, gradients);
+                            if (!is_there)
+                              std::memcpy(sums_->data() + replica::offset_of(model.layout(), piece),
+                                          values, piece.count * size_of(gradients.dtype()));
+                          });
+  return GradientSource::of(is_there ? model.averages() : *sums_, model.layout());
 }
 
 // The factor that makes the norm at most clip_norm.
@@ -204,16 +189,17 @@ double HostUpdate::factor_of(const GradientSource& averages) {
   if (!block_sums_)
     block_sums_.emplace(model.comm(), layout.blocks() * sizeof(double), replica::Copies::kPerHost);
   auto* const sums = reinterpret_cast<double*>(block_sums_->data());
-  for_each_piece(model, watch_.own(), averages, [&](std::size_t number, GradientReader& gradients) {
-    const plan::Stretch& piece = model.pieces().all[number];
-    const plan::Entry& entry = layout.entries()[piece.entry];
-    const auto* const values = static_cast<const std::byte*>(read(number, gradients));
-    for (std::size_t done = 0; done < piece.count; done += plan::kBlockElements) {
-      const std::size_t count = std::min(plan::kBlockElements, piece.count - done);
-      sums[entry.first_block + (piece.first + done) / plan::kBlockElements] =
-          flat::sum_of_squares(entry.dtype, values + done * size_of(entry.dtype), count);
-    }
-  });
+  replica::for_each_piece(
+      own_pieces(), averages, [&](std::size_t number, replica::GradientReader& gradients) {
+        const plan::Stretch& piece = model.pieces().all[number];
+        const plan::Entry& entry = layout.entries()[piece.entry];
+        const auto* const values = static_cast<const std::byte*>(read(number, gradients));
+        for (std::size_t done = 0; done < piece.count; done += plan::kBlockElements) {
+          const std::size_t count = std::min(plan::kBlockElements, piece.count - done);
+          sums[entry.first_block + (piece.first + done) / plan::kBlockElements] =
+              flat::sum_of_squares(entry.dtype, values + done * size_of(entry.dtype), count);
+        }
+      });
   meet();
   last_norm_ = std::sqrt(plan::tree_sum({sums, layout.blocks()}));
   if (!std::isfinite(last_norm_)) throw BadInput(diverged(last_norm_, trained_.groups.steps()));
@@ -223,22 +209,23 @@ double HostUpdate::factor_of(const GradientSource& averages) {
 
 template <typename Observer>
 void HostUpdate::update_slice(Observer observer, UpdateJournal* journal) {
-  for_each_piece(*trained_.model, watch_.own(), gradients_,
-                 [&](std::size_t number, GradientReader& gradients) {
-                   update_piece(number, gradients, observer);
-                   if (journal != nullptr) journal->wrote(number);
-                 });
+  replica::for_each_piece(own_pieces(), gradients_,
+                          [&](std::size_t number, replica::GradientReader& gradients) {
+                            update_piece(number, gradients, observer);
+                            if (journal != nullptr) journal->wrote(number);
+                          });
 }
 
 template <typename Observer>
-void HostUpdate::update_piece(std::size_t number, GradientReader& gradients, Observer& observer) {
+void HostUpdate::update_piece(std::size_t number, replica::GradientReader& gradients,
+                              Observer& observer) {
   const plan::Stretch& piece = trained_.model->pieces().all[number];
   if (trained_.leaves_alone(piece.entry)) {
     if constexpr (Observer::kWatches) leave_alone(number, observer.compares);
     return;
   }
   const plan::Entry& entry = trained_.model->layout().entries()[piece.entry];
-  const std::size_t offset = offset_of(entry, piece.first);
+  const std::size_t offset = replica::offset_of(trained_.model->layout(), piece);
   Elements update;
   update.dtype = entry.dtype;
   update.parameter = trained_.model->parameters().data() + offset;
@@ -267,7 +254,7 @@ void HostUpdate::leave_alone(std::size_t number, bool seen_before) {
 }
 
 // The gradient of a piece. Notes a fault if it is not what was written.
-const void* HostUpdate::read(std::size_t number, GradientReader& gradients) {
+const void* HostUpdate::read(std::size_t number, replica::GradientReader& gradients) {
   const void* const values =
       gradients.read_with_parity(number, trained_.model->pieces().all[number]);
   if (const auto worker = gradients.changed()) watch_.gradient_changed(number, *worker);

@@ -18,6 +18,7 @@ Optimizer::Impl::Impl(Replica& model, Kind kind, std::vector<std::unique_ptr<Rul
               StateMemory(replica::inside(model).parts(), std::move(kind.states))},
       update(make_update(trained)) {
   agree_on_options();
+  trained.model->keep_one_copy();
 }
 
 Optimizer::Impl::~Impl() = default;
@@ -29,6 +30,7 @@ void Optimizer::Impl::rebind(World&) {
   trained.state.rebind();
   update = make_update(trained);
   agree_on_options();
+  trained.model->keep_one_copy();
 }
 
 std::vector<double> Optimizer::Impl::rates() {
@@ -67,7 +69,8 @@ void Optimizer::step() {
         "already; leave the call out");
   }
   impl_->follow_scheduler();
-  impl_->update->step(GradientSource::own(*impl_->trained.model));
+  impl_->update->step(
+      GradientSource::of(impl_->trained.model->averages(), impl_->trained.model->layout()));
 }
 void Optimizer::zero_grad() {
   impl_->trained.model->zero_grad();

@@ -33,7 +33,7 @@ class AtRest {
  public:
   explicit AtRest(const Trained& trained)
       : trained_(trained),
-        parameters_(trained.model->parameters()),
+        parameters_(trained.model->parts().parameters->seen()),
         states_(trained.state.memories().begin(), trained.state.memories().end()) {}
 
   flat::Parity operator()(const plan::Stretch& piece) const {
@@ -63,10 +63,14 @@ struct StepNote {
   std::uint64_t clip = 0;       // the bits of clip_norm
   std::uint64_t gradients = 0;  // a sample of the averages; 0: none was taken
   std::uint64_t cannot = 0;     // 1: this worker cannot make the step
+  std::uint64_t written = 0;    // replica::Written::digest; 0 also if nobody should compare it
+  std::uint64_t often = 0;      // 1: replica::Written::often
 
-  control::Record record() const { return {replica, steps, rates, clip, gradients, cannot}; }
+  control::Record record() const {
+    return {replica, steps, rates, clip, gradients, cannot, written, often};
+  }
   static StepNote of(const control::Record& record) {
-    return {record[0], record[1], record[2], record[3], record[4], record[5]};
+    return {record[0], record[1], record[2], record[3], record[4], record[5], record[6], record[7]};
   }
 
   // How another note differs; empty if it does not.
@@ -79,9 +83,18 @@ struct StepNote {
     if (other.rates != rates) return "they have other learning rates";
     if (other.clip != clip) return "they have other norms for clipping";
     if (other.gradients != gradients) return "they have other gradients after backward()";
+    if (other.written != written) return "the program wrote other values to the parameters there";
     return {};
   }
 };
+
+BadInput written_in_loop(const std::string& model) {
+  return BadInput(fmt::format(
+      "something other than lockstep::optim has written to {} between two Steps. A step must not "
+      "depend on what one worker wrote: limit weights inside the model's forward(), load with "
+      "lockstep::load, or train with the drop-in loop",
+      model));
+}
 
 }  // namespace
 
@@ -118,13 +131,18 @@ Said say_step(const Trained& trained, const GradientSource& source) {
     said.cannot = std::current_exception();
   }
   const auto steps = static_cast<std::uint64_t>(trained.groups.steps());
-  const bool samples = can_sample(model) && model.comm().size() > 1 && source.is(model.gradients());
+  const bool samples = can_sample(model) && model.comm().size() > 1 && source.is(model.averages());
+  said.written = model.parts().parameters->look();
+  if (model.hosts_shards() && said.written.digest != 0 && !said.cannot)
+    said.cannot = std::make_exception_ptr(written_in_loop(model.attachment().name()));
   const StepNote mine{model.identity().number,
                       steps,
                       trained.groups.digest_of_rates(),
                       std::bit_cast<std::uint64_t>(trained.clip_norm),
-                      samples ? replica::sample_lines(model.gradients(), model.layout(), steps) : 0,
-                      said.cannot ? 1U : 0U};
+                      samples ? replica::sample_lines(model.averages(), model.layout(), steps) : 0,
+                      said.cannot ? 1U : 0U,
+                      model.parts().options.check_weights ? said.written.digest : 0,
+                      said.written.often ? 1U : 0U};
   said.all = model.identity().announcements->say(mine.record(), "optimizer.step()");
   return said;
 }
@@ -135,6 +153,7 @@ std::chrono::nanoseconds hear_step(const Trained& trained, const Said& said) {
   const std::chrono::nanoseconds waited = std::chrono::steady_clock::now() - began;
   if (said.cannot) std::rethrow_exception(said.cannot);
   const auto& records = said.all->records();
+  bool often = false;
   const StepNote first = StepNote::of(records.front());
   for (std::size_t i = 0; i < records.size(); ++i) {
     const StepNote theirs = StepNote::of(records[i]);
@@ -149,7 +168,9 @@ std::chrono::nanoseconds hear_step(const Trained& trained, const Said& said) {
                                rank, difference),
                    {0, rank}));
     }
+    often = often || theirs.often != 0;
   }
+  if (often && !trained.model->hosts_shards()) trained.model->parts().keep_copies();
   return waited;
 }
 

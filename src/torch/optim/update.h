@@ -13,12 +13,14 @@
 #include "control/announcements.h"
 #include "flat/device_update.h"
 #include "torch/divergence/watch.h"
-#include "torch/optim/gradient_source.h"
 #include "torch/optim/rules.h"
 #include "torch/optim/state_memory.h"
+#include "torch/replica/gradient_source.h"
 #include "torch/replica/replicated.h"
 
 namespace lockstep::optim {
+
+using replica::GradientSource;
 
 // What an update works on. Owned by the optimizer, and not by the Update: if the model goes to
 // other workers, a new Update is made, and this stays.
@@ -111,13 +113,15 @@ std::string diverged(double norm, std::int64_t step);
 struct Said {
   std::shared_ptr<const control::Announcement> all;
   std::exception_ptr cannot;  // why this worker cannot; null if it can
+  replica::Written written;   // what its program wrote to parameters
 };
 
 // Announces the step. It also puts the gradients where the update reads them.
 Said say_step(const Trained& trained, const GradientSource& source);
 
 // Waits for the other workers, and returns how long. Mismatch, the same on every worker, if they
-// announced different steps.
+// announced different steps, or if their programs wrote different values to parameters. If a program
+// writes often, all workers keep copies from now on (Parts::keep_copies), except in a loop of Steps.
 std::chrono::nanoseconds hear_step(const Trained& trained, const Said& said);
 
 // Whether gradients can be sampled at no cost: only on the CPU.

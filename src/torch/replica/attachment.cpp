@@ -168,19 +168,8 @@ void Attachment::remember_module(Listing parameters, std::weak_ptr<torch::nn::Mo
   at_first_ = listing_();
 }
 
-void Attachment::check_unwritten() const {
-  if (!parts_.parameters->written_by_others()) return;
-  throw BadInput(fmt::format(
-      "something other than lockstep::optim has written to {}. The workers of this host share one "
-      "copy of it (share_parameters, Steps and the Trainer do that), and each would write to it "
-      "again: limit weights inside the model's forward(), load with lockstep::load, or train with "
-      "the drop-in loop",
-      name_));
-}
-
 // A parameter that was registered or replaced since would be trained by each worker alone.
 void Attachment::check_module() const {
-  check_unwritten();
   if (!listing_) return;
   const std::vector<torch::Tensor> now = listing_();
   const bool same = std::equal(now.begin(), now.end(), at_first_.begin(), at_first_.end(),

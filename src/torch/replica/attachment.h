@@ -83,10 +83,8 @@ class Attachment {
 
   // BadInput if the model was wrapped again.
   void require_current() const;
-  // BadInput if the module has other parameters than at first. BadInput also if workers share one
-  // copy and something other than Lockstep wrote to it.
+  // BadInput if the module has other parameters than at first.
   void check_module() const;
-  void check_unwritten() const;
 
   const std::string& name() const { return name_; }
 

@@ -41,7 +41,7 @@ void Banks::add(int into, int from) {
 }
 
 void Banks::use_gradients() {
-  if (in_use_ == 0) return front().stay();
+  if (in_use_ == 0) return front().stay(absent_);
   in_use().settle();
   in_use_ = 0;
   front().attach();
@@ -50,6 +50,26 @@ void Banks::use_gradients() {
 void Banks::use_averages() {
   use_gradients();
   if (wide_) front().take(at(0));
+}
+
+void Banks::show_averages() {
+  in_use_ = 0;
+  averages_ ? front().attach_averages() : front().attach();
+}
+
+void Banks::stay() {
+  in_use().stay(absent_);
+  hide_absent();
+}
+
+void Banks::share_averages(Comm& comm) {
+  averages_ = HostCopy::make(comm, plan_.layout.bytes());
+  front().keep_averages(averages_.get());
+}
+
+void Banks::unshare_averages() {
+  front().keep_averages(nullptr);
+  averages_.reset();
 }
 
 void Banks::watch(Comm& comm, divergence::FirstFault& faults) {

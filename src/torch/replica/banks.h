@@ -48,6 +48,17 @@ class Banks {
   void use_gradients();
   void use_averages();
 
+  // A reduction has written the averages to where front().averaged() says: param.grad has them.
+  void show_averages();
+
+  // Before an update: afterwards it finds all averages, and absent ones are undefined.
+  void stay();
+
+  // Averages are in one memory of the host from now on, if workers can keep them so. Collective.
+  void share_averages(Comm& comm);
+  // Each worker has averages of its own again.
+  void unshare_averages();
+
   // Keeps the parities of all banks until release(), to find bits that changed though nobody wrote
   // them. Only where every worker reads all gradients.
   void watch(Comm& comm, divergence::FirstFault& faults);
@@ -61,7 +72,8 @@ class Banks {
   FlatGradients& at(int bank) { return *all_[index_of(bank)]; }
   const FlatGradients& at(int bank) const { return *all_[index_of(bank)]; }
   int count() const { return static_cast<int>(all_.size() - index_of(0)); }
-  const plan::Layout& layout() const { return wide_ ? *wide_ : plan_.layout; }
+  const plan::Layout& layout() const { return wide_ ? *wide_ : plan_.layout; }  // of the banks
+  const plan::Layout& front_layout() const { return plan_.layout; }
 
   // By entry: whether this worker has a gradient, in `reached` or in param.grad. Numbers and no
   // bools, so that they can be reduced.
@@ -83,6 +95,7 @@ class Banks {
   std::vector<NamedTensor> trained_;
   const ModelPlan& plan_;
   Factory factory_;
+  std::unique_ptr<HostCopy> averages_;               // null: the averages are in the front
   std::optional<plan::Layout> wide_;                 // of the banks, if it differs from the front's
   std::vector<std::unique_ptr<FlatGradients>> all_;  // the front first
   std::size_t in_use_ = 0;

@@ -1,5 +1,7 @@
 #include "torch/replica/buffer_sync.h"
 
+#include <cstring>
+
 #include "torch/replica/tensors.h"
 
 namespace lockstep::replica {
@@ -14,6 +16,16 @@ void HostBufferSync::finish(Comm& comm) {
   if (comm.size() == 1 || buffers_.empty()) return;
   work_.wait();
   if (comm.rank() != 0) unpack(staging_, buffers_);
+}
+
+void SharedBufferSync::start(Comm& comm) {
+  if (comm.rank() != 0) return;
+  const auto packed = pack(buffers_);
+  std::memcpy(memory_.data(), packed.data(), packed.size());
+}
+
+void SharedBufferSync::finish(Comm& comm) {
+  if (comm.rank() != 0) unpack({memory_.data(), memory_.data() + memory_.bytes()}, buffers_);
 }
 
 }  // namespace lockstep::replica

@@ -11,6 +11,7 @@
 #include <vector>
 
 #include "torch/replica/flat_memory.h"
+#include "torch/replica/model.h"
 
 namespace lockstep::replica {
 
@@ -24,7 +25,8 @@ class BufferSync {
  public:
   virtual ~BufferSync() = default;
 
-  // Two calls, so that the message travels while gradients are reduced.
+  // Two calls, so that the message travels while gradients are reduced. start() before a worker
+  // tells that its gradients are there; finish() before the reduction ends.
   virtual void start(Comm& comm) = 0;
   virtual void finish(Comm& comm) = 0;
 
@@ -46,14 +48,30 @@ class HostBufferSync : public BufferSync {
   Work work_;
 };
 
+// Where workers share memory: rank 0 leaves a copy there, before all workers meet at the end of a
+// pass, and the others read it before they meet again.
+class SharedBufferSync : public BufferSync {
+ public:
+  SharedBufferSync(std::vector<NamedTensor> buffers, FlatMemory memory)
+      : buffers_(std::move(buffers)), memory_(std::move(memory)) {}
+
+  void start(Comm& comm) override;
+  void finish(Comm& comm) override;
+
+ private:
+  std::vector<NamedTensor> buffers_;
+  FlatMemory memory_;
+};
+
 // On a GPU: moves the buffers into one flat memory, from which they travel without a copy. There is
 // at least one. Collective.
 std::unique_ptr<BufferSync> make_device_buffer_sync(Comm& comm,
                                                     const std::vector<NamedTensor>& buffers,
                                                     Device device);
 
-// The class for the device of the buffers. Shares the tensors.
-std::unique_ptr<BufferSync> buffer_sync_of(Comm& comm, const std::vector<NamedTensor>& buffers,
-                                           Device device);
+// The class for the device of the model, and for how workers reach each other. Shares the tensors.
+// Collective.
+std::unique_ptr<BufferSync> buffer_sync_of(Comm& comm, const Model& model,
+                                           const DataParallelOptions& options);
 
 }  // namespace lockstep::replica

@@ -45,7 +45,7 @@ std::unique_ptr<Reduction> reduction_of(Comm& comm, Banks& banks, const ModelPla
   const Device device = gradients.device();
   if (device.kind == DeviceKind::kCpu) {
     if (reach_of(gradients, options.algorithm) == Reach::kMemory)
-      return std::make_unique<OnePassReduction>(comm, banks);
+      return std::make_unique<OnePassReduction>(comm, banks, plan);
     return std::make_unique<MessageReduction>(comm, banks);
   }
   if (comm.size() == 1 && !options.force_collectives)
@@ -53,11 +53,19 @@ std::unique_ptr<Reduction> reduction_of(Comm& comm, Banks& banks, const ModelPla
   return std::make_unique<DeviceReduction>(comm, banks, plan.layout, device);
 }
 
-std::unique_ptr<BufferSync> buffer_sync_of(Comm& comm, const std::vector<NamedTensor>& buffers,
-                                           Device device) {
-  if (device.kind == DeviceKind::kCpu || buffers.empty())
-    return std::make_unique<HostBufferSync>(buffers);
-  return make_device_buffer_sync(comm, buffers, device);
+std::unique_ptr<BufferSync> buffer_sync_of(Comm& comm, const Model& model,
+                                           const DataParallelOptions& options) {
+  const Device device = device_of(model, comm);
+  if (device.kind != DeviceKind::kCpu && !model.buffers.empty())
+    return make_device_buffer_sync(comm, model.buffers, device);
+  std::size_t bytes = 0;
+  for (const NamedTensor& buffer : model.buffers) bytes += buffer.tensor.nbytes();
+  if (comm.size() > 1 && bytes > 0 && options.buffers == BufferSource::kLeader) {
+    FlatMemory memory(comm, bytes, Copies::kPerHost);
+    if (reach_of(memory, options.algorithm) == Reach::kMemory)
+      return std::make_unique<SharedBufferSync>(model.buffers, std::move(memory));
+  }
+  return std::make_unique<HostBufferSync>(model.buffers);
 }
 
 std::unique_ptr<WeightSample> weight_sample_of(const Parts& parts) {

@@ -59,7 +59,8 @@ class DeviceGradients : public FlatGradients {
   // Moves nothing: only finds out whether the gradient is own.
   void adopt(std::size_t entry, const torch::Tensor& incoming = {}) override;
   void settle() override;
-  void stay() override {}
+  void complete() override {}
+  void stay(const std::vector<bool>&) override {}
   void look_again() override;
   void add(const FlatGradients& right, const std::vector<plan::Bucket>& buckets) override;
   void take(const FlatGradients& sums) override;

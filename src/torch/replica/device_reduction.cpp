@@ -87,7 +87,7 @@ Work DeviceReduction::reduce_banks(const plan::Bucket& bucket, const Sharded& sh
   return comm_.reduce(std::move(partials), sharded.shards, banks_.at(0).bucket(bucket), rule);
 }
 
-void DeviceReduction::wait() {
+void DeviceReduction::wait(Met) {
   void* const stream = device::current_stream(device_);
   for (const Work& work : works_) work.wait_on(stream);
   { const device::SideStream::Scope joined(side_); }  // its end lets the current stream wait

@@ -18,7 +18,7 @@ class DeviceReduction : public Reduction {
   // a graph.
   void launch_after(const device::Event& ready, const plan::Bucket& bucket, const Sharded* sharded,
                     const ReduceOptions& rule);
-  void wait() override;
+  void wait(Met met) override;
 
  private:
   Work reduce_gradients(const plan::Bucket& bucket, const ReduceOptions& rule);

@@ -2,6 +2,7 @@
 #include <fmt/ranges.h>
 #include <lockstep/errors.h>
 
+#include <algorithm>
 #include <array>
 #include <bit>
 #include <cstdint>
@@ -22,16 +23,18 @@ struct PassNote {
   std::uint64_t pass = 0;           // counts the synchronised passes of the replica, from 1
   std::array<double, 3> weights{};  // DropIn::Since::weights of this worker
   std::uint64_t sample = 0;         // a WeightSample; 0: none was taken
+  std::uint64_t writes = 0;         // 1: Reduction::look()
 
   control::Record record() const {
     control::Record record{replica, pass};
     for (std::size_t i = 0; i < weights.size(); ++i)
       record[2 + i] = std::bit_cast<std::uint64_t>(weights[i]);
     record[5] = sample;
+    record[6] = writes;
     return record;
   }
   static PassNote of(const control::Record& record) {
-    PassNote note{record[0], record[1], {}, record[5]};
+    PassNote note{record[0], record[1], {}, record[5], record[6]};
     for (std::size_t i = 0; i < note.weights.size(); ++i)
       note.weights[i] = std::bit_cast<double>(record[2 + i]);
     return note;
@@ -105,7 +108,7 @@ void DropIn::begin() {
   start(synchronised);
   notes_ = {};
   add_weight();
-  if (synchronised) say_note();
+  if (synchronised && parts_.reduction->early()) say_note();
 }
 
 void DropIn::add_weight() {
@@ -135,32 +138,33 @@ void DropIn::launch_ready() {
 void DropIn::finish() {
   Banks& banks = *parts_.banks;
   const auto has = banks.present(arrivals_.reached());
-  banks.in_use().stay();  // missing gradients become zeros
-  say_note();
+  banks.in_use().complete();
   const bool with_buffers = parts_.options.buffers == BufferSource::kLeader;
+  if (with_buffers) parts_.buffers->start(parts_.comm);
+  say_note();
   launch_rest(1 / divisor(), nullptr);
   if (parts_.may_be_absent()) banks.find_absent(parts_.comm, has);
-  if (with_buffers) parts_.buffers->start(parts_.comm);
-  parts_.reduction->wait();
   if (with_buffers) parts_.buffers->finish(parts_.comm);
+  parts_.reduction->wait(Reduction::Met::kYes);
   banks.hide_absent();
   const auto weights = since_.weights;
   forget();
   since_.averaged = banks.in_use().versions();
-  parts_.parameters->note_values();
   clock_.end();
   active_ = false;
   check_weights(weights);
 }
 
-// Said before the first bucket goes: the note travels ahead of the gradients, so that the divisor
-// is known early.
+// If buckets go early, it is said before the first: the note travels ahead of the gradients, so that
+// the divisor is known early. Else it is said when all gradients of this worker are there, so that
+// who has heard all notes may read the gradients of all.
 void DropIn::say_note() {
   if (notes_.all) return;
   notes_.plain = since_.weights[2] > 0;
   ++identity_.passes;
   const PassNote note{identity_.number, identity_.passes, since_.weights,
-                      sample_ ? sample_->take(identity_.passes) : 0};
+                      sample_ ? sample_->take(identity_.passes) : 0,
+                      parts_.reduction->look() ? 1U : 0U};
   notes_.all = identity_.announcements->say(note.record(), "backward()");
 }
 
@@ -173,6 +177,8 @@ void DropIn::hear_notes() {
   if (const auto difference = difference_of(notes, attachment_.name()))
     identity_.announcements->disagree(*difference);
   since_.weights = {};
+  const auto writes = [](const PassNote& note) { return note.writes != 0; };
+  if (std::any_of(notes.begin(), notes.end(), writes)) parts_.banks->unshare_averages();
   for (const PassNote& note : notes) {
     for (std::size_t i = 0; i < note.weights.size(); ++i) since_.weights[i] += note.weights[i];
   }

@@ -29,6 +29,21 @@ void FlatGradients::watch(FlatMemory parities, const plan::Pieces& pieces,
   watched_.emplace(Watched{std::move(parities), {memory_.data(), words, pieces, faults, worker}});
 }
 
+void FlatGradients::keep_averages(HostCopy* averages) {
+  averages_ = averages;
+  for (Slot& slot : slots_)
+    slot.average =
+        averages != nullptr ? averages->seen().view(slot.entry, slot.view) : torch::Tensor();
+}
+
+void FlatGradients::attach_averages() {
+  for (Slot& slot : slots_) {
+    if (!slot.average.defined()) return;
+    slot.parameter.mutable_grad() = slot.average;
+    slot.hidden = false;
+  }
+}
+
 void FlatGradients::Slot::attach() {
   if (wide()) return hide();
   parameter.mutable_grad() = view;
@@ -137,6 +152,26 @@ void FlatGradients::settle() {
   }
 }
 
+// The program may have replaced a gradient, or made it undefined, since the reduction.
+void FlatGradients::stay(const std::vector<bool>& absent) {
+  if (averages_ == nullptr) return settle();
+  torch::NoGradGuard no_grad;
+  for (std::size_t entry = 0; entry < slots_.size(); ++entry) {
+    Slot& slot = slots_[entry];
+    const torch::Tensor& grad = slot.parameter.grad();
+    check(entry);
+    if (slot.hidden) {  // it is in a bank, which the update reads
+      slot.attach();
+    } else if (grad.defined() && !is_in(grad, slot.average)) {
+      slot.average.copy_(grad.to_dense());
+      slot.parameter.mutable_grad() = slot.average;
+    } else if (!grad.defined() && (absent.empty() || !absent[entry])) {
+      slot.average.zero_();
+      slot.parameter.mutable_grad() = slot.average;
+    }
+  }
+}
+
 void FlatGradients::check(std::size_t entry) const {
   const Slot& slot = slots_.at(entry);
   const torch::Tensor& grad = slot.parameter.grad();
@@ -153,7 +188,9 @@ void FlatGradients::check(std::size_t entry) const {
 std::int64_t FlatGradients::version(std::size_t entry) const {
   const Slot& slot = slots_[entry];
   const torch::Tensor& grad = slot.parameter.grad();
-  if (!grad.defined() || !(is_in(grad, slot.view) || is_made(entry, grad))) return -1;
+  if (!grad.defined()) return -1;
+  const bool is_average = slot.average.defined() && is_in(grad, slot.average);
+  if (!is_average && !is_in(grad, slot.view) && !is_made(entry, grad)) return -1;
   return static_cast<std::int64_t>(grad._version());
 }
 

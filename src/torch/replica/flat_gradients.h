@@ -4,6 +4,8 @@
 //   cleared    param.grad is undefined. Backward makes a new gradient g and need not add to zeros.
 //              adopt() then writes 0 + g to the entry: the same bits as adding to zeros
 //   hidden     param.grad is undefined, too, but the entry counts: adopt() adds g to it
+//   averaged   param.grad views the average, which is not in this memory: where workers share memory
+//              it is in one memory of the host (HostCopy). Only in the front, after a reduction
 //   wide       the layout gives the entry a wider type than its parameter has, so that sums are not
 //              rounded on the way. Such an entry is hidden, because param.grad cannot view it
 //
@@ -24,6 +26,7 @@
 #include "plan/slices.h"
 #include "torch/divergence/watch.h"
 #include "torch/replica/flat_memory.h"
+#include "torch/replica/host_copy.h"
 
 namespace lockstep::replica {
 
@@ -53,6 +56,15 @@ class FlatGradients {
     return reinterpret_cast<const flat::Parity*>(watched_->parities.of(worker));
   }
 
+  // Averages are in this memory of the host from now on; null: in this object's own. It is borrowed.
+  void keep_averages(HostCopy* averages);
+  HostCopy* averages() const { return averages_; }
+  // Where an update reads averages, after stay().
+  const FlatMemory& averaged() const { return averages_ ? averages_->seen() : memory_; }
+
+  // After a reduction: makes all gradients averaged, if averages are elsewhere.
+  void attach_averages();
+
   // Makes all gradients attached, cleared or hidden. attach() hides wide ones.
   void attach();
   void clear();
@@ -69,9 +81,12 @@ class FlatGradients {
   // what is queued later on the current stream.
   virtual void settle();
 
-  // Afterwards an update finds all gradients. On the CPU they are in the memory. On a GPU they stay
-  // where they are.
-  virtual void stay() { settle(); }
+  // Before a reduction: afterwards it finds all gradients, and missing ones are zero. On the CPU
+  // they are in the memory. On a GPU they stay where they are.
+  virtual void complete() { settle(); }
+
+  // The same before an update, which reads averaged(). Absent gradients may stay undefined.
+  virtual void stay(const std::vector<bool>& absent);
 
   // Call it outside of a pass, before gradients are used: the program may have copied a reference
   // to a gradient since.
@@ -103,6 +118,7 @@ class FlatGradients {
     torch::Tensor view;
     c10::ScalarType type;  // of the parameter when the replica was made
     bool hidden = false;
+    torch::Tensor average;  // if averages are elsewhere: the average there
 
     bool wide() const { return view.scalar_type() != type; }
     void attach();
@@ -113,6 +129,7 @@ class FlatGradients {
   static void move_in(Slot& slot, const torch::Tensor& grad);
 
   FlatMemory memory_;
+  HostCopy* averages_ = nullptr;
   bool wide_ = false;        // some entry is wide
   std::vector<Slot> slots_;  // by entry of the layout
 

@@ -5,6 +5,7 @@
 
 #include <algorithm>
 
+#include "base/check.h"
 #include "torch/device/device.h"
 
 namespace lockstep::replica {
@@ -21,7 +22,8 @@ FlatMemory::FlatMemory(Comm& comm, std::size_t bytes, Copies copies, Device devi
 
 void FlatMemory::take_from_host(Comm& comm, Copies copies) {
   const bool one_copy = copies == Copies::kPerHost;
-  const auto arena = comm.share(!one_copy || comm.rank() == 0 ? bytes_ : 0);
+  const auto arena = comm.share(!one_copy || comm.rank() == 0 ? bytes_ : 0,
+                                one_copy ? Comm::Mappings::kAlsoPrivate : Comm::Mappings::kShared);
   shared_ = arena != nullptr;
   if (!shared_) {
     const auto own = std::make_shared<Arena>(Arena::create(std::max<std::size_t>(bytes_, 1)));
@@ -41,7 +43,18 @@ void FlatMemory::take_from_host(Comm& comm, Copies copies) {
     }
     starts_.push_back(arena->of(owner));
   }
+  if (one_copy) private_ = arena->private_of(0);
   kept_ = arena;
+}
+
+FlatMemory FlatMemory::privately() const {
+  LOCKSTEP_CHECK(private_ != nullptr, "only one copy per host has a private view");
+  FlatMemory view;
+  view.device_ = device_;
+  view.bytes_ = bytes_;
+  view.kept_ = kept_;
+  view.starts_ = {private_};
+  return view;
 }
 
 torch::Tensor FlatMemory::as_tensor(c10::ScalarType type, std::size_t offset,

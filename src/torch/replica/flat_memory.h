@@ -39,6 +39,9 @@ class FlatMemory {
   }
   std::size_t bytes() const { return bytes_; }
 
+  // With one copy per host: the same memory as this worker alone sees it (HostCopy).
+  FlatMemory privately() const;
+
   // Elements from an offset on.
   torch::Tensor as_tensor(c10::ScalarType type, std::size_t offset, std::size_t count) const;
 
@@ -49,12 +52,15 @@ class FlatMemory {
  private:
   void take_from_host(Comm& comm, Copies copies);
 
+  FlatMemory() = default;
+
   Device device_;
   int rank_ = 0;
   std::size_t bytes_ = 0;
   bool shared_ = false;
   std::shared_ptr<void> kept_;      // the owner of the memory: an Arena, a SharedArena or a tensor
   std::vector<std::byte*> starts_;  // by worker; if not shared: only this worker's
+  std::byte* private_ = nullptr;    // with one copy per host: the private mapping of it
 };
 
 }  // namespace lockstep::replica

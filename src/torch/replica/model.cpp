@@ -119,7 +119,6 @@ void agree_on_model(Comm& comm, const Model& model, const DataParallelOptions& o
   properties.push_back({"option check_weights", number(options.check_weights)});
   properties.push_back({"option missing_gradient", number(options.missing_gradient)});
   properties.push_back({"option buffers", number(options.buffers)});
-  properties.push_back({"option share_parameters", number(options.share_parameters)});
   properties.push_back({"option first_bucket_bytes", number(options.first_bucket_bytes)});
   properties.push_back({"option bucket_bytes", number(options.bucket_bytes)});
   properties.push_back({"option algorithm", name(options.algorithm)});

@@ -3,49 +3,19 @@
 #include <fmt/format.h>
 #include <lockstep/errors.h>
 
-#include <cstdint>
+#include <algorithm>
 #include <cstring>
-#include <optional>
 #include <utility>
 
+#include "torch/replica/host_copy.h"
 #include "torch/replica/tensors.h"
-#include "torch/replica/weight_sample.h"
 
 namespace lockstep::replica {
 namespace {
 
-class OneCopy : public Parameters {
- public:
-  OneCopy(Comm& comm, std::vector<NamedTensor> trained, const plan::Layout& layout,
-          FlatMemory memory)
-      : Parameters(std::move(trained), layout, std::move(memory)) {
-    move_in(comm.rank() == 0 ? Values::kCopied : Values::kLeft);
-    comm.barrier().wait();  // nobody reads before rank 0 has written
-  }
-
-  // Nothing to copy: all workers read the memory that was written.
-  void publish(const plan::Stretch&) const override {}
-  void acquire(Comm& comm) override { comm.barrier().wait(); }
-
-  // If a program writes to its parameters, by an optimizer of torch::optim or by hand, every worker
-  // writes to the one copy, one after the other or at once. To notice that, a sample of the values
-  // is kept.
-  void note_values() override { noted_ = sample_lines(memory_, layout_, 0); }
-  void forget_values() override { noted_.reset(); }
-  bool written_by_others() const override {
-    return noted_ && *noted_ != sample_lines(memory_, layout_, 0);
-  }
-
- private:
-  void put_back(std::size_t entry) override {
-    throw BadInput(fmt::format(
-        "{} was given other memory, and the workers of this host share one copy of it: load it "
-        "with lockstep::load, on all workers",
-        trained_[entry].name));
-  }
-
-  std::optional<std::uint64_t> noted_;  // the sample
-};
+bool has_bits_of(const torch::Tensor& a, const torch::Tensor& b) {
+  return in_the_same_order(a, b) && std::memcmp(a.data_ptr(), b.data_ptr(), b.nbytes()) == 0;
+}
 
 class PrivateCopies : public Parameters {
  public:
@@ -55,7 +25,7 @@ class PrivateCopies : public Parameters {
     for (int worker = 0; worker < comm.size() && memory_.shared(); ++worker) {
       if (worker != comm.rank()) others_.push_back(memory_.of(worker));
     }
-    move_in(Values::kCopied);
+    move_in(memory_, Values::kCopied);
     // Nobody writes to the copies of others before they have filled them.
     comm.barrier().wait();
   }
@@ -68,26 +38,68 @@ class PrivateCopies : public Parameters {
   }
 
   // If nobody else writes to this copy, there is nothing to wait for.
-  void acquire(Comm& comm) override {
+  void acquire(Comm& comm, const std::vector<bool>&) override {
     if (!others_.empty()) comm.barrier().wait();
   }
 
-  std::unique_ptr<Parameters> as_one_copy(Comm& comm) const override {
-    if (others_.empty()) return nullptr;
-    return std::make_unique<OneCopy>(comm, trained_, layout_,
-                                     FlatMemory(comm, layout_.bytes(), Copies::kPerHost));
+  std::unique_ptr<Parameters> as_one_copy(Comm& comm) const override;
+
+ private:
+  std::vector<std::byte*> others_;  // the copies of the other workers; empty if not shared
+};
+
+class OneCopy : public Parameters {
+ public:
+  OneCopy(Comm& comm, std::vector<NamedTensor> trained, const plan::Layout& layout,
+          std::unique_ptr<HostCopy> copy)
+      : Parameters(std::move(trained), layout, copy->shared()), copy_(std::move(copy)) {
+    if (comm.rank() == 0) move_in(copy_->seen(), Values::kCopied);
+    comm.barrier().wait();  // nobody reads before rank 0 has written
+    if (comm.rank() != 0) move_in(copy_->seen(), Values::kCompared);
+  }
+
+  const FlatMemory& seen() const override { return copy_->seen(); }
+
+  Written look() override {
+    copy_->look();
+    return {copy_->digest(), copy_->is_written_often()};
+  }
+  void begin_update(base::PageRange own) override { copy_->bring(own); }
+  // Nothing to copy: all workers read the memory that was written.
+  void publish(const plan::Stretch&) const override {}
+  void acquire(Comm& comm, const std::vector<bool>& left_alone) override {
+    comm.barrier().wait();
+    if (std::find(left_alone.begin(), left_alone.end(), true) == left_alone.end())
+      return copy_->drop();
+    for (std::size_t i = 0; i < left_alone.size(); ++i) {
+      const plan::Entry& entry = layout_.entries()[i];
+      if (!left_alone[i]) copy_->drop_part({entry.offset, entry.offset + entry.bytes()});
+    }
+  }
+
+  void share_values(Comm& comm) override {
+    copy_->look();
+    comm.barrier().wait();  // nobody computes with the shared values any more
+    if (comm.rank() == 0) copy_->bring({0, memory_.bytes()});
+    comm.barrier().wait();
+    copy_->drop();
+  }
+
+  std::unique_ptr<Parameters> as_private_copies(Comm& comm) const override {
+    return std::make_unique<PrivateCopies>(comm, trained_, layout_,
+                                           FlatMemory(comm, layout_.bytes(), Copies::kPerWorker));
   }
 
  private:
-  void put_back(std::size_t entry) override {
-    torch::NoGradGuard no_grad;
-    torch::Tensor& parameter = trained_[entry].tensor;
-    views_[entry].copy_(parameter.detach());
-    parameter.set_data(views_[entry]);
-  }
-
-  std::vector<std::byte*> others_;  // the copies of the other workers; empty if not shared
+  std::unique_ptr<HostCopy> copy_;
 };
+
+std::unique_ptr<Parameters> PrivateCopies::as_one_copy(Comm& comm) const {
+  if (others_.empty()) return nullptr;
+  auto copy = HostCopy::make(comm, layout_.bytes());
+  if (!copy) return nullptr;
+  return std::make_unique<OneCopy>(comm, trained_, layout_, std::move(copy));
+}
 
 }  // namespace
 
@@ -95,23 +107,27 @@ Parameters::Parameters(std::vector<NamedTensor> trained, const plan::Layout& lay
                        FlatMemory memory)
     : trained_(std::move(trained)), layout_(layout), memory_(std::move(memory)) {}
 
-void Parameters::move_in(Values values) {
+void Parameters::move_in(const FlatMemory& seen, Values values) {
   torch::NoGradGuard no_grad;
   for (std::size_t i = 0; i < trained_.size(); ++i) {
     torch::Tensor& parameter = trained_[i].tensor;
-    views_.push_back(memory_.view(layout_.entries()[i], parameter));
-    if (values == Values::kCopied) views_.back().copy_(parameter.detach());
-    parameter.set_data(views_.back());
+    const plan::Entry& entry = layout_.entries()[i];
+    const torch::Tensor before = parameter.detach();
+    if (values == Values::kCopied) memory_.view(entry, parameter).copy_(before);
+    torch::Tensor view = seen.view(entry, parameter);
+    if (values == Values::kCompared && !has_bits_of(before, view)) view.copy_(before);
+    parameter.set_data(view);
+    views_.push_back(std::move(view));
   }
 }
 
 bool Parameters::holds(std::size_t entry) const {
-  const plan::Entry& at = layout_.entries()[entry];
-  return at.count == 0 || trained_[entry].tensor.data_ptr() == memory_.data() + at.offset;
+  return layout_.entries()[entry].count == 0 ||
+         trained_[entry].tensor.data_ptr() == views_[entry].data_ptr();
 }
 
 void Parameters::take_back(std::size_t entry) {
-  const auto& [name, parameter] = trained_[entry];
+  auto& [name, parameter] = trained_[entry];
   const torch::Tensor& was = views_[entry];
   if (parameter.scalar_type() != was.scalar_type() || parameter.device() != was.device() ||
       parameter.sizes() != was.sizes()) {
@@ -121,18 +137,18 @@ void Parameters::take_back(std::size_t entry) {
         "before data_parallel(), not after",
         name, describe(parameter), parameter.device().str(), describe(was), was.device().str()));
   }
-  put_back(entry);
+  torch::NoGradGuard no_grad;
+  views_[entry].copy_(parameter.detach());
+  parameter.set_data(views_[entry]);
 }
 
 std::unique_ptr<Parameters> make_parameters(Comm& comm, const std::vector<NamedTensor>& trained,
-                                            const plan::Layout& layout, Copies copies,
-                                            Device device) {
+                                            const plan::Layout& layout, Device device) {
   std::vector<NamedTensor> by_entry;
   for (const plan::Entry& entry : layout.entries()) by_entry.push_back(trained[entry.registered]);
-  FlatMemory memory(comm, layout.bytes(), copies, device);
-  if (copies == Copies::kPerHost && memory.shared())
-    return std::make_unique<OneCopy>(comm, std::move(by_entry), layout, std::move(memory));
-  return std::make_unique<PrivateCopies>(comm, std::move(by_entry), layout, std::move(memory));
+  return std::make_unique<PrivateCopies>(
+      comm, std::move(by_entry), layout,
+      FlatMemory(comm, layout.bytes(), Copies::kPerWorker, device));
 }
 
 }  // namespace lockstep::replica

@@ -2,29 +2,38 @@
 //
 //   private copies   each worker has all values. If workers share memory, the owner of a slice
 //                    writes its new values to every copy
-//   one copy         the workers of a host read one memory, and each writes its own slice
+//   one copy         the workers of a host read one memory, and each writes its own slice. If the
+//                    program writes to parameters, only its worker sees that (HostCopy)
 //
-// An update calls publish() for each piece that it has written. Then every worker calls acquire(),
-// to have what the others published before the next forward pass. A partition of parameters would
-// be another class here: publish() would begin an all-gather of the own slice, and acquire() would
-// wait for the other slices.
+// An update calls begin_update(), then publish() for each piece that it has written. Then every
+// worker calls acquire(), to have what the others published before the next forward pass. A
+// partition of parameters would be another class here: publish() would begin an all-gather of the
+// own slice, and acquire() would wait for the other slices.
 #pragma once
 
 #include <lockstep/data_parallel.h>
 
+#include <cstdint>
 #include <memory>
 #include <vector>
 
+#include "base/written_pages.h"
 #include "plan/layout.h"
 #include "torch/replica/flat_memory.h"
 
 namespace lockstep::replica {
 
+// What the program of a worker has written to its parameters since the last update.
+struct Written {
+  std::uint64_t digest = 0;  // of the values; 0: nothing, or it is not known
+  bool often = false;        // so much, and so often, that private copies are faster
+};
+
 // Owned by Parts.
 //
 // Threads:   one caller at a time; publish() also from the threads of an update, each stretch once.
-// Blocking:  acquire(), as_one_copy() and the constructors, which are collective; at most the
-//            Comm's timeout.
+// Blocking:  acquire(), the as_…() and the constructors, which are collective; at most the Comm's
+//            timeout.
 // Failure:   Unavailable if there is too little memory; BadInput from take_back().
 // Ownership: shares the tensors; the memory lives as long as any of them views it.
 class Parameters {
@@ -33,53 +42,57 @@ class Parameters {
   Parameters(const Parameters&) = delete;
   Parameters& operator=(const Parameters&) = delete;
 
-  // An update has written this stretch to this worker's memory: copies it to the other memories.
+  // Looks what the program has written. Nobody writes from here until acquire() has returned, but
+  // an update.
+  virtual Written look() { return {}; }
+  // All workers have looked. `own`: the bytes of the slice that this worker updates. What its
+  // program wrote there are the old values.
+  virtual void begin_update(base::PageRange /*own*/) {}
+  // An update has written this stretch to memory(): copies it to the other memories.
   virtual void publish(const plan::Stretch& stretch) const = 0;
-  // Waits until all workers have published their slices of this update.
-  virtual void acquire(Comm& comm) = 0;
+  // Waits until all workers have published their slices of this update. `left_alone`: by entry,
+  // those that nobody has written; empty: none.
+  virtual void acquire(Comm& comm, const std::vector<bool>& left_alone) = 0;
 
-  // The same values in one copy per host. Null if it is one copy already, or if workers do not
-  // share memory.
+  // All workers have written the same values to parameters: what each has written alone, all share
+  // from now on. Collective.
+  virtual void share_values(Comm& /*comm*/) {}
+
+  // The same values, kept in the other way. Null if they are kept so already, or if workers cannot
+  // keep them so.
   virtual std::unique_ptr<Parameters> as_one_copy(Comm& /*comm*/) const { return nullptr; }
+  virtual std::unique_ptr<Parameters> as_private_copies(Comm& /*comm*/) const { return nullptr; }
 
   // Whether a parameter still views the flat memory. torch::load() and module->to() give it other
   // memory.
   bool holds(std::size_t entry) const;
 
   // Copies a moved parameter's values back into the flat memory. BadInput, naming the parameter, if
-  // it has another type, shape or device now. BadInput also if workers share one copy, because no
-  // worker writes to that alone.
+  // it has another type, shape or device now.
   void take_back(std::size_t entry);
 
-  // Only Lockstep may write to parameters that workers share, between a pass and its update, and
-  // between the steps of a loop. written_by_others() says whether something else has written since
-  // note_values(); after forget_values() it does not know.
-  virtual void note_values() {}
-  virtual void forget_values() {}
-  virtual bool written_by_others() const { return false; }
-
+  // What an update reads and writes; and what the program sees.
   const FlatMemory& memory() const { return memory_; }
+  virtual const FlatMemory& seen() const { return memory_; }
 
  protected:
   // `trained`: by entry of the layout.
   Parameters(std::vector<NamedTensor> trained, const plan::Layout& layout, FlatMemory memory);
 
-  // Every parameter becomes a view of the memory. Its values are copied there; kLeft: another
-  // worker copies them.
-  enum class Values : bool { kCopied, kLeft };
-  void move_in(Values values);
-  virtual void put_back(std::size_t entry) = 0;
+  // Every parameter becomes a view of `seen`. Its values are copied to `memory_` first. kCompared:
+  // another worker has copied its own there; what differs here is written to `seen`.
+  enum class Values : bool { kCopied, kCompared };
+  void move_in(const FlatMemory& seen, Values values);
 
   std::vector<NamedTensor> trained_;
-  std::vector<torch::Tensor> views_;  // by entry: the flat memory as tensors
+  std::vector<torch::Tensor> views_;  // by entry: what the program sees, as tensors
   plan::Layout layout_;
   FlatMemory memory_;
 };
 
-// One copy per host if `copies` says so and workers share memory; else private copies. `trained` is
-// in registration order, and has the same values on every worker. Collective.
+// Private copies. `trained` is in registration order, and has the same values on every worker.
+// Collective.
 std::unique_ptr<Parameters> make_parameters(Comm& comm, const std::vector<NamedTensor>& trained,
-                                            const plan::Layout& layout, Copies copies,
-                                            Device device);
+                                            const plan::Layout& layout, Device device);
 
 }  // namespace lockstep::replica

@@ -82,7 +82,8 @@ void ShardPass::end() {
 
 void ShardPass::finish() {
   const auto has = parts_.banks->present(arrivals_.reached());
-  parts_.banks->in_use().stay();  // missing gradients become zeros
+  parts_.banks->in_use().complete();
+  parts_.reduction->look();
   launch_rest(1 / *divisor_, sharded());
   if (parts_.may_be_absent()) parts_.banks->find_absent(parts_.comm, has);
   parts_.reduction->wait();

@@ -1,10 +1,12 @@
 #include "torch/replica/reduction.h"
 
+#include <cstring>
+
 #include "flat/tree_sum.h"
 
 namespace lockstep::replica {
 
-void Reduction::wait() {
+void Reduction::wait(Met) {
   for (const Work& work : works_) work.wait();
   works_.clear();
 }
@@ -32,6 +34,56 @@ Work MessageReduction::reduce_banks(const plan::Bucket& bucket, const Sharded& s
     flat::TreeSum(partial, flat::Fold{sum.dtype}).run(operands, sum.data, sum.count);
   }
   return comm_.reduce(std::move(partials), sharded.shards, banks_.at(0).bucket(bucket), rule);
+}
+
+OnePassReduction::OnePassReduction(Comm& comm, Banks& banks, const ModelPlan& plan)
+    : comm_(comm), banks_(banks), plan_(plan) {}
+
+bool OnePassReduction::look() {
+  HostCopy* const averages = banks_.front().averages();
+  if (averages != nullptr) averages->look();
+  return averages != nullptr && averages->is_written_often();
+}
+
+// All buckets go together, with the same rule.
+void OnePassReduction::launch(const plan::Bucket&, const Sharded* sharded,
+                              const ReduceOptions& rule) {
+  works_.emplace_back();
+  if (source_) return;
+  source_ = sharded != nullptr ? GradientSource::everyones(banks_, *sharded->everyones, rule.factor)
+                               : GradientSource::fronts(banks_, comm_.size(), rule.factor);
+}
+
+void OnePassReduction::wait(Met met) {
+  works_.clear();
+  if (!source_) return;
+  if (met == Met::kNo) comm_.barrier().wait();
+  if (!source_->is(banks_.front().memory())) write(*source_);
+  source_.reset();
+  comm_.barrier().wait();
+  if (banks_.front().averages() != nullptr) banks_.front().averages()->drop();
+  banks_.show_averages();
+}
+
+// A piece of the fronts is read by its owner alone, so it may be overwritten.
+void OnePassReduction::write(const GradientSource& source) {
+  std::vector<std::byte*> copies;
+  if (const HostCopy* const averages = banks_.front().averages()) {
+    copies.push_back(averages->shared().data());
+  } else {
+    for (int worker = 0; worker < comm_.size(); ++worker)
+      copies.push_back(banks_.front().memory().of(worker));
+  }
+  const auto mine = static_cast<std::size_t>(comm_.rank());
+  const auto& first_of = plan_.pieces.first_of_worker;
+  const SomePieces own{plan_, {first_of[mine], first_of[mine + 1]}};
+  for_each_piece(own, source, [&](std::size_t number, GradientReader& gradients) {
+    const plan::Stretch& piece = plan_.pieces.all[number];
+    const void* const average = gradients.read(piece);
+    const std::size_t offset = offset_of(plan_.layout, piece);
+    const std::size_t bytes = piece.count * size_of(gradients.dtype());
+    for (std::byte* const copy : copies) std::memcpy(copy + offset, average, bytes);
+  });
 }
 
 }  // namespace lockstep::replica

@@ -11,11 +11,12 @@
 #include <lockstep/comm.h>
 
 #include <memory>
+#include <optional>
 #include <vector>
 
 #include "plan/buckets.h"
 #include "plan/tree.h"
-#include "torch/replica/banks.h"
+#include "torch/replica/gradient_source.h"
 
 namespace lockstep::replica {
 
@@ -24,6 +25,7 @@ struct Sharded {
   int shards = 0;                         // of all workers
   std::vector<int> held;                  // banks of this worker, in shard order
   std::vector<plan::Reduction> partials;  // how to sum them: each over the next few of `held`
+  const plan::ShardedReduction* everyones = nullptr;  // the same of all workers
 };
 
 // Owned by Parts; a Pass uses it.
@@ -40,14 +42,22 @@ class Reduction {
   virtual bool early() const { return true; }
   virtual bool travels() const { return true; }
 
+  // Before all workers meet at the end of a pass. Whether the program has written to averages that
+  // the workers of a host share, so much and so often that averages of each worker's own are
+  // faster.
+  virtual bool look() { return false; }
+
   // Reduces the next bucket, in layout order. The sum times the rule's factor goes where the
   // gradients were; with `sharded`, into bank 0.
   virtual void launch(const plan::Bucket& bucket, const Sharded* sharded,
                       const ReduceOptions& rule) = 0;
   std::size_t launched() const { return works_.size(); }
 
+  // Whether all workers have met since their last gradient. Where they share memory, all gradients
+  // are there then.
+  enum class Met : bool { kNo, kYes };
   // Afterwards the averages are there; on a GPU, for what is queued later.
-  virtual void wait();
+  virtual void wait(Met met = Met::kNo);
 
  protected:
   std::vector<Work> works_;  // by bucket
@@ -67,11 +77,25 @@ class MessageReduction : public Reduction {
 };
 
 // In shared memory buckets wait for the end of backward: a reduction beside it would take cores
-// from it.
-class OnePassReduction : public MessageReduction {
+// from it. Then each worker adds everybody's gradients of its slice, on all threads of LibTorch. It
+// writes the average once, for all workers of the host; or to the front of each, if averages are
+// not shared (Banks::share_averages).
+class OnePassReduction : public Reduction {
  public:
-  using MessageReduction::MessageReduction;
+  OnePassReduction(Comm& comm, Banks& banks, const ModelPlan& plan);
   bool early() const override { return false; }
+  bool look() override;
+  void launch(const plan::Bucket& bucket, const Sharded* sharded,
+              const ReduceOptions& rule) override;
+  void wait(Met met) override;
+
+ private:
+  void write(const GradientSource& source);
+
+  Comm& comm_;
+  Banks& banks_;
+  const ModelPlan& plan_;
+  std::optional<GradientSource> source_;  // of what was launched
 };
 
 // The class for the device, and for how workers reach each other. Borrows its arguments.

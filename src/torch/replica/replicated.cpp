@@ -12,11 +12,8 @@
 namespace lockstep::replica {
 namespace {
 
-std::unique_ptr<Parameters> parameters_of(Comm& comm, const Model& model,
-                                          const DataParallelOptions& options) {
-  return make_parameters(comm, model.trained, layout_of(model.trained),
-                         options.share_parameters ? Copies::kPerHost : Copies::kPerWorker,
-                         device_of(model, comm));
+std::unique_ptr<Parameters> parameters_of(Comm& comm, const Model& model) {
+  return make_parameters(comm, model.trained, layout_of(model.trained), device_of(model, comm));
 }
 
 // Checks that workers hold the same model, and gives all of them the values of rank `source`.
@@ -37,8 +34,8 @@ Parts::Parts(Comm its_comm, int its_source, Model its_model, const DataParallelO
     : options(its_options),
       model(agreed(its_comm, its_source, std::move(its_model), its_options)),
       plan{layout_of(model.trained), {}, {}},
-      parameters(parameters_of(its_comm, model, options)),
-      buffers(buffer_sync_of(its_comm, model.buffers, device_of(model, its_comm))),
+      parameters(parameters_of(its_comm, model)),
+      buffers(buffer_sync_of(its_comm, model, options)),
       source(its_source),
       comm(std::move(its_comm)) {
   take_gradients();
@@ -46,8 +43,8 @@ Parts::Parts(Comm its_comm, int its_source, Model its_model, const DataParallelO
 
 void Parts::bind(Comm its_comm, int its_source) {
   model = agreed(its_comm, its_source, model, options);  // a copy: it stays whole if this throws
-  parameters = parameters_of(its_comm, model, options);
-  buffers = buffer_sync_of(its_comm, model.buffers, device_of(model, its_comm));
+  parameters = parameters_of(its_comm, model);
+  buffers = buffer_sync_of(its_comm, model, options);
   source = its_source;
   comm = std::move(its_comm);
   take_gradients();
@@ -55,6 +52,10 @@ void Parts::bind(Comm its_comm, int its_source) {
 
 void Parts::keep_one_copy() {
   if (auto shared = parameters->as_one_copy(comm)) parameters = std::move(shared);
+}
+
+void Parts::keep_copies() {
+  if (auto copies = parameters->as_private_copies(comm)) parameters = std::move(copies);
 }
 
 void Parts::take_gradients() {
@@ -66,6 +67,8 @@ void Parts::take_gradients() {
   banks =
       std::make_unique<Banks>(model, plan, std::move(gradients), gradients_of(model, plan, device));
   reduction = reduction_of(comm, *banks, plan, options);
+  if (reach_of(banks->front().memory(), options.algorithm) == Reach::kMemory)
+    banks->share_averages(comm);
   may_be_absent() ? banks->front().clear() : banks->front().reset();
 }
 
@@ -115,24 +118,14 @@ Replicated::Run::Run(Replicated& model, std::optional<Sharded> sharded) : model_
 
 Replicated::Run::~Run() {
   model_.hosts_shards_ = false;
-  model_.parts_.parameters->forget_values();
   model_.banks().release();
   model_.drop_in_->start_over();
-}
-
-// In a drop-in loop one worker may write between an update and the next pass, while the others wait.
-void Replicated::note_update() {
-  if (hosts_shards_)
-    parts_.parameters->note_values();
-  else
-    parts_.parameters->forget_values();
 }
 
 void Replicated::settle() {
   check_attached();
   drop_in_->check_averaged();
-  banks().in_use().stay();
-  banks().hide_absent();
+  banks().stay();
 }
 
 void Replicated::check_attached() {

@@ -74,9 +74,8 @@ class Replicated : public control::Member {
 
   // As Parts.
   void keep_one_copy() { parts_.keep_one_copy(); }
-
-  // Lockstep itself has written to the parameters, on all workers.
-  void note_update();
+  // As Parameters. Collective.
+  void share_values() { parts_.parameters->share_values(parts_.comm); }
 
   Parts& parts() { return parts_; }
   const Parts& parts() const { return parts_; }
@@ -87,7 +86,9 @@ class Replicated : public control::Member {
   const plan::Layout& layout() const { return parts_.plan.layout; }
   const plan::Pieces& pieces() const { return parts_.plan.pieces; }
   const Model& model() const { return parts_.model; }
-  const FlatMemory& gradients() const { return parts_.banks->front().memory(); }
+  // What an update reads and writes; as the program sees them: the gradients and parameters() of
+  // the module.
+  const FlatMemory& averages() const { return parts_.banks->front().averaged(); }
   const FlatMemory& parameters() const { return parts_.parameters->memory(); }
   // All buffers, if they are in one flat memory, as on a GPU; else null.
   const FlatMemory* buffer_memory() const { return parts_.buffers->memory(); }

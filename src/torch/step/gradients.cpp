@@ -9,8 +9,10 @@ namespace {
 std::optional<replica::Sharded> sharded(const Generation& generation) {
   if (generation.shards == generation.size()) return std::nullopt;
   const plan::Accumulation& mine = generation.mine();
-  replica::Sharded rule{
-      generation.shards, {}, plan_partials(mine, generation.hosted, generation.shards)};
+  replica::Sharded rule{generation.shards,
+                        {},
+                        plan_partials(mine, generation.hosted, generation.shards),
+                        &generation.reduction};
   for (const auto& held : mine.held) rule.held.push_back(held.bank);
   return rule;
 }
@@ -28,7 +30,7 @@ class FusedGradients : public StepGradients {
   optim::GradientSource finish(double total) override {
     model_.shards().finish_unreduced();
     model_.banks().use(0);
-    return optim::GradientSource::everyones(model_, plan_, total);
+    return optim::GradientSource::everyones(model_.banks(), plan_, 1 / total);
   }
   std::chrono::nanoseconds exposed() const override { return {}; }
 
@@ -46,8 +48,8 @@ class ReducedGradients : public StepGradients {
   void before_last(double total) override { model_.shards().reduce_next(total); }
   void reduce(double total) override { model_.shards().reduce(total); }
   optim::GradientSource finish(double) override {
-    model_.banks().use_averages();
-    return optim::GradientSource::own(model_);
+    model_.reads_all_gradients() ? model_.banks().use_gradients() : model_.banks().use_averages();
+    return optim::GradientSource::of(model_.averages(), model_.layout());
   }
   std::chrono::nanoseconds exposed() const override { return model_.shards().times().exposed(); }
 

@@ -10,8 +10,7 @@
 #include <chrono>
 #include <memory>
 
-#include "torch/optim/gradient_source.h"
-#include "torch/replica/replicated.h"
+#include "torch/optim/update.h"
 #include "torch/step/generation.h"
 
 namespace lockstep::steps {

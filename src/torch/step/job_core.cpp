@@ -219,14 +219,14 @@ void JobCore::take_state_of(int source) {
   progress_.saved_at = static_cast<std::int64_t>(values.at("saved_at"));
   replica::copy_from(comm, source, state_.tensors());
   state_.set_values(values);
-  for (ModelView& model : models_.all) model.note_update();
+  for (ModelView& model : models_.all) model.share_values();
 }
 
 void JobCore::restore() {
   if (!resumes(setup_.options)) return;
   const std::int64_t step = checkpoints_->read(state_, properties());
   if (step < 0) return;
-  for (ModelView& model : models_.all) model.note_update();
+  for (ModelView& model : models_.all) model.share_values();
   data_.record = continued(generation_.control, setup_.options.checkpoint, data_.record);
   progress_.saved_at = progress_.next = step;
 }
@@ -327,7 +327,7 @@ void JobCore::rerun() {
   const std::int64_t from = checkpoints_->read(state_, properties());
   if (from < 0)
     throw Mismatch(found.text + ", and the checkpoint to run the step again from is gone");
-  for (ModelView& model : models_.all) model.note_update();
+  for (ModelView& model : models_.all) model.share_values();
   loop.go_back({from, found.step + 1});
   for (const Call& call : calls_) {
     if (call.step < from) continue;

@@ -53,7 +53,8 @@ class ModelView {
   Device device() const { return state_->device(); }
   Comm& comm() { return state_->comm(); }
 
-  void note_update() { state_->note_update(); }  // all workers have written to the parameters
+  // All workers have written the same values to the parameters. Collective.
+  void share_values() { state_->share_values(); }
   void keep_one_copy() { state_->keep_one_copy(); }
   bool identical() { return state_->identical(); }
 
@@ -108,9 +109,6 @@ class ModelStep : public divergence::Subject {
   const ModelView& model() const { return model_; }
   optim::Optimizer& optimizer() { return optimizer_; }
   StepGradients& gradients() { return *gradients_; }
-
-  // BadInput if something else than Lockstep has written to parameters that workers share.
-  void check_unwritten() const { parts_.trained.model->attachment().check_unwritten(); }
 
   // The update. After prepare() all numbers are known and nothing is written. On a GPU the update also copies `note`.
   void prepare(const optim::GradientSource& source);

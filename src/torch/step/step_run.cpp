@@ -70,7 +70,6 @@ double StepRun::exchange(Weights& weights) {
 }
 
 bool StepRun::run(const Phase& phase, const GoesOn& goes_on) {
-  for (const ModelStep* const model : models_) model->check_unwritten();
   Weights weights = known_weights(phase.step);
   run_shards(phase, weights);
   const auto began = Clock::now();

@@ -137,7 +137,7 @@ void load(Replica& model, const std::string& path) {
     return "";
   });
   replica::copy_from(comm, 0, tensors);
-  view.note_update();
+  view.share_values();
 }
 
 void load(torch::nn::Module& module, const std::string& path) {

@@ -1,29 +1,30 @@
-#include "torch/optim/gradient_source.h"
+#include "torch/replica/gradient_source.h"
 
-#include "plan/slices.h"
-#include "torch/replica/replicated.h"
+namespace lockstep::replica {
 
-namespace lockstep::optim {
-
-bool GradientSource::is(const replica::FlatMemory& memory) const {
+bool GradientSource::is(const FlatMemory& memory) const {
   return operands.size() == 1 && operands[0] == memory.data() && factor == 1;
 }
 
-GradientSource GradientSource::of(const replica::FlatMemory& memory, const plan::Layout& layout) {
-  return {plan::plan_reduction(1, 1), &layout, {memory.data()}, 1, {}, {}};
+GradientSource GradientSource::of(const FlatMemory& memory, const plan::Layout& layout) {
+  return {plan::plan_of_one_each(1), &layout, {memory.data()}, 1, {}, {}};
 }
 
-GradientSource GradientSource::own(const replica::Replicated& model) {
-  return of(model.gradients(), model.layout());
+GradientSource GradientSource::fronts(const Banks& banks, int workers, double factor) {
+  const FlatGradients& front = banks.front();
+  GradientSource source{plan::plan_of_one_each(workers), &banks.front_layout(), {}, factor, {}, {}};
+  for (int worker = 0; worker < workers; ++worker)
+    source.operands.push_back(front.memory().of(worker));
+  return source;
 }
 
-GradientSource GradientSource::everyones(const replica::Replicated& model,
-                                         const plan::ShardedReduction& plan, double divided_by) {
-  GradientSource source{plan.sum, &model.banks().layout(), {}, 1 / divided_by, {}, {}};
+GradientSource GradientSource::everyones(const Banks& banks, const plan::ShardedReduction& plan,
+                                         double factor) {
+  GradientSource source{plan.sum, &banks.layout(), {}, factor, {}, {}};
   for (std::size_t worker = 0; worker < plan.workers.size(); ++worker) {
     const int rank = static_cast<int>(worker);
     for (const auto& held : plan.workers[worker].held) {
-      const replica::FlatGradients& bank = model.banks().at(held.bank);
+      const FlatGradients& bank = banks.at(held.bank);
       source.operands.push_back(bank.memory().of(rank));
       if (!bank.watched()) continue;
       source.parities.push_back(bank.parities_of(rank));
@@ -85,4 +86,4 @@ void GradientReader::compare(std::size_t number, flat::Parity seen, std::size_t 
   }
 }
 
-}  // namespace lockstep::optim
+}  // namespace lockstep::replica

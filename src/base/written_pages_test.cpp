@@ -1,0 +1,71 @@
+#include "base/written_pages.h"
+
+#include <gtest/gtest.h>
+#include <sys/mman.h>
+#include <unistd.h>
+
+#include <cstring>
+
+#include "base/fd.h"
+
+namespace lockstep::base {
+namespace {
+
+// A memfd, mapped shared and privately.
+struct Mapped {
+  explicit Mapped(std::size_t pages) : bytes(pages * page_bytes()) {
+    EXPECT_EQ(::ftruncate(fd.get(), static_cast<off_t>(bytes)), 0);
+    shared = map(MAP_SHARED);
+    own = map(MAP_PRIVATE);
+  }
+  ~Mapped() {
+    ::munmap(shared, bytes);
+    ::munmap(own, bytes);
+  }
+  std::byte* map(int kind) const {
+    return static_cast<std::byte*>(
+        ::mmap(nullptr, bytes, PROT_READ | PROT_WRITE, kind, fd.get(), 0));
+  }
+  std::vector<PageRange> written() const { return written_pages(own, {0, bytes}); }
+
+  std::size_t bytes;
+  Fd fd{::memfd_create("written_pages_test", MFD_CLOEXEC)};
+  std::byte* shared = nullptr;
+  std::byte* own = nullptr;
+};
+
+TEST(WrittenPages, AreThoseThatThisProcessWroteTo) {
+  const std::size_t page = page_bytes();
+  const Mapped memory(3000);  // more than are looked at in one read
+  EXPECT_TRUE(memory.written().empty());
+  std::memset(memory.shared, 1, memory.bytes);
+  for (std::size_t at = 0; at < memory.bytes; at += page) EXPECT_EQ(memory.own[at], std::byte{1});
+  EXPECT_TRUE(memory.written().empty()) << "reading is no writing, and others' writes do not count";
+
+  memory.own[0] = std::byte{7};
+  memory.own[1023 * page] = std::byte{7};
+  memory.own[1024 * page + 5] = std::byte{1};  // the value that it had
+  memory.own[memory.bytes - 1] = std::byte{7};
+  const std::vector<PageRange> expected = {
+      {0, page}, {1023 * page, 1025 * page}, {memory.bytes - page, memory.bytes}};
+  EXPECT_EQ(memory.written(), expected);
+  EXPECT_EQ(written_pages(memory.own, {page, 1024 * page}),
+            (std::vector<PageRange>{{1023 * page, 1024 * page}}));
+}
+
+TEST(WrittenPages, StandStillUntilTheyAreDropped) {
+  const std::size_t page = page_bytes();
+  const Mapped memory(4);
+  memory.own[page] = std::byte{7};
+  std::memset(memory.shared, 2, memory.bytes);
+  EXPECT_EQ(memory.own[0], std::byte{2});
+  EXPECT_EQ(memory.own[page], std::byte{7});
+  EXPECT_EQ(memory.own[page + 1], std::byte{0}) << "the whole page";
+  EXPECT_EQ(memory.shared[page], std::byte{2});
+  for (const PageRange& range : memory.written()) drop_written(memory.own, range);
+  EXPECT_EQ(memory.own[page], std::byte{2});
+  EXPECT_TRUE(memory.written().empty());
+}
+
+}  // namespace
+}  // namespace lockstep::base

@@ -1,0 +1,62 @@
+// One memory for all workers of a host, which each worker sees through a private mapping.
+//
+//   shared    what the owner of a slice writes, for all
+//   seen      what the program of this worker reads, and may write to. Until it writes, it sees the
+//             shared memory, and nothing was copied. What it writes only this worker sees, as if
+//             the memory were its own: the kernel then gives it a page of its own (a written page)
+//
+// A written page stands still: it does not show what owners write later. So whoever lets owners
+// write looks for written pages before, and drops them after.
+#pragma once
+
+#include <cstdint>
+#include <memory>
+#include <vector>
+
+#include "base/written_pages.h"
+#include "torch/replica/flat_memory.h"
+
+namespace lockstep::replica {
+
+// Threads:   one caller at a time.
+// Blocking:  make(), which is collective; at most the Comm's timeout.
+// Failure:   Unavailable if there is too little memory, or the kernel stops telling of pages.
+// Ownership: the memory lives as long as this object or any tensor that views it.
+class HostCopy {
+ public:
+  // Null, on all workers, if they share no memory, if there is one worker, or if the kernel of a
+  // worker does not say which pages were written.
+  static std::unique_ptr<HostCopy> make(Comm& comm, std::size_t bytes);
+
+  const FlatMemory& shared() const { return shared_; }
+  const FlatMemory& seen() const { return seen_; }
+
+  // Finds the pages that the program has written to. Takes 20 ns for each page of the memory on one
+  // thread, and uses all of LibTorch's.
+  void look();
+  // As look() found them.
+  const std::vector<base::PageRange>& written() const { return written_; }
+  // Whether nearly half of the last looks, or more, found many written pages. Such a program is
+  // faster with copies: a page costs some microseconds each time.
+  bool is_written_often() const { return often_ >= 4; }
+  // Of the written pages whose values are not the shared ones; 0: there are none.
+  std::uint64_t digest() const;
+
+  // The written values of some bytes become the shared ones.
+  void bring(base::PageRange bytes);
+  // The written pages show the shared memory again. drop_part() does so for some bytes only, and
+  // leaves the pages written.
+  void drop();
+  void drop_part(base::PageRange bytes);
+
+ private:
+  HostCopy(FlatMemory shared, FlatMemory seen);
+  bool works();  // whether the kernel tells of written pages
+
+  FlatMemory shared_;
+  FlatMemory seen_;
+  std::vector<base::PageRange> written_;
+  int often_ = 0;  // a look that finds many adds 2, any other takes 1 away
+};
+
+}  // namespace lockstep::replica
