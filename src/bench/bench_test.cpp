@@ -1,3 +1,4 @@
+#include <fmt/format.h>
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 #include <lockstep/errors.h>
@@ -132,7 +133,7 @@ TEST(BenchArgumentsTest, AStepHasAModelABatchAndAnOptimizer) {
   EXPECT_THAT(refused({"--batch", "0"}), HasSubstr("--batch 0"));
   EXPECT_THAT(refused({"--sizes", "1KiB"}), HasSubstr("unknown option --sizes"));
   EXPECT_THAT(refused({"--peers", "openmpi"}),
-              HasSubstr("plain, plain-zeroed, plain-flat, pytorch-ddp"));
+              HasSubstr("plain, plain-barrier, plain-zeroed, plain-flat, pytorch-ddp"));
 }
 
 TEST(BenchArgumentsTest, AStepHasAsManyShardsAsWorkersOrMore) {
@@ -380,6 +381,37 @@ TEST(BenchReportTest, AStepsJsonNamesTheBaseOfItsEfficiency) {
   EXPECT_DOUBLE_EQ(json[0]["samples_per_second"], 1280);
   EXPECT_EQ(json[1]["efficiency_base"], "plain");
   EXPECT_DOUBLE_EQ(json[1]["efficiency"], 1.25);
+}
+
+// A run of one system with one worker, in which every step took the same time.
+StepResult steps_of(const std::string& system, double ms) {
+  StepResult result;
+  result.system = system;
+  result.add({fmt::format(R"({{"rank":0,"pss_mb":1,"state_mb":1,"step_ms":[{}]}})", ms)});
+  return result;
+}
+
+TEST(BenchReportTest, WaitingForTheSlowestIsToldFromTheCostOfSynchronising) {
+  StepReport report{
+      .workers = 2, .shards = 2, .model = "mlp", .batch = 32, .optimizer = "sgd", .results = {}};
+  report.results = {steps_of("plain", 50), steps_of("lockstep-shm", 60)};
+  EXPECT_THAT(as_table(report), Not(HasSubstr("waiting")));
+  EXPECT_THAT(as_table(report), Not(HasSubstr("of plain-barrier")));
+  EXPECT_TRUE(nlohmann::json::parse(as_json(report))[1]["of_plain_barrier"].is_null());
+  report.results.push_back(steps_of("lockstep-shm-fused", 49));
+  report.results.push_back(steps_of("lockstep-shm-step", 52));
+  report.results.push_back(steps_of(kPlainBarrier, 54));
+  const std::string table = as_table(report);
+  EXPECT_THAT(table, HasSubstr("of plain  of plain-barrier"));
+  EXPECT_THAT(
+      table,
+      HasSubstr("waiting for the slowest worker: 4.00 ms a step (plain-barrier takes 1.080 times "
+                "the time of plain); its part of what each takes more than plain: "
+                "lockstep-shm 40 % of 10.00 ms; lockstep-shm-fused no slower; "
+                "lockstep-shm-step 100 % of 2.00 ms\n"));
+  const auto json = nlohmann::json::parse(as_json(report));
+  EXPECT_DOUBLE_EQ(json[1]["efficiency"], 50.0 / 60);
+  EXPECT_DOUBLE_EQ(json[1]["of_plain_barrier"], 0.9);
 }
 
 TEST(BenchReportTest, ManyShardsAreMeasuredAgainstAPlainAccumulation) {

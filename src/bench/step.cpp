@@ -68,6 +68,14 @@ void add_unchecked(const StepArguments& arguments, std::vector<Own>& systems) {
   }
 }
 
+// The systems that train a job of shards over an engine.
+void add_jobs(const std::string& engine, std::vector<Own>& systems) {
+  const std::string name = "lockstep-" + engine;
+  const std::string cores = cores_of_engine(engine);
+  systems.push_back({name + "-fused", engine, "trainer", "lockstep::Trainer; " + cores});
+  systems.push_back({name + "-step", engine, "step", "lockstep::Job and Step; " + cores});
+}
+
 // The systems that host several shards on a worker.
 std::vector<Own> accumulating_systems(const StepArguments& arguments) {
   std::vector<Own> systems;
@@ -80,10 +88,7 @@ std::vector<Own> accumulating_systems(const StepArguments& arguments) {
     systems.push_back({kPlainAccumulateFlat, "shm", "plain-flat",
                        "LibTorch and lockstep::optim, autograd adds up; pinned"});
   }
-  for (const std::string& engine : chosen_engines(arguments.engines)) {
-    systems.push_back({fmt::format("lockstep-{}-fused", engine), engine, "trainer",
-                       "lockstep::Trainer; " + cores_of_engine(engine)});
-  }
+  for (const std::string& engine : chosen_engines(arguments.engines)) add_jobs(engine, systems);
   add_unchecked(arguments, systems);
   return systems;
 }
@@ -94,16 +99,18 @@ std::vector<Own> own_systems(const StepArguments& arguments) {
   if (asked_for(arguments.peers, "plain"))
     systems.push_back(
         {"plain", "shm", "plain", "LibTorch and torch::optim, gradients set to none; pinned"});
+  if (asked_for(arguments.peers, kPlainBarrier))
+    systems.push_back({kPlainBarrier, "shm", kPlainBarrier,
+                       "the same, a barrier of all workers ends every step; pinned"});
   if (asked_for(arguments.peers, "plain-zeroed"))
     systems.push_back({"plain-zeroed", "shm", "plain-zeroed",
                        "LibTorch and torch::optim, gradients set to zero; pinned"});
   if (asked_for(arguments.peers, "plain-flat"))
     systems.push_back({"plain-flat", "shm", "plain-flat", "LibTorch and lockstep::optim; pinned"});
   for (const std::string& engine : chosen_engines(arguments.engines)) {
-    const std::string cores = cores_of_engine(engine);
-    const std::string name = "lockstep-" + engine;
-    systems.push_back({name, engine, "drop-in", "data_parallel and lockstep::optim; " + cores});
-    systems.push_back({name + "-fused", engine, "trainer", "lockstep::Trainer; " + cores});
+    systems.push_back({"lockstep-" + engine, engine, "drop-in",
+                       "data_parallel and lockstep::optim; " + cores_of_engine(engine)});
+    add_jobs(engine, systems);
   }
   add_unchecked(arguments, systems);
   return systems;
@@ -131,8 +138,8 @@ int threads_of_a_worker(int workers) {
 Field step_field(const StepArguments& arguments) {
   const bool accumulates = arguments.shards > arguments.workers;
   const std::vector<std::string> several = {kPlainAccumulate, kPlainAccumulateFlat, kUnchecked};
-  const std::vector<std::string> one = {"plain", "plain-zeroed", "plain-flat", "pytorch-ddp",
-                                        kUnchecked};
+  const std::vector<std::string> one = {"plain",      kPlainBarrier, "plain-zeroed",
+                                        "plain-flat", "pytorch-ddp", kUnchecked};
   check_names("--peers", arguments.peers, accumulates ? several : one);
   const std::string program = control::own_file("lockstep-train");
   Field field;

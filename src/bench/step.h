@@ -11,6 +11,10 @@ namespace lockstep::bench {
 
 int bench_step(const std::vector<std::string>& arguments);
 
+// Plain workers that meet once per step and exchange nothing: what waiting for the slowest worker
+// costs. For runs in which every worker hosts one shard.
+inline constexpr char kPlainBarrier[] = "plain-barrier";
+
 // Peers for runs in which workers host several shards.
 inline constexpr char kPlainAccumulate[] = "plain-accumulate";
 inline constexpr char kPlainAccumulateFlat[] = "plain-accumulate-flat";

@@ -1,6 +1,7 @@
 #include <fmt/format.h>
 #include <lockstep/errors.h>
 
+#include <algorithm>
 #include <nlohmann/json.hpp>
 #include <set>
 
@@ -21,23 +22,35 @@ struct StepRow {
   Summary ms;
   double samples_per_second = 0;
   double efficiency = 0;  // 0: the base was not measured
+  double of_barrier = 0;  // the same against plain-barrier
   double pss_mb = 0;
   double state_mb = 0;
 };
 
+// The median of a system; 0 if it was not measured.
+double median_of(const std::vector<StepRow>& rows, const std::string& system) {
+  for (const StepRow& row : rows) {
+    if (row.result->system == system) return row.ms.p50;
+  }
+  return 0;
+}
+
 std::vector<StepRow> rows_of(const StepReport& report) {
   std::vector<StepRow> rows;
-  double base_ms = 0;
   for (const StepResult& result : report.results) {
     StepRow row{&result, summarise(result.step_ms)};
     row.samples_per_second =
         1000.0 * static_cast<double>(report.batch) * report.shards / row.ms.p50;
     row.pss_mb = summarise(result.pss_mb).p50;
     row.state_mb = summarise(result.state_mb).p50;
-    if (result.system == base_of(report)) base_ms = row.ms.p50;
     rows.push_back(row);
   }
-  for (StepRow& row : rows) row.efficiency = base_ms / row.ms.p50;
+  const double base_ms = median_of(rows, base_of(report));
+  const double barrier_ms = median_of(rows, kPlainBarrier);
+  for (StepRow& row : rows) {
+    row.efficiency = base_ms / row.ms.p50;
+    row.of_barrier = barrier_ms / row.ms.p50;
+  }
   return rows;
 }
 
@@ -64,6 +77,38 @@ std::string costs_of(const std::vector<StepRow>& rows) {
     }
   }
   return text.empty() ? "" : text + "\n";
+}
+
+// How much of what each of Lockstep's systems takes longer than workers that never talk is waiting
+// for the slowest worker. One line; empty if it was not measured.
+std::string waiting_of(const std::vector<StepRow>& rows) {
+  const double plain = median_of(rows, "plain");
+  const double barrier = median_of(rows, kPlainBarrier);
+  if (plain == 0 || barrier == 0) return "";
+  const double waiting = std::max(barrier - plain, 0.0);
+  std::string gaps;
+  for (const StepRow& row : rows) {
+    if (!row.result->system.starts_with("lockstep")) continue;
+    const double gap = row.ms.p50 - plain;
+    const std::string part =
+        gap > 0 ? fmt::format("{:.0f} % of {:.2f} ms", 100 * std::min(waiting / gap, 1.0), gap)
+                : "no slower";
+    gaps += fmt::format("{} {} {}",
+                        gaps.empty() ? "; its part of what each takes more than plain:" : ";",
+                        row.result->system, part);
+  }
+  return fmt::format(
+      "waiting for the slowest worker: {:.2f} ms a step (plain-barrier takes {:.3f} times the time "
+      "of plain){}\n\n",
+      waiting, barrier / plain, gaps);
+}
+
+std::string percent(double share) {
+  return share > 0 ? fmt::format("{:.0f} %", 100 * share) : "";
+}
+
+nlohmann::json number_or_null(double number) {
+  return number > 0 ? nlohmann::json(number) : nlohmann::json(nullptr);
 }
 
 }  // namespace
@@ -104,12 +149,12 @@ std::string as_json(const StepReport& report) {
                                      {"step_ms_q3", row.ms.q3},
                                      {"steps", row.ms.samples},
                                      {"samples_per_second", row.samples_per_second},
-                                     {"efficiency", nullptr},
+                                     {"efficiency", number_or_null(row.efficiency)},
                                      {"efficiency_base", base_of(report)},
+                                     {"of_plain_barrier", number_or_null(row.of_barrier)},
                                      {"pss_mb", row.pss_mb},
                                      {"state_mb", row.state_mb},
                                      {"settings", row.result->settings}};
-    if (row.efficiency > 0) object["efficiency"] = row.efficiency;
     array.push_back(std::move(object));
   }
   return array.dump(2) + "\n";
@@ -120,17 +165,18 @@ std::string as_table(const StepReport& report) {
       fmt::format("{}; times in ms, memory of all workers together in MB\n\n", title_of(report));
   const auto rows = rows_of(report);
   const std::string base = fmt::format("of {}", base_of(report));
-  text += fmt::format("{:<22} {:>8}  {:>18}  {:>8}  {:>9}  {:>19}  {:>7}  {:>7}\n", "system", "p50",
-                      "quartiles", "p99", "samples/s", base, "memory", "state");
+  const bool barrier = median_of(rows, kPlainBarrier) > 0;
+  text += fmt::format("{:<22} {:>8}  {:>18}  {:>8}  {:>9}  {:>19}{}  {:>7}  {:>7}\n", "system",
+                      "p50", "quartiles", "p99", "samples/s", base,
+                      barrier ? "  of plain-barrier" : "", "memory", "state");
   for (const StepRow& row : rows) {
-    const std::string efficiency =
-        row.efficiency > 0 ? fmt::format("{:.0f} %", 100 * row.efficiency) : "";
     text += fmt::format(
-        "{:<22} {:>8.2f}  {:>7.2f} to {:>7.2f}  {:>8.2f}  {:>9.0f}  {:>19}  {:>7.0f}  {:>7.1f}\n",
+        "{:<22} {:>8.2f}  {:>7.2f} to {:>7.2f}  {:>8.2f}  {:>9.0f}  {:>19}{}  {:>7.0f}  {:>7.1f}\n",
         row.result->system, row.ms.p50, row.ms.q1, row.ms.q3, row.ms.p99, row.samples_per_second,
-        efficiency, row.pss_mb, row.state_mb);
+        percent(row.efficiency), barrier ? fmt::format("  {:>16}", percent(row.of_barrier)) : "",
+        row.pss_mb, row.state_mb);
   }
-  text += "\n" + costs_of(rows);
+  text += "\n" + waiting_of(rows) + costs_of(rows);
   for (const auto& result : report.results)
     text += fmt::format("{:<22} {}\n", result.system, result.settings);
   return text + fmt::format("{:<22} {}\n", "all", spoken(allocator_settings()));

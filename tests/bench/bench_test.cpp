@@ -80,15 +80,18 @@ TEST_F(Bench, BothOrdersGiveTheRightSums) {
 
 #ifdef LOCKSTEP_HAS_TORCH
 TEST_F(Bench, StepGivesTimesMemoryAndEfficiency) {
-  const auto results = results_of({"step", "--model", "cnn", "--batch", "2", "--workers", "2",
-                                   "--engines", "shm", "--peers", "plain", "--iterations", "2"});
+  const auto results =
+      results_of({"step", "--model", "cnn", "--batch", "2", "--workers", "2", "--engines", "shm",
+                  "--peers", "plain,plain-barrier", "--iterations", "2"});
   EXPECT_THAT(systems_of(results),
-              ::testing::ElementsAre("plain", "lockstep-shm", "lockstep-shm-fused"));
+              ::testing::ElementsAre("plain", "plain-barrier", "lockstep-shm", "lockstep-shm-fused",
+                                     "lockstep-shm-step"));
   for (const auto& one : results) {
     EXPECT_EQ(one["model"], "cnn");
     EXPECT_EQ(one["steps"], 4);
     EXPECT_GT(one["step_ms_p50"], 0);
     EXPECT_GT(one["efficiency"], 0);
+    EXPECT_GT(one["of_plain_barrier"], 0);
     EXPECT_GT(one["pss_mb"], one["state_mb"]);
   }
 }
@@ -96,9 +99,9 @@ TEST_F(Bench, StepGivesTimesMemoryAndEfficiency) {
 TEST_F(Bench, StepsOfManyShardsAreComparedWithPlainAccumulations) {
   const auto results = results_of({"step", "--model", "cnn", "--batch", "2", "--workers", "2",
                                    "--shards", "5", "--engines", "shm", "--iterations", "2"});
-  EXPECT_THAT(
-      systems_of(results),
-      ::testing::ElementsAre("plain-accumulate", "plain-accumulate-flat", "lockstep-shm-fused"));
+  EXPECT_THAT(systems_of(results),
+              ::testing::ElementsAre("plain-accumulate", "plain-accumulate-flat",
+                                     "lockstep-shm-fused", "lockstep-shm-step"));
   for (const auto& one : results) {
     EXPECT_EQ(one["shards"], 5);
     EXPECT_EQ(one["steps"], 4);
