@@ -63,6 +63,8 @@ const char* const kStepHelp =
       --shards S      at least as many as workers (default: as many)
       --optimizer O   sgd, sgd-momentum, adam or adamw (default: sgd-momentum)
   -n, --workers N     (default: one for each core, at least 2)
+      --rows R,…      several in one run: workers, and threads of each, as in 2x8,4x4,16x1; instead
+                      of --workers (default: one row; a worker has its part of the cores)
       --engines E,…   Lockstep's, such as shm,gloo, or none (default: every one that was built)
       --peers P,…     plain, plain-barrier, plain-zeroed, plain-flat, pytorch-ddp, or none (default:
                       those found);
@@ -121,6 +123,7 @@ Examples:
   lockstep bench step --workers 2
   lockstep bench step --model cnn --batch 64 --optimizer adamw --engines shm --plot step.svg
   lockstep bench step --workers 2 --shards 8 --batch 8 --engines shm
+  lockstep bench step --rows 2x8,4x4,8x2,16x1 --engines shm --plot workers.svg
   lockstep bench step --device cuda --model gpt
 )";
 

@@ -4,6 +4,7 @@
 #include <algorithm>
 #include <nlohmann/json.hpp>
 #include <set>
+#include <utility>
 
 #include "bench/plot.h"
 #include "bench/rounds.h"
@@ -80,12 +81,16 @@ std::string costs_of(const std::vector<StepRow>& rows) {
 }
 
 // How much of what each of Lockstep's systems takes longer than workers that never talk is waiting
-// for the slowest worker. One line; empty if it was not measured.
-std::string waiting_of(const std::vector<StepRow>& rows) {
+// for the slowest worker. One line; empty if it was not measured, or if there is nobody to wait for.
+std::string waiting_of(const StepReport& report, const std::vector<StepRow>& rows) {
   const double plain = median_of(rows, "plain");
   const double barrier = median_of(rows, kPlainBarrier);
-  if (plain == 0 || barrier == 0) return "";
-  const double waiting = std::max(barrier - plain, 0.0);
+  if (plain == 0 || barrier == 0 || report.workers == 1) return "";
+  const std::string measured =
+      fmt::format("(plain-barrier takes {:.3f} times the time of plain)", barrier / plain);
+  const double waiting = barrier - plain;
+  if (waiting <= 0)
+    return fmt::format("waiting for the slowest worker: none can be seen {}\n\n", measured);
   std::string gaps;
   for (const StepRow& row : rows) {
     if (!row.result->system.starts_with("lockstep")) continue;
@@ -97,10 +102,8 @@ std::string waiting_of(const std::vector<StepRow>& rows) {
                         gaps.empty() ? "; its part of what each takes more than plain:" : ";",
                         row.result->system, part);
   }
-  return fmt::format(
-      "waiting for the slowest worker: {:.2f} ms a step (plain-barrier takes {:.3f} times the time "
-      "of plain){}\n\n",
-      waiting, barrier / plain, gaps);
+  return fmt::format("waiting for the slowest worker: {:.2f} ms a step {}{}\n\n", waiting, measured,
+                     gaps);
 }
 
 std::string percent(double share) {
@@ -132,8 +135,9 @@ void StepResult::add(const std::vector<std::string>& lines) {
   state_mb.push_back(state);
 }
 
-std::string as_json(const StepReport& report) {
-  auto array = nlohmann::ordered_json::array();
+namespace {
+
+void add_json(const StepReport& report, nlohmann::ordered_json& array) {
   for (const StepRow& row : rows_of(report)) {
     nlohmann::ordered_json object = {{"system", row.result->system},
                                      {"workers", report.workers},
@@ -157,10 +161,9 @@ std::string as_json(const StepReport& report) {
                                      {"settings", row.result->settings}};
     array.push_back(std::move(object));
   }
-  return array.dump(2) + "\n";
 }
 
-std::string as_table(const StepReport& report) {
+std::string table_of(const StepReport& report) {
   std::string text =
       fmt::format("{}; times in ms, memory of all workers together in MB\n\n", title_of(report));
   const auto rows = rows_of(report);
@@ -176,13 +179,10 @@ std::string as_table(const StepReport& report) {
         percent(row.efficiency), barrier ? fmt::format("  {:>16}", percent(row.of_barrier)) : "",
         row.pss_mb, row.state_mb);
   }
-  text += "\n" + waiting_of(rows) + costs_of(rows);
-  for (const auto& result : report.results)
-    text += fmt::format("{:<22} {}\n", result.system, result.settings);
-  return text + fmt::format("{:<22} {}\n", "all", spoken(allocator_settings()));
+  return text + "\n" + waiting_of(report, rows) + costs_of(rows);
 }
 
-std::string as_plot(const StepReport& report) {
+std::string bars_of(const StepReport& report) {
   BarPlot plot;
   plot.title = title_of(report);
   plot.caption = "milliseconds a step: median, and quartiles; shorter is better";
@@ -190,6 +190,58 @@ std::string as_plot(const StepReport& report) {
     plot.bars.push_back({row.result->system, row.ms.p50, row.ms.q1, row.ms.q3,
                          row.result->system.starts_with("lockstep")});
   return draw(plot);
+}
+
+// In the order of their workers, then of their threads.
+std::vector<StepReport> sorted(std::vector<StepReport> rows) {
+  std::stable_sort(rows.begin(), rows.end(), [](const StepReport& a, const StepReport& b) {
+    return std::pair(a.workers, a.threads) < std::pair(b.workers, b.threads);
+  });
+  return rows;
+}
+
+std::string lines_of(const std::vector<StepReport>& reports) {
+  PlacePlot plot;
+  plot.title = fmt::format("training steps of {}, batch {} each, {}", reports.front().model,
+                           reports.front().batch, reports.front().optimizer);
+  plot.caption = "samples per second by workers × threads of each: medians; higher is better";
+  for (const StepReport& report : sorted(reports)) {
+    const auto place = static_cast<double>(plot.places.size());
+    plot.places.push_back(fmt::format("{} × {}", report.workers, report.threads));
+    for (const StepRow& row : rows_of(report)) {
+      auto line = std::find_if(plot.lines.begin(), plot.lines.end(),
+                               [&](const auto& one) { return one.name == row.result->system; });
+      if (line == plot.lines.end()) line = plot.lines.insert(line, {row.result->system, {}, false});
+      line->points.push_back({place, row.samples_per_second});
+    }
+  }
+  return draw(plot);
+}
+
+}  // namespace
+
+std::string as_json(const std::vector<StepReport>& rows) {
+  auto array = nlohmann::ordered_json::array();
+  for (const StepReport& report : rows) add_json(report, array);
+  return array.dump(2) + "\n";
+}
+
+std::string as_table(const std::vector<StepReport>& rows) {
+  std::string text;
+  std::string settings;
+  std::set<std::string> told;
+  for (const StepReport& report : rows) {
+    text += table_of(report);
+    for (const auto& result : report.results) {
+      if (told.insert(result.system).second)
+        settings += fmt::format("{:<22} {}\n", result.system, result.settings);
+    }
+  }
+  return text + settings + fmt::format("{:<22} {}\n", "all", spoken(allocator_settings()));
+}
+
+std::string as_plot(const std::vector<StepReport>& rows) {
+  return rows.size() > 1 ? lines_of(rows) : bars_of(rows.front());
 }
 
 }  // namespace lockstep::bench
