@@ -11,12 +11,14 @@
 #include "base/environment.h"
 #include "base/files.h"
 #include "bench/measure/cores.h"
+#include "control/launch/options.h"
 
 namespace lockstep::bench {
 namespace {
 
 constexpr std::size_t kSmallestSize = std::size_t{1} << 10;
 constexpr std::size_t kLargestSize = std::size_t{256} << 20;
+constexpr int kMostWorkers = 256;
 constexpr int kMostShards = 4096;
 constexpr std::size_t kMostBytes = std::size_t{64} << 30;
 
@@ -57,6 +59,7 @@ struct Texts {
   std::string peers;
   std::string sizes;
   std::string systems;
+  std::string rows;
 };
 
 void add_common(CLI::App& parser, CommonArguments& arguments, Texts& texts) {
@@ -89,8 +92,10 @@ void finish_common(const CLI::App& parser, const Texts& texts, CommonArguments& 
   arguments.peers = choice_of(parser, "--peers", texts.peers);
   if (parser.count("--workers") == 0)
     arguments.workers = std::max(static_cast<int>(allowed_cores().size()), 2);
-  if (arguments.workers < 1 || arguments.workers > 256)
-    refuse(fmt::format("--workers {}: give a number from 1 to 256", arguments.workers), command);
+  if (arguments.workers < 1 || arguments.workers > kMostWorkers) {
+    refuse(fmt::format("--workers {}: give a number from 1 to {}", arguments.workers, kMostWorkers),
+           command);
+  }
   if (arguments.rounds < 1 || arguments.rounds > 1000)
     refuse(fmt::format("--rounds {}: give a number from 1 to 1000", arguments.rounds), command);
   if (!(arguments.seconds > 0 && arguments.seconds <= 600))
@@ -152,8 +157,49 @@ void finish_model(const CLI::App& parser, StepArguments& parsed) {
   }
 }
 
-void finish_shards(const CLI::App& parser, StepArguments& parsed) {
-  if (parser.count("--shards") == 0) parsed.shards = parsed.workers;
+// "4x2" is 4 workers of 2 threads each, "4" 4 workers that divide the cores.
+WorkerRow parse_row(const std::string& text) {
+  const std::size_t cross = std::min(text.find('x'), text.size());
+  const auto workers = base::parse_number(text.substr(0, cross));
+  const bool says_threads = cross < text.size();
+  const auto threads =
+      says_threads ? base::parse_number(text.substr(cross + 1)) : std::optional<std::int64_t>(1);
+  if (!workers || !threads) {
+    refuse(
+        fmt::format("--rows {}: give workers and the threads of each, as in 4x2, or workers", text),
+        "step");
+  }
+  if (*workers < 1 || *workers > kMostWorkers) {
+    refuse(fmt::format("--rows {}: give a number of workers from 1 to {}", text, kMostWorkers),
+           "step");
+  }
+  if (*threads < 1 || *threads > control::kMostThreads) {
+    refuse(fmt::format("--rows {}: give a number of threads from 1 to {}", text,
+                       control::kMostThreads),
+           "step");
+  }
+  const int count = static_cast<int>(*workers);
+  return {count, says_threads ? static_cast<int>(*threads) : threads_of_a_worker(count), 0};
+}
+
+// Their shards are not known yet.
+void finish_rows(const CLI::App& parser, const Texts& texts, StepArguments& parsed) {
+  if (parser.count("--rows") == 0) {
+    parsed.rows = {{parsed.workers, threads_of_a_worker(parsed.workers), 0}};
+    return;
+  }
+  refuse_given(parser, "--workers", "--rows says how many there are");
+  if (parsed.device == "cuda") refuse_given(parser, "--rows", "with --device cuda give --workers");
+  for (const std::string& text : split_list(texts.rows)) {
+    const WorkerRow row = parse_row(text);
+    if (std::find(parsed.rows.begin(), parsed.rows.end(), row) != parsed.rows.end())
+      refuse(fmt::format("--rows {}: it is given twice", text), "step");
+    parsed.rows.push_back(row);
+  }
+  if (parsed.rows.empty()) refuse("--rows: none given, as in 2x8,4x4", "step");
+}
+
+void check_shards(const StepArguments& parsed) {
   if (parsed.shards < parsed.workers || parsed.shards > kMostShards) {
     refuse(fmt::format("--shards {}: give a number from {}, the workers, to {}", parsed.shards,
                        parsed.workers, kMostShards),
@@ -164,6 +210,14 @@ void finish_shards(const CLI::App& parser, StepArguments& parsed) {
                        parsed.shards, parsed.workers),
            "step");
   }
+}
+
+void finish_shards(const CLI::App& parser, StepArguments& parsed) {
+  for (WorkerRow& row : parsed.rows) {
+    row.shards = parser.count("--shards") == 0 ? row.workers : parsed.shards;
+    check_shards(of_row(parsed, row));
+  }
+  parsed = of_row(parsed, parsed.rows.front());
 }
 
 // A host usually has one GPU, and the systems there have no engine to choose.
@@ -232,13 +286,22 @@ StepArguments parse_step_arguments(const std::vector<std::string>& arguments) {
   base::add_number(parser, "--batch", parsed.batch);
   base::add_number(parser, "--shards", parsed.shards);
   parser.add_option("--optimizer", parsed.optimizer);
+  parser.add_option("--rows", texts.rows);
   parse(parser, arguments, "step");
   finish_common(parser, texts, parsed, "step");
   check_choice("--model", parsed.model, {"mlp", "cnn", "resnet18", "gpt"});
   finish_device(parser, texts, parsed);
   finish_model(parser, parsed);
+  finish_rows(parser, texts, parsed);
   finish_shards(parser, parsed);
   return parsed;
+}
+
+StepArguments of_row(StepArguments arguments, const WorkerRow& row) {
+  arguments.workers = row.workers;
+  arguments.threads = row.threads;
+  arguments.shards = row.shards;
+  return arguments;
 }
 
 std::chrono::seconds longest_run(const AllreduceArguments& arguments) {

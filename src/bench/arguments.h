@@ -31,6 +31,16 @@ struct AllreduceArguments : CommonArguments {
   bool order = false;              // also measure what the order of the tree costs
 };
 
+// How many workers a row of `bench step` has, of how many threads each, and how many shards they
+// host together.
+struct WorkerRow {
+  int workers = 0;
+  int threads = 0;
+  int shards = 0;  // at least as many as workers
+
+  bool operator==(const WorkerRow&) const = default;
+};
+
 // On cuda the default is one worker, and there are other systems: `systems` chooses among them.
 // `engines` and `peers` are not used there.
 struct StepArguments : CommonArguments {
@@ -38,13 +48,19 @@ struct StepArguments : CommonArguments {
   std::string model = "mlp";
   std::int64_t batch = 0;  // of each shard; if not given, the device and the model decide
   int shards = 0;          // 0: as many as workers
+  int threads = 0;         // of each worker; 0: its part of the cores
   std::string optimizer;   // default sgd-momentum; on cuda adamw
   std::string precision;   // float32, bf16 (autocast), bf16-held; default float32, gpt on cuda bf16
   std::string gpt_size;    // default tiny; on cuda gpt2
   std::int64_t context = 0;
   std::int64_t bucket_bytes = std::int64_t{25} << 20;  // of Lockstep and of PyTorch's DDP
   Choice systems;
+  std::vector<WorkerRow> rows;  // measured in one run, at least one; `workers`, `threads` and
+                                // `shards` are those of the first
 };
+
+// The same, for one of the rows.
+StepArguments of_row(StepArguments arguments, const WorkerRow& row);
 
 // They throw BadInput, in one line, for anything that they do not understand or that cannot work.
 AllreduceArguments parse_allreduce_arguments(const std::vector<std::string>& arguments);

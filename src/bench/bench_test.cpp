@@ -4,13 +4,11 @@
 
 #include <algorithm>
 #include <chrono>
-#include <nlohmann/json.hpp>
 #include <numeric>
 
 #include "bench/allreduce.h"
 #include "bench/allreduce/measure.h"
 #include "bench/measure/cores.h"
-#include "bench/plot.h"
 #include "bench/step.h"
 #include "bench/step_cuda.h"
 
@@ -132,7 +130,31 @@ TEST(BenchArgumentsTest, AStepHasAModelABatchAndAnOptimizer) {
   EXPECT_THAT(refused({"--batch", "0"}), HasSubstr("--batch 0"));
   EXPECT_THAT(refused({"--sizes", "1KiB"}), HasSubstr("unknown option --sizes"));
   EXPECT_THAT(refused({"--peers", "openmpi"}),
-              HasSubstr("plain, plain-zeroed, plain-flat, pytorch-ddp"));
+              HasSubstr("plain, plain-barrier, plain-zeroed, plain-flat, pytorch-ddp"));
+}
+
+TEST(BenchArgumentsTest, RowsAreWorkersAndThreads) {
+  const auto arguments = parse_step_arguments({"--rows", "2x8,4x4,3"});
+  EXPECT_THAT(arguments.rows, ElementsAre(WorkerRow{2, 8, 2}, WorkerRow{4, 4, 4},
+                                          WorkerRow{3, threads_of_a_worker(3), 3}));
+  EXPECT_EQ(arguments.workers, 2);
+  EXPECT_EQ(of_row(arguments, arguments.rows[1]).threads, 4);
+  EXPECT_THAT(parse_step_arguments({"-n", "2"}).rows,
+              ElementsAre(WorkerRow{2, threads_of_a_worker(2), 2}));
+  EXPECT_EQ(parse_step_arguments({"--rows", "1x2,4x1", "--shards", "8"}).rows[1].shards, 8);
+  const auto refused = [](const std::vector<std::string>& words) {
+    return refusal([&] { parse_step_arguments(words); });
+  };
+  for (const char* bad : {"2y8", "x8", "2x", "2x8x1", "2.5"})
+    EXPECT_THAT(refused({"--rows", bad}), HasSubstr("as in 4x2")) << bad;
+  EXPECT_THAT(refused({"--rows", "2x1,0x4"}), HasSubstr("--rows 0x4: give a number of workers"));
+  EXPECT_THAT(refused({"--rows", "257x1"}), HasSubstr("from 1 to 256"));
+  EXPECT_THAT(refused({"--rows", "2x0"}), HasSubstr("--rows 2x0: give a number of threads"));
+  EXPECT_THAT(refused({"--rows", "2x1,2x1"}), HasSubstr("--rows 2x1: it is given twice"));
+  EXPECT_THAT(refused({"--rows", ","}), HasSubstr("--rows: none given"));
+  EXPECT_THAT(refused({"--rows", "2x1", "-n", "2"}), HasSubstr("--rows says how many"));
+  EXPECT_THAT(refused({"--rows", "2x1", "--device", "cuda"}), HasSubstr("give --workers"));
+  EXPECT_THAT(refused({"--rows", "2x1,4x1", "--shards", "3"}), HasSubstr("from 4, the workers"));
 }
 
 TEST(BenchArgumentsTest, AStepHasAsManyShardsAsWorkersOrMore) {
@@ -325,206 +347,6 @@ TEST(BenchPatternTest, OnlyTheSumOfAllWorkersInItsPlaceIsRight) {
   EXPECT_LT(pattern.first_wrong(sum.data() + 1024, kCount - 1024, 5), kCount - 1024);
   sum[9'999] += 1;
   EXPECT_EQ(pattern.first_wrong(sum.data(), kCount, 5), 9'999U);
-}
-
-AllreduceReport small_report() {
-  AllreduceReport report{2, {{"lockstep-shm", "direct", {}}, {"limit", "loop", {}}}};
-  report.results[0].add({R"({"bytes":1024,"block":2,"us":[4,4,4]})"});
-  report.results[0].add({R"({"bytes":1024,"block":2,"us":[4]})", R"({"bytes":2048,"us":[8]})"});
-  report.results[1].add({R"({"bytes":1024,"block":2,"us":[1]})", R"({"bytes":2048,"us":[2]})"});
-  return report;
-}
-
-TEST(BenchReportTest, TheMemoryOfAWorkerCountsOnceHoweverManyLinesItPrints) {
-  StepResult result;
-  result.add({R"({"rank":0,"pss_mb":10,"state_mb":4,"step_ms":[1,2]})",
-              R"({"rank":1,"pss_mb":12,"state_mb":5,"step_ms":[3]})", R"({"rank":0,"step_ms":[4]})",
-              R"({"rank":1,"step_ms":[5]})"});
-  EXPECT_THAT(result.step_ms, ElementsAre(1, 2, 3, 4, 5));
-  EXPECT_THAT(result.pss_mb, ElementsAre(22));
-  EXPECT_THAT(result.state_mb, ElementsAre(9));
-  EXPECT_THROW(result.add({R"({"rank":0,"step_ms":[4]})"}), std::exception);
-}
-
-TEST(BenchReportTest, JsonIsOneArrayOfObjects) {
-  const auto json = nlohmann::json::parse(as_json(small_report()));
-  ASSERT_THAT(json, SizeIs(4));
-  EXPECT_EQ(json[0]["system"], "lockstep-shm");
-  EXPECT_EQ(json[0]["workers"], 2);
-  EXPECT_EQ(json[0]["bytes"], 1024);
-  EXPECT_EQ(json[0]["p50_us"], 4);
-  EXPECT_EQ(json[0]["samples"], 4);
-  EXPECT_DOUBLE_EQ(json[0]["algbw_GBps"], 0.256);
-  EXPECT_DOUBLE_EQ(json[0]["of_limit"], 0.25);
-}
-
-TEST(BenchReportTest, AStepsJsonNamesTheBaseOfItsEfficiency) {
-  StepReport report{.workers = 2,
-                    .shards = 2,
-                    .threads = 1,
-                    .model = "mlp",
-                    .batch = 32,
-                    .optimizer = "sgd",
-                    .results = {{"plain", "", {}, {}, {}}, {"lockstep-shm", "", {}, {}, {}}}};
-  report.results[0].add({R"({"rank":0,"pss_mb":10,"state_mb":4,"step_ms":[50,50]})",
-                         R"({"rank":1,"pss_mb":12,"state_mb":4,"step_ms":[50,50]})"});
-  report.results[1].add({R"({"rank":0,"pss_mb":9,"state_mb":2,"step_ms":[40]})"});
-  const auto json = nlohmann::json::parse(as_json(report));
-  ASSERT_THAT(json, SizeIs(2));
-  EXPECT_EQ(json[0]["system"], "plain");
-  EXPECT_EQ(json[0]["model"], "mlp");
-  EXPECT_EQ(json[0]["batch"], 32);
-  EXPECT_EQ(json[0]["step_ms_p50"], 50);
-  EXPECT_EQ(json[0]["pss_mb"], 22);
-  EXPECT_EQ(json[0]["state_mb"], 8);
-  EXPECT_DOUBLE_EQ(json[0]["samples_per_second"], 1280);
-  EXPECT_EQ(json[1]["efficiency_base"], "plain");
-  EXPECT_DOUBLE_EQ(json[1]["efficiency"], 1.25);
-}
-
-TEST(BenchReportTest, ManyShardsAreMeasuredAgainstAPlainAccumulation) {
-  StepReport report{.workers = 2,
-                    .shards = 8,
-                    .threads = 1,
-                    .model = "mlp",
-                    .batch = 32,
-                    .optimizer = "sgd",
-                    .results = {{kPlainAccumulate, "", {}, {}, {}},
-                                {kPlainAccumulateFlat, "", {}, {}, {}},
-                                {"lockstep-shm-fused", "", {}, {}, {}}}};
-  report.results[0].add({R"({"rank":0,"pss_mb":1,"state_mb":1,"step_ms":[100]})"});
-  report.results[1].add({R"({"rank":0,"pss_mb":1,"state_mb":1,"step_ms":[80]})"});
-  report.results[2].add({R"({"rank":0,"pss_mb":1,"state_mb":1,"step_ms":[104]})"});
-  const auto json = nlohmann::json::parse(as_json(report));
-  EXPECT_EQ(json[2]["shards"], 8);
-  EXPECT_EQ(json[2]["efficiency_base"], "plain-accumulate");
-  EXPECT_DOUBLE_EQ(json[2]["efficiency"], 100.0 / 104);
-  EXPECT_DOUBLE_EQ(json[0]["samples_per_second"], 2560);
-  const std::string table = as_table(report);
-  EXPECT_THAT(table, HasSubstr("8 shards on 2 workers"));
-  EXPECT_THAT(table,
-              HasSubstr("lockstep-shm-fused takes 1.040 times the time of plain-accumulate\n"));
-  EXPECT_THAT(table, HasSubstr("takes 1.300 times the time of plain-accumulate-flat\n"));
-}
-
-CudaStepReport cuda_report(std::vector<std::string> words) {
-  words.insert(words.begin(), {"--device", "cuda"});
-  CudaStepReport report{parse_step_arguments(words), {}};
-  for (const char* name : {"drop-in", "drop-in-forced", "trainer", "pytorch-graph"}) {
-    report.results.emplace_back();
-    report.results.back().system = name;
-    report.results.back().settings = std::string("how ") + name + " runs";
-  }
-  report.results[0].add({R"({"rank":0,"buckets":0,"graph_shards":null,"step_ms":[9,10,11]})"});
-  report.results[1].add({R"({"rank":0,"buckets":6,"buckets_before_end":5,"step_ms":[10,10]})"});
-  report.results[1].add({R"({"rank":0,"buckets":6,"buckets_before_end":5,"step_ms":[11,11]})"});
-  report.results[2].add(
-      {R"({"rank":0,"graph_shards":20,"eager_shards":3,"eager_reason":"a hook","step_ms":[8]})"});
-  report.results[3].add({R"({"rank":0,"step_ms":[6.4]})"});
-  return report;
-}
-
-TEST(BenchReportTest, AGpuStepsJsonNamesWhoseTimeEachIsDividedBy) {
-  const auto json = nlohmann::json::parse(as_json(cuda_report({"--model", "gpt"})));
-  ASSERT_THAT(json, SizeIs(4));
-  EXPECT_EQ(json[0]["device"], "cuda");
-  EXPECT_EQ(json[0]["gpt_size"], "gpt2");
-  EXPECT_EQ(json[0]["precision"], "bf16");
-  EXPECT_EQ(json[0]["step_ms_p50"], 10);
-  EXPECT_EQ(json[0]["step_ms_q1"], 9.5);
-  EXPECT_EQ(json[0]["step_ms_q3"], 10.5);
-  EXPECT_DOUBLE_EQ(json[0]["tokens_per_second"], 819'200);
-  EXPECT_EQ(json[0]["ratio_base"], "pytorch-ddp-views");
-  EXPECT_TRUE(json[0]["ratio"].is_null());  // it was not measured
-  EXPECT_EQ(json[1]["ratio_base"], "drop-in");
-  EXPECT_DOUBLE_EQ(json[1]["ratio"], 1.05);
-  EXPECT_EQ(json[1]["turns_ms_p50"], (std::vector<double>{10, 11}));
-  EXPECT_DOUBLE_EQ(json[1]["ratio_of_fastest_turns"], 1);
-  EXPECT_EQ(json[1]["steps"], 4);
-  EXPECT_EQ(json[1]["buckets"], 6);
-  EXPECT_EQ(json[1]["buckets_before_end"], 5);
-  EXPECT_TRUE(json[1]["graph_shards"].is_null());
-  EXPECT_DOUBLE_EQ(json[2]["ratio"], 1.25);
-  EXPECT_EQ(json[2]["graph_shards"], 20);
-  EXPECT_EQ(json[2]["eager_shards"], 3);
-  EXPECT_TRUE(json[3]["ratio_base"].is_null());
-}
-
-TEST(BenchReportTest, AGpuStepsTableSaysRatiosAndHowEachWasRun) {
-  const std::string table = as_table(cuda_report({"--model", "resnet18"}));
-  EXPECT_THAT(table,
-              HasSubstr("training steps of resnet18 on cuda, 1 worker, batch 256 each, adamw, "
-                        "float32, TF32 in convolutions only"));
-  EXPECT_THAT(table, HasSubstr("drop-in-forced takes 1.050 times the time of drop-in, the fastest "
-                               "turns 1.000\n"));
-  EXPECT_THAT(table, HasSubstr("trainer takes 1.250 times the time of pytorch-graph\n"));
-  EXPECT_THAT(table, Not(HasSubstr("the time of pytorch-ddp-views")));
-  EXPECT_THAT(table, HasSubstr("trainer ran 3 of 23 shards eagerly: a hook\n"));
-  EXPECT_THAT(table, HasSubstr("how pytorch-graph runs"));
-  EXPECT_THAT(as_plot(cuda_report({})), HasSubstr("drop-in-forced"));
-}
-
-TEST(BenchReportTest, AGpuRunWithoutTimesIsNone) {
-  CudaStepResult result;
-  EXPECT_THROW(result.add({}), BadInput);
-  EXPECT_THROW(result.add({R"({"rank":0,"step_ms":[]})"}), BadInput);
-  EXPECT_THROW(result.add({R"({"rank":0})"}), std::exception);
-}
-
-TEST(BenchReportTest, TheCostOfTheOrderIsSaidForEverySizeWhereBothWereMeasured) {
-  AllreduceReport report{4, {{kInPlaceTree, "", {}}, {kInPlaceRanks, "", {}}}};
-  report.results[0].add({R"({"bytes":1024,"us":[3]})", R"({"bytes":2048,"us":[5]})"});
-  EXPECT_THAT(as_table(report), Not(HasSubstr("times the time")));
-  report.results[1].add({R"({"bytes":1024,"us":[2]})"});
-  EXPECT_THAT(as_table(report),
-              HasSubstr("in-place-tree takes this many times the time of in-place-ranks: 1.500 at "
-                        "1 KiB\n"));
-}
-
-// Every element that is opened is closed, in order. Enough of XML for what plot.cpp writes.
-bool well_formed(std::string_view text) {
-  std::vector<std::string> open;
-  for (std::size_t at = text.find('<'); at != std::string_view::npos; at = text.find('<', at + 1)) {
-    const std::size_t end = text.find('>', at);
-    if (end == std::string_view::npos) return false;
-    const std::string_view tag = text.substr(at + 1, end - at - 1);
-    const std::string_view name = tag.substr(0, tag.find_first_of(" /", 1));
-    if (tag.starts_with('/')) {
-      if (open.empty() || "/" + open.back() != tag) return false;
-      open.pop_back();
-    } else if (!tag.ends_with('/')) {
-      open.emplace_back(name);
-    }
-  }
-  return open.empty();
-}
-
-TEST(BenchPlotTest, PicturesAreWellFormedWhateverIsInThem) {
-  const LinePlot lines{
-      "a < b & c", "x", {{"one", {{1024, 0.1}, {2048, 3}}, false}, {"two", {}, true}}};
-  const BarPlot bars{"steps", "ms", {{"<plain>", 50, 49, 52}, {"none", 0, 0, 0}}};
-  for (const std::string& picture :
-       {draw(lines), draw(bars), draw(LinePlot{}), draw(BarPlot{}), as_plot(small_report()),
-        as_plot(StepReport{}), as_plot(CudaStepReport{})}) {
-    EXPECT_TRUE(well_formed(picture)) << picture;
-    EXPECT_THAT(picture, Not(HasSubstr("nan")));
-    EXPECT_THAT(picture, Not(HasSubstr("inf")));
-  }
-  EXPECT_THAT(draw(lines), HasSubstr("a &lt; b &amp; c"));
-  EXPECT_THAT(draw(lines), HasSubstr("1 KiB"));
-  EXPECT_THAT(draw(bars), HasSubstr("&lt;plain&gt;"));
-}
-
-TEST(BenchReportTest, ARunWithoutTimesIsNone) {
-  AllreduceResult result{"gloo", "", {}};
-  EXPECT_THROW(result.add({}), BadInput);
-  result.add({R"({"bytes":1024,"us":[3]})"});
-  EXPECT_THROW(result.add({}), BadInput);  // whatever earlier runs printed
-  EXPECT_THROW(result.add({R"({"bytes":1024,"us":[]})"}), BadInput);
-  EXPECT_THROW(result.add({R"({"bytes":1024})"}), std::exception);
-  StepResult step;
-  EXPECT_THROW(step.add({}), BadInput);
-  EXPECT_THROW(step.add({R"({"rank":0,"pss_mb":1,"state_mb":1,"step_ms":[]})"}), BadInput);
 }
 
 }  // namespace

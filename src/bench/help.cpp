@@ -63,8 +63,11 @@ const char* const kStepHelp =
       --shards S      at least as many as workers (default: as many)
       --optimizer O   sgd, sgd-momentum, adam or adamw (default: sgd-momentum)
   -n, --workers N     (default: one for each core, at least 2)
+      --rows R,…      several in one run: workers, and threads of each, as in 2x8,4x4,16x1; instead
+                      of --workers (default: one row; a worker has its part of the cores)
       --engines E,…   Lockstep's, such as shm,gloo, or none (default: every one that was built)
-      --peers P,…     plain, plain-zeroed, plain-flat, pytorch-ddp, or none (default: those found);
+      --peers P,…     plain, plain-barrier, plain-zeroed, plain-flat, pytorch-ddp, or none (default:
+                      those found);
                       with more shards than workers plain-accumulate, plain-accumulate-flat;
                       in any case unchecked, if it is asked for
       --rounds R      turns of each system (default: 3)
@@ -75,18 +78,21 @@ const char* const kStepHelp =
       --plot FILE     also draw it, as SVG
 
   plain              as many LibTorch workers, with torch::optim, that never talk
-  plain-zeroed       the same, its gradients set to zero instead of to none
-  plain-flat         the same with Lockstep's optimizer
+  plain-barrier      the same, with a barrier of all workers at the end of every step: what waiting
+                     for the slowest worker costs
+  plain-zeroed       as plain, its gradients set to zero instead of to none
+  plain-flat         as plain, with Lockstep's optimizer
   lockstep-E         data_parallel and lockstep::optim in an ordinary loop, over engine E
   lockstep-E-fused   lockstep::Trainer, over engine E
-  lockstep-E-unchecked  the same without the divergence check
+  lockstep-E-step    a program's own loop with lockstep::Job and Step, over engine E
+  lockstep-E-unchecked  lockstep::Trainer without the divergence check
   pytorch-ddp        PyTorch's DistributedDataParallel over Gloo, from Python
 
 With more shards than workers, where a step is several passes forward and backward, against:
 
   plain-accumulate        as plain; autograd adds the gradients of all passes up in param.grad
   plain-accumulate-flat   as plain-flat, the same
-  lockstep-E-fused        as above; every shard's gradients are added where the tree says
+  lockstep-E-fused, -step as above; every shard's gradients are added where the tree says
 
 On cuda, by the GPU's clock, from the end of a step to the end of the next:
 
@@ -110,12 +116,14 @@ On cuda, by the GPU's clock, from the end of a step to the end of the next:
 The median and quartiles are over all steps of all workers and turns; on cuda "fastest" is the
 median of a system's fastest turn, since libraries that look for their fastest kernels do not find
 the same in every process. Efficiency is the median of plain, or plain-accumulate, over the
-system's: 100 % is a synchronisation that costs nothing.
+system's: 100 % is a synchronisation that costs nothing. "of plain-barrier" is the same against
+workers that wait for each other but exchange nothing.
 
 Examples:
   lockstep bench step --workers 2
   lockstep bench step --model cnn --batch 64 --optimizer adamw --engines shm --plot step.svg
   lockstep bench step --workers 2 --shards 8 --batch 8 --engines shm
+  lockstep bench step --rows 2x8,4x4,8x2,16x1 --engines shm --plot workers.svg
   lockstep bench step --device cuda --model gpt
 )";
 

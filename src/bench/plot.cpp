@@ -20,10 +20,6 @@ constexpr char kFaint[] = "#dcdcdc";
 constexpr char kStrong[] = "#0072b2";
 constexpr char kOther[] = "#a8b4bd";
 
-const char* colour(const LinePlot& plot, std::size_t line) {
-  return plot.lines[line].dashed ? "#707070" : kColours[line % kColours.size()];
-}
-
 std::string escaped(const std::string& text) {
   std::string safe;
   for (const char c : text) {
@@ -139,19 +135,56 @@ void draw_decades(Canvas& canvas, const Axis& y, double left, double right) {
   }
 }
 
-// Names beside the ends of their lines, moved apart if they would cover each other.
-void draw_names(Canvas& canvas, const LinePlot& plot, std::vector<double> ends, double x) {
+// A limit is grey and dashed. When the colours are used up they begin again, and those lines are
+// dashed.
+Canvas::Style style_of(const LinePlot::Line& line, std::size_t number) {
+  if (line.dashed) return {"#707070", 2.2, true};
+  return {kColours[number % kColours.size()], 2.2, number >= kColours.size()};
+}
+
+// Heights of names beside the ends of their lines: moved apart if they would cover each other, and
+// not below `bottom`, if there is room above.
+std::vector<double> heights_of_names(const std::vector<double>& ends, double bottom) {
   constexpr double kLineHeight = 16;
   std::vector<std::size_t> order(ends.size());
   for (std::size_t i = 0; i < order.size(); ++i) order[i] = i;
   std::sort(order.begin(), order.end(), [&](auto a, auto b) { return ends[a] < ends[b]; });
-  double last = -kLineHeight;
-  for (const std::size_t i : order) {
-    const double y = std::max(ends[i], last + kLineHeight);
-    canvas.line(x + 6, y, x + 22, y, {colour(plot, i), 2.2, plot.lines[i].dashed});
-    canvas.text(x + 27, y + 4, "start", plot.lines[i].name);
-    last = y;
+  std::vector<double> heights = ends;
+  for (std::size_t k = 1; k < order.size(); ++k)
+    heights[order[k]] = std::max(heights[order[k]], heights[order[k - 1]] + kLineHeight);
+  double lowest = bottom;
+  for (auto i = order.rbegin(); i != order.rend(); ++i, lowest -= kLineHeight) {
+    heights[*i] = std::min(heights[*i], lowest);
   }
+  return heights;
+}
+
+// The lines with their names on the right; `x` and `y` give the places of values on paper.
+void draw_lines(Canvas& canvas, const std::vector<LinePlot::Line>& lines, const Axis& x,
+                const Axis& y) {
+  std::vector<double> ends;
+  for (std::size_t i = 0; i < lines.size(); ++i) {
+    const Canvas::Style style = style_of(lines[i], i);
+    std::vector<LinePlot::Point> points;
+    for (const auto& point : lines[i].points) points.push_back({x.at(point.x), y.at(point.y)});
+    canvas.path(points, style);
+    for (const auto& point : points) {
+      if (!lines[i].dashed) canvas.dot(point.x, point.y, style.colour);
+    }
+    ends.push_back(points.empty() ? y.from : points.back().y);
+  }
+  const auto heights = heights_of_names(ends, y.from);
+  for (std::size_t i = 0; i < lines.size(); ++i) {
+    canvas.line(x.to + 6, heights[i], x.to + 22, heights[i], style_of(lines[i], i));
+    canvas.text(x.to + 27, heights[i] + 4, "start", lines[i].name);
+  }
+}
+
+// A distance of lines on an axis that is easy to read: 1, 2 or 5 times a power of ten, and 4 to 10
+// of them in the range.
+double readable_step(double range) {
+  const double power = std::pow(10, std::floor(std::log10(range)));
+  return range / power < 2 ? power / 5 : range / power < 5 ? power / 2 : power;
 }
 
 }  // namespace
@@ -161,10 +194,12 @@ std::string draw(const LinePlot& plot) {
   constexpr double kHeight = 470;
   Range across;
   Range up;
-  for (const auto& line : plot.lines) {
-    for (const auto& point : line.points) {
-      across.add(std::log2(point.x));
-      up.add(std::log10(point.y));
+  std::vector<LinePlot::Line> lines = plot.lines;
+  for (auto& line : lines) {
+    for (auto& point : line.points) {
+      point = {std::log2(point.x), std::log10(point.y)};
+      across.add(point.x);
+      up.add(point.y);
     }
   }
   if (across.low > across.high) return Canvas(kWidth, kHeight).finished();
@@ -176,19 +211,35 @@ std::string draw(const LinePlot& plot) {
   draw_sizes(canvas, x, y.from, y.to);
   draw_decades(canvas, y, x.from, x.to);
   canvas.text((x.from + x.to) / 2, kHeight - 18, "middle", plot.caption);
-  std::vector<double> ends;
-  for (std::size_t i = 0; i < plot.lines.size(); ++i) {
-    std::vector<LinePlot::Point> points;
-    for (const auto& point : plot.lines[i].points)
-      points.push_back({x.at(std::log2(point.x)), y.at(std::log10(point.y))});
-    const bool dashed = plot.lines[i].dashed;
-    canvas.path(points, {colour(plot, i), 2.2, dashed});
-    for (const auto& point : points) {
-      if (!dashed) canvas.dot(point.x, point.y, colour(plot, i));
-    }
-    ends.push_back(points.empty() ? y.from : points.back().y);
+  draw_lines(canvas, lines, x, y);
+  return canvas.finished();
+}
+
+std::string draw(const PlacePlot& plot) {
+  constexpr double kWidth = 860;
+  constexpr double kHeight = 470;
+  Range up;
+  for (const auto& line : plot.lines) {
+    for (const auto& point : line.points) up.add(point.y);
   }
-  draw_names(canvas, plot, ends, x.to);
+  Canvas canvas(kWidth, kHeight);
+  canvas.text(70, 26, "start", plot.title, 15);
+  if (up.low > up.high) return canvas.finished();
+  const double step = readable_step(std::max(up.high - up.low, up.high / 10));
+  const double low = std::floor(up.low / step) * step;
+  const Axis x{-0.3, static_cast<double>(plot.places.size()) - 0.7, 70, kWidth - 200};
+  const Axis y{low, std::max(std::ceil(up.high / step) * step, low + step), kHeight - 60, 50};
+  for (double value = y.low; value <= y.high + step / 2; value += step) {
+    canvas.line(x.from, y.at(value), x.to, y.at(value), {kFaint, 1});
+    canvas.text(x.from - 8, y.at(value) + 4, "end", fmt::format("{:g}", value), 11);
+  }
+  for (std::size_t i = 0; i < plot.places.size(); ++i) {
+    const double at = x.at(static_cast<double>(i));
+    canvas.line(at, y.from, at, y.to, {kFaint, 1});
+    canvas.text(at, y.from + 18, "middle", plot.places[i], 11);
+  }
+  canvas.text((x.from + x.to) / 2, kHeight - 18, "middle", plot.caption);
+  draw_lines(canvas, plot.lines, x, y);
   return canvas.finished();
 }
 
@@ -198,8 +249,7 @@ std::string draw(const BarPlot& plot) {
   const double height = 96 + kRow * static_cast<double>(plot.bars.size());
   double most = 0;
   for (const auto& bar : plot.bars) most = std::max({most, bar.value, bar.high});
-  const double tick = std::pow(10, std::floor(std::log10(std::max(most, 1e-9))));
-  const double step = most / tick < 2 ? tick / 5 : most / tick < 5 ? tick / 2 : tick;
+  const double step = readable_step(std::max(most, 1e-9));
   const Axis x{0, std::max(std::ceil(most / step), 1.0) * step, 170, kWidth - 90};
   const double top = 46;
   const double bottom = top + kRow * static_cast<double>(plot.bars.size());

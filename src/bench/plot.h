@@ -1,4 +1,4 @@
-// Two kinds of pictures as SVG, without a library.
+// Three kinds of pictures as SVG, without a library.
 #pragma once
 
 #include <string>
@@ -22,6 +22,14 @@ struct LinePlot {
   std::vector<Line> lines;
 };
 
+// Lines over a few places at equal distances. The vertical axis need not begin at 0.
+struct PlacePlot {
+  std::string title;
+  std::string caption;
+  std::vector<std::string> places;    // from left to right
+  std::vector<LinePlot::Line> lines;  // x is the number of a place, from 0
+};
+
 // Horizontal bars with whiskers.
 struct BarPlot {
   struct Bar {
@@ -37,6 +45,7 @@ struct BarPlot {
 };
 
 std::string draw(const LinePlot& plot);
+std::string draw(const PlacePlot& plot);
 std::string draw(const BarPlot& plot);
 
 }  // namespace lockstep::bench

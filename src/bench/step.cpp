@@ -18,8 +18,7 @@ Contender launched_contender(const StepArguments& arguments, const std::string& 
                              const std::string& engine, std::vector<std::string> program) {
   const auto words = step_job_words(arguments);
   program.insert(program.end(), words.begin(), words.end());
-  return {name, true, "",
-          launched({arguments.workers, threads_of_a_worker(arguments.workers), engine, program}),
+  return {name, true, "", launched({arguments.workers, arguments.threads, engine, program}),
           allocator_settings()};
 }
 
@@ -68,6 +67,14 @@ void add_unchecked(const StepArguments& arguments, std::vector<Own>& systems) {
   }
 }
 
+// The systems that train a job of shards over an engine.
+void add_jobs(const std::string& engine, std::vector<Own>& systems) {
+  const std::string name = "lockstep-" + engine;
+  const std::string cores = cores_of_engine(engine);
+  systems.push_back({name + "-fused", engine, "trainer", "lockstep::Trainer; " + cores});
+  systems.push_back({name + "-step", engine, "step", "lockstep::Job and Step; " + cores});
+}
+
 // The systems that host several shards on a worker.
 std::vector<Own> accumulating_systems(const StepArguments& arguments) {
   std::vector<Own> systems;
@@ -80,10 +87,7 @@ std::vector<Own> accumulating_systems(const StepArguments& arguments) {
     systems.push_back({kPlainAccumulateFlat, "shm", "plain-flat",
                        "LibTorch and lockstep::optim, autograd adds up; pinned"});
   }
-  for (const std::string& engine : chosen_engines(arguments.engines)) {
-    systems.push_back({fmt::format("lockstep-{}-fused", engine), engine, "trainer",
-                       "lockstep::Trainer; " + cores_of_engine(engine)});
-  }
+  for (const std::string& engine : chosen_engines(arguments.engines)) add_jobs(engine, systems);
   add_unchecked(arguments, systems);
   return systems;
 }
@@ -94,19 +98,74 @@ std::vector<Own> own_systems(const StepArguments& arguments) {
   if (asked_for(arguments.peers, "plain"))
     systems.push_back(
         {"plain", "shm", "plain", "LibTorch and torch::optim, gradients set to none; pinned"});
+  if (asked_for(arguments.peers, kPlainBarrier))
+    systems.push_back({kPlainBarrier, "shm", kPlainBarrier,
+                       "the same, a barrier of all workers ends every step; pinned"});
   if (asked_for(arguments.peers, "plain-zeroed"))
     systems.push_back({"plain-zeroed", "shm", "plain-zeroed",
                        "LibTorch and torch::optim, gradients set to zero; pinned"});
   if (asked_for(arguments.peers, "plain-flat"))
     systems.push_back({"plain-flat", "shm", "plain-flat", "LibTorch and lockstep::optim; pinned"});
   for (const std::string& engine : chosen_engines(arguments.engines)) {
-    const std::string cores = cores_of_engine(engine);
-    const std::string name = "lockstep-" + engine;
-    systems.push_back({name, engine, "drop-in", "data_parallel and lockstep::optim; " + cores});
-    systems.push_back({name + "-fused", engine, "trainer", "lockstep::Trainer; " + cores});
+    systems.push_back({"lockstep-" + engine, engine, "drop-in",
+                       "data_parallel and lockstep::optim; " + cores_of_engine(engine)});
+    add_jobs(engine, systems);
   }
   add_unchecked(arguments, systems);
   return systems;
+}
+
+// All rows of a run. Their systems take turns together.
+struct StepRun {
+  Field field;
+  std::vector<StepResult> results;  // by contender
+  std::vector<std::size_t> row_of;  // the same
+  std::vector<StepReport> rows;
+};
+
+StepReport empty_report(const StepArguments& arguments) {
+  return {.workers = arguments.workers,
+          .shards = arguments.shards,
+          .threads = arguments.threads,
+          .model = arguments.model,
+          .batch = arguments.batch,
+          .optimizer = arguments.optimizer,
+          .bucket_bytes = arguments.bucket_bytes,
+          .results = {}};
+}
+
+StepRun run_of(const StepArguments& arguments) {
+  StepRun run;
+  for (const WorkerRow& row : arguments.rows) {
+    const StepArguments here = of_row(arguments, row);
+    Field field = step_field(here);
+    for (Contender& contender : field.contenders) {
+      StepResult& result = run.results.emplace_back();
+      result.system = contender.name;
+      result.settings = contender.settings;
+      run.row_of.push_back(run.rows.size());
+      if (arguments.rows.size() > 1)
+        contender.name = fmt::format("{}x{} {}", row.workers, row.threads, contender.name);
+      run.field.contenders.push_back(std::move(contender));
+    }
+    run.field.left_out = std::move(field.left_out);  // the same in every row
+    run.rows.push_back(empty_report(here));
+  }
+  return run;
+}
+
+void announce_rows(const StepArguments& arguments, const Field& field) {
+  const auto largest = std::max_element(
+      arguments.rows.begin(), arguments.rows.end(),
+      [](const WorkerRow& a, const WorkerRow& b) { return a.workers < b.workers; });
+  announce(of_row(arguments, *largest), field);
+  const int cores = static_cast<int>(allowed_cores().size());
+  for (const WorkerRow& row : arguments.rows) {
+    if (row.workers <= cores && row.workers * row.threads > cores) {
+      fmt::print(stderr, "lockstep: row {}x{}: {} threads share {} cores\n", row.workers,
+                 row.threads, row.workers * row.threads, cores);
+    }
+  }
 }
 
 }  // namespace
@@ -124,15 +183,11 @@ std::vector<std::string> step_job_words(const StepArguments& arguments) {
           std::to_string(arguments.bucket_bytes)};
 }
 
-int threads_of_a_worker(int workers) {
-  return std::max(static_cast<int>(allowed_cores().size()) / workers, 1);
-}
-
 Field step_field(const StepArguments& arguments) {
   const bool accumulates = arguments.shards > arguments.workers;
   const std::vector<std::string> several = {kPlainAccumulate, kPlainAccumulateFlat, kUnchecked};
-  const std::vector<std::string> one = {"plain", "plain-zeroed", "plain-flat", "pytorch-ddp",
-                                        kUnchecked};
+  const std::vector<std::string> one = {"plain",      kPlainBarrier, "plain-zeroed",
+                                        "plain-flat", "pytorch-ddp", kUnchecked};
   check_names("--peers", arguments.peers, accumulates ? several : one);
   const std::string program = control::own_file("lockstep-train");
   Field field;
@@ -154,17 +209,19 @@ Field step_field(const StepArguments& arguments) {
 int bench_step(const std::vector<std::string>& words) {
   const StepArguments arguments = parse_step_arguments(words);
   if (arguments.device == "cuda") return bench_cuda_step(arguments);
-  const Field field = step_field(arguments);
-  if (field.contenders.empty()) throw BadInput("nothing to measure: no engine and no peer is left");
-  StepReport report{.workers = arguments.workers,
-                    .shards = arguments.shards,
-                    .threads = threads_of_a_worker(arguments.workers),
-                    .model = arguments.model,
-                    .batch = arguments.batch,
-                    .optimizer = arguments.optimizer,
-                    .bucket_bytes = arguments.bucket_bytes,
-                    .results = {}};
-  return measure_field(arguments, field, std::move(report));
+  StepRun run = run_of(arguments);
+  if (run.field.contenders.empty())
+    throw BadInput("nothing to measure: no engine and no peer is left");
+  announce_rows(arguments, run.field);
+  const RoundsEnd end =
+      run_rounds(run.field.contenders, arguments.rounds,
+                 TakeRun([&](std::size_t i, const auto& lines) { run.results[i].add(lines); }),
+                 longest_run(arguments));
+  for (std::size_t i = 0; i < run.results.size(); ++i) {
+    if (!end.failed[i]) run.rows[run.row_of[i]].results.push_back(std::move(run.results[i]));
+  }
+  finish(arguments, {as_json(run.rows), as_table(run.rows), as_plot(run.rows)});
+  return end.good ? 0 : 1;
 }
 
 }  // namespace lockstep::bench

@@ -11,6 +11,10 @@ namespace lockstep::bench {
 
 int bench_step(const std::vector<std::string>& arguments);
 
+// Plain workers that meet once per step and exchange nothing: what waiting for the slowest worker
+// costs. For runs in which every worker hosts one shard.
+inline constexpr char kPlainBarrier[] = "plain-barrier";
+
 // Peers for runs in which workers host several shards.
 inline constexpr char kPlainAccumulate[] = "plain-accumulate";
 inline constexpr char kPlainAccumulateFlat[] = "plain-accumulate-flat";
@@ -26,9 +30,6 @@ Field step_field(const StepArguments& arguments);
 // CONTEXT BUCKET_BYTES.
 std::vector<std::string> step_job_words(const StepArguments& arguments);
 
-// The number of threads of each worker: its part of the cores.
-int threads_of_a_worker(int workers);
-
 // The results of one system.
 struct StepResult {
   std::string system;
@@ -42,6 +43,7 @@ struct StepResult {
   void add(const std::vector<std::string>& lines);
 };
 
+// The results of one row.
 struct StepReport {
   int workers = 0;
   int shards = 0;  // at least as many as workers
@@ -53,8 +55,11 @@ struct StepReport {
   std::vector<StepResult> results;  // of systems that never failed
 };
 
-std::string as_json(const StepReport& report);
-std::string as_table(const StepReport& report);
-std::string as_plot(const StepReport& report);
+// Of all rows of a run. There is at least one, and all have the same model, batch and optimizer.
+std::string as_json(const std::vector<StepReport>& rows);
+std::string as_table(const std::vector<StepReport>& rows);
+
+// Bars of times, or with several rows lines of samples per second.
+std::string as_plot(const std::vector<StepReport>& rows);
 
 }  // namespace lockstep::bench

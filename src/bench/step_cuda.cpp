@@ -105,10 +105,10 @@ Contender contender_of(const StepArguments& arguments, const CudaHost& host,
   program.insert(program.end(), words.begin(), words.end());
   // One worker has no peer to talk to, so it needs no engine, unless collectives are forced.
   const bool talks = system.ours && (arguments.workers > 1 || system.alone);
-  Contender contender{system.name, system.ours, system.settings,
-                      launched({arguments.workers, threads_of_a_worker(arguments.workers),
-                                talks ? "nccl" : "", program}),
-                      allocator_settings()};
+  Contender contender{
+      system.name, system.ours, system.settings,
+      launched({arguments.workers, arguments.threads, talks ? "nccl" : "", program}),
+      allocator_settings()};
   contender.variables.emplace_back("LOCKSTEP_DEVICE", "cuda");
   if (system.deterministic) contender.variables.emplace_back(kWorkspace, kWorkspaceSetting);
   return contender;

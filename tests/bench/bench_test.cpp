@@ -80,15 +80,18 @@ TEST_F(Bench, BothOrdersGiveTheRightSums) {
 
 #ifdef LOCKSTEP_HAS_TORCH
 TEST_F(Bench, StepGivesTimesMemoryAndEfficiency) {
-  const auto results = results_of({"step", "--model", "cnn", "--batch", "2", "--workers", "2",
-                                   "--engines", "shm", "--peers", "plain", "--iterations", "2"});
+  const auto results =
+      results_of({"step", "--model", "cnn", "--batch", "2", "--workers", "2", "--engines", "shm",
+                  "--peers", "plain,plain-barrier", "--iterations", "2"});
   EXPECT_THAT(systems_of(results),
-              ::testing::ElementsAre("plain", "lockstep-shm", "lockstep-shm-fused"));
+              ::testing::ElementsAre("plain", "plain-barrier", "lockstep-shm", "lockstep-shm-fused",
+                                     "lockstep-shm-step"));
   for (const auto& one : results) {
     EXPECT_EQ(one["model"], "cnn");
     EXPECT_EQ(one["steps"], 4);
     EXPECT_GT(one["step_ms_p50"], 0);
     EXPECT_GT(one["efficiency"], 0);
+    EXPECT_GT(one["of_plain_barrier"], 0);
     EXPECT_GT(one["pss_mb"], one["state_mb"]);
   }
 }
@@ -96,9 +99,9 @@ TEST_F(Bench, StepGivesTimesMemoryAndEfficiency) {
 TEST_F(Bench, StepsOfManyShardsAreComparedWithPlainAccumulations) {
   const auto results = results_of({"step", "--model", "cnn", "--batch", "2", "--workers", "2",
                                    "--shards", "5", "--engines", "shm", "--iterations", "2"});
-  EXPECT_THAT(
-      systems_of(results),
-      ::testing::ElementsAre("plain-accumulate", "plain-accumulate-flat", "lockstep-shm-fused"));
+  EXPECT_THAT(systems_of(results),
+              ::testing::ElementsAre("plain-accumulate", "plain-accumulate-flat",
+                                     "lockstep-shm-fused", "lockstep-shm-step"));
   for (const auto& one : results) {
     EXPECT_EQ(one["shards"], 5);
     EXPECT_EQ(one["steps"], 4);
@@ -213,6 +216,25 @@ TEST_F(BenchOfFakes, AStepThatFailsInTheSecondRoundIsInNoReport) {
   fake("lockstep-train", kFailsTheSecondTime);
   expect_left_out({"step", "-n", "1", "--engines", "shm", "--peers", "plain,plain-flat"}, "plain",
                   "plain-flat");
+}
+
+TEST_F(BenchOfFakes, RowsTakeTurnsAndEachHasItsWorkersAndThreads) {
+  fake("lockstep-train", R"(echo "$WORLD_SIZE x $OMP_NUM_THREADS" >> $FOLDER/$2-$RANK
+       [ "$2-$WORLD_SIZE" != plain-2 ] || [ $RANK = 1 ] || exit 3
+       echo "{\"rank\":$RANK,\"pss_mb\":1,\"state_mb\":1,\"step_ms\":[$WORLD_SIZE]}")");
+  Command command = start_here({"step", "--rows", "1x3,2x1", "--engines", "none", "--peers",
+                                "plain,plain-flat", "--rounds", "2", "--json"});
+  ASSERT_TRUE(command.finish(seconds(50)));
+  EXPECT_EQ(command.exit_code(), 1);
+  EXPECT_THAT(command.err(), HasSubstr("2x1 plain ended with 3 and is left out"));
+  const auto results = nlohmann::json::parse(command.out());
+  EXPECT_THAT(systems_of(results), ::testing::ElementsAre("plain", "plain-flat", "plain-flat"));
+  EXPECT_EQ(results[0]["threads"], 3);
+  EXPECT_EQ(results[2]["workers"], 2);
+  EXPECT_EQ(results[2]["step_ms_p50"], 2);
+  std::ifstream file(folder_ / "plain-flat-0");
+  const std::string turns{std::istreambuf_iterator<char>(file), {}};
+  EXPECT_EQ(turns, "1 x 3\n2 x 1\n1 x 3\n2 x 1\n");
 }
 
 TEST_F(BenchOfFakes, AStepOnAGpuThatFailsInTheSecondRoundIsInNoReport) {

@@ -49,6 +49,27 @@ TEST(OwnLoop, MayEndAndBeginAgainAndBeLeftEarly) {
   });
 }
 
+// So many metrics that they are still on their way when the loop is left.
+TEST(OwnLoop, WhenItIsLeftEarlyTheWorldIsOfFurtherUse) {
+  in_world(2, "shm", [&](World& world) {
+    for (int times = 0; times < 10; ++times) {
+      {
+        Job job(world, job_options());
+        One one(world, "mlp");
+        Step step(job, "train", {&one.optimizer}, [&](const Shard& shard) {
+          for (int i = 0; i < 100; ++i) shard.report("metric" + std::to_string(i), i, 1);
+          return models::loss(*one.net, shard.batch);
+        });
+        for (const GlobalBatch& batch : job.batches(data_of("mlp"), {.steps = 2})) {
+          step(batch);
+          break;
+        }
+      }
+      world.comm().barrier().wait();
+    }
+  });
+}
+
 TEST(OwnLoop, LearningRatesAreTheProgramsAndKept) {
   const auto hash = [](World& world, const std::string& folder, std::int64_t end) {
     Job job(world, job_options(folder));

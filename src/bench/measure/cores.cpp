@@ -2,6 +2,8 @@
 
 #include <sched.h>
 
+#include <algorithm>
+
 namespace lockstep::bench {
 
 std::vector<int> allowed_cores() {
@@ -19,6 +21,10 @@ std::vector<int> cores_of(int rank, int workers, const std::vector<int>& cores) 
   const int count = static_cast<int>(cores.size());
   if (workers >= count) return {cores[static_cast<std::size_t>(rank % count)]};
   return {cores.begin() + rank * count / workers, cores.begin() + (rank + 1) * count / workers};
+}
+
+int threads_of_a_worker(int workers) {
+  return std::max(static_cast<int>(allowed_cores().size()) / workers, 1);
 }
 
 void pin_worker(int rank, int workers) {

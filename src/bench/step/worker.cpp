@@ -5,6 +5,8 @@
 #include <lockstep/autocast.h>
 #include <lockstep/data.h>
 #include <lockstep/errors.h>
+#include <lockstep/job.h>
+#include <lockstep/step.h>
 #include <lockstep/trainer.h>
 #include <lockstep/world.h>
 #include <nlohmann/json.hpp>
@@ -39,8 +41,8 @@ namespace {
 
 // What is trained: the same for every system.
 struct StepJob {
-  // plain, plain-zeroed, plain-flat, drop-in, trainer, trainer-unchecked; on cuda plain, drop-in,
-  // drop-in-forced, trainer, trainer-unchecked, trainer-deterministic
+  // plain, plain-barrier, plain-zeroed, plain-flat, drop-in, trainer, trainer-unchecked, step; on
+  // cuda plain, drop-in, drop-in-forced, trainer, trainer-unchecked, trainer-deterministic
   std::string system;
   int shards = 0;  // at least as many as workers
   std::string model;
@@ -284,16 +286,24 @@ void note_buckets(const Replica& model, StepTimes& result) {
   result.buckets_before_end = static_cast<std::int64_t>(last.launched_before_end);
 }
 
-StepTimes run_plain(const StepJob& job, World& world, bool set_to_none) {
+struct PlainLoop {
+  // Setting gradients to none is faster, and the default from LibTorch 2 on. LibTorch 1.13 sets
+  // them to zero.
+  bool set_to_none = true;
+  bool meet = false;  // every step ends with a barrier of all workers
+};
+
+StepTimes run_plain(const StepJob& job, World& world, const PlainLoop& loop) {
   const auto net = make_net(job, world.device());
   const Batch batch = make_batch(job, world.rank(), world.device());
   const auto optimizer = stock_optimizer(job, *net);
   const int passes = passes_of(job, world);
   StepTimes result;
   result.ms = timed(job, world, [&] {
-    net->zero_grad(set_to_none);
+    net->zero_grad(loop.set_to_none);
     for (int pass = 0; pass < passes; ++pass) part_of_loss(job, *net, batch, passes).backward();
     optimizer->step();
+    if (loop.meet) world.comm().barrier().wait();
   });
   result.state_mb = megabytes(replica::parameters_of(*net)) * (1 + slots(job.optimizer));
   return result;
@@ -337,6 +347,35 @@ class OneBatch : public Dataset {
   Batch batch_;
   std::int64_t samples_;
 };
+
+// For a job of shards: the same batch for every shard of every worker.
+DatasetPtr one_batch(const StepJob& job, World& world) {
+  constexpr std::int64_t kStepsOfAnEpoch = 1024;
+  return std::make_shared<OneBatch>(make_batch(job, 0, world.device()),
+                                    job.batch * job.shards * kStepsOfAnEpoch);
+}
+
+// A program's own loop over the batches of a lockstep::Job. What the loop does between two batches
+// is part of a step.
+StepTimes run_own_loop(const StepJob& job, World& world) {
+  Job training(world, {.global_batch = job.batch * job.shards, .shards = job.shards});
+  auto model =
+      data_parallel(make_net(job, world.device()), world, {.bucket_bytes = job.bucket_bytes});
+  const auto optimizer = own_optimizer(job, model);
+  Step step(training, "train", {optimizer.get()},
+            [&](const Shard& shard) { return loss_of(job, *model, shard.batch); });
+  Batches batches = training.batches(
+      one_batch(job, world),
+      {.steps = (job.steps > 0 ? job.steps : kMostSteps) + kWarmUp + 1, .loader_threads = 0});
+  auto batch = batches.begin();
+  StepTimes result;
+  result.ms = timed(job, world, [&] {
+    step(*batch);
+    ++batch;
+  });
+  result.state_mb = state_megabytes(job, model, *optimizer);
+  return result;
+}
 
 // Measures when the steps of a Trainer end, and says when there are enough.
 class TrainerClock {
@@ -417,16 +456,11 @@ StepTimes run_trainer(const StepJob& job, World& world, bool checked) {
   hooks.on_step = [&](const StepRecord& record) {
     if (clock->enough_after(record)) running->request_stop();
   };
-  constexpr std::int64_t kStepsOfAnEpoch = 1024;
-  TrainerParts parts{model,
-                     net,
-                     optimizer,
-                     std::make_shared<OneBatch>(make_batch(job, 0, world.device()),
-                                                options.global_batch * kStepsOfAnEpoch),
-                     nullptr,
-                     [&job, net](const Batch& batch) { return loss_of(job, *net, batch); },
-                     nullptr,
-                     nullptr};
+  TrainerParts parts{
+      model,     net,
+      optimizer, one_batch(job, world),
+      nullptr,   [&job, net](const Batch& batch) { return loss_of(job, *net, batch); },
+      nullptr,   nullptr};
   Trainer trainer(world, parts, options, hooks);
   running = &trainer;
   const TrainingResult training = trainer.run();
@@ -442,10 +476,10 @@ StepTimes run_trainer(const StepJob& job, World& world, bool checked) {
 // the time of the first step. In `plain` and `plain-flat` they do not talk to each other after
 // that.
 StepTimes run_steps(const StepJob& job, World& world) {
-  // Setting gradients to none is faster, and the default from LibTorch 2 on. LibTorch 1.13 sets
-  // them to zero.
-  if (job.system == "plain") return run_plain(job, world, true);
-  if (job.system == "plain-zeroed") return run_plain(job, world, false);
+  if (job.system == "plain") return run_plain(job, world, {});
+  if (job.system == "plain-barrier") return run_plain(job, world, {.meet = true});
+  if (job.system == "plain-zeroed") return run_plain(job, world, {.set_to_none = false});
+  if (job.system == "step") return run_own_loop(job, world);
   if (job.system == "drop-in") return run_drop_in(job, world, world);
   if (job.system == "drop-in-forced")
     return run_drop_in(job, world, world, {.force_collectives = true});

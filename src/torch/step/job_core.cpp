@@ -5,6 +5,7 @@
 
 #include <algorithm>
 #include <cmath>
+#include <exception>
 #include <utility>
 
 #include "base/log.h"
@@ -55,6 +56,18 @@ JobState JobModels::named_state() const {
     state.add_model(name_of(model), model.parameters(), model.buffers());
   for (const Trained& one : trained) state.add_optimizer(name_of(one.model), *one.optimizer);
   return state;
+}
+
+// A loop that was left by break has numbers in flight. If they ended with the job, the link would fail, and the
+// program could not use its world any more. After an exception nobody waits: other workers may not come.
+JobCore::~JobCore() {
+  const bool failed = progress_.running || progress_.partial || std::uncaught_exceptions() > 0;
+  if (failed || !numbers_.pending || !numbers_.pending->in_flight()) return;
+  try {
+    numbers_.pending->wait();
+  } catch (const Error&) {
+    // The world is lost, and says so to the next who uses it.
+  }
 }
 
 JobCore::JobCore(World& world, JobSetup setup, JobHooks hooks)

@@ -63,6 +63,8 @@ struct JobHooks {
 class JobCore : public control::Member, public std::enable_shared_from_this<JobCore> {
  public:
   static std::shared_ptr<JobCore> make(World& world, JobSetup setup, JobHooks hooks = {});
+  // Waits for the numbers of the last phase, unless something has failed.
+  ~JobCore() override;
 
   // Only between two loops.
   void rebind(World& world) override;

@@ -51,6 +51,7 @@ class PhaseResult {
   void start(Comm& channel, const Local& local);
   // Call it before the accessors below.
   void wait();
+  bool in_flight() const { return started_ && !done_; }
 
   double loss() const;  // the weighted mean, added in the order of the tree over shards
   std::vector<double> digests(std::size_t model) const;  // by worker
