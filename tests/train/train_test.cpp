@@ -141,6 +141,32 @@ TEST_F(Train, CtrlCWritesACheckpointAndEnds) {
   EXPECT_GT(resumed["first_step"].get<int>(), 0);
 }
 
+// A long job measures what its shards cost before it begins; a short one does not.
+TEST_F(Train, MeasuringWhatShardsCostChangesNoBit) {
+  const auto log = [&](const std::string& name) {
+    std::ifstream file(path(name));
+    return lines_of(std::string(std::istreambuf_iterator<char>(file), {}));
+  };
+  const auto report = report_of({"--steps", "1", "--hashes", path("short")});
+  EXPECT_EQ(report["shard_cost"], nullptr);
+  Command command =
+      start({"--steps", "100000", "--hashes", path("long"), "--report", path("report.json")});
+  ASSERT_TRUE(command.wait_for("step 1/", 1, seconds(60)));
+  command.signal(SIGINT);
+  ASSERT_TRUE(command.finish(seconds(30)));
+  std::ifstream file(path("report.json"));
+  const auto cost = nlohmann::json::parse(file)["shard_cost"];
+  EXPECT_EQ(cost["fewest_shards"], 2);
+  EXPECT_GT(cost["passes_ms"].get<double>(), 0);
+  EXPECT_GT(cost["passes_ms_of_fewest"].get<double>(), 0);
+  const auto expected = log("short");
+  auto first = log("long");
+  ASSERT_GT(expected.size(), 1U);
+  ASSERT_GE(first.size(), expected.size());
+  first.resize(expected.size());
+  EXPECT_EQ(first, expected);
+}
+
 TEST_F(Train, AKillAtAnyMomentLeavesAWholeCheckpoint) {
   const std::vector<std::string> job = {
       "--steps", "100000", "--checkpoint", path("run"), "--checkpoint-every", "1", "--resume"};

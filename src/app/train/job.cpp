@@ -9,6 +9,7 @@
 #include <atomic>
 
 #include "app/train/progress.h"
+#include "app/train/shard_probe.h"
 #include "control/gather_text.h"
 #include "plan/schedule.h"
 #include "plan/tree.h"
@@ -22,6 +23,9 @@ namespace {
 
 constexpr double kAloneSeconds = 2;
 constexpr std::int64_t kAloneWarmUp = 3;
+
+// A probe takes as long as three or four steps. In a shorter job it would cost too much.
+constexpr std::int64_t kStepsForAProbe = 200;
 
 std::atomic<bool> stop_now{false};
 
@@ -247,6 +251,19 @@ std::string about_checkpoints(const TrainArguments& arguments) {
       *arguments.checkpoint, often);
 }
 
+// Not for a job whose shards are chosen already, by its checkpoint or for its memory.
+std::optional<ShardCost> cost_of_shards(const TrainArguments& arguments, const Trainer& trainer,
+                                        World& world, const DataSplits& data) {
+  const bool open = !arguments.resume && arguments.verify.empty() && arguments.accumulate == 0;
+  const bool plain = !arguments.on(DeviceKind::kCuda) && arguments.precision == Precision::kFloat32;
+  if (!open || !plain || trainer.total_steps() < kStepsForAProbe) return std::nullopt;
+  const ShardSizes now = shard_sizes(arguments.global_batch, trainer.shards(), world.size());
+  const auto fewest = fewest_shards(arguments.global_batch, now, world.size());
+  if (!fewest) return std::nullopt;
+  return measure_shards(world, now, *fewest, *data.train,
+                        [&] { return make_model(arguments, data.shape); });
+}
+
 TrainerHooks show_on(Progress& progress) {
   TrainerHooks hooks;
   hooks.on_step = [&](const StepRecord& record) { progress.step(record); };
@@ -304,6 +321,9 @@ TrainReport run_training(const TrainArguments& arguments, World& world) {
     progress.line("measuring one worker alone …");
     alone = samples_per_second_alone(arguments, trainer.shards(), world, data);
   }
+  report.shard_cost = cost_of_shards(arguments, trainer, world, data);
+  if (report.shard_cost && !spoken(*report.shard_cost).empty())
+    progress.line(spoken(*report.shard_cost));
   report.total_steps = trainer.total_steps();
   report.result = trainer.run();
   report.traffic = traffic_of_step(model, arguments.algorithm, report.result.shards);

@@ -9,6 +9,7 @@
 #include <string>
 
 #include "app/train/arguments.h"
+#include "app/train/shard_cost.h"
 #include "app/train/step_traffic.h"
 
 namespace lockstep::app {
@@ -23,6 +24,7 @@ struct TrainReport {
   std::optional<double> speedup_over_one_worker;
   TrainingResult result;
   StepTraffic traffic;
+  std::optional<ShardCost> shard_cost;  // nothing: not measured
 };
 
 // Collective. If the choice is open, the leader's counts for all. If the workers' options differ, training ends with

@@ -17,6 +17,13 @@ std::string spoken(const ShardCounts& shards) {
                      shards.reason.empty() ? "" : "; not all: " + shards.reason);
 }
 
+nlohmann::ordered_json to_json(const std::optional<ShardCost>& cost) {
+  if (!cost) return nullptr;
+  return {{"fewest_shards", cost->fewest.shards},
+          {"passes_ms", cost->now_ms},
+          {"passes_ms_of_fewest", cost->fewest_ms}};
+}
+
 }  // namespace
 
 std::string to_json(const TrainArguments& arguments, const TrainReport& report) {
@@ -59,6 +66,7 @@ std::string to_json(const TrainArguments& arguments, const TrainReport& report) 
   if (report.traffic.bytes) json["bytes_moved_per_step"] = *report.traffic.bytes;
   json["times_ring"] = nullptr;
   if (report.traffic.times_ring) json["times_ring"] = *report.traffic.times_ring;
+  json["shard_cost"] = to_json(report.shard_cost);
   json["graph_shards"] = nullptr;
   json["eager_shards"] = nullptr;
   json["eager_reason"] = nullptr;
@@ -117,6 +125,9 @@ std::string summary(const TrainArguments& arguments, const TrainReport& report) 
   row("step",
       fmt::format("{:.1f} ms (95 % below {:.1f} ms), {:.1f} ms of it waiting for other workers",
                   result.step_ms_p50, result.step_ms_p95, result.exposed_comm_ms_p50));
+  const std::string shards =
+      report.shard_cost ? spoken(*report.shard_cost, result.step_ms_p50) : "";
+  if (!shards.empty()) row("shards", shards);
   const std::string traffic = spoken(report.traffic, result.shards, report.workers);
   if (!traffic.empty()) row("traffic", traffic);
   if (arguments.on(DeviceKind::kCuda)) row("graphs", spoken(result.shard_counts));
