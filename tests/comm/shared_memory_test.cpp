@@ -110,6 +110,28 @@ TEST(SharedMemory, TheOtherCollectivesGiveWhatTheyGiveElsewhere) {
   });
 }
 
+// Short and long ones: whether they end in the call or are queued, and who comes first.
+TEST(SharedMemory, APeerNeedNotWaitForACallerThatDoesNotWait) {
+  run_all(shm(2), [&](Comm& comm) {
+    Shared<float> data(comm, 300'000);
+    float token = 0;
+    for (int round = 0; round < 10; ++round) {
+      for (const std::size_t count : {500UL, 20'000UL, 300'000UL}) {
+        const auto inputs = inputs_for<float>(2, count);
+        const Work sum = comm.all_reduce(data.set(inputs[comm.rank()]));
+        if (comm.rank() == round % 2) {
+          comm.recv(1 - comm.rank(), {&token, 1, DType::kFloat32}).wait();
+        } else {
+          sum.wait();
+          comm.send(1 - comm.rank(), {&token, 1, DType::kFloat32}).wait();
+        }
+        sum.wait();
+        EXPECT_TRUE(same_bits(data.values(), tree_sum(inputs))) << count;
+      }
+    }
+  });
+}
+
 TEST(SharedMemory, ABufferOfOneWorkerOutsideOfItChangesNoBit) {
   const auto inputs = inputs_for<float>(3, 50'000);
   run_all(shm(3), [&](Comm& comm) {

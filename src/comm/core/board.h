@@ -38,8 +38,9 @@ class Board {
 
   // Waits for a member's card of the last round that was pinned here. False at the deadline.
   virtual bool await(int member, Deadline deadline) = 0;
-  // The same without waiting.
+  // The same without waiting, and for a moment that is shorter than waking a thread takes.
   virtual bool has_come(int member) = 0;
+  virtual bool comes_at_once(int member) = 0;
 
   // A member's card, after await has returned true. The writer may be broken, and may write to the
   // card again: copy first, then check the copy.

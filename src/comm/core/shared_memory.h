@@ -21,6 +21,7 @@ struct ArenaAddress {
   std::uint64_t offset = 0;
 
   bool shared() const { return arena != 0; }
+  bool operator==(const ArenaAddress&) const = default;
 };
 
 // The shared arenas that this worker knows.

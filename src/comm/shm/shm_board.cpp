@@ -28,7 +28,7 @@ class Boards::ShmBoard : public Board {
   ShmBoard(const BoardSetting& setting, BoardEntry& own, std::uint64_t group,
            std::span<const int> members)
       : setting_(setting), own_(own), group_(group), members_(members.begin(), members.end()) {
-    entries_.resize(members_.size());
+    for (const int member : members_) entries_.push_back(member == setting_.rank ? &own_ : nullptr);
     round_ = own_.round.load(std::memory_order_relaxed);
   }
   ~ShmBoard() override {
@@ -53,11 +53,10 @@ class Boards::ShmBoard : public Board {
     return static_cast<std::int32_t>(theirs - round_) >= 0;
   }
 
+  bool comes_at_once(int member) override { return spin(member, setting_.spins / kMoments); }
+
   bool await(int member, Deadline deadline) override {
-    for (int i = 0; i < setting_.spins; ++i) {
-      if (has_come(member)) return true;
-      spin_pause();
-    }
+    if (spin(member, setting_.spins)) return true;
     Doorbell& bell = segment(setting_.rank).head().board_bell;
     const Sleeper sleeper(bell);
     while (true) {
@@ -75,6 +74,19 @@ class Boards::ShmBoard : public Board {
   }
 
  private:
+  static constexpr int kMoments = 4;       // in the time for which a waiter spins
+  static constexpr int kQuickLooks = 256;  // before the first pause, which is long on some machines
+
+  bool spin(int member, int looks) {
+    for (int i = 0; i < kQuickLooks; ++i) {
+      if (has_come(member)) return true;
+    }
+    for (int i = 0; i < looks; ++i) {
+      if (has_come(member)) return true;
+      spin_pause();
+    }
+    return false;
+  }
   const Segment& segment(int rank) const {
     return setting_.segments[static_cast<std::size_t>(rank)];
   }
