@@ -52,6 +52,7 @@ std::shared_ptr<Exchange> Channel::exchange(const Header& header) {
 std::shared_ptr<Exchange> Channel::begin(const Header& header, Opening opening) {
   if (opening.card == Opening::Card::kNone || !collectives_.idle() || board_.missing())
     return nullptr;
+  if (board_.made() != nullptr) board_.made()->prepare(opening.bytes());
   auto begun = exchange(header);
   if (!begun->has_board()) return nullptr;
   if (opening.card == Opening::Card::kData) {

@@ -34,6 +34,11 @@ struct Opening {
   };
   Card card = Card::kNone;
   std::span<const Buffer> buffers{};
+
+  std::size_t bytes() const {  // on the card
+    if (card != Card::kData) return buffers.size() * sizeof(ArenaAddress);
+    return buffers.empty() ? 0 : buffers[0].bytes();
+  }
 };
 
 // A part of an engine that is made when it is first needed. Not every engine has it, so null is an

@@ -76,10 +76,13 @@ class Reach {
 // operands, and all must decide the same.
 bool fits_on_cards(const plan::Reduction& plan, const Buffer& result) {
   if (result.bytes() > kCardBytes) return false;
-  int most = 0;
-  for (int worker = 0; worker < plan.workers; ++worker)
-    most = std::max(most, plan.count_of(worker));
-  return static_cast<std::size_t>(most) * result.bytes() <= kCardBytes;
+  std::size_t most = 0;
+  std::size_t count = 0;
+  for (std::size_t i = 0; i < plan.operands.size(); ++i) {
+    count = i > 0 && plan.operands[i].worker == plan.operands[i - 1].worker ? count + 1 : 1;
+    most = std::max(most, count);
+  }
+  return most * result.bytes() <= kCardBytes;
 }
 
 void reduce_on_cards(Exchange& exchange, const plan::Reduction& plan,

@@ -26,8 +26,7 @@ Exchange::Exchange(const Setting& setting, const Header& header, Deadline deadli
     : setting_(setting),
       header_(header),
       deadline_(deadline),
-      own_(encode_header(header)),
-      payload_(payload_slot(setting.greetings, header, Stage::kOperands)) {
+      own_(encode_header(header)) {
   const auto members = setting.members;
   const auto self = std::find(members.begin(), members.end(), setting.link.rank());
   LOCKSTEP_CHECK(self != members.end(), "a worker runs operations of its own groups only");
@@ -35,6 +34,11 @@ Exchange::Exchange(const Setting& setting, const Header& header, Deadline deadli
   peers_.reserve(members.size() - 1);
   for (int i = 1; i < size(); ++i) peers_.push_back((rank_ + i) % size());
   if (!has_board()) begun_ = Deadline::Clock::now();
+}
+
+Slot Exchange::payload(Stage stage) {
+  if (payload_ == 0) payload_ = payload_slot(setting_.greetings, header_, Stage::kOperands);
+  return payload_ + static_cast<Slot>(stage);
 }
 
 std::uint32_t Exchange::tag() const {
@@ -250,7 +254,7 @@ void Exchange::meet(std::span<const int> peers) {
 Exchange::Ticket Exchange::send(int peer, const void* data, std::size_t bytes, Stage stage) {
   if (bytes == 0) return {};
   return guarded(peer, [&] {
-    return Ticket(link().send(world_rank(peer), payload_ + static_cast<Slot>(stage), data, bytes),
+    return Ticket(link().send(world_rank(peer), payload(stage), data, bytes),
                   peer);
   });
 }
@@ -258,7 +262,7 @@ Exchange::Ticket Exchange::send(int peer, const void* data, std::size_t bytes, S
 Exchange::Ticket Exchange::recv(int peer, void* data, std::size_t bytes, Stage stage) {
   if (bytes == 0) return {};
   return guarded(peer, [&] {
-    return Ticket(link().recv(world_rank(peer), payload_ + static_cast<Slot>(stage), data, bytes),
+    return Ticket(link().recv(world_rank(peer), payload(stage), data, bytes),
                   peer);
   });
 }

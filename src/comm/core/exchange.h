@@ -155,6 +155,7 @@ class Exchange {
   template <typename Failed>
   [[noreturn]] void end(const Failed& error);
   [[noreturn]] void late(int peer);
+  Slot payload(Stage stage);
   void pin();
   ArenaAddress locate(const Buffer& data) const;
   void compare(int peer, const HeaderBytes& theirs);
@@ -169,7 +170,7 @@ class Exchange {
   int rank_ = 0;
   std::vector<int> peers_;
   HeaderBytes own_{};
-  Slot payload_ = 0;
+  Slot payload_ = 0;  // of operands; 0: not needed yet
   bool pinned_ = false;           // on a board: a round has begun
   bool met_ = false;              // … and the last one that has begun has ended
   std::list<Greeting> expected_;  // a list, because transfers borrow the addresses of its items

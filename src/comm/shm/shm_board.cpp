@@ -37,6 +37,14 @@ class Boards::ShmBoard : public Board {
 
   BoardCard& blank() override { return own_.cards[(round_ + 1) % 2]; }
 
+  void prepare(std::size_t bytes) override {
+    expected_ = std::min(bytes, kCardBytes);
+    BoardCard& card = blank();
+    prefetch_to_write(&card.header);
+    for (std::size_t at = 0; at < expected_; at += kLine) prefetch_to_write(card.bytes + at);
+    prefetch_to_write(&own_.round);
+  }
+
   // A member counts itself in `sleeping` before it looks at the round the last time. This worker
   // stores the round before it looks at `sleeping`. So one of the two sees the other.
   void pin() override {
@@ -53,7 +61,13 @@ class Boards::ShmBoard : public Board {
     return static_cast<std::int32_t>(theirs - round_) >= 0;
   }
 
-  bool comes_at_once(int member) override { return spin(member, setting_.spins / kMoments); }
+  bool comes_at_once(int member) override {
+    if (!spin(member, setting_.spins / kMoments)) return false;
+    const BoardCard& theirs = card(member);
+    __builtin_prefetch(&theirs.header);
+    for (std::size_t at = 0; at < expected_; at += kLine) __builtin_prefetch(theirs.bytes + at);
+    return true;
+  }
 
   bool await(int member, Deadline deadline) override {
     if (spin(member, setting_.spins)) return true;
@@ -74,7 +88,8 @@ class Boards::ShmBoard : public Board {
   }
 
  private:
-  static constexpr int kMoments = 4;       // in the time for which a waiter spins
+  static constexpr std::size_t kLine = 64;
+  static constexpr int kMoments = 8;       // in the time for which a waiter spins
   static constexpr int kQuickLooks = 256;  // before the first pause, which is long on some machines
 
   bool spin(int member, int looks) {
@@ -87,6 +102,7 @@ class Boards::ShmBoard : public Board {
     }
     return false;
   }
+
   const Segment& segment(int rank) const {
     return setting_.segments[static_cast<std::size_t>(rank)];
   }
@@ -105,6 +121,7 @@ class Boards::ShmBoard : public Board {
   std::vector<int> members_;
   std::vector<BoardEntry*> entries_;  // by member, as far as they were found
   std::uint32_t round_ = 0;
+  std::size_t expected_ = 0;  // bytes on a card of this round
 };
 
 Boards::Boards(BoardSetting setting) : setting_(std::move(setting)), owned_(kBoardEntries) {}

@@ -19,7 +19,7 @@ namespace {
 
 // Fewer bytes of a long message are not worth a frame.
 constexpr std::size_t kLeastData = 4096;
-// How often to look at the doorbell before sleeping; about 20 µs. If there are more workers than
+// How often to look at the doorbell before sleeping; 20 to 100 µs, as long as a pause is. If there are more workers than
 // cores, another worker needs the core.
 constexpr int kSpins = 2000;
 constexpr int kSpinsWhenCrowded = 20;
