@@ -78,6 +78,7 @@ class InPlace : public InWorld {
   InPlace(Plan plan, Meet meet)
       : sum_(plan(size()), flat::Fold{DType::kFloat32}),
         buffers_(static_cast<std::size_t>(size())),
+        outs_(buffers_.size()),
         meet_(meet) {}
 
   float* memory(std::size_t bytes) override {
@@ -89,11 +90,13 @@ class InPlace : public InWorld {
     const auto bounds = plan::even_bounds(count, size(), kLine);
     const auto own = static_cast<std::size_t>(rank());
     const auto offset = reinterpret_cast<std::byte*>(data + bounds[own]) - arena_->data();
-    for (int worker = 0; worker < size(); ++worker)
-      buffers_[static_cast<std::size_t>(worker)] = arena_->of(worker) + offset;
+    for (int i = 0; i < size(); ++i) {
+      buffers_[static_cast<std::size_t>(i)] = arena_->of(i) + offset;
+      outs_[static_cast<std::size_t>(i)] = arena_->of((rank() + i) % size()) + offset;
+    }
     if (waits()) barrier();
     sum_.run({const_cast<const void* const*>(buffers_.data()), buffers_.size()},
-             std::span<void* const>(buffers_), bounds[own + 1] - bounds[own]);
+             std::span<void* const>(outs_), bounds[own + 1] - bounds[own]);
     if (waits()) barrier();
   }
   bool waits() const override { return meet_ != Meet::kNever; }
@@ -103,6 +106,7 @@ class InPlace : public InWorld {
 
   flat::TreeSum sum_;
   std::vector<void*> buffers_;
+  std::vector<void*> outs_;  // the same, beginning with this worker's
   Meet meet_;
   std::shared_ptr<SharedArena> arena_;
 };

@@ -101,25 +101,6 @@ void reduce_on_cards(Exchange& exchange, const plan::Reduction& plan,
   flat::TreeSum(plan, rule.fold(result.dtype)).run(operands, result.data, result.count);
 }
 
-// The elements of a buffer that this worker owns.
-struct Slice {
-  std::size_t first = 0;
-  std::size_t count = 0;
-};
-
-void sum_slice(flat::TreeSum sum, const std::vector<std::byte*>& operands,
-               const std::vector<std::byte*>& outs, std::size_t element, Slice slice) {
-  const auto at = [&](const std::vector<std::byte*>& buffers) {
-    std::vector<void*> pointers;
-    pointers.reserve(buffers.size());
-    for (std::byte* buffer : buffers) pointers.push_back(buffer + slice.first * element);
-    return pointers;
-  };
-  const std::vector<void*> from = at(operands);
-  const std::vector<void*> to = at(outs);
-  sum.run({from.data(), from.size()}, std::span<void* const>(to), slice.count);
-}
-
 std::vector<int> buffers_of(const plan::Reduction& plan, int results) {
   std::vector<int> counts;
   counts.reserve(static_cast<std::size_t>(plan.workers));
@@ -140,19 +121,24 @@ bool reduce_in_memory(Exchange& exchange, const plan::Reduction& plan,
   mine.push_back(result);
   const Reach reach(exchange, mine, buffers_of(plan, 1));
   if (!reach.everywhere()) return false;
-  std::vector<std::byte*> operands;
-  for (std::size_t i = 0; i < plan.operands.size(); ++i) {
-    const int worker = plan.operands[i].worker;
-    operands.push_back(reach.of(worker, static_cast<int>(i) - plan.first_of(worker)));
-  }
-  std::vector<std::byte*> outs;
-  outs.reserve(static_cast<std::size_t>(exchange.size()));
-  for (int worker = 0; worker < exchange.size(); ++worker)
-    outs.push_back(reach.of(worker, plan.count_of(worker)));
   const Cut cut = Cut::even(result.count, exchange.size(), 64 / size_of(result.dtype));
   const int own = exchange.rank();
-  sum_slice(flat::TreeSum(plan, rule.fold(result.dtype)), operands, outs, size_of(result.dtype),
-            {cut.first(own), cut.count(own)});
+  const std::size_t offset = cut.first(own) * size_of(result.dtype);
+  std::vector<const void*> operands;
+  operands.reserve(plan.operands.size());
+  for (std::size_t i = 0; i < plan.operands.size(); ++i) {
+    const int worker = plan.operands[i].worker;
+    operands.push_back(reach.of(worker, static_cast<int>(i) - plan.first_of(worker)) + offset);
+  }
+  // Every worker begins with another result, so that not all take lines from one core at a time.
+  std::vector<void*> outs;
+  outs.reserve(static_cast<std::size_t>(exchange.size()));
+  for (int i = 0; i < exchange.size(); ++i) {
+    const int worker = (own + i) % exchange.size();
+    outs.push_back(reach.of(worker, plan.count_of(worker)) + offset);
+  }
+  flat::TreeSum(plan, rule.fold(result.dtype))
+      .run(operands, std::span<void* const>(outs), cut.count(own));
   exchange.part();
   return true;
 }
@@ -166,13 +152,13 @@ bool reduce_scatter_in_memory(Exchange& exchange, Buffer data, const Cut& cut, R
   }
   const Reach reach(exchange, mine, buffers_of(plan, 0));
   if (!reach.everywhere()) return false;
-  std::vector<std::byte*> operands;
+  const Buffer own = cut.of(data, exchange.rank());
+  const std::size_t offset = cut.first(exchange.rank()) * size_of(data.dtype);
+  std::vector<const void*> operands;
   operands.reserve(static_cast<std::size_t>(exchange.size()));
-  for (int worker = 0; worker < exchange.size(); ++worker) operands.push_back(reach.of(worker, 0));
-  const int own = exchange.rank();
-  sum_slice(flat::TreeSum(plan, rule.fold(data.dtype)), operands,
-            {static_cast<std::byte*>(data.data)}, size_of(data.dtype),
-            {cut.first(own), cut.count(own)});
+  for (int worker = 0; worker < exchange.size(); ++worker)
+    operands.push_back(reach.of(worker, 0) + offset);
+  flat::TreeSum(plan, rule.fold(data.dtype)).run(operands, own.data, own.count);
   exchange.part();
   return true;
 }

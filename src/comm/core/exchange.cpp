@@ -23,10 +23,7 @@ Slot payload_slot(Slot greetings, const Header& header, Stage stage) {
 }
 
 Exchange::Exchange(const Setting& setting, const Header& header, Deadline deadline)
-    : setting_(setting),
-      header_(header),
-      deadline_(deadline),
-      own_(encode_header(header)) {
+    : setting_(setting), header_(header), deadline_(deadline), own_(encode_header(header)) {
   const auto members = setting.members;
   const auto self = std::find(members.begin(), members.end(), setting.link.rank());
   LOCKSTEP_CHECK(self != members.end(), "a worker runs operations of its own groups only");
@@ -254,16 +251,14 @@ void Exchange::meet(std::span<const int> peers) {
 Exchange::Ticket Exchange::send(int peer, const void* data, std::size_t bytes, Stage stage) {
   if (bytes == 0) return {};
   return guarded(peer, [&] {
-    return Ticket(link().send(world_rank(peer), payload(stage), data, bytes),
-                  peer);
+    return Ticket(link().send(world_rank(peer), payload(stage), data, bytes), peer);
   });
 }
 
 Exchange::Ticket Exchange::recv(int peer, void* data, std::size_t bytes, Stage stage) {
   if (bytes == 0) return {};
   return guarded(peer, [&] {
-    return Ticket(link().recv(world_rank(peer), payload(stage), data, bytes),
-                  peer);
+    return Ticket(link().recv(world_rank(peer), payload(stage), data, bytes), peer);
   });
 }
 
