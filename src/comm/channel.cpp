@@ -3,6 +3,7 @@
 #include <fmt/format.h>
 
 #include <algorithm>
+#include <cstring>
 #include <numeric>
 #include <utility>
 
@@ -98,6 +99,22 @@ Work Channel::queue(const Header& header, const What& what, std::function<void(E
   }
   collectives_.submit(operation);
   return Work(std::move(operation));
+}
+
+Buffer Channel::staged(const Buffer& data) const {
+  Host* host = group_.link->host();
+  if (host == nullptr || !host->staging) return data;
+  if (host->memory.locate(data.data, data.bytes(), group_.members).shared()) return data;
+  Buffer copy = data;
+  copy.data = host->staging->take(data.bytes());
+  if (copy.data == nullptr) return data;
+  std::memcpy(copy.data, data.data, data.bytes());
+  return copy;
+}
+
+void Channel::unstage(const Buffer& copy, const Buffer& data) const {
+  std::memcpy(data.data, copy.data, data.bytes());
+  group_.link->host()->staging->give_back();
 }
 
 DeviceGroup* Channel::device() {

@@ -101,6 +101,12 @@ class Channel {
   // The same for memory of a device, in the same order.
   Work device_collective(Header header, What what, DeviceTask task);
 
+  // The data in memory that all members of a host have mapped: where they are, or a copy in
+  // staging memory. If that is taken, or if the workers share no memory: the data.
+  Buffer staged(const Buffer& data) const;
+  // For a copy in staging memory: copies the result back.
+  void unstage(const Buffer& copy, const Buffer& data) const;
+
   // Null if the engine has no devices.
   DeviceGroup* device();
 

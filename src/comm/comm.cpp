@@ -151,15 +151,20 @@ Work Comm::all_reduce(Buffer data, ReduceOptions options) {
   Header header = header_of(Kind::kAllReduce, data);
   header.op = options.op;
   header.algorithm = choice.algorithm;
-  const std::array<Buffer, 2> operand_and_result{data, data};
   const bool direct =
       choice.algorithm == Algorithm::kDirect && choice.how == name(choice.algorithm);
+  const bool on_card = data.bytes() <= comm::kCardBytes;
+  const Buffer here = direct && !on_card ? channel_->staged(data) : data;
+  const std::array<Buffer, 2> operand_and_result{here, here};
   return channel_->collective(
       header, {"all_reduce", choice.how},
-      [data, rule, algorithm = choice.algorithm](Exchange& exchange) {
-        run_all_reduce(exchange, algorithm, data, rule);
+      [channel = channel_.get(), data, here, rule,
+       algorithm = choice.algorithm](Exchange& exchange) {
+        if (here.data != data.data)
+          exchange.at_end([channel, data, here] { channel->unstage(here, data); });
+        run_all_reduce(exchange, algorithm, here, rule);
       },
-      direct ? opening(data.bytes(), {&data, 1}, operand_and_result) : comm::Opening{});
+      direct ? opening(here.bytes(), {&here, 1}, operand_and_result) : comm::Opening{});
 }
 
 Work Comm::all_reduce(std::vector<Buffer> parts, ReduceOptions options) {

@@ -143,6 +143,26 @@ TEST(SharedMemory, ABufferOfOneWorkerOutsideOfItChangesNoBit) {
   });
 }
 
+// A worker has room to copy one of them to shared memory, and not every worker copies the same one.
+TEST(SharedMemory, BuffersOutsideOfItOnSeveralChannelsChangeNoBit) {
+  const auto inputs = inputs_for<float>(3, 20'000);
+  const auto expected = tree_sum(inputs);
+  run_all(shm(3), [&](Comm& comm) {
+    std::vector<Comm> channels;
+    for (std::uint32_t id = 0; id < 3; ++id) channels.push_back(comm.channel(id));
+    for (int round = 0; round < 10; ++round) {
+      std::vector<std::vector<float>> data(channels.size(), inputs[comm.rank()]);
+      std::vector<Work> sums;
+      for (std::size_t i = 0; i < channels.size(); ++i) {
+        const std::size_t at = (i + comm.rank()) % channels.size();
+        sums.push_back(channels[at].all_reduce(buffer_of(data[at])));
+      }
+      for (const Work& sum : sums) sum.wait();
+      for (const auto& one : data) EXPECT_TRUE(same_bits(one, expected));
+    }
+  });
+}
+
 TEST(SharedMemory, ChannelsAndSplitsUseWhatTheWorldHasShared) {
   const auto inputs = inputs_for<float>(4, 9000);
   run_all(shm(4), [&](Comm& comm) {

@@ -5,6 +5,7 @@
 #include <algorithm>
 #include <cstring>
 #include <set>
+#include <utility>
 
 #include "base/check.h"
 #include "base/hash.h"
@@ -173,13 +174,17 @@ void Exchange::part() {
 
 ArenaAddress Exchange::locate(const Buffer& data) const {
   Host* host = link().host();
-  return host == nullptr ? ArenaAddress{}
-                         : host->memory.locate(data.data, data.bytes(), setting_.members);
+  if (host == nullptr) return {};
+  if (host->staging && data.data == host->staging->own()) return {ArenaAddress::kStaging, 0};
+  return host->memory.locate(data.data, data.bytes(), setting_.members);
 }
 
 std::shared_ptr<std::byte> Exchange::resolve(int peer, ArenaAddress address, const Buffer& like) {
-  auto memory =
-      link().host()->memory.resolve(world_rank(peer), address, like.bytes(), size_of(like.dtype));
+  const Host& host = *link().host();
+  if (host.staging && address == ArenaAddress{ArenaAddress::kStaging, 0} &&
+      like.bytes() <= kStagingBytes)  // the link keeps it mapped
+    return {std::shared_ptr<void>(), host.staging->of(world_rank(peer))};
+  auto memory = host.memory.resolve(world_rank(peer), address, like.bytes(), size_of(like.dtype));
   if (memory) return memory;
   end(Mismatch(
       fmt::format(
@@ -236,6 +241,7 @@ void Exchange::finish() {
   for (const Greeting& greeting : expected_) check(greeting.peer);
   wait_all(greeted_);
   greeted_.clear();
+  if (at_end_) std::exchange(at_end_, nullptr)();
 }
 
 void Exchange::meet(std::span<const int> peers) {

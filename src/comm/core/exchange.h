@@ -16,6 +16,7 @@
 #include <lockstep/deadline.h>
 
 #include <cstddef>
+#include <functional>
 #include <list>
 #include <memory>
 #include <new>
@@ -99,8 +100,9 @@ class Exchange {
   // Waits for a peer's greeting, if it is expected and was not checked yet, and compares it.
   void check(int peer);
   // Checks what is left to check and waits until every greeting has been sent. With a board it ends
-  // the last round. The last call of an operation.
+  // the last round. The last call of an operation. If nothing fails, it calls `then`.
   void finish();
+  void at_end(std::function<void()> then) { at_end_ = std::move(then); }
 
   // Only with a board. The first round of an operation may begin before the operation runs: begin()
   // pins a card with these data, show() one that says where these buffers are; both once.
@@ -170,11 +172,12 @@ class Exchange {
   int rank_ = 0;
   std::vector<int> peers_;
   HeaderBytes own_{};
-  Slot payload_ = 0;  // of operands; 0: not needed yet
+  Slot payload_ = 0;              // of operands; 0: not needed yet
   bool pinned_ = false;           // on a board: a round has begun
   bool met_ = false;              // … and the last one that has begun has ended
   std::list<Greeting> expected_;  // a list, because transfers borrow the addresses of its items
   std::vector<Ticket> greeted_;
+  std::function<void()> at_end_;
 };
 
 }  // namespace lockstep::comm

@@ -134,6 +134,9 @@ void ShmLink::equip(ShmWorld world) {
   spins_ = crowded ? kSpinsWhenCrowded : kSpins;
   host_.secret = std::move(world.secret);
   host_.world = std::move(world.name);
+  std::vector<std::byte*> staging;
+  for (const Segment& segment : workers_.segments()) staging.push_back(segment.staging());
+  host_.staging.emplace(std::move(staging), rank());
   boards_ = std::make_unique<Boards>(BoardSetting{
       workers_.segments(), rank(), spins_, [this](int other) { return trouble_with(other); }});
   add_peers();
