@@ -6,7 +6,6 @@
 #include <algorithm>
 #include <condition_variable>
 #include <cstring>
-#include <thread>
 #include <utility>
 
 #include "base/mutex.h"
@@ -130,8 +129,7 @@ ShmLink::ShmLink(ShmWorld world) : workers_(world.rank, std::move(world.segments
 }
 
 void ShmLink::equip(ShmWorld world) {
-  const bool crowded = static_cast<unsigned>(size()) > std::thread::hardware_concurrency();
-  spins_ = crowded ? kSpinsWhenCrowded : kSpins;
+  spins_ = workers_.crowded() ? kSpinsWhenCrowded : kSpins;
   host_.secret = std::move(world.secret);
   host_.world = std::move(world.name);
   std::vector<std::byte*> staging;
