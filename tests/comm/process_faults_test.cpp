@@ -92,7 +92,7 @@ TEST_P(ProcessFaults, AWorkerThatCannotStartAThreadTellsTheOthersAtOnce) {
   for (const auto& [name, call] : calls) {
     SCOPED_TRACE(name);
     ProcessWorld workers({GetParam(), 2, milliseconds(60'000)}, [call = call](Comm& comm) {
-      std::vector<float> data(20'000, 1.0F);
+      std::vector<float> data(400'000, 1.0F);  // so long that it needs a thread in any case
       if (comm.rank() == 0) return comm.all_reduce(buffer_of(data)).wait();
       start_no_more_threads();
       try {
