@@ -34,11 +34,6 @@ Exchange::Exchange(const Setting& setting, const Header& header, Deadline deadli
   if (!has_board()) begun_ = Deadline::Clock::now();
 }
 
-Slot Exchange::payload(Stage stage) {
-  if (payload_ == 0) payload_ = payload_slot(setting_.greetings, header_, Stage::kOperands);
-  return payload_ + static_cast<Slot>(stage);
-}
-
 std::uint32_t Exchange::tag() const {
   return static_cast<std::uint32_t>(
       base::mix64(setting_.greetings ^ base::mix64(header_.sequence)));

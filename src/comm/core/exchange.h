@@ -157,7 +157,7 @@ class Exchange {
   template <typename Failed>
   [[noreturn]] void end(const Failed& error);
   [[noreturn]] void late(int peer);
-  Slot payload(Stage stage);
+  Slot payload(Stage stage) const { return payload_slot(setting_.greetings, header_, stage); }
   void pin();
   ArenaAddress locate(const Buffer& data) const;
   void compare(int peer, const HeaderBytes& theirs);
@@ -172,7 +172,6 @@ class Exchange {
   int rank_ = 0;
   std::vector<int> peers_;
   HeaderBytes own_{};
-  Slot payload_ = 0;              // of operands; 0: not needed yet
   bool pinned_ = false;           // on a board: a round has begun
   bool met_ = false;              // … and the last one that has begun has ended
   std::list<Greeting> expected_;  // a list, because transfers borrow the addresses of its items
