@@ -62,10 +62,10 @@ struct CommOptions {
 //
 // Threads:   one caller at a time per Comm. Channels and splits are Comms of their own and may be
 //            used from other threads. Engine threads stay inside.
-// Blocking:  operations return a Work at once. They run in the order of the calls. A short
-//            operation may stay queued until somebody waits for it, asks whether it is done, or
-//            starts the next one. No peer waits for that: from the call on, the others have what
-//            they need from this worker.
+// Blocking:  operations return a Work and wait for nobody; up to 1 MiB may be summed in the call.
+//            They run in the order of the calls. One may stay queued until somebody waits for it,
+//            asks whether it is done, or starts the next one. No peer waits for that: from the call
+//            on, the others have what they need from this worker.
 // Failure:   Work::wait throws PeerLost, Timeout or Mismatch. From then on this Comm, its channels
 //            and its splits are dead: every later call throws the same error, which says why, and
 //            which workers by their ranks in the world. BadInput is thrown by the call itself and

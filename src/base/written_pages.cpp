@@ -4,6 +4,7 @@
 #include <fmt/format.h>
 #include <lockstep/errors.h>
 #include <sys/mman.h>
+#include <sys/resource.h>
 #include <unistd.h>
 
 #include <algorithm>
@@ -62,6 +63,12 @@ std::vector<PageRange> written_pages(const std::byte* mapping, PageRange range) 
     at += pages * page;
   }
   return found;
+}
+
+std::int64_t page_faults() {
+  rusage usage{};
+  ::getrusage(RUSAGE_SELF, &usage);
+  return usage.ru_minflt + usage.ru_majflt;
 }
 
 void drop_written(std::byte* mapping, PageRange range) {

@@ -6,6 +6,7 @@
 #pragma once
 
 #include <cstddef>
+#include <cstdint>
 #include <vector>
 
 namespace lockstep::base {
@@ -28,6 +29,9 @@ std::size_t page_bytes();
 // Blocking:  never.
 // Failure:   Unavailable if the kernel does not show the page table.
 std::vector<PageRange> written_pages(const std::byte* mapping, PageRange range);
+
+// How many page faults this process had. The first write to a page of a private mapping is one.
+std::int64_t page_faults();
 
 // Gives written pages back: the mapping shows the shared memory again.
 void drop_written(std::byte* mapping, PageRange range);

@@ -1,10 +1,12 @@
 #include "base/written_pages.h"
 
+#include <fcntl.h>
 #include <gtest/gtest.h>
 #include <sys/mman.h>
 #include <unistd.h>
 
 #include <cstring>
+#include <thread>
 
 #include "base/fd.h"
 
@@ -51,6 +53,23 @@ TEST(WrittenPages, AreThoseThatThisProcessWroteTo) {
   EXPECT_EQ(memory.written(), expected);
   EXPECT_EQ(written_pages(memory.own, {page, 1024 * page}),
             (std::vector<PageRange>{{1023 * page, 1024 * page}}));
+}
+
+TEST(WrittenPages, AWriteIsAPageFaultWhoeverWrites) {
+  const Mapped memory(3);
+  std::memset(memory.shared, 1, memory.bytes);
+  for (std::size_t at = 0; at < memory.bytes; at += page_bytes())
+    EXPECT_EQ(memory.own[at], std::byte{1});
+  std::int64_t before = page_faults();
+  memory.own[0] = std::byte{7};
+  EXPECT_GT(page_faults(), before);
+  before = page_faults();
+  std::thread([&] { memory.own[page_bytes()] = std::byte{7}; }).join();
+  EXPECT_GT(page_faults(), before) << "a thread that has ended";
+  before = page_faults();
+  const Fd zeros(::open("/dev/zero", O_RDONLY | O_CLOEXEC));
+  EXPECT_EQ(::read(zeros.get(), memory.own + 2 * page_bytes(), 1), 1);
+  EXPECT_GT(page_faults(), before) << "the kernel writes for this process";
 }
 
 TEST(WrittenPages, StandStillUntilTheyAreDropped) {

@@ -163,9 +163,13 @@ Field allreduce_field(const AllreduceArguments& arguments, const std::string& fo
     if (asked_for(arguments.peers, mpi.name)) add_mpi(mpi, arguments, field);
   }
   if (arguments.order) add_orders(arguments, field);
-  field.contenders.push_back(own_worker(arguments, "limit", "shm", "limit"));
-  field.contenders.back().settings =
-      "the engine's loop on private memory, no synchronisation; pinned";
+  const auto add_limit = [&](const char* name, const char* memory) {
+    field.contenders.push_back(own_worker(arguments, name, "shm", name));
+    field.contenders.back().settings =
+        fmt::format("the engine's loop on {}, no synchronisation; pinned", memory);
+  };
+  add_limit(kLimit, "private memory");
+  add_limit(kLimitDirty, "memory that others have just written");
   return field;
 }
 

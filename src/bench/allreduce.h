@@ -13,6 +13,10 @@ namespace lockstep::bench {
 
 int bench_allreduce(const std::vector<std::string>& arguments);
 
+// What a system could reach: operands in the worker's own memory, or dirty in other cores' caches.
+inline constexpr char kLimit[] = "limit";
+inline constexpr char kLimitDirty[] = "limit-dirty";
+
 // What --order compares.
 inline constexpr char kInPlaceTree[] = "in-place-tree";
 inline constexpr char kInPlaceRanks[] = "in-place-ranks";

@@ -17,24 +17,35 @@ struct Row {
   double algbw = 0;
   double busbw = 0;
   double of_limit = 0;  // 0: no limit was measured
+  double of_dirty = 0;  // … of operands that are dirty in other cores' caches
 };
+
+bool is_limit(const std::string& system) {
+  return system == kLimit || system == kLimitDirty;
+}
 
 std::vector<Row> rows_of(const AllreduceReport& report) {
   std::map<std::size_t, std::vector<Row>> by_size;
-  std::map<std::size_t, double> limit;
+  std::map<std::string, std::map<std::size_t, double>> limits;  // by system and bytes
   for (const auto& result : report.results) {
     for (const auto& [bytes, samples] : result.samples) {
       Row row{&result, bytes, summarise(samples)};
       row.algbw = algorithm_bandwidth(bytes, row.us.p50);
       row.busbw = bus_bandwidth(row.algbw, report.workers);
-      if (result.system == "limit") limit[bytes] = row.us.p50;
+      if (is_limit(result.system)) limits[result.system][bytes] = row.us.p50;
       by_size[bytes].push_back(row);
     }
   }
+  const auto part_of = [&](const char* limit, const Row& row) {
+    const auto& times = limits[limit];
+    const auto found = times.find(row.bytes);
+    return found == times.end() ? 0 : found->second / row.us.p50;
+  };
   std::vector<Row> rows;
   for (auto& [bytes, group] : by_size) {
     for (Row& row : group) {
-      if (limit.contains(bytes)) row.of_limit = limit[bytes] / row.us.p50;
+      row.of_limit = part_of(kLimit, row);
+      row.of_dirty = part_of(kLimitDirty, row);
       rows.push_back(row);
     }
   }
@@ -80,14 +91,21 @@ void AllreduceResult::add(const std::vector<std::string>& lines) {
 std::string as_json(const AllreduceReport& report) {
   auto array = nlohmann::ordered_json::array();
   for (const Row& row : rows_of(report)) {
-    nlohmann::ordered_json object = {
-        {"system", row.result->system}, {"workers", report.workers},
-        {"bytes", row.bytes},           {"p50_us", row.us.p50},
-        {"p99_us", row.us.p99},         {"q1_us", row.us.q1},
-        {"q3_us", row.us.q3},           {"samples", row.us.samples},
-        {"algbw_GBps", row.algbw},      {"busbw_GBps", row.busbw},
-        {"of_limit", nullptr},          {"settings", row.result->settings}};
+    nlohmann::ordered_json object = {{"system", row.result->system},
+                                     {"workers", report.workers},
+                                     {"bytes", row.bytes},
+                                     {"p50_us", row.us.p50},
+                                     {"p99_us", row.us.p99},
+                                     {"q1_us", row.us.q1},
+                                     {"q3_us", row.us.q3},
+                                     {"samples", row.us.samples},
+                                     {"algbw_GBps", row.algbw},
+                                     {"busbw_GBps", row.busbw},
+                                     {"of_limit", nullptr},
+                                     {"of_dirty", nullptr},
+                                     {"settings", row.result->settings}};
     if (row.of_limit > 0) object["of_limit"] = row.of_limit;
+    if (row.of_dirty > 0) object["of_dirty"] = row.of_dirty;
     array.push_back(std::move(object));
   }
   return array.dump(2) + "\n";
@@ -96,18 +114,20 @@ std::string as_json(const AllreduceReport& report) {
 std::string as_table(const AllreduceReport& report) {
   std::string text = fmt::format(
       "all-reduce of float32, {} workers; times in µs, bandwidths in GB/s\n\n"
-      "{:>8}  {:<14} {:>9}  {:>21}  {:>9}  {:>7}  {:>7}  {:>8}\n",
-      report.workers, "size", "system", "p50", "quartiles", "p99", "algbw", "busbw", "of limit");
+      "{:>8}  {:<14} {:>9}  {:>21}  {:>9}  {:>7}  {:>7}  {:>8}  {:>8}\n",
+      report.workers, "size", "system", "p50", "quartiles", "p99", "algbw", "busbw", "of limit",
+      "of dirty");
   std::size_t last = 0;
   const auto rows = rows_of(report);
   for (const Row& row : rows) {
     if (last != 0 && row.bytes != last) text += "\n";
     const std::string size = row.bytes == last ? "" : spoken_size(row.bytes);
     last = row.bytes;
-    text +=
-        fmt::format("{:>8}  {:<14} {:>9}  {:>9} to {:>8}  {:>9}  {:>7}  {:>7}  {:>6.0f} %\n", size,
-                    row.result->system, number(row.us.p50), number(row.us.q1), number(row.us.q3),
-                    number(row.us.p99), number(row.algbw), number(row.busbw), 100 * row.of_limit);
+    text += fmt::format(
+        "{:>8}  {:<14} {:>9}  {:>9} to {:>8}  {:>9}  {:>7}  {:>7}  {:>6.0f} %  {:>6.0f} %\n", size,
+        row.result->system, number(row.us.p50), number(row.us.q1), number(row.us.q3),
+        number(row.us.p99), number(row.algbw), number(row.busbw), 100 * row.of_limit,
+        100 * row.of_dirty);
   }
   text += "\n" + cost_of_order(rows);
   for (const auto& result : report.results)
@@ -125,7 +145,7 @@ std::string as_plot(const AllreduceReport& report) {
   for (const auto& result : report.results) {
     LinePlot::Line& line = lines[result.system];
     line.name = result.system;
-    line.dashed = result.system == "limit";
+    line.dashed = is_limit(result.system);
     plot.lines.push_back(line);
   }
   return draw(plot);

@@ -303,9 +303,9 @@ TEST(BenchArgumentsTest, OrdersAreComparedWhenAskedFor) {
     words.insert(words.end(), {"--engines", "shm", "--peers", "none"});
     return names_of(allreduce_field(parse_allreduce_arguments(words), ""));
   };
-  EXPECT_THAT(field({}), ElementsAre("lockstep-shm", "limit"));
-  EXPECT_THAT(field({"--order"}),
-              ElementsAre("lockstep-shm", "in-place-tree", "in-place-ranks", "limit"));
+  EXPECT_THAT(field({}), ElementsAre("lockstep-shm", "limit", "limit-dirty"));
+  EXPECT_THAT(field({"--order"}), ElementsAre("lockstep-shm", "in-place-tree", "in-place-ranks",
+                                              "limit", "limit-dirty"));
 }
 
 TEST(BenchCoresTest, WorkersGetTheirPartOfTheCoresOrShareThem) {

@@ -33,8 +33,13 @@ const char* const kAllreduceHelp =
 
 Columns: the median, quartiles and 99th percentile over all samples of all turns; a sample is the
 slowest worker's time. algbw is bytes over time, busbw that times 2(N-1)/N, as nccl-tests define
-them. `limit` is the same add-and-store loop on private memory by all workers at once, without
-synchronisation; "of limit" is its median over the system's.
+them. There are two limits, both the engine's add-and-store loop by all workers at once, without
+synchronisation; "of limit" and "of dirty" are their medians over the system's.
+
+  limit               on private memory: what the loop and the memory can do
+  limit-dirty         on all workers' buffers, each just written by its owner, so that its lines are
+                      dirty in another core's cache: what an all-reduce of operands that were just
+                      computed can reach
 
 With --order `in-place-tree` and `in-place-ranks` sum the same shared memory in the same slices with
 the same loop, and differ in the order of addition alone: that of the tree, or rank after rank.

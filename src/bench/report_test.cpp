@@ -22,10 +22,12 @@ using testing::Not;
 using testing::SizeIs;
 
 AllreduceReport small_report() {
-  AllreduceReport report{2, {{"lockstep-shm", "direct", {}}, {"limit", "loop", {}}}};
+  AllreduceReport report{
+      2, {{"lockstep-shm", "direct", {}}, {"limit", "loop", {}}, {"limit-dirty", "loop", {}}}};
   report.results[0].add({R"({"bytes":1024,"block":2,"us":[4,4,4]})"});
   report.results[0].add({R"({"bytes":1024,"block":2,"us":[4]})", R"({"bytes":2048,"us":[8]})"});
   report.results[1].add({R"({"bytes":1024,"block":2,"us":[1]})", R"({"bytes":2048,"us":[2]})"});
+  report.results[2].add({R"({"bytes":1024,"block":2,"us":[3]})"});
   return report;
 }
 
@@ -42,7 +44,7 @@ TEST(BenchReportTest, TheMemoryOfAWorkerCountsOnceHoweverManyLinesItPrints) {
 
 TEST(BenchReportTest, JsonIsOneArrayOfObjects) {
   const auto json = nlohmann::json::parse(as_json(small_report()));
-  ASSERT_THAT(json, SizeIs(4));
+  ASSERT_THAT(json, SizeIs(5));
   EXPECT_EQ(json[0]["system"], "lockstep-shm");
   EXPECT_EQ(json[0]["workers"], 2);
   EXPECT_EQ(json[0]["bytes"], 1024);
@@ -50,6 +52,9 @@ TEST(BenchReportTest, JsonIsOneArrayOfObjects) {
   EXPECT_EQ(json[0]["samples"], 4);
   EXPECT_DOUBLE_EQ(json[0]["algbw_GBps"], 0.256);
   EXPECT_DOUBLE_EQ(json[0]["of_limit"], 0.25);
+  EXPECT_DOUBLE_EQ(json[0]["of_dirty"], 0.75);
+  EXPECT_EQ(json[3]["bytes"], 2048);
+  EXPECT_EQ(json[3]["of_dirty"], nullptr) << "not measured at this size";
 }
 
 TEST(BenchReportTest, AStepsJsonNamesTheBaseOfItsEfficiency) {

@@ -3,6 +3,7 @@
 #include <fmt/format.h>
 
 #include <algorithm>
+#include <cstring>
 #include <numeric>
 #include <utility>
 
@@ -16,8 +17,8 @@ Channel::Channel(Group group)
 // The threads of the queues end only when their operations have ended. Nobody will wait for
 // operations that are left, so ending the link ends them.
 Channel::~Channel() {
-  if (collectives_.idle() && messages_.idle() &&
-      (device_.made() == nullptr || device_.made()->idle()))
+  if (collectives_.is_copy() || (collectives_.idle() && messages_.idle() &&
+                                 (device_.made() == nullptr || device_.made()->idle())))
     return;
   const int rank = group_.link->rank();
   group_.link->fail({ErrorKind::kPeerLost,
@@ -48,45 +49,72 @@ std::shared_ptr<Exchange> Channel::exchange(const Header& header) {
   return std::make_shared<Exchange>(setting, header, Deadline::after(group_.timeout));
 }
 
-// On a board a short operation can show its data at once, if no operation before it is left. Then
-// no peer waits for this worker, and no thread need be woken.
-std::shared_ptr<Exchange> Channel::begin(const Header& header, OnCard on_card) {
-  if (!on_card.fits || !collectives_.idle() || board_.missing()) return nullptr;
+// On a board an operation can begin in the call, if no operation before it is left.
+std::shared_ptr<Exchange> Channel::begin(const Header& header, Opening opening) {
+  if (opening.card == Opening::Card::kNone || !collectives_.idle() || board_.missing())
+    return nullptr;
+  if (board_.made() != nullptr) board_.made()->prepare(opening.bytes());
   auto begun = exchange(header);
   if (!begun->has_board()) return nullptr;
-  begun->begin(on_card.data);
+  if (opening.card == Opening::Card::kData) {
+    begun->begin(opening.buffers);
+  } else {
+    begun->show(opening.buffers);
+  }
   return begun;
 }
 
-// If all peers are there already, or come within a moment, the operation runs here and nothing is
-// queued.
-bool Channel::ended_at_once(Exchange& begun, const std::function<void(Exchange&)>& body) {
-  if (!begun.all_come_at_once()) return false;
+// If all peers are there already, or come within a moment, the operation runs here, and no thread
+// need be woken for it. The same for its last round. Nothing here waits for a peer: if some buffer
+// is not in shared memory, messages must do the work, and they would wait.
+Channel::Left Channel::run_at_once(Exchange& begun, Opening opening,
+                                   const std::function<void(Exchange&)>& body) {
+  if (!begun.all_come_at_once()) return Left::kBody;
+  if (opening.card == Opening::Card::kPlaces && !begun.all_share(opening.buffers.size()))
+    return Left::kBody;
   try {
     body(begun);
+    if (!begun.all_come_at_once()) return Left::kLastRound;
     begun.finish();
-    return true;
+    return Left::kNothing;
   } catch (const Error&) {
-    return false;  // it is queued and fails in the same way, so that wait() throws it
+    return Left::kLastRound;  // it is queued and fails in the same way, so that wait() throws it
   }
 }
 
+// An operation that nobody needs stays queued until somebody waits for it.
 Work Channel::queue(const Header& header, const What& what, std::function<void(Exchange&)> body,
-                    const std::shared_ptr<Exchange>& begun) {
+                    const Begun& begun) {
   auto operation = std::make_shared<Operation>(
       group_.link, fmt::format("{}: {}", what.collective, what.how),
-      [this, header, begun, body = std::move(body)] {
-        const std::shared_ptr<Exchange> here = begun ? begun : exchange(header);
+      [this, header, exchange_begun = begun.exchange, body = std::move(body)] {
+        const std::shared_ptr<Exchange> here = exchange_begun ? exchange_begun : exchange(header);
         body(*here);
         here->finish();
         return nullptr;
       });
-  if (begun) {
-    operation->set_begun({[begun] { return begun->all_have_come(); },
-                          [begun](Deadline deadline) { begun->limit(deadline); }});
+  if (!begun.needed) {
+    operation->set_begun({[here = begun.exchange] { return here->all_have_come(); },
+                          [here = begun.exchange](Deadline deadline) { here->limit(deadline); }});
   }
   collectives_.submit(operation);
   return Work(std::move(operation));
+}
+
+Buffer Channel::staged(const Buffer& data) const {
+  Host* host = group_.link->host();
+  if (host == nullptr || !host->staging) return data;
+  if (host->memory.locate(data.data, data.bytes(), group_.members).shared()) return data;
+  Buffer copy = data;
+  copy.data = host->staging->take(data.bytes());
+  if (copy.data == nullptr) return data;
+  std::memcpy(copy.data, data.data, data.bytes());
+  return copy;
+}
+
+void Channel::unstage(const Buffer& copy, const Buffer& data) const {
+  std::memcpy(data.data, copy.data, data.bytes());
+  group_.link->host()->staging->give_back();
 }
 
 DeviceGroup* Channel::device() {

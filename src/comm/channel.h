@@ -25,10 +25,20 @@ struct What {
   std::string how;
 };
 
-// Everything that the others need from this worker, if it fits on a card.
-struct OnCard {
-  bool fits = false;
-  std::span<const Buffer> data{};
+// What a worker shows on its card in the call, if the engine has a board.
+struct Opening {
+  enum class Card : std::uint8_t {
+    kNone,    // nothing
+    kData,    // everything that the others need from this worker
+    kPlaces,  // where its buffers are: the others need its work, too
+  };
+  Card card = Card::kNone;
+  std::span<const Buffer> buffers{};
+
+  std::size_t bytes() const {  // on the card
+    if (card != Card::kData) return buffers.size() * sizeof(ArenaAddress);
+    return buffers.empty() ? 0 : buffers[0].bytes();
+  }
 };
 
 // A part of an engine that is made when it is first needed. Not every engine has it, so null is an
@@ -74,20 +84,28 @@ class Channel {
   // Runs a collective in the channel's order. Fills in the header's sequence and call. From the
   // sequence number on, the peers wait for this operation, so a failure ends the link (or_end).
   template <typename Body>
-  Work collective(Header header, const What& what, Body body, OnCard on_card = {}) {
+  Work collective(Header header, const What& what, Body body, Opening opening = {}) {
     require_alive();
     header.sequence = sequence_++;
     header.call = call_;
     return or_end(*group_.link, [&]() -> Work {
-      auto begun = begin(header, on_card);
-      if (begun && ended_at_once(*begun, [&body](Exchange& exchange) { body(exchange); }))
-        return {};
-      return queue(header, what, std::move(body), begun);
+      const auto begun = begin(header, opening);
+      if (!begun) return queue(header, what, std::move(body), {});
+      const Left left = run_at_once(*begun, opening, [&body](Exchange& here) { body(here); });
+      if (left == Left::kNothing) return {};
+      if (left == Left::kLastRound) return queue(header, what, [](Exchange&) {}, {begun, false});
+      return queue(header, what, std::move(body), {begun, opening.card == Opening::Card::kPlaces});
     });
   }
 
   // The same for memory of a device, in the same order.
   Work device_collective(Header header, What what, DeviceTask task);
+
+  // The data in memory that all members of a host have mapped: where they are, or a copy in
+  // staging memory. If that is taken, or if the workers share no memory: the data.
+  Buffer staged(const Buffer& data) const;
+  // For a copy in staging memory: copies the result back.
+  void unstage(const Buffer& copy, const Buffer& data) const;
 
   // Null if the engine has no devices.
   DeviceGroup* device();
@@ -106,10 +124,17 @@ class Channel {
 
  private:
   std::shared_ptr<Exchange> exchange(const Header& header);
-  std::shared_ptr<Exchange> begin(const Header& header, OnCard on_card);
-  static bool ended_at_once(Exchange& begun, const std::function<void(Exchange&)>& body);
+  std::shared_ptr<Exchange> begin(const Header& header, Opening opening);
+  // What is left of an operation that has begun.
+  enum class Left : std::uint8_t { kBody, kLastRound, kNothing };
+  static Left run_at_once(Exchange& begun, Opening opening,
+                          const std::function<void(Exchange&)>& body);
+  struct Begun {
+    std::shared_ptr<Exchange> exchange;  // null: it begins on the thread that runs it
+    bool needed = true;                  // peers wait for what is left
+  };
   Work queue(const Header& header, const What& what, std::function<void(Exchange&)> body,
-             const std::shared_ptr<Exchange>& begun);
+             const Begun& begun);
 
   Group group_;
   std::string engine_;

@@ -2,6 +2,7 @@
 #include <lockstep/comm.h>
 
 #include <algorithm>
+#include <array>
 #include <cstring>
 
 #include "comm/algorithms/algorithms.h"
@@ -57,9 +58,18 @@ void run_all_reduce(Exchange& exchange, Algorithm algorithm, Buffer data, comm::
   comm::direct_reduce(exchange, plan::plan_of_one_each(exchange.size()), {&data, 1}, data, rule);
 }
 
-// The data for the card, if the collective runs on a board and the data fit.
-comm::OnCard short_one(bool on_board, const Buffer& data) {
-  return {on_board && data.bytes() <= comm::kCardBytes, {&data, 1}};
+// A worker does its part of a collective of up to so many bytes in the call, if all have come: that
+// takes no longer than waking a thread and coming back from it. Longer ones leave the caller free.
+constexpr std::size_t kBytesInTheCall = std::size_t{1} << 20;
+
+// What a collective shows in the call: the data that others need from this worker, if every
+// worker's fit on a card, or where its buffers are.
+comm::Opening opening(std::size_t bytes_on_card, std::span<const Buffer> data,
+                      std::span<const Buffer> buffers) {
+  using Card = comm::Opening::Card;
+  if (bytes_on_card <= comm::kCardBytes) return {Card::kData, data};
+  if (buffers[0].bytes() <= kBytesInTheCall) return {Card::kPlaces, buffers};
+  return {};
 }
 
 Cut cut_of(const std::vector<std::size_t>& counts, const Buffer& data, int workers) {
@@ -141,13 +151,20 @@ Work Comm::all_reduce(Buffer data, ReduceOptions options) {
   Header header = header_of(Kind::kAllReduce, data);
   header.op = options.op;
   header.algorithm = choice.algorithm;
+  const bool direct =
+      choice.algorithm == Algorithm::kDirect && choice.how == name(choice.algorithm);
+  const bool on_card = data.bytes() <= comm::kCardBytes;
+  const Buffer here = direct && !on_card ? channel_->staged(data) : data;
+  const std::array<Buffer, 2> operand_and_result{here, here};
   return channel_->collective(
       header, {"all_reduce", choice.how},
-      [data, rule, algorithm = choice.algorithm](Exchange& exchange) {
-        run_all_reduce(exchange, algorithm, data, rule);
+      [channel = channel_.get(), data, here, rule,
+       algorithm = choice.algorithm](Exchange& exchange) {
+        if (here.data != data.data)
+          exchange.at_end([channel, data, here] { channel->unstage(here, data); });
+        run_all_reduce(exchange, algorithm, here, rule);
       },
-      short_one(choice.algorithm == Algorithm::kDirect && choice.how == name(Algorithm::kDirect),
-                data));
+      direct ? opening(here.bytes(), {&here, 1}, operand_and_result) : comm::Opening{});
 }
 
 Work Comm::all_reduce(std::vector<Buffer> parts, ReduceOptions options) {
@@ -234,7 +251,7 @@ Work Comm::reduce_scatter(Buffer data, const std::vector<std::size_t>& counts,
       [data, cut, rule](Exchange& exchange) {
         comm::direct_reduce_scatter(exchange, data, cut, rule);
       },
-      short_one(true, data));
+      opening(data.bytes(), {&data, 1}, {&data, 1}));
 }
 
 Work Comm::all_gather(Buffer data, const std::vector<std::size_t>& counts) {
@@ -249,7 +266,7 @@ Work Comm::all_gather(Buffer data, const std::vector<std::size_t>& counts) {
   return channel_->collective(
       header, {"all_gather", "direct"},
       [data, cut](Exchange& exchange) { comm::direct_all_gather(exchange, data, cut); },
-      {cut.longest() * size_of(data.dtype) <= comm::kCardBytes, {&mine, 1}});
+      opening(cut.longest() * size_of(data.dtype), {&mine, 1}, {&data, 1}));
 }
 
 Work Comm::broadcast(Buffer data, int root) {
@@ -262,14 +279,14 @@ Work Comm::broadcast(Buffer data, int root) {
   return channel_->collective(
       header, {"broadcast", "tree"},
       [data, root](Exchange& exchange) { comm::tree_broadcast(exchange, data, root); },
-      {data.bytes() <= comm::kCardBytes, {&data, root == rank() ? 1U : 0U}});
+      opening(data.bytes(), {&data, root == rank() ? 1U : 0U}, {&data, 1}));
 }
 
 Work Comm::barrier() {
   if (size() == 1) return {};
   return channel_->collective(Header{}, {"barrier", "dissemination"},
                               [](Exchange& exchange) { comm::dissemination_barrier(exchange); },
-                              {true, {}});
+                              {comm::Opening::Card::kData, {}});
 }
 
 std::shared_ptr<SharedArena> Comm::share(std::size_t bytes, Mappings mappings) {

@@ -28,11 +28,6 @@ void OperationQueue::stop() {
   changed_->notify_all();
 }
 
-bool OperationQueue::idle() const {
-  const base::Lock lock(mutex_);
-  return queue_.empty() && (!running_ || running_->done());
-}
-
 void OperationQueue::run_front() {
   const std::shared_ptr<Operation> operation = queue_.front();
   queue_.pop_front();
@@ -58,9 +53,10 @@ void OperationQueue::help(const Operation& operation, Deadline deadline) {
   run_front();
 }
 
-void OperationQueue::run_ready() {
+bool OperationQueue::run_ready() {
   const base::Lock lock(mutex_);
   while (!running_ && !queue_.empty() && queue_.front()->ready()) run_front();
+  return queue_.empty() && (!running_ || running_->done());
 }
 
 void OperationQueue::run_until_stopped() {

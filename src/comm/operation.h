@@ -43,14 +43,11 @@ class OperationQueue {
   void help(const Operation& operation);
   void help(const Operation& operation, Deadline deadline);
 
-  // Runs the operations at the front that would not wait.
-  void run_ready();
+  // Runs the operations at the front that would not wait. True if every operation pushed has ended.
+  bool run_ready();
 
   void run_until_stopped();
   void stop();
-
-  // Every operation pushed has ended.
-  bool idle() const;
 
  private:
   // Gives the mutex back while the operation runs.
@@ -153,15 +150,10 @@ class Executor {
   void submit(const std::shared_ptr<Operation>& operation);
 
   // Every operation submitted has ended. Runs those that would not wait, to find out.
-  bool idle() const {
-    if (is_copy()) return true;
-    queue_->run_ready();
-    return queue_->idle();
-  }
+  bool idle() const { return queue_->run_ready(); }
+  bool is_copy() const { return ::getpid() != pid_; }  // in a child of fork()
 
  private:
-  bool is_copy() const { return ::getpid() != pid_; }
-
   std::shared_ptr<OperationQueue>
       queue_;  // outlives the executor in operations that are still waited for
   std::thread thread_;

@@ -110,6 +110,28 @@ TEST(SharedMemory, TheOtherCollectivesGiveWhatTheyGiveElsewhere) {
   });
 }
 
+// Short and long ones: whether they end in the call or are queued, and who comes first.
+TEST(SharedMemory, APeerNeedNotWaitForACallerThatDoesNotWait) {
+  run_all(shm(2), [&](Comm& comm) {
+    Shared<float> data(comm, 300'000);
+    float token = 0;
+    for (int round = 0; round < 10; ++round) {
+      for (const std::size_t count : {500UL, 20'000UL, 300'000UL}) {
+        const auto inputs = inputs_for<float>(2, count);
+        const Work sum = comm.all_reduce(data.set(inputs[comm.rank()]));
+        if (comm.rank() == round % 2) {
+          comm.recv(1 - comm.rank(), {&token, 1, DType::kFloat32}).wait();
+        } else {
+          sum.wait();
+          comm.send(1 - comm.rank(), {&token, 1, DType::kFloat32}).wait();
+        }
+        sum.wait();
+        EXPECT_TRUE(same_bits(data.values(), tree_sum(inputs))) << count;
+      }
+    }
+  });
+}
+
 TEST(SharedMemory, ABufferOfOneWorkerOutsideOfItChangesNoBit) {
   const auto inputs = inputs_for<float>(3, 50'000);
   run_all(shm(3), [&](Comm& comm) {
@@ -118,6 +140,26 @@ TEST(SharedMemory, ABufferOfOneWorkerOutsideOfItChangesNoBit) {
     const Buffer buffer = comm.rank() == 1 ? buffer_of(own) : data.set(own);
     comm.all_reduce(buffer).wait();
     EXPECT_TRUE(same_bits(comm.rank() == 1 ? own : data.values(), tree_sum(inputs)));
+  });
+}
+
+// A worker has room to copy one of them to shared memory, and not every worker copies the same one.
+TEST(SharedMemory, BuffersOutsideOfItOnSeveralChannelsChangeNoBit) {
+  const auto inputs = inputs_for<float>(3, 20'000);
+  const auto expected = tree_sum(inputs);
+  run_all(shm(3), [&](Comm& comm) {
+    std::vector<Comm> channels;
+    for (std::uint32_t id = 0; id < 3; ++id) channels.push_back(comm.channel(id));
+    for (int round = 0; round < 10; ++round) {
+      std::vector<std::vector<float>> data(channels.size(), inputs[comm.rank()]);
+      std::vector<Work> sums;
+      for (std::size_t i = 0; i < channels.size(); ++i) {
+        const std::size_t at = (i + comm.rank()) % channels.size();
+        sums.push_back(channels[at].all_reduce(buffer_of(data[at])));
+      }
+      for (const Work& sum : sums) sum.wait();
+      for (const auto& one : data) EXPECT_TRUE(same_bits(one, expected));
+    }
   });
 }
 

@@ -41,8 +41,8 @@ class Reducer {
   // Replaces each value by the largest over all workers.
   virtual void max(std::span<double> values) = 0;
 
-  // False for a limit, which adds only its own numbers.
-  virtual bool adds_everyones() const { return true; }
+  // False for a limit: nobody waits for anybody, so the sums are not to be compared.
+  virtual bool waits() const { return true; }
 };
 
 struct MeasureOptions {

@@ -68,14 +68,18 @@ plan::Reduction in_order_of_ranks(int workers) {
   return plan;
 }
 
-// What the engine `shm` does, with any order of addition. Between two barriers every worker reads
-// its slice of all buffers and stores the sum to all of them.
+// What the engine `shm` does, with any order of addition: every worker reads its slice of all
+// buffers and stores the sum to all of them.
 class InPlace : public InWorld {
  public:
   using Plan = plan::Reduction (*)(int workers);
-  explicit InPlace(Plan plan)
+  // kNever: the limit for operands that are dirty in other cores' caches.
+  enum class Meet { kBeforeAndAfter, kNever };
+  InPlace(Plan plan, Meet meet)
       : sum_(plan(size()), flat::Fold{DType::kFloat32}),
-        buffers_(static_cast<std::size_t>(size())) {}
+        buffers_(static_cast<std::size_t>(size())),
+        outs_(buffers_.size()),
+        meet_(meet) {}
 
   float* memory(std::size_t bytes) override {
     arena_ = world().comm().share(bytes);
@@ -86,19 +90,24 @@ class InPlace : public InWorld {
     const auto bounds = plan::even_bounds(count, size(), kLine);
     const auto own = static_cast<std::size_t>(rank());
     const auto offset = reinterpret_cast<std::byte*>(data + bounds[own]) - arena_->data();
-    for (int worker = 0; worker < size(); ++worker)
-      buffers_[static_cast<std::size_t>(worker)] = arena_->of(worker) + offset;
-    barrier();
+    for (int i = 0; i < size(); ++i) {
+      buffers_[static_cast<std::size_t>(i)] = arena_->of(i) + offset;
+      outs_[static_cast<std::size_t>(i)] = arena_->of((rank() + i) % size()) + offset;
+    }
+    if (waits()) barrier();
     sum_.run({const_cast<const void* const*>(buffers_.data()), buffers_.size()},
-             std::span<void* const>(buffers_), bounds[own + 1] - bounds[own]);
-    barrier();
+             std::span<void* const>(outs_), bounds[own + 1] - bounds[own]);
+    if (waits()) barrier();
   }
+  bool waits() const override { return meet_ != Meet::kNever; }
 
  private:
   static constexpr std::size_t kLine = 64 / sizeof(float);
 
   flat::TreeSum sum_;
   std::vector<void*> buffers_;
+  std::vector<void*> outs_;  // the same, beginning with this worker's
+  Meet meet_;
   std::shared_ptr<SharedArena> arena_;
 };
 
@@ -121,7 +130,7 @@ class Limit : public InWorld {
     sum_.run({const_cast<const void* const*>(buffers_.data()), buffers_.size()},
              std::span<void* const>(buffers_), slice);
   }
-  bool adds_everyones() const override { return false; }
+  bool waits() const override { return false; }
 
  private:
   flat::TreeSum sum_;
@@ -131,12 +140,14 @@ class Limit : public InWorld {
 
 std::unique_ptr<Reducer> make_reducer(const std::string& kind) {
   if (kind == "engine") return std::make_unique<Engine>();
-  if (kind == "in-place-tree") {
-    return std::make_unique<InPlace>(
-        [](int workers) { return plan::plan_reduction(workers, workers); });
-  }
-  if (kind == "in-place-ranks") return std::make_unique<InPlace>(in_order_of_ranks);
+  const auto in_order_of_tree = [](int workers) { return plan::plan_reduction(workers, workers); };
+  if (kind == "in-place-tree")
+    return std::make_unique<InPlace>(in_order_of_tree, InPlace::Meet::kBeforeAndAfter);
+  if (kind == "in-place-ranks")
+    return std::make_unique<InPlace>(in_order_of_ranks, InPlace::Meet::kBeforeAndAfter);
   if (kind == "limit") return std::make_unique<Limit>();
+  if (kind == "limit-dirty")
+    return std::make_unique<InPlace>(in_order_of_tree, InPlace::Meet::kNever);
   if (kind.starts_with("gloo:")) return make_gloo_peer(kind.substr(5));
   throw BadInput(fmt::format("bench-worker: there is no system {}", kind));
 }

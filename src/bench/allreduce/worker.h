@@ -10,8 +10,8 @@
 namespace lockstep::bench {
 
 // Runs `lockstep bench-worker KIND SECONDS SAMPLES BYTES…`, started by `lockstep run`. KIND is
-// `engine` (the launcher's engine), `in-place-tree`, `in-place-ranks`, `limit`, or `gloo:FOLDER`,
-// where FOLDER is the folder in which Gloo's workers meet.
+// `engine` (the launcher's engine), `in-place-tree`, `in-place-ranks`, `limit`, `limit-dirty`, or
+// `gloo:FOLDER`, where FOLDER is the folder in which Gloo's workers meet.
 int allreduce_worker(const std::vector<std::string>& arguments);
 
 // An environment variable of the launcher, such as RANK; 0 if it is not set.

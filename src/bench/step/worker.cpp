@@ -171,6 +171,7 @@ double state_megabytes(const StepJob& job, const Replica& model, optim::Optimize
     for (int worker = 0; worker < workers; ++worker) memories.insert(memory.of(worker));
   };
   add(replica::inside(model).parameters());
+  add(replica::inside(model).parts().parameters->seen());
   for (const auto& memory : optim::inside(optimizer).trained.state.memories()) add(memory);
   double bytes = 0;
   for (const void* memory : memories)

@@ -1,8 +1,8 @@
 // The collectives, each over an Exchange: messages between two workers, and arithmetic. They know
 // no engine.
 //
-// All members of a group call a function with the same arguments, except for the data. It returns
-// when this worker's buffers are not used any more.
+// All members of a group call a function with the same arguments, except for the data. This worker's
+// buffers are not used any more when Exchange::finish() has returned after it.
 #pragma once
 
 #include <lockstep/buffer.h>

@@ -4,7 +4,7 @@
 //           adds everything
 //   long    cards say where the buffers are. After the first round every worker reads the others'
 //           buffers and writes results into them. After the second round nobody touches memory of
-//           others any more
+//           others any more. The second round ends in Exchange::finish()
 //
 //   reduce        the owner of a slice adds the operands of all workers in the plan's order and
 //                 stores the sum to all results: every byte is read once and written once per
@@ -19,6 +19,7 @@
 #include <algorithm>
 #include <array>
 #include <cstring>
+#include <numeric>
 
 #include "base/check.h"
 #include "flat/tree_sum.h"
@@ -35,49 +36,53 @@ class Reach {
   // every worker decides from the same addresses whether all buffers are shared: so all take the
   // same way.
   Reach(Exchange& exchange, std::span<const Buffer> mine, std::span<const int> counts)
-      : memory_(static_cast<std::size_t>(exchange.size())) {
-    std::byte* card = exchange.card();
-    for (const Buffer& buffer : mine) {
-      const ArenaAddress address = exchange.locate(buffer);
-      everywhere_ = everywhere_ && address.shared();
-      std::memcpy(card, &address, sizeof address);
-      card += sizeof address;
+      : firsts_(counts.size() + 1) {
+    exchange.show(mine);
+    exchange.await_all();
+    std::partial_sum(counts.begin(), counts.end(), firsts_.begin() + 1);
+    std::vector<ArenaAddress> addresses(static_cast<std::size_t>(firsts_.back()));
+    for (int worker = 0; worker < exchange.size(); ++worker) {
+      std::memcpy(&addresses[firsts_[worker]], exchange.card_of(worker),
+                  static_cast<std::size_t>(counts[worker]) * sizeof(ArenaAddress));
     }
-    exchange.round();
-    std::vector<std::vector<ArenaAddress>> addresses;
-    for (const int peer : exchange.peers()) {
-      auto& theirs = addresses.emplace_back(static_cast<std::size_t>(counts[peer]));
-      std::memcpy(theirs.data(), exchange.card_of(peer), theirs.size() * sizeof(ArenaAddress));
-      for (const ArenaAddress address : theirs) everywhere_ = everywhere_ && address.shared();
-    }
+    everywhere_ = std::all_of(addresses.begin(), addresses.end(),
+                              [](const ArenaAddress& address) { return address.shared(); });
     if (!everywhere_) return;
-    for (std::size_t i = 0; i < addresses.size(); ++i) {
-      const int peer = exchange.peers()[i];
-      for (const ArenaAddress address : addresses[i])
-        memory_[peer].push_back(exchange.resolve(peer, address, mine[0]));
-    }
-    for (const Buffer& buffer : mine) {  // not owned: borrowed from the caller
-      memory_[exchange.rank()].push_back(
-          {std::shared_ptr<void>(), static_cast<std::byte*>(buffer.data)});
+    memory_.reserve(addresses.size());
+    for (int worker = 0; worker < exchange.size(); ++worker) {
+      for (int i = 0; i < counts[worker]; ++i) {
+        const ArenaAddress address = addresses[firsts_[worker] + i];
+        if (worker == exchange.rank()) {  // not owned: borrowed from the caller
+          memory_.emplace_back(std::shared_ptr<void>(), static_cast<std::byte*>(mine[i].data));
+        } else if (i > 0 && address == addresses[firsts_[worker] + i - 1]) {
+          memory_.push_back(memory_.back());
+        } else {
+          memory_.push_back(exchange.resolve(worker, address, mine[0]));
+        }
+      }
     }
   }
 
   bool everywhere() const { return everywhere_; }
-  std::byte* of(int worker, int index) const { return memory_[worker][index].get(); }
+  std::byte* of(int worker, int index) const { return memory_[firsts_[worker] + index].get(); }
 
  private:
   bool everywhere_ = true;
-  std::vector<std::vector<std::shared_ptr<std::byte>>> memory_;  // by worker
+  std::vector<int> firsts_;  // by worker, in `memory_`
+  std::vector<std::shared_ptr<std::byte>> memory_;
 };
 
 // Asks for the card of every worker, not only of this one: workers hold different numbers of
 // operands, and all must decide the same.
 bool fits_on_cards(const plan::Reduction& plan, const Buffer& result) {
   if (result.bytes() > kCardBytes) return false;
-  int most = 0;
-  for (int worker = 0; worker < plan.workers; ++worker)
-    most = std::max(most, plan.count_of(worker));
-  return static_cast<std::size_t>(most) * result.bytes() <= kCardBytes;
+  std::size_t most = 0;
+  std::size_t count = 0;
+  for (std::size_t i = 0; i < plan.operands.size(); ++i) {
+    count = i > 0 && plan.operands[i].worker == plan.operands[i - 1].worker ? count + 1 : 1;
+    most = std::max(most, count);
+  }
+  return most * result.bytes() <= kCardBytes;
 }
 
 void reduce_on_cards(Exchange& exchange, const plan::Reduction& plan,
@@ -94,25 +99,6 @@ void reduce_on_cards(Exchange& exchange, const plan::Reduction& plan,
                                                  : exchange.card_of(worker) + index * bytes);
   }
   flat::TreeSum(plan, rule.fold(result.dtype)).run(operands, result.data, result.count);
-}
-
-// The elements of a buffer that this worker owns.
-struct Slice {
-  std::size_t first = 0;
-  std::size_t count = 0;
-};
-
-void sum_slice(flat::TreeSum sum, const std::vector<std::byte*>& operands,
-               const std::vector<std::byte*>& outs, std::size_t element, Slice slice) {
-  const auto at = [&](const std::vector<std::byte*>& buffers) {
-    std::vector<void*> pointers;
-    pointers.reserve(buffers.size());
-    for (std::byte* buffer : buffers) pointers.push_back(buffer + slice.first * element);
-    return pointers;
-  };
-  const std::vector<void*> from = at(operands);
-  const std::vector<void*> to = at(outs);
-  sum.run({from.data(), from.size()}, std::span<void* const>(to), slice.count);
 }
 
 std::vector<int> buffers_of(const plan::Reduction& plan, int results) {
@@ -133,23 +119,27 @@ bool reduce_in_memory(Exchange& exchange, const plan::Reduction& plan,
   }
   std::vector<Buffer> mine(partials.begin(), partials.end());
   mine.push_back(result);
-  LOCKSTEP_CHECK(mine.size() * sizeof(ArenaAddress) <= kCardBytes, "a worker holds few partials");
   const Reach reach(exchange, mine, buffers_of(plan, 1));
   if (!reach.everywhere()) return false;
-  std::vector<std::byte*> operands;
-  for (std::size_t i = 0; i < plan.operands.size(); ++i) {
-    const int worker = plan.operands[i].worker;
-    operands.push_back(reach.of(worker, static_cast<int>(i) - plan.first_of(worker)));
-  }
-  std::vector<std::byte*> outs;
-  outs.reserve(static_cast<std::size_t>(exchange.size()));
-  for (int worker = 0; worker < exchange.size(); ++worker)
-    outs.push_back(reach.of(worker, plan.count_of(worker)));
   const Cut cut = Cut::even(result.count, exchange.size(), 64 / size_of(result.dtype));
   const int own = exchange.rank();
-  sum_slice(flat::TreeSum(plan, rule.fold(result.dtype)), operands, outs, size_of(result.dtype),
-            {cut.first(own), cut.count(own)});
-  exchange.round();
+  const std::size_t offset = cut.first(own) * size_of(result.dtype);
+  std::vector<const void*> operands;
+  operands.reserve(plan.operands.size());
+  for (std::size_t i = 0; i < plan.operands.size(); ++i) {
+    const int worker = plan.operands[i].worker;
+    operands.push_back(reach.of(worker, static_cast<int>(i) - plan.first_of(worker)) + offset);
+  }
+  // Every worker begins with another result, so that not all take lines from one core at a time.
+  std::vector<void*> outs;
+  outs.reserve(static_cast<std::size_t>(exchange.size()));
+  for (int i = 0; i < exchange.size(); ++i) {
+    const int worker = (own + i) % exchange.size();
+    outs.push_back(reach.of(worker, plan.count_of(worker)) + offset);
+  }
+  flat::TreeSum(plan, rule.fold(result.dtype))
+      .run(operands, std::span<void* const>(outs), cut.count(own));
+  exchange.part();
   return true;
 }
 
@@ -162,14 +152,14 @@ bool reduce_scatter_in_memory(Exchange& exchange, Buffer data, const Cut& cut, R
   }
   const Reach reach(exchange, mine, buffers_of(plan, 0));
   if (!reach.everywhere()) return false;
-  std::vector<std::byte*> operands;
+  const Buffer own = cut.of(data, exchange.rank());
+  const std::size_t offset = cut.first(exchange.rank()) * size_of(data.dtype);
+  std::vector<const void*> operands;
   operands.reserve(static_cast<std::size_t>(exchange.size()));
-  for (int worker = 0; worker < exchange.size(); ++worker) operands.push_back(reach.of(worker, 0));
-  const int own = exchange.rank();
-  sum_slice(flat::TreeSum(plan, rule.fold(data.dtype)), operands,
-            {static_cast<std::byte*>(data.data)}, size_of(data.dtype),
-            {cut.first(own), cut.count(own)});
-  exchange.round();
+  for (int worker = 0; worker < exchange.size(); ++worker)
+    operands.push_back(reach.of(worker, 0) + offset);
+  flat::TreeSum(plan, rule.fold(data.dtype)).run(operands, own.data, own.count);
+  exchange.part();
   return true;
 }
 
@@ -191,7 +181,7 @@ bool all_gather_in_memory(Exchange& exchange, Buffer data, const Cut& cut) {
   if (!reach.everywhere()) return false;
   for (const int peer : exchange.peers())
     copy_from(peer, reach.of(peer, 0) + cut.first(peer) * element);
-  exchange.round();
+  exchange.part();
   return true;
 }
 
@@ -207,7 +197,7 @@ bool broadcast_in_memory(Exchange& exchange, Buffer data, int root) {
   const Reach reach(exchange, {&data, 1}, one);
   if (!reach.everywhere()) return false;
   if (!from_here) std::memcpy(data.data, reach.of(root, 0), data.bytes());
-  exchange.round();
+  exchange.part();
   return true;
 }
 

@@ -36,10 +36,15 @@ class Board {
   virtual BoardCard& blank() = 0;
   virtual void pin() = 0;
 
+  // Optional: about so many bytes will be on everybody's card of the next round. Fetches the lines
+  // of the cards from other cores early.
+  virtual void prepare(std::size_t bytes) = 0;
+
   // Waits for a member's card of the last round that was pinned here. False at the deadline.
   virtual bool await(int member, Deadline deadline) = 0;
-  // The same without waiting.
+  // The same without waiting, and for a moment that is shorter than waking a thread takes.
   virtual bool has_come(int member) = 0;
+  virtual bool comes_at_once(int member) = 0;
 
   // A member's card, after await has returned true. The writer may be broken, and may write to the
   // card again: copy first, then check the copy.

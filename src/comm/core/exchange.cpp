@@ -5,6 +5,7 @@
 #include <algorithm>
 #include <cstring>
 #include <set>
+#include <utility>
 
 #include "base/check.h"
 #include "base/hash.h"
@@ -23,17 +24,14 @@ Slot payload_slot(Slot greetings, const Header& header, Stage stage) {
 }
 
 Exchange::Exchange(const Setting& setting, const Header& header, Deadline deadline)
-    : setting_(setting),
-      header_(header),
-      deadline_(deadline),
-      begun_(Deadline::Clock::now()),
-      own_(encode_header(header)),
-      payload_(payload_slot(setting.greetings, header, Stage::kOperands)) {
+    : setting_(setting), header_(header), deadline_(deadline), own_(encode_header(header)) {
   const auto members = setting.members;
   const auto self = std::find(members.begin(), members.end(), setting.link.rank());
   LOCKSTEP_CHECK(self != members.end(), "a worker runs operations of its own groups only");
   rank_ = static_cast<int>(self - members.begin());
+  peers_.reserve(members.size() - 1);
   for (int i = 1; i < size(); ++i) peers_.push_back((rank_ + i) % size());
+  if (!has_board()) begun_ = Deadline::Clock::now();
 }
 
 std::uint32_t Exchange::tag() const {
@@ -107,11 +105,12 @@ void Exchange::pin() {
   setting_.board->blank().header = own_;
   setting_.board->pin();
   pinned_ = true;
+  met_ = false;
 }
 
 void Exchange::begin(std::span<const Buffer> data) {
   if (pinned_) return;
-  std::byte* at = card();
+  std::byte* at = setting_.board->blank().bytes;
   for (const Buffer& buffer : data) {
     if (buffer.count == 0) continue;
     std::memcpy(at, buffer.data, buffer.bytes());
@@ -120,8 +119,21 @@ void Exchange::begin(std::span<const Buffer> data) {
   pin();
 }
 
+void Exchange::show(std::span<const Buffer> buffers) {
+  if (pinned_) return;
+  LOCKSTEP_CHECK(buffers.size() * sizeof(ArenaAddress) <= kCardBytes, "a worker has few buffers");
+  std::byte* at = setting_.board->blank().bytes;
+  for (const Buffer& buffer : buffers) {
+    const ArenaAddress address = locate(buffer);
+    std::memcpy(at, &address, sizeof address);
+    at += sizeof address;
+  }
+  pin();
+}
+
 void Exchange::await_all() {
-  if (!met_) begun_ = Deadline::Clock::now();  // the time since begin() was not spent waiting
+  // The time since the card was pinned was not spent waiting.
+  if (!met_ && !all_have_come()) begun_ = Deadline::Clock::now();
   for (const int peer : peers_) {
     if (!guarded(peer, [&] { return setting_.board->await(peer, deadline_); })) late(peer);
     const HeaderBytes theirs = setting_.board->card(peer).header;
@@ -136,27 +148,38 @@ bool Exchange::all_have_come() const {
 }
 
 bool Exchange::all_come_at_once() const {
-  constexpr int kLooks = 256;
-  for (int i = 0; i < kLooks; ++i) {
-    if (all_have_come()) return true;
-  }
-  return false;
+  return std::all_of(peers_.begin(), peers_.end(),
+                     [&](int peer) { return setting_.board->comes_at_once(peer); });
 }
 
-void Exchange::round() {
+bool Exchange::all_share(std::size_t count) const {
+  for (int member = 0; member < size(); ++member) {
+    for (std::size_t i = 0; i < count; ++i) {
+      ArenaAddress address;
+      std::memcpy(&address, card_of(member) + i * sizeof address, sizeof address);
+      if (!address.shared()) return false;
+    }
+  }
+  return true;
+}
+
+void Exchange::part() {
   pin();
-  await_all();
 }
 
 ArenaAddress Exchange::locate(const Buffer& data) const {
   Host* host = link().host();
-  return host == nullptr ? ArenaAddress{}
-                         : host->memory.locate(data.data, data.bytes(), setting_.members);
+  if (host == nullptr) return {};
+  if (host->staging && data.data == host->staging->own()) return {ArenaAddress::kStaging, 0};
+  return host->memory.locate(data.data, data.bytes(), setting_.members);
 }
 
 std::shared_ptr<std::byte> Exchange::resolve(int peer, ArenaAddress address, const Buffer& like) {
-  auto memory =
-      link().host()->memory.resolve(world_rank(peer), address, like.bytes(), size_of(like.dtype));
+  const Host& host = *link().host();
+  if (host.staging && address == ArenaAddress{ArenaAddress::kStaging, 0} &&
+      like.bytes() <= kStagingBytes)  // the link keeps it mapped
+    return {std::shared_ptr<void>(), host.staging->of(world_rank(peer))};
+  auto memory = host.memory.resolve(world_rank(peer), address, like.bytes(), size_of(like.dtype));
   if (memory) return memory;
   end(Mismatch(
       fmt::format(
@@ -209,14 +232,17 @@ void Exchange::compare(int peer, const HeaderBytes& bytes) {
 }
 
 void Exchange::finish() {
+  if (pinned_ && !met_) await_all();
   for (const Greeting& greeting : expected_) check(greeting.peer);
   wait_all(greeted_);
   greeted_.clear();
+  if (at_end_) std::exchange(at_end_, nullptr)();
 }
 
 void Exchange::meet(std::span<const int> peers) {
   if (has_board()) {
-    if (!met_) round();
+    begin({});
+    if (!met_) await_all();
     return;
   }
   for (const int peer : peers) expect(peer);
@@ -226,16 +252,14 @@ void Exchange::meet(std::span<const int> peers) {
 Exchange::Ticket Exchange::send(int peer, const void* data, std::size_t bytes, Stage stage) {
   if (bytes == 0) return {};
   return guarded(peer, [&] {
-    return Ticket(link().send(world_rank(peer), payload_ + static_cast<Slot>(stage), data, bytes),
-                  peer);
+    return Ticket(link().send(world_rank(peer), payload(stage), data, bytes), peer);
   });
 }
 
 Exchange::Ticket Exchange::recv(int peer, void* data, std::size_t bytes, Stage stage) {
   if (bytes == 0) return {};
   return guarded(peer, [&] {
-    return Ticket(link().recv(world_rank(peer), payload_ + static_cast<Slot>(stage), data, bytes),
-                  peer);
+    return Ticket(link().recv(world_rank(peer), payload(stage), data, bytes), peer);
   });
 }
 

@@ -16,6 +16,7 @@
 #include <lockstep/deadline.h>
 
 #include <cstddef>
+#include <functional>
 #include <list>
 #include <memory>
 #include <new>
@@ -98,26 +99,28 @@ class Exchange {
   void meet(std::span<const int> peers);
   // Waits for a peer's greeting, if it is expected and was not checked yet, and compares it.
   void check(int peer);
-  // Checks what is left to check and waits until every greeting has been sent. The last call of an
-  // operation.
+  // Checks what is left to check and waits until every greeting has been sent. With a board it ends
+  // the last round. The last call of an operation. If nothing fails, it calls `then`.
   void finish();
+  void at_end(std::function<void()> then) { at_end_ = std::move(then); }
 
   // Only with a board. The first round of an operation may begin before the operation runs: begin()
-  // pins a card with these data, once. await_all() waits for the cards of all peers;
-  // all_have_come() says that it would not wait. round() is a whole round, with what was written to
-  // card(). card_of() is what a peer has put on its card of the last round.
+  // pins a card with these data, show() one that says where these buffers are; both once.
+  // await_all() waits for the cards of all peers; all_have_come() says that it would not wait.
+  // card_of() is what a peer has put on its card of the last round. part() begins the last round:
+  // this worker will not touch memory of others any more.
   bool has_board() const { return setting_.board != nullptr; }
-  std::byte* card() const { return setting_.board->blank().bytes; }
   void begin(std::span<const Buffer> data);
+  void show(std::span<const Buffer> buffers);
   void await_all();
   bool all_have_come() const;
-  bool all_come_at_once() const;  // looks for a moment, no longer than a call takes
-  void round();
+  bool all_come_at_once() const;  // looks for a moment, no longer than a hand-over takes
+  void part();
   const std::byte* card_of(int peer) const { return setting_.board->card(peer).bytes; }
+  // After all have come: the first `count` buffers that every member has shown are in shared memory.
+  bool all_share(std::size_t count) const;
 
-  // locate: the address of this worker's buffer for all members, if it is in shared memory.
-  // resolve: a peer's buffer, mapped here; Mismatch if this worker does not have that memory.
-  ArenaAddress locate(const Buffer& data) const;
+  // A peer's buffer, mapped here; Mismatch if this worker does not have that memory.
   std::shared_ptr<std::byte> resolve(int peer, ArenaAddress address, const Buffer& like);
 
   // A handle on one transfer. For zero bytes nothing is sent, and waiting returns at once.
@@ -154,7 +157,9 @@ class Exchange {
   template <typename Failed>
   [[noreturn]] void end(const Failed& error);
   [[noreturn]] void late(int peer);
+  Slot payload(Stage stage) const { return payload_slot(setting_.greetings, header_, stage); }
   void pin();
+  ArenaAddress locate(const Buffer& data) const;
   void compare(int peer, const HeaderBytes& theirs);
   Failure first_cause(Failure own) const;
 
@@ -163,15 +168,15 @@ class Exchange {
   Setting setting_;
   Header header_;
   Deadline deadline_;
-  Deadline::Clock::time_point begun_;
+  Deadline::Clock::time_point begun_;  // to wait
   int rank_ = 0;
   std::vector<int> peers_;
   HeaderBytes own_{};
-  Slot payload_ = 0;
-  bool pinned_ = false;           // on a board: the first round has begun
-  bool met_ = false;              // … and ended
+  bool pinned_ = false;           // on a board: a round has begun
+  bool met_ = false;              // … and the last one that has begun has ended
   std::list<Greeting> expected_;  // a list, because transfers borrow the addresses of its items
   std::vector<Ticket> greeted_;
+  std::function<void()> at_end_;
 };
 
 }  // namespace lockstep::comm

@@ -7,20 +7,25 @@
 
 #include <cstdint>
 #include <memory>
+#include <optional>
 #include <span>
 #include <string>
 #include <vector>
 
 #include "base/mutex.h"
+#include "comm/core/staging.h"
 
 namespace lockstep::comm {
 
 // Where a buffer is. It means the same to all workers that map the arena.
 struct ArenaAddress {
+  static constexpr std::uint64_t kStaging = 2;  // numbers of arenas are odd
+
   std::uint64_t arena = 0;  // 0: the buffer is in memory that is not shared
   std::uint64_t offset = 0;
 
   bool shared() const { return arena != 0; }
+  bool operator==(const ArenaAddress&) const = default;
 };
 
 // The shared arenas that this worker knows.
@@ -59,6 +64,7 @@ struct Host {
   std::string secret;  // a worker proves it before it gets memory of others
   std::string world;
   SharedMemory memory;
+  std::optional<Staging> staging;
 };
 
 }  // namespace lockstep::comm

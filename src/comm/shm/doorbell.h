@@ -31,6 +31,16 @@ inline void spin_pause() {
 #endif
 }
 
+// Takes a cache line from other cores, to write to it soon. (__builtin_prefetch only reads on x86,
+// unless the compiler may use all instructions of newer processors. Older ones ignore this one.)
+inline void prefetch_to_write(const void* at) {
+#if defined(__x86_64__)
+  asm volatile("prefetchw %0" : : "m"(*static_cast<const char*>(at)));
+#else
+  __builtin_prefetch(at, 1);
+#endif
+}
+
 // Threads:   any, of any process that maps it.
 // Blocking:  sleep blocks until its deadline.
 // Failure:   none.

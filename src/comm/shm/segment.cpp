@@ -21,13 +21,17 @@ std::size_t rings_begin(int size) {
   return positions_begin() + aligned(static_cast<std::size_t>(size) * sizeof(RingPositions));
 }
 
+std::size_t staging_begin(int size, std::uint32_t ring_bytes) {
+  return rings_begin(size) + aligned(static_cast<std::size_t>(size) * ring_bytes);
+}
+
 }  // namespace
 
 Segment::Segment(Arena arena, int size, std::uint32_t ring_bytes)
     : arena_(std::move(arena)), size_(size), ring_bytes_(ring_bytes) {}
 
 std::size_t Segment::bytes_for(int size, std::uint32_t ring_bytes) {
-  return rings_begin(size) + static_cast<std::size_t>(size) * ring_bytes;
+  return staging_begin(size, ring_bytes) + kStagingBytes;
 }
 
 BoardEntry& Segment::board_entry(int index) const {
@@ -42,6 +46,10 @@ RingPositions& Segment::positions(int writer) const {
 
 std::byte* Segment::ring(int writer) const {
   return arena_.data() + rings_begin(size_) + static_cast<std::size_t>(writer) * ring_bytes_;
+}
+
+std::byte* Segment::staging() const {
+  return arena_.data() + staging_begin(size_, ring_bytes_);
 }
 
 void publish(Notice& notice, const Failure& failure) {

@@ -6,6 +6,7 @@
 //   boards     this worker's cards on the boards of its groups, and a bell for its threads that
 //              wait at a board
 //   rings      one for every other worker; the other worker writes, this one reads
+//   staging    where this worker puts operands from memory that is not shared (core/staging.h)
 //
 // A peer belongs to the same user and has proven the secret, but it may be broken. So everything
 // that is read from its memory is copied first, and then checked: memory that is checked in place
@@ -21,6 +22,7 @@
 
 #include "comm/core/board.h"
 #include "comm/core/failure.h"
+#include "comm/core/staging.h"
 #include "comm/shm/doorbell.h"
 
 namespace lockstep::comm {
@@ -82,6 +84,7 @@ class Segment {
   BoardEntry& board_entry(int index) const;
   RingPositions& positions(int writer) const;
   std::byte* ring(int writer) const;
+  std::byte* staging() const;
   std::uint32_t ring_bytes() const { return ring_bytes_; }
 
   void ring_bell() const { head().doorbell.ring(); }

@@ -28,7 +28,7 @@ class Boards::ShmBoard : public Board {
   ShmBoard(const BoardSetting& setting, BoardEntry& own, std::uint64_t group,
            std::span<const int> members)
       : setting_(setting), own_(own), group_(group), members_(members.begin(), members.end()) {
-    entries_.resize(members_.size());
+    for (const int member : members_) entries_.push_back(member == setting_.rank ? &own_ : nullptr);
     round_ = own_.round.load(std::memory_order_relaxed);
   }
   ~ShmBoard() override {
@@ -36,6 +36,14 @@ class Boards::ShmBoard : public Board {
   }
 
   BoardCard& blank() override { return own_.cards[(round_ + 1) % 2]; }
+
+  void prepare(std::size_t bytes) override {
+    expected_ = std::min(bytes, kCardBytes);
+    BoardCard& card = blank();
+    prefetch_to_write(&card.header);
+    for (std::size_t at = 0; at < expected_; at += kLine) prefetch_to_write(card.bytes + at);
+    prefetch_to_write(&own_.round);
+  }
 
   // A member counts itself in `sleeping` before it looks at the round the last time. This worker
   // stores the round before it looks at `sleeping`. So one of the two sees the other.
@@ -53,11 +61,16 @@ class Boards::ShmBoard : public Board {
     return static_cast<std::int32_t>(theirs - round_) >= 0;
   }
 
+  bool comes_at_once(int member) override {
+    if (!spin(member, setting_.spins / kMoments)) return false;
+    const BoardCard& theirs = card(member);
+    __builtin_prefetch(&theirs.header);
+    for (std::size_t at = 0; at < expected_; at += kLine) __builtin_prefetch(theirs.bytes + at);
+    return true;
+  }
+
   bool await(int member, Deadline deadline) override {
-    for (int i = 0; i < setting_.spins; ++i) {
-      if (has_come(member)) return true;
-      spin_pause();
-    }
+    if (spin(member, setting_.spins)) return true;
     Doorbell& bell = segment(setting_.rank).head().board_bell;
     const Sleeper sleeper(bell);
     while (true) {
@@ -75,6 +88,21 @@ class Boards::ShmBoard : public Board {
   }
 
  private:
+  static constexpr std::size_t kLine = 64;
+  static constexpr int kMoments = 8;       // in the time for which a waiter spins
+  static constexpr int kQuickLooks = 256;  // before the first pause, which is long on some machines
+
+  bool spin(int member, int looks) {
+    for (int i = 0; i < kQuickLooks; ++i) {
+      if (has_come(member)) return true;
+    }
+    for (int i = 0; i < looks; ++i) {
+      if (has_come(member)) return true;
+      spin_pause();
+    }
+    return false;
+  }
+
   const Segment& segment(int rank) const {
     return setting_.segments[static_cast<std::size_t>(rank)];
   }
@@ -93,6 +121,7 @@ class Boards::ShmBoard : public Board {
   std::vector<int> members_;
   std::vector<BoardEntry*> entries_;  // by member, as far as they were found
   std::uint32_t round_ = 0;
+  std::size_t expected_ = 0;  // bytes on a card of this round
 };
 
 Boards::Boards(BoardSetting setting) : setting_(std::move(setting)), owned_(kBoardEntries) {}

@@ -30,7 +30,7 @@ namespace lockstep::comm {
 namespace {
 
 constexpr std::uint64_t kMagic = 0x6c6f636b73746570;  // "lockstep"
-constexpr std::uint32_t kVersion = 2;
+constexpr std::uint32_t kVersion = 3;
 constexpr std::chrono::milliseconds kFormingInterval{5};
 
 enum Phase : std::uint32_t { kWatching = 1, kFormed = 2 };

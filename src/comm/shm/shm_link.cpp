@@ -6,7 +6,6 @@
 #include <algorithm>
 #include <condition_variable>
 #include <cstring>
-#include <thread>
 #include <utility>
 
 #include "base/mutex.h"
@@ -19,7 +18,7 @@ namespace {
 
 // Fewer bytes of a long message are not worth a frame.
 constexpr std::size_t kLeastData = 4096;
-// How often to look at the doorbell before sleeping; about 20 µs. If there are more workers than
+// How often to look at the doorbell before sleeping; 20 to 100 µs, as long as a pause is. If there are more workers than
 // cores, another worker needs the core.
 constexpr int kSpins = 2000;
 constexpr int kSpinsWhenCrowded = 20;
@@ -130,10 +129,12 @@ ShmLink::ShmLink(ShmWorld world) : workers_(world.rank, std::move(world.segments
 }
 
 void ShmLink::equip(ShmWorld world) {
-  const bool crowded = static_cast<unsigned>(size()) > std::thread::hardware_concurrency();
-  spins_ = crowded ? kSpinsWhenCrowded : kSpins;
+  spins_ = workers_.crowded() ? kSpinsWhenCrowded : kSpins;
   host_.secret = std::move(world.secret);
   host_.world = std::move(world.name);
+  std::vector<std::byte*> staging;
+  for (const Segment& segment : workers_.segments()) staging.push_back(segment.staging());
+  host_.staging.emplace(std::move(staging), rank());
   boards_ = std::make_unique<Boards>(BoardSetting{
       workers_.segments(), rank(), spins_, [this](int other) { return trouble_with(other); }});
   add_peers();

@@ -2,6 +2,7 @@
 
 #include <fmt/format.h>
 #include <lockstep/errors.h>
+#include <sched.h>
 
 #include <cerrno>
 #include <chrono>
@@ -51,6 +52,19 @@ namespace {
 constexpr std::chrono::milliseconds kLookInterval{5};
 
 }  // namespace
+
+bool ShmWorkers::crowded() const {
+  cpu_set_t all;
+  CPU_ZERO(&all);
+  for (const Segment& segment : segments_) {
+    cpu_set_t its;
+    CPU_ZERO(&its);
+    if (::sched_getaffinity(segment.head().face.pid, sizeof its, &its) != 0)  // it has ended, say
+      return size() > static_cast<int>(std::thread::hardware_concurrency());
+    CPU_OR(&all, &all, &its);
+  }
+  return size() > CPU_COUNT(&all);
+}
 
 void ShmWorkers::note_death(int rank) {
   dead_[static_cast<std::size_t>(rank)].store(true);

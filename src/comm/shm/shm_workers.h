@@ -63,6 +63,9 @@ class ShmWorkers {
   const Segment& of(int rank) const { return segments_[static_cast<std::size_t>(rank)]; }
   const Segment& own() const { return of(rank_); }
 
+  // There are more workers than cores on which any of them may run.
+  bool crowded() const;
+
   bool is_dead(int rank) const { return dead_[static_cast<std::size_t>(rank)].load(); }
   // Wakes the threads that wait here for that worker.
   void note_death(int rank);

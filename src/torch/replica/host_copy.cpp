@@ -50,7 +50,16 @@ bool HostCopy::works() {
   }
 }
 
+// The count comes after the scan, which may have faults of its own.
 void HostCopy::look() {
+  if (!written_.empty() || base::page_faults() != faults_) scan();
+  faults_ = base::page_faults();
+  std::size_t bytes = 0;
+  for (const base::PageRange& range : written_) bytes += range.bytes();
+  often_ = bytes * kMany > seen_.bytes() ? often_ + 2 : std::max(often_ - 1, 0);
+}
+
+void HostCopy::scan() {
   const std::size_t page = base::page_bytes();
   const auto pages = static_cast<std::int64_t>((seen_.bytes() + page - 1) / page);
   std::vector<std::vector<base::PageRange>> found(static_cast<std::size_t>(at::get_num_threads()));
@@ -60,12 +69,7 @@ void HostCopy::look() {
         {static_cast<std::size_t>(begin) * page, static_cast<std::size_t>(end) * page});
   });
   written_.clear();
-  std::size_t bytes = 0;
-  for (const auto& part : found) {
-    for (const base::PageRange& range : part) bytes += range.bytes();
-    written_.insert(written_.end(), part.begin(), part.end());
-  }
-  often_ = bytes * kMany > seen_.bytes() ? often_ + 2 : std::max(often_ - 1, 0);
+  for (const auto& part : found) written_.insert(written_.end(), part.begin(), part.end());
 }
 
 std::uint64_t HostCopy::digest() const {
