@@ -31,9 +31,16 @@ std::unique_ptr<HostCopy> HostCopy::make(Comm& comm, std::size_t bytes) {
   if (!shared.shared()) return nullptr;
   FlatMemory seen = shared.privately();
   std::unique_ptr<HostCopy> copy(new HostCopy(std::move(shared), std::move(seen)));
+  copy->touch();
   std::uint8_t works = copy->works() ? 1 : 0;
   comm.all_reduce({&works, 1, DType::kUInt8}, {.op = ReduceOp::kMin}).wait();
   return works != 0 ? std::move(copy) : nullptr;
+}
+
+// The first read of a page is a fault, too; without this, look() would take it for a write.
+void HostCopy::touch() const {
+  for (std::size_t at = 0; at < seen_.bytes(); at += base::page_bytes())
+    static_cast<void>(*static_cast<volatile const std::byte*>(seen_.data() + at));
 }
 
 // Tried at the first page, which is given back.

@@ -53,6 +53,7 @@ class HostCopy {
  private:
   HostCopy(FlatMemory shared, FlatMemory seen);
   bool works();  // whether the kernel tells of written pages
+  void touch() const;
   void scan();
 
   FlatMemory shared_;
