@@ -27,7 +27,7 @@ bool is_own(std::uint64_t word) {
   return (word & (kPresent | kSwapped)) != 0 && (word & kOfFile) == 0;
 }
 
-void add(std::vector<PageRange>& ranges, std::size_t begin, std::size_t bytes) {
+void add(std::vector<ByteRange>& ranges, std::size_t begin, std::size_t bytes) {
   if (!ranges.empty() && ranges.back().end == begin)
     ranges.back().end += bytes;
   else
@@ -42,11 +42,13 @@ std::size_t page_bytes() {
 }
 
 // The file is opened each time: after a fork a descriptor would still show the parent.
-std::vector<PageRange> written_pages(const std::byte* mapping, PageRange range) {
+std::vector<ByteRange> written_pages(const std::byte* mapping, ByteRange range) {
   const Fd file(::open("/proc/self/pagemap", O_RDONLY | O_CLOEXEC));
+  if (!file)
+    throw Unavailable(fmt::format("cannot open /proc/self/pagemap: {}", std::strerror(errno)));
   const std::size_t page = page_bytes();
   std::array<std::uint64_t, 1024> words{};
-  std::vector<PageRange> found;
+  std::vector<ByteRange> found;
   for (std::size_t at = range.begin; at < range.end;) {
     const std::size_t wanted = std::min(words.size(), (range.end - at) / page);
     const std::uint64_t number = (reinterpret_cast<std::uintptr_t>(mapping) + at) / page;
@@ -71,7 +73,7 @@ std::int64_t page_faults() {
   return usage.ru_minflt + usage.ru_majflt;
 }
 
-void drop_written(std::byte* mapping, PageRange range) {
+void drop_written(std::byte* mapping, ByteRange range) {
   if (::madvise(mapping + range.begin, range.bytes(), MADV_DONTNEED) != 0)
     throw Unavailable(fmt::format("cannot give pages back: {}", std::strerror(errno)));
 }

@@ -28,7 +28,7 @@ struct Mapped {
     return static_cast<std::byte*>(
         ::mmap(nullptr, bytes, PROT_READ | PROT_WRITE, kind, fd.get(), 0));
   }
-  std::vector<PageRange> written() const { return written_pages(own, {0, bytes}); }
+  std::vector<ByteRange> written() const { return written_pages(own, {0, bytes}); }
 
   std::size_t bytes;
   Fd fd{::memfd_create("written_pages_test", MFD_CLOEXEC)};
@@ -48,11 +48,11 @@ TEST(WrittenPages, AreThoseThatThisProcessWroteTo) {
   memory.own[1023 * page] = std::byte{7};
   memory.own[1024 * page + 5] = std::byte{1};  // the value that it had
   memory.own[memory.bytes - 1] = std::byte{7};
-  const std::vector<PageRange> expected = {
+  const std::vector<ByteRange> expected = {
       {0, page}, {1023 * page, 1025 * page}, {memory.bytes - page, memory.bytes}};
   EXPECT_EQ(memory.written(), expected);
   EXPECT_EQ(written_pages(memory.own, {page, 1024 * page}),
-            (std::vector<PageRange>{{1023 * page, 1024 * page}}));
+            (std::vector<ByteRange>{{1023 * page, 1024 * page}}));
 }
 
 TEST(WrittenPages, AWriteIsAPageFaultWhoeverWrites) {
@@ -81,7 +81,7 @@ TEST(WrittenPages, StandStillUntilTheyAreDropped) {
   EXPECT_EQ(memory.own[page], std::byte{7});
   EXPECT_EQ(memory.own[page + 1], std::byte{0}) << "the whole page";
   EXPECT_EQ(memory.shared[page], std::byte{2});
-  for (const PageRange& range : memory.written()) drop_written(memory.own, range);
+  for (const ByteRange& range : memory.written()) drop_written(memory.own, range);
   EXPECT_EQ(memory.own[page], std::byte{2});
   EXPECT_TRUE(memory.written().empty());
 }

@@ -77,8 +77,9 @@ Channel::Left Channel::run_at_once(Exchange& begun, Opening opening,
     if (!begun.all_come_at_once()) return Left::kLastRound;
     begun.finish();
     return Left::kNothing;
-  } catch (const Error&) {
-    return Left::kLastRound;  // it is queued and fails in the same way, so that wait() throws it
+  } catch (const Error& error) {
+    group_.link->fail(failure_from(error));  // so that the last round, and wait(), throw it
+    return Left::kLastRound;
   }
 }
 
@@ -102,6 +103,7 @@ Work Channel::queue(const Header& header, const What& what, std::function<void(E
 }
 
 Buffer Channel::staged(const Buffer& data) const {
+  if (!collectives_.idle()) return data;  // an earlier operation may still write to it
   Host* host = group_.link->host();
   if (host == nullptr || !host->staging) return data;
   if (host->memory.locate(data.data, data.bytes(), group_.members).shared()) return data;

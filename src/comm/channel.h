@@ -127,8 +127,7 @@ class Channel {
   std::shared_ptr<Exchange> begin(const Header& header, Opening opening);
   // What is left of an operation that has begun.
   enum class Left : std::uint8_t { kBody, kLastRound, kNothing };
-  static Left run_at_once(Exchange& begun, Opening opening,
-                          const std::function<void(Exchange&)>& body);
+  Left run_at_once(Exchange& begun, Opening opening, const std::function<void(Exchange&)>& body);
   struct Begun {
     std::shared_ptr<Exchange> exchange;  // null: it begins on the thread that runs it
     bool needed = true;                  // peers wait for what is left

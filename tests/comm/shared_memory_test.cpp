@@ -163,6 +163,24 @@ TEST(SharedMemory, BuffersOutsideOfItOnSeveralChannelsChangeNoBit) {
   });
 }
 
+// A short sum must not take its operand before the operation that writes it has ended.
+TEST(SharedMemory, AnOperationSeesWhatTheOneBeforeItWrote) {
+  constexpr std::size_t kLong = 3'000'000;
+  constexpr std::size_t kShort = 20'000;
+  run_all(shm(3), [](Comm& comm) {
+    for (int turn = 0; turn < 10; ++turn) {
+      std::vector<float> data(kLong, comm.rank() == 0 ? 5.0F : -1.0F);
+      const Work told = comm.broadcast({data.data(), kLong, DType::kFloat32}, 0);
+      const Work sum = comm.all_reduce({data.data() + kLong - kShort, kShort, DType::kFloat32});
+      told.wait();
+      sum.wait();
+      EXPECT_EQ(data[kLong - 1], 15.0F);
+      EXPECT_EQ(data[kLong - kShort], 15.0F);
+      EXPECT_EQ(data[0], 5.0F);
+    }
+  });
+}
+
 TEST(SharedMemory, ChannelsAndSplitsUseWhatTheWorldHasShared) {
   const auto inputs = inputs_for<float>(4, 9000);
   run_all(shm(4), [&](Comm& comm) {

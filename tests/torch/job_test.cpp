@@ -499,6 +499,23 @@ TEST(OwnLoop, RefusesParametersThatTheProgramWroteTo) {
   }
 }
 
+TEST(OwnLoop, TakesWhatTheProgramWroteBeforeIt) {
+  std::vector<std::string> hashes;
+  for (const int workers : {1, 2}) {
+    in_world(workers, "shm", [&](World& world) {
+      Job job(world, job_options());
+      One one(world, "mlp");
+      Step step(job, "train", {&one.optimizer}, one.loss());
+      one.net->parameters()[0].data().mul_(0.5);
+      for (const GlobalBatch& batch : job.batches(data_of("mlp"), {.steps = 2})) step(batch);
+      one.net->parameters()[0].data().mul_(0.5);
+      for (const GlobalBatch& batch : job.batches(data_of("mlp"), {.steps = 4})) step(batch);
+      if (world.leader()) hashes.push_back(replica::digest(replica::parameters_of(*one.net)));
+    });
+  }
+  EXPECT_EQ(hashes.at(0), hashes.at(1));
+}
+
 TEST(OwnLoop, OfAnotherSeedOnOneWorkerIsAMismatch) {
   const auto outcomes = outcomes_in_world(2, [](World& world) {
     JobOptions options = job_options();

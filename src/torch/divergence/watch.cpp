@@ -62,7 +62,7 @@ void GradientWatch::move_in(std::size_t number, const plan::Entry& entry, const 
     const auto move = [&](const void* from, std::size_t first, std::size_t count) {
       std::byte* const into = memory_ + entry.offset + (where.first + first) * size_of(entry.dtype);
       if (!adds) {
-        seen.after ^= flat::copy_with_parity(entry.dtype, from, into, count);
+        seen.after ^= copy_(entry.dtype, from, into, count);
         return;
       }
       const flat::Parities part = flat::add_with_parity(entry.dtype, into, from, count);

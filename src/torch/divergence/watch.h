@@ -24,6 +24,7 @@
 
 #include "base/mutex.h"
 #include "flat/parity.h"
+#include "flat/past_caches.h"
 #include "plan/layout.h"
 #include "plan/slices.h"
 
@@ -77,10 +78,16 @@ class FirstFault {
 // Ownership: borrows everything.
 class GradientWatch {
  public:
-  // `memory` has the gradients; `parities` has one word for each piece.
-  GradientWatch(std::byte* memory, flat::Parity* parities, const plan::Pieces& pieces,
-                FirstFault& faults, int worker)
-      : memory_(memory), parities_(parities), pieces_(pieces), faults_(faults), worker_(worker) {}
+  // `memory` has the gradients, `bytes` in all; `parities` has one word for each piece.
+  GradientWatch(std::byte* memory, std::size_t bytes, flat::Parity* parities,
+                const plan::Pieces& pieces, FirstFault& faults, int worker)
+      : memory_(memory),
+        copy_(bytes < flat::kPastCachesBytes ? flat::copy_with_parity
+                                             : flat::copy_past_caches_with_parity),
+        parities_(parities),
+        pieces_(pieces),
+        faults_(faults),
+        worker_(worker) {}
 
   // `number` is that of the entry. Writes 0 + g to it; with `adds`, adds g to it. `given` is the
   // type of g: it may be a half type if the entry is float32.
@@ -99,6 +106,7 @@ class GradientWatch {
   void for_each_piece(std::size_t number, const Body& body) const;
 
   std::byte* memory_;
+  decltype(&flat::copy_with_parity) copy_;
   flat::Parity* parities_;
   const plan::Pieces& pieces_;
   FirstFault& faults_;

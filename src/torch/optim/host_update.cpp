@@ -47,7 +47,7 @@ class HostUpdate : public Update {
 
  private:
   replica::SomePieces own_pieces() const { return {trained_.model->parts().plan, watch_.own()}; }
-  base::PageRange own_bytes() const;
+  base::ByteRange own_bytes() const;
   void acquire();
   GradientSource gathered(const GradientSource& source);
   double factor_of(const GradientSource& averages);
@@ -120,7 +120,7 @@ void SharedUpdate::meet() {
   waited_ += std::chrono::steady_clock::now() - began;
 }
 
-base::PageRange HostUpdate::own_bytes() const {
+base::ByteRange HostUpdate::own_bytes() const {
   const divergence::PieceRange& own = watch_.own();
   if (own.size() == 0) return {};
   const plan::Layout& layout = trained_.model->layout();

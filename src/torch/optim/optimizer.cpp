@@ -18,7 +18,6 @@ Optimizer::Impl::Impl(Replica& model, Kind kind, std::vector<std::unique_ptr<Rul
               StateMemory(replica::inside(model).parts(), std::move(kind.states))},
       update(make_update(trained)) {
   agree_on_options();
-  trained.model->keep_one_copy();
 }
 
 Optimizer::Impl::~Impl() = default;
@@ -30,7 +29,6 @@ void Optimizer::Impl::rebind(World&) {
   trained.state.rebind();
   update = make_update(trained);
   agree_on_options();
-  trained.model->keep_one_copy();
 }
 
 std::vector<double> Optimizer::Impl::rates() {

@@ -63,14 +63,13 @@ struct StepNote {
   std::uint64_t clip = 0;       // the bits of clip_norm
   std::uint64_t gradients = 0;  // a sample of the averages; 0: none was taken
   std::uint64_t cannot = 0;     // 1: this worker cannot make the step
-  std::uint64_t written = 0;    // replica::Written::digest; 0 also if nobody should compare it
-  std::uint64_t often = 0;      // 1: replica::Written::often
+  std::uint64_t written = 0;    // of Parameters::look(); 0 also if nobody should compare it
 
   control::Record record() const {
-    return {replica, steps, rates, clip, gradients, cannot, written, often};
+    return {replica, steps, rates, clip, gradients, cannot, written};
   }
   static StepNote of(const control::Record& record) {
-    return {record[0], record[1], record[2], record[3], record[4], record[5], record[6], record[7]};
+    return {record[0], record[1], record[2], record[3], record[4], record[5], record[6]};
   }
 
   // How another note differs; empty if it does not.
@@ -132,8 +131,8 @@ Said say_step(const Trained& trained, const GradientSource& source) {
   }
   const auto steps = static_cast<std::uint64_t>(trained.groups.steps());
   const bool samples = can_sample(model) && model.comm().size() > 1 && source.is(model.averages());
-  said.written = model.parts().parameters->look();
-  if (model.hosts_shards() && said.written.digest != 0 && !said.cannot)
+  const std::uint64_t written = model.parts().parameters->look();
+  if (model.hosts_shards() && written != 0 && !said.cannot)
     said.cannot = std::make_exception_ptr(written_in_loop(model.attachment().name()));
   const StepNote mine{model.identity().number,
                       steps,
@@ -141,8 +140,7 @@ Said say_step(const Trained& trained, const GradientSource& source) {
                       std::bit_cast<std::uint64_t>(trained.clip_norm),
                       samples ? replica::sample_lines(model.averages(), model.layout(), steps) : 0,
                       said.cannot ? 1U : 0U,
-                      model.parts().options.check_weights ? said.written.digest : 0,
-                      said.written.often ? 1U : 0U};
+                      model.parts().options.check_weights ? written : 0};
   said.all = model.identity().announcements->say(mine.record(), "optimizer.step()");
   return said;
 }
@@ -153,7 +151,6 @@ std::chrono::nanoseconds hear_step(const Trained& trained, const Said& said) {
   const std::chrono::nanoseconds waited = std::chrono::steady_clock::now() - began;
   if (said.cannot) std::rethrow_exception(said.cannot);
   const auto& records = said.all->records();
-  bool often = false;
   const StepNote first = StepNote::of(records.front());
   for (std::size_t i = 0; i < records.size(); ++i) {
     const StepNote theirs = StepNote::of(records[i]);
@@ -168,9 +165,7 @@ std::chrono::nanoseconds hear_step(const Trained& trained, const Said& said) {
                                rank, difference),
                    {0, rank}));
     }
-    often = often || theirs.often != 0;
   }
-  if (often && !trained.model->hosts_shards()) trained.model->parts().keep_copies();
   return waited;
 }
 

@@ -113,15 +113,13 @@ std::string diverged(double norm, std::int64_t step);
 struct Said {
   std::shared_ptr<const control::Announcement> all;
   std::exception_ptr cannot;  // why this worker cannot; null if it can
-  replica::Written written;   // what its program wrote to parameters
 };
 
 // Announces the step. It also puts the gradients where the update reads them.
 Said say_step(const Trained& trained, const GradientSource& source);
 
 // Waits for the other workers, and returns how long. Mismatch, the same on every worker, if they
-// announced different steps, or if their programs wrote different values to parameters. If a program
-// writes often, all workers keep copies from now on (Parts::keep_copies), except in a loop of Steps.
+// announced different steps, or if their programs wrote different values to parameters.
 std::chrono::nanoseconds hear_step(const Trained& trained, const Said& said);
 
 // Whether gradients can be sampled at no cost: only on the CPU.

@@ -54,7 +54,7 @@ void Banks::use_averages() {
 
 void Banks::show_averages() {
   in_use_ = 0;
-  averages_ ? front().attach_averages() : front().attach();
+  front().attach_averages();
 }
 
 void Banks::stay() {
@@ -63,13 +63,8 @@ void Banks::stay() {
 }
 
 void Banks::share_averages(Comm& comm) {
-  averages_ = HostCopy::make(comm, plan_.layout.bytes());
-  front().keep_averages(averages_.get());
-}
-
-void Banks::unshare_averages() {
-  front().keep_averages(nullptr);
-  averages_.reset();
+  if (std::exchange(shares_averages_, true)) return;
+  front().keep_averages(HostCopy::make(comm, plan_.layout.bytes()));
 }
 
 void Banks::watch(Comm& comm, divergence::FirstFault& faults) {

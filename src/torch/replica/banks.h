@@ -54,10 +54,9 @@ class Banks {
   // Before an update: afterwards it finds all averages, and absent ones are undefined.
   void stay();
 
-  // Averages are in one memory of the host from now on, if workers can keep them so. Collective.
+  // The next averages, and all later ones, are in one memory of the host, if workers can keep them
+  // so. Collective; only the first call does anything.
   void share_averages(Comm& comm);
-  // Each worker has averages of its own again.
-  void unshare_averages();
 
   // Keeps the parities of all banks until release(), to find bits that changed though nobody wrote
   // them. Only where every worker reads all gradients.
@@ -95,7 +94,7 @@ class Banks {
   std::vector<NamedTensor> trained_;
   const ModelPlan& plan_;
   Factory factory_;
-  std::unique_ptr<HostCopy> averages_;               // null: the averages are in the front
+  bool shares_averages_ = false;                     // share_averages() was called
   std::optional<plan::Layout> wide_;                 // of the banks, if it differs from the front's
   std::vector<std::unique_ptr<FlatGradients>> all_;  // the front first
   std::size_t in_use_ = 0;

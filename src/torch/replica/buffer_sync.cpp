@@ -18,13 +18,21 @@ void HostBufferSync::finish(Comm& comm) {
   if (comm.rank() != 0) unpack(staging_, buffers_);
 }
 
+bool SharedBufferSync::fits() const {
+  std::size_t bytes = 0;
+  for (const NamedTensor& buffer : buffers_) bytes += buffer.tensor.nbytes();
+  return bytes == memory_.bytes();
+}
+
 void SharedBufferSync::start(Comm& comm) {
+  if (!fits()) return messages_.start(comm);
   if (comm.rank() != 0) return;
   const auto packed = pack(buffers_);
   std::memcpy(memory_.data(), packed.data(), packed.size());
 }
 
 void SharedBufferSync::finish(Comm& comm) {
+  if (!fits()) return messages_.finish(comm);
   if (comm.rank() != 0) unpack({memory_.data(), memory_.data() + memory_.bytes()}, buffers_);
 }
 

@@ -53,14 +53,17 @@ class HostBufferSync : public BufferSync {
 class SharedBufferSync : public BufferSync {
  public:
   SharedBufferSync(std::vector<NamedTensor> buffers, FlatMemory memory)
-      : buffers_(std::move(buffers)), memory_(std::move(memory)) {}
+      : buffers_(buffers), memory_(std::move(memory)), messages_(std::move(buffers)) {}
 
   void start(Comm& comm) override;
   void finish(Comm& comm) override;
 
  private:
+  bool fits() const;
+
   std::vector<NamedTensor> buffers_;
   FlatMemory memory_;
+  HostBufferSync messages_;  // if the program has given buffers another size, on all workers
 };
 
 // On a GPU: moves the buffers into one flat memory, from which they travel without a copy. There is

@@ -2,7 +2,6 @@
 #include <fmt/ranges.h>
 #include <lockstep/errors.h>
 
-#include <algorithm>
 #include <array>
 #include <bit>
 #include <cstdint>
@@ -16,25 +15,23 @@
 namespace lockstep::replica {
 namespace {
 
-// What a worker announces at the first gradient of a synchronised pass. All workers compare all
-// notes before they use the averages.
+// What a worker announces of a synchronised pass. All workers compare all notes before they use the
+// averages.
 struct PassNote {
   std::uint64_t replica = 0;        // by the order in which replicas were made
   std::uint64_t pass = 0;           // counts the synchronised passes of the replica, from 1
   std::array<double, 3> weights{};  // DropIn::Since::weights of this worker
   std::uint64_t sample = 0;         // a WeightSample; 0: none was taken
-  std::uint64_t writes = 0;         // 1: Reduction::look()
 
   control::Record record() const {
     control::Record record{replica, pass};
     for (std::size_t i = 0; i < weights.size(); ++i)
       record[2 + i] = std::bit_cast<std::uint64_t>(weights[i]);
     record[5] = sample;
-    record[6] = writes;
     return record;
   }
   static PassNote of(const control::Record& record) {
-    PassNote note{record[0], record[1], {}, record[5], record[6]};
+    PassNote note{record[0], record[1], {}, record[5]};
     for (std::size_t i = 0; i < note.weights.size(); ++i)
       note.weights[i] = std::bit_cast<double>(record[2 + i]);
     return note;
@@ -143,6 +140,7 @@ void DropIn::finish() {
   if (with_buffers) parts_.buffers->start(parts_.comm);
   say_note();
   launch_rest(1 / divisor(), nullptr);
+  if (!parts_.reduction->early()) banks.share_averages(parts_.comm);
   if (parts_.may_be_absent()) banks.find_absent(parts_.comm, has);
   if (with_buffers) parts_.buffers->finish(parts_.comm);
   parts_.reduction->wait(Reduction::Met::kYes);
@@ -163,8 +161,8 @@ void DropIn::say_note() {
   notes_.plain = since_.weights[2] > 0;
   ++identity_.passes;
   const PassNote note{identity_.number, identity_.passes, since_.weights,
-                      sample_ ? sample_->take(identity_.passes) : 0,
-                      parts_.reduction->look() ? 1U : 0U};
+                      sample_ ? sample_->take(identity_.passes) : 0};
+  parts_.reduction->look();
   notes_.all = identity_.announcements->say(note.record(), "backward()");
 }
 
@@ -177,8 +175,6 @@ void DropIn::hear_notes() {
   if (const auto difference = difference_of(notes, attachment_.name()))
     identity_.announcements->disagree(*difference);
   since_.weights = {};
-  const auto writes = [](const PassNote& note) { return note.writes != 0; };
-  if (std::any_of(notes.begin(), notes.end(), writes)) parts_.banks->unshare_averages();
   for (const PassNote& note : notes) {
     for (std::size_t i = 0; i < note.weights.size(); ++i) since_.weights[i] += note.weights[i];
   }

@@ -1,5 +1,6 @@
 #include "torch/replica/flat_gradients.h"
 
+#include <ATen/Parallel.h>
 #include <fmt/format.h>
 #include <lockstep/errors.h>
 
@@ -26,19 +27,19 @@ FlatGradients::FlatGradients(const std::vector<NamedTensor>& parameters, const p
 void FlatGradients::watch(FlatMemory parities, const plan::Pieces& pieces,
                           divergence::FirstFault& faults, int worker) {
   auto* const words = reinterpret_cast<flat::Parity*>(parities.data());
-  watched_.emplace(Watched{std::move(parities), {memory_.data(), words, pieces, faults, worker}});
+  watched_.emplace(Watched{std::move(parities),
+                           {memory_.data(), memory_.bytes(), words, pieces, faults, worker}});
 }
 
-void FlatGradients::keep_averages(HostCopy* averages) {
-  averages_ = averages;
+void FlatGradients::keep_averages(std::unique_ptr<HostCopy> averages) {
+  averages_ = std::move(averages);
   for (Slot& slot : slots_)
-    slot.average =
-        averages != nullptr ? averages->seen().view(slot.entry, slot.view) : torch::Tensor();
+    slot.average = averages_ ? averages_->seen().view(slot.entry, slot.view) : torch::Tensor();
 }
 
 void FlatGradients::attach_averages() {
+  if (!averages_) return attach();
   for (Slot& slot : slots_) {
-    if (!slot.average.defined()) return;
     slot.parameter.mutable_grad() = slot.average;
     slot.hidden = false;
   }
@@ -92,8 +93,24 @@ void FlatGradients::adopt(std::size_t entry, const torch::Tensor& /*incoming*/) 
   slot.attach();
 }
 
-void FlatGradients::move_in(Slot& slot, const torch::Tensor& grad) {
-  if (slot.hidden) {
+// Writes 0 + g.
+void FlatGradients::move_past_caches(const Slot& slot, const torch::Tensor& grad) {
+  const DType dtype = slot.entry.dtype;
+  const auto* const from = static_cast<const std::byte*>(grad.data_ptr());
+  auto* const to = static_cast<std::byte*>(slot.view.data_ptr());
+  const auto move = [&](std::int64_t begin, std::int64_t end) {
+    const auto first = static_cast<std::size_t>(begin) * size_of(dtype);
+    flat::copy_past_caches_with_parity(dtype, from + first, to + first,
+                                       static_cast<std::size_t>(end - begin));
+  };
+  at::parallel_for(0, grad.numel(), at::internal::GRAIN_SIZE, move);
+}
+
+void FlatGradients::move_in(Slot& slot, const torch::Tensor& grad) const {
+  if (memory_.bytes() >= flat::kPastCachesBytes && !slot.hidden && !slot.wide() &&
+      grad.scalar_type() == slot.type && in_the_same_order(grad, slot.view)) {
+    move_past_caches(slot, grad);
+  } else if (slot.hidden) {
     // Made dense first. LibTorch would add the elements of a sparse one singly: another order than
     // in a bank that has nothing yet.
     slot.view.add_(grad.layout() == torch::kStrided ? grad : grad.to_dense());
@@ -154,7 +171,7 @@ void FlatGradients::settle() {
 
 // The program may have replaced a gradient, or made it undefined, since the reduction.
 void FlatGradients::stay(const std::vector<bool>& absent) {
-  if (averages_ == nullptr) return settle();
+  if (!averages_) return settle();
   torch::NoGradGuard no_grad;
   for (std::size_t entry = 0; entry < slots_.size(); ++entry) {
     Slot& slot = slots_[entry];

@@ -56,13 +56,13 @@ class FlatGradients {
     return reinterpret_cast<const flat::Parity*>(watched_->parities.of(worker));
   }
 
-  // Averages are in this memory of the host from now on; null: in this object's own. It is borrowed.
-  void keep_averages(HostCopy* averages);
-  HostCopy* averages() const { return averages_; }
+  // Averages are in this memory of the host from now on; null: in this object's own.
+  void keep_averages(std::unique_ptr<HostCopy> averages);
+  HostCopy* averages() const { return averages_.get(); }
   // Where an update reads averages, after stay().
   const FlatMemory& averaged() const { return averages_ ? averages_->seen() : memory_; }
 
-  // After a reduction: makes all gradients averaged, if averages are elsewhere.
+  // After a reduction: makes all gradients averaged; attached, if the averages are not elsewhere.
   void attach_averages();
 
   // Makes all gradients attached, cleared or hidden. attach() hides wide ones.
@@ -126,10 +126,11 @@ class FlatGradients {
   };
   // Whether this is the gradient that adopt() saw last, outside of the memory. Only on a GPU.
   virtual bool is_made(std::size_t, const torch::Tensor&) const { return false; }
-  static void move_in(Slot& slot, const torch::Tensor& grad);
+  void move_in(Slot& slot, const torch::Tensor& grad) const;
+  static void move_past_caches(const Slot& slot, const torch::Tensor& grad);
 
   FlatMemory memory_;
-  HostCopy* averages_ = nullptr;
+  std::unique_ptr<HostCopy> averages_;
   bool wide_ = false;        // some entry is wide
   std::vector<Slot> slots_;  // by entry of the layout
 

@@ -21,9 +21,10 @@ FlatMemory::FlatMemory(Comm& comm, std::size_t bytes, Copies copies, Device devi
 }
 
 void FlatMemory::take_from_host(Comm& comm, Copies copies) {
-  const bool one_copy = copies == Copies::kPerHost;
-  const auto arena = comm.share(!one_copy || comm.rank() == 0 ? bytes_ : 0,
-                                one_copy ? Comm::Mappings::kAlsoPrivate : Comm::Mappings::kShared);
+  const bool one_copy = copies != Copies::kPerWorker;
+  const auto arena = comm.share(
+      !one_copy || comm.rank() == 0 ? bytes_ : 0,
+      copies == Copies::kPerHostSeen ? Comm::Mappings::kAlsoPrivate : Comm::Mappings::kShared);
   shared_ = arena != nullptr;
   if (!shared_) {
     const auto own = std::make_shared<Arena>(Arena::create(std::max<std::size_t>(bytes_, 1)));
@@ -43,12 +44,12 @@ void FlatMemory::take_from_host(Comm& comm, Copies copies) {
     }
     starts_.push_back(arena->of(owner));
   }
-  if (one_copy) private_ = arena->private_of(0);
+  private_ = arena->private_of(0);
   kept_ = arena;
 }
 
 FlatMemory FlatMemory::privately() const {
-  LOCKSTEP_CHECK(private_ != nullptr, "only one copy per host has a private view");
+  LOCKSTEP_CHECK(private_ != nullptr, "a memory that was made with kPerHostSeen");
   FlatMemory view;
   view.device_ = device_;
   view.bytes_ = bytes_;

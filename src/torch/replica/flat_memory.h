@@ -13,8 +13,9 @@
 
 namespace lockstep::replica {
 
-// One memory for each worker, or one for all workers of a host if they share memory.
-enum class Copies { kPerWorker, kPerHost };
+// One memory for each worker, or one for all workers of a host if they share memory. kPerHostSeen:
+// each of them also has a private view of it (HostCopy).
+enum class Copies { kPerWorker, kPerHost, kPerHostSeen };
 
 // All zero at first.
 //
@@ -39,7 +40,7 @@ class FlatMemory {
   }
   std::size_t bytes() const { return bytes_; }
 
-  // With one copy per host: the same memory as this worker alone sees it (HostCopy).
+  // With kPerHostSeen: the same memory, as this worker alone sees it.
   FlatMemory privately() const;
 
   // Elements from an offset on.
@@ -60,7 +61,7 @@ class FlatMemory {
   bool shared_ = false;
   std::shared_ptr<void> kept_;      // the owner of the memory: an Arena, a SharedArena or a tensor
   std::vector<std::byte*> starts_;  // by worker; if not shared: only this worker's
-  std::byte* private_ = nullptr;    // with one copy per host: the private mapping of it
+  std::byte* private_ = nullptr;    // with kPerHostSeen: the private mapping
 };
 
 }  // namespace lockstep::replica

@@ -6,7 +6,9 @@
 //             the memory were its own: the kernel then gives it a page of its own (a written page)
 //
 // A written page stands still: it does not show what owners write later. So whoever lets owners
-// write looks for written pages before, and drops them after.
+// write looks for written pages before, and renews them after. Renewed pages are given back to the
+// kernel. But if a program writes much and often, they are copied and stay its own: else each write
+// would cost some microseconds again. Then every worker has a copy, as without this class.
 #pragma once
 
 #include <cstdint>
@@ -35,32 +37,31 @@ class HostCopy {
   // last look, there are none: the first write to a page is one. Else it takes 20 ns to 70 ns for
   // each page of the memory on one thread, and uses all of LibTorch's.
   void look();
-  // As look() found them.
-  const std::vector<base::PageRange>& written() const { return written_; }
-  // Whether nearly half of the last looks, or more, found many written pages. Such a program is
-  // faster with copies: a page costs some microseconds each time.
-  bool is_written_often() const { return often_ >= 4; }
-  // Of the written pages whose values are not the shared ones; 0: there are none.
+  // Of the values that were written, where they are not the shared ones; 0: there are none.
   std::uint64_t digest() const;
 
   // The written values of some bytes become the shared ones.
-  void bring(base::PageRange bytes);
-  // The written pages show the shared memory again. drop_part() does so for some bytes only, and
-  // leaves the pages written.
-  void drop();
-  void drop_part(base::PageRange bytes);
+  void bring(base::ByteRange bytes);
+  // The written pages show the shared memory again, as it is now; except for `kept` bytes, which
+  // are in order and stay as they were written.
+  void renew(const std::vector<base::ByteRange>& kept = {});
 
  private:
   HostCopy(FlatMemory shared, FlatMemory seen);
   bool works();  // whether the kernel tells of written pages
   void touch() const;
   void scan();
+  void copy(base::ByteRange bytes);
+  void copy_around(base::ByteRange pages, const std::vector<base::ByteRange>& kept);
+  std::vector<base::ByteRange> pages_with(const std::vector<base::ByteRange>& kept) const;
+  std::uint64_t digest_of_page(std::size_t begin) const;
 
   FlatMemory shared_;
   FlatMemory seen_;
-  std::vector<base::PageRange> written_;
+  std::vector<base::ByteRange> written_;
   std::int64_t faults_ = -1;  // of this process, at the end of the last look
-  int often_ = 0;             // a look that finds many adds 2, any other takes 1 away
+  int often_ = 0;             // a look that finds many new ones adds 2, any other takes 1 away
+  bool copies_ = false;       // the program writes often: written pages are copied and stay
 };
 
 }  // namespace lockstep::replica

@@ -13,10 +13,6 @@
 namespace lockstep::replica {
 namespace {
 
-bool has_bits_of(const torch::Tensor& a, const torch::Tensor& b) {
-  return in_the_same_order(a, b) && std::memcmp(a.data_ptr(), b.data_ptr(), b.nbytes()) == 0;
-}
-
 class PrivateCopies : public Parameters {
  public:
   PrivateCopies(Comm& comm, std::vector<NamedTensor> trained, const plan::Layout& layout,
@@ -42,8 +38,6 @@ class PrivateCopies : public Parameters {
     if (!others_.empty()) comm.barrier().wait();
   }
 
-  std::unique_ptr<Parameters> as_one_copy(Comm& comm) const override;
-
  private:
   std::vector<std::byte*> others_;  // the copies of the other workers; empty if not shared
 };
@@ -53,53 +47,50 @@ class OneCopy : public Parameters {
   OneCopy(Comm& comm, std::vector<NamedTensor> trained, const plan::Layout& layout,
           std::unique_ptr<HostCopy> copy)
       : Parameters(std::move(trained), layout, copy->shared()), copy_(std::move(copy)) {
-    if (comm.rank() == 0) move_in(copy_->seen(), Values::kCopied);
+    move_in(copy_->seen(), comm.rank() == 0 ? Values::kCopied : Values::kLeft);
     comm.barrier().wait();  // nobody reads before rank 0 has written
-    if (comm.rank() != 0) move_in(copy_->seen(), Values::kCompared);
   }
 
   const FlatMemory& seen() const override { return copy_->seen(); }
 
-  Written look() override {
+  std::uint64_t look() override {
     copy_->look();
-    return {copy_->digest(), copy_->is_written_often()};
+    return copy_->digest();
   }
-  void begin_update(base::PageRange own) override { copy_->bring(own); }
+  void begin_update(base::ByteRange own) override { copy_->bring(own); }
   // Nothing to copy: all workers read the memory that was written.
   void publish(const plan::Stretch&) const override {}
   void acquire(Comm& comm, const std::vector<bool>& left_alone) override {
     comm.barrier().wait();
-    if (std::find(left_alone.begin(), left_alone.end(), true) == left_alone.end())
-      return copy_->drop();
+    std::vector<base::ByteRange> kept;
     for (std::size_t i = 0; i < left_alone.size(); ++i) {
       const plan::Entry& entry = layout_.entries()[i];
-      if (!left_alone[i]) copy_->drop_part({entry.offset, entry.offset + entry.bytes()});
+      if (left_alone[i]) kept.push_back({entry.offset, entry.offset + entry.bytes()});
     }
+    copy_->renew(kept);
   }
 
   void share_values(Comm& comm) override {
-    copy_->look();
-    comm.barrier().wait();  // nobody computes with the shared values any more
+    std::vector<std::int64_t> digests(static_cast<std::size_t>(comm.size()));
+    digests[static_cast<std::size_t>(comm.rank())] = static_cast<std::int64_t>(look());
+    comm.all_gather({digests.data(), digests.size(), DType::kInt64}).wait();
+    for (std::size_t i = 0; i < digests.size(); ++i) {
+      const int rank = static_cast<int>(i);
+      if (digests[i] == digests[0]) continue;
+      throw Mismatch(
+          fmt::format("rank 0 and rank {} have written different values to parameters: do the "
+                      "same on every worker",
+                      rank),
+          {0, rank});
+    }
     if (comm.rank() == 0) copy_->bring({0, memory_.bytes()});
     comm.barrier().wait();
-    copy_->drop();
-  }
-
-  std::unique_ptr<Parameters> as_private_copies(Comm& comm) const override {
-    return std::make_unique<PrivateCopies>(comm, trained_, layout_,
-                                           FlatMemory(comm, layout_.bytes(), Copies::kPerWorker));
+    copy_->renew();
   }
 
  private:
   std::unique_ptr<HostCopy> copy_;
 };
-
-std::unique_ptr<Parameters> PrivateCopies::as_one_copy(Comm& comm) const {
-  if (others_.empty()) return nullptr;
-  auto copy = HostCopy::make(comm, layout_.bytes());
-  if (!copy) return nullptr;
-  return std::make_unique<OneCopy>(comm, trained_, layout_, std::move(copy));
-}
 
 }  // namespace
 
@@ -112,12 +103,9 @@ void Parameters::move_in(const FlatMemory& seen, Values values) {
   for (std::size_t i = 0; i < trained_.size(); ++i) {
     torch::Tensor& parameter = trained_[i].tensor;
     const plan::Entry& entry = layout_.entries()[i];
-    const torch::Tensor before = parameter.detach();
-    if (values == Values::kCopied) memory_.view(entry, parameter).copy_(before);
-    torch::Tensor view = seen.view(entry, parameter);
-    if (values == Values::kCompared && !has_bits_of(before, view)) view.copy_(before);
-    parameter.set_data(view);
-    views_.push_back(std::move(view));
+    if (values == Values::kCopied) memory_.view(entry, parameter).copy_(parameter.detach());
+    views_.push_back(seen.view(entry, parameter));
+    parameter.set_data(views_.back());
   }
 }
 
@@ -146,6 +134,10 @@ std::unique_ptr<Parameters> make_parameters(Comm& comm, const std::vector<NamedT
                                             const plan::Layout& layout, Device device) {
   std::vector<NamedTensor> by_entry;
   for (const plan::Entry& entry : layout.entries()) by_entry.push_back(trained[entry.registered]);
+  if (device.kind == DeviceKind::kCpu) {
+    if (auto copy = HostCopy::make(comm, layout.bytes()))
+      return std::make_unique<OneCopy>(comm, std::move(by_entry), layout, std::move(copy));
+  }
   return std::make_unique<PrivateCopies>(
       comm, std::move(by_entry), layout,
       FlatMemory(comm, layout.bytes(), Copies::kPerWorker, device));

@@ -23,17 +23,11 @@
 
 namespace lockstep::replica {
 
-// What the program of a worker has written to its parameters since the last update.
-struct Written {
-  std::uint64_t digest = 0;  // of the values; 0: nothing, or it is not known
-  bool often = false;        // so much, and so often, that private copies are faster
-};
-
 // Owned by Parts.
 //
 // Threads:   one caller at a time; publish() also from the threads of an update, each stretch once.
-// Blocking:  acquire(), the as_…() and the constructors, which are collective; at most the Comm's
-//            timeout.
+// Blocking:  acquire(), share_values() and the constructors, which are collective; at most the
+//            Comm's timeout.
 // Failure:   Unavailable if there is too little memory; BadInput from take_back().
 // Ownership: shares the tensors; the memory lives as long as any of them views it.
 class Parameters {
@@ -42,26 +36,21 @@ class Parameters {
   Parameters(const Parameters&) = delete;
   Parameters& operator=(const Parameters&) = delete;
 
-  // Looks what the program has written. Nobody writes from here until acquire() has returned, but
-  // an update.
-  virtual Written look() { return {}; }
+  // Looks what the program has written since the last update. Returns a digest of it; 0 if there is
+  // nothing, or if that is not known. From here until acquire() has returned, only an update writes.
+  virtual std::uint64_t look() { return 0; }
   // All workers have looked. `own`: the bytes of the slice that this worker updates. What its
   // program wrote there are the old values.
-  virtual void begin_update(base::PageRange /*own*/) {}
+  virtual void begin_update(base::ByteRange /*own*/) {}
   // An update has written this stretch to memory(): copies it to the other memories.
   virtual void publish(const plan::Stretch& stretch) const = 0;
   // Waits until all workers have published their slices of this update. `left_alone`: by entry,
   // those that nobody has written; empty: none.
   virtual void acquire(Comm& comm, const std::vector<bool>& left_alone) = 0;
 
-  // All workers have written the same values to parameters: what each has written alone, all share
-  // from now on. Collective.
+  // What all workers have written to parameters they share from now on. Mismatch if they have
+  // written different values. Collective.
   virtual void share_values(Comm& /*comm*/) {}
-
-  // The same values, kept in the other way. Null if they are kept so already, or if workers cannot
-  // keep them so.
-  virtual std::unique_ptr<Parameters> as_one_copy(Comm& /*comm*/) const { return nullptr; }
-  virtual std::unique_ptr<Parameters> as_private_copies(Comm& /*comm*/) const { return nullptr; }
 
   // Whether a parameter still views the flat memory. torch::load() and module->to() give it other
   // memory.
@@ -79,9 +68,9 @@ class Parameters {
   // `trained`: by entry of the layout.
   Parameters(std::vector<NamedTensor> trained, const plan::Layout& layout, FlatMemory memory);
 
-  // Every parameter becomes a view of `seen`. Its values are copied to `memory_` first. kCompared:
-  // another worker has copied its own there; what differs here is written to `seen`.
-  enum class Values : bool { kCopied, kCompared };
+  // Every parameter becomes a view of `seen`. Its values are copied to `memory_` first; kLeft:
+  // another worker copies them.
+  enum class Values : bool { kCopied, kLeft };
   void move_in(const FlatMemory& seen, Values values);
 
   std::vector<NamedTensor> trained_;
@@ -90,8 +79,8 @@ class Parameters {
   FlatMemory memory_;
 };
 
-// Private copies. `trained` is in registration order, and has the same values on every worker.
-// Collective.
+// One copy if workers share memory, else private copies. `trained` is in registration order, and has
+// the same values on every worker. Collective.
 std::unique_ptr<Parameters> make_parameters(Comm& comm, const std::vector<NamedTensor>& trained,
                                             const plan::Layout& layout, Device device);
 

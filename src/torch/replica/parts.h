@@ -44,10 +44,6 @@ struct Parts {
   Device device() const { return banks->front().memory().device(); }
   // Takes memory for gradients, and makes what works on it. Collective.
   void take_gradients();
-  // Keeps one copy of the parameters per host from now on, if workers share memory; or one copy for
-  // each worker again. Collective.
-  void keep_one_copy();
-  void keep_copies();
   bool may_be_absent() const { return options.missing_gradient == MissingGradient::kZero; }
 };
 

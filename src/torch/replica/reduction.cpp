@@ -2,6 +2,7 @@
 
 #include <cstring>
 
+#include "flat/past_caches.h"
 #include "flat/tree_sum.h"
 
 namespace lockstep::replica {
@@ -39,10 +40,8 @@ Work MessageReduction::reduce_banks(const plan::Bucket& bucket, const Sharded& s
 OnePassReduction::OnePassReduction(Comm& comm, Banks& banks, const ModelPlan& plan)
     : comm_(comm), banks_(banks), plan_(plan) {}
 
-bool OnePassReduction::look() {
-  HostCopy* const averages = banks_.front().averages();
-  if (averages != nullptr) averages->look();
-  return averages != nullptr && averages->is_written_often();
+void OnePassReduction::look() {
+  if (HostCopy* const averages = banks_.front().averages()) averages->look();
 }
 
 // All buckets go together, with the same rule.
@@ -61,7 +60,7 @@ void OnePassReduction::wait(Met met) {
   if (!source_->is(banks_.front().memory())) write(*source_);
   source_.reset();
   comm_.barrier().wait();
-  if (banks_.front().averages() != nullptr) banks_.front().averages()->drop();
+  if (HostCopy* const averages = banks_.front().averages()) averages->renew();
   banks_.show_averages();
 }
 
@@ -76,13 +75,18 @@ void OnePassReduction::write(const GradientSource& source) {
   }
   const auto mine = static_cast<std::size_t>(comm_.rank());
   const auto& first_of = plan_.pieces.first_of_worker;
+  const bool past_caches = plan_.layout.bytes() >= flat::kPastCachesBytes;
+  const auto store = [&](std::byte* to, const void* from, std::size_t bytes) {
+    past_caches ? flat::copy_past_caches(from, to, bytes)
+                : static_cast<void>(std::memcpy(to, from, bytes));
+  };
   const SomePieces own{plan_, {first_of[mine], first_of[mine + 1]}};
   for_each_piece(own, source, [&](std::size_t number, GradientReader& gradients) {
     const plan::Stretch& piece = plan_.pieces.all[number];
     const void* const average = gradients.read(piece);
     const std::size_t offset = offset_of(plan_.layout, piece);
     const std::size_t bytes = piece.count * size_of(gradients.dtype());
-    for (std::byte* const copy : copies) std::memcpy(copy + offset, average, bytes);
+    for (std::byte* const copy : copies) store(copy + offset, average, bytes);
   });
 }
 

@@ -42,10 +42,9 @@ class Reduction {
   virtual bool early() const { return true; }
   virtual bool travels() const { return true; }
 
-  // Before all workers meet at the end of a pass. Whether the program has written to averages that
-  // the workers of a host share, so much and so often that averages of each worker's own are
-  // faster.
-  virtual bool look() { return false; }
+  // Before all workers meet at the end of a pass: looks what the program has written to averages
+  // that the workers of a host share.
+  virtual void look() {}
 
   // Reduces the next bucket, in layout order. The sum times the rule's factor goes where the
   // gradients were; with `sharded`, into bank 0.
@@ -78,13 +77,13 @@ class MessageReduction : public Reduction {
 
 // In shared memory buckets wait for the end of backward: a reduction beside it would take cores
 // from it. Then each worker adds everybody's gradients of its slice, on all threads of LibTorch. It
-// writes the average once, for all workers of the host; or to the front of each, if averages are
-// not shared (Banks::share_averages).
+// writes the average once, for all workers of the host, or to the front of each
+// (Banks::share_averages).
 class OnePassReduction : public Reduction {
  public:
   OnePassReduction(Comm& comm, Banks& banks, const ModelPlan& plan);
   bool early() const override { return false; }
-  bool look() override;
+  void look() override;
   void launch(const plan::Bucket& bucket, const Sharded* sharded,
               const ReduceOptions& rule) override;
   void wait(Met met) override;

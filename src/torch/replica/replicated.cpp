@@ -50,14 +50,6 @@ void Parts::bind(Comm its_comm, int its_source) {
   take_gradients();
 }
 
-void Parts::keep_one_copy() {
-  if (auto shared = parameters->as_one_copy(comm)) parameters = std::move(shared);
-}
-
-void Parts::keep_copies() {
-  if (auto copies = parameters->as_private_copies(comm)) parameters = std::move(copies);
-}
-
 void Parts::take_gradients() {
   const Device device = device_of(model, comm);
   FlatMemory gradients(comm, plan.layout.bytes(), Copies::kPerWorker, device);
@@ -67,8 +59,6 @@ void Parts::take_gradients() {
   banks =
       std::make_unique<Banks>(model, plan, std::move(gradients), gradients_of(model, plan, device));
   reduction = reduction_of(comm, *banks, plan, options);
-  if (reach_of(banks->front().memory(), options.algorithm) == Reach::kMemory)
-    banks->share_averages(comm);
   may_be_absent() ? banks->front().clear() : banks->front().reset();
 }
 

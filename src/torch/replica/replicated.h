@@ -72,8 +72,6 @@ class Replicated : public control::Member {
   // the way.
   bool reads_all_gradients() const { return !parts_.reduction->early(); }
 
-  // As Parts.
-  void keep_one_copy() { parts_.keep_one_copy(); }
   // As Parameters. Collective.
   void share_values() { parts_.parameters->share_values(parts_.comm); }
 
@@ -86,8 +84,7 @@ class Replicated : public control::Member {
   const plan::Layout& layout() const { return parts_.plan.layout; }
   const plan::Pieces& pieces() const { return parts_.plan.pieces; }
   const Model& model() const { return parts_.model; }
-  // What an update reads and writes; as the program sees them: the gradients and parameters() of
-  // the module.
+  // Where an update reads gradients, and where it reads and writes parameters.
   const FlatMemory& averages() const { return parts_.banks->front().averaged(); }
   const FlatMemory& parameters() const { return parts_.parameters->memory(); }
   // All buffers, if they are in one flat memory, as on a GPU; else null.

@@ -179,7 +179,8 @@ void JobCore::prepare(const DatasetPtr& dataset, const BatchesOptions& options,
   if (again && record.sampled != data_.record.sampled)
     throw BadInput("batches() was called with other data before: a job has one data set");
   if (!again || !record.whole.empty()) data_.record = std::move(record);
-  for (JobModels::Trained& trained : models_.trained) trained.model.keep_one_copy();
+  // The program may have written to parameters before the loop.
+  for (JobModels::Trained& trained : models_.trained) trained.model.share_values();
 }
 
 std::shared_ptr<Loop> JobCore::open(const DatasetPtr& dataset, const BatchesOptions& options) {

@@ -27,7 +27,7 @@ namespace lockstep::steps {
 // A model of a job: what checkpoints, loops and evaluation ask of it, without the parts of a replica.
 //
 // Threads:   as the replica.
-// Blocking:  keep_one_copy() and identical(), which are collective.
+// Blocking:  share_values() and identical(), which are collective.
 // Failure:   as Replica.
 // Ownership: shares the replica.
 class ModelView {
@@ -53,9 +53,8 @@ class ModelView {
   Device device() const { return state_->device(); }
   Comm& comm() { return state_->comm(); }
 
-  // All workers have written the same values to the parameters. Collective.
+  // What all workers have written to parameters they share from now on. Collective.
   void share_values() { state_->share_values(); }
-  void keep_one_copy() { state_->keep_one_copy(); }
   bool identical() { return state_->identical(); }
 
  private:
