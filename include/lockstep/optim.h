@@ -64,8 +64,9 @@ class Optimizer {
   Optimizer(const Optimizer&) = delete;
   Optimizer& operator=(const Optimizer&) = delete;
 
-  // Updates every parameter from its averaged gradient. If workers share memory, each worker
-  // updates its slice and writes it into the parameters of all workers.
+  // Updates every parameter from its averaged gradient. If workers share memory, the parameters
+  // exist once per host, and each worker updates its slice for all. What a program has written to
+  // parameters since the last step counts; Mismatch if workers have written different values.
   void step();
 
   // Limits the norm over all gradients to `most`: an update scales all gradients by one factor if

@@ -139,9 +139,9 @@ struct ShardCounts {
 //            differ; PeerLost, Timeout. After a failure the job cannot be used any more. Make it
 //            again, and it goes on from its checkpoint.
 // Ownership: shares the job. The optimizers, their models and what the loss refers to must outlive
-//            the job's loops. If workers share memory, the parameters exist once per host from
-//            batches() on, and only Lockstep may write to them. A write that a sample of the
-//            values shows is BadInput at the Step's next call.
+//            the job's loops. In a loop only Lockstep may write to parameters. If workers share
+//            memory, a write of the program is BadInput at the next update. What a program wrote
+//            before batches() counts, if all workers wrote the same.
 class Step {
  public:
   using Loss = std::function<torch::Tensor(const Shard&)>;

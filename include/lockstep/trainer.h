@@ -143,9 +143,8 @@ struct TrainerHooks {
 //            differ. If they differ in what they have computed, or in a bit that nobody wrote, the
 //            Mismatch names step, parameter and worker. When run() has ended, LibTorch's generators
 //            have seeds that depend only on the job and its steps.
-// Ownership: shares the parts. The world must outlive it. If workers share memory, the model's
-//            parameters exist once per host from the constructor on: no worker may write to them
-//            alone.
+// Ownership: shares the parts. The world must outlive it. While it runs, only it may write to
+//            parameters.
 class Trainer {
  public:
   Trainer(World& world, TrainerParts parts, TrainerOptions options, TrainerHooks hooks = {});

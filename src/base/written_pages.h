@@ -33,7 +33,8 @@ std::vector<ByteRange> written_pages(const std::byte* mapping, ByteRange range);
 // How many page faults this process had. The first write to a page of a private mapping is one.
 std::int64_t page_faults();
 
-// Gives whole pages back: the mapping shows the shared memory again.
-void drop_written(std::byte* mapping, ByteRange range);
+// Gives whole pages back: the mapping shows the shared memory again. False if the kernel does not
+// take them, because they are locked.
+bool drop_written(std::byte* mapping, ByteRange range);
 
 }  // namespace lockstep::base

@@ -313,6 +313,48 @@ TEST_P(OnEveryEngine, AnOptimizerOfLibTorchsMayFollowOurs) {
   });
 }
 
+struct WithNormImpl : torch::nn::Module {
+  torch::Tensor forward(const torch::Tensor& x) { return last(norm(first(x))); }
+  torch::nn::Linear first = register_module("first", torch::nn::Linear(8, 16));
+  torch::nn::BatchNorm1d norm = register_module("norm", torch::nn::BatchNorm1d(16));
+  torch::nn::Linear last = register_module("last", torch::nn::Linear(16, 4));
+};
+TORCH_MODULE(WithNorm);
+
+// A program may give a buffer another size, on all workers.
+TEST_P(OnEveryEngine, ABufferMayGrow) {
+  in_world_of(2, [](World& world) {
+    auto net = seeded<TwoLayers>(kSeed);
+    net->register_buffer("seen", torch::zeros({2}));
+    auto model = data_parallel(net, world);
+    for (int step = 0; step < 6; ++step) {
+      torch::Tensor seen = net->named_buffers()["seen"];
+      seen.resize_({2 + 3000 * step}).fill_(step + world.rank());
+      loss_of(*net, batch_of(world.rank())).backward();
+      EXPECT_TRUE(seen.eq(step).all().item<bool>()) << "rank 0's, as with DDP";
+      model.zero_grad();
+    }
+  });
+}
+
+// How many buckets go before the end of a weighted pass depends on when the notes of others come.
+TEST_P(OnEveryEngine, WeightsBuffersAndMissingGradientsGoTogether) {
+  in_world_of(3, [](World& world) {
+    auto net = seeded<WithNorm>(kSeed);
+    auto model = data_parallel(
+        net, world,
+        {.missing_gradient = MissingGradient::kZero, .first_bucket_bytes = 64, .bucket_bytes = 64});
+    optim::SGD optimizer(model, {.lr = 0.1});
+    for (int step = 0; step < 40; ++step) {
+      optimizer.zero_grad();
+      const auto data = samples(static_cast<std::uint64_t>(step * 3 + world.rank()), {4, 8});
+      backward(net->forward(data).pow(2).mean(), 4 + world.rank());
+      optimizer.step();
+    }
+    EXPECT_TRUE(model.identical());
+  });
+}
+
 TEST_P(OnEveryEngine, AParameterThatWasRegisteredLaterIsRefused) {
   in_world_of(2, [](World& world) {
     auto net = seeded<TwoLayers>(kSeed);

@@ -25,8 +25,9 @@ class BufferSync {
  public:
   virtual ~BufferSync() = default;
 
-  // Two calls, so that the message travels while gradients are reduced. start() before a worker
-  // tells that its gradients are there; finish() before the reduction ends.
+  // Two calls, so that the message travels while gradients are reduced. Where workers share memory,
+  // start() comes before a worker tells that its gradients are there, and finish() before the
+  // reduction ends.
   virtual void start(Comm& comm) = 0;
   virtual void finish(Comm& comm) = 0;
 

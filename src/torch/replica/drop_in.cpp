@@ -137,10 +137,13 @@ void DropIn::finish() {
   const auto has = banks.present(arrivals_.reached());
   banks.in_use().complete();
   const bool with_buffers = parts_.options.buffers == BufferSource::kLeader;
-  if (with_buffers) parts_.buffers->start(parts_.comm);
+  const bool early = parts_.reduction->early();
+  if (with_buffers && !early) parts_.buffers->start(parts_.comm);
   say_note();
   launch_rest(1 / divisor(), nullptr);
-  if (!parts_.reduction->early()) banks.share_averages(parts_.comm);
+  // After all buckets: how many of them went before the end differs between workers.
+  if (with_buffers && early) parts_.buffers->start(parts_.comm);
+  if (!early) banks.share_averages(parts_.comm);
   if (parts_.may_be_absent()) banks.find_absent(parts_.comm, has);
   if (with_buffers) parts_.buffers->finish(parts_.comm);
   parts_.reduction->wait(Reduction::Met::kYes);

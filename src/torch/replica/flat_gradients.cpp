@@ -205,7 +205,7 @@ void FlatGradients::check(std::size_t entry) const {
 std::int64_t FlatGradients::version(std::size_t entry) const {
   const Slot& slot = slots_[entry];
   const torch::Tensor& grad = slot.parameter.grad();
-  if (!grad.defined()) return -1;
+  if (!grad.defined() || slot.entry.count == 0) return -1;
   const bool is_average = slot.average.defined() && is_in(grad, slot.average);
   if (!is_average && !is_in(grad, slot.view) && !is_made(entry, grad)) return -1;
   return static_cast<std::int64_t>(grad._version());

@@ -87,8 +87,7 @@ bool HostCopy::works() {
     std::byte* const memory = seen_.data();
     *static_cast<volatile std::byte*>(memory) = std::byte{0};
     const bool found = base::written_pages(memory, first) == std::vector{first};
-    base::drop_written(memory, first);
-    return found && base::written_pages(memory, first).empty();
+    return base::drop_written(memory, first) && found && base::written_pages(memory, first).empty();
   } catch (const Unavailable&) {
     return false;
   }
@@ -175,11 +174,12 @@ void HostCopy::copy_around(base::ByteRange pages, const std::vector<base::ByteRa
 
 void HostCopy::renew(const std::vector<base::ByteRange>& kept) {
   if (written_.empty()) return;
-  const std::vector<base::ByteRange> stay = copies_ ? written_ : pages_with(kept);
-  for (const base::ByteRange& pages : stay) copy_around(pages, kept);
+  std::vector<base::ByteRange> stay = copies_ ? written_ : pages_with(kept);
   for (const base::ByteRange& pages : without(written_, stay))
-    base::drop_written(seen_.data(), pages);
-  written_ = stay;
+    copies_ = !base::drop_written(seen_.data(), pages) || copies_;
+  if (copies_) stay = written_;
+  for (const base::ByteRange& pages : stay) copy_around(pages, kept);
+  written_ = std::move(stay);
 }
 
 // The written pages that some of `kept` is in.

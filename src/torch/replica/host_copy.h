@@ -61,7 +61,8 @@ class HostCopy {
   std::vector<base::ByteRange> written_;
   std::int64_t faults_ = -1;  // of this process, at the end of the last look
   int often_ = 0;             // a look that finds many new ones adds 2, any other takes 1 away
-  bool copies_ = false;       // the program writes often: written pages are copied and stay
+  bool copies_ =
+      false;  // the program writes often, or has locked its pages: written pages are copied and stay
 };
 
 }  // namespace lockstep::replica

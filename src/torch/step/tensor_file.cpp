@@ -129,7 +129,7 @@ void load(Replica& model, const std::string& path) {
   steps::ModelView view(model);
   Comm& comm = view.comm();
   const auto tensors = view.everything();
-  comm.barrier().wait();  // workers that share memory no longer compute with it
+  comm.barrier().wait();  // all workers have come
   steps::from_leader(comm, [&]() -> std::string {
     const auto file = formats::SafetensorsFile::open(path);
     file.verify();
