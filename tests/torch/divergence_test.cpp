@@ -190,8 +190,7 @@ TEST(Divergence, AFlippedWeightInAPrivateCopyIsFoundByItsWorker) {
   const auto outcomes = outcomes_in_world(2, [&](World& world) {
     Attempt run;
     run.after_step = [&](const TrainerParts& parts, std::int64_t step) {
-      if (world.rank() == 1 && step == kFlipAt)
-        flip_weight(parts, "second.bias", 2, 0);
+      if (world.rank() == 1 && step == kFlipAt) flip_weight(parts, "second.bias", 2, 0);
     };
     train_on(world, run);
   });
@@ -327,8 +326,7 @@ TEST(HashLogs, AreTheSameOnAnyNumberOfWorkersAndTheFirstDifferenceIsNamed) {
       run.options.hash_log = folder / name;
       run.options.check_divergence = spoil_at < 0;
       run.after_step = [&](const TrainerParts& parts, std::int64_t step) {
-        if (step == spoil_at)
-          flip_weight(parts, "second.bias", 2, 0);
+        if (step == spoil_at) flip_weight(parts, "second.bias", 2, 0);
       };
       train_on(world, run);
     });

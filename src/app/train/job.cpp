@@ -118,9 +118,8 @@ TrainerParts make_parts(const TrainArguments& arguments, World& world, const Dat
     hold_weights(*net, torch::kBFloat16);
   }
   const auto bucket = static_cast<std::size_t>(arguments.bucket_bytes);
-  auto model = data_parallel(
-      net, world,
-      {.bucket_bytes = bucket, .algorithm = arguments.algorithm});
+  auto model =
+      data_parallel(net, world, {.bucket_bytes = bucket, .algorithm = arguments.algorithm});
   auto optimizer = make_optimizer(arguments, model);
   optimizer->set_clip_norm(arguments.clip_norm);
   const auto schedule = make_schedule(arguments, data.train->size());

@@ -53,6 +53,10 @@ std::unique_ptr<Reduction> reduction_of(Comm& comm, Banks& banks, const ModelPla
   return std::make_unique<DeviceReduction>(comm, banks, plan.layout, device);
 }
 
+std::unique_ptr<HostCopy> host_copy_on(Device device, Comm& comm, std::size_t bytes) {
+  return device.kind == DeviceKind::kCpu ? HostCopy::make(comm, bytes) : nullptr;
+}
+
 std::unique_ptr<BufferSync> buffer_sync_of(Comm& comm, const Model& model,
                                            const DataParallelOptions& options) {
   const Device device = device_of(model, comm);

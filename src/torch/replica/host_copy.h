@@ -65,4 +65,7 @@ class HostCopy {
       false;  // the program writes often, or has locked its pages: written pages are copied and stay
 };
 
+// As HostCopy::make(); null on a GPU. (device_choice.cpp)
+std::unique_ptr<HostCopy> host_copy_on(Device device, Comm& comm, std::size_t bytes);
+
 }  // namespace lockstep::replica

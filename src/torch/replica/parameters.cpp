@@ -134,10 +134,8 @@ std::unique_ptr<Parameters> make_parameters(Comm& comm, const std::vector<NamedT
                                             const plan::Layout& layout, Device device) {
   std::vector<NamedTensor> by_entry;
   for (const plan::Entry& entry : layout.entries()) by_entry.push_back(trained[entry.registered]);
-  if (device.kind == DeviceKind::kCpu) {
-    if (auto copy = HostCopy::make(comm, layout.bytes()))
-      return std::make_unique<OneCopy>(comm, std::move(by_entry), layout, std::move(copy));
-  }
+  if (auto copy = host_copy_on(device, comm, layout.bytes()))
+    return std::make_unique<OneCopy>(comm, std::move(by_entry), layout, std::move(copy));
   return std::make_unique<PrivateCopies>(
       comm, std::move(by_entry), layout,
       FlatMemory(comm, layout.bytes(), Copies::kPerWorker, device));
