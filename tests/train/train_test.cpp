@@ -438,8 +438,8 @@ TEST_F(Train, AFullDiskLosesNothing) {
   report_of({"--steps", "2", "--checkpoint", path("run")});
   std::vector<std::string> shell = {
       "/bin/sh", "-c",
-      // More than the gradients in shared memory need, less than a checkpoint.
-      "ulimit -f 5000; exec " + quoted(LOCKSTEP_BINARY) +
+      // More than a worker puts into one shared memory, less than a checkpoint.
+      "ulimit -f 5800; exec " + quoted(LOCKSTEP_BINARY) +
           " train --model cnn --data synthetic --workers 2 --global-batch 8 --steps 4 --quiet "
           "--resume --checkpoint " +
           quoted(path("run"))};

@@ -277,7 +277,7 @@ StepTraffic traffic_of_step(const Replica& model, Algorithm asked, int shards) {
   replica::Replicated& state = replica::inside(model);
   const Algorithm algorithm = state.comm().runs(asked, shards);
   const int workers = state.comm().size();
-  if (workers > 1 && state.reads_all_gradients())
+  if (workers > 1 && algorithm == Algorithm::kDirect && state.banks().front().memory().shared())
     return {.in_place = true, .bytes = 0, .times_ring = {}};
   return traffic_of(algorithm, shards, workers,
                     plan::in_layout(state.parts().plan.buckets, state.banks().layout()));

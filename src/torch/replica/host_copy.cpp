@@ -98,7 +98,8 @@ void HostCopy::look() {
   const std::size_t before = bytes_of(written_);
   if (before > 0 || base::page_faults() != faults_) scan();
   faults_ = base::page_faults();
-  const bool many = (bytes_of(written_) - before) * kMany > seen_.bytes();
+  const std::size_t now = bytes_of(written_);
+  const bool many = now > before && (now - before) * kMany > seen_.bytes();
   often_ = many ? often_ + 2 : std::max(often_ - 1, 0);
   copies_ = copies_ || often_ >= kOften;
 }
