@@ -51,16 +51,17 @@ part_numbers() {
   LOCKSTEP_TEST_FULL=1 run_tests "$tree" -R '^(against_|Install\.AConsumer)'
 }
 
-# The tests, many times over, to catch what fails rarely. Those with LibTorch compute for minutes: fewer times.
+# The tests, many times over, to catch what fails rarely. Those with LibTorch compute for minutes: fewer times. Those of a
+# GPU are `make test-gpu`'s.
 repeat() {
   build "$dev"
   run_tests "$tree" --repeat "until-fail:$1" "${@:2}"
 }
-part_repeat1() { repeat 20 -LE torch -I 1,,4; }
-part_repeat2() { repeat 20 -LE torch -I 2,,4; }
-part_repeat3() { repeat 20 -LE torch -I 3,,4; }
-part_repeat4() { repeat 20 -LE torch -I 4,,4; }
-part_repeat-torch() { repeat 5 -L torch; }
+part_repeat1() { repeat 20 -LE 'torch|gpu' -I 1,,4; }
+part_repeat2() { repeat 20 -LE 'torch|gpu' -I 2,,4; }
+part_repeat3() { repeat 20 -LE 'torch|gpu' -I 3,,4; }
+part_repeat4() { repeat 20 -LE 'torch|gpu' -I 4,,4; }
+part_repeat-torch() { repeat 5 -L torch -LE gpu; }
 
 # torch/ under sanitizers; LibTorch itself is not instrumented (docs/internals/testing.md says what that costs).
 part_asan-torch() {
