@@ -81,7 +81,7 @@ TEST_F(Bench, BothOrdersGiveTheRightSums) {
 #ifdef LOCKSTEP_HAS_TORCH
 TEST_F(Bench, StepGivesTimesMemoryAndEfficiency) {
   const auto results =
-      results_of({"step", "--model", "cnn", "--batch", "2", "--workers", "2", "--engines", "shm",
+      results_of({"step", "--model", "cnn", "--batch", "2", "--rows", "2x1", "--engines", "shm",
                   "--peers", "plain,plain-barrier", "--iterations", "2"});
   EXPECT_THAT(systems_of(results),
               ::testing::ElementsAre("plain", "plain-barrier", "lockstep-shm", "lockstep-shm-fused",
@@ -97,7 +97,7 @@ TEST_F(Bench, StepGivesTimesMemoryAndEfficiency) {
 }
 
 TEST_F(Bench, StepsOfManyShardsAreComparedWithPlainAccumulations) {
-  const auto results = results_of({"step", "--model", "cnn", "--batch", "2", "--workers", "2",
+  const auto results = results_of({"step", "--model", "cnn", "--batch", "2", "--rows", "2x1",
                                    "--shards", "5", "--engines", "shm", "--iterations", "2"});
   EXPECT_THAT(systems_of(results),
               ::testing::ElementsAre("plain-accumulate", "plain-accumulate-flat",
