@@ -14,10 +14,11 @@ import tempfile
 LAYERS = ["base", "formats", "plan", "flat", "comm", "control", "torch", "bench", "app"]
 # Where the implementation of each public header lives.
 PUBLIC = {
-    "errors.h": "base", "deadline.h": "base",
+    "errors.h": "base", "deadline.h": "base", "schedule.h": "plan",
     "buffer.h": "comm", "work.h": "comm", "bootstrap.h": "comm", "comm.h": "comm", "arena.h": "comm",
     "world.h": "control",
-    "autocast.h": "torch", "data_parallel.h": "torch", "optim.h": "torch", "data.h": "torch", "dataset.h": "torch", "tensors.h": "torch",
+    "autocast.h": "torch", "data_parallel.h": "torch", "optim.h": "torch", "data.h": "torch", "dataset.h": "torch", "metrics.h": "torch",
+    "tensors.h": "torch",
     "job.h": "torch", "step.h": "torch", "trainer.h": "torch", "checkpoint.h": "torch",
     "lockstep.h": "app",
 }

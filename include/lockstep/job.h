@@ -13,6 +13,7 @@
 #pragma once
 
 #include <lockstep/dataset.h>
+#include <lockstep/schedule.h>
 #include <lockstep/world.h>
 
 #include <atomic>
@@ -201,6 +202,13 @@ class Job {
   // Writes a checkpoint now. In a loop, call it before the first Step of a batch or after its last. Throws BadInput if
   // the job has no directory.
   void save();
+
+  // Keeps a tensor of the program's own in the job's checkpoints: the best score so far, for example. The first
+  // batches() that finds a checkpoint copies its values into the tensor, and a worker that joins gets the values of the
+  // others. The tensor is dense, and has the same values on every worker. A plateau must outlive the job. Call keep()
+  // before batches(), with another name each time. Not collective.
+  void keep(const std::string& name, const torch::Tensor& tensor);
+  void keep(const std::string& name, ReduceLROnPlateau& plateau);
 
   // Goes on with the workers of another world, without a checkpoint. Call it between two loops. Everything that was
   // made in the job's world moves to the new one: models, optimizers, the job. A worker that joins makes the same

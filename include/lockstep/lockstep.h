@@ -12,10 +12,12 @@
 #include <lockstep/step.h>           // Step: the same bits on any number of workers
 #include <lockstep/data_parallel.h>  // data_parallel(): a model on every worker
 #include <lockstep/optim.h>          // SGD, Adam and AdamW on the flat layout
+#include <lockstep/schedule.h>       // learning rates, warm-up, larger batches
 #include <lockstep/dataset.h>        // Dataset: samples by number
 #include <lockstep/data.h>           // loader(), and the sampler behind it
 #include <lockstep/autocast.h>       // half types in the forward pass
 #include <lockstep/checkpoint.h>     // save() and load(): models in safetensors files
+#include <lockstep/metrics.h>        // Metrics: averages over all workers
 #include <lockstep/trainer.h>        // Trainer: the whole loop
 #include <lockstep/tensors.h>        // collectives on tensors
 #endif

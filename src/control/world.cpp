@@ -115,9 +115,9 @@ class Host {
 
 // Tells the others if this worker cannot connect: they would wait for it until the deadline.
 Comm connect_all(const std::string& engine, control::RendezvousClient& client,
-                 const CommOptions& options, comm::OnFailure on_failure) {
+                 const CommOptions& options, const comm::OnFailure& on_failure) {
   try {
-    return comm::connect(engine, client, options, std::move(on_failure));
+    return comm::connect(engine, client, options, on_failure);
   } catch (const std::exception& error) {
     client.give_up(base::diagnosis(error));
     throw;

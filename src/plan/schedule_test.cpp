@@ -1,147 +1,192 @@
-#include "plan/schedule.h"
-
+#include <fmt/format.h>
+#include <gmock/gmock.h>
 #include <gtest/gtest.h>
 #include <lockstep/errors.h>
+#include <lockstep/schedule.h>
 
 #include <cmath>
 #include <limits>
 
-namespace lockstep::plan {
+namespace lockstep {
 namespace {
 
-ScheduleOptions warmed_up(Decay decay) {
-  return {.base_lr = 0.1,
-          .base_batch = 256,
-          .global_batch = 2048,
-          .warmup_steps = 50,
-          .warmup_start_lr = {},
-          .decay = decay,
-          .milestones = {300, 600, 800},
-          .gamma = 0.1,
-          .total_steps = 1000,
-          .floor_lr = 0.001};
+using ::testing::HasSubstr;
+using namespace lr_scheduler;
+
+LargeBatchOptions eight_times() {
+  return {.lr = 0.1, .base_batch = 256, .global_batch = 2048, .warmup_steps = 50};
 }
 
-TEST(ScheduleTest, ScalesLinearlyWithTheBatch) {
-  EXPECT_EQ(Schedule(warmed_up(Decay::kConstant)).peak(), 0.1 * 8);
-  EXPECT_EQ(Schedule({.base_lr = 0.1, .base_batch = 3, .global_batch = 3}).lr(0), 0.1);
-  EXPECT_EQ(Schedule({.base_lr = 0.1}).lr(12345), 0.1);
+TEST(LargeBatch, ScalesByTheRule) {
+  LargeBatchOptions options = eight_times();
+  EXPECT_EQ(large_batch(options)(50), 0.1 * 8);
+  options.scaling = Scaling::kSquareRoot;
+  EXPECT_EQ(large_batch(options)(50), 0.1 * std::sqrt(8.0));
+  EXPECT_EQ(large_batch({.lr = 0.1, .base_batch = 3, .global_batch = 3})(0), 0.1);
 }
 
 // Horovod's ramp: lr/k · ((k − 1) · e/W + 1), k the number of times the batch has grown.
-TEST(ScheduleTest, WarmsUpAsHorovodDoes) {
-  const Schedule schedule(warmed_up(Decay::kConstant));
+TEST(LargeBatch, WarmsUpAsHorovodDoes) {
+  const Schedule rate = large_batch(eight_times());
   for (int t = 0; t <= 50; ++t) {
     const double expected = 0.8 / 8 * (7.0 * t / 50 + 1);
-    EXPECT_NEAR(schedule.lr(t), expected, 1e-15)
-        << "step " << t;  // a few roundings of numbers below 1
+    EXPECT_NEAR(rate(t), expected, 1e-15) << "step " << t;  // a few roundings of numbers below 1
   }
-  EXPECT_EQ(schedule.lr(0), 0.1);
-  EXPECT_EQ(schedule.lr(50), schedule.peak());
+  EXPECT_EQ(rate(0), 0.1);
+  EXPECT_EQ(rate(50), 0.8);
+  EXPECT_EQ(rate(1'000'000), 0.8);
 }
 
-TEST(ScheduleTest, WarmUpClimbsSteadilyIntoThePeakOfEveryDecay) {
-  for (const Decay decay : {Decay::kConstant, Decay::kStep, Decay::kCosine}) {
-    const Schedule schedule(warmed_up(decay));
-    const double slope = (schedule.peak() - 0.1) / 50;
-    for (int t = 1; t <= 50; ++t) {
-      EXPECT_GT(schedule.lr(t), schedule.lr(t - 1));
-      EXPECT_NEAR(schedule.lr(t) - schedule.lr(t - 1), slope, 1e-15);
-    }
-    EXPECT_EQ(schedule.lr(50), schedule.peak());
-  }
+TEST(LargeBatch, WarmUpStartsWhereItIsToldAndNeverAboveThePeak) {
+  LargeBatchOptions options = {
+      .lr = 0.5, .base_batch = 1, .global_batch = 1, .warmup_steps = 10, .start_lr = 0.0};
+  EXPECT_EQ(large_batch(options)(0), 0.0);
+  EXPECT_EQ(large_batch(options)(5), 0.25);
+  EXPECT_EQ(large_batch(options)(10), 0.5);
+  options = {.lr = 0.8, .base_batch = 256, .global_batch = 64, .warmup_steps = 10};
+  EXPECT_EQ(large_batch(options)(0), 0.8 / 4);
 }
 
-TEST(ScheduleTest, WarmUpStartsWhereItIsTold) {
-  const Schedule schedule({.base_lr = 0.5, .warmup_steps = 10, .warmup_start_lr = 0.0});
-  EXPECT_EQ(schedule.lr(0), 0.0);
-  EXPECT_EQ(schedule.lr(5), 0.25);
-  EXPECT_EQ(schedule.lr(10), 0.5);
+TEST(LargeBatch, WhatComesThenGetsThePeakAndCountsFromTheEndOfTheWarmUp) {
+  LargeBatchOptions options = eight_times();
+  options.then = [](double peak) { return CosineAnnealingLR{.lr = peak, .t_max = 950}; };
+  const Schedule rate = large_batch(options);
+  EXPECT_EQ(rate(50), 0.8);
+  EXPECT_NEAR(rate(525), 0.4, 1e-15);
+  EXPECT_EQ(rate(1000), 0);
 }
 
-TEST(ScheduleTest, SmallerBatchesDoNotWarmUpFromAbove) {
-  const Schedule schedule(
-      {.base_lr = 0.8, .base_batch = 256, .global_batch = 64, .warmup_steps = 10});
-  EXPECT_EQ(schedule.lr(0), schedule.peak());
+TEST(LargeBatch, SaysWhatItDid) {
+  LargeBatchOptions options = eight_times();
+  options.then = [](double peak) { return StepLR{.lr = peak, .step_size = 30}; };
+  EXPECT_EQ(large_batch(options).text(),
+            "0.1 for a batch of 256 is 0.8 for 2048 (linear); warm-up from 0.1 over 50 steps; then "
+            "StepLR: 0.8, times 0.1 every 30 steps");
 }
 
-TEST(ScheduleTest, StepDecaysAtEachMilestone) {
-  const Schedule schedule(warmed_up(Decay::kStep));
-  EXPECT_EQ(schedule.lr(299), schedule.peak());
-  EXPECT_EQ(schedule.lr(300), schedule.peak() * 0.1);
-  EXPECT_EQ(schedule.lr(599), schedule.peak() * 0.1);
-  EXPECT_EQ(schedule.lr(600), schedule.peak() * 0.1 * 0.1);
-  EXPECT_EQ(schedule.lr(1'000'000), schedule.peak() * 0.1 * 0.1 * 0.1);
+TEST(ScheduleTest, CountsEpochsWhereItIsTold) {
+  const Schedule rate = per_epoch(StepLR{.lr = 1, .step_size = 2, .gamma = 0.5}, 10);
+  EXPECT_EQ(rate(19), 1);
+  EXPECT_EQ(rate(20), 0.5);
+  EXPECT_EQ(rate(40), 0.25);
 }
 
-TEST(ScheduleTest, CosineFallsFromPeakToFloorAndStaysThere) {
-  const Schedule schedule(warmed_up(Decay::kCosine));
-  for (int t = 51; t <= 1000; ++t) {
-    const double p = (t - 50) / 950.0;
-    const double expected = 0.001 + (0.8 - 0.001) * (1 + std::cos(M_PI * p)) / 2;
-    EXPECT_LT(schedule.lr(t), schedule.lr(t - 1)) << "step " << t;
-    EXPECT_NEAR(schedule.lr(t), expected, 1e-15) << "step " << t;  // roundings of numbers below 1
-  }
-  EXPECT_EQ(schedule.lr(1000), 0.001);
-  EXPECT_EQ(schedule.lr(5000), 0.001);
+TEST(ScheduleTest, OneAfterTheOtherCountsFromItsMilestone) {
+  const Schedule rate = SequentialLR{
+      {LinearLR{.lr = 1, .start_factor = 0.5, .total_iters = 4}, StepLR{.lr = 1, .step_size = 3}},
+      {4}};
+  EXPECT_EQ(rate(0), 0.5);
+  EXPECT_EQ(rate(2), 0.75);
+  EXPECT_EQ(rate(4), 1);
+  EXPECT_EQ(rate(6), 1);
+  EXPECT_EQ(rate(7), 0.1);
+  EXPECT_THAT(rate.text(), HasSubstr("; from step 4 on StepLR"));
 }
 
-TEST(ScheduleTest, IsNeverNegative) {
-  for (const Decay decay : {Decay::kConstant, Decay::kStep, Decay::kCosine}) {
-    for (const double base : {0.0, 1e-300, 0.1, 10.0}) {
-      ScheduleOptions options = warmed_up(decay);
-      options.base_lr = base;
-      options.floor_lr = 0;
-      const Schedule schedule(options);
-      for (int t = 0; t < 1200; ++t) ASSERT_GE(schedule.lr(t), 0.0);
-    }
-  }
+TEST(ScheduleTest, StepsThatAreFarAwayHaveARate) {
+  const std::int64_t far = std::numeric_limits<std::int64_t>::max();
+  EXPECT_GE(Schedule(CosineAnnealingLR{.lr = 1, .t_max = 7})(far), 0);
+  EXPECT_GE(Schedule(CosineAnnealingWarmRestarts{.lr = 1, .t_0 = 7, .t_mult = 3})(far), 0);
+  EXPECT_GE(Schedule(CosineAnnealingWarmRestarts{.lr = 1, .t_0 = 7})(far), 0);
+  EXPECT_EQ(Schedule(ExponentialLR{.lr = 1, .gamma = 0.9})(far), 0);
+  EXPECT_EQ(Schedule(PolynomialLR{.lr = 1, .power = 0.9})(far), 0);
 }
 
-// std::cos of glibc is right to less than one unit in the last place, so 2^-52 bounds our own error
-// too.
-TEST(CosPi, IsWithinOneUnitOfTheLibrarysCosine) {
-  for (int i = 0; i <= 100'000; ++i) {
-    const double x = i / 100'000.0;
-    ASSERT_NEAR(cos_pi(x), static_cast<double>(std::cos(3.14159265358979323846264L * x)),
-                std::ldexp(1.0, -52))
-        << "x " << x;
-  }
-  EXPECT_EQ(cos_pi(0), 1.0);
-  EXPECT_EQ(cos_pi(0.5), 0.0);
-  EXPECT_EQ(cos_pi(1), -1.0);
+// A phase of no length, where PyTorch divides by zero.
+TEST(ScheduleTest, ACycleMayBeginAtItsPeak) {
+  const Schedule rate = OneCycleLR{.max_lr = 1, .total_steps = 10, .pct_start = 0.1};
+  EXPECT_EQ(rate(0), 1);
+  EXPECT_LT(rate(1), 1);
 }
 
-void expect_refused(ScheduleOptions options, const std::string& word) {
+template <typename Options>
+void expect_refused(const Options& options, const std::string& word) {
   try {
-    Schedule schedule(std::move(options));
+    const Schedule schedule = options;
     FAIL() << "accepted a wrong " << word;
   } catch (const BadInput& error) {
-    EXPECT_NE(std::string(error.what()).find(word), std::string::npos) << error.what();
+    EXPECT_THAT(error.what(), HasSubstr(word));
   }
 }
 
-TEST(ScheduleTest, ContradictionsAreRefusedByName) {
-  const auto with = [](Decay decay, auto change) {
-    ScheduleOptions options = warmed_up(decay);
-    change(options);
-    return options;
-  };
-  using Options = ScheduleOptions;
+TEST(ScheduleTest, OptionsOutOfRangeAreRefusedByName) {
   const double nan = std::numeric_limits<double>::quiet_NaN();
-  expect_refused(with(Decay::kConstant, [&](Options& o) { o.base_lr = nan; }), "base_lr");
-  expect_refused(with(Decay::kConstant, [](Options& o) { o.base_lr = -1; }), "base_lr");
-  expect_refused(with(Decay::kConstant, [](Options& o) { o.base_batch = 0; }), "base_batch");
-  expect_refused(with(Decay::kConstant, [](Options& o) { o.warmup_steps = -1; }), "warmup_steps");
-  expect_refused(with(Decay::kConstant, [](Options& o) { o.warmup_start_lr = -0.1; }),
-                 "warmup_start_lr");
-  expect_refused(with(Decay::kStep, [](Options& o) { o.milestones = {49}; }), "milestone");
-  expect_refused(with(Decay::kStep, [](Options& o) { o.milestones = {60, 60}; }), "milestone");
-  expect_refused(with(Decay::kStep, [](Options& o) { o.gamma = -1; }), "gamma");
-  expect_refused(with(Decay::kCosine, [](Options& o) { o.total_steps = 50; }), "total_steps");
-  expect_refused(with(Decay::kCosine, [](Options& o) { o.floor_lr = 0.9; }), "floor_lr");
-  EXPECT_THROW(Schedule(ScheduleOptions{}).lr(-1), BadInput);
+  expect_refused(Constant{.lr = nan}, "lr");
+  expect_refused(Constant{.lr = -1}, "lr");
+  expect_refused(ConstantLR{.lr = 1, .factor = 2}, "factor");
+  expect_refused(LinearLR{.lr = 1, .start_factor = 0}, "start_factor");
+  expect_refused(LinearLR{.lr = 1, .total_iters = 0}, "total_iters");
+  expect_refused(StepLR{.lr = 1}, "step_size");
+  expect_refused(MultiStepLR{.lr = 1, .milestones = {60, 60}}, "milestone 60");
+  expect_refused(MultiStepLR{.lr = 1, .milestones = {0}}, "milestone 0");
+  expect_refused(ExponentialLR{.lr = 1}, "gamma");
+  expect_refused(PolynomialLR{.lr = 1, .power = -1}, "power");
+  expect_refused(CosineAnnealingLR{.lr = 1}, "t_max");
+  expect_refused(CosineAnnealingWarmRestarts{.lr = 1, .t_0 = 3, .t_mult = 0}, "t_mult");
+  expect_refused(OneCycleLR{.max_lr = 1, .total_steps = 10, .pct_start = 1.5}, "pct_start");
+  expect_refused(OneCycleLR{.max_lr = 1, .total_steps = 10, .div_factor = 0}, "div_factor");
+  expect_refused(LambdaLR{.lr = 1}, "lr_lambda");
+  expect_refused(SequentialLR{}, "0 schedulers and 0 milestones");
+}
+
+TEST(LargeBatch, OptionsOutOfRangeAreRefusedByName) {
+  const auto refused = [](auto change, const std::string& word) {
+    LargeBatchOptions options = eight_times();
+    change(options);
+    try {
+      large_batch(options);
+      ADD_FAILURE() << "accepted a wrong " << word;
+    } catch (const BadInput& error) {
+      EXPECT_THAT(error.what(), HasSubstr(word));
+    }
+  };
+  refused([](auto& o) { o.base_batch = 0; }, "base_batch");
+  refused([](auto& o) { o.global_batch = -1; }, "global_batch");
+  refused([](auto& o) { o.warmup_steps = -1; }, "warmup_steps");
+  refused([](auto& o) { o.start_lr = -0.1; }, "start_lr");
+  refused([](auto& o) { o.lr = -0.1; }, "lr");
+}
+
+TEST(ScheduleTest, AStepThatHasNoRateIsRefusedInOneLine) {
+  EXPECT_THROW(Schedule(Constant{1})(-1), BadInput);
+  const Schedule cycle = OneCycleLR{.max_lr = 1, .total_steps = 10};
+  EXPECT_GT(cycle(9), 0);
+  try {
+    cycle(10);
+    FAIL() << "there is no step 10";
+  } catch (const BadInput& error) {
+    EXPECT_STREQ(error.what(), "OneCycleLR has no rate for step 10: it ends with step 9");
+  }
+  const Schedule negative = LambdaLR{.lr = 1, .lr_lambda = [](std::int64_t) { return -1.0; }};
+  EXPECT_THROW(negative(0), BadInput);
+}
+
+TEST(Plateau, ANumberThatIsNoneIsNoProgress) {
+  ReduceLROnPlateau plateau({.patience = 0});
+  EXPECT_EQ(plateau.step(1, 0.1), 0.1);
+  EXPECT_EQ(plateau.step(std::nan(""), 0.1), 0.1 * 0.1);
+}
+
+TEST(Plateau, GoesOnFromItsState) {
+  ReduceLROnPlateau whole({.patience = 2, .cooldown = 1});
+  ReduceLROnPlateau first({.patience = 2, .cooldown = 1});
+  double rate = 1, other = 1;
+  for (int i = 0; i < 12; ++i) {
+    ReduceLROnPlateau again({.patience = 2, .cooldown = 1});
+    again.load_state(first.state());
+    rate = whole.step(1 + i % 2, rate);
+    other = again.step(1 + i % 2, other);
+    first = again;
+    EXPECT_EQ(rate, other);
+  }
+  EXPECT_LT(rate, 0.1);
+}
+
+TEST(Plateau, OptionsOutOfRangeAreRefused) {
+  EXPECT_THROW(ReduceLROnPlateau({.factor = 1}), BadInput);
+  EXPECT_THROW(ReduceLROnPlateau({.patience = -1}), BadInput);
+  EXPECT_THROW(ReduceLROnPlateau({.threshold = -1}), BadInput);
 }
 
 }  // namespace
-}  // namespace lockstep::plan
+}  // namespace lockstep

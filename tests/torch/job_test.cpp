@@ -70,43 +70,6 @@ TEST(OwnLoop, WhenItIsLeftEarlyTheWorldIsOfFurtherUse) {
   });
 }
 
-TEST(OwnLoop, LearningRatesAreTheProgramsAndKept) {
-  const auto hash = [](World& world, const std::string& folder, std::int64_t end) {
-    Job job(world, job_options(folder));
-    One one(world, "mlp");
-    Step step(job, "train", {&one.optimizer}, one.loss());
-    for (const GlobalBatch& batch : job.batches(data_of("mlp"), {.steps = end})) {
-      step(batch);
-      if (batch.step() == 1) one.optimizer.set_lr(2e-3);
-    }
-    return job.weights_sha256();
-  };
-  World alone = World::over(connect_alone());
-  const std::string whole = hash(alone, "", kSteps);
-  EXPECT_NE(whole, trained_by_loop(alone, "mlp"));
-  const Folder folder;
-  hash(alone, folder.path(), 4);
-  EXPECT_EQ(same_on_all(2, "shm", [&](World& world) { return hash(world, folder.path(), kSteps); }),
-            whole);
-}
-
-// Where reduction and update are one pass, too.
-TEST(OwnLoop, FollowsASchedulerOfLibTorch) {
-  const auto hash = [](World& world) {
-    Job job(world, job_options());
-    One one(world, "mlp");
-    torch::optim::StepLR scheduler(one.optimizer, 2, 0.1);
-    Step step(job, "train", {&one.optimizer}, one.loss());
-    for (const GlobalBatch& batch : job.batches(data_of("mlp"), {.steps = 5})) {
-      step(batch);
-      scheduler.step();
-    }
-    EXPECT_NEAR(one.optimizer.lr(), 1e-4, 1e-12);
-    return job.weights_sha256();
-  };
-  EXPECT_EQ(same_on_all(3, "thread", hash), same_on_all(2, "shm", hash));
-}
-
 TEST(OwnLoop, EvaluationChangesNothingAndIsTheSameOnAnyNumberOfWorkers) {
   World alone = World::over(connect_alone());
   const std::string expected = trained_by_loop(alone, "cnn");

@@ -48,8 +48,9 @@ How
   --weight-decay W     (default: sgd 0.0005, adamw 0.01)
   --clip-norm C        scale gradients down so that their norm is at most C (default: 0, never)
   --scale-lr [B0]      --lr was chosen for a batch of B0 (256 if not said): scale it to this one
+  --scale-rule R       linear in the batch, as for sgd, or square-root, as for adamw (default: linear)
   --warmup T           steps over which the learning rate climbs (default: 0)
-  --decay D            constant, or cosine to 0 over the job (default: constant)
+  --decay D            constant, or cosine or linear to 0 over the job (default: constant)
   --seed N             of weights, order and dropout (default: 0)
 The arithmetic: it decides bits, so it is part of the job, and a job that goes on keeps that of its checkpoint
   --threads T          threads of each worker (default: 1)
@@ -109,8 +110,10 @@ constexpr base::Choice<OptimizerKind> kOptimizers[] = {{OptimizerKind::kSgd, "sg
                                                        {OptimizerKind::kAdamW, "adamw"}};
 constexpr base::Choice<BufferRule> kBufferRules[] = {{BufferRule::kFirstShard, "first-shard"},
                                                      {BufferRule::kMean, "mean"}};
-constexpr base::Choice<plan::Decay> kDecays[] = {{plan::Decay::kConstant, "constant"},
-                                                 {plan::Decay::kCosine, "cosine"}};
+constexpr base::Choice<Decay> kDecays[] = {
+    {Decay::kConstant, "constant"}, {Decay::kCosine, "cosine"}, {Decay::kLinear, "linear"}};
+constexpr base::Choice<Scaling> kScalings[] = {{Scaling::kLinear, "linear"},
+                                               {Scaling::kSquareRoot, "square-root"}};
 constexpr base::Choice<Switch> kSwitches[] = {{Switch::kOn, "on"}, {Switch::kOff, "off"}};
 constexpr base::Choice<Switch> kOpenSwitches[] = {
     {Switch::kOpen, "auto"}, {Switch::kOn, "on"}, {Switch::kOff, "off"}};
@@ -190,6 +193,7 @@ void add_options(CLI::App& parser, TrainArguments& arguments) {
   base::add_number(parser, "--scale-lr", arguments.scale_lr_from)
       ->expected(0, 1)
       ->default_str(kDefaultScaledFrom);
+  base::add_choice(parser, "--scale-rule", kScalings, arguments.scale_rule);
   base::add_number(parser, "--warmup", arguments.warmup_steps);
   base::add_choice(parser, "--decay", kDecays, arguments.decay);
   base::add_number(parser, "--seed", arguments.seed);
@@ -247,6 +251,8 @@ void check_numbers(const TrainArguments& arguments) {
 }
 
 void check_batch(const TrainArguments& arguments) {
+  if (arguments.scale_rule != Scaling::kLinear && arguments.scale_lr_from == 0)
+    refuse("--scale-rule says how --scale-lr scales: add --scale-lr");
   if (arguments.shards > 0 && arguments.accumulate > 0)
     refuse("--shards and --accumulate say the same in two ways: give one");
   if (arguments.resume && arguments.shards == 0) return;  // the checkpoint says
@@ -358,8 +364,11 @@ const char* name(Switch choice) {
 const char* name(Precision precision) {
   return base::word_for(precision, kPrecisions);
 }
-const char* name(plan::Decay decay) {
+const char* name(Decay decay) {
   return base::word_for(decay, kDecays);
+}
+const char* name(Scaling rule) {
+  return base::word_for(rule, kScalings);
 }
 
 Switch switch_named(const std::string& word) {

@@ -6,13 +6,12 @@
 #pragma once
 
 #include <lockstep/comm.h>
+#include <lockstep/schedule.h>
 
 #include <cstdint>
 #include <optional>
 #include <string>
 #include <vector>
-
-#include "plan/schedule.h"
 
 namespace lockstep::app {
 
@@ -24,13 +23,15 @@ enum class BufferRule : std::uint8_t { kFirstShard, kMean };
 // kOpen: as in the checkpoint that the job goes on from, or else what is best here.
 enum class Switch : std::uint8_t { kOpen, kOn, kOff };
 enum class Precision : std::uint8_t { kOpen, kFloat32, kBf16, kBf16Held };
+enum class Decay : std::uint8_t { kConstant, kCosine, kLinear };
 
 const char* name(Model model);
 const char* name(GptSize size);
 const char* name(OptimizerKind optimizer);
 const char* name(Switch choice);
 const char* name(Precision precision);
-const char* name(plan::Decay decay);
+const char* name(Decay decay);
+const char* name(Scaling rule);
 
 // The choice that a checkpoint names; kOpen if it names none.
 Switch switch_named(const std::string& word);
@@ -73,8 +74,9 @@ struct TrainArguments {
   std::optional<double> weight_decay;
   double clip_norm = 0;
   std::int64_t scale_lr_from = 0;  // the batch that lr was chosen for; 0: lr is not scaled
+  Scaling scale_rule = Scaling::kLinear;
   std::int64_t warmup_steps = 0;
-  plan::Decay decay = plan::Decay::kConstant;
+  Decay decay = Decay::kConstant;
   std::uint64_t seed = 0;
   Switch onednn = Switch::kOpen;
   Switch flush_denormal = Switch::kOpen;

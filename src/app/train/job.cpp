@@ -4,6 +4,7 @@
 #include <fmt/ranges.h>
 #include <lockstep/autocast.h>
 #include <lockstep/errors.h>
+#include <lockstep/schedule.h>
 
 #include <algorithm>
 #include <atomic>
@@ -11,7 +12,6 @@
 #include "app/train/progress.h"
 #include "app/train/shard_probe.h"
 #include "control/gather_text.h"
-#include "plan/schedule.h"
 #include "plan/tree.h"
 #include "torch/device/onednn.h"
 #include "torch/models/models.h"
@@ -87,19 +87,31 @@ std::int64_t total_steps(const TrainArguments& arguments, std::int64_t samples) 
   return arguments.epochs * ((samples + arguments.global_batch - 1) / arguments.global_batch);
 }
 
-plan::Schedule make_schedule(const TrainArguments& arguments, std::int64_t samples) {
-  plan::ScheduleOptions options;
-  options.base_lr = arguments.learning_rate();
+// From the peak, at the end of the warm-up, to the end of the job.
+Schedule decay_from(double peak, Decay decay, std::int64_t steps) {
+  if (steps < 1)
+    throw BadInput("--warmup leaves no steps to decay in: give more steps, or fewer to warm up");
+  if (decay == Decay::kCosine) return lr_scheduler::CosineAnnealingLR{.lr = peak, .t_max = steps};
+  return lr_scheduler::PolynomialLR{.lr = peak, .total_iters = steps};
+}
+
+Schedule make_schedule(const TrainArguments& arguments, std::int64_t samples) {
+  LargeBatchOptions options;
+  options.lr = arguments.learning_rate();
   options.global_batch = arguments.global_batch;
   options.base_batch =
       arguments.scale_lr_from > 0 ? arguments.scale_lr_from : arguments.global_batch;
+  options.scaling = arguments.scale_rule;
   options.warmup_steps = arguments.warmup_steps;
   if (arguments.warmup_steps > 0 && arguments.scale_lr_from == 0)
-    options.warmup_start_lr = options.base_lr / static_cast<double>(arguments.warmup_steps);
-  options.decay = arguments.decay;
-  if (arguments.decay == plan::Decay::kCosine)
-    options.total_steps = total_steps(arguments, samples);
-  return plan::Schedule(options);
+    options.start_lr = options.lr / static_cast<double>(arguments.warmup_steps);
+  if (arguments.decay != Decay::kConstant) {
+    const std::int64_t steps = total_steps(arguments, samples) - arguments.warmup_steps;
+    options.then = [=, decay = arguments.decay](double peak) {
+      return decay_from(peak, decay, steps);
+    };
+  }
+  return large_batch(options);
 }
 
 Score score(models::Net& net, const Batch& batch) {
@@ -122,7 +134,6 @@ TrainerParts make_parts(const TrainArguments& arguments, World& world, const Dat
       data_parallel(net, world, {.bucket_bytes = bucket, .algorithm = arguments.algorithm});
   auto optimizer = make_optimizer(arguments, model);
   optimizer->set_clip_norm(arguments.clip_norm);
-  const auto schedule = make_schedule(arguments, data.train->size());
   // Around forward and loss. No cache of converted weights: each weight is used once, so a cache would save nothing,
   // and a CUDA graph must not keep its tensors.
   const auto precision = [half = arguments.precision != Precision::kFloat32,
@@ -142,7 +153,7 @@ TrainerParts make_parts(const TrainArguments& arguments, World& world, const Dat
             const Autocast scope = precision();
             return score(*net, batch);
           },
-          [schedule](std::int64_t step) { return schedule.lr(step); }};
+          make_schedule(arguments, data.train->size())};
 }
 
 TrainerOptions make_options(const TrainArguments& arguments, std::int64_t samples) {
@@ -179,7 +190,9 @@ TrainerOptions make_options(const TrainArguments& arguments, std::int64_t sample
   job["scale_lr"] = std::to_string(arguments.scale_lr_from);
   job["warmup"] = std::to_string(arguments.warmup_steps);
   job["decay"] = name(arguments.decay);
-  if (arguments.decay != plan::Decay::kConstant)
+  // Named only where it is used, so that jobs of before go on from their checkpoints.
+  if (arguments.scale_rule != Scaling::kLinear) job["scale_rule"] = name(arguments.scale_rule);
+  if (arguments.decay != Decay::kConstant)
     job["total_steps"] = std::to_string(total_steps(arguments, samples));
   return options;
 }
@@ -201,7 +214,7 @@ double samples_per_second_alone(const TrainArguments& arguments, int shards, Wor
     own.verify.clear();
     own.epochs = 0;
     own.steps = std::int64_t{1} << 20;
-    own.decay = plan::Decay::kConstant;
+    own.decay = Decay::kConstant;
     TrainerParts parts = make_parts(own, alone, data);
     parts.test = nullptr;
     std::vector<double> times;
@@ -312,6 +325,9 @@ TrainReport run_training(const TrainArguments& arguments, World& world) {
   Progress progress(kind, size);
   progress.line(opening(arguments, world, parts));
   progress.line(about_checkpoints(arguments));
+  if (arguments.warmup_steps > 0 || arguments.scale_lr_from > 0 ||
+      arguments.decay != Decay::kConstant)
+    progress.line("learning rate " + make_schedule(arguments, data.train->size()).text());
   const Replica model = parts.model;
   Trainer trainer(world, std::move(parts), make_options(arguments, data.train->size()),
                   show_on(progress));

@@ -58,6 +58,15 @@ void Job::save() {
   core_->save();
 }
 
+void Job::keep(const std::string& name, const torch::Tensor& tensor) {
+  core_->keep(name, tensor);
+}
+void Job::keep(const std::string& name, ReduceLROnPlateau& plateau) {
+  core_->keep(
+      name, torch::from_blob(plateau.state_.data(),
+                             {static_cast<std::int64_t>(plateau.state_.size())}, torch::kFloat64));
+}
+
 void Job::rebind(World& world) {
   // A copy: move_to() calls the job's rebind(), which replaces the generation that holds it.
   const auto inventory = core_->generation().inventory;

@@ -55,6 +55,7 @@ JobState JobModels::named_state() const {
   for (const ModelView& model : all)
     state.add_model(name_of(model), model.parameters(), model.buffers());
   for (const Trained& one : trained) state.add_optimizer(name_of(one.model), *one.optimizer);
+  for (const auto& [name, tensor] : kept) state.keep(name, tensor);
   return state;
 }
 
@@ -100,6 +101,21 @@ void JobCore::rebind(World& world) {
   numbers_.channel = world.open_channel();
   if (checkpoints_) checkpoints_->rebind();
   for (const auto& step : steps_) step->metrics.reset();  // agreed on again in the next call
+}
+
+void JobCore::keep(const std::string& name, const torch::Tensor& tensor) {
+  if (is_prepared()) {
+    throw BadInput(fmt::format(
+        "keep() of {} comes after batches(), which has read the checkpoint: call it before", name));
+  }
+  if (name.empty()) throw BadInput("what a job keeps needs a name");
+  if (!tensor.defined() || !tensor.is_contiguous())
+    throw BadInput(fmt::format("keep() of {}: a job keeps dense tensors", name));
+  for (const NamedTensor& other : models_.kept) {
+    if (other.name == name)
+      throw BadInput(fmt::format("the job keeps something else as {}: give each a name", name));
+  }
+  models_.kept.push_back({name, tensor.detach()});
 }
 
 StepCore& JobCore::add_step(std::unique_ptr<StepCore> step) {

@@ -34,7 +34,8 @@
 
 namespace lockstep::steps {
 
-// The models of a job: those that its Steps train, and those that their losses only read.
+// The models of a job: those that its Steps train, and those that their losses only read. And the tensors of the
+// program's own that checkpoints keep.
 struct JobModels {
   struct Trained {
     optim::Optimizer* optimizer = nullptr;
@@ -43,9 +44,10 @@ struct JobModels {
   };
   std::vector<ModelView> all;
   std::vector<Trained> trained;
+  std::vector<NamedTensor> kept;
 
   void add(const StepCore& step);
-  JobState named_state() const;  // of all models and optimizers
+  JobState named_state() const;  // of all models and optimizers, and what is kept
 };
 
 // What the Trainer is told while a job runs: on every worker, on the thread that uses the job.
@@ -70,6 +72,7 @@ class JobCore : public control::Member, public std::enable_shared_from_this<JobC
   void rebind(World& world) override;
 
   StepCore& add_step(std::unique_ptr<StepCore> step);
+  void keep(const std::string& name, const torch::Tensor& tensor);
 
   // `more`: what workers must agree on besides the job's properties and the options.
   void prepare(const DatasetPtr& dataset, const BatchesOptions& options,

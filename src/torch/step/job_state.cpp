@@ -42,6 +42,11 @@ void JobState::add_optimizer(const std::string& name, optim::Optimizer& optimize
   add(std::move(part));
 }
 
+void JobState::keep(const std::string& name, const torch::Tensor& tensor) {
+  const std::vector<NamedTensor> tensors = {{"program/" + name, tensor}};
+  parts_.push_back({Kind::kKept, name, [tensors] { return tensors; }});
+}
+
 // Whether it is the only part of its kind. Then names need no model's name.
 bool JobState::is_only(const Part& part) const {
   return std::count_if(parts_.begin(), parts_.end(),
@@ -49,6 +54,7 @@ bool JobState::is_only(const Part& part) const {
 }
 
 std::vector<NamedTensor> JobState::named(const Part& part) const {
+  if (part.kind == Kind::kKept) return part.tensors();
   const std::string prefix =
       (part.kind == Kind::kState ? "optimizer/" : "") + (is_only(part) ? "" : part.name + "/");
   std::vector<NamedTensor> tensors = part.tensors();
@@ -72,8 +78,10 @@ std::vector<NamedTensor> JobState::weights() const {
 
 std::vector<NamedTensor> JobState::tensors() const {
   std::vector<NamedTensor> all = weights();
-  const auto state = all_of(Kind::kState);
-  all.insert(all.end(), state.begin(), state.end());
+  for (const Kind kind : {Kind::kState, Kind::kKept}) {
+    const auto more = all_of(kind);
+    all.insert(all.end(), more.begin(), more.end());
+  }
   return all;
 }
 

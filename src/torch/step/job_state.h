@@ -4,6 +4,7 @@
 //   weights   parameters and buffers of a model, named as its module names them
 //   state     memories of an optimizer, as optimizer/…
 //   values    numbers beside them: steps of an optimizer, its learning rate
+//   kept      tensors of the program's own, as program/…
 //
 // If a job has several models or optimizers, names have that of the model in them: generator/fc1.weight,
 // optimizer/generator/momentum/fc1.weight, learning_rate/generator.
@@ -29,17 +30,18 @@ class JobState {
   void add_model(const std::string& name, std::vector<NamedTensor> parameters,
                  const std::vector<NamedTensor>& buffers);
   void add_optimizer(const std::string& name, optim::Optimizer& optimizer);
+  void keep(const std::string& name, const torch::Tensor& tensor);
 
   // Memory of the job, not copies.
   std::vector<NamedTensor> weights() const;
-  std::vector<NamedTensor> tensors() const;  // weights, then state
+  std::vector<NamedTensor> tensors() const;  // weights, then state, then what is kept
   std::vector<NamedTensor> finite() const;   // those that must be finite to go on from them
 
   std::map<std::string, std::string> values() const;
   void set_values(const std::map<std::string, double>& values);
 
  private:
-  enum class Kind { kWeights, kState };
+  enum class Kind { kWeights, kState, kKept };
   struct Value {
     std::string name;
     std::function<std::string()> get;
