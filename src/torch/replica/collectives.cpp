@@ -3,6 +3,7 @@
 #include <lockstep/tensors.h>
 
 #include "torch/device/device.h"
+#include "torch/replica/collectives.h"
 #include "torch/replica/tensors.h"
 
 namespace lockstep {
@@ -50,12 +51,29 @@ std::string name_of(const char* call, const torch::Tensor& tensor) {
 
 }  // namespace
 
+namespace replica {
+
+void all_reduce(Comm& comm, const torch::Tensor& tensor, const ReduceOptions& options) {
+  wait(comm.all_reduce(buffer_of(tensor, summable_dtype(tensor)), options), tensor);
+}
+
+torch::Tensor all_gather(Comm& comm, const torch::Tensor& tensor) {
+  torch::NoGradGuard no_grad;
+  std::vector<std::int64_t> shape{comm.size()};
+  shape.insert(shape.end(), tensor.sizes().begin(), tensor.sizes().end());
+  const torch::Tensor all = torch::empty(shape, tensor.options().requires_grad(false));
+  all[comm.rank()].copy_(tensor.detach());
+  wait(comm.all_gather(buffer_of(all, DType::kUInt8)), all);
+  return all;
+}
+
+}  // namespace replica
+
 void all_reduce(World& world, const torch::Tensor& tensor, const ReduceOptions& options) {
   require(tensor, "all_reduce()");
   const CallName call(world.comm(), name_of("all_reduce", tensor));
-  const DType dtype = replica::summable_dtype(tensor);
   const InPlace place(tensor);
-  wait(world.comm().all_reduce(buffer_of(place.dense(), dtype), options), place.dense());
+  replica::all_reduce(world.comm(), place.dense(), options);
   place.put_back();
 }
 
@@ -70,13 +88,7 @@ void broadcast(World& world, const torch::Tensor& tensor, int root) {
 torch::Tensor all_gather(World& world, const torch::Tensor& tensor) {
   require(tensor, "all_gather()");
   const CallName call(world.comm(), name_of("all_gather", tensor));
-  torch::NoGradGuard no_grad;
-  std::vector<std::int64_t> shape{world.size()};
-  shape.insert(shape.end(), tensor.sizes().begin(), tensor.sizes().end());
-  const torch::Tensor all = torch::empty(shape, tensor.options().requires_grad(false));
-  all[world.rank()].copy_(tensor.detach());
-  wait(world.comm().all_gather(buffer_of(all, DType::kUInt8)), all);
-  return all;
+  return replica::all_gather(world.comm(), tensor);
 }
 
 }  // namespace lockstep

@@ -16,26 +16,26 @@ namespace {
 
 // The types that have a name of their own here. `dtype` is nullopt for those that workers cannot
 // add.
-struct Type {
+struct KnownType {
   c10::ScalarType torch;
   std::string_view name;
   std::optional<DType> dtype;
 };
 constexpr std::array kTypes{
-    Type{c10::ScalarType::Float, "float32", DType::kFloat32},
-    Type{c10::ScalarType::Double, "float64", DType::kFloat64},
-    Type{c10::ScalarType::Half, "float16", DType::kFloat16},
-    Type{c10::ScalarType::BFloat16, "bfloat16", DType::kBFloat16},
-    Type{c10::ScalarType::Int, "int32", DType::kInt32},
-    Type{c10::ScalarType::Long, "int64", DType::kInt64},
-    Type{c10::ScalarType::Byte, "uint8", DType::kUInt8},
-    Type{c10::ScalarType::Short, "int16", std::nullopt},
-    Type{c10::ScalarType::Char, "int8", std::nullopt},
-    Type{c10::ScalarType::Bool, "bool", std::nullopt},
+    KnownType{c10::ScalarType::Float, "float32", DType::kFloat32},
+    KnownType{c10::ScalarType::Double, "float64", DType::kFloat64},
+    KnownType{c10::ScalarType::Half, "float16", DType::kFloat16},
+    KnownType{c10::ScalarType::BFloat16, "bfloat16", DType::kBFloat16},
+    KnownType{c10::ScalarType::Int, "int32", DType::kInt32},
+    KnownType{c10::ScalarType::Long, "int64", DType::kInt64},
+    KnownType{c10::ScalarType::Byte, "uint8", DType::kUInt8},
+    KnownType{c10::ScalarType::Short, "int16", std::nullopt},
+    KnownType{c10::ScalarType::Char, "int8", std::nullopt},
+    KnownType{c10::ScalarType::Bool, "bool", std::nullopt},
 };
 
-Type type_of(c10::ScalarType type) {
-  for (const Type& known : kTypes) {
+KnownType type_of(c10::ScalarType type) {
+  for (const KnownType& known : kTypes) {
     if (known.torch == type) return known;
   }
   return {type, c10::toString(type), std::nullopt};
@@ -48,7 +48,7 @@ std::string shape_text(const torch::Tensor& tensor) {
 }  // namespace
 
 DType reducible_dtype(const torch::Tensor& tensor, std::string_view name) {
-  const Type type = type_of(tensor.scalar_type());
+  const KnownType type = type_of(tensor.scalar_type());
   if (type.dtype && c10::isFloatingType(type.torch)) return *type.dtype;
   throw BadInput(
       fmt::format("parameter {} is {}: gradients are averaged as float32, float64, float16 or "
@@ -64,7 +64,7 @@ DType summable_dtype(const torch::Tensor& tensor) {
 
 c10::ScalarType scalar_type(DType dtype) {
   return std::find_if(kTypes.begin(), kTypes.end(),
-                      [&](const Type& type) { return type.dtype == dtype; })
+                      [&](const KnownType& type) { return type.dtype == dtype; })
       ->torch;
 }
 

@@ -1,6 +1,7 @@
 // The classes for a CPU or for a GPU, chosen once for each loop by where its models are.
 #include <utility>
 
+#include "torch/replica/synced_norms.h"
 #include "torch/step/commit_page.h"
 #include "torch/step/shard_buffers.h"
 #include "torch/step/shard_runner.h"
@@ -15,6 +16,10 @@ bool on_host(const ModelView& model) {
 }  // namespace
 
 std::unique_ptr<ShardRunner> make_shard_runner(ShardWork work) {
+  work.loss = [loss = std::move(work.loss)](const Shard& shard) {
+    const replica::NoSyncedNorms no_synced_norms;
+    return loss(shard);
+  };
   const bool host = on_host(work.models.front()->model());
   return host ? make_host_shards(std::move(work)) : make_device_shards(std::move(work));
 }

@@ -1,0 +1,39 @@
+// Batch normalisation over the samples of all workers, in the drop-in loop.
+//
+//   auto net = std::make_shared<Net>();                          // with torch::nn::BatchNorm2d in it
+//   lockstep::convert_sync_batchnorm(*net, world);
+//   auto model = lockstep::data_parallel(net, world);
+#pragma once
+
+#include <lockstep/world.h>
+#include <torch/torch.h>
+
+#include <cstddef>
+
+namespace lockstep {
+
+// Makes every torch::nn::BatchNorm1d, 2d and 3d inside a module compute its statistics over the
+// samples of all workers while it trains, also when workers have different numbers of samples, or
+// none. The module keeps its layers and their names. In eval() nothing changes. Outputs, gradients
+// and running statistics are those of one large batch, but for rounding. As with PyTorch's
+// SyncBatchNorm, gradients of weight and bias are those of the worker's own samples, which
+// data_parallel() then averages.
+//
+// A layer sends one message in forward and one in backward: 2 numbers per channel.
+//
+// Threads:   one caller at a time, for everything that belongs to a world.
+// Blocking:  the call is collective. So is each forward of a layer in training, and its backward:
+//            every worker runs the same layers in the same order, and waits for the others, at most
+//            the world's timeout. A worker without samples runs forward and backward with an empty
+//            batch.
+// Failure:   BadInput for a layer that has neither weights nor running statistics, for one value per
+//            channel over all workers, for a backward with create_graph, and in a Step or a Trainer,
+//            whose shards cannot wait for each other yet. LibTorch itself refuses a batch with one
+//            value per channel, also if others have more. Mismatch if workers run different layers.
+//            PeerLost, Timeout.
+// Ownership: the world must outlive the module's last pass.
+//
+// Returns how many layers were converted. A second call for the same layer replaces the first.
+std::size_t convert_sync_batchnorm(torch::nn::Module& module, World& world);
+
+}  // namespace lockstep

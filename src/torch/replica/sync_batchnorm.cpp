@@ -1,0 +1,306 @@
+// LibTorch's layers call the operator aten::batch_norm. It is overridden here, on the first
+// conversion, for all layers of the process; layers that nobody converted get LibTorch's own. A
+// layer is known by its weight, or by its running mean if it has no weight: these tensors stay the
+// same objects when a module moves to a device or into data_parallel()'s memory.
+#include <ATen/ops/batch_norm_compositeimplicitautograd_dispatch.h>
+#include <fmt/format.h>
+#include <lockstep/errors.h>
+#include <lockstep/sync_batchnorm.h>
+#include <torch/library.h>
+
+#include <map>
+#include <memory>
+#include <string>
+
+#include "base/mutex.h"
+#include "torch/replica/collectives.h"
+#include "torch/replica/synced_norms.h"
+
+namespace lockstep::replica {
+namespace {
+
+using torch::autograd::AutogradContext;
+using torch::autograd::variable_list;
+using OptionalTensor = c10::optional<at::Tensor>;
+
+// A converted layer.
+struct SyncedLayer : torch::CustomClassHolder {
+  std::shared_ptr<Comm> channel;  // that of all layers of the module
+  std::weak_ptr<torch::nn::Module> module;
+  std::string name;  // "SyncBatchNorm 3": workers that run different layers get a Mismatch
+};
+using LayerPtr = c10::intrusive_ptr<SyncedLayer>;
+
+// All converted layers of the process, by the tensor that they are known by.
+class Layers {
+ public:
+  void put(const at::Tensor& key, LayerPtr layer) {
+    const base::Lock lock(mutex_);
+    std::erase_if(layers_, [](const auto& one) { return one.second->module.expired(); });
+    layers_[key.unsafeGetTensorImpl()] = std::move(layer);
+  }
+  LayerPtr find(const at::Tensor& weight, const at::Tensor& running_mean) {
+    const at::Tensor& key = weight.defined() ? weight : running_mean;
+    if (!key.defined()) return {};
+    const base::Lock lock(mutex_);
+    const auto found = layers_.find(key.unsafeGetTensorImpl());
+    return found == layers_.end() ? LayerPtr() : found->second;
+  }
+
+ private:
+  base::Mutex mutex_;
+  std::map<const c10::TensorImpl*, LayerPtr> layers_ LOCKSTEP_GUARDED_BY(mutex_);
+};
+
+Layers& layers() {
+  static Layers all;
+  return all;
+}
+
+thread_local int no_synced_norms = 0;
+
+// One value per channel as a tensor that broadcasts over a batch.
+at::Tensor per_channel(const at::Tensor& values, const at::Tensor& like) {
+  std::vector<std::int64_t> shape(static_cast<std::size_t>(like.dim()), 1);
+  shape[1] = values.numel();
+  return values.to(like.scalar_type()).view(shape);
+}
+
+// Over all workers.
+struct Statistics {
+  double count = 0;    // values of a channel
+  at::Tensor mean;     // double, as the next
+  at::Tensor squares;  // sums of squared deviations from the mean
+};
+
+// The order of the additions is that of the ranks, on every worker.
+Statistics combined(const at::Tensor& rows) {
+  const std::int64_t channels = (rows.size(1) - 1) / 2;
+  const at::Tensor counts = rows.select(1, 0).unsqueeze(1);
+  const at::Tensor means = rows.slice(1, 1, 1 + channels);
+  const at::Tensor squares = rows.slice(1, 1 + channels);
+  Statistics all;
+  all.count = counts.sum().item<double>();
+  all.mean = (means * counts).sum(0) / all.count;
+  all.squares = (squares + counts * (means - all.mean).square()).sum(0);
+  return all;
+}
+
+Statistics statistics(const at::Tensor& input, SyncedLayer& layer) {
+  const std::int64_t channels = input.size(1);
+  const double count = static_cast<double>(input.numel()) / static_cast<double>(channels);
+  at::Tensor row = at::zeros({1 + 2 * channels}, input.options().dtype(at::kDouble));
+  if (count > 0) {
+    const auto [mean, variance] = at::batch_norm_update_stats(input, {}, {}, 0);
+    row[0] = count;
+    row.slice(0, 1, 1 + channels).copy_(mean);
+    row.slice(0, 1 + channels).copy_(variance * count);
+  }
+  const CallName call(*layer.channel, layer.name);
+  Statistics all = combined(all_gather(*layer.channel, row));
+  if (all.count > 1) return all;
+  throw BadInput(
+      fmt::format("{}: all workers together have {} values of a channel, and statistics need two",
+                  layer.name, all.count));
+}
+
+void follow(const at::Tensor& running, const at::Tensor& now, double momentum) {
+  if (running.defined()) running.mul_(1 - momentum).add_(now.to(running.scalar_type()), momentum);
+}
+
+// bfloat16 and float16 are computed in float32.
+at::ScalarType computed_in(const at::Tensor& input) {
+  return input.scalar_type() == at::kDouble ? at::kDouble : at::kFloat;
+}
+
+// What a layer has besides weight and bias.
+struct Running {
+  at::Tensor mean;  // undefined: the layer keeps none
+  at::Tensor variance;
+  double momentum = 0;
+  double eps = 0;
+};
+
+at::Tensor value_of(const OptionalTensor& tensor) {
+  return tensor.has_value() ? *tensor : at::Tensor();
+}
+// LibTorch's functions take what is undefined only as nothing.
+OptionalTensor if_defined(const OptionalTensor& tensor) {
+  return value_of(tensor).defined() ? tensor : OptionalTensor();
+}
+
+class SyncedNorm : public torch::autograd::Function<SyncedNorm> {
+ public:
+  static at::Tensor forward(AutogradContext* context, const at::Tensor& input,
+                            const OptionalTensor& weight, const OptionalTensor& bias,
+                            const Running& running, const LayerPtr& layer) {
+    const at::ScalarType type = computed_in(input);
+    const at::Tensor x = input.to(type);
+    const Statistics all = statistics(x, *layer);
+    follow(running.mean, all.mean, running.momentum);
+    follow(running.variance, all.squares / (all.count - 1), running.momentum);
+    const at::Tensor mean = all.mean.to(type);
+    const at::Tensor variance = (all.squares / all.count).to(type);
+    context->save_for_backward({input, value_of(weight), mean, variance});
+    context->saved_data["count"] = all.count;
+    context->saved_data["eps"] = running.eps;
+    context->saved_data["layer"] = c10::IValue::make_capsule(layer);
+    // With the statistics of all workers as running ones, the layer is in eval(). LibTorch divides by
+    // the number of samples.
+    if (x.numel() == 0) return at::empty_like(input);
+    return std::get<0>(
+               at::native_batch_norm(x, weight, bias, mean, variance, false, 0, running.eps))
+        .to(input.scalar_type());
+  }
+
+  static variable_list backward(AutogradContext* context, variable_list gradients) {
+    const auto capsule = context->saved_data["layer"].toCapsule();
+    auto& layer = static_cast<SyncedLayer&>(*capsule);
+    if (at::GradMode::is_enabled()) {
+      throw BadInput(fmt::format(
+          "{}: gradients of gradients (create_graph) do not go through a SyncBatchNorm; use "
+          "torch::nn::BatchNorm2d or GroupNorm there",
+          layer.name));
+    }
+    const variable_list saved = context->get_saved_variables();
+    const at::Tensor& input = saved[0];
+    const at::Tensor& weight = saved[1];
+    const double eps = context->saved_data["eps"].toDouble();
+    const at::Tensor x = input.to(computed_in(input));
+    const at::Tensor dy = gradients[0].to(x.scalar_type());
+    auto [sum_dy_xhat, sum_dy] = own_sums(dy, x, weight, saved[2], saved[3], eps);
+    const at::Tensor sums = at::cat({sum_dy, sum_dy_xhat}).to(at::kDouble);
+    at::Tensor dx;
+    if (context->needs_input_grad(0)) {
+      const CallName call(*layer.channel, layer.name + " backward");
+      all_reduce(*layer.channel, sums);
+      const double count = context->saved_data["count"].toDouble();
+      dx = input_gradient(dy, x, weight, saved[2], saved[3].to(at::kDouble).add(eps).rsqrt(),
+                          sums / count)
+               .to(input.scalar_type());
+    }
+    const at::Tensor none;
+    return {dx, weight.defined() ? sum_dy_xhat : none, weight.defined() ? sum_dy : none, none,
+            none};
+  }
+
+ private:
+  // Σ dy · x̂ and Σ dy over this worker's samples: in eval() the gradients of weight and bias.
+  static std::pair<at::Tensor, at::Tensor> own_sums(const at::Tensor& dy, const at::Tensor& x,
+                                                    const at::Tensor& weight,
+                                                    const at::Tensor& mean,
+                                                    const at::Tensor& variance, double eps) {
+    if (x.numel() == 0) return {at::zeros_like(mean), at::zeros_like(mean)};
+    auto sums = at::native_batch_norm_backward(dy, x, weight, mean, variance, {}, {}, false, eps,
+                                               {false, true, true});
+    return {std::get<1>(sums), std::get<2>(sums)};
+  }
+
+  // (dy − mean of dy − x̂ · mean of dy · x̂) · invstd · weight
+  static at::Tensor input_gradient(const at::Tensor& dy, const at::Tensor& x,
+                                   const at::Tensor& weight, const at::Tensor& mean,
+                                   const at::Tensor& invstd, const at::Tensor& means) {
+    const std::int64_t channels = x.size(1);
+    const at::Tensor mean_dy = means.slice(0, 0, channels);
+    const at::Tensor slope = means.slice(0, channels) * invstd;
+    const at::Tensor scale = weight.defined() ? weight.to(at::kDouble) * invstd : invstd;
+    at::Tensor dx = dy - per_channel(mean_dy, x);
+    dx.addcmul_(x - per_channel(mean, x), per_channel(slope, x), -1);
+    return dx.mul_(per_channel(scale, x));
+  }
+};
+
+// In place of LibTorch's.
+at::Tensor batch_norm(const at::Tensor& input, const OptionalTensor& weight,
+                      const OptionalTensor& bias, const OptionalTensor& running_mean,
+                      const OptionalTensor& running_var, bool training, double momentum, double eps,
+                      bool cudnn_enabled) {
+  LayerPtr layer;
+  if (training) layer = layers().find(value_of(weight), value_of(running_mean));
+  const auto module = layer ? layer->module.lock() : nullptr;
+  if (!module || !module->is_training()) {
+    return at::compositeimplicitautograd::batch_norm(input, weight, bias, running_mean, running_var,
+                                                     training, momentum, eps, cudnn_enabled);
+  }
+  if (no_synced_norms > 0) {
+    throw BadInput(fmt::format(
+        "{} is in the loss of a Step or a Trainer: its shards do not run at the same time, so that "
+        "it cannot average over them; use it in a drop-in loop, or torch::nn::BatchNorm2d here",
+        layer->name));
+  }
+  return SyncedNorm::apply(input, if_defined(weight), if_defined(bias),
+                           Running{value_of(running_mean), value_of(running_var), momentum, eps},
+                           layer);
+}
+
+void override_operator() {
+  static const auto overrides = [] {
+    std::vector<std::unique_ptr<torch::Library>> all;
+    for (const auto key : {c10::DispatchKey::AutogradCPU, c10::DispatchKey::AutogradCUDA,
+                           c10::DispatchKey::CPU, c10::DispatchKey::CUDA}) {
+      auto library =
+          std::make_unique<torch::Library>(torch::Library::IMPL, "aten", key, __FILE__, __LINE__);
+      library->impl("batch_norm", batch_norm);
+      all.push_back(std::move(library));
+    }
+    return all;
+  }();
+}
+
+// The tensor that a batch norm is known by; undefined for any other module.
+struct BatchNorm {
+  bool is = false;
+  at::Tensor weight;
+  at::Tensor running_mean;
+};
+
+template <typename Layer>
+void look_at(const torch::nn::Module& module, BatchNorm& found) {
+  if (const auto* const layer = dynamic_cast<const Layer*>(&module))
+    found = {true, layer->weight, layer->running_mean};
+}
+
+BatchNorm as_batch_norm(const torch::nn::Module& module) {
+  BatchNorm found;
+  look_at<torch::nn::BatchNorm1dImpl>(module, found);
+  look_at<torch::nn::BatchNorm2dImpl>(module, found);
+  look_at<torch::nn::BatchNorm3dImpl>(module, found);
+  return found;
+}
+
+}  // namespace
+
+NoSyncedNorms::NoSyncedNorms() {
+  ++no_synced_norms;
+}
+NoSyncedNorms::~NoSyncedNorms() {
+  --no_synced_norms;
+}
+
+}  // namespace lockstep::replica
+
+namespace lockstep {
+
+std::size_t convert_sync_batchnorm(torch::nn::Module& module, World& world) {
+  const auto channel = std::make_shared<Comm>(world.open_channel());
+  std::size_t count = 0;
+  for (const auto& item : module.named_modules()) {
+    const replica::BatchNorm norm = replica::as_batch_norm(*item.value());
+    if (!norm.is) continue;
+    const at::Tensor key = norm.weight.defined() ? norm.weight : norm.running_mean;
+    if (!key.defined()) {
+      throw BadInput(fmt::format(
+          "the batch norm {} has neither weights nor running statistics, and cannot be converted",
+          item.key()));
+    }
+    auto layer = c10::make_intrusive<replica::SyncedLayer>();
+    layer->channel = channel;
+    layer->module = item.value();
+    layer->name = fmt::format("SyncBatchNorm {}", count++);
+    replica::layers().put(key, std::move(layer));
+  }
+  replica::override_operator();
+  return count;
+}
+
+}  // namespace lockstep

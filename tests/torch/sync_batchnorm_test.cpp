@@ -1,0 +1,295 @@
+// Batch norms over all workers beside plain LibTorch's on one large batch.
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+#include <lockstep/data_parallel.h>
+#include <lockstep/errors.h>
+#include <lockstep/optim.h>
+#include <lockstep/sync_batchnorm.h>
+
+#include <map>
+#include <mutex>
+#include <string>
+#include <vector>
+
+#include "tests/torch/loops.h"
+
+namespace lockstep::testing::norm_cases {
+namespace {
+
+using ::testing::HasSubstr;
+
+// How many samples each worker has.
+using Parts = std::vector<std::int64_t>;
+
+// One or two batch norms, and what is linear around them.
+struct Net : torch::nn::Module {
+  Net(int dimensions, const torch::nn::BatchNormOptions& options) : dimensions_(dimensions) {
+    if (dimensions == 1) one = register_module("one", torch::nn::BatchNorm1d(options));
+    if (dimensions == 2) two = register_module("two", torch::nn::BatchNorm2d(options));
+    if (dimensions == 3) three = register_module("three", torch::nn::BatchNorm3d(options));
+  }
+  torch::Tensor forward(const torch::Tensor& x) {
+    if (dimensions_ == 1) return one->forward(x);
+    return dimensions_ == 2 ? two->forward(x) : three->forward(x);
+  }
+  torch::nn::BatchNorm1d one{nullptr};
+  torch::nn::BatchNorm2d two{nullptr};
+  torch::nn::BatchNorm3d three{nullptr};
+
+ private:
+  int dimensions_;
+};
+
+struct Case {
+  std::string what;
+  std::vector<std::int64_t> shape;  // of one sample, channels first
+  int dimensions = 2;
+  torch::nn::BatchNormOptions options;
+  torch::ScalarType type = torch::kFloat64;
+  int passes = 1;  // through the same layer, one after the other
+  bool channels_last = false;
+};
+
+std::vector<Case> cases() {
+  using Options = torch::nn::BatchNormOptions;
+  return {{"1d", {5}, 1, Options(5)},
+          {"1d of sequences", {5, 3}, 1, Options(5).momentum(0.3)},
+          {"2d", {4, 3, 3}, 2, Options(4)},
+          {"2d, channels last", {4, 3, 3}, 2, Options(4), torch::kFloat64, 1, true},
+          {"3d", {3, 2, 2, 2}, 3, Options(3).eps(1e-3)},
+          {"without weights", {4, 3, 3}, 2, Options(4).affine(false)},
+          {"without running statistics", {4, 3, 3}, 2, Options(4).track_running_stats(false)},
+          {"cumulative", {4, 3, 3}, 2, Options(4).momentum(c10::nullopt), torch::kFloat64, 2},
+          {"used three times", {4, 3, 3}, 2, Options(4), torch::kFloat64, 3},
+          {"float32", {4, 8, 8}, 2, Options(4), torch::kFloat32}};
+}
+
+torch::Tensor samples_of(const Case& c, std::int64_t count, double offset) {
+  std::vector<std::int64_t> shape{count};
+  shape.insert(shape.end(), c.shape.begin(), c.shape.end());
+  torch::Tensor x =
+      torch::linspace(-2, 3, count * c10::multiply_integers(c.shape), torch::kFloat64);
+  x = (x * 7.3 + offset).sin().reshape(shape) * 2 + offset;
+  return x.to(c.type);
+}
+
+using Results = std::map<std::string, torch::Tensor>;
+
+// A pass over some of the samples, with the gradients that it leaves.
+Results pass(const Case& c, Net& net, const torch::Tensor& x, const torch::Tensor& factors) {
+  torch::Tensor input = (c.channels_last ? x.contiguous(torch::MemoryFormat::ChannelsLast) : x)
+                            .clone()
+                            .requires_grad_();
+  torch::Tensor output = input;
+  for (int i = 0; i < c.passes; ++i) output = net.forward(output * (1 + i));
+  (output * factors).sum().backward();
+  Results all{{"output", output.detach()}, {"input gradient", input.grad()}};
+  for (const auto& item : net.named_parameters())
+    all["gradient of " + item.key()] = item.value().grad();
+  for (const auto& item : net.named_buffers()) all[item.key()] = item.value();
+  return all;
+}
+
+std::shared_ptr<Net> make_net(const Case& c) {
+  auto net = std::make_shared<Net>(c.dimensions, c.options);
+  net->to(c.type);
+  torch::NoGradGuard no_grad;
+  for (torch::Tensor& p : net->parameters())
+    p.copy_(torch::linspace(0.5, 1.5, p.numel(), torch::kFloat64));
+  return net;
+}
+
+// Outputs and gradients of inputs, one worker after the other; gradients of weights, summed;
+// running statistics, which must be the same everywhere.
+Results on_workers(const Case& c, const Parts& parts, const std::string& engine) {
+  std::int64_t total = 0;
+  for (const std::int64_t part : parts) total += part;
+  const torch::Tensor x = samples_of(c, total, 1);
+  const torch::Tensor factors = samples_of(c, total, 0.3);
+  std::vector<Results> each(parts.size());
+  in_world(static_cast<int>(parts.size()), engine, [&](World& world) {
+    auto net = make_net(c);
+    EXPECT_EQ(convert_sync_batchnorm(*net, world), 1U);
+    const auto rank = static_cast<std::size_t>(world.rank());
+    std::int64_t first = 0;
+    for (std::size_t r = 0; r < rank; ++r) first += parts[r];
+    each[rank] =
+        pass(c, *net, x.narrow(0, first, parts[rank]), factors.narrow(0, first, parts[rank]));
+  });
+  Results all = each[0];
+  for (std::size_t r = 1; r < each.size(); ++r) {
+    for (auto& [name, tensor] : all) {
+      if (name == "output" || name == "input gradient") {
+        tensor = torch::cat({tensor, each[r][name]});
+      } else if (name.starts_with("gradient of")) {
+        tensor = tensor + each[r][name];
+      } else {
+        EXPECT_TRUE(torch::equal(tensor, each[r][name])) << name << " of rank " << r;
+      }
+    }
+  }
+  return all;
+}
+
+void expect_close(const Results& ours, const Results& theirs, torch::ScalarType type) {
+  ASSERT_EQ(ours.size(), theirs.size());
+  for (const auto& [name, tensor] : ours) {
+    const torch::Tensor expected = theirs.at(name).to(torch::kFloat64);
+    const torch::Tensor off = tensor.to(torch::kFloat64) - expected;
+    if (type == torch::kFloat64) {
+      EXPECT_LE(off.abs().max().item<double>(), 1e-12 * (1 + expected.abs().max().item<double>()))
+          << name;
+    } else {
+      EXPECT_LE(off.norm().item<double>(), 1e-6 * expected.norm().item<double>()) << name;
+    }
+  }
+}
+
+TEST(SyncBatchNorm, IsTheBatchNormOfOneLargeBatch) {
+  for (const Case& c : cases()) {
+    SCOPED_TRACE(c.what);
+    for (const Parts& parts : {Parts{9}, Parts{4, 5}, Parts{2, 5, 2}, Parts{6, 0, 3}}) {
+      SCOPED_TRACE(::testing::PrintToString(parts));
+      auto net = make_net(c);
+      const Results expected = pass(c, *net, samples_of(c, 9, 1), samples_of(c, 9, 0.3));
+      expect_close(on_workers(c, parts, "shm"), expected, c.type);
+    }
+  }
+}
+
+TEST(SyncBatchNorm, HasTheSameBitsOverEveryEngine) {
+  const Case c = cases().back();
+  const Results expected = on_workers(c, {4, 5}, "thread");
+  for (const std::string& engine : cpu_engines()) {
+    for (const auto& [name, tensor] : on_workers(c, {4, 5}, engine))
+      EXPECT_TRUE(torch::equal(tensor, expected.at(name))) << name << ", " << engine;
+  }
+}
+
+TEST(SyncBatchNorm, InEvalIsTheLayersOwn) {
+  const Case c = cases()[2];
+  in_world(2, "thread", [&](World& world) {
+    auto net = make_net(c);
+    convert_sync_batchnorm(*net, world);
+    net->eval();
+    const torch::Tensor x = samples_of(c, 3 + world.rank(), 1);  // nobody waits for anybody
+    const torch::Tensor y = world.leader() ? net->forward(x) : torch::Tensor();
+    auto plain = make_net(c);
+    plain->eval();
+    if (y.defined()) {
+      EXPECT_TRUE(torch::equal(y, plain->forward(x)));
+    }
+  });
+}
+
+// Layers of the same process that nobody converted stay as they are.
+TEST(SyncBatchNorm, LeavesOtherLayersAlone) {
+  const Case c = cases()[2];
+  in_world(2, "thread", [&](World& world) {
+    auto net = make_net(c);
+    convert_sync_batchnorm(*net, world);
+    auto plain = make_net(c);
+    const torch::Tensor x = samples_of(c, 4, world.rank());
+    const torch::Tensor y = plain->forward(x);
+    EXPECT_LE(y.mean().item<double>(), 2);
+    EXPECT_LE((plain->two->running_mean - 0.1 * x.mean({0, 2, 3})).abs().max().item<double>(),
+              1e-15);
+  });
+}
+
+// A classifier in the drop-in loop, with uneven batches, beside one worker with all samples.
+struct Classifier : torch::nn::Module {
+  Classifier() {
+    register_module("layers", layers);
+    to(torch::kFloat64);
+    // Not from the generator: workers are threads, and share it.
+    torch::NoGradGuard no_grad;
+    for (torch::Tensor& p : parameters())
+      p.copy_((torch::arange(p.numel(), torch::kFloat64) * 1.7).cos().view_as(p) / 3 + 0.2);
+  }
+  torch::Tensor forward(const torch::Tensor& x) { return layers->forward(x); }
+  torch::nn::Sequential layers{torch::nn::Conv2d(torch::nn::Conv2dOptions(1, 4, 3).bias(false)),
+                               torch::nn::BatchNorm2d(4),
+                               torch::nn::ReLU(),
+                               torch::nn::Flatten(),
+                               torch::nn::Linear(4 * 16, 6),
+                               torch::nn::BatchNorm1d(6)};
+};
+
+std::map<std::string, torch::Tensor> train(World& world, const Parts& parts) {
+  auto net = std::make_shared<Classifier>();
+  EXPECT_EQ(convert_sync_batchnorm(*net, world), 2U);
+  auto model = data_parallel(net, world);
+  lockstep::optim::SGD optimizer(model, {.lr = 0.05, .momentum = 0.9});
+  std::int64_t first = 0;
+  for (int r = 0; r < world.rank(); ++r) first += parts[static_cast<std::size_t>(r)];
+  const std::int64_t count = parts[static_cast<std::size_t>(world.rank())];
+  for (int step = 0; step < 4; ++step) {
+    const Case images{"", {1, 6, 6}, 2, torch::nn::BatchNormOptions(1)};
+    const torch::Tensor x = samples_of(images, 8, step).narrow(0, first, count);
+    const torch::Tensor target = (torch::arange(8) % 6).narrow(0, first, count);
+    optimizer.zero_grad();
+    backward(torch::nn::functional::cross_entropy(model->forward(x), target), count);
+    optimizer.step();
+  }
+  std::map<std::string, torch::Tensor> all;
+  for (const auto& item : net->named_parameters()) all[item.key()] = item.value().detach().clone();
+  for (const auto& item : net->named_buffers()) all[item.key()] = item.value().clone();
+  return all;
+}
+
+TEST(SyncBatchNorm, TrainsAsOneWorkerWithAllSamples) {
+  World alone = World::over(connect_alone());
+  const auto expected = train(alone, {8});
+  for (const Parts& parts : {Parts{4, 4}, Parts{3, 5}, Parts{2, 4, 2}}) {
+    in_world(static_cast<int>(parts.size()), "shm", [&](World& world) {
+      for (const auto& [name, tensor] : train(world, parts))
+        EXPECT_TRUE(torch::allclose(tensor, expected.at(name), 1e-9, 1e-11)) << name;
+    });
+  }
+}
+
+template <typename Body>
+void expect_refused(const Body& body, const std::string& words) {
+  try {
+    body();
+    ADD_FAILURE() << "not refused: " << words;
+  } catch (const std::exception& error) {
+    EXPECT_THAT(error.what(), HasSubstr(words));
+  }
+}
+
+TEST(SyncBatchNorm, RefusesWhatItCannotDo) {
+  World alone = World::over(connect_alone());
+  const auto bare = torch::nn::BatchNormOptions(4).affine(false).track_running_stats(false);
+  expect_refused([&] { convert_sync_batchnorm(*std::make_shared<Net>(2, bare), alone); },
+                 "the batch norm two has neither weights nor running statistics");
+  const Case c = cases()[2];
+  auto net = make_net(c);
+  convert_sync_batchnorm(*net, alone);
+  expect_refused([&] { net->forward(samples_of(c, 0, 1)); }, "have 0 values of a channel");
+  const torch::Tensor x = samples_of(c, 3, 1).requires_grad_();
+  const torch::Tensor loss = net->forward(x).pow(3).sum();
+  expect_refused([&] { torch::autograd::grad({loss}, {x}, {}, true, true); },
+                 "create_graph) do not go through a SyncBatchNorm");
+}
+
+TEST(SyncBatchNorm, InAStepIsRefused) {
+  in_world(2, "shm", [](World& world) {
+    Job job(world, {.global_batch = 8, .shards = 4});
+    auto net = std::make_shared<Net>(1, torch::nn::BatchNormOptions(10));
+    convert_sync_batchnorm(*net, world);
+    auto model = data_parallel(net, world);
+    lockstep::optim::SGD optimizer(model, {.lr = 0.1});
+    Step step(job, "train", {&optimizer},
+              [&](const Shard& shard) { return model->forward(shard.batch.data).pow(2).mean(); });
+    expect_refused(
+        [&] {
+          for (const auto& batch : job.batches(loops::data_of("mlp"), {.steps = 1})) step(batch);
+        },
+        "SyncBatchNorm 0 is in the loss of a Step or a Trainer");
+  });
+}
+
+}  // namespace
+}  // namespace lockstep::testing::norm_cases
