@@ -11,7 +11,7 @@
 #include <lockstep/job.h>            // Job: data, position and checkpoints of your own loop
 #include <lockstep/step.h>           // Step: the same bits on any number of workers
 #include <lockstep/data_parallel.h>  // data_parallel(): a model on every worker
-#include <lockstep/optim.h>          // SGD, Adam and AdamW on the flat layout
+#include <lockstep/optim.h>          // SGD, Adam, AdamW, RMSprop and Adagrad on the flat layout
 #include <lockstep/dataset.h>        // Dataset: samples by number
 #include <lockstep/data.h>           // loader(), and the sampler behind it
 #include <lockstep/autocast.h>       // half types in the forward pass
