@@ -28,6 +28,7 @@ struct AdamOptions {
   double beta2 = 0.999;
   double eps = 1e-8;
   double weight_decay = 0;  // added to the gradient
+  bool amsgrad = false;     // divides by the root of the largest square so far
 };
 
 struct AdamWOptions {
@@ -36,6 +37,24 @@ struct AdamWOptions {
   double beta2 = 0.999;
   double eps = 1e-8;
   double weight_decay = 1e-2;  // subtracted from the weights, not added to the gradient
+  bool amsgrad = false;
+};
+
+struct RMSpropOptions {
+  double lr = 1e-2;
+  double alpha = 0.99;
+  double eps = 1e-8;
+  double weight_decay = 0;
+  double momentum = 0;
+  bool centered = false;  // divides by the root of the variance, not of the mean square
+};
+
+struct AdagradOptions {
+  double lr = 1e-2;
+  double lr_decay = 0;
+  double weight_decay = 0;
+  double initial_accumulator_value = 0;  // a group's own counts; torch::optim ignores it
+  double eps = 1e-10;
 };
 
 // Parameters with their own options, such as biases without weight decay.
@@ -87,7 +106,7 @@ class Optimizer {
   std::vector<double> rates() const;  // lr(), then the rate of each group
 
   std::int64_t steps() const;       // taken so far
-  const std::string& name() const;  // "sgd", "adam", "adamw"
+  const std::string& name() const;  // "sgd", "adam", "adamw", "rmsprop", "adagrad"
 
   // The state, for checkpoints. The tensors have names such as "momentum/fc1.weight" and share the
   // optimizer's memory. load_state() copies values in. It throws Mismatch, and changes nothing, if
@@ -132,6 +151,18 @@ class AdamW : public Optimizer {
  public:
   explicit AdamW(Replica& model, const AdamWOptions& options = {},
                  const std::vector<Group<AdamWOptions>>& groups = {});
+};
+
+class RMSprop : public Optimizer {
+ public:
+  explicit RMSprop(Replica& model, const RMSpropOptions& options = {},
+                   const std::vector<Group<RMSpropOptions>>& groups = {});
+};
+
+class Adagrad : public Optimizer {
+ public:
+  explicit Adagrad(Replica& model, const AdagradOptions& options = {},
+                   const std::vector<Group<AdagradOptions>>& groups = {});
 };
 
 }  // namespace lockstep::optim

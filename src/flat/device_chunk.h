@@ -149,29 +149,6 @@ LOCKSTEP_DEVICE void store_passing_pack(const Pack<T, kWidth>& pack, T* to, std:
 #endif
 }
 
-// The rules with one interface: the number of states, and the formula.
-struct PlainSgd {
-  static constexpr int kStates = 0;
-  template <typename T>
-  LOCKSTEP_DEVICE static void apply(T& p, T g, T (&)[1], const SgdNumbers<T>& of) {
-    sgd(p, g, of, form_of(of));
-  }
-};
-struct MomentumSgd {
-  static constexpr int kStates = 1;
-  template <typename T>
-  LOCKSTEP_DEVICE static void apply(T& p, T g, T (&states)[1], const SgdNumbers<T>& of) {
-    sgd(p, g, states[0], of, form_of(of));
-  }
-};
-struct Adam {
-  static constexpr int kStates = 2;
-  template <typename T>
-  LOCKSTEP_DEVICE static void apply(T& p, T g, T (&states)[2], const AdamNumbers<T>& of) {
-    adam(p, g, states[0], states[1], of, form_of(of));
-  }
-};
-
 // The parities of what a thread has read and written. A word has as many bits as the widest value.
 template <typename Word>
 struct Seen {
@@ -185,7 +162,7 @@ template <typename Of>
 struct Parts {
   typename Of::Parameter* parameter;
   typename Of::Kept* kept;
-  typename Of::Kept* states[2];
+  typename Of::Kept* states[kMostStates];
   const typename Of::Gradient* gradient;
   bool loose;  // the gradient was left where backward made it: use 0 + g
   bool scaled;
@@ -201,7 +178,7 @@ struct Parts {
     } else {
       parts.kept = parts.parameter;
     }
-    for (int i = 0; i < 2; ++i) {
+    for (std::size_t i = 0; i < kMostStates; ++i) {
       parts.states[i] = nullptr;
       if (task.states[i] != nullptr)
         parts.states[i] = flat_at<Kept>(task.states[i], place, chunk, task.wide_states);
@@ -219,7 +196,8 @@ struct Parts {
 // backward has just made, kPassing keeps everything else out of the caches.
 enum class Caching : std::uint8_t { kPlain, kPassing };
 
-// Some neighbouring elements in registers: load them, update them, store them.
+// Some neighbouring elements in registers: load them, update them, store them. A state that is not
+// used is zero here, and changes no parity.
 template <typename Of, typename Rule, int kWidth, bool kWithParity, Caching kCaching>
 struct Held {
   using Kept = typename Of::Kept;
@@ -233,22 +211,28 @@ struct Held {
   Pack<typename Of::Gradient, kWidth> gradient;
   Pack<typename Of::Parameter, kWidth> parameter;  // only with masters
 
-  LOCKSTEP_DEVICE void load(const Parts<Of>& parts, std::uint32_t index) {
+  LOCKSTEP_DEVICE void load(const Parts<Of>& parts, Form form, std::uint32_t index) {
     if constexpr (kWidth == 1) gradient = {};
     if (kWidth > 1 || parts.gradient != nullptr)
       gradient = kPasses ? load_passing_pack<kWidth>(parts.gradient, index)
                          : load_constant_pack<kWidth>(parts.gradient, index);
     kept = load_pack<kWidth>(parts.kept, index);
     LOCKSTEP_UNROLL
-    for (int i = 0; i < Rule::kStates; ++i)
+    for (int i = 0; i < Rule::kStates; ++i) {
+      if (!Rule::uses(i, form)) {
+        states[i] = {};
+        continue;
+      }
       states[i] = kPasses ? load_passing_pack<kWidth>(parts.states[i], index)
                           : load_pack<kWidth>(parts.states[i], index);
+    }
     if constexpr (Of::kMasters && kWithParity)
       parameter = load_pack<kWidth>(parts.parameter, index);
   }
 
   template <typename Numbers>
-  LOCKSTEP_DEVICE void update(const Parts<Of>& parts, const Numbers& of, Seen<Word>& seen) {
+  LOCKSTEP_DEVICE void update(const Parts<Of>& parts, const Numbers& of, Form form,
+                              Seen<Word>& seen) {
     LOCKSTEP_UNROLL
     for (int k = 0; k < kWidth; ++k) {
       Real value = Stored<Kept>::load(kept.at[k]);
@@ -260,7 +244,7 @@ struct Held {
       if (parts.loose) g = add(Real{0}, g);
       if (parts.scaled) g = rounded<Kept>(multiply(g, parts.factor));
       if (kWithParity) seen.applied ^= bits_of(Stored<Kept>::store(g));
-      Rule::apply(value, g, held, of);
+      Rule::apply(value, g, held, of, form);
       kept.at[k] = Stored<Kept>::store(value);
       if constexpr (Of::kMasters)
         parameter.at[k] = Stored<typename Of::Parameter>::store(kept.at[k]);
@@ -270,10 +254,11 @@ struct Held {
     }
   }
 
-  LOCKSTEP_DEVICE void store(const Parts<Of>& parts, std::uint32_t index) const {
+  LOCKSTEP_DEVICE void store(const Parts<Of>& parts, Form form, std::uint32_t index) const {
     store_pack<kWidth>(kept, parts.kept, index);
     LOCKSTEP_UNROLL
     for (int i = 0; i < Rule::kStates; ++i) {
+      if (!Rule::uses(i, form)) continue;
       if constexpr (kPasses) {
         store_passing_pack<kWidth>(states[i], parts.states[i], index);
       } else {
@@ -308,17 +293,18 @@ LOCKSTEP_DEVICE void update_packs(const Parts<Of>& parts, const Numbers& numbers
                                   std::uint32_t begin, std::uint32_t end, Thread thread,
                                   Seen<typename Of::Word>& seen) {
   constexpr std::uint32_t kAhead = kWidth > 4 ? 1 : 2;
+  const Form form = form_of(numbers);
   for (std::uint32_t i = begin + thread.index; i < end; i += kAhead * thread.of) {
     Held<Of, Rule, kWidth, kWithParity, kCaching> held[kAhead];
     LOCKSTEP_UNROLL
     for (std::uint32_t ahead = 0; ahead < kAhead; ++ahead) {
-      if (i + ahead * thread.of < end) held[ahead].load(parts, i + ahead * thread.of);
+      if (i + ahead * thread.of < end) held[ahead].load(parts, form, i + ahead * thread.of);
     }
     LOCKSTEP_UNROLL
     for (std::uint32_t ahead = 0; ahead < kAhead; ++ahead) {
       if (i + ahead * thread.of >= end) continue;
-      held[ahead].update(parts, numbers, seen);
-      held[ahead].store(parts, i + ahead * thread.of);
+      held[ahead].update(parts, numbers, form, seen);
+      held[ahead].store(parts, form, i + ahead * thread.of);
     }
   }
 }
@@ -338,30 +324,46 @@ LOCKSTEP_DEVICE void update_parts(const Parts<Of>& parts, const Numbers& numbers
                                                    seen);
 }
 
-template <typename Of, UpdateRule kRule, bool kWithParity, Caching kCaching = Caching::kPlain>
+// SGD, with or without momentum: groups of one optimizer may differ in that.
+struct Sgd : MomentumSgd {};
+
+template <typename Of, typename Rule, bool kWithParity, Caching kCaching = Caching::kPlain>
 LOCKSTEP_DEVICE Seen<typename Of::Word> update_chunk(const UpdateTask& task, const Chunk& chunk,
                                                      Thread thread) {
   using Real = typename Of::Real;
+  using Numbers = typename Rule::template Numbers<double>;
   const EntryOffsets place = task.range.tables.places[chunk.entry];
   const auto parts = Parts<Of>::of(task, place, chunk);
   Seen<typename Of::Word> seen;
   const void* const all =
       task.numbers != nullptr ? task.numbers : static_cast<const void*>(task.few);
-  if constexpr (kRule == UpdateRule::kAdam) {
-    const auto* const numbers = static_cast<const AdamNumbers<double>*>(all);
-    update_parts<Of, Adam, kWithParity, kCaching>(parts, in<Real>(numbers[chunk.rule]), chunk.count,
-                                                  thread, seen);
-  } else {
-    const auto& numbers = static_cast<const SgdNumbers<double>*>(all)[chunk.rule];
+  const auto& numbers = static_cast<const Numbers*>(all)[chunk.rule];
+  if constexpr (std::is_same_v<Rule, Sgd>) {
     if (numbers.momentum == 0) {
       update_parts<Of, PlainSgd, kWithParity, kCaching>(parts, in<Real>(numbers), chunk.count,
                                                         thread, seen);
-    } else {
-      update_parts<Of, MomentumSgd, kWithParity, kCaching>(parts, in<Real>(numbers), chunk.count,
-                                                           thread, seen);
+      return seen;
     }
   }
+  update_parts<Of, Rule, kWithParity, kCaching>(parts, in<Real>(numbers), chunk.count, thread,
+                                                seen);
   return seen;
+}
+
+// Calls with<Rule>() for the rule of a task.
+template <typename With>
+void choose_rule(const UpdateTask& task, const With& with) {
+  switch (task.rule) {
+    case UpdateRule::kSgd:
+      return with.template operator()<Sgd>();
+    case UpdateRule::kAdam:
+      if (task.states[2] != nullptr) return with.template operator()<Amsgrad>();
+      return with.template operator()<Adam>();
+    case UpdateRule::kRmsProp:
+      return with.template operator()<RmsProp>();
+    case UpdateRule::kAdagrad:
+      return with.template operator()<Adagrad>();
+  }
 }
 
 // One lane of sum_of_squares (fold.h) over one block of a chunk.

@@ -1,5 +1,6 @@
 #include "base/check.h"
-#include "flat/update_kernel.h"
+#include "flat/device_chunk.h"
+#include "flat/update_launch.h"
 
 namespace lockstep::flat {
 namespace {
@@ -9,18 +10,25 @@ void check_flat(const void* memory) {
   LOCKSTEP_CHECK(element::aligned(memory, 16), "flat memory begins at a multiple of 16 bytes");
 }
 
+struct Launch {
+  const UpdateTask& task;
+  cudaStream_t stream;
+
+  template <typename Rule>
+  void operator()() const {
+    if (task.watched.before != nullptr) return launch_update<Rule, true>(task, stream);
+    launch_update<Rule, false>(task, stream);
+  }
+};
+
 }  // namespace
 
 void queue_update(const UpdateTask& task, void* stream) {
   if (task.range.chunks.size() == 0) return;
   check_flat(task.parameters);
   check_flat(task.masters);
-  check_flat(task.states[0]);
-  check_flat(task.states[1]);
-  const auto on = static_cast<cudaStream_t>(stream);
-  if (task.watched.before != nullptr) return launch_watched_update(task, on);
-  element::choose_types(task.range.dtype, task.gradients.dtype, task.masters != nullptr,
-                        UpdateLaunch<false>(task, on));
+  for (const void* const state : task.states) check_flat(state);
+  element::choose_rule(task, Launch{task, static_cast<cudaStream_t>(stream)});
 }
 
 }  // namespace lockstep::flat

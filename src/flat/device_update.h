@@ -47,7 +47,25 @@ struct DeviceRange {
 // The number of rules whose numbers fit into a task.
 inline constexpr std::size_t kFewRules = 4;
 
-enum class UpdateRule : std::uint8_t { kSgd, kAdam };
+enum class UpdateRule : std::uint8_t { kSgd, kAdam, kRmsProp, kAdagrad };
+inline UpdateRule rule_of(const SgdStep&) {
+  return UpdateRule::kSgd;
+}
+inline UpdateRule rule_of(const AdamStep&) {
+  return UpdateRule::kAdam;
+}
+inline UpdateRule rule_of(const RmsPropStep&) {
+  return UpdateRule::kRmsProp;
+}
+inline UpdateRule rule_of(const AdagradStep&) {
+  return UpdateRule::kAdagrad;
+}
+
+// The memory that the numbers of one rule need in a task.
+inline constexpr std::size_t kNumbersBytes = sizeof(element::AdamNumbers<double>);
+static_assert(sizeof(element::SgdNumbers<double>) <= kNumbersBytes &&
+              sizeof(element::RmsPropNumbers<double>) <= kNumbersBytes &&
+              sizeof(element::AdagradNumbers<double>) <= kNumbersBytes);
 
 // Parities (flat/parity.h) by piece. The kernel XORs to what is there. `before` and `after` are
 // over kept values and states, and over parameters that have masters. `applied` is over the
@@ -70,16 +88,15 @@ struct Note {
 struct UpdateTask {
   DeviceRange range;
   UpdateRule rule = UpdateRule::kAdam;
-  // element::SgdNumbers<double> or element::AdamNumbers<double>, indexed by the rule of a chunk.
-  // They are in the device's memory; if `numbers` is null, they are in the task itself (at most
-  // kFewRules).
+  // What element::numbers_of() makes of each step, indexed by the rule of a chunk. They are in the
+  // device's memory; if `numbers` is null, they are in the task itself (at most kFewRules).
   const void* numbers = nullptr;
-  alignas(8) std::byte few[kFewRules * sizeof(element::AdamNumbers<double>)] = {};
+  alignas(8) std::byte few[kFewRules * kNumbersBytes] = {};
   void* parameters = nullptr;
   float* masters = nullptr;  // in the wide layout; null: none
-  // Momentum, or mean and square, in the kept type. They have the layout of the parameters, or the
-  // wide layout (`wide_states`) as masters have. The momentum may be null if no rule uses it.
-  void* states[2] = {nullptr, nullptr};
+  // In the order of the step (update_loops.h), in the kept type. They have the layout of the
+  // parameters, or the wide layout (`wide_states`) as masters have. Null if no rule uses the state.
+  void* states[kMostStates] = {};
   bool wide_states = false;
   DeviceGradients gradients;
   const double* factor = nullptr;       // null: 1

@@ -2,9 +2,7 @@
 
 namespace lockstep::flat {
 
-void launch_watched_update(const UpdateTask& task, cudaStream_t stream) {
-  element::choose_types(task.range.dtype, task.gradients.dtype, task.masters != nullptr,
-                        UpdateLaunch<true>(task, stream));
-}
+template void launch_update<element::Sgd, true>(const UpdateTask&, cudaStream_t);
+template void launch_update<element::Adam, true>(const UpdateTask&, cudaStream_t);
 
 }  // namespace lockstep::flat

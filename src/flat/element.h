@@ -92,6 +92,11 @@ LOCKSTEP_DEVICE double square_root(double a) {
   return std::sqrt(a);
 #endif
 }
+// The second if one of them is a NaN.
+template <typename T>
+LOCKSTEP_DEVICE T larger(T a, T b) {
+  return a > b ? a : b;
+}
 // Integers wrap around.
 template <typename T>
 LOCKSTEP_DEVICE T add(T a, T b) {

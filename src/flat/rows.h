@@ -140,6 +140,16 @@ LOCKSTEP_INLINE Row<double> square_root(const Row<double>& row) {
   return Row<double>::each([&](std::size_t i)
                                LOCKSTEP_INLINE_BODY { return vsqrtq_f64(row.of[i]); });
 }
+LOCKSTEP_INLINE Row<float> larger(const Row<float>& a, const Row<float>& b) {
+  return Row<float>::each([&](std::size_t i) LOCKSTEP_INLINE_BODY {
+    return vbslq_f32(vcgtq_f32(a.of[i], b.of[i]), a.of[i], b.of[i]);
+  });
+}
+LOCKSTEP_INLINE Row<double> larger(const Row<double>& a, const Row<double>& b) {
+  return Row<double>::each([&](std::size_t i) LOCKSTEP_INLINE_BODY {
+    return vbslq_f64(vcgtq_f64(a.of[i], b.of[i]), a.of[i], b.of[i]);
+  });
+}
 
 // Where a body reads and writes: one row of every stretch.
 struct RowAt {

@@ -31,6 +31,26 @@ struct AdamNumbers {
   T eps;
   T shrink;
   T decay;
+  bool amsgrad;
+};
+template <typename T>
+struct RmsPropNumbers {
+  T lr;
+  T alpha;
+  T fresh;
+  T eps;
+  T decay;
+  T momentum;
+  bool centered;
+  bool moves;  // has momentum
+};
+template <typename T>
+struct AdagradNumbers {
+  T lr;
+  T eps;
+  T decay;
+  T start;
+  bool first;
 };
 
 inline SgdNumbers<double> numbers_of(const SgdStep& step) {
@@ -46,7 +66,16 @@ inline AdamNumbers<double> numbers_of(const AdamStep& step) {
           1 - step.beta2,
           step.eps,
           step.decoupled ? 1 - step.lr * step.weight_decay : 1,
-          step.decoupled ? 0 : step.weight_decay};
+          step.decoupled ? 0 : step.weight_decay,
+          step.amsgrad};
+}
+inline RmsPropNumbers<double> numbers_of(const RmsPropStep& step) {
+  return {step.lr,           step.alpha,    1 - step.alpha, step.eps,
+          step.weight_decay, step.momentum, step.centered,  step.momentum != 0};
+}
+inline AdagradNumbers<double> numbers_of(const AdagradStep& step) {
+  return {step.lr / (1 + static_cast<double>(step.step - 1) * step.lr_decay), step.eps,
+          step.weight_decay, step.start, step.step == 1};
 }
 
 template <typename T>
@@ -60,9 +89,27 @@ LOCKSTEP_DEVICE SgdNumbers<T> in(const SgdNumbers<double>& of) {
 }
 template <typename T>
 LOCKSTEP_DEVICE AdamNumbers<T> in(const AdamNumbers<double>& of) {
-  return {static_cast<T>(of.size),  static_cast<T>(of.root),   static_cast<T>(of.beta1),
-          static_cast<T>(of.beta2), static_cast<T>(of.fresh1), static_cast<T>(of.fresh2),
-          static_cast<T>(of.eps),   static_cast<T>(of.shrink), static_cast<T>(of.decay)};
+  return {static_cast<T>(of.size),   static_cast<T>(of.root),
+          static_cast<T>(of.beta1),  static_cast<T>(of.beta2),
+          static_cast<T>(of.fresh1), static_cast<T>(of.fresh2),
+          static_cast<T>(of.eps),    static_cast<T>(of.shrink),
+          static_cast<T>(of.decay),  of.amsgrad};
+}
+template <typename T>
+LOCKSTEP_DEVICE RmsPropNumbers<T> in(const RmsPropNumbers<double>& of) {
+  return {static_cast<T>(of.lr),
+          static_cast<T>(of.alpha),
+          static_cast<T>(of.fresh),
+          static_cast<T>(of.eps),
+          static_cast<T>(of.decay),
+          static_cast<T>(of.momentum),
+          of.centered,
+          of.moves};
+}
+template <typename T>
+LOCKSTEP_DEVICE AdagradNumbers<T> in(const AdagradNumbers<double>& of) {
+  return {static_cast<T>(of.lr), static_cast<T>(of.eps), static_cast<T>(of.decay),
+          static_cast<T>(of.start), of.first};
 }
 
 // Which parts of the formula a step has. The numbers say so, or the compiler knows it. A decay of 0
@@ -71,14 +118,25 @@ struct Form {
   bool decays = false;
   bool first = false;
   bool nesterov = false;
+  bool amsgrad = false;
+  bool centered = false;
+  bool moves = false;  // has momentum
 };
 template <typename T>
 LOCKSTEP_DEVICE Form form_of(const SgdNumbers<T>& of) {
-  return {of.decay != T{0}, of.first, of.nesterov};
+  return {.decays = of.decay != T{0}, .first = of.first, .nesterov = of.nesterov};
 }
 template <typename T>
 LOCKSTEP_DEVICE Form form_of(const AdamNumbers<T>& of) {
-  return {of.decay != T{0}, false, false};
+  return {.decays = of.decay != T{0}, .amsgrad = of.amsgrad};
+}
+template <typename T>
+LOCKSTEP_DEVICE Form form_of(const RmsPropNumbers<T>& of) {
+  return {.decays = of.decay != T{0}, .centered = of.centered, .moves = of.moves};
+}
+template <typename T>
+LOCKSTEP_DEVICE Form form_of(const AdagradNumbers<T>& of) {
+  return {.decays = of.decay != T{0}, .first = of.first};
 }
 
 // The formulas take Values of type T: one element, or a row of elements (flat/rows.h).
@@ -88,33 +146,114 @@ LOCKSTEP_DEVICE Values decayed(const Values& g, const Values& p, T decay, Form f
   return form.decays ? add(g, multiply(decay, p)) : g;
 }
 
-// Without momentum.
-template <typename T, typename Values>
-LOCKSTEP_DEVICE void sgd(Values& p, const Values& g, const SgdNumbers<T>& of, Form form) {
-  using element::subtract, element::multiply;
-  p = subtract(p, multiply(of.lr, decayed(g, p, of.decay, form)));
-}
+// The rules with one interface: how many states they have, which of these a form uses, and the
+// formula, apply(p, g, s, numbers, form). `s` are the states. It has at least one element, so that
+// it can be an array.
+template <int kCount, template <typename> typename NumbersOf>
+struct UsesAll {
+  static constexpr int kStates = kCount;
+  template <typename T>
+  using Numbers = NumbersOf<T>;
+  LOCKSTEP_DEVICE static constexpr bool uses(int, Form) { return true; }
+};
 
-template <typename T, typename Values>
-LOCKSTEP_DEVICE void sgd(Values& p, const Values& g, Values& b, const SgdNumbers<T>& of,
-                         Form form) {
-  using element::add, element::subtract, element::multiply;
-  const Values d = decayed(g, p, of.decay, form);
-  b = form.first ? d : add(multiply(of.momentum, b), multiply(of.fresh, d));
-  const Values change = form.nesterov ? add(d, multiply(of.momentum, b)) : b;
-  p = subtract(p, multiply(of.lr, change));
-}
+struct PlainSgd : UsesAll<0, SgdNumbers> {
+  template <typename T, typename Values>
+  LOCKSTEP_DEVICE static void apply(Values& p, const Values& g, Values (&)[1],
+                                    const SgdNumbers<T>& of, Form form) {
+    using element::subtract, element::multiply;
+    p = subtract(p, multiply(of.lr, decayed(g, p, of.decay, form)));
+  }
+};
 
+struct MomentumSgd : UsesAll<1, SgdNumbers> {
+  template <typename T, typename Values>
+  LOCKSTEP_DEVICE static void apply(Values& p, const Values& g, Values (&s)[1],
+                                    const SgdNumbers<T>& of, Form form) {
+    using element::add, element::subtract, element::multiply;
+    Values& b = s[0];
+    const Values d = decayed(g, p, of.decay, form);
+    b = form.first ? d : add(multiply(of.momentum, b), multiply(of.fresh, d));
+    const Values change = form.nesterov ? add(d, multiply(of.momentum, b)) : b;
+    p = subtract(p, multiply(of.lr, change));
+  }
+};
+
+// Adam in two halves: mean and square, and what becomes of the parameter.
 template <typename T, typename Values>
-LOCKSTEP_DEVICE void adam(Values& p, const Values& g, Values& m, Values& v,
-                          const AdamNumbers<T>& of, Form form) {
-  using element::add, element::subtract, element::multiply;
-  using element::divide, element::square_root;
+LOCKSTEP_DEVICE void adam_moments(const Values& p, const Values& g, Values& m, Values& v,
+                                  const AdamNumbers<T>& of, Form form) {
+  using element::add, element::multiply;
   const Values d = decayed(g, p, of.decay, form);
   m = add(multiply(of.beta1, m), multiply(of.fresh1, d));
   v = add(multiply(of.beta2, v), multiply(multiply(of.fresh2, d), d));
-  const Values change = divide(multiply(of.size, m), add(divide(square_root(v), of.root), of.eps));
+}
+template <typename T, typename Values>
+LOCKSTEP_DEVICE void adam_change(Values& p, const Values& m, const Values& x,
+                                 const AdamNumbers<T>& of) {
+  using element::add, element::subtract, element::multiply;
+  using element::divide, element::square_root;
+  const Values change = divide(multiply(of.size, m), add(divide(square_root(x), of.root), of.eps));
   p = subtract(multiply(p, of.shrink), change);
 }
+
+struct Adam : UsesAll<2, AdamNumbers> {
+  template <typename T, typename Values>
+  LOCKSTEP_DEVICE static void apply(Values& p, const Values& g, Values (&s)[2],
+                                    const AdamNumbers<T>& of, Form form) {
+    adam_moments(p, g, s[0], s[1], of, form);
+    adam_change(p, s[0], s[1], of);
+  }
+};
+
+// With a third state, which not every group of an optimizer need use.
+struct Amsgrad : UsesAll<3, AdamNumbers> {
+  LOCKSTEP_DEVICE static constexpr bool uses(int state, Form form) {
+    return state < 2 || form.amsgrad;
+  }
+  template <typename T, typename Values>
+  LOCKSTEP_DEVICE static void apply(Values& p, const Values& g, Values (&s)[3],
+                                    const AdamNumbers<T>& of, Form form) {
+    using element::larger;
+    adam_moments(p, g, s[0], s[1], of, form);
+    if (form.amsgrad) s[2] = larger(s[2], s[1]);
+    adam_change(p, s[0], form.amsgrad ? s[2] : s[1], of);
+  }
+};
+
+struct RmsProp : UsesAll<3, RmsPropNumbers> {
+  LOCKSTEP_DEVICE static constexpr bool uses(int state, Form form) {
+    return state == 0 || (state == 1 ? form.centered : form.moves);
+  }
+  template <typename T, typename Values>
+  LOCKSTEP_DEVICE static void apply(Values& p, const Values& g, Values (&s)[3],
+                                    const RmsPropNumbers<T>& of, Form form) {
+    using element::add, element::subtract, element::multiply;
+    using element::divide, element::square_root;
+    Values& v = s[0];
+    Values& m = s[1];
+    Values& b = s[2];
+    const Values d = decayed(g, p, of.decay, form);
+    v = add(multiply(of.alpha, v), multiply(multiply(of.fresh, d), d));
+    if (form.centered) m = add(multiply(of.alpha, m), multiply(of.fresh, d));
+    const Values square = form.centered ? subtract(v, multiply(m, m)) : v;
+    const Values c = add(square_root(square), of.eps);
+    if (form.moves) b = add(multiply(of.momentum, b), divide(d, c));
+    p = subtract(p, form.moves ? multiply(of.lr, b) : divide(multiply(of.lr, d), c));
+  }
+};
+
+struct Adagrad : UsesAll<1, AdagradNumbers> {
+  template <typename T, typename Values>
+  LOCKSTEP_DEVICE static void apply(Values& p, const Values& g, Values (&s)[1],
+                                    const AdagradNumbers<T>& of, Form form) {
+    using element::add, element::subtract, element::multiply;
+    using element::divide, element::square_root;
+    const Values d = decayed(g, p, of.decay, form);
+    const Values square = multiply(d, d);
+    s[0] = form.first ? add(of.start, square) : add(s[0], square);
+    p = subtract(p, divide(multiply(of.lr, d), add(square_root(s[0]), of.eps)));
+  }
+};
 
 }  // namespace lockstep::flat::element

@@ -9,6 +9,7 @@
 #include "flat/cuda/launch.h"
 #include "flat/cuda/runtime.h"
 #include "flat/device_chunk.h"
+#include "flat/update_launch.h"
 
 namespace lockstep::flat {
 
@@ -50,17 +51,18 @@ __device__ __forceinline__ void write(const Note& note) {
 }
 
 // Blocks of threads that a multiprocessor runs at a time. With masters and parity a thread needs
-// more registers than four blocks leave.
-template <typename Of, bool kWithParity>
-inline constexpr int kResident = kWithParity&& Of::kMasters ? 3 : 4;
+// more registers than four blocks leave, and so it does with a third state.
+template <typename Of, typename Rule, bool kWithParity>
+inline constexpr int kResident = 4 - (kWithParity && Of::kMasters ? 1 : 0) -
+                                 (Rule::kStates > 2 ? 1 : 0);
 
-template <typename Of, UpdateRule kRule, bool kWithParity, element::Caching kCaching>
-__global__ void __launch_bounds__(cuda::kThreads, kResident<Of, kWithParity>)
+template <typename Of, typename Rule, bool kWithParity, element::Caching kCaching>
+__global__ void __launch_bounds__(cuda::kThreads, kResident<Of, Rule, kWithParity>)
     update_kernel(const __grid_constant__ UpdateTask task) {
   const Chunk chunk = task.range.tables.chunks[task.range.chunks.begin + blockIdx.x];
   if (blockIdx.x == 0) write(task.note);
   if (task.skip != nullptr && *task.skip != 0) return;
-  const auto seen = element::update_chunk<Of, kRule, kWithParity, kCaching>(
+  const auto seen = element::update_chunk<Of, Rule, kWithParity, kCaching>(
       task, chunk, {threadIdx.x, cuda::kThreads});
   if constexpr (kWithParity) note(seen, task.watched, chunk.piece);
 }
@@ -77,31 +79,25 @@ inline bool fits_into_cache(const UpdateTask& task) {
   return elements * size_of(task.range.dtype) <= static_cast<std::size_t>(cache);
 }
 
-template <bool kWithParity>
+template <typename Rule, bool kWithParity>
 class UpdateLaunch {
  public:
   UpdateLaunch(const UpdateTask& task, cudaStream_t stream) : task_(task), stream_(stream) {}
 
+  // Hints only for the usual type. For all types every kernel would be compiled twice.
   template <typename Of>
   void operator()() const {
-    if (task_.rule == UpdateRule::kAdam) return launch<Of, UpdateRule::kAdam>();
-    launch<Of, UpdateRule::kSgd>();
+    using element::Caching;
+    if constexpr (std::is_same_v<Of, element::Types<float, float, false>>) {
+      if (fits_into_cache(task_)) return launch<Of, Caching::kPassing>();
+    }
+    launch<Of, Caching::kPlain>();
   }
 
  private:
-  // Hints only for the usual type. For all types every kernel would be compiled twice.
-  template <typename Of, UpdateRule kRule>
+  template <typename Of, element::Caching kCaching>
   void launch() const {
-    using element::Caching;
-    if constexpr (std::is_same_v<Of, element::Types<float, float, false>>) {
-      if (fits_into_cache(task_)) return launch<Of, kRule, Caching::kPassing>();
-    }
-    launch<Of, kRule, Caching::kPlain>();
-  }
-
-  template <typename Of, UpdateRule kRule, element::Caching kCaching>
-  void launch() const {
-    update_kernel<Of, kRule, kWithParity, kCaching>
+    update_kernel<Of, Rule, kWithParity, kCaching>
         <<<task_.range.chunks.size(), cuda::kThreads, 0, stream_>>>(task_);
     cuda::check(cudaGetLastError(), "launch of the update");
   }
@@ -110,7 +106,10 @@ class UpdateLaunch {
   cudaStream_t stream_;
 };
 
-// In its own file, so that each file compiles half of the kernels.
-void launch_watched_update(const UpdateTask& task, cudaStream_t stream);
+template <typename Rule, bool kWithParity>
+void launch_update(const UpdateTask& task, cudaStream_t stream) {
+  element::choose_types(task.range.dtype, task.gradients.dtype, task.masters != nullptr,
+                        UpdateLaunch<Rule, kWithParity>(task, stream));
+}
 
 }  // namespace lockstep::flat

@@ -1,8 +1,7 @@
 #include "flat/update_loops.h"
 
 #include <algorithm>
-#include <array>
-#include <type_traits>
+#include <utility>
 
 #include "base/check.h"
 #include "flat/dispatch.h"
@@ -13,97 +12,139 @@
 namespace lockstep::flat {
 namespace {
 
-using element::AdamNumbers;
 using element::Form;
-using element::SgdNumbers;
 
-// Calls `body` with a compile-time constant, so that the loop does not test it for every row.
-template <typename Body>
-Parities decided(bool choice, const Body& body) {
-  return choice ? body(std::true_type()) : body(std::false_type());
+// Elements of a type.
+template <typename T>
+struct Typed {
+  T* parameter;
+  const T* gradient;
+  std::array<T*, kMostStates> state;
+  std::size_t count;
+};
+
+// SGD only adds and multiplies: it is faster if memory is fetched ahead.
+template <typename Rule>
+inline constexpr bool kStreams =
+    std::is_same_v<typename Rule::template Numbers<float>, element::SgdNumbers<float>>;
+
+// A state that the form does not use is a constant zero here, and changes no parity.
+template <typename Rule, Form kForm, typename T, bool kWithParity>
+struct Loop {
+  using Numbers = typename Rule::template Numbers<T>;
+  using States = std::make_index_sequence<Rule::kStates>;
+
+  LOCKSTEP_INLINE static Parities run(Typed<T> on, Numbers of) {
+    return for_each_row<T, kWithParity>(on.count, [=](auto at, auto& seen) LOCKSTEP_INLINE_BODY {
+      update(at, seen, on, of, States());
+    });
+  }
+
+ private:
+  template <typename At, typename Seen, std::size_t... kState>
+  LOCKSTEP_INLINE static void update(At at, Seen& seen, const Typed<T>& on, const Numbers& of,
+                                     std::index_sequence<kState...>) {
+    auto parameter = load(at, on.parameter);
+    using Values = decltype(parameter);
+    Values held[std::max(Rule::kStates, 1)] = {
+        (Rule::uses(kState, kForm) ? load(at, on.state[kState]) : Values{})...};
+    seen.before(parameter, held[kState]...);
+    Rule::apply(parameter, at.load(on.gradient), held, of, kForm);
+    seen.after(parameter, held[kState]...);
+    (store<kState>(at, on, held[kState]), ...);
+    at.store(on.parameter, parameter);
+  }
+  template <typename At>
+  LOCKSTEP_INLINE static auto load(At at, const T* from) {
+    if constexpr (kStreams<Rule>) {
+      return at.stream(from);
+    } else {
+      return at.load(from);
+    }
+  }
+  template <std::size_t kState, typename At, typename Values>
+  LOCKSTEP_INLINE static void store(At at, const Typed<T>& on, const Values& values) {
+    if constexpr (Rule::uses(kState, kForm)) at.store(on.state[kState], values);
+  }
+};
+
+// Calls `body` with the choices as compile-time constants, so that the loop does not test them for
+// every row.
+template <bool... kMade, typename Body>
+Parities decided(const Body& body) {
+  return body.template operator()<kMade...>();
+}
+template <bool... kMade, typename Body, typename... Rest>
+Parities decided(const Body& body, bool next, Rest... rest) {
+  return next ? decided<kMade..., true>(body, rest...) : decided<kMade..., false>(body, rest...);
 }
 
-template <typename T, bool kDecays, bool kWithParity>
-struct PlainSgd {
-  static constexpr Form kForm{.decays = kDecays};
-  LOCKSTEP_INLINE static Parities run(T* p, const T* g, std::size_t count, SgdNumbers<T> of) {
-    return for_each_row<T, kWithParity>(count, [=](auto at, auto& seen) LOCKSTEP_INLINE_BODY {
-      auto parameter = at.stream(p);
-      seen.before(parameter);
-      element::sgd(parameter, at.load(g), of, kForm);
-      seen.after(parameter);
-      at.store(p, parameter);
-    });
-  }
-};
-
-template <typename T, bool kDecays, bool kFirst, bool kNesterov, bool kWithParity>
-struct MomentumSgd {
-  static constexpr Form kForm{.decays = kDecays, .first = kFirst, .nesterov = kNesterov};
-  LOCKSTEP_INLINE static Parities run(T* p, const T* g, T* b, std::size_t count, SgdNumbers<T> of) {
-    return for_each_row<T, kWithParity>(count, [=](auto at, auto& seen) LOCKSTEP_INLINE_BODY {
-      auto parameter = at.stream(p);
-      auto velocity = at.stream(b);
-      seen.before(parameter, velocity);
-      element::sgd(parameter, at.load(g), velocity, of, kForm);
-      seen.after(parameter, velocity);
-      at.store(b, velocity);
-      at.store(p, parameter);
-    });
-  }
-};
-
+// Runs one step with the loop for its form.
 template <bool kWithParity, typename T>
-Parities sgd_typed(T* p, const T* g, T* b, std::size_t count, const SgdStep& step) {
-  const auto of = element::in<T>(element::numbers_of(step));
-  const Form form = element::form_of(of);
-  return decided(form.decays, [&](auto decays) {
-    constexpr bool kDecays = decltype(decays)::value;
-    if (step.momentum == 0) return at_level<PlainSgd<T, kDecays, kWithParity>>(p, g, count, of);
-    return decided(form.first, [&](auto first) {
-      return decided(form.nesterov, [&](auto nesterov) {
-        using Loop =
-            MomentumSgd<T, kDecays, decltype(first)::value, decltype(nesterov)::value, kWithParity>;
-        return at_level<Loop>(p, g, b, count, of);
-      });
-    });
-  });
-}
+class Chosen {
+ public:
+  explicit Chosen(const Typed<T>& on) : on_(on) {}
 
-template <typename T, bool kDecays, bool kWithParity>
-struct AdamLoop {
-  static constexpr Form kForm{.decays = kDecays};
-  LOCKSTEP_INLINE static Parities run(T* p, const T* g, T* m, T* v, std::size_t count,
-                                      AdamNumbers<T> of) {
-    return for_each_row<T, kWithParity>(count, [=](auto at, auto& seen) LOCKSTEP_INLINE_BODY {
-      auto parameter = at.load(p);
-      auto mean = at.load(m);
-      auto square = at.load(v);
-      seen.before(parameter, mean, square);
-      element::adam(parameter, at.load(g), mean, square, of, kForm);
-      seen.after(parameter, mean, square);
-      at.store(m, mean);
-      at.store(v, square);
-      at.store(p, parameter);
-    });
+  Parities operator()(const SgdStep& step) const {
+    const auto of = element::in<T>(element::numbers_of(step));
+    const Form form = element::form_of(of);
+    if (step.momentum == 0) {
+      return decided(
+          [&]<bool kDecays>() { return run<element::PlainSgd, Form{.decays = kDecays}>(of); },
+          form.decays);
+    }
+    return decided(
+        [&]<bool kDecays, bool kFirst, bool kNesterov>() {
+          constexpr Form kForm{.decays = kDecays, .first = kFirst, .nesterov = kNesterov};
+          return run<element::MomentumSgd, kForm>(of);
+        },
+        form.decays, form.first, form.nesterov);
   }
-};
+  Parities operator()(const AdamStep& step) const {
+    const auto of = element::in<T>(element::numbers_of(step));
+    return decided(
+        [&]<bool kDecays, bool kAmsgrad>() {
+          using Rule = std::conditional_t<kAmsgrad, element::Amsgrad, element::Adam>;
+          return run<Rule, Form{.decays = kDecays, .amsgrad = kAmsgrad}>(of);
+        },
+        element::form_of(of).decays, step.amsgrad);
+  }
+  Parities operator()(const RmsPropStep& step) const {
+    const auto of = element::in<T>(element::numbers_of(step));
+    const Form form = element::form_of(of);
+    return decided(
+        [&]<bool kDecays, bool kCentered, bool kMoves>() {
+          constexpr Form kForm{.decays = kDecays, .centered = kCentered, .moves = kMoves};
+          return run<element::RmsProp, kForm>(of);
+        },
+        form.decays, form.centered, form.moves);
+  }
+  Parities operator()(const AdagradStep& step) const {
+    const auto of = element::in<T>(element::numbers_of(step));
+    const Form form = element::form_of(of);
+    return decided(
+        [&]<bool kDecays, bool kFirst>() {
+          return run<element::Adagrad, Form{.decays = kDecays, .first = kFirst}>(of);
+        },
+        form.decays, form.first);
+  }
 
-template <bool kWithParity, typename T>
-Parities adam_typed(T* p, const T* g, T* m, T* v, std::size_t count, const AdamStep& step) {
-  const auto of = element::in<T>(element::numbers_of(step));
-  return decided(element::form_of(of).decays, [&](auto decays) {
-    return at_level<AdamLoop<T, decltype(decays)::value, kWithParity>>(p, g, m, v, count, of);
-  });
-}
+ private:
+  template <typename Rule, Form kForm>
+  Parities run(const typename Rule::template Numbers<T>& of) const {
+    return at_level<Loop<Rule, kForm, T, kWithParity>>(on_, of);
+  }
+
+  Typed<T> on_;
+};
 
 // A strip of half-type elements in float32: widened at first, and narrowed by store().
 class Wide {
  public:
-  Wide(DType dtype, void* from, std::size_t first, std::size_t count)
+  Wide(DType dtype, const void* from, std::size_t first, std::size_t count)
       : dtype_(dtype), count_(count) {
     if (from == nullptr) return;
-    place_ = static_cast<std::uint16_t*>(from) + first;
+    place_ = static_cast<std::uint16_t*>(const_cast<void*>(from)) + first;
     widen(dtype, place_, values_.data(), count);
   }
   float* data() { return values_.data(); }
@@ -115,101 +156,79 @@ class Wide {
  private:
   DType dtype_;
   std::size_t count_;
-  std::uint16_t* place_ = nullptr;
-  std::array<float, kStripElements> values_{};
+  std::uint16_t* place_ = nullptr;  // null: nobody uses the values
+  std::array<float, kStripElements> values_;
 };
 
-template <bool kWithParity>
-Parities sgd_half(DType dtype, void* parameter, void* gradient, void* momentum, std::size_t count,
-                  const SgdStep& step) {
+template <bool kWithParity, typename Step>
+Parities update_half(const Elements& elements, const Step& step) {
   Parities seen;
-  for (std::size_t first = 0; first < count; first += kStripElements) {
-    const std::size_t part = std::min(kStripElements, count - first);
-    Wide p(dtype, parameter, first, part);
-    Wide g(dtype, gradient, first, part);
-    Wide b(dtype, step.momentum == 0 ? nullptr : momentum, first, part);
-    if (kWithParity) seen.before ^= p.parity() ^ b.parity();
-    sgd_typed<false>(p.data(), g.data(), b.data(), part, step);
-    p.store();
-    b.store();
-    if (kWithParity) seen.after ^= p.parity() ^ b.parity();
+  for (std::size_t first = 0; first < elements.count; first += kStripElements) {
+    const std::size_t count = std::min(kStripElements, elements.count - first);
+    const auto state = [&](std::size_t i) {
+      return Wide(elements.dtype, step.uses(i) ? elements.state[i] : nullptr, first, count);
+    };
+    Wide gradient(elements.dtype, elements.gradient, first, count);
+    Wide kept[] = {
+        {elements.dtype, elements.parameter, first, count}, state(0), state(1), state(2)};
+    static_assert(std::size(kept) == 1 + kMostStates);
+    for (const Wide& one : kept) {
+      if (kWithParity) seen.before ^= one.parity();
+    }
+    Chosen<false, float>(
+        {kept[0].data(), gradient.data(), {kept[1].data(), kept[2].data(), kept[3].data()}, count})(
+        step);
+    for (Wide& one : kept) {
+      one.store();
+      if (kWithParity) seen.after ^= one.parity();
+    }
   }
   return seen;
 }
 
-template <bool kWithParity>
-Parities adam_half(DType dtype, void* parameter, void* gradient, AdamMemory memory,
-                   std::size_t count, const AdamStep& step) {
-  Parities seen;
-  for (std::size_t first = 0; first < count; first += kStripElements) {
-    const std::size_t part = std::min(kStripElements, count - first);
-    Wide p(dtype, parameter, first, part);
-    Wide g(dtype, gradient, first, part);
-    Wide m(dtype, memory.mean, first, part);
-    Wide v(dtype, memory.square, first, part);
-    if (kWithParity) seen.before ^= p.parity() ^ m.parity() ^ v.parity();
-    adam_typed<false>(p.data(), g.data(), m.data(), v.data(), part, step);
-    p.store();
-    m.store();
-    v.store();
-    if (kWithParity) seen.after ^= p.parity() ^ m.parity() ^ v.parity();
-  }
-  return seen;
+template <bool kWithParity, typename T, typename Step>
+Parities update_typed(const Elements& elements, const Step& step) {
+  Typed<T> on{static_cast<T*>(elements.parameter),
+              static_cast<const T*>(elements.gradient),
+              {},
+              elements.count};
+  for (std::size_t i = 0; i < kMostStates; ++i) on.state[i] = static_cast<T*>(elements.state[i]);
+  return Chosen<kWithParity, T>(on)(step);
 }
 
-template <bool kWithParity>
-Parities sgd_of(DType dtype, void* parameter, const void* gradient, void* momentum,
-                std::size_t count, const SgdStep& step) {
-  if (dtype == DType::kFloat32) {
-    return sgd_typed<kWithParity>(static_cast<float*>(parameter),
-                                  static_cast<const float*>(gradient),
-                                  static_cast<float*>(momentum), count, step);
-  }
-  if (dtype == DType::kFloat64) {
-    return sgd_typed<kWithParity>(static_cast<double*>(parameter),
-                                  static_cast<const double*>(gradient),
-                                  static_cast<double*>(momentum), count, step);
-  }
-  LOCKSTEP_CHECK(is_half(dtype), "optimizers know floating-point types");
-  return sgd_half<kWithParity>(dtype, parameter, const_cast<void*>(gradient), momentum, count,
-                               step);
-}
-
-template <bool kWithParity>
-Parities adam_of(DType dtype, void* parameter, const void* gradient, AdamMemory memory,
-                 std::size_t count, const AdamStep& step) {
-  if (dtype == DType::kFloat32) {
-    return adam_typed<kWithParity>(
-        static_cast<float*>(parameter), static_cast<const float*>(gradient),
-        static_cast<float*>(memory.mean), static_cast<float*>(memory.square), count, step);
-  }
-  if (dtype == DType::kFloat64) {
-    return adam_typed<kWithParity>(
-        static_cast<double*>(parameter), static_cast<const double*>(gradient),
-        static_cast<double*>(memory.mean), static_cast<double*>(memory.square), count, step);
-  }
-  LOCKSTEP_CHECK(is_half(dtype), "optimizers know floating-point types");
-  return adam_half<kWithParity>(dtype, parameter, const_cast<void*>(gradient), memory, count, step);
+template <bool kWithParity, typename Step>
+Parities update_any(const Elements& elements, const Step& step) {
+  if (elements.dtype == DType::kFloat32) return update_typed<kWithParity, float>(elements, step);
+  if (elements.dtype == DType::kFloat64) return update_typed<kWithParity, double>(elements, step);
+  LOCKSTEP_CHECK(is_half(elements.dtype), "optimizers know floating-point types");
+  return update_half<kWithParity>(elements, step);
 }
 
 }  // namespace
 
-void sgd(DType dtype, void* parameter, const void* gradient, void* momentum, std::size_t count,
-         const SgdStep& step) {
-  sgd_of<false>(dtype, parameter, gradient, momentum, count, step);
+void update(const Elements& elements, const SgdStep& step) {
+  update_any<false>(elements, step);
 }
-Parities sgd_with_parity(DType dtype, void* parameter, const void* gradient, void* momentum,
-                         std::size_t count, const SgdStep& step) {
-  return sgd_of<true>(dtype, parameter, gradient, momentum, count, step);
+void update(const Elements& elements, const AdamStep& step) {
+  update_any<false>(elements, step);
 }
-
-void adam(DType dtype, void* parameter, const void* gradient, AdamMemory memory, std::size_t count,
-          const AdamStep& step) {
-  adam_of<false>(dtype, parameter, gradient, memory, count, step);
+void update(const Elements& elements, const RmsPropStep& step) {
+  update_any<false>(elements, step);
 }
-Parities adam_with_parity(DType dtype, void* parameter, const void* gradient, AdamMemory memory,
-                          std::size_t count, const AdamStep& step) {
-  return adam_of<true>(dtype, parameter, gradient, memory, count, step);
+void update(const Elements& elements, const AdagradStep& step) {
+  update_any<false>(elements, step);
+}
+Parities update_with_parity(const Elements& elements, const SgdStep& step) {
+  return update_any<true>(elements, step);
+}
+Parities update_with_parity(const Elements& elements, const AdamStep& step) {
+  return update_any<true>(elements, step);
+}
+Parities update_with_parity(const Elements& elements, const RmsPropStep& step) {
+  return update_any<true>(elements, step);
+}
+Parities update_with_parity(const Elements& elements, const AdagradStep& step) {
+  return update_any<true>(elements, step);
 }
 
 }  // namespace lockstep::flat

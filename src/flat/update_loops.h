@@ -4,17 +4,26 @@
 // elements. Half types are computed in float32, and each stored value is rounded once. So the bits
 // do not depend on how a parameter is cut. The order is that of torch::optim.
 //
-//   sgd    d = g + weight_decay·p
-//          b = first ? d : momentum·b + (1 − dampening)·d
-//          p = p − lr·(momentum == 0 ? d : nesterov ? d + momentum·b : b)
-//   adam   d = g + weight_decay·p              (decoupled: d = g, and first p = p·(1 − lr·weight_decay))
-//          m = beta1·m + (1 − beta1)·d
-//          v = beta2·v + (1 − beta2)·d·d
-//          p = p − (lr / (1 − beta1^t)) · m / (√v / √(1 − beta2^t) + eps)
+//   all       d = g + weight_decay·p
+//   sgd       b = first ? d : momentum·b + (1 − dampening)·d
+//             p = p − lr·(momentum == 0 ? d : nesterov ? d + momentum·b : b)
+//   adam      (decoupled: d = g, and first p = p·(1 − lr·weight_decay))
+//             m = beta1·m + (1 − beta1)·d
+//             v = beta2·v + (1 − beta2)·d·d
+//             x = max(x, v)                     (amsgrad; else x is v)
+//             p = p − (lr / (1 − beta1^t)) · m / (√x / √(1 − beta2^t) + eps)
+//   rmsprop   v = alpha·v + (1 − alpha)·d·d
+//             m = alpha·m + (1 − alpha)·d       (centered; else m is 0)
+//             c = √(v − m·m) + eps
+//             b = momentum·b + d / c
+//             p = p − (momentum == 0 ? lr·d / c : lr·b)
+//   adagrad   s = (first ? start : s) + d·d
+//             p = p − (lr / (1 + (t − 1)·lr_decay)) · d / (√s + eps)
 #pragma once
 
 #include <lockstep/buffer.h>
 
+#include <array>
 #include <cstddef>
 #include <cstdint>
 
@@ -22,6 +31,21 @@
 
 namespace lockstep::flat {
 
+// A rule has at most so many states.
+inline constexpr std::size_t kMostStates = 3;
+
+// Consecutive elements of one parameter: their values, gradients and states.
+struct Elements {
+  DType dtype = DType::kFloat32;
+  void* parameter = nullptr;
+  const void* gradient = nullptr;
+  std::array<void*, kMostStates> state{};  // in the order of the step; those not used are not read
+  std::size_t count = 0;
+};
+
+// The numbers of a step. uses() says which states it reads and writes.
+
+// States: momentum.
 struct SgdStep {
   double lr = 0;
   double momentum = 0;
@@ -29,15 +53,11 @@ struct SgdStep {
   double weight_decay = 0;
   bool nesterov = false;
   bool first = false;  // there is no momentum yet
+
+  bool uses(std::size_t state) const { return state == 0 && momentum != 0; }
 };
 
-// `momentum` is not read if step.momentum is 0. The functions with parity also return the parities
-// of everything that is updated in place, parameter and state together.
-void sgd(DType dtype, void* parameter, const void* gradient, void* momentum, std::size_t count,
-         const SgdStep& step);
-Parities sgd_with_parity(DType dtype, void* parameter, const void* gradient, void* momentum,
-                         std::size_t count, const SgdStep& step);
-
+// States: mean, square, largest square.
 struct AdamStep {
   double lr = 0;
   double beta1 = 0;
@@ -46,15 +66,46 @@ struct AdamStep {
   double weight_decay = 0;
   bool decoupled = false;
   std::int64_t step = 1;  // t, from 1
+  bool amsgrad = false;
+
+  bool uses(std::size_t state) const { return state < 2 || (state == 2 && amsgrad); }
 };
 
-struct AdamMemory {
-  void* mean = nullptr;
-  void* square = nullptr;
+// States: square, mean, momentum.
+struct RmsPropStep {
+  double lr = 0;
+  double alpha = 0;
+  double eps = 0;
+  double weight_decay = 0;
+  double momentum = 0;
+  bool centered = false;
+
+  bool uses(std::size_t state) const {
+    return state == 0 || (state == 1 && centered) || (state == 2 && momentum != 0);
+  }
 };
-void adam(DType dtype, void* parameter, const void* gradient, AdamMemory memory, std::size_t count,
-          const AdamStep& step);
-Parities adam_with_parity(DType dtype, void* parameter, const void* gradient, AdamMemory memory,
-                          std::size_t count, const AdamStep& step);
+
+// States: the sum of squares.
+struct AdagradStep {
+  double lr = 0;
+  double lr_decay = 0;
+  double weight_decay = 0;
+  double start = 0;  // of the sum, in the first step
+  double eps = 0;
+  std::int64_t step = 1;  // t, from 1
+
+  bool uses(std::size_t state) const { return state == 0; }
+};
+
+// The functions with parity also return the parities of everything that is updated in place,
+// parameter and state together.
+void update(const Elements& elements, const SgdStep& step);
+void update(const Elements& elements, const AdamStep& step);
+void update(const Elements& elements, const RmsPropStep& step);
+void update(const Elements& elements, const AdagradStep& step);
+Parities update_with_parity(const Elements& elements, const SgdStep& step);
+Parities update_with_parity(const Elements& elements, const AdamStep& step);
+Parities update_with_parity(const Elements& elements, const RmsPropStep& step);
+Parities update_with_parity(const Elements& elements, const AdagradStep& step);
 
 }  // namespace lockstep::flat

@@ -20,173 +20,213 @@ using testing::Sum;
 
 constexpr std::size_t kElements = 1200;  // a piece and a bit
 
-// What one step reads and writes.
+// What one step reads and writes. `Step` names the states.
 template <typename T>
 struct State {
   std::vector<T> parameter = rough_elements<T>(kElements, 1);
   std::vector<T> gradient = rough_elements<T>(kElements, 2);
-  std::vector<T> first = rough_elements<T>(kElements, 3);
-  std::vector<T> second = rough_elements<T>(kElements, 4);
+  std::array<std::vector<T>, kMostStates> states;
 
+  explicit State(const SgdStep&) : State() {}
+  explicit State(const AdamStep&) : State() {
+    for (const std::size_t square : {1, 2}) make_square(states[square], 0);
+  }
+  // Larger than the square of every mean: nobody promises the bits of a NaN.
+  explicit State(const RmsPropStep&) : State() { make_square(states[0], 2048); }
+  explicit State(const AdagradStep&) : State() { make_square(states[0], 0); }
+
+  bool operator==(const State& other) const {
+    bool same = same_bits(parameter, other.parameter) && same_bits(gradient, other.gradient);
+    for (std::size_t i = 0; i < kMostStates; ++i)
+      same = same && same_bits(states[i], other.states[i]);
+    return same;
+  }
+  Elements elements(std::size_t first, std::size_t count) {
+    Elements all{dtype_of<T>(), parameter.data() + first, gradient.data() + first, {}, count};
+    for (std::size_t i = 0; i < kMostStates; ++i) all.state[i] = states[i].data() + first;
+    return all;
+  }
+
+ private:
   State() {
-    for (T& square : second) square = static_cast<T>(std::fabs(static_cast<Sum<T>>(square)));
+    for (std::size_t i = 0; i < kMostStates; ++i)
+      states[i] = rough_elements<T>(kElements, static_cast<std::uint32_t>(3 + i));
     parameter[5] = gradient[6] = static_cast<T>(-0.0F);
   }
-  bool operator==(const State& other) const {
-    return same_bits(parameter, other.parameter) && same_bits(gradient, other.gradient) &&
-           same_bits(first, other.first) && same_bits(second, other.second);
+  static void make_square(std::vector<T>& state, Sum<T> least) {
+    for (T& square : state) square = static_cast<T>(std::fabs(static_cast<Sum<T>>(square)) + least);
+  }
+};
+
+// An element in the type in which it is computed.
+template <typename T>
+struct Element {
+  using S = Sum<T>;
+  S p, d;
+  std::array<S, kMostStates> s;
+
+  Element(const State<T>& state, std::size_t i, double weight_decay)
+      : p(static_cast<S>(state.parameter[i])), d(static_cast<S>(state.gradient[i])) {
+    for (std::size_t k = 0; k < kMostStates; ++k) s[k] = static_cast<S>(state.states[k][i]);
+    if (weight_decay != 0) d = d + static_cast<S>(weight_decay) * p;
+  }
+  template <typename Step>
+  void store(State<T>& state, std::size_t i, const Step& step) const {
+    state.parameter[i] = static_cast<T>(p);
+    for (std::size_t k = 0; k < kMostStates; ++k) {
+      if (step.uses(k)) state.states[k][i] = static_cast<T>(s[k]);
+    }
   }
 };
 
 // The header's formulas, one element and one rounding at a time.
 template <typename T>
-void sgd_by_definition(State<T>& state, std::size_t i, const SgdStep& step) {
+void define(State<T>& state, std::size_t i, const SgdStep& step) {
   using S = Sum<T>;
+  Element<T> e(state, i, step.weight_decay);
   const auto momentum = static_cast<S>(step.momentum);
-  const auto p = static_cast<S>(state.parameter[i]);
-  auto d = static_cast<S>(state.gradient[i]);
-  if (step.weight_decay != 0) d = d + static_cast<S>(step.weight_decay) * p;
-  S change = d;
+  S change = e.d;
   if (step.momentum != 0) {
-    const S kept = momentum * static_cast<S>(state.first[i]);
-    const S b = step.first ? d : kept + static_cast<S>(1 - step.dampening) * d;
-    state.first[i] = static_cast<T>(b);
-    change = step.nesterov ? d + momentum * b : b;
+    const S kept = momentum * e.s[0];
+    e.s[0] = step.first ? e.d : kept + static_cast<S>(1 - step.dampening) * e.d;
+    change = step.nesterov ? e.d + momentum * e.s[0] : e.s[0];
   }
-  state.parameter[i] = static_cast<T>(p - static_cast<S>(step.lr) * change);
+  e.p = e.p - static_cast<S>(step.lr) * change;
+  e.store(state, i, step);
 }
 
 template <typename T>
-void adam_by_definition(State<T>& state, std::size_t i, const AdamStep& step) {
+void define(State<T>& state, std::size_t i, const AdamStep& step) {
   using S = Sum<T>;
-  auto p = static_cast<S>(state.parameter[i]);
-  auto d = static_cast<S>(state.gradient[i]);
-  if (step.decoupled) {
-    p = p * static_cast<S>(1 - step.lr * step.weight_decay);
-  } else if (step.weight_decay != 0) {
-    d = d + static_cast<S>(step.weight_decay) * p;
-  }
+  Element<T> e(state, i, step.decoupled ? 0 : step.weight_decay);
+  if (step.decoupled) e.p = e.p * static_cast<S>(1 - step.lr * step.weight_decay);
   const auto t = static_cast<double>(step.step);
-  const S m = static_cast<S>(step.beta1) * static_cast<S>(state.first[i]) +
-              static_cast<S>(1 - step.beta1) * d;
-  const S v = static_cast<S>(step.beta2) * static_cast<S>(state.second[i]) +
-              static_cast<S>(1 - step.beta2) * d * d;
+  auto& [m, v, x] = e.s;
+  m = static_cast<S>(step.beta1) * m + static_cast<S>(1 - step.beta1) * e.d;
+  v = static_cast<S>(step.beta2) * v + static_cast<S>(1 - step.beta2) * e.d * e.d;
+  x = step.amsgrad ? std::max(x, v) : v;
   const auto size = static_cast<S>(step.lr / (1 - std::pow(step.beta1, t)));
   const auto root = static_cast<S>(std::sqrt(1 - std::pow(step.beta2, t)));
-  state.first[i] = static_cast<T>(m);
-  state.second[i] = static_cast<T>(v);
-  state.parameter[i] =
-      static_cast<T>(p - size * m / (std::sqrt(v) / root + static_cast<S>(step.eps)));
+  e.p = e.p - size * m / (std::sqrt(x) / root + static_cast<S>(step.eps));
+  e.store(state, i, step);
 }
 
-// `run(state, first, count)` and `define(state, i)` must agree wherever the stretch lies.
-template <typename T, typename Run, typename Define>
-void expect_definition(const Run& run, const Define& define) {
-  SCOPED_TRACE(name(dtype_of<T>()));
-  const State<T> start;
+template <typename T>
+void define(State<T>& state, std::size_t i, const RmsPropStep& step) {
+  using S = Sum<T>;
+  Element<T> e(state, i, step.weight_decay);
+  const auto lr = static_cast<S>(step.lr);
+  const auto alpha = static_cast<S>(step.alpha);
+  const auto fresh = static_cast<S>(1 - step.alpha);
+  auto& [v, m, b] = e.s;
+  v = alpha * v + fresh * e.d * e.d;
+  m = step.centered ? alpha * m + fresh * e.d : S{0};
+  const S c = std::sqrt(v - m * m) + static_cast<S>(step.eps);
+  b = static_cast<S>(step.momentum) * b + e.d / c;
+  e.p = e.p - (step.momentum == 0 ? lr * e.d / c : lr * b);
+  e.store(state, i, step);
+}
+
+template <typename T>
+void define(State<T>& state, std::size_t i, const AdagradStep& step) {
+  using S = Sum<T>;
+  Element<T> e(state, i, step.weight_decay);
+  const auto lr =
+      static_cast<S>(step.lr / (1 + static_cast<double>(step.step - 1) * step.lr_decay));
+  e.s[0] = (step.step == 1 ? static_cast<S>(step.start) : e.s[0]) + e.d * e.d;
+  e.p = e.p - lr * e.d / (std::sqrt(e.s[0]) + static_cast<S>(step.eps));
+  e.store(state, i, step);
+}
+
+// A step and its definition must agree wherever the stretch lies.
+template <typename T, typename Step>
+void expect_definition(const Step& step) {
+  const State<T> start(step);
   State<T> all = start;
-  for (std::size_t i = 0; i < kElements; ++i) define(all, i);
+  for (std::size_t i = 0; i < kElements; ++i) define(all, i, step);
   at_every_level([&] {
     State<T> whole = start;
-    run(whole, 0, kElements);
+    update(whole.elements(0, kElements), step);
     EXPECT_TRUE(whole == all);
     for (std::size_t first = 0; first < 64; ++first) {
       for (const std::size_t count : {0UL, 1UL, 7UL, 16UL, 33UL}) {
         State<T> part = start;
         State<T> expected = start;
-        run(part, first, count);
-        for (std::size_t i = first; i < first + count; ++i) define(expected, i);
+        update(part.elements(first, count), step);
+        for (std::size_t i = first; i < first + count; ++i) define(expected, i, step);
         ASSERT_TRUE(part == expected) << first << '+' << count;
       }
     }
   });
 }
 
-// A watched step has the same bits, and says the parities of the first `in_place` of parameter, first and second state.
-template <typename T, typename Run, typename Define>
-void expect_with_parity(const Run& run, int in_place, const Define& define) {
-  SCOPED_TRACE(name(dtype_of<T>()));
+// A watched step has the same bits, and says the parities of the parameter and of the states that it uses.
+template <typename T, typename Step>
+void expect_with_parity(const Step& step) {
   const auto parity = [&](const State<T>& state) {
-    const std::vector<T>* const lists[] = {&state.parameter, &state.first, &state.second};
-    flat::Parity sum = 0;
-    for (int i = 0; i < in_place; ++i)
-      sum ^= flat::parity(dtype_of<T>(), lists[i]->data(), kElements);
+    flat::Parity sum = flat::parity(dtype_of<T>(), state.parameter.data(), kElements);
+    for (std::size_t i = 0; i < kMostStates; ++i) {
+      if (step.uses(i)) sum ^= flat::parity(dtype_of<T>(), state.states[i].data(), kElements);
+    }
     return sum;
   };
-  State<T> all;
-  for (std::size_t i = 0; i < kElements; ++i) define(all, i);
+  State<T> all(step);
+  for (std::size_t i = 0; i < kElements; ++i) define(all, i, step);
   at_every_level([&] {
-    State<T> state;
+    State<T> state(step);
     const flat::Parity before = parity(state);
-    const flat::Parities seen = run(state);
+    const flat::Parities seen = update_with_parity(state.elements(0, kElements), step);
     EXPECT_TRUE(state == all);
     EXPECT_EQ(seen.before, before);
     EXPECT_EQ(seen.after, parity(state));
   });
 }
 
-template <typename T>
-void expect_sgd(const SgdStep& step) {
-  expect_definition<T>(
-      [&](State<T>& state, std::size_t first, std::size_t count) {
-        void* momentum = step.momentum == 0 ? nullptr : state.first.data() + first;
-        sgd(dtype_of<T>(), state.parameter.data() + first, state.gradient.data() + first, momentum,
-            count, step);
-      },
-      [&](State<T>& state, std::size_t i) { sgd_by_definition(state, i, step); });
-  expect_with_parity<T>(
-      [&](State<T>& state) {
-        return sgd_with_parity(dtype_of<T>(), state.parameter.data(), state.gradient.data(),
-                               state.first.data(), kElements, step);
-      },
-      step.momentum == 0 ? 1 : 2,
-      [&](State<T>& state, std::size_t i) { sgd_by_definition(state, i, step); });
+template <typename T, typename Step>
+void expect_in(const Step& step) {
+  SCOPED_TRACE(name(dtype_of<T>()));
+  expect_definition<T>(step);
+  expect_with_parity<T>(step);
+}
+
+template <typename Step>
+void expect_in_every_type(const std::vector<Step>& steps) {
+  for (const Step& step : steps) {
+    SCOPED_TRACE(&step - steps.data());
+    expect_in<float>(step);
+    expect_in<double>(step);
+    expect_in<Float16>(step);
+    expect_in<BFloat16>(step);
+  }
 }
 
 TEST(UpdateKernels, SgdHasTheBitsOfItsDefinitionOnEveryCut) {
-  const SgdStep steps[] = {{0.1},
-                           {0.1, 0, 0, 0.01},
-                           {0.1, 0.9, 0, 0.01, false, true},
-                           {0.1, 0.9, 0.2, 0, false, false},
-                           {0.1, 0.9, 0.2, 0.01, false, false},
-                           {0.1, 0.9, 0, 0.01, true, true},
-                           {0.1, 0.9, 0, 0.01, true, false}};
-  for (const SgdStep& step : steps) {
-    SCOPED_TRACE(&step - steps);
-    expect_sgd<float>(step);
-    expect_sgd<double>(step);
-    expect_sgd<Float16>(step);
-    expect_sgd<BFloat16>(step);
-  }
-}
-
-template <typename T>
-void expect_adam(const AdamStep& step) {
-  expect_definition<T>(
-      [&](State<T>& state, std::size_t first, std::size_t count) {
-        adam(dtype_of<T>(), state.parameter.data() + first, state.gradient.data() + first,
-             {state.first.data() + first, state.second.data() + first}, count, step);
-      },
-      [&](State<T>& state, std::size_t i) { adam_by_definition(state, i, step); });
-  expect_with_parity<T>(
-      [&](State<T>& state) {
-        return adam_with_parity(dtype_of<T>(), state.parameter.data(), state.gradient.data(),
-                                {state.first.data(), state.second.data()}, kElements, step);
-      },
-      3, [&](State<T>& state, std::size_t i) { adam_by_definition(state, i, step); });
+  expect_in_every_type<SgdStep>({{0.1},
+                                 {0.1, 0, 0, 0.01},
+                                 {0.1, 0.9, 0, 0.01, false, true},
+                                 {0.1, 0.9, 0.2, 0, false, false},
+                                 {0.1, 0.9, 0.2, 0.01, false, false},
+                                 {0.1, 0.9, 0, 0.01, true, true},
+                                 {0.1, 0.9, 0, 0.01, true, false}});
 }
 
 TEST(UpdateKernels, AdamHasTheBitsOfItsDefinitionOnEveryCut) {
-  const AdamStep steps[] = {{0.01, 0.9, 0.999, 1e-4, 0, false, 1},
-                            {0.01, 0.9, 0.999, 1e-4, 0.1, false, 3},
-                            {0.01, 0.9, 0.999, 1e-4, 0.1, true, 100}};
-  for (const AdamStep& step : steps) {
-    SCOPED_TRACE(&step - steps);
-    expect_adam<float>(step);
-    expect_adam<double>(step);
-    expect_adam<Float16>(step);
-    expect_adam<BFloat16>(step);
-  }
+  expect_in_every_type<AdamStep>({{0.01, 0.9, 0.999, 1e-4, 0, false, 1},
+                                  {0.01, 0.9, 0.999, 1e-4, 0.1, false, 3},
+                                  {0.01, 0.9, 0.999, 1e-4, 0.1, true, 100},
+                                  {0.01, 0.9, 0.9, 1e-4, 0.1, false, 3, true},
+                                  {0.01, 0.9, 0.9, 1e-4, 0.1, true, 3, true}});
+}
+
+TEST(UpdateKernels, RmsPropHasTheBitsOfItsDefinitionOnEveryCut) {
+  expect_in_every_type<RmsPropStep>({{0.01, 0.9, 1e-4, 0, 0, false},
+                                     {0.01, 0.9, 1e-4, 0.1, 0.9, false},
+                                     {0.01, 0.9, 1e-4, 0, 0, true},
+                                     {0.01, 0.9, 1e-4, 0.1, 0.9, true}});
+}
+
+TEST(UpdateKernels, AdagradHasTheBitsOfItsDefinitionOnEveryCut) {
+  expect_in_every_type<AdagradStep>({{0.01, 0, 0, 0.5, 1e-4, 1}, {0.01, 0.1, 0.1, 0.5, 1e-4, 7}});
 }
 
 }  // namespace

@@ -9,58 +9,10 @@
 #include "flat/parity.h"
 #include "flat/update_loops.h"
 #include "plan/tree.h"
-#include "tests/support/elements.h"
+#include "tests/kernels/bytes.h"
 
 namespace lockstep::testing {
 namespace {
-
-using Bytes = std::vector<std::byte>;
-using flat::UpdateRule;
-
-template <typename T>
-Bytes rough_bytes_of(std::size_t count, std::uint32_t seed) {
-  std::vector<T> elements = rough_elements<T>(count, seed);
-  const T special[] = {static_cast<T>(-0.0F), static_cast<T>(0.0F), static_cast<T>(6e-8F),
-                       static_cast<T>(-1.0F), static_cast<T>(1e-41F)};
-  for (std::size_t i = 0; i < std::size(special) && i < count; ++i)
-    elements[(seed + 3 * i) % count] = special[i];
-  Bytes bytes(count * sizeof(T));
-  if (count > 0) std::memcpy(bytes.data(), elements.data(), bytes.size());
-  return bytes;
-}
-
-Bytes rough_bytes(DType dtype, std::size_t count, std::uint32_t seed) {
-  switch (dtype) {
-    case DType::kFloat64:
-      return rough_bytes_of<double>(count, seed);
-    case DType::kFloat16:
-      return rough_bytes_of<Float16>(count, seed);
-    case DType::kBFloat16:
-      return rough_bytes_of<BFloat16>(count, seed);
-    default:
-      return rough_bytes_of<float>(count, seed);
-  }
-}
-
-void drop_signs(Bytes& bytes, DType dtype) {
-  for (std::size_t i = size_of(dtype) - 1; i < bytes.size(); i += size_of(dtype))
-    bytes[i] &= std::byte{0x7f};
-}
-
-// The values of a stretch in another type.
-Bytes in_type(DType to, DType from, const Bytes& bytes) {
-  if (to == from) return bytes;
-  const std::size_t count = bytes.size() / size_of(from);
-  Bytes out(count * size_of(to));
-  if (flat::is_half(from)) {
-    flat::widen(from, reinterpret_cast<const std::uint16_t*>(bytes.data()),
-                reinterpret_cast<float*>(out.data()), count);
-  } else {
-    flat::narrow(to, reinterpret_cast<const float*>(bytes.data()),
-                 reinterpret_cast<std::uint16_t*>(out.data()), count);
-  }
-  return out;
-}
 
 struct Setting {
   DType dtype = DType::kFloat32;
@@ -116,10 +68,10 @@ struct Model {
   flat::ChunkTables tables;
   std::vector<Bytes> parameters;
   std::vector<Bytes> masters;
-  std::vector<Bytes> states[2];
+  std::vector<Bytes> states[flat::kMostStates];
   std::vector<Bytes> gradients;
 
-  explicit Model(const Setting& setting)
+  explicit Model(const Setting& setting, float least_first_state = 0)
       : layout(layout_of(setting.dtype)),
         pieces(plan::plan_pieces(layout, setting.workers)),
         tables(layout, pieces, rules_of(layout)) {
@@ -127,9 +79,11 @@ struct Model {
     for (const plan::Entry& entry : layout.entries()) {
       masters.push_back(rough_bytes(setting.kept(), entry.count, seed++));
       parameters.push_back(in_type(setting.dtype, setting.kept(), masters.back()));
-      states[0].push_back(rough_bytes(setting.kept(), entry.count, seed++));
-      states[1].push_back(rough_bytes(setting.kept(), entry.count, seed++));
-      drop_signs(states[1].back(), setting.kept());
+      for (auto& state : states) {
+        const float least = &state == states ? least_first_state : 0;
+        state.push_back(rough_bytes(setting.kept(), entry.count, seed++, least));
+        if (&state != states) drop_signs(state.back(), setting.kept());
+      }
       gradients.push_back(rough_bytes(setting.gradient(), entry.count, seed++));
       if (setting.loose && entry.name == "without")
         gradients.back().assign(gradients.back().size(), std::byte{0});
@@ -201,7 +155,7 @@ struct Words {
   std::vector<unsigned long long> before, after, applied;
 };
 
-// One step by the CPU's kernels, piece by piece. `Steps`: two SgdStep or two AdamStep.
+// One step by the CPU's kernels, piece by piece. `Steps`: two steps of one kind.
 template <typename Step>
 class OnTheCpu {
  public:
@@ -234,16 +188,10 @@ class OnTheCpu {
         model.parameters[entry].data() + piece.first * size_of(setting_.dtype);
     std::byte* const kept = setting_.masters ? model.masters[entry].data() + at : parameter;
     const Step& step = steps_[entry % 2];
-    flat::Parities seen;
-    if constexpr (std::is_same_v<Step, flat::SgdStep>) {
-      seen = flat::sgd_with_parity(setting_.kept(), kept, gradient,
-                                   model.states[0][entry].data() + at, piece.count, step);
-    } else {
-      seen = flat::adam_with_parity(
-          setting_.kept(), kept, gradient,
-          {model.states[0][entry].data() + at, model.states[1][entry].data() + at}, piece.count,
-          step);
-    }
+    flat::Elements elements{setting_.kept(), kept, gradient, {}, piece.count};
+    for (std::size_t i = 0; i < flat::kMostStates; ++i)
+      elements.state[i] = model.states[i][entry].data() + at;
+    flat::Parities seen = flat::update_with_parity(elements, step);
     if (!setting_.masters) return seen;
     seen.before ^= flat::parity(setting_.dtype, parameter, piece.count);
     flat::narrow(setting_.dtype, reinterpret_cast<const float*>(kept),
@@ -261,11 +209,11 @@ template <typename Step>
 class StepCase {
  public:
   StepCase(Machine& machine, const Setting& setting, const std::vector<Step>& steps)
-      : machine_(machine), setting_(setting), steps_(steps), model_(setting) {
+      : machine_(machine), setting_(setting), steps_(steps), model_(setting, kLeastSquare) {
     const There there = put(machine, model_, setting);
     task_.range = {there.tables, {}, setting.dtype};
     task_.gradients = there.gradients;
-    task_.rule = std::is_same_v<Step, flat::SgdStep> ? UpdateRule::kSgd : UpdateRule::kAdam;
+    task_.rule = flat::rule_of(steps[0]);
     using Numbers = decltype(flat::element::numbers_of(steps[0]));
     std::vector<Numbers> numbers;
     for (const Step& step : steps) numbers.push_back(flat::element::numbers_of(step));
@@ -277,8 +225,9 @@ class StepCase {
     task_.parameters = machine.put(model_.flat(model_.parameters, false));
     if (setting.masters)
       task_.masters = reinterpret_cast<float*>(machine.put(model_.flat(model_.masters, true)));
-    for (std::size_t i = 0; i < 2; ++i)
-      task_.states[i] = machine.put(model_.flat(model_.states[i], setting.masters));
+    for (std::size_t i = 0; i < flat::kMostStates; ++i) {
+      if (in_use(i)) task_.states[i] = machine.put(model_.flat(model_.states[i], setting.masters));
+    }
     task_.wide_states = setting.masters;
     if (setting.factor != 0) task_.factor = machine.put(std::vector<double>{setting.factor});
     if (!setting.watched) return;
@@ -306,15 +255,28 @@ class StepCase {
   void expect_memory() {
     expect(task_.parameters, model_.flat(model_.parameters, false), "parameters");
     if (setting_.masters) expect(task_.masters, model_.flat(model_.masters, true), "masters");
-    for (std::size_t i = 0; i < 2; ++i)
-      expect(task_.states[i], model_.flat(model_.states[i], setting_.masters), "states");
+    for (std::size_t i = 0; i < flat::kMostStates; ++i) {
+      if (in_use(i))
+        expect(task_.states[i], model_.flat(model_.states[i], setting_.masters), "states");
+    }
   }
 
  private:
+  // Whether one of the rules uses this state: only then there is memory for it.
+  bool in_use(std::size_t state) const {
+    return std::any_of(steps_.begin(), steps_.end(),
+                       [&](const Step& step) { return step.uses(state); });
+  }
   void expect(const void* there, const Bytes& expected, const char* what) {
     const Bytes actual = machine_.get(static_cast<const std::byte*>(there), expected.size());
     EXPECT_TRUE(same_bits(actual, expected)) << what;
   }
+
+  // If the first state is a square: larger than the square of every mean. Nobody promises the bits
+  // of a NaN.
+  static constexpr bool kSquareFirst =
+      std::is_same_v<Step, flat::RmsPropStep> || std::is_same_v<Step, flat::AdagradStep>;
+  static constexpr float kLeastSquare = kSquareFirst ? 2048 : 0;
 
   Machine& machine_;
   Setting setting_;
@@ -323,22 +285,34 @@ class StepCase {
   flat::UpdateTask task_;
 };
 
-using SgdSteps = std::vector<flat::SgdStep>;
-using AdamSteps = std::vector<flat::AdamStep>;
-
 // Two rules at a time.
-const std::vector<SgdSteps>& sgd_steps() {
-  static const std::vector<SgdSteps> steps = {
+template <typename Step>
+using Pairs = std::vector<std::vector<Step>>;
+const Pairs<flat::SgdStep>& sgd_steps() {
+  static const Pairs<flat::SgdStep> steps = {
       {{0.1}, {0.1, 0, 0, 0.01}},
       {{0.1, 0.9, 0.2, 0, false, false}, {0.1, 0, 0, 0.01}},
       {{0.1, 0.9, 0.2, 0.01, false, true}, {0.1, 0.9, 0.2, 0.01, false, false}},
       {{0.1, 0.9, 0, 0.01, true, true}, {0.1, 0.9, 0, 0.01, true, false}}};
   return steps;
 }
-const std::vector<AdamSteps>& adam_steps() {
-  static const std::vector<AdamSteps> steps = {
+const Pairs<flat::AdamStep>& adam_steps() {
+  static const Pairs<flat::AdamStep> steps = {
       {{0.01, 0.9, 0.999, 1e-4, 0, false, 1}, {0.02, 0.8, 0.99, 1e-8, 0.1, false, 3}},
-      {{0.01, 0.9, 0.999, 1e-8, 0.1, true, 100}, {0.01, 0.9, 0.95, 1e-8, 0, true, 1'000'000}}};
+      {{0.01, 0.9, 0.999, 1e-8, 0.1, true, 100}, {0.01, 0.9, 0.95, 1e-8, 0, true, 1'000'000}},
+      {{0.01, 0.9, 0.99, 1e-8, 0.1, true, 3, true}, {0.01, 0.9, 0.99, 1e-8, 0.1, false, 3, false}}};
+  return steps;
+}
+const Pairs<flat::RmsPropStep>& rmsprop_steps() {
+  static const Pairs<flat::RmsPropStep> steps = {
+      {{0.01, 0.99, 1e-8, 0, 0, false}, {0.02, 0.9, 1e-4, 0.1, 0, true}},
+      {{0.01, 0.99, 1e-8, 0.1, 0.9, false}, {0.01, 0.5, 1e-8, 0, 0, false}},
+      {{0.01, 0.5, 1e-8, 0.1, 0.9, true}, {0.01, 0.5, 1e-4, 0, 0, true}}};
+  return steps;
+}
+const Pairs<flat::AdagradStep>& adagrad_steps() {
+  static const Pairs<flat::AdagradStep> steps = {
+      {{0.01, 0, 0, 0.5, 1e-10, 1}, {0.02, 0.1, 0.1, 0.5, 1e-4, 7}}};
   return steps;
 }
 
@@ -354,6 +328,8 @@ void expect_steps(Machine& machine, const Setting& setting) {
   };
   expect_all(sgd_steps());
   expect_all(adam_steps());
+  expect_all(rmsprop_steps());
+  expect_all(adagrad_steps());
 }
 
 }  // namespace
@@ -516,7 +492,7 @@ class Turns {
 
     flat::UpdateTask task;
     task.range = range(dtype);
-    task.rule = UpdateRule::kSgd;
+    task.rule = flat::UpdateRule::kSgd;
     const flat::SgdStep step{.lr = 1, .momentum = 0.5};
     task.numbers = machine_.put(std::vector{flat::element::numbers_of(step)});
     task.parameters = machine_.put(narrow(dtype, 10));

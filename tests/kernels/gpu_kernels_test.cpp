@@ -192,8 +192,12 @@ class CapturedStep {
     std::vector<float> gradient(kCount);
     flat::scale(DType::kFloat32, std::min(1.0, kMost / (norm + 1e-6)), host_.gradient.data(),
                 gradient.data(), kCount);
-    flat::adam(DType::kFloat32, host_.parameter.data(), gradient.data(),
-               {host_.mean.data(), host_.variance.data()}, kCount, step);
+    flat::update({DType::kFloat32,
+                  host_.parameter.data(),
+                  gradient.data(),
+                  {host_.mean.data(), host_.variance.data()},
+                  kCount},
+                 step);
   }
   void expect_the_same() {
     std::vector<float> there(kCount);

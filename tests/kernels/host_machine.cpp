@@ -7,7 +7,6 @@ namespace lockstep::testing {
 namespace {
 
 using flat::Chunk;
-using flat::UpdateRule;
 using flat::UpdateTask;
 namespace element = flat::element;
 
@@ -25,29 +24,35 @@ void for_each_chunk(const flat::DeviceRange& range, const Body& body) {
     body(range.tables.chunks[i]);
 }
 
+template <typename Rule>
 struct Update {
   const UpdateTask& task;
 
   template <typename Of>
   void operator()() const {
-    const bool watched = task.watched.before != nullptr;
-    if (task.rule == UpdateRule::kAdam) {
-      watched ? run<Of, UpdateRule::kAdam, true>() : run<Of, UpdateRule::kAdam, false>();
-    } else {
-      watched ? run<Of, UpdateRule::kSgd, true>() : run<Of, UpdateRule::kSgd, false>();
-    }
+    task.watched.before != nullptr ? run<Of, true>() : run<Of, false>();
   }
-  template <typename Of, UpdateRule kRule, bool kWithParity>
+  template <typename Of, bool kWithParity>
   void run() const {
     for_each_chunk(task.range, [&](const Chunk& chunk) {
       for_each_thread([&](element::Thread thread) {
-        const auto seen = element::update_chunk<Of, kRule, kWithParity>(task, chunk, thread);
+        const auto seen = element::update_chunk<Of, Rule, kWithParity>(task, chunk, thread);
         if (!kWithParity) return;
         task.watched.before[chunk.piece] ^= seen.before;
         task.watched.after[chunk.piece] ^= seen.after;
         task.watched.applied[chunk.piece] ^= seen.applied;
       });
     });
+  }
+};
+
+struct UpdateByRule {
+  const UpdateTask& task;
+
+  template <typename Rule>
+  void operator()() const {
+    element::choose_types(task.range.dtype, task.gradients.dtype, task.masters != nullptr,
+                          Update<Rule>{task});
   }
 };
 
@@ -115,8 +120,7 @@ class HostMachine : public Machine {
   }
   void update(const UpdateTask& task) override {
     if (task.skip != nullptr && *task.skip != 0) return;
-    element::choose_types(task.range.dtype, task.gradients.dtype, task.masters != nullptr,
-                          Update{task});
+    element::choose_rule(task, UpdateByRule{task});
   }
   void squares(const flat::SquaresTask& task) override {
     element::choose_types(task.range.dtype, task.gradients.dtype, task.masters, Squares{task});

@@ -10,7 +10,7 @@ seq 100 | awk '{ print $1 / 10 "," $1 % 7 "," $1 % 3 }' >"$work/table.csv"
 train() { "$lockstep" train --quiet --checkpoint none --workers 1 --steps 2 --global-batch 4 "$@" | tee "$work/out"; grep -q 'Trained after 2 steps' "$work/out"; }
 train --model mlp --data synthetic:40
 train --model mlp --data "$work/table.csv" --optimizer adamw
-train --model cnn --data synthetic:40 --accumulate 2
-train --model resnet18 --data synthetic:40 --report "$work/report.json"
+train --model cnn --data synthetic:40 --accumulate 2 --optimizer adagrad
+train --model resnet18 --data synthetic:40 --optimizer adam --report "$work/report.json"
 grep -q '"parameters": 1117' "$work/report.json"
 train --model gpt --data "$work/text.txt" --gpt-size small --context 32 --optimizer adamw --warmup 1 --decay cosine

@@ -8,6 +8,7 @@
 #include <chrono>
 #include <sstream>
 
+#include "tests/torch/optimizers.h"
 #include "tests/torch/replica_cases.h"
 #include "torch/replica/tensors.h"
 
@@ -457,16 +458,15 @@ TEST_P(OnEveryEngine, AParameterThatNobodyEverUsedIsNotMovedByAStockOptimizer) {
 
 TEST_P(OnEveryEngine, AParameterThatNoWorkerUsedKeepsAnUndefinedGradient) {
   in_world_of(2, [](World& world) {
-    const auto expected = train_heads(world, [](TwoHeads& net, auto&) {
-      return std::make_unique<torch::optim::AdamW>(
-          net->parameters(), torch::optim::AdamWOptions(0.05).weight_decay(0.3));
-    });
-    const auto ours = train_heads(world, [](TwoHeads&, auto& model) {
-      return std::make_unique<optim::AdamW>(model,
-                                            optim::AdamWOptions{.lr = 0.05, .weight_decay = 0.3});
-    });
-    for (std::size_t i = 0; i < expected.size(); ++i)
-      EXPECT_LT(largest_difference(ours[i], expected[i]), 1e-6) << i;
+    for (const std::string& name : optimizer_names()) {
+      const auto expected = train_heads(world, [&](TwoHeads& net, auto&) {
+        return make_stock_optimizer(name, net->parameters());
+      });
+      const auto ours =
+          train_heads(world, [&](TwoHeads&, auto& model) { return make_optimizer(name, model); });
+      for (std::size_t i = 0; i < expected.size(); ++i)
+        EXPECT_LT(largest_difference(ours[i], expected[i]), 1e-6) << name << ", " << i;
+    }
   });
 }
 

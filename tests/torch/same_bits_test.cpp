@@ -16,6 +16,7 @@
 #include <vector>
 
 #include "tests/torch/nets.h"
+#include "tests/torch/optimizers.h"
 #include "torch/models/models.h"
 
 namespace lockstep::testing::same_bits {
@@ -43,7 +44,7 @@ std::vector<Levels> make_factors() {
     if (engine.built) built.push_back(engine.name);
   }
   return {{"mlp", "cnn", "gpt"},
-          {"sgd", "adamw"},
+          optimizer_names(),
           {"0", "0.5"},
           {"8", "1", "2", "3", "5", "6", "7"},
           {"1", "2", "3", "4", "5", "8"},
@@ -54,6 +55,12 @@ std::vector<Levels> make_factors() {
 const std::vector<Levels>& factors() {
   static const std::vector<Levels> all = make_factors();
   return all;
+}
+
+// The runs below are of SGD and AdamW. The rarer optimizers have a test of their own.
+constexpr std::size_t kUsualOptimizers = 2;
+std::size_t levels_of(std::size_t factor) {
+  return factor == kOptimizer ? kUsualOptimizers : factors()[factor].size();
 }
 
 const std::string& level(const Choices& run, Factor factor) {
@@ -82,8 +89,8 @@ std::set<Pair> all_pairs() {
   std::set<Pair> pairs;
   for (std::size_t a = 0; a < kFactors; ++a) {
     for (std::size_t b = a + 1; b < kFactors; ++b) {
-      for (std::size_t i = 0; i < factors()[a].size(); ++i) {
-        for (std::size_t j = 0; j < factors()[b].size(); ++j) {
+      for (std::size_t i = 0; i < levels_of(a); ++i) {
+        for (std::size_t j = 0; j < levels_of(b); ++j) {
           if (a == kShards && b == kWorkers && !possible(i, j)) continue;
           pairs.emplace(a, i, b, j);
         }
@@ -98,7 +105,7 @@ std::size_t best_level(const Choices& run, const std::set<std::size_t>& fixed, s
                        const std::set<Pair>& missing) {
   std::size_t best = 0;
   int most = -1;
-  for (std::size_t i = 0; i < factors()[factor].size(); ++i) {
+  for (std::size_t i = 0; i < levels_of(factor); ++i) {
     if (factor == kShards && fixed.contains(kWorkers) && !possible(i, run[kWorkers])) continue;
     if (factor == kWorkers && fixed.contains(kShards) && !possible(run[kShards], i)) continue;
     int gain = 0;
@@ -151,8 +158,7 @@ std::vector<Choices> all_runs() {
   for (std::size_t factor = 0; factor < kFactors; ++factor) {
     std::vector<Choices> longer;
     for (Choices run : runs) {
-      for (run[factor] = 0; run[factor] < factors()[factor].size(); ++run[factor])
-        longer.push_back(run);
+      for (run[factor] = 0; run[factor] < levels_of(factor); ++run[factor]) longer.push_back(run);
     }
     runs = std::move(longer);
   }
@@ -199,13 +205,7 @@ std::shared_ptr<models::Net> model_for(const std::string& model, std::uint64_t s
 }
 
 std::shared_ptr<optim::Optimizer> optimizer_for(const Choices& run, Replica& model) {
-  std::shared_ptr<optim::Optimizer> optimizer;
-  if (level(run, kOptimizer) == "adamw") {
-    optimizer = std::make_shared<optim::AdamW>(model, optim::AdamWOptions{.lr = 1e-3});
-  } else {
-    optimizer = std::make_shared<optim::SGD>(
-        model, optim::SGDOptions{.lr = 0.02, .momentum = 0.9, .weight_decay = 5e-4});
-  }
+  std::shared_ptr<optim::Optimizer> optimizer = make_optimizer(level(run, kOptimizer), model);
   optimizer->set_clip_norm(std::atof(level(run, kClip).c_str()));
   return optimizer;
 }
@@ -293,6 +293,17 @@ TEST_F(SameBits, TheSampleHoldsEveryPair) {
 
 TEST_F(SameBits, EveryTwoChoicesTogetherGiveTheHashOfOneWorker) {
   check(pairwise_sample());
+}
+
+TEST_F(SameBits, RarerOptimizersGiveOneHashOnOneToThreeWorkers) {
+  std::vector<Choices> runs;
+  Choices run{};
+  run[kShards] = 3;  // which is three shards
+  for (run[kOptimizer] = kUsualOptimizers; run[kOptimizer] < optimizer_names().size();
+       ++run[kOptimizer]) {
+    for (run[kWorkers] = 0; number(run, kWorkers) <= 3; ++run[kWorkers]) runs.push_back(run);
+  }
+  check(runs);
 }
 
 TEST_F(SameBits, AnotherSeedIsAnotherHash) {

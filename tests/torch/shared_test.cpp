@@ -5,6 +5,7 @@
 #include <lockstep/optim.h>
 
 #include "tests/torch/nets.h"
+#include "tests/torch/optimizers.h"
 #include "torch/replica/tensors.h"
 
 namespace lockstep::testing {
@@ -14,7 +15,7 @@ using ::testing::HasSubstr;
 
 // Deep enough that slices of three workers end inside of parameters.
 struct Job {
-  bool adamw = false;
+  std::string optimizer = "sgd";
   double clip_norm = 0;
   bool half = false;
 };
@@ -25,13 +26,7 @@ std::string trained_digest(const std::string& engine, int workers, const Job& jo
     auto net = seeded<TwoLayers>(5, 40, 90, 30);
     if (job.half) net->to(torch::kBFloat16);
     auto model = data_parallel(net, world);
-    std::unique_ptr<optim::Optimizer> optimizer;
-    if (job.adamw) {
-      optimizer = std::make_unique<optim::AdamW>(model, optim::AdamWOptions{.lr = 1e-2});
-    } else {
-      optimizer = std::make_unique<optim::SGD>(
-          model, optim::SGDOptions{.lr = 0.1, .momentum = 0.9, .weight_decay = 1e-3});
-    }
+    const auto optimizer = make_optimizer(job.optimizer, model);
     optimizer->set_clip_norm(job.clip_norm);
     for (int step = 0; step < 8; ++step) {
       const auto seed = static_cast<std::uint64_t>(100 * step + world.rank());
@@ -49,10 +44,15 @@ std::string trained_digest(const std::string& engine, int workers, const Job& jo
 
 TEST(SharedTraining, HasTheBitsOfTrainingThroughMessages) {
   at::globalContext().setUserEnabledMkldnn(false);  // knows no bfloat16 on some processors
-  for (const Job& job : {Job{}, Job{.adamw = true}, Job{.clip_norm = 0.05},
-                         Job{.adamw = true, .clip_norm = 0.05}, Job{.half = true}}) {
+  std::vector<Job> jobs = {{.clip_norm = 0.05}, {.optimizer = "adamw", .clip_norm = 0.05}};
+  for (const std::string& name : optimizer_names()) {
+    jobs.push_back({.optimizer = name});
+    jobs.push_back({.optimizer = name, .half = true});
+  }
+  for (const Job& job : jobs) {
     const std::string expected = trained_digest("thread", 3, job);
-    EXPECT_EQ(trained_digest("shm", 3, job), expected) << job.adamw << job.clip_norm << job.half;
+    EXPECT_EQ(trained_digest("shm", 3, job), expected)
+        << job.optimizer << job.clip_norm << job.half;
   }
 }
 

@@ -99,8 +99,9 @@ TEST_F(Train, ResumesToTheSameBits) {
 
 TEST_F(Train, ResumesInTheMiddleOfAnEpochWithAShortLastBatch) {
   // 270 samples in batches of 8: the last of an epoch has 6, for 4 workers with 2 passes each of one sample.
-  const std::vector<std::string> job = {"--data", "synthetic:300", "--workers",
-                                        "4",      "--accumulate",  "2"};
+  const std::vector<std::string> job = {
+      "--data",      "synthetic:300", "--workers", "4",     "--accumulate", "2",
+      "--optimizer", "rmsprop",       "--lr",      "0.001", "--momentum",   "0.9"};
   const auto with = [&](std::vector<std::string> more) {
     more.insert(more.begin(), job.begin(), job.end());
     return report_of(more);

@@ -42,10 +42,10 @@ How
                        (default: 8, or the largest divisor of the global batch below that)
   --accumulate K       in place of --shards: K for each worker that the job starts with
   --buffers R          of BatchNorm, after a step: first-shard, or mean over shards (default: first-shard)
-  --optimizer O        sgd (with momentum 0.9) or adamw (default: sgd)
-  --lr R               learning rate (default: sgd 0.05, adamw 0.001)
-  --momentum M         sgd (default: 0.9)
-  --weight-decay W     (default: sgd 0.0005, adamw 0.01)
+  --optimizer O        sgd (with momentum 0.9), adam, adamw, rmsprop or adagrad (default: sgd)
+  --lr R               learning rate (default: sgd 0.05, adam and adamw 0.001, rmsprop and adagrad 0.01)
+  --momentum M         sgd (default: 0.9) and rmsprop (default: 0)
+  --weight-decay W     (default: sgd 0.0005, adamw 0.01, others 0)
   --clip-norm C        scale gradients down so that their norm is at most C (default: 0, never)
   --scale-lr [B0]      --lr was chosen for a batch of B0 (256 if not said): scale it to this one
   --scale-rule R       linear in the batch, as for sgd, or square-root, as for adamw (default: linear)
@@ -107,7 +107,10 @@ constexpr base::Choice<GptSize> kGptSizes[] = {{GptSize::kTiny, "tiny"},
                                                {GptSize::kMedium, "medium"},
                                                {GptSize::kGpt2, "gpt2"}};
 constexpr base::Choice<OptimizerKind> kOptimizers[] = {{OptimizerKind::kSgd, "sgd"},
-                                                       {OptimizerKind::kAdamW, "adamw"}};
+                                                       {OptimizerKind::kAdam, "adam"},
+                                                       {OptimizerKind::kAdamW, "adamw"},
+                                                       {OptimizerKind::kRmsProp, "rmsprop"},
+                                                       {OptimizerKind::kAdagrad, "adagrad"}};
 constexpr base::Choice<BufferRule> kBufferRules[] = {{BufferRule::kFirstShard, "first-shard"},
                                                      {BufferRule::kMean, "mean"}};
 constexpr base::Choice<Decay> kDecays[] = {

@@ -17,7 +17,7 @@ namespace lockstep::app {
 
 enum class Model : std::uint8_t { kMlp, kCnn, kResnet18, kGpt };
 enum class GptSize : std::uint8_t { kTiny, kSmall, kMedium, kGpt2 };
-enum class OptimizerKind : std::uint8_t { kSgd, kAdamW };
+enum class OptimizerKind : std::uint8_t { kSgd, kAdam, kAdamW, kRmsProp, kAdagrad };
 enum class BufferRule : std::uint8_t { kFirstShard, kMean };
 
 // kOpen: as in the checkpoint that the job goes on from, or else what is best here.
@@ -40,12 +40,23 @@ Precision precision_named(const std::string& word);
 // For options of the optimizer that were not given.
 struct OptimizerDefaults {
   double lr = 0;
-  double momentum = 0.9;  // AdamW has none, but its checkpoints name this number, too
+  double momentum = 0;
   double weight_decay = 0;
 };
+// PyTorch's, except for SGD.
 constexpr OptimizerDefaults defaults_of(OptimizerKind optimizer) {
-  if (optimizer == OptimizerKind::kAdamW) return {.lr = 1e-3, .weight_decay = 1e-2};
-  return {.lr = 0.05, .weight_decay = 5e-4};
+  switch (optimizer) {
+    case OptimizerKind::kSgd:
+      return {.lr = 0.05, .momentum = 0.9, .weight_decay = 5e-4};
+    case OptimizerKind::kAdam:
+      return {.lr = 1e-3};
+    case OptimizerKind::kAdamW:  // it has no momentum, but its checkpoints name this number
+      return {.lr = 1e-3, .momentum = 0.9, .weight_decay = 1e-2};
+    case OptimizerKind::kRmsProp:
+    case OptimizerKind::kAdagrad:
+      break;
+  }
+  return {.lr = 1e-2};
 }
 
 inline constexpr const char* kNoCheckpoint = "none";      // the word of --checkpoint

@@ -53,6 +53,19 @@ TEST(TrainArguments, NumbersAreReadWholeOrRefused) {
   EXPECT_THAT(refusal_of({"--momentum", "1.5"}), HasSubstr("--momentum 1.5: give a number from 0"));
 }
 
+TEST(TrainArguments, EachOptimizerHasItsDefaults) {
+  const auto of = [](const char* optimizer) {
+    const auto arguments = parse_train_arguments({"--optimizer", optimizer});
+    return std::vector{arguments.learning_rate(), arguments.momentum_used(),
+                       arguments.weight_decay_used()};
+  };
+  EXPECT_THAT(of("sgd"), testing::ElementsAre(0.05, 0.9, 5e-4));
+  EXPECT_THAT(of("adam"), testing::ElementsAre(1e-3, 0, 0));
+  EXPECT_THAT(of("adamw"), testing::ElementsAre(1e-3, 0.9, 1e-2));
+  EXPECT_THAT(of("rmsprop"), testing::ElementsAre(1e-2, 0, 0));
+  EXPECT_THAT(of("adagrad"), testing::ElementsAre(1e-2, 0, 0));
+}
+
 TEST(TrainArguments, SayWhereCheckpointsAre) {
   std::string folder = "/tmp/lockstep-arguments-XXXXXX";
   ASSERT_NE(::mkdtemp(folder.data()), nullptr);

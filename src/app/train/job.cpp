@@ -72,14 +72,26 @@ std::shared_ptr<models::Net> make_model(const TrainArguments& arguments, const D
 
 std::shared_ptr<optim::Optimizer> make_optimizer(const TrainArguments& arguments, Replica& model) {
   const double lr = arguments.learning_rate();
-  if (arguments.optimizer == OptimizerKind::kAdamW) {
-    return std::make_shared<optim::AdamW>(
-        model, optim::AdamWOptions{.lr = lr, .weight_decay = arguments.weight_decay_used()});
+  const double momentum = arguments.momentum_used();
+  const double decay = arguments.weight_decay_used();
+  switch (arguments.optimizer) {
+    case OptimizerKind::kAdam:
+      return std::make_shared<optim::Adam>(model,
+                                           optim::AdamOptions{.lr = lr, .weight_decay = decay});
+    case OptimizerKind::kAdamW:
+      return std::make_shared<optim::AdamW>(model,
+                                            optim::AdamWOptions{.lr = lr, .weight_decay = decay});
+    case OptimizerKind::kRmsProp:
+      return std::make_shared<optim::RMSprop>(
+          model, optim::RMSpropOptions{.lr = lr, .weight_decay = decay, .momentum = momentum});
+    case OptimizerKind::kAdagrad:
+      return std::make_shared<optim::Adagrad>(
+          model, optim::AdagradOptions{.lr = lr, .weight_decay = decay});
+    case OptimizerKind::kSgd:
+      break;
   }
   return std::make_shared<optim::SGD>(
-      model, optim::SGDOptions{.lr = lr,
-                               .momentum = arguments.momentum_used(),
-                               .weight_decay = arguments.weight_decay_used()});
+      model, optim::SGDOptions{.lr = lr, .momentum = momentum, .weight_decay = decay});
 }
 
 std::int64_t total_steps(const TrainArguments& arguments, std::int64_t samples) {

@@ -192,7 +192,7 @@ void QueuedStep::update() {
     task.parameters = model_.parameters().data();
     task.masters = masters_of(typed);
     for (std::size_t i = 0; i < trained_.state.count(); ++i)
-      task.states[i] = trained_.state.memories()[i].data();
+      task.states[trained_.state.state_of(i)] = trained_.state.memories()[i].data();
     task.wide_states = trained_.state.masters() != nullptr;
     task.gradients = gradients(typed.dtype);
     if (trained_.clip_norm > 0) {

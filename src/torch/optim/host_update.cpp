@@ -226,12 +226,12 @@ void HostUpdate::update_piece(std::size_t number, replica::GradientReader& gradi
   }
   const plan::Entry& entry = trained_.model->layout().entries()[piece.entry];
   const std::size_t offset = replica::offset_of(trained_.model->layout(), piece);
-  Elements update;
+  flat::Elements update;
   update.dtype = entry.dtype;
   update.parameter = trained_.model->parameters().data() + offset;
   update.count = piece.count;
-  const auto& memories = trained_.state.memories();
-  for (std::size_t i = 0; i < memories.size(); ++i) update.state[i] = memories[i].data() + offset;
+  for (std::size_t i = 0; i < trained_.state.count(); ++i)
+    update.state[trained_.state.state_of(i)] = trained_.state.memories()[i].data() + offset;
   const Rule& rule = trained_.groups.rule_of(piece.entry);
   const std::int64_t step = trained_.groups.steps_of(piece.entry);
   if constexpr (Observer::kWatches) {

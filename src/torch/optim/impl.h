@@ -14,13 +14,8 @@
 namespace lockstep::optim {
 
 struct Optimizer::Impl : control::Member {
-  struct Kind {
-    std::string name;
-    std::vector<std::string> states;  // names of the state memories, one value per element each
-  };
-
   // rules[0] is for the parameters outside of all groups; rules[1 + i] for group_members[i].
-  Impl(Replica& model, Kind kind, std::vector<std::unique_ptr<Rule>> rules,
+  Impl(Replica& model, std::string kind, std::vector<std::unique_ptr<Rule>> rules,
        const std::vector<std::vector<torch::Tensor>>& group_members);
   ~Impl() override;
   void rebind(World& world) override;

@@ -10,12 +10,12 @@
 
 namespace lockstep::optim {
 
-Optimizer::Impl::Impl(Replica& model, Kind kind, std::vector<std::unique_ptr<Rule>> rules,
+Optimizer::Impl::Impl(Replica& model, std::string kind, std::vector<std::unique_ptr<Rule>> rules,
                       const std::vector<std::vector<torch::Tensor>>& group_members)
-    : name(std::move(kind.name)),
+    : name(std::move(kind)),
       trained{replica::Inside::of(model),
               Groups(std::move(rules), replica::inside(model).parts(), group_members),
-              StateMemory(replica::inside(model).parts(), std::move(kind.states))},
+              StateMemory(replica::inside(model).parts(), trained.groups.states())},
       update(make_update(trained)) {
   agree_on_options();
 }

@@ -20,11 +20,6 @@ void check(bool good, const char* option, double value, const char* range) {
   if (!good) throw BadInput(fmt::format("{} is {:g}; it must be {}", option, value, range));
 }
 
-void check_common(double lr, double weight_decay) {
-  check(lr >= 0, "lr", lr, "0 or more");
-  check(weight_decay >= 0, "weight_decay", weight_decay, "0 or more");
-}
-
 // The learning rate of LibTorch's options, which were made from `mine`. Nothing else may differ.
 template <typename TorchOptions>
 double followed(TorchOptions mine, const torch::optim::OptimizerOptions& theirs) {
@@ -38,162 +33,193 @@ double followed(TorchOptions mine, const torch::optim::OptimizerOptions& theirs)
       "learning rate can be");
 }
 
-template <typename Numbers>
-std::vector<std::byte> bytes_of(const Numbers& numbers) {
-  const auto* const first = reinterpret_cast<const std::byte*>(&numbers);
-  return {first, first + sizeof numbers};
+// What a Rule needs to know of each kind of options, as overloaded functions: torch_options(),
+// step_at(), names() of all states, words() for all options but the learning rate, as checkpoints
+// have them, and check_own(), which throws BadInput.
+
+torch::optim::SGDOptions torch_options(const SGDOptions& of) {
+  return torch::optim::SGDOptions(of.lr)
+      .momentum(of.momentum)
+      .dampening(of.dampening)
+      .weight_decay(of.weight_decay)
+      .nesterov(of.nesterov);
+}
+flat::SgdStep step_at(const SGDOptions& of, std::int64_t step) {
+  return {of.lr, of.momentum, of.dampening, of.weight_decay, of.nesterov, step == 1};
+}
+constexpr StateNames names(const SGDOptions&) {
+  return {"momentum"};
+}
+std::string words(const SGDOptions& of) {
+  return fmt::format("momentum {} dampening {} weight_decay {} nesterov {}", of.momentum,
+                     of.dampening, of.weight_decay, of.nesterov);
+}
+void check_own(const SGDOptions& of) {
+  check(of.momentum >= 0, "momentum", of.momentum, "0 or more");
+  if (of.nesterov && (of.momentum <= 0 || of.dampening != 0))
+    throw BadInput("nesterov needs a momentum above 0 and no dampening");
 }
 
-class SgdRule : public Rule {
- public:
-  explicit SgdRule(const SGDOptions& options) : options_(options) {
-    check_common(options.lr, options.weight_decay);
-    check(options.momentum >= 0, "momentum", options.momentum, "0 or more");
-    if (options.nesterov && (options.momentum <= 0 || options.dampening != 0))
-      throw BadInput("nesterov needs a momentum above 0 and no dampening");
-  }
-  void update(const Elements& elements, std::int64_t step) const override {
-    flat::sgd(elements.dtype, elements.parameter, elements.gradient, elements.state[0],
-              elements.count, at(step));
-  }
-  flat::Parities update_with_parity(const Elements& elements, std::int64_t step) const override {
-    return flat::sgd_with_parity(elements.dtype, elements.parameter, elements.gradient,
-                                 elements.state[0], elements.count, at(step));
-  }
-  flat::UpdateRule device_rule() const override { return flat::UpdateRule::kSgd; }
-  std::vector<std::byte> numbers(std::int64_t step) const override {
-    return bytes_of(flat::element::numbers_of(at(step)));
-  }
-  int states() const override { return options_.momentum == 0 ? 0 : 1; }
-  double lr() const override { return options_.lr; }
-  void set_lr(double lr) override { options_.lr = lr; }
-  std::unique_ptr<torch::optim::OptimizerOptions> as_torch() const override {
-    return std::make_unique<torch::optim::SGDOptions>(torch_options());
-  }
-  void follow(const torch::optim::OptimizerOptions& given) override {
-    options_.lr = followed(torch_options(), given);
-  }
-  std::string options() const override {
-    return fmt::format("momentum {} dampening {} weight_decay {} nesterov {}", options_.momentum,
-                       options_.dampening, options_.weight_decay, options_.nesterov);
-  }
-
- private:
-  torch::optim::SGDOptions torch_options() const {
-    return torch::optim::SGDOptions(options_.lr)
-        .momentum(options_.momentum)
-        .dampening(options_.dampening)
-        .weight_decay(options_.weight_decay)
-        .nesterov(options_.nesterov);
-  }
-  flat::SgdStep at(std::int64_t step) const {
-    return {options_.lr,           options_.momentum, options_.dampening,
-            options_.weight_decay, options_.nesterov, step == 1};
-  }
-  SGDOptions options_;
-};
-
-// Adam and AdamW have the same options. They differ in LibTorch's type for these, and in how an
-// element decays.
-template <typename TorchOptions>
-class AdamRule : public Rule {
- public:
-  explicit AdamRule(const AdamOptions& options) : options_(options) {
-    check_common(options.lr, options.weight_decay);
-    check(options.beta1 >= 0 && options.beta1 < 1, "beta1", options.beta1, "at least 0, below 1");
-    check(options.beta2 >= 0 && options.beta2 < 1, "beta2", options.beta2, "at least 0, below 1");
-    check(options.eps >= 0, "eps", options.eps, "0 or more");
-  }
-  void update(const Elements& elements, std::int64_t step) const override {
-    flat::adam(elements.dtype, elements.parameter, elements.gradient, memory_of(elements),
-               elements.count, at(step));
-  }
-  flat::Parities update_with_parity(const Elements& elements, std::int64_t step) const override {
-    return flat::adam_with_parity(elements.dtype, elements.parameter, elements.gradient,
-                                  memory_of(elements), elements.count, at(step));
-  }
-  flat::UpdateRule device_rule() const override { return flat::UpdateRule::kAdam; }
-  std::vector<std::byte> numbers(std::int64_t step) const override {
-    return bytes_of(flat::element::numbers_of(at(step)));
-  }
-  int states() const override { return 2; }
-  double lr() const override { return options_.lr; }
-  void set_lr(double lr) override { options_.lr = lr; }
-  std::unique_ptr<torch::optim::OptimizerOptions> as_torch() const override {
-    return std::make_unique<TorchOptions>(torch_options());
-  }
-  void follow(const torch::optim::OptimizerOptions& given) override {
-    options_.lr = followed(torch_options(), given);
-  }
-  std::string options() const override {
-    return fmt::format("beta1 {} beta2 {} eps {} weight_decay {}", options_.beta1, options_.beta2,
-                       options_.eps, options_.weight_decay);
-  }
-
- private:
-  TorchOptions torch_options() const {
-    return TorchOptions(options_.lr)
-        .betas({options_.beta1, options_.beta2})
-        .eps(options_.eps)
-        .weight_decay(options_.weight_decay);
-  }
-  static flat::AdamMemory memory_of(const Elements& elements) {
-    return {elements.state[0], elements.state[1]};
-  }
-  flat::AdamStep at(std::int64_t step) const {
-    constexpr bool kDecoupled = std::is_same_v<TorchOptions, torch::optim::AdamWOptions>;
-    return {options_.lr,  options_.beta1,        options_.beta2,
-            options_.eps, options_.weight_decay, kDecoupled,
-            step};
-  }
-  AdamOptions options_;
-};
-
-std::unique_ptr<Rule> rule_of(const SGDOptions& options) {
-  return std::make_unique<SgdRule>(options);
+template <typename TorchOptions, typename Options>
+TorchOptions torch_adam(const Options& of) {
+  return TorchOptions(of.lr)
+      .betas({of.beta1, of.beta2})
+      .eps(of.eps)
+      .weight_decay(of.weight_decay)
+      .amsgrad(of.amsgrad);
 }
-std::unique_ptr<Rule> rule_of(const AdamOptions& options) {
-  return std::make_unique<AdamRule<torch::optim::AdamOptions>>(options);
+torch::optim::AdamOptions torch_options(const AdamOptions& of) {
+  return torch_adam<torch::optim::AdamOptions>(of);
 }
-std::unique_ptr<Rule> rule_of(const AdamWOptions& options) {
-  return std::make_unique<AdamRule<torch::optim::AdamWOptions>>(
-      AdamOptions{options.lr, options.beta1, options.beta2, options.eps, options.weight_decay});
+torch::optim::AdamWOptions torch_options(const AdamWOptions& of) {
+  return torch_adam<torch::optim::AdamWOptions>(of);
+}
+template <typename Options>
+concept AnyAdam = std::is_same_v<Options, AdamOptions> || std::is_same_v<Options, AdamWOptions>;
+template <AnyAdam Options>
+flat::AdamStep step_at(const Options& of, std::int64_t step) {
+  constexpr bool kDecoupled = std::is_same_v<Options, AdamWOptions>;
+  return {of.lr, of.beta1, of.beta2, of.eps, of.weight_decay, kDecoupled, step, of.amsgrad};
+}
+template <AnyAdam Options>
+constexpr StateNames names(const Options&) {
+  return {"mean", "square", "max_square"};
+}
+template <AnyAdam Options>
+std::string words(const Options& of) {
+  return fmt::format("beta1 {} beta2 {} eps {} weight_decay {}{}", of.beta1, of.beta2, of.eps,
+                     of.weight_decay, of.amsgrad ? " amsgrad true" : "");
+}
+template <AnyAdam Options>
+void check_own(const Options& of) {
+  check(of.beta1 >= 0 && of.beta1 < 1, "beta1", of.beta1, "at least 0, below 1");
+  check(of.beta2 >= 0 && of.beta2 < 1, "beta2", of.beta2, "at least 0, below 1");
+  check(of.eps >= 0, "eps", of.eps, "0 or more");
+}
+
+torch::optim::RMSpropOptions torch_options(const RMSpropOptions& of) {
+  return torch::optim::RMSpropOptions(of.lr)
+      .alpha(of.alpha)
+      .eps(of.eps)
+      .weight_decay(of.weight_decay)
+      .momentum(of.momentum)
+      .centered(of.centered);
+}
+flat::RmsPropStep step_at(const RMSpropOptions& of, std::int64_t) {
+  return {of.lr, of.alpha, of.eps, of.weight_decay, of.momentum, of.centered};
+}
+constexpr StateNames names(const RMSpropOptions&) {
+  return {"square", "mean", "momentum"};
+}
+std::string words(const RMSpropOptions& of) {
+  return fmt::format("alpha {} eps {} weight_decay {} momentum {} centered {}", of.alpha, of.eps,
+                     of.weight_decay, of.momentum, of.centered);
+}
+void check_own(const RMSpropOptions& of) {
+  check(of.alpha >= 0 && of.alpha < 1, "alpha", of.alpha, "at least 0, below 1");
+  check(of.eps >= 0, "eps", of.eps, "0 or more");
+  check(of.momentum >= 0, "momentum", of.momentum, "0 or more");
+}
+
+torch::optim::AdagradOptions torch_options(const AdagradOptions& of) {
+  return torch::optim::AdagradOptions(of.lr)
+      .lr_decay(of.lr_decay)
+      .weight_decay(of.weight_decay)
+      .initial_accumulator_value(of.initial_accumulator_value)
+      .eps(of.eps);
+}
+flat::AdagradStep step_at(const AdagradOptions& of, std::int64_t step) {
+  return {of.lr, of.lr_decay, of.weight_decay, of.initial_accumulator_value, of.eps, step};
+}
+constexpr StateNames names(const AdagradOptions&) {
+  return {"sum"};
+}
+std::string words(const AdagradOptions& of) {
+  return fmt::format("lr_decay {} weight_decay {} initial_accumulator_value {} eps {}", of.lr_decay,
+                     of.weight_decay, of.initial_accumulator_value, of.eps);
+}
+void check_own(const AdagradOptions& of) {
+  check(of.lr_decay >= 0, "lr_decay", of.lr_decay, "0 or more");
+  check(of.initial_accumulator_value >= 0, "initial_accumulator_value",
+        of.initial_accumulator_value, "0 or more");
+  check(of.eps >= 0, "eps", of.eps, "0 or more");
 }
 
 template <typename Options>
-std::shared_ptr<Optimizer::Impl> make(Replica& model, Optimizer::Impl::Kind kind,
-                                      const Options& options,
+class RuleOf : public Rule {
+ public:
+  explicit RuleOf(const Options& options) : options_(options) {
+    check(options.lr >= 0, "lr", options.lr, "0 or more");
+    check(options.weight_decay >= 0, "weight_decay", options.weight_decay, "0 or more");
+    check_own(options);
+  }
+  void update(const flat::Elements& elements, std::int64_t step) const override {
+    flat::update(elements, step_at(options_, step));
+  }
+  flat::Parities update_with_parity(const flat::Elements& elements,
+                                    std::int64_t step) const override {
+    return flat::update_with_parity(elements, step_at(options_, step));
+  }
+  StateNames states() const override {
+    StateNames used = names(options_);
+    for (std::size_t i = 0; i < used.size(); ++i) {
+      if (!step_at(options_, 1).uses(i)) used[i] = nullptr;
+    }
+    return used;
+  }
+  double lr() const override { return options_.lr; }
+  void set_lr(double lr) override { options_.lr = lr; }
+  std::string options() const override { return words(options_); }
+  std::unique_ptr<torch::optim::OptimizerOptions> as_torch() const override {
+    return std::make_unique<decltype(torch_options(options_))>(torch_options(options_));
+  }
+  void follow(const torch::optim::OptimizerOptions& given) override {
+    options_.lr = followed(torch_options(options_), given);
+  }
+  flat::UpdateRule device_rule() const override { return flat::rule_of(step_at(options_, 1)); }
+  std::vector<std::byte> numbers(std::int64_t step) const override {
+    const auto numbers = flat::element::numbers_of(step_at(options_, step));
+    const auto* const first = reinterpret_cast<const std::byte*>(&numbers);
+    return {first, first + sizeof numbers};
+  }
+
+ private:
+  Options options_;
+};
+
+template <typename Options>
+std::shared_ptr<Optimizer::Impl> make(Replica& model, const char* name, const Options& options,
                                       const std::vector<Group<Options>>& groups) {
   std::vector<std::unique_ptr<Rule>> rules;
   std::vector<std::vector<torch::Tensor>> members;
-  rules.push_back(rule_of(options));
+  rules.push_back(std::make_unique<RuleOf<Options>>(options));
   for (const auto& group : groups) {
-    rules.push_back(rule_of(group.options));
+    rules.push_back(std::make_unique<RuleOf<Options>>(group.options));
     members.push_back(group.parameters);
   }
-  return std::make_shared<Optimizer::Impl>(model, std::move(kind), std::move(rules), members);
-}
-
-// SGD without momentum has no state. If one group has momentum, the memory is for all parameters.
-Optimizer::Impl::Kind sgd_kind(const SGDOptions& options,
-                               const std::vector<Group<SGDOptions>>& groups) {
-  bool momentum = options.momentum != 0;
-  for (const auto& group : groups) momentum = momentum || group.options.momentum != 0;
-  return {"sgd", momentum ? std::vector<std::string>{"momentum"} : std::vector<std::string>{}};
+  return std::make_shared<Optimizer::Impl>(model, name, std::move(rules), members);
 }
 
 }  // namespace
 
 SGD::SGD(Replica& model, const SGDOptions& options, const std::vector<Group<SGDOptions>>& groups)
-    : Optimizer(make(model, sgd_kind(options, groups), options, groups)) {}
+    : Optimizer(make(model, "sgd", options, groups)) {}
 
 Adam::Adam(Replica& model, const AdamOptions& options,
            const std::vector<Group<AdamOptions>>& groups)
-    : Optimizer(make(model, {"adam", {"mean", "square"}}, options, groups)) {}
+    : Optimizer(make(model, "adam", options, groups)) {}
 
 AdamW::AdamW(Replica& model, const AdamWOptions& options,
              const std::vector<Group<AdamWOptions>>& groups)
-    : Optimizer(make(model, {"adamw", {"mean", "square"}}, options, groups)) {}
+    : Optimizer(make(model, "adamw", options, groups)) {}
+
+RMSprop::RMSprop(Replica& model, const RMSpropOptions& options,
+                 const std::vector<Group<RMSpropOptions>>& groups)
+    : Optimizer(make(model, "rmsprop", options, groups)) {}
+
+Adagrad::Adagrad(Replica& model, const AdagradOptions& options,
+                 const std::vector<Group<AdagradOptions>>& groups)
+    : Optimizer(make(model, "adagrad", options, groups)) {}
 
 Groups::Groups(std::vector<std::unique_ptr<Rule>> rules, const replica::Parts& model,
                const std::vector<std::vector<torch::Tensor>>& members)
@@ -221,6 +247,17 @@ Groups::Groups(std::vector<std::unique_ptr<Rule>> rules, const replica::Parts& m
   const double base = rules_.front()->lr();
   for (const auto& rule : rules_) ratios_.push_back(base == 0 ? 1 : rule->lr() / base);
   if (model.may_be_absent()) left_alone_.assign(entries.size(), 0);
+}
+
+StateNames Groups::states() const {
+  StateNames all{};
+  for (const auto& rule : rules_) {
+    const StateNames used = rule->states();
+    for (std::size_t i = 0; i < all.size(); ++i) {
+      if (used[i] != nullptr) all[i] = used[i];
+    }
+  }
+  return all;
 }
 
 std::vector<double> Groups::rates() const {

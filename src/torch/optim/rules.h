@@ -17,14 +17,8 @@
 
 namespace lockstep::optim {
 
-// Consecutive elements of one parameter: their values, gradients and states.
-struct Elements {
-  DType dtype = DType::kFloat32;
-  void* parameter = nullptr;
-  const void* gradient = nullptr;
-  std::array<void*, 2> state{};  // Rule::states() of them
-  std::size_t count = 0;
-};
+// Names of states, in the order of flat/update_loops.h. Null: the state is not used.
+using StateNames = std::array<const char*, flat::kMostStates>;
 
 // One update rule with its options. Owned by Groups. update() may run on several threads at a time.
 class Rule {
@@ -32,9 +26,10 @@ class Rule {
   virtual ~Rule() = default;
   // `step` counts from 1. The second also returns the parity of all that it updates in place,
   // before and after.
-  virtual void update(const Elements& elements, std::int64_t step) const = 0;
-  virtual flat::Parities update_with_parity(const Elements& elements, std::int64_t step) const = 0;
-  virtual int states() const = 0;  // how many states it reads and writes
+  virtual void update(const flat::Elements& elements, std::int64_t step) const = 0;
+  virtual flat::Parities update_with_parity(const flat::Elements& elements,
+                                            std::int64_t step) const = 0;
+  virtual StateNames states() const = 0;  // those that it reads and writes
   virtual double lr() const = 0;
   virtual void set_lr(double lr) = 0;
   virtual std::string options() const = 0;  // everything else that decides its result
@@ -65,6 +60,8 @@ class Groups {
   Rule& rule(std::size_t group) { return *rules_[group]; }
   const Rule& rule(std::size_t group) const { return *rules_[group]; }
   const Rule& rule_of(std::size_t entry) const { return *rules_[group_of_[entry]]; }
+  // The states that a rule uses. If one group uses a state, its memory is for all parameters.
+  StateNames states() const;
   std::size_t group_of(std::size_t entry) const { return group_of_[entry]; }
   std::size_t entries() const { return group_of_.size(); }
 

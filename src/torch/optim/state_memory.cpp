@@ -7,11 +7,15 @@
 
 namespace lockstep::optim {
 
-StateMemory::StateMemory(replica::Parts& model, std::vector<std::string> names)
+StateMemory::StateMemory(replica::Parts& model, const StateNames& names)
     : model_(model),
-      names_(std::move(names)),
       has_masters_(wants_masters(model)),
       layout_(has_masters_ ? *replica::layout_of_sums(model.plan.layout) : model.plan.layout) {
+  for (std::size_t state = 0; state < names.size(); ++state) {
+    if (names[state] == nullptr) continue;
+    names_.emplace_back(names[state]);
+    states_.push_back(state);
+  }
   if (has_masters_) {
     names_.emplace_back("master");
     versions_.assign(layout_.entries().size(), -1);

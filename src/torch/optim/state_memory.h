@@ -8,6 +8,7 @@
 #include <string>
 #include <vector>
 
+#include "torch/optim/rules.h"
 #include "torch/replica/parts.h"
 
 namespace lockstep::optim {
@@ -24,8 +25,8 @@ bool wants_masters(const replica::Parts& model);
 // Ownership: owns the memories; borrows the model.
 class StateMemory {
  public:
-  // `names` of the memories, one value per element each.
-  StateMemory(replica::Parts& model, std::vector<std::string> names);
+  // Takes a memory for each name, one value per element.
+  StateMemory(replica::Parts& model, const StateNames& names);
 
   // The model has gone to other workers. Takes new memories, with the values of the rank that the
   // model has its values from. Collective.
@@ -35,8 +36,9 @@ class StateMemory {
   // Of the memories: the model's layout, or with masters its wide layout.
   const plan::Layout& layout() const { return layout_; }
 
-  // How many of the memories belong to the rules.
-  std::size_t count() const { return memories_.size() - (has_masters_ ? 1 : 0); }
+  // How many of the memories belong to the rules, and which of a rule's states each of them is.
+  std::size_t count() const { return states_.size(); }
+  std::size_t state_of(std::size_t memory) const { return states_[memory]; }
   // Null if there are none.
   const replica::FlatMemory* masters() const { return has_masters_ ? &memories_.back() : nullptr; }
   // False for parameters that are not of a half type: they need none.
@@ -56,7 +58,8 @@ class StateMemory {
   void take_memories();
 
   replica::Parts& model_;
-  std::vector<std::string> names_;
+  std::vector<std::string> names_;   // by memory
+  std::vector<std::size_t> states_;  // by memory, without the masters
   bool has_masters_;
   plan::Layout layout_;
   std::vector<replica::FlatMemory> memories_;

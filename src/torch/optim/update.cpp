@@ -40,10 +40,11 @@ class AtRest {
     const plan::Entry& entry = trained_.model->layout().entries()[piece.entry];
     const plan::Entry& kept = trained_.state.layout().entries()[piece.entry];
     flat::Parity seen = flat::parity(entry.dtype, parameters_.at(entry, piece.first), piece.count);
-    const auto used = static_cast<std::size_t>(trained_.groups.rule_of(piece.entry).states());
+    const StateNames used = trained_.groups.rule_of(piece.entry).states();
     for (std::size_t i = 0; i < states_.size(); ++i) {
       const bool is_master = i == trained_.state.count();
-      if (is_master ? kept.dtype == entry.dtype : i >= used) continue;
+      if (is_master ? kept.dtype == entry.dtype : used[trained_.state.state_of(i)] == nullptr)
+        continue;
       seen ^= flat::parity(kept.dtype, states_[i].at(kept, piece.first), piece.count);
     }
     return seen;

@@ -15,6 +15,7 @@
 
 #include "control/world_state.h"
 #include "tests/torch/nets.h"
+#include "tests/torch/optimizers.h"
 #include "torch/models/models.h"
 
 namespace lockstep::testing {
@@ -259,10 +260,8 @@ TEST_F(GpuTrainer, FindsABitThatChangedOnItsOwn) {
 // The drop-in loop, against LibTorch's own optimizers on the same GPU.
 class GpuDropIn : public ::testing::Test {
  protected:
-  using Stock = std::function<std::unique_ptr<torch::optim::Optimizer>(std::vector<torch::Tensor>)>;
-  using Own = std::function<std::unique_ptr<optim::Optimizer>(Replica&)>;
-
-  static void expect_same(const Stock& make_stock, const Own& make_own, double clip) {
+  static void expect_same(const std::string& optimizer, double clip) {
+    SCOPED_TRACE(optimizer);
     const auto data = samples(1, {32, 64}).to(torch::kCUDA);
     TwoLayers plain(64, 100, 10);
     TwoLayers net(64, 100, 10);
@@ -270,9 +269,9 @@ class GpuDropIn : public ::testing::Test {
     plain->to(torch::kCUDA);
     World world = alone();
     auto model = data_parallel(net, world);
-    const auto own = make_own(model);
+    const auto own = make_optimizer(optimizer, model);
     own->set_clip_norm(clip);
-    const auto stock = make_stock(plain->parameters());
+    const auto stock = make_stock_optimizer(optimizer, plain->parameters());
     for (int step = 0; step < 20; ++step) {
       stock->zero_grad();
       plain->forward(data).pow(2).mean().backward();
@@ -300,25 +299,7 @@ class GpuDropIn : public ::testing::Test {
 
 TEST_F(GpuDropIn, HasTheNumbersOfStockOptimizers) {
   for (const double clip : {0.0, 0.05}) {
-    expect_same(
-        [](auto parameters) {
-          return std::make_unique<torch::optim::SGD>(
-              parameters, torch::optim::SGDOptions(0.1).momentum(0.9).weight_decay(1e-3));
-        },
-        [](Replica& model) {
-          return std::make_unique<optim::SGD>(
-              model, optim::SGDOptions{.lr = 0.1, .momentum = 0.9, .weight_decay = 1e-3});
-        },
-        clip);
-    expect_same(
-        [](auto parameters) {
-          return std::make_unique<torch::optim::AdamW>(
-              parameters, torch::optim::AdamWOptions(1e-2).weight_decay(1e-2));
-        },
-        [](Replica& model) {
-          return std::make_unique<optim::AdamW>(model, optim::AdamWOptions{.lr = 1e-2});
-        },
-        clip);
+    for (const std::string& optimizer : optimizer_names()) expect_same(optimizer, clip);
   }
 }
 
