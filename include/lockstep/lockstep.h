@@ -15,6 +15,7 @@
 #include <lockstep/dataset.h>        // Dataset: samples by number
 #include <lockstep/data.h>           // loader(), and the sampler behind it
 #include <lockstep/autocast.h>       // half types in the forward pass
+#include <lockstep/activation_checkpoint.h>  // checkpoint(): less memory, more time
 #include <lockstep/checkpoint.h>     // save() and load(): models in safetensors files
 #include <lockstep/trainer.h>        // Trainer: the whole loop
 #include <lockstep/tensors.h>        // collectives on tensors
