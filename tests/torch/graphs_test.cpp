@@ -14,6 +14,7 @@ namespace {
 
 using replicas::batch_of;
 using replicas::gradients;
+using ::testing::AnyOf;
 using ::testing::HasSubstr;
 
 constexpr std::uint64_t kSeed = 3;
@@ -152,14 +153,139 @@ TEST(Graphs, TwoPassesOverOneGraphAddUp) {
       graph.backward({}, /*retain_graph=*/true);
       graph.backward();
       expect_close(gradients(*model), plain_mean(loss, 2, 2));
-      model.zero_grad();
-      const auto weighted = loss(*model, batch_of(world.rank()));
-      {
-        const auto scope = model.no_sync();
-        backward(weighted, 6);
-      }
-      EXPECT_THROW(weighted.backward(), c10::Error) << "the graph is gone";
     });
+  }
+}
+
+// What a program ports from Python: a function that runs its own backward inside of the pass.
+struct Reentrant : torch::autograd::Function<Reentrant> {
+  using Context = torch::autograd::AutogradContext;
+  static inline thread_local Tied* net = nullptr;
+
+  static torch::Tensor forward(Context* context, const torch::Tensor& x) {
+    context->save_for_backward({x});
+    return (*net)->layer(x);
+  }
+  static torch::autograd::variable_list backward(Context* context,
+                                                 torch::autograd::variable_list gradients) {
+    const at::AutoGradMode with_graph(true);
+    auto x = context->get_saved_variables()[0].detach().requires_grad_();
+    (*net)->layer(x).backward(gradients[0]);
+    return {x.grad()};
+  }
+};
+
+// `used_outside`: as in Tied::forward().
+torch::Tensor reentrant_loss(Tied& net, const torch::Tensor& x, bool used_outside) {
+  Reentrant::net = &net;
+  const auto hidden = torch::tanh(Reentrant::apply(net->last(x)));
+  return used_outside ? hidden.matmul(net->layer->weight).pow(2).mean() : hidden.pow(2).mean();
+}
+
+std::vector<torch::Tensor> plain_reentrant() {
+  auto net = seeded<Tied>(kSeed);
+  for (int rank = 0; rank < 2; ++rank)
+    (torch::tanh(net->layer(net->last(batch_of(rank)))).pow(2).mean() / 2).backward();
+  return gradients(*net);
+}
+
+TEST(Graphs, APassInsideOfAPassAddsUpOrIsRefused) {
+  const auto ends = [](MissingGradient missing, bool used_outside) {
+    return outcomes_in_world(2, [=](World& world) {
+      auto net = seeded<Tied>(kSeed);
+      auto model = data_parallel(net, world, {.missing_gradient = missing});
+      model.zero_grad();
+      reentrant_loss(net, batch_of(world.rank()), used_outside).backward();
+      expect_close(gradients(*model), plain_reentrant());
+    });
+  };
+  for (const Outcome& outcome : ends(MissingGradient::kZero, false))
+    EXPECT_FALSE(outcome.kind) << outcome.text;
+  for (const Outcome& outcome : ends(MissingGradient::kError, false)) {
+    EXPECT_EQ(outcome.kind, ErrorKind::kBadInput);
+    EXPECT_THAT(outcome.text, HasSubstr("no gradient for last.weight"));
+  }
+  for (const auto missing : {MissingGradient::kError, MissingGradient::kZero}) {
+    for (const Outcome& outcome : ends(missing, true)) {
+      EXPECT_EQ(outcome.kind, ErrorKind::kBadInput);
+      EXPECT_THAT(outcome.text, HasSubstr("lockstep::checkpoint()"));
+    }
+  }
+}
+
+// Runs one step with this loss; how each worker ends.
+std::vector<Outcome> stepped(MissingGradient missing,
+                             const std::function<torch::Tensor(Tied&, const Shard&)>& loss) {
+  return outcomes_in_world(2, [&](World& world) {
+    auto net = seeded<Tied>(kSeed);
+    auto model = data_parallel(net, world, {.missing_gradient = missing});
+    optim::SGD optimizer(model, {.lr = 0.1});
+    Job job(world, {.global_batch = 4, .shards = 4, .seed = kSeed});
+    Step step(job, "train", {&optimizer}, [&](const Shard& shard) { return loss(net, shard); });
+    const auto data = tensor_dataset(batch_of(0, 4), torch::zeros({4}));
+    for (const GlobalBatch& batch : job.batches(data, {.steps = 2})) step(batch);
+  });
+}
+
+TEST(Graphs, AStepRefusesPassesThatAreNotItsOwn) {
+  for (const auto missing : {MissingGradient::kError, MissingGradient::kZero}) {
+    const auto loss = [](Tied& net, const Shard& shard) {
+      return net->forward(shard.batch.data).pow(2).mean();
+    };
+    for (const Outcome& outcome : stepped(missing, loss))
+      EXPECT_FALSE(outcome.kind) << outcome.text;
+    for (const Outcome& outcome : stepped(missing, [&](Tied&net, const Shard&shard) {
+           const auto sum = loss(net, shard);
+           sum.backward({}, /*retain_graph=*/true);
+           return sum;
+         })) {
+      EXPECT_EQ(outcome.kind, ErrorKind::kBadInput);
+    }
+    for (const Outcome& outcome : stepped(missing, [&](Tied&net, const Shard&shard) {
+           return reentrant_loss(net, shard.batch.data, shard.index == 1);
+         })) {
+      EXPECT_EQ(outcome.kind, ErrorKind::kBadInput);
+      EXPECT_THAT(outcome.text,
+                  AnyOf(HasSubstr("lockstep::checkpoint()"), HasSubstr("no gradient")));
+    }
+  }
+}
+
+// autograd::grad() accumulates into nothing, so nothing is averaged.
+TEST(Graphs, GradientsThatWereAskedForAreAveragedBySynchronize) {
+  const auto take = [](Tied& net, const torch::Tensor& x) {
+    auto parameters = net->parameters();
+    const auto found = torch::autograd::grad({losses()[1].second(*net, x)}, parameters);
+    for (std::size_t i = 0; i < found.size(); ++i) parameters[i].mutable_grad() = found[i];
+  };
+  for (const std::string& engine : cpu_engines()) {
+    in_world(2, engine, [&](World& world) {
+      auto net = seeded<Tied>(kSeed);
+      auto model = data_parallel(net, world);
+      for (int pass = 0; pass < 2; ++pass) {
+        take(net, batch_of(world.rank()));
+        model.synchronize();
+        expect_close(gradients(*model), plain_mean(losses()[1].second, 2));
+      }
+    });
+    for (const bool stock : {false, true}) {
+      for (const Outcome& outcome : outcomes_in_world(
+               2,
+               [&](World& world) {
+                 auto net = seeded<Tied>(kSeed);
+                 auto model = data_parallel(net, world);
+                 optim::SGD ours(model, {.lr = 0.1});
+                 torch::optim::SGD stocks(net->parameters(), 0.1);
+                 for (int step = 0; step < 3; ++step) {
+                   take(net, batch_of(world.rank()));
+                   stock ? static_cast<void>(stocks.step()) : ours.step();
+                 }
+                 if (stock) losses()[1].second(*net, batch_of(0)).backward();
+               },
+               engine)) {
+        EXPECT_EQ(outcome.kind, ErrorKind::kMismatch) << stock;
+      }
+    }
   }
 }
 

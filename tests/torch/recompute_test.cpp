@@ -257,6 +257,21 @@ TEST(Checkpointing, TakesAndReturnsWhatAFunctionMay) {
   EXPECT_FALSE(checkpoint(function, {a, numbers, torch::Tensor()})[0].requires_grad());
 }
 
+// As without the checkpoint: a gradient that no worker has stays undefined.
+TEST(Checkpointing, AnOutputThatIsNotUsedBringsNoGradient) {
+  in_world(2, "shm", [](World& world) {
+    auto net = seeded<TwoLayers>(kSeed, 8, 16, 16);
+    auto model = data_parallel(net, world, {.missing_gradient = MissingGradient::kZero});
+    using Tensors = std::vector<torch::Tensor>;
+    const auto both = [&](const Tensors& in) -> Tensors {
+      return {net->first(in[0]), net->second(net->first(in[0]))};
+    };
+    checkpoint(both, {samples(1, {6, 8})})[0].sum().backward();
+    EXPECT_TRUE(net->first->weight.grad().defined());
+    EXPECT_FALSE(net->second->weight.grad().defined());
+  });
+}
+
 TEST(Checkpointing, HooksOfAParameterAreCalledOnce) {
   auto weight = torch::randn({4}, torch::requires_grad());
   weight.register_hook([](const torch::Tensor& gradient) { return gradient * 2; });

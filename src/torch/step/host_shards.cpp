@@ -91,8 +91,12 @@ void check_loss(const torch::Tensor& loss, const Shard& shard) {
 
 void weighted_backward(const ShardWork& work, const torch::Tensor& loss,
                        const torch::Tensor& weight) {
-  if (work.inputs.empty()) return loss.backward(weight);
-  loss.backward(weight, /*retain_graph=*/{}, /*create_graph=*/false, at::TensorList(work.inputs));
+  for (ModelStep* const model : work.models) model->await_pass(true);
+  if (work.inputs.empty())
+    loss.backward(weight);
+  else
+    loss.backward(weight, /*retain_graph=*/{}, /*create_graph=*/false, at::TensorList(work.inputs));
+  for (ModelStep* const model : work.models) model->await_pass(false);
 }
 
 }  // namespace lockstep::steps
