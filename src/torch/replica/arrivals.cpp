@@ -25,7 +25,7 @@ void Arrivals::mark(std::size_t entry) {
     throw BadInput(fmt::format(
         "the gradient of {} arrived twice in one backward pass: an earlier pass was broken off "
         "(call zero_grad() after catching its error), or part of the model runs its own backward "
-        "inside this one",
+        "inside this one (for activation checkpointing use lockstep::checkpoint())",
         layout_.entries()[entry].name));
   }
   reached_[entry] = true;

@@ -66,8 +66,12 @@ class Attachment::Hook : public torch::autograd::FunctionPostHook {
   torch::autograd::variable_list operator()(const torch::autograd::variable_list& outputs,
                                             const torch::autograd::variable_list& inputs) override {
     const auto owner = owner_.lock();
-    if (owner && !owner->retired_)  // a graph may keep the node of a replica that was replaced
-      owner->listener_->ready(entry_, inputs.empty() ? torch::Tensor() : inputs.front());
+    if (!owner || owner->retired_)  // a graph may keep the node of a replica that was replaced
+      return outputs;
+    const torch::Tensor incoming = inputs.empty() ? torch::Tensor() : inputs.front();
+    // A node may hand on that there is no gradient: a checkpoint, if one of its outputs is not used.
+    if (incoming.defined() || !owner->parts_.may_be_absent())
+      owner->listener_->ready(entry_, incoming);
     return outputs;
   }
 

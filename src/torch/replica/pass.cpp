@@ -1,5 +1,10 @@
 #include "torch/replica/pass.h"
 
+#include <fmt/format.h>
+#include <lockstep/errors.h>
+
+#include <utility>
+
 namespace lockstep::replica {
 
 Pass::Pass(Parts& parts, Attachment& attachment)
@@ -56,6 +61,13 @@ void ShardPass::begin_run(std::optional<Sharded> sharded) {
 // If a missing gradient is an error, every pass must have all gradients, so each begins with none
 // reached. Otherwise the error would depend on which shards a worker hosts.
 void ShardPass::begin() {
+  if (!std::exchange(awaited_, false)) {
+    throw BadInput(fmt::format(
+        "a backward pass that is not the Step's own has reached {}: return the loss and leave "
+        "backward() to the Step; for gradients inside of the loss call torch::autograd::grad(), "
+        "for activation checkpointing lockstep::checkpoint()",
+        attachment_.name()));
+  }
   if (divisor_) attachment_.check_module();  // before anything is sent
   attachment_.call_at_end();
   start(divisor_.has_value());

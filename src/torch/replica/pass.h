@@ -138,6 +138,10 @@ class ShardPass : public Pass {
   void end() override;
   void expect(std::optional<double>) override {}
 
+  // Whether the Step has called backward(). A pass that nobody awaits is BadInput: a loss that runs its own would add its
+  // gradients twice.
+  void await_pass(bool awaited) { awaited_ = awaited; }
+
   // The next pass reduces, and divides the sum over all shards by `divisor`.
   void reduce_next(double divisor) { divisor_ = divisor; }
 
@@ -164,6 +168,7 @@ class ShardPass : public Pass {
 
   std::optional<Sharded> sharded_;
   std::optional<double> divisor_;
+  bool awaited_ = false;
   bool ran_ = false;  // whether a pass ran since the last reduction
 };
 

@@ -7,11 +7,10 @@
 
 #include <functional>
 #include <map>
+#include <mutex>
 #include <string>
 #include <string_view>
 #include <utility>
-
-#include "base/mutex.h"
 
 namespace lockstep::steps {
 
@@ -80,9 +79,10 @@ bool changes_arithmetic_of(Device device, std::string_view variable);
 std::map<std::string, std::string> device_properties(Device device);
 
 // The lock of LibTorch's default generator, which belongs to the process. Workers may be threads of one process: they take
-// turns to seed it and to draw from it.
-inline base::Mutex& generator_turn() {
-  static base::Mutex mutex;
+// turns to seed it and to draw from it. Recursive: a loss whose turn it is may run a backward pass that draws again, for a
+// checkpoint (activation_checkpoint.h).
+inline std::recursive_mutex& generator_turn() {
+  static std::recursive_mutex mutex;
   return mutex;
 }
 

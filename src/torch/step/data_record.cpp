@@ -10,7 +10,6 @@
 
 #include "base/hash.h"
 #include "base/log.h"
-#include "base/mutex.h"
 #include "torch/replica/agreement.h"
 #include "torch/replica/tensors.h"
 #include "torch/step/arithmetic.h"
@@ -78,7 +77,7 @@ class GeneratorProbe {
  private:
   static constexpr std::uint64_t kSeed = 0x70726f6265ULL;
 
-  base::Lock turn_;
+  std::lock_guard<std::recursive_mutex> turn_;
   at::Generator generator_;
   torch::Tensor saved_;
 };

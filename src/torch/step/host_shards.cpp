@@ -1,7 +1,6 @@
 #include <fmt/format.h>
 #include <lockstep/errors.h>
 
-#include "base/mutex.h"
 #include "torch/replica/tensors.h"
 #include "torch/step/arithmetic.h"
 #include "torch/step/shard_runner.h"
@@ -46,9 +45,10 @@ void HostShards::add(const std::string& name, double sum, double weight) {
 
 // LibTorch's default generator belongs to the process. Workers that are threads of one process take turns, so that no
 // other worker seeds or draws between a shard's seed and its loss. Backward must be outside of the lock: it meets the
-// other workers, which may wait for the lock. What it needs, such as dropout's mask, was drawn in forward.
+// other workers, which may wait for the lock. What it needs, such as dropout's mask, was drawn in forward; a checkpoint,
+// which draws again, takes a turn of its own.
 torch::Tensor HostShards::seeded_loss(const Turn& turn) {
-  const base::Lock lock(generator_turn());
+  const std::lock_guard lock(generator_turn());
   torch::manual_seed(turn.seed);
   torch::Tensor loss;
   say_where({"loss", turn.shard.step, turn.shard.index}, [&] { loss = work_.loss(turn.shard); });
@@ -91,8 +91,12 @@ void check_loss(const torch::Tensor& loss, const Shard& shard) {
 
 void weighted_backward(const ShardWork& work, const torch::Tensor& loss,
                        const torch::Tensor& weight) {
-  if (work.inputs.empty()) return loss.backward(weight);
-  loss.backward(weight, /*retain_graph=*/{}, /*create_graph=*/false, at::TensorList(work.inputs));
+  for (ModelStep* const model : work.models) model->await_pass(true);
+  if (work.inputs.empty())
+    loss.backward(weight);
+  else
+    loss.backward(weight, /*retain_graph=*/{}, /*create_graph=*/false, at::TensorList(work.inputs));
+  for (ModelStep* const model : work.models) model->await_pass(false);
 }
 
 }  // namespace lockstep::steps

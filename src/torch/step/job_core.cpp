@@ -9,7 +9,6 @@
 #include <utility>
 
 #include "base/log.h"
-#include "base/mutex.h"
 #include "control/gather_text.h"
 #include "plan/seed.h"
 #include "torch/replica/model.h"
@@ -407,7 +406,7 @@ void JobCore::end_loop() {
 
 // Random numbers that the program draws next must not depend on the shards that this worker has run.
 void JobCore::reseed(std::int64_t step) const {
-  const base::Lock turn(generator_turn());
+  const std::lock_guard turn(generator_turn());
   torch::manual_seed(plan::shard_seed(setup_.options.seed, step, setup_.options.shards));
 }
 

@@ -118,6 +118,9 @@ class ModelStep : public divergence::Subject {
   double clip_factor() const { return parts_.update->clip_factor(); }
   void set_rates(const std::vector<double>& rates);  // by group, as Optimizer::rates()
 
+  // Whether the next backward pass is that of a shard; any other is BadInput.
+  void await_pass(bool awaited) { model_.state_->shards().await_pass(awaited); }
+
   // For the divergence check.
   std::vector<flat::Parity> seen() override;
   std::string item_name(std::size_t item) const override;

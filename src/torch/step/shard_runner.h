@@ -84,7 +84,7 @@ std::unique_ptr<ShardRunner> make_device_shards(ShardWork work);
 // BadInput if this is nothing that backward can begin with.
 void check_loss(const torch::Tensor& loss, const Shard& shard);
 
-// loss.backward(weight), which computes the gradients of work.inputs only.
+// loss.backward(weight), which computes the gradients of work.inputs only. No other pass may reach the models.
 void weighted_backward(const ShardWork& work, const torch::Tensor& loss,
                        const torch::Tensor& weight);
 

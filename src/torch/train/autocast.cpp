@@ -6,6 +6,7 @@
 #include <torch/version.h>
 
 #include "torch/replica/tensors.h"
+#include "torch/train/autocast_state.h"
 
 namespace lockstep {
 namespace {
@@ -71,6 +72,12 @@ Autocast::Autocast(torch::DeviceType device, torch::ScalarType dtype, AutocastOp
   autocast::increment_nesting();
   enable_autocast(device_, options.enabled);
   autocast::set_autocast_cache_enabled(options.cache_weights);
+}
+
+AutocastState AutocastState::of(torch::DeviceType device) {
+  return {device,
+          autocast_dtype(device),
+          {autocast_enabled(device), autocast::is_autocast_cache_enabled()}};
 }
 
 Autocast::~Autocast() {
