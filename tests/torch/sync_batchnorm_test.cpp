@@ -276,7 +276,7 @@ TEST(SyncBatchNorm, RefusesWhatItCannotDo) {
 
 TEST(SyncBatchNorm, InAStepIsRefused) {
   in_world(2, "shm", [](World& world) {
-    Job job(world, {.global_batch = 8, .shards = 4});
+    lockstep::Job job(world, {.global_batch = 8, .shards = 4});
     auto net = std::make_shared<Net>(1, torch::nn::BatchNormOptions(10));
     convert_sync_batchnorm(*net, world);
     auto model = data_parallel(net, world);
