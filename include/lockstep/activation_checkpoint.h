@@ -19,7 +19,8 @@ struct CheckpointOptions {
   // listed here, the function writes to it twice.
   std::vector<torch::Tensor> buffers = {};
 
-  // How fast it comes. False: the function draws no random numbers, so none are kept for it.
+  // How fast it comes. False: the function draws no random numbers, so none are kept for it. Only
+  // then can a Step on a GPU capture it as a CUDA graph; else its shards run eagerly.
   bool random = true;
 };
 

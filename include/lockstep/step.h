@@ -124,7 +124,8 @@ struct ShardCounts {
 //   - It draws random numbers only from LibTorch's default generator, seeded for (job, step, phase,
 //     shard).
 //   - It writes only to buffers of the job's models, and reports numbers through Shard::report().
-//   - It returns one element, a mean over its batch, and lets exceptions through.
+//   - It returns one element, a mean over its batch, and lets exceptions through. The Step calls
+//     backward(); a backward() of the loss itself is BadInput.
 //   - It waits for no other worker: workers that are threads of one process run it one after the
 //     other.
 // Between batches the program may set learning rates, evaluate and save.

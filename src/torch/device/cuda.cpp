@@ -32,6 +32,14 @@ void* current_stream(Device device) {
   return c10::cuda::getCurrentCUDAStream(index_of(device)).stream();
 }
 
+bool is_captured(Device device) {
+  if (device.kind == DeviceKind::kCpu) return false;
+  cudaStreamCaptureStatus status{cudaStreamCaptureStatusNone};
+  cuda::check(cudaStreamIsCapturing(native(current_stream(device)), &status),
+              "cudaStreamIsCapturing");
+  return status != cudaStreamCaptureStatusNone;
+}
+
 struct CurrentDevice::State {
   c10::cuda::CUDAGuard guard;
 };

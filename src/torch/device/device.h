@@ -25,6 +25,9 @@ torch::Tensor memory(Device device, std::size_t bytes);
 // LibTorch's current stream of a device, on this thread; null on the CPU.
 void* current_stream(Device device);
 
+// Whether that stream is being captured as a graph; false on the CPU.
+bool is_captured(Device device);
+
 // As long as it lives, the device is the current one of this thread. For the CPU it does nothing.
 class CurrentDevice {
  public:

@@ -18,6 +18,10 @@ void* current_stream(Device device) {
   unavailable();
 }
 
+bool is_captured(Device) {
+  return false;
+}
+
 struct CurrentDevice::State {};
 CurrentDevice::CurrentDevice(Device device) {
   if (device.kind != DeviceKind::kCpu) unavailable();

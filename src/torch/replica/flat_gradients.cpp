@@ -197,9 +197,11 @@ void FlatGradients::check(std::size_t entry) const {
   if (!converted && !(grad.defined() && grad.requires_grad())) return;
   throw BadInput(fmt::format(
       "the gradient of {} {}", slot.entry.name,
-      converted ? "cannot be used, because the parameter has another type or device now: move or "
-                  "convert the module before data_parallel(), not after"
-                : "is part of a graph: use no create_graph"));
+      converted
+          ? "cannot be used, because the parameter has another type or device now: move or "
+            "convert the module before data_parallel(), not after"
+          : "is part of a graph: backward() takes no create_graph; for gradients of gradients call "
+            "torch::autograd::grad() with it, and add a function of what it returns to the loss"));
 }
 
 std::int64_t FlatGradients::version(std::size_t entry) const {

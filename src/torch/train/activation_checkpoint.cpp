@@ -30,6 +30,7 @@
 #include <torch/csrc/autograd/saved_variable.h>
 #include <torch/csrc/autograd/variable.h>
 
+#include "torch/device/device.h"
 #include "torch/replica/tensors.h"
 #include "torch/step/arithmetic.h"
 #include "torch/train/autocast_state.h"
@@ -114,10 +115,15 @@ Tensors leaves_of(const Tensors& outputs, const Inputs& inputs) {
 class Generators {
  public:
   Generators() = default;  // none
-  // The CPU's, and those of the GPUs where the inputs are.
+  // The CPU's, and those of the devices where the inputs are.
   explicit Generators(const Tensors& inputs) : all_{at::detail::getDefaultCPUGenerator()} {
     for (const torch::Tensor& input : inputs) {
-      if (!input.defined() || !input.is_cuda()) continue;
+      if (!input.defined()) continue;
+      if (device::is_captured(device::of(input))) {
+        refuse(
+            "random numbers of a CUDA graph cannot be drawn again in its backward pass: if the "
+            "function draws none, set random = false");
+      }
       const at::Generator generator = at::globalContext().defaultGenerator(input.device());
       if (std::find(all_.begin(), all_.end(), generator) == all_.end()) all_.push_back(generator);
     }
