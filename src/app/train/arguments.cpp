@@ -249,7 +249,12 @@ void check_numbers(const TrainArguments& arguments) {
   check_range<std::int64_t>("--until", arguments.until, -1, kMost);
   check_range("--lr", arguments.learning_rate(), 0.0, 1e6);
   check_range("--clip-norm", arguments.clip_norm, 0.0, 1e30);
-  if (arguments.momentum) check_range("--momentum", *arguments.momentum, 0.0, 1.0);
+  if (arguments.momentum) {
+    check_range("--momentum", *arguments.momentum, 0.0, 1.0);
+    if (arguments.optimizer != OptimizerKind::kSgd &&
+        arguments.optimizer != OptimizerKind::kRmsProp)
+      refuse(fmt::format("--momentum: {} has none; sgd and rmsprop do", name(arguments.optimizer)));
+  }
   if (arguments.weight_decay) check_range("--weight-decay", *arguments.weight_decay, 0.0, 1e6);
 }
 

@@ -51,6 +51,9 @@ TEST(TrainArguments, NumbersAreReadWholeOrRefused) {
   EXPECT_EQ(parse_train_arguments({"--lr", "+1e-3"}).lr, 1e-3);
   EXPECT_EQ(parse_train_arguments({"--scale-lr"}).scale_lr_from, 256);
   EXPECT_THAT(refusal_of({"--momentum", "1.5"}), HasSubstr("--momentum 1.5: give a number from 0"));
+  EXPECT_THAT(refusal_of({"--optimizer", "adamw", "--momentum", "0.9"}),
+              HasSubstr("--momentum: adamw has none"));
+  EXPECT_THAT(refusal_of({"--scale-rule", "square-root"}), HasSubstr("add --scale-lr"));
 }
 
 TEST(TrainArguments, EachOptimizerHasItsDefaults) {
