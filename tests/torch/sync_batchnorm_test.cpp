@@ -52,6 +52,9 @@ struct Case {
 
 std::vector<Case> cases() {
   using Options = torch::nn::BatchNormOptions;
+  Options cumulative(4);
+  using Momentum = std::remove_cvref_t<decltype(cumulative.momentum())>;
+  cumulative.momentum(Momentum());
   return {{"1d", {5}, 1, Options(5)},
           {"1d of sequences", {5, 3}, 1, Options(5).momentum(0.3)},
           {"2d", {4, 3, 3}, 2, Options(4)},
@@ -59,7 +62,7 @@ std::vector<Case> cases() {
           {"3d", {3, 2, 2, 2}, 3, Options(3).eps(1e-3)},
           {"without weights", {4, 3, 3}, 2, Options(4).affine(false)},
           {"without running statistics", {4, 3, 3}, 2, Options(4).track_running_stats(false)},
-          {"cumulative", {4, 3, 3}, 2, Options(4).momentum(c10::nullopt), torch::kFloat64, 2},
+          {"cumulative", {4, 3, 3}, 2, cumulative, torch::kFloat64, 2},
           {"used three times", {4, 3, 3}, 2, Options(4), torch::kFloat64, 3},
           {"float32", {4, 8, 8}, 2, Options(4), torch::kFloat32}};
 }

@@ -11,6 +11,9 @@
 #include <map>
 #include <memory>
 #include <string>
+#include <type_traits>
+#include <utility>
+#include <vector>
 
 #include "base/mutex.h"
 #include "torch/replica/collectives.h"
@@ -21,7 +24,15 @@ namespace {
 
 using torch::autograd::AutogradContext;
 using torch::autograd::variable_list;
-using OptionalTensor = c10::optional<at::Tensor>;
+
+// LibTorch's optional tensor. Its type differs between versions.
+template <typename Function>
+struct SecondArgument;
+template <typename Result, typename First, typename Second, typename... Rest>
+struct SecondArgument<Result(First, Second, Rest...)> {
+  using Type = std::remove_cvref_t<Second>;
+};
+using OptionalTensor = SecondArgument<decltype(at::_ops::batch_norm::call)>::Type;
 
 // A converted layer.
 struct SyncedLayer : torch::CustomClassHolder {
