@@ -24,6 +24,22 @@ struct CheckpointOptions {
   bool random = true;
 };
 
+namespace replica {
+// A holder, or a shared pointer. Whether a holder can be called is not asked anywhere: to ask makes
+// some of LibTorch's fail to compile.
+template <typename Module>
+concept ModuleHandle = requires(Module module) {
+  module->buffers();
+};
+
+// checkpoint(), below.
+std::vector<torch::Tensor> checkpoint_lists(
+    std::function<std::vector<torch::Tensor>(const std::vector<torch::Tensor>&)> function,
+    const std::vector<torch::Tensor>& inputs, CheckpointOptions options);
+torch::Tensor checkpoint_one(std::function<torch::Tensor(const torch::Tensor&)> function,
+                             const torch::Tensor& input, CheckpointOptions options);
+}  // namespace replica
+
 // Runs the function and drops what it would keep for backward, except for its inputs. Backward runs
 // it once more, with the same random numbers, autocast and buffers, and goes on through that. The
 // gradients have the same bits as without the checkpoint:
@@ -49,23 +65,30 @@ struct CheckpointOptions {
 //            run is not like the first: other random numbers, parameters or shapes, or parameters
 //            that were changed since.
 // Ownership: the graph keeps the function, its inputs and a copy of the buffers.
-std::vector<torch::Tensor> checkpoint(
-    std::function<std::vector<torch::Tensor>(const std::vector<torch::Tensor>&)> function,
-    const std::vector<torch::Tensor>& inputs, CheckpointOptions options = {});
+template <typename Function>
+requires(!replica::ModuleHandle<Function>) && requires(Function f, std::vector<torch::Tensor> x) {
+  { f(x) } -> std::convertible_to<std::vector<torch::Tensor>>;
+}
+std::vector<torch::Tensor> checkpoint(Function function, const std::vector<torch::Tensor>& inputs,
+                                      CheckpointOptions options = {}) {
+  return replica::checkpoint_lists(std::move(function), inputs, std::move(options));
+}
 
 // One tensor to one tensor.
-torch::Tensor checkpoint(std::function<torch::Tensor(const torch::Tensor&)> function,
-                         const torch::Tensor& input, CheckpointOptions options = {});
+template <typename Function>
+requires(!replica::ModuleHandle<Function>) && requires(Function f, torch::Tensor x) {
+  { f(x) } -> std::convertible_to<torch::Tensor>;
+}
+torch::Tensor checkpoint(Function function, const torch::Tensor& input,
+                         CheckpointOptions options = {}) {
+  return replica::checkpoint_one(std::move(function), input, std::move(options));
+}
 
 // A module: a holder, or a shared pointer.
-template <typename Module>
-requires requires(Module module, torch::Tensor x) {
-  module->buffers();
-  { module->forward(x) } -> std::convertible_to<torch::Tensor>;
-}
+template <replica::ModuleHandle Module>
 torch::Tensor checkpoint(Module module, const torch::Tensor& input) {
   CheckpointOptions options{.buffers = module->buffers()};
-  return checkpoint(
+  return replica::checkpoint_one(
       [module = std::move(module)](const torch::Tensor& x) mutable -> torch::Tensor {
         return module->forward(x);
       },

@@ -117,7 +117,8 @@ class Replica {
           const DataParallelOptions& options = {});
 
   // Use it in place of loss.backward() if workers have different numbers of samples: the gradients become the mean over
-  // all samples. Every worker calls it, or synchronize() if it has no samples. In no_sync() it only adds.
+  // all samples. Every worker calls it. A worker without samples calls it with 0, and the loss of an empty batch, if the
+  // model has a SyncBatchNorm, and else synchronize(). In no_sync() it only adds.
   void backward(const torch::Tensor& loss, std::int64_t samples);
 
   // With false the scope does nothing: auto scope = model.no_sync(micro + 1 < parts).

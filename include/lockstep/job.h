@@ -205,8 +205,9 @@ class Job {
 
   // Keeps a tensor of the program's own in the job's checkpoints: the best score so far, for example. The first
   // batches() that finds a checkpoint copies its values into the tensor, and a worker that joins gets the values of the
-  // others. The tensor is dense, and has the same values on every worker. A plateau must outlive the job. Call keep()
-  // before batches(), with another name each time. Not collective.
+  // others. Write to the tensor in place, the same values on every worker: `best = torch::minimum(best, loss)` makes
+  // another tensor, which nobody keeps. It is dense and contiguous. A plateau must outlive the job. Call keep() before
+  // batches(), the same on every worker, with another name each time. Not collective.
   void keep(const std::string& name, const torch::Tensor& tensor);
   void keep(const std::string& name, ReduceLROnPlateau& plateau);
 

@@ -51,7 +51,8 @@ class Averages {
 // Failure:   the constructor throws BadInput for a name that is empty or used twice, and Mismatch if
 //            workers have different names. add() throws BadInput for an unknown name, a weight that
 //            is negative or not finite, and a tensor that does not have one element. PeerLost,
-//            Timeout. The numbers themselves may be anything: NaN and infinity are kept.
+//            Timeout. The numbers themselves may be anything: NaN and infinity are kept. A tensor
+//            with a weight that is negative or not finite makes the weight and the mean NaN.
 // Ownership: the world must outlive it. Tensors are kept until reduce().
 class Metrics {
  public:

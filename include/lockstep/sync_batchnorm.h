@@ -24,13 +24,14 @@ namespace lockstep {
 // Threads:   one caller at a time, for everything that belongs to a world.
 // Blocking:  the call is collective. So is each forward of a layer in training, and its backward:
 //            every worker runs the same layers in the same order, and waits for the others, at most
-//            the world's timeout. A worker without samples runs forward and backward with an empty
-//            batch.
+//            the world's timeout. A worker without samples runs forward with an empty batch, and
+//            backward(loss, 0).
 // Failure:   BadInput for a layer that has neither weights nor running statistics, for one value per
 //            channel over all workers, for a backward with create_graph, and in a Step or a Trainer,
 //            whose shards cannot wait for each other yet. LibTorch itself refuses a batch with one
-//            value per channel, also if others have more. Mismatch if workers run different layers.
-//            PeerLost, Timeout.
+//            value per channel, also if others have more. Mismatch if workers convert different
+//            layers, run them in another order, or go back through them in another order. PeerLost,
+//            Timeout.
 // Ownership: the world must outlive the module's last pass.
 //
 // Returns how many layers were converted. A second call for the same layer replaces the first.

@@ -93,6 +93,8 @@ TEST(MetricsTest, KeepWhatIsNoNumber) {
   Metrics metrics(alone, {"loss"});
   metrics.add("loss", std::nan(""), 1);
   EXPECT_TRUE(std::isnan(metrics.reduce().mean("loss")));
+  metrics.add("loss", torch::tensor(1.0), torch::tensor(-1.0));  // seen in reduce(), which all call
+  EXPECT_TRUE(std::isnan(metrics.reduce().mean("loss")));
 }
 
 template <typename Body>

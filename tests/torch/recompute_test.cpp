@@ -214,6 +214,8 @@ TEST(Checkpointing, AModuleBringsItsBuffers) {
     return all;
   };
   expect_same_bits(trained(true), trained(false));
+  torch::nn::Linear layer(8, 4);
+  EXPECT_TRUE(torch::equal(checkpoint(layer, torch::ones({2, 8})), layer(torch::ones({2, 8}))));
 }
 
 TEST(Checkpointing, OnlyWhatTheFunctionUsesIsKept) {

@@ -244,7 +244,7 @@ std::map<std::string, torch::Tensor> train(World& world, const Parts& parts) {
 TEST(SyncBatchNorm, TrainsAsOneWorkerWithAllSamples) {
   World alone = World::over(connect_alone());
   const auto expected = train(alone, {8});
-  for (const Parts& parts : {Parts{4, 4}, Parts{3, 5}, Parts{2, 4, 2}}) {
+  for (const Parts& parts : {Parts{4, 4}, Parts{3, 5}, Parts{2, 4, 2}, Parts{5, 0, 3}}) {
     in_world(static_cast<int>(parts.size()), "shm", [&](World& world) {
       for (const auto& [name, tensor] : train(world, parts))
         EXPECT_TRUE(torch::allclose(tensor, expected.at(name), 1e-9, 1e-11)) << name;
@@ -260,6 +260,24 @@ void expect_refused(const Body& body, const std::string& words) {
   } catch (const std::exception& error) {
     EXPECT_THAT(error.what(), HasSubstr(words));
   }
+}
+
+TEST(SyncBatchNorm, WorkersThatDoNotDoTheSameGetAMismatch) {
+  const Case c = cases()[2];
+  in_world(2, "thread", [&](World& world) {
+    auto net =
+        std::make_shared<Net>(2, torch::nn::BatchNormOptions(4).eps(world.leader() ? 1e-5 : 1e-3));
+    EXPECT_THROW(convert_sync_batchnorm(*net, world), Mismatch);
+  });
+  const auto reversed = [&](World& world) {
+    auto net = make_net(c);
+    convert_sync_batchnorm(*net, world);
+    const torch::Tensor x = samples_of(c, 4, 1).requires_grad_();
+    const std::vector<torch::Tensor> losses = {net->forward(x).pow(2).sum(),
+                                               net->forward(x * 2).pow(3).sum()};
+    losses[static_cast<std::size_t>(world.rank())].backward();
+  };
+  EXPECT_THROW(in_world(2, "thread", reversed), Mismatch);
 }
 
 TEST(SyncBatchNorm, RefusesWhatItCannotDo) {

@@ -2,6 +2,7 @@
 #include <lockstep/errors.h>
 #include <lockstep/optim.h>
 
+#include <cmath>
 #include <map>
 
 #include "torch/optim/impl.h"
@@ -80,6 +81,8 @@ std::vector<double> Optimizer::rates() const {
   return impl_->rates();
 }
 void Optimizer::set_lr(double lr) {
+  if (!std::isfinite(lr) || lr < 0)
+    throw BadInput(fmt::format("the learning rate is {:g}; it must be 0 or more", lr));
   const Groups& groups = impl_->trained.groups;
   for (std::size_t i = 0; i < groups.count(); ++i)
     impl_->set_rate(i, i == 0 ? lr : lr * groups.ratio(i));

@@ -1,3 +1,4 @@
+#include <fmt/format.h>
 #include <lockstep/data_parallel.h>
 #include <lockstep/errors.h>
 
@@ -77,8 +78,8 @@ DataParallelOptions replica::named_after(const torch::nn::Module& module,
 }
 
 void backward(const torch::Tensor& loss, std::int64_t samples) {
-  if (samples < 1)
-    throw BadInput("backward() needs at least one sample; without samples call synchronize()");
+  if (samples < 0)
+    throw BadInput(fmt::format("backward() of {} samples: 0 is for an empty batch", samples));
   if (loss.numel() != 1) throw BadInput("backward() needs a loss of one element, such as a mean");
   const double weight = static_cast<double>(samples) * kSampleWeight;
   const replica::Expectation expected(loss, weight);

@@ -114,13 +114,11 @@ struct Metrics::State {
   std::vector<ExactSum> numbers;  // sum and weight of each name, in turn
   std::vector<Tensors> tensors;   // not read yet
 
+  static bool is_good(double weight) { return std::isfinite(weight) && weight >= 0; }
+  // A weight that is none makes the average none, on all workers.
   void add(std::size_t index, double sum, double weight) {
-    if (!std::isfinite(weight) || weight < 0) {
-      throw BadInput(fmt::format("a weight of the metric {} is {}; it must be 0 or more",
-                                 channel->names[index], weight));
-    }
     numbers[2 * index].add(sum);
-    numbers[2 * index + 1].add(weight);
+    numbers[2 * index + 1].add(is_good(weight) ? weight : std::nan(""));
   }
 
   // All of them in one copy, so that a GPU is waited for once.
@@ -149,7 +147,12 @@ Metrics::Metrics(World& world, const std::vector<std::string>& names)
 Metrics::~Metrics() = default;
 
 void Metrics::add(const std::string& name, double sum, double weight) {
-  state_->add(index_of(state_->channel->names, name), sum, weight);
+  const std::size_t index = index_of(state_->channel->names, name);
+  if (!State::is_good(weight)) {
+    throw BadInput(
+        fmt::format("a weight of the metric {} is {}; it must be 0 or more", name, weight));
+  }
+  state_->add(index, sum, weight);
 }
 
 void Metrics::add(const std::string& name, const torch::Tensor& sum, double weight) {

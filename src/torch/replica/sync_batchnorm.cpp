@@ -16,6 +16,7 @@
 #include <vector>
 
 #include "base/mutex.h"
+#include "torch/replica/agreement.h"
 #include "torch/replica/collectives.h"
 #include "torch/replica/synced_norms.h"
 
@@ -38,7 +39,8 @@ using OptionalTensor = SecondArgument<decltype(at::_ops::batch_norm::call)>::Typ
 struct SyncedLayer : torch::CustomClassHolder {
   std::shared_ptr<Comm> channel;  // that of all layers of the module
   std::weak_ptr<torch::nn::Module> module;
-  std::string name;  // "SyncBatchNorm 3": workers that run different layers get a Mismatch
+  std::string name;         // "SyncBatchNorm 3": workers that run different layers get a Mismatch
+  std::int64_t passes = 0;  // forward, over all workers
 };
 using LayerPtr = c10::intrusive_ptr<SyncedLayer>;
 
@@ -156,6 +158,7 @@ class SyncedNorm : public torch::autograd::Function<SyncedNorm> {
     context->saved_data["count"] = all.count;
     context->saved_data["eps"] = running.eps;
     context->saved_data["layer"] = c10::IValue::make_capsule(layer);
+    context->saved_data["pass"] = layer->passes++;
     // With the statistics of all workers as running ones, the layer is in eval(). LibTorch divides by
     // the number of samples.
     if (x.numel() == 0) return at::empty_like(input);
@@ -183,7 +186,9 @@ class SyncedNorm : public torch::autograd::Function<SyncedNorm> {
     const at::Tensor sums = at::cat({sum_dy, sum_dy_xhat}).to(at::kDouble);
     at::Tensor dx;
     if (context->needs_input_grad(0)) {
-      const CallName call(*layer.channel, layer.name + " backward");
+      // Of two passes, every worker goes back through the same one first.
+      const CallName call(*layer.channel, fmt::format("{} back {}", layer.name,
+                                                      context->saved_data["pass"].toInt()));
       all_reduce(*layer.channel, sums);
       const double count = context->saved_data["count"].toDouble();
       dx = input_gradient(dy, x, weight, saved[2], saved[3].to(at::kDouble).add(eps).rsqrt(),
@@ -258,17 +263,23 @@ void override_operator() {
   }();
 }
 
-// The tensor that a batch norm is known by; undefined for any other module.
+// A batch norm, and what workers must agree on of it. No options: another module.
 struct BatchNorm {
-  bool is = false;
   at::Tensor weight;
   at::Tensor running_mean;
+  std::string options;
 };
 
 template <typename Layer>
 void look_at(const torch::nn::Module& module, BatchNorm& found) {
-  if (const auto* const layer = dynamic_cast<const Layer*>(&module))
-    found = {true, layer->weight, layer->running_mean};
+  const auto* const layer = dynamic_cast<const Layer*>(&module);
+  if (layer == nullptr) return;
+  const auto& options = layer->options;
+  found = {layer->weight, layer->running_mean,
+           fmt::format("{} channels, eps {}, momentum {}, {} weights, {} running statistics",
+                       options.num_features(), options.eps(), options.momentum().value_or(0),
+                       options.affine() ? "with" : "without",
+                       options.track_running_stats() ? "with" : "without")};
 }
 
 BatchNorm as_batch_norm(const torch::nn::Module& module) {
@@ -294,24 +305,33 @@ namespace lockstep {
 
 std::size_t convert_sync_batchnorm(torch::nn::Module& module, World& world) {
   const auto channel = std::make_shared<Comm>(world.open_channel());
-  std::size_t count = 0;
+  std::vector<std::pair<at::Tensor, c10::intrusive_ptr<replica::SyncedLayer>>> found;
+  std::vector<replica::Property> properties;
   for (const auto& item : module.named_modules()) {
     const replica::BatchNorm norm = replica::as_batch_norm(*item.value());
-    if (!norm.is) continue;
-    const at::Tensor key = norm.weight.defined() ? norm.weight : norm.running_mean;
-    if (!key.defined()) {
-      throw BadInput(fmt::format(
-          "the batch norm {} has neither weights nor running statistics, and cannot be converted",
-          item.key()));
-    }
+    if (norm.options.empty()) continue;
+    properties.push_back({"batch norm " + item.key(), norm.options});
     auto layer = c10::make_intrusive<replica::SyncedLayer>();
     layer->channel = channel;
     layer->module = item.value();
-    layer->name = fmt::format("SyncBatchNorm {}", count++);
-    replica::layers().put(key, std::move(layer));
+    layer->name = fmt::format("SyncBatchNorm {}", found.size());
+    found.emplace_back(norm.weight.defined() ? norm.weight : norm.running_mean, std::move(layer));
   }
+  {
+    const CallName call(*channel, "convert_sync_batchnorm()");
+    replica::agree(
+        *channel, properties,
+        {"workers convert different batch norms", "build the same module on all of them"});
+  }
+  for (std::size_t i = 0; i < found.size(); ++i) {
+    if (found[i].first.defined()) continue;
+    throw BadInput(
+        fmt::format("the {} has neither weights nor running statistics, and cannot be converted",
+                    properties[i].name));
+  }
+  for (auto& [key, layer] : found) replica::layers().put(key, std::move(layer));
   replica::override_operator();
-  return count;
+  return found.size();
 }
 
 }  // namespace lockstep

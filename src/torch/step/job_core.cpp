@@ -108,8 +108,9 @@ void JobCore::keep(const std::string& name, const torch::Tensor& tensor) {
         "keep() of {} comes after batches(), which has read the checkpoint: call it before", name));
   }
   if (name.empty()) throw BadInput("what a job keeps needs a name");
-  if (!tensor.defined() || !tensor.is_contiguous())
-    throw BadInput(fmt::format("keep() of {}: a job keeps dense tensors", name));
+  const bool dense = tensor.defined() && tensor.layout() == torch::kStrided && !tensor.is_meta();
+  if (!dense || !tensor.is_contiguous())
+    throw BadInput(fmt::format("keep() of {}: a job keeps dense, contiguous tensors", name));
   for (const NamedTensor& other : models_.kept) {
     if (other.name == name)
       throw BadInput(fmt::format("the job keeps something else as {}: give each a name", name));
@@ -182,6 +183,8 @@ void JobCore::prepare(const DatasetPtr& dataset, const BatchesOptions& options,
   for (const auto& step : steps_)
     all.push_back({"step " + step->name, step->options.before_update ? "hooked" : "plain"});
   for (const auto& [name, value] : properties()) all.push_back({name, value});
+  for (const auto& [name, tensor] : models_.kept)
+    all.push_back({"kept " + name, replica::describe(tensor)});
   replica::agree(generation_.control, all,
                  {"workers run different jobs", "start all of them with the same options"});
   const auto reading = options.verify_data ? DataReading::kWhole : DataReading::kSampled;

@@ -401,7 +401,7 @@ torch::autograd::variable_list Checkpoint::apply(torch::autograd::variable_list&
 
 }  // namespace
 
-std::vector<torch::Tensor> checkpoint(
+std::vector<torch::Tensor> replica::checkpoint_lists(
     std::function<std::vector<torch::Tensor>(const std::vector<torch::Tensor>&)> function,
     const std::vector<torch::Tensor>& inputs, CheckpointOptions options) {
   if (!torch::GradMode::is_enabled()) return function(inputs);
@@ -410,12 +410,12 @@ std::vector<torch::Tensor> checkpoint(
   return Checkpoint::forward(node, inputs);
 }
 
-torch::Tensor checkpoint(std::function<torch::Tensor(const torch::Tensor&)> function,
-                         const torch::Tensor& input, CheckpointOptions options) {
+torch::Tensor replica::checkpoint_one(std::function<torch::Tensor(const torch::Tensor&)> function,
+                                      const torch::Tensor& input, CheckpointOptions options) {
   const auto of_lists = [function = std::move(function)](const Tensors& inputs) {
     return Tensors{function(inputs.front())};
   };
-  return checkpoint(of_lists, Tensors{input}, std::move(options)).front();
+  return replica::checkpoint_lists(of_lists, Tensors{input}, std::move(options)).front();
 }
 
 }  // namespace lockstep
