@@ -131,7 +131,8 @@ Schedule::Schedule(const lr_scheduler::LinearLR& options)
 Schedule::Schedule(const lr_scheduler::StepLR& options)
     : Schedule(
           [o = options](std::int64_t step) {
-            return o.lr * power(o.gamma, static_cast<double>(step / o.step_size));
+            const std::int64_t times = step / o.step_size;
+            return o.lr * power(o.gamma, static_cast<double>(times));
           },
           fmt::format("StepLR: {:g}, times {:g} every {} steps", options.lr, options.gamma,
                       options.step_size)) {
