@@ -6,6 +6,7 @@
 #include <sstream>
 
 #include "tests/launcher/command.h"
+#include "tests/support/python.h"
 
 namespace lockstep::testing {
 namespace {
@@ -13,15 +14,6 @@ namespace {
 using namespace lr_scheduler;
 
 constexpr int kSteps = 100;
-
-// Debian's interpreter, which another python3 on the PATH may hide; or that one.
-std::string python_with_torch() {
-  for (const std::string python : {"/usr/bin/python3", "python3"}) {
-    Command probe({python, "-c", "import torch"});
-    if (probe.finish(seconds(60)) && probe.exit_code() == 0) return python;
-  }
-  return "";
-}
 
 using Rates = std::map<std::string, std::vector<double>>;
 
@@ -91,7 +83,7 @@ void expect_close(const std::vector<double>& ours, const std::vector<double>& th
 
 TEST(SchedulesOfPyTorch, HaveTheSameNumbers) {
   const std::string python = python_with_torch();
-  if (python.empty()) GTEST_SKIP() << "no PyTorch: apt install python3-torch";
+  if (python.empty()) GTEST_SKIP() << "no PyTorch to compare with: make deps-test installs it";
   Rates theirs = rates_of_pytorch(python);
   for (const auto& [name, schedule] : schedules()) {
     std::vector<double> ours;

@@ -12,6 +12,7 @@
 
 #include "plan/position.h"
 #include "plan/seed.h"
+#include "tests/support/python.h"
 #include "tests/torch/folder.h"
 #include "torch/models/models.h"
 
@@ -240,15 +241,6 @@ void write_inputs(const Case& c, const DataSplits& data, const std::string& path
   holder->register_buffer("target", whole.target);
   holder->register_buffer("indices", torch::tensor(indices).view({kSteps, shards_of(c), -1}));
   save(*holder, path);
-}
-
-// Debian's, which another python3 on the PATH may hide; or that one.
-std::string python_with_torch() {
-  for (const std::string python : {"/usr/bin/python3", "python3"}) {
-    if (std::system((python + " -c 'import torch.distributed' > /dev/null 2>&1").c_str()) == 0)
-      return python;
-  }
-  return "";
 }
 
 TEST_P(AgainstPyTorchDdp, TwentyStepsGiveTheSameWeights) {
