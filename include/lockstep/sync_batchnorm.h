@@ -1,4 +1,4 @@
-// Batch normalisation over the samples of all workers, in the drop-in loop.
+// Batch normalisation over the samples of all workers.
 //
 //   auto net = std::make_shared<Net>();                          // with torch::nn::BatchNorm2d in it
 //   lockstep::convert_sync_batchnorm(*net, world);
@@ -9,8 +9,14 @@
 #include <torch/torch.h>
 
 #include <cstddef>
+#include <cstdint>
 
 namespace lockstep {
+
+struct SyncBatchNormOptions {
+  // How many consecutive shards share their statistics; in a drop-in loop, workers. 0: all.
+  std::int64_t group = 0;
+};
 
 // Makes every torch::nn::BatchNorm1d, 2d and 3d inside a module compute its statistics over the
 // samples of all workers while it trains, also when workers have different numbers of samples, or
@@ -21,20 +27,25 @@ namespace lockstep {
 //
 // A layer sends one message in forward and one in backward: 2 numbers per channel.
 //
+// In a Step or a Trainer the statistics are those of the global batch: all shards, on any number of
+// workers, with the same bits. A worker then runs its shards at the same time, from layer to layer.
+// So it needs the memory of all of them: activations and gradients. On a GPU this is refused.
+//
 // Threads:   one caller at a time, for everything that belongs to a world.
 // Blocking:  the call is collective. So is each forward of a layer in training, and its backward:
 //            every worker runs the same layers in the same order, and waits for the others, at most
-//            the world's timeout. A worker without samples runs forward with an empty batch, and
-//            backward(loss, 0).
+//            the world's timeout. In a drop-in loop a worker without samples runs forward with an
+//            empty batch, and backward(loss, 0).
 // Failure:   BadInput for a layer that has neither weights nor running statistics, for one value per
-//            channel over all workers, for a backward with create_graph, and in a Step or a Trainer,
-//            whose shards cannot wait for each other yet. LibTorch itself refuses a batch with one
-//            value per channel, also if others have more. Mismatch if workers convert different
-//            layers, run them in another order, or go back through them in another order. PeerLost,
-//            Timeout.
+//            channel over all workers, for a backward with create_graph, for shards that run
+//            different layers, and in a Step on a GPU. LibTorch itself refuses a batch with one value
+//            per channel, also if others have more. Mismatch if workers convert different layers,
+//            run them in another order, or go back through them in another order. PeerLost, Timeout.
 // Ownership: the world must outlive the module's last pass.
 //
-// Returns how many layers were converted. A second call for the same layer replaces the first.
-std::size_t convert_sync_batchnorm(torch::nn::Module& module, World& world);
+// Returns how many layers were converted. A second call for the same layer replaces the first. For
+// a model of a Job, call it before batches().
+std::size_t convert_sync_batchnorm(torch::nn::Module& module, World& world,
+                                   const SyncBatchNormOptions& options = {});
 
 }  // namespace lockstep

@@ -295,22 +295,5 @@ TEST(SyncBatchNorm, RefusesWhatItCannotDo) {
                  "create_graph) do not go through a SyncBatchNorm");
 }
 
-TEST(SyncBatchNorm, InAStepIsRefused) {
-  in_world(2, "shm", [](World& world) {
-    lockstep::Job job(world, {.global_batch = 8, .shards = 4});
-    auto net = std::make_shared<Net>(1, torch::nn::BatchNormOptions(10));
-    convert_sync_batchnorm(*net, world);
-    auto model = data_parallel(net, world);
-    lockstep::optim::SGD optimizer(model, {.lr = 0.1});
-    Step step(job, "train", {&optimizer},
-              [&](const Shard& shard) { return model->forward(shard.batch.data).pow(2).mean(); });
-    expect_refused(
-        [&] {
-          for (const auto& batch : job.batches(loops::data_of("mlp"), {.steps = 1})) step(batch);
-        },
-        "SyncBatchNorm 0 is in the loss of a Step or a Trainer");
-  });
-}
-
 }  // namespace
 }  // namespace lockstep::testing::norm_cases

@@ -10,6 +10,7 @@
 
 #include <map>
 #include <memory>
+#include <set>
 #include <string>
 #include <type_traits>
 #include <utility>
@@ -40,7 +41,8 @@ struct SyncedLayer : torch::CustomClassHolder {
   std::shared_ptr<Comm> channel;  // that of all layers of the module
   std::weak_ptr<torch::nn::Module> module;
   std::string name;         // "SyncBatchNorm 3": workers that run different layers get a Mismatch
-  std::int64_t passes = 0;  // forward, over all workers
+  std::int64_t group = 0;   // passes that share statistics; 0: all
+  std::int64_t passes = 0;  // in the drop-in loop
 };
 using LayerPtr = c10::intrusive_ptr<SyncedLayer>;
 
@@ -57,7 +59,9 @@ class Layers {
     if (!key.defined()) return {};
     const base::Lock lock(mutex_);
     const auto found = layers_.find(key.unsafeGetTensorImpl());
-    return found == layers_.end() ? LayerPtr() : found->second;
+    // Another tensor may have the address of one that has gone.
+    const bool known = found != layers_.end() && !found->second->module.expired();
+    return known ? found->second : LayerPtr();
   }
 
  private:
@@ -70,7 +74,21 @@ Layers& layers() {
   return all;
 }
 
-thread_local int no_synced_norms = 0;
+thread_local NormExchange* exchange = nullptr;
+
+// The rows of the passes that share statistics with this one, in order.
+at::Tensor gather(SyncedLayer& layer, const std::string& name, const at::Tensor& row) {
+  NormExchange::Rows rows;
+  if (exchange != nullptr) {
+    rows = exchange->gather(name, row);
+  } else {
+    const CallName call(*layer.channel, name);
+    rows = {all_gather(*layer.channel, row), layer.channel->rank()};
+  }
+  if (layer.group == 0) return rows.all;
+  const std::int64_t first = rows.own - rows.own % layer.group;
+  return rows.all.slice(0, first, first + layer.group);
+}
 
 // One value per channel as a tensor that broadcasts over a batch.
 at::Tensor per_channel(const at::Tensor& values, const at::Tensor& like) {
@@ -79,14 +97,14 @@ at::Tensor per_channel(const at::Tensor& values, const at::Tensor& like) {
   return values.to(like.scalar_type()).view(shape);
 }
 
-// Over all workers.
+// Over all passes that share them.
 struct Statistics {
   double count = 0;    // values of a channel
   at::Tensor mean;     // double, as the next
   at::Tensor squares;  // sums of squared deviations from the mean
 };
 
-// The order of the additions is that of the ranks, on every worker.
+// The order of the additions is that of the passes, for every one of them.
 Statistics combined(const at::Tensor& rows) {
   const std::int64_t channels = (rows.size(1) - 1) / 2;
   const at::Tensor counts = rows.select(1, 0).unsqueeze(1);
@@ -109,11 +127,10 @@ Statistics statistics(const at::Tensor& input, SyncedLayer& layer) {
     row.slice(0, 1, 1 + channels).copy_(mean);
     row.slice(0, 1 + channels).copy_(variance * count);
   }
-  const CallName call(*layer.channel, layer.name);
-  Statistics all = combined(all_gather(*layer.channel, row));
+  Statistics all = combined(gather(layer, layer.name, row));
   if (all.count > 1) return all;
   throw BadInput(
-      fmt::format("{}: all workers together have {} values of a channel, and statistics need two",
+      fmt::format("{}: all batches together have {} values of a channel, and statistics need two",
                   layer.name, all.count));
 }
 
@@ -158,7 +175,7 @@ class SyncedNorm : public torch::autograd::Function<SyncedNorm> {
     context->saved_data["count"] = all.count;
     context->saved_data["eps"] = running.eps;
     context->saved_data["layer"] = c10::IValue::make_capsule(layer);
-    context->saved_data["pass"] = layer->passes++;
+    context->saved_data["pass"] = exchange ? exchange->count(layer->name) : layer->passes++;
     // With the statistics of all workers as running ones, the layer is in eval(). LibTorch divides by
     // the number of samples.
     if (x.numel() == 0) return at::empty_like(input);
@@ -183,13 +200,13 @@ class SyncedNorm : public torch::autograd::Function<SyncedNorm> {
     const at::Tensor x = input.to(computed_in(input));
     const at::Tensor dy = gradients[0].to(x.scalar_type());
     auto [sum_dy_xhat, sum_dy] = own_sums(dy, x, weight, saved[2], saved[3], eps);
-    const at::Tensor sums = at::cat({sum_dy, sum_dy_xhat}).to(at::kDouble);
     at::Tensor dx;
     if (context->needs_input_grad(0)) {
       // Of two passes, every worker goes back through the same one first.
-      const CallName call(*layer.channel, fmt::format("{} back {}", layer.name,
-                                                      context->saved_data["pass"].toInt()));
-      all_reduce(*layer.channel, sums);
+      const std::string name =
+          fmt::format("{} back {}", layer.name, context->saved_data["pass"].toInt());
+      const at::Tensor sums =
+          gather(layer, name, at::cat({sum_dy, sum_dy_xhat}).to(at::kDouble)).sum(0);
       const double count = context->saved_data["count"].toDouble();
       dx = input_gradient(dy, x, weight, saved[2], saved[3].to(at::kDouble).add(eps).rsqrt(),
                           sums / count)
@@ -237,12 +254,6 @@ at::Tensor batch_norm(const at::Tensor& input, const OptionalTensor& weight,
   if (!module || !module->is_training()) {
     return at::compositeimplicitautograd::batch_norm(input, weight, bias, running_mean, running_var,
                                                      training, momentum, eps, cudnn_enabled);
-  }
-  if (no_synced_norms > 0) {
-    throw BadInput(fmt::format(
-        "{} is in the loss of a Step or a Trainer: its shards do not run at the same time, so that "
-        "it cannot average over them; use it in a drop-in loop, or torch::nn::BatchNorm2d here",
-        layer->name));
   }
   return SyncedNorm::apply(input, if_defined(weight), if_defined(bias),
                            Running{value_of(running_mean), value_of(running_var), momentum, eps},
@@ -292,21 +303,39 @@ BatchNorm as_batch_norm(const torch::nn::Module& module) {
 
 }  // namespace
 
-NoSyncedNorms::NoSyncedNorms() {
-  ++no_synced_norms;
+NormScope::NormScope(NormExchange& exchange_) : before_(exchange) {
+  exchange = &exchange_;
 }
-NoSyncedNorms::~NoSyncedNorms() {
-  --no_synced_norms;
+NormScope::~NormScope() {
+  exchange = before_;
+}
+
+std::string describe_synced_norms(const std::vector<NamedTensor>& tensors) {
+  std::set<std::string> found;  // a layer without weights is known by its running mean
+  std::int64_t group = 0;
+  for (const auto& [name, tensor] : tensors) {
+    const LayerPtr layer = layers().find(tensor, {});
+    if (!layer) continue;
+    found.insert(layer->name);
+    group = layer->group;
+  }
+  if (found.empty()) return {};
+  return fmt::format("{} layers{}", found.size(),
+                     group > 0 ? fmt::format(" in groups of {}", group) : "");
 }
 
 }  // namespace lockstep::replica
 
 namespace lockstep {
 
-std::size_t convert_sync_batchnorm(torch::nn::Module& module, World& world) {
+std::size_t convert_sync_batchnorm(torch::nn::Module& module, World& world,
+                                   const SyncBatchNormOptions& options) {
+  if (options.group < 0)
+    throw BadInput(
+        fmt::format("SyncBatchNormOptions::group is {}: it is 0 or above", options.group));
   const auto channel = std::make_shared<Comm>(world.open_channel());
   std::vector<std::pair<at::Tensor, c10::intrusive_ptr<replica::SyncedLayer>>> found;
-  std::vector<replica::Property> properties;
+  std::vector<replica::Property> properties = {{"group", std::to_string(options.group)}};
   for (const auto& item : module.named_modules()) {
     const replica::BatchNorm norm = replica::as_batch_norm(*item.value());
     if (norm.options.empty()) continue;
@@ -314,6 +343,7 @@ std::size_t convert_sync_batchnorm(torch::nn::Module& module, World& world) {
     auto layer = c10::make_intrusive<replica::SyncedLayer>();
     layer->channel = channel;
     layer->module = item.value();
+    layer->group = options.group;
     layer->name = fmt::format("SyncBatchNorm {}", found.size());
     found.emplace_back(norm.weight.defined() ? norm.weight : norm.running_mean, std::move(layer));
   }
@@ -327,7 +357,7 @@ std::size_t convert_sync_batchnorm(torch::nn::Module& module, World& world) {
     if (found[i].first.defined()) continue;
     throw BadInput(
         fmt::format("the {} has neither weights nor running statistics, and cannot be converted",
-                    properties[i].name));
+                    properties[i + 1].name));
   }
   for (auto& [key, layer] : found) replica::layers().put(key, std::move(layer));
   replica::override_operator();

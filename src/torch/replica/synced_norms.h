@@ -1,21 +1,51 @@
-// Where batch norms may not wait for other workers.
+// With whom the batch norms of convert_sync_batchnorm() share their statistics.
 #pragma once
+
+#include <lockstep/data_parallel.h>
+
+#include <cstdint>
+#include <string>
+#include <vector>
 
 namespace lockstep::replica {
 
-// While it lives, a batch norm of convert_sync_batchnorm() that trains on this thread throws
-// BadInput: in a shard of a Step, which other workers do not run at the same time.
+// Brings together what each of several equal passes computes at a layer: one row of numbers. In the drop-in loop these are
+// the passes of the workers. In a Step they are those of all shards.
 //
-// Threads:   works for the thread that made it.
-// Blocking:  never.
-// Failure:   none.
-// Ownership: a scope.
-class [[nodiscard]] NoSyncedNorms {
+// Threads:   the thread that runs the pass.
+// Blocking:  gather(), until all passes have come to the layer.
+// Failure:   gather() throws PeerLost, Timeout, and Mismatch or BadInput if passes come to different layers.
+// Ownership: NormScope borrows it.
+class NormExchange {
  public:
-  NoSyncedNorms();
-  ~NoSyncedNorms();
-  NoSyncedNorms(const NoSyncedNorms&) = delete;
-  NoSyncedNorms& operator=(const NoSyncedNorms&) = delete;
+  virtual ~NormExchange() = default;
+
+  struct Rows {
+    at::Tensor all;        // by pass
+    std::int64_t own = 0;  // this pass
+  };
+  // `name`: of the layer and the direction.
+  virtual Rows gather(const std::string& name, const at::Tensor& row) = 0;
+
+  // Counts how many times this pass has come to the layer.
+  virtual std::int64_t count(const std::string& layer) = 0;
 };
+
+// As long as it lives, batch norms that train on this thread share their statistics through `exchange`. Without one they
+// share them with other workers.
+class [[nodiscard]] NormScope {
+ public:
+  explicit NormScope(NormExchange& exchange);
+  ~NormScope();
+  NormScope(const NormScope&) = delete;
+  NormScope& operator=(const NormScope&) = delete;
+
+ private:
+  NormExchange* before_;
+};
+
+// The layers among these parameters and buffers of a model that share statistics, in one line: for workers, and the runs
+// of a job, to compare. Empty: there are none.
+std::string describe_synced_norms(const std::vector<NamedTensor>& tensors);
 
 }  // namespace lockstep::replica

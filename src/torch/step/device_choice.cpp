@@ -1,4 +1,7 @@
 // The classes for a CPU or for a GPU, chosen once for each loop by where its models are.
+#include <lockstep/errors.h>
+
+#include <string>
 #include <utility>
 
 #include "torch/replica/synced_norms.h"
@@ -13,14 +16,37 @@ bool on_host(const ModelView& model) {
   return model.device().kind == DeviceKind::kCpu;
 }
 
+// Of models without synchronised batch norms when the loop began.
+class NoExchange : public replica::NormExchange {
+ public:
+  Rows gather(const std::string& name, const at::Tensor&) override {
+    throw BadInput(name +
+                   " cannot share its statistics in this loss: call convert_sync_batchnorm() for a "
+                   "model of the job, "
+                   "before batches()");
+  }
+  std::int64_t count(const std::string&) override { return 0; }
+};
+
+bool has_synced_norms(const ShardWork& work) {
+  return !replica::describe_synced_norms(work.tensors).empty();
+}
+
 }  // namespace
 
 std::unique_ptr<ShardRunner> make_shard_runner(ShardWork work) {
+  const bool host = on_host(work.models.front()->model());
+  if (has_synced_norms(work)) {
+    if (host) return make_shards_in_step(std::move(work));
+    throw BadInput(
+        "a Step or a Trainer on a GPU has no SyncBatchNorm yet: use it in a drop-in loop, or "
+        "torch::nn::BatchNorm2d here");
+  }
   work.loss = [loss = std::move(work.loss)](const Shard& shard) {
-    const replica::NoSyncedNorms no_synced_norms;
+    NoExchange none;
+    const replica::NormScope scope(none);
     return loss(shard);
   };
-  const bool host = on_host(work.models.front()->model());
   return host ? make_host_shards(std::move(work)) : make_device_shards(std::move(work));
 }
 

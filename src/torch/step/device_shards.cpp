@@ -83,7 +83,7 @@ class DeviceShards : public ShardRunner, private Reports {
 
   void begin_step() override;
   // The models add up or reduce the gradients, as after backward().
-  void run(Turn& turn) override;
+  void run(Turns& turns) override;
   flat::Note note() override;
   void end_step() override;
   const std::set<std::string>& metrics() const override { return metrics_; }
@@ -107,6 +107,7 @@ class DeviceShards : public ShardRunner, private Reports {
 
   void add(const std::string& name, const torch::Tensor& sum, const torch::Tensor& weight) override;
   void add(const std::string& name, double sum, double weight) override;
+  void run_one(Turn& turn, Turns& turns);
   torch::Tensor loss_of(const Shard& shard, std::uint64_t seed);
   torch::Tensor run_eagerly(const Turn& turn);
   torch::Tensor replay(const Turn& turn);
@@ -117,6 +118,7 @@ class DeviceShards : public ShardRunner, private Reports {
   void keep_with_reports(const torch::Tensor& loss);
   static std::int64_t count_in(const Record& record);
   bool fits(const Batch& batch) const;
+  std::int64_t hosted() const { return work_.generation->hosted.size(); }  // shards of this worker
   Device device() const { return work_.models.front()->model().device(); }
   static void copy_input(const torch::Tensor& from, torch::Tensor& to, Copied& last);
 
@@ -162,9 +164,21 @@ void DeviceShards::begin_step() {
   record->shards.clear();
 }
 
-// Forward and backward are queued as one: before_backward comes before both, and forward_done after both.
-void DeviceShards::run(Turn& turn) {
-  turn.before_backward();
+void DeviceShards::run(Turns& turns) {
+  for (int number = 0; number < turns.count(); ++number) {
+    Turn turn = turns.take(number);
+    if (turn.shard.batch.samples > 0)
+      run_one(turn, turns);
+    else
+      turns.before_backward(turn);
+    turns.ended();
+  }
+}
+
+// Forward and backward are queued as one: before_backward() comes before both, and forward_done() after both.
+void DeviceShards::run_one(Turn& turn, Turns& turns) {
+  turns.before_forward();
+  turns.before_backward(turn);
   turn.shard.reports = this;
   const Batch& batch = turn.shard.batch;
   say_where({"loss", turn.shard.step, turn.shard.index}, [&] {
@@ -176,25 +190,25 @@ void DeviceShards::run(Turn& turn) {
     metrics_.empty() ? keep(loss) : keep_with_reports(loss);
   });
   records_[step_ % 2]->shards.push_back({turn.shard.index, turn.weight, reported_.names});
-  turn.forward_done();
+  turns.forward_done(turn);
 }
 
 // Keeps the loss on the GPU until the update copies it, as bytes: so it gets the type that the record has. With several
 // shards it is copied now, since the next replay overwrites it.
 void DeviceShards::keep(const torch::Tensor& loss) {
   Record& record = *records_[step_ % 2];
-  if (!record.numbers.defined() || record.numbers.numel() != work_.hosted) {
+  if (!record.numbers.defined() || record.numbers.numel() != hosted()) {
     const auto pinned = torch::TensorOptions().dtype(loss.scalar_type()).pinned_memory(true);
-    record.numbers = torch::empty({work_.hosted}, pinned);
+    record.numbers = torch::empty({hosted()}, pinned);
   }
   const auto options =
       torch::TensorOptions().dtype(record.numbers.dtype()).device(torch::Device(device()));
-  if (work_.hosted == 1) {
+  if (hosted() == 1) {
     numbers_ = loss.to(options);
     return;
   }
-  if (!numbers_.defined() || numbers_.numel() != work_.hosted)
-    numbers_ = torch::empty({work_.hosted}, options);
+  if (!numbers_.defined() || numbers_.numel() != hosted())
+    numbers_ = torch::empty({hosted()}, options);
   const auto number = static_cast<std::int64_t>(record.shards.size());
   numbers_.select(0, number).copy_(loss.reshape(at::IntArrayRef{}));
 }
@@ -220,7 +234,7 @@ void DeviceShards::keep_with_reports(const torch::Tensor& loss) {
       record.numbers.scalar_type() == torch::kFloat64)
     return;
   const auto pinned = torch::TensorOptions().dtype(torch::kFloat64).pinned_memory(true);
-  record.numbers = torch::empty({work_.hosted * numbers_.numel()}, pinned);
+  record.numbers = torch::empty({hosted() * numbers_.numel()}, pinned);
 }
 
 flat::Note DeviceShards::note() {

@@ -14,7 +14,7 @@ class HostShards : public ShardRunner, private Reports {
   explicit HostShards(ShardWork work) : work_(std::move(work)) {}
 
   void begin_step() override { local_ = {}; }
-  void run(Turn& turn) override;
+  void run(Turns& turns) override;
   flat::Note note() override { return {}; }
   void end_step() override {}
   const std::set<std::string>& metrics() const override { return metrics_; }
@@ -29,6 +29,7 @@ class HostShards : public ShardRunner, private Reports {
   }
   void add(const std::string& name, double sum, double weight) override;
   torch::Tensor seeded_loss(const Turn& turn);
+  void run_one(Turn& turn, Turns& turns);
 
   ShardWork work_;
   int shard_ = 0;  // that runs
@@ -56,12 +57,24 @@ torch::Tensor HostShards::seeded_loss(const Turn& turn) {
   return loss;
 }
 
-void HostShards::run(Turn& turn) {
+void HostShards::run(Turns& turns) {
+  for (int number = 0; number < turns.count(); ++number) {
+    Turn turn = turns.take(number);
+    if (turn.shard.batch.samples > 0)
+      run_one(turn, turns);
+    else
+      turns.before_backward(turn);
+    turns.ended();
+  }
+}
+
+void HostShards::run_one(Turn& turn, Turns& turns) {
   shard_ = turn.shard.index;
   turn.shard.reports = this;
+  turns.before_forward();
   const torch::Tensor loss = seeded_loss(turn);
-  turn.forward_done();
-  turn.before_backward();
+  turns.forward_done(turn);
+  turns.before_backward(turn);
   say_where({"backward pass", turn.shard.step, shard_}, [&] {
     weighted_backward(work_, loss, torch::full_like(loss, turn.weight));
     local_.weighted_losses[shard_] = turn.weight * loss.item<double>();

@@ -12,6 +12,7 @@
 #include "control/gather_text.h"
 #include "plan/seed.h"
 #include "torch/replica/model.h"
+#include "torch/replica/synced_norms.h"
 #include "torch/replica/tensors.h"
 #include "torch/step/arithmetic.h"
 
@@ -157,6 +158,11 @@ Properties JobCore::properties() const {
   for (const auto& [optimizer, model, averages] : models_.trained) {
     const std::string of = models_.trained.size() > 1 ? "/" + model.name() : "";
     for (const auto& [name, value] : properties_of(*optimizer)) all[name + of] = value;
+  }
+  for (const ModelView& model : models_.all) {
+    const std::string norms = replica::describe_synced_norms(model.everything());
+    const std::string of = models_.all.size() > 1 ? "/" + model.name() : "";
+    if (!norms.empty()) all["sync_batchnorm" + of] = norms;
   }
   for (const auto& step : steps_) {
     const std::string of = steps_.size() > 1 ? "/" + step->name : "";

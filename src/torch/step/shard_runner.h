@@ -27,26 +27,42 @@ class Reports {
   virtual void add(const std::string& name, double sum, double weight) = 0;
 };
 
-// Runs forward and backward of shards: HostShards on a CPU, DeviceShards on a GPU.
+// The turn of one shard.
+struct Turn {
+  Shard shard;
+  std::uint64_t seed = 0;
+  double weight = 0;
+};
+
+// The shards of this worker in one phase, and what the Step does around each. A runner takes them in order. A shard
+// without samples has no forward and no backward, but before_backward() is called for it.
+class Turns {
+ public:
+  virtual ~Turns() = default;
+  virtual int count() const = 0;
+  // Whether every worker has a shard with samples.
+  virtual bool everywhere() const = 0;
+
+  virtual Turn take(int number) = 0;  // reads its batch
+  virtual void before_forward() = 0;  // gives the buffers the values that shards begin with
+  virtual void forward_done(const Turn& turn) = 0;     // the buffers are as the shard leaves them
+  virtual void before_backward(const Turn& turn) = 0;  // chooses the bank; says who reduces
+  virtual void ended() = 0;                            // all of its work is done, or queued
+};
+
+// Runs forward and backward of shards: HostShards and ShardsInStep on a CPU, DeviceShards on a GPU.
 //
 // Threads:   one caller at a time; on a GPU always with the same current stream.
-// Blocking:  run(), until forward and backward have run; on a GPU until they are queued. bring(), until the GPU has run
-//            the step.
+// Blocking:  run(), until forward and backward have run; on a GPU until they are queued. ShardsInStep waits for other
+//            workers there. bring(), until the GPU has run the step.
 // Failure:   what the loss throws; BadInput, with step and shard, for what LibTorch refuses.
 // Ownership: the StepRun owns it; it borrows the models.
 class ShardRunner {
  public:
   virtual ~ShardRunner() = default;
 
-  struct Turn {
-    Shard shard;
-    std::uint64_t seed = 0;
-    double weight = 0;
-    std::function<void()> forward_done;     // called when the buffers are as the shard leaves them
-    std::function<void()> before_backward;  // says whether this backward reduces
-  };
   virtual void begin_step() = 0;
-  virtual void run(Turn& turn) = 0;
+  virtual void run(Turns& turns) = 0;
   // Bytes that the update copies to the host on its way, between the last shard and end_step(). Empty on a CPU.
   virtual flat::Note note() = 0;
   virtual void end_step() = 0;
@@ -66,10 +82,12 @@ struct ShardWork {
   Step::Loss loss;
   std::vector<ModelStep*> models;           // that are trained
   std::vector<torch::Tensor> inputs;        // get gradients; empty: all that the loss depends on
-  std::vector<torch::Tensor> buffer_bytes;  // of all models of the job, on a GPU
+  std::vector<NamedTensor> tensors;         // parameters and buffers of all models of the job
+  std::vector<NamedTensor> buffers;         // of them
+  std::vector<torch::Tensor> buffer_bytes;  // the same on a GPU, as bytes
   bool graphs = true;                       // CUDA graphs may be used
-  std::int64_t hosted = 0;                  // shards of this worker
-  std::int64_t samples = 0;                 // of a full one
+  Generation* generation = nullptr;
+  std::int64_t samples = 0;  // of a full shard
 };
 
 // The runner for the device of the models. (device_choice.cpp)
@@ -77,6 +95,9 @@ std::unique_ptr<ShardRunner> make_shard_runner(ShardWork work);
 
 // On a CPU: one shard after the other, and all is known at once. (host_shards.cpp)
 std::unique_ptr<ShardRunner> make_host_shards(ShardWork work);
+
+// On a CPU, for models with batch norms that share their statistics: all shards at the same time. (shards_in_step.cpp)
+std::unique_ptr<ShardRunner> make_shards_in_step(ShardWork work);
 
 // On a GPU: shards are queued, and the host goes on. (device_shards.cpp)
 std::unique_ptr<ShardRunner> make_device_shards(ShardWork work);

@@ -12,6 +12,7 @@
 
 #include "control/gather_text.h"
 #include "plan/seed.h"
+#include "plan/tree.h"
 #include "torch/step/loop.h"
 
 namespace lockstep::steps {
@@ -33,12 +34,15 @@ StepRun::StepRun(StepCore& core, Loop& loop) : core_(core), loop_(loop) {
     work.inputs.insert(work.inputs.end(), tensors.begin(), tensors.end());
   }
   for (const ModelView& model : loop_.models()) {
+    const auto tensors = model.everything();
+    work.tensors.insert(work.tensors.end(), tensors.begin(), tensors.end());
+    work.buffers.insert(work.buffers.end(), model.buffers().begin(), model.buffers().end());
     if (const torch::Tensor bytes = model.buffer_bytes(); bytes.defined())
       work.buffer_bytes.push_back(bytes);
   }
   work.models = models_;
   work.graphs = core_.options.cuda_graphs;
-  work.hosted = loop_.generation().hosted.size();
+  work.generation = &loop_.generation();
   work.samples = loop_.plan().options().global_batch / loop_.generation().shards;
   runner_ = make_shard_runner(std::move(work));
 }
@@ -133,49 +137,79 @@ std::vector<double> StepRun::intent() const {
   return numbers;
 }
 
-void StepRun::run_shards(const Phase& phase, Weights& weights) {
-  // The last backward reduces, if any does. In a short batch the last shard may have no samples and no backward: then
-  // the reduction comes after its turn, because only then are the banks complete.
-  const Generation& generation = loop_.generation();
-  const int last = generation.hosted.end - 1;
-  const bool with_backward = loop_.plan().count(phase.step, last) > 0;
-  for (const auto& buffers : loop_.buffers()) buffers->begin_step();
-  runner_->begin_step();
-  for (const auto& planned : generation.mine().steps) {
-    for (ModelStep* const model : models_) model->gradients().begin_shard(planned);
-    ShardRunner::Turn turn;
-    turn.shard = {.batch = loop_.batches().take(planned.shard),
-                  .step = phase.step,
-                  .epoch = phase.epoch,
-                  .index = planned.shard,
-                  .count = generation.shards,
-                  .phase = phase.number};
-    turn.seed =
-        plan::shard_seed(loop_.plan().options().seed, phase.step, planned.shard, phase.number);
-    if (turn.shard.batch.samples > 0) run_shard(turn, weights, planned.shard == last);
-    loop_.batches().look_ahead();
+// The shards of this worker in one phase.
+class StepRun::PhaseTurns : public Turns {
+ public:
+  PhaseTurns(StepRun& run, const Phase& phase, Weights& weights)
+      : run_(run), phase_(phase), weights_(weights), generation_(run.loop_.generation()) {}
+
+  int count() const override { return generation_.hosted.size(); }
+  bool everywhere() const override;
+  Turn take(int number) override;
+  void before_forward() override {
+    for (const auto& buffers : run_.loop_.buffers()) buffers->begin_shard();
   }
-  if (with_backward) return;
-  for (ModelStep* const model : models_) {
-    if (model->gradients().meets()) model->gradients().reduce(exchange(weights));
+  void forward_done(const Turn& turn) override {
+    for (const auto& buffers : run_.loop_.buffers()) buffers->end_shard(turn.shard.index);
+  }
+  void before_backward(const Turn& turn) override;
+  void ended() override { run_.loop_.batches().look_ahead(); }
+
+ private:
+  StepRun& run_;
+  const Phase& phase_;
+  Weights& weights_;
+  const Generation& generation_;
+};
+
+bool StepRun::PhaseTurns::everywhere() const {
+  for (int rank = 0; rank < generation_.size(); ++rank) {
+    const auto hosted = plan::hosted_shards(rank, generation_.size(), generation_.shards);
+    if (run_.loop_.plan().count(phase_.step, hosted.begin) == 0) return false;
+  }
+  return true;
+}
+
+Turn StepRun::PhaseTurns::take(int number) {
+  const int index = generation_.hosted.begin + number;
+  Turn turn;
+  turn.shard = {.batch = run_.loop_.batches().take(index),
+                .step = phase_.step,
+                .epoch = phase_.epoch,
+                .index = index,
+                .count = generation_.shards,
+                .phase = phase_.number};
+  turn.seed = plan::shard_seed(run_.loop_.plan().options().seed, phase_.step, index, phase_.number);
+  if (turn.shard.batch.samples == 0) return turn;
+  double& weight = weights_.by_shard[static_cast<std::size_t>(index)];
+  if (run_.core_.options.weight) weight = run_.core_.options.weight(turn.shard);
+  if (!(weight > 0) || !std::isfinite(weight)) weight = std::nan("");
+  turn.weight = weight;
+  return turn;
+}
+
+// The last backward reduces, if any does.
+void StepRun::PhaseTurns::before_backward(const Turn& turn) {
+  const int number = turn.shard.index - generation_.hosted.begin;
+  const auto& planned = generation_.mine().steps[static_cast<std::size_t>(number)];
+  const bool last = number + 1 == count() && turn.shard.batch.samples > 0;
+  for (ModelStep* const model : run_.models_) model->gradients().begin_shard(planned);
+  for (ModelStep* const model : run_.models_) {
+    if (last && model->gradients().meets()) model->gradients().before_last(run_.exchange(weights_));
   }
 }
 
-void StepRun::run_shard(ShardRunner::Turn& turn, Weights& weights, bool last) {
-  double& weight = weights.by_shard[static_cast<std::size_t>(turn.shard.index)];
-  if (core_.options.weight) weight = core_.options.weight(turn.shard);
-  if (!(weight > 0) || !std::isfinite(weight)) weight = std::nan("");
-  turn.weight = weight;
-  turn.forward_done = [&] {
-    for (const auto& buffers : loop_.buffers()) buffers->end_shard(turn.shard.index);
-  };
-  turn.before_backward = [&] {
-    for (ModelStep* const model : models_) {
-      if (last && model->gradients().meets()) model->gradients().before_last(exchange(weights));
-    }
-  };
-  for (const auto& buffers : loop_.buffers()) buffers->begin_shard();
-  runner_->run(turn);
+void StepRun::run_shards(const Phase& phase, Weights& weights) {
+  for (const auto& buffers : loop_.buffers()) buffers->begin_step();
+  runner_->begin_step();
+  PhaseTurns turns(*this, phase, weights);
+  runner_->run(turns);
+  // In a short batch the last shard may have no samples and no backward: then the reduction comes after its turn, because
+  // only then are the banks complete.
+  if (loop_.plan().count(phase.step, loop_.generation().hosted.end - 1) > 0) return;
+  for (ModelStep* const model : models_) {
+    if (model->gradients().meets()) model->gradients().reduce(exchange(weights));
+  }
 }
 
 // The names that a shard of any worker has reported in the first call.

@@ -80,8 +80,8 @@ class StepRun {
   };
   Weights known_weights(std::int64_t step) const;
   double exchange(Weights& weights);
+  class PhaseTurns;
   void run_shards(const Phase& phase, Weights& weights);
-  void run_shard(ShardRunner::Turn& turn, Weights& weights, bool last);
   void end_buffers(std::int64_t step);
   void update(const Phase& phase, const std::vector<optim::GradientSource>& sources);
   std::vector<double> intent() const;

@@ -1,0 +1,311 @@
+// Shards whose batch norms share statistics: each layer needs the numbers of all shards before any of them can go on.
+//
+//   relay     every hosted shard has a thread of its own, of which one runs. At a batch norm it hands on to the next
+//             shard. When all have come, their rows go to the other workers, and all go on
+//   luggage   what a shard takes along when it hands on: the state of the random numbers, and its buffers
+//   gradients are kept by shard until all have run. Then each shard has a pass with its own, in order, so the sums are
+//             those of any other Step
+//   followers in a short batch some workers have no shard with samples. They cannot know which layers come. The leader
+//             tells them, before each message
+#include <ATen/CPUGeneratorImpl.h>
+#include <ATen/ThreadLocalState.h>
+#include <fmt/format.h>
+#include <lockstep/errors.h>
+
+#include <algorithm>
+#include <cstring>
+#include <map>
+#include <mutex>
+#include <utility>
+
+#include "base/relay.h"
+#include "plan/tree.h"
+#include "torch/replica/collectives.h"
+#include "torch/replica/synced_norms.h"
+#include "torch/replica/tensors.h"
+#include "torch/step/arithmetic.h"
+#include "torch/step/shard_runner.h"
+
+namespace lockstep::steps {
+namespace {
+
+// Brings the rows of all shards of all workers to each worker.
+//
+// Threads:   one caller at a time.
+// Blocking:  all calls, which are collective, at most the Comm's timeout.
+// Failure:   PeerLost, Timeout, Mismatch.
+// Ownership: borrows the generation.
+class RowsOfShards {
+ public:
+  RowsOfShards(Generation& generation, bool everywhere)
+      : generation_(generation), everywhere_(everywhere) {}
+
+  // `own`: a row for each hosted shard; undefined: the shard has no samples. Returns a row for each shard of the job.
+  at::Tensor gather(const std::string& name, const std::vector<at::Tensor>& own);
+
+  // On a worker without samples: takes part in the others' messages, until they call end().
+  void follow();
+  void end() {
+    if (!everywhere_) broadcast({});
+  }
+
+ private:
+  // The next message: its name, and how many numbers a row has. The last one has none. The leader's counts: it hosts the
+  // first shard, which has samples in every step.
+  struct Next {
+    std::array<char, 64> name{};
+    std::int64_t width = 0;
+  };
+  Next broadcast(Next next) {
+    generation_.control.broadcast({&next, sizeof(next), DType::kUInt8}, 0).wait();
+    return next;
+  }
+  at::Tensor exchange(const std::string& name, const at::Tensor& rows);
+
+  Generation& generation_;
+  bool everywhere_;  // whether all workers have samples
+};
+
+at::Tensor RowsOfShards::gather(const std::string& name, const std::vector<at::Tensor>& own) {
+  at::NoGradGuard no_grad;
+  const auto some =
+      std::find_if(own.begin(), own.end(), [](const at::Tensor& row) { return row.defined(); });
+  const auto most = plan::hosted_shards(0, generation_.size(), generation_.shards).size();
+  const at::Tensor rows = at::zeros({most, some->numel()}, some->options().requires_grad(false));
+  for (std::size_t i = 0; i < own.size(); ++i) {
+    if (own[i].defined()) rows[static_cast<std::int64_t>(i)].copy_(own[i]);
+  }
+  if (generation_.size() == 1) return rows;
+  if (!everywhere_) {
+    Next next;
+    name.copy(next.name.data(), next.name.size() - 1);
+    next.width = some->numel();
+    broadcast(next);
+  }
+  return exchange(name, rows);
+}
+
+// The first workers may host one shard more, so a row of the others is empty.
+at::Tensor RowsOfShards::exchange(const std::string& name, const at::Tensor& rows) {
+  const CallName call(generation_.control, name);
+  const at::Tensor all = replica::all_gather(generation_.control, rows);
+  std::vector<at::Tensor> parts;
+  for (int rank = 0; rank < generation_.size(); ++rank) {
+    const int hosted = plan::hosted_shards(rank, generation_.size(), generation_.shards).size();
+    parts.push_back(all[rank].slice(0, 0, hosted));
+  }
+  return at::cat(parts);
+}
+
+void RowsOfShards::follow() {
+  const int most = plan::hosted_shards(0, generation_.size(), generation_.shards).size();
+  for (;;) {
+    const Next next = broadcast({});
+    if (next.width == 0) return;
+    exchange(next.name.data(), at::zeros({most, next.width}, at::kDouble));
+  }
+}
+
+// What the shards that run at the same time share.
+struct Together {
+  base::Relay& relay;
+  RowsOfShards& messages;
+  const std::vector<NamedTensor>& buffers;
+  std::vector<at::Tensor> rows;  // of each hosted shard, at the layer where all are
+  at::Tensor gathered;           // of all shards of the job
+};
+
+// One shard, on its thread: what it takes along, and its part in batch norms.
+class ShardInStep : public replica::NormExchange {
+ public:
+  ShardInStep(Together& together, int number, int shard)
+      : together_(together), number_(number), shard_(shard) {}
+
+  // Forward draws random numbers, so it is in the turn of this worker: see generator_turn().
+  void begin_forward(std::uint64_t seed) {
+    drawing_ = std::unique_lock(generator_turn());
+    torch::manual_seed(seed);
+  }
+  void end_forward() { drawing_ = {}; }
+
+  Rows gather(const std::string& name, const at::Tensor& row) override;
+  std::int64_t count(const std::string& layer) override { return counts_[layer]++; }
+
+ private:
+  struct Luggage {
+    at::Tensor random;
+    std::vector<std::byte> buffers;
+  };
+  Luggage put_down();
+  void take_up(const Luggage& luggage);
+
+  Together& together_;
+  int number_;  // of the relay
+  int shard_;
+  std::unique_lock<std::recursive_mutex> drawing_;  // held in forward, except at meetings
+  std::map<std::string, std::int64_t> counts_;
+};
+
+ShardInStep::Luggage ShardInStep::put_down() {
+  Luggage luggage;
+  luggage.buffers = replica::pack(together_.buffers);
+  if (!drawing_) return luggage;
+  auto generator = at::detail::getDefaultCPUGenerator();
+  {
+    const std::lock_guard lock(generator.mutex());
+    luggage.random = generator.get_state();
+  }
+  drawing_.unlock();
+  return luggage;
+}
+
+void ShardInStep::take_up(const Luggage& luggage) {
+  if (luggage.random.defined()) {
+    drawing_.lock();
+    auto generator = at::detail::getDefaultCPUGenerator();
+    const std::lock_guard lock(generator.mutex());
+    generator.set_state(luggage.random);
+  }
+  replica::unpack(luggage.buffers, together_.buffers);
+}
+
+replica::NormExchange::Rows ShardInStep::gather(const std::string& name, const at::Tensor& row) {
+  together_.rows[static_cast<std::size_t>(number_)] = row;
+  const Luggage luggage = put_down();
+  together_.relay.meet(
+      number_, name, [&] { together_.gathered = together_.messages.gather(name, together_.rows); });
+  take_up(luggage);
+  return {together_.gathered, shard_};
+}
+
+// All hosted shards at the same time, on a CPU.
+class ShardsInStep : public ShardRunner {
+ public:
+  explicit ShardsInStep(ShardWork work);
+
+  void begin_step() override { local_ = {}; }
+  void run(Turns& turns) override;
+  flat::Note note() override { return {}; }
+  void end_step() override {}
+  const std::set<std::string>& metrics() const override { return metrics_; }
+  std::optional<PhaseResult::Local> known() override { return local_; }
+  PhaseResult::Local bring(Deadline) override { return local_; }
+  const ShardCounts& counts() const override { return counts_; }
+
+ private:
+  // Where one shard reports.
+  class Desk : public Reports {
+   public:
+    Desk(ShardsInStep& owner, int shard) : owner_(owner), shard_(shard) {}
+    void add(const std::string& name, const torch::Tensor& sum,
+             const torch::Tensor& weight) override {
+      add(name, sum.item<double>(), weight.item<double>());
+    }
+    void add(const std::string& name, double sum, double weight) override;
+
+   private:
+    ShardsInStep& owner_;
+    int shard_;
+  };
+  using Gradients = std::vector<torch::Tensor>;  // by input; undefined: there is none
+  void run_together(std::vector<Turn>& turns, Turns& steps, std::vector<Gradients>& gradients);
+  Gradients run_one(Turn& turn, Turns& steps, ShardInStep& shard);
+  void pass_on(const Turn& turn, Gradients gradients);
+
+  ShardWork work_;
+  base::Relay relay_;
+  PhaseResult::Local local_;
+  std::set<std::string> metrics_;
+  ShardCounts counts_;
+};
+
+ShardsInStep::ShardsInStep(ShardWork work)
+    : work_(std::move(work)), relay_(work_.generation->hosted.size()) {
+  if (!work_.inputs.empty()) return;
+  for (const ModelStep* const model : work_.models) {
+    const auto tensors = model->model().trained();
+    work_.inputs.insert(work_.inputs.end(), tensors.begin(), tensors.end());
+  }
+}
+
+void ShardsInStep::Desk::add(const std::string& name, double sum, double weight) {
+  owner_.metrics_.insert(name);
+  auto& reports = owner_.local_.reports[shard_];
+  if (reports.emplace(name, PhaseResult::Report{sum, weight}).second) return;
+  throw BadInput(fmt::format("the metric {} was reported twice for shard {}", name, shard_));
+}
+
+void ShardsInStep::run(Turns& steps) {
+  std::vector<Turn> turns;
+  for (int number = 0; number < steps.count(); ++number) turns.push_back(steps.take(number));
+  std::vector<Gradients> gradients(turns.size());
+  run_together(turns, steps, gradients);
+  for (std::size_t i = 0; i < turns.size(); ++i) {
+    steps.before_backward(turns[i]);
+    if (turns[i].shard.batch.samples > 0) pass_on(turns[i], std::move(gradients[i]));
+    steps.ended();
+  }
+}
+
+void ShardsInStep::run_together(std::vector<Turn>& turns, Turns& steps,
+                                std::vector<Gradients>& gradients) {
+  RowsOfShards messages(*work_.generation, steps.everywhere());
+  std::vector<std::string> names;  // of shards with samples, which come first
+  for (const Turn& turn : turns) {
+    if (turn.shard.batch.samples > 0) names.push_back(fmt::format("shard {}", turn.shard.index));
+  }
+  if (names.empty()) return messages.follow();
+  Together together{relay_, messages, work_.buffers, std::vector<at::Tensor>(turns.size()), {}};
+  const at::ThreadLocalState state;  // such as autocast, if it is on around the Step
+  relay_.run(names, [&](int number) {
+    const at::ThreadLocalStateGuard as_caller(state);
+    Turn& turn = turns[static_cast<std::size_t>(number)];
+    ShardInStep shard(together, number, turn.shard.index);
+    const replica::NormScope norms(shard);
+    gradients[static_cast<std::size_t>(number)] = run_one(turn, steps, shard);
+  });
+  messages.end();
+}
+
+ShardsInStep::Gradients ShardsInStep::run_one(Turn& turn, Turns& steps, ShardInStep& shard) {
+  Desk desk(*this, turn.shard.index);
+  turn.shard.reports = &desk;
+  steps.before_forward();
+  shard.begin_forward(turn.seed);
+  torch::Tensor loss;
+  say_where({"loss", turn.shard.step, turn.shard.index}, [&] { loss = work_.loss(turn.shard); });
+  shard.end_forward();
+  check_loss(loss, turn.shard);
+  steps.forward_done(turn);
+  Gradients gradients;
+  say_where({"backward pass", turn.shard.step, turn.shard.index}, [&] {
+    gradients = torch::autograd::grad({loss}, work_.inputs, {torch::full_like(loss, turn.weight)},
+                                      /*retain_graph=*/false, /*create_graph=*/false,
+                                      /*allow_unused=*/true);
+    local_.weighted_losses[turn.shard.index] = turn.weight * loss.item<double>();
+  });
+  return gradients;
+}
+
+// A pass that begins with the parameters: each gets its gradient, as from a backward pass of the loss.
+void ShardsInStep::pass_on(const Turn& turn, Gradients gradients) {
+  std::vector<torch::Tensor> reached;
+  std::vector<torch::Tensor> theirs;
+  for (std::size_t i = 0; i < gradients.size(); ++i) {
+    if (!gradients[i].defined()) continue;
+    reached.push_back(work_.inputs[i]);
+    theirs.push_back(std::move(gradients[i]));
+  }
+  for (ModelStep* const model : work_.models) model->await_pass(true);
+  say_where({"backward pass", turn.shard.step, turn.shard.index},
+            [&] { torch::autograd::backward(reached, theirs); });
+  for (ModelStep* const model : work_.models) model->await_pass(false);
+}
+
+}  // namespace
+
+std::unique_ptr<ShardRunner> make_shards_in_step(ShardWork work) {
+  return std::make_unique<ShardsInStep>(std::move(work));
+}
+
+}  // namespace lockstep::steps
