@@ -243,5 +243,53 @@ TEST(Kernels, SquaresAreSummedInOneOrderForEveryVectorWidth) {
   expect_squares<BFloat16>();
 }
 
+TEST(Kernels, TheLargestMagnitudeIsFoundAtEveryCut) {
+  const auto expect = [](auto zero) {
+    using T = decltype(zero);
+    auto from = rough_elements<T>(kStripElements + 100, 9);
+    at_every_level([&] {
+      for (std::size_t offset = 0; offset < 40; ++offset) {
+        for (const std::size_t count : {0UL, 1UL, 15UL, 16UL, 17UL, 100UL, kStripElements + 1}) {
+          double most = 0;
+          for (std::size_t i = 0; i < count; ++i)
+            most = std::max(most, std::fabs(static_cast<double>(from[offset + i])));
+          ASSERT_EQ(largest(dtype_of<T>(), from.data() + offset, count), most) << offset;
+        }
+      }
+      for (const std::size_t at : {0UL, 20UL, 99UL}) {
+        auto bad = from;
+        bad[at] = static_cast<T>(std::nanf(""));
+        EXPECT_TRUE(std::isnan(largest(dtype_of<T>(), bad.data(), 100)));
+      }
+    });
+  };
+  expect(float());
+  expect(double());
+  expect(Float16());
+  expect(BFloat16());
+}
+
+TEST(Kernels, ElementsAreLimitedOnBothSides) {
+  const auto expect = [](auto zero) {
+    using T = decltype(zero);
+    const auto from = rough_elements<T>(100, 9);
+    at_every_level([&] {
+      for (std::size_t offset = 0; offset < 20; ++offset) {
+        std::vector<T> out(from.size());
+        limit(dtype_of<T>(), 0.5, from.data() + offset, out.data(), 70);
+        for (std::size_t i = 0; i < 70; ++i) {
+          const auto given = static_cast<double>(from[offset + i]);
+          ASSERT_EQ(static_cast<double>(out[i]), std::clamp(given, -0.5, 0.5));
+        }
+        ASSERT_EQ(static_cast<double>(out[70]), 0);
+      }
+    });
+  };
+  expect(float());
+  expect(double());
+  expect(Float16());
+  expect(BFloat16());
+}
+
 }  // namespace
 }  // namespace lockstep::flat
