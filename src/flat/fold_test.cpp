@@ -2,6 +2,7 @@
 
 #include <gtest/gtest.h>
 
+#include <algorithm>
 #include <cmath>
 #include <limits>
 
@@ -243,6 +244,11 @@ TEST(Kernels, SquaresAreSummedInOneOrderForEveryVectorWidth) {
   expect_squares<BFloat16>();
 }
 
+template <typename T>
+double wide(T value) {
+  return static_cast<double>(static_cast<Sum<T>>(value));
+}
+
 TEST(Kernels, TheLargestMagnitudeIsFoundAtEveryCut) {
   const auto expect = [](auto zero) {
     using T = decltype(zero);
@@ -252,13 +258,17 @@ TEST(Kernels, TheLargestMagnitudeIsFoundAtEveryCut) {
         for (const std::size_t count : {0UL, 1UL, 15UL, 16UL, 17UL, 100UL, kStripElements + 1}) {
           double most = 0;
           for (std::size_t i = 0; i < count; ++i)
-            most = std::max(most, std::fabs(static_cast<double>(from[offset + i])));
+            most = std::max(most, std::fabs(wide(from[offset + i])));
           ASSERT_EQ(largest(dtype_of<T>(), from.data() + offset, count), most) << offset;
         }
       }
       for (const std::size_t at : {0UL, 20UL, 99UL}) {
         auto bad = from;
-        bad[at] = static_cast<T>(std::nanf(""));
+        if constexpr (sizeof(T) == 2) {
+          bad[at].bits = 0x7fff;
+        } else {
+          bad[at] = std::numeric_limits<T>::quiet_NaN();
+        }
         EXPECT_TRUE(std::isnan(largest(dtype_of<T>(), bad.data(), 100)));
       }
     });
@@ -278,10 +288,10 @@ TEST(Kernels, ElementsAreLimitedOnBothSides) {
         std::vector<T> out(from.size());
         limit(dtype_of<T>(), 0.5, from.data() + offset, out.data(), 70);
         for (std::size_t i = 0; i < 70; ++i) {
-          const auto given = static_cast<double>(from[offset + i]);
-          ASSERT_EQ(static_cast<double>(out[i]), std::clamp(given, -0.5, 0.5));
+          const double given = wide(from[offset + i]);
+          ASSERT_EQ(wide(out[i]), std::clamp(given, -0.5, 0.5));
         }
-        ASSERT_EQ(static_cast<double>(out[70]), 0);
+        ASSERT_EQ(wide(out[70]), 0);
       }
     });
   };

@@ -281,7 +281,7 @@ void QueuedStep::begin() {
 
 void QueuedStep::accept(const Extras& extras) {
   const auto refuse = [](const char* what) {
-    throw BadInput(fmt::format("{} on a GPU is not there: there is no kernel for it yet", what));
+    throw BadInput(fmt::format("{} is for CPUs: there is no kernel for GPUs yet", what));
   };
   if (extras.clip_value > 0) refuse("clipping by value");
   if (extras.clip_norm > 0 && extras.clipped != Norm::kEuclidean)
@@ -369,9 +369,7 @@ void Norms::forget() {
 std::unique_ptr<Update> make_device_step(Trained& trained) {
   if (!trained.groups.rule(0).device_rule()) {
     throw BadInput(
-        "LARS and LAMB on a GPU are not there: there is no kernel for them yet; use SGD or AdamW, "
-        "or "
-        "CPU workers");
+        "LARS and LAMB are for CPUs: there are no kernels for GPUs yet; use SGD or AdamW there");
   }
   return std::make_unique<QueuedStep>(trained);
 }

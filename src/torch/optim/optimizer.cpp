@@ -29,6 +29,7 @@ void Optimizer::Impl::rebind(World&) {
   update.reset();
   trained.state.rebind();
   update = make_update(trained);
+  update->accept(trained.extras);
   agree_on_options();
 }
 
