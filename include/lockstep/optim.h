@@ -1,4 +1,5 @@
-// Optimizers on the flat layout. They compute the same numbers as torch::optim.
+// Optimizers on the flat layout. They compute the same numbers as torch::optim. LARS and LAMB, which
+// torch::optim does not have, are for large batches.
 #pragma once
 
 #include <lockstep/data_parallel.h>
@@ -57,6 +58,45 @@ struct AdagradOptions {
   double eps = 1e-10;
 };
 
+// LARS: You, Gitman and Ginsburg, "Large Batch Training of Convolutional Networks" (2017), with the
+// momentum of torch::optim::SGD, as in apex and timm. For each parameter w with gradient g:
+//   trust = trust_coefficient · ‖w‖ / (‖g‖ + weight_decay · ‖w‖ + eps); 1 if one of the norms is 0
+//   d     = trust · (g + weight_decay · w), then as SGD
+struct LARSOptions {
+  double lr = 1;
+  double momentum = 0.9;
+  double dampening = 0;
+  double weight_decay = 0;
+  bool nesterov = false;
+  double trust_coefficient = 1e-3;
+  double eps = 1e-8;
+  bool adapt_vectors = false;  // false: parameters of one dimension, such as biases and weights of
+                               // norms, have a trust of 1
+};
+
+// LAMB: You et al., "Large Batch Optimization for Deep Learning" (2020), with bias correction, as in
+// NVIDIA's and timm's. For each parameter w, with m and v as in Adam:
+//   u     = (m / (1 − beta1^t)) / (√v / √(1 − beta2^t) + eps) + weight_decay · w
+//   trust = ‖w‖ / ‖u‖; 1 if one of the norms is 0
+//   w     = w − lr · trust · u
+// NVIDIA's also limits the norm of all gradients to 1: set_clip_norm(1).
+struct LAMBOptions {
+  double lr = 1e-3;
+  double beta1 = 0.9;
+  double beta2 = 0.999;
+  double eps = 1e-6;
+  double weight_decay = 1e-2;
+  bool adapt_vectors = false;  // as above
+};
+
+// How long a gradient is: the root of the sum of squares, or the largest magnitude.
+enum class Norm : std::uint8_t { kEuclidean, kLargest };
+
+struct NamedNorm {
+  std::string name;  // of the parameter
+  double norm = 0;
+};
+
 // Parameters with their own options, such as biases without weight decay.
 template <typename Options>
 struct Group {
@@ -69,8 +109,8 @@ struct Group {
 // Threads:   one caller at a time, for all replicas and optimizers of a world together.
 // Blocking:  the constructor and step() are collective. They wait for the other workers, at most
 //            the world's timeout. Every worker calls step() after the same backward.
-// Failure:   the constructors throw BadInput for options out of range and for parameters that the
-//            model does not have. step() throws BadInput for a gradient that was moved to other
+// Failure:   the constructors throw BadInput for options out of range, for parameters that the
+//            model does not have, and for LARS and LAMB on a GPU. step() throws BadInput for a gradient that was moved to other
 //            memory, on this worker or another, and for a norm that is not finite. Every worker
 //            gets Mismatch if their options, learning rates, norms for clipping or numbers of steps
 //            differ. Unavailable, PeerLost, Timeout.
@@ -89,12 +129,31 @@ class Optimizer {
   void step();
 
   // Limits the norm over all gradients to `most`: an update scales all gradients by one factor if
-  // their norm is larger. 0, the default, sets no limit. param.grad keeps its values. The value
-  // must be the same on every worker. last_norm() is the norm of the last step before clipping, or
-  // 0 if there was no limit.
-  void set_clip_norm(double most);
+  // their norm is larger. 0, the default, sets no limit. param.grad keeps its values. This and all
+  // that follows must be the same on every worker. Norm::kLargest is for CPUs.
+  void set_clip_norm(double most, Norm norm = Norm::kEuclidean);
   double clip_norm() const;
+  // Limits each element of a gradient to −most … most, in place of a norm. For CPUs.
+  void set_clip_value(double most);
+  double clip_value() const;
+
+  // Norms of the last step's gradients, before their norm was limited. last_norm() is that over all
+  // of them: 0 if no update needed it, the largest magnitude with Norm::kLargest. last_norms() are
+  // Euclidean norms by parameter. They cost no pass over memory of their own; empty before
+  // keep_norms(). For CPUs.
   double last_norm() const;
+  void keep_norms();
+  std::vector<NamedNorm> last_norms() const;
+
+  // Keeps an exponential moving average of the weights: after each update, average = decay ·
+  // average + (1 − decay) · weights, in the same pass. It begins with the weights as they are now.
+  // `decay` is above 0 and below 1; a later call may change it. Collective. The average is state,
+  // so checkpoints have it as "ema/fc1.weight". ema() are the averages by names of parameters; they
+  // share the optimizer's memory. A parameter that a step leaves alone keeps its average, too. For
+  // CPUs, and for parameters of float32 or float64.
+  void set_ema(double decay);
+  double ema_decay() const;  // 0: none is kept
+  std::vector<NamedTensor> ema() const;
 
   // Clears the model's gradients; see Replica::zero_grad().
   void zero_grad();
@@ -106,7 +165,7 @@ class Optimizer {
   std::vector<double> rates() const;  // lr(), then the rate of each group
 
   std::int64_t steps() const;       // taken so far
-  const std::string& name() const;  // "sgd", "adam", "adamw", "rmsprop", "adagrad"
+  const std::string& name() const;  // "sgd", "adam", "adamw", "rmsprop", "adagrad", …
 
   // The state, for checkpoints. The tensors have names such as "momentum/fc1.weight" and share the
   // optimizer's memory. load_state() copies values in. It throws Mismatch, and changes nothing, if
@@ -163,6 +222,18 @@ class Adagrad : public Optimizer {
  public:
   explicit Adagrad(Replica& model, const AdagradOptions& options = {},
                    const std::vector<Group<AdagradOptions>>& groups = {});
+};
+
+class LARS : public Optimizer {
+ public:
+  explicit LARS(Replica& model, const LARSOptions& options = {},
+                const std::vector<Group<LARSOptions>>& groups = {});
+};
+
+class LAMB : public Optimizer {
+ public:
+  explicit LAMB(Replica& model, const LAMBOptions& options = {},
+                const std::vector<Group<LAMBOptions>>& groups = {});
 };
 
 }  // namespace lockstep::optim

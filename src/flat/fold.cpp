@@ -1,6 +1,7 @@
 #include "flat/fold.h"
 
 #include <algorithm>
+#include <cmath>
 #include <cstdint>
 #include <cstring>
 #include <type_traits>
@@ -140,6 +141,33 @@ struct SumOfSquares {
   }
 };
 
+template <typename T>
+struct Largest {
+  LOCKSTEP_INLINE static double run(const T* from, std::size_t count) {
+    T lanes[kSquareLanes] = {};
+    std::size_t i = 0;
+    for (; i + kSquareLanes <= count; i += kSquareLanes) {
+      for (std::size_t lane = 0; lane < kSquareLanes; ++lane)
+        lanes[lane] = Most::of(lanes[lane], std::fabs(from[i + lane]));
+    }
+    for (; i < count; ++i) lanes[0] = Most::of(lanes[0], std::fabs(from[i]));
+    for (std::size_t lane = 1; lane < kSquareLanes; ++lane)
+      lanes[0] = Most::of(lanes[0], lanes[lane]);
+    return static_cast<double>(lanes[0]);
+  }
+};
+
+template <typename T>
+struct Limit {
+  LOCKSTEP_INLINE static void run(const T* from, T* out, std::size_t count, T most) {
+    LOCKSTEP_VECTOR_LOOP
+    for (std::size_t i = 0; i < count; ++i) {
+      const T below = from[i] > most ? most : from[i];
+      out[i] = below < -most ? -most : below;
+    }
+  }
+};
+
 template <typename T, typename Op>
 void combine_with(double factor, const T* left, const T* right, T* out, std::size_t count) {
   if constexpr (std::is_floating_point_v<T>) {
@@ -189,12 +217,14 @@ void combine_half(const Fold& fold, const void* left, const void* right, void* o
   }
 }
 
-void scale_half(DType dtype, double factor, const void* from, void* out, std::size_t count) {
+// Calls body(row, count) for strips of half-type elements in float32, and rounds what it leaves.
+template <typename Body>
+void in_float32(DType dtype, const void* from, void* out, std::size_t count, const Body& body) {
   float row[kStripElements];
   for (std::size_t first = 0; first < count; first += kStripElements) {
     const std::size_t part = std::min(kStripElements, count - first);
     widen(dtype, static_cast<const std::uint16_t*>(from) + first, row, part);
-    scale(DType::kFloat32, factor, row, row, part);
+    body(row, part);
     narrow(dtype, row, static_cast<std::uint16_t*>(out) + first, part);
   }
 }
@@ -238,7 +268,9 @@ void scale(DType dtype, double factor, const void* from, void* out, std::size_t 
                             factor);
   } else {
     LOCKSTEP_CHECK(is_half(dtype), "whole numbers have no factor");
-    scale_half(dtype, factor, from, out, count);
+    in_float32(dtype, from, out, count, [&](float* row, std::size_t part) {
+      scale(DType::kFloat32, factor, row, row, part);
+    });
   }
 }
 
@@ -254,6 +286,36 @@ double sum_of_squares(DType dtype, const void* from, std::size_t count) {
   float row[kStripElements];
   widen(dtype, from, row, count);
   return at_level<SumOfSquares<float>>(static_cast<const float*>(row), count);
+}
+
+double largest(DType dtype, const void* from, std::size_t count) {
+  if (dtype == DType::kFloat32)
+    return at_level<Largest<float>>(static_cast<const float*>(from), count);
+  if (dtype == DType::kFloat64)
+    return at_level<Largest<double>>(static_cast<const double*>(from), count);
+  LOCKSTEP_CHECK(is_half(dtype), "magnitudes of floating-point types");
+  double most = 0;
+  float row[kStripElements];
+  for (std::size_t first = 0; first < count; first += kStripElements) {
+    const std::size_t part = std::min(kStripElements, count - first);
+    widen(dtype, static_cast<const std::uint16_t*>(from) + first, row, part);
+    most = Most::of(most, at_level<Largest<float>>(static_cast<const float*>(row), part));
+  }
+  return most;
+}
+
+void limit(DType dtype, double most, const void* from, void* out, std::size_t count) {
+  if (dtype == DType::kFloat32) {
+    return at_level<Limit<float>>(static_cast<const float*>(from), static_cast<float*>(out), count,
+                                  static_cast<float>(most));
+  }
+  if (dtype == DType::kFloat64) {
+    return at_level<Limit<double>>(static_cast<const double*>(from), static_cast<double*>(out),
+                                   count, most);
+  }
+  LOCKSTEP_CHECK(is_half(dtype), "whole numbers have no limit");
+  in_float32(dtype, from, out, count,
+             [&](float* row, std::size_t part) { limit(DType::kFloat32, most, row, row, part); });
 }
 
 }  // namespace lockstep::flat

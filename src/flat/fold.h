@@ -45,4 +45,11 @@ void scale(DType dtype, double factor, const void* from, void* out, std::size_t 
 inline constexpr std::size_t kSquareLanes = 16;
 double sum_of_squares(DType dtype, const void* from, std::size_t count);
 
+// The largest magnitude of floating-point elements, in float64; 0 for none, a NaN if one is a NaN.
+double largest(DType dtype, const void* from, std::size_t count);
+
+// out[i] = from[i] limited to −most … most, for floating-point types. `out` may be `from`. A NaN
+// stays a NaN.
+void limit(DType dtype, double most, const void* from, void* out, std::size_t count);
+
 }  // namespace lockstep::flat

@@ -2,6 +2,7 @@
 
 #include <gtest/gtest.h>
 
+#include <algorithm>
 #include <cmath>
 #include <limits>
 
@@ -241,6 +242,63 @@ TEST(Kernels, SquaresAreSummedInOneOrderForEveryVectorWidth) {
   expect_squares<double>();
   expect_squares<Float16>();
   expect_squares<BFloat16>();
+}
+
+template <typename T>
+double wide(T value) {
+  return static_cast<double>(static_cast<Sum<T>>(value));
+}
+
+TEST(Kernels, TheLargestMagnitudeIsFoundAtEveryCut) {
+  const auto expect = [](auto zero) {
+    using T = decltype(zero);
+    auto from = rough_elements<T>(kStripElements + 100, 9);
+    at_every_level([&] {
+      for (std::size_t offset = 0; offset < 40; ++offset) {
+        for (const std::size_t count : {0UL, 1UL, 15UL, 16UL, 17UL, 100UL, kStripElements + 1}) {
+          double most = 0;
+          for (std::size_t i = 0; i < count; ++i)
+            most = std::max(most, std::fabs(wide(from[offset + i])));
+          ASSERT_EQ(largest(dtype_of<T>(), from.data() + offset, count), most) << offset;
+        }
+      }
+      for (const std::size_t at : {0UL, 20UL, 99UL}) {
+        auto bad = from;
+        if constexpr (sizeof(T) == 2) {
+          bad[at].bits = 0x7fff;
+        } else {
+          bad[at] = std::numeric_limits<T>::quiet_NaN();
+        }
+        EXPECT_TRUE(std::isnan(largest(dtype_of<T>(), bad.data(), 100)));
+      }
+    });
+  };
+  expect(float());
+  expect(double());
+  expect(Float16());
+  expect(BFloat16());
+}
+
+TEST(Kernels, ElementsAreLimitedOnBothSides) {
+  const auto expect = [](auto zero) {
+    using T = decltype(zero);
+    const auto from = rough_elements<T>(100, 9);
+    at_every_level([&] {
+      for (std::size_t offset = 0; offset < 20; ++offset) {
+        std::vector<T> out(from.size());
+        limit(dtype_of<T>(), 0.5, from.data() + offset, out.data(), 70);
+        for (std::size_t i = 0; i < 70; ++i) {
+          const double given = wide(from[offset + i]);
+          ASSERT_EQ(wide(out[i]), std::clamp(given, -0.5, 0.5));
+        }
+        ASSERT_EQ(wide(out[70]), 0);
+      }
+    });
+  };
+  expect(float());
+  expect(double());
+  expect(Float16());
+  expect(BFloat16());
 }
 
 }  // namespace

@@ -53,6 +53,30 @@ struct AdagradNumbers {
   bool first;
 };
 
+template <typename T>
+struct LarsNumbers {
+  T lr;
+  T momentum;
+  T fresh;
+  T decay;
+  T trust;
+  bool nesterov;
+  bool first;
+  bool moves;  // has momentum
+};
+template <typename T>
+struct LambNumbers {
+  T beta1;
+  T beta2;
+  T fresh1;
+  T fresh2;
+  T mean;  // the mean is divided by it
+  T root;  // the root of the square is divided by it
+  T eps;
+  T decay;
+  T size;  // of the change: lr · trust
+};
+
 inline SgdNumbers<double> numbers_of(const SgdStep& step) {
   return {step.lr, step.momentum, 1 - step.dampening, step.weight_decay, step.nesterov, step.first};
 }
@@ -76,6 +100,22 @@ inline RmsPropNumbers<double> numbers_of(const RmsPropStep& step) {
 inline AdagradNumbers<double> numbers_of(const AdagradStep& step) {
   return {step.lr / (1 + static_cast<double>(step.step - 1) * step.lr_decay), step.eps,
           step.weight_decay, step.start, step.step == 1};
+}
+inline LarsNumbers<double> numbers_of(const LarsStep& step) {
+  return {step.lr,    step.momentum, 1 - step.dampening, step.weight_decay,
+          step.trust, step.nesterov, step.first,         step.momentum != 0};
+}
+inline LambNumbers<double> numbers_of(const LambStep& step) {
+  const auto t = static_cast<double>(step.step);
+  return {step.beta1,
+          step.beta2,
+          1 - step.beta1,
+          1 - step.beta2,
+          1 - std::pow(step.beta1, t),
+          std::sqrt(1 - std::pow(step.beta2, t)),
+          step.eps,
+          step.weight_decay,
+          step.lr * step.trust};
 }
 
 template <typename T>
@@ -111,6 +151,23 @@ LOCKSTEP_DEVICE AdagradNumbers<T> in(const AdagradNumbers<double>& of) {
   return {static_cast<T>(of.lr), static_cast<T>(of.eps), static_cast<T>(of.decay),
           static_cast<T>(of.start), of.first};
 }
+template <typename T>
+LOCKSTEP_DEVICE LarsNumbers<T> in(const LarsNumbers<double>& of) {
+  return {static_cast<T>(of.lr),
+          static_cast<T>(of.momentum),
+          static_cast<T>(of.fresh),
+          static_cast<T>(of.decay),
+          static_cast<T>(of.trust),
+          of.nesterov,
+          of.first,
+          of.moves};
+}
+template <typename T>
+LOCKSTEP_DEVICE LambNumbers<T> in(const LambNumbers<double>& of) {
+  return {static_cast<T>(of.beta1),  static_cast<T>(of.beta2), static_cast<T>(of.fresh1),
+          static_cast<T>(of.fresh2), static_cast<T>(of.mean),  static_cast<T>(of.root),
+          static_cast<T>(of.eps),    static_cast<T>(of.decay), static_cast<T>(of.size)};
+}
 
 // Which parts of the formula a step has. The numbers say so, or the compiler knows it. A decay of 0
 // is left out, because 0 · p is a NaN if p is infinite.
@@ -137,6 +194,15 @@ LOCKSTEP_DEVICE Form form_of(const RmsPropNumbers<T>& of) {
 template <typename T>
 LOCKSTEP_DEVICE Form form_of(const AdagradNumbers<T>& of) {
   return {.decays = of.decay != T{0}, .first = of.first};
+}
+template <typename T>
+LOCKSTEP_DEVICE Form form_of(const LarsNumbers<T>& of) {
+  return {
+      .decays = of.decay != T{0}, .first = of.first, .nesterov = of.nesterov, .moves = of.moves};
+}
+template <typename T>
+LOCKSTEP_DEVICE Form form_of(const LambNumbers<T>& of) {
+  return {.decays = of.decay != T{0}};
 }
 
 // The formulas take Values of type T: one element, or a row of elements (flat/rows.h).
@@ -166,16 +232,32 @@ struct PlainSgd : UsesAll<0, SgdNumbers> {
   }
 };
 
+// Momentum takes up d; returns what the parameter changes by, before the learning rate.
+template <typename Values, typename Numbers>
+LOCKSTEP_DEVICE Values moved(const Values& d, Values& b, const Numbers& of, Form form) {
+  using element::add, element::multiply;
+  b = form.first ? d : add(multiply(of.momentum, b), multiply(of.fresh, d));
+  return form.nesterov ? add(d, multiply(of.momentum, b)) : b;
+}
+
 struct MomentumSgd : UsesAll<1, SgdNumbers> {
   template <typename T, typename Values>
   LOCKSTEP_DEVICE static void apply(Values& p, const Values& g, Values (&s)[1],
                                     const SgdNumbers<T>& of, Form form) {
-    using element::add, element::subtract, element::multiply;
-    Values& b = s[0];
+    using element::subtract, element::multiply;
     const Values d = decayed(g, p, of.decay, form);
-    b = form.first ? d : add(multiply(of.momentum, b), multiply(of.fresh, d));
-    const Values change = form.nesterov ? add(d, multiply(of.momentum, b)) : b;
-    p = subtract(p, multiply(of.lr, change));
+    p = subtract(p, multiply(of.lr, moved(d, s[0], of, form)));
+  }
+};
+
+struct Lars : UsesAll<1, LarsNumbers> {
+  LOCKSTEP_DEVICE static constexpr bool uses(int, Form form) { return form.moves; }
+  template <typename T, typename Values>
+  LOCKSTEP_DEVICE static void apply(Values& p, const Values& g, Values (&s)[1],
+                                    const LarsNumbers<T>& of, Form form) {
+    using element::subtract, element::multiply;
+    const Values d = multiply(of.trust, decayed(g, p, of.decay, form));
+    p = subtract(p, multiply(of.lr, form.moves ? moved(d, s[0], of, form) : d));
   }
 };
 
@@ -203,6 +285,26 @@ struct Adam : UsesAll<2, AdamNumbers> {
                                     const AdamNumbers<T>& of, Form form) {
     adam_moments(p, g, s[0], s[1], of, form);
     adam_change(p, s[0], s[1], of);
+  }
+};
+
+// Returns the change of the parameter, before trust and learning rate.
+template <typename T, typename Values>
+LOCKSTEP_DEVICE Values lamb_change(const Values& p, const Values& g, Values& m, Values& v,
+                                   const LambNumbers<T>& of, Form form) {
+  using element::add, element::multiply, element::divide, element::square_root;
+  m = add(multiply(of.beta1, m), multiply(of.fresh1, g));
+  v = add(multiply(of.beta2, v), multiply(multiply(of.fresh2, g), g));
+  const Values r = divide(divide(m, of.mean), add(divide(square_root(v), of.root), of.eps));
+  return decayed(r, p, of.decay, form);
+}
+
+struct Lamb : UsesAll<2, LambNumbers> {
+  template <typename T, typename Values>
+  LOCKSTEP_DEVICE static void apply(Values& p, const Values& g, Values (&s)[2],
+                                    const LambNumbers<T>& of, Form form) {
+    using element::subtract, element::multiply;
+    p = subtract(p, multiply(of.size, lamb_change(p, g, s[0], s[1], of, form)));
   }
 };
 

@@ -128,6 +128,27 @@ class Chosen {
         },
         form.decays, form.first);
   }
+  Parities operator()(const LarsStep& step) const {
+    const auto of = element::in<T>(element::numbers_of(step));
+    const Form form = element::form_of(of);
+    if (!form.moves) {
+      return decided(
+          [&]<bool kDecays>() { return run<element::Lars, Form{.decays = kDecays}>(of); },
+          form.decays);
+    }
+    return decided(
+        [&]<bool kDecays, bool kFirst, bool kNesterov>() {
+          constexpr Form kForm{
+              .decays = kDecays, .first = kFirst, .nesterov = kNesterov, .moves = true};
+          return run<element::Lars, kForm>(of);
+        },
+        form.decays, form.first, form.nesterov);
+  }
+  Parities operator()(const LambStep& step) const {
+    const auto of = element::in<T>(element::numbers_of(step));
+    return decided([&]<bool kDecays>() { return run<element::Lamb, Form{.decays = kDecays}>(of); },
+                   element::form_of(of).decays);
+  }
 
  private:
   template <typename Rule, Form kForm>
@@ -186,14 +207,19 @@ Parities update_half(const Elements& elements, const Step& step) {
   return seen;
 }
 
-template <bool kWithParity, typename T, typename Step>
-Parities update_typed(const Elements& elements, const Step& step) {
+template <typename T>
+Typed<T> typed(const Elements& elements) {
   Typed<T> on{static_cast<T*>(elements.parameter),
               static_cast<const T*>(elements.gradient),
               {},
               elements.count};
   for (std::size_t i = 0; i < kMostStates; ++i) on.state[i] = static_cast<T*>(elements.state[i]);
-  return Chosen<kWithParity, T>(on)(step);
+  return on;
+}
+
+template <bool kWithParity, typename T, typename Step>
+Parities update_typed(const Elements& elements, const Step& step) {
+  return Chosen<kWithParity, T>(typed<T>(elements))(step);
 }
 
 template <bool kWithParity, typename Step>
@@ -202,6 +228,58 @@ Parities update_any(const Elements& elements, const Step& step) {
   if (elements.dtype == DType::kFloat64) return update_typed<kWithParity, double>(elements, step);
   LOCKSTEP_CHECK(is_half(elements.dtype), "optimizers know floating-point types");
   return update_half<kWithParity>(elements, step);
+}
+
+// LAMB's u of each element.
+template <Form kForm, typename T>
+struct Changes {
+  LOCKSTEP_INLINE static void run(Typed<T> on, T* out, element::LambNumbers<T> of) {
+    for_each_row<T, false>(on.count, [=](auto at, auto&) LOCKSTEP_INLINE_BODY {
+      auto mean = at.load(on.state[0]);
+      auto square = at.load(on.state[1]);
+      at.store(out, element::lamb_change(at.load(on.parameter), at.load(on.gradient), mean, square,
+                                         of, kForm));
+    });
+  }
+};
+
+template <typename T>
+double squares_of_typed(const Typed<T>& on, const LambStep& step) {
+  const auto of = element::in<T>(element::numbers_of(step));
+  T changes[kStripElements];
+  if (element::form_of(of).decays) {
+    at_level<Changes<Form{.decays = true}, T>>(on, &changes[0], of);
+  } else {
+    at_level<Changes<Form{}, T>>(on, &changes[0], of);
+  }
+  return sum_of_squares(sizeof(T) == sizeof(double) ? DType::kFloat64 : DType::kFloat32, changes,
+                        on.count);
+}
+
+template <typename T, bool kWithParity>
+struct Average {
+  LOCKSTEP_INLINE static Parities run(const T* parameter, T* average, std::size_t count, T fresh) {
+    return for_each_row<T, kWithParity>(count, [=](auto at, auto& seen) LOCKSTEP_INLINE_BODY {
+      using element::add, element::subtract, element::multiply;
+      const auto before = at.load(average);
+      seen.before(before);
+      const auto after = add(before, multiply(fresh, subtract(at.load(parameter), before)));
+      seen.after(after);
+      at.store(average, after);
+    });
+  }
+};
+
+template <bool kWithParity>
+Parities average_any(const Averaged& elements, double decay) {
+  const auto run = [&]<typename T>(T fresh) {
+    return at_level<Average<T, kWithParity>>(static_cast<const T*>(elements.parameter),
+                                             static_cast<T*>(elements.average), elements.count,
+                                             fresh);
+  };
+  if (elements.dtype == DType::kFloat32) return run(static_cast<float>(1 - decay));
+  LOCKSTEP_CHECK(elements.dtype == DType::kFloat64, "averages are float32 or float64");
+  return run(1 - decay);
 }
 
 }  // namespace
@@ -218,6 +296,12 @@ void update(const Elements& elements, const RmsPropStep& step) {
 void update(const Elements& elements, const AdagradStep& step) {
   update_any<false>(elements, step);
 }
+void update(const Elements& elements, const LarsStep& step) {
+  update_any<false>(elements, step);
+}
+void update(const Elements& elements, const LambStep& step) {
+  update_any<false>(elements, step);
+}
 Parities update_with_parity(const Elements& elements, const SgdStep& step) {
   return update_any<true>(elements, step);
 }
@@ -229,6 +313,32 @@ Parities update_with_parity(const Elements& elements, const RmsPropStep& step) {
 }
 Parities update_with_parity(const Elements& elements, const AdagradStep& step) {
   return update_any<true>(elements, step);
+}
+Parities update_with_parity(const Elements& elements, const LarsStep& step) {
+  return update_any<true>(elements, step);
+}
+Parities update_with_parity(const Elements& elements, const LambStep& step) {
+  return update_any<true>(elements, step);
+}
+
+double squares_of_change(const Elements& elements, const LambStep& step) {
+  LOCKSTEP_CHECK(elements.count <= kStripElements, "squares are summed a strip at a time");
+  if (elements.dtype == DType::kFloat32) return squares_of_typed(typed<float>(elements), step);
+  if (elements.dtype == DType::kFloat64) return squares_of_typed(typed<double>(elements), step);
+  LOCKSTEP_CHECK(is_half(elements.dtype), "optimizers know floating-point types");
+  const auto wide = [&](const void* from) { return Wide(elements.dtype, from, 0, elements.count); };
+  Wide kept[] = {wide(elements.parameter), wide(elements.gradient), wide(elements.state[0]),
+                 wide(elements.state[1])};
+  return squares_of_typed<float>(
+      {kept[0].data(), kept[1].data(), {kept[2].data(), kept[3].data(), nullptr}, elements.count},
+      step);
+}
+
+void average(const Averaged& elements, double decay) {
+  average_any<false>(elements, decay);
+}
+Parities average_with_parity(const Averaged& elements, double decay) {
+  return average_any<true>(elements, decay);
 }
 
 }  // namespace lockstep::flat

@@ -19,6 +19,13 @@
 //             p = p − (momentum == 0 ? lr·d / c : lr·b)
 //   adagrad   s = (first ? start : s) + d·d
 //             p = p − (lr / (1 + (t − 1)·lr_decay)) · d / (√s + eps)
+//   lars      d = trust·(g + weight_decay·p), then as sgd
+//   lamb      m = beta1·m + (1 − beta1)·g
+//             v = beta2·v + (1 − beta2)·g·g
+//             u = (m / (1 − beta1^t)) / (√v / √(1 − beta2^t) + eps) + weight_decay·p
+//             p = p − (lr·trust)·u
+//
+// The trust of a parameter is for its caller to find: from norms, before anything is written.
 #pragma once
 
 #include <lockstep/buffer.h>
@@ -97,15 +104,59 @@ struct AdagradStep {
   bool uses(std::size_t state) const { return state == 0; }
 };
 
+// States: momentum.
+struct LarsStep {
+  double lr = 0;
+  double momentum = 0;
+  double dampening = 0;
+  double weight_decay = 0;
+  bool nesterov = false;
+  bool first = false;  // there is no momentum yet
+  double trust = 1;
+
+  bool uses(std::size_t state) const { return state == 0 && momentum != 0; }
+};
+
+// States: mean, square.
+struct LambStep {
+  double lr = 0;
+  double beta1 = 0;
+  double beta2 = 0;
+  double eps = 0;
+  double weight_decay = 0;
+  std::int64_t step = 1;  // t, from 1
+  double trust = 1;
+
+  bool uses(std::size_t state) const { return state < 2; }
+};
+
 // The functions with parity also return the parities of everything that is updated in place,
 // parameter and state together.
 void update(const Elements& elements, const SgdStep& step);
 void update(const Elements& elements, const AdamStep& step);
 void update(const Elements& elements, const RmsPropStep& step);
 void update(const Elements& elements, const AdagradStep& step);
+void update(const Elements& elements, const LarsStep& step);
+void update(const Elements& elements, const LambStep& step);
 Parities update_with_parity(const Elements& elements, const SgdStep& step);
 Parities update_with_parity(const Elements& elements, const AdamStep& step);
 Parities update_with_parity(const Elements& elements, const RmsPropStep& step);
 Parities update_with_parity(const Elements& elements, const AdagradStep& step);
+Parities update_with_parity(const Elements& elements, const LarsStep& step);
+Parities update_with_parity(const Elements& elements, const LambStep& step);
+
+// The sum of squares (fold.h) of LAMB's u, over at most kStripElements. Writes nothing.
+double squares_of_change(const Elements& elements, const LambStep& step);
+
+// An average of weights: average = average + (1 − decay)·(parameter − average). float32 and float64
+// only. With parity: those of the average.
+struct Averaged {
+  DType dtype = DType::kFloat32;
+  const void* parameter = nullptr;
+  void* average = nullptr;
+  std::size_t count = 0;
+};
+void average(const Averaged& elements, double decay);
+Parities average_with_parity(const Averaged& elements, double decay);
 
 }  // namespace lockstep::flat

@@ -4,6 +4,7 @@
 
 #include <cmath>
 
+#include "flat/fold.h"
 #include "tests/support/elements.h"
 #include "tests/support/levels.h"
 
@@ -34,6 +35,8 @@ struct State {
   // Larger than the square of every mean: nobody promises the bits of a NaN.
   explicit State(const RmsPropStep&) : State() { make_square(states[0], 2048); }
   explicit State(const AdagradStep&) : State() { make_square(states[0], 0); }
+  explicit State(const LarsStep&) : State() {}
+  explicit State(const LambStep&) : State() { make_square(states[1], 0); }
 
   bool operator==(const State& other) const {
     bool same = same_bits(parameter, other.parameter) && same_bits(gradient, other.gradient);
@@ -138,6 +141,41 @@ void define(State<T>& state, std::size_t i, const AdagradStep& step) {
   e.store(state, i, step);
 }
 
+template <typename T>
+void define(State<T>& state, std::size_t i, const LarsStep& step) {
+  using S = Sum<T>;
+  Element<T> e(state, i, step.weight_decay);
+  const auto momentum = static_cast<S>(step.momentum);
+  e.d = static_cast<S>(step.trust) * e.d;
+  S change = e.d;
+  if (step.momentum != 0) {
+    const S kept = momentum * e.s[0];
+    e.s[0] = step.first ? e.d : kept + static_cast<S>(1 - step.dampening) * e.d;
+    change = step.nesterov ? e.d + momentum * e.s[0] : e.s[0];
+  }
+  e.p = e.p - static_cast<S>(step.lr) * change;
+  e.store(state, i, step);
+}
+
+// Returns u.
+template <typename T>
+Sum<T> define(State<T>& state, std::size_t i, const LambStep& step) {
+  using S = Sum<T>;
+  Element<T> e(state, i, 0);
+  const auto t = static_cast<double>(step.step);
+  S& m = e.s[0];
+  S& v = e.s[1];
+  m = static_cast<S>(step.beta1) * m + static_cast<S>(1 - step.beta1) * e.d;
+  v = static_cast<S>(step.beta2) * v + static_cast<S>(1 - step.beta2) * e.d * e.d;
+  const auto mean = static_cast<S>(1 - std::pow(step.beta1, t));
+  const auto root = static_cast<S>(std::sqrt(1 - std::pow(step.beta2, t)));
+  S u = (m / mean) / (std::sqrt(v) / root + static_cast<S>(step.eps));
+  if (step.weight_decay != 0) u = u + static_cast<S>(step.weight_decay) * e.p;
+  e.p = e.p - static_cast<S>(step.lr * step.trust) * u;
+  e.store(state, i, step);
+  return u;
+}
+
 // A step and its definition must agree wherever the stretch lies.
 template <typename T, typename Step>
 void expect_definition(const Step& step) {
@@ -223,6 +261,71 @@ TEST(UpdateKernels, RmsPropHasTheBitsOfItsDefinitionOnEveryCut) {
                                      {0.01, 0.9, 1e-4, 0.1, 0.9, false},
                                      {0.01, 0.9, 1e-4, 0, 0, true},
                                      {0.01, 0.9, 1e-4, 0.1, 0.9, true}});
+}
+
+TEST(UpdateKernels, LarsHasTheBitsOfItsDefinitionOnEveryCut) {
+  expect_in_every_type<LarsStep>({{0.1, 0, 0, 0.01, false, false, 0.3},
+                                  {0.1, 0.9, 0, 0.01, false, true, 0.3},
+                                  {0.1, 0.9, 0.2, 0, false, false, 0.3},
+                                  {0.1, 0.9, 0, 0.01, true, false, 0.3}});
+}
+
+TEST(UpdateKernels, LambHasTheBitsOfItsDefinitionOnEveryCut) {
+  expect_in_every_type<LambStep>(
+      {{0.01, 0.9, 0.999, 1e-4, 0, 1, 0.3}, {0.01, 0.9, 0.999, 1e-4, 0.1, 3, 1.7}});
+}
+
+template <typename T>
+void expect_squares_of_change(const LambStep& step) {
+  State<T> state(step);
+  State<T> after = state;
+  std::vector<Sum<T>> changes;
+  for (std::size_t i = 0; i < kElements; ++i) changes.push_back(define(after, i, step));
+  const State<T> before = state;
+  at_every_level([&] {
+    for (const std::size_t first : {0UL, 1UL, 5UL}) {
+      for (const std::size_t count : {0UL, 1UL, 33UL, 1000UL, 1024UL}) {
+        const double squares = squares_of_change(state.elements(first, count), step);
+        EXPECT_EQ(squares, sum_of_squares(dtype_of<Sum<T>>(), changes.data() + first, count));
+      }
+    }
+    EXPECT_TRUE(state == before);
+  });
+}
+
+TEST(UpdateKernels, TheSquaresOfLambsChangeAreThoseOfItsUpdate) {
+  for (const LambStep& step :
+       {LambStep{0.01, 0.9, 0.999, 1e-4, 0, 1}, LambStep{0.01, 0.9, 0.999, 1e-4, 0.1, 3}}) {
+    expect_squares_of_change<float>(step);
+    expect_squares_of_change<double>(step);
+    expect_squares_of_change<Float16>(step);
+    expect_squares_of_change<BFloat16>(step);
+  }
+}
+
+template <typename T>
+void expect_averages() {
+  const auto weights = rough_elements<T>(kElements, 1);
+  const auto start = rough_elements<T>(kElements, 2);
+  std::vector<T> expected = start;
+  for (std::size_t i = 0; i < kElements; ++i)
+    expected[i] = start[i] + static_cast<T>(1 - 0.99) * (weights[i] - start[i]);
+  at_every_level([&] {
+    std::vector<T> plain = start;
+    std::vector<T> watched = start;
+    average({dtype_of<T>(), weights.data(), plain.data(), kElements}, 0.99);
+    const Parities seen =
+        average_with_parity({dtype_of<T>(), weights.data(), watched.data(), kElements}, 0.99);
+    EXPECT_TRUE(same_bits(plain, expected));
+    EXPECT_TRUE(same_bits(watched, expected));
+    EXPECT_EQ(seen.before, parity(dtype_of<T>(), start.data(), kElements));
+    EXPECT_EQ(seen.after, parity(dtype_of<T>(), expected.data(), kElements));
+  });
+}
+
+TEST(UpdateKernels, AnAverageOfWeightsHasTheBitsOfItsDefinition) {
+  expect_averages<float>();
+  expect_averages<double>();
 }
 
 TEST(UpdateKernels, AdagradHasTheBitsOfItsDefinitionOnEveryCut) {

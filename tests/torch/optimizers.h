@@ -13,6 +13,13 @@ inline std::vector<std::string> optimizer_names() {
   return {"sgd", "adamw", "adam", "rmsprop", "adagrad"};
 }
 
+// With those that LibTorch and GPUs do not have.
+inline std::vector<std::string> cpu_optimizer_names() {
+  auto names = optimizer_names();
+  names.insert(names.end(), {"lars", "lamb"});
+  return names;
+}
+
 inline std::unique_ptr<optim::Optimizer> make_optimizer(const std::string& name, Replica& model) {
   using namespace optim;  // NOLINT: names of options in this function
   if (name == "adamw")
@@ -33,10 +40,17 @@ inline std::unique_ptr<optim::Optimizer> make_optimizer(const std::string& name,
         AdagradOptions{
             .lr = 1e-2, .lr_decay = 1e-2, .weight_decay = 0.1, .initial_accumulator_value = 0.1});
   }
+  if (name == "lars") {
+    return std::make_unique<LARS>(
+        model, LARSOptions{.lr = 0.02, .weight_decay = 5e-4, .trust_coefficient = 0.1});
+  }
+  if (name == "lamb")
+    return std::make_unique<LAMB>(model, LAMBOptions{.lr = 0.02, .weight_decay = 0.1});
   return std::make_unique<SGD>(model,
                                SGDOptions{.lr = 0.02, .momentum = 0.9, .weight_decay = 5e-4});
 }
 
+// Where LibTorch has none: its SGD, with the same learning rate.
 inline std::unique_ptr<torch::optim::Optimizer> make_stock_optimizer(
     const std::string& name, const std::vector<torch::Tensor>& parameters) {
   using namespace torch::optim;  // NOLINT: as above

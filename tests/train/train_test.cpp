@@ -113,7 +113,8 @@ TEST_F(Train, ResumesInTheMiddleOfAnEpochWithAShortLastBatch) {
 }
 
 TEST_F(Train, GoesOnToTheSameBitsOnAnotherNumberOfWorkers) {
-  const std::vector<std::string> job = {"--data", "synthetic:100", "--clip-norm", "0.5"};
+  const std::vector<std::string> job = {"--data",      "synthetic:100", "--clip-norm", "0.5",
+                                        "--optimizer", "lamb",          "--ema",       "0.9"};
   const auto with = [&](std::vector<std::string> more) {
     more.insert(more.begin(), job.begin(), job.end());
     return report_of(more);

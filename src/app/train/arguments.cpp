@@ -42,11 +42,14 @@ How
                        (default: 8, or the largest divisor of the global batch below that)
   --accumulate K       in place of --shards: K for each worker that the job starts with
   --buffers R          of BatchNorm, after a step: first-shard, or mean over shards (default: first-shard)
-  --optimizer O        sgd (with momentum 0.9), adam, adamw, rmsprop or adagrad (default: sgd)
-  --lr R               learning rate (default: sgd 0.05, adam and adamw 0.001, rmsprop and adagrad 0.01)
-  --momentum M         sgd (default: 0.9) and rmsprop (default: 0)
-  --weight-decay W     (default: sgd 0.0005, adamw 0.01, others 0)
+  --optimizer O        sgd (with momentum 0.9), adam, adamw, rmsprop, adagrad, or for large batches lars or lamb
+                       (default: sgd)
+  --lr R               learning rate (default: sgd 0.05, adam, adamw and lamb 0.001, rmsprop and adagrad 0.01, lars 1)
+  --momentum M         sgd and lars (default: 0.9) and rmsprop (default: 0)
+  --weight-decay W     (default: sgd and lars 0.0005, adamw and lamb 0.01, others 0)
   --clip-norm C        scale gradients down so that their norm is at most C (default: 0, never)
+  --clip-value C       limit each element of a gradient to -C ... C (default: 0, never)
+  --ema D              keep an average of the weights, which decays by D each step, in the checkpoint (default: 0, none)
   --scale-lr [B0]      --lr was chosen for a batch of B0 (256 if not said): scale it to this one
   --scale-rule R       linear in the batch, as for sgd, or square-root, as for adamw (default: linear)
   --warmup T           steps over which the learning rate climbs (default: 0)
@@ -106,11 +109,11 @@ constexpr base::Choice<GptSize> kGptSizes[] = {{GptSize::kTiny, "tiny"},
                                                {GptSize::kSmall, "small"},
                                                {GptSize::kMedium, "medium"},
                                                {GptSize::kGpt2, "gpt2"}};
-constexpr base::Choice<OptimizerKind> kOptimizers[] = {{OptimizerKind::kSgd, "sgd"},
-                                                       {OptimizerKind::kAdam, "adam"},
-                                                       {OptimizerKind::kAdamW, "adamw"},
-                                                       {OptimizerKind::kRmsProp, "rmsprop"},
-                                                       {OptimizerKind::kAdagrad, "adagrad"}};
+constexpr base::Choice<OptimizerKind> kOptimizers[] = {
+    {OptimizerKind::kSgd, "sgd"},         {OptimizerKind::kAdam, "adam"},
+    {OptimizerKind::kAdamW, "adamw"},     {OptimizerKind::kRmsProp, "rmsprop"},
+    {OptimizerKind::kAdagrad, "adagrad"}, {OptimizerKind::kLars, "lars"},
+    {OptimizerKind::kLamb, "lamb"}};
 constexpr base::Choice<BufferRule> kBufferRules[] = {{BufferRule::kFirstShard, "first-shard"},
                                                      {BufferRule::kMean, "mean"}};
 constexpr base::Choice<Decay> kDecays[] = {
@@ -193,6 +196,8 @@ void add_options(CLI::App& parser, TrainArguments& arguments) {
   base::add_number(parser, "--momentum", arguments.momentum);
   base::add_number(parser, "--weight-decay", arguments.weight_decay);
   base::add_number(parser, "--clip-norm", arguments.clip_norm);
+  base::add_number(parser, "--clip-value", arguments.clip_value);
+  base::add_number(parser, "--ema", arguments.ema);
   base::add_number(parser, "--scale-lr", arguments.scale_lr_from)
       ->expected(0, 1)
       ->default_str(kDefaultScaledFrom);
@@ -232,6 +237,23 @@ std::int64_t shards_on(const TrainArguments& arguments, int workers) {
   return plan::default_shards(arguments.global_batch);
 }
 
+void check_update(const TrainArguments& arguments) {
+  check_range("--clip-norm", arguments.clip_norm, 0.0, 1e30);
+  check_range("--clip-value", arguments.clip_value, 0.0, 1e30);
+  check_range("--ema", arguments.ema, 0.0, 1.0);
+  if (arguments.ema == 1) refuse("--ema 1: the average would never change; give a number below 1");
+  if (arguments.clip_norm > 0 && arguments.clip_value > 0)
+    refuse("--clip-norm and --clip-value: give one");
+  if (arguments.momentum) {
+    check_range("--momentum", *arguments.momentum, 0.0, 1.0);
+    if (arguments.optimizer != OptimizerKind::kSgd && arguments.optimizer != OptimizerKind::kLars &&
+        arguments.optimizer != OptimizerKind::kRmsProp)
+      refuse(fmt::format("--momentum: {} has none; sgd, lars and rmsprop do",
+                         name(arguments.optimizer)));
+  }
+  if (arguments.weight_decay) check_range("--weight-decay", *arguments.weight_decay, 0.0, 1e6);
+}
+
 void check_numbers(const TrainArguments& arguments) {
   constexpr std::int64_t kMost = std::int64_t{1} << 40;
   check_range("--loader-threads", arguments.loader_threads, 0, 256);
@@ -248,14 +270,7 @@ void check_numbers(const TrainArguments& arguments) {
   check_range<std::int64_t>("--checkpoint-every", arguments.checkpoint_every, 0, kMost);
   check_range<std::int64_t>("--until", arguments.until, -1, kMost);
   check_range("--lr", arguments.learning_rate(), 0.0, 1e6);
-  check_range("--clip-norm", arguments.clip_norm, 0.0, 1e30);
-  if (arguments.momentum) {
-    check_range("--momentum", *arguments.momentum, 0.0, 1.0);
-    if (arguments.optimizer != OptimizerKind::kSgd &&
-        arguments.optimizer != OptimizerKind::kRmsProp)
-      refuse(fmt::format("--momentum: {} has none; sgd and rmsprop do", name(arguments.optimizer)));
-  }
-  if (arguments.weight_decay) check_range("--weight-decay", *arguments.weight_decay, 0.0, 1e6);
+  check_update(arguments);
 }
 
 void check_batch(const TrainArguments& arguments) {
@@ -335,6 +350,16 @@ void settle_checkpoints(TrainArguments& arguments) {
     refuse("--overwrite what? give its directory: --checkpoint DIR");
 }
 
+// There are no kernels for these on a GPU yet.
+void check_kernels(const TrainArguments& arguments) {
+  if (arguments.optimizer == OptimizerKind::kLars || arguments.optimizer == OptimizerKind::kLamb)
+    refuse(fmt::format("--optimizer {} is for CPUs so far: add --device cpu, or use another one",
+                       name(arguments.optimizer)));
+  if (arguments.clip_value > 0)
+    refuse("--clip-value is for CPUs so far: add --device cpu, or use --clip-norm");
+  if (arguments.ema > 0) refuse("--ema is for CPUs so far: add --device cpu, or leave it out");
+}
+
 // Refuses options that do not fit the device.
 void check_devices(const TrainArguments& arguments) {
   const std::string of_gpus = control::engine_for(DeviceKind::kCuda);
@@ -346,6 +371,7 @@ void check_devices(const TrainArguments& arguments) {
     if (arguments.share_gpus) refuse("--share-gpus is for GPUs: add --device cuda");
     if (arguments.graphs == Switch::kOn) refuse("--graphs on is for GPUs: add --device cuda");
   }
+  if (arguments.on(DeviceKind::kCuda)) check_kernels(arguments);
   if (arguments.on(DeviceKind::kCuda) && !arguments.engine.empty() && arguments.engine != of_gpus)
     refuse(fmt::format("--engine {} moves no memory of GPUs: leave it out, or use nccl",
                        arguments.engine));

@@ -17,7 +17,7 @@ namespace lockstep::app {
 
 enum class Model : std::uint8_t { kMlp, kCnn, kResnet18, kGpt };
 enum class GptSize : std::uint8_t { kTiny, kSmall, kMedium, kGpt2 };
-enum class OptimizerKind : std::uint8_t { kSgd, kAdam, kAdamW, kRmsProp, kAdagrad };
+enum class OptimizerKind : std::uint8_t { kSgd, kAdam, kAdamW, kRmsProp, kAdagrad, kLars, kLamb };
 enum class BufferRule : std::uint8_t { kFirstShard, kMean };
 
 // kOpen: as in the checkpoint that the job goes on from, or else what is best here.
@@ -43,7 +43,7 @@ struct OptimizerDefaults {
   double momentum = 0;
   double weight_decay = 0;
 };
-// PyTorch's, except for SGD.
+// PyTorch's, except for SGD; for LARS and LAMB, which it does not have, those of lockstep::optim.
 constexpr OptimizerDefaults defaults_of(OptimizerKind optimizer) {
   switch (optimizer) {
     case OptimizerKind::kSgd:
@@ -52,6 +52,10 @@ constexpr OptimizerDefaults defaults_of(OptimizerKind optimizer) {
       return {.lr = 1e-3};
     case OptimizerKind::kAdamW:  // it has no momentum, but its checkpoints name this number
       return {.lr = 1e-3, .momentum = 0.9, .weight_decay = 1e-2};
+    case OptimizerKind::kLars:
+      return {.lr = 1, .momentum = 0.9, .weight_decay = 5e-4};
+    case OptimizerKind::kLamb:
+      return {.lr = 1e-3, .weight_decay = 1e-2};
     case OptimizerKind::kRmsProp:
     case OptimizerKind::kAdagrad:
       break;
@@ -84,6 +88,8 @@ struct TrainArguments {
   std::optional<double> momentum;
   std::optional<double> weight_decay;
   double clip_norm = 0;
+  double clip_value = 0;
+  double ema = 0;                  // the decay of an average of weights; 0: none is kept
   std::int64_t scale_lr_from = 0;  // the batch that lr was chosen for; 0: lr is not scaled
   Scaling scale_rule = Scaling::kLinear;
   std::int64_t warmup_steps = 0;

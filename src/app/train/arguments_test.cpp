@@ -26,8 +26,8 @@ std::string refusal_of(std::vector<std::string> words) {
 
 // Each is refused in one line that names the option, and nothing is read as something else.
 TEST(TrainArguments, NumbersAreReadWholeOrRefused) {
-  const std::vector<std::string> reals = {"--lr", "--momentum", "--weight-decay", "--clip-norm",
-                                          "--dropout"};
+  const std::vector<std::string> reals = {
+      "--lr", "--momentum", "--weight-decay", "--clip-norm", "--clip-value", "--ema", "--dropout"};
   const std::vector<std::string> counts = {
       "--epochs",         "--steps",      "--global-batch", "--shards",
       "--accumulate",     "--warmup",     "--scale-lr",     "--context",
@@ -54,6 +54,8 @@ TEST(TrainArguments, NumbersAreReadWholeOrRefused) {
   EXPECT_THAT(refusal_of({"--optimizer", "adamw", "--momentum", "0.9"}),
               HasSubstr("--momentum: adamw has none"));
   EXPECT_THAT(refusal_of({"--scale-rule", "square-root"}), HasSubstr("add --scale-lr"));
+  EXPECT_THAT(refusal_of({"--ema", "1"}), HasSubstr("give a number below 1"));
+  EXPECT_THAT(refusal_of({"--clip-norm", "1", "--clip-value", "1"}), HasSubstr("give one"));
 }
 
 TEST(TrainArguments, EachOptimizerHasItsDefaults) {
@@ -67,6 +69,8 @@ TEST(TrainArguments, EachOptimizerHasItsDefaults) {
   EXPECT_THAT(of("adamw"), testing::ElementsAre(1e-3, 0.9, 1e-2));
   EXPECT_THAT(of("rmsprop"), testing::ElementsAre(1e-2, 0, 0));
   EXPECT_THAT(of("adagrad"), testing::ElementsAre(1e-2, 0, 0));
+  EXPECT_THAT(of("lars"), testing::ElementsAre(1, 0.9, 5e-4));
+  EXPECT_THAT(of("lamb"), testing::ElementsAre(1e-3, 0, 1e-2));
 }
 
 TEST(TrainArguments, SayWhereCheckpointsAre) {

@@ -87,6 +87,12 @@ std::shared_ptr<optim::Optimizer> make_optimizer(const TrainArguments& arguments
     case OptimizerKind::kAdagrad:
       return std::make_shared<optim::Adagrad>(
           model, optim::AdagradOptions{.lr = lr, .weight_decay = decay});
+    case OptimizerKind::kLars:
+      return std::make_shared<optim::LARS>(
+          model, optim::LARSOptions{.lr = lr, .momentum = momentum, .weight_decay = decay});
+    case OptimizerKind::kLamb:
+      return std::make_shared<optim::LAMB>(model,
+                                           optim::LAMBOptions{.lr = lr, .weight_decay = decay});
     case OptimizerKind::kSgd:
       break;
   }
@@ -146,6 +152,8 @@ TrainerParts make_parts(const TrainArguments& arguments, World& world, const Dat
       data_parallel(net, world, {.bucket_bytes = bucket, .algorithm = arguments.algorithm});
   auto optimizer = make_optimizer(arguments, model);
   optimizer->set_clip_norm(arguments.clip_norm);
+  optimizer->set_clip_value(arguments.clip_value);
+  if (arguments.ema > 0) optimizer->set_ema(arguments.ema);
   // Around forward and loss. No cache of converted weights: each weight is used once, so a cache would save nothing,
   // and a CUDA graph must not keep its tensors.
   const auto precision = [half = arguments.precision != Precision::kFloat32,

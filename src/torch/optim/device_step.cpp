@@ -2,6 +2,7 @@
 //
 // A step does not wait until the GPU has done it. The host takes its norm kNorms steps later, and its
 // parities in the step after next, unless somebody asks earlier.
+#include <fmt/format.h>
 #include <lockstep/errors.h>
 
 #include <algorithm>
@@ -24,7 +25,7 @@ namespace {
 constexpr std::size_t kNorms = 4;
 
 // The norm of one step, on its way to the host.
-struct Norm {
+struct SentNorm {
   torch::Tensor clipping;  // pinned
   device::Event copied;
   std::int64_t step = 0;  // 0: none is on its way
@@ -55,10 +56,10 @@ class Norms {
   void forget();
 
  private:
-  double take(Norm& norm);
+  double take(SentNorm& norm);
 
   std::chrono::milliseconds timeout_;
-  std::array<Norm, kNorms> all_;
+  std::array<SentNorm, kNorms> all_;
   std::size_t next_ = 0;
   double last_ = 0;
 };
@@ -78,12 +79,12 @@ class QueuedStep : public Update {
 
   void prepare(const GradientSource& source) override;
   void apply(UpdateJournal* journal) override;
-  void prepare_clipping() override;
+  void accept(const Extras& extras) override;
   void take_along(const flat::Note& note) override { note_ = note; }
   bool has_copies() const override { return true; }
   void collect() override;
   void forget() override;
-  double norm() override { return trained_.clip_norm > 0 ? norms_.last() : 0; }
+  double norm() override { return trained_.extras.clip_norm > 0 ? norms_.last() : 0; }
 
  private:
   // Which numbers each entry uses: those of its group. If gradients may be absent, each entry
@@ -175,7 +176,7 @@ void QueuedStep::update() {
   const bool few = numbers.size() <= sizeof(flat::UpdateTask::few);
   if (!few) numbers_.set(numbers);
   trained_.state.refresh_masters();
-  if (trained_.clip_norm > 0) clip(stream);
+  if (trained_.extras.clip_norm > 0) clip(stream);
   const auto kept = copies_of_absent();
   if (!kept.empty()) forget();
   SeenParities* const watch = watch_.on() && kept.empty() ? &next_watch() : nullptr;
@@ -183,7 +184,7 @@ void QueuedStep::update() {
   for (const auto& typed : types) {
     flat::UpdateTask task;
     task.range = range(typed);
-    task.rule = trained_.groups.rule(0).device_rule();
+    task.rule = *trained_.groups.rule(0).device_rule();
     if (few) {
       std::copy(numbers.begin(), numbers.end(), task.few);
     } else {
@@ -195,7 +196,7 @@ void QueuedStep::update() {
       task.states[trained_.state.state_of(i)] = trained_.state.memories()[i].data();
     task.wide_states = trained_.state.masters() != nullptr;
     task.gradients = gradients(typed.dtype);
-    if (trained_.clip_norm > 0) {
+    if (trained_.extras.clip_norm > 0) {
       task.factor = clipping_->factor();
       task.skip = clipping_->skip();
     }
@@ -272,14 +273,23 @@ void QueuedStep::fetch(SeenParities& watch) {
 }
 
 void QueuedStep::begin() {
-  if (trained_.clip_norm == 0) norms_.last();  // takes those from before clipping was switched off
+  if (trained_.extras.clip_norm == 0)
+    norms_.last();  // takes those from before clipping was switched off
   norms_.make_room();
   collect(watches_[static_cast<std::size_t>((trained_.groups.steps() + 1) % 2)]);
 }
 
-void QueuedStep::prepare_clipping() {
+void QueuedStep::accept(const Extras& extras) {
+  const auto refuse = [](const char* what) {
+    throw BadInput(fmt::format("{} is for CPUs: there is no kernel for GPUs yet", what));
+  };
+  if (extras.clip_value > 0) refuse("clipping by value");
+  if (extras.clip_norm > 0 && extras.clipped != Norm::kEuclidean)
+    refuse("clipping by the largest element");
+  if (extras.keeps_norms) refuse("the norm of each parameter");
+  if (extras.ema_decay > 0) refuse("an average of weights");
   const device::CurrentDevice current(model_.device());
-  if (!clipping_) clipping_.emplace(model_.layout().blocks());
+  if (extras.clip_norm > 0 && !clipping_) clipping_.emplace(model_.layout().blocks());
 }
 
 void QueuedStep::forget() {
@@ -313,12 +323,12 @@ void QueuedStep::clip(void* stream) {
         {range(typed), gradients(typed.dtype), masters_of(typed) != nullptr, clipping_->squares()},
         stream);
   }
-  flat::queue_clip(clipping_->task(trained_.clip_norm), stream);
+  flat::queue_clip(clipping_->task(trained_.extras.clip_norm), stream);
   norms_.send(clipping_->result(), model_.device(), stream, trained_.groups.steps());
 }
 
 void Norms::send(const flat::Clipping* result, Device device, void* stream, std::int64_t step) {
-  Norm& norm = all_[next_++ % kNorms];
+  SentNorm& norm = all_[next_++ % kNorms];
   const auto bytes = static_cast<std::int64_t>(sizeof(flat::Clipping));
   const auto options = torch::TensorOptions().dtype(torch::kUInt8);
   if (!norm.clipping.defined()) norm.clipping = torch::empty({bytes}, options.pinned_memory(true));
@@ -330,10 +340,10 @@ void Norms::send(const flat::Clipping* result, Device device, void* stream, std:
 }
 
 void Norms::make_room() {
-  if (Norm& next = all_[next_ % kNorms]; next.step > 0) take(next);
+  if (SentNorm& next = all_[next_ % kNorms]; next.step > 0) take(next);
 }
 
-double Norms::take(Norm& norm) {
+double Norms::take(SentNorm& norm) {
   norm.copied.wait(Deadline::after(timeout_));
   flat::Clipping result;
   std::memcpy(&result, norm.clipping.data_ptr(), sizeof result);
@@ -344,19 +354,23 @@ double Norms::take(Norm& norm) {
 
 double Norms::last() {
   for (std::size_t i = 0; i < kNorms; ++i) {  // from the oldest on
-    Norm& norm = all_[(next_ + i) % kNorms];
+    SentNorm& norm = all_[(next_ + i) % kNorms];
     if (norm.step > 0) last_ = take(norm);
   }
   return last_;
 }
 
 void Norms::forget() {
-  for (Norm& norm : all_) norm.step = 0;
+  for (SentNorm& norm : all_) norm.step = 0;
 }
 
 }  // namespace
 
 std::unique_ptr<Update> make_device_step(Trained& trained) {
+  if (!trained.groups.rule(0).device_rule()) {
+    throw BadInput(
+        "LARS and LAMB are for CPUs: there are no kernels for GPUs yet; use SGD or AdamW there");
+  }
   return std::make_unique<QueuedStep>(trained);
 }
 

@@ -5,10 +5,11 @@
 //
 //   1. Wait until every worker has announced the same step. Then all gradients are there, and
 //      nobody reads parameters any more.
-//   2. With clipping: read the own slice of the gradients. Write the sum of squares of each block
-//      where all workers see it. Wait again. Then every worker adds all blocks in the order of the
-//      tree.
-//   3. For each piece: read its gradient, update its state and its parameters, publish it.
+//   2. If norms decide the update (clipping, LARS, LAMB): read the own slice of gradients and
+//      parameters, and put the numbers of its blocks where all workers see them (norms.h). Wait
+//      again. Then every worker finds the same factor of clipping, and the trust in each parameter.
+//   3. For each piece: read its gradient, update its state, its parameters and their average,
+//      publish it. Norms that nobody has needed so far are measured here, if they are kept.
 //   4. Acquire: wait until every slice is written.
 //
 // replica/parameters.h decides how values are published and acquired.
@@ -28,10 +29,26 @@
 #include <optional>
 #include <utility>
 
+#include "torch/optim/norms.h"
 #include "torch/optim/update.h"
 
 namespace lockstep::optim {
 namespace {
+
+using Row = BlockNorms::Row;
+
+// Elements first … first + count − 1 of some elements.
+flat::Elements part_of(const flat::Elements& all, std::size_t first, std::size_t count) {
+  const std::size_t bytes = first * size_of(all.dtype);
+  flat::Elements part = all;
+  part.count = count;
+  part.parameter = static_cast<std::byte*>(all.parameter) + bytes;
+  part.gradient = static_cast<const std::byte*>(all.gradient) + bytes;
+  for (void*& state : part.state) {
+    if (state != nullptr) state = static_cast<std::byte*>(state) + bytes;
+  }
+  return part;
+}
 
 // What both classes share: steps 2 to 4.
 class HostUpdate : public Update {
@@ -39,30 +56,44 @@ class HostUpdate : public Update {
   using Update::Update;
   double norm() override { return last_norm_; }
   double clip_factor() const override { return clip_factor_; }
+  std::span<const double> trusts() const override { return trusts_; }
+  std::span<const double> norms() const override { return norms_; }
 
  protected:
-  void clip(const GradientSource& source);  // step 2
-  void update(UpdateJournal* journal);      // steps 3 and 4
-  virtual void meet() {}  // waits for the workers whose sums of squares this one reads
+  void find_numbers(const GradientSource& source);  // step 2
+  void update(UpdateJournal* journal);              // steps 3 and 4
+  virtual void meet() {}  // waits for the workers whose blocks this one reads
 
  private:
   replica::SomePieces own_pieces() const { return {trained_.model->parts().plan, watch_.own()}; }
   base::ByteRange own_bytes() const;
   void acquire();
-  GradientSource gathered(const GradientSource& source);
-  double factor_of(const GradientSource& averages);
+  template <typename Visit>
+  GradientSource gathered(const GradientSource& source, const Visit& visit);
+  void measure_gradients();
+  void measure_changes();
+  void clip();
+  void find_trusts();
+  void keep_norms();
+  BlockNorms& rows();
   template <typename Observer>
   void update_slice(Observer observer, UpdateJournal* journal);
   template <typename Observer>
   void update_piece(std::size_t number, replica::GradientReader& gradients, Observer& observer);
+  flat::Elements elements_of(const plan::Stretch& piece) const;
+  flat::Averaged averaged(const flat::Elements& updated, const plan::Stretch& piece) const;
   void leave_alone(std::size_t number, bool seen_before);
   const void* read(std::size_t number, replica::GradientReader& gradients);
 
-  GradientSource gradients_;  // of this step, after clip()
+  GradientSource gradients_;  // of this step, after step 2
   double clip_factor_ = 1;
   double last_norm_ = 0;
-  std::optional<replica::FlatMemory> sums_;        // the averages, if the source adds on the way
-  std::optional<replica::FlatMemory> block_sums_;  // of squares, by block
+  bool measures_ = false;                             // step 3 measures gradients
+  std::vector<double> norms_;                         // by entry; empty: not kept
+  std::vector<double> trusts_ = std::vector<double>(  // by entry; empty: the rule has none
+      trained_.groups.layer_norm() == LayerNorm::kNone ? 0 : trained_.groups.entries(), 1.0);
+  std::optional<replica::FlatMemory> sums_;  // the averages, if the source adds on the way
+  std::optional<BlockNorms> rows_;
 };
 
 // Memory of its own: nobody else reads or writes it.
@@ -94,7 +125,7 @@ void OwnUpdate::prepare(const GradientSource& source) {
   said_ = say_step(trained_, source);
   if (said_.cannot) std::rethrow_exception(said_.cannot);
   waited_ = {};
-  clip(source);
+  find_numbers(source);
 }
 
 void OwnUpdate::apply(UpdateJournal* journal) {
@@ -111,7 +142,7 @@ SharedUpdate::SharedUpdate(Trained& trained)
 
 void SharedUpdate::prepare(const GradientSource& source) {
   waited_ = hear_step(trained_, say_step(trained_, source));
-  clip(source);
+  find_numbers(source);
 }
 
 void SharedUpdate::meet() {
@@ -137,21 +168,32 @@ void HostUpdate::acquire() {
   waited_ += std::chrono::steady_clock::now() - began;
 }
 
-void HostUpdate::clip(const GradientSource& source) {
+// What a program has written to parameters of the own slice counts, so it is brought there before
+// norms are taken.
+void HostUpdate::find_numbers(const GradientSource& source) {
+  trained_.model->parts().parameters->begin_update(own_bytes());
   last_norm_ = 0;
   clip_factor_ = 1;
-  if (trained_.clip_norm == 0) {
-    gradients_ = source;
-    return;
-  }
-  gradients_ = gathered(source);
-  clip_factor_ = gradients_.factor = factor_of(gradients_);
+  const bool clips = trained_.extras.clip_norm > 0;
+  const LayerNorm needed = trained_.groups.layer_norm();
+  gradients_ = source;
+  gradients_.limit = trained_.extras.clip_value;
+  measures_ = trained_.extras.keeps_norms && !clips && needed != LayerNorm::kGradient;
+  if (clips || needed == LayerNorm::kGradient) measure_gradients();
+  if (clips) clip();
+  if (needed == LayerNorm::kChange) measure_changes();
+  if (needed != LayerNorm::kNone) find_trusts();
+}
+
+BlockNorms& HostUpdate::rows() {
+  if (!rows_) rows_.emplace(trained_.model->comm(), trained_.model->layout());
+  return *rows_;
 }
 
 void HostUpdate::update(UpdateJournal* journal) {
   torch::NoGradGuard no_grad;
   trained_.groups.count_step(trained_.absent());
-  trained_.model->parts().parameters->begin_update(own_bytes());
+  if (measures_) rows();
   if (watch_.on()) {
     const bool compares = watch_.knows();
     watch_.begin(has_copies());
@@ -160,51 +202,100 @@ void HostUpdate::update(UpdateJournal* journal) {
     update_slice(divergence::Blind{}, journal);
   }
   acquire();
+  if (measures_) last_norm_ = rows_->norm(Row::kGradient);
+  keep_norms();
   bump_versions();
 }
 
-// The averages in one memory, because clipping reads them twice. They do not overwrite the
-// operands: a step that is not committed may have to be repeated from them.
-GradientSource HostUpdate::gathered(const GradientSource& source) {
+// Calls visit(piece, gradient) for each piece of the own slice. Returns the averages in one memory,
+// because the update reads them again. They do not overwrite the operands: a step that is not
+// committed may have to be repeated from them.
+template <typename Visit>
+GradientSource HostUpdate::gathered(const GradientSource& source, const Visit& visit) {
   replica::Replicated& model = *trained_.model;
   const bool is_there = source.is(model.averages());
-  if (is_there && source.parities.empty()) return source;
   if (!is_there && !sums_)
     sums_.emplace(model.comm(), model.layout().bytes(), replica::Copies::kPerHost);
   replica::for_each_piece(own_pieces(), source,
                           [&](std::size_t number, replica::GradientReader& gradients) {
                             const plan::Stretch& piece = model.pieces().all[number];
                             const void* const values = read(number, gradients);
+                            visit(piece, values);
                             if (!is_there)
                               std::memcpy(sums_->data() + replica::offset_of(model.layout(), piece),
                                           values, piece.count * size_of(gradients.dtype()));
                           });
-  return GradientSource::of(is_there ? model.averages() : *sums_, model.layout());
+  auto averages = GradientSource::of(is_there ? model.averages() : *sums_, model.layout());
+  averages.limit = source.limit;
+  return averages;
+}
+
+void HostUpdate::measure_gradients() {
+  BlockNorms& rows = this->rows();
+  const bool layer_wise = trained_.groups.layer_norm() != LayerNorm::kNone;
+  const bool largest = trained_.extras.clip_norm > 0 && trained_.extras.clipped == Norm::kLargest;
+  const bool squares = !largest || layer_wise || trained_.extras.keeps_norms;
+  gradients_ = gathered(gradients_, [&](const plan::Stretch& piece, const void* gradient) {
+    if (squares) rows.put_squares(Row::kGradient, piece, gradient);
+    if (largest) rows.put_largest(piece, gradient);
+    if (layer_wise) rows.put_squares(Row::kWeight, piece, elements_of(piece).parameter);
+  });
+  meet();
+  last_norm_ = rows.norm(largest ? Row::kLargest : Row::kGradient);
+  if (!std::isfinite(last_norm_)) throw BadInput(diverged(last_norm_, trained_.groups.steps()));
 }
 
 // The factor that makes the norm at most clip_norm.
-double HostUpdate::factor_of(const GradientSource& averages) {
-  replica::Replicated& model = *trained_.model;
-  const plan::Layout& layout = model.layout();
-  if (!block_sums_)
-    block_sums_.emplace(model.comm(), layout.blocks() * sizeof(double), replica::Copies::kPerHost);
-  auto* const sums = reinterpret_cast<double*>(block_sums_->data());
-  replica::for_each_piece(
-      own_pieces(), averages, [&](std::size_t number, replica::GradientReader& gradients) {
-        const plan::Stretch& piece = model.pieces().all[number];
-        const plan::Entry& entry = layout.entries()[piece.entry];
-        const auto* const values = static_cast<const std::byte*>(read(number, gradients));
-        for (std::size_t done = 0; done < piece.count; done += plan::kBlockElements) {
-          const std::size_t count = std::min(plan::kBlockElements, piece.count - done);
-          sums[entry.first_block + (piece.first + done) / plan::kBlockElements] =
-              flat::sum_of_squares(entry.dtype, values + done * size_of(entry.dtype), count);
-        }
-      });
+void HostUpdate::clip() {
+  const double factor =
+      trained_.extras.clip_norm / (last_norm_ + 1e-6);  // as torch's clip_grad_norm_
+  clip_factor_ = gradients_.factor = std::min(factor, 1.0);
+}
+
+// The changes are not kept: the update computes them again.
+void HostUpdate::measure_changes() {
+  BlockNorms& rows = this->rows();
+  const bool measured = trained_.extras.clip_norm > 0;  // the weights, with the gradients
+  const auto measure = [&](const plan::Stretch& piece, const void* gradient) {
+    flat::Elements all = elements_of(piece);
+    if (!measured) rows.put_squares(Row::kWeight, piece, all.parameter);
+    all.gradient = gradient;
+    const Rule& rule = trained_.groups.rule_of(piece.entry);
+    const std::int64_t step = trained_.groups.steps_of(piece.entry) + 1;
+    rows.put(Row::kChange, piece, [&](std::size_t first, std::size_t count) {
+      return rule.squares_of_change(part_of(all, first, count), step);
+    });
+  };
+  if (measured) {
+    replica::for_each_piece(own_pieces(), gradients_,
+                            [&](std::size_t number, replica::GradientReader& gradients) {
+                              const plan::Stretch& piece = trained_.model->pieces().all[number];
+                              measure(piece, gradients.read(piece));
+                            });
+  } else {
+    gradients_ = gathered(gradients_, measure);
+  }
   meet();
-  last_norm_ = std::sqrt(plan::tree_sum({sums, layout.blocks()}));
-  if (!std::isfinite(last_norm_)) throw BadInput(diverged(last_norm_, trained_.groups.steps()));
-  const double factor = trained_.clip_norm / (last_norm_ + 1e-6);  // as torch's clip_grad_norm_
-  return std::min(factor, 1.0);
+  const double norm = rows.norm(Row::kChange);
+  if (!std::isfinite(norm)) throw BadInput(diverged(norm, trained_.groups.steps()));
+}
+
+void HostUpdate::find_trusts() {
+  const bool of_gradient = trained_.groups.layer_norm() == LayerNorm::kGradient;
+  for (std::size_t entry = 0; entry < trusts_.size(); ++entry) {
+    const double other = of_gradient ? clip_factor_ * rows_->norm(Row::kGradient, entry)
+                                     : rows_->norm(Row::kChange, entry);
+    trusts_[entry] = trained_.groups.rule_of(entry).trust(
+        {rows_->norm(Row::kWeight, entry), other, trained_.parameter(entry).dim()});
+  }
+}
+
+// Nobody writes to the rows before every worker has announced the next step.
+void HostUpdate::keep_norms() {
+  if (!trained_.extras.keeps_norms) return;
+  norms_.resize(trained_.groups.entries());
+  for (std::size_t entry = 0; entry < norms_.size(); ++entry)
+    norms_[entry] = rows_->norm(Row::kGradient, entry);
 }
 
 template <typename Observer>
@@ -224,26 +315,47 @@ void HostUpdate::update_piece(std::size_t number, replica::GradientReader& gradi
     if constexpr (Observer::kWatches) leave_alone(number, observer.compares);
     return;
   }
-  const plan::Entry& entry = trained_.model->layout().entries()[piece.entry];
-  const std::size_t offset = replica::offset_of(trained_.model->layout(), piece);
-  flat::Elements update;
-  update.dtype = entry.dtype;
-  update.parameter = trained_.model->parameters().data() + offset;
-  update.count = piece.count;
-  for (std::size_t i = 0; i < trained_.state.count(); ++i)
-    update.state[trained_.state.state_of(i)] = trained_.state.memories()[i].data() + offset;
+  flat::Elements update = elements_of(piece);
   const Rule& rule = trained_.groups.rule_of(piece.entry);
-  const std::int64_t step = trained_.groups.steps_of(piece.entry);
+  const AtStep step{trained_.groups.steps_of(piece.entry),
+                    trusts_.empty() ? 1 : trusts_[piece.entry]};
+  const bool averages = trained_.state.average() != nullptr;
+  update.gradient = Observer::kWatches ? read(number, gradients) : gradients.read(piece);
+  if (measures_) rows_->put_squares(Row::kGradient, piece, update.gradient);
   if constexpr (Observer::kWatches) {
-    update.gradient = read(number, gradients);
-    observer.watch.saw(number, rule.update_with_parity(update, step), observer.compares);
+    flat::Parities seen = rule.update_with_parity(update, step);
+    if (averages) {
+      const flat::Parities more =
+          flat::average_with_parity(averaged(update, piece), trained_.extras.ema_decay);
+      seen = {seen.before ^ more.before, seen.after ^ more.after};
+    }
+    observer.watch.saw(number, seen, observer.compares);
     if (observer.watch.keeps_applied())
-      observer.watch.applied(number, flat::parity(entry.dtype, update.gradient, piece.count));
+      observer.watch.applied(number, flat::parity(update.dtype, update.gradient, piece.count));
   } else {
-    update.gradient = gradients.read(piece);
     rule.update(update, step);
+    if (averages) flat::average(averaged(update, piece), trained_.extras.ema_decay);
   }
   trained_.model->parts().parameters->publish(piece);
+}
+
+// Without a gradient.
+flat::Elements HostUpdate::elements_of(const plan::Stretch& piece) const {
+  const std::size_t offset = replica::offset_of(trained_.model->layout(), piece);
+  flat::Elements elements;
+  elements.dtype = trained_.model->layout().entries()[piece.entry].dtype;
+  elements.parameter = trained_.model->parameters().data() + offset;
+  elements.count = piece.count;
+  for (std::size_t i = 0; i < trained_.state.count(); ++i)
+    elements.state[trained_.state.state_of(i)] = trained_.state.memories()[i].data() + offset;
+  return elements;
+}
+
+flat::Averaged HostUpdate::averaged(const flat::Elements& updated,
+                                    const plan::Stretch& piece) const {
+  const std::size_t offset = replica::offset_of(trained_.model->layout(), piece);
+  return {updated.dtype, updated.parameter, trained_.state.average()->data() + offset,
+          updated.count};
 }
 
 // A piece without a gradient on any worker does not change. If no update has seen it yet, its

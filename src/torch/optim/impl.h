@@ -22,6 +22,7 @@ struct Optimizer::Impl : control::Member {
 
   std::vector<double> rates();  // learning rates, by rule
   void set_rate(std::size_t rule, double lr);
+  void set_extras(const Extras& extras);  // BadInput if the update cannot do them
   void follow_scheduler();  // takes over the rates that a scheduler of LibTorch's has set
 
   std::string name;

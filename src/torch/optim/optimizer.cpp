@@ -29,6 +29,7 @@ void Optimizer::Impl::rebind(World&) {
   update.reset();
   trained.state.rebind();
   update = make_update(trained);
+  update->accept(trained.extras);
   agree_on_options();
 }
 
@@ -90,16 +91,80 @@ void Optimizer::set_lr(double lr) {
 std::int64_t Optimizer::steps() const {
   return impl_->trained.groups.steps();
 }
-void Optimizer::set_clip_norm(double most) {
+void Optimizer::Impl::set_extras(const Extras& extras) {
+  if (extras.clip_norm > 0 && extras.clip_value > 0)
+    throw BadInput("gradients are clipped by norm or by value: set the other one to 0 first");
+  update->accept(extras);
+  trained.extras = extras;
+}
+void Optimizer::set_clip_norm(double most, Norm norm) {
   if (!(most >= 0)) throw BadInput(fmt::format("clip_norm is {:g}; it must be 0 or more", most));
-  impl_->trained.clip_norm = most;
-  if (most > 0) impl_->update->prepare_clipping();
+  Extras extras = impl_->trained.extras;
+  extras.clip_norm = most;
+  extras.clipped = norm;
+  impl_->set_extras(extras);
 }
 double Optimizer::clip_norm() const {
-  return impl_->trained.clip_norm;
+  return impl_->trained.extras.clip_norm;
+}
+void Optimizer::set_clip_value(double most) {
+  if (!(most >= 0)) throw BadInput(fmt::format("clip_value is {:g}; it must be 0 or more", most));
+  Extras extras = impl_->trained.extras;
+  extras.clip_value = most;
+  impl_->set_extras(extras);
+}
+double Optimizer::clip_value() const {
+  return impl_->trained.extras.clip_value;
 }
 double Optimizer::last_norm() const {
   return impl_->update->norm();
+}
+void Optimizer::keep_norms() {
+  Extras extras = impl_->trained.extras;
+  extras.keeps_norms = true;
+  impl_->set_extras(extras);
+}
+std::vector<NamedNorm> Optimizer::last_norms() const {
+  const auto& layout = impl_->trained.model->layout();
+  const auto norms = impl_->update->norms();
+  std::vector<NamedNorm> named(norms.size());
+  for (std::size_t entry = 0; entry < norms.size(); ++entry) {
+    const plan::Entry& of = layout.entries()[entry];
+    named[of.registered] = {of.name, norms[entry]};
+  }
+  return named;
+}
+
+void Optimizer::set_ema(double decay) {
+  if (!(decay > 0 && decay < 1))
+    throw BadInput(
+        fmt::format("the decay of an average is {:g}; it must be above 0, below 1", decay));
+  Trained& trained = impl_->trained;
+  if (trained.model->hosts_shards())
+    throw BadInput("set_ema() in a loop: call it before the job's batches()");
+  for (const plan::Entry& entry : trained.model->layout().entries()) {
+    if (flat::is_half(entry.dtype)) {
+      throw BadInput(fmt::format("{} is {}, which is too coarse for an average of weights",
+                                 entry.name, lockstep::name(entry.dtype)));
+    }
+  }
+  Extras extras = trained.extras;
+  extras.ema_decay = decay;
+  impl_->set_extras(extras);
+  if (trained.state.average() == nullptr) trained.state.add_average();
+}
+double Optimizer::ema_decay() const {
+  return impl_->trained.extras.ema_decay;
+}
+std::vector<NamedTensor> Optimizer::ema() const {
+  const Trained& trained = impl_->trained;
+  if (trained.state.average() == nullptr) return {};
+  std::vector<NamedTensor> named(trained.groups.entries());
+  for (std::size_t entry = 0; entry < named.size(); ++entry) {
+    const plan::Entry& of = trained.model->layout().entries()[entry];
+    named[of.registered] = {of.name, trained.state.view(trained.state.count(), entry)};
+  }
+  return named;
 }
 const std::string& Optimizer::name() const {
   return impl_->name;

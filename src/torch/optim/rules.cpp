@@ -145,6 +145,76 @@ void check_own(const AdagradOptions& of) {
   check(of.eps >= 0, "eps", of.eps, "0 or more");
 }
 
+torch::optim::SGDOptions torch_options(const LARSOptions& of) {
+  return torch::optim::SGDOptions(of.lr)
+      .momentum(of.momentum)
+      .dampening(of.dampening)
+      .weight_decay(of.weight_decay)
+      .nesterov(of.nesterov);
+}
+flat::LarsStep step_at(const LARSOptions& of, std::int64_t step) {
+  return {of.lr, of.momentum, of.dampening, of.weight_decay, of.nesterov, step == 1};
+}
+constexpr StateNames names(const LARSOptions&) {
+  return {"momentum"};
+}
+std::string words(const LARSOptions& of) {
+  return fmt::format(
+      "momentum {} dampening {} weight_decay {} nesterov {} trust_coefficient {} eps {} "
+      "adapt_vectors {}",
+      of.momentum, of.dampening, of.weight_decay, of.nesterov, of.trust_coefficient, of.eps,
+      of.adapt_vectors);
+}
+void check_own(const LARSOptions& of) {
+  check_own(
+      SGDOptions{.momentum = of.momentum, .dampening = of.dampening, .nesterov = of.nesterov});
+  check(of.trust_coefficient > 0, "trust_coefficient", of.trust_coefficient, "above 0");
+  check(of.eps >= 0, "eps", of.eps, "0 or more");
+}
+
+torch::optim::AdamWOptions torch_options(const LAMBOptions& of) {
+  return torch::optim::AdamWOptions(of.lr)
+      .betas({of.beta1, of.beta2})
+      .eps(of.eps)
+      .weight_decay(of.weight_decay);
+}
+flat::LambStep step_at(const LAMBOptions& of, std::int64_t step) {
+  return {of.lr, of.beta1, of.beta2, of.eps, of.weight_decay, step};
+}
+constexpr StateNames names(const LAMBOptions&) {
+  return {"mean", "square"};
+}
+std::string words(const LAMBOptions& of) {
+  return fmt::format("beta1 {} beta2 {} eps {} weight_decay {} adapt_vectors {}", of.beta1,
+                     of.beta2, of.eps, of.weight_decay, of.adapt_vectors);
+}
+void check_own(const LAMBOptions& of) {
+  check_own(AdamOptions{.beta1 = of.beta1, .beta2 = of.beta2, .eps = of.eps});
+}
+
+// Layer-wise rules: which norm they need, and what they make of it.
+template <typename Options>
+constexpr LayerNorm layer_norm_of(const Options&) {
+  return LayerNorm::kNone;
+}
+constexpr LayerNorm layer_norm_of(const LARSOptions&) {
+  return LayerNorm::kGradient;
+}
+constexpr LayerNorm layer_norm_of(const LAMBOptions&) {
+  return LayerNorm::kChange;
+}
+template <typename Options>
+double trust_of(const Options&, const LayerNorms&) {
+  return 1;
+}
+double trust_of(const LARSOptions& of, const LayerNorms& norms) {
+  return of.trust_coefficient * norms.weight /
+         (norms.other + of.weight_decay * norms.weight + of.eps);
+}
+double trust_of(const LAMBOptions&, const LayerNorms& norms) {
+  return norms.weight / norms.other;
+}
+
 template <typename Options>
 class RuleOf : public Rule {
  public:
@@ -153,12 +223,25 @@ class RuleOf : public Rule {
     check(options.weight_decay >= 0, "weight_decay", options.weight_decay, "0 or more");
     check_own(options);
   }
-  void update(const flat::Elements& elements, std::int64_t step) const override {
-    flat::update(elements, step_at(options_, step));
+  void update(const flat::Elements& elements, AtStep step) const override {
+    flat::update(elements, at(step));
   }
-  flat::Parities update_with_parity(const flat::Elements& elements,
-                                    std::int64_t step) const override {
-    return flat::update_with_parity(elements, step_at(options_, step));
+  flat::Parities update_with_parity(const flat::Elements& elements, AtStep step) const override {
+    return flat::update_with_parity(elements, at(step));
+  }
+  LayerNorm layer_norm() const override { return layer_norm_of(options_); }
+  double trust(const LayerNorms& norms) const override {
+    if constexpr (requires { options_.adapt_vectors; }) {
+      if (norms.dimensions < 2 && !options_.adapt_vectors) return 1;
+    }
+    return norms.weight > 0 && norms.other > 0 ? trust_of(options_, norms) : 1;
+  }
+  double squares_of_change(const flat::Elements& elements, std::int64_t step) const override {
+    if constexpr (requires { flat::squares_of_change(elements, step_at(options_, step)); }) {
+      return flat::squares_of_change(elements, step_at(options_, step));
+    } else {
+      return 0;
+    }
   }
   StateNames states() const override {
     StateNames used = names(options_);
@@ -176,7 +259,13 @@ class RuleOf : public Rule {
   void follow(const torch::optim::OptimizerOptions& given) override {
     options_.lr = followed(torch_options(options_), given);
   }
-  flat::UpdateRule device_rule() const override { return flat::rule_of(step_at(options_, 1)); }
+  std::optional<flat::UpdateRule> device_rule() const override {
+    if constexpr (requires { flat::rule_of(step_at(options_, 1)); }) {
+      return flat::rule_of(step_at(options_, 1));
+    } else {
+      return std::nullopt;
+    }
+  }
   std::vector<std::byte> numbers(std::int64_t step) const override {
     const auto numbers = flat::element::numbers_of(step_at(options_, step));
     const auto* const first = reinterpret_cast<const std::byte*>(&numbers);
@@ -184,6 +273,12 @@ class RuleOf : public Rule {
   }
 
  private:
+  auto at(AtStep step) const {
+    auto numbers = step_at(options_, step.number);
+    if constexpr (requires { numbers.trust; }) numbers.trust = step.trust;
+    return numbers;
+  }
+
   Options options_;
 };
 
@@ -220,6 +315,14 @@ RMSprop::RMSprop(Replica& model, const RMSpropOptions& options,
 Adagrad::Adagrad(Replica& model, const AdagradOptions& options,
                  const std::vector<Group<AdagradOptions>>& groups)
     : Optimizer(make(model, "adagrad", options, groups)) {}
+
+LARS::LARS(Replica& model, const LARSOptions& options,
+           const std::vector<Group<LARSOptions>>& groups)
+    : Optimizer(make(model, "lars", options, groups)) {}
+
+LAMB::LAMB(Replica& model, const LAMBOptions& options,
+           const std::vector<Group<LAMBOptions>>& groups)
+    : Optimizer(make(model, "lamb", options, groups)) {}
 
 Groups::Groups(std::vector<std::unique_ptr<Rule>> rules, const replica::Parts& model,
                const std::vector<std::vector<torch::Tensor>>& members)

@@ -8,6 +8,7 @@
 #include <array>
 #include <cstdint>
 #include <memory>
+#include <optional>
 #include <string>
 #include <vector>
 
@@ -20,15 +21,36 @@ namespace lockstep::optim {
 // Names of states, in the order of flat/update_loops.h. Null: the state is not used.
 using StateNames = std::array<const char*, flat::kMostStates>;
 
+// A step of one parameter.
+struct AtStep {
+  std::int64_t number = 1;  // counts from 1
+  double trust = 1;         // of a layer-wise rule
+};
+
+// Which norm a layer-wise rule needs beside that of the weights, before it writes.
+enum class LayerNorm : std::uint8_t {
+  kNone,  // the rule is not layer-wise
+  kGradient,
+  kChange,
+};
+struct LayerNorms {
+  double weight = 0;
+  double other = 0;             // as the rule's LayerNorm says
+  std::int64_t dimensions = 0;  // of the parameter
+};
+
 // One update rule with its options. Owned by Groups. update() may run on several threads at a time.
 class Rule {
  public:
   virtual ~Rule() = default;
-  // `step` counts from 1. The second also returns the parity of all that it updates in place,
-  // before and after.
-  virtual void update(const flat::Elements& elements, std::int64_t step) const = 0;
-  virtual flat::Parities update_with_parity(const flat::Elements& elements,
-                                            std::int64_t step) const = 0;
+  // The second also returns the parity of all that it updates in place, before and after.
+  virtual void update(const flat::Elements& elements, AtStep step) const = 0;
+  virtual flat::Parities update_with_parity(const flat::Elements& elements, AtStep step) const = 0;
+  // A layer-wise rule: its trust in a parameter. If that needs the norm of the change: the sum of
+  // squares of the changes of one block.
+  virtual LayerNorm layer_norm() const = 0;
+  virtual double trust(const LayerNorms& norms) const = 0;
+  virtual double squares_of_change(const flat::Elements& elements, std::int64_t step) const = 0;
   virtual StateNames states() const = 0;  // those that it reads and writes
   virtual double lr() const = 0;
   virtual void set_lr(double lr) = 0;
@@ -39,8 +61,8 @@ class Rule {
   virtual std::unique_ptr<torch::optim::OptimizerOptions> as_torch() const = 0;
   virtual void follow(const torch::optim::OptimizerOptions& given) = 0;
 
-  // For a GPU: which kernel, and the numbers that it needs for a step.
-  virtual flat::UpdateRule device_rule() const = 0;
+  // For a GPU: which kernel, if there is one, and the numbers that it needs for a step.
+  virtual std::optional<flat::UpdateRule> device_rule() const = 0;
   virtual std::vector<std::byte> numbers(std::int64_t step) const = 0;
 };
 
@@ -60,6 +82,8 @@ class Groups {
   Rule& rule(std::size_t group) { return *rules_[group]; }
   const Rule& rule(std::size_t group) const { return *rules_[group]; }
   const Rule& rule_of(std::size_t entry) const { return *rules_[group_of_[entry]]; }
+  // All rules of an optimizer are of one kind.
+  LayerNorm layer_norm() const { return rules_.front()->layer_norm(); }
   // The states that a rule uses. If one group uses a state, its memory is for all parameters.
   StateNames states() const;
   std::size_t group_of(std::size_t entry) const { return group_of_[entry]; }

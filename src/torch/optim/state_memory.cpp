@@ -1,5 +1,6 @@
 #include "torch/optim/state_memory.h"
 
+#include <cstring>
 #include <utility>
 
 #include "torch/device/device.h"
@@ -23,11 +24,23 @@ StateMemory::StateMemory(replica::Parts& model, const StateNames& names)
   take_memories();
 }
 
+void StateMemory::take_memory() {
+  memories_.emplace_back(model_.comm, layout_.bytes(), replica::Copies::kPerHost, model_.device());
+}
+
 void StateMemory::take_memories() {
-  for (std::size_t i = 0; i < names_.size(); ++i) {
-    memories_.emplace_back(model_.comm, layout_.bytes(), replica::Copies::kPerHost,
-                           model_.device());
-  }
+  for (std::size_t i = 0; i < names_.size(); ++i) take_memory();
+}
+
+void StateMemory::add_average() {
+  const CallName call(model_.comm, "set_ema()");
+  take_memory();
+  names_.emplace_back("ema");
+  has_average_ = true;
+  const replica::FlatMemory& average = memories_.back();
+  if (!average.shared() || model_.comm.rank() == 0)
+    std::memcpy(average.data(), model_.parameters->seen().data(), layout_.bytes());
+  model_.comm.barrier().wait();  // nobody reads it, or writes to weights, before it is there
 }
 
 // If workers share the memory, one of them fills it. The others need no barrier here: they wait in

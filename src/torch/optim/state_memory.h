@@ -28,6 +28,12 @@ class StateMemory {
   // Takes a memory for each name, one value per element.
   StateMemory(replica::Parts& model, const StateNames& names);
 
+  // Takes a memory for an average of the weights, "ema", and copies the weights there. On the CPU
+  // only, so never beside masters. Collective.
+  void add_average();
+  // Null if there is none.
+  const replica::FlatMemory* average() const { return has_average_ ? &memories_.back() : nullptr; }
+
   // The model has gone to other workers. Takes new memories, with the values of the rank that the
   // model has its values from. Collective.
   void rebind();
@@ -56,11 +62,13 @@ class StateMemory {
 
  private:
   void take_memories();
+  void take_memory();
 
   replica::Parts& model_;
   std::vector<std::string> names_;   // by memory
   std::vector<std::size_t> states_;  // by memory, without the masters
   bool has_masters_;
+  bool has_average_ = false;
   plan::Layout layout_;
   std::vector<replica::FlatMemory> memories_;
   std::vector<std::int64_t> versions_;  // of parameters at trust_masters(), by entry; -1: never

@@ -8,6 +8,7 @@
 #include <cstdint>
 #include <string>
 
+#include "base/hash.h"
 #include "torch/replica/weight_sample.h"
 
 namespace lockstep::optim {
@@ -40,17 +41,23 @@ class AtRest {
     const plan::Entry& entry = trained_.model->layout().entries()[piece.entry];
     const plan::Entry& kept = trained_.state.layout().entries()[piece.entry];
     flat::Parity seen = flat::parity(entry.dtype, parameters_.at(entry, piece.first), piece.count);
-    const StateNames used = trained_.groups.rule_of(piece.entry).states();
     for (std::size_t i = 0; i < states_.size(); ++i) {
-      const bool is_master = i == trained_.state.count();
-      if (is_master ? kept.dtype == entry.dtype : used[trained_.state.state_of(i)] == nullptr)
-        continue;
+      if (!counts(i, piece.entry)) continue;
       seen ^= flat::parity(kept.dtype, states_[i].at(kept, piece.first), piece.count);
     }
     return seen;
   }
 
  private:
+  // Whether updates of this entry write to a memory: a rule's state, the average, or masters.
+  bool counts(std::size_t memory, std::size_t entry) const {
+    const StateMemory& state = trained_.state;
+    const replica::FlatMemory* const it = &state.memories()[memory];
+    if (it == state.average()) return true;
+    if (it == state.masters()) return state.has_master(entry);
+    return trained_.groups.rule_of(entry).states()[state.state_of(memory)] != nullptr;
+  }
+
   const Trained& trained_;
   OnHost parameters_;
   std::vector<OnHost> states_;
@@ -61,13 +68,13 @@ struct StepNote {
   std::uint64_t replica = 0;    // the number of the replica that it updates
   std::uint64_t steps = 0;      // that were taken before
   std::uint64_t rates = 0;      // a digest of the learning rates
-  std::uint64_t clip = 0;       // the bits of clip_norm
+  std::uint64_t extras = 0;     // a digest of what the program has set beside the options
   std::uint64_t gradients = 0;  // a sample of the averages; 0: none was taken
   std::uint64_t cannot = 0;     // 1: this worker cannot make the step
   std::uint64_t written = 0;    // of Parameters::look(); 0 also if nobody should compare it
 
   control::Record record() const {
-    return {replica, steps, rates, clip, gradients, cannot, written};
+    return {replica, steps, rates, extras, gradients, cannot, written};
   }
   static StepNote of(const control::Record& record) {
     return {record[0], record[1], record[2], record[3], record[4], record[5], record[6]};
@@ -81,7 +88,7 @@ struct StepNote {
     if (other.steps != steps)
       return fmt::format("step {} follows on the one and step {} on the other", steps, other.steps);
     if (other.rates != rates) return "they have other learning rates";
-    if (other.clip != clip) return "they have other norms for clipping";
+    if (other.extras != extras) return "they have other settings for clipping, norms or averages";
     if (other.gradients != gradients) return "they have other gradients after backward()";
     if (other.written != written) return "the program wrote other values to the parameters there";
     return {};
@@ -115,6 +122,14 @@ void Update::bump_versions() {
     torch::autograd::impl::bump_version(trained_.parameter(entry));
 }
 
+std::uint64_t Extras::digest() const {
+  std::uint64_t digest =
+      base::mix64(static_cast<std::uint64_t>(clipped) * 2 + (keeps_norms ? 1 : 0));
+  for (const double number : {clip_norm, clip_value, ema_decay})
+    digest = base::mix64(digest ^ std::bit_cast<std::uint64_t>(number));
+  return digest;
+}
+
 std::string diverged(double norm, std::int64_t step) {
   return fmt::format(
       "the norm of the gradients is {} at step {}: training has diverged; lower the "
@@ -138,7 +153,7 @@ Said say_step(const Trained& trained, const GradientSource& source) {
   const StepNote mine{model.identity().number,
                       steps,
                       trained.groups.digest_of_rates(),
-                      std::bit_cast<std::uint64_t>(trained.clip_norm),
+                      trained.extras.digest(),
                       samples ? replica::sample_lines(model.averages(), model.layout(), steps) : 0,
                       said.cannot ? 1U : 0U,
                       model.parts().options.check_weights ? written : 0};

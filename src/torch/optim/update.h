@@ -5,10 +5,14 @@
 //   device   each worker queues the update of everything on its GPU (device_step.cpp)
 #pragma once
 
+#include <lockstep/optim.h>
+
 #include <chrono>
 #include <exception>
 #include <memory>
+#include <span>
 #include <string>
+#include <vector>
 
 #include "control/announcements.h"
 #include "flat/device_update.h"
@@ -22,13 +26,24 @@ namespace lockstep::optim {
 
 using replica::GradientSource;
 
+// What a program sets beside the options of the rules. The same on every worker.
+struct Extras {
+  double clip_norm = 0;  // 0: no clipping
+  Norm clipped = Norm::kEuclidean;
+  double clip_value = 0;  // 0: no limit
+  bool keeps_norms = false;
+  double ema_decay = 0;  // 0: no average of weights
+
+  std::uint64_t digest() const;
+};
+
 // What an update works on. Owned by the optimizer, and not by the Update: if the model goes to
 // other workers, a new Update is made, and this stays.
 struct Trained {
   std::shared_ptr<replica::Replicated> model;
   Groups groups;
   StateMemory state;
-  double clip_norm = 0;  // 0: no clipping
+  Extras extras = {};
 
   const torch::Tensor& parameter(std::size_t entry) const {
     return model->parts().parameter(entry);
@@ -73,10 +88,17 @@ class Update {
   // The factor of clipping, after prepare(). On a GPU it is always 1 here: only the GPU knows it.
   virtual double clip_factor() const { return 1; }
 
-  // The norm of the last step's gradients before clipping; 0 without clipping.
+  // By entry, for layer-wise rules: what scales the change of a parameter, after prepare(). Empty
+  // for other rules.
+  virtual std::span<const double> trusts() const { return {}; }
+
+  // The norm of the last step's gradients before clipping; 0 if no update needed it.
   virtual double norm() = 0;
-  // Takes memory for clipping now, so that no step has to.
-  virtual void prepare_clipping() {}
+  // By entry, of the last step; empty if they are not kept.
+  virtual std::span<const double> norms() const { return {}; }
+  // The program sets these. BadInput if this update cannot do them. May take memory for them now,
+  // so that no step has to.
+  virtual void accept(const Extras&) {}
   // On a GPU: the update kernel of the next step also copies this to pinned memory of the host.
   virtual void take_along(const flat::Note&) {}
 

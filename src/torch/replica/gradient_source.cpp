@@ -38,7 +38,7 @@ GradientReader::GradientReader(const GradientSource& source, std::size_t entry, 
     : source_(source),
       dtype_(dtype),
       sum_dtype_(source.layout->entries()[entry].dtype),
-      in_place_(source.operands.size() == 1 && source.factor == 1),
+      in_place_(source.operands.size() == 1 && source.factor == 1 && source.limit == 0),
       sum_(source.plan, {sum_dtype_, ReduceOp::kSum, source.factor}),
       at_(source.operands.size()) {
   if (!in_place_) scratch_.resize(plan::kPieceElements * size_of(sum_dtype_) / sizeof(double));
@@ -51,6 +51,13 @@ void GradientReader::find(const plan::Stretch& piece) {
   for (std::size_t i = 0; i < at_.size(); ++i) at_[i] = source_.operands[i] + offset;
 }
 
+// The sum, in scratch memory.
+const void* GradientReader::limited(std::size_t count) {
+  if (source_.limit > 0)
+    flat::limit(sum_dtype_, source_.limit, scratch_.data(), scratch_.data(), count);
+  return scratch_.data();
+}
+
 const void* GradientReader::rounded(const void* values, const plan::Stretch& piece) {
   if (sum_dtype_ == dtype_) return values;
   flat::narrow(dtype_, static_cast<const float*>(values), rounded_.data(), piece.count);
@@ -61,7 +68,7 @@ const void* GradientReader::read(const plan::Stretch& piece) {
   find(piece);
   if (in_place_) return rounded(at_[0], piece);
   sum_.run(at_, scratch_.data(), piece.count);
-  return rounded(scratch_.data(), piece);
+  return rounded(limited(piece.count), piece);
 }
 
 const void* GradientReader::read_with_parity(std::size_t number, const plan::Stretch& piece) {
@@ -71,7 +78,7 @@ const void* GradientReader::read_with_parity(std::size_t number, const plan::Str
   const flat::Parity seen = in_place_ ? flat::parity(sum_dtype_, at_[0], piece.count)
                                       : sum_.run_with_parity(at_, scratch_.data(), piece.count);
   compare(number, seen, piece.count);
-  return rounded(in_place_ ? at_[0] : scratch_.data(), piece);
+  return rounded(in_place_ ? at_[0] : limited(piece.count), piece);
 }
 
 // `seen` is the XOR over all operands. Only if that differs, each is read again to find out whose

@@ -35,6 +35,8 @@ struct GradientSource {
   std::vector<const flat::Parity*> parities;
   std::vector<int> workers;
 
+  double limit = 0;  // elements are limited to −limit … limit, after the factor; 0: they are not
+
   // Whether it is this memory alone, with no factor.
   bool is(const FlatMemory& memory) const;
 
@@ -66,13 +68,14 @@ class GradientReader {
 
  private:
   void find(const plan::Stretch& piece);
+  const void* limited(std::size_t count);
   const void* rounded(const void* values, const plan::Stretch& piece);
   void compare(std::size_t number, flat::Parity seen, std::size_t count);
 
   const GradientSource& source_;
   DType dtype_;
   DType sum_dtype_;  // of the source
-  bool in_place_;    // one operand, no factor: read where it is
+  bool in_place_;    // one operand, no factor, no limit: read where it is
   std::optional<int> changed_;
   flat::TreeSum sum_;
   std::vector<const void*> at_;         // the piece in each operand

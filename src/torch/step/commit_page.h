@@ -72,6 +72,7 @@ class CommitPage {
     std::size_t buffer_bytes = 0;
     std::vector<std::size_t> pieces;  // of each model
     std::size_t rates = 0;            // of all optimizers together
+    std::size_t trusts = 0;           // the same, of layer-wise ones
   };
   CommitPage(Comm& comm, const Shape& shape);
 

@@ -98,6 +98,7 @@ void Loop::open_page() {
   for (const auto& one : trained_) {
     shape.pieces.push_back(one->step.trained().model->pieces().all.size());
     shape.rates += one->step.trained().groups.count();
+    shape.trusts += one->step.trusts().size();
   }
   commit_page_ = make_commit_page(generation().control, shape, models().front().device());
 }

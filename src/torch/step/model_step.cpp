@@ -43,7 +43,13 @@ void add_rules(optim::Optimizer& optimizer, Properties& properties) {
         fmt::format("{} lr times {} for {} parameters ({})", groups.rule(group).options(),
                     groups.ratio(group), members, base::to_hex(names.finish()).substr(0, 8));
   }
-  properties["clip_norm"] = fmt::format("{}", optimizer.clip_norm());
+  properties["clip_norm"] =
+      fmt::format("{}{}", optimizer.clip_norm(),
+                  trained.extras.clipped == optim::Norm::kLargest ? " of the largest" : "");
+  // Named only where they are used, so that jobs of before go on from their checkpoints.
+  if (optimizer.clip_value() > 0)
+    properties["clip_value"] = fmt::format("{}", optimizer.clip_value());
+  if (optimizer.ema_decay() > 0) properties["ema"] = fmt::format("{}", optimizer.ema_decay());
 }
 
 // An algorithm that is not bit-stable adds in another order on another number of workers: that number is then part of

@@ -116,6 +116,7 @@ class ModelStep : public divergence::Subject {
   std::chrono::nanoseconds waited() const { return parts_.update->waited(); }
   const optim::Trained& trained() const { return parts_.trained; }
   double clip_factor() const { return parts_.update->clip_factor(); }
+  std::span<const double> trusts() const { return parts_.update->trusts(); }
   void set_rates(const std::vector<double>& rates);  // by group, as Optimizer::rates()
 
   // Whether the next backward pass is that of a shard; any other is BadInput.

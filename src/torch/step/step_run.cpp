@@ -133,6 +133,8 @@ std::vector<double> StepRun::intent() const {
     numbers.push_back(static_cast<double>(model->trained().groups.steps()));
     const auto rates = model->trained().groups.rates();
     numbers.insert(numbers.end(), rates.begin(), rates.end());
+    const auto trusts = model->trusts();
+    numbers.insert(numbers.end(), trusts.begin(), trusts.end());
   }
   return numbers;
 }
