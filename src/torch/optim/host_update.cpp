@@ -5,9 +5,11 @@
 //
 //   1. Wait until every worker has announced the same step. Then all gradients are there, and
 //      nobody reads parameters any more.
-//   2. With clipping: read the own slice of the gradients. Write the sum of squares of each block
-//      where all workers see it. Wait again. Then every worker adds all blocks in the order of the
-//      tree.
+//   2. With clipping, or with a scale: read the own slice of the gradients. Write the sum of squares
+//      of each block where all workers see it. Wait again. Then every worker adds all blocks in the
+//      order of the tree. With a scale, the step is skipped if the sum is not finite: a gradient of
+//      some shard is infinite or not a number exactly then. For the sum over shards is then, too
+//      (∞ − ∞ is not a number), and squares of float32 do not overflow in float64.
 //   3. For each piece: read its gradient, update its state and its parameters, publish it.
 //   4. Acquire: wait until every slice is written.
 //
@@ -39,10 +41,12 @@ class HostUpdate : public Update {
   using Update::Update;
   double norm() override { return last_norm_; }
   double clip_factor() const override { return clip_factor_; }
+  bool overflowed() const override { return overflowed_; }
 
  protected:
   void clip(const GradientSource& source);  // step 2
   void update(UpdateJournal* journal);      // steps 3 and 4
+  void leave(UpdateJournal* journal);       // the same, where nothing changes
   virtual void meet() {}  // waits for the workers whose sums of squares this one reads
 
  private:
@@ -50,7 +54,7 @@ class HostUpdate : public Update {
   base::ByteRange own_bytes() const;
   void acquire();
   GradientSource gathered(const GradientSource& source);
-  double factor_of(const GradientSource& averages);
+  double norm_of(const GradientSource& averages);
   template <typename Observer>
   void update_slice(Observer observer, UpdateJournal* journal);
   template <typename Observer>
@@ -61,6 +65,7 @@ class HostUpdate : public Update {
   GradientSource gradients_;  // of this step, after clip()
   double clip_factor_ = 1;
   double last_norm_ = 0;
+  bool overflowed_ = false;
   std::optional<replica::FlatMemory> sums_;        // the averages, if the source adds on the way
   std::optional<replica::FlatMemory> block_sums_;  // of squares, by block
 };
@@ -72,6 +77,7 @@ class OwnUpdate : public HostUpdate {
       : HostUpdate(trained, {0, trained.model->pieces().all.size()}) {}
   void prepare(const GradientSource& source) override;
   void apply(UpdateJournal* journal) override;
+  void skip(UpdateJournal* journal) override;
   bool has_copies() const override { return true; }
 
  private:
@@ -84,6 +90,7 @@ class SharedUpdate : public HostUpdate {
   explicit SharedUpdate(Trained& trained);
   void prepare(const GradientSource& source) override;
   void apply(UpdateJournal* journal) override { update(journal); }
+  void skip(UpdateJournal* journal) override { leave(journal); }
   bool has_copies() const override { return false; }
 
  private:
@@ -99,6 +106,11 @@ void OwnUpdate::prepare(const GradientSource& source) {
 
 void OwnUpdate::apply(UpdateJournal* journal) {
   update(journal);
+  waited_ += hear_step(trained_, std::exchange(said_, {}));
+}
+
+void OwnUpdate::skip(UpdateJournal* journal) {
+  leave(journal);
   waited_ += hear_step(trained_, std::exchange(said_, {}));
 }
 
@@ -140,12 +152,21 @@ void HostUpdate::acquire() {
 void HostUpdate::clip(const GradientSource& source) {
   last_norm_ = 0;
   clip_factor_ = 1;
-  if (trained_.clip_norm == 0) {
+  overflowed_ = false;
+  if (trained_.clip_norm == 0 && !source.scale) {
     gradients_ = source;
     return;
   }
   gradients_ = gathered(source);
-  clip_factor_ = gradients_.factor = factor_of(gradients_);
+  const double unscale = source.scale ? static_cast<float>(1 / *source.scale) : 1;
+  const double norm = norm_of(gradients_) * unscale;
+  if (trained_.clip_norm > 0) {
+    last_norm_ = norm;
+    clip_factor_ = std::min(trained_.clip_norm / (norm + 1e-6), 1.0);  // as clip_grad_norm_
+  }
+  gradients_.factor = clip_factor_ * unscale;
+  overflowed_ = source.scale && !std::isfinite(norm);
+  if (!overflowed_ && !std::isfinite(norm)) throw BadInput(diverged(norm, trained_.groups.steps()));
 }
 
 void HostUpdate::update(UpdateJournal* journal) {
@@ -161,6 +182,14 @@ void HostUpdate::update(UpdateJournal* journal) {
   }
   acquire();
   bump_versions();
+}
+
+// What the program wrote to parameters counts from now on, as after an update.
+void HostUpdate::leave(UpdateJournal* journal) {
+  trained_.model->parts().parameters->begin_update(own_bytes());
+  for (std::size_t piece = watch_.own().begin; piece < watch_.own().end && journal; ++piece)
+    journal->wrote(piece);
+  acquire();
 }
 
 // The averages in one memory, because clipping reads them twice. They do not overwrite the
@@ -182,8 +211,7 @@ GradientSource HostUpdate::gathered(const GradientSource& source) {
   return GradientSource::of(is_there ? model.averages() : *sums_, model.layout());
 }
 
-// The factor that makes the norm at most clip_norm.
-double HostUpdate::factor_of(const GradientSource& averages) {
+double HostUpdate::norm_of(const GradientSource& averages) {
   replica::Replicated& model = *trained_.model;
   const plan::Layout& layout = model.layout();
   if (!block_sums_)
@@ -201,10 +229,7 @@ double HostUpdate::factor_of(const GradientSource& averages) {
         }
       });
   meet();
-  last_norm_ = std::sqrt(plan::tree_sum({sums, layout.blocks()}));
-  if (!std::isfinite(last_norm_)) throw BadInput(diverged(last_norm_, trained_.groups.steps()));
-  const double factor = trained_.clip_norm / (last_norm_ + 1e-6);  // as torch's clip_grad_norm_
-  return std::min(factor, 1.0);
+  return std::sqrt(plan::tree_sum({sums, layout.blocks()}));
 }
 
 template <typename Observer>

@@ -40,9 +40,10 @@ std::vector<std::size_t> sums_of(const std::vector<std::size_t>& counts) {
   return sums;
 }
 
-// As StepRun::intent() writes them: divisor and scale; for each model a clip factor and a count of steps; all rates.
+// As StepRun::intent() writes them: divisor, scale of the loss, whether the update is skipped; for each model a clip
+// factor and a count of steps; all rates.
 std::size_t numbers_of(const CommitPage::Shape& shape) {
-  return 2 + 2 * shape.pieces.size() + shape.rates;
+  return 3 + 2 * shape.pieces.size() + shape.rates;
 }
 
 }  // namespace

@@ -63,7 +63,7 @@ void HostShards::run(Turn& turn) {
   turn.forward_done();
   turn.before_backward();
   say_where({"backward pass", turn.shard.step, shard_}, [&] {
-    weighted_backward(work_, loss, torch::full_like(loss, turn.weight));
+    weighted_backward(work_, loss, torch::full_like(loss, turn.weight * turn.scale));
     local_.weighted_losses[shard_] = turn.weight * loss.item<double>();
   });
 }

@@ -42,6 +42,7 @@ class ShardRunner {
     Shard shard;
     std::uint64_t seed = 0;
     double weight = 0;
+    double scale = 1;                       // multiplies the weight, for backward only
     std::function<void()> forward_done;     // called when the buffers are as the shard leaves them
     std::function<void()> before_backward;  // says whether this backward reduces
   };
