@@ -17,6 +17,7 @@
 #include <lockstep/dataset.h>        // Dataset: samples by number
 #include <lockstep/data.h>           // loader(), and the sampler behind it
 #include <lockstep/autocast.h>       // half types in the forward pass
+#include <lockstep/grad_scaler.h>    // GradScaler: float16 without lost gradients
 #include <lockstep/activation_checkpoint.h>  // checkpoint(): less memory, more time
 #include <lockstep/checkpoint.h>     // save() and load(): models in safetensors files
 #include <lockstep/metrics.h>        // Metrics: averages over all workers

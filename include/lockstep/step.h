@@ -2,6 +2,7 @@
 #pragma once
 
 #include <lockstep/data_parallel.h>
+#include <lockstep/grad_scaler.h>
 #include <lockstep/job.h>
 #include <lockstep/optim.h>
 #include <torch/torch.h>
@@ -65,9 +66,15 @@ struct StepOptions {
   // it.
   std::function<double(std::int64_t step)> learning_rate = {};
 
+  // Scales the loss of every shard, and divides the gradients by its scale before they are clipped.
+  // If a gradient of any shard is not finite, the step updates none of its optimizers: it is done,
+  // its Outcome says `skipped`, and the scale becomes smaller. Checkpoints keep the state. It costs
+  // one more pass over the gradients. It must outlive the job.
+  GradScaler* scaler = nullptr;
+
   // Called before an update, when param.grad has the averages. The averages are computed for this
-  // call, which costs a pass over memory; without it they may never exist. Called again if a step
-  // is run again.
+  // call, which costs a pass over memory; without it they may never exist. With a scaler they are
+  // still multiplied by its scale. Called again if a step is run again.
   std::function<void(std::int64_t step)> before_update = {};
 
   // How fast it comes. On a GPU, what a shard queues is captured as a CUDA graph and replayed, if
@@ -91,7 +98,7 @@ class Outcome {
 
   std::int64_t step = 0;
   int phase = 0;
-  bool skipped = false;  // no update was made
+  bool skipped = false;  // no update was made; with a scaler, because gradients had overflowed
   int repeats = 0;       // how many times the step was run again
 
   double loss() const;  // the weighted mean over all shards; the same bits on every worker
@@ -136,8 +143,8 @@ struct ShardCounts {
 // Failure:   the constructor throws BadInput for optimizers that do not fit, for a name that is
 //            already used, and if the job's batches() has been called. The call throws what the
 //            loss throws; BadInput for a missing gradient, for a weight that is not above 0 and
-//            finite, and for a loss that is not finite (found one call later); Mismatch if workers
-//            differ; PeerLost, Timeout. After a failure the job cannot be used any more. Make it
+//            finite, and for a loss that is not finite (found one call later), unless a scaler
+//            skipped that step; Mismatch if workers differ; PeerLost, Timeout. After a failure the job cannot be used any more. Make it
 //            again, and it goes on from its checkpoint.
 // Ownership: shares the job. The optimizers, their models and what the loss refers to must outlive
 //            the job's loops. In a loop only Lockstep may write to parameters. If workers share

@@ -3,6 +3,7 @@
 
 #include <lockstep/data.h>
 #include <lockstep/data_parallel.h>
+#include <lockstep/grad_scaler.h>
 #include <lockstep/job.h>
 #include <lockstep/optim.h>
 #include <lockstep/step.h>
@@ -49,6 +50,7 @@ struct TrainerOptions {
   int accumulate = 0;      // shards per worker at the start of the job
   std::uint64_t seed = 0;  // decides the order of samples and the random numbers of every shard
   ShardBufferRule buffers = ShardBufferRule::kFirstShard;
+  std::optional<GradScalerOptions> scaler;  // for float16; see StepOptions::scaler
   // Everything else that decides the result; kept in checkpoints. The Trainer adds the arithmetic
   // that the process has when the Trainer is made: threads, oneDNN, denormals …
   std::map<std::string, std::string> job;
@@ -97,6 +99,7 @@ struct StepRecord {
   double lr = 0;
   double step_ms = 0;
   double exposed_comm_ms = 0;  // the time that waiting for other workers added to the step
+  bool skipped = false;        // by the scaler: gradients had overflowed
 };
 
 struct TrainingResult {
@@ -106,6 +109,8 @@ struct TrainingResult {
   ShardCounts shard_counts;          // how the shards of this worker ran on its GPU
   bool stopped = false;              // by request_stop()
   std::optional<double> final_loss;  // none if no step was run
+  std::int64_t skipped_steps = 0;    // of this run, by the scaler
+  std::optional<double> loss_scale;  // the scaler's, after the last step; none without a scaler
   std::optional<Evaluation> evaluation;
   double seconds = 0;  // spent in steps
   double samples_per_second = 0;
@@ -123,8 +128,8 @@ struct TrainingResult {
 // numbers except times.
 struct TrainerHooks {
   // Called before an update, when param.grad has the averages. The averages are computed for this
-  // call, which costs a pass over memory; without it they may never exist. Called again if a step
-  // is run again.
+  // call, which costs a pass over memory; without it they may never exist. With a scaler they are
+  // still multiplied by its scale. Called again if a step is run again.
   std::function<void(std::int64_t step)> on_gradients;
   std::function<void(const StepRecord&)> on_step;
   std::function<void(std::int64_t epoch, const Evaluation&)> on_epoch;

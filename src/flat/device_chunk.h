@@ -392,11 +392,11 @@ LOCKSTEP_DEVICE void tile_level(double* tile, std::uint32_t count, std::uint32_t
 }
 
 // The same formula as on a CPU, and as torch::nn::utils::clip_grad_norm_.
-LOCKSTEP_DEVICE Clipping clipping_of(double squares, double most) {
+LOCKSTEP_DEVICE Clipping clipping_of(double squares, double most, double unscale) {
   Clipping clipping;
-  clipping.norm = element::square_root(squares);
+  clipping.norm = multiply(element::square_root(squares), unscale);
   const double factor = element::divide(most, add(clipping.norm, 1e-6));
-  clipping.factor = most > 0 && factor < 1 ? factor : 1;
+  clipping.factor = multiply(most > 0 && factor < 1 ? factor : 1, unscale);
   clipping.skip = clipping.norm - clipping.norm == 0 ? 0 : 1;
   return clipping;
 }

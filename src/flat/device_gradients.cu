@@ -95,7 +95,7 @@ __global__ void clip_kernel(const ClipTask task) {
     left = tiles;
   }
   if (threadIdx.x != 0) return;
-  *task.result = element::clipping_of(task.partials[0], task.most);
+  *task.result = element::clipping_of(task.partials[0], task.most, task.unscale);
   *task.arrived = 0;
 }
 

@@ -33,9 +33,9 @@ class ClipMemory {
   const Clipping* result() const { return result_.data(); }
   const double* factor() const { return &result_.data()->factor; }
   const std::uint32_t* skip() const { return &result_.data()->skip; }
-  ClipTask task(double most) const {
-    return {squares_.data(),  squares_.size(), most,
-            partials_.data(), arrived_.data(), result_.data()};
+  ClipTask task(double most, double unscale = 1) const {
+    return {squares_.data(), squares_.size(), most,   partials_.data(),
+            arrived_.data(), result_.data(),  unscale};
   }
 
  private:

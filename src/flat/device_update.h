@@ -128,6 +128,7 @@ struct ClipTask {
   double* partials = nullptr;        // scratch memory: clip_partials(blocks) values
   std::uint32_t* arrived = nullptr;  // 0 before the first task; each task leaves 0
   Clipping* result = nullptr;
+  double unscale = 1;  // gradients are to be multiplied by it: norm and factor are of the products
 };
 std::size_t clip_partials(std::size_t blocks);
 void queue_clip(const ClipTask& task, void* stream);

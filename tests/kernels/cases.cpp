@@ -377,8 +377,10 @@ std::vector<double> squares_by_the_cpu(const Setting& setting, const Model& mode
   return squares;
 }
 
-flat::Clipping clip(Machine& machine, const double* squares, std::size_t blocks, double most) {
+flat::Clipping clip(Machine& machine, const double* squares, std::size_t blocks, double most,
+                    double unscale = 1) {
   flat::ClipTask task{squares, blocks, most};
+  task.unscale = unscale;
   task.partials = machine.put(std::vector<double>(blocks / 2048 + 1));
   task.arrived = machine.put(std::vector<std::uint32_t>{0});
   task.result = machine.put(std::vector<flat::Clipping>(1));
@@ -408,6 +410,10 @@ void expect_norms_of_the_cpu(Machine& machine) {
     EXPECT_EQ(half.skip, 0U);
     EXPECT_EQ(clip(machine, squares, expected.size(), 2 * norm).factor, 1);
     EXPECT_EQ(clip(machine, squares, expected.size(), 0).factor, 1);
+    const flat::Clipping scaled = clip(machine, squares, expected.size(), norm / 8, 0.25);
+    EXPECT_EQ(scaled.norm, norm * 0.25);
+    EXPECT_EQ(scaled.factor, norm / 8 / (norm * 0.25 + 1e-6) * 0.25);
+    EXPECT_EQ(clip(machine, squares, expected.size(), 0, 0.25).factor, 0.25);
   }
 }
 

@@ -128,7 +128,7 @@ class HostMachine : public Machine {
   void clip(const flat::ClipTask& task) override {
     std::vector<double> sums(task.squares, task.squares + task.blocks);
     while (sums.size() > 1) sums = sums_of_tiles(sums);
-    *task.result = element::clipping_of(sums.empty() ? 0 : sums[0], task.most);
+    *task.result = element::clipping_of(sums.empty() ? 0 : sums[0], task.most, task.unscale);
   }
   void gather(const flat::GatherTask& task) override {
     element::choose_gather(task.range.dtype, task.flat_dtype, Gather{task});

@@ -1,7 +1,8 @@
 // The update on a GPU: queued, with one kernel for all parameters of a type.
 //
 // A step does not wait until the GPU has done it. The host takes its norm kNorms steps later, and its
-// parities in the step after next, unless somebody asks earlier.
+// parities in the step after next, unless somebody asks earlier. Only a step with a scale waits, in
+// prepare(): the host must know whether its gradients have overflowed.
 #include <fmt/format.h>
 #include <lockstep/errors.h>
 
@@ -53,9 +54,12 @@ class Norms {
   void make_room();
   // Takes all norms, and returns the last. Waits for them.
   double last();
+  // Takes the one that was sent last, and returns it even if it is not finite. Waits for it.
+  double newest();
   void forget();
 
  private:
+  double fetch(SentNorm& norm) const;
   double take(SentNorm& norm);
 
   std::chrono::milliseconds timeout_;
@@ -79,6 +83,8 @@ class QueuedStep : public Update {
 
   void prepare(const GradientSource& source) override;
   void apply(UpdateJournal* journal) override;
+  void skip(UpdateJournal* journal) override;
+  bool overflowed() const override { return scaled_ && scaled_->overflowed; }
   void accept(const Extras& extras) override;
   void take_along(const flat::Note& note) override { note_ = note; }
   bool has_copies() const override { return true; }
@@ -112,7 +118,13 @@ class QueuedStep : public Update {
   void collect(SeenParities& watch);
   void find_gradients();
   void clip(void* stream);
+  void look_for_overflow(double scale);
 
+  // Of a step whose losses were scaled.
+  struct Scaled {
+    double unscale = 1;
+    bool overflowed = false;
+  };
   replica::Replicated& model_;
   flat::ChunkTables tables_;
   flat::DeviceTables device_tables_;
@@ -124,6 +136,7 @@ class QueuedStep : public Update {
   Norms norms_;
   flat::Note note_;
   Said said_;
+  std::optional<Scaled> scaled_;
 };
 
 void QueuedStep::prepare(const GradientSource& source) {
@@ -133,6 +146,35 @@ void QueuedStep::prepare(const GradientSource& source) {
   waited_ = {};
   const device::CurrentDevice current(model_.device());
   begin();
+  scaled_.reset();
+  if (source.scale) look_for_overflow(*source.scale);
+}
+
+// The kernel of the norm also finds out whether a gradient is not finite. All GPUs have the same
+// averages, so all workers find the same.
+void QueuedStep::look_for_overflow(double scale) {
+  if (!clipping_) clipping_.emplace(model_.layout().blocks());
+  find_gradients();
+  norms_.last();  // takes those from before there was a scale
+  scaled_ = Scaled{static_cast<float>(1 / scale)};
+  clip(device::current_stream(model_.device()));
+  scaled_->overflowed = !std::isfinite(norms_.newest());
+}
+
+// The note goes without a kernel here.
+void QueuedStep::skip(UpdateJournal*) {
+  torch::NoGradGuard no_grad;
+  const device::CurrentDevice current(model_.device());
+  const flat::Note note = std::exchange(note_, {});
+  if (note.bytes > 0) {
+    const auto bytes = static_cast<std::int64_t>(note.bytes);
+    const auto options = torch::TensorOptions().dtype(torch::kUInt8);
+    torch::from_blob(note.to, {bytes}, options)
+        .copy_(torch::from_blob(const_cast<void*>(note.from), {bytes},
+                                options.device(torch::Device(model_.device()))));
+  }
+  model_.banks().hide_absent();
+  waited_ += hear_step(trained_, std::exchange(said_, {}));
 }
 
 void QueuedStep::apply(UpdateJournal*) {
@@ -176,7 +218,7 @@ void QueuedStep::update() {
   const bool few = numbers.size() <= sizeof(flat::UpdateTask::few);
   if (!few) numbers_.set(numbers);
   trained_.state.refresh_masters();
-  if (trained_.extras.clip_norm > 0) clip(stream);
+  if (trained_.extras.clip_norm > 0 && !scaled_) clip(stream);
   const auto kept = copies_of_absent();
   if (!kept.empty()) forget();
   SeenParities* const watch = watch_.on() && kept.empty() ? &next_watch() : nullptr;
@@ -196,7 +238,7 @@ void QueuedStep::update() {
       task.states[trained_.state.state_of(i)] = trained_.state.memories()[i].data();
     task.wide_states = trained_.state.masters() != nullptr;
     task.gradients = gradients(typed.dtype);
-    if (trained_.extras.clip_norm > 0) {
+    if (trained_.extras.clip_norm > 0 || scaled_) {
       task.factor = clipping_->factor();
       task.skip = clipping_->skip();
     }
@@ -323,7 +365,8 @@ void QueuedStep::clip(void* stream) {
         {range(typed), gradients(typed.dtype), masters_of(typed) != nullptr, clipping_->squares()},
         stream);
   }
-  flat::queue_clip(clipping_->task(trained_.extras.clip_norm), stream);
+  flat::queue_clip(clipping_->task(trained_.extras.clip_norm, scaled_ ? scaled_->unscale : 1),
+                   stream);
   norms_.send(clipping_->result(), model_.device(), stream, trained_.groups.steps());
 }
 
@@ -343,13 +386,25 @@ void Norms::make_room() {
   if (SentNorm& next = all_[next_ % kNorms]; next.step > 0) take(next);
 }
 
-double Norms::take(SentNorm& norm) {
+double Norms::fetch(SentNorm& norm) const {
   norm.copied.wait(Deadline::after(timeout_));
   flat::Clipping result;
   std::memcpy(&result, norm.clipping.data_ptr(), sizeof result);
+  return result.norm;
+}
+
+double Norms::take(SentNorm& norm) {
+  const double value = fetch(norm);
   const std::int64_t step = std::exchange(norm.step, 0);
-  if (std::isfinite(result.norm)) return result.norm;
-  throw BadInput(diverged(result.norm, step - 1));
+  if (std::isfinite(value)) return value;
+  throw BadInput(diverged(value, step - 1));
+}
+
+double Norms::newest() {
+  SentNorm& norm = all_[(next_ + kNorms - 1) % kNorms];
+  last_ = fetch(norm);
+  norm.step = 0;
+  return last_;
 }
 
 double Norms::last() {

@@ -5,9 +5,10 @@
 //
 //   1. Wait until every worker has announced the same step. Then all gradients are there, and
 //      nobody reads parameters any more.
-//   2. If norms decide the update (clipping, LARS, LAMB): read the own slice of gradients and
-//      parameters, and put the numbers of its blocks where all workers see them (norms.h). Wait
-//      again. Then every worker finds the same factor of clipping, and the trust in each parameter.
+//   2. If a scale or norms decide the update (clipping, LARS, LAMB): read the own slice of gradients
+//      and parameters, and put the numbers of its blocks where all workers see them (norms.h). Wait
+//      again. Then every worker finds the same: whether gradients have overflowed, the factor of
+//      clipping, the trust in each parameter.
 //   3. For each piece: read its gradient, update its state, its parameters and their average,
 //      publish it. Norms that nobody has needed so far are measured here, if they are kept.
 //   4. Acquire: wait until every slice is written.
@@ -58,10 +59,12 @@ class HostUpdate : public Update {
   double clip_factor() const override { return clip_factor_; }
   std::span<const double> trusts() const override { return trusts_; }
   std::span<const double> norms() const override { return norms_; }
+  bool overflowed() const override { return overflowed_; }
 
  protected:
   void find_numbers(const GradientSource& source);  // step 2
   void update(UpdateJournal* journal);              // steps 3 and 4
+  void leave(UpdateJournal* journal);               // the same, where nothing changes
   virtual void meet() {}  // waits for the workers whose blocks this one reads
 
  private:
@@ -70,6 +73,7 @@ class HostUpdate : public Update {
   void acquire();
   template <typename Visit>
   GradientSource gathered(const GradientSource& source, const Visit& visit);
+  void unscale(double scale);
   void measure_gradients();
   void measure_changes();
   void clip();
@@ -88,6 +92,7 @@ class HostUpdate : public Update {
   GradientSource gradients_;  // of this step, after step 2
   double clip_factor_ = 1;
   double last_norm_ = 0;
+  bool overflowed_ = false;
   bool measures_ = false;                             // step 3 measures gradients
   std::vector<double> norms_;                         // by entry; empty: not kept
   std::vector<double> trusts_ = std::vector<double>(  // by entry; empty: the rule has none
@@ -103,6 +108,7 @@ class OwnUpdate : public HostUpdate {
       : HostUpdate(trained, {0, trained.model->pieces().all.size()}) {}
   void prepare(const GradientSource& source) override;
   void apply(UpdateJournal* journal) override;
+  void skip(UpdateJournal* journal) override;
   bool has_copies() const override { return true; }
 
  private:
@@ -115,6 +121,7 @@ class SharedUpdate : public HostUpdate {
   explicit SharedUpdate(Trained& trained);
   void prepare(const GradientSource& source) override;
   void apply(UpdateJournal* journal) override { update(journal); }
+  void skip(UpdateJournal* journal) override { leave(journal); }
   bool has_copies() const override { return false; }
 
  private:
@@ -130,6 +137,11 @@ void OwnUpdate::prepare(const GradientSource& source) {
 
 void OwnUpdate::apply(UpdateJournal* journal) {
   update(journal);
+  waited_ += hear_step(trained_, std::exchange(said_, {}));
+}
+
+void OwnUpdate::skip(UpdateJournal* journal) {
+  leave(journal);
   waited_ += hear_step(trained_, std::exchange(said_, {}));
 }
 
@@ -174,9 +186,12 @@ void HostUpdate::find_numbers(const GradientSource& source) {
   trained_.model->parts().parameters->begin_update(own_bytes());
   last_norm_ = 0;
   clip_factor_ = 1;
+  overflowed_ = false;
   const bool clips = trained_.extras.clip_norm > 0;
   const LayerNorm needed = trained_.groups.layer_norm();
   gradients_ = source;
+  if (source.scale) unscale(*source.scale);
+  if (overflowed_) return;
   gradients_.limit = trained_.extras.clip_value;
   measures_ = trained_.extras.keeps_norms && !clips && needed != LayerNorm::kGradient;
   if (clips || needed == LayerNorm::kGradient) measure_gradients();
@@ -207,6 +222,13 @@ void HostUpdate::update(UpdateJournal* journal) {
   bump_versions();
 }
 
+// What the program wrote to parameters counts from now on, as after an update.
+void HostUpdate::leave(UpdateJournal* journal) {
+  for (std::size_t piece = watch_.own().begin; piece < watch_.own().end && journal; ++piece)
+    journal->wrote(piece);
+  acquire();
+}
+
 // Calls visit(piece, gradient) for each piece of the own slice. Returns the averages in one memory,
 // because the update reads them again. They do not overwrite the operands: a step that is not
 // committed may have to be repeated from them.
@@ -228,6 +250,19 @@ GradientSource HostUpdate::gathered(const GradientSource& source, const Visit& v
   auto averages = GradientSource::of(is_there ? model.averages() : *sums_, model.layout());
   averages.limit = source.limit;
   return averages;
+}
+
+// A pass of its own over the averages: their bits must not depend on where they are rounded. If a gradient of some shard is
+// infinite or not a number, then so is the sum over shards (∞ − ∞ is not a number), and its square.
+// Squares of float32 do not overflow in float64.
+void HostUpdate::unscale(double scale) {
+  BlockNorms& rows = this->rows();
+  gradients_ = gathered(gradients_, [&](const plan::Stretch& piece, const void* gradient) {
+    rows.put_squares(Row::kScaled, piece, gradient);
+  });
+  meet();
+  overflowed_ = !std::isfinite(rows.norm(Row::kScaled));
+  gradients_.factor = static_cast<float>(1 / scale);
 }
 
 void HostUpdate::measure_gradients() {

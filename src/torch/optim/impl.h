@@ -5,6 +5,7 @@
 #include <lockstep/optim.h>
 
 #include <memory>
+#include <optional>
 #include <string>
 #include <vector>
 
@@ -19,6 +20,10 @@ struct Optimizer::Impl : control::Member {
        const std::vector<std::vector<torch::Tensor>>& group_members);
   ~Impl() override;
   void rebind(World& world) override;
+
+  // Optimizer::step(). With a scale the gradients are divided by it. Returns false if the update was
+  // skipped, because a gradient is not finite.
+  bool step(std::optional<double> scale);
 
   std::vector<double> rates();  // learning rates, by rule
   void set_rate(std::size_t rule, double lr);

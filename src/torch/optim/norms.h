@@ -33,6 +33,7 @@ class BlockNorms {
     kGradient,  // sums of squares …
     kWeight,
     kChange,
+    kScaled,   // … of gradients before they are divided by the scale of the loss
     kLargest,  // of the gradients: their largest magnitudes
   };
 
@@ -66,7 +67,7 @@ class BlockNorms {
   }
 
  private:
-  static constexpr std::size_t kRows = 4;
+  static constexpr std::size_t kRows = 5;
 
   double* row_of(Row row) const {
     return reinterpret_cast<double*>(memory_.data()) +

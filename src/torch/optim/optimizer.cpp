@@ -62,15 +62,20 @@ Optimizer::Optimizer(std::shared_ptr<Impl> impl) : impl_(std::move(impl)) {
 }
 Optimizer::~Optimizer() = default;
 
-void Optimizer::step() {
-  if (impl_->trained.model->hosts_shards()) {
+bool Optimizer::Impl::step(std::optional<double> scale) {
+  if (trained.model->hosts_shards()) {
     throw BadInput(
         "step() of an optimizer that a Step or a Trainer uses: that has updated the parameters "
         "already; leave the call out");
   }
-  impl_->follow_scheduler();
-  impl_->update->step(
-      GradientSource::of(impl_->trained.model->averages(), impl_->trained.model->layout()));
+  follow_scheduler();
+  auto source = GradientSource::of(trained.model->averages(), trained.model->layout());
+  source.scale = scale;
+  return update->step(source);
+}
+
+void Optimizer::step() {
+  impl_->step({});
 }
 void Optimizer::zero_grad() {
   impl_->trained.model->zero_grad();

@@ -72,12 +72,13 @@ struct StepNote {
   std::uint64_t gradients = 0;  // a sample of the averages; 0: none was taken
   std::uint64_t cannot = 0;     // 1: this worker cannot make the step
   std::uint64_t written = 0;    // of Parameters::look(); 0 also if nobody should compare it
+  std::uint64_t scale = 0;      // the bits of the scale of the losses; 0: there is none
 
   control::Record record() const {
-    return {replica, steps, rates, extras, gradients, cannot, written};
+    return {replica, steps, rates, extras, gradients, cannot, written, scale};
   }
   static StepNote of(const control::Record& record) {
-    return {record[0], record[1], record[2], record[3], record[4], record[5], record[6]};
+    return {record[0], record[1], record[2], record[3], record[4], record[5], record[6], record[7]};
   }
 
   // How another note differs; empty if it does not.
@@ -89,6 +90,7 @@ struct StepNote {
       return fmt::format("step {} follows on the one and step {} on the other", steps, other.steps);
     if (other.rates != rates) return "they have other learning rates";
     if (other.extras != extras) return "they have other settings for clipping, norms or averages";
+    if (other.scale != scale) return "their losses were scaled by other numbers";
     if (other.gradients != gradients) return "they have other gradients after backward()";
     if (other.written != written) return "the program wrote other values to the parameters there";
     return {};
@@ -156,7 +158,8 @@ Said say_step(const Trained& trained, const GradientSource& source) {
                       trained.extras.digest(),
                       samples ? replica::sample_lines(model.averages(), model.layout(), steps) : 0,
                       said.cannot ? 1U : 0U,
-                      model.parts().options.check_weights ? written : 0};
+                      model.parts().options.check_weights ? written : 0,
+                      std::bit_cast<std::uint64_t>(source.scale.value_or(0))};
   said.all = model.identity().announcements->say(mine.record(), "optimizer.step()");
   return said;
 }

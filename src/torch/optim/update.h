@@ -61,12 +61,13 @@ class UpdateJournal {
   virtual void wrote(std::size_t piece) = 0;
 };
 
-// A step is two calls. After prepare() every number is known that decides what will be written, and
-// nothing has been written. So a Step can write its intent in between.
+// A step is two calls: prepare(), then apply() or skip(). After prepare() every number is known that
+// decides what will be written, and nothing has been written. So a Step can write its intent in
+// between.
 //
 // Threads:   one caller at a time.
-// Blocking:  prepare() and apply(), which are collective. On a GPU norm(), collect() and
-//            check_at_rest() wait for the GPU.
+// Blocking:  prepare(), apply() and skip(), which are collective. On a GPU norm(), collect(),
+//            check_at_rest(), and prepare() with a scale, wait for the GPU.
 // Failure:   as Optimizer::step().
 // Ownership: owned by the optimizer; borrows the Trained.
 class Update {
@@ -77,12 +78,19 @@ class Update {
                trained.model->comm().rank()) {}
   virtual ~Update() = default;
 
-  // The source is used until apply() has returned.
+  // The source is used until apply() or skip() has returned.
   virtual void prepare(const GradientSource& source) = 0;
   virtual void apply(UpdateJournal* journal) = 0;
-  void step(const GradientSource& source) {
+  // Changes nothing. The journal is told of every piece all the same.
+  virtual void skip(UpdateJournal* journal) = 0;
+  // After prepare() of a source with a scale: whether a gradient is not finite. All workers get the
+  // same answer.
+  virtual bool overflowed() const = 0;
+  // Returns whether the update was made.
+  bool step(const GradientSource& source) {
     prepare(source);
-    apply(nullptr);
+    overflowed() ? skip(nullptr) : apply(nullptr);
+    return !overflowed();
   }
 
   // The factor of clipping, after prepare(). On a GPU it is always 1 here: only the GPU knows it.

@@ -7,12 +7,13 @@ bool GradientSource::is(const FlatMemory& memory) const {
 }
 
 GradientSource GradientSource::of(const FlatMemory& memory, const plan::Layout& layout) {
-  return {plan::plan_of_one_each(1), &layout, {memory.data()}, 1, {}, {}};
+  return {plan::plan_of_one_each(1), &layout, {memory.data()}, 1, {}, {}, {}};
 }
 
 GradientSource GradientSource::fronts(const Banks& banks, int workers, double factor) {
   const FlatGradients& front = banks.front();
-  GradientSource source{plan::plan_of_one_each(workers), &banks.front_layout(), {}, factor, {}, {}};
+  GradientSource source{
+      plan::plan_of_one_each(workers), &banks.front_layout(), {}, factor, {}, {}, {}};
   for (int worker = 0; worker < workers; ++worker)
     source.operands.push_back(front.memory().of(worker));
   return source;
@@ -20,7 +21,7 @@ GradientSource GradientSource::fronts(const Banks& banks, int workers, double fa
 
 GradientSource GradientSource::everyones(const Banks& banks, const plan::ShardedReduction& plan,
                                          double factor) {
-  GradientSource source{plan.sum, &banks.layout(), {}, factor, {}, {}};
+  GradientSource source{plan.sum, &banks.layout(), {}, factor, {}, {}, {}};
   for (std::size_t worker = 0; worker < plan.workers.size(); ++worker) {
     const int rank = static_cast<int>(worker);
     for (const auto& held : plan.workers[worker].held) {

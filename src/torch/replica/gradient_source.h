@@ -31,6 +31,10 @@ struct GradientSource {
   std::vector<const std::byte*> operands;  // the memories, in the order of the plan
   double factor = 1;
 
+  // The losses were multiplied by it. An update divides by it, and is skipped if a gradient is not
+  // finite. Nothing: there is no scaler.
+  std::optional<double> scale = {};
+
   // With parity, by operand: its parities by piece, and the rank whose memory it is. Else empty.
   std::vector<const flat::Parity*> parities;
   std::vector<int> workers;

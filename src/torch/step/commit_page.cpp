@@ -40,10 +40,10 @@ std::vector<std::size_t> sums_of(const std::vector<std::size_t>& counts) {
   return sums;
 }
 
-// As StepRun::intent() writes them: divisor and scale; for each model a clip factor, a count of steps, its rates and
-// trusts.
+// As StepRun::intent() writes them: divisor, scale of the loss, whether the update is skipped; for each model a clip
+// factor, a count of steps, its rates and trusts.
 std::size_t numbers_of(const CommitPage::Shape& shape) {
-  return 2 + 2 * shape.pieces.size() + shape.rates + shape.trusts;
+  return 3 + 2 * shape.pieces.size() + shape.rates + shape.trusts;
 }
 
 }  // namespace

@@ -294,7 +294,7 @@ torch::Tensor DeviceShards::loss_of(const Shard& shard, std::uint64_t seed) {
 torch::Tensor DeviceShards::run_eagerly(const Turn& turn) {
   ++counts_.eager;
   const torch::Tensor loss = loss_of(turn.shard, turn.seed);
-  const torch::Tensor seeded = torch::full_like(loss, turn.weight);
+  const torch::Tensor seeded = torch::full_like(loss, turn.weight * turn.scale);
   weighted_backward(work_, loss, seeded);
   if (warm_up_++ < kWarmUp) weight_ = seeded;
   return loss.detach();
@@ -311,7 +311,8 @@ torch::Tensor DeviceShards::replay(const Turn& turn) {
   const Batch& batch = turn.shard.batch;
   copy_input(batch.data, replay.input.data, replay.copied.data);
   copy_input(batch.target, replay.input.target, replay.copied.target);
-  if (turn.weight != replay.weight_is) replay.weight.fill_(replay.weight_is = turn.weight);
+  const double weight = turn.weight * turn.scale;
+  if (weight != replay.weight_is) replay.weight.fill_(replay.weight_is = weight);
   torch::Tensor expected;
   if (std::has_single_bit(static_cast<std::uint64_t>(counts_.replayed)))
     expected = loss_alone(turn);

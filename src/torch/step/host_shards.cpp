@@ -76,7 +76,7 @@ void HostShards::run_one(Turn& turn, Turns& turns) {
   turns.forward_done(turn);
   turns.before_backward(turn);
   say_where({"backward pass", turn.shard.step, shard_}, [&] {
-    weighted_backward(work_, loss, torch::full_like(loss, turn.weight));
+    weighted_backward(work_, loss, torch::full_like(loss, turn.weight * turn.scale));
     local_.weighted_losses[shard_] = turn.weight * loss.item<double>();
   });
 }

@@ -104,7 +104,7 @@ Outcome Step::operator()(const GlobalBatch& batch) {
   Outcome outcome(ran.result);
   outcome.step = ran.phase.step;
   outcome.phase = ran.phase.number;
-  outcome.skipped = ran.result == nullptr;
+  outcome.skipped = ran.result == nullptr || ran.result->about().skipped;
   return outcome;
 }
 

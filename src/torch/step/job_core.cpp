@@ -38,11 +38,29 @@ void JobModels::add(const StepCore& step) {
       found->averages = found->averages || averages;
     }
   }
+  add_scaler(step);
   for (const Replica* const model : step.options.models) {
     if (model == nullptr)
       throw BadInput(fmt::format("StepOptions::models of the Step {} has a null", step.name));
     know(ModelView(*model));
   }
+}
+
+// A scaler of several Steps has one state.
+void JobModels::add_scaler(const StepCore& step) {
+  GradScaler* const scaler = step.options.scaler;
+  if (scaler == nullptr || !scaler->options().enabled) return;
+  for (optim::Optimizer* const optimizer : step.optimizers) {
+    for (const torch::Tensor& tensor : ModelView(*optimizer).trained()) {
+      if (tensor.scalar_type() != torch::kFloat64) continue;
+      throw BadInput(fmt::format(
+          "the Step {} has a scaler, which is for float32 and half types, and trains float64 "
+          "parameters: leave the scaler out",
+          step.name));
+    }
+  }
+  const auto is_same = [&](const Scaled& other) { return other.scaler == scaler; };
+  if (std::none_of(scaled.begin(), scaled.end(), is_same)) scaled.push_back({step.name, scaler});
 }
 
 JobState JobModels::named_state() const {
@@ -55,6 +73,7 @@ JobState JobModels::named_state() const {
   for (const ModelView& model : all)
     state.add_model(name_of(model), model.parameters(), model.buffers());
   for (const Trained& one : trained) state.add_optimizer(name_of(one.model), *one.optimizer);
+  for (const auto& [name, scaler] : scaled) state.add_scaler(name, *scaler);
   for (const auto& [name, tensor] : kept) state.keep(name, tensor);
   return state;
 }
@@ -167,6 +186,9 @@ Properties JobCore::properties() const {
   for (const auto& step : steps_) {
     const std::string of = steps_.size() > 1 ? "/" + step->name : "";
     if (step->options.weight) all["weight" + of] = "by function";
+    const GradScaler* const scaler = step->options.scaler;
+    if (scaler != nullptr && scaler->options().enabled)
+      all["scaler" + of] = to_string(scaler->options());
   }
   return all;
 }
@@ -316,7 +338,7 @@ bool JobCore::collect() {
   numbers_.pending->wait();
   const auto result = std::exchange(numbers_.pending, nullptr);
   const auto checks = std::exchange(numbers_.checks, {});
-  const auto& [step, phase, lr, shards, weight, models, names] = result->about();
+  const auto& [step, phase, lr, skipped, shards, weight, models, names] = result->about();
   for (std::size_t model = 0; model < checks.size(); ++model) {
     if (auto found = checks[model]->judge(step, result->digests(model))) {
       numbers_.undecided = {checks[model], std::move(*found), phase};
@@ -331,7 +353,8 @@ bool JobCore::collect() {
   }
   progress_.stop = progress_.stop || result->stop();
   if (hooks_.on_result) hooks_.on_result(*result);
-  check_loss(*result);
+  // A loss of a half type may overflow, too. A scaler that goes on from there has skipped the step.
+  if (!skipped) check_loss(*result);
   return true;
 }
 

@@ -42,12 +42,18 @@ struct JobModels {
     ModelView model;
     bool averages = false;  // some Step wants to see the averages before an update
   };
+  struct Scaled {
+    std::string step;  // the first that uses it
+    GradScaler* scaler = nullptr;
+  };
   std::vector<ModelView> all;
   std::vector<Trained> trained;
+  std::vector<Scaled> scaled;
   std::vector<NamedTensor> kept;
 
   void add(const StepCore& step);
-  JobState named_state() const;  // of all models and optimizers, and what is kept
+  void add_scaler(const StepCore& step);
+  JobState named_state() const;  // of all models, optimizers and scalers, and what is kept
 };
 
 // What the Trainer is told while a job runs: on every worker, on the thread that uses the job.

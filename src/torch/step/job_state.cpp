@@ -42,6 +42,20 @@ void JobState::add_optimizer(const std::string& name, optim::Optimizer& optimize
   add(std::move(part));
 }
 
+void JobState::add_scaler(const std::string& name, GradScaler& scaler) {
+  Part part{Kind::kScaler, name, [] { return std::vector<NamedTensor>(); }};
+  part.values.push_back({"loss_scale", [&scaler] { return fmt::format("{}", scaler.scale()); },
+                         [&scaler](double scale) {
+                           scaler.load_state({scale, scaler.state().growth_tracker});
+                         }});
+  part.values.push_back({"growth_tracker",
+                         [&scaler] { return std::to_string(scaler.state().growth_tracker); },
+                         [&scaler](double tracker) {
+                           scaler.load_state({scaler.scale(), static_cast<std::int64_t>(tracker)});
+                         }});
+  add(std::move(part));
+}
+
 void JobState::keep(const std::string& name, const torch::Tensor& tensor) {
   const std::vector<NamedTensor> tensors = {{"program/" + name, tensor}};
   parts_.push_back({Kind::kKept, name, [tensors] { return tensors; }});

@@ -3,7 +3,7 @@
 //
 //   weights   parameters and buffers of a model, named as its module names them
 //   state     memories of an optimizer, as optimizer/…
-//   values    numbers beside them: steps of an optimizer, its learning rate
+//   values    numbers beside them: steps of an optimizer, its learning rate; scale and growth tracker of a scaler
 //   kept      tensors of the program's own, as program/…
 //
 // If a job has several models or optimizers, names have that of the model in them: generator/fc1.weight,
@@ -11,6 +11,7 @@
 #pragma once
 
 #include <lockstep/data_parallel.h>
+#include <lockstep/grad_scaler.h>
 #include <lockstep/optim.h>
 
 #include <cstddef>
@@ -24,12 +25,13 @@ namespace lockstep::steps {
 // Threads:   one caller at a time.
 // Blocking:  never on a CPU; on a GPU if state must be read.
 // Failure:   BadInput for two models with one name.
-// Ownership: shares the models; borrows the optimizers.
+// Ownership: shares the models; borrows the optimizers and scalers.
 class JobState {
  public:
   void add_model(const std::string& name, std::vector<NamedTensor> parameters,
                  const std::vector<NamedTensor>& buffers);
   void add_optimizer(const std::string& name, optim::Optimizer& optimizer);
+  void add_scaler(const std::string& name, GradScaler& scaler);
   void keep(const std::string& name, const torch::Tensor& tensor);
 
   // Memory of the job, not copies.
@@ -41,7 +43,7 @@ class JobState {
   void set_values(const std::map<std::string, double>& values);
 
  private:
-  enum class Kind { kWeights, kState, kKept };
+  enum class Kind { kWeights, kState, kScaler, kKept };
   struct Value {
     std::string name;
     std::function<std::string()> get;
@@ -49,7 +51,7 @@ class JobState {
   };
   struct Part {
     Kind kind = Kind::kWeights;
-    std::string name;  // the model's
+    std::string name;  // the model's; a scaler's is that of a Step
     std::function<std::vector<NamedTensor>()> tensors;
     std::size_t finite = 0;  // how many of the first tensors must be finite
     std::vector<Value> values = {};

@@ -109,6 +109,11 @@ void ModelStep::apply(const flat::Note& note, optim::UpdateJournal* journal) {
   parts_.update->apply(journal);
 }
 
+void ModelStep::skip(const flat::Note& note, optim::UpdateJournal* journal) {
+  parts_.update->take_along(note);
+  parts_.update->skip(journal);
+}
+
 void ModelStep::set_rates(const std::vector<double>& rates) {
   for (std::size_t rule = 0; rule < rates.size(); ++rule) parts_.set_rate(rule, rates[rule]);
 }

@@ -109,9 +109,12 @@ class ModelStep : public divergence::Subject {
   optim::Optimizer& optimizer() { return optimizer_; }
   StepGradients& gradients() { return *gradients_; }
 
-  // The update. After prepare() all numbers are known and nothing is written. On a GPU the update also copies `note`.
+  // The update: prepare(), then apply() or skip(). After prepare() all numbers are known and nothing is written. On a GPU
+  // the update also copies `note`.
   void prepare(const optim::GradientSource& source);
   void apply(const flat::Note& note, optim::UpdateJournal* journal);
+  void skip(const flat::Note& note, optim::UpdateJournal* journal);
+  bool overflowed() const { return parts_.update->overflowed(); }
   // For other workers, in the last update.
   std::chrono::nanoseconds waited() const { return parts_.update->waited(); }
   const optim::Trained& trained() const { return parts_.trained; }

@@ -32,6 +32,7 @@ struct Turn {
   Shard shard;
   std::uint64_t seed = 0;
   double weight = 0;
+  double scale = 1;  // multiplies the weight, for backward only
 };
 
 // The shards of this worker in one phase, and what the Step does around each. A runner takes them in order. A shard

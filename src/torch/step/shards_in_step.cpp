@@ -279,7 +279,8 @@ ShardsInStep::Gradients ShardsInStep::run_one(Turn& turn, Turns& steps, ShardInS
   steps.forward_done(turn);
   Gradients gradients;
   say_where({"backward pass", turn.shard.step, turn.shard.index}, [&] {
-    gradients = torch::autograd::grad({loss}, work_.inputs, {torch::full_like(loss, turn.weight)},
+    gradients = torch::autograd::grad({loss}, work_.inputs,
+                                      {torch::full_like(loss, turn.weight * turn.scale)},
                                       /*retain_graph=*/false, /*create_graph=*/false,
                                       /*allow_unused=*/true);
     local_.weighted_losses[turn.shard.index] = turn.weight * loss.item<double>();

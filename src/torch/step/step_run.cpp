@@ -79,8 +79,10 @@ bool StepRun::run(const Phase& phase, const GoesOn& goes_on) {
   const auto began = Clock::now();
   total_weight_ = exchange(weights);
   std::vector<optim::GradientSource> sources;
-  for (ModelStep* const model : models_)
+  for (ModelStep* const model : models_) {
     sources.push_back(model->gradients().finish(total_weight_));
+    if (scaler() != nullptr) sources.back().scale = scaler()->scale();
+  }
   if (!goes_on()) return false;
   // A last backward that meets other workers measures its own waiting. Else all waiting is the time since it ended.
   const bool waits_here = std::any_of(models_.begin(), models_.end(),
@@ -112,22 +114,34 @@ void StepRun::update(const Phase& phase, const std::vector<optim::GradientSource
     page->put_small(runner_->known()->weighted_losses, loop_.packed_buffers());
   }
   for (std::size_t i = 0; i < models_.size(); ++i) models_[i]->prepare(sources[i]);
+  // One model that has overflowed is enough: a step changes all models or none.
+  skips_ = std::any_of(models_.begin(), models_.end(),
+                       [](const ModelStep* model) { return model->overflowed(); });
   if (page != nullptr) {
     page->intend(intent());
-    for (std::size_t i = 0; i < models_.size(); ++i)
-      models_[i]->apply({}, page->journal(numbers_[i]).get());
+    for (std::size_t i = 0; i < models_.size(); ++i) write(i, {}, page->journal(numbers_[i]).get());
     page->commit(numbers_);
   } else {
     flat::Note note = runner_->note();  // goes with the first update
-    for (ModelStep* const model : models_) model->apply(std::exchange(note, {}), nullptr);
+    for (std::size_t i = 0; i < models_.size(); ++i) write(i, std::exchange(note, {}), nullptr);
   }
   for (const ModelStep* const model : models_) exposed_ += model->waited();
+  if (scaler() != nullptr) scaler()->update_after(skips_);
+}
+
+void StepRun::write(std::size_t model, const flat::Note& note, optim::UpdateJournal* journal) {
+  skips_ ? models_[model]->skip(note, journal) : models_[model]->apply(note, journal);
+}
+
+GradScaler* StepRun::scaler() const {
+  GradScaler* const given = core_.options.scaler;
+  return given != nullptr && given->options().enabled ? given : nullptr;
 }
 
 // With the gradients, the parameters and the state, these numbers decide what will be written.
 std::vector<double> StepRun::intent() const {
-  constexpr double kScale = 1;  // of the loss; there is no loss scaling yet
-  std::vector<double> numbers{total_weight_, kScale};
+  std::vector<double> numbers{total_weight_, scaler() == nullptr ? 1 : scaler()->scale(),
+                              skips_ ? 1.0 : 0.0};
   for (const ModelStep* const model : models_) {
     numbers.push_back(model->clip_factor());
     numbers.push_back(static_cast<double>(model->trained().groups.steps()));
@@ -187,6 +201,7 @@ Turn StepRun::PhaseTurns::take(int number) {
   if (run_.core_.options.weight) weight = run_.core_.options.weight(turn.shard);
   if (!(weight > 0) || !std::isfinite(weight)) weight = std::nan("");
   turn.weight = weight;
+  if (run_.scaler() != nullptr) turn.scale = run_.scaler()->scale();
   return turn;
 }
 
@@ -230,6 +245,7 @@ std::shared_ptr<PhaseResult> StepRun::result(const Phase& phase, Comm& channel, 
   PhaseResult::About about{.step = phase.step,
                            .phase = phase.number,
                            .lr = core_.optimizers.front()->lr(),
+                           .skipped = skips_,
                            .shards = loop_.generation().shards,
                            .total_weight = total_weight_,
                            .models = checks_.size(),

@@ -8,7 +8,8 @@
 //   buffers               become the first shard's, or the mean over shards
 //   small values, intent  what the phase changes besides weights, and what decides its update, goes to memory of the
 //                         host (commit_page.h)
-//   update, commit        of all optimizers of the Step
+//   update, commit        of all optimizers of the Step. With a scaler, a step whose gradients have overflowed is
+//                         committed without an update
 //   numbers               loss, metrics, stop requests and digests of all workers. They are looked at before the next
 //                         update, so nobody waits for them here
 #pragma once
@@ -84,7 +85,9 @@ class StepRun {
   void run_shards(const Phase& phase, Weights& weights);
   void end_buffers(std::int64_t step);
   void update(const Phase& phase, const std::vector<optim::GradientSource>& sources);
+  void write(std::size_t model, const flat::Note& note, optim::UpdateJournal* journal);
   std::vector<double> intent() const;
+  GradScaler* scaler() const;  // null: there is none, or it is not enabled
   void agree_on_metrics();
 
   StepCore& core_;
@@ -94,6 +97,7 @@ class StepRun {
   std::vector<divergence::Check*> checks_;  // of these models; none without check_divergence
   std::shared_ptr<ShardRunner> runner_;     // shared, so that results can see whether it is gone
   double total_weight_ = 0;                 // of the last phase
+  bool skips_ = false;                      // the last phase
   std::chrono::nanoseconds exposed_{0};
 };
 

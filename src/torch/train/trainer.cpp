@@ -33,13 +33,15 @@ double percentile(std::vector<double> values, double share) {
   return *at;
 }
 
-// The times of a run's steps so far.
+// The times of a run's steps so far, and how many of them had no update.
 struct RunTimes {
   std::vector<double> step_ms;
   std::vector<double> exposed_ms;  // the part of each step that it waited for other workers
   std::int64_t samples = 0;
+  std::int64_t skipped = 0;
 
   void fill(TrainingResult& result) const {
+    result.skipped_steps = skipped;
     for (const double ms : step_ms) result.seconds += ms / 1000;
     if (result.seconds > 0)
       result.samples_per_second = static_cast<double>(samples) / result.seconds;
@@ -87,8 +89,9 @@ BatchesOptions batches_of(const TrainerOptions& options) {
 }
 
 std::unique_ptr<steps::StepCore> step_of(const TrainerParts& parts, const TrainerOptions& options,
-                                         const TrainerHooks& hooks) {
+                                         const TrainerHooks& hooks, GradScaler* scaler) {
   StepOptions step{.learning_rate = parts.learning_rate,
+                   .scaler = scaler,
                    .before_update = hooks.on_gradients,
                    .cuda_graphs = options.cuda_graphs};
   if (parts.weight)
@@ -121,6 +124,7 @@ struct Trainer::State {
   TrainerParts parts;
   TrainerOptions options;
   TrainerHooks hooks;
+  std::optional<GradScaler> scaler;  // before the job, which uses it
   std::shared_ptr<steps::JobCore> job;
   steps::StepCore* step = nullptr;
   std::optional<train::WeightHashes> hashes;
@@ -139,8 +143,9 @@ Trainer::State::State(World& world, TrainerParts its_parts, TrainerOptions its_o
   check_parts(parts);
   if ((options.steps > 0) == (options.epochs > 0))
     throw BadInput("a Trainer wants either steps or epochs");
+  if (options.scaler) scaler.emplace(*options.scaler);
   job = steps::JobCore::make(world, setup_of(options), observe());
-  step = &job->add_step(step_of(parts, options, hooks));
+  step = &job->add_step(step_of(parts, options, hooks, scaler ? &*scaler : nullptr));
   job->prepare(parts.train, batches_of(options), run_of(options));
 }
 
@@ -156,12 +161,15 @@ steps::JobHooks Trainer::State::observe() {
 void Trainer::State::run_step(steps::Loop& loop) {
   const GlobalBatch& batch = loop.current();
   const auto began = Clock::now();
-  if (!job->run(*step, batch).result) return;
+  const auto ran = job->run(*step, batch).result;
+  if (!ran) return;
+  times.skipped += ran->about().skipped ? 1 : 0;
   times.step_ms.push_back(milliseconds(Clock::now() - began));
   times.exposed_ms.push_back(milliseconds(loop.run_of(*step).exposed()));
   times.samples += batch.samples();
   record = {batch.step(),          batch.epoch(),        0,
-            parts.optimizer->lr(), times.step_ms.back(), times.exposed_ms.back()};
+            parts.optimizer->lr(), times.step_ms.back(), times.exposed_ms.back(),
+            ran->about().skipped};
   if (hashes) hashes->record(batch.step());
   if (batch.ends_epoch() && options.verify_log.empty()) end_epoch(batch.epoch(), batch.step() + 1);
 }
@@ -199,6 +207,7 @@ TrainingResult Trainer::State::result(steps::Loop& loop, std::int64_t first_step
   result.shard_counts = loop.run_of(*step).counts();
   result.stopped = result.steps < loop.end();
   if (result.steps > first_step) result.final_loss = record.loss;
+  if (scaler) result.loss_scale = scaler->scale();
   if (evaluated_at != result.steps && !result.stopped && options.verify_log.empty())
     evaluation = evaluate();
   if (hashes) result.verified = hashes->compared();
