@@ -1,7 +1,7 @@
 #include "flat/fold.h"
 
 #include <algorithm>
-#include <cmath>
+#include <bit>
 #include <cstdint>
 #include <cstring>
 #include <type_traits>
@@ -141,19 +141,18 @@ struct SumOfSquares {
   }
 };
 
+// The bits of magnitudes are ordered as the magnitudes are, with NaNs above infinity.
 template <typename T>
 struct Largest {
   LOCKSTEP_INLINE static double run(const T* from, std::size_t count) {
-    T lanes[kSquareLanes] = {};
-    std::size_t i = 0;
-    for (; i + kSquareLanes <= count; i += kSquareLanes) {
-      for (std::size_t lane = 0; lane < kSquareLanes; ++lane)
-        lanes[lane] = Most::of(lanes[lane], std::fabs(from[i + lane]));
+    using Bits = std::conditional_t<sizeof(T) == 8, std::uint64_t, std::uint32_t>;
+    constexpr Bits kMagnitude = ~Bits{0} >> 1;
+    Bits most = 0;
+    for (std::size_t i = 0; i < count; ++i) {
+      const Bits bits = std::bit_cast<Bits>(from[i]) & kMagnitude;
+      most = bits > most ? bits : most;
     }
-    for (; i < count; ++i) lanes[0] = Most::of(lanes[0], std::fabs(from[i]));
-    for (std::size_t lane = 1; lane < kSquareLanes; ++lane)
-      lanes[0] = Most::of(lanes[0], lanes[lane]);
-    return static_cast<double>(lanes[0]);
+    return static_cast<double>(std::bit_cast<T>(most));
   }
 };
 

@@ -38,6 +38,7 @@ struct Attempt {
   bool adamw = false;
   double clip_norm = 0;
   bool half = false;
+  double ema = 0;
   TrainerOptions options;
   TrainerHooks hooks;
   std::function<void(const TrainerParts&, std::int64_t step)> after_step;
@@ -57,6 +58,7 @@ TrainingResult train_on(World& world, Attempt run) {
     optimizer = std::make_shared<optim::SGD>(model, optim::SGDOptions{.lr = 0.1, .momentum = 0.9});
   }
   optimizer->set_clip_norm(run.clip_norm);
+  if (run.ema > 0) optimizer->set_ema(run.ema);
   auto parts = std::make_shared<TrainerParts>(TrainerParts{
       model, net.ptr(), optimizer, tensor_dataset(samples(1, {96, 40}), samples(2, {96, 10}))});
   parts->loss = [net, parts, run, type](const Batch& batch) mutable {
@@ -112,7 +114,7 @@ TEST(Divergence, AnUndisturbedJobIsNotStoppedAndHasTheBitsOfAnUncheckedOne) {
       std::string digests[2];
       for (const bool checked : {false, true}) {
         in_world(3, engine, [&](World& world) {
-          Attempt run{.adamw = adamw, .clip_norm = adamw ? 0.05 : 0};
+          Attempt run{.adamw = adamw, .clip_norm = adamw ? 0.05 : 0, .ema = adamw ? 0 : 0.9};
           run.options.check_divergence = checked;
           const auto result = train_on(world, run);
           if (world.leader()) digests[checked ? 1 : 0] = result.weights_sha256;
@@ -146,7 +148,7 @@ TEST(Divergence, AFlippedOptimizerStateIsFound) {
     const auto outcomes = outcomes_in_world(
         3,
         [&](World& world) {
-          Attempt run{.adamw = adamw, .clip_norm = 0.5};
+          Attempt run{.adamw = adamw, .clip_norm = 0.5, .ema = adamw ? 0.9 : 0};
           run.after_step = [&](const TrainerParts& parts, std::int64_t step) {
             if (world.rank() != 2 || step != kFlipAt) return;
             const auto state = parts.optimizer->state();

@@ -194,6 +194,7 @@ void HostUpdate::find_numbers(const GradientSource& source) {
   if (overflowed_) return;
   gradients_.limit = trained_.extras.clip_value;
   measures_ = trained_.extras.keeps_norms && !clips && needed != LayerNorm::kGradient;
+  if (measures_) rows();  // takes memory before anything is written
   if (clips || needed == LayerNorm::kGradient) measure_gradients();
   if (clips) clip();
   if (needed == LayerNorm::kChange) measure_changes();
@@ -208,7 +209,6 @@ BlockNorms& HostUpdate::rows() {
 void HostUpdate::update(UpdateJournal* journal) {
   torch::NoGradGuard no_grad;
   trained_.groups.count_step(trained_.absent());
-  if (measures_) rows();
   if (watch_.on()) {
     const bool compares = watch_.knows();
     watch_.begin(has_copies());
@@ -347,6 +347,7 @@ void HostUpdate::update_piece(std::size_t number, replica::GradientReader& gradi
                               Observer& observer) {
   const plan::Stretch& piece = trained_.model->pieces().all[number];
   if (trained_.leaves_alone(piece.entry)) {
+    if (measures_) rows_->put(Row::kGradient, piece, [](auto, auto) { return 0.0; });
     if constexpr (Observer::kWatches) leave_alone(number, observer.compares);
     return;
   }
