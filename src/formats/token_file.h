@@ -30,8 +30,8 @@ inline constexpr std::size_t kTokenHeaderBytes = 1024;
 TokenLayout parse_token_layout(ByteSpan head, std::uint64_t file_bytes, int token_bytes,
                                const std::string& file);
 
-// An open file of tokens, which is read in parts. Reads, and no mapping: they are as fast, and a
-// file that becomes shorter is an error in place of a SIGBUS.
+// An open file of tokens, which is read in parts. It is not mapped: a mapping saves a few
+// microseconds per window, and a file that becomes shorter would end the process with SIGBUS.
 //
 // Threads:   any, at once.
 // Blocking:  as long as the disk takes.
