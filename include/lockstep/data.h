@@ -18,7 +18,7 @@ enum class Uneven : std::uint8_t {
   kPad,   // as PyTorch: some samples are read twice, so that all workers have the same number
   kDrop,  // some samples are left out, different ones in each epoch
   kKeep,  // every sample is read once. Use backward(loss, batch.samples); call synchronize() if the
-          // last batch has no samples for this worker
+          // last batch has no samples for this worker: its tensors have a first dimension of 0
 };
 
 // Where the data is.

@@ -3,6 +3,7 @@
 #include <gtest/gtest.h>
 #include <lockstep/data.h>
 #include <lockstep/errors.h>
+#include <lockstep/metrics.h>
 #include <lockstep/step.h>
 #include <lockstep/stream.h>
 #include <lockstep/trainer.h>
@@ -39,7 +40,6 @@ Numbers numbers_of(const torch::Tensor& tensor) {
 Numbers samples_in(Epoch epoch) {
   Numbers seen;
   for (auto& batch : epoch) {
-    if (batch.samples == 0) continue;
     EXPECT_EQ(batch.samples, batch.data.size(0));
     for (const auto number : numbers_of(batch.data)) seen.push_back(number);
   }
@@ -57,6 +57,26 @@ std::string refusal_of(const std::function<void()>& body) {
     return error.what();
   }
   return "not refused";
+}
+
+// Batches of 12 and of 3: half of the workers have none of the second. It is the first that the second loop sees.
+TEST(EvaluationLoader, AWorkerWithoutSamplesRunsTheSameLoop) {
+  in_world(6, [&](World& world) {
+    const auto data = tensor_dataset(torch::ones({15, 3}), torch::zeros({15}, torch::kInt64));
+    const auto batches = loader(
+        data, world, {.global_batch = 12, .shuffle = false, .uneven = Uneven::kKeep, .threads = 0});
+    for (const std::int64_t first_step : {0, 1}) {
+      Metrics metrics(world, {"right"});
+      for (auto& batch : batches.epoch(0, first_step)) {
+        const auto output = torch::matmul(batch.data, torch::eye(3));
+        EXPECT_EQ(output.size(0), batch.samples);
+        metrics.add("right", (output.argmax(1) == batch.target).sum(), batch.samples);
+      }
+      const Averages all = metrics.reduce();
+      EXPECT_EQ(all.mean("right"), 1);
+      EXPECT_EQ(all.weight("right"), first_step == 0 ? 15 : 3);
+    }
+  });
 }
 
 // Weights of the samples of loops::data_of().
@@ -315,7 +335,9 @@ TEST(StreamJob, HasTheSameBitsOnAnyNumberOfWorkersAndGoesOnInTheMiddle) {
       EXPECT_EQ(same_on_all(1, "thread", until(10, folder.path())), expected);
       // 8 shards read 2 samples in each of 5 steps; 16 more look at the data. Without a position, or in a new epoch
       // (steps 6 to 9 if it has 83 samples), streams are read from their beginning.
-      if (samples == 0) EXPECT_EQ(source.given, tells ? 96 : 96 + 80);
+      if (samples == 0) {
+        EXPECT_EQ(source.given, tells ? 96 : 96 + 80);
+      }
     }
   }
 }

@@ -159,6 +159,13 @@ std::unique_ptr<Reader> open_epoch(const PlanPtr& plan, std::int64_t epoch, std:
       [all, first](std::int64_t number) { return all(first + number); }, prefetch, plan->device);
 }
 
+Batch without_samples(const Batch& batch) {
+  const auto none = [](const torch::Tensor& tensor) {
+    return tensor.defined() ? tensor.slice(0, 0, 0) : tensor;
+  };
+  return {none(batch.data), none(batch.target), 0};
+}
+
 }  // namespace
 }  // namespace data
 
@@ -166,9 +173,16 @@ Epoch::Epoch(std::unique_ptr<data::Reader> reader) : reader_(std::move(reader)) 
 Epoch::Epoch(Epoch&&) noexcept = default;
 Epoch::~Epoch() = default;
 
+// If a short last batch has no samples for this worker, it has those of another batch, of which none are left: a model
+// can run forward with it.
 bool Epoch::advance() {
   auto batch = reader_->next();
   if (!batch) return false;
+  if (batch->samples == 0) {
+    const std::int64_t first[] = {0};
+    batch = data::without_samples(current_.data.defined() ? current_
+                                                          : reader_->again(samples_of(first)));
+  }
   current_ = std::move(*batch);
   return true;
 }
