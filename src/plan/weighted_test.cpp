@@ -63,8 +63,8 @@ TEST(WeightedDrawsTest, WithoutReplacementEachDrawHasItsShareOfWhatIsLeft) {
     ASSERT_EQ(std::set<std::uint32_t>(chosen.begin(), chosen.end()).size(), 3U);
     ++found[{chosen[0], chosen[1]}];
   }
-  for (const std::uint32_t first : {1, 2, 4, 5}) {
-    for (const std::uint32_t second : {1, 2, 4, 5}) {
+  for (const std::uint32_t first : {1U, 2U, 4U, 5U}) {
+    for (const std::uint32_t second : {1U, 2U, 4U, 5U}) {
       if (first == second) continue;
       const double p = kWeights[first] / kSum * kWeights[second] / (kSum - kWeights[first]);
       expect_share(found[{first, second}], kEpochs, p,
