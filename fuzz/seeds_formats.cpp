@@ -4,6 +4,7 @@
 #include "formats/cifar10.h"
 #include "formats/hash_log.h"
 #include "formats/safetensors.h"
+#include "formats/token_file.h"
 #include "seeds.h"
 #include "tests/support/gzip.h"
 
@@ -33,6 +34,16 @@ Seeds hash_log_seeds() {
   std::string text = formats::hash_log_head(log);
   for (std::int64_t step = -1; step < 2; ++step) text += formats::hash_log_line({step, {1, 2}});
   return {text, formats::hash_log_head({})};
+}
+
+Seeds token_file_seeds() {
+  const auto file = [](std::uint32_t magic, std::uint32_t version, const std::string& tokens) {
+    std::string head =
+        lockstep::base::ByteWriter().put(magic).put(version).put(std::uint32_t{2}).take();
+    head.resize(formats::kTokenHeaderBytes);
+    return head + tokens;
+  };
+  return {"abcdef", file(20240520, 1, "abcd"), file(20240801, 7, "abcdefgh")};
 }
 
 Seeds csv_seeds() {
@@ -76,6 +87,7 @@ void lockstep::fuzz::write_format_seeds(const std::filesystem::path& root) {
   write(root / "fuzz_cifar10", {std::string(1 + formats::kCifarImageBytes, '\x05'),
                                 std::string(2 * (1 + formats::kCifarImageBytes), '\x09')});
   write(root / "fuzz_csv", csv_seeds());
+  write(root / "fuzz_token_file", token_file_seeds());
   write(root / "fuzz_text", {"to be or not to be"});
   write(root / "fuzz_hash_log", hash_log_seeds());
   write(root / "fuzz_safetensors", safetensors_seeds());

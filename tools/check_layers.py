@@ -19,7 +19,7 @@ PUBLIC = {
     "world.h": "control",
     "activation_checkpoint.h": "torch", "autocast.h": "torch", "data_parallel.h": "torch", "grad_scaler.h": "torch", "optim.h": "torch", "data.h": "torch", "dataset.h": "torch", "metrics.h": "torch",
     "tensors.h": "torch",
-    "job.h": "torch", "step.h": "torch", "sync_batchnorm.h": "torch", "trainer.h": "torch", "checkpoint.h": "torch",
+    "job.h": "torch", "step.h": "torch", "stream.h": "torch", "sync_batchnorm.h": "torch", "trainer.h": "torch", "checkpoint.h": "torch",
     "lockstep.h": "app",
 }
 # Plain data and constants, for everybody above base.

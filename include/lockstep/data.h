@@ -18,7 +18,7 @@ enum class Uneven : std::uint8_t {
   kPad,   // as PyTorch: some samples are read twice, so that all workers have the same number
   kDrop,  // some samples are left out, different ones in each epoch
   kKeep,  // every sample is read once. Use backward(loss, batch.samples); call synchronize() if the
-          // last batch has no samples for this worker
+          // last batch has no samples for this worker: its tensors have a first dimension of 0
 };
 
 // Where the data is.
@@ -37,6 +37,7 @@ struct LoaderOptions {
   Uneven uneven = Uneven::kPad;
   bool drop_last = false;  // leave out a short last batch
   Placement placement = Placement::kEverywhere;
+  WeightedSampling weighted = {};  // draws samples by weight; wants shuffle
 
   // How fast it comes: loader threads, and how many batches they read ahead.
   int threads = 1;
@@ -47,6 +48,9 @@ namespace data {
 class Reader;
 struct LoaderPlan;
 }  // namespace data
+namespace plan {
+class WeightedDraws;
+}  // namespace plan
 
 // One epoch of one worker's batches, for a range-for loop.
 //
@@ -85,8 +89,8 @@ class Epoch {
   Batch current_;
 };
 
-// Reads this worker's part of every global batch, in the order of PyTorch's DistributedSampler. The
-// tensors are on world.device().
+// Reads this worker's part of every global batch, in the order of PyTorch's DistributedSampler, or
+// draws it by weight, or reads streams (stream.h). The tensors are on world.device().
 //
 // Threads:   one caller at a time; loader threads stay inside.
 // Blocking:  until the next batch has been read.
@@ -99,8 +103,8 @@ class Loader {
   std::int64_t steps_per_epoch() const;
 
   // Each epoch has its own order, and its own random numbers for samples. Both are the same in
-  // every run.
-  Epoch epoch(std::int64_t number) const;
+  // every run. `first_step`: goes on in the middle of the epoch, with this batch of it.
+  Epoch epoch(std::int64_t number, std::int64_t first_step = 0) const;
 
  private:
   std::shared_ptr<const data::LoaderPlan> plan_;
@@ -131,6 +135,9 @@ class DistributedSampler : public torch::data::samplers::Sampler<> {
 
   DistributedSampler(std::int64_t samples, const World& world, std::uint64_t seed = 0,
                      bool shuffle = true, Uneven uneven = Uneven::kPad);
+  // Draws by weight; as many samples as there are weights.
+  DistributedSampler(const WeightedSampling& weighted, const World& world, std::uint64_t seed = 0,
+                     Uneven uneven = Uneven::kPad);
 
   void set_epoch(std::int64_t epoch);  // the next reset() begins this epoch
 
@@ -149,6 +156,7 @@ class DistributedSampler : public torch::data::samplers::Sampler<> {
     std::uint64_t seed;
     bool shuffle;
     Uneven uneven;
+    std::shared_ptr<const plan::WeightedDraws> weights = nullptr;
   };
   Share share_;
   std::int64_t next_epoch_ = 0;

@@ -23,7 +23,9 @@ struct Batch {
 struct Sample {
   std::int64_t index = 0;  // 0 … size() − 1
   std::int64_t epoch = 0;  // from 0; evaluation reads epoch 0
-  std::uint64_t seed = 0;  // depends only on the job's seed, the epoch and the index
+  std::uint64_t seed =
+      0;  // depends only on the job's seed, the epoch and the index; if samples are
+          // drawn by weight, on the number of the draw in place of the index
 
   // A new LibTorch generator for the CPU with this seed. For random crops and the like.
   at::Generator generator() const;
@@ -65,6 +67,29 @@ DatasetPtr tensor_dataset(torch::Tensor data, torch::Tensor target);
 template <typename TorchDataset>
 DatasetPtr adapt(TorchDataset dataset);
 
+// Draws samples by weight, in place of every sample once per epoch: PyTorch's WeightedRandomSampler.
+// A draw depends only on the weights, the seed, the epoch and its number in the epoch.
+struct WeightedSampling {
+  std::vector<double> weights = {};  // one for each sample, finite and not negative; empty: every
+                                     // sample once per epoch
+  std::int64_t draws = 0;            // of an epoch; 0: as many as there are samples
+  bool replacement = true;           // false: a sample comes at most once per epoch
+};
+
+struct TokenOptions {
+  std::int64_t context = 1024;  // tokens of one sample
+  std::int64_t vocabulary = 0;  // tokens are below it; 0: what the files say
+  int token_bytes = 2;          // 2 or 4, of files without a header
+};
+
+// Windows of tokens from files that may be larger than memory: only the windows of a batch are read.
+// The target of a window is the same window one token later. Windows do not overlap, and none
+// crosses from one file to the next. A file has tokens of 16 or 32 bits, little-endian, with the
+// header of llm.c's files or without a header, as nanoGPT's. Throws BadInput for files that do not
+// fit. A file that becomes shorter, or has a token outside the vocabulary, is BadInput when that
+// window is read.
+DatasetPtr token_dataset(const std::vector<std::string>& files, const TokenOptions& options = {});
+
 // What a model must fit.
 struct DataShape {
   std::vector<std::int64_t> sample;  // shape of one sample's data
@@ -81,7 +106,9 @@ struct DataSplits {
 namespace datasets {
 
 struct LoadOptions {
-  std::int64_t context = 128;        // text: characters of one sample
+  std::int64_t context = 128;        // text and tokens: length of one sample
+  std::int64_t vocabulary = 0;       // tokens: as in TokenOptions
+  int token_bytes = 2;               // tokens: as in TokenOptions
   std::int64_t samples = 4096;       // synthetic: number of samples
   std::vector<std::int64_t> sample;  // synthetic: shape of one sample; empty: 784 numbers
   std::int64_t classes = 10;         // synthetic: number of classes
@@ -92,6 +119,8 @@ struct LoadOptions {
 //   fashion-mnist         from Debian's package dataset-fashion-mnist
 //   synthetic[:N]         N samples around one centre per class, made from the seed; learnable
 //   DIRECTORY             with IDX files (the MNIST family, gz or not) or CIFAR-10's binary files
+//   DIRECTORY             with token files (see token_dataset): …train….bin, and …val….bin to test
+//   FILE.bin              tokens; the last tenth is for testing
 //   FILE.csv              numbers, a class in the last column; every tenth row is for testing
 //   any other FILE        text by characters; the last tenth is for testing
 // Throws BadInput, in one line, if it is absent, truncated or corrupt.

@@ -79,6 +79,9 @@ struct BatchesOptions {
   std::int64_t epochs = 0;
   std::int64_t steps = 0;
 
+  // Draws samples by weight. A part of the job, kept in checkpoints.
+  WeightedSampling weighted = {};
+
   // How fast batches come.
   int loader_threads = 1;
   int prefetch = 2;

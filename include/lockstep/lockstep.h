@@ -15,6 +15,7 @@
 #include <lockstep/optim.h>          // SGD, Adam, AdamW, RMSprop and Adagrad on the flat layout
 #include <lockstep/schedule.h>       // learning rates, warm-up, larger batches
 #include <lockstep/dataset.h>        // Dataset: samples by number
+#include <lockstep/stream.h>         // Stream: samples that can only be read forward
 #include <lockstep/data.h>           // loader(), and the sampler behind it
 #include <lockstep/autocast.h>       // half types in the forward pass
 #include <lockstep/grad_scaler.h>    // GradScaler: float16 without lost gradients

@@ -35,13 +35,6 @@ std::string printable(std::string_view text) {
   return text.size() > kMost ? out + "…" : out;
 }
 
-namespace {
-
-struct OpenFile {
-  base::Fd fd;
-  std::size_t bytes = 0;
-};
-
 OpenFile open_regular(const std::string& path) {
   // O_NONBLOCK: or open() would wait for ever for the writer of a pipe.
   OpenFile file{base::Fd(::open(path.c_str(), O_RDONLY | O_NONBLOCK | O_CLOEXEC))};
@@ -57,6 +50,8 @@ OpenFile open_regular(const std::string& path) {
   file.bytes = static_cast<std::size_t>(info.st_size);
   return file;
 }
+
+namespace {
 
 [[noreturn]] void refuse_size(const std::string& file, std::size_t most) {
   refuse(file, fmt::format("holds more than {} bytes", most), "check that this is the file meant");

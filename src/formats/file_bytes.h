@@ -12,6 +12,8 @@
 #include <string_view>
 #include <vector>
 
+#include "base/fd.h"
+
 namespace lockstep::formats {
 
 // Every reader here refuses a file in this way: BadInput in one line, with the name of the file,
@@ -29,6 +31,13 @@ using ByteVector = std::vector<std::uint8_t>;
 
 // More than any data set that is read as a whole, and less than the memory of a training host.
 inline constexpr std::size_t kMostBytes = std::size_t{8} << 30;
+
+// An open regular file, and its size.
+struct OpenFile {
+  base::Fd fd;
+  std::size_t bytes = 0;
+};
+OpenFile open_regular(const std::string& path);
 
 // The bytes of a regular file.
 ByteVector read_whole(const std::string& path, std::size_t most = kMostBytes);

@@ -32,23 +32,6 @@ double sine_near_zero(double x) {
   return x * alternating_series(x * x, 2);
 }
 
-// ln x for x > 0. The mantissa m is between √½ and √2, and ln m = 2 · (s + s³/3 + s⁵/5 + …) with
-// s = (m − 1) / (m + 1). s² ≤ 0.0295, so twelve terms leave less than 2^-60 of it.
-double logarithm(double x) {
-  constexpr int kTerms = 12;
-  int exponent = 0;
-  double m = std::frexp(x, &exponent);
-  if (m < 0.7071067811865476) {
-    m *= 2;
-    --exponent;
-  }
-  const double s = (m - 1) / (m + 1);
-  const double square = s * s;
-  double sum = 0;
-  for (int i = kTerms; i >= 1; --i) sum = (sum + 1.0 / (2 * i + 1)) * square;
-  return exponent * kLn2High + (2 * s + (2 * s * sum + exponent * kLn2Low));
-}
-
 // e^z. What is left after whole powers of 2 is at most ln 2 / 2, where 14 terms leave less than
 // 2^-56.
 double exponential(double z) {
@@ -79,6 +62,24 @@ double cos_pi(double x) {
   LOCKSTEP_CHECK(x >= 0 && x <= 1, "cos_pi is for a half turn");
   if (x > 0.5) return -cos_pi(1 - x);
   return x <= 0.25 ? cosine_near_zero(kPi * x) : sine_near_zero(kPi * (0.5 - x));
+}
+
+// The mantissa m is between √½ and √2, and ln m = 2 · (s + s³/3 + s⁵/5 + …) with
+// s = (m − 1) / (m + 1). s² ≤ 0.0295, so twelve terms leave less than 2^-60 of it.
+double logarithm(double x) {
+  LOCKSTEP_CHECK(x > 0 && std::isfinite(x), "only numbers above 0 have a logarithm");
+  constexpr int kTerms = 12;
+  int exponent = 0;
+  double m = std::frexp(x, &exponent);
+  if (m < 0.7071067811865476) {
+    m *= 2;
+    --exponent;
+  }
+  const double s = (m - 1) / (m + 1);
+  const double square = s * s;
+  double sum = 0;
+  for (int i = kTerms; i >= 1; --i) sum = (sum + 1.0 / (2 * i + 1)) * square;
+  return exponent * kLn2High + (2 * s + (2 * s * sum + exponent * kLn2Low));
 }
 
 double power(double x, double y) {

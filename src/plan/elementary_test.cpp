@@ -22,6 +22,14 @@ TEST(CosPi, IsWithinOneUnitOfTheLibrarysCosine) {
   EXPECT_EQ(cos_pi(1), -1.0);
 }
 
+TEST(Logarithm, IsAsCloseToTheLibrarysAsItSays) {
+  for (const double x :
+       {0x1p-1074, 0x1p-53, 0.001, 0.5, 0.7071, 0.999, 1 - 0x1p-53, 1.0, 1.001, 1e300}) {
+    const double expected = std::log(x);
+    EXPECT_NEAR(logarithm(x), expected, std::abs(expected) * 0x1p-51) << "x " << x;
+  }
+}
+
 TEST(Power, IsAsCloseToTheLibrarysAsItSays) {
   for (const double y : {0.1, 0.5, 0.9, 1.5, 2.0, 3.0, 7.25, 16.0}) {
     for (int i = 1; i <= 2000; ++i) {

@@ -12,7 +12,8 @@ SamplerOptions sampler_of(const DataOptions& options) {
   return {.samples = options.samples,
           .seed = options.seed,
           .shuffle = options.shuffle,
-          .remainder = options.remainder};
+          .remainder = options.remainder,
+          .weights = options.weights};
 }
 
 void check_batch(const DataOptions& options) {
@@ -48,7 +49,7 @@ Batches::Batches(const DataOptions& options) : options_(options) {
     throw BadInput(
         fmt::format("{} samples do not fill one global batch of {}: keep the short last batch, or "
                     "choose a smaller one",
-                    options.samples, options.global_batch));
+                    order_length(sampler_of(options)), options.global_batch));
   }
 }
 
@@ -72,14 +73,19 @@ double Batches::weight(std::int64_t step, int shard) const {
 }
 
 std::vector<std::int64_t> Batches::samples(std::int64_t step, int shard) {
+  std::vector<std::int64_t> found = entries(step, shard);
+  const EpochOrder& order = order_of(position(step).epoch);
+  for (std::int64_t& entry : found) entry = order.sample_at(entry);
+  return found;
+}
+
+std::vector<std::int64_t> Batches::entries(std::int64_t step, int shard) const {
   const Position at = position(step);
   const std::int64_t wanted = shard_entries(at.entries, shard, options_.shards);
-  const EpochOrder& order = order_of(at.epoch);
   std::vector<std::int64_t> found;
   found.reserve(static_cast<std::size_t>(wanted));
-  for (std::int64_t i = 0; i < wanted; ++i) {
-    found.push_back(order.sample_at(at.first_entry + i * options_.shards + shard));
-  }
+  for (std::int64_t i = 0; i < wanted; ++i)
+    found.push_back(at.first_entry + i * options_.shards + shard);
   return found;
 }
 

@@ -14,6 +14,7 @@
 
 #include <array>
 #include <cstdint>
+#include <memory>
 #include <optional>
 #include <vector>
 
@@ -35,6 +36,7 @@ struct DataOptions {
   bool shuffle = true;
   Remainder remainder = Remainder::kKeep;  // PyTorch pads; weights of shards make it needless
   LastBatch last_batch = LastBatch::kKeep;
+  std::shared_ptr<const WeightedDraws> weights = nullptr;  // null: an epoch visits every sample
 };
 
 struct Position {
@@ -71,8 +73,9 @@ class Batches {
   std::int64_t count(std::int64_t step, int shard) const;
   double weight(std::int64_t step, int shard) const;
 
-  // The samples of a shard, in order; n_s of them.
+  // The samples of a shard, in order; n_s of them. And their positions in the order of the epoch.
   std::vector<std::int64_t> samples(std::int64_t step, int shard);
+  std::vector<std::int64_t> entries(std::int64_t step, int shard) const;
 
  private:
   struct Remembered {

@@ -30,6 +30,11 @@ void check_samples(const SamplerOptions& options) {
         fmt::format("a data set of {} samples cannot be visited: check its path and its size",
                     options.samples));
   }
+  if (options.weights) {
+    if (options.weights->samples() == options.samples) return;
+    throw BadInput(fmt::format("{} weights for {} samples: give each sample one",
+                               options.weights->samples(), options.samples));
+  }
   if (options.shuffle) check_shuffle(options.samples);
 }
 
@@ -55,29 +60,39 @@ std::vector<std::uint32_t> random_permutation(std::int64_t n, std::uint64_t seed
   return order;
 }
 
-EpochOrder::EpochOrder(const SamplerOptions& options, std::int64_t epoch)
-    : samples_(options.samples) {
+std::int64_t order_length(const SamplerOptions& options) {
   check_samples(options);
+  return options.weights ? options.weights->draws() : options.samples;
+}
+
+EpochOrder::EpochOrder(const SamplerOptions& options, std::int64_t epoch)
+    : length_(order_length(options)) {
   if (epoch < 0) throw BadInput(fmt::format("epoch {}: epochs count from 0", epoch));
-  if (options.shuffle) {
-    permutation_ = random_permutation(samples_, options.seed + static_cast<std::uint64_t>(epoch));
+  const WeightedDraws* const weights = options.weights.get();
+  if (weights == nullptr && options.shuffle) {
+    permutation_ = random_permutation(length_, options.seed + static_cast<std::uint64_t>(epoch));
+  } else if (weights != nullptr && weights->replacement() == Replacement::kWithout) {
+    permutation_ = weights->chosen(options.seed, epoch);
+  } else if (weights != nullptr) {
+    draws_ = {options.weights, options.seed, epoch};
   }
 }
 
 std::int64_t EpochOrder::sample_at(std::int64_t position) const {
   LOCKSTEP_CHECK(position >= 0, "positions of an epoch count from 0");
-  const std::int64_t wrapped = position % samples_;
+  if (draws_.weights) return draws_.weights->drawn(draws_.seed, draws_.epoch, position);
+  const std::int64_t wrapped = position % length_;
   return permutation_.empty() ? wrapped : permutation_[static_cast<std::size_t>(wrapped)];
 }
 
 std::int64_t epoch_entries(const SamplerOptions& options, int shards) {
-  check_samples(options);
+  const std::int64_t length = order_length(options);
   check_shard(0, shards);
-  const std::int64_t each = options.samples / shards;
-  const std::int64_t left = options.samples % shards;
+  const std::int64_t each = length / shards;
+  const std::int64_t left = length % shards;
   switch (options.remainder) {
     case Remainder::kKeep:
-      return options.samples;
+      return length;
     case Remainder::kPad:
       return (each + (left > 0 ? 1 : 0)) * shards;
     case Remainder::kDrop:

@@ -1,7 +1,8 @@
 // Which samples an epoch visits, in which order, and which of them a shard gets: PyTorch's
 // DistributedSampler, reproduced without LibTorch.
 //
-//   order       torch.randperm(n) under the seed `seed + epoch`, or 0 … n−1 without shuffling
+//   order       torch.randperm(n) under the seed `seed + epoch`, or 0 … n−1 without shuffling, or
+//               draws by weight (weighted.h)
 //   remainder   if S does not divide n: the order is padded with its own first samples (repeatedly,
 //               if there are more shards than samples), cut, or kept as it is
 //   share       entries s, s + S, s + 2S … of the order belong to shard s
@@ -10,7 +11,10 @@
 #pragma once
 
 #include <cstdint>
+#include <memory>
 #include <vector>
+
+#include "plan/weighted.h"
 
 namespace lockstep::plan {
 
@@ -26,6 +30,7 @@ struct SamplerOptions {
   std::uint64_t seed = 0;
   bool shuffle = true;
   Remainder remainder = Remainder::kPad;
+  std::shared_ptr<const WeightedDraws> weights = nullptr;  // null: an epoch visits every sample
 };
 
 // For more samples, versions of PyTorch disagree on torch.randperm: newer ones draw 64 bits there.
@@ -36,8 +41,11 @@ inline constexpr std::int64_t kMostShuffledSamples = 214'748'363;
 // kMostShuffledSamples.
 std::vector<std::uint32_t> random_permutation(std::int64_t n, std::uint64_t seed);
 
-// The order of one epoch, before the remainder is handled. Takes 4 bytes per sample if shuffled,
-// else nothing.
+// How many entries the order of an epoch has, before the remainder is handled: samples, or draws.
+std::int64_t order_length(const SamplerOptions& options);
+
+// The order of one epoch, before the remainder is handled. Takes 4 bytes per sample if shuffled or
+// drawn without replacement, else nothing.
 //
 // Threads:   immutable after construction; any thread may read.
 // Blocking:  never.
@@ -47,15 +55,19 @@ class EpochOrder {
  public:
   EpochOrder(const SamplerOptions& options, std::int64_t epoch);
 
-  std::int64_t samples() const { return samples_; }
-
-  // The sample at a position. Positions from samples() on are padding: they begin again with the
-  // first sample.
+  // The sample at a position. Positions from order_length() on are padding: they begin again with
+  // the first sample; where samples are drawn with replacement, they are further draws.
   std::int64_t sample_at(std::int64_t position) const;
 
  private:
-  std::int64_t samples_ = 0;
-  std::vector<std::uint32_t> permutation_;  // empty: the identity
+  struct Draws {
+    std::shared_ptr<const WeightedDraws> weights;
+    std::uint64_t seed = 0;
+    std::int64_t epoch = 0;
+  };
+  std::int64_t length_ = 0;
+  std::vector<std::uint32_t> permutation_;  // empty: the identity, or draws with replacement
+  Draws draws_;
 };
 
 // How many entries an epoch has after the remainder was handled.

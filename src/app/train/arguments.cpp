@@ -29,10 +29,11 @@ constexpr const char* kHelp =
 What is trained
   --model M            mlp, cnn, resnet18 or gpt (default: cnn)
   --data D             fashion-mnist, synthetic[:SAMPLES], a directory of IDX or CIFAR-10 files, a .csv, or a
-                       text file for gpt (default: fashion-mnist)
+                       text file for gpt, or its tokens: a .bin file, or a directory with train.bin and val.bin
+                       (default: fashion-mnist)
   --gpt-size S         tiny, small, medium or gpt2 (default: tiny)
-  --context C          characters of one sample of a text (default: 128)
-  --vocabulary V       gpt: tokens, at least the text's (default: the text's)
+  --context C          characters of one sample of a text, or tokens (default: 128)
+  --vocabulary V       gpt: tokens, at least the text's (default: the text's); token files without a header need it
   --dropout P          0 to 1 (default: the model's)
 How
   --epochs E           passes over the data (default: 3), or

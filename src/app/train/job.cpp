@@ -55,6 +55,7 @@ void check_data(const TrainArguments& arguments, const DataSplits& data) {
 DataSplits load_data(const TrainArguments& arguments) {
   datasets::LoadOptions options;
   options.context = arguments.context;
+  options.vocabulary = arguments.vocabulary;
   options.seed = arguments.seed;
   if (arguments.model == Model::kCnn) options.sample = {1, 28, 28};
   if (arguments.model == Model::kResnet18) options.sample = {3, 32, 32};

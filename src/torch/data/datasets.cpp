@@ -11,6 +11,7 @@
 #include "formats/csv.h"
 #include "formats/idx.h"
 #include "formats/text.h"
+#include "torch/data/tokens.h"
 
 namespace lockstep {
 namespace {
@@ -229,12 +230,17 @@ bool holds(const std::string& directory, const char* part) {
   });
 }
 
-DataSplits load_directory(const std::string& path) {
+TokenOptions token_options(const datasets::LoadOptions& options) {
+  return {options.context, options.vocabulary, options.token_bytes};
+}
+
+DataSplits load_directory(const std::string& path, const datasets::LoadOptions& options) {
   if (holds(path, "data_batch_")) return load_cifar10(path);
   if (holds(path, "images")) return load_idx(path);
+  if (data::holds_token_files(path)) return data::load_token_files(path, token_options(options));
   throw BadInput(
       fmt::format("{} holds neither IDX files (train-images-idx3-ubyte …) nor CIFAR-10's "
-                  "binary files (data_batch_1.bin …)",
+                  "binary files (data_batch_1.bin …) nor token files (train.bin and val.bin)",
                   path));
 }
 
@@ -267,14 +273,16 @@ DataSplits datasets::load(const std::string& name_or_path, const LoadOptions& op
     }
     return load_idx(kFashionMnist);
   }
-  if (base::is_directory(name_or_path)) return load_directory(name_or_path);
+  if (base::is_directory(name_or_path)) return load_directory(name_or_path, options);
   if (!base::exists(name_or_path)) {
     throw BadInput(
         fmt::format("no data at {}: give fashion-mnist, synthetic, a directory of IDX or "
-                    "CIFAR-10 files, a .csv or a text file",
+                    "CIFAR-10 or token files, a .csv, a .bin of tokens or a text file",
                     name_or_path));
   }
   if (name_or_path.ends_with(".csv")) return load_csv(name_or_path);
+  if (name_or_path.ends_with(".bin"))
+    return data::load_token_file(name_or_path, token_options(options));
   return load_text(name_or_path, options.context);
 }
 

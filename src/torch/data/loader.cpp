@@ -10,7 +10,9 @@
 #include "base/hash.h"
 #include "plan/position.h"
 #include "plan/sampler.h"
+#include "plan/seed.h"
 #include "torch/data/reader.h"
+#include "torch/data/streams.h"
 
 namespace lockstep {
 
@@ -36,7 +38,8 @@ plan::Remainder remainder_of(Uneven uneven) {
 // What every epoch of a loader shares.
 struct data::LoaderPlan {
   DatasetPtr dataset;
-  LoaderOptions options;
+  LoaderOptions options;  // without the weights
+  std::shared_ptr<const plan::WeightedDraws> weights;
   int rank = 0;
   int size = 1;
   Device device;  // for batches
@@ -45,13 +48,22 @@ struct data::LoaderPlan {
   std::int64_t own_batch() const { return options.global_batch / size; }
 
   plan::DataOptions data_options() const {
-    return {.samples = dataset->size(),
-            .global_batch = options.global_batch,
-            .shards = size,
-            .seed = options.seed,
-            .shuffle = options.shuffle,
-            .remainder = remainder_of(options.uneven),
-            .last_batch = options.drop_last ? plan::LastBatch::kDrop : plan::LastBatch::kKeep};
+    plan::DataOptions all{
+        .samples = dataset->size(),
+        .global_batch = options.global_batch,
+        .shards = size,
+        .seed = options.seed,
+        .shuffle = options.shuffle,
+        .remainder = remainder_of(options.uneven),
+        .last_batch = options.drop_last ? plan::LastBatch::kDrop : plan::LastBatch::kKeep,
+        .weights = weights};
+    if (streams_in(*dataset) == nullptr) return all;
+    // To pad, every stream gives one more sample of its own.
+    all.shuffle = false;
+    all.samples = plan::epoch_entries(
+        {.samples = all.samples, .shuffle = false, .remainder = all.remainder}, size);
+    all.remainder = plan::Remainder::kKeep;
+    return all;
   }
 
   // For orders and samples. If each worker has a part of its own, each has its own seed, so that equal parts are read in
@@ -63,7 +75,8 @@ struct data::LoaderPlan {
   }
 
   plan::SamplerOptions own_part_options() const {
-    return {.samples = dataset->size(), .seed = seed(), .shuffle = options.shuffle};
+    return {
+        .samples = dataset->size(), .seed = seed(), .shuffle = options.shuffle, .weights = weights};
   }
 };
 
@@ -88,11 +101,17 @@ void check(const LoaderPlan& plan) {
   }
   if (options.threads < 0 || options.prefetch < 0)
     throw BadInput("loader threads and prefetch must be 0 or more");
+  if (plan.weights && !options.shuffle)
+    throw BadInput("samples that are drawn by weight have no order of their own: leave shuffle on");
+  if (streams_in(*plan.dataset) == nullptr) return;
+  if (plan.weights) refuse_weighted_streams();
+  if (options.placement == Placement::kOwnPart)
+    throw BadInput("each worker has a stream of its own already: leave placement as it is");
 }
 
 // As many steps as the longest part of any worker needs; workers with less data read theirs again. Collective.
 std::int64_t own_part_steps(const LoaderPlan& plan, World& world) {
-  const std::int64_t own = plan.dataset->size();
+  const std::int64_t own = plan::order_length(plan.own_part_options());
   const std::int64_t batch = plan.own_batch();
   std::int64_t most = plan.options.drop_last ? own / batch : (own + batch - 1) / batch;
   world.comm().all_reduce({&most, 1, DType::kInt64}, {.op = ReduceOp::kMax}).wait();
@@ -100,27 +119,51 @@ std::int64_t own_part_steps(const LoaderPlan& plan, World& world) {
   return most;
 }
 
-// Opens the batches of one epoch.
-std::unique_ptr<Reader> open_epoch(const std::shared_ptr<const LoaderPlan>& plan,
-                                   std::int64_t epoch) {
-  Reader::Samples samples;
-  if (plan->options.placement == Placement::kOwnPart) {
-    samples = [plan, epoch,
-               order = plan::EpochOrder(plan->own_part_options(), epoch)](std::int64_t step) {
-      std::vector<std::int64_t> indices(static_cast<std::size_t>(plan->own_batch()));
-      for (std::size_t i = 0; i < indices.size(); ++i)
-        indices[i] = order.sample_at(step * plan->own_batch() + static_cast<std::int64_t>(i));
-      return samples_of(indices, epoch, plan->seed());
-    };
-  } else {
-    samples = [plan, first = epoch * plan->steps_per_epoch,
-               all = std::make_shared<ShardSamples>(plan->data_options())](std::int64_t step) {
-      return all->of(first + step, plan->rank);
-    };
+using PlanPtr = std::shared_ptr<const LoaderPlan>;
+
+// The samples of a batch by its number in the epoch.
+Reader::Samples own_part_samples(const PlanPtr& plan, std::int64_t epoch) {
+  return
+      [plan, epoch, order = plan::EpochOrder(plan->own_part_options(), epoch)](std::int64_t step) {
+        std::vector<std::int64_t> indices(static_cast<std::size_t>(plan->own_batch()));
+        const std::int64_t first = step * plan->own_batch();
+        for (std::size_t i = 0; i < indices.size(); ++i)
+          indices[i] = order.sample_at(first + static_cast<std::int64_t>(i));
+        auto samples = samples_of(indices, epoch, plan->seed());
+        for (std::size_t i = 0; i < samples.size() && plan->weights; ++i) {
+          samples[i].seed =
+              plan::drawn_sample_seed(plan->seed(), epoch, first + static_cast<std::int64_t>(i));
+        }
+        return samples;
+      };
+}
+Reader::Samples shared_samples(const PlanPtr& plan, std::int64_t epoch) {
+  return [plan, first = epoch * plan->steps_per_epoch,
+          all = std::make_shared<ShardSamples>(plan->data_options())](std::int64_t step) {
+    return all->of(first + step, plan->rank);
+  };
+}
+
+// Opens the batches of one epoch, from one of them on.
+std::unique_ptr<Reader> open_epoch(const PlanPtr& plan, std::int64_t epoch, std::int64_t first) {
+  const auto all = plan->options.placement == Placement::kOwnPart ? own_part_samples(plan, epoch)
+                                                                  : shared_samples(plan, epoch);
+  PrefetchOptions prefetch{plan->options.threads, plan->options.prefetch};
+  DatasetPtr dataset = plan->dataset;
+  if (const StreamSet* const streams = streams_in(*dataset)) {
+    dataset = std::make_shared<StreamReader>(*streams, plan->size, plan->options.seed);
+    prefetch = in_order(prefetch);
   }
-  return std::make_unique<Reader>(plan->dataset, plan->steps_per_epoch, std::move(samples),
-                                  PrefetchOptions{plan->options.threads, plan->options.prefetch},
-                                  plan->device);
+  return std::make_unique<Reader>(
+      std::move(dataset), plan->steps_per_epoch - first,
+      [all, first](std::int64_t number) { return all(first + number); }, prefetch, plan->device);
+}
+
+Batch without_samples(const Batch& batch) {
+  const auto none = [](const torch::Tensor& tensor) {
+    return tensor.defined() ? tensor.slice(0, 0, 0) : tensor;
+  };
+  return {none(batch.data), none(batch.target), 0};
 }
 
 }  // namespace
@@ -130,9 +173,16 @@ Epoch::Epoch(std::unique_ptr<data::Reader> reader) : reader_(std::move(reader)) 
 Epoch::Epoch(Epoch&&) noexcept = default;
 Epoch::~Epoch() = default;
 
+// If a short last batch has no samples for this worker, it has those of another batch, of which none are left: a model
+// can run forward with it.
 bool Epoch::advance() {
   auto batch = reader_->next();
   if (!batch) return false;
+  if (batch->samples == 0) {
+    const std::int64_t first[] = {0};
+    batch = data::without_samples(current_.data.defined() ? current_
+                                                          : reader_->again(samples_of(first)));
+  }
   current_ = std::move(*batch);
   return true;
 }
@@ -141,6 +191,8 @@ Loader::Loader(DatasetPtr dataset, World& world, const LoaderOptions& options) {
   auto plan = std::make_shared<data::LoaderPlan>();
   plan->dataset = std::move(dataset);
   plan->options = options;
+  plan->options.weighted = {};
+  plan->weights = data::draws_of(options.weighted);
   plan->rank = world.rank();
   plan->size = world.size();
   plan->device = world.device();
@@ -155,14 +207,30 @@ std::int64_t Loader::steps_per_epoch() const {
   return plan_->steps_per_epoch;
 }
 
-Epoch Loader::epoch(std::int64_t number) const {
+Epoch Loader::epoch(std::int64_t number, std::int64_t first_step) const {
   if (number < 0) throw BadInput(fmt::format("epoch {}: epochs count from 0", number));
-  return Epoch(data::open_epoch(plan_, number));
+  if (first_step < 0 || first_step > steps_per_epoch()) {
+    throw BadInput(
+        fmt::format("an epoch of {} steps cannot go on at step {}", steps_per_epoch(), first_step));
+  }
+  return Epoch(data::open_epoch(plan_, number, first_step));
 }
 
 DistributedSampler::DistributedSampler(std::int64_t samples, const World& world, std::uint64_t seed,
                                        bool shuffle, Uneven uneven)
     : share_{samples, world.rank(), world.size(), seed, shuffle, uneven} {
+  begin_epoch();
+}
+
+DistributedSampler::DistributedSampler(const WeightedSampling& weighted, const World& world,
+                                       std::uint64_t seed, Uneven uneven)
+    : share_{static_cast<std::int64_t>(weighted.weights.size()),
+             world.rank(),
+             world.size(),
+             seed,
+             /*shuffle=*/true,
+             uneven,
+             data::draws_of(weighted)} {
   begin_epoch();
 }
 
@@ -174,7 +242,8 @@ void DistributedSampler::begin_epoch() {
   const plan::SamplerOptions options{.samples = share_.samples,
                                      .seed = share_.seed,
                                      .shuffle = share_.shuffle,
-                                     .remainder = data::remainder_of(share_.uneven)};
+                                     .remainder = data::remainder_of(share_.uneven),
+                                     .weights = share_.weights};
   order_ = plan::shard_samples(options, epoch_, share_.rank, share_.size);
   position_ = 0;
 }

@@ -72,6 +72,18 @@ Batch stacked(const std::vector<torch::Tensor>& data, const std::vector<torch::T
           static_cast<std::int64_t>(samples.size())};
 }
 
+std::shared_ptr<const plan::WeightedDraws> draws_of(const WeightedSampling& weighted) {
+  if (weighted.weights.empty()) {
+    if (weighted.draws == 0 && weighted.replacement) return nullptr;
+    throw BadInput("samples are drawn by weight: give WeightedSampling::weights, one for each");
+  }
+  return std::make_shared<plan::WeightedDraws>(
+      weighted.weights,
+      plan::DrawOptions{.draws = weighted.draws,
+                        .replacement = weighted.replacement ? plan::Replacement::kWith
+                                                            : plan::Replacement::kWithout});
+}
+
 Batch read(const Dataset& dataset, std::span<const Sample> samples) {
   if (samples.empty()) return {};
   const DrawScope own(samples.front().seed);
@@ -151,8 +163,14 @@ std::optional<Batch> Prefetcher::next() {
 
 std::vector<Sample> ShardSamples::of(std::int64_t step, int shard) {
   const base::Lock lock(mutex_);
-  return samples_of(batches_.samples(step, shard), batches_.position(step).epoch,
-                    batches_.options().seed);
+  const plan::DataOptions& options = batches_.options();
+  const std::int64_t epoch = batches_.position(step).epoch;
+  auto samples = samples_of(batches_.samples(step, shard), epoch, options.seed);
+  if (!options.weights) return samples;
+  const auto entries = batches_.entries(step, shard);
+  for (std::size_t i = 0; i < samples.size(); ++i)
+    samples[i].seed = plan::drawn_sample_seed(options.seed, epoch, entries[i]);
+  return samples;
 }
 
 Reader::Reader(DatasetPtr dataset, std::int64_t count, Samples samples,

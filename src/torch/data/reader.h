@@ -14,6 +14,7 @@
 #include <exception>
 #include <functional>
 #include <map>
+#include <memory>
 #include <optional>
 #include <span>
 #include <thread>
@@ -24,6 +25,9 @@
 #include "torch/device/upload.h"
 
 namespace lockstep::data {
+
+// The draws by weight that options ask for; null if they ask for none. BadInput for weights that give no distribution.
+std::shared_ptr<const plan::WeightedDraws> draws_of(const WeightedSampling& weighted);
 
 // Reads in a DrawScope: what the data set draws from LibTorch's default generator depends on the samples alone, and the
 // model's generator does not change. BadInput if the batch has another number of samples; else what the data set throws.

@@ -98,8 +98,9 @@ void check_again(const Dataset& dataset, std::int64_t index, const std::string& 
       index));
 }
 
-std::string sampled(const Dataset& dataset) {
-  const std::vector<std::int64_t> indices = spread(dataset.size());
+// Looks at some of the first samples of a data set.
+std::string sampled(const Dataset& dataset, std::int64_t first) {
+  const std::vector<std::int64_t> indices = spread(first);
   std::vector<std::string> digests;
   base::Sha256 all;
   std::string shape;
@@ -133,27 +134,66 @@ std::string whole(const Dataset& dataset, const data::PrefetchOptions& prefetch)
                   directory, then, now));
 }
 
+[[noreturn]] void refuse_other_sampling(const std::string& directory, const DataRecord& then,
+                                        const DataRecord& now) {
+  const auto spoken = [](const DataRecord& record) {
+    return record.sampling.empty() ? "every sample once per epoch" : record.sampling;
+  };
+  throw Mismatch(
+      fmt::format("the job in {} draws its samples in another way (then {}; now {}): use the same "
+                  "weights and draws, or begin a new job in another checkpoint directory",
+                  directory, spoken(then), spoken(now)));
+}
+
 }  // namespace
 
 DataRecord record_of(const Dataset& dataset, DataReading reading,
                      const data::PrefetchOptions& prefetch) {
   if (dataset.size() < 1) throw BadInput("the training data is empty: nothing to train on");
   DataRecord record;
-  record.sampled = sampled(dataset);
+  record.sampled = sampled(dataset, dataset.size());
   if (reading == DataReading::kWhole) record.whole = whole(dataset, prefetch);
   return record;
 }
 
+DataRecord record_of_streams(const data::StreamSet& streams, int shards, std::uint64_t seed,
+                             DataReading reading) {
+  if (reading == DataReading::kWhole && streams.is_endless()) {
+    throw BadInput(
+        "streams without an end cannot be compared as a whole: leave verify_data off, or say how "
+        "many samples an epoch has");
+  }
+  const data::StreamReader reader(streams, shards, seed);
+  DataRecord record;
+  record.sampling = "streams";
+  record.sampled = sampled(reader, std::min<std::int64_t>(shards, reader.size()));
+  if (reading == DataReading::kWhole) record.whole = whole(reader, data::in_order({}));
+  return record;
+}
+
+std::string sampling_of(const WeightedSampling& weighted) {
+  const auto& weights = weighted.weights;
+  if (weights.empty()) return "";
+  const std::string_view bytes(reinterpret_cast<const char*>(weights.data()),
+                               weights.size() * sizeof(double));
+  return fmt::format("{} draws of {} weights {} replacement, {}", weighted.draws, weights.size(),
+                     weighted.replacement ? "with" : "without",
+                     base::to_hex(base::sha256(bytes)).substr(0, 32));
+}
+
 void agree_on_data(Comm& comm, const DataRecord& record) {
   replica::agree(comm,
-                 {{"a sample of it", record.sampled},
+                 {{"how it is drawn", record.sampling.empty() ? "evenly" : record.sampling},
+                  {"a sample of it", record.sampled},
                   {"all of it", record.whole.empty() ? "unread" : record.whole}},
                  {"workers read different training data", "give all of them the same files"});
 }
 
 DataRecord continued(Comm& comm, const std::string& directory, const DataRecord& record) {
   const DataRecord then{checkpoint_property(comm, directory, kDataSampled),
-                        checkpoint_property(comm, directory, kDataWhole)};
+                        checkpoint_property(comm, directory, kDataWhole),
+                        checkpoint_property(comm, directory, kDataSampling)};
+  if (then.sampling != record.sampling) refuse_other_sampling(directory, then, record);
   if (!then.sampled.empty() && then.sampled != record.sampled)
     refuse_other_data(directory, then.sampled, record.sampled);
   if (!then.whole.empty() && !record.whole.empty() && then.whole != record.whole)
@@ -170,12 +210,13 @@ DataRecord continued(Comm& comm, const std::string& directory, const DataRecord&
         "checkpoints will know all samples",
         directory, kSampled);
   }
-  return {record.sampled, record.whole.empty() ? then.whole : record.whole};
+  return {record.sampled, record.whole.empty() ? then.whole : record.whole, record.sampling};
 }
 
 Properties with_data(Properties job, const DataRecord& record) {
   job[kDataSampled] = record.sampled;
   if (!record.whole.empty()) job[kDataWhole] = record.whole;
+  if (!record.sampling.empty()) job[kDataSampling] = record.sampling;
   return job;
 }
 

@@ -6,6 +6,7 @@
 #include <algorithm>
 #include <functional>
 #include <memory>
+#include <optional>
 #include <span>
 #include <utility>
 #include <vector>
@@ -13,6 +14,7 @@
 #include "plan/sampler.h"
 #include "plan/tree.h"
 #include "torch/data/reader.h"
+#include "torch/data/streams.h"
 #include "torch/step/arithmetic.h"
 #include "torch/step/generation.h"
 #include "torch/step/job_core.h"
@@ -116,6 +118,12 @@ Evaluation JobCore::evaluate(const Dataset& dataset,
                              const std::vector<std::shared_ptr<torch::nn::Module>>& modules) {
   if (models_.all.empty()) throw BadInput("the job has no Step: there is no model to evaluate");
   settle();
+  std::optional<data::StreamReader> streams;
+  if (const data::StreamSet* const set = data::streams_in(dataset)) {
+    if (set->is_endless())
+      throw BadInput("streams without an end cannot be evaluated: say how many samples they have");
+    streams.emplace(*set, setup_.options.shards, setup_.options.seed);
+  }
   const EvaluationScope evaluating(modules);
   std::vector<torch::Tensor> buffers;
   for (const ModelView& model : models_.all) {
@@ -123,7 +131,7 @@ Evaluation JobCore::evaluate(const Dataset& dataset,
   }
   const UnchangedScope unchanged(std::move(buffers));
   // As many samples as a shard has: they fit into memory with a backward pass, so they do without.
-  return evaluate_all(generation_, {.dataset = dataset,
+  return evaluate_all(generation_, {.dataset = streams ? *streams : dataset,
                                     .score = score,
                                     .most = setup_.options.global_batch / setup_.options.shards,
                                     .seed = setup_.options.seed,

@@ -194,7 +194,7 @@ Properties JobCore::properties() const {
 }
 
 Properties JobCore::hashed_properties() const {
-  return with_data(properties(), {data_.record.sampled, ""});
+  return with_data(properties(), {data_.record.sampled, "", data_.record.sampling});
 }
 
 void JobCore::prepare(const DatasetPtr& dataset, const BatchesOptions& options,
@@ -215,18 +215,50 @@ void JobCore::prepare(const DatasetPtr& dataset, const BatchesOptions& options,
     all.push_back({"kept " + name, replica::describe(tensor)});
   replica::agree(generation_.control, all,
                  {"workers run different jobs", "start all of them with the same options"});
-  const auto reading = options.verify_data ? DataReading::kWhole : DataReading::kSampled;
-  DataRecord record = record_of(*dataset, reading, {options.loader_threads, options.prefetch});
+  DataRecord record = look_at(*dataset, options);
   agree_on_data(generation_.control, record);
-  data_.plan.emplace(plan::DataOptions{.samples = data_.samples,
-                                       .global_batch = setup_.options.global_batch,
-                                       .shards = setup_.options.shards,
-                                       .seed = setup_.options.seed});
-  if (again && record.sampled != data_.record.sampled)
+  if (again &&
+      (record.sampled != data_.record.sampled || record.sampling != data_.record.sampling)) {
     throw BadInput("batches() was called with other data before: a job has one data set");
+  }
+  plan_data(*dataset, options);
   if (!again || !record.whole.empty()) data_.record = std::move(record);
   // The program may have written to parameters before the loop.
   for (JobModels::Trained& trained : models_.trained) trained.model.share_values();
+}
+
+DataRecord JobCore::look_at(const Dataset& dataset, const BatchesOptions& options) {
+  const auto reading = options.verify_data ? DataReading::kWhole : DataReading::kSampled;
+  if (const data::StreamSet* const streams = data::streams_in(dataset))
+    return record_of_streams(*streams, setup_.options.shards, setup_.options.seed, reading);
+  DataRecord record = record_of(dataset, reading, {options.loader_threads, options.prefetch});
+  record.sampling = sampling_of(options.weighted);
+  return record;
+}
+
+// The order of samples; of streams, also who reads them, and what checkpoints keep of them.
+void JobCore::plan_data(const Dataset& dataset, const BatchesOptions& options) {
+  const data::StreamSet* const streams = data::streams_in(dataset);
+  auto weights = data::draws_of(options.weighted);
+  if (streams != nullptr && weights) data::refuse_weighted_streams();
+  if (streams != nullptr && streams->is_endless() && options.epochs > 0) {
+    throw BadInput(
+        "streams without an end have no epochs: give steps, or say how many samples an epoch has "
+        "(StreamOptions::samples)");
+  }
+  const JobOptions& job = setup_.options;
+  const bool again = is_prepared();
+  data_.plan.emplace(plan::DataOptions{.samples = dataset.size(),
+                                       .global_batch = job.global_batch,
+                                       .shards = job.shards,
+                                       .seed = job.seed,
+                                       .shuffle = streams == nullptr,
+                                       .weights = std::move(weights)});
+  if (streams == nullptr) return data_.streams.reset();
+  data_.streams = std::make_shared<data::StreamReader>(*streams, job.shards, job.seed);
+  if (again) return;
+  data_.positions.emplace(job.shards);
+  state_.add_streams(data_.positions->table());
 }
 
 std::shared_ptr<Loop> JobCore::open(const DatasetPtr& dataset, const BatchesOptions& options) {
@@ -242,7 +274,9 @@ std::shared_ptr<Loop> JobCore::open(const DatasetPtr& dataset, const BatchesOpti
       options.steps > 0 ? options.steps : options.epochs * plan().steps_per_epoch();
   warn_beyond(end);
   progress_.stop = progress_.stopped = false;
-  auto loop = std::make_shared<Loop>(shared_from_this(), dataset, options);
+  if (data_.streams) data_.positions->read(*data_.streams);
+  auto loop = std::make_shared<Loop>(shared_from_this(),
+                                     data_.streams ? DatasetPtr(data_.streams) : dataset, options);
   loop->set_end(std::max(end, progress_.next));
   return loop;
 }
@@ -388,6 +422,7 @@ void JobCore::rerun() {
   const std::int64_t from = checkpoints_->read(state_, properties());
   if (from < 0)
     throw Mismatch(found.text + ", and the checkpoint to run the step again from is gone");
+  if (data_.streams) data_.positions->read(*data_.streams);
   for (ModelView& model : models_.all) model.share_values();
   loop.go_back({from, found.step + 1});
   for (const Call& call : calls_) {
@@ -413,10 +448,17 @@ void JobCore::save() {
   const std::int64_t step = position();
   if (!checkpoints_ || setup_.only_reads || progress_.saved_at == step) return;
   if (progress_.loop != nullptr) progress_.loop->check_at_rest(step - 1);
+  note_streams(step);
   checkpoints_->write(state_, step, with_data(properties(), data_.record));
   progress_.saved_at = step;
   calls_.clear();
   if (hooks_.on_saved) hooks_.on_saved(checkpoints_->path(), step);
+}
+
+// For whoever goes on from here: a checkpoint, the next loop, a worker that joins.
+void JobCore::note_streams(std::int64_t step) {
+  if (!data_.streams) return;
+  data_.positions->note(*data_.streams, plan(), step, generation_.hosted, generation_.control);
 }
 
 void JobCore::end_batch() {
@@ -432,6 +474,7 @@ void JobCore::end_loop() {
   progress_.loop->check_at_rest(progress_.next - 1);
   progress_.stopped = progress_.stop && progress_.next < progress_.loop->end();
   if (progress_.stopped) stop_requested_.store(false);
+  note_streams(progress_.next);
   save();
   reseed(progress_.next);
 }

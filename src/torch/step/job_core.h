@@ -31,6 +31,7 @@
 #include "torch/step/loop.h"
 #include "torch/step/phase_result.h"
 #include "torch/step/step_run.h"
+#include "torch/step/stream_positions.h"
 
 namespace lockstep::steps {
 
@@ -121,7 +122,9 @@ class JobCore : public control::Member, public std::enable_shared_from_this<JobC
   struct Data {
     DataRecord record;
     std::int64_t samples = 0;
-    std::optional<plan::Batches> plan;  // once the job is prepared
+    std::optional<plan::Batches> plan;                  // once the job is prepared
+    std::shared_ptr<const data::StreamReader> streams;  // null: samples by number
+    std::optional<StreamPositions> positions;           // of streams
   };
   struct Progress {
     std::int64_t next = 0;       // the next batch
@@ -153,6 +156,8 @@ class JobCore : public control::Member, public std::enable_shared_from_this<JobC
     std::vector<double> rates;
   };
 
+  DataRecord look_at(const Dataset& dataset, const BatchesOptions& options);
+  void plan_data(const Dataset& dataset, const BatchesOptions& options);
   bool told_to_stop() const;
   bool collect();
   void check_loss(const PhaseResult& result) const;
@@ -161,6 +166,7 @@ class JobCore : public control::Member, public std::enable_shared_from_this<JobC
   void catch_up();
   void take_state_of(int source);
   void warn_beyond(std::int64_t end) const;
+  void note_streams(std::int64_t step);
   void end_batch();  // of the loop
   void end_loop();   // writes all that must be written
   void leave(Loop& loop) noexcept;

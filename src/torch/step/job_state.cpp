@@ -61,6 +61,11 @@ void JobState::keep(const std::string& name, const torch::Tensor& tensor) {
   parts_.push_back({Kind::kKept, name, [tensors] { return tensors; }});
 }
 
+void JobState::add_streams(const torch::Tensor& positions) {
+  const std::vector<NamedTensor> tensors = {{"data/streams", positions}};
+  parts_.push_back({Kind::kKept, "streams", [tensors] { return tensors; }});
+}
+
 // Whether it is the only part of its kind. Then names need no model's name.
 bool JobState::is_only(const Part& part) const {
   return std::count_if(parts_.begin(), parts_.end(),

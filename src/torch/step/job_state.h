@@ -4,7 +4,7 @@
 //   weights   parameters and buffers of a model, named as its module names them
 //   state     memories of an optimizer, as optimizer/…
 //   values    numbers beside them: steps of an optimizer, its learning rate; scale and growth tracker of a scaler
-//   kept      tensors of the program's own, as program/…
+//   kept      tensors of the program's own, as program/…; positions of streams, as data/streams
 //
 // If a job has several models or optimizers, names have that of the model in them: generator/fc1.weight,
 // optimizer/generator/momentum/fc1.weight, learning_rate/generator.
@@ -33,6 +33,7 @@ class JobState {
   void add_optimizer(const std::string& name, optim::Optimizer& optimizer);
   void add_scaler(const std::string& name, GradScaler& scaler);
   void keep(const std::string& name, const torch::Tensor& tensor);
+  void add_streams(const torch::Tensor& positions);
 
   // Memory of the job, not copies.
   std::vector<NamedTensor> weights() const;

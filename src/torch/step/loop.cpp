@@ -71,9 +71,9 @@ Loop::Loop(std::shared_ptr<JobCore> job, DatasetPtr dataset, const BatchesOption
       batches_(
           job_->generation_.hosted,
           job_->steps_.size() > 1 ? HostedBatches::Taken::kKept : HostedBatches::Taken::kDropped,
-          {std::move(dataset),
-           plan().options(),
-           {options.loader_threads, options.prefetch},
+          {std::move(dataset), plan().options(),
+           job_->data_.streams ? data::in_order({options.loader_threads, options.prefetch})
+                               : data::PrefetchOptions{options.loader_threads, options.prefetch},
            models().front().device()}) {
   open_models();
   open_page();

@@ -83,6 +83,7 @@ steps::JobSetup setup_of(const TrainerOptions& options) {
 BatchesOptions batches_of(const TrainerOptions& options) {
   return {.epochs = options.epochs,
           .steps = options.steps,
+          .weighted = options.weighted,
           .loader_threads = options.loader_threads,
           .prefetch = options.prefetch,
           .verify_data = options.verify_data};
