@@ -16,6 +16,7 @@
 #include <lockstep/schedule.h>       // learning rates, warm-up, larger batches
 #include <lockstep/dataset.h>        // Dataset: samples by number
 #include <lockstep/data.h>           // loader(), and the sampler behind it
+#include <lockstep/uneven_inputs.h>  // workers that run out of batches at different times
 #include <lockstep/autocast.h>       // half types in the forward pass
 #include <lockstep/activation_checkpoint.h>  // checkpoint(): less memory, more time
 #include <lockstep/checkpoint.h>     // save() and load(): models in safetensors files

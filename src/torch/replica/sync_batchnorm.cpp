@@ -16,6 +16,7 @@
 #include <vector>
 
 #include "base/mutex.h"
+#include "control/turns.h"
 #include "torch/replica/agreement.h"
 #include "torch/replica/collectives.h"
 #include "torch/replica/synced_norms.h"
@@ -38,9 +39,13 @@ using OptionalTensor = SecondArgument<decltype(at::_ops::batch_norm::call)>::Typ
 // A converted layer.
 struct SyncedLayer : torch::CustomClassHolder {
   std::shared_ptr<Comm> channel;  // that of all layers of the module
+  std::shared_ptr<const control::Announcements> announcements;
   std::weak_ptr<torch::nn::Module> module;
   std::string name;         // "SyncBatchNorm 3": workers that run different layers get a Mismatch
   std::int64_t passes = 0;  // forward, over all workers
+
+  // Whether this worker's samples do not count (control/turns.h).
+  bool idle() const { return announcements->turns().idle(); }
 };
 using LayerPtr = c10::intrusive_ptr<SyncedLayer>;
 
@@ -103,7 +108,7 @@ Statistics statistics(const at::Tensor& input, SyncedLayer& layer) {
   const std::int64_t channels = input.size(1);
   const double count = static_cast<double>(input.numel()) / static_cast<double>(channels);
   at::Tensor row = at::zeros({1 + 2 * channels}, input.options().dtype(at::kDouble));
-  if (count > 0) {
+  if (count > 0 && !layer.idle()) {
     const auto [mean, variance] = at::batch_norm_update_stats(input, {}, {}, 0);
     row[0] = count;
     row.slice(0, 1, 1 + channels).copy_(mean);
@@ -159,6 +164,7 @@ class SyncedNorm : public torch::autograd::Function<SyncedNorm> {
     context->saved_data["eps"] = running.eps;
     context->saved_data["layer"] = c10::IValue::make_capsule(layer);
     context->saved_data["pass"] = layer->passes++;
+    context->saved_data["idle"] = layer->idle();
     // With the statistics of all workers as running ones, the layer is in eval(). LibTorch divides by
     // the number of samples.
     if (x.numel() == 0) return at::empty_like(input);
@@ -184,6 +190,7 @@ class SyncedNorm : public torch::autograd::Function<SyncedNorm> {
     const at::Tensor dy = gradients[0].to(x.scalar_type());
     auto [sum_dy_xhat, sum_dy] = own_sums(dy, x, weight, saved[2], saved[3], eps);
     const at::Tensor sums = at::cat({sum_dy, sum_dy_xhat}).to(at::kDouble);
+    if (context->saved_data["idle"].toBool()) sums.zero_();
     at::Tensor dx;
     if (context->needs_input_grad(0)) {
       // Of two passes, every worker goes back through the same one first.
@@ -313,6 +320,7 @@ std::size_t convert_sync_batchnorm(torch::nn::Module& module, World& world) {
     properties.push_back({"batch norm " + item.key(), norm.options});
     auto layer = c10::make_intrusive<replica::SyncedLayer>();
     layer->channel = channel;
+    layer->announcements = world.announcements();
     layer->module = item.value();
     layer->name = fmt::format("SyncBatchNorm {}", found.size());
     found.emplace_back(norm.weight.defined() ? norm.weight : norm.running_mean, std::move(layer));
