@@ -115,7 +115,8 @@ class [[nodiscard]] NoSync {
 //
 // Threads:   one caller at a time, for all replicas and optimizers of a world together. Every worker makes its
 //            replicas, and runs their synchronised backward passes, in the same order.
-// Blocking:  the constructor, backward() and synchronize() wait for the other workers, at most the world's timeout.
+// Blocking:  the constructor, backward(), synchronize() and sync_buffers() wait for the other workers, at most the
+//            world's timeout.
 // Failure:   Mismatch if models differ, with the parameter and the ranks, or if the CPUs compute with different
 //            instructions, with their names; BadInput for a gradient that is missing or, on a CPU, was moved to other
 //            memory; PeerLost, Timeout. backward() throws them. After PeerLost or Timeout the replica cannot be used.

@@ -38,6 +38,9 @@ struct UnevenOptions {
 };
 
 // The loop that is under way, as long as this lives. UnevenInputs makes it.
+//
+// Threads, Blocking, Failure: as UnevenInputs.
+// Ownership: the world must outlive it.
 class UnevenLoop {
  public:
   UnevenLoop(World& world, const UnevenOptions& options);
