@@ -27,8 +27,7 @@
 namespace lockstep::testing::uneven_cases {
 namespace {
 
-using ::testing::ElementsAre;
-using ::testing::HasSubstr;
+using ::testing::ElementsAre, ::testing::HasSubstr;
 using DivideBy = UnevenOptions::DivideBy;
 
 // As in ddp_semantics.py.
@@ -227,6 +226,10 @@ TEST(UnevenInputs, CountNothingOfIdleWorkersInAverages) {
     EXPECT_THAT(means, ElementsAre(1.5, 2, 2));
     EXPECT_EQ(present.item<std::int64_t>(), 4);
     EXPECT_EQ(metrics.reduce().mean("loss"), 7.0 / 4);
+    for (const double value : inputs)
+      if (mean(world, value) == 2) break;  // all workers, in the second turn: nobody is idle then
+    EXPECT_FALSE(inputs.idle());
+    EXPECT_EQ(mean(world, 1.0 + world.rank()), 1.5);
   });
 }
 
@@ -288,19 +291,6 @@ TEST(UnevenInputs, NeedAnExampleWhereAWorkerHasNoBatchAtAll) {
     for (const int batch : UnevenInputs(batches, world, {}, 5)) sum += batch;
     EXPECT_EQ(sum, world.leader() ? 15 : 21);
     for (const int batch : UnevenInputs(std::vector<int>(), world)) ADD_FAILURE() << batch;
-  });
-}
-
-// Leaving early, by all after the same batch, leaves nobody idle.
-TEST(UnevenInputs, MayBeLeftByAllAtOnce) {
-  in_world(2, "thread", [](World& world) {
-    UnevenInputs inputs(std::vector<int>(world.leader() ? 1U : 5U), world);
-    int turns = 0;
-    for ([[maybe_unused]] const int batch : inputs) {
-      if (++turns == 3) break;
-    }
-    EXPECT_FALSE(inputs.idle());
-    EXPECT_EQ(mean(world, 1.0 + world.rank()), 1.5);
   });
 }
 
@@ -454,6 +444,19 @@ TEST(StaticGraph, NamesWhatChanges) {
       EXPECT_THAT(outcome.text, HasSubstr("norm.weight has a gradient now, norm.bias has a"));
     }
   }
+}
+
+TEST(SparseGradients, OfIdleWorkersAreZero) {
+  in_world(2, "shm", [](World& world) {
+    const auto options = torch::nn::EmbeddingOptions(6, 2).sparse(true);
+    auto model = data_parallel(seeded<torch::nn::Embedding>(3, options), world);
+    const std::vector<torch::Tensor> batches(world.leader() ? 1 : 2, torch::tensor({1, 2}));
+    for (const auto& words : UnevenInputs(batches, world)) {
+      model.zero_grad();
+      model->forward(words).sum().backward();
+    }
+    EXPECT_EQ(model->weight.grad().sum().item<double>(), 2);  // of 4, by two workers
+  });
 }
 
 TEST(SparseGradients, InAStepHaveTheBitsOfDenseOnes) {
