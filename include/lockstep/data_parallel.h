@@ -36,12 +36,21 @@ enum class MissingGradient : std::uint8_t {
   // and no update changes it, as with DDP's find_unused_parameters. This costs one more short message. Zeros count as a
   // gradient, so clear with model.zero_grad(): LibTorch 1.13's optimizers set earlier gradients to zero instead.
   kZero,
+  // As kZero, for a graph that never changes: PyTorch's static_graph. The first synchronised pass finds out which
+  // parameters each worker reaches, and the short message is sent only then. A later pass that reaches others throws
+  // BadInput with their names. In a Step it is kZero.
+  kStatic,
 };
 
 // Which values buffers, such as BatchNorm's statistics, have after a step.
 enum class BufferSource : std::uint8_t {
   kLeader,  // the leader's; copied at the end of every synchronised backward
-  kOwn,     // each worker keeps its own
+  kMean,    // the mean over workers, at the same time. Integers and bools are the leader's
+  // The leader's, copied before forward, as PyTorch does: each model(x) is collective if the one before could
+  // synchronise, so if it was outside of no_sync() and of NoGradGuard. model->forward(x) copies nothing, and needs
+  // model.sync_buffers(). Not for a model in a Step.
+  kLeaderBeforeForward,
+  kOwn,  // each worker keeps its own
 };
 
 struct DataParallelOptions {
@@ -106,7 +115,8 @@ class [[nodiscard]] NoSync {
 //
 // Threads:   one caller at a time, for all replicas and optimizers of a world together. Every worker makes its
 //            replicas, and runs their synchronised backward passes, in the same order.
-// Blocking:  the constructor, backward() and synchronize() wait for the other workers, at most the world's timeout.
+// Blocking:  the constructor, backward(), synchronize() and sync_buffers() wait for the other workers, at most the
+//            world's timeout.
 // Failure:   Mismatch if models differ, with the parameter and the ranks, or if the CPUs compute with different
 //            instructions, with their names; BadInput for a gradient that is missing or, on a CPU, was moved to other
 //            memory; PeerLost, Timeout. backward() throws them. After PeerLost or Timeout the replica cannot be used.
@@ -128,6 +138,9 @@ class Replica {
   // calls it to take part in a step.
   void synchronize();
 
+  // Gives all workers the leader's buffers now; with kMean, the mean. Collective.
+  void sync_buffers();
+
   // Clears all gradients. They are undefined until the next backward, which then need not add to zeros. Averages may
   // also be cleared in any other way. But only this call drops what no_sync() has added: otherwise the next average
   // counts those samples.
@@ -147,6 +160,9 @@ class Replica {
   void set_module(std::function<std::vector<torch::Tensor>()> parameters,
                   std::weak_ptr<torch::nn::Module> module);
 
+  // What BufferSource::kLeaderBeforeForward does.
+  void before_forward();
+
  private:
   friend struct replica::Inside;
   std::shared_ptr<replica::Replicated> state_;
@@ -160,7 +176,8 @@ std::vector<NamedTensor> buffers_of(const torch::nn::Module& module);
 DataParallelOptions named_after(const torch::nn::Module& module, DataParallelOptions options);
 }  // namespace replica
 
-// A torch::nn module that trains on every worker. Use it like the module's holder. Lockstep does nothing in forward().
+// A torch::nn module that trains on every worker. Use it like the module's holder. Lockstep does nothing in forward(),
+// except for BufferSource::kLeaderBeforeForward.
 //
 // Threads, Blocking, Failure: as Replica.
 // Ownership: shares the module.
@@ -182,6 +199,7 @@ class DataParallel : public Replica {
   // forward()
   template <typename... Arguments>
   decltype(auto) operator()(Arguments&&... arguments) {
+    before_forward();
     return module_->forward(std::forward<Arguments>(arguments)...);
   }
 
@@ -223,7 +241,8 @@ torch::serialize::InputArchive& operator>>(torch::serialize::InputArchive& archi
 // Replica::backward for all replicas that the loss depends on.
 void backward(const torch::Tensor& loss, std::int64_t samples);
 
-// The weighted mean of a number over all workers; the same bits on every worker. Collective.
+// The weighted mean of a number over all workers; the same bits on every worker. Collective. An idle worker of
+// UnevenInputs has no weight.
 double mean(World& world, double value, double weight = 1);
 
 }  // namespace lockstep

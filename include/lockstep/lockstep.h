@@ -17,6 +17,7 @@
 #include <lockstep/dataset.h>        // Dataset: samples by number
 #include <lockstep/stream.h>         // Stream: samples that can only be read forward
 #include <lockstep/data.h>           // loader(), and the sampler behind it
+#include <lockstep/uneven_inputs.h>  // workers that run out of batches at different times
 #include <lockstep/autocast.h>       // half types in the forward pass
 #include <lockstep/grad_scaler.h>    // GradScaler: float16 without lost gradients
 #include <lockstep/activation_checkpoint.h>  // checkpoint(): less memory, more time

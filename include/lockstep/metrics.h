@@ -43,7 +43,7 @@ class Averages {
 
 // Adds numbers up, by name, and averages them over all workers. Sums are exact: they are rounded
 // once, at the end. So they do not depend on the number of workers, nor on who has which batch. A
-// worker that has nothing to add adds nothing.
+// worker that has nothing to add adds nothing, and what an idle worker of UnevenInputs adds is left out.
 //
 // Threads:   one caller at a time.
 // Blocking:  the constructor is collective. reduce() is, too, but waits for nobody. If tensors of a

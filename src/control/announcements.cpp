@@ -1,6 +1,14 @@
 #include "control/announcements.h"
 
+#include <utility>
+
+#include "control/turns.h"
+
 namespace lockstep::control {
+
+Announcements::Announcements(Comm comm)
+    : turns_(std::make_unique<Turns>()), comm_(std::move(comm)) {}
+Announcements::~Announcements() = default;
 
 std::shared_ptr<const Announcement> Announcements::say(const Record& record,
                                                        std::string_view call) {

@@ -17,6 +17,8 @@
 
 namespace lockstep::control {
 
+class Turns;
+
 // The caller gives the numbers their meaning.
 using Record = std::array<std::uint64_t, 8>;
 
@@ -47,7 +49,10 @@ class Announcement {
 // Ownership: keeps the memory of every announcement under way.
 class Announcements {
  public:
-  explicit Announcements(Comm comm) : comm_(std::move(comm)) {}
+  explicit Announcements(Comm comm);
+  ~Announcements();
+  Announcements(const Announcements&) = delete;
+  Announcements& operator=(const Announcements&) = delete;
 
   // Collective. `call` names what the worker is about to do, for errors (CallName).
   std::shared_ptr<const Announcement> say(const Record& record, std::string_view call);
@@ -58,8 +63,13 @@ class Announcements {
   // A number for something that every worker makes in the same order; from 1.
   std::uint64_t next_number() { return ++numbers_; }
 
+  // Who has a batch, in a loop of lockstep/uneven_inputs.h.
+  Turns& turns() { return *turns_; }
+  const Turns& turns() const { return *turns_; }
+
  private:
   std::uint64_t numbers_ = 0;
+  std::unique_ptr<Turns> turns_;
   std::deque<std::shared_ptr<Announcement>> under_way_;
   Comm comm_;  // last: it ends the operations that still use the memory above
 };

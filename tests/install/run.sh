@@ -26,7 +26,7 @@ for rank in 0 1 2; do grep -q "rank $rank of 3: the sum of all ranks is 3" "$wor
 # The loops of the README: alone, and on 4 workers, which see the same data and learn the same; the first to the bit. The second,
 # and what both were made from, take as long to compile: only when all is tested.
 targets=(train)
-[ -z "${LOCKSTEP_TEST_FULL:-}" ] || targets+=(plain drop_in sync_batchnorm)
+[ -z "${LOCKSTEP_TEST_FULL:-}" ] || targets+=(plain drop_in sync_batchnorm uneven gan)
 build_example train --target "${targets[@]}"
 cd "$work"
 export OMP_NUM_THREADS=1 OPENBLAS_NUM_THREADS=1
@@ -43,5 +43,12 @@ for program in train drop_in sync_batchnorm; do
   [ $program != train ] || cmp alone.out four.out
   paste alone.out four.out | grep epoch | awk '{ d = $4 - $(NF / 2 + 4); if (d < -0.0005 || d > 0.0005) { print "apart: " $0; exit 1 } }'
 done
+# Loops whose data depends on the number of workers: alone, and on 4. Uneven workers have 32, 48, 64 and 80 batches.
+if [ -x train/uneven ]; then
+  train/uneven | grep 'epoch 2: loss 0\.[0-9]* over 32 batches' >/dev/null
+  "$work/prefix/bin/lockstep" run -n 4 -- train/uneven | grep 'epoch 2: loss 0\.[0-9]* over 224 batches' >/dev/null
+  train/gan | grep 'step 600: radius [0-3]\.' >/dev/null
+  "$work/prefix/bin/lockstep" run -n 4 -- train/gan | grep 'step 600: radius [0-3]\.' >/dev/null
+fi
 "$work/prefix/bin/lockstep" train --model mlp --data synthetic --steps 2 --global-batch 8 --workers 2 --quiet --checkpoint none |
   grep 'Trained after 2 steps' >/dev/null

@@ -46,7 +46,7 @@ void Arrivals::check_complete() const {
         "data_parallel() again, which replaces this replica, and make its optimizer again",
         name));
   }
-  if (missing_ == MissingGradient::kZero) return;
+  if (missing_ != MissingGradient::kError) return;
   std::vector<std::string> names;
   for (std::size_t entry = reached_.size(); entry-- > 0;) {  // backwards: in registration order
     if (reached_[entry]) continue;
@@ -59,6 +59,25 @@ void Arrivals::check_complete() const {
       "no gradient for {}: the loss did not depend on it; use it in forward(), freeze it, or set "
       "missing_gradient = MissingGradient::kZero",
       fmt::join(names, ", ")));
+}
+
+void Arrivals::check_graph(const std::vector<bool>& absent) {
+  if (graph_.empty()) {
+    graph_ = reached_;
+    for (std::size_t entry = 0; entry < absent.size(); ++entry)
+      graph_[entry] = graph_[entry] && !absent[entry];
+  }
+  std::vector<std::string> changes;
+  for (std::size_t entry = reached_.size(); entry-- > 0;) {
+    if (reached_[entry] == graph_[entry]) continue;
+    changes.push_back(fmt::format("{} has {} gradient now", layout_.entries()[entry].name,
+                                  reached_[entry] ? "a" : "no"));
+  }
+  if (changes.empty()) return;
+  throw BadInput(
+      fmt::format("the graph is not that of the first synchronised backward(): {}. With "
+                  "MissingGradient::kStatic it must not change; kZero allows that",
+                  fmt::join(changes, ", ")));
 }
 
 void PassClock::begin() {

@@ -77,6 +77,11 @@ class Arrivals {
   // By entry: whether a gradient arrived since forget(), in this pass or an earlier one.
   const std::vector<bool>& reached() const { return reached_; }
 
+  // For MissingGradient::kStatic, at the end of a synchronised pass. The first time it notes which
+  // gradients have arrived. Later it throws BadInput if these are others. `absent`: those that no
+  // worker had in the first pass of all; empty: there was none.
+  void check_graph(const std::vector<bool>& absent);
+
  private:
   const Model& model_;
   const plan::Layout& layout_;
@@ -84,6 +89,7 @@ class Arrivals {
   MissingGradient missing_;
   Ledger ledger_;
   std::vector<bool> reached_;
+  std::vector<bool> graph_;  // what check_graph() has noted
 };
 
 // Takes the times of a pass, for Replica::last_backward(): they tell how much of the reduction was

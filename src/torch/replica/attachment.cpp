@@ -157,13 +157,21 @@ void Attachment::rehook() {
 
 void Attachment::install_pre_hooks() {
   for (std::size_t i = 0; i < parts_.model.trained.size(); ++i) {
-    pre_hooks_.push_back(parts_.parameter(i).register_hook([weak = self_, i](const torch::Tensor&) {
+    const auto pre_hook = [weak = self_, i](const torch::Tensor& gradient) {
       const auto self = weak.lock();
-      if (!self || self->parts_.parameters->holds(i)) return;
-      self->listener_->before(i);
-      self->moved_.push_back(i);
-    }));
+      return self ? self->before(i, gradient) : torch::Tensor();
+    };
+    pre_hooks_.push_back(parts_.parameter(i).register_hook(pre_hook));
   }
+}
+
+// Returns what is added up in place of the gradient; undefined: the gradient itself.
+torch::Tensor Attachment::before(std::size_t entry, const torch::Tensor& gradient) {
+  const bool moved = !parts_.parameters->holds(entry);
+  const bool idle = listener_->idle();
+  if (moved || idle) listener_->before(entry);
+  if (moved) moved_.push_back(entry);
+  return idle ? torch::zeros_like(gradient) : torch::Tensor();
 }
 
 void Attachment::remember_module(Listing parameters, std::weak_ptr<torch::nn::Module> module) {

@@ -3,7 +3,8 @@
 //   hook      belongs to an accumulator. It says that a gradient was added up. torch::load(), and
 //             module->to() with another type or device, drop the accumulator and the hook with it
 //   pre-hook  belongs to a parameter. It runs before the gradient is added up. It stays if the
-//             accumulator is dropped, so it notices what the hook cannot
+//             accumulator is dropped, so it notices what the hook cannot. On an idle worker it puts
+//             zeros in place of the gradient
 //   moved     a parameter whose values are no longer in the flat memory. Its pre-hook notices this.
 //             At the end of the pass the values are copied back, and the new accumulator gets a
 //             hook
@@ -30,12 +31,15 @@ class PassListener {
  public:
   virtual ~PassListener() = default;
 
-  // The gradient of a moved parameter is about to be added up.
+  // The gradient of a moved parameter is about to be added up; if the worker is idle, that of any.
   virtual void before(std::size_t entry) = 0;
   // A gradient has been added up; `incoming` is what was added.
   virtual void ready(std::size_t entry, const torch::Tensor& incoming) = 0;
   // The end of a pass, if Attachment::call_at_end() has asked for it.
   virtual void end() = 0;
+
+  // Whether the pass does not count (control/turns.h): gradients are added up as zeros.
+  virtual bool idle() const { return false; }
 
   // The weight of the next pass; nullopt: it has none.
   virtual void expect(std::optional<double> weight) = 0;
@@ -93,6 +97,7 @@ class Attachment {
   friend class Expectation;
 
   void install_pre_hooks();
+  torch::Tensor before(std::size_t entry, const torch::Tensor& gradient);
   void retire_earlier();
   void retire();
   void rehook();

@@ -14,6 +14,7 @@
 #include <functional>
 #include <memory>
 #include <optional>
+#include <utility>
 #include <vector>
 
 #include "torch/divergence/watch.h"
@@ -81,6 +82,8 @@ class Banks {
   // worker has one, it is absent: it stays undefined, and updates leave its parameter alone.
   // Collective.
   void find_absent(Comm& comm, std::vector<std::uint8_t> has);
+  // The same without a message, if all workers know the answer already.
+  void set_absent(std::vector<bool> absent) { absent_ = std::move(absent); }
   void hide_absent();
   void forget_absent() { absent_.clear(); }
   const std::vector<bool>& absent() const { return absent_; }  // by entry; empty: none is absent

@@ -1,5 +1,7 @@
-// Sends the buffers of rank 0 to all workers at the end of a synchronised pass, as DDP does. All
+// Gives all workers the same buffers: those of one worker, the source, as DDP does, or the mean. All
 // buffers go as one message: they are small, and each message costs its latency.
+//
+// The source is rank 0. In a loop of UnevenInputs it is the first worker that has a batch.
 #pragma once
 
 #include <lockstep/comm.h>
@@ -10,6 +12,7 @@
 #include <utility>
 #include <vector>
 
+#include "control/turns.h"
 #include "torch/replica/flat_memory.h"
 #include "torch/replica/model.h"
 
@@ -28,8 +31,8 @@ class BufferSync {
   // Two calls, so that the message travels while gradients are reduced. Where workers share memory,
   // start() comes before a worker tells that its gradients are there, and finish() before the
   // reduction ends.
-  virtual void start(Comm& comm) = 0;
-  virtual void finish(Comm& comm) = 0;
+  virtual void start(Comm& comm, const control::Presence& presence) = 0;
+  virtual void finish(Comm& comm, const control::Presence& presence) = 0;
 
   // All buffers, if they lie in one memory; else null.
   virtual const FlatMemory* memory() const { return nullptr; }
@@ -40,8 +43,8 @@ class HostBufferSync : public BufferSync {
  public:
   explicit HostBufferSync(std::vector<NamedTensor> buffers) : buffers_(std::move(buffers)) {}
 
-  void start(Comm& comm) override;
-  void finish(Comm& comm) override;
+  void start(Comm& comm, const control::Presence& presence) override;
+  void finish(Comm& comm, const control::Presence& presence) override;
 
  private:
   std::vector<NamedTensor> buffers_;
@@ -49,15 +52,15 @@ class HostBufferSync : public BufferSync {
   Work work_;
 };
 
-// Where workers share memory: rank 0 leaves a copy there, before all workers meet at the end of a
+// Where workers share memory: the source leaves a copy there, before all workers meet at the end of a
 // pass, and the others read it before they meet again.
 class SharedBufferSync : public BufferSync {
  public:
   SharedBufferSync(std::vector<NamedTensor> buffers, FlatMemory memory)
       : buffers_(buffers), memory_(std::move(memory)), messages_(std::move(buffers)) {}
 
-  void start(Comm& comm) override;
-  void finish(Comm& comm) override;
+  void start(Comm& comm, const control::Presence& presence) override;
+  void finish(Comm& comm, const control::Presence& presence) override;
 
  private:
   bool fits() const;
@@ -65,6 +68,28 @@ class SharedBufferSync : public BufferSync {
   std::vector<NamedTensor> buffers_;
   FlatMemory memory_;
   HostBufferSync messages_;  // if the program has given buffers another size, on all workers
+};
+
+// The mean of floating-point buffers over the workers that are present, with the same bits on all.
+// Others, such as counters, are those of the source. Works on every device.
+class MeanBufferSync : public BufferSync {
+ public:
+  // `source` gives all workers the buffers of the source.
+  MeanBufferSync(const std::vector<NamedTensor>& buffers, std::unique_ptr<BufferSync> source);
+
+  void start(Comm& comm, const control::Presence& presence) override;
+  void finish(Comm& comm, const control::Presence& presence) override;
+  const FlatMemory* memory() const override { return source_->memory(); }
+
+ private:
+  // Buffers of one type travel together.
+  struct Kind {
+    std::vector<torch::Tensor> buffers;
+    torch::Tensor flat;
+    Work work;
+  };
+  std::vector<Kind> kinds_;
+  std::unique_ptr<BufferSync> source_;
 };
 
 // On a GPU: moves the buffers into one flat memory, from which they travel without a copy. There is

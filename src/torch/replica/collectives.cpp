@@ -53,8 +53,16 @@ std::string name_of(const char* call, const torch::Tensor& tensor) {
 
 namespace replica {
 
+Work start_all_reduce(Comm& comm, const torch::Tensor& tensor, const ReduceOptions& options) {
+  return comm.all_reduce(buffer_of(tensor, summable_dtype(tensor)), options);
+}
+
+void finish_all_reduce(const Work& work, const torch::Tensor& tensor) {
+  wait(work, tensor);
+}
+
 void all_reduce(Comm& comm, const torch::Tensor& tensor, const ReduceOptions& options) {
-  wait(comm.all_reduce(buffer_of(tensor, summable_dtype(tensor)), options), tensor);
+  finish_all_reduce(start_all_reduce(comm, tensor, options), tensor);
 }
 
 torch::Tensor all_gather(Comm& comm, const torch::Tensor& tensor) {

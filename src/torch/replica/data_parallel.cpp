@@ -2,6 +2,7 @@
 #include <lockstep/data_parallel.h>
 #include <lockstep/errors.h>
 
+#include "control/turns.h"
 #include "torch/replica/attachment.h"
 #include "torch/replica/replicated.h"
 
@@ -41,6 +42,12 @@ void Replica::set_module(std::function<std::vector<torch::Tensor>()> parameters,
 }
 void Replica::synchronize() {
   state_->synchronize();
+}
+void Replica::sync_buffers() {
+  state_->sync_buffers();
+}
+void Replica::before_forward() {
+  state_->before_forward();
 }
 void Replica::zero_grad() {
   state_->zero_grad();
@@ -88,6 +95,7 @@ void backward(const torch::Tensor& loss, std::int64_t samples) {
 
 double mean(World& world, double value, double weight) {
   const CallName call(world.comm(), "mean()");
+  if (world.announcements()->turns().idle()) weight = 0;
   double sums[2] = {weight == 0 ? 0 : value * weight, weight};
   world.comm().all_reduce({sums, 2, DType::kFloat64}).wait();
   if (sums[1] == 0) throw BadInput("mean over workers whose weights are all zero");

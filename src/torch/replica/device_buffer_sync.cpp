@@ -21,8 +21,8 @@ class DeviceBufferSync : public BufferSync {
  public:
   DeviceBufferSync(Comm& comm, const std::vector<NamedTensor>& buffers, Device device);
 
-  void start(Comm& comm) override;
-  void finish(Comm& comm) override;
+  void start(Comm& comm, const control::Presence& presence) override;
+  void finish(Comm& comm, const control::Presence& presence) override;
   const FlatMemory* memory() const override { return &memory_; }
 
  private:
@@ -44,14 +44,14 @@ DeviceBufferSync::DeviceBufferSync(Comm& comm, const std::vector<NamedTensor>& b
   }
 }
 
-void DeviceBufferSync::start(Comm& comm) {
+void DeviceBufferSync::start(Comm& comm, const control::Presence& presence) {
   if (comm.size() == 1) return;
   work_ = comm.broadcast({memory_.data(), memory_.bytes(), DType::kUInt8, memory_.device(),
                           device::current_stream(memory_.device())},
-                         0);
+                         presence.first);
 }
 
-void DeviceBufferSync::finish(Comm& comm) {
+void DeviceBufferSync::finish(Comm& comm, const control::Presence& /*presence*/) {
   if (comm.size() > 1) work_.wait_on(device::current_stream(memory_.device()));
 }
 

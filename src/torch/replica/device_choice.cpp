@@ -57,8 +57,10 @@ std::unique_ptr<HostCopy> host_copy_on(Device device, Comm& comm, std::size_t by
   return device.kind == DeviceKind::kCpu ? HostCopy::make(comm, bytes) : nullptr;
 }
 
-std::unique_ptr<BufferSync> buffer_sync_of(Comm& comm, const Model& model,
-                                           const DataParallelOptions& options) {
+namespace {
+
+std::unique_ptr<BufferSync> buffer_source_of(Comm& comm, const Model& model,
+                                             const DataParallelOptions& options) {
   const Device device = device_of(model, comm);
   if (device.kind != DeviceKind::kCpu && !model.buffers.empty())
     return make_device_buffer_sync(comm, model.buffers, device);
@@ -70,6 +72,15 @@ std::unique_ptr<BufferSync> buffer_sync_of(Comm& comm, const Model& model,
       return std::make_unique<SharedBufferSync>(model.buffers, std::move(memory));
   }
   return std::make_unique<HostBufferSync>(model.buffers);
+}
+
+}  // namespace
+
+std::unique_ptr<BufferSync> buffer_sync_of(Comm& comm, const Model& model,
+                                           const DataParallelOptions& options) {
+  auto source = buffer_source_of(comm, model, options);
+  if (options.buffers != BufferSource::kMean) return source;
+  return std::make_unique<MeanBufferSync>(model.buffers, std::move(source));
 }
 
 std::unique_ptr<WeightSample> weight_sample_of(const Parts& parts) {

@@ -58,9 +58,9 @@ std::optional<Mismatch> difference_of(const std::vector<PassNote>& notes,
                                       const std::string& model) {
   if (const auto ranks = others(notes, &PassNote::replica); !ranks.empty()) {
     return Mismatch(
-        fmt::format("workers synchronise different models: rank 0 is in a backward pass of replica "
-                    "{}, {} of replica {} ({} here); make replicas in the same order on every "
-                    "worker, and run their backward passes in the same order",
+        fmt::format("workers synchronise different models: rank 0 synchronises replica {}, {} "
+                    "replica {} ({} here); make replicas in the same order on every worker, and "
+                    "run their backward passes in the same order",
                     notes[0].replica, ranks_text(ranks),
                     notes[static_cast<std::size_t>(ranks.front())].replica, model),
         ranks);
@@ -104,12 +104,14 @@ void DropIn::begin() {
   attachment_.call_at_end();
   start(synchronised);
   notes_ = {};
+  if (idle() && !since_.before_idle)
+    since_.before_idle = parts_.banks->present(arrivals_.reached());
   add_weight();
   if (synchronised && parts_.reduction->early()) say_note();
 }
 
 void DropIn::add_weight() {
-  since_.weights[0] += weight_.value_or(0);
+  if (!idle()) since_.weights[0] += weight_.value_or(0);
   since_.weights[weight_ ? 1 : 2] += 1;
 }
 
@@ -117,6 +119,8 @@ void DropIn::end() {
   take_back_moved();
   if (reduces_) {
     arrivals_.check_complete();
+    if (parts_.options.missing_gradient == MissingGradient::kStatic)
+      arrivals_.check_graph(always_absent_);
     finish();
   } else if (since_.weights[1] > 0) {
     since_.pending = parts_.banks->in_use().versions();
@@ -134,18 +138,19 @@ void DropIn::launch_ready() {
 
 void DropIn::finish() {
   Banks& banks = *parts_.banks;
-  const auto has = banks.present(arrivals_.reached());
+  auto has = since_.before_idle ? *since_.before_idle : banks.present(arrivals_.reached());
   banks.in_use().complete();
-  const bool with_buffers = parts_.options.buffers == BufferSource::kLeader;
+  const bool with_buffers = parts_.buffers_follow_backward();
   const bool early = parts_.reduction->early();
-  if (with_buffers && !early) parts_.buffers->start(parts_.comm);
+  const control::Presence presence = turns().presence(parts_.comm.size());
+  if (with_buffers && !early) parts_.buffers->start(parts_.comm, presence);
   say_note();
   launch_rest(1 / divisor(), nullptr);
   // After all buckets: how many of them went before the end differs between workers.
-  if (with_buffers && early) parts_.buffers->start(parts_.comm);
+  if (with_buffers && early) parts_.buffers->start(parts_.comm, presence);
   if (!early) banks.share_averages(parts_.comm);
-  if (parts_.may_be_absent()) banks.find_absent(parts_.comm, has);
-  if (with_buffers) parts_.buffers->finish(parts_.comm);
+  if (parts_.may_be_absent()) find_absent(std::move(has));
+  if (with_buffers) parts_.buffers->finish(parts_.comm, presence);
   parts_.reduction->wait(Reduction::Met::kYes);
   banks.hide_absent();
   const auto weights = since_.weights;
@@ -154,6 +159,13 @@ void DropIn::finish() {
   clock_.end();
   active_ = false;
   check_weights(weights);
+}
+
+void DropIn::find_absent(std::vector<std::uint8_t> has) {
+  if (!always_absent_.empty()) return parts_.banks->set_absent(always_absent_);
+  parts_.banks->find_absent(parts_.comm, std::move(has));
+  if (parts_.options.missing_gradient == MissingGradient::kStatic)
+    always_absent_ = parts_.banks->absent();
 }
 
 // If buckets go early, it is said before the first: the note travels ahead of the gradients, so that
@@ -169,16 +181,23 @@ void DropIn::say_note() {
   notes_.all = identity_.announcements->say(note.record(), "backward()");
 }
 
-// Waits for all notes, compares them, and adds up their weights.
-void DropIn::hear_notes() {
-  if (std::exchange(notes_.heard, true)) return;
-  notes_.all->wait();
+// Waits for all notes, and compares them.
+const std::vector<control::Record>& DropIn::compared(const control::Announcement& said) {
+  said.wait();
   std::vector<PassNote> notes;
-  for (const control::Record& record : notes_.all->records()) notes.push_back(PassNote::of(record));
+  for (const control::Record& record : said.records()) notes.push_back(PassNote::of(record));
   if (const auto difference = difference_of(notes, attachment_.name()))
     identity_.announcements->disagree(*difference);
+  return said.records();
+}
+
+// The same, and adds up their weights.
+void DropIn::hear_notes() {
+  if (std::exchange(notes_.heard, true)) return;
+  const std::vector<control::Record>& records = compared(*notes_.all);
   since_.weights = {};
-  for (const PassNote& note : notes) {
+  for (const control::Record& record : records) {
+    const PassNote note = PassNote::of(record);
     for (std::size_t i = 0; i < note.weights.size(); ++i) since_.weights[i] += note.weights[i];
   }
 }
@@ -188,20 +207,21 @@ void DropIn::hear_notes() {
 // on all.
 std::optional<double> DropIn::known_divisor() {
   say_note();
-  if (notes_.plain) return parts_.comm.size();
+  if (notes_.plain) return turns().divisor(parts_.comm.size());
   return notes_.all->complete() ? std::optional(divisor()) : std::nullopt;
 }
 
 double DropIn::divisor() {
   hear_notes();
   const auto [sum, weighted, plain] = since_.weights;
-  return weighted > 0 && sum > 0 ? sum : parts_.comm.size();
+  return weighted > 0 && sum > 0 ? sum : turns().divisor(parts_.comm.size()).value();
 }
 
 // Nothing is added up any more: after an average, or because gradients were cleared.
 void DropIn::forget() {
   since_.weights = {};
   since_.pending.clear();
+  since_.before_idle.reset();
   arrivals_.forget();
 }
 
@@ -211,6 +231,22 @@ void DropIn::synchronize() {
   notes_ = {};
   parts_.banks->in_use().look_again();
   finish();
+}
+
+// All meet twice: before anybody reads what the source has left in shared memory, and after.
+void DropIn::sync_buffers() {
+  if (active_) throw BadInput("sync_buffers() inside a backward pass: call it after the pass");
+  const control::Presence presence = turns().presence(parts_.comm.size());
+  parts_.buffers->start(parts_.comm, presence);
+  compared(*identity_.announcements->say(PassNote{identity_.number}.record(), "sync_buffers()"));
+  parts_.buffers->finish(parts_.comm, presence);
+  parts_.comm.barrier().wait();
+}
+
+void DropIn::before_forward() {
+  if (parts_.options.buffers != BufferSource::kLeaderBeforeForward) return;
+  if (forward_syncs_) sync_buffers();
+  forward_syncs_ = suspended_ == 0 && at::GradMode::is_enabled();
 }
 
 void DropIn::zero_grad() {

@@ -8,6 +8,7 @@
 #include <exception>
 #include <utility>
 
+#include "control/turns.h"
 #include "plan/exact_sum.h"
 #include "torch/replica/agreement.h"
 
@@ -111,9 +112,11 @@ struct Metrics::State {
     torch::Tensor weight;
   };
   std::shared_ptr<metrics::Channel> channel;
+  std::shared_ptr<const control::Announcements> announcements;
   std::vector<ExactSum> numbers;  // sum and weight of each name, in turn
   std::vector<Tensors> tensors;   // not read yet
 
+  bool idle() const { return announcements->turns().idle(); }
   static bool is_good(double weight) { return std::isfinite(weight) && weight >= 0; }
   // A weight that is none makes the average none, on all workers.
   void add(std::size_t index, double sum, double weight) {
@@ -141,6 +144,7 @@ Metrics::Metrics(World& world, const std::vector<std::string>& names)
     : state_(std::make_shared<State>()) {
   metrics::check_names(names);
   state_->channel = std::make_shared<metrics::Channel>(world, names);
+  state_->announcements = world.announcements();
   state_->numbers.resize(2 * names.size());
   metrics::agree_on(state_->channel->comm, names);
 }
@@ -152,7 +156,7 @@ void Metrics::add(const std::string& name, double sum, double weight) {
     throw BadInput(
         fmt::format("a weight of the metric {} is {}; it must be 0 or more", name, weight));
   }
-  state_->add(index, sum, weight);
+  if (!state_->idle()) state_->add(index, sum, weight);
 }
 
 void Metrics::add(const std::string& name, const torch::Tensor& sum, double weight) {
@@ -165,7 +169,7 @@ void Metrics::add(const std::string& name, const torch::Tensor& sum, const torch
     if (!tensor.defined() || tensor.numel() != 1 || tensor.is_complex())
       throw BadInput(fmt::format("the metric {} wants tensors of one real element", name));
   }
-  state_->tensors.push_back({index, sum.detach(), weight.detach()});
+  if (!state_->idle()) state_->tensors.push_back({index, sum.detach(), weight.detach()});
 }
 
 Averages Metrics::reduce() {

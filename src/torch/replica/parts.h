@@ -44,7 +44,11 @@ struct Parts {
   Device device() const { return banks->front().memory().device(); }
   // Takes memory for gradients, and makes what works on it. Collective.
   void take_gradients();
-  bool may_be_absent() const { return options.missing_gradient == MissingGradient::kZero; }
+  // Whether a synchronised pass gives all workers the same buffers when it ends.
+  bool buffers_follow_backward() const {
+    return options.buffers == BufferSource::kLeader || options.buffers == BufferSource::kMean;
+  }
+  bool may_be_absent() const { return options.missing_gradient != MissingGradient::kError; }
 };
 
 }  // namespace lockstep::replica

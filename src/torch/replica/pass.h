@@ -17,6 +17,7 @@
 #include <vector>
 
 #include "control/announcements.h"
+#include "control/turns.h"
 #include "torch/device/device.h"
 #include "torch/replica/arrivals.h"
 #include "torch/replica/attachment.h"
@@ -74,12 +75,17 @@ class DropIn : public Pass {
   void ready(std::size_t entry, const torch::Tensor& incoming) override;
   void end() override;
   void expect(std::optional<double> weight) override { weight_ = weight; }
+  bool idle() const override { return turns().idle(); }
 
   void suspend_sync() { ++suspended_; }
   void resume_sync() { --suspended_; }
 
   // Averages what no_sync() has added up, without a pass.
   void synchronize();
+  // Gives all workers the same buffers, as at the end of a pass. Collective.
+  void sync_buffers();
+  // Does so with BufferSource::kLeaderBeforeForward, as that says.
+  void before_forward();
   // Forgets what was added up, and clears all gradients.
   void zero_grad();
   // Listens again after a ShardPass, as if there had been no pass.
@@ -97,6 +103,8 @@ class DropIn : public Pass {
     // FlatGradients::versions(), to find out whether the program wrote to gradients since.
     std::vector<std::int64_t> pending;   // after a weighted pass in no_sync()
     std::vector<std::int64_t> averaged;  // after the last average
+    // Banks::present() before the first pass of this worker that was idle.
+    std::optional<std::vector<std::uint8_t>> before_idle;
   };
   // What the workers tell each other of the pass under way.
   struct Notes {
@@ -108,15 +116,18 @@ class DropIn : public Pass {
   void begin() override;
   void add_weight();
   void finish();
+  void find_absent(std::vector<std::uint8_t> has);
   void forget();
   void launch_ready();
   void say_note();
   void hear_notes();
+  const std::vector<control::Record>& compared(const control::Announcement& said);
   std::optional<double> known_divisor();
   double divisor();
   void check_cleared(std::size_t entry) const;
   void check_pending(std::size_t entry) const;
   static void check_weights(const std::array<double, 3>& weights);
+  const control::Turns& turns() const { return identity_.announcements->turns(); }
 
   Identity identity_;
   std::unique_ptr<WeightSample> sample_;  // null: weights are not compared
@@ -124,6 +135,9 @@ class DropIn : public Pass {
   Notes notes_;
   std::optional<double> weight_;  // of the next pass
   int suspended_ = 0;             // NoSync scopes that are alive
+  // With MissingGradient::kStatic: which gradients no worker ever has; empty before the first pass.
+  std::vector<bool> always_absent_;
+  bool forward_syncs_ = true;  // the next before_forward()
 };
 
 class ShardPass : public Pass {

@@ -102,6 +102,16 @@ void Replicated::rebind(World& world) {
 }
 
 Replicated::Run::Run(Replicated& model, std::optional<Sharded> sharded) : model_(model) {
+  if (model.identity().announcements->turns().under_way()) {
+    throw BadInput(
+        "a loop over job.batches() inside of a loop of UnevenInputs: a Job gives every worker its "
+        "batches itself");
+  }
+  if (model.parts().options.buffers == BufferSource::kLeaderBeforeForward) {
+    throw BadInput(
+        "BufferSource::kLeaderBeforeForward is for drop-in loops: the shards of a Step do not run "
+        "forward at the same time; JobOptions::buffers says which buffers they get");
+  }
   model_.shards_->begin_run(std::move(sharded));
   model_.hosts_shards_ = true;
 }
@@ -131,6 +141,15 @@ void Replicated::check_attached() {
 void Replicated::synchronize() {
   attachment_.require_current();
   drop_in_->synchronize();
+}
+
+void Replicated::sync_buffers() {
+  attachment_.require_current();
+  drop_in_->sync_buffers();
+}
+
+void Replicated::before_forward() {
+  drop_in_->before_forward();
 }
 
 void Replicated::zero_grad() {

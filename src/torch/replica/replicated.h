@@ -19,8 +19,8 @@ namespace lockstep::replica {
 // Owned by Replica handles and optimizers together, through shared pointers.
 //
 // Threads:   one caller at a time; hooks run as Attachment says.
-// Blocking:  make(), rebind(), synchronize() and identical(), which are collective; at most the
-//            Comm's timeout.
+// Blocking:  make(), rebind(), synchronize(), sync_buffers() and identical(), which are collective;
+//            at most the Comm's timeout.
 // Failure:   as Replica.
 // Ownership: shares the tensors; tensors that view its memory keep that memory alive.
 class Replicated : public control::Member {
@@ -42,6 +42,8 @@ class Replicated : public control::Member {
   // The drop-in loop.
   DropIn& drop_in() { return *drop_in_; }
   void synchronize();
+  void sync_buffers();
+  void before_forward();
   void zero_grad();
   bool identical();
 

@@ -17,6 +17,7 @@
 #include <vector>
 
 #include "base/mutex.h"
+#include "control/turns.h"
 #include "torch/replica/agreement.h"
 #include "torch/replica/collectives.h"
 #include "torch/replica/synced_norms.h"
@@ -39,10 +40,14 @@ using OptionalTensor = SecondArgument<decltype(at::_ops::batch_norm::call)>::Typ
 // A converted layer.
 struct SyncedLayer : torch::CustomClassHolder {
   std::shared_ptr<Comm> channel;  // that of all layers of the module
+  std::shared_ptr<const control::Announcements> announcements;
   std::weak_ptr<torch::nn::Module> module;
   std::string name;         // "SyncBatchNorm 3": workers that run different layers get a Mismatch
   std::int64_t group = 0;   // passes that share statistics; 0: all
   std::int64_t passes = 0;  // in the drop-in loop
+
+  // Whether this worker's samples do not count (control/turns.h).
+  bool idle() const { return announcements->turns().idle(); }
 };
 using LayerPtr = c10::intrusive_ptr<SyncedLayer>;
 
@@ -121,7 +126,7 @@ Statistics statistics(const at::Tensor& input, SyncedLayer& layer) {
   const std::int64_t channels = input.size(1);
   const double count = static_cast<double>(input.numel()) / static_cast<double>(channels);
   at::Tensor row = at::zeros({1 + 2 * channels}, input.options().dtype(at::kDouble));
-  if (count > 0) {
+  if (count > 0 && !layer.idle()) {
     const auto [mean, variance] = at::batch_norm_update_stats(input, {}, {}, 0);
     row[0] = count;
     row.slice(0, 1, 1 + channels).copy_(mean);
@@ -176,6 +181,7 @@ class SyncedNorm : public torch::autograd::Function<SyncedNorm> {
     context->saved_data["eps"] = running.eps;
     context->saved_data["layer"] = c10::IValue::make_capsule(layer);
     context->saved_data["pass"] = exchange ? exchange->count(layer->name) : layer->passes++;
+    context->saved_data["idle"] = layer->idle();
     // With the statistics of all workers as running ones, the layer is in eval(). LibTorch divides by
     // the number of samples.
     if (x.numel() == 0) return at::empty_like(input);
@@ -200,13 +206,14 @@ class SyncedNorm : public torch::autograd::Function<SyncedNorm> {
     const at::Tensor x = input.to(computed_in(input));
     const at::Tensor dy = gradients[0].to(x.scalar_type());
     auto [sum_dy_xhat, sum_dy] = own_sums(dy, x, weight, saved[2], saved[3], eps);
+    const at::Tensor own = at::cat({sum_dy, sum_dy_xhat}).to(at::kDouble);
+    if (context->saved_data["idle"].toBool()) own.zero_();
     at::Tensor dx;
     if (context->needs_input_grad(0)) {
       // Of two passes, every worker goes back through the same one first.
       const std::string name =
           fmt::format("{} back {}", layer.name, context->saved_data["pass"].toInt());
-      const at::Tensor sums =
-          gather(layer, name, at::cat({sum_dy, sum_dy_xhat}).to(at::kDouble)).sum(0);
+      const at::Tensor sums = gather(layer, name, own).sum(0);
       const double count = context->saved_data["count"].toDouble();
       dx = input_gradient(dy, x, weight, saved[2], saved[3].to(at::kDouble).add(eps).rsqrt(),
                           sums / count)
@@ -342,6 +349,7 @@ std::size_t convert_sync_batchnorm(torch::nn::Module& module, World& world,
     properties.push_back({"batch norm " + item.key(), norm.options});
     auto layer = c10::make_intrusive<replica::SyncedLayer>();
     layer->channel = channel;
+    layer->announcements = world.announcements();
     layer->module = item.value();
     layer->group = options.group;
     layer->name = fmt::format("SyncBatchNorm {}", found.size());
