@@ -25,15 +25,87 @@
 #include <lockstep/errors.h>
 
 #include <algorithm>
+#include <array>
 #include <cmath>
 #include <cstring>
 #include <optional>
 #include <utility>
 
+#include "flat/half.h"
 #include "torch/optim/update.h"
 
 namespace lockstep::optim {
 namespace {
+
+// What an update computes on: a piece of the parameters, or of their float32 masters if they have a
+// half type. The parameters are then rounded from the masters.
+//
+//   refreshed   where a master is not rounded to what the parameter has, the program has written to
+//               the parameter, or there was no step yet: the master becomes the parameter
+//   widened     a half gradient is multiplied by the factor of clipping and unscaling in float32.
+//               So small float16 gradients that were scaled do not vanish
+class Master {
+ public:
+  Master(const Trained& trained, const plan::Stretch& piece) : piece_(piece) {
+    const plan::Layout& layout = trained.model->layout();
+    half_ = layout.entries()[piece.entry].dtype;
+    parameter_ = trained.model->parameters().data() + replica::offset_of(layout, piece);
+    if (!trained.state.has_master(piece.entry)) return;
+    master_ = reinterpret_cast<float*>(trained.state.masters()->data() +
+                                       replica::offset_of(trained.state.layout(), piece));
+    refresh();
+  }
+
+  void* values() const { return master_ == nullptr ? static_cast<void*>(parameter_) : master_; }
+
+  // The gradient that the update reads: `read`, what a reader has read; or if the gradients are in
+  // one memory already, what is there, times the factor.
+  const void* widened(const void* read, const GradientSource* gathered) {
+    if (master_ == nullptr) return read;
+    if (gathered != nullptr)
+      read = gathered->operands.front() + replica::offset_of(*gathered->layout, piece_);
+    flat::widen(half_, read, wide_.data(), piece_.count);
+    const auto factor = gathered == nullptr ? 1.0F : static_cast<float>(gathered->factor);
+    for (std::size_t i = 0; i < piece_.count && factor != 1; ++i) wide_[i] *= factor;
+    return wide_.data();
+  }
+
+  void round() const {
+    if (master_ != nullptr) flat::narrow(half_, master_, parameter_, piece_.count);
+  }
+
+  // What `body`, an update with parity, has seen, and the parameters with it.
+  template <typename Body>
+  flat::Parities parities_around(const Body& body) const {
+    if (master_ == nullptr) return body();
+    const flat::Parity before = flat::parity(half_, parameter_, piece_.count);
+    flat::Parities seen = body();
+    round();
+    seen.before ^= before;
+    seen.after ^= flat::parity(half_, parameter_, piece_.count);
+    return seen;
+  }
+
+ private:
+  using Halves = std::array<std::uint16_t, plan::kPieceElements>;
+
+  void refresh() {
+    Halves rounded;
+    flat::narrow(half_, master_, rounded.data(), piece_.count);
+    if (std::memcmp(rounded.data(), parameter_, piece_.count * sizeof(std::uint16_t)) == 0) return;
+    flat::widen(half_, parameter_, wide_.data(), piece_.count);
+    const auto* const now = reinterpret_cast<const std::uint16_t*>(parameter_);
+    for (std::size_t i = 0; i < piece_.count; ++i) {
+      if (rounded[i] != now[i]) master_[i] = wide_[i];
+    }
+  }
+
+  const plan::Stretch& piece_;
+  DType half_ = DType::kFloat32;
+  std::byte* parameter_ = nullptr;
+  float* master_ = nullptr;  // null: it has none
+  std::array<float, plan::kPieceElements> wide_;
+};
 
 // What both classes share: steps 2 to 4.
 class HostUpdate : public Update {
@@ -63,6 +135,7 @@ class HostUpdate : public Update {
   const void* read(std::size_t number, replica::GradientReader& gradients);
 
   GradientSource gradients_;  // of this step, after clip()
+  bool is_gathered_ = false;  // the averages are in one memory
   double clip_factor_ = 1;
   double last_norm_ = 0;
   bool overflowed_ = false;
@@ -153,7 +226,8 @@ void HostUpdate::clip(const GradientSource& source) {
   last_norm_ = 0;
   clip_factor_ = 1;
   overflowed_ = false;
-  if (trained_.clip_norm == 0 && !source.scale) {
+  is_gathered_ = trained_.clip_norm > 0 || source.scale;
+  if (!is_gathered_) {
     gradients_ = source;
     return;
   }
@@ -182,6 +256,7 @@ void HostUpdate::update(UpdateJournal* journal) {
   }
   acquire();
   bump_versions();
+  trained_.state.trust_masters();
 }
 
 // What the program wrote to parameters counts from now on, as after an update.
@@ -249,24 +324,30 @@ void HostUpdate::update_piece(std::size_t number, replica::GradientReader& gradi
     if constexpr (Observer::kWatches) leave_alone(number, observer.compares);
     return;
   }
-  const plan::Entry& entry = trained_.model->layout().entries()[piece.entry];
-  const std::size_t offset = replica::offset_of(trained_.model->layout(), piece);
+  Master master(trained_, piece);
+  const GradientSource* const gathered = is_gathered_ ? &gradients_ : nullptr;
+  const plan::Layout& layout = trained_.state.layout();
+  const std::size_t offset = replica::offset_of(layout, piece);
   flat::Elements update;
-  update.dtype = entry.dtype;
-  update.parameter = trained_.model->parameters().data() + offset;
+  update.dtype = layout.entries()[piece.entry].dtype;
+  update.parameter = master.values();
   update.count = piece.count;
   for (std::size_t i = 0; i < trained_.state.count(); ++i)
     update.state[trained_.state.state_of(i)] = trained_.state.memories()[i].data() + offset;
   const Rule& rule = trained_.groups.rule_of(piece.entry);
   const std::int64_t step = trained_.groups.steps_of(piece.entry);
   if constexpr (Observer::kWatches) {
-    update.gradient = read(number, gradients);
-    observer.watch.saw(number, rule.update_with_parity(update, step), observer.compares);
+    flat::Parities seen = master.parities_around([&] {
+      update.gradient = master.widened(read(number, gradients), gathered);
+      return rule.update_with_parity(update, step);
+    });
+    observer.watch.saw(number, seen, observer.compares);
     if (observer.watch.keeps_applied())
-      observer.watch.applied(number, flat::parity(entry.dtype, update.gradient, piece.count));
+      observer.watch.applied(number, flat::parity(update.dtype, update.gradient, piece.count));
   } else {
-    update.gradient = gradients.read(piece);
+    update.gradient = master.widened(gradients.read(piece), gathered);
     rule.update(update, step);
+    master.round();
   }
   trained_.model->parts().parameters->publish(piece);
 }
@@ -275,7 +356,10 @@ void HostUpdate::update_piece(std::size_t number, replica::GradientReader& gradi
 // parity is taken here, for the next update to compare with.
 void HostUpdate::leave_alone(std::size_t number, bool seen_before) {
   if (watch_.keeps_applied()) watch_.applied(number, 0);
-  if (!seen_before) watch_.rests(number, parity_at_rest(trained_.model->pieces().all[number]));
+  if (seen_before) return;
+  const plan::Stretch& piece = trained_.model->pieces().all[number];
+  const Master refreshed(trained_, piece);  // as the next update will find it
+  watch_.rests(number, parity_at_rest(piece));
 }
 
 // The gradient of a piece. Notes a fault if it is not what was written.
