@@ -51,9 +51,9 @@ class Autocast {
 };
 
 // Changes the weights and biases of linear layers and convolutions to `dtype` for good. Without it
-// Autocast casts them in every pass, and casts their gradients back. On a GPU lockstep::optim keeps
-// float32 masters of half parameters. The masters start from the rounded values, so load weights
-// before this call. Call it when the module is on its GPU, before data_parallel().
+// Autocast casts them in every pass, and casts their gradients back. lockstep::optim keeps float32
+// masters of half parameters. The masters start from the rounded values, so load weights before
+// this call. Call it before data_parallel().
 //
 //   bits      A job of one shard with full batches gets the same bits as Autocast with float32
 //             weights that start from the rounded values: passes read what the masters are rounded
@@ -66,8 +66,8 @@ class Autocast {
 //             such weights, for a penalty for example, it gets them in the half type
 //   files     save() writes them in the half type. A Trainer's checkpoints have the masters, too
 //
-// Returns how many tensors were changed. Throws BadInput for a type that is neither bfloat16 nor
-// float16, and for weights that are not on a GPU. Nothing is changed then.
+// Returns how many tensors were changed. Throws BadInput, and changes nothing, for a type that is
+// neither bfloat16 nor float16.
 std::size_t hold_weights(torch::nn::Module& module, torch::ScalarType dtype);
 
 // The names of the parameters that hold_weights() would change.

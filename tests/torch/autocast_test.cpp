@@ -153,7 +153,6 @@ TEST(AutocastGuard, RefusesWhatItIsNotFor) {
   EXPECT_THROW(Autocast(torch::kCPU, torch::kFloat32), BadInput);
   EXPECT_THROW(Autocast(torch::kMeta, torch::kBFloat16), BadInput);
   torch::nn::Linear layer(2, 2);
-  EXPECT_THROW(hold_weights(*layer, torch::kBFloat16), BadInput) << "it is not on a GPU";
   EXPECT_THROW(hold_weights(*layer, torch::kFloat64), BadInput);
   EXPECT_EQ(layer->weight.scalar_type(), torch::kFloat32);
 }

@@ -1,6 +1,8 @@
 // Several shards per worker of a model with half parameters: their gradients are added in float32 and rounded once, so
 // that the number of workers does not show.
 #include <gtest/gtest.h>
+#include <lockstep/autocast.h>
+#include <lockstep/grad_scaler.h>
 #include <lockstep/optim.h>
 #include <lockstep/trainer.h>
 
@@ -308,6 +310,96 @@ void expect_rounded_once(c10::ScalarType type, float large) {
 TEST_F(HalfShards, SumsAndMeansOfBuffersAreRoundedOnce) {
   expect_rounded_once(torch::kBFloat16, 256);
   expect_rounded_once(torch::kFloat16, 2048);
+}
+
+// One parameter in a loop of its user's: the gradient of every worker is `slope`.
+struct Slope {
+  Slope(World& world, c10::ScalarType type, double lr)
+      : net(type), replica(data_parallel(net, world)), optimizer(replica, {.lr = lr}) {}
+  torch::Tensor loss(double slope) const { return (net->value.to(torch::kFloat32) * slope).sum(); }
+  float value() const { return net->value.item<float>(); }
+
+  OneParameter net;
+  DataParallel<OneParameter> replica;
+  optim::SGD optimizer;
+};
+
+// A change that is less than half a bit of the parameter is not lost. What the program writes counts.
+TEST_F(HalfShards, SmallChangesAddUpInFloat32Masters) {
+  for (const std::string engine : {"thread", "shm"}) {
+    in_world(2, engine, [](World& world) {
+      Slope one(world, torch::kBFloat16, 0.5);
+      const auto write = [&](float value) {
+        torch::NoGradGuard no_grad;
+        one.net->value.fill_(value);
+      };
+      const auto step = [&] {
+        one.optimizer.zero_grad();
+        one.loss(1).backward();
+        one.optimizer.step();
+      };
+      write(256);
+      for (int i = 0; i < 4; ++i) step();
+      EXPECT_EQ(one.value(), 254);
+      const auto state = one.optimizer.state();
+      ASSERT_EQ(state.size(), 1U);
+      EXPECT_EQ(state[0].name, "master/value");
+      EXPECT_EQ(state[0].tensor.item<float>(), 254);
+      write(100);
+      step();
+      EXPECT_EQ(one.value(), 99.5F);
+      EXPECT_TRUE(one.replica.identical());
+    });
+  }
+}
+
+TEST_F(HalfShards, AScalerKeepsFloat16GradientsThatWouldVanish) {
+  for (const bool clipped : {false, true}) {
+    in_world(2, "shm", [&](World& world) {
+      Slope plain(world, torch::kFloat16, 1e4);
+      Slope scaled(world, torch::kFloat16, 1e4);
+      if (clipped) scaled.optimizer.set_clip_norm(1);
+      plain.loss(1e-8).backward();
+      plain.optimizer.step();
+      EXPECT_EQ(plain.value(), 0);
+      GradScaler scaler;
+      scaler.scale(scaled.loss(1e-8)).backward();
+      EXPECT_TRUE(scaler.step(scaled.optimizer));
+      EXPECT_NEAR(scaled.value(), -1e-4, 1e-7);
+    });
+  }
+}
+
+// With one shard, held weights are what float32 weights that began with the same values are rounded to.
+TEST_F(HalfShards, HeldWeightsHaveTheBitsOfAutocast) {
+  in_world(1, [](World& world) {
+    auto held = seeded<TwoLayers>(kSeed);
+    EXPECT_EQ(hold_weights(*held, torch::kBFloat16), 4U);
+    auto cast = seeded<TwoLayers>(kSeed);
+    cast->to(torch::kBFloat16);
+    cast->to(torch::kFloat32);
+    const auto train = [&](TwoLayers& net) {
+      auto model = data_parallel(net, world);
+      optim::AdamW optimizer(model, {.lr = 1e-2});
+      optimizer.set_clip_norm(0.05);
+      for (std::uint64_t step = 0; step < 5; ++step) {
+        torch::Tensor loss;
+        {
+          const Autocast half(torch::kCPU, torch::kBFloat16);
+          loss = net(samples(step, {4, 8})).to(torch::kFloat32).pow(2).mean();
+        }
+        optimizer.zero_grad();
+        loss.backward();
+        optimizer.step();
+      }
+    };
+    train(held);
+    train(cast);
+    for (std::size_t i = 0; i < 4; ++i) {
+      EXPECT_EQ(held->parameters()[i].scalar_type(), torch::kBFloat16);
+      EXPECT_TRUE(torch::equal(held->parameters()[i], cast->parameters()[i].to(torch::kBFloat16)));
+    }
+  });
 }
 
 // The same model in one Trainer after another, and then in a loop of its user's.

@@ -15,6 +15,7 @@
 
 #include "tests/torch/folder.h"
 #include "tests/torch/loops.h"
+#include "torch/replica/tensors.h"
 
 namespace lockstep::testing::loops {
 namespace {

@@ -296,6 +296,21 @@ TEST_F(Train, ThePrecisionIsPartOfTheJob) {
   EXPECT_EQ(report_of(with(again))["precision"], "bf16");
 }
 
+TEST_F(Train, HeldWeightsAndAScalerHaveTheSameBitsOnAnyNumberOfWorkers) {
+  const auto train = [&](const std::string& workers) {
+    return report_of({"--model", "mlp", "--steps", "3", "--precision", "bf16-held", "--loss-scale",
+                      "1024", "--workers", workers});
+  };
+  const auto report = train("2");
+  EXPECT_EQ(report["loss_scale"], 1024);
+  EXPECT_EQ(report["skipped_steps"], 0);
+  EXPECT_EQ(train("1")["weights_sha256"], report["weights_sha256"]);
+  // LibTorch 1.13 has no float16 on CPUs.
+  const Command fp16 =
+      finished({"--model", "mlp", "--steps", "2", "--precision", "fp16", "--quiet"});
+  if (fp16.exit_code() != 0) expect_refusal(fp16, "this LibTorch has no Autocast to Half here", 2);
+}
+
 TEST_F(Train, RefusesDataThatTheModelCannotRead) {
   expect_refusal(finished({"--model", "gpt", "--quiet"}), "gpt reads text", 2);
   std::ofstream(path("damaged.csv")) << "1,2,0\n3,x,1\n";

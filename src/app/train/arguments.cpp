@@ -61,8 +61,11 @@ The arithmetic: it decides bits, so it is part of the job, and a job that goes o
   --onednn X           on, off, or auto: off on ARM, where it is slow (default: auto)
   --flush-denormal X   on or off: numbers below 1.2e-38 are zero (default: off)
   --deterministic X    on or off: refuse operators that may give other bits the next time (default: on)
-  --precision P        float32; bf16: matrix products in bfloat16, weights in float32; or, on GPUs, bf16-held: weights of
-                       linear layers and convolutions in bfloat16, too, beside float32 masters (default: float32)
+  --precision P        float32; bf16 or fp16: matrix products in bfloat16 or float16, weights in float32; or bf16-held:
+                       weights of linear layers and convolutions in bfloat16, too, beside float32 masters
+                       (default: float32)
+  --loss-scale S       multiply the loss by S at first, and skip steps whose gradients overflow; 0: do not
+                       (default: 65536 with fp16, else 0)
 On what
   --device D           cpu, or cuda: one GPU for each worker (default: cpu)
   -n, --workers N      at most one for each shard (default: one for each core, or for each GPU)
@@ -128,7 +131,8 @@ constexpr base::Choice<bool> kOnOrOff[] = {{true, "on"}, {false, "off"}};
 constexpr base::Choice<Precision> kPrecisions[] = {{Precision::kOpen, "auto"},
                                                    {Precision::kFloat32, "float32"},
                                                    {Precision::kBf16, "bf16"},
-                                                   {Precision::kBf16Held, "bf16-held"}};
+                                                   {Precision::kBf16Held, "bf16-held"},
+                                                   {Precision::kFp16, "fp16"}};
 constexpr base::Choice<Algorithm> kAlgorithms[] = {
     {Algorithm::kAutomatic, "automatic"},
     {Algorithm::kDirect, "direct"},
@@ -211,6 +215,7 @@ void add_options(CLI::App& parser, TrainArguments& arguments) {
   base::add_choice(parser, "--flush-denormal", kSwitches, arguments.flush_denormal);
   base::add_choice(parser, "--deterministic", kSwitches, arguments.deterministic);
   base::add_choice(parser, "--precision", kPrecisions, arguments.precision);
+  base::add_number(parser, "--loss-scale", arguments.loss_scale);
   base::add_choice(parser, "--device", control::kDevices, arguments.device);
   base::add_number(parser, "-n,--workers", arguments.workers);
   parser.add_flag("--share-gpus", arguments.share_gpus);
@@ -272,6 +277,7 @@ void check_numbers(const TrainArguments& arguments) {
   check_range<std::int64_t>("--until", arguments.until, -1, kMost);
   check_range("--lr", arguments.learning_rate(), 0.0, 1e6);
   check_update(arguments);
+  if (arguments.loss_scale) check_range("--loss-scale", *arguments.loss_scale, 0.0, 1e38);
 }
 
 void check_batch(const TrainArguments& arguments) {
@@ -365,8 +371,6 @@ void check_kernels(const TrainArguments& arguments) {
 void check_devices(const TrainArguments& arguments) {
   const std::string of_gpus = control::engine_for(DeviceKind::kCuda);
   if (arguments.on(DeviceKind::kCpu)) {
-    if (arguments.precision == Precision::kBf16Held)
-      refuse("--precision bf16-held is for GPUs: add --device cuda, or use bf16");
     if (arguments.engine == of_gpus)
       refuse("--engine nccl is for GPUs: add --device cuda, or use another engine");
     if (arguments.share_gpus) refuse("--share-gpus is for GPUs: add --device cuda");

@@ -22,7 +22,7 @@ enum class BufferRule : std::uint8_t { kFirstShard, kMean };
 
 // kOpen: as in the checkpoint that the job goes on from, or else what is best here.
 enum class Switch : std::uint8_t { kOpen, kOn, kOff };
-enum class Precision : std::uint8_t { kOpen, kFloat32, kBf16, kBf16Held };
+enum class Precision : std::uint8_t { kOpen, kFloat32, kBf16, kBf16Held, kFp16 };
 enum class Decay : std::uint8_t { kConstant, kCosine, kLinear };
 
 const char* name(Model model);
@@ -100,6 +100,7 @@ struct TrainArguments {
   Switch deterministic = Switch::kOpen;
   int threads = 0;  // of each worker; 0: open
   Precision precision = Precision::kOpen;
+  std::optional<double> loss_scale;  // at first; 0: none
 
   // On what.
   std::optional<DeviceKind> device;  // nothing: open
@@ -131,6 +132,10 @@ struct TrainArguments {
   double momentum_used() const { return momentum.value_or(defaults_of(optimizer).momentum); }
   double weight_decay_used() const {
     return weight_decay.value_or(defaults_of(optimizer).weight_decay);
+  }
+  // As PyTorch's for float16, and none for other types, which have the range of float32.
+  double loss_scale_used() const {
+    return loss_scale.value_or(precision == Precision::kFp16 ? 65536 : 0);
   }
   bool on(DeviceKind kind) const { return device == kind; }
 };

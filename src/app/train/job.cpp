@@ -4,6 +4,7 @@
 #include <fmt/ranges.h>
 #include <lockstep/autocast.h>
 #include <lockstep/errors.h>
+#include <lockstep/grad_scaler.h>
 #include <lockstep/schedule.h>
 
 #include <algorithm>
@@ -142,6 +143,10 @@ Score score(models::Net& net, const Batch& batch) {
           target.size(0)};
 }
 
+torch::ScalarType half_type(Precision precision) {
+  return precision == Precision::kFp16 ? torch::kFloat16 : torch::kBFloat16;
+}
+
 TrainerParts make_parts(const TrainArguments& arguments, World& world, const DataSplits& data) {
   auto net = make_model(arguments, data.shape);
   if (arguments.precision == Precision::kBf16Held) {
@@ -158,9 +163,11 @@ TrainerParts make_parts(const TrainArguments& arguments, World& world, const Dat
   // Around forward and loss. No cache of converted weights: each weight is used once, so a cache would save nothing,
   // and a CUDA graph must not keep its tensors.
   const auto precision = [half = arguments.precision != Precision::kFloat32,
+                          type = half_type(arguments.precision),
                           where = torch::Device(world.device()).type()] {
-    return Autocast(where, torch::kBFloat16, {.enabled = half, .cache_weights = false});
+    return Autocast(where, type, {.enabled = half, .cache_weights = false});
   };
+  precision();  // what this LibTorch does not support is refused here, and not in the first step
   return {model,
           net,
           optimizer,
@@ -184,6 +191,8 @@ TrainerOptions make_options(const TrainArguments& arguments, std::int64_t sample
   options.global_batch = arguments.global_batch;
   options.shards = arguments.shards;
   options.accumulate = arguments.accumulate;
+  if (arguments.loss_scale_used() > 0)
+    options.scaler = GradScalerOptions{.init_scale = arguments.loss_scale_used()};
   if (arguments.buffers == BufferRule::kMean) options.buffers = ShardBufferRule::kMean;
   options.seed = arguments.seed;
   options.loader_threads = arguments.loader_threads;

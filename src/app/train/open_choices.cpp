@@ -69,12 +69,6 @@ void make_open_choices(TrainArguments& arguments, const SavedJob& saved, cuda::G
   if (arguments.precision == Precision::kOpen)
     arguments.precision = said == Precision::kOpen ? Precision::kFloat32 : said;
   choose_device(arguments, saved);
-  if (said == Precision::kBf16Held && arguments.precision == said &&
-      arguments.on(DeviceKind::kCpu)) {
-    throw BadInput(
-        "the checkpoint was made with --precision bf16-held, which is for GPUs: go on with "
-        "--device cuda, or choose another --checkpoint");
-  }
   if (arguments.threads == 0)
     arguments.threads = std::clamp(number_in(saved, "threads"), 1, control::kMostThreads);
   if (arguments.workers == 0) {

@@ -108,10 +108,9 @@ TEST(OpenChoices, TheDeviceAndThePrecisionAreTheCheckpointsElseAskedFor) {
   EXPECT_EQ(chosen({}, {{"device", "cuda NVIDIA H200 sm_90"}, {"precision", "bf16"}}), "cuda bf16");
   EXPECT_EQ(chosen({}, {{"device", "cuda NVIDIA H200 sm_90"}, {"precision", "bf16-held"}}),
             "cuda bf16-held");
-  EXPECT_THAT(refusal([&] {
-                chosen({"--device", "cpu"}, {{"device", "cuda"}, {"precision", "bf16-held"}});
-              }),
-              HasSubstr("go on with --device cuda"));
+  EXPECT_EQ(chosen({"--device", "cpu"}, {{"device", "cuda"}, {"precision", "bf16-held"}}),
+            "cpu bf16-held");
+  EXPECT_EQ(chosen({}, {{"device", "cpu"}, {"precision", "fp16"}}), "cpu fp16");
   EXPECT_EQ(chosen({}, {{"device", "cpu"}, {"precision", "float32"}}), "cpu float32");
   EXPECT_EQ(chosen({"--device", "cpu", "--precision", "float32"},
                    {{"device", "cuda NVIDIA H200 sm_90"}, {"precision", "bf16"}}),
@@ -150,8 +149,11 @@ TEST(TrainArgumentsTest, WhatIsForOtherDevicesIsRefused) {
   };
   EXPECT_THAT(refused({"--device", "gpu"}), HasSubstr("--device gpu: choose from cpu, cuda"));
   EXPECT_THAT(refused({"--precision", "fp8"}), HasSubstr("choose from auto, float32, bf16"));
-  EXPECT_THAT(refused({"--device", "cpu", "--precision", "bf16-held"}),
-              HasSubstr("--precision bf16-held is for GPUs"));
+  EXPECT_EQ(refused({"--device", "cpu", "--precision", "bf16-held"}), "accepted");
+  EXPECT_THAT(refused({"--loss-scale", "-1"}), HasSubstr("--loss-scale"));
+  EXPECT_EQ(with({"--precision", "fp16"}).loss_scale_used(), 65536);
+  EXPECT_EQ(with({"--precision", "fp16", "--loss-scale", "0"}).loss_scale_used(), 0);
+  EXPECT_EQ(with({"--precision", "bf16"}).loss_scale_used(), 0);
   EXPECT_THAT(refused({"--graphs", "maybe"}), HasSubstr("choose from auto, on, off"));
   EXPECT_THAT(refused({"--device", "cuda", "--engine", "gloo"}),
               HasSubstr("--engine gloo moves no memory of GPUs"));

@@ -24,6 +24,14 @@ nlohmann::ordered_json to_json(const std::optional<ShardCost>& cost) {
           {"passes_ms_of_fewest", cost->fewest_ms}};
 }
 
+void add_loss(nlohmann::ordered_json& json, const TrainingResult& result) {
+  json["final_loss"] = nullptr;
+  if (result.final_loss) json["final_loss"] = *result.final_loss;
+  json["skipped_steps"] = result.skipped_steps;
+  json["loss_scale"] = nullptr;
+  if (result.loss_scale) json["loss_scale"] = *result.loss_scale;
+}
+
 }  // namespace
 
 std::string to_json(const TrainArguments& arguments, const TrainReport& report) {
@@ -47,8 +55,7 @@ std::string to_json(const TrainArguments& arguments, const TrainReport& report) 
   json["first_step"] = result.first_step;
   json["steps"] = result.steps;
   json["stopped"] = result.stopped;
-  json["final_loss"] = nullptr;
-  if (result.final_loss) json["final_loss"] = *result.final_loss;
+  add_loss(json, result);
   json["test_accuracy"] = nullptr;
   json["test_loss"] = nullptr;
   if (result.evaluation) {
@@ -113,6 +120,11 @@ std::string summary(const TrainArguments& arguments, const TrainReport& report) 
                                      100 * result.evaluation->accuracy, result.evaluation->loss));
   }
   if (result.final_loss) row("training loss", fmt::format("{:.4f}", *result.final_loss));
+  if (result.loss_scale) {
+    row("loss scale",
+        fmt::format("{:g}, {} step{} skipped", *result.loss_scale,
+                    with_commas(result.skipped_steps), result.skipped_steps == 1 ? "" : "s"));
+  }
   row("time", fmt::format("{} in {} steps", spoken_time(result.seconds),
                           with_commas(result.steps - result.first_step)));
   row("speed",

@@ -11,10 +11,6 @@ bool on_host(Device device) {
 
 }  // namespace
 
-bool wants_masters(const replica::Parts& model) {
-  return !on_host(model.device()) && replica::layout_of_sums(model.plan.layout).has_value();
-}
-
 bool can_sample(const replica::Replicated& model) {
   return on_host(model.device());
 }

@@ -25,11 +25,13 @@
 #include <lockstep/errors.h>
 
 #include <algorithm>
+#include <array>
 #include <cmath>
 #include <cstring>
 #include <optional>
 #include <utility>
 
+#include "flat/half.h"
 #include "torch/optim/norms.h"
 #include "torch/optim/update.h"
 
@@ -50,6 +52,75 @@ flat::Elements part_of(const flat::Elements& all, std::size_t first, std::size_t
   }
   return part;
 }
+// What an update computes on: a piece of the parameters, or of their float32 masters if they have a
+// half type. The parameters are then rounded from the masters.
+//
+//   refreshed   where a master is not rounded to what the parameter has, the program has written to
+//               the parameter, or there was no step yet: the master becomes the parameter
+//   widened     a half gradient is multiplied by the factor of clipping and unscaling in float32.
+//               So small float16 gradients that were scaled do not vanish
+class Master {
+ public:
+  Master(const Trained& trained, const plan::Stretch& piece) : piece_(piece) {
+    const plan::Layout& layout = trained.model->layout();
+    half_ = layout.entries()[piece.entry].dtype;
+    parameter_ = trained.model->parameters().data() + replica::offset_of(layout, piece);
+    if (!trained.state.has_master(piece.entry)) return;
+    master_ = reinterpret_cast<float*>(trained.state.masters()->data() +
+                                       replica::offset_of(trained.state.layout(), piece));
+    refresh();
+  }
+
+  void* values() const { return master_ == nullptr ? static_cast<void*>(parameter_) : master_; }
+
+  // The gradient that the update reads: `read`, what a reader has read; or if the gradients are in
+  // one memory already, what is there, times the factor.
+  const void* widened(const void* read, const GradientSource* gathered) {
+    if (master_ == nullptr) return read;
+    if (gathered != nullptr)
+      read = gathered->operands.front() + replica::offset_of(*gathered->layout, piece_);
+    flat::widen(half_, read, wide_.data(), piece_.count);
+    const auto factor = gathered == nullptr ? 1.0F : static_cast<float>(gathered->factor);
+    for (std::size_t i = 0; i < piece_.count && factor != 1; ++i) wide_[i] *= factor;
+    return wide_.data();
+  }
+
+  void round() const {
+    if (master_ != nullptr) flat::narrow(half_, master_, parameter_, piece_.count);
+  }
+
+  // What `body`, an update with parity, has seen, and the parameters with it.
+  template <typename Body>
+  flat::Parities parities_around(const Body& body) const {
+    if (master_ == nullptr) return body();
+    const flat::Parity before = flat::parity(half_, parameter_, piece_.count);
+    flat::Parities seen = body();
+    round();
+    seen.before ^= before;
+    seen.after ^= flat::parity(half_, parameter_, piece_.count);
+    return seen;
+  }
+
+ private:
+  using Halves = std::array<std::uint16_t, plan::kPieceElements>;
+
+  void refresh() {
+    Halves rounded;
+    flat::narrow(half_, master_, rounded.data(), piece_.count);
+    if (std::memcmp(rounded.data(), parameter_, piece_.count * sizeof(std::uint16_t)) == 0) return;
+    flat::widen(half_, parameter_, wide_.data(), piece_.count);
+    const auto* const now = reinterpret_cast<const std::uint16_t*>(parameter_);
+    for (std::size_t i = 0; i < piece_.count; ++i) {
+      if (rounded[i] != now[i]) master_[i] = wide_[i];
+    }
+  }
+
+  const plan::Stretch& piece_;
+  DType half_ = DType::kFloat32;
+  std::byte* parameter_ = nullptr;
+  float* master_ = nullptr;  // null: it has none
+  std::array<float, plan::kPieceElements> wide_;
+};
 
 // What both classes share: steps 2 to 4.
 class HostUpdate : public Update {
@@ -73,10 +144,8 @@ class HostUpdate : public Update {
   void acquire();
   template <typename Visit>
   GradientSource gathered(const GradientSource& source, const Visit& visit);
-  void unscale(double scale);
-  void measure_gradients();
+  void measure_gradients(std::optional<double> scale);
   void measure_changes();
-  void clip();
   void find_trusts();
   void keep_norms();
   BlockNorms& rows();
@@ -84,14 +153,17 @@ class HostUpdate : public Update {
   void update_slice(Observer observer, UpdateJournal* journal);
   template <typename Observer>
   void update_piece(std::size_t number, replica::GradientReader& gradients, Observer& observer);
-  flat::Elements elements_of(const plan::Stretch& piece) const;
+  flat::Elements elements_of(const plan::Stretch& piece, const Master& master) const;
+  const std::byte* weights_of(const plan::Stretch& piece) const;
   flat::Averaged averaged(const flat::Elements& updated, const plan::Stretch& piece) const;
   void leave_alone(std::size_t number, bool seen_before);
   const void* read(std::size_t number, replica::GradientReader& gradients);
 
   GradientSource gradients_;  // of this step, after step 2
+  bool is_gathered_ = false;  // the averages are in one memory
   double clip_factor_ = 1;
   double last_norm_ = 0;
+  double unscale_ = 1;  // 1 / scale of the losses
   bool overflowed_ = false;
   bool measures_ = false;                             // step 3 measures gradients
   std::vector<double> norms_;                         // by entry; empty: not kept
@@ -187,16 +259,15 @@ void HostUpdate::find_numbers(const GradientSource& source) {
   last_norm_ = 0;
   clip_factor_ = 1;
   overflowed_ = false;
+  is_gathered_ = false;
   const bool clips = trained_.extras.clip_norm > 0;
   const LayerNorm needed = trained_.groups.layer_norm();
   gradients_ = source;
-  if (source.scale) unscale(*source.scale);
-  if (overflowed_) return;
-  gradients_.limit = trained_.extras.clip_value;
+  if (!source.scale) gradients_.limit = trained_.extras.clip_value;
   measures_ = trained_.extras.keeps_norms && !clips && needed != LayerNorm::kGradient;
   if (measures_) rows();  // takes memory before anything is written
-  if (clips || needed == LayerNorm::kGradient) measure_gradients();
-  if (clips) clip();
+  if (clips || needed == LayerNorm::kGradient || source.scale) measure_gradients(source.scale);
+  if (overflowed_) return;
   if (needed == LayerNorm::kChange) measure_changes();
   if (needed != LayerNorm::kNone) find_trusts();
 }
@@ -220,6 +291,7 @@ void HostUpdate::update(UpdateJournal* journal) {
   if (measures_) last_norm_ = rows_->norm(Row::kGradient);
   keep_norms();
   bump_versions();
+  trained_.state.trust_masters();
 }
 
 // What the program wrote to parameters counts from now on, as after an update.
@@ -252,56 +324,55 @@ GradientSource HostUpdate::gathered(const GradientSource& source, const Visit& v
   return averages;
 }
 
-// A pass of its own over the averages: their bits must not depend on where they are rounded. If a gradient of some shard is
-// infinite or not a number, then so is the sum over shards (∞ − ∞ is not a number), and its square.
-// Squares of float32 do not overflow in float64.
-void HostUpdate::unscale(double scale) {
-  BlockNorms& rows = this->rows();
-  gradients_ = gathered(gradients_, [&](const plan::Stretch& piece, const void* gradient) {
-    rows.put_squares(Row::kScaled, piece, gradient);
-  });
-  meet();
-  overflowed_ = !std::isfinite(rows.norm(Row::kScaled));
-  gradients_.factor = static_cast<float>(1 / scale);
-}
-
-void HostUpdate::measure_gradients() {
+// In one pass over the averages. With a scale they are measured before they are divided by it. If a
+// gradient of some shard is infinite or not a number, then so is the sum over shards (∞ − ∞ is not a
+// number), and its square. Squares of float32 do not overflow in float64.
+void HostUpdate::measure_gradients(std::optional<double> scale) {
   BlockNorms& rows = this->rows();
   const bool layer_wise = trained_.groups.layer_norm() != LayerNorm::kNone;
-  const bool largest = trained_.extras.clip_norm > 0 && trained_.extras.clipped == Norm::kLargest;
-  const bool squares = !largest || layer_wise || trained_.extras.keeps_norms;
+  const bool clips = trained_.extras.clip_norm > 0;
+  const bool largest = clips && trained_.extras.clipped == Norm::kLargest;
+  const bool squares = !largest || layer_wise || scale || trained_.extras.keeps_norms;
+  if (scale && trained_.extras.clip_value > 0 &&
+      trained_.groups.layer_norm() == LayerNorm::kGradient) {
+    throw BadInput("LARS with clipping by value and a scaler: leave out one of the three");
+  }
   gradients_ = gathered(gradients_, [&](const plan::Stretch& piece, const void* gradient) {
-    if (squares) rows.put_squares(Row::kGradient, piece, gradient);
-    if (largest) rows.put_largest(piece, gradient);
-    if (layer_wise) rows.put_squares(Row::kWeight, piece, elements_of(piece).parameter);
+    const DType dtype = trained_.model->layout().entries()[piece.entry].dtype;
+    if (squares) rows.put_squares(Row::kGradient, piece, {dtype, gradient});
+    if (largest) rows.put_largest(piece, {dtype, gradient});
+    if (layer_wise) rows.put_squares(Row::kWeight, piece, {dtype, weights_of(piece)});
   });
+  is_gathered_ = true;
   meet();
-  last_norm_ = rows.norm(largest ? Row::kLargest : Row::kGradient);
-  if (!std::isfinite(last_norm_)) throw BadInput(diverged(last_norm_, trained_.groups.steps()));
-}
-
-// The factor that makes the norm at most clip_norm.
-void HostUpdate::clip() {
-  const double factor =
-      trained_.extras.clip_norm / (last_norm_ + 1e-6);  // as torch's clip_grad_norm_
-  clip_factor_ = gradients_.factor = std::min(factor, 1.0);
+  unscale_ = scale ? static_cast<float>(1 / *scale) : 1;
+  const double norm = unscale_ * rows.norm(largest ? Row::kLargest : Row::kGradient);
+  overflowed_ = scale && !std::isfinite(rows.norm(Row::kGradient));
+  if (overflowed_) return;
+  if (!std::isfinite(norm)) throw BadInput(diverged(norm, trained_.groups.steps()));
+  if (clips || !scale) last_norm_ = norm;
+  if (clips)
+    clip_factor_ = std::min(trained_.extras.clip_norm / (norm + 1e-6), 1.0);  // as clip_grad_norm_
+  gradients_.factor = clip_factor_ * unscale_;
+  gradients_.limit = trained_.extras.clip_value;
 }
 
 // The changes are not kept: the update computes them again.
 void HostUpdate::measure_changes() {
   BlockNorms& rows = this->rows();
-  const bool measured = trained_.extras.clip_norm > 0;  // the weights, with the gradients
   const auto measure = [&](const plan::Stretch& piece, const void* gradient) {
-    flat::Elements all = elements_of(piece);
-    if (!measured) rows.put_squares(Row::kWeight, piece, all.parameter);
-    all.gradient = gradient;
+    const DType dtype = trained_.model->layout().entries()[piece.entry].dtype;
+    if (!is_gathered_) rows.put_squares(Row::kWeight, piece, {dtype, weights_of(piece)});
+    Master master(trained_, piece);
+    flat::Elements all = elements_of(piece, master);
+    all.gradient = master.widened(gradient, is_gathered_ ? &gradients_ : nullptr);
     const Rule& rule = trained_.groups.rule_of(piece.entry);
     const std::int64_t step = trained_.groups.steps_of(piece.entry) + 1;
     rows.put(Row::kChange, piece, [&](std::size_t first, std::size_t count) {
       return rule.squares_of_change(part_of(all, first, count), step);
     });
   };
-  if (measured) {
+  if (is_gathered_) {  // and the weights are measured
     replica::for_each_piece(own_pieces(), gradients_,
                             [&](std::size_t number, replica::GradientReader& gradients) {
                               const plan::Stretch& piece = trained_.model->pieces().all[number];
@@ -309,6 +380,7 @@ void HostUpdate::measure_changes() {
                             });
   } else {
     gradients_ = gathered(gradients_, measure);
+    is_gathered_ = true;
   }
   meet();
   const double norm = rows.norm(Row::kChange);
@@ -318,7 +390,7 @@ void HostUpdate::measure_changes() {
 void HostUpdate::find_trusts() {
   const bool of_gradient = trained_.groups.layer_norm() == LayerNorm::kGradient;
   for (std::size_t entry = 0; entry < trusts_.size(); ++entry) {
-    const double other = of_gradient ? clip_factor_ * rows_->norm(Row::kGradient, entry)
+    const double other = of_gradient ? gradients_.factor * rows_->norm(Row::kGradient, entry)
                                      : rows_->norm(Row::kChange, entry);
     trusts_[entry] = trained_.groups.rule_of(entry).trust(
         {rows_->norm(Row::kWeight, entry), other, trained_.parameter(entry).dim()});
@@ -330,7 +402,7 @@ void HostUpdate::keep_norms() {
   if (!trained_.extras.keeps_norms) return;
   norms_.resize(trained_.groups.entries());
   for (std::size_t entry = 0; entry < norms_.size(); ++entry)
-    norms_[entry] = rows_->norm(Row::kGradient, entry);
+    norms_[entry] = (measures_ ? 1 : unscale_) * rows_->norm(Row::kGradient, entry);
 }
 
 template <typename Observer>
@@ -351,15 +423,18 @@ void HostUpdate::update_piece(std::size_t number, replica::GradientReader& gradi
     if constexpr (Observer::kWatches) leave_alone(number, observer.compares);
     return;
   }
-  flat::Elements update = elements_of(piece);
+  Master master(trained_, piece);
+  const GradientSource* const gathered = is_gathered_ ? &gradients_ : nullptr;
+  flat::Elements update = elements_of(piece, master);
   const Rule& rule = trained_.groups.rule_of(piece.entry);
   const AtStep step{trained_.groups.steps_of(piece.entry),
                     trusts_.empty() ? 1 : trusts_[piece.entry]};
   const bool averages = trained_.state.average() != nullptr;
-  update.gradient = Observer::kWatches ? read(number, gradients) : gradients.read(piece);
-  if (measures_) rows_->put_squares(Row::kGradient, piece, update.gradient);
   if constexpr (Observer::kWatches) {
-    flat::Parities seen = rule.update_with_parity(update, step);
+    flat::Parities seen = master.parities_around([&] {
+      update.gradient = master.widened(read(number, gradients), gathered);
+      return rule.update_with_parity(update, step);
+    });
     if (averages) {
       const flat::Parities more =
           flat::average_with_parity(averaged(update, piece), trained_.extras.ema_decay);
@@ -369,22 +444,31 @@ void HostUpdate::update_piece(std::size_t number, replica::GradientReader& gradi
     if (observer.watch.keeps_applied())
       observer.watch.applied(number, flat::parity(update.dtype, update.gradient, piece.count));
   } else {
+    update.gradient = master.widened(gradients.read(piece), gathered);
     rule.update(update, step);
+    master.round();
     if (averages) flat::average(averaged(update, piece), trained_.extras.ema_decay);
   }
+  if (measures_) rows_->put_squares(Row::kGradient, piece, {update.dtype, update.gradient});
   trained_.model->parts().parameters->publish(piece);
 }
 
 // Without a gradient.
-flat::Elements HostUpdate::elements_of(const plan::Stretch& piece) const {
-  const std::size_t offset = replica::offset_of(trained_.model->layout(), piece);
+flat::Elements HostUpdate::elements_of(const plan::Stretch& piece, const Master& master) const {
+  const plan::Layout& layout = trained_.state.layout();
+  const std::size_t offset = replica::offset_of(layout, piece);
   flat::Elements elements;
-  elements.dtype = trained_.model->layout().entries()[piece.entry].dtype;
-  elements.parameter = trained_.model->parameters().data() + offset;
+  elements.dtype = layout.entries()[piece.entry].dtype;
+  elements.parameter = master.values();
   elements.count = piece.count;
   for (std::size_t i = 0; i < trained_.state.count(); ++i)
     elements.state[trained_.state.state_of(i)] = trained_.state.memories()[i].data() + offset;
   return elements;
+}
+
+const std::byte* HostUpdate::weights_of(const plan::Stretch& piece) const {
+  const replica::Replicated& model = *trained_.model;
+  return model.parameters().data() + replica::offset_of(model.layout(), piece);
 }
 
 flat::Averaged HostUpdate::averaged(const flat::Elements& updated,
@@ -398,7 +482,10 @@ flat::Averaged HostUpdate::averaged(const flat::Elements& updated,
 // parity is taken here, for the next update to compare with.
 void HostUpdate::leave_alone(std::size_t number, bool seen_before) {
   if (watch_.keeps_applied()) watch_.applied(number, 0);
-  if (!seen_before) watch_.rests(number, parity_at_rest(trained_.model->pieces().all[number]));
+  if (seen_before) return;
+  const plan::Stretch& piece = trained_.model->pieces().all[number];
+  const Master refreshed(trained_, piece);  // as the next update will find it
+  watch_.rests(number, parity_at_rest(piece));
 }
 
 // The gradient of a piece. Notes a fault if it is not what was written.

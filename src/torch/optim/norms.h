@@ -33,7 +33,6 @@ class BlockNorms {
     kGradient,  // sums of squares …
     kWeight,
     kChange,
-    kScaled,   // … of gradients before they are divided by the scale of the loss
     kLargest,  // of the gradients: their largest magnitudes
   };
 
@@ -52,10 +51,14 @@ class BlockNorms {
     }
   }
   // Of the values of a piece.
-  void put_squares(Row row, const plan::Stretch& piece, const void* values) {
+  struct Values {
+    DType dtype;
+    const void* first;
+  };
+  void put_squares(Row row, const plan::Stretch& piece, const Values& values) {
     put_each(row, piece, values, flat::sum_of_squares);
   }
-  void put_largest(const plan::Stretch& piece, const void* values) {
+  void put_largest(const plan::Stretch& piece, const Values& values) {
     put_each(Row::kLargest, piece, values, flat::largest);
   }
 
@@ -67,17 +70,17 @@ class BlockNorms {
   }
 
  private:
-  static constexpr std::size_t kRows = 5;
+  static constexpr std::size_t kRows = 4;
 
   double* row_of(Row row) const {
     return reinterpret_cast<double*>(memory_.data()) +
            static_cast<std::size_t>(row) * layout_.blocks();
   }
   template <typename Measure>
-  void put_each(Row row, const plan::Stretch& piece, const void* values, const Measure& measure) {
-    const DType dtype = layout_.entries()[piece.entry].dtype;
+  void put_each(Row row, const plan::Stretch& piece, const Values& values, const Measure& measure) {
     put(row, piece, [&](std::size_t first, std::size_t count) {
-      return measure(dtype, static_cast<const std::byte*>(values) + first * size_of(dtype), count);
+      const auto* const from = static_cast<const std::byte*>(values.first);
+      return measure(values.dtype, from + first * size_of(values.dtype), count);
     });
   }
   double norm_of(Row row, std::size_t first, std::size_t count) const {

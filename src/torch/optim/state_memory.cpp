@@ -10,7 +10,7 @@ namespace lockstep::optim {
 
 StateMemory::StateMemory(replica::Parts& model, const StateNames& names)
     : model_(model),
-      has_masters_(wants_masters(model)),
+      has_masters_(replica::layout_of_sums(model.plan.layout).has_value()),
       layout_(has_masters_ ? *replica::layout_of_sums(model.plan.layout) : model.plan.layout) {
   for (std::size_t state = 0; state < names.size(); ++state) {
     if (names[state] == nullptr) continue;
@@ -66,7 +66,10 @@ void StateMemory::refresh_masters() {
   for (std::size_t entry = 0; entry < versions_.size(); ++entry) {
     const torch::Tensor& parameter = model_.parameter(entry);
     if (!has_master(entry) || parameter._version() == versions_[entry]) continue;
-    view(memories_.size() - 1, entry).copy_(parameter.detach());
+    const torch::Tensor master = view(memories_.size() - 1, entry);
+    const torch::Tensor now = parameter.detach();
+    const torch::Tensor kept = master.to(now.scalar_type()) == now;
+    master.copy_(torch::where(kept, master, now.to(master.scalar_type())));
   }
 }
 

@@ -13,11 +13,8 @@
 
 namespace lockstep::optim {
 
-// Whether the model has half parameters with float32 masters: only on a GPU.
-bool wants_masters(const replica::Parts& model);
-
-// On a GPU parameters of half types have float32 masters. Updates compute on the masters, and round
-// them to the parameters. They are the last of the memories, named "master". Owned by Trained.
+// Parameters of half types have float32 masters. Updates compute on the masters, and round them to
+// the parameters. They are the last of the memories, named "master". Owned by Trained.
 //
 // Threads:   one caller at a time.
 // Blocking:  the constructor, which is collective.
@@ -54,7 +51,8 @@ class StateMemory {
   // All state as tensors with names such as "momentum/fc1.weight".
   std::vector<NamedTensor> tensors();
 
-  // Re-reads masters from parameters that were changed from outside.
+  // Re-reads masters from parameters that were changed from outside: those elements of a master that
+  // are not rounded to what the parameter has.
   void refresh_masters();
   // The masters belong to the parameters as they are now: after an update, or after a checkpoint
   // was read. refresh_masters() then leaves them.

@@ -54,13 +54,6 @@ std::size_t hold_weights(torch::nn::Module& module, torch::ScalarType dtype) {
   }
   auto parameters = module.named_parameters();
   const std::vector<std::string> names = weights_to_hold(module);
-  for (const std::string& name : names) {
-    if (parameters[name].is_cuda()) continue;
-    throw BadInput(fmt::format(
-        "{} is not on a GPU, where lockstep::optim keeps float32 masters: move the module there "
-        "before hold_weights()",
-        name));
-  }
   const torch::NoGradGuard no_grad;
   for (const std::string& name : names) {
     torch::Tensor& parameter = parameters[name];
