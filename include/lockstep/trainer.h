@@ -51,7 +51,7 @@ struct TrainerOptions {
   std::uint64_t seed = 0;  // decides the order of samples and the random numbers of every shard
   ShardBufferRule buffers = ShardBufferRule::kFirstShard;
   std::optional<GradScalerOptions> scaler;  // for float16; see StepOptions::scaler
-  WeightedSampling weighted = {};  // draws samples by weight
+  WeightedSampling weighted = {};           // draws samples by weight
   // Everything else that decides the result; kept in checkpoints. The Trainer adds the arithmetic
   // that the process has when the Trainer is made: threads, oneDNN, denormals …
   std::map<std::string, std::string> job;
