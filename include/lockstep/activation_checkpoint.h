@@ -70,8 +70,8 @@ requires(!replica::ModuleHandle<Function>) && requires(Function f, std::vector<t
   { f(x) } -> std::convertible_to<std::vector<torch::Tensor>>;
 }
 std::vector<torch::Tensor> checkpoint(Function function, const std::vector<torch::Tensor>& inputs,
-                                      CheckpointOptions options = {}) {
-  return replica::checkpoint_lists(std::move(function), inputs, std::move(options));
+                                      const CheckpointOptions& options = {}) {
+  return replica::checkpoint_lists(std::move(function), inputs, options);
 }
 
 // One tensor to one tensor.
@@ -80,8 +80,8 @@ requires(!replica::ModuleHandle<Function>) && requires(Function f, torch::Tensor
   { f(x) } -> std::convertible_to<torch::Tensor>;
 }
 torch::Tensor checkpoint(Function function, const torch::Tensor& input,
-                         CheckpointOptions options = {}) {
-  return replica::checkpoint_one(std::move(function), input, std::move(options));
+                         const CheckpointOptions& options = {}) {
+  return replica::checkpoint_one(std::move(function), input, options);
 }
 
 // A module: a holder, or a shared pointer.

@@ -253,6 +253,7 @@ class SyncedNorm : public torch::autograd::Function<SyncedNorm> {
 };
 
 // In place of LibTorch's.
+// NOLINTNEXTLINE(readability-function-size): LibTorch's parameters
 at::Tensor batch_norm(const at::Tensor& input, const OptionalTensor& weight,
                       const OptionalTensor& bias, const OptionalTensor& running_mean,
                       const OptionalTensor& running_var, bool training, double momentum, double eps,
