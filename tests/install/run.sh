@@ -26,7 +26,7 @@ for rank in 0 1 2; do grep -q "rank $rank of 3: the sum of all ranks is 3" "$wor
 # The loops of the README: alone, and on 4 workers, which see the same data and learn the same; the first to the bit. The second,
 # and what both were made from, take as long to compile: only when all is tested.
 targets=(train)
-[ -z "${LOCKSTEP_TEST_FULL:-}" ] || targets+=(plain drop_in sync_batchnorm mixed_precision uneven gan)
+[ -z "${LOCKSTEP_TEST_FULL:-}" ] || targets+=(plain drop_in sync_batchnorm mixed_precision uneven gan resnet)
 build_example train --target "${targets[@]}"
 cd "$work"
 export OMP_NUM_THREADS=1 OPENBLAS_NUM_THREADS=1
@@ -51,6 +51,13 @@ if [ -x train/uneven ]; then
   "$work/prefix/bin/lockstep" run -n 4 -- train/uneven | grep 'epoch 2: loss 0\.[0-9]* over 224 batches' >/dev/null
   train/gan | grep 'step 600: radius [0-3]\.' >/dev/null
   "$work/prefix/bin/lockstep" run -n 4 -- train/gan | grep 'step 600: radius [0-3]\.' >/dev/null
+fi
+if [ -x train/resnet ]; then
+  train/resnet >alone.out
+  grep -q '^step 31: loss' alone.out
+  for workers in 2 3; do
+    "$work/prefix/bin/lockstep" run -n $workers -- train/resnet | sed 's/^\[0\] //' | cmp - alone.out
+  done
 fi
 "$work/prefix/bin/lockstep" train --model mlp --data synthetic --steps 2 --global-batch 8 --workers 2 --quiet --checkpoint none |
   grep 'Trained after 2 steps' >/dev/null
