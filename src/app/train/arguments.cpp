@@ -43,6 +43,7 @@ How
                        (default: 8, or the largest divisor of the global batch below that)
   --accumulate K       in place of --shards: K for each worker that the job starts with
   --buffers R          of BatchNorm, after a step: first-shard, or mean over shards (default: first-shard)
+  --sync-batchnorm S   on: BatchNorm's statistics are those of the global batch, not of a shard (default: off)
   --optimizer O        sgd (with momentum 0.9), adam, adamw, rmsprop, adagrad, or for large batches lars or lamb
                        (default: sgd)
   --lr R               learning rate (default: sgd 0.05, adam, adamw and lamb 0.001, rmsprop and adagrad 0.01, lars 1)
@@ -196,6 +197,7 @@ void add_options(CLI::App& parser, TrainArguments& arguments) {
   base::add_number(parser, "--shards", arguments.shards);
   base::add_number(parser, "--accumulate", arguments.accumulate);
   base::add_choice(parser, "--buffers", kBufferRules, arguments.buffers);
+  base::add_choice(parser, "--sync-batchnorm", kOnOrOff, arguments.sync_batchnorm);
   base::add_choice(parser, "--optimizer", kOptimizers, arguments.optimizer);
   base::add_number(parser, "--lr", arguments.lr);
   base::add_number(parser, "--momentum", arguments.momentum);

@@ -79,6 +79,7 @@ struct TrainArguments {
   // How.
   std::int64_t global_batch = 128;
   BufferRule buffers = BufferRule::kFirstShard;
+  bool sync_batchnorm = false;
   int shards = 0;      // 0: by --accumulate, else the default
   int accumulate = 0;  // 0: not asked for
   std::int64_t epochs = 0;

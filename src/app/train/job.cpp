@@ -6,6 +6,7 @@
 #include <lockstep/errors.h>
 #include <lockstep/grad_scaler.h>
 #include <lockstep/schedule.h>
+#include <lockstep/sync_batchnorm.h>
 
 #include <algorithm>
 #include <atomic>
@@ -153,6 +154,9 @@ TrainerParts make_parts(const TrainArguments& arguments, World& world, const Dat
     net->to(torch::Device(world.device()));
     hold_weights(*net, torch::kBFloat16);
   }
+  if (arguments.sync_batchnorm && convert_sync_batchnorm(*net, world) == 0)
+    throw BadInput(fmt::format("--sync-batchnorm: {} has no BatchNorm; cnn and resnet18 have",
+                               name(arguments.model)));
   const auto bucket = static_cast<std::size_t>(arguments.bucket_bytes);
   auto model =
       data_parallel(net, world, {.bucket_bytes = bucket, .algorithm = arguments.algorithm});
