@@ -46,6 +46,9 @@ as_processes() {
       done
     done
   done
+  check --model cnn --data synthetic:300 --optimizer lars --ema 0.9 --sync-batchnorm on --global-batch 16
+  check --model mlp --data synthetic:300 --optimizer lamb --precision bf16 --loss-scale 1024 --clip-norm 0.5 --global-batch 16
+  check --model gpt --data "$folder/text" --context 32 --precision bf16-held --clip-value 0.01 --global-batch 16
   for shards in 1 2 3 5 6 7; do
     first=$(hash_of --model cnn --data synthetic:200 --shards "$shards" --global-batch $((shards * 2)) --workers 1)
     last=$(hash_of --model cnn --data synthetic:200 --shards "$shards" --global-batch $((shards * 2)) --workers "$shards")
