@@ -21,14 +21,22 @@ using ::testing::HasSubstr;
 // A block with a way around it, random numbers, and a batch norm that is used twice.
 struct SyncedNetImpl : torch::nn::Module {
   torch::Tensor forward(const torch::Tensor& x) {
-    const auto block = [this](const torch::Tensor& h) { return torch::relu(norm2(conv2(h))); };
-    auto h = torch::dropout(torch::relu(norm1(conv1(x))), 0.3, drops && is_training());
+    const auto block = [this](const torch::Tensor& h) {
+      return torch::dropout(torch::relu(norm2(conv2(h))), 0.2, drops && is_training());
+    };
+    if (shifts && is_training()) {
+      torch::NoGradGuard no_grad;
+      shift.mul_(0.9).add_(x.mean(), 0.1);
+    }
+    auto h = torch::dropout(torch::relu(norm1(conv1(x + shift))), 0.3, drops && is_training());
     h = h + (recomputes ? checkpoint(block, h) : block(h));
     h = norm1(h);
     return out(h.mean({2, 3}));
   }
   bool drops = true;
   bool recomputes = false;
+  bool shifts = false;  // a buffer that a shard changes before the first batch norm
+  torch::Tensor shift = register_buffer("shift", torch::zeros({}));
   torch::nn::Conv2d conv1 =
       register_module("conv1", torch::nn::Conv2d(torch::nn::Conv2dOptions(1, 6, 3).padding(1)));
   torch::nn::Conv2d conv2 = register_module(
@@ -55,6 +63,8 @@ std::string synced_hash(World& world, const SyncedRun& run) {
   lockstep::Job job(world, job_options(run.checkpoint));
   auto net = seeded<SyncedNet>(kSeed);
   net->recomputes = run.recomputes;
+  net->shifts = true;
+  net->norm2->options.momentum({});  // cumulative: it depends on how many batches it has seen
   convert_sync_batchnorm(*net, world, {.group = run.group});
   auto model = data_parallel(net, world);
   optim::AdamW optimizer(model, {.lr = 1e-2});

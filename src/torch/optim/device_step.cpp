@@ -90,7 +90,9 @@ class QueuedStep : public Update {
   bool has_copies() const override { return true; }
   void collect() override;
   void forget() override;
-  double norm() override { return trained_.extras.clip_norm > 0 ? norms_.last() : 0; }
+  double norm() override {
+    return trained_.extras.clip_norm > 0 && !overflowed() ? norms_.last() : 0;
+  }
 
  private:
   // Which numbers each entry uses: those of its group. If gradients may be absent, each entry

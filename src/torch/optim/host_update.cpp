@@ -82,6 +82,8 @@ class Master {
     flat::widen(half_, read, wide_.data(), piece_.count);
     const auto factor = gathered == nullptr ? 1.0F : static_cast<float>(gathered->factor);
     for (std::size_t i = 0; i < piece_.count && factor != 1; ++i) wide_[i] *= factor;
+    if (gathered != nullptr && gathered->limit > 0)
+      flat::limit(DType::kFloat32, gathered->limit, wide_.data(), wide_.data(), piece_.count);
     return wide_.data();
   }
 
@@ -260,11 +262,13 @@ void HostUpdate::find_numbers(const GradientSource& source) {
   clip_factor_ = 1;
   overflowed_ = false;
   is_gathered_ = false;
+  unscale_ = 1;
   const bool clips = trained_.extras.clip_norm > 0;
   const LayerNorm needed = trained_.groups.layer_norm();
   gradients_ = source;
   if (!source.scale) gradients_.limit = trained_.extras.clip_value;
-  measures_ = trained_.extras.keeps_norms && !clips && needed != LayerNorm::kGradient;
+  measures_ =
+      trained_.extras.keeps_norms && !clips && needed != LayerNorm::kGradient && !source.scale;
   if (measures_) rows();  // takes memory before anything is written
   if (clips || needed == LayerNorm::kGradient || source.scale) measure_gradients(source.scale);
   if (overflowed_) return;
@@ -350,7 +354,7 @@ void HostUpdate::measure_gradients(std::optional<double> scale) {
   overflowed_ = scale && !std::isfinite(rows.norm(Row::kGradient));
   if (overflowed_) return;
   if (!std::isfinite(norm)) throw BadInput(diverged(norm, trained_.groups.steps()));
-  if (clips || !scale) last_norm_ = norm;
+  if (clips || !scale || trained_.extras.keeps_norms) last_norm_ = norm;
   if (clips)
     clip_factor_ = std::min(trained_.extras.clip_norm / (norm + 1e-6), 1.0);  // as clip_grad_norm_
   gradients_.factor = clip_factor_ * unscale_;
@@ -402,7 +406,7 @@ void HostUpdate::keep_norms() {
   if (!trained_.extras.keeps_norms) return;
   norms_.resize(trained_.groups.entries());
   for (std::size_t entry = 0; entry < norms_.size(); ++entry)
-    norms_[entry] = (measures_ ? 1 : unscale_) * rows_->norm(Row::kGradient, entry);
+    norms_[entry] = unscale_ * rows_->norm(Row::kGradient, entry);
 }
 
 template <typename Observer>

@@ -214,7 +214,9 @@ std::optional<double> DropIn::known_divisor() {
 double DropIn::divisor() {
   hear_notes();
   const auto [sum, weighted, plain] = since_.weights;
-  return weighted > 0 && sum > 0 ? sum : turns().divisor(parts_.comm.size()).value();
+  if (weighted > 0 && sum > 0) return sum;
+  turns().presence(parts_.comm.size());  // waits until all have spoken
+  return turns().divisor(parts_.comm.size()).value();
 }
 
 // Nothing is added up any more: after an average, or because gradients were cleared.

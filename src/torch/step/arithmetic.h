@@ -78,12 +78,43 @@ bool changes_arithmetic_of(Device device, std::string_view variable);
 // may round float32 (TF32). (device_arithmetic.cpp)
 std::map<std::string, std::string> device_properties(Device device);
 
-// The lock of LibTorch's default generator, which belongs to the process. Workers may be threads of one process: they take
-// turns to seed it and to draw from it. Recursive: a loss whose turn it is may run a backward pass that draws again, for a
+// The turn to use LibTorch's default generator, which belongs to the process. Workers may be threads of one process: they take
+// turns to seed it and to draw from it. A thread may have several: a loss whose turn it is may run a backward pass that draws again, for a
 // checkpoint (activation_checkpoint.h).
-inline std::recursive_mutex& generator_turn() {
-  static std::recursive_mutex mutex;
-  return mutex;
-}
+class [[nodiscard]] GeneratorTurn {
+ public:
+  GeneratorTurn() { take(); }
+  ~GeneratorTurn() { give(); }
+  GeneratorTurn(const GeneratorTurn&) = delete;
+  GeneratorTurn& operator=(const GeneratorTurn&) = delete;
+
+  // In the middle of a turn, for code that waits for others: ends all turns of this thread, and takes as many again.
+  static int put_down() {
+    const int turns = held();
+    for (int i = 0; i < turns; ++i) give();
+    return turns;
+  }
+  static void take_up(int turns) {
+    for (int i = 0; i < turns; ++i) take();
+  }
+
+ private:
+  static std::recursive_mutex& mutex() {
+    static std::recursive_mutex all;
+    return all;
+  }
+  static int& held() {
+    thread_local int turns = 0;
+    return turns;
+  }
+  static void take() {
+    mutex().lock();
+    ++held();
+  }
+  static void give() {
+    --held();
+    mutex().unlock();
+  }
+};
 
 }  // namespace lockstep::steps

@@ -57,7 +57,7 @@ std::vector<std::int64_t> spread(std::int64_t samples) {
 // set is likely to use, so that a new seed is seen. It does not look for draws, since other threads may draw meanwhile.
 class GeneratorProbe {
  public:
-  GeneratorProbe() : turn_(generator_turn()), generator_(at::detail::getDefaultCPUGenerator()) {
+  GeneratorProbe() : generator_(at::detail::getDefaultCPUGenerator()) {
     const std::lock_guard lock(generator_.mutex());
     saved_ = generator_.get_state();
     generator_.set_current_seed(kSeed);
@@ -77,7 +77,7 @@ class GeneratorProbe {
  private:
   static constexpr std::uint64_t kSeed = 0x70726f6265ULL;
 
-  std::lock_guard<std::recursive_mutex> turn_;
+  GeneratorTurn turn_;
   at::Generator generator_;
   torch::Tensor saved_;
 };

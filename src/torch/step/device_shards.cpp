@@ -294,8 +294,9 @@ torch::Tensor DeviceShards::loss_of(const Shard& shard, std::uint64_t seed) {
 torch::Tensor DeviceShards::run_eagerly(const Turn& turn) {
   ++counts_.eager;
   const torch::Tensor loss = loss_of(turn.shard, turn.seed);
-  const torch::Tensor seeded = torch::full_like(loss, turn.weight * turn.scale);
-  weighted_backward(work_, loss, seeded);
+  const torch::Tensor root = backward_root(loss, turn);
+  const torch::Tensor seeded = torch::full_like(root, turn.weight * turn.scale);
+  weighted_backward(work_, root, seeded);
   if (warm_up_++ < kWarmUp) weight_ = seeded;
   return loss.detach();
 }
@@ -367,7 +368,7 @@ void DeviceShards::capture(const Turn& turn) {
     for (ModelStep* const model : work_.models) passes.push_back(model->capture());
     replay.graph.capture([&] {
       const torch::Tensor captured = work_.loss(shard);
-      weighted_backward(work_, captured, replay.weight);
+      weighted_backward(work_, backward_root(captured, turn), replay.weight);
       replay.loss = captured.detach();
       for (const auto& pass : passes) replay.captured.push_back(pass->finish());
     });

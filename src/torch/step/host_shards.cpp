@@ -49,7 +49,7 @@ void HostShards::add(const std::string& name, double sum, double weight) {
 // other workers, which may wait for the lock. What it needs, such as dropout's mask, was drawn in forward; a checkpoint,
 // which draws again, takes a turn of its own.
 torch::Tensor HostShards::seeded_loss(const Turn& turn) {
-  const std::lock_guard lock(generator_turn());
+  const GeneratorTurn turn_to_draw;
   torch::manual_seed(turn.seed);
   torch::Tensor loss;
   say_where({"loss", turn.shard.step, turn.shard.index}, [&] { loss = work_.loss(turn.shard); });
@@ -76,7 +76,8 @@ void HostShards::run_one(Turn& turn, Turns& turns) {
   turns.forward_done(turn);
   turns.before_backward(turn);
   say_where({"backward pass", turn.shard.step, shard_}, [&] {
-    weighted_backward(work_, loss, torch::full_like(loss, turn.weight * turn.scale));
+    const torch::Tensor root = backward_root(loss, turn);
+    weighted_backward(work_, root, torch::full_like(root, turn.weight * turn.scale));
     local_.weighted_losses[shard_] = turn.weight * loss.item<double>();
   });
 }
@@ -100,6 +101,11 @@ void check_loss(const torch::Tensor& loss, const Shard& shard) {
         "depends on no parameter that can be trained: was it computed under NoGradGuard, or from "
         "detached tensors?");
   }
+}
+
+torch::Tensor backward_root(const torch::Tensor& loss, const Turn& turn) {
+  const bool half = loss.element_size() < sizeof(float);
+  return half && turn.scale != 1 ? loss.to(torch::kFloat32) : loss;
 }
 
 void weighted_backward(const ShardWork& work, const torch::Tensor& loss,

@@ -481,7 +481,7 @@ void JobCore::end_loop() {
 
 // Random numbers that the program draws next must not depend on the shards that this worker has run.
 void JobCore::reseed(std::int64_t step) const {
-  const std::lock_guard turn(generator_turn());
+  const GeneratorTurn turn;
   torch::manual_seed(plan::shard_seed(setup_.options.seed, step, setup_.options.shards));
 }
 

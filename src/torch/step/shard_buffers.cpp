@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <cstring>
 #include <map>
+#include <utility>
 
 #include "plan/tree.h"
 #include "torch/replica/tensors.h"
@@ -45,23 +46,24 @@ class HostBuffers : public ShardBuffers {
   ShardBufferRule rule_;
   int shards_;
   std::vector<std::byte> before_;
+  bool changed_ = false;                         // a shard of this step has begun
   std::map<int, std::vector<std::byte>> after_;  // by hosted shard
 };
 
 void HostBuffers::begin_step() {
   if (!buffers_.empty()) before_ = replica::pack(buffers_);
   after_.clear();
+  changed_ = false;
 }
 
 void HostBuffers::begin_shard() {
-  if (!buffers_.empty() && !after_.empty()) replica::unpack(before_, buffers_);
+  if (!buffers_.empty() && std::exchange(changed_, true)) replica::unpack(before_, buffers_);
 }
 
 void HostBuffers::end_shard(int shard) {
   if (buffers_.empty()) return;
-  // Also without bytes an entry in after_ says that a shard has changed the buffers.
   const bool needed = shard == 0 || rule_ == ShardBufferRule::kMean;
-  after_[shard] = needed ? replica::pack(buffers_) : std::vector<std::byte>{};
+  if (needed) after_[shard] = replica::pack(buffers_);
 }
 
 void HostBuffers::end_step(Comm& comm, const std::vector<int>&) {

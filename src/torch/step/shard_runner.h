@@ -106,6 +106,9 @@ std::unique_ptr<ShardRunner> make_device_shards(ShardWork work);
 // BadInput if this is nothing that backward can begin with.
 void check_loss(const torch::Tensor& loss, const Shard& shard);
 
+// What backward begins with: the loss; with a scale that of float32, because a scale may be too large for a half type.
+torch::Tensor backward_root(const torch::Tensor& loss, const Turn& turn);
+
 // loss.backward(weight), which computes the gradients of work.inputs only. No other pass may reach the models.
 void weighted_backward(const ShardWork& work, const torch::Tensor& loss,
                        const torch::Tensor& weight);

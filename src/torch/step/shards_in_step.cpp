@@ -8,6 +8,7 @@
 //   followers in a short batch some workers have no shard with samples. They cannot know which layers come. The leader
 //             tells them, before each message
 #include <ATen/CPUGeneratorImpl.h>
+#include <ATen/Parallel.h>
 #include <ATen/ThreadLocalState.h>
 #include <fmt/format.h>
 #include <lockstep/errors.h>
@@ -121,20 +122,14 @@ class ShardInStep : public replica::NormExchange {
   ShardInStep(Together& together, int number, int shard)
       : together_(together), number_(number), shard_(shard) {}
 
-  // Forward draws random numbers, so it is in the turn of this worker: see generator_turn().
-  void begin_forward(std::uint64_t seed) {
-    drawing_ = std::unique_lock(generator_turn());
-    torch::manual_seed(seed);
-  }
-  void end_forward() { drawing_ = {}; }
-
   Rows gather(const std::string& name, const at::Tensor& row) override;
   std::int64_t count(const std::string& layer) override { return counts_[layer]++; }
 
  private:
   struct Luggage {
-    at::Tensor random;
     std::vector<std::byte> buffers;
+    int turns = 0;      // to draw random numbers; in forward, and when a checkpoint runs again
+    at::Tensor random;  // the state of the generator, if it has a turn
   };
   Luggage put_down();
   void take_up(const Luggage& luggage);
@@ -142,26 +137,24 @@ class ShardInStep : public replica::NormExchange {
   Together& together_;
   int number_;  // of the relay
   int shard_;
-  std::unique_lock<std::recursive_mutex> drawing_;  // held in forward, except at meetings
   std::map<std::string, std::int64_t> counts_;
 };
 
 ShardInStep::Luggage ShardInStep::put_down() {
   Luggage luggage;
   luggage.buffers = replica::pack(together_.buffers);
-  if (!drawing_) return luggage;
   auto generator = at::detail::getDefaultCPUGenerator();
   {
     const std::lock_guard lock(generator.mutex());
     luggage.random = generator.get_state();
   }
-  drawing_.unlock();
+  luggage.turns = GeneratorTurn::put_down();
   return luggage;
 }
 
 void ShardInStep::take_up(const Luggage& luggage) {
-  if (luggage.random.defined()) {
-    drawing_.lock();
+  GeneratorTurn::take_up(luggage.turns);
+  if (luggage.turns > 0) {
     auto generator = at::detail::getDefaultCPUGenerator();
     const std::lock_guard lock(generator.mutex());
     generator.set_state(luggage.random);
@@ -209,7 +202,7 @@ class ShardsInStep : public ShardRunner {
   };
   using Gradients = std::vector<torch::Tensor>;  // by input; undefined: there is none
   void run_together(std::vector<Turn>& turns, Turns& steps, std::vector<Gradients>& gradients);
-  Gradients run_one(Turn& turn, Turns& steps, ShardInStep& shard);
+  Gradients run_one(Turn& turn, Turns& steps);
   void pass_on(const Turn& turn, Gradients gradients);
 
   ShardWork work_;
@@ -258,29 +251,33 @@ void ShardsInStep::run_together(std::vector<Turn>& turns, Turns& steps,
   Together together{relay_, messages, work_.buffers, std::vector<at::Tensor>(turns.size()), {}};
   const at::ThreadLocalState state;  // such as autocast, if it is on around the Step
   relay_.run(names, [&](int number) {
+    at::init_num_threads();  // before any library below LibTorch uses its own number
     const at::ThreadLocalStateGuard as_caller(state);
     Turn& turn = turns[static_cast<std::size_t>(number)];
     ShardInStep shard(together, number, turn.shard.index);
     const replica::NormScope norms(shard);
-    gradients[static_cast<std::size_t>(number)] = run_one(turn, steps, shard);
+    gradients[static_cast<std::size_t>(number)] = run_one(turn, steps);
   });
   messages.end();
 }
 
-ShardsInStep::Gradients ShardsInStep::run_one(Turn& turn, Turns& steps, ShardInStep& shard) {
+ShardsInStep::Gradients ShardsInStep::run_one(Turn& turn, Turns& steps) {
   Desk desk(*this, turn.shard.index);
   turn.shard.reports = &desk;
   steps.before_forward();
-  shard.begin_forward(turn.seed);
   torch::Tensor loss;
-  say_where({"loss", turn.shard.step, turn.shard.index}, [&] { loss = work_.loss(turn.shard); });
-  shard.end_forward();
+  {
+    const GeneratorTurn turn_to_draw;
+    torch::manual_seed(turn.seed);
+    say_where({"loss", turn.shard.step, turn.shard.index}, [&] { loss = work_.loss(turn.shard); });
+  }
   check_loss(loss, turn.shard);
   steps.forward_done(turn);
   Gradients gradients;
   say_where({"backward pass", turn.shard.step, turn.shard.index}, [&] {
-    gradients = torch::autograd::grad({loss}, work_.inputs,
-                                      {torch::full_like(loss, turn.weight * turn.scale)},
+    const torch::Tensor root = backward_root(loss, turn);
+    gradients = torch::autograd::grad({root}, work_.inputs,
+                                      {torch::full_like(root, turn.weight * turn.scale)},
                                       /*retain_graph=*/false, /*create_graph=*/false,
                                       /*allow_unused=*/true);
     local_.weighted_losses[turn.shard.index] = turn.weight * loss.item<double>();

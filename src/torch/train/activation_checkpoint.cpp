@@ -166,7 +166,7 @@ class Draws {
    public:
     explicit Again(const Draws& draws) : draws_(draws) {
       if (same(draws_.before_, draws_.after_)) return;
-      turn_.emplace(steps::generator_turn());
+      turn_.emplace();
       found_ = draws_.generators_.states();
       draws_.generators_.set(draws_.before_);
     }
@@ -187,7 +187,7 @@ class Draws {
 
    private:
     const Draws& draws_;
-    std::optional<std::unique_lock<std::recursive_mutex>> turn_;
+    std::optional<steps::GeneratorTurn> turn_;
     Tensors found_;
   };
 
