@@ -52,7 +52,7 @@ bool unscale_gradients(const std::vector<torch::Tensor>& parameters, double scal
   const auto inverse = static_cast<float>(1 / scale);
   bool finite = true;
   for (const torch::Tensor& parameter : parameters) {
-    const torch::Tensor grad = parameter.grad();
+    const torch::Tensor& grad = parameter.grad();
     if (!grad.defined()) continue;
     finite = finite && torch::isfinite(grad).all().item<bool>();
     grad.mul_(inverse);
