@@ -42,7 +42,8 @@ void SharedBufferSync::finish(Comm& comm, const control::Presence& presence) {
 MeanBufferSync::MeanBufferSync(const std::vector<NamedTensor>& buffers,
                                std::unique_ptr<BufferSync> source)
     : source_(std::move(source)) {
-  for (const auto& [name, tensor] : buffers) {
+  for (const NamedTensor& buffer : buffers) {
+    const torch::Tensor& tensor = buffer.tensor;
     if (!tensor.is_floating_point()) continue;
     const auto same = std::find_if(kinds_.begin(), kinds_.end(), [&](const Kind& kind) {
       return kind.buffers.front().scalar_type() == tensor.scalar_type();

@@ -313,8 +313,8 @@ BatchNorm as_batch_norm(const torch::nn::Module& module) {
 
 }  // namespace
 
-NormScope::NormScope(NormExchange& exchange_) : before_(exchange) {
-  exchange = &exchange_;
+NormScope::NormScope(NormExchange& others) : before_(exchange) {
+  exchange = &others;
 }
 NormScope::~NormScope() {
   exchange = before_;

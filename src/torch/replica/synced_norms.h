@@ -31,11 +31,11 @@ class NormExchange {
   virtual std::int64_t count(const std::string& layer) = 0;
 };
 
-// As long as it lives, batch norms that train on this thread share their statistics through `exchange`. Without one they
+// As long as it lives, batch norms that train on this thread share their statistics through `others`. Without one they
 // share them with other workers.
 class [[nodiscard]] NormScope {
  public:
-  explicit NormScope(NormExchange& exchange);
+  explicit NormScope(NormExchange& others);
   ~NormScope();
   NormScope(const NormScope&) = delete;
   NormScope& operator=(const NormScope&) = delete;

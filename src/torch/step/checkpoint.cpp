@@ -15,6 +15,7 @@
 #include "base/log.h"
 #include "formats/checkpoint_file.h"
 #include "torch/replica/model.h"
+#include "torch/step/data_record.h"
 #include "torch/step/tensor_file.h"
 
 namespace lockstep::steps {
@@ -41,6 +42,21 @@ std::map<std::string, double> values_in(const formats::SafetensorsFile& file,
   return values;
 }
 
+// What the job of the checkpoint had, and this one has not. The data are compared elsewhere.
+void check_left_out(const formats::SafetensorsFile& file, const Properties& job) {
+  const std::string prefix = formats::kJobPrefix;
+  for (const auto& [key, value] : file.metadata()) {
+    if (!key.starts_with(prefix)) continue;
+    const std::string name = key.substr(prefix.size());
+    if (job.contains(name) || name == kDataSampled || name == kDataWhole || name == kDataSampling)
+      continue;
+    throw Mismatch(fmt::format(
+        "the checkpoint {} was made with {} = {} and this job has no {}: use the same, or another "
+        "checkpoint directory",
+        file.path(), name, value, name));
+  }
+}
+
 void check_job(const formats::SafetensorsFile& file, const Properties& job) {
   std::string missing;
   for (const auto& [name, value] : job) {
@@ -56,7 +72,7 @@ void check_job(const formats::SafetensorsFile& file, const Properties& job) {
                             : ""));
     }
   }
-  if (missing.empty()) return;
+  if (missing.empty()) return check_left_out(file, job);
   throw Mismatch(fmt::format(
       "the checkpoint {} does not say {}, and this job has {}: it is of a job without that, or of "
       "an earlier version of Lockstep that did not record it; use another checkpoint directory",
@@ -184,6 +200,8 @@ std::int64_t CheckpointDirectory::read(JobState& state, const Properties& job) {
   comm_.barrier().wait();  // workers that share memory no longer compute with it
   // Asked for once, before the parameters change: an optimizer that is asked later makes its masters from parameters.
   const std::vector<NamedTensor> tensors = state.tensors();
+  comm_.barrier()
+      .wait();  // where workers share masters, all have been asked before the leader reads
   const std::string said =
       from_leader(comm_, [&] { return read_on_leader(directory_, state, tensors, job); });
   if (said.empty()) return -1;

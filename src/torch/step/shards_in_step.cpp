@@ -230,6 +230,7 @@ void ShardsInStep::Desk::add(const std::string& name, double sum, double weight)
 
 void ShardsInStep::run(Turns& steps) {
   std::vector<Turn> turns;
+  turns.reserve(static_cast<std::size_t>(steps.count()));
   for (int number = 0; number < steps.count(); ++number) turns.push_back(steps.take(number));
   std::vector<Gradients> gradients(turns.size());
   run_together(turns, steps, gradients);

@@ -19,6 +19,9 @@ namespace lockstep::steps {
 
 using Clock = std::chrono::steady_clock;
 
+// A gradient that still overflows with this scale is no question of float16's range.
+constexpr double kLeastScale = 1.0 / (1 << 24);
+
 StepRun::StepRun(StepCore& core, Loop& loop) : core_(core), loop_(loop) {
   ShardWork work;
   work.loss = core_.loss;
@@ -126,7 +129,13 @@ void StepRun::update(const Phase& phase, const std::vector<optim::GradientSource
     for (std::size_t i = 0; i < models_.size(); ++i) write(i, std::exchange(note, {}), nullptr);
   }
   for (const ModelStep* const model : models_) exposed_ += model->waited();
-  if (scaler() != nullptr) scaler()->update_after(skips_);
+  if (scaler() == nullptr) return;
+  scaler()->update_after(skips_);
+  if (!skips_ || scaler()->scale() > kLeastScale) return;
+  throw BadInput(fmt::format(
+      "the gradients of step {} are not finite, though the loss is scaled by {:.1e} only: training "
+      "has diverged; lower the learning rate or warm it up",
+      phase.step, scaler()->scale()));
 }
 
 void StepRun::write(std::size_t model, const flat::Note& note, optim::UpdateJournal* journal) {
