@@ -3,6 +3,7 @@
 #include <fmt/format.h>
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
+#include <lockstep/autocast.h>
 #include <lockstep/grad_scaler.h>
 #include <lockstep/step.h>
 #include <lockstep/trainer.h>
@@ -285,6 +286,55 @@ TEST(GradScalerStep, GoesOnFromItsCheckpointOnAnotherNumberOfWorkers) {
                           [&](World& world) { return scaled_loop(world, folder.path(), kSteps); }),
               expected)
         << until;
+  }
+}
+
+TEST(GradScalerStep, SaysThatTrainingHasDivergedWhenNoScaleHelps) {
+  World world = World::over(connect_alone());
+  lockstep::Job job(world, job_options());
+  One one(world, "mlp");
+  GradScaler scaler;
+  Step step(job, "train", {&one.optimizer},
+            [&](const Shard& shard) { return one.loss()(shard) * kInfinity; }, {.scaler = &scaler});
+  EXPECT_THAT(refusal_of([&] {
+                for (const GlobalBatch& batch : job.batches(data_of("mlp"), {.steps = 100}))
+                  step(batch);
+              }),
+              HasSubstr("training has diverged"));
+  EXPECT_GT(scaler.scale(), 0);
+}
+
+// bfloat16 parameters with a limit on each element of a gradient, and with a scaler or without.
+std::string half_loop(World& world, const std::string& folder, std::int64_t end, bool scales) {
+  lockstep::Job job(world, job_options(folder));
+  auto net = net_of("mlp");
+  hold_weights(*net, torch::kBFloat16);
+  auto model = data_parallel(net, world);
+  optim::SGD optimizer(model, {.lr = 0.1, .momentum = 0.9});
+  optimizer.set_clip_value(1e-3);
+  GradScaler scaler({.enabled = scales});
+  Step step(job, "train", {&optimizer},
+            [&](const Shard& shard) {
+              Autocast half(torch::kCPU, torch::kBFloat16);
+              return models::loss(*net, shard.batch);
+            },
+            {.scaler = &scaler});
+  for (const GlobalBatch& batch : job.batches(data_of("mlp"), {.steps = end})) step(batch);
+  return job.weights_sha256();
+}
+
+TEST(GradScalerStep, HalfParametersGoOnToTheSameBits) {
+  World alone = World::over(connect_alone());
+  const std::string expected = half_loop(alone, "", kSteps, false);
+  EXPECT_EQ(same_on_all(3, "shm", [&](World& world) { return half_loop(world, "", kSteps, true); }),
+            half_loop(alone, "", kSteps, true));
+  for (int again = 0; again < 5; ++again) {  // workers that share masters must not write them late
+    const Folder folder;
+    half_loop(alone, folder.path(), 3, false);
+    EXPECT_EQ(
+        same_on_all(3, "shm",
+                    [&](World& world) { return half_loop(world, folder.path(), kSteps, false); }),
+        expected);
   }
 }
 
