@@ -79,7 +79,8 @@ TEST_F(TokenFileTest, AFileThatBecomesShorterIsAnErrorAndNoSignal) {
 TEST_F(TokenFileTest, MayBeLargerThanMemory) {
   constexpr std::int64_t kTokens = std::int64_t{1} << 40;
   const std::string name = put("f", "");
-  if (::truncate(name.c_str(), 2 * kTokens) != 0) GTEST_SKIP() << "no such files here";
+  if (::truncate(name.c_str(), 2 * kTokens) != 0)
+    GTEST_SKIP() << "this file system has no files of that size";
   {
     std::fstream file(name, std::ios::binary | std::ios::in | std::ios::out);
     file.seekp(2 * (kTokens - 2));

@@ -577,7 +577,7 @@ std::map<std::string, Numbers> read_numbers(const std::string& path) {
 
 TEST(AgainstDdp, UnusedParametersStaticGraphsNoSyncJoinAndBuffersGiveTheSameNumbers) {
   const std::string python = python_with_torch();
-  if (python.empty()) GTEST_SKIP() << "no PyTorch: apt install python3-torch";
+  if (python.empty()) GTEST_SKIP() << "no PyTorch to compare with: make deps-test installs it";
   const Folder folder;
   const std::string command = "'" LOCKSTEP_COMMAND "' run -q -n 2 -- " + python + " '" +
                               DDP_SEMANTICS "' '" + (folder / "ddp") + "' > '" + (folder / "out") +

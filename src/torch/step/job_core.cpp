@@ -455,7 +455,7 @@ void JobCore::save() {
   if (hooks_.on_saved) hooks_.on_saved(checkpoints_->path(), step);
 }
 
-// For whoever goes on from here: a checkpoint, the next loop, a worker that joins.
+// For what goes on from here: a checkpoint, the next loop, a worker that joins.
 void JobCore::note_streams(std::int64_t step) {
   if (!data_.streams) return;
   data_.positions->note(*data_.streams, plan(), step, generation_.hosted, generation_.control);
