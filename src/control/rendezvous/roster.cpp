@@ -193,10 +193,14 @@ void Generation::run_out(const Waiter& waiter, Answers& out) {
   tell(waiter.connection, waiter.id, out);
 }
 
+// Those sent away are members no longer: that they go is no failure that others must hear of.
 void Generation::close(Answers& out) {
-  std::erase_if(waiters_, [&out](const auto& entry) {
-    if (entry.second.what != Wait::kJoin) return false;
-    out.push_back({entry.second.connection, Closing{}});
+  std::erase_if(waiters_, [this, &out](const auto& entry) {
+    const Waiter& waiter = entry.second;
+    if (waiter.what != Wait::kJoin) return false;
+    out.push_back({waiter.connection, Closing{}});
+    const auto rank = ranks_.extract(waiter.connection);
+    members_.erase(rank.mapped());
     return true;
   });
 }

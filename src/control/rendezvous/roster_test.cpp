@@ -242,5 +242,15 @@ TEST_F(RosterTest, ClosingSendsAwayThoseWhoWaitAndThoseWhoCome) {
   EXPECT_EQ(take(1, join_of(1, 4))[0].message, Message(Closing{}));
 }
 
+TEST_F(RosterTest, WorkersThatWereSentAwayAndGoAreNoNews) {
+  for (std::uint32_t rank = 0; rank < 2; ++rank) take(rank, join_of(rank, 4));
+  Answers answers;
+  roster_.close(answers);
+  ASSERT_EQ(answers.size(), 2u);
+  EXPECT_TRUE(lost(0).empty());
+  EXPECT_TRUE(lost(1).empty());
+  EXPECT_FALSE(roster_.has_news());
+}
+
 }  // namespace
 }  // namespace lockstep::control
