@@ -83,7 +83,7 @@ struct Mpi {
   const char* package;
   bool spins;  // it never sleeps, so it is very slow with more workers than cores
   std::vector<std::string> options;
-  ProgramRunner::Variables variables;
+  Program::Variables variables;
 };
 
 const std::vector<Mpi>& mpis() {

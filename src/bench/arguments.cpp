@@ -233,6 +233,20 @@ void finish_device(const CLI::App& parser, const Texts& texts, StepArguments& pa
   if (parser.count("--workers") == 0) parsed.workers = 1;
 }
 
+// Side by side all systems are in memory at once, so a large model is measured by one system at a
+// time if nothing else is asked for.
+void finish_turns(const CLI::App& parser, StepArguments& parsed) {
+  if (parsed.device == "cuda") {
+    refuse_given(parser, "--turns", "with --device cuda every system runs alone");
+    parsed.turns = 1;
+    return;
+  }
+  if (parser.count("--turns") == 0)
+    parsed.turns = parsed.model == "gpt" && parsed.gpt_size != "tiny" ? 1 : 10;
+  if (parsed.turns < 1 || parsed.turns > 1000)
+    refuse(fmt::format("--turns {}: give a number from 1 to 1000", parsed.turns), "step");
+}
+
 struct Unit {
   const char* name;
   std::size_t bytes;
@@ -287,11 +301,13 @@ StepArguments parse_step_arguments(const std::vector<std::string>& arguments) {
   base::add_number(parser, "--shards", parsed.shards);
   parser.add_option("--optimizer", parsed.optimizer);
   parser.add_option("--rows", texts.rows);
+  base::add_number(parser, "--turns", parsed.turns);
   parse(parser, arguments, "step");
   finish_common(parser, texts, parsed, "step");
   check_choice("--model", parsed.model, {"mlp", "cnn", "resnet18", "gpt"});
   finish_device(parser, texts, parsed);
   finish_model(parser, parsed);
+  finish_turns(parser, parsed);
   finish_rows(parser, texts, parsed);
   finish_shards(parser, parsed);
   return parsed;

@@ -55,6 +55,7 @@ struct StepArguments : CommonArguments {
   std::int64_t context = 0;
   std::int64_t bucket_bytes = std::int64_t{25} << 20;  // of Lockstep and of PyTorch's DDP
   Choice systems;
+  int turns = 0;  // of each system in a round; 1: systems run one after the other, each alone
   std::vector<WorkerRow> rows;  // measured in one run, at least one; `workers`, `threads` and
                                 // `shards` are those of the first
 };

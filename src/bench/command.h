@@ -35,7 +35,7 @@ int measure_field(const Arguments& arguments, const Field& field, Report report)
     result.settings = contender.settings;
   }
   const bool good =
-      run_rounds(field.contenders, arguments.rounds, report.results, longest_run(arguments));
+      run_rounds(field.contenders, {arguments.rounds, longest_run(arguments)}, report.results);
   finish(arguments, {as_json(report), as_table(report), as_plot(report)});
   return good ? 0 : 1;
 }

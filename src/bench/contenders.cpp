@@ -68,13 +68,13 @@ int death_signal_of(const std::vector<std::string>& command) {
   return ours ? SIGKILL : SIGTERM;
 }
 
-const ProgramRunner::Variables& allocator_settings() {
-  static const ProgramRunner::Variables settings = {{"MALLOC_MMAP_MAX_", "0"},
-                                                    {"MALLOC_TRIM_THRESHOLD_", "17179869184"}};
+const Program::Variables& allocator_settings() {
+  static const Program::Variables settings = {{"MALLOC_MMAP_MAX_", "0"},
+                                              {"MALLOC_TRIM_THRESHOLD_", "17179869184"}};
   return settings;
 }
 
-std::string spoken(const ProgramRunner::Variables& variables) {
+std::string spoken(const Program::Variables& variables) {
   std::string text;
   for (const auto& [name, value] : variables)
     text += fmt::format("{}{}={}", text.empty() ? "" : " ", name, value);

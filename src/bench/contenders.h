@@ -15,7 +15,8 @@ struct Contender {
   bool ours = false;                 // if it fails, the command fails
   std::string settings;              // how it is set up, in one line for the report
   std::vector<std::string> command;  // what is run; begins with a launcher
-  ProgramRunner::Variables variables;
+  Program::Variables variables;
+  int turn_takers = 0;  // workers that can take turns with other systems; 0: it runs alone
 };
 
 // The systems that can run here, and a line for each other one that was asked for or could be
@@ -55,7 +56,7 @@ int death_signal_of(const std::vector<std::string>& command);
 // The settings of malloc for all systems: freed memory is kept, so that page faults are not
 // measured. (With glibc's defaults, MPI's large all-reduces spend most of their time in page
 // faults.)
-const ProgramRunner::Variables& allocator_settings();
-std::string spoken(const ProgramRunner::Variables& variables);
+const Program::Variables& allocator_settings();
+std::string spoken(const Program::Variables& variables);
 
 }  // namespace lockstep::bench

@@ -75,9 +75,12 @@ const char* const kStepHelp =
                       those found);
                       with more shards than workers plain-accumulate, plain-accumulate-flat;
                       in any case unchecked, if it is asked for
-      --rounds R      turns of each system (default: 3)
-      --seconds S     of steps in one turn (default: 4), 20000 of them at the most, or
-      --iterations I  steps in one turn
+      --rounds R      each starts all systems again (default: 3)
+      --seconds S     of steps of a system in one round (default: 4), 20000 at the most, or
+      --iterations I  steps of a system in one round
+      --turns T       systems run side by side and take turns, each T times in a round, so that all
+                      of them meet the same machine; all are in memory then. 1: each runs alone
+                      (default: 10, for gpt larger than tiny 1; pytorch-ddp always runs alone)
       --json          one array of objects instead of a table
       --save FILE     also write that array there
       --plot FILE     also draw it, as SVG
@@ -118,7 +121,7 @@ On cuda, by the GPU's clock, from the end of a step to the end of the next:
   pytorch-graph                PyTorch, the whole step one CUDA graph
   pytorch-graph-deterministic  the same with deterministic algorithms
 
-The median and quartiles are over all steps of all workers and turns; on cuda "fastest" is the
+The median and quartiles are over all steps of all workers and rounds; on cuda "fastest" is the
 median of a system's fastest turn, since libraries that look for their fastest kernels do not find
 the same in every process. Efficiency is the median of plain, or plain-accumulate, over the
 system's: 100 % is a synchronisation that costs nothing. "of plain-barrier" is the same against

@@ -8,6 +8,7 @@
 #include <sys/wait.h>
 #include <unistd.h>
 
+#include <algorithm>
 #include <array>
 #include <cerrno>
 #include <cstdlib>
@@ -49,9 +50,11 @@ const sigset_t& first_mask() {
 
 struct ProgramRunner::Child {
   pid_t pid = -1;
-  base::Fd ended;  // a pidfd
+  base::Fd pidfd;
   base::Fd out;
   base::Fd err;
+  bool ended = false;  // and all of its output has been read
+  ProgramResult result;
 };
 
 ProgramRunner::ProgramRunner() {
@@ -70,79 +73,99 @@ ProgramRunner::~ProgramRunner() {
   control::end_descendants(Deadline::after(kSweepLimit));
 }
 
-ProgramRunner::Child ProgramRunner::start(const std::vector<std::string>& command,
-                                          const Variables& variables, int death_signal) {
+ProgramRunner::Child ProgramRunner::start(const Program& program) {
   base::Pipe out = base::make_pipe();
   base::Pipe err = base::make_pipe();
   std::vector<char*> words;
-  words.reserve(command.size() + 1);
-  for (const auto& word : command) words.push_back(const_cast<char*>(word.c_str()));
+  words.reserve(program.command.size() + 1);
+  for (const auto& word : program.command) words.push_back(const_cast<char*>(word.c_str()));
   words.push_back(nullptr);
   const pid_t runner = ::getpid();
   Child child;
   child.pid = ::fork();
   if (child.pid < 0) throw Unavailable("no process to be had; see `ulimit -u`");
   if (child.pid == 0) {
-    ::prctl(PR_SET_PDEATHSIG, death_signal);
+    ::prctl(PR_SET_PDEATHSIG, program.death_signal);
     if (::getppid() != runner) ::_exit(127);  // it died before the line above
     ::setpgid(0, 0);
     ::dup2(::open("/dev/null", O_RDONLY), STDIN_FILENO);
     ::dup2(out.write.get(), STDOUT_FILENO);
     ::dup2(err.write.get(), STDERR_FILENO);
-    for (const auto& [name, value] : variables) ::setenv(name.c_str(), value.c_str(), 1);
+    for (const auto& [name, value] : program.variables) ::setenv(name.c_str(), value.c_str(), 1);
     ::sigprocmask(SIG_SETMASK, &original_mask_, nullptr);
     ::execvp(words[0], words.data());
     ::_exit(127);
   }
-  child.ended = base::open_pidfd(child.pid);
+  child.pidfd = base::open_pidfd(child.pid);
   child.out = std::move(out.read);
   child.err = std::move(err.read);
   return child;
 }
 
-// True if the program has ended in time. Throws Interrupted if a signal came, unless `signals` is
-// -1.
-bool ProgramRunner::follow(Child& child, int signals, Deadline deadline, ProgramResult& result) {
-  while (!deadline.expired()) {
-    pollfd entries[4] = {{signals, POLLIN, 0},
-                         {child.out.get(), POLLIN, 0},
-                         {child.err.get(), POLLIN, 0},
-                         {child.ended.get(), POLLIN, 0}};
-    ::poll(entries, 4, deadline.left_ms());
+// Until all have ended, or the deadline. Throws Interrupted if a signal came, unless `signals` is -1.
+void ProgramRunner::follow(std::vector<Child>& children, int signals, Deadline deadline,
+                           Meanwhile* meanwhile) {
+  const auto runs = [](const Child& child) { return !child.ended; };
+  while (!deadline.expired() && std::any_of(children.begin(), children.end(), runs)) {
+    std::vector<pollfd> entries = {{signals, POLLIN, 0},
+                                   {meanwhile == nullptr ? -1 : meanwhile->fd(), POLLIN, 0}};
+    for (const Child& child : children) {
+      for (const base::Fd* const fd : {&child.out, &child.err, &child.pidfd})
+        entries.push_back({child.ended ? -1 : fd->get(), POLLIN, 0});
+    }
+    ::poll(entries.data(), entries.size(), deadline.left_ms());
     signalfd_siginfo info{};
     if (entries[0].revents != 0 && ::read(signals, &info, sizeof info) == sizeof info)
       throw Interrupted{static_cast<int>(info.ssi_signo)};
-    const bool output = entries[1].revents != 0 || entries[2].revents != 0;
-    if (entries[1].revents != 0) drain(child.out, result.out);
-    if (entries[2].revents != 0) drain(child.err, result.err);
-    if (entries[3].revents != 0 && !output) return true;  // and all its output has been read
+    if (entries[1].revents != 0) meanwhile->readable();
+    for (std::size_t i = 0; i < children.size(); ++i) {
+      Child& child = children[i];
+      const pollfd* const of = &entries[2 + 3 * i];
+      if (of[0].revents != 0) drain(child.out, child.result.out);
+      if (of[1].revents != 0) drain(child.err, child.result.err);
+      child.ended = child.ended || (of[2].revents != 0 && of[0].revents == 0 && of[1].revents == 0);
+      if (child.ended && of[2].revents != 0 && meanwhile != nullptr) meanwhile->ended(i);
+    }
   }
-  return false;
 }
 
-ProgramResult ProgramRunner::run(const std::vector<std::string>& command,
-                                 const Variables& variables, Deadline deadline, int death_signal) {
-  ProgramResult result;
-  Child child = start(command, variables, death_signal);
+ProgramResult ProgramRunner::run(const Program& program, Deadline deadline) {
+  return run_all({program}, deadline, nullptr).front();
+}
+
+std::vector<ProgramResult> ProgramRunner::run(const std::vector<Program>& programs,
+                                              Deadline deadline, Meanwhile& meanwhile) {
+  return run_all(programs, deadline, &meanwhile);
+}
+
+std::vector<ProgramResult> ProgramRunner::run_all(const std::vector<Program>& programs,
+                                                  Deadline deadline, Meanwhile* meanwhile) {
+  std::vector<Child> children;
+  children.reserve(programs.size());
+  for (const Program& program : programs) children.push_back(start(program));
   int interrupted = 0;
-  bool ended = false;
   try {
-    ended = follow(child, signals_.get(), deadline, result);
-    result.timed_out = !ended;
+    follow(children, signals_.get(), deadline, meanwhile);
   } catch (const Interrupted& signal) {
     interrupted = signal.signal;
   }
-  if (!ended) {
-    ::kill(child.pid, SIGTERM);
-    if (!follow(child, -1, Deadline::after(kGrace), result)) ::kill(-child.pid, SIGKILL);
+  for (Child& child : children) {
+    child.result.timed_out = !child.ended && interrupted == 0;
+    if (!child.ended) ::kill(child.pid, SIGTERM);
   }
-  int status = 0;
-  ::waitpid(child.pid, &status, 0);
-  result.exit_code = code_of(status);
-  // Processes that it has left behind would disturb the next program.
+  follow(children, -1, Deadline::after(kGrace), nullptr);
+  std::vector<ProgramResult> results;
+  for (Child& child : children) {
+    if (!child.ended) ::kill(-child.pid, SIGKILL);
+    int status = 0;
+    ::waitpid(child.pid, &status, 0);
+    child.result.exit_code = code_of(status);
+    results.push_back(std::move(child.result));
+  }
+  // Processes that they have left behind would disturb the next program.
   control::end_descendants(Deadline::after(kSweepLimit));
   if (interrupted != 0) throw Interrupted{interrupted};
-  return result;
+  return results;
 }
 
 }  // namespace lockstep::bench

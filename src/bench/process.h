@@ -1,10 +1,11 @@
-// Runs other programs, one at a time, and captures their output. Nothing is left of a program that
-// could disturb the next one.
+// Runs other programs, alone or side by side, and captures their output. Nothing is left of a program
+// that could disturb the next one.
 #pragma once
 
 #include <lockstep/deadline.h>
 
 #include <csignal>
+#include <cstddef>
 #include <string>
 #include <utility>
 #include <vector>
@@ -20,6 +21,26 @@ struct ProgramResult {
   std::string err;
 };
 
+struct Program {
+  using Variables = std::vector<std::pair<std::string, std::string>>;
+
+  std::vector<std::string> command;  // begins with a path, or with a name that is looked up in PATH
+  Variables variables;               // are added to the environment
+  // What the program gets when this process dies. With SIGTERM it can end what it has started, but
+  // a stopped program takes the signal only when it is continued. SIGKILL always works at once, and
+  // is for a program whose children notice its end.
+  int death_signal = SIGTERM;
+};
+
+// What is done while programs run side by side.
+class Meanwhile {
+ public:
+  virtual ~Meanwhile() = default;
+  virtual int fd() const = 0;  // readable() is called when it is
+  virtual void readable() = 0;
+  virtual void ended(std::size_t program) = 0;
+};
+
 // Thrown after Ctrl-C, SIGTERM or SIGHUP. It is not an error: the benchmark ends.
 struct Interrupted {
   int signal = 0;
@@ -28,14 +49,14 @@ struct Interrupted {
 // Runs programs as children in process groups of their own.
 //
 // Threads:   for a process with one thread, and without other children.
-// Blocking:  run() blocks until the program has ended, or until some seconds after its deadline.
-// Failure:   run() throws Interrupted if a signal came. The program and everything below it have
+// Blocking:  run() blocks until all programs have ended, or until some seconds after their deadline.
+// Failure:   run() throws Interrupted if a signal came. The programs and everything below them have
 //            ended by then.
-// Ownership: takes the signals from the process's own handlers for good. Ends what is left of a
-//            program.
+// Ownership: takes the signals from the process's own handlers for good. Ends what is left of
+//            programs.
 //
-// However run() ends, nothing is left of the program. If this process is killed meanwhile, the
-// program gets a signal, and must itself end what it has started.
+// However run() ends, nothing is left of the programs. If this process is killed meanwhile, each gets
+// its signal, and must itself end what it has started.
 class ProgramRunner {
  public:
   ProgramRunner();
@@ -43,20 +64,18 @@ class ProgramRunner {
   ProgramRunner(const ProgramRunner&) = delete;
   ProgramRunner& operator=(const ProgramRunner&) = delete;
 
-  using Variables = std::vector<std::pair<std::string, std::string>>;
+  ProgramResult run(const Program& program, Deadline deadline);
 
-  // `command` begins with a path, or with a name that is looked up in PATH. `variables` are added
-  // to the environment. The program gets `death_signal` when this process dies. With SIGTERM it can
-  // end what it has started, but a stopped program takes the signal only when it is continued.
-  // SIGKILL always works at once, and is for a program whose children notice its end.
-  ProgramResult run(const std::vector<std::string>& command, const Variables& variables,
-                    Deadline deadline, int death_signal = SIGTERM);
+  // All at the same time; results in their order.
+  std::vector<ProgramResult> run(const std::vector<Program>& programs, Deadline deadline,
+                                 Meanwhile& meanwhile);
 
  private:
   struct Child;
-  Child start(const std::vector<std::string>& command, const Variables& variables,
-              int death_signal);
-  bool follow(Child& child, int signals, Deadline deadline, ProgramResult& result);
+  std::vector<ProgramResult> run_all(const std::vector<Program>& programs, Deadline deadline,
+                                     Meanwhile* meanwhile);
+  Child start(const Program& program);
+  void follow(std::vector<Child>& children, int signals, Deadline deadline, Meanwhile* meanwhile);
 
   base::Fd signals_;
   sigset_t original_mask_{};

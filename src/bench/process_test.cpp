@@ -17,7 +17,7 @@ pid_t start_runner() {
   if (runner == 0) {
     if (::ptrace(PTRACE_TRACEME, 0, nullptr, nullptr) != 0) ::_exit(1);
     ::raise(SIGSTOP);
-    ProgramRunner().run({"/bin/sleep", "1000"}, {}, Deadline::after(std::chrono::minutes(1)));
+    ProgramRunner().run({{"/bin/sleep", "1000"}}, Deadline::after(std::chrono::minutes(1)));
     ::_exit(0);
   }
   int status = 0;
@@ -59,7 +59,7 @@ TEST(BenchProcessTest, AProgramWhoseRunnerDiesAtTheForkIsNotStarted) {
 }
 
 TEST(BenchProcessTest, AProgramThatIsStoppedEndsAtItsDeadline) {
-  const ProgramResult result = ProgramRunner().run({"/bin/sh", "-c", "kill -STOP $$"}, {},
+  const ProgramResult result = ProgramRunner().run({{"/bin/sh", "-c", "kill -STOP $$"}},
                                                    Deadline::after(std::chrono::milliseconds(100)));
   EXPECT_TRUE(result.timed_out);
   EXPECT_EQ(result.exit_code, 128 + SIGKILL);

@@ -11,6 +11,7 @@
 
 #include "base/check.h"
 #include "base/environment.h"
+#include "bench/turns.h"
 
 namespace lockstep::bench {
 
@@ -124,34 +125,86 @@ std::vector<std::string> result_lines(const std::string& output) {
   return results;
 }
 
-RoundsEnd run_rounds(const std::vector<Contender>& contenders, int rounds, const TakeRun& take,
-                     std::chrono::seconds longest) {
-  ProgramRunner runner;
-  RoundProgress progress;
-  RoundsEnd end{true, std::vector<bool>(contenders.size(), false)};
-  for (int round = 0; round < rounds; ++round) {
-    for (std::size_t turn = 0; turn < contenders.size(); ++turn) {
-      // Each round begins with another system, so that no system always runs first.
-      const std::size_t i = (turn + static_cast<std::size_t>(round)) % contenders.size();
-      if (end.failed[i]) continue;
-      const Contender& contender = contenders[i];
-      progress.show(round, rounds, contender.name);
-      const ProgramResult result =
-          runner.run(contender.command, contender.variables, Deadline::after(longest),
-                     death_signal_of(contender.command));
-      std::string problem;
-      try {
-        if (!result.timed_out && result.exit_code == 0) take(i, result_lines(result.out));
-      } catch (const std::exception& error) {
-        problem = fmt::format("gave no result ({})", error.what());
-      }
-      if (!result.timed_out && result.exit_code == 0 && problem.empty()) continue;
-      end.failed[i] = true;
-      end.good = end.good && !contender.ours;
-      progress.say(failure(contender, result, problem, longest));
+namespace {
+
+// The rounds of a run.
+class RoundsRun {
+ public:
+  RoundsRun(const std::vector<Contender>& contenders, const Rounds& rounds, const TakeRun& take)
+      : contenders_(contenders), rounds_(rounds), take_(take) {
+    end_.failed.assign(contenders.size(), false);
+  }
+
+  // Each round begins with another system, so that no system always runs first.
+  void run(int round) {
+    std::vector<std::size_t> together;
+    std::vector<std::size_t> alone;
+    for (std::size_t turn = 0; turn < contenders_.size(); ++turn) {
+      const std::size_t i = (turn + static_cast<std::size_t>(round)) % contenders_.size();
+      if (end_.failed[i]) continue;
+      (rounds_.turns > 1 && contenders_[i].turn_takers > 0 ? together : alone).push_back(i);
+    }
+    if (!together.empty()) run_together(round, together);
+    for (const std::size_t i : alone) {
+      progress_.show(round, rounds_.count, contenders_[i].name);
+      judge(i, runner_.run(program_of(i), Deadline::after(rounds_.longest)), rounds_.longest);
     }
   }
-  return end;
+
+  const RoundsEnd& end() const { return end_; }
+
+ private:
+  Program program_of(std::size_t i) const {
+    const Contender& contender = contenders_[i];
+    return {contender.command, contender.variables, death_signal_of(contender.command)};
+  }
+
+  void run_together(int round, const std::vector<std::size_t>& chosen) {
+    progress_.show(round, rounds_.count,
+                   fmt::format("{} systems take turns, {} each", chosen.size(), rounds_.turns));
+    std::vector<int> workers;
+    workers.reserve(chosen.size());
+    for (const std::size_t i : chosen) workers.push_back(contenders_[i].turn_takers);
+    TurnGiver turns(workers, rounds_.turns);
+    std::vector<Program> programs;
+    for (std::size_t place = 0; place < chosen.size(); ++place) {
+      Program& program = programs.emplace_back(program_of(chosen[place]));
+      for (const auto& variable : turns.variables(place)) program.variables.push_back(variable);
+    }
+    const auto longest = rounds_.longest * static_cast<std::int64_t>(chosen.size());
+    const auto results = runner_.run(programs, Deadline::after(longest), turns);
+    for (std::size_t place = 0; place < chosen.size(); ++place)
+      judge(chosen[place], results[place], longest);
+  }
+
+  void judge(std::size_t i, const ProgramResult& result, std::chrono::seconds longest) {
+    std::string problem;
+    try {
+      if (!result.timed_out && result.exit_code == 0) take_(i, result_lines(result.out));
+    } catch (const std::exception& error) {
+      problem = fmt::format("gave no result ({})", error.what());
+    }
+    if (!result.timed_out && result.exit_code == 0 && problem.empty()) return;
+    end_.failed[i] = true;
+    end_.good = end_.good && !contenders_[i].ours;
+    progress_.say(failure(contenders_[i], result, problem, longest));
+  }
+
+  const std::vector<Contender>& contenders_;
+  const Rounds& rounds_;
+  const TakeRun& take_;
+  ProgramRunner runner_;
+  RoundProgress progress_;
+  RoundsEnd end_;
+};
+
+}  // namespace
+
+RoundsEnd run_rounds(const std::vector<Contender>& contenders, const Rounds& rounds,
+                     const TakeRun& take) {
+  RoundsRun run(contenders, rounds, take);
+  for (int round = 0; round < rounds.count; ++round) run.run(round);
+  return run.end();
 }
 
 }  // namespace lockstep::bench

@@ -1,5 +1,5 @@
-// Systems take turns: in each round every system runs once, alone on the machine. So what changes
-// on the machine over time affects all of them.
+// In each round every system is started once. So what changes on the machine over time affects all
+// of them.
 #pragma once
 
 #include <chrono>
@@ -44,19 +44,27 @@ struct RoundsEnd {
   std::vector<bool> failed;  // by system, in any round
 };
 
-// Runs all rounds. A system that fails, or that takes longer than `longest`, is reported with what
-// it printed, and is left out of later rounds. Throws Interrupted.
-RoundsEnd run_rounds(const std::vector<Contender>& contenders, int rounds, const TakeRun& take,
-                     std::chrono::seconds longest);
+struct Rounds {
+  int count = 1;
+  std::chrono::seconds longest{0};  // that a system may take in a round
+  // Above 1: systems that can do so run side by side, and take this number of turns in a round
+  // (bench/turns.h). All others run alone.
+  int turns = 1;
+};
+
+// Runs all rounds. A system that fails, or that takes too long, is reported with what it printed, and
+// is left out of later rounds. Throws Interrupted.
+RoundsEnd run_rounds(const std::vector<Contender>& contenders, const Rounds& rounds,
+                     const TakeRun& take);
 
 // The same, and system i adds to results[i] with add(lines). Only systems that never failed stay in
 // `results`: what a system did before it failed is not a result. False if one of ours failed.
 template <typename Result>
-bool run_rounds(const std::vector<Contender>& contenders, int rounds, std::vector<Result>& results,
-                std::chrono::seconds longest) {
-  const RoundsEnd end = run_rounds(
-      contenders, rounds, TakeRun([&](std::size_t i, const auto& lines) { results[i].add(lines); }),
-      longest);
+bool run_rounds(const std::vector<Contender>& contenders, const Rounds& rounds,
+                std::vector<Result>& results) {
+  const RoundsEnd end =
+      run_rounds(contenders, rounds,
+                 TakeRun([&](std::size_t i, const auto& lines) { results[i].add(lines); }));
   std::vector<Result> kept;
   for (std::size_t i = 0; i < results.size(); ++i) {
     if (!end.failed[i]) kept.push_back(std::move(results[i]));

@@ -27,20 +27,20 @@ TEST(BenchRoundsTest, APeerThatFailsIsLeftOutAndOneOfOursIsAFailure) {
   std::vector<int> runs(2, 0);
   const auto count = [&](std::size_t i, const auto&) { ++runs[i]; };
   testing::internal::CaptureStderr();
-  EXPECT_TRUE(run_rounds({{"good", true, "", {"true"}, {}}, {"peer", false, "", {"false"}, {}}}, 3,
-                         count, kMinute)
+  EXPECT_TRUE(run_rounds({{"good", true, "", {"true"}, {}}, {"peer", false, "", {"false"}, {}}},
+                         {3, kMinute}, TakeRun(count))
                   .good);
   EXPECT_THAT(testing::internal::GetCapturedStderr(), HasSubstr("peer ended with 1"));
   EXPECT_THAT(runs, ElementsAre(3, 0));
   testing::internal::CaptureStderr();
-  EXPECT_FALSE(
-      run_rounds({{"ours", true, "", {"sh", "-c", "echo why >&2; exit 3"}, {}}}, 1, count, kMinute)
-          .good);
+  EXPECT_FALSE(run_rounds({{"ours", true, "", {"sh", "-c", "echo why >&2; exit 3"}, {}}},
+                          {1, kMinute}, TakeRun(count))
+                   .good);
   EXPECT_THAT(testing::internal::GetCapturedStderr(), HasSubstr("why"));
   testing::internal::CaptureStderr();
-  EXPECT_TRUE(
-      run_rounds({{"slow", false, "", {"sleep", "1000"}, {}}}, 2, count, std::chrono::seconds(1))
-          .good);
+  EXPECT_TRUE(run_rounds({{"slow", false, "", {"sleep", "1000"}, {}}}, {2, std::chrono::seconds(1)},
+                         TakeRun(count))
+                  .good);
   EXPECT_THAT(testing::internal::GetCapturedStderr(), HasSubstr("slow still ran after 1 seconds"));
 }
 
@@ -72,7 +72,7 @@ TEST(BenchRoundsTest, NothingIsLeftOfWhoFailsInALaterRound) {
   EXPECT_TRUE(run_rounds({contender("fails", "exit 3"), contender("good", "echo '{\"round\":2}'"),
                           contender("silent", "true"),
                           contender("garbled", "echo '{\"round\":2}'; echo '{\"round\":}'")},
-                         2, results, std::chrono::seconds(30)));
+                         {2, std::chrono::seconds(30)}, results));
   const std::string said = testing::internal::GetCapturedStderr();
   std::filesystem::remove_all(folder);
   ASSERT_THAT(results, SizeIs(1));

@@ -18,8 +18,12 @@ Contender launched_contender(const StepArguments& arguments, const std::string& 
                              const std::string& engine, std::vector<std::string> program) {
   const auto words = step_job_words(arguments);
   program.insert(program.end(), words.begin(), words.end());
-  return {name, true, "", launched({arguments.workers, arguments.threads, engine, program}),
-          allocator_settings()};
+  return {name,
+          true,
+          "",
+          launched({arguments.workers, arguments.threads, engine, program}),
+          allocator_settings(),
+          arguments.workers};
 }
 
 // A Python that has PyTorch: Debian's, which another python3 in PATH may hide, or the one in PATH.
@@ -41,6 +45,7 @@ void add_pytorch(const StepArguments& arguments, Field& field) {
   } else {
     field.contenders.push_back(launched_contender(arguments, "pytorch-ddp", "", {python, script}));
     field.contenders.back().ours = false;
+    field.contenders.back().turn_takers = 0;
     field.contenders.back().settings =
         "Gloo; gradient_as_bucket_view, static_graph, foreach, gradients set to none; pinned";
   }
@@ -214,9 +219,8 @@ int bench_step(const std::vector<std::string>& words) {
     throw BadInput("nothing to measure: no engine and no peer is left");
   announce_rows(arguments, run.field);
   const RoundsEnd end =
-      run_rounds(run.field.contenders, arguments.rounds,
-                 TakeRun([&](std::size_t i, const auto& lines) { run.results[i].add(lines); }),
-                 longest_run(arguments));
+      run_rounds(run.field.contenders, {arguments.rounds, longest_run(arguments), arguments.turns},
+                 TakeRun([&](std::size_t i, const auto& lines) { run.results[i].add(lines); }));
   for (std::size_t i = 0; i < run.results.size(); ++i) {
     if (!end.failed[i]) run.rows[run.row_of[i]].results.push_back(std::move(run.results[i]));
   }

@@ -12,12 +12,10 @@
 #include <nlohmann/json.hpp>
 
 #include <algorithm>
-#include <chrono>
 #include <cstdint>
 #include <cstdio>
 #include <cstdlib>
 #include <exception>
-#include <functional>
 #include <memory>
 #include <optional>
 #include <set>
@@ -28,7 +26,9 @@
 #include "base/memory_use.h"
 #include "bench/measure/cores.h"
 #include "bench/measure/time_lines.h"
+#include "bench/step/clocks.h"
 #include "bench/step/device.h"
+#include "bench/step/job.h"
 #include "control/device_choice.h"
 #include "plan/tree.h"
 #include "torch/device/onednn.h"
@@ -38,26 +38,6 @@
 
 namespace lockstep::bench {
 namespace {
-
-// What is trained: the same for every system.
-struct StepJob {
-  // plain, plain-barrier, plain-zeroed, plain-flat, drop-in, trainer, trainer-unchecked, step; on
-  // cuda plain, drop-in, drop-in-forced, trainer, trainer-unchecked, trainer-deterministic
-  std::string system;
-  int shards = 0;  // at least as many as workers
-  std::string model;
-  std::int64_t batch = 0;  // of each shard
-  std::string optimizer;   // sgd, sgd-momentum, adam, adamw
-  double seconds = 0;
-  std::int64_t steps = 0;  // 0: as many as `seconds` allows
-  std::string device;      // cpu, cuda
-  std::string precision;   // float32, bf16, bf16-held
-  std::string gpt_size;
-  std::int64_t context = 0;  // of gpt
-  std::size_t bucket_bytes = 0;
-
-  bool on_cuda() const { return device == "cuda"; }
-};
 
 // No weight decay, which is the default of every optimizer except AdamW. lockstep_bench_ddp.py and
 // lockstep_bench_cuda.py have the same numbers.
@@ -141,19 +121,7 @@ struct StepTimes {
   std::string eager_reason;  // why some that could have did not; empty: there were none
 };
 
-using Clock = std::chrono::steady_clock;
-
-constexpr int kWarmUp = 6;         // the second half of it is timed, for the number of steps
-constexpr int kWarmUpOnCuda = 20;  // the same; kernels are searched for, and graphs captured
-constexpr int kHalfWarmUp = kWarmUp / 2;
-constexpr int kHalfWarmUpOnCuda = kWarmUpOnCuda / 2;
-constexpr std::int64_t kLeastSteps = 5;
-constexpr std::int64_t kMostSteps = 20'000;
 constexpr double kMegabyte = 1e6;
-
-double ms_since(Clock::time_point begun) {
-  return std::chrono::duration<double, std::milli>(Clock::now() - begun).count();
-}
 
 double megabytes(const std::vector<NamedTensor>& tensors) {
   double bytes = 0;
@@ -177,55 +145,6 @@ double state_megabytes(const StepJob& job, const Replica& model, optim::Optimize
   for (const void* memory : memories)
     bytes += static_cast<double>(base::proportional_set_bytes(memory));
   return bytes / kMegabyte;
-}
-
-std::int64_t fitting_steps(const StepJob& job, double step_ms) {
-  const auto fitting = static_cast<std::int64_t>(std::min(job.seconds * 1000 / step_ms, 1e6));
-  return std::clamp(fitting, kLeastSteps, kMostSteps);
-}
-
-// All workers get the same number.
-std::int64_t agreed_steps(const StepJob& job, World& world, double step_ms) {
-  if (job.steps > 0) return job.steps;
-  world.comm().all_reduce({&step_ms, 1, DType::kFloat64}, {ReduceOp::kMax}).wait();
-  return fitting_steps(job, step_ms);
-}
-
-// The device's time from the end of each step to the end of the next. The host does not wait
-// meanwhile.
-std::vector<double> timed_on_cuda(const StepJob& job, World& world,
-                                  const std::function<void()>& step) {
-  DeviceMarks warm_up(world.device());
-  for (int i = 0; i < kHalfWarmUpOnCuda; ++i) step();
-  warm_up.mark();
-  for (int i = 0; i < kHalfWarmUpOnCuda; ++i) step();
-  warm_up.mark();
-  const std::int64_t steps =
-      agreed_steps(job, world, warm_up.milliseconds().front() / kHalfWarmUpOnCuda);
-  DeviceMarks marks(world.device());
-  world.comm().barrier().wait();
-  marks.mark();
-  for (std::int64_t i = 0; i < steps; ++i) {
-    step();
-    marks.mark();
-  }
-  return marks.milliseconds();
-}
-
-std::vector<double> timed(const StepJob& job, World& world, const std::function<void()>& step) {
-  if (job.on_cuda()) return timed_on_cuda(job, world, step);
-  for (int i = 0; i < kHalfWarmUp; ++i) step();
-  auto begun = Clock::now();
-  for (int i = 0; i < kHalfWarmUp; ++i) step();
-  const std::int64_t steps = agreed_steps(job, world, ms_since(begun) / kHalfWarmUp);
-  std::vector<double> times;
-  world.comm().barrier().wait();
-  for (std::int64_t i = 0; i < steps; ++i) {
-    begun = Clock::now();
-    step();
-    times.push_back(ms_since(begun));
-  }
-  return times;
 }
 
 std::unique_ptr<torch::optim::Optimizer> stock_optimizer(const StepJob& job,
@@ -365,9 +284,8 @@ StepTimes run_own_loop(const StepJob& job, World& world) {
   const auto optimizer = own_optimizer(job, model);
   Step step(training, "train", {optimizer.get()},
             [&](const Shard& shard) { return loss_of(job, *model, shard.batch); });
-  Batches batches = training.batches(
-      one_batch(job, world),
-      {.steps = (job.steps > 0 ? job.steps : kMostSteps) + kWarmUp + 1, .loader_threads = 0});
+  Batches batches =
+      training.batches(one_batch(job, world), {.steps = most_steps(job), .loader_threads = 0});
   auto batch = batches.begin();
   StepTimes result;
   result.ms = timed(job, world, [&] {
@@ -376,61 +294,6 @@ StepTimes run_own_loop(const StepJob& job, World& world) {
   });
   result.state_mb = state_megabytes(job, model, *optimizer);
   return result;
-}
-
-// Measures when the steps of a Trainer end, and says when there are enough.
-class TrainerClock {
- public:
-  virtual ~TrainerClock() = default;
-  virtual bool enough_after(const StepRecord& record) = 0;  // called once for each step
-  virtual std::vector<double> milliseconds() = 0;
-};
-
-// The times of the Trainer itself.
-class HostClock : public TrainerClock {
- public:
-  explicit HostClock(const StepJob& job) : job_(job) {}
-  bool enough_after(const StepRecord& record) override {
-    if (record.step < kWarmUp) return false;
-    times_.push_back(record.step_ms);
-    total_ms_ += record.step_ms;
-    const bool enough = total_ms_ > job_.seconds * 1000 && record.step >= kWarmUp + kLeastSteps;
-    return job_.steps == 0 && enough;
-  }
-  std::vector<double> milliseconds() override { return times_; }
-
- private:
-  const StepJob& job_;
-  std::vector<double> times_;
-  double total_ms_ = 0;
-};
-
-// Marks in the device's work. The hook may be called when backward of the next step is queued
-// already. But it is called once per step, so the time between two marks is still that of one step.
-class CudaClock : public TrainerClock {
- public:
-  CudaClock(const StepJob& job, torch::Device device)
-      : job_(job), warm_up_(device), marks_(device) {}
-  bool enough_after(const StepRecord& record) override {
-    const std::int64_t done = record.step + 1;
-    if (done == kWarmUpOnCuda / 2 || done == kWarmUpOnCuda) warm_up_.mark();
-    if (done == kWarmUpOnCuda)
-      steps_ = fitting_steps(job_, warm_up_.milliseconds().front() / kHalfWarmUpOnCuda);
-    if (done >= kWarmUpOnCuda) marks_.mark();
-    return job_.steps == 0 && done >= kWarmUpOnCuda + steps_;
-  }
-  std::vector<double> milliseconds() override { return marks_.milliseconds(); }
-
- private:
-  const StepJob& job_;
-  DeviceMarks warm_up_;
-  DeviceMarks marks_;
-  std::int64_t steps_ = kMostSteps;
-};
-
-std::unique_ptr<TrainerClock> make_clock(const StepJob& job, World& world) {
-  if (job.on_cuda()) return std::make_unique<CudaClock>(job, world.device());
-  return std::make_unique<HostClock>(job);
 }
 
 void note_graphs(const TrainingResult& training, StepTimes& result) {
@@ -444,11 +307,10 @@ StepTimes run_trainer(const StepJob& job, World& world, bool checked) {
   const auto net = make_net(job, world.device());
   auto model = data_parallel(net, world, {.bucket_bytes = job.bucket_bytes});
   const auto optimizer = own_optimizer(job, model);
-  const int warm_up = job.on_cuda() ? kWarmUpOnCuda : kWarmUp;
   TrainerOptions options;
   options.global_batch = job.batch * job.shards;
   options.shards = job.shards;
-  options.steps = (job.steps > 0 ? job.steps : kMostSteps) + warm_up;
+  options.steps = most_steps(job);
   options.loader_threads = 0;
   options.check_divergence = checked;
   const auto clock = make_clock(job, world);
