@@ -1,8 +1,9 @@
 # lockstep_library(NAME SOURCES ... DEPENDS ... PRIVATE_DEPENDS ...)
 #   One folder, one target, its dependencies declared.
-# lockstep_test(NAME [COMPUTES] SOURCES ... DEPENDS ... LABELS ... TIMEOUT seconds)
+# lockstep_test(NAME [COMPUTES] [ONE_THREAD] SOURCES ... DEPENDS ... LABELS ... TIMEOUT seconds)
 #   One GoogleTest program; every case becomes a ctest case with a time limit. COMPUTES: it is optimised under the
-#   address sanitizer, too, because its own code takes longer to run without than to optimise.
+#   address sanitizer, too, because its own code takes longer to run without than to optimise. ONE_THREAD: neither it
+#   nor what it tests starts a thread, so the thread sanitizer could see nothing; not built there.
 function(lockstep_library name)
   cmake_parse_arguments(ARG "" "" "SOURCES;DEPENDS;PRIVATE_DEPENDS" ${ARGN})
   add_library(${name} STATIC ${ARG_SOURCES})
@@ -45,7 +46,8 @@ if(LOCKSTEP_WITH_TESTS)
   target_precompile_headers(lockstep_test_headers PRIVATE
     <gmock/gmock.h> <gtest/gtest.h> <chrono> <functional> <random> <string> <thread> <vector>)
   target_link_libraries(lockstep_test_headers PRIVATE lockstep_flags GTest::gtest GTest::gmock)
-  target_compile_options(lockstep_test_headers PRIVATE ${LOCKSTEP_TEST_OPTIMISATION} -fPIE)
+  target_compile_options(lockstep_test_headers PRIVATE ${LOCKSTEP_TEST_OPTIMISATION} -fPIE
+    $<$<CXX_COMPILER_ID:Clang>:SHELL:-Xclang -fno-pch-timestamp>)  # one that ccache kept is good in another tree
   set_target_properties(lockstep_test_headers PROPERTIES POSITION_INDEPENDENT_CODE OFF)
 endif()
 
@@ -68,8 +70,8 @@ function(lockstep_test_program name)
 endfunction()
 
 function(lockstep_test name)
-  cmake_parse_arguments(ARG "COMPUTES" "TIMEOUT" "SOURCES;DEPENDS;LABELS" ${ARGN})
-  if(NOT LOCKSTEP_WITH_TESTS)
+  cmake_parse_arguments(ARG "COMPUTES;ONE_THREAD" "TIMEOUT" "SOURCES;DEPENDS;LABELS" ${ARGN})
+  if(NOT LOCKSTEP_WITH_TESTS OR (ARG_ONE_THREAD AND LOCKSTEP_SANITIZE MATCHES thread))
     return()
   endif()
   if(NOT ARG_TIMEOUT)

@@ -8,6 +8,7 @@
 set -euo pipefail
 cd "$(dirname "$0")/.."
 export JOBS=${JOBS:-$(nproc)}
+export OMP_WAIT_POLICY=passive  # as tools/test.sh
 dev=${PRESET:-dev}
 tree=build
 [ "$dev" = dev ] || tree=build/$dev
@@ -23,7 +24,8 @@ part_fuzz() { tools/fuzz.sh 60; }
 # Every file below torch/ compiled alone: elsewhere folders are compiled as one, which hides what a file forgot to include.
 # And what a GPU's thread does, under the address and undefined-behaviour sanitizers.
 part_alone() {
-  build core
+  cmake --preset core >/dev/null
+  tools/compile_alone.py build/core
   build asan --target device_text_test
   build/asan/tests/kernels/device_text_test --gtest_brief=1
 }

@@ -41,7 +41,8 @@ struct GradScalerOptions {
 // Threads:   one caller at a time.
 // Blocking:  step() as Optimizer::step(). On a GPU, unscale() and step() wait for the gradients.
 // Failure:   BadInput for options out of range, for float64, for a second unscale() or step() of an
-//            optimizer before update(), for update() before any step() or unscale(), and for
+//            optimizer before update(), for step() before any backward(), or of LibTorch's
+//            optimizer without any param.grad, for update() before any step() or unscale(), and for
 //            unscale() of float16 parameters. step() also throws what Optimizer::step() throws;
 //            Mismatch if workers have different scales.
 // Ownership: a value of its own that cannot be copied. Optimizers are borrowed for the call.

@@ -12,8 +12,9 @@
 #include <lockstep/step.h>           // Step: the same bits on any number of workers
 #include <lockstep/data_parallel.h>  // data_parallel(): a model on every worker
 #include <lockstep/sync_batchnorm.h> // statistics over the samples of all workers
-#include <lockstep/optim.h>          // SGD, Adam, AdamW, RMSprop and Adagrad on the flat layout
+#include <lockstep/optim.h>          // SGD, Adam, AdamW, RMSprop, Adagrad, LARS, LAMB, and your own
 #include <lockstep/schedule.h>       // learning rates, warm-up, larger batches
+#include <lockstep/noise_scale.h>    // NoiseScale: how large a batch still pays
 #include <lockstep/dataset.h>        // Dataset: samples by number
 #include <lockstep/stream.h>         // Stream: samples that can only be read forward
 #include <lockstep/data.h>           // loader(), and the sampler behind it

@@ -110,7 +110,7 @@ struct Group {
 // Blocking:  the constructor and step() are collective. They wait for the other workers, at most
 //            the world's timeout. Every worker calls step() after the same backward.
 // Failure:   the constructors throw BadInput for options out of range, for parameters that the
-//            model does not have, and for LARS and LAMB on a GPU. step() throws BadInput for a gradient that was moved to other
+//            model does not have. step() throws BadInput for a gradient that was moved to other
 //            memory, on this worker or another, and for a norm that is not finite. Every worker
 //            gets Mismatch if their options, learning rates, norms for clipping or numbers of steps
 //            differ. Unavailable, PeerLost, Timeout.
@@ -130,17 +130,17 @@ class Optimizer {
 
   // Limits the norm over all gradients to `most`: an update scales all gradients by one factor if
   // their norm is larger. 0, the default, sets no limit. param.grad keeps its values. This and all
-  // that follows must be the same on every worker. Norm::kLargest is for CPUs.
+  // that follows must be the same on every worker.
   void set_clip_norm(double most, Norm norm = Norm::kEuclidean);
   double clip_norm() const;
-  // Limits each element of a gradient to −most … most, in place of a norm. For CPUs.
+  // Limits each element of a gradient to −most … most, in place of a norm.
   void set_clip_value(double most);
   double clip_value() const;
 
   // Norms of the last step's gradients, before their norm was limited. last_norm() is that over all
   // of them: 0 if no update needed it, the largest magnitude with Norm::kLargest. last_norms() are
-  // Euclidean norms by parameter. They cost no pass over memory of their own; empty before
-  // keep_norms(). For CPUs.
+  // Euclidean norms by parameter; empty before keep_norms(). After a step that a scaler skipped: 0,
+  // and empty. On CPUs they cost no pass over memory of their own. On a GPU both wait for it.
   double last_norm() const;
   void keep_norms();
   std::vector<NamedNorm> last_norms() const;
@@ -150,7 +150,7 @@ class Optimizer {
   // `decay` is above 0 and below 1; a later call may change it. Collective. The average is state,
   // so checkpoints have it as "ema/fc1.weight". ema() are the averages by names of parameters; they
   // share the optimizer's memory. A parameter that a step leaves alone keeps its average, too. For
-  // CPUs, and for parameters of float32 or float64.
+  // parameters of float32 or float64.
   void set_ema(double decay);
   double ema_decay() const;  // 0: none is kept
   std::vector<NamedTensor> ema() const;
@@ -168,8 +168,8 @@ class Optimizer {
   const std::string& name() const;  // "sgd", "adam", "adamw", "rmsprop", "adagrad", …
 
   // The state, for checkpoints. The tensors have names such as "momentum/fc1.weight" and share the
-  // optimizer's memory. load_state() copies values in. It throws Mismatch, and changes nothing, if
-  // names, shapes or dtypes differ.
+  // optimizer's memory; Wrapped has a copy, "packed". load_state() copies values in. It throws
+  // Mismatch, and changes nothing, if names, shapes or dtypes differ.
   std::vector<NamedTensor> state() const;
   void load_state(const std::vector<NamedTensor>& state, std::int64_t steps);
   void set_steps(std::int64_t steps);  // after writing into the tensors of state()
@@ -234,6 +234,14 @@ class LAMB : public Optimizer {
  public:
   explicit LAMB(Replica& model, const LAMBOptions& options = {},
                 const std::vector<Group<LAMBOptions>>& groups = {});
+};
+
+// An optimizer of LibTorch's, or of the program's own, where Lockstep's are wanted: in Steps and the
+// Trainer. Each worker has weights and state of its own, and calls its step() when param.grad has
+// the averages, which clipping changes. For CPUs and float32 or float64; not for LBFGS.
+class Wrapped : public Optimizer {
+ public:
+  explicit Wrapped(Replica& model, std::shared_ptr<torch::optim::Optimizer> optimizer);
 };
 
 }  // namespace lockstep::optim

@@ -203,6 +203,8 @@ class ReduceLROnPlateau {
   // progress.
   double step(double metric, double lr);
 
+  std::string text() const;  // its options
+
   const State& state() const { return state_; }
   void load_state(const State& state) { state_ = state; }
 

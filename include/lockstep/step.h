@@ -4,6 +4,7 @@
 #include <lockstep/data_parallel.h>
 #include <lockstep/grad_scaler.h>
 #include <lockstep/job.h>
+#include <lockstep/noise_scale.h>
 #include <lockstep/optim.h>
 #include <torch/torch.h>
 
@@ -72,6 +73,13 @@ struct StepOptions {
   // one more pass over the gradients. It must outlive the job.
   GradScaler* scaler = nullptr;
 
+  // Every so many steps the gradients of single shards are measured, for Outcome::noise_scale(); 0:
+  // never. It changes no bit of the weights, and costs a pass over the gradients of each shard in such
+  // a step. Steps whose shards do not all have equally many samples are left out, and so are steps
+  // that a scaler skips. A part of the job: checkpoints keep the averages. BadInput with `weight`,
+  // with clipping by value, for a job of one shard, and on a GPU. 16 is a good number.
+  std::int64_t noise_scale_every = 0;
+
   // Called before an update, when param.grad has the averages. The averages are computed for this
   // call, which costs a pass over memory; without it they may never exist. With a scaler they are
   // still multiplied by its scale. Called again if a step is run again.
@@ -86,10 +94,11 @@ struct StepOptions {
 // The result of one call of a Step.
 //
 // Threads:   the thread that uses the job.
-// Blocking:  loss() and metric() wait until the numbers of all workers are here, at most the
+// Blocking:  loss(), metric() and noise_scale() wait until the numbers of all workers are here, at most the
 //            world's timeout. On a CPU the numbers are already on their way. On a GPU the first
 //            call of loss() or metric() after a Step is collective.
-// Failure:   PeerLost, Timeout; BadInput for a metric that no shard reported.
+// Failure:   PeerLost, Timeout; BadInput for a metric that no shard reported, and for a noise scale
+//            that is not measured.
 // Ownership: a value. It may be kept and read at any later time.
 class Outcome {
  public:
@@ -103,6 +112,9 @@ class Outcome {
 
   double loss() const;  // the weighted mean over all shards; the same bits on every worker
   double metric(const std::string& name) const;
+  // After this step, for one of the Step's optimizers. With SyncBatchNorm it is approximate, because
+  // the shards of a step are not independent.
+  NoiseScale noise_scale(std::size_t optimizer = 0) const;
 
  private:
   std::shared_ptr<steps::PhaseResult> result_;

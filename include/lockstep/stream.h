@@ -45,8 +45,9 @@ class Stream {
   // The next sample; nothing at the end. The target may be undefined, in all samples or in none.
   virtual std::optional<torch::data::Example<>> next() = 0;
 
-  // Where the stream is, as a number of 0 or more: an offset in a file, for example. Checkpoints keep it. Nothing: the
-  // stream cannot tell. A job that goes on then opens the stream and reads all samples before its position again.
+  // Where the stream is, as a number of 0 or more: an offset in a file, for example. Also asked before the first sample.
+  // Checkpoints keep it. Nothing: the stream cannot tell. A job that goes on then opens the stream and reads all samples
+  // before its position again.
   virtual std::optional<std::int64_t> position() const { return std::nullopt; }
 
   // Goes to a position that a stream of the same place has told: next() then gives what it would have given there. Called
@@ -69,7 +70,12 @@ struct StreamOptions {
 //
 // Threads:   loader threads; a stream is used by one at a time.
 // Blocking:  as long as the streams take.
-// Failure:   BadInput without an OpenStream, for negative samples, and for a stream that has no sample at all.
+// Failure:   BadInput without an OpenStream, for negative samples, and for a stream that has no sample at all. Also if a
+//            sample is not the same when it is read again. A job that goes on in the middle of an epoch notices that:
+//            it reads the last step before the checkpoint once more, and compares the first sample of each shard.
+//            So it notices a seek() that goes elsewhere and, of a stream that does not tell its position, samples that
+//            were added or removed before it. It does not notice other samples elsewhere, nor another length of an
+//            earlier pass if the stream tells its position; verify_data compares all samples.
 // Ownership: shares the OpenStream. At most two streams of each hosted shard are open.
 DatasetPtr stream_dataset(OpenStream open, const StreamOptions& options = {});
 

@@ -40,7 +40,11 @@ struct SyncBatchNormOptions {
 //            channel over all workers, for a backward with create_graph, for shards that run
 //            different layers, and in a Step on a GPU. LibTorch itself refuses a batch with one value
 //            per channel, also if others have more. Mismatch if workers convert different layers,
-//            run them in another order, or go back through them in another order. PeerLost, Timeout.
+//            or come to different ones: if one did not convert, is in eval(), runs layers in another
+//            order or another number of times, or goes back through them in another order. It comes
+//            when such a worker next meets the others: in a layer, backward() or a step. Where
+//            workers share no memory, all must use the parameters behind a converted layer, or none
+//            may: else it is a Mismatch, too. PeerLost; Timeout, which names the layer.
 // Ownership: the world must outlive the module's last pass.
 //
 // Returns how many layers were converted. A second call for the same layer replaces the first. For

@@ -5,7 +5,9 @@
 #include <lockstep/data_parallel.h>
 #include <lockstep/grad_scaler.h>
 #include <lockstep/job.h>
+#include <lockstep/noise_scale.h>
 #include <lockstep/optim.h>
+#include <lockstep/schedule.h>
 #include <lockstep/step.h>
 
 #include <atomic>
@@ -37,6 +39,10 @@ struct TrainerParts {
   // it near 1 if the loss has a half type: divide the tokens by the largest number that a shard can
   // have.
   std::function<double(const Batch&)> weight;
+
+  // Lowers the optimizer's rate when the loss of the evaluation after every epoch has stopped
+  // getting better. Checkpoints keep its state. It wants an evaluation, and no learning_rate.
+  std::shared_ptr<ReduceLROnPlateau> plateau;
 };
 
 struct TrainerOptions {
@@ -52,6 +58,7 @@ struct TrainerOptions {
   ShardBufferRule buffers = ShardBufferRule::kFirstShard;
   std::optional<GradScalerOptions> scaler;  // for float16; see StepOptions::scaler
   WeightedSampling weighted = {};           // draws samples by weight
+  std::int64_t noise_scale_every = 0;       // steps; 0: never. As StepOptions::noise_scale_every
   // Everything else that decides the result; kept in checkpoints. The Trainer adds the arithmetic
   // that the process has when the Trainer is made: threads, oneDNN, denormals …
   std::map<std::string, std::string> job;
@@ -101,6 +108,7 @@ struct StepRecord {
   double step_ms = 0;
   double exposed_comm_ms = 0;  // the time that waiting for other workers added to the step
   bool skipped = false;        // by the scaler: gradients had overflowed
+  std::optional<NoiseScale> noise_scale = {};  // after this step; none if it is not measured
 };
 
 struct TrainingResult {
@@ -112,6 +120,7 @@ struct TrainingResult {
   std::optional<double> final_loss;  // none if no step was run
   std::int64_t skipped_steps = 0;    // of this run, by the scaler
   std::optional<double> loss_scale;  // the scaler's, after the last step; none without a scaler
+  std::optional<NoiseScale> noise_scale;  // after the last step; none if it is not measured
   std::optional<Evaluation> evaluation;
   double seconds = 0;  // spent in steps
   double samples_per_second = 0;
@@ -174,6 +183,7 @@ class Trainer {
  private:
   struct State;
   std::unique_ptr<State> state_;
+  bool has_run_ = false;
 };
 
 }  // namespace lockstep

@@ -68,12 +68,13 @@ class UnevenLoop {
 //   - other collectives get what the program gives them: ask idle()
 //
 // Threads:   one caller at a time, for everything that belongs to a world.
-// Blocking:  the loop is collective, and so is leaving it early: by all workers after the same
-//            batch. The first batch waits for all workers. Later ones wait for nobody, except on an
+// Blocking:  the loop is collective, and so is leaving it early, by `break` or `return`: all workers
+//            do so in the same run of the body. The first batch waits for all workers. Later ones wait for nobody, except on an
 //            idle worker.
 // Failure:   BadInput if a worker has no batch at all, and no example; for a loop over job.batches(),
-//            or another of these, inside the body. Mismatch if other workers are not in such a loop, or have
-//            other options. PeerLost, Timeout.
+//            or another of these, inside the body. Mismatch if other workers are not in such a loop, have
+//            other options, or leave it while this one goes on. A worker that leaves it by an
+//            exception has failed: the others get PeerLost when it ends. PeerLost, Timeout.
 // Ownership: keeps the range if it is a temporary, else borrows it. Keeps a copy of the last batch;
 //            a copy of a tensor shares its memory. The world must outlive it.
 template <typename Range>

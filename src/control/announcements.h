@@ -44,7 +44,7 @@ class Announcement {
 // The announcements of one world; World makes it at the first one.
 //
 // Threads:   one caller at a time.
-// Blocking:  never; Announcement::wait() does.
+// Blocking:  never; Announcement::wait() and collectives over comm() do.
 // Failure:   what ended the world.
 // Ownership: keeps the memory of every announcement under way.
 class Announcements {
@@ -56,6 +56,9 @@ class Announcements {
 
   // Collective. `call` names what the worker is about to do, for errors (CallName).
   std::shared_ptr<const Announcement> say(const Record& record, std::string_view call);
+
+  // For other collectives at such points, under a CallName: those of a SyncBatchNorm. They run after what was said before.
+  Comm& comm() { return comm_; }
 
   // Workers have said different things: ends the world with this error on all workers, and throws it.
   [[noreturn]] void disagree(const Mismatch& difference);

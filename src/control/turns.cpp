@@ -4,6 +4,7 @@
 #include <fmt/ranges.h>
 #include <lockstep/errors.h>
 
+#include <exception>
 #include <utility>
 #include <vector>
 
@@ -62,7 +63,19 @@ bool Turns::begin(Announcements& announcements, Batch batch, const Rule& rule) {
                     text_of(ended, "has", "have"), text_of(present, "has one", "have one")),
         ended);
   }
+  if (present.empty()) end();
   return !present.empty();
+}
+
+// A worker that fails does not say so: the others get its PeerLost.
+void Turns::leave(Announcements& announcements) noexcept {
+  const bool breaks = under_way() && std::uncaught_exceptions() == 0;
+  end();
+  if (!breaks) return;
+  try {
+    announcements.say({}, "leaving UnevenInputs");
+  } catch (...) {  // the world has ended, and the next call says why
+  }
 }
 
 // Whether all can begin: in the first turn, while every worker waits for it.

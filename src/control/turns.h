@@ -42,7 +42,9 @@ class Turns {
   // All workers say what they have. False: nobody has a batch, and the loop has ended. It waits for
   // the answers in the first turn, and where this worker cannot go on without them.
   bool begin(Announcements& announcements, Batch batch, const Rule& rule);
-  void end() { said_.reset(), idle_ = false; }
+  // Leaves the loop. Before its end all workers do so in the same turn. One that goes on gets a
+  // Mismatch, as soon as it begins its next turn.
+  void leave(Announcements& announcements) noexcept;
 
   bool under_way() const { return said_ != nullptr; }
   bool idle() const { return idle_; }
@@ -54,6 +56,7 @@ class Turns {
 
  private:
   void check(Announcements& announcements, std::uint64_t own_rule) const;
+  void end() { said_.reset(), idle_ = false; }
 
   std::shared_ptr<const Announcement> said_;  // null: no such loop
   bool idle_ = false;

@@ -13,7 +13,7 @@ UnevenLoop::UnevenLoop(World& world, const UnevenOptions& options)
 }
 
 UnevenLoop::~UnevenLoop() {
-  announcements_->turns().end();
+  announcements_->turns().leave(*announcements_);
 }
 
 bool UnevenLoop::next(bool has_batch, bool can_repeat) {

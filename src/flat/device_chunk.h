@@ -19,12 +19,6 @@
 
 namespace lockstep::flat::element {
 
-using element::add;
-using element::bits_of;
-using element::multiply;
-using element::Pack;
-using element::Stored;
-
 // The type of each value. Kept: the type of what is updated (parameters or masters) and of its
 // states.
 template <typename ParameterType, typename GradientType, bool kMastersThere>
@@ -39,6 +33,7 @@ struct Types {
   // Elements that a thread moves at a time: 16 bytes of the widest.
   static constexpr int kWidth =
       16 / static_cast<int>(sizeof(Kept) > sizeof(Gradient) ? sizeof(Kept) : sizeof(Gradient));
+  static constexpr bool kAveraged = std::is_floating_point_v<Parameter>;
 };
 
 // A value as it is after storing and loading it.
@@ -55,6 +50,19 @@ LOCKSTEP_DEVICE typename Of::Real kept_gradient(typename Of::Gradient gradient) 
     return rounded<typename Of::Kept>(value);
   else
     return value;
+}
+
+// A limit in the type of what it limits: the kept type if there is a factor other than 1, else the
+// type of the gradient. Below 0: none.
+template <typename Of>
+LOCKSTEP_DEVICE typename Of::Real limit_in(double most, bool scaled) {
+  using Gradient = typename Of::Gradient;
+  if (most == 0) return -1;
+  const auto limit = static_cast<typename Of::Real>(most);
+  if constexpr (sizeof(Gradient) < sizeof(typename Of::Kept)) {
+    if (!scaled) return rounded<Gradient>(limit);
+  }
+  return rounded<typename Of::Kept>(limit);
 }
 
 // Where a chunk begins in a flat memory.
@@ -157,7 +165,7 @@ struct Seen {
   Word applied = 0;
 };
 
-// Where a chunk is in every memory, and the factor of its gradients.
+// Where a chunk is in every memory, and how gradients become what is applied.
 template <typename Of>
 struct Parts {
   typename Of::Parameter* parameter;
@@ -167,6 +175,9 @@ struct Parts {
   bool loose;  // the gradient was left where backward made it: use 0 + g
   bool scaled;
   typename Of::Real factor;
+  typename Of::Real limit;     // below 0: none
+  typename Of::Kept* average;  // null: none
+  typename Of::Real fresh;
 
   LOCKSTEP_DEVICE static Parts of(const UpdateTask& task, const EntryOffsets& place,
                                   const Chunk& chunk) {
@@ -185,9 +196,24 @@ struct Parts {
     }
     parts.gradient = gradient_at<Of>(task.gradients, place, chunk);
     parts.loose = task.gradients.entries != nullptr;
-    parts.scaled = task.factor != nullptr;
-    parts.factor = static_cast<typename Of::Real>(parts.scaled ? *task.factor : 1.0);
+    const double factor = task.factor != nullptr ? *task.factor : 1.0;
+    parts.scaled = factor != 1;
+    parts.factor = static_cast<typename Of::Real>(factor);
+    parts.limit = limit_in<Of>(task.limit, parts.scaled);
+    parts.average = nullptr;
+    if (Of::kAveraged && task.average != nullptr)
+      parts.average = flat_at<Kept>(task.average, place, chunk, false);
+    parts.fresh = static_cast<typename Of::Real>(task.fresh);
     return parts;
+  }
+
+  // A gradient as it is applied.
+  LOCKSTEP_DEVICE typename Of::Real applied(typename Of::Gradient given) const {
+    using Real = typename Of::Real;
+    Real g = kept_gradient<Of>(given);
+    if (loose) g = add(Real{0}, g);
+    if (scaled) g = rounded<typename Of::Kept>(multiply(g, factor));
+    return limit < 0 ? g : limited(g, limit);
   }
 };
 
@@ -240,9 +266,7 @@ struct Held {
       if (kWithParity) seen.before ^= bits(k);
       LOCKSTEP_UNROLL
       for (int i = 0; i < Rule::kStates; ++i) held[i] = Stored<Kept>::load(states[i].at[k]);
-      Real g = kept_gradient<Of>(gradient.at[k]);
-      if (parts.loose) g = add(Real{0}, g);
-      if (parts.scaled) g = rounded<Kept>(multiply(g, parts.factor));
+      const Real g = parts.applied(gradient.at[k]);
       if (kWithParity) seen.applied ^= bits_of(Stored<Kept>::store(g));
       Rule::apply(value, g, held, of, form);
       kept.at[k] = Stored<Kept>::store(value);
@@ -266,6 +290,22 @@ struct Held {
       }
     }
     if constexpr (Of::kMasters) store_pack<kWidth>(parameter, parts.parameter, index);
+  }
+
+  // The average takes up the new values. It is loaded here, when most registers are free again.
+  LOCKSTEP_DEVICE void average(const Parts<Of>& parts, std::uint32_t index,
+                               Seen<Word>& seen) const {
+    if constexpr (Of::kAveraged) {
+      if (parts.average == nullptr) return;
+      auto averages = load_pack<kWidth>(parts.average, index);
+      LOCKSTEP_UNROLL
+      for (int k = 0; k < kWidth; ++k) {
+        if (kWithParity) seen.before ^= bits_of(averages.at[k]);
+        averages.at[k] = averaged(averages.at[k], kept.at[k], parts.fresh);
+        if (kWithParity) seen.after ^= bits_of(averages.at[k]);
+      }
+      store_pack<kWidth>(averages, parts.average, index);
+    }
   }
 
  private:
@@ -305,6 +345,7 @@ LOCKSTEP_DEVICE void update_packs(const Parts<Of>& parts, const Numbers& numbers
       if (i + ahead * thread.of >= end) continue;
       held[ahead].update(parts, numbers, form, seen);
       held[ahead].store(parts, form, i + ahead * thread.of);
+      held[ahead].average(parts, i + ahead * thread.of, seen);
     }
   }
 }
@@ -327,6 +368,19 @@ LOCKSTEP_DEVICE void update_parts(const Parts<Of>& parts, const Numbers& numbers
 // SGD, with or without momentum: groups of one optimizer may differ in that.
 struct Sgd : MomentumSgd {};
 
+// The numbers of a chunk's rule, with the trust in its parameter.
+template <typename Numbers>
+LOCKSTEP_DEVICE Numbers numbers_for(const UpdateTask& task, const Chunk& chunk) {
+  const void* const all =
+      task.numbers != nullptr ? task.numbers : static_cast<const void*>(task.few);
+  const auto& numbers = static_cast<const Numbers*>(all)[chunk.rule];
+  if constexpr (requires { trusted(numbers, 1.0); }) {
+    return task.trusts == nullptr ? numbers : trusted(numbers, task.trusts[chunk.entry]);
+  } else {
+    return numbers;
+  }
+}
+
 template <typename Of, typename Rule, bool kWithParity, Caching kCaching = Caching::kPlain>
 LOCKSTEP_DEVICE Seen<typename Of::Word> update_chunk(const UpdateTask& task, const Chunk& chunk,
                                                      Thread thread) {
@@ -335,9 +389,7 @@ LOCKSTEP_DEVICE Seen<typename Of::Word> update_chunk(const UpdateTask& task, con
   const EntryOffsets place = task.range.tables.places[chunk.entry];
   const auto parts = Parts<Of>::of(task, place, chunk);
   Seen<typename Of::Word> seen;
-  const void* const all =
-      task.numbers != nullptr ? task.numbers : static_cast<const void*>(task.few);
-  const auto& numbers = static_cast<const Numbers*>(all)[chunk.rule];
+  const auto numbers = numbers_for<Numbers>(task, chunk);
   if constexpr (std::is_same_v<Rule, Sgd>) {
     if (numbers.momentum == 0) {
       update_parts<Of, PlainSgd, kWithParity, kCaching>(parts, in<Real>(numbers), chunk.count,
@@ -363,42 +415,11 @@ void choose_rule(const UpdateTask& task, const With& with) {
       return with.template operator()<RmsProp>();
     case UpdateRule::kAdagrad:
       return with.template operator()<Adagrad>();
+    case UpdateRule::kLars:
+      return with.template operator()<Lars>();
+    case UpdateRule::kLamb:
+      return with.template operator()<Lamb>();
   }
-}
-
-// One lane of sum_of_squares (fold.h) over one block of a chunk.
-template <typename Of>
-LOCKSTEP_DEVICE double lane_of_squares(const typename Of::Gradient* from, std::uint32_t count,
-                                       std::uint32_t lane) {
-  double sum = 0;
-  LOCKSTEP_UNROLL_16
-  for (std::uint32_t i = lane; i < count; i += kSquareLanes) {
-    const auto gradient = load_constant_pack<1>(from, i).at[0];
-    const auto value = static_cast<double>(kept_gradient<Of>(gradient));
-    sum = add(sum, multiply(value, value));
-  }
-  return sum;
-}
-
-// A tile of the tree over squares (plan::tree_sum): kTile values, or as many as are left. Level by
-// level, a node becomes the sum of the two nodes below it. If the last node has no right neighbour,
-// it goes up unchanged. kTile is a power of two, so a tile that is not the last is a node of the
-// whole tree. So the sums of tiles can be added in tiles again.
-inline constexpr std::uint32_t kTile = 2048;
-LOCKSTEP_DEVICE void tile_level(double* tile, std::uint32_t count, std::uint32_t half,
-                                Thread thread) {
-  for (std::uint32_t i = thread.index * 2 * half; i + half < count; i += thread.of * 2 * half)
-    tile[i] = add(tile[i], tile[i + half]);
-}
-
-// The same formula as on a CPU, and as torch::nn::utils::clip_grad_norm_.
-LOCKSTEP_DEVICE Clipping clipping_of(double squares, double most, double unscale) {
-  Clipping clipping;
-  clipping.norm = multiply(element::square_root(squares), unscale);
-  const double factor = element::divide(most, add(clipping.norm, 1e-6));
-  clipping.factor = multiply(most > 0 && factor < 1 ? factor : 1, unscale);
-  clipping.skip = clipping.norm - clipping.norm == 0 ? 0 : 1;
-  return clipping;
 }
 
 // flat = 0 + gradient, or flat = flat + gradient. Four packs are in flight at a time.

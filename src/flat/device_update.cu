@@ -28,6 +28,7 @@ void queue_update(const UpdateTask& task, void* stream) {
   check_flat(task.parameters);
   check_flat(task.masters);
   for (const void* const state : task.states) check_flat(state);
+  check_flat(task.average);
   element::choose_rule(task, Launch{task, static_cast<cudaStream_t>(stream)});
 }
 

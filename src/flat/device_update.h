@@ -8,7 +8,7 @@
 //             masters. States have the same type. A parameter is rounded once from its master
 //   gradient  is used as if it were in flat memory. If it was left where backward made it, it
 //             counts as 0 + g. A wider gradient is rounded to the kept type. Then it is multiplied
-//             by the factor and rounded again
+//             by the factor and rounded again, and limited
 //
 // Flat memories begin at multiples of 16 bytes; other gradients need not. All pointers are pointers
 // of the device. Their memory must stay valid until the stream has done the task.
@@ -47,7 +47,7 @@ struct DeviceRange {
 // The number of rules whose numbers fit into a task.
 inline constexpr std::size_t kFewRules = 4;
 
-enum class UpdateRule : std::uint8_t { kSgd, kAdam, kRmsProp, kAdagrad };
+enum class UpdateRule : std::uint8_t { kSgd, kAdam, kRmsProp, kAdagrad, kLars, kLamb };
 inline UpdateRule rule_of(const SgdStep&) {
   return UpdateRule::kSgd;
 }
@@ -60,12 +60,20 @@ inline UpdateRule rule_of(const RmsPropStep&) {
 inline UpdateRule rule_of(const AdagradStep&) {
   return UpdateRule::kAdagrad;
 }
+inline UpdateRule rule_of(const LarsStep&) {
+  return UpdateRule::kLars;
+}
+inline UpdateRule rule_of(const LambStep&) {
+  return UpdateRule::kLamb;
+}
 
 // The memory that the numbers of one rule need in a task.
 inline constexpr std::size_t kNumbersBytes = sizeof(element::AdamNumbers<double>);
 static_assert(sizeof(element::SgdNumbers<double>) <= kNumbersBytes &&
               sizeof(element::RmsPropNumbers<double>) <= kNumbersBytes &&
-              sizeof(element::AdagradNumbers<double>) <= kNumbersBytes);
+              sizeof(element::AdagradNumbers<double>) <= kNumbersBytes &&
+              sizeof(element::LarsNumbers<double>) <= kNumbersBytes &&
+              sizeof(element::LambNumbers<double>) <= kNumbersBytes);
 
 // Parities (flat/parity.h) by piece. The kernel XORs to what is there. `before` and `after` are
 // over kept values and states, and over parameters that have masters. `applied` is over the
@@ -99,39 +107,91 @@ struct UpdateTask {
   void* states[kMostStates] = {};
   bool wide_states = false;
   DeviceGradients gradients;
-  const double* factor = nullptr;       // null: 1
+  const double* factor = nullptr;  // null: 1
+  double limit = 0;                // of each element, after the factor; 0: none
+  const double* trusts = nullptr;  // of a layer-wise rule, by entry; null: 1
+  // An average of the kept values, in the layout of the parameters; null: none. Only for float32 and
+  // float64. `fresh`: the weight of the new values, 1 − decay.
+  void* average = nullptr;
+  double fresh = 0;
   const std::uint32_t* skip = nullptr;  // if it points to a value other than 0, nothing is updated
   WatchedWords watched;
   Note note;  // copied even if the update is skipped
 };
 void queue_update(const UpdateTask& task, void* stream);
 
-// squares[b] = the sum of squares of the gradients of block b of the layout, in the order of sum_of_squares.
-struct SquaresTask {
+// Norms. A row has one number for each block of the layout: the sum of squares of its values, in the
+// order of sum_of_squares, or their largest magnitude.
+enum class Measure : std::uint8_t { kSquares, kLargest };
+
+// row[b] = a number of the gradients of block b, before a factor.
+struct MeasureTask {
   DeviceRange range;
   DeviceGradients gradients;
   bool masters = false;  // whether there are masters: then float32 gradients are not rounded
-  double* squares = nullptr;
+  double* row = nullptr;
+  Measure measure = Measure::kSquares;
+  double limit = 0;  // of each element; 0: none
 };
-void queue_squares(const SquaresTask& task, void* stream);
+void queue_measure(const MeasureTask& task, void* stream);
 
-// The norm of all gradients, and the factor that makes it at most `most`.
+// row[b] = the sum of squares of the parameters of block b.
+struct WeightsTask {
+  DeviceRange range;
+  void* parameters = nullptr;
+  double* row = nullptr;
+};
+void queue_weights(const WeightsTask& task, void* stream);
+
+// row[b] = the sum of squares of the changes of block b, before the trust, that an update by LAMB
+// would make. The update's skip, average and watched words are not used.
+struct ChangesTask {
+  UpdateTask update;
+  double* row = nullptr;
+};
+void queue_changes(const ChangesTask& task, void* stream);
+
+// The norm over a row, and the factor that makes it at most `most`.
 struct Clipping {
   double norm = 0;
   double factor = 1;
   std::uint32_t skip = 0;  // 1: the norm is not finite
 };
 struct ClipTask {
-  const double* squares = nullptr;  // of all blocks
+  const double* row = nullptr;  // of all blocks
   std::size_t blocks = 0;
   double most = 0;                   // 0: the factor is 1
   double* partials = nullptr;        // scratch memory: clip_partials(blocks) values
   std::uint32_t* arrived = nullptr;  // 0 before the first task; each task leaves 0
   Clipping* result = nullptr;
   double unscale = 1;  // gradients are to be multiplied by it: norm and factor are of the products
+  Measure measure = Measure::kSquares;
 };
 std::size_t clip_partials(std::size_t blocks);
 void queue_clip(const ClipTask& task, void* stream);
+
+// norms[r · entries + e] = the norm of entry e in row r, for rows of squares. The rows lie one after
+// the other; the task uses them as scratch memory.
+struct EntryNormsTask {
+  const EntryOffsets* places = nullptr;
+  std::uint32_t entries = 0;
+  std::uint32_t rows = 0;
+  std::size_t blocks = 0;  // of a row
+  double* first_row = nullptr;
+  double* norms = nullptr;
+};
+void queue_entry_norms(const EntryNormsTask& task, void* stream);
+
+// trusts[e] = the trust in entry e.
+struct TrustTask {
+  std::uint32_t entries = 0;
+  const element::Trust* rules = nullptr;  // by entry
+  const double* weights = nullptr;        // norms, by entry
+  const double* others = nullptr;         // norms of gradients or changes, by entry
+  const double* factor = nullptr;         // of `others`; null: 1
+  double* trusts = nullptr;
+};
+void queue_trusts(const TrustTask& task, void* stream);
 
 // flat = 0 + gradient, or flat = flat + gradient, for gradients that are where backward made them.
 // A parameter without a gradient counts as zeros. The memory of an entry that is left alone does

@@ -97,6 +97,12 @@ template <typename T>
 LOCKSTEP_DEVICE T larger(T a, T b) {
   return a > b ? a : b;
 }
+// A value limited to −most … most. A NaN stays a NaN.
+template <typename T>
+LOCKSTEP_DEVICE T limited(T value, T most) {
+  const T below = value > most ? most : value;
+  return below < -most ? -most : below;
+}
 // Integers wrap around.
 template <typename T>
 LOCKSTEP_DEVICE T add(T a, T b) {

@@ -205,11 +205,41 @@ LOCKSTEP_DEVICE Form form_of(const LambNumbers<T>& of) {
   return {.decays = of.decay != T{0}};
 }
 
+// The trust of a layer-wise rule in a parameter. It follows from the norm of the parameter and the
+// norm of what moves it: of its gradient (LARS) or of its change (LAMB).
+struct Trust {
+  double coefficient = 1;
+  double decay = 0;
+  double eps = 0;
+  bool adapts = true;  // false: the trust is 1
+
+  LOCKSTEP_DEVICE double of(double weight, double other) const {
+    using element::add, element::multiply, element::divide;
+    if (!adapts || !(weight > 0) || !(other > 0)) return 1;
+    return divide(multiply(coefficient, weight), add(add(other, multiply(decay, weight)), eps));
+  }
+};
+LOCKSTEP_DEVICE LarsNumbers<double> trusted(LarsNumbers<double> of, double trust) {
+  of.trust = trust;
+  return of;
+}
+LOCKSTEP_DEVICE LambNumbers<double> trusted(LambNumbers<double> of, double trust) {
+  of.size = multiply(of.size, trust);
+  return of;
+}
+
 // The formulas take Values of type T: one element, or a row of elements (flat/rows.h).
 template <typename T, typename Values>
 LOCKSTEP_DEVICE Values decayed(const Values& g, const Values& p, T decay, Form form) {
   using element::add, element::multiply;
   return form.decays ? add(g, multiply(decay, p)) : g;
+}
+
+// An average of weights; `fresh` is the weight of the new value.
+template <typename T, typename Values>
+LOCKSTEP_DEVICE Values averaged(const Values& average, const Values& value, T fresh) {
+  using element::add, element::subtract, element::multiply;
+  return add(average, multiply(fresh, subtract(value, average)));
 }
 
 // The rules with one interface: how many states they have, which of these a form uses, and the

@@ -260,10 +260,9 @@ template <typename T, bool kWithParity>
 struct Average {
   LOCKSTEP_INLINE static Parities run(const T* parameter, T* average, std::size_t count, T fresh) {
     return for_each_row<T, kWithParity>(count, [=](auto at, auto& seen) LOCKSTEP_INLINE_BODY {
-      using element::add, element::subtract, element::multiply;
       const auto before = at.load(average);
       seen.before(before);
-      const auto after = add(before, multiply(fresh, subtract(at.load(parameter), before)));
+      const auto after = element::averaged(before, at.load(parameter), fresh);
       seen.after(after);
       at.store(average, after);
     });

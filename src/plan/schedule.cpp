@@ -325,6 +325,15 @@ ReduceLROnPlateau::ReduceLROnPlateau(const ReduceLROnPlateauOptions& options) : 
   state_ = {options.mode == ReduceLROnPlateauOptions::Mode::kMin ? worst : -worst, 0, 0};
 }
 
+std::string ReduceLROnPlateau::text() const {
+  const bool smaller = options_.mode == ReduceLROnPlateauOptions::Mode::kMin;
+  const bool relative = options_.threshold_mode == ReduceLROnPlateauOptions::ThresholdMode::kRel;
+  return fmt::format(
+      "{} is better; factor {}, patience {}, threshold {} ({}), cooldown {}, min_lr {}, eps {}",
+      smaller ? "smaller" : "larger", options_.factor, options_.patience, options_.threshold,
+      relative ? "relative" : "absolute", options_.cooldown, options_.min_lr, options_.eps);
+}
+
 bool ReduceLROnPlateau::is_better(double metric) const {
   const double best = state_.front();
   const bool relative = options_.threshold_mode == ReduceLROnPlateauOptions::ThresholdMode::kRel;

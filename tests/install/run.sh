@@ -59,5 +59,12 @@ if [ -x train/resnet ]; then
     "$work/prefix/bin/lockstep" run -n $workers -- train/resnet | sed 's/^\[0\] //' | cmp - alone.out
   done
 fi
+# A table of some trainings, each of which may diverge, and one number of the noise scale.
+if [ -n "${LOCKSTEP_TEST_FULL:-}" ]; then
+  build_example large_batch
+  large_batch/large_batch quick >alone.out
+  [ "$(grep -c '%' alone.out)" = 6 ]
+  "$work/prefix/bin/lockstep" run -n 3 -- large_batch/large_batch quick | sed 's/^\[0\] //' | cmp - alone.out
+fi
 "$work/prefix/bin/lockstep" train --model mlp --data synthetic --steps 2 --global-batch 8 --workers 2 --quiet --checkpoint none |
   grep 'Trained after 2 steps' >/dev/null

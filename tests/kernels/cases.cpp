@@ -2,154 +2,21 @@
 
 #include <gtest/gtest.h>
 
+#include <algorithm>
 #include <cstring>
-#include <limits>
 
 #include "flat/fold.h"
 #include "flat/parity.h"
 #include "flat/update_loops.h"
-#include "plan/tree.h"
-#include "tests/kernels/bytes.h"
+#include "tests/kernels/model.h"
 
 namespace lockstep::testing {
+
+using namespace kernels;  // NOLINT: what the cases are made of
+
 namespace {
 
-struct Setting {
-  DType dtype = DType::kFloat32;
-  bool masters = false;
-  bool wide_gradients = false;
-  bool loose = false;  // gradients lie where backward made them
-  double factor = 0;   // 0: none
-  bool watched = false;
-  int workers = 1;  // who cut the pieces
-
-  DType kept() const { return masters ? DType::kFloat32 : dtype; }
-  DType gradient() const { return wide_gradients ? DType::kFloat32 : dtype; }
-};
-
-std::vector<Setting> all_settings() {
-  std::vector<Setting> settings;
-  for (const DType dtype : {DType::kFloat32, DType::kFloat64, DType::kFloat16, DType::kBFloat16}) {
-    for (const bool masters : {false, true}) {
-      for (const bool wide : {false, true}) {
-        if ((masters || wide) && !flat::is_half(dtype)) continue;
-        for (const bool loose : {false, true}) {
-          for (const double factor : {0.0, 0.3}) {
-            settings.push_back({dtype, masters, wide, loose, factor, false, 1});
-          }
-        }
-      }
-    }
-  }
-  return settings;
-}
-
-std::string describe(const Setting& setting) {
-  return std::string(name(setting.dtype)) + (setting.masters ? " masters" : "") +
-         (setting.wide_gradients ? " wide" : "") + (setting.loose ? " loose" : "") +
-         (setting.factor != 0 ? " factor" : "");
-}
-
-plan::Layout layout_of(DType dtype) {
-  return plan::Layout({{"a", dtype, 9'001},
-                       {"none", dtype, 0},
-                       {"one", dtype, 1},
-                       {"seven", dtype, 7},
-                       {"block", dtype, 1'024},
-                       {"chunk", dtype, 4'096},
-                       {"long", dtype, 25'003},
-                       {"without", dtype, 1'500}});
-}
-
-// A model on the host: memory by entry.
-struct Model {
-  plan::Layout layout;
-  plan::Pieces pieces;
-  flat::ChunkTables tables;
-  std::vector<Bytes> parameters;
-  std::vector<Bytes> masters;
-  std::vector<Bytes> states[flat::kMostStates];
-  std::vector<Bytes> gradients;
-
-  explicit Model(const Setting& setting, float least_first_state = 0)
-      : layout(layout_of(setting.dtype)),
-        pieces(plan::plan_pieces(layout, setting.workers)),
-        tables(layout, pieces, rules_of(layout)) {
-    std::uint32_t seed = 1;
-    for (const plan::Entry& entry : layout.entries()) {
-      masters.push_back(rough_bytes(setting.kept(), entry.count, seed++));
-      parameters.push_back(in_type(setting.dtype, setting.kept(), masters.back()));
-      for (auto& state : states) {
-        const float least = &state == states ? least_first_state : 0;
-        state.push_back(rough_bytes(setting.kept(), entry.count, seed++, least));
-        if (&state != states) drop_signs(state.back(), setting.kept());
-      }
-      gradients.push_back(rough_bytes(setting.gradient(), entry.count, seed++));
-      if (setting.loose && entry.name == "without")
-        gradients.back().assign(gradients.back().size(), std::byte{0});
-    }
-  }
-  static std::vector<std::uint16_t> rules_of(const plan::Layout& layout) {
-    std::vector<std::uint16_t> rules;
-    for (std::size_t i = 0; i < layout.entries().size(); ++i)
-      rules.push_back(static_cast<std::uint16_t>(i % 2));
-    return rules;
-  }
-  Bytes flat(const std::vector<Bytes>& entries, bool wide) const {
-    Bytes all(wide ? tables.wide_bytes() : layout.bytes());
-    for (std::size_t i = 0; i < entries.size(); ++i) {
-      const auto& place = tables.places()[i];
-      std::copy(entries[i].begin(), entries[i].end(),
-                all.begin() + static_cast<std::ptrdiff_t>(wide ? place.wide_offset : place.offset));
-    }
-    return all;
-  }
-};
-
-// The same in the machine's memory.
-struct There {
-  flat::TablesView tables;
-  flat::DeviceGradients gradients;
-};
-
-// Every other one lies where no pack may begin.
-const void* const* put_loose(Machine& machine, const Model& model, std::size_t element) {
-  std::vector<const void*> pointers;
-  for (std::size_t i = 0; i < model.gradients.size(); ++i) {
-    if (model.layout.entries()[i].name == "without") {
-      pointers.push_back(nullptr);
-      continue;
-    }
-    Bytes shifted(i % 2 * element);
-    shifted.insert(shifted.end(), model.gradients[i].begin(), model.gradients[i].end());
-    pointers.push_back(machine.put(shifted) + i % 2 * element);
-  }
-  return machine.put(pointers);
-}
-
-There put(Machine& machine, const Model& model, const Setting& setting) {
-  There there;
-  there.tables = {machine.put(model.tables.chunks()), machine.put(model.tables.places())};
-  there.gradients.dtype = setting.gradient();
-  if (setting.loose) {
-    there.gradients.entries = put_loose(machine, model, size_of(setting.gradient()));
-  } else {
-    there.gradients.flat = machine.put(model.flat(model.gradients, setting.wide_gradients));
-  }
-  return there;
-}
-
-// A gradient as the CPU applies it.
-Bytes applied(const Setting& setting, const Bytes& gradient) {
-  Bytes values = gradient;
-  const std::size_t count = gradient.size() / size_of(setting.gradient());
-  if (setting.loose)
-    flat::copy_with_parity(setting.gradient(), gradient.data(), values.data(), count);
-  values = in_type(setting.kept(), setting.gradient(), values);
-  if (setting.factor != 0)
-    flat::scale(setting.kept(), setting.factor, values.data(), values.data(), count);
-  return values;
-}
+constexpr double kDecay = 0.9;  // of averages
 
 struct Words {
   std::vector<unsigned long long> before, after, applied;
@@ -187,11 +54,16 @@ class OnTheCpu {
     std::byte* const parameter =
         model.parameters[entry].data() + piece.first * size_of(setting_.dtype);
     std::byte* const kept = setting_.masters ? model.masters[entry].data() + at : parameter;
-    const Step& step = steps_[entry % 2];
+    const Step step = trusted(steps_[entry % 2], trust_in(entry));
     flat::Elements elements{setting_.kept(), kept, gradient, {}, piece.count};
     for (std::size_t i = 0; i < flat::kMostStates; ++i)
       elements.state[i] = model.states[i][entry].data() + at;
     flat::Parities seen = flat::update_with_parity(elements, step);
+    if (setting_.averaged) {
+      const flat::Parities more = flat::average_with_parity(
+          {setting_.kept(), kept, model.averages[entry].data() + at, piece.count}, kDecay);
+      seen = {seen.before ^ more.before, seen.after ^ more.after};
+    }
     if (!setting_.masters) return seen;
     seen.before ^= flat::parity(setting_.dtype, parameter, piece.count);
     flat::narrow(setting_.dtype, reinterpret_cast<const float*>(kept),
@@ -230,6 +102,14 @@ class StepCase {
     }
     task_.wide_states = setting.masters;
     if (setting.factor != 0) task_.factor = machine.put(std::vector<double>{setting.factor});
+    task_.limit = setting.limit;
+    std::vector<double> trusts;
+    for (std::size_t i = 0; i < model_.parameters.size(); ++i) trusts.push_back(trust_in(i));
+    task_.trusts = machine.put(trusts);
+    if (setting.averaged) {
+      task_.average = machine.put(model_.flat(model_.averages, false));
+      task_.fresh = 1 - kDecay;
+    }
     if (!setting.watched) return;
     const std::vector<unsigned long long> zeros(model_.pieces.all.size());
     task_.watched = {machine.put(zeros), machine.put(zeros), machine.put(zeros)};
@@ -255,6 +135,7 @@ class StepCase {
   void expect_memory() {
     expect(task_.parameters, model_.flat(model_.parameters, false), "parameters");
     if (setting_.masters) expect(task_.masters, model_.flat(model_.masters, true), "masters");
+    if (setting_.averaged) expect(task_.average, model_.flat(model_.averages, false), "averages");
     for (std::size_t i = 0; i < flat::kMostStates; ++i) {
       if (in_use(i))
         expect(task_.states[i], model_.flat(model_.states[i], setting_.masters), "states");
@@ -315,6 +196,17 @@ const Pairs<flat::AdagradStep>& adagrad_steps() {
       {{0.01, 0, 0, 0.5, 1e-10, 1}, {0.02, 0.1, 0.1, 0.5, 1e-4, 7}}};
   return steps;
 }
+const Pairs<flat::LarsStep>& lars_steps() {
+  static const Pairs<flat::LarsStep> steps = {
+      {{0.1}, {0.1, 0.9, 0, 0.01, true, false}},
+      {{0.1, 0.9, 0.2, 0.01, false, true}, {0.1, 0.9, 0.2, 0, false, false}}};
+  return steps;
+}
+const Pairs<flat::LambStep>& lamb_steps() {
+  static const Pairs<flat::LambStep> steps = {
+      {{0.01, 0.9, 0.999, 1e-4, 0, 1}, {0.02, 0.8, 0.99, 1e-6, 0.1, 3}}};
+  return steps;
+}
 
 void expect_steps(Machine& machine, const Setting& setting) {
   SCOPED_TRACE(describe(setting));
@@ -330,6 +222,8 @@ void expect_steps(Machine& machine, const Setting& setting) {
   expect_all(adam_steps());
   expect_all(rmsprop_steps());
   expect_all(adagrad_steps());
+  expect_all(lars_steps());
+  expect_all(lamb_steps());
 }
 
 }  // namespace
@@ -360,74 +254,6 @@ void expect_nothing_written_when_skipped(Machine& machine) {
     machine.copy(skip, &go, sizeof(go));
     one.run();
     one.expect_the_cpus();
-  }
-}
-
-namespace {
-
-std::vector<double> squares_by_the_cpu(const Setting& setting, const Model& model) {
-  std::vector<double> squares(model.layout.blocks());
-  for (std::size_t block = 0; block < squares.size(); ++block) {
-    const plan::Stretch stretch = model.layout.block(block);
-    const Bytes values =
-        in_type(setting.kept(), setting.gradient(), model.gradients[stretch.entry]);
-    squares[block] = flat::sum_of_squares(
-        setting.kept(), values.data() + stretch.first * size_of(setting.kept()), stretch.count);
-  }
-  return squares;
-}
-
-flat::Clipping clip(Machine& machine, const double* squares, std::size_t blocks, double most,
-                    double unscale = 1) {
-  flat::ClipTask task{squares, blocks, most};
-  task.unscale = unscale;
-  task.partials = machine.put(std::vector<double>(blocks / 2048 + 1));
-  task.arrived = machine.put(std::vector<std::uint32_t>{0});
-  task.result = machine.put(std::vector<flat::Clipping>(1));
-  machine.clip(task);
-  machine.clip(task);  // and again: it leaves its scratch as it wants to find it
-  return machine.get(task.result, 1)[0];
-}
-
-}  // namespace
-
-void expect_norms_of_the_cpu(Machine& machine) {
-  for (const Setting& setting : all_settings()) {
-    SCOPED_TRACE(describe(setting));
-    const Model model(setting);
-    const There there = put(machine, model, setting);
-    double* const squares = machine.put(std::vector<double>(model.layout.blocks(), 7));
-    machine.squares({{there.tables, model.tables.all(), setting.dtype},
-                     there.gradients,
-                     setting.masters,
-                     squares});
-    const std::vector<double> expected = squares_by_the_cpu(setting, model);
-    ASSERT_TRUE(same_bits(machine.get(squares, expected.size()), expected));
-    const double norm = std::sqrt(plan::tree_sum(expected));
-    const flat::Clipping half = clip(machine, squares, expected.size(), norm / 2);
-    EXPECT_EQ(half.norm, norm);
-    EXPECT_EQ(half.factor, norm / 2 / (norm + 1e-6));
-    EXPECT_EQ(half.skip, 0U);
-    EXPECT_EQ(clip(machine, squares, expected.size(), 2 * norm).factor, 1);
-    EXPECT_EQ(clip(machine, squares, expected.size(), 0).factor, 1);
-    const flat::Clipping scaled = clip(machine, squares, expected.size(), norm / 8, 0.25);
-    EXPECT_EQ(scaled.norm, norm * 0.25);
-    EXPECT_EQ(scaled.factor, norm / 8 / (norm * 0.25 + 1e-6) * 0.25);
-    EXPECT_EQ(clip(machine, squares, expected.size(), 0, 0.25).factor, 0.25);
-  }
-}
-
-void expect_the_order_of_the_tree(Machine& machine, const std::vector<std::size_t>& sizes) {
-  for (const std::size_t n : sizes) {
-    std::vector<double> values = rough_elements<double>(n, static_cast<std::uint32_t>(n));
-    for (double& value : values) value = value * value * 1.1;
-    double* const squares = machine.put(values);
-    ASSERT_EQ(clip(machine, squares, n, 1).norm, std::sqrt(plan::tree_sum(values))) << n;
-  }
-  for (const double bad :
-       {std::numeric_limits<double>::infinity(), std::numeric_limits<double>::quiet_NaN()}) {
-    double* const squares = machine.put(std::vector<double>{1, bad, 2});
-    EXPECT_EQ(clip(machine, squares, 3, 1).skip, 1U);
   }
 }
 

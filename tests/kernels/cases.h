@@ -9,6 +9,7 @@ void expect_updates_of_the_cpu(Machine& machine);
 void expect_watched_updates_of_the_cpu(Machine& machine);
 void expect_nothing_written_when_skipped(Machine& machine);
 void expect_norms_of_the_cpu(Machine& machine);
+void expect_trusts_of_the_cpu(Machine& machine);
 void expect_the_order_of_the_tree(Machine& machine, const std::vector<std::size_t>& sizes);
 void expect_gradients_gathered(Machine& machine, bool all);  // or some are left alone
 void expect_types_beside_each_other(Machine& machine);

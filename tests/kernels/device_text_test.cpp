@@ -24,6 +24,10 @@ TEST(DeviceText, FindsTheNormOfTheCpu) {
   expect_norms_of_the_cpu(*make_host_machine());
 }
 
+TEST(DeviceText, FindsTheTrustsOfTheCpu) {
+  expect_trusts_of_the_cpu(*make_host_machine());
+}
+
 TEST(DeviceText, AddsSquaresInTheOrderOfTheTree) {
   std::vector<std::size_t> sizes(301);
   std::iota(sizes.begin(), sizes.end(), 0);

@@ -7,6 +7,7 @@
 #include <cstdio>
 #include <cstring>
 #include <functional>
+#include <optional>
 
 #include "flat/cuda/handles.h"
 #include "flat/device_tables.h"
@@ -42,12 +43,28 @@ class GpuMachine : public Machine {
     flat::queue_update(task, stream_.get());
     wait();
   }
-  void squares(const flat::SquaresTask& task) override {
-    flat::queue_squares(task, stream_.get());
+  void measure(const flat::MeasureTask& task) override {
+    flat::queue_measure(task, stream_.get());
+    wait();
+  }
+  void weights(const flat::WeightsTask& task) override {
+    flat::queue_weights(task, stream_.get());
+    wait();
+  }
+  void changes(const flat::ChangesTask& task) override {
+    flat::queue_changes(task, stream_.get());
     wait();
   }
   void clip(const flat::ClipTask& task) override {
     flat::queue_clip(task, stream_.get());
+    wait();
+  }
+  void entry_norms(const flat::EntryNormsTask& task) override {
+    flat::queue_entry_norms(task, stream_.get());
+    wait();
+  }
+  void trusts(const flat::TrustTask& task) override {
+    flat::queue_trusts(task, stream_.get());
     wait();
   }
   void gather(const flat::GatherTask& task) override {
@@ -113,6 +130,12 @@ TEST(GpuKernels, FindsTheNormOfTheCpu) {
   expect_norms_of_the_cpu(machine);
 }
 
+TEST(GpuKernels, FindsTheTrustsOfTheCpu) {
+  NEEDS_A_GPU();
+  GpuMachine machine;
+  expect_trusts_of_the_cpu(machine);
+}
+
 TEST(GpuKernels, AddsSquaresInTheOrderOfTheTree) {
   NEEDS_A_GPU();
   GpuMachine machine;
@@ -141,6 +164,31 @@ TEST(GpuKernels, KeepsTypesApartThatLieBesideEachOther) {
   expect_types_beside_each_other(machine);
 }
 
+// What was queued on a stream, to be launched again and again.
+class Graph {
+ public:
+  Graph(cudaStream_t stream, const std::function<void()>& queue) : stream_(stream) {
+    cuda::check(cudaStreamBeginCapture(stream, cudaStreamCaptureModeThreadLocal),
+                "cudaStreamBeginCapture");
+    queue();
+    cuda::check(cudaStreamEndCapture(stream, &graph_), "cudaStreamEndCapture");
+    cuda::check(cudaGraphInstantiate(&launchable_, graph_, 0), "cudaGraphInstantiate");
+  }
+  ~Graph() {
+    if (launchable_ != nullptr) static_cast<void>(cudaGraphExecDestroy(launchable_));
+    if (graph_ != nullptr) static_cast<void>(cudaGraphDestroy(graph_));
+  }
+  Graph(const Graph&) = delete;
+  Graph& operator=(const Graph&) = delete;
+
+  void launch() const { cuda::check(cudaGraphLaunch(launchable_, stream_), "cudaGraphLaunch"); }
+
+ private:
+  cudaStream_t stream_;
+  cudaGraph_t graph_ = nullptr;
+  cudaGraphExec_t launchable_ = nullptr;
+};
+
 // A whole step, first as it is and then from a graph, with other numbers each time.
 class CapturedStep {
  public:
@@ -154,31 +202,19 @@ class CapturedStep {
     task_.states[0] = device_.mean.data();
     task_.states[1] = device_.variance.data();
     task_.gradients = {DType::kFloat32, device_.gradient.data(), nullptr};
-    task_.factor = clip_.factor();
-    task_.skip = clip_.skip();
-  }
-  ~CapturedStep() {
-    if (launchable_ != nullptr) static_cast<void>(cudaGraphExecDestroy(launchable_));
-    if (graph_ != nullptr) static_cast<void>(cudaGraphDestroy(graph_));
+    task_.factor = &clip_.result()->factor;
+    task_.skip = &clip_.result()->skip;
   }
 
   void capture() {
-    cuda::check(cudaStreamBeginCapture(stream_.get(), cudaStreamCaptureModeThreadLocal),
-                "cudaStreamBeginCapture");
-    queue();
-    cuda::check(cudaStreamEndCapture(stream_.get(), &graph_), "cudaStreamEndCapture");
-    cuda::check(cudaGraphInstantiate(&launchable_, graph_, 0), "cudaGraphInstantiate");
+    graph_.emplace(stream_.get(), [&] { queue(); });
   }
   // The graph, if there is one yet.
   void launch(const flat::AdamStep& step) {
     const auto numbers = flat::element::numbers_of(step);
     cuda::check(cudaMemcpy(numbers_.data(), &numbers, sizeof(numbers), cudaMemcpyDefault),
                 "cudaMemcpy");
-    if (launchable_ == nullptr) {
-      queue();
-    } else {
-      cuda::check(cudaGraphLaunch(launchable_, stream_.get()), "cudaGraphLaunch");
-    }
+    graph_ ? graph_->launch() : queue();
     cuda::check(cudaDeviceSynchronize(), "the step");
   }
   void launch_on_the_cpu(const flat::AdamStep& step) {
@@ -229,7 +265,9 @@ class CapturedStep {
   };
 
   void queue() {
-    flat::queue_squares({task_.range, task_.gradients, false, clip_.squares()}, stream_.get());
+    flat::queue_measure(
+        {task_.range, task_.gradients, false, clip_.row(flat::ClipMemory::kGradients)},
+        stream_.get());
     flat::queue_clip(clip_.task(kMost), stream_.get());
     flat::queue_update(task_, stream_.get());
   }
@@ -243,8 +281,7 @@ class CapturedStep {
   DeviceArray<flat::element::AdamNumbers<double>> numbers_{1};
   cuda::Stream stream_ = cuda::make_stream();
   flat::UpdateTask task_;
-  cudaGraph_t graph_ = nullptr;
-  cudaGraphExec_t launchable_ = nullptr;
+  std::optional<Graph> graph_;
 };
 
 TEST(GpuKernels, AGraphTakesOtherNumbersEachTime) {
@@ -256,6 +293,88 @@ TEST(GpuKernels, AGraphTakesOtherNumbersEachTime) {
     step.launch(numbers);
     step.launch_on_the_cpu(numbers);
     step.expect_the_same();
+  }
+}
+
+// A step of LAMB, whose trusts the device finds in each step.
+class LayerWiseStep {
+ public:
+  using Norms = flat::ClipMemory;
+
+  LayerWiseStep() {
+    task_.range = {device_tables_.view(), tables_.all(), DType::kFloat32};
+    task_.rule = flat::UpdateRule::kLamb;
+    task_.numbers = numbers_.data();
+    task_.parameters = parameters_.data();
+    task_.states[0] = means_.data();
+    task_.states[1] = squares_.data();
+    task_.gradients = {DType::kFloat32, gradients_.data(), nullptr};
+    task_.trusts = entries_.trusts();
+    task_.skip = &norms_.result(Norms::kChanges)->skip;
+  }
+  void queue(cudaStream_t stream) const {
+    flat::queue_weights({task_.range, task_.parameters, norms_.row(Norms::kWeights)}, stream);
+    flat::queue_changes({task_, norms_.row(Norms::kChanges)}, stream);
+    flat::queue_clip(norms_.task(0, 1, Norms::kChanges), stream);
+    flat::queue_entry_norms(
+        entries_.norms_task(device_tables_.view(), norms_, Norms::kWeights, Norms::kChanges),
+        stream);
+    flat::queue_trusts(entries_.trust_task(Norms::kChanges, nullptr), stream);
+    flat::queue_update(task_, stream);
+  }
+  void set(const flat::LambStep& step) const {
+    const auto numbers = flat::element::numbers_of(step);
+    cuda::check(cudaMemcpy(numbers_.data(), &numbers, sizeof(numbers), cudaMemcpyDefault),
+                "cudaMemcpy");
+  }
+  std::vector<float> values() const {
+    std::vector<float> values(elements_);
+    cuda::check(
+        cudaMemcpy(values.data(), parameters_.data(), elements_ * sizeof(float), cudaMemcpyDefault),
+        "cudaMemcpy");
+    return values;
+  }
+  std::vector<double> trusts() const {
+    std::vector<double> values(layout_.entries().size());
+    cuda::check(cudaMemcpy(values.data(), entries_.trusts(), values.size() * sizeof(double),
+                           cudaMemcpyDefault),
+                "cudaMemcpy");
+    return values;
+  }
+
+ private:
+  plan::Layout layout_{{{"w", DType::kFloat32, 50'003}, {"b", DType::kFloat32, 100}}};
+  std::size_t elements_ = layout_.bytes() / sizeof(float);
+  flat::ChunkTables tables_{layout_, plan::plan_pieces(layout_, 1)};
+  flat::DeviceTables device_tables_{tables_};
+  Norms norms_{layout_.blocks()};
+  flat::EntryMemory entries_{std::vector<flat::element::Trust>(2)};
+  DeviceArray<flat::element::LambNumbers<double>> numbers_{1};
+  DeviceArray<float> parameters_{rough_elements<float>(elements_, 1)};
+  DeviceArray<float> gradients_{rough_elements<float>(elements_, 2)};
+  DeviceArray<float> means_{elements_};
+  DeviceArray<float> squares_{elements_};
+  flat::UpdateTask task_;
+};
+
+TEST(GpuKernels, AGraphFindsTheTrustsEachTime) {
+  NEEDS_A_GPU();
+  const cuda::Stream stream = cuda::make_stream();
+  const LayerWiseStep queued;
+  const LayerWiseStep captured;
+  const Graph graph(stream.get(), [&] { captured.queue(stream.get()); });
+  std::vector<double> before;
+  for (std::int64_t t = 1; t <= 4; ++t) {
+    const flat::LambStep step{0.01 / static_cast<double>(t), 0.9, 0.999, 1e-6, 0.1, t};
+    queued.set(step);
+    captured.set(step);
+    queued.queue(stream.get());
+    graph.launch();
+    cuda::check(cudaDeviceSynchronize(), "the steps");
+    EXPECT_TRUE(same_bits(captured.values(), queued.values()));
+    EXPECT_EQ(captured.trusts(), queued.trusts());
+    EXPECT_NE(captured.trusts(), before);
+    before = captured.trusts();
   }
 }
 
@@ -381,7 +500,9 @@ class Speed {
   double norm_speed() {
     const flat::ClipMemory clip(layout_.blocks());
     return speed_of(stream_.get(), static_cast<double>(layout_.bytes()), [&] {
-      flat::queue_squares({range(), task().gradients, false, clip.squares()}, stream_.get());
+      flat::queue_measure(
+          {range(), task().gradients, false, clip.row(flat::ClipMemory::kGradients)},
+          stream_.get());
       flat::queue_clip(clip.task(1), stream_.get());
     });
   }

@@ -1,6 +1,6 @@
 #include <cstring>
 
-#include "flat/device_chunk.h"
+#include "flat/device_norms.h"
 #include "tests/kernels/machine.h"
 
 namespace lockstep::testing {
@@ -56,24 +56,56 @@ struct UpdateByRule {
   }
 };
 
-struct Squares {
-  const flat::SquaresTask& task;
+// Values of a task, block by block.
+template <typename Measure, typename Values, typename Task>
+void fill_row(const Task& task, const flat::DeviceRange& range) {
+  for_each_chunk(range, [&](const Chunk& chunk) {
+    const Values values = Values::of(task, chunk);
+    for (std::uint32_t first = 0; first < chunk.count; first += plan::kBlockElements) {
+      const auto count = std::min<std::uint32_t>(plan::kBlockElements, chunk.count - first);
+      double lanes[flat::kSquareLanes] = {};
+      for (std::uint32_t lane = 0; lane < flat::kSquareLanes && !values.none(); ++lane)
+        lanes[lane] = element::lane_of<Measure>(values, first, count, lane);
+      for (std::uint32_t half = 1; half < flat::kSquareLanes; half *= 2)
+        element::tile_level<Measure>(lanes, flat::kSquareLanes, half, {0, 1});
+      task.row[range.tables.places[chunk.entry].first_block + chunk.block +
+               first / plan::kBlockElements] = lanes[0];
+    }
+  });
+}
+
+template <typename Measure>
+struct MeasureTyped {
+  const flat::MeasureTask& task;
 
   template <typename Of>
   void operator()() const {
-    for_each_chunk(task.range, [&](const Chunk& chunk) {
-      const auto& place = task.range.tables.places[chunk.entry];
-      const auto* const from = element::gradient_at<Of>(task.gradients, place, chunk);
-      for (std::uint32_t first = 0; first < chunk.count; first += plan::kBlockElements) {
-        const auto count = std::min<std::uint32_t>(plan::kBlockElements, chunk.count - first);
-        double lanes[flat::kSquareLanes] = {};
-        for (std::uint32_t lane = 0; lane < flat::kSquareLanes && from != nullptr; ++lane)
-          lanes[lane] = element::lane_of_squares<Of>(from + first, count, lane);
-        for (std::uint32_t half = 1; half < flat::kSquareLanes; half *= 2)
-          element::tile_level(lanes, flat::kSquareLanes, half, {0, 1});
-        task.squares[place.first_block + chunk.block + first / plan::kBlockElements] = lanes[0];
-      }
-    });
+    fill_row<Measure, element::GradientValues<Of>>(task, task.range);
+  }
+};
+struct MeasureAny {
+  const flat::MeasureTask& task;
+
+  template <typename Measure>
+  void operator()() const {
+    element::choose_types(task.range.dtype, task.gradients.dtype, task.masters,
+                          MeasureTyped<Measure>{task});
+  }
+};
+struct Weights {
+  const flat::WeightsTask& task;
+
+  template <typename Of>
+  void operator()() const {
+    fill_row<element::SumOfSquares, element::WeightValues<Of>>(task, task.range);
+  }
+};
+struct Changes {
+  const flat::ChangesTask& task;
+
+  template <typename Of>
+  void operator()() const {
+    fill_row<element::SumOfSquares, element::ChangeValues<Of>>(task, task.update.range);
   }
 };
 
@@ -89,7 +121,8 @@ struct Gather {
   }
 };
 
-std::vector<double> sums_of_tiles(const std::vector<double>& values) {
+template <typename Measure>
+std::vector<double> joined_tiles(const std::vector<double>& values) {
   std::vector<double> sums;
   for (std::size_t first = 0; first < values.size(); first += element::kTile) {
     const std::size_t count = std::min<std::size_t>(element::kTile, values.size() - first);
@@ -97,13 +130,30 @@ std::vector<double> sums_of_tiles(const std::vector<double>& values) {
                              values.begin() + static_cast<std::ptrdiff_t>(first + count));
     for (std::uint32_t half = 1; half < count; half *= 2) {
       for_each_thread([&](element::Thread thread) {
-        element::tile_level(tile.data(), static_cast<std::uint32_t>(count), half, thread);
+        element::tile_level<Measure>(tile.data(), static_cast<std::uint32_t>(count), half, thread);
       });
     }
     sums.push_back(tile[0]);
   }
   return sums;
 }
+
+template <typename Measure>
+double norm_of(const double* row, std::size_t count) {
+  std::vector<double> sums(row, row + count);
+  while (sums.size() > 1) sums = joined_tiles<Measure>(sums);
+  return Measure::norm(sums.empty() ? 0 : sums[0]);
+}
+
+struct Clip {
+  const flat::ClipTask& task;
+
+  template <typename Measure>
+  void operator()() const {
+    const double norm = norm_of<Measure>(task.row, task.blocks);
+    *task.result = element::clipping_of(norm, task.most, task.unscale);
+  }
+};
 
 class HostMachine : public Machine {
  public:
@@ -122,13 +172,31 @@ class HostMachine : public Machine {
     if (task.skip != nullptr && *task.skip != 0) return;
     element::choose_rule(task, UpdateByRule{task});
   }
-  void squares(const flat::SquaresTask& task) override {
-    element::choose_types(task.range.dtype, task.gradients.dtype, task.masters, Squares{task});
+  void measure(const flat::MeasureTask& task) override {
+    element::choose_measure(task.measure, MeasureAny{task});
+  }
+  void weights(const flat::WeightsTask& task) override {
+    element::choose_types(task.range.dtype, task.range.dtype, false, Weights{task});
+  }
+  void changes(const flat::ChangesTask& task) override {
+    const UpdateTask& update = task.update;
+    element::choose_types(update.range.dtype, update.gradients.dtype, update.masters != nullptr,
+                          Changes{task});
   }
   void clip(const flat::ClipTask& task) override {
-    std::vector<double> sums(task.squares, task.squares + task.blocks);
-    while (sums.size() > 1) sums = sums_of_tiles(sums);
-    *task.result = element::clipping_of(sums.empty() ? 0 : sums[0], task.most, task.unscale);
+    element::choose_measure(task.measure, Clip{task});
+  }
+  void entry_norms(const flat::EntryNormsTask& task) override {
+    for (std::uint32_t row = 0; row < task.rows; ++row) {
+      for (std::uint32_t entry = 0; entry < task.entries; ++entry) {
+        const auto numbers = element::EntryRow::of(task, row, entry);
+        task.norms[row * task.entries + entry] =
+            norm_of<element::SumOfSquares>(numbers.first, numbers.count);
+      }
+    }
+  }
+  void trusts(const flat::TrustTask& task) override {
+    for (std::uint32_t entry = 0; entry < task.entries; ++entry) element::find_trust(task, entry);
   }
   void gather(const flat::GatherTask& task) override {
     element::choose_gather(task.range.dtype, task.flat_dtype, Gather{task});

@@ -19,8 +19,12 @@ class Machine {
 
   // Each is done when it returns.
   virtual void update(const flat::UpdateTask& task) = 0;
-  virtual void squares(const flat::SquaresTask& task) = 0;
+  virtual void measure(const flat::MeasureTask& task) = 0;
+  virtual void weights(const flat::WeightsTask& task) = 0;
+  virtual void changes(const flat::ChangesTask& task) = 0;
   virtual void clip(const flat::ClipTask& task) = 0;
+  virtual void entry_norms(const flat::EntryNormsTask& task) = 0;
+  virtual void trusts(const flat::TrustTask& task) = 0;
   virtual void gather(const flat::GatherTask& task) = 0;
 
   template <typename T>

@@ -206,6 +206,11 @@ TEST(GradScalerDropIn, RefusesWhatMakesNoSense) {
   EXPECT_THAT(refusal_of([&] { scaler.scale(torch::ones({}, torch::kFloat64)); }),
               HasSubstr("the loss is float64"));
   EXPECT_THAT(refusal_of([&] { scaler.scale({}); }), HasSubstr("wants a loss"));
+  Vector bare;
+  torch::optim::SGD stock(bare->parameters(), 0.1);
+  EXPECT_THAT(refusal_of([&] { scaler.step(optimizer); }), HasSubstr("no gradients"));
+  EXPECT_THAT(refusal_of([&] { scaler.step(stock); }), HasSubstr("no gradients"));
+  EXPECT_EQ(optimizer.steps(), 0);
   scaler.scale(net(factor(false))).backward();
   scaler.unscale(optimizer);
   EXPECT_THAT(refusal_of([&] { scaler.unscale(optimizer); }),

@@ -4,8 +4,11 @@
 #include <lockstep/errors.h>
 #include <lockstep/optim.h>
 #include <lockstep/tensors.h>
+#include <lockstep/uneven_inputs.h>
 
 #include <sstream>
+#include <string>
+#include <vector>
 
 #include "tests/torch/replica_cases.h"
 
@@ -145,6 +148,28 @@ TEST(Habits, CollectivesTakeTensors) {
        })) {
     EXPECT_EQ(outcome.kind, ErrorKind::kMismatch);
     EXPECT_THAT(outcome.text, HasSubstr("broadcast(int32 [4])"));
+  }
+}
+
+TEST(Habits, ABreakOnOneWorkerAloneIsAMismatch) {
+  const auto breaks = [](World& world, int first, int others) {
+    auto model = data_parallel(seeded<TwoLayers>(kSeed), world);
+    for (int epoch = 0; epoch < 2; ++epoch) {
+      int runs = 0;
+      for (const int batch : UnevenInputs(std::vector<int>(3 + world.rank()), world)) {
+        loss_of(*model, batch_of(batch)).backward();
+        if (++runs == (world.leader() ? first : others)) break;
+      }
+    }
+    world.comm().barrier().wait();
+  };
+  for (const std::string& engine : cpu_engines()) {
+    in_world(2, engine, [&](World& world) { breaks(world, 2, 2); });
+    const auto alone = [&](World& world) { breaks(world, 2, 9); };
+    for (const Outcome& outcome : outcomes_in_world(2, alone, engine)) {
+      EXPECT_EQ(outcome.kind, ErrorKind::kMismatch) << engine;
+      EXPECT_THAT(outcome.text, HasSubstr("leaving UnevenInputs")) << engine;
+    }
   }
 }
 

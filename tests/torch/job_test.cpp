@@ -179,6 +179,25 @@ TEST(OwnLoop, AStepMayBeCalledTwiceOnABatchOrNotAtAll) {
   EXPECT_EQ(same_on_all(2, "shm", hash), expected);
 }
 
+TEST(OwnLoop, AStepThatOneWorkerLeavesOutIsAMismatch) {
+  const auto leave_out = [](World& world) {
+    Job job(world, job_options());
+    One one(world, "mlp");
+    Step step(job, "train", {&one.optimizer}, one.loss());
+    for (const GlobalBatch& batch : job.batches(data_of("mlp"), {.steps = 4})) {
+      if (batch.step() == 1 && world.leader()) continue;
+      step(batch);
+    }
+  };
+  for (const std::string& engine : cpu_engines()) {
+    for (const auto& outcome : outcomes_in_world(2, leave_out, engine)) {
+      EXPECT_EQ(outcome.kind, ErrorKind::kMismatch) << engine;
+      EXPECT_THAT(outcome.text, HasSubstr("Step train 1 phase 0"));
+      EXPECT_THAT(outcome.text, HasSubstr("Step train 2 phase 0"));
+    }
+  }
+}
+
 TEST(OwnLoop, AStopOfOneWorkerEndsAllAtTheSameBatchWithACheckpoint) {
   const Folder folder;
   std::mutex mutex;

@@ -3,6 +3,7 @@
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 #include <lockstep/errors.h>
+#include <lockstep/grad_scaler.h>
 #include <lockstep/optim.h>
 
 #include <cmath>
@@ -195,6 +196,25 @@ TEST(LayerWise, TheNormOfEachParameterIsKept) {
   });
 }
 
+TEST(LayerWise, AStepThatWasSkippedHasNoNorms) {
+  in_world(1, [](World& world) {
+    auto model = data_parallel(net_of(torch::kFloat32), world);
+    optim::SGD optimizer(model, {.lr = 0.1});
+    optimizer.keep_norms();
+    GradScaler scaler;
+    for (const bool overflows : {false, true, false}) {
+      optimizer.zero_grad();
+      const auto loss = loss_at(*model, 0);
+      const float factor = overflows ? std::numeric_limits<float>::infinity() : 1;
+      scaler.scale(loss * factor).backward();
+      EXPECT_EQ(scaler.step(optimizer), !overflows);
+      scaler.update();
+      EXPECT_EQ(optimizer.last_norms().empty(), overflows);
+      EXPECT_EQ(optimizer.last_norm() == 0, overflows);
+    }
+  });
+}
+
 TEST(LayerWise, TheAverageOfWeightsIsExponential) {
   in_world(1, [](World& world) {
     auto model = data_parallel(net_of(torch::kFloat64), world);
@@ -225,6 +245,18 @@ TEST(LayerWise, WhatCannotWorkIsRefused) {
     EXPECT_THROW(optim::LARS(model, {.trust_coefficient = 0}), BadInput);
     EXPECT_THROW(optim::LARS(model, {.momentum = 0, .nesterov = true}), BadInput);
     EXPECT_THROW(optim::LAMB(model, {.beta2 = 1}), BadInput);
+    for (const double bad : {std::nan(""), std::numeric_limits<double>::infinity()}) {
+      EXPECT_THROW(optim::LARS(model, {.lr = bad}), BadInput);
+      EXPECT_THROW(optim::LARS(model, {.momentum = bad}), BadInput);
+      EXPECT_THROW(optim::LARS(model, {.dampening = bad}), BadInput);
+      EXPECT_THROW(optim::LARS(model, {.weight_decay = bad}), BadInput);
+      EXPECT_THROW(optim::LARS(model, {.trust_coefficient = bad}), BadInput);
+      EXPECT_THROW(optim::LARS(model, {.eps = bad}), BadInput);
+      EXPECT_THROW(optim::LAMB(model, {.lr = bad}), BadInput);
+      EXPECT_THROW(optim::LAMB(model, {.eps = bad}), BadInput);
+      EXPECT_THROW(optim::LAMB(model, {.weight_decay = bad}), BadInput);
+      EXPECT_THROW(optim::SGD(model, {.dampening = bad}), BadInput);
+    }
     optim::SGD optimizer(model, {.lr = 0.1});
     EXPECT_THROW(optimizer.set_ema(1), BadInput);
     EXPECT_THROW(optimizer.set_ema(0), BadInput);

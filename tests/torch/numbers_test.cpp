@@ -209,8 +209,9 @@ TEST_P(AgainstPlainLibTorch, TwentyStepsGiveTheSameWeights) {
 std::vector<Case> plain_cases() {
   std::vector<Case> cases = {{"mlp", "sgd", 2, 1, -1}, {"mlp", "adamw", 2, 2, -1},
                              {"cnn", "sgd", 2, 2, -1}, {"cnn", "adamw", 2, 1, -1},
-                             {"gpt", "sgd", 2, 1, -1}, {"gpt", "adamw", 4, 1, -1}};
+                             {"gpt", "sgd", 2, 1, -1}, {"gpt", "adamw", 2, 1, -1}};
   if (std::getenv("LOCKSTEP_TEST_FULL") != nullptr) {
+    cases.push_back({"gpt", "adamw", 4, 1, -1});
     cases.push_back({"mlp", "sgd", 4, 1, -1});
     cases.push_back({"cnn", "sgd", 4, 1, -1});
     cases.push_back({"gpt", "sgd", 2, 2, -1});
@@ -268,10 +269,16 @@ TEST_P(AgainstPyTorchDdp, TwentyStepsGiveTheSameWeights) {
   expect_same(c, *expected, *got, c.accumulate == 1);
 }
 
-INSTANTIATE_TEST_SUITE_P(Train, AgainstPyTorchDdp,
-                         ::testing::Values(Case{"mlp", "sgd", 2, 1, 0}, Case{"cnn", "sgd", 2, 2, 0},
-                                           Case{"cnn", "adamw", 4, 1, 0},
-                                           Case{"gpt", "adamw", 2, 1, 0}));
+// Every worker of a case is two processes that load LibTorch: more than two with `make test-full` only.
+std::vector<Case> ddp_cases() {
+  std::vector<Case> cases = {{"mlp", "sgd", 2, 1, 0},
+                             {"cnn", "sgd", 2, 2, 0},
+                             {"cnn", "adamw", 2, 1, 0},
+                             {"gpt", "adamw", 2, 1, 0}};
+  if (std::getenv("LOCKSTEP_TEST_FULL") != nullptr) cases.push_back({"cnn", "adamw", 4, 1, 0});
+  return cases;
+}
+INSTANTIATE_TEST_SUITE_P(Train, AgainstPyTorchDdp, ::testing::ValuesIn(ddp_cases()));
 
 }  // namespace
 }  // namespace lockstep::testing::numbers

@@ -297,6 +297,21 @@ TEST_P(EveryOptimizer, StateContinuesToTheSameBits) {
   });
 }
 
+// Each has what the other lacks.
+TEST(Optim, AnArchiveWithOtherStatesIsRefused) {
+  in_world(1, [](World& world) {
+    auto model = data_parallel(seeded<TwoLayers>(kOptimSeed), world);
+    optim::Adam plain(model);
+    optim::Adam amsgrad(model, {.amsgrad = true});
+    for (const auto& [from, into] :
+         {std::pair<optim::Adam*, optim::Adam*>{&plain, &amsgrad}, {&amsgrad, &plain}}) {
+      std::stringstream file;
+      torch::save(*from, file);
+      EXPECT_THROW(torch::load(*into, file), Mismatch);
+    }
+  });
+}
+
 TEST_P(EveryOptimizer, FollowsASchedulerOfLibTorchs) {
   in_world(1, [](World& world) {
     auto model = data_parallel(seeded<TwoLayers>(kOptimSeed), world);

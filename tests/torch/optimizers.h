@@ -13,7 +13,7 @@ inline std::vector<std::string> optimizer_names() {
   return {"sgd", "adamw", "adam", "rmsprop", "adagrad"};
 }
 
-// With those that LibTorch and GPUs do not have.
+// With those that LibTorch does not have.
 inline std::vector<std::string> cpu_optimizer_names() {
   auto names = optimizer_names();
   names.insert(names.end(), {"lars", "lamb"});

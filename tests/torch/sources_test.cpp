@@ -215,6 +215,8 @@ TEST(WeightedJob, WorkersWithOtherWeightsDisagree) {
 // Shard s gives s + 3 samples in each pass, and draws a part of each from LibTorch's default generator.
 struct Source {
   bool tells = true;           // its position
+  std::int64_t seeks_off = 0;  // by how many samples
+  std::int64_t longer = 0;     // by how many samples
   std::atomic<int> given = 0;  // samples, by all streams
   std::atomic<int> opened = 0;
 };
@@ -225,7 +227,7 @@ class Counting : public Stream {
     ++source.opened;
   }
   std::optional<torch::data::Example<>> next() override {
-    if (next_ == place_.shard + 3) return std::nullopt;
+    if (next_ == place_.shard + 3 + source_.longer) return std::nullopt;
     ++source_.given;
     const auto value = place_.shard * 100 + place_.pass * 10 + next_++;
     auto own = at::detail::createCPUGenerator(place_.seed + static_cast<std::uint64_t>(value));
@@ -235,7 +237,7 @@ class Counting : public Stream {
   std::optional<std::int64_t> position() const override {
     return source_.tells ? std::optional(next_) : std::nullopt;
   }
-  void seek(std::int64_t position) override { next_ = position; }
+  void seek(std::int64_t position) override { next_ = position + source_.seeks_off; }
 
  private:
   Source& source_;
@@ -333,12 +335,31 @@ TEST(StreamJob, HasTheSameBitsOnAnyNumberOfWorkersAndGoesOnInTheMiddle) {
       same_on_all(2, "shm", until(5, folder.path()));
       source.given = 0;
       EXPECT_EQ(same_on_all(1, "thread", until(10, folder.path())), expected);
-      // 8 shards read 2 samples in each of 5 steps; 16 more look at the data. Without a position, or in a new epoch
+      // 8 shards read 2 samples in each of 5 steps; 16 more look at the data, and 16 are those of the step before, which are
+      // compared. Without a position, or in a new epoch
       // (steps 6 to 9 if it has 83 samples), streams are read from their beginning.
       if (samples == 0) {
-        EXPECT_EQ(source.given, tells ? 96 : 96 + 80);
+        EXPECT_EQ(source.given, tells ? 96 + 16 : 96 + 80);
       }
     }
+  }
+}
+
+TEST(StreamJob, NoticesOtherSamplesWhereItGoesOn) {
+  for (const bool tells : {true, false}) {
+    Source source;
+    source.tells = tells;
+    const auto data = streams_of(source, 0);
+    const Folder folder;
+    World alone = World::over(connect_alone());
+    trained(alone, data, {.steps = 5}, folder.path());
+    const auto goes_on = [&] {
+      return refusal_of([&] { trained(alone, data, {.steps = 6}, folder.path()); });
+    };
+    (tells ? source.seeks_off : source.longer) = 1;
+    EXPECT_THAT(goes_on(), HasSubstr("is not the same when it is read again")) << tells;
+    (tells ? source.seeks_off : source.longer) = 0;
+    trained(alone, data, {.steps = 6}, folder.path());
   }
 }
 

@@ -6,9 +6,12 @@
 #include <lockstep/optim.h>
 #include <lockstep/sync_batchnorm.h>
 
+#include <chrono>
+#include <future>
 #include <map>
 #include <mutex>
 #include <string>
+#include <tuple>
 #include <vector>
 
 #include "tests/torch/loops.h"
@@ -278,6 +281,75 @@ TEST(SyncBatchNorm, WorkersThatDoNotDoTheSameGetAMismatch) {
     losses[static_cast<std::size_t>(world.rank())].backward();
   };
   EXPECT_THROW(in_world(2, "thread", reversed), Mismatch);
+}
+
+// How two workers end whose loops differ.
+std::vector<Outcome> outcomes_of(const std::string& engine, std::chrono::milliseconds timeout,
+                                 const std::function<void(World&)>& body) {
+  return run_workers({engine, 2, timeout}, [&](Comm& comm) {
+    World world = World::over(comm.channel(1));
+    body(world);
+  });
+}
+
+// What the leader does in another way than the other worker.
+enum class Leaders { kNoConversion, kLateNoConversion, kEval, kForwardTwice, kNoBackward };
+
+void differ_in(World& world, Leaders leaders) {
+  const auto leader_does = [&](Leaders what) { return world.leader() && leaders == what; };
+  auto net = std::make_shared<Classifier>();
+  const bool late = leaders == Leaders::kLateNoConversion;
+  if (!late && !leader_does(Leaders::kNoConversion)) convert_sync_batchnorm(*net, world);
+  auto model = data_parallel(net, world);
+  if (late && !leader_does(leaders)) convert_sync_batchnorm(*net, world);
+  if (leader_does(Leaders::kEval)) net->eval();
+  const Case images{"", {1, 6, 6}, 2, torch::nn::BatchNormOptions(1)};
+  for (int step = 0; step < 2; ++step) {
+    model.zero_grad();
+    if (leader_does(Leaders::kForwardTwice)) model->forward(samples_of(images, 3, step));
+    const torch::Tensor loss = model->forward(samples_of(images, 4, step)).pow(2).sum();
+    if (!leader_does(Leaders::kNoBackward)) loss.backward();
+  }
+}
+
+TEST(SyncBatchNorm, WorkersThatMeetInDifferentPlacesGetAMismatchWithTheirNames) {
+  const std::vector<std::tuple<Leaders, std::string, std::string>> cases = {
+      {Leaders::kNoConversion, "convert_sync_batchnorm()", "data_parallel()"},
+      {Leaders::kLateNoConversion, "convert_sync_batchnorm()", "backward()"},
+      {Leaders::kEval, "SyncBatchNorm 0", "backward()"},
+      {Leaders::kForwardTwice, "SyncBatchNorm 0", "SyncBatchNorm 1 back"},
+      {Leaders::kNoBackward, "SyncBatchNorm 0", "SyncBatchNorm 1 back"}};
+  for (const std::string& engine : cpu_engines()) {
+    for (const auto& [leaders, one, other] : cases) {
+      const auto outcomes = outcomes_of(engine, std::chrono::seconds(5),
+                                        [&](World& world) { differ_in(world, leaders); });
+      for (const Outcome& outcome : outcomes) {
+        ASSERT_EQ(outcome.kind, ErrorKind::kMismatch) << engine << ": " << outcome.text;
+        EXPECT_THAT(outcome.text, HasSubstr(one));
+        EXPECT_THAT(outcome.text, HasSubstr(other));
+      }
+      if (leaders == Leaders::kEval) {
+        EXPECT_THAT(outcomes[1].text, HasSubstr("SyncBatchNorm 0 is the layer layers.1"));
+      }
+    }
+  }
+}
+
+TEST(SyncBatchNorm, SaysInWhichLayerItHasWaited) {
+  std::promise<void> other_has_ended;
+  const auto outcomes = outcomes_of("thread", std::chrono::milliseconds(300), [&](World& world) {
+    auto net = std::make_shared<Classifier>();
+    convert_sync_batchnorm(*net, world);
+    if (world.leader()) return other_has_ended.get_future().wait();
+    try {
+      net->forward(samples_of({"", {1, 6, 6}, 2, torch::nn::BatchNormOptions(1)}, 4, 1));
+    } catch (const Error&) {
+      other_has_ended.set_value();
+      throw;
+    }
+  });
+  EXPECT_EQ(outcomes[1].kind, ErrorKind::kTimeout);
+  EXPECT_THAT(outcomes[1].text, HasSubstr("SyncBatchNorm 0 is the layer layers.1"));
 }
 
 TEST(SyncBatchNorm, RefusesWhatItCannotDo) {

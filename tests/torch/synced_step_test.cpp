@@ -2,6 +2,7 @@
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 #include <lockstep/activation_checkpoint.h>
+#include <lockstep/autocast.h>
 #include <lockstep/errors.h>
 #include <lockstep/sync_batchnorm.h>
 #include <lockstep/trainer.h>
@@ -52,13 +53,67 @@ torch::Tensor loss_of(SyncedNet& net, const Batch& batch) {
   return torch::cross_entropy_loss(net(batch.data.to(type)), batch.target);
 }
 
+enum class Halves { kNone, kInLoss, kAroundStep, kAroundLoop };
+
 struct SyncedRun {
   std::string checkpoint = {};
   std::int64_t steps = kSteps;
   bool recomputes = false;
   std::int64_t group = 0;
   bool converts = true;
+  Halves halves = Halves::kNone;
+  bool cache_weights = true;
 };
+
+// conv1 and out are used twice: whether their cast is kept decides bits of their gradients.
+torch::Tensor loss_in_halves(SyncedNet& net, const Batch& batch) {
+  const torch::Tensor more = net->out(net->conv1(batch.data).mean({2, 3}));
+  return torch::cross_entropy_loss((net(batch.data) + more).to(torch::kFloat32), batch.target);
+}
+
+// With autocast in the loss, around each Step, or around all of them.
+std::string hash_in_halves(World& world, const SyncedRun& run) {
+  const auto halves = [&](Halves where) -> std::unique_ptr<Autocast> {
+    if (where != run.halves) return nullptr;
+    return std::make_unique<Autocast>(torch::kCPU, torch::kBFloat16,
+                                      AutocastOptions{.cache_weights = run.cache_weights});
+  };
+  lockstep::Job job(world, job_options());
+  auto net = seeded<SyncedNet>(kSeed);
+  if (run.converts) convert_sync_batchnorm(*net, world);
+  auto model = data_parallel(net, world);
+  optim::AdamW optimizer(model, {.lr = 1e-2});
+  Step step(job, "train", {&optimizer}, [&](const Shard& shard) {
+    const auto inside = halves(Halves::kInLoss);
+    return loss_in_halves(net, shard.batch);
+  });
+  const auto outside = halves(Halves::kAroundLoop);
+  for (const GlobalBatch& batch : job.batches(data_of("cnn"), {.steps = 3})) {
+    const auto around = halves(Halves::kAroundStep);
+    step(batch);
+  }
+  return job.weights_sha256();
+}
+
+TEST(SyncedStep, AutocastAroundItIsThatInTheLoss) {
+  World alone = World::over(connect_alone());
+  for (const bool converts : {true, false}) {
+    for (const bool cache_weights : {true, false}) {
+      SyncedRun run{
+          .converts = converts, .halves = Halves::kInLoss, .cache_weights = cache_weights};
+      const std::string expected = hash_in_halves(alone, run);
+      EXPECT_EQ(same_on_all(2, "shm", [&](World& world) { return hash_in_halves(world, run); }),
+                expected);
+      for (const Halves halves : {Halves::kAroundStep, Halves::kAroundLoop}) {
+        run.halves = halves;
+        EXPECT_EQ(hash_in_halves(alone, run), expected)
+            << converts << cache_weights << static_cast<int>(halves);
+      }
+      run.halves = Halves::kNone;
+      EXPECT_NE(hash_in_halves(alone, run), expected);
+    }
+  }
+}
 
 std::string synced_hash(World& world, const SyncedRun& run) {
   lockstep::Job job(world, job_options(run.checkpoint));

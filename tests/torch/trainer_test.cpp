@@ -150,6 +150,48 @@ TEST(TrainerCorners, ARateThatAHookHasSetIsThatOfTheResumedJobToo) {
   });
 }
 
+TEST(TrainerCorners, APlateauGoesOnFromItsCheckpoint) {
+  const Folder folder;
+  in_world(2, [&folder](World& world) {
+    std::vector<double> rates;
+    const auto run = [&](std::int64_t epochs, const std::string& into) {
+      Job job;
+      job.options.steps = 0;
+      job.options.epochs = epochs;
+      job.options.checkpoint_directory = into;
+      job.options.existing_checkpoint = ExistingCheckpoint::kResume;
+      Training training(world, job);
+      TrainerParts parts{training.model, training.net.ptr(), training.optimizer, dataset(),
+                         dataset()};
+      parts.loss = [net = training.net](const Batch& batch) mutable {
+        return net->loss(batch, true);
+      };
+      parts.score = [loss = parts.loss](const Batch& batch) -> Score {
+        return {loss(batch).item<double>() * static_cast<double>(batch.samples), 0, batch.samples};
+      };
+      // Nothing is better than the first: after each two evaluations comes a reduction.
+      parts.plateau = std::make_shared<ReduceLROnPlateau>(
+          ReduceLROnPlateauOptions{.factor = 0.5, .patience = 1, .threshold = 1e9, .cooldown = 1});
+      TrainerHooks hooks;
+      hooks.on_step = [&](const StepRecord& record) { rates.push_back(record.lr); };
+      return Trainer(world, parts, job.options, hooks).run().weights_sha256;
+    };
+    const std::string expected = run(8, "");
+    const auto expected_rates = std::exchange(rates, {});
+    EXPECT_EQ(std::set(expected_rates.begin(), expected_rates.end()).size(), 3U);
+    for (const std::int64_t epochs : {2, 3, 6}) run(epochs, folder.path());
+    EXPECT_EQ(run(8, folder.path()), expected);
+    EXPECT_EQ(rates, expected_rates);
+  });
+  in_world(1, [](World& world) {
+    Training training(world, {});
+    TrainerParts parts{training.model, training.net.ptr(), training.optimizer, dataset()};
+    parts.loss = [](const Batch&) { return torch::Tensor(); };
+    parts.plateau = std::make_shared<ReduceLROnPlateau>();
+    EXPECT_THROW(Trainer(world, parts, Job().options), BadInput);
+  });
+}
+
 TEST(TrainerCorners, ACheckpointIsOfItsOptimizersOptionsAndItsOrderOfAddition) {
   const Folder folder;
   const auto trained = [&](int workers, Job job) {

@@ -98,17 +98,17 @@ TEST_F(Train, ResumesToTheSameBits) {
 }
 
 TEST_F(Train, ResumesInTheMiddleOfAnEpochWithAShortLastBatch) {
-  // 270 samples in batches of 8: the last of an epoch has 6, for 4 workers with 2 passes each of one sample.
+  // 54 samples in batches of 8: the last of an epoch has 6, for 2 workers with 4 passes each of one sample.
   const std::vector<std::string> job = {
-      "--data",      "synthetic:300", "--workers", "4",     "--accumulate", "2",
-      "--optimizer", "rmsprop",       "--lr",      "0.001", "--momentum",   "0.9"};
+      "--data",      "synthetic:60", "--workers", "2",     "--accumulate", "4",
+      "--optimizer", "rmsprop",      "--lr",      "0.001", "--momentum",   "0.9"};
   const auto with = [&](std::vector<std::string> more) {
     more.insert(more.begin(), job.begin(), job.end());
     return report_of(more);
   };
-  const auto straight = with({"--steps", "36"});
-  with({"--steps", "33", "--checkpoint", path("run")});
-  const auto resumed = with({"--steps", "36", "--checkpoint", path("run"), "--resume"});
+  const auto straight = with({"--steps", "9"});
+  with({"--steps", "6", "--checkpoint", path("run")});
+  const auto resumed = with({"--steps", "9", "--checkpoint", path("run"), "--resume"});
   EXPECT_EQ(resumed["weights_sha256"], straight["weights_sha256"]);
 }
 
@@ -120,7 +120,7 @@ TEST_F(Train, GoesOnToTheSameBitsOnAnotherNumberOfWorkers) {
     return report_of(more);
   };
   const auto straight = with({"--steps", "15", "--workers", "2"});
-  with({"--steps", "5", "--workers", "8", "--checkpoint", path("run")});
+  with({"--steps", "5", "--workers", "4", "--checkpoint", path("run")});
   with({"--steps", "10", "--workers", "3", "--checkpoint", path("run"), "--resume"});
   const auto last =
       with({"--steps", "15", "--workers", "1", "--checkpoint", path("run"), "--resume"});
@@ -182,8 +182,8 @@ TEST_F(Train, AKillAtAnyMomentLeavesAWholeCheckpoint) {
     ASSERT_TRUE(command.finish(seconds(20)));
     // As a kill between two instructions of a writer leaves it.
     std::ofstream(path("run/.checkpoint.safetensors.lockstep-tmp-1")) << "half";
-    Command check = finished({"--steps", "1", "--quiet", "--checkpoint", path("run"), "--resume",
-                              "--report", path("report.json")});
+    Command check = finished({"--workers", "1", "--steps", "1", "--quiet", "--checkpoint",
+                              path("run"), "--resume", "--report", path("report.json")});
     ASSERT_EQ(check.exit_code(), 0) << check.err();
     std::ifstream file(path("report.json"));
     const int step = nlohmann::json::parse(file)["first_step"];
@@ -288,8 +288,10 @@ TEST_F(Train, ThePrecisionIsPartOfTheJob) {
   EXPECT_EQ(report["device"], "cpu");
   const auto alone = report_of(with({"--steps", "2", "--precision", "bf16", "--workers", "1"}));
   EXPECT_EQ(alone["weights_sha256"], report["weights_sha256"]);
-  EXPECT_NE(report_of(with({"--steps", "2"}))["weights_sha256"], report["weights_sha256"]);
-  const std::vector<std::string> again = {"--steps", "3", "--checkpoint", path("run"), "--resume"};
+  EXPECT_NE(report_of(with({"--steps", "2", "--workers", "1"}))["weights_sha256"],
+            report["weights_sha256"]);
+  const std::vector<std::string> again = {"--steps",      "3",         "--workers", "1",
+                                          "--checkpoint", path("run"), "--resume"};
   auto other = with(again);
   other.insert(other.end(), {"--precision", "float32", "--quiet"});
   expect_refusal(finished(other), "precision = bf16 and this job has float32", 1);
@@ -298,16 +300,20 @@ TEST_F(Train, ThePrecisionIsPartOfTheJob) {
 
 TEST_F(Train, HeldWeightsAndAScalerHaveTheSameBitsOnAnyNumberOfWorkers) {
   const auto train = [&](const std::string& workers) {
-    return report_of({"--model", "mlp", "--steps", "3", "--precision", "bf16-held", "--loss-scale",
-                      "1024", "--workers", workers});
+    return report_of({"--model", "mlp", "--data", "synthetic:60", "--steps", "3", "--precision",
+                      "bf16-held", "--loss-scale", "1024", "--noise-scale", "2", "--workers",
+                      workers});
   };
   const auto report = train("2");
   EXPECT_EQ(report["loss_scale"], 1024);
   EXPECT_EQ(report["skipped_steps"], 0);
-  EXPECT_EQ(train("1")["weights_sha256"], report["weights_sha256"]);
+  const auto alone = train("1");
+  EXPECT_EQ(alone["weights_sha256"], report["weights_sha256"]);
+  EXPECT_GT(report["noise_scale"]["noise"], 0);
+  EXPECT_EQ(alone["noise_scale"], report["noise_scale"]);
   // LibTorch 1.13 has no float16 on CPUs.
-  const Command fp16 =
-      finished({"--model", "mlp", "--steps", "2", "--precision", "fp16", "--quiet"});
+  const Command fp16 = finished(
+      {"--model", "mlp", "--workers", "1", "--steps", "2", "--precision", "fp16", "--quiet"});
   if (fp16.exit_code() != 0) expect_refusal(fp16, "this LibTorch has no Autocast to Half here", 2);
 }
 

@@ -52,6 +52,7 @@ How
   --clip-norm C        scale gradients down so that their norm is at most C (default: 0, never)
   --clip-value C       limit each element of a gradient to -C ... C (default: 0, never)
   --ema D              keep an average of the weights, which decays by D each step, in the checkpoint (default: 0, none)
+  --noise-scale [N]    estimate the critical batch size, from the gradients of shards in every Nth step (16 if not said)
   --scale-lr [B0]      --lr was chosen for a batch of B0 (256 if not said): scale it to this one
   --scale-rule R       linear in the batch, as for sgd, or square-root, as for adamw (default: linear)
   --warmup T           steps over which the learning rate climbs (default: 0)
@@ -205,6 +206,9 @@ void add_options(CLI::App& parser, TrainArguments& arguments) {
   base::add_number(parser, "--clip-norm", arguments.clip_norm);
   base::add_number(parser, "--clip-value", arguments.clip_value);
   base::add_number(parser, "--ema", arguments.ema);
+  base::add_number(parser, "--noise-scale", arguments.noise_scale_every)
+      ->expected(0, 1)
+      ->default_str(kDefaultNoiseSteps);
   base::add_number(parser, "--scale-lr", arguments.scale_lr_from)
       ->expected(0, 1)
       ->default_str(kDefaultScaledFrom);
@@ -252,6 +256,8 @@ void check_update(const TrainArguments& arguments) {
   if (arguments.ema == 1) refuse("--ema 1: the average would never change; give a number below 1");
   if (arguments.clip_norm > 0 && arguments.clip_value > 0)
     refuse("--clip-norm and --clip-value: give one");
+  if (arguments.noise_scale_every > 0 && arguments.clip_value > 0)
+    refuse("--noise-scale is of whole gradients: leave out --clip-value, or use --clip-norm");
   if (arguments.momentum) {
     check_range("--momentum", *arguments.momentum, 0.0, 1.0);
     if (arguments.optimizer != OptimizerKind::kSgd && arguments.optimizer != OptimizerKind::kLars &&
@@ -271,6 +277,7 @@ void check_numbers(const TrainArguments& arguments) {
   check_range<std::int64_t>("--steps", arguments.steps, 0, kMost);
   check_range<std::int64_t>("--global-batch", arguments.global_batch, 1, kMost);
   check_range<std::int64_t>("--scale-lr", arguments.scale_lr_from, 0, kMost);
+  check_range<std::int64_t>("--noise-scale", arguments.noise_scale_every, 0, kMost);
   check_range<std::int64_t>("--warmup", arguments.warmup_steps, 0, kMost);
   check_range<std::int64_t>("--context", arguments.context, 1, 1 << 20);
   check_range<std::int64_t>("--vocabulary", arguments.vocabulary, 0, 1 << 24);
@@ -290,6 +297,8 @@ void check_batch(const TrainArguments& arguments) {
   if (arguments.resume && arguments.shards == 0) return;  // the checkpoint says
   if (arguments.workers == 0) return;                     // still open
   const std::int64_t shards = shards_on(arguments, arguments.workers);
+  if (arguments.noise_scale_every > 0 && shards == 1)
+    refuse("--noise-scale compares shards, and this job has one: give it --shards 2 or more");
   if (arguments.global_batch % shards != 0) {
     refuse(
         fmt::format("--global-batch {} cannot be divided among {} shards: choose a multiple of {}",
@@ -359,16 +368,6 @@ void settle_checkpoints(TrainArguments& arguments) {
     refuse("--overwrite what? give its directory: --checkpoint DIR");
 }
 
-// There are no kernels for these on a GPU yet.
-void check_kernels(const TrainArguments& arguments) {
-  if (arguments.optimizer == OptimizerKind::kLars || arguments.optimizer == OptimizerKind::kLamb)
-    refuse(fmt::format("--optimizer {} is for CPUs so far: add --device cpu, or use another one",
-                       name(arguments.optimizer)));
-  if (arguments.clip_value > 0)
-    refuse("--clip-value is for CPUs so far: add --device cpu, or use --clip-norm");
-  if (arguments.ema > 0) refuse("--ema is for CPUs so far: add --device cpu, or leave it out");
-}
-
 // Refuses options that do not fit the device.
 void check_devices(const TrainArguments& arguments) {
   const std::string of_gpus = control::engine_for(DeviceKind::kCuda);
@@ -378,10 +377,11 @@ void check_devices(const TrainArguments& arguments) {
     if (arguments.share_gpus) refuse("--share-gpus is for GPUs: add --device cuda");
     if (arguments.graphs == Switch::kOn) refuse("--graphs on is for GPUs: add --device cuda");
   }
-  if (arguments.on(DeviceKind::kCuda)) check_kernels(arguments);
   if (arguments.on(DeviceKind::kCuda) && !arguments.engine.empty() && arguments.engine != of_gpus)
     refuse(fmt::format("--engine {} moves no memory of GPUs: leave it out, or use nccl",
                        arguments.engine));
+  if (arguments.on(DeviceKind::kCuda) && arguments.noise_scale_every > 0)
+    refuse("--noise-scale is for CPUs so far: add --device cpu, or leave it out");
 }
 
 }  // namespace

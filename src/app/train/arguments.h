@@ -66,6 +66,7 @@ constexpr OptimizerDefaults defaults_of(OptimizerKind optimizer) {
 inline constexpr const char* kNoCheckpoint = "none";      // the word of --checkpoint
 inline constexpr std::int64_t kDefaultEpochs = 3;         // without --epochs and --steps
 inline constexpr const char* kDefaultScaledFrom = "256";  // of --scale-lr without a batch
+inline constexpr const char* kDefaultNoiseSteps = "16";   // of --noise-scale without a number
 
 struct TrainArguments {
   // What is trained, on what.
@@ -90,8 +91,9 @@ struct TrainArguments {
   std::optional<double> weight_decay;
   double clip_norm = 0;
   double clip_value = 0;
-  double ema = 0;                  // the decay of an average of weights; 0: none is kept
-  std::int64_t scale_lr_from = 0;  // the batch that lr was chosen for; 0: lr is not scaled
+  std::int64_t noise_scale_every = 0;  // steps; 0: it is not measured
+  double ema = 0;                      // the decay of an average of weights; 0: none is kept
+  std::int64_t scale_lr_from = 0;      // the batch that lr was chosen for; 0: lr is not scaled
   Scaling scale_rule = Scaling::kLinear;
   std::int64_t warmup_steps = 0;
   Decay decay = Decay::kConstant;

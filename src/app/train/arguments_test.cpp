@@ -29,10 +29,10 @@ TEST(TrainArguments, NumbersAreReadWholeOrRefused) {
   const std::vector<std::string> reals = {
       "--lr", "--momentum", "--weight-decay", "--clip-norm", "--clip-value", "--ema", "--dropout"};
   const std::vector<std::string> counts = {
-      "--epochs",         "--steps",      "--global-batch", "--shards",
-      "--accumulate",     "--warmup",     "--scale-lr",     "--context",
-      "--threads",        "--vocabulary", "--workers",      "--bucket-bytes",
-      "--loader-threads", "--seed",       "--until",        "--checkpoint-every"};
+      "--epochs",     "--steps",           "--global-batch", "--shards",         "--accumulate",
+      "--warmup",     "--scale-lr",        "--context",      "--noise-scale",    "--threads",
+      "--vocabulary", "--workers",         "--bucket-bytes", "--loader-threads", "--seed",
+      "--until",      "--checkpoint-every"};
   const auto refused = [](const std::string& option, const std::string& value) {
     const std::string text = refusal_of({option, value});
     EXPECT_THAT(text, HasSubstr(option + " " + value)) << option << " " << value;
@@ -50,6 +50,11 @@ TEST(TrainArguments, NumbersAreReadWholeOrRefused) {
   EXPECT_EQ(parse_train_arguments({"--steps", "010"}).steps, 10);
   EXPECT_EQ(parse_train_arguments({"--lr", "+1e-3"}).lr, 1e-3);
   EXPECT_EQ(parse_train_arguments({"--scale-lr"}).scale_lr_from, 256);
+  EXPECT_EQ(parse_train_arguments({"--noise-scale"}).noise_scale_every, 16);
+  EXPECT_EQ(parse_train_arguments({"--noise-scale", "4"}).noise_scale_every, 4);
+  EXPECT_THAT(refusal_of({"--noise-scale", "--shards", "1", "--workers", "1"}),
+              HasSubstr("this job has one"));
+  EXPECT_THAT(refusal_of({"--noise-scale", "--clip-value", "1"}), HasSubstr("--clip-norm"));
   EXPECT_THAT(refusal_of({"--momentum", "1.5"}), HasSubstr("--momentum 1.5: give a number from 0"));
   EXPECT_THAT(refusal_of({"--optimizer", "adamw", "--momentum", "0.9"}),
               HasSubstr("--momentum: adamw has none"));

@@ -198,6 +198,7 @@ TrainerOptions make_options(const TrainArguments& arguments, std::int64_t sample
   if (arguments.loss_scale_used() > 0)
     options.scaler = GradScalerOptions{.init_scale = arguments.loss_scale_used()};
   if (arguments.buffers == BufferRule::kMean) options.buffers = ShardBufferRule::kMean;
+  options.noise_scale_every = arguments.noise_scale_every;
   options.seed = arguments.seed;
   options.loader_threads = arguments.loader_threads;
   options.checkpoint_directory = *arguments.checkpoint;
@@ -241,6 +242,7 @@ double samples_per_second_alone(const TrainArguments& arguments, int shards, Wor
     own.shards = plan::hosted_shards(world.rank(), world.size(), shards).size();
     own.accumulate = 0;
     own.global_batch = arguments.global_batch / shards * own.shards;
+    own.noise_scale_every = 0;
     own.checkpoint = "";
     own.resume = own.overwrite = false;
     own.verify_data = false;

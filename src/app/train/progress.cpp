@@ -77,11 +77,14 @@ std::string Progress::status(const StepRecord& record) const {
   const double seconds = std::chrono::duration<double>(Clock::now() - began_).count();
   const auto done = static_cast<double>(record.step - first_step_ + 1);
   const double left = seconds / done * static_cast<double>(size_.total_steps - record.step - 1);
+  const std::string noise = record.noise_scale && record.noise_scale->measured
+                                ? "  " + to_string(*record.noise_scale, size_.global_batch)
+                                : "";
   return fmt::format(
-      "step {}/{}  epoch {}  loss {:.4f}  {} samples/s  {} left", record.step + 1,
+      "step {}/{}  epoch {}  loss {:.4f}  {} samples/s  {} left{}", record.step + 1,
       size_.total_steps, record.epoch + 1, record.loss,
       with_commas(std::lround(done / seconds * static_cast<double>(size_.global_batch))),
-      spoken_time(left));
+      spoken_time(left), noise);
 }
 
 void Progress::step(const StepRecord& record) {

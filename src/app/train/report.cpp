@@ -24,12 +24,21 @@ nlohmann::ordered_json to_json(const std::optional<ShardCost>& cost) {
           {"passes_ms_of_fewest", cost->fewest_ms}};
 }
 
+nlohmann::ordered_json to_json(const std::optional<NoiseScale>& scale) {
+  if (!scale || !scale->measured) return nullptr;
+  nlohmann::ordered_json json = {{"noise", scale->noise}, {"signal", scale->signal}};
+  json["critical_batch"] = nullptr;
+  if (const auto critical = scale->critical_batch()) json["critical_batch"] = *critical;
+  return json;
+}
+
 void add_loss(nlohmann::ordered_json& json, const TrainingResult& result) {
   json["final_loss"] = nullptr;
   if (result.final_loss) json["final_loss"] = *result.final_loss;
   json["skipped_steps"] = result.skipped_steps;
   json["loss_scale"] = nullptr;
   if (result.loss_scale) json["loss_scale"] = *result.loss_scale;
+  json["noise_scale"] = to_json(result.noise_scale);
 }
 
 }  // namespace
@@ -125,6 +134,8 @@ std::string summary(const TrainArguments& arguments, const TrainReport& report) 
         fmt::format("{:g}, {} step{} skipped", *result.loss_scale,
                     with_commas(result.skipped_steps), result.skipped_steps == 1 ? "" : "s"));
   }
+  if (result.noise_scale)
+    row("noise scale", to_string(*result.noise_scale, arguments.global_batch));
   row("time", fmt::format("{} in {} steps", spoken_time(result.seconds),
                           with_commas(result.steps - result.first_step)));
   row("speed",

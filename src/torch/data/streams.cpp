@@ -1,10 +1,13 @@
 #include "torch/data/streams.h"
 
 #include <fmt/format.h>
+#include <fmt/ranges.h>
 #include <lockstep/errors.h>
 
 #include <algorithm>
+#include <cstring>
 
+#include "base/hash.h"
 #include "plan/seed.h"
 #include "torch/data/draws.h"
 
@@ -29,6 +32,23 @@ constexpr std::size_t kMostMarks = 256;
 
 // One for the loader thread, one for reading a batch again.
 constexpr std::size_t kMostCursors = 2;
+
+// Of a sample's shapes, types and values. Never 0.
+std::int64_t digest_of(const torch::data::Example<>& example) {
+  base::Sha256 all;
+  for (const torch::Tensor& tensor : {example.data, example.target}) {
+    if (!tensor.defined()) continue;
+    const torch::Tensor dense =
+        (tensor.layout() == torch::kStrided ? tensor : tensor.to_dense()).detach().contiguous();
+    all.update(fmt::format("{} [{}]", c10::toString(dense.scalar_type()),
+                           fmt::join(dense.sizes().begin(), dense.sizes().end(), ", ")));
+    const torch::Tensor here = dense.cpu();
+    all.update({static_cast<const char*>(here.data_ptr()), here.nbytes()});
+  }
+  std::int64_t digest = 0;
+  std::memcpy(&digest, all.finish().data(), sizeof(digest));
+  return digest == 0 ? 1 : digest;
+}
 
 }  // namespace
 
@@ -71,6 +91,13 @@ struct StreamReader::Cursor {
   std::int64_t item = 0;
   std::int64_t pass = 0;
   bool has_given = false;  // a sample of this pass
+
+  StreamMark mark() const {
+    const auto position = stream->position();
+    if (position && *position < 0)
+      throw BadInput(fmt::format("a stream told the position {}: give 0 or more", *position));
+    return {epoch, item, pass, position.value_or(-1)};
+  }
 };
 
 StreamReader::StreamReader(const StreamSet& set, int shards, std::uint64_t seed)
@@ -89,23 +116,29 @@ Batch StreamReader::batch(std::span<const Sample> samples) const {
   const base::Lock lock(mutex_);
   std::vector<torch::Tensor> data, targets;
   for (const Sample& sample : samples) {
-    const Example example = read(sample);
+    const Example example = read(sample, data.empty() ? Marks::kYes : Marks::kNo);
     data.push_back(example.data);
     if (example.target.defined() || !targets.empty()) targets.push_back(example.target);
   }
-  if (!samples.empty()) add_mark_of(static_cast<int>(samples.back().index % shards_));
   if (!targets.empty() && targets.size() != data.size())
     throw BadInput("a stream gave samples with a target and samples without one");
   return stacked(data, targets, samples);
 }
 
-StreamReader::Example StreamReader::read(const Sample& sample) const {
+StreamReader::Example StreamReader::read(const Sample& sample, Marks marks) const {
   const int shard = static_cast<int>(sample.index % shards_);
   const std::int64_t item = sample.index / shards_;
   try {
     Cursor& cursor = cursor_at(shard, sample.epoch, item);
     while (cursor.item < item) take(cursor, shard);
-    return take(cursor, shard);
+    if (marks == Marks::kNo) return take(cursor, shard);
+    StreamMark mark = cursor.mark();
+    Example example = take(cursor, shard);
+    mark.digest = digest_of(example);
+    auto& all = shard_at(shard).marks;
+    all.push_back(mark);
+    if (all.size() > kMostMarks) all.pop_front();
+    return example;
   } catch (...) {
     shard_at(shard).cursors.clear();  // nobody knows where a stream is that has failed
     throw;
@@ -121,9 +154,10 @@ StreamReader::Cursor& StreamReader::cursor_at(int shard, std::int64_t epoch,
     const bool usable = at->epoch == epoch && at->item <= item;
     if (usable && (best == cursors.end() || at->item > best->item)) best = at;
   }
-  StreamMark nearest{.epoch = epoch, .position = -1};
+  StreamMark nearest{.epoch = epoch};
   for (const StreamMark& mark : marks) {
-    if (mark.epoch == epoch && mark.item <= item && mark.item > nearest.item) nearest = mark;
+    const bool usable = mark.epoch == epoch && mark.item <= item && mark.position >= 0;
+    if (usable && mark.item > nearest.item) nearest = mark;
   }
   if (best != cursors.end() && best->item >= nearest.item) {
     std::rotate(cursors.begin(), best, best + 1);
@@ -151,12 +185,31 @@ StreamReader::Cursor StreamReader::opened(int shard, const StreamMark& at) const
   return cursor;
 }
 
-// What a stream draws depends on the number of the sample, also if the sample is only read to get past it.
 StreamReader::Example StreamReader::take(Cursor& cursor, int shard) const {
+  Example example = next(cursor, shard);
+  check(shard, cursor, example);
+  ++cursor.item;
+  return example;
+}
+
+// Whether it is the sample that was there before, if a mark tells.
+void StreamReader::check(int shard, const Cursor& cursor, const Example& example) const {
+  for (const StreamMark& mark : shard_at(shard).marks) {
+    if (mark.epoch != cursor.epoch || mark.item != cursor.item) continue;
+    if (mark.digest == 0 || mark.digest == digest_of(example)) return;
+    throw BadInput(fmt::format(
+        "sample {} of epoch {} in the stream of shard {} of {} is not the same when it is read "
+        "again: the data has changed since the checkpoint, or seek() does not go where position() "
+        "was told, or two streams of one place differ",
+        cursor.item, cursor.epoch, shard, shards_));
+  }
+}
+
+// What a stream draws depends on the number of the sample, also if the sample is only read to get past it.
+StreamReader::Example StreamReader::next(Cursor& cursor, int shard) const {
   const DrawScope own(plan::sample_seed(seed_, cursor.epoch, cursor.item * shards_ + shard));
   while (true) {
     if (auto example = cursor.stream->next()) {
-      ++cursor.item;
       cursor.has_given = true;
       return std::move(*example);
     }
@@ -170,23 +223,12 @@ StreamReader::Example StreamReader::take(Cursor& cursor, int shard) const {
   }
 }
 
-void StreamReader::add_mark_of(int shard) const {
-  auto& [cursors, marks] = shard_at(shard);
-  const Cursor& cursor = cursors.front();
-  const auto position = cursor.stream->position();
-  if (!position) return;
-  if (*position < 0)
-    throw BadInput(fmt::format("a stream told the position {}: give 0 or more", *position));
-  marks.push_back({cursor.epoch, cursor.item, cursor.pass, *position});
-  if (marks.size() > kMostMarks) marks.pop_front();
-}
-
 std::optional<StreamMark> StreamReader::mark(int shard, std::int64_t epoch,
                                              std::int64_t item) const {
   const base::Lock lock(mutex_);
   std::optional<StreamMark> found;
   for (const StreamMark& mark : shard_at(shard).marks) {
-    const bool usable = mark.epoch == epoch && mark.item <= item;
+    const bool usable = mark.epoch == epoch && mark.item < item;
     if (usable && (!found || mark.item >= found->item)) found = mark;
   }
   return found;

@@ -52,12 +52,14 @@ struct StreamMark {
   std::int64_t epoch = 0;
   std::int64_t item = 0;
   std::int64_t pass = 0;
-  std::int64_t position = 0;
+  std::int64_t position = -1;  // -1: the stream cannot tell
+  std::int64_t digest = 0;     // of the item. If it is read again, it must be the same
 };
 
 // Threads:   any; one reads at a time.
 // Blocking:  as long as the streams take.
-// Failure:   what the streams throw; BadInput for a stream without samples.
+// Failure:   what the streams throw; BadInput for a stream without samples, and for one that gives another sample where a
+//            mark is.
 // Ownership: owns the streams that it has opened.
 class StreamReader : public Dataset {
  public:
@@ -67,7 +69,7 @@ class StreamReader : public Dataset {
   std::int64_t size() const override { return size_; }
   Batch batch(std::span<const Sample> samples) const override;
 
-  // The last mark of a shard at or before an item. None if the stream cannot tell its position.
+  // The last mark of a shard before an item. There is one at the first item of every batch that was read.
   std::optional<StreamMark> mark(int shard, std::int64_t epoch, std::int64_t item) const;
   // Marks of a checkpoint.
   void add_mark(int shard, const StreamMark& mark) const;
@@ -80,12 +82,15 @@ class StreamReader : public Dataset {
   };
   using Example = torch::data::Example<>;
 
-  Example read(const Sample& sample) const LOCKSTEP_REQUIRES(mutex_);
+  enum class Marks : bool { kNo, kYes };
+  Example read(const Sample& sample, Marks marks) const LOCKSTEP_REQUIRES(mutex_);
   Cursor& cursor_at(int shard, std::int64_t epoch, std::int64_t item) const
       LOCKSTEP_REQUIRES(mutex_);
   Cursor opened(int shard, const StreamMark& at) const;
-  Example take(Cursor& cursor, int shard) const;
-  void add_mark_of(int shard) const LOCKSTEP_REQUIRES(mutex_);
+  Example take(Cursor& cursor, int shard) const LOCKSTEP_REQUIRES(mutex_);
+  Example next(Cursor& cursor, int shard) const;
+  void check(int shard, const Cursor& cursor, const Example& example) const
+      LOCKSTEP_REQUIRES(mutex_);
   Shard& shard_at(int shard) const LOCKSTEP_REQUIRES(mutex_);
 
   OpenStream open_;

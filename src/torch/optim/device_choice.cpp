@@ -1,4 +1,6 @@
 // Everything in this folder that depends on the device of the model.
+#include <lockstep/errors.h>
+
 #include "torch/device/device.h"
 #include "torch/optim/update.h"
 
@@ -20,6 +22,14 @@ std::unique_ptr<Update> make_update(Trained& trained) {
   if (!on_host(trained.model->device())) return make_device_step(trained);
   if (trained.model->banks().front().memory().shared()) return make_shared_update(trained);
   return make_own_update(trained);
+}
+
+std::unique_ptr<Update> make_wrapped_update(Trained& trained,
+                                            const std::shared_ptr<WrappedOptimizer>& optimizer) {
+  if (on_host(trained.model->device())) return make_wrapped_on_host(trained, optimizer);
+  throw BadInput(
+      "lockstep::optim::Wrapped is for CPUs: on a GPU use another optimizer of lockstep::optim, or "
+      "yours in the drop-in loop");
 }
 
 }  // namespace lockstep::optim

@@ -1,36 +1,26 @@
 // The update on a GPU: queued, with one kernel for all parameters of a type.
 //
-// A step does not wait until the GPU has done it. The host takes its norm kNorms steps later, and its
+// A step does not wait until the GPU has done it. The host takes its norms some steps later, and its
 // parities in the step after next, unless somebody asks earlier. Only a step with a scale waits, in
-// prepare(): the host must know whether its gradients have overflowed.
-#include <fmt/format.h>
+// prepare(): the host must know whether its gradients have overflowed. Norms that decide the update
+// (clipping, LARS, LAMB) are measured before it, and stay on the GPU (device_norms.h).
 #include <lockstep/errors.h>
 
 #include <algorithm>
 #include <array>
 #include <cmath>
-#include <cstring>
 #include <optional>
 #include <utility>
 
 #include "base/check.h"
 #include "flat/device_tables.h"
 #include "torch/device/upload.h"
+#include "torch/optim/device_norms.h"
 #include "torch/optim/update.h"
 #include "torch/replica/device_gradients.h"
 
 namespace lockstep::optim {
 namespace {
-
-// How many norms may be on their way to the host at a time.
-constexpr std::size_t kNorms = 4;
-
-// The norm of one step, on its way to the host.
-struct SentNorm {
-  torch::Tensor clipping;  // pinned
-  device::Event copied;
-  std::int64_t step = 0;  // 0: none is on its way
-};
 
 // The parities that the update of one step has seen. Three rows of words, by piece: what it found,
 // what it left, and the gradients that it applied. Kernels XOR into the words, so these are zero
@@ -41,31 +31,6 @@ struct SeenParities {
   device::Event seen;     // the update is done
   device::Event copied;   // words are on the host, and zero again
   std::int64_t step = 0;  // 0: nothing to fetch
-};
-
-// The norms of the last steps. Owned by QueuedStep. take() throws BadInput for a norm that is not
-// finite.
-class Norms {
- public:
-  explicit Norms(std::chrono::milliseconds timeout) : timeout_(timeout) {}
-
-  void send(const flat::Clipping* result, Device device, void* stream, std::int64_t step);
-  // Takes the oldest norm, so that there is room for one more. Waits for it.
-  void make_room();
-  // Takes all norms, and returns the last. Waits for them.
-  double last();
-  // Takes the one that was sent last, and returns it even if it is not finite. Waits for it.
-  double newest();
-  void forget();
-
- private:
-  double fetch(SentNorm& norm) const;
-  double take(SentNorm& norm);
-
-  std::chrono::milliseconds timeout_;
-  std::array<SentNorm, kNorms> all_;
-  std::size_t next_ = 0;
-  double last_ = 0;
 };
 
 // Every worker updates everything, on its own GPU.
@@ -79,20 +44,21 @@ class QueuedStep : public Update {
         device_tables_(tables_),
         numbers_(model_.device()),
         pointers_(model_.device()),
-        norms_(model_.comm().timeout()) {}
+        norms_(trained, device_tables_.view()) {}
 
   void prepare(const GradientSource& source) override;
   void apply(UpdateJournal* journal) override;
   void skip(UpdateJournal* journal) override;
   bool overflowed() const override { return scaled_ && scaled_->overflowed; }
   void accept(const Extras& extras) override;
+  std::span<const double> norms() override {
+    return overflowed() ? std::span<const double>{} : norms_.by_entry();
+  }
   void take_along(const flat::Note& note) override { note_ = note; }
   bool has_copies() const override { return true; }
   void collect() override;
   void forget() override;
-  double norm() override {
-    return trained_.extras.clip_norm > 0 && !overflowed() ? norms_.last() : 0;
-  }
+  double norm() override;
 
  private:
   // Which numbers each entry uses: those of its group. If gradients may be absent, each entry
@@ -109,17 +75,14 @@ class QueuedStep : public Update {
   void update();
   std::vector<std::byte> numbers_of_step() const;
   std::vector<std::pair<torch::Tensor, torch::Tensor>> copies_of_absent() const;
-  flat::DeviceGradients gradients(DType dtype) const;
-  flat::DeviceRange range(const flat::ChunkTables::Typed& typed) const {
-    return {device_tables_.view(), typed.chunks, typed.dtype};
-  }
+  std::vector<flat::UpdateTask> tasks() const;
   float* masters_of(const flat::ChunkTables::Typed& typed) const;
   static flat::WatchedWords words_of(const SeenParities& watch);
   SeenParities& next_watch();
   void fetch(SeenParities& watch);
   void collect(SeenParities& watch);
+  void forget_parities();
   void find_gradients();
-  void clip(void* stream);
   void look_for_overflow(double scale);
 
   // Of a step whose losses were scaled.
@@ -127,15 +90,18 @@ class QueuedStep : public Update {
     double unscale = 1;
     bool overflowed = false;
   };
+  std::optional<double> unscale() const {
+    return scaled_ ? std::optional(scaled_->unscale) : std::nullopt;
+  }
+
   replica::Replicated& model_;
   flat::ChunkTables tables_;
   flat::DeviceTables device_tables_;
   device::SmallTable numbers_;   // of the step, if they are too many for arguments of a kernel
   device::SmallTable pointers_;  // to gradients, by entry
-  std::optional<flat::ClipMemory> clipping_;
   std::array<SeenParities, 2> watches_;  // two, for even and odd steps: one is fetched, one written
   std::optional<device::SideStream> side_;
-  Norms norms_;
+  DeviceNorms norms_;
   flat::Note note_;
   Said said_;
   std::optional<Scaled> scaled_;
@@ -155,11 +121,13 @@ void QueuedStep::prepare(const GradientSource& source) {
 // The kernel of the norm also finds out whether a gradient is not finite. All GPUs have the same
 // averages, so all workers find the same.
 void QueuedStep::look_for_overflow(double scale) {
-  if (!clipping_) clipping_.emplace(model_.layout().blocks());
+  check_scaled(trained_);
   find_gradients();
   norms_.last();  // takes those from before there was a scale
   scaled_ = Scaled{static_cast<float>(1 / scale)};
-  clip(device::current_stream(model_.device()));
+  void* const stream = device::current_stream(model_.device());
+  norms_.measure_gradients(tasks(), unscale(), stream);
+  norms_.send(stream);
   scaled_->overflowed = !std::isfinite(norms_.newest());
 }
 
@@ -202,14 +170,31 @@ void QueuedStep::find_gradients() {
   pointers_.set(*where);
 }
 
-flat::DeviceGradients QueuedStep::gradients(DType dtype) const {
-  return {dtype, nullptr, static_cast<const void* const*>(pointers_.data())};
-}
-
 float* QueuedStep::masters_of(const flat::ChunkTables::Typed& typed) const {
   const bool half = typed.dtype == DType::kFloat16 || typed.dtype == DType::kBFloat16;
   if (!half || trained_.state.masters() == nullptr) return nullptr;
   return reinterpret_cast<float*>(trained_.state.masters()->data());
+}
+
+// Of all types: everything but the numbers of the step.
+std::vector<flat::UpdateTask> QueuedStep::tasks() const {
+  std::vector<flat::UpdateTask> all;
+  const StateMemory& state = trained_.state;
+  for (const auto& typed : tables_.by_type()) {
+    flat::UpdateTask& task = all.emplace_back();
+    task.range = {device_tables_.view(), typed.chunks, typed.dtype};
+    task.rule = trained_.groups.rule(0).device_rule();
+    task.parameters = model_.parameters().data();
+    task.masters = masters_of(typed);
+    for (std::size_t i = 0; i < state.count(); ++i)
+      task.states[state.state_of(i)] = state.memories()[i].data();
+    task.wide_states = state.masters() != nullptr;
+    task.gradients = {typed.dtype, nullptr, static_cast<const void* const*>(pointers_.data())};
+    task.limit = trained_.extras.clip_value;
+    if (state.average() != nullptr) task.average = state.average()->data();
+    task.fresh = 1 - trained_.extras.ema_decay;
+  }
+  return all;
 }
 
 void QueuedStep::update() {
@@ -220,34 +205,21 @@ void QueuedStep::update() {
   const bool few = numbers.size() <= sizeof(flat::UpdateTask::few);
   if (!few) numbers_.set(numbers);
   trained_.state.refresh_masters();
-  if (trained_.extras.clip_norm > 0 && !scaled_) clip(stream);
   const auto kept = copies_of_absent();
-  if (!kept.empty()) forget();
+  if (!kept.empty()) forget_parities();
   SeenParities* const watch = watch_.on() && kept.empty() ? &next_watch() : nullptr;
-  const auto types = tables_.by_type();
-  for (const auto& typed : types) {
-    flat::UpdateTask task;
-    task.range = range(typed);
-    task.rule = *trained_.groups.rule(0).device_rule();
+  auto all = tasks();
+  for (flat::UpdateTask& task : all) {
     if (few) {
       std::copy(numbers.begin(), numbers.end(), task.few);
     } else {
       task.numbers = numbers_.data();
     }
-    task.parameters = model_.parameters().data();
-    task.masters = masters_of(typed);
-    for (std::size_t i = 0; i < trained_.state.count(); ++i)
-      task.states[trained_.state.state_of(i)] = trained_.state.memories()[i].data();
-    task.wide_states = trained_.state.masters() != nullptr;
-    task.gradients = gradients(typed.dtype);
-    if (trained_.extras.clip_norm > 0 || scaled_) {
-      task.factor = clipping_->factor();
-      task.skip = clipping_->skip();
-    }
     if (watch != nullptr) task.watched = words_of(*watch);
-    if (&typed == &types.front()) task.note = note;
-    flat::queue_update(task, stream);
   }
+  if (!all.empty()) all.front().note = note;
+  norms_.decide(all, unscale(), stream);
+  for (const flat::UpdateTask& task : all) flat::queue_update(task, stream);
   for (const auto& [place, values] : kept) place.copy_(values);
   if (watch == nullptr) return;
   watch->seen.record(stream);
@@ -317,33 +289,34 @@ void QueuedStep::fetch(SeenParities& watch) {
 }
 
 void QueuedStep::begin() {
-  if (trained_.extras.clip_norm == 0)
-    norms_.last();  // takes those from before clipping was switched off
+  if (!norms_.needed()) norms_.last();  // takes those from before clipping was switched off
   norms_.make_room();
   collect(watches_[static_cast<std::size_t>((trained_.groups.steps() + 1) % 2)]);
 }
 
+double QueuedStep::norm() {
+  if (overflowed()) return 0;
+  const double last = norms_.last();
+  return norms_.told(unscale()) ? last : 0;
+}
+
 void QueuedStep::accept(const Extras& extras) {
-  const auto refuse = [](const char* what) {
-    throw BadInput(fmt::format("{} is for CPUs: there is no kernel for GPUs yet", what));
-  };
-  if (extras.clip_value > 0) refuse("clipping by value");
-  if (extras.clip_norm > 0 && extras.clipped != Norm::kEuclidean)
-    refuse("clipping by the largest element");
-  if (extras.keeps_norms) refuse("the norm of each parameter");
-  if (extras.ema_decay > 0) refuse("an average of weights");
   const device::CurrentDevice current(model_.device());
-  if (extras.clip_norm > 0 && !clipping_) clipping_.emplace(model_.layout().blocks());
+  norms_.accept(extras);
 }
 
 void QueuedStep::forget() {
+  forget_parities();
+  norms_.forget();
+}
+
+void QueuedStep::forget_parities() {
   Update::forget();
   for (SeenParities& watch : watches_) {
     if (std::exchange(watch.step, 0) == 0) continue;
     watch.copied.precede(device::current_stream(model_.device()));  // a fetch may have timed out
     watch.words.zero_();
   }
-  norms_.forget();
 }
 
 void QueuedStep::collect() {
@@ -361,73 +334,9 @@ void QueuedStep::collect(SeenParities& watch) {
   watch_.saw_all({before, pieces}, {before + pieces, pieces}, {before + 2 * pieces, pieces});
 }
 
-void QueuedStep::clip(void* stream) {
-  for (const auto& typed : tables_.by_type()) {
-    flat::queue_squares(
-        {range(typed), gradients(typed.dtype), masters_of(typed) != nullptr, clipping_->squares()},
-        stream);
-  }
-  flat::queue_clip(clipping_->task(trained_.extras.clip_norm, scaled_ ? scaled_->unscale : 1),
-                   stream);
-  norms_.send(clipping_->result(), model_.device(), stream, trained_.groups.steps());
-}
-
-void Norms::send(const flat::Clipping* result, Device device, void* stream, std::int64_t step) {
-  SentNorm& norm = all_[next_++ % kNorms];
-  const auto bytes = static_cast<std::int64_t>(sizeof(flat::Clipping));
-  const auto options = torch::TensorOptions().dtype(torch::kUInt8);
-  if (!norm.clipping.defined()) norm.clipping = torch::empty({bytes}, options.pinned_memory(true));
-  norm.clipping.copy_(torch::from_blob(const_cast<flat::Clipping*>(result), {bytes},
-                                       options.device(torch::Device(device))),
-                      /*non_blocking=*/true);
-  norm.copied.record(stream);
-  norm.step = step;
-}
-
-void Norms::make_room() {
-  if (SentNorm& next = all_[next_ % kNorms]; next.step > 0) take(next);
-}
-
-double Norms::fetch(SentNorm& norm) const {
-  norm.copied.wait(Deadline::after(timeout_));
-  flat::Clipping result;
-  std::memcpy(&result, norm.clipping.data_ptr(), sizeof result);
-  return result.norm;
-}
-
-double Norms::take(SentNorm& norm) {
-  const double value = fetch(norm);
-  const std::int64_t step = std::exchange(norm.step, 0);
-  if (std::isfinite(value)) return value;
-  throw BadInput(diverged(value, step - 1));
-}
-
-double Norms::newest() {
-  SentNorm& norm = all_[(next_ + kNorms - 1) % kNorms];
-  last_ = fetch(norm);
-  norm.step = 0;
-  return last_;
-}
-
-double Norms::last() {
-  for (std::size_t i = 0; i < kNorms; ++i) {  // from the oldest on
-    SentNorm& norm = all_[(next_ + i) % kNorms];
-    if (norm.step > 0) last_ = take(norm);
-  }
-  return last_;
-}
-
-void Norms::forget() {
-  for (SentNorm& norm : all_) norm.step = 0;
-}
-
 }  // namespace
 
 std::unique_ptr<Update> make_device_step(Trained& trained) {
-  if (!trained.groups.rule(0).device_rule()) {
-    throw BadInput(
-        "LARS and LAMB are for CPUs: there are no kernels for GPUs yet; use SGD or AdamW there");
-  }
   return std::make_unique<QueuedStep>(trained);
 }
 

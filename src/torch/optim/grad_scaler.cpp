@@ -2,6 +2,7 @@
 #include <lockstep/errors.h>
 #include <lockstep/grad_scaler.h>
 
+#include <algorithm>
 #include <cmath>
 #include <utility>
 
@@ -44,6 +45,18 @@ void refuse_float64(const torch::Tensor& tensor, const char* what) {
       "a GradScaler is for losses and gradients in float32 and half types, and {} is float64: "
       "train without it",
       what));
+}
+
+// As in PyTorch, where "no inf checks were recorded": nothing says whether the scale is too large.
+void require_gradients(bool has_some) {
+  if (has_some) return;
+  throw BadInput(
+      "step() of a GradScaler has found no gradients: call scale(loss).backward() before it");
+}
+
+bool has_gradients(const std::vector<torch::Tensor>& parameters) {
+  return std::any_of(parameters.begin(), parameters.end(),
+                     [](const torch::Tensor& one) { return one.grad().defined(); });
 }
 
 // The gradients of every worker are averages already. So all of them find the same.
@@ -134,16 +147,20 @@ bool GradScaler::step(optim::Optimizer& optimizer) {
     return true;
   }
   optim::Optimizer::Impl& inside = optim::inside(optimizer);
-  if (const Seen* const seen = before_step(&optimizer)) {
+  const auto parameters = parameters_of(inside.trained);
+  const Seen* const seen = before_step(&optimizer);
+  for (const torch::Tensor& parameter : parameters) refuse_float64(parameter, "a parameter");
+  // A replica may have zeros in param.grad before the first pass.
+  require_gradients(inside.trained.model->identity().passes > 0 && has_gradients(parameters));
+  if (seen != nullptr) {
     if (!seen->overflowed) optimizer.step();
     return end_step(&optimizer, seen->overflowed);
   }
-  for (const torch::Tensor& parameter : parameters_of(inside.trained))
-    refuse_float64(parameter, "a parameter");
   return end_step(&optimizer, !inside.step(state_.scale));
 }
 
 bool GradScaler::step(torch::optim::Optimizer& optimizer) {
+  if (options_.enabled) require_gradients(has_gradients(parameters_of(optimizer)));
   if (options_.enabled && before_step(&optimizer) == nullptr) unscale(optimizer);
   const bool overflowed = options_.enabled && seen_[&optimizer].overflowed;
   if (!overflowed) optimizer.step();

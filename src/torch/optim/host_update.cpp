@@ -31,7 +31,7 @@
 #include <optional>
 #include <utility>
 
-#include "flat/half.h"
+#include "torch/optim/master.h"
 #include "torch/optim/norms.h"
 #include "torch/optim/update.h"
 
@@ -52,77 +52,6 @@ flat::Elements part_of(const flat::Elements& all, std::size_t first, std::size_t
   }
   return part;
 }
-// What an update computes on: a piece of the parameters, or of their float32 masters if they have a
-// half type. The parameters are then rounded from the masters.
-//
-//   refreshed   where a master is not rounded to what the parameter has, the program has written to
-//               the parameter, or there was no step yet: the master becomes the parameter
-//   widened     a half gradient is multiplied by the factor of clipping and unscaling in float32.
-//               So small float16 gradients that were scaled do not vanish
-class Master {
- public:
-  Master(const Trained& trained, const plan::Stretch& piece) : piece_(piece) {
-    const plan::Layout& layout = trained.model->layout();
-    half_ = layout.entries()[piece.entry].dtype;
-    parameter_ = trained.model->parameters().data() + replica::offset_of(layout, piece);
-    if (!trained.state.has_master(piece.entry)) return;
-    master_ = reinterpret_cast<float*>(trained.state.masters()->data() +
-                                       replica::offset_of(trained.state.layout(), piece));
-    refresh();
-  }
-
-  void* values() const { return master_ == nullptr ? static_cast<void*>(parameter_) : master_; }
-
-  // The gradient that the update reads: `read`, what a reader has read; or if the gradients are in
-  // one memory already, what is there, times the factor.
-  const void* widened(const void* read, const GradientSource* gathered) {
-    if (master_ == nullptr) return read;
-    if (gathered != nullptr)
-      read = gathered->operands.front() + replica::offset_of(*gathered->layout, piece_);
-    flat::widen(half_, read, wide_.data(), piece_.count);
-    const auto factor = gathered == nullptr ? 1.0F : static_cast<float>(gathered->factor);
-    for (std::size_t i = 0; i < piece_.count && factor != 1; ++i) wide_[i] *= factor;
-    if (gathered != nullptr && gathered->limit > 0)
-      flat::limit(DType::kFloat32, gathered->limit, wide_.data(), wide_.data(), piece_.count);
-    return wide_.data();
-  }
-
-  void round() const {
-    if (master_ != nullptr) flat::narrow(half_, master_, parameter_, piece_.count);
-  }
-
-  // What `body`, an update with parity, has seen, and the parameters with it.
-  template <typename Body>
-  flat::Parities parities_around(const Body& body) const {
-    if (master_ == nullptr) return body();
-    const flat::Parity before = flat::parity(half_, parameter_, piece_.count);
-    flat::Parities seen = body();
-    round();
-    seen.before ^= before;
-    seen.after ^= flat::parity(half_, parameter_, piece_.count);
-    return seen;
-  }
-
- private:
-  using Halves = std::array<std::uint16_t, plan::kPieceElements>;
-
-  void refresh() {
-    Halves rounded;
-    flat::narrow(half_, master_, rounded.data(), piece_.count);
-    if (std::memcmp(rounded.data(), parameter_, piece_.count * sizeof(std::uint16_t)) == 0) return;
-    flat::widen(half_, parameter_, wide_.data(), piece_.count);
-    const auto* const now = reinterpret_cast<const std::uint16_t*>(parameter_);
-    for (std::size_t i = 0; i < piece_.count; ++i) {
-      if (rounded[i] != now[i]) master_[i] = wide_[i];
-    }
-  }
-
-  const plan::Stretch& piece_;
-  DType half_ = DType::kFloat32;
-  std::byte* parameter_ = nullptr;
-  float* master_ = nullptr;  // null: it has none
-  std::array<float, plan::kPieceElements> wide_;
-};
 
 // What both classes share: steps 2 to 4.
 class HostUpdate : public Update {
@@ -131,17 +60,28 @@ class HostUpdate : public Update {
   double norm() override { return last_norm_; }
   double clip_factor() const override { return clip_factor_; }
   std::span<const double> trusts() const override { return trusts_; }
-  std::span<const double> norms() const override { return norms_; }
+  std::span<const double> norms() override { return norms_; }
+  double measured_norm() const override { return unscale_ * rows_->norm(Row::kGradient); }
   bool overflowed() const override { return overflowed_; }
 
  protected:
   void find_numbers(const GradientSource& source);  // step 2
   void update(UpdateJournal* journal);              // steps 3 and 4
   void leave(UpdateJournal* journal);               // the same, where nothing changes
-  virtual void meet() {}  // waits for the workers whose blocks this one reads
+  virtual void meet() {}                       // waits for the workers whose blocks this one reads
+  virtual void write(UpdateJournal* journal);  // step 3
+  replica::SomePieces own_pieces() const { return {trained_.model->parts().plan, watch_.own()}; }
+  // Puts the squares of a gradient, if step 3 measures gradients.
+  void measure(const plan::Stretch& piece, const BlockNorms::Values& gradient) {
+    if (measures_) rows_->put_squares(Row::kGradient, piece, gradient);
+  }
+  void measure_nothing(const plan::Stretch& piece) {
+    if (measures_) rows_->put(Row::kGradient, piece, [](auto, auto) { return 0.0; });
+  }
+
+  GradientSource gradients_;  // of this step, after step 2
 
  private:
-  replica::SomePieces own_pieces() const { return {trained_.model->parts().plan, watch_.own()}; }
   base::ByteRange own_bytes() const;
   void acquire();
   template <typename Visit>
@@ -151,6 +91,9 @@ class HostUpdate : public Update {
   void find_trusts();
   void keep_norms();
   BlockNorms& rows();
+  replica::Copies copies() const {
+    return has_copies() ? replica::Copies::kPerWorker : replica::Copies::kPerHost;
+  }
   template <typename Observer>
   void update_slice(Observer observer, UpdateJournal* journal);
   template <typename Observer>
@@ -161,7 +104,6 @@ class HostUpdate : public Update {
   void leave_alone(std::size_t number, bool seen_before);
   const void* read(std::size_t number, replica::GradientReader& gradients);
 
-  GradientSource gradients_;  // of this step, after step 2
   bool is_gathered_ = false;  // the averages are in one memory
   double clip_factor_ = 1;
   double last_norm_ = 0;
@@ -200,6 +142,27 @@ class SharedUpdate : public HostUpdate {
 
  private:
   void meet() override;
+};
+
+// Step 3 is the program's: its optimizer reads averages in param.grad, unscaled and clipped there,
+// and writes to weights that only this worker has.
+class WrappedUpdate : public OwnUpdate {
+ public:
+  WrappedUpdate(Trained& trained, std::shared_ptr<WrappedOptimizer> optimizer)
+      : OwnUpdate(trained), optimizer_(std::move(optimizer)) {
+    trained.model->parts().keep_private();
+  }
+  void accept(const Extras& extras) override;
+  bool reads_grad() const override { return true; }
+  bool packs() const override { return true; }
+  torch::Tensor pack() const override { return optimizer_->pack(); }
+  void unpack(const torch::Tensor& bytes) override { optimizer_->unpack(bytes); }
+
+ private:
+  void write(UpdateJournal* journal) override;
+  void hand_over(std::size_t number, replica::GradientReader& gradients);
+
+  std::shared_ptr<WrappedOptimizer> optimizer_;
 };
 
 void OwnUpdate::prepare(const GradientSource& source) {
@@ -259,6 +222,7 @@ void HostUpdate::acquire() {
 void HostUpdate::find_numbers(const GradientSource& source) {
   trained_.model->parts().parameters->begin_update(own_bytes());
   last_norm_ = 0;
+  norms_.clear();
   clip_factor_ = 1;
   overflowed_ = false;
   is_gathered_ = false;
@@ -267,8 +231,11 @@ void HostUpdate::find_numbers(const GradientSource& source) {
   const LayerNorm needed = trained_.groups.layer_norm();
   gradients_ = source;
   if (!source.scale) gradients_.limit = trained_.extras.clip_value;
-  measures_ =
-      trained_.extras.keeps_norms && !clips && needed != LayerNorm::kGradient && !source.scale;
+  if (source.measured && trained_.extras.clip_value > 0)
+    throw BadInput(
+        "the noise scale cannot be measured with clipping by value: leave out one of the two");
+  measures_ = (trained_.extras.keeps_norms || source.measured) && !clips &&
+              needed != LayerNorm::kGradient && !source.scale;
   if (measures_) rows();  // takes memory before anything is written
   if (clips || needed == LayerNorm::kGradient || source.scale) measure_gradients(source.scale);
   if (overflowed_) return;
@@ -277,13 +244,22 @@ void HostUpdate::find_numbers(const GradientSource& source) {
 }
 
 BlockNorms& HostUpdate::rows() {
-  if (!rows_) rows_.emplace(trained_.model->comm(), trained_.model->layout());
+  if (!rows_) rows_.emplace(trained_.model->comm(), trained_.model->layout(), copies());
   return *rows_;
 }
 
 void HostUpdate::update(UpdateJournal* journal) {
   torch::NoGradGuard no_grad;
   trained_.groups.count_step(trained_.absent());
+  write(journal);
+  acquire();
+  if (measures_ && trained_.extras.keeps_norms) last_norm_ = rows_->norm(Row::kGradient);
+  keep_norms();
+  bump_versions();
+  trained_.state.trust_masters();
+}
+
+void HostUpdate::write(UpdateJournal* journal) {
   if (watch_.on()) {
     const bool compares = watch_.knows();
     watch_.begin(has_copies());
@@ -291,11 +267,6 @@ void HostUpdate::update(UpdateJournal* journal) {
   } else {
     update_slice(divergence::Blind{}, journal);
   }
-  acquire();
-  if (measures_) last_norm_ = rows_->norm(Row::kGradient);
-  keep_norms();
-  bump_versions();
-  trained_.state.trust_masters();
 }
 
 // What the program wrote to parameters counts from now on, as after an update.
@@ -312,8 +283,7 @@ template <typename Visit>
 GradientSource HostUpdate::gathered(const GradientSource& source, const Visit& visit) {
   replica::Replicated& model = *trained_.model;
   const bool is_there = source.is(model.averages());
-  if (!is_there && !sums_)
-    sums_.emplace(model.comm(), model.layout().bytes(), replica::Copies::kPerHost);
+  if (!is_there && !sums_) sums_.emplace(model.comm(), model.layout().bytes(), copies());
   replica::for_each_piece(own_pieces(), source,
                           [&](std::size_t number, replica::GradientReader& gradients) {
                             const plan::Stretch& piece = model.pieces().all[number];
@@ -336,11 +306,9 @@ void HostUpdate::measure_gradients(std::optional<double> scale) {
   const bool layer_wise = trained_.groups.layer_norm() != LayerNorm::kNone;
   const bool clips = trained_.extras.clip_norm > 0;
   const bool largest = clips && trained_.extras.clipped == Norm::kLargest;
-  const bool squares = !largest || layer_wise || scale || trained_.extras.keeps_norms;
-  if (scale && trained_.extras.clip_value > 0 &&
-      trained_.groups.layer_norm() == LayerNorm::kGradient) {
-    throw BadInput("LARS with clipping by value and a scaler: leave out one of the three");
-  }
+  const bool squares =
+      !largest || layer_wise || scale || trained_.extras.keeps_norms || gradients_.measured;
+  if (scale) check_scaled(trained_);
   gradients_ = gathered(gradients_, [&](const plan::Stretch& piece, const void* gradient) {
     const DType dtype = trained_.model->layout().entries()[piece.entry].dtype;
     if (squares) rows.put_squares(Row::kGradient, piece, {dtype, gradient});
@@ -396,8 +364,8 @@ void HostUpdate::find_trusts() {
   for (std::size_t entry = 0; entry < trusts_.size(); ++entry) {
     const double other = of_gradient ? gradients_.factor * rows_->norm(Row::kGradient, entry)
                                      : rows_->norm(Row::kChange, entry);
-    trusts_[entry] = trained_.groups.rule_of(entry).trust(
-        {rows_->norm(Row::kWeight, entry), other, trained_.parameter(entry).dim()});
+    const auto trust = trained_.groups.rule_of(entry).trust(trained_.parameter(entry).dim());
+    trusts_[entry] = trust.of(rows_->norm(Row::kWeight, entry), other);
   }
 }
 
@@ -423,7 +391,7 @@ void HostUpdate::update_piece(std::size_t number, replica::GradientReader& gradi
                               Observer& observer) {
   const plan::Stretch& piece = trained_.model->pieces().all[number];
   if (trained_.leaves_alone(piece.entry)) {
-    if (measures_) rows_->put(Row::kGradient, piece, [](auto, auto) { return 0.0; });
+    measure_nothing(piece);
     if constexpr (Observer::kWatches) leave_alone(number, observer.compares);
     return;
   }
@@ -453,7 +421,7 @@ void HostUpdate::update_piece(std::size_t number, replica::GradientReader& gradi
     master.round();
     if (averages) flat::average(averaged(update, piece), trained_.extras.ema_decay);
   }
-  if (measures_) rows_->put_squares(Row::kGradient, piece, {update.dtype, update.gradient});
+  measure(piece, {update.dtype, update.gradient});
   trained_.model->parts().parameters->publish(piece);
 }
 
@@ -500,6 +468,43 @@ const void* HostUpdate::read(std::size_t number, replica::GradientReader& gradie
   return values;
 }
 
+void WrappedUpdate::accept(const Extras& extras) {
+  if (extras.ema_decay > 0)
+    throw BadInput("set_ema() is not for optim::Wrapped: let the wrapped optimizer keep averages");
+}
+
+void WrappedUpdate::write(UpdateJournal* journal) {
+  check_at_rest();
+  if (watch_.on()) watch_.begin(has_copies());
+  replica::for_each_piece(own_pieces(), gradients_,
+                          [&](std::size_t number, replica::GradientReader& gradients) {
+                            hand_over(number, gradients);
+                          });
+  optimizer_->step(trained_.groups.steps() - 1);
+  trained_.model->check_attached();  // it may have given parameters other memory
+  const auto& pieces = trained_.model->pieces().all;
+  for (std::size_t number = 0; number < pieces.size(); ++number) {
+    if (watch_.on()) watch_.rests(number, parity_at_rest(pieces[number]));
+    if (journal != nullptr) journal->wrote(number);
+  }
+}
+
+void WrappedUpdate::hand_over(std::size_t number, replica::GradientReader& gradients) {
+  const plan::Stretch& piece = trained_.model->pieces().all[number];
+  if (trained_.leaves_alone(piece.entry)) {
+    measure_nothing(piece);
+    if (watch_.keeps_applied()) watch_.applied(number, 0);
+    return;
+  }
+  const DType dtype = gradients.dtype();
+  std::byte* const place =
+      trained_.model->averages().data() + replica::offset_of(trained_.model->layout(), piece);
+  const void* const values = gradients.read(piece);
+  if (values != place) std::memcpy(place, values, piece.count * size_of(dtype));
+  measure(piece, {dtype, place});
+  if (watch_.keeps_applied()) watch_.applied(number, flat::parity(dtype, place, piece.count));
+}
+
 }  // namespace
 
 std::unique_ptr<Update> make_own_update(Trained& trained) {
@@ -508,6 +513,11 @@ std::unique_ptr<Update> make_own_update(Trained& trained) {
 
 std::unique_ptr<Update> make_shared_update(Trained& trained) {
   return std::make_unique<SharedUpdate>(trained);
+}
+
+std::unique_ptr<Update> make_wrapped_on_host(Trained& trained,
+                                             std::shared_ptr<WrappedOptimizer> optimizer) {
+  return std::make_unique<WrappedUpdate>(trained, std::move(optimizer));
 }
 
 }  // namespace lockstep::optim

@@ -4,6 +4,7 @@
 
 #include <lockstep/optim.h>
 
+#include <functional>
 #include <memory>
 #include <optional>
 #include <string>
@@ -15,9 +16,11 @@
 namespace lockstep::optim {
 
 struct Optimizer::Impl : control::Member {
+  using UpdateMaker = std::function<std::unique_ptr<Update>(Trained&)>;
   // rules[0] is for the parameters outside of all groups; rules[1 + i] for group_members[i].
   Impl(Replica& model, std::string kind, std::vector<std::unique_ptr<Rule>> rules,
-       const std::vector<std::vector<torch::Tensor>>& group_members);
+       const std::vector<std::vector<torch::Tensor>>& group_members,
+       UpdateMaker maker = make_update);
   ~Impl() override;
   void rebind(World& world) override;
 
@@ -29,9 +32,11 @@ struct Optimizer::Impl : control::Member {
   void set_rate(std::size_t rule, double lr);
   void set_extras(const Extras& extras);  // BadInput if the update cannot do them
   void follow_scheduler();  // takes over the rates that a scheduler of LibTorch's has set
+  std::vector<NamedTensor> tensors();  // the state, without what is packed
 
   std::string name;
   Trained trained;
+  UpdateMaker make;
   std::unique_ptr<Update> update;
   class Scheduled;
   std::shared_ptr<Scheduled> scheduled;  // null until a scheduler of LibTorch's needs it

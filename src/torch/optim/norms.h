@@ -26,7 +26,7 @@ namespace lockstep::optim {
 // Threads:   put() from several threads, each piece from one; norms when nobody puts.
 // Blocking:  the constructor, which is collective.
 // Failure:   Unavailable if there is too little memory.
-// Ownership: owns its memory, one per host if workers share memory; borrows the layout.
+// Ownership: owns its memory; borrows the layout.
 class BlockNorms {
  public:
   enum class Row : std::size_t {
@@ -36,9 +36,9 @@ class BlockNorms {
     kLargest,  // of the gradients: their largest magnitudes
   };
 
-  BlockNorms(Comm& comm, const plan::Layout& layout)
-      : layout_(layout),
-        memory_(comm, kRows * layout.blocks() * sizeof(double), replica::Copies::kPerHost) {}
+  // One copy per host, if each worker puts blocks of its own.
+  BlockNorms(Comm& comm, const plan::Layout& layout, replica::Copies copies)
+      : layout_(layout), memory_(comm, kRows * layout.blocks() * sizeof(double), copies) {}
 
   // Puts measure(first, count) for each block of a piece. `first` counts from its first element.
   template <typename Measure>

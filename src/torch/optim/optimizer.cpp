@@ -2,6 +2,7 @@
 #include <lockstep/errors.h>
 #include <lockstep/optim.h>
 
+#include <algorithm>
 #include <cmath>
 #include <map>
 
@@ -12,12 +13,14 @@
 namespace lockstep::optim {
 
 Optimizer::Impl::Impl(Replica& model, std::string kind, std::vector<std::unique_ptr<Rule>> rules,
-                      const std::vector<std::vector<torch::Tensor>>& group_members)
+                      const std::vector<std::vector<torch::Tensor>>& group_members,
+                      UpdateMaker maker)
     : name(std::move(kind)),
       trained{replica::Inside::of(model),
               Groups(std::move(rules), replica::inside(model).parts(), group_members),
               StateMemory(replica::inside(model).parts(), trained.groups.states())},
-      update(make_update(trained)) {
+      make(std::move(maker)),
+      update(make(trained)) {
   agree_on_options();
 }
 
@@ -28,7 +31,7 @@ void Optimizer::Impl::rebind(World&) {
   update->norm();  // on a GPU: throws if the last step had a bad norm
   update.reset();
   trained.state.rebind();
-  update = make_update(trained);
+  update = make(trained);
   update->accept(trained.extras);
   agree_on_options();
 }
@@ -181,21 +184,37 @@ void Optimizer::set_steps(std::int64_t steps) {
   impl_->trained.state.trust_masters();
 }
 
-std::vector<NamedTensor> Optimizer::state() const {
-  std::vector<NamedTensor> tensors = impl_->trained.state.tensors();
-  const auto& entries = impl_->trained.model->layout().entries();
-  auto& left_alone = impl_->trained.groups.left_alone();
+std::vector<NamedTensor> Optimizer::Impl::tensors() {
+  std::vector<NamedTensor> all = trained.state.tensors();
+  const auto& entries = trained.model->layout().entries();
+  auto& left_alone = trained.groups.left_alone();
   for (std::size_t entry = 0; entry < left_alone.size(); ++entry) {
-    tensors.push_back({"left_alone/" + entries[entry].name,
-                       torch::from_blob(&left_alone[entry], {1}, torch::kInt64)});
+    all.push_back({"left_alone/" + entries[entry].name,
+                   torch::from_blob(&left_alone[entry], {1}, torch::kInt64)});
   }
-  return tensors;
+  return all;
 }
 
-void Optimizer::load_state(const std::vector<NamedTensor>& state, std::int64_t steps) {
-  std::map<std::string, torch::Tensor> given;
-  for (const auto& [name, tensor] : state) given[name] = tensor;
-  std::vector<NamedTensor> mine = this->state();
+std::vector<NamedTensor> Optimizer::state() const {
+  std::vector<NamedTensor> all = impl_->tensors();
+  if (impl_->update->packs()) all.push_back({kPacked, impl_->update->pack()});
+  return all;
+}
+
+namespace {
+
+// The packed state among the given ones, which is taken out; undefined if there is none.
+torch::Tensor take_packed(std::map<std::string, torch::Tensor>& given) {
+  const auto found = given.find(kPacked);
+  if (found == given.end()) return {};
+  torch::Tensor packed = found->second;
+  given.erase(found);
+  return packed;
+}
+
+// Mismatch if names, shapes or dtypes differ.
+void check_fit(const std::vector<NamedTensor>& mine,
+               const std::map<std::string, torch::Tensor>& given) {
   for (const auto& [name, tensor] : mine) {
     const auto found = given.find(name);
     const std::string saved = found == given.end() ? "nothing" : replica::describe(found->second);
@@ -204,6 +223,30 @@ void Optimizer::load_state(const std::vector<NamedTensor>& state, std::int64_t s
                                  replica::describe(tensor), saved));
     }
   }
+  for (const auto& [name, tensor] : given) {
+    const bool known = std::any_of(mine.begin(), mine.end(),
+                                   [&, &its = name](const auto& one) { return one.name == its; });
+    if (known) continue;
+    throw Mismatch(fmt::format(
+        "the saved optimizer state has {}, and this optimizer has no such state: make it with the "
+        "options of the saved one",
+        name));
+  }
+}
+
+}  // namespace
+
+void Optimizer::load_state(const std::vector<NamedTensor>& state, std::int64_t steps) {
+  std::map<std::string, torch::Tensor> given;
+  for (const auto& [name, tensor] : state) given[name] = tensor;
+  std::vector<NamedTensor> mine = impl_->tensors();
+  const torch::Tensor packed = take_packed(given);
+  check_fit(mine, given);
+  if (packed.defined() != impl_->update->packs()) {
+    throw Mismatch(fmt::format("the saved optimizer state {} that of an optim::Wrapped",
+                               packed.defined() ? "is" : "is not"));
+  }
+  if (packed.defined()) impl_->update->unpack(packed);
   torch::NoGradGuard no_grad;
   for (auto& [name, tensor] : mine) tensor.copy_(given[name]);
   set_steps(steps);

@@ -3,6 +3,7 @@
 #include <lockstep/optim.h>
 
 #include <bit>
+#include <cmath>
 #include <map>
 #include <type_traits>
 #include <utility>
@@ -17,7 +18,8 @@ namespace lockstep::optim {
 namespace {
 
 void check(bool good, const char* option, double value, const char* range) {
-  if (!good) throw BadInput(fmt::format("{} is {:g}; it must be {}", option, value, range));
+  if (!good || !std::isfinite(value))
+    throw BadInput(fmt::format("{} is {:g}; it must be {}", option, value, range));
 }
 
 // The learning rate of LibTorch's options, which were made from `mine`. Nothing else may differ.
@@ -56,6 +58,7 @@ std::string words(const SGDOptions& of) {
 }
 void check_own(const SGDOptions& of) {
   check(of.momentum >= 0, "momentum", of.momentum, "0 or more");
+  check(true, "dampening", of.dampening, "finite");
   if (of.nesterov && (of.momentum <= 0 || of.dampening != 0))
     throw BadInput("nesterov needs a momentum above 0 and no dampening");
 }
@@ -145,12 +148,16 @@ void check_own(const AdagradOptions& of) {
   check(of.eps >= 0, "eps", of.eps, "0 or more");
 }
 
+// LARS and LAMB without what they add to another rule.
+SGDOptions base_of(const LARSOptions& of) {
+  return {of.lr, of.momentum, of.dampening, of.weight_decay, of.nesterov};
+}
+AdamWOptions base_of(const LAMBOptions& of) {
+  return {of.lr, of.beta1, of.beta2, of.eps, of.weight_decay};
+}
+
 torch::optim::SGDOptions torch_options(const LARSOptions& of) {
-  return torch::optim::SGDOptions(of.lr)
-      .momentum(of.momentum)
-      .dampening(of.dampening)
-      .weight_decay(of.weight_decay)
-      .nesterov(of.nesterov);
+  return torch_options(base_of(of));
 }
 flat::LarsStep step_at(const LARSOptions& of, std::int64_t step) {
   return {of.lr, of.momentum, of.dampening, of.weight_decay, of.nesterov, step == 1};
@@ -159,24 +166,17 @@ constexpr StateNames names(const LARSOptions&) {
   return {"momentum"};
 }
 std::string words(const LARSOptions& of) {
-  return fmt::format(
-      "momentum {} dampening {} weight_decay {} nesterov {} trust_coefficient {} eps {} "
-      "adapt_vectors {}",
-      of.momentum, of.dampening, of.weight_decay, of.nesterov, of.trust_coefficient, of.eps,
-      of.adapt_vectors);
+  return fmt::format("{} trust_coefficient {} eps {} adapt_vectors {}", words(base_of(of)),
+                     of.trust_coefficient, of.eps, of.adapt_vectors);
 }
 void check_own(const LARSOptions& of) {
-  check_own(
-      SGDOptions{.momentum = of.momentum, .dampening = of.dampening, .nesterov = of.nesterov});
+  check_own(base_of(of));
   check(of.trust_coefficient > 0, "trust_coefficient", of.trust_coefficient, "above 0");
   check(of.eps >= 0, "eps", of.eps, "0 or more");
 }
 
 torch::optim::AdamWOptions torch_options(const LAMBOptions& of) {
-  return torch::optim::AdamWOptions(of.lr)
-      .betas({of.beta1, of.beta2})
-      .eps(of.eps)
-      .weight_decay(of.weight_decay);
+  return torch_options(base_of(of));
 }
 flat::LambStep step_at(const LAMBOptions& of, std::int64_t step) {
   return {of.lr, of.beta1, of.beta2, of.eps, of.weight_decay, step};
@@ -185,11 +185,10 @@ constexpr StateNames names(const LAMBOptions&) {
   return {"mean", "square"};
 }
 std::string words(const LAMBOptions& of) {
-  return fmt::format("beta1 {} beta2 {} eps {} weight_decay {} adapt_vectors {}", of.beta1,
-                     of.beta2, of.eps, of.weight_decay, of.adapt_vectors);
+  return fmt::format("{} adapt_vectors {}", words(base_of(of)), of.adapt_vectors);
 }
 void check_own(const LAMBOptions& of) {
-  check_own(AdamOptions{.beta1 = of.beta1, .beta2 = of.beta2, .eps = of.eps});
+  check_own(base_of(of));
 }
 
 // Layer-wise rules: which norm they need, and what they make of it.
@@ -204,15 +203,14 @@ constexpr LayerNorm layer_norm_of(const LAMBOptions&) {
   return LayerNorm::kChange;
 }
 template <typename Options>
-double trust_of(const Options&, const LayerNorms&) {
-  return 1;
+flat::element::Trust trust_of(const Options&) {
+  return {.adapts = false};
 }
-double trust_of(const LARSOptions& of, const LayerNorms& norms) {
-  return of.trust_coefficient * norms.weight /
-         (norms.other + of.weight_decay * norms.weight + of.eps);
+flat::element::Trust trust_of(const LARSOptions& of) {
+  return {of.trust_coefficient, of.weight_decay, of.eps};
 }
-double trust_of(const LAMBOptions&, const LayerNorms& norms) {
-  return norms.weight / norms.other;
+flat::element::Trust trust_of(const LAMBOptions&) {
+  return {};
 }
 
 template <typename Options>
@@ -230,11 +228,11 @@ class RuleOf : public Rule {
     return flat::update_with_parity(elements, at(step));
   }
   LayerNorm layer_norm() const override { return layer_norm_of(options_); }
-  double trust(const LayerNorms& norms) const override {
-    if constexpr (requires { options_.adapt_vectors; }) {
-      if (norms.dimensions < 2 && !options_.adapt_vectors) return 1;
-    }
-    return norms.weight > 0 && norms.other > 0 ? trust_of(options_, norms) : 1;
+  flat::element::Trust trust(std::int64_t dimensions) const override {
+    flat::element::Trust trust = trust_of(options_);
+    if constexpr (requires { options_.adapt_vectors; })
+      trust.adapts = dimensions >= 2 || options_.adapt_vectors;
+    return trust;
   }
   double squares_of_change(const flat::Elements& elements, std::int64_t step) const override {
     if constexpr (requires { flat::squares_of_change(elements, step_at(options_, step)); }) {
@@ -259,13 +257,7 @@ class RuleOf : public Rule {
   void follow(const torch::optim::OptimizerOptions& given) override {
     options_.lr = followed(torch_options(options_), given);
   }
-  std::optional<flat::UpdateRule> device_rule() const override {
-    if constexpr (requires { flat::rule_of(step_at(options_, 1)); }) {
-      return flat::rule_of(step_at(options_, 1));
-    } else {
-      return std::nullopt;
-    }
-  }
+  flat::UpdateRule device_rule() const override { return flat::rule_of(step_at(options_, 1)); }
   std::vector<std::byte> numbers(std::int64_t step) const override {
     const auto numbers = flat::element::numbers_of(step_at(options_, step));
     const auto* const first = reinterpret_cast<const std::byte*>(&numbers);

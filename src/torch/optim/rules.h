@@ -8,7 +8,6 @@
 #include <array>
 #include <cstdint>
 #include <memory>
-#include <optional>
 #include <string>
 #include <vector>
 
@@ -33,11 +32,6 @@ enum class LayerNorm : std::uint8_t {
   kGradient,
   kChange,
 };
-struct LayerNorms {
-  double weight = 0;
-  double other = 0;             // as the rule's LayerNorm says
-  std::int64_t dimensions = 0;  // of the parameter
-};
 
 // One update rule with its options. Owned by Groups. update() may run on several threads at a time.
 class Rule {
@@ -46,12 +40,14 @@ class Rule {
   // The second also returns the parity of all that it updates in place, before and after.
   virtual void update(const flat::Elements& elements, AtStep step) const = 0;
   virtual flat::Parities update_with_parity(const flat::Elements& elements, AtStep step) const = 0;
-  // A layer-wise rule: its trust in a parameter. If that needs the norm of the change: the sum of
-  // squares of the changes of one block.
-  virtual LayerNorm layer_norm() const = 0;
-  virtual double trust(const LayerNorms& norms) const = 0;
-  virtual double squares_of_change(const flat::Elements& elements, std::int64_t step) const = 0;
-  virtual StateNames states() const = 0;  // those that it reads and writes
+  // A layer-wise rule: how it finds its trust in a parameter. If that needs the norm of the change:
+  // the sum of squares of the changes of one block.
+  virtual LayerNorm layer_norm() const { return LayerNorm::kNone; }
+  virtual flat::element::Trust trust(std::int64_t /*dimensions*/) const {
+    return {.adapts = false};
+  }
+  virtual double squares_of_change(const flat::Elements&, std::int64_t) const { return 0; }
+  virtual StateNames states() const { return {}; }  // those that it reads and writes
   virtual double lr() const = 0;
   virtual void set_lr(double lr) = 0;
   virtual std::string options() const = 0;  // everything else that decides its result
@@ -61,9 +57,9 @@ class Rule {
   virtual std::unique_ptr<torch::optim::OptimizerOptions> as_torch() const = 0;
   virtual void follow(const torch::optim::OptimizerOptions& given) = 0;
 
-  // For a GPU: which kernel, if there is one, and the numbers that it needs for a step.
-  virtual std::optional<flat::UpdateRule> device_rule() const = 0;
-  virtual std::vector<std::byte> numbers(std::int64_t step) const = 0;
+  // For a GPU: which kernel, and the numbers that it needs for a step. A wrapped optimizer has none.
+  virtual flat::UpdateRule device_rule() const { return {}; }
+  virtual std::vector<std::byte> numbers(std::int64_t) const { return {}; }
 };
 
 // The parameter groups of an optimizer, and its count of steps. Owned by Trained.

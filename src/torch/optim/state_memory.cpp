@@ -1,12 +1,18 @@
 #include "torch/optim/state_memory.h"
 
-#include <cstring>
 #include <utility>
 
 #include "torch/device/device.h"
 #include "torch/replica/tensors.h"
 
 namespace lockstep::optim {
+namespace {
+
+torch::Tensor bytes_of(const replica::FlatMemory& memory) {
+  return memory.as_tensor(torch::kUInt8, 0, memory.bytes());
+}
+
+}  // namespace
 
 StateMemory::StateMemory(replica::Parts& model, const StateNames& names)
     : model_(model),
@@ -38,8 +44,11 @@ void StateMemory::add_average() {
   names_.emplace_back("ema");
   has_average_ = true;
   const replica::FlatMemory& average = memories_.back();
-  if (!average.shared() || model_.comm.rank() == 0)
-    std::memcpy(average.data(), model_.parameters->seen().data(), layout_.bytes());
+  if (!average.shared() || model_.comm.rank() == 0) {
+    torch::NoGradGuard no_grad;
+    const device::CurrentDevice current(model_.device());
+    bytes_of(average).copy_(bytes_of(model_.parameters->seen()));
+  }
   model_.comm.barrier().wait();  // nobody reads it, or writes to weights, before it is there
 }
 
@@ -50,10 +59,7 @@ void StateMemory::rebind() {
   take_memories();
   for (std::size_t i = 0; i < memories_.size(); ++i) {
     if (memories_[i].shared() && model_.comm.rank() != model_.source) continue;
-    const auto bytes = [&](const replica::FlatMemory& memory) {
-      return memory.as_tensor(torch::kUInt8, 0, memory.bytes());
-    };
-    bytes(memories_[i]).copy_(bytes(before[i]));
+    bytes_of(memories_[i]).copy_(bytes_of(before[i]));
   }
 }
 

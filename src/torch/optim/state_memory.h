@@ -25,8 +25,8 @@ class StateMemory {
   // Takes a memory for each name, one value per element.
   StateMemory(replica::Parts& model, const StateNames& names);
 
-  // Takes a memory for an average of the weights, "ema", and copies the weights there. On the CPU
-  // only, so never beside masters. Collective.
+  // Takes a memory for an average of the weights, "ema", and copies the weights there.
+  // Never beside masters: half types have no average. Collective.
   void add_average();
   // Null if there is none.
   const replica::FlatMemory* average() const { return has_average_ ? &memories_.back() : nullptr; }

@@ -139,6 +139,11 @@ std::string diverged(double norm, std::int64_t step) {
       norm, step);
 }
 
+void check_scaled(const Trained& trained) {
+  if (trained.extras.clip_value > 0 && trained.groups.layer_norm() == LayerNorm::kGradient)
+    throw BadInput("LARS with clipping by value and a scaler: leave out one of the three");
+}
+
 Said say_step(const Trained& trained, const GradientSource& source) {
   replica::Replicated& model = *trained.model;
   Said said;

@@ -2,6 +2,7 @@
 //
 //   own      each worker updates everything, in memory of its own (host_update.cpp)
 //   shared   workers share memory: each updates its slice and hands it out (host_update.cpp)
+//   wrapped  as own, but an optimizer of the program's computes the values (host_update.cpp)
 //   device   each worker queues the update of everything on its GPU (device_step.cpp)
 #pragma once
 
@@ -19,6 +20,7 @@
 #include "torch/divergence/watch.h"
 #include "torch/optim/rules.h"
 #include "torch/optim/state_memory.h"
+#include "torch/optim/wrapped.h"
 #include "torch/replica/gradient_source.h"
 #include "torch/replica/replicated.h"
 
@@ -66,8 +68,8 @@ class UpdateJournal {
 // between.
 //
 // Threads:   one caller at a time.
-// Blocking:  prepare(), apply() and skip(), which are collective. On a GPU norm(), collect(),
-//            check_at_rest(), and prepare() with a scale, wait for the GPU.
+// Blocking:  prepare(), apply() and skip(), which are collective. On a GPU norm(), norms(),
+//            collect(), check_at_rest(), and prepare() with a scale, wait for the GPU.
 // Failure:   as Optimizer::step().
 // Ownership: owned by the optimizer; borrows the Trained.
 class Update {
@@ -97,13 +99,16 @@ class Update {
   virtual double clip_factor() const { return 1; }
 
   // By entry, for layer-wise rules: what scales the change of a parameter, after prepare(). Empty
-  // for other rules.
+  // for other rules, and on a GPU: only the GPU knows them.
   virtual std::span<const double> trusts() const { return {}; }
 
   // The norm of the last step's gradients before clipping; 0 if no update needed it.
   virtual double norm() = 0;
-  // By entry, of the last step; empty if they are not kept.
-  virtual std::span<const double> norms() const { return {}; }
+  // By entry, of the last step; empty if they are not kept, or if that step was skipped.
+  virtual std::span<const double> norms() { return {}; }
+  // After apply() of a source that is measured, until the next step: the norm of its gradients before
+  // clipping, divided by their scale.
+  virtual double measured_norm() const { return 0; }
   // The program sets these. BadInput if this update cannot do them. May take memory for them now,
   // so that no step has to.
   virtual void accept(const Extras&) {}
@@ -112,6 +117,14 @@ class Update {
 
   // Whether every worker updates a whole copy, so that copies can be compared.
   virtual bool has_copies() const = 0;
+  // Whether it wants the averages in param.grad, and no other source.
+  virtual bool reads_grad() const { return false; }
+
+  // Whether there is state that Lockstep cannot name. pack() gives it as bytes.
+  virtual bool packs() const { return false; }
+  virtual torch::Tensor pack() const { return {}; }
+  // Mismatch if the bytes are those of something else.
+  virtual void unpack(const torch::Tensor&) {}
 
   // For the divergence check. On a GPU the parities of the last update come to the host in
   // collect().
@@ -138,6 +151,9 @@ class Update {
 // "the norm of the gradients is inf at step 3: …"
 std::string diverged(double norm, std::int64_t step);
 
+// BadInput if the losses are scaled and the update cannot be made with a scale.
+void check_scaled(const Trained& trained);
+
 // What workers announce of an update. If they announce different steps, replicas would differ, and
 // all fail. A worker that cannot make the update says so, and all fail, too.
 struct Said {
@@ -157,14 +173,19 @@ bool can_sample(const replica::Replicated& model);
 
 // The class for the device of the model, and for how workers reach each other's memory.
 std::unique_ptr<Update> make_update(Trained& trained);
+// The class for an optimizer of the program's. BadInput on a GPU. Collective.
+std::unique_ptr<Update> make_wrapped_update(Trained& trained,
+                                            const std::shared_ptr<WrappedOptimizer>& optimizer);
 
 // On the CPU. (host_update.cpp)
 std::unique_ptr<Update> make_own_update(Trained& trained);
 std::unique_ptr<Update> make_shared_update(Trained& trained);
+std::unique_ptr<Update> make_wrapped_on_host(Trained& trained,
+                                             std::shared_ptr<WrappedOptimizer> optimizer);
 
 // On a GPU. norm() and collect() wait until the GPU has done the last step; prepare() waits for a
-// step some steps before. These throw BadInput if a norm was not finite; that step has changed
-// nothing. Unavailable in a build without CUDA. (device_step.cpp)
+// step some steps before. These throw BadInput if a norm that decides an update was not finite; that
+// step has changed nothing. Unavailable in a build without CUDA. (device_step.cpp)
 std::unique_ptr<Update> make_device_step(Trained& trained);
 
 }  // namespace lockstep::optim

@@ -41,6 +41,9 @@ struct GradientSource {
 
   double limit = 0;  // elements are limited to −limit … limit, after the factor; 0: they are not
 
+  bool measured =
+      false;  // the update also finds the norm of the gradients: Update::measured_norm()
+
   // Whether it is this memory alone, with no factor.
   bool is(const FlatMemory& memory) const;
 

@@ -92,6 +92,13 @@ class OneCopy : public Parameters {
   std::unique_ptr<HostCopy> copy_;
 };
 
+std::vector<NamedTensor> by_entry(const std::vector<NamedTensor>& trained,
+                                  const plan::Layout& layout) {
+  std::vector<NamedTensor> sorted;
+  for (const plan::Entry& entry : layout.entries()) sorted.push_back(trained[entry.registered]);
+  return sorted;
+}
+
 }  // namespace
 
 Parameters::Parameters(std::vector<NamedTensor> trained, const plan::Layout& layout,
@@ -132,12 +139,16 @@ void Parameters::take_back(std::size_t entry) {
 
 std::unique_ptr<Parameters> make_parameters(Comm& comm, const std::vector<NamedTensor>& trained,
                                             const plan::Layout& layout, Device device) {
-  std::vector<NamedTensor> by_entry;
-  for (const plan::Entry& entry : layout.entries()) by_entry.push_back(trained[entry.registered]);
   if (auto copy = host_copy_on(device, comm, layout.bytes()))
-    return std::make_unique<OneCopy>(comm, std::move(by_entry), layout, std::move(copy));
+    return std::make_unique<OneCopy>(comm, by_entry(trained, layout), layout, std::move(copy));
+  return make_private_parameters(comm, trained, layout, device);
+}
+
+std::unique_ptr<Parameters> make_private_parameters(Comm& comm,
+                                                    const std::vector<NamedTensor>& trained,
+                                                    const plan::Layout& layout, Device device) {
   return std::make_unique<PrivateCopies>(
-      comm, std::move(by_entry), layout,
+      comm, by_entry(trained, layout), layout,
       FlatMemory(comm, layout.bytes(), Copies::kPerWorker, device));
 }
 

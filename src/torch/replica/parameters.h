@@ -83,5 +83,9 @@ class Parameters {
 // the same values on every worker. Collective.
 std::unique_ptr<Parameters> make_parameters(Comm& comm, const std::vector<NamedTensor>& trained,
                                             const plan::Layout& layout, Device device);
+// The same, always with private copies.
+std::unique_ptr<Parameters> make_private_parameters(Comm& comm,
+                                                    const std::vector<NamedTensor>& trained,
+                                                    const plan::Layout& layout, Device device);
 
 }  // namespace lockstep::replica

@@ -42,6 +42,8 @@ struct Parts {
     return model.trained[plan.layout.entries()[entry].registered].tensor;
   }
   Device device() const { return banks->front().memory().device(); }
+  // From now on each worker has values of its own for all parameters. Collective.
+  void keep_private();
   // Takes memory for gradients, and makes what works on it. Collective.
   void take_gradients();
   // Whether a synchronised pass gives all workers the same buffers when it ends.

@@ -5,6 +5,7 @@
 //                the gradients of all workers are averaged
 //   ShardPass    the pass of one shard in a Step. Its gradients go to a bank. The last pass of a
 //                step reduces what the banks hold
+//   MeasuredPass around a ShardPass: also takes the norm of the shard's gradient (measured_pass.h)
 //   CapturePass  a pass on a GPU that is captured as a graph, and replayed later (device::Graph)
 #pragma once
 

@@ -23,9 +23,12 @@ Model agreed(Comm& comm, int source, Model model, const DataParallelOptions& opt
   return model;
 }
 
+// Says so where all calls meet, for a worker that has come to another one.
 Replicated::Wire wire_in(World& world) {
-  return {world.open_channel(), world.announcements(), world.inventory(),
-          world.announcements()->next_number()};
+  const auto& announcements = world.announcements();
+  const std::uint64_t number = announcements->next_number();
+  announcements->say({number}, "data_parallel()");
+  return {world.open_channel(), announcements, world.inventory(), number};
 }
 
 }  // namespace
@@ -48,6 +51,13 @@ void Parts::bind(Comm its_comm, int its_source) {
   source = its_source;
   comm = std::move(its_comm);
   take_gradients();
+}
+
+void Parts::keep_private() {
+  if (&parameters->seen() == &parameters->memory()) return;
+  const CallName call(comm, "optim::Wrapped");
+  parameters->share_values(comm);
+  parameters = make_private_parameters(comm, model.trained, plan.layout, device());
 }
 
 void Parts::take_gradients() {

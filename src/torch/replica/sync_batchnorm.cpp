@@ -39,10 +39,12 @@ using OptionalTensor = SecondArgument<decltype(at::_ops::batch_norm::call)>::Typ
 
 // A converted layer.
 struct SyncedLayer : torch::CustomClassHolder {
-  std::shared_ptr<Comm> channel;  // that of all layers of the module
-  std::shared_ptr<const control::Announcements> announcements;
+  // Its messages go where workers also say that they come to backward() or step(): so a worker that
+  // leaves out a layer gets a Mismatch.
+  std::shared_ptr<control::Announcements> announcements;
   std::weak_ptr<torch::nn::Module> module;
-  std::string name;         // "SyncBatchNorm 3": workers that run different layers get a Mismatch
+  std::string name;         // "SyncBatchNorm 3": short enough for a CallName
+  std::string path;         // in the module that was converted
   std::int64_t group = 0;   // passes that share statistics; 0: all
   std::int64_t passes = 0;  // in the drop-in loop
 
@@ -81,15 +83,23 @@ Layers& layers() {
 
 thread_local NormExchange* exchange = nullptr;
 
+// The rows of all passes. Errors say which layer it is.
+NormExchange::Rows rows_of_all(SyncedLayer& layer, const std::string& name, const at::Tensor& row) {
+  try {
+    if (exchange != nullptr) return exchange->gather(name, row);
+    Comm& comm = layer.announcements->comm();
+    const CallName call(comm, name);
+    // The channel of announcements moves memory of the host only. A row is short.
+    return {all_gather(comm, row.cpu()).to(row.device()), comm.rank()};
+  } catch (const Error& error) {
+    raise(error.kind(), fmt::format("{}; {} is the layer {}", error.what(), layer.name, layer.path),
+          error.ranks());
+  }
+}
+
 // The rows of the passes that share statistics with this one, in order.
 at::Tensor gather(SyncedLayer& layer, const std::string& name, const at::Tensor& row) {
-  NormExchange::Rows rows;
-  if (exchange != nullptr) {
-    rows = exchange->gather(name, row);
-  } else {
-    const CallName call(*layer.channel, name);
-    rows = {all_gather(*layer.channel, row), layer.channel->rank()};
-  }
+  const NormExchange::Rows rows = rows_of_all(layer, name, row);
   if (layer.group == 0) return rows.all;
   const std::int64_t first = rows.own - rows.own % layer.group;
   return rows.all.slice(0, first, first + layer.group);
@@ -343,7 +353,6 @@ std::size_t convert_sync_batchnorm(torch::nn::Module& module, World& world,
   if (options.group < 0)
     throw BadInput(
         fmt::format("SyncBatchNormOptions::group is {}: it is 0 or above", options.group));
-  const auto channel = std::make_shared<Comm>(world.open_channel());
   std::vector<std::pair<at::Tensor, c10::intrusive_ptr<replica::SyncedLayer>>> found;
   std::vector<replica::Property> properties = {{"group", std::to_string(options.group)}};
   for (const auto& item : module.named_modules()) {
@@ -351,17 +360,18 @@ std::size_t convert_sync_batchnorm(torch::nn::Module& module, World& world,
     if (norm.options.empty()) continue;
     properties.push_back({"batch norm " + item.key(), norm.options});
     auto layer = c10::make_intrusive<replica::SyncedLayer>();
-    layer->channel = channel;
     layer->announcements = world.announcements();
     layer->module = item.value();
     layer->group = options.group;
     layer->name = fmt::format("SyncBatchNorm {}", found.size());
+    layer->path = item.key();
     found.emplace_back(norm.weight.defined() ? norm.weight : norm.running_mean, std::move(layer));
   }
   {
-    const CallName call(*channel, "convert_sync_batchnorm()");
+    Comm& comm = world.announcements()->comm();
+    const CallName call(comm, "convert_sync_batchnorm()");
     replica::agree(
-        *channel, properties,
+        comm, properties,
         {"workers convert different batch norms", "build the same module on all of them"});
   }
   for (std::size_t i = 0; i < found.size(); ++i) {

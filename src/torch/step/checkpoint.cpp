@@ -91,9 +91,8 @@ void check_finite(const JobState& state, std::int64_t step) {
 }
 
 // The step and each value of the state, as_lines(); empty if there is no checkpoint.
-std::string read_on_leader(const std::string& directory, const JobState& state,
-                           const std::vector<NamedTensor>& tensors, const Properties& job) {
-  const auto file = formats::open_checkpoint(directory, formats::Checked::kAll);
+std::string values_on_leader(const std::optional<formats::SafetensorsFile>& file,
+                             const JobState& state, const Properties& job) {
   if (!file) return "";
   if (formats::number_in(*file, kFormatKey) != std::atoll(kFormat)) {
     throw BadInput(
@@ -109,7 +108,6 @@ std::string read_on_leader(const std::string& directory, const JobState& state,
               "tensors are not under a checksum, and damage there would not be seen",
               file->path());
   }
-  read_tensors(*file, tensors);
   return as_lines(said);
 }
 
@@ -198,14 +196,22 @@ void CheckpointDirectory::write(const JobState& state, std::int64_t step, const 
 
 std::int64_t CheckpointDirectory::read(JobState& state, const Properties& job) {
   comm_.barrier().wait();  // workers that share memory no longer compute with it
+  std::optional<formats::SafetensorsFile> file;  // on the leader
+  const std::string said = from_leader(comm_, [&] {
+    file = formats::open_checkpoint(directory_, formats::Checked::kAll);
+    return values_on_leader(file, state, job);
+  });
+  if (said.empty()) return -1;
+  const auto values = numbers_in(said);
+  state.expect(values);
   // Asked for once, before the parameters change: an optimizer that is asked later makes its masters from parameters.
   const std::vector<NamedTensor> tensors = state.tensors();
   comm_.barrier()
       .wait();  // where workers share masters, all have been asked before the leader reads
-  const std::string said =
-      from_leader(comm_, [&] { return read_on_leader(directory_, state, tensors, job); });
-  if (said.empty()) return -1;
-  const auto values = numbers_in(said);
+  from_leader(comm_, [&]() -> std::string {
+    read_tensors(*file, tensors);
+    return "";
+  });
   replica::copy_from(comm_, 0, tensors);
   own_ = true;
   state.set_values(values);

@@ -42,6 +42,12 @@ std::unique_ptr<ShardRunner> make_shard_runner(ShardWork work) {
         "a Step or a Trainer on a GPU has no SyncBatchNorm yet: use it in a drop-in loop, or "
         "torch::nn::BatchNorm2d here");
   }
+  if (work.measured && !host) {
+    throw BadInput(
+        "a Step or a Trainer on a GPU has no noise scale yet: leave noise_scale_every at 0, or "
+        "train "
+        "on CPUs");
+  }
   work.loss = [loss = std::move(work.loss)](const Shard& shard) {
     NoExchange none;
     const replica::NormScope scope(none);

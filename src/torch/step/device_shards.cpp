@@ -165,14 +165,7 @@ void DeviceShards::begin_step() {
 }
 
 void DeviceShards::run(Turns& turns) {
-  for (int number = 0; number < turns.count(); ++number) {
-    Turn turn = turns.take(number);
-    if (turn.shard.batch.samples > 0)
-      run_one(turn, turns);
-    else
-      turns.before_backward(turn);
-    turns.ended();
-  }
+  run_in_order(turns, [&](Turn& turn) { run_one(turn, turns); });
 }
 
 // Forward and backward are queued as one: before_backward() comes before both, and forward_done() after both.

@@ -126,6 +126,14 @@ double Outcome::metric(const std::string& name) const {
   return result_->metric(name);
 }
 
+NoiseScale Outcome::noise_scale(std::size_t optimizer) const {
+  if (!result_) throw BadInput("a step that was skipped has no noise scale");
+  result_->wait();
+  if (optimizer < result_->noise().size()) return result_->noise()[optimizer];
+  throw BadInput(
+      "the noise scale is not measured for this optimizer: set StepOptions::noise_scale_every");
+}
+
 namespace {
 
 steps::Reports& reports_of(const Shard& shard) {

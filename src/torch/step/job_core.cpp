@@ -138,6 +138,27 @@ void JobCore::keep(const std::string& name, const torch::Tensor& tensor) {
   models_.kept.push_back({name, tensor.detach()});
 }
 
+namespace {
+
+void check_noise_scale(const StepCore& step, int shards) {
+  const auto refuse = [&](const char* why) {
+    throw BadInput(fmt::format("the Step {} cannot measure the noise scale: {}", step.name, why));
+  };
+  if (step.options.noise_scale_every < 0) refuse("noise_scale_every is below 0");
+  if (step.options.weight)
+    refuse("a function gives the weights of its shards, so their gradients differ in noise");
+  if (shards < 2) refuse("it compares shards, and the job has one; give it two or more");
+}
+
+// Memory of the record, not a copy.
+torch::Tensor tensor_of(NoiseRecord& record) {
+  static_assert(sizeof(plan::NoiseSums) == 3 * sizeof(double));
+  return torch::from_blob(record.data(), {static_cast<std::int64_t>(record.size()), 3},
+                          torch::kFloat64);
+}
+
+}  // namespace
+
 StepCore& JobCore::add_step(std::unique_ptr<StepCore> step) {
   if (is_prepared()) {
     throw BadInput(fmt::format(
@@ -160,6 +181,10 @@ StepCore& JobCore::add_step(std::unique_ptr<StepCore> step) {
     }
   }
   models_.add(*step);
+  if (step->options.noise_scale_every != 0) {
+    check_noise_scale(*step, generation_.shards);
+    step->noise = std::make_shared<NoiseRecord>(step->optimizers.size());
+  }
   steps_.push_back(std::move(step));
   return *steps_.back();
 }
@@ -189,6 +214,8 @@ Properties JobCore::properties() const {
     const GradScaler* const scaler = step->options.scaler;
     if (scaler != nullptr && scaler->options().enabled)
       all["scaler" + of] = to_string(scaler->options());
+    if (step->noise)
+      all["noise_scale" + of] = fmt::format("every {} steps", step->options.noise_scale_every);
   }
   return all;
 }
@@ -197,11 +224,18 @@ Properties JobCore::hashed_properties() const {
   return with_data(properties(), {data_.record.sampled, "", data_.record.sampling});
 }
 
+void JobCore::name_state() {
+  state_ = models_.named_state();
+  for (const auto& step : steps_) {
+    if (step->noise) state_.add_noise_scale(step->name, tensor_of(*step->noise));
+  }
+}
+
 void JobCore::prepare(const DatasetPtr& dataset, const BatchesOptions& options,
                       const std::vector<replica::Property>& more) {
   if (steps_.empty()) throw BadInput("the job has no Step: make one before batches()");
   const bool again = is_prepared();
-  if (!again) state_ = models_.named_state();
+  if (!again) name_state();
   data_.samples = dataset->size();
   std::vector<replica::Property> all = {{"steps", std::to_string(options.steps)},
                                         {"epochs", std::to_string(options.epochs)},
@@ -311,6 +345,7 @@ void JobCore::take_state_of(int source) {
   const auto values = numbers_in(all[static_cast<std::size_t>(source)]);
   progress_.next = static_cast<std::int64_t>(values.at("next"));
   progress_.saved_at = static_cast<std::int64_t>(values.at("saved_at"));
+  if (comm.rank() != source) state_.expect(values);
   replica::copy_from(comm, source, state_.tensors());
   state_.set_values(values);
   for (ModelView& model : models_.all) model.share_values();
@@ -372,10 +407,10 @@ bool JobCore::collect() {
   numbers_.pending->wait();
   const auto result = std::exchange(numbers_.pending, nullptr);
   const auto checks = std::exchange(numbers_.checks, {});
-  const auto& [step, phase, lr, skipped, shards, weight, models, names] = result->about();
+  const PhaseResult::About& about = result->about();
   for (std::size_t model = 0; model < checks.size(); ++model) {
-    if (auto found = checks[model]->judge(step, result->digests(model))) {
-      numbers_.undecided = {checks[model], std::move(*found), phase};
+    if (auto found = checks[model]->judge(about.step, result->digests(model))) {
+      numbers_.undecided = {checks[model], std::move(*found), about.phase};
       return false;
     }
   }
@@ -383,12 +418,12 @@ bool JobCore::collect() {
     throw BadInput(fmt::format(
         "a shard has reported a metric at step {} that no shard reported in the first call of its "
         "Step: report it there, too, with a weight of 0 if there is nothing to count",
-        step));
+        about.step));
   }
   progress_.stop = progress_.stop || result->stop();
   if (hooks_.on_result) hooks_.on_result(*result);
   // A loss of a half type may overflow, too. A scaler that goes on from there has skipped the step.
-  if (!skipped) check_loss(*result);
+  if (!about.skipped) check_loss(*result);
   return true;
 }
 

@@ -156,6 +156,7 @@ class JobCore : public control::Member, public std::enable_shared_from_this<JobC
     std::vector<double> rates;
   };
 
+  void name_state();
   DataRecord look_at(const Dataset& dataset, const BatchesOptions& options);
   void plan_data(const Dataset& dataset, const BatchesOptions& options);
   bool told_to_stop() const;

@@ -4,6 +4,7 @@
 #include <lockstep/errors.h>
 
 #include <algorithm>
+#include <memory>
 #include <sstream>
 
 #include "base/environment.h"
@@ -28,11 +29,48 @@ void JobState::add_model(const std::string& name, std::vector<NamedTensor> param
   add({Kind::kWeights, name, [all = std::move(parameters)] { return all; }, trained});
 }
 
+namespace {
+
+// The state of an optimizer while it is saved and read. That of a wrapped one is bytes, and its
+// length changes: it is read into memory of its own, and then loaded.
+class OptimizerState {
+ public:
+  explicit OptimizerState(optim::Optimizer& optimizer) : optimizer_(optimizer) {}
+
+  bool is_packed() const { return dynamic_cast<optim::Wrapped*>(&optimizer_) != nullptr; }
+  std::size_t packed_bytes() const { return optimizer_.state().back().tensor.nbytes(); }
+  void expect(std::int64_t packed_bytes) {
+    arriving_ = torch::empty({packed_bytes}, torch::kUInt8);
+  }
+  std::vector<NamedTensor> tensors() const {
+    std::vector<NamedTensor> all = optimizer_.state();
+    if (arriving_.defined()) all.back().tensor = arriving_;  // the packed one is the last
+    return all;
+  }
+  void set_steps(std::int64_t steps) {
+    if (!arriving_.defined()) return optimizer_.set_steps(steps);
+    optimizer_.load_state(tensors(), steps);
+    arriving_ = torch::Tensor();
+  }
+
+ private:
+  optim::Optimizer& optimizer_;
+  torch::Tensor arriving_;  // what is read; undefined: nothing
+};
+
+}  // namespace
+
 void JobState::add_optimizer(const std::string& name, optim::Optimizer& optimizer) {
-  Part part{Kind::kState, name, [&optimizer] { return optimizer.state(); }};
+  const auto state = std::make_shared<OptimizerState>(optimizer);
+  Part part{Kind::kState, name, [state] { return state->tensors(); }};
   part.values.push_back(
       {"optimizer_steps", [&optimizer] { return std::to_string(optimizer.steps()); },
-       [&optimizer](double steps) { optimizer.set_steps(static_cast<std::int64_t>(steps)); }});
+       [state](double steps) { state->set_steps(static_cast<std::int64_t>(steps)); }});
+  if (state->is_packed()) {
+    part.values.push_back(
+        {"packed_bytes", [state] { return std::to_string(state->packed_bytes()); }, [](double) {},
+         [state](double bytes) { state->expect(static_cast<std::int64_t>(bytes)); }});
+  }
   part.values.push_back({"learning_rate",
                          [&optimizer] { return fmt::format("{}", optimizer.lr()); },
                          [&optimizer](double rate) {
@@ -64,6 +102,11 @@ void JobState::keep(const std::string& name, const torch::Tensor& tensor) {
 void JobState::add_streams(const torch::Tensor& positions) {
   const std::vector<NamedTensor> tensors = {{"data/streams", positions}};
   parts_.push_back({Kind::kKept, "streams", [tensors] { return tensors; }});
+}
+
+void JobState::add_noise_scale(const std::string& step, const torch::Tensor& sums) {
+  const std::vector<NamedTensor> tensors = {{"noise_scale/" + step, sums}};
+  parts_.push_back({Kind::kKept, step, [tensors] { return tensors; }});
 }
 
 // Whether it is the only part of its kind. Then names need no model's name.
@@ -125,6 +168,14 @@ std::map<std::string, std::string> JobState::values() const {
     for (const Value& value : part.values) all[value_name(part, value)] = value.get();
   }
   return all;
+}
+
+void JobState::expect(const std::map<std::string, double>& values) {
+  for (const Part& part : parts_) {
+    for (const Value& value : part.values) {
+      if (value.expect) value.expect(values.at(value_name(part, value)));
+    }
+  }
 }
 
 void JobState::set_values(const std::map<std::string, double>& values) {

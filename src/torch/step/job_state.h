@@ -4,7 +4,8 @@
 //   weights   parameters and buffers of a model, named as its module names them
 //   state     memories of an optimizer, as optimizer/…
 //   values    numbers beside them: steps of an optimizer, its learning rate; scale and growth tracker of a scaler
-//   kept      tensors of the program's own, as program/…; positions of streams, as data/streams
+//   kept      tensors of the program's own, as program/…; positions of streams, as data/streams; sums of the noise
+//             scale, as noise_scale/STEP
 //
 // If a job has several models or optimizers, names have that of the model in them: generator/fc1.weight,
 // optimizer/generator/momentum/fc1.weight, learning_rate/generator.
@@ -34,6 +35,7 @@ class JobState {
   void add_scaler(const std::string& name, GradScaler& scaler);
   void keep(const std::string& name, const torch::Tensor& tensor);
   void add_streams(const torch::Tensor& positions);
+  void add_noise_scale(const std::string& step, const torch::Tensor& sums);
 
   // Memory of the job, not copies.
   std::vector<NamedTensor> weights() const;
@@ -41,6 +43,10 @@ class JobState {
   std::vector<NamedTensor> finite() const;   // those that must be finite to go on from them
 
   std::map<std::string, std::string> values() const;
+  // Another state's values. Called before its values are read into tensors(): these then have the
+  // lengths that they have there.
+  void expect(const std::map<std::string, double>& values);
+  // Called after that.
   void set_values(const std::map<std::string, double>& values);
 
  private:
@@ -48,7 +54,8 @@ class JobState {
   struct Value {
     std::string name;
     std::function<std::string()> get;
-    std::function<void(double)> set;  // never to a negative number
+    std::function<void(double)> set;          // never to a negative number
+    std::function<void(double)> expect = {};  // before tensors are read; may be empty
   };
   struct Part {
     Kind kind = Kind::kWeights;

@@ -89,7 +89,8 @@ ModelStep::ModelStep(optim::Optimizer& optimizer, const Generation& generation, 
       workers_(generation.size()) {
   optimizer_.zero_grad();
   parts_.update->norm();  // throws if the norm of a step before the loop was not finite
-  gradients_ = make_gradients(*model_.state_, generation, options.averages, options.with_parity);
+  const Averages averages = parts_.update->reads_grad() ? Averages::kInGrad : options.averages;
+  gradients_ = make_gradients(*model_.state_, generation, averages, options.with_parity);
   model_.state_->faults().forget();
   parts_.update->forget();
   parts_.update->watch().switch_on(options.with_parity);
@@ -116,6 +117,11 @@ void ModelStep::skip(const flat::Note& note, optim::UpdateJournal* journal) {
 
 void ModelStep::set_rates(const std::vector<double>& rates) {
   for (std::size_t rule = 0; rule < rates.size(); ++rule) parts_.set_rate(rule, rates[rule]);
+}
+
+std::unique_ptr<replica::MeasuredPass> ModelStep::measure() {
+  replica::Replicated& model = *model_.state_;
+  return std::make_unique<replica::MeasuredPass>(model.parts(), model.attachment(), model.shards());
 }
 
 std::vector<flat::Parity> ModelStep::seen() {

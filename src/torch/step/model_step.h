@@ -16,6 +16,7 @@
 #include "torch/device/device.h"
 #include "torch/divergence/check.h"
 #include "torch/optim/impl.h"
+#include "torch/replica/measured_pass.h"
 #include "torch/replica/pass.h"
 #include "torch/replica/replicated.h"
 #include "torch/step/checkpoint.h"
@@ -120,10 +121,14 @@ class ModelStep : public divergence::Subject {
   const optim::Trained& trained() const { return parts_.trained; }
   double clip_factor() const { return parts_.update->clip_factor(); }
   std::span<const double> trusts() const { return parts_.update->trusts(); }
+  double measured_norm() const { return parts_.update->measured_norm(); }
   void set_rates(const std::vector<double>& rates);  // by group, as Optimizer::rates()
 
   // Whether the next backward pass is that of a shard; any other is BadInput.
   void await_pass(bool awaited) { model_.state_->shards().await_pass(awaited); }
+
+  // As long as it lives, it measures the gradients of shards.
+  std::unique_ptr<replica::MeasuredPass> measure();
 
   // For the divergence check.
   std::vector<flat::Parity> seen() override;

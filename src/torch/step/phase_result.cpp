@@ -23,12 +23,16 @@ std::size_t PhaseResult::first_of_metric(std::size_t number) const {
   return shards + about_.models * workers_ + kFlags + number * 2 * shards;
 }
 
+std::size_t PhaseResult::first_of_squares(std::size_t model) const {
+  return first_of_metric(about_.names.size()) + model * static_cast<std::size_t>(about_.shards);
+}
+
 // One worker has each number, and the others have 0 there: the all-reduce moves numbers, and rounds nothing. They are
 // added later, in the order of the tree. Only the two flags are counts.
 void PhaseResult::start(Comm& channel, const Local& local) {
   const auto shards = static_cast<std::size_t>(about_.shards);
   workers_ = static_cast<std::size_t>(channel.size());
-  numbers_.assign(first_of_metric(about_.names.size()), 0);
+  numbers_.assign(first_of_squares(about_.measured ? about_.measured->of_batch.size() : 0), 0);
   for (const auto& [shard, loss] : local.weighted_losses)
     numbers_[static_cast<std::size_t>(shard)] = loss;
   for (std::size_t model = 0; model < local.digests.size(); ++model)
@@ -49,6 +53,10 @@ void PhaseResult::start(Comm& channel, const Local& local) {
       at[shards] = report.weight;
     }
   }
+  for (const auto& [shard, squares] : local.squares) {
+    for (std::size_t model = 0; model < squares.size() && about_.measured; ++model)
+      numbers_[first_of_squares(model) + static_cast<std::size_t>(shard)] = squares[model];
+  }
   work_ = channel.all_reduce({numbers_.data(), numbers_.size(), DType::kFloat64});
   started_ = true;
 }
@@ -58,6 +66,21 @@ void PhaseResult::wait() {
   if (!started_) bring_(*this);
   work_.wait();
   done_ = true;
+  if (about_.noise) record_noise();
+}
+
+void PhaseResult::record_noise() {
+  const std::span<const double> all(numbers_);
+  for (std::size_t model = 0; model < about_.noise->size(); ++model) {
+    plan::NoiseSums& sums = (*about_.noise)[model];
+    if (about_.measured) {
+      const auto shards = static_cast<std::size_t>(about_.shards);
+      sums.add(plan::estimate_noise({.of_shards = all.subspan(first_of_squares(model), shards),
+                                     .of_batch = about_.measured->of_batch[model],
+                                     .samples = about_.measured->samples}));
+    }
+    noise_.push_back(sums.average());
+  }
 }
 
 double PhaseResult::loss() const {

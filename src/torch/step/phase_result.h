@@ -1,16 +1,25 @@
-// What workers tell each other after a phase: losses, metrics, digests and stop requests. It is one small all-reduce,
-// which travels while the next phase computes.
+// What workers tell each other after a phase: losses, metrics, norms of shards' gradients, digests and stop requests. It
+// is one small all-reduce, which travels while the next phase computes.
 #pragma once
 
 #include <lockstep/comm.h>
+#include <lockstep/noise_scale.h>
 
 #include <cstdint>
 #include <functional>
 #include <map>
+#include <memory>
+#include <optional>
 #include <string>
 #include <vector>
 
+#include "plan/noise_scale.h"
+
 namespace lockstep::steps {
+
+// The noise scales of a Step, by its optimizers: state of the job. A step that was measured counts when its numbers have
+// come, which is before the next update.
+using NoiseRecord = std::vector<plan::NoiseSums>;
 
 // Threads:   one caller at a time.
 // Blocking:  wait(), at most the Comm's timeout.
@@ -19,6 +28,11 @@ namespace lockstep::steps {
 //            shares it.
 class PhaseResult {
  public:
+  // A phase whose gradients were measured: squares of norms.
+  struct Measured {
+    std::int64_t samples = 0;      // of each shard
+    std::vector<double> of_batch;  // by model: of the mean over all shards
+  };
   // What every worker knows without being told.
   struct About {
     std::int64_t step = 0;
@@ -26,9 +40,11 @@ class PhaseResult {
     double lr = 0;         // of the first optimizer
     bool skipped = false;  // there was no update: gradients had overflowed
     int shards = 0;
-    double total_weight = 0;         // of all shards
-    std::size_t models = 0;          // that have a divergence check
-    std::vector<std::string> names;  // of metrics
+    double total_weight = 0;                       // of all shards
+    std::size_t models = 0;                        // that have a divergence check
+    std::vector<std::string> names;                // of metrics
+    std::shared_ptr<NoiseRecord> noise = nullptr;  // null: nothing is measured in this job
+    std::optional<Measured> measured = {};
   };
   // A metric of one shard.
   struct Report {
@@ -39,7 +55,8 @@ class PhaseResult {
   struct Local {
     std::map<int, double> weighted_losses;                 // by hosted shard
     std::map<int, std::map<std::string, Report>> reports;  // the same, by name
-    std::vector<double> digests;                           // of the divergence check, by model
+    std::map<int, std::vector<double>> squares;  // of gradients: by hosted shard, by model
+    std::vector<double> digests;                 // of the divergence check, by model
     bool stop = false;
   };
 
@@ -59,14 +76,20 @@ class PhaseResult {
   bool stop() const;                                     // some worker was told to stop
   bool unknown_metric() const;  // some worker has reported one that is not among the names
   double metric(const std::string& name) const;  // BadInput for an unknown one; NaN for no weight
+  // By optimizer, after this phase; empty: nothing is measured.
+  const std::vector<NoiseScale>& noise() const { return noise_; }
 
  private:
   std::size_t first_of_metric(std::size_t number) const;
+  std::size_t first_of_squares(std::size_t model) const;
+  void record_noise();
 
   About about_;
   std::function<void(PhaseResult&)> bring_;
-  // Losses by shard, digests by model and worker, stops, unknown names; then of each metric sums and weights by shard.
+  // Losses by shard, digests by model and worker, stops, unknown names; then of each metric sums and weights by shard;
+  // of each model, if it was measured, squares by shard.
   std::vector<double> numbers_;
+  std::vector<NoiseScale> noise_;
   std::size_t workers_ = 0;
   Work work_;
   bool started_ = false;

@@ -51,6 +51,19 @@ class Turns {
   virtual void ended() = 0;                            // all of its work is done, or queued
 };
 
+// One turn after the other: run_one(turn) for a shard with samples.
+template <typename RunOne>
+void run_in_order(Turns& turns, const RunOne& run_one) {
+  for (int number = 0; number < turns.count(); ++number) {
+    Turn turn = turns.take(number);
+    if (turn.shard.batch.samples > 0)
+      run_one(turn);
+    else
+      turns.before_backward(turn);
+    turns.ended();
+  }
+}
+
 // Runs forward and backward of shards: HostShards and ShardsInStep on a CPU, DeviceShards on a GPU.
 //
 // Threads:   one caller at a time; on a GPU always with the same current stream.
@@ -87,6 +100,7 @@ struct ShardWork {
   std::vector<NamedTensor> buffers;         // of them
   std::vector<torch::Tensor> buffer_bytes;  // the same on a GPU, as bytes
   bool graphs = true;                       // CUDA graphs may be used
+  bool measured = false;                    // norms of shards' gradients are taken
   Generation* generation = nullptr;
   std::int64_t samples = 0;  // of a full shard
 };

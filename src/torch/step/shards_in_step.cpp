@@ -25,7 +25,8 @@
 #include "torch/replica/synced_norms.h"
 #include "torch/replica/tensors.h"
 #include "torch/step/arithmetic.h"
-#include "torch/step/shard_runner.h"
+#include "torch/step/autocast_state.h"
+#include "torch/step/host_runner.h"
 
 namespace lockstep::steps {
 namespace {
@@ -172,34 +173,13 @@ replica::NormExchange::Rows ShardInStep::gather(const std::string& name, const a
 }
 
 // All hosted shards at the same time, on a CPU.
-class ShardsInStep : public ShardRunner {
+class ShardsInStep : public HostRunner {
  public:
   explicit ShardsInStep(ShardWork work);
 
-  void begin_step() override { local_ = {}; }
   void run(Turns& turns) override;
-  flat::Note note() override { return {}; }
-  void end_step() override {}
-  const std::set<std::string>& metrics() const override { return metrics_; }
-  std::optional<PhaseResult::Local> known() override { return local_; }
-  PhaseResult::Local bring(Deadline) override { return local_; }
-  const ShardCounts& counts() const override { return counts_; }
 
  private:
-  // Where one shard reports.
-  class Desk : public Reports {
-   public:
-    Desk(ShardsInStep& owner, int shard) : owner_(owner), shard_(shard) {}
-    void add(const std::string& name, const torch::Tensor& sum,
-             const torch::Tensor& weight) override {
-      add(name, sum.item<double>(), weight.item<double>());
-    }
-    void add(const std::string& name, double sum, double weight) override;
-
-   private:
-    ShardsInStep& owner_;
-    int shard_;
-  };
   using Gradients = std::vector<torch::Tensor>;  // by input; undefined: there is none
   void run_together(std::vector<Turn>& turns, Turns& steps, std::vector<Gradients>& gradients);
   Gradients run_one(Turn& turn, Turns& steps);
@@ -207,9 +187,6 @@ class ShardsInStep : public ShardRunner {
 
   ShardWork work_;
   base::Relay relay_;
-  PhaseResult::Local local_;
-  std::set<std::string> metrics_;
-  ShardCounts counts_;
 };
 
 ShardsInStep::ShardsInStep(ShardWork work)
@@ -219,13 +196,6 @@ ShardsInStep::ShardsInStep(ShardWork work)
     const auto tensors = model->model().trained();
     work_.inputs.insert(work_.inputs.end(), tensors.begin(), tensors.end());
   }
-}
-
-void ShardsInStep::Desk::add(const std::string& name, double sum, double weight) {
-  owner_.metrics_.insert(name);
-  auto& reports = owner_.local_.reports[shard_];
-  if (reports.emplace(name, PhaseResult::Report{sum, weight}).second) return;
-  throw BadInput(fmt::format("the metric {} was reported twice for shard {}", name, shard_));
 }
 
 void ShardsInStep::run(Turns& steps) {
@@ -250,10 +220,14 @@ void ShardsInStep::run_together(std::vector<Turn>& turns, Turns& steps,
   }
   if (names.empty()) return messages.follow();
   Together together{relay_, messages, work_.buffers, std::vector<at::Tensor>(turns.size()), {}};
-  const at::ThreadLocalState state;  // such as autocast, if it is on around the Step
+  const at::ThreadLocalState state;
+  const AutocastState autocast = AutocastState::of(torch::kCPU);  // what is on around the Step
   relay_.run(names, [&](int number) {
     at::init_num_threads();  // before any library below LibTorch uses its own number
     const at::ThreadLocalStateGuard as_caller(state);
+    // Also with autocast in the loss: cast weights are kept until the shard has ended. Where LibTorch has one cache for all
+    // threads, the end of one shard's forward would else let go what another one uses.
+    const Autocast as_around = autocast.again();
     Turn& turn = turns[static_cast<std::size_t>(number)];
     ShardInStep shard(together, number, turn.shard.index);
     const replica::NormScope norms(shard);
@@ -266,13 +240,7 @@ ShardsInStep::Gradients ShardsInStep::run_one(Turn& turn, Turns& steps) {
   Desk desk(*this, turn.shard.index);
   turn.shard.reports = &desk;
   steps.before_forward();
-  torch::Tensor loss;
-  {
-    const GeneratorTurn turn_to_draw;
-    torch::manual_seed(turn.seed);
-    say_where({"loss", turn.shard.step, turn.shard.index}, [&] { loss = work_.loss(turn.shard); });
-  }
-  check_loss(loss, turn.shard);
+  const torch::Tensor loss = seeded_loss(work_, turn);
   steps.forward_done(turn);
   Gradients gradients;
   say_where({"backward pass", turn.shard.step, turn.shard.index}, [&] {
@@ -281,7 +249,7 @@ ShardsInStep::Gradients ShardsInStep::run_one(Turn& turn, Turns& steps) {
                                       {torch::full_like(root, turn.weight * turn.scale)},
                                       /*retain_graph=*/false, /*create_graph=*/false,
                                       /*allow_unused=*/true);
-    local_.weighted_losses[turn.shard.index] = turn.weight * loss.item<double>();
+    put_loss(turn, loss);
   });
   return gradients;
 }

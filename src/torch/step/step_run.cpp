@@ -1,5 +1,6 @@
 #include "torch/step/step_run.h"
 
+#include <ATen/autocast_mode.h>
 #include <fmt/format.h>
 #include <fmt/ranges.h>
 #include <lockstep/errors.h>
@@ -10,12 +11,21 @@
 #include <sstream>
 #include <utility>
 
+#include "control/announcements.h"
 #include "control/gather_text.h"
 #include "plan/seed.h"
 #include "plan/tree.h"
 #include "torch/step/loop.h"
 
 namespace lockstep::steps {
+namespace {
+
+// A worker that has left out a Step is in another call where workers meet, and gets a Mismatch before it writes.
+std::string call_of(const StepCore& core, const Phase& phase) {
+  return fmt::format("Step {} {} phase {}", core.name, phase.step, phase.number);
+}
+
+}  // namespace
 
 using Clock = std::chrono::steady_clock;
 
@@ -45,6 +55,7 @@ StepRun::StepRun(StepCore& core, Loop& loop) : core_(core), loop_(loop) {
   }
   work.models = models_;
   work.graphs = core_.options.cuda_graphs;
+  work.measured = core_.noise != nullptr;
   work.generation = &loop_.generation();
   work.samples = loop_.plan().options().global_batch / loop_.generation().shards;
   runner_ = make_shard_runner(std::move(work));
@@ -56,6 +67,17 @@ StepRun::Weights StepRun::known_weights(std::int64_t step) const {
   for (int shard = 0; shard < loop_.generation().shards && !core_.options.weight; ++shard)
     weights.by_shard[static_cast<std::size_t>(shard)] = loop_.plan().weight(step, shard);
   return weights;
+}
+
+// A property of the job: it depends on the step and the data alone. Shards of different sizes say nothing, because their
+// gradients differ in noise.
+bool StepRun::measures(std::int64_t step) const {
+  if (!core_.noise || step % core_.options.noise_scale_every != 0) return false;
+  const std::int64_t samples = loop_.plan().count(step, 0);
+  for (int shard = 1; shard < loop_.plan().options().shards; ++shard) {
+    if (loop_.plan().count(step, shard) != samples) return false;
+  }
+  return samples > 0;
 }
 
 // The sum of all weights. If a function gives them, one worker has each and the others have 0, so a sum brings them to
@@ -85,6 +107,7 @@ bool StepRun::run(const Phase& phase, const GoesOn& goes_on) {
   for (ModelStep* const model : models_) {
     sources.push_back(model->gradients().finish(total_weight_));
     if (scaler() != nullptr) sources.back().scale = scaler()->scale();
+    sources.back().measured = measures(phase.step);
   }
   if (!goes_on()) return false;
   // A last backward that meets other workers measures its own waiting. Else all waiting is the time since it ended.
@@ -111,6 +134,8 @@ void StepRun::end_buffers(std::int64_t step) {
 // The order of the commit page: small values, intent, weights, commit. Workers that share memory meet in prepare(), so
 // the small values of all of them are there before any of them writes a weight.
 void StepRun::update(const Phase& phase, const std::vector<optim::GradientSource>& sources) {
+  const CallName call(models_.front()->trained().model->identity().announcements->comm(),
+                      call_of(core_, phase));
   CommitPage* const page = loop_.commit_page();
   if (page != nullptr) {
     page->begin(phase.step, phase.number);
@@ -166,7 +191,11 @@ std::vector<double> StepRun::intent() const {
 class StepRun::PhaseTurns : public Turns {
  public:
   PhaseTurns(StepRun& run, const Phase& phase, Weights& weights)
-      : run_(run), phase_(phase), weights_(weights), generation_(run.loop_.generation()) {}
+      : run_(run), phase_(phase), weights_(weights), generation_(run.loop_.generation()) {
+    for (ModelStep* const model : run_.models_) {
+      if (run_.measures(phase_.step)) measured_.push_back(model->measure());
+    }
+  }
 
   int count() const override { return generation_.hosted.size(); }
   bool everywhere() const override;
@@ -178,13 +207,21 @@ class StepRun::PhaseTurns : public Turns {
     for (const auto& buffers : run_.loop_.buffers()) buffers->end_shard(turn.shard.index);
   }
   void before_backward(const Turn& turn) override;
-  void ended() override { run_.loop_.batches().look_ahead(); }
+  void ended() override;
 
  private:
+  // The shard whose gradients are measured.
+  struct Backward {
+    int shard = 0;
+    double factor = 1;  // what its gradients were multiplied by
+  };
   StepRun& run_;
   const Phase& phase_;
   Weights& weights_;
   const Generation& generation_;
+  std::vector<std::unique_ptr<replica::MeasuredPass>>
+      measured_;  // by model; empty: none is measured
+  Backward backward_;
 };
 
 bool StepRun::PhaseTurns::everywhere() const {
@@ -223,11 +260,28 @@ void StepRun::PhaseTurns::before_backward(const Turn& turn) {
   for (ModelStep* const model : run_.models_) {
     if (last && model->gradients().meets()) model->gradients().before_last(run_.exchange(weights_));
   }
+  backward_ = {turn.shard.index, turn.weight * turn.scale};
+  for (const auto& pass : measured_) pass->start();
+}
+
+void StepRun::PhaseTurns::ended() {
+  for (const auto& pass : measured_) {
+    const double factor = backward_.factor;
+    run_.squares_[backward_.shard].push_back(pass->squares() / factor / factor);
+  }
+  run_.loop_.batches().look_ahead();
 }
 
 void StepRun::run_shards(const Phase& phase, Weights& weights) {
   for (const auto& buffers : loop_.buffers()) buffers->begin_step();
+  {
+    // Of autocast around the loop: weights have changed since they were cast. In LibTorch 2 one cache serves all
+    // threads, so nobody may run a forward meanwhile.
+    const GeneratorTurn turn;
+    at::autocast::clear_cache();
+  }
   runner_->begin_step();
+  squares_.clear();
   PhaseTurns turns(*this, phase, weights);
   runner_->run(turns);
   // In a short batch the last shard may have no samples and no backward: then the reduction comes after its turn, because
@@ -258,9 +312,18 @@ std::shared_ptr<PhaseResult> StepRun::result(const Phase& phase, Comm& channel, 
                            .shards = loop_.generation().shards,
                            .total_weight = total_weight_,
                            .models = checks_.size(),
-                           .names = *core_.metrics};
-  const auto start = [&channel, stop, step = phase.step, checks = checks_](
-                         PhaseResult& result, PhaseResult::Local local) {
+                           .names = *core_.metrics,
+                           .noise = core_.noise};
+  if (measures(phase.step) && !skips_) {
+    about.measured = {.samples = loop_.plan().count(phase.step, 0), .of_batch = {}};
+    for (const ModelStep* const model : models_)
+      about.measured->of_batch.push_back(model->measured_norm() * model->measured_norm());
+  }
+  const auto start = [&channel, stop, name = call_of(core_, phase), step = phase.step,
+                      checks = checks_,
+                      squares = squares_](PhaseResult& result, PhaseResult::Local local) {
+    const CallName call(channel, name);
+    local.squares = squares;
     for (divergence::Check* const check : checks) local.digests.push_back(check->digest(step));
     local.stop = stop;
     result.start(channel, local);

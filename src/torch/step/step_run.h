@@ -18,6 +18,7 @@
 
 #include <chrono>
 #include <functional>
+#include <map>
 #include <memory>
 #include <optional>
 #include <string>
@@ -39,6 +40,7 @@ class StepCore {
   Step::Loss loss;
   StepOptions options;
   std::optional<std::vector<std::string>> metrics = {};  // sorted names; known after the first call
+  std::shared_ptr<NoiseRecord> noise = {};               // null: gradients are not measured
 };
 
 struct Phase {
@@ -81,6 +83,7 @@ class StepRun {
   };
   Weights known_weights(std::int64_t step) const;
   double exchange(Weights& weights);
+  bool measures(std::int64_t step) const;
   class PhaseTurns;
   void run_shards(const Phase& phase, Weights& weights);
   void end_buffers(std::int64_t step);
@@ -98,6 +101,8 @@ class StepRun {
   std::shared_ptr<ShardRunner> runner_;     // shared, so that results can see whether it is gone
   double total_weight_ = 0;                 // of the last phase
   bool skips_ = false;                      // the last phase
+  // Of the last phase, if it was measured: by hosted shard and model, squares of norms of the gradients.
+  std::map<int, std::vector<double>> squares_;
   std::chrono::nanoseconds exposed_{0};
 };
 

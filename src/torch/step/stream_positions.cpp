@@ -3,7 +3,7 @@
 namespace lockstep::steps {
 namespace {
 
-constexpr std::int64_t kColumns = 4;
+constexpr std::int64_t kColumns = 5;
 constexpr std::int64_t kNoPass = -1;
 
 }  // namespace
@@ -14,8 +14,8 @@ StreamPositions::StreamPositions(int shards)
 void StreamPositions::read(const data::StreamReader& streams) const {
   const auto* row = table_.data_ptr<std::int64_t>();
   for (int shard = 0; shard < table_.size(0); ++shard, row += kColumns) {
-    const data::StreamMark mark{row[0], row[1], row[2], row[3]};
-    if (mark.pass >= 0 && mark.position >= 0) streams.add_mark(shard, mark);
+    const data::StreamMark mark{row[0], row[1], row[2], row[3], row[4]};
+    if (mark.pass >= 0) streams.add_mark(shard, mark);
   }
 }
 
@@ -27,12 +27,13 @@ void StreamPositions::note(const data::StreamReader& streams, const plan::Batche
   table_.zero_();
   for (int shard = hosted.begin; shard < hosted.end; ++shard) {
     const auto mark =
-        streams.mark(shard, at.epoch, item).value_or(data::StreamMark{at.epoch, 0, kNoPass, 0});
+        streams.mark(shard, at.epoch, item).value_or(data::StreamMark{at.epoch, 0, kNoPass});
     auto* const row = table_.data_ptr<std::int64_t>() + shard * kColumns;
     row[0] = mark.epoch;
     row[1] = mark.item;
     row[2] = mark.pass;
     row[3] = mark.position;
+    row[4] = mark.digest;
   }
   const auto count = static_cast<std::size_t>(table_.numel());
   comm.all_reduce({table_.data_ptr<std::int64_t>(), count, DType::kInt64}).wait();

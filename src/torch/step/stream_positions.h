@@ -12,9 +12,8 @@
 
 namespace lockstep::steps {
 
-// The streams of a job, and a table with a row for each shard: epoch, item, pass and position of the stream's last mark
-// before the job's position; the pass is -1 if the stream has told none. The table decides only how much of a stream is
-// read again by a job that goes on.
+// The streams of a job, and a table with a row for each shard: the stream's last mark before the job's position; the pass
+// is -1 if there is none. A job that goes on begins to read there, so that the sample at the mark can be compared.
 //
 // Threads:   one caller at a time; loader threads may read the streams meanwhile.
 // Blocking:  note() is collective, and waits for a read that is under way.

@@ -33,7 +33,7 @@
 #include "torch/device/device.h"
 #include "torch/replica/tensors.h"
 #include "torch/step/arithmetic.h"
-#include "torch/train/autocast_state.h"
+#include "torch/step/autocast_state.h"
 
 namespace lockstep {
 namespace {

@@ -6,6 +6,7 @@
 #include <chrono>
 #include <cmath>
 #include <cstdint>
+#include <tuple>
 #include <utility>
 #include <vector>
 
@@ -63,14 +64,21 @@ void check_parts(const TrainerParts& parts) {
     throw BadInput("a Trainer wants a module, an optimizer, training data and a loss");
   if (steps::ModelView(*parts.optimizer) != steps::ModelView(parts.model))
     throw BadInput("the Trainer's optimizer was made for another model than its own");
+  if (parts.plateau && (!parts.test || !parts.score || parts.learning_rate)) {
+    throw BadInput(
+        "a Trainer's plateau wants test data and a score, and no learning_rate of steps beside it");
+  }
 }
 
-steps::JobSetup setup_of(const TrainerOptions& options) {
+steps::JobSetup setup_of(const TrainerParts& parts, const TrainerOptions& options) {
+  auto properties = options.job;
+  // Named only where it is used, so that jobs of before go on from their checkpoints.
+  if (parts.plateau) properties["plateau"] = parts.plateau->text();
   return {.options = {.global_batch = options.global_batch,
                       .shards = options.shards,
                       .seed = options.seed,
                       .buffers = options.buffers,
-                      .properties = options.job,
+                      .properties = std::move(properties),
                       .check_divergence = options.check_divergence,
                       .checkpoint = options.checkpoint_directory,
                       .checkpoint_every_steps = options.checkpoint_every_steps,
@@ -93,6 +101,7 @@ std::unique_ptr<steps::StepCore> step_of(const TrainerParts& parts, const Traine
                                          const TrainerHooks& hooks, GradScaler* scaler) {
   StepOptions step{.learning_rate = parts.learning_rate,
                    .scaler = scaler,
+                   .noise_scale_every = options.noise_scale_every,
                    .before_update = hooks.on_gradients,
                    .cuda_graphs = options.cuda_graphs};
   if (parts.weight)
@@ -107,6 +116,41 @@ std::vector<replica::Property> run_of(const TrainerOptions& options) {
   return {{"hash_log", options.hash_log.empty() ? "none" : "set"},
           {"verify_until", std::to_string(options.verify_until)}};
 }
+
+// The state of a plateau where checkpoints find it.
+class KeptPlateau {
+ public:
+  KeptPlateau(std::shared_ptr<ReduceLROnPlateau> plateau, steps::JobCore& job)
+      : plateau_(std::move(plateau)) {
+    if (!plateau_) return;
+    put();
+    job.keep("plateau", state_);
+  }
+
+  explicit operator bool() const { return plateau_ != nullptr; }
+  // What a checkpoint has brought.
+  void take() {
+    if (!plateau_) return;
+    ReduceLROnPlateau::State state;
+    for (std::size_t i = 0; i < state.size(); ++i)
+      state[i] = state_[static_cast<std::int64_t>(i)].item<double>();
+    plateau_->load_state(state);
+  }
+  void step(double loss, optim::Optimizer& optimizer) {
+    if (!plateau_) return;
+    optimizer.set_lr(plateau_->step(loss, optimizer.lr()));
+    put();
+  }
+
+ private:
+  void put() {
+    const auto& state = plateau_->state();
+    for (std::size_t i = 0; i < state.size(); ++i) state_[static_cast<std::int64_t>(i)] = state[i];
+  }
+
+  std::shared_ptr<ReduceLROnPlateau> plateau_;  // null: there is none
+  torch::Tensor state_ = torch::zeros(std::tuple_size_v<ReduceLROnPlateau::State>, torch::kFloat64);
+};
 
 }  // namespace
 
@@ -128,8 +172,8 @@ struct Trainer::State {
   std::optional<GradScaler> scaler;  // before the job, which uses it
   std::shared_ptr<steps::JobCore> job;
   steps::StepCore* step = nullptr;
+  std::optional<KeptPlateau> plateau;
   std::optional<train::WeightHashes> hashes;
-  bool has_run = false;
 
   // Of the run so far.
   StepRecord record;  // of the last step; its loss comes later
@@ -145,8 +189,9 @@ Trainer::State::State(World& world, TrainerParts its_parts, TrainerOptions its_o
   if ((options.steps > 0) == (options.epochs > 0))
     throw BadInput("a Trainer wants either steps or epochs");
   if (options.scaler) scaler.emplace(*options.scaler);
-  job = steps::JobCore::make(world, setup_of(options), observe());
+  job = steps::JobCore::make(world, setup_of(parts, options), observe());
   step = &job->add_step(step_of(parts, options, hooks, scaler ? &*scaler : nullptr));
+  plateau.emplace(parts.plateau, *job);
   job->prepare(parts.train, batches_of(options), run_of(options));
 }
 
@@ -154,6 +199,7 @@ steps::JobHooks Trainer::State::observe() {
   return {.on_result =
               [this](const steps::PhaseResult& result) {
                 record.loss = result.loss();
+                if (!result.noise().empty()) record.noise_scale = result.noise().front();
                 if (hooks.on_step) hooks.on_step(record);
               },
           .on_saved = hooks.on_checkpoint};
@@ -172,13 +218,15 @@ void Trainer::State::run_step(steps::Loop& loop) {
             parts.optimizer->lr(), times.step_ms.back(), times.exposed_ms.back(),
             ran->about().skipped};
   if (hashes) hashes->record(batch.step());
-  if (batch.ends_epoch() && options.verify_log.empty()) end_epoch(batch.epoch(), batch.step() + 1);
+  if (batch.ends_epoch() && (options.verify_log.empty() || *plateau))
+    end_epoch(batch.epoch(), batch.step() + 1);
 }
 
 void Trainer::State::end_epoch(std::int64_t epoch, std::int64_t steps_done) {
   job->settle();
   evaluation = evaluate();
   evaluated_at = steps_done;
+  plateau->step(evaluation->loss, *parts.optimizer);
   if (evaluation->samples > 0 && hooks.on_epoch) hooks.on_epoch(epoch, *evaluation);
 }
 
@@ -209,6 +257,7 @@ TrainingResult Trainer::State::result(steps::Loop& loop, std::int64_t first_step
   result.stopped = result.steps < loop.end();
   if (result.steps > first_step) result.final_loss = record.loss;
   if (scaler) result.loss_scale = scaler->scale();
+  if (step->noise) result.noise_scale = step->noise->front().average();
   if (evaluated_at != result.steps && !result.stopped && options.verify_log.empty())
     evaluation = evaluate();
   if (hashes) result.verified = hashes->compared();
@@ -227,6 +276,7 @@ TrainingResult Trainer::State::run() {
   parts.module->train();
   const auto loop = job->open(parts.train, batches_of(options));
   const std::int64_t first = job->position();
+  plateau->take();
   loop->set_end(begin_hashes(first, loop->end()));
   for (bool more = loop->first(); more; more = loop->advance()) run_step(*loop);
   return result(*loop, first);
@@ -259,7 +309,7 @@ Evaluation Trainer::evaluate() {
 }
 
 TrainingResult Trainer::run() {
-  if (std::exchange(state_->has_run, true)) throw BadInput("a Trainer runs once: make another");
+  if (std::exchange(has_run_, true)) throw BadInput("a Trainer runs once: make another");
   TrainingResult result;
   steps::in_plain_words([&] { result = state_->run(); });
   return result;

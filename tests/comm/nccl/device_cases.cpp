@@ -3,6 +3,7 @@
 #include <numeric>
 
 #include "plan/tree.h"
+#include "tests/support/slow_build.h"
 
 namespace lockstep::testing {
 namespace {
@@ -350,6 +351,7 @@ void pieces_apart(Comm& comm, NcclApi& api) {
   };
   for (const auto& counts : cuts) {
     apart_bits<float>(comm, api, counts);
+    if (kSlowBuild) continue;  // a sanitizer sees the same for every type
     apart_bits<BFloat16>(comm, api, counts);
     apart_bits<std::int32_t>(comm, api, counts);
   }

@@ -1,10 +1,13 @@
 // A worker of gpu_jobs.sh. Without arguments: trains, and on rank 1 asks for more memory than there is in the sixth step.
 // With "parts": a loop of its own with LibTorch's optimizer, which has another learning rate on rank 1.
+// With "norms": one SyncBatchNorm, beside LibTorch's on the batches of all workers; says how far they are apart.
 // With "loop" and a model, or "gan": the loops of step_test, which say the hash of their weights.
 #include <lockstep/errors.h>
 #include <lockstep/optim.h>
+#include <lockstep/sync_batchnorm.h>
 #include <lockstep/trainer.h>
 
+#include <algorithm>
 #include <cstdio>
 #include <memory>
 #include <string>
@@ -25,6 +28,35 @@ void train_apart(lockstep::World& world) {
   }
 }
 
+// Outputs, gradients of inputs and running statistics, in float64. The first worker has more samples.
+double distance_of_norms(lockstep::World& world) {
+  using lockstep::testing::largest_difference;
+  using lockstep::testing::samples;
+  const auto on_gpu = torch::TensorOptions(torch::kFloat64).device(torch::kCUDA);
+  const auto make = [&] {
+    torch::nn::BatchNorm2d layer(4);
+    layer->to(on_gpu.device(), torch::kFloat64);
+    return layer;
+  };
+  auto layer = make();
+  auto plain = make();
+  lockstep::convert_sync_batchnorm(*layer, world);
+  const auto size = static_cast<std::int64_t>(world.size());
+  const auto all = samples(3, {3 * size + 2, 4, 5, 5}).to(on_gpu).requires_grad_();
+  const auto factors = samples(4, {3 * size + 2, 4, 5, 5}).to(on_gpu);
+  const std::int64_t first = world.rank() == 0 ? 0 : 3 * world.rank() + 2;
+  const std::int64_t last = 3 * world.rank() + 5;
+  const auto own = all.detach().slice(0, first, last).clone().requires_grad_();
+  const auto output = layer(own);
+  (output * factors.slice(0, first, last)).sum().backward();
+  const auto whole = plain(all);
+  (whole * factors).sum().backward();
+  return std::max({largest_difference(output, whole.slice(0, first, last)),
+                   largest_difference(own.grad(), all.grad().slice(0, first, last)),
+                   largest_difference(layer->running_mean, plain->running_mean),
+                   largest_difference(layer->running_var, plain->running_var)});
+}
+
 std::string looped(lockstep::World& world, const std::string& model) {
   namespace loops = lockstep::testing::loops;
   if (model == "gan") return loops::Gan(world).run(loops::kSteps);
@@ -40,6 +72,11 @@ int main(int argc, char** argv) {
     if (argc > 2) {
       std::printf("weights %s\n", looped(world, argv[2]).c_str());
       return 0;
+    }
+    if (argc > 1 && std::string(argv[1]) == "norms") {
+      const double distance = distance_of_norms(world);
+      std::printf("norms are %g apart\n", distance);
+      return distance < 1e-12 ? 0 : 1;
     }
     if (argc > 1) {
       train_apart(world);

@@ -31,6 +31,14 @@ for job in "--model mlp --data synthetic:1024" "--model cnn --data synthetic:102
     "$(hash $job -n 2 --graphs off --bucket-bytes 65536)" "$(hash $job -n 4 --bucket-bytes 1048576)"
 done
 
+# Layer-wise rules, with averages and limits; and float16, whose losses are scaled.
+for job in "--model cnn --data synthetic:1024 --optimizer lars --clip-value 0.01 --ema 0.9" \
+  "--model mlp --data synthetic:1024 --optimizer lamb --clip-norm 0.5 --ema 0.9" \
+  "--model cnn --data synthetic:1024 --optimizer lamb --precision fp16"; do
+  # shellcheck disable=SC2086
+  same "$(hash $job -n 1)" "$(hash $job -n 2 --graphs off)" "$(hash $job -n 4)"
+done
+
 # Loops of a program's own, with Job and Step, on 8 shards. Every worker says its hash.
 loop_hash() {
   LOCKSTEP_SHARE_GPUS=1 timeout 100 "$lockstep" run -n "$2" --device cuda -- "$actor" loop "$1" >"$work/log" 2>&1 ||
@@ -41,6 +49,13 @@ for model in mlp cnn gpt gan; do
   job="own loop, $model"
   same "$(loop_hash $model 1)" "$(loop_hash $model 2)" "$(loop_hash $model 4)"
 done
+
+# A batch norm over the samples of all workers, beside LibTorch's.
+for workers in 1 3; do
+  LOCKSTEP_SHARE_GPUS=1 timeout 60 "$lockstep" run -n $workers --device cuda -- "$actor" norms >"$work/log" 2>&1 ||
+    { cat "$work/log" >&2; fail "batch norms of $workers workers differ from LibTorch's"; }
+done
+echo "SyncBatchNorm: $(tail -n 1 "$work/log")"
 
 # Held weights go on from a checkpoint with their masters, on another number of workers; with another precision they do not.
 for job in "--model gpt --data $work/text --context 64 --optimizer adamw --precision bf16-held" \

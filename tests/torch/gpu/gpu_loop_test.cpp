@@ -64,5 +64,26 @@ TEST(GpuLoop, AParameterThatNobodyUsedIsLeftAlone) {
     EXPECT_LT(largest_difference(net->parameters()[i], plain->parameters()[i]), 1e-5) << i;
 }
 
+TEST(GpuLoop, ANormIsToldAlsoIfAParameterIsLeftAlone) {
+  World world = World::over(connect_alone(), kFirstGpu);
+  auto net = seeded<TwoLayers>(1);
+  auto model = data_parallel(net, world, {.missing_gradient = MissingGradient::kZero});
+  optim::AdamW optimizer(model, {.lr = 0.05});
+  optimizer.set_clip_norm(1);
+  optimizer.keep_norms();
+  for (int step = 0; step < 3; ++step) {
+    model.zero_grad();
+    net->first(samples(static_cast<std::uint64_t>(step), {6, 8}).to(torch::kCUDA))
+        .pow(2)
+        .mean()
+        .backward();
+    const double norm = net->first->weight.grad().norm().item<double>();
+    optimizer.step();
+    EXPECT_GE(optimizer.last_norm(), norm * 0.999);
+    for (const auto& [name, of] : optimizer.last_norms())
+      EXPECT_EQ(of > 0, name.find("first") == 0) << name;
+  }
+}
+
 }  // namespace
 }  // namespace lockstep::testing

@@ -43,6 +43,7 @@ struct Job {
   bool held = false;         // and weights of layers are held so, too
   bool rounded = false;      // or are at first what they would be then
   bool untraceable = false;  // the loss looks at a number on the host
+  std::string optimizer;     // with its own options and an average; empty: by adamw_clipped
   DataParallelOptions parallel;
   TrainerOptions options{.steps = 9, .global_batch = 16, .shards = 4, .seed = 5};
 };
@@ -85,7 +86,11 @@ Trained trained(World world, const Job& job) {
   const auto net = net_of(job);
   auto model = data_parallel(net, world, job.parallel);
   std::shared_ptr<optim::Optimizer> optimizer;
-  if (job.adamw_clipped) {
+  if (!job.optimizer.empty()) {
+    optimizer = make_optimizer(job.optimizer, model);
+    optimizer->set_ema(0.9);
+    optimizer->set_clip_value(0.1);
+  } else if (job.adamw_clipped) {
     optimizer = std::make_shared<optim::AdamW>(model, optim::AdamWOptions{.lr = 1e-3});
     optimizer->set_clip_norm(0.5);
   } else {
@@ -166,6 +171,51 @@ TEST_P(GpuTrainer, GraphsAndForcedCollectivesKeepTheBits) {
 }
 INSTANTIATE_TEST_SUITE_P(EveryModel, GpuTrainer, ::testing::Values("mlp", "cnn", "resnet18", "gpt"),
                          [](const auto& model) { return std::string(model.param); });
+
+TEST_F(GpuTrainer, LayerWiseRulesAndAveragesKeepTheBitsInGraphsAndCollectives) {
+  for (const char* const optimizer : {"lars", "lamb"}) {
+    SCOPED_TRACE(optimizer);
+    const auto averages = [](const Trained& of) {
+      std::vector<torch::Tensor> all;
+      for (const auto& [name, tensor] : of.optimizer->ema()) all.push_back(tensor.flatten().cpu());
+      return torch::cat(all);
+    };
+    Job job;
+    job.optimizer = optimizer;
+    job.options.cuda_graphs = false;
+    const Trained eager = trained(alone(), job);
+    job.options.cuda_graphs = true;
+    const Trained replayed = trained(alone(), job);
+    EXPECT_GT(replayed.result.shard_counts.replayed, 10);
+    job.parallel = {.bucket_bytes = 1 << 14, .force_collectives = true};
+    const Trained reduced = trained(alone_over_nccl(), job);
+    for (const Trained* const other : {&replayed, &reduced}) {
+      EXPECT_EQ(other->result.weights_sha256, eager.result.weights_sha256);
+      EXPECT_TRUE(torch::equal(averages(*other), averages(eager)));
+    }
+  }
+}
+
+// The first scale is too large for float32, so the first steps overflow.
+TEST_F(GpuTrainer, ScaledStepsThatOverflowAreSkippedInGraphsAndCollectives) {
+  for (const char* const optimizer : {"", "lamb"}) {
+    SCOPED_TRACE(optimizer);
+    Job job;
+    job.optimizer = optimizer;
+    job.options.scaler = GradScalerOptions{.init_scale = 0x1p127, .backoff_factor = 0x1p-10};
+    job.options.cuda_graphs = false;
+    const TrainingResult eager = train(alone(), job);
+    EXPECT_GT(eager.skipped_steps, 0);
+    EXPECT_LT(eager.skipped_steps, 9);
+    EXPECT_LT(eager.loss_scale, 0x1p127);
+    job.options.cuda_graphs = true;
+    const TrainingResult replayed = train(alone(), job);
+    EXPECT_EQ(replayed.skipped_steps, eager.skipped_steps);
+    EXPECT_EQ(replayed.weights_sha256, eager.weights_sha256);
+    job.parallel.force_collectives = true;
+    EXPECT_EQ(train(alone_over_nccl(), job).weights_sha256, eager.weights_sha256);
+  }
+}
 
 TEST_F(GpuTrainer, OneShardIsReplayedAndReadWhereItIs) {
   Job job;

@@ -6,7 +6,7 @@
 #include <torch/version.h>
 
 #include "torch/replica/tensors.h"
-#include "torch/train/autocast_state.h"
+#include "torch/step/autocast_state.h"
 
 namespace lockstep {
 namespace {
