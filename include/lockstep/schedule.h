@@ -17,6 +17,10 @@
 #include <string>
 #include <vector>
 
+namespace lockstep::steps {
+class JobCore;
+}
+
 namespace lockstep {
 
 class Schedule;
@@ -209,7 +213,7 @@ class ReduceLROnPlateau {
   void load_state(const State& state) { state_ = state; }
 
  private:
-  friend class Job;  // keeps the state in checkpoints
+  friend class steps::JobCore;  // keeps the state in checkpoints
   bool is_better(double metric) const;
 
   ReduceLROnPlateauOptions options_;

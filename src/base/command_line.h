@@ -83,6 +83,13 @@ CLI::Option* add_choice(CLI::App& parser, const std::string& name,
 // Reads the words into the parser's options. For words that cannot be understood it calls refuse(text), which throws.
 template <typename Refuse>
 void parse_words(CLI::App& parser, const std::vector<std::string>& words, const Refuse& refuse) {
+  for (const std::string& word : words) {
+    // CLI11 reads `--option=` as the option without a value, if it may have none.
+    if (!word.starts_with("--") || word.find('=') + 1 != word.size()) continue;
+    const CLI::Option* const option = parser.get_option_no_throw(word.substr(0, word.size() - 1));
+    if (option != nullptr && option->get_expected_min() == 0 && option->get_expected_max() > 0)
+      refuse(fmt::format("{} has no value behind the sign: give one, or leave out the sign", word));
+  }
   try {
     parser.parse(
         std::vector<std::string>(words.rbegin(), words.rend()));  // CLI11 takes the last word first

@@ -77,13 +77,15 @@ std::vector<Program> writers_of_gradients() {
                    loss_of(net, step + 50, rank).backward();
                    optimizer.step();
                  }});
-  all.push_back({"replaces gradients", [=](auto& net, auto& optimizer, int step, int rank) {
+  all.push_back({"replaces gradients",
+                 [=](auto& net, auto& optimizer, int step, int rank) {
                    backward(net, optimizer, step, rank);
                    auto weight = net.first->weight;
                    weight.mutable_grad() = weight.grad() * 0.5;
                    net.second->bias.mutable_grad() = torch::Tensor();
                    optimizer.step();
-                 }});
+                 },
+                 MissingGradient::kZero});
   return all;
 }
 

@@ -331,7 +331,7 @@ TEST_P(EveryOptimizer, FollowsASchedulerOfLibTorchs) {
   });
 }
 
-INSTANTIATE_TEST_SUITE_P(Optim, EveryOptimizer, ::testing::ValuesIn(cpu_optimizer_names()));
+INSTANTIATE_TEST_SUITE_P(Optim, EveryOptimizer, ::testing::ValuesIn(all_optimizer_names()));
 
 TEST(Optim, HalfAndDoubleParametersTrain) {
   in_world(1, [](World& world) {

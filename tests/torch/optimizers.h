@@ -14,7 +14,7 @@ inline std::vector<std::string> optimizer_names() {
 }
 
 // With those that LibTorch does not have.
-inline std::vector<std::string> cpu_optimizer_names() {
+inline std::vector<std::string> all_optimizer_names() {
   auto names = optimizer_names();
   names.insert(names.end(), {"lars", "lamb"});
   return names;

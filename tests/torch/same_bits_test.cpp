@@ -44,7 +44,7 @@ std::vector<Levels> make_factors() {
     if (engine.built) built.push_back(engine.name);
   }
   return {{"mlp", "cnn", "gpt"},
-          cpu_optimizer_names(),
+          all_optimizer_names(),
           {"0", "0.5"},
           {"8", "1", "2", "3", "5", "6", "7"},
           {"1", "2", "3", "4", "5", "8"},
@@ -300,7 +300,7 @@ TEST_F(SameBits, RarerOptimizersGiveOneHashOnOneToThreeWorkers) {
   std::vector<Choices> runs;
   Choices run{};
   run[kShards] = 3;  // which is three shards
-  for (run[kOptimizer] = kUsualOptimizers; run[kOptimizer] < cpu_optimizer_names().size();
+  for (run[kOptimizer] = kUsualOptimizers; run[kOptimizer] < all_optimizer_names().size();
        ++run[kOptimizer]) {
     for (run[kWorkers] = 0; number(run, kWorkers) <= 3; ++run[kWorkers]) runs.push_back(run);
   }

@@ -45,7 +45,7 @@ std::string trained_digest(const std::string& engine, int workers, const Job& jo
 TEST(SharedTraining, HasTheBitsOfTrainingThroughMessages) {
   at::globalContext().setUserEnabledMkldnn(false);  // knows no bfloat16 on some processors
   std::vector<Job> jobs = {{.clip_norm = 0.05}, {.optimizer = "adamw", .clip_norm = 0.05}};
-  for (const std::string& name : cpu_optimizer_names()) {
+  for (const std::string& name : all_optimizer_names()) {
     jobs.push_back({.optimizer = name});
     jobs.push_back({.optimizer = name, .half = true});
   }

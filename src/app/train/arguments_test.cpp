@@ -52,6 +52,8 @@ TEST(TrainArguments, NumbersAreReadWholeOrRefused) {
   EXPECT_EQ(parse_train_arguments({"--scale-lr"}).scale_lr_from, 256);
   EXPECT_EQ(parse_train_arguments({"--noise-scale"}).noise_scale_every, 16);
   EXPECT_EQ(parse_train_arguments({"--noise-scale", "4"}).noise_scale_every, 4);
+  EXPECT_EQ(parse_train_arguments({"--noise-scale=4"}).noise_scale_every, 4);
+  EXPECT_THAT(refusal_of({"--noise-scale="}), HasSubstr("--noise-scale= has no value"));
   EXPECT_THAT(refusal_of({"--noise-scale", "--shards", "1", "--workers", "1"}),
               HasSubstr("this job has one"));
   EXPECT_THAT(refusal_of({"--noise-scale", "--clip-value", "1"}), HasSubstr("--clip-norm"));

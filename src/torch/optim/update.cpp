@@ -69,7 +69,7 @@ struct StepNote {
   std::uint64_t steps = 0;      // that were taken before
   std::uint64_t rates = 0;      // a digest of the learning rates
   std::uint64_t extras = 0;     // a digest of what the program has set beside the options
-  std::uint64_t gradients = 0;  // a sample of the averages; 0: none was taken
+  std::uint64_t gradients = 0;  // a sample of the averages, and which are absent
   std::uint64_t cannot = 0;     // 1: this worker cannot make the step
   std::uint64_t written = 0;    // of Parameters::look(); 0 also if nobody should compare it
   std::uint64_t scale = 0;      // the bits of the scale of the losses; 0: there is none
@@ -96,6 +96,14 @@ struct StepNote {
     return {};
   }
 };
+
+// 0 if no gradient is absent.
+std::uint64_t digest_of(const std::vector<bool>& absent) {
+  std::uint64_t digest = 0;
+  for (std::size_t entry = 0; entry < absent.size(); ++entry)
+    if (absent[entry]) digest ^= base::mix64(entry + 1);
+  return digest;
+}
 
 BadInput written_in_loop(const std::string& model) {
   return BadInput(fmt::format(
@@ -154,6 +162,8 @@ Said say_step(const Trained& trained, const GradientSource& source) {
   }
   const auto steps = static_cast<std::uint64_t>(trained.groups.steps());
   const bool samples = can_sample(model) && model.comm().size() > 1 && source.is(model.averages());
+  const std::uint64_t sample =
+      samples ? replica::sample_lines(model.averages(), model.layout(), steps) : 0;
   const std::uint64_t written = model.parts().parameters->look();
   if (model.hosts_shards() && written != 0 && !said.cannot)
     said.cannot = std::make_exception_ptr(written_in_loop(model.attachment().name()));
@@ -161,7 +171,7 @@ Said say_step(const Trained& trained, const GradientSource& source) {
                       steps,
                       trained.groups.digest_of_rates(),
                       trained.extras.digest(),
-                      samples ? replica::sample_lines(model.averages(), model.layout(), steps) : 0,
+                      sample ^ digest_of(trained.absent()),
                       said.cannot ? 1U : 0U,
                       model.parts().options.check_weights ? written : 0,
                       std::bit_cast<std::uint64_t>(source.scale.value_or(0))};

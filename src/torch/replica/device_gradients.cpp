@@ -39,6 +39,7 @@ bool DeviceGradients::stays(std::size_t entry) const {
 }
 
 void DeviceGradients::settle() {
+  untangle();
   for (const plan::Bucket& bucket : buckets_) bring(bucket);
 }
 

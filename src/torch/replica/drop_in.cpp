@@ -101,6 +101,7 @@ void DropIn::ready(std::size_t entry, const torch::Tensor& incoming) {
 void DropIn::begin() {
   const bool synchronised = suspended_ == 0;
   if (synchronised) attachment_.check_module();  // before anything is sent
+  parts_.banks->in_use().untangle();             // other gradients will be added to these
   attachment_.call_at_end();
   start(synchronised);
   notes_ = {};

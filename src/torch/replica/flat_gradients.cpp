@@ -5,6 +5,7 @@
 #include <lockstep/errors.h>
 
 #include <cstring>
+#include <functional>
 
 #include "torch/device/device.h"
 #include "torch/replica/tensors.h"
@@ -16,11 +17,11 @@ FlatGradients::FlatGradients(const std::vector<NamedTensor>& parameters, const p
     : memory_(std::move(memory)) {
   slots_.reserve(layout.entries().size());
   for (const plan::Entry& entry : layout.entries()) {
-    torch::Tensor parameter = parameters[entry.registered].tensor;
-    const bool wide = entry.dtype != reducible_dtype(parameter, entry.name);
-    const auto like = wide ? torch::empty_like(parameter, torch::kFloat32) : parameter;
-    slots_.push_back({entry, parameter, memory_.view(entry, like), parameter.scalar_type()});
-    wide_ = wide_ || wide;
+    const torch::Tensor& parameter = parameters[entry.registered].tensor;
+    Slot slot{entry, parameter, {}, parameter.scalar_type()};
+    slot.view = memory_.view(entry, slot.like());
+    wide_ = wide_ || slot.wide();
+    slots_.push_back(std::move(slot));
   }
 }
 
@@ -43,6 +44,14 @@ void FlatGradients::attach_averages() {
     slot.parameter.mutable_grad() = slot.average;
     slot.hidden = false;
   }
+}
+
+bool FlatGradients::Slot::wide() const {
+  return scalar_type(entry.dtype) != type;
+}
+
+torch::Tensor FlatGradients::Slot::like() const {
+  return wide() ? torch::empty_like(parameter, torch::kFloat32) : parameter;
 }
 
 void FlatGradients::Slot::attach() {
@@ -151,8 +160,45 @@ void FlatGradients::look_at(std::size_t entry) {
   if (watched()) watched_->watch.look_at(entry, slots_[entry].entry);
 }
 
+// Whether a gradient is somewhere in the memory of gradients or of averages.
+bool FlatGradients::is_here(const torch::Tensor& grad) const {
+  if (grad.layout() != torch::kStrided) return false;
+  const auto is_in_memory = [at = static_cast<const std::byte*>(grad.data_ptr())](
+                                const FlatMemory& memory) {
+    return !std::less<>()(at, memory.data()) && std::less<>()(at, memory.data() + memory.bytes());
+  };
+  return is_in_memory(memory_) || (averages_ && is_in_memory(averages_->seen()));
+}
+
+// param.grad and the view may be one tensor: if the program has given that other memory, the view
+// is made again. Displaced gradients are copied, because bringing one back may overwrite another.
+void FlatGradients::untangle() {
+  torch::NoGradGuard no_grad;
+  for (Slot& slot : slots_) {
+    if (slot.entry.count == 0) continue;
+    if (slot.view.data_ptr() != memory_.data() + slot.entry.offset)
+      slot.view = memory_.view(slot.entry, slot.like());
+    if (averages_ && slot.average.data_ptr() != averages_->seen().data() + slot.entry.offset)
+      slot.average = averages_->seen().view(slot.entry, slot.view);
+    const torch::Tensor& grad = slot.parameter.grad();
+    if (!grad.defined() || is_in(grad, slot.view)) continue;
+    if (slot.average.defined() && is_in(grad, slot.average)) continue;
+    if (is_here(grad)) slot.parameter.mutable_grad() = grad.clone();
+  }
+}
+
+std::vector<std::size_t> FlatGradients::erased() const {
+  std::vector<std::size_t> entries;
+  for (std::size_t entry = 0; entry < slots_.size(); ++entry) {
+    const Slot& slot = slots_[entry];
+    if (!slot.hidden && !slot.parameter.grad().defined()) entries.push_back(entry);
+  }
+  return entries;
+}
+
 void FlatGradients::settle() {
   torch::NoGradGuard no_grad;
+  untangle();
   for (std::size_t entry = 0; entry < slots_.size(); ++entry) {
     Slot& slot = slots_[entry];
     const torch::Tensor& grad = slot.parameter.grad();
@@ -173,6 +219,7 @@ void FlatGradients::settle() {
 void FlatGradients::stay(const std::vector<bool>& absent) {
   if (!averages_) return settle();
   torch::NoGradGuard no_grad;
+  untangle();
   for (std::size_t entry = 0; entry < slots_.size(); ++entry) {
     Slot& slot = slots_[entry];
     const torch::Tensor& grad = slot.parameter.grad();
@@ -194,6 +241,10 @@ void FlatGradients::check(std::size_t entry) const {
   const torch::Tensor& grad = slot.parameter.grad();
   const bool converted =
       slot.parameter.scalar_type() != slot.type || slot.parameter.device() != slot.view.device();
+  if (!converted && grad.defined() && grad.sizes() != slot.parameter.sizes()) {
+    throw BadInput(fmt::format("the gradient of {} is {}, and the parameter is {}", slot.entry.name,
+                               describe(grad), describe(slot.parameter)));
+  }
   if (!converted && !(grad.defined() && grad.requires_grad())) return;
   throw BadInput(fmt::format(
       "the gradient of {} {}", slot.entry.name,

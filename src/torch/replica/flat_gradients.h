@@ -88,6 +88,14 @@ class FlatGradients {
   // The same before an update, which reads averaged(). Absent gradients may stay undefined.
   virtual void stay(const std::vector<bool>& absent);
 
+  // Call it before gradients are used that the program has seen. It may have given a gradient other
+  // memory (set_data(), set_()), swapped two, or replaced one by a view of itself. Afterwards each
+  // is in its place, or outside of all places.
+  void untangle();
+
+  // Which gradients the program made undefined. None on a GPU, where they count as zero.
+  virtual std::vector<std::size_t> erased() const;
+
   // Call it outside of a pass, before gradients are used: the program may have copied a reference
   // to a gradient since.
   virtual void look_again() {}
@@ -120,7 +128,8 @@ class FlatGradients {
     bool hidden = false;
     torch::Tensor average;  // if averages are elsewhere: the average there
 
-    bool wide() const { return view.scalar_type() != type; }
+    bool wide() const;
+    torch::Tensor like() const;  // what the view looks like
     void attach();
     void hide();
   };
@@ -140,6 +149,7 @@ class FlatGradients {
     divergence::GradientWatch watch;
   };
   void look_at(std::size_t entry);  // with parity: notes what the entry has now
+  bool is_here(const torch::Tensor& grad) const;
 
   std::optional<Watched> watched_;
 };

@@ -1,5 +1,6 @@
 #include "torch/replica/replicated.h"
 
+#include <fmt/format.h>
 #include <lockstep/errors.h>
 
 #include <algorithm>
@@ -135,7 +136,26 @@ Replicated::Run::~Run() {
 void Replicated::settle() {
   check_attached();
   drop_in_->check_averaged();
+  if (!hosts_shards_) leave_erased_alone();
   banks().stay();
+}
+
+// As torch::optim does.
+void Replicated::leave_erased_alone() {
+  const auto erased = banks().in_use().erased();
+  std::vector<bool> absent = banks().absent();
+  absent.resize(parts_.plan.layout.entries().size());
+  for (const std::size_t entry : erased) {
+    if (!absent[entry] && !parts_.may_be_absent()) {
+      throw BadInput(fmt::format(
+          "the gradient of {} is undefined: run backward() after zero_grad(), and before step(). "
+          "Where a step is to leave parameters alone whose gradients the program erased, make the "
+          "model with MissingGradient::kZero",
+          parts_.plan.layout.entries()[entry].name));
+    }
+    absent[entry] = true;
+  }
+  if (!erased.empty()) banks().set_absent(std::move(absent));
 }
 
 void Replicated::check_attached() {

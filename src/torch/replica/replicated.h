@@ -64,7 +64,7 @@ class Replicated : public control::Member {
   bool hosts_shards() const { return hosts_shards_; }
 
   // Puts every gradient where an update reads it. An update calls it first. BadInput from
-  // check_attached(), or if gradients were not averaged.
+  // check_attached(), if gradients were not averaged, or if one is undefined that may not be.
   void settle();
   // Copies moved parameters back, and hooks new accumulators. BadInput, naming the parameter, if
   // that cannot be; also if the model was wrapped again, or the last pass was broken off.
@@ -100,6 +100,7 @@ class Replicated : public control::Member {
  private:
   Replicated(Wire wire, Model model, const DataParallelOptions& options);
   void make_passes(DropIn::Identity identity);
+  void leave_erased_alone();
   Pass& current() { return hosts_shards_ ? static_cast<Pass&>(*shards_) : *drop_in_; }
 
   Parts parts_;

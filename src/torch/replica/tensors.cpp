@@ -129,7 +129,8 @@ bool in_the_same_order(const torch::Tensor& a, const torch::Tensor& b) {
 }
 
 bool is_in(const torch::Tensor& grad, const torch::Tensor& view) {
-  return grad.layout() == torch::kStrided && grad.data_ptr() == view.data_ptr();
+  return grad.layout() == torch::kStrided && grad.data_ptr() == view.data_ptr() &&
+         grad.sizes() == view.sizes() && grad.strides() == view.strides();
 }
 
 std::string digest(std::vector<NamedTensor> tensors) {

@@ -43,7 +43,7 @@ bool has_own_memory(const torch::Tensor& grad, const torch::Tensor& incoming);
 // Whether two tensors have their elements in the same order in memory, without gaps, on one device.
 bool in_the_same_order(const torch::Tensor& a, const torch::Tensor& b);
 
-// Whether a gradient is in the memory of a view. A sparse one never is.
+// Whether a gradient is in the memory of a view, in the same order. A sparse one never is.
 bool is_in(const torch::Tensor& grad, const torch::Tensor& view);
 
 // The bytes of all tensors, one after the other, and back. unpack() writes through .data(), which

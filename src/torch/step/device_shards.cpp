@@ -86,6 +86,10 @@ class DeviceShards : public ShardRunner, private Reports {
   void run(Turns& turns) override;
   flat::Note note() override;
   void end_step() override;
+  void seeded(std::uint64_t seed, const std::function<void()>& work) override {
+    torch::manual_seed(seed);
+    work();
+  }
   const std::set<std::string>& metrics() const override { return metrics_; }
   std::optional<PhaseResult::Local> known() override { return std::nullopt; }
   PhaseResult::Local bring(Deadline deadline) override;

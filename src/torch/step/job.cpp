@@ -62,9 +62,7 @@ void Job::keep(const std::string& name, const torch::Tensor& tensor) {
   core_->keep(name, tensor);
 }
 void Job::keep(const std::string& name, ReduceLROnPlateau& plateau) {
-  core_->keep(
-      name, torch::from_blob(plateau.state_.data(),
-                             {static_cast<std::int64_t>(plateau.state_.size())}, torch::kFloat64));
+  core_->keep(name, plateau);
 }
 
 void Job::rebind(World& world) {

@@ -137,6 +137,10 @@ void JobCore::keep(const std::string& name, const torch::Tensor& tensor) {
   }
   models_.kept.push_back({name, tensor.detach()});
 }
+void JobCore::keep(const std::string& name, ReduceLROnPlateau& plateau) {
+  const auto count = static_cast<std::int64_t>(plateau.state_.size());
+  keep(name, torch::from_blob(plateau.state_.data(), {count}, torch::kFloat64));
+}
 
 namespace {
 

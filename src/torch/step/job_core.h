@@ -80,6 +80,7 @@ class JobCore : public control::Member, public std::enable_shared_from_this<JobC
 
   StepCore& add_step(std::unique_ptr<StepCore> step);
   void keep(const std::string& name, const torch::Tensor& tensor);
+  void keep(const std::string& name, ReduceLROnPlateau& plateau);
 
   // `more`: what workers must agree on besides the job's properties and the options.
   void prepare(const DatasetPtr& dataset, const BatchesOptions& options,

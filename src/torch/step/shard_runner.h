@@ -81,6 +81,9 @@ class ShardRunner {
   virtual flat::Note note() = 0;
   virtual void end_step() = 0;
 
+  // Runs what a program does in a step outside of shards: the random numbers that it draws there are those of the seed.
+  virtual void seeded(std::uint64_t seed, const std::function<void()>& work) = 0;
+
   // Names of metrics that this worker's shards have reported so far.
   virtual const std::set<std::string>& metrics() const = 0;
 

@@ -115,9 +115,15 @@ bool StepRun::run(const Phase& phase, const GoesOn& goes_on) {
                                       [](auto* model) { return !model->gradients().meets(); });
   exposed_ = waits_here ? Clock::now() - began : std::chrono::nanoseconds(0);
   for (ModelStep* const model : models_) exposed_ += model->gradients().exposed();
-  if (core_.options.before_update) core_.options.before_update(phase.step);
-  end_buffers(phase.step);
-  update(phase, sources);
+  // Behind the seeds of shards.
+  const int shards = loop_.generation().shards;
+  const std::uint64_t seed =
+      plan::shard_seed(loop_.plan().options().seed, phase.step, shards + 1, phase.number);
+  runner_->seeded(seed, [&] {
+    if (core_.options.before_update) core_.options.before_update(phase.step);
+    end_buffers(phase.step);
+    update(phase, sources);
+  });
   runner_->end_step();
   return true;
 }

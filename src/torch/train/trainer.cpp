@@ -117,41 +117,6 @@ std::vector<replica::Property> run_of(const TrainerOptions& options) {
           {"verify_until", std::to_string(options.verify_until)}};
 }
 
-// The state of a plateau where checkpoints find it.
-class KeptPlateau {
- public:
-  KeptPlateau(std::shared_ptr<ReduceLROnPlateau> plateau, steps::JobCore& job)
-      : plateau_(std::move(plateau)) {
-    if (!plateau_) return;
-    put();
-    job.keep("plateau", state_);
-  }
-
-  explicit operator bool() const { return plateau_ != nullptr; }
-  // What a checkpoint has brought.
-  void take() {
-    if (!plateau_) return;
-    ReduceLROnPlateau::State state;
-    for (std::size_t i = 0; i < state.size(); ++i)
-      state[i] = state_[static_cast<std::int64_t>(i)].item<double>();
-    plateau_->load_state(state);
-  }
-  void step(double loss, optim::Optimizer& optimizer) {
-    if (!plateau_) return;
-    optimizer.set_lr(plateau_->step(loss, optimizer.lr()));
-    put();
-  }
-
- private:
-  void put() {
-    const auto& state = plateau_->state();
-    for (std::size_t i = 0; i < state.size(); ++i) state_[static_cast<std::int64_t>(i)] = state[i];
-  }
-
-  std::shared_ptr<ReduceLROnPlateau> plateau_;  // null: there is none
-  torch::Tensor state_ = torch::zeros(std::tuple_size_v<ReduceLROnPlateau::State>, torch::kFloat64);
-};
-
 }  // namespace
 
 // What a Trainer has. It never moves, because the job's hooks point to it.
@@ -172,7 +137,6 @@ struct Trainer::State {
   std::optional<GradScaler> scaler;  // before the job, which uses it
   std::shared_ptr<steps::JobCore> job;
   steps::StepCore* step = nullptr;
-  std::optional<KeptPlateau> plateau;
   std::optional<train::WeightHashes> hashes;
 
   // Of the run so far.
@@ -191,7 +155,7 @@ Trainer::State::State(World& world, TrainerParts its_parts, TrainerOptions its_o
   if (options.scaler) scaler.emplace(*options.scaler);
   job = steps::JobCore::make(world, setup_of(parts, options), observe());
   step = &job->add_step(step_of(parts, options, hooks, scaler ? &*scaler : nullptr));
-  plateau.emplace(parts.plateau, *job);
+  if (parts.plateau) job->keep("plateau", *parts.plateau);
   job->prepare(parts.train, batches_of(options), run_of(options));
 }
 
@@ -218,7 +182,7 @@ void Trainer::State::run_step(steps::Loop& loop) {
             parts.optimizer->lr(), times.step_ms.back(), times.exposed_ms.back(),
             ran->about().skipped};
   if (hashes) hashes->record(batch.step());
-  if (batch.ends_epoch() && (options.verify_log.empty() || *plateau))
+  if (batch.ends_epoch() && (options.verify_log.empty() || parts.plateau))
     end_epoch(batch.epoch(), batch.step() + 1);
 }
 
@@ -226,7 +190,8 @@ void Trainer::State::end_epoch(std::int64_t epoch, std::int64_t steps_done) {
   job->settle();
   evaluation = evaluate();
   evaluated_at = steps_done;
-  plateau->step(evaluation->loss, *parts.optimizer);
+  optim::Optimizer& optimizer = *parts.optimizer;
+  if (parts.plateau) optimizer.set_lr(parts.plateau->step(evaluation->loss, optimizer.lr()));
   if (evaluation->samples > 0 && hooks.on_epoch) hooks.on_epoch(epoch, *evaluation);
 }
 
@@ -276,7 +241,6 @@ TrainingResult Trainer::State::run() {
   parts.module->train();
   const auto loop = job->open(parts.train, batches_of(options));
   const std::int64_t first = job->position();
-  plateau->take();
   loop->set_end(begin_hashes(first, loop->end()));
   for (bool more = loop->first(); more; more = loop->advance()) run_step(*loop);
   return result(*loop, first);

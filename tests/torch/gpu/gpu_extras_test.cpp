@@ -99,7 +99,7 @@ void expect_the_bits_of_the_cpu(const Case& of, const std::string& what) {
 }
 
 TEST(GpuExtras, ClippingNormsAndAveragesHaveTheBitsOfTheCpu) {
-  for (const std::string& name : cpu_optimizer_names()) {
+  for (const std::string& name : all_optimizer_names()) {
     expect_the_bits_of_the_cpu({name, [](auto& of) { of.keep_norms(); }}, "norms");
     const auto clipped = [](auto& of) {
       of.set_clip_norm(0.5);
@@ -119,7 +119,7 @@ TEST(GpuExtras, ClippingNormsAndAveragesHaveTheBitsOfTheCpu) {
 }
 
 TEST(GpuExtras, HalfTypesHaveTheBitsOfTheCpu) {
-  for (const std::string& name : cpu_optimizer_names()) {
+  for (const std::string& name : all_optimizer_names()) {
     for (const auto type : {torch::kBFloat16, torch::kFloat16}) {
       expect_the_bits_of_the_cpu({name, [](auto& of) { of.keep_norms(); }, type}, "half, norms");
       const auto largest = [](auto& of) { of.set_clip_norm(0.1, optim::Norm::kLargest); };
@@ -132,7 +132,7 @@ TEST(GpuExtras, HalfTypesHaveTheBitsOfTheCpu) {
 
 TEST(GpuExtras, ScaledLossesHaveTheBitsOfTheCpu) {
   constexpr double kScale = 256;
-  for (const std::string& name : cpu_optimizer_names()) {
+  for (const std::string& name : all_optimizer_names()) {
     for (const auto type : {torch::kFloat32, torch::kFloat16}) {
       const auto kept = [](auto& of) { of.keep_norms(); };
       expect_the_bits_of_the_cpu({name, kept, type, kScale}, "scaled, norms");
