@@ -88,7 +88,7 @@ void parse_words(CLI::App& parser, const std::vector<std::string>& words, const 
     if (!word.starts_with("--") || word.find('=') + 1 != word.size()) continue;
     const CLI::Option* const option = parser.get_option_no_throw(word.substr(0, word.size() - 1));
     if (option != nullptr && option->get_expected_min() == 0 && option->get_expected_max() > 0)
-      refuse(fmt::format("{} has no value behind the sign: give one, or leave out the sign", word));
+      refuse(fmt::format("{} has no value after '=': give one, or leave out '='", word));
   }
   try {
     parser.parse(

@@ -1,10 +1,12 @@
 // A program may do with a gradient what it may do with any tensor. lockstep::optim then takes the step that
 // torch::optim takes.
+#include <fmt/format.h>
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 #include <lockstep/errors.h>
 #include <lockstep/optim.h>
 
+#include <limits>
 #include <utility>
 
 #include "tests/torch/nets.h"
@@ -33,10 +35,11 @@ torch::Tensor loss_of(TwoLayersImpl& net, int step, int rank) {
 struct Program {
   std::string name;
   std::function<void(Parameters&)> change;
-  bool erases = false;
+  MissingGradient missing = MissingGradient::kError;
+  double clip = 0;
 };
 
-std::vector<Program> programs() {
+std::vector<Program> movers() {
   return {
       {"gives a gradient other memory",
        [](Parameters& all) { all[0].grad().set_data(all[0].grad() * 0.5); }},
@@ -49,29 +52,51 @@ std::vector<Program> programs() {
          all[0].grad().set_data(all[2].grad().detach());
          all[2].grad().set_data(first);
        }},
-      {"transposes one", [](Parameters& all) { all[0].mutable_grad() = all[0].grad().t(); }},
-      {"reverses one in place of itself",
+      {"replaces one by its transpose",
+       [](Parameters& all) { all[0].mutable_grad() = all[0].grad().t(); }},
+      {"transposes one", [](Parameters& all) { all[0].grad().t_(); }},
+      {"gives one the memory of its transpose",
+       [](Parameters& all) { all[2].grad().set_data(all[2].grad().t()); }},
+      {"replaces one by another tensor",
        [](Parameters& all) { all[1].mutable_grad() = all[1].grad().flip(0); }},
-      {"gives two parameters one gradient",
-       [](Parameters& all) { all[2].mutable_grad() = all[0].grad(); }},
-      {"erases one", [](Parameters& all) { all[3].mutable_grad() = torch::Tensor(); }, true},
-      {"erases all",
-       [](Parameters& all) {
-         for (auto& one : all) one.mutable_grad() = torch::Tensor();
-       },
-       true},
-      {"erases one and swaps others",
-       [](Parameters& all) {
-         all[1].mutable_grad() = torch::Tensor();
-         std::swap(all[0].mutable_grad(), all[2].mutable_grad());
-       },
-       true},
   };
 }
 
-// Erased gradients count from the second step: momentum then moves what a gradient of zero would not leave alone.
-bool acts(const Program& program, int step) {
-  return !program.erases || step % 2 == 1;
+// Momentum and weight decay would move a parameter whose gradient is zero.
+std::vector<Program> erasers() {
+  std::vector<Program> all{
+      {"erases one", [](Parameters& all) { all[3].mutable_grad() = torch::Tensor(); }},
+      {"erases all",
+       [](Parameters& all) {
+         for (auto& one : all) one.mutable_grad() = torch::Tensor();
+       }},
+      {"erases one that is not finite, and swaps others",
+       [](Parameters& all) {
+         all[1].grad().fill_(std::numeric_limits<float>::quiet_NaN());
+         all[1].mutable_grad() = torch::Tensor();
+         std::swap(all[0].mutable_grad(), all[2].mutable_grad());
+       }},
+  };
+  for (Program& program : all) program.missing = MissingGradient::kZero;
+  all.push_back(all.front());
+  all.back().missing = MissingGradient::kStatic;
+  return all;
+}
+
+std::vector<Program> programs() {
+  std::vector<Program> all;
+  for (const double clip : {0.0, 0.05}) {
+    for (const auto& kind : {movers(), erasers()}) {
+      for (Program program : kind) {
+        program.clip = clip;
+        all.push_back(std::move(program));
+      }
+    }
+  }
+  // clip_grad_norm_() would multiply it twice.
+  all.push_back({"gives two parameters one gradient",
+                 [](Parameters& all) { all[2].mutable_grad() = all[0].grad(); }});
+  return all;
 }
 
 Parameters by_torch(const Program& program) {
@@ -81,7 +106,8 @@ Parameters by_torch(const Program& program) {
   for (int step = 0; step < kSteps; ++step) {
     for (auto& one : all) one.mutable_grad() = torch::Tensor();
     ((loss_of(*net, step, 0) + loss_of(*net, step, 1)) / kWorkers).backward();
-    if (acts(program, step)) program.change(all);
+    if (step % 2 == 1) program.change(all);
+    if (program.clip > 0) torch::nn::utils::clip_grad_norm_(all, program.clip);
     optimizer.step();
   }
   return all;
@@ -91,15 +117,14 @@ Parameters by_lockstep(const Program& program, const std::string& engine) {
   Parameters found;
   in_world(kWorkers, engine, [&](World& world) {
     auto net = square_net();
-    auto model = data_parallel(
-        net, world,
-        {.missing_gradient = program.erases ? MissingGradient::kZero : MissingGradient::kError});
+    auto model = data_parallel(net, world, {.missing_gradient = program.missing});
     optim::SGD optimizer(model, {.lr = 0.1, .momentum = 0.9, .weight_decay = 0.01});
+    optimizer.set_clip_norm(program.clip);
     Parameters all = net->parameters();
     for (int step = 0; step < kSteps; ++step) {
       optimizer.zero_grad();
       loss_of(*net, step, world.rank()).backward();
-      if (acts(program, step)) program.change(all);
+      if (step % 2 == 1) program.change(all);
       optimizer.step();
     }
     EXPECT_TRUE(model.identical()) << program.name;
@@ -109,22 +134,103 @@ Parameters by_lockstep(const Program& program, const std::string& engine) {
   return found;
 }
 
+void expect_equal(const Parameters& found, const Parameters& expected, const std::string& what) {
+  ASSERT_EQ(found.size(), expected.size()) << what;
+  for (std::size_t i = 0; i < found.size(); ++i)
+    EXPECT_TRUE(found[i].allclose(expected[i], 1e-5, 1e-7)) << what << ", parameter " << i;
+}
+
 TEST(MovedGradients, AreWhatTheOptimizerUses) {
   for (const Program& program : programs()) {
     const Parameters expected = by_torch(program);
-    for (const std::string engine : {"thread", "shm"}) {
-      const Parameters found = by_lockstep(program, engine);
-      ASSERT_EQ(found.size(), expected.size());
-      for (std::size_t i = 0; i < found.size(); ++i)
-        EXPECT_TRUE(found[i].allclose(expected[i], 1e-5, 1e-7))
-            << program.name << ", " << engine << ", parameter " << i;
+    for (const std::string engine : {"thread", "shm"})
+      expect_equal(by_lockstep(program, engine), expected,
+                   fmt::format("{}, {}, clipped at {}", program.name, engine, program.clip));
+  }
+}
+
+TEST(MovedGradients, AnErasedOneHasNoNorm) {
+  for (const std::string engine : {"thread", "shm"}) {
+    for (const double clip : {0.0, 0.05}) {
+      in_world(kWorkers, engine, [&](World& world) {
+        auto net = square_net();
+        auto model = data_parallel(net, world, {.missing_gradient = MissingGradient::kZero});
+        optim::SGD optimizer(model, {.lr = 0.1});
+        optimizer.set_clip_norm(clip);
+        optimizer.keep_norms();
+        loss_of(*net, 0, world.rank()).backward();
+        net->first->weight.mutable_grad() = torch::Tensor();
+        optimizer.step();
+        const auto norms = optimizer.last_norms();
+        ASSERT_EQ(norms.size(), 4u);
+        EXPECT_EQ(norms[0].norm, 0) << norms[0].name;
+        EXPECT_GT(norms[2].norm, 0) << norms[2].name;
+      });
     }
+  }
+}
+
+// No worker reaches the second layer.
+TEST(MovedGradients, AGradientThatTheProgramGivesToAnUnusedParameterCounts) {
+  for (const std::string engine : {"thread", "shm"}) {
+    in_world(kWorkers, engine, [](World& world) {
+      auto net = square_net();
+      auto model = data_parallel(net, world, {.missing_gradient = MissingGradient::kZero});
+      optim::SGD optimizer(model, {.lr = 0.1});
+      const torch::Tensor bias = net->second->bias.detach().clone();
+      const torch::Tensor weight = net->second->weight.detach().clone();
+      for (int step = 0; step < 3; ++step) {
+        optimizer.zero_grad();
+        net->first->forward(samples(3, {5, 6})).pow(2).mean().backward();
+        EXPECT_FALSE(net->second->bias.grad().defined());
+        if (step == 1) net->second->bias.mutable_grad() = torch::ones_like(bias);
+        optimizer.step();
+      }
+      EXPECT_TRUE(net->second->bias.allclose(bias - 0.1));
+      EXPECT_TRUE(torch::equal(net->second->weight, weight));
+    });
+  }
+}
+
+TEST(MovedGradients, KeepTheMemoryFormatOfTheirParameter) {
+  const auto train = [](torch::nn::Conv2d& conv, const std::function<void()>& backward,
+                        const std::function<void()>& step) {
+    for (int i = 0; i < 3; ++i) {
+      conv->weight.mutable_grad() = torch::Tensor();
+      backward();
+      if (i == 0) conv->weight.mutable_grad() = conv->weight.grad().contiguous();
+      if (i == 1) conv->weight.grad().set_data(conv->weight.grad() * 2);
+      step();
+    }
+  };
+  const auto make = [] {
+    torch::manual_seed(5);
+    torch::nn::Conv2d conv(torch::nn::Conv2dOptions(3, 4, 3).bias(false));
+    conv->weight.set_data(conv->weight.data().contiguous(at::MemoryFormat::ChannelsLast));
+    return conv;
+  };
+  const torch::Tensor x = samples(9, {2, 3, 6, 6});
+  auto plain = make();
+  torch::optim::SGD stock(plain->parameters(), 0.1);
+  train(
+      plain, [&] { plain->forward(x).pow(2).mean().backward(); }, [&] { stock.step(); });
+  for (const std::string engine : {"thread", "shm"}) {
+    std::vector<torch::nn::Conv2d> nets;
+    for (int rank = 0; rank < kWorkers; ++rank) nets.push_back(make());
+    in_world(kWorkers, engine, [&](World& world) {
+      auto conv = nets[static_cast<std::size_t>(world.rank())];
+      auto model = data_parallel(conv, world);
+      optim::SGD optimizer(model, {.lr = 0.1});
+      train(
+          conv, [&] { conv->forward(x).pow(2).mean().backward(); }, [&] { optimizer.step(); });
+      EXPECT_TRUE(conv->weight.allclose(plain->weight, 1e-5, 1e-7)) << engine;
+    });
   }
 }
 
 // Backward adds to the gradients where the program left them.
 TEST(MovedGradients, ArePartOfTheSumThatBackwardAddsTo) {
-  in_world(kWorkers, "thread", [](World& world) {
+  const auto run = [](World& world) {
     auto net = square_net();
     auto model = data_parallel(net, world);
     auto plain = square_net();
@@ -140,7 +246,8 @@ TEST(MovedGradients, ArePartOfTheSumThatBackwardAddsTo) {
     }
     pass(1);
     replicas::expect_close(replicas::gradients(*net), replicas::gradients(*plain));
-  });
+  };
+  for (const std::string engine : {"thread", "shm"}) in_world(kWorkers, engine, run);
 }
 
 TEST(MovedGradients, AStepWithoutGradientsIsRefusedWhereEveryParameterMustHaveOne) {
@@ -185,7 +292,8 @@ TEST(MovedGradients, OneOfAnotherShapeIsRefused) {
     optimizer.step();
   });
   EXPECT_EQ(outcomes[0].kind, ErrorKind::kBadInput);
-  EXPECT_THAT(outcomes[0].text, HasSubstr("the gradient of first.bias is float32 [1]"));
+  EXPECT_THAT(outcomes[0].text,
+              HasSubstr("the gradient of first.bias is float32 [1], and in data_parallel()"));
 }
 
 }  // namespace

@@ -10,9 +10,11 @@ namespace lockstep::data {
 // Whether the operator draws on the CPU. BadInput if it draws on a GPU, where LibTorch's default generator is the model's.
 inline bool draws_on_cpu(const c10::OperatorHandle& op, const at::Tensor& tensor) {
   if (!tensor.is_cuda()) return tensor.is_cpu();
-  throw BadInput("the data set draws random numbers on a GPU (" + op.operator_name().name +
-                 "), where LibTorch's default generator is the model's: draw them on the CPU, or "
-                 "from a generator of the GPU that is seeded with the sample's seed");
+  throw BadInput(
+      "random numbers are drawn on a GPU (" + op.operator_name().name +
+      ") outside of the model, and LibTorch's default generator there is the model's: "
+      "draw them on the CPU, or from a generator of the GPU that the program seeds (in a "
+      "data set with the sample's seed)");
 }
 
 }  // namespace lockstep::data

@@ -61,7 +61,7 @@ class DeviceGradients : public FlatGradients {
   void settle() override;
   void complete() override {}
   void stay(const std::vector<bool>&) override {}
-  std::vector<std::size_t> erased() const override { return {}; }
+  std::optional<std::vector<bool>> undefined() const override { return std::nullopt; }
   void look_again() override;
   void add(const FlatGradients& right, const std::vector<plan::Bucket>& buckets) override;
   void take(const FlatGradients& sums) override;

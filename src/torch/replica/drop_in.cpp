@@ -232,6 +232,7 @@ void DropIn::synchronize() {
   if (active_) throw BadInput("synchronize() inside a backward pass: call it after the pass");
   start(true);
   notes_ = {};
+  parts_.banks->in_use().untangle();
   parts_.banks->in_use().look_again();
   finish();
 }

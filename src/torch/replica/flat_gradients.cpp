@@ -12,6 +12,18 @@
 
 namespace lockstep::replica {
 
+namespace {
+
+// A tensor of the memory of `own`: the one that was lent before, unless the program has changed it.
+const torch::Tensor& lend(const torch::Tensor& own, torch::Tensor& lent) {
+  const bool is_good = lent.defined() && is_in(lent, own) &&
+                       lent.scalar_type() == own.scalar_type() && !lent.requires_grad();
+  if (!is_good) lent = own.detach();
+  return lent;
+}
+
+}  // namespace
+
 FlatGradients::FlatGradients(const std::vector<NamedTensor>& parameters, const plan::Layout& layout,
                              FlatMemory memory)
     : memory_(std::move(memory)) {
@@ -19,8 +31,10 @@ FlatGradients::FlatGradients(const std::vector<NamedTensor>& parameters, const p
   for (const plan::Entry& entry : layout.entries()) {
     const torch::Tensor& parameter = parameters[entry.registered].tensor;
     Slot slot{entry, parameter, {}, parameter.scalar_type()};
-    slot.view = memory_.view(entry, slot.like());
-    wide_ = wide_ || slot.wide();
+    const bool wide = slot.wide();
+    slot.view =
+        memory_.view(entry, wide ? torch::empty_like(parameter, torch::kFloat32) : parameter);
+    wide_ = wide_ || wide;
     slots_.push_back(std::move(slot));
   }
 }
@@ -40,23 +54,21 @@ void FlatGradients::keep_averages(std::unique_ptr<HostCopy> averages) {
 
 void FlatGradients::attach_averages() {
   if (!averages_) return attach();
-  for (Slot& slot : slots_) {
-    slot.parameter.mutable_grad() = slot.average;
-    slot.hidden = false;
-  }
+  for (Slot& slot : slots_) slot.attach_average();
 }
 
 bool FlatGradients::Slot::wide() const {
   return scalar_type(entry.dtype) != type;
 }
 
-torch::Tensor FlatGradients::Slot::like() const {
-  return wide() ? torch::empty_like(parameter, torch::kFloat32) : parameter;
-}
-
 void FlatGradients::Slot::attach() {
   if (wide()) return hide();
-  parameter.mutable_grad() = view;
+  parameter.mutable_grad() = lend(view, lent);
+  hidden = false;
+}
+
+void FlatGradients::Slot::attach_average() {
+  parameter.mutable_grad() = lend(average, lent_average);
   hidden = false;
 }
 
@@ -170,16 +182,10 @@ bool FlatGradients::is_here(const torch::Tensor& grad) const {
   return is_in_memory(memory_) || (averages_ && is_in_memory(averages_->seen()));
 }
 
-// param.grad and the view may be one tensor: if the program has given that other memory, the view
-// is made again. Displaced gradients are copied, because bringing one back may overwrite another.
+// Displaced gradients are copied, because bringing one back may overwrite another.
 void FlatGradients::untangle() {
   torch::NoGradGuard no_grad;
   for (Slot& slot : slots_) {
-    if (slot.entry.count == 0) continue;
-    if (slot.view.data_ptr() != memory_.data() + slot.entry.offset)
-      slot.view = memory_.view(slot.entry, slot.like());
-    if (averages_ && slot.average.data_ptr() != averages_->seen().data() + slot.entry.offset)
-      slot.average = averages_->seen().view(slot.entry, slot.view);
     const torch::Tensor& grad = slot.parameter.grad();
     if (!grad.defined() || is_in(grad, slot.view)) continue;
     if (slot.average.defined() && is_in(grad, slot.average)) continue;
@@ -187,13 +193,17 @@ void FlatGradients::untangle() {
   }
 }
 
-std::vector<std::size_t> FlatGradients::erased() const {
-  std::vector<std::size_t> entries;
-  for (std::size_t entry = 0; entry < slots_.size(); ++entry) {
-    const Slot& slot = slots_[entry];
-    if (!slot.hidden && !slot.parameter.grad().defined()) entries.push_back(entry);
-  }
-  return entries;
+std::optional<std::vector<bool>> FlatGradients::undefined() const {
+  std::vector<bool> all;
+  all.reserve(slots_.size());
+  for (const Slot& slot : slots_) all.push_back(!slot.hidden && !slot.parameter.grad().defined());
+  return all;
+}
+
+void FlatGradients::zero(std::size_t entry) {
+  torch::NoGradGuard no_grad;
+  Slot& slot = slots_.at(entry);
+  (averages_ ? slot.average : slot.view).zero_();
 }
 
 void FlatGradients::settle() {
@@ -228,10 +238,10 @@ void FlatGradients::stay(const std::vector<bool>& absent) {
       slot.attach();
     } else if (grad.defined() && !is_in(grad, slot.average)) {
       slot.average.copy_(grad.to_dense());
-      slot.parameter.mutable_grad() = slot.average;
+      slot.attach_average();
     } else if (!grad.defined() && (absent.empty() || !absent[entry])) {
       slot.average.zero_();
-      slot.parameter.mutable_grad() = slot.average;
+      slot.attach_average();
     }
   }
 }
@@ -241,9 +251,11 @@ void FlatGradients::check(std::size_t entry) const {
   const torch::Tensor& grad = slot.parameter.grad();
   const bool converted =
       slot.parameter.scalar_type() != slot.type || slot.parameter.device() != slot.view.device();
-  if (!converted && grad.defined() && grad.sizes() != slot.parameter.sizes()) {
-    throw BadInput(fmt::format("the gradient of {} is {}, and the parameter is {}", slot.entry.name,
-                               describe(grad), describe(slot.parameter)));
+  if (!converted && grad.defined() && grad.sizes() != slot.view.sizes()) {
+    throw BadInput(fmt::format(
+        "the gradient of {} is {}, and in data_parallel() the parameter was {}: give it a gradient "
+        "of that shape, and resize a module before data_parallel(), not after",
+        slot.entry.name, describe(grad), describe(slot.view)));
   }
   if (!converted && !(grad.defined() && grad.requires_grad())) return;
   throw BadInput(fmt::format(

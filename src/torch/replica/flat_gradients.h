@@ -88,13 +88,16 @@ class FlatGradients {
   // The same before an update, which reads averaged(). Absent gradients may stay undefined.
   virtual void stay(const std::vector<bool>& absent);
 
-  // Call it before gradients are used that the program has seen. It may have given a gradient other
-  // memory (set_data(), set_()), swapped two, or replaced one by a view of itself. Afterwards each
-  // is in its place, or outside of all places.
+  // Call it before gradients are used that the program has seen. It may have swapped two, or replaced
+  // one by a view of itself. Afterwards each is in the memory of its own entry, or in none.
   void untangle();
 
-  // Which gradients the program made undefined. None on a GPU, where they count as zero.
-  virtual std::vector<std::size_t> erased() const;
+  // By entry: whether a gradient is undefined, and no bank holds it. Nothing on a GPU: there it
+  // counts as zero.
+  virtual std::optional<std::vector<bool>> undefined() const;
+
+  // Makes a gradient, which is undefined, zero for reductions and norms.
+  void zero(std::size_t entry);
 
   // Call it outside of a pass, before gradients are used: the program may have copied a reference
   // to a gradient since.
@@ -119,18 +122,21 @@ class FlatGradients {
   const FlatMemory& memory() const { return memory_; }
 
  protected:
-  // One parameter, and its entry in the memory.
+  // One parameter, and its entry in the memory. param.grad is never the view itself but another
+  // tensor of its memory: the program may give that other memory or strides (set_data(), t_()).
   struct Slot {
     plan::Entry entry;
     torch::Tensor parameter;
     torch::Tensor view;
     c10::ScalarType type;  // of the parameter when the replica was made
     bool hidden = false;
-    torch::Tensor average;  // if averages are elsewhere: the average there
+    torch::Tensor average;            // if averages are elsewhere: the average there
+    torch::Tensor lent = {};          // param.grad, if the gradient is attached
+    torch::Tensor lent_average = {};  // if it is averaged
 
     bool wide() const;
-    torch::Tensor like() const;  // what the view looks like
     void attach();
+    void attach_average();
     void hide();
   };
   // Whether this is the gradient that adopt() saw last, outside of the memory. Only on a GPU.

@@ -136,26 +136,29 @@ Replicated::Run::~Run() {
 void Replicated::settle() {
   check_attached();
   drop_in_->check_averaged();
-  if (!hosts_shards_) leave_erased_alone();
+  if (!hosts_shards_) find_undefined();
   banks().stay();
 }
 
-// As torch::optim does.
-void Replicated::leave_erased_alone() {
-  const auto erased = banks().in_use().erased();
-  std::vector<bool> absent = banks().absent();
-  absent.resize(parts_.plan.layout.entries().size());
-  for (const std::size_t entry : erased) {
-    if (!absent[entry] && !parts_.may_be_absent()) {
+// As torch::optim does. A gradient that the program has given to a parameter counts, also if no
+// worker has reached that in backward.
+void Replicated::find_undefined() {
+  auto undefined = banks().in_use().undefined();
+  if (!undefined) return;
+  const std::vector<bool> absent = banks().absent();  // by backward
+  for (std::size_t entry = 0; entry < undefined->size(); ++entry) {
+    if (!(*undefined)[entry] || (!absent.empty() && absent[entry])) continue;
+    if (!parts_.may_be_absent()) {
       throw BadInput(fmt::format(
-          "the gradient of {} is undefined: run backward() after zero_grad(), and before step(). "
-          "Where a step is to leave parameters alone whose gradients the program erased, make the "
-          "model with MissingGradient::kZero",
+          "the gradient of {} is undefined: run backward() after zero_grad(), before step(). If "
+          "the program made it undefined on purpose, make the model with MissingGradient::kZero: "
+          "the step then leaves this parameter alone",
           parts_.plan.layout.entries()[entry].name));
     }
-    absent[entry] = true;
+    banks().in_use().zero(entry);
   }
-  if (!erased.empty()) banks().set_absent(std::move(absent));
+  const bool any = std::find(undefined->begin(), undefined->end(), true) != undefined->end();
+  banks().set_absent(any ? std::move(*undefined) : std::vector<bool>());
 }
 
 void Replicated::check_attached() {

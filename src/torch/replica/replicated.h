@@ -100,7 +100,7 @@ class Replicated : public control::Member {
  private:
   Replicated(Wire wire, Model model, const DataParallelOptions& options);
   void make_passes(DropIn::Identity identity);
-  void leave_erased_alone();
+  void find_undefined();
   Pass& current() { return hosts_shards_ ? static_cast<Pass&>(*shards_) : *drop_in_; }
 
   Parts parts_;
