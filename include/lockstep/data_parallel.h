@@ -118,8 +118,9 @@ class [[nodiscard]] NoSync {
 // Blocking:  the constructor, backward(), synchronize() and sync_buffers() wait for the other workers, at most the
 //            world's timeout.
 // Failure:   Mismatch if models differ, with the parameter and the ranks, or if the CPUs compute with different
-//            instructions, with their names; BadInput for a gradient that is missing or, on a CPU, was moved to other
-//            memory; PeerLost, Timeout. backward() throws them. After PeerLost or Timeout the replica cannot be used.
+//            instructions, with their names; BadInput for a gradient that is missing, has another shape than its
+//            parameter, or is part of a graph; PeerLost, Timeout. backward() throws them. After PeerLost or Timeout the
+//            replica cannot be used.
 // Ownership: shares the tensors. It is a handle: copies name the same replica. The world must outlive it.
 class Replica {
  public:

@@ -71,7 +71,7 @@ struct LARSOptions {
   double trust_coefficient = 1e-3;
   double eps = 1e-8;
   bool adapt_vectors = false;  // false: parameters of one dimension, such as biases and weights of
-                               // norms, have a trust of 1
+                               // batch norms, have a trust of 1
 };
 
 // LAMB: You et al., "Large Batch Optimization for Deep Learning" (2020), with bias correction, as in
@@ -110,10 +110,11 @@ struct Group {
 // Blocking:  the constructor and step() are collective. They wait for the other workers, at most
 //            the world's timeout. Every worker calls step() after the same backward.
 // Failure:   the constructors throw BadInput for options out of range, for parameters that the
-//            model does not have. step() throws BadInput for a gradient that was moved to other
-//            memory, on this worker or another, and for a norm that is not finite. Every worker
-//            gets Mismatch if their options, learning rates, norms for clipping or numbers of steps
-//            differ. Unavailable, PeerLost, Timeout.
+//            model does not have. step() throws BadInput for a gradient that has another shape than
+//            its parameter, is part of a graph, or is undefined where it must not be, on this worker
+//            or another, and for a norm that is not finite. Every worker gets Mismatch if their
+//            options, learning rates, norms for clipping or numbers of steps differ. Unavailable,
+//            PeerLost, Timeout.
 // Ownership: shares the model's tensors. Owns its state. The state has the model's layout, and
 //            exists once per host if workers share memory.
 class Optimizer {

@@ -24,7 +24,8 @@ class StepCore;
 
 // One shard of a global batch, as a loss sees it.
 //
-// Threads:   the thread that called the Step.
+// Threads:   the thread that called the Step; with SyncBatchNorm a thread of the shard's own, one at
+//            a time.
 // Blocking:  never.
 // Failure:   report() throws BadInput if a name is used twice for a shard.
 // Ownership: valid while the loss runs.
