@@ -83,7 +83,9 @@ struct StepOptions {
 
   // Called before an update, when param.grad has the averages. The averages are computed for this
   // call, which costs a pass over memory; without it they may never exist. With a scaler they are
-  // still multiplied by its scale. Called again if a step is run again.
+  // still multiplied by its scale. Called again if a step is run again. Random numbers that it draws
+  // from LibTorch's default generator are the same on every worker; on a CPU torch::manual_seed()
+  // does not change them.
   std::function<void(std::int64_t step)> before_update = {};
 
   // How fast it comes. On a GPU, what a shard queues is captured as a CUDA graph and replayed, if

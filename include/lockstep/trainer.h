@@ -137,9 +137,7 @@ struct TrainingResult {
 // Functions that the Trainer calls during training. They are called on every worker, with the same
 // numbers except times.
 struct TrainerHooks {
-  // Called before an update, when param.grad has the averages. The averages are computed for this
-  // call, which costs a pass over memory; without it they may never exist. With a scaler they are
-  // still multiplied by its scale. Called again if a step is run again.
+  // As StepOptions::before_update.
   std::function<void(std::int64_t step)> on_gradients;
   std::function<void(const StepRecord&)> on_step;
   std::function<void(std::int64_t epoch, const Evaluation&)> on_epoch;

@@ -1,7 +1,7 @@
-// Random draws of data sets from LibTorch's default generator.
+// Random draws from LibTorch's default generator: of data sets, and of what a program does in an update.
 //
 // That generator belongs to the process. Loader threads would draw from it while the model and other loader threads do, in
-// an order that depends on the machine. So a DrawScope gives the reading thread a generator of its own. It switches on a
+// an order that depends on the machine. So a DrawScope gives a thread a generator of its own. It switches on a
 // dispatch key for this thread; every operator with an optional generator has a kernel for that key, which fills in the
 // scope's generator. All other operators fall through the key. LibTorch's tables know that in advance, so they are as
 // fast as without it.

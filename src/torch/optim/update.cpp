@@ -91,7 +91,8 @@ struct StepNote {
     if (other.rates != rates) return "they have other learning rates";
     if (other.extras != extras) return "they have other settings for clipping, norms or averages";
     if (other.scale != scale) return "their losses were scaled by other numbers";
-    if (other.gradients != gradients) return "they have other gradients, or other ones are undefined";
+    if (other.gradients != gradients)
+      return "they have other gradients, or other ones are undefined";
     if (other.written != written) return "the program wrote other values to the parameters there";
     return {};
   }
