@@ -150,8 +150,8 @@ class Optimizer {
   // average + (1 − decay) · weights, in the same pass. It begins with the weights as they are now.
   // `decay` is above 0 and below 1; a later call may change it. Collective. The average is state,
   // so checkpoints have it as "ema/fc1.weight". ema() are the averages by names of parameters; they
-  // share the optimizer's memory. A parameter that a step leaves alone keeps its average, too. For
-  // parameters of float32 or float64.
+  // share the optimizer's memory. A parameter that a step leaves alone keeps its average, too. Of
+  // parameters of a half type it is the average of their float32 masters; on a GPU BadInput.
   void set_ema(double decay);
   double ema_decay() const;  // 0: none is kept
   std::vector<NamedTensor> ema() const;

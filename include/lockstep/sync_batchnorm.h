@@ -10,6 +10,7 @@
 
 #include <cstddef>
 #include <cstdint>
+#include <iosfwd>
 
 namespace lockstep {
 
@@ -18,12 +19,12 @@ struct SyncBatchNormOptions {
   std::int64_t group = 0;
 };
 
-// Makes every torch::nn::BatchNorm1d, 2d and 3d inside a module compute its statistics over the
-// samples of all workers while it trains, also when workers have different numbers of samples, or
-// none. The module keeps its layers and their names. In eval() nothing changes. Outputs, gradients
-// and running statistics are those of one large batch, but for rounding. As with PyTorch's
-// SyncBatchNorm, gradients of weight and bias are those of the worker's own samples, which
-// data_parallel() then averages.
+// Makes every torch::nn::BatchNorm1d, 2d and 3d and every SyncBatchNorm inside a module compute its
+// statistics over the samples of all workers while it trains, also when workers have different
+// numbers of samples, or none. The module keeps its layers and their names. In eval() nothing
+// changes. Outputs, gradients and running statistics are those of one large batch, but for rounding.
+// As with PyTorch's SyncBatchNorm, gradients of weight and bias are those of the worker's own
+// samples, which data_parallel() then averages.
 //
 // A layer sends one message in forward and one in backward: 2 numbers per channel.
 //
@@ -51,5 +52,30 @@ struct SyncBatchNormOptions {
 // a model of a Job, call it before batches().
 std::size_t convert_sync_batchnorm(torch::nn::Module& module, World& world,
                                    const SyncBatchNormOptions& options = {});
+
+// A batch norm for inputs of any number of dimensions, batch and channels first, as PyTorch's
+// SyncBatchNorm:
+//
+//   norm = register_module("norm", lockstep::SyncBatchNorm(64));
+//
+// convert_sync_batchnorm() gives it its world, as it does for LibTorch's batch norms. In a checkpoint
+// it is what a torch::nn::BatchNorm2d is. Unlike that, a worker may have one value per channel.
+//
+// Threads, Blocking, Ownership: as a converted layer.
+// Failure:   as a converted layer; BadInput for a forward in training before the conversion.
+class SyncBatchNormImpl
+    : public torch::nn::NormImplBase<1, SyncBatchNormImpl, torch::nn::BatchNormOptions> {
+ public:
+  explicit SyncBatchNormImpl(const torch::nn::BatchNormOptions& options) : NormImplBase(options) {}
+  explicit SyncBatchNormImpl(std::int64_t num_features)
+      : SyncBatchNormImpl(torch::nn::BatchNormOptions(num_features)) {}
+
+  torch::Tensor forward(const torch::Tensor& input);
+  void pretty_print(std::ostream& stream) const override;
+
+ protected:
+  void _check_input_dim(const torch::Tensor& input) override;
+};
+TORCH_MODULE(SyncBatchNorm);
 
 }  // namespace lockstep

@@ -19,6 +19,7 @@
 #include "tests/torch/folder.h"
 #include "tests/torch/loops.h"
 #include "tests/torch/own_process.h"
+#include "torch/replica/tensors.h"
 
 namespace lockstep::testing::loops {
 namespace {
@@ -309,7 +310,7 @@ TEST(GradScalerStep, SaysThatTrainingHasDivergedWhenNoScaleHelps) {
   EXPECT_GT(scaler.scale(), 0);
 }
 
-// bfloat16 parameters with a limit on each element of a gradient, and with a scaler or without.
+// bfloat16 parameters with an average of weights, a limit on each element of a gradient, and with a scaler or without.
 std::string half_loop(World& world, const std::string& folder, std::int64_t end, bool scales) {
   lockstep::Job job(world, job_options(folder));
   auto net = net_of("mlp");
@@ -317,6 +318,7 @@ std::string half_loop(World& world, const std::string& folder, std::int64_t end,
   auto model = data_parallel(net, world);
   optim::SGD optimizer(model, {.lr = 0.1, .momentum = 0.9});
   optimizer.set_clip_value(1e-3);
+  optimizer.set_ema(0.9);
   GradScaler scaler({.enabled = scales});
   Step step(job, "train", {&optimizer},
             [&](const Shard& shard) {
@@ -325,7 +327,7 @@ std::string half_loop(World& world, const std::string& folder, std::int64_t end,
             },
             {.scaler = &scaler});
   for (const GlobalBatch& batch : job.batches(data_of("mlp"), {.steps = end})) step(batch);
-  return job.weights_sha256();
+  return job.weights_sha256() + replica::digest(optimizer.ema());
 }
 
 TEST(GradScalerStep, HalfParametersGoOnToTheSameBits) {

@@ -10,6 +10,7 @@
 #include <future>
 #include <map>
 #include <mutex>
+#include <sstream>
 #include <string>
 #include <tuple>
 #include <vector>
@@ -24,17 +25,20 @@ using ::testing::HasSubstr;
 // How many samples each worker has.
 using Parts = std::vector<std::int64_t>;
 
-// One or two batch norms, and what is linear around them.
+// A batch norm for so many dimensions; 0: for any.
 struct Net : torch::nn::Module {
   Net(int dimensions, const torch::nn::BatchNormOptions& options) : dimensions_(dimensions) {
+    if (dimensions == 0) any = register_module("any", SyncBatchNorm(options));
     if (dimensions == 1) one = register_module("one", torch::nn::BatchNorm1d(options));
     if (dimensions == 2) two = register_module("two", torch::nn::BatchNorm2d(options));
     if (dimensions == 3) three = register_module("three", torch::nn::BatchNorm3d(options));
   }
   torch::Tensor forward(const torch::Tensor& x) {
+    if (dimensions_ == 0) return any->forward(x);
     if (dimensions_ == 1) return one->forward(x);
     return dimensions_ == 2 ? two->forward(x) : three->forward(x);
   }
+  SyncBatchNorm any{nullptr};
   torch::nn::BatchNorm1d one{nullptr};
   torch::nn::BatchNorm2d two{nullptr};
   torch::nn::BatchNorm3d three{nullptr};
@@ -151,6 +155,16 @@ void expect_close(const Results& ours, const Results& theirs, torch::ScalarType 
   }
 }
 
+template <typename Body>
+void expect_refused(const Body& body, const std::string& words) {
+  try {
+    body();
+    ADD_FAILURE() << "not refused: " << words;
+  } catch (const std::exception& error) {
+    EXPECT_THAT(error.what(), HasSubstr(words));
+  }
+}
+
 TEST(SyncBatchNorm, IsTheBatchNormOfOneLargeBatch) {
   for (const Case& c : cases()) {
     SCOPED_TRACE(c.what);
@@ -161,6 +175,66 @@ TEST(SyncBatchNorm, IsTheBatchNormOfOneLargeBatch) {
       expect_close(on_workers(c, parts, "shm"), expected, c.type);
     }
   }
+}
+
+// The layer that has the name, in place of a converted one.
+TEST(SyncBatchNorm, AsALayerHasTheBitsOfAConvertedOne) {
+  for (Case c : cases()) {
+    SCOPED_TRACE(c.what);
+    const Results converted = on_workers(c, {4, 5}, "thread");
+    const std::string name = std::vector<std::string>{"one", "two", "three"}.at(
+        static_cast<std::size_t>(c.dimensions - 1));
+    c.dimensions = 0;
+    const Results own = on_workers(c, {4, 5}, "thread");
+    ASSERT_EQ(own.size(), converted.size());
+    for (const auto& [key, tensor] : converted) {
+      std::string its = key;
+      if (const auto at = its.find(name + "."); at != std::string::npos)
+        its.replace(at, name.size(), "any");
+      ASSERT_TRUE(own.contains(its)) << its;
+      EXPECT_TRUE(torch::equal(own.at(its), tensor)) << its;
+    }
+  }
+}
+
+TEST(SyncBatchNorm, AsALayerTakesOneValuePerChannel) {
+  Case c{"1d", {5}, 1, torch::nn::BatchNormOptions(5)};
+  auto plain = make_net(c);
+  const Results expected = pass(c, *plain, samples_of(c, 3, 1), samples_of(c, 3, 0.3));
+  c.dimensions = 0;
+  const Results found = on_workers(c, {1, 1, 1}, "shm");
+  for (const std::string name : {"output", "input gradient"}) {
+    const torch::Tensor off = found.at(name) - expected.at(name);
+    EXPECT_LE(off.abs().max().item<double>(), 1e-12) << name;
+  }
+}
+
+TEST(SyncBatchNorm, AsALayerSaysWhatItNeeds) {
+  SyncBatchNorm layer(4);
+  expect_refused(
+      [&] {
+        layer->forward(torch::ones({2, 4, 3}));
+      },
+      "call lockstep::convert_sync_batchnorm() with the module and the world first");
+  World alone = World::over(connect_alone());
+  EXPECT_EQ(convert_sync_batchnorm(*layer, alone), 1U);
+  expect_refused(
+      [&] {
+        layer->forward(torch::ones({2, 3}));
+      },
+      "a SyncBatchNorm of 4 channels got an input float32 [2, 3]");
+  expect_refused([&] { layer->forward(torch::ones({4})); }, "its second dimension");
+  layer->eval();
+  auto plain = torch::nn::BatchNorm2d(4);
+  plain->eval();
+  const torch::Tensor x = samples(3, {2, 4, 3, 3});
+  EXPECT_TRUE(torch::equal(layer->forward(x), plain->forward(x)));
+  std::ostringstream text;
+  text << layer;
+  EXPECT_THAT(text.str(), HasSubstr("lockstep::SyncBatchNorm(4, eps=1e-05, momentum=0.1"));
+  std::stringstream archive;
+  torch::save(layer, archive);
+  torch::load(plain, archive);
 }
 
 TEST(SyncBatchNorm, HasTheSameBitsOverEveryEngine) {
@@ -252,16 +326,6 @@ TEST(SyncBatchNorm, TrainsAsOneWorkerWithAllSamples) {
       for (const auto& [name, tensor] : train(world, parts))
         EXPECT_TRUE(torch::allclose(tensor, expected.at(name), 1e-9, 1e-11)) << name;
     });
-  }
-}
-
-template <typename Body>
-void expect_refused(const Body& body, const std::string& words) {
-  try {
-    body();
-    ADD_FAILURE() << "not refused: " << words;
-  } catch (const std::exception& error) {
-    EXPECT_THAT(error.what(), HasSubstr(words));
   }
 }
 

@@ -445,7 +445,7 @@ const std::byte* HostUpdate::weights_of(const plan::Stretch& piece) const {
 
 flat::Averaged HostUpdate::averaged(const flat::Elements& updated,
                                     const plan::Stretch& piece) const {
-  const std::size_t offset = replica::offset_of(trained_.model->layout(), piece);
+  const std::size_t offset = replica::offset_of(trained_.state.layout(), piece);
   return {updated.dtype, updated.parameter, trained_.state.average()->data() + offset,
           updated.count};
 }

@@ -150,12 +150,6 @@ void Optimizer::set_ema(double decay) {
   Trained& trained = impl_->trained;
   if (trained.model->hosts_shards())
     throw BadInput("set_ema() in a loop: call it before the job's batches()");
-  for (const plan::Entry& entry : trained.model->layout().entries()) {
-    if (flat::is_half(entry.dtype)) {
-      throw BadInput(fmt::format("{} is {}, which is too coarse for an average of weights",
-                                 entry.name, lockstep::name(entry.dtype)));
-    }
-  }
   Extras extras = trained.extras;
   extras.ema_decay = decay;
   impl_->set_extras(extras);
@@ -170,7 +164,7 @@ std::vector<NamedTensor> Optimizer::ema() const {
   std::vector<NamedTensor> named(trained.groups.entries());
   for (std::size_t entry = 0; entry < named.size(); ++entry) {
     const plan::Entry& of = trained.model->layout().entries()[entry];
-    named[of.registered] = {of.name, trained.state.view(trained.state.count(), entry)};
+    named[of.registered] = {of.name, trained.state.average_of(entry)};
   }
   return named;
 }

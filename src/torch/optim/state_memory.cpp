@@ -47,7 +47,9 @@ void StateMemory::add_average() {
   if (!average.shared() || model_.comm.rank() == 0) {
     torch::NoGradGuard no_grad;
     const device::CurrentDevice current(model_.device());
-    bytes_of(average).copy_(bytes_of(model_.parameters->seen()));
+    if (!has_masters_) bytes_of(average).copy_(bytes_of(model_.parameters->seen()));
+    for (std::size_t entry = 0; entry < layout_.entries().size() && has_masters_; ++entry)
+      average_of(entry).copy_(model_.parameter(entry));
   }
   model_.comm.barrier().wait();  // nobody reads it, or writes to weights, before it is there
 }
@@ -72,7 +74,7 @@ void StateMemory::refresh_masters() {
   for (std::size_t entry = 0; entry < versions_.size(); ++entry) {
     const torch::Tensor& parameter = model_.parameter(entry);
     if (!has_master(entry) || parameter._version() == versions_[entry]) continue;
-    const torch::Tensor master = view(memories_.size() - 1, entry);
+    const torch::Tensor master = view(count(), entry);
     const torch::Tensor now = parameter.detach();
     const torch::Tensor kept = master.to(now.scalar_type()) == now;
     master.copy_(torch::where(kept, master, now.to(master.scalar_type())));

@@ -14,7 +14,7 @@
 namespace lockstep::optim {
 
 // Parameters of half types have float32 masters. Updates compute on the masters, and round them to
-// the parameters. They are the last of the memories, named "master". Owned by Trained.
+// the parameters. They follow the rules' memories, named "master". Owned by Trained.
 //
 // Threads:   one caller at a time.
 // Blocking:  the constructor, which is collective.
@@ -25,11 +25,12 @@ class StateMemory {
   // Takes a memory for each name, one value per element.
   StateMemory(replica::Parts& model, const StateNames& names);
 
-  // Takes a memory for an average of the weights, "ema", and copies the weights there.
-  // Never beside masters: half types have no average. Collective.
+  // Takes a memory for an average of the weights, "ema", and copies the weights there. Parameters of
+  // half types have an average of their masters. Collective.
   void add_average();
   // Null if there is none.
   const replica::FlatMemory* average() const { return has_average_ ? &memories_.back() : nullptr; }
+  torch::Tensor average_of(std::size_t entry) const { return view(memories_.size() - 1, entry); }
 
   // The model has gone to other workers. Takes new memories, with the values of the rank that the
   // model has its values from. Collective.
@@ -43,7 +44,9 @@ class StateMemory {
   std::size_t count() const { return states_.size(); }
   std::size_t state_of(std::size_t memory) const { return states_[memory]; }
   // Null if there are none.
-  const replica::FlatMemory* masters() const { return has_masters_ ? &memories_.back() : nullptr; }
+  const replica::FlatMemory* masters() const {
+    return has_masters_ ? &memories_[count()] : nullptr;
+  }
   // False for parameters that are not of a half type: they need none.
   bool has_master(std::size_t entry) const;
 

@@ -8,8 +8,10 @@
 #include <lockstep/sync_batchnorm.h>
 #include <torch/library.h>
 
+#include <ios>
 #include <map>
 #include <memory>
+#include <ostream>
 #include <set>
 #include <string>
 #include <type_traits>
@@ -21,6 +23,7 @@
 #include "torch/replica/agreement.h"
 #include "torch/replica/collectives.h"
 #include "torch/replica/synced_norms.h"
+#include "torch/replica/tensors.h"
 
 namespace lockstep::replica {
 namespace {
@@ -318,6 +321,7 @@ BatchNorm as_batch_norm(const torch::nn::Module& module) {
   look_at<torch::nn::BatchNorm1dImpl>(module, found);
   look_at<torch::nn::BatchNorm2dImpl>(module, found);
   look_at<torch::nn::BatchNorm3dImpl>(module, found);
+  look_at<SyncBatchNormImpl>(module, found);
   return found;
 }
 
@@ -383,6 +387,39 @@ std::size_t convert_sync_batchnorm(torch::nn::Module& module, World& world,
   for (auto& [key, layer] : found) replica::layers().put(key, std::move(layer));
   replica::override_operator();
   return found.size();
+}
+
+// As LibTorch's batch norms, which also refuse one value per channel: others may have more.
+torch::Tensor SyncBatchNormImpl::forward(const torch::Tensor& input) {
+  _check_input_dim(input);
+  double momentum = options.momentum().value_or(0);
+  if (is_training()) {
+    if (!replica::layers().find(weight, running_mean)) {
+      throw BadInput(
+          "a SyncBatchNorm trains before it has a world: call lockstep::convert_sync_batchnorm() "
+          "with the module and the world first");
+    }
+    if (options.track_running_stats()) num_batches_tracked += 1;
+    if (options.track_running_stats() && !options.momentum())
+      momentum = 1 / num_batches_tracked.item<double>();
+  }
+  return at::batch_norm(input, weight, bias, running_mean, running_var,
+                        is_training() || !options.track_running_stats(), momentum, options.eps(),
+                        at::globalContext().userEnabledCuDNN());
+}
+
+void SyncBatchNormImpl::_check_input_dim(const torch::Tensor& input) {
+  if (input.dim() >= 2 && input.size(1) == options.num_features()) return;
+  throw BadInput(fmt::format(
+      "a SyncBatchNorm of {} channels got an input {}: its second dimension is the channels",
+      options.num_features(), replica::describe(input)));
+}
+
+void SyncBatchNormImpl::pretty_print(std::ostream& stream) const {
+  stream << std::boolalpha << "lockstep::SyncBatchNorm(" << options.num_features()
+         << ", eps=" << options.eps() << ", momentum=" << options.momentum().value_or(0)
+         << ", affine=" << options.affine()
+         << ", track_running_stats=" << options.track_running_stats() << ")";
 }
 
 }  // namespace lockstep
