@@ -384,7 +384,9 @@ TEST(SyncBatchNorm, WorkersThatMeetInDifferentPlacesGetAMismatchWithTheirNames) 
       {Leaders::kForwardTwice, "SyncBatchNorm 0", "SyncBatchNorm 1 back"},
       {Leaders::kNoBackward, "SyncBatchNorm 0", "SyncBatchNorm 1 back"}};
   for (const std::string& engine : cpu_engines()) {
-    for (const auto& [leaders, one, other] : cases) {
+    for (auto [leaders, one, other] : cases) {
+      // Where buckets go early, the layer's own weights begin the pass before its input is reached.
+      if (engine != "shm" && other == "SyncBatchNorm 1 back") other = "backward()";
       const auto outcomes = outcomes_of(engine, std::chrono::seconds(5),
                                         [&](World& world) { differ_in(world, leaders); });
       for (const Outcome& outcome : outcomes) {

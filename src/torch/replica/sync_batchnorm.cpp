@@ -8,6 +8,7 @@
 #include <lockstep/sync_batchnorm.h>
 #include <torch/library.h>
 
+#include <functional>
 #include <ios>
 #include <map>
 #include <memory>
@@ -179,24 +180,61 @@ OptionalTensor if_defined(const OptionalTensor& tensor) {
   return value_of(tensor).defined() ? tensor : OptionalTensor();
 }
 
-class SyncedNorm : public torch::autograd::Function<SyncedNorm> {
+// One pass through a layer, in backward.
+struct BackwardPass : torch::CustomClassHolder {
+  explicit BackwardPass(LayerPtr its) : layer(std::move(its)) {}
+
+  LayerPtr layer;
+  std::int64_t number = 0;  // of the layer's passes
+  at::Tensor own;           // Σ dy and Σ dy · x̂ over its own samples
+  // The gradient of the input, from the sums over all passes that share statistics.
+  std::function<at::Tensor(const at::Tensor& sums)> input_gradient;
+};
+using BackwardPtr = c10::intrusive_ptr<BackwardPass>;
+
+// A layer is two nodes of the graph. NormOutput computes the output, and in backward the sums over
+// its own samples. NormInput stands before it: in backward it meets the other passes, and computes
+// the gradient of the input. All that connects the two is a token, a scalar on the CPU. So autograd
+// runs NormInput on the thread that has called backward(), which may wait for others. On a GPU it
+// runs other nodes on one thread for all passes, which must not wait.
+class NormInput : public torch::autograd::Function<NormInput> {
  public:
-  static at::Tensor forward(AutogradContext* context, const at::Tensor& input,
-                            const OptionalTensor& weight, const OptionalTensor& bias,
-                            const Running& running, const LayerPtr& layer) {
+  static at::Tensor forward(AutogradContext* context, const at::Tensor& /*input*/,
+                            const BackwardPtr& pass) {
+    context->saved_data["pass"] = c10::IValue::make_capsule(pass);
+    return at::zeros({});
+  }
+
+  static variable_list backward(AutogradContext* context, const variable_list& /*of_token*/) {
+    const auto capsule = context->saved_data["pass"].toCapsule();
+    auto& pass = static_cast<BackwardPass&>(*capsule);
+    const auto input_gradient = std::exchange(pass.input_gradient, nullptr);
+    // Of two passes, every worker goes back through the same one first.
+    const std::string name = fmt::format("{} back {}", pass.layer->name, pass.number);
+    return {input_gradient(gather(*pass.layer, name, pass.own).sum(0)), at::Tensor()};
+  }
+};
+
+class NormOutput : public torch::autograd::Function<NormOutput> {
+ public:
+  static at::Tensor forward(AutogradContext* context, const at::Tensor& /*token*/,
+                            const at::Tensor& input, const OptionalTensor& weight,
+                            const OptionalTensor& bias, const Running& running,
+                            const BackwardPtr& pass) {
+    SyncedLayer& layer = *pass->layer;
     const at::ScalarType type = computed_in(input);
     const at::Tensor x = input.to(type);
-    const Statistics all = statistics(x, *layer);
+    const Statistics all = statistics(x, layer);
     follow(running.mean, all.mean, running.momentum);
     follow(running.variance, all.squares / (all.count - 1), running.momentum);
     const at::Tensor mean = all.mean.to(type);
     const at::Tensor variance = (all.squares / all.count).to(type);
+    pass->number = exchange ? exchange->count(layer.name) : layer.passes++;
     context->save_for_backward({input, value_of(weight), mean, variance});
+    context->saved_data["pass"] = c10::IValue::make_capsule(pass);
     context->saved_data["count"] = all.count;
     context->saved_data["eps"] = running.eps;
-    context->saved_data["layer"] = c10::IValue::make_capsule(layer);
-    context->saved_data["pass"] = exchange ? exchange->count(layer->name) : layer->passes++;
-    context->saved_data["idle"] = layer->idle();
+    context->saved_data["idle"] = layer.idle();
     // With the statistics of all workers as running ones, the layer is in eval(). LibTorch divides by
     // the number of samples.
     if (x.numel() == 0) return at::empty_like(input);
@@ -206,13 +244,13 @@ class SyncedNorm : public torch::autograd::Function<SyncedNorm> {
   }
 
   static variable_list backward(AutogradContext* context, variable_list gradients) {
-    const auto capsule = context->saved_data["layer"].toCapsule();
-    auto& layer = static_cast<SyncedLayer&>(*capsule);
+    const auto capsule = context->saved_data["pass"].toCapsule();
+    auto& pass = static_cast<BackwardPass&>(*capsule);
     if (at::GradMode::is_enabled()) {
       throw BadInput(fmt::format(
           "{}: gradients of gradients (create_graph) do not go through a SyncBatchNorm; use "
           "torch::nn::BatchNorm2d or GroupNorm there",
-          layer.name));
+          pass.layer->name));
     }
     const variable_list saved = context->get_saved_variables();
     const at::Tensor& input = saved[0];
@@ -221,22 +259,21 @@ class SyncedNorm : public torch::autograd::Function<SyncedNorm> {
     const at::Tensor x = input.to(computed_in(input));
     const at::Tensor dy = gradients[0].to(x.scalar_type());
     auto [sum_dy_xhat, sum_dy] = own_sums(dy, x, weight, saved[2], saved[3], eps);
-    const at::Tensor own = at::cat({sum_dy, sum_dy_xhat}).to(at::kDouble);
-    if (context->saved_data["idle"].toBool()) own.zero_();
-    at::Tensor dx;
+    at::Tensor of_token;
     if (context->needs_input_grad(0)) {
-      // Of two passes, every worker goes back through the same one first.
-      const std::string name =
-          fmt::format("{} back {}", layer.name, context->saved_data["pass"].toInt());
-      const at::Tensor sums = gather(layer, name, own).sum(0);
-      const double count = context->saved_data["count"].toDouble();
-      dx = input_gradient(dy, x, weight, saved[2], saved[3].to(at::kDouble).add(eps).rsqrt(),
-                          sums / count)
-               .to(input.scalar_type());
+      pass.own = at::cat({sum_dy, sum_dy_xhat}).to(at::kDouble);
+      if (context->saved_data["idle"].toBool()) pass.own.zero_();
+      pass.input_gradient = [=, mean = saved[2], type = input.scalar_type(),
+                             invstd = saved[3].to(at::kDouble).add(eps).rsqrt(),
+                             count =
+                                 context->saved_data["count"].toDouble()](const at::Tensor& sums) {
+        return input_gradient(dy, x, weight, mean, invstd, sums / count).to(type);
+      };
+      of_token = at::zeros({});
     }
     const at::Tensor none;
-    return {dx, weight.defined() ? sum_dy_xhat : none, weight.defined() ? sum_dy : none, none,
-            none};
+    return {of_token, none, weight.defined() ? sum_dy_xhat : none, weight.defined() ? sum_dy : none,
+            none,     none};
   }
 
  private:
@@ -278,9 +315,10 @@ at::Tensor batch_norm(const at::Tensor& input, const OptionalTensor& weight,
     return at::compositeimplicitautograd::batch_norm(input, weight, bias, running_mean, running_var,
                                                      training, momentum, eps, cudnn_enabled);
   }
-  return SyncedNorm::apply(input, if_defined(weight), if_defined(bias),
-                           Running{value_of(running_mean), value_of(running_var), momentum, eps},
-                           layer);
+  const auto pass = c10::make_intrusive<BackwardPass>(layer);
+  return NormOutput::apply(
+      NormInput::apply(input, pass), input.detach(), if_defined(weight), if_defined(bias),
+      Running{value_of(running_mean), value_of(running_var), momentum, eps}, pass);
 }
 
 void override_operator() {
