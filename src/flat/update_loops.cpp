@@ -260,7 +260,7 @@ template <typename T, bool kWithParity>
 struct Average {
   LOCKSTEP_INLINE static Parities run(const T* parameter, T* average, std::size_t count, T fresh) {
     return for_each_row<T, kWithParity>(count, [=](auto at, auto& seen) LOCKSTEP_INLINE_BODY {
-      const auto before = at.load(average);
+      const auto before = at.stream(average);
       seen.before(before);
       const auto after = element::averaged(before, at.load(parameter), fresh);
       seen.after(after);
