@@ -109,7 +109,7 @@ void expect_all(const std::vector<Outcome>& outcomes, const std::vector<int>& ra
 }
 
 TEST(Divergence, AnUndisturbedJobIsNotStoppedAndHasTheBitsOfAnUncheckedOne) {
-  at::globalContext().setUserEnabledMkldnn(false);  // knows no bfloat16 on some processors
+  const WithoutOneDnn without_onednn;
   for (const std::string engine : {"shm", "thread"}) {
     for (const Attempt& kind : {Attempt{.ema = 0.9}, Attempt{.adamw = true, .clip_norm = 0.05},
                                 Attempt{.half = true, .ema = 0.9}}) {

@@ -70,6 +70,11 @@ std::vector<Program> erasers() {
        [](Parameters& all) {
          for (auto& one : all) one.mutable_grad() = torch::Tensor();
        }},
+      {"moves one to another parameter",
+       [](Parameters& all) {
+         all[2].mutable_grad() = all[0].grad();
+         all[0].mutable_grad() = torch::Tensor();
+       }},
       {"erases one that is not finite, and swaps others",
        [](Parameters& all) {
          all[1].grad().fill_(std::numeric_limits<float>::quiet_NaN());

@@ -52,6 +52,18 @@ inline void in_world(int workers, const std::function<void(World&)>& body) {
   in_world(workers, "thread", body);
 }
 
+// oneDNN, which knows no bfloat16 on some processors, is off as long as it lives.
+class WithoutOneDnn {
+ public:
+  WithoutOneDnn() { at::globalContext().setUserEnabledMkldnn(false); }
+  ~WithoutOneDnn() { at::globalContext().setUserEnabledMkldnn(before_); }
+  WithoutOneDnn(const WithoutOneDnn&) = delete;
+  WithoutOneDnn& operator=(const WithoutOneDnn&) = delete;
+
+ private:
+  bool before_ = at::globalContext().userEnabledMkldnn();
+};
+
 // Those that move memory of the CPU and were built.
 inline std::vector<std::string> cpu_engines() {
   std::vector<std::string> names;

@@ -96,7 +96,7 @@ std::string hash_in_halves(World& world, const SyncedRun& run) {
 }
 
 TEST(SyncedStep, AutocastAroundItIsThatInTheLoss) {
-  at::globalContext().setUserEnabledMkldnn(false);  // knows no bfloat16 on some processors
+  const WithoutOneDnn without_onednn;
   World alone = World::over(connect_alone());
   for (const bool converts : {true, false}) {
     for (const bool cache_weights : {true, false}) {

@@ -183,7 +183,8 @@ TEST_P(ClientTest, WorkersThatComeBeforeTheRendezvousWaitForIt) {
 TEST_P(ClientTest, WhoKnocksAtAClosingRendezvousFindsTheNextOne) {
   host(2);
   auto early = std::async(std::launch::async, [&] { join(1, 2).done(soon()); });
-  // Whether it has joined by now or not, it ends up at the second one.
+  // Whether it has joined by now or not (mostly not: roster_test.cpp has that case), it ends up at
+  // the second one.
   hosted_->finish(soon());
   Listener listener = GetParam() == Address::Kind::kUnix ? listen_unix(address_.host)
                                                          : listen_tcp(address_.host, address_.port);

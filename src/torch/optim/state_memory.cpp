@@ -47,9 +47,13 @@ void StateMemory::add_average() {
   if (!average.shared() || model_.comm.rank() == 0) {
     torch::NoGradGuard no_grad;
     const device::CurrentDevice current(model_.device());
-    if (!has_masters_) bytes_of(average).copy_(bytes_of(model_.parameters->seen()));
+    if (has_masters_) {
+      refresh_masters();
+    } else {
+      bytes_of(average).copy_(bytes_of(model_.parameters->seen()));
+    }
     for (std::size_t entry = 0; entry < layout_.entries().size() && has_masters_; ++entry)
-      average_of(entry).copy_(model_.parameter(entry));
+      average_of(entry).copy_(has_master(entry) ? view(count(), entry) : model_.parameter(entry));
   }
   model_.comm.barrier().wait();  // nobody reads it, or writes to weights, before it is there
 }

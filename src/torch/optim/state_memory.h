@@ -67,7 +67,7 @@ class StateMemory {
 
   replica::Parts& model_;
   std::vector<std::string> names_;   // by memory
-  std::vector<std::size_t> states_;  // by memory, without the masters
+  std::vector<std::size_t> states_;  // by memory, without masters and average
   bool has_masters_;
   bool has_average_ = false;
   plan::Layout layout_;

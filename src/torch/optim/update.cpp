@@ -92,7 +92,7 @@ struct StepNote {
     if (other.extras != extras) return "they have other settings for clipping, norms or averages";
     if (other.scale != scale) return "their losses were scaled by other numbers";
     if (other.gradients != gradients)
-      return "they have other gradients, or other ones are undefined";
+      return "their gradients have other values, or other gradients are undefined there";
     if (other.written != written) return "the program wrote other values to the parameters there";
     return {};
   }

@@ -255,7 +255,7 @@ void FlatGradients::check(std::size_t entry) const {
     throw BadInput(fmt::format(
         "the gradient of {} is {}, and in data_parallel() the parameter was {}: give it a gradient "
         "of that shape, and resize a module before data_parallel(), not after",
-        slot.entry.name, describe(grad), describe(slot.view)));
+        slot.entry.name, describe(grad), describe(slot.view.to(slot.type))));
   }
   if (!converted && !(grad.defined() && grad.requires_grad())) return;
   throw BadInput(fmt::format(

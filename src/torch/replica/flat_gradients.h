@@ -11,7 +11,8 @@
 //
 // On a GPU gradients stay where backward made them as long as they can: device_gradients.h.
 //
-// With parity (divergence/watch.h) only adopt(), settle() and add() write to the memory.
+// With parity (divergence/watch.h) only adopt(), settle() and add() write to the memory. In a drop-in
+// loop, which has none, zero() does, too.
 #pragma once
 
 #include <lockstep/buffer.h>

@@ -140,11 +140,12 @@ void Replicated::settle() {
   banks().stay();
 }
 
-// As torch::optim does. A gradient that the program has given to a parameter counts, also if no
-// worker has reached that in backward.
+// As torch::optim does. A gradient that the program has given to a parameter counts, even if no
+// worker's backward has reached the parameter.
 void Replicated::find_undefined() {
   auto undefined = banks().in_use().undefined();
   if (!undefined) return;
+  banks().in_use().untangle();  // another gradient may be in the memory of an undefined one
   const std::vector<bool> absent = banks().absent();  // by backward
   for (std::size_t entry = 0; entry < undefined->size(); ++entry) {
     if (!(*undefined)[entry] || (!absent.empty() && absent[entry])) continue;

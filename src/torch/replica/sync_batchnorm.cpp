@@ -186,17 +186,20 @@ struct BackwardPass : torch::CustomClassHolder {
 
   LayerPtr layer;
   std::int64_t number = 0;  // of the layer's passes
-  at::Tensor own;           // Σ dy and Σ dy · x̂ over its own samples
-  // The gradient of the input, from the sums over all passes that share statistics.
-  std::function<at::Tensor(const at::Tensor& sums)> input_gradient;
+  bool of_shard = false;    // other passes of this process share its statistics
+  // Waits for the sums of all passes that share statistics, and computes the gradient of the input.
+  std::function<at::Tensor()> input_gradient;
 };
 using BackwardPtr = c10::intrusive_ptr<BackwardPass>;
 
 // A layer is two nodes of the graph. NormOutput computes the output, and in backward the sums over
-// its own samples. NormInput stands before it: in backward it meets the other passes, and computes
-// the gradient of the input. All that connects the two is a token, a scalar on the CPU. So autograd
-// runs NormInput on the thread that has called backward(), which may wait for others. On a GPU it
-// runs other nodes on one thread for all passes, which must not wait.
+// its own samples. NormInput stands before it, and gives the gradient of the input. All that
+// connects the two is a token, a scalar on the CPU. So autograd runs NormInput on the thread that
+// has called backward().
+//
+// Shards of one process meet in NormInput, because that thread may wait for them. On a GPU autograd
+// runs all other nodes of all shards on one thread, which must not wait. Workers of a drop-in loop
+// meet in NormOutput: that has one order, and one thread that uses the Comm.
 class NormInput : public torch::autograd::Function<NormInput> {
  public:
   static at::Tensor forward(AutogradContext* context, const at::Tensor& /*input*/,
@@ -208,10 +211,7 @@ class NormInput : public torch::autograd::Function<NormInput> {
   static variable_list backward(AutogradContext* context, const variable_list& /*of_token*/) {
     const auto capsule = context->saved_data["pass"].toCapsule();
     auto& pass = static_cast<BackwardPass&>(*capsule);
-    const auto input_gradient = std::exchange(pass.input_gradient, nullptr);
-    // Of two passes, every worker goes back through the same one first.
-    const std::string name = fmt::format("{} back {}", pass.layer->name, pass.number);
-    return {input_gradient(gather(*pass.layer, name, pass.own).sum(0)), at::Tensor()};
+    return {std::exchange(pass.input_gradient, nullptr)(), at::Tensor()};
   }
 };
 
@@ -229,6 +229,7 @@ class NormOutput : public torch::autograd::Function<NormOutput> {
     follow(running.variance, all.squares / (all.count - 1), running.momentum);
     const at::Tensor mean = all.mean.to(type);
     const at::Tensor variance = (all.squares / all.count).to(type);
+    pass->of_shard = exchange != nullptr;
     pass->number = exchange ? exchange->count(layer.name) : layer.passes++;
     context->save_for_backward({input, value_of(weight), mean, variance});
     context->saved_data["pass"] = c10::IValue::make_capsule(pass);
@@ -261,14 +262,17 @@ class NormOutput : public torch::autograd::Function<NormOutput> {
     auto [sum_dy_xhat, sum_dy] = own_sums(dy, x, weight, saved[2], saved[3], eps);
     at::Tensor of_token;
     if (context->needs_input_grad(0)) {
-      pass.own = at::cat({sum_dy, sum_dy_xhat}).to(at::kDouble);
-      if (context->saved_data["idle"].toBool()) pass.own.zero_();
-      pass.input_gradient = [=, mean = saved[2], type = input.scalar_type(),
+      const at::Tensor own = at::cat({sum_dy, sum_dy_xhat}).to(at::kDouble);
+      if (context->saved_data["idle"].toBool()) own.zero_();
+      // Of two passes, every worker goes back through the same one first.
+      pass.input_gradient = [=, mean = saved[2], type = input.scalar_type(), layer = pass.layer,
+                             name = fmt::format("{} back {}", pass.layer->name, pass.number),
                              invstd = saved[3].to(at::kDouble).add(eps).rsqrt(),
-                             count =
-                                 context->saved_data["count"].toDouble()](const at::Tensor& sums) {
-        return input_gradient(dy, x, weight, mean, invstd, sums / count).to(type);
+                             count = context->saved_data["count"].toDouble()] {
+        const at::Tensor means = gather(*layer, name, own).sum(0) / count;
+        return input_gradient(dy, x, weight, mean, invstd, means).to(type);
       };
+      if (!pass.of_shard) pass.input_gradient = [dx = pass.input_gradient()] { return dx; };
       of_token = at::zeros({});
     }
     const at::Tensor none;
@@ -427,7 +431,7 @@ std::size_t convert_sync_batchnorm(torch::nn::Module& module, World& world,
   return found.size();
 }
 
-// As LibTorch's batch norms, which also refuse one value per channel: others may have more.
+// As in LibTorch's batch norms, but one value per channel is allowed: other workers may have more.
 torch::Tensor SyncBatchNormImpl::forward(const torch::Tensor& input) {
   _check_input_dim(input);
   double momentum = options.momentum().value_or(0);
