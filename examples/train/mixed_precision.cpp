@@ -9,6 +9,9 @@
 #include "net.h"
 
 int main() {
+#ifdef __aarch64__
+  at::globalContext().setUserEnabledMkldnn(false);  // LibTorch 1.13's oneDNN has no bfloat16 there
+#endif
   torch::manual_seed(0);
   auto world = lockstep::join();
   auto model = lockstep::data_parallel(Net(), world);

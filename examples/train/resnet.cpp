@@ -58,6 +58,9 @@ struct ResNetImpl : torch::nn::Module {
 TORCH_MODULE(ResNet);
 
 int main(int argc, char** argv) {
+#ifdef __aarch64__
+  at::globalContext().setUserEnabledMkldnn(false);  // LibTorch 1.13's oneDNN has no bfloat16 there
+#endif
   torch::manual_seed(0);
   auto world = lockstep::join();
   const int width = argc > 1 ? std::atoi(argv[1]) : 8;  // 64 is that of the paper
