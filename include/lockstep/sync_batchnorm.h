@@ -66,7 +66,7 @@ std::size_t convert_sync_batchnorm(torch::nn::Module& module, World& world,
 class SyncBatchNormImpl
     : public torch::nn::NormImplBase<1, SyncBatchNormImpl, torch::nn::BatchNormOptions> {
  public:
-  explicit SyncBatchNormImpl(const torch::nn::BatchNormOptions& options) : NormImplBase(options) {}
+  explicit SyncBatchNormImpl(const torch::nn::BatchNormOptions& given) : NormImplBase(given) {}
   explicit SyncBatchNormImpl(std::int64_t num_features)
       : SyncBatchNormImpl(torch::nn::BatchNormOptions(num_features)) {}
 

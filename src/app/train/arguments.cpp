@@ -380,8 +380,6 @@ void check_devices(const TrainArguments& arguments) {
   if (arguments.on(DeviceKind::kCuda) && !arguments.engine.empty() && arguments.engine != of_gpus)
     refuse(fmt::format("--engine {} moves no memory of GPUs: leave it out, or use nccl",
                        arguments.engine));
-  if (arguments.on(DeviceKind::kCuda) && arguments.noise_scale_every > 0)
-    refuse("--noise-scale is for CPUs so far: add --device cpu, or leave it out");
 }
 
 }  // namespace

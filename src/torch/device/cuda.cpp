@@ -1,11 +1,13 @@
 #include <ATen/cuda/CUDAContext.h>
 #include <ATen/cuda/CUDAGeneratorImpl.h>
 #include <ATen/cuda/CUDAGraph.h>
+#include <c10/core/AutogradState.h>
 #include <c10/cuda/CUDACachingAllocator.h>
 #include <c10/cuda/CUDAGuard.h>
 #include <c10/cuda/CUDAStream.h>
 #include <fmt/format.h>
 #include <lockstep/errors.h>
+#include <torch/version.h>
 
 #include <chrono>
 #include <string>
@@ -139,6 +141,38 @@ StreamScope::StreamScope(Device device)
 }
 StreamScope::~StreamScope() {
   state_->streams.leave(true);
+}
+
+struct SharedStream::State {
+  c10::cuda::CUDAStream stream;
+};
+SharedStream::SharedStream(Device device) {
+  if (device.kind == DeviceKind::kCpu) return;
+#if TORCH_VERSION_MAJOR < 2
+  throw Unavailable("threads share a stream of a GPU with LibTorch 2 and later only");
+#endif
+  state_.reset(new State{c10::cuda::getCurrentCUDAStream(index_of(device))});
+}
+SharedStream::~SharedStream() = default;
+
+struct SharedStream::Scope::State {
+  c10::cuda::CUDAStreamGuard stream;
+  bool threads_before = true;
+};
+SharedStream::Scope::Scope(const SharedStream& shared) {
+  if (!shared.state_) return;
+  state_.reset(new State{c10::cuda::CUDAStreamGuard(shared.state_->stream)});
+#if TORCH_VERSION_MAJOR >= 2
+  auto& autograd = c10::AutogradState::get_tls_state();
+  state_->threads_before = autograd.get_multithreading_enabled();
+  autograd.set_multithreading_enabled(false);
+#endif
+}
+SharedStream::Scope::~Scope() {
+#if TORCH_VERSION_MAJOR >= 2
+  if (!state_) return;
+  c10::AutogradState::get_tls_state().set_multithreading_enabled(state_->threads_before);
+#endif
 }
 
 struct SideStream::State {

@@ -88,6 +88,38 @@ class StreamScope {
 // Null on the CPU, which has no streams.
 std::unique_ptr<StreamScope> make_stream_scope(Device device);
 
+// LibTorch's current stream, for other threads to go on with: they take turns, and what they queue comes in that order.
+//
+// Threads:   made by one, used by others.
+// Blocking:  never.
+// Failure:   Unavailable before LibTorch 2.
+// Ownership: the stream is LibTorch's.
+class SharedStream {
+ public:
+  explicit SharedStream(Device device);  // of this thread; nothing on the CPU
+  ~SharedStream();
+  SharedStream(const SharedStream&) = delete;
+  SharedStream& operator=(const SharedStream&) = delete;
+
+  // As long as it lives, this thread queues on the stream. A backward pass that begins here runs here, and so it may
+  // wait. Else LibTorch has one thread that runs all passes of a GPU.
+  class Scope {
+   public:
+    explicit Scope(const SharedStream& shared);
+    ~Scope();
+    Scope(const Scope&) = delete;
+    Scope& operator=(const Scope&) = delete;
+
+   private:
+    struct State;
+    std::unique_ptr<State> state_;
+  };
+
+ private:
+  struct State;
+  std::unique_ptr<State> state_;
+};
+
 // A second stream, for work that should not wait for all that is queued on the first.
 //
 // Threads:   one caller at a time.

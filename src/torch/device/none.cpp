@@ -46,6 +46,15 @@ StreamScope::StreamScope(Device) {
 }
 StreamScope::~StreamScope() = default;
 
+struct SharedStream::State {};
+SharedStream::SharedStream(Device device) {
+  if (device.kind != DeviceKind::kCpu) unavailable();
+}
+SharedStream::~SharedStream() = default;
+struct SharedStream::Scope::State {};
+SharedStream::Scope::Scope(const SharedStream&) {}
+SharedStream::Scope::~Scope() = default;
+
 struct SideStream::State {};
 SideStream::SideStream(Device) {
   unavailable();

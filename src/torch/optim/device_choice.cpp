@@ -1,6 +1,4 @@
 // Everything in this folder that depends on the device of the model.
-#include <lockstep/errors.h>
-
 #include "torch/device/device.h"
 #include "torch/optim/update.h"
 
@@ -26,10 +24,9 @@ std::unique_ptr<Update> make_update(Trained& trained) {
 
 std::unique_ptr<Update> make_wrapped_update(Trained& trained,
                                             const std::shared_ptr<WrappedOptimizer>& optimizer) {
-  if (on_host(trained.model->device())) return make_wrapped_on_host(trained, optimizer);
-  throw BadInput(
-      "lockstep::optim::Wrapped is for CPUs: on a GPU use another optimizer of lockstep::optim, or "
-      "yours in the drop-in loop");
+  const device::CurrentDevice current(trained.model->device());
+  return on_host(trained.model->device()) ? make_wrapped_on_host(trained, optimizer)
+                                          : make_wrapped_on_device(trained, optimizer);
 }
 
 }  // namespace lockstep::optim

@@ -64,6 +64,23 @@ void DeviceNorms::measure_gradients(const std::vector<flat::UpdateTask>& tasks,
                    stream);
 }
 
+void DeviceNorms::measure_apart(const std::vector<flat::UpdateTask>& tasks, void* stream) {
+  if (!apart_) apart_.emplace(trained_.model->layout().blocks());
+  for (const flat::UpdateTask& task : tasks) {
+    flat::queue_measure(
+        {task.range, task.gradients, task.masters != nullptr, apart_->row(Row::kGradients)},
+        stream);
+  }
+  flat::queue_clip(apart_->task(0), stream);
+}
+
+double DeviceNorms::apart() const {
+  const auto options = torch::TensorOptions().dtype(torch::kFloat64);
+  return torch::from_blob(const_cast<double*>(&apart_->result()->norm), {1},
+                          options.device(torch::Device(trained_.model->device())))
+      .item<double>();
+}
+
 void DeviceNorms::decide(std::vector<flat::UpdateTask>& tasks, std::optional<double> unscale,
                          void* stream) {
   if (!needed() && !unscale) return;

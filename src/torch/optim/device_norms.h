@@ -59,7 +59,7 @@ class SentNorms {
 // Owned by an Update on a GPU.
 //
 // Threads:   one caller at a time, with the GPU as current device.
-// Blocking:  make_room(), last(), newest() and by_entry() wait for the GPU.
+// Blocking:  make_room(), last(), newest(), apart() and by_entry() wait for the GPU.
 // Failure:   make_room() and last(): BadInput if a norm that decided an update was not finite.
 //            Unavailable if there is too little memory.
 // Ownership: owns its memory; borrows what is trained, and the tables.
@@ -83,6 +83,11 @@ class DeviceNorms {
   void decide(std::vector<flat::UpdateTask>& tasks, std::optional<double> unscale, void* stream);
   void send(void* stream);
 
+  // For the noise scale, which wants the squares also of a step that clips by the largest: measures
+  // the gradients apart from all else. apart() waits for it.
+  void measure_apart(const std::vector<flat::UpdateTask>& tasks, void* stream);
+  double apart() const;
+
   // By entry, of the last step; empty if they are not kept.
   std::span<const double> by_entry();
 
@@ -103,6 +108,7 @@ class DeviceNorms {
   flat::TablesView tables_;
   SentNorms sent_;
   std::optional<flat::ClipMemory> memory_;
+  std::optional<flat::ClipMemory> apart_;
   std::optional<flat::EntryMemory> entries_;
   std::optional<double> kept_;  // norms by entry are kept, to be multiplied by this
   std::vector<double> by_entry_;

@@ -54,11 +54,23 @@ class QueuedStep : public Update {
   std::span<const double> norms() override {
     return overflowed() ? std::span<const double>{} : norms_.by_entry();
   }
+  double measured_norm() const override { return unscale().value_or(1) * norms_.apart(); }
   void take_along(const flat::Note& note) override { note_ = note; }
   bool has_copies() const override { return true; }
   void collect() override;
   void forget() override;
   double norm() override;
+
+ protected:
+  void find_gradients();
+  std::vector<flat::UpdateTask> tasks() const;
+  void copy_note();
+  std::optional<double> unscale() const {
+    return scaled_ ? std::optional(scaled_->unscale) : std::nullopt;
+  }
+
+  replica::Replicated& model_;
+  DeviceNorms& block_norms() { return norms_; }
 
  private:
   // Which numbers each entry uses: those of its group. If gradients may be absent, each entry
@@ -72,17 +84,16 @@ class QueuedStep : public Update {
     return rules;
   }
   void begin();
-  void update();
+  void measure_for_noise();
+  virtual void update();
   std::vector<std::byte> numbers_of_step() const;
   std::vector<std::pair<torch::Tensor, torch::Tensor>> copies_of_absent() const;
-  std::vector<flat::UpdateTask> tasks() const;
   float* masters_of(const flat::ChunkTables::Typed& typed) const;
   static flat::WatchedWords words_of(const SeenParities& watch);
   SeenParities& next_watch();
   void fetch(SeenParities& watch);
   void collect(SeenParities& watch);
   void forget_parities();
-  void find_gradients();
   void look_for_overflow(double scale);
 
   // Of a step whose losses were scaled.
@@ -90,11 +101,7 @@ class QueuedStep : public Update {
     double unscale = 1;
     bool overflowed = false;
   };
-  std::optional<double> unscale() const {
-    return scaled_ ? std::optional(scaled_->unscale) : std::nullopt;
-  }
 
-  replica::Replicated& model_;
   flat::ChunkTables tables_;
   flat::DeviceTables device_tables_;
   device::SmallTable numbers_;   // of the step, if they are too many for arguments of a kernel
@@ -116,6 +123,13 @@ void QueuedStep::prepare(const GradientSource& source) {
   begin();
   scaled_.reset();
   if (source.scale) look_for_overflow(*source.scale);
+  if (source.measured) measure_for_noise();
+}
+
+void QueuedStep::measure_for_noise() {
+  check_measured(trained_);
+  find_gradients();
+  norms_.measure_apart(tasks(), device::current_stream(model_.device()));
 }
 
 // The kernel of the norm also finds out whether a gradient is not finite. All GPUs have the same
@@ -131,18 +145,21 @@ void QueuedStep::look_for_overflow(double scale) {
   scaled_->overflowed = !std::isfinite(norms_.newest());
 }
 
-// The note goes without a kernel here.
+// Where no kernel of ours takes the note along.
+void QueuedStep::copy_note() {
+  const flat::Note note = std::exchange(note_, {});
+  if (note.bytes == 0) return;
+  const auto bytes = static_cast<std::int64_t>(note.bytes);
+  const auto options = torch::TensorOptions().dtype(torch::kUInt8);
+  torch::from_blob(note.to, {bytes}, options)
+      .copy_(torch::from_blob(const_cast<void*>(note.from), {bytes},
+                              options.device(torch::Device(model_.device()))));
+}
+
 void QueuedStep::skip(UpdateJournal*) {
   torch::NoGradGuard no_grad;
   const device::CurrentDevice current(model_.device());
-  const flat::Note note = std::exchange(note_, {});
-  if (note.bytes > 0) {
-    const auto bytes = static_cast<std::int64_t>(note.bytes);
-    const auto options = torch::TensorOptions().dtype(torch::kUInt8);
-    torch::from_blob(note.to, {bytes}, options)
-        .copy_(torch::from_blob(const_cast<void*>(note.from), {bytes},
-                                options.device(torch::Device(model_.device()))));
-  }
+  copy_note();
   model_.banks().hide_absent();
   waited_ += hear_step(trained_, std::exchange(said_, {}));
 }
@@ -336,7 +353,64 @@ void QueuedStep::collect(SeenParities& watch) {
   watch_.saw_all({before, pieces}, {before + pieces, pieces}, {before + 2 * pieces, pieces});
 }
 
+// The program's optimizer reads averages in param.grad, unscaled and clipped there. The host waits
+// for their norm. Parities of what a program writes are not taken here: that would read all weights
+// once more.
+class WrappedStep : public QueuedStep {
+ public:
+  WrappedStep(Trained& trained, std::shared_ptr<WrappedOptimizer> optimizer)
+      : QueuedStep(trained), optimizer_(std::move(optimizer)) {}
+  void accept(const Extras& extras) override;
+  bool has_copies() const override { return false; }  // none that parities could compare
+  bool reads_grad() const override { return true; }
+  bool packs() const override { return true; }
+  torch::Tensor pack() const override { return optimizer_->pack(); }
+  void unpack(const torch::Tensor& bytes) override { optimizer_->unpack(bytes); }
+
+ private:
+  void update() override;
+  double factor();
+
+  std::shared_ptr<WrappedOptimizer> optimizer_;
+};
+
+void WrappedStep::accept(const Extras& extras) {
+  check_wrapped(extras);
+  QueuedStep::accept(extras);
+}
+
+void WrappedStep::update() {
+  copy_note();
+  find_gradients();
+  const double by = factor();
+  model_.banks().hide_absent();
+  for (std::size_t entry = 0; entry < trained_.groups.entries(); ++entry) {
+    const torch::Tensor& gradient = trained_.parameter(entry).grad();
+    if (!gradient.defined()) continue;
+    if (by != 1) gradient.mul_(by);
+    const double limit = trained_.extras.clip_value;
+    if (limit > 0) gradient.clamp_(-limit, limit);
+  }
+  optimizer_->step(trained_.groups.steps() - 1);
+  model_.check_attached();  // it may have given parameters other memory
+}
+
+// What gradients are multiplied by: 1 / scale, and the factor of clipping.
+double WrappedStep::factor() {
+  auto all = tasks();
+  block_norms().decide(all, unscale(), device::current_stream(model_.device()));
+  const double unscaled = unscale().value_or(1);
+  if (trained_.extras.clip_norm <= 0) return unscaled;
+  const double norm = unscale() ? block_norms().newest() : block_norms().last();
+  return unscaled * std::min(trained_.extras.clip_norm / (norm + 1e-6), 1.0);
+}
+
 }  // namespace
+
+std::unique_ptr<Update> make_wrapped_on_device(Trained& trained,
+                                               std::shared_ptr<WrappedOptimizer> optimizer) {
+  return std::make_unique<WrappedStep>(trained, std::move(optimizer));
+}
 
 std::unique_ptr<Update> make_device_step(Trained& trained) {
   return std::make_unique<QueuedStep>(trained);

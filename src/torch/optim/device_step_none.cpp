@@ -4,8 +4,20 @@
 
 namespace lockstep::optim {
 
-std::unique_ptr<Update> make_device_step(Trained&) {
+namespace {
+
+[[noreturn]] void unavailable() {
   throw Unavailable("this build of Lockstep has no optimizers for GPUs: build it with CUDA");
+}
+
+}  // namespace
+
+std::unique_ptr<Update> make_device_step(Trained&) {
+  unavailable();
+}
+
+std::unique_ptr<Update> make_wrapped_on_device(Trained&, std::shared_ptr<WrappedOptimizer>) {
+  unavailable();
 }
 
 }  // namespace lockstep::optim

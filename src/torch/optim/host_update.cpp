@@ -152,7 +152,7 @@ class WrappedUpdate : public OwnUpdate {
       : OwnUpdate(trained), optimizer_(std::move(optimizer)) {
     trained.model->parts().keep_private();
   }
-  void accept(const Extras& extras) override;
+  void accept(const Extras& extras) override { check_wrapped(extras); }
   bool reads_grad() const override { return true; }
   bool packs() const override { return true; }
   torch::Tensor pack() const override { return optimizer_->pack(); }
@@ -231,9 +231,7 @@ void HostUpdate::find_numbers(const GradientSource& source) {
   const LayerNorm needed = trained_.groups.layer_norm();
   gradients_ = source;
   if (!source.scale) gradients_.limit = trained_.extras.clip_value;
-  if (source.measured && trained_.extras.clip_value > 0)
-    throw BadInput(
-        "the noise scale cannot be measured with clipping by value: leave out one of the two");
+  if (source.measured) check_measured(trained_);
   measures_ = (trained_.extras.keeps_norms || source.measured) && !clips &&
               needed != LayerNorm::kGradient && !source.scale;
   if (measures_) rows();  // takes memory before anything is written
@@ -466,11 +464,6 @@ const void* HostUpdate::read(std::size_t number, replica::GradientReader& gradie
       gradients.read_with_parity(number, trained_.model->pieces().all[number]);
   if (const auto worker = gradients.changed()) watch_.gradient_changed(number, *worker);
   return values;
-}
-
-void WrappedUpdate::accept(const Extras& extras) {
-  if (extras.ema_decay > 0)
-    throw BadInput("set_ema() is not for optim::Wrapped: let the wrapped optimizer keep averages");
 }
 
 void WrappedUpdate::write(UpdateJournal* journal) {

@@ -153,6 +153,17 @@ void check_scaled(const Trained& trained) {
     throw BadInput("LARS with clipping by value and a scaler: leave out one of the three");
 }
 
+void check_measured(const Trained& trained) {
+  if (trained.extras.clip_value > 0)
+    throw BadInput(
+        "the noise scale cannot be measured with clipping by value: leave out one of the two");
+}
+
+void check_wrapped(const Extras& extras) {
+  if (extras.ema_decay > 0)
+    throw BadInput("set_ema() is not for optim::Wrapped: let the wrapped optimizer keep averages");
+}
+
 Said say_step(const Trained& trained, const GradientSource& source) {
   replica::Replicated& model = *trained.model;
   Said said;

@@ -153,6 +153,10 @@ std::string diverged(double norm, std::int64_t step);
 
 // BadInput if the losses are scaled and the update cannot be made with a scale.
 void check_scaled(const Trained& trained);
+// BadInput if the noise scale is measured and the update cannot say the norm of its gradients.
+void check_measured(const Trained& trained);
+// BadInput if a wrapped optimizer cannot do these.
+void check_wrapped(const Extras& extras);
 
 // What workers announce of an update. If they announce different steps, replicas would differ, and
 // all fail. A worker that cannot make the update says so, and all fail, too.
@@ -173,7 +177,7 @@ bool can_sample(const replica::Replicated& model);
 
 // The class for the device of the model, and for how workers reach each other's memory.
 std::unique_ptr<Update> make_update(Trained& trained);
-// The class for an optimizer of the program's. BadInput on a GPU. Collective.
+// The class for an optimizer of the program's. Collective.
 std::unique_ptr<Update> make_wrapped_update(Trained& trained,
                                             const std::shared_ptr<WrappedOptimizer>& optimizer);
 
@@ -187,5 +191,7 @@ std::unique_ptr<Update> make_wrapped_on_host(Trained& trained,
 // step some steps before. These throw BadInput if a norm that decides an update was not finite; that
 // step has changed nothing. Unavailable in a build without CUDA. (device_step.cpp)
 std::unique_ptr<Update> make_device_step(Trained& trained);
+std::unique_ptr<Update> make_wrapped_on_device(Trained& trained,
+                                               std::shared_ptr<WrappedOptimizer> optimizer);
 
 }  // namespace lockstep::optim

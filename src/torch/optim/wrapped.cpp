@@ -193,6 +193,7 @@ torch::Tensor WrappedOptimizer::pack() const {
 void WrappedOptimizer::unpack(const torch::Tensor& bytes) {
   auto& groups = optimizer_->param_groups();
   std::vector<std::unique_ptr<torch::optim::OptimizerOptions>> kept;
+  kept.reserve(groups.size());
   for (const auto& group : groups) kept.push_back(group.options().clone());
   std::string failure;
   try {

@@ -7,6 +7,7 @@
 #include "torch/device/device.h"
 #include "torch/replica/device_gradients.h"
 #include "torch/replica/device_reduction.h"
+#include "torch/replica/measured_pass.h"
 #include "torch/replica/parts.h"
 #include "torch/replica/weight_sample.h"
 
@@ -81,6 +82,13 @@ std::unique_ptr<BufferSync> buffer_sync_of(Comm& comm, const Model& model,
   auto source = buffer_source_of(comm, model, options);
   if (options.buffers != BufferSource::kMean) return source;
   return std::make_unique<MeanBufferSync>(model.buffers, std::move(source));
+}
+
+std::unique_ptr<MeasuredPass> make_measured_pass(const Parts& parts, Attachment& attachment,
+                                                 PassListener& next) {
+  return parts.device().kind == DeviceKind::kCpu
+             ? make_host_measured_pass(parts, attachment, next)
+             : make_device_measured_pass(parts, attachment, next);
 }
 
 std::unique_ptr<WeightSample> weight_sample_of(const Parts& parts) {

@@ -11,7 +11,7 @@
 namespace lockstep::replica {
 
 MeasuredPass::MeasuredPass(const Parts& parts, Attachment& attachment, PassListener& next)
-    : parts_(parts), attachment_(attachment), next_(next), blocks_(parts.plan.layout.blocks(), 0) {
+    : parts_(parts), attachment_(attachment), next_(next) {
   attachment_.tell(*this);
 }
 
@@ -20,12 +20,8 @@ MeasuredPass::~MeasuredPass() {
 }
 
 void MeasuredPass::start() {
-  std::fill(blocks_.begin(), blocks_.end(), 0);
+  forget();
   unheard_.clear();
-}
-
-double MeasuredPass::squares() const {
-  return plan::tree_sum(blocks_);
 }
 
 void MeasuredPass::before(std::size_t entry) {
@@ -35,26 +31,47 @@ void MeasuredPass::before(std::size_t entry) {
 
 void MeasuredPass::ready(std::size_t entry, const torch::Tensor& incoming) {
   std::erase(unheard_, entry);
-  measure(entry, incoming);
+  measure_any(entry, incoming);
   next_.ready(entry, incoming);
 }
 
 // The gradients of a shard's pass begin undefined, so param.grad of a moved parameter is this shard's alone.
 void MeasuredPass::end() {
-  for (const std::size_t entry : unheard_) measure(entry, parts_.parameter(entry).grad());
+  for (const std::size_t entry : unheard_) measure_any(entry, parts_.parameter(entry).grad());
   next_.end();
 }
 
-// In the order in which the layout has the elements.
-void MeasuredPass::measure(std::size_t entry, const torch::Tensor& gradient) {
+void MeasuredPass::measure_any(std::size_t entry, torch::Tensor gradient) {
   if (!gradient.defined()) return;
   const torch::NoGradGuard no_grad;
-  const plan::Entry& of = parts_.plan.layout.entries()[entry];
   const torch::Tensor& parameter = parts_.parameter(entry);
-  torch::Tensor values = gradient.layout() == torch::kStrided ? gradient : gradient.to_dense();
-  if (!in_the_same_order(values, parameter)) values = torch::empty_like(parameter).copy_(values);
-  const DType dtype = reducible_dtype(values, of.name);
-  const auto* const first = static_cast<const std::byte*>(values.data_ptr());
+  if (gradient.layout() != torch::kStrided) gradient = gradient.to_dense();
+  if (!in_the_same_order(gradient, parameter))
+    gradient = torch::empty_like(parameter).copy_(gradient);
+  measure(entry, gradient);
+}
+
+namespace {
+
+class HostMeasuredPass : public MeasuredPass {
+ public:
+  HostMeasuredPass(const Parts& parts, Attachment& attachment, PassListener& next)
+      : MeasuredPass(parts, attachment, next), blocks_(parts.plan.layout.blocks(), 0) {}
+
+  double squares() const override { return plan::tree_sum(blocks_); }
+
+ private:
+  void forget() override { std::fill(blocks_.begin(), blocks_.end(), 0); }
+  void measure(std::size_t entry, const torch::Tensor& gradient) override;
+
+  std::vector<double> blocks_;  // of the layout: sums of squares
+};
+
+// In the order in which the layout has the elements.
+void HostMeasuredPass::measure(std::size_t entry, const torch::Tensor& gradient) {
+  const plan::Entry& of = parts_.plan.layout.entries()[entry];
+  const DType dtype = reducible_dtype(gradient, of.name);
+  const auto* const first = static_cast<const std::byte*>(gradient.data_ptr());
   double* const numbers = blocks_.data() + of.first_block;
   constexpr auto kBlock = static_cast<std::int64_t>(plan::kBlockElements);
   at::parallel_for(0, static_cast<std::int64_t>(of.blocks()), at::internal::GRAIN_SIZE / kBlock,
@@ -67,6 +84,13 @@ void MeasuredPass::measure(std::size_t entry, const torch::Tensor& gradient) {
                                                 std::min(plan::kBlockElements, of.count - at));
                      }
                    });
+}
+
+}  // namespace
+
+std::unique_ptr<MeasuredPass> make_host_measured_pass(const Parts& parts, Attachment& attachment,
+                                                      PassListener& next) {
+  return std::make_unique<HostMeasuredPass>(parts, attachment, next);
 }
 
 }  // namespace lockstep::replica

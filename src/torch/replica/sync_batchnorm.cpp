@@ -8,7 +8,6 @@
 #include <lockstep/sync_batchnorm.h>
 #include <torch/library.h>
 
-#include <functional>
 #include <ios>
 #include <map>
 #include <memory>
@@ -23,6 +22,7 @@
 #include "control/turns.h"
 #include "torch/replica/agreement.h"
 #include "torch/replica/collectives.h"
+#include "torch/replica/device_norm.h"
 #include "torch/replica/synced_norms.h"
 #include "torch/replica/tensors.h"
 
@@ -87,14 +87,13 @@ Layers& layers() {
 
 thread_local NormExchange* exchange = nullptr;
 
-// The rows of all passes. Errors say which layer it is.
+// The rows of all passes, which are short and lie on the host. Errors say which layer it is.
 NormExchange::Rows rows_of_all(SyncedLayer& layer, const std::string& name, const at::Tensor& row) {
   try {
     if (exchange != nullptr) return exchange->gather(name, row);
     Comm& comm = layer.announcements->comm();
     const CallName call(comm, name);
-    // The channel of announcements moves memory of the host only. A row is short.
-    return {all_gather(comm, row.cpu()).to(row.device()), comm.rank()};
+    return {all_gather(comm, row), comm.rank()};
   } catch (const Error& error) {
     raise(error.kind(), fmt::format("{}; {} is the layer {}", error.what(), layer.name, layer.path),
           error.ranks());
@@ -109,17 +108,10 @@ at::Tensor gather(SyncedLayer& layer, const std::string& name, const at::Tensor&
   return rows.all.slice(0, first, first + layer.group);
 }
 
-// One value per channel as a tensor that broadcasts over a batch.
-at::Tensor per_channel(const at::Tensor& values, const at::Tensor& like) {
-  std::vector<std::int64_t> shape(static_cast<std::size_t>(like.dim()), 1);
-  shape[1] = values.numel();
-  return values.to(like.scalar_type()).view(shape);
-}
-
 // Over all passes that share them.
 struct Statistics {
   double count = 0;    // values of a channel
-  at::Tensor mean;     // double, as the next
+  at::Tensor mean;     // on the host, double, as the next
   at::Tensor squares;  // sums of squared deviations from the mean
 };
 
@@ -139,12 +131,12 @@ Statistics combined(const at::Tensor& rows) {
 Statistics statistics(const at::Tensor& input, SyncedLayer& layer) {
   const std::int64_t channels = input.size(1);
   const double count = static_cast<double>(input.numel()) / static_cast<double>(channels);
-  at::Tensor row = at::zeros({1 + 2 * channels}, input.options().dtype(at::kDouble));
+  const at::Tensor row = at::zeros({1 + 2 * channels}, at::kDouble);
   if (count > 0 && !layer.idle()) {
-    const auto [mean, variance] = at::batch_norm_update_stats(input, {}, {}, 0);
+    const at::Tensor own = mean_and_variance(input).to(at::kCPU, at::kDouble);
     row[0] = count;
-    row.slice(0, 1, 1 + channels).copy_(mean);
-    row.slice(0, 1 + channels).copy_(variance * count);
+    row.slice(0, 1, 1 + channels).copy_(own[0]);
+    row.slice(0, 1 + channels).copy_(own[1] * count);
   }
   Statistics all = combined(gather(layer, layer.name, row));
   if (all.count > 1) return all;
@@ -156,12 +148,7 @@ Statistics statistics(const at::Tensor& input, SyncedLayer& layer) {
 }
 
 void follow(const at::Tensor& running, const at::Tensor& now, double momentum) {
-  if (running.defined()) running.mul_(1 - momentum).add_(now.to(running.scalar_type()), momentum);
-}
-
-// bfloat16 and float16 are computed in float32.
-at::ScalarType computed_in(const at::Tensor& input) {
-  return input.scalar_type() == at::kDouble ? at::kDouble : at::kFloat;
+  if (running.defined()) running.mul_(1 - momentum).add_(now.to(running.options()), momentum);
 }
 
 // What a layer has besides weight and bias.
@@ -180,129 +167,57 @@ OptionalTensor if_defined(const OptionalTensor& tensor) {
   return value_of(tensor).defined() ? tensor : OptionalTensor();
 }
 
-// One pass through a layer, in backward.
-struct BackwardPass : torch::CustomClassHolder {
-  explicit BackwardPass(LayerPtr its) : layer(std::move(its)) {}
-
-  LayerPtr layer;
-  std::int64_t number = 0;  // of the layer's passes
-  bool of_shard = false;    // other passes of this process share its statistics
-  // Waits for the sums of all passes that share statistics, and computes the gradient of the input.
-  std::function<at::Tensor()> input_gradient;
-};
-using BackwardPtr = c10::intrusive_ptr<BackwardPass>;
-
-// A layer is two nodes of the graph. NormOutput computes the output, and in backward the sums over
-// its own samples. NormInput stands before it, and gives the gradient of the input. All that
-// connects the two is a token, a scalar on the CPU. So autograd runs NormInput on the thread that
-// has called backward().
-//
-// Shards of one process meet in NormInput, because that thread may wait for them. On a GPU autograd
-// runs all other nodes of all shards on one thread, which must not wait. Workers of a drop-in loop
-// meet in NormOutput: that has one order, and one thread that uses the Comm.
-class NormInput : public torch::autograd::Function<NormInput> {
+// A pass through a layer. All passes that share its statistics meet in forward, and in backward
+// again. In a Step on a GPU each of them has a thread of its own for both.
+class SyncedNorm : public torch::autograd::Function<SyncedNorm> {
  public:
-  static at::Tensor forward(AutogradContext* context, const at::Tensor& /*input*/,
-                            const BackwardPtr& pass) {
-    context->saved_data["pass"] = c10::IValue::make_capsule(pass);
-    return at::zeros({});
-  }
-
-  static variable_list backward(AutogradContext* context, const variable_list& /*of_token*/) {
-    const auto capsule = context->saved_data["pass"].toCapsule();
-    auto& pass = static_cast<BackwardPass&>(*capsule);
-    return {std::exchange(pass.input_gradient, nullptr)(), at::Tensor()};
-  }
-};
-
-class NormOutput : public torch::autograd::Function<NormOutput> {
- public:
-  static at::Tensor forward(AutogradContext* context, const at::Tensor& /*token*/,
-                            const at::Tensor& input, const OptionalTensor& weight,
-                            const OptionalTensor& bias, const Running& running,
-                            const BackwardPtr& pass) {
-    SyncedLayer& layer = *pass->layer;
-    const at::ScalarType type = computed_in(input);
-    const at::Tensor x = input.to(type);
-    const Statistics all = statistics(x, layer);
+  static at::Tensor forward(AutogradContext* context, const at::Tensor& input,
+                            const OptionalTensor& weight, const OptionalTensor& bias,
+                            const Running& running, const LayerPtr& layer) {
+    const Statistics all = statistics(input, *layer);
     follow(running.mean, all.mean, running.momentum);
     follow(running.variance, all.squares / (all.count - 1), running.momentum);
-    const at::Tensor mean = all.mean.to(type);
-    const at::Tensor variance = (all.squares / all.count).to(type);
-    pass->of_shard = exchange != nullptr;
-    pass->number = exchange ? exchange->count(layer.name) : layer.passes++;
-    context->save_for_backward({input, value_of(weight), mean, variance});
-    context->saved_data["pass"] = c10::IValue::make_capsule(pass);
+    const auto options = input.options().dtype(computed_in(input));
+    const NormPass pass{input, value_of(weight), all.mean.to(options),
+                        (all.squares / all.count).to(options), running.eps};
+    const auto number = exchange ? exchange->count(layer->name) : layer->passes++;
+    context->save_for_backward({pass.input, pass.weight, pass.mean, pass.variance});
+    context->saved_data["layer"] = c10::IValue::make_capsule(layer);
+    // Of two passes, every worker goes back through the same one first.
+    context->saved_data["name"] = fmt::format("{} back {}", layer->name, number);
     context->saved_data["count"] = all.count;
     context->saved_data["eps"] = running.eps;
-    context->saved_data["idle"] = layer.idle();
-    // With the statistics of all workers as running ones, the layer is in eval(). LibTorch divides by
-    // the number of samples.
-    if (x.numel() == 0) return at::empty_like(input);
-    return std::get<0>(
-               at::native_batch_norm(x, weight, bias, mean, variance, false, 0, running.eps))
-        .to(input.scalar_type());
+    context->saved_data["idle"] = layer->idle();
+    return normalized(pass, value_of(bias));
   }
 
   static variable_list backward(AutogradContext* context, variable_list gradients) {
-    const auto capsule = context->saved_data["pass"].toCapsule();
-    auto& pass = static_cast<BackwardPass&>(*capsule);
+    const auto capsule = context->saved_data["layer"].toCapsule();
+    auto& layer = static_cast<SyncedLayer&>(*capsule);
     if (at::GradMode::is_enabled()) {
       throw BadInput(fmt::format(
           "{}: gradients of gradients (create_graph) do not go through a SyncBatchNorm; use "
           "torch::nn::BatchNorm2d or GroupNorm there",
-          pass.layer->name));
+          layer.name));
     }
     const variable_list saved = context->get_saved_variables();
-    const at::Tensor& input = saved[0];
-    const at::Tensor& weight = saved[1];
-    const double eps = context->saved_data["eps"].toDouble();
-    const at::Tensor x = input.to(computed_in(input));
-    const at::Tensor dy = gradients[0].to(x.scalar_type());
-    auto [sum_dy_xhat, sum_dy] = own_sums(dy, x, weight, saved[2], saved[3], eps);
-    at::Tensor of_token;
+    const NormPass pass{saved[0], saved[1], saved[2], saved[3],
+                        context->saved_data["eps"].toDouble()};
+    const NormSums own = own_sums(pass, gradients[0]);
+    at::Tensor of_input;
     if (context->needs_input_grad(0)) {
-      const at::Tensor own = at::cat({sum_dy, sum_dy_xhat}).to(at::kDouble);
-      if (context->saved_data["idle"].toBool()) own.zero_();
-      // Of two passes, every worker goes back through the same one first.
-      pass.input_gradient = [=, mean = saved[2], type = input.scalar_type(), layer = pass.layer,
-                             name = fmt::format("{} back {}", pass.layer->name, pass.number),
-                             invstd = saved[3].to(at::kDouble).add(eps).rsqrt(),
-                             count = context->saved_data["count"].toDouble()] {
-        const at::Tensor means = gather(*layer, name, own).sum(0) / count;
-        return input_gradient(dy, x, weight, mean, invstd, means).to(type);
-      };
-      if (!pass.of_shard) pass.input_gradient = [dx = pass.input_gradient()] { return dx; };
-      of_token = at::zeros({});
+      const at::Tensor row = at::cat({own.dy, own.dy_xhat}).to(at::kCPU, at::kDouble);
+      if (context->saved_data["idle"].toBool()) row.zero_();
+      const at::Tensor all = gather(layer, context->saved_data["name"].toStringRef(), row).sum(0);
+      const std::int64_t channels = pass.mean.numel();
+      of_input =
+          input_gradient(pass, gradients[0], {all.slice(0, 0, channels), all.slice(0, channels)},
+                         context->saved_data["count"].toDouble());
     }
     const at::Tensor none;
-    return {of_token, none, weight.defined() ? sum_dy_xhat : none, weight.defined() ? sum_dy : none,
-            none,     none};
-  }
-
- private:
-  // Σ dy · x̂ and Σ dy over this worker's samples: in eval() the gradients of weight and bias.
-  static std::pair<at::Tensor, at::Tensor> own_sums(const at::Tensor& dy, const at::Tensor& x,
-                                                    const at::Tensor& weight,
-                                                    const at::Tensor& mean,
-                                                    const at::Tensor& variance, double eps) {
-    if (x.numel() == 0) return {at::zeros_like(mean), at::zeros_like(mean)};
-    auto sums = at::native_batch_norm_backward(dy, x, weight, mean, variance, {}, {}, false, eps,
-                                               {false, true, true});
-    return {std::get<1>(sums), std::get<2>(sums)};
-  }
-
-  // (dy − mean of dy − x̂ · mean of dy · x̂) · invstd · weight
-  static at::Tensor input_gradient(const at::Tensor& dy, const at::Tensor& x,
-                                   const at::Tensor& weight, const at::Tensor& mean,
-                                   const at::Tensor& invstd, const at::Tensor& means) {
-    const std::int64_t channels = x.size(1);
-    const at::Tensor mean_dy = means.slice(0, 0, channels);
-    const at::Tensor slope = means.slice(0, channels) * invstd;
-    const at::Tensor scale = weight.defined() ? weight.to(at::kDouble) * invstd : invstd;
-    at::Tensor dx = dy - per_channel(mean_dy, x);
-    dx.addcmul_(x - per_channel(mean, x), per_channel(slope, x), -1);
-    return dx.mul_(per_channel(scale, x));
+    if (!pass.weight.defined()) return {of_input, none, none, none, none};
+    const auto type = pass.weight.scalar_type();
+    return {of_input, own.dy_xhat.to(type), own.dy.to(type), none, none};
   }
 };
 
@@ -319,10 +234,9 @@ at::Tensor batch_norm(const at::Tensor& input, const OptionalTensor& weight,
     return at::compositeimplicitautograd::batch_norm(input, weight, bias, running_mean, running_var,
                                                      training, momentum, eps, cudnn_enabled);
   }
-  const auto pass = c10::make_intrusive<BackwardPass>(layer);
-  return NormOutput::apply(
-      NormInput::apply(input, pass), input.detach(), if_defined(weight), if_defined(bias),
-      Running{value_of(running_mean), value_of(running_var), momentum, eps}, pass);
+  return SyncedNorm::apply(input, if_defined(weight), if_defined(bias),
+                           Running{value_of(running_mean), value_of(running_var), momentum, eps},
+                           layer);
 }
 
 void override_operator() {

@@ -1,9 +1,11 @@
 // The classes for a CPU or for a GPU, chosen once for each loop by where its models are.
 #include <lockstep/errors.h>
 
+#include <optional>
 #include <string>
 #include <utility>
 
+#include "torch/data/draws.h"
 #include "torch/replica/synced_norms.h"
 #include "torch/step/commit_page.h"
 #include "torch/step/shard_buffers.h"
@@ -36,24 +38,23 @@ bool has_synced_norms(const ShardWork& work) {
 
 std::unique_ptr<ShardRunner> make_shard_runner(ShardWork work) {
   const bool host = on_host(work.models.front()->model());
-  if (has_synced_norms(work)) {
-    if (host) return make_shards_in_step(std::move(work));
-    throw BadInput(
-        "a Step or a Trainer on a GPU has no SyncBatchNorm yet: use it in a drop-in loop, or "
-        "torch::nn::BatchNorm2d here");
-  }
-  if (work.measured && !host) {
-    throw BadInput(
-        "a Step or a Trainer on a GPU has no noise scale yet: leave noise_scale_every at 0, or "
-        "train "
-        "on CPUs");
-  }
+  if (has_synced_norms(work)) return make_shards_in_step(std::move(work));
   work.loss = [loss = std::move(work.loss)](const Shard& shard) {
     NoExchange none;
     const replica::NormScope scope(none);
     return loss(shard);
   };
   return host ? make_host_shards(std::move(work)) : make_device_shards(std::move(work));
+}
+
+// On CPUs workers may be threads of one process, which has one default generator.
+void run_seeded(std::uint64_t seed, Device device, const std::function<void()>& work) {
+  std::optional<data::DrawScope> draws;
+  if (device.kind == DeviceKind::kCpu)
+    draws.emplace(seed);
+  else
+    torch::manual_seed(seed);
+  work();
 }
 
 std::unique_ptr<ShardBuffers> make_shard_buffers(const ModelView& model, BufferRule rule) {

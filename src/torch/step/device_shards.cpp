@@ -86,10 +86,6 @@ class DeviceShards : public ShardRunner, private Reports {
   void run(Turns& turns) override;
   flat::Note note() override;
   void end_step() override;
-  void seeded(std::uint64_t seed, const std::function<void()>& work) override {
-    torch::manual_seed(seed);
-    work();
-  }
   const std::set<std::string>& metrics() const override { return metrics_; }
   std::optional<PhaseResult::Local> known() override { return std::nullopt; }
   PhaseResult::Local bring(Deadline deadline) override;
@@ -179,11 +175,13 @@ void DeviceShards::run_one(Turn& turn, Turns& turns) {
   turn.shard.reports = this;
   const Batch& batch = turn.shard.batch;
   say_where({"loss", turn.shard.step, turn.shard.index}, [&] {
-    if (work_.graphs && !replay_ && warm_up_ >= kWarmUp && batch.samples == work_.samples)
+    if (work_.graphs && !replay_ && warm_up_ >= kWarmUp && batch.samples == work_.samples &&
+        !turn.measured)
       capture(turn);
     if (replay_ && !fits(batch) && counts_.reason.empty())
       counts_.reason = "a shard, as of a short last batch, has another shape than the captured one";
-    const torch::Tensor loss = replay_ && fits(batch) ? replay(turn) : run_eagerly(turn);
+    const bool replays = replay_ && fits(batch) && !turn.measured;  // a graph calls no hooks
+    const torch::Tensor loss = replays ? replay(turn) : run_eagerly(turn);
     metrics_.empty() ? keep(loss) : keep_with_reports(loss);
   });
   records_[step_ % 2]->shards.push_back({turn.shard.index, turn.weight, reported_.names});

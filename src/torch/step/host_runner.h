@@ -1,11 +1,9 @@
-// What the runners of shards on a CPU share: the losses and metrics of a step are known as soon as its shards have run.
+// What the runners share that wait for their shards: the losses and metrics of a step are known as soon as these have run.
 #pragma once
 
-#include <functional>
 #include <set>
 #include <string>
 
-#include "torch/data/draws.h"
 #include "torch/step/shard_runner.h"
 
 namespace lockstep::steps {
@@ -16,11 +14,6 @@ class HostRunner : public ShardRunner {
   void begin_step() override { local_ = {}; }
   flat::Note note() override { return {}; }
   void end_step() override {}
-  // Workers may be threads of one process, which has one default generator.
-  void seeded(std::uint64_t seed, const std::function<void()>& work) override {
-    const data::DrawScope draws(seed);
-    work();
-  }
   const std::set<std::string>& metrics() const override { return metrics_; }
   std::optional<PhaseResult::Local> known() override { return local_; }
   PhaseResult::Local bring(Deadline) override { return local_; }

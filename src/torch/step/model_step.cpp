@@ -121,7 +121,7 @@ void ModelStep::set_rates(const std::vector<double>& rates) {
 
 std::unique_ptr<replica::MeasuredPass> ModelStep::measure() {
   replica::Replicated& model = *model_.state_;
-  return std::make_unique<replica::MeasuredPass>(model.parts(), model.attachment(), model.shards());
+  return replica::make_measured_pass(model.parts(), model.attachment(), model.shards());
 }
 
 std::vector<flat::Parity> ModelStep::seen() {

@@ -32,7 +32,8 @@ struct Turn {
   Shard shard;
   std::uint64_t seed = 0;
   double weight = 0;
-  double scale = 1;  // multiplies the weight, for backward only
+  double scale = 1;       // multiplies the weight, for backward only
+  bool measured = false;  // the norm of its gradient is taken, so hooks must hear of each gradient
 };
 
 // The shards of this worker in one phase, and what the Step does around each. A runner takes them in order. A shard
@@ -64,7 +65,7 @@ void run_in_order(Turns& turns, const RunOne& run_one) {
   }
 }
 
-// Runs forward and backward of shards: HostShards and ShardsInStep on a CPU, DeviceShards on a GPU.
+// Runs forward and backward of shards: HostShards on a CPU, DeviceShards on a GPU, ShardsInStep on either.
 //
 // Threads:   one caller at a time; on a GPU always with the same current stream.
 // Blocking:  run(), until forward and backward have run; on a GPU until they are queued. ShardsInStep waits for other
@@ -80,9 +81,6 @@ class ShardRunner {
   // Bytes that the update copies to the host on its way, between the last shard and end_step(). Empty on a CPU.
   virtual flat::Note note() = 0;
   virtual void end_step() = 0;
-
-  // Runs what a program does in a step outside of shards: the random numbers that it draws there are those of the seed.
-  virtual void seeded(std::uint64_t seed, const std::function<void()>& work) = 0;
 
   // Names of metrics that this worker's shards have reported so far.
   virtual const std::set<std::string>& metrics() const = 0;
@@ -103,7 +101,6 @@ struct ShardWork {
   std::vector<NamedTensor> buffers;         // of them
   std::vector<torch::Tensor> buffer_bytes;  // the same on a GPU, as bytes
   bool graphs = true;                       // CUDA graphs may be used
-  bool measured = false;                    // norms of shards' gradients are taken
   Generation* generation = nullptr;
   std::int64_t samples = 0;  // of a full shard
 };
@@ -111,10 +108,14 @@ struct ShardWork {
 // The runner for the device of the models. (device_choice.cpp)
 std::unique_ptr<ShardRunner> make_shard_runner(ShardWork work);
 
+// Runs what a program does in a step outside of shards: the random numbers that it draws there are those of the seed.
+// (device_choice.cpp)
+void run_seeded(std::uint64_t seed, Device device, const std::function<void()>& work);
+
 // On a CPU: one shard after the other, and all is known at once. (host_shards.cpp)
 std::unique_ptr<ShardRunner> make_host_shards(ShardWork work);
 
-// On a CPU, for models with batch norms that share their statistics: all shards at the same time. (shards_in_step.cpp)
+// For models with batch norms that share their statistics: all shards at the same time. (shards_in_step.cpp)
 std::unique_ptr<ShardRunner> make_shards_in_step(ShardWork work);
 
 // On a GPU: shards are queued, and the host goes on. (device_shards.cpp)

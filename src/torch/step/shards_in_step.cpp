@@ -3,11 +3,12 @@
 //   relay     every hosted shard has a thread of its own, of which one runs. At a batch norm it hands on to the next
 //             shard. When all have come, their rows go to the other workers, and all go on
 //   luggage   what a shard takes along when it hands on: the state of the random numbers, and its buffers
+//   GPU       all shards queue on one stream, in the order in which they run. The host waits for the rows of each layer,
+//             because they are added up there. So nothing is captured as a graph
 //   gradients are kept by shard until all have run. Then each shard has a pass with its own, in order, so the sums are
 //             those of any other Step
 //   followers in a short batch some workers have no shard with samples. They cannot know which layers come. The leader
 //             tells them, before each message
-#include <ATen/CPUGeneratorImpl.h>
 #include <ATen/Parallel.h>
 #include <ATen/ThreadLocalState.h>
 #include <fmt/format.h>
@@ -16,11 +17,12 @@
 #include <algorithm>
 #include <cstring>
 #include <map>
-#include <mutex>
 #include <utility>
 
 #include "base/relay.h"
 #include "plan/tree.h"
+#include "torch/device/device.h"
+#include "torch/device/generators.h"
 #include "torch/replica/collectives.h"
 #include "torch/replica/synced_norms.h"
 #include "torch/replica/tensors.h"
@@ -112,7 +114,8 @@ void RowsOfShards::follow() {
 struct Together {
   base::Relay& relay;
   RowsOfShards& messages;
-  const std::vector<NamedTensor>& buffers;
+  const ShardWork& work;
+  device::Generators generators;
   std::vector<at::Tensor> rows;  // of each hosted shard, at the layer where all are
   at::Tensor gathered;           // of all shards of the job
 };
@@ -129,8 +132,9 @@ class ShardInStep : public replica::NormExchange {
  private:
   struct Luggage {
     std::vector<std::byte> buffers;
-    int turns = 0;      // to draw random numbers; in forward, and when a checkpoint runs again
-    at::Tensor random;  // the state of the generator, if it has a turn
+    std::vector<at::Tensor> buffers_of_gpu;
+    int turns = 0;  // to draw random numbers; in forward, and when a checkpoint runs again
+    std::vector<at::Tensor> random;  // the states of the generators, if it has a turn
   };
   Luggage put_down();
   void take_up(const Luggage& luggage);
@@ -143,24 +147,21 @@ class ShardInStep : public replica::NormExchange {
 
 ShardInStep::Luggage ShardInStep::put_down() {
   Luggage luggage;
-  luggage.buffers = replica::pack(together_.buffers);
-  auto generator = at::detail::getDefaultCPUGenerator();
-  {
-    const std::lock_guard lock(generator.mutex());
-    luggage.random = generator.get_state();
-  }
+  const ShardWork& work = together_.work;
+  if (work.buffer_bytes.empty()) luggage.buffers = replica::pack(work.buffers);
+  for (const at::Tensor& bytes : work.buffer_bytes) luggage.buffers_of_gpu.push_back(bytes.clone());
+  luggage.random = together_.generators.states();
   luggage.turns = GeneratorTurn::put_down();
   return luggage;
 }
 
 void ShardInStep::take_up(const Luggage& luggage) {
   GeneratorTurn::take_up(luggage.turns);
-  if (luggage.turns > 0) {
-    auto generator = at::detail::getDefaultCPUGenerator();
-    const std::lock_guard lock(generator.mutex());
-    generator.set_state(luggage.random);
-  }
-  replica::unpack(luggage.buffers, together_.buffers);
+  if (luggage.turns > 0) together_.generators.set(luggage.random);
+  const ShardWork& work = together_.work;
+  if (work.buffer_bytes.empty()) replica::unpack(luggage.buffers, work.buffers);
+  for (std::size_t i = 0; i < work.buffer_bytes.size(); ++i)
+    work.buffer_bytes[i].copy_(luggage.buffers_of_gpu[i]);
 }
 
 replica::NormExchange::Rows ShardInStep::gather(const std::string& name, const at::Tensor& row) {
@@ -172,12 +173,17 @@ replica::NormExchange::Rows ShardInStep::gather(const std::string& name, const a
   return {together_.gathered, shard_};
 }
 
-// All hosted shards at the same time, on a CPU.
+// All hosted shards at the same time.
 class ShardsInStep : public HostRunner {
  public:
   explicit ShardsInStep(ShardWork work);
 
   void run(Turns& turns) override;
+  // Waits for the update on a GPU: with the losses go the parities of what it wrote.
+  std::optional<PhaseResult::Local> known() override {
+    for (ModelStep* const model : work_.models) model->collect_with_parity();
+    return HostRunner::known();
+  }
 
  private:
   using Gradients = std::vector<torch::Tensor>;  // by input; undefined: there is none
@@ -219,12 +225,21 @@ void ShardsInStep::run_together(std::vector<Turn>& turns, Turns& steps,
     if (turn.shard.batch.samples > 0) names.push_back(fmt::format("shard {}", turn.shard.index));
   }
   if (names.empty()) return messages.follow();
-  Together together{relay_, messages, work_.buffers, std::vector<at::Tensor>(turns.size()), {}};
+  const Device device = work_.models.front()->model().device();
+  Together together{relay_,
+                    messages,
+                    work_,
+                    device::Generators({torch::Device(device)}),
+                    std::vector<at::Tensor>(turns.size()),
+                    {}};
   const at::ThreadLocalState state;
-  const AutocastState autocast = AutocastState::of(torch::kCPU);  // what is on around the Step
+  const device::SharedStream stream(device);
+  const auto autocast =
+      AutocastState::of(torch::Device(device).type());  // what is on around the Step
   relay_.run(names, [&](int number) {
     at::init_num_threads();  // before any library below LibTorch uses its own number
     const at::ThreadLocalStateGuard as_caller(state);
+    const device::SharedStream::Scope on_stream(stream);
     // Also with autocast in the loss: cast weights are kept until the shard has ended. Where LibTorch has one cache for all
     // threads, the end of one shard's forward would else let go what another one uses.
     const Autocast as_around = autocast.again();

@@ -55,7 +55,6 @@ StepRun::StepRun(StepCore& core, Loop& loop) : core_(core), loop_(loop) {
   }
   work.models = models_;
   work.graphs = core_.options.cuda_graphs;
-  work.measured = core_.noise != nullptr;
   work.generation = &loop_.generation();
   work.samples = loop_.plan().options().global_batch / loop_.generation().shards;
   runner_ = make_shard_runner(std::move(work));
@@ -119,7 +118,7 @@ bool StepRun::run(const Phase& phase, const GoesOn& goes_on) {
   const int shards = loop_.generation().shards;
   const std::uint64_t seed =
       plan::shard_seed(loop_.plan().options().seed, phase.step, shards + 1, phase.number);
-  runner_->seeded(seed, [&] {
+  run_seeded(seed, models_.front()->model().device(), [&] {
     if (core_.options.before_update) core_.options.before_update(phase.step);
     end_buffers(phase.step);
     update(phase, sources);
@@ -254,6 +253,7 @@ Turn StepRun::PhaseTurns::take(int number) {
   if (!(weight > 0) || !std::isfinite(weight)) weight = std::nan("");
   turn.weight = weight;
   if (run_.scaler() != nullptr) turn.scale = run_.scaler()->scale();
+  turn.measured = !measured_.empty();
   return turn;
 }
 

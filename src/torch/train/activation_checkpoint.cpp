@@ -19,7 +19,6 @@
 #include <algorithm>
 #include <cstdint>
 #include <memory>
-#include <mutex>
 #include <optional>
 #include <string>
 #include <unordered_set>
@@ -31,6 +30,7 @@
 #include <torch/csrc/autograd/variable.h>
 
 #include "torch/device/device.h"
+#include "torch/device/generators.h"
 #include "torch/replica/tensors.h"
 #include "torch/step/arithmetic.h"
 #include "torch/step/autocast_state.h"
@@ -111,43 +111,20 @@ Tensors leaves_of(const Tensors& outputs, const Inputs& inputs) {
   return leaves;
 }
 
-// LibTorch's default generators that a run may draw from.
-class Generators {
- public:
-  Generators() = default;  // none
-  // The CPU's, and those of the devices where the inputs are.
-  explicit Generators(const Tensors& inputs) : all_{at::detail::getDefaultCPUGenerator()} {
-    for (const torch::Tensor& input : inputs) {
-      if (!input.defined()) continue;
-      if (device::is_captured(device::of(input))) {
-        refuse(
-            "random numbers of a CUDA graph cannot be drawn again in its backward pass: if the "
-            "function draws none, set random = false");
-      }
-      const at::Generator generator = at::globalContext().defaultGenerator(input.device());
-      if (std::find(all_.begin(), all_.end(), generator) == all_.end()) all_.push_back(generator);
+// The generators that a run with these inputs may draw from.
+device::Generators generators_for(const Tensors& inputs) {
+  std::vector<torch::Device> devices;
+  for (const torch::Tensor& input : inputs) {
+    if (!input.defined()) continue;
+    devices.push_back(input.device());
+    if (device::is_captured(device::of(input))) {
+      refuse(
+          "random numbers of a CUDA graph cannot be drawn again in its backward pass: if the "
+          "function draws none, set random = false");
     }
   }
-
-  Tensors states() const {
-    Tensors all;
-    for (at::Generator generator : all_) {
-      const std::lock_guard lock(generator.mutex());
-      all.push_back(generator.get_state());
-    }
-    return all;
-  }
-  void set(const Tensors& states) const {
-    for (std::size_t i = 0; i < all_.size(); ++i) {
-      at::Generator generator = all_[i];
-      const std::lock_guard lock(generator.mutex());
-      generator.set_state(states[i]);
-    }
-  }
-
- private:
-  std::vector<at::Generator> all_;
-};
+  return device::Generators(devices);
+}
 
 bool same(const Tensors& a, const Tensors& b) {
   return std::equal(a.begin(), a.end(), b.begin(), b.end(),
@@ -157,7 +134,7 @@ bool same(const Tensors& a, const Tensors& b) {
 // The random numbers of the first run, for the second.
 class Draws {
  public:
-  explicit Draws(Generators generators)
+  explicit Draws(device::Generators generators)
       : generators_(std::move(generators)), before_(generators_.states()) {}
   void first_run_ended() { after_ = generators_.states(); }
 
@@ -192,7 +169,7 @@ class Draws {
   };
 
  private:
-  Generators generators_;
+  device::Generators generators_;
   Tensors before_, after_;
 };
 
@@ -301,7 +278,7 @@ Checkpoint::Checkpoint(Function function, CheckpointOptions options, const Tenso
     : function_(std::move(function)),
       options_(std::move(options)),
       buffers_(copies_of(options_.buffers)),
-      draws_(options_.random ? Generators(inputs) : Generators()),
+      draws_(options_.random ? generators_for(inputs) : device::Generators()),
       on_cpu_(AutocastState::of(torch::kCPU)),
       on_cuda_(AutocastState::of(torch::kCUDA)) {}
 

@@ -1,6 +1,7 @@
 // A worker of gpu_jobs.sh. Without arguments: trains, and on rank 1 asks for more memory than there is in the sixth step.
 // With "parts": a loop of its own with LibTorch's optimizer, which has another learning rate on rank 1.
-// With "norms": one SyncBatchNorm, beside LibTorch's on the batches of all workers; says how far they are apart.
+// With "norms": one SyncBatchNorm, beside LibTorch's on the batches of all workers; says how far they are apart. With a
+// folder, too, it leaves its numbers there for sync_batchnorm.py.
 // With "loop" and a model, or "gan": the loops of step_test, which say the hash of their weights.
 #include <lockstep/errors.h>
 #include <lockstep/optim.h>
@@ -9,8 +10,10 @@
 
 #include <algorithm>
 #include <cstdio>
+#include <fstream>
 #include <memory>
 #include <string>
+#include <vector>
 
 #include "tests/torch/loops.h"
 
@@ -57,6 +60,38 @@ double distance_of_norms(lockstep::World& world) {
                    largest_difference(layer->running_var, plain->running_var)});
 }
 
+// float32, in a file of the folder.
+void leave(const std::string& path, const torch::Tensor& tensor) {
+  const auto values = tensor.detach().to(torch::kCPU, torch::kFloat32).contiguous();
+  std::ofstream file(path, std::ios::binary);
+  file.write(static_cast<const char*>(values.data_ptr()),
+             static_cast<std::streamsize>(values.nbytes()));
+}
+
+// A pass through a SyncBatchNorm in this type. The first worker has more samples.
+void leave_norms(lockstep::World& world, const std::string& folder, torch::ScalarType type) {
+  using lockstep::testing::samples;
+  torch::nn::BatchNorm2d layer(4);
+  layer->to(torch::kCUDA);
+  lockstep::convert_sync_batchnorm(*layer, world);
+  const std::vector<std::int64_t> shape{world.rank() == 0 ? 5 : 3, 4, 5, 5};
+  const auto seed = static_cast<std::uint64_t>(10 + world.rank());
+  const auto input = samples(seed, shape).to(torch::kCUDA, type).requires_grad_();
+  const auto factors = samples(seed + 100, shape).to(torch::kCUDA, type);
+  const auto output = layer(input);
+  (output * factors).sum().backward();
+  const std::string first = folder + "/" + (type == torch::kFloat32 ? "float32" : "bfloat16") +
+                            "." + std::to_string(world.rank()) + ".";
+  leave(first + "input", input);
+  leave(first + "factors", factors);
+  leave(first + "output", output);
+  leave(first + "of_input", input.grad());
+  leave(first + "of_weight", layer->weight.grad());
+  leave(first + "of_bias", layer->bias.grad());
+  leave(first + "mean", layer->running_mean);
+  leave(first + "variance", layer->running_var);
+}
+
 std::string looped(lockstep::World& world, const std::string& model) {
   namespace loops = lockstep::testing::loops;
   if (model == "gan") return loops::Gan(world).run(loops::kSteps);
@@ -69,6 +104,10 @@ int main(int argc, char** argv) {
   using namespace lockstep;  // NOLINT: this is the program
   World world = join();
   try {
+    if (argc > 2 && std::string(argv[1]) == "norms") {
+      for (const auto type : {torch::kFloat32, torch::kBFloat16}) leave_norms(world, argv[2], type);
+      return 0;
+    }
     if (argc > 2) {
       std::printf("weights %s\n", looped(world, argv[2]).c_str());
       return 0;

@@ -39,6 +39,26 @@ for job in "--model cnn --data synthetic:1024 --optimizer lars --clip-value 0.01
   same "$(hash $job -n 1)" "$(hash $job -n 2 --graphs off)" "$(hash $job -n 4)"
 done
 
+# Shards that share the statistics of their batch norms, and shards whose gradients are measured. Both leave the weights
+# as they are on any number of workers.
+for job in "--model cnn --data synthetic:1024 --sync-batchnorm on" \
+  "--model resnet18 --data synthetic:256 --sync-batchnorm on --optimizer lars --precision bf16 --ema 0.9" \
+  "--model cnn --data synthetic:1024 --sync-batchnorm on --precision fp16 --noise-scale 4 --clip-norm 0.5"; do
+  # shellcheck disable=SC2086
+  same "$(hash $job -n 1)" "$(hash $job -n 2)" "$(hash $job -n 4 --bucket-bytes 65536)"
+done
+noise() { sed -n '/"noise_scale"/,/}/s/.*"\(noise\|signal\)": \([-0-9.e]*\).*/\2/p' "$work/report" | tr '\n' ' '; }
+job="--model mlp --data synthetic:1024"
+# shellcheck disable=SC2086
+plain=$(hash $job -n 1)
+for workers in 1 2 4; do
+  # shellcheck disable=SC2086
+  same "$plain" "$(hash $job -n $workers --noise-scale 4)"
+  noises+=("$(noise)")
+done
+[ -n "${noises[0]}" ] && [ "$(printf '%s\n' "${noises[@]}" | sort -u | wc -l)" = 1 ] || fail "noise scales: ${noises[*]}"
+echo "noise and signal: ${noises[0]}"
+
 # Loops of a program's own, with Job and Step, on 8 shards. Every worker says its hash.
 loop_hash() {
   LOCKSTEP_SHARE_GPUS=1 timeout 100 "$lockstep" run -n "$2" --device cuda -- "$actor" loop "$1" >"$work/log" 2>&1 ||
@@ -56,6 +76,18 @@ for workers in 1 3; do
     { cat "$work/log" >&2; fail "batch norms of $workers workers differ from LibTorch's"; }
 done
 echo "SyncBatchNorm: $(tail -n 1 "$work/log")"
+# Beside PyTorch's own, on the same GPU.
+mkdir "$work/norms"
+if ${PYTHON:-python3} -c 'import numpy, torch' 2>/dev/null; then
+  for worker in "$actor norms" "${PYTHON:-python3} $(dirname "$0")/sync_batchnorm.py"; do
+    # shellcheck disable=SC2086
+    LOCKSTEP_SHARE_GPUS=1 timeout 100 "$lockstep" run -n 2 --device cuda -- $worker "$work/norms" >"$work/log" 2>&1 ||
+      { cat "$work/log" >&2; fail "batch norms differ from PyTorch's"; }
+  done
+  echo "SyncBatchNorm: $(grep 'PyTorch' "$work/log" | tail -n 1)"
+else
+  echo "SyncBatchNorm: not compared with PyTorch's own, since python3 has no PyTorch"
+fi
 
 # Held weights go on from a checkpoint with their masters, on another number of workers; with another precision they do not.
 for job in "--model gpt --data $work/text --context 64 --optimizer adamw --precision bf16-held" \

@@ -1,10 +1,17 @@
 // The loop of a user's own on a real GPU, beside plain LibTorch's: `make test-gpu` runs it.
 #include <gtest/gtest.h>
+#include <lockstep/activation_checkpoint.h>
+#include <lockstep/grad_scaler.h>
 #include <lockstep/optim.h>
+#include <lockstep/sync_batchnorm.h>
 
+#include <limits>
+#include <memory>
 #include <sstream>
+#include <vector>
 
 #include "control/world_state.h"
+#include "tests/torch/loops.h"
 #include "tests/torch/nets.h"
 
 namespace lockstep::testing {
@@ -83,6 +90,101 @@ TEST(GpuLoop, ANormIsToldAlsoIfAParameterIsLeftAlone) {
     for (const auto& [name, of] : optimizer.last_norms())
       EXPECT_EQ(of > 0, name.find("first") == 0) << name;
   }
+}
+
+// In a Step, clipped and unscaled; the loss of one step overflows.
+TEST(GpuLoop, AWrappedOptimizerStepsAsLockstepsOwn) {
+  struct Trained {
+    torch::Tensor weight;
+    std::vector<double> norms;
+  };
+  const auto run = [](bool wraps) {
+    World world = World::over(connect_alone(), kFirstGpu);
+    auto net = loops::net_of("mlp");
+    auto model = data_parallel(net, world);
+    std::unique_ptr<optim::Optimizer> optimizer;
+    if (wraps) {
+      optimizer = std::make_unique<optim::Wrapped>(
+          model, std::make_shared<torch::optim::SGD>(net->parameters(),
+                                                     torch::optim::SGDOptions(0.1).momentum(0.9)));
+    } else {
+      optimizer =
+          std::make_unique<optim::SGD>(model, optim::SGDOptions{.lr = 0.1, .momentum = 0.9});
+    }
+    optimizer->set_clip_norm(1e-2);
+    optimizer->keep_norms();
+    GradScaler scaler({.growth_interval = 2});
+    Job job(world, loops::job_options());
+    Step step(job, "train", {optimizer.get()},
+              [&](const Shard& shard) {
+                const auto loss = models::loss(*net, shard.batch);
+                const bool bad = shard.step == 2 && shard.index == 1;
+                return bad ? loss * std::numeric_limits<float>::infinity() : loss;
+              },
+              {.scaler = &scaler, .cuda_graphs = false});
+    Trained trained;
+    for (const GlobalBatch& batch : job.batches(loops::data_of("mlp"), {.steps = 5})) {
+      EXPECT_EQ(step(batch).skipped, batch.step() == 2);
+      trained.norms.push_back(optimizer->last_norm());
+      for (const auto& [name, norm] : optimizer->last_norms()) trained.norms.push_back(norm);
+    }
+    EXPECT_EQ(optimizer->steps(), 4);
+    trained.weight = net->parameters()[0].detach().clone();
+    return trained;
+  };
+  const Trained ours = run(false);
+  const Trained theirs = run(true);
+  EXPECT_LT(largest_difference(ours.weight, theirs.weight), 1e-6);
+  EXPECT_TRUE(torch::allclose(torch::tensor(ours.norms), torch::tensor(theirs.norms)));
+}
+
+TEST(GpuLoop, AWrappedOptimizerLeavesUnusedParametersAlone) {
+  World world = World::over(connect_alone(), kFirstGpu);
+  auto net = seeded<TwoLayers>(1);
+  auto model = data_parallel(net, world, {.missing_gradient = MissingGradient::kZero});
+  optim::Wrapped optimizer(
+      model, std::make_shared<torch::optim::AdamW>(
+                 net->parameters(), torch::optim::AdamWOptions(0.05).weight_decay(0.3)));
+  const auto unused = net->second->weight.detach().clone();
+  const auto used = net->first->weight.detach().clone();
+  for (std::uint64_t step = 0; step < 3; ++step) {
+    model.zero_grad();
+    net->first(samples(step, {6, 8}).to(torch::kCUDA)).pow(2).mean().backward();
+    optimizer.step();
+  }
+  EXPECT_TRUE(torch::equal(net->second->weight, unused));
+  EXPECT_FALSE(torch::equal(net->first->weight, used));
+}
+
+// A batch norm and dropout, which runs again in a checkpoint. With one shard the layer is LibTorch's.
+TEST(GpuLoop, AStepWithSharedBatchNormsTrainsAsOneWithLibTorchs) {
+  const auto run = [](bool converts) {
+    World world = World::over(connect_alone(), kFirstGpu);
+    torch::manual_seed(1);
+    torch::nn::Sequential net(torch::nn::Linear(8, 16), torch::nn::BatchNorm1d(16),
+                              torch::nn::Dropout(0.3), torch::nn::Linear(16, 4));
+    if (converts) convert_sync_batchnorm(*net, world);
+    auto model = data_parallel(net, world);
+    optim::SGD optimizer(model, {.lr = 0.1});
+    Job job(world, {.global_batch = 16, .shards = 1, .seed = 5});
+    const auto tail = [&](const torch::Tensor& x) {
+      return net[3]->as<torch::nn::Linear>()->forward(net[2]->as<torch::nn::Dropout>()->forward(x));
+    };
+    Step step(job, "train", {&optimizer},
+              [&](const Shard& shard) {
+                const auto first = net[1]->as<torch::nn::BatchNorm1d>()->forward(
+                    net[0]->as<torch::nn::Linear>()->forward(shard.batch.data));
+                return checkpoint(tail, first).pow(2).mean();
+              },
+              {.cuda_graphs = false});
+    std::vector<double> losses;
+    const auto data = tensor_dataset(samples(1, {64, 8}), samples(2, {64}));
+    for (const GlobalBatch& batch : job.batches(data, {.steps = 6}))
+      losses.push_back(step(batch).loss());
+    losses.push_back(net[1]->as<torch::nn::BatchNorm1d>()->running_var.sum().item<double>());
+    return losses;
+  };
+  EXPECT_TRUE(torch::allclose(torch::tensor(run(true)), torch::tensor(run(false)), 1e-4));
 }
 
 }  // namespace
