@@ -151,7 +151,7 @@ class Optimizer {
   // `decay` is above 0 and below 1; a later call may change it. Collective. The average is state,
   // so checkpoints have it as "ema/fc1.weight". ema() are the averages by names of parameters; they
   // share the optimizer's memory. A parameter that a step leaves alone keeps its average, too. Of
-  // parameters of a half type it is the average of their float32 masters; on a GPU BadInput.
+  // parameters of a half type it is the average of their float32 masters.
   void set_ema(double decay);
   double ema_decay() const;  // 0: none is kept
   std::vector<NamedTensor> ema() const;
@@ -239,7 +239,8 @@ class LAMB : public Optimizer {
 
 // An optimizer of LibTorch's, or of the program's own, where Lockstep's are wanted: in Steps and the
 // Trainer. Each worker has weights and state of its own, and calls its step() when param.grad has
-// the averages, which clipping changes. For CPUs and float32 or float64; not for LBFGS.
+// the averages, which clipping changes. For float32 and float64; not for LBFGS. On a GPU the host
+// waits for norms, and the divergence check does not see what such an optimizer writes.
 class Wrapped : public Optimizer {
  public:
   explicit Wrapped(Replica& model, std::shared_ptr<torch::optim::Optimizer> optimizer);

@@ -78,7 +78,7 @@ struct StepOptions {
   // never. It changes no bit of the weights, and costs a pass over the gradients of each shard in such
   // a step. Steps whose shards do not all have equally many samples are left out, and so are steps
   // that a scaler skips. A part of the job: checkpoints keep the averages. BadInput with `weight`,
-  // with clipping by value, for a job of one shard, and on a GPU. 16 is a good number.
+  // with clipping by value, and for a job of one shard. 16 is a good number.
   std::int64_t noise_scale_every = 0;
 
   // Called before an update, when param.grad has the averages. The averages are computed for this

@@ -30,7 +30,8 @@ struct SyncBatchNormOptions {
 //
 // In a Step or a Trainer the statistics are those of the global batch: all shards, on any number of
 // workers, with the same bits. A worker then runs its shards at the same time, from layer to layer.
-// So it needs the memory of all of them: activations and gradients. On a GPU this is refused.
+// So it needs the memory of all of them: activations and gradients. On a GPU it needs LibTorch 2, and
+// nothing is captured as a CUDA graph.
 //
 // Threads:   one caller at a time, for everything that belongs to a world.
 // Blocking:  the call is collective. So is each forward of a layer in training, and its backward:
@@ -38,14 +39,14 @@ struct SyncBatchNormOptions {
 //            the world's timeout. In a drop-in loop a worker without samples runs forward with an
 //            empty batch, and backward(loss, 0).
 // Failure:   BadInput for a layer that has neither weights nor running statistics, for one value per
-//            channel over all workers, for a backward with create_graph, for shards that run
-//            different layers, and in a Step on a GPU. LibTorch itself refuses a batch with one value
-//            per channel, also if others have more. Mismatch if workers convert different layers,
-//            or come to different ones: if one did not convert, is in eval(), runs layers in another
-//            order or another number of times, or goes back through them in another order. It comes
-//            when such a worker next meets the others: in a layer, backward() or a step. Where
-//            workers share no memory, all must use the parameters behind a converted layer, or none
-//            may: else it is a Mismatch, too. PeerLost; Timeout, which names the layer.
+//            channel over all workers, for a backward with create_graph, and for shards that run
+//            different layers. LibTorch itself refuses a batch with one value per channel, also if
+//            others have more. Mismatch if workers convert different layers, or come to different
+//            ones: if one did not convert, is in eval(), runs layers in another order or another
+//            number of times, or goes back through them in another order. It comes when such a worker
+//            next meets the others: in a layer, backward() or a step. Where workers share no memory,
+//            all must use the parameters behind a converted layer, or none may: else it is a
+//            Mismatch, too. PeerLost; Timeout, which names the layer.
 // Ownership: the world must outlive the module's last pass.
 //
 // Returns how many layers were converted. A second call for the same layer replaces the first. For

@@ -33,7 +33,7 @@ struct Types {
   // Elements that a thread moves at a time: 16 bytes of the widest.
   static constexpr int kWidth =
       16 / static_cast<int>(sizeof(Kept) > sizeof(Gradient) ? sizeof(Kept) : sizeof(Gradient));
-  static constexpr bool kAveraged = std::is_floating_point_v<Parameter>;
+  static constexpr bool kAveraged = std::is_floating_point_v<Kept>;
 };
 
 // A value as it is after storing and loading it.
@@ -202,7 +202,7 @@ struct Parts {
     parts.limit = limit_in<Of>(task.limit, parts.scaled);
     parts.average = nullptr;
     if (Of::kAveraged && task.average != nullptr)
-      parts.average = flat_at<Kept>(task.average, place, chunk, false);
+      parts.average = flat_at<Kept>(task.average, place, chunk, task.wide_states);
     parts.fresh = static_cast<typename Of::Real>(task.fresh);
     return parts;
   }

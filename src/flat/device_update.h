@@ -110,8 +110,8 @@ struct UpdateTask {
   const double* factor = nullptr;  // null: 1
   double limit = 0;                // of each element, after the factor; 0: none
   const double* trusts = nullptr;  // of a layer-wise rule, by entry; null: 1
-  // An average of the kept values, in the layout of the parameters; null: none. Only for float32 and
-  // float64. `fresh`: the weight of the new values, 1 − decay.
+  // An average of the kept values, in the layout of the states; null: none. Half types need masters
+  // for it. `fresh`: the weight of the new values, 1 − decay.
   void* average = nullptr;
   double fresh = 0;
   const std::uint32_t* skip = nullptr;  // if it points to a value other than 0, nothing is updated

@@ -107,7 +107,7 @@ class StepCase {
     for (std::size_t i = 0; i < model_.parameters.size(); ++i) trusts.push_back(trust_in(i));
     task_.trusts = machine.put(trusts);
     if (setting.averaged) {
-      task_.average = machine.put(model_.flat(model_.averages, false));
+      task_.average = machine.put(model_.flat(model_.averages, setting.masters));
       task_.fresh = 1 - kDecay;
     }
     if (!setting.watched) return;
@@ -135,7 +135,8 @@ class StepCase {
   void expect_memory() {
     expect(task_.parameters, model_.flat(model_.parameters, false), "parameters");
     if (setting_.masters) expect(task_.masters, model_.flat(model_.masters, true), "masters");
-    if (setting_.averaged) expect(task_.average, model_.flat(model_.averages, false), "averages");
+    if (setting_.averaged)
+      expect(task_.average, model_.flat(model_.averages, setting_.masters), "averages");
     for (std::size_t i = 0; i < flat::kMostStates; ++i) {
       if (in_use(i))
         expect(task_.states[i], model_.flat(model_.states[i], setting_.masters), "states");

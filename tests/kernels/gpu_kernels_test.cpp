@@ -38,6 +38,7 @@ class GpuMachine : public Machine {
   }
   void copy(void* to, const void* from, std::size_t bytes) override {
     cuda::check(cudaMemcpy(to, from, bytes, cudaMemcpyDefault), "cudaMemcpy");
+    wait();  // it may return before streams see what it copied
   }
   void update(const flat::UpdateTask& task) override {
     flat::queue_update(task, stream_.get());

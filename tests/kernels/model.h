@@ -40,7 +40,7 @@ inline std::vector<Setting> all_settings() {
         for (const bool loose : {false, true}) {
           for (const double factor : {0.0, 0.3}) {
             settings.push_back({dtype, masters, wide, loose, factor, false, 1, loose ? 0.3 : 0.0,
-                                loose && !flat::is_half(dtype)});
+                                loose && (masters || !flat::is_half(dtype))});
           }
         }
       }

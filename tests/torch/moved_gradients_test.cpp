@@ -64,7 +64,7 @@ std::vector<Program> movers() {
 
 // Momentum and weight decay would move a parameter whose gradient is zero.
 std::vector<Program> erasers() {
-  std::vector<Program> all{
+  std::vector<Program> made{
       {"erases one", [](Parameters& all) { all[3].mutable_grad() = torch::Tensor(); }},
       {"erases all",
        [](Parameters& all) {
@@ -82,26 +82,26 @@ std::vector<Program> erasers() {
          std::swap(all[0].mutable_grad(), all[2].mutable_grad());
        }},
   };
-  for (Program& program : all) program.missing = MissingGradient::kZero;
-  all.push_back(all.front());
-  all.back().missing = MissingGradient::kStatic;
-  return all;
+  for (Program& program : made) program.missing = MissingGradient::kZero;
+  made.push_back(made.front());
+  made.back().missing = MissingGradient::kStatic;
+  return made;
 }
 
 std::vector<Program> programs() {
-  std::vector<Program> all;
+  std::vector<Program> made;
   for (const double clip : {0.0, 0.05}) {
     for (const auto& kind : {movers(), erasers()}) {
       for (Program program : kind) {
         program.clip = clip;
-        all.push_back(std::move(program));
+        made.push_back(std::move(program));
       }
     }
   }
   // clip_grad_norm_() would multiply it twice.
-  all.push_back({"gives two parameters one gradient",
-                 [](Parameters& all) { all[2].mutable_grad() = all[0].grad(); }});
-  return all;
+  made.push_back({"gives two parameters one gradient",
+                  [](Parameters& all) { all[2].mutable_grad() = all[0].grad(); }});
+  return made;
 }
 
 Parameters by_torch(const Program& program) {

@@ -93,8 +93,6 @@ void Event::wait(Deadline deadline) const {
   }
 }
 
-namespace {
-
 // Makes another stream LibTorch's current one on this thread, and goes back.
 class Switch {
  public:
@@ -126,8 +124,6 @@ class Switch {
   c10::cuda::CUDAStream own_;
   Event point_;
 };
-
-}  // namespace
 
 struct StreamScope::State {
   CurrentDevice device;

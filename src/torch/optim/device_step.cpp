@@ -318,8 +318,6 @@ double QueuedStep::norm() {
 }
 
 void QueuedStep::accept(const Extras& extras) {
-  if (extras.ema_decay > 0 && trained_.state.masters() != nullptr)
-    throw BadInput("set_ema() with parameters of a half type is for CPUs so far");
   const device::CurrentDevice current(model_.device());
   norms_.accept(extras);
 }

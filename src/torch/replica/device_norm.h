@@ -4,22 +4,39 @@
 
 #include <ATen/core/Tensor.h>
 
+#include "torch/replica/synced_norms.h"
+
 namespace lockstep::replica {
 
-// A pass through a layer, with the statistics that it is normalised by.
+// A pass through a layer, with the statistics that it is normalised by. These have the type that the
+// pass is computed in: float32 for half types.
 struct NormPass {
   at::Tensor input;
-  at::Tensor weight;  // undefined: the layer has none
-  at::Tensor mean;    // of the type that the pass is computed in, as the next
-  at::Tensor variance;
+  at::Tensor weight = {};  // undefined: the layer has none
+  at::Tensor mean = {};
+  at::Tensor variance = {};  // on a CPU
+  at::Tensor inverse = {};   // on a GPU: 1 / √(variance + eps)
   double eps = 0;
 };
 
-// bfloat16 and float16 are computed in float32.
-at::ScalarType computed_in(const at::Tensor& input);
+// What a layer keeps from step to step.
+struct NormRunning {
+  at::Tensor mean;  // undefined: it keeps nothing
+  at::Tensor variance;
+  double momentum = 0;
+  double eps = 0;
+};
 
-// Of the samples of this pass, by channel: [mean, variance].
-at::Tensor mean_and_variance(const at::Tensor& input);
+// What this pass tells the others of its samples, and what it tells if it has none. On a GPU nobody
+// waits for it.
+at::Tensor own_statistics(const NormPass& pass);
+at::Tensor no_statistics(const NormPass& pass);
+
+// Sets the statistics of a pass by those of all, of which at least one has samples. The running ones
+// follow.
+void set_statistics(NormPass& pass, const NormRows& rows, const NormRunning& running);
+// Mean 0 and variance 1.
+void set_no_statistics(NormPass& pass);
 
 // The output of the layer.
 at::Tensor normalized(const NormPass& pass, const at::Tensor& bias);
@@ -33,8 +50,11 @@ struct NormSums {
 NormSums own_sums(const NormPass& pass, const at::Tensor& dy);
 
 // The gradient of the input: (dy − mean of dy − x̂ · mean of dy · x̂) · weight / deviation. `all` has
-// the sums over all passes that share the statistics, on any device; `count` is how many values they add up.
+// the sums over all passes that share the statistics; `count` is how many values they add up.
 at::Tensor input_gradient(const NormPass& pass, const at::Tensor& dy, const NormSums& all,
                           double count);
+
+// Rows of the host where `like` is, and of its type. The host does not wait.
+at::Tensor uploaded(const at::Tensor& rows, const at::Tensor& like);
 
 }  // namespace lockstep::replica

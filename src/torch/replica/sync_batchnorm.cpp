@@ -8,9 +8,11 @@
 #include <lockstep/sync_batchnorm.h>
 #include <torch/library.h>
 
+#include <algorithm>
 #include <ios>
 #include <map>
 #include <memory>
+#include <numeric>
 #include <ostream>
 #include <set>
 #include <string>
@@ -87,13 +89,15 @@ Layers& layers() {
 
 thread_local NormExchange* exchange = nullptr;
 
-// The rows of all passes, which are short and lie on the host. Errors say which layer it is.
-NormExchange::Rows rows_of_all(SyncedLayer& layer, const std::string& name, const at::Tensor& row) {
+// The rows of all passes. Errors say which layer it is.
+NormRows rows_of_all(SyncedLayer& layer, const std::string& name, const NormRow& row) {
   try {
     if (exchange != nullptr) return exchange->gather(name, row);
     Comm& comm = layer.announcements->comm();
     const CallName call(comm, name);
-    return {all_gather(comm, row), comm.rank()};
+    NormRows rows = unpacked(all_gather(comm, packed({row})[0]), row.numbers);
+    rows.own = comm.rank();
+    return rows;
   } catch (const Error& error) {
     raise(error.kind(), fmt::format("{}; {} is the layer {}", error.what(), layer.name, layer.path),
           error.ranks());
@@ -101,63 +105,36 @@ NormExchange::Rows rows_of_all(SyncedLayer& layer, const std::string& name, cons
 }
 
 // The rows of the passes that share statistics with this one, in order.
-at::Tensor gather(SyncedLayer& layer, const std::string& name, const at::Tensor& row) {
-  const NormExchange::Rows rows = rows_of_all(layer, name, row);
-  if (layer.group == 0) return rows.all;
+NormRows gather(SyncedLayer& layer, const std::string& name, const NormRow& row) {
+  NormRows rows = rows_of_all(layer, name, row);
+  if (layer.group == 0) return rows;
   const std::int64_t first = rows.own - rows.own % layer.group;
-  return rows.all.slice(0, first, first + layer.group);
+  const auto last = std::min(first + layer.group, static_cast<std::int64_t>(rows.counts.size()));
+  rows.all = rows.all.slice(0, first, last);
+  rows.counts = {rows.counts.begin() + first, rows.counts.begin() + last};
+  return rows;
 }
 
-// Over all passes that share them.
-struct Statistics {
-  double count = 0;    // values of a channel
-  at::Tensor mean;     // on the host, double, as the next
-  at::Tensor squares;  // sums of squared deviations from the mean
-};
-
-// The order of the additions is that of the passes, for every one of them.
-Statistics combined(const at::Tensor& rows) {
-  const std::int64_t channels = (rows.size(1) - 1) / 2;
-  const at::Tensor counts = rows.select(1, 0).unsqueeze(1);
-  const at::Tensor means = rows.slice(1, 1, 1 + channels);
-  const at::Tensor squares = rows.slice(1, 1 + channels);
-  Statistics all;
-  all.count = counts.sum().item<double>();
-  all.mean = (means * counts).sum(0) / all.count;
-  all.squares = (squares + counts * (means - all.mean).square()).sum(0);
-  return all;
-}
-
-Statistics statistics(const at::Tensor& input, SyncedLayer& layer) {
-  const std::int64_t channels = input.size(1);
-  const double count = static_cast<double>(input.numel()) / static_cast<double>(channels);
-  const at::Tensor row = at::zeros({1 + 2 * channels}, at::kDouble);
-  if (count > 0 && !layer.idle()) {
-    const at::Tensor own = mean_and_variance(input).to(at::kCPU, at::kDouble);
-    row[0] = count;
-    row.slice(0, 1, 1 + channels).copy_(own[0]);
-    row.slice(0, 1 + channels).copy_(own[1] * count);
+// Finds the statistics of all passes that share them. Returns how many values of a channel they are of.
+double find_statistics(NormPass& pass, const NormRunning& running, SyncedLayer& layer) {
+  const at::Tensor& input = pass.input;
+  const bool counts = input.numel() > 0 && !layer.idle();
+  const double own = static_cast<double>(input.numel()) / static_cast<double>(input.size(1));
+  const NormRows rows = gather(
+      layer, layer.name, {counts ? own : 0, counts ? own_statistics(pass) : no_statistics(pass)});
+  const double count = std::accumulate(rows.counts.begin(), rows.counts.end(), 0.0);
+  if (count > 1) {
+    set_statistics(pass, rows, running);
+    return count;
   }
-  Statistics all = combined(gather(layer, layer.name, row));
-  if (all.count > 1) return all;
-  if (layer.idle())
-    return {2, at::zeros_like(all.mean), at::ones_like(all.mean)};  // nothing counts
-  throw BadInput(
-      fmt::format("{}: all batches together have {} values of a channel, and statistics need two",
-                  layer.name, all.count));
+  if (!layer.idle()) {
+    throw BadInput(
+        fmt::format("{}: all batches together have {} values of a channel, and statistics need two",
+                    layer.name, count));
+  }
+  set_no_statistics(pass);
+  return 2;  // nothing counts
 }
-
-void follow(const at::Tensor& running, const at::Tensor& now, double momentum) {
-  if (running.defined()) running.mul_(1 - momentum).add_(now.to(running.options()), momentum);
-}
-
-// What a layer has besides weight and bias.
-struct Running {
-  at::Tensor mean;  // undefined: the layer keeps none
-  at::Tensor variance;
-  double momentum = 0;
-  double eps = 0;
-};
 
 at::Tensor value_of(const OptionalTensor& tensor) {
   return tensor.has_value() ? *tensor : at::Tensor();
@@ -173,19 +150,15 @@ class SyncedNorm : public torch::autograd::Function<SyncedNorm> {
  public:
   static at::Tensor forward(AutogradContext* context, const at::Tensor& input,
                             const OptionalTensor& weight, const OptionalTensor& bias,
-                            const Running& running, const LayerPtr& layer) {
-    const Statistics all = statistics(input, *layer);
-    follow(running.mean, all.mean, running.momentum);
-    follow(running.variance, all.squares / (all.count - 1), running.momentum);
-    const auto options = input.options().dtype(computed_in(input));
-    const NormPass pass{input, value_of(weight), all.mean.to(options),
-                        (all.squares / all.count).to(options), running.eps};
+                            const NormRunning& running, const LayerPtr& layer) {
+    NormPass pass{.input = input, .weight = value_of(weight), .eps = running.eps};
+    const double count = find_statistics(pass, running, *layer);
     const auto number = exchange ? exchange->count(layer->name) : layer->passes++;
-    context->save_for_backward({pass.input, pass.weight, pass.mean, pass.variance});
+    context->save_for_backward({pass.input, pass.weight, pass.mean, pass.variance, pass.inverse});
     context->saved_data["layer"] = c10::IValue::make_capsule(layer);
     // Of two passes, every worker goes back through the same one first.
     context->saved_data["name"] = fmt::format("{} back {}", layer->name, number);
-    context->saved_data["count"] = all.count;
+    context->saved_data["count"] = count;
     context->saved_data["eps"] = running.eps;
     context->saved_data["idle"] = layer->idle();
     return normalized(pass, value_of(bias));
@@ -201,14 +174,19 @@ class SyncedNorm : public torch::autograd::Function<SyncedNorm> {
           layer.name));
     }
     const variable_list saved = context->get_saved_variables();
-    const NormPass pass{saved[0], saved[1], saved[2], saved[3],
-                        context->saved_data["eps"].toDouble()};
+    const NormPass pass{.input = saved[0],
+                        .weight = saved[1],
+                        .mean = saved[2],
+                        .variance = saved[3],
+                        .inverse = saved[4],
+                        .eps = context->saved_data["eps"].toDouble()};
     const NormSums own = own_sums(pass, gradients[0]);
     at::Tensor of_input;
     if (context->needs_input_grad(0)) {
-      const at::Tensor row = at::cat({own.dy, own.dy_xhat}).to(at::kCPU, at::kDouble);
+      const at::Tensor row = at::cat({own.dy, own.dy_xhat});
       if (context->saved_data["idle"].toBool()) row.zero_();
-      const at::Tensor all = gather(layer, context->saved_data["name"].toStringRef(), row).sum(0);
+      const at::Tensor all =
+          gather(layer, context->saved_data["name"].toStringRef(), {0, row}).all.sum(0);
       const std::int64_t channels = pass.mean.numel();
       of_input =
           input_gradient(pass, gradients[0], {all.slice(0, 0, channels), all.slice(0, channels)},
@@ -234,9 +212,9 @@ at::Tensor batch_norm(const at::Tensor& input, const OptionalTensor& weight,
     return at::compositeimplicitautograd::batch_norm(input, weight, bias, running_mean, running_var,
                                                      training, momentum, eps, cudnn_enabled);
   }
-  return SyncedNorm::apply(input, if_defined(weight), if_defined(bias),
-                           Running{value_of(running_mean), value_of(running_var), momentum, eps},
-                           layer);
+  return SyncedNorm::apply(
+      input, if_defined(weight), if_defined(bias),
+      NormRunning{value_of(running_mean), value_of(running_var), momentum, eps}, layer);
 }
 
 void override_operator() {
@@ -282,6 +260,28 @@ BatchNorm as_batch_norm(const torch::nn::Module& module) {
 }
 
 }  // namespace
+
+at::Tensor packed(const std::vector<NormRow>& rows) {
+  std::vector<at::Tensor> all;
+  for (const NormRow& row : rows) {
+    at::Tensor numbers = row.numbers;
+    if (!numbers.defined()) numbers = at::zeros_like(rows.front().numbers);
+    all.push_back(numbers);
+  }
+  const at::Tensor numbers = at::stack(all).to(at::kCPU, at::kDouble);
+  const at::Tensor counts = at::empty({numbers.size(0), 1}, at::kDouble);
+  for (std::size_t i = 0; i < rows.size(); ++i) counts.data_ptr<double>()[i] = rows[i].count;
+  return at::cat({counts, numbers}, 1);
+}
+
+NormRows unpacked(const at::Tensor& rows, const at::Tensor& like) {
+  NormRows unpacked;
+  const at::Tensor counts = rows.select(1, 0).contiguous();
+  const auto* const first = counts.data_ptr<double>();
+  unpacked.counts = {first, first + counts.numel()};
+  unpacked.all = uploaded(rows.slice(1, 1), like);
+  return unpacked;
+}
 
 NormScope::NormScope(NormExchange& others) : before_(exchange) {
   exchange = &others;

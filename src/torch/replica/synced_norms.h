@@ -9,8 +9,26 @@
 
 namespace lockstep::replica {
 
-// Brings together what each of several equal passes computes at a layer: one row of numbers. In the drop-in loop these are
-// the passes of the workers. In a Step they are those of all shards.
+// What a pass computes at a layer, for the others.
+struct NormRow {
+  double count = 0;    // of values of a channel; 0: the pass has no samples
+  at::Tensor numbers;  // as many in every row; undefined: all are zero
+};
+
+// What all passes have computed there.
+struct NormRows {
+  std::vector<double> counts;  // by pass
+  at::Tensor all;              // by pass, where the layer is: [passes, numbers]
+  std::int64_t own = 0;        // this pass
+};
+
+// Rows as workers send them, on the host: [passes, 1 + numbers]. The other way round, `like` says where and of which type
+// the numbers are to be. (sync_batchnorm.cpp)
+at::Tensor packed(const std::vector<NormRow>& rows);
+NormRows unpacked(const at::Tensor& rows, const at::Tensor& like);
+
+// Brings together the rows of several equal passes. In the drop-in loop these are the passes of the workers. In a Step
+// they are those of all shards.
 //
 // Threads:   the thread that runs the pass.
 // Blocking:  gather(), until all passes have come to the layer.
@@ -20,12 +38,8 @@ class NormExchange {
  public:
   virtual ~NormExchange() = default;
 
-  struct Rows {
-    at::Tensor all;        // by pass
-    std::int64_t own = 0;  // this pass
-  };
   // `name`: of the layer and the direction.
-  virtual Rows gather(const std::string& name, const at::Tensor& row) = 0;
+  virtual NormRows gather(const std::string& name, const NormRow& row) = 0;
 
   // Counts how many times this pass has come to the layer.
   virtual std::int64_t count(const std::string& layer) = 0;

@@ -21,7 +21,7 @@ bool on_host(const ModelView& model) {
 // Of models without synchronised batch norms when the loop began.
 class NoExchange : public replica::NormExchange {
  public:
-  Rows gather(const std::string& name, const at::Tensor&) override {
+  replica::NormRows gather(const std::string& name, const replica::NormRow&) override {
     throw BadInput(name +
                    " cannot share its statistics in this loss: call convert_sync_batchnorm() for a "
                    "model of the job, "

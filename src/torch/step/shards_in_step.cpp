@@ -3,8 +3,8 @@
 //   relay     every hosted shard has a thread of its own, of which one runs. At a batch norm it hands on to the next
 //             shard. When all have come, their rows go to the other workers, and all go on
 //   luggage   what a shard takes along when it hands on: the state of the random numbers, and its buffers
-//   GPU       all shards queue on one stream, in the order in which they run. The host waits for the rows of each layer,
-//             because they are added up there. So nothing is captured as a graph
+//   GPU       all shards queue on one stream, in the order in which they run. With several workers the host waits for
+//             the rows of each layer, and sends them; else they stay there. Nothing is captured as a graph
 //   gradients are kept by shard until all have run. Then each shard has a pass with its own, in order, so the sums are
 //             those of any other Step
 //   followers in a short batch some workers have no shard with samples. They cannot know which layers come. The leader
@@ -44,8 +44,8 @@ class RowsOfShards {
   RowsOfShards(Generation& generation, bool everywhere)
       : generation_(generation), everywhere_(everywhere) {}
 
-  // `own`: a row for each hosted shard; undefined: the shard has no samples. Returns a row for each shard of the job.
-  at::Tensor gather(const std::string& name, const std::vector<at::Tensor>& own);
+  // `own`: a row for each hosted shard. Returns a row for each shard of the job.
+  replica::NormRows gather(const std::string& name, std::vector<replica::NormRow> own);
 
   // On a worker without samples: takes part in the others' messages, until they call end().
   void follow();
@@ -70,23 +70,30 @@ class RowsOfShards {
   bool everywhere_;  // whether all workers have samples
 };
 
-at::Tensor RowsOfShards::gather(const std::string& name, const std::vector<at::Tensor>& own) {
+// The first shard has samples, and so a row.
+replica::NormRows RowsOfShards::gather(const std::string& name, std::vector<replica::NormRow> own) {
   at::NoGradGuard no_grad;
-  const auto some =
-      std::find_if(own.begin(), own.end(), [](const at::Tensor& row) { return row.defined(); });
-  const auto most = plan::hosted_shards(0, generation_.size(), generation_.shards).size();
-  const at::Tensor rows = at::zeros({most, some->numel()}, some->options().requires_grad(false));
-  for (std::size_t i = 0; i < own.size(); ++i) {
-    if (own[i].defined()) rows[static_cast<std::int64_t>(i)].copy_(own[i]);
+  const at::Tensor like = own.front().numbers;
+  if (generation_.size() == 1) {
+    replica::NormRows rows;
+    std::vector<at::Tensor> numbers;
+    for (const auto& row : own) {
+      rows.counts.push_back(row.count);
+      numbers.push_back(row.numbers.defined() ? row.numbers : at::zeros_like(like));
+    }
+    rows.all = at::stack(numbers);
+    return rows;
   }
-  if (generation_.size() == 1) return rows;
+  own.resize(static_cast<std::size_t>(
+      plan::hosted_shards(0, generation_.size(), generation_.shards).size()));
+  const at::Tensor rows = replica::packed(own);
   if (!everywhere_) {
     Next next;
     name.copy(next.name.data(), next.name.size() - 1);
-    next.width = some->numel();
+    next.width = rows.size(1);
     broadcast(next);
   }
-  return exchange(name, rows);
+  return replica::unpacked(exchange(name, rows), like);
 }
 
 // The first workers may host one shard more, so a row of the others is empty.
@@ -116,8 +123,8 @@ struct Together {
   RowsOfShards& messages;
   const ShardWork& work;
   device::Generators generators;
-  std::vector<at::Tensor> rows;  // of each hosted shard, at the layer where all are
-  at::Tensor gathered;           // of all shards of the job
+  std::vector<replica::NormRow> rows;  // of each hosted shard, at the layer where all are
+  replica::NormRows gathered;          // of all shards of the job
 };
 
 // One shard, on its thread: what it takes along, and its part in batch norms.
@@ -126,7 +133,7 @@ class ShardInStep : public replica::NormExchange {
   ShardInStep(Together& together, int number, int shard)
       : together_(together), number_(number), shard_(shard) {}
 
-  Rows gather(const std::string& name, const at::Tensor& row) override;
+  replica::NormRows gather(const std::string& name, const replica::NormRow& row) override;
   std::int64_t count(const std::string& layer) override { return counts_[layer]++; }
 
  private:
@@ -164,13 +171,15 @@ void ShardInStep::take_up(const Luggage& luggage) {
     work.buffer_bytes[i].copy_(luggage.buffers_of_gpu[i]);
 }
 
-replica::NormExchange::Rows ShardInStep::gather(const std::string& name, const at::Tensor& row) {
+replica::NormRows ShardInStep::gather(const std::string& name, const replica::NormRow& row) {
   together_.rows[static_cast<std::size_t>(number_)] = row;
   const Luggage luggage = put_down();
   together_.relay.meet(
       number_, name, [&] { together_.gathered = together_.messages.gather(name, together_.rows); });
   take_up(luggage);
-  return {together_.gathered, shard_};
+  replica::NormRows rows = together_.gathered;
+  rows.own = shard_;
+  return rows;
 }
 
 // All hosted shards at the same time.
@@ -230,7 +239,7 @@ void ShardsInStep::run_together(std::vector<Turn>& turns, Turns& steps,
                     messages,
                     work_,
                     device::Generators({torch::Device(device)}),
-                    std::vector<at::Tensor>(turns.size()),
+                    std::vector<replica::NormRow>(turns.size()),
                     {}};
   const at::ThreadLocalState state;
   const device::SharedStream stream(device);

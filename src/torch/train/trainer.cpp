@@ -34,24 +34,6 @@ double percentile(std::vector<double> values, double share) {
   return *at;
 }
 
-// The times of a run's steps so far, and how many of them had no update.
-struct RunTimes {
-  std::vector<double> step_ms;
-  std::vector<double> exposed_ms;  // the part of each step that it waited for other workers
-  std::int64_t samples = 0;
-  std::int64_t skipped = 0;
-
-  void fill(TrainingResult& result) const {
-    result.skipped_steps = skipped;
-    for (const double ms : step_ms) result.seconds += ms / 1000;
-    if (result.seconds > 0)
-      result.samples_per_second = static_cast<double>(samples) / result.seconds;
-    result.step_ms_p50 = percentile(step_ms, 0.5);
-    result.step_ms_p95 = percentile(step_ms, 0.95);
-    result.exposed_comm_ms_p50 = percentile(exposed_ms, 0.5);
-  }
-};
-
 // Memory of all workers together, in bytes. Collective.
 std::size_t memory_of_all(Comm& comm) {
   auto memory = static_cast<std::int64_t>(base::proportional_set_bytes());
@@ -118,6 +100,24 @@ std::vector<replica::Property> run_of(const TrainerOptions& options) {
 }
 
 }  // namespace
+
+// The times of a run's steps so far, and how many of them had no update.
+struct RunTimes {
+  std::vector<double> step_ms;
+  std::vector<double> exposed_ms;  // the part of each step that it waited for other workers
+  std::int64_t samples = 0;
+  std::int64_t skipped = 0;
+
+  void fill(TrainingResult& result) const {
+    result.skipped_steps = skipped;
+    for (const double ms : step_ms) result.seconds += ms / 1000;
+    if (result.seconds > 0)
+      result.samples_per_second = static_cast<double>(samples) / result.seconds;
+    result.step_ms_p50 = percentile(step_ms, 0.5);
+    result.step_ms_p95 = percentile(step_ms, 0.95);
+    result.exposed_comm_ms_p50 = percentile(exposed_ms, 0.5);
+  }
+};
 
 // What a Trainer has. It never moves, because the job's hooks point to it.
 struct Trainer::State {

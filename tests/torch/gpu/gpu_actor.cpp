@@ -2,11 +2,15 @@
 // With "parts": a loop of its own with LibTorch's optimizer, which has another learning rate on rank 1.
 // With "norms": one SyncBatchNorm, beside LibTorch's on the batches of all workers; says how far they are apart. With a
 // folder, too, it leaves its numbers there for sync_batchnorm.py.
-// With "loop" and a model, or "gan": the loops of step_test, which say the hash of their weights.
+// With "loop" and a model, or "gan": the loops of step_test, which say the hash of their weights. "noisy": a wrapped
+// optimizer, and noise on gradients. "synced": a cnn with SyncBatchNorm, some of whose workers have no samples.
+// With "uneven": a drop-in loop with SyncBatchNorm, in which rank 1 has more batches than rank 0, beside LibTorch's with
+// the batches of both; says how far they are apart.
 #include <lockstep/errors.h>
 #include <lockstep/optim.h>
 #include <lockstep/sync_batchnorm.h>
 #include <lockstep/trainer.h>
+#include <lockstep/uneven_inputs.h>
 
 #include <algorithm>
 #include <cstdio>
@@ -92,9 +96,86 @@ void leave_norms(lockstep::World& world, const std::string& folder, torch::Scala
   leave(first + "variance", layer->running_var);
 }
 
+namespace loops = lockstep::testing::loops;
+
+std::string noisy(lockstep::World& world) {
+  const auto net = loops::net_of("mlp");
+  auto model = lockstep::data_parallel(net, world);
+  lockstep::optim::Wrapped optimizer(
+      model, std::make_shared<torch::optim::SGD>(net->parameters(),
+                                                 torch::optim::SGDOptions(0.1).momentum(0.9)));
+  lockstep::StepOptions options;
+  options.before_update = [&](std::int64_t) {
+    for (auto& one : net->parameters()) one.mutable_grad().add_(torch::randn_like(one), 1e-3);
+  };
+  torch::manual_seed(100 + static_cast<std::uint64_t>(world.rank()));  // must not matter
+  lockstep::Job job(world, loops::job_options());
+  lockstep::Step step(
+      job, "train", {&optimizer},
+      [&](const lockstep::Shard& shard) { return lockstep::models::loss(*net, shard.batch); },
+      options);
+  for (const auto& batch : job.batches(loops::data_of("mlp"), {.steps = loops::kSteps}))
+    step(batch);
+  return job.weights_sha256();
+}
+
+std::string synced(lockstep::World& world) {
+  lockstep::Job job(world, loops::job_options());
+  loops::One one(world, "cnn");
+  lockstep::convert_sync_batchnorm(*one.net, world);
+  lockstep::Step step(job, "train", {&one.optimizer}, one.loss());
+  for (const auto& batch : job.batches(loops::data_of("cnn"), {.steps = loops::kSteps}))
+    step(batch);
+  return job.weights_sha256();
+}
+
+// Rank 0 has 2 batches of 4 samples, and each next rank one more.
+double distance_of_uneven(lockstep::World& world) {
+  using lockstep::testing::samples;
+  const auto batch_of = [](int rank, int step) {
+    return samples(static_cast<std::uint64_t>(100 * rank + step), {4, 6}).to(torch::kCUDA);
+  };
+  const auto make = [] {
+    torch::manual_seed(1);
+    torch::nn::Sequential net(torch::nn::Linear(6, 8), torch::nn::BatchNorm1d(8),
+                              torch::nn::Linear(8, 1));
+    net->to(torch::kCUDA);
+    return net;
+  };
+  auto net = make();
+  lockstep::convert_sync_batchnorm(*net, world);
+  auto model = lockstep::data_parallel(net, world);
+  lockstep::optim::SGD optimizer(model, {.lr = 0.1});
+  std::vector<torch::Tensor> batches;
+  for (int step = 0; step < 2 + world.rank(); ++step)
+    batches.push_back(batch_of(world.rank(), step));
+  lockstep::UnevenInputs inputs(batches, world);
+  for (const torch::Tensor& batch : inputs) {
+    optimizer.zero_grad();
+    lockstep::backward(model->forward(batch).pow(2).mean(), batch.size(0));
+    optimizer.step();
+  }
+  auto plain = make();
+  torch::optim::SGD stock(plain->parameters(), 0.1);
+  for (int step = 0; step < 1 + world.size(); ++step) {
+    std::vector<torch::Tensor> all;
+    for (int rank = std::max(0, step - 1); rank < world.size(); ++rank)
+      all.push_back(batch_of(rank, step));
+    stock.zero_grad();
+    plain->forward(torch::cat(all)).pow(2).mean().backward();
+    stock.step();
+  }
+  double distance = 0;
+  for (std::size_t i = 0; i < plain->parameters().size(); ++i)
+    distance = std::max(distance, lockstep::testing::largest_difference(net->parameters()[i],
+                                                                        plain->parameters()[i]));
+  return distance;
+}
+
 std::string looped(lockstep::World& world, const std::string& model) {
-  namespace loops = lockstep::testing::loops;
   if (model == "gan") return loops::Gan(world).run(loops::kSteps);
+  if (model == "noisy") return noisy(world);
+  if (model == "synced") return synced(world);
   return loops::trained_by_loop(world, model);
 }
 
@@ -116,6 +197,11 @@ int main(int argc, char** argv) {
       const double distance = distance_of_norms(world);
       std::printf("norms are %g apart\n", distance);
       return distance < 1e-12 ? 0 : 1;
+    }
+    if (argc > 1 && std::string(argv[1]) == "uneven") {
+      const double distance = distance_of_uneven(world);
+      std::printf("weights are %g apart\n", distance);
+      return distance < 1e-5 ? 0 : 1;
     }
     if (argc > 1) {
       train_apart(world);

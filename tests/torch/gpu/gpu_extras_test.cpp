@@ -126,6 +126,7 @@ TEST(GpuExtras, HalfTypesHaveTheBitsOfTheCpu) {
       expect_the_bits_of_the_cpu({name, largest, type}, "half, by the largest element");
       expect_the_bits_of_the_cpu({name, [](auto& of) { of.set_clip_value(0.3); }, type},
                                  "half, by value");
+      expect_the_bits_of_the_cpu({name, [](auto& of) { of.set_ema(0.9); }, type}, "half, averaged");
     }
   }
 }

@@ -65,7 +65,7 @@ loop_hash() {
     { cat "$work/log" >&2; fail "a loop with $1 on $2 workers failed"; }
   sed -n 's/.*weights \([0-9a-f]*\)$/\1/p' "$work/log" | sort -u
 }
-for model in mlp cnn gpt gan; do
+for model in mlp cnn gpt gan noisy synced; do
   job="own loop, $model"
   same "$(loop_hash $model 1)" "$(loop_hash $model 2)" "$(loop_hash $model 4)"
 done
@@ -76,6 +76,9 @@ for workers in 1 3; do
     { cat "$work/log" >&2; fail "batch norms of $workers workers differ from LibTorch's"; }
 done
 echo "SyncBatchNorm: $(tail -n 1 "$work/log")"
+LOCKSTEP_SHARE_GPUS=1 timeout 60 "$lockstep" run -n 3 --device cuda -- "$actor" uneven >"$work/log" 2>&1 ||
+  { cat "$work/log" >&2; fail "uneven inputs differ from LibTorch's"; }
+echo "UnevenInputs: $(tail -n 1 "$work/log")"
 # Beside PyTorch's own, on the same GPU.
 mkdir "$work/norms"
 if ${PYTHON:-python3} -c 'import numpy, torch' 2>/dev/null; then
