@@ -46,7 +46,8 @@ struct SyncBatchNormOptions {
 //            number of times, or goes back through them in another order. It comes when such a worker
 //            next meets the others: in a layer, backward() or a step. Where workers share no memory,
 //            all must use the parameters behind a converted layer, or none may: else it is a
-//            Mismatch, too. PeerLost; Timeout, which names the layer.
+//            Mismatch, too. Unavailable in a Step on a GPU before LibTorch 2. PeerLost; Timeout, which
+//            names the layer.
 // Ownership: the world must outlive the module's last pass.
 //
 // Returns how many layers were converted. A second call for the same layer replaces the first. For

@@ -418,6 +418,50 @@ TEST(SyncBatchNorm, SaysInWhichLayerItHasWaited) {
   EXPECT_THAT(outcomes[1].text, HasSubstr("SyncBatchNorm 0 is the layer layers.1"));
 }
 
+// Every worker knows the counts of all groups.
+TEST(SyncBatchNorm, OneGroupWithTooFewValuesEndsAllWorkers) {
+  std::mutex mutex;
+  std::vector<std::string> texts;
+  in_world(4, "thread", [&](World& world) {
+    torch::nn::BatchNorm1d layer(3);
+    convert_sync_batchnorm(*layer, world, {.group = 2});
+    const std::vector<std::int64_t> counts{4, 4, 1, 0};
+    const auto x = torch::ones({counts[static_cast<std::size_t>(world.rank())], 3, 1});
+    try {
+      at::batch_norm(x, layer->weight, layer->bias, layer->running_mean, layer->running_var, true,
+                     0.1, 1e-5, false);
+    } catch (const BadInput& error) {
+      const std::lock_guard lock(mutex);
+      texts.emplace_back(error.what());
+    }
+  });
+  EXPECT_EQ(texts.size(), 4U);
+  for (const std::string& text : texts) EXPECT_THAT(text, HasSubstr("1 values of a channel"));
+}
+
+// Weights, inputs and running statistics of a half type; computed in float32.
+TEST(SyncBatchNorm, TakesModelsOfAHalfType) {
+  in_world(2, "thread", [&](World& world) {
+    torch::nn::BatchNorm2d layer(4);
+    torch::nn::BatchNorm2d plain(4);
+    layer->to(torch::kBFloat16);
+    convert_sync_batchnorm(*layer, world);
+    const auto all = samples(1, {6, 4, 3, 3}).to(torch::kBFloat16);
+    const auto factors = samples(2, {6, 4, 3, 3}).to(torch::kBFloat16);
+    const auto half = [&](const torch::Tensor& of) { return of.chunk(2)[world.rank()]; };
+    const auto x = half(all).clone().requires_grad_();
+    const auto whole = all.to(torch::kFloat32).requires_grad_();
+    const auto out = layer(x);
+    (out * half(factors)).sum().backward();
+    const auto expected = plain(whole);
+    (expected * factors.to(torch::kFloat32)).sum().backward();
+    EXPECT_EQ(out.scalar_type(), torch::kBFloat16);
+    EXPECT_LT(largest_difference(out.to(torch::kFloat32), half(expected)), 2e-2);
+    EXPECT_LT(largest_difference(x.grad().to(torch::kFloat32), half(whole.grad())), 2e-2);
+    EXPECT_LT(largest_difference(layer->running_var.to(torch::kFloat32), plain->running_var), 1e-2);
+  });
+}
+
 TEST(SyncBatchNorm, RefusesWhatItCannotDo) {
   World alone = World::over(connect_alone());
   const auto bare = torch::nn::BatchNormOptions(4).affine(false).track_running_stats(false);

@@ -88,7 +88,7 @@ class StreamScope {
 // Null on the CPU, which has no streams.
 std::unique_ptr<StreamScope> make_stream_scope(Device device);
 
-// LibTorch's current stream, for other threads to go on with: they take turns, and what they queue comes in that order.
+// LibTorch's current stream, shared with other threads. They take turns; their work runs in the order of their turns.
 //
 // Threads:   made by one, used by others.
 // Blocking:  never.

@@ -12,7 +12,7 @@ namespace lockstep::device {
 
 // Those that a model draws from: the CPU's, and that of each device.
 //
-// Threads:   nobody may draw from them during a call.
+// Threads:   any; a call locks each of them.
 // Blocking:  never.
 // Failure:   what LibTorch throws for a state of another generator.
 // Ownership: they are LibTorch's.

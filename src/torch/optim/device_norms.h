@@ -83,8 +83,8 @@ class DeviceNorms {
   void decide(std::vector<flat::UpdateTask>& tasks, std::optional<double> unscale, void* stream);
   void send(void* stream);
 
-  // For the noise scale, which wants the squares also of a step that clips by the largest: measures
-  // the gradients apart from all else. apart() waits for it.
+  // For the noise scale: measures the gradients apart from all else, because clipping may want the
+  // largest element, and no squares. apart() waits for the norm.
   void measure_apart(const std::vector<flat::UpdateTask>& tasks, void* stream);
   double apart() const;
 

@@ -1,9 +1,10 @@
 // The update on a GPU: queued, with one kernel for all parameters of a type.
 //
 // A step does not wait until the GPU has done it. The host takes its norms some steps later, and its
-// parities in the step after next, unless somebody asks earlier. Only a step with a scale waits, in
-// prepare(): the host must know whether its gradients have overflowed. Norms that decide the update
-// (clipping, LARS, LAMB) are measured before it, and stay on the GPU (device_norms.h).
+// parities in the step after next, unless somebody asks earlier. Two kinds of steps wait, in
+// prepare(): with a scale, because the host must know whether its gradients have overflowed; and
+// those of a wrapped optimizer that clips. Norms that decide the update (clipping, LARS, LAMB) are
+// measured before it, and stay on the GPU (device_norms.h).
 #include <lockstep/errors.h>
 
 #include <algorithm>
@@ -145,15 +146,16 @@ void QueuedStep::look_for_overflow(double scale) {
   scaled_->overflowed = !std::isfinite(norms_.newest());
 }
 
-// Where no kernel of ours takes the note along.
+// Where no kernel of ours takes the note along. It goes to pinned memory, so nobody waits.
 void QueuedStep::copy_note() {
   const flat::Note note = std::exchange(note_, {});
   if (note.bytes == 0) return;
   const auto bytes = static_cast<std::int64_t>(note.bytes);
   const auto options = torch::TensorOptions().dtype(torch::kUInt8);
-  torch::from_blob(note.to, {bytes}, options)
-      .copy_(torch::from_blob(const_cast<void*>(note.from), {bytes},
-                              options.device(torch::Device(model_.device()))));
+  const torch::Tensor from = torch::from_blob(const_cast<void*>(note.from), {bytes},
+                                              options.device(torch::Device(model_.device())));
+  torch::from_blob(note.to, {bytes}, options.pinned_memory(true))
+      .copy_(from, /*non_blocking=*/true);
 }
 
 void QueuedStep::skip(UpdateJournal*) {
@@ -358,8 +360,9 @@ class WrappedStep : public QueuedStep {
  public:
   WrappedStep(Trained& trained, std::shared_ptr<WrappedOptimizer> optimizer)
       : QueuedStep(trained), optimizer_(std::move(optimizer)) {}
+  void prepare(const GradientSource& source) override;
   void accept(const Extras& extras) override;
-  bool has_copies() const override { return false; }  // none that parities could compare
+  bool has_copies() const override { return false; }
   bool reads_grad() const override { return true; }
   bool packs() const override { return true; }
   torch::Tensor pack() const override { return optimizer_->pack(); }
@@ -367,9 +370,9 @@ class WrappedStep : public QueuedStep {
 
  private:
   void update() override;
-  double factor();
 
   std::shared_ptr<WrappedOptimizer> optimizer_;
+  double factor_ = 1;  // of gradients: 1 / scale, and that of clipping
 };
 
 void WrappedStep::accept(const Extras& extras) {
@@ -377,37 +380,41 @@ void WrappedStep::accept(const Extras& extras) {
   QueuedStep::accept(extras);
 }
 
+void WrappedStep::prepare(const GradientSource& source) {
+  QueuedStep::prepare(source);
+  if (overflowed()) return;
+  torch::NoGradGuard no_grad;
+  const device::CurrentDevice current(model_.device());
+  find_gradients();
+  auto all = tasks();
+  block_norms().decide(all, unscale(), device::current_stream(model_.device()));
+  factor_ = unscale().value_or(1);
+  if (trained_.extras.clip_norm <= 0) return;
+  const double norm = unscale() ? block_norms().newest() : block_norms().last();
+  factor_ *= std::min(trained_.extras.clip_norm / (norm + 1e-6), 1.0);
+}
+
+// Gradients are multiplied in flat memory: two parameters may share one that lies elsewhere.
 void WrappedStep::update() {
   copy_note();
-  find_gradients();
-  const double by = factor();
+  const double limit = trained_.extras.clip_value;
+  if (factor_ != 1 || limit > 0) model_.banks().in_use().settle();
   model_.banks().hide_absent();
   for (std::size_t entry = 0; entry < trained_.groups.entries(); ++entry) {
     const torch::Tensor& gradient = trained_.parameter(entry).grad();
     if (!gradient.defined()) continue;
-    if (by != 1) gradient.mul_(by);
-    const double limit = trained_.extras.clip_value;
+    if (factor_ != 1) gradient.mul_(factor_);
     if (limit > 0) gradient.clamp_(-limit, limit);
   }
   optimizer_->step(trained_.groups.steps() - 1);
   model_.check_attached();  // it may have given parameters other memory
 }
 
-// What gradients are multiplied by: 1 / scale, and the factor of clipping.
-double WrappedStep::factor() {
-  auto all = tasks();
-  block_norms().decide(all, unscale(), device::current_stream(model_.device()));
-  const double unscaled = unscale().value_or(1);
-  if (trained_.extras.clip_norm <= 0) return unscaled;
-  const double norm = unscale() ? block_norms().newest() : block_norms().last();
-  return unscaled * std::min(trained_.extras.clip_norm / (norm + 1e-6), 1.0);
-}
-
 }  // namespace
 
 std::unique_ptr<Update> make_wrapped_on_device(Trained& trained,
-                                               std::shared_ptr<WrappedOptimizer> optimizer) {
-  return std::make_unique<WrappedStep>(trained, std::move(optimizer));
+                                               const std::shared_ptr<WrappedOptimizer>& optimizer) {
+  return std::make_unique<WrappedStep>(trained, optimizer);
 }
 
 std::unique_ptr<Update> make_device_step(Trained& trained) {

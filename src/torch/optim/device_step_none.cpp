@@ -16,7 +16,7 @@ std::unique_ptr<Update> make_device_step(Trained&) {
   unavailable();
 }
 
-std::unique_ptr<Update> make_wrapped_on_device(Trained&, std::shared_ptr<WrappedOptimizer>) {
+std::unique_ptr<Update> make_wrapped_on_device(Trained&, const std::shared_ptr<WrappedOptimizer>&) {
   unavailable();
 }
 

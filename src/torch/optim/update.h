@@ -2,8 +2,8 @@
 //
 //   own      each worker updates everything, in memory of its own (host_update.cpp)
 //   shared   workers share memory: each updates its slice and hands it out (host_update.cpp)
-//   wrapped  as own, but an optimizer of the program's computes the values (host_update.cpp)
 //   device   each worker queues the update of everything on its GPU (device_step.cpp)
+//   wrapped  as own or device, but an optimizer of the program's computes the values (in both files)
 #pragma once
 
 #include <lockstep/optim.h>
@@ -69,7 +69,8 @@ class UpdateJournal {
 //
 // Threads:   one caller at a time.
 // Blocking:  prepare(), apply() and skip(), which are collective. On a GPU norm(), norms(),
-//            collect(), check_at_rest(), and prepare() with a scale, wait for the GPU.
+//            measured_norm(), collect(), check_at_rest(), and prepare() with a scale or for a wrapped
+//            optimizer that clips, wait for the GPU.
 // Failure:   as Optimizer::step().
 // Ownership: owned by the optimizer; borrows the Trained.
 class Update {
@@ -115,7 +116,7 @@ class Update {
   // On a GPU: the update kernel of the next step also copies this to pinned memory of the host.
   virtual void take_along(const flat::Note&) {}
 
-  // Whether every worker updates a whole copy, so that copies can be compared.
+  // Whether every worker updates a whole copy, and has parities of it that can be compared.
   virtual bool has_copies() const = 0;
   // Whether it wants the averages in param.grad, and no other source.
   virtual bool reads_grad() const { return false; }
@@ -192,6 +193,6 @@ std::unique_ptr<Update> make_wrapped_on_host(Trained& trained,
 // step has changed nothing. Unavailable in a build without CUDA. (device_step.cpp)
 std::unique_ptr<Update> make_device_step(Trained& trained);
 std::unique_ptr<Update> make_wrapped_on_device(Trained& trained,
-                                               std::shared_ptr<WrappedOptimizer> optimizer);
+                                               const std::shared_ptr<WrappedOptimizer>& optimizer);
 
 }  // namespace lockstep::optim

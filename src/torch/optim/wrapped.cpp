@@ -199,8 +199,9 @@ void WrappedOptimizer::unpack(const torch::Tensor& bytes) {
   try {
     const torch::Tensor whole = bytes.contiguous();
     torch::serialize::InputArchive archive;
+    // The bytes may be of a worker with another GPU.
     archive.load_from(static_cast<const char*>(whole.data_ptr()),
-                      static_cast<std::size_t>(whole.numel()));
+                      static_cast<std::size_t>(whole.numel()), groups[0].params()[0].device());
     optimizer_->load(archive);
   } catch (const std::exception& error) {
     failure = cause_of(error);

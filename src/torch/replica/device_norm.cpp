@@ -109,6 +109,11 @@ at::Tensor input_gradient(const NormPass& pass, const at::Tensor& dy, const Norm
 // [mean, inverse]. The host waits for nothing.
 namespace on_gpu {
 
+// As the input lies in memory, and of its type: a kernel may look at one of the two only.
+at::Tensor as_input(const NormPass& pass, const at::Tensor& dy) {
+  return dy.to(pass.input.scalar_type()).contiguous(pass.input.suggest_memory_format());
+}
+
 at::Tensor own_statistics(const NormPass& pass) {
   const auto [mean, inverse] = at::batch_norm_stats(pass.input, pass.eps);
   return at::cat({mean, inverse});
@@ -151,7 +156,7 @@ at::Tensor normalized(const NormPass& pass, const at::Tensor& bias) {
 
 NormSums own_sums(const NormPass& pass, const at::Tensor& dy) {
   const auto sums = at::batch_norm_backward_reduce(
-      dy.to(pass.input.scalar_type()), pass.input, pass.mean, pass.inverse, pass.weight,
+      as_input(pass, dy), pass.input, pass.mean, pass.inverse, pass.weight,
       /*input_g=*/true, /*weight_g=*/false, /*bias_g=*/false);
   return {std::get<0>(sums), std::get<1>(sums) * pass.inverse};
 }
@@ -167,9 +172,9 @@ at::Tensor counts_of(double count, const at::TensorOptions& options) {
 
 at::Tensor input_gradient(const NormPass& pass, const at::Tensor& dy, const NormSums& all,
                           double count) {
-  return at::batch_norm_backward_elemt(
-      dy.to(pass.input.scalar_type()), pass.input, pass.mean, pass.inverse, pass.weight, all.dy,
-      all.dy_xhat / pass.inverse, counts_of(count, pass.mean.options()));
+  return at::batch_norm_backward_elemt(as_input(pass, dy), pass.input, pass.mean, pass.inverse,
+                                       pass.weight, all.dy, all.dy_xhat / pass.inverse,
+                                       counts_of(count, pass.mean.options()));
 }
 
 }  // namespace on_gpu
@@ -195,9 +200,19 @@ void set_no_statistics(NormPass& pass) {
       at::ones({pass.input.size(1)}, options_of(pass));
 }
 
+NormPass pass_of(const at::Tensor& input, const at::Tensor& weight, double eps) {
+  NormPass pass;
+  const auto format = input.suggest_memory_format();
+  pass.input = input.is_cuda() ? input.contiguous(format) : input;
+  if (weight.defined()) pass.weight = weight.to(computed_in(input));
+  pass.eps = eps;
+  return pass;
+}
+
 at::Tensor normalized(const NormPass& pass, const at::Tensor& bias) {
   if (pass.input.numel() == 0) return at::empty_like(pass.input);
-  return pass.input.is_cuda() ? on_gpu::normalized(pass, bias) : on_cpu::normalized(pass, bias);
+  const at::Tensor added = bias.defined() ? bias.to(computed_in(pass.input)) : bias;
+  return pass.input.is_cuda() ? on_gpu::normalized(pass, added) : on_cpu::normalized(pass, added);
 }
 
 NormSums own_sums(const NormPass& pass, const at::Tensor& dy) {

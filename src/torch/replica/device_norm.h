@@ -8,16 +8,19 @@
 
 namespace lockstep::replica {
 
-// A pass through a layer, with the statistics that it is normalised by. These have the type that the
-// pass is computed in: float32 for half types.
+// A pass through a layer, with the statistics that it is normalised by. All but the input has the
+// type that the pass is computed in: float32 for half types.
 struct NormPass {
   at::Tensor input;
-  at::Tensor weight = {};  // undefined: the layer has none
-  at::Tensor mean = {};
-  at::Tensor variance = {};  // on a CPU
-  at::Tensor inverse = {};   // on a GPU: 1 / √(variance + eps)
+  at::Tensor weight;  // undefined: the layer has none
+  at::Tensor mean;
+  at::Tensor variance;  // on a CPU
+  at::Tensor inverse;   // on a GPU: 1 / √(variance + eps)
   double eps = 0;
 };
+
+// Without statistics.
+NormPass pass_of(const at::Tensor& input, const at::Tensor& weight, double eps);
 
 // What a layer keeps from step to step.
 struct NormRunning {
@@ -32,8 +35,8 @@ struct NormRunning {
 at::Tensor own_statistics(const NormPass& pass);
 at::Tensor no_statistics(const NormPass& pass);
 
-// Sets the statistics of a pass by those of all, of which at least one has samples. The running ones
-// follow.
+// Combines the rows of all passes, which have more than one value of a channel, and updates the
+// running statistics.
 void set_statistics(NormPass& pass, const NormRows& rows, const NormRunning& running);
 // Mean 0 and variance 1.
 void set_no_statistics(NormPass& pass);
@@ -54,7 +57,7 @@ NormSums own_sums(const NormPass& pass, const at::Tensor& dy);
 at::Tensor input_gradient(const NormPass& pass, const at::Tensor& dy, const NormSums& all,
                           double count);
 
-// Rows of the host where `like` is, and of its type. The host does not wait.
+// Copies rows of the host to the device of `like`, in its type. The host does not wait.
 at::Tensor uploaded(const at::Tensor& rows, const at::Tensor& like);
 
 }  // namespace lockstep::replica

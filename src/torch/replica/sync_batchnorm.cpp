@@ -104,36 +104,56 @@ NormRows rows_of_all(SyncedLayer& layer, const std::string& name, const NormRow&
   }
 }
 
-// The rows of the passes that share statistics with this one, in order.
-NormRows gather(SyncedLayer& layer, const std::string& name, const NormRow& row) {
-  NormRows rows = rows_of_all(layer, name, row);
-  if (layer.group == 0) return rows;
-  const std::int64_t first = rows.own - rows.own % layer.group;
-  const auto last = std::min(first + layer.group, static_cast<std::int64_t>(rows.counts.size()));
-  rows.all = rows.all.slice(0, first, last);
-  rows.counts = {rows.counts.begin() + first, rows.counts.begin() + last};
-  return rows;
+// Calls visit(first, last) for each group of passes that share statistics.
+template <typename Visit>
+void for_each_group(const SyncedLayer& layer, const NormRows& rows, const Visit& visit) {
+  const auto passes = static_cast<std::int64_t>(rows.counts.size());
+  const std::int64_t size = layer.group == 0 ? passes : layer.group;
+  for (std::int64_t first = 0; first < passes; first += size)
+    visit(first, std::min(first + size, passes));
 }
 
-// Finds the statistics of all passes that share them. Returns how many values of a channel they are of.
+// The rows of the passes that share statistics with this one, in order.
+NormRows of_group(const SyncedLayer& layer, NormRows rows) {
+  NormRows own;
+  for_each_group(layer, rows, [&](std::int64_t first, std::int64_t last) {
+    if (rows.own < first || rows.own >= last) return;
+    own.all = rows.all.slice(0, first, last);
+    own.counts = {rows.counts.begin() + first, rows.counts.begin() + last};
+  });
+  return own;
+}
+
+// Every worker looks at all groups, so that all fail together. A group of which nobody has samples
+// may only be of idle workers.
+void check_counts(const SyncedLayer& layer, const NormRows& rows) {
+  for_each_group(layer, rows, [&](std::int64_t first, std::int64_t last) {
+    const double count =
+        std::accumulate(rows.counts.begin() + first, rows.counts.begin() + last, 0.0);
+    const bool own = rows.own >= first && rows.own < last;
+    if (count > 1 || (count == 0 && (!own || layer.idle()))) return;
+    throw BadInput(
+        fmt::format("{}: all batches together have {} values of a channel, and statistics need two",
+                    layer.name, count));
+  });
+}
+
+// Finds the statistics of all passes that share them. Returns the number of values of a channel.
 double find_statistics(NormPass& pass, const NormRunning& running, SyncedLayer& layer) {
   const at::Tensor& input = pass.input;
   const bool counts = input.numel() > 0 && !layer.idle();
   const double own = static_cast<double>(input.numel()) / static_cast<double>(input.size(1));
-  const NormRows rows = gather(
+  NormRows all = rows_of_all(
       layer, layer.name, {counts ? own : 0, counts ? own_statistics(pass) : no_statistics(pass)});
+  check_counts(layer, all);
+  const NormRows rows = of_group(layer, std::move(all));
   const double count = std::accumulate(rows.counts.begin(), rows.counts.end(), 0.0);
-  if (count > 1) {
-    set_statistics(pass, rows, running);
-    return count;
+  if (count == 0) {
+    set_no_statistics(pass);
+    return 2;  // nothing counts
   }
-  if (!layer.idle()) {
-    throw BadInput(
-        fmt::format("{}: all batches together have {} values of a channel, and statistics need two",
-                    layer.name, count));
-  }
-  set_no_statistics(pass);
-  return 2;  // nothing counts
+  set_statistics(pass, rows, running);
+  return count;
 }
 
 at::Tensor value_of(const OptionalTensor& tensor) {
@@ -145,16 +165,17 @@ OptionalTensor if_defined(const OptionalTensor& tensor) {
 }
 
 // A pass through a layer. All passes that share its statistics meet in forward, and in backward
-// again. In a Step on a GPU each of them has a thread of its own for both.
+// again. In a Step each pass has a thread of its own, on which forward and backward run.
 class SyncedNorm : public torch::autograd::Function<SyncedNorm> {
  public:
   static at::Tensor forward(AutogradContext* context, const at::Tensor& input,
                             const OptionalTensor& weight, const OptionalTensor& bias,
                             const NormRunning& running, const LayerPtr& layer) {
-    NormPass pass{.input = input, .weight = value_of(weight), .eps = running.eps};
+    NormPass pass = pass_of(input, value_of(weight), running.eps);
     const double count = find_statistics(pass, running, *layer);
     const auto number = exchange ? exchange->count(layer->name) : layer->passes++;
-    context->save_for_backward({pass.input, pass.weight, pass.mean, pass.variance, pass.inverse});
+    context->save_for_backward(
+        {pass.input, value_of(weight), pass.mean, pass.variance, pass.inverse});
     context->saved_data["layer"] = c10::IValue::make_capsule(layer);
     // Of two passes, every worker goes back through the same one first.
     context->saved_data["name"] = fmt::format("{} back {}", layer->name, number);
@@ -174,27 +195,27 @@ class SyncedNorm : public torch::autograd::Function<SyncedNorm> {
           layer.name));
     }
     const variable_list saved = context->get_saved_variables();
-    const NormPass pass{.input = saved[0],
-                        .weight = saved[1],
-                        .mean = saved[2],
-                        .variance = saved[3],
-                        .inverse = saved[4],
-                        .eps = context->saved_data["eps"].toDouble()};
+    const at::Tensor& weight = saved[1];
+    NormPass pass = pass_of(saved[0], weight, context->saved_data["eps"].toDouble());
+    pass.mean = saved[2];
+    pass.variance = saved[3];
+    pass.inverse = saved[4];
     const NormSums own = own_sums(pass, gradients[0]);
     at::Tensor of_input;
     if (context->needs_input_grad(0)) {
       const at::Tensor row = at::cat({own.dy, own.dy_xhat});
       if (context->saved_data["idle"].toBool()) row.zero_();
       const at::Tensor all =
-          gather(layer, context->saved_data["name"].toStringRef(), {0, row}).all.sum(0);
+          of_group(layer, rows_of_all(layer, context->saved_data["name"].toStringRef(), {0, row}))
+              .all.sum(0);
       const std::int64_t channels = pass.mean.numel();
       of_input =
           input_gradient(pass, gradients[0], {all.slice(0, 0, channels), all.slice(0, channels)},
                          context->saved_data["count"].toDouble());
     }
     const at::Tensor none;
-    if (!pass.weight.defined()) return {of_input, none, none, none, none};
-    const auto type = pass.weight.scalar_type();
+    if (!weight.defined()) return {of_input, none, none, none, none};
+    const auto type = weight.scalar_type();
     return {of_input, own.dy_xhat.to(type), own.dy.to(type), none, none};
   }
 };
@@ -261,14 +282,16 @@ BatchNorm as_batch_norm(const torch::nn::Module& module) {
 
 }  // namespace
 
-at::Tensor packed(const std::vector<NormRow>& rows) {
+at::Tensor stacked(const std::vector<NormRow>& rows) {
   std::vector<at::Tensor> all;
-  for (const NormRow& row : rows) {
-    at::Tensor numbers = row.numbers;
-    if (!numbers.defined()) numbers = at::zeros_like(rows.front().numbers);
-    all.push_back(numbers);
-  }
-  const at::Tensor numbers = at::stack(all).to(at::kCPU, at::kDouble);
+  all.reserve(rows.size());
+  for (const NormRow& row : rows)
+    all.push_back(row.numbers.defined() ? row.numbers : at::zeros_like(rows.front().numbers));
+  return at::stack(all);
+}
+
+at::Tensor packed(const std::vector<NormRow>& rows) {
+  const at::Tensor numbers = stacked(rows).to(at::kCPU, at::kDouble);
   const at::Tensor counts = at::empty({numbers.size(0), 1}, at::kDouble);
   for (std::size_t i = 0; i < rows.size(); ++i) counts.data_ptr<double>()[i] = rows[i].count;
   return at::cat({counts, numbers}, 1);

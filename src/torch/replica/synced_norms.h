@@ -22,8 +22,11 @@ struct NormRows {
   std::int64_t own = 0;        // this pass
 };
 
-// Rows as workers send them, on the host: [passes, 1 + numbers]. The other way round, `like` says where and of which type
-// the numbers are to be. (sync_batchnorm.cpp)
+// The numbers of rows, of which the first is defined: [passes, numbers]. (sync_batchnorm.cpp)
+at::Tensor stacked(const std::vector<NormRow>& rows);
+
+// Rows as workers send them, on the host: [passes, 1 + numbers]. unpacked() puts the numbers on the device of `like`, in
+// its type. (sync_batchnorm.cpp)
 at::Tensor packed(const std::vector<NormRow>& rows);
 NormRows unpacked(const at::Tensor& rows, const at::Tensor& like);
 

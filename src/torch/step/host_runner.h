@@ -1,4 +1,4 @@
-// What the runners share that wait for their shards: the losses and metrics of a step are known as soon as these have run.
+// The common part of runners that wait for their shards: the losses and metrics of a step are known as soon as these have run.
 #pragma once
 
 #include <set>

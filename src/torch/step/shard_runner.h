@@ -68,8 +68,8 @@ void run_in_order(Turns& turns, const RunOne& run_one) {
 // Runs forward and backward of shards: HostShards on a CPU, DeviceShards on a GPU, ShardsInStep on either.
 //
 // Threads:   one caller at a time; on a GPU always with the same current stream.
-// Blocking:  run(), until forward and backward have run; on a GPU until they are queued. ShardsInStep waits for other
-//            workers there. bring(), until the GPU has run the step.
+// Blocking:  run(), until forward and backward have run; DeviceShards until they are queued. ShardsInStep waits for other
+//            workers there, and in known() until a GPU has run the step. bring() waits for that, too.
 // Failure:   what the loss throws; BadInput, with step and shard, for what LibTorch refuses.
 // Ownership: the StepRun owns it; it borrows the models.
 class ShardRunner {
@@ -78,7 +78,7 @@ class ShardRunner {
 
   virtual void begin_step() = 0;
   virtual void run(Turns& turns) = 0;
-  // Bytes that the update copies to the host on its way, between the last shard and end_step(). Empty on a CPU.
+  // Bytes that the update copies to the host on its way, between the last shard and end_step(). Of DeviceShards only.
   virtual flat::Note note() = 0;
   virtual void end_step() = 0;
 

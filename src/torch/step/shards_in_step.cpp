@@ -4,7 +4,8 @@
 //             shard. When all have come, their rows go to the other workers, and all go on
 //   luggage   what a shard takes along when it hands on: the state of the random numbers, and its buffers
 //   GPU       all shards queue on one stream, in the order in which they run. With several workers the host waits for
-//             the rows of each layer, and sends them; else they stay there. Nothing is captured as a graph
+//             the rows of each layer, and sends them. With one worker they stay on the GPU. Nothing is captured as a
+//             graph
 //   gradients are kept by shard until all have run. Then each shard has a pass with its own, in order, so the sums are
 //             those of any other Step
 //   followers in a short batch some workers have no shard with samples. They cannot know which layers come. The leader
@@ -76,12 +77,8 @@ replica::NormRows RowsOfShards::gather(const std::string& name, std::vector<repl
   const at::Tensor like = own.front().numbers;
   if (generation_.size() == 1) {
     replica::NormRows rows;
-    std::vector<at::Tensor> numbers;
-    for (const auto& row : own) {
-      rows.counts.push_back(row.count);
-      numbers.push_back(row.numbers.defined() ? row.numbers : at::zeros_like(like));
-    }
-    rows.all = at::stack(numbers);
+    for (const auto& row : own) rows.counts.push_back(row.count);
+    rows.all = replica::stacked(own);
     return rows;
   }
   own.resize(static_cast<std::size_t>(
@@ -174,8 +171,14 @@ void ShardInStep::take_up(const Luggage& luggage) {
 replica::NormRows ShardInStep::gather(const std::string& name, const replica::NormRow& row) {
   together_.rows[static_cast<std::size_t>(number_)] = row;
   const Luggage luggage = put_down();
-  together_.relay.meet(
-      number_, name, [&] { together_.gathered = together_.messages.gather(name, together_.rows); });
+  try {
+    together_.relay.meet(number_, name, [&] {
+      together_.gathered = together_.messages.gather(name, together_.rows);
+    });
+  } catch (...) {
+    GeneratorTurn::take_up(luggage.turns);  // those who took the turns give them back
+    throw;
+  }
   take_up(luggage);
   replica::NormRows rows = together_.gathered;
   rows.own = shard_;
@@ -206,6 +209,7 @@ class ShardsInStep : public HostRunner {
 
 ShardsInStep::ShardsInStep(ShardWork work)
     : work_(std::move(work)), relay_(work_.generation->hosted.size()) {
+  const device::SharedStream can_be_made(work_.models.front()->model().device());
   if (!work_.inputs.empty()) return;
   for (const ModelStep* const model : work_.models) {
     const auto tensors = model->model().trained();

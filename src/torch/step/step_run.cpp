@@ -322,8 +322,10 @@ std::shared_ptr<PhaseResult> StepRun::result(const Phase& phase, Comm& channel, 
                            .noise = core_.noise};
   if (measures(phase.step) && !skips_) {
     about.measured = {.samples = loop_.plan().count(phase.step, 0), .of_batch = {}};
-    for (const ModelStep* const model : models_)
-      about.measured->of_batch.push_back(model->measured_norm() * model->measured_norm());
+    for (const ModelStep* const model : models_) {
+      const double norm = model->measured_norm();
+      about.measured->of_batch.push_back(norm * norm);
+    }
   }
   const auto start = [&channel, stop, name = call_of(core_, phase), step = phase.step,
                       checks = checks_,

@@ -5,7 +5,7 @@
 // With "loop" and a model, or "gan": the loops of step_test, which say the hash of their weights. "noisy": a wrapped
 // optimizer, and noise on gradients. "synced": a cnn with SyncBatchNorm, some of whose workers have no samples.
 // With "uneven": a drop-in loop with SyncBatchNorm, in which rank 1 has more batches than rank 0, beside LibTorch's with
-// the batches of both; says how far they are apart.
+// the batches of both; says how far they are apart. With "drop-in": what gpu_drop_in.h says.
 #include <lockstep/errors.h>
 #include <lockstep/optim.h>
 #include <lockstep/sync_batchnorm.h>
@@ -19,6 +19,7 @@
 #include <string>
 #include <vector>
 
+#include "tests/torch/gpu/gpu_drop_in.h"
 #include "tests/torch/loops.h"
 
 namespace {
@@ -198,9 +199,11 @@ int main(int argc, char** argv) {
       std::printf("norms are %g apart\n", distance);
       return distance < 1e-12 ? 0 : 1;
     }
-    if (argc > 1 && std::string(argv[1]) == "uneven") {
-      const double distance = distance_of_uneven(world);
-      std::printf("weights are %g apart\n", distance);
+    const std::string mode = argc > 1 ? argv[1] : "";
+    if (mode == "uneven" || mode == "drop-in") {
+      const double distance = mode == "uneven" ? distance_of_uneven(world)
+                                               : lockstep::testing::distance_of_drop_in(world);
+      std::printf("%g apart\n", distance);
       return distance < 1e-5 ? 0 : 1;
     }
     if (argc > 1) {

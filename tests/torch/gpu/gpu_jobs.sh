@@ -76,9 +76,11 @@ for workers in 1 3; do
     { cat "$work/log" >&2; fail "batch norms of $workers workers differ from LibTorch's"; }
 done
 echo "SyncBatchNorm: $(tail -n 1 "$work/log")"
-LOCKSTEP_SHARE_GPUS=1 timeout 60 "$lockstep" run -n 3 --device cuda -- "$actor" uneven >"$work/log" 2>&1 ||
-  { cat "$work/log" >&2; fail "uneven inputs differ from LibTorch's"; }
-echo "UnevenInputs: $(tail -n 1 "$work/log")"
+for mode in uneven drop-in; do
+  LOCKSTEP_SHARE_GPUS=1 timeout 60 "$lockstep" run -n 3 --device cuda -- "$actor" $mode >"$work/log" 2>&1 ||
+    { cat "$work/log" >&2; fail "the loop $mode differs from LibTorch's"; }
+  echo "$mode loop: $(tail -n 1 "$work/log")"
+done
 # Beside PyTorch's own, on the same GPU.
 mkdir "$work/norms"
 if ${PYTHON:-python3} -c 'import numpy, torch' 2>/dev/null; then

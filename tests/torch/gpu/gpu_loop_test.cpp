@@ -187,5 +187,54 @@ TEST(GpuLoop, AStepWithSharedBatchNormsTrainsAsOneWithLibTorchs) {
   EXPECT_TRUE(torch::allclose(torch::tensor(run(true)), torch::tensor(run(false)), 1e-4));
 }
 
+// Each of two parameters is multiplied once.
+TEST(GpuLoop, AWrappedOptimizerGetsAGradientThatTwoParametersShare) {
+  World world = World::over(connect_alone(), kFirstGpu);
+  auto net = seeded<TwoLayers>(1, 8, 8, 8);
+  auto model = data_parallel(net, world);
+  optim::Wrapped optimizer(model, std::make_shared<torch::optim::SGD>(net->parameters(), 1.0));
+  optimizer.set_clip_norm(0.01);
+  model.zero_grad();
+  model(samples(1, {6, 8}).to(torch::kCUDA)).pow(2).mean().backward();
+  net->second->weight.mutable_grad() = net->first->weight.grad();
+  const auto first = net->first->weight.detach().clone();
+  const auto second = net->second->weight.detach().clone();
+  optimizer.step();
+  const auto moved = first - net->first->weight;
+  EXPECT_GT(moved.abs().max().item<double>(), 0);
+  EXPECT_LT(largest_difference(moved, second - net->second->weight), 1e-6);
+}
+
+// Half weights, without weights, channels last; beside LibTorch's layer, which has the same samples.
+TEST(GpuLoop, ASynchronisedBatchNormHasLibTorchsNumbersInEveryForm) {
+  World world = World::over(connect_alone(), kFirstGpu);
+  for (const bool affine : {true, false}) {
+    for (const auto type : {torch::kFloat32, torch::kBFloat16}) {
+      for (const auto format : {at::MemoryFormat::Contiguous, at::MemoryFormat::ChannelsLast}) {
+        const auto make = [&] {
+          torch::nn::BatchNorm2d layer(torch::nn::BatchNorm2dOptions(4).affine(affine));
+          layer->to(torch::kCUDA, type);
+          return layer;
+        };
+        auto layer = make();
+        auto plain = make();
+        convert_sync_batchnorm(*layer, world);
+        const auto pass = [&](torch::nn::BatchNorm2d& of) {
+          const auto x =
+              samples(1, {6, 4, 5, 5}).to(torch::kCUDA, type).contiguous(format).requires_grad_();
+          (of(x) * samples(2, {6, 4, 5, 5}).to(torch::kCUDA, type)).sum().backward();
+          return x.grad().to(torch::kFloat32);
+        };
+        const double most = type == torch::kFloat32 ? 1e-5 : 5e-2;
+        EXPECT_LT(largest_difference(pass(layer), pass(plain)), most) << affine << type;
+        EXPECT_LT(largest_difference(layer->running_var.to(torch::kFloat32),
+                                     plain->running_var.to(torch::kFloat32)),
+                  most)
+            << affine << type;
+      }
+    }
+  }
+}
+
 }  // namespace
 }  // namespace lockstep::testing
