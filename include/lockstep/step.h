@@ -140,8 +140,8 @@ struct ShardCounts {
 //   for (const auto& batch : job.batches(data, {.epochs = 5})) { d_step(batch); g_step(batch); }
 //
 // The contract of the loss:
-//   - It may run again for the same step and shard, on any worker. On a GPU it may run only while
-//     it is captured.
+//   - It may run again for the same step and shard, on any worker. On a GPU it may not run at all:
+//     what it queued in an earlier step is then replayed (cuda_graphs).
 //   - It reads only what is equal on all workers: its shard, the job's models, constants.
 //   - It draws random numbers only from LibTorch's default generator, seeded for (job, step, phase,
 //     shard).

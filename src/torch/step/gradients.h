@@ -4,7 +4,7 @@
 //             averages are never written
 //   reduced   the last backward of a step reduces, and leaves the averages in param.grad
 //
-// Each is a class. A codec, a second level or a partition would be another one.
+// Each is a class. Another way, such as compressed gradients, would be another one.
 #pragma once
 
 #include <chrono>
