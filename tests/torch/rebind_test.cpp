@@ -130,7 +130,7 @@ TEST_P(Rebind, ProcessesGoFromTwoToThreeToOneWithOneHash) {
   };
   auto first = run("first");
   auto second = run("second");
-  const Deadline deadline = Deadline::after(std::chrono::seconds(60));
+  const Deadline deadline = Deadline::after(std::chrono::seconds(300));
   while (contents(folder / "two are done").empty() && !deadline.expired())
     std::this_thread::sleep_for(std::chrono::milliseconds(5));
   auto third = run("third");
