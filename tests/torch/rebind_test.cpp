@@ -27,10 +27,12 @@ struct Period {
   std::int64_t until = 0;  // step
 };
 
+// A process takes half a minute to start under a sanitizer, beside other work.
+constexpr std::chrono::seconds kStart{120};
+
 std::unique_ptr<World> join_there(const Period& period, const std::string& engine) {
   FolderBootstrap bootstrap(period.folder, period.rank, period.size);
-  return std::make_unique<World>(
-      World::over(connect(engine, bootstrap, {.timeout = std::chrono::seconds(20)})));
+  return std::make_unique<World>(World::over(connect(engine, bootstrap, {.timeout = kStart})));
 }
 
 // Through all its periods. `ended` is called after each.
