@@ -55,7 +55,8 @@ TEST(TerminalTest, ClosedTerminalIsAHangupForEveryWorker) {
   const std::string script = "trap 'sleep 1.7; echo done > " + quoted(folder.string()) +
                              "/$RANK; exit 3' HUP; while echo ready; do sleep 0.01; done";
   OnTerminal terminal({LOCKSTEP_BINARY, "run", "-n", "2", "--", "/bin/sh", "-c", script}, true);
-  ASSERT_TRUE(terminal.wait_for("ready", 4, seconds(20)));
+  for (const char* const worker : {"[0] ready", "[1] ready"})  // each has set its trap
+    ASSERT_TRUE(terminal.wait_for(worker, 1, seconds(20)));
   EXPECT_EQ(terminal.hang_up(seconds(20)), 128 + SIGHUP);
   EXPECT_TRUE(std::filesystem::exists(folder / "0") && std::filesystem::exists(folder / "1"));
   std::filesystem::remove_all(folder);
