@@ -4,6 +4,8 @@
 //   values    what is measured: gradients, parameters, or the changes that LAMB would make
 //   measure   how many values become one number: the sum of their squares, or the largest magnitude
 //   lane      what one thread measures of a block: every kSquareLanes-th value (fold.h)
+//   given     what a value is computed from. A thread loads `kAhead` of them before it computes the
+//             first value, if that is more than 1: the compiler does not move loads over a division
 //   tile      kTile numbers of a row, which one block of threads makes one number
 #pragma once
 
@@ -27,7 +29,9 @@ struct LargestMagnitude {
 // Values of a chunk; none() if they are all zero.
 template <typename Of>
 struct GradientValues {
-  const typename Of::Gradient* from;
+  using Given = typename Of::Gradient;
+  static constexpr std::uint32_t kAhead = 1;
+  const Given* from;
   typename Of::Real limit;
 
   LOCKSTEP_DEVICE static GradientValues of(const MeasureTask& task, const Chunk& chunk) {
@@ -35,8 +39,9 @@ struct GradientValues {
             limit_in<Of>(task.limit, false)};
   }
   LOCKSTEP_DEVICE bool none() const { return from == nullptr; }
-  LOCKSTEP_DEVICE double at(std::uint32_t i) const {
-    const auto value = kept_gradient<Of>(load_constant_pack<1>(from, i).at[0]);
+  LOCKSTEP_DEVICE Given load(std::uint32_t i) const { return load_constant_pack<1>(from, i).at[0]; }
+  LOCKSTEP_DEVICE double value(const Given& given) const {
+    const auto value = kept_gradient<Of>(given);
     return static_cast<double>(limit < 0 ? value : limited(value, limit));
   }
 };
@@ -44,6 +49,8 @@ struct GradientValues {
 template <typename Of>
 struct WeightValues {
   using Parameter = typename Of::Parameter;
+  using Given = Parameter;
+  static constexpr std::uint32_t kAhead = 1;
   const Parameter* from;
 
   LOCKSTEP_DEVICE static WeightValues of(const WeightsTask& task, const Chunk& chunk) {
@@ -51,14 +58,20 @@ struct WeightValues {
     return {flat_at<Parameter>(task.parameters, place, chunk, false)};
   }
   LOCKSTEP_DEVICE bool none() const { return false; }
-  LOCKSTEP_DEVICE double at(std::uint32_t i) const {
-    return static_cast<double>(Stored<Parameter>::load(load_constant_pack<1>(from, i).at[0]));
+  LOCKSTEP_DEVICE Given load(std::uint32_t i) const { return load_constant_pack<1>(from, i).at[0]; }
+  LOCKSTEP_DEVICE double value(const Given& given) const {
+    return static_cast<double>(Stored<Parameter>::load(given));
   }
 };
 
 template <typename Of>
 struct ChangeValues {
   using Kept = typename Of::Kept;
+  struct Given {
+    typename Of::Gradient gradient;
+    Kept kept, mean, square;
+  };
+  static constexpr std::uint32_t kAhead = 2;
   Parts<Of> parts;
   LambNumbers<typename Of::Real> numbers;
 
@@ -68,18 +81,20 @@ struct ChangeValues {
             in<typename Of::Real>(numbers_for<LambNumbers<double>>(update, chunk))};
   }
   LOCKSTEP_DEVICE bool none() const { return false; }
-  LOCKSTEP_DEVICE double at(std::uint32_t i) const {
-    Pack<typename Of::Gradient, 1> gradient = {};
-    if (parts.gradient != nullptr) gradient = load_constant_pack<1>(parts.gradient, i);
-    auto mean = loaded(parts.states[0], i);
-    auto square = loaded(parts.states[1], i);
-    return static_cast<double>(lamb_change(loaded(parts.kept, i), parts.applied(gradient.at[0]),
-                                           mean, square, numbers, form_of(numbers)));
+  LOCKSTEP_DEVICE Given load(std::uint32_t i) const {
+    Given given = {};
+    if (parts.gradient != nullptr) given.gradient = load_constant_pack<1>(parts.gradient, i).at[0];
+    given.kept = load_constant_pack<1>(parts.kept, i).at[0];
+    given.mean = load_constant_pack<1>(parts.states[0], i).at[0];
+    given.square = load_constant_pack<1>(parts.states[1], i).at[0];
+    return given;
   }
-
- private:
-  LOCKSTEP_DEVICE static typename Of::Real loaded(const Kept* from, std::uint32_t i) {
-    return Stored<Kept>::load(load_constant_pack<1>(from, i).at[0]);
+  LOCKSTEP_DEVICE double value(const Given& given) const {
+    auto mean = Stored<Kept>::load(given.mean);
+    auto square = Stored<Kept>::load(given.square);
+    return static_cast<double>(lamb_change(Stored<Kept>::load(given.kept),
+                                           parts.applied(given.gradient), mean, square, numbers,
+                                           form_of(numbers)));
   }
 };
 
@@ -87,10 +102,27 @@ struct ChangeValues {
 template <typename Measure, typename Values>
 LOCKSTEP_DEVICE double lane_of(const Values& values, std::uint32_t first, std::uint32_t count,
                                std::uint32_t lane) {
+  constexpr std::uint32_t kAhead = Values::kAhead;
   double all = 0;
-  LOCKSTEP_UNROLL_16
-  for (std::uint32_t i = lane; i < count; i += kSquareLanes)
-    all = Measure::join(all, Measure::of(values.at(first + i)));
+  if constexpr (kAhead == 1) {
+    LOCKSTEP_UNROLL_16
+    for (std::uint32_t i = lane; i < count; i += kSquareLanes)
+      all = Measure::join(all, Measure::of(values.value(values.load(first + i))));
+  } else {
+    for (std::uint32_t i = lane; i < count; i += kAhead * kSquareLanes) {
+      typename Values::Given given[kAhead] = {};
+      LOCKSTEP_UNROLL
+      for (std::uint32_t ahead = 0; ahead < kAhead; ++ahead) {
+        const std::uint32_t at = i + ahead * kSquareLanes;
+        if (at < count) given[ahead] = values.load(first + at);
+      }
+      LOCKSTEP_UNROLL
+      for (std::uint32_t ahead = 0; ahead < kAhead; ++ahead) {
+        if (i + ahead * kSquareLanes < count)
+          all = Measure::join(all, Measure::of(values.value(given[ahead])));
+      }
+    }
+  }
   return all;
 }
 

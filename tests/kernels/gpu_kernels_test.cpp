@@ -1,10 +1,8 @@
-// The optimizers' kernels on a real GPU: the bits of the CPU's, in a CUDA graph too, and the speed of its memory.
+// The optimizers' kernels on a real GPU: the bits of the CPU's, in a CUDA graph too.
 #include <gtest/gtest.h>
 
 #include <algorithm>
-#include <array>
 #include <cmath>
-#include <cstdio>
 #include <cstring>
 #include <functional>
 #include <optional>
@@ -13,22 +11,15 @@
 #include "flat/device_tables.h"
 #include "flat/fold.h"
 #include "flat/update_loops.h"
-#include "plan/buckets.h"
 #include "plan/tree.h"
 #include "tests/kernels/cases.h"
+#include "tests/kernels/needs_a_gpu.h"
 #include "tests/support/elements.h"
 
 namespace lockstep::testing {
 namespace {
 
 using cuda::DeviceArray;
-
-bool no_gpu() {
-  int devices = 0;
-  return cudaGetDeviceCount(&devices) != cudaSuccess || devices == 0;
-}
-#define NEEDS_A_GPU() \
-  if (no_gpu()) GTEST_SKIP() << "no GPU here"
 
 class GpuMachine : public Machine {
  public:
@@ -377,210 +368,6 @@ TEST(GpuKernels, AGraphFindsTheTrustsEachTime) {
     EXPECT_NE(captured.trusts(), before);
     before = captured.trusts();
   }
-}
-
-// The parameters of a GPT of 124 million.
-plan::Layout gpt_layout(DType dtype) {
-  std::vector<plan::Parameter> all{{"tokens", dtype, 50'257 * 768}, {"places", dtype, 1'024 * 768}};
-  const auto add = [&](const std::string& name, std::size_t count) {
-    all.push_back({name, dtype, count});
-  };
-  for (int i = 0; i < 12; ++i) {
-    const std::string block = std::to_string(i);
-    add(block + ".norm1.weight", 768);
-    add(block + ".norm1.bias", 768);
-    add(block + ".attend.weight", 768 * 2'304);
-    add(block + ".attend.bias", 2'304);
-    add(block + ".project.weight", 768 * 768);
-    add(block + ".project.bias", 768);
-    add(block + ".norm2.weight", 768);
-    add(block + ".norm2.bias", 768);
-    add(block + ".widen.weight", 768 * 3'072);
-    add(block + ".widen.bias", 3'072);
-    add(block + ".narrow.weight", 3'072 * 768);
-    add(block + ".narrow.bias", 768);
-  }
-  add("norm.weight", 768);
-  add("norm.bias", 768);
-  return plan::Layout(all);
-}
-
-// Bytes per second of the median of several rounds, after one that is not counted.
-double speed_of(cudaStream_t stream, double bytes, const std::function<void()>& queue) {
-  constexpr int kRounds = 11;
-  constexpr int kTimes = 5;
-  const auto begin = cuda::make_event(cuda::Timing::kYes);
-  const auto end = cuda::make_event(cuda::Timing::kYes);
-  std::vector<float> took;
-  for (int round = 0; round <= kRounds; ++round) {
-    cuda::check(cudaEventRecord(begin.get(), stream), "cudaEventRecord");
-    for (int i = 0; i < kTimes; ++i) queue();
-    cuda::check(cudaEventRecord(end.get(), stream), "cudaEventRecord");
-    cuda::check(cudaDeviceSynchronize(), "a kernel");
-    float milliseconds = 0;
-    cuda::check(cudaEventElapsedTime(&milliseconds, begin.get(), end.get()),
-                "cudaEventElapsedTime");
-    if (round > 0) took.push_back(milliseconds);
-  }
-  std::nth_element(took.begin(), took.begin() + kRounds / 2, took.end());
-  return bytes * kTimes / (took[kRounds / 2] * 1e-3);
-}
-
-// A model in the device's memory, with values as training has them: zeros take other ways through a division.
-class Speed {
- public:
-  explicit Speed(DType dtype, bool masters)
-      : layout_(gpt_layout(dtype)), dtype_(dtype), kept_(masters ? DType::kFloat32 : dtype) {
-    const std::size_t wide = masters ? tables_.wide_bytes() : layout_.bytes();
-    for (DeviceArray<std::byte>* const memory : {&model_.parameters, &model_.gradients})
-      *memory = filled(layout_.bytes(), dtype);
-    for (DeviceArray<std::byte>* const memory : {&model_.masters, &model_.means, &model_.variances})
-      *memory = filled(wide, kept_);
-    std::vector<const void*> entries;
-    for (const plan::Entry& entry : layout_.entries())
-      entries.push_back(model_.gradients.data() + entry.offset);
-    entries_ = DeviceArray<const void*>(entries);
-    const flat::AdamStep step{1e-5, 0.9, 0.999, 1e-8, 0.1, true, 10};
-    numbers_ = DeviceArray<flat::element::AdamNumbers<double>>(
-        std::vector{flat::element::numbers_of(step)});
-    const std::vector<unsigned long long> zeros(tables_.chunks().back().piece + 1);
-    for (auto& words : words_) words = DeviceArray<unsigned long long>(zeros);
-  }
-
-  flat::DeviceRange range() const { return {device_tables_.view(), tables_.all(), dtype_}; }
-  flat::UpdateTask task() const {
-    flat::UpdateTask task;
-    task.range = range();
-    task.numbers = numbers_.data();
-    task.parameters = model_.parameters.data();
-    if (kept_ != dtype_) task.masters = reinterpret_cast<float*>(model_.masters.data());
-    task.wide_states = kept_ != dtype_;
-    task.states[0] = model_.means.data();
-    task.states[1] = model_.variances.data();
-    task.gradients = {dtype_, model_.gradients.data(), nullptr};
-    return task;
-  }
-  flat::UpdateTask loose_task() const {
-    flat::UpdateTask loose = task();
-    loose.gradients = {dtype_, nullptr, entries_.data()};
-    return loose;
-  }
-  flat::UpdateTask watched_task() const {
-    flat::UpdateTask watched = loose_task();
-    watched.watched = {words_[0].data(), words_[1].data(), words_[2].data()};
-    return watched;
-  }
-  // Kept values and states both ways, gradients read, and parameters written beside masters.
-  double update_bytes() const {
-    const std::size_t kept = size_of(kept_) * 6 + size_of(dtype_);
-    const std::size_t each = kept + (kept_ != dtype_ ? size_of(dtype_) : 0);
-    return static_cast<double>(layout_.elements()) * static_cast<double>(each);
-  }
-  double update_speed(const flat::UpdateTask& task) {
-    return speed_of(stream_.get(), update_bytes(),
-                    [&] { flat::queue_update(task, stream_.get()); });
-  }
-  double bucket_speed() {
-    flat::UpdateTask part = task();
-    const auto buckets = plan::plan_buckets(layout_);
-    return speed_of(stream_.get(), update_bytes(), [&] {
-      for (const plan::Bucket& bucket : buckets) {
-        part.range.chunks = tables_.of_entries(bucket.first_entry, bucket.entries);
-        flat::queue_update(part, stream_.get());
-      }
-    });
-  }
-  double copy_speed() {
-    const std::size_t bytes = layout_.bytes();
-    return speed_of(stream_.get(), 2.0 * static_cast<double>(bytes), [&] {
-      cuda::check(cudaMemcpyAsync(model_.variances.data(), model_.means.data(), bytes,
-                                  cudaMemcpyDefault, stream_.get()),
-                  "cudaMemcpyAsync");
-    });
-  }
-  double norm_speed() {
-    const flat::ClipMemory clip(layout_.blocks());
-    return speed_of(stream_.get(), static_cast<double>(layout_.bytes()), [&] {
-      flat::queue_measure(
-          {range(), task().gradients, false, clip.row(flat::ClipMemory::kGradients)},
-          stream_.get());
-      flat::queue_clip(clip.task(1), stream_.get());
-    });
-  }
-  double gather_speed() {
-    return speed_of(stream_.get(), 2.0 * static_cast<double>(layout_.bytes()), [&] {
-      flat::queue_gather({range(), entries_.data(), model_.means.data(), dtype_, false},
-                         stream_.get());
-    });
-  }
-
- private:
-  struct Model {
-    DeviceArray<std::byte> parameters, gradients, masters, means, variances;
-  };
-
-  static DeviceArray<std::byte> filled(std::size_t bytes, DType dtype) {
-    constexpr std::size_t kPattern = std::size_t{1} << 20;
-    std::vector<std::byte> pattern(kPattern * size_of(dtype));
-    const auto values = rough_elements<float>(kPattern, 5);
-    for (std::size_t i = 0; i < kPattern; ++i) {
-      const float value = std::fabs(values[i]) + 1e-3F;
-      const BFloat16 half(value);
-      std::byte* const at = pattern.data() + i * size_of(dtype);
-      std::memcpy(at, dtype == DType::kFloat32 ? static_cast<const void*>(&value) : &half,
-                  size_of(dtype));
-    }
-    DeviceArray<std::byte> memory(bytes);
-    for (std::size_t done = 0; done < bytes; done += pattern.size()) {
-      const std::size_t part = std::min(pattern.size(), bytes - done);
-      cuda::check(cudaMemcpy(memory.data() + done, pattern.data(), part, cudaMemcpyDefault),
-                  "cudaMemcpy");
-    }
-    return memory;
-  }
-
-  plan::Layout layout_;
-  DType dtype_;
-  DType kept_;
-  flat::ChunkTables tables_{layout_, plan::plan_pieces(layout_, 1)};
-  flat::DeviceTables device_tables_{tables_};
-  Model model_;
-  DeviceArray<const void*> entries_;
-  DeviceArray<flat::element::AdamNumbers<double>> numbers_;
-  std::array<DeviceArray<unsigned long long>, 3> words_;
-  cuda::Stream stream_ = cuda::make_stream();
-};
-
-void print(const char* what, double speed, double copy) {
-  std::printf("  %-34s %7.0f GB/s  %5.1f %% of a copy\n", what, speed * 1e-9, 100 * speed / copy);
-  std::fflush(stdout);
-}
-
-TEST(GpuKernels, GoesAtTheSpeedOfMemory) {
-  NEEDS_A_GPU();
-  Speed speed(DType::kFloat32, false);
-  const double flat = speed.update_speed(speed.task());
-  const double loose = speed.update_speed(speed.loose_task());
-  const double buckets = speed.bucket_speed();
-  const double copy = speed.copy_speed();
-  print("copy", copy, copy);
-  print("AdamW", flat, copy);
-  print("AdamW, gradients left in place", loose, copy);
-  print("AdamW, bucket by bucket", buckets, copy);
-  const double watched = speed.update_speed(speed.watched_task());
-  print("AdamW, watched", watched, copy);
-  print("norm", speed.norm_speed(), copy);
-  print("gathering", speed.gather_speed(), copy);
-  EXPECT_GT(flat, 0.8 * copy);
-  EXPECT_GT(loose, 0.8 * copy);
-  EXPECT_GT(watched, 0.8 * copy);
-  Speed half(DType::kBFloat16, false);
-  print("AdamW, bfloat16", half.update_speed(half.task()), copy);
-  Speed mixed(DType::kBFloat16, true);
-  print("AdamW, bfloat16 and masters", mixed.update_speed(mixed.task()), copy);
-  const double mixed_with_parity = mixed.update_speed(mixed.watched_task());
-  print("the same, watched", mixed_with_parity, copy);
-  EXPECT_GT(mixed_with_parity, 0.8 * copy);
 }
 
 }  // namespace

@@ -43,7 +43,7 @@ void Doorbell::ring_sleepers() {
 }
 
 void Doorbell::sleep(std::uint32_t seen, int spins, Deadline deadline) {
-  for (int i = 0; i < spins && rung.load(std::memory_order_acquire) == seen; ++i) spin_pause();
+  look_again({spins, {}}, [&] { return rung.load(std::memory_order_acquire) != seen; });
   const Sleeper sleeper(*this);
   if (rung.load(std::memory_order_seq_cst) == seen) futex_wait(rung, seen, deadline);
 }

@@ -6,8 +6,10 @@
 #pragma once
 
 #include <lockstep/deadline.h>
+#include <sched.h>
 
 #include <atomic>
+#include <chrono>
 #include <cstdint>
 
 namespace lockstep::comm {
@@ -29,6 +31,33 @@ inline void spin_pause() {
 #elif defined(__aarch64__)
   asm volatile("isb" ::: "memory");
 #endif
+}
+
+// How long a waiter looks at memory before it sleeps.
+struct Patience {
+  int looks = 0;  // with a short pause between them
+  std::chrono::microseconds
+      yielding{};  // then it goes on, and lets others have its core in between
+};
+
+// Looks until `look` is true, or patience is over.
+template <typename Look>
+bool look_again(const Patience& patience, const Look& look) {
+  constexpr int kLooksBetweenYields = 64;
+  for (int i = 0; i < patience.looks; ++i) {
+    if (look()) return true;
+    spin_pause();
+  }
+  if (patience.yielding.count() == 0) return false;
+  const auto until = std::chrono::steady_clock::now() + patience.yielding;
+  do {
+    ::sched_yield();
+    for (int i = 0; i < kLooksBetweenYields; ++i) {
+      if (look()) return true;
+      spin_pause();
+    }
+  } while (std::chrono::steady_clock::now() < until);
+  return false;
 }
 
 // Takes a cache line from other cores, to write to it soon. (__builtin_prefetch only reads on x86,

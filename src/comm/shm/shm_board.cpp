@@ -62,7 +62,7 @@ class Boards::ShmBoard : public Board {
   }
 
   bool comes_at_once(int member) override {
-    if (!spin(member, setting_.spins / kMoments)) return false;
+    if (!spin(member, {setting_.patience.looks / kMoments, {}})) return false;
     const BoardCard& theirs = card(member);
     __builtin_prefetch(&theirs.header);
     for (std::size_t at = 0; at < expected_; at += kLine) __builtin_prefetch(theirs.bytes + at);
@@ -70,7 +70,7 @@ class Boards::ShmBoard : public Board {
   }
 
   bool await(int member, Deadline deadline) override {
-    if (spin(member, setting_.spins)) return true;
+    if (spin(member, setting_.patience)) return true;
     Doorbell& bell = segment(setting_.rank).head().board_bell;
     const Sleeper sleeper(bell);
     while (true) {
@@ -89,18 +89,14 @@ class Boards::ShmBoard : public Board {
 
  private:
   static constexpr std::size_t kLine = 64;
-  static constexpr int kMoments = 8;       // in the time for which a waiter spins
+  static constexpr int kMoments = 8;       // in the time for which a waiter looks without yielding
   static constexpr int kQuickLooks = 256;  // before the first pause, which is long on some machines
 
-  bool spin(int member, int looks) {
+  bool spin(int member, const Patience& patience) {
     for (int i = 0; i < kQuickLooks; ++i) {
       if (has_come(member)) return true;
     }
-    for (int i = 0; i < looks; ++i) {
-      if (has_come(member)) return true;
-      spin_pause();
-    }
-    return false;
+    return look_again(patience, [&] { return has_come(member); });
   }
 
   const Segment& segment(int rank) const {

@@ -10,6 +10,7 @@
 #include "base/mutex.h"
 #include "comm/core/board.h"
 #include "comm/core/failure.h"
+#include "comm/shm/doorbell.h"
 #include "comm/shm/segment.h"
 
 namespace lockstep::comm {
@@ -18,7 +19,7 @@ namespace lockstep::comm {
 struct BoardSetting {
   const std::vector<Segment>& segments;  // by rank of the link
   int rank = 0;
-  int spins = 0;
+  Patience patience;
   // Why a rank will not come any more: it has ended, or this link has ended. Nothing if it may
   // come.
   std::function<std::optional<Failure>(int rank)> trouble;

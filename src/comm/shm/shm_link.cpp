@@ -18,10 +18,13 @@ namespace {
 
 // Fewer bytes of a long message are not worth a frame.
 constexpr std::size_t kLeastData = 4096;
-// How often to look at the doorbell before sleeping; 20 to 100 µs, as long as a pause is. If there are more workers than
-// cores, another worker needs the core.
+// How often to look at the doorbell before sleeping; 20 to 100 µs, as long as a pause is. If there
+// are more workers than cores, another worker needs the core.
 constexpr int kSpins = 2000;
 constexpr int kSpinsWhenCrowded = 20;
+// At a board a worker mostly waits for others that come within this time. Sleeping and waking
+// would take about as long, and a woken worker would come late to the next meeting.
+constexpr std::chrono::milliseconds kYieldingAtBoards{1};
 
 // A post is what a transfer has under way. Each peer has queues of posts (shm_peer.h). One mutex
 // guards the queues and the posts; memory of peers is read and written under it, too, in stretches
@@ -129,14 +132,16 @@ ShmLink::ShmLink(ShmWorld world) : workers_(world.rank, std::move(world.segments
 }
 
 void ShmLink::equip(ShmWorld world) {
-  spins_ = workers_.crowded() ? kSpinsWhenCrowded : kSpins;
+  const bool crowded = workers_.crowded();
+  spins_ = crowded ? kSpinsWhenCrowded : kSpins;
   host_.secret = std::move(world.secret);
   host_.world = std::move(world.name);
   std::vector<std::byte*> staging;
   for (const Segment& segment : workers_.segments()) staging.push_back(segment.staging());
   host_.staging.emplace(std::move(staging), rank());
+  const Patience patience{spins_, crowded ? std::chrono::milliseconds(0) : kYieldingAtBoards};
   boards_ = std::make_unique<Boards>(BoardSetting{
-      workers_.segments(), rank(), spins_, [this](int other) { return trouble_with(other); }});
+      workers_.segments(), rank(), patience, [this](int other) { return trouble_with(other); }});
   add_peers();
   watcher_ = std::make_unique<ShmMonitor>(std::move(world.watched),
                                           [this](int other) { workers_.note_death(other); });

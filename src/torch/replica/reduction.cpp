@@ -1,11 +1,28 @@
 #include "torch/replica/reduction.h"
 
+#include <algorithm>
 #include <cstring>
 
+#include "flat/fold.h"
 #include "flat/past_caches.h"
 #include "flat/tree_sum.h"
 
 namespace lockstep::replica {
+namespace {
+
+// A strip of the sum stays in the first cache until it is stored. A whole piece would not: the
+// operands go through that cache, too, and the sum took 1.35 times as long.
+template <typename Body>
+void for_each_strip(const plan::Stretch& piece, const Body& body) {
+  for (std::size_t done = 0; done < piece.count; done += flat::kStripElements) {
+    plan::Stretch strip = piece;
+    strip.first = piece.first + done;
+    strip.count = std::min(flat::kStripElements, piece.count - done);
+    body(strip);
+  }
+}
+
+}  // namespace
 
 void Reduction::wait(Met) {
   for (const Work& work : works_) work.wait();
@@ -82,11 +99,12 @@ void OnePassReduction::write(const GradientSource& source) {
   };
   const SomePieces own{plan_, {first_of[mine], first_of[mine + 1]}};
   for_each_piece(own, source, [&](std::size_t number, GradientReader& gradients) {
-    const plan::Stretch& piece = plan_.pieces.all[number];
-    const void* const average = gradients.read(piece);
-    const std::size_t offset = offset_of(plan_.layout, piece);
-    const std::size_t bytes = piece.count * size_of(gradients.dtype());
-    for (std::byte* const copy : copies) store(copy + offset, average, bytes);
+    for_each_strip(plan_.pieces.all[number], [&](const plan::Stretch& strip) {
+      const void* const average = gradients.read(strip);
+      const std::size_t offset = offset_of(plan_.layout, strip);
+      const std::size_t bytes = strip.count * size_of(gradients.dtype());
+      for (std::byte* const copy : copies) store(copy + offset, average, bytes);
+    });
   });
 }
 
