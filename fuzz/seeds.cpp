@@ -21,9 +21,9 @@ using lockstep::fuzz::Seeds;
 using lockstep::fuzz::write;
 
 std::vector<Message> messages() {
-  return {Join{1, 0, 3, 900, 1000, "0.1.0", "gloo", "node", 7},
-          Join{1, 1, 3, 900, 1000, "0.1.0", "gloo", "node", 8},
-          Join{1, 2, 3, 900, 1000, "0.1.0", "gloo", "node", 9},
+  return {Join{1, 0, 3, 900, 1000, "0.1.0", "tcp", "node", 7},
+          Join{1, 1, 3, 900, 1000, "0.1.0", "tcp", "node", 8},
+          Join{1, 2, 3, 900, 1000, "0.1.0", "tcp", "node", 9},
           Put{2, "key", "value"},
           Get{3, 500, "key"},
           Done{4, 100},

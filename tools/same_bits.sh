@@ -3,7 +3,7 @@
 # algorithms and bucket sizes. Prints a line for each job; fails if one has two hashes. Workers are processes; at the end
 # threads of one, where every choice meets every other (tests/torch/same_bits_test.cpp).
 #
-#   tools/same_bits.sh [LOCKSTEP [STEPS]]      ENGINES="gloo" for some of the engines; WORKERS=processes or threads for one half
+#   tools/same_bits.sh [LOCKSTEP [STEPS]]      ENGINES="tcp" for some of the engines; WORKERS=processes or threads for one half
 set -euo pipefail
 cd "$(dirname "$0")/.."
 lockstep=${1:-build/lockstep}
@@ -11,9 +11,7 @@ steps=${2:-30}
 folder=$(mktemp -d)
 trap 'rm -rf "$folder"' EXIT
 head -c 20000 /dev/zero | tr '\0' 'a' | sed 's/aaaaaaa/lockstep. /g' >"$folder/text"
-engines="shm"
-"$lockstep" doctor 2>/dev/null | grep "gloo.*TCP" >/dev/null && engines="shm gloo"
-engines=${ENGINES:-$engines}
+engines=${ENGINES:-shm tcp}
 
 hash_of() { "$lockstep" train --quiet --checkpoint none --steps "$steps" --report "$folder/report.json" "$@" >/dev/null &&
   sed -n 's/.*"weights_sha256": "\([0-9a-f]*\)".*/\1/p' "$folder/report.json"; }

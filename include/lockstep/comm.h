@@ -44,6 +44,13 @@ struct ReduceOptions {
   Algorithm algorithm = Algorithm::kAutomatic;
 };
 
+// What protects messages between workers (engine tcp).
+enum class Wire {
+  kAuto,    // tags between hosts, none on one host
+  kPlain,   // none: the network is trusted
+  kTagged,  // a keyed tag with every frame: a changed, repeated or forged one is noticed
+};
+
 struct CommOptions {
   // How long one operation may take before it ends in Timeout. A long timeout tolerates slow peers.
   // A short one finds silent peers sooner.
@@ -51,6 +58,9 @@ struct CommOptions {
 
   // The network interface or address that an engine listens on. Empty: the loopback interface.
   std::string interface_name;
+
+  // All workers must have the same.
+  Wire wire = Wire::kAuto;
 };
 
 // The workers of one generation, connected.
@@ -82,7 +92,7 @@ class Comm {
 
   int rank() const;
   int size() const;
-  const std::string& engine() const;          // "thread", "gloo" …
+  const std::string& engine() const;          // "thread", "tcp" …
   std::chrono::milliseconds timeout() const;  // of one operation
 
   // Messages between two workers. They arrive in the order in which they were sent. Both sides name

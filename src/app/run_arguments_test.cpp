@@ -43,14 +43,14 @@ TEST(SplitCommandTest, NothingIsNoCommand) {
 TEST(RunArgumentsTest, AllOptionsArrive) {
   const auto options = parse_run_arguments(
       {"-n",   "4",         "--env", "A=1",         "-e",       "B=2",    "--log-dir",
-       "logs", "--timeout", "20",    "--threads=3", "--engine", "gloo",   "--device",
+       "logs", "--timeout", "20",    "--threads=3", "--engine", "tcp",    "--device",
        "cuda", "--grace",   "0.5",   "--quiet",     "--",       "./prog", "--flag"});
   EXPECT_EQ(options.workers, 4);
   EXPECT_THAT(options.variables, ElementsAre(Pair("A", "1"), Pair("B", "2")));
   EXPECT_EQ(options.log_dir, "logs");
   EXPECT_EQ(options.timeout_s, 20);
   EXPECT_EQ(options.threads, 3);
-  EXPECT_EQ(options.engine, "gloo");
+  EXPECT_EQ(options.engine, "tcp");
   EXPECT_EQ(options.device, DeviceKind::kCuda);
   EXPECT_EQ(options.grace, std::chrono::milliseconds(500));
   EXPECT_TRUE(options.quiet);

@@ -62,12 +62,12 @@ Contender own_worker(const AllreduceArguments& arguments, const std::string& nam
 
 Contender engine_worker(const AllreduceArguments& arguments, const std::string& engine) {
   Contender contender = own_worker(arguments, "lockstep-" + engine, engine, "engine");
-  contender.settings = fmt::format("bit-stable `direct`; {}", engine == "gloo" ? kFree : "pinned");
+  contender.settings = "bit-stable `direct`; pinned";
   return contender;
 }
 
 Contender gloo_peer(const AllreduceArguments& arguments, const std::string& folder) {
-  Contender contender = own_worker(arguments, "gloo", "gloo", "gloo:" + folder);
+  Contender contender = own_worker(arguments, "gloo", "thread", "gloo:" + folder);
   contender.ours = false;
   contender.settings =
       fmt::format("ring in chunks (Gloo's default), TCP on the loopback; {}", kFree);

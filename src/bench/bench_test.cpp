@@ -91,7 +91,7 @@ TEST(BenchArgumentsTest, WhatCannotWorkIsOneLineThatSaysWhatCan) {
   const auto field = [](const std::vector<std::string>& words) {
     return refusal([&] { allreduce_field(parse_allreduce_arguments(words), ""); });
   };
-  EXPECT_THAT(field({"--engines", "ship"}), HasSubstr("choose from shm, gloo"));
+  EXPECT_THAT(field({"--engines", "ship"}), HasSubstr("choose from shm, tcp"));
   EXPECT_THAT(field({"--peers", "nccl"}), HasSubstr("choose from gloo, openmpi, mpich"));
 }
 

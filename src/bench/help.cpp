@@ -21,7 +21,7 @@ const char* const kAllreduceHelp =
   -n, --workers N     (default: one for each core, at least 2)
       --sizes S,…     such as 1KiB,1MiB,64MiB (default: powers of two from 1KiB to 256MiB)
       --order         also what adding in the order of the tree costs: two systems more, below
-      --engines E,…   Lockstep's, such as shm,gloo, or none (default: every one that was built)
+      --engines E,…   Lockstep's, such as shm,tcp, or none (default: every one that was built)
       --peers P,…     gloo, openmpi, mpich, or none (default: those that are found)
       --rounds R      turns of each system (default: 5)
       --seconds S     that one size takes in one turn, about (default: 0.1), for 1000 samples at
@@ -70,7 +70,7 @@ const char* const kStepHelp =
   -n, --workers N     (default: one for each core, at least 2)
       --rows R,…      several in one run: workers, and threads of each, as in 2x8,4x4,16x1; instead
                       of --workers (default: one row; a worker has its part of the cores)
-      --engines E,…   Lockstep's, such as shm,gloo, or none (default: every one that was built)
+      --engines E,…   Lockstep's, such as shm,tcp, or none (default: every one that was built)
       --peers P,…     plain, plain-barrier, plain-zeroed, plain-flat, pytorch-ddp, or none (default:
                       those found);
                       with more shards than workers plain-accumulate, plain-accumulate-flat;

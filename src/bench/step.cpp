@@ -58,26 +58,20 @@ struct Own {
   std::string settings;
 };
 
-std::string cores_of_engine(const std::string& engine) {
-  return engine == "gloo" ? "not pinned" : "pinned";
-}
-
 // Only on request: it shows what the divergence check costs.
 void add_unchecked(const StepArguments& arguments, std::vector<Own>& systems) {
   if (!arguments.peers || !asked_for(arguments.peers, kUnchecked)) return;
   for (const std::string& engine : chosen_engines(arguments.engines)) {
     systems.push_back({fmt::format("lockstep-{}-{}", engine, kUnchecked), engine,
-                       "trainer-unchecked",
-                       "lockstep::Trainer, no divergence check; " + cores_of_engine(engine)});
+                       "trainer-unchecked", "lockstep::Trainer, no divergence check; pinned"});
   }
 }
 
 // The systems that train a job of shards over an engine.
 void add_jobs(const std::string& engine, std::vector<Own>& systems) {
   const std::string name = "lockstep-" + engine;
-  const std::string cores = cores_of_engine(engine);
-  systems.push_back({name + "-fused", engine, "trainer", "lockstep::Trainer; " + cores});
-  systems.push_back({name + "-step", engine, "step", "lockstep::Job and Step; " + cores});
+  systems.push_back({name + "-fused", engine, "trainer", "lockstep::Trainer; pinned"});
+  systems.push_back({name + "-step", engine, "step", "lockstep::Job and Step; pinned"});
 }
 
 // The systems that host several shards on a worker.
@@ -112,8 +106,8 @@ std::vector<Own> own_systems(const StepArguments& arguments) {
   if (asked_for(arguments.peers, "plain-flat"))
     systems.push_back({"plain-flat", "shm", "plain-flat", "LibTorch and lockstep::optim; pinned"});
   for (const std::string& engine : chosen_engines(arguments.engines)) {
-    systems.push_back({"lockstep-" + engine, engine, "drop-in",
-                       "data_parallel and lockstep::optim; " + cores_of_engine(engine)});
+    systems.push_back(
+        {"lockstep-" + engine, engine, "drop-in", "data_parallel and lockstep::optim; pinned"});
     add_jobs(engine, systems);
   }
   add_unchecked(arguments, systems);

@@ -35,8 +35,7 @@ comm::ReduceRule rule_of(const ReduceOptions& options, const Buffer& data) {
 }
 
 comm::Choice choose(Algorithm asked, int shards, const comm::Group& group) {
-  const bool native = group.link->has_native_all_reduce() && group.link->size() == group.size();
-  return comm::choose(asked, shards, group.size(), native);
+  return comm::choose(asked, shards, group.size());
 }
 
 void run_all_reduce(Exchange& exchange, Algorithm algorithm, Buffer data, comm::ReduceRule rule) {
@@ -47,10 +46,7 @@ void run_all_reduce(Exchange& exchange, Algorithm algorithm, Buffer data, comm::
       return comm::ring_all_reduce(exchange, data, rule);
     case Algorithm::kTree:
       return comm::tree_all_reduce(exchange, data, rule);
-    case Algorithm::kNative:
-      exchange.native_all_reduce(data, rule.op);
-      if (rule.factor != 1) flat::scale(data.dtype, rule.factor, data.data, data.data, data.count);
-      return;
+    case Algorithm::kNative:  // of devices only
     case Algorithm::kDirect:
     case Algorithm::kAutomatic:
       break;

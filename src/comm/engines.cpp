@@ -14,9 +14,9 @@
 #include "comm/arena/offer.h"
 #include "comm/channel.h"
 #include "comm/core/link.h"
-#include "comm/gloo/gloo_engine.h"
 #include "comm/nccl/nccl_engine.h"
 #include "comm/shm/shm_engine.h"
+#include "comm/tcp/tcp_engine.h"
 #include "comm/thread/thread_engine.h"
 
 namespace lockstep::comm {
@@ -66,11 +66,6 @@ class WitnessedLink : public Link {
                                                  std::chrono::milliseconds timeout) override {
     return link_->make_device_group(members, timeout);
   }
-  bool has_native_all_reduce() const override { return link_->has_native_all_reduce(); }
-  void native_all_reduce(const Buffer& data, ReduceOp op, std::uint32_t tag,
-                         Deadline deadline) override {
-    link_->native_all_reduce(data, op, tag, deadline);
-  }
 
  private:
   std::shared_ptr<Link> link_;
@@ -91,7 +86,7 @@ std::shared_ptr<Link> connect_thread(Bootstrap& bootstrap, const CommOptions& op
   if (bootstrap.rank() == 0) bootstrap.put("thread/process", here, deadline);
   if (bootstrap.get("thread/process", deadline) != here) {
     throw Unavailable(
-        "the thread engine connects threads of one process; use gloo between processes");
+        "the thread engine connects threads of one process; use tcp between processes");
   }
   static base::Mutex mutex;
   static std::map<std::string, std::map<int, std::shared_ptr<Link>>> worlds LOCKSTEP_GUARDED_BY(
@@ -126,7 +121,7 @@ std::shared_ptr<Link> connect_nccl(Bootstrap& bootstrap, const CommOptions& opti
                                    const OnFailure& on_failure) {
   auto api = load_nccl();
   const bool one_host = all_on_one_host(bootstrap, Deadline::after(options.timeout));
-  auto host = one_host ? connect_shm(bootstrap, options) : connect_gloo(bootstrap, options);
+  auto host = one_host ? connect_shm(bootstrap, options) : connect_tcp(bootstrap, options);
   return make_nccl_link(witnessed(std::move(host), on_failure), std::move(api));
 }
 
@@ -181,8 +176,8 @@ constexpr Engine kEngines[] = {
      connect_host<connect_thread>},
     {"shm", "CPU workers of one host, through shared memory", "", [] { return true; },
      connect_host<connect_shm>},
-    {"gloo", "CPU workers of one or several hosts, over TCP", "install libgloo-dev and build again",
-     gloo_built, connect_host<connect_gloo>},
+    {"tcp", "CPU workers of one or several hosts, over TCP", "", [] { return true; },
+     connect_host<connect_tcp>},
     {"nccl", "workers with GPUs, of one or several hosts, over NCCL",
      "install the CUDA toolkit (nvcc) and NCCL (libnccl-dev) and build again", nccl_built,
      connect_nccl},

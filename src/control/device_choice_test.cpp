@@ -48,7 +48,7 @@ TEST(DeviceAsked, IsTheOptionsElseTheVariablesElseTheEngines) {
   EXPECT_EQ(device_asked("", "shm", nothing), DeviceKind::kCpu);
   EXPECT_EQ(device_asked("", "nccl", nothing), DeviceKind::kCuda);
   EXPECT_EQ(device_asked("cuda", "", nothing), DeviceKind::kCuda);
-  EXPECT_EQ(device_asked("cuda", "gloo", nothing), DeviceKind::kCuda);
+  EXPECT_EQ(device_asked("cuda", "tcp", nothing), DeviceKind::kCuda);
   const auto cuda = variables({{"LOCKSTEP_DEVICE", "cuda"}});
   EXPECT_EQ(device_asked("", "", cuda), DeviceKind::kCuda);
   EXPECT_EQ(device_asked("cpu", "", cuda), DeviceKind::kCpu);

@@ -109,15 +109,6 @@ Variables with(Variables variables, const Variables& more) {
   return variables;
 }
 
-std::string gloo_or_skip() {
-  for (const EngineInfo& engine : engines()) {
-    if (engine.name == "gloo" && engine.built) return {};
-  }
-  return "this build has no engine between processes";
-}
-#define NEEDS_AN_ENGINE() \
-  if (const std::string why = gloo_or_skip(); !why.empty()) GTEST_SKIP() << why
-
 class PrivateFile {
  public:
   explicit PrivateFile(const std::string& content) {
@@ -139,7 +130,6 @@ TEST(JoinTest, WithoutALauncherAWorkerIsAlone) {
 }
 
 TEST(JoinTest, WorkersOfTorchrunMeetOnOneHost) {
-  NEEDS_AN_ENGINE();
   std::vector<Worker> workers;
   for (int rank = 0; rank < 4; ++rank) workers.emplace_back(torchrun(rank, 4), join_and_sum);
   for (int rank = 0; rank < 4; ++rank) {
@@ -149,7 +139,6 @@ TEST(JoinTest, WorkersOfTorchrunMeetOnOneHost) {
 }
 
 TEST(JoinTest, AWorldCanBeLeftAndJoinedAgain) {
-  NEEDS_AN_ENGINE();
   std::vector<Worker> workers;
   for (int rank = 0; rank < 3; ++rank) {
     workers.emplace_back(torchrun(rank, 3), [] {
@@ -161,7 +150,6 @@ TEST(JoinTest, AWorldCanBeLeftAndJoinedAgain) {
 }
 
 TEST(JoinTest, WorkersOfOurLauncherMeetAtItsRendezvous) {
-  NEEDS_AN_ENGINE();
   control::Listener listener = control::listen_unix(fmt::format("lockstep-join-{}", ::getpid()));
   const std::string address = to_string(listener.address);
   const std::string secret = control::make_secret();
@@ -180,7 +168,6 @@ TEST(JoinTest, WorkersOfOurLauncherMeetAtItsRendezvous) {
 }
 
 TEST(JoinTest, WorkersOfSeveralHostsMeetOverTcpWithASecretFile) {
-  NEEDS_AN_ENGINE();
   const PrivateFile secret("0123456789abcdef0123456789abcdef\n");
   const std::uint16_t port = control::listen_tcp("lo", 0).address.port;
   const Variables there{{"LOCKSTEP_RENDEZVOUS", fmt::format("127.0.0.1:{}", port)},
@@ -285,7 +272,7 @@ TEST(JoinOnGpus, AWorkerThatCannotHaveOneSaysSoBeforeItWaitsForAnybody) {
 }
 
 TEST(JoinTest, MissingWorkersAreNamedWhenTheTimeIsUp) {
-  const Variables hasty{{"LOCKSTEP_TIMEOUT", "1.5"}, {"LOCKSTEP_ENGINE", "gloo"}};
+  const Variables hasty{{"LOCKSTEP_TIMEOUT", "1.5"}, {"LOCKSTEP_ENGINE", "tcp"}};
   std::vector<Worker> workers;
   for (int rank = 0; rank < 2; ++rank)
     workers.emplace_back(with(torchrun(rank, 4), hasty), join_and_sum);
@@ -296,7 +283,7 @@ TEST(JoinTest, MissingWorkersAreNamedWhenTheTimeIsUp) {
 }
 
 TEST(JoinTest, AMissingHostOfTheRendezvousIsSaid) {
-  const Variables hasty{{"LOCKSTEP_TIMEOUT", "0.2"}, {"LOCKSTEP_ENGINE", "gloo"}};
+  const Variables hasty{{"LOCKSTEP_TIMEOUT", "0.2"}, {"LOCKSTEP_ENGINE", "tcp"}};
   Worker worker(with(torchrun(1, 2), hasty), join_and_sum);
   const std::string result = worker.result();
   EXPECT_THAT(result, StartsWith("Timeout: rank 1 could not join at unix:lockstep-"));
@@ -306,14 +293,13 @@ TEST(JoinTest, AMissingHostOfTheRendezvousIsSaid) {
 TEST(JoinTest, WorkersThatDisagreeOnTheEngineAllHearWhoDoes) {
   std::vector<Worker> workers;
   for (int rank = 0; rank < 3; ++rank) {
-    const Variables engine{{"LOCKSTEP_ENGINE", rank == 1 ? "other" : "gloo"}};
+    const Variables engine{{"LOCKSTEP_ENGINE", rank == 1 ? "other" : "tcp"}};
     workers.emplace_back(with(torchrun(rank, 3), engine), join_and_sum);
   }
   for (Worker& worker : workers) EXPECT_THAT(worker.result(), StartsWith("Mismatch: rank "));
 }
 
 TEST(JoinTest, AWorkerKilledWhileJoiningEndsTheOthersSoon) {
-  NEEDS_AN_ENGINE();
   const auto start = std::chrono::steady_clock::now();
   std::vector<Worker> workers;
   for (int rank = 0; rank < 2; ++rank) workers.emplace_back(torchrun(rank, 3), join_and_sum);
@@ -335,7 +321,6 @@ TEST(JoinTest, AWorkerKilledWhileJoiningEndsTheOthersSoon) {
 }
 
 TEST(JoinTest, ManyMoreWorkersThanCoresJoinInUnderASecond) {
-  NEEDS_AN_ENGINE();
   // The machine may be busy with something else: one good try of three is what join() can do.
   double best = 1e9;
   for (int attempt = 0; attempt < 3 && best >= 1; ++attempt) {

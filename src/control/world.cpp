@@ -48,17 +48,10 @@ milliseconds timeout_of(const JoinOptions& options) {
   return said ? control::parse_seconds(*said, "LOCKSTEP_TIMEOUT") : kDefaultTimeout;
 }
 
-// Shared memory on one host; between hosts the first engine of this build that connects hosts.
+// Shared memory on one host, TCP between hosts.
 std::string default_engine(const LaunchInfo& info, DeviceKind device) {
   if (auto engine = control::engine_for(device); !engine.empty()) return engine;
-  if (info.local_size == info.size) return "shm";
-  std::string hint;
-  for (const EngineInfo& engine : engines()) {
-    if (engine.name == "thread" || engine.name == "shm" || engine.name == "nccl") continue;
-    if (engine.built) return engine.name;
-    hint += fmt::format("; {}: {}", engine.name, engine.about);
-  }
-  throw Unavailable(fmt::format("this build has no engine that connects hosts{}", hint));
+  return info.local_size == info.size ? "shm" : "tcp";
 }
 
 // Empty if nobody has asked for an engine.

@@ -355,6 +355,7 @@ std::vector<std::string> built_engines() {
   for (const EngineInfo& engine : engines()) {
     if (engine.built) names.push_back(engine.name);
   }
+  names.emplace_back(kTcpTagged);
   return names;
 }
 
@@ -367,7 +368,7 @@ TEST(Engines, AnUnknownNameIsBadInputThatListsTheKnownOnes) {
     connect("carrier-pigeon", bootstrap);
     FAIL();
   } catch (const BadInput& error) {
-    EXPECT_THAT(error.what(), HasSubstr("engines are thread, shm, gloo"));
+    EXPECT_THAT(error.what(), HasSubstr("engines are thread, shm, tcp"));
   }
 }
 

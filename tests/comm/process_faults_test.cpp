@@ -410,6 +410,7 @@ std::vector<std::string> engines_between_processes() {
     if (engine.built && engine.name != "thread" && engine.name != "nccl")
       names.push_back(engine.name);
   }
+  names.emplace_back(kTcpTagged);
   return names;
 }
 

@@ -81,8 +81,7 @@ TEST_P(BlameTest, AStoppedWorkerIsNamedAsStopped) {
   EXPECT_THAT(processes_with(marker_), IsEmpty());
 }
 
-#ifdef LOCKSTEP_HAS_GLOO
-INSTANTIATE_TEST_SUITE_P(Engines, BlameTest, ::testing::Values("shm", "gloo"));
+INSTANTIATE_TEST_SUITE_P(Engines, BlameTest, ::testing::Values("shm", "tcp"));
 
 // Every TCP connection of a process ends, as when something on the path resets it.
 int cut_connections(pid_t pid) {
@@ -102,7 +101,7 @@ int cut_connections(pid_t pid) {
 
 TEST(CutLinkTest, ALostConnectionIsSaidToBeTheNetworksPerhaps) {
   Command command(
-      {LOCKSTEP_BINARY, "run", "-n", "2", "--engine", "gloo", "--", JOIN_ACTOR_BINARY, "meet"});
+      {LOCKSTEP_BINARY, "run", "-n", "2", "--engine", "tcp", "--", JOIN_ACTOR_BINARY, "meet"});
   ASSERT_TRUE(command.wait_for("ready", 2, seconds(30)));
   const int cut = cut_connections(children_of(children_of(command.pid()).at(0)).at(0));
   if (cut == 0) GTEST_SKIP() << "this kernel, or this user, takes no descriptors of others";
@@ -148,9 +147,6 @@ TEST(CutLinkTest, ASilentNetworkIsSaidToBeCutPerhaps) {
   EXPECT_THAT(command.out(), HasSubstr("ended with 1 and 1"));
   EXPECT_EQ(count(command.err(), "is the network between the hosts cut?"), 2) << command.err();
 }
-#else
-INSTANTIATE_TEST_SUITE_P(Engines, BlameTest, ::testing::Values("shm"));
-#endif
 
 }  // namespace
 }  // namespace lockstep::testing

@@ -57,7 +57,13 @@ Outcome outcome_of(const std::function<void()>& body) {
 CommOptions options_of(const WorldSpec& spec) {
   CommOptions options;
   options.timeout = spec.timeout;
+  if (spec.engine == kTcpTagged) options.wire = Wire::kTagged;
   return options;
+}
+
+// A wire with tags is tested as if it were an engine of its own.
+Comm connect_as(const WorldSpec& spec, Bootstrap& bootstrap) {
+  return connect(spec.engine == kTcpTagged ? "tcp" : spec.engine, bootstrap, options_of(spec));
 }
 
 std::string to_text(const Outcome& outcome) {
@@ -126,7 +132,7 @@ std::vector<Outcome> run_workers(const WorldSpec& spec, const std::function<void
     threads.emplace_back([&, rank] {
       outcomes[rank] = outcome_of([&] {
         LocalBootstrap bootstrap(store, name, rank, spec.size);
-        Comm comm = connect(spec.engine, bootstrap, options_of(spec));
+        Comm comm = connect_as(spec, bootstrap);
         body(comm);
       });
     });
@@ -143,7 +149,7 @@ void run_all(const WorldSpec& spec, const std::function<void(Comm&)>& body) {
 
 ProcessWorld::ProcessWorld(const WorldSpec& spec, std::function<void(Comm&)> body)
     : ProcessWorld(spec.size, [spec, body = std::move(body)](Bootstrap& bootstrap) {
-        Comm comm = connect(spec.engine, bootstrap, options_of(spec));
+        Comm comm = connect_as(spec, bootstrap);
         body(comm);
       }) {}
 
@@ -214,10 +220,3 @@ std::optional<Outcome> ProcessWorld::wait(int rank, Deadline deadline) {
 }
 
 }  // namespace lockstep::testing
-
-// Gloo is not instrumented. Its buffers' destructor waits for the thread that signals them, by counts of shared_ptr that
-// the thread sanitizer therefore does not see.
-extern "C" const char* __tsan_default_suppressions();
-extern "C" const char* __tsan_default_suppressions() {
-  return "race:gloo::transport::tcp::UnboundBuffer\n";
-}

@@ -91,8 +91,11 @@ class Wrapped : public Bootstrap {
   Bootstrap& inner_;
 };
 
+// The name of the engine tcp in these tests if all frames have tags.
+inline constexpr const char* kTcpTagged = "tcp_tagged";
+
 struct WorldSpec {
-  std::string engine = "thread";
+  std::string engine = "thread";  // or kTcpTagged
   int size = 2;
   std::chrono::milliseconds timeout{20'000};
 };

@@ -184,7 +184,7 @@ TEST_P(OnEveryEngine, UnfreezingAndWrappingAgainTrainsTheRest) {
   });
 }
 
-// Each of these ended well on Gloo, with replicas that had parted.
+// Each of these ended well over messages, with replicas that had parted.
 TEST_P(OnEveryEngine, AnotherLearningRateOnOneWorkerIsAMismatch) {
   expect_mismatch("learning rate", [](World& world) {
     auto model = data_parallel(seeded<TwoLayers>(kSeed), world);

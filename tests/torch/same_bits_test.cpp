@@ -37,7 +37,7 @@ enum Factor : std::size_t {
 using Levels = std::vector<std::string>;
 using Choices = std::array<std::size_t, kFactors>;  // a level of each factor, by position
 
-// As it is built: without Gloo there is no gloo.
+// Without GPUs there is no nccl.
 std::vector<Levels> make_factors() {
   Levels built;
   for (const EngineInfo& engine : engines()) {

@@ -39,13 +39,6 @@ void judge_engines(const Facts& facts, Findings& findings) {
         fmt::format("{}: {}", engine.name, engine.built ? engine.about : "not in this build");
     findings.push_back({level, "engine", text, engine.built ? "" : engine.about});
   }
-  const bool between_processes =
-      built(facts, "shm") || built(facts, "gloo") || built(facts, "mpi") || built(facts, "nccl");
-  if (!between_processes) {
-    findings.push_back({Level::kMissing, "engine",
-                        "no engine connects workers of different processes",
-                        "install libgloo-dev and build again"});
-  }
 }
 
 void judge_share_of_processors(const Facts& facts, Findings& findings) {

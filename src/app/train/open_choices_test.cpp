@@ -155,8 +155,8 @@ TEST(TrainArgumentsTest, WhatIsForOtherDevicesIsRefused) {
   EXPECT_EQ(with({"--precision", "fp16", "--loss-scale", "0"}).loss_scale_used(), 0);
   EXPECT_EQ(with({"--precision", "bf16"}).loss_scale_used(), 0);
   EXPECT_THAT(refused({"--graphs", "maybe"}), HasSubstr("choose from auto, on, off"));
-  EXPECT_THAT(refused({"--device", "cuda", "--engine", "gloo"}),
-              HasSubstr("--engine gloo moves no memory of GPUs"));
+  EXPECT_THAT(refused({"--device", "cuda", "--engine", "tcp"}),
+              HasSubstr("--engine tcp moves no memory of GPUs"));
   EXPECT_THAT(refused({"--device", "cpu", "--engine", "nccl"}), HasSubstr("--engine nccl is for"));
   EXPECT_THAT(refused({"--share-gpus"}), HasSubstr("--share-gpus is for GPUs"));
   EXPECT_THAT(refused({"--graphs", "on"}), HasSubstr("--graphs on is for GPUs"));

@@ -17,9 +17,9 @@
 namespace lockstep::bench {
 namespace {
 
-// Workers over Gloo have a second thread that needs room; see kFree in bench/allreduce.cpp.
-bool needs_free_cores() {
-  return base::environment("LOCKSTEP_ENGINE") == "gloo";
+// Gloo's workers have a second thread that needs room; see kFree in bench/allreduce.cpp.
+bool needs_free_cores(const std::string& kind) {
+  return kind.starts_with("gloo:");
 }
 
 // The common part of all systems whose workers form a world.
@@ -160,7 +160,8 @@ int number_of(const char* variable) {
 
 int allreduce_worker(const std::vector<std::string>& arguments) {
   if (arguments.empty()) throw BadInput("bench-worker is started by `lockstep bench`");
-  if (!needs_free_cores()) pin_worker(number_of("RANK"), std::max(number_of("WORLD_SIZE"), 1));
+  if (!needs_free_cores(arguments.front()))
+    pin_worker(number_of("RANK"), std::max(number_of("WORLD_SIZE"), 1));
   const std::unique_ptr<Reducer> reducer = make_reducer(arguments.front());
   measure(*reducer, parse_measure_options(std::span(arguments).subspan(1)));
   reducer->barrier();

@@ -403,8 +403,7 @@ std::string cuda_facts(const StepTimes& times) {
 void measure_steps(const std::vector<std::string>& words) {
   const StepJob job = parse_step_job(words);
   prepare_device(job);
-  if (base::environment("LOCKSTEP_ENGINE") != "gloo")
-    pin_worker(number_of("RANK", 0), std::max(number_of("WORLD_SIZE", 1), 1));
+  pin_worker(number_of("RANK", 0), std::max(number_of("WORLD_SIZE", 1), 1));
   at::set_num_threads(std::max(number_of("OMP_NUM_THREADS", 1), 1));
   at::globalContext().setUserEnabledMkldnn(device::kOneDnnIsFast);
   World world = join();

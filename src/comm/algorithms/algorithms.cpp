@@ -10,10 +10,11 @@
 
 namespace lockstep::comm {
 
-Choice choose(Algorithm asked, int shards, int workers, bool has_native) {
+Choice choose(Algorithm asked, int shards, int workers) {
   if (asked == Algorithm::kAutomatic || workers == 1) return {Algorithm::kDirect, "direct"};
-  if (asked == Algorithm::kNative && !has_native)
-    return {Algorithm::kDirect, "direct (asked for native: the engine has none for these workers)"};
+  if (asked == Algorithm::kNative)
+    return {Algorithm::kDirect,
+            "direct (asked for native: the engine has none for memory of the CPU)"};
   if (asked == Algorithm::kHalvingDoubling) {
     const auto verdict = plan::halving_doubling_verdict(shards, workers);
     if (!verdict.possible) {

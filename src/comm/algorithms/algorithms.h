@@ -25,8 +25,7 @@ struct Choice {
   std::string how;
 };
 
-// `has_native`: the engine has its own all-reduce for these workers.
-Choice choose(Algorithm asked, int shards, int workers, bool has_native);
+Choice choose(Algorithm asked, int shards, int workers);
 
 // The result of a reduction: `op` over all operands, times `factor`.
 struct ReduceRule {

@@ -273,12 +273,6 @@ void Exchange::wait(Ticket& ticket) {
   ticket.transfer_.reset();
 }
 
-void Exchange::native_all_reduce(const Buffer& data, ReduceOp op) {
-  meet(peers_);
-  for (const int peer : peers_) check(peer);
-  guarded(rank_, [&] { link().native_all_reduce(data, op, tag(), deadline_); });
-}
-
 void Exchange::wait_all(std::span<Ticket> tickets) {
   for (Ticket& ticket : tickets) wait(ticket);
 }

@@ -140,10 +140,6 @@ class Exchange {
   void wait(Ticket& ticket);
   void wait_all(std::span<Ticket> tickets);
 
-  // The engine's own all-reduce. All members meet first, because Gloo ends the process if their
-  // sizes differ.
-  void native_all_reduce(const Buffer& data, ReduceOp op);
-
  private:
   struct Greeting {
     int peer = -1;

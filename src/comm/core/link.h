@@ -96,12 +96,6 @@ class Link {
                                                          std::chrono::milliseconds /*timeout*/) {
     return nullptr;
   }
-
-  // The engine's own all-reduce over the whole link, in place, if it has one. `tag` keeps
-  // operations apart that run at the same time.
-  virtual bool has_native_all_reduce() const { return false; }
-  virtual void native_all_reduce(const Buffer& /*data*/, ReduceOp /*op*/, std::uint32_t /*tag*/,
-                                 Deadline /*deadline*/) {}
 };
 
 }  // namespace lockstep::comm

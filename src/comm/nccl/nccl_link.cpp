@@ -41,11 +41,6 @@ class NcclLink : public Link {
     return std::make_unique<NcclGroup>(*host_, watch_, api_,
                                        std::vector<int>(members.begin(), members.end()), timeout);
   }
-  bool has_native_all_reduce() const override { return host_->has_native_all_reduce(); }
-  void native_all_reduce(const Buffer& data, ReduceOp op, std::uint32_t tag,
-                         Deadline deadline) override {
-    host_->native_all_reduce(data, op, tag, deadline);
-  }
 
  private:
   std::shared_ptr<Link> host_;

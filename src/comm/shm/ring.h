@@ -1,13 +1,5 @@
-// A ring of frames from one worker to another.
-//
-//   frame    a header of fixed size and its bytes, padded to 8
-//   kinds    kMessage   a whole short message
-//            kAsk       announces a long message
-//            kGrant     the answer to kAsk, with its number: the receiver has memory for it
-//            kData      some bytes of a granted message
-//
-// The receiver keeps short messages that nobody expects yet. Of a long message it keeps only the
-// kAsk. So its memory stays bounded, whatever a peer sends ahead.
+// A ring of frames from one worker to another. A frame is a header of fixed size and its bytes, padded
+// to 8. The kinds of frames are those of core/posts.h.
 #pragma once
 
 #include <cstddef>

@@ -73,7 +73,7 @@ void check_face(const Face& face, int rank, int size, std::uint32_t ring_bytes) 
   }
   if (face.pid_namespace != pid_namespace()) {
     throw Unavailable(
-        fmt::format("rank {} runs in another container: use --engine gloo between them", rank));
+        fmt::format("rank {} runs in another container: use --engine tcp between them", rank));
   }
 }
 
@@ -96,8 +96,7 @@ class Forming {
       auto& arena = arenas[static_cast<std::size_t>(rank)];
       if (!arena) {
         throw Unavailable(fmt::format(
-            "rank {} is on another host, and shm connects workers of one: use --engine gloo",
-            rank));
+            "rank {} is on another host, and shm connects workers of one: use --engine tcp", rank));
       }
       if (arena->size() < Segment::bytes_for(size_, ring_bytes))
         throw Mismatch(fmt::format("rank {} shares less memory than it should", rank), {rank});
@@ -129,7 +128,7 @@ class Forming {
       const bool none_left = errno == EMFILE || errno == ENFILE;
       throw Unavailable(fmt::format("cannot watch the process of rank {} (pidfd_open: {}): {}",
                                     rank, std::strerror(errno),
-                                    none_left ? "raise `ulimit -n`" : "use --engine gloo"));
+                                    none_left ? "raise `ulimit -n`" : "use --engine tcp"));
     }
     world_.watched.push_back({rank, std::move(pidfd)});
   }

@@ -26,8 +26,7 @@ constexpr int kSpinsWhenCrowded = 20;
 // would take about as long, and a woken worker would come late to the next meeting.
 constexpr std::chrono::milliseconds kYieldingAtBoards{1};
 
-// A post is what a transfer has under way. Each peer has queues of posts (shm_peer.h). One mutex
-// guards the queues and the posts; memory of peers is read and written under it, too, in stretches
+// Each peer has queues of posts (core/posts.h). One mutex guards the queues and the posts; memory of peers is read and written under it, too, in stretches
 // of at most one ring, and nobody sleeps with it.
 class ShmLink : public Link, public std::enable_shared_from_this<ShmLink> {
  public:
@@ -62,12 +61,9 @@ class ShmLink : public Link, public std::enable_shared_from_this<ShmLink> {
   ShmPeer& peer_at(int rank) LOCKSTEP_REQUIRES(mutex_) {
     return *peers_[static_cast<std::size_t>(rank)];
   }
-  static bool settled(const Post& post) {
-    return post.state != PostState::kPosted || post.cancelled;
-  }
   // Nothing will happen to the post any more. If memory ran out, a post may have been lost on its
   // way from one queue to another. Then only the link's failure says so.
-  bool over(const Post& post) const LOCKSTEP_REQUIRES(mutex_) { return settled(post) || failure_; }
+  bool over(const Post& post) const LOCKSTEP_REQUIRES(mutex_) { return post.settled() || failure_; }
 
   void equip(ShmWorld world);
   void add_peers();
@@ -79,17 +75,15 @@ class ShmLink : public Link, public std::enable_shared_from_this<ShmLink> {
   void handle(ShmPeer& peer, const Frame& frame) LOCKSTEP_REQUIRES(mutex_);
   void take_message(ShmPeer& peer, const Frame& frame) LOCKSTEP_REQUIRES(mutex_);
   void take_data(ShmPeer& peer, const Frame& frame) LOCKSTEP_REQUIRES(mutex_);
-  void match(ShmPeer& peer, const PostPtr& post, ShmArrival arrival) LOCKSTEP_REQUIRES(mutex_);
+  void match(ShmPeer& peer, const PostPtr& post, Arrival arrival) LOCKSTEP_REQUIRES(mutex_);
   bool write_to(ShmPeer& peer) LOCKSTEP_REQUIRES(mutex_);
   bool begin_sends(ShmPeer& peer) LOCKSTEP_REQUIRES(mutex_);
   bool stream_sends(ShmPeer& peer) LOCKSTEP_REQUIRES(mutex_);
   void look_at_life(ShmPeer& peer) LOCKSTEP_REQUIRES(mutex_);
   std::optional<Failure> trouble_with(int rank) const;
   void end_peer(ShmPeer& peer, const Failure& failure) LOCKSTEP_REQUIRES(mutex_);
-  void fail_posts(ShmPeer& peer, const Failure& failure) LOCKSTEP_REQUIRES(mutex_);
   void fail_locked(const Failure& failure) noexcept LOCKSTEP_REQUIRES(mutex_);
   void settle(Post& post) LOCKSTEP_REQUIRES(mutex_);
-  void settle_failed(Post& post, const Failure& failure) LOCKSTEP_REQUIRES(mutex_);
   void spread_news() LOCKSTEP_REQUIRES(mutex_);
   [[noreturn]] void refuse(const ShmPeer& peer, const char* what) const;
 
@@ -165,24 +159,16 @@ ShmLink::~ShmLink() {
 }
 
 std::unique_ptr<Transfer> ShmLink::send(int peer, Slot slot, const void* data, std::size_t bytes) {
-  auto post = std::make_shared<Post>();
-  post->peer = peer;
-  post->slot = slot;
-  post->data = static_cast<std::byte*>(const_cast<void*>(data));
-  post->bytes = bytes;
-  post->sends = true;
+  auto post = make_send(peer, slot, data, bytes);
   // Made first, and before the lock: if anything throws from here on, its destructor takes the post
   // back, which needs the lock.
   auto transfer = std::make_unique<ShmTransfer>(shared_from_this(), post);
   const base::Lock lock(mutex_);
   ShmPeer& to = peer_at(peer);
   if (const auto& failure = failure_ ? failure_ : to.failure) {
-    post->state = PostState::kFailed;
-    post->failure = failure;
+    post->fail(*failure);
   } else {
-    post->asks = to.sends.asks_first(bytes);
-    post->number = to.sends.next_number++;
-    to.sends.to_begin.push_back(post);
+    to.posts.sends.add(post);
     if (write_to(to)) to.segment->ring_bell();
     spread_news();
   }
@@ -190,37 +176,27 @@ std::unique_ptr<Transfer> ShmLink::send(int peer, Slot slot, const void* data, s
 }
 
 std::unique_ptr<Transfer> ShmLink::recv(int peer, Slot slot, void* data, std::size_t bytes) {
-  auto post = std::make_shared<Post>();
-  post->peer = peer;
-  post->slot = slot;
-  post->data = static_cast<std::byte*>(data);
-  post->bytes = bytes;
+  auto post = make_recv(peer, slot, data, bytes);
   auto transfer = std::make_unique<ShmTransfer>(shared_from_this(), post);  // as in send()
   const base::Lock lock(mutex_);
   ShmPeer& from = peer_at(peer);
   const auto& over = failure_ ? failure_ : from.failure;
-  const auto arrived = from.receives.arrived.find(slot);
   // A message that arrived whole before its sender ended is still delivered. One that was only
   // announced will never come.
-  const bool there = arrived != from.receives.arrived.end() && !failure_ &&
-                     !(from.failure && arrived->second.front().announced);
-  if (there) {
-    ShmArrival first = std::move(arrived->second.front());
-    arrived->second.pop_front();
-    if (arrived->second.empty()) from.receives.arrived.erase(arrived);
+  std::optional<Arrival> first;
+  if (!failure_) first = from.posts.receives.take_arrived(slot, from.failure.has_value());
+  if (first) {
     try {
-      match(from, post, std::move(first));
+      match(from, post, std::move(*first));
     } catch (const Error& error) {
-      settle_failed(*post, failure_from(error));
-      fail_locked(*post->failure);
+      fail_locked(failure_from(error));
     }
     if (write_to(from)) from.segment->ring_bell();
     spread_news();
   } else if (over) {
-    post->state = PostState::kFailed;
-    post->failure = over;
+    post->fail(*over);
   } else {
-    from.receives.wanted[slot].push_back(post);
+    from.posts.receives.wanted[slot].push_back(post);
   }
   return transfer;
 }
@@ -239,7 +215,7 @@ bool ShmLink::wait(Post& post, Deadline deadline) {
     drive(post, deadline);
   }
   if (post.state == PostState::kFailed) raise(*post.failure);
-  if (!settled(post) && failure_) raise(*failure_);
+  if (!post.settled() && failure_) raise(*failure_);
   return post.state == PostState::kDone;
 }
 
@@ -346,21 +322,14 @@ void ShmLink::handle(ShmPeer& peer, const Frame& frame) {
       break;
   }
   peer.in.take(frame, nullptr);
-  const auto asked = peer.sends.asked.find(frame.number);
-  if (asked == peer.sends.asked.end()) return;  // withdrawn
-  peer.sends.streaming.push_back(asked->second);
-  peer.sends.asked.erase(asked);
+  peer.posts.sends.granted(frame.number);
 }
 
 void ShmLink::take_message(ShmPeer& peer, const Frame& frame) {
-  ShmArrival arrival{frame.number, frame.total, frame.kind == Frame::Kind::kAsk, {}};
+  Arrival arrival{frame.number, frame.total, frame.kind == Frame::Kind::kAsk, {}};
   if (!arrival.announced && frame.bytes != frame.total) refuse(peer, "is not as long as it says");
   arrival.bytes.resize(frame.bytes);  // first: it may throw
-  const auto wanted = peer.receives.wanted.find(frame.slot);
-  if (wanted != peer.receives.wanted.end()) {
-    const PostPtr post = wanted->second.front();
-    wanted->second.pop_front();
-    if (wanted->second.empty()) peer.receives.wanted.erase(wanted);
+  if (const PostPtr post = peer.posts.receives.take_wanted(frame.slot)) {
     if (!arrival.announced && frame.total <= post->bytes) {
       peer.in.take(frame, post->data);
       return settle(*post);
@@ -369,63 +338,48 @@ void ShmLink::take_message(ShmPeer& peer, const Frame& frame) {
     return match(peer, post, std::move(arrival));
   }
   peer.in.take(frame, arrival.bytes.data());
-  peer.receives.arrived[frame.slot].push_back(std::move(arrival));
+  peer.posts.receives.arrived[frame.slot].push_back(std::move(arrival));
 }
 
-void ShmLink::match(ShmPeer& peer, const PostPtr& post, ShmArrival arrival) {
-  if (arrival.total > post->bytes) {
-    settle_failed(*post,
-                  {ErrorKind::kMismatch, {post->peer}, "a message is longer than its header said"});
-    refuse(peer, "is longer than its header said");
-  }
-  post->total = arrival.total;
-  if (arrival.announced) {
-    post->number = arrival.number;
-    if (!peer.receives.granted.emplace(arrival.number, post).second) {
-      settle_failed(*post, {ErrorKind::kMismatch, {post->peer}, "a message was announced twice"});
-      refuse(peer, "was announced twice");
-    }
-    peer.receives.grants.push_back(
-        {Frame::Kind::kGrant, 0, post->slot, arrival.number, arrival.total});
-    return;
-  }
-  if (!arrival.bytes.empty()) std::memcpy(post->data, arrival.bytes.data(), arrival.bytes.size());
-  settle(*post);
+void ShmLink::match(ShmPeer& peer, const PostPtr& post, Arrival arrival) {
+  news_ = true;
+  peer.posts.match(post, std::move(arrival));
 }
 
 void ShmLink::take_data(ShmPeer& peer, const Frame& frame) {
-  const auto found = peer.receives.granted.find(frame.number);
-  if (found == peer.receives.granted.end()) return peer.in.take(frame, nullptr);  // withdrawn
+  const auto found = peer.posts.receives.granted.find(frame.number);
+  if (found == peer.posts.receives.granted.end()) return peer.in.take(frame, nullptr);  // withdrawn
   Post& post = *found->second;
   if (frame.bytes > post.total - post.moved) refuse(peer, "is longer than it says");
   peer.in.take(frame, post.data + post.moved);
   post.moved += frame.bytes;
   if (post.moved < post.total) return;
   settle(post);
-  peer.receives.granted.erase(found);
+  peer.posts.receives.granted.erase(found);
 }
 
 // True if something was written.
 bool ShmLink::write_to(ShmPeer& peer) {
   bool wrote = false;
-  while (!peer.receives.grants.empty() && peer.out.room(0)) {
-    peer.out.write(peer.receives.grants.front(), nullptr);
-    peer.receives.grants.pop_front();
+  while (!peer.posts.receives.grants.empty() && peer.out.room(0)) {
+    const Grant& grant = peer.posts.receives.grants.front();
+    peer.out.write({Frame::Kind::kGrant, 0, grant.slot, grant.number, grant.total}, nullptr);
+    peer.posts.receives.grants.pop_front();
     wrote = true;
   }
-  if (!peer.receives.grants.empty()) return wrote;
+  if (!peer.posts.receives.grants.empty()) return wrote;
   wrote = begin_sends(peer) || wrote;
-  if (!peer.sends.to_begin.empty())
+  if (!peer.posts.sends.to_begin.empty())
     return wrote;  // or a stream would take the room that a short one waits for
   return stream_sends(peer) || wrote;
 }
 
 bool ShmLink::begin_sends(ShmPeer& peer) {
   bool wrote = false;
-  while (!peer.sends.to_begin.empty()) {
-    const PostPtr post = peer.sends.to_begin.front();
+  while (!peer.posts.sends.to_begin.empty()) {
+    const PostPtr post = peer.posts.sends.to_begin.front();
     if (!peer.out.room(post->asks ? 0 : post->bytes)) break;
-    peer.sends.to_begin.pop_front();
+    peer.posts.sends.to_begin.pop_front();
     Frame frame{Frame::Kind::kMessage, static_cast<std::uint32_t>(post->bytes), post->slot,
                 post->number, post->bytes};
     if (!post->asks) {
@@ -435,7 +389,7 @@ bool ShmLink::begin_sends(ShmPeer& peer) {
       frame.kind = Frame::Kind::kAsk;
       frame.bytes = 0;
       peer.out.write(frame, nullptr);
-      peer.sends.asked[post->number] = post;
+      peer.posts.sends.asked[post->number] = post;
     }
     wrote = true;
   }
@@ -444,8 +398,8 @@ bool ShmLink::begin_sends(ShmPeer& peer) {
 
 bool ShmLink::stream_sends(ShmPeer& peer) {
   bool wrote = false;
-  while (!peer.sends.streaming.empty()) {
-    const PostPtr post = peer.sends.streaming.front();
+  while (!peer.posts.sends.streaming.empty()) {
+    const PostPtr post = peer.posts.sends.streaming.front();
     const std::size_t left = post->bytes - post->moved;
     const auto room = peer.out.room(std::min(left, kLeastData));
     if (!room) break;
@@ -457,7 +411,7 @@ bool ShmLink::stream_sends(ShmPeer& peer) {
     wrote = true;
     if (post->moved < post->bytes) continue;
     settle(*post);
-    peer.sends.streaming.pop_front();
+    peer.posts.sends.streaming.pop_front();
   }
   return wrote;
 }
@@ -466,25 +420,11 @@ bool ShmLink::stream_sends(ShmPeer& peer) {
 void ShmLink::retire(const PostPtr& post) {
   const base::Lock lock(mutex_);
   if (post->state != PostState::kPosted) return;
-  ShmPeer& peer = peer_at(post->peer);
-  std::erase(peer.sends.to_begin, post);
-  std::erase(peer.sends.streaming, post);
-  std::erase_if(post->sends ? peer.sends.asked : peer.receives.granted,
-                [&](const auto& item) { return item.second == post; });
-  const auto wanted = peer.receives.wanted.find(post->slot);
-  if (wanted == peer.receives.wanted.end()) return;
-  std::erase(wanted->second, post);
-  if (wanted->second.empty()) peer.receives.wanted.erase(wanted);
+  peer_at(post->peer).posts.retire(post);
 }
 
 void ShmLink::settle(Post& post) {
   post.state = PostState::kDone;
-  news_ = true;
-}
-
-void ShmLink::settle_failed(Post& post, const Failure& failure) {
-  post.state = PostState::kFailed;
-  post.failure = failure;
   news_ = true;
 }
 
@@ -503,23 +443,8 @@ void ShmLink::refuse(const ShmPeer& peer, const char* what) const {
 void ShmLink::end_peer(ShmPeer& peer, const Failure& failure) {
   if (peer.failure) return;
   peer.failure = failure;
-  fail_posts(peer, failure);
+  peer.posts.fail(failure);
   changed_.notify_all();
-}
-
-void ShmLink::fail_posts(ShmPeer& peer, const Failure& failure) {
-  for (auto* queue : {&peer.sends.to_begin, &peer.sends.streaming}) {
-    for (const PostPtr& post : *queue) settle_failed(*post, failure);
-    queue->clear();
-  }
-  for (auto* numbered : {&peer.sends.asked, &peer.receives.granted}) {
-    for (const auto& [number, post] : *numbered) settle_failed(*post, failure);
-    numbered->clear();
-  }
-  for (const auto& [slot, queue] : peer.receives.wanted) {
-    for (const PostPtr& post : queue) settle_failed(*post, failure);
-  }
-  peer.receives.wanted.clear();
 }
 
 void ShmLink::fail(const Failure& failure) noexcept {
@@ -534,7 +459,7 @@ void ShmLink::fail_locked(const Failure& failure) noexcept {
   publish(own().told, failure);
   publish(own().ended, failure);
   for (const auto& peer : peers_) {
-    if (peer) fail_posts(*peer, failure);
+    if (peer) peer->posts.fail(failure);
   }
   changed_.notify_all();
   for (const Segment& segment : workers_.segments()) {

@@ -77,14 +77,14 @@ TEST(WorkerEnvironmentTest, VariablesOfTheUserWinOverExportedOnes) {
 
 TEST(WorkerEnvironmentTest, TimeoutEngineAndDeviceOnlyWhenAskedFor) {
   JobEnvironment job = four_workers();
-  const auto without = worker_environment({"LOCKSTEP_ENGINE=gloo"}, job, 0);
-  EXPECT_THAT(without, Contains("LOCKSTEP_ENGINE=gloo"));
+  const auto without = worker_environment({"LOCKSTEP_ENGINE=tcp"}, job, 0);
+  EXPECT_THAT(without, Contains("LOCKSTEP_ENGINE=tcp"));
   EXPECT_THAT(without, Not(Contains(StartsWith("LOCKSTEP_TIMEOUT="))));
   EXPECT_THAT(without, Not(Contains(StartsWith("LOCKSTEP_DEVICE="))));
   job.timeout_s = 20;
   job.engine = "shm";
   job.device = "cpu";
-  EXPECT_THAT(worker_environment({"LOCKSTEP_ENGINE=gloo", "LOCKSTEP_DEVICE=cuda"}, job, 0),
+  EXPECT_THAT(worker_environment({"LOCKSTEP_ENGINE=tcp", "LOCKSTEP_DEVICE=cuda"}, job, 0),
               IsSupersetOf({"LOCKSTEP_ENGINE=shm", "LOCKSTEP_TIMEOUT=20", "LOCKSTEP_DEVICE=cpu"}));
 }
 

@@ -24,7 +24,7 @@ using std::chrono::seconds;
 using testing::HasSubstr;
 
 JoinRequest request_of(int rank, int size, milliseconds timeout = seconds(20)) {
-  return {rank, size, "0.1.0", "gloo", timeout};
+  return {rank, size, "0.1.0", "tcp", timeout};
 }
 
 // Runs `work` for every rank on a thread of its own and passes on the first exception.

@@ -8,7 +8,7 @@ namespace lockstep::control {
 namespace {
 
 std::vector<Message> one_of_each() {
-  return {Join{1, 2, 4, 900, 1000, "0.1.0", "gloo", "node7", 4711},
+  return {Join{1, 2, 4, 900, 1000, "0.1.0", "tcp", "node7", 4711},
           Put{2, "key", std::string("va\0lue", 6)},
           Get{3, 500, "key"},
           Done{4, 100},

@@ -11,7 +11,7 @@ using testing::HasSubstr;
 
 const TimePoint kStart{std::chrono::hours(1)};
 
-Join join_of(std::uint32_t rank, std::uint32_t size, const std::string& engine = "gloo") {
+Join join_of(std::uint32_t rank, std::uint32_t size, const std::string& engine = "tcp") {
   return Join{1,         rank, size, 9800, 10'000, "0.1.0", engine, "node" + std::to_string(rank),
               100 + rank};
 }
@@ -142,7 +142,7 @@ TEST_F(RosterTest, WorkersThatDisagreeAreNamed) {
   for (const ConnectionId connection : {0, 2}) {
     const Failed failed = failure_to(answers, connection);
     EXPECT_EQ(failed.kind, ErrorKind::kMismatch);
-    EXPECT_THAT(failed.message, HasSubstr("rank 2 joins with engine mpi, rank 0 with gloo"));
+    EXPECT_THAT(failed.message, HasSubstr("rank 2 joins with engine mpi, rank 0 with tcp"));
   }
 }
 

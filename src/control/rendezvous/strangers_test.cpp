@@ -65,7 +65,7 @@ class StrangersTest : public testing::TestWithParam<Address::Kind> {
     });
   }
 
-  JoinRequest request() const { return {0, 1, "0.1.0", "gloo", seconds(20)}; }
+  JoinRequest request() const { return {0, 1, "0.1.0", "tcp", seconds(20)}; }
 
   void expect_workers_still_meet() {
     auto worker = std::async(std::launch::async, [this] {
@@ -81,7 +81,7 @@ class StrangersTest : public testing::TestWithParam<Address::Kind> {
   // A worker that joins a world of one, by hand.
   Session worker_session() const {
     Session session(Handshake(Role::kWorker, secret_));
-    session.send(Join{1, 0, 1, 1000, 1000, "0.1.0", "gloo", "node", 1});
+    session.send(Join{1, 0, 1, 1000, 1000, "0.1.0", "tcp", "node", 1});
     return session;
   }
 

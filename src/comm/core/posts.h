@@ -1,0 +1,114 @@
+// What a worker has in flight with one other: messages that are posted, announced, granted or half
+// sent. For engines that carry messages as frames:
+//
+//   kMessage   a whole short message. A receiver that does not expect it yet keeps it
+//   kAsk       announces a long message. The receiver keeps only this
+//   kGrant     the answer to kAsk, with its number: the receiver has memory for it
+//   kData      some bytes of a granted message
+//
+// So the memory of a receiver stays bounded, whatever a peer sends ahead.
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+#include <deque>
+#include <map>
+#include <memory>
+#include <optional>
+#include <vector>
+
+#include "comm/core/link.h"
+
+namespace lockstep::comm {
+
+// A longer message asks first.
+inline constexpr std::size_t kShortMessageBytes = 16384;
+// One in so many messages to a peer asks even if it is short, and its sender waits. So what a
+// worker sends ahead stays bounded.
+inline constexpr std::uint64_t kShortInARow = 32;
+
+enum class PostState { kPosted, kDone, kFailed };
+
+// What a transfer has under way.
+struct Post {
+  int peer = 0;
+  Slot slot = 0;
+  std::byte* data = nullptr;  // for a send, only read
+  std::size_t bytes = 0;      // to send; for a receive, the room
+  std::size_t moved = 0;
+  std::size_t total = 0;  // for a receive: bytes of the message
+  std::uint64_t number = 0;
+  bool sends = false;
+  bool asks = false;  // a send that wants a grant first
+  bool cancelled = false;
+  PostState state = PostState::kPosted;
+  std::optional<Failure> failure;
+
+  void fail(const Failure& why) {
+    state = PostState::kFailed;
+    failure = why;
+  }
+  // Nobody need wait for it any more.
+  bool settled() const { return state != PostState::kPosted || cancelled; }
+};
+using PostPtr = std::shared_ptr<Post>;
+
+PostPtr make_send(int peer, Slot slot, const void* data, std::size_t bytes);
+PostPtr make_recv(int peer, Slot slot, void* data, std::size_t bytes);
+
+// A message that has arrived, or was announced, before there was a receive for it.
+struct Arrival {
+  std::uint64_t number = 0;
+  std::size_t total = 0;
+  bool announced = false;  // only its kAsk has come
+  std::vector<std::byte> bytes;
+};
+
+// The answer to a kAsk.
+struct Grant {
+  Slot slot = 0;
+  std::uint64_t number = 0;
+  std::size_t total = 0;
+};
+
+// Sends to one other worker, in the order in which a send passes through.
+struct Sends {
+  std::uint64_t next_number = 1;
+  std::deque<PostPtr> to_begin;            // no frame has been written yet, in order
+  std::map<std::uint64_t, PostPtr> asked;  // wait for their grant
+  std::deque<PostPtr> streaming;           // granted
+
+  void add(const PostPtr& post);
+  // A grant has come. One for a send that was withdrawn is nothing.
+  void granted(std::uint64_t number);
+};
+
+// Receives from one other worker.
+struct Receives {
+  std::map<Slot, std::deque<PostPtr>> wanted;   // receives without a message yet
+  std::map<Slot, std::deque<Arrival>> arrived;  // messages without a receive yet
+  std::deque<Grant> grants;                     // written before anything else
+  std::map<std::uint64_t, PostPtr> granted;     // by number
+
+  // The first receive that waits for a message of this slot, which is taken out; or null.
+  PostPtr take_wanted(Slot slot);
+  // The first message that has come for this slot, which is taken out. With `whole_only` not one
+  // that was only announced.
+  std::optional<Arrival> take_arrived(Slot slot, bool whole_only);
+};
+
+// Threads, Blocking: none of its own; the link guards it.
+struct PeerPosts {
+  Sends sends;
+  Receives receives;
+
+  // A message has come for a receive: done, or granted. Throws Mismatch if the message is longer
+  // than the receive, or was announced twice; the post has failed then.
+  void match(const PostPtr& post, Arrival arrival);
+  // The post is in no queue any more.
+  void retire(const PostPtr& post);
+  // Every post fails, and leaves its queue.
+  void fail(const Failure& failure);
+};
+
+}  // namespace lockstep::comm

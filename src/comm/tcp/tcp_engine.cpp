@@ -1,0 +1,78 @@
+#include "comm/tcp/tcp_engine.h"
+
+#include <fmt/format.h>
+#include <lockstep/errors.h>
+#include <sched.h>
+
+#include <algorithm>
+#include <utility>
+#include <vector>
+
+#include "base/bytes.h"
+#include "comm/arena/offer.h"
+#include "comm/tcp/forming.h"
+#include "comm/tcp/tcp_link.h"
+
+namespace lockstep::comm {
+namespace {
+
+constexpr std::size_t kMostPlace = 1024;  // bytes
+
+// The places of all workers, through rank 0: every worker asks the bootstrap for one value, not for
+// one of each other worker.
+std::vector<TcpPlace> places_of_all(Bootstrap& bootstrap, const TcpPlace& own, Deadline deadline) {
+  const auto key = [](int rank) { return fmt::format("tcp/place/{}", rank); };
+  bootstrap.put(key(bootstrap.rank()), encode(own), deadline);
+  if (bootstrap.rank() == 0) {
+    base::ByteWriter all;
+    for (int rank = 0; rank < bootstrap.size(); ++rank)
+      all.put_text(bootstrap.get(key(rank), deadline));
+    bootstrap.put("tcp/places", all.bytes(), deadline);
+  }
+  const std::string bytes = bootstrap.get("tcp/places", deadline);
+  base::ByteReader reader(bytes);
+  std::vector<TcpPlace> places;
+  for (int rank = 0; rank < bootstrap.size(); ++rank) {
+    auto place = decode_place(reader.get_text(kMostPlace));
+    if (!reader.ok() || !place) {
+      throw Mismatch(
+          fmt::format("rank {} does not say where it listens: it is of another build", rank),
+          {rank});
+    }
+    places.push_back(std::move(*place));
+  }
+  return places;
+}
+
+// Whether this host has more workers than cores.
+bool crowded(const std::vector<TcpPlace>& places, const std::string& here) {
+  cpu_set_t cores;
+  CPU_ZERO(&cores);
+  if (::sched_getaffinity(0, sizeof cores, &cores) != 0) return true;
+  const auto workers = std::count_if(places.begin(), places.end(),
+                                     [&](const TcpPlace& place) { return place.host == here; });
+  return workers > CPU_COUNT(&cores);
+}
+
+}  // namespace
+
+std::shared_ptr<Link> connect_tcp(Bootstrap& bootstrap, const CommOptions& options) {
+  const auto deadline = Deadline::after(options.timeout);
+  TcpListener listener = listen_on(options.interface_name);
+  const TcpPlace own{listener.address, host_identity()};
+  const std::vector<TcpPlace> places = places_of_all(bootstrap, own, deadline);
+  const PairWorld world{bootstrap.name(), bootstrap.secret(), bootstrap.rank(), bootstrap.size()};
+  auto connections = Forming(world, std::move(listener), places).run(deadline);
+  TcpWorld formed{world.rank, world.size, crowded(places, own.host), {}};
+  for (int rank = 0; rank < world.size; ++rank) {
+    const TcpPlace& place = places[static_cast<std::size_t>(rank)];
+    auto& connection = connections[static_cast<std::size_t>(rank)];
+    const bool elsewhere = place.host != own.host;
+    const bool tagged = options.wire == Wire::kTagged || (options.wire == Wire::kAuto && elsewhere);
+    formed.peers.push_back({connection ? std::move(*connection) : TcpConnection{},
+                            place.address.host, tagged, elsewhere});
+  }
+  return make_tcp_link(std::move(formed));
+}
+
+}  // namespace lockstep::comm

@@ -1,0 +1,57 @@
+#include "comm/tcp/tcp_frame.h"
+
+#include <cstring>
+#include <string_view>
+
+#include "base/bytes.h"
+#include "comm/core/failure.h"
+#include "comm/core/posts.h"
+
+namespace lockstep::comm {
+namespace {
+
+constexpr std::uint32_t kFrameMark =
+    0x6b636f4c;  // "Lock", so that other bytes are no header by chance
+
+bool fits(const TcpFrame& frame) {
+  switch (frame.kind) {
+    case TcpFrame::Kind::kMessage:
+      return frame.bytes <= kShortMessageBytes && frame.total == frame.bytes;
+    case TcpFrame::Kind::kData:
+      return frame.bytes <= kMostData && frame.bytes <= frame.total;
+    case TcpFrame::Kind::kNotice:
+      return frame.bytes == kNoticeBytes;
+    case TcpFrame::Kind::kAsk:
+    case TcpFrame::Kind::kGrant:
+    case TcpFrame::Kind::kReceipt:
+    case TcpFrame::Kind::kBeat:
+      return frame.bytes == 0;
+  }
+  return false;
+}
+
+}  // namespace
+
+TcpHeader encode(const TcpFrame& frame) {
+  base::ByteWriter writer;
+  writer.put(kFrameMark ^ static_cast<std::uint32_t>(frame.kind)).put(frame.bytes);
+  writer.put(frame.slot).put(frame.number).put(frame.total);
+  TcpHeader header;
+  std::memcpy(header.data(), writer.bytes().data(), header.size());
+  return header;
+}
+
+std::optional<TcpFrame> decode_tcp_header(std::span<const std::byte, kTcpHeaderBytes> bytes) {
+  base::ByteReader reader({reinterpret_cast<const char*>(bytes.data()), bytes.size()});
+  const std::uint32_t kind = reader.get<std::uint32_t>() ^ kFrameMark;
+  if (kind < 1 || kind > static_cast<std::uint32_t>(TcpFrame::Kind::kBeat)) return std::nullopt;
+  TcpFrame frame;
+  frame.kind = static_cast<TcpFrame::Kind>(kind);
+  frame.bytes = reader.get<std::uint32_t>();
+  frame.slot = reader.get<std::uint64_t>();
+  frame.number = reader.get<std::uint64_t>();
+  frame.total = reader.get<std::uint64_t>();
+  return fits(frame) ? std::optional(frame) : std::nullopt;
+}
+
+}  // namespace lockstep::comm

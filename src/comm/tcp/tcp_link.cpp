@@ -1,0 +1,501 @@
+#include "comm/tcp/tcp_link.h"
+
+#include <fmt/format.h>
+#include <lockstep/errors.h>
+#include <sys/epoll.h>
+#include <sys/eventfd.h>
+#include <unistd.h>
+
+#include <algorithm>
+#include <array>
+#include <atomic>
+#include <cerrno>
+#include <condition_variable>
+#include <cstring>
+#include <thread>
+#include <utility>
+
+#include "base/mutex.h"
+#include "comm/tcp/tcp_peer.h"
+
+namespace lockstep::comm {
+namespace {
+
+using std::chrono::microseconds;
+using std::chrono::milliseconds;
+using Clock = Deadline::Clock;
+
+// How long a thread that waits spins before it sleeps.
+constexpr microseconds kSpin{100};
+// How long the link's own thread leaves the peers to threads that wait, before it looks again.
+constexpr milliseconds kStandBack{10};
+// A worker on another host says every so often that it lives, and is lost if it does not for as long.
+constexpr milliseconds kBeat{1000};
+constexpr milliseconds kSilence{3000};
+// How long a worker that ends waits until its peers have its notice. A worker that leaves without a
+// failure waits longer, because its last messages may still be in flight.
+constexpr milliseconds kNoticePatience{200};
+constexpr milliseconds kLeavePatience{3000};
+
+std::string lost_text(const TcpPeer& peer) {
+  if (!peer.elsewhere())
+    return fmt::format("rank {} was lost without a word: it was killed", peer.rank());
+  return fmt::format("rank {} at {} was lost without a word: it was killed, or its host restarted",
+                     peer.rank(), peer.address());
+}
+
+std::string silent_text(const TcpPeer& peer) {
+  return fmt::format(
+      "nothing was heard from rank {} at {} for {} s: its host is stopped or gone, or the network "
+      "to it is cut",
+      peer.rank(), peer.address(), kSilence.count() / 1000);
+}
+
+// Each peer has queues of posts (core/posts.h). One mutex guards the peers and the posts. Sockets
+// are read and written under it, too, for a while each, and nobody sleeps with it.
+class TcpLink : public Link, public std::enable_shared_from_this<TcpLink> {
+ public:
+  explicit TcpLink(TcpWorld world);
+  ~TcpLink() override;
+
+  int rank() const override { return rank_; }
+  int size() const override { return size_; }
+  std::string engine() const override { return "tcp"; }
+  bool over_network() const override { return true; }
+  std::unique_ptr<Transfer> send(int peer, Slot slot, const void* data, std::size_t bytes) override;
+  std::unique_ptr<Transfer> recv(int peer, Slot slot, void* data, std::size_t bytes) override;
+  void fail(const Failure& failure) noexcept override { end(failure, kNoticePatience); }
+  std::optional<Failure> failure() const override;
+  void tell(const Failure& failure) noexcept override;
+  std::optional<Failure> heard_from(int peer, Deadline deadline) noexcept override;
+  void waits_for(int peer) noexcept override { waits_for_.store(peer, std::memory_order_relaxed); }
+  std::optional<Failure> end_of(int peer) const override;
+
+  bool wait(Post& post, Deadline deadline);
+  void cancel(Post& post);
+  void retire(const PostPtr& post);
+
+ private:
+  class TcpTransfer;
+
+  TcpPeer& peer_at(int rank) const LOCKSTEP_REQUIRES(mutex_) {
+    return *peers_[static_cast<std::size_t>(rank)];
+  }
+  bool over(const Post& post) const LOCKSTEP_REQUIRES(mutex_) { return post.settled() || failure_; }
+  bool is_peer(int rank) const { return rank >= 0 && rank < size_ && rank != rank_; }
+
+  void add_peers(TcpWorld world);
+  void watch(TcpPeer& peer, int operation) LOCKSTEP_REQUIRES(mutex_);
+  void wake() const noexcept;
+  void spread_news() LOCKSTEP_REQUIRES(mutex_);
+  // These three give the mutex back while they sleep.
+  void drive(const Post& post, Deadline deadline) LOCKSTEP_REQUIRES(mutex_);
+  enum class Who { kDriver, kOther };
+  bool progress(Who who, int wait_ms) LOCKSTEP_REQUIRES(mutex_);
+  void tend();
+
+  bool move(TcpPeer& peer, bool readable) LOCKSTEP_REQUIRES(mutex_);
+  bool read_from(TcpPeer& peer) LOCKSTEP_REQUIRES(mutex_);
+  bool write_to(TcpPeer& peer) LOCKSTEP_REQUIRES(mutex_);
+  void hear(TcpPeer& peer) LOCKSTEP_REQUIRES(mutex_);
+  void end_peer(TcpPeer& peer, const Failure& failure) LOCKSTEP_REQUIRES(mutex_);
+  void fail_locked(const Failure& failure) noexcept LOCKSTEP_REQUIRES(mutex_);
+  void tell_locked(const Failure& failure) noexcept LOCKSTEP_REQUIRES(mutex_);
+  void await_receipts(Deadline deadline) noexcept LOCKSTEP_REQUIRES(mutex_);
+  void end(const Failure& failure, milliseconds patience) noexcept;
+  void beat() LOCKSTEP_REQUIRES(mutex_);
+
+  int pid_ = ::getpid();
+  int rank_;
+  int size_;
+  microseconds spin_;
+  base::Fd epoll_;
+  base::Fd bell_;  // an eventfd that ends a sleep
+  std::atomic<int> waits_for_{kNoRank};
+  mutable base::Mutex mutex_;
+  std::condition_variable changed_;
+  std::condition_variable stopped_;  // for the link's own thread
+  std::vector<std::unique_ptr<TcpPeer>> peers_ LOCKSTEP_GUARDED_BY(mutex_);  // none for this worker
+  std::vector<bool> watched_out_ LOCKSTEP_GUARDED_BY(mutex_);  // epoll says when it can write
+  struct State {
+    bool driving = false;
+    std::uint64_t drives = 0;
+    bool told = false;
+    bool stopping = false;
+    Clock::time_point last_beat = Clock::now();
+  };
+  State state_ LOCKSTEP_GUARDED_BY(mutex_);
+  std::optional<Failure> failure_ LOCKSTEP_GUARDED_BY(mutex_);
+  std::unique_ptr<std::thread> tender_;  // last, because it uses the others
+};
+
+class TcpLink::TcpTransfer : public Transfer {
+ public:
+  TcpTransfer(std::shared_ptr<TcpLink> link, PostPtr post)
+      : link_(std::move(link)), post_(std::move(post)) {}
+  ~TcpTransfer() override { link_->retire(post_); }
+  bool wait(Deadline deadline) override { return link_->wait(*post_, deadline); }
+  void cancel() override { link_->cancel(*post_); }
+
+ private:
+  std::shared_ptr<TcpLink> link_;
+  PostPtr post_;
+};
+
+TcpLink::TcpLink(TcpWorld world)
+    : rank_(world.rank),
+      size_(world.size),
+      spin_(world.crowded ? microseconds(0) : kSpin),
+      epoll_(::epoll_create1(EPOLL_CLOEXEC)),
+      bell_(::eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK)) {
+  if (!epoll_ || !bell_)
+    throw Unavailable(fmt::format("no descriptors for a link: {}", std::strerror(errno)));
+  try {
+    add_peers(std::move(world));
+    if (size_ > 1) tender_ = std::make_unique<std::thread>([this] { tend(); });
+  } catch (const std::exception& error) {
+    fail(failure_of(rank_, error));  // for the others the world has formed: tell them
+    throw;
+  }
+}
+
+void TcpLink::add_peers(TcpWorld world) {
+  const base::Lock lock(mutex_);
+  epoll_event event{};
+  event.events = EPOLLIN;
+  event.data.u64 = static_cast<std::uint64_t>(rank_);  // that of no peer: the bell
+  ::epoll_ctl(epoll_.get(), EPOLL_CTL_ADD, bell_.get(), &event);
+  watched_out_.resize(static_cast<std::size_t>(size_));
+  for (int other = 0; other < size_; ++other) {
+    auto& formed = world.peers[static_cast<std::size_t>(other)];
+    peers_.push_back(other == rank_ ? nullptr
+                                    : std::make_unique<TcpPeer>(other, std::move(formed)));
+    if (other != rank_) watch(peer_at(other), EPOLL_CTL_ADD);
+  }
+}
+
+void TcpLink::watch(TcpPeer& peer, int operation) {
+  const auto index = static_cast<std::size_t>(peer.rank());
+  epoll_event event{};
+  event.events = EPOLLIN | (watched_out_[index] ? EPOLLOUT : 0U);
+  event.data.u64 = index;
+  if (::epoll_ctl(epoll_.get(), operation, peer.socket(), &event) == 0 || errno == ENOENT) return;
+  throw Unavailable(fmt::format("a connection cannot be watched: {}", std::strerror(errno)));
+}
+
+TcpLink::~TcpLink() {
+  if (::getpid() != pid_) {  // a child of fork(): the world is its parent's, and so is the thread
+    static_cast<void>(tender_.release());
+    return;
+  }
+  end({ErrorKind::kPeerLost, {rank_}, fmt::format("rank {} has left the world", rank_)},
+      kLeavePatience);
+  {
+    const base::Lock lock(mutex_);
+    state_.stopping = true;
+  }
+  stopped_.notify_all();
+  wake();
+  if (tender_) tender_->join();
+}
+
+void TcpLink::wake() const noexcept {
+  const std::uint64_t one = 1;
+  static_cast<void>(::write(bell_.get(), &one, sizeof one));
+}
+
+// Posts may have been settled, and this is not the thread that drives: it may sleep.
+void TcpLink::spread_news() {
+  changed_.notify_all();
+  if (state_.driving) wake();
+}
+
+std::unique_ptr<Transfer> TcpLink::send(int peer, Slot slot, const void* data, std::size_t bytes) {
+  auto post = make_send(peer, slot, data, bytes);
+  // Made first, and before the lock: if anything throws from here on, its destructor takes the post
+  // back, which needs the lock.
+  auto transfer = std::make_unique<TcpTransfer>(shared_from_this(), post);
+  const base::Lock lock(mutex_);
+  TcpPeer& to = peer_at(peer);
+  if (const auto& over = failure_ ? failure_ : to.failure) {
+    post->fail(*over);
+  } else {
+    to.posts().sends.add(post);
+    if (write_to(to)) spread_news();
+  }
+  return transfer;
+}
+
+std::unique_ptr<Transfer> TcpLink::recv(int peer, Slot slot, void* data, std::size_t bytes) {
+  auto post = make_recv(peer, slot, data, bytes);
+  auto transfer = std::make_unique<TcpTransfer>(shared_from_this(), post);  // as in send()
+  const base::Lock lock(mutex_);
+  TcpPeer& from = peer_at(peer);
+  const auto& over = failure_ ? failure_ : from.failure;
+  // A message that arrived whole before its sender ended is still delivered. One that was only
+  // announced will never come.
+  std::optional<Arrival> first;
+  if (!failure_) first = from.posts().receives.take_arrived(slot, from.failure.has_value());
+  if (first) {
+    try {
+      from.posts().match(post, std::move(*first));
+    } catch (const Error& error) {
+      fail_locked(failure_from(error));
+    }
+    if (write_to(from)) spread_news();
+  } else if (over) {
+    post->fail(*over);
+  } else {
+    from.posts().receives.wanted[slot].push_back(post);
+  }
+  return transfer;
+}
+
+bool TcpLink::wait(Post& post, Deadline deadline) {
+  base::Lock lock(mutex_);
+  if (!state_.driving && !over(post))
+    progress(Who::kOther, 0);  // also if the deadline has passed already
+  while (!over(post) && !deadline.expired()) {
+    if (state_.driving) {
+      lock.wait_until(changed_, deadline.when());
+      continue;
+    }
+    drive(post, deadline);
+  }
+  if (post.state == PostState::kFailed) raise(*post.failure);
+  if (!post.settled() && failure_) raise(*failure_);
+  return post.state == PostState::kDone;
+}
+
+void TcpLink::cancel(Post& post) {
+  const base::Lock lock(mutex_);
+  post.cancelled = true;
+  changed_.notify_all();
+  wake();
+}
+
+// After this call nobody touches the post's memory.
+void TcpLink::retire(const PostPtr& post) {
+  const base::Lock lock(mutex_);
+  if (post->state == PostState::kPosted) peer_at(post->peer).retire(post);
+}
+
+// Moves bytes for all threads that wait, until `post` is settled.
+void TcpLink::drive(const Post& post, Deadline deadline) {
+  struct Driving {  // whatever happens, another thread can drive afterwards
+    explicit Driving(TcpLink& its_link) : link(its_link) { link.state_.driving = true; }
+    ~Driving() {
+      link.state_.driving = false;
+      ++link.state_.drives;
+      link.changed_.notify_all();
+    }
+    TcpLink& link;
+  } const driving(*this);
+  auto spins_until = Clock::now() + spin_;
+  while (!over(post) && !deadline.expired()) {
+    const auto now = Clock::now();
+    const int wait_ms = now < spins_until ? 0 : deadline.left_ms();
+    if (progress(Who::kDriver, wait_ms)) spins_until = Clock::now() + spin_;
+  }
+}
+
+// Waits for the sockets, and moves what they have and take. True if something moved. If there is a
+// driver, the bell is for it, and stays until it has heard it.
+bool TcpLink::progress(Who who, int wait_ms) {
+  std::array<epoll_event, 64> events;
+  int count = 0;
+  {
+    const base::Unlock unlocked(mutex_);
+    count = ::epoll_wait(epoll_.get(), events.data(), static_cast<int>(events.size()), wait_ms);
+  }
+  bool moved = false;
+  for (int i = 0; i < count; ++i) {
+    const auto index = events[static_cast<std::size_t>(i)].data.u64;
+    const auto which = events[static_cast<std::size_t>(i)].events;
+    if (index == static_cast<std::uint64_t>(rank_)) {
+      std::uint64_t rings = 0;
+      if (who == Who::kDriver || !state_.driving)
+        static_cast<void>(::read(bell_.get(), &rings, sizeof rings));
+      continue;
+    }
+    moved = move(peer_at(static_cast<int>(index)), (which & ~EPOLLOUT) != 0) || moved;
+  }
+  if (moved && who == Who::kDriver) changed_.notify_all();
+  if (moved && who == Who::kOther) spread_news();
+  return moved;
+}
+
+bool TcpLink::move(TcpPeer& peer, bool readable) {
+  bool moved = readable && read_from(peer);
+  return write_to(peer) || moved;
+}
+
+bool TcpLink::read_from(TcpPeer& peer) {
+  using Result = FrameReader::Result;
+  try {
+    const Result result = peer.read();
+    hear(peer);
+    if (result == Result::kNothing) return false;
+    if (result == Result::kSome) return true;
+    ::epoll_ctl(epoll_.get(), EPOLL_CTL_DEL, peer.socket(), nullptr);
+    peer.shut_down();
+    if (result == Result::kClosed)
+      end_peer(peer, {ErrorKind::kPeerLost, {peer.rank()}, lost_text(peer)});
+    if (result == Result::kBroken)
+      throw Mismatch(
+          fmt::format("rank {} at {} sends bytes that are no frames: it is broken, or of "
+                      "another build, or the network has changed them",
+                      peer.rank(), peer.address()),
+          {peer.rank()});
+    if (result == Result::kForged)
+      throw Mismatch(
+          fmt::format("a frame of rank {} at {} was changed on its way here: its tag is "
+                      "wrong. The network between the two hosts is broken or under attack",
+                      peer.rank(), peer.address()),
+          {peer.rank()});
+  } catch (const Error& error) {
+    fail_locked(failure_from(error));
+  } catch (const std::exception& error) {
+    fail_locked(failure_of(rank_, error));
+  }
+  return true;
+}
+
+bool TcpLink::write_to(TcpPeer& peer) {
+  const bool wrote = peer.write();
+  const auto index = static_cast<std::size_t>(peer.rank());
+  if (watched_out_[index] != peer.wants_to_write()) {
+    watched_out_[index] = peer.wants_to_write();
+    watch(peer, EPOLL_CTL_MOD);
+  }
+  return wrote;
+}
+
+// If the peer has said why it ends, it has ended. One that gives up waiting for this worker is
+// answered for whom this worker waits itself, so that it can follow the trail.
+void TcpLink::hear(TcpPeer& peer) {
+  if (!peer.said() || peer.failure) return;
+  const Failure said = *peer.said();
+  end_peer(peer, said);
+  const int whom = waits_for_.load(std::memory_order_relaxed);
+  const bool blamed = said.kind == ErrorKind::kTimeout && said.ranks == std::vector<int>{rank_};
+  if (blamed && whom != kNoRank && whom != peer.rank())
+    tell_locked(waiting_failure(rank_, whom, over_network()));
+}
+
+void TcpLink::end_peer(TcpPeer& peer, const Failure& failure) {
+  if (peer.failure) return;
+  peer.failure = failure;
+  peer.fail_posts(failure);
+  spread_news();
+}
+
+std::optional<Failure> TcpLink::failure() const {
+  const base::Lock lock(mutex_);
+  return failure_;
+}
+
+std::optional<Failure> TcpLink::end_of(int peer) const {
+  if (!is_peer(peer)) return std::nullopt;
+  const base::Lock lock(mutex_);
+  return peer_at(peer).failure;
+}
+
+std::optional<Failure> TcpLink::heard_from(int peer, Deadline deadline) noexcept {
+  if (!is_peer(peer)) return std::nullopt;  // a peer may have named anybody
+  base::Lock lock(mutex_);
+  while (!peer_at(peer).said() && !peer_at(peer).failure && !deadline.expired())
+    lock.wait_until(changed_, deadline.when());
+  return peer_at(peer).said();
+}
+
+void TcpLink::fail_locked(const Failure& failure) noexcept {
+  if (failure_) return;
+  failure_ = failure;
+  for (const auto& peer : peers_) {
+    if (peer) peer->fail_posts(failure);
+  }
+  tell_locked(failure);
+  changed_.notify_all();
+  wake();
+}
+
+void TcpLink::tell_locked(const Failure& failure) noexcept {
+  if (std::exchange(state_.told, true)) return;
+  const std::string notice = encode_notice(failure);
+  for (const auto& peer : peers_) {
+    if (!peer) continue;
+    peer->tell(notice);
+    write_to(*peer);
+  }
+}
+
+void TcpLink::tell(const Failure& failure) noexcept {
+  if (::getpid() != pid_) return;  // a child of fork(): the world is its parent's
+  const base::Lock lock(mutex_);
+  tell_locked(failure);
+  await_receipts(Deadline::after(kNoticePatience));
+}
+
+void TcpLink::await_receipts(Deadline deadline) noexcept {
+  const auto told = [&] {
+    return std::all_of(peers_.begin(), peers_.end(),
+                       [](const auto& peer) { return !peer || peer->told(); });
+  };
+  while (!told() && !deadline.expired()) progress(Who::kOther, std::min(deadline.left_ms(), 20));
+}
+
+void TcpLink::end(const Failure& failure, milliseconds patience) noexcept {
+  if (::getpid() != pid_) return;  // as in tell()
+  const base::Lock lock(mutex_);
+  if (!failure_) {
+    fail_locked(failure);
+  } else if (patience != kLeavePatience) {
+    return;
+  }
+  await_receipts(Deadline::after(patience));
+  for (const auto& peer : peers_) {
+    if (peer) peer->shut_down();
+  }
+}
+
+// Looks after the peers while no other thread does.
+void TcpLink::tend() {
+  base::Lock lock(mutex_);
+  std::uint64_t seen = 0;
+  while (!state_.stopping) {
+    beat();
+    const bool others = state_.driving || state_.drives != seen;
+    seen = state_.drives;
+    if (others) {
+      lock.wait_until(stopped_, Clock::now() + kStandBack);
+    } else {
+      progress(Who::kOther, static_cast<int>(kBeat.count()) / 4);
+    }
+  }
+}
+
+// Between hosts a cut network or a stopped host closes no connection. If this process itself has not
+// run for a while, it is in no position to judge others.
+void TcpLink::beat() {
+  const auto now = Clock::now();
+  if (failure_ || now - state_.last_beat < kBeat / 2) return;
+  const bool was_away = now - state_.last_beat > kSilence / 2;
+  state_.last_beat = now;
+  for (const auto& peer : peers_) {
+    if (!peer || !peer->elsewhere() || peer->failure) continue;
+    if (was_away) peer->set_heard(now);
+    peer->beat(now - kBeat);
+    write_to(*peer);
+    if (now - peer->heard() > kSilence)
+      end_peer(*peer, {ErrorKind::kPeerLost, {peer->rank()}, silent_text(*peer)});
+  }
+}
+
+}  // namespace
+
+std::shared_ptr<Link> make_tcp_link(TcpWorld world) {
+  return std::make_shared<TcpLink>(std::move(world));
+}
+
+}  // namespace lockstep::comm

@@ -1,0 +1,245 @@
+#include "comm/tcp/tcp_peer.h"
+
+#include <fmt/format.h>
+#include <sys/socket.h>
+
+#include <algorithm>
+#include <utility>
+
+namespace lockstep::comm {
+namespace {
+
+std::optional<Tagger> tagger_of(bool tagged, const std::string& key) {
+  return tagged ? std::optional<Tagger>(key) : std::nullopt;
+}
+
+}  // namespace
+
+TcpPeer::TcpPeer(int rank, TcpWorld::Peer formed)
+    : rank_(rank),
+      address_(std::move(formed.address)),
+      elsewhere_(formed.elsewhere),
+      socket_(std::move(formed.connection.socket)),
+      in_(socket_.get(), tagger_of(formed.tagged, formed.connection.key_in)),
+      out_(socket_.get(), tagger_of(formed.tagged, formed.connection.key_out)) {}
+
+FrameReader::Result TcpPeer::read() {
+  const auto result = in_.read(*this);
+  if (result == FrameReader::Result::kSome) life_.heard = Clock::now();
+  if (result == FrameReader::Result::kClosed) life_.closed = true;
+  return result;
+}
+
+std::byte* TcpPeer::begin(const TcpFrame& frame) {
+  reading_ = {};
+  switch (frame.kind) {
+    case TcpFrame::Kind::kMessage:
+      return begin_message(frame);
+    case TcpFrame::Kind::kData:
+      return begin_data(frame);
+    case TcpFrame::Kind::kNotice:
+      reading_.notice.resize(frame.bytes);
+      return reinterpret_cast<std::byte*>(reading_.notice.data());
+    default:
+      return nullptr;
+  }
+}
+
+std::byte* TcpPeer::begin_message(const TcpFrame& frame) {
+  reading_.arrival = {frame.number, frame.total, false, {}};
+  reading_.arrival.bytes.resize(frame.bytes);  // first: it may throw
+  reading_.post = posts_.receives.take_wanted(frame.slot);
+  const bool fits = reading_.post && frame.total <= reading_.post->bytes;
+  return fits ? reading_.post->data : reading_.arrival.bytes.data();
+}
+
+// A message whose receive was withdrawn goes nowhere.
+std::byte* TcpPeer::begin_data(const TcpFrame& frame) {
+  const auto found = posts_.receives.granted.find(frame.number);
+  if (found == posts_.receives.granted.end()) return nullptr;
+  const PostPtr& post = found->second;
+  if (frame.bytes > post->total - post->moved) {
+    throw Mismatch(fmt::format("a message of rank {} is longer than it says: it is broken", rank_),
+                   {rank_});
+  }
+  reading_.post = post;
+  return post->data + post->moved;
+}
+
+void TcpPeer::end(const TcpFrame& frame) {
+  switch (frame.kind) {
+    case TcpFrame::Kind::kMessage:
+      end_message(frame);
+      break;
+    case TcpFrame::Kind::kAsk: {
+      Arrival asked{frame.number, frame.total, true, {}};
+      if (const PostPtr post = posts_.receives.take_wanted(frame.slot)) {
+        posts_.match(post, std::move(asked));
+      } else {
+        posts_.receives.arrived[frame.slot].push_back(std::move(asked));
+      }
+      break;
+    }
+    case TcpFrame::Kind::kGrant:
+      posts_.sends.granted(frame.number);
+      break;
+    case TcpFrame::Kind::kData:
+      end_data(frame);
+      break;
+    case TcpFrame::Kind::kNotice:
+      news_.said = decode_notice(reading_.notice);
+      if (!news_.said)
+        news_.said =
+            Failure{ErrorKind::kPeerLost, {rank_}, fmt::format("rank {} has ended", rank_)};
+      news_.receipt_due = true;
+      break;
+    case TcpFrame::Kind::kReceipt:
+      news_.receipt_came = true;
+      break;
+    case TcpFrame::Kind::kBeat:
+      break;
+  }
+  reading_ = {};
+}
+
+// A receive may have been posted while the bytes came.
+void TcpPeer::end_message(const TcpFrame& frame) {
+  if (reading_.dropped) return;
+  const PostPtr post = reading_.post ? reading_.post : posts_.receives.take_wanted(frame.slot);
+  if (!post) {
+    posts_.receives.arrived[frame.slot].push_back(std::move(reading_.arrival));
+  } else if (reading_.post && frame.total <= post->bytes) {
+    post->total = frame.total;
+    post->state = PostState::kDone;
+  } else {
+    posts_.match(post, std::move(reading_.arrival));
+  }
+}
+
+void TcpPeer::end_data(const TcpFrame& frame) {
+  if (!reading_.post) return;
+  Post& post = *reading_.post;
+  post.moved += frame.bytes;
+  if (post.moved < post.total) return;
+  post.state = PostState::kDone;
+  posts_.receives.granted.erase(frame.number);
+}
+
+bool TcpPeer::write() {
+  bool wrote = false;
+  while (!out_.closed()) {
+    if (!out_.idle()) wrote = out_.flush() || wrote;
+    if (!out_.idle()) break;
+    finish_frame();
+    if (!put_next()) break;
+    wrote = true;
+  }
+  if (wrote) life_.wrote = Clock::now();
+  return wrote;
+}
+
+// What the writer had is on its way.
+void TcpPeer::finish_frame() {
+  const PostPtr post = std::exchange(writing_.post, nullptr);
+  if (!post || out_.closed()) return;
+  post->moved += writing_.bytes;
+  if (post->moved < post->bytes) return;
+  post->state = PostState::kDone;
+  if (!posts_.sends.streaming.empty() && posts_.sends.streaming.front() == post)
+    posts_.sends.streaming.pop_front();
+}
+
+// True if there was something to write.
+bool TcpPeer::put_next() {
+  const auto put = [&](TcpFrame::Kind kind) {
+    out_.put({kind, 0, 0, 0, 0}, nullptr);
+    return true;
+  };
+  if (std::exchange(news_.receipt_due, false)) return put(TcpFrame::Kind::kReceipt);
+  if (!news_.notice.empty()) {
+    out_.put({TcpFrame::Kind::kNotice, static_cast<std::uint32_t>(news_.notice.size()), 0, 0, 0},
+             reinterpret_cast<const std::byte*>(news_.notice.data()));
+    out_.keep();
+    news_.notice.clear();
+    return true;
+  }
+  if (!posts_.receives.grants.empty()) {
+    const Grant grant = posts_.receives.grants.front();
+    posts_.receives.grants.pop_front();
+    out_.put({TcpFrame::Kind::kGrant, 0, grant.slot, grant.number, grant.total}, nullptr);
+    return true;
+  }
+  if (!posts_.sends.to_begin.empty()) {
+    const PostPtr post = posts_.sends.to_begin.front();
+    posts_.sends.to_begin.pop_front();
+    return put_begun(post);
+  }
+  if (!posts_.sends.streaming.empty()) {
+    put_data(posts_.sends.streaming.front());
+    return true;
+  }
+  return std::exchange(news_.beat_due, false) && put(TcpFrame::Kind::kBeat);
+}
+
+bool TcpPeer::put_begun(const PostPtr& post) {
+  if (post->asks) {
+    posts_.sends.asked[post->number] = post;
+    out_.put({TcpFrame::Kind::kAsk, 0, post->slot, post->number, post->bytes}, nullptr);
+    return true;
+  }
+  writing_.post = post;
+  writing_.bytes = post->bytes;
+  out_.put({TcpFrame::Kind::kMessage, static_cast<std::uint32_t>(post->bytes), post->slot,
+            post->number, post->bytes},
+           post->data);
+  return true;
+}
+
+void TcpPeer::put_data(const PostPtr& post) {
+  writing_.post = post;
+  writing_.bytes = std::min(post->bytes - post->moved, kMostData);
+  out_.put({TcpFrame::Kind::kData, static_cast<std::uint32_t>(writing_.bytes), post->slot,
+            post->number, post->bytes},
+           post->data + post->moved);
+}
+
+void TcpPeer::retire(const PostPtr& post) {
+  if (writing_.post == post) {
+    out_.keep();
+    writing_.post.reset();
+  }
+  if (reading_.post == post) {
+    in_.drop();
+    reading_.post.reset();
+    reading_.dropped = true;
+  }
+  posts_.retire(post);
+}
+
+void TcpPeer::fail_posts(const Failure& why) {
+  for (const PostPtr& post : {std::exchange(writing_.post, nullptr), reading_.post}) {
+    if (!post) continue;
+    post->fail(why);
+    retire(post);
+  }
+  out_.keep();
+  posts_.fail(why);
+}
+
+void TcpPeer::tell(const std::string& notice) {
+  news_.notice = notice;
+  write();
+}
+
+void TcpPeer::beat(Clock::time_point before) {
+  if (life_.wrote > before) return;
+  news_.beat_due = true;
+  write();
+}
+
+void TcpPeer::shut_down() {
+  ::shutdown(socket_.get(), SHUT_RDWR);
+  life_.closed = true;
+}
+
+}  // namespace lockstep::comm
