@@ -10,6 +10,9 @@
 #include "comm/arena/offer.h"
 #include "comm/core/failure.h"
 #include "comm/core/header.h"
+#include "comm/tcp/forming.h"
+#include "comm/tcp/pair_proof.h"
+#include "comm/tcp/tcp_frame.h"
 #include "control/rendezvous/frame.h"
 #include "control/rendezvous/handshake.h"
 #include "control/rendezvous/message.h"
@@ -118,6 +121,30 @@ Seeds arena_seeds() {
   }
 }
 
+// Each with the byte that chooses what it is taken for.
+Seeds tcp_seeds() {
+  namespace comm = lockstep::comm;
+  const comm::PairWorld world{"name", "secret", 1, 3};
+  comm::PairProof caller = comm::PairProof::caller({"name", "secret", 2, 3}, 1);
+  comm::PairProof listener = comm::PairProof::listener(world);
+  const std::string hello = caller.start();
+  const std::string answer = listener.receive(hello);
+  Seeds seeds{'\0' + comm::encode(comm::TcpPlace{{"10.0.0.1", 4711}, "a host"}), '\1' + answer,
+              '\2' + hello + caller.receive(answer)};
+  std::string stream;
+  using Kind = comm::TcpFrame::Kind;
+  for (const comm::TcpFrame& frame :
+       {comm::TcpFrame{Kind::kMessage, 5, 1, 2, 5}, comm::TcpFrame{Kind::kAsk, 0, 1, 3, 100},
+        comm::TcpFrame{Kind::kData, 7, 1, 3, 100}, comm::TcpFrame{Kind::kBeat, 0, 0, 0, 0}}) {
+    const comm::TcpHeader header = comm::encode(frame);
+    stream.append(reinterpret_cast<const char*>(header.data()), header.size());
+    stream.append(frame.bytes, 'x');
+  }
+  seeds.push_back('\3' + stream);
+  seeds.push_back('\4' + stream);
+  return seeds;
+}
+
 }  // namespace
 
 void lockstep::fuzz::write(const std::filesystem::path& directory, const Seeds& seeds) {
@@ -140,5 +167,6 @@ int main(int argc, char** argv) {
   write(root / "fuzz_wire", wire_seeds());
   lockstep::fuzz::write_format_seeds(root);
   write(root / "fuzz_arena_session", arena_seeds());
+  write(root / "fuzz_tcp", tcp_seeds());
   return 0;
 }

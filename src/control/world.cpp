@@ -117,6 +117,14 @@ Comm connect_all(const std::string& engine, control::RendezvousClient& client,
   }
 }
 
+Wire wire_asked() {
+  const std::string said = base::environment("LOCKSTEP_WIRE").value_or("auto");
+  if (said == "auto") return Wire::kAuto;
+  if (said == "plain") return Wire::kPlain;
+  if (said == "tagged") return Wire::kTagged;
+  throw BadInput(fmt::format("LOCKSTEP_WIRE is '{}'; it must be auto, plain or tagged", said));
+}
+
 struct Joined {
   std::uint64_t generation;
   Comm comm;
@@ -130,7 +138,7 @@ Joined join_others(const LaunchInfo& info, const std::string& engine, millisecon
   const control::JoinRequest request{info.rank, info.size, LOCKSTEP_VERSION, engine, timeout};
   control::RendezvousClient client(host.address(), secret, request, deadline);
   const std::string& named = info.interface_name;
-  const CommOptions options{timeout, named.empty() ? client.local_host() : named};
+  const CommOptions options{timeout, named.empty() ? client.local_host() : named, wire_asked()};
   Joined joined{client.generation(), connect_all(engine, client, options, on_failure)};
   client.done(deadline);
   return joined;

@@ -280,14 +280,14 @@ TEST_P(Conformance, ABugInAnOperationIsCalledOneOnEveryWorker) {
   const auto store = std::make_shared<LocalStore>();
   std::thread other([&] {
     LocalBootstrap bootstrap(store, "bug", 1, 2);
-    const auto link = comm::connect_link(GetParam(), bootstrap, {});
+    const auto link = comm::connect_link(engine_called(GetParam()), bootstrap, {});
     const auto told = link->heard_from(0, Deadline::after(milliseconds(20'000)));
     ASSERT_TRUE(told);
     EXPECT_THAT(told->text, HasSubstr("rank 0: a bug in Lockstep"));
   });
   LocalBootstrap bootstrap(store, "bug", 0, 2);
   comm::Operation operation(
-      comm::connect_link(GetParam(), bootstrap, {}), "a test",
+      comm::connect_link(engine_called(GetParam()), bootstrap, {}), "a test",
       []() -> std::shared_ptr<comm::DeviceWork> { throw std::out_of_range("at(3)"); });
   operation.run();
   try {
@@ -312,7 +312,7 @@ TEST_P(Conformance, ABootstrapThatFailsIsToldApartFromABugAndFromALackOfMemory) 
   LocalBootstrap bootstrap(std::make_shared<LocalStore>(), "broken", 0, 2);
   Broken broken(bootstrap);
   try {
-    connect(GetParam() == kTcpTagged ? "tcp" : GetParam(), broken, {});
+    connect(engine_called(GetParam()), broken, {});
     ADD_FAILURE() << "connected";
   } catch (const Unavailable& error) {
     EXPECT_THAT(error.what(), HasSubstr("the Bootstrap failed: the store is gone"));
@@ -326,7 +326,7 @@ TEST_P(Conformance, ARankThatAPeerMadeUpIsSomebodyWhoHasSaidNothing) {
   for (int rank = 0; rank < 2; ++rank) {
     threads.emplace_back([&, rank] {
       LocalBootstrap bootstrap(store, "made up", rank, 2);
-      const auto link = comm::connect_link(GetParam(), bootstrap, {});
+      const auto link = comm::connect_link(engine_called(GetParam()), bootstrap, {});
       for (const int nobody : {-1, 2, 100'000'000}) {
         EXPECT_FALSE(link->heard_from(nobody, Deadline::after(milliseconds(1)))) << nobody;
       }

@@ -107,7 +107,7 @@ TEST(CutLinkTest, ALostConnectionIsSaidToBeTheNetworksPerhaps) {
   if (cut == 0) GTEST_SKIP() << "this kernel, or this user, takes no descriptors of others";
   ASSERT_TRUE(command.finish(seconds(30)));
   EXPECT_EQ(command.exit_code(), 1);
-  EXPECT_THAT(command.err(), HasSubstr("or the network between the hosts was cut"));
+  EXPECT_THAT(command.err(), HasSubstr("or the connection to it was cut"));
 }
 
 // Two hosts in small: network namespaces, a cable between them, and a program started by hand on each.

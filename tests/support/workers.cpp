@@ -63,7 +63,7 @@ CommOptions options_of(const WorldSpec& spec) {
 
 // A wire with tags is tested as if it were an engine of its own.
 Comm connect_as(const WorldSpec& spec, Bootstrap& bootstrap) {
-  return connect(spec.engine == kTcpTagged ? "tcp" : spec.engine, bootstrap, options_of(spec));
+  return connect(engine_called(spec.engine), bootstrap, options_of(spec));
 }
 
 std::string to_text(const Outcome& outcome) {

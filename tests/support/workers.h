@@ -93,6 +93,9 @@ class Wrapped : public Bootstrap {
 
 // The name of the engine tcp in these tests if all frames have tags.
 inline constexpr const char* kTcpTagged = "tcp_tagged";
+inline std::string engine_called(const std::string& name) {
+  return name == kTcpTagged ? "tcp" : name;
+}
 
 struct WorldSpec {
   std::string engine = "thread";  // or kTcpTagged

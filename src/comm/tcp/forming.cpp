@@ -30,6 +30,7 @@ std::string encode(const TcpPlace& place) {
       .put_text(place.address.host)
       .put(std::int32_t{place.address.port})
       .put_text(place.host)
+      .put(static_cast<std::uint8_t>(place.wire))
       .take();
 }
 
@@ -39,6 +40,9 @@ std::optional<TcpPlace> decode_place(std::string_view bytes) {
   place.address.host = reader.get_text(kMostText);
   place.address.port = reader.get<std::int32_t>();
   place.host = reader.get_text(kMostText);
+  const auto wire = reader.get<std::uint8_t>();
+  if (wire > static_cast<std::uint8_t>(Wire::kTagged)) return std::nullopt;
+  place.wire = static_cast<Wire>(wire);
   if (!reader.done() || place.address.port < 1 || place.address.port > 65535) return std::nullopt;
   return place;
 }

@@ -3,6 +3,7 @@
 // listens no longer.
 #pragma once
 
+#include <lockstep/comm.h>
 #include <lockstep/deadline.h>
 
 #include <chrono>
@@ -20,7 +21,8 @@ namespace lockstep::comm {
 // Where a worker can be called.
 struct TcpPlace {
   TcpAddress address;
-  std::string host;  // host_identity()
+  std::string host;         // host_identity()
+  Wire wire = Wire::kAuto;  // all must have the same
 };
 std::string encode(const TcpPlace& place);
 // Nothing if these bytes are no place.

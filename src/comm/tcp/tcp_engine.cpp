@@ -39,6 +39,12 @@ std::vector<TcpPlace> places_of_all(Bootstrap& bootstrap, const TcpPlace& own, D
           fmt::format("rank {} does not say where it listens: it is of another build", rank),
           {rank});
     }
+    if (place->wire != own.wire) {
+      throw Mismatch(fmt::format("rank {} protects its wire in another way than rank {}: set "
+                                 "LOCKSTEP_WIRE to the same value everywhere",
+                                 rank, bootstrap.rank()),
+                     {rank});
+    }
     places.push_back(std::move(*place));
   }
   return places;
@@ -59,7 +65,7 @@ bool crowded(const std::vector<TcpPlace>& places, const std::string& here) {
 std::shared_ptr<Link> connect_tcp(Bootstrap& bootstrap, const CommOptions& options) {
   const auto deadline = Deadline::after(options.timeout);
   TcpListener listener = listen_on(options.interface_name);
-  const TcpPlace own{listener.address, host_identity()};
+  const TcpPlace own{listener.address, host_identity(), options.wire};
   const std::vector<TcpPlace> places = places_of_all(bootstrap, own, deadline);
   const PairWorld world{bootstrap.name(), bootstrap.secret(), bootstrap.rank(), bootstrap.size()};
   auto connections = Forming(world, std::move(listener), places).run(deadline);

@@ -38,10 +38,9 @@ constexpr milliseconds kNoticePatience{200};
 constexpr milliseconds kLeavePatience{3000};
 
 std::string lost_text(const TcpPeer& peer) {
-  if (!peer.elsewhere())
-    return fmt::format("rank {} was lost without a word: it was killed", peer.rank());
-  return fmt::format("rank {} at {} was lost without a word: it was killed, or its host restarted",
-                     peer.rank(), peer.address());
+  return fmt::format(
+      "rank {} at {} was lost without a word: it was killed, or {}", peer.rank(), peer.address(),
+      peer.elsewhere() ? "the network between the hosts was cut" : "the connection to it was cut");
 }
 
 std::string silent_text(const TcpPeer& peer) {
