@@ -6,7 +6,6 @@
 #include "comm/arena/offer.h"
 #include "fuzz.h"
 
-using lockstep::comm::kSessionNonceBytes;
 using lockstep::comm::Party;
 using lockstep::comm::Session;
 using lockstep::fuzz::require;
@@ -18,10 +17,10 @@ const Party kLower{"the secret", "world", "arena", 0, 3};
 const Party kHigher{"the secret", "world", "arena", 2, 3};
 
 Session caller() {
-  return Session::to(kHigher, 0, std::string(kSessionNonceBytes, 'c'));
+  return Session::to(kHigher, 0, std::string(lockstep::base::PairProof::kNonceBytes, 'c'));
 }
 Session listener() {
-  return Session::from_anyone(kLower, std::string(kSessionNonceBytes, 'l'));
+  return Session::from_anyone(kLower, std::string(lockstep::base::PairProof::kNonceBytes, 'l'));
 }
 
 // Lets the target hear so many genuine packets.

@@ -9,13 +9,15 @@
 
 #include "base/check.h"
 #include "base/fd.h"
+#include "base/pair_proof.h"
 #include "comm/tcp/forming.h"
-#include "comm/tcp/pair_proof.h"
 #include "comm/tcp/tcp_stream.h"
 
 namespace {
 
 using namespace lockstep::comm;
+using lockstep::base::PairProof;
+using lockstep::base::PairWorld;
 
 void place(std::string_view bytes) {
   if (const auto decoded = decode_place(bytes))

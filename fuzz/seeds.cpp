@@ -6,12 +6,12 @@
 #include <fstream>
 
 #include "base/bytes.h"
+#include "base/pair_proof.h"
 #include "comm/arena/arena_session.h"
 #include "comm/arena/offer.h"
 #include "comm/core/failure.h"
 #include "comm/core/header.h"
 #include "comm/tcp/forming.h"
-#include "comm/tcp/pair_proof.h"
 #include "comm/tcp/tcp_frame.h"
 #include "control/rendezvous/frame.h"
 #include "control/rendezvous/handshake.h"
@@ -124,9 +124,9 @@ Seeds arena_seeds() {
 // Each with the byte that chooses what it is taken for.
 Seeds tcp_seeds() {
   namespace comm = lockstep::comm;
-  const comm::PairWorld world{"name", "secret", 1, 3};
-  comm::PairProof caller = comm::PairProof::caller({"name", "secret", 2, 3}, 1);
-  comm::PairProof listener = comm::PairProof::listener(world);
+  const lockstep::base::PairWorld world{"name", "secret", 1, 3};
+  lockstep::base::PairProof caller = lockstep::base::PairProof::caller({"name", "secret", 2, 3}, 1);
+  lockstep::base::PairProof listener = lockstep::base::PairProof::listener(world);
   const std::string hello = caller.start();
   const std::string answer = listener.receive(hello);
   Seeds seeds{'\0' + comm::encode(comm::TcpPlace{{"10.0.0.1", 4711}, "a host"}), '\1' + answer,

@@ -1,16 +1,9 @@
 // One end of one connection between two workers of a host, which hand their arenas to each other.
 //
 //   connects (the higher rank)           listens
-//   Hello  ─────────────────────────────▶             ranks and a nonce
-//          ◀─────────────────────────────  Challenge   a nonce
-//   Proof  ─────────────────────────────▶             HMAC over label, names, ranks and nonces
-//          ◀─────────────────────────────  Proof       with another label; only after a good one
+//   the proof of the secret ◀───────────▶             base/pair_proof.h
 //   Arena  ─────────────────────────────▶             the first descriptor, to a proven peer
 //          ◀─────────────────────────────  Arena       the first one has been mapped
-//
-// A recorded proof does not fit another pair of nonces. A proof that is sent back to its maker has
-// the wrong label. The side that connects proves first, so a stranger that only connects gets no
-// hash of the secret that it could test guesses against.
 #pragma once
 
 #include <cstdint>
@@ -18,11 +11,10 @@
 #include <string>
 #include <string_view>
 
-#include "base/hash.h"
+#include "base/pair_proof.h"
 
 namespace lockstep::comm {
 
-inline constexpr std::size_t kSessionNonceBytes = 32;
 inline constexpr std::size_t kMostPacketBytes = 64;
 
 // What the workers agree on, and which of them this is.
@@ -40,7 +32,7 @@ struct Party {
 // Threads:   one caller at a time.
 // Blocking:  never.
 // Failure:   throws nothing. A session that failed is kEnded, and why() says why.
-// Ownership: borrows the party.
+// Ownership: values only.
 class Session {
  public:
   enum class State : std::uint8_t { kShaking, kProven, kDone, kEnded };
@@ -52,13 +44,13 @@ class Session {
 
   // Connects to `peer`, a lower rank.
   static Session to(const Party& party, int peer,
-                    std::string nonce = base::random_bytes(kSessionNonceBytes));
+                    std::string nonce = base::random_bytes(base::PairProof::kNonceBytes));
   // Listens to a process that has connected.
   static Session from_anyone(const Party& party,
-                             std::string nonce = base::random_bytes(kSessionNonceBytes));
+                             std::string nonce = base::random_bytes(base::PairProof::kNonceBytes));
 
   // The first packet, sent by the side that connects.
-  std::string hello() const;
+  std::string hello() const { return proof_.start(); }
 
   // Takes a packet. Returns the answer, if there is one.
   std::optional<Reply> receive(std::string_view packet);
@@ -72,27 +64,21 @@ class Session {
   bool connects() const { return connects_; }
   // The rank of the other side; before the proof, the rank that it claims. -1 if it has said
   // nothing.
-  int peer() const { return peer_; }
+  int peer() const { return proof_.peer(); }
   // What was wrong with the other side, such as "does not know the secret".
   const std::string& why() const { return why_; }
 
  private:
-  Session(const Party& party, bool connects, int peer, std::string nonce);
+  Session(base::PairProof proof, bool connects) : proof_(std::move(proof)), connects_(connects) {}
 
-  std::optional<Reply> take_hello(std::string_view packet);
-  std::optional<Reply> take_challenge(std::string_view packet);
   std::optional<Reply> take_proof(std::string_view packet);
   std::optional<Reply> take_arena(std::string_view packet);
   std::optional<Reply> end(std::string why);
-  std::string digest(bool of_who_connects) const;
 
-  const Party* party_;
+  base::PairProof proof_;
   bool connects_;
   State state_ = State::kShaking;
   bool proven_ = false;
-  int peer_;
-  std::string nonce_;
-  std::string their_nonce_;  // empty until hello or challenge was taken
   std::string why_;
 };
 

@@ -60,14 +60,14 @@ PostPtr Receives::take_wanted(Slot slot) {
   return found == wanted.end() ? nullptr : take_first(wanted, found);
 }
 
-std::optional<Arrival> Receives::take_arrived(Slot slot, bool whole_only) {
+std::optional<EarlyMessage> Receives::take_arrived(Slot slot, bool whole_only) {
   const auto found = arrived.find(slot);
   if (found == arrived.end() || (whole_only && found->second.front().announced))
     return std::nullopt;
   return take_first(arrived, found);
 }
 
-void PeerPosts::match(const PostPtr& post, Arrival arrival) {
+void PeerPosts::match(const PostPtr& post, EarlyMessage arrival) {
   if (arrival.total > post->bytes) refuse(*post, "is longer than its header said");
   post->total = arrival.total;
   if (arrival.announced) {

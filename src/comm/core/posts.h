@@ -57,7 +57,7 @@ PostPtr make_send(int peer, Slot slot, const void* data, std::size_t bytes);
 PostPtr make_recv(int peer, Slot slot, void* data, std::size_t bytes);
 
 // A message that has arrived, or was announced, before there was a receive for it.
-struct Arrival {
+struct EarlyMessage {
   std::uint64_t number = 0;
   std::size_t total = 0;
   bool announced = false;  // only its kAsk has come
@@ -85,16 +85,16 @@ struct Sends {
 
 // Receives from one other worker.
 struct Receives {
-  std::map<Slot, std::deque<PostPtr>> wanted;   // receives without a message yet
-  std::map<Slot, std::deque<Arrival>> arrived;  // messages without a receive yet
-  std::deque<Grant> grants;                     // written before anything else
-  std::map<std::uint64_t, PostPtr> granted;     // by number
+  std::map<Slot, std::deque<PostPtr>> wanted;        // receives without a message yet
+  std::map<Slot, std::deque<EarlyMessage>> arrived;  // messages without a receive yet
+  std::deque<Grant> grants;                          // written before anything else
+  std::map<std::uint64_t, PostPtr> granted;          // by number
 
   // The first receive that waits for a message of this slot, which is taken out; or null.
   PostPtr take_wanted(Slot slot);
   // The first message that has come for this slot, which is taken out. With `whole_only` not one
   // that was only announced.
-  std::optional<Arrival> take_arrived(Slot slot, bool whole_only);
+  std::optional<EarlyMessage> take_arrived(Slot slot, bool whole_only);
 };
 
 // Threads, Blocking: none of its own; the link guards it.
@@ -104,7 +104,7 @@ struct PeerPosts {
 
   // A message has come for a receive: done, or granted. Throws Mismatch if the message is longer
   // than the receive, or was announced twice; the post has failed then.
-  void match(const PostPtr& post, Arrival arrival);
+  void match(const PostPtr& post, EarlyMessage arrival);
   // The post is in no queue any more.
   void retire(const PostPtr& post);
   // Every post fails, and leaves its queue.

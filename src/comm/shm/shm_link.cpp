@@ -75,7 +75,7 @@ class ShmLink : public Link, public std::enable_shared_from_this<ShmLink> {
   void handle(ShmPeer& peer, const Frame& frame) LOCKSTEP_REQUIRES(mutex_);
   void take_message(ShmPeer& peer, const Frame& frame) LOCKSTEP_REQUIRES(mutex_);
   void take_data(ShmPeer& peer, const Frame& frame) LOCKSTEP_REQUIRES(mutex_);
-  void match(ShmPeer& peer, const PostPtr& post, Arrival arrival) LOCKSTEP_REQUIRES(mutex_);
+  void match(ShmPeer& peer, const PostPtr& post, EarlyMessage arrival) LOCKSTEP_REQUIRES(mutex_);
   bool write_to(ShmPeer& peer) LOCKSTEP_REQUIRES(mutex_);
   bool begin_sends(ShmPeer& peer) LOCKSTEP_REQUIRES(mutex_);
   bool stream_sends(ShmPeer& peer) LOCKSTEP_REQUIRES(mutex_);
@@ -183,7 +183,7 @@ std::unique_ptr<Transfer> ShmLink::recv(int peer, Slot slot, void* data, std::si
   const auto& over = failure_ ? failure_ : from.failure;
   // A message that arrived whole before its sender ended is still delivered. One that was only
   // announced will never come.
-  std::optional<Arrival> first;
+  std::optional<EarlyMessage> first;
   if (!failure_) first = from.posts.receives.take_arrived(slot, from.failure.has_value());
   if (first) {
     try {
@@ -326,7 +326,7 @@ void ShmLink::handle(ShmPeer& peer, const Frame& frame) {
 }
 
 void ShmLink::take_message(ShmPeer& peer, const Frame& frame) {
-  Arrival arrival{frame.number, frame.total, frame.kind == Frame::Kind::kAsk, {}};
+  EarlyMessage arrival{frame.number, frame.total, frame.kind == Frame::Kind::kAsk, {}};
   if (!arrival.announced && frame.bytes != frame.total) refuse(peer, "is not as long as it says");
   arrival.bytes.resize(frame.bytes);  // first: it may throw
   if (const PostPtr post = peer.posts.receives.take_wanted(frame.slot)) {
@@ -341,7 +341,7 @@ void ShmLink::take_message(ShmPeer& peer, const Frame& frame) {
   peer.posts.receives.arrived[frame.slot].push_back(std::move(arrival));
 }
 
-void ShmLink::match(ShmPeer& peer, const PostPtr& post, Arrival arrival) {
+void ShmLink::match(ShmPeer& peer, const PostPtr& post, EarlyMessage arrival) {
   news_ = true;
   peer.posts.match(post, std::move(arrival));
 }

@@ -13,6 +13,7 @@
 namespace lockstep::comm {
 namespace {
 
+using base::PairProof;
 using std::chrono::milliseconds;
 
 constexpr milliseconds kProofTime{5000};  // for one connection
@@ -47,7 +48,7 @@ std::optional<TcpPlace> decode_place(std::string_view bytes) {
   return place;
 }
 
-Forming::Forming(PairWorld world, TcpListener listener, std::vector<TcpPlace> places)
+Forming::Forming(base::PairWorld world, TcpListener listener, std::vector<TcpPlace> places)
     : world_(std::move(world)),
       listener_(std::move(listener)),
       places_(std::move(places)),
@@ -169,7 +170,7 @@ bool Forming::receive(Pending& pending) {
 // If a caller was here before, it has given that connection up.
 void Forming::keep(Pending& pending) {
   const auto rank = static_cast<std::size_t>(pending.proof.peer());
-  const PairKeys keys = pending.proof.keys();
+  const base::PairKeys keys = pending.proof.keys();
   if (pending.calls) calls_[rank].pending = false;
   proven_[rank] = {std::move(pending.socket), pending.calls ? keys.to_listener : keys.to_caller,
                    pending.calls ? keys.to_caller : keys.to_listener};

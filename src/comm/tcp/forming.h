@@ -13,7 +13,7 @@
 #include <vector>
 
 #include "base/fd.h"
-#include "comm/tcp/pair_proof.h"
+#include "base/pair_proof.h"
 #include "comm/tcp/sockets.h"
 
 namespace lockstep::comm {
@@ -42,7 +42,7 @@ struct TcpConnection {
 // Ownership: owns the sockets until run() returns them.
 class Forming {
  public:
-  Forming(PairWorld world, TcpListener listener, std::vector<TcpPlace> places);
+  Forming(base::PairWorld world, TcpListener listener, std::vector<TcpPlace> places);
 
   // By rank; nothing for this worker itself.
   std::vector<std::optional<TcpConnection>> run(Deadline deadline);
@@ -52,7 +52,7 @@ class Forming {
   // A connection whose proof is under way.
   struct Pending {
     base::Fd socket;
-    PairProof proof;
+    base::PairProof proof;
     bool calls = false;
     bool connecting = false;
     std::string in;
@@ -79,7 +79,7 @@ class Forming {
   void drop_old();
   [[noreturn]] void late() const;
 
-  PairWorld world_;
+  base::PairWorld world_;
   TcpListener listener_;
   std::vector<TcpPlace> places_;
   std::list<Pending> pending_;

@@ -67,7 +67,8 @@ std::shared_ptr<Link> connect_tcp(Bootstrap& bootstrap, const CommOptions& optio
   TcpListener listener = listen_on(options.interface_name);
   const TcpPlace own{listener.address, host_identity(), options.wire};
   const std::vector<TcpPlace> places = places_of_all(bootstrap, own, deadline);
-  const PairWorld world{bootstrap.name(), bootstrap.secret(), bootstrap.rank(), bootstrap.size()};
+  const base::PairWorld world{"tcp " + bootstrap.name(), bootstrap.secret(), bootstrap.rank(),
+                              bootstrap.size()};
   auto connections = Forming(world, std::move(listener), places).run(deadline);
   TcpWorld formed{world.rank, world.size, crowded(places, own.host), {}};
   for (int rank = 0; rank < world.size; ++rank) {

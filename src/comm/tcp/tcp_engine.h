@@ -11,7 +11,7 @@
 namespace lockstep::comm {
 
 // Connects every pair of workers. The two workers of a pair prove the bootstrap's secret to each
-// other (pair_proof.h). A stranger that connects meanwhile is sent away.
+// other (base/pair_proof.h). A stranger that connects meanwhile is sent away.
 std::shared_ptr<Link> connect_tcp(Bootstrap& bootstrap, const CommOptions& options);
 
 }  // namespace lockstep::comm

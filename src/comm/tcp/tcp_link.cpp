@@ -233,7 +233,7 @@ std::unique_ptr<Transfer> TcpLink::recv(int peer, Slot slot, void* data, std::si
   const auto& over = failure_ ? failure_ : from.failure;
   // A message that arrived whole before its sender ended is still delivered. One that was only
   // announced will never come.
-  std::optional<Arrival> first;
+  std::optional<EarlyMessage> first;
   if (!failure_) first = from.posts().receives.take_arrived(slot, from.failure.has_value());
   if (first) {
     try {

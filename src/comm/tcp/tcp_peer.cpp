@@ -72,7 +72,7 @@ void TcpPeer::end(const TcpFrame& frame) {
       end_message(frame);
       break;
     case TcpFrame::Kind::kAsk: {
-      Arrival asked{frame.number, frame.total, true, {}};
+      EarlyMessage asked{frame.number, frame.total, true, {}};
       if (const PostPtr post = posts_.receives.take_wanted(frame.slot)) {
         posts_.match(post, std::move(asked));
       } else {

@@ -77,7 +77,7 @@ class TcpPeer : private FrameSink {
   // The frame that is being read: whose memory it goes to, or what nobody waited for when it began.
   struct Reading {
     PostPtr post;
-    Arrival arrival;
+    EarlyMessage arrival;
     bool dropped = false;
     std::string notice;
   };

@@ -1,17 +1,18 @@
-#include "comm/tcp/pair_proof.h"
+#include "base/pair_proof.h"
+
+#include <utility>
 
 #include "base/bytes.h"
 #include "base/check.h"
 #include "base/hash.h"
 
-namespace lockstep::comm {
+namespace lockstep::base {
 namespace {
 
-constexpr std::uint64_t kMark = 0x7069727473636f4c;
-constexpr std::uint16_t kVersion = 1;
-constexpr std::size_t kNonceBytes = 32;
-constexpr std::size_t kHelloBytes = 8 + 2 + 4 + 4 + kNonceBytes;
-constexpr std::size_t kAnswerBytes = 1 + kNonceBytes;
+constexpr std::uint64_t kPairMark = 0x7069727473636f4c;
+constexpr std::uint16_t kPairVersion = 1;
+constexpr std::size_t kHelloBytes = 8 + 2 + 4 + 4 + PairProof::kNonceBytes;
+constexpr std::size_t kAnswerBytes = 1 + PairProof::kNonceBytes;
 
 enum Answer : std::uint8_t { kGo = 1, kVersionDiffers = 2 };
 
@@ -26,32 +27,34 @@ const char* describe(PairProof::Ending ending) noexcept {
     case PairProof::Ending::kOtherVersion:
       return "is of another Lockstep version";
     case PairProof::Ending::kNoSecret:
-      return "does not know the secret of this world";
+      return "does not know the secret";
   }
   return "failed";
 }
 
-PairProof::PairProof(const PairWorld& world, bool calls, int peer)
-    : world_(world), calls_(calls), peer_(peer), nonce_(base::random_bytes(kNonceBytes)) {}
-
-PairProof PairProof::caller(const PairWorld& world, int to) {
-  return {world, true, to};
+PairProof::PairProof(PairWorld world, bool calls, int peer, std::string nonce)
+    : world_(std::move(world)), calls_(calls), peer_(peer), nonce_(std::move(nonce)) {
+  LOCKSTEP_CHECK(nonce_.size() == kNonceBytes, "a nonce has its length");
 }
 
-PairProof PairProof::listener(const PairWorld& world) {
-  return {world, false, -1};
+PairProof PairProof::caller(PairWorld world, int to, std::string nonce) {
+  return {std::move(world), true, to, std::move(nonce)};
+}
+
+PairProof PairProof::listener(PairWorld world, std::string nonce) {
+  return {std::move(world), false, -1, std::move(nonce)};
 }
 
 std::string PairProof::start() const {
   if (!calls_) return {};
-  base::ByteWriter writer;
-  writer.put(kMark).put(kVersion).put(std::int32_t{world_.rank}).put(std::int32_t{peer_});
+  ByteWriter writer;
+  writer.put(kPairMark).put(kPairVersion).put(std::int32_t{world_.rank}).put(std::int32_t{peer_});
   return writer.put_raw(nonce_).take();
 }
 
 std::size_t PairProof::wants() const {
   if (state_ != State::kShaking) return 0;
-  if (!theirs_.empty()) return base::kDigestBytes;
+  if (!theirs_.empty()) return kDigestBytes;
   return calls_ ? kAnswerBytes : kHelloBytes;
 }
 
@@ -62,11 +65,11 @@ std::string PairProof::receive(std::string_view bytes) {
 }
 
 std::string PairProof::take_hello(std::string_view bytes) {
-  base::ByteReader reader(bytes);
-  if (reader.get<std::uint64_t>() != kMark) return end(Ending::kNotOurs);
-  if (reader.get<std::uint16_t>() != kVersion) {
+  ByteReader reader(bytes);
+  if (reader.get<std::uint64_t>() != kPairMark) return end(Ending::kNotOurs);
+  if (reader.get<std::uint16_t>() != kPairVersion) {
     end(Ending::kOtherVersion);
-    return base::ByteWriter()
+    return ByteWriter()
         .put(std::uint8_t{kVersionDiffers})
         .put_raw(std::string(kNonceBytes, '\0'))
         .take();
@@ -76,11 +79,11 @@ std::string PairProof::take_hello(std::string_view bytes) {
   if (to != world_.rank || peer_ <= world_.rank || peer_ >= world_.size)
     return end(Ending::kNotOurs);
   theirs_ = reader.get_raw(kNonceBytes);
-  return base::ByteWriter().put(std::uint8_t{kGo}).put_raw(nonce_).take();
+  return ByteWriter().put(std::uint8_t{kGo}).put_raw(nonce_).take();
 }
 
 std::string PairProof::take_answer(std::string_view bytes) {
-  base::ByteReader reader(bytes);
+  ByteReader reader(bytes);
   const auto answer = reader.get<std::uint8_t>();
   if (answer == kVersionDiffers) return end(Ending::kOtherVersion);
   if (answer != kGo) return end(Ending::kNotOurs);
@@ -89,19 +92,18 @@ std::string PairProof::take_answer(std::string_view bytes) {
 }
 
 std::string PairProof::take_proof(std::string_view bytes) {
-  if (!base::equal_secrets(bytes, digest(calls_ ? "listener" : "caller")))
-    return end(Ending::kNoSecret);
+  if (!equal_secrets(bytes, digest(calls_ ? "listener" : "caller"))) return end(Ending::kNoSecret);
   state_ = State::kOpen;
   return calls_ ? std::string() : digest("listener");
 }
 
 std::string PairProof::digest(std::string_view label) const {
-  base::ByteWriter writer;
-  writer.put_text("lockstep tcp pair").put_text(label).put_text(world_.name).put(kVersion);
+  ByteWriter writer;
+  writer.put_text("lockstep pair").put_text(label).put_text(world_.name).put(kPairVersion);
   writer.put(std::int32_t{calls_ ? world_.rank : peer_});
   writer.put(std::int32_t{calls_ ? peer_ : world_.rank});
   writer.put_raw(calls_ ? nonce_ : theirs_).put_raw(calls_ ? theirs_ : nonce_);
-  return base::hmac_sha256(world_.secret, writer.bytes());
+  return hmac_sha256(world_.secret, writer.bytes());
 }
 
 PairKeys PairProof::keys() const {
@@ -115,4 +117,4 @@ std::string PairProof::end(Ending why) {
   return {};
 }
 
-}  // namespace lockstep::comm
+}  // namespace lockstep::base

@@ -1,4 +1,4 @@
-// How the two ends of a new connection prove to each other that they are workers of this world,
+// How the two ends of a new connection prove to each other that they are workers of one world,
 // before any other byte is read. The worker of the higher rank connects and proves first.
 //
 //   caller   → hello    mark, version, its rank, the other's rank, nonce
@@ -6,7 +6,7 @@
 //   caller   → proof    HMAC-SHA256(secret, "caller", transcript)
 //   listener → proof    HMAC-SHA256(secret, "listener", transcript), only after a good one
 //
-// The transcript is the world's name, both ranks and both nonces. A recorded proof fits no other
+// The transcript is the name, both ranks and both nonces. A recorded proof fits no other
 // nonces. A proof that is sent back has the wrong label. A stranger that merely connects learns no
 // digest of the secret to guess against.
 #pragma once
@@ -16,11 +16,13 @@
 #include <string>
 #include <string_view>
 
-namespace lockstep::comm {
+#include "base/hash.h"
+
+namespace lockstep::base {
 
 // The world that both ends must know, and this worker's place in it.
 struct PairWorld {
-  std::string name;
+  std::string name;  // of the world, and of what the connection is for
   std::string secret;
   int rank = 0;
   int size = 0;
@@ -37,14 +39,15 @@ struct PairKeys {
 // Threads:   one caller at a time.
 // Blocking:  never; there is nothing to wait for.
 // Failure:   none thrown: a proof that went wrong is kEnded and says why.
-// Ownership: copies the world.
+// Ownership: values only.
 class PairProof {
  public:
+  static constexpr std::size_t kNonceBytes = 32;
   enum class State : std::uint8_t { kShaking, kOpen, kEnded };
   enum class Ending : std::uint8_t { kNone, kNotOurs, kOtherVersion, kNoSecret };
 
-  static PairProof caller(const PairWorld& world, int to);
-  static PairProof listener(const PairWorld& world);
+  static PairProof caller(PairWorld world, int to, std::string nonce = random_bytes(kNonceBytes));
+  static PairProof listener(PairWorld world, std::string nonce = random_bytes(kNonceBytes));
 
   // What to send before anything has arrived; a listener is silent.
   std::string start() const;
@@ -56,11 +59,11 @@ class PairProof {
 
   State state() const { return state_; }
   Ending ending() const { return ending_; }
-  int peer() const { return peer_; }  // the rank that it says, and has proven when open
+  int peer() const { return peer_; }  // the rank that it says; proven when open; -1: unknown
   PairKeys keys() const;              // when open
 
  private:
-  PairProof(const PairWorld& world, bool calls, int peer);
+  PairProof(PairWorld world, bool calls, int peer, std::string nonce);
 
   std::string take_hello(std::string_view bytes);
   std::string take_answer(std::string_view bytes);
@@ -79,4 +82,4 @@ class PairProof {
 
 const char* describe(PairProof::Ending ending) noexcept;
 
-}  // namespace lockstep::comm
+}  // namespace lockstep::base
