@@ -58,6 +58,8 @@ class PairProof {
   std::string receive(std::string_view bytes);
 
   State state() const { return state_; }
+  // A caller: has been answered, and has sent its proof. A listener: has heard a hello.
+  bool answered() const { return !theirs_.empty(); }
   Ending ending() const { return ending_; }
   int peer() const { return peer_; }  // the rank that it says; proven when open; -1: unknown
   PairKeys keys() const;              // when open

@@ -330,9 +330,8 @@ TEST(ShmFaults, AKilledWorkerIsMissedWithinTenMilliseconds) {
 }
 
 // A child that leaves its copy of the Comm. How it ended; nothing when it did not, and was killed.
-std::optional<int> leave_in_a_child(Comm& comm) {
-  std::this_thread::sleep_for(
-      milliseconds(50));  // threads of the Comm sleep by then, without locks
+std::optional<int> leave_in_a_child(Comm& comm, milliseconds rest = milliseconds(50)) {
+  std::this_thread::sleep_for(rest);  // threads of the Comm sleep by then, without locks
   const pid_t child = ::fork();
   if (child == 0) {
     static_cast<void>(Comm(std::move(comm)));
@@ -372,6 +371,22 @@ void expect_all_to_return(ProcessWorld& workers, int size) {
     ASSERT_TRUE(outcome) << "rank " << rank << " hangs";
     EXPECT_FALSE(outcome->kind) << outcome->text;
     EXPECT_EQ(outcome->text, "") << "rank " << rank;
+  }
+}
+
+// The link's own thread stands back for 10 ms after an operation: it sleeps in another place then.
+TEST_P(ProcessFaults, AChildOfForkJustAfterAnOperationLeavesTheWorldAsItIs) {
+  ProcessWorld workers({GetParam(), 2, milliseconds(15'000)}, [](Comm& comm) {
+    std::vector<float> data(100'000, 1.0F);
+    comm.all_reduce(buffer_of(data)).wait();
+    const auto status = leave_in_a_child(comm, milliseconds(2));
+    if (!status || *status != 0) throw BadInput("the child does not end");
+    comm.barrier().wait();
+  });
+  for (int rank = 0; rank < 2; ++rank) {
+    const auto outcome = workers.wait(rank, Deadline::after(std::chrono::seconds(15)));
+    ASSERT_TRUE(outcome);
+    EXPECT_FALSE(outcome->kind) << outcome->text;
   }
 }
 

@@ -43,6 +43,8 @@ class Path {
   }
   bool flipped() const { return flipped_; }
   void fall_silent() { silent_ = true; }
+  // Before anything is carried. Say it before anybody calls.
+  void hold(milliseconds time) { hold_ = time.count(); }
 
  private:
   void carry() {
@@ -52,6 +54,7 @@ class Path {
         caller = comm::accept_next(listener_);
     }
     if (!caller) return;
+    std::this_thread::sleep_for(milliseconds(hold_));  // the delay under test
     const base::Fd called = comm::begin_to_connect(to_);
     base::wait_ready(called.get(), POLLOUT, Deadline::after(milliseconds(5000)));
     const int ends[] = {caller.get(), called.get()};
@@ -89,14 +92,15 @@ class Path {
   std::atomic<int> flips_in_{-1};
   std::atomic<std::int64_t> flip_at_{-1};
   std::atomic<int> bit_{0};
+  std::atomic<std::int64_t> hold_{0};
   std::thread thread_;
 };
 
-// Takes the two workers for workers of two hosts, and sends the second one's call over a path.
+// Takes the workers for workers of several hosts, and sends their calls over paths.
 class Elsewhere : public LocalBootstrap {
  public:
   using LocalBootstrap::LocalBootstrap;
-  std::unique_ptr<Path> path;
+  std::vector<std::unique_ptr<Path>> paths;
   std::function<void(Path&)> on_path;
 
   std::string get(std::string_view key, Deadline deadline) override {
@@ -108,9 +112,9 @@ class Elsewhere : public LocalBootstrap {
       auto place = comm::decode_place(reader.get_text(1024)).value();
       if (of != rank()) place.host = "another host";
       if (of < rank()) {
-        path = std::make_unique<Path>(place.address);
-        on_path(*path);
-        place.address.port = path->port();
+        paths.push_back(std::make_unique<Path>(place.address));
+        on_path(*paths.back());
+        place.address.port = paths.back()->port();
       }
       writer.put_text(comm::encode(place));
     }
@@ -118,26 +122,25 @@ class Elsewhere : public LocalBootstrap {
   }
 };
 
-// Both workers reduce until a call fails or `enough` says so.
+// All workers reduce until a call fails or `enough` says so.
 std::vector<Outcome> reduce_over(const std::function<void(Path&)>& on_path,
-                                 const std::function<bool(int round)>& enough,
-                                 Wire wire = Wire::kAuto) {
+                                 const std::function<bool(int round)>& enough, int size = 2) {
   const auto store = std::make_shared<LocalStore>();
-  std::vector<Outcome> outcomes(2);
+  std::vector<Outcome> outcomes(size);
   std::vector<std::thread> threads;
   std::atomic<int> wrong{0};
   std::atomic<int> ended{0};
-  for (int rank = 0; rank < 2; ++rank) {
+  for (int rank = 0; rank < size; ++rank) {
     threads.emplace_back([&, rank] {
       const auto begun = Deadline::Clock::now();
-      Elsewhere bootstrap(store, "path", rank, 2);
+      Elsewhere bootstrap(store, "path", rank, size);
       bootstrap.on_path = on_path;
       try {
-        Comm comm = connect("tcp", bootstrap, {.timeout = milliseconds(30'000), .wire = wire});
+        Comm comm = connect("tcp", bootstrap, {.timeout = milliseconds(30'000)});
         for (int round = 0; !enough(round); ++round) {
           std::vector<float> data(round % 3 == 0 ? 20'000 : 100, 1.0F);
           comm.all_reduce(buffer_of(data)).wait();
-          if (data != std::vector<float>(data.size(), 2.0F)) ++wrong;
+          if (data != std::vector<float>(data.size(), static_cast<float>(size))) ++wrong;
         }
       } catch (const Error& error) {
         outcomes[rank] = {error.kind(), error.ranks(), error.what()};
@@ -145,7 +148,7 @@ std::vector<Outcome> reduce_over(const std::function<void(Path&)>& on_path,
       outcomes[rank].took =
           std::chrono::duration_cast<milliseconds>(Deadline::Clock::now() - begun);
       ++ended;
-      while (ended < 2) std::this_thread::yield();  // until then the path stays
+      while (ended < size) std::this_thread::yield();  // until then the paths stay
     });
   }
   for (auto& thread : threads) thread.join();
@@ -210,6 +213,18 @@ TEST(TcpPath, ASilentPathIsNamedWithinFourSeconds) {
     EXPECT_THAT(outcome.text, HasSubstr("the network to it is cut"));
     EXPECT_LT(outcome.took, milliseconds(4300 + (kSlowBuild ? 3000 : 0)));
   }
+}
+
+// The first worker has all its connections; the other two take longer than silence is allowed to make
+// theirs, and cannot beat before.
+TEST(TcpPath, WorkersThatStillFormAreNotLost) {
+  std::atomic<int> paths{0};
+  const auto outcomes = reduce_over(
+      [&](Path& path) {
+        if (++paths == 3) path.hold(milliseconds(4000));
+      },
+      [](int round) { return round == 3; }, 3);
+  for (const Outcome& outcome : outcomes) EXPECT_FALSE(outcome.kind) << outcome.text;
 }
 
 // Beats keep a path alive on which nothing else travels for longer than silence is allowed.

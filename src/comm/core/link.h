@@ -35,7 +35,8 @@ class Transfer {
   // be.
   virtual bool wait(Deadline deadline) = 0;
 
-  // Makes a wait, now or later, return false at once. Any thread.
+  // Makes a wait, now or later, return false at once. Any thread. A receive that was cancelled may
+  // have taken its message with it.
   virtual void cancel() = 0;
 };
 

@@ -6,7 +6,8 @@
 //   kGrant     the answer to kAsk, with its number: the receiver has memory for it
 //   kData      some bytes of a granted message
 //
-// So the memory of a receiver stays bounded, whatever a peer sends ahead.
+// So a receiver keeps no long message that it does not expect, and of short ones only those whose
+// senders did not wait.
 #pragma once
 
 #include <cstddef>
@@ -23,8 +24,8 @@ namespace lockstep::comm {
 
 // A longer message asks first.
 inline constexpr std::size_t kShortMessageBytes = 16384;
-// One in so many messages to a peer asks even if it is short, and its sender waits. So what a
-// worker sends ahead stays bounded.
+// One in so many messages to a peer asks even if it is short. So a worker that waits for its sends
+// is never further ahead.
 inline constexpr std::uint64_t kShortInARow = 32;
 
 enum class PostState { kPosted, kDone, kFailed };
@@ -45,8 +46,8 @@ struct Post {
   std::optional<Failure> failure;
 
   void fail(const Failure& why) {
-    state = PostState::kFailed;
     failure = why;
+    state = PostState::kFailed;
   }
   // Nobody need wait for it any more.
   bool settled() const { return state != PostState::kPosted || cancelled; }

@@ -26,8 +26,9 @@ constexpr int kSpinsWhenCrowded = 20;
 // would take about as long, and a woken worker would come late to the next meeting.
 constexpr std::chrono::milliseconds kYieldingAtBoards{1};
 
-// Each peer has queues of posts (core/posts.h). One mutex guards the queues and the posts; memory of peers is read and written under it, too, in stretches
-// of at most one ring, and nobody sleeps with it.
+// Each peer has queues of posts (core/posts.h). One mutex guards the queues and the posts; memory of
+// peers is read and written under it, too, in stretches of at most one ring, and nobody sleeps with
+// it.
 class ShmLink : public Link, public std::enable_shared_from_this<ShmLink> {
  public:
   explicit ShmLink(ShmWorld world);

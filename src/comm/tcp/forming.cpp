@@ -20,8 +20,9 @@ constexpr milliseconds kProofTime{5000};  // for one connection
 constexpr milliseconds kCallAgain{50};
 constexpr int kMostCalls = 20;
 // Strangers that may be connected at a time, beside those who belong here. If there are more, the
-// one that has been silent for the longest goes.
+// oldest goes, first of those who have not even said hello.
 constexpr std::size_t kMostStrangers = 64;
+constexpr int kMostLetIn = 16;
 constexpr std::size_t kMostText = 256;
 
 }  // namespace
@@ -94,8 +95,11 @@ void Forming::call_missing() {
   }
 }
 
+// A few at a time: those who are in have their turn before more come.
 void Forming::let_in() {
-  while (base::Fd socket = accept_next(listener_)) {
+  for (int i = 0; i < kMostLetIn; ++i) {
+    base::Fd socket = accept_next(listener_);
+    if (!socket) return;
     pending_.push_back({std::move(socket),
                         PairProof::listener(world_),
                         false,
@@ -112,8 +116,15 @@ void Forming::poll_once(Deadline deadline) {
     const bool writes = pending.connecting || !pending.out.empty();
     polled.push_back({pending.socket.get(), static_cast<short>(writes ? POLLOUT : POLLIN), 0});
   }
+  const std::size_t first_proven = polled.size();
+  for (const auto& proven : proven_)
+    polled.push_back({proven ? proven->socket.get() : -1, POLLRDHUP, 0});
   const int wait = std::min(deadline.left_ms(), static_cast<int>(kCallAgain.count()));
   if (::poll(polled.data(), polled.size(), wait) <= 0) return;
+  // A worker that has gone again may come again, or is found to be gone when it is called.
+  for (std::size_t rank = 0; rank < proven_.size(); ++rank) {
+    if (polled[first_proven + rank].revents != 0) proven_[rank].reset();
+  }
   std::size_t next = 1;
   for (auto pending = pending_.begin(); pending != pending_.end(); ++next) {
     const short events = polled[next].revents;
@@ -186,14 +197,15 @@ void Forming::give_up(const Pending& pending) {
   const int peer = pending.proof.peer();
   const TcpAddress& address = places_[static_cast<std::size_t>(peer)].address;
   const auto ending = pending.proof.ending();
-  if (ending == PairProof::Ending::kOtherVersion || ending == PairProof::Ending::kNoSecret) {
-    throw PeerLost(fmt::format("rank {}, at {} port {}, {}", peer, address.host, address.port,
-                               describe(ending)),
-                   {peer});
-  }
+  const std::string text =
+      fmt::format("rank {} at {} port {} {}", peer, address.host, address.port, describe(ending));
+  if (ending == PairProof::Ending::kOtherVersion) throw Mismatch(text, {peer});
+  if (ending == PairProof::Ending::kNoSecret) throw PeerLost(text, {peer});
   Calls& calls = calls_[static_cast<std::size_t>(peer)];
   calls.pending = false;
   calls.next = Clock::now() + kCallAgain;
+  // A crowd of strangers may have pushed this worker out before it could prove anything.
+  if (!pending.connecting && !pending.proof.answered()) return;
   if (++calls.failed < kMostCalls) return;
   throw PeerLost(
       fmt::format("rank {} could not be reached at {} port {} in {} calls: it has ended, it does "
@@ -215,14 +227,16 @@ void Forming::drop_old() {
     ++pending;
   }
   const std::size_t most = kMostStrangers + proven_.size();
-  for (auto pending = pending_.begin(); pending != pending_.end() && strangers > most;) {
-    if (pending->calls) {
-      ++pending;
-      continue;
+  for (const bool greeted : {false, true}) {
+    for (auto pending = pending_.begin(); pending != pending_.end() && strangers > most;) {
+      if (pending->calls || pending->proof.answered() != greeted) {
+        ++pending;
+        continue;
+      }
+      give_up(*pending);
+      pending = pending_.erase(pending);
+      --strangers;
     }
-    give_up(*pending);
-    pending = pending_.erase(pending);
-    --strangers;
   }
 }
 

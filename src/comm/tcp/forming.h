@@ -37,8 +37,8 @@ struct TcpConnection {
 
 // Threads:   one.
 // Blocking:  run() blocks until its deadline.
-// Failure:   Timeout, naming the workers that did not come; PeerLost or Mismatch if a worker that
-//            was called is gone, has another secret or is another version. A stranger is no failure.
+// Failure:   Timeout, naming the workers that did not come; PeerLost if a worker that was called is
+//            gone or has another secret, Mismatch if it is of another version. A stranger is none.
 // Ownership: owns the sockets until run() returns them.
 class Forming {
  public:

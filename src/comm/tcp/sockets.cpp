@@ -9,6 +9,7 @@
 #include <netinet/tcp.h>
 
 #include <cerrno>
+#include <cstdlib>
 #include <cstring>
 #include <memory>
 #include <vector>

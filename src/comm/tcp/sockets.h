@@ -3,7 +3,6 @@
 
 #include <sys/socket.h>
 
-#include <optional>
 #include <string>
 
 #include "base/fd.h"
@@ -23,7 +22,8 @@ struct TcpListener {
 };
 
 // Listens on a free port of an interface ("eth0"), of an address or name of this host, or of the
-// loopback if `where` is empty. BadInput if there is no such thing, Unavailable if it cannot listen.
+// loopback if `where` is empty. BadInput if there is no such thing, Unavailable if it cannot
+// listen.
 TcpListener listen_on(const std::string& where);
 
 // The next connection that waits, or nothing. It does not block.

@@ -1,5 +1,5 @@
-// Tags over what frames are made of (AES-256-GMAC, by OpenSSL). Who does not know the key can neither
-// change a frame nor make, repeat, swap or leave out one without being noticed.
+// Tags of frames (AES-256-GMAC, by OpenSSL). Without the key nobody can change, add, repeat,
+// reorder or drop a frame unnoticed.
 //
 // Each direction of a connection has a key of its own, and each tag a number that both sides count.
 // The number is the nonce, so no nonce is used twice with a key.

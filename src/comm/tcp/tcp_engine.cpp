@@ -2,7 +2,7 @@
 
 #include <fmt/format.h>
 #include <lockstep/errors.h>
-#include <sched.h>
+#include <unistd.h>
 
 #include <algorithm>
 #include <utility>
@@ -52,12 +52,9 @@ std::vector<TcpPlace> places_of_all(Bootstrap& bootstrap, const TcpPlace& own, D
 
 // Whether this host has more workers than cores.
 bool crowded(const std::vector<TcpPlace>& places, const std::string& here) {
-  cpu_set_t cores;
-  CPU_ZERO(&cores);
-  if (::sched_getaffinity(0, sizeof cores, &cores) != 0) return true;
   const auto workers = std::count_if(places.begin(), places.end(),
                                      [&](const TcpPlace& place) { return place.host == here; });
-  return workers > CPU_COUNT(&cores);
+  return workers > ::sysconf(_SC_NPROCESSORS_ONLN);
 }
 
 }  // namespace

@@ -1,6 +1,5 @@
 #include "comm/tcp/tcp_frame.h"
 
-#include <cstring>
 #include <string_view>
 
 #include "base/bytes.h"
@@ -32,12 +31,19 @@ bool fits(const TcpFrame& frame) {
 
 }  // namespace
 
+// Without memory of its own: a worker that has none left must still be able to say so.
 TcpHeader encode(const TcpFrame& frame) {
-  base::ByteWriter writer;
-  writer.put(kFrameMark ^ static_cast<std::uint32_t>(frame.kind)).put(frame.bytes);
-  writer.put(frame.slot).put(frame.number).put(frame.total);
   TcpHeader header;
-  std::memcpy(header.data(), writer.bytes().data(), header.size());
+  std::byte* at = header.data();
+  const auto put = [&](auto value) {
+    for (std::size_t i = 0; i < sizeof value; ++i)
+      *at++ = static_cast<std::byte>(value >> (8 * i) & 0xff);
+  };
+  put(kFrameMark ^ static_cast<std::uint32_t>(frame.kind));
+  put(frame.bytes);
+  put(frame.slot);
+  put(frame.number);
+  put(frame.total);
   return header;
 }
 

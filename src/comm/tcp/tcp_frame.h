@@ -1,6 +1,6 @@
 // What travels on a connection between two workers, after the proof of the secret: frames. A frame
-// is a header and its bytes. On a tagged wire a tag follows each of the two, so that nothing is used
-// before it is known to be genuine, not even a length. Kinds as in core/posts.h, and
+// is a header and its bytes. On a tagged wire a tag follows each of the two, so that nothing is
+// used before it is known to be genuine, not even a length. Kinds as in core/posts.h, and
 //
 //   kNotice    why the sender ends (core/failure.h)
 //   kReceipt   the answer to kNotice: it has arrived, and so has everything that was sent before

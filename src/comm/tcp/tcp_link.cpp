@@ -2,8 +2,6 @@
 
 #include <fmt/format.h>
 #include <lockstep/errors.h>
-#include <sys/epoll.h>
-#include <sys/eventfd.h>
 #include <unistd.h>
 
 #include <algorithm>
@@ -17,6 +15,7 @@
 
 #include "base/mutex.h"
 #include "comm/tcp/tcp_peer.h"
+#include "comm/tcp/tcp_poll.h"
 
 namespace lockstep::comm {
 namespace {
@@ -29,7 +28,8 @@ using Clock = Deadline::Clock;
 constexpr microseconds kSpin{100};
 // How long the link's own thread leaves the peers to threads that wait, before it looks again.
 constexpr milliseconds kStandBack{10};
-// A worker on another host says every so often that it lives, and is lost if it does not for as long.
+// A worker that sends nothing else to another host sends a sign of life every kBeat. After kSilence
+// without one it is lost.
 constexpr milliseconds kBeat{1000};
 constexpr milliseconds kSilence{3000};
 // How long a worker that ends waits until its peers have its notice. A worker that leaves without a
@@ -83,10 +83,9 @@ class TcpLink : public Link, public std::enable_shared_from_this<TcpLink> {
   bool over(const Post& post) const LOCKSTEP_REQUIRES(mutex_) { return post.settled() || failure_; }
   bool is_peer(int rank) const { return rank >= 0 && rank < size_ && rank != rank_; }
 
+  bool in_child() const { return ::getpid() != pid_; }  // of fork(): the world is its parent's
   void add_peers(TcpWorld world);
-  void watch(TcpPeer& peer, int operation) LOCKSTEP_REQUIRES(mutex_);
-  void wake() const noexcept;
-  void spread_news() LOCKSTEP_REQUIRES(mutex_);
+  void spread_news() noexcept LOCKSTEP_REQUIRES(mutex_);
   // These three give the mutex back while they sleep.
   void drive(const Post& post, Deadline deadline) LOCKSTEP_REQUIRES(mutex_);
   enum class Who { kDriver, kOther };
@@ -95,7 +94,8 @@ class TcpLink : public Link, public std::enable_shared_from_this<TcpLink> {
 
   bool move(TcpPeer& peer, bool readable) LOCKSTEP_REQUIRES(mutex_);
   bool read_from(TcpPeer& peer) LOCKSTEP_REQUIRES(mutex_);
-  bool write_to(TcpPeer& peer) LOCKSTEP_REQUIRES(mutex_);
+  bool write_to(TcpPeer& peer) noexcept LOCKSTEP_REQUIRES(mutex_);
+  void close(TcpPeer& peer) noexcept LOCKSTEP_REQUIRES(mutex_);
   void hear(TcpPeer& peer) LOCKSTEP_REQUIRES(mutex_);
   void end_peer(TcpPeer& peer, const Failure& failure) LOCKSTEP_REQUIRES(mutex_);
   void fail_locked(const Failure& failure) noexcept LOCKSTEP_REQUIRES(mutex_);
@@ -108,18 +108,19 @@ class TcpLink : public Link, public std::enable_shared_from_this<TcpLink> {
   int rank_;
   int size_;
   microseconds spin_;
-  base::Fd epoll_;
-  base::Fd bell_;  // an eventfd that ends a sleep
   std::atomic<int> waits_for_{kNoRank};
   mutable base::Mutex mutex_;
-  std::condition_variable changed_;
-  std::condition_variable stopped_;  // for the link's own thread
+  // In memory of their own: a child of fork() must not destroy one in which a thread of its parent
+  // sleeps.
+  std::unique_ptr<std::condition_variable> changed_ = std::make_unique<std::condition_variable>();
+  std::unique_ptr<std::condition_variable> stopped_ = std::make_unique<std::condition_variable>();
   std::vector<std::unique_ptr<TcpPeer>> peers_ LOCKSTEP_GUARDED_BY(mutex_);  // none for this worker
-  std::vector<bool> watched_out_ LOCKSTEP_GUARDED_BY(mutex_);  // epoll says when it can write
+  std::optional<TcpPoll> poll_;
   struct State {
     bool driving = false;
     std::uint64_t drives = 0;
     bool told = false;
+    bool closed = false;
     bool stopping = false;
     Clock::time_point last_beat = Clock::now();
   };
@@ -142,13 +143,7 @@ class TcpLink::TcpTransfer : public Transfer {
 };
 
 TcpLink::TcpLink(TcpWorld world)
-    : rank_(world.rank),
-      size_(world.size),
-      spin_(world.crowded ? microseconds(0) : kSpin),
-      epoll_(::epoll_create1(EPOLL_CLOEXEC)),
-      bell_(::eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK)) {
-  if (!epoll_ || !bell_)
-    throw Unavailable(fmt::format("no descriptors for a link: {}", std::strerror(errno)));
+    : rank_(world.rank), size_(world.size), spin_(world.crowded ? microseconds(0) : kSpin) {
   try {
     add_peers(std::move(world));
     if (size_ > 1) tender_ = std::make_unique<std::thread>([this] { tend(); });
@@ -158,33 +153,25 @@ TcpLink::TcpLink(TcpWorld world)
   }
 }
 
+// First all of them, so that all can be told if the rest fails.
 void TcpLink::add_peers(TcpWorld world) {
   const base::Lock lock(mutex_);
-  epoll_event event{};
-  event.events = EPOLLIN;
-  event.data.u64 = static_cast<std::uint64_t>(rank_);  // that of no peer: the bell
-  ::epoll_ctl(epoll_.get(), EPOLL_CTL_ADD, bell_.get(), &event);
-  watched_out_.resize(static_cast<std::size_t>(size_));
   for (int other = 0; other < size_; ++other) {
     auto& formed = world.peers[static_cast<std::size_t>(other)];
     peers_.push_back(other == rank_ ? nullptr
                                     : std::make_unique<TcpPeer>(other, std::move(formed)));
-    if (other != rank_) watch(peer_at(other), EPOLL_CTL_ADD);
+  }
+  poll_.emplace(peers_.size());
+  for (std::size_t other = 0; other < peers_.size(); ++other) {
+    if (peers_[other]) poll_->watch(peers_[other]->socket(), other);
   }
 }
 
-void TcpLink::watch(TcpPeer& peer, int operation) {
-  const auto index = static_cast<std::size_t>(peer.rank());
-  epoll_event event{};
-  event.events = EPOLLIN | (watched_out_[index] ? EPOLLOUT : 0U);
-  event.data.u64 = index;
-  if (::epoll_ctl(epoll_.get(), operation, peer.socket(), &event) == 0 || errno == ENOENT) return;
-  throw Unavailable(fmt::format("a connection cannot be watched: {}", std::strerror(errno)));
-}
-
 TcpLink::~TcpLink() {
-  if (::getpid() != pid_) {  // a child of fork(): the world is its parent's, and so is the thread
+  if (in_child()) {  // so are the threads
     static_cast<void>(tender_.release());
+    static_cast<void>(changed_.release());
+    static_cast<void>(stopped_.release());
     return;
   }
   end({ErrorKind::kPeerLost, {rank_}, fmt::format("rank {} has left the world", rank_)},
@@ -193,20 +180,15 @@ TcpLink::~TcpLink() {
     const base::Lock lock(mutex_);
     state_.stopping = true;
   }
-  stopped_.notify_all();
-  wake();
+  stopped_->notify_all();
+  if (poll_) poll_->ring();
   if (tender_) tender_->join();
 }
 
-void TcpLink::wake() const noexcept {
-  const std::uint64_t one = 1;
-  static_cast<void>(::write(bell_.get(), &one, sizeof one));
-}
-
-// Posts may have been settled, and this is not the thread that drives: it may sleep.
-void TcpLink::spread_news() {
-  changed_.notify_all();
-  if (state_.driving) wake();
+// Wakes all waiters, and the driver, which may sleep in poll_.
+void TcpLink::spread_news() noexcept {
+  changed_->notify_all();
+  if (state_.driving) poll_->ring();
 }
 
 std::unique_ptr<Transfer> TcpLink::send(int peer, Slot slot, const void* data, std::size_t bytes) {
@@ -256,7 +238,7 @@ bool TcpLink::wait(Post& post, Deadline deadline) {
     progress(Who::kOther, 0);  // also if the deadline has passed already
   while (!over(post) && !deadline.expired()) {
     if (state_.driving) {
-      lock.wait_until(changed_, deadline.when());
+      lock.wait_until(*changed_, deadline.when());
       continue;
     }
     drive(post, deadline);
@@ -269,12 +251,12 @@ bool TcpLink::wait(Post& post, Deadline deadline) {
 void TcpLink::cancel(Post& post) {
   const base::Lock lock(mutex_);
   post.cancelled = true;
-  changed_.notify_all();
-  wake();
+  spread_news();
 }
 
 // After this call nobody touches the post's memory.
 void TcpLink::retire(const PostPtr& post) {
+  if (in_child()) return;
   const base::Lock lock(mutex_);
   if (post->state == PostState::kPosted) peer_at(post->peer).retire(post);
 }
@@ -286,12 +268,13 @@ void TcpLink::drive(const Post& post, Deadline deadline) {
     ~Driving() {
       link.state_.driving = false;
       ++link.state_.drives;
-      link.changed_.notify_all();
+      link.changed_->notify_all();
     }
     TcpLink& link;
   } const driving(*this);
   auto spins_until = Clock::now() + spin_;
   while (!over(post) && !deadline.expired()) {
+    beat();  // the link's own thread may find the mutex taken for long
     const auto now = Clock::now();
     const int wait_ms = now < spins_until ? 0 : deadline.left_ms();
     if (progress(Who::kDriver, wait_ms)) spins_until = Clock::now() + spin_;
@@ -301,25 +284,22 @@ void TcpLink::drive(const Post& post, Deadline deadline) {
 // Waits for the sockets, and moves what they have and take. True if something moved. If there is a
 // driver, the bell is for it, and stays until it has heard it.
 bool TcpLink::progress(Who who, int wait_ms) {
-  std::array<epoll_event, 64> events;
+  std::array<TcpPoll::Event, TcpPoll::kMostEvents> events;
   int count = 0;
   {
     const base::Unlock unlocked(mutex_);
-    count = ::epoll_wait(epoll_.get(), events.data(), static_cast<int>(events.size()), wait_ms);
+    count = poll_->wait(events, wait_ms);
   }
   bool moved = false;
   for (int i = 0; i < count; ++i) {
-    const auto index = events[static_cast<std::size_t>(i)].data.u64;
-    const auto which = events[static_cast<std::size_t>(i)].events;
-    if (index == static_cast<std::uint64_t>(rank_)) {
-      std::uint64_t rings = 0;
-      if (who == Who::kDriver || !state_.driving)
-        static_cast<void>(::read(bell_.get(), &rings, sizeof rings));
-      continue;
+    const TcpPoll::Event& event = events[static_cast<std::size_t>(i)];
+    if (event.who != TcpPoll::kBell) {
+      moved = move(peer_at(static_cast<int>(event.who)), event.readable) || moved;
+    } else if (who == Who::kDriver || !state_.driving) {
+      poll_->hear();
     }
-    moved = move(peer_at(static_cast<int>(index)), (which & ~EPOLLOUT) != 0) || moved;
   }
-  if (moved && who == Who::kDriver) changed_.notify_all();
+  if (moved && who == Who::kDriver) changed_->notify_all();
   if (moved && who == Who::kOther) spread_news();
   return moved;
 }
@@ -336,9 +316,8 @@ bool TcpLink::read_from(TcpPeer& peer) {
     hear(peer);
     if (result == Result::kNothing) return false;
     if (result == Result::kSome) return true;
-    ::epoll_ctl(epoll_.get(), EPOLL_CTL_DEL, peer.socket(), nullptr);
-    peer.shut_down();
-    if (result == Result::kClosed)
+    close(peer);
+    if (result == Result::kClosed && !failure_)
       end_peer(peer, {ErrorKind::kPeerLost, {peer.rank()}, lost_text(peer)});
     if (result == Result::kBroken)
       throw Mismatch(
@@ -360,14 +339,22 @@ bool TcpLink::read_from(TcpPeer& peer) {
   return true;
 }
 
-bool TcpLink::write_to(TcpPeer& peer) {
-  const bool wrote = peer.write();
-  const auto index = static_cast<std::size_t>(peer.rank());
-  if (watched_out_[index] != peer.wants_to_write()) {
-    watched_out_[index] = peer.wants_to_write();
-    watch(peer, EPOLL_CTL_MOD);
+bool TcpLink::write_to(TcpPeer& peer) noexcept {
+  try {
+    const bool wrote = peer.write();
+    poll_->set_writable(peer.socket(), static_cast<std::size_t>(peer.rank()),
+                        peer.wants_to_write());
+    return wrote;
+  } catch (const std::exception& error) {
+    close(peer);  // what it was about to say is lost
+    fail_locked(failure_of(rank_, error));
+    return true;
   }
-  return wrote;
+}
+
+void TcpLink::close(TcpPeer& peer) noexcept {
+  if (poll_) poll_->forget(peer.socket());
+  peer.shut_down();
 }
 
 // If the peer has said why it ends, it has ended. One that gives up waiting for this worker is
@@ -390,6 +377,7 @@ void TcpLink::end_peer(TcpPeer& peer, const Failure& failure) {
 }
 
 std::optional<Failure> TcpLink::failure() const {
+  if (in_child()) return std::nullopt;
   const base::Lock lock(mutex_);
   return failure_;
 }
@@ -404,7 +392,7 @@ std::optional<Failure> TcpLink::heard_from(int peer, Deadline deadline) noexcept
   if (!is_peer(peer)) return std::nullopt;  // a peer may have named anybody
   base::Lock lock(mutex_);
   while (!peer_at(peer).said() && !peer_at(peer).failure && !deadline.expired())
-    lock.wait_until(changed_, deadline.when());
+    lock.wait_until(*changed_, deadline.when());
   return peer_at(peer).said();
 }
 
@@ -415,8 +403,8 @@ void TcpLink::fail_locked(const Failure& failure) noexcept {
     if (peer) peer->fail_posts(failure);
   }
   tell_locked(failure);
-  changed_.notify_all();
-  wake();
+  changed_->notify_all();
+  if (poll_) poll_->ring();
 }
 
 void TcpLink::tell_locked(const Failure& failure) noexcept {
@@ -425,12 +413,13 @@ void TcpLink::tell_locked(const Failure& failure) noexcept {
   for (const auto& peer : peers_) {
     if (!peer) continue;
     peer->tell(notice);
-    write_to(*peer);
+    if (poll_) write_to(*peer);
   }
+  spread_news();
 }
 
 void TcpLink::tell(const Failure& failure) noexcept {
-  if (::getpid() != pid_) return;  // a child of fork(): the world is its parent's
+  if (in_child()) return;
   const base::Lock lock(mutex_);
   tell_locked(failure);
   await_receipts(Deadline::after(kNoticePatience));
@@ -444,17 +433,15 @@ void TcpLink::await_receipts(Deadline deadline) noexcept {
   while (!told() && !deadline.expired()) progress(Who::kOther, std::min(deadline.left_ms(), 20));
 }
 
+// Only the first call waits, even if the link has failed before it.
 void TcpLink::end(const Failure& failure, milliseconds patience) noexcept {
-  if (::getpid() != pid_) return;  // as in tell()
+  if (in_child()) return;
   const base::Lock lock(mutex_);
-  if (!failure_) {
-    fail_locked(failure);
-  } else if (patience != kLeavePatience) {
-    return;
-  }
-  await_receipts(Deadline::after(patience));
+  fail_locked(failure);
+  if (std::exchange(state_.closed, true)) return;
+  if (poll_) await_receipts(Deadline::after(patience));
   for (const auto& peer : peers_) {
-    if (peer) peer->shut_down();
+    if (peer) close(*peer);
   }
 }
 
@@ -467,15 +454,15 @@ void TcpLink::tend() {
     const bool others = state_.driving || state_.drives != seen;
     seen = state_.drives;
     if (others) {
-      lock.wait_until(stopped_, Clock::now() + kStandBack);
+      lock.wait_until(*stopped_, Clock::now() + kStandBack);
     } else {
       progress(Who::kOther, static_cast<int>(kBeat.count()) / 4);
     }
   }
 }
 
-// Between hosts a cut network or a stopped host closes no connection. If this process itself has not
-// run for a while, it is in no position to judge others.
+// Between hosts a cut network or a stopped host closes no connection. If this process itself has
+// not run for a while, it is in no position to judge others. What has come already counts as heard.
 void TcpLink::beat() {
   const auto now = Clock::now();
   if (failure_ || now - state_.last_beat < kBeat / 2) return;
@@ -483,10 +470,11 @@ void TcpLink::beat() {
   state_.last_beat = now;
   for (const auto& peer : peers_) {
     if (!peer || !peer->elsewhere() || peer->failure) continue;
-    if (was_away) peer->set_heard(now);
-    peer->beat(now - kBeat);
-    write_to(*peer);
-    if (now - peer->heard() > kSilence)
+    if (was_away) peer->forgive(now);
+    peer->beat(now - kBeat / 2);
+    if (write_to(*peer)) spread_news();
+    if (peer->silent_since(now - kSilence) && read_from(*peer)) spread_news();
+    if (!peer->failure && peer->silent_since(now - kSilence))
       end_peer(*peer, {ErrorKind::kPeerLost, {peer->rank()}, silent_text(*peer)});
   }
 }

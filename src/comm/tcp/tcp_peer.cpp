@@ -9,6 +9,9 @@
 namespace lockstep::comm {
 namespace {
 
+// The most bytes of one write(): the caller holds the link's lock.
+constexpr std::size_t kMostWrite = std::size_t{1} << 20;
+
 std::optional<Tagger> tagger_of(bool tagged, const std::string& key) {
   return tagged ? std::optional<Tagger>(key) : std::nullopt;
 }
@@ -46,11 +49,11 @@ std::byte* TcpPeer::begin(const TcpFrame& frame) {
 }
 
 std::byte* TcpPeer::begin_message(const TcpFrame& frame) {
-  reading_.arrival = {frame.number, frame.total, false, {}};
-  reading_.arrival.bytes.resize(frame.bytes);  // first: it may throw
   reading_.post = posts_.receives.take_wanted(frame.slot);
-  const bool fits = reading_.post && frame.total <= reading_.post->bytes;
-  return fits ? reading_.post->data : reading_.arrival.bytes.data();
+  if (reading_.post && frame.total <= reading_.post->bytes) return reading_.post->data;
+  reading_.arrival = {frame.number, frame.total, false, {}};
+  reading_.arrival.bytes.resize(frame.bytes);
+  return reading_.arrival.bytes.data();
 }
 
 // A message whose receive was withdrawn goes nowhere.
@@ -127,15 +130,24 @@ void TcpPeer::end_data(const TcpFrame& frame) {
 
 bool TcpPeer::write() {
   bool wrote = false;
+  std::size_t begun = 0;  // bytes
   while (!out_.closed()) {
     if (!out_.idle()) wrote = out_.flush() || wrote;
     if (!out_.idle()) break;
     finish_frame();
-    if (!put_next()) break;
+    if (begun >= kMostWrite || !put_next()) break;
+    begun += kTcpHeaderBytes + (writing_.post ? writing_.bytes : 0);
     wrote = true;
   }
   if (wrote) life_.wrote = Clock::now();
   return wrote;
+}
+
+bool TcpPeer::wants_to_write() const {
+  if (out_.closed()) return false;
+  return !out_.idle() || news_.receipt_due || !news_.notice.empty() || news_.beat_due ||
+         !posts_.receives.grants.empty() || !posts_.sends.to_begin.empty() ||
+         !posts_.sends.streaming.empty();
 }
 
 // What the writer had is on its way.
@@ -170,9 +182,8 @@ bool TcpPeer::put_next() {
     return true;
   }
   if (!posts_.sends.to_begin.empty()) {
-    const PostPtr post = posts_.sends.to_begin.front();
-    posts_.sends.to_begin.pop_front();
-    return put_begun(post);
+    begin_send();
+    return true;
   }
   if (!posts_.sends.streaming.empty()) {
     put_data(posts_.sends.streaming.front());
@@ -181,26 +192,29 @@ bool TcpPeer::put_next() {
   return std::exchange(news_.beat_due, false) && put(TcpFrame::Kind::kBeat);
 }
 
-bool TcpPeer::put_begun(const PostPtr& post) {
+// A post leaves its queue when it is safe elsewhere. The writer has it only after put(), which may
+// throw.
+void TcpPeer::begin_send() {
+  const PostPtr post = posts_.sends.to_begin.front();
   if (post->asks) {
     posts_.sends.asked[post->number] = post;
+    posts_.sends.to_begin.pop_front();
     out_.put({TcpFrame::Kind::kAsk, 0, post->slot, post->number, post->bytes}, nullptr);
-    return true;
+    return;
   }
-  writing_.post = post;
-  writing_.bytes = post->bytes;
   out_.put({TcpFrame::Kind::kMessage, static_cast<std::uint32_t>(post->bytes), post->slot,
             post->number, post->bytes},
            post->data);
-  return true;
+  posts_.sends.to_begin.pop_front();
+  writing_ = {post, post->bytes};
 }
 
 void TcpPeer::put_data(const PostPtr& post) {
-  writing_.post = post;
-  writing_.bytes = std::min(post->bytes - post->moved, kMostData);
-  out_.put({TcpFrame::Kind::kData, static_cast<std::uint32_t>(writing_.bytes), post->slot,
-            post->number, post->bytes},
+  const std::size_t part = std::min(post->bytes - post->moved, kMostData);
+  out_.put({TcpFrame::Kind::kData, static_cast<std::uint32_t>(part), post->slot, post->number,
+            post->bytes},
            post->data + post->moved);
+  writing_ = {post, part};
 }
 
 void TcpPeer::retire(const PostPtr& post) {
@@ -224,17 +238,6 @@ void TcpPeer::fail_posts(const Failure& why) {
   }
   out_.keep();
   posts_.fail(why);
-}
-
-void TcpPeer::tell(const std::string& notice) {
-  news_.notice = notice;
-  write();
-}
-
-void TcpPeer::beat(Clock::time_point before) {
-  if (life_.wrote > before) return;
-  news_.beat_due = true;
-  write();
 }
 
 void TcpPeer::shut_down() {

@@ -30,10 +30,10 @@ class TcpPeer : private FrameSink {
 
   // Reads for a while.
   FrameReader::Result read();
-  // Writes until the socket takes no more. True if something was written.
+  // Writes for a while, at most until the socket takes no more. True if something was written.
   bool write();
   // Whether write() would have more, if the socket took it.
-  bool wants_to_write() const { return !out_.idle(); }
+  bool wants_to_write() const;
   void shut_down();
 
   PeerPosts& posts() { return posts_; }
@@ -41,15 +41,18 @@ class TcpPeer : private FrameSink {
   void retire(const PostPtr& post);
   void fail_posts(const Failure& failure);
 
-  // tell: sends a notice, once, before anything else. told: it has been received there, or cannot
-  // be.
-  void tell(const std::string& notice);
+  // tell: the next write() begins with this notice. told: the peer has received it, or its
+  // connection has ended.
+  void tell(const std::string& notice) { news_.notice = notice; }
   bool told() const { return news_.receipt_came || life_.closed; }
   const std::optional<Failure>& said() const { return news_.said; }
-  // A sign of life, if nothing was sent since `before`.
-  void beat(Clock::time_point before);
-  Clock::time_point heard() const { return life_.heard; }
-  void set_heard(Clock::time_point when) { life_.heard = when; }
+  // If nothing was sent since `before`, the next write() sends a sign of life.
+  void beat(Clock::time_point before) { news_.beat_due = life_.wrote < before; }
+  // Whether it has spoken, and nothing was heard since `before`.
+  bool silent_since(Clock::time_point before) const { return life_.heard && *life_.heard < before; }
+  void forgive(Clock::time_point now) {
+    if (life_.heard) life_.heard = now;
+  }
 
   // Why nothing more comes from it.
   std::optional<Failure> failure;
@@ -62,7 +65,7 @@ class TcpPeer : private FrameSink {
   void end_message(const TcpFrame& frame);
   void end_data(const TcpFrame& frame);
   bool put_next();
-  bool put_begun(const PostPtr& post);
+  void begin_send();
   void put_data(const PostPtr& post);
   void finish_frame();
 
@@ -99,7 +102,7 @@ class TcpPeer : private FrameSink {
   News news_;
   struct Life {
     bool closed = false;
-    Clock::time_point heard = Clock::now();
+    std::optional<Clock::time_point> heard;  // nothing until its world has formed, too
     Clock::time_point wrote = Clock::now();
   };
   Life life_;

@@ -6,6 +6,7 @@
 #include <algorithm>
 #include <cerrno>
 #include <cstring>
+#include <new>
 
 #include "base/check.h"
 
@@ -13,10 +14,10 @@ namespace lockstep::comm {
 namespace {
 
 constexpr std::size_t kBuffer = std::size_t{64} << 10;
-// That many bytes go straight from the socket to where they belong.
+// If at least this much of a frame is left, it is read straight into its memory.
 constexpr std::size_t kStraight = std::size_t{16} << 10;
-// Others wait for the lock meanwhile.
-constexpr std::size_t kMostAtOnce = std::size_t{1} << 20;
+// The most bytes of one read(): the caller holds the link's lock.
+constexpr std::size_t kMostRead = std::size_t{1} << 20;
 
 bool would_block() {
   return errno == EAGAIN || errno == EWOULDBLOCK;
@@ -80,7 +81,8 @@ bool FrameWriter::flush() {
     const ssize_t sent = ::sendmsg(socket_, &message, MSG_NOSIGNAL | MSG_DONTWAIT);
     if (sent < 0 && errno == EINTR) continue;
     if (sent < 0 && would_block()) break;
-    if (sent < 0) {
+    if (sent < 0) {  // the reader will see the end
+      ::shutdown(socket_, SHUT_RDWR);
       closed_ = true;
       left_ = 0;
       break;
@@ -91,10 +93,16 @@ bool FrameWriter::flush() {
   return wrote;
 }
 
-void FrameWriter::keep() {
+void FrameWriter::keep() noexcept {
   if (idle() || bytes_ == kept_.data() || count_ == 0) return;
-  kept_.assign(bytes_, bytes_ + count_);
-  bytes_ = kept_.data();
+  try {
+    kept_.assign(bytes_, bytes_ + count_);
+    bytes_ = kept_.data();
+  } catch (const std::bad_alloc&) {  // half a frame is of no use to anybody
+    ::shutdown(socket_, SHUT_RDWR);
+    closed_ = true;
+    left_ = 0;
+  }
 }
 
 FrameReader::FrameReader(int socket, std::optional<Tagger> tagger)
@@ -103,7 +111,7 @@ FrameReader::FrameReader(int socket, std::optional<Tagger> tagger)
 FrameReader::Result FrameReader::read(FrameSink& sink) {
   std::size_t taken = 0;
   Result all = Result::kNothing;
-  while (taken < kMostAtOnce) {
+  while (taken < kMostRead) {
     const bool straight = part_ == Part::kBytes && held() == 0 && left_ >= kStraight && to_;
     const std::size_t before = straight ? left_ : held();
     const Result result = straight ? take_bytes_from_socket() : refill();

@@ -5,6 +5,7 @@
 #include <cstddef>
 #include <cstdint>
 #include <optional>
+#include <utility>
 #include <vector>
 
 #include "comm/tcp/tags.h"
@@ -31,7 +32,7 @@ class FrameWriter {
   // Writes on. True if something was written.
   bool flush();
   // The owner takes back the bytes of the frame that is half written: what is left is copied.
-  void keep();
+  void keep() noexcept;
 
  private:
   std::size_t whole() const;  // bytes of the frame on the wire
@@ -42,7 +43,7 @@ class FrameWriter {
   const std::byte* bytes_ = nullptr;
   std::size_t count_ = 0;  // of bytes_
   Tag tag_{};
-  std::size_t left_ = 0;  // of all four
+  std::size_t left_ = 0;  // bytes of the frame, with its tags, that are not written yet
   std::vector<std::byte> kept_;
   bool closed_ = false;
 };
