@@ -101,6 +101,7 @@ class TcpLink : public Link, public std::enable_shared_from_this<TcpLink> {
   void fail_locked(const Failure& failure) noexcept LOCKSTEP_REQUIRES(mutex_);
   void tell_locked(const Failure& failure) noexcept LOCKSTEP_REQUIRES(mutex_);
   void await_receipts(Deadline deadline) noexcept LOCKSTEP_REQUIRES(mutex_);
+  bool all_told() const LOCKSTEP_REQUIRES(mutex_);
   void end(const Failure& failure, milliseconds patience) noexcept;
   void beat() LOCKSTEP_REQUIRES(mutex_);
 
@@ -426,11 +427,13 @@ void TcpLink::tell(const Failure& failure) noexcept {
 }
 
 void TcpLink::await_receipts(Deadline deadline) noexcept {
-  const auto told = [&] {
-    return std::all_of(peers_.begin(), peers_.end(),
-                       [](const auto& peer) { return !peer || peer->told(); });
-  };
-  while (!told() && !deadline.expired()) progress(Who::kOther, std::min(deadline.left_ms(), 20));
+  while (!all_told() && !deadline.expired())
+    progress(Who::kOther, std::min(deadline.left_ms(), 20));
+}
+
+bool TcpLink::all_told() const {
+  return std::all_of(peers_.begin(), peers_.end(),
+                     [](const auto& peer) { return !peer || peer->told(); });
 }
 
 // Only the first call waits, even if the link has failed before it.
