@@ -299,6 +299,27 @@ TEST(JoinTest, WorkersThatDisagreeOnTheEngineAllHearWhoDoes) {
   for (Worker& worker : workers) EXPECT_THAT(worker.result(), StartsWith("Mismatch: rank "));
 }
 
+TEST(JoinTest, AWireIsTheSameOnAllWorkers) {
+  const auto results = [](const std::vector<std::string>& wires) {
+    std::vector<Worker> workers;
+    for (std::size_t rank = 0; rank < wires.size(); ++rank) {
+      const Variables wire{{"LOCKSTEP_ENGINE", "tcp"}, {"LOCKSTEP_WIRE", wires[rank]}};
+      workers.emplace_back(with(torchrun(static_cast<int>(rank), 2), wire), join_and_sum);
+    }
+    return std::pair{workers[0].result(), workers[1].result()};
+  };
+  const auto same = results({"tagged", "tagged"});
+  EXPECT_THAT(same.first, HasSubstr("rank 0 of 2"));
+  EXPECT_THAT(same.second, HasSubstr("sum 1"));
+  const auto different = results({"tagged", "plain"});
+  EXPECT_THAT(different.first,
+              testing::AllOf(StartsWith("Mismatch: "), HasSubstr("LOCKSTEP_WIRE")));
+  EXPECT_THAT(different.second,
+              testing::AllOf(StartsWith("Mismatch: "), HasSubstr("LOCKSTEP_WIRE")));
+  const auto unknown = results({"rope", "rope"});
+  EXPECT_THAT(unknown.first, StartsWith("BadInput: LOCKSTEP_WIRE is 'rope'"));
+}
+
 TEST(JoinTest, AWorkerKilledWhileJoiningEndsTheOthersSoon) {
   const auto start = std::chrono::steady_clock::now();
   std::vector<Worker> workers;

@@ -133,12 +133,13 @@ struct Joined {
 Joined join_others(const LaunchInfo& info, const std::string& engine, milliseconds timeout,
                    const comm::OnFailure& on_failure) {
   const Deadline deadline = Deadline::after(timeout);
+  const Wire wire = wire_asked();
   const std::string secret = secret_of(info);
   const Host host(info, secret, deadline);
   const control::JoinRequest request{info.rank, info.size, LOCKSTEP_VERSION, engine, timeout};
   control::RendezvousClient client(host.address(), secret, request, deadline);
   const std::string& named = info.interface_name;
-  const CommOptions options{timeout, named.empty() ? client.local_host() : named, wire_asked()};
+  const CommOptions options{timeout, named.empty() ? client.local_host() : named, wire};
   Joined joined{client.generation(), connect_all(engine, client, options, on_failure)};
   client.done(deadline);
   return joined;
