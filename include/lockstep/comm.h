@@ -30,6 +30,8 @@ enum class Algorithm : std::uint8_t {
   kRing = 3,             // not bit-stable
   kTree = 4,             // bit-stable for one partial per worker; few messages, more bytes
   kNative = 5,           // the engine's own collective; not bit-stable
+  kTwoLevels = 6,        // bit-stable; first over the workers of a host, then between hosts. All
+                         // buffers are in memory of share_on_host(). Half types go by direct
 };
 
 const char* name(Algorithm algorithm) noexcept;
@@ -61,6 +63,10 @@ struct CommOptions {
 
   // All workers must have the same.
   Wire wire = Wire::kAuto;
+
+  // A name for the host of this worker. Workers with different names share no memory, even if they
+  // could. Empty: what the kernel says.
+  std::string host;
 };
 
 // The workers of one generation, connected.
@@ -94,6 +100,9 @@ class Comm {
   int size() const;
   const std::string& engine() const;          // "thread", "tcp" …
   std::chrono::milliseconds timeout() const;  // of one operation
+  // The number of each worker's host, if two-levels can run: there are several hosts, and one has
+  // several workers. Else empty.
+  const std::vector<int>& hosts() const;
 
   // Messages between two workers. They arrive in the order in which they were sent. Both sides name
   // the same count and dtype. Messages do not wait for collectives of the same channel, nor
@@ -144,6 +153,11 @@ class Comm {
   // (Arena::private_data).
   enum class Mappings : bool { kShared, kAlsoPrivate };
   std::shared_ptr<SharedArena> share(std::size_t bytes, Mappings mappings = Mappings::kShared);
+
+  // The same among those workers of this Comm that are on this worker's host; ranks of the arenas
+  // count only them. Null, on all workers, if the Comm has one host, if no host has two of its
+  // workers, or if the engine cannot share. Then two-levels does not run. Collective and blocking.
+  std::shared_ptr<SharedArena> share_on_host(std::size_t bytes);
 
   // Memory of a device for buffers of this Comm. Throws Unavailable if the device has too little
   // memory, BadInput if the engine has no devices. Neither harms the Comm.

@@ -12,7 +12,9 @@
 namespace lockstep::comm {
 
 Channel::Channel(Group group)
-    : group_(std::move(group)), engine_(group_.link->engine()), messages_(group_) {}
+    : group_(std::move(group)), engine_(group_.link->engine()), messages_(group_) {
+  group_.find_hosts();
+}
 
 // The threads of the queues end only when their operations have ended. Nobody will wait for
 // operations that are left, so ending the link ends them.
@@ -38,22 +40,30 @@ std::shared_ptr<Channel> Channel::of_world(std::shared_ptr<Link> link, const Com
 
 std::shared_ptr<Exchange> Channel::exchange(const Header& header) {
   Setting setting = group_.setting(Group::Lane::kCollectives, scratch_);
-  setting.board = board_.get([this] {
-    try {
-      return group_.link->make_board(group_.id, group_.members);
-    } catch (const Error& error) {
-      group_.link->fail(failure_from(error));
-      throw;
-    }
-  });
+  setting.board = boards_.all.get([this] { return make_board(group_.id, group_.members); });
+  if (header.algorithm == Algorithm::kTwoLevels) {
+    setting.neighbours = group_.neighbours;
+    setting.host_board = boards_.on_host.get([this] {
+      return make_board(base::mix64(group_.id ^ (std::uint64_t{4} << 32)), group_.neighbours);
+    });
+  }
   return std::make_shared<Exchange>(setting, header, Deadline::after(group_.timeout));
+}
+
+std::unique_ptr<Board> Channel::make_board(std::uint64_t id, std::span<const int> members) const {
+  try {
+    return group_.link->make_board(id, members);
+  } catch (const Error& error) {
+    group_.link->fail(failure_from(error));
+    throw;
+  }
 }
 
 // On a board an operation can begin in the call, if no operation before it is left.
 std::shared_ptr<Exchange> Channel::begin(const Header& header, Opening opening) {
-  if (opening.card == Opening::Card::kNone || !collectives_.idle() || board_.missing())
+  if (opening.card == Opening::Card::kNone || !collectives_.idle() || boards_.all.missing())
     return nullptr;
-  if (board_.made() != nullptr) board_.made()->prepare(opening.bytes());
+  if (boards_.all.made() != nullptr) boards_.all.made()->prepare(opening.bytes());
   auto begun = exchange(header);
   if (!begun->has_board()) return nullptr;
   if (opening.card == Opening::Card::kData) {
@@ -117,6 +127,16 @@ Buffer Channel::staged(const Buffer& data) const {
 void Channel::unstage(const Buffer& copy, const Buffer& data) const {
   std::memcpy(data.data, copy.data, data.bytes());
   group_.link->host()->staging->give_back();
+}
+
+void Channel::require_on_host(std::span<const Buffer> buffers) const {
+  for (const Buffer& buffer : buffers) {
+    const SharedMemory& memory = group_.link->host()->memory;
+    if (memory.locate(buffer.data, buffer.bytes(), group_.neighbours).shared()) continue;
+    throw BadInput(
+        "two-levels reduces memory that the workers of a host share: take it from "
+        "share_on_host()");
+  }
 }
 
 DeviceGroup* Channel::device() {

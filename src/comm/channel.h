@@ -107,6 +107,9 @@ class Channel {
   // For a copy in staging memory: copies the result back.
   void unstage(const Buffer& copy, const Buffer& data) const;
 
+  // BadInput if a buffer is not in memory that all neighbours have mapped: two levels need that.
+  void require_on_host(std::span<const Buffer> buffers) const;
+
   // Null if the engine has no devices.
   DeviceGroup* device();
 
@@ -124,10 +127,15 @@ class Channel {
 
  private:
   std::shared_ptr<Exchange> exchange(const Header& header);
+  std::unique_ptr<Board> make_board(std::uint64_t id, std::span<const int> members) const;
   std::shared_ptr<Exchange> begin(const Header& header, Opening opening);
   // What is left of an operation that has begun.
   enum class Left : std::uint8_t { kBody, kLastRound, kNothing };
   Left run_at_once(Exchange& begun, Opening opening, const std::function<void(Exchange&)>& body);
+  struct Boards {
+    OnDemand<Board> all;
+    OnDemand<Board> on_host;  // of the members on this worker's host, for two levels
+  };
   struct Begun {
     std::shared_ptr<Exchange> exchange;  // null: it begins on the thread that runs it
     bool needed = true;                  // peers wait for what is left
@@ -143,7 +151,7 @@ class Channel {
   std::set<std::uint32_t> channels_;
   std::map<std::vector<int>, std::uint64_t> splits_;  // how many splits each list had
   Scratch scratch_;
-  OnDemand<Board> board_;         // of the collectives
+  Boards boards_;
   OnDemand<DeviceGroup> device_;  // for buffers on a device
   Executor collectives_;
   Messages messages_;

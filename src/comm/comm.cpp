@@ -34,8 +34,9 @@ comm::ReduceRule rule_of(const ReduceOptions& options, const Buffer& data) {
   return {options.op, options.factor};
 }
 
-comm::Choice choose(Algorithm asked, int shards, const comm::Group& group) {
-  return comm::choose(asked, shards, group.size());
+// Sums of half types must not be rounded on a host: they go in one level.
+comm::Choice choose(Algorithm asked, int shards, const comm::Group& group, DType dtype) {
+  return comm::choose(asked, shards, {group.size(), !group.hosts.empty() && !flat::is_half(dtype)});
 }
 
 void run_all_reduce(Exchange& exchange, Algorithm algorithm, Buffer data, comm::ReduceRule rule) {
@@ -46,7 +47,8 @@ void run_all_reduce(Exchange& exchange, Algorithm algorithm, Buffer data, comm::
       return comm::ring_all_reduce(exchange, data, rule);
     case Algorithm::kTree:
       return comm::tree_all_reduce(exchange, data, rule);
-    case Algorithm::kNative:  // of devices only
+    case Algorithm::kTwoLevels:  // has partials of its own
+    case Algorithm::kNative:     // of devices only
     case Algorithm::kDirect:
     case Algorithm::kAutomatic:
       break;
@@ -103,6 +105,10 @@ int Comm::size() const {
 std::chrono::milliseconds Comm::timeout() const {
   return channel_->group().timeout;
 }
+const std::vector<int>& Comm::hosts() const {
+  return channel_->group().hosts;
+}
+
 const std::string& Comm::engine() const {
   return channel_->engine();
 }
@@ -143,7 +149,8 @@ Work Comm::all_reduce(Buffer data, ReduceOptions options) {
     flat::scale(data.dtype, rule.factor, data.data, data.data, data.count);
     return {};
   }
-  const comm::Choice choice = choose(options.algorithm, size(), channel_->group());
+  const comm::Choice choice = choose(options.algorithm, size(), channel_->group(), data.dtype);
+  if (choice.algorithm == Algorithm::kTwoLevels) return reduce({data}, size(), data, options);
   Header header = header_of(Kind::kAllReduce, data);
   header.op = options.op;
   header.algorithm = choice.algorithm;
@@ -200,16 +207,25 @@ Work Comm::reduce(std::vector<Buffer> partials, int shards, Buffer result, Reduc
   if (auto device = DeviceCollectives::of(*channel_, result))
     return device->reduce({partials.begin(), partials.end()}, shards, result, rule,
                           options.algorithm);
-  const comm::Choice choice = choose(options.algorithm, shards, channel_->group());
+  const comm::Choice choice = choose(options.algorithm, shards, channel_->group(), result.dtype);
   Header header = header_of(Kind::kReduce, result);
   header.op = options.op;
   header.algorithm = choice.algorithm;
   header.detail = static_cast<std::uint32_t>(shards);
+  const bool two_levels = choice.algorithm == Algorithm::kTwoLevels;
+  if (two_levels) {
+    channel_->require_on_host(partials);
+    channel_->require_on_host({&result, 1});
+  }
   const auto body = [partials = std::move(partials), shards, result, rule,
+                     hosts = two_levels ? channel_->group().hosts : std::vector<int>(),
                      algorithm = choice.algorithm](Exchange& exchange) {
-    if (algorithm == Algorithm::kDirect) {
+    if (algorithm == Algorithm::kDirect || algorithm == Algorithm::kTwoLevels) {
       const auto plan = plan::plan_reduction(shards, exchange.size());
-      return comm::direct_reduce(exchange, plan, partials, result, rule);
+      if (algorithm == Algorithm::kDirect)
+        return comm::direct_reduce(exchange, plan, partials, result, rule);
+      return comm::two_level_reduce(exchange, plan::plan_two_levels(plan, hosts), partials, result,
+                                    rule);
     }
     if (result.data != partials[0].data && result.count > 0) {
       std::memcpy(result.data, partials[0].data, result.bytes());
@@ -220,7 +236,7 @@ Work Comm::reduce(std::vector<Buffer> partials, int shards, Buffer result, Reduc
 }
 
 Algorithm Comm::runs(Algorithm asked, int shards) const {
-  return choose(asked, shards, channel_->group()).algorithm;
+  return choose(asked, shards, channel_->group(), DType::kFloat32).algorithm;
 }
 
 Work Comm::reduce_scatter(Buffer data, const std::vector<std::size_t>& counts,
@@ -288,6 +304,18 @@ Work Comm::barrier() {
 std::shared_ptr<SharedArena> Comm::share(std::size_t bytes, Mappings mappings) {
   channel_->require_alive();
   return comm::share(*this, channel_->group(), channel_->next_arena(), {bytes, mappings});
+}
+
+std::shared_ptr<SharedArena> Comm::share_on_host(std::size_t bytes) {
+  channel_->require_alive();
+  const comm::Group& group = channel_->group();
+  if (group.hosts.empty()) return nullptr;
+  const int own = group.hosts[static_cast<std::size_t>(group.rank)];
+  std::vector<int> here;
+  for (int rank = 0; rank < size(); ++rank) {
+    if (group.hosts[static_cast<std::size_t>(rank)] == own) here.push_back(rank);
+  }
+  return split(std::move(here)).share(bytes);
 }
 
 std::shared_ptr<DeviceArena> Comm::device_arena(Device device, std::size_t bytes) {

@@ -13,8 +13,9 @@
 #include "base/mutex.h"
 #include "comm/arena/offer.h"
 #include "comm/channel.h"
-#include "comm/core/link.h"
+#include "comm/core/passing_link.h"
 #include "comm/nccl/nccl_engine.h"
+#include "comm/shm/host_link.h"
 #include "comm/shm/shm_engine.h"
 #include "comm/tcp/tcp_engine.h"
 #include "comm/thread/thread_engine.h"
@@ -22,53 +23,21 @@
 namespace lockstep::comm {
 namespace {
 
-// The witness: a link that passes everything on to the one below, and calls `on_failure` when that
-// one ends.
-//
-// Threads, Blocking, Failure: as the link below, which it owns.
-class WitnessedLink : public Link {
+// The witness: calls `on_failure` when the link below ends.
+class WitnessedLink : public PassingLink {
  public:
   WitnessedLink(std::shared_ptr<Link> link, OnFailure on_failure)
-      : link_(std::move(link)), on_failure_(std::move(on_failure)) {}
-
-  int rank() const override { return link_->rank(); }
-  int size() const override { return link_->size(); }
-  std::string engine() const override { return link_->engine(); }
-  bool over_network() const override { return link_->over_network(); }
-
-  std::unique_ptr<Transfer> send(int peer, Slot slot, const void* data,
-                                 std::size_t bytes) override {
-    return link_->send(peer, slot, data, bytes);
-  }
-  std::unique_ptr<Transfer> recv(int peer, Slot slot, void* data, std::size_t bytes) override {
-    return link_->recv(peer, slot, data, bytes);
-  }
+      : PassingLink(std::move(link)), on_failure_(std::move(on_failure)) {}
 
   // Every failure leaves through here. In a child of fork() the link belongs to the parent: the
   // call below does nothing there, so there is no failure to tell.
   void fail(const Failure& failure) noexcept override {
-    link_->fail(failure);
-    if (const auto reason = link_->failure(); reason && !told_.exchange(true)) on_failure_(*reason);
-  }
-  std::optional<Failure> failure() const override { return link_->failure(); }
-  void tell(const Failure& failure) noexcept override { link_->tell(failure); }
-  std::optional<Failure> heard_from(int peer, Deadline deadline) noexcept override {
-    return link_->heard_from(peer, deadline);
-  }
-  void waits_for(int peer) noexcept override { link_->waits_for(peer); }
-  std::optional<Failure> end_of(int peer) const override { return link_->end_of(peer); }
-
-  Host* host() override { return link_->host(); }
-  std::unique_ptr<Board> make_board(std::uint64_t group, std::span<const int> members) override {
-    return link_->make_board(group, members);
-  }
-  std::unique_ptr<DeviceGroup> make_device_group(std::span<const int> members,
-                                                 std::chrono::milliseconds timeout) override {
-    return link_->make_device_group(members, timeout);
+    below().fail(failure);
+    if (const auto reason = below().failure(); reason && !told_.exchange(true))
+      on_failure_(*reason);
   }
 
  private:
-  std::shared_ptr<Link> link_;
   OnFailure on_failure_;
   std::atomic<bool> told_{false};
 };
@@ -105,9 +74,15 @@ std::shared_ptr<Link> connect_thread(Bootstrap& bootstrap, const CommOptions& op
   return node.mapped();
 }
 
-bool all_on_one_host(Bootstrap& bootstrap, Deadline deadline) {
+// Over TCP, and through shared memory where workers are on one host of several.
+std::shared_ptr<Link> connect_hosts(Bootstrap& bootstrap, const CommOptions& options) {
+  return share_hosts(connect_tcp(bootstrap, options), bootstrap, options);
+}
+
+bool all_on_one_host(Bootstrap& bootstrap, const CommOptions& options) {
+  const auto deadline = Deadline::after(options.timeout);
   const auto key = [](int rank) { return fmt::format("nccl/host/{}", rank); };
-  const std::string here = host_identity();
+  const std::string here = host_name(options.host);
   bootstrap.put(key(bootstrap.rank()), here, deadline);
   bool all = true;
   for (int rank = 0; rank < bootstrap.size(); ++rank)
@@ -120,7 +95,7 @@ bool all_on_one_host(Bootstrap& bootstrap, Deadline deadline) {
 std::shared_ptr<Link> connect_nccl(Bootstrap& bootstrap, const CommOptions& options,
                                    const OnFailure& on_failure) {
   auto api = load_nccl();
-  const bool one_host = all_on_one_host(bootstrap, Deadline::after(options.timeout));
+  const bool one_host = all_on_one_host(bootstrap, options);
   auto host = one_host ? connect_shm(bootstrap, options) : connect_tcp(bootstrap, options);
   return make_nccl_link(witnessed(std::move(host), on_failure), std::move(api));
 }
@@ -177,7 +152,7 @@ constexpr Engine kEngines[] = {
     {"shm", "CPU workers of one host, through shared memory", "", [] { return true; },
      connect_host<connect_shm>},
     {"tcp", "CPU workers of one or several hosts, over TCP", "", [] { return true; },
-     connect_host<connect_tcp>},
+     connect_host<connect_hosts>},
     {"nccl", "workers with GPUs, of one or several hosts, over NCCL",
      "install the CUDA toolkit (nvcc) and NCCL (libnccl-dev) and build again", nccl_built,
      connect_nccl},

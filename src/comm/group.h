@@ -20,6 +20,14 @@ struct Group {
   int rank = 0;
   std::chrono::milliseconds timeout{0};
 
+  // The number of each member's host, counted among the hosts of the group. Empty if two levels gain
+  // nothing: there is one host, or each member has a host of its own, or nobody knows.
+  std::vector<int> hosts;
+  // The link's ranks of the members on this worker's host.
+  std::vector<int> neighbours;
+  // Asks the link for these two.
+  void find_hosts();
+
   int size() const { return static_cast<int>(members.size()); }
 
   // Collectives and messages do not wait for each other, so they have different slots. Of every

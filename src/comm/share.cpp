@@ -116,9 +116,11 @@ std::shared_ptr<SharedArena> share(Comm& comm, const Group& group, std::uint64_t
   if (comm.size() == 1) {
     arenas.push_back(Arena::create(wanted.bytes));
     if (wanted.mappings == Comm::Mappings::kAlsoPrivate) arenas.back().map_privately();
-    return std::make_shared<SharedArena>(std::move(arenas), 0);
+    auto arena = std::make_shared<SharedArena>(std::move(arenas), 0);
+    if (host != nullptr) host->memory.add(id, group.members, arena);
+    return arena;
   }
-  if (host == nullptr) return nullptr;
+  if (host == nullptr || group.neighbours.size() < group.members.size()) return nullptr;
   try {
     require_memory(comm, wanted.bytes);
     arenas =

@@ -139,7 +139,8 @@ Joined join_others(const LaunchInfo& info, const std::string& engine, millisecon
   const control::JoinRequest request{info.rank, info.size, LOCKSTEP_VERSION, engine, timeout};
   control::RendezvousClient client(host.address(), secret, request, deadline);
   const std::string& named = info.interface_name;
-  const CommOptions options{timeout, named.empty() ? client.local_host() : named, wire};
+  const CommOptions options{timeout, named.empty() ? client.local_host() : named, wire,
+                            base::environment("LOCKSTEP_HOST").value_or("")};
   Joined joined{client.generation(), connect_all(engine, client, options, on_failure)};
   client.done(deadline);
   return joined;

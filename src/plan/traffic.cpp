@@ -6,7 +6,7 @@ namespace lockstep::plan {
 namespace {
 
 constexpr std::size_t kShortBytes = 4096;  // up to here a round trip costs more than the bytes
-constexpr std::size_t kLineBytes = 64;     // no two owners write to one line of the cache
+constexpr std::size_t kLineBytes = 64;
 
 }  // namespace
 
@@ -23,9 +23,13 @@ std::vector<std::size_t> even_bounds(std::size_t count, int workers, std::size_t
   return bounds;
 }
 
+std::size_t line_elements(std::size_t element_bytes) {
+  return kLineBytes / element_bytes;
+}
+
 DirectCut direct_cut(std::size_t count, std::size_t element_bytes, int workers) {
   if (count * element_bytes <= kShortBytes) return {true, {}};
-  return {false, even_bounds(count, workers, kLineBytes / element_bytes)};
+  return {false, even_bounds(count, workers, line_elements(element_bytes))};
 }
 
 std::vector<Traffic> direct_traffic(const Reduction& plan, std::size_t count,

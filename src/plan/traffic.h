@@ -24,6 +24,9 @@ namespace lockstep::plan {
 // bounds[w+1]−1.
 std::vector<std::size_t> even_bounds(std::size_t count, int workers, std::size_t granule);
 
+// The elements of one line of a cache. Slices begin at lines, so that no two owners write to one.
+std::size_t line_elements(std::size_t element_bytes);
+
 // Which worker owns which elements of a buffer in a direct reduction.
 struct DirectCut {
   bool everyone_owns_all = false;   // a short buffer: no sums are handed out

@@ -4,39 +4,15 @@
 #include <lockstep/errors.h>
 
 #include <algorithm>
-#include <map>
 #include <utility>
 
 #include "plan/accumulation.h"
+#include "plan/expressions.h"
 
 namespace lockstep::plan {
 namespace {
 
 constexpr int kMostShards = 64;
-
-// Expressions as numbers: the same expression always gets the same number, so that comparing two
-// sums operand by operand is comparing two numbers.
-class Expressions {
- public:
-  int shard(int s) { return intern({-1, s}); }
-  int sum(int left, int right) { return intern({left, right}); }
-
- private:
-  int intern(std::pair<int, int> key) {
-    return known_.emplace(key, static_cast<int>(known_.size())).first->second;
-  }
-  std::map<std::pair<int, int>, int> known_;
-};
-
-// The definition, written again: split at the largest power of two below the size.
-int by_definition(Expressions& all, int begin, int end) {
-  if (end - begin == 1) return all.shard(begin);
-  int half = 1;
-  while (half * 2 < end - begin) half *= 2;
-  const int left = by_definition(all, begin, begin + half);
-  const int right = by_definition(all, begin + half, end);
-  return all.sum(left, right);
-}
 
 // The same as a binary counter: equal sizes carry, and what is left folds smallest first.
 int by_counter(Expressions& all, int begin, int end) {
@@ -62,10 +38,7 @@ int play(Expressions& all, const Reduction& plan) {
   for (const Operand& operand : plan.operands) {
     values.push_back(by_counter(all, operand.range.begin, operand.range.end));
   }
-  for (const Addition& addition : plan.additions) {
-    values.push_back(all.sum(values.at(addition.left), values.at(addition.right)));
-  }
-  return values.back();
+  return all.add_up(plan, std::move(values));
 }
 
 void collect_nodes(int begin, int end, std::vector<ShardRange>& nodes) {

@@ -356,6 +356,7 @@ std::vector<std::string> built_engines() {
     if (engine.built) names.push_back(engine.name);
   }
   names.emplace_back(kTcpTagged);
+  names.emplace_back(kTcpHosts);
   return names;
 }
 

@@ -54,16 +54,21 @@ Outcome outcome_of(const std::function<void()>& body) {
   return outcome;
 }
 
-CommOptions options_of(const WorldSpec& spec) {
+CommOptions options_of(const WorldSpec& spec, int rank) {
   CommOptions options;
   options.timeout = spec.timeout;
   if (spec.engine == kTcpTagged) options.wire = Wire::kTagged;
+  if (!spec.hosts.empty()) {
+    options.host = fmt::to_string(spec.hosts[static_cast<std::size_t>(rank)]);
+  } else if (spec.engine == kTcpHosts) {
+    options.host = fmt::to_string(rank / 2);
+  }
   return options;
 }
 
 // A wire with tags is tested as if it were an engine of its own.
 Comm connect_as(const WorldSpec& spec, Bootstrap& bootstrap) {
-  return connect(engine_called(spec.engine), bootstrap, options_of(spec));
+  return connect(engine_called(spec.engine), bootstrap, options_of(spec, bootstrap.rank()));
 }
 
 std::string to_text(const Outcome& outcome) {

@@ -91,16 +91,20 @@ class Wrapped : public Bootstrap {
   Bootstrap& inner_;
 };
 
-// The name of the engine tcp in these tests if all frames have tags.
+// Names of the engine tcp in these tests: if all frames have tags, and if ranks 0 and 1, 2 and 3 …
+// are on one host each.
 inline constexpr const char* kTcpTagged = "tcp_tagged";
+inline constexpr const char* kTcpHosts = "tcp_hosts";
 inline std::string engine_called(const std::string& name) {
-  return name == kTcpTagged ? "tcp" : name;
+  return name == kTcpTagged || name == kTcpHosts ? "tcp" : name;
 }
 
 struct WorldSpec {
-  std::string engine = "thread";  // or kTcpTagged
+  std::string engine = "thread";  // or kTcpTagged, or kTcpHosts
   int size = 2;
   std::chrono::milliseconds timeout{20'000};
+  std::vector<int> hosts =
+      {};  // the number of each worker's host; empty: as the engine's name says
 };
 
 // How one worker ended.

@@ -43,13 +43,14 @@ std::vector<Levels> make_factors() {
   for (const EngineInfo& engine : engines()) {
     if (engine.built) built.push_back(engine.name);
   }
+  built.emplace_back(kTcpHosts);
   return {{"mlp", "cnn", "gpt"},
           all_optimizer_names(),
           {"0", "0.5"},
           {"8", "1", "2", "3", "5", "6", "7"},
           {"1", "2", "3", "4", "5", "8"},
           built,
-          {"direct", "halving-doubling"},
+          {"automatic", "halving-doubling"},
           {"65536", "1048576", "26214400"}};
 }
 const std::vector<Levels>& factors() {
@@ -218,8 +219,8 @@ TrainerParts parts_for(const Choices& run, World& world, std::uint64_t seed) {
   auto model = data_parallel(
       net, world,
       {.bucket_bytes = static_cast<std::size_t>(number(run, kBucket)),
-       .algorithm =
-           level(run, kAlgorithm) == "direct" ? Algorithm::kDirect : Algorithm::kHalvingDoubling});
+       .algorithm = level(run, kAlgorithm) == "automatic" ? Algorithm::kAutomatic
+                                                          : Algorithm::kHalvingDoubling});
   TrainerParts parts{.model = model,
                      .module = net,
                      .optimizer = optimizer_for(run, model),

@@ -74,7 +74,7 @@ On what
   --share-gpus         more workers than GPUs, which take turns: for tests, slow
   --graphs X           on, off or auto: a step on a GPU as a CUDA graph (default: auto)
   --engine E           what moves bytes between workers; see `lockstep doctor`
-  --algorithm A        automatic, direct, halving-doubling, ring, tree or native
+  --algorithm A        automatic, direct, two-levels, halving-doubling, ring, tree or native
   --bucket-bytes N     gradients that travel together (default: 26214400)
   --loader-threads T   threads of each worker that read ahead (default: 1)
 What is kept and shown
@@ -141,7 +141,8 @@ constexpr base::Choice<Algorithm> kAlgorithms[] = {
     {Algorithm::kHalvingDoubling, "halving-doubling"},
     {Algorithm::kRing, "ring"},
     {Algorithm::kTree, "tree"},
-    {Algorithm::kNative, "native"}};
+    {Algorithm::kNative, "native"},
+    {Algorithm::kTwoLevels, "two-levels"}};
 
 // The value of --checkpoint if the directory is still to be chosen.
 constexpr const char* kOpenCheckpoint = "auto";

@@ -324,12 +324,14 @@ TrainerHooks show_on(Progress& progress) {
 // With `direct`, gradients in memory that all workers share are summed in place, and none travels.
 StepTraffic traffic_of_step(const Replica& model, Algorithm asked, int shards) {
   replica::Replicated& state = replica::inside(model);
-  const Algorithm algorithm = state.comm().runs(asked, shards);
+  const bool levels = asked == Algorithm::kAutomatic && state.banks().front().memory().on_host();
+  const Algorithm algorithm = state.comm().runs(levels ? Algorithm::kTwoLevels : asked, shards);
   const int workers = state.comm().size();
   if (workers > 1 && algorithm == Algorithm::kDirect && state.banks().front().memory().shared())
     return {.in_place = true, .bytes = 0, .times_ring = {}};
   return traffic_of(algorithm, shards, workers,
-                    plan::in_layout(state.parts().plan.buckets, state.banks().layout()));
+                    plan::in_layout(state.parts().plan.buckets, state.banks().layout()),
+                    state.comm().hosts());
 }
 
 }  // namespace

@@ -6,21 +6,23 @@
 #include <cmath>
 #include <vector>
 
-#include "plan/traffic.h"
+#include "plan/hosts.h"
 
 namespace lockstep::app {
 namespace {
 
 constexpr double kMuch = 2;  // times ring's
 
-std::size_t busiest_of_direct(int shards, int workers, std::span<const plan::Bucket> buckets) {
-  const plan::Reduction reduction = plan::plan_reduction(shards, workers);
-  std::vector<plan::Traffic> sums(static_cast<std::size_t>(workers));
+// What the busiest one sends or receives, if `traffic` says it of one bucket for all workers or hosts.
+template <typename TrafficOf>
+std::size_t busiest(std::span<const plan::Bucket> buckets, const TrafficOf& traffic) {
+  std::vector<plan::Traffic> sums;
   for (const plan::Bucket& bucket : buckets) {
-    const auto traffic = plan::direct_traffic(reduction, bucket.count(), size_of(bucket.dtype));
-    for (std::size_t rank = 0; rank < sums.size(); ++rank) {
-      sums[rank].sent += traffic[rank].sent;
-      sums[rank].received += traffic[rank].received;
+    const std::vector<plan::Traffic> all = traffic(bucket.count(), size_of(bucket.dtype));
+    sums.resize(all.size());
+    for (std::size_t i = 0; i < all.size(); ++i) {
+      sums[i].sent += all[i].sent;
+      sums[i].received += all[i].received;
     }
   }
   std::size_t most = 0;
@@ -28,17 +30,23 @@ std::size_t busiest_of_direct(int shards, int workers, std::span<const plan::Buc
   return most;
 }
 
+double ring_of(std::span<const plan::Bucket> buckets, int members) {
+  double bytes = 0;
+  for (const plan::Bucket& bucket : buckets) bytes += plan::ring_bytes(bucket.bytes, members);
+  return bytes;
+}
+
 }  // namespace
 
 StepTraffic traffic_of(Algorithm algorithm, int shards, int workers,
-                       std::span<const plan::Bucket> buckets) {
+                       std::span<const plan::Bucket> buckets, std::span<const int> hosts) {
   StepTraffic traffic;
   if (workers == 1) {
     traffic.bytes = 0;
     return traffic;
   }
-  double ring = 0;
-  for (const plan::Bucket& bucket : buckets) ring += plan::ring_bytes(bucket.bytes, workers);
+  const plan::Reduction reduction = plan::plan_reduction(shards, workers);
+  double ring = ring_of(buckets, workers);
   switch (algorithm) {
     case Algorithm::kRing:
     case Algorithm::kHalvingDoubling:
@@ -47,9 +55,21 @@ StepTraffic traffic_of(Algorithm algorithm, int shards, int workers,
       break;
     case Algorithm::kAutomatic:
     case Algorithm::kDirect:
-      traffic.bytes = busiest_of_direct(shards, workers, buckets);
+      traffic.bytes = busiest(buckets, [&](std::size_t count, std::size_t element) {
+        return plan::direct_traffic(reduction, count, element);
+      });
       if (ring > 0) traffic.times_ring = static_cast<double>(*traffic.bytes) / ring;
       break;
+    case Algorithm::kTwoLevels: {
+      const auto levels = plan::plan_two_levels(reduction, {hosts.begin(), hosts.end()});
+      traffic.bytes = busiest(buckets, [&](std::size_t count, std::size_t element) {
+        return plan::two_level_traffic(levels, count, element);
+      });
+      ring = ring_of(buckets, static_cast<int>(levels.hosts.size()));
+      if (ring > 0) traffic.times_ring = static_cast<double>(*traffic.bytes) / ring;
+      traffic.of_host = true;
+      break;
+    }
     case Algorithm::kTree:
     case Algorithm::kNative:
       break;
@@ -61,8 +81,8 @@ std::string spoken(const StepTraffic& traffic, int shards, int workers) {
   if (traffic.in_place) return "in place: no gradient is sent";
   if (!traffic.bytes || !traffic.times_ring) return {};
   const double megabytes = static_cast<double>(*traffic.bytes) / 1e6;
-  const std::string moved =
-      fmt::format("{:.1f} MB of gradients a step for the busiest worker", megabytes);
+  const std::string moved = fmt::format("{:.1f} MB of gradients a step for the busiest {}",
+                                        megabytes, traffic.of_host ? "host" : "worker");
   if (*traffic.times_ring <= kMuch)
     return fmt::format("{}, {:.2f} times ring's", moved, *traffic.times_ring);
   return fmt::format("{}: S = {} on {} workers moves {:.1f} times ring's bytes", moved, shards,

@@ -19,12 +19,13 @@ struct StepTraffic {
   std::optional<std::size_t> bytes;
   // Divided by the bytes of the ring algorithm; nothing if those are 0, or if bytes are not known.
   std::optional<double> times_ring;
+  bool of_host = false;  // in two levels: of the busiest host, and of a ring of hosts
 };
 
 // For buckets that are reduced by messages between workers with this algorithm (Comm::runs). The bytes of `tree` and of
-// an engine's own all-reduce are not known.
+// an engine's own all-reduce are not known. `hosts` is Comm::hosts(), for two levels.
 StepTraffic traffic_of(Algorithm algorithm, int shards, int workers,
-                       std::span<const plan::Bucket> buckets);
+                       std::span<const plan::Bucket> buckets, std::span<const int> hosts = {});
 
 // A line for people, or nothing if there is nothing to say.
 std::string spoken(const StepTraffic& traffic, int shards, int workers);

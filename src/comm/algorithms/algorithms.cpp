@@ -10,8 +10,15 @@
 
 namespace lockstep::comm {
 
-Choice choose(Algorithm asked, int shards, int workers) {
+Choice choose(Algorithm asked, int shards, Possible possible) {
+  const int workers = possible.workers;
   if (asked == Algorithm::kAutomatic || workers == 1) return {Algorithm::kDirect, "direct"};
+  if (asked == Algorithm::kTwoLevels) {
+    if (possible.two_levels) return {asked, name(asked)};
+    return {
+        Algorithm::kDirect,
+        "direct (asked for two-levels: these workers are not on several hosts that share memory)"};
+  }
   if (asked == Algorithm::kNative)
     return {Algorithm::kDirect,
             "direct (asked for native: the engine has none for memory of the CPU)"};

@@ -15,6 +15,7 @@
 
 #include "comm/core/exchange.h"
 #include "flat/fold.h"
+#include "plan/hosts.h"
 #include "plan/tree.h"
 
 namespace lockstep::comm {
@@ -25,7 +26,12 @@ struct Choice {
   std::string how;
 };
 
-Choice choose(Algorithm asked, int shards, int workers);
+// What a group of workers allows.
+struct Possible {
+  int workers = 1;
+  bool two_levels = false;  // there are several hosts, and one of them has several of the workers
+};
+Choice choose(Algorithm asked, int shards, Possible possible);
 
 // The result of a reduction: `op` over all operands, times `factor`.
 struct ReduceRule {
@@ -62,6 +68,11 @@ void direct_reduce(Exchange& exchange, const plan::Reduction& plan,
                    std::span<const Buffer> partials, Buffer result, ReduceRule rule);
 void direct_reduce_scatter(Exchange& exchange, Buffer data, const Cut& cut, ReduceRule rule);
 void direct_all_gather(Exchange& exchange, Buffer data, const Cut& cut);
+
+// two_levels.cpp: bit-stable. Only if the group has neighbours (Exchange::on_host), and not for half
+// types. BadInput if a buffer of this worker is not in memory that its host shares.
+void two_level_reduce(Exchange& exchange, const plan::TwoLevels& levels,
+                      std::span<const Buffer> partials, Buffer result, ReduceRule rule);
 
 // halving_doubling.cpp: bit-stable. Only if plan::halving_doubling_verdict allows it.
 void halving_doubling_all_reduce(Exchange& exchange, Buffer data, ReduceRule rule);

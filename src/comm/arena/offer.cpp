@@ -53,4 +53,11 @@ std::string host_identity() {
   return boot + " " + namespace_of_this_process("net") + " " + namespace_of_this_process("user");
 }
 
+std::string host_name(const std::string& given) {
+  if (given.empty()) return host_identity();
+  if (given.size() > kMostHostBytes / 2)
+    throw BadInput("the name of a host has at most 128 characters");
+  return "named " + given;
+}
+
 }  // namespace lockstep::comm

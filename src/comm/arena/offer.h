@@ -28,4 +28,8 @@ std::optional<ArenaOffer> decode_offer(std::string_view bytes);
 // of a user means another user. So containers that do not share both are two hosts.
 std::string host_identity();
 
+// The host of a worker that was given this name for it; without one, host_identity(). BadInput if
+// the name is too long.
+std::string host_name(const std::string& given);
+
 }  // namespace lockstep::comm

@@ -135,6 +135,7 @@ void Exchange::await_all() {
   // The time since the card was pinned was not spent waiting.
   if (!met_ && !all_have_come()) begun_ = Deadline::Clock::now();
   for (const int peer : peers_) {
+    if (!setting_.board->has_come(peer)) link().waits_for(world_rank(peer));
     if (!guarded(peer, [&] { return setting_.board->await(peer, deadline_); })) late(peer);
     const HeaderBytes theirs = setting_.board->card(peer).header;
     if (theirs != own_) compare(peer, theirs);
@@ -161,6 +162,12 @@ bool Exchange::all_share(std::size_t count) const {
     }
   }
   return true;
+}
+
+Exchange Exchange::on_host() const {
+  Setting setting{setting_.link, setting_.neighbours, setting_.greetings, setting_.scratch,
+                  setting_.host_board};
+  return {setting, header_, deadline_};
 }
 
 void Exchange::part() {

@@ -56,6 +56,9 @@ struct Setting {
   Slot greetings = 0;            // payload slots are derived from it
   Scratch& scratch;
   Board* board = nullptr;  // null if the engine has none
+  // The members on this worker's host, and their board; null if this worker is alone there.
+  std::span<const int> neighbours{};
+  Board* host_board = nullptr;
 };
 
 // Operands and results have separate orders, because in some algorithms results overtake operands.
@@ -119,6 +122,9 @@ class Exchange {
   const std::byte* card_of(int peer) const { return setting_.board->card(peer).bytes; }
   // After all have come: the first `count` buffers that every member has shown are in shared memory.
   bool all_share(std::size_t count) const;
+
+  // The same operation among the members on this worker's host. Their ranks count only them.
+  Exchange on_host() const;
 
   // A peer's buffer, mapped here; Mismatch if this worker does not have that memory.
   std::shared_ptr<std::byte> resolve(int peer, ArenaAddress address, const Buffer& like);

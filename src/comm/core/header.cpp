@@ -27,6 +27,8 @@ const char* name(Algorithm algorithm) noexcept {
       return "tree";
     case Algorithm::kNative:
       return "native";
+    case Algorithm::kTwoLevels:
+      return "two-levels";
   }
   return "?";
 }
@@ -167,7 +169,7 @@ std::optional<Header> decode_header(std::span<const char> bytes) {
   const bool known = in_range(header.kind, Kind::kMessage, Kind::kBarrier) &&
                      in_range(header.dtype, DType::kFloat32, DType::kUInt8) &&
                      in_range(header.op, ReduceOp::kSum, ReduceOp::kMax) &&
-                     in_range(header.algorithm, Algorithm::kAutomatic, Algorithm::kNative) &&
+                     in_range(header.algorithm, Algorithm::kAutomatic, Algorithm::kTwoLevels) &&
                      in_range(header.device, DeviceKind::kCpu, DeviceKind::kCuda);
   if (!reader.ok() || !call_is_whole || magic != kMagic || version != kVersion || zero != 0 ||
       !known) {

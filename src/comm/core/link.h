@@ -57,6 +57,10 @@ class Link {
   // Whether peers may be on other hosts, where a cut network can be why one is silent.
   virtual bool over_network() const { return false; }
 
+  // If there are several hosts, and the workers of each share memory: the number of each worker's
+  // host. Hosts are numbered by their first workers. Else empty.
+  virtual std::span<const int> hosts() const { return {}; }
+
   // Messages of one slot between two workers arrive in the order in which they were posted. A recv
   // may have more room than the message has bytes, never less: the header has said the size before.
   virtual std::unique_ptr<Transfer> send(int peer, Slot slot, const void* data,
@@ -81,9 +85,9 @@ class Link {
   // Why a peer has ended, if that is known here.
   virtual std::optional<Failure> end_of(int /*peer*/) const { return std::nullopt; }
 
-  // If all workers are processes of one host and can read each other's memory: what they share, and
-  // a board for some of them. `group` is the same number on every member, and no other board of the
-  // same members has it at this time. Else null.
+  // If the workers of a host can read each other's memory: what they share, else null. And a board
+  // for some workers; null if they are not all on this host. `group` is the same number on every
+  // member, and no other board of the same members has it at this time.
   virtual Host* host() { return nullptr; }
   virtual std::unique_ptr<Board> make_board(std::uint64_t /*group*/,
                                             std::span<const int> /*members*/) {

@@ -79,7 +79,7 @@ class Boards::ShmBoard : public Board {
       if (has_come(member)) return true;  // after `trouble`: a card pinned before the end counts
       if (trouble) raise(*trouble);
       if (deadline.expired()) return false;
-      futex_wait(bell.rung, seen, deadline);
+      futex_wait(bell.rung, seen, next_look(deadline));
     }
   }
 
@@ -100,7 +100,11 @@ class Boards::ShmBoard : public Board {
   }
 
   const Segment& segment(int rank) const {
-    return setting_.segments[static_cast<std::size_t>(rank)];
+    return *setting_.segments[static_cast<std::size_t>(rank)];
+  }
+  Deadline next_look(Deadline deadline) const {
+    if (setting_.look_every.count() == 0) return deadline;
+    return earlier(deadline, Deadline::after(setting_.look_every));
   }
 
   BoardEntry* entry_of(int member) {
@@ -123,7 +127,7 @@ class Boards::ShmBoard : public Board {
 Boards::Boards(BoardSetting setting) : setting_(std::move(setting)), owned_(kBoardEntries) {}
 
 BoardEntry& Boards::own(std::size_t index) const {
-  return setting_.segments[static_cast<std::size_t>(setting_.rank)].board_entry(
+  return setting_.segments[static_cast<std::size_t>(setting_.rank)]->board_entry(
       static_cast<int>(index));
 }
 
@@ -134,7 +138,7 @@ BoardEntry& Boards::own(std::size_t index) const {
 bool Boards::all_have_left(const Owned& owned) const {
   return std::all_of(owned.members.begin(), owned.members.end(), [&](int rank) {
     const BoardEntry* entry =
-        find_entry(setting_.segments[static_cast<std::size_t>(rank)], owned.group);
+        find_entry(*setting_.segments[static_cast<std::size_t>(rank)], owned.group);
     return entry == nullptr || entry->left.load(std::memory_order_seq_cst) != 0;
   });
 }

@@ -1,6 +1,7 @@
 // A board in the segments of its members: each member pins its cards in its own segment.
 #pragma once
 
+#include <chrono>
 #include <functional>
 #include <memory>
 #include <optional>
@@ -17,12 +18,14 @@ namespace lockstep::comm {
 
 // What boards need from their link.
 struct BoardSetting {
-  const std::vector<Segment>& segments;  // by rank of the link
+  std::vector<const Segment*> segments;  // by rank of the link; null for workers of other hosts
   int rank = 0;
   Patience patience;
   // Why a rank will not come any more: it has ended, or this link has ended. Nothing if it may
   // come.
   std::function<std::optional<Failure>(int rank)> trouble;
+  // A sleeper looks for trouble so often; 0: the link rings the bell when there is some.
+  std::chrono::milliseconds look_every{0};
 };
 
 // The board entries of this worker's segment. An entry is used again only when all members have

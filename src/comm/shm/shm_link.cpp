@@ -132,11 +132,15 @@ void ShmLink::equip(ShmWorld world) {
   host_.secret = std::move(world.secret);
   host_.world = std::move(world.name);
   std::vector<std::byte*> staging;
-  for (const Segment& segment : workers_.segments()) staging.push_back(segment.staging());
+  std::vector<const Segment*> segments;
+  for (const Segment& segment : workers_.segments()) {
+    staging.push_back(segment.staging());
+    segments.push_back(&segment);
+  }
   host_.staging.emplace(std::move(staging), rank());
   const Patience patience{spins_, crowded ? std::chrono::milliseconds(0) : kYieldingAtBoards};
   boards_ = std::make_unique<Boards>(BoardSetting{
-      workers_.segments(), rank(), patience, [this](int other) { return trouble_with(other); }});
+      std::move(segments), rank(), patience, [this](int other) { return trouble_with(other); }});
   add_peers();
   watcher_ = std::make_unique<ShmMonitor>(std::move(world.watched),
                                           [this](int other) { workers_.note_death(other); });

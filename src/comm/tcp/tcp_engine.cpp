@@ -62,7 +62,7 @@ bool crowded(const std::vector<TcpPlace>& places, const std::string& here) {
 std::shared_ptr<Link> connect_tcp(Bootstrap& bootstrap, const CommOptions& options) {
   const auto deadline = Deadline::after(options.timeout);
   TcpListener listener = listen_on(options.interface_name);
-  const TcpPlace own{listener.address, host_identity(), options.wire};
+  const TcpPlace own{listener.address, host_name(options.host), options.wire};
   const std::vector<TcpPlace> places = places_of_all(bootstrap, own, deadline);
   const base::PairWorld world{"tcp " + bootstrap.name(), bootstrap.secret(), bootstrap.rank(),
                               bootstrap.size()};

@@ -26,12 +26,7 @@ void FlatMemory::take_from_host(Comm& comm, Copies copies) {
       !one_copy || comm.rank() == 0 ? bytes_ : 0,
       copies == Copies::kPerHostSeen ? Comm::Mappings::kAlsoPrivate : Comm::Mappings::kShared);
   shared_ = arena != nullptr;
-  if (!shared_) {
-    const auto own = std::make_shared<Arena>(Arena::create(std::max<std::size_t>(bytes_, 1)));
-    starts_ = {own->data()};
-    kept_ = own;
-    return;
-  }
+  if (!shared_) return take_own(one_copy ? nullptr : comm.share_on_host(bytes_));
   for (int rank = 0; rank < comm.size(); ++rank) {
     const int owner = one_copy ? 0 : rank;
     if (arena->size_of(owner) < bytes_) {
@@ -46,6 +41,18 @@ void FlatMemory::take_from_host(Comm& comm, Copies copies) {
   }
   private_ = arena->private_of(0);
   kept_ = arena;
+}
+
+void FlatMemory::take_own(const std::shared_ptr<SharedArena>& of_host) {
+  on_host_ = of_host != nullptr;
+  if (on_host_) {
+    starts_ = {of_host->data()};
+    kept_ = of_host;
+    return;
+  }
+  const auto own = std::make_shared<Arena>(Arena::create(std::max<std::size_t>(bytes_, 1)));
+  starts_ = {own->data()};
+  kept_ = own;
 }
 
 FlatMemory FlatMemory::privately() const {

@@ -30,6 +30,8 @@ class FlatMemory {
 
   // Whether of() reaches the memory of every worker. True in a world of one, false on a GPU.
   bool shared() const { return shared_; }
+  // If not: whether the workers of this host reach it, so that Comm can reduce it in two levels.
+  bool on_host() const { return on_host_; }
   Device device() const { return device_; }
 
   std::byte* data() const { return of(rank_); }
@@ -52,6 +54,7 @@ class FlatMemory {
 
  private:
   void take_from_host(Comm& comm, Copies copies);
+  void take_own(const std::shared_ptr<SharedArena>& of_host);
 
   FlatMemory() = default;
 
@@ -59,6 +62,7 @@ class FlatMemory {
   int rank_ = 0;
   std::size_t bytes_ = 0;
   bool shared_ = false;
+  bool on_host_ = false;
   std::shared_ptr<void> kept_;      // the owner of the memory: an Arena, a SharedArena or a tensor
   std::vector<std::byte*> starts_;  // by worker; if not shared: only this worker's
   std::byte* private_ = nullptr;    // with kPerHostSeen: the private mapping

@@ -30,7 +30,10 @@ void Reduction::wait(Met) {
 }
 
 void MessageReduction::launch(const plan::Bucket& bucket, const Sharded* sharded,
-                              const ReduceOptions& rule) {
+                              const ReduceOptions& asked) {
+  ReduceOptions rule = asked;
+  if (rule.algorithm == Algorithm::kAutomatic && banks_.front().memory().on_host())
+    rule.algorithm = Algorithm::kTwoLevels;
   works_.push_back(sharded != nullptr ? reduce_banks(bucket, *sharded, rule)
                                       : comm_.all_reduce(banks_.front().bucket(bucket), rule));
 }

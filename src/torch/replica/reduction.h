@@ -1,7 +1,8 @@
 // How the gradients of all workers become one average. A class for each way:
 //
 //   in one pass   if workers share memory: all buckets at the end of backward
-//   by messages   a bucket goes to the wire as soon as its gradients are complete
+//   by messages   a bucket goes to the wire as soon as its gradients are complete. If a host has
+//                 several workers, it goes in two levels: first through the memory of the host
 //   on a GPU      the same on streams: device_reduction.h
 //
 // What is reduced is one gradient of each worker, or the banks of the shards that each worker
@@ -66,7 +67,7 @@ class MessageReduction : public Reduction {
  public:
   MessageReduction(Comm& comm, Banks& banks) : comm_(comm), banks_(banks) {}
   void launch(const plan::Bucket& bucket, const Sharded* sharded,
-              const ReduceOptions& rule) override;
+              const ReduceOptions& asked) override;
 
  private:
   Work reduce_banks(const plan::Bucket& bucket, const Sharded& sharded, const ReduceOptions& rule);

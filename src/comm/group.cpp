@@ -1,0 +1,23 @@
+#include "comm/group.h"
+
+#include <map>
+
+namespace lockstep::comm {
+
+void Group::find_hosts() {
+  hosts.clear();
+  neighbours.clear();
+  const std::span<const int> all = link->hosts();
+  std::map<int, int> known;
+  for (const int member : members) {
+    const int host = all.empty() ? 0 : all[static_cast<std::size_t>(member)];
+    const int next = static_cast<int>(known.size());
+    hosts.push_back(known.emplace(host, next).first->second);
+    if (all.empty() || host == all[static_cast<std::size_t>(link->rank())])
+      neighbours.push_back(member);
+  }
+  const bool gains = known.size() > 1 && known.size() < members.size();
+  if (!gains) hosts.clear();
+}
+
+}  // namespace lockstep::comm

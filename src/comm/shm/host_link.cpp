@@ -1,0 +1,143 @@
+#include "comm/shm/host_link.h"
+
+#include <fmt/format.h>
+#include <lockstep/arena.h>
+#include <lockstep/errors.h>
+
+#include <algorithm>
+#include <map>
+#include <new>
+#include <utility>
+#include <vector>
+
+#include "base/bytes.h"
+#include "comm/arena/offer.h"
+#include "comm/core/passing_link.h"
+#include "comm/shm/shm_board.h"
+
+namespace lockstep::comm {
+namespace {
+
+// Collectives of several hosts run beside backward, and take as long as a network does: a waiter
+// that does not sleep would only take the core from those who compute.
+constexpr Patience kSoonAsleep{20, {}};
+constexpr std::chrono::milliseconds kLookEvery{5};
+
+// The numbers of all workers' hosts, through rank 0: every worker asks the bootstrap for one value.
+std::vector<int> hosts_of_all(Bootstrap& bootstrap, const std::string& own, Deadline deadline) {
+  const auto key = [](int rank) { return fmt::format("hosts/name/{}", rank); };
+  bootstrap.put(key(bootstrap.rank()), own, deadline);
+  if (bootstrap.rank() == 0) {
+    std::map<std::string, std::uint32_t> known;
+    base::ByteWriter all;
+    for (int rank = 0; rank < bootstrap.size(); ++rank) {
+      const auto next = static_cast<std::uint32_t>(known.size());
+      all.put(known.emplace(bootstrap.get(key(rank), deadline), next).first->second);
+    }
+    bootstrap.put("hosts/numbers", all.bytes(), deadline);
+  }
+  const std::string bytes = bootstrap.get("hosts/numbers", deadline);
+  base::ByteReader reader(bytes);
+  std::vector<int> numbers;
+  std::uint32_t next = 0;
+  bool right = true;
+  for (int rank = 0; rank < bootstrap.size(); ++rank) {
+    const auto number = reader.get<std::uint32_t>();
+    right = right && number <= next;
+    next = std::max(next, number + 1);
+    numbers.push_back(static_cast<int>(number));
+  }
+  if (!reader.done() || !right)
+    throw Mismatch("rank 0 does not say which hosts there are: it is of another build", {0});
+  return numbers;
+}
+
+// Whether two levels would gain anything.
+bool worth_it(const std::vector<int>& hosts) {
+  const auto count = static_cast<std::size_t>(*std::max_element(hosts.begin(), hosts.end())) + 1;
+  return count > 1 && count < hosts.size();
+}
+
+// The segments of the workers of this host, by rank of the link.
+struct Neighbours {
+  std::vector<int> hosts;
+  std::vector<Segment> own_and_others;
+  std::vector<const Segment*> by_rank;
+};
+
+Arena empty_segment() {
+  Arena arena = Arena::create(Segment::bytes_for(1, 0));
+  new (arena.data()) SegmentHead{};
+  return arena;
+}
+
+Neighbours meet(Bootstrap& bootstrap, std::vector<int> hosts, Deadline deadline) {
+  const Arena mine = empty_segment();
+  auto arenas = share_arenas(mine, "hosts/segments", bootstrap, deadline);
+  Neighbours found{std::move(hosts), {}, {}};
+  found.own_and_others.reserve(arenas.size());  // their addresses stay
+  const int here = found.hosts[static_cast<std::size_t>(bootstrap.rank())];
+  for (std::size_t rank = 0; rank < arenas.size(); ++rank) {
+    found.by_rank.push_back(nullptr);
+    if (found.hosts[rank] != here) continue;
+    if (!arenas[rank] || arenas[rank]->size() < Segment::bytes_for(1, 0)) {
+      throw Unavailable(fmt::format(
+          "rank {} and rank {} say that they are on one host, and cannot share memory: give each "
+          "host a name of its own, or none",
+          bootstrap.rank(), rank));
+    }
+    found.own_and_others.emplace_back(std::move(*arenas[rank]), 1, 0);
+    found.by_rank.back() = &found.own_and_others.back();
+  }
+  return found;
+}
+
+class HostLink : public PassingLink {
+ public:
+  HostLink(std::shared_ptr<Link> network, Neighbours neighbours, const Bootstrap& bootstrap)
+      : PassingLink(std::move(network)),
+        neighbours_(std::move(neighbours)),
+        boards_({neighbours_.by_rank, rank(), kSoonAsleep,
+                 [this](int other) { return trouble_with(other); }, kLookEvery}) {
+    host_.secret = bootstrap.secret();
+    host_.world = bootstrap.name();
+  }
+
+  std::span<const int> hosts() const override { return neighbours_.hosts; }
+  Host* host() override { return &host_; }
+  std::unique_ptr<Board> make_board(std::uint64_t group, std::span<const int> members) override {
+    const bool here = std::all_of(members.begin(), members.end(), [&](int member) {
+      return neighbours_.by_rank[static_cast<std::size_t>(member)] != nullptr;
+    });
+    return here ? boards_.make(group, members) : nullptr;
+  }
+
+  // Threads that wait at a board here need not wait for their next look.
+  void fail(const Failure& failure) noexcept override {
+    below().fail(failure);
+    neighbours_.by_rank[static_cast<std::size_t>(rank())]->ring_board_bell();
+  }
+
+ private:
+  std::optional<Failure> trouble_with(int other) const {
+    auto own = failure();
+    return own ? own : end_of(other);
+  }
+
+  Neighbours neighbours_;
+  Host host_;
+  Boards boards_;
+};
+
+}  // namespace
+
+std::shared_ptr<Link> share_hosts(std::shared_ptr<Link> network, Bootstrap& bootstrap,
+                                  const CommOptions& options) {
+  const auto deadline = Deadline::after(options.timeout);
+  std::vector<int> hosts = hosts_of_all(bootstrap, host_name(options.host), deadline);
+  if (!worth_it(hosts)) return network;
+  Neighbours neighbours = meet(bootstrap, std::move(hosts), deadline);
+  return std::make_shared<HostLink>(std::move(network), std::move(neighbours), bootstrap);
+}
+
+}  // namespace lockstep::comm
