@@ -78,7 +78,7 @@ TEST_F(HostsBits, ThreeHostsHaveTheBitsOfThreads) {
 }
 
 TEST_F(HostsBits, UpToFourHostsOfUpToFourWorkersHaveTheBitsOfThreads) {
-  if (!full_tests()) GTEST_SKIP() << "set LOCKSTEP_TEST_FULL to run it";
+  LOCKSTEP_FULL_TEST_ONLY();
   for (int hosts = 2; hosts <= 4; ++hosts) {
     for (int each = 1; each <= 4; ++each)
       expect_bits_of_threads({std::vector<int>(static_cast<std::size_t>(hosts), each)});

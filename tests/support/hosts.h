@@ -21,6 +21,8 @@ namespace lockstep::testing {
 inline bool full_tests() {
   return std::getenv("LOCKSTEP_TEST_FULL") != nullptr;
 }
+#define LOCKSTEP_FULL_TEST_ONLY() \
+  if (!full_tests()) GTEST_SKIP() << "a long test: set LOCKSTEP_TEST_FULL to run it"
 
 // How many workers each host has. Ranks are counted host by host.
 struct Placement {

@@ -50,11 +50,12 @@ bool write_text(const char* path, const std::string& text) {
   return file && ::write(file.get(), text.data(), text.size()) == static_cast<ssize_t>(text.size());
 }
 
-// A user namespace in which this user is root.
+// A user namespace in which this user is root, and a network namespace of it: no way leads back to one
+// that belongs to others.
 void become_root_of_own_namespace() {
   const auto user = ::geteuid();
   const auto group = ::getegid();
-  if (::unshare(CLONE_NEWUSER) != 0 || !write_text("/proc/self/setgroups", "deny") ||
+  if (::unshare(CLONE_NEWUSER | CLONE_NEWNET) != 0 || !write_text("/proc/self/setgroups", "deny") ||
       !write_text("/proc/self/uid_map", fmt::format("0 {} 1", user)) ||
       !write_text("/proc/self/gid_map", fmt::format("0 {} 1", group)))
     refuse(fmt::format("run as root, or allow user namespaces ({})", std::strerror(errno)));
@@ -139,7 +140,10 @@ std::string Hosts::address6(int host) {
 
 Hosts::Hosts(const HostsOptions& options) : options_(options) {
   LOCKSTEP_CHECK(options.count >= 1 && options.count <= 64, "1 to 64 hosts");
-  if (::geteuid() != 0) become_root_of_own_namespace();
+  if (::geteuid() != 0) {
+    become_root_of_own_namespace();
+    configure(own_namespace(), "ip", "link set lo up\n");
+  }
   switch_ = make_namespace();
   configure(switch_, "ip",
             fmt::format("link add br0 type bridge mcast_snooping 0\n"

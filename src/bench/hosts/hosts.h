@@ -29,7 +29,7 @@ struct HostsOptions {
 };
 
 // Threads:   for a process with one thread. A process of another user than root enters a user
-//            namespace of its own, for good.
+//            namespace and a network namespace of its own, for good.
 // Blocking:  for seconds at the most.
 // Failure:   Unavailable, in one line that says what is missing.
 // Ownership: owns the namespaces together with the processes in them.
