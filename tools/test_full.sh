@@ -49,7 +49,7 @@ part_bits-threads() {
 
 # Workers in several hosts, which are network namespaces: 2 to 4 hosts of 1 to 4 workers, every fault, strangers, every model.
 part_hosts() {
-  build "$dev" --target hosts_test
+  build "$dev" --target hosts_test hosts_bench_test
   [ ! -x "$tree/lockstep-train" ] || build "$dev" --target hosts_train_test
   LOCKSTEP_TEST_FULL=1 run_tests "$tree" -L hosts -j 1
 }

@@ -131,6 +131,27 @@ TEST_F(HostsFaults, AHostThatLosesPowerIsNamedWithinFourSeconds) {
   expect_named_everywhere(Fault::kPowerLost);
 }
 
+// Every core has far more to do than it can: workers that compute and say nothing are slow, not lost.
+TEST_F(HostsFaults, BusyHostsAreNotLost) {
+  LOCKSTEP_FULL_TEST_ONLY();
+  const Placement placement{{2, 2}};
+  const Hosts hosts({.count = 2});
+  const ProcessWorld others(24, [](Bootstrap&) {
+    while (Deadline::Clock::now().time_since_epoch().count() != 0) {  // never
+    }
+  });
+  const auto world = start_in(hosts, placement, [](Comm& comm) {
+    for (int round = 0; round < 3; ++round) {
+      comm.barrier().wait();
+      const auto until = Deadline::Clock::now() + seconds(8);
+      while (Deadline::Clock::now() < until) {
+      }
+    }
+    comm.barrier().wait();
+  });
+  expect_all_end_well(*world, placement.size(), Deadline::after(seconds(100)));
+}
+
 // Shorter than silence is allowed to be: nobody is lost, and nothing is wrong.
 TEST_F(HostsFaults, ACutThatIsMendedSoonHarmsNothing) {
   constexpr int kRounds = 40;
