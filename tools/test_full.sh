@@ -47,6 +47,13 @@ part_bits-threads() {
   WORKERS=threads tools/same_bits.sh "$tree/lockstep"
 }
 
+# Workers in several hosts, which are network namespaces: 2 to 4 hosts of 1 to 4 workers, every fault, strangers, every model.
+part_hosts() {
+  build "$dev" --target hosts_test hosts_bench_test
+  [ ! -x "$tree/lockstep-train" ] || build "$dev" --target hosts_train_test
+  LOCKSTEP_TEST_FULL=1 run_tests "$tree" -L hosts -j 1
+}
+
 # Every model and optimizer beside LibTorch and beside PyTorch's DDP; every example against the installed package.
 part_numbers() {
   build "$dev"

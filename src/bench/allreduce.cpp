@@ -3,43 +3,19 @@
 #include <fmt/format.h>
 #include <fmt/ranges.h>
 #include <lockstep/errors.h>
-#include <stdlib.h>
 
-#include <filesystem>
 #include <optional>
-#include <system_error>
 
 #include "base/environment.h"
 #include "bench/allreduce/measure.h"
 #include "bench/allreduce/worker.h"
 #include "bench/command.h"
 #include "bench/measure/cores.h"
+#include "bench/temporary_folder.h"
 #include "control/launch/program.h"
 
 namespace lockstep::bench {
 namespace {
-
-// A temporary folder that is removed with the object.
-class TemporaryFolder {
- public:
-  TemporaryFolder() {
-    std::error_code error;
-    path_ = (std::filesystem::temp_directory_path(error) / "lockstep-bench-XXXXXX").string();
-    if (::mkdtemp(path_.data()) == nullptr)
-      throw Unavailable(fmt::format("cannot make a folder such as {}", path_));
-  }
-  ~TemporaryFolder() {
-    std::error_code error;
-    std::filesystem::remove_all(path_, error);
-  }
-  TemporaryFolder(const TemporaryFolder&) = delete;
-  TemporaryFolder& operator=(const TemporaryFolder&) = delete;
-
-  const std::string& path() const { return path_; }
-
- private:
-  std::string path_;
-};
 
 std::vector<std::string> with_words(std::vector<std::string> command,
                                     const AllreduceArguments& arguments) {

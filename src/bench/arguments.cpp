@@ -65,13 +65,17 @@ struct Texts {
 void add_common(CLI::App& parser, CommonArguments& arguments, Texts& texts) {
   base::set_up(parser);
   base::add_number(parser, "-n,--workers", arguments.workers);
-  parser.add_option("--engines", texts.engines);
   parser.add_option("--peers", texts.peers);
   base::add_number(parser, "--rounds", arguments.rounds);
   base::add_number(parser, "--seconds", arguments.seconds);
   base::add_number(parser, "--iterations", arguments.iterations);
   parser.add_flag("--json", arguments.json);
   parser.add_option("--save", arguments.save);
+}
+
+// Not of `bench hosts`.
+void add_engines_and_plot(CLI::App& parser, CommonArguments& arguments, Texts& texts) {
+  parser.add_option("--engines", texts.engines);
   parser.add_option("--plot", arguments.plot);
 }
 
@@ -88,7 +92,6 @@ void check_folder(const char* option, const std::string& file, const char* comma
 
 void finish_common(const CLI::App& parser, const Texts& texts, CommonArguments& arguments,
                    const char* command) {
-  arguments.engines = choice_of(parser, "--engines", texts.engines);
   arguments.peers = choice_of(parser, "--peers", texts.peers);
   if (parser.count("--workers") == 0)
     arguments.workers = std::max(static_cast<int>(allowed_cores().size()), 2);
@@ -247,6 +250,25 @@ void finish_turns(const CLI::App& parser, StepArguments& parsed) {
     refuse(fmt::format("--turns {}: give a number from 1 to 1000", parsed.turns), "step");
 }
 
+void check_hosts(const HostsArguments& parsed) {
+  const auto check = [](const char* option, std::int64_t value, std::int64_t least,
+                        std::int64_t most) {
+    if (value < least || value > most)
+      refuse(fmt::format("{} {}: give a number from {} to {}", option, value, least, most),
+             "hosts");
+  };
+  check("--hosts", parsed.hosts, 2, 16);
+  check("--workers", parsed.workers, 1, 64);
+  check("--mtu", parsed.mtu, 1280, 9000);
+  check("--batch", parsed.batch, 1, 1 << 20);
+  const std::vector<std::string> known = {"loopback", "allreduce", "mlp", "cnn"};
+  for (const std::string& row : parsed.rows) {
+    if (std::find(known.begin(), known.end(), row) == known.end())
+      refuse(fmt::format("--rows {}: choose from {}", row, fmt::join(known, ", ")), "hosts");
+  }
+  if (parsed.rows.empty()) refuse("--rows: none given, as in loopback,allreduce", "hosts");
+}
+
 struct Unit {
   const char* name;
   std::size_t bytes;
@@ -268,10 +290,12 @@ AllreduceArguments parse_allreduce_arguments(const std::vector<std::string>& arg
   Texts texts;
   CLI::App parser;
   add_common(parser, parsed, texts);
+  add_engines_and_plot(parser, parsed, texts);
   parser.add_option("--sizes", texts.sizes);
   parser.add_flag("--order", parsed.order);
   parse(parser, arguments, "allreduce");
   finish_common(parser, texts, parsed, "allreduce");
+  parsed.engines = choice_of(parser, "--engines", texts.engines);
   for (const std::string& text : split_list(texts.sizes)) parsed.sizes.push_back(parse_size(text));
   if (parser.count("--sizes") == 0) {
     for (std::size_t size = kSmallestSize; size <= kLargestSize; size *= 2)
@@ -290,6 +314,7 @@ StepArguments parse_step_arguments(const std::vector<std::string>& arguments) {
   Texts texts;
   CLI::App parser;
   add_common(parser, parsed, texts);
+  add_engines_and_plot(parser, parsed, texts);
   parser.add_option("--device", parsed.device);
   parser.add_option("--systems", texts.systems);
   parser.add_option("--model", parsed.model);
@@ -304,12 +329,45 @@ StepArguments parse_step_arguments(const std::vector<std::string>& arguments) {
   base::add_number(parser, "--turns", parsed.turns);
   parse(parser, arguments, "step");
   finish_common(parser, texts, parsed, "step");
+  parsed.engines = choice_of(parser, "--engines", texts.engines);
   check_choice("--model", parsed.model, {"mlp", "cnn", "resnet18", "gpt"});
   finish_device(parser, texts, parsed);
   finish_model(parser, parsed);
   finish_turns(parser, parsed);
   finish_rows(parser, texts, parsed);
   finish_shards(parser, parsed);
+  return parsed;
+}
+
+HostsArguments parse_hosts_arguments(const std::vector<std::string>& arguments) {
+  HostsArguments parsed;
+  parsed.rounds = 3;
+  parsed.seconds = 2;
+  parsed.workers = 2;
+  Texts texts;
+  texts.sizes = "16MiB";
+  texts.rows = "loopback,allreduce,mlp,cnn";
+  std::string loopback = "1KiB,64MiB";
+  CLI::App parser;
+  add_common(parser, parsed, texts);
+  base::add_number(parser, "--hosts", parsed.hosts);
+  parser.add_option("--rate", parsed.rate_text);
+  base::add_number(parser, "--mtu", parsed.mtu);
+  parser.add_option("--rows", texts.rows);
+  parser.add_option("--sizes", texts.sizes);
+  parser.add_option("--loopback-sizes", loopback);
+  base::add_number(parser, "--batch", parsed.batch);
+  parse(parser, arguments, "hosts");
+  const int workers = parsed.workers;
+  finish_common(parser, texts, parsed, "hosts");
+  parsed.workers = workers;  // not one for each core
+  parsed.rate = parse_rate(parsed.rate_text);
+  parsed.rows = split_list(texts.rows);
+  for (const std::string& text : split_list(texts.sizes))
+    parsed.sizes.push_back(parse_size(text, "hosts"));
+  for (const std::string& text : split_list(loopback))
+    parsed.loopback_sizes.push_back(parse_size(text, "hosts"));
+  check_hosts(parsed);
   return parsed;
 }
 
@@ -339,22 +397,45 @@ std::chrono::seconds longest_run(const StepArguments& arguments) {
   return std::chrono::seconds(static_cast<std::int64_t>(std::min(seconds, kWeek)));
 }
 
-std::size_t parse_size(const std::string& text) {
+std::chrono::seconds longest_run(const HostsArguments& arguments) {
+  double sample = kSlowStep;  // a step, or an all-reduce over a slow line
+  for (const std::size_t bytes : arguments.sizes) {
+    const double bits = 8.0 * static_cast<double>(bytes) * arguments.workers * arguments.hosts;
+    sample = std::max(sample, 10 * bits / arguments.rate);
+  }
+  const int samples = std::max(arguments.iterations, kFewSamples);
+  const double seconds = kToStart + kTimesAsLong * arguments.seconds + samples * sample;
+  return std::chrono::seconds(static_cast<std::int64_t>(std::min(seconds, kWeek)));
+}
+
+double parse_rate(const std::string& text) {
+  constexpr double kMostRate = 1e12;
+  constexpr double kLeastRate = 1e6;  // slower ones measure patience
+  const std::size_t digits = std::min(text.find_first_not_of("0123456789"), text.size());
+  const auto number = base::parse_number(text.substr(0, digits));
+  const std::string unit = text.substr(digits);
+  const double factor = unit == "gbit" ? 1e9 : unit == "mbit" ? 1e6 : unit == "kbit" ? 1e3 : 0;
+  const double rate = number ? static_cast<double>(*number) * factor : 0;
+  if (rate < kLeastRate || rate > kMostRate)
+    refuse(fmt::format("--rate {}: give 1mbit to 1000gbit, as in 1gbit", text), "hosts");
+  return rate;
+}
+
+std::size_t parse_size(const std::string& text, const char* command) {
   const std::size_t digits = std::min(text.find_first_not_of("0123456789"), text.size());
   const auto number = base::parse_number(text.substr(0, digits));
   const std::string name = text.substr(digits);
   const auto* unit = std::find_if(kUnits.begin(), kUnits.end(),
                                   [&](const Unit& known) { return name == known.name; });
   if (!number || unit == kUnits.end()) {
-    refuse(fmt::format("--sizes {}: give a number with KiB, MiB or GiB, or bytes", text),
-           "allreduce");
+    refuse(fmt::format("--sizes {}: give a number with KiB, MiB or GiB, or bytes", text), command);
   }
   if (*number < 1 || static_cast<std::size_t>(*number) > kMostBytes / unit->bytes)
-    refuse(fmt::format("--sizes {}: give 4 bytes to 64 GiB", text), "allreduce");
+    refuse(fmt::format("--sizes {}: give 4 bytes to 64 GiB", text), command);
   const std::size_t bytes = static_cast<std::size_t>(*number) * unit->bytes;
   if (bytes % sizeof(float) != 0) {
     refuse(fmt::format("--sizes {}: not a multiple of 4 bytes, the size of a float", text),
-           "allreduce");
+           command);
   }
   return bytes;
 }

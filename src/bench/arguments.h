@@ -13,7 +13,7 @@ namespace lockstep::bench {
 // Names that were asked for. Nothing: everything that can be found.
 using Choice = std::optional<std::vector<std::string>>;
 
-// The options of both benchmarks.
+// The options of all benchmarks.
 struct CommonArguments {
   int workers = 0;  // 0: one per core, at least 2
   Choice engines;
@@ -60,17 +60,33 @@ struct StepArguments : CommonArguments {
                                 // `shards` are those of the first
 };
 
+// `workers` are those of each host. `engines` and `plot` are not used.
+struct HostsArguments : CommonArguments {
+  int hosts = 2;
+  std::string rate_text = "1gbit";
+  double rate = 1e9;  // of each host each way, in bits a second
+  int mtu = 1500;
+  std::vector<std::string> rows;            // of loopback, allreduce, mlp, cnn
+  std::vector<std::size_t> sizes;           // bytes, of all-reduces between the hosts
+  std::vector<std::size_t> loopback_sizes;  // the same over the loopback
+  std::int64_t batch = 128;                 // of each worker
+};
+
 // The same, for one of the rows.
 StepArguments of_row(StepArguments arguments, const WorkerRow& row);
 
 // They throw BadInput, in one line, for anything that they do not understand or that cannot work.
 AllreduceArguments parse_allreduce_arguments(const std::vector<std::string>& arguments);
 StepArguments parse_step_arguments(const std::vector<std::string>& arguments);
+HostsArguments parse_hosts_arguments(const std::vector<std::string>& arguments);
+
+// "1gbit" becomes 1e9: a whole number with kbit, mbit or gbit, as `tc` reads it. Throws BadInput.
+double parse_rate(const std::string& text);
 
 // "64KiB" becomes 65536. Units are B, KiB, MiB, GiB, and kB, MB, GB for powers of 1000. Throws
 // BadInput for anything else, and for a size that is not a multiple of 4 bytes, the size of a
 // float.
-std::size_t parse_size(const std::string& text);
+std::size_t parse_size(const std::string& text, const char* command = "allreduce");
 std::string spoken_size(std::size_t bytes);
 
 // The longest time that one turn of a system may take: time to start and warm up, and ten times the
@@ -79,10 +95,12 @@ std::string spoken_size(std::size_t bytes);
 // to a week.
 std::chrono::seconds longest_run(const AllreduceArguments& arguments);
 std::chrono::seconds longest_run(const StepArguments& arguments);
+std::chrono::seconds longest_run(const HostsArguments& arguments);
 
 // help.cpp.
 extern const char* const kBenchHelp;
 extern const char* const kAllreduceHelp;
 extern const char* const kStepHelp;
+extern const char* const kHostsHelp;
 
 }  // namespace lockstep::bench

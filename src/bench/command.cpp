@@ -8,6 +8,7 @@
 #include "base/atomic_file.h"
 #include "base/choice.h"
 #include "bench/allreduce.h"
+#include "bench/hosts_bench.h"
 #include "bench/measure/cores.h"
 #include "bench/process.h"
 #include "bench/step.h"
@@ -21,7 +22,8 @@ struct Benchmark {
   int (*run)(const std::vector<std::string>&);
 };
 const Benchmark kBenchmarks[] = {{"allreduce", kAllreduceHelp, bench_allreduce},
-                                 {"step", kStepHelp, bench_step}};
+                                 {"step", kStepHelp, bench_step},
+                                 {"hosts", kHostsHelp, bench_hosts}};
 
 }  // namespace
 
@@ -43,8 +45,9 @@ int bench(const std::vector<std::string>& words) {
     return 0;
   }
   throw BadInput(
-      "bench what? try `lockstep bench allreduce` or `lockstep bench step`, or see `lockstep bench "
-      "--help`");
+      "bench what? try `lockstep bench allreduce`, `lockstep bench step` or `lockstep bench "
+      "hosts`, "
+      "or see `lockstep bench --help`");
 }
 
 void announce(const CommonArguments& arguments, const Field& field) {

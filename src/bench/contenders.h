@@ -1,6 +1,7 @@
 // The systems that a benchmark compares, and how each is started on this host.
 #pragma once
 
+#include <functional>
 #include <string>
 #include <vector>
 
@@ -17,6 +18,9 @@ struct Contender {
   std::vector<std::string> command;  // what is run; begins with a launcher
   Program::Variables variables;
   int turn_takers = 0;  // workers that can take turns with other systems; 0: it runs alone
+  // If set, these programs are run, all at the same time, in place of `command`: the workers of one
+  // run on several hosts. Each call is for a run of its own.
+  std::function<std::vector<Program>()> workers;
 };
 
 // The systems that can run here, and a line for each other one that was asked for or could be

@@ -7,6 +7,7 @@ const char* const kBenchHelp =
 
   lockstep bench allreduce [options]   how fast buffers are summed, and the limit of this machine
   lockstep bench step [options]        how fast a model trains, and workers that never talk
+  lockstep bench hosts [options]       both between hosts, which are namespaces of this machine
 
   lockstep bench allreduce --help      the options of each
 
@@ -133,6 +134,52 @@ Examples:
   lockstep bench step --workers 2 --shards 8 --batch 8 --engines shm
   lockstep bench step --rows 2x8,4x4,8x2,16x1 --engines shm --plot workers.svg
   lockstep bench step --device cuda --model gpt
+)";
+
+const char* const kHostsHelp =
+    R"(Times all-reduces and training steps between hosts that are network namespaces of this machine,
+with a line of a given rate each way between each host and a switch. Needs root or user namespaces,
+and iproute2.
+
+  lockstep bench hosts [options]
+
+      --hosts H       (default: 2)
+  -n, --workers N     of each host (default: 2)
+      --rate R        of each line each way, such as 100mbit, 1gbit, 10gbit (default: 1gbit)
+      --mtu M         of the lines; larger packets have fewer headers (default: 1500)
+      --rows R,…      what is measured, of the below (default: loopback,allreduce,mlp,cnn)
+      --sizes S,…     of all-reduces between hosts (default: 16MiB)
+      --loopback-sizes S,…
+                      of all-reduces over the loopback (default: 1KiB,64MiB)
+      --batch B       samples of each worker in a step (default: 128)
+      --peers P,…     sockets, gloo, plain, pytorch-ddp, or none (default: those found)
+      --rounds R      turns of each system (default: 3)
+      --seconds S     of samples of a system in one round, about (default: 2), or
+      --iterations I  samples of a system in one round
+      --json          one array of objects instead of a table
+      --save FILE     also write that array there
+
+  loopback    2 workers of this host over the engine tcp, with tags and without
+  allreduce   workers of all hosts, with tags and without
+  mlp, cnn    training steps: zero_grad, forward, backward, step
+
+  lockstep         over the engine between hosts. In steps: data_parallel and lockstep::optim
+  lockstep-plain   the same, without tags
+  lockstep-fused   lockstep::Trainer
+  sockets          TCP sockets without anything else, in the same pattern. Between hosts only what
+                   must cross the network
+  sockets-spin     the same, but a worker spins before it sleeps, as the engine does
+  gloo             Gloo's ring
+  plain            as many LibTorch workers that never talk
+  pytorch-ddp      PyTorch's DistributedDataParallel over Gloo
+
+A column "÷ X" is the median of a system over that of X in the same run. `least` is computed: 2(H-1)/H
+of the buffer over the rate. All workers share the cores of this machine, as workers of several hosts
+do not: with more workers than cores, steps say what the network costs, and not how fast hosts are.
+
+Examples:
+  lockstep bench hosts
+  lockstep bench hosts --rows allreduce --hosts 4 --workers 1 --rate 10gbit --sizes 1MiB,64MiB
 )";
 
 }  // namespace lockstep::bench

@@ -93,6 +93,7 @@ ProgramRunner::Child ProgramRunner::start(const Program& program) {
     ::dup2(err.write.get(), STDERR_FILENO);
     for (const auto& [name, value] : program.variables) ::setenv(name.c_str(), value.c_str(), 1);
     ::sigprocmask(SIG_SETMASK, &original_mask_, nullptr);
+    if (program.enter && !program.enter()) ::_exit(127);
     ::execvp(words[0], words.data());
     ::_exit(127);
   }
@@ -130,16 +131,11 @@ void ProgramRunner::follow(std::vector<Child>& children, int signals, Deadline d
 }
 
 ProgramResult ProgramRunner::run(const Program& program, Deadline deadline) {
-  return run_all({program}, deadline, nullptr).front();
+  return run({program}, deadline, nullptr).front();
 }
 
 std::vector<ProgramResult> ProgramRunner::run(const std::vector<Program>& programs,
-                                              Deadline deadline, Meanwhile& meanwhile) {
-  return run_all(programs, deadline, &meanwhile);
-}
-
-std::vector<ProgramResult> ProgramRunner::run_all(const std::vector<Program>& programs,
-                                                  Deadline deadline, Meanwhile* meanwhile) {
+                                              Deadline deadline, Meanwhile* meanwhile) {
   std::vector<Child> children;
   children.reserve(programs.size());
   for (const Program& program : programs) children.push_back(start(program));

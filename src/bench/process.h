@@ -6,6 +6,7 @@
 
 #include <csignal>
 #include <cstddef>
+#include <functional>
 #include <string>
 #include <utility>
 #include <vector>
@@ -30,6 +31,9 @@ struct Program {
   // a stopped program takes the signal only when it is continued. SIGKILL always works at once, and
   // is for a program whose children notice its end.
   int death_signal = SIGTERM;
+  // Called in the child before it becomes the program; if it returns false, the program could not be
+  // started.
+  std::function<bool()> enter;
 };
 
 // What is done while programs run side by side.
@@ -66,14 +70,12 @@ class ProgramRunner {
 
   ProgramResult run(const Program& program, Deadline deadline);
 
-  // All at the same time; results in their order.
+  // All at the same time; results in their order. `meanwhile` may be null.
   std::vector<ProgramResult> run(const std::vector<Program>& programs, Deadline deadline,
-                                 Meanwhile& meanwhile);
+                                 Meanwhile* meanwhile);
 
  private:
   struct Child;
-  std::vector<ProgramResult> run_all(const std::vector<Program>& programs, Deadline deadline,
-                                     Meanwhile* meanwhile);
   Child start(const Program& program);
   void follow(std::vector<Child>& children, int signals, Deadline deadline, Meanwhile* meanwhile);
 

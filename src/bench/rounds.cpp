@@ -147,16 +147,28 @@ class RoundsRun {
     if (!together.empty()) run_together(round, together);
     for (const std::size_t i : alone) {
       progress_.show(round, rounds_.count, contenders_[i].name);
-      judge(i, runner_.run(program_of(i), Deadline::after(rounds_.longest)), rounds_.longest);
+      judge(i, run_alone(contenders_[i]), rounds_.longest);
     }
   }
 
   const RoundsEnd& end() const { return end_; }
 
  private:
-  Program program_of(std::size_t i) const {
-    const Contender& contender = contenders_[i];
-    return {contender.command, contender.variables, death_signal_of(contender.command)};
+  static Program program_of(const Contender& contender) {
+    return {contender.command, contender.variables, death_signal_of(contender.command), nullptr};
+  }
+
+  ProgramResult run_alone(const Contender& contender) {
+    const auto deadline = Deadline::after(rounds_.longest);
+    if (!contender.workers) return runner_.run(program_of(contender), deadline);
+    ProgramResult all;
+    for (const ProgramResult& worker : runner_.run(contender.workers(), deadline, nullptr)) {
+      all.out += worker.out;
+      all.err += worker.err;
+      all.timed_out = all.timed_out || worker.timed_out;
+      if (all.exit_code == 0) all.exit_code = worker.exit_code;
+    }
+    return all;
   }
 
   void run_together(int round, const std::vector<std::size_t>& chosen) {
@@ -168,11 +180,11 @@ class RoundsRun {
     TurnGiver turns(workers, rounds_.turns);
     std::vector<Program> programs;
     for (std::size_t place = 0; place < chosen.size(); ++place) {
-      Program& program = programs.emplace_back(program_of(chosen[place]));
+      Program& program = programs.emplace_back(program_of(contenders_[chosen[place]]));
       for (const auto& variable : turns.variables(place)) program.variables.push_back(variable);
     }
     const auto longest = rounds_.longest * static_cast<std::int64_t>(chosen.size());
-    const auto results = runner_.run(programs, Deadline::after(longest), turns);
+    const auto results = runner_.run(programs, Deadline::after(longest), &turns);
     for (std::size_t place = 0; place < chosen.size(); ++place)
       judge(chosen[place], results[place], longest);
   }

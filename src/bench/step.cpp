@@ -26,17 +26,6 @@ Contender launched_contender(const StepArguments& arguments, const std::string& 
           arguments.workers};
 }
 
-// A Python that has PyTorch: Debian's, which another python3 in PATH may hide, or the one in PATH.
-// Empty if neither has it.
-std::string python_with_torch() {
-  for (std::string python : {"/usr/bin/python3", "python3"}) {
-    const std::string look =
-        python + " -c 'import importlib.util as u, sys; sys.exit(u.find_spec(\"torch\") is None)'";
-    if (std::system((look + " >/dev/null 2>&1").c_str()) == 0) return python;
-  }
-  return {};
-}
-
 void add_pytorch(const StepArguments& arguments, Field& field) {
   const std::string script = control::own_file("lockstep_bench_ddp.py");
   const std::string python = python_with_torch();
@@ -168,6 +157,15 @@ void announce_rows(const StepArguments& arguments, const Field& field) {
 }
 
 }  // namespace
+
+std::string python_with_torch() {
+  for (std::string python : {"/usr/bin/python3", "python3"}) {
+    const std::string look =
+        python + " -c 'import importlib.util as u, sys; sys.exit(u.find_spec(\"torch\") is None)'";
+    if (std::system((look + " >/dev/null 2>&1").c_str()) == 0) return python;
+  }
+  return {};
+}
 
 std::vector<std::string> step_job_words(const StepArguments& arguments) {
   return {arguments.model,

@@ -30,6 +30,10 @@ Field step_field(const StepArguments& arguments);
 // CONTEXT BUCKET_BYTES.
 std::vector<std::string> step_job_words(const StepArguments& arguments);
 
+// A Python that has PyTorch: Debian's, which another python3 in PATH may hide, or the one in PATH.
+// Empty if neither has it.
+std::string python_with_torch();
+
 // The results of one system.
 struct StepResult {
   std::string system;

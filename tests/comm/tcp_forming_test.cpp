@@ -19,6 +19,7 @@
 #include "base/files.h"
 #include "tests/support/elements.h"
 #include "tests/support/refused_thread.h"
+#include "tests/support/strangers.h"
 #include "tests/support/workers.h"
 
 namespace lockstep::testing {
@@ -52,16 +53,6 @@ std::set<int> listening_ports() {
     ports.insert(std::stoi(words[kLocal].substr(9), nullptr, 16));
   }
   return ports;
-}
-
-base::Fd connect_to(int port) {
-  base::Fd stranger(::socket(AF_INET, SOCK_STREAM | SOCK_NONBLOCK | SOCK_CLOEXEC, 0));
-  sockaddr_in address{};
-  address.sin_family = AF_INET;
-  address.sin_addr.s_addr = htonl(INADDR_LOOPBACK);
-  address.sin_port = htons(static_cast<std::uint16_t>(port));
-  ::connect(stranger.get(), reinterpret_cast<sockaddr*>(&address), sizeof address);
-  return stranger;
 }
 
 struct Trouble {
@@ -98,24 +89,6 @@ std::vector<Outcome> form(int size, milliseconds timeout, const Trouble& trouble
   return outcomes;
 }
 
-// What a stranger does as soon as it is connected.
-enum class Manner { kSilent, kGarbage, kClose, kReset, kFlood };
-
-void behave(base::Fd& stranger, Manner manner) {
-  const auto ready = Deadline::after(milliseconds(100));
-  if (manner == Manner::kSilent || !base::wait_ready(stranger.get(), POLLOUT, ready)) return;
-  if (manner == Manner::kGarbage || manner == Manner::kFlood) {
-    const std::string noise(manner == Manner::kFlood ? 1 << 20 : 200, 'x');
-    ::send(stranger.get(), noise.data(), noise.size(), MSG_NOSIGNAL | MSG_DONTWAIT);
-    return;
-  }
-  if (manner == Manner::kReset) {
-    const linger now{1, 0};
-    ::setsockopt(stranger.get(), SOL_SOCKET, SO_LINGER, &now, sizeof now);
-  }
-  stranger.reset();
-}
-
 class Strangers : public ::testing::TestWithParam<Manner> {};
 
 // The strangers come again and again while the world forms, and more of them than may be there at a
@@ -129,7 +102,7 @@ TEST_P(Strangers, NeitherGetInNorHoldTheWorldUp) {
       while (!formed) {
         for (const int port : listening_ports()) {
           if (before.contains(port) || strangers.size() > 200) continue;
-          strangers.push_back(connect_to(port));
+          strangers.push_back(connect_as_stranger("127.0.0.1", port));
           behave(strangers.back(), GetParam());
         }
       }
@@ -145,14 +118,10 @@ TEST_P(Strangers, NeitherGetInNorHoldTheWorldUp) {
 }
 
 std::string name_of(const ::testing::TestParamInfo<Manner>& manner) {
-  constexpr const char* kNames[] = {"silent", "garbage", "close", "reset", "flood"};
-  return kNames[static_cast<int>(manner.param)];
+  return name(manner.param);
 }
 
-INSTANTIATE_TEST_SUITE_P(Manner, Strangers,
-                         ::testing::Values(Manner::kSilent, Manner::kGarbage, Manner::kClose,
-                                           Manner::kReset, Manner::kFlood),
-                         name_of);
+INSTANTIATE_TEST_SUITE_P(Manner, Strangers, ::testing::ValuesIn(kManners), name_of);
 
 // It is told at once; for the others it is a stranger, and a worker is missing.
 TEST(TcpForming, AWorkerWithAnotherSecretIsKeptOut) {

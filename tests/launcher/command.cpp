@@ -43,7 +43,8 @@ std::string read_all(const std::string& path) {
 
 }  // namespace
 
-Command::Command(std::vector<std::string> arguments, std::vector<std::string> variables) {
+Command::Command(std::vector<std::string> arguments, std::vector<std::string> variables,
+                 const std::function<bool()>& enter) {
   // Looking for leaks takes seconds at the end of every process on some hosts; the unit tests do
   // it.
   if (kSlowBuild) variables.emplace_back("ASAN_OPTIONS=detect_leaks=0");
@@ -57,6 +58,7 @@ Command::Command(std::vector<std::string> arguments, std::vector<std::string> va
     ::dup2(::open("/dev/null", O_RDONLY), STDIN_FILENO);
     ::dup2(out.write.get(), STDOUT_FILENO);
     ::dup2(err.write.get(), STDERR_FILENO);
+    if (enter && !enter()) ::_exit(126);
     ::execve(argv[0], argv.data(), envp.data());
     ::_exit(127);
   }

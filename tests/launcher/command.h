@@ -5,6 +5,7 @@
 #include <sys/types.h>
 
 #include <chrono>
+#include <functional>
 #include <string>
 #include <vector>
 
@@ -24,7 +25,9 @@ inline Deadline seconds(int count) {
 class Command {
  public:
   // `arguments` begin with the program; `variables` ("K=V") are added to the environment.
-  explicit Command(std::vector<std::string> arguments, std::vector<std::string> variables = {});
+  // The child calls `enter` before it becomes the program, and ends with 126 if that is false.
+  explicit Command(std::vector<std::string> arguments, std::vector<std::string> variables = {},
+                   const std::function<bool()>& enter = nullptr);
   Command(Command&&) = default;
   ~Command();
 

@@ -1,5 +1,4 @@
-// Gloo as its users run it: its ring all-reduce over TCP on the loopback interface. This is Gloo's
-// default, and the algorithm that PyTorch uses. (Its other algorithm, bcube, is for many hosts.)
+// Gloo as its users run it: its ring all-reduce over TCP. This is Gloo's default, and the algorithm that PyTorch uses. (Its other algorithm, bcube, is for many hosts.)
 //
 // Tried and not used: its older algorithms over synchronous pairs (--sync --busy-poll in its own
 // benchmark). They take 17 µs for some small buffers, but 88 ms for others, because TCP delays its
@@ -26,7 +25,8 @@ using Add = void (*)(void*, const void*, const void*, std::size_t);
 class Gloo : public Reducer {
  public:
   explicit Gloo(const std::string& folder) {
-    auto device = gloo::transport::tcp::CreateDevice("127.0.0.1");
+    const std::string address = base::environment(kAddressVariable).value_or("127.0.0.1");
+    auto device = gloo::transport::tcp::CreateDevice(address.c_str());
     // A new store for each run, because FileStore keeps what earlier runs left.
     gloo::rendezvous::FileStore files(folder);
     gloo::rendezvous::PrefixStore store(base::environment("TORCHELASTIC_RUN_ID").value_or(""),

@@ -148,6 +148,10 @@ std::unique_ptr<Reducer> make_reducer(const std::string& kind) {
   if (kind == "limit") return std::make_unique<Limit>();
   if (kind == "limit-dirty")
     return std::make_unique<InPlace>(in_order_of_tree, InPlace::Meet::kNever);
+  if (kind.starts_with("sockets:"))
+    return make_sockets_peer(std::stoi(kind.substr(8)), Idle::kSleeps);
+  if (kind.starts_with("sockets-spin:"))
+    return make_sockets_peer(std::stoi(kind.substr(13)), Idle::kSpins);
   if (kind.starts_with("gloo:")) return make_gloo_peer(kind.substr(5));
   throw BadInput(fmt::format("bench-worker: there is no system {}", kind));
 }

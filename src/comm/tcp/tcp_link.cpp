@@ -154,7 +154,8 @@ TcpLink::TcpLink(TcpWorld world)
   }
 }
 
-// First all of them, so that all can be told if the rest fails.
+// First all of them, so that all can be told if the rest fails. The first sign of life goes at once:
+// a peer that has never spoken cannot fall silent.
 void TcpLink::add_peers(TcpWorld world) {
   const base::Lock lock(mutex_);
   for (int other = 0; other < size_; ++other) {
@@ -164,7 +165,11 @@ void TcpLink::add_peers(TcpWorld world) {
   }
   poll_.emplace(peers_.size());
   for (std::size_t other = 0; other < peers_.size(); ++other) {
-    if (peers_[other]) poll_->watch(peers_[other]->socket(), other);
+    if (!peers_[other]) continue;
+    poll_->watch(peers_[other]->socket(), other);
+    if (!peers_[other]->elsewhere()) continue;
+    peers_[other]->beat(Clock::time_point::max());
+    write_to(*peers_[other]);
   }
 }
 
