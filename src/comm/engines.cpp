@@ -14,6 +14,7 @@
 #include "comm/arena/offer.h"
 #include "comm/channel.h"
 #include "comm/core/link.h"
+#include "comm/mpi/mpi_engine.h"
 #include "comm/nccl/nccl_engine.h"
 #include "comm/shm/shm_engine.h"
 #include "comm/tcp/tcp_engine.h"
@@ -178,6 +179,11 @@ constexpr Engine kEngines[] = {
      connect_host<connect_shm>},
     {"tcp", "CPU workers of one or several hosts, over TCP", "", [] { return true; },
      connect_host<connect_tcp>},
+    {"mpi",
+     "workers of mpirun or srun, over OpenMPI or MPICH; the network is trusted, and a lost worker "
+     "may end the whole job",
+     "install OpenMPI (libopenmpi-dev) or MPICH (libmpich-dev) and build again", mpi_built,
+     connect_host<connect_mpi>},
     {"nccl", "workers with GPUs, of one or several hosts, over NCCL",
      "install the CUDA toolkit (nvcc) and NCCL (libnccl-dev) and build again", nccl_built,
      connect_nccl},
