@@ -93,12 +93,18 @@ class Wrapped : public Bootstrap {
 
 // The name of the engine tcp in these tests if all frames have tags.
 inline constexpr const char* kTcpTagged = "tcp_tagged";
-inline std::string engine_called(const std::string& name) {
-  return name == kTcpTagged ? "tcp" : name;
+// The engine mpi has a name for each MPI (mpi_workers.h).
+inline bool over_mpi(const std::string& name) {
+  return name.starts_with("mpi_");
 }
+inline std::string engine_called(const std::string& name) {
+  return name == kTcpTagged ? "tcp" : over_mpi(name) ? "mpi" : name;
+}
+// Those of this build whose workers may be threads of one process, or forked from it: all but mpi.
+std::vector<std::string> engines_in_one_process();
 
 struct WorldSpec {
-  std::string engine = "thread";  // or kTcpTagged
+  std::string engine = "thread";  // or kTcpTagged, or one of mpi_engines()
   int size = 2;
   std::chrono::milliseconds timeout{20'000};
 };
@@ -111,11 +117,15 @@ struct Outcome {
   std::chrono::milliseconds took{0};
 };
 
-// Runs `body` on every worker as a thread and returns how each ended; what is not a lockstep::Error
+// Runs `body` on every worker, as a thread, or over MPI as a process of its own, and returns how each ended; what is not a lockstep::Error
 // escapes.
 std::vector<Outcome> run_workers(const WorldSpec& spec, const std::function<void(Comm&)>& body);
 
-// The same, where every worker must return; rethrows the first failure.
+// The same before there is a Comm.
+std::vector<Outcome> run_bootstraps(const WorldSpec& spec,
+                                    const std::function<void(Bootstrap&)>& body);
+
+// As run_workers, where every worker must return; rethrows the first failure.
 void run_all(const WorldSpec& spec, const std::function<void(Comm&)>& body);
 
 // Workers as processes, for what kills them.
