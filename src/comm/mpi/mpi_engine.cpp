@@ -91,7 +91,8 @@ std::shared_ptr<Link> connect_mpi(Bootstrap& bootstrap, const CommOptions& optio
   const auto hosts = said_by_all(bootstrap, "host", here, deadline);
   const auto neighbours = std::count(hosts.begin(), hosts.end(), here);
   return make_mpi_link({bootstrap.rank(), bootstrap.size(),
-                        neighbours > ::sysconf(_SC_NPROCESSORS_ONLN), form(mpi, deadline)});
+                        neighbours > ::sysconf(_SC_NPROCESSORS_ONLN), form(mpi, deadline),
+                        &mpi_keeper()});
 }
 
 }  // namespace lockstep::comm

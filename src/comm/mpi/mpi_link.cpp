@@ -47,7 +47,7 @@ class MpiLink : public Link, public std::enable_shared_from_this<MpiLink> {
   std::unique_ptr<Transfer> send(int peer, Slot slot, const void* data, std::size_t bytes) override;
   std::unique_ptr<Transfer> recv(int peer, Slot slot, void* data, std::size_t bytes) override;
   void fail(const Failure& failure) noexcept override {
-    mpi_has_failed();
+    formed_.keeper->note_failure();
     end(failure, kTellPatience);
   }
   std::optional<Failure> failure() const override;
@@ -375,7 +375,7 @@ bool MpiLink::all_told() const {
 void MpiLink::end(const Failure& failure, milliseconds patience) noexcept {
   if (in_child()) return;
   const base::Lock lock(mutex_);
-  if (!mpi_usable()) state_.closed = true;
+  if (!formed_.keeper->usable()) state_.closed = true;
   fail_locked(failure);
   await_receipts(Deadline::after(patience));
   close();
@@ -391,7 +391,7 @@ void MpiLink::close() noexcept {
   if (leftover.requests.empty()) {
     formed_.communicator->free();
   } else {
-    leave_to_mpi(std::move(leftover));
+    formed_.keeper->keep(std::move(leftover));
   }
 }
 

@@ -8,7 +8,7 @@
 #include <memory>
 
 #include "comm/core/link.h"
-#include "comm/mpi/mpi_calls.h"
+#include "comm/mpi/mpi_process.h"
 
 namespace lockstep::comm {
 
@@ -18,6 +18,7 @@ struct MpiFormed {
   int size = 1;
   bool crowded = false;  // this host has more workers than cores
   std::shared_ptr<MpiCommunicator> communicator;
+  MpiKeeper* keeper = nullptr;  // outlives the link
 };
 
 std::shared_ptr<Link> make_mpi_link(MpiFormed formed);

@@ -17,6 +17,10 @@ constexpr std::size_t kMostFrame = sizeof(MpiFrame) + kMostMpiData;
 // Longer frames use memory that is kept: it is registered with the network once.
 constexpr std::size_t kMostShortFrame = sizeof(MpiFrame) + kShortMessageBytes;
 
+bool is_long(std::size_t bytes) {
+  return bytes > kMostShortFrame && bytes <= kMostFrame;
+}
+
 [[noreturn]] void refuse_frame(int rank) {
   throw Mismatch(
       fmt::format("rank {} sends messages that are no frames: it is broken, or of another build",
@@ -27,7 +31,7 @@ constexpr std::size_t kMostShortFrame = sizeof(MpiFrame) + kShortMessageBytes;
 }  // namespace
 
 std::unique_ptr<std::byte[]> MpiPeer::memory_for(std::size_t bytes) {
-  if (bytes <= kMostShortFrame) return std::make_unique_for_overwrite<std::byte[]>(bytes);
+  if (!is_long(bytes)) return std::make_unique_for_overwrite<std::byte[]>(bytes);
   if (spare_.empty()) return std::make_unique_for_overwrite<std::byte[]>(kMostFrame);
   auto memory = std::move(spare_.front());
   spare_.pop_front();
@@ -35,12 +39,11 @@ std::unique_ptr<std::byte[]> MpiPeer::memory_for(std::size_t bytes) {
 }
 
 void MpiPeer::keep(Flight flight) {
-  if (flight.bytes > kMostShortFrame && spare_.size() < kMostSpare)
+  if (is_long(flight.bytes) && spare_.size() < kMostSpare)
     spare_.push_back(std::move(flight.memory));
 }
 
 void MpiPeer::arrive(std::size_t bytes) {
-  if (bytes < sizeof(MpiFrame) || bytes > kMostFrame) refuse_frame(rank_);
   Flight flight{nullptr, memory_for(bytes), bytes};
   flight.request = communicator_.receive(rank_, flight.memory.get(), bytes);
   coming_.push_back(std::move(flight));
@@ -52,6 +55,7 @@ bool MpiPeer::read() {
     Flight flight = std::move(coming_.front());
     coming_.pop_front();
     MpiFrame frame;
+    if (flight.bytes < sizeof frame || flight.bytes > kMostFrame) refuse_frame(rank_);
     std::memcpy(&frame, flight.memory.get(), sizeof frame);
     if (frame.mark != MpiFrame::kMark) refuse_frame(rank_);
     take(frame, flight.memory.get() + sizeof frame, flight.bytes - sizeof frame);

@@ -33,9 +33,13 @@ class MpiPeer {
   bool write();
 
   PeerPosts& posts() { return posts_; }
-  // tell: the next write() begins with this notice. told: the peer has received it, or has ended.
+  // tell: the next write() begins with this notice. told: the peer has received it, or has ended, or
+  // is out of MPI's reach.
   void tell(const std::string& notice) { news_.notice = notice; }
-  bool told() const { return (news_.receipt_came || news_.said) && sending_.empty(); }
+  bool told() const {
+    if (failure && !news_.said) return true;
+    return (news_.receipt_came || news_.said) && sending_.empty();
+  }
   const std::optional<Failure>& said() const { return news_.said; }
 
   // Gives away the frames that MPI still has.

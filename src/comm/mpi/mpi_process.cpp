@@ -25,7 +25,7 @@ constexpr milliseconds kFinalizePatience{10'000};
 constexpr milliseconds kFinalizePatienceAfterFailure{2'000};
 
 // Never destroyed: a thread that hangs in MPI may use it until the process has ended.
-struct Process {
+struct Process : MpiKeeper {
   enum class State : std::uint8_t { kNew, kStarting, kStarted, kEnding, kEnded };
 
   const int pid = ::getpid();
@@ -37,6 +37,19 @@ struct Process {
   MpiWorld world LOCKSTEP_GUARDED_BY(mutex);
   std::exception_ptr error LOCKSTEP_GUARDED_BY(mutex);
   std::list<MpiLeftover> leftovers LOCKSTEP_GUARDED_BY(mutex);
+
+  // MPI_Finalize may hang at the end of the process: nothing is asked from MPI then.
+  bool usable() noexcept override {
+    const base::Lock lock(mutex);
+    return state == State::kStarted && calls->started();
+  }
+  void note_failure() noexcept override { failed = true; }
+  void keep(MpiLeftover leftover) noexcept override {
+    const bool sweeps = usable();
+    const base::Lock lock(mutex);
+    if (sweeps) sweep();
+    leftovers.push_back(std::move(leftover));
+  }
 
   void set(State next) {
     const base::Lock lock(mutex);
@@ -123,22 +136,8 @@ MpiWorld start_mpi(Deadline deadline) {
   return own.world;
 }
 
-// MPI_Finalize may hang at the end of the process: nothing is asked from MPI then.
-bool mpi_usable() noexcept {
-  Process& own = process();
-  const base::Lock lock(own.mutex);
-  return own.state == Process::State::kStarted && own.calls->started();
-}
-
-void mpi_has_failed() noexcept {
-  process().failed = true;
-}
-
-void leave_to_mpi(MpiLeftover leftover) noexcept {
-  Process& own = process();
-  const base::Lock lock(own.mutex);
-  if (own.state == Process::State::kStarted && own.calls->started()) own.sweep();
-  own.leftovers.push_back(std::move(leftover));
+MpiKeeper& mpi_keeper() {
+  return process();
 }
 
 }  // namespace lockstep::comm

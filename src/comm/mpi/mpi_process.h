@@ -19,18 +19,24 @@ MpiCalls& mpi_of_process();
 // or Timeout at the deadline.
 MpiWorld start_mpi(Deadline deadline);
 
-// Whether MPI can be called: it is initialised and not finalised, by anybody.
-bool mpi_usable() noexcept;
-
-// A world has ended with a failure: the end of the process waits less for MPI_Finalize.
-void mpi_has_failed() noexcept;
-
 // Memory that MPI may still use when its link has ended, and the communicator it travels on.
 struct MpiLeftover {
   std::shared_ptr<MpiCommunicator> communicator;
   std::vector<std::pair<std::unique_ptr<MpiRequest>, std::unique_ptr<std::byte[]>>> requests;
 };
-// Keeps it until MPI is done with it, at worst until the end of the process.
-void leave_to_mpi(MpiLeftover leftover) noexcept;
+
+// What links ask from the process. Threads: any.
+class MpiKeeper {
+ public:
+  virtual ~MpiKeeper() = default;
+
+  // Whether MPI can be called: it is initialised and not finalised, by anybody.
+  virtual bool usable() noexcept = 0;
+  // A world has ended with a failure: the end of the process waits less for MPI_Finalize.
+  virtual void note_failure() noexcept = 0;
+  // Keeps it until MPI is done with it, at worst until the end of the process.
+  virtual void keep(MpiLeftover leftover) noexcept = 0;
+};
+MpiKeeper& mpi_keeper();
 
 }  // namespace lockstep::comm
