@@ -3,6 +3,8 @@
 //
 //   kNotice    why the sender ends (core/failure.h)
 //   kReceipt   the answer to kNotice: it has arrived, and so has everything that was sent before
+//   kBye       the last frame to the receiver, who answers with its own last one. So nothing is
+//              left in MPI when both have gone
 #pragma once
 
 #include <cstddef>
@@ -20,6 +22,7 @@ struct MpiFrame {
     kData = 4,
     kNotice = 5,
     kReceipt = 6,
+    kBye = 7,
   };
   static constexpr std::uint32_t kMark = 0x4c4b4d31;  // "1MKL"; of another build, another one
 

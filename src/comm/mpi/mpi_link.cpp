@@ -29,7 +29,8 @@ constexpr microseconds kShortestNap{20};
 constexpr microseconds kLongestNap{1000};
 // How often the link's own thread looks while nobody waits.
 constexpr milliseconds kLook{1};
-// As in tcp: how long a worker that ends waits until its peers have its notice.
+// As in tcp: how long a worker that ends waits until its peers have its notice, and its last
+// message.
 constexpr milliseconds kTellPatience{200};
 constexpr milliseconds kPartPatience{3000};
 
@@ -80,8 +81,8 @@ class MpiLink : public Link, public std::enable_shared_from_this<MpiLink> {
   void end_peer(MpiPeer& peer, const Failure& failure) LOCKSTEP_REQUIRES(mutex_);
   void fail_locked(const Failure& failure) noexcept LOCKSTEP_REQUIRES(mutex_);
   void tell_locked(const Failure& failure) noexcept LOCKSTEP_REQUIRES(mutex_);
-  void await_receipts(Deadline deadline) noexcept LOCKSTEP_REQUIRES(mutex_);
-  bool all_told() const LOCKSTEP_REQUIRES(mutex_);
+  void await_peers(bool (MpiPeer::*enough)() const, Deadline deadline) noexcept
+      LOCKSTEP_REQUIRES(mutex_);
   void end(const Failure& failure, milliseconds patience) noexcept;
   void close() noexcept LOCKSTEP_REQUIRES(mutex_);
 
@@ -356,19 +357,16 @@ void MpiLink::tell(const Failure& failure) noexcept {
   if (in_child()) return;
   const base::Lock lock(mutex_);
   tell_locked(failure);
-  await_receipts(Deadline::after(kTellPatience));
+  await_peers(&MpiPeer::told, Deadline::after(kTellPatience));
 }
 
-void MpiLink::await_receipts(Deadline deadline) noexcept {
+// Moves frames until each peer has heard enough.
+void MpiLink::await_peers(bool (MpiPeer::*enough)() const, Deadline deadline) noexcept {
   const auto begun = Clock::now();
-  while (!state_.closed && !all_told() && !deadline.expired()) {
+  const auto all = [&](const auto& peer) { return !peer || ((*peer).*enough)(); };
+  while (!state_.closed && !std::all_of(peers_.begin(), peers_.end(), all) && !deadline.expired()) {
     if (!progress()) pause(begun, deadline);
   }
-}
-
-bool MpiLink::all_told() const {
-  return std::all_of(peers_.begin(), peers_.end(),
-                     [](const auto& peer) { return !peer || peer->told(); });
 }
 
 // Only the first call waits, even if the link has failed before it.
@@ -377,7 +375,10 @@ void MpiLink::end(const Failure& failure, milliseconds patience) noexcept {
   const base::Lock lock(mutex_);
   if (!formed_.keeper->usable()) state_.closed = true;
   fail_locked(failure);
-  await_receipts(Deadline::after(patience));
+  for (const auto& peer : peers_) {
+    if (peer) peer->part();
+  }
+  await_peers(&MpiPeer::parted, Deadline::after(patience));
   close();
 }
 

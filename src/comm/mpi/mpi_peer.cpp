@@ -80,6 +80,9 @@ void MpiPeer::take(const MpiFrame& frame, const std::byte* bytes, std::size_t co
     case MpiFrame::Kind::kReceipt:
       news_.receipt_came = true;
       return;
+    case MpiFrame::Kind::kBye:
+      parting_.came = parting_.due = true;
+      return;
   }
   refuse_frame(rank_);
 }
@@ -137,11 +140,15 @@ bool MpiPeer::write() {
 
 // True if there was something to send.
 bool MpiPeer::put_next() {
+  if (parting_.sent) return false;
   if (std::exchange(news_.receipt_due, false)) {
     put({.kind = MpiFrame::Kind::kReceipt}, nullptr, 0);
   } else if (!news_.notice.empty()) {
     const std::string notice = std::exchange(news_.notice, {});
     put({.kind = MpiFrame::Kind::kNotice, .total = notice.size()}, notice.data(), notice.size());
+  } else if (parting_.due) {
+    parting_.sent = true;
+    put({.kind = MpiFrame::Kind::kBye}, nullptr, 0);
   } else if (!posts_.receives.grants.empty()) {
     const Grant grant = posts_.receives.grants.front();
     posts_.receives.grants.pop_front();

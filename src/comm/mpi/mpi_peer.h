@@ -33,12 +33,14 @@ class MpiPeer {
   bool write();
 
   PeerPosts& posts() { return posts_; }
-  // tell: the next write() begins with this notice. told: the peer has received it, or has ended, or
-  // is out of MPI's reach.
+  // tell: the next write() begins with this notice. told: the peer has received it, or has ended.
   void tell(const std::string& notice) { news_.notice = notice; }
-  bool told() const {
-    if (failure && !news_.said) return true;
-    return (news_.receipt_came || news_.said) && sending_.empty();
+  bool told() const { return news_.receipt_came || news_.said || failure; }
+  // part: the next write() ends with the last frame to the peer. parted: its last frame has come, too,
+  // or it is out of MPI's reach.
+  void part() { parting_.due = true; }
+  bool parted() const {
+    return (parting_.came && parting_.sent && sending_.empty()) || (failure && !news_.said);
   }
   const std::optional<Failure>& said() const { return news_.said; }
 
@@ -80,6 +82,12 @@ class MpiPeer {
     std::optional<Failure> said;
   };
   News news_;
+  struct Parting {
+    bool due = false;
+    bool sent = false;
+    bool came = false;
+  };
+  Parting parting_;
 };
 
 }  // namespace lockstep::comm

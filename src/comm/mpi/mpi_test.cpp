@@ -217,7 +217,7 @@ TEST(MpiLink, WhatMpiStillHasWhenALinkEndsIsKept) {
   sent.reset();
   world.links[0]->fail({ErrorKind::kUnavailable, {0}, "enough"});
   EXPECT_TRUE(world.keeper.failed);
-  EXPECT_EQ(world.keeper.kept, 2U) << "the message and the notice";
+  EXPECT_EQ(world.keeper.kept, 3U) << "the message, the notice and the last frame";
   EXPECT_FALSE(world.communicators[0]->freed);
   world.sea->frozen = false;
   std::byte room[100];
