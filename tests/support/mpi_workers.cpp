@@ -13,6 +13,7 @@
 
 #include <cstdlib>
 #include <filesystem>
+#include <map>
 #include <optional>
 #include <thread>
 
@@ -33,19 +34,19 @@ constexpr MpiLauncher kLaunchers[] = {{"mpi_openmpi", LOCKSTEP_TEST_MPIEXEC_open
 constexpr const char* kFolder = "LOCKSTEP_TEST_MPI_FOLDER";
 constexpr const char* kWorld = "LOCKSTEP_TEST_MPI_WORLD";
 
-// How many a test has made already.
-int number_in_test(const char* what) {
-  static std::string test;
-  static std::map<std::string, int> numbers;
-  const auto* info = ::testing::UnitTest::GetInstance()->current_test_info();
-  const std::string now = fmt::format("{}.{}", info->test_suite_name(), info->name());
-  if (std::exchange(test, now) != now) numbers.clear();
-  return numbers[what]++;
-}
-
 std::string current_test() {
   const auto* info = ::testing::UnitTest::GetInstance()->current_test_info();
   return fmt::format("{}.{}", info->test_suite_name(), info->name());
+}
+
+// How many a test has made already. With --gtest_repeat a test runs again, at another time.
+int number_in_test(const char* what) {
+  static std::string run;
+  static std::map<std::string, int> numbers;
+  const auto* result = ::testing::UnitTest::GetInstance()->current_test_info()->result();
+  const std::string now = fmt::format("{} {}", current_test(), result->start_timestamp());
+  if (std::exchange(run, now) != now) numbers.clear();
+  return numbers[what]++;
 }
 
 int rank_of_worker() {
@@ -125,7 +126,7 @@ std::vector<std::string> mpi_engines() {
 std::vector<std::string> mpi_launch(const std::string& engine, int size) {
   for (const MpiLauncher& launcher : kLaunchers) {
     if (engine != launcher.engine) continue;
-    return {"env",
+    return {"/usr/bin/env",
             "OMPI_ALLOW_RUN_AS_ROOT=1",
             "OMPI_ALLOW_RUN_AS_ROOT_CONFIRM=1",
             "OMPI_MCA_rmaps_base_oversubscribe=1",

@@ -34,6 +34,7 @@ class Tally {
   Tally(const Tally&) = delete;
   Tally& operator=(const Tally&) = delete;
   int operator++() { return ++*count_; }
+  void set(int count) { *count_ = count; }
   int load() const { return count_->load(); }
 
  private:
