@@ -116,6 +116,20 @@ TEST_P(MpiWorkers, WhatNobodySendsEndsAtTheDeadlineAndACancelGivesTheMemoryBack)
   });
 }
 
+TEST_P(MpiWorkers, AWorldThatIsNotMpisIsRefused) {
+  struct Swapped : Wrapped {
+    using Wrapped::Wrapped;
+    int rank() const override { return 1 - Wrapped::rank(); }
+  };
+  const auto outcomes = run_mpi_workers({GetParam(), 2}, [&](Bootstrap& bootstrap) {
+    Swapped swapped(bootstrap);
+    connect("mpi", swapped, {.timeout = seconds(60)});
+  });
+  EXPECT_EQ(outcomes[0].kind, ErrorKind::kUnavailable);
+  EXPECT_THAT(outcomes[0].text, HasSubstr("rank 1 of 2 of this job is rank 0 of 2 to "));
+  EXPECT_THAT(outcomes[1].text, HasSubstr("start the workers with its mpirun, or srun"));
+}
+
 // Stopped in the middle of an operation, by a thread of its own; the last one to give up wakes it.
 TEST_P(MpiWorkers, AStoppedWorkerIsATimeoutToAllOthersAtTheDeadline) {
   Tally victim;

@@ -55,13 +55,22 @@ void require_one_library(Bootstrap& bootstrap, const std::string& own, Deadline 
                  {rank});
 }
 
+// MPI would make a world of one of each process, and leave files behind if it is killed then.
+void require_launcher(const Bootstrap& job, bool there) {
+  if (job.size() == 1 || there) return;
+  throw Unavailable(fmt::format(
+      "no launcher of MPI has started rank {}; start the workers with mpirun or srun, or "
+      "use the engine tcp",
+      job.rank()));
+}
+
 // A launcher that MPI does not know leaves every process alone in an MPI world of its own.
 void require_same_world(const Bootstrap& job, const MpiWorld& mpi, const char* library) {
   if (mpi.rank == job.rank() && mpi.size == job.size()) return;
   throw Unavailable(fmt::format(
-      "rank {} of {} of this job is rank {} of {} to {}; start the workers with {}'s mpirun, or "
+      "rank {} of {} of this job is rank {} of {} to {}; start the workers with its mpirun, or "
       "srun, or use the engine tcp",
-      job.rank(), job.size(), mpi.rank, mpi.size, library, library));
+      job.rank(), job.size(), mpi.rank, mpi.size, library));
 }
 
 std::shared_ptr<MpiCommunicator> form(MpiCalls& mpi, Deadline deadline) {
@@ -84,15 +93,17 @@ bool mpi_built() {
 // that cannot take part tells the others through the bootstrap.
 std::shared_ptr<Link> connect_mpi(Bootstrap& bootstrap, const CommOptions& options) {
   const auto deadline = Deadline::after(options.timeout);
+  const bool there = mpi_is_there();  // before a library is loaded
   MpiCalls& mpi = mpi_of_process();
   require_one_library(bootstrap, mpi.name(), deadline);
+  require_launcher(bootstrap, there);
   require_same_world(bootstrap, start_mpi(deadline), mpi.name());
   const std::string here = host_identity();
   const auto hosts = said_by_all(bootstrap, "host", here, deadline);
   const auto neighbours = std::count(hosts.begin(), hosts.end(), here);
   return make_mpi_link({bootstrap.rank(), bootstrap.size(),
                         neighbours > ::sysconf(_SC_NPROCESSORS_ONLN), form(mpi, deadline),
-                        &mpi_keeper()});
+                        &mpi_process()});
 }
 
 }  // namespace lockstep::comm

@@ -39,12 +39,18 @@ std::optional<MpiKind> loaded_mpi() {
 
 std::optional<MpiKind> mpi_of(const MpiSigns& signs) {
   if (signs.loaded) return signs.loaded;
-  // Slurm sets PMIX_RANK or PMI_RANK, as srun --mpi says.
+  // Slurm sets PMIX_RANK or PMI_RANK, as srun --mpi says; Cray's launchers set the last two.
   for (const char* variable : {"OMPI_COMM_WORLD_RANK", "PMIX_RANK"}) {
     if (signs.environment(variable)) return MpiKind::kOpenMpi;
   }
-  if (signs.environment("PMI_RANK")) return MpiKind::kMpich;
+  for (const char* variable : {"PMI_RANK", "PALS_RANKID", "ALPS_APP_PE"}) {
+    if (signs.environment(variable)) return MpiKind::kMpich;
+  }
   return std::nullopt;
+}
+
+bool mpi_is_there() {
+  return mpi_of({loaded_mpi(), base::environment}).has_value();
 }
 
 bool mpi_in_build() {

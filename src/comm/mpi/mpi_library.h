@@ -23,6 +23,9 @@ struct MpiSigns {
 // nothing.
 std::optional<MpiKind> mpi_of(const MpiSigns& signs);
 
+// Whether mpi_of() knows one for this process.
+bool mpi_is_there();
+
 // Whether this build has an MPI at all.
 bool mpi_in_build();
 

@@ -48,7 +48,7 @@ class MpiLink : public Link, public std::enable_shared_from_this<MpiLink> {
   std::unique_ptr<Transfer> send(int peer, Slot slot, const void* data, std::size_t bytes) override;
   std::unique_ptr<Transfer> recv(int peer, Slot slot, void* data, std::size_t bytes) override;
   void fail(const Failure& failure) noexcept override {
-    formed_.keeper->note_failure();
+    formed_.process->note_failure();
     end(failure, kTellPatience);
   }
   std::optional<Failure> failure() const override;
@@ -373,7 +373,7 @@ void MpiLink::await_peers(bool (MpiPeer::*enough)() const, Deadline deadline) no
 void MpiLink::end(const Failure& failure, milliseconds patience) noexcept {
   if (in_child()) return;
   const base::Lock lock(mutex_);
-  if (!formed_.keeper->usable()) state_.closed = true;
+  if (!formed_.process->usable()) state_.closed = true;
   fail_locked(failure);
   for (const auto& peer : peers_) {
     if (peer) peer->part();
@@ -392,7 +392,7 @@ void MpiLink::close() noexcept {
   if (leftover.requests.empty()) {
     formed_.communicator->free();
   } else {
-    formed_.keeper->keep(std::move(leftover));
+    formed_.process->keep(std::move(leftover));
   }
 }
 

@@ -18,7 +18,7 @@ struct MpiFormed {
   int size = 1;
   bool crowded = false;  // this host has more workers than cores
   std::shared_ptr<MpiCommunicator> communicator;
-  MpiKeeper* keeper = nullptr;  // outlives the link
+  MpiProcess* process = nullptr;  // outlives the link
 };
 
 std::shared_ptr<Link> make_mpi_link(MpiFormed formed);

@@ -25,7 +25,7 @@ constexpr milliseconds kFinalizePatience{10'000};
 constexpr milliseconds kFinalizePatienceAfterFailure{2'000};
 
 // Never destroyed: a thread that hangs in MPI may use it until the process has ended.
-struct Process : MpiKeeper {
+struct Process : MpiProcess {
   enum class State : std::uint8_t { kNew, kStarting, kStarted, kEnding, kEnded };
 
   const int pid = ::getpid();
@@ -136,7 +136,7 @@ MpiWorld start_mpi(Deadline deadline) {
   return own.world;
 }
 
-MpiKeeper& mpi_keeper() {
+MpiProcess& mpi_process() {
   return process();
 }
 

@@ -26,9 +26,9 @@ struct MpiLeftover {
 };
 
 // What links ask from the process. Threads: any.
-class MpiKeeper {
+class MpiProcess {
  public:
-  virtual ~MpiKeeper() = default;
+  virtual ~MpiProcess() = default;
 
   // Whether MPI can be called: it is initialised and not finalised, by anybody.
   virtual bool usable() noexcept = 0;
@@ -37,6 +37,6 @@ class MpiKeeper {
   // Keeps it until MPI is done with it, at worst until the end of the process.
   virtual void keep(MpiLeftover leftover) noexcept = 0;
 };
-MpiKeeper& mpi_keeper();
+MpiProcess& mpi_process();
 
 }  // namespace lockstep::comm

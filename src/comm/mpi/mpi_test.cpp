@@ -97,7 +97,7 @@ class QueueCommunicator : public MpiCommunicator {
   int size_;
 };
 
-class CountingKeeper : public MpiKeeper {
+class CountingProcess : public MpiProcess {
  public:
   bool usable() noexcept override { return true; }
   void note_failure() noexcept override { failed = true; }
@@ -111,7 +111,7 @@ struct World {
   explicit World(int size) {
     for (int rank = 0; rank < size; ++rank) {
       communicators.push_back(std::make_shared<QueueCommunicator>(sea, rank, size));
-      links.push_back(make_mpi_link({rank, size, true, communicators.back(), &keeper}));
+      links.push_back(make_mpi_link({rank, size, true, communicators.back(), &process}));
     }
   }
   // Leaving waits for the others.
@@ -121,7 +121,7 @@ struct World {
     for (auto& thread : threads) thread.join();
   }
 
-  CountingKeeper keeper;
+  CountingProcess process;
   std::shared_ptr<Sea> sea = std::make_shared<Sea>();
   std::vector<std::shared_ptr<QueueCommunicator>> communicators;
   std::vector<std::shared_ptr<Link>> links;
@@ -216,8 +216,8 @@ TEST(MpiLink, WhatMpiStillHasWhenALinkEndsIsKept) {
   EXPECT_TRUE(sent->wait(soon()));  // it is copied
   sent.reset();
   world.links[0]->fail({ErrorKind::kUnavailable, {0}, "enough"});
-  EXPECT_TRUE(world.keeper.failed);
-  EXPECT_EQ(world.keeper.kept, 3U) << "the message, the notice and the last frame";
+  EXPECT_TRUE(world.process.failed);
+  EXPECT_EQ(world.process.kept, 3U) << "the message, the notice and the last frame";
   EXPECT_FALSE(world.communicators[0]->freed);
   world.sea->frozen = false;
   std::byte room[100];
