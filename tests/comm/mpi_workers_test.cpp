@@ -169,9 +169,10 @@ std::string output_of(const std::vector<std::string>& words) {
 TEST_P(MpiWorkers, AProgramThatUsesMpiItselfKeepsItsOwn) {
   const std::string program = fmt::format("{}_{}", LOCKSTEP_TEST_MPI_PROGRAM, GetParam().substr(4));
   const auto run = [&](std::vector<std::string> more) {
-    char folder[] = "/tmp/lockstep-test-XXXXXX";
-    auto words = mpi_launch(GetParam(), 2);
-    words.insert(words.end(), {program, ::mkdtemp(folder)});
+    char name[] = "/tmp/lockstep-test-XXXXXX";
+    const std::string folder = ::mkdtemp(name);
+    auto words = mpi_launch(GetParam(), 2, folder);
+    words.insert(words.end(), {program, folder});
     words.insert(words.end(), more.begin(), more.end());
     const std::string output = output_of(words);
     std::filesystem::remove_all(folder);

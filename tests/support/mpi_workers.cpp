@@ -123,10 +123,12 @@ std::vector<std::string> mpi_engines() {
   return names;
 }
 
-std::vector<std::string> mpi_launch(const std::string& engine, int size) {
+std::vector<std::string> mpi_launch(const std::string& engine, int size,
+                                    const std::string& folder) {
   for (const MpiLauncher& launcher : kLaunchers) {
     if (engine != launcher.engine) continue;
     return {"/usr/bin/env",
+            "TMPDIR=" + folder,
             "OMPI_ALLOW_RUN_AS_ROOT=1",
             "OMPI_ALLOW_RUN_AS_ROOT_CONFIRM=1",
             "OMPI_MCA_rmaps_base_oversubscribe=1",
@@ -147,7 +149,7 @@ std::vector<Outcome> run_mpi_workers(const WorldSpec& spec,
   }
   char name[] = "/tmp/lockstep-test-XXXXXX";
   const std::string folder = ::mkdtemp(name);
-  auto words = mpi_launch(spec.engine, spec.size);
+  auto words = mpi_launch(spec.engine, spec.size, folder);
   words.insert(words.begin() + 1,
                {fmt::format("{}={}", kFolder, folder), fmt::format("{}={}", kWorld, number)});
   words.insert(words.end(), {std::filesystem::read_symlink("/proc/self/exe").string(),

@@ -22,8 +22,10 @@ std::vector<std::string> mpi_engines();
 std::vector<Outcome> run_mpi_workers(const WorldSpec& spec,
                                      const std::function<void(Bootstrap&)>& body);
 
-// Command words that start `size` processes, with what a test needs: as root, and with more processes than cores.
-std::vector<std::string> mpi_launch(const std::string& engine, int size);
+// Command words that start `size` processes, with what a test needs: as root, with more processes
+// than cores, and with a folder for the launcher's own files. OpenMPI's launchers would remove a
+// folder of all of them under each other's feet, and leave it behind when they are killed.
+std::vector<std::string> mpi_launch(const std::string& engine, int size, const std::string& folder);
 
 // A number that all workers of a world count together, threads or processes. Make it in the test's
 // own thread, before the world.

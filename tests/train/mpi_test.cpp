@@ -11,14 +11,22 @@ namespace {
 
 class MpiTrain : public Train, public ::testing::WithParamInterface<std::string> {
  protected:
+  MpiTrain() {
+    char name[] = "/tmp/lockstep-test-XXXXXX";
+    mpi_folder_ = ::mkdtemp(name);
+  }
+  ~MpiTrain() override { fs::remove_all(mpi_folder_); }
+
   Command start_mpi(int workers, std::vector<std::string> options) const {
-    auto words = mpi_launch(GetParam(), workers);
+    auto words = mpi_launch(GetParam(), workers, mpi_folder_);
     words.insert(words.end(), {LOCKSTEP_TRAIN_BINARY, "--workers", std::to_string(workers),
                                "--model", "cnn", "--data", "synthetic", "--global-batch", "8",
                                "--loader-threads", "1", "--checkpoint", "none", "--engine", "mpi"});
     words.insert(words.end(), options.begin(), options.end());
     return Command(words, {marker_, "OMP_NUM_THREADS=1", "OPENBLAS_NUM_THREADS=1"});
   }
+
+  std::string mpi_folder_;  // without spaces, which OpenMPI does not like
 };
 
 TEST_P(MpiTrain, GivesTheBitsOfWorkersInSharedMemory) {
