@@ -25,10 +25,10 @@ PUBLIC = {
 # Plain data and constants, for everybody above base.
 PLAIN_DATA = {"buffer.h"}
 # Folders of comm/, from the bottom up; engines stand side by side.
-COMM_ORDER = {"arena": 0, "core": 0, "algorithms": 1, "thread": 1, "shm": 1, "tcp": 1, "nccl": 1, "": 2}
+COMM_ORDER = {"arena": 0, "core": 0, "algorithms": 1, "thread": 1, "shm": 1, "tcp": 1, "mpi": 1, "nccl": 1, "": 2}
 # The same of torch/.
 TORCH_ORDER = {"device": 0, "divergence": 0, "data": 1, "models": 1, "replica": 1, "optim": 2, "step": 3, "train": 4}
-ENGINES = {"thread", "shm", "tcp", "nccl"}
+ENGINES = {"thread", "shm", "tcp", "mpi", "nccl"}
 INCLUDE = re.compile(r'^\s*#\s*include\s*[<"]([^">]+)[">]')
 LIBTORCH = re.compile(r"^(torch|ATen|c10)/")
 

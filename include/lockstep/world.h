@@ -54,7 +54,7 @@ class World {
   // Goes up when the membership changes. rank() and size() belong to one generation.
   std::uint64_t generation() const;
 
-  // What started this worker: "lockstep", "torchrun", "openmpi", "slurm", "environment" (variables
+  // What started this worker: "lockstep", "torchrun", "openmpi", "mpich", "slurm", "environment" (variables
   // set by hand), "program" (see over()) or "alone".
   const std::string& launcher() const;
 

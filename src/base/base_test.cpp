@@ -1,5 +1,7 @@
 #include <gtest/gtest.h>
 #include <sys/mman.h>
+#include <sys/prctl.h>
+#include <sys/wait.h>
 
 #include <lockstep/deadline.h>
 #include <lockstep/errors.h>
@@ -23,6 +25,7 @@
 #include "base/hash.h"
 #include "base/log.h"
 #include "base/memory_use.h"
+#include "base/process.h"
 
 namespace lockstep::base {
 namespace {
@@ -203,6 +206,30 @@ TEST(Files, DirectoriesAreMadeListedAndToldFromFiles) {
   EXPECT_TRUE(link_target(folder).empty());
   for (const char* name : {"/a/file", "/a/b", "/a", ""}) ::remove((folder + name).c_str());
   EXPECT_FALSE(exists(folder));
+}
+
+TEST(Process, AnAncestorIsFoundByItsNameEvenIfThatHoldsBrackets) {
+  EXPECT_EQ(ancestor_named("no such name"), 0);
+  const pid_t above = ::fork();
+  if (above == 0) {
+    ::prctl(PR_SET_NAME, "a) (b) 1");
+    const int own = ::getpid();
+    const auto child_of = [](auto check) {
+      const pid_t child = ::fork();
+      if (child == 0) ::_exit(check() ? 0 : 1);
+      int status = 1;
+      ::waitpid(child, &status, 0);
+      return status == 0;
+    };
+    const bool found = child_of([&] {
+      ::prctl(PR_SET_NAME, "between");
+      return child_of([&] { return ancestor_named("a) (b) 1") == own; });
+    });
+    ::_exit(found ? 0 : 1);
+  }
+  int status = 1;
+  ::waitpid(above, &status, 0);
+  EXPECT_EQ(status, 0);
 }
 
 }  // namespace

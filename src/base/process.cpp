@@ -3,6 +3,9 @@
 #include <sys/syscall.h>
 #include <unistd.h>
 
+#include <cstdlib>
+#include <fstream>
+
 #include "base/files.h"
 
 namespace lockstep::base {
@@ -13,6 +16,21 @@ Fd open_pidfd(int pid) {
 
 std::string process_namespace() {
   return link_target("/proc/self/ns/pid");
+}
+
+// "PID (NAME) STATE PARENT …", where the name may hold anything.
+int ancestor_named(const std::string& name) {
+  int parent = ::getppid();
+  while (parent > 0) {
+    std::string line;
+    std::getline(std::ifstream("/proc/" + std::to_string(parent) + "/stat"), line);
+    const std::size_t begin = line.find('(');
+    const std::size_t end = line.rfind(')');
+    if (begin == std::string::npos || end == std::string::npos || end + 4 >= line.size()) break;
+    if (line.substr(begin + 1, end - begin - 1) == name) return parent;
+    parent = std::atoi(line.c_str() + end + 4);
+  }
+  return 0;
 }
 
 }  // namespace lockstep::base

@@ -14,4 +14,8 @@ Fd open_pidfd(int pid);
 // The name of this process's PID namespace: PIDs can be compared where it is the same. Empty if it cannot be read.
 std::string process_namespace();
 
+// The nearest process above this one that has this name (its first 15 letters); 0 if there is none, or /proc is not
+// there.
+int ancestor_named(const std::string& name);
+
 }  // namespace lockstep::base

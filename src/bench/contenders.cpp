@@ -33,8 +33,8 @@ std::vector<std::string> chosen_engines(const Choice& asked) {
   std::vector<std::string> built;
   std::vector<std::string> known;
   for (const EngineInfo& engine : engines()) {
-    // `thread` is not for processes, and `nccl` moves memory of the CPU as `shm` does.
-    if (engine.name == "thread" || engine.name == "nccl") continue;
+    // `thread` is not for processes, `nccl` moves memory of the CPU as `shm` does, and workers of `mpi` need MPI's launcher.
+    if (engine.name == "thread" || engine.name == "nccl" || engine.name == "mpi") continue;
     known.push_back(engine.name);
     if (engine.built) built.push_back(engine.name);
     if (asked && contains(*asked, engine.name) && !engine.built)

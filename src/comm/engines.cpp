@@ -14,6 +14,7 @@
 #include "comm/arena/offer.h"
 #include "comm/channel.h"
 #include "comm/core/passing_link.h"
+#include "comm/mpi/mpi_engine.h"
 #include "comm/nccl/nccl_engine.h"
 #include "comm/shm/host_link.h"
 #include "comm/shm/shm_engine.h"
@@ -74,9 +75,10 @@ std::shared_ptr<Link> connect_thread(Bootstrap& bootstrap, const CommOptions& op
   return node.mapped();
 }
 
-// Over TCP, and through shared memory where workers are on one host of several.
+// Over a network, and through shared memory where workers are on one host of several.
+template <std::shared_ptr<Link> (*kConnect)(Bootstrap&, const CommOptions&)>
 std::shared_ptr<Link> connect_hosts(Bootstrap& bootstrap, const CommOptions& options) {
-  return share_hosts(connect_tcp(bootstrap, options), bootstrap, options);
+  return share_hosts(kConnect(bootstrap, options), bootstrap, options);
 }
 
 bool all_on_one_host(Bootstrap& bootstrap, const CommOptions& options) {
@@ -152,7 +154,12 @@ constexpr Engine kEngines[] = {
     {"shm", "CPU workers of one host, through shared memory", "", [] { return true; },
      connect_host<connect_shm>},
     {"tcp", "CPU workers of one or several hosts, over TCP", "", [] { return true; },
-     connect_host<connect_hosts>},
+     connect_host<connect_hosts<connect_tcp>>},
+    {"mpi",
+     "workers of mpirun or srun, over OpenMPI or MPICH; the network is trusted, and a lost worker "
+     "may end the whole job",
+     "install OpenMPI (libopenmpi-dev) or MPICH (libmpich-dev) and build again", mpi_built,
+     connect_host<connect_hosts<connect_mpi>>},
     {"nccl", "workers with GPUs, of one or several hosts, over NCCL",
      "install the CUDA toolkit (nvcc) and NCCL (libnccl-dev) and build again", nccl_built,
      connect_nccl},

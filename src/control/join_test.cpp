@@ -326,7 +326,7 @@ TEST(JoinTest, AWorkerKilledWhileJoiningEndsTheOthersSoon) {
   for (int rank = 0; rank < 2; ++rank) workers.emplace_back(torchrun(rank, 3), join_and_sum);
   workers.emplace_back(torchrun(2, 3), [] {
     // Come in place of join(), and die before connecting.
-    const auto place = control::find_launch_info(base::environment, ::geteuid());
+    const auto place = control::find_launch_info();
     const Deadline deadline = Deadline::after(seconds(30));
     const control::JoinRequest request{2, 3, LOCKSTEP_VERSION, "shm", seconds(30)};
     const control::RendezvousClient client(place.rendezvous, "", request, deadline);

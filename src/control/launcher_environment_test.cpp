@@ -12,14 +12,15 @@ namespace {
 using testing::HasSubstr;
 using Variables = std::map<std::string, std::string>;
 
-LaunchInfo place_of(const Variables& variables, std::uint32_t user = 1000) {
+LaunchInfo place_of(const Variables& variables, std::uint32_t user = 1000,
+                    const std::string& mpich_proxy = {}) {
   return find_launch_info(
       [&variables](const char* name) -> std::optional<std::string> {
         const auto found = variables.find(name);
         if (found == variables.end() || found->second.empty()) return std::nullopt;
         return found->second;
       },
-      user);
+      user, mpich_proxy);
 }
 
 std::string refusal(const Variables& variables) {
@@ -50,6 +51,13 @@ const Variables kMpi{{"OMPI_COMM_WORLD_RANK", "1"},
                      {"OMPI_COMM_WORLD_LOCAL_RANK", "1"},
                      {"OMPI_COMM_WORLD_LOCAL_SIZE", "2"},
                      {"PMIX_NAMESPACE", "2358181889"}};
+const Variables kMpich{{"PMI_RANK", "3"},
+                       {"PMI_SIZE", "4"},
+                       {"PMI_FD", "8"},
+                       {"MPI_LOCALRANKID", "1"},
+                       {"MPI_LOCALNRANKS", "2"},
+                       {"LOCKSTEP_RENDEZVOUS", "node0:29400"},
+                       {"LOCKSTEP_SECRET_FILE", "s"}};
 const Variables kSlurmShell{{"SLURM_JOB_ID", "77"},
                             {"SLURM_PROCID", "0"},
                             {"SLURM_NTASKS", "8"},
@@ -129,6 +137,20 @@ TEST(LauncherEnvironment, OpenMpiIsToldApartByItsNamespace) {
               HasSubstr("LOCKSTEP_RENDEZVOUS=unix:"));
 }
 
+TEST(LauncherEnvironment, MpichIsToldApartByTheProcessThatStartedTheWorkers) {
+  const LaunchInfo info = place_of(kMpich);
+  EXPECT_STREQ(name(info.launcher), "mpich");
+  EXPECT_EQ(info.rank, 3);
+  EXPECT_EQ(info.size, 4);
+  EXPECT_EQ(info.local_rank, 1);
+  EXPECT_EQ(info.local_size, 2);
+  const auto one_host =
+      with(kMpich, {{"MPI_LOCALNRANKS", "4"}, {"LOCKSTEP_RENDEZVOUS", ""}, {"PMI_RANK", "1"}});
+  EXPECT_THAT(refusal(one_host), HasSubstr("LOCKSTEP_RENDEZVOUS=unix:"));
+  EXPECT_NE(place_of(one_host, 1000, "17").rendezvous, place_of(one_host, 1000, "18").rendezvous);
+  EXPECT_THAT(refusal(with(kMpich, {{"PMI_SIZE", ""}})), HasSubstr("PMI_SIZE is not set"));
+}
+
 TEST(LauncherEnvironment, ASlurmStepIsAWorld) {
   const LaunchInfo info = place_of(kSlurmStep);
   EXPECT_EQ(info.launcher, Launcher::kSlurm);
@@ -170,6 +192,9 @@ TEST(LauncherEnvironment, SlurmsNotationOfTasks) {
 TEST(LauncherEnvironment, TheInnermostLauncherCounts) {
   EXPECT_EQ(place_of(with(kSlurmStep, kTorch)).launcher, Launcher::kTorchrun);
   EXPECT_EQ(place_of(with(kSlurmStep, kMpi)).launcher, Launcher::kOpenMpi);
+  EXPECT_EQ(place_of(with(kSlurmStep, kMpich)).launcher, Launcher::kMpich);
+  const auto slurms_own_pmi = with(kSlurmStep, {{"PMI_RANK", "5"}, {"PMI_SIZE", "8"}});
+  EXPECT_EQ(place_of(slurms_own_pmi).launcher, Launcher::kSlurm);
 }
 
 TEST(LauncherEnvironment, VariablesSetByHandWorkWithAMeetingPlace) {

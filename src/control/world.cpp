@@ -173,7 +173,7 @@ Comm connect_one(const std::string& engine, milliseconds timeout) {
 }  // namespace
 
 World control::Joining::join(const JoinOptions& options, cuda::Gpus& gpus) {
-  LaunchInfo info = find_launch_info(base::environment, ::geteuid());
+  LaunchInfo info = find_launch_info();
   const milliseconds timeout = timeout_of(options);
   const std::string asked = engine_asked(options);
   const DeviceKind kind = device_asked(options.device, asked, base::environment);

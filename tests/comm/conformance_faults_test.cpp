@@ -3,7 +3,6 @@
 #include <gtest/gtest.h>
 #include <lockstep/comm.h>
 
-#include <atomic>
 #include <stdexcept>
 #include <thread>
 
@@ -11,6 +10,7 @@
 #include "comm/operation.h"
 #include "tests/comm/conformance.h"
 #include "tests/support/elements.h"
+#include "tests/support/mpi_workers.h"
 
 namespace lockstep::testing {
 namespace {
@@ -21,12 +21,13 @@ using ::testing::ElementsAre;
 using ::testing::HasSubstr;
 
 TEST_P(Conformance, ASilentPeerEndsInTimeoutThatNamesIt) {
-  std::atomic<int> finished{0};
+  Tally finished;
   const auto outcomes = run_workers(world(3, milliseconds(400)), [&](Comm& comm) {
     std::vector<float> data(100'000, 1.0F);
     comm.all_reduce(buffer_of(data)).wait();
     if (comm.rank() == 2) {
-      while (finished < 2) std::this_thread::sleep_for(milliseconds(5));  // the silence under test
+      while (finished.load() < 2)
+        std::this_thread::sleep_for(milliseconds(5));  // the silence under test
       return;
     }
     try {
@@ -48,12 +49,13 @@ TEST_P(Conformance, ASilentPeerEndsInTimeoutThatNamesIt) {
 // Each of a ring waits for its neighbour, and the first to give up is not the neighbour of the silent one.
 TEST_P(Conformance, TheSilentEndOfARowOfWaitingWorkersIsNamedWhoeverGivesUpFirst) {
   constexpr int kSize = 5;
-  std::atomic<int> finished{0};
+  Tally finished;
   const auto outcomes = run_workers(world(kSize, milliseconds(1500)), [&](Comm& comm) {
     std::vector<float> data(10'000, 1.0F);
     comm.barrier().wait();
     if (comm.rank() == 0) {
-      while (finished < kSize - 1) std::this_thread::sleep_for(milliseconds(5));  // the silence
+      while (finished.load() < kSize - 1)
+        std::this_thread::sleep_for(milliseconds(5));  // the silence
       return;
     }
     if (comm.rank() != 2) std::this_thread::sleep_for(milliseconds(1000));  // the others
@@ -276,19 +278,10 @@ TEST_P(Conformance, BadInputIsThrownByTheCallAndHarmsNothing) {
   });
 }
 
-TEST_P(Conformance, ABugInAnOperationIsCalledOneOnEveryWorker) {
-  const auto store = std::make_shared<LocalStore>();
-  std::thread other([&] {
-    LocalBootstrap bootstrap(store, "bug", 1, 2);
-    const auto link = comm::connect_link(engine_called(GetParam()), bootstrap, {});
-    const auto told = link->heard_from(0, Deadline::after(milliseconds(20'000)));
-    ASSERT_TRUE(told);
-    EXPECT_THAT(told->text, HasSubstr("rank 0: a bug in Lockstep"));
+void expect_a_bug(const std::shared_ptr<comm::Link>& link) {
+  comm::Operation operation(link, "a test", []() -> std::shared_ptr<comm::DeviceWork> {
+    throw std::out_of_range("at(3)");
   });
-  LocalBootstrap bootstrap(store, "bug", 0, 2);
-  comm::Operation operation(
-      comm::connect_link(engine_called(GetParam()), bootstrap, {}), "a test",
-      []() -> std::shared_ptr<comm::DeviceWork> { throw std::out_of_range("at(3)"); });
   operation.run();
   try {
     operation.wait();
@@ -297,7 +290,16 @@ TEST_P(Conformance, ABugInAnOperationIsCalledOneOnEveryWorker) {
     EXPECT_THAT(error.what(), HasSubstr("report it with this line: at(3)"));
     EXPECT_THAT(error.ranks(), ElementsAre(0));
   }
-  other.join();
+}
+
+TEST_P(Conformance, ABugInAnOperationIsCalledOneOnEveryWorker) {
+  run_bootstraps(world(2), [&](Bootstrap& bootstrap) {
+    const auto link = comm::connect_link(engine_called(GetParam()), bootstrap, {});
+    if (bootstrap.rank() == 0) return expect_a_bug(link);
+    const auto told = link->heard_from(0, Deadline::after(milliseconds(20'000)));
+    ASSERT_TRUE(told);
+    EXPECT_THAT(told->text, HasSubstr("rank 0: a bug in Lockstep"));
+  });
 }
 
 // A program's own, which may throw what it likes.
@@ -321,18 +323,12 @@ TEST_P(Conformance, ABootstrapThatFailsIsToldApartFromABugAndFromALackOfMemory) 
 
 // What a peer says why it ends names ranks, and they are followed.
 TEST_P(Conformance, ARankThatAPeerMadeUpIsSomebodyWhoHasSaidNothing) {
-  const auto store = std::make_shared<LocalStore>();
-  std::vector<std::thread> threads;
-  for (int rank = 0; rank < 2; ++rank) {
-    threads.emplace_back([&, rank] {
-      LocalBootstrap bootstrap(store, "made up", rank, 2);
-      const auto link = comm::connect_link(engine_called(GetParam()), bootstrap, {});
-      for (const int nobody : {-1, 2, 100'000'000}) {
-        EXPECT_FALSE(link->heard_from(nobody, Deadline::after(milliseconds(1)))) << nobody;
-      }
-    });
-  }
-  for (auto& thread : threads) thread.join();
+  run_bootstraps(world(2), [&](Bootstrap& bootstrap) {
+    const auto link = comm::connect_link(engine_called(GetParam()), bootstrap, {});
+    for (const int nobody : {-1, 2, 100'000'000}) {
+      EXPECT_FALSE(link->heard_from(nobody, Deadline::after(milliseconds(1)))) << nobody;
+    }
+  });
 }
 
 }  // namespace

@@ -5,13 +5,13 @@
 #include <gtest/gtest.h>
 #include <lockstep/comm.h>
 
-#include <atomic>
 #include <thread>
 
 #include "comm/engines.h"
 #include "plan/tree.h"
 #include "tests/comm/conformance.h"
 #include "tests/support/elements.h"
+#include "tests/support/mpi_workers.h"
 #include "tests/support/slow_build.h"
 #include "tests/support/workers.h"
 
@@ -99,15 +99,16 @@ TEST_P(Conformance, RingSumsWholeNumbersExactlyAndGivesAllWorkersTheSameBits) {
   for (const int size : {2, 3, 5}) {
     const auto whole = inputs_for<std::int32_t>(size, 1001);
     const auto expected = tree_sum(whole);
-    std::vector<std::vector<float>> results(size);
     run_all(world(size), [&](Comm& comm) {
       auto data = whole[comm.rank()];
       comm.all_reduce(buffer_of(data), {.algorithm = Algorithm::kRing}).wait();
       EXPECT_EQ(data, expected);
-      results[comm.rank()] = inputs_for<float>(size, 1001)[comm.rank()];
-      comm.all_reduce(buffer_of(results[comm.rank()]), {.algorithm = Algorithm::kRing}).wait();
+      auto result = inputs_for<float>(size, 1001)[comm.rank()];
+      comm.all_reduce(buffer_of(result), {.algorithm = Algorithm::kRing}).wait();
+      auto of_rank_0 = result;
+      comm.broadcast(buffer_of(of_rank_0), 0).wait();
+      EXPECT_TRUE(same_bits(result, of_rank_0));
     });
-    for (const auto& result : results) EXPECT_TRUE(same_bits(result, results[0]));
   }
 }
 
@@ -220,7 +221,7 @@ TEST_P(Conformance, BroadcastReachesEveryoneFromEveryRoot) {
 
 TEST_P(Conformance, NobodyPassesABarrierBeforeAllHaveReachedIt) {
   for (const int size : {2, 3, 7}) {
-    std::atomic<int> arrived{0};
+    Tally arrived;
     run_all(world(size), [&](Comm& comm) {
       for (int round = 1; round <= 20; ++round) {
         ++arrived;
@@ -351,12 +352,10 @@ TEST_P(Conformance, AWorldOfOneNeedsNoBranch) {
 // Failure.
 
 std::vector<std::string> built_engines() {
-  std::vector<std::string> names;
-  for (const EngineInfo& engine : engines()) {
-    if (engine.built) names.push_back(engine.name);
-  }
+  std::vector<std::string> names = engines_in_one_process();
   names.emplace_back(kTcpTagged);
   names.emplace_back(kTcpHosts);
+  for (const std::string& engine : mpi_engines()) names.push_back(engine);
   return names;
 }
 

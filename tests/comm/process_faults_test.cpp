@@ -419,12 +419,9 @@ TEST_P(ProcessFaults, AChildOfForkInTheMiddleOfAnOperationDoesSoToo) {
 }
 
 std::vector<std::string> engines_between_processes() {
-  std::vector<std::string> names;
-  for (const EngineInfo& engine : engines()) {
-    // nccl moves memory of the host as shm does; what it does with GPUs has tests of its own.
-    if (engine.built && engine.name != "thread" && engine.name != "nccl")
-      names.push_back(engine.name);
-  }
+  std::vector<std::string> names = engines_in_one_process();
+  // nccl moves memory of the host as shm does; what it does with GPUs has tests of its own.
+  std::erase_if(names, [](const auto& name) { return name == "thread" || name == "nccl"; });
   names.emplace_back(kTcpTagged);
   return names;
 }

@@ -11,24 +11,15 @@
 #include <sstream>
 #include <thread>
 
+#include "comm/channel.h"
+#include "comm/engines.h"
+#include "tests/support/mpi_workers.h"
+#include "tests/support/outcomes.h"
+
 namespace lockstep::testing {
 namespace {
 
 std::string current_folder;  // of the world that this process is a worker of
-
-std::string slurp(const std::string& path) {
-  std::ifstream file(path, std::ios::binary);
-  std::ostringstream text;
-  text << file.rdbuf();
-  return text.str();
-}
-
-// Readers see a file whole or not at all.
-void publish(const std::string& path, std::string_view value) {
-  const std::string draft = fmt::format("{}.{}", path, ::getpid());
-  std::ofstream(draft, std::ios::binary) << value;
-  std::filesystem::rename(draft, path);
-}
 
 bool await_file(const std::string& path, Deadline deadline) {
   while (!std::filesystem::exists(path)) {
@@ -37,21 +28,6 @@ bool await_file(const std::string& path, Deadline deadline) {
         std::chrono::milliseconds(1));  // polling a folder, nothing to wake us
   }
   return true;
-}
-
-Outcome outcome_of(const std::function<void()>& body) {
-  Outcome outcome;
-  const auto begun = Deadline::Clock::now();
-  try {
-    body();
-  } catch (const Error& error) {
-    outcome.kind = error.kind();
-    outcome.ranks = error.ranks();
-    outcome.text = error.what();
-  }
-  outcome.took =
-      std::chrono::duration_cast<std::chrono::milliseconds>(Deadline::Clock::now() - begun);
-  return outcome;
 }
 
 CommOptions options_of(const WorldSpec& spec, int rank) {
@@ -68,7 +44,41 @@ CommOptions options_of(const WorldSpec& spec, int rank) {
 
 // A wire with tags is tested as if it were an engine of its own.
 Comm connect_as(const WorldSpec& spec, Bootstrap& bootstrap) {
-  return connect(engine_called(spec.engine), bootstrap, options_of(spec, bootstrap.rank()));
+  if (!over_mpi(spec.engine))
+    return connect(engine_called(spec.engine), bootstrap, options_of(spec, bootstrap.rank()));
+  // Processes take their time to start, which is not under test.
+  auto link = comm::connect_link("mpi", bootstrap, {.timeout = std::chrono::seconds(60)});
+  return Comm(comm::Channel::of_world(std::move(link), options_of(spec, bootstrap.rank())));
+}
+
+}  // namespace
+
+std::string slurp(const std::string& path) {
+  std::ifstream file(path, std::ios::binary);
+  std::ostringstream text;
+  text << file.rdbuf();
+  return text.str();
+}
+
+void publish(const std::string& path, std::string_view value) {
+  const std::string draft = fmt::format("{}.{}", path, ::getpid());
+  std::ofstream(draft, std::ios::binary) << value;
+  std::filesystem::rename(draft, path);
+}
+
+Outcome outcome_of(const std::function<void()>& body) {
+  Outcome outcome;
+  const auto begun = Deadline::Clock::now();
+  try {
+    body();
+  } catch (const Error& error) {
+    outcome.kind = error.kind();
+    outcome.ranks = error.ranks();
+    outcome.text = error.what();
+  }
+  outcome.took =
+      std::chrono::duration_cast<std::chrono::milliseconds>(Deadline::Clock::now() - begun);
+  return outcome;
 }
 
 std::string to_text(const Outcome& outcome) {
@@ -93,8 +103,6 @@ Outcome from_text(const std::string& text) {
   std::getline(stream, outcome.text, '\0');
   return outcome;
 }
-
-}  // namespace
 
 void LocalStore::put(const std::string& key, const std::string& value) {
   const std::lock_guard lock(mutex_);
@@ -127,7 +135,9 @@ std::string FolderBootstrap::get(std::string_view key, Deadline deadline) {
   return slurp(path(key));
 }
 
-std::vector<Outcome> run_workers(const WorldSpec& spec, const std::function<void(Comm&)>& body) {
+std::vector<Outcome> run_bootstraps(const WorldSpec& spec,
+                                    const std::function<void(Bootstrap&)>& body) {
+  if (over_mpi(spec.engine)) return run_mpi_workers(spec, body);
   static std::atomic<int> worlds{0};
   const std::string name = fmt::format("world {}", worlds++);
   auto store = std::make_shared<LocalStore>();
@@ -137,13 +147,27 @@ std::vector<Outcome> run_workers(const WorldSpec& spec, const std::function<void
     threads.emplace_back([&, rank] {
       outcomes[rank] = outcome_of([&] {
         LocalBootstrap bootstrap(store, name, rank, spec.size);
-        Comm comm = connect_as(spec, bootstrap);
-        body(comm);
+        body(bootstrap);
       });
     });
   }
   for (auto& thread : threads) thread.join();
   return outcomes;
+}
+
+std::vector<Outcome> run_workers(const WorldSpec& spec, const std::function<void(Comm&)>& body) {
+  return run_bootstraps(spec, [&](Bootstrap& bootstrap) {
+    Comm comm = connect_as(spec, bootstrap);
+    body(comm);
+  });
+}
+
+std::vector<std::string> engines_in_one_process() {
+  std::vector<std::string> names;
+  for (const EngineInfo& engine : engines()) {
+    if (engine.built && engine.name != "mpi") names.push_back(engine.name);
+  }
+  return names;
 }
 
 void run_all(const WorldSpec& spec, const std::function<void(Comm&)>& body) {

@@ -95,12 +95,19 @@ class Wrapped : public Bootstrap {
 // are on one host each.
 inline constexpr const char* kTcpTagged = "tcp_tagged";
 inline constexpr const char* kTcpHosts = "tcp_hosts";
-inline std::string engine_called(const std::string& name) {
-  return name == kTcpTagged || name == kTcpHosts ? "tcp" : name;
+// The engine mpi has a name for each MPI (mpi_workers.h).
+inline bool over_mpi(const std::string& name) {
+  return name.starts_with("mpi_");
 }
+inline std::string engine_called(const std::string& name) {
+  if (name == kTcpTagged || name == kTcpHosts) return "tcp";
+  return over_mpi(name) ? "mpi" : name;
+}
+// Those of this build whose workers may be threads of one process, or forked from it: all but mpi.
+std::vector<std::string> engines_in_one_process();
 
 struct WorldSpec {
-  std::string engine = "thread";  // or kTcpTagged, or kTcpHosts
+  std::string engine = "thread";  // or kTcpTagged, kTcpHosts, or one of mpi_engines()
   int size = 2;
   std::chrono::milliseconds timeout{20'000};
   std::vector<int> hosts =
@@ -115,11 +122,15 @@ struct Outcome {
   std::chrono::milliseconds took{0};
 };
 
-// Runs `body` on every worker as a thread and returns how each ended; what is not a lockstep::Error
+// Runs `body` on every worker, as a thread, or over MPI as a process of its own, and returns how each ended; what is not a lockstep::Error
 // escapes.
 std::vector<Outcome> run_workers(const WorldSpec& spec, const std::function<void(Comm&)>& body);
 
-// The same, where every worker must return; rethrows the first failure.
+// The same before there is a Comm.
+std::vector<Outcome> run_bootstraps(const WorldSpec& spec,
+                                    const std::function<void(Bootstrap&)>& body);
+
+// As run_workers, where every worker must return; rethrows the first failure.
 void run_all(const WorldSpec& spec, const std::function<void(Comm&)>& body);
 
 // Workers as processes, for what kills them.

@@ -68,7 +68,7 @@ class WithoutOneDnn {
 inline std::vector<std::string> cpu_engines() {
   std::vector<std::string> names;
   for (const EngineInfo& engine : engines()) {
-    if (engine.built && engine.name != "nccl") names.push_back(engine.name);
+    if (engine.built && engine.name != "nccl" && engine.name != "mpi") names.push_back(engine.name);
   }
   return names;
 }

@@ -41,7 +41,7 @@ using Choices = std::array<std::size_t, kFactors>;  // a level of each factor, b
 std::vector<Levels> make_factors() {
   Levels built;
   for (const EngineInfo& engine : engines()) {
-    if (engine.built) built.push_back(engine.name);
+    if (engine.built && engine.name != "mpi") built.push_back(engine.name);
   }
   built.emplace_back(kTcpHosts);
   return {{"mlp", "cnn", "gpt"},

@@ -368,10 +368,8 @@ TEST(NcclEngine, AnArenaIsGivenBackOnItsOwnDevice) {
 }
 
 std::vector<std::string> hosts() {
-  std::vector<std::string> names;
-  for (const EngineInfo& engine : engines()) {
-    if (engine.built && engine.name != "nccl") names.push_back(engine.name);
-  }
+  std::vector<std::string> names = engines_in_one_process();
+  std::erase(names, "nccl");
   return names;
 }
 
