@@ -15,6 +15,7 @@
 #include "base/standard_output.h"
 #include "bench/allreduce/worker.h"
 #include "bench/command.h"
+#include "bench/hosts_bench.h"
 #include "control/launch/launcher.h"
 
 namespace lockstep::app {
@@ -52,6 +53,7 @@ int dispatch(std::vector<std::string> arguments) {
   if (command == "doctor") return doctor(arguments);
   if (command == "bench") return bench::bench(arguments);
   if (command == "bench-worker") return bench::allreduce_worker(arguments);  // for bench itself
+  if (command == "bench-enter") return bench::enter_host(arguments);         // the same
   if (command == "--version") {
     fmt::print("lockstep {}\n", LOCKSTEP_VERSION);
     return 0;

@@ -152,7 +152,7 @@ and iproute2.
       --loopback-sizes S,…
                       of all-reduces over the loopback (default: 1KiB,64MiB)
       --batch B       samples of each worker in a step (default: 128)
-      --peers P,…     sockets, gloo, plain, pytorch-ddp, or none (default: those found)
+      --peers P,…     sockets, gloo, openmpi, plain, pytorch-ddp, or none (default: those found)
       --rounds R      turns of each system (default: 3)
       --seconds S     of samples of a system in one round, about (default: 2), or
       --iterations I  samples of a system in one round
@@ -169,7 +169,7 @@ and iproute2.
   sockets          TCP sockets without anything else, in the same pattern. Between hosts only what
                    must cross the network
   sockets-spin     the same, but a worker spins before it sleeps, as the engine does
-  gloo             Gloo's ring
+  gloo, openmpi    Gloo's ring, and OpenMPI over TCP and shared memory
   plain            as many LibTorch workers that never talk
   pytorch-ddp      PyTorch's DistributedDataParallel over Gloo
 

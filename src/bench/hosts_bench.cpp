@@ -1,6 +1,7 @@
 #include "bench/hosts_bench.h"
 
 #include <fmt/format.h>
+#include <fmt/ranges.h>
 #include <lockstep/errors.h>
 #include <sys/mman.h>
 #include <sys/stat.h>
@@ -10,6 +11,7 @@
 #include <optional>
 #include <utility>
 
+#include "base/environment.h"
 #include "bench/allreduce/measure.h"
 #include "bench/allreduce/worker.h"
 #include "bench/command.h"
@@ -28,6 +30,8 @@ constexpr char kSocketsSpin[] = "sockets-spin";
 constexpr char kPlainWorkers[] = "plain";
 constexpr char kDdp[] = "pytorch-ddp";
 constexpr char kGlooRing[] = "gloo";
+constexpr char kOpenMpi[] = "openmpi";
+constexpr char kKeyVariable[] = "LOCKSTEP_BENCH_HOSTS";
 
 // A secret in memory that only this user can open: nothing is left of it.
 base::Fd secret_file() {
@@ -64,6 +68,19 @@ class HostsRun {
       all.push_back(std::move(program));
     }
     return all;
+  }
+
+  // An MPI's launcher, which starts the workers of all hosts from the first.
+  Contender mpi(const std::string& name, const std::string& settings,
+                const std::vector<std::string>& command) {
+    Contender made{name, false, settings, command, {}};
+    made.workers = [this, command] {
+      Program::Variables variables = allocator_settings();
+      variables.emplace_back(kKeyVariable, hosts_.key());
+      return std::vector<Program>{
+          {command, variables, SIGTERM, [this] { return hosts_.enter(0); }}};
+    };
+    return made;
   }
 
   Contender contender(const std::string& name, bool ours, const std::string& settings,
@@ -154,6 +171,51 @@ std::string spoken_places(const HostsArguments& arguments) {
                      arguments.rate_text);
 }
 
+// OpenMPI as its users run it on Ethernet. Workers sleep a little while they wait, because they
+// share the cores.
+void add_openmpi(const HostsArguments& arguments, HostsRun& run, std::size_t bytes, Task& task) {
+  const auto launcher =
+      control::find_program("mpirun.openmpi", base::environment("PATH").value_or("/usr/bin"));
+  const std::string program = control::own_file("lockstep-bench-openmpi");
+  if (program.empty() || launcher.path.empty()) {
+    task.field.left_out.emplace_back(
+        "openmpi: not found; install libopenmpi-dev and openmpi-bin, and build again");
+    return;
+  }
+  std::string places;
+  for (int host = 0; host < arguments.hosts; ++host)
+    places += fmt::format("{}{}:{}", host == 0 ? "" : ",", Hosts::address(host), arguments.workers);
+  const std::vector<std::string> options = {"--mca", "pml", "ob1",
+                                            "--mca", "btl", "self,vader,tcp"};
+  std::vector<std::string> command = {launcher.path,
+                                      "-n",
+                                      std::to_string(run.workers()),
+                                      "--allow-run-as-root",
+                                      "--oversubscribe",
+                                      "--bind-to",
+                                      "none",
+                                      "--host",
+                                      places,
+                                      "--mca",
+                                      "plm",
+                                      "rsh",
+                                      "--mca",
+                                      "plm_rsh_agent",
+                                      control::own_program() + " bench-enter",
+                                      "--mca",
+                                      "btl_tcp_if_include",
+                                      "eth0",
+                                      "--mca",
+                                      "oob_tcp_if_include",
+                                      "eth0"};
+  command.insert(command.end(), options.begin(), options.end());
+  command.push_back(program);
+  const auto words = measure_words({{bytes}, arguments.seconds, arguments.iterations});
+  command.insert(command.end(), words.begin(), words.end());
+  task.field.contenders.push_back(run.mpi(
+      kOpenMpi, fmt::format("{}, then pinned by itself", fmt::join(options, " ")), command));
+}
+
 Task reduce_task(const HostsArguments& arguments, HostsRun& run, const std::string& folder,
                  std::size_t bytes) {
   Task task;
@@ -162,7 +224,7 @@ Task reduce_task(const HostsArguments& arguments, HostsRun& run, const std::stri
                                        spoken_places(arguments)),
                   .unit = "µs",
                   .bytes = bytes,
-                  .bases = {kSockets, kGlooRing},
+                  .bases = {kSockets, kGlooRing, kOpenMpi},
                   .least = least_time(bytes, arguments.hosts, arguments.rate),
                   .results = {}};
   auto& contenders = task.field.contenders;
@@ -182,6 +244,7 @@ Task reduce_task(const HostsArguments& arguments, HostsRun& run, const std::stri
     contenders.push_back(run.contender(
         kGlooRing, false, "ring in chunks (Gloo's default) over all workers; not pinned",
         command("gloo:" + folder), {}));
+  if (asked_for(arguments.peers, kOpenMpi)) add_openmpi(arguments, run, bytes, task);
   return task;
 }
 
@@ -256,9 +319,19 @@ std::vector<Task> tasks_of(const HostsArguments& arguments, std::optional<HostsR
 
 }  // namespace
 
+int enter_host(const std::vector<std::string>& arguments) {
+  if (arguments.size() < 2 ||
+      !Hosts::enter_with(base::environment(kKeyVariable).value_or(""), arguments.front()))
+    throw BadInput("bench-enter is started by `lockstep bench hosts`");
+  std::string words;
+  for (std::size_t i = 1; i < arguments.size(); ++i) words += arguments[i] + " ";
+  ::execl("/bin/sh", "sh", "-c", words.c_str(), nullptr);
+  throw Unavailable("cannot start /bin/sh");
+}
+
 int bench_hosts(const std::vector<std::string>& words) {
   const HostsArguments arguments = parse_hosts_arguments(words);
-  check_names("--peers", arguments.peers, {kSockets, kGlooRing, kPlainWorkers, kDdp});
+  check_names("--peers", arguments.peers, {kSockets, kGlooRing, kOpenMpi, kPlainWorkers, kDdp});
   std::optional<HostsRun> run;
   if (arguments.rows != std::vector<std::string>{"loopback"}) run.emplace(arguments);
   std::optional<TemporaryFolder> folder;  // only if it is needed, because a kill leaves it behind

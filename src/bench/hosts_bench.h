@@ -13,6 +13,10 @@ namespace lockstep::bench {
 
 int bench_hosts(const std::vector<std::string>& arguments);
 
+// Runs `lockstep bench-enter ADDRESS WORDS…`, which MPI's launcher calls in place of ssh: a shell runs
+// the words in the host with this address.
+int enter_host(const std::vector<std::string>& arguments);
+
 // The times of one system in one section.
 struct HostsResult {
   std::string system;

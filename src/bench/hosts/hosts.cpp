@@ -16,6 +16,7 @@
 #include <cerrno>
 #include <chrono>
 #include <cstring>
+#include <sstream>
 
 #include "base/check.h"
 #include "base/process.h"
@@ -126,6 +127,12 @@ int code_by(pid_t child, Deadline deadline) {
 
 constexpr int kNotFound = 127;
 
+// The host name is for messages, and for programs that tell hosts apart by it.
+bool enter_namespace(const base::Fd& where, const std::string& name) {
+  return ::setns(where.get(), CLONE_NEWNET) == 0 &&
+         (::unshare(CLONE_NEWUTS) != 0 || ::sethostname(name.data(), name.size()) == 0);
+}
+
 }  // namespace
 
 std::string Hosts::name(int host) {
@@ -158,11 +165,27 @@ Hosts::Hosts(const HostsOptions& options) : options_(options) {
 }
 
 bool Hosts::enter(int host) const {
-  if (::setns(hosts_[static_cast<std::size_t>(host)].get(), CLONE_NEWNET) != 0) return false;
-  // For messages only.
-  const std::string own = name(host);
-  if (::unshare(CLONE_NEWUTS) == 0 && ::sethostname(own.data(), own.size()) != 0) return false;
-  return true;
+  return enter_namespace(hosts_[static_cast<std::size_t>(host)], name(host));
+}
+
+std::string Hosts::key() const {
+  std::string places = std::to_string(::getpid());
+  for (const base::Fd& host : hosts_) places += fmt::format(" {}", host.get());
+  return places;
+}
+
+bool Hosts::enter_with(const std::string& key, const std::string& address) {
+  std::istringstream words(key);
+  int process = 0;
+  int descriptor = 0;
+  words >> process;
+  for (int host = 0; words >> descriptor; ++host) {
+    if (Hosts::address(host) != address) continue;
+    const base::Fd where(
+        ::open(fmt::format("/proc/{}/fd/{}", process, descriptor).c_str(), O_RDONLY | O_CLOEXEC));
+    return where && enter_namespace(where, name(host));
+  }
+  return false;
 }
 
 bool Hosts::enter_switch() const {

@@ -48,6 +48,11 @@ class Hosts {
   bool enter(int host) const;
   bool enter_switch() const;
 
+  // For a program that others start: `key` in its environment lets it enter by a host's address, as
+  // long as this process lives.
+  std::string key() const;
+  static bool enter_with(const std::string& key, const std::string& address);
+
   // The line of a host goes down, or up again. `kHost`: at the host's end, as if its card failed;
   // else as if somebody pulled the cable at the switch.
   enum class End { kSwitch, kHost };
