@@ -66,6 +66,8 @@ std::optional<Refusal> decode_refusal(std::string_view bytes);
 // The length of a handshake message of the rendezvous, by its first byte. Nothing if it is no such message.
 std::optional<std::size_t> handshake_reply_bytes(char first);
 
+using ConnectionId = std::uint64_t;  // as a Door numbers its connections
+
 inline constexpr std::size_t kMostFrameBytes = 1 << 20;
 inline constexpr std::size_t kMostKeyBytes = 1024;
 inline constexpr std::size_t kMostValueBytes = kMostFrameBytes - 2 * kMostKeyBytes;
