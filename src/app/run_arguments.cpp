@@ -17,15 +17,24 @@ const char* const kRunHelp = R"(Starts a program as N workers of one job and end
 
   lockstep run -n N [options] [--] PROGRAM [arguments]
 
-  -n, --workers N    how many workers, 1 to 4096
+  -n, --workers N    how many workers on this host, 1 to 4096
   -e, --env K=V      set a variable for every worker; may be given again
       --threads T    OpenMP and OpenBLAS threads per worker (default: what you exported, else 1)
+      --wire W       auto: messages between hosts carry keyed tags, so that a changed one is noticed;
+                     tagged: on one host, too; plain: none, for a network that you trust (default: auto)
       --engine E     what moves bytes between workers (see `lockstep doctor`; default: the best)
       --device D     cpu, or cuda: one GPU for each worker (default: cpu)
       --timeout S    seconds that joining, and any later operation, may take (default: 300)
       --grace S      seconds from a forwarded Ctrl-C, SIGTERM, SIGHUP or SIGQUIT to SIGKILL (default: 10)
       --log-dir D    also write each worker's output to D/rank-3.out and D/rank-3.err
   -q, --quiet        no notes, only failures
+
+Several hosts: the same command on each of them, but for its --node-rank
+      --nodes H          how many hosts; workers are counted over all of them
+      --node-rank I      which of them this is, 0 to H-1
+      --rendezvous HOST:PORT  where they meet: the host of --node-rank 0 as the others reach it, and a free port there
+      --secret-file F    a file that only you can read, with the same content on every host:
+                         (umask 077; openssl rand -hex 32 > F)
 
 Each line that worker 3 prints appears as "[3] line". Ctrl-C goes to all workers; a second one
 kills them. When a worker fails, the others are ended within 2 s and the exit code is that worker's.
@@ -38,7 +47,7 @@ Exit codes:
   141        nobody reads the output any more
   127, 126   there is no such program, or it cannot be executed
   2          an option is wrong
-  1          the output cannot be written, or the host does not allow the job
+  1          the output cannot be written, a host was lost, or the host does not allow the job
 
 Examples:
   lockstep run -n 8 ./train --epochs 3
@@ -49,9 +58,10 @@ Examples:
 namespace {
 
 // Options that take the next word as their value.
-constexpr std::array<std::string_view, 10> kWithValue = {
-    "-n",        "--workers", "--env",   "--log-dir", "--timeout",
-    "--threads", "--engine",  "--grace", "--device",  "-e"};
+constexpr std::array<std::string_view, 15> kWithValue = {
+    "-n",        "--workers",   "--env",        "--log-dir",     "--timeout",
+    "--threads", "--engine",    "--grace",      "--device",      "-e",
+    "--nodes",   "--node-rank", "--rendezvous", "--secret-file", "--wire"};
 
 bool takes_next(std::string_view argument) {
   return std::find(kWithValue.begin(), kWithValue.end(), argument) != kWithValue.end();
@@ -87,7 +97,13 @@ control::RunOptions parse_run_arguments(const std::vector<std::string>& argument
   base::add_number(parser, "--threads", options.threads);
   parser.add_option("--engine", options.engine);
   base::add_choice(parser, "--device", control::kDevices, options.device);
+  base::add_choice(parser, "--wire", control::kWires, options.wire);
   base::add_number(parser, "--grace", grace_s);
+  base::add_number(parser, "--nodes", options.nodes.nodes);
+  base::add_number(parser, "--node-rank", options.nodes.rank);
+  parser.add_option("--rendezvous", options.nodes.rendezvous);
+  parser.add_option("--secret-file", options.nodes.secret_file);
+  parser.add_flag("--lifeline", options.nodes.lifeline);  // what --hosts adds
   parser.add_flag("-q,--quiet", options.quiet);
   base::parse_words(parser, split.own, [](const std::string& text) {
     throw BadInput(fmt::format("{}; see `lockstep run --help`", text));

@@ -16,6 +16,6 @@ namespace lockstep::control {
 // Call it once, from a process with one thread and no other children: it blocks signals, becomes a
 // child subreaper and forks. BadInput or Unavailable, before anything has been started, when the
 // options or the host do not allow the job.
-int run_job(const RunOptions& options);
+int run_job(RunOptions options);
 
 }  // namespace lockstep::control
