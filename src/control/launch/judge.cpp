@@ -155,7 +155,7 @@ void OwnJudge::part() {
 // ---- FarJudge -------------------------------------------------------------------------------------------------------
 
 FarJudge::FarJudge(boost::asio::io_context& context, const Place& place, NodeGuest& node_0)
-    : place_(place), node_0_(node_0), deadline_(context) {
+    : place_(place), node_0_(node_0), deadline_(context), live_(place.workers()) {
   node_0_.when_orders = [this](const NodeOrders& orders) { obey(orders); };
   node_0_.when_verdict = [this](const NodeVerdict& verdict) {
     verdict_ = verdict;
@@ -167,6 +167,8 @@ FarJudge::FarJudge(boost::asio::io_context& context, const Place& place, NodeGue
 void FarJudge::on_event(const KeeperEvent& event) {
   node_0_.tell({NodeNotice::Kind::kKeeperEvent, static_cast<std::int32_t>(event.kind), event.rank,
                 event.pid, event.value});
+  if (event.kind == KeeperEvent::Kind::kEnded) --live_;
+  if (verdict_ && live_ == 0) obey({{}, true});
 }
 
 void FarJudge::on_loss(const Loss& loss) {
@@ -207,7 +209,7 @@ void FarJudge::conclude_if_over() {
     deadline_.cancel();
     return when_verdict(*verdict_);
   }
-  obey({{SIGTERM, SIGCONT}, false});
+  obey({{SIGTERM, SIGCONT}, live_ == 0});
   deadline_.expires_after(EndRules{}.after_failure);
   deadline_.async_wait([this](const boost::system::error_code& error) {
     if (!error) obey({{}, true});

@@ -111,6 +111,7 @@ class FarJudge final : public Judge {
   NodeGuest& node_0_;
   boost::asio::steady_timer deadline_;
   std::optional<NodeVerdict> verdict_;
+  int live_;  // workers here
   bool gone_ = false;
   bool ending_ = false;
 };

@@ -1,6 +1,7 @@
 #include "control/launch/launcher.h"
 
 #include <fmt/format.h>
+#include <lockstep/errors.h>
 #include <signal.h>
 #include <sys/signalfd.h>
 #include <sys/wait.h>
@@ -333,8 +334,11 @@ int run_job(RunOptions options) {
   } catch (const CannotBegin& reason) {
     if (!reason.why.empty()) fmt::print(stderr, "lockstep: {}\n", reason.why);
     return reason.code;
+  } catch (const BadInput& error) {
+    meeting.give_up({error.what(), kUsage});
+    throw;
   } catch (const std::exception& error) {
-    meeting.give_up(base::diagnosis(error));
+    meeting.give_up({base::diagnosis(error)});
     throw;
   }
 }

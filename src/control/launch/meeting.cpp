@@ -166,10 +166,9 @@ std::unique_ptr<Judge> Meeting::make_judge(boost::asio::io_context& context,
   return std::make_unique<OwnJudge>(context, options, place, program, host.get());
 }
 
-void Meeting::give_up(const std::string& why) const {
-  const std::string line = fmt::format("{}: {}", this_host(), why);
-  if (host) host->refuse({line, 1});
-  if (guest) guest->give_up(why);
+void Meeting::give_up(const CannotBegin& reason) const {
+  if (host) host->refuse({fmt::format("node 0 ({}): {}", this_host(), reason.why), reason.code});
+  if (guest) guest->give_up(reason.why);
 }
 
 void meet(boost::asio::io_context& context, RunOptions& options, const Program& program,

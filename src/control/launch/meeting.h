@@ -52,7 +52,7 @@ struct Meeting {
                                     const std::string& program) const;
 
   // This launcher cannot start its workers: tells the others.
-  void give_up(const std::string& why) const;
+  void give_up(const CannotBegin& reason) const;
 };
 
 // Fills `meeting`. If the program cannot run here, the other launchers hear of it. On several hosts it sets the choices

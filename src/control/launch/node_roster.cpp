@@ -9,8 +9,6 @@
 namespace lockstep::control {
 namespace {
 
-constexpr int kUsage = 2;  // the exit code of a wrong option
-
 std::string node_name(int node, const std::string& host) {
   return fmt::format("node {} ({})", node, host);
 }

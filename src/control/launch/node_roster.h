@@ -33,6 +33,8 @@ struct Place {
   std::string name_of(int of_node) const;
 };
 
+inline constexpr int kUsage = 2;  // the exit code of a wrong option
+
 // Why a job cannot begin: one line, and the exit code of every launcher.
 struct CannotBegin {
   std::string why;

@@ -365,7 +365,7 @@ void NodeGuest::State::on_end(ConnectionId, const Departure& departure) {
   problem_ = fmt::format("the process that answers {}", departure.why);
   if (auto why = final_problem(departure)) {
     const bool wrong_option = departure.ending != Ending::kNone;
-    reason_ = CannotBegin{std::move(*why), wrong_option ? 2 : 1};
+    reason_ = CannotBegin{std::move(*why), wrong_option ? kUsage : 1};
   }
 }
 
