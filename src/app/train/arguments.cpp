@@ -9,6 +9,7 @@
 #include <cstring>
 #include <thread>
 
+#include "app/run_arguments.h"
 #include "base/command_line.h"
 #include "base/environment.h"
 #include "base/files.h"
@@ -79,7 +80,12 @@ On what
   --algorithm A        automatic, direct, halving-doubling, ring, tree or native
   --bucket-bytes N     gradients that travel together (default: 26214400)
   --loader-threads T   threads of each worker that read ahead (default: 1)
-On several hosts: the same command on each of them, but for --node-rank and --workers. The data is on every host
+On several hosts, started from here by ssh. The data and `lockstep` are at the same path on every host
+  --hosts LIST         HOST:WORKERS,HOST:WORKERS …; `ssh HOST true` works without a password. The first host shows the
+                       progress and keeps checkpoint and report
+  --ssh COMMAND        another remote shell (default: $LOCKSTEP_SSH, else ssh -T -o BatchMode=yes …)
+  --remote-lockstep P  the path of `lockstep` on every host (default: as here)
+On several hosts, without ssh: the same command on each of them, but for --node-rank and --workers
   --nodes H            how many hosts; --workers is then of this host, and must be given
   --node-rank I        which of them this is, 0 to H-1. Node 0 shows the progress and keeps checkpoint and report
   --rendezvous A       HOST:PORT where they meet: the host of node 0 as the others reach it, and a free port there
@@ -111,6 +117,7 @@ Examples:
   lockstep train --model gpt --data book.txt --optimizer adamw --steps 500 --checkpoint run
   lockstep train --model gpt --data book.txt --optimizer adamw --steps 900 --resume run
   lockstep train --model gpt --gpt-size gpt2 --context 1024 --data book.txt --optimizer adamw --device cuda --precision bf16
+  lockstep train --model cnn --hosts node0:4,node1:4
   lockstep train --model cnn --steps 100 --hashes log; lockstep train --model cnn --steps 100 --verify log --workers 1
 )";
 
@@ -191,7 +198,8 @@ void add_checkpoint(CLI::App& parser, TrainArguments& arguments) {
       ->default_str(kWhereItIs);
 }
 
-void add_hosts(CLI::App& parser, TrainArguments& arguments) {
+void add_nodes(CLI::App& parser, TrainArguments& arguments) {
+  add_hosts(parser, arguments.hosts);
   base::add_choice(parser, "--wire", control::kWires, arguments.wire);
   base::add_number(parser, "--nodes", arguments.nodes.nodes);
   base::add_number(parser, "--node-rank", arguments.nodes.rank);
@@ -202,6 +210,10 @@ void add_hosts(CLI::App& parser, TrainArguments& arguments) {
 
 // The number of workers on all hosts is known when their launchers have met.
 void count_hosts(TrainArguments& arguments) {
+  if (!arguments.hosts.list.empty()) {
+    arguments.host_workers = std::exchange(arguments.workers, 0);
+    return;
+  }
   if (!arguments.several_hosts()) return;
   if (arguments.workers == 0) refuse("how many workers on this host of several? add --workers");
   if (arguments.compare_alone) refuse("--compare-alone is for one host: leave it out");
@@ -251,7 +263,7 @@ void add_options(CLI::App& parser, TrainArguments& arguments) {
   parser.add_flag("--share-gpus", arguments.share_gpus);
   base::add_choice(parser, "--graphs", kOpenSwitches, arguments.graphs);
   parser.add_option("--engine", arguments.engine);
-  add_hosts(parser, arguments);
+  add_nodes(parser, arguments);
   base::add_choice(parser, "--algorithm", kAlgorithms, arguments.algorithm);
   base::add_number(parser, "--bucket-bytes", arguments.bucket_bytes);
   base::add_number(parser, "--loader-threads", arguments.loader_threads);
@@ -465,7 +477,8 @@ TrainArguments parse_train_arguments(const std::vector<std::string>& arguments) 
   const bool checkpoint_says_shards = parsed.resume && parsed.shards == 0;
   if (parser.count("--workers") > 0) {
     check_range("--workers", parsed.workers, 1, 4096);
-  } else if (!checkpoint_says_shards && parsed.on(DeviceKind::kCpu) && !parsed.several_hosts()) {
+  } else if (!checkpoint_says_shards && parsed.on(DeviceKind::kCpu) && !parsed.several_hosts() &&
+             parsed.hosts.list.empty()) {
     parsed.workers = workers_for_this_host(parsed, cores_of_this_host());
   }
   count_hosts(parsed);

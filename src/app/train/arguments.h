@@ -111,6 +111,7 @@ struct TrainArguments {
   std::optional<DeviceKind> device;  // nothing: open
   int workers = 0;                   // on all hosts; 0: open, one for each core or GPU
   control::NodeOptions nodes;        // several hosts
+  control::HostOptions hosts;        // likewise, started from here
   int host_workers = 0;              // on this one of several hosts
   std::optional<Wire> wire;          // nothing: open
   bool share_gpus = false;

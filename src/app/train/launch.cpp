@@ -10,6 +10,7 @@
 #include <cstring>
 #include <optional>
 
+#include "app/run_arguments.h"
 #include "app/train/arguments.h"
 #include "app/train/open_choices.h"
 #include "base/choice.h"
@@ -17,6 +18,7 @@
 #include "base/files.h"
 #include "control/launch/launcher.h"
 #include "control/launch/program.h"
+#include "control/launch/remote.h"
 #include "formats/checkpoint_file.h"
 
 namespace lockstep::app {
@@ -103,6 +105,17 @@ void settle_job(const std::vector<std::string>& arguments, TrainArguments& parse
   options.command.insert(options.command.end(), chosen.begin(), chosen.end());
 }
 
+int train_on_hosts(const std::vector<std::string>& arguments, const TrainArguments& parsed,
+                   control::RunOptions& options) {
+  options.leader_keeps_output = false;
+  options.workers = parsed.host_workers;
+  options.hosts = parsed.hosts;
+  check_hosts(options);
+  control::RemoteWords words{words_for_hosts(arguments), {}};
+  words.before.insert(words.before.begin(), "train");
+  return control::run_on_hosts(options, words);
+}
+
 }  // namespace
 
 int train(const std::vector<std::string>& arguments) {
@@ -121,6 +134,7 @@ int train(const std::vector<std::string>& arguments) {
   options.leader_keeps_output = true;
   options.explained_codes = {1, 2};
   options.stopped_code = kStoppedEarly;
+  if (!parsed.hosts.list.empty()) return train_on_hosts(arguments, parsed, options);
   const auto settle = [&](control::RunOptions& settled, int world) {
     parsed.workers = world;
     settle_job(arguments, parsed, directory, settled);

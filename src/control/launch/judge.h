@@ -50,6 +50,9 @@ class Judge {
   // The job is being cut short.
   virtual bool ending() const = 0;
 
+  // Ctrl-Z may stop the job. Not if other hosts would take it for lost.
+  virtual bool may_pause() const { return false; }
+
   // After the verdict: waits a moment until the other launchers have it.
   virtual void part() {}
 };
@@ -66,6 +69,7 @@ class OwnJudge final : public Judge {
   void on_output_closed(int error) override;
   void on_keeper_gone(int wait_status) override { take_end(place_.node, wait_status); }
   bool ending() const override { return state_.cause() != JobState::Cause::kNone; }
+  bool may_pause() const override { return nodes_ == nullptr; }
   void part() override;
 
  private:

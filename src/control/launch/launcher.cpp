@@ -145,7 +145,7 @@ void KeeperLink::read_events() {
 class Launcher {
  public:
   Launcher(boost::asio::io_context& context, const RunOptions& options, Meeting& meeting,
-           Preparation ready, Keeper keeper);
+           std::unique_ptr<Judge> judge, Preparation ready, Keeper keeper);
 
   int run();
 
@@ -176,25 +176,19 @@ class Launcher {
   std::optional<NodeVerdict> verdict_;
 };
 
-LinePrefix prefix_of(const Place& place) {
-  return [first = place.first_rank(), world = place.world()](int worker, bool colour) {
-    return line_prefix(first + worker, world, colour);
-  };
-}
-
 Launcher::Launcher(boost::asio::io_context& context, const RunOptions& options, Meeting& meeting,
-                   Preparation ready, Keeper keeper)
+                   std::unique_ptr<Judge> judge, Preparation ready, Keeper keeper)
     : context_(context),
       options_(options),
       meeting_(meeting),
-      judge_(meeting.make_judge(context, options, ready.plan.program)),
+      judge_(std::move(judge)),
       keeper_(context_, std::move(keeper)),
       losses_(context_, ready.losses.launcher.release()),
-      output_(context_, ready.plan, prefix_of(meeting.place), std::move(ready.logs)),
+      output_(context_, ready.plan, ready.prefix, std::move(ready.logs)),
       closing_(options, meeting.place),
       signals_(context_, signal_descriptor()),
       keeper_limit_(context_) {
-  if (meeting.place.node == 0) {
+  if (meeting.listener.fd) {
     server_.emplace(context_, std::move(meeting.listener),
                     ServerOptions{meeting.place.world(), meeting.start.secret});
   }
@@ -235,7 +229,7 @@ void Launcher::wait_for_signals() {
 void Launcher::take_signal(int signal) {
   // No worker is left, and we only wait for slow readers of the output: Ctrl-C ends that.
   if (verdict_ && signal == SIGINT) return context_.stop();
-  if (signal == SIGTSTP && meeting_.place.nodes() > 1)
+  if (signal == SIGTSTP && !judge_->may_pause())
     return note("lockstep: a job on several hosts cannot be stopped: they would take it for lost");
   judge_->on_signal(signal);
   // Ctrl-Z stops the launcher, too, as the shell expects.
@@ -317,6 +311,13 @@ std::chrono::seconds Launcher::patience() const {
 
 }  // namespace
 
+int run_prepared(boost::asio::io_context& context, const RunOptions& options, Meeting& meeting,
+                 std::unique_ptr<Judge> judge, Preparation ready) {
+  Keeper keeper = start_keeper(ready.plan);
+  return Launcher(context, options, meeting, std::move(judge), std::move(ready), std::move(keeper))
+      .run();
+}
+
 int run_job(RunOptions options) {
   check(options);
   base::set_log_name("launcher");
@@ -329,8 +330,8 @@ int run_job(RunOptions options) {
     const OriginalProcess original = set_up_process(options, meeting.place);
     Preparation ready = prepare(options, program, original, meeting.place, meeting.start);
     if (meeting.host) meeting.host->tell(meeting.start);
-    Keeper keeper = start_keeper(ready.plan);
-    return Launcher(context, options, meeting, std::move(ready), std::move(keeper)).run();
+    return run_prepared(context, options, meeting,
+                        meeting.make_judge(context, options, program.path), std::move(ready));
   } catch (const CannotBegin& reason) {
     if (!reason.why.empty()) fmt::print(stderr, "lockstep: {}\n", reason.why);
     return reason.code;

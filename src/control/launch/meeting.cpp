@@ -16,7 +16,8 @@ namespace {
 
 constexpr std::chrono::seconds kDefaultTimeout{300};  // join()'s
 constexpr std::chrono::seconds kTimeForSecret{30};
-constexpr std::chrono::seconds kTimeToTell{10};  // a problem to the other launchers
+constexpr std::chrono::seconds kMostSilence{10};  // of a lifeline
+constexpr std::chrono::seconds kTimeToTell{10};   // a problem to the other launchers
 
 std::string this_host() {
   char name[256] = "?";
@@ -120,7 +121,7 @@ void hold(boost::asio::io_context& context, RunOptions& options, const NodeJoin&
 
 }  // namespace
 
-Lifeline::Lifeline(boost::asio::io_context& context) : input_(context) {
+Lifeline::Lifeline(boost::asio::io_context& context) : input_(context), silence_(context) {
   const Deadline deadline = Deadline::after(kTimeForSecret);
   // Byte by byte, because what follows the line is for read().
   while (true) {
@@ -136,6 +137,7 @@ Lifeline::Lifeline(boost::asio::io_context& context) : input_(context) {
   base::set_nonblocking(copy);
   input_.assign(copy);
   wait();
+  expect_more();
 }
 
 void Lifeline::wait() {
@@ -149,14 +151,25 @@ void Lifeline::read() {
   char bytes[64];
   const ssize_t got = ::read(input_.native_handle(), bytes, sizeof bytes);
   if (got < 0 && (errno == EAGAIN || errno == EINTR)) return wait();
-  if (got <= 0) {
-    input_.close();
-    return when_signal(SIGHUP);
-  }
+  if (got <= 0) return hang_up();
   wait();
+  expect_more();
   for (ssize_t i = 0; i < got; ++i) {
     if (bytes[i] > 0 && bytes[i] < NSIG) when_signal(bytes[i]);
   }
+}
+
+void Lifeline::expect_more() {
+  silence_.expires_after(kMostSilence);
+  silence_.async_wait([this](const boost::system::error_code& error) {
+    if (!error) hang_up();
+  });
+}
+
+void Lifeline::hang_up() {
+  input_.close();
+  silence_.cancel();
+  when_signal(SIGHUP);
 }
 
 std::unique_ptr<Judge> Meeting::make_judge(boost::asio::io_context& context,

@@ -18,7 +18,7 @@
 namespace lockstep::control {
 
 // Standard input of a launcher that `--hosts` has started on another host: a line with the secret, then one byte for
-// each signal. Its end, however it comes about, counts as SIGHUP, as a closed terminal does.
+// each signal, and a zero every second. Its end, or 10 s of silence, counts as SIGHUP, as a closed terminal does.
 //
 // Threads:   where the io_context runs.
 // Blocking:  the constructor waits for the secret, 30 s at most.
@@ -35,7 +35,11 @@ class Lifeline {
   void wait();
   void read();
 
+  void expect_more();
+  void hang_up();
+
   boost::asio::posix::stream_descriptor input_;
+  boost::asio::steady_timer silence_;
   std::string secret_;
 };
 

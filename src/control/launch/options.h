@@ -29,6 +29,11 @@ inline constexpr base::Choice<DeviceKind> kDevices[] = {{DeviceKind::kCpu, "cpu"
 inline constexpr base::Choice<Wire> kWires[] = {
     {Wire::kAuto, "auto"}, {Wire::kPlain, "plain"}, {Wire::kTagged, "tagged"}};
 
+// Never asks for a password: it could not be typed. Notices a host that is gone after some seconds.
+inline constexpr const char* kRemoteShell =
+    "ssh -T -o BatchMode=yes -o ConnectTimeout=10 -o ServerAliveInterval=2 -o "
+    "ServerAliveCountMax=3";
+
 // Where the launchers of a job on several hosts meet.
 struct NodeOptions {
   int nodes = 1;
@@ -38,6 +43,13 @@ struct NodeOptions {
   // Standard input holds the secret, then bytes that are signals. Its end asks for the end of the job. All hosts have
   // one terminal, so a failure is told once. See remote.h.
   bool lifeline = false;
+};
+
+// `--hosts`: this command starts the launchers of other hosts, and is none itself (remote.h).
+struct HostOptions {
+  std::string list;                  // "node0:4,user@node1:4"; empty: not asked for
+  std::string shell = kRemoteShell;  // its words, in front of the host and the command there
+  std::string lockstep;              // the path of `lockstep` on every host; empty: as here
 };
 
 struct RunOptions {
@@ -53,6 +65,7 @@ struct RunOptions {
   std::optional<DeviceKind> device;  // LOCKSTEP_DEVICE; default join()'s choice
   std::optional<Wire> wire;          // LOCKSTEP_WIRE; default join()'s choice
   NodeOptions nodes;
+  HostOptions hosts;
 
   // How it ends and what is shown.
   std::chrono::milliseconds grace{10'000};  // from a forwarded SIGINT or SIGTERM to SIGKILL

@@ -87,9 +87,6 @@ class LineSplitter {
 // together take at most 128 MiB.
 std::size_t line_limit(int streams);
 
-// What stands in front of a line of a worker, which is counted on this host from 0.
-using LinePrefix = std::function<std::string(int worker, bool colour)>;
-
 // "[ 3] " for worker 3 of 10 to 99, in a colour of its own on a terminal.
 std::string line_prefix(int rank, int workers, bool colour);
 

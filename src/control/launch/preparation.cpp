@@ -17,6 +17,7 @@
 
 #include "base/environment.h"
 #include "base/hash.h"
+#include "control/launch/output.h"
 #include "control/rendezvous/secret.h"
 
 namespace lockstep::control {
@@ -160,6 +161,9 @@ std::vector<std::pair<std::string, std::string>> as_variables(const RunOptions& 
 Preparation prepare(const RunOptions& options, const Program& program,
                     const OriginalProcess& original, const Place& place, const NodeStart& start) {
   Preparation ready;
+  ready.prefix = [first = place.first_rank(), world = place.world()](int worker, bool colour) {
+    return line_prefix(first + worker, world, colour);
+  };
   ready.logs = open_logs(options, place);
   ready.sealed_secret = seal_secret(start.secret);
   ready.losses = make_loss_channel();
@@ -168,7 +172,7 @@ Preparation prepare(const RunOptions& options, const Program& program,
 
   KeeperPlan& plan = ready.plan;
   plan.program = program.path;
-  plan.arguments = options.command;
+  plan.arguments = [command = options.command](int) { return command; };
   plan.environment = [inherited = own_environment(), job](int worker) {
     return worker_environment(inherited, job, job.place.first_rank() + worker);
   };

@@ -5,6 +5,7 @@
 #include <sys/resource.h>
 
 #include <csignal>
+#include <functional>
 #include <string>
 #include <utility>
 #include <vector>
@@ -32,6 +33,9 @@ OriginalProcess set_up_process(const RunOptions& options, const Place& place);
 // The signals to forward. Not those that were ignored from the start, as SIGHUP under nohup.
 std::vector<int> signals_to_forward();
 
+// What stands in front of a line of a worker, which is counted on this host from 0.
+using LinePrefix = std::function<std::string(int worker, bool colour)>;
+
 struct LogFile {
   std::string path;
   base::Fd file;
@@ -48,6 +52,7 @@ NodeStart make_start(const RunOptions& options, const Place& place, Listener& li
 struct Preparation {
   base::Fd sealed_secret;
   LossChannel losses;
+  LinePrefix prefix;
   std::vector<LogFile> logs;  // two per worker, stdout then stderr; empty without --log-dir
   KeeperPlan plan;
 };
