@@ -57,6 +57,8 @@ constexpr Variables kTorchVariables{"RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_W
 constexpr Variables kOpenMpiVariables{"OMPI_COMM_WORLD_RANK", "OMPI_COMM_WORLD_SIZE",
                                       "OMPI_COMM_WORLD_LOCAL_RANK", "OMPI_COMM_WORLD_LOCAL_SIZE"};
 
+constexpr Variables kMpichVariables{"PMI_RANK", "PMI_SIZE", "MPI_LOCALRANKID", "MPI_LOCALNRANKS"};
+
 // What a launcher says of a process: its rank, and a name for the job. No other job of this user on
 // this host has the same name at the same time.
 struct Found {
@@ -97,6 +99,15 @@ std::optional<Found> find_openmpi(const Lookup& lookup) {
        {"PMIX_NAMESPACE", "OMPI_MCA_ess_base_jobid", "OMPI_MCA_orte_ess_jobid"}) {
     if (found.job.empty()) found.job = lookup(variable).value_or("");
   }
+  return found;
+}
+
+// Slurm sets PMI_RANK for its steps, too, but not MPI_LOCALRANKID.
+std::optional<Found> find_mpich(const Lookup& lookup) {
+  if (!lookup("PMI_RANK") || !lookup("MPI_LOCALRANKID")) return std::nullopt;
+  Found found;
+  found.info.launcher = Launcher::kMpich;
+  read_numbers(lookup, kMpichVariables, found.info, "PMI_RANK");
   return found;
 }
 
@@ -218,6 +229,8 @@ const char* name(Launcher launcher) noexcept {
       return "torchrun";
     case Launcher::kOpenMpi:
       return "openmpi";
+    case Launcher::kMpich:
+      return "mpich";
     case Launcher::kSlurm:
       return "slurm";
     case Launcher::kEnvironment:
@@ -226,13 +239,15 @@ const char* name(Launcher launcher) noexcept {
   return "unknown";
 }
 
-LaunchInfo find_launch_info(const Lookup& lookup, std::uint32_t user) {
+LaunchInfo find_launch_info(const Lookup& lookup, std::uint32_t user,
+                            const std::string& hydra_proxy) {
   using Finder = std::optional<Found> (*)(const Lookup&);
   for (const Finder find :
-       {find_lockstep, find_torchrun, find_openmpi, find_slurm, find_environment}) {
+       {find_lockstep, find_torchrun, find_openmpi, find_mpich, find_slurm, find_environment}) {
     auto found = find(lookup);
     if (!found) continue;
     check_numbers(found->info);
+    if (found->info.launcher == Launcher::kMpich) found->job = hydra_proxy;
     if (found->info.size > 1) find_meeting_place(lookup, user, *found);
     return found->info;
   }

@@ -4,6 +4,7 @@
 //   lockstep     LOCKSTEP_RENDEZVOUS and LOCKSTEP_SECRET_FD: the launcher hosts the rendezvous
 //   torchrun     TORCHELASTIC_RUN_ID
 //   openmpi      OMPI_COMM_WORLD_RANK
+//   mpich        PMI_RANK and MPI_LOCALRANKID: Hydra, the launcher of MPICH and of Intel MPI
 //   slurm        SLURM_PROCID inside a step that srun started
 //   environment  RANK and WORLD_SIZE, set by something else
 //   alone        none of these
@@ -27,7 +28,15 @@
 
 namespace lockstep::control {
 
-enum class Launcher : std::uint8_t { kAlone, kLockstep, kTorchrun, kOpenMpi, kSlurm, kEnvironment };
+enum class Launcher : std::uint8_t {
+  kAlone,
+  kLockstep,
+  kTorchrun,
+  kOpenMpi,
+  kMpich,
+  kSlurm,
+  kEnvironment
+};
 
 // "alone", "lockstep" …
 const char* name(Launcher launcher) noexcept;
@@ -54,7 +63,11 @@ struct LaunchInfo {
 
 // BadInput, in one line that says what to set, when the variables contradict each other or workers
 // on several hosts were not told where to meet.
-LaunchInfo find_launch_info(const Lookup& lookup, std::uint32_t user);
+//
+// Hydra's variables do not tell one job from another. `hydra_proxy` does: a name of the process that has started the
+// workers of this host.
+LaunchInfo find_launch_info(const Lookup& lookup, std::uint32_t user,
+                            const std::string& hydra_proxy = {});
 
 // Seconds, a fraction allowed: "30", "0.5". BadInput naming `what` for anything else.
 std::chrono::milliseconds parse_seconds(std::string_view text, std::string_view what);

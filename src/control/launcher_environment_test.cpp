@@ -71,6 +71,24 @@ TEST(LauncherEnvironment, NothingMeansAlone) {
   EXPECT_EQ(place_of({{"RANK", "3"}}).launcher, Launcher::kAlone);
 }
 
+TEST(LauncherEnvironment, HydraIsKnownByItsVariablesAndItsProxy) {
+  const Variables hydra{{"PMI_RANK", "1"},        {"PMI_SIZE", "4"},     {"MPI_LOCALRANKID", "1"},
+                        {"MPI_LOCALNRANKS", "4"}, {"SLURM_PROCID", "0"}, {"SLURM_STEP_ID", "0"}};
+  const Lookup lookup = [&](const char* name) -> std::optional<std::string> {
+    const auto found = hydra.find(name);
+    return found == hydra.end() ? std::nullopt : std::optional(found->second);
+  };
+  const LaunchInfo info = find_launch_info(lookup, 1000, "12/345");
+  EXPECT_EQ(info.launcher, Launcher::kMpich);
+  EXPECT_EQ(info.rank, 1);
+  EXPECT_EQ(info.size, 4);
+  EXPECT_EQ(info.local_size, 4);
+  EXPECT_NE(info.rendezvous, find_launch_info(lookup, 1000, "13/345").rendezvous);
+  // Without the proxy nothing tells two jobs apart; and two hosts were not told where to meet.
+  EXPECT_THAT(refusal(hydra), HasSubstr("LOCKSTEP_RENDEZVOUS=unix:NAME"));
+  EXPECT_THAT(refusal(with(hydra, {{"MPI_LOCALNRANKS", "2"}})), HasSubstr("mpich"));
+}
+
 TEST(LauncherEnvironment, OurOwnLauncherHostsTheRendezvous) {
   const LaunchInfo info = place_of({{"LOCKSTEP_RENDEZVOUS", "unix:lockstep-x"},
                                     {"LOCKSTEP_SECRET_FD", "7"},

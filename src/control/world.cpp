@@ -13,10 +13,14 @@
 #include <unistd.h>
 
 #include <algorithm>
+#include <fstream>
+#include <iterator>
 #include <memory>
 #include <optional>
+#include <sstream>
 #include <string>
 #include <utility>
+#include <vector>
 
 #include "base/diagnosis.h"
 #include "base/environment.h"
@@ -52,6 +56,29 @@ milliseconds timeout_of(const JoinOptions& options) {
 std::string default_engine(const LaunchInfo& info, DeviceKind device) {
   if (auto engine = control::engine_for(device); !engine.empty()) return engine;
   return info.local_size == info.size ? "shm" : "tcp";
+}
+
+// Names Hydra's proxy on this host, if one of our ancestors is it: its number and when it was started. A worker may be
+// started through a script, so the parent alone does not tell.
+std::string hydra_proxy() {
+  constexpr int kMostAncestors = 32;
+  pid_t pid = ::getppid();
+  for (int i = 0; i < kMostAncestors && pid > 1; ++i) {
+    std::ifstream file(fmt::format("/proc/{}/stat", pid));
+    const std::string stat{std::istreambuf_iterator<char>(file), {}};
+    const auto open = stat.find('(');
+    const auto close = stat.rfind(')');
+    if (open == std::string::npos || close == std::string::npos) return {};
+    const std::string name = stat.substr(open + 1, close - open - 1);
+    std::istringstream fields(stat.substr(close + 1));
+    std::vector<std::string> rest{std::istream_iterator<std::string>(fields), {}};
+    constexpr std::size_t kParent = 1;
+    constexpr std::size_t kStarted = 19;
+    if (rest.size() <= kStarted) return {};
+    if (name.starts_with("hydra_pmi_prox")) return fmt::format("{}/{}", pid, rest[kStarted]);
+    pid = static_cast<pid_t>(base::parse_number(rest[kParent]).value_or(0));
+  }
+  return {};
 }
 
 // Empty if nobody has asked for an engine.
@@ -172,7 +199,7 @@ Comm connect_one(const std::string& engine, milliseconds timeout) {
 }  // namespace
 
 World control::Joining::join(const JoinOptions& options, cuda::Gpus& gpus) {
-  LaunchInfo info = find_launch_info(base::environment, ::geteuid());
+  LaunchInfo info = find_launch_info(base::environment, ::geteuid(), hydra_proxy());
   const milliseconds timeout = timeout_of(options);
   const std::string asked = engine_asked(options);
   const DeviceKind kind = device_asked(options.device, asked, base::environment);
