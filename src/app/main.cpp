@@ -17,6 +17,7 @@
 #include "bench/command.h"
 #include "bench/hosts_bench.h"
 #include "control/launch/launcher.h"
+#include "control/launch/remote.h"
 
 namespace lockstep::app {
 namespace {
@@ -26,6 +27,7 @@ constexpr int kUsage = 2;
 constexpr char kHelp[] = R"(Lockstep: data-parallel training for C++.
 
   lockstep run -n 4 -- ./train --epochs 3   start 4 workers on this host
+  lockstep run --hosts a:4,b:4 -- ./train   4 on each of two hosts, by ssh
   lockstep train --model cnn                train one of the models that are built in
   lockstep bench allreduce                  measure this machine, beside Gloo, MPI and PyTorch
   lockstep doctor                           what this host can do, and what is slow about it
@@ -40,7 +42,12 @@ int run(const std::vector<std::string>& arguments) {
     fmt::print("{}", kRunHelp);
     return 0;
   }
-  return control::run_job(parse_run_arguments(arguments));
+  control::RunOptions options = parse_run_arguments(arguments);
+  if (options.hosts.list.empty()) return control::run_job(std::move(options));
+  control::RemoteWords words{words_for_hosts(split_command(arguments).own), options.command};
+  words.before.insert(words.before.begin(), "run");
+  words.after.insert(words.after.begin(), "--");
+  return control::run_on_hosts(options, words);
 }
 
 int dispatch(std::vector<std::string> arguments) {

@@ -10,22 +10,39 @@
 #include <string_view>
 
 #include "base/command_line.h"
+#include "base/environment.h"
+#include "control/launch/hosts_state.h"
 
 namespace lockstep::app {
 
 const char* const kRunHelp = R"(Starts a program as N workers of one job and ends with them.
 
-  lockstep run -n N [options] [--] PROGRAM [arguments]
+  lockstep run -n N [options] [--] PROGRAM [arguments]                    N workers here
+  lockstep run --hosts node0:4,node1:4 [options] [--] PROGRAM [arguments]  4 workers on each of two hosts
 
-  -n, --workers N    how many workers, 1 to 4096
+  -n, --workers N    how many workers on this host, 1 to 4096
   -e, --env K=V      set a variable for every worker; may be given again
       --threads T    OpenMP and OpenBLAS threads per worker (default: what you exported, else 1)
+      --wire W       auto: messages between hosts carry keyed tags, so that a changed one is noticed;
+                     tagged: on one host, too; plain: none, for a network that you trust (default: auto)
       --engine E     what moves bytes between workers (see `lockstep doctor`; default: the best)
       --device D     cpu, or cuda: one GPU for each worker (default: cpu)
       --timeout S    seconds that joining, and any later operation, may take (default: 300)
       --grace S      seconds from a forwarded Ctrl-C, SIGTERM, SIGHUP or SIGQUIT to SIGKILL (default: 10)
       --log-dir D    also write each worker's output to D/rank-3.out and D/rank-3.err
   -q, --quiet        no notes, only failures
+
+Several hosts, started from here by ssh. PROGRAM, its directory and `lockstep` are at the same path on every host:
+      --hosts LIST       HOST:WORKERS,HOST:WORKERS …; without :WORKERS, -n counts. `ssh HOST true` works without a password
+      --ssh COMMAND      another remote shell (default: $LOCKSTEP_SSH, else ssh -T -o BatchMode=yes …)
+      --remote-lockstep PATH  the path of `lockstep` on every host (default: as here)
+      --rendezvous HOST:PORT  where the hosts meet (default: the first of them, and a port at random)
+Several hosts, without ssh: the same command on each of them, but for its --node-rank
+      --nodes H          how many hosts; workers are counted over all of them
+      --node-rank I      which of them this is, 0 to H-1
+      --rendezvous HOST:PORT  where they meet: the host of --node-rank 0 as the others reach it, and a free port there
+      --secret-file F    a file that only you can read, with the same content on every host:
+                         (umask 077; openssl rand -hex 32 > F)
 
 Each line that worker 3 prints appears as "[3] line". Ctrl-C goes to all workers; a second one
 kills them. When a worker fails, the others are ended within 2 s and the exit code is that worker's.
@@ -38,20 +55,27 @@ Exit codes:
   141        nobody reads the output any more
   127, 126   there is no such program, or it cannot be executed
   2          an option is wrong
-  1          the output cannot be written, or the host does not allow the job
+  1          the output cannot be written, a host was lost, or the host does not allow the job
 
 Examples:
   lockstep run -n 8 ./train --epochs 3
   lockstep run -n 2 --threads 4 --log-dir logs -- ./train
   lockstep run -n 2 --env LOCKSTEP_LOG=info -- python3 train.py
+  lockstep run --hosts node0:8,node1:8 -- ./train
+  lockstep run --nodes 2 --node-rank 1 --rendezvous node0:29400 --secret-file ~/.lockstep-secret -n 8 -- ./train
 )";
 
 namespace {
 
 // Options that take the next word as their value.
-constexpr std::array<std::string_view, 10> kWithValue = {
-    "-n",        "--workers", "--env",   "--log-dir", "--timeout",
-    "--threads", "--engine",  "--grace", "--device",  "-e"};
+constexpr std::array<std::string_view, 18> kWithValue = {
+    "-n",           "--workers",     "--env",    "--log-dir", "--timeout", "--threads",
+    "--engine",     "--grace",       "--device", "-e",        "--nodes",   "--node-rank",
+    "--rendezvous", "--secret-file", "--wire",   "--hosts",   "--ssh",     "--remote-lockstep"};
+
+// They belong to --hosts, or it gives each host its own.
+constexpr std::array<std::string_view, 6> kNotForHosts = {
+    "--hosts", "--ssh", "--remote-lockstep", "--rendezvous", "--workers", "-n"};
 
 bool takes_next(std::string_view argument) {
   return std::find(kWithValue.begin(), kWithValue.end(), argument) != kWithValue.end();
@@ -68,6 +92,39 @@ SplitArguments split_command(const std::vector<std::string>& arguments) {
   if (at != arguments.end() && *at == "--") ++at;
   split.command.assign(at, arguments.end());
   return split;
+}
+
+std::vector<std::string> words_for_hosts(const std::vector<std::string>& own) {
+  std::vector<std::string> kept;
+  for (std::size_t i = 0; i < own.size(); ++i) {
+    const std::string name = own[i].substr(0, own[i].find('='));
+    const bool short_count = own[i].starts_with("-n") && own[i] != "-n";  // -n4
+    if (short_count) continue;
+    if (std::find(kNotForHosts.begin(), kNotForHosts.end(), name) == kNotForHosts.end()) {
+      kept.push_back(own[i]);
+    } else if (name == own[i]) {
+      ++i;  // its value is the next word
+    }
+  }
+  return kept;
+}
+
+void add_hosts(CLI::App& parser, control::HostOptions& hosts) {
+  hosts.shell = base::environment("LOCKSTEP_SSH").value_or(control::kRemoteShell);
+  parser.add_option("--hosts", hosts.list);
+  parser.add_option("--ssh", hosts.shell);
+  parser.add_option("--remote-lockstep", hosts.lockstep);
+}
+
+void check_hosts(const control::RunOptions& options) {
+  const control::NodeOptions& nodes = options.nodes;
+  if (nodes.nodes != 1 || nodes.rank != 0 || !nodes.secret_file.empty() || nodes.lifeline) {
+    throw BadInput(
+        "--hosts starts every host itself: leave out --nodes, --node-rank and --secret-file, or "
+        "leave "
+        "out --hosts");
+  }
+  control::parse_hosts(options.hosts.list, options.workers);
 }
 
 control::RunOptions parse_run_arguments(const std::vector<std::string>& arguments) {
@@ -87,13 +144,22 @@ control::RunOptions parse_run_arguments(const std::vector<std::string>& argument
   base::add_number(parser, "--threads", options.threads);
   parser.add_option("--engine", options.engine);
   base::add_choice(parser, "--device", control::kDevices, options.device);
+  base::add_choice(parser, "--wire", control::kWires, options.wire);
   base::add_number(parser, "--grace", grace_s);
+  base::add_number(parser, "--nodes", options.nodes.nodes);
+  base::add_number(parser, "--node-rank", options.nodes.rank);
+  parser.add_option("--rendezvous", options.nodes.rendezvous);
+  parser.add_option("--secret-file", options.nodes.secret_file);
+  parser.add_flag("--lifeline", options.nodes.lifeline);  // what --hosts adds
+  add_hosts(parser, options.hosts);
   parser.add_flag("-q,--quiet", options.quiet);
   base::parse_words(parser, split.own, [](const std::string& text) {
     throw BadInput(fmt::format("{}; see `lockstep run --help`", text));
   });
-  if (!workers) throw BadInput("how many workers? add -n, as in: lockstep run -n 2 -- ./train");
-  options.workers = *workers;
+  if (!workers && options.hosts.list.empty())
+    throw BadInput("how many workers? add -n, as in: lockstep run -n 2 -- ./train");
+  options.workers = workers.value_or(0);
+  if (!options.hosts.list.empty()) check_hosts(options);
   for (const auto& text : variables) options.variables.push_back(control::parse_variable(text));
   if (!std::isfinite(grace_s) || std::abs(grace_s) > 1e6) {
     throw BadInput(

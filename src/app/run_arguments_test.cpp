@@ -57,6 +57,27 @@ TEST(RunArgumentsTest, AllOptionsArrive) {
   EXPECT_THAT(options.command, ElementsAre("./prog", "--flag"));
 }
 
+TEST(RunArgumentsTest, OptionsOfSeveralHostsArrive) {
+  const auto options =
+      parse_run_arguments({"--nodes", "3", "--node-rank", "2", "--rendezvous", "a:1",
+                           "--secret-file", "f", "--wire", "plain", "-n", "1", "./prog"});
+  EXPECT_EQ(options.nodes.nodes, 3);
+  EXPECT_EQ(options.nodes.rank, 2);
+  EXPECT_EQ(options.nodes.rendezvous, "a:1");
+  EXPECT_EQ(options.nodes.secret_file, "f");
+  EXPECT_EQ(options.wire, Wire::kPlain);
+  EXPECT_THAT(refusal({"--hosts", "a:1", "--nodes", "2", "./prog"}),
+              HasSubstr("leave out --nodes"));
+  EXPECT_THAT(refusal({"--hosts", "a", "./prog"}), HasSubstr("HOST:WORKERS"));
+  EXPECT_EQ(refusal({"--hosts", "a", "-n", "2", "./prog"}), "accepted");
+}
+
+TEST(RunArgumentsTest, HostsGetTheOptionsThatAreForThem) {
+  EXPECT_THAT(words_for_hosts({"--hosts", "a,b", "-n", "4", "--env", "A=1", "--ssh=x", "-q", "-n4",
+                               "--workers=2", "--rendezvous", "a:1", "--log-dir", "d"}),
+              ElementsAre("--env", "A=1", "-q", "--log-dir", "d"));
+}
+
 TEST(RunArgumentsTest, DefaultsLeaveTheChoiceToTheEnvironment) {
   const auto options = parse_run_arguments({"-n", "1", "./prog"});
   EXPECT_EQ(options.threads, std::nullopt);

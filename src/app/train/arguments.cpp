@@ -9,6 +9,7 @@
 #include <cstring>
 #include <thread>
 
+#include "app/run_arguments.h"
 #include "base/command_line.h"
 #include "base/environment.h"
 #include "base/files.h"
@@ -22,7 +23,7 @@ namespace lockstep::app {
 namespace {
 
 constexpr const char* kHelp =
-    R"(Trains a model on several workers of this host, with no C++ to write.
+    R"(Trains a model on several workers, of this host or of several, with no C++ to write.
 
   lockstep train [options]
 
@@ -74,9 +75,21 @@ On what
   --share-gpus         more workers than GPUs, which take turns: for tests, slow
   --graphs X           on, off or auto: a step on a GPU as a CUDA graph (default: auto)
   --engine E           what moves bytes between workers; see `lockstep doctor`
+  --wire W             auto: messages between hosts carry keyed tags, so that a changed one is noticed; tagged: on one
+                       host, too; plain: none, for a network that you trust (default: auto)
   --algorithm A        automatic, direct, two-levels, halving-doubling, ring, tree or native
   --bucket-bytes N     gradients that travel together (default: 26214400)
   --loader-threads T   threads of each worker that read ahead (default: 1)
+On several hosts, started from here by ssh. The data and `lockstep` are at the same path on every host
+  --hosts LIST         HOST:WORKERS,HOST:WORKERS …; `ssh HOST true` works without a password. The first host shows the
+                       progress and keeps checkpoint and report
+  --ssh COMMAND        another remote shell (default: $LOCKSTEP_SSH, else ssh -T -o BatchMode=yes …)
+  --remote-lockstep P  the path of `lockstep` on every host (default: as here)
+On several hosts, without ssh: the same command on each of them, but for --node-rank and --workers
+  --nodes H            how many hosts; --workers is then of this host, and must be given
+  --node-rank I        which of them this is, 0 to H-1. Node 0 shows the progress and keeps checkpoint and report
+  --rendezvous A       HOST:PORT where they meet: the host of node 0 as the others reach it, and a free port there
+  --secret-file F      a file that only you can read, with the same content on every host
 What is kept and shown
   --checkpoint DIR     keep DIR/checkpoint.safetensors, written after every epoch and at the end, and the one before it;
                        none: keep nothing (default: a new directory lockstep-runs/MODEL-DATE-TIME)
@@ -104,6 +117,7 @@ Examples:
   lockstep train --model gpt --data book.txt --optimizer adamw --steps 500 --checkpoint run
   lockstep train --model gpt --data book.txt --optimizer adamw --steps 900 --resume run
   lockstep train --model gpt --gpt-size gpt2 --context 1024 --data book.txt --optimizer adamw --device cuda --precision bf16
+  lockstep train --model cnn --hosts node0:4,node1:4
   lockstep train --model cnn --steps 100 --hashes log; lockstep train --model cnn --steps 100 --verify log --workers 1
 )";
 
@@ -185,6 +199,28 @@ void add_checkpoint(CLI::App& parser, TrainArguments& arguments) {
       ->default_str(kWhereItIs);
 }
 
+void add_nodes(CLI::App& parser, TrainArguments& arguments) {
+  add_hosts(parser, arguments.hosts);
+  base::add_choice(parser, "--wire", control::kWires, arguments.wire);
+  base::add_number(parser, "--nodes", arguments.nodes.nodes);
+  base::add_number(parser, "--node-rank", arguments.nodes.rank);
+  parser.add_option("--rendezvous", arguments.nodes.rendezvous);
+  parser.add_option("--secret-file", arguments.nodes.secret_file);
+  parser.add_flag("--lifeline", arguments.nodes.lifeline);  // what --hosts adds
+}
+
+// The number of workers on all hosts is known when their launchers have met.
+void count_hosts(TrainArguments& arguments) {
+  if (!arguments.hosts.list.empty()) {
+    arguments.host_workers = std::exchange(arguments.workers, 0);
+    return;
+  }
+  if (!arguments.several_hosts()) return;
+  if (arguments.workers == 0) refuse("how many workers on this host of several? add --workers");
+  if (arguments.compare_alone) refuse("--compare-alone is for one host: leave it out");
+  arguments.host_workers = std::exchange(arguments.workers, 0);
+}
+
 void add_options(CLI::App& parser, TrainArguments& arguments) {
   base::set_up(parser);
   base::add_choice(parser, "--model", kModels, arguments.model);
@@ -228,6 +264,7 @@ void add_options(CLI::App& parser, TrainArguments& arguments) {
   parser.add_flag("--share-gpus", arguments.share_gpus);
   base::add_choice(parser, "--graphs", kOpenSwitches, arguments.graphs);
   parser.add_option("--engine", arguments.engine);
+  add_nodes(parser, arguments);
   base::add_choice(parser, "--algorithm", kAlgorithms, arguments.algorithm);
   base::add_number(parser, "--bucket-bytes", arguments.bucket_bytes);
   base::add_number(parser, "--loader-threads", arguments.loader_threads);
@@ -441,9 +478,11 @@ TrainArguments parse_train_arguments(const std::vector<std::string>& arguments) 
   const bool checkpoint_says_shards = parsed.resume && parsed.shards == 0;
   if (parser.count("--workers") > 0) {
     check_range("--workers", parsed.workers, 1, 4096);
-  } else if (!checkpoint_says_shards && parsed.on(DeviceKind::kCpu)) {
+  } else if (!checkpoint_says_shards && parsed.on(DeviceKind::kCpu) && !parsed.several_hosts() &&
+             parsed.hosts.list.empty()) {
     parsed.workers = workers_for_this_host(parsed, cores_of_this_host());
   }
+  count_hosts(parsed);
   if (parsed.epochs > 0 && parsed.steps > 0) refuse("give either --epochs or --steps");
   if (parsed.epochs == 0 && parsed.steps == 0) {
     if (parser.count("--epochs") + parser.count("--steps") > 0) refuse("nothing to do: 0 steps");

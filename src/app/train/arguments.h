@@ -13,6 +13,8 @@
 #include <string>
 #include <vector>
 
+#include "control/launch/options.h"
+
 namespace lockstep::app {
 
 enum class Model : std::uint8_t { kMlp, kCnn, kResnet18, kGpt };
@@ -107,7 +109,11 @@ struct TrainArguments {
 
   // On what.
   std::optional<DeviceKind> device;  // nothing: open
-  int workers = 0;                   // 0: open, one for each core or GPU
+  int workers = 0;                   // on all hosts; 0: open, one for each core or GPU
+  control::NodeOptions nodes;        // several hosts
+  control::HostOptions hosts;        // likewise, started from here
+  int host_workers = 0;              // on this one of several hosts
+  std::optional<Wire> wire;          // nothing: open
   bool share_gpus = false;
   Switch graphs = Switch::kOpen;  // CUDA graphs
   std::string engine;             // by name: which there are depends on the build; empty: open
@@ -140,6 +146,7 @@ struct TrainArguments {
   double loss_scale_used() const {
     return loss_scale.value_or(precision == Precision::kFp16 ? 65536 : 0);
   }
+  bool several_hosts() const { return nodes.nodes > 1; }
   bool on(DeviceKind kind) const { return device == kind; }
 };
 

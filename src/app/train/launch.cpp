@@ -10,6 +10,7 @@
 #include <cstring>
 #include <optional>
 
+#include "app/run_arguments.h"
 #include "app/train/arguments.h"
 #include "app/train/open_choices.h"
 #include "base/choice.h"
@@ -17,6 +18,7 @@
 #include "base/files.h"
 #include "control/launch/launcher.h"
 #include "control/launch/program.h"
+#include "control/launch/remote.h"
 #include "formats/checkpoint_file.h"
 
 namespace lockstep::app {
@@ -84,34 +86,67 @@ RunDirectory::~RunDirectory() {
   if (::rmdir(path_.c_str()) == 0) ::rmdir(kRunsDirectory);
 }
 
+namespace {
+
+// Makes the choices that are still open, and the command of the workers.
+void settle_job(const std::vector<std::string>& arguments, TrainArguments& parsed,
+                std::optional<RunDirectory>& directory, control::RunOptions& options) {
+  const bool is_open = !parsed.checkpoint && parsed.verify.empty();
+  make_open_choices(parsed);
+  check_gpus(parsed);
+  if (is_open) parsed.checkpoint = directory.emplace(name(parsed.model)).path();
+  options.threads = parsed.threads;
+  options.engine = parsed.engine;
+  options.device = parsed.device;
+  options.variables = worker_variables(parsed);
+  options.command.insert(options.command.end(), arguments.begin(), arguments.end());
+  // Behind the user's: the last of several equal options counts.
+  const auto chosen = as_options(parsed);
+  options.command.insert(options.command.end(), chosen.begin(), chosen.end());
+}
+
+int train_on_hosts(const std::vector<std::string>& arguments, const TrainArguments& parsed,
+                   control::RunOptions& options) {
+  options.leader_keeps_output = false;
+  options.workers = parsed.host_workers;
+  options.hosts = parsed.hosts;
+  check_hosts(options);
+  control::RemoteWords words{words_for_hosts(arguments), {}};
+  words.before.insert(words.before.begin(), "train");
+  return control::run_on_hosts(options, words);
+}
+
+}  // namespace
+
 int train(const std::vector<std::string>& arguments) {
   if (base::asks_for_help(arguments)) {
     fmt::print("{}", train_help());
     return 0;
   }
   TrainArguments parsed = parse_train_arguments(arguments);
-  const bool is_open = !parsed.checkpoint && parsed.verify.empty();
-  make_open_choices(parsed);
-  check_gpus(parsed);
-  const std::string program = worker_program();
   std::optional<RunDirectory> directory;
-  if (is_open) parsed.checkpoint = directory.emplace(name(parsed.model)).path();
   control::RunOptions options;
-  options.workers = parsed.workers;
-  options.threads = parsed.threads;
-  options.engine = parsed.engine;
-  options.device = parsed.device;
-  options.variables = worker_variables(parsed);
+  options.command_name = "train";
+  options.command = {worker_program()};
+  options.nodes = parsed.nodes;
+  options.wire = parsed.wire;
   options.grace = kGrace;
   options.leader_keeps_output = true;
   options.explained_codes = {1, 2};
   options.stopped_code = kStoppedEarly;
-  options.command = {program};
-  options.command.insert(options.command.end(), arguments.begin(), arguments.end());
-  const auto chosen =
-      as_options(parsed);  // behind the user's: the last of several equal options counts
-  options.command.insert(options.command.end(), chosen.begin(), chosen.end());
-  return control::run_job(options);
+  if (!parsed.hosts.list.empty()) return train_on_hosts(arguments, parsed, options);
+  const auto settle = [&](control::RunOptions& settled, int world) {
+    parsed.workers = world;
+    settle_job(arguments, parsed, directory, settled);
+  };
+  if (parsed.several_hosts()) {
+    options.workers = parsed.host_workers;
+    options.settle = settle;
+  } else {
+    settle(options, parsed.workers);
+    options.workers = parsed.workers;
+  }
+  return control::run_job(std::move(options));
 }
 
 }  // namespace lockstep::app

@@ -86,8 +86,9 @@ void check_gpus(const TrainArguments& arguments, cuda::Gpus& gpus) {
     return base::environment(name);
   };
   control::LaunchInfo last;
-  last.size = last.local_size = arguments.workers;
-  last.rank = last.local_rank = arguments.workers - 1;
+  const int here = arguments.several_hosts() ? arguments.host_workers : arguments.workers;
+  last.size = last.local_size = here;
+  last.rank = last.local_rank = here - 1;
   try {
     control::choose_gpu(last, gpus.find(), lookup);
   } catch (const Error& error) {
@@ -107,6 +108,8 @@ std::vector<std::pair<std::string, std::string>> worker_variables(const TrainArg
 
 std::vector<std::string> as_options(const TrainArguments& arguments) {
   return {
+      "--nodes",          "1",  // --workers counts those of all hosts
+      "--node-rank",      "0",
       "--threads",        std::to_string(arguments.threads),
       "--onednn",         name(arguments.onednn),
       "--flush-denormal", name(arguments.flush_denormal),

@@ -30,6 +30,10 @@ bool asks_for_the_end(int signal) {
 
 }  // namespace
 
+int output_closed_code(int error) {
+  return error == EPIPE ? kSignalBase + SIGPIPE : 1;
+}
+
 WorkerEnd worker_end(int rank, int wait_status) {
   if (WIFSIGNALED(wait_status)) return {rank, WorkerEnd::How::kKilled, WTERMSIG(wait_status)};
   return {rank, WorkerEnd::How::kExited, WEXITSTATUS(wait_status)};
@@ -161,7 +165,7 @@ JobState::Orders JobState::on_signal(int signal, Clock::time_point now) {
 
 JobState::Orders JobState::on_output_closed(int error, Clock::time_point now) {
   if (cause_ != Cause::kNone || failed_at_) return {};
-  const int code = error == EPIPE ? kSignalBase + SIGPIPE : 1;
+  const int code = output_closed_code(error);
   // EIO: the terminal has gone. Its SIGHUP is on the way here, and workers get theirs now: what they
   // do at a hangup must not depend on which of the two comes first.
   const int signal = error == EIO && rules_.hangs_up ? SIGHUP : SIGTERM;
@@ -178,6 +182,17 @@ JobState::Orders JobState::on_keeper_lost() {
     exit_code_ = kSignalBase + SIGKILL;
   }
   return release();
+}
+
+// Workers of other hosts that have lost one of these may have failed just before. They are no cause, so a failure that
+// is still being judged does not count.
+JobState::Orders JobState::on_host_lost(const std::vector<int>& ranks, Clock::time_point now) {
+  live_ -= static_cast<int>(
+      std::count_if(ranks.begin(), ranks.end(), [this](int rank) { return !blame_.end_of(rank); }));
+  Orders orders;
+  if (cause_ == Cause::kNone)
+    orders = end(Cause::kHostLost, 1, SIGTERM, now + rules_.after_failure);
+  return live_ <= 0 ? release() : orders;
 }
 
 JobState::Orders JobState::on_time(Clock::time_point now) {

@@ -18,6 +18,9 @@ namespace lockstep::control {
 
 inline constexpr int kSignalBase = 128;  // exit code 128 + S stands for signal S, as in shells
 
+// The exit code of a job whose output cannot be written any more; `error` is the errno.
+int output_closed_code(int error);
+
 // How a worker ended.
 struct WorkerEnd {
   enum class How : std::uint8_t { kExited, kKilled, kNotStarted };
@@ -102,7 +105,7 @@ struct EndRules {
 // A job from its start to its end:
 //
 //   running → judging    a worker failed because it lost another one, which lives: that one may end soon, as the cause
-//   running → ending     a worker failed; a signal asked for the end; the output cannot be written
+//   running → ending     a worker failed; a signal asked for the end; the output cannot be written; a host is lost
 //   judging → ending     the cause is known, or the time for it is up
 //   running → released   every worker has ended
 //   ending → released    every worker has ended, the time to do so is up, or a second Ctrl-C came
@@ -125,7 +128,14 @@ class JobState {
     std::vector<int> forward;  // signals for all workers, in this order
     bool release = false;      // kill what is left
   };
-  enum class Cause : std::uint8_t { kNone, kSignal, kFailure, kOutputClosed, kKeeperLost };
+  enum class Cause : std::uint8_t {
+    kNone,
+    kSignal,
+    kFailure,
+    kOutputClosed,
+    kKeeperLost,
+    kHostLost
+  };
 
   JobState(int workers, EndRules rules) : live_(workers), rules_(std::move(rules)) {}
 
@@ -136,6 +146,8 @@ class JobState {
   // Standard output or error cannot be written any more; `error` is the errno.
   Orders on_output_closed(int error, Clock::time_point now);
   Orders on_keeper_lost();
+  // The host of these workers is lost: what became of them is not known.
+  Orders on_host_lost(const std::vector<int>& ranks, Clock::time_point now);
   Orders on_time(Clock::time_point now);
 
   // When on_time() wants to be called, if at all.

@@ -157,7 +157,9 @@ void KeeperProcess::become_worker(int rank, pid_t keeper) {
   if (::getppid() != keeper) ::_exit(1);  // it died before the line above
   ::setpgid(0, 0);
   const auto first = 2 * static_cast<std::size_t>(rank);
-  ::dup2(rank == 0 && plan_.input >= 0 ? plan_.input : null_.get(), STDIN_FILENO);
+  const int input = plan_.inputs.empty() ? (rank == 0 ? plan_.input : -1)
+                                         : plan_.inputs[static_cast<std::size_t>(rank)].read.get();
+  ::dup2(input >= 0 ? input : null_.get(), STDIN_FILENO);
   if (rank != 0 || !plan_.leader_keeps_output) {
     ::dup2(plan_.outputs[first].write.get(), STDOUT_FILENO);
     ::dup2(plan_.outputs[first + 1].write.get(), STDERR_FILENO);
@@ -169,7 +171,7 @@ void KeeperProcess::become_worker(int rank, pid_t keeper) {
   ::setrlimit(RLIMIT_NOFILE, &plan_.open_files);
 
   auto environment = plan_.environment(rank);
-  auto arguments = plan_.arguments;
+  auto arguments = plan_.arguments(rank);
   auto argv = pointers(arguments);
   auto envp = pointers(environment);
   ::sigprocmask(SIG_SETMASK, &plan_.signal_mask, nullptr);
@@ -237,10 +239,12 @@ Keeper start_keeper(KeeperPlan& plan) {
     std::vector<int> kept = {events.write.get(), lifeline.read.get(), plan.secret, plan.losses,
                              plan.input};
     for (const auto& output : plan.outputs) kept.push_back(output.write.get());
+    for (const auto& one : plan.inputs) kept.push_back(one.read.get());
     close_all_but(std::move(kept));
     KeeperProcess(plan, std::move(events.write), std::move(lifeline.read)).run(launcher);
   }
   for (auto& output : plan.outputs) output.write.reset();
+  for (auto& one : plan.inputs) one.read.reset();
   base::set_nonblocking(lifeline.write.get());
   return {pid, std::move(events.read), std::move(lifeline.write)};
 }

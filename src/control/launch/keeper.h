@@ -43,12 +43,14 @@ struct KeeperEvent {
 // What the keeper starts, and how.
 struct KeeperPlan {
   std::string program;
-  std::vector<std::string> arguments;
-  std::function<std::vector<std::string>(int rank)> environment;
+  // By worker, counted on this host from 0.
+  std::function<std::vector<std::string>(int worker)> arguments;
+  std::function<std::vector<std::string>(int worker)> environment;
   std::vector<base::Pipe>
       outputs;  // two per worker, stdout then stderr; workers get the write ends
   bool leader_keeps_output = false;  // worker 0 writes to the launcher's outputs itself
   int input = -1;                    // standard input of worker 0; the others read nothing
+  std::vector<base::Pipe> inputs;    // or one for each worker, which gets the read end
   // These two are the only other descriptors that workers inherit.
   int secret = -1;
   int losses = -1;
@@ -66,7 +68,7 @@ struct Keeper {
   base::Fd lifeline;  // writes std::int32_t signals for all workers; closing it ends everything
 };
 
-// Forks the keeper and closes the write ends of plan.outputs in the launcher. The caller has one
+// Forks the keeper and closes the workers' ends of plan.outputs and plan.inputs in the launcher. The caller has one
 // thread and has blocked SIGCHLD and SIGPIPE. Unavailable if no process can be started.
 Keeper start_keeper(KeeperPlan& plan);
 

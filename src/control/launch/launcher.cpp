@@ -1,6 +1,7 @@
 #include "control/launch/launcher.h"
 
 #include <fmt/format.h>
+#include <lockstep/errors.h>
 #include <signal.h>
 #include <sys/signalfd.h>
 #include <sys/wait.h>
@@ -8,18 +9,21 @@
 
 #include <utility>  // Boost 1.74's Asio uses std::exchange and does not include this
 
-#include <algorithm>
 #include <array>
 #include <boost/asio/io_context.hpp>
 #include <boost/asio/posix/stream_descriptor.hpp>
 #include <boost/asio/steady_timer.hpp>
 #include <cerrno>
 #include <functional>
+#include <memory>
+#include <optional>
 
+#include "base/diagnosis.h"
 #include "base/environment.h"
 #include "base/log.h"
-#include "control/launch/job_state.h"
+#include "control/launch/judge.h"
 #include "control/launch/keeper.h"
+#include "control/launch/meeting.h"
 #include "control/launch/output.h"
 #include "control/launch/preparation.h"
 #include "control/launch/process_table.h"
@@ -45,18 +49,6 @@ int signal_descriptor() {
   sigemptyset(&set);
   for (const int signal : signals_to_forward()) sigaddset(&set, signal);
   return ::signalfd(-1, &set, SFD_CLOEXEC | SFD_NONBLOCK);
-}
-
-EndRules end_rules(const RunOptions& options) {
-  EndRules rules;
-  rules.grace = options.grace;
-  rules.explained_codes = options.explained_codes;
-  rules.stopped_code = options.stopped_code;
-  const std::vector<int> signals = signals_to_forward();
-  const bool on_terminal = ::isatty(STDOUT_FILENO) == 1 || ::isatty(STDERR_FILENO) == 1;
-  rules.hangs_up =
-      on_terminal && std::find(signals.begin(), signals.end(), SIGHUP) != signals.end();
-  return rules;
 }
 
 // The launcher's end of the pipes to its keeper, as events.
@@ -145,61 +137,71 @@ void KeeperLink::read_events() {
   wait();
 }
 
-// The effects around JobState: it passes events to JobState and carries its orders out. It decides nothing itself,
+// The effects on one host: it passes events to the judge and carries its orders out. It decides nothing itself,
 // because only decisions without effects can be tested in every order of events.
 //
 // One thread runs all of it. It waits in the io_context only, so that a slow terminal or a stopped worker never delays
 // a signal.
 class Launcher {
  public:
-  Launcher(const RunOptions& options, Preparation ready, Keeper keeper);
+  Launcher(boost::asio::io_context& context, const RunOptions& options, Meeting& meeting,
+           std::unique_ptr<Judge> judge, Preparation ready, Keeper keeper);
 
   int run();
 
  private:
   void wait_for_signals();
   void take_signal(int signal);
-  void take_event(const KeeperEvent& event);
+  void take_event(KeeperEvent event);
   void wait_for_losses();
   void take_losses();
-  void take_ends();
   void obey(const JobState::Orders& orders);
-  void arm_deadline();
   void on_keeper_gone();
   void finish();
   void conclude();
   void note(const std::string& line);
   std::chrono::seconds patience() const;
 
+  boost::asio::io_context& context_;
   const RunOptions& options_;
-  boost::asio::io_context context_;
-  JobState state_;
-  JobReport report_;
+  Meeting& meeting_;
+  std::unique_ptr<Judge> judge_;
   KeeperLink keeper_;
-  RendezvousServer server_;
+  std::optional<RendezvousServer> server_;  // of node 0
   stream_descriptor losses_;
   Output output_;
+  ClosingWords closing_;
   stream_descriptor signals_;
-  boost::asio::steady_timer deadline_;
   boost::asio::steady_timer keeper_limit_;
-  std::vector<WorkerEnd> together_;  // ends that were noticed together, so far
+  std::optional<NodeVerdict> verdict_;
 };
 
-Launcher::Launcher(const RunOptions& options, Preparation ready, Keeper keeper)
-    : options_(options),
-      context_(1),
-      state_(options.workers, end_rules(options)),
-      report_(options, ready.plan.program),
+Launcher::Launcher(boost::asio::io_context& context, const RunOptions& options, Meeting& meeting,
+                   std::unique_ptr<Judge> judge, Preparation ready, Keeper keeper)
+    : context_(context),
+      options_(options),
+      meeting_(meeting),
+      judge_(std::move(judge)),
       keeper_(context_, std::move(keeper)),
-      server_(context_, std::move(ready.listener), {options.workers, ready.secret}),
       losses_(context_, ready.losses.launcher.release()),
-      output_(context_, options.workers, ready.plan, std::move(ready.logs)),
+      output_(context_, ready.plan, ready.prefix, std::move(ready.logs)),
+      closing_(options, meeting.place),
       signals_(context_, signal_descriptor()),
-      deadline_(context_),
       keeper_limit_(context_) {
+  if (meeting.listener.fd) {
+    server_.emplace(context_, std::move(meeting.listener),
+                    ServerOptions{meeting.place.world(), meeting.start.secret});
+  }
   keeper_.when_event = [this](const KeeperEvent& event) { take_event(event); };
   keeper_.when_gone = [this] { on_keeper_gone(); };
-  output_.when_closed = [this](int error) { obey(state_.on_output_closed(error, Clock::now())); };
+  output_.when_closed = [this](int error) { judge_->on_output_closed(error); };
+  judge_->when_orders = [this](const JobState::Orders& orders) { obey(orders); };
+  judge_->when_note = [this](const std::string& line) { note(line); };
+  judge_->when_verdict = [this](const NodeVerdict& verdict) {
+    verdict_ = verdict;
+    finish();
+  };
+  if (meeting.lifeline) meeting.lifeline->when_signal = [this](int signal) { take_signal(signal); };
 }
 
 int Launcher::run() {
@@ -207,8 +209,10 @@ int Launcher::run() {
   keeper_.start();
   wait_for_signals();
   wait_for_losses();
+  context_.restart();  // launchers may have met on it
   context_.run();
-  return state_.exit_code();
+  judge_->part();
+  return verdict_ ? verdict_->code : kSignalBase + SIGINT;
 }
 
 void Launcher::wait_for_signals() {
@@ -224,35 +228,20 @@ void Launcher::wait_for_signals() {
 
 void Launcher::take_signal(int signal) {
   // No worker is left, and we only wait for slow readers of the output: Ctrl-C ends that.
-  if (keeper_.gone() && signal == SIGINT) return context_.stop();
-  const bool first = state_.cause() == JobState::Cause::kNone;
-  obey(state_.on_signal(signal, Clock::now()));
-  if (first && state_.cause() == JobState::Cause::kSignal) {
-    note(fmt::format(
-        "lockstep: passed SIG{} on; workers have {:g} s to end, Ctrl-C kills them at once",
-        sigabbrev_np(signal), static_cast<double>(options_.grace.count()) / 1000));
-  }
+  if (verdict_ && signal == SIGINT) return context_.stop();
+  if (signal == SIGTSTP && !judge_->may_pause())
+    return note("lockstep: a job on several hosts cannot be stopped: they would take it for lost");
+  judge_->on_signal(signal);
   // Ctrl-Z stops the launcher, too, as the shell expects.
   if (signal == SIGTSTP) ::kill(::getpid(), SIGSTOP);
 }
 
-void Launcher::take_event(const KeeperEvent& event) {
-  report_.add(event);
-  switch (event.kind) {
-    case KeeperEvent::Kind::kNotStarted:
-      together_.push_back({event.rank, WorkerEnd::How::kNotStarted, event.value});
-      break;
-    case KeeperEvent::Kind::kEnded:
-      if (!report_.not_started(event.rank))
-        together_.push_back(worker_end(event.rank, event.value));
-      break;
-    case KeeperEvent::Kind::kAllReported:
-      take_ends();
-      break;
-    case KeeperEvent::Kind::kStarted:
-    case KeeperEvent::Kind::kSwept:
-      break;
-  }
+void Launcher::take_event(KeeperEvent event) {
+  if (event.kind == KeeperEvent::Kind::kSwept) closing_.swept(event.value);
+  // First: what a worker said before it ended has arrived by now.
+  if (event.kind == KeeperEvent::Kind::kAllReported) take_losses();
+  if (event.rank >= 0) event.rank += meeting_.place.first_rank();
+  judge_->on_event(event);
 }
 
 void Launcher::wait_for_losses() {
@@ -264,43 +253,17 @@ void Launcher::wait_for_losses() {
 }
 
 void Launcher::take_losses() {
-  const auto known = [this](int rank) { return rank >= 0 && rank < options_.workers; };
-  while (const auto loss = take_loss(losses_.native_handle())) {
-    if (!known(loss->rank)) continue;
-    state_.on_loss(loss->rank, known(loss->whom) ? std::optional(loss->whom) : std::nullopt);
-  }
-}
-
-void Launcher::take_ends() {
-  take_losses();  // first: what a worker said before it ended has arrived by now
-  const auto orders = state_.on_ends(std::exchange(together_, {}), Clock::now());
-  // Before the orders: they continue a stopped worker.
-  if (const auto lost = state_.lost()) report_.look_at(*lost);
-  obey(orders);
+  while (const auto loss = take_loss(losses_.native_handle())) judge_->on_loss(*loss);
 }
 
 void Launcher::obey(const JobState::Orders& orders) {
+  if (keeper_.gone()) return;
   for (const int signal : orders.forward) keeper_.forward(signal);
-  if (orders.release) {
-    keeper_.release();
-    keeper_limit_.expires_after(kKeeperLimit);
-    keeper_limit_.async_wait([this](const boost::system::error_code& error) {
-      if (!error) keeper_.kill();
-    });
-  }
-  arm_deadline();
-}
-
-void Launcher::arm_deadline() {
-  if (!state_.deadline()) {
-    deadline_.cancel();
-    return;
-  }
-  deadline_.expires_at(*state_.deadline());
-  deadline_.async_wait([this](const boost::system::error_code& error) {
-    if (error) return;
-    if (state_.cause() == JobState::Cause::kSignal) report_.overtime(state_.live());
-    obey(state_.on_time(Clock::now()));
+  if (!orders.release) return;
+  keeper_.release();
+  keeper_limit_.expires_after(kKeeperLimit);
+  keeper_limit_.async_wait([this](const boost::system::error_code& error) {
+    if (!error) keeper_.kill();
   });
 }
 
@@ -308,27 +271,29 @@ void Launcher::arm_deadline() {
 void Launcher::on_keeper_gone() {
   keeper_limit_.cancel();
   const int status = keeper_.reap();
-  if (!state_.released()) report_.keeper_lost(status);
-  state_.on_keeper_lost();
-  deadline_.cancel();
-  report_.not_ended(end_descendants(Deadline::after(kOwnSweepLimit)).left);
-  output_.drain(patience(), [this] { finish(); });
+  closing_.not_ended(end_descendants(Deadline::after(kOwnSweepLimit)).left);
+  judge_->on_keeper_gone(status);
 }
 
+// Nothing of the job is left, on any host.
 void Launcher::finish() {
-  for (const auto& line : report_.failures(state_, output_)) output_.note(line);
-  if (!options_.quiet) {
-    for (const auto& line : report_.notes(state_)) output_.note(line);
-  }
-  output_.flush(patience(), [this] { conclude(); });
+  output_.drain(patience(), [this] {
+    for (const auto& line : closing_.failures(*verdict_, output_)) output_.note(line);
+    if (!options_.quiet) {
+      for (const auto& line : closing_.notes(*verdict_)) output_.note(line);
+    }
+    output_.flush(patience(), [this] { conclude(); });
+  });
 }
 
 void Launcher::conclude() {
   // Asked here, because when_closed has not been called yet for a write that failed just now.
-  if (const auto lost = output_.lost(); !lost.empty()) {
-    obey(state_.on_output_closed(lost.front().error, Clock::now()));
+  const bool good = verdict_->cause == static_cast<std::uint8_t>(JobState::Cause::kNone);
+  if (const auto lost = output_.lost(); good && !lost.empty()) {
+    verdict_->cause = static_cast<std::uint8_t>(JobState::Cause::kOutputClosed);
+    verdict_->code = output_closed_code(lost.front().error);
   }
-  for (const auto& line : JobReport::lost_output(state_, output_)) output_.note(line);
+  for (const auto& line : ClosingWords::lost_output(*verdict_, output_)) output_.note(line);
   if (output_.waiting() > 0) {
     output_.note(
         fmt::format("lockstep: dropped {} bytes of output: nobody read them", output_.waiting()));
@@ -341,24 +306,42 @@ void Launcher::note(const std::string& line) {
 }
 
 std::chrono::seconds Launcher::patience() const {
-  return state_.cause() == JobState::Cause::kNone ? kPatience : kPatienceWhenEnding;
+  return judge_->ending() ? kPatienceWhenEnding : kPatience;
 }
 
 }  // namespace
 
-int run_job(const RunOptions& options) {
+int run_prepared(boost::asio::io_context& context, const RunOptions& options, Meeting& meeting,
+                 std::unique_ptr<Judge> judge, Preparation ready) {
+  Keeper keeper = start_keeper(ready.plan);
+  return Launcher(context, options, meeting, std::move(judge), std::move(ready), std::move(keeper))
+      .run();
+}
+
+int run_job(RunOptions options) {
   check(options);
   base::set_log_name("launcher");
   const Program program =
       find_program(options.command.front(), base::environment("PATH").value_or("/usr/bin:/bin"));
-  if (program.path.empty()) {
-    fmt::print(stderr, "lockstep: {}\n", program.problem);
-    return program.exit_code;
+  boost::asio::io_context context(1);
+  Meeting meeting;
+  try {
+    meet(context, options, program, meeting);
+    const OriginalProcess original = set_up_process(options, meeting.place);
+    Preparation ready = prepare(options, program, original, meeting.place, meeting.start);
+    if (meeting.host) meeting.host->tell(meeting.start);
+    return run_prepared(context, options, meeting,
+                        meeting.make_judge(context, options, program.path), std::move(ready));
+  } catch (const CannotBegin& reason) {
+    if (!reason.why.empty()) fmt::print(stderr, "lockstep: {}\n", reason.why);
+    return reason.code;
+  } catch (const BadInput& error) {
+    meeting.give_up({error.what(), kUsage});
+    throw;
+  } catch (const std::exception& error) {
+    meeting.give_up({base::diagnosis(error)});
+    throw;
   }
-  const OriginalProcess original = set_up_process(options);
-  Preparation ready = prepare(options, program, original);
-  Keeper keeper = start_keeper(ready.plan);
-  return Launcher(options, std::move(ready), std::move(keeper)).run();
 }
 
 }  // namespace lockstep::control

@@ -1,9 +1,18 @@
 // `lockstep run`: starts the workers of this host, shows what they print, and ends with them.
 #pragma once
 
+#include <utility>  // Boost 1.74's Asio uses std::exchange and does not include this
+
+#include <boost/asio/io_context.hpp>
+#include <memory>
+
 #include "control/launch/options.h"
 
 namespace lockstep::control {
+
+class Judge;
+struct Meeting;
+struct Preparation;
 
 // Runs the job and returns the exit code. When it returns, none of the job's processes is left.
 //
@@ -16,6 +25,10 @@ namespace lockstep::control {
 // Call it once, from a process with one thread and no other children: it blocks signals, becomes a
 // child subreaper and forks. BadInput or Unavailable, before anything has been started, when the
 // options or the host do not allow the job.
-int run_job(const RunOptions& options);
+int run_job(RunOptions options);
+
+// Its last part: starts the keeper, and runs until the judge has spoken.
+int run_prepared(boost::asio::io_context& context, const RunOptions& options, Meeting& meeting,
+                 std::unique_ptr<Judge> judge, Preparation ready);
 
 }  // namespace lockstep::control

@@ -8,6 +8,8 @@
 #include <cctype>
 #include <string_view>
 
+#include "control/rendezvous/address.h"
+
 namespace lockstep::control {
 namespace {
 
@@ -34,6 +36,35 @@ bool is_variable_name(std::string_view name) {
          std::all_of(name.begin(), name.end(), allowed);
 }
 
+// What all hosts must be given, and the same everywhere but --node-rank.
+void check_nodes(const NodeOptions& nodes) {
+  if (nodes.nodes < 1 || nodes.nodes > kMostHosts) {
+    throw BadInput(
+        fmt::format("--nodes {} is not possible; ask for 1 to {}", nodes.nodes, kMostHosts));
+  }
+  if (nodes.rank < 0 || nodes.rank >= nodes.nodes) {
+    throw BadInput(fmt::format("--node-rank {} is not possible; count the {} host{} from 0 to {}",
+                               nodes.rank, nodes.nodes, nodes.nodes == 1 ? "" : "s",
+                               nodes.nodes - 1));
+  }
+  if (nodes.nodes == 1) return;
+  if (nodes.rendezvous.empty()) {
+    throw BadInput(
+        "where do the hosts meet? add --rendezvous HOST:PORT, with the host of --node-rank 0 and a "
+        "free port there");
+  }
+  if (parse_address(nodes.rendezvous).kind != Address::Kind::kTcp) {
+    throw BadInput(
+        fmt::format("--rendezvous {} reaches one host only; give HOST:PORT", nodes.rendezvous));
+  }
+  if (nodes.secret_file.empty() && !nodes.lifeline) {
+    throw BadInput(
+        "add --secret-file FILE, the same on every host; make it with: (umask 077; openssl rand "
+        "-hex "
+        "32 > FILE)");
+  }
+}
+
 }  // namespace
 
 std::pair<std::string, std::string> parse_variable(const std::string& text) {
@@ -55,6 +86,7 @@ void check(const RunOptions& options) {
     throw BadInput(fmt::format("-n {} is not possible; ask for 1 to {} workers, such as -n 2",
                                options.workers, kMostWorkers));
   }
+  check_nodes(options.nodes);
   if (options.command.empty() || options.command.front().empty()) {
     throw BadInput(
         "no program to run; add it after --, as in: lockstep run -n 2 -- ./train --epochs 3");

@@ -4,7 +4,10 @@
 
 #include <lockstep/buffer.h>
 
+#include <lockstep/comm.h>
+
 #include <chrono>
+#include <functional>
 #include <optional>
 #include <string>
 #include <utility>
@@ -16,10 +19,38 @@ namespace lockstep::control {
 
 inline constexpr int kMostWorkers = 4096;
 inline constexpr int kMostThreads = 4096;
+inline constexpr int kMostHosts = 1024;
 
 // As LOCKSTEP_DEVICE and --device spell them.
 inline constexpr base::Choice<DeviceKind> kDevices[] = {{DeviceKind::kCpu, "cpu"},
                                                         {DeviceKind::kCuda, "cuda"}};
+
+// As LOCKSTEP_WIRE and --wire spell them.
+inline constexpr base::Choice<Wire> kWires[] = {
+    {Wire::kAuto, "auto"}, {Wire::kPlain, "plain"}, {Wire::kTagged, "tagged"}};
+
+// Never asks for a password: it could not be typed. Notices a host that is gone after some seconds.
+inline constexpr const char* kRemoteShell =
+    "ssh -T -o BatchMode=yes -o ConnectTimeout=10 -o ServerAliveInterval=2 -o "
+    "ServerAliveCountMax=3";
+
+// Where the launchers of a job on several hosts meet.
+struct NodeOptions {
+  int nodes = 1;
+  int rank = 0;             // of this host
+  std::string rendezvous;   // HOST:PORT of node 0
+  std::string secret_file;  // the same on every host
+  // Standard input holds the secret, then bytes that are signals. Its end asks for the end of the job. All hosts have
+  // one terminal, so a failure is told once. See remote.h.
+  bool lifeline = false;
+};
+
+// `--hosts`: this command starts the launchers of other hosts, and is none itself (remote.h).
+struct HostOptions {
+  std::string list;                  // "node0:4,user@node1:4"; empty: not asked for
+  std::string shell = kRemoteShell;  // its words, in front of the host and the command there
+  std::string lockstep;              // the path of `lockstep` on every host; empty: as here
+};
 
 struct RunOptions {
   // What runs.
@@ -32,6 +63,9 @@ struct RunOptions {
   // LOCKSTEP_ENGINE; a name, because engines depend on the build; default join()'s choice
   std::string engine;
   std::optional<DeviceKind> device;  // LOCKSTEP_DEVICE; default join()'s choice
+  std::optional<Wire> wire;          // LOCKSTEP_WIRE; default join()'s choice
+  NodeOptions nodes;
+  HostOptions hosts;
 
   // How it ends and what is shown.
   std::chrono::milliseconds grace{10'000};  // from a forwarded SIGINT or SIGTERM to SIGKILL
@@ -39,6 +73,10 @@ struct RunOptions {
   bool quiet = false;   // only failures are reported, no notes
 
   // For programs that are part of Lockstep.
+  std::string command_name = "run";  // of `lockstep`
+  // Several hosts only. Node 0 calls it when all workers are counted. It makes the choices that depend on their number,
+  // for every node: the other nodes take its command's arguments and its variables.
+  std::function<void(RunOptions&, int world)> settle;
   bool leader_keeps_output = false;  // worker 0 writes to the launcher's own output: a progress bar
   std::vector<int>
       explained_codes;              // of worker 0; it has told the reason, so the launcher does not

@@ -402,7 +402,7 @@ constexpr const char* kClearLine = "\r\033[K";
 
 }  // namespace
 
-Output::Output(boost::asio::io_context& context, int workers, KeeperPlan& plan,
+Output::Output(boost::asio::io_context& context, KeeperPlan& plan, const LinePrefix& prefix,
                std::vector<LogFile> logs)
     : context_(context),
       out_(std::make_shared<Outlet>(*this, STDOUT_FILENO)),
@@ -410,17 +410,17 @@ Output::Output(boost::asio::io_context& context, int workers, KeeperPlan& plan,
                ? out_
                : std::make_shared<Outlet>(*this, STDERR_FILENO)),
       before_note_(plan.leader_keeps_output && is_terminal(STDERR_FILENO) ? kClearLine : ""),
-      tails_(static_cast<std::size_t>(workers)),
+      tails_(static_cast<std::size_t>(plan.workers())),
       poll_(context) {
   logs.resize(plan.outputs.size());
   for (std::size_t stream = 0; stream < plan.outputs.size(); ++stream) {
-    const auto rank = stream / 2;
+    const auto worker = stream / 2;
     const bool is_err = stream % 2 == 1;
     const bool colour = wants_colour(is_err ? STDERR_FILENO : STDOUT_FILENO);
     streams_.push_back(std::make_unique<Stream>(
-        context, std::move(plan.outputs[stream].read), is_err ? *err_ : *out_, tails_[rank],
-        Targets{line_prefix(static_cast<int>(rank), workers, colour), std::move(logs[stream]),
-                line_limit(2 * workers)}));
+        context, std::move(plan.outputs[stream].read), is_err ? *err_ : *out_, tails_[worker],
+        Targets{prefix(static_cast<int>(worker), colour), std::move(logs[stream]),
+                line_limit(2 * plan.workers())}));
   }
 }
 
@@ -480,8 +480,8 @@ std::vector<LostOutput> Output::lost() const {
   return lost;
 }
 
-const std::deque<std::string>& Output::last_lines(int rank) const {
-  return tails_[static_cast<std::size_t>(rank)].lines();
+const std::deque<std::string>& Output::last_lines(int worker) const {
+  return tails_[static_cast<std::size_t>(worker)].lines();
 }
 
 std::vector<std::string> Output::failed_logs() const {

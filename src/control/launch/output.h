@@ -42,6 +42,7 @@
 
 #include "control/launch/job_state.h"
 #include "control/launch/keeper.h"
+#include "control/launch/node_roster.h"
 #include "control/launch/options.h"
 #include "control/launch/preparation.h"
 
@@ -117,7 +118,7 @@ struct LostOutput {
 class Output {
  public:
   // `logs` has two files for each worker, or none at all.
-  Output(boost::asio::io_context& context, int workers, KeeperPlan& plan,
+  Output(boost::asio::io_context& context, KeeperPlan& plan, const LinePrefix& prefix,
          std::vector<LogFile> logs);
   Output(const Output&) = delete;
   Output& operator=(const Output&) = delete;
@@ -142,7 +143,7 @@ class Output {
   std::size_t waiting() const;           // bytes that nobody has read
   std::vector<LostOutput> lost() const;  // what could not be written
   std::vector<std::string> failed_logs() const;
-  const std::deque<std::string>& last_lines(int rank) const;
+  const std::deque<std::string>& last_lines(int worker) const;  // counted on this host
 
  private:
   class Outlet;
@@ -168,8 +169,7 @@ class Output {
   boost::asio::steady_timer poll_;
 };
 
-// What the launcher says in the end: who failed first, and what else the user should know. Collects facts while the job
-// runs and turns them into lines at its end.
+// Why a job ended: collects facts of all hosts while it runs, and turns them into the verdict.
 //
 // Threads:   one caller at a time.
 // Blocking:  never.
@@ -177,46 +177,65 @@ class Output {
 // Ownership: plain values.
 class JobReport {
  public:
-  JobReport(const RunOptions& options, std::string program);
+  JobReport(const Place& place, std::string program);
 
   void add(const KeeperEvent& event);
-  void keeper_lost(int wait_status) { keeper_status_ = wait_status; }
+  void keeper_lost(int node, int wait_status);
+  void host_lost(int node, const std::string& why);
   void overtime(int live) { overtime_ = live; }
-  void not_ended(std::vector<pid_t> left) { left_ = std::move(left); }
 
-  // Notes whether a worker that another one lost is stopped by a signal now. Only the first look counts: later the
-  // orders that end the job continue a stopped worker.
+  // Notes whether a worker of this host that another one lost is stopped by a signal now. Only the first look counts:
+  // later the orders that end the job continue a stopped worker.
   void look_at(int rank);
 
   // The worker's fork or exec failed. Then the end of its process says nothing.
   bool not_started(int rank) const { return not_started_[static_cast<std::size_t>(rank)]; }
 
-  // Lines that are always shown: the first failure with the worker's last lines, lost logs …
-  std::vector<std::string> failures(const JobState& state, const Output& output) const;
-
-  // Lines that --quiet leaves out.
-  std::vector<std::string> notes(const JobState& state) const;
-
-  // What could not be written of the output. Always shown, and last, because only then are all lost bytes counted.
-  static std::vector<std::string> lost_output(const JobState& state, const Output& output);
+  NodeVerdict verdict(const JobState& state) const;
 
  private:
-  std::vector<std::string> first_failure(const JobState& state, const Output& output) const;
+  void tell_failure(const JobState& state, NodeVerdict& verdict) const;
   std::string what_happened(const JobState& state) const;
   std::string who(int rank) const;
-  std::string last_words(int rank, bool witness, bool none) const;
   bool seen_stopped(std::optional<int> rank) const;
 
-  int workers_;
-  bool leader_keeps_output_;  // its last lines are not known here
+  Place place_;
   std::string program_;
   std::vector<pid_t> pids_;
   std::vector<bool> not_started_;
-  int swept_ = 0;
   int overtime_ = 0;
-  int keeper_status_ = 0;
-  std::vector<pid_t> left_;
+  std::string lost_;             // the first host or keeper that was lost, as a line
   std::map<int, bool> stopped_;  // by rank, for look_at()
+};
+
+// What a launcher says in the end: the verdict, with the last lines of the worker if it was one of its own, and what the
+// user should know of this host.
+//
+// Threads, Blocking, Failure, Ownership: as JobReport.
+class ClosingWords {
+ public:
+  ClosingWords(const RunOptions& options, const Place& place) : options_(options), place_(place) {}
+
+  void swept(int processes) { swept_ = processes; }
+  void not_ended(std::vector<pid_t> left) { left_ = std::move(left); }
+
+  // Lines that are always shown: the first failure with the worker's last lines, lost logs …
+  std::vector<std::string> failures(const NodeVerdict& verdict, const Output& output) const;
+
+  // Lines that --quiet leaves out.
+  std::vector<std::string> notes(const NodeVerdict& verdict) const;
+
+  // What could not be written of the output. Always shown, and last, because only then are all lost bytes counted.
+  static std::vector<std::string> lost_output(const NodeVerdict& verdict, const Output& output);
+
+ private:
+  std::vector<std::string> failure(const NodeVerdict& verdict, const Output& output) const;
+  bool for_us_to_tell(const NodeVerdict& verdict) const;
+
+  const RunOptions& options_;
+  const Place& place_;
+  int swept_ = 0;
+  std::vector<pid_t> left_;
 };
 
 }  // namespace lockstep::control

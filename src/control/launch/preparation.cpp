@@ -15,7 +15,9 @@
 #include <map>
 #include <system_error>
 
+#include "base/environment.h"
 #include "base/hash.h"
+#include "control/launch/output.h"
 #include "control/rendezvous/secret.h"
 
 namespace lockstep::control {
@@ -31,10 +33,12 @@ void open_standard_descriptors() {
   }
 }
 
-// Four pipe ends while starting, two logs and one rendezvous connection per worker, and a reserve.
-void raise_open_files(const RunOptions& options, const rlimit& original) {
-  const rlim_t per_worker = options.log_dir.empty() ? 5 : 7;
-  const rlim_t needed = static_cast<rlim_t>(options.workers) * per_worker + 64;
+// Four pipe ends while starting and two logs per worker, one rendezvous connection for each worker of any host, and a
+// reserve.
+void raise_open_files(const RunOptions& options, const Place& place, const rlimit& original) {
+  const rlim_t per_worker = options.log_dir.empty() ? 4 : 6;
+  const rlim_t needed = static_cast<rlim_t>(options.workers) * per_worker +
+                        static_cast<rlim_t>(place.world() + place.nodes()) + 64;
   if (original.rlim_cur >= needed) return;
   if (original.rlim_max < needed) {
     throw Unavailable(fmt::format(
@@ -55,7 +59,7 @@ LogFile open_log(const std::filesystem::path& path) {
   return {path.string(), std::move(file)};
 }
 
-std::vector<LogFile> open_logs(const RunOptions& options) {
+std::vector<LogFile> open_logs(const RunOptions& options, const Place& place) {
   std::vector<LogFile> logs;
   if (options.log_dir.empty()) return logs;
   const std::filesystem::path folder = options.log_dir;
@@ -65,7 +69,7 @@ std::vector<LogFile> open_logs(const RunOptions& options) {
     throw BadInput(fmt::format("--log-dir: cannot make {}: {}; choose another folder",
                                options.log_dir, error.message()));
   }
-  for (int rank = 0; rank < options.workers; ++rank) {
+  for (const int rank : place.ranks_of(place.node)) {
     logs.push_back(open_log(folder / fmt::format("rank-{}.out", rank)));
     logs.push_back(open_log(folder / fmt::format("rank-{}.err", rank)));
   }
@@ -78,26 +82,20 @@ std::vector<std::string> own_environment() {
   return strings;
 }
 
-JobEnvironment job_environment(const RunOptions& options, const std::string& run_id) {
-  JobEnvironment job;
-  job.workers = options.workers;
-  job.run_id = run_id;
-  job.master_port = free_port();
-  job.threads = options.threads;
-  job.timeout_s = options.timeout_s;
-  job.engine = options.engine;
-  if (options.device) job.device = base::word_for(*options.device, kDevices);
-  job.variables = options.variables;
-  return job;
+// The address of node 0 for the other hosts: the interface that the user named, or the host of --rendezvous.
+Listener listen_for_workers(const RunOptions& options) {
+  const std::string interface_name = interface_of(options);
+  const Address meeting = parse_address(options.nodes.rendezvous);
+  return listen_tcp(interface_name.empty() ? meeting.host : interface_name, 0);
 }
 
 }  // namespace
 
-OriginalProcess set_up_process(const RunOptions& options) {
+OriginalProcess set_up_process(const RunOptions& options, const Place& place) {
   open_standard_descriptors();
   OriginalProcess original;
   ::getrlimit(RLIMIT_NOFILE, &original.open_files);
-  raise_open_files(options, original.open_files);
+  raise_open_files(options, place, original.open_files);
   // A process that ignores SIGCHLD, as its parent did, gets no exit codes.
   std::signal(SIGCHLD, SIG_DFL);
   sigset_t blocked;
@@ -122,32 +120,66 @@ std::vector<int> signals_to_forward() {
   return signals;
 }
 
-Preparation prepare(const RunOptions& options, const Program& program,
-                    const OriginalProcess& original) {
-  Preparation ready;
-  ready.logs = open_logs(options);
-  // The PID is for people who look at /proc/net/unix. Nobody can guess the rest.
-  const std::string name =
-      fmt::format("lockstep-{}-{}", ::getpid(), base::to_hex(base::random_bytes(12)));
-  ready.listener = listen_unix(name);
-  ready.secret = make_secret();
-  ready.sealed_secret = seal_secret(ready.secret);
-  ready.losses = make_loss_channel();
+std::string interface_of(const RunOptions& options) {
+  for (const auto& [name, value] : options.variables) {
+    if (name == "LOCKSTEP_INTERFACE") return value;
+  }
+  return base::environment("LOCKSTEP_INTERFACE").value_or("");
+}
 
-  JobEnvironment job = job_environment(options, name);
-  job.rendezvous = to_string(ready.listener.address);
-  job.secret_fd = ready.sealed_secret.get();
-  job.loss_fd = ready.losses.workers.get();
+NodeStart make_start(const RunOptions& options, const Place& place, Listener& listener) {
+  NodeStart start;
+  // The PID is for people who look at /proc/net/unix. Nobody can guess the rest.
+  start.name = fmt::format("lockstep-{}-{}", ::getpid(), base::to_hex(base::random_bytes(12)));
+  start.secret = make_secret();
+  const bool one_host = place.nodes() == 1;
+  listener = one_host ? listen_unix(start.name) : listen_for_workers(options);
+  start.rendezvous = to_string(listener.address);
+  start.master = one_host ? "127.0.0.1" : listener.address.host;
+  start.master_port = static_cast<std::uint32_t>(free_port());
+  start.shares = place.shares;
+  return start;
+}
+
+std::vector<std::pair<std::string, std::string>> as_variables(const RunOptions& options) {
+  std::vector<std::pair<std::string, std::string>> variables;
+  if (options.threads) {
+    for (const char* name : {"OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS"})
+      variables.emplace_back(name, fmt::to_string(*options.threads));
+  }
+  if (options.timeout_s)
+    variables.emplace_back("LOCKSTEP_TIMEOUT", fmt::to_string(*options.timeout_s));
+  if (!options.engine.empty()) variables.emplace_back("LOCKSTEP_ENGINE", options.engine);
+  if (options.device)
+    variables.emplace_back("LOCKSTEP_DEVICE", base::word_for(*options.device, kDevices));
+  if (options.wire) variables.emplace_back("LOCKSTEP_WIRE", base::word_for(*options.wire, kWires));
+  // Last, so that they win.
+  variables.insert(variables.end(), options.variables.begin(), options.variables.end());
+  return variables;
+}
+
+Preparation prepare(const RunOptions& options, const Program& program,
+                    const OriginalProcess& original, const Place& place, const NodeStart& start) {
+  Preparation ready;
+  ready.prefix = [first = place.first_rank(), world = place.world()](int worker, bool colour) {
+    return line_prefix(first + worker, world, colour);
+  };
+  ready.logs = open_logs(options, place);
+  ready.sealed_secret = seal_secret(start.secret);
+  ready.losses = make_loss_channel();
+  const JobEnvironment job{place, start, ready.sealed_secret.get(), ready.losses.workers.get(),
+                           as_variables(options)};
 
   KeeperPlan& plan = ready.plan;
   plan.program = program.path;
-  plan.arguments = options.command;
-  plan.environment = [inherited = own_environment(), job](int rank) {
-    return worker_environment(inherited, job, rank);
+  plan.arguments = [command = options.command](int) { return command; };
+  plan.environment = [inherited = own_environment(), job](int worker) {
+    return worker_environment(inherited, job, job.place.first_rank() + worker);
   };
   // Workers have process groups of their own, and only the foreground group may read a terminal.
-  plan.input = ::isatty(STDIN_FILENO) == 1 ? -1 : STDIN_FILENO;
-  plan.leader_keeps_output = options.leader_keeps_output;
+  const bool reads = place.node == 0 && !options.nodes.lifeline && ::isatty(STDIN_FILENO) != 1;
+  plan.input = reads ? STDIN_FILENO : -1;
+  plan.leader_keeps_output = options.leader_keeps_output && place.node == 0;
   plan.secret = job.secret_fd;
   plan.losses = job.loss_fd;
   plan.open_files = original.open_files;
@@ -183,7 +215,7 @@ namespace {
 
 using Variables = std::map<std::string, std::string>;
 
-Variables as_variables(const std::vector<std::string>& strings) {
+Variables parsed(const std::vector<std::string>& strings) {
   Variables variables;
   for (const auto& text : strings) {
     const auto equals = text.find('=');
@@ -193,60 +225,52 @@ Variables as_variables(const std::vector<std::string>& strings) {
   return variables;
 }
 
-// All workers are on one host: local ranks are ranks. torchrun calls a host a group.
-void set_ranks(Variables& variables, int rank, int workers) {
-  for (const char* name : {"RANK", "LOCAL_RANK", "ROLE_RANK"})
-    variables[name] = fmt::to_string(rank);
-  for (const char* name : {"WORLD_SIZE", "LOCAL_WORLD_SIZE", "ROLE_WORLD_SIZE"})
-    variables[name] = fmt::to_string(workers);
-  variables["GROUP_RANK"] = "0";
-  variables["GROUP_WORLD_SIZE"] = "1";
+// torchrun calls a host a group.
+void set_ranks(Variables& variables, int rank, const Place& place) {
+  for (const char* name : {"RANK", "ROLE_RANK"}) variables[name] = fmt::to_string(rank);
+  for (const char* name : {"WORLD_SIZE", "ROLE_WORLD_SIZE"})
+    variables[name] = fmt::to_string(place.world());
+  variables["LOCAL_RANK"] = fmt::to_string(rank - place.first_rank());
+  variables["LOCAL_WORLD_SIZE"] = fmt::to_string(place.workers());
+  variables["GROUP_RANK"] = fmt::to_string(place.node);
+  variables["GROUP_WORLD_SIZE"] = fmt::to_string(place.nodes());
   variables["ROLE_NAME"] = "default";
 }
 
 // In PyTorch's env:// rendezvous rank 0 serves MASTER_PORT, unless TORCHELASTIC_USE_AGENT_STORE says
 // that an agent does. We serve no such store, so the value of a torchrun around us must not stay.
-void set_torchrun(Variables& variables, const JobEnvironment& job) {
-  variables["MASTER_ADDR"] = "127.0.0.1";
-  variables["MASTER_PORT"] = fmt::to_string(job.master_port);
+void set_torchrun(Variables& variables, const NodeStart& start) {
+  variables["MASTER_ADDR"] = start.master;
+  variables["MASTER_PORT"] = fmt::to_string(start.master_port);
   variables["TORCHELASTIC_RESTART_COUNT"] = "0";
   variables["TORCHELASTIC_MAX_RESTARTS"] = "0";
-  variables["TORCHELASTIC_RUN_ID"] = job.run_id;
+  variables["TORCHELASTIC_RUN_ID"] = start.name;
   variables["TORCHELASTIC_USE_AGENT_STORE"] = "False";
   variables.erase("TORCHELASTIC_ERROR_FILE");
   variables.emplace("TORCH_NCCL_ASYNC_ERROR_HANDLING", "1");
 }
 
 void set_lockstep(Variables& variables, const JobEnvironment& job) {
-  variables["LOCKSTEP_RENDEZVOUS"] = job.rendezvous;
+  variables["LOCKSTEP_RENDEZVOUS"] = job.start.rendezvous;
   variables["LOCKSTEP_SECRET_FD"] = fmt::to_string(job.secret_fd);
   variables["LOCKSTEP_LOSS_FD"] = fmt::to_string(job.loss_fd);
   variables.erase("LOCKSTEP_SECRET_FILE");
-  if (job.timeout_s) variables["LOCKSTEP_TIMEOUT"] = fmt::to_string(*job.timeout_s);
-  if (!job.engine.empty()) variables["LOCKSTEP_ENGINE"] = job.engine;
-  if (!job.device.empty()) variables["LOCKSTEP_DEVICE"] = job.device;
 }
 
 // By default each library takes all cores. If every worker did so, all would be slower.
-void set_threads(Variables& variables, const JobEnvironment& job) {
-  for (const char* name : {"OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS"}) {
-    if (job.threads) {
-      variables[name] = fmt::to_string(*job.threads);
-    } else {
-      variables.emplace(name, "1");
-    }
-  }
+void set_threads(Variables& variables) {
+  for (const char* name : {"OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS"}) variables.emplace(name, "1");
 }
 
 }  // namespace
 
 std::vector<std::string> worker_environment(const std::vector<std::string>& inherited,
                                             const JobEnvironment& job, int rank) {
-  Variables variables = as_variables(inherited);
-  set_ranks(variables, rank, job.workers);
-  set_torchrun(variables, job);
+  Variables variables = parsed(inherited);
+  set_ranks(variables, rank, job.place);
+  set_torchrun(variables, job.start);
   set_lockstep(variables, job);
-  set_threads(variables, job);
+  set_threads(variables);
   for (const auto& [name, value] : job.variables) variables[name] = value;
 
   std::vector<std::string> strings;

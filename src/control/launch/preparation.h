@@ -5,13 +5,14 @@
 #include <sys/resource.h>
 
 #include <csignal>
-#include <optional>
+#include <functional>
 #include <string>
 #include <utility>
 #include <vector>
 
 #include "base/fd.h"
 #include "control/launch/keeper.h"
+#include "control/launch/node_roster.h"
 #include "control/launch/options.h"
 #include "control/launch/program.h"
 #include "control/rendezvous/loss.h"
@@ -27,22 +28,31 @@ struct OriginalProcess {
 
 // Makes this process fit to be a launcher. Its standard descriptors are open, it may open enough
 // files, the signals that it reads from a descriptor, SIGPIPE and SIGXFSZ are blocked, and orphans become its children.
-OriginalProcess set_up_process(const RunOptions& options);
+OriginalProcess set_up_process(const RunOptions& options, const Place& place);
 
 // The signals to forward. Not those that were ignored from the start, as SIGHUP under nohup.
 std::vector<int> signals_to_forward();
+
+// What stands in front of a line of a worker, which is counted on this host from 0.
+using LinePrefix = std::function<std::string(int worker, bool colour)>;
 
 struct LogFile {
   std::string path;
   base::Fd file;
 };
 
-// All that a job needs, ready to be used.
+// The network interface or address that the user named for this host; empty if none.
+std::string interface_of(const RunOptions& options);
+
+// What all hosts of a job have in common, made by node 0: a name, a secret, and where its workers meet. `listener`
+// is where node 0 serves them: on this host if it is the only one.
+NodeStart make_start(const RunOptions& options, const Place& place, Listener& listener);
+
+// All that a job needs on this host, ready to be used.
 struct Preparation {
-  Listener listener;
-  std::string secret;
   base::Fd sealed_secret;
   LossChannel losses;
+  LinePrefix prefix;
   std::vector<LogFile> logs;  // two per worker, stdout then stderr; empty without --log-dir
   KeeperPlan plan;
 };
@@ -50,7 +60,10 @@ struct Preparation {
 // BadInput when the log folder cannot be written; Unavailable when the host has no descriptors
 // left.
 Preparation prepare(const RunOptions& options, const Program& program,
-                    const OriginalProcess& original);
+                    const OriginalProcess& original, const Place& place, const NodeStart& start);
+
+// What the user can give for all workers as variables: --threads, --engine and the like.
+std::vector<std::pair<std::string, std::string>> as_variables(const RunOptions& options);
 
 // A port for the program's own rendezvous (MASTER_PORT). It was free a moment ago; nobody holds it.
 int free_port();
@@ -58,22 +71,17 @@ int free_port();
 // What decides the environment of the workers, the same for all: what torchrun sets, what join()
 // reads, and numbers of threads.
 struct JobEnvironment {
-  int workers = 1;
-  std::string run_id;
-  int master_port = 0;     // for the program's own rendezvous; nothing of ours listens there
-  std::string rendezvous;  // ours
+  Place place;
+  NodeStart
+      start;  // MASTER_PORT is for the program's own rendezvous; nothing of ours listens there
   int secret_fd = -1;
   int loss_fd = -1;
-  std::optional<int> threads;
-  std::optional<int> timeout_s;
-  std::string engine;
-  std::string device;  // as LOCKSTEP_DEVICE spells it
-  std::vector<std::pair<std::string, std::string>> variables;
+  std::vector<std::pair<std::string, std::string>> variables;  // of the user
 };
 
 // "KEY=VALUE" strings for the worker of this rank.
 //
-// A variable is taken from the first of these that has it: --env, the launcher, what was exported.
+// A variable is taken from the first of these that has it: options such as --env, the launcher, what was exported.
 // Numbers of threads are the exception: an exported number wins over the launcher's default of 1, and
 // loses only to --threads.
 std::vector<std::string> worker_environment(const std::vector<std::string>& inherited,

@@ -16,10 +16,11 @@ using testing::StartsWith;
 
 JobEnvironment four_workers() {
   JobEnvironment job;
-  job.workers = 4;
-  job.run_id = "lockstep-1-ab";
-  job.master_port = 12345;
-  job.rendezvous = "unix:lockstep-1-ab";
+  job.place = {0, {{"here", 4}}};
+  job.start.name = "lockstep-1-ab";
+  job.start.master = "127.0.0.1";
+  job.start.master_port = 12345;
+  job.start.rendezvous = "unix:lockstep-1-ab";
   job.secret_fd = 5;
   return job;
 }
@@ -60,10 +61,13 @@ TEST(WorkerEnvironmentTest, ExportedThreadsWinOverTheDefaultAndAnOptionOverThem)
   JobEnvironment job = four_workers();
   EXPECT_THAT(worker_environment({"OMP_NUM_THREADS=6"}, job, 0),
               IsSupersetOf({"OMP_NUM_THREADS=6", "OPENBLAS_NUM_THREADS=1"}));
-  job.threads = 3;
+  RunOptions options;
+  options.threads = 3;
+  job.variables = as_variables(options);
   EXPECT_THAT(worker_environment({"OMP_NUM_THREADS=6"}, job, 0),
               IsSupersetOf({"OMP_NUM_THREADS=3", "OPENBLAS_NUM_THREADS=3"}));
-  job.variables = {{"OMP_NUM_THREADS", "2"}};
+  options.variables = {{"OMP_NUM_THREADS", "2"}};
+  job.variables = as_variables(options);
   EXPECT_THAT(worker_environment({"OMP_NUM_THREADS=6"}, job, 0),
               IsSupersetOf({"OMP_NUM_THREADS=2", "OPENBLAS_NUM_THREADS=3"}));
 }
@@ -75,17 +79,31 @@ TEST(WorkerEnvironmentTest, VariablesOfTheUserWinOverExportedOnes) {
               IsSupersetOf({"MASTER_PORT=29500", "MODE=c=d"}));
 }
 
-TEST(WorkerEnvironmentTest, TimeoutEngineAndDeviceOnlyWhenAskedFor) {
+TEST(WorkerEnvironmentTest, WhatOptionsSetOnlyWhenAskedFor) {
   JobEnvironment job = four_workers();
   const auto without = worker_environment({"LOCKSTEP_ENGINE=tcp"}, job, 0);
   EXPECT_THAT(without, Contains("LOCKSTEP_ENGINE=tcp"));
   EXPECT_THAT(without, Not(Contains(StartsWith("LOCKSTEP_TIMEOUT="))));
   EXPECT_THAT(without, Not(Contains(StartsWith("LOCKSTEP_DEVICE="))));
-  job.timeout_s = 20;
-  job.engine = "shm";
-  job.device = "cpu";
+  RunOptions options;
+  options.timeout_s = 20;
+  options.engine = "shm";
+  options.device = DeviceKind::kCpu;
+  options.wire = Wire::kPlain;
+  job.variables = as_variables(options);
   EXPECT_THAT(worker_environment({"LOCKSTEP_ENGINE=tcp", "LOCKSTEP_DEVICE=cuda"}, job, 0),
-              IsSupersetOf({"LOCKSTEP_ENGINE=shm", "LOCKSTEP_TIMEOUT=20", "LOCKSTEP_DEVICE=cpu"}));
+              IsSupersetOf({"LOCKSTEP_ENGINE=shm", "LOCKSTEP_TIMEOUT=20", "LOCKSTEP_DEVICE=cpu",
+                            "LOCKSTEP_WIRE=plain"}));
+}
+
+TEST(WorkerEnvironmentTest, RanksCountOverAllHosts) {
+  JobEnvironment job = four_workers();
+  job.place = {1, {{"a", 3}, {"b", 2}, {"c", 1}}};
+  job.start.master = "10.0.0.1";
+  EXPECT_THAT(
+      worker_environment({}, job, 4),
+      IsSupersetOf({"RANK=4", "LOCAL_RANK=1", "WORLD_SIZE=6", "LOCAL_WORLD_SIZE=2", "GROUP_RANK=1",
+                    "GROUP_WORLD_SIZE=3", "ROLE_RANK=4", "MASTER_ADDR=10.0.0.1"}));
 }
 
 TEST(WorkerEnvironmentTest, EachVariableComesOnce) {

@@ -1,11 +1,10 @@
-#include "control/launch/output.h"
-
 #include <fmt/format.h>
 #include <fmt/ranges.h>
 
 #include <cerrno>
 #include <cstring>
 
+#include "control/launch/output.h"
 #include "control/launch/process_table.h"
 #include "control/launch/program.h"
 
@@ -16,65 +15,36 @@ const char* plural(int count) {
   return count == 1 ? "" : "s";
 }
 
+bool is(const NodeVerdict& verdict, JobState::Cause cause) {
+  return verdict.cause == static_cast<std::uint8_t>(cause);
+}
+
 }  // namespace
 
-JobReport::JobReport(const RunOptions& options, std::string program)
-    : workers_(options.workers),
-      leader_keeps_output_(options.leader_keeps_output),
+JobReport::JobReport(const Place& place, std::string program)
+    : place_(place),
       program_(std::move(program)),
-      pids_(static_cast<std::size_t>(options.workers)),
-      not_started_(static_cast<std::size_t>(options.workers)) {}
+      pids_(static_cast<std::size_t>(place.world())),
+      not_started_(static_cast<std::size_t>(place.world())) {}
 
 void JobReport::add(const KeeperEvent& event) {
-  if (event.kind == KeeperEvent::Kind::kSwept) swept_ = event.value;
-  if (event.rank < 0 || event.rank >= workers_) return;
+  if (!place_.is_rank(event.rank)) return;
   if (event.kind == KeeperEvent::Kind::kStarted)
     pids_[static_cast<std::size_t>(event.rank)] = event.pid;
   if (event.kind == KeeperEvent::Kind::kNotStarted)
     not_started_[static_cast<std::size_t>(event.rank)] = true;
 }
 
-std::vector<std::string> JobReport::failures(const JobState& state, const Output& output) const {
-  std::vector<std::string> lines;
-  switch (state.cause()) {
-    case JobState::Cause::kFailure:
-      lines = first_failure(state, output);
-      break;
-    case JobState::Cause::kKeeperLost:
-      lines.push_back(
-          fmt::format("lockstep: the launcher's keeper process {}; everything was ended",
-                      describe(worker_end(0, keeper_status_))));
-      break;
-    case JobState::Cause::kOutputClosed:  // see lost_output()
-    case JobState::Cause::kNone:
-    case JobState::Cause::kSignal:
-      break;
-  }
-  for (const auto& path : output.failed_logs()) {
-    lines.push_back(fmt::format(
-        "lockstep: {} is incomplete: it could not be written; is the disk full?", path));
-  }
-  if (!left_.empty()) {
-    lines.push_back(fmt::format("lockstep: could not end process{} {}; see `ps -fp {}`",
-                                left_.size() == 1 ? "" : "es", fmt::join(left_, ", "),
-                                fmt::join(left_, ",")));
-  }
-  return lines;
+void JobReport::keeper_lost(int node, int wait_status) {
+  if (!lost_.empty()) return;
+  const std::string where = place_.nodes() == 1 ? "" : " on " + place_.name_of(node);
+  lost_ = fmt::format("the launcher's keeper process{} {}; everything was ended", where,
+                      describe(worker_end(0, wait_status)));
 }
 
-std::vector<std::string> JobReport::lost_output(const JobState& state, const Output& output) {
-  const bool is_cause = state.cause() == JobState::Cause::kOutputClosed;
-  const char* consequence = is_cause && state.cut_short() ? "; the workers were ended" : "";
-  std::vector<std::string> lines;
-  for (const auto& lost : output.lost()) {
-    if (lost.error != EPIPE) {
-      lines.push_back(fmt::format("lockstep: cannot write {}: {}; dropped {} bytes{}", lost.name,
-                                  std::strerror(lost.error), lost.bytes, consequence));
-    } else if (is_cause) {
-      lines.push_back(fmt::format("lockstep: nobody reads the output any more{}", consequence));
-    }
-  }
-  return lines;
+void JobReport::host_lost(int node, const std::string& why) {
+  if (lost_.empty())
+    lost_ = fmt::format("lost {}: {}; all workers were ended.", place_.name_of(node), why);
 }
 
 void JobReport::look_at(int rank) {
@@ -88,19 +58,55 @@ bool JobReport::seen_stopped(std::optional<int> rank) const {
 }
 
 std::string JobReport::who(int rank) const {
-  return fmt::format("rank {} (pid {})", rank, pids_[static_cast<std::size_t>(rank)]);
+  const auto pid = pids_[static_cast<std::size_t>(rank)];
+  if (place_.nodes() == 1) return fmt::format("rank {} (pid {})", rank, pid);
+  return fmt::format("rank {} on {} (pid {})", rank, place_.name_of(place_.node_of(rank)), pid);
 }
 
-std::string JobReport::last_words(int rank, bool witness, bool none) const {
-  if (none) return rank == 0 && leader_keeps_output_ ? "" : " It had printed nothing.";
-  return witness ? fmt::format(" Last lines of rank {}:", rank) : " Its last lines:";
+NodeVerdict JobReport::verdict(const JobState& state) const {
+  NodeVerdict verdict;
+  verdict.code = state.exit_code();
+  verdict.cause = static_cast<std::uint8_t>(state.cause());
+  verdict.cut_short = state.cut_short();
+  verdict.overtime = static_cast<std::uint32_t>(overtime_);
+  switch (state.cause()) {
+    case JobState::Cause::kFailure:
+      tell_failure(state, verdict);
+      break;
+    case JobState::Cause::kKeeperLost:
+    case JobState::Cause::kHostLost:
+      verdict.what = lost_;
+      break;
+    case JobState::Cause::kOutputClosed:  // see lost_output()
+    case JobState::Cause::kNone:
+    case JobState::Cause::kSignal:
+      break;
+  }
+  return verdict;
+}
+
+void JobReport::tell_failure(const JobState& state, NodeVerdict& verdict) const {
+  const WorkerEnd& failure = state.failure()->cause;
+  const auto lost = state.failure()->lost;
+  if (failure.how == WorkerEnd::How::kNotStarted) {
+    const std::string where =
+        place_.nodes() == 1 ? "" : " on " + place_.name_of(place_.node_of(failure.rank));
+    verdict.what = fmt::format("rank {}{}: {}", failure.rank, where,
+                               explain_exec_failure(program_, failure.value));
+  } else if (!state.explained(failure)) {
+    verdict.what = what_happened(state);
+    verdict.speaker = failure.rank;
+    verdict.witness = lost.has_value();
+  } else if (seen_stopped(lost)) {
+    verdict.what = fmt::format("{} is stopped, by SIGSTOP, Ctrl-Z or a debugger", who(*lost));
+  }
 }
 
 // A worker that lost another one, which did not fail by itself, has only seen what happened: the text names both.
 std::string JobReport::what_happened(const JobState& state) const {
   const WorkerEnd& failure = state.failure()->cause;
   const std::string how = describe(failure);
-  if (workers_ == 1) return fmt::format("{} {}.", who(failure.rank), how);
+  if (place_.world() == 1) return fmt::format("{} {}.", who(failure.rank), how);
   const auto lost = state.failure()->lost;
   if (!lost)
     return fmt::format("{} failed first: it {}; the others were ended.", who(failure.rank), how);
@@ -117,34 +123,74 @@ std::string JobReport::what_happened(const JobState& state) const {
                      who(*lost), end ? describe(*end) : "was still running", how);
 }
 
-std::vector<std::string> JobReport::first_failure(const JobState& state,
-                                                  const Output& output) const {
-  const WorkerEnd& failure = state.failure()->cause;
-  if (failure.how == WorkerEnd::How::kNotStarted) {
-    return {fmt::format("lockstep: rank {}: {}", failure.rank,
-                        explain_exec_failure(program_, failure.value))};
+std::vector<std::string> ClosingWords::failures(const NodeVerdict& verdict,
+                                                const Output& output) const {
+  std::vector<std::string> lines;
+  if (!verdict.what.empty() && for_us_to_tell(verdict)) lines = failure(verdict, output);
+  for (const auto& path : output.failed_logs()) {
+    lines.push_back(fmt::format(
+        "lockstep: {} is incomplete: it could not be written; is the disk full?", path));
   }
-  if (state.explained(failure)) {
-    const auto lost = state.failure()->lost;
-    if (!seen_stopped(lost)) return {};
-    return {fmt::format("lockstep: {} is stopped, by SIGSTOP, Ctrl-Z or a debugger", who(*lost))};
+  if (!left_.empty()) {
+    lines.push_back(fmt::format("lockstep: could not end process{} {}; see `ps -fp {}`",
+                                left_.size() == 1 ? "" : "es", fmt::join(left_, ", "),
+                                fmt::join(left_, ",")));
   }
-  const auto& last = output.last_lines(failure.rank);
-  std::vector<std::string> lines = {
-      fmt::format("lockstep: {}{}", what_happened(state),
-                  last_words(failure.rank, state.failure()->lost.has_value(), last.empty()))};
+  return lines;
+}
+
+// If all hosts have one terminal, the one with the last lines tells the failure.
+bool ClosingWords::for_us_to_tell(const NodeVerdict& verdict) const {
+  if (!options_.nodes.lifeline) return true;
+  return verdict.speaker >= 0 ? place_.here(verdict.speaker) : place_.node == 0;
+}
+
+std::vector<std::string> ClosingWords::failure(const NodeVerdict& verdict,
+                                               const Output& output) const {
+  std::vector<std::string> lines = {"lockstep: " + verdict.what};
+  const int speaker = verdict.speaker;
+  if (!place_.is_rank(speaker)) return lines;
+  if (!place_.here(speaker)) {
+    const auto where = place_.name_of(place_.node_of(speaker));
+    lines[0] += fmt::format(" Its last lines are in the output of {}.", where);
+    return lines;
+  }
+  const auto& last = output.last_lines(speaker - place_.first_rank());
+  if (!last.empty()) {
+    lines[0] +=
+        verdict.witness ? fmt::format(" Last lines of rank {}:", speaker) : " Its last lines:";
+  } else if (speaker != 0 || !options_.leader_keeps_output) {
+    lines[0] += " It had printed nothing.";
+  }
   for (const auto& line : last) lines.push_back("  | " + line);
   return lines;
 }
 
-std::vector<std::string> JobReport::notes(const JobState& state) const {
+std::vector<std::string> ClosingWords::lost_output(const NodeVerdict& verdict,
+                                                   const Output& output) {
+  const bool is_cause = is(verdict, JobState::Cause::kOutputClosed);
+  const char* consequence = is_cause && verdict.cut_short ? "; the workers were ended" : "";
   std::vector<std::string> lines;
-  if (state.cause() == JobState::Cause::kSignal && overtime_ > 0) {
+  for (const auto& lost : output.lost()) {
+    if (lost.error != EPIPE) {
+      lines.push_back(fmt::format("lockstep: cannot write {}: {}; dropped {} bytes{}", lost.name,
+                                  std::strerror(lost.error), lost.bytes, consequence));
+    } else if (is_cause) {
+      lines.push_back(fmt::format("lockstep: nobody reads the output any more{}", consequence));
+    }
+  }
+  return lines;
+}
+
+std::vector<std::string> ClosingWords::notes(const NodeVerdict& verdict) const {
+  std::vector<std::string> lines;
+  const auto overtime = static_cast<int>(verdict.overtime);
+  if (is(verdict, JobState::Cause::kSignal) && overtime > 0 && for_us_to_tell(verdict)) {
     lines.push_back(fmt::format(
         "lockstep: killed {} worker{} that had not ended in time; --grace gives them longer",
-        overtime_, plural(overtime_)));
+        overtime, plural(overtime)));
   }
-  if (state.cause() == JobState::Cause::kNone && swept_ > 0) {
+  if (is(verdict, JobState::Cause::kNone) && swept_ > 0) {
     lines.push_back(fmt::format("lockstep: ended {} process{} that workers had left running",
                                 swept_, swept_ == 1 ? "" : "es"));
   }

@@ -83,7 +83,8 @@ TEST(HandshakeTest, ARecordedProofIsWorthlessTheNextTime) {
 
 TEST(HandshakeTest, AProofSentBackToItsMakerIsRefused) {
   Handshake worker(Role::kWorker, "the secret", std::string(kNonceBytes, 'n'));
-  const std::string proof = feed(worker, encode(Challenge{1, std::string(kNonceBytes, 'n')}));
+  const std::string proof =
+      feed(worker, encode(Challenge{kProtocolVersion, std::string(kNonceBytes, 'n')}));
   feed(worker, proof);
   EXPECT_EQ(worker.ending(), Ending::kNoSecret);
 }

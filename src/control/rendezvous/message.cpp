@@ -64,6 +64,43 @@ void write(ByteWriter& out, const Failed& failed) {
 }
 void write(ByteWriter&, const Closing&) {}
 
+std::uint32_t count_of(std::size_t size, std::size_t most) {
+  LOCKSTEP_CHECK(size <= most, "the launcher checks how many there are");
+  return static_cast<std::uint32_t>(size);
+}
+void write_words(ByteWriter& out, const std::vector<std::string>& words) {
+  out.put(count_of(words.size(), kMostWords));
+  for (const auto& word : words) out.put_text(word);
+}
+void write(ByteWriter& out, const NodeJoin& join) {
+  out.put(join.node).put(join.nodes).put(join.workers);
+  out.put_text(cut(join.build)).put_text(cut(join.job)).put_text(cut(join.host)).put(join.pid);
+  out.put_text(cut(join.problem)).put(join.code);
+}
+void write(ByteWriter& out, const NodeStart& start) {
+  out.put_text(start.name).put_text(start.secret).put_text(start.rendezvous);
+  out.put_text(start.master).put(start.master_port);
+  out.put(count_of(start.shares.size(), kMostNodes));
+  for (const auto& share : start.shares) out.put_text(cut(share.host)).put(share.workers);
+  write_words(out, start.words);
+  write_words(out, start.variables);
+}
+void write(ByteWriter& out, const NodeNotice& notice) {
+  out.put(static_cast<std::uint8_t>(notice.kind)).put(notice.event).put(notice.rank);
+  out.put(notice.pid).put(notice.value);
+}
+void write(ByteWriter& out, const NodeOrders& orders) {
+  out.put(count_of(orders.signals.size(), kMostWords));
+  for (const auto signal : orders.signals) out.put(signal);
+  out.put(static_cast<std::uint8_t>(orders.release));
+}
+void write(ByteWriter& out, const NodeVerdict& verdict) {
+  out.put(verdict.code).put(verdict.cause).put(static_cast<std::uint8_t>(verdict.cut_short));
+  out.put(verdict.overtime).put_text(cut(verdict.what)).put(verdict.speaker);
+  out.put(static_cast<std::uint8_t>(verdict.witness));
+}
+void write(ByteWriter&, const Beat&) {}
+
 std::string text(ByteReader& in, std::size_t most = kMostTextBytes) {
   return std::string(in.get_text(most));
 }
@@ -124,6 +161,62 @@ void read(ByteReader& in, Failed& failed) {
   }
 }
 void read(ByteReader&, Closing&) {}
+
+// Calls `take` for each of the items that follow, at most `most`.
+template <typename Take>
+void read_each(ByteReader& in, std::size_t most, const Take& take) {
+  const auto count = in.get<std::uint32_t>();
+  for (std::uint32_t i = 0; i < count && in.ok(); ++i) {
+    if (i == most) in.get_raw(~std::size_t{0});  // more bytes than there are: it is no message
+    if (in.ok()) take();
+  }
+}
+void read(ByteReader& in, NodeJoin& join) {
+  join.node = in.get<std::uint32_t>();
+  join.nodes = in.get<std::uint32_t>();
+  join.workers = in.get<std::uint32_t>();
+  join.build = text(in);
+  join.job = text(in);
+  join.host = text(in);
+  join.pid = in.get<std::uint32_t>();
+  join.problem = text(in);
+  join.code = in.get<std::int32_t>();
+}
+void read(ByteReader& in, NodeStart& start) {
+  start.name = text(in);
+  start.secret = text(in);
+  start.rendezvous = text(in);
+  start.master = text(in);
+  start.master_port = in.get<std::uint32_t>();
+  read_each(in, kMostNodes, [&] {
+    NodeShare share{text(in), 0};
+    share.workers = in.get<std::uint32_t>();
+    start.shares.push_back(std::move(share));
+  });
+  read_each(in, kMostWords, [&] { start.words.push_back(text(in, kMostValueBytes)); });
+  read_each(in, kMostWords, [&] { start.variables.push_back(text(in, kMostValueBytes)); });
+}
+void read(ByteReader& in, NodeNotice& notice) {
+  notice.kind = static_cast<NodeNotice::Kind>(in.get<std::uint8_t>());
+  notice.event = in.get<std::int32_t>();
+  notice.rank = in.get<std::int32_t>();
+  notice.pid = in.get<std::int32_t>();
+  notice.value = in.get<std::int32_t>();
+}
+void read(ByteReader& in, NodeOrders& orders) {
+  read_each(in, kMostWords, [&] { orders.signals.push_back(in.get<std::int32_t>()); });
+  orders.release = in.get<std::uint8_t>() != 0;
+}
+void read(ByteReader& in, NodeVerdict& verdict) {
+  verdict.code = in.get<std::int32_t>();
+  verdict.cause = in.get<std::uint8_t>();
+  verdict.cut_short = in.get<std::uint8_t>() != 0;
+  verdict.overtime = in.get<std::uint32_t>();
+  verdict.what = text(in);
+  verdict.speaker = in.get<std::int32_t>();
+  verdict.witness = in.get<std::uint8_t>() != 0;
+}
+void read(ByteReader&, Beat&) {}
 
 // The kind on the wire is the index in the variant Message. So within a protocol version new messages are added at its
 // end.

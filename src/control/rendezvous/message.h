@@ -24,9 +24,11 @@
 #include <variant>
 #include <vector>
 
+#include "control/rendezvous/node_message.h"
+
 namespace lockstep::control {
 
-inline constexpr std::uint16_t kProtocolVersion = 1;
+inline constexpr std::uint16_t kProtocolVersion = 2;
 inline constexpr std::size_t kNonceBytes = 32;
 inline constexpr std::size_t kProofBytes = 32;
 
@@ -66,11 +68,15 @@ std::optional<Refusal> decode_refusal(std::string_view bytes);
 // The length of a handshake message of the rendezvous, by its first byte. Nothing if it is no such message.
 std::optional<std::size_t> handshake_reply_bytes(char first);
 
+using ConnectionId = std::uint64_t;  // as a Door numbers its connections
+
 inline constexpr std::size_t kMostFrameBytes = 1 << 20;
 inline constexpr std::size_t kMostKeyBytes = 1024;
 inline constexpr std::size_t kMostValueBytes = kMostFrameBytes - 2 * kMostKeyBytes;
 inline constexpr std::size_t kMostTextBytes = 4096;
 inline constexpr std::size_t kMostRanks = 1 << 16;
+inline constexpr std::size_t kMostNodes = 1 << 12;
+inline constexpr std::size_t kMostWords = 1 << 12;
 
 // An answer has the `id` of its request. So a client that has given up a request knows a late answer.
 
@@ -157,7 +163,8 @@ struct Closing {
 };
 
 using Message =
-    std::variant<Join, Put, Get, Done, GiveUp, Welcome, Stored, Value, Finished, Failed, Closing>;
+    std::variant<Join, Put, Get, Done, GiveUp, Welcome, Stored, Value, Finished, Failed, Closing,
+                 NodeJoin, NodeStart, NodeNotice, NodeOrders, NodeVerdict, Beat>;
 
 // A text for people that is too long is cut. A key or value that is too long is a bug: the caller checks them.
 std::string encode(const Message& message);

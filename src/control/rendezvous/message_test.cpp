@@ -18,7 +18,20 @@ std::vector<Message> one_of_each() {
           Value{7, ""},
           Finished{8},
           Failed{9, ErrorKind::kMismatch, "ranks 1 and 2 disagree", {1, 2}},
-          Closing{}};
+          Closing{},
+          NodeJoin{1, 2, 4, "0.1.0", "run train", "node7", 4711, "no program", 127},
+          NodeStart{"name",
+                    "secret",
+                    "tcp:10.0.0.1:4711",
+                    "node0",
+                    29500,
+                    {{"node0", 4}, {"node1", 2}},
+                    {"--steps", "3"},
+                    {"A=1"}},
+          NodeNotice{NodeNotice::Kind::kLoss, 2, 5, 4711, -1},
+          NodeOrders{{15, 18}, true},
+          NodeVerdict{7, 2, true, 1, "rank 5 failed", 5, true},
+          Beat{}};
 }
 
 TEST(MessageTest, EveryKindIsReadBackAsItWasWritten) {

@@ -20,7 +20,6 @@
 
 namespace lockstep::control {
 
-using ConnectionId = std::uint64_t;
 using TimePoint = std::chrono::steady_clock::time_point;
 
 // A message that the server is to send.

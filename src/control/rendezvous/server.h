@@ -86,23 +86,4 @@ class HostedRendezvous {
   std::unique_ptr<State> state_;
 };
 
-// Lets at most `most` lines through in every window of time: strangers may connect thousands of times a second, and
-// must not fill the log. Pure: the caller brings the clock.
-class LogLimiter {
- public:
-  using TimePoint = std::chrono::steady_clock::time_point;
-
-  LogLimiter(int most, std::chrono::milliseconds window) : most_(most), window_(window) {}
-
-  // Nothing if this line is to be dropped. Else how many lines were dropped since the last one.
-  std::optional<std::uint64_t> pass(TimePoint now);
-
- private:
-  int most_;
-  std::chrono::milliseconds window_;
-  TimePoint window_end_{};
-  int passed_ = 0;
-  std::uint64_t swallowed_ = 0;
-};
-
 }  // namespace lockstep::control

@@ -16,6 +16,7 @@
 
 #include "base/hash.h"
 #include "control/rendezvous/client.h"
+#include "control/rendezvous/door.h"
 #include "control/rendezvous/secret.h"
 #include "control/rendezvous/server.h"
 #include "control/rendezvous/sockets.h"

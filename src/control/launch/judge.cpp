@@ -1,0 +1,219 @@
+#include "control/launch/judge.h"
+
+#include <fmt/format.h>
+#include <signal.h>
+#include <unistd.h>
+
+#include <algorithm>
+
+#include "control/launch/preparation.h"
+
+namespace lockstep::control {
+namespace {
+
+using Clock = std::chrono::steady_clock;
+
+EndRules end_rules(const RunOptions& options) {
+  EndRules rules;
+  rules.grace = options.grace;
+  rules.explained_codes = options.explained_codes;
+  rules.stopped_code = options.stopped_code;
+  const std::vector<int> signals = signals_to_forward();
+  const bool on_terminal = ::isatty(STDOUT_FILENO) == 1 || ::isatty(STDERR_FILENO) == 1;
+  rules.hangs_up =
+      on_terminal && std::find(signals.begin(), signals.end(), SIGHUP) != signals.end();
+  return rules;
+}
+
+}  // namespace
+
+// ---- OwnJudge -------------------------------------------------------------------------------------------------------
+
+OwnJudge::OwnJudge(boost::asio::io_context& context, const RunOptions& options, const Place& place,
+                   std::string program, NodeHost* nodes)
+    : options_(options),
+      place_(place),
+      nodes_(nodes),
+      state_(place.world(), end_rules(options)),
+      report_(place, std::move(program)),
+      deadline_(context) {
+  for (int node = 0; node < place.nodes(); ++node) running_.insert(node);
+  if (nodes_ == nullptr) return;
+  nodes_->when_notice = [this](int node, const NodeNotice& notice) { take_notice(node, notice); };
+  nodes_->when_lost = [this](int node, const std::string& why) { lose(node, why); };
+}
+
+void OwnJudge::take_notice(int node, const NodeNotice& notice) {
+  switch (notice.kind) {
+    case NodeNotice::Kind::kKeeperEvent:
+      return take_event(node, {static_cast<KeeperEvent::Kind>(notice.event), notice.rank,
+                               notice.pid, notice.value});
+    case NodeNotice::Kind::kLoss:
+      return on_loss({notice.rank, notice.value});
+    case NodeNotice::Kind::kSignal:
+      return take_signal(node, notice.value);
+    case NodeNotice::Kind::kOutputClosed:
+      return on_output_closed(notice.value);
+    case NodeNotice::Kind::kKeeperGone:
+      return take_end(node, notice.value);
+  }
+}
+
+void OwnJudge::take_event(int node, const KeeperEvent& event) {
+  if (event.rank >= 0 && (!place_.is_rank(event.rank) || place_.node_of(event.rank) != node))
+    return;
+  report_.add(event);
+  switch (event.kind) {
+    case KeeperEvent::Kind::kNotStarted:
+      together_[node].push_back({event.rank, WorkerEnd::How::kNotStarted, event.value});
+      break;
+    case KeeperEvent::Kind::kEnded:
+      if (!report_.not_started(event.rank))
+        together_[node].push_back(worker_end(event.rank, event.value));
+      break;
+    case KeeperEvent::Kind::kAllReported:
+      take_ends(node);
+      break;
+    case KeeperEvent::Kind::kStarted:
+    case KeeperEvent::Kind::kSwept:
+      break;
+  }
+}
+
+void OwnJudge::take_ends(int node) {
+  const auto orders = state_.on_ends(std::exchange(together_[node], {}), Clock::now());
+  // Before the orders: they continue a stopped worker.
+  if (const auto lost = state_.lost(); lost && place_.here(*lost)) report_.look_at(*lost);
+  obey(orders);
+}
+
+void OwnJudge::on_loss(const Loss& loss) {
+  if (!place_.is_rank(loss.rank)) return;
+  state_.on_loss(loss.rank, place_.is_rank(loss.whom) ? std::optional(loss.whom) : std::nullopt);
+}
+
+void OwnJudge::take_signal(int node, int signal) {
+  const bool first = state_.cause() == JobState::Cause::kNone;
+  obey(state_.on_signal(signal, Clock::now()));
+  if (!first || state_.cause() != JobState::Cause::kSignal) return;
+  const std::string from = node == place_.node ? "" : " from " + place_.name_of(node);
+  when_note(fmt::format(
+      "lockstep: passed SIG{} on{}; workers have {:g} s to end, Ctrl-C kills them at once",
+      sigabbrev_np(signal), from, static_cast<double>(options_.grace.count()) / 1000));
+}
+
+void OwnJudge::on_output_closed(int error) {
+  obey(state_.on_output_closed(error, Clock::now()));
+}
+
+void OwnJudge::take_end(int node, int wait_status) {
+  if (!state_.released()) report_.keeper_lost(node, wait_status);
+  running_.erase(node);
+  obey(state_.on_keeper_lost());
+  conclude_if_over();
+}
+
+void OwnJudge::lose(int node, const std::string& why) {
+  if (running_.erase(node) == 0) return;  // it had ended
+  report_.host_lost(node, why);
+  obey(state_.on_host_lost(place_.ranks_of(node), Clock::now()));
+  conclude_if_over();
+}
+
+void OwnJudge::obey(const JobState::Orders& orders) {
+  if (nodes_ != nullptr && (!orders.forward.empty() || orders.release))
+    nodes_->tell(NodeOrders{{orders.forward.begin(), orders.forward.end()}, orders.release});
+  when_orders(orders);
+  arm_deadline();
+}
+
+void OwnJudge::arm_deadline() {
+  if (!state_.deadline()) {
+    deadline_.cancel();
+    return;
+  }
+  deadline_.expires_at(*state_.deadline());
+  deadline_.async_wait([this](const boost::system::error_code& error) {
+    if (error) return;
+    if (state_.cause() == JobState::Cause::kSignal) report_.overtime(state_.live());
+    obey(state_.on_time(Clock::now()));
+  });
+}
+
+void OwnJudge::conclude_if_over() {
+  if (!running_.empty() || std::exchange(concluded_, true)) return;
+  deadline_.cancel();
+  const NodeVerdict verdict = report_.verdict(state_);
+  if (nodes_ != nullptr) nodes_->tell(verdict);
+  when_verdict(verdict);
+}
+
+void OwnJudge::part() {
+  if (nodes_ != nullptr) nodes_->part();
+}
+
+// ---- FarJudge -------------------------------------------------------------------------------------------------------
+
+FarJudge::FarJudge(boost::asio::io_context& context, const Place& place, NodeGuest& node_0)
+    : place_(place), node_0_(node_0), deadline_(context), live_(place.workers()) {
+  node_0_.when_orders = [this](const NodeOrders& orders) { obey(orders); };
+  node_0_.when_verdict = [this](const NodeVerdict& verdict) {
+    verdict_ = verdict;
+    conclude_if_over();
+  };
+  node_0_.when_lost = [this](const std::string& why) { lose_node_0(why); };
+}
+
+void FarJudge::on_event(const KeeperEvent& event) {
+  node_0_.tell({NodeNotice::Kind::kKeeperEvent, static_cast<std::int32_t>(event.kind), event.rank,
+                event.pid, event.value});
+  if (event.kind == KeeperEvent::Kind::kEnded) --live_;
+  if (verdict_ && live_ == 0) obey({{}, true});
+}
+
+void FarJudge::on_loss(const Loss& loss) {
+  node_0_.tell({.kind = NodeNotice::Kind::kLoss, .rank = loss.rank, .value = loss.whom});
+}
+
+void FarJudge::on_signal(int signal) {
+  node_0_.tell({.kind = NodeNotice::Kind::kSignal, .value = signal});
+}
+
+void FarJudge::on_output_closed(int error) {
+  node_0_.tell({.kind = NodeNotice::Kind::kOutputClosed, .value = error});
+}
+
+void FarJudge::on_keeper_gone(int wait_status) {
+  gone_ = true;
+  if (verdict_) return conclude_if_over();
+  node_0_.tell({.kind = NodeNotice::Kind::kKeeperGone, .value = wait_status});
+}
+
+void FarJudge::obey(const NodeOrders& orders) {
+  ending_ = ending_ || !orders.signals.empty();
+  when_orders({{orders.signals.begin(), orders.signals.end()}, orders.release});
+}
+
+void FarJudge::lose_node_0(const std::string& why) {
+  verdict_.emplace();
+  verdict_->code = 1;
+  verdict_->cause = static_cast<std::uint8_t>(JobState::Cause::kHostLost);
+  verdict_->cut_short = true;
+  verdict_->what = fmt::format("lost {}: {}; the workers here were ended.", place_.name_of(0), why);
+  conclude_if_over();
+}
+
+// A verdict that comes while workers live here is a sign that node 0 could not go on.
+void FarJudge::conclude_if_over() {
+  if (gone_) {
+    deadline_.cancel();
+    return when_verdict(*verdict_);
+  }
+  obey({{SIGTERM, SIGCONT}, live_ == 0});
+  deadline_.expires_after(EndRules{}.after_failure);
+  deadline_.async_wait([this](const boost::system::error_code& error) {
+    if (!error) obey({{}, true});
+  });
+}
+
+}  // namespace lockstep::control

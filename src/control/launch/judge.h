@@ -1,0 +1,123 @@
+// Who decides about a job. A launcher tells its judge what happens on its host, and the judge answers with orders, and
+// in the end with a verdict.
+//
+//   OwnJudge   decides itself (JobState), for all hosts: the judge of node 0, and of a job on one host
+//   FarJudge   passes everything on to node 0, and its answers back. If node 0 is lost, it ends the workers here
+#pragma once
+
+#include <utility>  // Boost 1.74's Asio uses std::exchange and does not include this
+
+#include <boost/asio/io_context.hpp>
+#include <boost/asio/steady_timer.hpp>
+#include <functional>
+#include <map>
+#include <set>
+#include <string>
+#include <vector>
+
+#include "control/launch/job_state.h"
+#include "control/launch/keeper.h"
+#include "control/launch/nodes.h"
+#include "control/launch/output.h"
+#include "control/rendezvous/loss.h"
+
+namespace lockstep::control {
+
+// Threads:   where the io_context runs.
+// Blocking:  never, except part().
+// Failure:   none.
+// Ownership: the io_context, and what the constructors take by reference, must outlive it.
+class Judge {
+ public:
+  Judge() = default;
+  Judge(const Judge&) = delete;
+  Judge& operator=(const Judge&) = delete;
+  virtual ~Judge() = default;
+
+  std::function<void(const JobState::Orders&)> when_orders;
+  // Once, after the last process of the job has ended on every host.
+  std::function<void(const NodeVerdict&)> when_verdict;
+  Note when_note;
+
+  // Ranks count over all hosts.
+  virtual void on_event(const KeeperEvent& event) = 0;
+  virtual void on_loss(const Loss& loss) = 0;
+  virtual void on_signal(int signal) = 0;
+  virtual void on_output_closed(int error) = 0;
+  // Nothing of the job is left on this host; how its keeper ended, as a wait status.
+  virtual void on_keeper_gone(int wait_status) = 0;
+
+  // The job is being cut short.
+  virtual bool ending() const = 0;
+
+  // Ctrl-Z may stop the job. Not if other hosts would take it for lost.
+  virtual bool may_pause() const { return false; }
+
+  // After the verdict: waits a moment until the other launchers have it.
+  virtual void part() {}
+};
+
+class OwnJudge final : public Judge {
+ public:
+  // `nodes` is null for a job on one host.
+  OwnJudge(boost::asio::io_context& context, const RunOptions& options, const Place& place,
+           std::string program, NodeHost* nodes);
+
+  void on_event(const KeeperEvent& event) override { take_event(place_.node, event); }
+  void on_loss(const Loss& loss) override;
+  void on_signal(int signal) override { take_signal(place_.node, signal); }
+  void on_output_closed(int error) override;
+  void on_keeper_gone(int wait_status) override { take_end(place_.node, wait_status); }
+  bool ending() const override { return state_.cause() != JobState::Cause::kNone; }
+  bool may_pause() const override { return nodes_ == nullptr; }
+  void part() override;
+
+ private:
+  void take_notice(int node, const NodeNotice& notice);
+  void take_event(int node, const KeeperEvent& event);
+  void take_ends(int node);
+  void take_signal(int node, int signal);
+  void take_end(int node, int wait_status);
+  void lose(int node, const std::string& why);
+  void obey(const JobState::Orders& orders);
+  void arm_deadline();
+  void conclude_if_over();
+
+  const RunOptions& options_;
+  Place place_;
+  NodeHost* nodes_;
+  JobState state_;
+  JobReport report_;
+  boost::asio::steady_timer deadline_;
+  std::map<int, std::vector<WorkerEnd>>
+      together_;           // by node: ends that were noticed together, so far
+  std::set<int> running_;  // nodes on which something of the job may be left
+  bool concluded_ = false;
+};
+
+class FarJudge final : public Judge {
+ public:
+  FarJudge(boost::asio::io_context& context, const Place& place, NodeGuest& node_0);
+
+  void on_event(const KeeperEvent& event) override;
+  void on_loss(const Loss& loss) override;
+  void on_signal(int signal) override;
+  void on_output_closed(int error) override;
+  void on_keeper_gone(int wait_status) override;
+  bool ending() const override { return ending_; }
+
+ private:
+  void obey(const NodeOrders& orders);
+  void lose_node_0(const std::string& why);
+  void conclude_if_over();
+
+  Place place_;
+  NodeGuest& node_0_;
+  boost::asio::steady_timer deadline_;
+  std::optional<NodeVerdict> verdict_;
+  int live_;  // workers here
+  bool gone_ = false;
+  bool ending_ = false;
+};
+
+}  // namespace lockstep::control

@@ -1,0 +1,145 @@
+#include "control/launch/node_roster.h"
+
+#include <fmt/format.h>
+
+#include <utility>
+
+#include "control/launch/options.h"
+
+namespace lockstep::control {
+namespace {
+
+std::string node_name(int node, const std::string& host) {
+  return fmt::format("node {} ({})", node, host);
+}
+
+}  // namespace
+
+int Place::first_rank(int of_node) const {
+  int first = 0;
+  for (int before = 0; before < of_node; ++before)
+    first += static_cast<int>(shares[static_cast<std::size_t>(before)].workers);
+  return first;
+}
+
+int Place::node_of(int rank) const {
+  int of_node = 0;
+  while (of_node + 1 < nodes() && first_rank(of_node + 1) <= rank) ++of_node;
+  return of_node;
+}
+
+std::vector<int> Place::ranks_of(int of_node) const {
+  std::vector<int> ranks;
+  for (int rank = first_rank(of_node); rank < first_rank(of_node + 1); ++rank)
+    ranks.push_back(rank);
+  return ranks;
+}
+
+std::string Place::name_of(int of_node) const {
+  return node_name(of_node, shares[static_cast<std::size_t>(of_node)].host);
+}
+
+NodeRoster::NodeRoster(NodeJoin node_0) {
+  joins_.emplace(0, std::move(node_0));
+}
+
+std::optional<CannotBegin> NodeRoster::add(ConnectionId from, const NodeJoin& join, TimePoint now) {
+  if (begun_) {
+    return CannotBegin{
+        fmt::format("the job at this rendezvous has begun with all its {} nodes; for "
+                    "another job choose another port in --rendezvous",
+                    joins_.at(0).nodes),
+        kUsage, true};
+  }
+  const int node = static_cast<int>(join.node);
+  if (auto why = objection(join)) return CannotBegin{std::move(*why), kUsage};
+  joins_.emplace(join.node, join);
+  links_.emplace(from, Link{node, now});
+  if (const NodeJoin& first = joins_.at(0); !first.problem.empty())
+    return CannotBegin{fmt::format("{}: {}", name_of(0), first.problem), first.code};
+  if (!join.problem.empty())
+    return CannotBegin{fmt::format("{}: {}", name_of(node), join.problem), join.code};
+  if (whole() && place().world() > kMostWorkers) {
+    return CannotBegin{
+        fmt::format("{} workers on all nodes together are too many; ask for at most {}",
+                    place().world(), kMostWorkers),
+        kUsage};
+  }
+  return std::nullopt;
+}
+
+std::optional<std::string> NodeRoster::objection(const NodeJoin& join) const {
+  const NodeJoin& first = joins_.at(0);
+  const std::string who = node_name(static_cast<int>(join.node), join.host);
+  if (join.build != first.build) {
+    return fmt::format("{} has Lockstep {}, {} has {}; install one version on every host", who,
+                       join.build, name_of(0), first.build);
+  }
+  if (join.nodes != first.nodes) {
+    return fmt::format(
+        "{} was started with --nodes {}, {} with --nodes {}; give the same everywhere", who,
+        join.nodes, name_of(0), first.nodes);
+  }
+  if (join.job != first.job) {
+    return fmt::format(
+        "{} wants `lockstep {}`, {} `lockstep {}`; give the same command everywhere, and each job "
+        "a "
+        "port of its own",
+        who, join.job, name_of(0), first.job);
+  }
+  if (const auto other = joins_.find(join.node); other != joins_.end()) {
+    return fmt::format(
+        "--node-rank {} was given twice, on {} (pid {}) and on {} (pid {}); count hosts from 0 to "
+        "{}",
+        join.node, other->second.host, other->second.pid, join.host, join.pid, first.nodes - 1);
+  }
+  return std::nullopt;
+}
+
+std::vector<int> NodeRoster::missing() const {
+  std::vector<int> nodes;
+  for (std::uint32_t node = 0; node < joins_.at(0).nodes; ++node) {
+    if (!joins_.contains(node)) nodes.push_back(static_cast<int>(node));
+  }
+  return nodes;
+}
+
+Place NodeRoster::place() const {
+  Place place;
+  for (const auto& [node, join] : joins_) place.shares.push_back({join.host, join.workers});
+  return place;
+}
+
+std::optional<int> NodeRoster::node_of(ConnectionId connection) const {
+  const auto found = links_.find(connection);
+  return found == links_.end() ? std::nullopt : std::optional(found->second.node);
+}
+
+std::vector<ConnectionId> NodeRoster::connections() const {
+  std::vector<ConnectionId> all;
+  for (const auto& [connection, link] : links_) all.push_back(connection);
+  return all;
+}
+
+void NodeRoster::heard(ConnectionId from, TimePoint now) {
+  const auto found = links_.find(from);
+  if (found != links_.end()) found->second.heard = now;
+}
+
+std::vector<int> NodeRoster::silent(TimePoint now, std::chrono::milliseconds limit) const {
+  std::vector<int> nodes;
+  for (const auto& [connection, link] : links_) {
+    if (now - link.heard > limit) nodes.push_back(link.node);
+  }
+  return nodes;
+}
+
+void NodeRoster::remove(int node) {
+  std::erase_if(links_, [node](const auto& entry) { return entry.second.node == node; });
+}
+
+std::string NodeRoster::name_of(int node) const {
+  return node_name(node, joins_.at(static_cast<std::uint32_t>(node)).host);
+}
+
+}  // namespace lockstep::control

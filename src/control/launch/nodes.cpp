@@ -1,0 +1,407 @@
+#include "control/launch/nodes.h"
+
+#include <fmt/format.h>
+#include <fmt/ranges.h>
+
+#include <algorithm>
+#include <boost/asio/steady_timer.hpp>
+#include <optional>
+
+namespace lockstep::control {
+namespace {
+
+using boost::system::error_code;
+using std::chrono::milliseconds;
+
+constexpr milliseconds kBeat{1000};
+constexpr milliseconds kTick{250};
+constexpr milliseconds kSilence{3000};
+constexpr milliseconds kTimeToProve{5000};
+constexpr milliseconds kFarewell{2000};
+constexpr milliseconds kOneAttempt{1000};
+constexpr milliseconds kPause{100};
+constexpr std::chrono::seconds kFirstNote{3};  // until the user is told what is being waited for
+
+std::chrono::steady_clock::time_point now() {
+  return std::chrono::steady_clock::now();
+}
+
+std::string silence_text() {
+  return fmt::format(
+      "nothing was heard from it for {} s: its host is stopped or gone, or the network "
+      "to it is cut",
+      kSilence.count() / 1000);
+}
+
+constexpr const char* kClosed = "its launcher ended without a word";
+
+// Runs handlers until `done`, or the deadline. False at the deadline.
+bool run_until(boost::asio::io_context& context, Deadline deadline,
+               const std::function<bool()>& done) {
+  while (!done()) {
+    if (deadline.expired()) return false;
+    context.restart();
+    context.run_one_until(std::min(deadline.when(), now() + kTick));
+  }
+  return true;
+}
+
+// Calls `tick` four times a second, as long as its owner lives.
+class Ticker {
+ public:
+  explicit Ticker(boost::asio::io_context& context) : timer_(context) {}
+
+  template <typename Owner>
+  void start(std::weak_ptr<Owner> owner) {
+    timer_.expires_after(kTick);
+    timer_.async_wait([this, owner](error_code error) {
+      const auto alive = owner.lock();
+      if (error || !alive) return;
+      alive->tick();
+      start(owner);
+    });
+  }
+  // Whether it is time for a beat.
+  bool beat() {
+    ticks_ = (ticks_ + 1) % (kBeat / kTick);
+    return ticks_ == 0;
+  }
+
+ private:
+  boost::asio::steady_timer timer_;
+  int ticks_ = 0;
+};
+
+}  // namespace
+
+// ---- Node 0 ---------------------------------------------------------------------------------------------------------
+
+class NodeHost::State : public std::enable_shared_from_this<NodeHost::State> {
+ public:
+  State(NodeHost& owner, boost::asio::io_context& context, Listener listener,
+        const std::string& secret, NodeJoin node_0)
+      : context_(context),
+        owner_(&owner),
+        door_(std::make_shared<Door>(context, std::move(listener), DoorOptions{secret})),
+        roster_(std::move(node_0)),
+        ticker_(context) {}
+
+  void start() {
+    door_->when_message = [this](ConnectionId from, const Message& message) {
+      return take(from, message);
+    };
+    door_->when_gone = [this](ConnectionId id) {
+      if (const auto node = roster_.node_of(id)) lose(*node, kClosed);
+    };
+    door_->start();
+    ticker_.start(weak_from_this());
+  }
+  void shut_down() {
+    owner_ = nullptr;
+    door_->shut_down();
+  }
+
+  Place meet(Deadline deadline, const Note& note);
+  void refuse(const CannotBegin& reason);
+  void tell(const Message& message) {
+    for (const ConnectionId to : roster_.connections()) door_->send(to, message);
+  }
+  void part();
+  void tick();
+
+ private:
+  bool take(ConnectionId from, const Message& message);
+  void join(ConnectionId from, const NodeJoin& join);
+  void lose(int node, const std::string& why);
+
+  boost::asio::io_context& context_;
+  NodeHost* owner_;
+  std::shared_ptr<Door> door_;
+  NodeRoster roster_;
+  Ticker ticker_;
+  bool meeting_ = true;
+  std::optional<CannotBegin> reason_;  // why the job cannot begin
+};
+
+bool NodeHost::State::take(ConnectionId from, const Message& message) {
+  if (const auto* first = std::get_if<NodeJoin>(&message)) {
+    if (roster_.node_of(from) || first->node == 0) return false;
+    join(from, *first);
+    return true;
+  }
+  const auto node = roster_.node_of(from);
+  roster_.heard(from, now());
+  if (std::holds_alternative<Beat>(message)) return true;
+  if (const auto* give_up = std::get_if<GiveUp>(&message)) {
+    if (node) lose(*node, give_up->why);
+    return false;
+  }
+  const auto* notice = std::get_if<NodeNotice>(&message);
+  if (notice == nullptr || meeting_) return false;
+  if (node && owner_ != nullptr) owner_->when_notice(*node, *notice);
+  return true;
+}
+
+void NodeHost::State::join(ConnectionId from, const NodeJoin& join) {
+  const auto reason = roster_.add(from, join, now());
+  if (!reason) return;
+  // It may not be in the roster, so it is told apart from the others.
+  if (!roster_.node_of(from))
+    door_->send(from, NodeVerdict{.code = reason->code, .what = reason->why});
+  if (!reason->newcomer_only && !reason_) reason_ = reason;
+}
+
+void NodeHost::State::lose(int node, const std::string& why) {
+  const std::string name = roster_.name_of(node);
+  roster_.remove(node);
+  if (meeting_) {
+    if (!reason_) reason_ = CannotBegin{fmt::format("{} left before the job began: {}", name, why)};
+  } else if (owner_ != nullptr) {
+    owner_->when_lost(node, why);
+  }
+}
+
+void NodeHost::State::tick() {
+  if (ticker_.beat()) tell(Beat{});
+  for (const int node : roster_.silent(now(), kSilence)) lose(node, silence_text());
+}
+
+Place NodeHost::State::meet(Deadline deadline, const Note& note) {
+  const auto done = [this] { return reason_ || roster_.whole(); };
+  const auto missing = [this] { return fmt::format("{}", fmt::join(roster_.missing(), ", ")); };
+  const bool soon = run_until(context_, earlier(deadline, Deadline::after(kFirstNote)), done);
+  if (!soon)
+    note(
+        fmt::format("lockstep: waiting at {} for node {}", to_string(door_->address()), missing()));
+  if (!soon && !run_until(context_, deadline, done)) {
+    reason_ = CannotBegin{fmt::format(
+        "node {} did not come to {} in time; start the same command there with its --node-rank, or "
+        "allow more time with --timeout",
+        missing(), to_string(door_->address()))};
+  }
+  if (reason_) {
+    const CannotBegin reason = *reason_;
+    refuse(reason);
+    throw reason;
+  }
+  meeting_ = false;
+  roster_.begin();
+  return roster_.place();
+}
+
+void NodeHost::State::refuse(const CannotBegin& reason) {
+  meeting_ = true;
+  tell(NodeVerdict{.code = reason.code, .what = reason.why});
+  part();
+}
+
+// They close the connection when they have read it.
+void NodeHost::State::part() {
+  run_until(context_, Deadline::after(kFarewell), [this] { return roster_.connections().empty(); });
+}
+
+NodeHost::NodeHost(boost::asio::io_context& context, Listener listener, const std::string& secret,
+                   NodeJoin node_0)
+    : state_(
+          std::make_shared<State>(*this, context, std::move(listener), secret, std::move(node_0))) {
+  state_->start();
+}
+NodeHost::~NodeHost() {
+  state_->shut_down();
+}
+Place NodeHost::meet(Deadline deadline, const Note& note) {
+  return state_->meet(deadline, note);
+}
+void NodeHost::refuse(const CannotBegin& reason) {
+  state_->refuse(reason);
+}
+void NodeHost::tell(const Message& message) {
+  state_->tell(message);
+}
+void NodeHost::part() {
+  state_->part();
+}
+
+// ---- The other nodes ------------------------------------------------------------------------------------------------
+
+class NodeGuest::State : public ConnectionOwner,
+                         public std::enable_shared_from_this<NodeGuest::State> {
+ public:
+  State(NodeGuest& owner, boost::asio::io_context& context, Address node_0, std::string secret,
+        NodeJoin join)
+      : context_(context),
+        owner_(&owner),
+        node_0_(std::move(node_0)),
+        secret_(std::move(secret)),
+        join_(std::move(join)),
+        ticker_(context) {}
+
+  void shut_down() {
+    owner_ = nullptr;
+    if (link_) link_->abandon();
+  }
+  NodeStart meet(Deadline deadline, const Note& note);
+  void tell(const NodeNotice& notice) {
+    if (link_) link_->send(notice);
+  }
+  // Node 0 closes the connection when it has read it.
+  void give_up(const std::string& why) {
+    owner_ = nullptr;
+    if (link_) link_->send(GiveUp{why});
+    run_until(context_, Deadline::after(kFarewell), [this] { return !link_; });
+  }
+  void tick();
+
+  bool on_message(ConnectionId from, const Message& message) override;
+  void on_end(ConnectionId connection, const Departure& departure) override;
+
+ private:
+  void attempt(Deadline deadline);
+  std::optional<std::string> final_problem(const Departure& departure) const;
+  void lose(const std::string& why);
+
+  boost::asio::io_context& context_;
+  NodeGuest* owner_;
+  Address node_0_;
+  std::string secret_;
+  NodeJoin join_;
+  std::shared_ptr<Connection> link_;
+  std::chrono::steady_clock::time_point heard_{};
+  Ticker ticker_;
+  std::optional<NodeStart> start_;
+  std::optional<CannotBegin> reason_;
+  std::string problem_ = "nobody listens there";
+};
+
+void NodeGuest::State::attempt(Deadline deadline) {
+  base::Fd fd = try_connect(node_0_, earlier(deadline, Deadline::after(kOneAttempt)), problem_);
+  if (!fd) return;
+  link_ = std::make_shared<Connection>(
+      context_, 0, std::move(fd), Session(Handshake(Role::kWorker, secret_)), weak_from_this());
+  heard_ = {};
+  link_->start(kTimeToProve);
+  link_->send(join_);
+}
+
+NodeStart NodeGuest::State::meet(Deadline deadline, const Note& note) {
+  const Deadline note_at = Deadline::after(kFirstNote);
+  const auto done = [this] { return start_ || reason_; };
+  bool noted = false;
+  ticker_.start(weak_from_this());
+  while (!done() && !deadline.expired()) {
+    if (!link_) attempt(deadline);
+    const auto pause = link_ ? kTick : kPause;
+    run_until(context_, earlier(deadline, Deadline::after(pause)), done);
+    if (!done() && note_at.expired() && !std::exchange(noted, true)) {
+      note(link_ ? "lockstep: waiting for the other nodes"
+                 : fmt::format("lockstep: waiting for node 0 at {}: {}", to_string(node_0_),
+                               problem_));
+    }
+  }
+  if (start_) return *start_;
+  if (reason_) throw *reason_;
+  throw CannotBegin{
+      fmt::format("could not meet node 0 at {}: {}; start the same command there with "
+                  "--node-rank 0, and see whether the address is right",
+                  to_string(node_0_), problem_)};
+}
+
+bool NodeGuest::State::on_message(ConnectionId, const Message& message) {
+  link_->trust();
+  heard_ = now();
+  if (std::holds_alternative<Beat>(message)) return true;
+  const auto* verdict = std::get_if<NodeVerdict>(&message);
+  if (!start_) {
+    if (const auto* start = std::get_if<NodeStart>(&message)) {
+      start_ = *start;
+    } else if (verdict != nullptr) {
+      reason_ = CannotBegin{verdict->what, verdict->code};
+      link_->abandon();
+    } else {
+      return false;
+    }
+    return true;
+  }
+  const auto* orders = std::get_if<NodeOrders>(&message);
+  if (owner_ == nullptr) return true;
+  if (orders != nullptr) owner_->when_orders(*orders);
+  if (verdict != nullptr) {
+    link_->abandon();  // node 0 waits for that
+    link_.reset();
+    owner_->when_verdict(*verdict);
+  }
+  return orders != nullptr || verdict != nullptr;
+}
+
+// What another attempt cannot mend.
+std::optional<std::string> NodeGuest::State::final_problem(const Departure& departure) const {
+  const std::string where = to_string(node_0_);
+  switch (departure.ending) {
+    case Ending::kOtherVersion:
+      return fmt::format("node 0 at {} has another version of Lockstep; install one on every host",
+                         where);
+    case Ending::kRefusedSecret:
+      return fmt::format("node 0 at {} has another secret; give every host the same --secret-file",
+                         where);
+    case Ending::kNoSecret:
+      return fmt::format(
+          "the process that answers at {} does not know the secret; see what listens there, or "
+          "choose "
+          "another port in --rendezvous",
+          where);
+    case Ending::kNone:
+    case Ending::kNotOurs:
+    case Ending::kBrokenFrame:
+      break;
+  }
+  if (!departure.proven) return std::nullopt;
+  return fmt::format("node 0 at {} left before the job began; its own output says why", where);
+}
+
+void NodeGuest::State::on_end(ConnectionId, const Departure& departure) {
+  link_.reset();
+  if (start_) return lose(kClosed);
+  if (reason_) return;
+  problem_ = fmt::format("the process that answers {}", departure.why);
+  if (auto why = final_problem(departure)) {
+    const bool wrong_option = departure.ending != Ending::kNone;
+    reason_ = CannotBegin{std::move(*why), wrong_option ? kUsage : 1};
+  }
+}
+
+void NodeGuest::State::lose(const std::string& why) {
+  if (link_) link_->abandon();
+  link_.reset();
+  if (!start_) {
+    if (!reason_)
+      reason_ = CannotBegin{fmt::format("node 0 was lost before the job began: {}", why)};
+  } else if (owner_ != nullptr) {
+    owner_->when_lost(why);
+  }
+}
+
+void NodeGuest::State::tick() {
+  if (!link_) return;
+  if (heard_.time_since_epoch().count() != 0 && now() - heard_ > kSilence)
+    return lose(silence_text());
+  if (ticker_.beat()) link_->send(Beat{});
+}
+
+NodeGuest::NodeGuest(boost::asio::io_context& context, Address node_0, std::string secret,
+                     NodeJoin join)
+    : state_(std::make_shared<State>(*this, context, std::move(node_0), std::move(secret),
+                                     std::move(join))) {}
+NodeGuest::~NodeGuest() {
+  state_->shut_down();
+}
+NodeStart NodeGuest::meet(Deadline deadline, const Note& note) {
+  return state_->meet(deadline, note);
+}
+void NodeGuest::tell(const NodeNotice& notice) {
+  state_->tell(notice);
+}
+void NodeGuest::give_up(const std::string& why) {
+  state_->give_up(why);
+}
+
+}  // namespace lockstep::control

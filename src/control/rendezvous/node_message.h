@@ -1,0 +1,96 @@
+// What the launchers of several hosts say to each other. They meet at the port of node 0 by the same proof and frames as
+// workers (message.h), and the connection stays as long as the job.
+//
+//   launcher of a node              launcher of node 0
+//   NodeJoin  ─────────────────────▶             who it is, and what must agree
+//             ◀─────────────────────  NodeStart    when every node has come        (or NodeVerdict: it cannot begin)
+//   NodeNotice ────────────────────▶             what happens to its workers
+//             ◀─────────────────────  NodeOrders   what to do about it
+//             ◀─────────────────────  NodeVerdict  when the workers of every node have ended
+//   Beat      ◀────────────────────▶  Beat         every second: silence means that the host is lost
+#pragma once
+
+#include <cstdint>
+#include <string>
+#include <vector>
+
+namespace lockstep::control {
+
+// A launcher presents itself. All must agree on nodes, build and job.
+struct NodeJoin {
+  std::uint32_t node = 0;
+  std::uint32_t nodes = 0;
+  std::uint32_t workers = 0;
+  std::string build;
+  std::string job;  // "run train", "train"
+  std::string host;
+  std::uint32_t pid = 0;
+  std::string problem;  // why it cannot start its workers; empty: it can
+  std::int32_t code = 0;
+
+  bool operator==(const NodeJoin&) const = default;
+};
+
+struct NodeShare {
+  std::string host;
+  std::uint32_t workers = 0;
+
+  bool operator==(const NodeShare&) const = default;
+};
+
+// Every node is here: start the workers.
+struct NodeStart {
+  std::string name;        // of the job
+  std::string secret;      // of its workers
+  std::string rendezvous;  // theirs
+  std::string master;      // the host of node 0 as the others reach it
+  std::uint32_t master_port = 0;
+  std::vector<NodeShare> shares;       // of every node, by its number
+  std::vector<std::string> words;      // arguments of the workers; none: each node has its own
+  std::vector<std::string> variables;  // "KEY=VALUE", likewise
+
+  bool operator==(const NodeStart&) const = default;
+};
+
+struct NodeNotice {
+  enum class Kind : std::uint8_t {
+    kKeeperEvent = 1,   // event, rank, pid, value: as KeeperEvent
+    kLoss = 2,          // rank, value: whom it lost
+    kSignal = 3,        // value: the signal that this launcher got
+    kOutputClosed = 4,  // value: errno
+    kKeeperGone = 5,    // value: wait status. Nothing of the job is left on this host
+  };
+  Kind kind = Kind::kKeeperEvent;
+  std::int32_t event = 0;
+  std::int32_t rank = -1;
+  std::int32_t pid = 0;
+  std::int32_t value = 0;
+
+  bool operator==(const NodeNotice&) const = default;
+};
+
+struct NodeOrders {
+  std::vector<std::int32_t> signals;
+  bool release = false;
+
+  bool operator==(const NodeOrders&) const = default;
+};
+
+// How the job ended, or why it cannot begin.
+struct NodeVerdict {
+  std::int32_t code = 0;
+  std::uint8_t cause = 0;  // JobState::Cause
+  bool cut_short = false;
+  std::uint32_t overtime = 0;  // workers that had to be killed
+  std::string what;            // one line about a failure; empty: none
+  std::int32_t speaker = -1;   // the rank whose last lines belong to it; -1: nobody
+  bool witness = false;        // it has only seen the failure
+
+  bool operator==(const NodeVerdict&) const = default;
+};
+
+struct Beat {
+  bool operator==(const Beat&) const = default;
+};
+
+}  // namespace lockstep::control

@@ -1,0 +1,92 @@
+// `lockstep train` on several hosts: two launchers on this machine, or a remote shell that runs the command here.
+#include <sys/stat.h>
+
+#include <csignal>
+
+#include "control/launch/preparation.h"
+#include "tests/train/train.h"
+
+namespace lockstep::testing {
+namespace {
+
+class TrainNodes : public Train {
+ protected:
+  TrainNodes() {
+    std::ofstream(path("secret")) << "0123456789abcdef0123456789abcdef";
+    ::chmod(path("secret").c_str(), 0600);
+    rendezvous_ = "127.0.0.1:" + std::to_string(control::free_port());
+  }
+
+  Command node(int rank, int workers, std::vector<std::string> options) const {
+    options.insert(options.end(), {"--nodes", "2", "--node-rank", std::to_string(rank), "--workers",
+                                   std::to_string(workers), "--rendezvous", rendezvous_,
+                                   "--secret-file", path("secret")});
+    return start(options);
+  }
+
+  std::string hash_in(const std::string& report) const {
+    std::ifstream file(path(report));
+    return nlohmann::json::parse(file)["weights_sha256"];
+  }
+
+  std::string rendezvous_;
+};
+
+TEST_F(TrainNodes, SameBitsOnOneHostAndOnTwo) {
+  const std::vector<std::string> job = {"--steps", "4", "--quiet"};
+  auto first_job = job;
+  first_job.insert(first_job.end(), {"--report", path("two.json")});
+  Command first = node(0, 1, first_job);
+  Command second = node(1, 2, job);
+  ASSERT_TRUE(first.finish(seconds(100)) && second.finish(seconds(100)));
+  EXPECT_EQ(first.exit_code(), 0) << first.err();
+  EXPECT_EQ(second.exit_code(), 0) << second.err();
+  EXPECT_EQ(second.out(), "");  // what is to be said comes from node 0
+  auto alone = job;
+  alone.insert(alone.end(), {"--report", path("one.json"), "--workers", "1"});
+  EXPECT_EQ(finished(alone).exit_code(), 0);
+  EXPECT_EQ(hash_in("two.json"), hash_in("one.json"));
+}
+
+TEST_F(TrainNodes, WorkerThatIsToldToStopStopsEveryHostWith75) {
+  const std::vector<std::string> job = {"--steps", "100000", "--checkpoint", path("run")};
+  Command first = node(0, 1, job);
+  Command second = node(1, 1, job);
+  ASSERT_TRUE(first.wait_for("step 1/", 1, seconds(60)));
+  const pid_t far = worker(1);
+  ASSERT_GT(far, 0);
+  ::kill(far, SIGTERM);
+  ASSERT_TRUE(first.finish(seconds(60)) && second.finish(seconds(60)));
+  EXPECT_EQ(first.exit_code(), 75) << first.err();
+  EXPECT_EQ(second.exit_code(), 75) << second.err();
+  EXPECT_TRUE(fs::exists(path("run/checkpoint.safetensors")));
+  EXPECT_THAT(processes_with(marker_), IsEmpty());
+}
+
+TEST_F(TrainNodes, TooManyWorkersOnAllHostsTogetherAreRefusedEverywhere) {
+  Command first = node(0, 5, {"--steps", "4"});
+  Command second = node(1, 5, {"--steps", "4"});
+  ASSERT_TRUE(first.finish(seconds(60)) && second.finish(seconds(60)));
+  expect_refusal(first, "8 shards cannot be hosted by 10 workers", 2);
+  expect_refusal(second, "8 shards cannot be hosted by 10 workers", 2);
+}
+
+TEST_F(TrainNodes, HostsAreStartedFromHere) {
+  std::ofstream(path("shell")) << "#!/bin/sh\nexec sh -c \"$2\"\n";
+  ::chmod(path("shell").c_str(), 0755);
+  const fs::path plain =
+      fs::temp_directory_path() / ("lockstep-shell-" + std::to_string(::getpid()));
+  fs::create_symlink(path("shell"), plain);  // the words of --ssh are split at spaces
+  Command command({LOCKSTEP_BINARY, "train", "--model", "cnn", "--data", "synthetic", "--hosts",
+                   "127.0.0.1:1,second:1", "--ssh", plain.string(), "--global-batch", "8",
+                   "--steps", "4", "--checkpoint", path("run")},
+                  {marker_});
+  ASSERT_TRUE(command.finish(seconds(100)));
+  fs::remove(plain);
+  EXPECT_EQ(command.exit_code(), 0) << command.err();
+  EXPECT_EQ(count(command.out(), "Trained after 4 steps"), 1) << command.out();
+  EXPECT_TRUE(fs::exists(path("run/checkpoint.safetensors")));
+}
+
+}  // namespace
+}  // namespace lockstep::testing
