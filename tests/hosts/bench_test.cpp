@@ -74,11 +74,16 @@ TEST_F(HostsBench, NothingIsLeftWhenItIsKilled) {
   EXPECT_THAT(made, SizeIs(2));
   command.signal(SIGKILL);
   ASSERT_TRUE(command.finish(seconds(30)));
+  const auto left = [&] {
+    std::set<std::string> names = namespaces_of(all_processes());
+    std::erase_if(names, [&](const std::string& name) { return !made.contains(name); });
+    return names;
+  };
   const auto end = seconds(30);
-  while (!processes_with(marker_).empty() && !end.expired())
+  while (!left().empty() && !end.expired())
     std::this_thread::sleep_for(std::chrono::milliseconds(10));
+  EXPECT_THAT(left(), IsEmpty());
   EXPECT_THAT(processes_with(marker_), IsEmpty());
-  for (const std::string& name : namespaces_of(all_processes())) EXPECT_FALSE(made.contains(name));
 }
 
 TEST_F(HostsBench, WhatIsMissingIsSaidInOneLine) {

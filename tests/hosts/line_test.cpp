@@ -60,6 +60,20 @@ TEST_F(HostsLine, ALineThatFallsSilentIsNamed) {
   }
 }
 
+// The first worker that ends, after one bit has changed. TCP throws away what it has already, such as
+// a segment that was sent again: then another bit is changed.
+std::pair<int, Outcome> first_to_notice(ProcessWorld& world, int size, Line& line) {
+  const auto deadline = Deadline::after(seconds(30));
+  for (int looks = 0; !deadline.expired(); ++looks) {
+    if (looks % 20 == 0) line.flip_one_bit();
+    for (int rank = 0; rank < size; ++rank) {
+      const auto outcome = world.wait(rank, Deadline::after(milliseconds(10)));
+      if (outcome) return {rank, *outcome};
+    }
+  }
+  return {0, {{}, {}, "nobody noticed anything", {}}};
+}
+
 // TCP's checksum is right, so only the tags can tell.
 TEST_F(HostsLine, EveryBitThatChangesOnTheWayIsNoticed) {
   const Placement placement{{1, 2}};
@@ -75,17 +89,19 @@ TEST_F(HostsLine, EveryBitThatChangesOnTheWayIsNoticed) {
       reduce_some(comm, 1'000'000);
     });
     world->await_marks("formed", Deadline::after(seconds(30)));
-    other.flip_one_bit();
-    std::string texts;
+    const auto [noticed, first] = first_to_notice(*world, placement.size(), other);
+    std::string texts = first.text;
     for (int rank = 0; rank < placement.size(); ++rank) {
+      if (rank == noticed) continue;
       const auto outcome = world->wait(rank, Deadline::after(seconds(20)));
-      ASSERT_TRUE(outcome);
+      ASSERT_TRUE(outcome) << "rank " << rank << " hangs, though rank " << noticed
+                           << " said: " << first.text;
       EXPECT_TRUE(outcome->kind);
-      EXPECT_THAT(outcome->text, Not(HasSubstr("wrong sum")));
-      texts += outcome->text + "\n";
+      texts += "\n" + outcome->text;
     }
-    EXPECT_EQ(other.flips(), flip);
+    EXPECT_GE(other.flips(), flip);
     EXPECT_THAT(texts, HasSubstr("changed on its way"));
+    EXPECT_THAT(texts, Not(HasSubstr("wrong sum")));
   }
 }
 
