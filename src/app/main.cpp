@@ -8,6 +8,7 @@
 #include <vector>
 
 #include "app/doctor/doctor.h"
+#include "app/hosts/arguments.h"
 #include "app/run_arguments.h"
 #include "app/train/launch.h"
 #include "base/choice.h"

@@ -9,9 +9,8 @@
 #include <optional>
 #include <string_view>
 
+#include "app/hosts/arguments.h"
 #include "base/command_line.h"
-#include "base/environment.h"
-#include "control/launch/hosts_state.h"
 
 namespace lockstep::app {
 
@@ -73,10 +72,6 @@ constexpr std::array<std::string_view, 18> kWithValue = {
     "--engine",     "--grace",       "--device", "-e",        "--nodes",   "--node-rank",
     "--rendezvous", "--secret-file", "--wire",   "--hosts",   "--ssh",     "--remote-lockstep"};
 
-// They belong to --hosts, or it gives each host its own.
-constexpr std::array<std::string_view, 6> kNotForHosts = {
-    "--hosts", "--ssh", "--remote-lockstep", "--rendezvous", "--workers", "-n"};
-
 bool takes_next(std::string_view argument) {
   return std::find(kWithValue.begin(), kWithValue.end(), argument) != kWithValue.end();
 }
@@ -92,39 +87,6 @@ SplitArguments split_command(const std::vector<std::string>& arguments) {
   if (at != arguments.end() && *at == "--") ++at;
   split.command.assign(at, arguments.end());
   return split;
-}
-
-std::vector<std::string> words_for_hosts(const std::vector<std::string>& own) {
-  std::vector<std::string> kept;
-  for (std::size_t i = 0; i < own.size(); ++i) {
-    const std::string name = own[i].substr(0, own[i].find('='));
-    const bool short_count = own[i].starts_with("-n") && own[i] != "-n";  // -n4
-    if (short_count) continue;
-    if (std::find(kNotForHosts.begin(), kNotForHosts.end(), name) == kNotForHosts.end()) {
-      kept.push_back(own[i]);
-    } else if (name == own[i]) {
-      ++i;  // its value is the next word
-    }
-  }
-  return kept;
-}
-
-void add_hosts(CLI::App& parser, control::HostOptions& hosts) {
-  hosts.shell = base::environment("LOCKSTEP_SSH").value_or(control::kRemoteShell);
-  parser.add_option("--hosts", hosts.list);
-  parser.add_option("--ssh", hosts.shell);
-  parser.add_option("--remote-lockstep", hosts.lockstep);
-}
-
-void check_hosts(const control::RunOptions& options) {
-  const control::NodeOptions& nodes = options.nodes;
-  if (nodes.nodes != 1 || nodes.rank != 0 || !nodes.secret_file.empty() || nodes.lifeline) {
-    throw BadInput(
-        "--hosts starts every host itself: leave out --nodes, --node-rank and --secret-file, or "
-        "leave "
-        "out --hosts");
-  }
-  control::parse_hosts(options.hosts.list, options.workers);
 }
 
 control::RunOptions parse_run_arguments(const std::vector<std::string>& arguments) {

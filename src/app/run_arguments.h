@@ -1,7 +1,6 @@
 // The arguments of `lockstep run` as options.
 #pragma once
 
-#include <CLI/CLI.hpp>
 #include <string>
 #include <vector>
 
@@ -21,15 +20,5 @@ extern const char* const kRunHelp;
 
 // BadInput, in one line, for anything that cannot be understood.
 control::RunOptions parse_run_arguments(const std::vector<std::string>& arguments);
-
-// For --hosts: the words of a command that the launchers of other hosts get, too. Left out are those that only say how
-// they are started, and how many workers there are: each host gets its own number.
-std::vector<std::string> words_for_hosts(const std::vector<std::string>& own);
-
-// --hosts and what belongs to it.
-void add_hosts(CLI::App& parser, control::HostOptions& hosts);
-
-// BadInput if --hosts is given together with options that it sets itself.
-void check_hosts(const control::RunOptions& options);
 
 }  // namespace lockstep::app

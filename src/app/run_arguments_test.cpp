@@ -4,6 +4,8 @@
 #include <gtest/gtest.h>
 #include <lockstep/errors.h>
 
+#include "app/hosts/arguments.h"
+
 namespace lockstep::app {
 namespace {
 

@@ -9,7 +9,7 @@
 #include <cstring>
 #include <thread>
 
-#include "app/run_arguments.h"
+#include "app/hosts/arguments.h"
 #include "base/command_line.h"
 #include "base/environment.h"
 #include "base/files.h"

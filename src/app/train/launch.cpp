@@ -10,7 +10,7 @@
 #include <cstring>
 #include <optional>
 
-#include "app/run_arguments.h"
+#include "app/hosts/arguments.h"
 #include "app/train/arguments.h"
 #include "app/train/open_choices.h"
 #include "base/choice.h"

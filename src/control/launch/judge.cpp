@@ -29,39 +29,38 @@ EndRules end_rules(const RunOptions& options) {
 
 // ---- OwnJudge -------------------------------------------------------------------------------------------------------
 
-OwnJudge::OwnJudge(boost::asio::io_context& context, const RunOptions& options, const Place& place,
+OwnJudge::OwnJudge(boost::asio::io_context& context, const RunOptions& options, const HostMap& map,
                    std::string program, NodeHost* nodes)
     : options_(options),
-      place_(place),
+      map_(map),
       nodes_(nodes),
-      state_(place.world(), end_rules(options)),
-      report_(place, std::move(program)),
+      state_(map.world(), end_rules(options)),
+      report_(map, std::move(program)),
       deadline_(context) {
-  for (int node = 0; node < place.nodes(); ++node) running_.insert(node);
+  for (int node = 0; node < map.nodes(); ++node) running_.insert(node);
   if (nodes_ == nullptr) return;
-  nodes_->when_notice = [this](int node, const NodeNotice& notice) { take_notice(node, notice); };
+  nodes_->when_event = [this](int node, const NodeEvent& event) { take_node_event(node, event); };
   nodes_->when_lost = [this](int node, const std::string& why) { lose(node, why); };
 }
 
-void OwnJudge::take_notice(int node, const NodeNotice& notice) {
-  switch (notice.kind) {
-    case NodeNotice::Kind::kKeeperEvent:
-      return take_event(node, {static_cast<KeeperEvent::Kind>(notice.event), notice.rank,
-                               notice.pid, notice.value});
-    case NodeNotice::Kind::kLoss:
-      return on_loss({notice.rank, notice.value});
-    case NodeNotice::Kind::kSignal:
-      return take_signal(node, notice.value);
-    case NodeNotice::Kind::kOutputClosed:
-      return on_output_closed(notice.value);
-    case NodeNotice::Kind::kKeeperGone:
-      return take_end(node, notice.value);
+void OwnJudge::take_node_event(int node, const NodeEvent& event) {
+  switch (event.kind) {
+    case NodeEvent::Kind::kKeeperEvent:
+      return take_event(node, {static_cast<KeeperEvent::Kind>(event.keeper_kind), event.rank,
+                               event.pid, event.value});
+    case NodeEvent::Kind::kLoss:
+      return on_loss({event.rank, event.value});
+    case NodeEvent::Kind::kSignal:
+      return take_signal(node, event.value);
+    case NodeEvent::Kind::kOutputClosed:
+      return on_output_closed(event.value);
+    case NodeEvent::Kind::kKeeperGone:
+      return take_end(node, event.value);
   }
 }
 
 void OwnJudge::take_event(int node, const KeeperEvent& event) {
-  if (event.rank >= 0 && (!place_.is_rank(event.rank) || place_.node_of(event.rank) != node))
-    return;
+  if (event.rank >= 0 && (!map_.is_rank(event.rank) || map_.node_of(event.rank) != node)) return;
   report_.add(event);
   switch (event.kind) {
     case KeeperEvent::Kind::kNotStarted:
@@ -83,20 +82,20 @@ void OwnJudge::take_event(int node, const KeeperEvent& event) {
 void OwnJudge::take_ends(int node) {
   const auto orders = state_.on_ends(std::exchange(together_[node], {}), Clock::now());
   // Before the orders: they continue a stopped worker.
-  if (const auto lost = state_.lost(); lost && place_.here(*lost)) report_.look_at(*lost);
+  if (const auto lost = state_.lost(); lost && map_.here(*lost)) report_.look_at(*lost);
   obey(orders);
 }
 
 void OwnJudge::on_loss(const Loss& loss) {
-  if (!place_.is_rank(loss.rank)) return;
-  state_.on_loss(loss.rank, place_.is_rank(loss.whom) ? std::optional(loss.whom) : std::nullopt);
+  if (!map_.is_rank(loss.rank)) return;
+  state_.on_loss(loss.rank, map_.is_rank(loss.whom) ? std::optional(loss.whom) : std::nullopt);
 }
 
 void OwnJudge::take_signal(int node, int signal) {
   const bool first = state_.cause() == JobState::Cause::kNone;
   obey(state_.on_signal(signal, Clock::now()));
   if (!first || state_.cause() != JobState::Cause::kSignal) return;
-  const std::string from = node == place_.node ? "" : " from " + place_.name_of(node);
+  const std::string from = node == map_.node ? "" : " from " + map_.name_of(node);
   when_note(fmt::format(
       "lockstep: passed SIG{} on{}; workers have {:g} s to end, Ctrl-C kills them at once",
       sigabbrev_np(signal), from, static_cast<double>(options_.grace.count()) / 1000));
@@ -116,7 +115,7 @@ void OwnJudge::take_end(int node, int wait_status) {
 void OwnJudge::lose(int node, const std::string& why) {
   if (running_.erase(node) == 0) return;  // it had ended
   report_.host_lost(node, why);
-  obey(state_.on_host_lost(place_.ranks_of(node), Clock::now()));
+  obey(state_.on_host_lost(map_.ranks_of(node), Clock::now()));
   conclude_if_over();
 }
 
@@ -154,8 +153,8 @@ void OwnJudge::part() {
 
 // ---- FarJudge -------------------------------------------------------------------------------------------------------
 
-FarJudge::FarJudge(boost::asio::io_context& context, const Place& place, NodeGuest& node_0)
-    : place_(place), node_0_(node_0), deadline_(context), live_(place.workers()) {
+FarJudge::FarJudge(boost::asio::io_context& context, const HostMap& map, NodeGuest& node_0)
+    : map_(map), node_0_(node_0), deadline_(context), live_(map.workers()) {
   node_0_.when_orders = [this](const NodeOrders& orders) { obey(orders); };
   node_0_.when_verdict = [this](const NodeVerdict& verdict) {
     verdict_ = verdict;
@@ -165,28 +164,28 @@ FarJudge::FarJudge(boost::asio::io_context& context, const Place& place, NodeGue
 }
 
 void FarJudge::on_event(const KeeperEvent& event) {
-  node_0_.tell({NodeNotice::Kind::kKeeperEvent, static_cast<std::int32_t>(event.kind), event.rank,
+  node_0_.tell({NodeEvent::Kind::kKeeperEvent, static_cast<std::int32_t>(event.kind), event.rank,
                 event.pid, event.value});
   if (event.kind == KeeperEvent::Kind::kEnded) --live_;
   if (verdict_ && live_ == 0) obey({{}, true});
 }
 
 void FarJudge::on_loss(const Loss& loss) {
-  node_0_.tell({.kind = NodeNotice::Kind::kLoss, .rank = loss.rank, .value = loss.whom});
+  node_0_.tell({.kind = NodeEvent::Kind::kLoss, .rank = loss.rank, .value = loss.whom});
 }
 
 void FarJudge::on_signal(int signal) {
-  node_0_.tell({.kind = NodeNotice::Kind::kSignal, .value = signal});
+  node_0_.tell({.kind = NodeEvent::Kind::kSignal, .value = signal});
 }
 
 void FarJudge::on_output_closed(int error) {
-  node_0_.tell({.kind = NodeNotice::Kind::kOutputClosed, .value = error});
+  node_0_.tell({.kind = NodeEvent::Kind::kOutputClosed, .value = error});
 }
 
 void FarJudge::on_keeper_gone(int wait_status) {
   gone_ = true;
   if (verdict_) return conclude_if_over();
-  node_0_.tell({.kind = NodeNotice::Kind::kKeeperGone, .value = wait_status});
+  node_0_.tell({.kind = NodeEvent::Kind::kKeeperGone, .value = wait_status});
 }
 
 void FarJudge::obey(const NodeOrders& orders) {
@@ -199,7 +198,7 @@ void FarJudge::lose_node_0(const std::string& why) {
   verdict_->code = 1;
   verdict_->cause = static_cast<std::uint8_t>(JobState::Cause::kHostLost);
   verdict_->cut_short = true;
-  verdict_->what = fmt::format("lost {}: {}; the workers here were ended.", place_.name_of(0), why);
+  verdict_->what = fmt::format("lost {}: {}; the workers here were ended.", map_.name_of(0), why);
   conclude_if_over();
 }
 

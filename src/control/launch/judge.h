@@ -60,20 +60,20 @@ class Judge {
 class OwnJudge final : public Judge {
  public:
   // `nodes` is null for a job on one host.
-  OwnJudge(boost::asio::io_context& context, const RunOptions& options, const Place& place,
+  OwnJudge(boost::asio::io_context& context, const RunOptions& options, const HostMap& map,
            std::string program, NodeHost* nodes);
 
-  void on_event(const KeeperEvent& event) override { take_event(place_.node, event); }
+  void on_event(const KeeperEvent& event) override { take_event(map_.node, event); }
   void on_loss(const Loss& loss) override;
-  void on_signal(int signal) override { take_signal(place_.node, signal); }
+  void on_signal(int signal) override { take_signal(map_.node, signal); }
   void on_output_closed(int error) override;
-  void on_keeper_gone(int wait_status) override { take_end(place_.node, wait_status); }
+  void on_keeper_gone(int wait_status) override { take_end(map_.node, wait_status); }
   bool ending() const override { return state_.cause() != JobState::Cause::kNone; }
   bool may_pause() const override { return nodes_ == nullptr; }
   void part() override;
 
  private:
-  void take_notice(int node, const NodeNotice& notice);
+  void take_node_event(int node, const NodeEvent& event);
   void take_event(int node, const KeeperEvent& event);
   void take_ends(int node);
   void take_signal(int node, int signal);
@@ -84,7 +84,7 @@ class OwnJudge final : public Judge {
   void conclude_if_over();
 
   const RunOptions& options_;
-  Place place_;
+  HostMap map_;
   NodeHost* nodes_;
   JobState state_;
   JobReport report_;
@@ -97,7 +97,7 @@ class OwnJudge final : public Judge {
 
 class FarJudge final : public Judge {
  public:
-  FarJudge(boost::asio::io_context& context, const Place& place, NodeGuest& node_0);
+  FarJudge(boost::asio::io_context& context, const HostMap& map, NodeGuest& node_0);
 
   void on_event(const KeeperEvent& event) override;
   void on_loss(const Loss& loss) override;
@@ -111,7 +111,7 @@ class FarJudge final : public Judge {
   void lose_node_0(const std::string& why);
   void conclude_if_over();
 
-  Place place_;
+  HostMap map_;
   NodeGuest& node_0_;
   boost::asio::steady_timer deadline_;
   std::optional<NodeVerdict> verdict_;

@@ -185,12 +185,12 @@ Launcher::Launcher(boost::asio::io_context& context, const RunOptions& options, 
       keeper_(context_, std::move(keeper)),
       losses_(context_, ready.losses.launcher.release()),
       output_(context_, ready.plan, ready.prefix, std::move(ready.logs)),
-      closing_(options, meeting.place),
+      closing_(options, meeting.map),
       signals_(context_, signal_descriptor()),
       keeper_limit_(context_) {
   if (meeting.listener.fd) {
     server_.emplace(context_, std::move(meeting.listener),
-                    ServerOptions{meeting.place.world(), meeting.start.secret});
+                    ServerOptions{meeting.map.world(), meeting.secret});
   }
   keeper_.when_event = [this](const KeeperEvent& event) { take_event(event); };
   keeper_.when_gone = [this] { on_keeper_gone(); };
@@ -240,7 +240,7 @@ void Launcher::take_event(KeeperEvent event) {
   if (event.kind == KeeperEvent::Kind::kSwept) closing_.swept(event.value);
   // First: what a worker said before it ended has arrived by now.
   if (event.kind == KeeperEvent::Kind::kAllReported) take_losses();
-  if (event.rank >= 0) event.rank += meeting_.place.first_rank();
+  if (event.rank >= 0) event.rank += meeting_.map.first_rank();
   judge_->on_event(event);
 }
 
@@ -327,8 +327,9 @@ int run_job(RunOptions options) {
   Meeting meeting;
   try {
     meet(context, options, program, meeting);
-    const OriginalProcess original = set_up_process(options, meeting.place);
-    Preparation ready = prepare(options, program, original, meeting.place, meeting.start);
+    const OriginalProcess original = set_up_process(options, meeting.map);
+    Preparation ready =
+        prepare(options, program, original, meeting.map, meeting.start, meeting.secret);
     if (meeting.host) meeting.host->tell(meeting.start);
     return run_prepared(context, options, meeting,
                         meeting.make_judge(context, options, program.path), std::move(ready));

@@ -47,9 +47,9 @@ void show(const RunOptions& options, const std::string& line) {
 }
 
 // The choices of node 0 for all nodes.
-void settle(RunOptions& options, const Place& place, NodeStart& start) {
+void settle(RunOptions& options, const HostMap& map, NodeStart& start) {
   if (!options.settle) return;
-  options.settle(options, place.world());
+  options.settle(options, map.world());
   start.words.assign(options.command.begin() + 1, options.command.end());
   for (const auto& [name, value] : as_variables(options))
     start.variables.push_back(fmt::format("{}={}", name, value));
@@ -82,10 +82,9 @@ void host_meeting(boost::asio::io_context& context, RunOptions& options, const N
   Listener listener = listen_tcp(interface_name.empty() ? where.host : interface_name, where.port);
   warn_of_loopback(listener, where.host);
   meeting.host = std::make_unique<NodeHost>(context, std::move(listener), secret, join);
-  meeting.place =
-      meeting.host->meet(deadline, [&](const std::string& line) { show(options, line); });
-  meeting.start = make_start(options, meeting.place, meeting.listener);
-  settle(options, meeting.place, meeting.start);
+  meeting.map = meeting.host->meet(deadline, [&](const std::string& line) { show(options, line); });
+  meeting.start = make_start(options, meeting.map, meeting.listener);
+  settle(options, meeting.map, meeting.start);
 }
 
 void attend_meeting(boost::asio::io_context& context, RunOptions& options, const NodeJoin& join,
@@ -94,7 +93,7 @@ void attend_meeting(boost::asio::io_context& context, RunOptions& options, const
   meeting.guest = std::make_unique<NodeGuest>(context, where, secret, join);
   meeting.start =
       meeting.guest->meet(deadline, [&](const std::string& line) { show(options, line); });
-  meeting.place = {options.nodes.rank, meeting.start.shares};
+  meeting.map = {options.nodes.rank, meeting.start.shares};
   take_choices(options, meeting.start);
 }
 
@@ -175,8 +174,8 @@ void Lifeline::hang_up() {
 std::unique_ptr<Judge> Meeting::make_judge(boost::asio::io_context& context,
                                            const RunOptions& options,
                                            const std::string& program) const {
-  if (guest) return std::make_unique<FarJudge>(context, place, *guest);
-  return std::make_unique<OwnJudge>(context, options, place, program, host.get());
+  if (guest) return std::make_unique<FarJudge>(context, map, *guest);
+  return std::make_unique<OwnJudge>(context, options, map, program, host.get());
 }
 
 void Meeting::give_up(const CannotBegin& reason) const {
@@ -196,15 +195,17 @@ void meet(boost::asio::io_context& context, RunOptions& options, const Program& 
   }
   if (options.nodes.nodes == 1) {
     if (program.path.empty()) throw CannotBegin{program.problem, program.exit_code};
-    meeting.place = {0, {{this_host(), static_cast<std::uint32_t>(options.workers)}}};
-    meeting.start = make_start(options, meeting.place, meeting.listener);
-    return settle(options, meeting.place, meeting.start);
+    meeting.map = {0, {{this_host(), static_cast<std::uint32_t>(options.workers)}}};
+    meeting.start = make_start(options, meeting.map, meeting.listener);
+    meeting.secret = make_secret();
+    return settle(options, meeting.map, meeting.start);
   }
   if (secret.empty()) secret = read_secret_file(options.nodes.secret_file);
   const NodeJoin join = introduction(options, program);
   const std::chrono::seconds asked{options.timeout_s.value_or(kDefaultTimeout.count())};
   if (!join.problem.empty()) return tell_problem(context, options, join, secret, meeting);
   hold(context, options, join, secret, Deadline::after(asked), meeting);
+  meeting.secret = generation_secret(secret, meeting.start.name, "workers");
 }
 
 }  // namespace lockstep::control

@@ -45,9 +45,10 @@ class Lifeline {
 
 // The launchers of a job, when they have met; on one host, this launcher.
 struct Meeting {
-  Place place;
+  HostMap map;
   NodeStart start;
-  Listener listener;  // where node 0 serves the workers
+  std::string secret;  // of the workers
+  Listener listener;   // where node 0 serves the workers
   std::unique_ptr<Lifeline> lifeline;
   std::unique_ptr<NodeHost> host;    // of node 0 of several
   std::unique_ptr<NodeGuest> guest;  // of every other node

@@ -15,27 +15,27 @@ std::string node_name(int node, const std::string& host) {
 
 }  // namespace
 
-int Place::first_rank(int of_node) const {
+int HostMap::first_rank(int of_node) const {
   int first = 0;
   for (int before = 0; before < of_node; ++before)
     first += static_cast<int>(shares[static_cast<std::size_t>(before)].workers);
   return first;
 }
 
-int Place::node_of(int rank) const {
+int HostMap::node_of(int rank) const {
   int of_node = 0;
   while (of_node + 1 < nodes() && first_rank(of_node + 1) <= rank) ++of_node;
   return of_node;
 }
 
-std::vector<int> Place::ranks_of(int of_node) const {
+std::vector<int> HostMap::ranks_of(int of_node) const {
   std::vector<int> ranks;
   for (int rank = first_rank(of_node); rank < first_rank(of_node + 1); ++rank)
     ranks.push_back(rank);
   return ranks;
 }
 
-std::string Place::name_of(int of_node) const {
+std::string HostMap::name_of(int of_node) const {
   return node_name(of_node, shares[static_cast<std::size_t>(of_node)].host);
 }
 
@@ -59,10 +59,10 @@ std::optional<CannotBegin> NodeRoster::add(ConnectionId from, const NodeJoin& jo
     return CannotBegin{fmt::format("{}: {}", name_of(0), first.problem), first.code};
   if (!join.problem.empty())
     return CannotBegin{fmt::format("{}: {}", name_of(node), join.problem), join.code};
-  if (whole() && place().world() > kMostWorkers) {
+  if (whole() && map().world() > kMostWorkers) {
     return CannotBegin{
         fmt::format("{} workers on all nodes together are too many; ask for at most {}",
-                    place().world(), kMostWorkers),
+                    map().world(), kMostWorkers),
         kUsage};
   }
   return std::nullopt;
@@ -104,10 +104,10 @@ std::vector<int> NodeRoster::missing() const {
   return nodes;
 }
 
-Place NodeRoster::place() const {
-  Place place;
-  for (const auto& [node, join] : joins_) place.shares.push_back({join.host, join.workers});
-  return place;
+HostMap NodeRoster::map() const {
+  HostMap map;
+  for (const auto& [node, join] : joins_) map.shares.push_back({join.host, join.workers});
+  return map;
 }
 
 std::optional<int> NodeRoster::node_of(ConnectionId connection) const {

@@ -1,6 +1,6 @@
 // Which launchers take part in a job on several hosts. Pure: node 0 asks, and time is an argument.
 //
-//   Place        what one launcher knows of all hosts: who has which ranks
+//   HostMap        what one launcher knows of all hosts: who has which ranks
 //   NodeRoster   node 0's list of the launchers, from the first that comes to the last that ends
 #pragma once
 
@@ -15,7 +15,7 @@
 namespace lockstep::control {
 
 // The hosts of a job, and which of them this is.
-struct Place {
+struct HostMap {
   int node = 0;
   std::vector<NodeShare> shares;  // of every node, by its number
 
@@ -59,7 +59,7 @@ class NodeRoster {
   bool whole() const { return joins_.size() == joins_.at(0).nodes; }
   void begin() { begun_ = true; }
   std::vector<int> missing() const;
-  Place place() const;
+  HostMap map() const;
 
   // The node of this connection; nothing for one that does not belong to the job, or not any more.
   std::optional<int> node_of(ConnectionId connection) const;

@@ -24,19 +24,19 @@ std::string objection(const NodeJoin& join) {
   return reason ? reason->why : "";
 }
 
-TEST(PlaceTest, RanksCountFromNodeToNode) {
-  const Place place{1, {{"a", 4}, {"b", 1}, {"c", 2}}};
-  EXPECT_EQ(place.world(), 7);
-  EXPECT_EQ(place.first_rank(), 4);
-  EXPECT_EQ(place.workers(), 1);
-  EXPECT_EQ(place.node_of(3), 0);
-  EXPECT_EQ(place.node_of(4), 1);
-  EXPECT_EQ(place.node_of(6), 2);
-  EXPECT_THAT(place.ranks_of(2), ElementsAre(5, 6));
-  EXPECT_TRUE(place.here(4));
-  EXPECT_FALSE(place.here(5));
-  EXPECT_FALSE(place.is_rank(7));
-  EXPECT_EQ(place.name_of(2), "node 2 (c)");
+TEST(HostMapTest, RanksCountFromNodeToNode) {
+  const HostMap map{1, {{"a", 4}, {"b", 1}, {"c", 2}}};
+  EXPECT_EQ(map.world(), 7);
+  EXPECT_EQ(map.first_rank(), 4);
+  EXPECT_EQ(map.workers(), 1);
+  EXPECT_EQ(map.node_of(3), 0);
+  EXPECT_EQ(map.node_of(4), 1);
+  EXPECT_EQ(map.node_of(6), 2);
+  EXPECT_THAT(map.ranks_of(2), ElementsAre(5, 6));
+  EXPECT_TRUE(map.here(4));
+  EXPECT_FALSE(map.here(5));
+  EXPECT_FALSE(map.is_rank(7));
+  EXPECT_EQ(map.name_of(2), "node 2 (c)");
 }
 
 TEST(NodeRosterTest, JobBeginsWhenEveryNodeHasCome) {
@@ -46,8 +46,8 @@ TEST(NodeRosterTest, JobBeginsWhenEveryNodeHasCome) {
   EXPECT_FALSE(roster.whole());
   EXPECT_FALSE(roster.add(8, launcher(1, 1, "b"), kBegin));
   ASSERT_TRUE(roster.whole());
-  EXPECT_EQ(roster.place().world(), 7);
-  EXPECT_EQ(roster.place().name_of(1), "node 1 (b)");
+  EXPECT_EQ(roster.map().world(), 7);
+  EXPECT_EQ(roster.map().name_of(1), "node 1 (b)");
   EXPECT_EQ(roster.node_of(7), 2);
   EXPECT_THAT(roster.connections(), ElementsAre(7, 8));
 }

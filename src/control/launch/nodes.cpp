@@ -101,7 +101,7 @@ class NodeHost::State : public std::enable_shared_from_this<NodeHost::State> {
     door_->shut_down();
   }
 
-  Place meet(Deadline deadline, const Note& note);
+  HostMap meet(Deadline deadline, const Note& note);
   void refuse(const CannotBegin& reason);
   void tell(const Message& message) {
     for (const ConnectionId to : roster_.connections()) door_->send(to, message);
@@ -136,9 +136,9 @@ bool NodeHost::State::take(ConnectionId from, const Message& message) {
     if (node) lose(*node, give_up->why);
     return false;
   }
-  const auto* notice = std::get_if<NodeNotice>(&message);
-  if (notice == nullptr || meeting_) return false;
-  if (node && owner_ != nullptr) owner_->when_notice(*node, *notice);
+  const auto* event = std::get_if<NodeEvent>(&message);
+  if (event == nullptr || meeting_) return false;
+  if (node && owner_ != nullptr) owner_->when_event(*node, *event);
   return true;
 }
 
@@ -166,7 +166,7 @@ void NodeHost::State::tick() {
   for (const int node : roster_.silent(now(), kSilence)) lose(node, silence_text());
 }
 
-Place NodeHost::State::meet(Deadline deadline, const Note& note) {
+HostMap NodeHost::State::meet(Deadline deadline, const Note& note) {
   const auto done = [this] { return reason_ || roster_.whole(); };
   const auto missing = [this] { return fmt::format("{}", fmt::join(roster_.missing(), ", ")); };
   const bool soon = run_until(context_, earlier(deadline, Deadline::after(kFirstNote)), done);
@@ -186,7 +186,7 @@ Place NodeHost::State::meet(Deadline deadline, const Note& note) {
   }
   meeting_ = false;
   roster_.begin();
-  return roster_.place();
+  return roster_.map();
 }
 
 void NodeHost::State::refuse(const CannotBegin& reason) {
@@ -209,7 +209,7 @@ NodeHost::NodeHost(boost::asio::io_context& context, Listener listener, const st
 NodeHost::~NodeHost() {
   state_->shut_down();
 }
-Place NodeHost::meet(Deadline deadline, const Note& note) {
+HostMap NodeHost::meet(Deadline deadline, const Note& note) {
   return state_->meet(deadline, note);
 }
 void NodeHost::refuse(const CannotBegin& reason) {
@@ -241,8 +241,8 @@ class NodeGuest::State : public ConnectionOwner,
     if (link_) link_->abandon();
   }
   NodeStart meet(Deadline deadline, const Note& note);
-  void tell(const NodeNotice& notice) {
-    if (link_) link_->send(notice);
+  void tell(const NodeEvent& event) {
+    if (link_) link_->send(event);
   }
   // Node 0 closes the connection when it has read it.
   void give_up(const std::string& why) {
@@ -397,8 +397,8 @@ NodeGuest::~NodeGuest() {
 NodeStart NodeGuest::meet(Deadline deadline, const Note& note) {
   return state_->meet(deadline, note);
 }
-void NodeGuest::tell(const NodeNotice& notice) {
-  state_->tell(notice);
+void NodeGuest::tell(const NodeEvent& event) {
+  state_->tell(event);
 }
 void NodeGuest::give_up(const std::string& why) {
   state_->give_up(why);

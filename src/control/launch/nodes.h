@@ -38,7 +38,7 @@ class NodeHost {
   ~NodeHost();
 
   // Waits for the other nodes.
-  Place meet(Deadline deadline, const Note& note);
+  HostMap meet(Deadline deadline, const Note& note);
 
   // The job cannot begin. Tells every node, and gives them a moment to read it.
   void refuse(const CannotBegin& reason);
@@ -49,7 +49,7 @@ class NodeHost {
   // At the end: waits a moment until every node has read what it was told, and left.
   void part();
 
-  std::function<void(int node, const NodeNotice&)> when_notice;
+  std::function<void(int node, const NodeEvent&)> when_event;
   std::function<void(int node, const std::string& why)> when_lost;
 
  private:
@@ -72,7 +72,7 @@ class NodeGuest {
   // again until the deadline.
   NodeStart meet(Deadline deadline, const Note& note);
 
-  void tell(const NodeNotice& notice);
+  void tell(const NodeEvent& event);
 
   // This launcher cannot go on: tells node 0 why, and leaves.
   void give_up(const std::string& why);

@@ -177,7 +177,7 @@ class Output {
 // Ownership: plain values.
 class JobReport {
  public:
-  JobReport(const Place& place, std::string program);
+  JobReport(const HostMap& map, std::string program);
 
   void add(const KeeperEvent& event);
   void keeper_lost(int node, int wait_status);
@@ -199,7 +199,7 @@ class JobReport {
   std::string who(int rank) const;
   bool seen_stopped(std::optional<int> rank) const;
 
-  Place place_;
+  HostMap map_;
   std::string program_;
   std::vector<pid_t> pids_;
   std::vector<bool> not_started_;
@@ -214,7 +214,7 @@ class JobReport {
 // Threads, Blocking, Failure, Ownership: as JobReport.
 class ClosingWords {
  public:
-  ClosingWords(const RunOptions& options, const Place& place) : options_(options), place_(place) {}
+  ClosingWords(const RunOptions& options, const HostMap& map) : options_(options), map_(map) {}
 
   void swept(int processes) { swept_ = processes; }
   void not_ended(std::vector<pid_t> left) { left_ = std::move(left); }
@@ -233,7 +233,7 @@ class ClosingWords {
   bool for_us_to_tell(const NodeVerdict& verdict) const;
 
   const RunOptions& options_;
-  const Place& place_;
+  const HostMap& map_;
   int swept_ = 0;
   std::vector<pid_t> left_;
 };

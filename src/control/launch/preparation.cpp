@@ -35,10 +35,10 @@ void open_standard_descriptors() {
 
 // Four pipe ends while starting and two logs per worker, one rendezvous connection for each worker of any host, and a
 // reserve.
-void raise_open_files(const RunOptions& options, const Place& place, const rlimit& original) {
+void raise_open_files(const RunOptions& options, const HostMap& map, const rlimit& original) {
   const rlim_t per_worker = options.log_dir.empty() ? 4 : 6;
   const rlim_t needed = static_cast<rlim_t>(options.workers) * per_worker +
-                        static_cast<rlim_t>(place.world() + place.nodes()) + 64;
+                        static_cast<rlim_t>(map.world() + map.nodes()) + 64;
   if (original.rlim_cur >= needed) return;
   if (original.rlim_max < needed) {
     throw Unavailable(fmt::format(
@@ -59,7 +59,7 @@ LogFile open_log(const std::filesystem::path& path) {
   return {path.string(), std::move(file)};
 }
 
-std::vector<LogFile> open_logs(const RunOptions& options, const Place& place) {
+std::vector<LogFile> open_logs(const RunOptions& options, const HostMap& map) {
   std::vector<LogFile> logs;
   if (options.log_dir.empty()) return logs;
   const std::filesystem::path folder = options.log_dir;
@@ -69,7 +69,7 @@ std::vector<LogFile> open_logs(const RunOptions& options, const Place& place) {
     throw BadInput(fmt::format("--log-dir: cannot make {}: {}; choose another folder",
                                options.log_dir, error.message()));
   }
-  for (const int rank : place.ranks_of(place.node)) {
+  for (const int rank : map.ranks_of(map.node)) {
     logs.push_back(open_log(folder / fmt::format("rank-{}.out", rank)));
     logs.push_back(open_log(folder / fmt::format("rank-{}.err", rank)));
   }
@@ -91,11 +91,11 @@ Listener listen_for_workers(const RunOptions& options) {
 
 }  // namespace
 
-OriginalProcess set_up_process(const RunOptions& options, const Place& place) {
+OriginalProcess set_up_process(const RunOptions& options, const HostMap& map) {
   open_standard_descriptors();
   OriginalProcess original;
   ::getrlimit(RLIMIT_NOFILE, &original.open_files);
-  raise_open_files(options, place, original.open_files);
+  raise_open_files(options, map, original.open_files);
   // A process that ignores SIGCHLD, as its parent did, gets no exit codes.
   std::signal(SIGCHLD, SIG_DFL);
   sigset_t blocked;
@@ -127,17 +127,16 @@ std::string interface_of(const RunOptions& options) {
   return base::environment("LOCKSTEP_INTERFACE").value_or("");
 }
 
-NodeStart make_start(const RunOptions& options, const Place& place, Listener& listener) {
+NodeStart make_start(const RunOptions& options, const HostMap& map, Listener& listener) {
   NodeStart start;
   // The PID is for people who look at /proc/net/unix. Nobody can guess the rest.
   start.name = fmt::format("lockstep-{}-{}", ::getpid(), base::to_hex(base::random_bytes(12)));
-  start.secret = make_secret();
-  const bool one_host = place.nodes() == 1;
+  const bool one_host = map.nodes() == 1;
   listener = one_host ? listen_unix(start.name) : listen_for_workers(options);
   start.rendezvous = to_string(listener.address);
   start.master = one_host ? "127.0.0.1" : listener.address.host;
   start.master_port = static_cast<std::uint32_t>(free_port());
-  start.shares = place.shares;
+  start.shares = map.shares;
   return start;
 }
 
@@ -159,27 +158,28 @@ std::vector<std::pair<std::string, std::string>> as_variables(const RunOptions& 
 }
 
 Preparation prepare(const RunOptions& options, const Program& program,
-                    const OriginalProcess& original, const Place& place, const NodeStart& start) {
+                    const OriginalProcess& original, const HostMap& map, const NodeStart& start,
+                    const std::string& secret) {
   Preparation ready;
-  ready.prefix = [first = place.first_rank(), world = place.world()](int worker, bool colour) {
+  ready.prefix = [first = map.first_rank(), world = map.world()](int worker, bool colour) {
     return line_prefix(first + worker, world, colour);
   };
-  ready.logs = open_logs(options, place);
-  ready.sealed_secret = seal_secret(start.secret);
+  ready.logs = open_logs(options, map);
+  ready.sealed_secret = seal_secret(secret);
   ready.losses = make_loss_channel();
-  const JobEnvironment job{place, start, ready.sealed_secret.get(), ready.losses.workers.get(),
+  const JobEnvironment job{map, start, ready.sealed_secret.get(), ready.losses.workers.get(),
                            as_variables(options)};
 
   KeeperPlan& plan = ready.plan;
   plan.program = program.path;
   plan.arguments = [command = options.command](int) { return command; };
   plan.environment = [inherited = own_environment(), job](int worker) {
-    return worker_environment(inherited, job, job.place.first_rank() + worker);
+    return worker_environment(inherited, job, job.map.first_rank() + worker);
   };
   // Workers have process groups of their own, and only the foreground group may read a terminal.
-  const bool reads = place.node == 0 && !options.nodes.lifeline && ::isatty(STDIN_FILENO) != 1;
+  const bool reads = map.node == 0 && !options.nodes.lifeline && ::isatty(STDIN_FILENO) != 1;
   plan.input = reads ? STDIN_FILENO : -1;
-  plan.leader_keeps_output = options.leader_keeps_output && place.node == 0;
+  plan.leader_keeps_output = options.leader_keeps_output && map.node == 0;
   plan.secret = job.secret_fd;
   plan.losses = job.loss_fd;
   plan.open_files = original.open_files;
@@ -226,14 +226,14 @@ Variables parsed(const std::vector<std::string>& strings) {
 }
 
 // torchrun calls a host a group.
-void set_ranks(Variables& variables, int rank, const Place& place) {
+void set_ranks(Variables& variables, int rank, const HostMap& map) {
   for (const char* name : {"RANK", "ROLE_RANK"}) variables[name] = fmt::to_string(rank);
   for (const char* name : {"WORLD_SIZE", "ROLE_WORLD_SIZE"})
-    variables[name] = fmt::to_string(place.world());
-  variables["LOCAL_RANK"] = fmt::to_string(rank - place.first_rank());
-  variables["LOCAL_WORLD_SIZE"] = fmt::to_string(place.workers());
-  variables["GROUP_RANK"] = fmt::to_string(place.node);
-  variables["GROUP_WORLD_SIZE"] = fmt::to_string(place.nodes());
+    variables[name] = fmt::to_string(map.world());
+  variables["LOCAL_RANK"] = fmt::to_string(rank - map.first_rank());
+  variables["LOCAL_WORLD_SIZE"] = fmt::to_string(map.workers());
+  variables["GROUP_RANK"] = fmt::to_string(map.node);
+  variables["GROUP_WORLD_SIZE"] = fmt::to_string(map.nodes());
   variables["ROLE_NAME"] = "default";
 }
 
@@ -267,7 +267,7 @@ void set_threads(Variables& variables) {
 std::vector<std::string> worker_environment(const std::vector<std::string>& inherited,
                                             const JobEnvironment& job, int rank) {
   Variables variables = parsed(inherited);
-  set_ranks(variables, rank, job.place);
+  set_ranks(variables, rank, job.map);
   set_torchrun(variables, job.start);
   set_lockstep(variables, job);
   set_threads(variables);

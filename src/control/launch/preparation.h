@@ -28,7 +28,7 @@ struct OriginalProcess {
 
 // Makes this process fit to be a launcher. Its standard descriptors are open, it may open enough
 // files, the signals that it reads from a descriptor, SIGPIPE and SIGXFSZ are blocked, and orphans become its children.
-OriginalProcess set_up_process(const RunOptions& options, const Place& place);
+OriginalProcess set_up_process(const RunOptions& options, const HostMap& map);
 
 // The signals to forward. Not those that were ignored from the start, as SIGHUP under nohup.
 std::vector<int> signals_to_forward();
@@ -44,9 +44,9 @@ struct LogFile {
 // The network interface or address that the user named for this host; empty if none.
 std::string interface_of(const RunOptions& options);
 
-// What all hosts of a job have in common, made by node 0: a name, a secret, and where its workers meet. `listener`
+// What all hosts of a job have in common, made by node 0: a name, and where its workers meet. `listener`
 // is where node 0 serves them: on this host if it is the only one.
-NodeStart make_start(const RunOptions& options, const Place& place, Listener& listener);
+NodeStart make_start(const RunOptions& options, const HostMap& map, Listener& listener);
 
 // All that a job needs on this host, ready to be used.
 struct Preparation {
@@ -60,7 +60,8 @@ struct Preparation {
 // BadInput when the log folder cannot be written; Unavailable when the host has no descriptors
 // left.
 Preparation prepare(const RunOptions& options, const Program& program,
-                    const OriginalProcess& original, const Place& place, const NodeStart& start);
+                    const OriginalProcess& original, const HostMap& map, const NodeStart& start,
+                    const std::string& secret);
 
 // What the user can give for all workers as variables: --threads, --engine and the like.
 std::vector<std::pair<std::string, std::string>> as_variables(const RunOptions& options);
@@ -71,7 +72,7 @@ int free_port();
 // What decides the environment of the workers, the same for all: what torchrun sets, what join()
 // reads, and numbers of threads.
 struct JobEnvironment {
-  Place place;
+  HostMap map;
   NodeStart
       start;  // MASTER_PORT is for the program's own rendezvous; nothing of ours listens there
   int secret_fd = -1;

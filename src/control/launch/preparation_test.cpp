@@ -16,7 +16,7 @@ using testing::StartsWith;
 
 JobEnvironment four_workers() {
   JobEnvironment job;
-  job.place = {0, {{"here", 4}}};
+  job.map = {0, {{"here", 4}}};
   job.start.name = "lockstep-1-ab";
   job.start.master = "127.0.0.1";
   job.start.master_port = 12345;
@@ -98,7 +98,7 @@ TEST(WorkerEnvironmentTest, WhatOptionsSetOnlyWhenAskedFor) {
 
 TEST(WorkerEnvironmentTest, RanksCountOverAllHosts) {
   JobEnvironment job = four_workers();
-  job.place = {1, {{"a", 3}, {"b", 2}, {"c", 1}}};
+  job.map = {1, {{"a", 3}, {"b", 2}, {"c", 1}}};
   job.start.master = "10.0.0.1";
   EXPECT_THAT(
       worker_environment({}, job, 4),

@@ -225,9 +225,9 @@ int run_on_hosts(const RunOptions& given, const RemoteWords& words) {
   options.log_dir.clear();
   boost::asio::io_context context(1);
   Meeting meeting;
-  meeting.place = {0, {{"", static_cast<std::uint32_t>(hosts.size())}}};
+  meeting.map = {0, {{"", static_cast<std::uint32_t>(hosts.size())}}};
   remote_shell(words_of(options.hosts.shell));
-  const OriginalProcess original = set_up_process(options, meeting.place);
+  const OriginalProcess original = set_up_process(options, meeting.map);
   Preparation ready = prepare_shells(options, words, hosts, original);
   auto judge =
       std::make_unique<HostsJudge>(context, hosts, options.grace, take_lifelines(ready.plan));

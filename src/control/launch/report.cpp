@@ -21,14 +21,14 @@ bool is(const NodeVerdict& verdict, JobState::Cause cause) {
 
 }  // namespace
 
-JobReport::JobReport(const Place& place, std::string program)
-    : place_(place),
+JobReport::JobReport(const HostMap& map, std::string program)
+    : map_(map),
       program_(std::move(program)),
-      pids_(static_cast<std::size_t>(place.world())),
-      not_started_(static_cast<std::size_t>(place.world())) {}
+      pids_(static_cast<std::size_t>(map.world())),
+      not_started_(static_cast<std::size_t>(map.world())) {}
 
 void JobReport::add(const KeeperEvent& event) {
-  if (!place_.is_rank(event.rank)) return;
+  if (!map_.is_rank(event.rank)) return;
   if (event.kind == KeeperEvent::Kind::kStarted)
     pids_[static_cast<std::size_t>(event.rank)] = event.pid;
   if (event.kind == KeeperEvent::Kind::kNotStarted)
@@ -37,14 +37,14 @@ void JobReport::add(const KeeperEvent& event) {
 
 void JobReport::keeper_lost(int node, int wait_status) {
   if (!lost_.empty()) return;
-  const std::string where = place_.nodes() == 1 ? "" : " on " + place_.name_of(node);
+  const std::string where = map_.nodes() == 1 ? "" : " on " + map_.name_of(node);
   lost_ = fmt::format("the launcher's keeper process{} {}; everything was ended", where,
                       describe(worker_end(0, wait_status)));
 }
 
 void JobReport::host_lost(int node, const std::string& why) {
   if (lost_.empty())
-    lost_ = fmt::format("lost {}: {}; all workers were ended.", place_.name_of(node), why);
+    lost_ = fmt::format("lost {}: {}; all workers were ended.", map_.name_of(node), why);
 }
 
 void JobReport::look_at(int rank) {
@@ -59,8 +59,8 @@ bool JobReport::seen_stopped(std::optional<int> rank) const {
 
 std::string JobReport::who(int rank) const {
   const auto pid = pids_[static_cast<std::size_t>(rank)];
-  if (place_.nodes() == 1) return fmt::format("rank {} (pid {})", rank, pid);
-  return fmt::format("rank {} on {} (pid {})", rank, place_.name_of(place_.node_of(rank)), pid);
+  if (map_.nodes() == 1) return fmt::format("rank {} (pid {})", rank, pid);
+  return fmt::format("rank {} on {} (pid {})", rank, map_.name_of(map_.node_of(rank)), pid);
 }
 
 NodeVerdict JobReport::verdict(const JobState& state) const {
@@ -90,7 +90,7 @@ void JobReport::tell_failure(const JobState& state, NodeVerdict& verdict) const 
   const auto lost = state.failure()->lost;
   if (failure.how == WorkerEnd::How::kNotStarted) {
     const std::string where =
-        place_.nodes() == 1 ? "" : " on " + place_.name_of(place_.node_of(failure.rank));
+        map_.nodes() == 1 ? "" : " on " + map_.name_of(map_.node_of(failure.rank));
     verdict.what = fmt::format("rank {}{}: {}", failure.rank, where,
                                explain_exec_failure(program_, failure.value));
   } else if (!state.explained(failure)) {
@@ -106,7 +106,7 @@ void JobReport::tell_failure(const JobState& state, NodeVerdict& verdict) const 
 std::string JobReport::what_happened(const JobState& state) const {
   const WorkerEnd& failure = state.failure()->cause;
   const std::string how = describe(failure);
-  if (place_.world() == 1) return fmt::format("{} {}.", who(failure.rank), how);
+  if (map_.world() == 1) return fmt::format("{} {}.", who(failure.rank), how);
   const auto lost = state.failure()->lost;
   if (!lost)
     return fmt::format("{} failed first: it {}; the others were ended.", who(failure.rank), how);
@@ -142,20 +142,20 @@ std::vector<std::string> ClosingWords::failures(const NodeVerdict& verdict,
 // If all hosts have one terminal, the one with the last lines tells the failure.
 bool ClosingWords::for_us_to_tell(const NodeVerdict& verdict) const {
   if (!options_.nodes.lifeline) return true;
-  return verdict.speaker >= 0 ? place_.here(verdict.speaker) : place_.node == 0;
+  return verdict.speaker >= 0 ? map_.here(verdict.speaker) : map_.node == 0;
 }
 
 std::vector<std::string> ClosingWords::failure(const NodeVerdict& verdict,
                                                const Output& output) const {
   std::vector<std::string> lines = {"lockstep: " + verdict.what};
   const int speaker = verdict.speaker;
-  if (!place_.is_rank(speaker)) return lines;
-  if (!place_.here(speaker)) {
-    const auto where = place_.name_of(place_.node_of(speaker));
+  if (!map_.is_rank(speaker)) return lines;
+  if (!map_.here(speaker)) {
+    const auto where = map_.name_of(map_.node_of(speaker));
     lines[0] += fmt::format(" Its last lines are in the output of {}.", where);
     return lines;
   }
-  const auto& last = output.last_lines(speaker - place_.first_rank());
+  const auto& last = output.last_lines(speaker - map_.first_rank());
   if (!last.empty()) {
     lines[0] +=
         verdict.witness ? fmt::format(" Last lines of rank {}:", speaker) : " Its last lines:";

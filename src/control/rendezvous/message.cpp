@@ -78,16 +78,16 @@ void write(ByteWriter& out, const NodeJoin& join) {
   out.put_text(cut(join.problem)).put(join.code);
 }
 void write(ByteWriter& out, const NodeStart& start) {
-  out.put_text(start.name).put_text(start.secret).put_text(start.rendezvous);
+  out.put_text(start.name).put_text(start.rendezvous);
   out.put_text(start.master).put(start.master_port);
   out.put(count_of(start.shares.size(), kMostNodes));
   for (const auto& share : start.shares) out.put_text(cut(share.host)).put(share.workers);
   write_words(out, start.words);
   write_words(out, start.variables);
 }
-void write(ByteWriter& out, const NodeNotice& notice) {
-  out.put(static_cast<std::uint8_t>(notice.kind)).put(notice.event).put(notice.rank);
-  out.put(notice.pid).put(notice.value);
+void write(ByteWriter& out, const NodeEvent& event) {
+  out.put(static_cast<std::uint8_t>(event.kind)).put(event.keeper_kind).put(event.rank);
+  out.put(event.pid).put(event.value);
 }
 void write(ByteWriter& out, const NodeOrders& orders) {
   out.put(count_of(orders.signals.size(), kMostWords));
@@ -184,7 +184,6 @@ void read(ByteReader& in, NodeJoin& join) {
 }
 void read(ByteReader& in, NodeStart& start) {
   start.name = text(in);
-  start.secret = text(in);
   start.rendezvous = text(in);
   start.master = text(in);
   start.master_port = in.get<std::uint32_t>();
@@ -196,12 +195,12 @@ void read(ByteReader& in, NodeStart& start) {
   read_each(in, kMostWords, [&] { start.words.push_back(text(in, kMostValueBytes)); });
   read_each(in, kMostWords, [&] { start.variables.push_back(text(in, kMostValueBytes)); });
 }
-void read(ByteReader& in, NodeNotice& notice) {
-  notice.kind = static_cast<NodeNotice::Kind>(in.get<std::uint8_t>());
-  notice.event = in.get<std::int32_t>();
-  notice.rank = in.get<std::int32_t>();
-  notice.pid = in.get<std::int32_t>();
-  notice.value = in.get<std::int32_t>();
+void read(ByteReader& in, NodeEvent& event) {
+  event.kind = static_cast<NodeEvent::Kind>(in.get<std::uint8_t>());
+  event.keeper_kind = in.get<std::int32_t>();
+  event.rank = in.get<std::int32_t>();
+  event.pid = in.get<std::int32_t>();
+  event.value = in.get<std::int32_t>();
 }
 void read(ByteReader& in, NodeOrders& orders) {
   read_each(in, kMostWords, [&] { orders.signals.push_back(in.get<std::int32_t>()); });

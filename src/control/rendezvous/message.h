@@ -164,7 +164,7 @@ struct Closing {
 
 using Message =
     std::variant<Join, Put, Get, Done, GiveUp, Welcome, Stored, Value, Finished, Failed, Closing,
-                 NodeJoin, NodeStart, NodeNotice, NodeOrders, NodeVerdict, Beat>;
+                 NodeJoin, NodeStart, NodeEvent, NodeOrders, NodeVerdict, Beat>;
 
 // A text for people that is too long is cut. A key or value that is too long is a bug: the caller checks them.
 std::string encode(const Message& message);

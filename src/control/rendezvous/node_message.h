@@ -4,7 +4,7 @@
 //   launcher of a node              launcher of node 0
 //   NodeJoin  ─────────────────────▶             who it is, and what must agree
 //             ◀─────────────────────  NodeStart    when every node has come        (or NodeVerdict: it cannot begin)
-//   NodeNotice ────────────────────▶             what happens to its workers
+//   NodeEvent ────────────────────▶             what happens to its workers
 //             ◀─────────────────────  NodeOrders   what to do about it
 //             ◀─────────────────────  NodeVerdict  when the workers of every node have ended
 //   Beat      ◀────────────────────▶  Beat         every second: silence means that the host is lost
@@ -40,9 +40,9 @@ struct NodeShare {
 
 // Every node is here: start the workers.
 struct NodeStart {
-  std::string name;        // of the job
-  std::string secret;      // of its workers
-  std::string rendezvous;  // theirs
+  std::string
+      name;  // of the job. The secret of its workers comes from it and from the launchers' secret: neither travels
+  std::string rendezvous;  // of the workers
   std::string master;      // the host of node 0 as the others reach it
   std::uint32_t master_port = 0;
   std::vector<NodeShare> shares;       // of every node, by its number
@@ -52,21 +52,21 @@ struct NodeStart {
   bool operator==(const NodeStart&) const = default;
 };
 
-struct NodeNotice {
+struct NodeEvent {
   enum class Kind : std::uint8_t {
-    kKeeperEvent = 1,   // event, rank, pid, value: as KeeperEvent
+    kKeeperEvent = 1,   // as KeeperEvent
     kLoss = 2,          // rank, value: whom it lost
     kSignal = 3,        // value: the signal that this launcher got
     kOutputClosed = 4,  // value: errno
     kKeeperGone = 5,    // value: wait status. Nothing of the job is left on this host
   };
   Kind kind = Kind::kKeeperEvent;
-  std::int32_t event = 0;
+  std::int32_t keeper_kind = 0;
   std::int32_t rank = -1;
   std::int32_t pid = 0;
   std::int32_t value = 0;
 
-  bool operator==(const NodeNotice&) const = default;
+  bool operator==(const NodeEvent&) const = default;
 };
 
 struct NodeOrders {

@@ -1,0 +1,22 @@
+// The options of `run` and `train` that start launchers on other hosts.
+#pragma once
+
+#include <CLI/CLI.hpp>
+#include <string>
+#include <vector>
+
+#include "control/launch/options.h"
+
+namespace lockstep::app {
+
+// For --hosts: the words of a command that the launchers of other hosts get, too. Left out are those that only say how
+// they are started, and how many workers there are: each host gets its own number.
+std::vector<std::string> words_for_hosts(const std::vector<std::string>& own);
+
+// --hosts and what belongs to it.
+void add_hosts(CLI::App& parser, control::HostOptions& hosts);
+
+// BadInput if --hosts is given together with options that it sets itself.
+void check_hosts(const control::RunOptions& options);
+
+}  // namespace lockstep::app
