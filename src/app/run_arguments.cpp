@@ -26,6 +26,7 @@ const char* const kRunHelp = R"(Starts a program as N workers of one job and end
                      tagged: on one host, too; plain: none, for a network that you trust (default: auto)
       --engine E     what moves bytes between workers (see `lockstep doctor`; default: the best)
       --device D     cpu, or cuda: one GPU for each worker (default: cpu)
+      --bind B       auto: to NUMA nodes, if there are several; cores: each worker to cores of its own; none (default: auto)
       --timeout S    seconds that joining, and any later operation, may take (default: 300)
       --grace S      seconds from a forwarded Ctrl-C, SIGTERM, SIGHUP or SIGQUIT to SIGKILL (default: 10)
       --log-dir D    also write each worker's output to D/rank-3.out and D/rank-3.err
@@ -67,10 +68,11 @@ Examples:
 namespace {
 
 // Options that take the next word as their value.
-constexpr std::array<std::string_view, 18> kWithValue = {
+constexpr std::array<std::string_view, 19> kWithValue = {
     "-n",           "--workers",     "--env",    "--log-dir", "--timeout", "--threads",
     "--engine",     "--grace",       "--device", "-e",        "--nodes",   "--node-rank",
-    "--rendezvous", "--secret-file", "--wire",   "--hosts",   "--ssh",     "--remote-lockstep"};
+    "--rendezvous", "--secret-file", "--wire",   "--hosts",   "--ssh",     "--remote-lockstep",
+    "--bind"};
 
 bool takes_next(std::string_view argument) {
   return std::find(kWithValue.begin(), kWithValue.end(), argument) != kWithValue.end();
@@ -107,6 +109,7 @@ control::RunOptions parse_run_arguments(const std::vector<std::string>& argument
   parser.add_option("--engine", options.engine);
   base::add_choice(parser, "--device", control::kDevices, options.device);
   base::add_choice(parser, "--wire", control::kWires, options.wire);
+  base::add_choice(parser, "--bind", control::kBinds, options.bind);
   base::add_number(parser, "--grace", grace_s);
   base::add_number(parser, "--nodes", options.nodes.nodes);
   base::add_number(parser, "--node-rank", options.nodes.rank);

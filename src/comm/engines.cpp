@@ -78,7 +78,8 @@ std::shared_ptr<Link> connect_thread(Bootstrap& bootstrap, const CommOptions& op
 // Over a network, and through shared memory where workers are on one host of several.
 template <std::shared_ptr<Link> (*kConnect)(Bootstrap&, const CommOptions&)>
 std::shared_ptr<Link> connect_hosts(Bootstrap& bootstrap, const CommOptions& options) {
-  return share_hosts(kConnect(bootstrap, options), bootstrap, options);
+  HostForming hosts(bootstrap, options);
+  return hosts.finish(kConnect(bootstrap, options));
 }
 
 bool all_on_one_host(Bootstrap& bootstrap, const CommOptions& options) {

@@ -70,6 +70,13 @@ void judge_processors(const Facts& facts, Findings& findings) {
     findings.push_back({Level::kNote, "cpu", "two hardware threads share one core",
                         fmt::format("start at most {} workers times threads", facts.cores)});
   }
+  if (facts.numa_nodes > 1) {
+    findings.push_back({facts.knows_nodes ? Level::kOk : Level::kSlow, "cpu",
+                        facts.knows_nodes
+                            ? "`lockstep run` binds workers to NUMA nodes (--bind)"
+                            : "`lockstep run` does not know which cores are on which NUMA node",
+                        facts.knows_nodes ? "" : "install hwloc (libhwloc-dev) and build again"});
+  }
   judge_share_of_processors(facts, findings);
 }
 

@@ -37,6 +37,7 @@ struct Facts {
   int hardware_threads = 0;
   int cores = 0;
   int numa_nodes = 1;
+  bool knows_nodes = true;               // the launcher knows which cores are on which
   int allowed_threads = 0;               // those this process may run on
   std::optional<double> cgroup_threads;  // the quota of the cgroup
   std::vector<std::string> vector_extensions;

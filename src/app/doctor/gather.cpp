@@ -18,6 +18,7 @@
 #include "base/environment.h"
 #include "base/fd.h"
 #include "base/files.h"
+#include "control/launch/binding.h"
 #include "flat/cuda/gpus.h"
 
 namespace lockstep::app {
@@ -130,6 +131,7 @@ void gather_processors(Facts& facts) {
   facts.cores = count_cores();
   if (facts.cores == 0) facts.cores = facts.hardware_threads;
   facts.numa_nodes = std::max(1, count_list(read_text("/sys/devices/system/node/online")));
+  facts.knows_nodes = control::knows_topology();
   facts.allowed_threads = count_list(value_of(read_text("/proc/self/status"), "Cpus_allowed_list"));
   facts.vector_extensions = vector_extensions(cpuinfo);
   facts.governor = read_text("/sys/devices/system/cpu/cpu0/cpufreq/scaling_governor");

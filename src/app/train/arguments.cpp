@@ -75,6 +75,8 @@ On what
   --share-gpus         more workers than GPUs, which take turns: for tests, slow
   --graphs X           on, off or auto: a step on a GPU as a CUDA graph (default: auto)
   --engine E           what moves bytes between workers; see `lockstep doctor`
+  --bind B             auto: workers to NUMA nodes, if there are several; cores: each to cores of its own; none
+                       (default: auto)
   --wire W             auto: messages between hosts carry keyed tags, so that a changed one is noticed; tagged: on one
                        host, too; plain: none, for a network that you trust (default: auto)
   --algorithm A        automatic, direct, two-levels, halving-doubling, ring, tree or native
@@ -202,6 +204,7 @@ void add_checkpoint(CLI::App& parser, TrainArguments& arguments) {
 void add_nodes(CLI::App& parser, TrainArguments& arguments) {
   add_hosts(parser, arguments.hosts);
   base::add_choice(parser, "--wire", control::kWires, arguments.wire);
+  base::add_choice(parser, "--bind", control::kBinds, arguments.bind);
   base::add_number(parser, "--nodes", arguments.nodes.nodes);
   base::add_number(parser, "--node-rank", arguments.nodes.rank);
   parser.add_option("--rendezvous", arguments.nodes.rendezvous);

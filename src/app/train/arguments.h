@@ -114,6 +114,7 @@ struct TrainArguments {
   control::HostOptions hosts;        // likewise, started from here
   int host_workers = 0;              // on this one of several hosts
   std::optional<Wire> wire;          // nothing: open
+  control::Bind bind = control::Bind::kAuto;
   bool share_gpus = false;
   Switch graphs = Switch::kOpen;  // CUDA graphs
   std::string engine;             // by name: which there are depends on the build; empty: open

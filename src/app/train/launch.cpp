@@ -130,6 +130,7 @@ int train(const std::vector<std::string>& arguments) {
   options.command = {worker_program()};
   options.nodes = parsed.nodes;
   options.wire = parsed.wire;
+  options.bind = parsed.bind;
   options.grace = kGrace;
   options.leader_keeps_output = true;
   options.explained_codes = {1, 2};

@@ -5,6 +5,7 @@
 
 #include "app/train/job.h"
 #include "app/train/progress.h"
+#include "base/environment.h"
 #include "control/device_choice.h"
 
 namespace lockstep::app {
@@ -71,6 +72,7 @@ std::string to_json(const TrainArguments& arguments, const TrainReport& report) 
     json["test_accuracy"] = result.evaluation->accuracy;
     json["test_loss"] = result.evaluation->loss;
   }
+  json["binding"] = base::environment("LOCKSTEP_BINDING").value_or("");
   json["seconds"] = result.seconds;
   json["samples_per_second"] = result.samples_per_second;
   json["speedup_over_one_worker"] = nullptr;
@@ -153,6 +155,8 @@ std::string summary(const TrainArguments& arguments, const TrainReport& report) 
   if (!shards.empty()) row("shards", shards);
   const std::string traffic = spoken(report.traffic, result.shards, report.workers);
   if (!traffic.empty()) row("traffic", traffic);
+  const std::string binding = base::environment("LOCKSTEP_BINDING").value_or("");
+  if (binding.find("bound to") != std::string::npos) row("workers", binding);
   if (arguments.on(DeviceKind::kCuda)) row("graphs", spoken(result.shard_counts));
   const double megabytes = static_cast<double>(result.memory_bytes) / 1e6;
   row("memory", fmt::format("{:.0f} MB, {:.0f} for each worker (proportional set size)", megabytes,

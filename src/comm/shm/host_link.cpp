@@ -11,6 +11,7 @@
 #include <vector>
 
 #include "base/bytes.h"
+#include "comm/arena/hand_over.h"
 #include "comm/arena/offer.h"
 #include "comm/core/passing_link.h"
 #include "comm/shm/shm_board.h"
@@ -71,22 +72,21 @@ Arena empty_segment() {
   return arena;
 }
 
-Neighbours meet(Bootstrap& bootstrap, std::vector<int> hosts, Deadline deadline) {
-  const Arena mine = empty_segment();
-  auto arenas = share_arenas(mine, "hosts/segments", bootstrap, deadline);
+Neighbours neighbours_of(int rank, std::vector<int> hosts,
+                         std::vector<std::optional<Arena>> arenas) {
   Neighbours found{std::move(hosts), {}, {}};
   found.own_and_others.reserve(arenas.size());  // their addresses stay
-  const int here = found.hosts[static_cast<std::size_t>(bootstrap.rank())];
-  for (std::size_t rank = 0; rank < arenas.size(); ++rank) {
+  const int here = found.hosts[static_cast<std::size_t>(rank)];
+  for (std::size_t other = 0; other < arenas.size(); ++other) {
     found.by_rank.push_back(nullptr);
-    if (found.hosts[rank] != here) continue;
-    if (!arenas[rank] || arenas[rank]->size() < Segment::bytes_for(1, 0)) {
+    if (found.hosts[other] != here) continue;
+    if (!arenas[other] || arenas[other]->size() < Segment::bytes_for(1, 0)) {
       throw Unavailable(fmt::format(
           "rank {} and rank {} say that they are on one host, and cannot share memory: give each "
           "host a name of its own, or none",
-          bootstrap.rank(), rank));
+          rank, other));
     }
-    found.own_and_others.emplace_back(std::move(*arenas[rank]), 1, 0);
+    found.own_and_others.emplace_back(std::move(*arenas[other]), 1, 0);
     found.by_rank.back() = &found.own_and_others.back();
   }
   return found;
@@ -131,13 +131,41 @@ class HostLink : public PassingLink {
 
 }  // namespace
 
-std::shared_ptr<Link> share_hosts(std::shared_ptr<Link> network, Bootstrap& bootstrap,
-                                  const CommOptions& options) {
-  const auto deadline = Deadline::after(options.timeout);
-  std::vector<int> hosts = hosts_of_all(bootstrap, host_name(options.host), deadline);
-  if (!worth_it(hosts)) return network;
-  Neighbours neighbours = meet(bootstrap, std::move(hosts), deadline);
-  return std::make_shared<HostLink>(std::move(network), std::move(neighbours), bootstrap);
+struct HostForming::Meeting {
+  Meeting(Bootstrap& bootstrap, Deadline deadline)
+      : mine(empty_segment()),
+        hand_over(mine, "hosts/segments", bootstrap, deadline, [this] { look(); }) {}
+
+  void look() const {
+    if (!network) return;
+    if (const auto failure = network->failure()) raise(*failure);
+    for (int rank = 0; rank < network->size(); ++rank) {
+      if (rank == network->rank()) continue;
+      if (const auto end = network->end_of(rank)) raise(*end);
+    }
+  }
+
+  Arena mine;
+  std::shared_ptr<Link> network;  // once it is made
+  HandOver hand_over;
+};
+
+HostForming::HostForming(Bootstrap& bootstrap, const CommOptions& options)
+    : bootstrap_(bootstrap),
+      deadline_(Deadline::after(options.timeout)),
+      hosts_(hosts_of_all(bootstrap, host_name(options.host), deadline_)) {
+  if (worth_it(hosts_)) meeting_ = std::make_unique<Meeting>(bootstrap, deadline_);
+}
+HostForming::~HostForming() = default;
+
+std::shared_ptr<Link> HostForming::finish(std::shared_ptr<Link> network) {
+  if (!meeting_) return network;
+  meeting_->network = network;
+  auto arenas = meeting_->hand_over.run();
+  const auto own = static_cast<std::size_t>(bootstrap_.rank());
+  arenas[own] = std::move(meeting_->mine);
+  return std::make_shared<HostLink>(
+      std::move(network), neighbours_of(bootstrap_.rank(), hosts_, std::move(arenas)), bootstrap_);
 }
 
 }  // namespace lockstep::comm

@@ -7,17 +7,40 @@
 
 #include <lockstep/bootstrap.h>
 #include <lockstep/comm.h>
+#include <lockstep/deadline.h>
 
 #include <memory>
+#include <vector>
 
 #include "comm/core/link.h"
 
 namespace lockstep::comm {
 
-// Adds to a link what the workers of each host share. The link itself, if there is one host, or if
-// no host has two workers. All workers of the bootstrap call it. Throws Unavailable if workers that
-// have one host name cannot share memory.
-std::shared_ptr<Link> share_hosts(std::shared_ptr<Link> network, Bootstrap& bootstrap,
-                                  const CommOptions& options);
+// The workers of each host come together. They say where they are before the link between all
+// workers is made: if one of them fails later, the others learn it from that link and need not wait
+// for its word.
+//
+// Threads:   one.
+// Blocking:  both, until the timeout of the options.
+// Failure:   Unavailable if workers that have one host name cannot share memory; else as
+//            share_arenas, and what ended the link.
+// Ownership: borrows the bootstrap.
+class HostForming {
+ public:
+  HostForming(Bootstrap& bootstrap, const CommOptions& options);
+  ~HostForming();
+
+  // Adds to the link what the workers of each host share. The link itself, if there is one host, or
+  // if no host has two workers. All workers of the bootstrap call it.
+  std::shared_ptr<Link> finish(std::shared_ptr<Link> network);
+
+ private:
+  struct Meeting;
+
+  Bootstrap& bootstrap_;
+  Deadline deadline_;
+  std::vector<int> hosts_;            // the number of each worker's host
+  std::unique_ptr<Meeting> meeting_;  // null if nothing is to be shared
+};
 
 }  // namespace lockstep::comm

@@ -15,6 +15,7 @@
 #include <cstring>
 #include <unordered_map>
 
+#include "control/launch/binding.h"
 #include "control/launch/process_table.h"
 #include "control/launch/program.h"
 
@@ -169,6 +170,8 @@ void KeeperProcess::become_worker(int rank, pid_t keeper) {
     if (fd >= 0) ::fcntl(fd, F_SETFD, 0);
   }
   ::setrlimit(RLIMIT_NOFILE, &plan_.open_files);
+  // If the kernel refuses, the worker only runs slower.
+  if (!plan_.cpus.empty()) bind_to(plan_.cpus[static_cast<std::size_t>(rank)]);
 
   auto environment = plan_.environment(rank);
   auto arguments = plan_.arguments(rank);

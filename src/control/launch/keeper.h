@@ -48,9 +48,10 @@ struct KeeperPlan {
   std::function<std::vector<std::string>(int worker)> environment;
   std::vector<base::Pipe>
       outputs;  // two per worker, stdout then stderr; workers get the write ends
-  bool leader_keeps_output = false;  // worker 0 writes to the launcher's outputs itself
-  int input = -1;                    // standard input of worker 0; the others read nothing
-  std::vector<base::Pipe> inputs;    // or one for each worker, which gets the read end
+  bool leader_keeps_output = false;    // worker 0 writes to the launcher's outputs itself
+  int input = -1;                      // standard input of worker 0; the others read nothing
+  std::vector<base::Pipe> inputs;      // or one for each worker, which gets the read end
+  std::vector<std::vector<int>> cpus;  // that each worker may use; empty: as the launcher
   // These two are the only other descriptors that workers inherit.
   int secret = -1;
   int losses = -1;

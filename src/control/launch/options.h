@@ -3,7 +3,6 @@
 #pragma once
 
 #include <lockstep/buffer.h>
-
 #include <lockstep/comm.h>
 
 #include <chrono>
@@ -14,6 +13,7 @@
 #include <vector>
 
 #include "base/choice.h"
+#include "control/launch/binding.h"
 
 namespace lockstep::control {
 
@@ -64,6 +64,7 @@ struct RunOptions {
   std::string engine;
   std::optional<DeviceKind> device;  // LOCKSTEP_DEVICE; default join()'s choice
   std::optional<Wire> wire;          // LOCKSTEP_WIRE; default join()'s choice
+  Bind bind = Bind::kAuto;
   NodeOptions nodes;
   HostOptions hosts;
 

@@ -167,10 +167,13 @@ Preparation prepare(const RunOptions& options, const Program& program,
   ready.logs = open_logs(options, map);
   ready.sealed_secret = seal_secret(secret);
   ready.losses = make_loss_channel();
-  const JobEnvironment job{map, start, ready.sealed_secret.get(), ready.losses.workers.get(),
-                           as_variables(options)};
+  Binding binding = plan_binding(cores_of_this_process(), options.workers, options.bind);
+  JobEnvironment job{map, start, ready.sealed_secret.get(), ready.losses.workers.get(),
+                     as_variables(options)};
+  job.variables.emplace_back("LOCKSTEP_BINDING", binding.text);
 
   KeeperPlan& plan = ready.plan;
+  plan.cpus = std::move(binding.cpus);
   plan.program = program.path;
   plan.arguments = [command = options.command](int) { return command; };
   plan.environment = [inherited = own_environment(), job](int worker) {

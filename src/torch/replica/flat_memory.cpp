@@ -6,6 +6,7 @@
 #include <algorithm>
 
 #include "base/check.h"
+#include "base/written_pages.h"
 #include "torch/device/device.h"
 
 namespace lockstep::replica {
@@ -41,6 +42,19 @@ void FlatMemory::take_from_host(Comm& comm, Copies copies) {
   }
   private_ = arena->private_of(0);
   kept_ = arena;
+  if (one_copy && comm.size() > 1) touch_part(comm);
+}
+
+// A page lies on the NUMA node of the worker that touches it first, which should be the one that
+// will own it. Slices are about equal parts.
+void FlatMemory::touch_part(Comm& comm) const {
+  const std::size_t page = base::page_bytes();
+  const std::size_t pages = (bytes_ + page - 1) / page;
+  const auto workers = static_cast<std::size_t>(comm.size());
+  const auto mine = static_cast<std::size_t>(comm.rank());
+  for (std::size_t i = pages * mine / workers; i < pages * (mine + 1) / workers; ++i)
+    static_cast<void>(*static_cast<volatile const std::byte*>(data() + i * page));
+  comm.barrier().wait();
 }
 
 void FlatMemory::take_own(const std::shared_ptr<SharedArena>& of_host) {

@@ -54,6 +54,7 @@ class FlatMemory {
 
  private:
   void take_from_host(Comm& comm, Copies copies);
+  void touch_part(Comm& comm) const;
   void take_own(const std::shared_ptr<SharedArena>& of_host);
 
   FlatMemory() = default;
