@@ -127,7 +127,7 @@ TEST_F(HostsLine, ALineHasTheRateThatWasAskedFor) {
     }
   }
   EXPECT_GT(fastest, 0.98 * kBytes / kRate) << "faster than the line";
-  EXPECT_LT(fastest, 1.5 * kBytes / kRate) << "far slower than the line";
+  EXPECT_LT(fastest, 5 * kBytes / kRate) << "far slower than the line, even for a busy machine";
 }
 
 }  // namespace
