@@ -47,10 +47,7 @@ class MpiLink : public Link, public std::enable_shared_from_this<MpiLink> {
   bool over_network() const override { return true; }
   std::unique_ptr<Transfer> send(int peer, Slot slot, const void* data, std::size_t bytes) override;
   std::unique_ptr<Transfer> recv(int peer, Slot slot, void* data, std::size_t bytes) override;
-  void fail(const Failure& failure) noexcept override {
-    formed_.process->note_failure();
-    end(failure, kTellPatience);
-  }
+  void fail(const Failure& failure) noexcept override { end(failure, kTellPatience); }
   std::optional<Failure> failure() const override;
   void tell(const Failure& failure) noexcept override;
   std::optional<Failure> heard_from(int peer, Deadline deadline) noexcept override;

@@ -4,7 +4,6 @@
 #include <unistd.h>
 
 #include <algorithm>
-#include <atomic>
 #include <condition_variable>
 #include <cstdlib>
 #include <exception>
@@ -20,9 +19,9 @@ namespace {
 
 using std::chrono::milliseconds;
 
-// How long the end of a process waits for MPI_Finalize, which waits for the other processes.
+// How long the end of a process waits for MPI_Finalize, which waits for the other processes. A
+// launcher kills the others if one ends without it, so those who still say why they end need time.
 constexpr milliseconds kFinalizePatience{10'000};
-constexpr milliseconds kFinalizePatienceAfterFailure{2'000};
 
 // Never destroyed: a thread that hangs in MPI may use it until the process has ended.
 struct Process : MpiProcess {
@@ -30,7 +29,6 @@ struct Process : MpiProcess {
 
   const int pid = ::getpid();
   std::unique_ptr<MpiCalls> calls = load_mpi();
-  std::atomic<bool> failed{false};
   base::Mutex mutex;
   std::condition_variable changed;
   State state LOCKSTEP_GUARDED_BY(mutex) = State::kNew;
@@ -43,7 +41,6 @@ struct Process : MpiProcess {
     const base::Lock lock(mutex);
     return state == State::kStarted && calls->started();
   }
-  void note_failure() noexcept override { failed = true; }
   void keep(MpiLeftover leftover) noexcept override {
     const bool sweeps = usable();
     const base::Lock lock(mutex);
@@ -106,8 +103,7 @@ void end_at_exit() {
   own.sweep();
   own.state = Process::State::kEnding;
   own.changed.notify_all();
-  const auto deadline =
-      Deadline::after(own.failed ? kFinalizePatienceAfterFailure : kFinalizePatience);
+  const auto deadline = Deadline::after(kFinalizePatience);
   while (own.state != Process::State::kEnded && !deadline.expired())
     lock.wait_until(own.changed, deadline.when());
 }

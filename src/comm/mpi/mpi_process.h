@@ -32,8 +32,6 @@ class MpiProcess {
 
   // Whether MPI can be called: it is initialised and not finalised, by anybody.
   virtual bool usable() noexcept = 0;
-  // A world has ended with a failure: the end of the process waits less for MPI_Finalize.
-  virtual void note_failure() noexcept = 0;
   // Keeps it until MPI is done with it, at worst until the end of the process.
   virtual void keep(MpiLeftover leftover) noexcept = 0;
 };

@@ -100,10 +100,8 @@ class QueueCommunicator : public MpiCommunicator {
 class CountingProcess : public MpiProcess {
  public:
   bool usable() noexcept override { return true; }
-  void note_failure() noexcept override { failed = true; }
   void keep(MpiLeftover leftover) noexcept override { kept += leftover.requests.size(); }
 
-  std::atomic<bool> failed{false};
   std::atomic<std::size_t> kept{0};
 };
 
@@ -216,7 +214,6 @@ TEST(MpiLink, WhatMpiStillHasWhenALinkEndsIsKept) {
   EXPECT_TRUE(sent->wait(soon()));  // it is copied
   sent.reset();
   world.links[0]->fail({ErrorKind::kUnavailable, {0}, "enough"});
-  EXPECT_TRUE(world.process.failed);
   EXPECT_EQ(world.process.kept, 3U) << "the message, the notice and the last frame";
   EXPECT_FALSE(world.communicators[0]->freed);
   world.sea->frozen = false;
