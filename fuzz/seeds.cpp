@@ -24,19 +24,26 @@ using lockstep::fuzz::Seeds;
 using lockstep::fuzz::write;
 
 std::vector<Message> messages() {
-  return {Join{1, 0, 3, 900, 1000, "0.1.0", "tcp", "node", 7},
-          Join{1, 1, 3, 900, 1000, "0.1.0", "tcp", "node", 8},
-          Join{1, 2, 3, 900, 1000, "0.1.0", "tcp", "node", 9},
-          Put{2, "key", "value"},
-          Get{3, 500, "key"},
-          Done{4, 100},
-          GiveUp{"no route"},
-          Welcome{5, 7, "name", "salt"},
-          Stored{6},
-          Value{7, "value"},
-          Finished{8},
-          Failed{9, lockstep::ErrorKind::kMismatch, "disagree", {1, 2}},
-          Closing{}};
+  return {
+      Join{1, 0, 3, 900, 1000, "0.1.0", "tcp", "node", 7},
+      Join{1, 1, 3, 900, 1000, "0.1.0", "tcp", "node", 8},
+      Join{1, 2, 3, 900, 1000, "0.1.0", "tcp", "node", 9},
+      Put{2, "key", "value"},
+      Get{3, 500, "key"},
+      Done{4, 100},
+      GiveUp{"no route"},
+      Welcome{5, 7, "name", "salt"},
+      Stored{6},
+      Value{7, "value"},
+      Finished{8},
+      Failed{9, lockstep::ErrorKind::kMismatch, "disagree", {1, 2}},
+      Closing{},
+      NodeJoin{1, 2, 4, "0.1.0", "run train", "node", 7, "", 0},
+      NodeStart{"name", "tcp:10.0.0.1:4711", "10.0.0.1", 29500, {{"a", 4}}, {"--steps"}, {"A=1"}},
+      NodeEvent{NodeEvent::Kind::kLoss, 0, 5, 0, 2},
+      NodeOrders{{15, 18}, true},
+      NodeVerdict{7, 2, true, 0, "rank 5 failed", 5, false},
+      Beat{}};
 }
 
 Seeds message_seeds() {

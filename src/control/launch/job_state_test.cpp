@@ -344,5 +344,39 @@ TEST(JobStateTest, NothingIsForwardedAfterRelease) {
   EXPECT_EQ(state.exit_code(), 0);
 }
 
+TEST(HostLostTest, EndsTheOthersAndIsTheCause) {
+  JobState state(4, kRules);
+  EXPECT_THAT(state.on_host_lost({2, 3}, kStart).forward, ElementsAre(SIGTERM, SIGCONT));
+  EXPECT_EQ(state.cause(), Cause::kHostLost);
+  EXPECT_EQ(state.exit_code(), 1);
+  EXPECT_EQ(state.live(), 2);
+  EXPECT_TRUE(state.on_ends({killed(0, SIGTERM), killed(1, SIGTERM)}, kStart).release);
+  EXPECT_EQ(state.exit_code(), 1);
+}
+
+TEST(HostLostTest, ExplainsAFailureThatIsStillBeingJudged) {
+  JobState state(3, kRules);
+  state.on_loss(1, 2);
+  EXPECT_THAT(state.on_ends({exited(1, 3)}, kStart).forward, IsEmpty());
+  EXPECT_THAT(state.on_host_lost({2}, kStart).forward, ElementsAre(SIGTERM, SIGCONT));
+  EXPECT_EQ(state.cause(), Cause::kHostLost);
+  EXPECT_EQ(state.exit_code(), 1);
+}
+
+TEST(HostLostTest, IsNoCauseAfterAnother) {
+  JobState state(3, kRules);
+  state.on_signal(SIGINT, kStart);
+  EXPECT_THAT(state.on_host_lost({2}, kStart).forward, IsEmpty());
+  EXPECT_EQ(state.exit_code(), 130);
+  EXPECT_EQ(state.live(), 2);
+}
+
+TEST(HostLostTest, WorkersThatHadEndedAreNotCountedTwice) {
+  JobState state(3, kRules);
+  state.on_ends({exited(2, 0)}, kStart);
+  state.on_host_lost({1, 2}, kStart);
+  EXPECT_EQ(state.live(), 1);
+}
+
 }  // namespace
 }  // namespace lockstep::control
