@@ -46,15 +46,20 @@ class Engine : public InWorld {
  public:
   float* memory(std::size_t bytes) override {
     arena_ = world().comm().share(bytes);
+    if (!arena_) {
+      arena_ = world().comm().share_on_host(bytes);
+      if (arena_) algorithm_ = Algorithm::kTwoLevels;
+    }
     if (arena_) return reinterpret_cast<float*>(arena_->data());
     own_.resize(bytes / sizeof(float));
     return own_.data();
   }
   void all_reduce(float* data, std::size_t count) override {
-    world().comm().all_reduce({data, count, DType::kFloat32}).wait();
+    world().comm().all_reduce({data, count, DType::kFloat32}, {.algorithm = algorithm_}).wait();
   }
 
  private:
+  Algorithm algorithm_ = Algorithm::kAutomatic;
   std::shared_ptr<SharedArena> arena_;
   std::vector<float> own_;  // if the engine shares no memory
 };
