@@ -19,6 +19,9 @@
 namespace lockstep::testing {
 namespace {
 
+// When the worker of this thread began, for Outcome::took.
+thread_local Deadline::Clock::time_point begun;
+
 std::string current_folder;  // of the world that this process is a worker of
 
 bool await_file(const std::string& path, Deadline deadline) {
@@ -48,6 +51,7 @@ Comm connect_as(const WorldSpec& spec, Bootstrap& bootstrap) {
     return connect(engine_called(spec.engine), bootstrap, options_of(spec, bootstrap.rank()));
   // Processes take their time to start, which is not under test.
   auto link = comm::connect_link("mpi", bootstrap, {.timeout = std::chrono::seconds(60)});
+  begun = Deadline::Clock::now();
   return Comm(comm::Channel::of_world(std::move(link), options_of(spec, bootstrap.rank())));
 }
 
@@ -68,7 +72,7 @@ void publish(const std::string& path, std::string_view value) {
 
 Outcome outcome_of(const std::function<void()>& body) {
   Outcome outcome;
-  const auto begun = Deadline::Clock::now();
+  begun = Deadline::Clock::now();
   try {
     body();
   } catch (const Error& error) {

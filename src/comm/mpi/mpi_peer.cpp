@@ -134,12 +134,13 @@ bool MpiPeer::write() {
     sending_.pop_front();
   }
   bool wrote = false;
-  while (sending_.size() < kMostSending && put_next()) wrote = true;
+  while (put_news() || (sending_.size() < kMostSending && put_next())) wrote = true;
   return wrote;
 }
 
-// True if there was something to send.
-bool MpiPeer::put_next() {
+// News does not wait until other frames are done: the peer may be stopped, and this worker may end.
+// True if there was some.
+bool MpiPeer::put_news() {
   if (parting_.sent) return false;
   if (std::exchange(news_.receipt_due, false)) {
     put({.kind = MpiFrame::Kind::kReceipt}, nullptr, 0);
@@ -149,7 +150,16 @@ bool MpiPeer::put_next() {
   } else if (parting_.due) {
     parting_.sent = true;
     put({.kind = MpiFrame::Kind::kBye}, nullptr, 0);
-  } else if (!posts_.receives.grants.empty()) {
+  } else {
+    return false;
+  }
+  return true;
+}
+
+// True if there was something to send.
+bool MpiPeer::put_next() {
+  if (parting_.sent) return false;
+  if (!posts_.receives.grants.empty()) {
     const Grant grant = posts_.receives.grants.front();
     posts_.receives.grants.pop_front();
     put({.kind = MpiFrame::Kind::kGrant,

@@ -62,6 +62,7 @@ class MpiPeer {
   void take_ask(const MpiFrame& frame);
   void take_data(const MpiFrame& frame, const std::byte* bytes, std::size_t count);
   void take_notice(const std::byte* bytes, std::size_t count);
+  bool put_news();
   bool put_next();
   void put(const MpiFrame& frame, const void* bytes, std::size_t count);
   void begin_send();

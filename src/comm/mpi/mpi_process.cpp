@@ -22,6 +22,8 @@ using std::chrono::milliseconds;
 // How long the end of a process waits for MPI_Finalize, which waits for the other processes. A
 // launcher kills the others if one ends without it, so those who still say why they end need time.
 constexpr milliseconds kFinalizePatience{10'000};
+// How often leftovers are asked for.
+constexpr milliseconds kSweep{5};
 
 // Never destroyed: a thread that hangs in MPI may use it until the process has ended.
 struct Process : MpiProcess {
@@ -42,16 +44,22 @@ struct Process : MpiProcess {
     return state == State::kStarted && calls->started();
   }
   void keep(MpiLeftover leftover) noexcept override {
-    const bool sweeps = usable();
     const base::Lock lock(mutex);
-    if (sweeps) sweep();
     leftovers.push_back(std::move(leftover));
+    changed.notify_all();
   }
 
   void set(State next) {
     const base::Lock lock(mutex);
     state = next;
     changed.notify_all();
+  }
+
+  // Waits for a change. MPI goes on with leftovers only while somebody asks for them.
+  void tend(base::Lock& lock) LOCKSTEP_REQUIRES(mutex) {
+    if (leftovers.empty()) return lock.wait(changed);
+    lock.wait_until(changed, Deadline::Clock::now() + kSweep);
+    if (state == State::kStarted && calls->started()) sweep();
   }
 
   // Frees what MPI is done with.
@@ -87,7 +95,7 @@ void live(Process& own) {
   }
   own.set(Process::State::kStarted);
   base::Lock lock(own.mutex);
-  while (own.state != Process::State::kEnding) lock.wait(own.changed);
+  while (own.state != Process::State::kEnding) own.tend(lock);
   const bool finalizes = own.world.ours;
   lock.unlock();
   if (finalizes && own.calls->started()) own.calls->finalize();
