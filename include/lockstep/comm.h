@@ -128,7 +128,7 @@ class Comm {
   // which may be one of the partials.
   Work reduce(std::vector<Buffer> partials, int shards, Buffer result, ReduceOptions options = {});
 
-  // The algorithm that reduce() runs when `asked` is asked for; with `shards` = size() also that of
+  // The algorithm that reduce() of float32 runs when `asked` is asked for; with `shards` = size() also that of
   // all_reduce(). It is `direct` if the algorithm cannot do it: `native`, for example, on an engine
   // that has none.
   Algorithm runs(Algorithm asked, int shards) const;
@@ -164,8 +164,8 @@ class Comm {
   std::shared_ptr<DeviceArena> device_arena(Device device, std::size_t bytes);
 
   // A Comm over the same workers with its own order of operations. The same id names the same
-  // channel on every worker. Ids are 0 to 2^32 − 1, each used once. With shm at most 128 channels
-  // and splits can be in use at a time.
+  // channel on every worker. Ids are 0 to 2^32 − 1, each used once. At most 128
+  // channels and splits whose workers share memory of a host can be in use at a time.
   Comm channel(std::uint32_t id);
 
   // Says that this worker ends, and why. The others get PeerLost with this reason. Without the call

@@ -132,7 +132,7 @@ class Channel {
   // What is left of an operation that has begun.
   enum class Left : std::uint8_t { kBody, kLastRound, kNothing };
   Left run_at_once(Exchange& begun, Opening opening, const std::function<void(Exchange&)>& body);
-  struct Boards {
+  struct OwnBoards {
     OnDemand<Board> all;
     OnDemand<Board> on_host;  // of the members on this worker's host, for two levels
   };
@@ -151,7 +151,7 @@ class Channel {
   std::set<std::uint32_t> channels_;
   std::map<std::vector<int>, std::uint64_t> splits_;  // how many splits each list had
   Scratch scratch_;
-  Boards boards_;
+  OwnBoards boards_;
   OnDemand<DeviceGroup> device_;  // for buffers on a device
   Executor collectives_;
   Messages messages_;

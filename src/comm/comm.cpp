@@ -36,7 +36,9 @@ comm::ReduceRule rule_of(const ReduceOptions& options, const Buffer& data) {
 
 // Sums of half types must not be rounded on a host: they go in one level.
 comm::Choice choose(Algorithm asked, int shards, const comm::Group& group, DType dtype) {
-  return comm::choose(asked, shards, {group.size(), !group.hosts.empty() && !flat::is_half(dtype)});
+  if (asked == Algorithm::kTwoLevels && flat::is_half(dtype))
+    return {Algorithm::kDirect, "direct (asked for two-levels: half types go in one level)"};
+  return comm::choose(asked, shards, {group.size(), !group.hosts.empty()});
 }
 
 void run_all_reduce(Exchange& exchange, Algorithm algorithm, Buffer data, comm::ReduceRule rule) {

@@ -75,11 +75,20 @@ std::shared_ptr<Link> connect_thread(Bootstrap& bootstrap, const CommOptions& op
   return node.mapped();
 }
 
-// Over a network, and through shared memory where workers are on one host of several.
-template <std::shared_ptr<Link> (*kConnect)(Bootstrap&, const CommOptions&)>
+void check_nothing(const CommOptions&) {}
+
+// Over a network, and through shared memory where workers are on one host of several. What is wrong
+// with the options is said before anybody is waited for.
+template <void (*kCheck)(const CommOptions&),
+          std::shared_ptr<Link> (*kConnect)(Bootstrap&, const CommOptions&)>
 std::shared_ptr<Link> connect_hosts(Bootstrap& bootstrap, const CommOptions& options) {
-  HostForming hosts(bootstrap, options);
-  return hosts.finish(kConnect(bootstrap, options));
+  kCheck(options);
+  const auto deadline = Deadline::after(options.timeout);
+  HostForming hosts(bootstrap, options.host, deadline);
+  CommOptions rest = options;
+  rest.timeout = std::max(std::chrono::duration_cast<std::chrono::milliseconds>(deadline.left()),
+                          std::chrono::milliseconds(1));
+  return hosts.finish(kConnect(bootstrap, rest));
 }
 
 bool all_on_one_host(Bootstrap& bootstrap, const CommOptions& options) {
@@ -155,12 +164,12 @@ constexpr Engine kEngines[] = {
     {"shm", "CPU workers of one host, through shared memory", "", [] { return true; },
      connect_host<connect_shm>},
     {"tcp", "CPU workers of one or several hosts, over TCP", "", [] { return true; },
-     connect_host<connect_hosts<connect_tcp>>},
+     connect_host<connect_hosts<check_tcp, connect_tcp>>},
     {"mpi",
      "workers of mpirun or srun, over OpenMPI or MPICH; the network is trusted, and a lost worker "
      "may end the whole job",
      "install OpenMPI (libopenmpi-dev) or MPICH (libmpich-dev) and build again", mpi_built,
-     connect_host<connect_hosts<connect_mpi>>},
+     connect_host<connect_hosts<check_nothing, connect_mpi>>},
     {"nccl", "workers with GPUs, of one or several hosts, over NCCL",
      "install the CUDA toolkit (nvcc) and NCCL (libnccl-dev) and build again", nccl_built,
      connect_nccl},

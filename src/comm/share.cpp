@@ -113,18 +113,16 @@ std::shared_ptr<SharedArena> share(Comm& comm, const Group& group, std::uint64_t
   wanted.bytes = std::max<std::size_t>(wanted.bytes, 1);
   std::vector<Arena> arenas;
   Host* host = group.link->host();
-  if (comm.size() == 1) {
-    arenas.push_back(Arena::create(wanted.bytes));
-    if (wanted.mappings == Comm::Mappings::kAlsoPrivate) arenas.back().map_privately();
-    auto arena = std::make_shared<SharedArena>(std::move(arenas), 0);
-    if (host != nullptr) host->memory.add(id, group.members, arena);
-    return arena;
-  }
-  if (host == nullptr || group.neighbours.size() < group.members.size()) return nullptr;
+  const bool alone = comm.size() == 1;
+  if (!alone && (host == nullptr || group.neighbours.size() < group.members.size())) return nullptr;
   try {
-    require_memory(comm, wanted.bytes);
-    arenas =
-        exchange_arenas(comm, group, fmt::format("share/{:016x}", id), Arena::create(wanted.bytes));
+    if (alone) {
+      arenas.push_back(Arena::create(wanted.bytes));
+    } else {
+      require_memory(comm, wanted.bytes);
+      arenas = exchange_arenas(comm, group, fmt::format("share/{:016x}", id),
+                               Arena::create(wanted.bytes));
+    }
     for (Arena& arena : arenas) {
       if (wanted.mappings == Comm::Mappings::kAlsoPrivate) arena.map_privately();
       arena.close_descriptor();
@@ -138,7 +136,7 @@ std::shared_ptr<SharedArena> share(Comm& comm, const Group& group, std::uint64_t
     raise(failure);
   }
   auto arena = std::make_shared<SharedArena>(std::move(arenas), comm.rank());
-  host->memory.add(id, group.members, arena);
+  if (host != nullptr) host->memory.add(id, group.members, arena);
   return arena;
 }
 

@@ -1,7 +1,6 @@
 #include "plan/hosts.h"
 
 #include <algorithm>
-#include <set>
 #include <utility>
 
 #include "base/check.h"
@@ -131,18 +130,6 @@ int TwoLevels::handler(int owner, int host) const {
   const auto& workers = hosts[static_cast<std::size_t>(host)].workers;
   const auto place = static_cast<std::size_t>(place_of[static_cast<std::size_t>(owner)]);
   return workers[place % workers.size()];
-}
-
-std::vector<int> TwoLevels::partners(int worker) const {
-  const int own_host = host_of[static_cast<std::size_t>(worker)];
-  std::set<int> found;
-  for (int other = 0; other < static_cast<int>(host_of.size()); ++other) {
-    const int its_host = host_of[static_cast<std::size_t>(other)];
-    if (its_host == own_host) continue;
-    if (handler(other, own_host) == worker || handler(worker, its_host) == other)
-      found.insert(other);
-  }
-  return {found.begin(), found.end()};
 }
 
 std::vector<std::size_t> two_level_bounds(std::size_t count, std::size_t element_bytes,

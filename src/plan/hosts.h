@@ -48,9 +48,6 @@ struct TwoLevels {
 
   // Who handles an owner's slice on a host.
   int handler(int owner, int host) const;
-  // With whom a worker exchanges messages: owners whose slices it handles, and the handlers of its
-  // own slice. In rank order. If a is a partner of b, b is one of a.
-  std::vector<int> partners(int worker) const;
 };
 
 // `one_level` is the reduction over workers; `host_of` has the number of each worker's host. Numbers

@@ -75,22 +75,12 @@ TEST(TwoLevels, AHostWhoseShardsAreOneNodeSendsOneSum) {
   EXPECT_EQ(apart.hosts[0].nodes.size(), 2U);
 }
 
-TEST(TwoLevels, PartnersNameEachOtherAndEverySliceHasAHandlerOnEveryHost) {
+TEST(TwoLevels, EverySliceHasAHandlerOnEveryOtherHost) {
   for_every_placement(6, [](const std::vector<int>& host_of) {
     const TwoLevels levels = plan_two_levels(plan_reduction(6, 6), host_of);
     for (int owner = 0; owner < 6; ++owner) {
-      const std::vector<int> partners = levels.partners(owner);
-      for (const int other : partners) {
-        const std::vector<int> theirs = levels.partners(other);
-        EXPECT_NE(std::find(theirs.begin(), theirs.end(), owner), theirs.end());
-        EXPECT_NE(host_of[other], host_of[owner]);
-      }
-      for (int host = 0; host < static_cast<int>(levels.hosts.size()); ++host) {
-        if (host == host_of[owner]) continue;
-        const int handler = levels.handler(owner, host);
-        EXPECT_EQ(host_of[handler], host);
-        EXPECT_NE(std::find(partners.begin(), partners.end(), handler), partners.end());
-      }
+      for (int host = 0; host < static_cast<int>(levels.hosts.size()); ++host)
+        EXPECT_EQ(host_of[levels.handler(owner, host)], host);
     }
   });
 }

@@ -202,6 +202,33 @@ TEST(TwoLevelReduction, WorkersThatReduceDifferentlyAreToldSo) {
   }
 }
 
+TEST(TwoLevelReduction, AWorkerInAnotherOperationIsToldSoAtOnce) {
+  for (const int odd : {0, 1, 2, 3}) {
+    const auto outcomes = run_workers({kTcpHosts, 4}, [odd](Comm& comm) {
+      const auto arena = comm.share_on_host(80'000);
+      const Buffer data{arena->data(), 10'000, DType::kFloat32};
+      comm.rank() == odd ? comm.barrier().wait()
+                         : comm.all_reduce(data, {.algorithm = Algorithm::kTwoLevels}).wait();
+    });
+    for (const Outcome& outcome : outcomes) {
+      EXPECT_EQ(outcome.kind, ErrorKind::kMismatch) << outcome.text;
+      EXPECT_LT(outcome.took, milliseconds(10'000));
+    }
+  }
+}
+
+// Some of one host and some of another are in one operation, the rest in another.
+TEST(TwoLevelReduction, TwoLevelsAndOneLevelAreDifferentOperations) {
+  const auto outcomes = run_workers({kTcpHosts, 4}, [](Comm& comm) {
+    const auto arena = comm.share_on_host(80'000);
+    const Buffer data{arena->data(), 10'000, DType::kFloat32};
+    const auto how = comm.rank() % 2 == 0 ? Algorithm::kTwoLevels : Algorithm::kDirect;
+    comm.all_reduce(data, {.algorithm = how}).wait();
+  });
+  for (const Outcome& outcome : outcomes)
+    EXPECT_EQ(outcome.kind, ErrorKind::kMismatch) << outcome.text;
+}
+
 // Counts what goes to workers of other hosts, and what goes to those of this one.
 class CountingLink : public comm::PassingLink {
  public:
@@ -238,7 +265,7 @@ TEST(TwoLevelReduction, SendsEachByteAcrossTheNetworkOnceEachWay) {
       link->inside = 0;
       link->outside = 0;
       comm.reduce({data}, 12, data, {.algorithm = Algorithm::kTwoLevels}).wait();
-      EXPECT_EQ(link->inside, 0U) << "on a host nothing is sent";
+      EXPECT_EQ(link->inside, comm::kHeaderBytes) << "on a host only a greeting is sent";
       outside[static_cast<std::size_t>(rank)] = link->outside;
       comm.barrier().wait();
     });
@@ -247,7 +274,7 @@ TEST(TwoLevelReduction, SendsEachByteAcrossTheNetworkOnceEachWay) {
   const auto levels = plan::plan_two_levels(plan::plan_reduction(12, 6), hosts);
   const auto planned = plan::two_level_traffic(levels, kCount, sizeof(float));
   for (std::size_t host = 0; host < 3; ++host) {
-    const std::size_t headers = 2 * 2 * comm::kHeaderBytes;  // two workers, two partners each
+    const std::size_t headers = 2 * 4 * comm::kHeaderBytes;  // two workers greet four
     const std::size_t sent = outside[2 * host] + outside[2 * host + 1] - headers;
     EXPECT_EQ(sent, planned[host].sent);
     const double least = 2.0 * 2 / 3 * kCount * sizeof(float);
@@ -269,7 +296,9 @@ TEST(TwoLevelReduction, EndsForAllWhenAWorkerIsKilledAtAnyInstant) {
   std::mt19937 random(11);
   for (int round = 0; round < (kSlowBuild ? 3 : 8); ++round) {
     const int victim = round % 4;
-    ProcessWorld workers({kTcpHosts, 4, milliseconds(15'000)}, reduce_for_ever);
+    WorldSpec spec{kTcpHosts, 4, milliseconds(15'000)};
+    if (round >= 4) spec.hosts = {0, 1, 1, 1};  // rank 0 is alone on its host
+    ProcessWorld workers(spec, reduce_for_ever);
     workers.await_marks("running", Deadline::after(std::chrono::seconds(15)));
     std::this_thread::sleep_for(
         std::chrono::microseconds(random() % 20'000));  // the instant under test

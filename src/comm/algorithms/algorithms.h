@@ -70,7 +70,7 @@ void direct_reduce_scatter(Exchange& exchange, Buffer data, const Cut& cut, Redu
 void direct_all_gather(Exchange& exchange, Buffer data, const Cut& cut);
 
 // two_levels.cpp: bit-stable. Only if the group has neighbours (Exchange::on_host), and not for half
-// types. BadInput if a buffer of this worker is not in memory that its host shares.
+// types. All buffers are in memory that the host shares.
 void two_level_reduce(Exchange& exchange, const plan::TwoLevels& levels,
                       std::span<const Buffer> partials, Buffer result, ReduceRule rule);
 

@@ -52,7 +52,9 @@ class HostMemory {
         held_(std::move(held)),
         reach_(neighbours, mine, with_result(held_)) {
     if (reach_.everywhere()) return;
-    throw Mismatch("a worker of this host passes memory that the host does not share");
+    throw Mismatch(
+        "a worker of this host has let go of memory that it passes to a reduction in two levels; "
+        "keep what share_on_host() returns");
   }
 
   const void* partial(int place, int index, std::size_t first) const {
@@ -263,7 +265,6 @@ void run_levels(const LevelJob& job) {
   NodeWindow window(job);
   NodeSender nodes(job);
   std::byte* const scratch = job.exchange.scratch(window.scratch_bytes() + nodes.scratch_bytes());
-  job.exchange.meet(job.levels.partners(job.own()));
   window.begin(scratch);
   std::vector<Ticket> incoming = expect_sums(job, nodes.owners());
   std::vector<Ticket> outgoing;
@@ -283,6 +284,9 @@ void two_level_reduce(Exchange& exchange, const plan::TwoLevels& levels,
   std::vector<int> held;
   for (const int worker : levels.hosts[static_cast<std::size_t>(host)].workers)
     held.push_back(levels.held[static_cast<std::size_t>(worker)]);
+  // All of them, also those to whom nothing is sent: one that is in another operation must hear of
+  // this one, and may wait for anybody.
+  exchange.meet(exchange.peers());
   Exchange neighbours = exchange.on_host();
   const HostMemory memory(neighbours, mine, std::move(held));
   Cut cut = Cut::at(plan::two_level_bounds(result.count, size_of(result.dtype), levels));

@@ -56,7 +56,7 @@ struct Setting {
   Slot greetings = 0;            // payload slots are derived from it
   Scratch& scratch;
   Board* board = nullptr;  // null if the engine has none
-  // The members on this worker's host, and their board; null if this worker is alone there.
+  // Only for two levels: the members on this worker's host, and their board.
   std::span<const int> neighbours{};
   Board* host_board = nullptr;
 };

@@ -81,10 +81,11 @@ Neighbours neighbours_of(int rank, std::vector<int> hosts,
     found.by_rank.push_back(nullptr);
     if (found.hosts[other] != here) continue;
     if (!arenas[other] || arenas[other]->size() < Segment::bytes_for(1, 0)) {
-      throw Unavailable(fmt::format(
-          "rank {} and rank {} say that they are on one host, and cannot share memory: give each "
-          "host a name of its own, or none",
-          rank, other));
+      throw Unavailable(fmt::format("rank {} and rank {} say that they are on one host, and cannot "
+                                    "share memory: give each "
+                                    "host a name of its own, or none",
+                                    rank, other),
+                        {rank, static_cast<int>(other)});
     }
     found.own_and_others.emplace_back(std::move(*arenas[other]), 1, 0);
     found.by_rank.back() = &found.own_and_others.back();
@@ -112,12 +113,6 @@ class HostLink : public PassingLink {
     return here ? boards_.make(group, members) : nullptr;
   }
 
-  // Threads that wait at a board here need not wait for their next look.
-  void fail(const Failure& failure) noexcept override {
-    below().fail(failure);
-    neighbours_.by_rank[static_cast<std::size_t>(rank())]->ring_board_bell();
-  }
-
  private:
   std::optional<Failure> trouble_with(int other) const {
     auto own = failure();
@@ -136,13 +131,10 @@ struct HostForming::Meeting {
       : mine(empty_segment()),
         hand_over(mine, "hosts/segments", bootstrap, deadline, [this] { look(); }) {}
 
+  // That a neighbour has gone shows at its socket. One that is done may have left already.
   void look() const {
     if (!network) return;
     if (const auto failure = network->failure()) raise(*failure);
-    for (int rank = 0; rank < network->size(); ++rank) {
-      if (rank == network->rank()) continue;
-      if (const auto end = network->end_of(rank)) raise(*end);
-    }
   }
 
   Arena mine;
@@ -150,22 +142,26 @@ struct HostForming::Meeting {
   HandOver hand_over;
 };
 
-HostForming::HostForming(Bootstrap& bootstrap, const CommOptions& options)
-    : bootstrap_(bootstrap),
-      deadline_(Deadline::after(options.timeout)),
-      hosts_(hosts_of_all(bootstrap, host_name(options.host), deadline_)) {
-  if (worth_it(hosts_)) meeting_ = std::make_unique<Meeting>(bootstrap, deadline_);
+HostForming::HostForming(Bootstrap& bootstrap, const std::string& name, Deadline deadline)
+    : bootstrap_(bootstrap), hosts_(hosts_of_all(bootstrap, host_name(name), deadline)) {
+  if (worth_it(hosts_)) meeting_ = std::make_unique<Meeting>(bootstrap, deadline);
 }
 HostForming::~HostForming() = default;
 
 std::shared_ptr<Link> HostForming::finish(std::shared_ptr<Link> network) {
   if (!meeting_) return network;
   meeting_->network = network;
-  auto arenas = meeting_->hand_over.run();
-  const auto own = static_cast<std::size_t>(bootstrap_.rank());
-  arenas[own] = std::move(meeting_->mine);
-  return std::make_shared<HostLink>(
-      std::move(network), neighbours_of(bootstrap_.rank(), hosts_, std::move(arenas)), bootstrap_);
+  const int rank = bootstrap_.rank();
+  try {
+    auto arenas = meeting_->hand_over.run();
+    arenas[static_cast<std::size_t>(rank)] = std::move(meeting_->mine);
+    return std::make_shared<HostLink>(network, neighbours_of(rank, hosts_, std::move(arenas)),
+                                      bootstrap_);
+  } catch (const std::exception& error) {
+    const Failure failure = failure_of(rank, error);
+    network->fail(failure);  // the others have a link to this worker: they hear why it ends
+    raise(failure);
+  }
 }
 
 }  // namespace lockstep::comm

@@ -21,13 +21,14 @@ namespace lockstep::comm {
 // for its word.
 //
 // Threads:   one.
-// Blocking:  both, until the timeout of the options.
+// Blocking:  both, until the deadline.
 // Failure:   Unavailable if workers that have one host name cannot share memory; else as
 //            share_arenas, and what ended the link.
 // Ownership: borrows the bootstrap.
 class HostForming {
  public:
-  HostForming(Bootstrap& bootstrap, const CommOptions& options);
+  // `name`: of this worker's host; empty: what the kernel says.
+  HostForming(Bootstrap& bootstrap, const std::string& name, Deadline deadline);
   ~HostForming();
 
   // Adds to the link what the workers of each host share. The link itself, if there is one host, or
@@ -38,7 +39,6 @@ class HostForming {
   struct Meeting;
 
   Bootstrap& bootstrap_;
-  Deadline deadline_;
   std::vector<int> hosts_;            // the number of each worker's host
   std::unique_ptr<Meeting> meeting_;  // null if nothing is to be shared
 };

@@ -75,6 +75,7 @@ class Boards::ShmBoard : public Board {
     const Sleeper sleeper(bell);
     while (true) {
       const std::uint32_t seen = bell.rung.load(std::memory_order_seq_cst);
+      if (has_come(member)) return true;  // before `trouble`, which may wait for a lock
       const auto trouble = setting_.trouble(members_[static_cast<std::size_t>(member)]);
       if (has_come(member)) return true;  // after `trouble`: a card pinned before the end counts
       if (trouble) raise(*trouble);

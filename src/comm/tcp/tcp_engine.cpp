@@ -59,6 +59,10 @@ bool crowded(const std::vector<TcpPlace>& places, const std::string& here) {
 
 }  // namespace
 
+void check_tcp(const CommOptions& options) {
+  static_cast<void>(listen_on(options.interface_name));
+}
+
 std::shared_ptr<Link> connect_tcp(Bootstrap& bootstrap, const CommOptions& options) {
   const auto deadline = Deadline::after(options.timeout);
   TcpListener listener = listen_on(options.interface_name);

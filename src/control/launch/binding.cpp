@@ -82,22 +82,46 @@ std::vector<int> cpus_of(const std::vector<Core>& cores) {
   return cpus;
 }
 
-// The cores that each worker may use, if they are dealt by nodes. With as many nodes as workers or
-// more, a worker gets whole nodes. Else each node gets as many of the workers as any other.
-enum class Within { kNode, kOwnCores };
-std::vector<std::vector<Core>> deal(const std::vector<Core>& cores, std::size_t workers,
-                                    Within within) {
+// Cores of its own for each worker. With as many nodes as workers or more, a worker gets whole nodes.
+// Else each node gets as many of the workers as any other.
+std::vector<std::vector<Core>> deal(const std::vector<Core>& cores, std::size_t workers) {
   const auto nodes = by_node(cores);
   std::vector<std::vector<Core>> dealt;
-  for (std::size_t worker = 0; worker < workers && workers < nodes.size(); ++worker) {
-    dealt.emplace_back();
-    for (const auto& node : part_of(nodes, worker, workers))
-      dealt.back().insert(dealt.back().end(), node.begin(), node.end());
+  if (workers < nodes.size()) {
+    for (std::size_t worker = 0; worker < workers; ++worker) {
+      dealt.emplace_back();
+      for (const auto& node : part_of(nodes, worker, workers))
+        dealt.back().insert(dealt.back().end(), node.begin(), node.end());
+    }
+  } else {
+    for (std::size_t i = 0; i < nodes.size(); ++i) {
+      const std::size_t its = workers * (i + 1) / nodes.size() - workers * i / nodes.size();
+      for (std::size_t k = 0; k < its; ++k) dealt.push_back(part_of(nodes[i], k, its));
+    }
   }
-  for (std::size_t i = 0; i < nodes.size() && workers >= nodes.size(); ++i) {
-    const std::size_t its = workers * (i + 1) / nodes.size() - workers * i / nodes.size();
-    for (std::size_t k = 0; k < its; ++k)
-      dealt.push_back(within == Within::kNode ? nodes[i] : part_of(nodes[i], k, its));
+  return dealt;
+}
+
+// All cores of some nodes for each worker: of those in which its even part of all cores mostly lies.
+// So a node of which a mask has left little gets few workers.
+std::vector<std::vector<Core>> deal_nodes(const std::vector<Core>& cores, std::size_t workers) {
+  const auto nodes = by_node(cores);
+  std::vector<std::size_t> node_of;  // each core, in the order of nodes
+  for (std::size_t i = 0; i < nodes.size(); ++i) node_of.insert(node_of.end(), nodes[i].size(), i);
+  std::vector<std::vector<Core>> dealt;
+  for (std::size_t worker = 0; worker < workers; ++worker) {
+    std::vector<std::size_t> held(nodes.size());
+    for (const std::size_t node : part_of(node_of, worker, workers)) ++held[node];
+    std::size_t most = *std::max_element(held.begin(), held.end());
+    if (most == 0) {  // more workers than cores: a part may be empty, but it begins somewhere
+      held[node_of[node_of.size() * worker / workers]] = 1;
+      most = 1;
+    }
+    dealt.emplace_back();
+    for (std::size_t i = 0; i < nodes.size(); ++i) {
+      if (2 * held[i] > most)
+        dealt.back().insert(dealt.back().end(), nodes[i].begin(), nodes[i].end());
+    }
   }
   return dealt;
 }
@@ -148,8 +172,7 @@ Binding plan_binding(const std::vector<Core>& cores, int workers, Bind bind) {
   if (bind == Bind::kNone) return {{}, "not bound, as asked"};
   if (bind == Bind::kAuto) {
     if (nodes < 2) return {{}, "not bound: one NUMA node"};
-    return binding_of(deal(cores, wanted, Within::kNode),
-                      fmt::format("bound to {} NUMA nodes", nodes));
+    return binding_of(deal_nodes(cores, wanted), fmt::format("bound to {} NUMA nodes", nodes));
   }
   if (wanted > cores.size()) {
     throw BadInput(
@@ -157,7 +180,7 @@ Binding plan_binding(const std::vector<Core>& cores, int workers, Bind bind) {
                     "process may use {}; start fewer, or give --bind none",
                     workers, count_of(cores.size(), "core")));
   }
-  auto dealt = deal(cores, wanted, Within::kOwnCores);
+  auto dealt = deal(cores, wanted);
   // Nodes of different sizes could leave a worker of a small one without a core.
   if (std::any_of(dealt.begin(), dealt.end(), [](const auto& its) { return its.empty(); })) {
     for (std::size_t worker = 0; worker < wanted; ++worker)

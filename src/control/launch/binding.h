@@ -37,7 +37,7 @@ struct Binding {
   std::string text;                    // what was chosen, and why, for people
 };
 
-// A pure function of its arguments.
+// A pure function of its arguments. BadInput as Bind says.
 Binding plan_binding(const std::vector<Core>& cores, int workers, Bind bind);
 
 // Binds this process. Called between fork and exec. False if the kernel refuses.

@@ -42,6 +42,17 @@ TEST(Binding, WorkersOfANodeMayUseAllOfIt) {
               ElementsAre(ElementsAre(0, 4, 1, 5), ElementsAre(2, 6, 3, 7)));
 }
 
+TEST(Binding, ANodeOfWhichAMaskLeavesLittleGetsFewWorkers) {
+  std::vector<Core> cores{{{0}, 0}};
+  for (int cpu = 8; cpu < 15; ++cpu) cores.push_back({{cpu}, 1});
+  const Binding binding = plan_binding(cores, 8, Bind::kAuto);
+  ASSERT_EQ(binding.cpus.size(), 8U);
+  EXPECT_THAT(binding.cpus[0], ElementsAre(0));
+  for (std::size_t worker = 1; worker < 8; ++worker) EXPECT_EQ(binding.cpus[worker].size(), 7U);
+  for (const auto& cpus : plan_binding(machine(2, 2), 9, Bind::kAuto).cpus)
+    EXPECT_EQ(cpus.size(), 4U) << "more workers than cores";
+}
+
 TEST(Binding, BoundToCoresWorkersGetNeighboursWithAllTheirThreads) {
   const Binding binding = plan_binding(machine(1, 8), 2, Bind::kCores);
   EXPECT_THAT(binding.cpus, ElementsAre(ElementsAre(0, 8, 1, 9, 2, 10, 3, 11),

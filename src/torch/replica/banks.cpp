@@ -17,8 +17,8 @@ void Banks::make(Comm& comm, int count, Holds holds) {
     wide_ = std::move(wide);
   }
   while (all_.size() < index_of(count)) {
-    all_.push_back(factory_(layout(), FlatMemory(comm, layout().bytes(), Copies::kPerWorker,
-                                                 front().memory().device())));
+    all_.push_back(factory_(
+        layout(), FlatMemory(comm, layout().bytes(), Copies::kReduced, front().memory().device())));
   }
 }
 

@@ -22,12 +22,12 @@ FlatMemory::FlatMemory(Comm& comm, std::size_t bytes, Copies copies, Device devi
 }
 
 void FlatMemory::take_from_host(Comm& comm, Copies copies) {
-  const bool one_copy = copies != Copies::kPerWorker;
+  const bool one_copy = copies == Copies::kPerHost || copies == Copies::kPerHostSeen;
   const auto arena = comm.share(
       !one_copy || comm.rank() == 0 ? bytes_ : 0,
       copies == Copies::kPerHostSeen ? Comm::Mappings::kAlsoPrivate : Comm::Mappings::kShared);
   shared_ = arena != nullptr;
-  if (!shared_) return take_own(one_copy ? nullptr : comm.share_on_host(bytes_));
+  if (!shared_) return take_own(copies == Copies::kReduced ? comm.share_on_host(bytes_) : nullptr);
   for (int rank = 0; rank < comm.size(); ++rank) {
     const int owner = one_copy ? 0 : rank;
     if (arena->size_of(owner) < bytes_) {

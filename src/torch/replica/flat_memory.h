@@ -14,8 +14,9 @@
 namespace lockstep::replica {
 
 // One memory for each worker, or one for all workers of a host if they share memory. kPerHostSeen:
-// each of them also has a private view of it (HostCopy).
-enum class Copies { kPerWorker, kPerHost, kPerHostSeen };
+// each of them also has a private view of it (HostCopy). kReduced: one for each worker, which Comm
+// can reduce in two levels if there are several hosts.
+enum class Copies { kPerWorker, kReduced, kPerHost, kPerHostSeen };
 
 // All zero at first.
 //

@@ -63,7 +63,7 @@ void Parts::keep_private() {
 
 void Parts::take_gradients() {
   const Device device = device_of(model, comm);
-  FlatMemory gradients(comm, plan.layout.bytes(), Copies::kPerWorker, device);
+  FlatMemory gradients(comm, plan.layout.bytes(), Copies::kReduced, device);
   plan = plan_model(plan.layout, gradients.shared() ? comm.size() : 1,
                     reach_of(gradients, options.algorithm), options);
   reduction.reset();  // it refers to the banks
