@@ -111,12 +111,7 @@ control::RunOptions parse_run_arguments(const std::vector<std::string>& argument
   base::add_choice(parser, "--wire", control::kWires, options.wire);
   base::add_choice(parser, "--bind", control::kBinds, options.bind);
   base::add_number(parser, "--grace", grace_s);
-  base::add_number(parser, "--nodes", options.nodes.nodes);
-  base::add_number(parser, "--node-rank", options.nodes.rank);
-  parser.add_option("--rendezvous", options.nodes.rendezvous);
-  parser.add_option("--secret-file", options.nodes.secret_file);
-  parser.add_flag("--lifeline", options.nodes.lifeline);  // what --hosts adds
-  add_hosts(parser, options.hosts);
+  add_hosts(parser, options.hosts, options.nodes);
   parser.add_flag("-q,--quiet", options.quiet);
   base::parse_words(parser, split.own, [](const std::string& text) {
     throw BadInput(fmt::format("{}; see `lockstep run --help`", text));

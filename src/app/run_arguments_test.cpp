@@ -68,7 +68,7 @@ TEST(RunArgumentsTest, OptionsOfSeveralHostsArrive) {
   EXPECT_EQ(options.nodes.rendezvous, "a:1");
   EXPECT_EQ(options.nodes.secret_file, "f");
   EXPECT_EQ(options.wire, Wire::kPlain);
-  EXPECT_THAT(refusal({"--hosts", "a:1", "--nodes", "2", "./prog"}),
+  EXPECT_THAT(refusal({"--hosts", "a:1", "--nodes", "2", "--node-rank", "0", "./prog"}),
               HasSubstr("leave out --nodes"));
   EXPECT_THAT(refusal({"--hosts", "a", "./prog"}), HasSubstr("HOST:WORKERS"));
   EXPECT_EQ(refusal({"--hosts", "a", "-n", "2", "./prog"}), "accepted");

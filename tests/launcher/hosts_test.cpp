@@ -47,11 +47,12 @@ class HostsTest : public ::testing::Test {
     folder_ = ::mkdtemp(pattern);
     actor_ = folder_ + "/actor";
     std::filesystem::create_symlink(ACTOR_BINARY, actor_);
-    // A shell that runs the command here. "dead" cannot be reached, "bare" has no lockstep.
+    // A shell that runs the command here. "dead" cannot be reached, "bare" has no lockstep, "idle" does nothing.
     shell_ = folder_ + "/shell";
     std::ofstream(shell_) << "#!/bin/sh\n"
                              "[ $1 = dead ] && { echo no route to dead >&2; exit 255; }\n"
                              "[ $1 = bare ] && exec sh -c 'exec /none/lockstep'\n"
+                             "[ $1 = idle ] && exit 0\n"
                              "exec sh -c \"$2\"\n";
     ::chmod(shell_.c_str(), 0755);
   }
@@ -131,6 +132,34 @@ TEST_F(HostsTest, HostThatCannotBeReachedEndsEverythingInTwoLines) {
   EXPECT_THAT(command.err(), HasSubstr("no route to dead\n"));  // the shell's own
   EXPECT_THAT(command.err(), HasSubstr("lockstep: dead could not be reached"));
   EXPECT_THAT(left(seconds(10)), IsEmpty());
+}
+
+TEST_F(HostsTest, ShellThatStartsNothingIsNoSuccess) {
+  for (const char* const hosts : {"idle:1", "idle:1,idle:1", "127.0.0.1:1,idle:1"}) {
+    Command command = run(hosts, {actor_, "wait"});
+    ASSERT_TRUE(command.finish(seconds(30)));
+    EXPECT_EQ(command.exit_code(), 1) << hosts;
+    EXPECT_THAT(command.err(), HasSubstr("the remote shell of idle ended without starting"));
+    EXPECT_THAT(left(seconds(10)), IsEmpty());
+  }
+}
+
+TEST_F(HostsTest, OptionsThatNeedOthersAreRefusedWithoutThem) {
+  const std::pair<Words, const char*> cases[] = {
+      {{"--hosts", ""}, "--hosts: the list is empty"},
+      {{"-n", "1", "--nodes", "2"}, "--nodes requires --node-rank"},
+      {{"-n", "1", "--node-rank", "0"}, "--node-rank requires --nodes"},
+      {{"-n", "1", "--secret-file", "f"}, "--secret-file requires --nodes"},
+      {{"-n", "1", "--rendezvous", "a:1"}, "--rendezvous is where several hosts meet"}};
+  for (const auto& [options, text] : cases) {
+    Words words = {LOCKSTEP_BINARY, "run"};
+    words.insert(words.end(), options.begin(), options.end());
+    words.insert(words.end(), {"--", "true"});
+    Command command(words);
+    ASSERT_TRUE(command.finish(seconds(10)));
+    EXPECT_EQ(command.exit_code(), 2) << text;
+    EXPECT_THAT(command.err(), HasSubstr(text));
+  }
 }
 
 TEST_F(HostsTest, HostWithoutLockstepIsNamed) {

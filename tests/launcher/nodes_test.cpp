@@ -323,13 +323,18 @@ TEST_F(NodesTest, MissingNode0IsNamed) {
 
 TEST_F(NodesTest, WrongOptionsAreOneLine) {
   const std::vector<std::pair<Words, const char*>> cases = {
-      {{"--nodes", "0"}, "--nodes 0"},
+      {{"--nodes", "0", "--node-rank", "0"}, "--nodes 0"},
       {{"--nodes", "2", "--node-rank", "2"}, "--node-rank 2 is not possible"},
-      {{"--nodes", "2"}, "--rendezvous HOST:PORT"},
-      {{"--nodes", "2", "--rendezvous", "here:1"}, "--secret-file FILE"},
-      {{"--nodes", "2", "--rendezvous", "unix:x", "--secret-file", "y"}, "one host only"},
-      {{"--nodes", "2", "--rendezvous", "127.0.0.1:1", "--secret-file", "/none"}, "openssl rand"},
-      {{"--nodes", "2", "--rendezvous", "0.0.0.0:2999", "--secret-file", secret_}, "name one"},
+      {{"--nodes", "2", "--node-rank", "0"}, "--rendezvous HOST:PORT"},
+      {{"--nodes", "2", "--node-rank", "0", "--rendezvous", "here:1"}, "--secret-file FILE"},
+      {{"--nodes", "2", "--node-rank", "0", "--rendezvous", "unix:x", "--secret-file", "y"},
+       "one host only"},
+      {{"--nodes", "2", "--node-rank", "0", "--rendezvous", "127.0.0.1:1", "--secret-file",
+        "/none"},
+       "openssl rand"},
+      {{"--nodes", "2", "--node-rank", "0", "--rendezvous", "0.0.0.0:2999", "--secret-file",
+        secret_},
+       "name one"},
       {{"--wire", "none"}, "--wire none"}};
   for (const auto& [options, text] : cases) {
     Words words = {LOCKSTEP_BINARY, "run", "-n", "1"};

@@ -6,6 +6,7 @@
 #include <array>
 #include <string_view>
 
+#include "base/command_line.h"
 #include "base/environment.h"
 #include "control/launch/hosts_state.h"
 
@@ -33,11 +34,21 @@ std::vector<std::string> words_for_hosts(const std::vector<std::string>& own) {
   return kept;
 }
 
-void add_hosts(CLI::App& parser, control::HostOptions& hosts) {
+void add_hosts(CLI::App& parser, control::HostOptions& hosts, control::NodeOptions& nodes) {
   hosts.shell = base::environment("LOCKSTEP_SSH").value_or(control::kRemoteShell);
-  parser.add_option("--hosts", hosts.list);
+  // An empty $HOSTS must not start the job on this host alone.
+  parser.add_option("--hosts", hosts.list)->check([](const std::string& list) {
+    return list.empty() ? "the list is empty; write for example node0:4,node1:4" : "";
+  });
   parser.add_option("--ssh", hosts.shell);
   parser.add_option("--remote-lockstep", hosts.lockstep);
+  base::add_number(parser, "--nodes", nodes.nodes);
+  base::add_number(parser, "--node-rank", nodes.rank);
+  parser.add_option("--rendezvous", nodes.rendezvous);
+  parser.add_option("--secret-file", nodes.secret_file)->needs("--nodes");
+  parser.add_flag("--lifeline", nodes.lifeline)->needs("--nodes");  // what --hosts adds
+  parser.get_option("--node-rank")->needs("--nodes");
+  parser.get_option("--nodes")->needs("--node-rank");
 }
 
 void check_hosts(const control::RunOptions& options) {

@@ -13,8 +13,8 @@ namespace lockstep::app {
 // they are started, and how many workers there are: each host gets its own number.
 std::vector<std::string> words_for_hosts(const std::vector<std::string>& own);
 
-// --hosts and what belongs to it.
-void add_hosts(CLI::App& parser, control::HostOptions& hosts);
+// --hosts and what belongs to it, --nodes and what belongs to it. An option that needs another one is refused without it.
+void add_hosts(CLI::App& parser, control::HostOptions& hosts, control::NodeOptions& nodes);
 
 // BadInput if --hosts is given together with options that it sets itself.
 void check_hosts(const control::RunOptions& options);

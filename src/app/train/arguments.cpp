@@ -202,14 +202,9 @@ void add_checkpoint(CLI::App& parser, TrainArguments& arguments) {
 }
 
 void add_nodes(CLI::App& parser, TrainArguments& arguments) {
-  add_hosts(parser, arguments.hosts);
+  add_hosts(parser, arguments.hosts, arguments.nodes);
   base::add_choice(parser, "--wire", control::kWires, arguments.wire);
   base::add_choice(parser, "--bind", control::kBinds, arguments.bind);
-  base::add_number(parser, "--nodes", arguments.nodes.nodes);
-  base::add_number(parser, "--node-rank", arguments.nodes.rank);
-  parser.add_option("--rendezvous", arguments.nodes.rendezvous);
-  parser.add_option("--secret-file", arguments.nodes.secret_file);
-  parser.add_flag("--lifeline", arguments.nodes.lifeline);  // what --hosts adds
 }
 
 // The number of workers on all hosts is known when their launchers have met.

@@ -55,6 +55,21 @@ std::vector<HostSpec> parse_hosts(const std::string& list, int workers) {
   return hosts;
 }
 
+int code_for_coordinator(int code) {
+  if (code == kDoneThere) return 1;
+  return code == 0 ? kDoneThere : code;
+}
+
+WorkerEnd end_of_shell(WorkerEnd end) {
+  if (end.how != WorkerEnd::How::kExited) return end;
+  if (end.value == kDoneThere) {
+    end.value = 0;
+  } else if (end.value == 0) {
+    end.value = kNothingRan;
+  }
+  return end;
+}
+
 bool HostsState::all_ended() const {
   return std::all_of(ends_.begin(), ends_.end(), [](const auto& end) { return end.has_value(); });
 }
@@ -123,7 +138,13 @@ NodeVerdict HostsState::verdict() const {
     return end && exit_code(*end) == verdict.code;
   });
   const std::string& host = hosts_[static_cast<std::size_t>(first_->rank)].name;
-  if (first_->how == WorkerEnd::How::kNotStarted) {
+  if (verdict.code == kNothingRan) {
+    verdict.code = 1;
+    verdict.what = fmt::format(
+        "the remote shell of {} ended without starting `lockstep` there; does `ssh {} true` do "
+        "nothing else, and is --remote-lockstep right?",
+        host, host);
+  } else if (first_->how == WorkerEnd::How::kNotStarted) {
     verdict.what = fmt::format("cannot start the remote shell: {}; name another with --ssh",
                                std::strerror(first_->value));
   } else if (verdict.code == kShellFailed) {

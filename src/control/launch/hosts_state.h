@@ -23,6 +23,15 @@ struct HostSpec {
   bool operator==(const HostSpec&) const = default;
 };
 
+// A remote shell that ends with 0 has perhaps started nothing: a profile or a forced command has ended it. So a launcher
+// that --hosts has started says in this way that all is done. Of a worker that exits with this code itself, only that it
+// failed is told.
+inline constexpr int kDoneThere = 121;
+int code_for_coordinator(int code);
+// The end of a remote shell, as it is meant. One that has started nothing has failed, with a value that no process has.
+inline constexpr int kNothingRan = 256;
+WorkerEnd end_of_shell(WorkerEnd end);
+
 // Reads "node0:4,me@node1:4". A host without a number gets `workers`, if that is not 0. BadInput for anything else.
 std::vector<HostSpec> parse_hosts(const std::string& list, int workers);
 

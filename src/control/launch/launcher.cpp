@@ -21,6 +21,7 @@
 #include "base/diagnosis.h"
 #include "base/environment.h"
 #include "base/log.h"
+#include "control/launch/hosts_state.h"
 #include "control/launch/judge.h"
 #include "control/launch/keeper.h"
 #include "control/launch/meeting.h"
@@ -331,8 +332,10 @@ int run_job(RunOptions options) {
     Preparation ready =
         prepare(options, program, original, meeting.map, meeting.start, meeting.secret);
     if (meeting.host) meeting.host->tell(meeting.start);
-    return run_prepared(context, options, meeting,
-                        meeting.make_judge(context, options, program.path), std::move(ready));
+    const int code =
+        run_prepared(context, options, meeting, meeting.make_judge(context, options, program.path),
+                     std::move(ready));
+    return options.nodes.lifeline ? code_for_coordinator(code) : code;
   } catch (const CannotBegin& reason) {
     if (!reason.why.empty()) fmt::print(stderr, "lockstep: {}\n", reason.why);
     return reason.code;

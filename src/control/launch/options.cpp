@@ -47,7 +47,11 @@ void check_nodes(const NodeOptions& nodes) {
                                nodes.rank, nodes.nodes, nodes.nodes == 1 ? "" : "s",
                                nodes.nodes - 1));
   }
-  if (nodes.nodes == 1) return;
+  if (nodes.nodes == 1) {
+    if (nodes.rendezvous.empty() || nodes.lifeline) return;
+    throw BadInput(
+        "--rendezvous is where several hosts meet: add --nodes, or --hosts, or leave it out");
+  }
   if (nodes.rendezvous.empty()) {
     throw BadInput(
         "where do the hosts meet? add --rendezvous HOST:PORT, with the host of --node-rank 0 and a "

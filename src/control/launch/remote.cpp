@@ -92,7 +92,7 @@ void HostsJudge::on_event(const KeeperEvent& event) {
   if (event.kind != KeeperEvent::Kind::kEnded) return;
   WorkerEnd end = worker_end(event.rank, event.value);
   if (not_started_) end = {event.rank, WorkerEnd::How::kNotStarted, *not_started_};
-  obey(state_.on_end(end, Clock::now()));
+  obey(state_.on_end(end_of_shell(end), Clock::now()));
 }
 
 void HostsJudge::on_keeper_gone(int wait_status) {
