@@ -21,7 +21,7 @@ constexpr int kShellFailed = 255;  // of ssh itself
 constexpr seconds kAfterFailure{2};
 constexpr seconds kAfterSuccess{60};  // some wait for slow readers of their output
 // From the end of the lifelines, or of --grace, until what is left is killed.
-constexpr seconds kForTheEnd{20};
+constexpr seconds kForTheEnd{20};  // after --grace
 
 HostSpec parse_host(const std::string& text, int workers) {
   const auto colon = text.rfind(':');
@@ -70,6 +70,11 @@ WorkerEnd end_of_shell(WorkerEnd end) {
   return end;
 }
 
+HostsState::HostsState(std::vector<HostSpec> hosts, std::chrono::nanoseconds grace)
+    : hosts_(std::move(hosts)),
+      for_the_end_(std::chrono::duration_cast<Clock::duration>(grace) + kForTheEnd),
+      ends_(hosts_.size()) {}
+
 bool HostsState::all_ended() const {
   return std::all_of(ends_.begin(), ends_.end(), [](const auto& end) { return end.has_value(); });
 }
@@ -93,24 +98,27 @@ HostsState::Orders HostsState::on_end(const WorkerEnd& end_of_host, Clock::time_
 HostsState::Orders HostsState::on_signal(int signal, Clock::time_point now) {
   const bool ends = signal == SIGINT || signal == SIGTERM || signal == SIGHUP || signal == SIGQUIT;
   if (released_ || signal == SIGCONT) return {};
-  if (!ends || cause_ != JobState::Cause::kNone) return {.signal = signal};
+  if (!ends) return {.signal = signal};
+  if (cause_ != JobState::Cause::kNone) {
+    for_the_end_ = kAfterFailure;  // the user waits: a shell that hangs is not waited for
+    deadline_ = std::min(deadline_.value_or(now + kAfterFailure), now + kAfterFailure);
+    return {.signal = signal};
+  }
   signal_ = signal;
-  return end(JobState::Cause::kSignal, {.signal = signal},
-             now + std::chrono::duration_cast<Clock::duration>(grace_) + kForTheEnd);
+  return end(JobState::Cause::kSignal, {.signal = signal}, now + for_the_end_);
 }
 
 HostsState::Orders HostsState::on_output_closed(int error, Clock::time_point now) {
   if (released_ || cause_ != JobState::Cause::kNone) return {};
   output_error_ = error;
-  return end(JobState::Cause::kOutputClosed, {.signal = SIGTERM},
-             now + std::chrono::duration_cast<Clock::duration>(grace_) + kForTheEnd);
+  return end(JobState::Cause::kOutputClosed, {.signal = SIGTERM}, now + for_the_end_);
 }
 
 HostsState::Orders HostsState::on_time(Clock::time_point now) {
   if (!deadline_ || now < *deadline_ || released_) return {};
   if (!hung_up_) {
     hung_up_ = true;
-    deadline_ = now + std::chrono::duration_cast<Clock::duration>(grace_) + kForTheEnd;
+    deadline_ = now + for_the_end_;
     return {.hang_up = true};
   }
   released_ = true;

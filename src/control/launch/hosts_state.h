@@ -49,8 +49,7 @@ class HostsState {
     bool release = false;  // kill the remote shells that are left
   };
 
-  HostsState(std::vector<HostSpec> hosts, std::chrono::nanoseconds grace)
-      : hosts_(std::move(hosts)), grace_(grace), ends_(hosts_.size()) {}
+  HostsState(std::vector<HostSpec> hosts, std::chrono::nanoseconds grace);
 
   // The remote shell of a host has ended.
   Orders on_end(const WorkerEnd& end, Clock::time_point now);
@@ -68,7 +67,7 @@ class HostsState {
   bool all_ended() const;
 
   std::vector<HostSpec> hosts_;
-  std::chrono::nanoseconds grace_;
+  Clock::duration for_the_end_;  // from the end of the lifelines until what is left is killed
   std::vector<std::optional<WorkerEnd>> ends_;
   std::optional<WorkerEnd> first_;  // that failed
   JobState::Cause cause_ = JobState::Cause::kNone;

@@ -114,6 +114,16 @@ TEST(HostsStateTest, HostsThatDoNotEndAreHungUpAndThenKilled) {
   EXPECT_EQ(state.verdict().code, 143);
 }
 
+TEST(HostsStateTest, AfterASecondSignalAShellThatHangsIsNotWaitedFor) {
+  auto state = two_hosts();
+  state.on_signal(SIGINT, kHostsBegin);
+  state.on_signal(SIGINT, kHostsBegin + seconds(1));
+  EXPECT_LE(*state.deadline(), kHostsBegin + seconds(3));
+  EXPECT_TRUE(state.on_time(*state.deadline()).hang_up);
+  EXPECT_LE(*state.deadline(), kHostsBegin + seconds(5));
+  EXPECT_TRUE(state.on_time(*state.deadline()).release);
+}
+
 TEST(HostsStateTest, LostOutputEndsTheJob) {
   auto state = two_hosts();
   EXPECT_EQ(state.on_output_closed(EPIPE, kHostsBegin).signal, SIGTERM);
