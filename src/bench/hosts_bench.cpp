@@ -129,7 +129,8 @@ std::vector<std::string> reduce_command(const HostsArguments& arguments, const s
   return command;
 }
 
-constexpr char kTags[] = "bit-stable `direct`, a tag with every frame; pinned";
+constexpr char kTags[] =
+    "bit-stable, in two levels where a host has several workers; a tag with every frame; pinned";
 constexpr char kNoTags[] = "the same without tags; pinned";
 
 struct Task {
