@@ -159,6 +159,10 @@ class Comm {
   // workers, or if the engine cannot share. Then two-levels does not run. Collective and blocking.
   std::shared_ptr<SharedArena> share_on_host(std::size_t bytes);
 
+  // Those workers of this Comm that are on this worker's host, as a Comm of their own. Only if
+  // hosts() is not empty: else BadInput. Collective.
+  Comm on_host();
+
   // Memory of a device for buffers of this Comm. Throws Unavailable if the device has too little
   // memory, BadInput if the engine has no devices. Neither harms the Comm.
   std::shared_ptr<DeviceArena> device_arena(Device device, std::size_t bytes);

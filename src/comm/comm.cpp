@@ -310,14 +310,18 @@ std::shared_ptr<SharedArena> Comm::share(std::size_t bytes, Mappings mappings) {
 
 std::shared_ptr<SharedArena> Comm::share_on_host(std::size_t bytes) {
   channel_->require_alive();
-  const comm::Group& group = channel_->group();
-  if (group.hosts.empty()) return nullptr;
-  const int own = group.hosts[static_cast<std::size_t>(group.rank)];
+  return hosts().empty() ? nullptr : on_host().share(bytes);
+}
+
+Comm Comm::on_host() {
+  const std::vector<int>& all = hosts();
+  if (all.empty()) throw BadInput("on_host() is for workers of several hosts that share memory");
+  const int own = all[static_cast<std::size_t>(rank())];
   std::vector<int> here;
   for (int rank = 0; rank < size(); ++rank) {
-    if (group.hosts[static_cast<std::size_t>(rank)] == own) here.push_back(rank);
+    if (all[static_cast<std::size_t>(rank)] == own) here.push_back(rank);
   }
-  return split(std::move(here)).share(bytes);
+  return split(std::move(here));
 }
 
 std::shared_ptr<DeviceArena> Comm::device_arena(Device device, std::size_t bytes) {

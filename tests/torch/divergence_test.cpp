@@ -219,6 +219,40 @@ TEST(Divergence, OfThreeCopiesTheOddOneOutIsNamed) {
        "worker 2 has other bits than the rest"});
 }
 
+// On several hosts there is one copy on each. A host has it from all its workers, of which one owns the piece.
+TEST(Divergence, OfThreeHostsTheOddOneOutIsNamedByItsWorkers) {
+  const auto outcomes = outcomes_in_world(
+      5,
+      [&](World& world) {
+        Attempt run;
+        auto flipped = std::make_shared<torch::nn::Module*>(nullptr);
+        run.in_forward = [flipped](const TrainerParts& parts) { *flipped = parts.module.get(); };
+        run.hooks.on_gradients = [flipped, rank = world.rank()](std::int64_t step) {
+          if (rank / 2 == 1 && step == kFlipAt)
+            flip((*flipped)->named_parameters()["second.weight"].grad().data_ptr(), 1000, 20);
+        };
+        train_on(world, run);
+      },
+      kTcpHosts);
+  expect_all(outcomes, {2, 3},
+             {"step 3: workers have applied different gradients to second.weight",
+              "workers 2, 3 have other bits than the rest"});
+}
+
+TEST(Divergence, AFlippedWeightOfAHostIsFoundByItsOwner) {
+  const auto outcomes = outcomes_in_world(
+      4,
+      [&](World& world) {
+        Attempt run;
+        run.after_step = [&](const TrainerParts& parts, std::int64_t step) {
+          if (world.rank() == 3 && step == kFlipAt) flip_weight(parts, "second.bias", 2, 0);
+        };
+        train_on(world, run);
+      },
+      kTcpHosts);
+  expect_all(outcomes, {2}, {"step 4: a bit of second.bias", "worker 2"});
+}
+
 TEST(Divergence, OfTwoCopiesAReplayFromTheCheckpointNamesTheWrongOne) {
   for (const bool has_checkpoint : {true, false}) {
     const Folder folder;

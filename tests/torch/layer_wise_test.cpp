@@ -357,7 +357,7 @@ TEST(LayerWise, OneJobHasOneResultOnEveryNumberOfWorkers) {
     World alone = World::over(connect_alone());
     const std::string expected = trained(alone, kind, 5);
     all.insert(expected);
-    for (const std::string engine : {"shm", "thread"}) {
+    for (const std::string engine : {"shm", "thread", kTcpHosts}) {
       for (const int workers : {2, 3, 4, 8}) {
         EXPECT_EQ(loops::same_on_all(workers, engine,
                                      [&](World& world) { return trained(world, kind, 5); }),
@@ -375,13 +375,15 @@ TEST(LayerWise, AJobGoesOnOnAnotherNumberOfWorkers) {
     World alone = World::over(connect_alone());
     const std::string expected = trained(alone, kind, 7);
     const Folder folder;
-    const auto on = [&](int workers, std::int64_t steps) {
-      return loops::same_on_all(
-          workers, "shm", [&](World& world) { return trained(world, kind, steps, folder.path()); });
+    const auto on = [&](int workers, const std::string& engine, std::int64_t steps) {
+      return loops::same_on_all(workers, engine, [&](World& world) {
+        return trained(world, kind, steps, folder.path());
+      });
     };
-    on(3, 2);
-    on(1, 4);
-    EXPECT_EQ(on(2, 7), expected);
+    on(3, "shm", 2);
+    on(1, "thread", 4);
+    on(5, kTcpHosts, 6);
+    EXPECT_EQ(on(2, "shm", 7), expected);
   }
 }
 

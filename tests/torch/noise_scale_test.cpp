@@ -173,8 +173,9 @@ TEST(NoiseScale, IsOneNumberForHalfTypesAndLayerWiseRules) {
     without.every = 0;
     EXPECT_EQ(hash_in(expected), hash_in(trained(alone, without)));
     for (const int workers : {3, 8}) {
-      EXPECT_EQ(same_on_all(workers, "shm", [&](World& world) { return trained(world, run); }),
-                expected);
+      for (const std::string engine : {"shm", kTcpHosts})
+        EXPECT_EQ(same_on_all(workers, engine, [&](World& world) { return trained(world, run); }),
+                  expected);
     }
   }
 }

@@ -141,7 +141,8 @@ std::string trained(const std::string& engine, const Program& program) {
     for (int step = 0; step < kSteps; ++step) program.step(*net, optimizer, step, world.rank());
     EXPECT_TRUE(model.identical()) << program.name;
     const replica::FlatMemory& weights = replica::inside(model).parameters();
-    EXPECT_EQ(weights.shared() && weights.of(0) == weights.of(1), engine == "shm");
+    const bool one_copy = &weights != &replica::inside(model).parts().parameters->seen();
+    EXPECT_EQ(one_copy, engine == "shm" || engine == kTcpHosts);
     if (world.leader()) digest = replica::digest(model.parameters());
   });
   return digest;
@@ -151,8 +152,11 @@ TEST(OneCopy, GivesWhateverAProgramWritesTheBitsOfCopies) {
   std::vector<Program> programs = writers_of_gradients();
   const std::vector<Program> more = writers_of_weights();
   programs.insert(programs.end(), more.begin(), more.end());
-  for (const Program& program : programs)
-    EXPECT_EQ(trained("shm", program), trained("thread", program)) << program.name;
+  for (const Program& program : programs) {
+    const std::string expected = trained("thread", program);
+    EXPECT_EQ(trained("shm", program), expected) << program.name;
+    EXPECT_EQ(trained(kTcpHosts, program), expected) << program.name;
+  }
 }
 
 // What a program keeps of its parameters and gradients stays theirs, however much it writes.
@@ -178,6 +182,22 @@ TEST(OneCopy, WhatAProgramKeepsOfItsTensorsStaysTheirs) {
       }
     });
   }
+}
+
+// Hosts of two workers and of one.
+TEST(OneCopy, IsOneOfEachHost) {
+  in_world(3, kTcpHosts, [&](World& world) {
+    auto net = seeded<TwoLayers>(5);
+    auto model = data_parallel(net, world);
+    optim::AdamW optimizer(model, {.lr = 0.1});
+    const replica::FlatMemory& weights = replica::inside(model).parameters();
+    const std::byte before = weights.data()[5];
+    world.comm().barrier().wait();
+    if (world.rank() == 1) weights.data()[5] = std::byte{77};
+    world.comm().barrier().wait();
+    EXPECT_EQ(weights.data()[5], world.rank() < 2 ? std::byte{77} : before);
+    EXPECT_EQ(replica::inside(model).parts().host().size(), world.rank() < 2 ? 2 : 1);
+  });
 }
 
 TEST(OneCopy, WhatAWorkerWritesNobodyElseSees) {
@@ -222,38 +242,41 @@ TEST(OneCopy, AWorkerThatLoadedOtherWeightsBeforeTheOptimizerIsFound) {
 }
 
 TEST(OneCopy, AWorkerThatWritesOtherWeightsThanTheOthersIsFound) {
-  const auto outcomes = outcomes_in_world(
-      2,
-      [](World& world) {
-        auto net = seeded<TwoLayers>(5);
-        auto model = data_parallel(net, world);
-        optim::SGD optimizer(model, {.lr = 0.1});
-        loss_of_small(*net, world.rank()).backward();
-        if (world.rank() == 1) net->first->weight.data()[3][2] += 1e-3;
-        optimizer.step();
-      },
-      "shm");
-  for (const Outcome& outcome : outcomes) {
-    EXPECT_EQ(outcome.kind, ErrorKind::kMismatch);
-    EXPECT_THAT(outcome.text, HasSubstr("wrote other values to the parameters"));
+  for (const std::string engine : {"shm", kTcpHosts}) {
+    const auto outcomes = outcomes_in_world(
+        3,
+        [](World& world) {
+          auto net = seeded<TwoLayers>(5);
+          auto model = data_parallel(net, world);
+          optim::SGD optimizer(model, {.lr = 0.1});
+          loss_of_small(*net, world.rank()).backward();
+          if (world.rank() == 1) net->first->weight.data()[3][2] += 1e-3;
+          optimizer.step();
+        },
+        engine);
+    for (const Outcome& outcome : outcomes) {
+      EXPECT_EQ(outcome.kind, ErrorKind::kMismatch);
+      EXPECT_THAT(outcome.text, HasSubstr("wrote other values to the parameters"));
+    }
   }
 }
 
 TEST(OneCopy, LoadedWeightsAreSharedAgain) {
   const Folder folder;
   const std::string file = folder.path() + "/weights.safetensors";
-  in_world(2, "shm", [&](World& world) {
-    auto net = net_of_pages();
-    auto model = data_parallel(net, world);
-    optim::SGD optimizer(model, {.lr = 0.1});
-    save(model, file);
-    const std::string before = replica::digest(model.parameters());
-    for (int step = 0; step < 2; ++step) train(*net, optimizer, step, world.rank());
-    EXPECT_NE(replica::digest(model.parameters()), before);
-    load(model, file);
-    EXPECT_EQ(replica::digest(model.parameters()), before);
-    EXPECT_EQ(replica::inside(model).parts().parameters->look(), 0U);
-  });
+  for (const std::string engine : {"shm", kTcpHosts})
+    in_world(3, engine, [&](World& world) {
+      auto net = net_of_pages();
+      auto model = data_parallel(net, world);
+      optim::SGD optimizer(model, {.lr = 0.1});
+      save(model, file);
+      const std::string before = replica::digest(model.parameters());
+      for (int step = 0; step < 2; ++step) train(*net, optimizer, step, world.rank());
+      EXPECT_NE(replica::digest(model.parameters()), before);
+      load(model, file);
+      EXPECT_EQ(replica::digest(model.parameters()), before);
+      EXPECT_EQ(replica::inside(model).parts().parameters->look(), 0U);
+    });
 }
 
 }  // namespace

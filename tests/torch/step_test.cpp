@@ -49,6 +49,7 @@ TEST(OwnLoop, BuffersMayBeTheMeanOverShards) {
   const std::string expected = same_on_all(1, "thread", hash);
   EXPECT_EQ(same_on_all(3, "shm", hash), expected);
   EXPECT_EQ(same_on_all(4, "thread", hash), expected);
+  EXPECT_EQ(same_on_all(4, kTcpHosts, hash), expected);
 }
 
 TEST(OwnLoop, ALossMayHoldAGradientPenalty) {

@@ -416,8 +416,9 @@ TEST(Wrapped, ClipsAndUnscalesAsLockstepsOwn) {
   const Trained theirs = run(world, true);
   EXPECT_TRUE(torch::allclose(ours.weight, theirs.weight));
   EXPECT_TRUE(torch::allclose(ours.norms, theirs.norms));
-  EXPECT_EQ(loops::same_on_all(3, "shm", [&](World& three) { return run(three, true).hash; }),
-            theirs.hash);
+  for (const std::string engine : {"shm", kTcpHosts})
+    EXPECT_EQ(loops::same_on_all(3, engine, [&](World& three) { return run(three, true).hash; }),
+              theirs.hash);
 }
 
 // The layer that the loss does not need keeps its weights, which would decay.

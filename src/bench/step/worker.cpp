@@ -135,7 +135,7 @@ double state_megabytes(const StepJob& job, const Replica& model, optim::Optimize
   if (job.on_cuda()) return 0;
   std::set<const void*> memories;
   const auto add = [&](const replica::FlatMemory& memory) {
-    const int workers = memory.shared() ? replica::inside(model).comm().size() : 1;
+    const int workers = memory.shared() ? replica::inside(model).parts().host().size() : 1;
     for (int worker = 0; worker < workers; ++worker) memories.insert(memory.of(worker));
   };
   add(replica::inside(model).parameters());

@@ -16,16 +16,32 @@ namespace {
 
 constexpr double kFault = -1;
 
-// 52 bits, which a double holds exactly; never 0.
+// 52 bits, which a double holds exactly; never 0. Those of the workers of a copy are combined by
+// XOR, of all bits but the last.
 double as_number(std::uint64_t digest) {
   return static_cast<double>((digest >> 12) | 1);
+}
+std::uint64_t bits_of(double number) {
+  return static_cast<std::uint64_t>(number) >> 1;
+}
+
+// The same for any division of the items among workers: items of others are 0 and add nothing.
+std::uint64_t digest_of(const std::vector<flat::Parity>& items) {
+  std::uint64_t digest = 0;
+  for (std::size_t item = 0; item < items.size(); ++item)
+    if (items[item] != 0) digest ^= base::mix64(base::mix64(item) ^ items[item]);
+  return digest;
+}
+
+std::size_t count_of(const std::vector<int>& copies) {
+  return static_cast<std::size_t>(*std::max_element(copies.begin(), copies.end())) + 1;
 }
 
 std::string workers_text(const std::vector<int>& workers) {
   return fmt::format("worker{} {}", workers.size() == 1 ? "" : "s", fmt::join(workers, ", "));
 }
 
-// The first item in which workers differ.
+// The first item in which copies differ.
 std::optional<std::size_t> first_difference(const std::vector<std::vector<flat::Parity>>& seen) {
   for (std::size_t item = 0; item < seen.front().size(); ++item) {
     for (const auto& theirs : seen) {
@@ -37,24 +53,22 @@ std::optional<std::size_t> first_difference(const std::vector<std::vector<flat::
 
 }  // namespace
 
-std::vector<int> minority(const std::vector<flat::Parity>& by_worker) {
+std::vector<int> minority(const std::vector<flat::Parity>& by_copy) {
   std::map<flat::Parity, std::size_t> votes;
-  for (const flat::Parity value : by_worker) ++votes[value];
+  for (const flat::Parity value : by_copy) ++votes[value];
   const auto most = std::max_element(
       votes.begin(), votes.end(), [](const auto& a, const auto& b) { return a.second < b.second; });
-  if (2 * most->second <= by_worker.size()) return {};
+  if (2 * most->second <= by_copy.size()) return {};
   std::vector<int> others;
-  for (std::size_t worker = 0; worker < by_worker.size(); ++worker) {
-    if (by_worker[worker] != most->first) others.push_back(static_cast<int>(worker));
+  for (std::size_t copy = 0; copy < by_copy.size(); ++copy) {
+    if (by_copy[copy] != most->first) others.push_back(static_cast<int>(copy));
   }
   return others;
 }
 
 double Check::digest(std::int64_t step) {
   last_ = {step, subject_.seen()};
-  std::uint64_t digest = 0;
-  for (const flat::Parity value : last_.values) digest = base::mix64(digest ^ value);
-  if (!subject_.fault()) return subject_.has_copies() ? as_number(digest) : 0;
+  if (!subject_.fault()) return subject_.copies().empty() ? 0 : as_number(digest_of(last_.values));
   if (!faulty_step_) faulty_step_ = step;
   return kFault;
 }
@@ -74,7 +88,13 @@ void Check::throw_any_fault(std::int64_t step) {
 std::optional<Check::Undecided> Check::judge(std::int64_t step,
                                              const std::vector<double>& digests) {
   if (std::find(digests.begin(), digests.end(), kFault) != digests.end()) throw_fault(step);
-  if (std::adjacent_find(digests.begin(), digests.end(), std::not_equal_to<>()) == digests.end())
+  const std::vector<int> copies = subject_.copies();
+  if (copies.empty()) return std::nullopt;
+  std::vector<std::uint64_t> of_copies(count_of(copies));
+  for (std::size_t worker = 0; worker < copies.size(); ++worker)
+    of_copies[static_cast<std::size_t>(copies[worker])] ^= bits_of(digests[worker]);
+  if (std::adjacent_find(of_copies.begin(), of_copies.end(), std::not_equal_to<>()) ==
+      of_copies.end())
     return std::nullopt;
   Undecided found{step, {}, gather(last_)};
   const auto item = first_difference(found.seen);
@@ -87,7 +107,7 @@ std::optional<Check::Undecided> Check::judge(std::int64_t step,
   std::vector<flat::Parity> there;
   for (const auto& theirs : found.seen) there.push_back(theirs[*item]);
   found.text = fmt::format("step {}: workers {}", step, subject_.item_name(*item));
-  const auto wrong = minority(there);
+  const auto wrong = workers_of(minority(there));
   if (wrong.empty()) return found;
   throw Mismatch(fmt::format("{}: {} {} other bits than the rest. {}", found.text,
                              workers_text(wrong), wrong.size() == 1 ? "has" : "have",
@@ -119,12 +139,24 @@ std::vector<std::vector<flat::Parity>> Check::gather(const Record& mine) {
       mine.values.begin(), mine.values.end(),
       all.begin() + static_cast<std::ptrdiff_t>(count * static_cast<std::size_t>(comm_.rank())));
   comm_.all_gather({all.data(), all.size(), DType::kInt64}).wait();
-  std::vector<std::vector<flat::Parity>> by_worker(workers);
+  const std::vector<int> copies = subject_.copies();
+  std::vector<std::vector<flat::Parity>> by_copy(count_of(copies),
+                                                 std::vector<flat::Parity>(count));
   for (std::size_t worker = 0; worker < workers; ++worker) {
-    const auto first = all.begin() + static_cast<std::ptrdiff_t>(worker * count);
-    by_worker[worker].assign(first, first + static_cast<std::ptrdiff_t>(count));
+    auto& copy = by_copy[static_cast<std::size_t>(copies[worker])];
+    for (std::size_t item = 0; item < count; ++item) copy[item] ^= all[worker * count + item];
   }
-  return by_worker;
+  return by_copy;
+}
+
+std::vector<int> Check::workers_of(const std::vector<int>& copies) const {
+  const std::vector<int> of_workers = subject_.copies();
+  std::vector<int> workers;
+  for (std::size_t worker = 0; worker < of_workers.size(); ++worker) {
+    if (std::find(copies.begin(), copies.end(), of_workers[worker]) != copies.end())
+      workers.push_back(static_cast<int>(worker));
+  }
+  return workers;
 }
 
 void Check::verdict(const Undecided& undecided) {
@@ -136,9 +168,9 @@ void Check::verdict(const Undecided& undecided) {
                    ", and again in a rerun. Nobody can tell which of them is wrong; try other "
                    "machines");
   }
-  std::vector<int> wrong;  // the rerun agrees on all workers, so it is right
-  for (std::size_t worker = 0; worker < undecided.seen.size(); ++worker) {
-    if (undecided.seen[worker] != again.front()) wrong.push_back(static_cast<int>(worker));
+  std::vector<int> wrong;  // the rerun agrees on all copies, so it is right
+  for (std::size_t copy = 0; copy < undecided.seen.size(); ++copy) {
+    if (undecided.seen[copy] != again.front()) wrong.push_back(static_cast<int>(copy));
   }
   if (wrong.size() == undecided.seen.size()) {
     throw Mismatch(undecided.text +
@@ -147,8 +179,8 @@ void Check::verdict(const Undecided& undecided) {
   }
   throw Mismatch(fmt::format("{}. A rerun of the step gives the same on all of them, and {} had "
                              "other bits. Go on from the last checkpoint, without that machine",
-                             undecided.text, workers_text(wrong)),
-                 wrong);
+                             undecided.text, workers_text(workers_of(wrong))),
+                 workers_of(wrong));
 }
 
 }  // namespace lockstep::divergence

@@ -1,10 +1,12 @@
 // Finds bits that changed though nobody wrote them, and copies that are no longer equal.
 //
 //   fault    found by one worker in memory that it reads: what, where, whose
-//   digest   if every worker updates a whole copy: one number over the gradients that it applied
-//            and the values that came of them. Workers with different digests hold different
-//            weights. Of three copies or more, the majority is right. Otherwise a rerun of the step
-//            decides
+//   copy     of the weights: every worker has one, or the workers of a host have one together, or
+//            there is only one
+//   digest   of a worker: one number over the gradients that it applied and the values that came of
+//            them. Those of the workers of a copy together are the digest of the copy. Copies with
+//            different digests differ. Of three copies or more, the majority is right. Otherwise a
+//            rerun of the step decides
 //
 // Digests travel with the metrics of a step, so the check costs no message of its own. They are
 // compared before the next update.
@@ -33,14 +35,14 @@ class Subject {
   virtual ~Subject() = default;
 
   // After an update, one parity for each item. The first items are the gradients that were applied,
-  // by piece. Then come parameters with state, by piece.
+  // by piece. Then come parameters with state, by piece. 0 for pieces that other workers update.
   virtual std::vector<flat::Parity> seen() = 0;
   // What differs if workers differ in an item, such as "have applied different gradients to
   // fc1.weight (elements 0 to 8191)".
   virtual std::string item_name(std::size_t item) const = 0;
 
-  // Whether every worker updates a whole copy.
-  virtual bool has_copies() const = 0;
+  // By worker, the number of the copy that it updates, alone or with others. Empty if there is one.
+  virtual std::vector<int> copies() const = 0;
 
   // Compares parameters and state with what the last update left.
   virtual void check_at_rest() = 0;
@@ -76,7 +78,7 @@ class Check {
   struct Undecided {
     std::int64_t step = 0;
     std::string text;  // "step 12: workers hold different bits of fc1.weight …"
-    std::vector<std::vector<flat::Parity>> seen;  // by worker
+    std::vector<std::vector<flat::Parity>> seen;  // by copy
   };
   std::optional<Undecided> judge(std::int64_t step, const std::vector<double>& digests);
 
@@ -95,6 +97,7 @@ class Check {
   void throw_fault(std::int64_t step);
   void throw_any_fault(std::int64_t step);
   std::vector<std::vector<flat::Parity>> gather(const Record& mine);
+  std::vector<int> workers_of(const std::vector<int>& copies) const;
 
   Subject& subject_;
   Comm& comm_;
@@ -102,8 +105,7 @@ class Check {
   std::optional<std::int64_t> faulty_step_;  // the first in which this worker had a fault
 };
 
-// The workers whose value differs from the majority's; empty if no value has more than half of
-// them.
-std::vector<int> minority(const std::vector<flat::Parity>& by_worker);
+// The copies whose value differs from the majority's; empty if no value has more than half of them.
+std::vector<int> minority(const std::vector<flat::Parity>& by_copy);
 
 }  // namespace lockstep::divergence

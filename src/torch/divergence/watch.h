@@ -140,7 +140,7 @@ class UpdateWatch {
   // Whether there are parities of an update before to compare with.
   bool knows() const { return resting_.size() == own_.size(); }
 
-  // An update begins. `copies`: as Subject::has_copies().
+  // An update begins. `copies`: whether there are several, which will be compared.
   void begin(bool copies);
   // The update found and left these parities; `compares`: with the update before.
   void saw(std::size_t piece, const flat::Parities& seen, bool compares);

@@ -18,7 +18,7 @@ bool can_sample(const replica::Replicated& model) {
 std::unique_ptr<Update> make_update(Trained& trained) {
   const device::CurrentDevice current(trained.model->device());
   if (!on_host(trained.model->device())) return make_device_step(trained);
-  if (trained.model->banks().front().memory().shared()) return make_shared_update(trained);
+  if (trained.model->parameters().shared()) return make_shared_update(trained);
   return make_own_update(trained);
 }
 

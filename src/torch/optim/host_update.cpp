@@ -1,6 +1,7 @@
 // One step on the CPU.
 //
-//   own slice   what this worker updates: its slice if workers share memory, else everything
+//   own slice   what this worker updates: its slice if the workers of its host share memory, else
+//               everything
 //   publish     new values go to the other memories piece by piece, while they are in the cache
 //
 //   1. Wait until every worker has announced the same step. Then all gradients are there, and
@@ -91,9 +92,7 @@ class HostUpdate : public Update {
   void find_trusts();
   void keep_norms();
   BlockNorms& rows();
-  replica::Copies copies() const {
-    return has_copies() ? replica::Copies::kPerWorker : replica::Copies::kPerHost;
-  }
+  virtual replica::Copies copies() const = 0;  // of what workers measure
   template <typename Observer>
   void update_slice(Observer observer, UpdateJournal* journal);
   template <typename Observer>
@@ -128,6 +127,8 @@ class OwnUpdate : public HostUpdate {
   bool has_copies() const override { return true; }
 
  private:
+  replica::Copies copies() const override { return replica::Copies::kPerWorker; }
+
   Said said_;
 };
 
@@ -138,9 +139,10 @@ class SharedUpdate : public HostUpdate {
   void prepare(const GradientSource& source) override;
   void apply(UpdateJournal* journal) override { update(journal); }
   void skip(UpdateJournal* journal) override { leave(journal); }
-  bool has_copies() const override { return false; }
+  bool has_copies() const override { return trained_.model->parts().neighbours.has_value(); }
 
  private:
+  replica::Copies copies() const override { return replica::Copies::kPerHost; }
   void meet() override;
 };
 
@@ -185,8 +187,13 @@ void OwnUpdate::skip(UpdateJournal* journal) {
 SharedUpdate::SharedUpdate(Trained& trained)
     : HostUpdate(trained, [&] {
         const auto& first_of = trained.model->pieces().first_of_worker;
-        const auto mine = static_cast<std::size_t>(trained.model->comm().rank());
-        return divergence::PieceRange{first_of[mine], first_of[mine + 1]};
+        Comm& host = trained.model->parts().host();
+        const auto first = [&](int rank) {
+          const std::size_t slices = first_of.size() - 1;
+          return first_of[slices * static_cast<std::size_t>(rank) /
+                          static_cast<std::size_t>(host.size())];
+        };
+        return divergence::PieceRange{first(host.rank()), first(host.rank() + 1)};
       }()) {}
 
 void SharedUpdate::prepare(const GradientSource& source) {
@@ -196,7 +203,7 @@ void SharedUpdate::prepare(const GradientSource& source) {
 
 void SharedUpdate::meet() {
   const auto began = std::chrono::steady_clock::now();
-  trained_.model->comm().barrier().wait();
+  trained_.model->parts().host().barrier().wait();
   waited_ += std::chrono::steady_clock::now() - began;
 }
 
@@ -213,7 +220,7 @@ base::ByteRange HostUpdate::own_bytes() const {
 // Step 4, with its time.
 void HostUpdate::acquire() {
   const auto began = std::chrono::steady_clock::now();
-  trained_.model->parts().parameters->acquire(trained_.model->comm(), trained_.absent());
+  trained_.model->parts().parameters->acquire(trained_.model->parts().host(), trained_.absent());
   waited_ += std::chrono::steady_clock::now() - began;
 }
 
@@ -242,7 +249,7 @@ void HostUpdate::find_numbers(const GradientSource& source) {
 }
 
 BlockNorms& HostUpdate::rows() {
-  if (!rows_) rows_.emplace(trained_.model->comm(), trained_.model->layout(), copies());
+  if (!rows_) rows_.emplace(trained_.model->parts().host(), trained_.model->layout(), copies());
   return *rows_;
 }
 
@@ -281,7 +288,7 @@ template <typename Visit>
 GradientSource HostUpdate::gathered(const GradientSource& source, const Visit& visit) {
   replica::Replicated& model = *trained_.model;
   const bool is_there = source.is(model.averages());
-  if (!is_there && !sums_) sums_.emplace(model.comm(), model.layout().bytes(), copies());
+  if (!is_there && !sums_) sums_.emplace(model.parts().host(), model.layout().bytes(), copies());
   replica::for_each_piece(own_pieces(), source,
                           [&](std::size_t number, replica::GradientReader& gradients) {
                             const plan::Stretch& piece = model.pieces().all[number];

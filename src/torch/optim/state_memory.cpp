@@ -31,7 +31,8 @@ StateMemory::StateMemory(replica::Parts& model, const StateNames& names)
 }
 
 void StateMemory::take_memory() {
-  memories_.emplace_back(model_.comm, layout_.bytes(), replica::Copies::kPerHost, model_.device());
+  memories_.emplace_back(model_.host(), layout_.bytes(), replica::Copies::kPerHost,
+                         model_.device());
 }
 
 void StateMemory::take_memories() {
@@ -44,7 +45,7 @@ void StateMemory::add_average() {
   names_.emplace_back("ema");
   has_average_ = true;
   const replica::FlatMemory& average = memories_.back();
-  if (!average.shared() || model_.comm.rank() == 0) {
+  if (!average.shared() || model_.host().rank() == 0) {
     torch::NoGradGuard no_grad;
     const device::CurrentDevice current(model_.device());
     if (has_masters_) {
@@ -64,7 +65,7 @@ void StateMemory::rebind() {
   const auto before = std::exchange(memories_, {});
   take_memories();
   for (std::size_t i = 0; i < memories_.size(); ++i) {
-    if (memories_[i].shared() && model_.comm.rank() != model_.source) continue;
+    if (memories_[i].shared() && model_.host().rank() != model_.source_on_host()) continue;
     bytes_of(memories_[i]).copy_(bytes_of(before[i]));
   }
 }

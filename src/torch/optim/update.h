@@ -1,7 +1,8 @@
 // How averaged gradients become new parameters. A class for each kind of memory:
 //
 //   own      each worker updates everything, in memory of its own (host_update.cpp)
-//   shared   workers share memory: each updates its slice and hands it out (host_update.cpp)
+//   shared   the workers of a host share memory: each updates its slice and hands it out
+//            (host_update.cpp)
 //   device   each worker queues the update of everything on its GPU (device_step.cpp)
 //   wrapped  as own or device, but an optimizer of the program's computes the values (in both files)
 #pragma once
@@ -116,7 +117,8 @@ class Update {
   // On a GPU: the update kernel of the next step also copies this to pinned memory of the host.
   virtual void take_along(const flat::Note&) {}
 
-  // Whether every worker updates a whole copy, and has parities of it that can be compared.
+  // Whether there are several whole copies, each updated by one worker or by those of one host,
+  // and parities of them that can be compared.
   virtual bool has_copies() const = 0;
   // Whether it wants the averages in param.grad, and no other source.
   virtual bool reads_grad() const { return false; }

@@ -64,7 +64,7 @@ void Banks::stay() {
 
 void Banks::share_averages(Comm& comm) {
   if (std::exchange(shares_averages_, true)) return;
-  front().keep_averages(HostCopy::make(comm, plan_.layout.bytes()));
+  front().keep_averages(HostCopy::make({comm, comm}, plan_.layout.bytes()));
 }
 
 void Banks::watch(Comm& comm, divergence::FirstFault& faults) {

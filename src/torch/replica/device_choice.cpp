@@ -54,8 +54,13 @@ std::unique_ptr<Reduction> reduction_of(Comm& comm, Banks& banks, const ModelPla
   return std::make_unique<DeviceReduction>(comm, banks, plan.layout, device);
 }
 
-std::unique_ptr<HostCopy> host_copy_on(Device device, Comm& comm, std::size_t bytes) {
-  return device.kind == DeviceKind::kCpu ? HostCopy::make(comm, bytes) : nullptr;
+std::unique_ptr<HostCopy> host_copy_on(Device device, const Workers& workers, std::size_t bytes) {
+  return device.kind == DeviceKind::kCpu ? HostCopy::make(workers, bytes) : nullptr;
+}
+
+std::optional<Comm> neighbours_on(Device device, Comm& comm) {
+  if (device.kind != DeviceKind::kCpu || comm.hosts().empty()) return std::nullopt;
+  return comm.on_host();
 }
 
 namespace {

@@ -13,6 +13,13 @@
 
 namespace lockstep::replica {
 
+// All workers of a replica, and those that share its parameters and the state of its updates: all
+// of them, or on several hosts those of one host.
+struct Workers {
+  Comm& all;
+  Comm& host;
+};
+
 // One memory for each worker, or one for all workers of a host if they share memory. kPerHostSeen:
 // each of them also has a private view of it (HostCopy). kReduced: one for each worker, which Comm
 // can reduce in two levels if there are several hosts.

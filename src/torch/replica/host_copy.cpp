@@ -62,15 +62,15 @@ std::vector<base::ByteRange> without(const std::vector<base::ByteRange>& all,
 HostCopy::HostCopy(FlatMemory shared, FlatMemory seen)
     : shared_(std::move(shared)), seen_(std::move(seen)) {}
 
-std::unique_ptr<HostCopy> HostCopy::make(Comm& comm, std::size_t bytes) {
-  if (comm.size() == 1) return nullptr;
-  FlatMemory shared(comm, bytes, Copies::kPerHostSeen);
+std::unique_ptr<HostCopy> HostCopy::make(const Workers& workers, std::size_t bytes) {
+  if (workers.all.size() == 1) return nullptr;
+  FlatMemory shared(workers.host, bytes, Copies::kPerHostSeen);
   if (!shared.shared()) return nullptr;
   FlatMemory seen = shared.privately();
   std::unique_ptr<HostCopy> copy(new HostCopy(std::move(shared), std::move(seen)));
   copy->touch();
   std::uint8_t works = copy->works() ? 1 : 0;
-  comm.all_reduce({&works, 1, DType::kUInt8}, {.op = ReduceOp::kMin}).wait();
+  workers.all.all_reduce({&works, 1, DType::kUInt8}, {.op = ReduceOp::kMin}).wait();
   return works != 0 ? std::move(copy) : nullptr;
 }
 

@@ -26,9 +26,9 @@ namespace lockstep::replica {
 // Ownership: the memory lives as long as this object or any tensor that views it.
 class HostCopy {
  public:
-  // Null, on all workers, if they share no memory, if there is one worker, or if the kernel of a
-  // worker does not say which pages were written.
-  static std::unique_ptr<HostCopy> make(Comm& comm, std::size_t bytes);
+  // Null, on all workers, if they share no memory, if there is one worker in all, or if the kernel
+  // of a worker does not say which pages were written.
+  static std::unique_ptr<HostCopy> make(const Workers& workers, std::size_t bytes);
 
   const FlatMemory& shared() const { return shared_; }
   const FlatMemory& seen() const { return seen_; }
@@ -66,6 +66,6 @@ class HostCopy {
 };
 
 // As HostCopy::make(); null on a GPU. (device_choice.cpp)
-std::unique_ptr<HostCopy> host_copy_on(Device device, Comm& comm, std::size_t bytes);
+std::unique_ptr<HostCopy> host_copy_on(Device device, const Workers& workers, std::size_t bytes);
 
 }  // namespace lockstep::replica

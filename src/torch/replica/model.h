@@ -39,7 +39,9 @@ void copy_from(Comm& comm, int source, const std::vector<NamedTensor>& tensors);
 
 struct ModelPlan {
   plan::Layout layout;
-  plan::Pieces pieces;  // if workers share memory, of every worker's slice; else of one slice
+  // If workers share parameters, of a slice for each worker of all hosts; else of one slice. On
+  // several hosts each worker updates several of them, one after the other.
+  plan::Pieces pieces;
   std::vector<plan::Bucket> buckets;
 };
 

@@ -34,8 +34,8 @@ class PrivateCopies : public Parameters {
   }
 
   // If nobody else writes to this copy, there is nothing to wait for.
-  void acquire(Comm& comm, const std::vector<bool>&) override {
-    if (!others_.empty()) comm.barrier().wait();
+  void acquire(Comm& host, const std::vector<bool>&) override {
+    if (!others_.empty()) host.barrier().wait();
   }
 
  private:
@@ -44,11 +44,11 @@ class PrivateCopies : public Parameters {
 
 class OneCopy : public Parameters {
  public:
-  OneCopy(Comm& comm, std::vector<NamedTensor> trained, const plan::Layout& layout,
+  OneCopy(Comm& host, std::vector<NamedTensor> trained, const plan::Layout& layout,
           std::unique_ptr<HostCopy> copy)
       : Parameters(std::move(trained), layout, copy->shared()), copy_(std::move(copy)) {
-    move_in(copy_->seen(), comm.rank() == 0 ? Values::kCopied : Values::kLeft);
-    comm.barrier().wait();  // nobody reads before rank 0 has written
+    move_in(copy_->seen(), host.rank() == 0 ? Values::kCopied : Values::kLeft);
+    host.barrier().wait();  // nobody reads before rank 0 has written
   }
 
   const FlatMemory& seen() const override { return copy_->seen(); }
@@ -60,8 +60,8 @@ class OneCopy : public Parameters {
   void begin_update(base::ByteRange own) override { copy_->bring(own); }
   // Nothing to copy: all workers read the memory that was written.
   void publish(const plan::Stretch&) const override {}
-  void acquire(Comm& comm, const std::vector<bool>& left_alone) override {
-    comm.barrier().wait();
+  void acquire(Comm& host, const std::vector<bool>& left_alone) override {
+    host.barrier().wait();
     std::vector<base::ByteRange> kept;
     for (std::size_t i = 0; i < left_alone.size(); ++i) {
       const plan::Entry& entry = layout_.entries()[i];
@@ -70,7 +70,8 @@ class OneCopy : public Parameters {
     copy_->renew(kept);
   }
 
-  void share_values(Comm& comm) override {
+  void share_values(const Workers& workers) override {
+    Comm& comm = workers.all;
     std::vector<std::int64_t> digests(static_cast<std::size_t>(comm.size()));
     digests[static_cast<std::size_t>(comm.rank())] = static_cast<std::int64_t>(look());
     comm.all_gather({digests.data(), digests.size(), DType::kInt64}).wait();
@@ -83,8 +84,8 @@ class OneCopy : public Parameters {
                       rank),
           {0, rank});
     }
-    if (comm.rank() == 0) copy_->bring({0, memory_.bytes()});
-    comm.barrier().wait();
+    if (workers.host.rank() == 0) copy_->bring({0, memory_.bytes()});
+    workers.host.barrier().wait();
     copy_->renew();
   }
 
@@ -137,11 +138,13 @@ void Parameters::take_back(std::size_t entry) {
   parameter.set_data(views_[entry]);
 }
 
-std::unique_ptr<Parameters> make_parameters(Comm& comm, const std::vector<NamedTensor>& trained,
+std::unique_ptr<Parameters> make_parameters(const Workers& workers,
+                                            const std::vector<NamedTensor>& trained,
                                             const plan::Layout& layout, Device device) {
-  if (auto copy = host_copy_on(device, comm, layout.bytes()))
-    return std::make_unique<OneCopy>(comm, by_entry(trained, layout), layout, std::move(copy));
-  return make_private_parameters(comm, trained, layout, device);
+  auto copy = host_copy_on(device, workers, layout.bytes());
+  if (!copy) return nullptr;
+  return std::make_unique<OneCopy>(workers.host, by_entry(trained, layout), layout,
+                                   std::move(copy));
 }
 
 std::unique_ptr<Parameters> make_private_parameters(Comm& comm,

@@ -3,7 +3,8 @@
 //   private copies   each worker has all values. If workers share memory, the owner of a slice
 //                    writes its new values to every copy
 //   one copy         the workers of a host read one memory, and each writes its own slice. If the
-//                    program writes to parameters, only its worker sees that (HostCopy)
+//                    program writes to parameters, only its worker sees that (HostCopy). On several
+//                    hosts there is one copy on each
 //
 // An update calls begin_update(), then publish() for each piece that it has written. Then every
 // worker calls acquire(), to have what the others published before the next forward pass. A
@@ -46,11 +47,11 @@ class Parameters {
   virtual void publish(const plan::Stretch& stretch) const = 0;
   // Waits until all workers have published their slices of this update. `left_alone`: by entry,
   // those that nobody has written; empty: none.
-  virtual void acquire(Comm& comm, const std::vector<bool>& left_alone) = 0;
+  virtual void acquire(Comm& host, const std::vector<bool>& left_alone) = 0;
 
   // What all workers have written to parameters they share from now on. Mismatch if they have
   // written different values. Collective.
-  virtual void share_values(Comm& /*comm*/) {}
+  virtual void share_values(const Workers& /*workers*/) {}
 
   // Whether a parameter still views the flat memory. torch::load() and module->to() give it other
   // memory.
@@ -79,11 +80,12 @@ class Parameters {
   FlatMemory memory_;
 };
 
-// One copy if workers share memory, else private copies. `trained` is in registration order, and has
-// the same values on every worker. Collective.
-std::unique_ptr<Parameters> make_parameters(Comm& comm, const std::vector<NamedTensor>& trained,
+// One copy per host if its workers share memory; null if they do not. `trained` is in registration
+// order, and has the same values on every worker. Collective.
+std::unique_ptr<Parameters> make_parameters(const Workers& workers,
+                                            const std::vector<NamedTensor>& trained,
                                             const plan::Layout& layout, Device device);
-// The same, always with private copies.
+// The same with private copies.
 std::unique_ptr<Parameters> make_private_parameters(Comm& comm,
                                                     const std::vector<NamedTensor>& trained,
                                                     const plan::Layout& layout, Device device);

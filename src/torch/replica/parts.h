@@ -5,6 +5,7 @@
 #include <lockstep/data_parallel.h>
 
 #include <memory>
+#include <optional>
 
 #include "torch/divergence/watch.h"
 #include "torch/replica/banks.h"
@@ -36,15 +37,25 @@ struct Parts {
   divergence::FirstFault faults;
   std::unique_ptr<Reduction> reduction;
   int source = 0;  // the rank whose values all workers began with
-  Comm comm;       // last, so destroyed first: it ends operations that still use the memory above
+  // These two last, so destroyed first: they end operations that still use the memory above.
+  Comm comm;
+  std::optional<Comm> neighbours;  // on several hosts, if each has one copy of the parameters
 
   const torch::Tensor& parameter(std::size_t entry) const {
     return model.trained[plan.layout.entries()[entry].registered].tensor;
   }
   Device device() const { return banks->front().memory().device(); }
+  // All workers, or on several hosts those of this one: they divide an update among them, and share
+  // parameters and state.
+  Comm& host() { return neighbours ? *neighbours : comm; }
+  Workers workers() { return {comm, host()}; }
+  // The rank in host() of the worker whose values the others there begin with: of `source`, if it
+  // is there.
+  int source_on_host() const;
   // From now on each worker has values of its own for all parameters. Collective.
   void keep_private();
-  // Takes memory for gradients, and makes what works on it. Collective.
+  // Take memory, and make what works on it. Collective.
+  void take_memory();
   void take_gradients();
   // Whether a synchronised pass gives all workers the same buffers when it ends.
   bool buffers_follow_backward() const {
@@ -52,5 +63,9 @@ struct Parts {
   }
   bool may_be_absent() const { return options.missing_gradient != MissingGradient::kError; }
 };
+
+// On several hosts whose workers share memory: the workers of this host; nothing for a GPU.
+// (device_choice.cpp)
+std::optional<Comm> neighbours_on(Device device, Comm& comm);
 
 }  // namespace lockstep::replica

@@ -13,10 +13,6 @@
 namespace lockstep::replica {
 namespace {
 
-std::unique_ptr<Parameters> parameters_of(Comm& comm, const Model& model) {
-  return make_parameters(comm, model.trained, layout_of(model.trained), device_of(model, comm));
-}
-
 // Checks that workers hold the same model, and gives all of them the values of rank `source`.
 Model agreed(Comm& comm, int source, Model model, const DataParallelOptions& options) {
   agree_on_model(comm, model, options);
@@ -38,33 +34,51 @@ Parts::Parts(Comm its_comm, int its_source, Model its_model, const DataParallelO
     : options(its_options),
       model(agreed(its_comm, its_source, std::move(its_model), its_options)),
       plan{layout_of(model.trained), {}, {}},
-      parameters(parameters_of(its_comm, model)),
-      buffers(buffer_sync_of(its_comm, model, options)),
       source(its_source),
       comm(std::move(its_comm)) {
-  take_gradients();
+  take_memory();
 }
 
 void Parts::bind(Comm its_comm, int its_source) {
   model = agreed(its_comm, its_source, model, options);  // a copy: it stays whole if this throws
-  parameters = parameters_of(its_comm, model);
-  buffers = buffer_sync_of(its_comm, model, options);
   source = its_source;
+  neighbours.reset();
   comm = std::move(its_comm);
+  take_memory();
+}
+
+void Parts::take_memory() {
+  const Device device = device_of(model, comm);
+  neighbours = neighbours_on(device, comm);
+  parameters = make_parameters(workers(), model.trained, plan.layout, device);
+  if (!parameters) {
+    neighbours.reset();
+    parameters = make_private_parameters(comm, model.trained, plan.layout, device);
+  }
+  buffers = buffer_sync_of(comm, model, options);
   take_gradients();
+}
+
+int Parts::source_on_host() const {
+  if (!neighbours) return source;
+  const std::vector<int>& hosts = comm.hosts();
+  const int here = hosts[static_cast<std::size_t>(comm.rank())];
+  if (hosts[static_cast<std::size_t>(source)] != here) return 0;
+  return static_cast<int>(std::count(hosts.begin(), hosts.begin() + source, here));
 }
 
 void Parts::keep_private() {
   if (&parameters->seen() == &parameters->memory()) return;
   const CallName call(comm, "optim::Wrapped");
-  parameters->share_values(comm);
+  parameters->share_values(workers());
+  neighbours.reset();
   parameters = make_private_parameters(comm, model.trained, plan.layout, device());
 }
 
 void Parts::take_gradients() {
   const Device device = device_of(model, comm);
   FlatMemory gradients(comm, plan.layout.bytes(), Copies::kReduced, device);
-  plan = plan_model(plan.layout, gradients.shared() ? comm.size() : 1,
+  plan = plan_model(plan.layout, parameters->memory().shared() ? comm.size() : 1,
                     reach_of(gradients, options.algorithm), options);
   reduction.reset();  // it refers to the banks
   banks =

@@ -75,7 +75,7 @@ class Replicated : public control::Member {
   bool reads_all_gradients() const { return !parts_.reduction->early(); }
 
   // As Parameters. Collective.
-  void share_values() { parts_.parameters->share_values(parts_.comm); }
+  void share_values() { parts_.parameters->share_values(parts_.workers()); }
 
   Parts& parts() { return parts_; }
   const Parts& parts() const { return parts_; }

@@ -2,6 +2,9 @@
 
 #include <fmt/format.h>
 
+#include <algorithm>
+#include <numeric>
+
 #include "base/hash.h"
 
 namespace lockstep::steps {
@@ -127,18 +130,29 @@ std::unique_ptr<replica::MeasuredPass> ModelStep::measure() {
 std::vector<flat::Parity> ModelStep::seen() {
   collect_with_parity();
   const divergence::UpdateWatch& watch = parts_.update->watch();
-  std::vector<flat::Parity> all = watch.applied();
-  all.insert(all.end(), watch.resting().begin(), watch.resting().end());
+  const std::size_t pieces = model_.state_->pieces().all.size();
+  std::vector<flat::Parity> all(2 * pieces);
+  const auto put = [&](const std::vector<flat::Parity>& own, std::size_t at) {
+    std::copy(own.begin(), own.end(),
+              all.begin() + static_cast<std::ptrdiff_t>(at + watch.own().begin));
+  };
+  put(watch.applied(), 0);
+  put(watch.resting(), pieces);
   return all;
 }
 
-bool ModelStep::has_copies() const {
-  return parts_.update->has_copies() && workers_ > 1;
+std::vector<int> ModelStep::copies() const {
+  replica::Replicated& model = *model_.state_;
+  if (!parts_.update->has_copies() || model.comm().size() == 1) return {};
+  if (model.parts().neighbours) return model.comm().hosts();
+  std::vector<int> one_each(static_cast<std::size_t>(model.comm().size()));
+  std::iota(one_each.begin(), one_each.end(), 0);
+  return one_each;
 }
 
 std::string ModelStep::item_name(std::size_t item) const {
   const replica::Replicated& model = *model_.state_;
-  const std::size_t pieces = parts_.update->watch().own().size();
+  const std::size_t pieces = model.pieces().all.size();
   const plan::Stretch& where = model.pieces().all[item % pieces];
   return fmt::format("{} {} (elements {} to {})",
                      item < pieces ? "have applied different gradients to"

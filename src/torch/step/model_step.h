@@ -133,7 +133,7 @@ class ModelStep : public divergence::Subject {
   // For the divergence check.
   std::vector<flat::Parity> seen() override;
   std::string item_name(std::size_t item) const override;
-  bool has_copies() const override;
+  std::vector<int> copies() const override;
   void check_at_rest() override { parts_.update->check_at_rest(); }
   std::optional<Found> fault() const override;
 
