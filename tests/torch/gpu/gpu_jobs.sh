@@ -70,6 +70,33 @@ for model in mlp cnn gpt gan noisy synced; do
   same "$(loop_hash $model 1)" "$(loop_hash $model 2)" "$(loop_hash $model 4)"
 done
 
+# Workers that take each other for hosts: NCCL goes over sockets, and what is beside it over TCP. On two of them once more,
+# each started by a launcher of its own; NCCL is told that these are two hosts, though there is one GPU.
+hosts_hash() {
+  # shellcheck disable=SC2016
+  LOCKSTEP_SHARE_GPUS=1 timeout 100 "$lockstep" run -n "$2" --device cuda -- \
+    sh -c 'LOCKSTEP_HOST=host$RANK exec "$0" loop "$1"' "$actor" "$1" >"$work/log" 2>&1 ||
+    { cat "$work/log" >&2; fail "a loop with $1 on $2 hosts failed"; }
+  sed -n 's/.*weights \([0-9a-f]*\)$/\1/p' "$work/log" | sort -u
+}
+nodes_hash() {
+  local node pids=()
+  rm -f "$work"/node?
+  (umask 077 && head -c 32 /dev/urandom | base64 >"$work/secret")
+  for node in 0 1; do
+    LOCKSTEP_HOST=host$node NCCL_HOSTID=host$node NCCL_SOCKET_IFNAME=lo timeout 100 "$lockstep" run -n 1 --device cuda \
+      --nodes 2 --node-rank $node --rendezvous 127.0.0.1:29473 --secret-file "$work/secret" -- "$actor" loop "$1" \
+      >"$work/node$node" 2>&1 &
+    pids+=($!)
+  done
+  wait "${pids[0]}" && wait "${pids[1]}" || { cat "$work"/node? >&2; fail "a loop with $1 on 2 nodes failed"; }
+  sed -n 's/.*weights \([0-9a-f]*\)$/\1/p' "$work"/node? | sort -u
+}
+for model in mlp cnn gpt; do
+  job="hosts on one GPU, $model"
+  same "$(loop_hash $model 1)" "$(hosts_hash $model 2)" "$(hosts_hash $model 4)" "$(nodes_hash $model)"
+done
+
 # A batch norm over the samples of all workers, beside LibTorch's.
 for workers in 1 3; do
   LOCKSTEP_SHARE_GPUS=1 timeout 60 "$lockstep" run -n $workers --device cuda -- "$actor" norms >"$work/log" 2>&1 ||
