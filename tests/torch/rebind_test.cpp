@@ -32,7 +32,9 @@ constexpr std::chrono::seconds kStart{120};
 
 std::unique_ptr<World> join_there(const Period& period, const std::string& engine) {
   FolderBootstrap bootstrap(period.folder, period.rank, period.size);
-  return std::make_unique<World>(World::over(connect(engine, bootstrap, {.timeout = kStart})));
+  CommOptions options{.timeout = kStart};
+  if (engine == kTcpHosts) options.host = "host" + std::to_string(period.rank / 2);
+  return std::make_unique<World>(World::over(connect(engine_called(engine), bootstrap, options)));
 }
 
 // Through all its periods. `ended` is called after each.
@@ -82,7 +84,9 @@ INSTANTIATE_TEST_SUITE_P(Third, Rebind, ::testing::Values(0, 2),
 
 TEST_P(Rebind, ThreadsGoFromTwoToThreeToOneWithOneHash) {
   const std::string expected = gan_alone();  // before others seed LibTorch's generator
-  for (const std::string& engine : cpu_engines()) {
+  std::vector<std::string> engines = cpu_engines();
+  engines.emplace_back(kTcpHosts);
+  for (const std::string& engine : engines) {
     SCOPED_TRACE(engine);
     const Folder folder;
     const Story workers = story(folder.path(), GetParam());
