@@ -1,17 +1,25 @@
 #include "base/process.h"
 
+#include <pthread.h>
 #include <sys/syscall.h>
 #include <unistd.h>
 
 #include <cstdlib>
 #include <fstream>
 
+#include "base/check.h"
 #include "base/files.h"
 
 namespace lockstep::base {
 
 Fd open_pidfd(int pid) {
   return Fd(static_cast<int>(::syscall(SYS_pidfd_open, pid, 0)));
+}
+
+OriginalProcess::OriginalProcess() {
+  static const int failed = ::pthread_atfork(nullptr, nullptr, [] { forks.fetch_add(1); });
+  LOCKSTEP_CHECK(failed == 0, "there is memory for one more handler of fork()");
+  forks_ = forks.load();
 }
 
 std::string process_namespace() {

@@ -7,6 +7,7 @@
 #include <numeric>
 #include <utility>
 
+#include "comm/core/message_board.h"
 #include "comm/device_collectives.h"
 
 namespace lockstep::comm {
@@ -40,7 +41,7 @@ std::shared_ptr<Channel> Channel::of_world(std::shared_ptr<Link> link, const Com
 
 std::shared_ptr<Exchange> Channel::exchange(const Header& header) {
   Setting setting = group_.setting(Group::Lane::kCollectives, scratch_);
-  setting.board = boards_.all.get([this] { return make_board(group_.id, group_.members); });
+  setting.board = board_for(header, setting.greetings);
   if (header.algorithm == Algorithm::kTwoLevels) {
     setting.neighbours = group_.neighbours;
     setting.host_board = boards_.on_host.get([this] {
@@ -48,6 +49,15 @@ std::shared_ptr<Exchange> Channel::exchange(const Header& header) {
     });
   }
   return std::make_shared<Exchange>(setting, header, Deadline::after(group_.timeout));
+}
+
+Board* Channel::board_for(const Header& header, Slot greetings) {
+  Board* const all = boards_.all.get([this] { return make_board(group_.id, group_.members); });
+  if (all != nullptr || !travels_on_cards(header, group_.size())) return all;
+  return boards_.by_messages.get([&]() -> std::unique_ptr<Board> {
+    if (!group_.link->patience_in_call()) return nullptr;
+    return std::make_unique<MessageBoard>(*group_.link, group_.members, greetings);
+  });
 }
 
 std::unique_ptr<Board> Channel::make_board(std::uint64_t id, std::span<const int> members) const {
@@ -61,7 +71,9 @@ std::unique_ptr<Board> Channel::make_board(std::uint64_t id, std::span<const int
 
 // On a board an operation can begin in the call, if no operation before it is left.
 std::shared_ptr<Exchange> Channel::begin(const Header& header, Opening opening) {
-  if (opening.card == Opening::Card::kNone || !collectives_.idle() || boards_.all.missing())
+  if (opening.card == Opening::Card::kNone || !collectives_.idle()) return nullptr;
+  if (boards_.all.missing() &&
+      (boards_.by_messages.missing() || !travels_on_cards(header, group_.size())))
     return nullptr;
   if (boards_.all.made() != nullptr) boards_.all.made()->prepare(opening.bytes());
   auto begun = exchange(header);

@@ -127,6 +127,7 @@ class Channel {
 
  private:
   std::shared_ptr<Exchange> exchange(const Header& header);
+  Board* board_for(const Header& header, Slot greetings);
   std::unique_ptr<Board> make_board(std::uint64_t id, std::span<const int> members) const;
   std::shared_ptr<Exchange> begin(const Header& header, Opening opening);
   // What is left of an operation that has begun.
@@ -134,7 +135,8 @@ class Channel {
   Left run_at_once(Exchange& begun, Opening opening, const std::function<void(Exchange&)>& body);
   struct OwnBoards {
     OnDemand<Board> all;
-    OnDemand<Board> on_host;  // of the members on this worker's host, for two levels
+    OnDemand<Board> by_messages;  // if `all` is missing, and the link has patience for it
+    OnDemand<Board> on_host;      // of the members on this worker's host, for two levels
   };
   struct Begun {
     std::shared_ptr<Exchange> exchange;  // null: it begins on the thread that runs it

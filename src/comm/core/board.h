@@ -1,4 +1,5 @@
-// Where the members of a group meet in memory that all of them can read.
+// Where the members of a group meet: in memory that all of them can read, or by messages
+// (core/message_board.h).
 //
 //   card    what a worker shows: its header, and up to kCardBytes of data
 //   round   every member pins one card; a worker that has seen all of them knows that all have come
@@ -32,9 +33,10 @@ class Board {
  public:
   virtual ~Board() = default;
 
-  // This worker's card of the next round, to be written; pin() shows it to all.
+  // This worker's card of the next round, to be written; pin() shows it to all, with so many bytes
+  // of data.
   virtual BoardCard& blank() = 0;
-  virtual void pin() = 0;
+  virtual void pin(std::size_t bytes) = 0;
 
   // Optional: about so many bytes will be on everybody's card of the next round. Fetches the lines
   // of the cards from other cores early.

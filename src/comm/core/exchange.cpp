@@ -101,22 +101,23 @@ auto Exchange::guarded(int peer, Call&& call) {
   }
 }
 
-void Exchange::pin() {
+void Exchange::pin(std::size_t bytes) {
   setting_.board->blank().header = own_;
-  setting_.board->pin();
+  setting_.board->pin(bytes);
   pinned_ = true;
   met_ = false;
 }
 
 void Exchange::begin(std::span<const Buffer> data) {
   if (pinned_) return;
-  std::byte* at = setting_.board->blank().bytes;
+  std::byte* const card = setting_.board->blank().bytes;
+  std::byte* at = card;
   for (const Buffer& buffer : data) {
     if (buffer.count == 0) continue;
     std::memcpy(at, buffer.data, buffer.bytes());
     at += buffer.bytes();
   }
-  pin();
+  pin(static_cast<std::size_t>(at - card));
 }
 
 void Exchange::show(std::span<const Buffer> buffers) {
@@ -128,7 +129,7 @@ void Exchange::show(std::span<const Buffer> buffers) {
     std::memcpy(at, &address, sizeof address);
     at += sizeof address;
   }
-  pin();
+  pin(buffers.size() * sizeof(ArenaAddress));
 }
 
 void Exchange::await_all() {
@@ -171,7 +172,7 @@ Exchange Exchange::on_host() const {
 }
 
 void Exchange::part() {
-  pin();
+  pin(0);
 }
 
 ArenaAddress Exchange::locate(const Buffer& data) const {
@@ -209,8 +210,9 @@ void Exchange::expect(int peer) {
   Greeting& greeting = expected_.emplace_back();
   greeting.peer = peer;
   guarded(peer, [&] {
-    greeting.transfer =
-        link().recv(world_rank(peer), setting_.greetings, greeting.bytes.data(), kHeaderBytes);
+    const bool cards_may_come = link().patience_in_call().has_value();
+    greeting.transfer = link().recv(world_rank(peer), setting_.greetings, &greeting.card,
+                                    cards_may_come ? sizeof(BoardCard) : kHeaderBytes);
   });
 }
 
@@ -223,7 +225,7 @@ void Exchange::check(int peer) {
   const bool arrived = guarded(peer, [&] { return found->transfer->wait(deadline_); });
   if (!arrived) late(peer);
   found->transfer.reset();
-  compare(peer, found->bytes);
+  compare(peer, found->card.header);
 }
 
 void Exchange::compare(int peer, const HeaderBytes& bytes) {

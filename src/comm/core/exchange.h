@@ -149,7 +149,7 @@ class Exchange {
  private:
   struct Greeting {
     int peer = -1;
-    HeaderBytes bytes{};
+    BoardCard card;  // only the header, unless the peer does something else, with cards
     std::unique_ptr<Transfer> transfer;
   };
   // Every failure leaves through these two. They end the link, which tells the peers, while the
@@ -160,7 +160,7 @@ class Exchange {
   [[noreturn]] void end(const Failed& error);
   [[noreturn]] void late(int peer);
   Slot payload(Stage stage) const { return payload_slot(setting_.greetings, header_, stage); }
-  void pin();
+  void pin(std::size_t bytes);
   ArenaAddress locate(const Buffer& data) const;
   void compare(int peer, const HeaderBytes& theirs);
   Failure first_cause(Failure own) const;

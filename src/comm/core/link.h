@@ -82,6 +82,15 @@ class Link {
   // is told.
   virtual void waits_for(int /*peer*/) noexcept {}
 
+  // Only if messages of up to kCardBytes travel although no thread waits for them: how long a call
+  // may look for messages that are about to come, because that takes no longer than to wake a
+  // thread. Short collectives then begin in their calls (core/message_board.h).
+  virtual std::optional<std::chrono::microseconds> patience_in_call() const { return std::nullopt; }
+
+  // A hint: one message more that was sent to this peer is known to have been received, because of
+  // what the peer has sent since.
+  virtual void received_by(int /*peer*/) noexcept {}
+
   // Why a peer has ended, if that is known here.
   virtual std::optional<Failure> end_of(int /*peer*/) const { return std::nullopt; }
 

@@ -33,6 +33,10 @@ class PassingLink : public Link {
     return below_->heard_from(peer, deadline);
   }
   void waits_for(int peer) noexcept override { below_->waits_for(peer); }
+  std::optional<std::chrono::microseconds> patience_in_call() const override {
+    return below_->patience_in_call();
+  }
+  void received_by(int peer) noexcept override { below_->received_by(peer); }
   std::optional<Failure> end_of(int peer) const override { return below_->end_of(peer); }
 
   Host* host() override { return below_->host(); }

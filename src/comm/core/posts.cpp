@@ -43,7 +43,8 @@ PostPtr make_recv(int peer, Slot slot, void* data, std::size_t bytes) {
 }
 
 void Sends::add(const PostPtr& post) {
-  post->asks = post->bytes > kShortMessageBytes || next_number % kShortInARow == 0;
+  in_a_row = (in_a_row + 1) % kShortInARow;
+  post->asks = post->bytes > kShortMessageBytes || in_a_row == 0;
   post->number = next_number++;
   to_begin.push_back(post);
 }
@@ -56,8 +57,11 @@ void Sends::granted(std::uint64_t number) {
 }
 
 PostPtr Receives::take_wanted(Slot slot) {
-  const auto found = wanted.find(slot);
-  return found == wanted.end() ? nullptr : take_first(wanted, found);
+  const auto found = wanted.lower_bound(slot);  // the first of those that are equal
+  if (found == wanted.end() || found->first != slot) return nullptr;
+  PostPtr first = std::move(found->second);
+  wanted.erase(found);
+  return first;
 }
 
 std::optional<EarlyMessage> Receives::take_arrived(Slot slot, bool whole_only) {
@@ -86,10 +90,10 @@ void PeerPosts::retire(const PostPtr& post) {
   std::erase(sends.streaming, post);
   std::erase_if(post->sends ? sends.asked : receives.granted,
                 [&](const auto& item) { return item.second == post; });
-  const auto wanted = receives.wanted.find(post->slot);
-  if (wanted == receives.wanted.end()) return;
-  std::erase(wanted->second, post);
-  if (wanted->second.empty()) receives.wanted.erase(wanted);
+  const auto [begin, end] = receives.wanted.equal_range(post->slot);
+  const auto found =
+      std::find_if(begin, end, [&](const auto& item) { return item.second == post; });
+  if (found != end) receives.wanted.erase(found);
 }
 
 void PeerPosts::fail(const Failure& failure) {
@@ -101,9 +105,7 @@ void PeerPosts::fail(const Failure& failure) {
     for (const auto& [number, post] : *numbered) post->fail(failure);
     numbered->clear();
   }
-  for (const auto& [slot, queue] : receives.wanted) {
-    for (const PostPtr& post : queue) post->fail(failure);
-  }
+  for (const auto& [slot, post] : receives.wanted) post->fail(failure);
   receives.wanted.clear();
 }
 

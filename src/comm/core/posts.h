@@ -24,8 +24,8 @@ namespace lockstep::comm {
 
 // A longer message asks first.
 inline constexpr std::size_t kShortMessageBytes = 16384;
-// One in so many messages to a peer asks even if it is short. So a worker that waits for its sends
-// is never further ahead.
+// One in so many messages to a peer asks even if it is short, but those that are known to have been
+// received do not count. So a worker that waits for its sends is never further ahead.
 inline constexpr std::uint64_t kShortInARow = 32;
 
 enum class PostState { kPosted, kDone, kFailed };
@@ -75,18 +75,21 @@ struct Grant {
 // Sends to one other worker, in the order in which a send passes through.
 struct Sends {
   std::uint64_t next_number = 1;
+  std::uint64_t in_a_row = 0;              // without a short one that asked
   std::deque<PostPtr> to_begin;            // no frame has been written yet, in order
   std::map<std::uint64_t, PostPtr> asked;  // wait for their grant
   std::deque<PostPtr> streaming;           // granted
 
   void add(const PostPtr& post);
+  // The peer is known to have received one message more.
+  void received() { in_a_row -= in_a_row > 0 ? 1 : 0; }
   // A grant has come. One for a send that was withdrawn is nothing.
   void granted(std::uint64_t number);
 };
 
 // Receives from one other worker.
 struct Receives {
-  std::map<Slot, std::deque<PostPtr>> wanted;        // receives without a message yet
+  std::multimap<Slot, PostPtr> wanted;               // receives without a message yet, in order
   std::map<Slot, std::deque<EarlyMessage>> arrived;  // messages without a receive yet
   std::deque<Grant> grants;                          // written before anything else
   std::map<std::uint64_t, PostPtr> granted;          // by number

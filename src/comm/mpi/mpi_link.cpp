@@ -184,7 +184,7 @@ std::unique_ptr<Transfer> MpiLink::recv(int peer, Slot slot, void* data, std::si
   } else if (over) {
     post->fail(*over);
   } else {
-    from.posts().receives.wanted[slot].push_back(post);
+    from.posts().receives.wanted.emplace(slot, post);
   }
   return transfer;
 }

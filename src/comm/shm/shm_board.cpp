@@ -47,7 +47,7 @@ class Boards::ShmBoard : public Board {
 
   // A member counts itself in `sleeping` before it looks at the round the last time. This worker
   // stores the round before it looks at `sleeping`. So one of the two sees the other.
-  void pin() override {
+  void pin(std::size_t /*bytes*/) override {
     own_.round.store(++round_, std::memory_order_seq_cst);
     for (const int rank : members_) {
       if (rank != setting_.rank) segment(rank).ring_board_bell();

@@ -2,7 +2,6 @@
 
 #include <fmt/format.h>
 #include <lockstep/errors.h>
-#include <unistd.h>
 
 #include <algorithm>
 #include <array>
@@ -14,6 +13,7 @@
 #include <utility>
 
 #include "base/mutex.h"
+#include "base/process.h"
 #include "comm/tcp/tcp_peer.h"
 #include "comm/tcp/tcp_poll.h"
 
@@ -26,6 +26,10 @@ using Clock = Deadline::Clock;
 
 // How long a thread that waits spins before it sleeps.
 constexpr microseconds kSpin{100};
+// A driver that spins for one peer's message looks at all peers in one turn of so many.
+constexpr int kTurnsForOnePeer = 8;
+// How long a call looks for messages that are about to come.
+constexpr microseconds kPatienceInCall{20};
 // How long the link's own thread leaves the peers to threads that wait, before it looks again.
 constexpr milliseconds kStandBack{10};
 // A worker that sends nothing else to another host sends a sign of life every kBeat. After kSilence
@@ -61,6 +65,9 @@ class TcpLink : public Link, public std::enable_shared_from_this<TcpLink> {
   int size() const override { return size_; }
   std::string engine() const override { return "tcp"; }
   bool over_network() const override { return true; }
+  std::optional<microseconds> patience_in_call() const override {
+    return std::min(spin_, kPatienceInCall);
+  }
   std::unique_ptr<Transfer> send(int peer, Slot slot, const void* data, std::size_t bytes) override;
   std::unique_ptr<Transfer> recv(int peer, Slot slot, void* data, std::size_t bytes) override;
   void fail(const Failure& failure) noexcept override { end(failure, kNoticePatience); }
@@ -68,6 +75,7 @@ class TcpLink : public Link, public std::enable_shared_from_this<TcpLink> {
   void tell(const Failure& failure) noexcept override;
   std::optional<Failure> heard_from(int peer, Deadline deadline) noexcept override;
   void waits_for(int peer) noexcept override { waits_for_.store(peer, std::memory_order_relaxed); }
+  void received_by(int peer) noexcept override;
   std::optional<Failure> end_of(int peer) const override;
 
   bool wait(Post& post, Deadline deadline);
@@ -83,13 +91,15 @@ class TcpLink : public Link, public std::enable_shared_from_this<TcpLink> {
   bool over(const Post& post) const LOCKSTEP_REQUIRES(mutex_) { return post.settled() || failure_; }
   bool is_peer(int rank) const { return rank >= 0 && rank < size_ && rank != rank_; }
 
-  bool in_child() const { return ::getpid() != pid_; }  // of fork(): the world is its parent's
+  bool in_child() const { return process_.left(); }  // of fork(): the world is its parent's
   void add_peers(TcpWorld world);
   void spread_news() noexcept LOCKSTEP_REQUIRES(mutex_);
-  // These three give the mutex back while they sleep.
+  // These give the mutex back while they sleep.
   void drive(const Post& post, Deadline deadline) LOCKSTEP_REQUIRES(mutex_);
   enum class Who { kDriver, kOther };
   bool progress(Who who, int wait_ms) LOCKSTEP_REQUIRES(mutex_);
+  bool look(Who who, const Post& post) LOCKSTEP_REQUIRES(mutex_);
+  void tell_waiters(Who who) noexcept LOCKSTEP_REQUIRES(mutex_);
   void tend();
 
   bool move(TcpPeer& peer, bool readable) LOCKSTEP_REQUIRES(mutex_);
@@ -103,9 +113,9 @@ class TcpLink : public Link, public std::enable_shared_from_this<TcpLink> {
   void await_receipts(Deadline deadline) noexcept LOCKSTEP_REQUIRES(mutex_);
   bool all_told() const LOCKSTEP_REQUIRES(mutex_);
   void end(const Failure& failure, milliseconds patience) noexcept;
-  void beat() LOCKSTEP_REQUIRES(mutex_);
+  void beat(Clock::time_point now) LOCKSTEP_REQUIRES(mutex_);
 
-  int pid_ = ::getpid();
+  base::OriginalProcess process_;
   int rank_;
   int size_;
   microseconds spin_;
@@ -134,13 +144,20 @@ class TcpLink::TcpTransfer : public Transfer {
  public:
   TcpTransfer(std::shared_ptr<TcpLink> link, PostPtr post)
       : link_(std::move(link)), post_(std::move(post)) {}
-  ~TcpTransfer() override { link_->retire(post_); }
-  bool wait(Deadline deadline) override { return link_->wait(*post_, deadline); }
+  ~TcpTransfer() override {
+    if (!done_.load(std::memory_order_relaxed)) link_->retire(post_);
+  }
+  bool wait(Deadline deadline) override {
+    const bool done = link_->wait(*post_, deadline);
+    if (done) done_.store(true, std::memory_order_relaxed);
+    return done;
+  }
   void cancel() override { link_->cancel(*post_); }
 
  private:
   std::shared_ptr<TcpLink> link_;
   PostPtr post_;
+  std::atomic<bool> done_{false};  // somebody has waited for it: the link has let go of it
 };
 
 TcpLink::TcpLink(TcpWorld world)
@@ -233,15 +250,17 @@ std::unique_ptr<Transfer> TcpLink::recv(int peer, Slot slot, void* data, std::si
   } else if (over) {
     post->fail(*over);
   } else {
-    from.posts().receives.wanted[slot].push_back(post);
+    from.posts().receives.wanted.emplace(slot, post);
   }
   return transfer;
 }
 
 bool TcpLink::wait(Post& post, Deadline deadline) {
   base::Lock lock(mutex_);
-  if (!state_.driving && !over(post))
-    progress(Who::kOther, 0);  // also if the deadline has passed already
+  if (!state_.driving && !over(post)) {  // also if the deadline has passed already
+    look(Who::kOther, post);
+    ++state_.drives;
+  }
   while (!over(post) && !deadline.expired()) {
     if (state_.driving) {
       lock.wait_until(*changed_, deadline.when());
@@ -278,12 +297,34 @@ void TcpLink::drive(const Post& post, Deadline deadline) {
     }
     TcpLink& link;
   } const driving(*this);
-  auto spins_until = Clock::now() + spin_;
-  while (!over(post) && !deadline.expired()) {
-    beat();  // the link's own thread may find the mutex taken for long
-    const auto now = Clock::now();
-    const int wait_ms = now < spins_until ? 0 : deadline.left_ms();
-    if (progress(Who::kDriver, wait_ms)) spins_until = Clock::now() + spin_;
+  auto now = Clock::now();
+  auto spins_until = now + spin_;
+  for (int turn = 1; !over(post) && now < deadline.when(); ++turn) {
+    beat(now);  // the link's own thread may find the mutex taken for long
+    const bool spins = now < spins_until;
+    const bool moved = spins && turn % kTurnsForOnePeer != 0
+                           ? look(Who::kDriver, post)
+                           : progress(Who::kDriver, spins ? 0 : deadline.left_ms());
+    now = Clock::now();
+    if (moved) spins_until = now + spin_;
+  }
+}
+
+// Without waiting: moves what the post needs. A receive needs one socket, and asking that one is
+// faster than asking which sockets have something. True if something moved.
+bool TcpLink::look(Who who, const Post& post) {
+  if (post.sends) return progress(who, 0);
+  const bool moved = move(peer_at(post.peer), true);
+  if (moved) tell_waiters(who);
+  return moved;
+}
+
+// Something has moved, and a driver sleeps only if another thread has moved it.
+void TcpLink::tell_waiters(Who who) noexcept {
+  if (who == Who::kDriver) {
+    changed_->notify_all();
+  } else {
+    spread_news();
   }
 }
 
@@ -305,8 +346,7 @@ bool TcpLink::progress(Who who, int wait_ms) {
       poll_->hear();
     }
   }
-  if (moved && who == Who::kDriver) changed_->notify_all();
-  if (moved && who == Who::kOther) spread_news();
+  if (moved) tell_waiters(who);
   return moved;
 }
 
@@ -388,6 +428,11 @@ std::optional<Failure> TcpLink::failure() const {
   return failure_;
 }
 
+void TcpLink::received_by(int peer) noexcept {
+  const base::Lock lock(mutex_);
+  peer_at(peer).posts().sends.received();
+}
+
 std::optional<Failure> TcpLink::end_of(int peer) const {
   if (!is_peer(peer)) return std::nullopt;
   const base::Lock lock(mutex_);
@@ -458,7 +503,7 @@ void TcpLink::tend() {
   base::Lock lock(mutex_);
   std::uint64_t seen = 0;
   while (!state_.stopping) {
-    beat();
+    beat(Clock::now());
     const bool others = state_.driving || state_.drives != seen;
     seen = state_.drives;
     if (others) {
@@ -471,8 +516,7 @@ void TcpLink::tend() {
 
 // Between hosts a cut network or a stopped host closes no connection. If this process itself has
 // not run for a while, it is in no position to judge others. What has come already counts as heard.
-void TcpLink::beat() {
-  const auto now = Clock::now();
+void TcpLink::beat(Clock::time_point now) {
   if (failure_ || now - state_.last_beat < kBeat / 2) return;
   const bool was_away = now - state_.last_beat > kSilence / 2;
   state_.last_beat = now;

@@ -114,13 +114,16 @@ FrameReader::Result FrameReader::read(FrameSink& sink) {
   while (taken < kMostRead) {
     const bool straight = part_ == Part::kBytes && held() == 0 && left_ >= kStraight && to_;
     const std::size_t before = straight ? left_ : held();
+    const std::size_t room = straight ? left_ : buffer_.size() - held();
     const Result result = straight ? take_bytes_from_socket() : refill();
     if (result == Result::kNothing) break;
     if (result != Result::kSome) return result;
-    taken += straight ? before - left_ : held() - before;
+    const std::size_t came = straight ? before - left_ : held() - before;
     const Result parsed = parse(sink);
     if (parsed == Result::kBroken || parsed == Result::kForged) return parsed;
     all = Result::kSome;
+    if (came < room) break;  // the socket was empty
+    taken += came;
   }
   return all;
 }

@@ -1,0 +1,77 @@
+#include "comm/core/message_board.h"
+
+#include <lockstep/errors.h>
+
+#include <cstddef>
+
+namespace lockstep::comm {
+namespace {
+
+// Among more workers a barrier takes fewer messages in rounds.
+constexpr int kFewWorkers = 4;
+
+static_assert(offsetof(BoardCard, bytes) == kHeaderBytes, "header and data are one message");
+
+}  // namespace
+
+bool travels_on_cards(const Header& header, int workers) {
+  const bool fits =
+      header.count <= kCardBytes && header.count * size_of(header.dtype) <= kCardBytes;
+  switch (header.kind) {
+    case Kind::kAllReduce:
+      return fits && header.algorithm == Algorithm::kDirect;
+    case Kind::kAllGather:
+      return fits;
+    case Kind::kBarrier:
+      return workers <= kFewWorkers;
+    default:
+      return false;
+  }
+}
+
+MessageBoard::MessageBoard(Link& link, std::span<const int> members, Slot greetings)
+    : link_(link),
+      members_(members.begin(), members.end()),
+      slot_(greetings),
+      theirs_(std::make_unique_for_overwrite<Theirs[]>(members.size())) {}
+
+// First the receives, so that nothing that comes must be kept for later. A member has pinned its
+// last card after it had received this worker's card of the round before.
+void MessageBoard::pin(std::size_t bytes) {
+  ++rounds_;
+  for (std::size_t i = 0; i < members_.size(); ++i) {
+    if (members_[i] == link_.rank()) continue;
+    theirs_[i].arrives = link_.recv(members_[i], slot_, &theirs_[i].card, sizeof(BoardCard));
+  }
+  for (std::size_t i = 0; i < members_.size(); ++i) {
+    if (members_[i] == link_.rank()) continue;
+    if (rounds_ > 2) link_.received_by(members_[i]);
+    theirs_[i].goes = link_.send(members_[i], slot_, &own_, kHeaderBytes + bytes);
+  }
+}
+
+bool MessageBoard::await(int member, Deadline deadline) {
+  Theirs& theirs = theirs_[index(member)];
+  for (auto* transfer : {&theirs.arrives, &theirs.goes}) {
+    if (*transfer && !(*transfer)->wait(deadline)) return false;
+    transfer->reset();
+  }
+  return true;
+}
+
+bool MessageBoard::comes_at_once(int member) {
+  return comes(member, link_.patience_in_call().value_or(std::chrono::microseconds(0)));
+}
+
+// A failure counts as come: await() throws it.
+bool MessageBoard::comes(int member, std::chrono::microseconds patience) {
+  const Theirs& theirs = theirs_[index(member)];
+  if (!theirs.arrives && !theirs.goes) return true;
+  try {
+    return await(member, Deadline::after(patience));
+  } catch (const Error&) {
+    return true;
+  }
+}
+
+}  // namespace lockstep::comm
