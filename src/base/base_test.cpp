@@ -208,6 +208,24 @@ TEST(Files, DirectoriesAreMadeListedAndToldFromFiles) {
   EXPECT_FALSE(exists(folder));
 }
 
+TEST(Process, AChildOfForkKnowsThatItIsNotTheOriginalOne) {
+  const OriginalProcess before;
+  EXPECT_FALSE(before.left());
+  const pid_t child = ::fork();
+  if (child == 0) {
+    const OriginalProcess own;
+    const pid_t its_child = ::fork();
+    if (its_child == 0) ::_exit(before.left() && own.left() ? 0 : 1);
+    int status = 1;
+    ::waitpid(its_child, &status, 0);
+    ::_exit(status == 0 && before.left() && !own.left() ? 0 : 1);
+  }
+  int status = 1;
+  ::waitpid(child, &status, 0);
+  EXPECT_EQ(status, 0);
+  EXPECT_FALSE(before.left());
+}
+
 TEST(Process, AnAncestorIsFoundByItsNameEvenIfThatHoldsBrackets) {
   EXPECT_EQ(ancestor_named("no such name"), 0);
   const pid_t above = ::fork();

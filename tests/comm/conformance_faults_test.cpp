@@ -192,6 +192,13 @@ std::vector<Disagreement> disagreements() {
        [](Comm& comm, Buffer data) { return comm.all_reduce(data.slice(0, data.count - 1)); }},
       {"large against small", usual,
        [](Comm& comm, Buffer data) { return comm.all_reduce(data.slice(0, 10)); }},
+      {"small against small",
+       [](Comm& comm, Buffer data) { return comm.all_reduce(data.slice(0, 9)); },
+       [](Comm& comm, Buffer data) { return comm.all_reduce(data.slice(0, 10)); }},
+      {"small operation", [](Comm& comm, Buffer data) { return comm.all_gather(data.slice(0, 9)); },
+       [](Comm& comm, Buffer data) { return comm.all_reduce(data.slice(0, 9)); }},
+      {"small broadcast", [](Comm& comm, Buffer data) { return comm.all_reduce(data.slice(0, 9)); },
+       [](Comm& comm, Buffer data) { return comm.broadcast(data.slice(0, 9), 1); }},
       {"dtype", usual,
        [](Comm& comm, Buffer data) {
          data.dtype = DType::kInt32;

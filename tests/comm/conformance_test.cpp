@@ -249,6 +249,43 @@ TEST_P(Conformance, ManyOperationsInFlightRunInOrder) {
   });
 }
 
+// Often enough that some messages of the engine ask first.
+TEST_P(Conformance, AnOperationThatItsCallerDoesNotWaitForServesTheOthers) {
+  Tally ended;
+  run_all(world(2), [&](Comm& comm) {
+    std::vector<float> data(100, 1.0F);
+    const auto deadline = Deadline::after(std::chrono::seconds(15));
+    for (int round = 1; round <= 70; ++round) {
+      const Work work = comm.all_reduce(buffer_of(data));
+      while (comm.rank() == 0 && ended.load() < round && !deadline.expired())
+        std::this_thread::yield();
+      work.wait();
+      if (comm.rank() == 1) ++ended;
+    }
+    EXPECT_FALSE(deadline.expired()) << "rank 1 waits until rank 0 does";
+  });
+}
+
+// Workers that call at once, and others that have something queued, take different paths to the
+// same messages.
+TEST_P(Conformance, ShortOperationsMayWaitInTheQueueOfSomeWorkersOnly) {
+  run_all(world(3), [](Comm& comm) {
+    for (int round = 0; round < 20; ++round) {
+      std::vector<std::int64_t> data(3 * 40, 1);
+      std::vector<Work> works;
+      for (std::size_t i = 0; i < 3; ++i) {
+        const Algorithm asked =
+            i == 1 && comm.rank() == 0 ? Algorithm::kHalvingDoubling : Algorithm::kAutomatic;
+        works.push_back(comm.all_reduce(buffer_of(data).slice(i * 40, 40), {.algorithm = asked}));
+        if (comm.rank() == static_cast<int>(i)) works.back().wait();
+      }
+      works.push_back(comm.barrier());
+      for (const Work& work : works) work.wait();
+      EXPECT_EQ(data, std::vector<std::int64_t>(data.size(), 3));
+    }
+  });
+}
+
 TEST_P(Conformance, ChannelsHaveAnOrderOfTheirOwn) {
   run_all(world(3), [](Comm& comm) {
     Comm first = comm.channel(1);

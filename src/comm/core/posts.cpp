@@ -44,7 +44,7 @@ PostPtr make_recv(int peer, Slot slot, void* data, std::size_t bytes) {
 
 void Sends::add(const PostPtr& post) {
   in_a_row = (in_a_row + 1) % kShortInARow;
-  post->asks = post->bytes > kShortMessageBytes || in_a_row == 0;
+  post->asks = post->bytes > short_bytes || in_a_row == 0;
   post->number = next_number++;
   to_begin.push_back(post);
 }

@@ -22,7 +22,7 @@
 
 namespace lockstep::comm {
 
-// A longer message asks first.
+// A longer message asks first, unless the engine says otherwise (Sends::short_bytes).
 inline constexpr std::size_t kShortMessageBytes = 16384;
 // One in so many messages to a peer asks even if it is short, but those that are known to have been
 // received do not count. So a worker that waits for its sends is never further ahead.
@@ -75,6 +75,7 @@ struct Grant {
 // Sends to one other worker, in the order in which a send passes through.
 struct Sends {
   std::uint64_t next_number = 1;
+  std::size_t short_bytes = kShortMessageBytes;
   std::uint64_t in_a_row = 0;              // without a short one that asked
   std::deque<PostPtr> to_begin;            // no frame has been written yet, in order
   std::map<std::uint64_t, PostPtr> asked;  // wait for their grant

@@ -4,7 +4,6 @@
 
 #include "base/bytes.h"
 #include "comm/core/failure.h"
-#include "comm/core/posts.h"
 
 namespace lockstep::comm {
 namespace {
@@ -15,7 +14,7 @@ constexpr std::uint32_t kFrameMark =
 bool fits(const TcpFrame& frame) {
   switch (frame.kind) {
     case TcpFrame::Kind::kMessage:
-      return frame.bytes <= kShortMessageBytes && frame.total == frame.bytes;
+      return frame.bytes <= kTcpShortBytes && frame.total == frame.bytes;
     case TcpFrame::Kind::kData:
       return frame.bytes <= kMostData && frame.bytes <= frame.total;
     case TcpFrame::Kind::kNotice:

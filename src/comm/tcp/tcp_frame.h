@@ -41,6 +41,9 @@ using TcpHeader = std::array<std::byte, kTcpHeaderBytes>;
 // a send is withdrawn in the middle.
 inline constexpr std::size_t kMostData = std::size_t{256} << 10;
 
+// The most bytes of a kMessage frame; a longer message asks first, which costs a round trip.
+inline constexpr std::size_t kTcpShortBytes = std::size_t{64} << 10;
+
 TcpHeader encode(const TcpFrame& frame);
 // Nothing if these bytes are no header, or its numbers contradict each other.
 std::optional<TcpFrame> decode_tcp_header(std::span<const std::byte, kTcpHeaderBytes> bytes);

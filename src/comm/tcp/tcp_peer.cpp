@@ -24,7 +24,9 @@ TcpPeer::TcpPeer(int rank, TcpWorld::Peer formed)
       elsewhere_(formed.elsewhere),
       socket_(std::move(formed.connection.socket)),
       in_(socket_.get(), tagger_of(formed.tagged, formed.connection.key_in)),
-      out_(socket_.get(), tagger_of(formed.tagged, formed.connection.key_out)) {}
+      out_(socket_.get(), tagger_of(formed.tagged, formed.connection.key_out)) {
+  posts_.sends.short_bytes = kTcpShortBytes;
+}
 
 FrameReader::Result TcpPeer::read() {
   const auto result = in_.read(*this);

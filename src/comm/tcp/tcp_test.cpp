@@ -30,6 +30,7 @@ std::vector<std::byte> bytes_of(std::size_t count, unsigned seed) {
 
 TEST(TcpFrames, AHeaderComesBackAsItWas) {
   const TcpFrame frames[] = {{Kind::kMessage, 100, 7, 8, 100},
+                             {Kind::kMessage, kTcpShortBytes, 7, 8, kTcpShortBytes},
                              {Kind::kAsk, 0, 1, 2, 1'000'000'000'000},
                              {Kind::kGrant, 0, ~0ULL, 2, 3},
                              {Kind::kData, 1000, 1, 2, 5000},
@@ -41,7 +42,7 @@ TEST(TcpFrames, AHeaderComesBackAsItWas) {
 
 TEST(TcpFrames, HeadersThatContradictThemselvesAreNone) {
   const TcpFrame frames[] = {{Kind::kMessage, 100, 7, 8, 101},
-                             {Kind::kMessage, 1 << 20, 7, 8, 1 << 20},
+                             {Kind::kMessage, kTcpShortBytes + 1, 7, 8, kTcpShortBytes + 1},
                              {Kind::kAsk, 1, 1, 2, 3},
                              {Kind::kData, 1000, 1, 2, 999},
                              {Kind::kData, (256 << 10) + 1, 1, 2, 1 << 30},
@@ -131,6 +132,49 @@ TEST_P(Streams, FramesArriveWholeWhereverTheyAreCut) {
   while (reader.read(keeper) == FrameReader::Result::kSome) continue;
   ASSERT_EQ(keeper.frames.size(), sent.size());
   for (std::size_t i = 0; i < sent.size(); ++i) EXPECT_EQ(keeper.frames[i].second, sent[i]) << i;
+}
+
+// Writes some short frames into a socket, and takes their bytes out again.
+std::string short_frames(std::optional<Tagger> tagger, unsigned count) {
+  const Sockets sockets;
+  FrameWriter writer(sockets.a.get(), std::move(tagger));
+  for (unsigned i = 0; i < count; ++i) {
+    const auto bytes = bytes_of(i * 10, i);
+    writer.put({Kind::kMessage, i * 10, i, i, i * 10}, bytes.data());
+    EXPECT_TRUE(writer.idle());
+  }
+  std::string wire(std::size_t{1} << 16, 0);
+  wire.resize(static_cast<std::size_t>(::recv(sockets.b.get(), wire.data(), wire.size(), 0)));
+  return wire;
+}
+
+TEST_P(Streams, FramesThatComeTogetherAreReadTogetherAndInOrder) {
+  const std::string wire = short_frames(tagger(), 20);
+  const Sockets sockets;
+  FrameReader reader(sockets.b.get(), tagger());
+  Keeper keeper;
+  ASSERT_EQ(::send(sockets.a.get(), wire.data(), wire.size(), 0), static_cast<int>(wire.size()));
+  EXPECT_EQ(reader.read(keeper), FrameReader::Result::kSome);
+  ASSERT_EQ(keeper.frames.size(), 20U);
+  for (unsigned i = 0; i < 20; ++i) {
+    EXPECT_EQ(keeper.frames[i].first.slot, i);
+    EXPECT_EQ(keeper.frames[i].second, bytes_of(i * 10, i));
+  }
+  EXPECT_EQ(reader.read(keeper), FrameReader::Result::kNothing);
+}
+
+TEST(TaggedStreams, AFlipInAnyOfSeveralFramesIsNoticed) {
+  const std::string good = short_frames(Tagger(std::string(kTagKeyBytes, 'k')), 5);
+  for (std::size_t at = 0; at < good.size(); ++at) {
+    std::string wire = good;
+    wire[at] = static_cast<char>(wire[at] ^ 4);
+    const Sockets sockets;
+    FrameReader reader(sockets.b.get(), Tagger(std::string(kTagKeyBytes, 'k')));
+    Keeper keeper;
+    ASSERT_EQ(::send(sockets.a.get(), wire.data(), wire.size(), 0), static_cast<int>(wire.size()));
+    EXPECT_EQ(reader.read(keeper), FrameReader::Result::kForged) << "byte " << at;
+    EXPECT_LT(keeper.frames.size(), 5U);
+  }
 }
 
 // The owner of a send takes its memory back in the middle.

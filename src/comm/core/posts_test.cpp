@@ -1,0 +1,76 @@
+#include "comm/core/posts.h"
+
+#include <gtest/gtest.h>
+
+#include "comm/core/message_board.h"
+
+namespace lockstep::comm {
+namespace {
+
+PostPtr add_short(Sends& sends) {
+  auto post = make_send(1, 7, nullptr, 0);
+  sends.add(post);
+  return post;
+}
+
+TEST(Posts, OneInSoManyShortSendsAsks) {
+  Sends sends;
+  std::vector<std::uint64_t> asked;
+  for (int i = 0; i < 100; ++i) {
+    const PostPtr post = add_short(sends);
+    if (post->asks) asked.push_back(post->number);
+  }
+  EXPECT_EQ(asked, (std::vector<std::uint64_t>{32, 64, 96}));
+}
+
+TEST(Posts, SendsThatAreKnownToHaveBeenReceivedDoNotCount) {
+  Sends sends;
+  for (int i = 0; i < 1000; ++i) {
+    EXPECT_FALSE(add_short(sends)->asks) << i;
+    if (i > 0) sends.received();  // the one before
+  }
+  int most = 0;
+  while (!add_short(sends)->asks) ++most;
+  EXPECT_LT(most, static_cast<int>(kShortInARow)) << "one was not received yet";
+}
+
+TEST(Posts, ReceivesOfASlotAreTakenInTheirOrderAndARetiredOneIsLeftOut) {
+  PeerPosts posts;
+  std::vector<PostPtr> made;
+  for (int i = 0; i < 6; ++i) {
+    made.push_back(make_recv(1, i % 2, nullptr, 0));
+    posts.receives.wanted.emplace(made.back()->slot, made.back());
+  }
+  posts.retire(made[3]);
+  EXPECT_EQ(posts.receives.take_wanted(1), made[1]);
+  EXPECT_EQ(posts.receives.take_wanted(1), made[5]);
+  EXPECT_EQ(posts.receives.take_wanted(1), nullptr);
+  EXPECT_EQ(posts.receives.take_wanted(0), made[0]);
+  EXPECT_EQ(posts.receives.take_wanted(2), nullptr);
+}
+
+// Where everybody sends to everybody in any case.
+TEST(MessageBoards, OnlyShortOperationsBetweenAllTravelOnThem) {
+  Header header;
+  header.dtype = DType::kFloat32;
+  header.count = kCardBytes / 4;
+  header.kind = Kind::kAllReduce;
+  header.algorithm = Algorithm::kDirect;
+  EXPECT_TRUE(travels_on_cards(header, 100));
+  header.algorithm = Algorithm::kRing;
+  EXPECT_FALSE(travels_on_cards(header, 100));
+  header.kind = Kind::kAllGather;
+  EXPECT_TRUE(travels_on_cards(header, 100));
+  header.count = kCardBytes / 4 + 1;
+  EXPECT_FALSE(travels_on_cards(header, 100));
+  header.count = (std::uint64_t{1} << 62) + 1;  // four times that is 4
+  EXPECT_FALSE(travels_on_cards(header, 100));
+  header.kind = Kind::kBarrier;
+  EXPECT_TRUE(travels_on_cards(header, 2));
+  EXPECT_FALSE(travels_on_cards(header, 100));
+  header.kind = Kind::kBroadcast;
+  EXPECT_FALSE(travels_on_cards(header, 2));
+}
+
+}  // namespace
+}  // namespace lockstep::comm
