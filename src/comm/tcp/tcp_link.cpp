@@ -26,8 +26,8 @@ using Clock = Deadline::Clock;
 
 // How long a thread that waits spins before it sleeps.
 constexpr microseconds kSpin{100};
-// A driver that spins for one peer's message looks at all peers in one turn of so many.
-constexpr int kTurnsForOnePeer = 8;
+// One in so many looks for one peer's message is a look at all peers.
+constexpr std::uint64_t kLooksAtOnePeer = 64;
 // How long a call looks for messages that are about to come.
 constexpr microseconds kPatienceInCall{20};
 // How long the link's own thread leaves the peers to threads that wait, before it looks again.
@@ -130,6 +130,7 @@ class TcpLink : public Link, public std::enable_shared_from_this<TcpLink> {
   struct State {
     bool driving = false;
     std::uint64_t drives = 0;
+    std::uint64_t looks = 0;
     bool told = false;
     bool closed = false;
     bool stopping = false;
@@ -148,16 +149,16 @@ class TcpLink::TcpTransfer : public Transfer {
     if (!done_.load(std::memory_order_relaxed)) link_->retire(post_);
   }
   bool wait(Deadline deadline) override {
-    const bool done = link_->wait(*post_, deadline);
-    if (done) done_.store(true, std::memory_order_relaxed);
-    return done;
+    if (!done_.load(std::memory_order_relaxed) && link_->wait(*post_, deadline)) set_done();
+    return done_.load(std::memory_order_relaxed);
   }
+  void set_done() { done_.store(true, std::memory_order_relaxed); }
   void cancel() override { link_->cancel(*post_); }
 
  private:
   std::shared_ptr<TcpLink> link_;
   PostPtr post_;
-  std::atomic<bool> done_{false};  // somebody has waited for it: the link has let go of it
+  std::atomic<bool> done_{false};  // known to be, and the link has let go of the post
 };
 
 TcpLink::TcpLink(TcpWorld world)
@@ -226,6 +227,7 @@ std::unique_ptr<Transfer> TcpLink::send(int peer, Slot slot, const void* data, s
   } else {
     to.posts().sends.add(post);
     if (write_to(to)) spread_news();
+    if (post->state == PostState::kDone) transfer->set_done();
   }
   return transfer;
 }
@@ -299,21 +301,20 @@ void TcpLink::drive(const Post& post, Deadline deadline) {
   } const driving(*this);
   auto now = Clock::now();
   auto spins_until = now + spin_;
-  for (int turn = 1; !over(post) && now < deadline.when(); ++turn) {
+  while (!over(post) && now < deadline.when()) {
     beat(now);  // the link's own thread may find the mutex taken for long
-    const bool spins = now < spins_until;
-    const bool moved = spins && turn % kTurnsForOnePeer != 0
-                           ? look(Who::kDriver, post)
-                           : progress(Who::kDriver, spins ? 0 : deadline.left_ms());
+    const bool moved =
+        now < spins_until ? look(Who::kDriver, post) : progress(Who::kDriver, deadline.left_ms());
     now = Clock::now();
     if (moved) spins_until = now + spin_;
   }
 }
 
 // Without waiting: moves what the post needs. A receive needs one socket, and asking that one is
-// faster than asking which sockets have something. True if something moved.
+// faster than asking which sockets have something. Now and then all of them have their turn. True if
+// something moved.
 bool TcpLink::look(Who who, const Post& post) {
-  if (post.sends) return progress(who, 0);
+  if (post.sends || ++state_.looks % kLooksAtOnePeer == 0) return progress(who, 0);
   const bool moved = move(peer_at(post.peer), true);
   if (moved) tell_waiters(who);
   return moved;
@@ -498,7 +499,8 @@ void TcpLink::end(const Failure& failure, milliseconds patience) noexcept {
   }
 }
 
-// Looks after the peers while no other thread does.
+// Looks after the peers while no other thread does, and for a moment once in kStandBack in any case:
+// a thread that finds its messages at once never looks at other peers.
 void TcpLink::tend() {
   base::Lock lock(mutex_);
   std::uint64_t seen = 0;
@@ -508,6 +510,7 @@ void TcpLink::tend() {
     seen = state_.drives;
     if (others) {
       lock.wait_until(*stopped_, Clock::now() + kStandBack);
+      progress(Who::kOther, 0);
     } else {
       progress(Who::kOther, static_cast<int>(kBeat.count()) / 4);
     }

@@ -30,7 +30,7 @@ TcpPeer::TcpPeer(int rank, TcpWorld::Peer formed)
 
 FrameReader::Result TcpPeer::read() {
   const auto result = in_.read(*this);
-  if (result == FrameReader::Result::kSome) life_.heard = Clock::now();
+  if (elsewhere_ && result == FrameReader::Result::kSome) life_.heard = Clock::now();
   if (result == FrameReader::Result::kClosed) life_.closed = true;
   return result;
 }
@@ -141,7 +141,7 @@ bool TcpPeer::write() {
     begun += kTcpHeaderBytes + (writing_.post ? writing_.bytes : 0);
     wrote = true;
   }
-  if (wrote) life_.wrote = Clock::now();
+  if (elsewhere_ && wrote) life_.wrote = Clock::now();
   return wrote;
 }
 
@@ -197,18 +197,20 @@ bool TcpPeer::put_next() {
 // A post leaves its queue when it is safe elsewhere. The writer has it only after put(), which may
 // throw.
 void TcpPeer::begin_send() {
-  const PostPtr post = posts_.sends.to_begin.front();
-  if (post->asks) {
+  PostPtr& first = posts_.sends.to_begin.front();
+  if (first->asks) {
+    const PostPtr post = first;
     posts_.sends.asked[post->number] = post;
     posts_.sends.to_begin.pop_front();
     out_.put({TcpFrame::Kind::kAsk, 0, post->slot, post->number, post->bytes}, nullptr);
     return;
   }
-  out_.put({TcpFrame::Kind::kMessage, static_cast<std::uint32_t>(post->bytes), post->slot,
-            post->number, post->bytes},
-           post->data);
+  out_.put({TcpFrame::Kind::kMessage, static_cast<std::uint32_t>(first->bytes), first->slot,
+            first->number, first->bytes},
+           first->data);
+  writing_.bytes = first->bytes;
+  writing_.post = std::move(first);
   posts_.sends.to_begin.pop_front();
-  writing_ = {post, post->bytes};
 }
 
 void TcpPeer::put_data(const PostPtr& post) {

@@ -102,6 +102,7 @@ class TcpPeer : private FrameSink {
   News news_;
   struct Life {
     bool closed = false;
+    // Only if it is elsewhere.
     std::optional<Clock::time_point> heard;  // nothing until its world has formed, too
     Clock::time_point wrote = Clock::now();
   };

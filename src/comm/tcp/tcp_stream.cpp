@@ -14,6 +14,8 @@ namespace lockstep::comm {
 namespace {
 
 constexpr std::size_t kBuffer = std::size_t{64} << 10;
+// A frame of up to so many bytes is copied before it is written: one piece costs the kernel less.
+constexpr std::size_t kPieceBytes = std::size_t{8} << 10;
 // If at least this much of a frame is left, it is read straight into its memory.
 constexpr std::size_t kStraight = std::size_t{16} << 10;
 // The most bytes of one read(): the caller holds the link's lock.
@@ -36,6 +38,9 @@ std::optional<std::size_t> receive(int socket, std::byte* to, std::size_t most) 
 
 }  // namespace
 
+FrameWriter::FrameWriter(int socket, std::optional<Tagger> tagger)
+    : socket_(socket), tagger_(std::move(tagger)), piece_(kPieceBytes) {}
+
 void FrameWriter::put(const TcpFrame& frame, const std::byte* bytes) {
   LOCKSTEP_CHECK(idle(), "one frame after the other");
   const TcpHeader header = encode(frame);
@@ -52,7 +57,20 @@ void FrameWriter::put(const TcpFrame& frame, const std::byte* bytes) {
     tag_ = tagger_->finish();
   }
   left_ = whole();
+  in_piece_ = left_ <= piece_.size();
+  if (in_piece_) make_piece();
   flush();
+}
+
+void FrameWriter::make_piece() {
+  std::byte* at = piece_.data();
+  const auto add = [&](const std::byte* from, std::size_t count) {
+    if (count > 0) std::memcpy(at, from, count);
+    at += count;
+  };
+  add(head_.data(), tagger_ ? head_.size() : kTcpHeaderBytes);
+  add(bytes_, count_);
+  add(tag_.data(), tagger_ && count_ > 0 ? tag_.size() : 0);
 }
 
 std::size_t FrameWriter::whole() const {
@@ -63,22 +81,7 @@ std::size_t FrameWriter::whole() const {
 bool FrameWriter::flush() {
   bool wrote = false;
   while (left_ > 0 && !closed_) {
-    std::size_t done = whole() - left_;
-    std::array<iovec, 3> parts{};
-    std::size_t used = 0;
-    const auto add = [&](const std::byte* from, std::size_t count) {
-      const std::size_t skipped = std::min(done, count);
-      done -= skipped;
-      if (count > skipped)
-        parts[used++] = {const_cast<std::byte*>(from) + skipped, count - skipped};
-    };
-    add(head_.data(), tagger_ ? head_.size() : kTcpHeaderBytes);
-    add(bytes_, count_);
-    add(tag_.data(), tagger_ && count_ > 0 ? tag_.size() : 0);
-    msghdr message{};
-    message.msg_iov = parts.data();
-    message.msg_iovlen = used;
-    const ssize_t sent = ::sendmsg(socket_, &message, MSG_NOSIGNAL | MSG_DONTWAIT);
+    const ssize_t sent = send_some();
     if (sent < 0 && errno == EINTR) continue;
     if (sent < 0 && would_block()) break;
     if (sent < 0) {  // the reader will see the end
@@ -93,8 +96,28 @@ bool FrameWriter::flush() {
   return wrote;
 }
 
+ssize_t FrameWriter::send_some() {
+  constexpr int kFlags = MSG_NOSIGNAL | MSG_DONTWAIT;
+  std::size_t done = whole() - left_;
+  if (in_piece_) return ::send(socket_, piece_.data() + done, left_, kFlags);
+  std::array<iovec, 3> parts{};
+  std::size_t used = 0;
+  const auto add = [&](const std::byte* from, std::size_t count) {
+    const std::size_t skipped = std::min(done, count);
+    done -= skipped;
+    if (count > skipped) parts[used++] = {const_cast<std::byte*>(from) + skipped, count - skipped};
+  };
+  add(head_.data(), tagger_ ? head_.size() : kTcpHeaderBytes);
+  add(bytes_, count_);
+  add(tag_.data(), tagger_ && count_ > 0 ? tag_.size() : 0);
+  msghdr message{};
+  message.msg_iov = parts.data();
+  message.msg_iovlen = used;
+  return ::sendmsg(socket_, &message, kFlags);
+}
+
 void FrameWriter::keep() noexcept {
-  if (idle() || bytes_ == kept_.data() || count_ == 0) return;
+  if (idle() || in_piece_ || bytes_ == kept_.data() || count_ == 0) return;
   try {
     kept_.assign(bytes_, bytes_ + count_);
     bytes_ = kept_.data();

@@ -1,6 +1,8 @@
 // Frames over one connected socket, which does not block.
 #pragma once
 
+#include <sys/types.h>
+
 #include <array>
 #include <cstddef>
 #include <cstdint>
@@ -13,7 +15,7 @@
 
 namespace lockstep::comm {
 
-// Writes frames from the caller's memory.
+// Writes frames from the caller's memory. A short frame is copied, so that it is one piece.
 //
 // Threads:   one at a time.
 // Blocking:  never: what the socket does not take stays, and flush() goes on.
@@ -21,8 +23,7 @@ namespace lockstep::comm {
 // Ownership: borrows the socket, and the bytes of a frame until it is idle or has kept them.
 class FrameWriter {
  public:
-  FrameWriter(int socket, std::optional<Tagger> tagger)
-      : socket_(socket), tagger_(std::move(tagger)) {}
+  FrameWriter(int socket, std::optional<Tagger> tagger);
 
   bool idle() const { return left_ == 0; }
   bool closed() const { return closed_; }
@@ -36,6 +37,8 @@ class FrameWriter {
 
  private:
   std::size_t whole() const;  // bytes of the frame on the wire
+  void make_piece();
+  ssize_t send_some();
 
   int socket_;
   std::optional<Tagger> tagger_;
@@ -43,7 +46,9 @@ class FrameWriter {
   const std::byte* bytes_ = nullptr;
   std::size_t count_ = 0;  // of bytes_
   Tag tag_{};
-  std::size_t left_ = 0;  // bytes of the frame, with its tags, that are not written yet
+  std::size_t left_ = 0;          // bytes of the frame, with its tags, that are not written yet
+  std::vector<std::byte> piece_;  // a whole short frame, with header and tags
+  bool in_piece_ = false;
   std::vector<std::byte> kept_;
   bool closed_ = false;
 };
