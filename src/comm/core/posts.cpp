@@ -17,12 +17,18 @@ namespace {
   throw error;
 }
 
-template <typename Queues>
-auto take_first(Queues& queues, typename Queues::iterator queue) {
-  auto first = std::move(queue->second.front());
-  queue->second.pop_front();
-  if (queue->second.empty()) queues.erase(queue);
-  return first;
+// The first of a slot, in order; the end if there is none.
+template <typename Queue>
+typename Queue::iterator first_of(Queue& queue, Slot slot) {
+  const auto found = queue.lower_bound(slot);
+  return found != queue.end() && found->first == slot ? found : queue.end();
+}
+
+template <typename Queue>
+auto take(Queue& queue, typename Queue::iterator item) {
+  auto taken = std::move(item->second);
+  queue.erase(item);
+  return taken;
 }
 
 }  // namespace
@@ -57,18 +63,14 @@ void Sends::granted(std::uint64_t number) {
 }
 
 PostPtr Receives::take_wanted(Slot slot) {
-  const auto found = wanted.lower_bound(slot);  // the first of those that are equal
-  if (found == wanted.end() || found->first != slot) return nullptr;
-  PostPtr first = std::move(found->second);
-  wanted.erase(found);
-  return first;
+  const auto found = first_of(wanted, slot);
+  return found == wanted.end() ? nullptr : take(wanted, found);
 }
 
 std::optional<EarlyMessage> Receives::take_arrived(Slot slot, bool whole_only) {
-  const auto found = arrived.find(slot);
-  if (found == arrived.end() || (whole_only && found->second.front().announced))
-    return std::nullopt;
-  return take_first(arrived, found);
+  const auto found = first_of(arrived, slot);
+  if (found == arrived.end() || (whole_only && found->second.announced)) return std::nullopt;
+  return take(arrived, found);
 }
 
 void PeerPosts::match(const PostPtr& post, EarlyMessage arrival) {

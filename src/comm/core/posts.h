@@ -90,10 +90,10 @@ struct Sends {
 
 // Receives from one other worker.
 struct Receives {
-  std::multimap<Slot, PostPtr> wanted;               // receives without a message yet, in order
-  std::map<Slot, std::deque<EarlyMessage>> arrived;  // messages without a receive yet
-  std::deque<Grant> grants;                          // written before anything else
-  std::map<std::uint64_t, PostPtr> granted;          // by number
+  std::multimap<Slot, PostPtr> wanted;        // receives without a message yet, in order
+  std::multimap<Slot, EarlyMessage> arrived;  // messages without a receive yet, in order
+  std::deque<Grant> grants;                   // written before anything else
+  std::map<std::uint64_t, PostPtr> granted;   // by number
 
   // The first receive that waits for a message of this slot, which is taken out; or null.
   PostPtr take_wanted(Slot slot);

@@ -98,14 +98,14 @@ void MpiPeer::take_message(const MpiFrame& frame, const std::byte* bytes, std::s
   }
   EarlyMessage early{frame.number, count, false, {bytes, bytes + count}};
   if (post) return posts_.match(post, std::move(early));
-  posts_.receives.arrived[frame.slot].push_back(std::move(early));
+  posts_.receives.arrived.emplace(frame.slot, std::move(early));
 }
 
 void MpiPeer::take_ask(const MpiFrame& frame) {
   EarlyMessage asked{frame.number, frame.total, true, {}};
   if (const PostPtr post = posts_.receives.take_wanted(frame.slot))
     return posts_.match(post, std::move(asked));
-  posts_.receives.arrived[frame.slot].push_back(std::move(asked));
+  posts_.receives.arrived.emplace(frame.slot, std::move(asked));
 }
 
 // A message whose receive was withdrawn goes nowhere.

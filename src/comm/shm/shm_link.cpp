@@ -343,7 +343,7 @@ void ShmLink::take_message(ShmPeer& peer, const Frame& frame) {
     return match(peer, post, std::move(arrival));
   }
   peer.in.take(frame, arrival.bytes.data());
-  peer.posts.receives.arrived[frame.slot].push_back(std::move(arrival));
+  peer.posts.receives.arrived.emplace(frame.slot, std::move(arrival));
 }
 
 void ShmLink::match(ShmPeer& peer, const PostPtr& post, EarlyMessage arrival) {

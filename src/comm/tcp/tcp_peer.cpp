@@ -36,7 +36,6 @@ FrameReader::Result TcpPeer::read() {
 }
 
 std::byte* TcpPeer::begin(const TcpFrame& frame) {
-  reading_ = {};
   switch (frame.kind) {
     case TcpFrame::Kind::kMessage:
       return begin_message(frame);
@@ -81,7 +80,7 @@ void TcpPeer::end(const TcpFrame& frame) {
       if (const PostPtr post = posts_.receives.take_wanted(frame.slot)) {
         posts_.match(post, std::move(asked));
       } else {
-        posts_.receives.arrived[frame.slot].push_back(std::move(asked));
+        posts_.receives.arrived.emplace(frame.slot, std::move(asked));
       }
       break;
     }
@@ -112,7 +111,7 @@ void TcpPeer::end_message(const TcpFrame& frame) {
   if (reading_.dropped) return;
   const PostPtr post = reading_.post ? reading_.post : posts_.receives.take_wanted(frame.slot);
   if (!post) {
-    posts_.receives.arrived[frame.slot].push_back(std::move(reading_.arrival));
+    posts_.receives.arrived.emplace(frame.slot, std::move(reading_.arrival));
   } else if (reading_.post && frame.total <= post->bytes) {
     post->total = frame.total;
     post->state = PostState::kDone;
