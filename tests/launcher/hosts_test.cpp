@@ -47,12 +47,20 @@ class HostsTest : public ::testing::Test {
     folder_ = ::mkdtemp(pattern);
     actor_ = folder_ + "/actor";
     std::filesystem::create_symlink(ACTOR_BINARY, actor_);
-    // A shell that runs the command here. "dead" cannot be reached, "bare" has no lockstep, "idle" does nothing.
+    // A shell that runs the command here. "dead" cannot be reached, "bare" has no lockstep, "idle" does nothing, "three"
+    // and "four" fail with that code, "hang" never starts anything and never ends, "stuck" does not end after the command.
     shell_ = folder_ + "/shell";
     std::ofstream(shell_) << "#!/bin/sh\n"
                              "[ $1 = dead ] && { echo no route to dead >&2; exit 255; }\n"
                              "[ $1 = bare ] && exec sh -c 'exec /none/lockstep'\n"
                              "[ $1 = idle ] && exit 0\n"
+                             "[ $1 = three ] && exit 3\n"
+                             "[ $1 = four ] && exit 4\n"
+                             "trap '' INT TERM HUP\n"
+                             "[ $1 = stuck ] && { sh -c \"$2\"; >${0%/*}/hangs; }\n"
+                             "[ $1 = hang ] && >${0%/*}/hangs\n"
+                             "case $1 in stuck|hang) while :; do sleep 100; done;; esac\n"
+                             "trap - INT TERM HUP\n"
                              "exec sh -c \"$2\"\n";
     ::chmod(shell_.c_str(), 0755);
   }
@@ -71,6 +79,14 @@ class HostsTest : public ::testing::Test {
       auto left = processes_of(folder_ + "/actor");
       if (left.empty() || deadline.expired()) return left;
     }
+  }
+
+  // The shell of "hang" or "stuck" has come to where it hangs.
+  bool shell_hangs(Deadline deadline) const {
+    while (!std::filesystem::exists(folder_ + "/hangs")) {
+      if (deadline.expired()) return false;
+    }
+    return true;
   }
 
   std::string folder_;
@@ -139,8 +155,94 @@ TEST_F(HostsTest, ShellThatStartsNothingIsNoSuccess) {
     Command command = run(hosts, {actor_, "wait"});
     ASSERT_TRUE(command.finish(seconds(30)));
     EXPECT_EQ(command.exit_code(), 1) << hosts;
-    EXPECT_THAT(command.err(), HasSubstr("the remote shell of idle ended without starting"));
+    EXPECT_THAT(command.err(), HasSubstr("ended without starting `lockstep` there"));
     EXPECT_THAT(left(seconds(10)), IsEmpty());
+  }
+}
+
+TEST_F(HostsTest, ShellsThatAllFailAreToldInOneLineForEachCause) {
+  Command apart = run("three:1,four:1", {actor_, "wait"});
+  ASSERT_TRUE(apart.finish(seconds(30)));
+  EXPECT_EQ(apart.exit_code(), 1);
+  EXPECT_THAT(apart.err(), HasSubstr("lockstep: the remote shell of three exited with code 3"));
+  EXPECT_THAT(apart.err(), HasSubstr("lockstep: the remote shell of four exited with code 4"));
+  EXPECT_EQ(lines_of(apart.err()).size(), 2U) << apart.err();
+
+  shell_ = "/bin/false";
+  Command alike = run("a:1,b:1", {"true"});
+  ASSERT_TRUE(alike.finish(seconds(30)));
+  EXPECT_EQ(alike.exit_code(), 1);
+  EXPECT_THAT(alike.err(), HasSubstr("the remote shells of a and b exited with code 1"));
+  EXPECT_THAT(alike.err(), HasSubstr("`/bin/false a true`"));
+  EXPECT_EQ(lines_of(alike.err()).size(), 1U) << alike.err();
+}
+
+TEST_F(HostsTest, ShellThatNeverStartsAnythingIsKilledSoonAfterCtrlC) {
+  for (const char* const hosts : {"hang:1", "hang:1,127.0.0.1:1", "127.0.0.1:1,hang:1"}) {
+    SCOPED_TRACE(hosts);
+    Command command = run(hosts, {actor_, "wait"}, {"--grace", "30"});
+    ASSERT_TRUE(shell_hangs(seconds(20)));
+    command.signal(SIGINT);
+    ASSERT_TRUE(command.finish(seconds(15)));
+    EXPECT_EQ(command.exit_code(), 130);
+    EXPECT_THAT(command.err(), HasSubstr("the remote shell of hang did not end and was killed; "
+                                         "processes may still run there"));
+    EXPECT_THAT(left(seconds(10)), IsEmpty());
+    std::filesystem::remove(folder_ + "/hangs");
+  }
+}
+
+TEST_F(HostsTest, ShellThatOutlivesItsLauncherIsKilledAfterTheGrace) {
+  for (const int signal : {SIGINT, SIGTERM}) {
+    Command command = run("127.0.0.1:1,stuck:1", {actor_, "catch"}, {"--grace", "1"});
+    ASSERT_TRUE(command.wait_for("ready", 2, seconds(20)));
+    command.signal(signal);
+    ASSERT_TRUE(shell_hangs(seconds(20)));
+    ASSERT_TRUE(command.finish(seconds(15)));
+    EXPECT_EQ(command.exit_code(), 128 + signal);
+    EXPECT_THAT(command.err(), HasSubstr("the remote shell of stuck did not end and was killed"));
+    EXPECT_THAT(left(seconds(10)), IsEmpty());
+    std::filesystem::remove(folder_ + "/hangs");
+  }
+}
+
+TEST_F(HostsTest, ShellsThatHangEndAtTheTimeout) {
+  for (const char* const hosts : {"hang:1,hang:1", "hang:1,127.0.0.1:1"}) {
+    SCOPED_TRACE(hosts);
+    Command command = run(hosts, {actor_, "wait"}, {"--timeout", "2"});
+    ASSERT_TRUE(command.finish(seconds(15)));
+    EXPECT_EQ(command.exit_code(), 1);
+    EXPECT_THAT(command.err(), HasSubstr("not started `lockstep` in time"));
+    EXPECT_THAT(command.err(), HasSubstr(" hang true` must work without a password"));
+    EXPECT_THAT(left(seconds(10)), IsEmpty());
+  }
+}
+
+TEST_F(HostsTest, KilledShellIsNotCalledALauncher) {
+  Command command = run("127.0.0.1:1,second:1", {actor_, "wait"}, {"--grace", "1"});
+  ASSERT_TRUE(command.wait_for("ready", 2, seconds(20)));
+  const auto shells = children_of(children_of(command.pid()).at(0));
+  ASSERT_EQ(shells.size(), 2U);
+  ::kill(shells[1], SIGKILL);
+  ASSERT_TRUE(command.finish(seconds(20)));
+  EXPECT_NE(command.exit_code(), 0);
+  EXPECT_THAT(command.err(), HasSubstr("the remote shell of second was killed by SIGKILL"));
+  EXPECT_THAT(command.err(), Not(HasSubstr("the launcher on")));
+  EXPECT_THAT(left(seconds(10)), IsEmpty());
+}
+
+TEST_F(HostsTest, OptionsAreCheckedBeforeAnyHostIsAsked) {
+  const std::pair<Words, const char*> cases[] = {
+      {{"--rendezvous", std::string(10'000, 'x')}, "has no port"},
+      {{"--rendezvous", "::1"}, "write [::1]:PORT"},
+      {{"--timeout", "0"}, "--timeout 0 is not possible"}};
+  for (const auto& [options, text] : cases) {
+    Command command = run("three:1,four:1", {actor_, "wait"}, options);
+    ASSERT_TRUE(command.finish(seconds(20)));
+    EXPECT_EQ(command.exit_code(), 2);
+    EXPECT_THAT(command.err(), HasSubstr(text));
+    EXPECT_EQ(lines_of(command.err()).size(), 1U) << command.err();
+    EXPECT_LT(command.err().size(), 300U);
   }
 }
 
@@ -166,7 +268,8 @@ TEST_F(HostsTest, HostWithoutLockstepIsNamed) {
   Command command = run("127.0.0.1:1,bare:1", {actor_, "wait"});
   ASSERT_TRUE(command.finish(seconds(30)));
   EXPECT_EQ(command.exit_code(), 127);
-  EXPECT_THAT(command.err(), HasSubstr("lockstep: bare has not what is needed"));
+  EXPECT_THAT(command.err(),
+              HasSubstr("lockstep: `lockstep` could not be started on bare (code 127)"));
   EXPECT_THAT(left(seconds(10)), IsEmpty());
 }
 

@@ -1,13 +1,16 @@
 // The decisions of `--hosts`: what to tell the launchers that were started on other hosts, when to give up, and the exit
 // code. Pure: no processes, no clock.
 //
-// Launchers that have met end together, with one exit code. What is left to decide here: a host that cannot be reached,
-// one without `lockstep`, one whose connection ends. Then the lifelines of all hosts are closed, which ends them.
+// Launchers that have met end together, with one exit code, and tell why. What is left to decide here: a host that
+// cannot be reached, one without `lockstep`, one whose remote shell hangs or ends. Then the lifelines of all hosts are
+// closed, which ends them. A launcher that begins says so (kBegun). Before all have begun there are no workers, and
+// nobody needs time to end.
 #pragma once
 
 #include <chrono>
 #include <optional>
 #include <string>
+#include <utility>
 #include <vector>
 
 #include "control/launch/job_state.h"
@@ -32,8 +35,17 @@ int code_for_coordinator(int code);
 inline constexpr int kNothingRan = 256;
 WorkerEnd end_of_shell(WorkerEnd end);
 
+// A launcher that --hosts has started prints this line first. It is not shown.
+inline constexpr const char* kBegun = "lockstep: the launcher of this host has begun";
+
 // Reads "node0:4,me@node1:4". A host without a number gets `workers`, if that is not 0. BadInput for anything else.
 std::vector<HostSpec> parse_hosts(const std::string& list, int workers);
+
+struct HostsRules {
+  std::chrono::nanoseconds grace = std::chrono::seconds(10);      // that workers have to end
+  std::chrono::nanoseconds to_begin = std::chrono::seconds(300);  // until every launcher has begun
+  std::string shell = "ssh";                                      // as the user would type it
+};
 
 // Threads:   one caller at a time.
 // Blocking:  never; time is an argument.
@@ -49,9 +61,13 @@ class HostsState {
     bool release = false;  // kill the remote shells that are left
   };
 
-  HostsState(std::vector<HostSpec> hosts, std::chrono::nanoseconds grace);
+  HostsState(std::vector<HostSpec> hosts, HostsRules rules, Clock::time_point now);
 
-  // The remote shell of a host has ended.
+  // The launcher of a host has begun. False if that was known.
+  bool on_begun(int host) {
+    return !std::exchange(hosts_[static_cast<std::size_t>(host)].begun, true);
+  }
+  // The remote shell of a host has ended. What it has printed may be read later: call verdict() after that.
   Orders on_end(const WorkerEnd& end, Clock::time_point now);
   Orders on_signal(int signal, Clock::time_point now);
   Orders on_output_closed(int error, Clock::time_point now);
@@ -63,16 +79,34 @@ class HostsState {
   NodeVerdict verdict() const;
 
  private:
-  Orders end(JobState::Cause cause, Orders orders, Clock::time_point deadline);
-  bool all_ended() const;
+  struct Host {
+    HostSpec spec;
+    bool begun = false;
+    bool killed = false;  // its shell, by us: it did not end
+    std::optional<WorkerEnd> end;
+  };
 
-  std::vector<HostSpec> hosts_;
-  Clock::duration for_the_end_;  // from the end of the lifelines until what is left is killed
-  std::vector<std::optional<WorkerEnd>> ends_;
-  std::optional<WorkerEnd> first_;  // that failed
+  Orders end(JobState::Cause cause, int signal, Clock::time_point now);
+  Orders hang_up(Clock::time_point now);
+  bool all_begun() const;
+  bool all_ended() const;
+  bool agreed() const;
+  Clock::duration grace() const;
+  int failure_code() const;
+  std::vector<std::string> what_happened() const;
+  std::string never_begun(const WorkerEnd& end, const std::vector<std::string>& names) const;
+  std::string not_begun_in_time(const std::vector<std::string>& names) const;
+  std::string killed_shells(const std::vector<std::string>& names) const;
+  std::string ended_before_others(const WorkerEnd& end) const;
+
+  HostsRules rules_;
+  std::vector<Host> hosts_;
+  std::vector<WorkerEnd> failed_;  // in order; only the first if it came after the lifelines' end
   JobState::Cause cause_ = JobState::Cause::kNone;
   int output_error_ = 0;
   int signal_ = 0;
+  bool succeeded_ = false;  // somebody has
+  bool late_ = false;       // not all launchers have begun in time
   bool hung_up_ = false;
   bool released_ = false;
   std::optional<Clock::time_point> deadline_;

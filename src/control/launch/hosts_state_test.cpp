@@ -4,6 +4,7 @@
 #include <gtest/gtest.h>
 #include <lockstep/errors.h>
 
+#include <algorithm>
 #include <csignal>
 
 #include "control/launch/remote.h"
@@ -18,8 +19,17 @@ using testing::HasSubstr;
 
 const HostsState::Clock::time_point kHostsBegin{seconds(1000)};
 
+// Their launchers have begun.
 HostsState two_hosts() {
-  return HostsState({{"node0", 4}, {"node1", 4}}, seconds(10));
+  HostsState state({{"node0", 4}, {"node1", 4}}, {.grace = seconds(10)}, kHostsBegin);
+  EXPECT_TRUE(state.on_begun(0));
+  EXPECT_TRUE(state.on_begun(1));
+  EXPECT_FALSE(state.on_begun(1));
+  return state;
+}
+HostsState two_silent_hosts() {
+  return HostsState({{"node0", 4}, {"node1", 4}}, {.grace = seconds(10), .to_begin = seconds(50)},
+                    kHostsBegin);
 }
 WorkerEnd host_exited(int host, int code) {
   return {host, WorkerEnd::How::kExited, code};
@@ -75,7 +85,8 @@ TEST(HostsStateTest, SuccessEverywhereIsSuccess) {
 }
 
 TEST(HostsStateTest, HostThatCannotBeReachedEndsTheOthersAndIsNamed) {
-  auto state = two_hosts();
+  auto state = two_silent_hosts();
+  state.on_begun(0);
   state.on_end(host_exited(1, 255), kHostsBegin);
   EXPECT_TRUE(state.ending());
   EXPECT_FALSE(state.on_time(kHostsBegin).hang_up);
@@ -83,14 +94,89 @@ TEST(HostsStateTest, HostThatCannotBeReachedEndsTheOthersAndIsNamed) {
   EXPECT_TRUE(state.on_end(host_exited(0, 129), kHostsBegin + seconds(4)).release);
   EXPECT_EQ(state.verdict().code, 1);
   EXPECT_THAT(state.verdict().what, HasSubstr("node1 could not be reached"));
+  EXPECT_THAT(state.verdict().what, HasSubstr("`ssh node1 true`"));
+}
+
+TEST(HostsStateTest, LostConnectionIsNoHostThatWasNeverReached) {
+  auto state = two_hosts();
+  state.on_end(host_exited(1, 255), kHostsBegin);
+  state.on_end(host_exited(0, 1), kHostsBegin);
+  EXPECT_EQ(state.verdict().code, 1);
+  EXPECT_THAT(state.verdict().what, HasSubstr("the connection to node1 was lost"));
+}
+
+TEST(HostsStateTest, WorkersMayExitWithTheCodesOfShells) {
+  for (const int code : {255, 127}) {
+    auto state = two_hosts();
+    state.on_end(host_exited(1, code), kHostsBegin);
+    state.on_end(host_exited(0, code), kHostsBegin);
+    EXPECT_EQ(state.verdict().code, code);
+    EXPECT_EQ(state.verdict().what, "");
+  }
 }
 
 TEST(HostsStateTest, HostWithoutLockstepIsNamed) {
-  auto state = two_hosts();
+  auto state = two_silent_hosts();
+  state.on_begun(1);
   state.on_end(host_exited(0, 127), kHostsBegin);
   state.on_end(host_exited(1, 129), kHostsBegin);
   EXPECT_EQ(state.verdict().code, 127);
-  EXPECT_THAT(state.verdict().what, HasSubstr("node0 has not what is needed"));
+  EXPECT_THAT(state.verdict().what, HasSubstr("could not be started on node0 (code 127)"));
+}
+
+TEST(HostsStateTest, EveryCauseHasOneLine) {
+  HostsState state({{"a", 1}, {"b", 1}, {"c", 1}}, {.shell = "rsh -x"}, kHostsBegin);
+  state.on_end(host_exited(0, 1), kHostsBegin);
+  state.on_end(host_exited(1, 3), kHostsBegin);
+  state.on_end(host_exited(2, 1), kHostsBegin);
+  EXPECT_EQ(state.verdict().code, 1);
+  const std::string what = state.verdict().what;
+  EXPECT_THAT(what, HasSubstr("the remote shells of a and c exited with code 1 before"));
+  EXPECT_THAT(what, HasSubstr("\nlockstep: the remote shell of b exited with code 3 before"));
+  EXPECT_THAT(what, HasSubstr("`rsh -x a true`"));
+  EXPECT_EQ(std::count(what.begin(), what.end(), '\n'), 1);
+}
+
+TEST(HostsStateTest, ManyHostsAreNotAllListed) {
+  std::vector<HostSpec> hosts;
+  for (int i = 0; i < 1000; ++i) hosts.push_back({"node" + std::to_string(i), 1});
+  HostsState state(hosts, {}, kHostsBegin);
+  for (int i = 0; i < 1000; ++i) state.on_end(host_exited(i, 1), kHostsBegin);
+  EXPECT_THAT(state.verdict().what, HasSubstr("node6, node7 and 992 more exited with code 1"));
+}
+
+TEST(HostsStateTest, KilledShellIsNoLauncher) {
+  auto state = two_hosts();
+  state.on_end({1, WorkerEnd::How::kKilled, SIGKILL}, kHostsBegin);
+  state.on_end({0, WorkerEnd::How::kKilled, SIGKILL}, kHostsBegin);
+  EXPECT_EQ(state.verdict().code, 137);
+  EXPECT_THAT(state.verdict().what, HasSubstr("the remote shell of node1 was killed by SIGKILL"));
+}
+
+TEST(HostsStateTest, LaunchersThatDoNotBeginInTimeAreNotWaitedFor) {
+  auto state = two_silent_hosts();
+  state.on_begun(1);
+  EXPECT_EQ(state.deadline(), kHostsBegin + seconds(50));
+  EXPECT_TRUE(state.on_time(*state.deadline()).hang_up);
+  EXPECT_LE(*state.deadline(), kHostsBegin + seconds(53));  // there are no workers: no grace
+  state.on_end(host_exited(1, 129), kHostsBegin + seconds(51));
+  EXPECT_TRUE(state.on_time(*state.deadline()).release);
+  EXPECT_EQ(state.verdict().code, 1);
+  EXPECT_THAT(state.verdict().what, HasSubstr("of node0 has not started `lockstep` in time"));
+
+  auto good = two_hosts();
+  EXPECT_FALSE(good.on_time(*good.deadline()).hang_up);
+  EXPECT_FALSE(good.deadline());
+}
+
+TEST(HostsStateTest, BeforeAllHaveBegunASignalNeedsNoGrace) {
+  auto state = two_silent_hosts();
+  state.on_begun(1);
+  EXPECT_TRUE(state.on_signal(SIGINT, kHostsBegin).hang_up);
+  EXPECT_LE(*state.deadline(), kHostsBegin + seconds(3));
+  EXPECT_TRUE(state.on_time(*state.deadline()).release);
+  EXPECT_EQ(state.verdict().code, 130);
+  EXPECT_THAT(state.verdict().what, HasSubstr("of node0 and node1 did not end and were killed"));
 }
 
 TEST(HostsStateTest, SignalGoesToEveryHostAndIsTheCause) {
@@ -110,8 +196,13 @@ TEST(HostsStateTest, HostsThatDoNotEndAreHungUpAndThenKilled) {
   ASSERT_TRUE(state.deadline());
   EXPECT_GE(*state.deadline(), kHostsBegin + seconds(10));
   EXPECT_TRUE(state.on_time(*state.deadline()).hang_up);
+  EXPECT_LE(*state.deadline(), kHostsBegin + seconds(15));
+  state.on_end(host_exited(0, 143), kHostsBegin + seconds(12));
   EXPECT_TRUE(state.on_time(*state.deadline()).release);
   EXPECT_EQ(state.verdict().code, 143);
+  EXPECT_EQ(state.verdict().what,
+            "the remote shell of node1 did not end and was killed; processes may still run there: "
+            "see `ssh node1 ps -ef`");
 }
 
 TEST(HostsStateTest, AfterASecondSignalAShellThatHangsIsNotWaitedFor) {

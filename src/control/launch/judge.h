@@ -13,6 +13,7 @@
 #include <map>
 #include <set>
 #include <string>
+#include <string_view>
 #include <vector>
 
 #include "control/launch/job_state.h"
@@ -44,8 +45,13 @@ class Judge {
   virtual void on_loss(const Loss& loss) = 0;
   virtual void on_signal(int signal) = 0;
   virtual void on_output_closed(int error) = 0;
+  // A line that a worker of this host, counted from 0, has printed. True if it was for the judge and is not shown.
+  virtual bool on_line(int /*worker*/, std::string_view /*line*/) { return false; }
   // Nothing of the job is left on this host; how its keeper ended, as a wait status.
   virtual void on_keeper_gone(int wait_status) = 0;
+
+  // Between the verdict and its words: everything that was printed here has been read by now.
+  virtual void on_all_read(NodeVerdict& /*verdict*/) {}
 
   // The job is being cut short.
   virtual bool ending() const = 0;

@@ -14,6 +14,7 @@
 #include <boost/asio/posix/stream_descriptor.hpp>
 #include <boost/asio/steady_timer.hpp>
 #include <cerrno>
+#include <cstdio>
 #include <functional>
 #include <memory>
 #include <optional>
@@ -196,6 +197,9 @@ Launcher::Launcher(boost::asio::io_context& context, const RunOptions& options, 
   keeper_.when_event = [this](const KeeperEvent& event) { take_event(event); };
   keeper_.when_gone = [this] { on_keeper_gone(); };
   output_.when_closed = [this](int error) { judge_->on_output_closed(error); };
+  output_.takes_line = [this](int worker, std::string_view line) {
+    return judge_->on_line(worker, line);
+  };
   judge_->when_orders = [this](const JobState::Orders& orders) { obey(orders); };
   judge_->when_note = [this](const std::string& line) { note(line); };
   judge_->when_verdict = [this](const NodeVerdict& verdict) {
@@ -279,6 +283,7 @@ void Launcher::on_keeper_gone() {
 // Nothing of the job is left, on any host.
 void Launcher::finish() {
   output_.drain(patience(), [this] {
+    judge_->on_all_read(*verdict_);
     for (const auto& line : closing_.failures(*verdict_, output_)) output_.note(line);
     if (!options_.quiet) {
       for (const auto& line : closing_.notes(*verdict_)) output_.note(line);
@@ -320,6 +325,10 @@ int run_prepared(boost::asio::io_context& context, const RunOptions& options, Me
 }
 
 int run_job(RunOptions options) {
+  if (options.nodes.lifeline) {
+    fmt::print("{}\n", kBegun);
+    std::fflush(stdout);
+  }
   check(options);
   base::set_log_name("launcher");
   const Program program =

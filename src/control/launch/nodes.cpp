@@ -6,6 +6,7 @@
 #include <algorithm>
 #include <boost/asio/steady_timer.hpp>
 #include <optional>
+#include <set>
 
 namespace lockstep::control {
 namespace {
@@ -32,6 +33,10 @@ std::string silence_text() {
       "to it is cut",
       kSilence.count() / 1000);
 }
+
+constexpr const char* kOtherSecret =
+    "tried to join with another secret; give every host the same --secret-file";
+constexpr std::size_t kMostOthers = 8;  // strangers must not fill the output
 
 constexpr const char* kClosed = "its launcher ended without a word";
 
@@ -93,6 +98,9 @@ class NodeHost::State : public std::enable_shared_from_this<NodeHost::State> {
     door_->when_gone = [this](ConnectionId id) {
       if (const auto node = roster_.node_of(id)) lose(*node, kClosed);
     };
+    door_->when_stranger = [this](const std::string& who, const Departure& departure) {
+      return meeting_ && departure.ending == Ending::kNoSecret && turn_away(who);
+    };
     door_->start();
     ticker_.start(weak_from_this());
   }
@@ -113,6 +121,8 @@ class NodeHost::State : public std::enable_shared_from_this<NodeHost::State> {
   bool take(ConnectionId from, const Message& message);
   void join(ConnectionId from, const NodeJoin& join);
   void lose(int node, const std::string& why);
+  bool turn_away(const std::string& who);
+  std::string late_text() const;
 
   boost::asio::io_context& context_;
   NodeHost* owner_;
@@ -120,6 +130,8 @@ class NodeHost::State : public std::enable_shared_from_this<NodeHost::State> {
   NodeRoster roster_;
   Ticker ticker_;
   bool meeting_ = true;
+  Note note_;                          // to the user, while they meet
+  std::set<std::string> others_;       // addresses that came with another secret
   std::optional<CannotBegin> reason_;  // why the job cannot begin
 };
 
@@ -166,19 +178,36 @@ void NodeHost::State::tick() {
   for (const int node : roster_.silent(now(), kSilence)) lose(node, silence_text());
 }
 
+// It may be one of our nodes, or anybody: it is named, and does not end the job. False if too many are named.
+bool NodeHost::State::turn_away(const std::string& who) {
+  const std::string address = who.substr(0, who.find(' '));
+  if (others_.contains(address)) return true;
+  if (others_.size() == kMostOthers) return false;
+  others_.insert(address);
+  if (note_) note_(fmt::format("lockstep: somebody at {} {}", address, kOtherSecret));
+  return true;
+}
+
+std::string NodeHost::State::late_text() const {
+  const std::string text =
+      fmt::format("node {} did not come to {} in time", fmt::join(roster_.missing(), ", "),
+                  to_string(door_->address()));
+  if (!others_.empty())
+    return fmt::format("{}; somebody at {} {}", text, fmt::join(others_, ", "), kOtherSecret);
+  return text +
+         "; start the same command there with its --node-rank, or allow more time with --timeout";
+}
+
 HostMap NodeHost::State::meet(Deadline deadline, const Note& note) {
+  note_ = note;
   const auto done = [this] { return reason_ || roster_.whole(); };
-  const auto missing = [this] { return fmt::format("{}", fmt::join(roster_.missing(), ", ")); };
   const bool soon = run_until(context_, earlier(deadline, Deadline::after(kFirstNote)), done);
-  if (!soon)
-    note(
-        fmt::format("lockstep: waiting at {} for node {}", to_string(door_->address()), missing()));
-  if (!soon && !run_until(context_, deadline, done)) {
-    reason_ = CannotBegin{fmt::format(
-        "node {} did not come to {} in time; start the same command there with its --node-rank, or "
-        "allow more time with --timeout",
-        missing(), to_string(door_->address()))};
+  if (!soon) {
+    note(fmt::format("lockstep: waiting at {} for node {}", to_string(door_->address()),
+                     fmt::join(roster_.missing(), ", ")));
   }
+  if (!soon && !run_until(context_, deadline, done)) reason_ = CannotBegin{late_text()};
+  note_ = nullptr;
   if (reason_) {
     const CannotBegin reason = *reason_;
     refuse(reason);

@@ -289,10 +289,13 @@ namespace {
 // Shared by all streams: there is one thread, and a stream uses its bytes up before the next one reads.
 std::array<char, std::size_t{64} << 10> read_buffer;
 
+using LineFilter = std::function<bool(std::string_view)>;  // true: the line is not shown
+
 struct Targets {
   std::string prefix;
   LogFile log;  // the bytes as they come; may be none
   std::size_t most_line_bytes = 0;
+  LineFilter taken = nullptr;
 };
 
 }  // namespace
@@ -309,6 +312,7 @@ class Output::Stream {
     base::set_nonblocking(pipe.get());
     pipe_.assign(pipe.release());
     sink_ = [this, &tail](std::string_view line) {
+      if (targets_.taken && targets_.taken(line)) return;
       tail.add(line);
       outlet_.add(targets_.prefix);
       outlet_.add(line);
@@ -416,11 +420,14 @@ Output::Output(boost::asio::io_context& context, KeeperPlan& plan, const LinePre
   for (std::size_t stream = 0; stream < plan.outputs.size(); ++stream) {
     const auto worker = stream / 2;
     const bool is_err = stream % 2 == 1;
+    const LineFilter taken = [this, worker](std::string_view line) {
+      return takes_line && takes_line(static_cast<int>(worker), line);
+    };
     const bool colour = wants_colour(is_err ? STDERR_FILENO : STDOUT_FILENO);
     streams_.push_back(std::make_unique<Stream>(
         context, std::move(plan.outputs[stream].read), is_err ? *err_ : *out_, tails_[worker],
         Targets{prefix(static_cast<int>(worker), colour), std::move(logs[stream]),
-                line_limit(2 * plan.workers())}));
+                line_limit(2 * plan.workers()), is_err ? nullptr : taken}));
   }
 }
 

@@ -125,6 +125,8 @@ class Output {
   ~Output();
 
   std::function<void(int error)> when_closed;
+  // Sees every line of a worker's standard output first. True: it is not shown.
+  std::function<bool(int worker, std::string_view line)> takes_line;
 
   // Begins to read what workers print. Also called when a full outlet has room again.
   void resume_streams();

@@ -1,6 +1,7 @@
 #include "control/launch/remote.h"
 
 #include <fmt/format.h>
+#include <fmt/ranges.h>
 #include <lockstep/errors.h>
 #include <signal.h>
 #include <unistd.h>
@@ -58,13 +59,14 @@ std::string meeting_point(const std::vector<HostSpec>& hosts) {
 // The judge of the coordinator: HostsState, and the lifelines.
 class HostsJudge final : public Judge {
  public:
-  HostsJudge(boost::asio::io_context& context, std::vector<HostSpec> hosts,
-             std::chrono::nanoseconds grace, std::vector<base::Fd> lifelines)
-      : state_(std::move(hosts), grace),
+  HostsJudge(boost::asio::io_context& context, std::vector<HostSpec> hosts, HostsRules rules,
+             std::vector<base::Fd> lifelines)
+      : state_(std::move(hosts), std::move(rules), Clock::now()),
         lifelines_(std::move(lifelines)),
         deadline_(context),
         heartbeat_(context) {
     beat();
+    arm_deadline();
   }
 
   void on_event(const KeeperEvent& event) override;
@@ -72,11 +74,16 @@ class HostsJudge final : public Judge {
   // The launcher of the first host tells the user.
   void on_signal(int signal) override { obey(state_.on_signal(signal, Clock::now())); }
   void on_output_closed(int error) override { obey(state_.on_output_closed(error, Clock::now())); }
+  bool on_line(int host, std::string_view line) override;
   void on_keeper_gone(int wait_status) override;
+  void on_all_read(NodeVerdict& verdict) override {
+    if (state_.released()) verdict = state_.verdict();
+  }
   bool ending() const override { return state_.ending(); }
 
  private:
   void obey(const HostsState::Orders& orders);
+  void arm_deadline();
   static void send(const base::Fd& lifeline, char byte);
   void beat();
 
@@ -93,6 +100,11 @@ void HostsJudge::on_event(const KeeperEvent& event) {
   WorkerEnd end = worker_end(event.rank, event.value);
   if (not_started_) end = {event.rank, WorkerEnd::How::kNotStarted, *not_started_};
   obey(state_.on_end(end_of_shell(end), Clock::now()));
+}
+
+// The first of these lines is the launcher's. A login script may have left a line unfinished in front of it.
+bool HostsJudge::on_line(int host, std::string_view line) {
+  return line.ends_with(kBegun) && state_.on_begun(host);
 }
 
 void HostsJudge::on_keeper_gone(int wait_status) {
@@ -113,6 +125,10 @@ void HostsJudge::obey(const HostsState::Orders& orders) {
     send(lifelines_.front(), static_cast<char>(orders.signal));
   if (orders.hang_up) lifelines_.clear();
   if (orders.release) when_orders({.forward = {}, .release = true});
+  arm_deadline();
+}
+
+void HostsJudge::arm_deadline() {
   if (!state_.deadline()) {
     deadline_.cancel();
     return;
@@ -180,6 +196,22 @@ Preparation prepare_shells(const RunOptions& options, const RemoteWords& words,
   return ready;
 }
 
+// What every host would refuse is refused once, here.
+void check_here(RunOptions options) {
+  if (!options.nodes.rendezvous.empty()) parse_address(options.nodes.rendezvous);
+  options.nodes = {};
+  options.workers = 1;
+  check(options);
+}
+
+HostsRules hosts_rules(const RunOptions& options) {
+  HostsRules rules{.grace = options.grace};
+  if (options.timeout_s) rules.to_begin = std::chrono::seconds(*options.timeout_s);
+  if (options.hosts.shell != kRemoteShell)
+    rules.shell = fmt::format("{}", fmt::join(words_of(options.hosts.shell), " "));
+  return rules;
+}
+
 // Each lifeline holds the secret before anybody reads it.
 std::vector<base::Fd> take_lifelines(KeeperPlan& plan) {
   const std::string secret = base::to_hex(make_secret()) + "\n";
@@ -220,6 +252,7 @@ int run_on_hosts(const RunOptions& given, const RemoteWords& words) {
   RunOptions options = given;
   base::set_log_name("launcher");
   const auto hosts = parse_hosts(options.hosts.list, options.workers);
+  check_here(options);
   if (options.nodes.rendezvous.empty()) options.nodes.rendezvous = meeting_point(hosts);
   options.workers = static_cast<int>(hosts.size());
   options.log_dir.clear();
@@ -229,8 +262,8 @@ int run_on_hosts(const RunOptions& given, const RemoteWords& words) {
   remote_shell(words_of(options.hosts.shell));
   const OriginalProcess original = set_up_process(options, meeting.map);
   Preparation ready = prepare_shells(options, words, hosts, original);
-  auto judge =
-      std::make_unique<HostsJudge>(context, hosts, options.grace, take_lifelines(ready.plan));
+  auto judge = std::make_unique<HostsJudge>(context, hosts, hosts_rules(options),
+                                            take_lifelines(ready.plan));
   return run_prepared(context, options, meeting, std::move(judge), std::move(ready));
 }
 

@@ -36,6 +36,24 @@ TEST(AddressTest, EverythingElseIsBadInputThatShowsAnAddress) {
   }
 }
 
+TEST(AddressTest, MessagesAreShortAndNameTheRemedy) {
+  const std::pair<std::string, const char*> cases[] = {
+      {"::1", "needs brackets and a port: write [::1]:PORT"},
+      {"tcp:fe80::7", "write [fe80::7]:PORT"},
+      {"[::1]", "has no port"},
+      {std::string(10'000, 'x'), "has no port"},
+      {std::string(10'000, 'x') + ":80", "has a host of more than 253 bytes"}};
+  for (const auto& [text, remedy] : cases) {
+    try {
+      parse_address(text);
+      ADD_FAILURE() << "accepted " << text;
+    } catch (const BadInput& error) {
+      EXPECT_NE(std::string(error.what()).find(remedy), std::string::npos) << error.what();
+      EXPECT_LT(std::string(error.what()).size(), 250U);
+    }
+  }
+}
+
 TEST(AddressTest, UnprintableBytesAreNotEchoed) {
   try {
     parse_address("\x1b[31m:80");

@@ -161,7 +161,7 @@ int Door::accept_one() {
   if (address_.kind == Address::Kind::kTcp) {
     tune_tcp(fd.get());
   } else if (peer_credentials(fd.get()).uid != ::geteuid()) {
-    stranger(who_is(fd.get()), "is another user");
+    stranger(who_is(fd.get()), {"is another user"});
     return 0;
   }
   admit(std::move(fd));
@@ -208,7 +208,7 @@ void Door::on_end(ConnectionId id, const Departure& departure) {
   if (entry == guests_.end()) return;
   // Somebody may have taken over a connection that does not end in order.
   const bool unproven = unproven_.erase(id) == 1;
-  if (unproven || !departure.in_order) stranger(entry->second.who, departure.why);
+  if (unproven || !departure.in_order) stranger(entry->second.who, departure);
   guests_.erase(entry);
   if (when_gone) when_gone(id);
 }
@@ -218,12 +218,13 @@ void Door::send(ConnectionId to, const Message& message) {
   if (guest != guests_.end()) guest->second.connection->send(message);
 }
 
-void Door::stranger(const std::string& who, const std::string& why) {
+void Door::stranger(const std::string& who, const Departure& departure) {
   ++strangers_;
+  if (when_stranger && when_stranger(who, departure)) return;
   const auto swallowed = limiter_.pass(std::chrono::steady_clock::now());
   if (!swallowed) return;
   base::log(base::LogLevel::kWarn, "rendezvous {}: dropped a connection of {}: it {}{}",
-            to_string(address_), who, why,
+            to_string(address_), who, departure.why,
             *swallowed == 0 ? "" : fmt::format(" ({} more dropped since)", *swallowed));
 }
 
@@ -243,6 +244,7 @@ void Door::shut_down() {
   guests_.clear();
   when_message = nullptr;
   when_gone = nullptr;
+  when_stranger = nullptr;
 }
 
 std::optional<std::uint64_t> LogLimiter::pass(TimePoint now) {

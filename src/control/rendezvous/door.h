@@ -128,6 +128,8 @@ class Door : public ConnectionOwner, public std::enable_shared_from_this<Door> {
   // connection is trusted.
   std::function<bool(ConnectionId, const Message&)> when_message;
   std::function<void(ConnectionId)> when_gone;
+  // Before a stranger is logged: "10.0.0.7 port 41234", and how its connection ended. True: it needs no log.
+  std::function<bool(const std::string& who, const Departure&)> when_stranger;
 
   void start() { wait_for_guests(); }
   void send(ConnectionId to, const Message& message);
@@ -155,7 +157,7 @@ class Door : public ConnectionOwner, public std::enable_shared_from_this<Door> {
   void admit(base::Fd fd);
   bool drop_oldest_unproven(const char* why);
   void pause_accepting();
-  void stranger(const std::string& who, const std::string& why);
+  void stranger(const std::string& who, const Departure& departure);
 
   boost::asio::io_context& context_;
   DoorOptions options_;
