@@ -272,7 +272,7 @@ TEST_F(NodesTest, AnotherSecretIsRefusedInOneLine) {
 
 TEST_F(NodesTest, NodeThatComesWithAnotherSecretIsNamedOnceAndInTheEnd) {
   write_secret(folder_ + "/other", "another secret of the right length");
-  Command first = actor(0, 1, {"wait"}, {"--timeout", "6"});
+  Command first = actor(0, 1, {"wait"}, {"--timeout", "10"});
   for (int knock = 0; knock < 3; ++knock) {
     Command second = actor(1, 1, {"wait"}, {"--secret-file", folder_ + "/other"});
     ASSERT_TRUE(second.finish(seconds(20)));

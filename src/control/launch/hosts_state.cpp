@@ -220,7 +220,10 @@ std::vector<std::string> HostsState::what_happened() const {
   std::vector<std::string> lines;
   const bool asked = cause_ == JobState::Cause::kSignal || cause_ == JobState::Cause::kOutputClosed;
   std::map<std::tuple<WorkerEnd::How, int>, Names> silent;
-  for (const WorkerEnd& end : failed_) {
+  std::vector<WorkerEnd> failed = failed_;
+  std::sort(failed.begin(), failed.end(),
+            [](const auto& one, const auto& other) { return one.rank < other.rank; });
+  for (const WorkerEnd& end : failed) {
     const Host& host = hosts_[static_cast<std::size_t>(end.rank)];
     if (!host.begun && !asked && !late_) silent[{end.how, end.value}].push_back(host.spec.name);
   }

@@ -126,9 +126,7 @@ TEST(HostsStateTest, HostWithoutLockstepIsNamed) {
 
 TEST(HostsStateTest, EveryCauseHasOneLine) {
   HostsState state({{"a", 1}, {"b", 1}, {"c", 1}}, {.shell = "rsh -x"}, kHostsBegin);
-  state.on_end(host_exited(0, 1), kHostsBegin);
-  state.on_end(host_exited(1, 3), kHostsBegin);
-  state.on_end(host_exited(2, 1), kHostsBegin);
+  for (const int host : {2, 1, 0}) state.on_end(host_exited(host, host == 1 ? 3 : 1), kHostsBegin);
   EXPECT_EQ(state.verdict().code, 1);
   const std::string what = state.verdict().what;
   EXPECT_THAT(what, HasSubstr("the remote shells of a and c exited with code 1 before"));
