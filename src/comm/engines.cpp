@@ -3,6 +3,7 @@
 #include <fmt/format.h>
 #include <unistd.h>
 
+#include <algorithm>
 #include <atomic>
 #include <exception>
 #include <map>
@@ -14,6 +15,7 @@
 #include "comm/arena/offer.h"
 #include "comm/channel.h"
 #include "comm/core/passing_link.h"
+#include "comm/core/said_by_all.h"
 #include "comm/mpi/mpi_engine.h"
 #include "comm/nccl/nccl_engine.h"
 #include "comm/shm/host_link.h"
@@ -93,13 +95,9 @@ std::shared_ptr<Link> connect_hosts(Bootstrap& bootstrap, const CommOptions& opt
 
 bool all_on_one_host(Bootstrap& bootstrap, const CommOptions& options) {
   const auto deadline = Deadline::after(options.timeout);
-  const auto key = [](int rank) { return fmt::format("nccl/host/{}", rank); };
   const std::string here = host_name(options.host);
-  bootstrap.put(key(bootstrap.rank()), here, deadline);
-  bool all = true;
-  for (int rank = 0; rank < bootstrap.size(); ++rank)
-    all = bootstrap.get(key(rank), deadline) == here && all;
-  return all;
+  const auto hosts = said_by_all(bootstrap, "nccl/host", here, deadline);
+  return std::count(hosts.begin(), hosts.end(), here) == bootstrap.size();
 }
 
 // Beside NCCL there is a link between the processes, and every failure shows there. So the witness

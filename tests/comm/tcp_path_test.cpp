@@ -105,7 +105,7 @@ class Elsewhere : public LocalBootstrap {
 
   std::string get(std::string_view key, Deadline deadline) override {
     const std::string value = LocalBootstrap::get(key, deadline);
-    if (key != "tcp/places") return value;
+    if (key != "tcp/place/all") return value;
     base::ByteReader reader(value);
     base::ByteWriter writer;
     for (int of = 0; of < size(); ++of) {

@@ -10,8 +10,8 @@
 #include <utility>
 #include <vector>
 
-#include "base/bytes.h"
 #include "comm/arena/offer.h"
+#include "comm/core/said_by_all.h"
 #include "comm/mpi/mpi_library.h"
 #include "comm/mpi/mpi_link.h"
 #include "comm/mpi/mpi_process.h"
@@ -19,32 +19,8 @@
 namespace lockstep::comm {
 namespace {
 
-constexpr std::size_t kMostSaid = 1024;  // bytes
-
-// What every worker says under this key, through rank 0: every worker asks the bootstrap for one
-// value, not for one of each other worker.
-std::vector<std::string> said_by_all(Bootstrap& bootstrap, const std::string& key,
-                                     const std::string& own, Deadline deadline) {
-  const auto key_of = [&](int rank) { return fmt::format("mpi/{}/{}", key, rank); };
-  bootstrap.put(key_of(bootstrap.rank()), own, deadline);
-  if (bootstrap.rank() == 0) {
-    base::ByteWriter all;
-    for (int rank = 0; rank < bootstrap.size(); ++rank)
-      all.put_text(bootstrap.get(key_of(rank), deadline));
-    bootstrap.put("mpi/" + key, all.bytes(), deadline);
-  }
-  const std::string bytes = bootstrap.get("mpi/" + key, deadline);
-  base::ByteReader reader(bytes);
-  std::vector<std::string> values;
-  for (int rank = 0; rank < bootstrap.size(); ++rank)
-    values.emplace_back(reader.get_text(kMostSaid));
-  if (!reader.ok())
-    throw Mismatch("the workers do not understand each other: they are of different builds");
-  return values;
-}
-
 void require_one_library(Bootstrap& bootstrap, const std::string& own, Deadline deadline) {
-  const auto names = said_by_all(bootstrap, "library", own, deadline);
+  const auto names = said_by_all(bootstrap, "mpi/library", own, deadline);
   const auto other =
       std::find_if(names.begin(), names.end(), [&](const auto& name) { return name != own; });
   if (other == names.end()) return;
@@ -99,7 +75,7 @@ std::shared_ptr<Link> connect_mpi(Bootstrap& bootstrap, const CommOptions& optio
   require_launcher(bootstrap, there);
   require_same_world(bootstrap, start_mpi(deadline), mpi.name());
   const std::string here = host_identity();
-  const auto hosts = said_by_all(bootstrap, "host", here, deadline);
+  const auto hosts = said_by_all(bootstrap, "mpi/host", here, deadline);
   const auto neighbours = std::count(hosts.begin(), hosts.end(), here);
   return make_mpi_link({bootstrap.rank(), bootstrap.size(),
                         neighbours > ::sysconf(_SC_NPROCESSORS_ONLN), form(mpi, deadline),

@@ -10,10 +10,10 @@
 #include <utility>
 #include <vector>
 
-#include "base/bytes.h"
 #include "comm/arena/hand_over.h"
 #include "comm/arena/offer.h"
 #include "comm/core/passing_link.h"
+#include "comm/core/said_by_all.h"
 #include "comm/shm/shm_board.h"
 
 namespace lockstep::comm {
@@ -24,32 +24,14 @@ namespace {
 constexpr Patience kSoonAsleep{20, {}};
 constexpr std::chrono::milliseconds kLookEvery{5};
 
-// The numbers of all workers' hosts, through rank 0: every worker asks the bootstrap for one value.
+// The numbers of all workers' hosts, in the order of their first workers.
 std::vector<int> hosts_of_all(Bootstrap& bootstrap, const std::string& own, Deadline deadline) {
-  const auto key = [](int rank) { return fmt::format("hosts/name/{}", rank); };
-  bootstrap.put(key(bootstrap.rank()), own, deadline);
-  if (bootstrap.rank() == 0) {
-    std::map<std::string, std::uint32_t> known;
-    base::ByteWriter all;
-    for (int rank = 0; rank < bootstrap.size(); ++rank) {
-      const auto next = static_cast<std::uint32_t>(known.size());
-      all.put(known.emplace(bootstrap.get(key(rank), deadline), next).first->second);
-    }
-    bootstrap.put("hosts/numbers", all.bytes(), deadline);
-  }
-  const std::string bytes = bootstrap.get("hosts/numbers", deadline);
-  base::ByteReader reader(bytes);
+  std::map<std::string, int> known;
   std::vector<int> numbers;
-  std::uint32_t next = 0;
-  bool right = true;
-  for (int rank = 0; rank < bootstrap.size(); ++rank) {
-    const auto number = reader.get<std::uint32_t>();
-    right = right && number <= next;
-    next = std::max(next, number + 1);
-    numbers.push_back(static_cast<int>(number));
+  for (const std::string& name : said_by_all(bootstrap, "hosts/name", own, deadline)) {
+    const auto next = static_cast<int>(known.size());
+    numbers.push_back(known.emplace(name, next).first->second);
   }
-  if (!reader.done() || !right)
-    throw Mismatch("rank 0 does not say which hosts there are: it is of another build", {0});
   return numbers;
 }
 

@@ -8,33 +8,20 @@
 #include <utility>
 #include <vector>
 
-#include "base/bytes.h"
 #include "comm/arena/offer.h"
+#include "comm/core/said_by_all.h"
 #include "comm/tcp/forming.h"
 #include "comm/tcp/tcp_link.h"
 
 namespace lockstep::comm {
 namespace {
 
-constexpr std::size_t kMostPlace = 1024;  // bytes
-
-// The places of all workers, through rank 0: every worker asks the bootstrap for one value, not for
-// one of each other worker.
 std::vector<TcpPlace> places_of_all(Bootstrap& bootstrap, const TcpPlace& own, Deadline deadline) {
-  const auto key = [](int rank) { return fmt::format("tcp/place/{}", rank); };
-  bootstrap.put(key(bootstrap.rank()), encode(own), deadline);
-  if (bootstrap.rank() == 0) {
-    base::ByteWriter all;
-    for (int rank = 0; rank < bootstrap.size(); ++rank)
-      all.put_text(bootstrap.get(key(rank), deadline));
-    bootstrap.put("tcp/places", all.bytes(), deadline);
-  }
-  const std::string bytes = bootstrap.get("tcp/places", deadline);
-  base::ByteReader reader(bytes);
   std::vector<TcpPlace> places;
-  for (int rank = 0; rank < bootstrap.size(); ++rank) {
-    auto place = decode_place(reader.get_text(kMostPlace));
-    if (!reader.ok() || !place) {
+  for (const std::string& said : said_by_all(bootstrap, "tcp/place", encode(own), deadline)) {
+    const int rank = static_cast<int>(places.size());
+    auto place = decode_place(said);
+    if (!place) {
       throw Mismatch(
           fmt::format("rank {} does not say where it listens: it is of another build", rank),
           {rank});
