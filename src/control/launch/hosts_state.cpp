@@ -192,12 +192,22 @@ bool HostsState::agreed() const {
   });
 }
 
+// A launcher that loses another one exits with a code, and its end may be noticed first.
+const WorkerEnd& HostsState::cause() const {
+  const auto weight = [this](const WorkerEnd& end) {
+    return std::tuple(hosts_[static_cast<std::size_t>(end.rank)].begun,
+                      end.how == WorkerEnd::How::kExited, !end.exited_with(kShellFailed));
+  };
+  return *std::min_element(failed_.begin(), failed_.end(), [&](const auto& one, const auto& other) {
+    return weight(one) < weight(other);
+  });
+}
+
 int HostsState::failure_code() const {
   if (late_ || failed_.empty()) return late_ ? 1 : 0;
-  const WorkerEnd& first = failed_.front();
-  const int code = exit_code(first);
+  const int code = exit_code(cause());
   const bool needs_something = code == kNotFound || code == kCannotExecute;
-  const bool begun = hosts_[static_cast<std::size_t>(first.rank)].begun;
+  const bool begun = hosts_[static_cast<std::size_t>(cause().rank)].begun;
   const bool of_the_shell = !begun || (code == kShellFailed && !agreed());
   return of_the_shell && !needs_something ? 1 : code;
 }
@@ -235,7 +245,7 @@ std::vector<std::string> HostsState::what_happened() const {
   }
   if (killed.contains(false)) lines.push_back(not_begun_in_time(killed[false]));
   if (lines.empty() && !failed_.empty() && !asked && !agreed())
-    lines.push_back(ended_before_others(failed_.front()));
+    lines.push_back(ended_before_others(cause()));
   if (killed.contains(true)) lines.push_back(killed_shells(killed[true]));
   return lines;
 }

@@ -92,6 +92,7 @@ class HostsState {
   bool all_ended() const;
   bool agreed() const;
   Clock::duration grace() const;
+  const WorkerEnd& cause() const;  // of the failures
   int failure_code() const;
   std::vector<std::string> what_happened() const;
   std::string never_begun(const WorkerEnd& end, const std::vector<std::string>& names) const;

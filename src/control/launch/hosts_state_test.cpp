@@ -151,6 +151,27 @@ TEST(HostsStateTest, KilledShellIsNoLauncher) {
   EXPECT_THAT(state.verdict().what, HasSubstr("the remote shell of node1 was killed by SIGKILL"));
 }
 
+TEST(HostsStateTest, LauncherThatLostAnotherIsNotTheCause) {
+  auto killed = two_hosts();
+  killed.on_end(host_exited(0, 1), kHostsBegin);
+  killed.on_end({1, WorkerEnd::How::kKilled, SIGKILL}, kHostsBegin);
+  EXPECT_EQ(killed.verdict().code, 137);
+  EXPECT_THAT(killed.verdict().what, HasSubstr("the remote shell of node1 was killed"));
+
+  auto cut = two_hosts();
+  cut.on_end(host_exited(0, 1), kHostsBegin);
+  cut.on_end(host_exited(1, 255), kHostsBegin);
+  EXPECT_EQ(cut.verdict().code, 1);
+  EXPECT_THAT(cut.verdict().what, HasSubstr("the connection to node1 was lost"));
+
+  auto lacking = two_silent_hosts();
+  lacking.on_begun(0);
+  lacking.on_end(host_exited(0, 1), kHostsBegin);
+  lacking.on_end(host_exited(1, 127), kHostsBegin);
+  EXPECT_EQ(lacking.verdict().code, 127);
+  EXPECT_THAT(lacking.verdict().what, HasSubstr("could not be started on node1"));
+}
+
 TEST(HostsStateTest, LaunchersThatDoNotBeginInTimeAreNotWaitedFor) {
   auto state = two_silent_hosts();
   state.on_begun(1);
