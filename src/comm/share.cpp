@@ -92,9 +92,8 @@ void look_at_members(const Group& group) {
 std::vector<Arena> exchange_arenas(Comm& comm, const Group& group, const std::string& name,
                                    Arena mine) {
   CommBootstrap bootstrap(comm, *group.link->host());
-  auto theirs = HandOver(mine, name, bootstrap, Deadline::after(group.timeout), [&] {
-                  look_at_members(group);
-                }).run();
+  const auto look = [&] { look_at_members(group); };
+  auto theirs = HandOver(mine, name, bootstrap, Deadline::after(group.timeout), {look}).run();
   theirs[static_cast<std::size_t>(comm.rank())] = std::move(mine);
   std::vector<Arena> arenas;
   for (int rank = 0; rank < comm.size(); ++rank) {

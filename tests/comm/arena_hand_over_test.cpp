@@ -17,6 +17,7 @@
 
 #include "base/fd.h"
 #include "comm/arena/arena_session.h"
+#include "comm/arena/hand_over.h"
 #include "comm/arena/local_socket.h"
 #include "comm/arena/offer.h"
 #include "tests/support/few_descriptors.h"
@@ -347,6 +348,35 @@ TEST(ArenaHandOver, WorkersOfOtherHostsHaveNone) {
       for (int peer = 0; peer < 4; ++peer) {
         insist(arenas[peer].has_value() == (peer % 2 == inner.rank() % 2), "by host");
       }
+    });
+  }
+  for (Worker& worker : workers) EXPECT_FALSE(worker.end().kind) << worker.end().text;
+}
+
+// Counts what its worker asks for.
+class Counted : public Wrapped {
+ public:
+  using Wrapped::Wrapped;
+  std::string get(std::string_view key, Deadline deadline) override {
+    ++asked;
+    return Wrapped::get(key, deadline);
+  }
+  int asked = 0;
+};
+
+TEST(ArenaHandOver, WorkersAskOnlyForThoseThatTheyAreToldOf) {
+  const auto store = std::make_shared<LocalStore>();
+  std::list<Worker> workers;
+  for (int rank = 0; rank < 6; ++rank) {
+    workers.emplace_back(store, rank, 6, [](Bootstrap& inner) {
+      Counted bootstrap(inner);
+      const Arena mine = Arena::create(kPage);
+      const int first = inner.rank() / 2 * 2;
+      const auto arenas =
+          comm::HandOver(mine, "x", bootstrap, soon(), {nullptr, {first, first + 1}}).run();
+      insist(bootstrap.asked == 1, "for the neighbour");
+      for (int peer = 0; peer < 6; ++peer)
+        insist(arenas[peer].has_value() == (peer / 2 == inner.rank() / 2), "of neighbours");
     });
   }
   for (Worker& worker : workers) EXPECT_FALSE(worker.end().kind) << worker.end().text;

@@ -7,6 +7,7 @@
 
 #include <algorithm>
 #include <cerrno>
+#include <numeric>
 
 #include "base/log.h"
 #include "base/process.h"
@@ -37,10 +38,10 @@ auto HandOver::on_own_account(Call&& call) const {
 }
 
 HandOver::HandOver(const Arena& mine, const std::string& name, Bootstrap& bootstrap,
-                   Deadline deadline, std::function<void()> look)
+                   Deadline deadline, HandOverOptions options)
     : mine_(mine),
       deadline_(deadline),
-      look_(std::move(look)),
+      look_(std::move(options.look)),
       party_{bootstrap.secret(), bootstrap.name(), name, bootstrap.rank(), bootstrap.size()},
       listener_(on_own_account(listen_locally)),
       peers_(bootstrap.size()) {
@@ -50,17 +51,21 @@ HandOver::HandOver(const Arena& mine, const std::string& name, Bootstrap& bootst
       prefix + std::to_string(party_.rank),
       encode(ArenaOffer{host, listener_.name, mine.size(), ::getpid(), base::process_namespace()}),
       deadline);
-  fetch_offers(bootstrap, prefix, host);
+  fetch_offers(bootstrap, prefix, host, std::move(options.among));
 }
 
 // When the first offer is missing, the time is nearly over. Up to an eighth of it is reserved to
 // ask for the remaining offers, so that the error names all workers that are missing.
 void HandOver::fetch_offers(Bootstrap& bootstrap, const std::string& prefix,
-                            const std::string& own_host) {
+                            const std::string& own_host, std::vector<int> among) {
+  if (among.empty()) {
+    among.resize(static_cast<std::size_t>(party_.size));
+    std::iota(among.begin(), among.end(), 0);
+  }
   const auto reserve = std::min<std::chrono::nanoseconds>(deadline_.left() / 8, milliseconds(500));
   const auto patient = Deadline::at(deadline_.when() - reserve);
   std::vector<int> missing;
-  for (int rank = 0; rank < party_.size; ++rank) {
+  for (const int rank : among) {
     if (rank == party_.rank) continue;
     const auto until =
         missing.empty() ? patient : earlier(deadline_, Deadline::after(reserve / party_.size));

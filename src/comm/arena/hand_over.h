@@ -34,6 +34,12 @@
 
 namespace lockstep::comm {
 
+struct HandOverOptions {
+  std::function<void()> look;  // called at least every 20 ms; throws if waiting has become useless
+  std::vector<int> among =
+      {};  // ranks that may be on this host, the same for each of them; empty: all
+};
+
 // One worker's side of the exchange with all others of its host.
 //
 // Threads:   one; every peer runs its own.
@@ -45,9 +51,8 @@ namespace lockstep::comm {
 //            sent.
 class HandOver {
  public:
-  // `look` is called at least every 20 ms. It throws if waiting has become useless.
   HandOver(const Arena& mine, const std::string& name, Bootstrap& bootstrap, Deadline deadline,
-           std::function<void()> look = {});
+           HandOverOptions options = {});
 
   std::vector<std::optional<Arena>> run();
 
@@ -81,7 +86,8 @@ class HandOver {
 
   template <typename Call>
   auto on_own_account(Call&& call) const;
-  void fetch_offers(Bootstrap& bootstrap, const std::string& prefix, const std::string& own);
+  void fetch_offers(Bootstrap& bootstrap, const std::string& prefix, const std::string& own,
+                    std::vector<int> among);
   void watch(int rank);
   bool anybody_pending() const;
 

@@ -141,6 +141,7 @@ void Exchange::await_all() {
     const HeaderBytes theirs = setting_.board->card(peer).header;
     if (theirs != own_) compare(peer, theirs);
   }
+  link().waits_for(kNoRank);  // what follows may take long
   met_ = true;
 }
 

@@ -48,14 +48,23 @@ struct Neighbours {
   std::vector<const Segment*> by_rank;
 };
 
+// Itself, too.
+std::vector<int> neighbours_of(int rank, const std::vector<int>& hosts) {
+  std::vector<int> ranks;
+  for (int other = 0; other < static_cast<int>(hosts.size()); ++other) {
+    if (hosts[static_cast<std::size_t>(other)] == hosts[static_cast<std::size_t>(rank)])
+      ranks.push_back(other);
+  }
+  return ranks;
+}
+
 Arena empty_segment() {
   Arena arena = Arena::create(Segment::bytes_for(1, 0));
   new (arena.data()) SegmentHead{};
   return arena;
 }
 
-Neighbours neighbours_of(int rank, std::vector<int> hosts,
-                         std::vector<std::optional<Arena>> arenas) {
+Neighbours segments_of(int rank, std::vector<int> hosts, std::vector<std::optional<Arena>> arenas) {
   Neighbours found{std::move(hosts), {}, {}};
   found.own_and_others.reserve(arenas.size());  // their addresses stay
   const int here = found.hosts[static_cast<std::size_t>(rank)];
@@ -109,9 +118,10 @@ class HostLink : public PassingLink {
 }  // namespace
 
 struct HostForming::Meeting {
-  Meeting(Bootstrap& bootstrap, Deadline deadline)
+  Meeting(Bootstrap& bootstrap, const std::vector<int>& hosts, Deadline deadline)
       : mine(empty_segment()),
-        hand_over(mine, "hosts/segments", bootstrap, deadline, [this] { look(); }) {}
+        hand_over(mine, "hosts/segments", bootstrap, deadline,
+                  {[this] { look(); }, neighbours_of(bootstrap.rank(), hosts)}) {}
 
   // That a neighbour has gone shows at its socket. One that is done may have left already.
   void look() const {
@@ -126,7 +136,7 @@ struct HostForming::Meeting {
 
 HostForming::HostForming(Bootstrap& bootstrap, const std::string& name, Deadline deadline)
     : bootstrap_(bootstrap), hosts_(hosts_of_all(bootstrap, host_name(name), deadline)) {
-  if (worth_it(hosts_)) meeting_ = std::make_unique<Meeting>(bootstrap, deadline);
+  if (worth_it(hosts_)) meeting_ = std::make_unique<Meeting>(bootstrap, hosts_, deadline);
 }
 HostForming::~HostForming() = default;
 
@@ -137,7 +147,7 @@ std::shared_ptr<Link> HostForming::finish(std::shared_ptr<Link> network) {
   try {
     auto arenas = meeting_->hand_over.run();
     arenas[static_cast<std::size_t>(rank)] = std::move(meeting_->mine);
-    return std::make_shared<HostLink>(network, neighbours_of(rank, hosts_, std::move(arenas)),
+    return std::make_shared<HostLink>(network, segments_of(rank, hosts_, std::move(arenas)),
                                       bootstrap_);
   } catch (const std::exception& error) {
     const Failure failure = failure_of(rank, error);
