@@ -30,7 +30,7 @@ class NotedLink : public Link {
 class SlowBoard : public Board {
  public:
   BoardCard& blank() override { return card_; }
-  void pin() override {}
+  void pin(std::size_t /*bytes*/) override {}
   void prepare(std::size_t) override {}
   bool await(int, Deadline) override { return true; }
   bool has_come(int) override { return false; }
