@@ -73,11 +73,11 @@ control::Listener listener_of(const LaunchInfo& info) {
   auto listener = control::listen_tcp(named ? info.interface_name : where.host, where.port);
   const std::string& host = listener.address.host;
   if (info.local_size < info.size && (host.starts_with("127.") || host == "::1")) {
-    base::log(
-        base::LogLevel::kWarn,
-        "{} stands for {} here, which other hosts cannot reach; set LOCKSTEP_INTERFACE to the "
-        "interface between the hosts",
-        where.host, host);
+    base::log(base::LogLevel::kWarn,
+              "{}, which other hosts cannot reach; set LOCKSTEP_INTERFACE to the interface between "
+              "the hosts",
+              where.host == host ? "workers are to meet at " + host
+                                 : where.host + " stands for " + host + " here");
   }
   return listener;
 }

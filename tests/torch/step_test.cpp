@@ -40,6 +40,27 @@ TEST(OwnLoop, AGanHasOneHashOnAnyNumberOfWorkers) {
   EXPECT_NE(gan_alone(1), expected);
 }
 
+// The divergence check must not take loaded weights for flipped bits.
+TEST(OwnLoop, MayLoadWeightsBetweenTwoBatches) {
+  const Folder folder;
+  const std::string file = folder.path() + "/weights.safetensors";
+  const auto hash = [&](World& world) {
+    One one(world, "mlp");
+    Job job(world, job_options());
+    Step step(job, "train", {&one.optimizer},
+              [&](const Shard& shard) { return models::loss(*one.net, shard.batch); });
+    for (const GlobalBatch& batch : job.batches(data_of("mlp"), {.steps = kSteps})) {
+      step(batch);
+      if (batch.step() == 1 && world.leader()) save(one.model, file);
+      if (batch.step() == 3) load(one.model, file);
+    }
+    return job.weights_sha256();
+  };
+  const std::string expected = same_on_all(1, "thread", hash);
+  for (const std::string engine : {"thread", "shm", kTcpHosts})
+    EXPECT_EQ(same_on_all(3, engine, hash), expected) << engine;
+}
+
 TEST(OwnLoop, BuffersMayBeTheMeanOverShards) {
   const auto hash = [](World& world) {
     JobOptions options = job_options();

@@ -119,7 +119,7 @@ std::optional<Check::Undecided> Check::judge(std::int64_t step,
 void Check::throw_fault(std::int64_t step) {
   const auto fault = subject_.fault();
   const std::string mine =
-      fault && faulty_step_ ? fmt::format("{} step {}: {}, with nobody writing to it. {}",
+      fault && faulty_step_ ? fmt::format("{} step {}: {}, and no update has written it. {}",
                                           fault->worker, *faulty_step_, fault->text, fault->remedy)
                             : "";
   for (const std::string& said : control::gather_text(comm_, mine)) {

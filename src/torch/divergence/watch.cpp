@@ -36,12 +36,14 @@ std::string Fault::text(const plan::Layout& layout) const {
 }
 
 std::string Fault::remedy() const {
-  std::string again =
-      "Go on from the last checkpoint. If it happens again, go on without that machine";
-  if (what == What::kGradient) return again;
-  return again +
-         ". A loss or a hook that writes to parameters, as max_norm and clamping do, looks the "
-         "same: switch check_divergence off if you have one";
+  const std::string bad_memory =
+      "o on from the last checkpoint. If it happens again, go on without that machine";
+  if (what == What::kGradient) return "G" + bad_memory;
+  return "If the program writes to parameters between two steps, as max_norm and clamping do, that "
+         "is the cause: limit weights inside the model's forward(), or train with the drop-in "
+         "loop. "
+         "If not, the memory is bad: g" +
+         bad_memory;
 }
 
 template <typename Body>

@@ -94,7 +94,7 @@ class QueuedStep : public Update {
   SeenParities& next_watch();
   void fetch(SeenParities& watch);
   void collect(SeenParities& watch);
-  void forget_parities();
+  void forget_parities() override;
   void look_for_overflow(double scale);
 
   // Of a step whose losses were scaled.
@@ -121,6 +121,7 @@ void QueuedStep::prepare(const GradientSource& source) {
   if (said_.cannot) std::rethrow_exception(said_.cannot);
   waited_ = {};
   const device::CurrentDevice current(model_.device());
+  heed_loads();
   begin();
   scaled_.reset();
   if (source.scale) look_for_overflow(*source.scale);
@@ -330,7 +331,7 @@ void QueuedStep::forget() {
 }
 
 void QueuedStep::forget_parities() {
-  Update::forget();
+  Update::forget_parities();
   for (SeenParities& watch : watches_) {
     if (std::exchange(watch.step, 0) == 0) continue;
     watch.copied.precede(device::current_stream(model_.device()));  // a fetch may have timed out

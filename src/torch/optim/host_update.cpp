@@ -227,6 +227,7 @@ void HostUpdate::acquire() {
 // What a program has written to parameters of the own slice counts, so it is brought there before
 // norms are taken.
 void HostUpdate::find_numbers(const GradientSource& source) {
+  heed_loads();
   trained_.model->parts().parameters->begin_update(own_bytes());
   last_norm_ = 0;
   norms_.clear();

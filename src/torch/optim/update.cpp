@@ -7,6 +7,7 @@
 #include <bit>
 #include <cstdint>
 #include <string>
+#include <utility>
 
 #include "base/hash.h"
 #include "torch/replica/weight_sample.h"
@@ -120,8 +121,13 @@ flat::Parity Update::parity_at_rest(const plan::Stretch& piece) const {
   return AtRest(trained_)(piece);
 }
 
+void Update::heed_loads() {
+  if (std::exchange(loads_, trained_.model->loads()) != trained_.model->loads()) forget_parities();
+}
+
 void Update::check_at_rest() {
   collect();
+  heed_loads();
   if (!watch_.on() || !watch_.knows()) return;
   const AtRest at_rest(trained_);
   for (std::size_t number = watch_.own().begin; number < watch_.own().end; ++number)

@@ -133,7 +133,7 @@ class Update {
   // collect().
   divergence::UpdateWatch& watch() { return watch_; }
   virtual void collect() {}
-  virtual void forget() { watch_.forget(); }
+  virtual void forget() { forget_parities(); }
   // Compares parameters and state with the parities of the last update, before they go to a file.
   void check_at_rest();
 
@@ -141,6 +141,9 @@ class Update {
   std::chrono::nanoseconds waited() const { return waited_; }
 
  protected:
+  virtual void forget_parities() { watch_.forget(); }
+  // A step begins: forgets the parities if parameters were loaded since the last one.
+  void heed_loads();
   flat::Parity parity_at_rest(const plan::Stretch& piece) const;
   // Tells LibTorch that parameters were written. A graph that saved one then refuses to run
   // backward, as after a step of torch::optim.
@@ -149,6 +152,9 @@ class Update {
   Trained& trained_;
   divergence::UpdateWatch watch_;
   std::chrono::nanoseconds waited_{0};
+
+ private:
+  std::uint64_t loads_ = 0;  // of the model, when the last step began
 };
 
 // "the norm of the gradients is inf at step 3: …"

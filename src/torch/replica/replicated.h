@@ -74,8 +74,13 @@ class Replicated : public control::Member {
   // the way.
   bool reads_all_gradients() const { return !parts_.reduction->early(); }
 
-  // As Parameters. Collective.
-  void share_values() { parts_.parameters->share_values(parts_.workers()); }
+  // As Parameters. Collective. loads(): how often, because each time something else than an update
+  // has written to parameters.
+  void share_values() {
+    parts_.parameters->share_values(parts_.workers());
+    ++loads_;
+  }
+  std::uint64_t loads() const { return loads_; }
 
   Parts& parts() { return parts_; }
   const Parts& parts() const { return parts_; }
@@ -109,6 +114,7 @@ class Replicated : public control::Member {
   std::optional<ShardPass> shards_;
   std::shared_ptr<control::Inventory> inventory_;
   bool hosts_shards_ = false;
+  std::uint64_t loads_ = 0;
 };
 
 // Lets the folders above reach what a handle holds.
