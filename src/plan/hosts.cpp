@@ -90,6 +90,7 @@ class Levels {
 
   LevelSum sum_of(ShardRange range, std::vector<LevelOperand> operands) const {
     std::vector<Operand> ranges;
+    ranges.reserve(operands.size());
     for (const LevelOperand& operand : operands) ranges.push_back({operand.of, range_of(operand)});
     return {plan_additions(range, std::move(ranges)), std::move(operands)};
   }

@@ -131,6 +131,16 @@ TEST_F(HostsTest, FailureIsToldOnceAndItsCodeIsOurs) {
   EXPECT_THAT(left(seconds(10)), IsEmpty());
 }
 
+// Orders of node 0 may come together with the start.
+TEST_F(HostsTest, WorkersThatFailAtOnceAreNoBugOfOurs) {
+  for (int i = 0; i < 12; ++i) {
+    Command command = run("127.0.0.1:1,second:1", {"sh", "-c", "exit 7"});
+    ASSERT_TRUE(command.finish(seconds(60)));
+    EXPECT_EQ(command.exit_code(), 7) << command.err();
+    EXPECT_THAT(command.err(), Not(HasSubstr("bug"))) << i;
+  }
+}
+
 TEST_F(HostsTest, SignalsReachWorkersOfEveryHost) {
   Command command = run("127.0.0.1:1,second:1", {actor_, "catch"});
   ASSERT_TRUE(command.wait_for("ready", 2, seconds(20)));

@@ -90,11 +90,13 @@ enum class Voice { kNow, kLast, kNever };
 
 Voice voice(const std::exception& error) {
   const std::string rank = base::environment("RANK").value_or("0");
-  const auto* late = dynamic_cast<const Timeout*>(&error);
-  const bool leader_is_late =
-      late != nullptr && std::count(late->ranks().begin(), late->ranks().end(), 0) > 0;
-  if (rank == "0") return leader_is_late ? Voice::kNever : Voice::kNow;
-  return leader_is_late && rank == "1" ? Voice::kNow : Voice::kLast;
+  const auto* known = dynamic_cast<const Error*>(&error);
+  const bool of_the_leader =
+      known != nullptr &&
+      (known->kind() == ErrorKind::kTimeout || known->kind() == ErrorKind::kPeerLost) &&
+      std::count(known->ranks().begin(), known->ranks().end(), 0) > 0;
+  if (rank == "0") return of_the_leader ? Voice::kNever : Voice::kNow;
+  return of_the_leader && rank == "1" ? Voice::kNow : Voice::kLast;
 }
 
 // Ends without destructors: shutting LibTorch down may take longer than the launcher waits.

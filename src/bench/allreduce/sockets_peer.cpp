@@ -136,8 +136,8 @@ class Sockets : public Reducer {
                     std::vector<std::size_t>(places.size(), sizeof(Place)))
         .wait();
     for (int other = 0; other < member_; ++other) {
-      const auto rank = static_cast<std::size_t>(other * rails_ + world_.rank() % rails_);
-      add(other, call(places[rank]));
+      const int rank = other * rails_ + world_.rank() % rails_;
+      add(other, call(places[static_cast<std::size_t>(rank)]));
       const auto said = static_cast<char>(member_);
       base::write_all(rivals_.back().socket.get(), {&said, 1}, Deadline::after(kToConnect));
     }

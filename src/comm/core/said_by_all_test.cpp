@@ -87,6 +87,26 @@ TEST(SaidByAllTest, ALongValueIsAMismatchThatNamesItsRank) {
   }
 }
 
+int late_rank(Shelf& shelf, int rank, int size) {
+  try {
+    ask(shelf, rank, size, "blue");
+  } catch (const Timeout& error) {
+    EXPECT_EQ(error.ranks().size(), 1U) << error.what();
+    return error.ranks().at(0);
+  }
+  return -1;
+}
+
+TEST(SaidByAllTest, EveryWorkerNamesTheRankThatSaysNothing) {
+  Shelf shelf;
+  EXPECT_EQ(late_rank(shelf, 1, 4), 0) << "rank 0 has said nothing yet";
+  EXPECT_EQ(late_rank(shelf, 0, 4), 2);
+  EXPECT_EQ(late_rank(shelf, 1, 4), 2);
+  EXPECT_EQ(late_rank(shelf, 3, 4), 2);
+  shelf.values["colours/all"] = "late 4";
+  EXPECT_THROW(ask(shelf, 1, 4, "blue"), Mismatch);
+}
+
 TEST(SaidByAllTest, NonsenseOfRank0IsAMismatch) {
   Shelf shelf;
   EXPECT_THROW(ask(shelf, 1, 2, "blue"), Timeout);

@@ -43,9 +43,11 @@ void* look_up(void* library, const char* name) {
 }
 
 // LOCKSTEP_MPI_FUNCTION(Isend): a member `Isend` with the type of MPI_Isend.
+// NOLINTBEGIN(bugprone-macro-parentheses): `name` is what is declared
 #define LOCKSTEP_MPI_FUNCTION(name) \
   decltype(&MPI_##name) name =      \
       reinterpret_cast<decltype(&MPI_##name)>(look_up(library, "MPI_" #name))
+// NOLINTEND(bugprone-macro-parentheses)
 
 struct Functions {
   void* library = open_library();

@@ -63,6 +63,7 @@ std::vector<std::vector<Core>> by_node(const std::vector<Core>& cores) {
   std::map<int, std::vector<Core>> nodes;
   for (const Core& core : cores) nodes[core.node].push_back(core);
   std::vector<std::vector<Core>> all;
+  all.reserve(nodes.size());
   for (auto& [number, its] : nodes) all.push_back(std::move(its));
   return all;
 }

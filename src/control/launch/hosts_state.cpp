@@ -209,7 +209,7 @@ int HostsState::failure_code() const {
   const bool needs_something = code == kNotFound || code == kCannotExecute;
   const bool begun = hosts_[static_cast<std::size_t>(cause().rank)].begun;
   const bool of_the_shell = !begun || (code == kShellFailed && !agreed());
-  return of_the_shell && !needs_something ? 1 : code;
+  return (of_the_shell && !needs_something) || code == kNothingRan ? 1 : code;
 }
 
 NodeVerdict HostsState::verdict() const {
@@ -237,8 +237,14 @@ std::vector<std::string> HostsState::what_happened() const {
     const Host& host = hosts_[static_cast<std::size_t>(end.rank)];
     if (!host.begun && !asked && !late_) silent[{end.how, end.value}].push_back(host.spec.name);
   }
+  lines.reserve(silent.size());
   for (const auto& [how, names] : silent)
     lines.push_back(never_begun({0, std::get<0>(how), std::get<1>(how)}, names));
+  if (const Names names = deaf_shells(); !names.empty() && !asked)
+    lines.push_back(fmt::format(
+        "{} ended with code 0, and did not pass on how `lockstep` ended there: whether the job "
+        "ended well is not known; use a shell that passes exit codes on",
+        shells_of(names)));
   std::map<bool, Names> killed;  // by whether the launcher there has begun
   for (const Host& host : hosts_) {
     if (host.killed) killed[host.begun || asked].push_back(host.spec.name);
@@ -248,6 +254,16 @@ std::vector<std::string> HostsState::what_happened() const {
     lines.push_back(ended_before_others(cause()));
   if (killed.contains(true)) lines.push_back(killed_shells(killed[true]));
   return lines;
+}
+
+// A launcher began there, and its exit code got lost.
+std::vector<std::string> HostsState::deaf_shells() const {
+  std::vector<std::string> names;
+  for (const Host& host : hosts_) {
+    if (host.begun && host.end && host.end->exited_with(kNothingRan))
+      names.push_back(host.spec.name);
+  }
+  return names;
 }
 
 std::string HostsState::ended_before_others(const WorkerEnd& end) const {

@@ -95,6 +95,7 @@ class HostsState {
   const WorkerEnd& cause() const;  // of the failures
   int failure_code() const;
   std::vector<std::string> what_happened() const;
+  std::vector<std::string> deaf_shells() const;
   std::string never_begun(const WorkerEnd& end, const std::vector<std::string>& names) const;
   std::string not_begun_in_time(const std::vector<std::string>& names) const;
   std::string killed_shells(const std::vector<std::string>& names) const;

@@ -172,6 +172,20 @@ TEST(HostsStateTest, LauncherThatLostAnotherIsNotTheCause) {
   EXPECT_THAT(lacking.verdict().what, HasSubstr("could not be started on node1"));
 }
 
+TEST(HostsStateTest, ShellsThatLoseExitCodesAreNamedAndAreNoSuccess) {
+  auto one = two_hosts();
+  one.on_end(end_of_shell(host_exited(0, kDoneThere)), kHostsBegin);
+  one.on_end(end_of_shell(host_exited(1, 0)), kHostsBegin);
+  EXPECT_EQ(one.verdict().code, 1);
+  EXPECT_THAT(one.verdict().what, HasSubstr("of node1 ended with code 0, and did not pass on"));
+
+  auto all = two_hosts();
+  all.on_end(end_of_shell(host_exited(0, 0)), kHostsBegin);
+  all.on_end(end_of_shell(host_exited(1, 0)), kHostsBegin);
+  EXPECT_EQ(all.verdict().code, 1);
+  EXPECT_THAT(all.verdict().what, HasSubstr("of node0 and node1 ended with code 0"));
+}
+
 TEST(HostsStateTest, LaunchersThatDoNotBeginInTimeAreNotWaitedFor) {
   auto state = two_silent_hosts();
   state.on_begun(1);

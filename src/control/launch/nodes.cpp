@@ -4,6 +4,7 @@
 #include <fmt/ranges.h>
 
 #include <algorithm>
+#include <boost/asio/post.hpp>
 #include <boost/asio/steady_timer.hpp>
 #include <optional>
 #include <set>
@@ -74,7 +75,7 @@ class Ticker {
 
  private:
   boost::asio::steady_timer timer_;
-  int ticks_ = 0;
+  std::int64_t ticks_ = 0;
 };
 
 }  // namespace
@@ -288,6 +289,7 @@ class NodeGuest::State : public ConnectionOwner,
   void attempt(Deadline deadline);
   std::optional<std::string> final_problem(const Departure& departure) const;
   void lose(const std::string& why);
+  void when_met(std::function<void(NodeGuest&)> tell_owner);
 
   boost::asio::io_context& context_;
   NodeGuest* owner_;
@@ -297,6 +299,7 @@ class NodeGuest::State : public ConnectionOwner,
   std::shared_ptr<Connection> link_;
   std::chrono::steady_clock::time_point heard_{};
   Ticker ticker_;
+  bool meeting_ = true;
   std::optional<NodeStart> start_;
   std::optional<CannotBegin> reason_;
   std::string problem_ = "nobody listens there";
@@ -327,6 +330,7 @@ NodeStart NodeGuest::State::meet(Deadline deadline, const Note& note) {
                                problem_));
     }
   }
+  meeting_ = false;
   if (start_) return *start_;
   if (reason_) throw *reason_;
   throw CannotBegin{
@@ -351,15 +355,28 @@ bool NodeGuest::State::on_message(ConnectionId, const Message& message) {
     }
     return true;
   }
-  const auto* orders = std::get_if<NodeOrders>(&message);
-  if (owner_ == nullptr) return true;
-  if (orders != nullptr) owner_->when_orders(*orders);
+  if (verdict == nullptr && !std::holds_alternative<NodeOrders>(message)) return false;
   if (verdict != nullptr) {
     link_->abandon();  // node 0 waits for that
     link_.reset();
-    owner_->when_verdict(*verdict);
   }
-  return orders != nullptr || verdict != nullptr;
+  when_met([message](NodeGuest& owner) {
+    if (const auto* orders = std::get_if<NodeOrders>(&message)) owner.when_orders(*orders);
+    if (const auto* end = std::get_if<NodeVerdict>(&message)) owner.when_verdict(*end);
+  });
+  return true;
+}
+
+// Orders may come together with the start, while this launcher still is in meet(). They wait until the io_context runs
+// again, because only then is there somebody to obey.
+void NodeGuest::State::when_met(std::function<void(NodeGuest&)> tell_owner) {
+  if (!meeting_) {
+    if (owner_ != nullptr) tell_owner(*owner_);
+    return;
+  }
+  boost::asio::post(context_, [self = shared_from_this(), tell_owner = std::move(tell_owner)] {
+    if (self->owner_ != nullptr) tell_owner(*self->owner_);
+  });
 }
 
 // What another attempt cannot mend.
@@ -404,8 +421,8 @@ void NodeGuest::State::lose(const std::string& why) {
   if (!start_) {
     if (!reason_)
       reason_ = CannotBegin{fmt::format("node 0 was lost before the job began: {}", why)};
-  } else if (owner_ != nullptr) {
-    owner_->when_lost(why);
+  } else {
+    when_met([why](NodeGuest& owner) { owner.when_lost(why); });
   }
 }
 

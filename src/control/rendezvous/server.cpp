@@ -133,7 +133,7 @@ void RendezvousServer::State::shut_down() {
 }
 
 RendezvousServer::RendezvousServer(asio::io_context& context, Listener listener,
-                                   ServerOptions options) {
+                                   const ServerOptions& options) {
   if (listener.address.kind == Address::Kind::kTcp && options.secret.empty()) {
     throw BadInput(
         fmt::format("the rendezvous {} is on a network and has no secret; set "
@@ -166,8 +166,8 @@ std::size_t RendezvousServer::connections() const {
 }
 
 struct HostedRendezvous::State {
-  State(Listener listener, ServerOptions options)
-      : server(context, std::move(listener), std::move(options)) {}
+  State(Listener listener, const ServerOptions& options)
+      : server(context, std::move(listener), options) {}
   ~State() {
     context.stop();
     if (thread.joinable()) thread.join();
@@ -178,8 +178,8 @@ struct HostedRendezvous::State {
   std::thread thread;
 };
 
-HostedRendezvous::HostedRendezvous(Listener listener, ServerOptions options)
-    : state_(std::make_unique<State>(std::move(listener), std::move(options))) {
+HostedRendezvous::HostedRendezvous(Listener listener, const ServerOptions& options)
+    : state_(std::make_unique<State>(std::move(listener), options)) {
   const SignalsBlocked blocked;
   try {
     state_->thread = std::thread([state = state_.get()] {

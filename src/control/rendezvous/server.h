@@ -40,7 +40,8 @@ struct ServerOptions {
 // Ownership: owns the listener and its connections; the io_context must outlive it.
 class RendezvousServer {
  public:
-  RendezvousServer(boost::asio::io_context& context, Listener listener, ServerOptions options);
+  RendezvousServer(boost::asio::io_context& context, Listener listener,
+                   const ServerOptions& options);
   RendezvousServer(const RendezvousServer&) = delete;
   RendezvousServer& operator=(const RendezvousServer&) = delete;
   ~RendezvousServer();
@@ -72,7 +73,7 @@ class RendezvousServer {
 // Ownership: the thread and all connections end with it.
 class HostedRendezvous {
  public:
-  HostedRendezvous(Listener listener, ServerOptions options);
+  HostedRendezvous(Listener listener, const ServerOptions& options);
   ~HostedRendezvous();
 
   const Address& address() const;
