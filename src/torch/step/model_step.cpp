@@ -86,10 +86,7 @@ StreamOfModels::~StreamOfModels() {
 }
 
 ModelStep::ModelStep(optim::Optimizer& optimizer, const Generation& generation, Options options)
-    : optimizer_(optimizer),
-      parts_(optim::inside(optimizer)),
-      model_(optimizer),
-      workers_(generation.size()) {
+    : optimizer_(optimizer), parts_(optim::inside(optimizer)), model_(optimizer) {
   optimizer_.zero_grad();
   parts_.update->norm();  // throws if the norm of a step before the loop was not finite
   const Averages averages = parts_.update->reads_grad() ? Averages::kInGrad : options.averages;

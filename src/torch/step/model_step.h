@@ -148,7 +148,6 @@ class ModelStep : public divergence::Subject {
   optim::Optimizer& optimizer_;
   optim::Optimizer::Impl& parts_;  // of the optimizer
   ModelView model_;
-  int workers_;
   std::unique_ptr<StepGradients> gradients_;
 };
 
