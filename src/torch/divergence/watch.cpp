@@ -36,14 +36,13 @@ std::string Fault::text(const plan::Layout& layout) const {
 }
 
 std::string Fault::remedy() const {
-  const std::string bad_memory =
-      "o on from the last checkpoint. If it happens again, go on without that machine";
-  if (what == What::kGradient) return "G" + bad_memory;
+  if (what == What::kGradient)
+    return "Go on from the last checkpoint. If it happens again, go on without that machine";
   return "If the program writes to parameters between two steps, as max_norm and clamping do, that "
          "is the cause: limit weights inside the model's forward(), or train with the drop-in "
          "loop. "
-         "If not, the memory is bad: g" +
-         bad_memory;
+         "If not, the memory is bad: go on from the last checkpoint, and if it happens again, "
+         "without that machine";
 }
 
 template <typename Body>
