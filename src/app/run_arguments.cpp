@@ -11,6 +11,7 @@
 
 #include "app/hosts/arguments.h"
 #include "base/command_line.h"
+#include "comm/engines.h"
 
 namespace lockstep::app {
 
@@ -119,6 +120,7 @@ control::RunOptions parse_run_arguments(const std::vector<std::string>& argument
   if (!workers && options.hosts.list.empty())
     throw BadInput("how many workers? add -n, as in: lockstep run -n 2 -- ./train");
   options.workers = workers.value_or(0);
+  if (!options.engine.empty()) comm::check_engine(options.engine);
   if (!options.hosts.list.empty()) check_hosts(options);
   for (const auto& text : variables) options.variables.push_back(control::parse_variable(text));
   if (!std::isfinite(grace_s) || std::abs(grace_s) > 1e6) {

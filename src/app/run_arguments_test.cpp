@@ -59,6 +59,11 @@ TEST(RunArgumentsTest, AllOptionsArrive) {
   EXPECT_THAT(options.command, ElementsAre("./prog", "--flag"));
 }
 
+TEST(RunArgumentsTest, AnEngineThatDoesNotExistIsRefused) {
+  EXPECT_THAT(refusal({"-n", "2", "--engine", "foo", "./prog"}),
+              HasSubstr("there is no engine 'foo'; engines are"));
+}
+
 TEST(RunArgumentsTest, OptionsOfSeveralHostsArrive) {
   const auto options =
       parse_run_arguments({"--nodes", "3", "--node-rank", "2", "--rendezvous", "a:1",

@@ -37,6 +37,7 @@ TreeSum::TreeSum(const plan::Reduction& plan, const Fold& fold)
     return {true, row};
   };
   int rows = 0;
+  steps_.reserve(plan.additions.size());
   for (std::size_t i = 0; i < plan.additions.size(); ++i) {
     Step step;
     step.left = input(plan.additions[i].left);
@@ -47,7 +48,7 @@ TreeSum::TreeSum(const plan::Reduction& plan, const Fold& fold)
     row_of[i] = step.into;
     steps_.push_back(step);
   }
-  if (adds_four(fold)) steps_ = with_fours(steps_);
+  if (adds_four(fold) && steps_.size() > 2) steps_ = with_fours(steps_);
   strip_ = steps_.size() <= 1 ? kStripElements : kStripOfSteps;
   // Half operands are widened into two more rows.
   const int widened = is_half(fold.dtype) ? 2 : 0;

@@ -87,9 +87,9 @@ class Link {
   // thread. Short collectives then begin in their calls (core/message_board.h).
   virtual std::optional<std::chrono::microseconds> patience_in_call() const { return std::nullopt; }
 
-  // A hint: one message more that was sent to this peer is known to have been received, because of
-  // what the peer has sent since.
-  virtual void received_by(int /*peer*/) noexcept {}
+  // A hint: so many messages more that were sent to this peer are known to have been received,
+  // because of what the peer has sent since.
+  virtual void received_by(int /*peer*/, std::uint64_t /*messages*/) noexcept {}
 
   // Why a peer has ended, if that is known here.
   virtual std::optional<Failure> end_of(int /*peer*/) const { return std::nullopt; }

@@ -4,11 +4,15 @@
 
 #include <cstddef>
 
+#include "comm/core/posts.h"
+
 namespace lockstep::comm {
 namespace {
 
 // Among more workers a barrier takes fewer messages in rounds.
 constexpr int kFewWorkers = 4;
+// The link is told once in so many rounds what has been received.
+constexpr std::uint64_t kRoundsToTell = kShortInARow / 2;
 
 static_assert(offsetof(BoardCard, bytes) == kHeaderBytes, "header and data are one message");
 
@@ -39,13 +43,14 @@ MessageBoard::MessageBoard(Link& link, std::span<const int> members, Slot greeti
 // last card after it had received this worker's card of the round before.
 void MessageBoard::pin(std::size_t bytes) {
   ++rounds_;
+  const bool told = rounds_ > 2 && rounds_ % kRoundsToTell == 2;  // not of the last two rounds
   for (std::size_t i = 0; i < members_.size(); ++i) {
     if (members_[i] == link_.rank()) continue;
     theirs_[i].arrives = link_.recv(members_[i], slot_, &theirs_[i].card, sizeof(BoardCard));
   }
   for (std::size_t i = 0; i < members_.size(); ++i) {
     if (members_[i] == link_.rank()) continue;
-    if (rounds_ > 2) link_.received_by(members_[i]);
+    if (told) link_.received_by(members_[i], kRoundsToTell);
     theirs_[i].goes = link_.send(members_[i], slot_, &own_, kHeaderBytes + bytes);
   }
 }
@@ -60,15 +65,16 @@ bool MessageBoard::await(int member, Deadline deadline) {
 }
 
 bool MessageBoard::comes_at_once(int member) {
-  return comes(member, link_.patience_in_call().value_or(std::chrono::microseconds(0)));
+  if (has_come(member)) return true;
+  return comes(member, Deadline::after(*link_.patience_in_call()));
 }
 
 // A failure counts as come: await() throws it.
-bool MessageBoard::comes(int member, std::chrono::microseconds patience) {
+bool MessageBoard::comes(int member, Deadline deadline) {
   const Theirs& theirs = theirs_[index(member)];
   if (!theirs.arrives && !theirs.goes) return true;
   try {
-    return await(member, Deadline::after(patience));
+    return await(member, deadline);
   } catch (const Error&) {
     return true;
   }

@@ -31,7 +31,7 @@ class MessageBoard : public Board {
   void prepare(std::size_t /*bytes*/) override {}
   // Also waits until this worker's card has gone to that member.
   bool await(int member, Deadline deadline) override;
-  bool has_come(int member) override { return comes(member, {}); }
+  bool has_come(int member) override { return comes(member, past_); }
   bool comes_at_once(int member) override;
   const BoardCard& card(int member) const override { return theirs_[index(member)].card; }
 
@@ -43,11 +43,12 @@ class MessageBoard : public Board {
     std::unique_ptr<Transfer> goes;
   };
   static std::size_t index(int member) { return static_cast<std::size_t>(member); }
-  bool comes(int member, std::chrono::microseconds patience);
+  bool comes(int member, Deadline deadline);
 
   Link& link_;
   std::vector<int> members_;
   Slot slot_;
+  const Deadline past_ = Deadline::after(std::chrono::seconds(0));
   std::uint64_t rounds_ = 0;
   BoardCard own_;
   std::unique_ptr<Theirs[]> theirs_;  // by member; this worker's is unused

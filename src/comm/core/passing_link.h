@@ -36,7 +36,9 @@ class PassingLink : public Link {
   std::optional<std::chrono::microseconds> patience_in_call() const override {
     return below_->patience_in_call();
   }
-  void received_by(int peer) noexcept override { below_->received_by(peer); }
+  void received_by(int peer, std::uint64_t messages) noexcept override {
+    below_->received_by(peer, messages);
+  }
   std::optional<Failure> end_of(int peer) const override { return below_->end_of(peer); }
 
   Host* host() override { return below_->host(); }

@@ -10,12 +10,15 @@
 // senders did not wait.
 #pragma once
 
+#include <algorithm>
+#include <atomic>
 #include <cstddef>
 #include <cstdint>
 #include <deque>
 #include <map>
 #include <memory>
 #include <optional>
+#include <utility>
 #include <vector>
 
 #include "comm/core/link.h"
@@ -30,7 +33,8 @@ inline constexpr std::uint64_t kShortInARow = 32;
 
 enum class PostState { kPosted, kDone, kFailed };
 
-// What a transfer has under way.
+// What a transfer has under way. It is part of the transfer; queues only point to it, until it is
+// done, has failed, or was retired.
 struct Post {
   int peer = 0;
   Slot slot = 0;
@@ -52,10 +56,43 @@ struct Post {
   // Nobody need wait for it any more.
   bool settled() const { return state != PostState::kPosted || cancelled; }
 };
-using PostPtr = std::shared_ptr<Post>;
 
-PostPtr make_send(int peer, Slot slot, const void* data, std::size_t bytes);
-PostPtr make_recv(int peer, Slot slot, void* data, std::size_t bytes);
+Post make_send(int peer, Slot slot, const void* data, std::size_t bytes);
+Post make_recv(int peer, Slot slot, void* data, std::size_t bytes);
+
+// A transfer of a link that has posts. The link has wait, cancel and retire for posts.
+//
+// Threads:   any thread waits and cancels; one destroys it.
+// Blocking:  wait, until its deadline.
+// Failure:   wait throws what the link says.
+// Ownership: owns the post, and keeps the link.
+template <typename PostingLink>
+class PostTransfer : public Transfer {
+ public:
+  PostTransfer(std::shared_ptr<PostingLink> link, const Post& post)
+      : link_(std::move(link)), post_(post) {}
+  ~PostTransfer() override {
+    if (!done_.load(std::memory_order_relaxed)) link_->retire(post_);
+  }
+  PostTransfer(const PostTransfer&) = delete;
+  PostTransfer& operator=(const PostTransfer&) = delete;
+
+  bool wait(Deadline deadline) override {
+    if (!done_.load(std::memory_order_relaxed) && link_->wait(post_, deadline)) set_done();
+    return done_.load(std::memory_order_relaxed);
+  }
+  void cancel() override { link_->cancel(post_); }
+
+  // Only the link: under its lock.
+  Post& post() { return post_; }
+  // The link has let go of the post, which is done.
+  void set_done() { done_.store(true, std::memory_order_relaxed); }
+
+ private:
+  std::shared_ptr<PostingLink> link_;
+  Post post_;
+  std::atomic<bool> done_{false};
+};
 
 // A message that has arrived, or was announced, before there was a receive for it.
 struct EarlyMessage {
@@ -76,27 +113,27 @@ struct Grant {
 struct Sends {
   std::uint64_t next_number = 1;
   std::size_t short_bytes = kShortMessageBytes;
-  std::uint64_t in_a_row = 0;              // without a short one that asked
-  std::deque<PostPtr> to_begin;            // no frame has been written yet, in order
-  std::map<std::uint64_t, PostPtr> asked;  // wait for their grant
-  std::deque<PostPtr> streaming;           // granted
+  std::uint64_t in_a_row = 0;            // without a short one that asked
+  std::deque<Post*> to_begin;            // no frame has been written yet, in order
+  std::map<std::uint64_t, Post*> asked;  // wait for their grant
+  std::deque<Post*> streaming;           // granted
 
-  void add(const PostPtr& post);
-  // The peer is known to have received one message more.
-  void received() { in_a_row -= in_a_row > 0 ? 1 : 0; }
+  void add(Post& post);
+  // The peer is known to have received so many messages more.
+  void received(std::uint64_t messages) { in_a_row -= std::min(in_a_row, messages); }
   // A grant has come. One for a send that was withdrawn is nothing.
   void granted(std::uint64_t number);
 };
 
 // Receives from one other worker.
 struct Receives {
-  std::multimap<Slot, PostPtr> wanted;        // receives without a message yet, in order
+  std::vector<Post*> wanted;                  // receives without a message yet, in order: few
   std::multimap<Slot, EarlyMessage> arrived;  // messages without a receive yet, in order
   std::deque<Grant> grants;                   // written before anything else
-  std::map<std::uint64_t, PostPtr> granted;   // by number
+  std::map<std::uint64_t, Post*> granted;     // by number
 
   // The first receive that waits for a message of this slot, which is taken out; or null.
-  PostPtr take_wanted(Slot slot);
+  Post* take_wanted(Slot slot);
   // The first message that has come for this slot, which is taken out. With `whole_only` not one
   // that was only announced.
   std::optional<EarlyMessage> take_arrived(Slot slot, bool whole_only);
@@ -109,9 +146,9 @@ struct PeerPosts {
 
   // A message has come for a receive: done, or granted. Throws Mismatch if the message is longer
   // than the receive, or was announced twice; the post has failed then.
-  void match(const PostPtr& post, EarlyMessage arrival);
+  void match(Post& post, EarlyMessage arrival);
   // The post is in no queue any more.
-  void retire(const PostPtr& post);
+  void retire(Post& post);
   // Every post fails, and leaves its queue.
   void fail(const Failure& failure);
 };

@@ -56,10 +56,10 @@ class MpiLink : public Link, public std::enable_shared_from_this<MpiLink> {
 
   bool wait(Post& post, Deadline deadline);
   void cancel(Post& post);
-  void retire(const PostPtr& post);
+  void retire(Post& post);
 
  private:
-  class MpiTransfer;
+  using Posted = PostTransfer<MpiLink>;
 
   MpiPeer& peer_at(int rank) const LOCKSTEP_REQUIRES(mutex_) {
     return *peers_[static_cast<std::size_t>(rank)];
@@ -103,19 +103,6 @@ class MpiLink : public Link, public std::enable_shared_from_this<MpiLink> {
   std::unique_ptr<std::thread> tender_;  // last, because it uses the others
 };
 
-class MpiLink::MpiTransfer : public Transfer {
- public:
-  MpiTransfer(std::shared_ptr<MpiLink> link, PostPtr post)
-      : link_(std::move(link)), post_(std::move(post)) {}
-  ~MpiTransfer() override { link_->retire(post_); }
-  bool wait(Deadline deadline) override { return link_->wait(*post_, deadline); }
-  void cancel() override { link_->cancel(*post_); }
-
- private:
-  std::shared_ptr<MpiLink> link_;
-  PostPtr post_;
-};
-
 MpiLink::MpiLink(MpiFormed formed) : formed_(std::move(formed)) {
   try {
     {
@@ -149,14 +136,14 @@ MpiLink::~MpiLink() {
 }
 
 std::unique_ptr<Transfer> MpiLink::send(int peer, Slot slot, const void* data, std::size_t bytes) {
-  auto post = make_send(peer, slot, data, bytes);
   // Made first, and before the lock: if anything throws from here on, its destructor takes the post
   // back, which needs the lock.
-  auto transfer = std::make_unique<MpiTransfer>(shared_from_this(), post);
+  auto transfer = std::make_unique<Posted>(shared_from_this(), make_send(peer, slot, data, bytes));
+  Post& post = transfer->post();
   const base::Lock lock(mutex_);
   MpiPeer& to = peer_at(peer);
   if (const auto& over = failure_ ? failure_ : to.failure) {
-    post->fail(*over);
+    post.fail(*over);
   } else {
     to.posts().sends.add(post);
     if (move(to)) changed_->notify_all();
@@ -165,8 +152,9 @@ std::unique_ptr<Transfer> MpiLink::send(int peer, Slot slot, const void* data, s
 }
 
 std::unique_ptr<Transfer> MpiLink::recv(int peer, Slot slot, void* data, std::size_t bytes) {
-  auto post = make_recv(peer, slot, data, bytes);
-  auto transfer = std::make_unique<MpiTransfer>(shared_from_this(), post);  // as in send()
+  auto transfer = std::make_unique<Posted>(shared_from_this(),
+                                           make_recv(peer, slot, data, bytes));  // as in send()
+  Post& post = transfer->post();
   const base::Lock lock(mutex_);
   MpiPeer& from = peer_at(peer);
   const auto& over = failure_ ? failure_ : from.failure;
@@ -182,9 +170,9 @@ std::unique_ptr<Transfer> MpiLink::recv(int peer, Slot slot, void* data, std::si
     }
     if (move(from)) changed_->notify_all();
   } else if (over) {
-    post->fail(*over);
+    post.fail(*over);
   } else {
-    from.posts().receives.wanted.emplace(slot, post);
+    from.posts().receives.wanted.push_back(&post);
   }
   return transfer;
 }
@@ -211,10 +199,10 @@ void MpiLink::cancel(Post& post) {
 }
 
 // After this call nobody touches the post's memory.
-void MpiLink::retire(const PostPtr& post) {
+void MpiLink::retire(Post& post) {
   if (in_child()) return;
   const base::Lock lock(mutex_);
-  if (post->state == PostState::kPosted) peer_at(post->peer).posts().retire(post);
+  if (post.state == PostState::kPosted) peer_at(post.peer).posts().retire(post);
 }
 
 // Asks for all threads that wait, until `post` is settled.

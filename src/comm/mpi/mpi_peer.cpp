@@ -89,7 +89,7 @@ void MpiPeer::take(const MpiFrame& frame, const std::byte* bytes, std::size_t co
 
 void MpiPeer::take_message(const MpiFrame& frame, const std::byte* bytes, std::size_t count) {
   if (frame.total != count) refuse_frame(rank_);
-  const PostPtr post = posts_.receives.take_wanted(frame.slot);
+  Post* const post = posts_.receives.take_wanted(frame.slot);
   if (post && count <= post->bytes) {
     if (count > 0) std::memcpy(post->data, bytes, count);
     post->total = count;
@@ -97,14 +97,14 @@ void MpiPeer::take_message(const MpiFrame& frame, const std::byte* bytes, std::s
     return;
   }
   EarlyMessage early{frame.number, count, false, {bytes, bytes + count}};
-  if (post) return posts_.match(post, std::move(early));
+  if (post) return posts_.match(*post, std::move(early));
   posts_.receives.arrived.emplace(frame.slot, std::move(early));
 }
 
 void MpiPeer::take_ask(const MpiFrame& frame) {
   EarlyMessage asked{frame.number, frame.total, true, {}};
-  if (const PostPtr post = posts_.receives.take_wanted(frame.slot))
-    return posts_.match(post, std::move(asked));
+  if (Post* const post = posts_.receives.take_wanted(frame.slot))
+    return posts_.match(*post, std::move(asked));
   posts_.receives.arrived.emplace(frame.slot, std::move(asked));
 }
 
@@ -187,7 +187,7 @@ void MpiPeer::put(const MpiFrame& frame, const void* bytes, std::size_t count) {
 
 // A post leaves its queue when it is safe elsewhere, because put() may throw.
 void MpiPeer::begin_send() {
-  const PostPtr post = posts_.sends.to_begin.front();
+  Post* const post = posts_.sends.to_begin.front();
   const MpiFrame frame{.kind = post->asks ? MpiFrame::Kind::kAsk : MpiFrame::Kind::kMessage,
                        .slot = post->slot,
                        .number = post->number,
@@ -203,7 +203,7 @@ void MpiPeer::begin_send() {
 }
 
 void MpiPeer::put_data() {
-  const PostPtr post = posts_.sends.streaming.front();
+  Post* const post = posts_.sends.streaming.front();
   const std::size_t part = std::min(post->bytes - post->moved, kMostMpiData);
   put({.kind = MpiFrame::Kind::kData,
        .slot = post->slot,

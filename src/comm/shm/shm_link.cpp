@@ -53,10 +53,10 @@ class ShmLink : public Link, public std::enable_shared_from_this<ShmLink> {
 
   bool wait(Post& post, Deadline deadline);
   void cancel(Post& post);
-  void retire(const PostPtr& post);
+  void retire(Post& post);
 
  private:
-  class ShmTransfer;
+  using Posted = PostTransfer<ShmLink>;
 
   SegmentHead& own() const { return workers_.own().head(); }
   ShmPeer& peer_at(int rank) LOCKSTEP_REQUIRES(mutex_) {
@@ -76,7 +76,7 @@ class ShmLink : public Link, public std::enable_shared_from_this<ShmLink> {
   void handle(ShmPeer& peer, const Frame& frame) LOCKSTEP_REQUIRES(mutex_);
   void take_message(ShmPeer& peer, const Frame& frame) LOCKSTEP_REQUIRES(mutex_);
   void take_data(ShmPeer& peer, const Frame& frame) LOCKSTEP_REQUIRES(mutex_);
-  void match(ShmPeer& peer, const PostPtr& post, EarlyMessage arrival) LOCKSTEP_REQUIRES(mutex_);
+  void match(ShmPeer& peer, Post& post, EarlyMessage arrival) LOCKSTEP_REQUIRES(mutex_);
   bool write_to(ShmPeer& peer) LOCKSTEP_REQUIRES(mutex_);
   bool begin_sends(ShmPeer& peer) LOCKSTEP_REQUIRES(mutex_);
   bool stream_sends(ShmPeer& peer) LOCKSTEP_REQUIRES(mutex_);
@@ -102,19 +102,6 @@ class ShmLink : public Link, public std::enable_shared_from_this<ShmLink> {
   bool news_ LOCKSTEP_GUARDED_BY(mutex_) = false;
   std::optional<Failure> failure_ LOCKSTEP_GUARDED_BY(mutex_);
   std::unique_ptr<ShmMonitor> watcher_;  // last, because its thread uses the others
-};
-
-class ShmLink::ShmTransfer : public Transfer {
- public:
-  ShmTransfer(std::shared_ptr<ShmLink> link, PostPtr post)
-      : link_(std::move(link)), post_(std::move(post)) {}
-  ~ShmTransfer() override { link_->retire(post_); }
-  bool wait(Deadline deadline) override { return link_->wait(*post_, deadline); }
-  void cancel() override { link_->cancel(*post_); }
-
- private:
-  std::shared_ptr<ShmLink> link_;
-  PostPtr post_;
 };
 
 ShmLink::ShmLink(ShmWorld world) : workers_(world.rank, std::move(world.segments)) {
@@ -164,14 +151,14 @@ ShmLink::~ShmLink() {
 }
 
 std::unique_ptr<Transfer> ShmLink::send(int peer, Slot slot, const void* data, std::size_t bytes) {
-  auto post = make_send(peer, slot, data, bytes);
   // Made first, and before the lock: if anything throws from here on, its destructor takes the post
   // back, which needs the lock.
-  auto transfer = std::make_unique<ShmTransfer>(shared_from_this(), post);
+  auto transfer = std::make_unique<Posted>(shared_from_this(), make_send(peer, slot, data, bytes));
+  Post& post = transfer->post();
   const base::Lock lock(mutex_);
   ShmPeer& to = peer_at(peer);
   if (const auto& failure = failure_ ? failure_ : to.failure) {
-    post->fail(*failure);
+    post.fail(*failure);
   } else {
     to.posts.sends.add(post);
     if (write_to(to)) to.segment->ring_bell();
@@ -181,8 +168,9 @@ std::unique_ptr<Transfer> ShmLink::send(int peer, Slot slot, const void* data, s
 }
 
 std::unique_ptr<Transfer> ShmLink::recv(int peer, Slot slot, void* data, std::size_t bytes) {
-  auto post = make_recv(peer, slot, data, bytes);
-  auto transfer = std::make_unique<ShmTransfer>(shared_from_this(), post);  // as in send()
+  auto transfer = std::make_unique<Posted>(shared_from_this(),
+                                           make_recv(peer, slot, data, bytes));  // as in send()
+  Post& post = transfer->post();
   const base::Lock lock(mutex_);
   ShmPeer& from = peer_at(peer);
   const auto& over = failure_ ? failure_ : from.failure;
@@ -199,9 +187,9 @@ std::unique_ptr<Transfer> ShmLink::recv(int peer, Slot slot, void* data, std::si
     if (write_to(from)) from.segment->ring_bell();
     spread_news();
   } else if (over) {
-    post->fail(*over);
+    post.fail(*over);
   } else {
-    from.posts.receives.wanted.emplace(slot, post);
+    from.posts.receives.wanted.push_back(&post);
   }
   return transfer;
 }
@@ -334,19 +322,19 @@ void ShmLink::take_message(ShmPeer& peer, const Frame& frame) {
   EarlyMessage arrival{frame.number, frame.total, frame.kind == Frame::Kind::kAsk, {}};
   if (!arrival.announced && frame.bytes != frame.total) refuse(peer, "is not as long as it says");
   arrival.bytes.resize(frame.bytes);  // first: it may throw
-  if (const PostPtr post = peer.posts.receives.take_wanted(frame.slot)) {
+  if (Post* const post = peer.posts.receives.take_wanted(frame.slot)) {
     if (!arrival.announced && frame.total <= post->bytes) {
       peer.in.take(frame, post->data);
       return settle(*post);
     }
     peer.in.take(frame, arrival.bytes.data());
-    return match(peer, post, std::move(arrival));
+    return match(peer, *post, std::move(arrival));
   }
   peer.in.take(frame, arrival.bytes.data());
   peer.posts.receives.arrived.emplace(frame.slot, std::move(arrival));
 }
 
-void ShmLink::match(ShmPeer& peer, const PostPtr& post, EarlyMessage arrival) {
+void ShmLink::match(ShmPeer& peer, Post& post, EarlyMessage arrival) {
   news_ = true;
   peer.posts.match(post, std::move(arrival));
 }
@@ -382,7 +370,7 @@ bool ShmLink::write_to(ShmPeer& peer) {
 bool ShmLink::begin_sends(ShmPeer& peer) {
   bool wrote = false;
   while (!peer.posts.sends.to_begin.empty()) {
-    const PostPtr post = peer.posts.sends.to_begin.front();
+    Post* const post = peer.posts.sends.to_begin.front();
     if (!peer.out.room(post->asks ? 0 : post->bytes)) break;
     peer.posts.sends.to_begin.pop_front();
     Frame frame{Frame::Kind::kMessage, static_cast<std::uint32_t>(post->bytes), post->slot,
@@ -404,7 +392,7 @@ bool ShmLink::begin_sends(ShmPeer& peer) {
 bool ShmLink::stream_sends(ShmPeer& peer) {
   bool wrote = false;
   while (!peer.posts.sends.streaming.empty()) {
-    const PostPtr post = peer.posts.sends.streaming.front();
+    Post* const post = peer.posts.sends.streaming.front();
     const std::size_t left = post->bytes - post->moved;
     const auto room = peer.out.room(std::min(left, kLeastData));
     if (!room) break;
@@ -422,10 +410,10 @@ bool ShmLink::stream_sends(ShmPeer& peer) {
 }
 
 // After this call nobody touches the post's memory.
-void ShmLink::retire(const PostPtr& post) {
+void ShmLink::retire(Post& post) {
   const base::Lock lock(mutex_);
-  if (post->state != PostState::kPosted) return;
-  peer_at(post->peer).posts.retire(post);
+  if (post.state != PostState::kPosted) return;
+  peer_at(post.peer).posts.retire(post);
 }
 
 void ShmLink::settle(Post& post) {

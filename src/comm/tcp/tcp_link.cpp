@@ -75,15 +75,15 @@ class TcpLink : public Link, public std::enable_shared_from_this<TcpLink> {
   void tell(const Failure& failure) noexcept override;
   std::optional<Failure> heard_from(int peer, Deadline deadline) noexcept override;
   void waits_for(int peer) noexcept override { waits_for_.store(peer, std::memory_order_relaxed); }
-  void received_by(int peer) noexcept override;
+  void received_by(int peer, std::uint64_t messages) noexcept override;
   std::optional<Failure> end_of(int peer) const override;
 
   bool wait(Post& post, Deadline deadline);
   void cancel(Post& post);
-  void retire(const PostPtr& post);
+  void retire(Post& post);
 
  private:
-  class TcpTransfer;
+  using Posted = PostTransfer<TcpLink>;
 
   TcpPeer& peer_at(int rank) const LOCKSTEP_REQUIRES(mutex_) {
     return *peers_[static_cast<std::size_t>(rank)];
@@ -141,26 +141,6 @@ class TcpLink : public Link, public std::enable_shared_from_this<TcpLink> {
   std::unique_ptr<std::thread> tender_;  // last, because it uses the others
 };
 
-class TcpLink::TcpTransfer : public Transfer {
- public:
-  TcpTransfer(std::shared_ptr<TcpLink> link, PostPtr post)
-      : link_(std::move(link)), post_(std::move(post)) {}
-  ~TcpTransfer() override {
-    if (!done_.load(std::memory_order_relaxed)) link_->retire(post_);
-  }
-  bool wait(Deadline deadline) override {
-    if (!done_.load(std::memory_order_relaxed) && link_->wait(*post_, deadline)) set_done();
-    return done_.load(std::memory_order_relaxed);
-  }
-  void set_done() { done_.store(true, std::memory_order_relaxed); }
-  void cancel() override { link_->cancel(*post_); }
-
- private:
-  std::shared_ptr<TcpLink> link_;
-  PostPtr post_;
-  std::atomic<bool> done_{false};  // known to be, and the link has let go of the post
-};
-
 TcpLink::TcpLink(TcpWorld world)
     : rank_(world.rank), size_(world.size), spin_(world.crowded ? microseconds(0) : kSpin) {
   try {
@@ -216,25 +196,26 @@ void TcpLink::spread_news() noexcept {
 }
 
 std::unique_ptr<Transfer> TcpLink::send(int peer, Slot slot, const void* data, std::size_t bytes) {
-  auto post = make_send(peer, slot, data, bytes);
   // Made first, and before the lock: if anything throws from here on, its destructor takes the post
   // back, which needs the lock.
-  auto transfer = std::make_unique<TcpTransfer>(shared_from_this(), post);
+  auto transfer = std::make_unique<Posted>(shared_from_this(), make_send(peer, slot, data, bytes));
+  Post& post = transfer->post();
   const base::Lock lock(mutex_);
   TcpPeer& to = peer_at(peer);
   if (const auto& over = failure_ ? failure_ : to.failure) {
-    post->fail(*over);
+    post.fail(*over);
   } else {
     to.posts().sends.add(post);
     if (write_to(to)) spread_news();
-    if (post->state == PostState::kDone) transfer->set_done();
+    if (post.state == PostState::kDone) transfer->set_done();
   }
   return transfer;
 }
 
 std::unique_ptr<Transfer> TcpLink::recv(int peer, Slot slot, void* data, std::size_t bytes) {
-  auto post = make_recv(peer, slot, data, bytes);
-  auto transfer = std::make_unique<TcpTransfer>(shared_from_this(), post);  // as in send()
+  auto transfer = std::make_unique<Posted>(shared_from_this(),
+                                           make_recv(peer, slot, data, bytes));  // as in send()
+  Post& post = transfer->post();
   const base::Lock lock(mutex_);
   TcpPeer& from = peer_at(peer);
   const auto& over = failure_ ? failure_ : from.failure;
@@ -250,9 +231,9 @@ std::unique_ptr<Transfer> TcpLink::recv(int peer, Slot slot, void* data, std::si
     }
     if (write_to(from)) spread_news();
   } else if (over) {
-    post->fail(*over);
+    post.fail(*over);
   } else {
-    from.posts().receives.wanted.emplace(slot, post);
+    from.posts().receives.wanted.push_back(&post);
   }
   return transfer;
 }
@@ -282,10 +263,10 @@ void TcpLink::cancel(Post& post) {
 }
 
 // After this call nobody touches the post's memory.
-void TcpLink::retire(const PostPtr& post) {
+void TcpLink::retire(Post& post) {
   if (in_child()) return;
   const base::Lock lock(mutex_);
-  if (post->state == PostState::kPosted) peer_at(post->peer).retire(post);
+  if (post.state == PostState::kPosted) peer_at(post.peer).retire(post);
 }
 
 // Moves bytes for all threads that wait, until `post` is settled.
@@ -429,9 +410,9 @@ std::optional<Failure> TcpLink::failure() const {
   return failure_;
 }
 
-void TcpLink::received_by(int peer) noexcept {
+void TcpLink::received_by(int peer, std::uint64_t messages) noexcept {
   const base::Lock lock(mutex_);
-  peer_at(peer).posts().sends.received();
+  peer_at(peer).posts().sends.received(messages);
 }
 
 std::optional<Failure> TcpLink::end_of(int peer) const {

@@ -61,7 +61,7 @@ std::byte* TcpPeer::begin_message(const TcpFrame& frame) {
 std::byte* TcpPeer::begin_data(const TcpFrame& frame) {
   const auto found = posts_.receives.granted.find(frame.number);
   if (found == posts_.receives.granted.end()) return nullptr;
-  const PostPtr& post = found->second;
+  Post* const post = found->second;
   if (frame.bytes > post->total - post->moved) {
     throw Mismatch(fmt::format("a message of rank {} is longer than it says: it is broken", rank_),
                    {rank_});
@@ -77,8 +77,8 @@ void TcpPeer::end(const TcpFrame& frame) {
       break;
     case TcpFrame::Kind::kAsk: {
       EarlyMessage asked{frame.number, frame.total, true, {}};
-      if (const PostPtr post = posts_.receives.take_wanted(frame.slot)) {
-        posts_.match(post, std::move(asked));
+      if (Post* const post = posts_.receives.take_wanted(frame.slot)) {
+        posts_.match(*post, std::move(asked));
       } else {
         posts_.receives.arrived.emplace(frame.slot, std::move(asked));
       }
@@ -109,14 +109,14 @@ void TcpPeer::end(const TcpFrame& frame) {
 // A receive may have been posted while the bytes came.
 void TcpPeer::end_message(const TcpFrame& frame) {
   if (reading_.dropped) return;
-  const PostPtr post = reading_.post ? reading_.post : posts_.receives.take_wanted(frame.slot);
+  Post* const post = reading_.post ? reading_.post : posts_.receives.take_wanted(frame.slot);
   if (!post) {
     posts_.receives.arrived.emplace(frame.slot, std::move(reading_.arrival));
   } else if (reading_.post && frame.total <= post->bytes) {
     post->total = frame.total;
     post->state = PostState::kDone;
   } else {
-    posts_.match(post, std::move(reading_.arrival));
+    posts_.match(*post, std::move(reading_.arrival));
   }
 }
 
@@ -153,7 +153,7 @@ bool TcpPeer::wants_to_write() const {
 
 // What the writer had is on its way.
 void TcpPeer::finish_frame() {
-  const PostPtr post = std::exchange(writing_.post, nullptr);
+  Post* const post = std::exchange(writing_.post, nullptr);
   if (!post || out_.closed()) return;
   post->moved += writing_.bytes;
   if (post->moved < post->bytes) return;
@@ -187,7 +187,7 @@ bool TcpPeer::put_next() {
     return true;
   }
   if (!posts_.sends.streaming.empty()) {
-    put_data(posts_.sends.streaming.front());
+    put_data(*posts_.sends.streaming.front());
     return true;
   }
   return std::exchange(news_.beat_due, false) && put(TcpFrame::Kind::kBeat);
@@ -196,48 +196,46 @@ bool TcpPeer::put_next() {
 // A post leaves its queue when it is safe elsewhere. The writer has it only after put(), which may
 // throw.
 void TcpPeer::begin_send() {
-  PostPtr& first = posts_.sends.to_begin.front();
-  if (first->asks) {
-    const PostPtr post = first;
+  Post* const post = posts_.sends.to_begin.front();
+  if (post->asks) {
     posts_.sends.asked[post->number] = post;
     posts_.sends.to_begin.pop_front();
     out_.put({TcpFrame::Kind::kAsk, 0, post->slot, post->number, post->bytes}, nullptr);
     return;
   }
-  out_.put({TcpFrame::Kind::kMessage, static_cast<std::uint32_t>(first->bytes), first->slot,
-            first->number, first->bytes},
-           first->data);
-  writing_.bytes = first->bytes;
-  writing_.post = std::move(first);
+  out_.put({TcpFrame::Kind::kMessage, static_cast<std::uint32_t>(post->bytes), post->slot,
+            post->number, post->bytes},
+           post->data);
+  writing_ = {post, post->bytes};
   posts_.sends.to_begin.pop_front();
 }
 
-void TcpPeer::put_data(const PostPtr& post) {
-  const std::size_t part = std::min(post->bytes - post->moved, kMostData);
-  out_.put({TcpFrame::Kind::kData, static_cast<std::uint32_t>(part), post->slot, post->number,
-            post->bytes},
-           post->data + post->moved);
-  writing_ = {post, part};
+void TcpPeer::put_data(Post& post) {
+  const std::size_t part = std::min(post.bytes - post.moved, kMostData);
+  out_.put(
+      {TcpFrame::Kind::kData, static_cast<std::uint32_t>(part), post.slot, post.number, post.bytes},
+      post.data + post.moved);
+  writing_ = {&post, part};
 }
 
-void TcpPeer::retire(const PostPtr& post) {
-  if (writing_.post == post) {
+void TcpPeer::retire(Post& post) {
+  if (writing_.post == &post) {
     out_.keep();
-    writing_.post.reset();
+    writing_.post = nullptr;
   }
-  if (reading_.post == post) {
+  if (reading_.post == &post) {
     in_.drop();
-    reading_.post.reset();
+    reading_.post = nullptr;
     reading_.dropped = true;
   }
   posts_.retire(post);
 }
 
 void TcpPeer::fail_posts(const Failure& why) {
-  for (const PostPtr& post : {std::exchange(writing_.post, nullptr), reading_.post}) {
-    if (!post) continue;
+  for (Post* const post : {std::exchange(writing_.post, nullptr), reading_.post}) {
+    if (post == nullptr) continue;
     post->fail(why);
-    retire(post);
+    retire(*post);
   }
   out_.keep();
   posts_.fail(why);

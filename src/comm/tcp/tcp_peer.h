@@ -38,7 +38,7 @@ class TcpPeer : private FrameSink {
 
   PeerPosts& posts() { return posts_; }
   // The post's memory is not used any more.
-  void retire(const PostPtr& post);
+  void retire(Post& post);
   void fail_posts(const Failure& failure);
 
   // tell: the next write() begins with this notice. told: the peer has received it, or its
@@ -66,7 +66,7 @@ class TcpPeer : private FrameSink {
   void end_data(const TcpFrame& frame);
   bool put_next();
   void begin_send();
-  void put_data(const PostPtr& post);
+  void put_data(Post& post);
   void finish_frame();
 
   int rank_;
@@ -79,7 +79,7 @@ class TcpPeer : private FrameSink {
 
   // The frame that is being read: whose memory it goes to, or what nobody waited for when it began.
   struct Reading {
-    PostPtr post;
+    Post* post = nullptr;
     EarlyMessage arrival;
     bool dropped = false;
     std::string notice;
@@ -87,7 +87,7 @@ class TcpPeer : private FrameSink {
   Reading reading_;
   // The send whose bytes the writer has now, and how many.
   struct Writing {
-    PostPtr post;
+    Post* post = nullptr;
     std::size_t bytes = 0;
   };
   Writing writing_;

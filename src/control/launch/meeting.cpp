@@ -127,7 +127,10 @@ Lifeline::Lifeline(boost::asio::io_context& context) : input_(context), silence_
     const std::string byte = base::read_exactly(STDIN_FILENO, 1, deadline);
     if (byte == "\n") break;
     if (byte.empty() || secret_.size() == kMostSecretBytes)
-      throw BadInput("--lifeline: no secret came on standard input; use --hosts, which sends it");
+      throw BadInput(
+          "--lifeline: no secret came on standard input; --hosts sends it, so perhaps a login "
+          "script "
+          "on this host has read it: such scripts must not read standard input");
     secret_ += byte;
   }
   if (secret_.size() < kLeastSecretBytes)
