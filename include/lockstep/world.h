@@ -64,6 +64,21 @@ class World {
 
   Comm& comm();
 
+  // Whether workers may leave and join while the job runs: `lockstep run --min-workers` or
+  // --max-restarts. A Job then goes on without a worker that was lost.
+  bool elastic() const;
+
+  // How many workers wait to join.
+  int newcomers() const;
+
+  // Goes on in the next generation, with the workers that are there: comm(), rank() and size() are
+  // new. For the layers above, which then move what was made in this world (inventory.h).
+  // `in_batch`: no newcomer can come in here. Collective among the workers that survive.
+  void regroup(bool in_batch);
+
+  // After regroup(): so many of the first ranks were in the generation before.
+  int survivors() const;
+
   // A Comm with its own order of operations. Every worker opens its channels in the same order.
   Comm open_channel();
 
@@ -77,8 +92,8 @@ class World {
  private:
   friend struct control::Joining;
   struct State;
-  explicit World(std::unique_ptr<State> state);
-  std::unique_ptr<State> state_;
+  explicit World(std::shared_ptr<State> state);
+  std::shared_ptr<State> state_;
 };
 
 // Joins the world that the launcher describes in the environment. Launchers are lockstep run,

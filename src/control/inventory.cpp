@@ -11,11 +11,11 @@ namespace lockstep::control {
 void Inventory::move_to(World& world) {
   Inventory& there = *world.inventory();
   there.brings_ = true;
-  for (const auto& weak : std::exchange(members_, {})) {
-    const auto member = weak.lock();
-    if (!member) continue;
-    member->rebind(world);
-    there.add(weak);
+  const auto members = std::exchange(members_, {});
+  // First all of them: if one cannot go on there, all of them go on from there in the next attempt.
+  for (const auto& weak : members) there.add(weak);
+  for (const auto& weak : members) {
+    if (const auto member = weak.lock()) member->rebind(world);
   }
 }
 

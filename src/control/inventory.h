@@ -37,7 +37,8 @@ class Inventory {
 
   void add(std::weak_ptr<Member> member) { members_.push_back(std::move(member)); }
 
-  // Rebinds all members to another world, whose inventory gets them.
+  // Rebinds all members to another world, or to the next generation of this one. Its inventory gets them, also if a
+  // member throws.
   void move_to(World& world);
 
   // The worker whose values (weights, state) count: the lowest rank that came from another world, or 0 if none did.
@@ -50,5 +51,8 @@ class Inventory {
   std::optional<int> source_;
   std::vector<std::weak_ptr<Member>> members_;
 };
+
+// Another handle on the same world. It sees every later generation of it.
+World handle_on(const World& world);
 
 }  // namespace lockstep::control

@@ -74,6 +74,8 @@ std::optional<Found> find_lockstep(const Lookup& lookup) {
   read_numbers(lookup, kTorchVariables, found.info, "LOCKSTEP_SECRET_FD");
   found.info.secret_fd = number(lookup, "LOCKSTEP_SECRET_FD", 0, 1 << 30);
   found.info.loss_fd = number(lookup, "LOCKSTEP_LOSS_FD", 0, 1 << 30);
+  found.info.elastic = lookup("LOCKSTEP_ELASTIC").has_value();
+  found.info.news_fd = number(lookup, "LOCKSTEP_NEWS_FD", 0, 1 << 30);
   return found;
 }
 

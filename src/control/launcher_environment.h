@@ -59,6 +59,8 @@ struct LaunchInfo {
   std::optional<int> secret_fd;
   std::optional<std::string> secret_file;
   std::optional<int> loss_fd;  // the channel to the launcher (rendezvous/loss.h)
+  bool elastic = false;        // workers may leave and join
+  std::optional<int> news_fd;  // what the launcher tells meanwhile (rendezvous/news.h)
 };
 
 // BadInput, in one line that says what to set, when the variables contradict each other or workers

@@ -1,4 +1,4 @@
-// A world: how a worker joins it, and its handle. The steps of join():
+// A world: how a worker joins it, and its handle. The steps of join(), and of regroup(), which begins with `meet`:
 //
 //   info        rank and size, from the launcher's variables
 //   device      a GPU, if one was asked for. A world of one worker is complete here
@@ -127,39 +127,64 @@ Wire wire_asked() {
 
 struct Joined {
   std::uint64_t generation;
+  std::vector<int> places;  // as RendezvousClient
+  int rank;
+  int survivors;
   Comm comm;
 };
 
-Joined join_others(const LaunchInfo& info, const std::string& engine, milliseconds timeout,
-                   const comm::OnFailure& on_failure) {
-  const Deadline deadline = Deadline::after(timeout);
+// Tells the launcher which worker this one has lost, both as the launcher numbers them.
+comm::OnFailure teller(const std::shared_ptr<control::LossTeller>& launcher, int place,
+                       std::vector<int> places) {
+  return [launcher, place, places = std::move(places)](const comm::Failure& failure) {
+    std::vector<int> lost;
+    for (const int rank : failure.ranks) {
+      const auto at = static_cast<std::size_t>(rank);
+      lost.push_back(rank >= 0 && at < places.size() ? places[at] : rank);
+    }
+    if (const auto loss = control::loss_of(place, failure.kind, lost)) launcher->tell(*loss);
+  };
+}
+
+Joined join_others(const control::Rejoining& how, Deadline deadline, bool in_batch) {
+  const LaunchInfo& info = how.launched;
   const Wire wire = wire_asked();
-  const std::string secret = secret_of(info);
-  const Host host(info, secret, deadline);
-  const control::JoinRequest request{info.rank, info.size, LOCKSTEP_VERSION, engine, timeout};
-  control::RendezvousClient client(host.address(), secret, request, deadline);
+  const Host host(info, how.secret, deadline);
+  const control::JoinRequest request{info.rank,  info.size,   LOCKSTEP_VERSION,
+                                     how.engine, how.timeout, in_batch};
+  control::RendezvousClient client(host.address(), how.secret, request, deadline);
   const std::string& named = info.interface_name;
-  const CommOptions options{timeout, named.empty() ? client.local_host() : named, wire,
+  const CommOptions options{how.timeout, named.empty() ? client.local_host() : named, wire,
                             base::environment("LOCKSTEP_HOST").value_or("")};
-  Joined joined{client.generation(), connect_all(engine, client, options, on_failure)};
+  const comm::OnFailure on_failure = teller(how.launcher, info.rank, client.places());
+  // A worker that is left alone needs no engine.
+  Comm comm =
+      client.size() == 1 ? connect_alone() : connect_all(how.engine, client, options, on_failure);
+  Joined joined{client.generation(), client.places(), client.rank(), client.survivors(),
+                std::move(comm)};
   client.done(deadline);
   return joined;
 }
 
-// As join_others(). If it fails, now or later, the launcher hears which worker this one has lost.
-Joined join_or_tell(const LaunchInfo& info, const std::string& engine, milliseconds timeout) {
-  const auto launcher = std::make_shared<control::LossTeller>(info.loss_fd);
-  const comm::OnFailure on_failure = [launcher, rank = info.rank](const comm::Failure& failure) {
-    if (const auto loss = control::loss_of(rank, failure.kind, failure.ranks))
-      launcher->tell(*loss);
-  };
+// As join_others(). If it fails, the launcher hears which worker this one has lost.
+Joined join_or_tell(const control::Rejoining& how) {
+  const LaunchInfo& info = how.launched;
   try {
-    launcher->tell({info.rank, control::Loss::kNobody});  // a loss of an earlier world is over
-    return join_others(info, engine, timeout, on_failure);
+    how.launcher->tell({info.rank, control::Loss::kNobody});  // a loss of an earlier world is over
+    return join_others(how, Deadline::after(how.timeout), false);
   } catch (const Error& error) {
-    on_failure(comm::failure_from(error));
+    teller(how.launcher, info.rank, {})(comm::failure_from(error));
     throw;
   }
+}
+
+// In an elastic job ranks are given out, and the job may go on with fewer workers. All of them are on this host.
+void take_ranks(const Joined& joined, LaunchInfo& info) {
+  info.rank = joined.rank;
+  info.size = static_cast<int>(joined.places.size());
+  if (!info.elastic) return;
+  info.local_rank = info.rank;
+  info.local_size = info.size;
 }
 
 // A world of one worker. It uses nccl only if that was asked for by name, because nothing travels.
@@ -181,19 +206,27 @@ World control::Joining::join(const JoinOptions& options, cuda::Gpus& gpus) {
   const std::string launcher = name(info.launcher);
   if (info.size == 1) {
     World::State state{std::move(info), 1, launcher, device, connect_one(asked, timeout)};
-    return World(std::make_unique<World::State>(std::move(state)));
+    return World(std::make_shared<World::State>(std::move(state)));
   }
   base::set_log_name(fmt::format("rank {}", info.rank));
-  Joined joined = join_or_tell(info, asked.empty() ? default_engine(info, kind) : asked, timeout);
+  auto how = std::make_shared<control::Rejoining>(
+      control::Rejoining{info, asked.empty() ? default_engine(info, kind) : asked, secret_of(info),
+                         timeout, std::make_shared<control::LossTeller>(info.loss_fd)});
+  Joined joined = join_or_tell(*how);
+  take_ranks(joined, info);
   World::State state{std::move(info), joined.generation, launcher, device, std::move(joined.comm)};
-  return World(std::make_unique<World::State>(std::move(state)));
+  if (how->launched.elastic && how->engine != "mpi") {  // MPI has no place for other workers
+    how->news = control::NewsPage::inherited(how->launched.news_fd);
+    state.rejoining = std::move(how);
+  }
+  return World(std::make_shared<World::State>(std::move(state)));
 }
 
 World join(const JoinOptions& options) {
   return control::Joining::join(options, cuda::gpus());
 }
 
-World::World(std::unique_ptr<State> state) : state_(std::move(state)) {}
+World::World(std::shared_ptr<State> state) : state_(std::move(state)) {}
 World::World(World&&) noexcept = default;
 World& World::operator=(World&&) noexcept = default;
 World::~World() = default;
@@ -226,6 +259,45 @@ Comm World::open_channel() {
   return state_->comm.channel(state_->next_channel++);
 }
 
+World control::handle_on(const World& world) {
+  return Joining::handle_on(world);
+}
+
+bool World::elastic() const {
+  return state_->rejoining != nullptr;
+}
+int World::newcomers() const {
+  return elastic() ? state_->rejoining->news.newcomers() : 0;
+}
+int World::survivors() const {
+  return elastic() ? state_->rejoining->survivors : 0;
+}
+
+// A generation may fail while it forms, because another worker is lost: then there is a next one.
+void World::regroup(bool in_batch) {
+  if (!elastic())
+    throw BadInput("the workers of this world do not change: start them with --max-restarts");
+  control::Rejoining& how = *state_->rejoining;
+  const Deadline deadline = Deadline::after(how.timeout);
+  while (true) {
+    try {
+      how.launcher->tell({how.launched.rank, control::Loss::kNobody});
+      Joined joined = join_others(how, deadline, in_batch);
+      take_ranks(joined, state_->info);
+      state_->generation = joined.generation;
+      how.survivors = joined.survivors;
+      state_->announcements.reset();
+      state_->inventory.reset();
+      state_->next_channel = State::kFirstChannel;
+      state_->comm = std::move(joined.comm);
+      base::set_log_name(fmt::format("rank {}", rank()));
+      return;
+    } catch (const PeerLost&) {
+      if (deadline.expired()) throw;
+    }
+  }
+}
+
 const std::shared_ptr<control::Announcements>& World::announcements() {
   auto& made = state_->announcements;
   if (!made)
@@ -243,7 +315,7 @@ World World::over(Comm comm, Device device) {
   control::LaunchInfo info;
   info.rank = info.local_rank = comm.rank();
   info.size = info.local_size = comm.size();
-  return World(std::make_unique<State>(State{info, 1, "program", device, std::move(comm)}));
+  return World(std::make_shared<State>(State{info, 1, "program", device, std::move(comm)}));
 }
 
 }  // namespace lockstep

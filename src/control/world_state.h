@@ -13,11 +13,28 @@
 #include "control/announcements.h"
 #include "control/inventory.h"
 #include "control/launcher_environment.h"
+#include "control/rendezvous/loss.h"
+#include "control/rendezvous/news.h"
 #include "flat/cuda/gpus.h"
 
 namespace lockstep {
 
-// Owned by one World handle. `comm` belongs to one generation; so does everything else here.
+namespace control {
+
+// What a worker needs to join the next generation.
+struct Rejoining {
+  LaunchInfo launched;  // as the launcher has said it
+  std::string engine;
+  std::string secret;
+  std::chrono::milliseconds timeout{0};
+  std::shared_ptr<LossTeller> launcher;
+  NewsPage news = NewsPage::inherited(std::nullopt);
+  int survivors = 0;
+};
+
+}  // namespace control
+
+// Shared by the handles on one world. `comm` belongs to one generation; so does everything else here.
 struct World::State {
   control::LaunchInfo info;
   std::uint64_t generation = 1;
@@ -27,6 +44,8 @@ struct World::State {
   std::uint32_t next_channel = kFirstChannel;
   std::shared_ptr<control::Announcements> announcements = {};  // made when first asked for
   std::shared_ptr<control::Inventory> inventory = {};          // the same
+
+  std::shared_ptr<control::Rejoining> rejoining = {};  // null: this world has one generation
 
   // Lower ids are for programs that call Comm::channel themselves.
   static constexpr std::uint32_t kFirstChannel = std::uint32_t{1} << 31;
@@ -39,6 +58,8 @@ namespace control {
 // join() with any GPUs: tests make them up. A struct, because World has it as a friend.
 struct Joining {
   static World join(const JoinOptions& options, cuda::Gpus& gpus);
+  // Another handle on the same world. It sees every later generation of it.
+  static World handle_on(const World& world) { return World(world.state_); }
 };
 
 // A bootstrap for a world of one worker: nccl wants one for every world.

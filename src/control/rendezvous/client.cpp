@@ -50,6 +50,7 @@ Join to_message(const JoinRequest& request, Deadline deadline) {
   join.engine = request.engine;
   join.host = host_name();
   join.pid = static_cast<std::uint32_t>(::getpid());
+  join.in_batch = request.in_batch;
   return join;
 }
 
@@ -135,6 +136,10 @@ bool RendezvousClient::enter(const JoinRequest& request, const std::string& secr
       }
       if (const auto* welcomed = std::get_if<Welcome>(&*message)) {
         generation_ = welcomed->generation;
+        rank_ = static_cast<int>(welcomed->rank);
+        size_ = static_cast<int>(welcomed->places.size());
+        places_ = welcomed->places;
+        survivors_ = static_cast<int>(welcomed->survivors);
         name_ = welcomed->name;
         generation_secret_ = generation_secret(secret, welcomed->name, welcomed->salt);
         return true;

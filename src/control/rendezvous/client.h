@@ -6,6 +6,7 @@
 #include <chrono>
 #include <cstdint>
 #include <string>
+#include <vector>
 
 #include "base/fd.h"
 #include "control/rendezvous/address.h"
@@ -20,6 +21,7 @@ struct JoinRequest {
   std::string build;                     // all workers must agree on it
   std::string engine;                    // and on this
   std::chrono::milliseconds timeout{0};  // what the user allowed, for messages
+  bool in_batch = false;                 // as Candidate::in_batch
 };
 
 // A worker that has joined a generation.
@@ -44,6 +46,10 @@ class RendezvousClient final : public Bootstrap {
   std::string get(std::string_view key, Deadline deadline) override;
 
   std::uint64_t generation() const { return generation_; }
+  // By rank: as which rank each worker joined.
+  const std::vector<int>& places() const { return places_; }
+  // As in Welcome.
+  int survivors() const { return survivors_; }
 
   // The numeric address of this host on the connection to the rendezvous; empty on a Unix socket.
   std::string local_host() const;
@@ -67,6 +73,8 @@ class RendezvousClient final : public Bootstrap {
   Address address_;
   int rank_;
   int size_;
+  std::vector<int> places_;
+  int survivors_ = 0;
   std::uint64_t generation_ = 0;
   std::string name_;
   std::string generation_secret_;

@@ -24,9 +24,16 @@ std::string_view cut(std::string_view text) {
   return text.substr(0, kMostTextBytes);
 }
 
+void write_ranks(ByteWriter& out, const std::vector<int>& ranks) {
+  const std::size_t count = std::min(ranks.size(), kMostRanks);
+  out.put(static_cast<std::uint32_t>(count));
+  for (std::size_t i = 0; i < count; ++i) out.put(static_cast<std::int32_t>(ranks[i]));
+}
+
 void write(ByteWriter& out, const Join& join) {
   out.put(join.id).put(join.rank).put(join.size).put(join.wait_ms).put(join.timeout_ms);
   out.put_text(cut(join.build)).put_text(cut(join.engine)).put_text(cut(join.host)).put(join.pid);
+  out.put(static_cast<std::uint8_t>(join.in_batch));
 }
 void write(ByteWriter& out, const Put& put) {
   LOCKSTEP_CHECK(put.key.size() <= kMostKeyBytes && put.value.size() <= kMostValueBytes,
@@ -45,7 +52,9 @@ void write(ByteWriter& out, const GiveUp& give_up) {
 }
 void write(ByteWriter& out, const Welcome& welcome) {
   out.put(welcome.id).put(welcome.generation);
-  out.put_text(cut(welcome.name)).put_text(cut(welcome.salt));
+  out.put_text(cut(welcome.name)).put_text(cut(welcome.salt)).put(welcome.rank);
+  write_ranks(out, welcome.places);
+  out.put(welcome.survivors);
 }
 void write(ByteWriter& out, const Stored& stored) {
   out.put(stored.id);
@@ -57,10 +66,8 @@ void write(ByteWriter& out, const Finished& finished) {
   out.put(finished.id);
 }
 void write(ByteWriter& out, const Failed& failed) {
-  const std::size_t count = std::min(failed.ranks.size(), kMostRanks);
   out.put(failed.id).put(static_cast<std::uint8_t>(failed.kind)).put_text(cut(failed.message));
-  out.put(static_cast<std::uint32_t>(count));
-  for (std::size_t i = 0; i < count; ++i) out.put(static_cast<std::int32_t>(failed.ranks[i]));
+  write_ranks(out, failed.ranks);
 }
 void write(ByteWriter&, const Closing&) {}
 
@@ -105,6 +112,14 @@ std::string text(ByteReader& in, std::size_t most = kMostTextBytes) {
   return std::string(in.get_text(most));
 }
 
+std::vector<int> ranks(ByteReader& in) {
+  std::vector<int> all;
+  const auto count = in.get<std::uint32_t>();
+  for (std::uint32_t i = 0; i < count && in.ok() && all.size() < kMostRanks; ++i)
+    all.push_back(in.get<std::int32_t>());
+  return all;
+}
+
 void read(ByteReader& in, Join& join) {
   join.id = in.get<std::uint32_t>();
   join.rank = in.get<std::uint32_t>();
@@ -115,6 +130,7 @@ void read(ByteReader& in, Join& join) {
   join.engine = text(in);
   join.host = text(in);
   join.pid = in.get<std::uint32_t>();
+  join.in_batch = in.get<std::uint8_t>() != 0;
 }
 void read(ByteReader& in, Put& put) {
   put.id = in.get<std::uint32_t>();
@@ -138,6 +154,9 @@ void read(ByteReader& in, Welcome& welcome) {
   welcome.generation = in.get<std::uint64_t>();
   welcome.name = text(in);
   welcome.salt = text(in);
+  welcome.rank = in.get<std::uint32_t>();
+  welcome.places = ranks(in);
+  welcome.survivors = in.get<std::uint32_t>();
 }
 void read(ByteReader& in, Stored& stored) {
   stored.id = in.get<std::uint32_t>();
@@ -155,10 +174,7 @@ void read(ByteReader& in, Failed& failed) {
   const auto kind = in.get<std::uint8_t>();
   failed.kind = kind >= 1 && kind <= 5 ? static_cast<ErrorKind>(kind) : ErrorKind::kMismatch;
   failed.message = text(in);
-  const auto count = in.get<std::uint32_t>();
-  for (std::uint32_t i = 0; i < count && in.ok() && failed.ranks.size() < kMostRanks; ++i) {
-    failed.ranks.push_back(in.get<std::int32_t>());
-  }
+  failed.ranks = ranks(in);
 }
 void read(ByteReader&, Closing&) {}
 

@@ -28,7 +28,7 @@
 
 namespace lockstep::control {
 
-inline constexpr std::uint16_t kProtocolVersion = 2;
+inline constexpr std::uint16_t kProtocolVersion = 3;
 inline constexpr std::size_t kNonceBytes = 32;
 inline constexpr std::size_t kProofBytes = 32;
 
@@ -91,6 +91,7 @@ struct Join {
   std::string engine;
   std::string host;
   std::uint32_t pid = 0;
+  bool in_batch = false;  // as Candidate::in_batch, if workers may leave and join
 
   bool operator==(const Join&) const = default;
 };
@@ -128,6 +129,10 @@ struct Welcome {
   std::uint64_t generation = 0;
   std::string name;
   std::string salt;
+  std::uint32_t rank = 0;   // of the worker that is welcomed
+  std::vector<int> places;  // by rank: as which rank each worker joined
+  // In an elastic job: so many of the first ranks were in the generation before. Else 0.
+  std::uint32_t survivors = 0;
 
   bool operator==(const Welcome&) const = default;
 };

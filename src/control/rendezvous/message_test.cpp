@@ -8,12 +8,12 @@ namespace lockstep::control {
 namespace {
 
 std::vector<Message> one_of_each() {
-  return {Join{1, 2, 4, 900, 1000, "0.1.0", "tcp", "node7", 4711},
+  return {Join{1, 2, 4, 900, 1000, "0.1.0", "tcp", "node7", 4711, true},
           Put{2, "key", std::string("va\0lue", 6)},
           Get{3, 500, "key"},
           Done{4, 100},
           GiveUp{"no route"},
-          Welcome{5, 7, "name", "salt"},
+          Welcome{5, 7, "name", "salt", 1, {0, 2}, 1},
           Stored{6},
           Value{7, ""},
           Finished{8},

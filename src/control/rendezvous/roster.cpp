@@ -3,6 +3,7 @@
 #include <fmt/format.h>
 
 #include <algorithm>
+#include <numeric>
 
 #include "base/hash.h"
 
@@ -36,8 +37,13 @@ std::string ranks_text(const std::vector<int>& ranks) {
   return fmt::format("ranks {} and {} more", list, ranks.size() - shown);
 }
 
-Generation::Generation(std::uint64_t number, int size, std::string name, std::string salt)
-    : number_(number), size_(size), name_(std::move(name)), salt_(std::move(salt)) {}
+Generation::Generation(std::uint64_t number, std::vector<int> places, int survivors)
+    : number_(number),
+      places_(std::move(places)),
+      survivors_(survivors),
+      size_(static_cast<int>(places_.size())),
+      name_(base::to_hex(base::random_bytes(kNameBytes))),
+      salt_(base::random_bytes(kSaltBytes)) {}
 
 void Generation::join(ConnectionId from, const Join& join, TimePoint now, Answers& out) {
   if (static_cast<int>(join.rank) < size_) informed_.insert(join.rank);
@@ -54,7 +60,9 @@ void Generation::join(ConnectionId from, const Join& join, TimePoint now, Answer
                    Waiter{from, join.id, Wait::kJoin, ms(join.timeout_ms), {}});
   if (!whole()) return;
   for (const auto& [until, waiter] : waiters_) {
-    out.push_back({waiter.connection, Welcome{waiter.id, number_, name_, salt_}});
+    out.push_back(
+        {waiter.connection, Welcome{waiter.id, number_, name_, salt_, ranks_.at(waiter.connection),
+                                    places_, static_cast<std::uint32_t>(survivors_)}});
   }
   waiters_.clear();
 }
@@ -239,6 +247,11 @@ std::vector<int> Generation::not_done() const {
   return ranks;
 }
 
+RendezvousRoster::RendezvousRoster(int size, std::optional<MembershipRules> elastic)
+    : size_(size), elastic_(elastic) {
+  for (int place = 0; place < size; ++place) alive_.insert(place);
+}
+
 bool RendezvousRoster::take(ConnectionId from, const Message& message, TimePoint now,
                             Answers& out) {
   if (const auto* first = std::get_if<Join>(&message)) return join(from, *first, now, out);
@@ -250,7 +263,9 @@ bool RendezvousRoster::take(ConnectionId from, const Message& message, TimePoint
   } else if (const auto* get = std::get_if<Get>(&message)) {
     generation.get(from, *get, now, out);
   } else if (const auto* done = std::get_if<Done>(&message)) {
+    const bool before = generation.finished();
     generation.done(from, *done, now, out);
+    if (elastic_ && generation.finished() && !before) note_formed();
   } else if (const auto* give_up = std::get_if<GiveUp>(&message)) {
     generation.give_up(from, *give_up, out);
   } else {
@@ -260,7 +275,11 @@ bool RendezvousRoster::take(ConnectionId from, const Message& message, TimePoint
 }
 
 bool RendezvousRoster::join(ConnectionId from, const Join& join, TimePoint now, Answers& out) {
-  if (places_.contains(from) || join.rank >= join.size) return false;
+  if (joined(from) || join.rank >= join.size) return false;
+  if (elastic_) {
+    join_elastic(from, join, now, out);
+    return true;
+  }
   const bool next = current_ == nullptr || current_->finished() ||
                     (current_->failed() && current_->knows(join.rank));
   if (closing_ && (next || !current_->failed())) {
@@ -268,16 +287,118 @@ bool RendezvousRoster::join(ConnectionId from, const Join& join, TimePoint now, 
     return true;
   }
   if (next) {
-    current_ = std::make_shared<Generation>(++last_number_, size_,
-                                            base::to_hex(base::random_bytes(kNameBytes)),
-                                            base::random_bytes(kSaltBytes));
+    std::vector<int> all(static_cast<std::size_t>(size_));
+    std::iota(all.begin(), all.end(), 0);
+    current_ = std::make_shared<Generation>(++last_number_, std::move(all));
   }
   places_[from] = current_;
   current_->join(from, join, now, out);
   return true;
 }
 
+// What does not fit the job, or the workers that train.
+std::optional<std::string> RendezvousRoster::objection(const Join& join) const {
+  if (static_cast<int>(join.size) != size_)
+    return fmt::format("rank {} was told of {} workers, the rendezvous of {}", join.rank, join.size,
+                       size_);
+  for (const auto& [connection, other] : waiting_) {
+    if (other.join.rank != join.rank) continue;
+    return fmt::format("two processes joined as rank {}: {} and {}", join.rank,
+                       process_text(other.join), process_text(join));
+  }
+  if (last_.empty()) return std::nullopt;
+  if (join.build != agreed_[0])
+    return fmt::format("{} runs Lockstep {}, the job {}; build every worker from one version",
+                       process_text(join), join.build, agreed_[0]);
+  if (join.engine != agreed_[1])
+    return fmt::format("{} joins with engine {}, the job has {}", process_text(join), join.engine,
+                       agreed_[1]);
+  return std::nullopt;
+}
+
+// A worker that does not fit is sent away, and the job goes on.
+void RendezvousRoster::join_elastic(ConnectionId from, const Join& join, TimePoint now,
+                                    Answers& out) {
+  if (closing_) return out.push_back({from, Closing{}});
+  if (auto why = objection(join)) {
+    const std::vector<int> ranks{static_cast<int>(join.rank)};
+    return out.push_back({from, Failed{join.id, ErrorKind::kMismatch, std::move(*why), ranks}});
+  }
+  waiting_[from] = {join, now, now + ms(join.wait_ms)};
+  form(now, out);
+}
+
+void RendezvousRoster::set_alive(std::set<int> places, TimePoint now, Answers& out) {
+  alive_ = std::move(places);
+  std::erase_if(last_, [this](int place) { return !alive_.contains(place); });
+  form(now, out);
+}
+
+int RendezvousRoster::newcomers() const {
+  if (last_.empty() || forming()) return 0;
+  return static_cast<int>(std::count_if(waiting_.begin(), waiting_.end(), [this](const auto& one) {
+    return std::find(last_.begin(), last_.end(), one.second.join.rank) == last_.end();
+  }));
+}
+
+void RendezvousRoster::form(TimePoint now, Answers& out) {
+  ask_again_.reset();
+  if (!elastic_ || forming()) return;
+  Membership membership{alive_, last_, {}};
+  std::map<int, ConnectionId> by_place;
+  for (const auto& [connection, one] : waiting_) {
+    const int place = static_cast<int>(one.join.rank);
+    if (!alive_.contains(place)) continue;  // its process has ended, and its connection will
+    by_place[place] = connection;
+    membership.waiting.push_back({place, one.join.in_batch, one.since});
+  }
+  const MembershipVerdict verdict = next_members(membership, *elastic_, now);
+  ask_again_ = verdict.ask_again;
+  if (!verdict.expelled.empty()) expel(verdict.expelled);
+  if (verdict.forms.empty()) return;
+  current_ = std::make_shared<Generation>(++last_number_, verdict.forms, verdict.survivors);
+  for (std::size_t rank = 0; rank < verdict.forms.size(); ++rank) {
+    const ConnectionId connection = by_place.at(verdict.forms[rank]);
+    Join join = waiting_.extract(connection).mapped().join;
+    join.rank = static_cast<std::uint32_t>(rank);
+    join.size = static_cast<std::uint32_t>(verdict.forms.size());
+    places_[connection] = current_;
+    current_->join(connection, join, now, out);
+    agreed_[0] = join.build;
+    agreed_[1] = join.engine;
+  }
+}
+
+// Once: its process will end.
+void RendezvousRoster::expel(const std::vector<int>& places) {
+  events_.push_back({Event::Kind::kExpelled, 0, places});
+  for (const int place : places) alive_.erase(place);
+  std::erase_if(last_, [this](int place) { return !alive_.contains(place); });
+}
+
+void RendezvousRoster::note_formed() {
+  last_ = current_->places();
+  std::erase_if(last_, [this](int place) { return !alive_.contains(place); });
+  events_.push_back({Event::Kind::kFormed, current_->number(), current_->places()});
+}
+
+void RendezvousRoster::give_up_waiting(TimePoint now, Answers& out) {
+  std::erase_if(waiting_, [&](const auto& entry) {
+    const auto& [connection, one] = entry;
+    if (one.until > now) return false;
+    out.push_back(
+        {connection, Failed{one.join.id,
+                            ErrorKind::kTimeout,
+                            fmt::format("no generation took rank {} in within {:g} s; see what the "
+                                        "other workers do",
+                                        one.join.rank, seconds(ms(one.join.timeout_ms))),
+                            {}}});
+    return true;
+  });
+}
+
 void RendezvousRoster::lost(ConnectionId connection, Answers& out) {
+  waiting_.erase(connection);
   const auto place = places_.find(connection);
   if (place == places_.end()) return;
   place->second->lost(connection, out);
@@ -286,14 +407,22 @@ void RendezvousRoster::lost(ConnectionId connection, Answers& out) {
 
 void RendezvousRoster::tick(TimePoint now, Answers& out) {
   if (current_) current_->tick(now, out);
+  give_up_waiting(now, out);
+  form(now, out);
 }
 
 std::optional<TimePoint> RendezvousRoster::next_tick() const {
-  return current_ ? current_->next_tick() : std::nullopt;
+  std::optional<TimePoint> next = current_ ? current_->next_tick() : std::nullopt;
+  const auto consider = [&](TimePoint time) { next = next ? std::min(*next, time) : time; };
+  if (ask_again_) consider(*ask_again_);
+  for (const auto& [connection, one] : waiting_) consider(one.until);
+  return next;
 }
 
 void RendezvousRoster::close(Answers& out) {
   closing_ = true;
+  for (const auto& [connection, one] : waiting_) out.push_back({connection, Closing{}});
+  waiting_.clear();
   if (current_) current_->close(out);
 }
 

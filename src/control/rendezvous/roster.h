@@ -5,6 +5,10 @@
 // a whole: if workers disagree, if one leaves or gives up before all are done, or if somebody's wait
 // ends while ranks are missing. A rank that has not heard of the failure hears of it when it joins: no
 // rank waits for a generation that is over. A rank that has heard of it begins the next generation.
+//
+// If workers may leave and join (an elastic job), a worker that joins waits until next_members() (membership.h) names it
+// for a generation, which forms then from these workers alone. A generation that fails while it forms is only an attempt:
+// its workers join again.
 #pragma once
 
 #include <chrono>
@@ -14,8 +18,10 @@
 #include <optional>
 #include <set>
 #include <string>
+#include <utility>
 #include <vector>
 
+#include "control/rendezvous/membership.h"
 #include "control/rendezvous/message.h"
 
 namespace lockstep::control {
@@ -37,7 +43,8 @@ using Answers = std::vector<Answer>;
 // Ownership: values only.
 class Generation {
  public:
-  Generation(std::uint64_t number, int size, std::string name, std::string salt);
+  // `places` and `survivors` as in Welcome.
+  Generation(std::uint64_t number, std::vector<int> places, int survivors = 0);
 
   void join(ConnectionId from, const Join& join, TimePoint now, Answers& out);
   void put(ConnectionId from, const Put& put, Answers& out);
@@ -55,6 +62,8 @@ class Generation {
 
   bool failed() const { return failure_.has_value(); }
   bool finished() const { return finished_; }
+  std::uint64_t number() const { return number_; }
+  const std::vector<int>& places() const { return places_; }
 
   // Whether this is a worker of this generation that was welcomed, and not one that was turned away.
   bool serves(ConnectionId connection) const { return whole() && member_of(connection) != nullptr; }
@@ -88,6 +97,8 @@ class Generation {
   std::vector<int> not_done() const;
 
   std::uint64_t number_;
+  std::vector<int> places_;
+  int survivors_;
   int size_;
   std::string name_;
   std::string salt_;
@@ -105,7 +116,8 @@ class Generation {
 // Threads, Blocking, Failure, Ownership: as Generation.
 class RendezvousRoster {
  public:
-  explicit RendezvousRoster(int size) : size_(size) {}
+  // `elastic`: workers may leave and join, and `size` is the number of places.
+  explicit RendezvousRoster(int size, std::optional<MembershipRules> elastic = {});
 
   // Takes a worker's message. False if it makes no sense now: drop the connection.
   bool take(ConnectionId from, const Message& message, TimePoint now, Answers& out);
@@ -120,16 +132,53 @@ class RendezvousRoster {
   // The last generation has failed, and not every rank has heard of it.
   bool has_news() const { return current_ && current_->failed() && !current_->known_to_all(); }
 
-  bool joined(ConnectionId connection) const { return places_.contains(connection); }
+  bool joined(ConnectionId connection) const {
+    return places_.contains(connection) || waiting_.contains(connection);
+  }
+
+  // Only for elastic jobs. The processes of these places run; at first those of all places do.
+  void set_alive(std::set<int> places, TimePoint now, Answers& out);
+  // Workers that wait to join those that train.
+  int newcomers() const;
+  // What has happened since the last call.
+  struct Event {
+    enum class Kind : std::uint8_t { kFormed, kExpelled };
+    Kind kind = Kind::kFormed;
+    std::uint64_t generation = 0;
+    std::vector<int> places;
+  };
+  std::vector<Event> take_events() { return std::exchange(events_, {}); }
 
  private:
+  // A worker of an elastic job that waits for a generation.
+  struct Waiting {
+    Join join;
+    TimePoint since;
+    TimePoint until;
+  };
   bool join(ConnectionId from, const Join& join, TimePoint now, Answers& out);
+  void join_elastic(ConnectionId from, const Join& join, TimePoint now, Answers& out);
+  std::optional<std::string> objection(const Join& join) const;
+  bool forming() const { return current_ && !current_->finished() && !current_->failed(); }
+  void form(TimePoint now, Answers& out);
+  void expel(const std::vector<int>& places);
+  void note_formed();
+  void give_up_waiting(TimePoint now, Answers& out);
 
   int size_;
+  std::optional<MembershipRules> elastic_;
   bool closing_ = false;
   std::uint64_t last_number_ = 0;
   std::shared_ptr<Generation> current_;
   std::map<ConnectionId, std::shared_ptr<Generation>> places_;
+  // Of elastic jobs.
+  std::map<ConnectionId, Waiting> waiting_;
+  std::set<int> alive_;
+  std::vector<int>
+      last_;  // places of the last generation that formed, without those that have died since
+  std::string agreed_[2];  // build and engine of that generation
+  std::optional<TimePoint> ask_again_;
+  std::vector<Event> events_;
 };
 
 // "rank 2", "ranks 2 and 3", "ranks 1, 2 and 5", "ranks 1, 2, 3, 4, 5 and 7 more".

@@ -50,9 +50,11 @@ class RendezvousServer::State : public std::enable_shared_from_this<RendezvousSe
   State(asio::io_context& context, Listener listener, const ServerOptions& options)
       : door_(std::make_shared<Door>(context, std::move(listener), door_options(options))),
         timer_(context),
-        roster_(options.world_size) {}
+        roster_(options.world_size, options.elastic) {}
 
   void start();
+  void set_alive(std::set<int> places);
+  void listen(Events events) { events_ = std::move(events); }
   void close(std::function<void()> when_empty);
   void shut_down();
 
@@ -62,6 +64,7 @@ class RendezvousServer::State : public std::enable_shared_from_this<RendezvousSe
   bool take(ConnectionId from, const Message& message);
   void lose(ConnectionId id);
   void deliver(const Answers& answers);
+  void spread_events();
   void arm_timer();
   void close_if_settled();
 
@@ -69,6 +72,8 @@ class RendezvousServer::State : public std::enable_shared_from_this<RendezvousSe
   asio::steady_timer timer_;
   RendezvousRoster roster_;
   std::function<void()> when_empty_;
+  Events events_;
+  int newcomers_ = 0;  // as last told
 };
 
 void RendezvousServer::State::start() {
@@ -84,6 +89,7 @@ bool RendezvousServer::State::take(ConnectionId from, const Message& message) {
   const bool sense = roster_.take(from, message, std::chrono::steady_clock::now(), answers);
   deliver(answers);
   arm_timer();
+  spread_events();
   return sense;
 }
 
@@ -92,7 +98,28 @@ void RendezvousServer::State::lose(ConnectionId id) {
   roster_.lost(id, answers);
   deliver(answers);
   arm_timer();
+  spread_events();
   close_if_settled();
+}
+
+void RendezvousServer::State::set_alive(std::set<int> places) {
+  Answers answers;
+  roster_.set_alive(std::move(places), std::chrono::steady_clock::now(), answers);
+  deliver(answers);
+  arm_timer();
+  spread_events();
+}
+
+void RendezvousServer::State::spread_events() {
+  for (const RendezvousRoster::Event& event : roster_.take_events()) {
+    if (event.kind == RendezvousRoster::Event::Kind::kFormed && events_.formed)
+      events_.formed(event.generation, event.places);
+    if (event.kind != RendezvousRoster::Event::Kind::kExpelled || !events_.expelled) continue;
+    for (const int place : event.places) events_.expelled(place);
+  }
+  const int newcomers = roster_.newcomers();
+  if (std::exchange(newcomers_, newcomers) != newcomers && events_.newcomers)
+    events_.newcomers(newcomers);
 }
 
 void RendezvousServer::State::deliver(const Answers& answers) {
@@ -110,6 +137,7 @@ void RendezvousServer::State::arm_timer() {
     self->roster_.tick(std::chrono::steady_clock::now(), answers);
     self->deliver(answers);
     self->arm_timer();
+    self->spread_events();
   });
 }
 
@@ -155,6 +183,14 @@ const Address& RendezvousServer::address() const {
 
 void RendezvousServer::close(std::function<void()> when_empty) {
   state_->close(std::move(when_empty));
+}
+
+void RendezvousServer::set_alive(std::set<int> places) {
+  state_->set_alive(std::move(places));
+}
+
+void RendezvousServer::listen(Events events) {
+  state_->listen(std::move(events));
 }
 
 std::uint64_t RendezvousServer::strangers() const {

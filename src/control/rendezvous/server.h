@@ -12,8 +12,11 @@
 #include <functional>
 #include <memory>
 #include <optional>
+#include <set>
 #include <string>
+#include <vector>
 
+#include "control/rendezvous/membership.h"
 #include "control/rendezvous/sockets.h"
 
 namespace lockstep::control {
@@ -23,6 +26,9 @@ struct ServerOptions {
   int world_size = 1;
   std::string
       secret;  // may be empty on a Unix socket only: there the kernel tells which user connects
+
+  // For a job whose workers may leave and join; world_size is then the number of places.
+  std::optional<MembershipRules> elastic = {};
 
   // How soon strangers are dropped.
   std::chrono::milliseconds time_to_prove{
@@ -52,6 +58,17 @@ class RendezvousServer {
   // Accepts no new connections, sends late workers away, and calls `when_empty` when the last worker
   // has left. If the last generation failed, it first waits until every rank has heard of it.
   void close(std::function<void()> when_empty);
+
+  // Only for a job whose workers may leave and join. set_alive: the places whose processes run now. A new process has a
+  // place only when it has been started, and a dead one has none.
+  void set_alive(std::set<int> places);
+  struct Events {
+    std::function<void(std::uint64_t generation, const std::vector<int>& places)> formed;
+    std::function<void(int count)> newcomers;  // so many wait to join the others
+    std::function<void(int place)>
+        expelled;  // others wait for it in vain: its process is to be ended
+  };
+  void listen(Events events);
 
   // How many connections of strangers were dropped so far.
   std::uint64_t strangers() const;

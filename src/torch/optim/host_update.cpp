@@ -64,8 +64,14 @@ class HostUpdate : public Update {
   std::span<const double> norms() override { return norms_; }
   double measured_norm() const override { return unscale_ * rows_->norm(Row::kGradient); }
   bool overflowed() const override { return overflowed_; }
+  void finish(const UpdateNumbers& numbers, UpdateJournal& journal) override;
+  void complete(bool skipped) override;
 
  protected:
+  void begin(const GradientSource& source) {
+    gradients_ = source;
+    now_ = {.scaled = source.scale.has_value()};
+  }
   void find_numbers(const GradientSource& source);  // step 2
   void update(UpdateJournal* journal);              // steps 3 and 4
   void leave(UpdateJournal* journal);               // the same, where nothing changes
@@ -96,7 +102,13 @@ class HostUpdate : public Update {
   template <typename Observer>
   void update_slice(Observer observer, UpdateJournal* journal);
   template <typename Observer>
-  void update_piece(std::size_t number, replica::GradientReader& gradients, Observer& observer);
+  void update_piece(std::size_t number, replica::GradientReader& gradients, Observer& observer,
+                    UpdateJournal* journal);
+  void adopt(const UpdateNumbers& numbers);
+  void count_step();
+  // Everything of a piece that an update writes; how many there are.
+  using Written = std::array<UpdateJournal::Bytes, flat::kMostStates + 3>;
+  std::size_t written_of(const plan::Stretch& piece, Written& memories) const;
   flat::Elements elements_of(const plan::Stretch& piece, const Master& master) const;
   const std::byte* weights_of(const plan::Stretch& piece) const;
   flat::Averaged averaged(const flat::Elements& updated, const plan::Stretch& piece) const;
@@ -108,6 +120,12 @@ class HostUpdate : public Update {
   double last_norm_ = 0;
   double unscale_ = 1;  // 1 / scale of the losses
   bool overflowed_ = false;
+  struct Now {
+    bool scaled = false;   // the losses were
+    bool began = false;    // find_numbers()
+    bool counted = false;  // among the steps
+  };
+  Now now_;                                           // what is known of this step, and done
   bool measures_ = false;                             // step 3 measures gradients
   std::vector<double> norms_;                         // by entry; empty: not kept
   std::vector<double> trusts_ = std::vector<double>(  // by entry; empty: the rule has none
@@ -168,6 +186,7 @@ class WrappedUpdate : public OwnUpdate {
 };
 
 void OwnUpdate::prepare(const GradientSource& source) {
+  begin(source);
   said_ = say_step(trained_, source);
   if (said_.cannot) std::rethrow_exception(said_.cannot);
   waited_ = {};
@@ -197,6 +216,7 @@ SharedUpdate::SharedUpdate(Trained& trained)
       }()) {}
 
 void SharedUpdate::prepare(const GradientSource& source) {
+  begin(source);
   waited_ = hear_step(trained_, say_step(trained_, source));
   find_numbers(source);
 }
@@ -227,6 +247,7 @@ void HostUpdate::acquire() {
 // What a program has written to parameters of the own slice counts, so it is brought there before
 // norms are taken.
 void HostUpdate::find_numbers(const GradientSource& source) {
+  now_.began = true;
   heed_loads();
   trained_.model->parts().parameters->begin_update(own_bytes());
   last_norm_ = 0;
@@ -256,13 +277,89 @@ BlockNorms& HostUpdate::rows() {
 
 void HostUpdate::update(UpdateJournal* journal) {
   torch::NoGradGuard no_grad;
-  trained_.groups.count_step(trained_.absent());
+  count_step();
   write(journal);
   acquire();
   if (measures_ && trained_.extras.keeps_norms) last_norm_ = rows_->norm(Row::kGradient);
   keep_norms();
   bump_versions();
   trained_.state.trust_masters();
+}
+
+void HostUpdate::count_step() {
+  if (!std::exchange(now_.counted, true)) trained_.groups.count_step(trained_.absent());
+}
+
+// This worker may have lost another one where they meet for the last time. Then it knows everything but what follows
+// from the others' numbers.
+void HostUpdate::adopt(const UpdateNumbers& numbers) {
+  const bool clips = trained_.extras.clip_norm > 0;
+  if (!now_.began) {
+    is_gathered_ = false;
+    if (!gradients_.scale) gradients_.limit = trained_.extras.clip_value;
+  }
+  measures_ = false;
+  clip_factor_ = numbers.clip_factor;
+  unscale_ = now_.scaled ? static_cast<float>(1 / numbers.scale) : 1;
+  if (clips || now_.scaled || trained_.groups.layer_norm() == LayerNorm::kGradient) {
+    gradients_.factor = clip_factor_ * unscale_;
+    gradients_.limit = trained_.extras.clip_value;
+  }
+  std::copy(numbers.trusts.begin(), numbers.trusts.end(), trusts_.begin());
+}
+
+// A piece that its owner had begun to write gets the values of before first.
+void HostUpdate::finish(const UpdateNumbers& numbers, UpdateJournal& journal) {
+  torch::NoGradGuard no_grad;
+  adopt(numbers);
+  count_step();
+  const replica::ModelPlan& plan = trained_.model->parts().plan;
+  divergence::Blind blind;
+  for (std::size_t number = 0; number < plan.pieces.all.size(); ++number) {
+    if (journal.is_written(number)) continue;
+    const plan::Stretch& piece = plan.pieces.all[number];
+    if (std::span<const std::byte> kept = journal.kept(number); !kept.empty()) {
+      Written memories;
+      const std::size_t count = written_of(piece, memories);
+      for (const UpdateJournal::Bytes& memory : std::span(memories).first(count)) {
+        std::memcpy(memory.data(), kept.data(), memory.size());
+        kept = kept.subspan(memory.size());
+      }
+    } else {
+      const std::size_t first = replica::offset_of(plan.layout, piece);
+      const std::size_t bytes = piece.count * size_of(plan.layout.entries()[piece.entry].dtype);
+      trained_.model->parts().parameters->begin_update({first, first + bytes});
+    }
+    replica::GradientReader reader(gradients_, piece.entry,
+                                   plan.layout.entries()[piece.entry].dtype);
+    update_piece(number, reader, blind, &journal);
+    journal.wrote(number);
+  }
+}
+
+void HostUpdate::complete(bool skipped) {
+  torch::NoGradGuard no_grad;
+  if (!skipped) count_step();
+  trained_.model->parts().parameters->renew(trained_.absent());
+  norms_.clear();
+  if (skipped) return;
+  bump_versions();
+  trained_.state.trust_masters();
+}
+
+std::size_t HostUpdate::written_of(const plan::Stretch& piece, Written& memories) const {
+  const replica::Replicated& model = *trained_.model;
+  std::size_t count = 0;
+  const auto add = [&](const replica::FlatMemory& memory, const plan::Layout& layout) {
+    const std::size_t bytes = piece.count * size_of(layout.entries()[piece.entry].dtype);
+    memories[count++] = {memory.data() + replica::offset_of(layout, piece), bytes};
+  };
+  add(model.parameters(), model.layout());
+  const bool has_master = trained_.state.has_master(piece.entry);
+  for (const replica::FlatMemory& memory : trained_.state.memories()) {
+    if (&memory != trained_.state.masters() || has_master) add(memory, trained_.state.layout());
+  }
+  return count;
 }
 
 void HostUpdate::write(UpdateJournal* journal) {
@@ -387,19 +484,23 @@ template <typename Observer>
 void HostUpdate::update_slice(Observer observer, UpdateJournal* journal) {
   replica::for_each_piece(own_pieces(), gradients_,
                           [&](std::size_t number, replica::GradientReader& gradients) {
-                            update_piece(number, gradients, observer);
+                            update_piece(number, gradients, observer, journal);
                             if (journal != nullptr) journal->wrote(number);
                           });
 }
 
 template <typename Observer>
 void HostUpdate::update_piece(std::size_t number, replica::GradientReader& gradients,
-                              Observer& observer) {
+                              Observer& observer, UpdateJournal* journal) {
   const plan::Stretch& piece = trained_.model->pieces().all[number];
   if (trained_.leaves_alone(piece.entry)) {
     measure_nothing(piece);
     if constexpr (Observer::kWatches) leave_alone(number, observer.compares);
     return;
+  }
+  if (journal != nullptr) {
+    Written memories;
+    journal->keep(number, std::span(memories).first(written_of(piece, memories)));
   }
   Master master(trained_, piece);
   const GradientSource* const gathered = is_gathered_ ? &gradients_ : nullptr;

@@ -28,7 +28,7 @@ Optimizer::Impl::~Impl() = default;
 
 // The inventory calls it after the model's rebind(), in the order in which they were made.
 void Optimizer::Impl::rebind(World&) {
-  update->norm();  // on a GPU: throws if the last step had a bad norm
+  if (update) update->norm();  // on a GPU: throws if the last step had a bad norm
   update.reset();
   trained.state.rebind();
   update = make(trained);

@@ -28,6 +28,7 @@ StateMemory::StateMemory(replica::Parts& model, const StateNames& names)
     versions_.assign(layout_.entries().size(), -1);
   }
   take_memories();
+  model_.comm.barrier().wait();  // as rebind()
 }
 
 void StateMemory::take_memory() {
@@ -59,14 +60,20 @@ void StateMemory::add_average() {
   model_.comm.barrier().wait();  // nobody reads it, or writes to weights, before it is there
 }
 
-// If workers share the memory, one of them fills it. The others need no barrier here: they wait in
-// agree_on_options(), which comes next.
+// If workers share the memory, one of them fills it. The others keep the memories of before until it has: if it is lost
+// meanwhile, they have the values.
 void StateMemory::rebind() {
-  const auto before = std::exchange(memories_, {});
-  take_memories();
-  for (std::size_t i = 0; i < memories_.size(); ++i) {
-    if (memories_[i].shared() && model_.host().rank() != model_.source_on_host()) continue;
-    bytes_of(memories_[i]).copy_(bytes_of(before[i]));
+  auto before = std::exchange(memories_, {});
+  try {
+    take_memories();
+    for (std::size_t i = 0; i < memories_.size(); ++i) {
+      if (memories_[i].shared() && model_.host().rank() != model_.source_on_host()) continue;
+      bytes_of(memories_[i]).copy_(bytes_of(before[i]));
+    }
+    model_.comm.barrier().wait();
+  } catch (...) {
+    memories_ = std::move(before);
+    throw;
   }
 }
 

@@ -55,13 +55,29 @@ struct Trained {
   bool leaves_alone(std::size_t entry) const { return !absent().empty() && absent()[entry]; }
 };
 
-// Told what an update on the CPU has written, so that other workers can finish the update if this
-// one dies in it (step/commit_page.h).
+// Told what an update on the CPU is about to write and has written, so that other workers can finish
+// the update if this one dies in it (step/commit_page.h).
 class UpdateJournal {
  public:
+  using Bytes = std::span<std::byte>;
   virtual ~UpdateJournal() = default;
-  // A piece has its new values, in every copy on this host. Called on LibTorch's threads.
+  // These memories of a piece are about to change: keeps what they hold. Called on LibTorch's
+  // threads, as wrote().
+  virtual void keep(std::size_t piece, std::span<const Bytes> memories) = 0;
+  // A piece has its new values, in every copy on this host.
   virtual void wrote(std::size_t piece) = 0;
+
+  // For those who finish it. What was kept of a piece, one memory after the other; empty: nothing,
+  // so nothing of it was written.
+  virtual bool is_written(std::size_t piece) const = 0;
+  virtual std::span<const std::byte> kept(std::size_t piece) const = 0;
+};
+
+// What decides an update besides gradients and state, as other workers know it.
+struct UpdateNumbers {
+  double clip_factor = 1;
+  double scale = 1;
+  std::span<const double> trusts = {};
 };
 
 // A step is two calls: prepare(), then apply() or skip(). After prepare() every number is known that
@@ -90,6 +106,12 @@ class Update {
   // After prepare() of a source with a scale: whether a gradient is not finite. All workers get the
   // same answer.
   virtual bool overflowed() const = 0;
+  // After another worker was lost between prepare() and the end of apply() or skip(). finish: this
+  // worker writes all pieces that nobody has written; only if workers share memory. complete: all
+  // pieces are written, and this worker, whose call was broken off, goes on from there.
+  virtual void finish(const UpdateNumbers& /*numbers*/, UpdateJournal& /*journal*/) {}
+  virtual void complete(bool /*skipped*/) {}
+
   // Returns whether the update was made.
   bool step(const GradientSource& source) {
     prepare(source);

@@ -21,9 +21,10 @@ class PrivateCopies : public Parameters {
     for (int worker = 0; worker < comm.size() && memory_.shared(); ++worker) {
       if (worker != comm.rank()) others_.push_back(memory_.of(worker));
     }
-    move_in(memory_, Values::kCopied);
+    copy_in();
     // Nobody writes to the copies of others before they have filled them.
     comm.barrier().wait();
+    show(memory_);
   }
 
   void publish(const plan::Stretch& stretch) const override {
@@ -47,8 +48,9 @@ class OneCopy : public Parameters {
   OneCopy(Comm& host, std::vector<NamedTensor> trained, const plan::Layout& layout,
           std::unique_ptr<HostCopy> copy)
       : Parameters(std::move(trained), layout, copy->shared()), copy_(std::move(copy)) {
-    move_in(copy_->seen(), host.rank() == 0 ? Values::kCopied : Values::kLeft);
+    if (host.rank() == 0) copy_in();
     host.barrier().wait();  // nobody reads before rank 0 has written
+    show(copy_->seen());
   }
 
   const FlatMemory& seen() const override { return copy_->seen(); }
@@ -62,6 +64,9 @@ class OneCopy : public Parameters {
   void publish(const plan::Stretch&) const override {}
   void acquire(Comm& host, const std::vector<bool>& left_alone) override {
     host.barrier().wait();
+    renew(left_alone);
+  }
+  void renew(const std::vector<bool>& left_alone) override {
     std::vector<base::ByteRange> kept;
     for (std::size_t i = 0; i < left_alone.size(); ++i) {
       const plan::Entry& entry = layout_.entries()[i];
@@ -106,13 +111,19 @@ Parameters::Parameters(std::vector<NamedTensor> trained, const plan::Layout& lay
                        FlatMemory memory)
     : trained_(std::move(trained)), layout_(layout), memory_(std::move(memory)) {}
 
-void Parameters::move_in(const FlatMemory& seen, Values values) {
+void Parameters::copy_in() {
+  torch::NoGradGuard no_grad;
+  for (std::size_t i = 0; i < trained_.size(); ++i) {
+    const torch::Tensor& parameter = trained_[i].tensor;
+    memory_.view(layout_.entries()[i], parameter).copy_(parameter.detach());
+  }
+}
+
+void Parameters::show(const FlatMemory& seen) {
   torch::NoGradGuard no_grad;
   for (std::size_t i = 0; i < trained_.size(); ++i) {
     torch::Tensor& parameter = trained_[i].tensor;
-    const plan::Entry& entry = layout_.entries()[i];
-    if (values == Values::kCopied) memory_.view(entry, parameter).copy_(parameter.detach());
-    views_.push_back(seen.view(entry, parameter));
+    views_.push_back(seen.view(layout_.entries()[i], parameter));
     parameter.set_data(views_.back());
   }
 }

@@ -48,6 +48,8 @@ class Parameters {
   // Waits until all workers have published their slices of this update. `left_alone`: by entry,
   // those that nobody has written; empty: none.
   virtual void acquire(Comm& host, const std::vector<bool>& left_alone) = 0;
+  // The part of it that waits for nobody: this worker sees what was published.
+  virtual void renew(const std::vector<bool>& /*left_alone*/) {}
 
   // What all workers have written to parameters they share from now on. Mismatch if they have
   // written different values. Collective.
@@ -69,10 +71,11 @@ class Parameters {
   // `trained`: by entry of the layout.
   Parameters(std::vector<NamedTensor> trained, const plan::Layout& layout, FlatMemory memory);
 
-  // Every parameter becomes a view of `seen`. Its values are copied to `memory_` first; kLeft:
-  // another worker copies them.
-  enum class Values : bool { kCopied, kLeft };
-  void move_in(const FlatMemory& seen, Values values);
+  // Copies the values of every parameter to `memory_`; and makes every parameter a view of `seen`.
+  // Not before all values are there: if another worker is lost before that, this worker still has
+  // them.
+  void copy_in();
+  void show(const FlatMemory& seen);
 
   std::vector<NamedTensor> trained_;
   std::vector<torch::Tensor> views_;  // by entry: what the program sees, as tensors

@@ -167,7 +167,7 @@ void CheckpointDirectory::rebind() {
   if (comm_.rank() != 0) lock_.reset();
   from_leader(comm_, [&]() -> std::string {
     make_writable(directory_);
-    if (!lock_) lock_.emplace(lock(directory_));
+    if (!lock_ && !given_) lock_.emplace(lock(directory_));
     return "";
   });
 }
@@ -177,6 +177,7 @@ std::string CheckpointDirectory::path() const {
 }
 
 std::optional<base::FileLock> CheckpointDirectory::take_lock() {
+  given_ = given_ || lock_;
   return std::exchange(lock_, std::nullopt);
 }
 

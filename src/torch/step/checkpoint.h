@@ -62,7 +62,8 @@ class CheckpointDirectory {
   std::string directory_;
   Use use_;
   std::optional<base::FileLock> lock_;
-  bool own_ = false;  // this job has written or read the checkpoint there
+  bool own_ = false;    // this job has written or read the checkpoint there
+  bool given_ = false;  // the lock is take_lock()'s caller's
 };
 
 }  // namespace lockstep::steps

@@ -1,5 +1,7 @@
 #include "torch/step/commit_page.h"
 
+#include <ATen/Parallel.h>
+
 #include <algorithm>
 #include <cstring>
 #include <numeric>
@@ -22,15 +24,68 @@ CommitToken token_of(std::int64_t step, int phase, CommitToken copy) {
   return static_cast<CommitToken>(step + 1) << 24 | static_cast<CommitToken>(phase) << 1 | copy;
 }
 
-// Marks each piece that is written.
+// What a thread keeps of the piece that it writes. Its values follow.
+struct Kept {
+  Word token;  // 0 while the rest is written
+  std::uint64_t mark;
+  std::uint64_t bytes;
+};
+constexpr std::size_t kKeptHead = 64;
+static_assert(sizeof(Kept) <= kKeptHead);
+
+struct JournalMemory {
+  std::byte* all = nullptr;  // of all workers
+  std::byte* own = nullptr;
+  std::size_t bytes = 0;    // of a thread
+  std::size_t threads = 0;  // of all workers
+};
+
+// Marks each piece that is written, and keeps its old values until then.
 class Marks : public optim::UpdateJournal {
  public:
-  Marks(Word* first, CommitToken token) : first_(first), token_(token) {}
+  Marks(Word* marks, std::size_t first, JournalMemory memory, CommitToken token)
+      : marks_(marks), first_(first), memory_(memory), token_(token) {}
+
+  // A process that is killed has done all its stores up to some instruction, in their order. So what is kept is whole
+  // before the first value changes.
+  void keep(std::size_t piece, std::span<const Bytes> memories) override {
+    std::byte* const at =
+        memory_.own + static_cast<std::size_t>(at::get_thread_num()) * memory_.bytes;
+    auto* const kept = reinterpret_cast<Kept*>(at);
+    kept->token.store(0, std::memory_order_relaxed);
+    std::atomic_thread_fence(std::memory_order_release);
+    kept->mark = first_ + piece;
+    std::byte* to = at + kKeptHead;
+    for (const Bytes& memory : memories) {
+      std::memcpy(to, memory.data(), memory.size());
+      to += memory.size();
+    }
+    kept->bytes = static_cast<std::uint64_t>(to - at) - kKeptHead;
+    kept->token.store(token_, std::memory_order_release);
+    std::atomic_signal_fence(std::memory_order_seq_cst);
+  }
   // Release: a reader that sees the mark sees the values of the piece.
-  void wrote(std::size_t piece) override { first_[piece].store(token_, std::memory_order_release); }
+  void wrote(std::size_t piece) override {
+    marks_[first_ + piece].store(token_, std::memory_order_release);
+  }
+
+  bool is_written(std::size_t piece) const override {
+    return marks_[first_ + piece].load(std::memory_order_acquire) == token_;
+  }
+  std::span<const std::byte> kept(std::size_t piece) const override {
+    for (std::size_t thread = 0; thread < memory_.threads; ++thread) {
+      const std::byte* const at = memory_.all + thread * memory_.bytes;
+      const auto* const kept = reinterpret_cast<const Kept*>(at);
+      if (kept->token.load(std::memory_order_acquire) == token_ && kept->mark == first_ + piece)
+        return {at + kKeptHead, kept->bytes};
+    }
+    return {};
+  }
 
  private:
-  Word* first_;
+  Word* marks_;
+  std::size_t first_;
+  JournalMemory memory_;
   CommitToken token_;
 };
 
@@ -56,7 +111,8 @@ CommitLayout::CommitLayout(const CommitHead& head)
     copy = next;
     next = up(next + (head.workers + head.shards) * sizeof(std::uint64_t) + head.buffer_bytes);
   }
-  end = next;
+  journal = next;
+  end = journal + head.workers * head.threads * head.journal_bytes;
 }
 
 CommitPage::CommitPage(Comm& comm, const Shape& shape)
@@ -67,6 +123,8 @@ CommitPage::CommitPage(Comm& comm, const Shape& shape)
              shape.buffer_bytes,
              numbers_of(shape),
              first_mark_.back(),
+             static_cast<std::uint64_t>(at::get_num_threads()),
+             up(kKeptHead + shape.memories * plan::kPieceElements * sizeof(double)),
              {0}},
       layout_(shape_),
       page_(comm, layout_.end, replica::Copies::kPerHost),
@@ -110,7 +168,44 @@ void CommitPage::intend(std::span<const double> numbers) {
 }
 
 std::unique_ptr<optim::UpdateJournal> CommitPage::journal(std::size_t model) {
-  return std::make_unique<Marks>(at<Word>(layout_.marks) + first_mark_[model], token_);
+  std::byte* const all = at<std::byte>(layout_.journal);
+  const JournalMemory memory{all, all + worker_ * shape_.threads * shape_.journal_bytes,
+                             shape_.journal_bytes, shape_.workers * shape_.threads};
+  return std::make_unique<Marks>(at<Word>(layout_.marks), first_mark_[model], memory, token_);
+}
+
+Word* CommitPage::token_of_intent(std::size_t worker) const {
+  return at<Word>(layout_.intent_of(shape_, worker));
+}
+
+CommitPage::Fate CommitPage::fate(std::int64_t step, int phase) {
+  const CommitToken committed = head().commit.load(std::memory_order_acquire);
+  constexpr CommitToken kCopy = 1;
+  if ((committed & ~kCopy) == token_of(step, phase, 0)) {
+    token_ = committed;
+    return Fate::kCommitted;
+  }
+  begin(step, phase);
+  for (std::size_t worker = 0; worker < shape_.workers; ++worker) {
+    if (token_of_intent(worker)->load(std::memory_order_acquire) == token_) return Fate::kIntended;
+  }
+  return Fate::kNothing;
+}
+
+std::vector<double> CommitPage::intent() {
+  for (std::size_t worker = 0; worker < shape_.workers; ++worker) {
+    if (token_of_intent(worker)->load(std::memory_order_acquire) != token_) continue;
+    const double* const first =
+        at<double>(layout_.intent_of(shape_, worker) + sizeof(std::uint64_t));
+    return {first, first + shape_.intent_numbers};
+  }
+  return {};
+}
+
+std::vector<double> CommitPage::losses() {
+  const std::size_t copy = layout_.small[head().commit.load(std::memory_order_acquire) & 1];
+  const double* const first = at<double>(copy + shape_.workers * sizeof(std::uint64_t));
+  return {first, first + shape_.shards};
 }
 
 void CommitPage::commit(std::span<const std::size_t> models) {

@@ -6,11 +6,12 @@
 //   intent         of each worker: which phase of which step, and every number that decides what will be written. It is
 //                  complete before this worker writes its first weight
 //   marks          of each piece of each model: the phase whose values it has
+//   journal        of each thread that writes: the old values of the piece that it is writing
 //   commit word    the last phase of which every piece of every model is marked. The first worker that finds it so
 //                  moves it. Gradients are overwritten only after that
 //
 // So if a step has no intent, it has changed nothing that counts, and is repeated. If it has an intent, it can be
-// finished from the gradients and the intent. (docs/decisions/0016-a-step-is-one-thing.md)
+// finished from the gradients, the intent and the journal. (docs/decisions/0016-a-step-is-one-thing.md)
 //
 // If workers do not share memory, each has a page of its own.
 #pragma once
@@ -43,6 +44,8 @@ struct CommitHead {
   std::uint64_t buffer_bytes;
   std::uint64_t intent_numbers;  // of each worker
   std::uint64_t marks;
+  std::uint64_t threads;            // of each worker
+  std::uint64_t journal_bytes;      // of each thread
   std::atomic<CommitToken> commit;  // 0: none
 };
 
@@ -52,6 +55,7 @@ struct CommitLayout {
   std::size_t intents;   // of each worker: a token, which is written last, and its numbers
   std::size_t marks;     // a token each
   std::size_t small[2];  // of each copy: a token of each worker, losses by shard, buffers
+  std::size_t journal;   // of each thread: a token, a mark's number, old values
   std::size_t end;
 
   std::size_t intent_of(const CommitHead& head, std::size_t worker) const {
@@ -73,6 +77,7 @@ class CommitPage {
     std::vector<std::size_t> pieces;  // of each model
     std::size_t rates = 0;            // of all optimizers together
     std::size_t trusts = 0;           // the same, of layer-wise ones
+    std::size_t memories = 0;         // that an update of a piece changes, at most
   };
   CommitPage(Comm& comm, const Shape& shape);
 
@@ -84,7 +89,17 @@ class CommitPage {
   // Moves the commit word, unless another worker has. Every piece of these models must be marked.
   void commit(std::span<const std::size_t> models);
 
+  // After a worker was lost in a phase. kIntended: somebody has begun to write; begin() has been called for the phase
+  // here. If the page belongs to this worker alone, the others know nothing of it.
+  enum class Fate { kNothing, kIntended, kCommitted };
+  Fate fate(std::int64_t step, int phase);
+  bool shared() const { return page_.shared(); }
+  std::vector<double> intent();  // the numbers of somebody's intent for this phase
+  // By shard: the losses of the last phase that was committed.
+  std::vector<double> losses();
+
  private:
+  std::atomic<CommitToken>* token_of_intent(std::size_t worker) const;
   CommitHead& head() { return *reinterpret_cast<CommitHead*>(page_.data()); }
   template <typename T>
   T* at(std::size_t offset) const {

@@ -86,7 +86,10 @@ Generation make_generation(World& world, JobSetup& setup) {
   if (options.shards == 0 && setup.accumulate > 0) options.shards = world.size() * setup.accumulate;
   if (options.shards == 0) options.shards = default_shards(options.global_batch);
   check_shards(options, world.size());
-  return {world.inventory(), std::move(control), options.shards,
+  return {control::handle_on(world),
+          world.inventory(),
+          std::move(control),
+          options.shards,
           plan::hosted_shards(world.rank(), world.size(), options.shards),
           plan::plan_sharded_reduction(options.shards, world.size())};
 }

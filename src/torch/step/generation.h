@@ -4,6 +4,7 @@
 
 #include <lockstep/comm.h>
 #include <lockstep/job.h>
+#include <lockstep/world.h>
 
 #include "control/inventory.h"
 #include "plan/accumulation.h"
@@ -21,6 +22,7 @@ struct JobSetup {
 
 // The job owns it. A change of membership replaces it as a whole.
 struct Generation {
+  World world;                                    // a handle
   std::shared_ptr<control::Inventory> inventory;  // of the world
   Comm control;  // for weights of shards, buffers, agreements and checkpoints
   int shards = 0;

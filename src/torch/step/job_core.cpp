@@ -109,9 +109,9 @@ std::shared_ptr<JobCore> JobCore::make(World& world, JobSetup setup, JobHooks ho
 }
 
 void JobCore::rebind(World& world) {
-  if (progress_.loop != nullptr || progress_.running)
+  if ((progress_.loop != nullptr || progress_.running) && !progress_.regroups)
     throw BadInput("a job goes to other workers between two loops, not in one or after a failure");
-  numbers_.pending.reset();
+  if (!progress_.regroups) numbers_.pending.reset();
   JobSetup setup = setup_;
   setup.options.shards = setup_.asked_shards;  // workers that join ask for the same
   generation_ = make_generation(world, setup);
@@ -238,6 +238,9 @@ void JobCore::name_state() {
 void JobCore::prepare(const DatasetPtr& dataset, const BatchesOptions& options,
                       const std::vector<replica::Property>& more) {
   if (steps_.empty()) throw BadInput("the job has no Step: make one before batches()");
+  data_.dataset = dataset;
+  data_.options = options;
+  data_.more = more;
   const bool again = is_prepared();
   if (!again) name_state();
   data_.samples = dataset->size();
@@ -378,23 +381,40 @@ JobCore::Ran JobCore::run(StepCore& step, const GlobalBatch& batch) {
   const Phase phase = loop.next_phase();
   if (numbers_.undecided) return {phase, nullptr};
   progress_.running = true;
-  StepRun& run = loop.run_of(step);
+  const StepRun& run = loop.run_of(step);
   if (step.options.learning_rate) {
     for (optim::Optimizer* const optimizer : step.optimizers)
       optimizer->set_lr(step.options.learning_rate(phase.step));
   }
   if (records_calls()) calls_.push_back({phase.step, phase.number, &step, run.rates()});
-  std::shared_ptr<PhaseResult> result;
-  in_plain_words([&] {
-    if (!run.run(phase, [&] { return collect(); })) return;
-    result = run.result(phase, numbers_.channel, told_to_stop());
-  });
+  auto result = run_phase(step, phase);
   progress_.running = false;
   if (!result) return {phase, nullptr};
   numbers_.pending = result;
-  numbers_.checks = run.checks();
   reseed(phase.step + 1);
   return {phase, std::move(result)};
+}
+
+// Until the phase is committed. If workers are lost in it, the others finish it, or repeat it.
+std::shared_ptr<PhaseResult> JobCore::run_phase(StepCore& step, const Phase& phase) {
+  while (true) {
+    try {
+      std::shared_ptr<PhaseResult> result;
+      StepRun& run = progress_.loop->run_of(step);
+      in_plain_words([&] {
+        if (!run.run(phase, [&] { return collect(); })) return;
+        result = run.result(phase, numbers_.channel,
+                            {told_to_stop(), generation_.world.newcomers() > 0});
+      });
+      if (result) numbers_.checks = run.checks();
+      return result;
+    } catch (const PeerLost&) {
+      if (!can_recover()) throw;
+    } catch (const Timeout&) {
+      if (!can_recover()) throw;
+    }
+    if (auto result = recover(step, phase)) return result;
+  }
 }
 
 bool JobCore::told_to_stop() const {
@@ -425,6 +445,7 @@ bool JobCore::collect() {
         about.step));
   }
   progress_.stop = progress_.stop || result->stop();
+  progress_.newcomers = progress_.newcomers || result->newcomers();
   if (hooks_.on_result) hooks_.on_result(*result);
   // A loss of a half type may overflow, too. A scaler that goes on from there has skipped the step.
   if (!about.skipped) check_loss(*result);
@@ -443,7 +464,7 @@ void JobCore::check_loss(const PhaseResult& result) const {
 }
 
 void JobCore::settle() {
-  if (!collect()) rerun();
+  if (!repeated([this] { return collect(); })) rerun();
 }
 
 // Runs the phases again, from the checkpoint up to the one in which two copies differ. The verdict compares what comes
@@ -488,7 +509,7 @@ void JobCore::save() {
   if (!checkpoints_ || setup_.only_reads || progress_.saved_at == step) return;
   if (progress_.loop != nullptr) progress_.loop->check_at_rest(step - 1);
   note_streams(step);
-  checkpoints_->write(state_, step, with_data(properties(), data_.record));
+  repeated([&] { checkpoints_->write(state_, step, with_data(properties(), data_.record)); });
   progress_.saved_at = step;
   calls_.clear();
   if (hooks_.on_saved) hooks_.on_saved(checkpoints_->path(), step);
@@ -506,6 +527,8 @@ void JobCore::end_batch() {
   if (numbers_.undecided) rerun();
   const std::int64_t every = setup_.options.checkpoint_every_steps;
   if (every > 0 ? progress_.next % every == 0 : batch.ends_epoch()) save();
+  if (progress_.newcomers && progress_.next < progress_.loop->end() && can_recover())
+    join_newcomers();
 }
 
 void JobCore::end_loop() {

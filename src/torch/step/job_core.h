@@ -10,6 +10,7 @@
 // job, so that a step never runs inside a step.
 #pragma once
 
+#include <lockstep/errors.h>
 #include <lockstep/job.h>
 #include <lockstep/step.h>
 
@@ -121,6 +122,9 @@ class JobCore : public control::Member, public std::enable_shared_from_this<JobC
   JobCore(World& world, JobSetup setup, JobHooks hooks);
 
   struct Data {
+    DatasetPtr dataset;  // these three as prepare() got them last
+    BatchesOptions options;
+    std::vector<replica::Property> more;
     DataRecord record;
     std::int64_t samples = 0;
     std::optional<plan::Batches> plan;                  // once the job is prepared
@@ -132,6 +136,8 @@ class JobCore : public control::Member, public std::enable_shared_from_this<JobC
     std::int64_t saved_at = -1;  // position of the last checkpoint; −1: none
     bool opened = false;         // a loop, now or before
     bool running = false;        // a phase is under way; stays so if it fails
+    bool regroups = false;       // workers have changed, and the job goes to those that are there
+    bool newcomers = false;      // all workers know that others wait to join
     bool partial = false;        // an exception has left the loop in a batch that a Step had used
     bool stop = false;           // all workers know that the job stops
     bool stopped = false;        // a loop has ended because of that
@@ -157,6 +163,20 @@ class JobCore : public control::Member, public std::enable_shared_from_this<JobC
     std::vector<double> rates;
   };
 
+  std::shared_ptr<PhaseResult> run_phase(StepCore& step, const Phase& phase);
+  bool can_recover() const;
+  std::shared_ptr<PhaseResult> recover(const StepCore& step, const Phase& phase);
+  void recover_at_rest();
+  void join_newcomers();
+  // What survivors do before they leave their memory. Called in each attempt; collective among them.
+  using Settle = std::function<void(Comm& survivors)>;
+  void regroup(bool in_batch, std::int64_t step, const Settle& settle);
+  CommitPage::Fate settle_phase(Comm& survivors, StepRun& run, const Phase& phase,
+                                CommitPage::Fate known);
+  void rescue_numbers();
+  // Runs it; again whole, if workers are lost meanwhile. Between two phases.
+  template <typename Run>
+  auto repeated(const Run& run);
   void name_state();
   DataRecord look_at(const Dataset& dataset, const BatchesOptions& options);
   void plan_data(const Dataset& dataset, const BatchesOptions& options);
@@ -188,5 +208,19 @@ class JobCore : public control::Member, public std::enable_shared_from_this<JobC
   std::vector<Call> calls_;
   Numbers numbers_;
 };
+
+template <typename Run>
+auto JobCore::repeated(const Run& run) {
+  while (true) {
+    try {
+      return run();
+    } catch (const PeerLost&) {
+      if (!can_recover() || progress_.running) throw;
+    } catch (const Timeout&) {
+      if (!can_recover() || progress_.running) throw;
+    }
+    recover_at_rest();
+  }
+}
 
 }  // namespace lockstep::steps

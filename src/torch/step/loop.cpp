@@ -67,17 +67,48 @@ void HostedBatches::end() {
 
 Loop::Loop(std::shared_ptr<JobCore> job, DatasetPtr dataset, const BatchesOptions& options)
     : job_(std::move(job)),
-      stream_(std::make_unique<StreamOfModels>(job_->models_.all)),
-      batches_(
-          job_->generation_.hosted,
-          job_->steps_.size() > 1 ? HostedBatches::Taken::kKept : HostedBatches::Taken::kDropped,
-          {std::move(dataset), plan().options(),
-           job_->data_.streams ? data::in_order({options.loader_threads, options.prefetch})
-                               : data::PrefetchOptions{options.loader_threads, options.prefetch},
-           models().front().device()}) {
+      source_{std::move(dataset),
+              job_->data_.streams
+                  ? data::in_order({options.loader_threads, options.prefetch})
+                  : data::PrefetchOptions{options.loader_threads, options.prefetch}} {
+  open();
+  job_->progress_.loop = this;
+}
+
+void Loop::open() {
+  stream_ = std::make_unique<StreamOfModels>(job_->models_.all);
+  batches_ = std::make_unique<HostedBatches>(
+      job_->generation_.hosted,
+      job_->steps_.size() > 1 ? HostedBatches::Taken::kKept : HostedBatches::Taken::kDropped,
+      HostedBatches::Source{source_.dataset, plan().options(), source_.prefetch,
+                            models().front().device()});
   open_models();
   open_page();
-  job_->progress_.loop = this;
+}
+
+void Loop::close() noexcept {
+  batches_.reset();
+  runs_.clear();
+  buffers_.clear();
+  commit_page_.reset();
+  trained_.clear();
+  stream_.reset();
+}
+
+void Loop::reopen(std::int64_t step) {
+  open();
+  batches_->open({step, end_});
+  batches_->begin(step);
+}
+
+void Loop::restore_buffers() {
+  std::size_t first = 0;
+  for (const ModelView& model : models()) {
+    const std::size_t bytes = replica::pack(model.buffers()).size();
+    const auto begin = buffers_at_rest_.begin() + static_cast<std::ptrdiff_t>(first);
+    replica::unpack({begin, begin + static_cast<std::ptrdiff_t>(bytes)}, model.buffers());
+    first += bytes;
+  }
 }
 
 void Loop::open_models() {
@@ -96,10 +127,12 @@ void Loop::open_models() {
 void Loop::open_page() {
   CommitPage::Shape shape{.shards = generation().shards, .buffer_bytes = packed_buffers().size()};
   for (const auto& one : trained_) {
+    shape.memories = std::max(shape.memories, 1 + one->step.trained().state.memories().size());
     shape.pieces.push_back(one->step.trained().model->pieces().all.size());
     shape.rates += one->step.trained().groups.count();
     shape.trusts += one->step.trusts().size();
   }
+  keep_buffers(packed_buffers());
   commit_page_ = make_commit_page(generation().control, shape, models().front().device());
 }
 
@@ -155,17 +188,18 @@ void Loop::go_to(std::int64_t step) {
   current_.samples_ = at.entries;
   current_.ends_epoch_ = (step + 1) % plan().steps_per_epoch() == 0;
   phases_ = 0;
-  batches_.begin(step);
+  batches_->begin(step);
 }
 
 bool Loop::first() {
-  if (batches_.is_open()) throw BadInput("a loop over batches() begins once: call batches() again");
-  batches_.open({job_->progress_.next, end_});
+  if (batches_->is_open())
+    throw BadInput("a loop over batches() begins once: call batches() again");
+  batches_->open({job_->progress_.next, end_});
   return go_on();
 }
 
 bool Loop::advance() {
-  batches_.end();
+  batches_->end();
   job_->end_batch();
   phases_ = 0;
   return go_on();
@@ -176,7 +210,7 @@ bool Loop::go_on() {
     go_to(job_->progress_.next);
     return true;
   }
-  batches_.close();
+  batches_->close();
   job_->end_loop();
   return false;
 }
@@ -186,13 +220,13 @@ Phase Loop::next_phase() {
 }
 
 void Loop::go_back(StepRange steps) {
-  batches_.open(steps);
+  batches_->open(steps);
   current_.step_ = steps.first - 1;
 }
 
 void Loop::rerun_to(std::int64_t step) {
   while (current_.step_ < step) {
-    batches_.end();
+    batches_->end();
     go_to(current_.step_ + 1);
   }
 }

@@ -103,7 +103,15 @@ class Loop : public std::enable_shared_from_this<Loop> {
   bool has_phases() const { return phases_ > 0; }
   // In the destructor: whether the loop ends because an exception passes.
   bool is_unwound() const { return std::uncaught_exceptions() > exceptions_; }
-  HostedBatches& batches() { return batches_; }
+  HostedBatches& batches() { return *batches_; }
+
+  // The job goes to other workers. close: gives the models back; what was read ahead is dropped. reopen: takes them again
+  // there, to read batches from this step on. Collective, as the constructor.
+  void close() noexcept;
+  void reopen(std::int64_t step);
+  // Buffers of all models, as the last phase that was committed has left them.
+  void keep_buffers(std::vector<std::byte> packed) { buffers_at_rest_ = std::move(packed); }
+  void restore_buffers();
 
   // For a rerun: goes back to the first of these steps, then on to each of them.
   void go_back(StepRange steps);
@@ -132,6 +140,7 @@ class Loop : public std::enable_shared_from_this<Loop> {
   const std::vector<ModelView>& models() const;
 
  private:
+  void open();
   void go_to(std::int64_t step);
   bool go_on();
   void open_models();
@@ -147,7 +156,14 @@ class Loop : public std::enable_shared_from_this<Loop> {
   std::unique_ptr<CommitPage> commit_page_;
   std::vector<std::unique_ptr<ShardBuffers>> buffers_;
   std::vector<std::unique_ptr<StepRun>> runs_;
-  HostedBatches batches_;  // last, so that it goes first, and its loader threads with it
+  std::vector<std::byte> buffers_at_rest_;
+  struct Source {
+    DatasetPtr dataset;
+    data::PrefetchOptions prefetch;
+  };
+  Source source_;
+  std::unique_ptr<HostedBatches>
+      batches_;  // last, so that it goes first, and its loader threads with it
 };
 
 }  // namespace lockstep::steps

@@ -115,6 +115,13 @@ class ModelStep : public divergence::Subject {
   void prepare(const optim::GradientSource& source);
   void apply(const flat::Note& note, optim::UpdateJournal* journal);
   void skip(const flat::Note& note, optim::UpdateJournal* journal);
+  // As Update.
+  void finish(const optim::UpdateNumbers& numbers, optim::UpdateJournal& journal) {
+    parts_.update->finish(numbers, journal);
+  }
+  void complete(bool skipped) { parts_.update->complete(skipped); }
+  // Whether other workers can finish an update here: not if its values are a wrapped optimizer's.
+  bool can_be_finished() const { return !parts_.update->packs(); }
   bool overflowed() const { return parts_.update->overflowed(); }
   // For other workers, in the last update.
   std::chrono::nanoseconds waited() const { return parts_.update->waited(); }

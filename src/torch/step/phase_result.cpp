@@ -4,6 +4,7 @@
 #include <lockstep/errors.h>
 
 #include <algorithm>
+#include <limits>
 #include <span>
 
 #include "plan/tree.h"
@@ -11,7 +12,8 @@
 namespace lockstep::steps {
 namespace {
 
-constexpr std::size_t kFlags = 2;  // how many were told to stop, and reported an unknown metric
+constexpr std::size_t kFlags =
+    3;  // how many were told to stop, reported an unknown metric, know of newcomers
 
 }  // namespace
 
@@ -28,7 +30,7 @@ std::size_t PhaseResult::first_of_squares(std::size_t model) const {
 }
 
 // One worker has each number, and the others have 0 there: the all-reduce moves numbers, and rounds nothing. They are
-// added later, in the order of the tree. Only the two flags are counts.
+// added later, in the order of the tree. Only the flags are counts.
 void PhaseResult::start(Comm& channel, const Local& local) {
   const auto shards = static_cast<std::size_t>(about_.shards);
   workers_ = static_cast<std::size_t>(channel.size());
@@ -40,6 +42,7 @@ void PhaseResult::start(Comm& channel, const Local& local) {
         local.digests[model];
   double* const flags = numbers_.data() + shards + about_.models * workers_;
   flags[0] = local.stop ? 1 : 0;
+  flags[2] = local.newcomers ? 1 : 0;
   for (const auto& [shard, reports] : local.reports) {
     for (const auto& [name, report] : reports) {
       const auto found = std::lower_bound(about_.names.begin(), about_.names.end(), name);
@@ -66,6 +69,18 @@ void PhaseResult::wait() {
   if (!started_) bring_(*this);
   work_.wait();
   done_ = true;
+  if (about_.noise) record_noise();
+}
+
+void PhaseResult::rescue(const std::vector<double>& losses) {
+  if (done_) return;
+  work_ = {};
+  workers_ = 0;
+  about_.measured.reset();
+  numbers_.assign(first_of_squares(0), std::numeric_limits<double>::quiet_NaN());
+  std::copy(losses.begin(), losses.end(), numbers_.begin());
+  std::fill_n(numbers_.begin() + about_.shards, kFlags, 0);
+  started_ = done_ = true;
   if (about_.noise) record_noise();
 }
 
@@ -96,6 +111,10 @@ std::vector<double> PhaseResult::digests(std::size_t model) const {
 
 bool PhaseResult::stop() const {
   return numbers_[first_of_metric(0) - kFlags] > 0;
+}
+
+bool PhaseResult::newcomers() const {
+  return numbers_[first_of_metric(0) - kFlags + 2] > 0;
 }
 
 bool PhaseResult::unknown_metric() const {

@@ -58,6 +58,7 @@ class PhaseResult {
     std::map<int, std::vector<double>> squares;  // of gradients: by hosted shard, by model
     std::vector<double> digests;                 // of the divergence check, by model
     bool stop = false;
+    bool newcomers = false;  // workers wait to join
   };
 
   // If start() was not called before wait(), wait() calls `bring`, which calls start(): so it is on a GPU.
@@ -70,10 +71,14 @@ class PhaseResult {
   // Call it before the accessors below.
   void wait();
   bool in_flight() const { return started_ && !done_; }
+  // In place of wait(), if a worker was lost while the numbers travelled: the losses are known from elsewhere, metrics are
+  // not (NaN).
+  void rescue(const std::vector<double>& losses);
 
   double loss() const;  // the weighted mean, added in the order of the tree over shards
   std::vector<double> digests(std::size_t model) const;  // by worker
   bool stop() const;                                     // some worker was told to stop
+  bool newcomers() const;                                // some worker knows of workers that wait
   bool unknown_metric() const;  // some worker has reported one that is not among the names
   double metric(const std::string& name) const;  // BadInput for an unknown one; NaN for no weight
   // By optimizer, after this phase; empty: nothing is measured.
@@ -86,7 +91,7 @@ class PhaseResult {
 
   About about_;
   std::function<void(PhaseResult&)> bring_;
-  // Losses by shard, digests by model and worker, stops, unknown names; then of each metric sums and weights by shard;
+  // Losses by shard, digests by model and worker, stops, unknown names, newcomers; then of each metric sums and weights by shard;
   // of each model, if it was measured, squares by shard.
   std::vector<double> numbers_;
   std::vector<NoiseScale> noise_;

@@ -98,6 +98,7 @@ double StepRun::exchange(Weights& weights) {
 }
 
 bool StepRun::run(const Phase& phase, const GoesOn& goes_on) {
+  updated_ = false;
   Weights weights = known_weights(phase.step);
   run_shards(phase, weights);
   const auto began = Clock::now();
@@ -142,9 +143,11 @@ void StepRun::update(const Phase& phase, const std::vector<optim::GradientSource
   const CallName call(models_.front()->trained().model->identity().announcements->comm(),
                       call_of(core_, phase));
   CommitPage* const page = loop_.commit_page();
+  std::vector<std::byte> buffers;
   if (page != nullptr) {
+    buffers = loop_.packed_buffers();
     page->begin(phase.step, phase.number);
-    page->put_small(runner_->known()->weighted_losses, loop_.packed_buffers());
+    page->put_small(runner_->known()->weighted_losses, buffers);
   }
   for (std::size_t i = 0; i < models_.size(); ++i) models_[i]->prepare(sources[i]);
   // One model that has overflowed is enough: a step changes all models or none.
@@ -154,18 +157,63 @@ void StepRun::update(const Phase& phase, const std::vector<optim::GradientSource
     page->intend(intent());
     for (std::size_t i = 0; i < models_.size(); ++i) write(i, {}, page->journal(numbers_[i]).get());
     page->commit(numbers_);
+    loop_.keep_buffers(std::move(buffers));
   } else {
     flat::Note note = runner_->note();  // goes with the first update
     for (std::size_t i = 0; i < models_.size(); ++i) write(i, std::exchange(note, {}), nullptr);
   }
   for (const ModelStep* const model : models_) exposed_ += model->waited();
-  if (scaler() == nullptr) return;
-  scaler()->update_after(skips_);
-  if (!skips_ || scaler()->scale() > kLeastScale) return;
+  end_update();
+  if (scaler() == nullptr || !skips_ || scaler()->scale() > kLeastScale) return;
   throw BadInput(fmt::format(
       "the gradients of step {} are not finite, though the loss is scaled by {:.1e} only: training "
       "has diverged; lower the learning rate or warm it up",
       phase.step, scaler()->scale()));
+}
+
+void StepRun::end_update() {
+  updated_ = true;
+  if (scaler() != nullptr) scaler()->update_after(skips_);
+}
+
+bool StepRun::can_recover() const {
+  return std::all_of(models_.begin(), models_.end(),
+                     [](const ModelStep* model) { return model->can_be_finished(); });
+}
+
+// In the order of intent().
+void StepRun::finish() {
+  CommitPage& page = *loop_.commit_page();
+  const std::vector<double> numbers = page.intent();
+  std::span<const double> left = std::span(numbers).subspan(3);
+  for (std::size_t i = 0; i < models_.size(); ++i) {
+    const std::size_t rates = models_[i]->trained().groups.rates().size();
+    const std::size_t trusts = models_[i]->trusts().size();
+    const optim::UpdateNumbers known{left[0], numbers[1], left.subspan(2 + rates, trusts)};
+    left = left.subspan(2 + rates + trusts);
+    const auto journal = page.journal(numbers_[i]);
+    const bool skipped = numbers[2] != 0;
+    for (std::size_t piece = 0; skipped && piece < models_[i]->trained().model->pieces().all.size();
+         ++piece)
+      journal->wrote(piece);
+    if (!skipped) models_[i]->finish(known, *journal);
+  }
+  page.commit(numbers_);
+}
+
+void StepRun::complete() {
+  if (updated_) return;
+  skips_ = loop_.commit_page()->intent()[2] != 0;
+  for (ModelStep* const model : models_) model->complete(skips_);
+  loop_.keep_buffers(loop_.packed_buffers());
+  end_update();
+  runner_->end_step();
+}
+
+std::shared_ptr<PhaseResult> StepRun::rescued(const Phase& phase) {
+  auto result = std::make_shared<PhaseResult>(about(phase), nullptr);
+  result->rescue(loop_.commit_page()->losses());
+  return result;
 }
 
 void StepRun::write(std::size_t model, const flat::Note& note, optim::UpdateJournal* journal) {
@@ -309,17 +357,21 @@ void StepRun::agree_on_metrics() {
   core_.metrics.emplace(names.begin(), names.end());
 }
 
-std::shared_ptr<PhaseResult> StepRun::result(const Phase& phase, Comm& channel, bool stop) {
+PhaseResult::About StepRun::about(const Phase& phase) const {
+  return {.step = phase.step,
+          .phase = phase.number,
+          .lr = core_.optimizers.front()->lr(),
+          .skipped = skips_,
+          .shards = loop_.generation().shards,
+          .total_weight = total_weight_,
+          .models = checks_.size(),
+          .names = core_.metrics.value_or(std::vector<std::string>()),
+          .noise = core_.noise};
+}
+
+std::shared_ptr<PhaseResult> StepRun::result(const Phase& phase, Comm& channel, Asks asks) {
   if (!core_.metrics) agree_on_metrics();
-  PhaseResult::About about{.step = phase.step,
-                           .phase = phase.number,
-                           .lr = core_.optimizers.front()->lr(),
-                           .skipped = skips_,
-                           .shards = loop_.generation().shards,
-                           .total_weight = total_weight_,
-                           .models = checks_.size(),
-                           .names = *core_.metrics,
-                           .noise = core_.noise};
+  PhaseResult::About about = this->about(phase);
   if (measures(phase.step) && !skips_) {
     about.measured = {.samples = loop_.plan().count(phase.step, 0), .of_batch = {}};
     for (const ModelStep* const model : models_) {
@@ -327,13 +379,14 @@ std::shared_ptr<PhaseResult> StepRun::result(const Phase& phase, Comm& channel, 
       about.measured->of_batch.push_back(norm * norm);
     }
   }
-  const auto start = [&channel, stop, name = call_of(core_, phase), step = phase.step,
+  const auto start = [&channel, asks, name = call_of(core_, phase), step = phase.step,
                       checks = checks_,
                       squares = squares_](PhaseResult& result, PhaseResult::Local local) {
     const CallName call(channel, name);
     local.squares = squares;
     for (divergence::Check* const check : checks) local.digests.push_back(check->digest(step));
-    local.stop = stop;
+    local.stop = asks.stop;
+    local.newcomers = asks.newcomers;
     result.start(channel, local);
   };
   // The program may ask for the loss after the loop has ended, and then the runner is gone.

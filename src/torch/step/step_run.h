@@ -65,7 +65,18 @@ class StepRun {
   bool run(const Phase& phase, const GoesOn& goes_on);
 
   // The numbers of the last phase. From a CPU they are in flight already; from a GPU PhaseResult::wait() sends them.
-  std::shared_ptr<PhaseResult> result(const Phase& phase, Comm& channel, bool stop);
+  struct Asks {
+    bool stop = false;
+    bool newcomers = false;
+  };
+  std::shared_ptr<PhaseResult> result(const Phase& phase, Comm& channel, Asks asks);
+
+  // After a worker was lost in the phase. finish: others have begun to write; writes what nobody has written, and commits.
+  // complete: the phase is committed, and run() did not return; does the rest of it. rescued: its numbers.
+  void finish();
+  void complete();
+  std::shared_ptr<PhaseResult> rescued(const Phase& phase);
+  bool can_recover() const;
 
   const StepCore& core() const { return core_; }
   const std::vector<divergence::Check*>& checks() const { return checks_; }
@@ -90,6 +101,8 @@ class StepRun {
   void update(const Phase& phase, const std::vector<optim::GradientSource>& sources);
   void write(std::size_t model, const flat::Note& note, optim::UpdateJournal* journal);
   std::vector<double> intent() const;
+  void end_update();
+  PhaseResult::About about(const Phase& phase) const;
   GradScaler* scaler() const;  // null: there is none, or it is not enabled
   void agree_on_metrics();
 
@@ -101,6 +114,7 @@ class StepRun {
   std::shared_ptr<ShardRunner> runner_;     // shared, so that results can see whether it is gone
   double total_weight_ = 0;                 // of the last phase
   bool skips_ = false;                      // the last phase
+  bool updated_ = false;                    // the last phase has done all its writing
   // Of the last phase, if it was measured: by hosted shard and model, squares of norms of the gradients.
   std::map<int, std::vector<double>> squares_;
   std::chrono::nanoseconds exposed_{0};

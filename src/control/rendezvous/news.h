@@ -1,0 +1,46 @@
+// What a launcher tells its workers while they train: a page of memory that they inherit, LOCKSTEP_NEWS_FD. A worker
+// looks at it between two batches, which costs a load. Other launchers have no such page.
+#pragma once
+
+#include <atomic>
+#include <cstdint>
+#include <optional>
+
+#include "base/fd.h"
+
+namespace lockstep::control {
+
+// The page. Both sides map it; only the launcher writes.
+struct News {
+  static constexpr std::uint64_t kMagic = 0x7377656e6b636f6c;
+  std::uint64_t magic = kMagic;
+  std::atomic<std::uint32_t> newcomers{0};  // workers that wait to join
+};
+
+// Both ends of it.
+//
+// Threads:   any.
+// Blocking:  never.
+// Failure:   the launcher's throws Unavailable without memory or descriptors. A worker whose descriptor is no such page
+//            gets no news.
+// Ownership: owns its mapping; the launcher's also the descriptor, which closes on exec.
+class NewsPage {
+ public:
+  static NewsPage make();                              // the launcher's
+  static NewsPage inherited(std::optional<int> from);  // a worker's
+  NewsPage(NewsPage&& other) noexcept;
+  NewsPage& operator=(NewsPage&& other) noexcept;
+  ~NewsPage();
+
+  int fd() const { return fd_.get(); }
+  void set_newcomers(int count) { page_->newcomers.store(static_cast<std::uint32_t>(count)); }
+  int newcomers() const { return page_ == nullptr ? 0 : static_cast<int>(page_->newcomers.load()); }
+
+ private:
+  NewsPage() = default;
+
+  base::Fd fd_;
+  News* page_ = nullptr;
+};
+
+}  // namespace lockstep::control

@@ -1,0 +1,37 @@
+#include "control/rendezvous/news.h"
+
+#include <gtest/gtest.h>
+#include <sys/mman.h>
+#include <unistd.h>
+
+#include <utility>
+
+namespace lockstep::control {
+namespace {
+
+TEST(NewsPages, WorkersSeeWhatTheLauncherWrites) {
+  NewsPage launcher = NewsPage::make();
+  const NewsPage worker = NewsPage::inherited(launcher.fd());
+  EXPECT_EQ(worker.newcomers(), 0);
+  launcher.set_newcomers(3);
+  EXPECT_EQ(worker.newcomers(), 3);
+}
+
+TEST(NewsPages, ADescriptorOfSomethingElseHasNoNews) {
+  EXPECT_EQ(NewsPage::inherited(std::nullopt).newcomers(), 0);
+  EXPECT_EQ(NewsPage::inherited(-1).newcomers(), 0);
+  const base::Fd other(::memfd_create("other", MFD_CLOEXEC));
+  ASSERT_EQ(::ftruncate(other.get(), sizeof(News)), 0);
+  EXPECT_EQ(NewsPage::inherited(other.get()).newcomers(), 0);
+}
+
+TEST(NewsPages, AMovedPageStaysMapped) {
+  NewsPage first = NewsPage::make();
+  NewsPage second = std::move(first);
+  second.set_newcomers(1);
+  EXPECT_EQ(second.newcomers(), 1);
+  EXPECT_EQ(first.newcomers(), 0);  // NOLINT(bugprone-use-after-move): it has no page any more
+}
+
+}  // namespace
+}  // namespace lockstep::control
