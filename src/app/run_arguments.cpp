@@ -29,6 +29,9 @@ const char* const kRunHelp = R"(Starts a program as N workers of one job and end
       --device D     cpu, or cuda: one GPU for each worker (default: cpu)
       --bind B       auto: to NUMA nodes, if there are several; cores: each worker to cores of its own; none (default: auto)
       --timeout S    seconds that joining, and any later operation, may take (default: 300)
+      --max-restarts R   a worker that a signal kills is replaced, R times within 10 minutes (10 if only M is given)
+      --min-workers M    fewer than M workers end the job (1 if only R is given)
+      --step-timeout S   seconds; a worker that the others wait for in vain is then replaced, too (default: 30)
       --grace S      seconds from a forwarded Ctrl-C, SIGTERM, SIGHUP or SIGQUIT to SIGKILL (default: 10)
       --log-dir D    also write each worker's output to D/rank-3.out and D/rank-3.err
   -q, --quiet        no notes, only failures
@@ -47,6 +50,7 @@ Several hosts, without ssh: the same command on each of them, but for its --node
 
 Each line that worker 3 prints appears as "[3] line". Ctrl-C goes to all workers; a second one
 kills them. When a worker fails, the others are ended within 2 s and the exit code is that worker's.
+With --max-restarts or --min-workers a worker that a signal kills is replaced, and the others go on.
 A PyTorch script runs unchanged: the variables are those of torchrun.
 
 Exit codes:
@@ -62,6 +66,7 @@ Examples:
   lockstep run -n 8 ./train --epochs 3
   lockstep run -n 2 --threads 4 --log-dir logs -- ./train
   lockstep run -n 2 --env LOCKSTEP_LOG=info -- python3 train.py
+  lockstep run -n 4 --min-workers 2 --max-restarts 10 -- ./train
   lockstep run --hosts node0:8,node1:8 -- ./train
   lockstep run --nodes 2 --node-rank 1 --rendezvous node0:29400 --secret-file ~/.lockstep-secret -n 8 -- ./train
 )";
@@ -69,11 +74,28 @@ Examples:
 namespace {
 
 // Options that take the next word as their value.
-constexpr std::array<std::string_view, 19> kWithValue = {
-    "-n",           "--workers",     "--env",    "--log-dir", "--timeout", "--threads",
-    "--engine",     "--grace",       "--device", "-e",        "--nodes",   "--node-rank",
-    "--rendezvous", "--secret-file", "--wire",   "--hosts",   "--ssh",     "--remote-lockstep",
-    "--bind"};
+constexpr std::array<std::string_view, 22> kWithValue = {"-n",
+                                                         "--workers",
+                                                         "--env",
+                                                         "--log-dir",
+                                                         "--timeout",
+                                                         "--threads",
+                                                         "--engine",
+                                                         "--grace",
+                                                         "--device",
+                                                         "-e",
+                                                         "--nodes",
+                                                         "--node-rank",
+                                                         "--rendezvous",
+                                                         "--secret-file",
+                                                         "--wire",
+                                                         "--hosts",
+                                                         "--ssh",
+                                                         "--remote-lockstep",
+                                                         "--bind",
+                                                         "--min-workers",
+                                                         "--max-restarts",
+                                                         "--step-timeout"};
 
 bool takes_next(std::string_view argument) {
   return std::find(kWithValue.begin(), kWithValue.end(), argument) != kWithValue.end();
@@ -99,6 +121,7 @@ control::RunOptions parse_run_arguments(const std::vector<std::string>& argument
   std::vector<std::string> variables;
   double grace_s = std::chrono::duration<double>(options.grace).count();
   std::optional<int> workers;
+  std::optional<double> step_timeout_s;
 
   CLI::App parser;
   parser.set_help_flag();
@@ -111,6 +134,9 @@ control::RunOptions parse_run_arguments(const std::vector<std::string>& argument
   base::add_choice(parser, "--device", control::kDevices, options.device);
   base::add_choice(parser, "--wire", control::kWires, options.wire);
   base::add_choice(parser, "--bind", control::kBinds, options.bind);
+  base::add_number(parser, "--min-workers", options.min_workers);
+  base::add_number(parser, "--max-restarts", options.max_restarts);
+  base::add_number(parser, "--step-timeout", step_timeout_s);
   base::add_number(parser, "--grace", grace_s);
   add_hosts(parser, options.hosts, options.nodes);
   parser.add_flag("-q,--quiet", options.quiet);
@@ -122,6 +148,12 @@ control::RunOptions parse_run_arguments(const std::vector<std::string>& argument
   options.workers = workers.value_or(0);
   if (!options.engine.empty()) comm::check_engine(options.engine);
   if (!options.hosts.list.empty()) check_hosts(options);
+  if (step_timeout_s && !control::elastic(options)) {
+    throw BadInput(
+        "--step-timeout is for a job whose workers are replaced; add --max-restarts, or leave it "
+        "out");
+  }
+  options.step_timeout_s = step_timeout_s.value_or(options.step_timeout_s);
   for (const auto& text : variables) options.variables.push_back(control::parse_variable(text));
   if (!std::isfinite(grace_s) || std::abs(grace_s) > 1e6) {
     throw BadInput(

@@ -59,6 +59,18 @@ TEST(RunArgumentsTest, AllOptionsArrive) {
   EXPECT_THAT(options.command, ElementsAre("./prog", "--flag"));
 }
 
+TEST(RunArgumentsTest, OptionsOfReplacementArrive) {
+  const auto options = parse_run_arguments(
+      {"-n", "4", "--min-workers", "2", "--max-restarts", "5", "--step-timeout", "2.5", "./prog"});
+  EXPECT_EQ(options.min_workers, 2);
+  EXPECT_EQ(options.max_restarts, 5);
+  EXPECT_EQ(options.step_timeout_s, 2.5);
+  EXPECT_THAT(options.command, ElementsAre("./prog"));
+  EXPECT_FALSE(control::elastic(parse_run_arguments({"-n", "1", "./prog"})));
+  EXPECT_THAT(refusal({"-n", "2", "--step-timeout", "5", "./prog"}), HasSubstr("--max-restarts"));
+  EXPECT_THAT(refusal({"-n", "2", "--min-workers", "x", "./a"}), HasSubstr("--min-workers x"));
+}
+
 TEST(RunArgumentsTest, AnEngineThatDoesNotExistIsRefused) {
   EXPECT_THAT(refusal({"-n", "2", "--engine", "foo", "./prog"}),
               HasSubstr("there is no engine 'foo'; engines are"));

@@ -102,25 +102,27 @@ TEST_P(BadInputTest, EndsInOneLineThatSaysWhatToDo) {
 
 INSTANTIATE_TEST_SUITE_P(
     Cases, BadInputTest,
-    ::testing::Values(Wrong{{}, 2, "no command"}, Wrong{{"walk"}, 2, "walk"},
-                      Wrong{{"run", "-n", "0", "true"}, 2, "-n 0"},
-                      Wrong{{"run", "-n", "4097", "true"}, 2, "4096"},
-                      Wrong{{"run", "-n", "x", "true"}, 2, "x"},
-                      Wrong{{"run", "true"}, 2, "add -n"},
-                      Wrong{{"run", "-n", "2"}, 2, "no program"},
-                      Wrong{{"run", "-n", "2", "--"}, 2, "no program"},
-                      Wrong{{"run", "-n", "2", "--", ""}, 2, "no program"},
-                      Wrong{{"run", "-n", "2", "--wat", "true"}, 2, "--wat"},
-                      Wrong{{"run", "-n", "2", "--env", "A", "true"}, 2, "KEY=VALUE"},
-                      Wrong{{"run", "-n", "2", "--env", "RANK=1", "true"}, 2, "RANK"},
-                      Wrong{{"run", "-n", "2", "--log-dir", "/proc/nope", "true"}, 2, "/proc/nope"},
-                      Wrong{{"run", "-n", "2", "--threads", "0", "true"}, 2, "--threads"},
-                      Wrong{{"run", "-n", "2", "--grace", "-1", "true"}, 2, "--grace"},
-                      Wrong{{"run", "-n", "2", "--", "./not-there"}, 127, "./not-there"},
-                      Wrong{{"run", "-n", "2", "--", "not-there-at-all"}, 127, "not-there-at-all"},
-                      Wrong{{"run", "-n", "2", "--", "/etc/passwd"}, 126, "chmod +x"},
-                      Wrong{{"run", "-n", "2", "--", "/etc"}, 126, "folder"},
-                      Wrong{{"doctor", "--wat"}, 2, "--wat"}));
+    ::testing::Values(
+        Wrong{{}, 2, "no command"}, Wrong{{"walk"}, 2, "walk"},
+        Wrong{{"run", "-n", "0", "true"}, 2, "-n 0"},
+        Wrong{{"run", "-n", "4097", "true"}, 2, "4096"}, Wrong{{"run", "-n", "x", "true"}, 2, "x"},
+        Wrong{{"run", "true"}, 2, "add -n"}, Wrong{{"run", "-n", "2"}, 2, "no program"},
+        Wrong{{"run", "-n", "2", "--"}, 2, "no program"},
+        Wrong{{"run", "-n", "2", "--", ""}, 2, "no program"},
+        Wrong{{"run", "-n", "2", "--wat", "true"}, 2, "--wat"},
+        Wrong{{"run", "-n", "2", "--env", "A", "true"}, 2, "KEY=VALUE"},
+        Wrong{{"run", "-n", "2", "--env", "RANK=1", "true"}, 2, "RANK"},
+        Wrong{{"run", "-n", "2", "--log-dir", "/proc/nope", "true"}, 2, "/proc/nope"},
+        Wrong{{"run", "-n", "2", "--threads", "0", "true"}, 2, "--threads"},
+        Wrong{{"run", "-n", "2", "--grace", "-1", "true"}, 2, "--grace"},
+        Wrong{{"run", "-n", "2", "--min-workers", "3", "true"}, 2, "--min-workers 3"},
+        Wrong{{"run", "-n", "2", "--max-restarts", "-1", "true"}, 2, "--max-restarts"},
+        Wrong{{"run", "--hosts", "a:1,b:1", "--max-restarts", "1", "true"}, 2, "leave out --hosts"},
+        Wrong{{"run", "-n", "2", "--", "./not-there"}, 127, "./not-there"},
+        Wrong{{"run", "-n", "2", "--", "not-there-at-all"}, 127, "not-there-at-all"},
+        Wrong{{"run", "-n", "2", "--", "/etc/passwd"}, 126, "chmod +x"},
+        Wrong{{"run", "-n", "2", "--", "/etc"}, 126, "folder"},
+        Wrong{{"doctor", "--wat"}, 2, "--wat"}));
 
 TEST(StartTest, FileThatIsNoProgramIsNamedOnce) {
   char path[] = "/tmp/lockstep-noexec-XXXXXX";

@@ -68,13 +68,44 @@ std::string describe(const WorkerEnd& end) {
   return "ended";
 }
 
+std::string describe(const LeftWorker& left, int max_restarts, double waited_s) {
+  const WorkerEnd& end = left.end;
+  const char* name = sigabbrev_np(end.value);
+  std::string text = fmt::format("rank {} ", end.rank);
+  if (left.expelled) {
+    text += fmt::format("was ended: others had waited {:g} s for it", waited_s);
+  } else if (name != nullptr) {
+    text += fmt::format("was killed by SIG{}", name);
+  } else {
+    text += describe(end);
+  }
+  const int live = left.live;
+  const std::string others = live == 1 ? "1 worker goes on" : fmt::format("{} workers go on", live);
+  switch (left.outcome.after) {
+    case Departures::After::kReplaced: {
+      const auto wait = std::chrono::duration<double>(left.outcome.wait).count();
+      text += live == 0 ? "; a replacement starts"
+                        : fmt::format("; {}, and a replacement starts", others);
+      return wait > 0 ? fmt::format("{} in {:g} s", text, wait) : text;
+    }
+    case Departures::After::kNoRestart:
+      text += live == 0 ? "; its place stays empty" : fmt::format("; {} without it", others);
+      return fmt::format("{}: no restart is left (--max-restarts {})", text, max_restarts);
+    case Departures::After::kFinishing:
+      return fmt::format("{}; {} without it", text, others);
+    case Departures::After::kTooFew:
+      break;
+  }
+  return text;
+}
+
 void Blame::on_loss(int rank, std::optional<int> whom) {
   losses_.erase(rank);
   if (whom) losses_.emplace(rank, *whom);
 }
 
 void Blame::on_ends(const std::vector<WorkerEnd>& together) {
-  for (const auto& end : together) ends_.emplace(end.rank, end);
+  for (const auto& end : together) ends_.insert_or_assign(end.rank, end);
   if (first_) return;
   const auto weight = [this](const WorkerEnd& end) {
     return std::tuple(end.how != WorkerEnd::How::kExited, !lost_by(end.rank).has_value());
@@ -109,6 +140,14 @@ std::optional<int> Blame::lost_by(int rank) const {
   return found == losses_.end() ? std::nullopt : std::optional(found->second);
 }
 
+JobState::JobState(int workers, EndRules rules) : live_(workers), rules_(std::move(rules)) {
+  if (rules_.elastic) departures_.emplace(*rules_.elastic);
+}
+
+std::optional<JobState::Clock::time_point> JobState::deadline() const {
+  return departures_ && running() ? departures_->next() : deadline_;
+}
+
 std::optional<int> JobState::lost() const {
   const auto verdict = failure_ ? failure_ : blame_.verdict();
   return verdict ? verdict->lost : std::nullopt;
@@ -127,9 +166,72 @@ JobState::Orders JobState::on_ends(const std::vector<WorkerEnd>& together, Clock
     end.value = 0;
     if (cause_ == Cause::kNone) exit_code_ = *rules_.stopped_code;
   }
+  Orders orders;
+  if (departures_ && running()) ends = depart(ends, orders, now);
   blame_.on_ends(ends);
-  const Orders orders = judge(now);
-  return live_ <= 0 ? release() : orders;
+  orders.forward = judge(now).forward;
+  if (!running()) orders.left.clear();  // the job does not go on
+  if (over()) return {.forward = {}, .release = release().release, .left = std::move(orders.left)};
+  orders.start = restart(now);
+  return orders;
+}
+
+// Nobody lives or comes back; or only workers live that came too late to join.
+bool JobState::over() const {
+  if (!departures_ || !running()) return live_ <= 0;
+  return departures_->done() || (live_ <= 0 && !departures_->waiting());
+}
+
+// The ends that are left to be judged. If one of them is a failure of the worker's own, or of a worker that cannot go on
+// without another, the job ends; then whom a signal killed at the same moment may be the cause.
+std::vector<WorkerEnd> JobState::depart(const std::vector<WorkerEnd>& together, Orders& orders,
+                                        Clock::time_point now) {
+  const auto leaves = [this](const WorkerEnd& end) {
+    return end.how == WorkerEnd::How::kKilled || (end.failed() && expelled(end.rank));
+  };
+  for (const auto& end : together) {
+    if (end.failed() && !leaves(end)) return together;
+    if (!end.failed()) departures_->on_ended_well(end.rank);
+  }
+  std::vector<WorkerEnd> rest;
+  for (const auto& end : together) {
+    if (!end.failed()) {
+      rest.push_back(end);
+      continue;
+    }
+    const bool expelled_one = expelled(end.rank);
+    const auto outcome = departures_->on_left(end.rank, live_, now);
+    if (outcome.after == Departures::After::kTooFew) {
+      rest.push_back(end);
+      continue;
+    }
+    blame_.on_left(end);
+    orders.left.push_back({end, expelled_one, live_, outcome});
+  }
+  return rest;
+}
+
+std::vector<int> JobState::restart(Clock::time_point now) {
+  if (!departures_ || !running()) return {};
+  std::vector<int> places = departures_->due(now);
+  live_ += static_cast<int>(places.size());
+  return places;
+}
+
+void JobState::on_started(int rank, Clock::time_point now) {
+  if (departures_) departures_->on_started(rank, now);
+}
+
+void JobState::on_formed(const std::vector<int>& ranks) {
+  if (!departures_ || !running()) return;
+  departures_->on_formed(ranks);
+  for (const int rank : ranks) blame_.on_replaced(rank);
+}
+
+JobState::Orders JobState::on_expelled(int rank) {
+  if (!departures_ || !running()) return {};
+  departures_->on_expelled(rank);
+  return {.kill = {rank}};
 }
 
 // Ends the job if the cause of the first failure is known, or if the time to wait for it is over.
@@ -156,8 +258,10 @@ JobState::Orders JobState::on_signal(int signal, Clock::time_point now) {
   if (released_) return {};
   if (!asks_for_the_end(signal)) return {.forward = {signal}};
   const bool hung_up = cause_ == Cause::kOutputClosed && signal == SIGHUP;
-  if ((cause_ == Cause::kNone && !failed_at_) || hung_up)
-    return end(Cause::kSignal, kSignalBase + signal, signal, now + rules_.grace);
+  if ((cause_ == Cause::kNone && !failed_at_) || hung_up) {
+    const Orders orders = end(Cause::kSignal, kSignalBase + signal, signal, now + rules_.grace);
+    return live_ <= 0 ? release() : orders;  // nobody, while a restart waits
+  }
   if (cause_ == Cause::kNone) end_for_failure(now);  // it was being judged
   if (signal == SIGINT) return release();
   return {.forward = {signal}};
@@ -169,7 +273,10 @@ JobState::Orders JobState::on_output_closed(int error, Clock::time_point now) {
   // EIO: the terminal has gone. Its SIGHUP is on the way here, and workers get theirs now: what they
   // do at a hangup must not depend on which of the two comes first.
   const int signal = error == EIO && rules_.hangs_up ? SIGHUP : SIGTERM;
-  if (!released_) return end(Cause::kOutputClosed, code, signal, now + rules_.grace);
+  if (!released_) {
+    const Orders orders = end(Cause::kOutputClosed, code, signal, now + rules_.grace);
+    return live_ <= 0 ? release() : orders;
+  }
   cause_ = Cause::kOutputClosed;
   exit_code_ = code;
   return {};
@@ -196,6 +303,7 @@ JobState::Orders JobState::on_host_lost(const std::vector<int>& ranks, Clock::ti
 }
 
 JobState::Orders JobState::on_time(Clock::time_point now) {
+  if (running()) return {.start = restart(now)};
   if (!deadline_ || now < *deadline_) return {};
   return cause_ == Cause::kNone ? judge(now) : release();
 }

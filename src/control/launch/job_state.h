@@ -14,6 +14,8 @@
 #include <utility>
 #include <vector>
 
+#include "control/launch/restarts.h"
+
 namespace lockstep::control {
 
 inline constexpr int kSignalBase = 128;  // exit code 128 + S stands for signal S, as in shells
@@ -28,6 +30,7 @@ struct WorkerEnd {
   int rank = 0;
   How how = How::kExited;
   int value = 0;  // exit code, signal, or errno
+  int pid = 0;    // 0: not known
 
   bool failed() const { return how != How::kExited || value != 0; }
   bool exited_with(int code) const { return how == How::kExited && value == code; }
@@ -74,6 +77,12 @@ class Blame {
   // Ends that were noticed together.
   void on_ends(const std::vector<WorkerEnd>& together);
 
+  // It has ended, and the job goes on. Only a worker that cannot go on without it makes it a cause.
+  void on_left(const WorkerEnd& end) { ends_.insert_or_assign(end.rank, end); }
+
+  // A replacement of the worker with this number trains: what became of the one before does not count any more.
+  void on_replaced(int rank) { ends_.erase(rank); }
+
   // Nothing as long as nobody has failed.
   std::optional<Verdict> verdict() const;
 
@@ -100,7 +109,21 @@ struct EndRules {
 
   std::vector<int> explained_codes;  // as in RunOptions
   std::optional<int> stopped_code;   // the same
+
+  std::optional<Departures::Rules> elastic = {};  // workers may leave, and are replaced
 };
+
+// A worker that has left a job that goes on.
+struct LeftWorker {
+  WorkerEnd end;
+  bool expelled = false;  // others waited for it in vain
+  int live = 0;           // workers that go on
+  Departures::Outcome outcome;
+};
+
+// "rank 1 was killed by SIGKILL; 3 workers go on, and a replacement starts" … `waited_s` is how long others wait for a
+// worker before it is expelled.
+std::string describe(const LeftWorker& left, int max_restarts, double waited_s);
 
 // A job from its start to its end:
 //
@@ -115,6 +138,10 @@ struct EndRules {
 // every worker has ended well is a cause, too. If the terminal goes away, SIGHUP comes and output cannot be written, in
 // any order: then the signal is the cause.
 //
+// With elastic rules, a worker that a signal kills while the job runs has left. The job goes on, with a replacement or
+// without one, as long as Departures allows it. All other failures end the job as ever. The job has succeeded when all
+// that live have ended with 0, or when the last generation has: then who still lives came too late to join.
+//
 // Threads:   one caller at a time.
 // Blocking:  never; time is an argument.
 // Failure:   none.
@@ -125,8 +152,11 @@ class JobState {
 
   // What to do now.
   struct Orders {
-    std::vector<int> forward;  // signals for all workers, in this order
-    bool release = false;      // kill what is left
+    std::vector<int> forward;           // signals for all workers, in this order
+    bool release = false;               // kill what is left
+    std::vector<int> start = {};        // replacements of these workers
+    std::vector<int> kill = {};         // these workers
+    std::vector<LeftWorker> left = {};  // the job goes on without them: for the user
   };
   enum class Cause : std::uint8_t {
     kNone,
@@ -137,11 +167,15 @@ class JobState {
     kHostLost
   };
 
-  JobState(int workers, EndRules rules) : live_(workers), rules_(std::move(rules)) {}
+  JobState(int workers, EndRules rules);
 
   // A worker says whom it lost, before it ends; or that it goes on.
   void on_loss(int rank, std::optional<int> whom) { blame_.on_loss(rank, whom); }
   Orders on_ends(const std::vector<WorkerEnd>& together, Clock::time_point now);
+  // Only with elastic rules: a process runs, a generation of these workers has formed, others wait for one in vain.
+  void on_started(int rank, Clock::time_point now);
+  void on_formed(const std::vector<int>& ranks);
+  Orders on_expelled(int rank);
   Orders on_signal(int signal, Clock::time_point now);
   // Standard output or error cannot be written any more; `error` is the errno.
   Orders on_output_closed(int error, Clock::time_point now);
@@ -151,7 +185,7 @@ class JobState {
   Orders on_time(Clock::time_point now);
 
   // When on_time() wants to be called, if at all.
-  std::optional<Clock::time_point> deadline() const { return deadline_; }
+  std::optional<Clock::time_point> deadline() const;
 
   bool released() const { return released_; }
   Cause cause() const { return cause_; }
@@ -163,8 +197,16 @@ class JobState {
   std::optional<WorkerEnd> end_of(int rank) const { return blame_.end_of(rank); }
   bool explained(const WorkerEnd& end) const;  // the worker has told the user the reason itself
   int exit_code() const { return exit_code_; }
+  int left() const { return departures_ ? departures_->left() : 0; }
+  int replaced() const { return departures_ ? departures_->replaced() : 0; }
+  bool expelled(int rank) const { return departures_ && departures_->expelled(rank); }
 
  private:
+  bool running() const { return cause_ == Cause::kNone && !failed_at_ && !released_; }
+  bool over() const;
+  std::vector<WorkerEnd> depart(const std::vector<WorkerEnd>& together, Orders& orders,
+                                Clock::time_point now);
+  std::vector<int> restart(Clock::time_point now);
   Orders judge(Clock::time_point now);
   Orders end_for_failure(Clock::time_point now);
   Orders end(Cause cause, int code, int signal, Clock::time_point deadline);
@@ -181,6 +223,7 @@ class JobState {
   int exit_code_ = 0;
   std::optional<Blame::Verdict> failure_;
   std::optional<Clock::time_point> deadline_;
+  std::optional<Departures> departures_;
 };
 
 }  // namespace lockstep::control

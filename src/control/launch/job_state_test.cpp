@@ -378,5 +378,187 @@ TEST(HostLostTest, WorkersThatHadEndedAreNotCountedTwice) {
   EXPECT_EQ(state.live(), 1);
 }
 
+EndRules elastic_rules(int min_workers, int max_restarts) {
+  EndRules rules = kRules;
+  rules.elastic = {min_workers, max_restarts};
+  return rules;
+}
+
+TEST(ElasticTest, AKilledWorkerIsReplacedAndTheJobGoesOn) {
+  JobState state(3, elastic_rules(1, 10));
+  state.on_formed({0, 1, 2});
+  const auto orders = state.on_ends({killed(1, SIGKILL)}, kStart);
+  EXPECT_THAT(orders.start, ElementsAre(1));
+  EXPECT_THAT(orders.forward, IsEmpty());
+  ASSERT_EQ(orders.left.size(), 1U);
+  EXPECT_EQ(describe(orders.left[0], 10, 30),
+            "rank 1 was killed by SIGKILL; 2 workers go on, and a replacement starts");
+  EXPECT_EQ(state.cause(), Cause::kNone);
+  EXPECT_EQ(state.live(), 3);
+  state.on_formed({0, 2, 1});
+  state.on_ends({exited(0, 0), exited(1, 0)}, kStart);
+  EXPECT_TRUE(state.on_ends({exited(2, 0)}, kStart).release);
+  EXPECT_EQ(state.exit_code(), 0);
+}
+
+TEST(ElasticTest, AReplacementThatDiesSoonWaitsForItsTurn) {
+  JobState state(2, elastic_rules(1, 10));
+  state.on_started(1, kStart);
+  EXPECT_THAT(state.on_ends({killed(1, SIGSEGV)}, kStart).start, ElementsAre(1));
+  state.on_started(1, kStart);
+  const auto orders = state.on_ends({killed(1, SIGSEGV)}, kStart);
+  EXPECT_THAT(orders.start, IsEmpty());
+  EXPECT_THAT(describe(orders.left.at(0), 10, 30),
+              HasSubstr("1 worker goes on, and a replacement starts in 1 s"));
+  EXPECT_EQ(state.live(), 1);
+  EXPECT_EQ(state.deadline(), kStart + std::chrono::seconds(1));
+  EXPECT_THAT(state.on_time(kStart).start, IsEmpty());
+  EXPECT_THAT(state.on_time(*state.deadline()).start, ElementsAre(1));
+  EXPECT_EQ(state.deadline(), std::nullopt);
+  EXPECT_EQ(state.live(), 2);
+  EXPECT_EQ(state.left(), 2);
+  EXPECT_EQ(state.replaced(), 2);
+}
+
+TEST(ElasticTest, WithoutARestartTheOthersGoOnAsLongAsThereAreEnough) {
+  JobState state(3, elastic_rules(2, 0));
+  const auto orders = state.on_ends({killed(2, SIGKILL)}, kStart);
+  EXPECT_EQ(describe(orders.left.at(0), 0, 30),
+            "rank 2 was killed by SIGKILL; 2 workers go on without it: no restart is left "
+            "(--max-restarts 0)");
+  EXPECT_THAT(state.on_ends({killed(1, SIGABRT)}, kStart).forward, ElementsAre(SIGTERM, SIGCONT));
+  EXPECT_EQ(state.failure()->cause, killed(1, SIGABRT));
+  EXPECT_EQ(state.exit_code(), 128 + SIGABRT);
+}
+
+TEST(ElasticTest, AllWorkersMayDieAtOnce) {
+  JobState state(2, elastic_rules(1, 10));
+  state.on_formed({0, 1});
+  const auto orders = state.on_ends({killed(0, SIGKILL), killed(1, SIGKILL)}, kStart);
+  EXPECT_THAT(orders.start, ElementsAre(0, 1));
+  EXPECT_FALSE(orders.release);
+  EXPECT_EQ(describe(orders.left.at(0), 10, 30),
+            "rank 0 was killed by SIGKILL; a replacement starts");
+  EXPECT_EQ(state.live(), 2);
+}
+
+TEST(ElasticTest, AWorkerThatExitsWithACodeEndsTheJob) {
+  JobState state(2, elastic_rules(1, 10));
+  EXPECT_THAT(state.on_ends({exited(1, 3)}, kStart).forward, ElementsAre(SIGTERM, SIGCONT));
+  EXPECT_EQ(state.exit_code(), 3);
+  EXPECT_THAT(state.on_ends({killed(0, SIGTERM)}, kStart).start, IsEmpty());
+}
+
+TEST(ElasticTest, WhoCannotGoOnWithoutAWorkerThatLeftMakesThatOneTheCause) {
+  JobState state(2, elastic_rules(1, 10));
+  state.on_formed({0, 1});
+  EXPECT_THAT(state.on_ends({killed(1, SIGKILL)}, kStart).start, ElementsAre(1));
+  state.on_loss(0, 1);
+  EXPECT_THAT(state.on_ends({exited(0, 3)}, kStart).forward, ElementsAre(SIGTERM, SIGCONT));
+  EXPECT_EQ(state.failure()->cause, killed(1, SIGKILL));
+  EXPECT_EQ(state.exit_code(), 137);
+}
+
+TEST(ElasticTest, AReplacementThatTrainsAnswersForItself) {
+  JobState state(2, elastic_rules(1, 10));
+  state.on_formed({0, 1});
+  state.on_ends({killed(1, SIGKILL)}, kStart);
+  state.on_formed({0, 1});
+  state.on_loss(0, 1);
+  EXPECT_THAT(state.on_ends({exited(0, 3)}, kStart).forward, IsEmpty()) << "rank 1 lives";
+  EXPECT_EQ(state.lost(), 1);
+}
+
+TEST(ElasticTest, OfWorkersThatEndTogetherACrashIsBlamedAsEver) {
+  JobState state(2, elastic_rules(1, 10));
+  state.on_ends({exited(0, 1), killed(1, SIGSEGV)}, kStart);
+  EXPECT_EQ(state.failure()->cause, killed(1, SIGSEGV));
+  EXPECT_EQ(state.left(), 0);
+}
+
+TEST(ElasticTest, TheEndOfTheLastGenerationEndsNewcomersQuietly) {
+  JobState state(3, elastic_rules(1, 10));
+  state.on_formed({0, 1, 2});
+  state.on_ends({killed(2, SIGKILL)}, kStart);
+  EXPECT_FALSE(state.on_ends({exited(0, 0)}, kStart).release);
+  EXPECT_TRUE(state.on_ends({exited(1, 0)}, kStart).release);
+  EXPECT_EQ(state.live(), 1) << "the replacement, which never joined";
+  EXPECT_EQ(state.cause(), Cause::kNone);
+  EXPECT_EQ(state.exit_code(), 0);
+  EXPECT_FALSE(state.cut_short());
+  EXPECT_TRUE(state.on_ends({killed(2, SIGKILL)}, kStart).left.empty());
+}
+
+TEST(ElasticTest, RestartsThatWaitAreDroppedWhenTheGenerationHasEnded) {
+  JobState state(2, elastic_rules(1, 10));
+  state.on_formed({0, 1});
+  for (int death = 0; death < 2; ++death) {
+    state.on_started(1, kStart);
+    state.on_ends({killed(1, SIGKILL)}, kStart);
+  }
+  EXPECT_TRUE(state.deadline());
+  EXPECT_TRUE(state.on_ends({exited(0, 75)}, kStart).release);
+  EXPECT_EQ(state.deadline(), std::nullopt);
+  EXPECT_EQ(state.exit_code(), 75);
+}
+
+// It may have been writing the last checkpoint.
+TEST(ElasticTest, ALastMemberThatIsKilledIsAFailure) {
+  JobState state(2, elastic_rules(1, 10));
+  state.on_formed({0, 1});
+  state.on_ends({exited(1, 0)}, kStart);
+  EXPECT_TRUE(state.on_ends({killed(0, SIGKILL)}, kStart).release);
+  EXPECT_EQ(state.exit_code(), 137);
+}
+
+TEST(ElasticTest, WorkersThatNeverMeetAreRestartedOneByOne) {
+  JobState state(2, elastic_rules(1, 10));
+  state.on_ends({exited(0, 0)}, kStart);
+  EXPECT_THAT(state.on_ends({killed(1, SIGKILL)}, kStart).start, ElementsAre(1));
+  EXPECT_TRUE(state.on_ends({exited(1, 0)}, kStart).release);
+  EXPECT_EQ(state.exit_code(), 0);
+}
+
+TEST(ElasticTest, ASignalWhileARestartWaitsEndsTheJobAtOnce) {
+  JobState state(1, elastic_rules(1, 10));
+  for (int death = 0; death < 2; ++death) {
+    state.on_started(0, kStart);
+    state.on_ends({killed(0, SIGSEGV)}, kStart);
+  }
+  EXPECT_EQ(state.live(), 0);
+  EXPECT_TRUE(state.on_signal(SIGINT, kStart).release);
+  EXPECT_EQ(state.exit_code(), 130);
+  EXPECT_EQ(state.deadline(), std::nullopt);
+}
+
+TEST(ElasticTest, KillsThatFollowASignalAreNoDepartures) {
+  JobState state(2, elastic_rules(1, 10));
+  state.on_signal(SIGTERM, kStart);
+  EXPECT_THAT(state.on_ends({killed(0, SIGTERM)}, kStart).start, IsEmpty());
+  EXPECT_TRUE(state.on_ends({killed(1, SIGTERM)}, kStart).release);
+  EXPECT_EQ(state.exit_code(), 143);
+}
+
+TEST(ElasticTest, AWorkerThatOthersWaitForInVainIsKilledAndReplaced) {
+  JobState state(2, elastic_rules(1, 1));
+  state.on_formed({0, 1});
+  EXPECT_THAT(state.on_expelled(1).kill, ElementsAre(1));
+  const auto orders = state.on_ends({killed(1, SIGKILL)}, kStart);
+  EXPECT_THAT(orders.start, ElementsAre(1));
+  EXPECT_EQ(describe(orders.left.at(0), 1, 2.5),
+            "rank 1 was ended: others had waited 2.5 s for it; 1 worker goes on, and a replacement "
+            "starts");
+  const auto again = state.on_ends({killed(1, SIGKILL)}, kStart);
+  EXPECT_FALSE(again.left.at(0).expelled) << "not its replacement";
+}
+
+TEST(ElasticTest, FixedJobsKnowNothingOfIt) {
+  JobState state(2, kRules);
+  state.on_formed({0, 1});
+  EXPECT_THAT(state.on_expelled(1).kill, IsEmpty());
+  EXPECT_THAT(state.on_ends({killed(1, SIGKILL)}, kStart).forward, ElementsAre(SIGTERM, SIGCONT));
+  EXPECT_EQ(state.exit_code(), 137);
+}
+
 }  // namespace
 }  // namespace lockstep::control

@@ -18,6 +18,9 @@ EndRules end_rules(const RunOptions& options) {
   rules.grace = options.grace;
   rules.explained_codes = options.explained_codes;
   rules.stopped_code = options.stopped_code;
+  if (elastic(options))
+    rules.elastic = {.min_workers = options.min_workers.value_or(kMinWorkers),
+                     .max_restarts = options.max_restarts.value_or(kMaxRestarts)};
   const std::vector<int> signals = signals_to_forward();
   const bool on_terminal = ::isatty(STDOUT_FILENO) == 1 || ::isatty(STDERR_FILENO) == 1;
   rules.hangs_up =
@@ -35,7 +38,7 @@ OwnJudge::OwnJudge(boost::asio::io_context& context, const RunOptions& options, 
       map_(map),
       nodes_(nodes),
       state_(map.world(), end_rules(options)),
-      report_(map, std::move(program)),
+      report_(map, std::move(program), options.step_timeout_s),
       deadline_(context) {
   for (int node = 0; node < map.nodes(); ++node) running_.insert(node);
   if (nodes_ == nullptr) return;
@@ -67,13 +70,17 @@ void OwnJudge::take_event(int node, const KeeperEvent& event) {
       together_[node].push_back({event.rank, WorkerEnd::How::kNotStarted, event.value});
       break;
     case KeeperEvent::Kind::kEnded:
-      if (!report_.not_started(event.rank))
+      if (!report_.not_started(event.rank)) {
         together_[node].push_back(worker_end(event.rank, event.value));
+        together_[node].back().pid = event.pid;
+      }
       break;
     case KeeperEvent::Kind::kAllReported:
       take_ends(node);
       break;
     case KeeperEvent::Kind::kStarted:
+      state_.on_started(event.rank, Clock::now());
+      break;
     case KeeperEvent::Kind::kSwept:
       break;
   }
@@ -105,6 +112,33 @@ void OwnJudge::on_output_closed(int error) {
   obey(state_.on_output_closed(error, Clock::now()));
 }
 
+void OwnJudge::on_formed(std::uint64_t generation, const std::vector<int>& ranks) {
+  state_.on_formed(ranks);
+  if (!std::exchange(formed_, true)) return;
+  when_note(fmt::format(
+      "lockstep: {} from here on (generation {})",
+      ranks.size() == 1 ? "1 worker trains" : fmt::format("{} workers train", ranks.size()),
+      generation));
+}
+
+void OwnJudge::on_expelled(int rank) {
+  obey(state_.on_expelled(rank));
+}
+
+void OwnJudge::on_all_read(NodeVerdict& /*verdict*/) {
+  const int left = state_.left();
+  if (left == 0) return;
+  const int replaced = state_.replaced();
+  const auto were = [](int count) { return count == 1 ? "was" : "were"; };
+  std::string line = fmt::format("lockstep: {} worker{} left", left, left == 1 ? "" : "s");
+  if (replaced == left) {
+    line += fmt::format(" and {} replaced", were(left));
+  } else if (replaced > 0) {
+    line += fmt::format("; {} {} replaced", replaced, were(replaced));
+  }
+  when_note(line);
+}
+
 void OwnJudge::take_end(int node, int wait_status) {
   if (!state_.released()) report_.keeper_lost(node, wait_status);
   running_.erase(node);
@@ -122,7 +156,12 @@ void OwnJudge::lose(int node, const std::string& why) {
 void OwnJudge::obey(const JobState::Orders& orders) {
   if (nodes_ != nullptr && (!orders.forward.empty() || orders.release))
     nodes_->tell(NodeOrders{{orders.forward.begin(), orders.forward.end()}, orders.release});
+  for (const int rank : orders.start) report_.restart(rank);
   when_orders(orders);
+  for (const auto& one : orders.left) {
+    when_note("lockstep: " +
+              describe(one, options_.max_restarts.value_or(kMaxRestarts), options_.step_timeout_s));
+  }
   arm_deadline();
 }
 

@@ -9,6 +9,7 @@
 
 #include <boost/asio/io_context.hpp>
 #include <boost/asio/steady_timer.hpp>
+#include <cstdint>
 #include <functional>
 #include <map>
 #include <set>
@@ -45,6 +46,9 @@ class Judge {
   virtual void on_loss(const Loss& loss) = 0;
   virtual void on_signal(int signal) = 0;
   virtual void on_output_closed(int error) = 0;
+  // Of a job whose workers may leave and join: a generation has formed; others wait for this worker in vain.
+  virtual void on_formed(std::uint64_t /*generation*/, const std::vector<int>& /*ranks*/) {}
+  virtual void on_expelled(int /*rank*/) {}
   // A line that a worker of this host, counted from 0, has printed. True if it was for the judge and is not shown.
   virtual bool on_line(int /*worker*/, std::string_view /*line*/) { return false; }
   // Nothing of the job is left on this host; how its keeper ended, as a wait status.
@@ -73,7 +77,10 @@ class OwnJudge final : public Judge {
   void on_loss(const Loss& loss) override;
   void on_signal(int signal) override { take_signal(map_.node, signal); }
   void on_output_closed(int error) override;
+  void on_formed(std::uint64_t generation, const std::vector<int>& ranks) override;
+  void on_expelled(int rank) override;
   void on_keeper_gone(int wait_status) override { take_end(map_.node, wait_status); }
+  void on_all_read(NodeVerdict& verdict) override;
   bool ending() const override { return state_.cause() != JobState::Cause::kNone; }
   bool may_pause() const override { return nodes_ == nullptr; }
   void part() override;
@@ -98,6 +105,7 @@ class OwnJudge final : public Judge {
   std::map<int, std::vector<WorkerEnd>>
       together_;           // by node: ends that were noticed together, so far
   std::set<int> running_;  // nodes on which something of the job may be left
+  bool formed_ = false;    // a generation, before
   bool concluded_ = false;
 };
 

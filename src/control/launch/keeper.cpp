@@ -82,9 +82,11 @@ class KeeperProcess {
   [[noreturn]] void become_worker(int rank, pid_t keeper);
   void serve();
   bool launcher_gone() const;
-  bool take_signals();
+  bool take_orders();
+  void obey(const KeeperOrder& order);
   void report_ends();
   void forward(int signal) const;
+  void kill_worker(int rank) const;
 
   KeeperPlan& plan_;
   base::Fd events_;
@@ -130,9 +132,9 @@ bool KeeperProcess::launcher_gone() const {
 
 void KeeperProcess::start_workers() {
   for (int rank = 0; rank < plan_.workers() && !launcher_gone(); ++rank) start_worker(rank);
-  // Only worker 0 may hold the launcher's standard input.
-  ::dup2(null_.get(), STDIN_FILENO);
-  ::dup2(null_.get(), STDOUT_FILENO);
+  // Only worker 0 may hold the launcher's standard input; and the keeper, if it may have to start worker 0 again.
+  if (!plan_.restarts || plan_.input != STDIN_FILENO) ::dup2(null_.get(), STDIN_FILENO);
+  if (!plan_.restarts || !plan_.leader_keeps_output) ::dup2(null_.get(), STDOUT_FILENO);
 }
 
 void KeeperProcess::start_worker(int rank) {
@@ -148,7 +150,7 @@ void KeeperProcess::start_worker(int rank) {
     ranks_.emplace(pid, rank);
     send(events_.get(), {KeeperEvent::Kind::kStarted, rank, pid, 0});
   }
-  for (std::size_t stream = 0; stream < 2; ++stream) {
+  for (std::size_t stream = 0; stream < 2 && !plan_.restarts; ++stream) {
     plan_.outputs[2 * static_cast<std::size_t>(rank) + stream].write.reset();
   }
 }
@@ -166,7 +168,7 @@ void KeeperProcess::become_worker(int rank, pid_t keeper) {
     ::dup2(plan_.outputs[first + 1].write.get(), STDERR_FILENO);
   }
   close_on_exec_from(STDERR_FILENO + 1);
-  for (const int fd : {plan_.secret, plan_.losses}) {
+  for (const int fd : {plan_.secret, plan_.losses, plan_.news}) {
     if (fd >= 0) ::fcntl(fd, F_SETFD, 0);
   }
   ::setrlimit(RLIMIT_NOFILE, &plan_.open_files);
@@ -190,30 +192,47 @@ void KeeperProcess::serve() {
     // No limit: the keeper's only task is to wait for the launcher, whose end always shows here.
     if (::poll(entries, 2, -1) < 0) continue;
     if (entries[1].revents != 0) report_ends();
-    if (entries[0].revents != 0 && !take_signals()) return;
+    if (entries[0].revents != 0 && !take_orders()) return;
   }
 }
 
 // False when the launcher has closed its end.
-bool KeeperProcess::take_signals() {
-  std::int32_t signals[64];
-  const ssize_t got = ::read(lifeline_.get(), signals, sizeof signals);
+bool KeeperProcess::take_orders() {
+  KeeperOrder orders[64];
+  const ssize_t got = ::read(lifeline_.get(), orders, sizeof orders);
   if (got < 0) return errno == EINTR;
-  for (std::size_t i = 0; i < static_cast<std::size_t>(got) / sizeof signals[0]; ++i)
-    forward(signals[i]);
+  for (std::size_t i = 0; i < static_cast<std::size_t>(got) / sizeof orders[0]; ++i)
+    obey(orders[i]);
   return got > 0;
+}
+
+void KeeperProcess::obey(const KeeperOrder& order) {
+  switch (order.kind) {
+    case KeeperOrder::Kind::kSignal:
+      return forward(order.value);
+    case KeeperOrder::Kind::kStart:
+      if (!launcher_gone()) start_worker(order.value);
+      return;
+    case KeeperOrder::Kind::kKill:
+      return kill_worker(order.value);
+  }
 }
 
 void KeeperProcess::report_ends() {
   signalfd_siginfo ignored[16];
   while (::read(child_signals_.get(), ignored, sizeof ignored) > 0) {
   }
-  int status = 0;
   bool reported = false;
-  for (pid_t pid = 0; (pid = ::waitpid(-1, &status, WNOHANG)) > 0;) {
-    const auto worker = ranks_.find(pid);
+  for (siginfo_t dead{};
+       ::waitid(P_ALL, 0, &dead, WEXITED | WNOHANG | WNOWAIT) == 0 && dead.si_pid != 0; dead = {}) {
+    const auto worker = ranks_.find(dead.si_pid);
+    // Before it is reaped: until then no other group can have its number.
+    if (worker != ranks_.end() && plan_.restarts && dead.si_code != CLD_EXITED)
+      ::kill(-dead.si_pid, SIGKILL);
+    int status = 0;
+    ::waitpid(dead.si_pid, &status, 0);
     if (worker == ranks_.end()) continue;  // an orphan that a worker had started
-    send(events_.get(), {KeeperEvent::Kind::kEnded, worker->second, pid, status});
+    send(events_.get(), {KeeperEvent::Kind::kEnded, worker->second, dead.si_pid, status});
     ranks_.erase(worker);
     reported = true;
   }
@@ -224,6 +243,12 @@ void KeeperProcess::report_ends() {
 void KeeperProcess::forward(int signal) const {
   for (const auto& [pid, rank] : ranks_) {
     if (::kill(-pid, signal) != 0) ::kill(pid, signal);
+  }
+}
+
+void KeeperProcess::kill_worker(int rank) const {
+  for (const auto& [pid, its_rank] : ranks_) {
+    if (its_rank == rank && ::kill(-pid, SIGKILL) != 0) ::kill(pid, SIGKILL);
   }
 }
 
@@ -239,8 +264,8 @@ Keeper start_keeper(KeeperPlan& plan) {
         fmt::format("cannot start a process: {}; raise `ulimit -u`", std::strerror(errno)));
   }
   if (pid == 0) {
-    std::vector<int> kept = {events.write.get(), lifeline.read.get(), plan.secret, plan.losses,
-                             plan.input};
+    std::vector<int> kept = {events.write.get(), lifeline.read.get(), plan.secret,
+                             plan.losses,        plan.news,           plan.input};
     for (const auto& output : plan.outputs) kept.push_back(output.write.get());
     for (const auto& one : plan.inputs) kept.push_back(one.read.get());
     close_all_but(std::move(kept));

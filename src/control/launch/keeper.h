@@ -6,8 +6,8 @@
 // A process that gets SIGKILL runs no more code, so it cannot end its own workers: another process
 // has to notice its end.
 //
-// The keeper starts the workers, reports how they end, and passes signals on. When its lifeline
-// closes, because the launcher wants it or is gone, it kills everything below itself and exits. Both
+// The keeper starts the workers, reports how they end, passes signals on, and starts replacements if the launcher orders
+// it. When its lifeline closes, because the launcher wants it or is gone, it kills everything below itself and exits. Both
 // it and the launcher are child subreapers: processes that workers start stay below them. If the
 // keeper itself is killed, its workers die with it (PR_SET_PDEATHSIG), and the launcher ends the rest.
 #pragma once
@@ -40,6 +40,17 @@ struct KeeperEvent {
   std::int32_t value = 0;
 };
 
+// One message to the keeper; as short.
+struct KeeperOrder {
+  enum class Kind : std::int32_t {
+    kSignal = 1,  // value: for all workers
+    kStart = 2,   // value: a worker whose process has ended
+    kKill = 3,    // value: a worker; it and its process group
+  };
+  Kind kind = Kind::kSignal;
+  std::int32_t value = 0;
+};
+
 // What the keeper starts, and how.
 struct KeeperPlan {
   std::string program;
@@ -52,9 +63,13 @@ struct KeeperPlan {
   int input = -1;                      // standard input of worker 0; the others read nothing
   std::vector<base::Pipe> inputs;      // or one for each worker, which gets the read end
   std::vector<std::vector<int>> cpus;  // that each worker may use; empty: as the launcher
-  // These two are the only other descriptors that workers inherit.
+  // These are the only other descriptors that workers inherit.
   int secret = -1;
   int losses = -1;
+  int news = -1;
+  // Workers may be started again: the keeper keeps what that needs. And if a signal kills a worker, the rest of its
+  // process group is killed, too: nothing of it must run beside its replacement.
+  bool restarts = false;
   // What the launcher was started with; workers get it back.
   rlimit open_files{};
   sigset_t signal_mask{};
@@ -66,7 +81,7 @@ struct KeeperPlan {
 struct Keeper {
   pid_t pid = -1;
   base::Fd events;    // reads KeeperEvent; its end means that the keeper is gone
-  base::Fd lifeline;  // writes std::int32_t signals for all workers; closing it ends everything
+  base::Fd lifeline;  // writes KeeperOrder; closing it ends everything
 };
 
 // Forks the keeper and closes the workers' ends of plan.outputs and plan.inputs in the launcher. The caller has one

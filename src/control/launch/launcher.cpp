@@ -9,6 +9,7 @@
 
 #include <utility>  // Boost 1.74's Asio uses std::exchange and does not include this
 
+#include <algorithm>
 #include <array>
 #include <boost/asio/io_context.hpp>
 #include <boost/asio/posix/stream_descriptor.hpp>
@@ -26,11 +27,11 @@
 #include "control/launch/judge.h"
 #include "control/launch/keeper.h"
 #include "control/launch/meeting.h"
+#include "control/launch/meeting_point.h"
 #include "control/launch/output.h"
 #include "control/launch/preparation.h"
 #include "control/launch/process_table.h"
 #include "control/launch/program.h"
-#include "control/rendezvous/server.h"
 
 namespace lockstep::control {
 namespace {
@@ -69,8 +70,7 @@ class KeeperLink {
   void start() { wait(); }
   bool gone() const { return !events_.is_open(); }
 
-  // A signal for every worker that lives.
-  void forward(int signal);
+  void send(const KeeperOrder& order);
 
   // Lets the keeper kill everything that is left, and exit.
   void release();
@@ -96,11 +96,10 @@ KeeperLink::KeeperLink(boost::asio::io_context& context, Keeper keeper)
   events_.assign(keeper.events.release());
 }
 
-void KeeperLink::forward(int signal) {
+void KeeperLink::send(const KeeperOrder& order) {
   if (!lifeline_) return;
-  // If the pipe is full, somebody has stopped the keeper. The signal is dropped; release() wakes the keeper up.
-  const std::int32_t message = signal;
-  while (::write(lifeline_.get(), &message, sizeof message) < 0 && errno == EINTR) {
+  // If the pipe is full, somebody has stopped the keeper. The order is dropped; release() wakes the keeper up.
+  while (::write(lifeline_.get(), &order, sizeof order) < 0 && errno == EINTR) {
   }
 }
 
@@ -169,7 +168,7 @@ class Launcher {
   Meeting& meeting_;
   std::unique_ptr<Judge> judge_;
   KeeperLink keeper_;
-  std::optional<RendezvousServer> server_;  // of node 0
+  MeetingPoint workers_;
   stream_descriptor losses_;
   Output output_;
   ClosingWords closing_;
@@ -185,15 +184,12 @@ Launcher::Launcher(boost::asio::io_context& context, const RunOptions& options, 
       meeting_(meeting),
       judge_(std::move(judge)),
       keeper_(context_, std::move(keeper)),
+      workers_(context_, options, meeting, std::move(ready.news), *judge_),
       losses_(context_, ready.losses.launcher.release()),
       output_(context_, ready.plan, ready.prefix, std::move(ready.logs)),
       closing_(options, meeting.map),
       signals_(context_, signal_descriptor()),
       keeper_limit_(context_) {
-  if (meeting.listener.fd) {
-    server_.emplace(context_, std::move(meeting.listener),
-                    ServerOptions{meeting.map.world(), meeting.secret});
-  }
   keeper_.when_event = [this](const KeeperEvent& event) { take_event(event); };
   keeper_.when_gone = [this] { on_keeper_gone(); };
   output_.when_closed = [this](int error) { judge_->on_output_closed(error); };
@@ -242,11 +238,14 @@ void Launcher::take_signal(int signal) {
 }
 
 void Launcher::take_event(KeeperEvent event) {
-  if (event.kind == KeeperEvent::Kind::kSwept) closing_.swept(event.value);
+  // Workers that came too late to join are none that others have left behind.
+  if (event.kind == KeeperEvent::Kind::kSwept)
+    closing_.swept(std::max(event.value - workers_.running(), 0));
   // First: what a worker said before it ended has arrived by now.
   if (event.kind == KeeperEvent::Kind::kAllReported) take_losses();
   if (event.rank >= 0) event.rank += meeting_.map.first_rank();
   judge_->on_event(event);
+  workers_.take(event);  // after that: the next generation may form at once
 }
 
 void Launcher::wait_for_losses() {
@@ -263,7 +262,11 @@ void Launcher::take_losses() {
 
 void Launcher::obey(const JobState::Orders& orders) {
   if (keeper_.gone()) return;
-  for (const int signal : orders.forward) keeper_.forward(signal);
+  const int first = meeting_.map.first_rank();
+  for (const auto& one : orders.left) output_.end_lines(one.end.rank - first);
+  for (const int rank : orders.kill) keeper_.send({KeeperOrder::Kind::kKill, rank - first});
+  for (const int rank : orders.start) keeper_.send({KeeperOrder::Kind::kStart, rank - first});
+  for (const int signal : orders.forward) keeper_.send({KeeperOrder::Kind::kSignal, signal});
   if (!orders.release) return;
   keeper_.release();
   keeper_limit_.expires_after(kKeeperLimit);

@@ -14,7 +14,7 @@ namespace lockstep::control {
 namespace {
 
 // They number the workers and let them in. Another value could only break the job.
-constexpr std::array<std::string_view, 13> kOwnVariables = {"RANK",
+constexpr std::array<std::string_view, 15> kOwnVariables = {"RANK",
                                                             "LOCAL_RANK",
                                                             "WORLD_SIZE",
                                                             "LOCAL_WORLD_SIZE",
@@ -26,6 +26,8 @@ constexpr std::array<std::string_view, 13> kOwnVariables = {"RANK",
                                                             "LOCKSTEP_SECRET_FD",
                                                             "LOCKSTEP_SECRET_FILE",
                                                             "LOCKSTEP_LOSS_FD",
+                                                            "LOCKSTEP_NEWS_FD",
+                                                            "LOCKSTEP_ELASTIC",
                                                             "TORCHELASTIC_USE_AGENT_STORE"};
 
 bool is_variable_name(std::string_view name) {
@@ -69,6 +71,31 @@ void check_nodes(const NodeOptions& nodes) {
   }
 }
 
+void check_elastic(const RunOptions& options) {
+  if (!elastic(options)) return;
+  const char* several = !options.hosts.list.empty() ? "--hosts" : "--nodes";
+  if (!options.hosts.list.empty() || options.nodes.nodes > 1) {
+    throw BadInput(fmt::format(
+        "--min-workers and --max-restarts work on one host so far; leave them out, or leave out {}",
+        several));
+  }
+  const int least = options.min_workers.value_or(kMinWorkers);
+  if (least < 1 || least > options.workers) {
+    throw BadInput(fmt::format("--min-workers {} is not possible with {} worker{}; ask for 1 to {}",
+                               least, options.workers, options.workers == 1 ? "" : "s",
+                               options.workers));
+  }
+  const int most = options.max_restarts.value_or(kMaxRestarts);
+  if (most < 0 || most > 1'000'000) {
+    throw BadInput(fmt::format("--max-restarts {} is not possible; ask for 0 to 1000000", most));
+  }
+  if (!(options.step_timeout_s > 0 && options.step_timeout_s <= 86400)) {
+    throw BadInput(fmt::format(
+        "--step-timeout {:g} is not possible; give seconds, more than 0 and at most 86400",
+        options.step_timeout_s));
+  }
+}
+
 }  // namespace
 
 std::pair<std::string, std::string> parse_variable(const std::string& text) {
@@ -104,6 +131,7 @@ void check(const RunOptions& options) {
     throw BadInput(fmt::format("--timeout {} is not possible; give whole seconds from 1 to {}",
                                *options.timeout_s, kYearSeconds));
   }
+  check_elastic(options);
   if (options.grace.count() < 0 || options.grace > std::chrono::hours(24)) {
     throw BadInput(fmt::format("--grace {} is not possible; give seconds from 0 to 86400",
                                static_cast<double>(options.grace.count()) / 1000));

@@ -65,6 +65,10 @@ struct RunOptions {
   std::optional<DeviceKind> device;  // LOCKSTEP_DEVICE; default join()'s choice
   std::optional<Wire> wire;          // LOCKSTEP_WIRE; default join()'s choice
   Bind bind = Bind::kAuto;
+  // Workers that die are replaced, and the job goes on, if one of these two is given.
+  std::optional<int> min_workers;   // below this many the job ends; default 1
+  std::optional<int> max_restarts;  // within 10 minutes; default 10
+  double step_timeout_s = 30;       // then a worker that others wait for in vain is replaced, too
   NodeOptions nodes;
   HostOptions hosts;
 
@@ -83,6 +87,13 @@ struct RunOptions {
       explained_codes;              // of worker 0; it has told the reason, so the launcher does not
   std::optional<int> stopped_code;  // says that all workers have stopped early, in order
 };
+
+// Whether workers may leave and be replaced.
+inline bool elastic(const RunOptions& options) {
+  return options.min_workers || options.max_restarts;
+}
+inline constexpr int kMinWorkers = 1;
+inline constexpr int kMaxRestarts = 10;
 
 // "KEY=VALUE" as a pair. BadInput if there is no '=', if the key is no name of a variable, and if the
 // launcher sets that variable itself, such as RANK.

@@ -47,6 +47,36 @@ TEST(RunOptionsTest, EachValueOutOfRangeIsNamed) {
               HasSubstr("--grace -0.5"));
 }
 
+TEST(RunOptionsTest, WorkersAreReplacedOnlyIfAskedFor) {
+  RunOptions options = valid();
+  EXPECT_FALSE(elastic(options));
+  options.max_restarts = 0;
+  EXPECT_TRUE(elastic(options));
+  options.max_restarts.reset();
+  options.min_workers = 2;
+  EXPECT_TRUE(elastic(options));
+  EXPECT_NO_THROW(check(options));
+}
+
+TEST(RunOptionsTest, WhatReplacementNeedsIsNamed) {
+  const auto after = [](const std::function<void(RunOptions&)>& change) {
+    RunOptions options = valid();
+    options.max_restarts = 3;
+    change(options);
+    return refusal([&] { check(options); });
+  };
+  EXPECT_THAT(after([](auto& o) { o.min_workers = 0; }), HasSubstr("--min-workers 0"));
+  EXPECT_THAT(after([](auto& o) { o.min_workers = 3; }), HasSubstr("ask for 1 to 2"));
+  EXPECT_THAT(after([](auto& o) { o.max_restarts = -1; }), HasSubstr("--max-restarts -1"));
+  EXPECT_THAT(after([](auto& o) { o.max_restarts = 1'000'001; }), HasSubstr("1000000"));
+  EXPECT_THAT(after([](auto& o) { o.step_timeout_s = 0; }), HasSubstr("--step-timeout 0"));
+  EXPECT_THAT(after([](auto& o) { o.step_timeout_s = 86401; }), HasSubstr("--step-timeout 86401"));
+  EXPECT_THAT(after([](auto& o) { o.hosts.list = "a:1,b:1"; }), HasSubstr("leave out --hosts"));
+  const std::string nodes = after([](auto& o) { o.nodes = {2, 0, "a:1", "f"}; });
+  EXPECT_THAT(nodes, HasSubstr("one host so far"));
+  EXPECT_THAT(nodes, HasSubstr("leave out --nodes"));
+}
+
 TEST(ParseVariableTest, TheFirstEqualsSignDivides) {
   EXPECT_EQ(parse_variable("A=b=c"), std::pair(std::string("A"), std::string("b=c")));
   EXPECT_EQ(parse_variable("A="), std::pair(std::string("A"), std::string("")));

@@ -329,6 +329,9 @@ class Output::Stream {
     if (!ended()) read_some();
   }
 
+  // Its writer has died, and another one may follow: takes what is there, and ends the last line.
+  void end_line();
+
   bool ended() const { return !pipe_.is_open(); }
   const std::string& failed_log() const { return failed_log_; }
 
@@ -369,6 +372,16 @@ void Output::Stream::read_some() {
     if (got < 0 && errno == EINTR) continue;
     if (got < 0 && errno == EAGAIN && !expect_end_) return resume();
     return end();
+  }
+}
+
+void Output::Stream::end_line() {
+  while (!ended() && !outlet_.full()) {
+    const ssize_t got = ::read(pipe_.native_handle(), read_buffer.data(), read_buffer.size());
+    if (got > 0) take({read_buffer.data(), static_cast<std::size_t>(got)});
+    if (got > 0 || (got < 0 && errno == EINTR)) continue;
+    splitter_.finish(sink_);
+    return outlet_.flush();
   }
 }
 
@@ -443,6 +456,11 @@ void Output::note(std::string_view line) {
   outlet.add(line);
   outlet.add("\n");
   outlet.flush();
+}
+
+void Output::end_lines(int worker) {
+  for (const std::size_t stream : {0, 1})
+    streams_[2 * static_cast<std::size_t>(worker) + stream]->end_line();
 }
 
 void Output::drain(std::chrono::milliseconds patience, std::function<void()> then) {

@@ -135,6 +135,10 @@ class Output {
   // that a worker has drawn on the terminal.
   void note(std::string_view line);
 
+  // This worker, counted on this host, has died, and another process may write to the same pipes: a line that it had begun
+  // ends here.
+  void end_lines(int worker);
+
   // No worker is left: takes what the pipes still hold, then calls `then`. Gives up on a reader of our outputs that
   // takes nothing for `patience`.
   void drain(std::chrono::milliseconds patience, std::function<void()> then);
@@ -179,7 +183,8 @@ class Output {
 // Ownership: plain values.
 class JobReport {
  public:
-  JobReport(const HostMap& map, std::string program);
+  // `step_timeout_s`: after how long a worker is expelled that others wait for.
+  JobReport(const HostMap& map, std::string program, double step_timeout_s);
 
   void add(const KeeperEvent& event);
   void keeper_lost(int node, int wait_status);
@@ -190,6 +195,9 @@ class JobReport {
   // later the orders that end the job continue a stopped worker.
   void look_at(int rank);
 
+  // The worker is about to be started again.
+  void restart(int rank) { not_started_[static_cast<std::size_t>(rank)] = false; }
+
   // The worker's fork or exec failed. Then the end of its process says nothing.
   bool not_started(int rank) const { return not_started_[static_cast<std::size_t>(rank)]; }
 
@@ -198,11 +206,13 @@ class JobReport {
  private:
   void tell_failure(const JobState& state, NodeVerdict& verdict) const;
   std::string what_happened(const JobState& state) const;
-  std::string who(int rank) const;
+  std::string who(int rank) const { return who(rank, pids_[static_cast<std::size_t>(rank)]); }
+  std::string who(int rank, pid_t pid) const;
   bool seen_stopped(std::optional<int> rank) const;
 
   HostMap map_;
   std::string program_;
+  double step_timeout_s_;
   std::vector<pid_t> pids_;
   std::vector<bool> not_started_;
   int overtime_ = 0;

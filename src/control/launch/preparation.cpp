@@ -168,8 +168,16 @@ Preparation prepare(const RunOptions& options, const Program& program,
   ready.sealed_secret = seal_secret(secret);
   ready.losses = make_loss_channel();
   Binding binding = plan_binding(cores_of_this_process(), options.workers, options.bind);
-  JobEnvironment job{map, start, ready.sealed_secret.get(), ready.losses.workers.get(),
-                     as_variables(options)};
+  JobEnvironment job{.map = map,
+                     .start = start,
+                     .secret_fd = ready.sealed_secret.get(),
+                     .loss_fd = ready.losses.workers.get(),
+                     .variables = as_variables(options)};
+  if (elastic(options)) {
+    ready.news = NewsPage::make();
+    job.news_fd = ready.news->fd();
+    job.max_restarts = options.max_restarts.value_or(kMaxRestarts);
+  }
   job.variables.emplace_back("LOCKSTEP_BINDING", binding.text);
 
   KeeperPlan& plan = ready.plan;
@@ -185,6 +193,8 @@ Preparation prepare(const RunOptions& options, const Program& program,
   plan.leader_keeps_output = options.leader_keeps_output && map.node == 0;
   plan.secret = job.secret_fd;
   plan.losses = job.loss_fd;
+  plan.news = job.news_fd;
+  plan.restarts = elastic(options);
   plan.open_files = original.open_files;
   plan.signal_mask = original.signal_mask;
   for (int stream = 0; stream < 2 * options.workers; ++stream)
@@ -242,11 +252,11 @@ void set_ranks(Variables& variables, int rank, const HostMap& map) {
 
 // In PyTorch's env:// rendezvous rank 0 serves MASTER_PORT, unless TORCHELASTIC_USE_AGENT_STORE says
 // that an agent does. We serve no such store, so the value of a torchrun around us must not stay.
-void set_torchrun(Variables& variables, const NodeStart& start) {
+void set_torchrun(Variables& variables, const NodeStart& start, int max_restarts) {
   variables["MASTER_ADDR"] = start.master;
   variables["MASTER_PORT"] = fmt::to_string(start.master_port);
   variables["TORCHELASTIC_RESTART_COUNT"] = "0";
-  variables["TORCHELASTIC_MAX_RESTARTS"] = "0";
+  variables["TORCHELASTIC_MAX_RESTARTS"] = fmt::to_string(max_restarts);
   variables["TORCHELASTIC_RUN_ID"] = start.name;
   variables["TORCHELASTIC_USE_AGENT_STORE"] = "False";
   variables.erase("TORCHELASTIC_ERROR_FILE");
@@ -257,7 +267,11 @@ void set_lockstep(Variables& variables, const JobEnvironment& job) {
   variables["LOCKSTEP_RENDEZVOUS"] = job.start.rendezvous;
   variables["LOCKSTEP_SECRET_FD"] = fmt::to_string(job.secret_fd);
   variables["LOCKSTEP_LOSS_FD"] = fmt::to_string(job.loss_fd);
-  variables.erase("LOCKSTEP_SECRET_FILE");
+  for (const char* name : {"LOCKSTEP_SECRET_FILE", "LOCKSTEP_NEWS_FD", "LOCKSTEP_ELASTIC"})
+    variables.erase(name);
+  if (job.news_fd < 0) return;
+  variables["LOCKSTEP_NEWS_FD"] = fmt::to_string(job.news_fd);
+  variables["LOCKSTEP_ELASTIC"] = "1";
 }
 
 // By default each library takes all cores. If every worker did so, all would be slower.
@@ -271,7 +285,7 @@ std::vector<std::string> worker_environment(const std::vector<std::string>& inhe
                                             const JobEnvironment& job, int rank) {
   Variables variables = parsed(inherited);
   set_ranks(variables, rank, job.map);
-  set_torchrun(variables, job.start);
+  set_torchrun(variables, job.start, job.max_restarts);
   set_lockstep(variables, job);
   set_threads(variables);
   for (const auto& [name, value] : job.variables) variables[name] = value;

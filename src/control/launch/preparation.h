@@ -6,6 +6,7 @@
 
 #include <csignal>
 #include <functional>
+#include <optional>
 #include <string>
 #include <utility>
 #include <vector>
@@ -16,6 +17,7 @@
 #include "control/launch/options.h"
 #include "control/launch/program.h"
 #include "control/rendezvous/loss.h"
+#include "control/rendezvous/news.h"
 #include "control/rendezvous/sockets.h"
 
 namespace lockstep::control {
@@ -52,6 +54,7 @@ NodeStart make_start(const RunOptions& options, const HostMap& map, Listener& li
 struct Preparation {
   base::Fd sealed_secret;
   LossChannel losses;
+  std::optional<NewsPage> news;  // of a job whose workers may leave and join
   LinePrefix prefix;
   std::vector<LogFile> logs;  // two per worker, stdout then stderr; empty without --log-dir
   KeeperPlan plan;
@@ -77,6 +80,8 @@ struct JobEnvironment {
       start;  // MASTER_PORT is for the program's own rendezvous; nothing of ours listens there
   int secret_fd = -1;
   int loss_fd = -1;
+  int news_fd = -1;  // none: workers may not leave
+  int max_restarts = 0;
   std::vector<std::pair<std::string, std::string>> variables;  // of the user
 };
 

@@ -106,6 +106,19 @@ TEST(WorkerEnvironmentTest, RanksCountOverAllHosts) {
                     "GROUP_WORLD_SIZE=3", "ROLE_RANK=4", "MASTER_ADDR=10.0.0.1"}));
 }
 
+TEST(WorkerEnvironmentTest, OnlyWorkersThatMayLeaveAreToldSo) {
+  JobEnvironment job = four_workers();
+  const std::vector<std::string> around = {"LOCKSTEP_ELASTIC=1", "LOCKSTEP_NEWS_FD=9"};
+  const auto fixed = worker_environment(around, job, 0);
+  EXPECT_THAT(fixed, Not(Contains(StartsWith("LOCKSTEP_ELASTIC="))));
+  EXPECT_THAT(fixed, Not(Contains(StartsWith("LOCKSTEP_NEWS_FD="))));
+  job.news_fd = 7;
+  job.max_restarts = 3;
+  EXPECT_THAT(
+      worker_environment(around, job, 0),
+      IsSupersetOf({"LOCKSTEP_ELASTIC=1", "LOCKSTEP_NEWS_FD=7", "TORCHELASTIC_MAX_RESTARTS=3"}));
+}
+
 TEST(WorkerEnvironmentTest, EachVariableComesOnce) {
   const auto variables = worker_environment({"A=1", "A=2", "RANK=7", "broken"}, four_workers(), 0);
   std::map<std::string, int> count;

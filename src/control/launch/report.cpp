@@ -21,9 +21,10 @@ bool is(const NodeVerdict& verdict, JobState::Cause cause) {
 
 }  // namespace
 
-JobReport::JobReport(const HostMap& map, std::string program)
+JobReport::JobReport(const HostMap& map, std::string program, double step_timeout_s)
     : map_(map),
       program_(std::move(program)),
+      step_timeout_s_(step_timeout_s),
       pids_(static_cast<std::size_t>(map.world())),
       not_started_(static_cast<std::size_t>(map.world())) {}
 
@@ -57,8 +58,7 @@ bool JobReport::seen_stopped(std::optional<int> rank) const {
   return seen != stopped_.end() && seen->second;
 }
 
-std::string JobReport::who(int rank) const {
-  const auto pid = pids_[static_cast<std::size_t>(rank)];
+std::string JobReport::who(int rank, pid_t pid) const {
   if (map_.nodes() == 1) return fmt::format("rank {} (pid {})", rank, pid);
   return fmt::format("rank {} on {} (pid {})", rank, map_.name_of(map_.node_of(rank)), pid);
 }
@@ -105,22 +105,26 @@ void JobReport::tell_failure(const JobState& state, NodeVerdict& verdict) const 
 // A worker that lost another one, which did not fail by itself, has only seen what happened: the text names both.
 std::string JobReport::what_happened(const JobState& state) const {
   const WorkerEnd& failure = state.failure()->cause;
-  const std::string how = describe(failure);
-  if (map_.world() == 1) return fmt::format("{} {}.", who(failure.rank), how);
+  // A replacement may have another process by now.
+  const std::string name = failure.pid != 0 ? who(failure.rank, failure.pid) : who(failure.rank);
+  const std::string how =
+      state.expelled(failure.rank)
+          ? fmt::format("was ended, because others had waited {:g} s for it", step_timeout_s_)
+          : describe(failure);
+  if (map_.world() == 1) return fmt::format("{} {}.", name, how);
   const auto lost = state.failure()->lost;
-  if (!lost)
-    return fmt::format("{} failed first: it {}; the others were ended.", who(failure.rank), how);
+  if (!lost) return fmt::format("{} failed first: it {}; the others were ended.", name, how);
   if (seen_stopped(lost)) {
     return fmt::format(
         "{} is stopped (by SIGSTOP, Ctrl-Z or a debugger): {} lost it and {}; all were ended.",
-        who(*lost), who(failure.rank), how);
+        who(*lost), name, how);
   }
   auto end = state.end_of(*lost);
   const bool by_us = end && end->how == WorkerEnd::How::kKilled &&
                      (end->value == SIGTERM || end->value == SIGKILL);
   if (by_us) end.reset();  // we ended it, after the failure
-  return fmt::format("{} lost {}, which {}, and {}; the others were ended.", who(failure.rank),
-                     who(*lost), end ? describe(*end) : "was still running", how);
+  return fmt::format("{} lost {}, which {}, and {}; the others were ended.", name, who(*lost),
+                     end ? describe(*end) : "was still running", how);
 }
 
 std::vector<std::string> ClosingWords::failures(const NodeVerdict& verdict,

@@ -1,0 +1,42 @@
+// Where the workers of a job meet, on the launcher's side: the rendezvous server of node 0, the processes that run, and
+// what workers are told while they train.
+#pragma once
+
+#include <utility>  // Boost 1.74's Asio uses std::exchange and does not include this
+
+#include <boost/asio/io_context.hpp>
+#include <optional>
+#include <set>
+
+#include "control/launch/judge.h"
+#include "control/launch/meeting.h"
+#include "control/rendezvous/news.h"
+#include "control/rendezvous/server.h"
+
+namespace lockstep::control {
+
+// Threads:   where the io_context runs.
+// Blocking:  never.
+// Failure:   none.
+// Ownership: owns the server and the page; the io_context and the judge must outlive it.
+class MeetingPoint {
+ public:
+  // Serves the listener of `meeting`, if there is one. With `news`, workers may leave and join, and the judge hears of it.
+  MeetingPoint(boost::asio::io_context& context, const RunOptions& options, Meeting& meeting,
+               std::optional<NewsPage> news, Judge& judge);
+
+  // Ranks count over all hosts.
+  void take(const KeeperEvent& event);
+
+  // Workers of this host whose processes run.
+  int running() const { return static_cast<int>(running_.size()); }
+
+ private:
+  void tell_server();
+
+  std::optional<NewsPage> news_;
+  std::optional<RendezvousServer> server_;
+  std::set<int> running_;
+};
+
+}  // namespace lockstep::control

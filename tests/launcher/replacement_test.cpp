@@ -1,0 +1,148 @@
+// Workers that die are started again, and the job goes on. The workers here are scripts that never meet.
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+#include <unistd.h>
+
+#include <algorithm>
+#include <csignal>
+#include <filesystem>
+
+#include "tests/launcher/command.h"
+
+namespace lockstep::testing {
+namespace {
+
+using ::testing::Contains;
+using ::testing::HasSubstr;
+using ::testing::IsEmpty;
+using ::testing::Not;
+
+class ReplacementTest : public ::testing::Test {
+ protected:
+  ReplacementTest() {
+    char path[] = "/tmp/lockstep-replacement-XXXXXX";
+    folder_ = ::mkdtemp(path);
+  }
+  ~ReplacementTest() override { std::filesystem::remove_all(folder_); }
+
+  // Workers of which each runs `script`. In it, $N says how often this worker has been started.
+  Command run_script(int workers, const std::string& script, std::vector<std::string> options,
+                     std::vector<std::string> variables = {}) const {
+    std::vector<std::string> arguments = {LOCKSTEP_BINARY, "run", "-n", std::to_string(workers)};
+    arguments.insert(arguments.end(), options.begin(), options.end());
+    const std::string count =
+        "echo start >>" + folder_ + "/$RANK; N=$(grep -c . " + folder_ + "/$RANK); ";
+    arguments.insert(arguments.end(), {"--", "/bin/sh", "-c", count + script});
+    return Command(std::move(arguments), std::move(variables));
+  }
+
+ private:
+  std::string folder_;
+};
+
+TEST_F(ReplacementTest, AKilledWorkerIsStartedAgainAndTheJobSucceeds) {
+  Command command = run_script(2,
+                               "if [ $RANK = 1 ] && [ $N -le 2 ]; then printf half; kill -9 $$; fi;"
+                               " echo start $N",
+                               {"--max-restarts", "3"});
+  ASSERT_TRUE(command.finish(seconds(30)));
+  EXPECT_EQ(command.exit_code(), 0) << command.err();
+  const auto lines = lines_of(command.out());
+  EXPECT_THAT(lines, Contains("[0] start 1"));
+  EXPECT_THAT(lines, Contains("[1] start 3"));
+  EXPECT_EQ(std::count(lines.begin(), lines.end(), "[1] half"), 2) << command.out();
+  EXPECT_THAT(command.err(), HasSubstr("lockstep: rank 1 was killed by SIGKILL; "));
+  EXPECT_THAT(command.err(), HasSubstr("a replacement starts"));
+  EXPECT_THAT(lines_of(command.err()), Contains("lockstep: 2 workers left and were replaced"));
+}
+
+TEST_F(ReplacementTest, AProgramThatAlwaysCrashesEndsWithItsOwnMessage) {
+  Command command = run_script(2, "echo start $N; kill -SEGV $$", {"--max-restarts", "1"});
+  ASSERT_TRUE(command.finish(seconds(30)));
+  EXPECT_EQ(command.exit_code(), 128 + SIGSEGV);
+  EXPECT_EQ(count(command.out(), "start "), 3) << command.out();
+  EXPECT_THAT(command.err(), HasSubstr("no restart is left (--max-restarts 1)"));
+  EXPECT_THAT(command.err(), HasSubstr("failed first: it was killed by SIGSEGV"));
+}
+
+TEST_F(ReplacementTest, AnExitCodeEndsTheJob) {
+  Command command =
+      run_script(2, "[ $RANK = 1 ] && exit 7; exec sleep 60", {"--max-restarts", "5"});
+  ASSERT_TRUE(command.finish(seconds(20)));
+  EXPECT_EQ(command.exit_code(), 7);
+  EXPECT_THAT(command.err(), Not(HasSubstr("replacement")));
+}
+
+TEST_F(ReplacementTest, TooFewWorkersEndTheJob) {
+  Command command = run_script(3, "[ $RANK = 1 ] && kill -9 $$; exec sleep 60",
+                               {"--max-restarts", "0", "--min-workers", "3"});
+  ASSERT_TRUE(command.finish(seconds(20)));
+  EXPECT_EQ(command.exit_code(), 137);
+  EXPECT_THAT(command.err(), HasSubstr("rank 1 (pid "));
+  EXPECT_THAT(command.err(), Not(HasSubstr("go on")));
+}
+
+TEST_F(ReplacementTest, CtrlCWhileARestartWaitsEndsTheJob) {
+  const std::string marker = make_marker();
+  Command command = run_script(1, "kill -9 $$", {"--max-restarts", "100"}, {marker});
+  ASSERT_TRUE(command.wait_for("a replacement starts in", 1, seconds(20)));
+  command.signal(SIGINT);
+  ASSERT_TRUE(command.finish(seconds(20)));
+  EXPECT_EQ(command.exit_code(), 130);
+  EXPECT_THAT(processes_with(marker), IsEmpty());
+}
+
+TEST_F(ReplacementTest, AKilledLauncherLeavesNoReplacementBehind) {
+  const std::string marker = make_marker();
+  Command command = run_script(
+      2, "[ $RANK = 1 ] && [ $N = 1 ] && kill -9 $$; exec " + quoted(ACTOR_BINARY) + " wait",
+      {"--max-restarts", "3"}, {marker});
+  ASSERT_TRUE(command.wait_for("ready", 2, seconds(20)));
+  command.signal(SIGKILL);
+  ASSERT_TRUE(command.finish(seconds(20)));
+  const Deadline deadline = seconds(20);
+  while (!processes_with(marker).empty()) ASSERT_FALSE(deadline.expired());
+}
+
+// The script is killed; the program that it has started must not run beside the replacement.
+TEST_F(ReplacementTest, NothingOfAKilledWorkerRunsOn) {
+  const std::string marker = make_marker();
+  Command command = run_script(1,
+                               "[ $N = 2 ] && echo second && exec " + quoted(ACTOR_BINARY) +
+                                   " wait; " + quoted(ACTOR_BINARY) + " wait & kill -9 $$",
+                               {"--max-restarts", "3"}, {marker});
+  ASSERT_TRUE(command.wait_for("second", 1, seconds(20)));
+  const Deadline deadline = seconds(20);
+  while (processes_with(marker).size() != 3) {  // launcher, keeper, replacement
+    ASSERT_FALSE(deadline.expired()) << processes_with(marker).size();
+  }
+}
+
+TEST_F(ReplacementTest, AReplacementInheritsWhatTheFirstOneHad) {
+  Command command = run_script(
+      1, "exec </dev/null; [ $N = 1 ] && kill -9 $$; exec " + quoted(ACTOR_BINARY) + " descriptors",
+      {"--max-restarts", "1"});
+  ASSERT_TRUE(command.finish(seconds(20)));
+  EXPECT_EQ(command.exit_code(), 0) << command.err();
+  EXPECT_EQ(count(command.out(), "fd "), 6) << "streams, secret, losses, news:\n" << command.out();
+  EXPECT_THAT(command.out(), HasSubstr("lockstep-news"));
+}
+
+TEST_F(ReplacementTest, WorkersAreToldThatTheyMayLeave) {
+  Command command = run_actor(1, {"env", "LOCKSTEP_ELASTIC", "TORCHELASTIC_MAX_RESTARTS"},
+                              {"--max-restarts", "4"}, {"LOCKSTEP_ELASTIC=0"});
+  ASSERT_TRUE(command.finish(seconds(20)));
+  EXPECT_THAT(lines_of(command.out()), Contains("[0] LOCKSTEP_ELASTIC=1"));
+  EXPECT_THAT(lines_of(command.out()), Contains("[0] TORCHELASTIC_MAX_RESTARTS=4"));
+}
+
+TEST_F(ReplacementTest, QuietJobsSayNothingOfIt) {
+  Command command =
+      run_script(1, "[ $N = 1 ] && kill -9 $$; exit 0", {"--max-restarts", "1", "-q"});
+  ASSERT_TRUE(command.finish(seconds(20)));
+  EXPECT_EQ(command.exit_code(), 0);
+  EXPECT_EQ(command.err(), "");
+}
+
+}  // namespace
+}  // namespace lockstep::testing
