@@ -76,6 +76,10 @@ class World {
   // `in_batch`: no newcomer can come in here. Collective among the workers that survive.
   void regroup(bool in_batch);
 
+  // Whether the others were training when this worker joined. It must not wait for them before
+  // Job::batches() or Trainer::run(): they are not at that place of the program any more.
+  bool joined_later() const;
+
   // After regroup(): so many of the first ranks were in the generation before.
   int survivors() const;
 

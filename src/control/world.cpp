@@ -215,6 +215,7 @@ World control::Joining::join(const JoinOptions& options, cuda::Gpus& gpus) {
   Joined joined = join_or_tell(*how);
   take_ranks(joined, info);
   World::State state{std::move(info), joined.generation, launcher, device, std::move(joined.comm)};
+  state.joined_later = joined.survivors > 0;
   if (how->launched.elastic && how->engine != "mpi") {  // MPI has no place for other workers
     how->news = control::NewsPage::inherited(how->launched.news_fd);
     state.rejoining = std::move(how);
@@ -268,6 +269,9 @@ bool World::elastic() const {
 }
 int World::newcomers() const {
   return elastic() ? state_->rejoining->news.newcomers() : 0;
+}
+bool World::joined_later() const {
+  return state_->joined_later;
 }
 int World::survivors() const {
   return elastic() ? state_->rejoining->survivors : 0;

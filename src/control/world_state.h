@@ -45,6 +45,7 @@ struct World::State {
   std::shared_ptr<control::Announcements> announcements = {};  // made when first asked for
   std::shared_ptr<control::Inventory> inventory = {};          // the same
 
+  bool joined_later = false;
   std::shared_ptr<control::Rejoining> rejoining = {};  // null: this world has one generation
 
   // Lower ids are for programs that call Comm::channel themselves.

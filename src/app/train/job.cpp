@@ -304,7 +304,8 @@ std::optional<ShardCost> cost_of_shards(const TrainArguments& arguments, const T
                                         World& world, const DataSplits& data) {
   const bool open = !arguments.resume && arguments.verify.empty() && arguments.accumulate == 0;
   const bool plain = !arguments.on(DeviceKind::kCuda) && arguments.precision == Precision::kFloat32;
-  if (!open || !plain || trainer.total_steps() < kStepsForAProbe) return std::nullopt;
+  if (!open || !plain || trainer.total_steps() < kStepsForAProbe || world.joined_later())
+    return std::nullopt;
   const ShardSizes now = shard_sizes(arguments.global_batch, trainer.shards(), world.size());
   const auto fewest = fewest_shards(arguments.global_batch, now, world.size());
   if (!fewest) return std::nullopt;
@@ -344,6 +345,7 @@ void choose_onednn(TrainArguments& arguments, World& world) {
   const bool open = arguments.onednn == Switch::kOpen;
   const bool fast = device::kOneDnnIsFast && steps::has_onednn();
   if (open) arguments.onednn = fast ? Switch::kOn : Switch::kOff;
+  if (world.joined_later()) return steps::use_onednn(arguments.onednn == Switch::kOn);
   Comm channel = world.open_channel();
   const std::string leaders = control::gather_text(channel, name(arguments.onednn)).front();
   if (open) arguments.onednn = switch_named(leaders);
@@ -370,7 +372,7 @@ TrainReport run_training(const TrainArguments& arguments, World& world) {
   Trainer trainer(world, std::move(parts), make_options(arguments, data.train->size()),
                   show_on(progress));
   double alone = 0;
-  if (arguments.compare_alone && world.size() > 1) {
+  if (arguments.compare_alone && world.size() > 1 && !world.joined_later()) {
     progress.line("measuring one worker alone …");
     alone = samples_per_second_alone(arguments, trainer.shards(), world, data);
   }

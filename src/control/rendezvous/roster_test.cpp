@@ -65,7 +65,12 @@ TEST_F(RosterTest, TheLastToComeBringsEverybodysWelcome) {
   const Answers answers = take(2, join_of(2, 4));
   ASSERT_EQ(answers.size(), 4u);
   const Welcome first = std::get<Welcome>(answers[0].message);
-  for (const Answer& answer : answers) EXPECT_EQ(std::get<Welcome>(answer.message), first);
+  EXPECT_EQ(first.places, (std::vector<int>{0, 1, 2, 3}));
+  for (const Answer& answer : answers) {
+    Welcome expected = first;
+    expected.rank = static_cast<std::uint32_t>(answer.to);  // as which it joined
+    EXPECT_EQ(std::get<Welcome>(answer.message), expected);
+  }
   EXPECT_EQ(first.generation, 1u);
   EXPECT_EQ(roster_.next_tick(), std::nullopt);
 }
