@@ -182,12 +182,22 @@ bool JobState::over() const {
   return departures_->done() || (live_ <= 0 && !departures_->waiting());
 }
 
-// The ends that are left to be judged. If one of them is a failure of the worker's own, or of a worker that cannot go on
-// without another, the job ends; then whom a signal killed at the same moment may be the cause.
+// The ends that are left to be judged. If one of them is a failure of the worker's own, the job ends; then whom a signal
+// killed at the same moment may be the cause. A worker that cannot go on without one that has left leaves, too: it was
+// about to join, or its program cannot repeat a step.
 std::vector<WorkerEnd> JobState::depart(const std::vector<WorkerEnd>& together, Orders& orders,
                                         Clock::time_point now) {
-  const auto leaves = [this](const WorkerEnd& end) {
-    return end.how == WorkerEnd::How::kKilled || (end.failed() && expelled(end.rank));
+  const auto has_left = [&](int rank) {
+    const auto before = blame_.end_of(rank);
+    return (before && before->failed()) ||
+           std::any_of(together.begin(), together.end(), [rank](const WorkerEnd& end) {
+             return end.rank == rank && end.how == WorkerEnd::How::kKilled;
+           });
+  };
+  const auto leaves = [&](const WorkerEnd& end) {
+    if (end.how == WorkerEnd::How::kKilled || (end.failed() && expelled(end.rank))) return true;
+    const auto lost = blame_.lost_by(end.rank);
+    return end.how == WorkerEnd::How::kExited && lost && has_left(*lost);
   };
   for (const auto& end : together) {
     if (end.failed() && !leaves(end)) return together;

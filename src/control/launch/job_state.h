@@ -86,12 +86,13 @@ class Blame {
   // Nothing as long as nobody has failed.
   std::optional<Verdict> verdict() const;
 
+  // Whom this worker said that it lost.
+  std::optional<int> lost_by(int rank) const;
+
   // How this worker ended; nothing while it lives.
   std::optional<WorkerEnd> end_of(int rank) const;
 
  private:
-  std::optional<int> lost_by(int rank) const;
-
   std::map<int, int> losses_;  // who lost whom
   std::map<int, WorkerEnd> ends_;
   std::optional<WorkerEnd> first_;  // failure
@@ -138,8 +139,9 @@ std::string describe(const LeftWorker& left, int max_restarts, double waited_s);
 // every worker has ended well is a cause, too. If the terminal goes away, SIGHUP comes and output cannot be written, in
 // any order: then the signal is the cause.
 //
-// With elastic rules, a worker that a signal kills while the job runs has left. The job goes on, with a replacement or
-// without one, as long as Departures allows it. All other failures end the job as ever. The job has succeeded when all
+// With elastic rules, a worker that a signal kills while the job runs has left; so has one that fails because it lost such
+// a worker. The job goes on, with a replacement or without one, as long as Departures allows it. All other failures end
+// the job as ever. The job has succeeded when all
 // that live have ended with 0, or when the last generation has: then who still lives came too late to join.
 //
 // Threads:   one caller at a time.

@@ -449,8 +449,18 @@ TEST(ElasticTest, AWorkerThatExitsWithACodeEndsTheJob) {
   EXPECT_THAT(state.on_ends({killed(0, SIGTERM)}, kStart).start, IsEmpty());
 }
 
-TEST(ElasticTest, WhoCannotGoOnWithoutAWorkerThatLeftMakesThatOneTheCause) {
+TEST(ElasticTest, WhoCannotGoOnWithoutAWorkerThatLeftLeavesToo) {
   JobState state(2, elastic_rules(1, 10));
+  state.on_formed({0, 1});
+  EXPECT_THAT(state.on_ends({killed(1, SIGKILL)}, kStart).start, ElementsAre(1));
+  state.on_loss(0, 1);
+  const auto orders = state.on_ends({exited(0, 3)}, kStart);
+  EXPECT_THAT(orders.forward, IsEmpty());
+  EXPECT_THAT(orders.start, ElementsAre(0));
+}
+
+TEST(ElasticTest, WithoutARestartTheWorkerThatLeftIsTheCause) {
+  JobState state(2, elastic_rules(2, 1));
   state.on_formed({0, 1});
   EXPECT_THAT(state.on_ends({killed(1, SIGKILL)}, kStart).start, ElementsAre(1));
   state.on_loss(0, 1);
