@@ -23,6 +23,7 @@
 #include "base/log.h"
 #include "comm/engines.h"
 #include "control/device_choice.h"
+#include "control/faults.h"
 #include "control/launcher_environment.h"
 #include "control/rendezvous/client.h"
 #include "control/rendezvous/loss.h"
@@ -216,6 +217,7 @@ World control::Joining::join(const JoinOptions& options, cuda::Gpus& gpus) {
   take_ranks(joined, info);
   World::State state{std::move(info), joined.generation, launcher, device, std::move(joined.comm)};
   state.joined_later = joined.survivors > 0;
+  if (state.joined_later) Faults::here().joined_later();
   if (how->launched.elastic && how->engine != "mpi") {  // MPI has no place for other workers
     how->news = control::NewsPage::inherited(how->launched.news_fd);
     state.rejoining = std::move(how);

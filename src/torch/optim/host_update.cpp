@@ -32,6 +32,7 @@
 #include <optional>
 #include <utility>
 
+#include "control/faults.h"
 #include "torch/optim/master.h"
 #include "torch/optim/norms.h"
 #include "torch/optim/update.h"
@@ -279,6 +280,10 @@ void HostUpdate::update(UpdateJournal* journal) {
   torch::NoGradGuard no_grad;
   count_step();
   write(journal);
+  if (journal != nullptr) {
+    control::Faults& faults = control::Faults::here();
+    faults.strike("written", faults.step());
+  }
   acquire();
   if (measures_ && trained_.extras.keeps_norms) last_norm_ = rows_->norm(Row::kGradient);
   keep_norms();

@@ -7,6 +7,7 @@
 #include <numeric>
 
 #include "base/check.h"
+#include "control/faults.h"
 
 namespace lockstep::steps {
 namespace {
@@ -63,10 +64,12 @@ class Marks : public optim::UpdateJournal {
     kept->bytes = static_cast<std::uint64_t>(to - at) - kKeptHead;
     kept->token.store(token_, std::memory_order_release);
     std::atomic_signal_fence(std::memory_order_seq_cst);
+    if (!control::Faults::here().none()) tear(memories);
   }
   // Release: a reader that sees the mark sees the values of the piece.
   void wrote(std::size_t piece) override {
     marks_[first_ + piece].store(token_, std::memory_order_release);
+    control::Faults::here().strike("update", control::Faults::here().step());
   }
 
   bool is_written(std::size_t piece) const override {
@@ -83,6 +86,14 @@ class Marks : public optim::UpdateJournal {
   }
 
  private:
+  // As if the process were killed while it writes the piece.
+  static void tear(std::span<const Bytes> memories) {
+    control::Faults& faults = control::Faults::here();
+    if (!faults.due("torn", faults.step())) return;
+    for (const Bytes& memory : memories) std::memset(memory.data(), 0x55, memory.size() / 2);
+    faults.strike("torn", faults.step());
+  }
+
   Word* marks_;
   std::size_t first_;
   JournalMemory memory_;

@@ -11,6 +11,7 @@
 #include <utility>
 #include <vector>
 
+#include "control/faults.h"
 #include "plan/sampler.h"
 #include "plan/tree.h"
 #include "torch/data/reader.h"
@@ -131,11 +132,14 @@ Evaluation JobCore::evaluate(const Dataset& dataset,
   }
   const UnchangedScope unchanged(std::move(buffers));
   // As many samples as a shard has: they fit into memory with a backward pass, so they do without.
-  return evaluate_all(generation_, {.dataset = streams ? *streams : dataset,
-                                    .score = score,
-                                    .most = setup_.options.global_batch / setup_.options.shards,
-                                    .seed = setup_.options.seed,
-                                    .device = models_.all.front().device()});
+  return repeated([&] {
+    control::Faults::here().strike("evaluation", position());
+    return evaluate_all(generation_, {.dataset = streams ? *streams : dataset,
+                                      .score = score,
+                                      .most = setup_.options.global_batch / setup_.options.shards,
+                                      .seed = setup_.options.seed,
+                                      .device = models_.all.front().device()});
+  });
 }
 
 }  // namespace lockstep::steps

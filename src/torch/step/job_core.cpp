@@ -9,6 +9,7 @@
 #include <utility>
 
 #include "base/log.h"
+#include "control/faults.h"
 #include "control/gather_text.h"
 #include "plan/seed.h"
 #include "torch/replica/model.h"
@@ -258,6 +259,7 @@ void JobCore::prepare(const DatasetPtr& dataset, const BatchesOptions& options,
                  {"workers run different jobs", "start all of them with the same options"});
   DataRecord record = look_at(*dataset, options);
   agree_on_data(generation_.control, record);
+  if (generation_.world.joined_later()) control::Faults::here().strike("join", 0);
   if (again &&
       (record.sampled != data_.record.sampled || record.sampling != data_.record.sampling)) {
     throw BadInput("batches() was called with other data before: a job has one data set");
@@ -403,6 +405,7 @@ std::shared_ptr<PhaseResult> JobCore::run_phase(StepCore& step, const Phase& pha
       StepRun& run = progress_.loop->run_of(step);
       in_plain_words([&] {
         if (!run.run(phase, [&] { return collect(); })) return;
+        control::Faults::here().strike("numbers", phase.step);
         result = run.result(phase, numbers_.channel,
                             {told_to_stop(), generation_.world.newcomers() > 0});
       });
@@ -509,7 +512,10 @@ void JobCore::save() {
   if (!checkpoints_ || setup_.only_reads || progress_.saved_at == step) return;
   if (progress_.loop != nullptr) progress_.loop->check_at_rest(step - 1);
   note_streams(step);
-  repeated([&] { checkpoints_->write(state_, step, with_data(properties(), data_.record)); });
+  repeated([&] {
+    control::Faults::here().strike("checkpoint", step);
+    checkpoints_->write(state_, step, with_data(properties(), data_.record));
+  });
   progress_.saved_at = step;
   calls_.clear();
   if (hooks_.on_saved) hooks_.on_saved(checkpoints_->path(), step);

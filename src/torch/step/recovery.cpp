@@ -13,6 +13,7 @@
 #include <numeric>
 
 #include "base/log.h"
+#include "control/faults.h"
 #include "torch/step/job_core.h"
 
 namespace lockstep::steps {
@@ -91,6 +92,7 @@ void JobCore::regroup(bool in_batch, std::int64_t step, const Settle& settle) {
   rescue_numbers();
   progress_.regroups = true;
   while (true) {
+    control::Faults::here().strike("regroup", step);
     world.regroup(in_batch);
     try {
       Comm survivors = survivors_of(world);

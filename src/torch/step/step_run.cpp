@@ -12,6 +12,7 @@
 #include <utility>
 
 #include "control/announcements.h"
+#include "control/faults.h"
 #include "control/gather_text.h"
 #include "plan/seed.h"
 #include "plan/tree.h"
@@ -99,8 +100,12 @@ double StepRun::exchange(Weights& weights) {
 
 bool StepRun::run(const Phase& phase, const GoesOn& goes_on) {
   updated_ = false;
+  control::Faults& faults = control::Faults::here();
+  faults.begin(phase.step);
+  faults.strike("forward", phase.step);
   Weights weights = known_weights(phase.step);
   run_shards(phase, weights);
+  faults.strike("backward", phase.step);
   const auto began = Clock::now();
   total_weight_ = exchange(weights);
   std::vector<optim::GradientSource> sources;
@@ -110,6 +115,7 @@ bool StepRun::run(const Phase& phase, const GoesOn& goes_on) {
     sources.back().measured = measures(phase.step);
   }
   if (!goes_on()) return false;
+  faults.strike("reduce", phase.step);
   // A last backward that meets other workers measures its own waiting. Else all waiting is the time since it ended.
   const bool waits_here = std::any_of(models_.begin(), models_.end(),
                                       [](auto* model) { return !model->gradients().meets(); });
@@ -148,15 +154,19 @@ void StepRun::update(const Phase& phase, const std::vector<optim::GradientSource
     buffers = loop_.packed_buffers();
     page->begin(phase.step, phase.number);
     page->put_small(runner_->known()->weighted_losses, buffers);
+    control::Faults::here().strike("small", phase.step);
   }
   for (std::size_t i = 0; i < models_.size(); ++i) models_[i]->prepare(sources[i]);
   // One model that has overflowed is enough: a step changes all models or none.
   skips_ = std::any_of(models_.begin(), models_.end(),
                        [](const ModelStep* model) { return model->overflowed(); });
   if (page != nullptr) {
+    control::Faults& faults = control::Faults::here();
     page->intend(intent());
+    faults.strike("intent", phase.step);
     for (std::size_t i = 0; i < models_.size(); ++i) write(i, {}, page->journal(numbers_[i]).get());
     page->commit(numbers_);
+    faults.strike("commit", phase.step);
     loop_.keep_buffers(std::move(buffers));
   } else {
     flat::Note note = runner_->note();  // goes with the first update
