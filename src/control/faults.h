@@ -14,7 +14,8 @@
 //   checkpoint   before one is written                  evaluation   before one
 //   regroup      before the next generation forms       join         a worker that joins is about to get the state
 //
-// Each fault strikes once in a process, and not in a worker that has joined later, except at `join`.
+// Each fault strikes once in a process, and not in a worker that has joined later or replaces one that died with all
+// others; except at `join`.
 #pragma once
 
 #include <cstdint>

@@ -131,6 +131,7 @@ struct Joined {
   std::vector<int> places;  // as RendezvousClient
   int rank;
   int survivors;
+  bool restarted;
   Comm comm;
 };
 
@@ -161,8 +162,8 @@ Joined join_others(const control::Rejoining& how, Deadline deadline, bool in_bat
   // A worker that is left alone needs no engine.
   Comm comm =
       client.size() == 1 ? connect_alone() : connect_all(how.engine, client, options, on_failure);
-  Joined joined{client.generation(), client.places(), client.rank(), client.survivors(),
-                std::move(comm)};
+  Joined joined{client.generation(), client.places(),    client.rank(),
+                client.survivors(),  client.restarted(), std::move(comm)};
   client.done(deadline);
   return joined;
 }
@@ -217,7 +218,8 @@ World control::Joining::join(const JoinOptions& options, cuda::Gpus& gpus) {
   take_ranks(joined, info);
   World::State state{std::move(info), joined.generation, launcher, device, std::move(joined.comm)};
   state.joined_later = joined.survivors > 0;
-  if (state.joined_later) Faults::here().joined_later();
+  state.restarted = joined.restarted;
+  if (state.joined_later || state.restarted) Faults::here().joined_later();
   if (how->launched.elastic && how->engine != "mpi") {  // MPI has no place for other workers
     how->news = control::NewsPage::inherited(how->launched.news_fd);
     state.rejoining = std::move(how);
@@ -274,6 +276,9 @@ int World::newcomers() const {
 }
 bool World::joined_later() const {
   return state_->joined_later;
+}
+bool World::restarted() const {
+  return state_->restarted;
 }
 int World::survivors() const {
   return elastic() ? state_->rejoining->survivors : 0;

@@ -46,6 +46,7 @@ struct World::State {
   std::shared_ptr<control::Inventory> inventory = {};          // the same
 
   bool joined_later = false;
+  bool restarted = false;
   std::shared_ptr<control::Rejoining> rejoining = {};  // null: this world has one generation
 
   // Lower ids are for programs that call Comm::channel themselves.

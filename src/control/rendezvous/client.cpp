@@ -140,6 +140,7 @@ bool RendezvousClient::enter(const JoinRequest& request, const std::string& secr
         size_ = static_cast<int>(welcomed->places.size());
         places_ = welcomed->places;
         survivors_ = static_cast<int>(welcomed->survivors);
+        restarted_ = welcomed->restarted;
         name_ = welcomed->name;
         generation_secret_ = generation_secret(secret, welcomed->name, welcomed->salt);
         return true;

@@ -50,6 +50,7 @@ class RendezvousClient final : public Bootstrap {
   const std::vector<int>& places() const { return places_; }
   // As in Welcome.
   int survivors() const { return survivors_; }
+  bool restarted() const { return restarted_; }
 
   // The numeric address of this host on the connection to the rendezvous; empty on a Unix socket.
   std::string local_host() const;
@@ -75,6 +76,7 @@ class RendezvousClient final : public Bootstrap {
   int size_;
   std::vector<int> places_;
   int survivors_ = 0;
+  bool restarted_ = false;
   std::uint64_t generation_ = 0;
   std::string name_;
   std::string generation_secret_;

@@ -54,7 +54,7 @@ void write(ByteWriter& out, const Welcome& welcome) {
   out.put(welcome.id).put(welcome.generation);
   out.put_text(cut(welcome.name)).put_text(cut(welcome.salt)).put(welcome.rank);
   write_ranks(out, welcome.places);
-  out.put(welcome.survivors);
+  out.put(welcome.survivors).put(static_cast<std::uint8_t>(welcome.restarted));
 }
 void write(ByteWriter& out, const Stored& stored) {
   out.put(stored.id);
@@ -157,6 +157,7 @@ void read(ByteReader& in, Welcome& welcome) {
   welcome.rank = in.get<std::uint32_t>();
   welcome.places = ranks(in);
   welcome.survivors = in.get<std::uint32_t>();
+  welcome.restarted = in.get<std::uint8_t>() != 0;
 }
 void read(ByteReader& in, Stored& stored) {
   stored.id = in.get<std::uint32_t>();

@@ -133,6 +133,8 @@ struct Welcome {
   std::vector<int> places;  // by rank: as which rank each worker joined
   // In an elastic job: so many of the first ranks were in the generation before. Else 0.
   std::uint32_t survivors = 0;
+  bool restarted =
+      false;  // no worker has survived: the job begins again, from its checkpoint if it has one
 
   bool operator==(const Welcome&) const = default;
 };

@@ -13,7 +13,7 @@ std::vector<Message> one_of_each() {
           Get{3, 500, "key"},
           Done{4, 100},
           GiveUp{"no route"},
-          Welcome{5, 7, "name", "salt", 1, {0, 2}, 1},
+          Welcome{5, 7, "name", "salt", 1, {0, 2}, 1, true},
           Stored{6},
           Value{7, ""},
           Finished{8},

@@ -37,13 +37,12 @@ std::string ranks_text(const std::vector<int>& ranks) {
   return fmt::format("ranks {} and {} more", list, ranks.size() - shown);
 }
 
-Generation::Generation(std::uint64_t number, std::vector<int> places, int survivors)
+Generation::Generation(std::uint64_t number, std::vector<int> places, GenerationPast past)
     : number_(number),
       places_(std::move(places)),
-      survivors_(survivors),
+      past_(past),
       size_(static_cast<int>(places_.size())),
-      name_(base::to_hex(base::random_bytes(kNameBytes))),
-      salt_(base::random_bytes(kSaltBytes)) {}
+      name_{base::to_hex(base::random_bytes(kNameBytes)), base::random_bytes(kSaltBytes)} {}
 
 void Generation::join(ConnectionId from, const Join& join, TimePoint now, Answers& out) {
   if (static_cast<int>(join.rank) < size_) informed_.insert(join.rank);
@@ -60,9 +59,9 @@ void Generation::join(ConnectionId from, const Join& join, TimePoint now, Answer
                    Waiter{from, join.id, Wait::kJoin, ms(join.timeout_ms), {}});
   if (!whole()) return;
   for (const auto& [until, waiter] : waiters_) {
-    out.push_back(
-        {waiter.connection, Welcome{waiter.id, number_, name_, salt_, ranks_.at(waiter.connection),
-                                    places_, static_cast<std::uint32_t>(survivors_)}});
+    out.push_back({waiter.connection,
+                   Welcome{waiter.id, number_, name_.name, name_.salt, ranks_.at(waiter.connection),
+                           places_, static_cast<std::uint32_t>(past_.survivors), past_.restarted}});
   }
   waiters_.clear();
 }
@@ -249,7 +248,7 @@ std::vector<int> Generation::not_done() const {
 
 RendezvousRoster::RendezvousRoster(int size, std::optional<MembershipRules> elastic)
     : size_(size), elastic_(elastic) {
-  for (int place = 0; place < size; ++place) alive_.insert(place);
+  for (int place = 0; place < size; ++place) formed_.alive.insert(place);
 }
 
 bool RendezvousRoster::take(ConnectionId from, const Message& message, TimePoint now,
@@ -306,7 +305,7 @@ std::optional<std::string> RendezvousRoster::objection(const Join& join) const {
     return fmt::format("two processes joined as rank {}: {} and {}", join.rank,
                        process_text(other.join), process_text(join));
   }
-  if (last_.empty()) return std::nullopt;
+  if (formed_.last.empty()) return std::nullopt;
   if (join.build != agreed_[0])
     return fmt::format("{} runs Lockstep {}, the job {}; build every worker from one version",
                        process_text(join), join.build, agreed_[0]);
@@ -329,26 +328,27 @@ void RendezvousRoster::join_elastic(ConnectionId from, const Join& join, TimePoi
 }
 
 void RendezvousRoster::set_alive(std::set<int> places, TimePoint now, Answers& out) {
-  alive_ = std::move(places);
-  std::erase_if(last_, [this](int place) { return !alive_.contains(place); });
+  formed_.alive = std::move(places);
+  std::erase_if(formed_.last, [this](int place) { return !formed_.alive.contains(place); });
   form(now, out);
 }
 
 int RendezvousRoster::newcomers() const {
-  if (last_.empty() || forming()) return 0;
+  if (formed_.last.empty() || forming()) return 0;
   return static_cast<int>(std::count_if(waiting_.begin(), waiting_.end(), [this](const auto& one) {
-    return std::find(last_.begin(), last_.end(), one.second.join.rank) == last_.end();
+    return std::find(formed_.last.begin(), formed_.last.end(), one.second.join.rank) ==
+           formed_.last.end();
   }));
 }
 
 void RendezvousRoster::form(TimePoint now, Answers& out) {
   ask_again_.reset();
   if (!elastic_ || forming()) return;
-  Membership membership{alive_, last_, {}};
+  Membership membership{formed_.alive, formed_.last, {}};
   std::map<int, ConnectionId> by_place;
   for (const auto& [connection, one] : waiting_) {
     const int place = static_cast<int>(one.join.rank);
-    if (!alive_.contains(place)) continue;  // its process has ended, and its connection will
+    if (!formed_.alive.contains(place)) continue;  // its process has ended, and its connection will
     by_place[place] = connection;
     membership.waiting.push_back({place, one.join.in_batch, one.since});
   }
@@ -356,7 +356,9 @@ void RendezvousRoster::form(TimePoint now, Answers& out) {
   ask_again_ = verdict.ask_again;
   if (!verdict.expelled.empty()) expel(verdict.expelled);
   if (verdict.forms.empty()) return;
-  current_ = std::make_shared<Generation>(++last_number_, verdict.forms, verdict.survivors);
+  current_ = std::make_shared<Generation>(
+      ++last_number_, verdict.forms,
+      GenerationPast{verdict.survivors, formed_.any && verdict.survivors == 0});
   for (std::size_t rank = 0; rank < verdict.forms.size(); ++rank) {
     const ConnectionId connection = by_place.at(verdict.forms[rank]);
     Join join = waiting_.extract(connection).mapped().join;
@@ -372,13 +374,14 @@ void RendezvousRoster::form(TimePoint now, Answers& out) {
 // Once: its process will end.
 void RendezvousRoster::expel(const std::vector<int>& places) {
   events_.push_back({Event::Kind::kExpelled, 0, places});
-  for (const int place : places) alive_.erase(place);
-  std::erase_if(last_, [this](int place) { return !alive_.contains(place); });
+  for (const int place : places) formed_.alive.erase(place);
+  std::erase_if(formed_.last, [this](int place) { return !formed_.alive.contains(place); });
 }
 
 void RendezvousRoster::note_formed() {
-  last_ = current_->places();
-  std::erase_if(last_, [this](int place) { return !alive_.contains(place); });
+  formed_.any = true;
+  formed_.last = current_->places();
+  std::erase_if(formed_.last, [this](int place) { return !formed_.alive.contains(place); });
   events_.push_back({Event::Kind::kFormed, current_->number(), current_->places()});
 }
 

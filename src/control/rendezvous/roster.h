@@ -35,6 +35,12 @@ struct Answer {
 };
 using Answers = std::vector<Answer>;
 
+// What a Welcome says of earlier generations.
+struct GenerationPast {
+  int survivors = 0;
+  bool restarted = false;
+};
+
 // One generation, from its first worker to its last.
 //
 // Threads:   one caller at a time.
@@ -43,8 +49,8 @@ using Answers = std::vector<Answer>;
 // Ownership: values only.
 class Generation {
  public:
-  // `places` and `survivors` as in Welcome.
-  Generation(std::uint64_t number, std::vector<int> places, int survivors = 0);
+  // `places` as in Welcome.
+  Generation(std::uint64_t number, std::vector<int> places, GenerationPast past = {});
 
   void join(ConnectionId from, const Join& join, TimePoint now, Answers& out);
   void put(ConnectionId from, const Put& put, Answers& out);
@@ -98,10 +104,13 @@ class Generation {
 
   std::uint64_t number_;
   std::vector<int> places_;
-  int survivors_;
+  GenerationPast past_;
   int size_;
-  std::string name_;
-  std::string salt_;
+  struct Name {
+    std::string name;
+    std::string salt;
+  };
+  Name name_;
   std::map<std::uint32_t, Member> members_;
   std::map<ConnectionId, std::uint32_t> ranks_;
   std::map<std::string, std::string, std::less<>> values_;
@@ -173,9 +182,12 @@ class RendezvousRoster {
   std::map<ConnectionId, std::shared_ptr<Generation>> places_;
   // Of elastic jobs.
   std::map<ConnectionId, Waiting> waiting_;
-  std::set<int> alive_;
-  std::vector<int>
-      last_;  // places of the last generation that formed, without those that have died since
+  struct Formed {
+    std::set<int> alive;
+    std::vector<int> last;  // places of the last generation, without those that have died since
+    bool any = false;
+  };
+  Formed formed_;
   std::string agreed_[2];  // build and engine of that generation
   std::optional<TimePoint> ask_again_;
   std::vector<Event> events_;

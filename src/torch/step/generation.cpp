@@ -79,6 +79,9 @@ bool resumes(const JobOptions& options) {
 Generation make_generation(World& world, JobSetup& setup) {
   JobOptions& options = setup.options;
   setup.asked_shards = options.shards;
+  // The checkpoint is this job's, and no other job's.
+  if (world.restarted() && !options.checkpoint.empty())
+    options.existing_checkpoint = ExistingCheckpoint::kResume;
   Comm control = world.open_channel();
   agree_on_checkpoints(control, setup);
   if (options.shards == 0 && resumes(options))

@@ -89,7 +89,7 @@ void Loop::open() {
 void Loop::close() noexcept {
   batches_.reset();
   runs_.clear();
-  buffers_.clear();
+  buffers_.of_shards.clear();
   commit_page_.reset();
   trained_.clear();
   stream_.reset();
@@ -105,7 +105,7 @@ void Loop::restore_buffers() {
   std::size_t first = 0;
   for (const ModelView& model : models()) {
     const std::size_t bytes = replica::pack(model.buffers()).size();
-    const auto begin = buffers_at_rest_.begin() + static_cast<std::ptrdiff_t>(first);
+    const auto begin = buffers_.at_rest.begin() + static_cast<std::ptrdiff_t>(first);
     replica::unpack({begin, begin + static_cast<std::ptrdiff_t>(bytes)}, model.buffers());
     first += bytes;
   }
@@ -120,7 +120,7 @@ void Loop::open_models() {
                            .averages = averages ? Averages::kInGrad : Averages::kAnywhere}));
   }
   for (const ModelView& model : models())
-    buffers_.push_back(make_shard_buffers(model, {options.buffers, options.shards}));
+    buffers_.of_shards.push_back(make_shard_buffers(model, {options.buffers, options.shards}));
   for (const auto& step : job_->steps_) runs_.push_back(std::make_unique<StepRun>(*step, *this));
 }
 

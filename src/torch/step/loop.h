@@ -110,7 +110,7 @@ class Loop : public std::enable_shared_from_this<Loop> {
   void close() noexcept;
   void reopen(std::int64_t step);
   // Buffers of all models, as the last phase that was committed has left them.
-  void keep_buffers(std::vector<std::byte> packed) { buffers_at_rest_ = std::move(packed); }
+  void keep_buffers(std::vector<std::byte> packed) { buffers_.at_rest = std::move(packed); }
   void restore_buffers();
 
   // For a rerun: goes back to the first of these steps, then on to each of them.
@@ -133,7 +133,7 @@ class Loop : public std::enable_shared_from_this<Loop> {
   void check_at_rest(std::int64_t step);
   StepRun& run_of(const StepCore& step);
   // By model.
-  const std::vector<std::unique_ptr<ShardBuffers>>& buffers() const { return buffers_; }
+  const std::vector<std::unique_ptr<ShardBuffers>>& buffers() const { return buffers_.of_shards; }
 
   Generation& generation();
   const plan::Batches& plan() const;
@@ -154,9 +154,12 @@ class Loop : public std::enable_shared_from_this<Loop> {
   std::unique_ptr<StreamOfModels> stream_;
   std::vector<std::unique_ptr<Trained>> trained_;
   std::unique_ptr<CommitPage> commit_page_;
-  std::vector<std::unique_ptr<ShardBuffers>> buffers_;
+  struct Buffers {
+    std::vector<std::unique_ptr<ShardBuffers>> of_shards;  // by model
+    std::vector<std::byte> at_rest;                        // of all models
+  };
+  Buffers buffers_;
   std::vector<std::unique_ptr<StepRun>> runs_;
-  std::vector<std::byte> buffers_at_rest_;
   struct Source {
     DatasetPtr dataset;
     data::PrefetchOptions prefetch;

@@ -139,7 +139,8 @@ std::shared_ptr<PhaseResult> JobCore::recover(const StepCore& step, const Phase&
 }
 
 void JobCore::recover_at_rest() {
-  regroup(true, progress_.loop->current().step(), [](Comm&) {});
+  // If the batch is done, the reader has ended it already.
+  regroup(true, std::max(progress_.loop->current().step(), progress_.next), [](Comm&) {});
 }
 
 void JobCore::join_newcomers() {
