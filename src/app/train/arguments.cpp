@@ -72,6 +72,11 @@ The arithmetic: it decides bits, so it is part of the job, and a job that goes o
 On what
   --device D           cpu, or cuda: one GPU for each worker (default: cpu)
   -n, --workers N      at most one for each shard (default: one for each core, or for each GPU)
+  --max-restarts R     a worker that a signal kills is replaced, R times within 10 minutes, and the others go on; on one
+                       host's CPUs (10 if only --min-workers is given)
+  --min-workers M      fewer than M workers end the job (1 if only --max-restarts is given)
+  --step-timeout S     seconds; a worker that the others wait for in vain is then replaced, too (default: 30)
+  --timeout S          seconds that joining, and any later operation between workers, may take (default: 300)
   --share-gpus         more workers than GPUs, which take turns: for tests, slow
   --graphs X           on, off or auto: a step on a GPU as a CUDA graph (default: auto)
   --engine E           what moves bytes between workers; see `lockstep doctor`
@@ -205,6 +210,10 @@ void add_nodes(CLI::App& parser, TrainArguments& arguments) {
   add_hosts(parser, arguments.hosts, arguments.nodes);
   base::add_choice(parser, "--wire", control::kWires, arguments.wire);
   base::add_choice(parser, "--bind", control::kBinds, arguments.bind);
+  base::add_number(parser, "--max-restarts", arguments.elastic.max_restarts);
+  base::add_number(parser, "--min-workers", arguments.elastic.min_workers);
+  base::add_number(parser, "--step-timeout", arguments.elastic.step_timeout_s);
+  base::add_number(parser, "--timeout", arguments.elastic.timeout_s);
 }
 
 // The number of workers on all hosts is known when their launchers have met.

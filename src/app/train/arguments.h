@@ -115,6 +115,14 @@ struct TrainArguments {
   int host_workers = 0;              // on this one of several hosts
   std::optional<Wire> wire;          // nothing: open
   control::Bind bind = control::Bind::kAuto;
+  // As `lockstep run`: workers that die are replaced.
+  struct Elastic {
+    std::optional<int> min_workers;
+    std::optional<int> max_restarts;
+    std::optional<double> step_timeout_s;
+    std::optional<int> timeout_s;
+  };
+  Elastic elastic;
   bool share_gpus = false;
   Switch graphs = Switch::kOpen;  // CUDA graphs
   std::string engine;             // by name: which there are depends on the build; empty: open

@@ -355,14 +355,13 @@ void choose_onednn(TrainArguments& arguments, World& world) {
 TrainReport run_training(const TrainArguments& arguments, World& world) {
   const DataSplits data = load_data(arguments);
   TrainReport report;
-  const auto kind = world.leader() ? progress_kind(arguments.quiet) : Progress::Kind::kSilent;
   TrainerParts parts = make_parts(arguments, world, data);
   report.workers = world.size();
   report.engine = world.comm().engine();
   report.parameters = parts.model.parameter_count();
   report.training_samples = data.train->size();
   const Progress::Size size{total_steps(arguments, data.train->size()), arguments.global_batch};
-  Progress progress(kind, size);
+  Progress progress(progress_kind(arguments.quiet), size, [&world] { return world.leader(); });
   progress.line(opening(arguments, world, parts));
   progress.line(about_checkpoints(arguments));
   if (arguments.warmup_steps > 0 || arguments.scale_lr_from > 0 ||

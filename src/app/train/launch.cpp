@@ -132,7 +132,12 @@ int train(const std::vector<std::string>& arguments) {
   options.wire = parsed.wire;
   options.bind = parsed.bind;
   options.grace = kGrace;
-  options.leader_keeps_output = true;
+  options.min_workers = parsed.elastic.min_workers;
+  options.max_restarts = parsed.elastic.max_restarts;
+  if (parsed.elastic.step_timeout_s) options.step_timeout_s = *parsed.elastic.step_timeout_s;
+  options.timeout_s = parsed.elastic.timeout_s;
+  // A worker of another place may become the leader: its lines go the way of all others.
+  options.leader_keeps_output = !control::elastic(options);
   options.explained_codes = {1, 2};
   options.stopped_code = kStoppedEarly;
   if (!parsed.hosts.list.empty()) return train_on_hosts(arguments, parsed, options);

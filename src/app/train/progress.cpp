@@ -61,7 +61,8 @@ std::string with_commas(std::int64_t number) {
   return text;
 }
 
-Progress::Progress(Kind kind, const Size& size) : kind_(kind), size_(size) {}
+Progress::Progress(Kind kind, const Size& size, std::function<bool()> speaks)
+    : kind_(kind), size_(size), speaks_(std::move(speaks)) {}
 
 Progress::~Progress() {
   clear_bar();
@@ -88,7 +89,7 @@ std::string Progress::status(const StepRecord& record) const {
 }
 
 void Progress::step(const StepRecord& record) {
-  if (kind_ == Kind::kSilent) return;
+  if (kind_ == Kind::kSilent || !speaks_()) return;
   if (first_step_ < 0) {
     first_step_ = record.step;
     began_ = Clock::now() - std::chrono::microseconds(std::lround(record.step_ms * 1000));
@@ -113,7 +114,7 @@ void Progress::epoch(std::int64_t epoch, const Evaluation& evaluation) {
 }
 
 void Progress::line(const std::string& text) {
-  if (kind_ == Kind::kSilent) return;
+  if (kind_ == Kind::kSilent || !speaks_()) return;
   clear_bar();
   base::say_in_passing(text + "\n");
 }

@@ -5,6 +5,7 @@
 
 #include <chrono>
 #include <cstdint>
+#include <functional>
 #include <string>
 
 namespace lockstep::app {
@@ -23,7 +24,8 @@ class Progress {
   };
   enum class Kind { kSilent, kLines, kBar };
 
-  Progress(Kind kind, const Size& size);
+  // `speaks`: whether this worker is the leader now.
+  Progress(Kind kind, const Size& size, std::function<bool()> speaks);
   ~Progress();
 
   void step(const StepRecord& record);
@@ -37,6 +39,7 @@ class Progress {
 
   Kind kind_;
   Size size_;
+  std::function<bool()> speaks_;
   Clock::time_point began_ = Clock::now();
   Clock::time_point shown_{};
   std::int64_t first_step_ = -1;

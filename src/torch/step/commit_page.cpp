@@ -50,6 +50,7 @@ class Marks : public optim::UpdateJournal {
   // A process that is killed has done all its stores up to some instruction, in their order. So what is kept is whole
   // before the first value changes.
   void keep(std::size_t piece, std::span<const Bytes> memories) override {
+    if (memory_.bytes == 0) return;
     std::byte* const at =
         memory_.own + static_cast<std::size_t>(at::get_thread_num()) * memory_.bytes;
     auto* const kept = reinterpret_cast<Kept*>(at);
@@ -76,7 +77,7 @@ class Marks : public optim::UpdateJournal {
     return marks_[first_ + piece].load(std::memory_order_acquire) == token_;
   }
   std::span<const std::byte> kept(std::size_t piece) const override {
-    for (std::size_t thread = 0; thread < memory_.threads; ++thread) {
+    for (std::size_t thread = 0; thread < memory_.threads && memory_.bytes > 0; ++thread) {
       const std::byte* const at = memory_.all + thread * memory_.bytes;
       const auto* const kept = reinterpret_cast<const Kept*>(at);
       if (kept->token.load(std::memory_order_acquire) == token_ && kept->mark == first_ + piece)
@@ -112,6 +113,12 @@ std::size_t numbers_of(const CommitPage::Shape& shape) {
   return 3 + 2 * shape.pieces.size() + shape.rates + shape.trusts;
 }
 
+// Of one thread.
+std::size_t journal_bytes(const CommitPage::Shape& shape) {
+  if (shape.memories == 0) return 0;
+  return up(kKeptHead + shape.memories * plan::kPieceElements * sizeof(double));
+}
+
 }  // namespace
 
 CommitLayout::CommitLayout(const CommitHead& head)
@@ -135,7 +142,7 @@ CommitPage::CommitPage(Comm& comm, const Shape& shape)
              numbers_of(shape),
              first_mark_.back(),
              static_cast<std::uint64_t>(at::get_num_threads()),
-             up(kKeptHead + shape.memories * plan::kPieceElements * sizeof(double)),
+             journal_bytes(shape),
              {0}},
       layout_(shape_),
       page_(comm, layout_.end, replica::Copies::kPerHost),

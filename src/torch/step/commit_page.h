@@ -77,7 +77,7 @@ class CommitPage {
     std::vector<std::size_t> pieces;  // of each model
     std::size_t rates = 0;            // of all optimizers together
     std::size_t trusts = 0;           // the same, of layer-wise ones
-    std::size_t memories = 0;         // that an update of a piece changes, at most
+    std::size_t memories = 0;         // that an update of a piece changes, at most; 0: no journal
   };
   CommitPage(Comm& comm, const Shape& shape);
 

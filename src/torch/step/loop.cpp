@@ -127,7 +127,9 @@ void Loop::open_models() {
 void Loop::open_page() {
   CommitPage::Shape shape{.shards = generation().shards, .buffer_bytes = packed_buffers().size()};
   for (const auto& one : trained_) {
-    shape.memories = std::max(shape.memories, 1 + one->step.trained().state.memories().size());
+    // Only where somebody can finish an update.
+    if (generation().world.elastic())
+      shape.memories = std::max(shape.memories, 1 + one->step.trained().state.memories().size());
     shape.pieces.push_back(one->step.trained().model->pieces().all.size());
     shape.rates += one->step.trained().groups.count();
     shape.trusts += one->step.trusts().size();
