@@ -74,8 +74,10 @@ std::string describe(const LeftWorker& left, int max_restarts, double waited_s) 
   std::string text = fmt::format("rank {} ", end.rank);
   if (left.expelled) {
     text += fmt::format("was ended: others had waited {:g} s for it", waited_s);
-  } else if (name != nullptr) {
+  } else if (end.how == WorkerEnd::How::kKilled && name != nullptr) {
     text += fmt::format("was killed by SIG{}", name);
+  } else if (end.how == WorkerEnd::How::kExited) {
+    text += fmt::format("could not go on and exited with code {}", end.value);
   } else {
     text += describe(end);
   }

@@ -94,6 +94,12 @@ void check_elastic(const RunOptions& options) {
         "--step-timeout {:g} is not possible; give seconds, more than 0 and at most 86400",
         options.step_timeout_s));
   }
+  if (options.timeout_s && *options.timeout_s <= options.step_timeout_s) {
+    throw BadInput(fmt::format(
+        "--timeout {} must be longer than --step-timeout {:g}, or the workers that wait end before "
+        "the one that they wait for",
+        *options.timeout_s, options.step_timeout_s));
+  }
 }
 
 }  // namespace

@@ -3,6 +3,7 @@
 #include <fmt/format.h>
 
 #include <algorithm>
+#include <iterator>
 #include <numeric>
 
 #include "base/hash.h"
@@ -330,6 +331,7 @@ void RendezvousRoster::join_elastic(ConnectionId from, const Join& join, TimePoi
 void RendezvousRoster::set_alive(std::set<int> places, TimePoint now, Answers& out) {
   formed_.alive = std::move(places);
   std::erase_if(formed_.last, [this](int place) { return !formed_.alive.contains(place); });
+  std::erase_if(formed_.expelled, [this](int place) { return !formed_.alive.contains(place); });
   form(now, out);
 }
 
@@ -371,11 +373,12 @@ void RendezvousRoster::form(TimePoint now, Answers& out) {
   }
 }
 
-// Once: its process will end.
+// Once: its process will be ended. Until it has been, set_alive() has it, and nobody goes on.
 void RendezvousRoster::expel(const std::vector<int>& places) {
-  events_.push_back({Event::Kind::kExpelled, 0, places});
-  for (const int place : places) formed_.alive.erase(place);
-  std::erase_if(formed_.last, [this](int place) { return !formed_.alive.contains(place); });
+  std::vector<int> told;
+  std::copy_if(places.begin(), places.end(), std::back_inserter(told),
+               [this](int place) { return formed_.expelled.insert(place).second; });
+  if (!told.empty()) events_.push_back({Event::Kind::kExpelled, 0, std::move(told)});
 }
 
 void RendezvousRoster::note_formed() {

@@ -184,7 +184,8 @@ class RendezvousRoster {
   std::map<ConnectionId, Waiting> waiting_;
   struct Formed {
     std::set<int> alive;
-    std::vector<int> last;  // places of the last generation, without those that have died since
+    std::vector<int> last;   // places of the last generation, without those that have died since
+    std::set<int> expelled;  // and not dead yet
     bool any = false;
   };
   Formed formed_;

@@ -33,9 +33,7 @@
 #include <utility>
 
 #include "control/faults.h"
-#include "torch/optim/master.h"
-#include "torch/optim/norms.h"
-#include "torch/optim/update.h"
+#include "torch/optim/host_update.h"
 
 namespace lockstep::optim {
 namespace {
@@ -54,86 +52,6 @@ flat::Elements part_of(const flat::Elements& all, std::size_t first, std::size_t
   }
   return part;
 }
-
-// What both classes share: steps 2 to 4.
-class HostUpdate : public Update {
- public:
-  using Update::Update;
-  double norm() override { return last_norm_; }
-  double clip_factor() const override { return clip_factor_; }
-  std::span<const double> trusts() const override { return trusts_; }
-  std::span<const double> norms() override { return norms_; }
-  double measured_norm() const override { return unscale_ * rows_->norm(Row::kGradient); }
-  bool overflowed() const override { return overflowed_; }
-  void finish(const UpdateNumbers& numbers, UpdateJournal& journal) override;
-  void complete(bool skipped) override;
-
- protected:
-  void begin(const GradientSource& source) {
-    gradients_ = source;
-    now_ = {.scaled = source.scale.has_value()};
-  }
-  void find_numbers(const GradientSource& source);  // step 2
-  void update(UpdateJournal* journal);              // steps 3 and 4
-  void leave(UpdateJournal* journal);               // the same, where nothing changes
-  virtual void meet() {}                       // waits for the workers whose blocks this one reads
-  virtual void write(UpdateJournal* journal);  // step 3
-  replica::SomePieces own_pieces() const { return {trained_.model->parts().plan, watch_.own()}; }
-  // Puts the squares of a gradient, if step 3 measures gradients.
-  void measure(const plan::Stretch& piece, const BlockNorms::Values& gradient) {
-    if (measures_) rows_->put_squares(Row::kGradient, piece, gradient);
-  }
-  void measure_nothing(const plan::Stretch& piece) {
-    if (measures_) rows_->put(Row::kGradient, piece, [](auto, auto) { return 0.0; });
-  }
-
-  GradientSource gradients_;  // of this step, after step 2
-
- private:
-  base::ByteRange own_bytes() const;
-  void acquire();
-  template <typename Visit>
-  GradientSource gathered(const GradientSource& source, const Visit& visit);
-  void measure_gradients(std::optional<double> scale);
-  void measure_changes();
-  void find_trusts();
-  void keep_norms();
-  BlockNorms& rows();
-  virtual replica::Copies copies() const = 0;  // of what workers measure
-  template <typename Observer>
-  void update_slice(Observer observer, UpdateJournal* journal);
-  template <typename Observer>
-  void update_piece(std::size_t number, replica::GradientReader& gradients, Observer& observer,
-                    UpdateJournal* journal);
-  void adopt(const UpdateNumbers& numbers);
-  void count_step();
-  // Everything of a piece that an update writes; how many there are.
-  using Written = std::array<UpdateJournal::Bytes, flat::kMostStates + 3>;
-  std::size_t written_of(const plan::Stretch& piece, Written& memories) const;
-  flat::Elements elements_of(const plan::Stretch& piece, const Master& master) const;
-  const std::byte* weights_of(const plan::Stretch& piece) const;
-  flat::Averaged averaged(const flat::Elements& updated, const plan::Stretch& piece) const;
-  void leave_alone(std::size_t number, bool seen_before);
-  const void* read(std::size_t number, replica::GradientReader& gradients);
-
-  bool is_gathered_ = false;  // the averages are in one memory
-  double clip_factor_ = 1;
-  double last_norm_ = 0;
-  double unscale_ = 1;  // 1 / scale of the losses
-  bool overflowed_ = false;
-  struct Now {
-    bool scaled = false;   // the losses were
-    bool began = false;    // find_numbers()
-    bool counted = false;  // among the steps
-  };
-  Now now_;                                           // what is known of this step, and done
-  bool measures_ = false;                             // step 3 measures gradients
-  std::vector<double> norms_;                         // by entry; empty: not kept
-  std::vector<double> trusts_ = std::vector<double>(  // by entry; empty: the rule has none
-      trained_.groups.layer_norm() == LayerNorm::kNone ? 0 : trained_.groups.entries(), 1.0);
-  std::optional<replica::FlatMemory> sums_;  // the averages, if the source adds on the way
-  std::optional<BlockNorms> rows_;
-};
 
 // Memory of its own: nobody else reads or writes it.
 class OwnUpdate : public HostUpdate {
@@ -185,6 +103,8 @@ class WrappedUpdate : public OwnUpdate {
 
   std::shared_ptr<WrappedOptimizer> optimizer_;
 };
+
+}  // namespace
 
 void OwnUpdate::prepare(const GradientSource& source) {
   begin(source);
@@ -289,82 +209,6 @@ void HostUpdate::update(UpdateJournal* journal) {
   keep_norms();
   bump_versions();
   trained_.state.trust_masters();
-}
-
-void HostUpdate::count_step() {
-  if (!std::exchange(now_.counted, true)) trained_.groups.count_step(trained_.absent());
-}
-
-// This worker may have lost another one where they meet for the last time. Then it knows everything but what follows
-// from the others' numbers.
-void HostUpdate::adopt(const UpdateNumbers& numbers) {
-  const bool clips = trained_.extras.clip_norm > 0;
-  if (!now_.began) {
-    is_gathered_ = false;
-    if (!gradients_.scale) gradients_.limit = trained_.extras.clip_value;
-  }
-  measures_ = false;
-  clip_factor_ = numbers.clip_factor;
-  unscale_ = now_.scaled ? static_cast<float>(1 / numbers.scale) : 1;
-  if (clips || now_.scaled || trained_.groups.layer_norm() == LayerNorm::kGradient) {
-    gradients_.factor = clip_factor_ * unscale_;
-    gradients_.limit = trained_.extras.clip_value;
-  }
-  std::copy(numbers.trusts.begin(), numbers.trusts.end(), trusts_.begin());
-}
-
-// A piece that its owner had begun to write gets the values of before first.
-void HostUpdate::finish(const UpdateNumbers& numbers, UpdateJournal& journal) {
-  torch::NoGradGuard no_grad;
-  adopt(numbers);
-  count_step();
-  const replica::ModelPlan& plan = trained_.model->parts().plan;
-  divergence::Blind blind;
-  for (std::size_t number = 0; number < plan.pieces.all.size(); ++number) {
-    if (journal.is_written(number)) continue;
-    const plan::Stretch& piece = plan.pieces.all[number];
-    if (std::span<const std::byte> kept = journal.kept(number); !kept.empty()) {
-      Written memories;
-      const std::size_t count = written_of(piece, memories);
-      for (const UpdateJournal::Bytes& memory : std::span(memories).first(count)) {
-        std::memcpy(memory.data(), kept.data(), memory.size());
-        kept = kept.subspan(memory.size());
-      }
-    } else {
-      const std::size_t first = replica::offset_of(plan.layout, piece);
-      const std::size_t bytes = piece.count * size_of(plan.layout.entries()[piece.entry].dtype);
-      trained_.model->parts().parameters->begin_update({first, first + bytes});
-    }
-    replica::GradientReader reader(gradients_, piece.entry,
-                                   plan.layout.entries()[piece.entry].dtype);
-    update_piece(number, reader, blind, &journal);
-    journal.wrote(number);
-  }
-}
-
-void HostUpdate::complete(bool skipped) {
-  torch::NoGradGuard no_grad;
-  if (!skipped) count_step();
-  trained_.model->parts().parameters->renew(trained_.absent());
-  norms_.clear();
-  if (skipped) return;
-  bump_versions();
-  trained_.state.trust_masters();
-}
-
-std::size_t HostUpdate::written_of(const plan::Stretch& piece, Written& memories) const {
-  const replica::Replicated& model = *trained_.model;
-  std::size_t count = 0;
-  const auto add = [&](const replica::FlatMemory& memory, const plan::Layout& layout) {
-    const std::size_t bytes = piece.count * size_of(layout.entries()[piece.entry].dtype);
-    memories[count++] = {memory.data() + replica::offset_of(layout, piece), bytes};
-  };
-  add(model.parameters(), model.layout());
-  const bool has_master = trained_.state.has_master(piece.entry);
-  for (const replica::FlatMemory& memory : trained_.state.memories()) {
-    if (&memory != trained_.state.masters() || has_master) add(memory, trained_.state.layout());
-  }
-  return count;
 }
 
 void HostUpdate::write(UpdateJournal* journal) {
@@ -483,6 +327,16 @@ void HostUpdate::keep_norms() {
   norms_.resize(trained_.groups.entries());
   for (std::size_t entry = 0; entry < norms_.size(); ++entry)
     norms_[entry] = unscale_ * rows_->norm(Row::kGradient, entry);
+}
+
+// One that nobody has written yet.
+void HostUpdate::write_piece(std::size_t number, UpdateJournal& journal) {
+  const plan::Stretch& piece = trained_.model->pieces().all[number];
+  replica::GradientReader reader(gradients_, piece.entry,
+                                 trained_.model->layout().entries()[piece.entry].dtype);
+  divergence::Blind blind;
+  update_piece(number, reader, blind, &journal);
+  journal.wrote(number);
 }
 
 template <typename Observer>
@@ -611,8 +465,6 @@ void WrappedUpdate::hand_over(std::size_t number, replica::GradientReader& gradi
   measure(piece, {dtype, place});
   if (watch_.keeps_applied()) watch_.applied(number, flat::parity(dtype, place, piece.count));
 }
-
-}  // namespace
 
 std::unique_ptr<Update> make_own_update(Trained& trained) {
   return std::make_unique<OwnUpdate>(trained);
