@@ -168,11 +168,17 @@ class JobCore : public control::Member, public std::enable_shared_from_this<JobC
   std::shared_ptr<PhaseResult> recover(const StepCore& step, const Phase& phase);
   void recover_at_rest();
   void join_newcomers();
+  void regroup_at_rest(bool in_batch, std::int64_t step);
   // What survivors do before they leave their memory. Called in each attempt; collective among them.
   using Settle = std::function<void(Comm& survivors)>;
   void regroup(bool in_batch, std::int64_t step, const Settle& settle);
-  CommitPage::Fate settle_phase(Comm& survivors, StepRun& run, const Phase& phase,
-                                CommitPage::Fate known);
+  // A phase that was broken off here, and its fate if that is known. Without a run: the phase that comes next.
+  struct InPhase {
+    Phase phase;
+    StepRun* run = nullptr;
+    std::optional<CommitPage::Fate> known;
+  };
+  CommitPage::Fate settle_phase(Comm& survivors, const InPhase& own);
   void rescue_numbers();
   // Runs it; again whole, if workers are lost meanwhile. Between two phases.
   template <typename Run>

@@ -101,6 +101,11 @@ class Loop : public std::enable_shared_from_this<Loop> {
   // The phases of the current batch.
   Phase next_phase();
   bool has_phases() const { return phases_ > 0; }
+  // Between two phases, if the next batch is `next`: the phase that comes.
+  Phase phase_to_come(std::int64_t next) const {
+    if (next > current_.step()) return {next, 0, 0};
+    return {current_.step(), current_.epoch(), phases_};
+  }
   // In the destructor: whether the loop ends because an exception passes.
   bool is_unwound() const { return std::uncaught_exceptions() > exceptions_; }
   HostedBatches& batches() { return *batches_; }

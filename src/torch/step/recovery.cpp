@@ -11,6 +11,7 @@
 
 #include <algorithm>
 #include <numeric>
+#include <utility>
 
 #include "base/log.h"
 #include "control/faults.h"
@@ -31,47 +32,68 @@ bool JobCore::can_recover() const {
 
 namespace {
 
+using Fate = CommitPage::Fate;
+
 Comm survivors_of(World& world) {
   std::vector<int> ranks(static_cast<std::size_t>(world.survivors()));
   std::iota(ranks.begin(), ranks.end(), 0);
   return world.comm().split(ranks);
 }
 
-int largest(Comm& comm, int own) {
-  std::int64_t number = own;
-  comm.all_reduce({&number, 1, DType::kInt64}, {.op = ReduceOp::kMax}).wait();
-  return static_cast<int>(number);
+// Where the survivors are, by rank. Each fills in its own number.
+std::vector<std::int64_t> of_all(Comm& survivors, std::int64_t own) {
+  std::vector<std::int64_t> all(static_cast<std::size_t>(survivors.size()));
+  all[static_cast<std::size_t>(survivors.rank())] = own;
+  survivors.all_reduce({all.data(), all.size(), DType::kInt64}, {.op = ReduceOp::kMax}).wait();
+  return all;
 }
 
-// 0: not known yet.
-int code_of(CommitPage::Fate fate) {
-  switch (fate) {
-    case CommitPage::Fate::kNothing:
-      return 1;
-    case CommitPage::Fate::kCommitted:
-      return 2;
-    default:
-      return 0;
-  }
+// A place in the job as a number that grows: a phase, and whether the worker is before it (kAtRest), in it (kInPhase), or
+// knows its fate already, because an earlier attempt to regroup got so far (kKnown).
+enum State : std::int64_t { kAtRest, kInPhase, kKnown };
+constexpr std::int64_t kStates = 4;
+constexpr std::int64_t kMostPhases = 1 << 20;
+
+std::int64_t place_of(const Phase& phase, State state) {
+  return (phase.step * kMostPhases + phase.number) * kStates + state;
 }
 
 }  // namespace
 
-// `known`: what an earlier attempt has found; kIntended: nothing yet. All survivors get the same answer: kNothing or
-// kCommitted.
-CommitPage::Fate JobCore::settle_phase(Comm& survivors, StepRun& run, const Phase& phase,
-                                       CommitPage::Fate known) {
-  using Fate = CommitPage::Fate;
-  int found = largest(survivors, code_of(known));
-  if (found == 0) {
-    Fate fate = progress_.loop->commit_page()->fate(phase.step, phase.number);
-    if (survivors.rank() == 0 && fate == Fate::kIntended) {
-      run.finish();
+// What became of the phase in which the furthest survivors are. The first of them that does not know yet looks at the
+// commit page, and finishes the phase if somebody has begun to write. A survivor that is behind them is in a phase that
+// was committed: nobody gets further before that. Collective among the survivors, all of them, wherever they are.
+Fate JobCore::settle_phase(Comm& survivors, const InPhase& own) {
+  const State state = own.run == nullptr ? kAtRest : own.known ? kKnown : kInPhase;
+  const std::int64_t here = place_of(own.phase, state);
+  const auto all = of_all(survivors, here);
+  const std::int64_t furthest = *std::max_element(all.begin(), all.end()) / kStates;
+  const auto is_there = [&](std::int64_t place, State wanted) {
+    return place == furthest * kStates + wanted;
+  };
+  const auto count = [&](State wanted) {
+    return std::count_if(all.begin(), all.end(),
+                         [&](std::int64_t place) { return is_there(place, wanted); });
+  };
+  Fate fate = here / kStates < furthest ? Fate::kCommitted : own.known.value_or(Fate::kNothing);
+  if (count(kInPhase) + count(kKnown) == 0) return fate;  // all are at rest
+  const auto first = std::find_if(all.begin(), all.end(), [&](std::int64_t place) {
+    return is_there(place, count(kKnown) > 0 ? kKnown : kInPhase);
+  });
+  const bool decides = first - all.begin() == survivors.rank();
+  if (decides && !own.known) {
+    fate = progress_.loop->commit_page()->fate(own.phase.step, own.phase.number);
+    if (fate == Fate::kIntended) {
+      own.run->finish();
       fate = Fate::kCommitted;
     }
-    found = largest(survivors, survivors.rank() == 0 ? code_of(fate) : 0);
   }
-  return found == 2 ? Fate::kCommitted : Fate::kNothing;
+  const auto said = of_all(survivors, decides && fate == Fate::kCommitted ? 1 : 0);
+  if (here / kStates < furthest) return Fate::kCommitted;
+  const bool committed = std::count(said.begin(), said.end(), 1) > 0;
+  if (committed && own.run != nullptr && !own.known)
+    progress_.loop->commit_page()->fate(own.phase.step, own.phase.number);  // takes its token
+  return committed ? Fate::kCommitted : Fate::kNothing;
 }
 
 // The numbers of the phase before, which was committed: they may have been lost on their way.
@@ -98,8 +120,9 @@ void JobCore::regroup(bool in_batch, std::int64_t step, const Settle& settle) {
       Comm survivors = survivors_of(world);
       settle(survivors);
       loop.close();
-      inventory->move_to(world);
-      inventory = world.inventory();
+      const auto before =
+          std::exchange(inventory, world.inventory());  // it has all of them, also if this fails
+      before->move_to(world);
       prepare(data_.dataset, data_.options, data_.more);
       catch_up();
       loop.reopen(step);
@@ -109,7 +132,6 @@ void JobCore::regroup(bool in_batch, std::int64_t step, const Settle& settle) {
     } catch (const Timeout& late) {
       base::log(base::LogLevel::kInfo, "regroups again: {}", late.what());
     }
-    inventory = world.inventory();
   }
   progress_.regroups = false;
   numbers_.checks.clear();
@@ -117,20 +139,15 @@ void JobCore::regroup(bool in_batch, std::int64_t step, const Settle& settle) {
 
 // Null: the phase is to be repeated. Newcomers have to wait for the next batch: this one may have phases behind it.
 std::shared_ptr<PhaseResult> JobCore::recover(const StepCore& step, const Phase& phase) {
-  using Fate = CommitPage::Fate;
-  Fate fate = Fate::kIntended;  // not known yet
   std::shared_ptr<PhaseResult> result;
   Loop& loop = *progress_.loop;
+  InPhase own{phase, &loop.run_of(step), std::nullopt};
   regroup(true, phase.step, [&](Comm& survivors) {
-    if (fate != Fate::kIntended) {
-      largest(survivors, code_of(fate));
-      return;
-    }
-    StepRun& run = loop.run_of(step);
-    fate = settle_phase(survivors, run, phase, fate);
+    const Fate fate = settle_phase(survivors, own);
+    if (std::exchange(own.known, fate)) return;
     if (fate == Fate::kNothing) return loop.restore_buffers();
-    run.complete();
-    result = run.rescued(phase);
+    own.run->complete();
+    result = own.run->rescued(phase);
   });
   if (result) collect();  // the numbers of the phase before
   base::log(base::LogLevel::kInfo, "{} workers go on at step {}, which was {}", generation_.size(),
@@ -138,15 +155,23 @@ std::shared_ptr<PhaseResult> JobCore::recover(const StepCore& step, const Phase&
   return result;
 }
 
+// Between two phases. Others may be in the next one already.
 void JobCore::recover_at_rest() {
   // If the batch is done, the reader has ended it already.
-  regroup(true, std::max(progress_.loop->current().step(), progress_.next), [](Comm&) {});
+  regroup_at_rest(true, std::max(progress_.loop->current().step(), progress_.next));
 }
 
 void JobCore::join_newcomers() {
   settle();
   progress_.newcomers = false;
-  regroup(false, progress_.next, [](Comm&) {});
+  regroup_at_rest(false, progress_.next);
+}
+
+void JobCore::regroup_at_rest(bool in_batch, std::int64_t step) {
+  const Phase next = progress_.loop->phase_to_come(progress_.next);
+  regroup(in_batch, step, [&](Comm& survivors) {
+    settle_phase(survivors, {next, nullptr, std::nullopt});
+  });
 }
 
 }  // namespace lockstep::steps
