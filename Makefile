@@ -4,6 +4,7 @@
 # make test         everything a change must pass: tests, sanitizers, checks of form, a short fuzz; runs `make deps-test` first
 # make test-full    the long ones, for hours: PART=list names its parts, PART=NAME runs one, in at most 30 minutes
 # make test-gpu     the tests of the nccl engine, of the kernels and of training on a GPU of this host, and a few without one
+# make chaos        jobs with FAULTS faults (default 1000), chosen by SEED (1): each must end with the undisturbed weights
 # make fuzz         the fuzzers, FUZZ_SECONDS each (default 300)
 # make bench        the measurements that the docs quote, into docs/benchmarks.md; some 15 minutes
 # make bench-gpu    training steps on a GPU, beside PyTorch's, into docs/benchmarks-gpu.md; some 7 minutes
@@ -11,10 +12,12 @@
 # make format       clang-format over the tree        make tidy   clang-tidy over the tree
 SHELL := /bin/bash
 .DEFAULT_GOAL := all
-.PHONY: all deps deps-test build train test test-full test-gpu fuzz bench bench-gpu bench-peers format format-check tidy clean install
+.PHONY: all deps deps-test build train test test-full test-gpu chaos fuzz bench bench-gpu bench-peers format format-check tidy clean install
 
 JOBS ?= $(shell nproc)
 FUZZ_SECONDS ?= 300
+FAULTS ?= 1000
+SEED ?= 1
 CTEST := ctest --output-on-failure --no-tests=error
 
 # Installs nothing: what is missing is named, with the step that installs it.
@@ -49,6 +52,9 @@ test-gpu:
 	@cmake --build --preset cuda -j $(JOBS) --target gpu_tests
 	@$(CTEST) --test-dir build/cuda -L "gpu|nccl" -E Speed -j 4
 	@$(CTEST) --test-dir build/cuda -L gpu -R Speed
+# Jobs with workers that die: each must end with the weights of the undisturbed run.
+chaos: build
+	@tools/chaos.py --faults $(FAULTS) --seed $(SEED)
 fuzz:
 	@$(call need,clang++-14,deps-test)
 	@tools/fuzz.sh $(FUZZ_SECONDS)
