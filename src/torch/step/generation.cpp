@@ -21,12 +21,15 @@ int default_shards(std::int64_t global_batch) {
 namespace lockstep::steps {
 namespace {
 
-void agree_on_checkpoints(Comm& comm, const JobSetup& setup) {
+// A worker that joins later may say "refuse" where the others, which were restarted, go on from the checkpoint: it takes
+// the state from them.
+void agree_on_checkpoints(const World& world, Comm& comm, const JobSetup& setup) {
+  const bool later = world.elastic() && world.generation() > 1;
   const char* const names[] = {"refuse", "resume", "replace"};
   const auto existing = static_cast<std::size_t>(setup.options.existing_checkpoint);
   replica::agree(comm,
                  {{"checkpoint_directory", setup.options.checkpoint.empty() ? "none" : "set"},
-                  {"existing_checkpoint", names[existing]},
+                  {"existing_checkpoint", later ? "as the job has it" : names[existing]},
                   {"verify_log", setup.only_reads ? "set" : "none"}},
                  {"workers run different jobs", "start all of them with the same options"});
 }
@@ -83,7 +86,7 @@ Generation make_generation(World& world, JobSetup& setup) {
   if (world.restarted() && !options.checkpoint.empty())
     options.existing_checkpoint = ExistingCheckpoint::kResume;
   Comm control = world.open_channel();
-  agree_on_checkpoints(control, setup);
+  agree_on_checkpoints(world, control, setup);
   if (options.shards == 0 && resumes(options))
     options.shards = saved_shards(control, options.checkpoint);
   if (options.shards == 0 && setup.accumulate > 0) options.shards = world.size() * setup.accumulate;
