@@ -85,12 +85,14 @@ def run(log_path, build, workers, arguments, faults, kills, folder, rng):
             code = "too late"
         stop.set()
         thread.join()
-    if code != 0 or not os.path.exists(report):
+    with open(log_path, encoding="utf-8", errors="replace") as log:
+        said = log.read()
+    # A worker that is killed while it exits makes the job fail, but the training has ended by then.
+    if (code != 0 and "Trained after" not in said) or not os.path.exists(report):
         return f"ended with {code}", 0
     with open(report, encoding="utf-8") as file:
         hash_of = json.load(file)["weights_sha256"]
-    with open(log_path, encoding="utf-8", errors="replace") as log:
-        left = sum(" was killed by " in line for line in log)
+    left = said.count(" was killed by ")
     return hash_of, max(left, len(struck))
 
 
