@@ -147,10 +147,13 @@ JobState::JobState(int workers, EndRules rules) : live_(workers), rules_(std::mo
 }
 
 std::optional<JobState::Clock::time_point> JobState::deadline() const {
-  return departures_ && running() ? departures_->next() : deadline_;
+  if (!departures_ || !running()) return deadline_;
+  const auto next = departures_->next();
+  return next && held_.until ? std::min(*next, *held_.until) : next ? next : held_.until;
 }
 
 std::optional<int> JobState::lost() const {
+  if (!held_.ends.empty()) return blame_.lost_by(held_.ends.front().rank);
   const auto verdict = failure_ ? failure_ : blame_.verdict();
   return verdict ? verdict->lost : std::nullopt;
 }
@@ -169,7 +172,11 @@ JobState::Orders JobState::on_ends(const std::vector<WorkerEnd>& together, Clock
     if (cause_ == Cause::kNone) exit_code_ = *rules_.stopped_code;
   }
   Orders orders;
-  if (departures_ && running()) ends = depart(ends, orders, now);
+  if (departures_ && running()) {
+    ends.insert(ends.begin(), held_.ends.begin(), held_.ends.end());
+    hold_back(ends, now);
+    ends = depart(ends, orders, now);
+  }
   blame_.on_ends(ends);
   orders.forward = judge(now).forward;
   if (!running()) orders.left.clear();  // the job does not go on
@@ -181,7 +188,29 @@ JobState::Orders JobState::on_ends(const std::vector<WorkerEnd>& together, Clock
 // Nobody lives or comes back; or only workers live that came too late to join.
 bool JobState::over() const {
   if (!departures_ || !running()) return live_ <= 0;
-  return departures_->done() || (live_ <= 0 && !departures_->waiting());
+  return departures_->done() || (live_ <= 0 && !departures_->waiting() && held_.ends.empty());
+}
+
+// Peers of a worker that is killed may end before its own end is known.
+void JobState::hold_back(std::vector<WorkerEnd>& ends, Clock::time_point now) {
+  held_.ends.clear();
+  const auto is_known = [&](int rank) {
+    return blame_.end_of(rank) || std::any_of(ends.begin(), ends.end(),
+                                              [rank](const auto& end) { return end.rank == rank; });
+  };
+  const auto waits = [&](const WorkerEnd& end) {
+    const auto lost = blame_.lost_by(end.rank);
+    return end.failed() && end.how == WorkerEnd::How::kExited && lost && !is_known(*lost);
+  };
+  const auto held = std::stable_partition(ends.begin(), ends.end(),
+                                          [&](const WorkerEnd& end) { return !waits(end); });
+  held_.ends.assign(held, ends.end());
+  ends.erase(held, ends.end());
+  if (held_.ends.empty()) {
+    held_.until.reset();
+  } else if (!held_.until) {
+    held_.until = now + std::chrono::duration_cast<Clock::duration>(rules_.for_the_cause);
+  }
 }
 
 // The ends that are left to be judged. If one of them is a failure of the worker's own, the job ends; then whom a signal
@@ -267,7 +296,7 @@ JobState::Orders JobState::end_for_failure(Clock::time_point now) {
 }
 
 JobState::Orders JobState::on_signal(int signal, Clock::time_point now) {
-  if (released_) return {};
+  if (ending_.released) return {};
   if (!asks_for_the_end(signal)) return {.forward = {signal}};
   const bool hung_up = cause_ == Cause::kOutputClosed && signal == SIGHUP;
   if ((cause_ == Cause::kNone && !failed_at_) || hung_up) {
@@ -285,7 +314,7 @@ JobState::Orders JobState::on_output_closed(int error, Clock::time_point now) {
   // EIO: the terminal has gone. Its SIGHUP is on the way here, and workers get theirs now: what they
   // do at a hangup must not depend on which of the two comes first.
   const int signal = error == EIO && rules_.hangs_up ? SIGHUP : SIGTERM;
-  if (!released_) {
+  if (!ending_.released) {
     const Orders orders = end(Cause::kOutputClosed, code, signal, now + rules_.grace);
     return live_ <= 0 ? release() : orders;
   }
@@ -295,7 +324,7 @@ JobState::Orders JobState::on_output_closed(int error, Clock::time_point now) {
 }
 
 JobState::Orders JobState::on_keeper_lost() {
-  if (released_) return {};
+  if (ending_.released) return {};
   if (cause_ == Cause::kNone) {
     cause_ = Cause::kKeeperLost;
     exit_code_ = kSignalBase + SIGKILL;
@@ -315,25 +344,31 @@ JobState::Orders JobState::on_host_lost(const std::vector<int>& ranks, Clock::ti
 }
 
 JobState::Orders JobState::on_time(Clock::time_point now) {
+  if (running() && held_.until &&
+      now >= *held_.until) {  // it lives on: they have failed by themselves
+    failed_at_ = now - std::chrono::duration_cast<Clock::duration>(rules_.for_the_cause);
+    blame_.on_ends(std::exchange(held_, {}).ends);
+    return judge(now);
+  }
   if (running()) return {.start = restart(now)};
   if (!deadline_ || now < *deadline_) return {};
   return cause_ == Cause::kNone ? judge(now) : release();
 }
 
 JobState::Orders JobState::end(Cause cause, int code, int signal, Clock::time_point deadline) {
-  if (released_) return {};
-  cut_short_ = true;
+  if (ending_.released) return {};
+  ending_.cut_short = true;
   cause_ = cause;
   exit_code_ = code;
   deadline_ = deadline;
-  if (std::exchange(told_, signal) == signal) return {};  // no worker is told twice
+  if (std::exchange(ending_.told, signal) == signal) return {};  // no worker is told twice
   // SIGCONT, so that a stopped worker can act on the signal.
   return {.forward = {signal, SIGCONT}};
 }
 
 JobState::Orders JobState::release() {
-  if (released_) return {};
-  released_ = true;
+  if (ending_.released) return {};
+  ending_.released = true;
   deadline_.reset();
   return {.release = true};
 }

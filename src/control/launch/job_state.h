@@ -189,9 +189,9 @@ class JobState {
   // When on_time() wants to be called, if at all.
   std::optional<Clock::time_point> deadline() const;
 
-  bool released() const { return released_; }
+  bool released() const { return ending_.released; }
   Cause cause() const { return cause_; }
-  bool cut_short() const { return cut_short_; }  // workers were told to end
+  bool cut_short() const { return ending_.cut_short; }  // workers were told to end
   int live() const { return live_; }
   const std::optional<Blame::Verdict>& failure() const { return failure_; }
   // The worker that the first failure had lost, if it is known. Also while the job is being judged.
@@ -204,10 +204,11 @@ class JobState {
   bool expelled(int rank) const { return departures_ && departures_->expelled(rank); }
 
  private:
-  bool running() const { return cause_ == Cause::kNone && !failed_at_ && !released_; }
+  bool running() const { return cause_ == Cause::kNone && !failed_at_ && !ending_.released; }
   bool over() const;
   std::vector<WorkerEnd> depart(const std::vector<WorkerEnd>& together, Orders& orders,
                                 Clock::time_point now);
+  void hold_back(std::vector<WorkerEnd>& ends, Clock::time_point now);
   std::vector<int> restart(Clock::time_point now);
   Orders judge(Clock::time_point now);
   Orders end_for_failure(Clock::time_point now);
@@ -218,14 +219,23 @@ class JobState {
   EndRules rules_;
   Blame blame_;
   std::optional<Clock::time_point> failed_at_;  // the first failure
-  bool released_ = false;
-  bool cut_short_ = false;
-  int told_ = 0;  // the signal by which workers were told to end
+  struct Ending {
+    bool released = false;
+    bool cut_short = false;
+    int told = 0;  // the signal by which workers were told to end
+  };
+  Ending ending_;
   Cause cause_ = Cause::kNone;
   int exit_code_ = 0;
   std::optional<Blame::Verdict> failure_;
   std::optional<Clock::time_point> deadline_;
   std::optional<Departures> departures_;
+  // Failures of workers that lost one that lives: if that one turns out to be dying, they have left with it.
+  struct Held {
+    std::vector<WorkerEnd> ends;
+    std::optional<Clock::time_point> until;
+  };
+  Held held_;
 };
 
 }  // namespace lockstep::control

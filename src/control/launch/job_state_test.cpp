@@ -462,6 +462,26 @@ TEST(ElasticTest, WhoCannotGoOnWithoutAWorkerThatLeftLeavesToo) {
       "rank 0 could not go on and exited with code 3; 1 worker goes on, and a replacement starts");
 }
 
+TEST(ElasticTest, PeersThatEndBeforeTheWorkerThatTheyLostLeaveWithIt) {
+  JobState state(2, elastic_rules(1, 10));
+  state.on_formed({0, 1});
+  state.on_loss(0, 1);
+  EXPECT_THAT(state.on_ends({exited(0, 3)}, kStart).start, IsEmpty()) << "rank 1 may be dying";
+  EXPECT_TRUE(state.deadline().has_value());
+  const auto orders = state.on_ends({killed(1, SIGKILL)}, kStart);
+  EXPECT_THAT(orders.forward, IsEmpty());
+  EXPECT_THAT(orders.start, ElementsAre(0, 1));
+}
+
+TEST(ElasticTest, PeersThatLostAWorkerThatLivesOnHaveFailed) {
+  JobState state(2, elastic_rules(1, 10));
+  state.on_formed({0, 1});
+  state.on_loss(0, 1);
+  state.on_ends({exited(0, 3)}, kStart);
+  EXPECT_THAT(state.on_time(*state.deadline()).forward, ElementsAre(SIGTERM, SIGCONT));
+  EXPECT_EQ(state.exit_code(), 3);
+}
+
 TEST(ElasticTest, WithoutARestartTheWorkerThatLeftIsTheCause) {
   JobState state(2, elastic_rules(2, 1));
   state.on_formed({0, 1});
