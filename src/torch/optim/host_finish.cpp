@@ -29,7 +29,7 @@ void HostUpdate::adopt(const UpdateNumbers& numbers) {
   std::copy(numbers.trusts.begin(), numbers.trusts.end(), trusts_.begin());
 }
 
-// A piece that its owner had begun to write gets the values of before first.
+// Where its owner had begun to write, a piece gets the values of before first.
 void HostUpdate::finish(const UpdateNumbers& numbers, UpdateJournal& journal) {
   torch::NoGradGuard no_grad;
   adopt(numbers);
@@ -38,20 +38,28 @@ void HostUpdate::finish(const UpdateNumbers& numbers, UpdateJournal& journal) {
   for (std::size_t number = 0; number < plan.pieces.all.size(); ++number) {
     if (journal.is_written(number)) continue;
     const plan::Stretch& piece = plan.pieces.all[number];
-    if (std::span<const std::byte> kept = journal.kept(number); !kept.empty()) {
+    UpdateJournal::Kept kept = journal.kept(number);
+    if (!kept.bytes.empty()) {
       Written memories;
-      const std::size_t count = written_of(piece, memories);
+      const std::size_t count = written_of(kept_part(piece, kept.first), memories);
       for (const UpdateJournal::Bytes& memory : std::span(memories).first(count)) {
-        std::memcpy(memory.data(), kept.data(), memory.size());
-        kept = kept.subspan(memory.size());
+        std::memcpy(memory.data(), kept.bytes.data(), memory.size());
+        kept.bytes = kept.bytes.subspan(memory.size());
       }
     } else {
       const std::size_t first = replica::offset_of(plan.layout, piece);
       const std::size_t bytes = piece.count * size_of(plan.layout.entries()[piece.entry].dtype);
       trained_.model->parts().parameters->begin_update({first, first + bytes});
     }
-    write_piece(number, journal);
+    write_piece(number, kept.first, journal);
   }
+}
+
+// A master is made of a whole piece, so halves are kept by whole pieces.
+plan::Stretch HostUpdate::kept_part(const plan::Stretch& piece, std::size_t first) const {
+  const std::size_t rest = piece.count - first;
+  const bool whole = trained_.state.has_master(piece.entry);
+  return {piece.entry, piece.first + first, whole ? rest : std::min(kKeptElements, rest)};
 }
 
 void HostUpdate::complete(bool skipped) {

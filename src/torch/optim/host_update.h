@@ -68,8 +68,12 @@ class HostUpdate : public Update {
   void update_slice(Observer observer, UpdateJournal* journal);
   template <typename Observer>
   void update_piece(std::size_t number, replica::GradientReader& gradients, Observer& observer,
-                    UpdateJournal* journal);
-  void write_piece(std::size_t number, UpdateJournal& journal);
+                    UpdateJournal* journal, std::size_t from = 0);
+  template <typename Observer>
+  flat::Parities update_parts(std::size_t number, const flat::Elements& all, UpdateJournal* journal,
+                              std::size_t from);
+  plan::Stretch kept_part(const plan::Stretch& piece, std::size_t first) const;
+  void write_piece(std::size_t number, std::size_t from, UpdateJournal& journal);
   void adopt(const UpdateNumbers& numbers);
   void count_step();
   // Everything of a piece that an update writes; how many there are.

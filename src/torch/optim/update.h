@@ -55,22 +55,31 @@ struct Trained {
   bool leaves_alone(std::size_t entry) const { return !absent().empty() && absent()[entry]; }
 };
 
+// A piece is kept in parts of so many elements: few enough that what was copied is still in the
+// nearest cache when the update reads it.
+inline constexpr std::size_t kKeptElements = 1024;
+
 // Told what an update on the CPU is about to write and has written, so that other workers can finish
 // the update if this one dies in it (step/commit_page.h).
 class UpdateJournal {
  public:
   using Bytes = std::span<std::byte>;
   virtual ~UpdateJournal() = default;
-  // These memories of a piece are about to change: keeps what they hold. Called on LibTorch's
-  // threads, as wrote().
-  virtual void keep(std::size_t piece, std::span<const Bytes> memories) = 0;
+  // A piece is updated in parts, from its start on. The part that begins at element `first` of the
+  // piece is about to change: keeps what these memories of it hold. Called on LibTorch's threads, as
+  // wrote().
+  virtual void keep(std::size_t piece, std::size_t first, std::span<const Bytes> memories) = 0;
   // A piece has its new values, in every copy on this host.
   virtual void wrote(std::size_t piece) = 0;
 
-  // For those who finish it. What was kept of a piece, one memory after the other; empty: nothing,
-  // so nothing of it was written.
+  // For those who finish it. The last part of a piece that was kept: its bytes, one memory after the
+  // other. What is before it is written, what is behind it is not. No bytes: nothing is written.
+  struct Kept {
+    std::size_t first = 0;
+    std::span<const std::byte> bytes = {};
+  };
   virtual bool is_written(std::size_t piece) const = 0;
-  virtual std::span<const std::byte> kept(std::size_t piece) const = 0;
+  virtual Kept kept(std::size_t piece) const = 0;
 };
 
 // What decides an update besides gradients and state, as other workers know it.

@@ -25,23 +25,26 @@ CommitToken token_of(std::int64_t step, int phase, CommitToken copy) {
   return static_cast<CommitToken>(step + 1) << 24 | static_cast<CommitToken>(phase) << 1 | copy;
 }
 
-// What a thread keeps of the piece that it writes. Its values follow.
-struct Kept {
+// What a thread keeps of a part of a piece. Its values follow. A thread has two of these, and uses them in turn: while it
+// keeps a part, the record of the part before says how far it has come.
+struct KeptHead {
   Word token;  // 0 while the rest is written
   std::uint64_t mark;
+  std::uint64_t first;  // element of the piece
   std::uint64_t bytes;
 };
-constexpr std::size_t kKeptHead = 64;
-static_assert(sizeof(Kept) <= kKeptHead);
+constexpr std::size_t kTurns = 2;
+constexpr std::size_t kKeptHeadBytes = 64;
+static_assert(sizeof(KeptHead) <= kKeptHeadBytes);
 
 struct JournalMemory {
   std::byte* all = nullptr;  // of all workers
   std::byte* own = nullptr;
-  std::size_t bytes = 0;    // of a thread
-  std::size_t threads = 0;  // of all workers
+  std::size_t bytes = 0;    // of a record
+  std::size_t records = 0;  // of all workers
 };
 
-// Marks each piece that is written, and keeps its old values until then.
+// Marks each piece that is written, and keeps the old values of the part that is being written.
 class Marks : public optim::UpdateJournal {
  public:
   Marks(Word* marks, std::size_t first, JournalMemory memory, CommitToken token)
@@ -49,45 +52,51 @@ class Marks : public optim::UpdateJournal {
 
   // A process that is killed has done all its stores up to some instruction, in their order. So what is kept is whole
   // before the first value changes.
-  void keep(std::size_t piece, std::span<const Bytes> memories) override {
+  void keep(std::size_t piece, std::size_t first, std::span<const Bytes> memories) override {
     if (memory_.bytes == 0) return;
-    std::byte* const at =
-        memory_.own + static_cast<std::size_t>(at::get_thread_num()) * memory_.bytes;
-    auto* const kept = reinterpret_cast<Kept*>(at);
+    const auto thread = static_cast<std::size_t>(at::get_thread_num());
+    const std::size_t turn = first / optim::kKeptElements % kTurns;
+    std::byte* const at = memory_.own + (thread * kTurns + turn) * memory_.bytes;
+    auto* const kept = reinterpret_cast<KeptHead*>(at);
     kept->token.store(0, std::memory_order_relaxed);
     std::atomic_thread_fence(std::memory_order_release);
     kept->mark = first_ + piece;
-    std::byte* to = at + kKeptHead;
+    kept->first = first;
+    std::byte* to = at + kKeptHeadBytes;
     for (const Bytes& memory : memories) {
       std::memcpy(to, memory.data(), memory.size());
       to += memory.size();
     }
-    kept->bytes = static_cast<std::uint64_t>(to - at) - kKeptHead;
+    kept->bytes = static_cast<std::uint64_t>(to - at) - kKeptHeadBytes;
     kept->token.store(token_, std::memory_order_release);
     std::atomic_signal_fence(std::memory_order_seq_cst);
-    if (!control::Faults::here().none()) tear(memories);
+    if (has_faults_) tear(memories);
   }
   // Release: a reader that sees the mark sees the values of the piece.
   void wrote(std::size_t piece) override {
     marks_[first_ + piece].store(token_, std::memory_order_release);
-    control::Faults::here().strike("update", control::Faults::here().step());
+    if (has_faults_) control::Faults::here().strike("update", control::Faults::here().step());
   }
 
   bool is_written(std::size_t piece) const override {
     return marks_[first_ + piece].load(std::memory_order_acquire) == token_;
   }
-  std::span<const std::byte> kept(std::size_t piece) const override {
-    for (std::size_t thread = 0; thread < memory_.threads && memory_.bytes > 0; ++thread) {
-      const std::byte* const at = memory_.all + thread * memory_.bytes;
-      const auto* const kept = reinterpret_cast<const Kept*>(at);
-      if (kept->token.load(std::memory_order_acquire) == token_ && kept->mark == first_ + piece)
-        return {at + kKeptHead, kept->bytes};
+  // The furthest: another worker may have kept parts of it before.
+  Kept kept(std::size_t piece) const override {
+    Kept last;
+    for (std::size_t record = 0; record < memory_.records && memory_.bytes > 0; ++record) {
+      const std::byte* const at = memory_.all + record * memory_.bytes;
+      const auto* const kept = reinterpret_cast<const KeptHead*>(at);
+      if (kept->token.load(std::memory_order_acquire) != token_ || kept->mark != first_ + piece)
+        continue;
+      if (last.bytes.empty() || kept->first > last.first)
+        last = {kept->first, {at + kKeptHeadBytes, kept->bytes}};
     }
-    return {};
+    return last;
   }
 
  private:
-  // As if the process were killed while it writes the piece.
+  // As if the process were killed while it writes the part.
   static void tear(std::span<const Bytes> memories) {
     control::Faults& faults = control::Faults::here();
     if (!faults.due("torn", faults.step())) return;
@@ -99,6 +108,7 @@ class Marks : public optim::UpdateJournal {
   std::size_t first_;
   JournalMemory memory_;
   CommitToken token_;
+  bool has_faults_ = !control::Faults::here().none();
 };
 
 std::vector<std::size_t> sums_of(const std::vector<std::size_t>& counts) {
@@ -113,10 +123,10 @@ std::size_t numbers_of(const CommitPage::Shape& shape) {
   return 3 + 2 * shape.pieces.size() + shape.rates + shape.trusts;
 }
 
-// Of one thread.
+// Of one record. Half parameters are kept by whole pieces.
 std::size_t journal_bytes(const CommitPage::Shape& shape) {
   if (shape.memories == 0) return 0;
-  return up(kKeptHead + shape.memories * plan::kPieceElements * sizeof(double));
+  return up(kKeptHeadBytes + shape.memories * plan::kPieceElements * sizeof(double));
 }
 
 }  // namespace
@@ -130,7 +140,7 @@ CommitLayout::CommitLayout(const CommitHead& head)
     next = up(next + (head.workers + head.shards) * sizeof(std::uint64_t) + head.buffer_bytes);
   }
   journal = next;
-  end = journal + head.workers * head.threads * head.journal_bytes;
+  end = journal + head.workers * head.threads * kTurns * head.journal_bytes;
 }
 
 CommitPage::CommitPage(Comm& comm, const Shape& shape)
@@ -187,8 +197,9 @@ void CommitPage::intend(std::span<const double> numbers) {
 
 std::unique_ptr<optim::UpdateJournal> CommitPage::journal(std::size_t model) {
   std::byte* const all = at<std::byte>(layout_.journal);
-  const JournalMemory memory{all, all + worker_ * shape_.threads * shape_.journal_bytes,
-                             shape_.journal_bytes, shape_.workers * shape_.threads};
+  const std::size_t own = shape_.threads * kTurns;
+  const JournalMemory memory{all, all + worker_ * own * shape_.journal_bytes,
+                             shape_.journal_bytes, shape_.workers * own};
   return std::make_unique<Marks>(at<Word>(layout_.marks), first_mark_[model], memory, token_);
 }
 

@@ -6,7 +6,7 @@
 //   intent         of each worker: which phase of which step, and every number that decides what will be written. It is
 //                  complete before this worker writes its first weight
 //   marks          of each piece of each model: the phase whose values it has
-//   journal        of each thread that writes: the old values of the piece that it is writing
+//   journal        of each thread that writes: the old values of the part of a piece that it is writing
 //   commit word    the last phase of which every piece of every model is marked. The first worker that finds it so
 //                  moves it. Gradients are overwritten only after that
 //
@@ -45,7 +45,7 @@ struct CommitHead {
   std::uint64_t intent_numbers;  // of each worker
   std::uint64_t marks;
   std::uint64_t threads;            // of each worker
-  std::uint64_t journal_bytes;      // of each thread
+  std::uint64_t journal_bytes;      // of each of a thread's two records
   std::atomic<CommitToken> commit;  // 0: none
 };
 
@@ -55,7 +55,7 @@ struct CommitLayout {
   std::size_t intents;   // of each worker: a token, which is written last, and its numbers
   std::size_t marks;     // a token each
   std::size_t small[2];  // of each copy: a token of each worker, losses by shard, buffers
-  std::size_t journal;   // of each thread: a token, a mark's number, old values
+  std::size_t journal;   // of each thread: two records of a token, a mark's number, an element, old values
   std::size_t end;
 
   std::size_t intent_of(const CommitHead& head, std::size_t worker) const {
