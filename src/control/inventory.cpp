@@ -11,6 +11,7 @@ namespace lockstep::control {
 void Inventory::move_to(World& world) {
   Inventory& there = *world.inventory();
   there.brings_ = true;
+  there.nobody_is_new_ = world.elastic() && world.survivors() == world.size();
   const auto members = std::exchange(members_, {});
   // First all of them: if one cannot go on there, all of them go on from there in the next attempt.
   for (const auto& weak : members) there.add(weak);
@@ -21,6 +22,7 @@ void Inventory::move_to(World& world) {
 
 int Inventory::source() {
   if (source_) return *source_;
+  if (nobody_is_new_) return 0;
   std::vector<std::uint8_t> brings(static_cast<std::size_t>(comm_.size()));
   brings[static_cast<std::size_t>(comm_.rank())] = brings_ ? 1 : 0;
   const CallName call(comm_, "making or rebinding");

@@ -44,10 +44,13 @@ class Inventory {
   // The worker whose values (weights, state) count: the lowest rank that came from another world, or 0 if none did.
   // The first call is collective.
   int source();
+  // Every worker came from the generation before, with values of its own: nobody takes those of another.
+  bool nobody_is_new() const { return nobody_is_new_; }
 
  private:
   Comm comm_;
   bool brings_ = false;  // this worker came from another world
+  bool nobody_is_new_ = false;
   std::optional<int> source_;
   std::vector<std::weak_ptr<Member>> members_;
 };

@@ -148,6 +148,21 @@ void copy_from(Comm& comm, int source, const std::vector<NamedTensor>& tensors) 
   }
 }
 
+void bring_from(Comm& comm, int source, const std::vector<NamedTensor>& tensors, bool takes) {
+  std::vector<torch::Tensor> arrived;
+  std::vector<Work> works;
+  for (const NamedTensor& named : tensors) {
+    const torch::Tensor own = host_contiguous(named.tensor);
+    arrived.push_back(comm.rank() == source ? own : torch::empty_like(own));
+    works.push_back(comm.broadcast(bytes_of(arrived.back()), source));
+  }
+  for (Work& work : works) work.wait();
+  comm.barrier().wait();
+  torch::NoGradGuard no_grad;
+  for (std::size_t i = 0; i < tensors.size() && takes; ++i)
+    tensors[i].tensor.detach().copy_(arrived[i]);
+}
+
 plan::Layout layout_of(const std::vector<NamedTensor>& trained) {
   std::vector<plan::Parameter> parameters;
   parameters.reserve(trained.size());

@@ -36,6 +36,9 @@ void agree_on_model(Comm& comm, const Model& model, const DataParallelOptions& o
 
 // All workers get the values of rank `source`. Collective.
 void copy_from(Comm& comm, int source, const std::vector<NamedTensor>& tensors);
+// Those that take them get the values of rank `source`, once all of them have arrived everywhere: if
+// the source is lost before that, every worker has the values of before. Collective.
+void bring_from(Comm& comm, int source, const std::vector<NamedTensor>& tensors, bool takes);
 
 struct ModelPlan {
   plan::Layout layout;

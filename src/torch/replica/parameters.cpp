@@ -89,12 +89,21 @@ class OneCopy : public Parameters {
                       rank),
           {0, rank});
     }
-    if (workers.host.rank() == 0) copy_->bring({0, memory_.bytes()});
-    workers.host.barrier().wait();
-    copy_->renew();
+    bring(workers.host);
+  }
+  void share_on_host(Comm& host) override {
+    look();
+    bring(host);
   }
 
  private:
+  // After look().
+  void bring(Comm& host) {
+    if (host.rank() == 0) copy_->bring({0, memory_.bytes()});
+    host.barrier().wait();
+    copy_->renew();
+  }
+
   std::unique_ptr<HostCopy> copy_;
 };
 

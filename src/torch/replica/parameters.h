@@ -54,6 +54,9 @@ class Parameters {
   // What all workers have written to parameters they share from now on. Mismatch if they have
   // written different values. Collective.
   virtual void share_values(const Workers& /*workers*/) {}
+  // The same for the workers of one host, which have written the same values. Another host may have written others, or
+  // none. Collective on each host.
+  virtual void share_on_host(Comm& /*host*/) {}
 
   // Whether a parameter still views the flat memory. torch::load() and module->to() give it other
   // memory.

@@ -24,9 +24,10 @@ struct Parts {
   Parts(const Parts&) = delete;
   Parts& operator=(const Parts&) = delete;
 
-  // Goes on with other workers, with the values of rank `source`. Makes again all that depends on
-  // who the workers are. Collective.
-  void bind(Comm comm, int source);
+  // Goes on with other workers, with the values of rank `source`, or each worker with its own. Makes
+  // again all that depends on who the workers are. Collective.
+  enum class Values : bool { kOfSource, kOwn };
+  void bind(Comm comm, int source, Values values);
 
   DataParallelOptions options;
   Model model;

@@ -39,8 +39,9 @@ Parts::Parts(Comm its_comm, int its_source, Model its_model, const DataParallelO
   take_memory();
 }
 
-void Parts::bind(Comm its_comm, int its_source) {
-  model = agreed(its_comm, its_source, model, options);  // a copy: it stays whole if this throws
+void Parts::bind(Comm its_comm, int its_source, Values values) {
+  if (values == Values::kOfSource)
+    model = agreed(its_comm, its_source, model, options);  // a copy: it stays whole if this throws
   source = its_source;
   neighbours.reset();
   comm = std::move(its_comm);
@@ -122,7 +123,9 @@ void Replicated::rebind(World& world) {
   const CallName call(wire.comm, "data_parallel()");
   const device::CurrentDevice current(device());
   inventory_ = std::move(wire.inventory);
-  parts_.bind(std::move(wire.comm), inventory_->source());
+  const bool own = inventory_->nobody_is_new();
+  parts_.bind(std::move(wire.comm), inventory_->source(),
+              own ? Parts::Values::kOwn : Parts::Values::kOfSource);
   make_passes({std::move(wire.announcements), wire.number});
 }
 

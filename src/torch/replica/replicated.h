@@ -80,6 +80,10 @@ class Replicated : public control::Member {
     parts_.parameters->share_values(parts_.workers());
     ++loads_;
   }
+  void share_on_host() {
+    parts_.parameters->share_on_host(parts_.host());
+    ++loads_;
+  }
   std::uint64_t loads() const { return loads_; }
 
   Parts& parts() { return parts_; }

@@ -5,6 +5,7 @@
 #include <algorithm>
 #include <cstring>
 #include <numeric>
+#include <random>
 
 #include "base/check.h"
 #include "control/faults.h"
@@ -123,6 +124,11 @@ std::size_t numbers_of(const CommitPage::Shape& shape) {
   return 3 + 2 * shape.pieces.size() + shape.rates + shape.trusts;
 }
 
+std::uint64_t drawn_id() {
+  std::random_device device;
+  return std::uniform_int_distribution<std::uint64_t>(1, std::uint64_t{1} << 62)(device);
+}
+
 // Of one record. Half parameters are kept by whole pieces.
 std::size_t journal_bytes(const CommitPage::Shape& shape) {
   if (shape.memories == 0) return 0;
@@ -146,7 +152,8 @@ CommitLayout::CommitLayout(const CommitHead& head)
 CommitPage::CommitPage(Comm& comm, const Shape& shape)
     : first_mark_(sums_of(shape.pieces)),
       shape_{CommitHead::kMagic,
-             static_cast<std::uint64_t>(comm.size()),
+             drawn_id(),
+             shape.one_each ? 1 : static_cast<std::uint64_t>(comm.size()),
              static_cast<std::uint64_t>(shape.shards),
              shape.buffer_bytes,
              numbers_of(shape),
@@ -155,8 +162,10 @@ CommitPage::CommitPage(Comm& comm, const Shape& shape)
              journal_bytes(shape),
              {0}},
       layout_(shape_),
-      page_(comm, layout_.end, replica::Copies::kPerHost),
-      worker_(page_.shared() ? static_cast<std::size_t>(comm.rank()) : 0) {
+      page_(comm, layout_.end,
+            shape.one_each ? replica::Copies::kPerWorker : replica::Copies::kPerHost),
+      is_shared_(page_.shared() && !shape.one_each),
+      worker_(is_shared_ ? static_cast<std::size_t>(comm.rank()) : 0) {
   if (worker_ == 0) {
     std::memcpy(page_.data(), &shape_, offsetof(CommitHead, commit));
     head().commit.store(0, std::memory_order_release);
@@ -198,8 +207,8 @@ void CommitPage::intend(std::span<const double> numbers) {
 std::unique_ptr<optim::UpdateJournal> CommitPage::journal(std::size_t model) {
   std::byte* const all = at<std::byte>(layout_.journal);
   const std::size_t own = shape_.threads * kTurns;
-  const JournalMemory memory{all, all + worker_ * own * shape_.journal_bytes,
-                             shape_.journal_bytes, shape_.workers * own};
+  const JournalMemory memory{all, all + worker_ * own * shape_.journal_bytes, shape_.journal_bytes,
+                             shape_.workers * own};
   return std::make_unique<Marks>(at<Word>(layout_.marks), first_mark_[model], memory, token_);
 }
 
@@ -221,9 +230,9 @@ CommitPage::Fate CommitPage::fate(std::int64_t step, int phase) {
   return Fate::kNothing;
 }
 
-std::vector<double> CommitPage::intent() {
+std::vector<double> CommitPage::intent_of(CommitToken token) const {
   for (std::size_t worker = 0; worker < shape_.workers; ++worker) {
-    if (token_of_intent(worker)->load(std::memory_order_acquire) != token_) continue;
+    if (token_of_intent(worker)->load(std::memory_order_acquire) != token) continue;
     const double* const first =
         at<double>(layout_.intent_of(shape_, worker) + sizeof(std::uint64_t));
     return {first, first + shape_.intent_numbers};
@@ -231,10 +240,20 @@ std::vector<double> CommitPage::intent() {
   return {};
 }
 
-std::vector<double> CommitPage::losses() {
-  const std::size_t copy = layout_.small[head().commit.load(std::memory_order_acquire) & 1];
-  const double* const first = at<double>(copy + shape_.workers * sizeof(std::uint64_t));
-  return {first, first + shape_.shards};
+std::vector<double> CommitPage::intent() {
+  return intent_of(token_);
+}
+
+CommitPage::Last CommitPage::last() {
+  const CommitToken committed = head().commit.load(std::memory_order_acquire);
+  const double* const first =
+      at<double>(layout_.small[committed & 1] + shape_.workers * sizeof(std::uint64_t));
+  Last last{{first, first + shape_.shards}};
+  if (const auto numbers = intent_of(committed); committed != 0 && !numbers.empty()) {
+    last.total_weight = numbers[0];
+    last.skipped = numbers[2] != 0;
+  }
+  return last;
 }
 
 void CommitPage::commit(std::span<const std::size_t> models) {

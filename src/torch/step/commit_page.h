@@ -13,7 +13,7 @@
 // So if a step has no intent, it has changed nothing that counts, and is repeated. If it has an intent, it can be
 // finished from the gradients, the intent and the journal. (docs/decisions/0016-a-step-is-one-thing.md)
 //
-// If workers do not share memory, each has a page of its own.
+// On several hosts each host has a page. If workers do not share memory, each has a page of its own.
 #pragma once
 
 #include <lockstep/comm.h>
@@ -39,6 +39,7 @@ using CommitToken = std::uint64_t;
 struct CommitHead {
   static constexpr std::uint64_t kMagic = 0x7265636e65746e69;  // a reader searches for it
   std::uint64_t magic;
+  std::uint64_t id;  // no other page has it
   std::uint64_t workers;
   std::uint64_t shards;
   std::uint64_t buffer_bytes;
@@ -55,7 +56,8 @@ struct CommitLayout {
   std::size_t intents;   // of each worker: a token, which is written last, and its numbers
   std::size_t marks;     // a token each
   std::size_t small[2];  // of each copy: a token of each worker, losses by shard, buffers
-  std::size_t journal;   // of each thread: two records of a token, a mark's number, an element, old values
+  std::size_t
+      journal;  // of each thread: two records of a token, a mark's number, an element, old values
   std::size_t end;
 
   std::size_t intent_of(const CommitHead& head, std::size_t worker) const {
@@ -78,6 +80,7 @@ class CommitPage {
     std::size_t rates = 0;            // of all optimizers together
     std::size_t trusts = 0;           // the same, of layer-wise ones
     std::size_t memories = 0;         // that an update of a piece changes, at most; 0: no journal
+    bool one_each = false;            // each worker has weights of its own, and a page of its own
   };
   CommitPage(Comm& comm, const Shape& shape);
 
@@ -90,16 +93,28 @@ class CommitPage {
   void commit(std::span<const std::size_t> models);
 
   // After a worker was lost in a phase. kIntended: somebody has begun to write; begin() has been called for the phase
-  // here. If the page belongs to this worker alone, the others know nothing of it.
+  // here.
   enum class Fate { kNothing, kIntended, kCommitted };
   Fate fate(std::int64_t step, int phase);
-  bool shared() const { return page_.shared(); }
   std::vector<double> intent();  // the numbers of somebody's intent for this phase
-  // By shard: the losses of the last phase that was committed.
-  std::vector<double> losses();
+  // Of the last phase that was committed.
+  struct Last {
+    std::vector<double> losses;  // by shard, of those that were put
+    double total_weight = 0;
+    bool skipped = false;
+  };
+  Last last();
+
+  // Workers that say the same number have the same page. From 1 to 2^62.
+  std::int64_t id() { return static_cast<std::int64_t>(head().id); }
+  // Whether so many workers put their losses here: then those of all shards are here.
+  bool has_all_of(int workers) const {
+    return is_shared_ && shape_.workers == static_cast<std::uint64_t>(workers);
+  }
 
  private:
   std::atomic<CommitToken>* token_of_intent(std::size_t worker) const;
+  std::vector<double> intent_of(CommitToken token) const;
   CommitHead& head() { return *reinterpret_cast<CommitHead*>(page_.data()); }
   template <typename T>
   T* at(std::size_t offset) const {
@@ -110,6 +125,7 @@ class CommitPage {
   CommitHead shape_;
   CommitLayout layout_;
   replica::FlatMemory page_;
+  bool is_shared_;
   std::size_t worker_ = 0;  // our number on the page: the rank if the page is shared, else 0
   CommitToken token_ = 0;   // of the phase under way
 };

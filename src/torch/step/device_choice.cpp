@@ -65,7 +65,7 @@ std::unique_ptr<ShardBuffers> make_shard_buffers(const ModelView& model, BufferR
 std::unique_ptr<CommitPage> make_commit_page(Comm& comm, const CommitPage::Shape& shape,
                                              Device device) {
   if (device.kind != DeviceKind::kCpu) return nullptr;
-  if (comm.hosts().empty()) return std::make_unique<CommitPage>(comm, shape);
+  if (comm.hosts().empty() || shape.one_each) return std::make_unique<CommitPage>(comm, shape);
   Comm host = comm.on_host();
   return std::make_unique<CommitPage>(host, shape);
 }

@@ -312,7 +312,7 @@ std::shared_ptr<Loop> JobCore::open(const DatasetPtr& dataset, const BatchesOpti
         "a step of the job has failed, and its models cannot be used any more: make the job again; "
         "it goes on from its checkpoint");
   }
-  catch_up();
+  catch_up(progress_.commits);
   const std::int64_t end =
       options.steps > 0 ? options.steps : options.epochs * plan().steps_per_epoch();
   warn_beyond(end);
@@ -331,33 +331,43 @@ void JobCore::warn_beyond(std::int64_t end) const {
             setup_.options.checkpoint, progress_.saved_at, end);
 }
 
-// A worker that has joined takes the state of one that is further. If no worker has run yet, all read the checkpoint.
-void JobCore::catch_up() {
+// A worker that is behind takes the state of one that is further: it has joined, or the others have committed a phase
+// without it. If no worker has run yet, all read the checkpoint. Returns whether this worker has taken it.
+bool JobCore::catch_up(std::int64_t commits) {
   Comm& comm = generation_.control;
   std::vector<std::int64_t> positions(static_cast<std::size_t>(comm.size()));
   // 0 is for a worker that has never opened a loop; each worker fills in its own number.
-  positions[static_cast<std::size_t>(comm.rank())] = progress_.opened ? progress_.next + 1 : 0;
+  const std::int64_t own = progress_.opened ? commits + 1 : 0;
+  positions[static_cast<std::size_t>(comm.rank())] = own;
   comm.all_reduce({positions.data(), positions.size(), DType::kInt64}).wait();
   const auto furthest = std::max_element(positions.begin(), positions.end());
   const bool all_equal = std::count(positions.begin(), positions.end(), *furthest) == comm.size();
+  if (*furthest == 0) {
+    progress_.opened = true;
+    restore();
+  } else if (!all_equal) {
+    take_state_of(static_cast<int>(furthest - positions.begin()), own < *furthest);
+  }
   progress_.opened = true;
-  if (*furthest == 0) return restore();
-  if (!all_equal) take_state_of(static_cast<int>(furthest - positions.begin()));
+  return own < *furthest;
 }
 
-void JobCore::take_state_of(int source) {
+void JobCore::take_state_of(int source, bool takes) {
   Comm& comm = generation_.control;
   auto mine = state_.values();
   mine["next"] = std::to_string(progress_.next);
+  mine["commits"] = std::to_string(progress_.commits);
   mine["saved_at"] = std::to_string(progress_.saved_at);
   const auto all = control::gather_text(comm, as_lines(mine));
   const auto values = numbers_in(all[static_cast<std::size_t>(source)]);
+  if (takes) state_.expect(values);
+  replica::bring_from(comm, source, state_.tensors(), takes);
+  if (takes) state_.set_values(values);
+  for (ModelView& model : models_.all) model.share_on_host();
+  if (!takes || progress_.opened) return;  // a survivor knows where its own loop is
   progress_.next = static_cast<std::int64_t>(values.at("next"));
+  progress_.commits = static_cast<std::int64_t>(values.at("commits"));
   progress_.saved_at = static_cast<std::int64_t>(values.at("saved_at"));
-  if (comm.rank() != source) state_.expect(values);
-  replica::copy_from(comm, source, state_.tensors());
-  state_.set_values(values);
-  for (ModelView& model : models_.all) model.share_values();
 }
 
 void JobCore::restore() {
@@ -392,6 +402,7 @@ JobCore::Ran JobCore::run(StepCore& step, const GlobalBatch& batch) {
   auto result = run_phase(step, phase);
   progress_.running = false;
   if (!result) return {phase, nullptr};
+  ++progress_.commits;
   numbers_.pending = result;
   reseed(phase.step + 1);
   return {phase, std::move(result)};

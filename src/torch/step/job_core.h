@@ -133,6 +133,7 @@ class JobCore : public control::Member, public std::enable_shared_from_this<JobC
   };
   struct Progress {
     std::int64_t next = 0;       // the next batch
+    std::int64_t commits = 0;    // phases that were committed since the job was opened
     std::int64_t saved_at = -1;  // position of the last checkpoint; −1: none
     bool opened = false;         // a loop, now or before
     bool running = false;        // a phase is under way; stays so if it fails
@@ -169,16 +170,10 @@ class JobCore : public control::Member, public std::enable_shared_from_this<JobC
   void recover_at_rest();
   void join_newcomers();
   void regroup_at_rest(bool in_batch, std::int64_t step);
-  // What survivors do before they leave their memory. Called in each attempt; collective among them.
-  using Settle = std::function<void(Comm& survivors)>;
-  void regroup(bool in_batch, std::int64_t step, const Settle& settle);
-  // A phase that was broken off here, and its fate if that is known. Without a run: the phase that comes next.
-  struct InPhase {
-    Phase phase;
-    StepRun* run = nullptr;
-    std::optional<CommitPage::Fate> known;
-  };
-  CommitPage::Fate settle_phase(Comm& survivors, const InPhase& own);
+  struct Broken;  // where this worker was, and what became of it (recovery.cpp)
+  void regroup(bool in_batch, std::int64_t step, Broken& own);
+  void settle_phase(Comm& survivors, Broken& own);
+  void ask_page(Comm& survivors, Broken& own);
   void rescue_numbers();
   // Runs it; again whole, if workers are lost meanwhile. Between two phases.
   template <typename Run>
@@ -191,8 +186,8 @@ class JobCore : public control::Member, public std::enable_shared_from_this<JobC
   void check_loss(const PhaseResult& result) const;
   [[noreturn]] void rerun();
   void restore();
-  void catch_up();
-  void take_state_of(int source);
+  bool catch_up(std::int64_t commits);
+  void take_state_of(int source, bool takes);
   void warn_beyond(std::int64_t end) const;
   void note_streams(std::int64_t step);
   void end_batch();  // of the loop

@@ -134,8 +134,16 @@ void Loop::open_page() {
     shape.rates += one->step.trained().groups.count();
     shape.trusts += one->step.trusts().size();
   }
+  shape.one_each = own_weights() == OwnWeights::kAll;
   keep_buffers(packed_buffers());
   commit_page_ = make_commit_page(generation().control, shape, models().front().device());
+}
+
+Loop::OwnWeights Loop::own_weights() const {
+  const auto own = std::count_if(trained_.begin(), trained_.end(),
+                                 [](const auto& one) { return one->step.has_own_weights(); });
+  if (own == 0) return OwnWeights::kNone;
+  return own == static_cast<std::ptrdiff_t>(trained_.size()) ? OwnWeights::kAll : OwnWeights::kSome;
 }
 
 std::size_t Loop::number_of(const optim::Optimizer& optimizer) const {

@@ -101,11 +101,6 @@ class Loop : public std::enable_shared_from_this<Loop> {
   // The phases of the current batch.
   Phase next_phase();
   bool has_phases() const { return phases_ > 0; }
-  // Between two phases, if the next batch is `next`: the phase that comes.
-  Phase phase_to_come(std::int64_t next) const {
-    if (next > current_.step()) return {next, 0, 0};
-    return {current_.step(), current_.epoch(), phases_};
-  }
   // In the destructor: whether the loop ends because an exception passes.
   bool is_unwound() const { return std::uncaught_exceptions() > exceptions_; }
   HostedBatches& batches() { return *batches_; }
@@ -131,6 +126,9 @@ class Loop : public std::enable_shared_from_this<Loop> {
       if (options.with_parity) check.emplace(step, generation.control);
     }
   };
+  // Of which models each worker has weights of its own, though workers share memory.
+  enum class OwnWeights { kNone, kSome, kAll };
+  OwnWeights own_weights() const;
   std::size_t number_of(const optim::Optimizer& optimizer) const;
   Trained& trained(std::size_t number) { return *trained_[number]; }
   CommitPage* commit_page() { return commit_page_.get(); }  // null on a GPU

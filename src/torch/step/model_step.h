@@ -56,6 +56,8 @@ class ModelView {
 
   // What all workers have written to parameters they share from now on. Collective.
   void share_values() { state_->share_values(); }
+  // The same on each host; hosts may have written different values.
+  void share_on_host() { state_->share_on_host(); }
   bool identical() { return state_->identical(); }
 
  private:
@@ -120,8 +122,8 @@ class ModelStep : public divergence::Subject {
     parts_.update->finish(numbers, journal);
   }
   void complete(bool skipped) { parts_.update->complete(skipped); }
-  // Whether other workers can finish an update here: not if its values are a wrapped optimizer's.
-  bool can_be_finished() const { return !parts_.update->packs(); }
+  // Whether each worker has weights and state of its own: a wrapped optimizer's.
+  bool has_own_weights() const { return parts_.update->packs(); }
   bool overflowed() const { return parts_.update->overflowed(); }
   // For other workers, in the last update.
   std::chrono::nanoseconds waited() const { return parts_.update->waited(); }

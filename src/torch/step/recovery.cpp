@@ -1,9 +1,10 @@
 // What a job does when workers are lost in a phase, and when others wait to join.
 //
 //   regroup    the workers that survive form the next generation (World::regroup)
-//   settle     they look at the commit page, which is in memory that outlives the dead: was the phase committed, or has
-//              somebody begun to write? Then the first of them writes what nobody has written (StepRun::finish)
+//   settle     they look at their commit pages, which are in memory that outlives the dead: was the phase committed there,
+//              or has somebody begun to write? Then one of them writes what nobody has written (StepRun::finish)
 //   move       models, optimizers and the job go to the new generation. A worker that joins constructs them meanwhile
+//   catch up   workers on whose host the phase was not committed take the state of one on whose host it was
 //   go on      with the next phase, or with this one again: a phase that nobody has begun to write has changed nothing
 //
 // If another worker is lost meanwhile, all of it begins again, and what is settled stays so.
@@ -13,22 +14,36 @@
 #include <numeric>
 #include <utility>
 
+#include "base/check.h"
 #include "base/log.h"
 #include "control/faults.h"
 #include "torch/step/job_core.h"
 
 namespace lockstep::steps {
 
-// On a GPU nothing outlives a process. Streams are read by one worker each, which knows their positions. A wrapped
-// optimizer computes values that only its own worker has.
+// On a GPU nothing outlives a process. Streams are read by one worker each, which knows their positions.
 bool JobCore::can_recover() const {
   Loop* const loop = progress_.loop;
-  if (loop == nullptr || !generation_.world.elastic() || data_.streams) return false;
-  const CommitPage* const page = loop->commit_page();
-  return page != nullptr && page->shared() &&
-         std::all_of(steps_.begin(), steps_.end(),
-                     [&](const auto& step) { return loop->run_of(*step).can_recover(); });
+  return loop != nullptr && generation_.world.elastic() && !data_.streams &&
+         loop->commit_page() != nullptr && loop->own_weights() != Loop::OwnWeights::kSome;
 }
+
+// Where this worker was when it lost another one: in a phase, or between two (without a run). What it finds out on the
+// way stays true in the next attempt, when the loop was closed already.
+struct JobCore::Broken {
+  Phase phase;
+  StepRun* run = nullptr;  // until the loop is closed
+  std::int64_t page = 0;   // the commit page of this worker
+  // What became of the phase on this page, and the last phase that was committed there; empty: not known yet.
+  std::optional<bool> committed = {};
+  CommitPage::Last last = {};
+  PhaseResult::About about = {};
+  // Of this attempt: whether the phase is committed on another page; what the phase has given, if it is committed.
+  bool behind = false;
+  std::shared_ptr<PhaseResult> result = nullptr;
+
+  bool asks() const { return run != nullptr && !committed; }
+};
 
 namespace {
 
@@ -40,7 +55,7 @@ Comm survivors_of(World& world) {
   return world.comm().split(ranks);
 }
 
-// Where the survivors are, by rank. Each fills in its own number.
+// A number of each survivor, by rank. None is negative.
 std::vector<std::int64_t> of_all(Comm& survivors, std::int64_t own) {
   std::vector<std::int64_t> all(static_cast<std::size_t>(survivors.size()));
   all[static_cast<std::size_t>(survivors.rank())] = own;
@@ -48,52 +63,76 @@ std::vector<std::int64_t> of_all(Comm& survivors, std::int64_t own) {
   return all;
 }
 
-// A place in the job as a number that grows: a phase, and whether the worker is before it (kAtRest), in it (kInPhase), or
-// knows its fate already, because an earlier attempt to regroup got so far (kKnown).
-enum State : std::int64_t { kAtRest, kInPhase, kKnown };
-constexpr std::int64_t kStates = 4;
-constexpr std::int64_t kMostPhases = 1 << 20;
+// What the survivor `source` knows of the last phase.
+CommitPage::Last of_source(Comm& survivors, int source, const CommitPage::Last& own, int shards) {
+  std::vector<double> numbers = own.losses;
+  numbers.resize(static_cast<std::size_t>(shards));
+  numbers.push_back(own.total_weight);
+  numbers.push_back(own.skipped ? 1 : 0);
+  survivors.broadcast({numbers.data(), numbers.size(), DType::kFloat64}, source).wait();
+  CommitPage::Last last{{numbers.begin(), numbers.begin() + shards}};
+  last.total_weight = numbers[numbers.size() - 2];
+  last.skipped = numbers.back() != 0;
+  return last;
+}
 
-std::int64_t place_of(const Phase& phase, State state) {
-  return (phase.step * kMostPhases + phase.number) * kStates + state;
+std::shared_ptr<PhaseResult> rescued(PhaseResult::About about, const CommitPage::Last& last) {
+  about.total_weight = last.total_weight;
+  about.skipped = last.skipped;
+  auto result = std::make_shared<PhaseResult>(std::move(about), nullptr);
+  result->rescue(last.losses);
+  return result;
 }
 
 }  // namespace
 
-// What became of the phase in which the furthest survivors are. The first of them that does not know yet looks at the
-// commit page, and finishes the phase if somebody has begun to write. A survivor that is behind them is in a phase that
-// was committed: nobody gets further before that. Collective among the survivors, all of them, wherever they are.
-Fate JobCore::settle_phase(Comm& survivors, const InPhase& own) {
-  const State state = own.run == nullptr ? kAtRest : own.known ? kKnown : kInPhase;
-  const std::int64_t here = place_of(own.phase, state);
-  const auto all = of_all(survivors, here);
-  const std::int64_t furthest = *std::max_element(all.begin(), all.end()) / kStates;
-  const auto is_there = [&](std::int64_t place, State wanted) {
-    return place == furthest * kStates + wanted;
+// The first worker of each page looks, and finishes the phase if somebody has begun to write. Collective among the
+// survivors.
+void JobCore::ask_page(Comm& survivors, Broken& own) {
+  const auto pages = of_all(survivors, own.asks() ? own.page : 0);
+  const auto commits = of_all(survivors, progress_.commits);
+  const auto is_here = [&](int rank) {
+    const auto at = static_cast<std::size_t>(rank);
+    return pages[at] == own.page && commits[at] == progress_.commits;
   };
-  const auto count = [&](State wanted) {
-    return std::count_if(all.begin(), all.end(),
-                         [&](std::int64_t place) { return is_there(place, wanted); });
-  };
-  Fate fate = here / kStates < furthest ? Fate::kCommitted : own.known.value_or(Fate::kNothing);
-  if (count(kInPhase) + count(kKnown) == 0) return fate;  // all are at rest
-  const auto first = std::find_if(all.begin(), all.end(), [&](std::int64_t place) {
-    return is_there(place, count(kKnown) > 0 ? kKnown : kInPhase);
-  });
-  const bool decides = first - all.begin() == survivors.rank();
-  if (decides && !own.known) {
-    fate = progress_.loop->commit_page()->fate(own.phase.step, own.phase.number);
-    if (fate == Fate::kIntended) {
-      own.run->finish();
-      fate = Fate::kCommitted;
-    }
+  int first = 0;
+  while (own.asks() && !is_here(first)) ++first;
+  const bool looks = own.asks() && first == survivors.rank();
+  CommitPage* const page = own.asks() ? progress_.loop->commit_page() : nullptr;
+  bool committed = false;
+  if (looks) {
+    const Fate fate = page->fate(own.phase.step, own.phase.number);
+    if (fate == Fate::kIntended) own.run->finish();
+    committed = fate != Fate::kNothing;
   }
-  const auto said = of_all(survivors, decides && fate == Fate::kCommitted ? 1 : 0);
-  if (here / kStates < furthest) return Fate::kCommitted;
-  const bool committed = std::count(said.begin(), said.end(), 1) > 0;
-  if (committed && own.run != nullptr && !own.known)
-    progress_.loop->commit_page()->fate(own.phase.step, own.phase.number);  // takes its token
-  return committed ? Fate::kCommitted : Fate::kNothing;
+  const auto said = of_all(survivors, committed ? 1 : 0);
+  if (!own.asks()) return;
+  own.committed = said[static_cast<std::size_t>(first)] > 0;
+  if (*own.committed) page->fate(own.phase.step, own.phase.number);  // takes its token
+}
+
+// What became of the phase under way, on this worker's page and on the others. Nobody is more than one phase ahead: the
+// numbers of a phase come from all workers, and are looked at before the next one is written. Collective among the
+// survivors, all of them, wherever they are.
+void JobCore::settle_phase(Comm& survivors, Broken& own) {
+  Loop& loop = *progress_.loop;
+  const bool asked = own.asks();
+  ask_page(survivors, own);
+  if (asked) *own.committed ? own.run->complete() : loop.restore_buffers();
+  if (asked) own.about = own.run->about(own.phase);
+  if (loop.commit_page() != nullptr) own.last = loop.commit_page()->last();
+  const std::int64_t done = progress_.commits + (own.committed.value_or(false) ? 1 : 0);
+  const auto all = of_all(survivors, done);
+  const auto furthest = std::max_element(all.begin(), all.end());
+  own.behind = done < *furthest;
+  own.result = own.committed.value_or(false) ? rescued(own.about, own.last) : nullptr;
+  if (std::count(all.begin(), all.end(), *furthest) == survivors.size()) return;
+  const auto last =
+      of_source(survivors, static_cast<int>(furthest - all.begin()), own.last, generation_.shards);
+  if (!own.behind) return;
+  LOCKSTEP_CHECK(own.run != nullptr && done + 1 == *furthest, "nobody commits a phase alone");
+  own.last = last;
+  own.result = rescued(own.about, last);
 }
 
 // The numbers of the phase before, which was committed: they may have been lost on their way.
@@ -102,15 +141,16 @@ void JobCore::rescue_numbers() {
   try {
     numbers_.pending->wait();
   } catch (const Error&) {
-    numbers_.pending->rescue(progress_.loop->commit_page()->losses());
+    numbers_.pending->rescue(progress_.loop->commit_page()->last().losses);
     numbers_.checks.clear();
   }
 }
 
-void JobCore::regroup(bool in_batch, std::int64_t step, const Settle& settle) {
+void JobCore::regroup(bool in_batch, std::int64_t step, Broken& own) {
   World world = control::handle_on(generation_.world);
   auto inventory = generation_.inventory;
   Loop& loop = *progress_.loop;
+  own.page = loop.commit_page()->id();
   rescue_numbers();
   progress_.regroups = true;
   while (true) {
@@ -118,13 +158,14 @@ void JobCore::regroup(bool in_batch, std::int64_t step, const Settle& settle) {
     world.regroup(in_batch);
     try {
       Comm survivors = survivors_of(world);
-      settle(survivors);
+      settle_phase(survivors, own);
       loop.close();
       const auto before =
           std::exchange(inventory, world.inventory());  // it has all of them, also if this fails
       before->move_to(world);
       prepare(data_.dataset, data_.options, data_.more);
-      catch_up();
+      const bool has_result = own.committed.value_or(false);
+      if (catch_up(progress_.commits + (has_result ? 1 : 0))) own.committed = true;
       loop.reopen(step);
       break;
     } catch (const PeerLost& lost) {
@@ -139,20 +180,15 @@ void JobCore::regroup(bool in_batch, std::int64_t step, const Settle& settle) {
 
 // Null: the phase is to be repeated. Newcomers have to wait for the next batch: this one may have phases behind it.
 std::shared_ptr<PhaseResult> JobCore::recover(const StepCore& step, const Phase& phase) {
-  std::shared_ptr<PhaseResult> result;
-  Loop& loop = *progress_.loop;
-  InPhase own{phase, &loop.run_of(step), std::nullopt};
-  regroup(true, phase.step, [&](Comm& survivors) {
-    const Fate fate = settle_phase(survivors, own);
-    if (std::exchange(own.known, fate)) return;
-    if (fate == Fate::kNothing) return loop.restore_buffers();
-    own.run->complete();
-    result = own.run->rescued(phase);
-  });
-  if (result) collect();  // the numbers of the phase before
+  Broken own{.phase = phase, .run = &progress_.loop->run_of(step)};
+  regroup(true, phase.step, own);
+  if (own.result) collect();  // the numbers of the phase before
   base::log(base::LogLevel::kInfo, "{} workers go on at step {}, which was {}", generation_.size(),
-            phase.step, result ? "finished" : "begun again");
-  return result;
+            phase.step,
+            own.behind   ? "committed elsewhere"
+            : own.result ? "finished"
+                         : "begun again");
+  return own.result;
 }
 
 // Between two phases. Others may be in the next one already.
@@ -168,10 +204,8 @@ void JobCore::join_newcomers() {
 }
 
 void JobCore::regroup_at_rest(bool in_batch, std::int64_t step) {
-  const Phase next = progress_.loop->phase_to_come(progress_.next);
-  regroup(in_batch, step, [&](Comm& survivors) {
-    settle_phase(survivors, {next, nullptr, std::nullopt});
-  });
+  Broken own{.phase = {}};
+  regroup(in_batch, step, own);
 }
 
 }  // namespace lockstep::steps

@@ -153,7 +153,7 @@ void StepRun::update(const Phase& phase, const std::vector<optim::GradientSource
   if (page != nullptr) {
     buffers = loop_.packed_buffers();
     page->begin(phase.step, phase.number);
-    page->put_small(runner_->known()->weighted_losses, buffers);
+    page->put_small(losses_for(*page), buffers);
     control::Faults::here().strike("small", phase.step);
   }
   for (std::size_t i = 0; i < models_.size(); ++i) models_[i]->prepare(sources[i]);
@@ -186,9 +186,18 @@ void StepRun::end_update() {
   if (scaler() != nullptr) scaler()->update_after(skips_);
 }
 
-bool StepRun::can_recover() const {
-  return std::all_of(models_.begin(), models_.end(),
-                     [](const ModelStep* model) { return model->can_be_finished(); });
+// A page must have the losses of all shards, so that the survivors know them if a whole host is lost. Workers that share
+// one page put them together.
+std::map<int, double> StepRun::losses_for(const CommitPage& page) const {
+  std::map<int, double> losses = runner_->known()->weighted_losses;
+  Generation& generation = loop_.generation();
+  if (!generation.world.elastic() || page.has_all_of(generation.size())) return losses;
+  std::vector<double> all(static_cast<std::size_t>(generation.shards));
+  for (const auto& [shard, loss] : losses) all[static_cast<std::size_t>(shard)] = loss;
+  generation.control.all_reduce({all.data(), all.size(), DType::kFloat64}).wait();
+  for (int shard = 0; shard < generation.shards; ++shard)
+    losses[shard] = all[static_cast<std::size_t>(shard)];
+  return losses;
 }
 
 // In the order of intent().
@@ -218,12 +227,6 @@ void StepRun::complete() {
   loop_.keep_buffers(loop_.packed_buffers());
   end_update();
   runner_->end_step();
-}
-
-std::shared_ptr<PhaseResult> StepRun::rescued(const Phase& phase) {
-  auto result = std::make_shared<PhaseResult>(about(phase), nullptr);
-  result->rescue(loop_.commit_page()->losses());
-  return result;
 }
 
 void StepRun::write(std::size_t model, const flat::Note& note, optim::UpdateJournal* journal) {

@@ -72,11 +72,10 @@ class StepRun {
   std::shared_ptr<PhaseResult> result(const Phase& phase, Comm& channel, Asks asks);
 
   // After a worker was lost in the phase. finish: others have begun to write; writes what nobody has written, and commits.
-  // complete: the phase is committed, and run() did not return; does the rest of it. rescued: its numbers.
+  // complete: the phase is committed, and run() did not return; does the rest of it.
   void finish();
   void complete();
-  std::shared_ptr<PhaseResult> rescued(const Phase& phase);
-  bool can_recover() const;
+  PhaseResult::About about(const Phase& phase) const;
 
   const StepCore& core() const { return core_; }
   const std::vector<divergence::Check*>& checks() const { return checks_; }
@@ -102,7 +101,7 @@ class StepRun {
   void write(std::size_t model, const flat::Note& note, optim::UpdateJournal* journal);
   std::vector<double> intent() const;
   void end_update();
-  PhaseResult::About about(const Phase& phase) const;
+  std::map<int, double> losses_for(const CommitPage& page) const;
   GradScaler* scaler() const;  // null: there is none, or it is not enabled
   void agree_on_metrics();
 
