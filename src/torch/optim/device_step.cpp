@@ -50,6 +50,7 @@ class QueuedStep : public Update {
   void prepare(const GradientSource& source) override;
   void apply(UpdateJournal* journal) override;
   void skip(UpdateJournal* journal) override;
+  void finish(const UpdateNumbers& numbers, UpdateJournal& journal) override;
   bool overflowed() const override { return scaled_ && scaled_->overflowed; }
   void accept(const Extras& extras) override;
   std::span<const double> norms() override {
@@ -87,6 +88,8 @@ class QueuedStep : public Update {
   void begin();
   void measure_for_noise();
   virtual void update();
+  void queue_update();
+  void queue_nothing();
   std::vector<std::byte> numbers_of_step() const;
   std::vector<std::pair<torch::Tensor, torch::Tensor>> copies_of_absent() const;
   float* masters_of(const flat::ChunkTables::Typed& typed) const;
@@ -113,6 +116,7 @@ class QueuedStep : public Update {
   flat::Note note_;
   Said said_;
   std::optional<Scaled> scaled_;
+  bool queued_ = false;  // the update of this step, or that there is none
 };
 
 void QueuedStep::prepare(const GradientSource& source) {
@@ -120,6 +124,7 @@ void QueuedStep::prepare(const GradientSource& source) {
   said_ = say_step(trained_, source);
   if (said_.cannot) std::rethrow_exception(said_.cannot);
   waited_ = {};
+  queued_ = false;
   const device::CurrentDevice current(model_.device());
   heed_loads();
   begin();
@@ -160,14 +165,29 @@ void QueuedStep::copy_note() {
 }
 
 void QueuedStep::skip(UpdateJournal*) {
-  torch::NoGradGuard no_grad;
-  const device::CurrentDevice current(model_.device());
-  copy_note();
-  model_.banks().hide_absent();
+  queue_nothing();
   waited_ += hear_step(trained_, std::exchange(said_, {}));
 }
 
 void QueuedStep::apply(UpdateJournal*) {
+  queue_update();
+  waited_ += hear_step(trained_, std::exchange(said_, {}));
+}
+
+// All gradients are on this GPU, so nobody else is needed.
+void QueuedStep::finish(const UpdateNumbers& numbers, UpdateJournal&) {
+  if (!queued_) numbers.skipped ? queue_nothing() : queue_update();
+}
+
+void QueuedStep::queue_nothing() {
+  torch::NoGradGuard no_grad;
+  const device::CurrentDevice current(model_.device());
+  copy_note();
+  model_.banks().hide_absent();
+  queued_ = true;
+}
+
+void QueuedStep::queue_update() {
   torch::NoGradGuard no_grad;
   const device::CurrentDevice current(model_.device());
   trained_.groups.count_step(trained_.absent());
@@ -175,7 +195,7 @@ void QueuedStep::apply(UpdateJournal*) {
   model_.banks().hide_absent();
   bump_versions();
   trained_.state.trust_masters();
-  waited_ += hear_step(trained_, std::exchange(said_, {}));
+  queued_ = true;
 }
 
 // Reads gradients where backward made them. If a kernel cannot, all go to flat memory first.

@@ -32,9 +32,12 @@ void HostUpdate::adopt(const UpdateNumbers& numbers) {
 // Where its owner had begun to write, a piece gets the values of before first.
 void HostUpdate::finish(const UpdateNumbers& numbers, UpdateJournal& journal) {
   torch::NoGradGuard no_grad;
+  const replica::ModelPlan& plan = trained_.model->parts().plan;
+  for (std::size_t number = 0; number < plan.pieces.all.size() && numbers.skipped; ++number)
+    journal.wrote(number);
+  if (numbers.skipped) return;
   adopt(numbers);
   count_step();
-  const replica::ModelPlan& plan = trained_.model->parts().plan;
   for (std::size_t number = 0; number < plan.pieces.all.size(); ++number) {
     if (journal.is_written(number)) continue;
     const plan::Stretch& piece = plan.pieces.all[number];

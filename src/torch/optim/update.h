@@ -87,6 +87,7 @@ struct UpdateNumbers {
   double clip_factor = 1;
   double scale = 1;
   std::span<const double> trusts = {};
+  bool skipped = false;  // nothing changes
 };
 
 // A step is two calls: prepare(), then apply() or skip(). After prepare() every number is known that
@@ -116,8 +117,8 @@ class Update {
   // same answer.
   virtual bool overflowed() const = 0;
   // After another worker was lost between prepare() and the end of apply() or skip(). finish: this
-  // worker writes all pieces that nobody has written; only if workers share memory. complete: all
-  // pieces are written, and this worker, whose call was broken off, goes on from there.
+  // worker writes all pieces that nobody has written. complete: all pieces are written, and this
+  // worker, whose call was broken off, goes on from there.
   virtual void finish(const UpdateNumbers& /*numbers*/, UpdateJournal& /*journal*/) {}
   virtual void complete(bool /*skipped*/) {}
 

@@ -215,6 +215,8 @@ void in_plain_words(const std::function<void()>& compute) {
         said.substr(0, std::min(second, said.find('\n')))));
   } catch (const c10::Error& error) {
     const std::string said = error.what_without_backtrace();
+    if (said.starts_with("CUDA error"))
+      throw Unavailable(fmt::format("the GPU has failed: {}", said.substr(0, said.find('\n'))));
     const auto after_name = said.find(kNotDeterministic);
     if (after_name == std::string::npos) throw;
     throw BadInput(fmt::format(

@@ -270,4 +270,10 @@ void CommitPage::commit(std::span<const std::size_t> models) {
   head().commit.compare_exchange_strong(before, token_, std::memory_order_acq_rel);
 }
 
+std::unique_ptr<CommitPage> make_commit_page(Comm& comm, const CommitPage::Shape& shape) {
+  if (comm.hosts().empty() || shape.one_each) return std::make_unique<CommitPage>(comm, shape);
+  Comm host = comm.on_host();
+  return std::make_unique<CommitPage>(host, shape);
+}
+
 }  // namespace lockstep::steps

@@ -13,7 +13,8 @@
 // So if a step has no intent, it has changed nothing that counts, and is repeated. If it has an intent, it can be
 // finished from the gradients, the intent and the journal. (docs/decisions/0016-a-step-is-one-thing.md)
 //
-// On several hosts each host has a page. If workers do not share memory, each has a page of its own.
+// On several hosts each host has a page. If workers do not share memory, each has a page of its own. So it is on GPUs, whose
+// memory goes with its process: a worker that lives there has queued its update or not, and there is nothing to finish.
 #pragma once
 
 #include <lockstep/comm.h>
@@ -130,8 +131,7 @@ class CommitPage {
   CommitToken token_ = 0;   // of the phase under way
 };
 
-// Null if the models are on a GPU: its memory goes with its process, and nobody could finish a step.
-std::unique_ptr<CommitPage> make_commit_page(Comm& comm, const CommitPage::Shape& shape,
-                                             Device device);
+// Of the workers that share memory: all, those of a host, or this one alone.
+std::unique_ptr<CommitPage> make_commit_page(Comm& comm, const CommitPage::Shape& shape);
 
 }  // namespace lockstep::steps

@@ -7,7 +7,6 @@
 
 #include "torch/data/draws.h"
 #include "torch/replica/synced_norms.h"
-#include "torch/step/commit_page.h"
 #include "torch/step/shard_buffers.h"
 #include "torch/step/shard_runner.h"
 
@@ -60,14 +59,6 @@ void run_seeded(std::uint64_t seed, Device device, const std::function<void()>& 
 std::unique_ptr<ShardBuffers> make_shard_buffers(const ModelView& model, BufferRule rule) {
   return on_host(model) ? make_host_buffers(model.buffers(), rule)
                         : make_device_buffers(model, rule);
-}
-
-std::unique_ptr<CommitPage> make_commit_page(Comm& comm, const CommitPage::Shape& shape,
-                                             Device device) {
-  if (device.kind != DeviceKind::kCpu) return nullptr;
-  if (comm.hosts().empty() || shape.one_each) return std::make_unique<CommitPage>(comm, shape);
-  Comm host = comm.on_host();
-  return std::make_unique<CommitPage>(host, shape);
 }
 
 }  // namespace lockstep::steps

@@ -89,6 +89,7 @@ class DeviceShards : public ShardRunner, private Reports {
   const std::set<std::string>& metrics() const override { return metrics_; }
   std::optional<PhaseResult::Local> known() override { return std::nullopt; }
   PhaseResult::Local bring(Deadline deadline) override;
+  std::map<int, double> losses(Deadline deadline) override;
   const ShardCounts& counts() const override { return counts_; }
 
  private:
@@ -117,6 +118,7 @@ class DeviceShards : public ShardRunner, private Reports {
   void keep(const torch::Tensor& loss);
   void keep_with_reports(const torch::Tensor& loss);
   static std::int64_t count_in(const Record& record);
+  static PhaseResult::Local read(const Record& record, const torch::Tensor& numbers);
   bool fits(const Batch& batch) const;
   std::int64_t hosted() const { return work_.generation->hosted.size(); }  // shards of this worker
   Device device() const { return work_.models.front()->model().device(); }
@@ -247,9 +249,24 @@ void DeviceShards::end_step() {
 PhaseResult::Local DeviceShards::bring(Deadline deadline) {
   const Record& record = *records_[(step_ + 1) % 2];  // end_step() has counted on
   record.done.wait(deadline);
+  const PhaseResult::Local local = read(record, record.numbers);
+  for (ModelStep* const model : work_.models) model->collect_with_parity();
+  return local;
+}
+
+std::map<int, double> DeviceShards::losses(Deadline deadline) {
+  device::Event here;
+  here.record(device::current_stream(device()));
+  here.wait(deadline);
+  const Record& record = *records_[step_ % 2];
+  if (record.shards.empty()) return {};
+  return read(record, numbers_.reshape({-1}).to(torch::kCPU)).weighted_losses;
+}
+
+PhaseResult::Local DeviceShards::read(const Record& record, const torch::Tensor& numbers) {
   PhaseResult::Local local;
   std::int64_t number = 0;
-  const auto next = [&] { return record.numbers[number++].item<double>(); };
+  const auto next = [&] { return numbers[number++].item<double>(); };
   for (const auto& [shard, weight, names] : record.shards) {
     local.weighted_losses[shard] = weight * next();
     for (const std::string& name : names) {
@@ -258,7 +275,6 @@ PhaseResult::Local DeviceShards::bring(Deadline deadline) {
       report.weight = next();
     }
   }
-  for (ModelStep* const model : work_.models) model->collect_with_parity();
   return local;
 }
 

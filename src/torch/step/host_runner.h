@@ -17,6 +17,7 @@ class HostRunner : public ShardRunner {
   const std::set<std::string>& metrics() const override { return metrics_; }
   std::optional<PhaseResult::Local> known() override { return local_; }
   PhaseResult::Local bring(Deadline) override { return local_; }
+  std::map<int, double> losses(Deadline) override { return local_.weighted_losses; }
   const ShardCounts& counts() const override { return counts_; }
 
  protected:

@@ -426,6 +426,12 @@ std::shared_ptr<PhaseResult> JobCore::run_phase(StepCore& step, const Phase& pha
       if (!can_recover()) throw;
     } catch (const Timeout&) {
       if (!can_recover()) throw;
+    } catch (const Unavailable& error) {
+      leave_if_broken(error);
+      throw;
+    } catch (const std::bad_alloc& error) {
+      leave_if_broken(error);
+      throw;
     }
     if (auto result = recover(step, phase)) return result;
   }

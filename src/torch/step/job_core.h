@@ -166,6 +166,7 @@ class JobCore : public control::Member, public std::enable_shared_from_this<JobC
 
   std::shared_ptr<PhaseResult> run_phase(StepCore& step, const Phase& phase);
   bool can_recover() const;
+  void leave_if_broken(const std::exception& error) const;
   std::shared_ptr<PhaseResult> recover(const StepCore& step, const Phase& phase);
   void recover_at_rest();
   void join_newcomers();

@@ -101,9 +101,24 @@ void Loop::reopen(std::int64_t step) {
   batches_->begin(step);
 }
 
+void Loop::keep_buffers(std::vector<std::byte> packed) {
+  buffers_.at_rest = std::move(packed);
+  buffers_.on_device.clear();
+  for (const ModelView& model : models()) {
+    if (const torch::Tensor bytes = model.buffer_bytes(); bytes.defined())
+      buffers_.on_device.push_back(bytes.clone());
+  }
+}
+
 void Loop::restore_buffers() {
+  auto on_device = buffers_.on_device.begin();
   std::size_t first = 0;
   for (const ModelView& model : models()) {
+    if (torch::Tensor bytes = model.buffer_bytes(); bytes.defined()) {
+      bytes.copy_(*on_device++);
+      continue;
+    }
+    if (model.device().kind != DeviceKind::kCpu) continue;
     const std::size_t bytes = replica::pack(model.buffers()).size();
     const auto begin = buffers_.at_rest.begin() + static_cast<std::ptrdiff_t>(first);
     replica::unpack({begin, begin + static_cast<std::ptrdiff_t>(bytes)}, model.buffers());
@@ -124,19 +139,23 @@ void Loop::open_models() {
   for (const auto& step : job_->steps_) runs_.push_back(std::make_unique<StepRun>(*step, *this));
 }
 
+// On a GPU nobody else can finish an update, and nothing of it is on the page but its numbers.
 void Loop::open_page() {
+  const bool elastic = generation().world.elastic();
+  const bool on_host = models().front().device().kind == DeviceKind::kCpu;
+  if (!on_host && !elastic) return;
   CommitPage::Shape shape{.shards = generation().shards, .buffer_bytes = packed_buffers().size()};
   for (const auto& one : trained_) {
     // Only where somebody can finish an update.
-    if (generation().world.elastic())
+    if (elastic && on_host)
       shape.memories = std::max(shape.memories, 1 + one->step.trained().state.memories().size());
-    shape.pieces.push_back(one->step.trained().model->pieces().all.size());
+    shape.pieces.push_back(on_host ? one->step.trained().model->pieces().all.size() : 0);
     shape.rates += one->step.trained().groups.count();
     shape.trusts += one->step.trusts().size();
   }
-  shape.one_each = own_weights() == OwnWeights::kAll;
+  shape.one_each = !on_host || own_weights() == OwnWeights::kAll;
   keep_buffers(packed_buffers());
-  commit_page_ = make_commit_page(generation().control, shape, models().front().device());
+  commit_page_ = make_commit_page(generation().control, shape);
 }
 
 Loop::OwnWeights Loop::own_weights() const {
@@ -157,6 +176,7 @@ std::size_t Loop::number_of(const optim::Optimizer& optimizer) const {
 std::vector<std::byte> Loop::packed_buffers() const {
   std::vector<std::byte> all;
   for (const ModelView& model : models()) {
+    if (model.device().kind != DeviceKind::kCpu) continue;
     const auto bytes = replica::pack(model.buffers());
     all.insert(all.end(), bytes.begin(), bytes.end());
   }

@@ -109,8 +109,8 @@ class Loop : public std::enable_shared_from_this<Loop> {
   // there, to read batches from this step on. Collective, as the constructor.
   void close() noexcept;
   void reopen(std::int64_t step);
-  // Buffers of all models, as the last phase that was committed has left them.
-  void keep_buffers(std::vector<std::byte> packed) { buffers_.at_rest = std::move(packed); }
+  // Buffers of all models, as the last phase that was committed has left them: packed; those of GPUs stay there.
+  void keep_buffers(std::vector<std::byte> packed);
   void restore_buffers();
 
   // For a rerun: goes back to the first of these steps, then on to each of them.
@@ -131,8 +131,10 @@ class Loop : public std::enable_shared_from_this<Loop> {
   OwnWeights own_weights() const;
   std::size_t number_of(const optim::Optimizer& optimizer) const;
   Trained& trained(std::size_t number) { return *trained_[number]; }
-  CommitPage* commit_page() { return commit_page_.get(); }  // null on a GPU
-  std::vector<std::byte> packed_buffers() const;            // of all models
+  CommitPage* commit_page() {
+    return commit_page_.get();
+  }                                               // null on a GPU if the world is not elastic
+  std::vector<std::byte> packed_buffers() const;  // of all models; empty on a GPU
   void check_at_rest(std::int64_t step);
   StepRun& run_of(const StepCore& step);
   // By model.
@@ -160,6 +162,7 @@ class Loop : public std::enable_shared_from_this<Loop> {
   struct Buffers {
     std::vector<std::unique_ptr<ShardBuffers>> of_shards;  // by model
     std::vector<std::byte> at_rest;                        // of all models
+    std::vector<torch::Tensor> on_device;                  // the same on a GPU, by model
   };
   Buffers buffers_;
   std::vector<std::unique_ptr<StepRun>> runs_;

@@ -10,6 +10,8 @@
 // If another worker is lost meanwhile, all of it begins again, and what is settled stays so.
 #include <lockstep/errors.h>
 
+#include <signal.h>
+
 #include <algorithm>
 #include <numeric>
 #include <utility>
@@ -21,7 +23,7 @@
 
 namespace lockstep::steps {
 
-// On a GPU nothing outlives a process. Streams are read by one worker each, which knows their positions.
+// Streams are read by one worker each, which knows their positions.
 bool JobCore::can_recover() const {
   Loop* const loop = progress_.loop;
   return loop != nullptr && generation_.world.elastic() && !data_.streams &&
@@ -133,6 +135,15 @@ void JobCore::settle_phase(Comm& survivors, Broken& own) {
   LOCKSTEP_CHECK(own.run != nullptr && done + 1 == *furthest, "nobody commits a phase alone");
   own.last = last;
   own.result = rescued(own.about, last);
+}
+
+// The device of this worker has failed, or there is no memory left. The others go on, and a replacement may find it
+// better: so this process ends by a signal, which means that to the launcher. Not in the first phase: a job that has
+// never worked ends with the error.
+void JobCore::leave_if_broken(const std::exception& error) const {
+  if (progress_.commits == 0 || generation_.size() == 1 || !can_recover()) return;
+  base::log(base::LogLevel::kError, "this worker leaves the job: {}", error.what());
+  ::raise(SIGKILL);
 }
 
 // The numbers of the phase before, which was committed: they may have been lost on their way.

@@ -6,6 +6,7 @@
 
 #include <cstdint>
 #include <functional>
+#include <map>
 #include <memory>
 #include <optional>
 #include <set>
@@ -88,6 +89,9 @@ class ShardRunner {
   // Losses and metrics of the last step: nothing if the GPU has still to compute them; bring() waits for them.
   virtual std::optional<PhaseResult::Local> known() = 0;
   virtual PhaseResult::Local bring(Deadline deadline) = 0;
+  // By shard, before end_step(): the weighted losses of the step under way. Waits for a GPU, until it has done all that
+  // is queued so far.
+  virtual std::map<int, double> losses(Deadline deadline) = 0;
 
   virtual const ShardCounts& counts() const = 0;
 };

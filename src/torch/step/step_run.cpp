@@ -161,16 +161,18 @@ void StepRun::update(const Phase& phase, const std::vector<optim::GradientSource
   skips_ = std::any_of(models_.begin(), models_.end(),
                        [](const ModelStep* model) { return model->overflowed(); });
   if (page != nullptr) {
-    control::Faults& faults = control::Faults::here();
     page->intend(intent());
-    faults.strike("intent", phase.step);
-    for (std::size_t i = 0; i < models_.size(); ++i) write(i, {}, page->journal(numbers_[i]).get());
+    control::Faults::here().strike("intent", phase.step);
+  }
+  flat::Note note = runner_->note();  // goes with the first update
+  for (std::size_t i = 0; i < models_.size(); ++i) {
+    const auto journal = page != nullptr ? page->journal(numbers_[i]) : nullptr;
+    write(i, std::exchange(note, {}), journal.get());
+  }
+  if (page != nullptr) {
     page->commit(numbers_);
-    faults.strike("commit", phase.step);
+    control::Faults::here().strike("commit", phase.step);
     loop_.keep_buffers(std::move(buffers));
-  } else {
-    flat::Note note = runner_->note();  // goes with the first update
-    for (std::size_t i = 0; i < models_.size(); ++i) write(i, std::exchange(note, {}), nullptr);
   }
   for (const ModelStep* const model : models_) exposed_ += model->waited();
   end_update();
@@ -187,10 +189,11 @@ void StepRun::end_update() {
 }
 
 // A page must have the losses of all shards, so that the survivors know them if a whole host is lost. Workers that share
-// one page put them together.
+// one page put them together. Others tell each other. On GPUs this also means that the reduction has ended well on all of
+// them, because each waits for its own before: only then may an update be queued behind it.
 std::map<int, double> StepRun::losses_for(const CommitPage& page) const {
-  std::map<int, double> losses = runner_->known()->weighted_losses;
   Generation& generation = loop_.generation();
+  auto losses = runner_->losses(Deadline::after(generation.control.timeout()));
   if (!generation.world.elastic() || page.has_all_of(generation.size())) return losses;
   std::vector<double> all(static_cast<std::size_t>(generation.shards));
   for (const auto& [shard, loss] : losses) all[static_cast<std::size_t>(shard)] = loss;
@@ -208,14 +211,10 @@ void StepRun::finish() {
   for (std::size_t i = 0; i < models_.size(); ++i) {
     const std::size_t rates = models_[i]->trained().groups.rates().size();
     const std::size_t trusts = models_[i]->trusts().size();
-    const optim::UpdateNumbers known{left[0], numbers[1], left.subspan(2 + rates, trusts)};
+    const optim::UpdateNumbers known{left[0], numbers[1], left.subspan(2 + rates, trusts),
+                                     numbers[2] != 0};
     left = left.subspan(2 + rates + trusts);
-    const auto journal = page.journal(numbers_[i]);
-    const bool skipped = numbers[2] != 0;
-    for (std::size_t piece = 0; skipped && piece < models_[i]->trained().model->pieces().all.size();
-         ++piece)
-      journal->wrote(piece);
-    if (!skipped) models_[i]->finish(known, *journal);
+    models_[i]->finish(known, *page.journal(numbers_[i]));
   }
   page.commit(numbers_);
 }
