@@ -61,10 +61,12 @@ struct JobOptions {
   // parameters in a loss: the check takes that for such a change.
   bool check_divergence = true;
 
-  // The run directory: it has the newest checkpoint and the previous one. It belongs to this job as long as the job
-  // lives. Empty: no checkpoints.
+  // The run directory: it has the last checkpoints, so many. It belongs to this job as long as the job lives. Empty: no
+  // checkpoints. Set at most one of the intervals; if both are 0, a checkpoint is written at the end of every epoch.
   std::string checkpoint = {};
-  std::int64_t checkpoint_every_steps = 0;  // 0: at the end of every epoch
+  std::int64_t checkpoint_every_steps = 0;
+  double checkpoint_every_seconds = 0;  // by rank 0's clock, after a batch
+  int keep_checkpoints = 2;
   ExistingCheckpoint existing_checkpoint = ExistingCheckpoint::kResume;
 
   // When it becomes true, the job stops as after request_stop(). For signal handlers. May be null.
@@ -179,7 +181,8 @@ struct Evaluation {
 // Blocking:  everything except request_stop(), weights_sha256() and the accessors is collective: every worker makes the
 //            same calls in the same order, and waits for the others, at most the world's timeout.
 // Failure:   BadInput for options, files or data that do not fit; Unavailable if a checkpoint cannot be written;
-//            PeerLost, Timeout; Mismatch if workers differ, or if the checkpoint belongs to another job.
+//            PeerLost, Timeout; Mismatch if workers differ, or if the checkpoint belongs to another job. A loop writes
+//            its checkpoints in the background: it throws some batches after the one whose checkpoint failed.
 // Ownership: the world must outlive it. Steps and Batches share it.
 class Job {
  public:
@@ -202,8 +205,8 @@ class Job {
   // in eval() meanwhile. Nothing of the job changes.
   Evaluation evaluate(const DatasetPtr& dataset, const std::function<Score(const Batch&)>& score);
 
-  // Writes a checkpoint now. In a loop, call it before the first Step of a batch or after its last. Throws BadInput if
-  // the job has no directory.
+  // Writes a checkpoint now, and returns when it is on the disk. In a loop, call it before the first Step of a batch or
+  // after its last. Throws BadInput if the job has no directory.
   void save();
 
   // Keeps a tensor of the program's own in the job's checkpoints: the best score so far, for example. The first

@@ -88,10 +88,13 @@ struct TrainerOptions {
   // When it becomes true, the job stops as after request_stop(). For signal handlers. May be null.
   const std::atomic<bool>* stop = nullptr;
 
-  // The run directory: it has the newest checkpoint and the previous one. It belongs to this job
-  // until run() has ended; another job that wants to write there is refused. Empty: no checkpoints.
+  // The run directory: it has the last checkpoints, so many. It belongs to this job until run() has
+  // ended; another job that wants to write there is refused. Empty: no checkpoints. Set at most one
+  // of the intervals; if both are 0, a checkpoint is written at the end of every epoch.
   std::string checkpoint_directory;
-  std::int64_t checkpoint_every_steps = 0;  // 0: at the end of every epoch
+  std::int64_t checkpoint_every_steps = 0;
+  double checkpoint_every_seconds = 0;  // by rank 0's clock, after a step
+  int keep_checkpoints = 2;
   ExistingCheckpoint existing_checkpoint = ExistingCheckpoint::kRefuse;
 
   // Checkpoints say which data the job began with. A job that goes on from a checkpoint compares
@@ -131,7 +134,7 @@ struct TrainingResult {
   bool replicas_identical = false;
   std::string weights_sha256;  // docs/guide/training.md says over what
   std::int64_t verified = 0;   // steps whose weights were equal to those of `verify_log`
-  std::string checkpoint;      // the file, if there is one
+  std::string checkpoint;      // the newest file, if there is one
 };
 
 // Functions that the Trainer calls during training. They are called on every worker, with the same
@@ -141,6 +144,7 @@ struct TrainerHooks {
   std::function<void(std::int64_t step)> on_gradients;
   std::function<void(const StepRecord&)> on_step;
   std::function<void(std::int64_t epoch, const Evaluation&)> on_epoch;
+  // When the file is on the disk: some steps after the one whose state it has.
   std::function<void(const std::string& path, std::int64_t step)> on_checkpoint;
 };
 

@@ -11,6 +11,7 @@
 #include <cerrno>
 #include <cstdlib>
 #include <cstring>
+#include <functional>
 #include <memory>
 
 #include "base/check.h"
@@ -83,7 +84,31 @@ bool lock_now(int fd) {
   return ::flock(fd, LOCK_EX | LOCK_NB) == 0;
 }
 
+// Removes the temporary files of dead writers, where `is_target` says so of the name of the file that they wrote.
+void remove_stale(int directory, const std::string& folder,
+                  const std::function<bool(std::string_view)>& is_target) {
+  for (const std::string& name : names_in(folder)) {
+    const std::size_t mark = name.find(kMark);
+    if (!name.starts_with('.') || mark == std::string::npos) continue;
+    const std::string_view text = name;
+    if (!is_target(text.substr(1, mark - 1)) || !is_writer_id(text.substr(mark + kMark.size())))
+      continue;
+    const Fd stale(::openat(directory, name.c_str(), O_RDWR | O_NOFOLLOW | O_NONBLOCK | O_CLOEXEC));
+    if (!stale || !lock_now(stale.get())) continue;
+    // Since it was opened, its writer may have ended and another one may have taken the name.
+    if (is_named(stale.get(), directory, name.c_str(), AT_SYMLINK_NOFOLLOW))
+      ::unlinkat(directory, name.c_str(), 0);
+  }
+}
+
 }  // namespace
+
+void remove_unfinished(const std::string& directory, const std::string& prefix) {
+  const Fd open(::open(directory.c_str(), O_RDONLY | O_DIRECTORY | O_CLOEXEC));
+  if (!open) return;
+  remove_stale(open.get(), directory,
+               [&](std::string_view name) { return name.starts_with(prefix); });
+}
 
 AtomicFile::AtomicFile(std::string path, Temporary temporary) : path_(std::move(path)) {
   const std::string real = follow_links(path_);
@@ -98,7 +123,7 @@ AtomicFile::AtomicFile(std::string path, Temporary temporary) : path_(std::move(
   if (existed_) mode_ = info.st_mode & 0777;
   directory_.reset(::open(folder_.c_str(), O_RDONLY | O_DIRECTORY | O_CLOEXEC));
   if (!directory_) fail("cannot open its directory", errno);
-  remove_stale();
+  remove_stale(directory_.get(), folder_, [this](std::string_view name) { return name == name_; });
   if (temporary == Temporary::kNamed || !open_unnamed()) open_named();
   if (existed_ && ::fchmod(file_.get(), mode_) != 0 && errno != EPERM) {
     const int error = errno;
@@ -109,21 +134,6 @@ AtomicFile::AtomicFile(std::string path, Temporary temporary) : path_(std::move(
 
 AtomicFile::~AtomicFile() {
   if (!temporary_.empty()) ::unlinkat(directory_.get(), temporary_.c_str(), 0);
-}
-
-void AtomicFile::remove_stale() const {
-  const std::string prefix = "." + name_ + std::string(kMark);
-  for (const std::string& name : names_in(folder_)) {
-    if (!name.starts_with(prefix)) continue;
-    if (!is_writer_id(std::string_view(name).substr(prefix.size()))) continue;
-    const Fd stale(
-        ::openat(directory_.get(), name.c_str(), O_RDWR | O_NOFOLLOW | O_NONBLOCK | O_CLOEXEC));
-    if (!stale || !lock_now(stale.get())) continue;
-    // Since it was opened, its writer may have ended and another one may have taken the name.
-    if (is_named(stale.get(), directory_.get(), name.c_str(), AT_SYMLINK_NOFOLLOW)) {
-      ::unlinkat(directory_.get(), name.c_str(), 0);
-    }
-  }
 }
 
 bool AtomicFile::open_unnamed() {
@@ -182,30 +192,11 @@ void AtomicFile::give_name() {
   fail("cannot find a free name for a temporary file", EEXIST);
 }
 
-// The earlier file gets a hidden second name, which is then renamed to `kept`: rename() can replace an
-// older `kept`, link() cannot. At every moment each file has a name.
-void AtomicFile::keep_earlier(const std::string& kept) const {
-  const std::string hidden = fmt::format(".{}.lockstep-keep", kept);
-  ::unlinkat(directory_.get(), hidden.c_str(), 0);
-  if (::linkat(directory_.get(), name_.c_str(), directory_.get(), hidden.c_str(), 0) != 0) {
-    // There is no earlier file, or the file system has no hard links.
-    if (errno == ENOENT || errno == EPERM || errno == EOPNOTSUPP || errno == EMLINK) return;
-    fail("cannot keep the earlier file", errno);
-  }
-  if (::renameat(directory_.get(), hidden.c_str(), directory_.get(), kept.c_str()) != 0) {
-    const int error = errno;
-    ::unlinkat(directory_.get(), hidden.c_str(), 0);
-    fail("cannot keep the earlier file", error);
-  }
-  ::unlinkat(directory_.get(), hidden.c_str(), 0);  // still there, if both were names of one file
-}
-
-void AtomicFile::commit(const std::string& kept) {
+void AtomicFile::commit() {
   LOCKSTEP_CHECK(static_cast<bool>(file_), "commit() comes once");
   // Before it gets its name: after a power cut the name must not mean an empty file.
   if (::fsync(file_.get()) != 0) fail("cannot bring it to the disk", errno);
   if (temporary_.empty()) give_name();
-  if (!kept.empty()) keep_earlier(kept);
   if (::renameat(directory_.get(), temporary_.c_str(), directory_.get(), name_.c_str()) != 0) {
     fail("cannot put the new file in place", errno);
   }

@@ -8,7 +8,7 @@
 // beginning.
 //
 // A killed writer may leave a file with that hidden name. The next writer of the same target
-// removes it. A living writer holds a lock on its file. So a writer on another host, or in another
+// removes it; so does remove_unfinished(). A living writer holds a lock on its file. So a writer on another host, or in another
 // PID namespace, is never taken for a dead one. Where the file system has no locks, such files stay.
 #pragma once
 
@@ -44,17 +44,12 @@ class AtomicFile {
   void write(std::string_view bytes);
 
   // When it returns, the new file is there, even after a power cut. It is the last call.
-  //
-  // If `kept` is given and the file system has hard links, the earlier file stays under that name in
-  // the same directory. Only one writer at a time may keep files under one name.
-  void commit(const std::string& kept = "");
+  void commit();
 
  private:
-  void remove_stale() const;
   bool open_unnamed();
   void open_named();
   void give_name();
-  void keep_earlier(const std::string& kept) const;
   std::string temporary_name(int attempt) const;
   [[noreturn]] void fail(const char* what, int error) const;
 
@@ -67,6 +62,9 @@ class AtomicFile {
   Fd directory_;
   Fd file_;
 };
+
+// Removes what killed writers have left of files whose names begin so, and nothing else.
+void remove_unfinished(const std::string& directory, const std::string& prefix);
 
 // Writes a whole file at once.
 void write_file(const std::string& path, std::string_view bytes);

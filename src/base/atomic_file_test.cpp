@@ -45,10 +45,10 @@ class AtomicFileTest : public ::testing::TestWithParam<Temporary> {
   ~AtomicFileTest() override { fs::remove_all(directory_); }
 
   // With the one temporary of GetParam().
-  static void put(const fs::path& path, std::string_view bytes, const std::string& kept = "") {
+  static void put(const fs::path& path, std::string_view bytes) {
     AtomicFile file(path.string(), GetParam());
     file.write(bytes);
-    file.commit(kept);
+    file.commit();
   }
   std::size_t files() const {
     return static_cast<std::size_t>(
@@ -175,7 +175,7 @@ TEST_P(AtomicFileTest, WhatCannotBeWrittenIsBadInputThatNamesIt) {
     for (char letter = 'b';; letter = letter == 'z' ? 'a' : static_cast<char>(letter + 1)) {
       AtomicFile file(target.string(), temporary);
       file.write(std::string(bytes, letter));
-      file.commit("before");
+      file.commit();
     }
   } catch (const std::exception& error) {
     std::fprintf(stderr, "child: %s\n", error.what());
@@ -183,20 +183,18 @@ TEST_P(AtomicFileTest, WhatCannotBeWrittenIsBadInputThatNamesIt) {
   ::_exit(1);
 }
 
-TEST_P(AtomicFileTest, TheEarlierFileIsKeptUnderAnotherName) {
-  put(target_, "one", "before");
-  EXPECT_EQ(files(), 1U);
-  put(target_, "two", "before");
-  EXPECT_EQ(contents(directory_ / "before"), "one");
-  put(target_, "three", "before");
-  EXPECT_EQ(contents(directory_ / "before"), "two");
-  EXPECT_EQ(contents(target_), "three");
-  // As after a kill between the two names.
-  fs::remove(directory_ / "before");
-  fs::create_hard_link(target_, directory_ / "before");
-  put(target_, "four", "before");
-  EXPECT_EQ(contents(directory_ / "before"), "three");
-  EXPECT_EQ(files(), 2U);
+TEST_P(AtomicFileTest, WhatDeadWritersLeftOfManyTargetsCanBeRemovedAtOnce) {
+  const std::vector<std::string> stale = {".model-1.lockstep-tmp-1", ".model.lockstep-tmp-2-1"};
+  const std::vector<std::string> others = {".other.lockstep-tmp-1", ".model-1.lockstep-tmp-x",
+                                           "model-1.lockstep-tmp-1"};
+  for (const auto& name : stale) std::ofstream(directory_ / name) << "half";
+  for (const auto& name : others) std::ofstream(directory_ / name) << "mine";
+  AtomicFile living(target_.string(), GetParam());
+  remove_unfinished(directory_.string(), "model");
+  living.commit();
+  EXPECT_TRUE(fs::exists(target_));
+  for (const auto& name : stale) EXPECT_FALSE(fs::exists(directory_ / name)) << name;
+  for (const auto& name : others) EXPECT_TRUE(fs::exists(directory_ / name)) << name;
 }
 
 TEST_P(AtomicFileTest, AKillAtAnyMomentLeavesTheOldOrTheNewFile) {
@@ -221,14 +219,10 @@ TEST_P(AtomicFileTest, AKillAtAnyMomentLeavesTheOldOrTheNewFile) {
     ASSERT_EQ(bytes.size(), kBytes) << "round " << round;
     ASSERT_TRUE(bytes == std::string(kBytes, bytes[0])) << "round " << round;
     latest = fs::last_write_time(target_) == written_at ? latest * 20 / 19 : latest * 19 / 20;
-    if (bytes[0] == 'a' && !fs::exists(directory_ / "before")) continue;
-    ++died_with_letters;
-    const std::string before = contents(directory_ / "before");
-    ASSERT_EQ(before.size(), kBytes) << "round " << round;
-    ASSERT_TRUE(before == std::string(kBytes, before[0])) << "round " << round;
+    if (bytes[0] != 'a') ++died_with_letters;
   }
-  put(target_, "last", "before");
-  EXPECT_EQ(files(), 2U);
+  put(target_, "last");
+  EXPECT_EQ(files(), 1U);
 }
 
 TEST_P(AtomicFileTest, AFileSizeLimitIsUnavailableAndTheEarlierFileStays) {

@@ -19,9 +19,9 @@ struct Kind {
   int signal;
 };
 constexpr std::array<Kind, 3> kKinds{{{"kill", SIGKILL}, {"stop", SIGSTOP}, {"crash", SIGSEGV}}};
-constexpr std::array<std::string_view, 14> kPlaces = {
-    "forward", "backward", "reduce",  "small",      "intent",     "torn",    "update",
-    "written", "commit",   "numbers", "checkpoint", "evaluation", "regroup", "join"};
+constexpr std::array<std::string_view, 15> kPlaces = {
+    "forward", "backward", "reduce",     "small", "intent",     "torn",    "update", "written",
+    "commit",  "numbers",  "checkpoint", "disk",  "evaluation", "regroup", "join"};
 
 [[noreturn]] void refuse(std::string_view text) {
   throw BadInput(fmt::format(

@@ -11,7 +11,8 @@
 //   intent       the intent is there                    torn         half of a piece is written
 //   update       a piece is written                     written      all pieces of this worker are
 //   commit       the step is committed                  numbers      before its numbers are sent
-//   checkpoint   before one is written                  evaluation   before one
+//   checkpoint   before one is copied                   disk         its first tensor is in the file
+//   evaluation   before one
 //   regroup      before the next generation forms       join         a worker that joins is about to get the state
 //
 // Each fault strikes once in a process, and not in a worker that has joined later or replaces one that died with all

@@ -5,6 +5,7 @@
 #include <unistd.h>
 
 #include "base/environment.h"
+#include "base/log.h"
 #include "formats/file_bytes.h"
 
 namespace lockstep::formats {
@@ -16,34 +17,35 @@ SafetensorsFile open_checked(const std::string& path, Checked checked) {
   return file;
 }
 
-// How to go on without the newest checkpoint; empty if that is not possible.
-std::string way_out(const std::string& directory) {
-  const std::string previous = previous_path(directory);
-  if (!base::exists(previous)) return "";
-  try {
-    const auto file = open_checked(previous, Checked::kAll);
-    return fmt::format(
-        ". The checkpoint before it, of step {}, is whole; to go on from there: mv '{}' '{}'",
-        number_in(file, kStepKey), previous, checkpoint_path(directory));
-  } catch (const Error&) {
-    return fmt::format(". The checkpoint before it, {}, cannot be read either", previous);
-  }
-}
-
 }  // namespace
 
 std::optional<SafetensorsFile> open_checkpoint(const std::string& directory, Checked checked) {
-  const std::string path = checkpoint_path(directory);
-  if (!base::exists(path)) {
-    const std::string out = way_out(directory);
-    if (out.empty()) return std::nullopt;
-    throw BadInput(path + " is not there" + out);
+  std::vector<std::string> damaged;  // what is wrong with those that are newer
+  for (const std::string& name : checkpoints_in(directory)) {
+    const std::string path = base::join_path(directory, name);
+    try {
+      SafetensorsFile file = open_checked(path, checked);
+      if (!damaged.empty() && checked == Checked::kAll) {
+        base::log(base::LogLevel::kWarn, "{}. The job goes on from an earlier one, {}",
+                  damaged.front(), path);
+      }
+      return file;
+    } catch (const BadInput& error) {
+      if (!base::exists(path)) continue;  // a job that writes there has removed it meanwhile
+      if (::access(path.c_str(), R_OK) != 0) throw;
+      damaged.emplace_back(error.what());
+    }
   }
-  try {
-    return open_checked(path, checked);
-  } catch (const BadInput& error) {
-    if (::access(path.c_str(), R_OK) != 0) throw;
-    throw BadInput(error.what() + way_out(directory));
+  if (damaged.empty()) return std::nullopt;
+  throw BadInput(damaged.front() +
+                 (damaged.size() > 1 ? ". The earlier ones there cannot be read either" : ""));
+}
+
+void remove_other_checkpoints(const std::string& directory, std::int64_t step, int keep) {
+  int kept = 0;
+  for (const std::string& name : checkpoints_in(directory)) {
+    const bool later = step_in_name(name).value_or(-1) > step;
+    if (later || ++kept > keep) ::unlink(base::join_path(directory, name).c_str());
   }
 }
 

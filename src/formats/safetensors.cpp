@@ -209,11 +209,11 @@ void write_safetensors(const ByteSink& sink, const std::vector<TensorView>& tens
 }
 
 void save_safetensors(const std::string& path, const std::vector<TensorView>& tensors,
-                      Metadata metadata, const std::string& kept) {
+                      Metadata metadata) {
   base::AtomicFile file(path);
   write_safetensors([&](std::string_view bytes) { file.write(bytes); }, tensors,
                     std::move(metadata));
-  file.commit(kept);
+  file.commit();
 }
 
 }  // namespace lockstep::formats

@@ -98,9 +98,8 @@ using ByteSink = std::function<void(std::string_view)>;
 void write_safetensors(const ByteSink& sink, const std::vector<TensorView>& tensors,
                        Metadata metadata);
 
-// Writes a file. After a crash the path has the whole new file or the whole earlier one. If `kept`
-// is not empty, the earlier file is kept under that name (base/atomic_file.h).
+// Writes a file. After a crash the path has the whole new file or the whole earlier one.
 void save_safetensors(const std::string& path, const std::vector<TensorView>& tensors,
-                      Metadata metadata = {}, const std::string& kept = "");
+                      Metadata metadata = {});
 
 }  // namespace lockstep::formats

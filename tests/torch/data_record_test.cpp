@@ -77,7 +77,7 @@ class DataOfAJob : public ::testing::Test {
     return options;
   }
   formats::Metadata metadata() const {
-    return formats::SafetensorsFile::open(formats::checkpoint_path(folder_.path())).metadata();
+    return formats::open_checkpoint(folder_.path(), formats::Checked::kAll).value().metadata();
   }
   static std::string key(const char* property) {
     return std::string(formats::kJobPrefix) + property;
@@ -125,12 +125,13 @@ TEST_F(DataOfAJob, IsUncheckedInAnOldCheckpoint) {
   }
   in_world(1, [&](World& world) {
     Training training(world);
-    steps::CheckpointDirectory directory(world.comm(), folder_.path(), ExistingCheckpoint::kReplace,
-                                         steps::CheckpointDirectory::Use::kWrites);
+    steps::CheckpointDirectory directory(
+        world.comm(), {.directory = folder_.path(), .existing = ExistingCheckpoint::kReplace});
     steps::JobState state;
     state.add_model("", training.model.parameters(), training.model.buffers());
     state.add_optimizer("", *training.optimizer);
-    directory.write(state, steps_, old);
+    directory.begin(state, steps_, old);
+    directory.finish();
   });
   ::testing::internal::CaptureStderr();
   EXPECT_EQ(go_on(), "");

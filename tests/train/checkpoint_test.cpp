@@ -1,4 +1,6 @@
 // What `lockstep train` keeps, where, whose it is, and what becomes of it when it is damaged.
+#include <fmt/format.h>
+
 #include <csignal>
 
 #include "tests/train/train.h"
@@ -6,11 +8,17 @@
 namespace lockstep::testing {
 namespace {
 
+using ::testing::ElementsAre;
+using ::testing::Not;
+using ::testing::UnorderedElementsAre;
+
 class Checkpoints : public Train {
  protected:
   const std::string run_ = path("run");
-  const std::string file_ = path("run/checkpoint.safetensors");
-  const std::string previous_ = path("run/checkpoint.previous.safetensors");
+  std::string newest() const { return checkpoints().at(0); }
+  std::string named(int step) const {
+    return path(fmt::format("run/checkpoint-{:09}.safetensors", step));
+  }
 
   std::vector<std::string> in_run(std::vector<std::string> more) const {
     more.insert(more.begin(), {"--workers", "1", "--checkpoint", run_});
@@ -64,29 +72,30 @@ class Checkpoints : public Train {
 
 TEST_F(Checkpoints, OneChangedDigitIsRefusedAndSoIsACutFile) {
   report_of(in_run({"--steps", "12"}));
-  const std::string whole = read(file_);
+  const std::string file = newest();
+  const std::string whole = read(file);
   const auto again = in_run({"--steps", "14", "--resume", "--quiet"});
   for (const auto& [from, to] : {std::pair{R"("lockstep.step":"12")", R"("lockstep.step":"13")"},
                                  std::pair{R"("lockstep.step":"12")", R"("lockstep.step":"1r")"},
                                  std::pair{"lockstep.header_sha256", "lockstep.header_sha257"},
                                  std::pair{"optimizer_options", "optimizer_option_"}}) {
-    change(file_, from, to);
+    change(file, from, to);
     expect_refusal(finished(again), "is damaged", 2);
-    std::ofstream(file_, std::ios::binary) << whole;
+    std::ofstream(file, std::ios::binary) << whole;
   }
-  fs::resize_file(file_, fs::file_size(file_) / 2);
+  fs::resize_file(file, fs::file_size(file) / 2);
   expect_refusal(finished(again), "is cut short", 2);
 }
 
 TEST_F(Checkpoints, OfEarlierVersionsAreReadAndSaidToBeUnchecked) {
   report_of(in_run({"--steps", "2"}));
-  forget_header_hash(file_);
+  forget_header_hash(newest());
   Command command = finished(in_run({"--steps", "3", "--resume", "--quiet"}));
   EXPECT_EQ(command.exit_code(), 0) << command.err();
   EXPECT_THAT(lines_of(command.err()), SizeIs(1));
   EXPECT_THAT(command.err(), HasSubstr("not under a checksum"));
-  forget_header_hash(file_);
-  change(file_, R"("lockstep.step":"3")", R"("lockstep.step":"r")");
+  forget_header_hash(newest());
+  change(newest(), R"("lockstep.step":"3")", R"("lockstep.step":"r")");
   expect_refusal(finished(in_run({"--steps", "4", "--resume", "--quiet"})),
                  "has no whole number for lockstep.step: 'r'", 2);
 }
@@ -100,7 +109,7 @@ TEST_F(Checkpoints, BelongToOneJobUntilThatEndsOrIsKilled) {
   const std::string marker = std::exchange(marker_, make_marker());
   expect_refusal(finished(in_run({"--steps", "5", "--quiet", "--overwrite"})),
                  "another job (pid " + std::to_string(leader) + " on host ", 2);
-  ASSERT_TRUE(fs::exists(file_));
+  ASSERT_THAT(checkpoints(), Not(IsEmpty()));
   holder.signal(SIGKILL);
   EXPECT_GT(report_of(in_run({"--steps", "1", "--resume"}))["first_step"].get<int>(), 0);
   ASSERT_TRUE(holder.finish(seconds(20)));
@@ -109,33 +118,82 @@ TEST_F(Checkpoints, BelongToOneJobUntilThatEndsOrIsKilled) {
 }
 
 TEST_F(Checkpoints, OfAnotherJobAreReplacedOnlyOnDemand) {
-  report_of(in_run({"--steps", "2", "--checkpoint-every", "1"}));
-  ASSERT_TRUE(fs::exists(previous_));
-  const std::string whole = read(file_);
+  report_of(in_run({"--steps", "4", "--checkpoint-every", "1"}));
+  EXPECT_THAT(checkpoints(), ElementsAre(named(4), named(3)));
+  const std::string whole = read(newest());
   expect_refusal(finished(in_run({"--steps", "3", "--seed", "1", "--quiet"})), "--overwrite", 2);
-  EXPECT_EQ(read(file_), whole);
+  EXPECT_EQ(read(newest()), whole);
   EXPECT_EQ(report_of(in_run({"--steps", "3", "--seed", "1", "--overwrite"}))["first_step"], 0);
-  EXPECT_FALSE(fs::exists(previous_)) << "it was the other job's";
+  EXPECT_THAT(checkpoints(), ElementsAre(named(3))) << "the others were the other job's";
 }
 
-TEST_F(Checkpoints, TheOneBeforeADamagedOneIsNamedAndGoesOnToTheSameBits) {
-  const auto straight = report_of({"--steps", "6", "--workers", "1"});
+TEST_F(Checkpoints, TheLastOnesAreKept) {
+  const auto report =
+      report_of(in_run({"--steps", "9", "--checkpoint-every", "2", "--keep-checkpoints", "3"}));
+  EXPECT_THAT(checkpoints(), ElementsAre(named(9), named(8), named(6)));
+  EXPECT_EQ(report["checkpoint"], named(9));
+  report_of(in_run({"--steps", "10", "--resume", "--keep-checkpoints", "1"}));
+  EXPECT_THAT(checkpoints(), ElementsAre(named(10)));
+}
+
+TEST_F(Checkpoints, ADamagedOneIsSkippedForTheOneBeforeWhichGoesOnToTheSameBits) {
+  const auto straight = report_of({"--steps", "7", "--workers", "1"});
   report_of(in_run({"--steps", "4", "--checkpoint-every", "2"}));
-  std::string bytes = read(file_);
+  std::string bytes = read(named(4));
   bytes[bytes.size() - 5] ^= 1;
-  std::ofstream(file_, std::ios::binary) << bytes;
-  const auto again = in_run({"--steps", "6", "--resume", "--quiet"});
-  Command refused = finished(again);
-  expect_refusal(refused, "is damaged: its data", 2);
-  const std::string way = "mv '" + previous_ + "' '" + file_ + "'";
-  EXPECT_THAT(refused.err(), HasSubstr("The checkpoint before it, of step 2, is whole"));
-  ASSERT_THAT(refused.err(), HasSubstr(way));
-  fs::remove(file_);
-  expect_refusal(finished(again), "is not there. The checkpoint before it, of step 2", 2);
-  ASSERT_EQ(std::system(way.c_str()), 0);
-  const auto resumed = report_of(in_run({"--steps", "6", "--resume"}));
+  std::ofstream(named(4), std::ios::binary) << bytes;
+  Command command = finished(in_run({"--steps", "7", "--resume", "--checkpoint-every", "3",
+                                     "--quiet", "--report", path("report.json")}));
+  EXPECT_EQ(command.exit_code(), 0) << command.err();
+  EXPECT_THAT(lines_of(command.err()), SizeIs(1)) << command.err();
+  EXPECT_THAT(command.err(), HasSubstr(named(4) + ": is damaged: its data"));
+  EXPECT_THAT(command.err(), HasSubstr("goes on from an earlier one, " + named(2)));
+  const auto resumed = nlohmann::json::parse(read(path("report.json")));
   EXPECT_EQ(resumed["first_step"], 2);
   EXPECT_EQ(resumed["weights_sha256"], straight["weights_sha256"]);
+  EXPECT_THAT(checkpoints(), ElementsAre(named(7), named(6)));
+}
+
+TEST_F(Checkpoints, IfAllAreDamagedTheJobIsRefused) {
+  report_of(in_run({"--steps", "4", "--checkpoint-every", "2"}));
+  for (const int step : {2, 4}) fs::resize_file(named(step), fs::file_size(named(step)) / 2);
+  Command refused = finished(in_run({"--steps", "6", "--resume", "--quiet"}));
+  expect_refusal(refused, named(4) + ": is cut short", 2);
+  EXPECT_THAT(refused.err(), HasSubstr("The earlier ones there cannot be read either"));
+}
+
+TEST_F(Checkpoints, OfADirectoryOfEarlierVersionsGoOnAndAreReplaced) {
+  const auto straight = report_of({"--steps", "6", "--workers", "1"});
+  report_of(in_run({"--steps", "4", "--checkpoint-every", "2"}));
+  const std::string earlier = path("run/checkpoint.safetensors");
+  const std::string previous = path("run/checkpoint.previous.safetensors");
+  fs::rename(named(4), earlier);
+  fs::rename(named(2), previous);
+  expect_refusal(finished(in_run({"--steps", "6", "--quiet"})), "holds the checkpoint of a job", 2);
+  const auto resumed = report_of(in_run({"--steps", "5", "--resume"}));
+  EXPECT_EQ(resumed["first_step"], 4);
+  EXPECT_THAT(checkpoints(), UnorderedElementsAre(named(5), earlier)) << "two are kept";
+  EXPECT_EQ(report_of(in_run({"--steps", "6", "--resume"}))["weights_sha256"],
+            straight["weights_sha256"]);
+  EXPECT_THAT(checkpoints(), ElementsAre(named(6), named(5)));
+}
+
+TEST_F(Checkpoints, ComeByTheClockAndAreWrittenWhileTheJobTrains) {
+  Command command = start(in_run({"--steps", "100000", "--checkpoint-every", "0.2s"}));
+  ASSERT_TRUE(
+      command.wait_for("checkpoint in " + run_ + ", every 0.2 s and at the end", 1, seconds(60)));
+  for (const Deadline deadline = seconds(60); checkpoints().size() < 2 && !deadline.expired();)
+    ::usleep(10'000);
+  EXPECT_GE(checkpoints().size(), 2U);
+  command.signal(SIGTERM);
+  ASSERT_TRUE(command.finish(seconds(30)));
+  EXPECT_EQ(command.exit_code(), 128 + SIGTERM) << command.err();
+}
+
+TEST_F(Checkpoints, AnIntervalThatIsNoneIsRefused) {
+  for (const char* interval : {"30x", "s", "-1s", "0s", "nans", "1e99h", "", "2.5", "5m"})
+    expect_refusal(finished(in_run({"--checkpoint-every", interval})), "--checkpoint-every", 2);
+  expect_refusal(finished(in_run({"--keep-checkpoints", "0"})), "--keep-checkpoints 0", 2);
 }
 
 TEST_F(Checkpoints, AreKeptByDefaultInADirectoryOfTheRun) {

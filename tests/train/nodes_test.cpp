@@ -59,7 +59,7 @@ TEST_F(TrainNodes, WorkerThatIsToldToStopStopsEveryHostWith75) {
   ASSERT_TRUE(first.finish(seconds(60)) && second.finish(seconds(60)));
   EXPECT_EQ(first.exit_code(), 75) << first.err();
   EXPECT_EQ(second.exit_code(), 75) << second.err();
-  EXPECT_TRUE(fs::exists(path("run/checkpoint.safetensors")));
+  EXPECT_THAT(checkpoints(), ::testing::Not(IsEmpty()));
   EXPECT_THAT(processes_with(marker_), IsEmpty());
 }
 
@@ -85,7 +85,7 @@ TEST_F(TrainNodes, HostsAreStartedFromHere) {
   fs::remove(plain);
   EXPECT_EQ(command.exit_code(), 0) << command.err();
   EXPECT_EQ(count(command.out(), "Trained after 4 steps"), 1) << command.out();
-  EXPECT_TRUE(fs::exists(path("run/checkpoint.safetensors")));
+  EXPECT_THAT(checkpoints(), ::testing::Not(IsEmpty()));
 }
 
 }  // namespace

@@ -5,6 +5,7 @@
 #include <gtest/gtest.h>
 #include <unistd.h>
 
+#include <algorithm>
 #include <filesystem>
 #include <fstream>
 #include <nlohmann/json.hpp>
@@ -60,6 +61,17 @@ class Train : public ::testing::Test {
     EXPECT_THAT(lines_of(command.err()), SizeIs(1)) << command.err();
     EXPECT_THAT(command.err(), HasSubstr(piece));
     EXPECT_THAT(processes_with(marker_), IsEmpty());
+  }
+
+  // The checkpoints in a directory of this test, the newest first.
+  std::vector<std::string> checkpoints(const std::string& directory = "run") const {
+    std::vector<std::string> paths;
+    if (!fs::exists(path(directory))) return paths;
+    for (const auto& entry : fs::directory_iterator(path(directory))) {
+      if (entry.path().extension() == ".safetensors") paths.push_back(entry.path());
+    }
+    std::sort(paths.rbegin(), paths.rend());
+    return paths;
   }
 
   // The process of a worker; 0 if there is none.

@@ -98,9 +98,10 @@ On several hosts, without ssh: the same command on each of them, but for --node-
   --rendezvous A       HOST:PORT where they meet: the host of node 0 as the others reach it, and a free port there
   --secret-file F      a file that only you can read, with the same content on every host
 What is kept and shown
-  --checkpoint DIR     keep DIR/checkpoint.safetensors, written after every epoch and at the end, and the one before it;
-                       none: keep nothing (default: a new directory lockstep-runs/MODEL-DATE-TIME)
-  --checkpoint-every T steps between checkpoints, in place of every epoch
+  --checkpoint DIR     keep DIR/checkpoint-STEP.safetensors, written after every epoch and at the end, while training
+                       goes on; none: keep nothing (default: a new directory lockstep-runs/MODEL-DATE-TIME)
+  --checkpoint-every T steps between checkpoints, or a time such as 30s, 5min or 1h, in place of every epoch
+  --keep-checkpoints K the last K of them are kept; a damaged one is skipped for the one before (default: 2)
   --resume [DIR]       go on from the checkpoint in DIR; without DIR, from that in --checkpoint's, if there is one
   --overwrite          begin with step 0 where --checkpoint names a directory with a checkpoint, and replace that
   --verify-data        compare all training data with the checkpoint's and between workers (default: 64 samples of it)
@@ -188,13 +189,43 @@ void add_file(CLI::App& parser, const std::string& name, std::string& path) {
   });
 }
 
+struct TimeUnit {
+  std::string_view name;
+  double seconds;
+};
+constexpr TimeUnit kTimeUnits[] = {{"min", 60}, {"h", 3600}, {"s", 1}};
+
+// A number of steps, or a time with its unit.
+void set_interval(const std::string& given, TrainArguments& arguments) {
+  arguments.checkpoint_every = 0;
+  arguments.checkpoint_every_s = 0;
+  constexpr double kMostSeconds = 1e9;
+  for (const auto& [unit, seconds] : kTimeUnits) {
+    if (!given.ends_with(unit)) continue;
+    const auto time = base::parse_real(given.substr(0, given.size() - unit.size()));
+    if (!time || *time <= 0 || *time * seconds > kMostSeconds) break;
+    arguments.checkpoint_every_s = *time * seconds;
+    return;
+  }
+  const auto steps = base::number_from<std::int64_t>(given);
+  if (!steps) {
+    refuse(fmt::format(
+        "--checkpoint-every {}: give a number of steps, such as 500, or a time, such as 30s, 5min "
+        "or 1h",
+        given));
+  }
+  arguments.checkpoint_every = *steps;
+}
+
 void add_checkpoint(CLI::App& parser, TrainArguments& arguments) {
   parser.add_option_function<std::string>("--checkpoint", [&](const std::string& given) {
     if (given.empty()) refuse("--checkpoint wants a directory, or none");
     arguments.checkpoint = given == kNoCheckpoint ? "" : given;
     if (given == kOpenCheckpoint) arguments.checkpoint.reset();
   });
-  base::add_number(parser, "--checkpoint-every", arguments.checkpoint_every);
+  parser.add_option_function<std::string>(
+      "--checkpoint-every", [&](const std::string& given) { set_interval(given, arguments); });
+  base::add_number(parser, "--keep-checkpoints", arguments.keep_checkpoints);
   parser
       .add_option_function<std::string>("--resume",
                                         [&](const std::string& directory) {
@@ -328,6 +359,7 @@ void check_numbers(const TrainArguments& arguments) {
   check_range<std::int64_t>("--vocabulary", arguments.vocabulary, 0, 1 << 24);
   check_range<std::int64_t>("--bucket-bytes", arguments.bucket_bytes, 0, kMost);
   check_range<std::int64_t>("--checkpoint-every", arguments.checkpoint_every, 0, kMost);
+  check_range("--keep-checkpoints", arguments.keep_checkpoints, 1, 1 << 20);
   check_range<std::int64_t>("--until", arguments.until, -1, kMost);
   check_range("--lr", arguments.learning_rate(), 0.0, 1e6);
   check_update(arguments);
@@ -369,8 +401,9 @@ void check_paths(const TrainArguments& arguments) {
     if (path == "-") refuse(fmt::format("{} -: give the name of a file", option));
     if (base::is_directory(path)) refuse(fmt::format("{} {}: it is a directory", option, path));
     if (path == arguments.data) refuse(fmt::format("{} {}: that is the data", option, path));
+    const std::string file = path.substr(path.rfind('/') + 1);
     if (folder == arguments.checkpoint &&
-        path.substr(path.rfind('/') + 1).starts_with("checkpoint."))
+        (file.starts_with("checkpoint.") || file.starts_with(formats::kCheckpointPrefix)))
       refuse(fmt::format("{} {}: the job's own files have such names", option, path));
     if (!base::is_directory(folder))
       refuse(fmt::format("{} {}: there is no directory {}", option, path, folder));

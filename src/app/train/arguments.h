@@ -132,7 +132,9 @@ struct TrainArguments {
 
   // What is kept and shown.
   std::optional<std::string> checkpoint;  // its directory; empty: none is kept; nothing: open
-  std::int64_t checkpoint_every = 0;
+  std::int64_t checkpoint_every = 0;      // steps; 0: by time, or at the end of every epoch
+  double checkpoint_every_s = 0;          // seconds; 0: not by time
+  int keep_checkpoints = 2;
   bool resume = false;
   std::string resumed;  // the directory that --resume itself has named
   bool overwrite = false;

@@ -203,6 +203,8 @@ TrainerOptions make_options(const TrainArguments& arguments, std::int64_t sample
   options.loader_threads = arguments.loader_threads;
   options.checkpoint_directory = *arguments.checkpoint;
   options.checkpoint_every_steps = arguments.checkpoint_every;
+  options.checkpoint_every_seconds = arguments.checkpoint_every_s;
+  options.keep_checkpoints = arguments.keep_checkpoints;
   if (arguments.resume) options.existing_checkpoint = ExistingCheckpoint::kResume;
   if (arguments.overwrite) options.existing_checkpoint = ExistingCheckpoint::kReplace;
   options.verify_data = arguments.verify_data;
@@ -290,12 +292,14 @@ std::string about_checkpoints(const TrainArguments& arguments) {
   if (!arguments.verify.empty()) return "no checkpoint is written: --verify only compares";
   if (arguments.checkpoint->empty())
     return "no checkpoint is kept: a job that is cut short begins with step 0 again";
-  const std::string often = arguments.checkpoint_every > 0
-                                ? fmt::format("every {} steps", arguments.checkpoint_every)
-                                : "after every epoch";
+  std::string often = "after every epoch";
+  if (arguments.checkpoint_every > 0)
+    often = fmt::format("every {} steps", arguments.checkpoint_every);
+  if (arguments.checkpoint_every_s > 0)
+    often = "every " + spoken_time(arguments.checkpoint_every_s);
   return fmt::format(
       "checkpoint in {}, {} and at the end; change it with --checkpoint DIR, --checkpoint none or "
-      "--checkpoint-every STEPS",
+      "--checkpoint-every STEPS or 30s",
       *arguments.checkpoint, often);
 }
 

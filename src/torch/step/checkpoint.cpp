@@ -4,15 +4,19 @@
 #include <lockstep/errors.h>
 #include <unistd.h>
 
+#include <algorithm>
 #include <cerrno>
 #include <cstring>
+#include <iterator>
 #include <map>
+#include <set>
 #include <utility>
 
 #include "base/atomic_file.h"
 #include "base/environment.h"
 #include "base/files.h"
 #include "base/log.h"
+#include "control/faults.h"
 #include "formats/checkpoint_file.h"
 #include "torch/replica/model.h"
 #include "torch/step/data_record.h"
@@ -79,17 +83,6 @@ void check_job(const formats::SafetensorsFile& file, const Properties& job) {
       file.path(), missing, job.at(missing)));
 }
 
-void check_finite(const JobState& state, std::int64_t step) {
-  for (const auto& [name, tensor] : state.finite()) {
-    if (!tensor.is_floating_point() || torch::isfinite(tensor.detach()).all().item<bool>())
-      continue;
-    throw BadInput(fmt::format(
-        "{} is not finite after step {}: training has diverged; lower the learning rate or warm it "
-        "up. The earlier checkpoint is untouched",
-        name, step));
-  }
-}
-
 // The step and each value of the state, as_lines(); empty if there is no checkpoint.
 std::string values_on_leader(const std::optional<formats::SafetensorsFile>& file,
                              const JobState& state, const Properties& job) {
@@ -120,9 +113,9 @@ void make_writable(const std::string& directory) {
     throw BadInput(fmt::format("cannot make the checkpoint directory {}: {}; {}", directory,
                                std::strerror(errno), kElsewhere));
   }
-  if (::access(directory.c_str(), W_OK | X_OK) != 0) {
-    throw BadInput(fmt::format("cannot write to the checkpoint directory {}: {}; {}", directory,
-                               std::strerror(errno), kElsewhere));
+  if (::access(directory.c_str(), R_OK | W_OK | X_OK) != 0) {
+    throw BadInput(fmt::format("cannot read and write the checkpoint directory {}: {}; {}",
+                               directory, std::strerror(errno), kElsewhere));
   }
 }
 
@@ -140,66 +133,141 @@ base::FileLock lock(const std::string& directory) {
                   holder.empty() ? "" : " (" + holder + ")", directory));
 }
 
+// What the thread writes.
+struct Write {
+  std::string directory;
+  int keep = 1;
+  std::int64_t step = 0;
+  std::vector<NamedTensor> tensors;
+  std::set<std::string> finite;  // names of those that must be finite
+  formats::Metadata metadata;
+  std::shared_ptr<const base::FileLock> lock;
+
+  void run() const {
+    for (const auto& [name, tensor] : tensors) {
+      if (!finite.contains(name) || all_finite(tensor)) continue;
+      throw BadInput(fmt::format(
+          "{} is not finite after step {}: training has diverged; lower the learning rate or warm "
+          "it up. Earlier checkpoints are untouched",
+          name, step));
+    }
+    write_tensors(formats::checkpoint_path(directory, step), tensors, metadata,
+                  [this] { control::Faults::here().strike("disk", step); });
+    formats::remove_other_checkpoints(directory, step, keep);
+  }
+};
+
 }  // namespace
 
-CheckpointDirectory::CheckpointDirectory(Comm& comm, std::string directory,
-                                         ExistingCheckpoint existing, Use use)
-    : comm_(comm), directory_(std::move(directory)), use_(use) {
-  if (use_ == Use::kReads) return;
+CheckpointDirectory::CheckpointDirectory(Comm& comm, CheckpointRules rules)
+    : comm_(comm), rules_(std::move(rules)) {
+  if (rules_.use == CheckpointRules::Use::kReads) return;
   from_leader(comm_, [&]() -> std::string {
-    make_writable(directory_);
-    lock_.emplace(lock(directory_));
-    if (existing == ExistingCheckpoint::kRefuse && formats::holds_checkpoint(directory_)) {
+    make_writable(rules_.directory);
+    lock_ = std::make_shared<base::FileLock>(lock(rules_.directory));
+    if (rules_.existing == ExistingCheckpoint::kRefuse &&
+        formats::holds_checkpoint(rules_.directory)) {
       throw BadInput(fmt::format(
           "{} holds the checkpoint of a job already: go on from it, replace it, or use "
           "another directory (existing_checkpoint = kResume or kReplace; lockstep train "
           "--resume, --overwrite)",
-          directory_));
+          rules_.directory));
     }
-    // Its constructor removes what a killed writer left under a hidden name. This job may never write.
-    const base::AtomicFile leaves_no_trace(path());
+    base::remove_unfinished(rules_.directory, std::string(formats::kCheckpointStem));
     return "";
   });
+  agree();
+}
+
+CheckpointDirectory::~CheckpointDirectory() {
+  if (!write_.valid()) return;
+  try {
+    write_.get();
+  } catch (const std::exception& error) {
+    base::log(base::LogLevel::kWarn, "the checkpoint of step {} was not written: {}", begun_,
+              error.what());
+  }
 }
 
 void CheckpointDirectory::rebind() {
-  if (use_ == Use::kReads) return;
-  if (comm_.rank() != 0) lock_.reset();
+  if (rules_.use == CheckpointRules::Use::kReads) return;
+  if (comm_.rank() != 0) {
+    if (write_.valid()) write_.wait();  // the next leader may write to the same file
+    write_ = {};
+    lock_.reset();
+  }
   from_leader(comm_, [&]() -> std::string {
-    make_writable(directory_);
-    if (!lock_ && !given_) lock_.emplace(lock(directory_));
+    make_writable(rules_.directory);
+    if (!lock_ && !given_) lock_ = std::make_shared<base::FileLock>(lock(rules_.directory));
+    base::remove_unfinished(rules_.directory, std::string(formats::kCheckpointStem));
     return "";
   });
+  agree();
 }
 
-std::string CheckpointDirectory::path() const {
-  return formats::checkpoint_path(directory_);
+// If a worker was lost in finish(), some may have heard that the write was well, and others not.
+void CheckpointDirectory::agree() {
+  std::int64_t known[] = {on_disk_, write_.valid() ? begun_ : -1};
+  comm_.all_reduce({known, std::size(known), DType::kInt64}, {.op = ReduceOp::kMax}).wait();
+  on_disk_ = known[0];
+  begun_ = std::max(known[0], known[1]);
+  if (on_disk_ >= 0) path_ = formats::checkpoint_path(rules_.directory, on_disk_);
 }
 
-std::optional<base::FileLock> CheckpointDirectory::take_lock() {
+bool CheckpointDirectory::is_due() {
+  if (rules_.every_s <= 0 || rules_.use == CheckpointRules::Use::kReads) return false;
+  const auto now = Clock::now();
+  if (!since_) since_ = now;
+  return comm_.rank() == 0 && now - *since_ >= std::chrono::duration<double>(rules_.every_s);
+}
+
+bool CheckpointDirectory::has_ended() const {
+  return write_.valid() && write_.wait_for(std::chrono::seconds(0)) == std::future_status::ready;
+}
+
+std::shared_ptr<const base::FileLock> CheckpointDirectory::take_lock() {
   given_ = given_ || lock_;
-  return std::exchange(lock_, std::nullopt);
+  return std::exchange(lock_, nullptr);
 }
 
-void CheckpointDirectory::write(const JobState& state, std::int64_t step, const Properties& job) {
+void CheckpointDirectory::begin(const JobState& state, std::int64_t step, const Properties& job) {
   from_leader(comm_, [&]() -> std::string {
-    check_finite(state, step);
     formats::Metadata metadata{{kFormatKey, kFormat}, {formats::kStepKey, std::to_string(step)}};
     for (const auto& [name, value] : state.values()) metadata[kValuePrefix + name] = value;
     for (const auto& [name, value] : job) metadata[formats::kJobPrefix + name] = value;
-    // The checkpoints of another job are replaced: none stays as this job's previous one.
-    if (!own_) ::unlink(formats::previous_path(directory_).c_str());
-    write_tensors(path(), state.tensors(), metadata, own_ ? formats::kPreviousFile : "");
-    own_ = true;
+    copy_tensors(state.tensors(), copies_);
+    // The checkpoints of another job are replaced: none stays as an earlier one of this job.
+    Write write{rules_.directory,
+                begun_ < 0 ? 1 : rules_.keep,
+                step,
+                copies_,
+                {},
+                std::move(metadata),
+                lock_};
+    for (const NamedTensor& named : state.finite()) write.finite.insert(named.name);
+    write_ = std::async(std::launch::async, [write = std::move(write)] { write.run(); });
     return "";
   });
+  begun_ = step;
+  since_ = Clock::now();
+}
+
+void CheckpointDirectory::finish() {
+  const std::int64_t step = std::exchange(begun_, on_disk_);
+  from_leader(comm_, [&]() -> std::string {
+    write_.get();
+    return "";
+  });
+  begun_ = on_disk_ = step;
+  path_ = formats::checkpoint_path(rules_.directory, step);
 }
 
 std::int64_t CheckpointDirectory::read(JobState& state, const Properties& job) {
   comm_.barrier().wait();  // workers that share memory no longer compute with it
   std::optional<formats::SafetensorsFile> file;  // on the leader
   const std::string said = from_leader(comm_, [&] {
-    file = formats::open_checkpoint(directory_, formats::Checked::kAll);
+    if (write_.valid()) write_.wait();
+    file = formats::open_checkpoint(rules_.directory, formats::Checked::kAll);
     return values_on_leader(file, state, job);
   });
   if (said.empty()) return -1;
@@ -209,14 +277,14 @@ std::int64_t CheckpointDirectory::read(JobState& state, const Properties& job) {
   const std::vector<NamedTensor> tensors = state.tensors();
   comm_.barrier()
       .wait();  // where workers share masters, all have been asked before the leader reads
-  from_leader(comm_, [&]() -> std::string {
+  path_ = from_leader(comm_, [&] {
     read_tensors(*file, tensors);
-    return "";
+    return file->path();
   });
   replica::copy_from(comm_, 0, tensors);
-  own_ = true;
   state.set_values(values);
-  return static_cast<std::int64_t>(values.at("step"));
+  begun_ = on_disk_ = static_cast<std::int64_t>(values.at("step"));
+  return on_disk_;
 }
 
 std::string checkpoint_property(Comm& comm, const std::string& directory, const std::string& name) {

@@ -3,6 +3,7 @@
 #include <fmt/format.h>
 #include <lockstep/errors.h>
 
+#include <cmath>
 #include <string>
 
 #include "base/environment.h"
@@ -45,14 +46,22 @@ int saved_shards(Comm& comm, const std::string& directory) {
       fmt::format("the checkpoint in {} is damaged: it says {} shards", directory, saved));
 }
 
+void check_checkpoints(const JobOptions& options) {
+  if (options.checkpoint_every_steps < 0)
+    throw BadInput("checkpoint_every_steps is 0, for the end of every epoch, or more");
+  if (!std::isfinite(options.checkpoint_every_seconds) || options.checkpoint_every_seconds < 0)
+    throw BadInput("checkpoint_every_seconds is a number of seconds, 0 or more");
+  if (options.checkpoint_every_steps > 0 && options.checkpoint_every_seconds > 0)
+    throw BadInput("checkpoint_every_steps and checkpoint_every_seconds: set one of the two");
+  if (options.keep_checkpoints < 1) throw BadInput("keep_checkpoints is 1 or more");
+}
+
 void check_shards(const JobOptions& options, int workers) {
   constexpr int kMostShards = 1 << 16;
   if (options.shards < 0 || options.shards > kMostShards) {
     throw BadInput(
         fmt::format("a job of {} shards: choose from 1 to {}", options.shards, kMostShards));
   }
-  if (options.checkpoint_every_steps < 0)
-    throw BadInput("checkpoint_every_steps is 0, for the end of every epoch, or more");
   if (options.global_batch < workers) {
     throw BadInput(
         fmt::format("a global batch of {} is smaller than the {} workers: each needs a "
@@ -92,6 +101,7 @@ Generation make_generation(World& world, JobSetup& setup) {
   if (options.shards == 0 && setup.accumulate > 0) options.shards = world.size() * setup.accumulate;
   if (options.shards == 0) options.shards = default_shards(options.global_batch);
   check_shards(options, world.size());
+  check_checkpoints(options);
   return {control::handle_on(world),
           world.inventory(),
           std::move(control),

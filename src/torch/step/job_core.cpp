@@ -98,9 +98,13 @@ JobCore::JobCore(World& world, JobSetup setup, JobHooks hooks)
       numbers_{nullptr, {}, std::nullopt, world.open_channel()} {
   const JobOptions& options = setup_.options;
   if (options.checkpoint.empty()) return;
-  using Use = CheckpointDirectory::Use;
-  checkpoints_.emplace(generation_.control, options.checkpoint, options.existing_checkpoint,
-                       setup_.only_reads ? Use::kReads : Use::kWrites);
+  using Use = CheckpointRules::Use;
+  checkpoints_.emplace(generation_.control,
+                       CheckpointRules{.directory = options.checkpoint,
+                                       .existing = options.existing_checkpoint,
+                                       .use = setup_.only_reads ? Use::kReads : Use::kWrites,
+                                       .keep = options.keep_checkpoints,
+                                       .every_s = options.checkpoint_every_seconds});
 }
 
 std::shared_ptr<JobCore> JobCore::make(World& world, JobSetup setup, JobHooks hooks) {
@@ -113,6 +117,9 @@ void JobCore::rebind(World& world) {
   if ((progress_.loop != nullptr || progress_.running) && !progress_.regroups)
     throw BadInput("a job goes to other workers between two loops, not in one or after a failure");
   if (!progress_.regroups) numbers_.pending.reset();
+  // Some survivors may have heard of it before a worker was lost, and others not. Who asks will ask again.
+  if (numbers_.pending) numbers_.pending->drop_asks();
+  progress_.stop = progress_.newcomers = progress_.due = progress_.written = false;
   JobSetup setup = setup_;
   setup.options.shards = setup_.asked_shards;  // workers that join ask for the same
   generation_ = make_generation(world, setup);
@@ -325,10 +332,10 @@ std::shared_ptr<Loop> JobCore::open(const DatasetPtr& dataset, const BatchesOpti
 }
 
 void JobCore::warn_beyond(std::int64_t end) const {
-  if (setup_.only_reads || progress_.saved_at <= end || generation_.rank() != 0) return;
+  if (setup_.only_reads || saved_at() <= end || generation_.rank() != 0) return;
   base::log(base::LogLevel::kWarn,
             "the checkpoint in {} is of step {}, and this job ends after {}: nothing is left to do",
-            setup_.options.checkpoint, progress_.saved_at, end);
+            setup_.options.checkpoint, saved_at(), end);
 }
 
 // A worker that is behind takes the state of one that is further: it has joined, or the others have committed a phase
@@ -357,7 +364,6 @@ void JobCore::take_state_of(int source, bool takes) {
   auto mine = state_.values();
   mine["next"] = std::to_string(progress_.next);
   mine["commits"] = std::to_string(progress_.commits);
-  mine["saved_at"] = std::to_string(progress_.saved_at);
   const auto all = control::gather_text(comm, as_lines(mine));
   const auto values = numbers_in(all[static_cast<std::size_t>(source)]);
   if (takes) state_.expect(values);
@@ -367,16 +373,6 @@ void JobCore::take_state_of(int source, bool takes) {
   if (!takes || progress_.opened) return;  // a survivor knows where its own loop is
   progress_.next = static_cast<std::int64_t>(values.at("next"));
   progress_.commits = static_cast<std::int64_t>(values.at("commits"));
-  progress_.saved_at = static_cast<std::int64_t>(values.at("saved_at"));
-}
-
-void JobCore::restore() {
-  if (!resumes(setup_.options)) return;
-  const std::int64_t step = checkpoints_->read(state_, properties());
-  if (step < 0) return;
-  for (ModelView& model : models_.all) model.share_values();
-  data_.record = continued(generation_.control, setup_.options.checkpoint, data_.record);
-  progress_.saved_at = progress_.next = step;
 }
 
 JobCore::Ran JobCore::run(StepCore& step, const GlobalBatch& batch) {
@@ -385,7 +381,7 @@ JobCore::Ran JobCore::run(StepCore& step, const GlobalBatch& batch) {
   Loop& loop = *progress_.loop;
   if (progress_.running)
     throw BadInput("an earlier step of the job has failed: leave the loop, and make the job again");
-  if (loop.has_phases() && progress_.saved_at == batch.step() + 1) {
+  if (loop.has_phases() && saved_at() == batch.step() + 1) {
     throw BadInput(
         "save() came between two Steps of one batch, and its checkpoint counts the batch as done: "
         "call it after the last Step of a batch");
@@ -417,8 +413,7 @@ std::shared_ptr<PhaseResult> JobCore::run_phase(StepCore& step, const Phase& pha
       in_plain_words([&] {
         if (!run.run(phase, [&] { return collect(); })) return;
         control::Faults::here().strike("numbers", phase.step);
-        result = run.result(phase, numbers_.channel,
-                            {told_to_stop(), generation_.world.newcomers() > 0});
+        result = run.result(phase, numbers_.channel, asks());
       });
       if (result) numbers_.checks = run.checks();
       return result;
@@ -435,6 +430,13 @@ std::shared_ptr<PhaseResult> JobCore::run_phase(StepCore& step, const Phase& pha
     }
     if (auto result = recover(step, phase)) return result;
   }
+}
+
+PhaseResult::Asks JobCore::asks() {
+  return {.stop = told_to_stop(),
+          .newcomers = generation_.world.newcomers() > 0,
+          .checkpoint = checkpoints_ && checkpoints_->is_due(),
+          .written = checkpoints_ && checkpoints_->has_ended()};
 }
 
 bool JobCore::told_to_stop() const {
@@ -464,8 +466,11 @@ bool JobCore::collect() {
         "Step: report it there, too, with a weight of 0 if there is nothing to count",
         about.step));
   }
-  progress_.stop = progress_.stop || result->stop();
-  progress_.newcomers = progress_.newcomers || result->newcomers();
+  const PhaseResult::Asks asks = result->asks();
+  progress_.stop = progress_.stop || asks.stop;
+  progress_.newcomers = progress_.newcomers || asks.newcomers;
+  progress_.due = progress_.due || asks.checkpoint;
+  progress_.written = progress_.written || asks.written;
   if (hooks_.on_result) hooks_.on_result(*result);
   // A loss of a half type may overflow, too. A scaler that goes on from there has skipped the step.
   if (!about.skipped) check_loss(*result);
@@ -478,9 +483,7 @@ void JobCore::check_loss(const PhaseResult& result) const {
       "the loss is {} at step {}: training has diverged; lower the learning rate ({:g} there), "
       "warm it up, or look for bad samples{}",
       result.loss(), result.about().step, result.about().lr,
-      progress_.saved_at >= 0
-          ? fmt::format("; the checkpoint of step {} is untouched", progress_.saved_at)
-          : ""));
+      saved_at() >= 0 ? fmt::format("; the checkpoint of step {} is untouched", saved_at()) : ""));
 }
 
 void JobCore::settle() {
@@ -491,7 +494,7 @@ void JobCore::settle() {
 // of that with what each worker had.
 void JobCore::rerun() {
   const auto& [check, found, last] = *numbers_.undecided;
-  if (progress_.saved_at < 0 || progress_.loop == nullptr) {
+  if (saved_at() < 0 || progress_.loop == nullptr) {
     throw Mismatch(
         found.text +
         ": without a third copy, or a checkpoint to run the step again from, nobody can say which "
@@ -499,8 +502,9 @@ void JobCore::rerun() {
   }
   progress_.running = true;  // it ends in an exception: the job cannot be used after it
   Loop& loop = *progress_.loop;
+  const std::int64_t on_disk = checkpoints_->on_disk();  // calls are known from there on
   const std::int64_t from = checkpoints_->read(state_, properties());
-  if (from < 0)
+  if (from < 0 || from < on_disk)
     throw Mismatch(found.text + ", and the checkpoint to run the step again from is gone");
   if (data_.streams) data_.positions->read(*data_.streams);
   for (ModelView& model : models_.all) model.share_values();
@@ -517,39 +521,11 @@ void JobCore::rerun() {
   check->verdict(found);
 }
 
-void JobCore::save() {
-  if (progress_.running || progress_.partial) {
-    throw BadInput(
-        "a step of the job has failed, or its loop was left by an exception between two Steps of a "
-        "batch: the models are in the middle of a batch. Make the job again; it goes on from its "
-        "last checkpoint");
-  }
-  settle();
-  const std::int64_t step = position();
-  if (!checkpoints_ || setup_.only_reads || progress_.saved_at == step) return;
-  if (progress_.loop != nullptr) progress_.loop->check_at_rest(step - 1);
-  note_streams(step);
-  repeated([&] {
-    control::Faults::here().strike("checkpoint", step);
-    checkpoints_->write(state_, step, with_data(properties(), data_.record));
-  });
-  progress_.saved_at = step;
-  calls_.clear();
-  if (hooks_.on_saved) hooks_.on_saved(checkpoints_->path(), step);
-}
-
-// For what goes on from here: a checkpoint, the next loop, a worker that joins.
-void JobCore::note_streams(std::int64_t step) {
-  if (!data_.streams) return;
-  data_.positions->note(*data_.streams, plan(), step, generation_.hosted, generation_.control);
-}
-
 void JobCore::end_batch() {
   const GlobalBatch& batch = progress_.loop->current();
   progress_.next = batch.step() + 1;
   if (numbers_.undecided) rerun();
-  const std::int64_t every = setup_.options.checkpoint_every_steps;
-  if (every > 0 ? progress_.next % every == 0 : batch.ends_epoch()) save();
+  save_if_due(batch);
   if (progress_.newcomers && progress_.next < progress_.loop->end() && can_recover())
     join_newcomers();
 }
@@ -584,8 +560,8 @@ std::int64_t JobCore::position() const {
   return loop != nullptr && loop->has_phases() ? loop->current().step() + 1 : progress_.next;
 }
 
-std::optional<base::FileLock> JobCore::take_lock() {
-  return checkpoints_ ? checkpoints_->take_lock() : std::nullopt;
+std::shared_ptr<const base::FileLock> JobCore::take_lock() {
+  return checkpoints_ ? checkpoints_->take_lock() : nullptr;
 }
 
 std::vector<std::shared_ptr<torch::nn::Module>> JobCore::modules() const {

@@ -96,13 +96,13 @@ class JobCore : public control::Member, public std::enable_shared_from_this<JobC
 
   // Looks at the numbers of the last phase, and reruns if only that can say which copy is right.
   void settle();
-  void save();  // unless this position is saved already
+  void save();  // unless this position is saved already; waits for the disk
   Evaluation evaluate(const Dataset& dataset, const std::function<Score(const Batch&)>& score,
                       const std::vector<std::shared_ptr<torch::nn::Module>>& modules);
 
   void request_stop() noexcept { stop_requested_.store(true); }
   // The lock on the run directory: another job may use the directory when the caller drops it.
-  std::optional<base::FileLock> take_lock();
+  std::shared_ptr<const base::FileLock> take_lock();
 
   const JobOptions& options() const { return setup_.options; }
   Generation& generation() { return generation_; }
@@ -132,17 +132,18 @@ class JobCore : public control::Member, public std::enable_shared_from_this<JobC
     std::optional<StreamPositions> positions;           // of streams
   };
   struct Progress {
-    std::int64_t next = 0;       // the next batch
-    std::int64_t commits = 0;    // phases that were committed since the job was opened
-    std::int64_t saved_at = -1;  // position of the last checkpoint; −1: none
-    bool opened = false;         // a loop, now or before
-    bool running = false;        // a phase is under way; stays so if it fails
-    bool regroups = false;       // workers have changed, and the job goes to those that are there
-    bool newcomers = false;      // all workers know that others wait to join
-    bool partial = false;        // an exception has left the loop in a batch that a Step had used
-    bool stop = false;           // all workers know that the job stops
-    bool stopped = false;        // a loop has ended because of that
-    Loop* loop = nullptr;        // the open one
+    std::int64_t next = 0;     // the next batch
+    std::int64_t commits = 0;  // phases that were committed since the job was opened
+    bool opened = false;     // a loop, now or before
+    bool running = false;    // a phase is under way; stays so if it fails
+    bool regroups = false;   // workers have changed, and the job goes to those that are there
+    bool newcomers = false;  // all workers know that others wait to join,
+    bool due = false;        // … that the leader's clock wants a checkpoint,
+    bool written = false;    // … and that the write of one has ended
+    bool partial = false;    // an exception has left the loop in a batch that a Step had used
+    bool stop = false;       // all workers know that the job stops
+    bool stopped = false;    // a loop has ended because of that
+    Loop* loop = nullptr;    // the open one
   };
   // The numbers of the last phase, in flight between workers.
   struct Numbers {
@@ -182,10 +183,15 @@ class JobCore : public control::Member, public std::enable_shared_from_this<JobC
   void name_state();
   DataRecord look_at(const Dataset& dataset, const BatchesOptions& options);
   void plan_data(const Dataset& dataset, const BatchesOptions& options);
+  PhaseResult::Asks asks();
   bool told_to_stop() const;
   bool collect();
   void check_loss(const PhaseResult& result) const;
   [[noreturn]] void rerun();
+  void begin_checkpoint();
+  void finish_checkpoint();
+  void save_if_due(const GlobalBatch& batch);
+  std::int64_t saved_at() const;  // position of the last checkpoint that was begun; −1: none
   void restore();
   bool catch_up(std::int64_t commits);
   void take_state_of(int source, bool takes);

@@ -12,8 +12,8 @@
 namespace lockstep::steps {
 namespace {
 
-constexpr std::size_t kFlags =
-    3;  // how many were told to stop, reported an unknown metric, know of newcomers
+// How many workers were told to stop, reported an unknown metric, know of newcomers, want a checkpoint, have written one.
+constexpr std::size_t kFlags = 5;
 
 }  // namespace
 
@@ -41,8 +41,10 @@ void PhaseResult::start(Comm& channel, const Local& local) {
     numbers_[shards + model * workers_ + static_cast<std::size_t>(channel.rank())] =
         local.digests[model];
   double* const flags = numbers_.data() + shards + about_.models * workers_;
-  flags[0] = local.stop ? 1 : 0;
-  flags[2] = local.newcomers ? 1 : 0;
+  flags[0] = local.asks.stop ? 1 : 0;
+  flags[2] = local.asks.newcomers ? 1 : 0;
+  flags[3] = local.asks.checkpoint ? 1 : 0;
+  flags[4] = local.asks.written ? 1 : 0;
   for (const auto& [shard, reports] : local.reports) {
     for (const auto& [name, report] : reports) {
       const auto found = std::lower_bound(about_.names.begin(), about_.names.end(), name);
@@ -84,6 +86,12 @@ void PhaseResult::rescue(const std::vector<double>& losses) {
   if (about_.noise) record_noise();
 }
 
+void PhaseResult::drop_asks() {
+  double* const flags = numbers_.data() + first_of_metric(0) - kFlags;
+  flags[0] = 0;
+  std::fill(flags + 2, flags + kFlags, 0);
+}
+
 void PhaseResult::record_noise() {
   const std::span<const double> all(numbers_);
   for (std::size_t model = 0; model < about_.noise->size(); ++model) {
@@ -109,12 +117,9 @@ std::vector<double> PhaseResult::digests(std::size_t model) const {
   return {first, first + workers_};
 }
 
-bool PhaseResult::stop() const {
-  return numbers_[first_of_metric(0) - kFlags] > 0;
-}
-
-bool PhaseResult::newcomers() const {
-  return numbers_[first_of_metric(0) - kFlags + 2] > 0;
+PhaseResult::Asks PhaseResult::asks() const {
+  const double* const flags = numbers_.data() + first_of_metric(0) - kFlags;
+  return {flags[0] > 0, flags[2] > 0, flags[3] > 0, flags[4] > 0};
 }
 
 bool PhaseResult::unknown_metric() const {

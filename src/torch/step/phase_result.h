@@ -51,14 +51,20 @@ class PhaseResult {
     double sum = 0;
     double weight = 0;
   };
+  // What a worker wants of all others. `checkpoint` and `written` are the leader's to say.
+  struct Asks {
+    bool stop = false;        // the job is told to stop
+    bool newcomers = false;   // workers wait to join
+    bool checkpoint = false;  // it is time for one
+    bool written = false;     // the write of one has ended
+  };
   // What only this worker knows.
   struct Local {
     std::map<int, double> weighted_losses;                 // by hosted shard
     std::map<int, std::map<std::string, Report>> reports;  // the same, by name
     std::map<int, std::vector<double>> squares;  // of gradients: by hosted shard, by model
     std::vector<double> digests;                 // of the divergence check, by model
-    bool stop = false;
-    bool newcomers = false;  // workers wait to join
+    Asks asks;
   };
 
   // If start() was not called before wait(), wait() calls `bring`, which calls start(): so it is on a GPU.
@@ -74,11 +80,12 @@ class PhaseResult {
   // In place of wait(), if a worker was lost while the numbers travelled: the losses are known from elsewhere, metrics are
   // not (NaN).
   void rescue(const std::vector<double>& losses);
+  // After one of the two: nobody has asked for anything.
+  void drop_asks();
 
   double loss() const;  // the weighted mean, added in the order of the tree over shards
   std::vector<double> digests(std::size_t model) const;  // by worker
-  bool stop() const;                                     // some worker was told to stop
-  bool newcomers() const;                                // some worker knows of workers that wait
+  Asks asks() const;                                     // of some worker
   bool unknown_metric() const;  // some worker has reported one that is not among the names
   double metric(const std::string& name) const;  // BadInput for an unknown one; NaN for no weight
   // By optimizer, after this phase; empty: nothing is measured.
@@ -91,8 +98,8 @@ class PhaseResult {
 
   About about_;
   std::function<void(PhaseResult&)> bring_;
-  // Losses by shard, digests by model and worker, stops, unknown names, newcomers; then of each metric sums and weights by shard;
-  // of each model, if it was measured, squares by shard.
+  // Losses by shard, digests by model and worker, counts (kFlags); then of each metric sums and weights by shard; of each
+  // model, if it was measured, squares by shard.
   std::vector<double> numbers_;
   std::vector<NoiseScale> noise_;
   std::size_t workers_ = 0;

@@ -381,7 +381,8 @@ PhaseResult::About StepRun::about(const Phase& phase) const {
           .noise = core_.noise};
 }
 
-std::shared_ptr<PhaseResult> StepRun::result(const Phase& phase, Comm& channel, Asks asks) {
+std::shared_ptr<PhaseResult> StepRun::result(const Phase& phase, Comm& channel,
+                                             PhaseResult::Asks asks) {
   if (!core_.metrics) agree_on_metrics();
   PhaseResult::About about = this->about(phase);
   if (measures(phase.step) && !skips_) {
@@ -397,8 +398,7 @@ std::shared_ptr<PhaseResult> StepRun::result(const Phase& phase, Comm& channel, 
     const CallName call(channel, name);
     local.squares = squares;
     for (divergence::Check* const check : checks) local.digests.push_back(check->digest(step));
-    local.stop = asks.stop;
-    local.newcomers = asks.newcomers;
+    local.asks = asks;
     result.start(channel, local);
   };
   // The program may ask for the loss after the loop has ended, and then the runner is gone.

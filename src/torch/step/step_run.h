@@ -65,11 +65,7 @@ class StepRun {
   bool run(const Phase& phase, const GoesOn& goes_on);
 
   // The numbers of the last phase. From a CPU they are in flight already; from a GPU PhaseResult::wait() sends them.
-  struct Asks {
-    bool stop = false;
-    bool newcomers = false;
-  };
-  std::shared_ptr<PhaseResult> result(const Phase& phase, Comm& channel, Asks asks);
+  std::shared_ptr<PhaseResult> result(const Phase& phase, Comm& channel, PhaseResult::Asks asks);
 
   // After a worker was lost in the phase. finish: others have begun to write; writes what nobody has written, and commits.
   // complete: the phase is committed, and run() did not return; does the rest of it.

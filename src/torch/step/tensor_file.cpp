@@ -5,8 +5,10 @@
 #include <lockstep/checkpoint.h>
 #include <lockstep/errors.h>
 
+#include <cstdint>
 #include <cstring>
 
+#include "base/atomic_file.h"
 #include "base/diagnosis.h"
 #include "control/gather_text.h"
 #include "torch/replica/model.h"
@@ -64,10 +66,20 @@ std::string kind_digit(ErrorKind kind) {
   return std::string(1, static_cast<char>('0' + static_cast<int>(kind)));
 }
 
+// Whether no number has all bits of the exponent, as infinities and NaN have. Not LibTorch's isfinite(): that makes three
+// more tensors, and its threads would take the cores of those that train.
+template <typename Bits>
+bool all_below(const void* data, std::size_t count, Bits exponent) {
+  const auto* const numbers = static_cast<const Bits*>(data);
+  Bits found = 0;
+  for (std::size_t i = 0; i < count; ++i) found |= (numbers[i] & exponent) == exponent ? 1 : 0;
+  return found == 0;
+}
+
 }  // namespace
 
 void write_tensors(const std::string& path, const std::vector<NamedTensor>& tensors,
-                   const formats::Metadata& metadata, const std::string& kept) {
+                   const formats::Metadata& metadata, const std::function<void()>& began) {
   std::vector<torch::Tensor> hosts;  // keep copies alive while they are written
   std::vector<formats::TensorView> views;
   for (const NamedTensor& named : tensors) {
@@ -78,7 +90,47 @@ void write_tensors(const std::string& path, const std::vector<NamedTensor>& tens
          named.tensor.sizes().vec(),
          {static_cast<const std::byte*>(hosts.back().data_ptr()), hosts.back().nbytes()}});
   }
-  formats::save_safetensors(path, views, metadata, kept);
+  base::AtomicFile file(path);
+  constexpr int kBeforeTensors = 2;  // the length of the header, and the header
+  int parts = 0;
+  formats::write_safetensors(
+      [&](std::string_view bytes) {
+        file.write(bytes);
+        if (parts++ == kBeforeTensors && began) began();
+      },
+      views, metadata);
+  file.commit();
+}
+
+void copy_tensors(const std::vector<NamedTensor>& tensors, std::vector<NamedTensor>& copies) {
+  const torch::NoGradGuard no_grad;
+  copies.resize(tensors.size());
+  for (std::size_t i = 0; i < tensors.size(); ++i) {
+    const torch::Tensor& from = tensors[i].tensor;
+    torch::Tensor& copy = copies[i].tensor;
+    const bool fits =
+        copy.defined() && copy.sizes() == from.sizes() && copy.scalar_type() == from.scalar_type();
+    if (!fits) copy = torch::empty(from.sizes(), from.scalar_type());
+    copy.copy_(from);
+    copies[i].name = tensors[i].name;
+  }
+}
+
+bool all_finite(const torch::Tensor& tensor) {
+  const void* const data = tensor.data_ptr();
+  const auto count = static_cast<std::size_t>(tensor.numel());
+  switch (tensor.scalar_type()) {
+    case c10::ScalarType::Float:
+      return all_below<std::uint32_t>(data, count, 0x7f80'0000);
+    case c10::ScalarType::Double:
+      return all_below<std::uint64_t>(data, count, 0x7ff0'0000'0000'0000);
+    case c10::ScalarType::Half:
+      return all_below<std::uint16_t>(data, count, 0x7c00);
+    case c10::ScalarType::BFloat16:
+      return all_below<std::uint16_t>(data, count, 0x7f80);
+    default:
+      return true;
+  }
 }
 
 void read_tensors(const formats::SafetensorsFile& file, const std::vector<NamedTensor>& tensors) {

@@ -64,6 +64,8 @@ steps::JobSetup setup_of(const TrainerParts& parts, const TrainerOptions& option
                       .check_divergence = options.check_divergence,
                       .checkpoint = options.checkpoint_directory,
                       .checkpoint_every_steps = options.checkpoint_every_steps,
+                      .checkpoint_every_seconds = options.checkpoint_every_seconds,
+                      .keep_checkpoints = options.keep_checkpoints,
                       .existing_checkpoint = options.existing_checkpoint,
                       .stop = options.stop},
           .accumulate = options.accumulate,
