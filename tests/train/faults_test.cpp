@@ -71,7 +71,23 @@ TEST_F(Faults, IfAllWorkersDieTheJobGoesOnFromItsCheckpoint) {
   const std::vector<std::string> kept = {"--checkpoint", path("run"), "--checkpoint-every", "4"};
   EXPECT_EQ(hash_of("kill@5:0:torn,kill@5:1:torn,kill@5:2:torn", kept), expected);
   fs::remove_all(path("run"));
-  EXPECT_EQ(hash_of("kill@4:0:checkpoint", kept), expected) << "the leader dies as it writes";
+  EXPECT_EQ(hash_of("kill@4:0:checkpoint", kept), expected) << "the leader dies before it copies";
+}
+
+TEST_F(Faults, IfTheLeaderDiesAsItWritesTheNextOneWritesTheNextCheckpoint) {
+  const std::string expected = hash_of("");
+  const std::vector<std::string> kept = {"--checkpoint", path("run"), "--checkpoint-every", "4"};
+  for (const char* faults : {"kill@4:0:disk", "kill@8:0:disk", "kill@10:0:disk",
+                             "kill@4:0:disk,kill@8:1:disk", "kill@4:0:disk,kill@5:1:torn"}) {
+    EXPECT_EQ(hash_of(faults, kept), expected) << faults;
+    std::vector<std::string> names;
+    for (const auto& entry : fs::directory_iterator(path("run")))
+      names.push_back(entry.path().filename());
+    EXPECT_THAT(names, ::testing::Contains("checkpoint-000000010.safetensors")) << faults;
+    EXPECT_THAT(names, ::testing::Each(::testing::MatchesRegex("checkpoint-[0-9]+.safetensors")))
+        << faults;
+    fs::remove_all(path("run"));
+  }
 }
 
 TEST_F(Faults, AListThatIsNoneIsRefused) {

@@ -328,6 +328,7 @@ std::shared_ptr<Loop> JobCore::open(const DatasetPtr& dataset, const BatchesOpti
   auto loop = std::make_shared<Loop>(shared_from_this(),
                                      data_.streams ? DatasetPtr(data_.streams) : dataset, options);
   loop->set_end(std::max(end, progress_.next));
+  if (checkpoints_ && !setup_.only_reads) progress_.signal.emplace();
   return loop;
 }
 
@@ -441,7 +442,8 @@ PhaseResult::Asks JobCore::asks() {
 
 bool JobCore::told_to_stop() const {
   const auto* const also = setup_.options.stop;
-  return stop_requested_.load() || (also != nullptr && also->load());
+  return stop_requested_.load() || (also != nullptr && also->load()) ||
+         (progress_.signal && StopSignal::has_come());
 }
 
 // Looks at the numbers of the phase before. They have travelled while this phase computed; on a GPU they were only
@@ -549,6 +551,7 @@ void JobCore::reseed(std::int64_t step) const {
 // Called however the loop was left. A batch that a Step has used counts as done.
 void JobCore::leave(Loop& loop) noexcept {
   progress_.loop = nullptr;
+  progress_.signal.reset();
   numbers_.checks.clear();
   if (!loop.has_phases()) return;
   progress_.next = std::max(progress_.next, loop.current().step() + 1);

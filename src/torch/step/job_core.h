@@ -32,6 +32,7 @@
 #include "torch/step/loop.h"
 #include "torch/step/phase_result.h"
 #include "torch/step/step_run.h"
+#include "torch/step/stop_signal.h"
 #include "torch/step/stream_positions.h"
 
 namespace lockstep::steps {
@@ -144,6 +145,7 @@ class JobCore : public control::Member, public std::enable_shared_from_this<JobC
     bool stop = false;       // all workers know that the job stops
     bool stopped = false;    // a loop has ended because of that
     Loop* loop = nullptr;    // the open one
+    std::optional<StopSignal> signal;  // while a loop is open that writes checkpoints
   };
   // The numbers of the last phase, in flight between workers.
   struct Numbers {

@@ -1,0 +1,120 @@
+// What is left when everything is killed at one instant, and what SIGTERM leaves: a checkpoint from which the job goes on to
+// the bits of the undisturbed run.
+#include <csignal>
+
+#include "tests/train/train.h"
+
+namespace lockstep::testing {
+namespace {
+
+using ::testing::Each;
+using ::testing::MatchesRegex;
+using ::testing::Not;
+
+class Kills : public Train {
+ protected:
+  std::vector<std::string> in_run(std::vector<std::string> more) const {
+    more.insert(more.begin(), {"--checkpoint", path("run")});
+    return more;
+  }
+
+  // Launcher, keeper, workers: all that are there.
+  void kill_all() const {
+    for (const pid_t pid : processes_with(marker_)) ::kill(pid, SIGKILL);
+    for (const Deadline deadline = seconds(20);
+         !processes_with(marker_).empty() && !deadline.expired();)
+      ::usleep(1000);
+    ASSERT_THAT(processes_with(marker_), IsEmpty());
+  }
+
+  // Of the newest checkpoint; 0: there is none.
+  int newest_step() const {
+    const auto all = checkpoints();
+    return all.empty() ? 0 : std::stoi(all.front().substr(all.front().rfind('-') + 1));
+  }
+  template <typename Condition>
+  static bool await(const Condition& condition) {
+    for (const Deadline deadline = seconds(60); !deadline.expired(); ::usleep(1000)) {
+      if (condition()) return true;
+    }
+    return false;
+  }
+  int lines_in(const std::string& name) const {
+    std::ifstream file(path(name));
+    return static_cast<int>(std::count(std::istreambuf_iterator<char>(file), {}, '\n'));
+  }
+
+  // Goes on for some steps, and has the weights that an undisturbed run has there. Nothing but checkpoints is left.
+  void expect_goes_on(int first_step) const {
+    const std::string steps = std::to_string(first_step + 3);
+    const auto resumed = report_of(in_run({"--steps", steps, "--resume"}));
+    EXPECT_EQ(resumed["first_step"], first_step);
+    EXPECT_EQ(resumed["weights_sha256"], report_of({"--steps", steps})["weights_sha256"]);
+    std::vector<std::string> names;
+    for (const auto& entry : fs::directory_iterator(path("run")))
+      names.push_back(entry.path().filename());
+    EXPECT_THAT(names, SizeIs(2));
+    EXPECT_THAT(names, Each(MatchesRegex("checkpoint-[0-9]+.safetensors")));
+  }
+};
+
+TEST_F(Kills, OfEverythingAtOnceLoseAtMostTheInterval) {
+  constexpr int kEvery = 5;
+  Command command = start(in_run({"--steps", "100000", "--checkpoint-every", std::to_string(kEvery),
+                                  "--hashes", path("hashes"), "--max-restarts", "3"}));
+  ASSERT_TRUE(await([&] { return newest_step() >= 2 * kEvery; })) << command.err();
+  kill_all();
+  const int done = lines_in("hashes") - 1;
+  // A checkpoint whose write was under way is lost, too, and the next one was not begun before.
+  EXPECT_LE(done - newest_step(), 2 * kEvery);
+  expect_goes_on(newest_step());
+}
+
+TEST_F(Kills, WhileACheckpointIsWrittenLeaveTheOneBefore) {
+  Command command({LOCKSTEP_BINARY, "train", "--model", "cnn", "--data", "synthetic", "--workers",
+                   "2", "--global-batch", "8", "--steps", "100000", "--checkpoint-every", "4",
+                   "--checkpoint", path("run")},
+                  {marker_, "LOCKSTEP_FAULTS=stop@8:0:disk"});
+  ASSERT_TRUE(await([&] {
+    const pid_t leader = worker(0);
+    std::ifstream file("/proc/" + std::to_string(leader) + "/stat");
+    const std::string text(std::istreambuf_iterator<char>(file), {});
+    return text.find(") T ") != std::string::npos;
+  })) << command.err();
+  EXPECT_EQ(newest_step(), 4);
+  // As it is on file systems without files that have no name.
+  std::ofstream(path("run/.checkpoint-000000008.safetensors.lockstep-tmp-1")) << "half";
+  kill_all();
+  EXPECT_EQ(newest_step(), 4);
+  expect_goes_on(4);
+}
+
+class OwnLoop : public Kills {
+ protected:
+  std::string said_after(const std::string& directory, const std::string& steps) const {
+    Command command({LOCKSTEP_BINARY, "run", "-n", "2", "--", OWN_LOOP_BINARY, directory, steps},
+                    {marker_});
+    EXPECT_TRUE(command.finish(seconds(60)));
+    EXPECT_EQ(command.exit_code(), 0) << command.err();
+    return lines_of(command.out()).back();
+  }
+};
+
+TEST_F(OwnLoop, StopsWithACheckpointOnSigterm) {
+  Command command(
+      {LOCKSTEP_BINARY, "run", "-n", "2", "--", OWN_LOOP_BINARY, path("run"), "100000000"},
+      {marker_});
+  ASSERT_TRUE(command.wait_for("step 64", 1, seconds(60)));
+  command.signal(SIGTERM);
+  ASSERT_TRUE(command.finish(seconds(30)));
+  EXPECT_EQ(command.exit_code(), 128 + SIGTERM) << command.err();
+  const int step = newest_step();
+  EXPECT_GT(step, 64);
+  EXPECT_THAT(command.out(), HasSubstr("stopped after " + std::to_string(step) + ", sha256"));
+  EXPECT_THAT(processes_with(marker_), IsEmpty());
+  const std::string end = std::to_string(step + 10);
+  EXPECT_EQ(said_after(path("run"), end), said_after(path("undisturbed"), end));
+}
+
+}  // namespace
+}  // namespace lockstep::testing

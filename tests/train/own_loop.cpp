@@ -1,0 +1,41 @@
+// A job in a program's own loop, which knows nothing of signals:  own_loop DIRECTORY STEPS
+#include <lockstep/lockstep.h>
+
+#include <cstdio>
+#include <cstdlib>
+
+namespace {
+
+class Numbers : public torch::data::datasets::Dataset<Numbers> {
+ public:
+  torch::data::Example<> get(std::size_t index) override {
+    const auto value = static_cast<float>(index % 16) / 16;
+    return {torch::full({16}, value), torch::full({1}, value * value)};
+  }
+  decltype(std::declval<torch::data::datasets::MNIST>().size()) size() const override {
+    return 4096;
+  }
+};
+
+}  // namespace
+
+int main(int, char** argv) {
+  torch::manual_seed(0);
+  auto world = lockstep::join();
+  lockstep::Job job(world, {.global_batch = 16, .shards = 4, .seed = 7, .checkpoint = argv[1]});
+  torch::nn::Linear net(16, 1);
+  auto model = lockstep::data_parallel(net, world);
+  lockstep::optim::SGD optimizer(model, {.lr = 0.01});
+  lockstep::Step step(job, "train", {&optimizer}, [&](const lockstep::Shard& shard) {
+    return torch::mse_loss(net->forward(shard.batch.data), shard.batch.target);
+  });
+  for (const auto& batch : job.batches(Numbers(), {.steps = std::atoll(argv[2])})) {
+    step(batch);
+    if (!world.leader() || batch.step() % 64 != 0) continue;
+    std::printf("step %lld\n", static_cast<long long>(batch.step()));
+    std::fflush(stdout);
+  }
+  if (!world.leader()) return 0;
+  std::printf("%s after %lld, sha256 %s\n", job.stopped() ? "stopped" : "done",
+              static_cast<long long>(job.step()), job.weights_sha256().c_str());
+}
