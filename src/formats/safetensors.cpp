@@ -209,10 +209,16 @@ void write_safetensors(const ByteSink& sink, const std::vector<TensorView>& tens
 }
 
 void save_safetensors(const std::string& path, const std::vector<TensorView>& tensors,
-                      Metadata metadata) {
+                      Metadata metadata, const std::function<void()>& began) {
+  constexpr int kBeforeTensors = 2;  // the length of the header, and the header
   base::AtomicFile file(path);
-  write_safetensors([&](std::string_view bytes) { file.write(bytes); }, tensors,
-                    std::move(metadata));
+  int parts = 0;
+  write_safetensors(
+      [&](std::string_view bytes) {
+        file.write(bytes);
+        if (parts++ == kBeforeTensors && began) began();
+      },
+      tensors, std::move(metadata));
   file.commit();
 }
 

@@ -98,8 +98,9 @@ using ByteSink = std::function<void(std::string_view)>;
 void write_safetensors(const ByteSink& sink, const std::vector<TensorView>& tensors,
                        Metadata metadata);
 
-// Writes a file. After a crash the path has the whole new file or the whole earlier one.
+// Writes a file. After a crash the path has the whole new file or the whole earlier one. `began` is
+// called when the first tensor is written; it may be empty.
 void save_safetensors(const std::string& path, const std::vector<TensorView>& tensors,
-                      Metadata metadata = {});
+                      Metadata metadata = {}, const std::function<void()>& began = {});
 
 }  // namespace lockstep::formats

@@ -102,5 +102,21 @@ TEST(TrainArguments, SayWhereCheckpointsAre) {
   std::filesystem::remove_all(folder);
 }
 
+TEST(TrainArguments, CheckpointsComeByStepsOrByTime) {
+  const auto of = [](const std::vector<std::string>& more) {
+    std::vector<std::string> all = {"--data", "synthetic"};
+    all.insert(all.end(), more.begin(), more.end());
+    const TrainArguments arguments = parse_train_arguments(all);
+    return std::pair(arguments.checkpoint_every, arguments.checkpoint_every_s);
+  };
+  using Interval = std::pair<std::int64_t, double>;
+  EXPECT_EQ(of({}), Interval(0, 0));
+  EXPECT_EQ(of({"--checkpoint-every", "500"}), Interval(500, 0));
+  EXPECT_EQ(of({"--checkpoint-every", "30s"}), Interval(0, 30));
+  EXPECT_EQ(of({"--checkpoint-every", "1.5min"}), Interval(0, 90));
+  EXPECT_EQ(of({"--checkpoint-every", "2h", "--checkpoint-every", "7"}), Interval(7, 0));
+  EXPECT_EQ(parse_train_arguments({"--data", "synthetic"}).keep_checkpoints, 2);
+}
+
 }  // namespace
 }  // namespace lockstep::app

@@ -50,7 +50,7 @@ TEST_F(RunDirectoryTest, IsNewForEachRunAndGoneIfNothingWasKept) {
     EXPECT_NE(one.path(), two.path());
     EXPECT_NE(two.path(), three.path());
     EXPECT_TRUE(fs::is_directory(three.path()));
-    std::ofstream(two.path() + "/checkpoint.safetensors") << "x";
+    std::ofstream(two.path() + "/checkpoint-000000001.safetensors") << "x";
   }
   EXPECT_EQ(std::distance(fs::directory_iterator(kRunsDirectory), fs::directory_iterator()), 1);
   fs::remove_all(kRunsDirectory);

@@ -8,7 +8,6 @@
 #include <cstdint>
 #include <cstring>
 
-#include "base/atomic_file.h"
 #include "base/diagnosis.h"
 #include "control/gather_text.h"
 #include "torch/replica/model.h"
@@ -90,16 +89,7 @@ void write_tensors(const std::string& path, const std::vector<NamedTensor>& tens
          named.tensor.sizes().vec(),
          {static_cast<const std::byte*>(hosts.back().data_ptr()), hosts.back().nbytes()}});
   }
-  base::AtomicFile file(path);
-  constexpr int kBeforeTensors = 2;  // the length of the header, and the header
-  int parts = 0;
-  formats::write_safetensors(
-      [&](std::string_view bytes) {
-        file.write(bytes);
-        if (parts++ == kBeforeTensors && began) began();
-      },
-      views, metadata);
-  file.commit();
+  formats::save_safetensors(path, views, metadata, began);
 }
 
 void copy_tensors(const std::vector<NamedTensor>& tensors, std::vector<NamedTensor>& copies) {
