@@ -68,8 +68,12 @@ class World {
   // --max-restarts. A Job then goes on without a worker that was lost.
   bool elastic() const;
 
-  // How many workers wait to join.
+  // How many workers wait to join, or are to leave because the job was given fewer.
   int newcomers() const;
+
+  // For the layers above: this job looks at newcomers() between two batches, and at most so many
+  // workers can train. Only then can `lockstep resize` change their number.
+  void allow_workers(int most);
 
   // Goes on in the next generation, with the workers that are there: comm(), rank() and size() are
   // new. For the layers above, which then move what was made in this world (inventory.h).

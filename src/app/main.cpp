@@ -9,6 +9,7 @@
 
 #include "app/doctor/doctor.h"
 #include "app/hosts/arguments.h"
+#include "app/jobs.h"
 #include "app/run_arguments.h"
 #include "app/train/launch.h"
 #include "base/choice.h"
@@ -30,6 +31,7 @@ constexpr char kHelp[] = R"(Lockstep: data-parallel training for C++.
   lockstep run -n 4 -- ./train --epochs 3   start 4 workers on this host
   lockstep run --hosts a:4,b:4 -- ./train   4 on each of two hosts, by ssh
   lockstep train --model cnn                train one of the models that are built in
+  lockstep jobs                             your jobs here; also: lockstep resize JOB N, lockstep stop JOB
   lockstep bench allreduce                  measure this machine, beside Gloo, MPI and PyTorch
   lockstep doctor                           what this host can do, and what is slow about it
 
@@ -59,6 +61,9 @@ int dispatch(std::vector<std::string> arguments) {
   if (command == "run") return run(arguments);
   if (command == "train") return train(arguments);
   if (command == "doctor") return doctor(arguments);
+  if (command == "jobs") return list_jobs(arguments);
+  if (command == "resize") return resize_job(arguments);
+  if (command == "stop") return stop_job(arguments);
   if (command == "bench") return bench::bench(arguments);
   if (command == "bench-worker") return bench::allreduce_worker(arguments);  // for bench itself
   if (command == "bench-enter") return bench::enter_host(arguments);         // the same
@@ -71,7 +76,8 @@ int dispatch(std::vector<std::string> arguments) {
     return 0;
   }
   throw BadInput(fmt::format(
-      "unknown command {}; try run, train, bench or doctor, or see `lockstep --help`", command));
+      "unknown command {}; try run, train, jobs, bench or doctor, or see `lockstep --help`",
+      command));
 }
 
 }  // namespace

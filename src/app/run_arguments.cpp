@@ -10,6 +10,8 @@
 #include <string_view>
 
 #include "app/hosts/arguments.h"
+#include "app/train/arguments.h"
+#include "app/worker_count.h"
 #include "base/command_line.h"
 #include "comm/engines.h"
 
@@ -20,7 +22,8 @@ const char* const kRunHelp = R"(Starts a program as N workers of one job and end
   lockstep run -n N [options] [--] PROGRAM [arguments]                    N workers here
   lockstep run --hosts node0:4,node1:4 [options] [--] PROGRAM [arguments]  4 workers on each of two hosts
 
-  -n, --workers N    how many workers on this host, 1 to 4096
+  -n, --workers N    how many workers on this host, 1 to 4096; or MIN:MAX, as in 2:8: one for each core, within these
+                     limits. The job is then elastic, as by --min-workers MIN, and `lockstep resize` changes the number
   -e, --env K=V      set a variable for every worker; may be given again
       --threads T    OpenMP and OpenBLAS threads per worker (default: what you exported, else 1)
       --wire W       auto: messages between hosts carry keyed tags, so that a changed one is noticed;
@@ -67,6 +70,7 @@ Examples:
   lockstep run -n 2 --threads 4 --log-dir logs -- ./train
   lockstep run -n 2 --env LOCKSTEP_LOG=info -- python3 train.py
   lockstep run -n 4 --min-workers 2 --max-restarts 10 -- ./train
+  lockstep run -n 2:8 -- ./train
   lockstep run --hosts node0:8,node1:8 -- ./train
   lockstep run --nodes 2 --node-rank 1 --rendezvous node0:29400 --secret-file ~/.lockstep-secret -n 8 -- ./train
 )";
@@ -97,6 +101,20 @@ constexpr std::array<std::string_view, 22> kWithValue = {"-n",
                                                          "--max-restarts",
                                                          "--step-timeout"};
 
+// MIN:MAX is the number of workers that may change: the least is the number below which the job ends.
+void take_workers(const control::WorkersAsked& asked, control::RunOptions& options) {
+  options.workers = asked.start_with(cores_of_this_host());
+  options.most_workers = asked.most;
+  if (!asked.most) return;
+  if (options.min_workers) {
+    throw BadInput(fmt::format("-n {}:{} says the least number of workers: leave out --min-workers",
+                               asked.least, *asked.most));
+  }
+  if (!options.hosts.list.empty())
+    throw BadInput("-n MIN:MAX works on one host so far; with --hosts give one number");
+  options.min_workers = asked.least;
+}
+
 bool takes_next(std::string_view argument) {
   return std::find(kWithValue.begin(), kWithValue.end(), argument) != kWithValue.end();
 }
@@ -120,12 +138,12 @@ control::RunOptions parse_run_arguments(const std::vector<std::string>& argument
   options.command = std::move(split.command);
   std::vector<std::string> variables;
   double grace_s = std::chrono::duration<double>(options.grace).count();
-  std::optional<int> workers;
+  std::optional<control::WorkersAsked> workers;
   std::optional<double> step_timeout_s;
 
   CLI::App parser;
   parser.set_help_flag();
-  base::add_number(parser, "-n,--workers", workers);
+  add_workers(parser, workers);
   parser.add_option("-e,--env", variables)->allow_extra_args(false);
   parser.add_option("--log-dir", options.log_dir);
   base::add_number(parser, "--timeout", options.timeout_s);
@@ -145,7 +163,7 @@ control::RunOptions parse_run_arguments(const std::vector<std::string>& argument
   });
   if (!workers && options.hosts.list.empty())
     throw BadInput("how many workers? add -n, as in: lockstep run -n 2 -- ./train");
-  options.workers = workers.value_or(0);
+  if (workers) take_workers(*workers, options);
   if (!options.engine.empty()) comm::check_engine(options.engine);
   if (!options.hosts.list.empty()) check_hosts(options);
   if (step_timeout_s && !control::elastic(options)) {

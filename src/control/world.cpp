@@ -13,6 +13,7 @@
 #include <unistd.h>
 
 #include <algorithm>
+#include <exception>
 #include <memory>
 #include <optional>
 #include <string>
@@ -197,6 +198,13 @@ Comm connect_one(const std::string& engine, milliseconds timeout) {
   return connect(engine, bootstrap, {.timeout = timeout});
 }
 
+// A worker that has come to the end of its program leaves its world; one that is thrown out of it says nothing.
+std::shared_ptr<void> farewell(const std::shared_ptr<control::LossTeller>& launcher, int place) {
+  return {nullptr, [launcher, place](void*) {
+            if (std::uncaught_exceptions() == 0) launcher->tell({place, control::Loss::kGoodbye});
+          }};
+}
+
 }  // namespace
 
 World control::Joining::join(const JoinOptions& options, cuda::Gpus& gpus) {
@@ -222,6 +230,7 @@ World control::Joining::join(const JoinOptions& options, cuda::Gpus& gpus) {
   if (state.joined_later || state.restarted) Faults::here().joined_later();
   if (how->launched.elastic && how->engine != "mpi") {  // MPI has no place for other workers
     how->news = control::NewsPage::inherited(how->launched.news_fd);
+    how->farewell = farewell(how->launcher, how->launched.rank);
     state.rejoining = std::move(how);
   }
   return World(std::make_shared<World::State>(std::move(state)));
@@ -273,6 +282,9 @@ bool World::elastic() const {
 }
 int World::newcomers() const {
   return elastic() ? state_->rejoining->news.newcomers() : 0;
+}
+void World::allow_workers(int most) {
+  if (elastic()) state_->rejoining->news.set_most_workers(most);
 }
 bool World::joined_later() const {
   return state_->joined_later;

@@ -30,6 +30,7 @@ struct Rejoining {
   std::shared_ptr<LossTeller> launcher;
   NewsPage news = NewsPage::inherited(std::nullopt);
   int survivors = 0;
+  std::shared_ptr<void> farewell = {};  // when the last handle goes, the launcher hears of it
 };
 
 }  // namespace control

@@ -10,6 +10,7 @@
 #include <thread>
 
 #include "app/hosts/arguments.h"
+#include "app/worker_count.h"
 #include "base/command_line.h"
 #include "base/environment.h"
 #include "base/files.h"
@@ -71,7 +72,9 @@ The arithmetic: it decides bits, so it is part of the job, and a job that goes o
                        (default: 65536 with fp16, else 0)
 On what
   --device D           cpu, or cuda: one GPU for each worker (default: cpu)
-  -n, --workers N      at most one for each shard (default: one for each core, or for each GPU)
+  -n, --workers N      at most one for each shard (default: one for each core, or for each GPU); or MIN:MAX, as in 2:8:
+                       the default within these limits. `lockstep resize` then changes the number, and a worker that dies
+                       is replaced
   --max-restarts R     a worker that a signal kills is replaced, R times within 10 minutes, and the others go on; on one
                        host's CPUs (10 if only --min-workers is given)
   --min-workers M      fewer than M workers end the job (1 if only --max-restarts is given)
@@ -247,6 +250,24 @@ void add_nodes(CLI::App& parser, TrainArguments& arguments) {
   base::add_number(parser, "--timeout", arguments.elastic.timeout_s);
 }
 
+// A number that may change makes the job elastic.
+void take_workers(TrainArguments& arguments) {
+  auto& asked = arguments.workers_range;
+  if (!asked) return;
+  if (!asked->most) {
+    arguments.workers = std::exchange(asked, std::nullopt)->least;
+    return check_range("--workers", arguments.workers, 1, control::kMostWorkers);
+  }
+  const std::string text = fmt::format("--workers {}:{}", asked->least, *asked->most);
+  if (arguments.elastic.min_workers)
+    refuse(text + " says the least number of workers: leave out --min-workers");
+  if (arguments.accumulate > 0)
+    refuse(text + ": --accumulate depends on the number of workers; give --shards in its place");
+  if (arguments.several_hosts() || !arguments.hosts.list.empty())
+    refuse(text + " works on one host so far; give one number");
+  arguments.elastic.min_workers = asked->least;
+}
+
 // The number of workers on all hosts is known when their launchers have met.
 void count_hosts(TrainArguments& arguments) {
   if (!arguments.hosts.list.empty()) {
@@ -298,7 +319,7 @@ void add_options(CLI::App& parser, TrainArguments& arguments) {
   base::add_choice(parser, "--precision", kPrecisions, arguments.precision);
   base::add_number(parser, "--loss-scale", arguments.loss_scale);
   base::add_choice(parser, "--device", control::kDevices, arguments.device);
-  base::add_number(parser, "-n,--workers", arguments.workers);
+  add_workers(parser, arguments.workers_range);
   parser.add_flag("--share-gpus", arguments.share_gpus);
   base::add_choice(parser, "--graphs", kOpenSwitches, arguments.graphs);
   parser.add_option("--engine", arguments.engine);
@@ -381,10 +402,11 @@ void check_batch(const TrainArguments& arguments) {
         fmt::format("--global-batch {} cannot be divided among {} shards: choose a multiple of {}",
                     arguments.global_batch, shards, shards));
   }
-  if (shards < arguments.workers) {
+  const auto& range = arguments.workers_range;
+  const int workers = range ? *range->most : arguments.workers;
+  if (shards < workers) {
     refuse(fmt::format("{} shard{} cannot be hosted by {} workers: use at most {}, or --shards {}",
-                       shards, shards == 1 ? "" : "s", arguments.workers, shards,
-                       arguments.workers));
+                       shards, shards == 1 ? "" : "s", workers, shards, workers));
   }
 }
 
@@ -516,10 +538,9 @@ TrainArguments parse_train_arguments(const std::vector<std::string>& arguments) 
   settle_checkpoints(parsed);
   if (!parsed.resume) parsed.device = device_asked_for(parsed);
   const bool checkpoint_says_shards = parsed.resume && parsed.shards == 0;
-  if (parser.count("--workers") > 0) {
-    check_range("--workers", parsed.workers, 1, 4096);
-  } else if (!checkpoint_says_shards && parsed.on(DeviceKind::kCpu) && !parsed.several_hosts() &&
-             parsed.hosts.list.empty()) {
+  take_workers(parsed);
+  if (parsed.workers == 0 && !checkpoint_says_shards && parsed.on(DeviceKind::kCpu) &&
+      !parsed.several_hosts() && parsed.hosts.list.empty()) {
     parsed.workers = workers_for_this_host(parsed, cores_of_this_host());
   }
   count_hosts(parsed);
@@ -542,11 +563,13 @@ int cores_of_this_host() {
 }
 
 int workers_for_this_host(const TrainArguments& arguments, int places) {
-  for (int workers = places; workers > 1; --workers) {
+  int workers = places;
+  const auto fits = [&] {
     const std::int64_t shards = shards_on(arguments, workers);
-    if (shards >= workers && arguments.global_batch % shards == 0) return workers;
-  }
-  return 1;
+    return shards >= workers && arguments.global_batch % shards == 0;
+  };
+  while (workers > 1 && !fits()) --workers;
+  return arguments.workers_range ? arguments.workers_range->start_with(workers) : workers;
 }
 
 }  // namespace lockstep::app

@@ -110,10 +110,12 @@ struct TrainArguments {
   // On what.
   std::optional<DeviceKind> device;  // nothing: open
   int workers = 0;                   // on all hosts; 0: open, one for each core or GPU
-  control::NodeOptions nodes;        // several hosts
-  control::HostOptions hosts;        // likewise, started from here
-  int host_workers = 0;              // on this one of several hosts
-  std::optional<Wire> wire;          // nothing: open
+  // MIN:MAX: how many there may be while the job runs. `workers` is then the number at the start.
+  std::optional<control::WorkersAsked> workers_range;
+  control::NodeOptions nodes;  // several hosts
+  control::HostOptions hosts;  // likewise, started from here
+  int host_workers = 0;        // on this one of several hosts
+  std::optional<Wire> wire;    // nothing: open
   control::Bind bind = control::Bind::kAuto;
   // As `lockstep run`: workers that die are replaced.
   struct Elastic {

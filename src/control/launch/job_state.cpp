@@ -90,11 +90,21 @@ std::string describe(const LeftWorker& left, int max_restarts, double waited_s) 
                         : fmt::format("; {}, and a replacement starts", others);
       return wait > 0 ? fmt::format("{} in {:g} s", text, wait) : text;
     }
-    case Departures::After::kNoRestart:
+    case Departures::After::kNoRestart: {
+      const auto wait = std::chrono::ceil<std::chrono::seconds>(left.outcome.wait).count();
       text += live == 0 ? "; its place stays empty" : fmt::format("; {} without it", others);
-      return fmt::format("{}: no restart is left (--max-restarts {})", text, max_restarts);
+      text += fmt::format(": no restart is left (--max-restarts {})", max_restarts);
+      return wait > 0 ? fmt::format("{} for {} s", text, wait) : text;
+    }
     case Departures::After::kFinishing:
       return fmt::format("{}; {} without it", text, others);
+    case Departures::After::kPastEnd:
+      return fmt::format("{}; it had reached the end of the job", text);
+    case Departures::After::kRefused:
+      return fmt::format("rank {} could not join and {}; {} without it", end.rank, describe(end),
+                         others);
+    case Departures::After::kResized:
+      return fmt::format("rank {} has left: the job is to have fewer workers", end.rank);
     case Departures::After::kTooFew:
       break;
   }
@@ -143,7 +153,7 @@ std::optional<int> Blame::lost_by(int rank) const {
 }
 
 JobState::JobState(int workers, EndRules rules) : live_(workers), rules_(std::move(rules)) {
-  if (rules_.elastic) departures_.emplace(*rules_.elastic);
+  if (rules_.elastic) departures_.emplace(*rules_.elastic, workers);
 }
 
 std::optional<JobState::Clock::time_point> JobState::deadline() const {
@@ -213,25 +223,31 @@ void JobState::hold_back(std::vector<WorkerEnd>& ends, Clock::time_point now) {
   }
 }
 
+// Whether the job goes on although this worker has failed. One that cannot go on without a worker that has left leaves,
+// too: it was about to join, or its program cannot repeat a step.
+bool JobState::leaves(const WorkerEnd& end, const std::vector<WorkerEnd>& together) const {
+  if (end.how == WorkerEnd::How::kKilled || expelled(end.rank)) return true;
+  if (end.how == WorkerEnd::How::kNotStarted) return departures_->later(end.rank);
+  return left_with_another(end, together) || departures_->newcomer(end.rank);
+}
+
+bool JobState::left_with_another(const WorkerEnd& end,
+                                 const std::vector<WorkerEnd>& together) const {
+  const auto lost = blame_.lost_by(end.rank);
+  if (!lost) return false;
+  const auto before = blame_.end_of(*lost);
+  return (before && before->failed()) ||
+         std::any_of(together.begin(), together.end(), [&](const WorkerEnd& other) {
+           return other.rank == *lost && other.how == WorkerEnd::How::kKilled;
+         });
+}
+
 // The ends that are left to be judged. If one of them is a failure of the worker's own, the job ends; then whom a signal
-// killed at the same moment may be the cause. A worker that cannot go on without one that has left leaves, too: it was
-// about to join, or its program cannot repeat a step.
+// killed at the same moment may be the cause.
 std::vector<WorkerEnd> JobState::depart(const std::vector<WorkerEnd>& together, Orders& orders,
                                         Clock::time_point now) {
-  const auto has_left = [&](int rank) {
-    const auto before = blame_.end_of(rank);
-    return (before && before->failed()) ||
-           std::any_of(together.begin(), together.end(), [rank](const WorkerEnd& end) {
-             return end.rank == rank && end.how == WorkerEnd::How::kKilled;
-           });
-  };
-  const auto leaves = [&](const WorkerEnd& end) {
-    if (end.how == WorkerEnd::How::kKilled || (end.failed() && expelled(end.rank))) return true;
-    const auto lost = blame_.lost_by(end.rank);
-    return end.how == WorkerEnd::How::kExited && lost && has_left(*lost);
-  };
   for (const auto& end : together) {
-    if (end.failed() && !leaves(end)) return together;
+    if (end.failed() && !leaves(end, together)) return together;
     if (!end.failed()) departures_->on_ended_well(end.rank);
   }
   std::vector<WorkerEnd> rest;
@@ -241,7 +257,10 @@ std::vector<WorkerEnd> JobState::depart(const std::vector<WorkerEnd>& together, 
       continue;
     }
     const bool expelled_one = expelled(end.rank);
-    const auto outcome = departures_->on_left(end.rank, live_, now);
+    const bool refused =
+        end.how == WorkerEnd::How::kExited && !expelled_one && !left_with_another(end, together);
+    const auto outcome = refused ? departures_->on_refused(end.rank, live_)
+                                 : departures_->on_left(end.rank, live_, now);
     if (outcome.after == Departures::After::kTooFew) {
       rest.push_back(end);
       continue;
@@ -273,6 +292,32 @@ JobState::Orders JobState::on_expelled(int rank) {
   if (!departures_ || !running()) return {};
   departures_->on_expelled(rank);
   return {.kill = {rank}};
+}
+
+void JobState::on_goodbye(int rank) {
+  if (departures_) departures_->on_goodbye(rank);
+}
+
+JobState::Resized JobState::on_resize(int workers, Clock::time_point now) {
+  if (!departures_)
+    return {"its number of workers is fixed; start it with -n MIN:MAX, as in -n 2:8", {}};
+  if (!running()) return {"it is ending", {}};
+  if (auto why = departures_->objection(workers)) return {std::move(*why), {}};
+  Orders orders;
+  orders.workers = workers;
+  orders.kill = departures_->on_resize(workers, now);
+  orders.start = restart(now);
+  return {"", std::move(orders)};
+}
+
+JobState::Orders JobState::on_dismissed(int rank) {
+  if (!departures_ || !running()) return {};
+  departures_->on_dismissed(rank);
+  return {.kill = {rank}};
+}
+
+std::optional<int> JobState::wanted() const {
+  return departures_ ? std::optional(departures_->wanted()) : std::nullopt;
 }
 
 // Ends the job if the cause of the first failure is known, or if the time to wait for it is over.
@@ -344,10 +389,15 @@ JobState::Orders JobState::on_host_lost(const std::vector<int>& ranks, Clock::ti
 }
 
 JobState::Orders JobState::on_time(Clock::time_point now) {
-  if (running() && held_.until &&
-      now >= *held_.until) {  // it lives on: they have failed by themselves
+  if (running() && held_.until && now >= *held_.until) {  // it lives on: they failed by themselves
+    Orders orders;
+    const auto ends = depart(std::exchange(held_, {}).ends, orders, now);
+    if (ends.empty()) {
+      orders.start = restart(now);
+      return orders;
+    }
     failed_at_ = now - std::chrono::duration_cast<Clock::duration>(rules_.for_the_cause);
-    blame_.on_ends(std::exchange(held_, {}).ends);
+    blame_.on_ends(ends);
     return judge(now);
   }
   if (running()) return {.start = restart(now)};

@@ -140,9 +140,10 @@ std::string describe(const LeftWorker& left, int max_restarts, double waited_s);
 // any order: then the signal is the cause.
 //
 // With elastic rules, a worker that a signal kills while the job runs has left; so has one that fails because it lost such
-// a worker. The job goes on, with a replacement or without one, as long as Departures allows it. All other failures end
-// the job as ever. The job has succeeded when all
-// that live have ended with 0, or when the last generation has: then who still lives came too late to join.
+// a worker, a replacement that cannot be started, and a newcomer that fails before it has joined the others. The job goes
+// on, with a replacement or without one, as long as Departures allows it. All other failures end the job as ever. The job
+// has succeeded when all that live have ended with 0, or when the last generation has: then who still lives came too late
+// to join.
 //
 // Threads:   one caller at a time.
 // Blocking:  never; time is an argument.
@@ -159,6 +160,7 @@ class JobState {
     std::vector<int> start = {};        // replacements of these workers
     std::vector<int> kill = {};         // these workers
     std::vector<LeftWorker> left = {};  // the job goes on without them: for the user
+    std::optional<int> workers = {};    // the job is to have so many from now on
   };
   enum class Cause : std::uint8_t {
     kNone,
@@ -173,11 +175,21 @@ class JobState {
 
   // A worker says whom it lost, before it ends; or that it goes on.
   void on_loss(int rank, std::optional<int> whom) { blame_.on_loss(rank, whom); }
+  // It has left its world, as at the end of a program.
+  void on_goodbye(int rank);
   Orders on_ends(const std::vector<WorkerEnd>& together, Clock::time_point now);
   // Only with elastic rules: a process runs, a generation of these workers has formed, others wait for one in vain.
   void on_started(int rank, Clock::time_point now);
   void on_formed(const std::vector<int>& ranks);
   Orders on_expelled(int rank);
+  // The job is to have so many workers. `refusal` says why not, as in "job 3fa9: it is ending".
+  struct Resized {
+    std::string refusal;
+    Orders orders;
+  };
+  Resized on_resize(int workers, Clock::time_point now);
+  // This worker is between two batches, and is not among those that the job is to have.
+  Orders on_dismissed(int rank);
   Orders on_signal(int signal, Clock::time_point now);
   // Standard output or error cannot be written any more; `error` is the errno.
   Orders on_output_closed(int error, Clock::time_point now);
@@ -202,12 +214,16 @@ class JobState {
   int left() const { return departures_ ? departures_->left() : 0; }
   int replaced() const { return departures_ ? departures_->replaced() : 0; }
   bool expelled(int rank) const { return departures_ && departures_->expelled(rank); }
+  // How many workers the job is to have, if that can change.
+  std::optional<int> wanted() const;
 
  private:
   bool running() const { return cause_ == Cause::kNone && !failed_at_ && !ending_.released; }
   bool over() const;
   std::vector<WorkerEnd> depart(const std::vector<WorkerEnd>& together, Orders& orders,
                                 Clock::time_point now);
+  bool leaves(const WorkerEnd& end, const std::vector<WorkerEnd>& together) const;
+  bool left_with_another(const WorkerEnd& end, const std::vector<WorkerEnd>& together) const;
   void hold_back(std::vector<WorkerEnd>& ends, Clock::time_point now);
   std::vector<int> restart(Clock::time_point now);
   Orders judge(Clock::time_point now);

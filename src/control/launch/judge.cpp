@@ -20,7 +20,8 @@ EndRules end_rules(const RunOptions& options) {
   rules.stopped_code = options.stopped_code;
   if (elastic(options))
     rules.elastic = {.min_workers = options.min_workers.value_or(kMinWorkers),
-                     .max_restarts = options.max_restarts.value_or(kMaxRestarts)};
+                     .max_restarts = options.max_restarts.value_or(kMaxRestarts),
+                     .most_workers = places(options)};
   const std::vector<int> signals = signals_to_forward();
   const bool on_terminal = ::isatty(STDOUT_FILENO) == 1 || ::isatty(STDERR_FILENO) == 1;
   rules.hangs_up =
@@ -37,7 +38,7 @@ OwnJudge::OwnJudge(boost::asio::io_context& context, const RunOptions& options, 
     : options_(options),
       map_(map),
       nodes_(nodes),
-      state_(map.world(), end_rules(options)),
+      state_(map.nodes() == 1 ? options.workers : map.world(), end_rules(options)),
       report_(map, std::move(program), options.step_timeout_s),
       deadline_(context) {
   for (int node = 0; node < map.nodes(); ++node) running_.insert(node);
@@ -67,10 +68,13 @@ void OwnJudge::take_event(int node, const KeeperEvent& event) {
   report_.add(event);
   switch (event.kind) {
     case KeeperEvent::Kind::kNotStarted:
-      together_[node].push_back({event.rank, WorkerEnd::How::kNotStarted, event.value});
+      if (event.pid == 0)
+        together_[node].push_back({event.rank, WorkerEnd::How::kNotStarted, event.value});
       break;
     case KeeperEvent::Kind::kEnded:
-      if (!report_.not_started(event.rank)) {
+      if (const int error = report_.not_started(event.rank)) {
+        together_[node].push_back({event.rank, WorkerEnd::How::kNotStarted, error});
+      } else {
         together_[node].push_back(worker_end(event.rank, event.value));
         together_[node].back().pid = event.pid;
       }
@@ -95,6 +99,7 @@ void OwnJudge::take_ends(int node) {
 
 void OwnJudge::on_loss(const Loss& loss) {
   if (!map_.is_rank(loss.rank)) return;
+  if (loss.whom == Loss::kGoodbye) return state_.on_goodbye(loss.rank);
   state_.on_loss(loss.rank, map_.is_rank(loss.whom) ? std::optional(loss.whom) : std::nullopt);
 }
 
@@ -114,7 +119,7 @@ void OwnJudge::on_output_closed(int error) {
 
 void OwnJudge::on_formed(std::uint64_t generation, const std::vector<int>& ranks) {
   state_.on_formed(ranks);
-  if (!std::exchange(formed_, true)) return;
+  if (std::exchange(generation_, generation) == 0) return;
   when_note(fmt::format(
       "lockstep: {} from here on (generation {})",
       ranks.size() == 1 ? "1 worker trains" : fmt::format("{} workers train", ranks.size()),
@@ -123,6 +128,31 @@ void OwnJudge::on_formed(std::uint64_t generation, const std::vector<int>& ranks
 
 void OwnJudge::on_expelled(int rank) {
   obey(state_.on_expelled(rank));
+}
+
+void OwnJudge::on_dismissed(int rank) {
+  obey(state_.on_dismissed(rank));
+}
+
+std::string OwnJudge::on_resize(int workers) {
+  const auto before = state_.wanted();
+  auto resized = state_.on_resize(workers, Clock::now());
+  if (!resized.refusal.empty()) return resized.refusal;
+  when_note(fmt::format("lockstep: the job is to have {} worker{}; before: {}", workers,
+                        workers == 1 ? "" : "s", *before));
+  obey(resized.orders);
+  return "";
+}
+
+bool OwnJudge::tell_facts(JobFacts& facts) const {
+  facts.workers = state_.live();
+  facts.wanted = state_.wanted().value_or(facts.workers);
+  if (state_.wanted()) {
+    facts.least = options_.min_workers.value_or(kMinWorkers);
+    facts.most = places(options_);
+  }
+  facts.generation = generation_;
+  return true;
 }
 
 void OwnJudge::on_all_read(NodeVerdict& /*verdict*/) {

@@ -17,6 +17,7 @@
 #include <string_view>
 #include <vector>
 
+#include "control/launch/job_request.h"
 #include "control/launch/job_state.h"
 #include "control/launch/keeper.h"
 #include "control/launch/nodes.h"
@@ -49,6 +50,11 @@ class Judge {
   // Of a job whose workers may leave and join: a generation has formed; others wait for this worker in vain.
   virtual void on_formed(std::uint64_t /*generation*/, const std::vector<int>& /*ranks*/) {}
   virtual void on_expelled(int /*rank*/) {}
+  virtual void on_dismissed(int /*rank*/) {}  // it is to leave, and the others wait for that
+  // The user wants so many workers. Why not; empty: it is done, now or between two batches.
+  virtual std::string on_resize(int /*workers*/) { return "its number of workers is fixed"; }
+  // For `lockstep jobs`. False: another launcher lists this job.
+  virtual bool tell_facts(JobFacts& /*facts*/) const { return false; }
   // A line that a worker of this host, counted from 0, has printed. True if it was for the judge and is not shown.
   virtual bool on_line(int /*worker*/, std::string_view /*line*/) { return false; }
   // Nothing of the job is left on this host; how its keeper ended, as a wait status.
@@ -79,6 +85,9 @@ class OwnJudge final : public Judge {
   void on_output_closed(int error) override;
   void on_formed(std::uint64_t generation, const std::vector<int>& ranks) override;
   void on_expelled(int rank) override;
+  void on_dismissed(int rank) override;
+  std::string on_resize(int workers) override;
+  bool tell_facts(JobFacts& facts) const override;
   void on_keeper_gone(int wait_status) override { take_end(map_.node, wait_status); }
   void on_all_read(NodeVerdict& verdict) override;
   bool ending() const override { return state_.cause() != JobState::Cause::kNone; }
@@ -103,9 +112,9 @@ class OwnJudge final : public Judge {
   JobReport report_;
   boost::asio::steady_timer deadline_;
   std::map<int, std::vector<WorkerEnd>>
-      together_;           // by node: ends that were noticed together, so far
-  std::set<int> running_;  // nodes on which something of the job may be left
-  bool formed_ = false;    // a generation, before
+      together_;                  // by node: ends that were noticed together, so far
+  std::set<int> running_;         // nodes on which something of the job may be left
+  std::uint64_t generation_ = 0;  // the last that has formed
   bool concluded_ = false;
 };
 

@@ -94,6 +94,7 @@ class KeeperProcess {
   base::Fd child_signals_;
   base::Fd null_;
   std::unordered_map<pid_t, int> ranks_;  // of the workers that have not been reaped
+  std::unordered_map<int, int> starts_;   // by worker: how often one was tried
 };
 
 void KeeperProcess::run(pid_t launcher) {
@@ -131,7 +132,7 @@ bool KeeperProcess::launcher_gone() const {
 }
 
 void KeeperProcess::start_workers() {
-  for (int rank = 0; rank < plan_.workers() && !launcher_gone(); ++rank) start_worker(rank);
+  for (int rank = 0; rank < plan_.workers && !launcher_gone(); ++rank) start_worker(rank);
   // Only worker 0 may hold the launcher's standard input; and the keeper, if it may have to start worker 0 again.
   if (!plan_.restarts || plan_.input != STDIN_FILENO) ::dup2(null_.get(), STDIN_FILENO);
   if (!plan_.restarts || !plan_.leader_keeps_output) ::dup2(null_.get(), STDOUT_FILENO);
@@ -139,6 +140,7 @@ void KeeperProcess::start_workers() {
 
 void KeeperProcess::start_worker(int rank) {
   const pid_t keeper = ::getpid();
+  ++starts_[rank];
   const pid_t pid = ::fork();
   if (pid == 0) become_worker(rank, keeper);
   if (pid < 0) {
@@ -175,14 +177,14 @@ void KeeperProcess::become_worker(int rank, pid_t keeper) {
   // If the kernel refuses, the worker only runs slower.
   if (!plan_.cpus.empty()) bind_to(plan_.cpus[static_cast<std::size_t>(rank)]);
 
-  auto environment = plan_.environment(rank);
+  auto environment = plan_.environment(rank, {plan_.workers, starts_[rank] - 1});
   auto arguments = plan_.arguments(rank);
   auto argv = pointers(arguments);
   auto envp = pointers(environment);
   ::sigprocmask(SIG_SETMASK, &plan_.signal_mask, nullptr);
   ::execve(plan_.program.c_str(), argv.data(), envp.data());
   const int error = errno;
-  send(events_.get(), {KeeperEvent::Kind::kNotStarted, rank, 0, error});
+  send(events_.get(), {KeeperEvent::Kind::kNotStarted, rank, ::getpid(), error});
   ::_exit(1);
 }
 
@@ -215,6 +217,9 @@ void KeeperProcess::obey(const KeeperOrder& order) {
       return;
     case KeeperOrder::Kind::kKill:
       return kill_worker(order.value);
+    case KeeperOrder::Kind::kSize:
+      plan_.workers = order.value;
+      return;
   }
 }
 

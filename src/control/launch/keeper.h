@@ -30,7 +30,7 @@ struct KeeperEvent {
   enum class Kind : std::int32_t {
     kStarted = 1,      // pid
     kEnded = 2,        // value: wait status
-    kNotStarted = 3,   // value: errno of fork or exec
+    kNotStarted = 3,   // value: errno of fork; or of exec, with the pid: then its end follows
     kAllReported = 4,  // the ends since the last of these were noticed together
     kSwept = 5,        // value: how many processes workers had left behind
   };
@@ -46,9 +46,16 @@ struct KeeperOrder {
     kSignal = 1,  // value: for all workers
     kStart = 2,   // value: a worker whose process has ended
     kKill = 3,    // value: a worker; it and its process group
+    kSize = 4,    // value: how many workers the job is to have from now on
   };
   Kind kind = Kind::kSignal;
   std::int32_t value = 0;
+};
+
+// What a worker is told of when it was started.
+struct WorkerStart {
+  int workers = 0;   // that the job is to have on this host
+  int restarts = 0;  // of this worker, so far
 };
 
 // What the keeper starts, and how.
@@ -56,7 +63,7 @@ struct KeeperPlan {
   std::string program;
   // By worker, counted on this host from 0.
   std::function<std::vector<std::string>(int worker)> arguments;
-  std::function<std::vector<std::string>(int worker)> environment;
+  std::function<std::vector<std::string>(int worker, const WorkerStart& start)> environment;
   std::vector<base::Pipe>
       outputs;  // two per worker, stdout then stderr; workers get the write ends
   bool leader_keeps_output = false;    // worker 0 writes to the launcher's outputs itself
@@ -74,7 +81,8 @@ struct KeeperPlan {
   rlimit open_files{};
   sigset_t signal_mask{};
 
-  int workers() const { return static_cast<int>(outputs.size() / 2); }
+  int workers = 0;  // to start at once; the other places stay empty until an order comes
+  int places() const { return static_cast<int>(outputs.size() / 2); }
 };
 
 // The launcher's side of a started keeper.

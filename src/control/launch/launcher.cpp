@@ -1,6 +1,7 @@
 #include "control/launch/launcher.h"
 
 #include <fmt/format.h>
+#include <fmt/ranges.h>
 #include <lockstep/errors.h>
 #include <signal.h>
 #include <sys/signalfd.h>
@@ -16,6 +17,7 @@
 #include <boost/asio/steady_timer.hpp>
 #include <cerrno>
 #include <cstdio>
+#include <ctime>
 #include <functional>
 #include <memory>
 #include <optional>
@@ -24,6 +26,7 @@
 #include "base/environment.h"
 #include "base/log.h"
 #include "control/launch/hosts_state.h"
+#include "control/launch/job_socket.h"
 #include "control/launch/judge.h"
 #include "control/launch/keeper.h"
 #include "control/launch/meeting.h"
@@ -72,11 +75,9 @@ class KeeperLink {
 
   void send(const KeeperOrder& order);
 
-  // Lets the keeper kill everything that is left, and exit.
+  // Lets the keeper kill everything that is left, and exit. One that does not is killed: the launcher then ends its
+  // family itself.
   void release();
-
-  // For a keeper that did not: the launcher then ends its family itself.
-  void kill();
 
   // How it ended, as a wait status.
   int reap();
@@ -88,10 +89,11 @@ class KeeperLink {
   pid_t pid_;
   stream_descriptor events_;
   base::Fd lifeline_;
+  boost::asio::steady_timer limit_;
 };
 
 KeeperLink::KeeperLink(boost::asio::io_context& context, Keeper keeper)
-    : pid_(keeper.pid), events_(context), lifeline_(std::move(keeper.lifeline)) {
+    : pid_(keeper.pid), events_(context), lifeline_(std::move(keeper.lifeline)), limit_(context) {
   base::set_nonblocking(keeper.events.get());
   events_.assign(keeper.events.release());
 }
@@ -106,10 +108,10 @@ void KeeperLink::send(const KeeperOrder& order) {
 void KeeperLink::release() {
   lifeline_.reset();
   ::kill(pid_, SIGCONT);
-}
-
-void KeeperLink::kill() {
-  ::kill(pid_, SIGKILL);
+  limit_.expires_after(kKeeperLimit);
+  limit_.async_wait([pid = pid_](const boost::system::error_code& error) {
+    if (!error) ::kill(pid, SIGKILL);
+  });
 }
 
 int KeeperLink::reap() {
@@ -131,6 +133,7 @@ void KeeperLink::read_events() {
   if (got < 0 && (errno == EAGAIN || errno == EINTR)) return wait();
   if (got <= 0) {
     events_.close();
+    limit_.cancel();
     return when_gone();
   }
   for (std::size_t i = 0; i < static_cast<std::size_t>(got) / sizeof(KeeperEvent); ++i)
@@ -157,6 +160,8 @@ class Launcher {
   void wait_for_losses();
   void take_losses();
   void obey(const JobState::Orders& orders);
+  void open_socket();
+  JobAnswer answer(const JobRequest& request);
   void on_keeper_gone();
   void finish();
   void conclude();
@@ -169,11 +174,11 @@ class Launcher {
   std::unique_ptr<Judge> judge_;
   KeeperLink keeper_;
   MeetingPoint workers_;
+  std::optional<JobSocket> socket_;
   stream_descriptor losses_;
   Output output_;
   ClosingWords closing_;
   stream_descriptor signals_;
-  boost::asio::steady_timer keeper_limit_;
   std::optional<NodeVerdict> verdict_;
 };
 
@@ -188,8 +193,7 @@ Launcher::Launcher(boost::asio::io_context& context, const RunOptions& options, 
       losses_(context_, ready.losses.launcher.release()),
       output_(context_, ready.plan, ready.prefix, std::move(ready.logs)),
       closing_(options, meeting.map),
-      signals_(context_, signal_descriptor()),
-      keeper_limit_(context_) {
+      signals_(context_, signal_descriptor()) {
   keeper_.when_event = [this](const KeeperEvent& event) { take_event(event); };
   keeper_.when_gone = [this] { on_keeper_gone(); };
   output_.when_closed = [this](int error) { judge_->on_output_closed(error); };
@@ -205,8 +209,52 @@ Launcher::Launcher(boost::asio::io_context& context, const RunOptions& options, 
   if (meeting.lifeline) meeting.lifeline->when_signal = [this](int signal) { take_signal(signal); };
 }
 
+// Another terminal of the user can ask for this job.
+void Launcher::open_socket() {
+  JobFacts facts;
+  if (!judge_->tell_facts(facts)) return;
+  const std::int64_t since = std::time(nullptr);
+  socket_.emplace(context_, [this, since](const JobRequest& request) {
+    JobAnswer said = answer(request);
+    judge_->tell_facts(said.facts);
+    said.facts.program = fmt::format("{}", fmt::join(options_.command, " "));
+    said.facts.since_s = since;
+    return said;
+  });
+  if (options_.most_workers && !socket_->id().empty()) {
+    note(
+        fmt::format("lockstep: job {} begins with {} worker{} of {} to {}; `lockstep resize {} N` "
+                    "changes that",
+                    socket_->id(), options_.workers, options_.workers == 1 ? "" : "s", facts.least,
+                    facts.most, socket_->id()));
+  }
+}
+
+JobAnswer Launcher::answer(const JobRequest& request) {
+  JobAnswer reply;
+  if (verdict_ && request.kind != JobRequest::Kind::kDescribe) {
+    reply.refusal = "it has ended";
+  } else if (request.kind == JobRequest::Kind::kStop) {
+    take_signal(SIGTERM);
+    reply.said = "is told to end, as by SIGTERM";
+  } else if (request.kind == JobRequest::Kind::kResize) {
+    JobFacts before;
+    judge_->tell_facts(before);
+    // What the launcher knows comes first: it says more.
+    const bool within = request.workers >= before.least && request.workers <= before.most;
+    const auto why = within ? workers_.objection(request.workers) : std::nullopt;
+    reply.refusal = why ? *why : judge_->on_resize(request.workers);
+    reply.said =
+        request.workers >= before.workers
+            ? fmt::format("is to have {}", request.workers)
+            : fmt::format("is to have {}; the others leave between two batches", request.workers);
+  }
+  return reply;
+}
+
 int Launcher::run() {
   output_.resume_streams();
+  open_socket();
   keeper_.start();
   wait_for_signals();
   wait_for_losses();
@@ -264,20 +312,18 @@ void Launcher::obey(const JobState::Orders& orders) {
   if (keeper_.gone()) return;
   const int first = meeting_.map.first_rank();
   for (const auto& one : orders.left) output_.end_lines(one.end.rank - first);
+  if (orders.workers) {
+    keeper_.send({KeeperOrder::Kind::kSize, *orders.workers});
+    workers_.resize(*orders.workers);
+  }
   for (const int rank : orders.kill) keeper_.send({KeeperOrder::Kind::kKill, rank - first});
   for (const int rank : orders.start) keeper_.send({KeeperOrder::Kind::kStart, rank - first});
   for (const int signal : orders.forward) keeper_.send({KeeperOrder::Kind::kSignal, signal});
-  if (!orders.release) return;
-  keeper_.release();
-  keeper_limit_.expires_after(kKeeperLimit);
-  keeper_limit_.async_wait([this](const boost::system::error_code& error) {
-    if (!error) keeper_.kill();
-  });
+  if (orders.release) keeper_.release();
 }
 
 // Processes that the keeper could not end are now our children, because the launcher is a subreaper, too.
 void Launcher::on_keeper_gone() {
-  keeper_limit_.cancel();
   const int status = keeper_.reap();
   closing_.not_ended(end_descendants(Deadline::after(kOwnSweepLimit)).left);
   judge_->on_keeper_gone(status);

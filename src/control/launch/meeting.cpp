@@ -198,7 +198,7 @@ void meet(boost::asio::io_context& context, RunOptions& options, const Program& 
   }
   if (options.nodes.nodes == 1) {
     if (program.path.empty()) throw CannotBegin{program.problem, program.exit_code};
-    meeting.map = {0, {{this_host(), static_cast<std::uint32_t>(options.workers)}}};
+    meeting.map = {0, {{this_host(), static_cast<std::uint32_t>(places(options))}}};
     meeting.start = make_start(options, meeting.map, meeting.listener);
     meeting.secret = make_secret();
     return settle(options, meeting.map, meeting.start);

@@ -1,5 +1,7 @@
 #include "control/launch/meeting_point.h"
 
+#include <fmt/format.h>
+
 #include <chrono>
 
 namespace lockstep::control {
@@ -8,6 +10,7 @@ namespace {
 MembershipRules membership_rules(const RunOptions& options) {
   const std::chrono::duration<double> patience(options.step_timeout_s);
   return {.least = options.min_workers.value_or(kMinWorkers),
+          .wanted = options.workers,
           .patience = std::chrono::ceil<std::chrono::milliseconds>(patience)};
 }
 
@@ -25,9 +28,11 @@ MeetingPoint::MeetingPoint(boost::asio::io_context& context, const RunOptions& o
       {.formed = [&judge](std::uint64_t generation,
                           const std::vector<int>& places) { judge.on_formed(generation, places); },
        .newcomers = [this](int count) { news_->set_newcomers(count); },
-       .expelled = [&judge](int place) { judge.on_expelled(place); }});
+       .expelled = [&judge](int place) { judge.on_expelled(place); },
+       .dismissed = [&judge](int place) { judge.on_dismissed(place); }});
   // From the beginning: the first generation must not form before the last worker has been started.
-  for (int rank = 0; rank < meeting.map.world(); ++rank) running_.insert(rank);
+  const int workers = meeting.map.nodes() == 1 ? options.workers : meeting.map.world();
+  for (int rank = 0; rank < workers; ++rank) running_.insert(rank);
   tell_server();
 }
 
@@ -45,6 +50,21 @@ void MeetingPoint::take(const KeeperEvent& event) {
     case KeeperEvent::Kind::kSwept:
       return;
   }
+}
+
+std::optional<std::string> MeetingPoint::objection(int workers) const {
+  const int most = news_ ? news_->most_workers() : 0;
+  if (most == 0) {
+    return "its workers have not ended a first batch; or they cannot meet between two: only the "
+           "loop "
+           "of a Job or a Trainer can, over the engine shm";
+  }
+  if (workers <= most) return std::nullopt;
+  return fmt::format("it has {} shard{}: that many workers at most", most, most == 1 ? "" : "s");
+}
+
+void MeetingPoint::resize(int workers) {
+  if (server_) server_->set_wanted(workers);
 }
 
 void MeetingPoint::tell_server() {

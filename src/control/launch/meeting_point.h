@@ -7,6 +7,7 @@
 #include <boost/asio/io_context.hpp>
 #include <optional>
 #include <set>
+#include <string>
 
 #include "control/launch/judge.h"
 #include "control/launch/meeting.h"
@@ -27,6 +28,11 @@ class MeetingPoint {
 
   // Ranks count over all hosts.
   void take(const KeeperEvent& event);
+
+  // Why the job cannot have so many workers now; nothing if it can, as far as its workers are concerned.
+  std::optional<std::string> objection(int workers) const;
+  // It is to have so many from now on.
+  void resize(int workers);
 
   // Workers of this host whose processes run.
   int running() const { return static_cast<int>(running_.size()); }

@@ -6,15 +6,17 @@
 #include <algorithm>
 #include <array>
 #include <cctype>
+#include <climits>
 #include <string_view>
 
+#include "base/environment.h"
 #include "control/rendezvous/address.h"
 
 namespace lockstep::control {
 namespace {
 
 // They number the workers and let them in. Another value could only break the job.
-constexpr std::array<std::string_view, 15> kOwnVariables = {"RANK",
+constexpr std::array<std::string_view, 16> kOwnVariables = {"RANK",
                                                             "LOCAL_RANK",
                                                             "WORLD_SIZE",
                                                             "LOCAL_WORLD_SIZE",
@@ -28,6 +30,7 @@ constexpr std::array<std::string_view, 15> kOwnVariables = {"RANK",
                                                             "LOCKSTEP_LOSS_FD",
                                                             "LOCKSTEP_NEWS_FD",
                                                             "LOCKSTEP_ELASTIC",
+                                                            "LOCKSTEP_PLACES",
                                                             "TORCHELASTIC_USE_AGENT_STORE"};
 
 bool is_variable_name(std::string_view name) {
@@ -73,6 +76,12 @@ void check_nodes(const NodeOptions& nodes) {
 
 void check_elastic(const RunOptions& options) {
   if (!elastic(options)) return;
+  if (options.most_workers && (!options.hosts.list.empty() || options.nodes.nodes > 1)) {
+    throw BadInput(
+        fmt::format("a number of workers that may change, such as {}:{}, works on one host so far; "
+                    "give one number",
+                    options.min_workers.value_or(kMinWorkers), *options.most_workers));
+  }
   const char* several = !options.hosts.list.empty() ? "--hosts" : "--nodes";
   if (!options.hosts.list.empty() || options.nodes.nodes > 1) {
     throw BadInput(fmt::format(
@@ -103,6 +112,29 @@ void check_elastic(const RunOptions& options) {
 }
 
 }  // namespace
+
+std::optional<WorkersAsked> parse_workers(const std::string& option, const std::string& text) {
+  const auto number_in = [](const std::string& digits) -> std::optional<int> {
+    const auto number = base::parse_number(digits);
+    if (!number || *number < INT_MIN || *number > INT_MAX) return std::nullopt;
+    return static_cast<int>(*number);
+  };
+  const auto colon = text.find(':');
+  const auto least = number_in(text.substr(0, colon));
+  if (!least) return std::nullopt;
+  if (colon == std::string::npos) return WorkersAsked{*least, std::nullopt};
+  const auto most = number_in(text.substr(colon + 1));
+  if (!most) return std::nullopt;
+  if (*least > *most) {
+    throw BadInput(fmt::format("{} {}: the least comes first; did you mean {}:{}?", option, text,
+                               *most, *least));
+  }
+  if (*least < 1 || *most > kMostWorkers) {
+    throw BadInput(fmt::format("{} {} is not possible; ask for 1 to {} workers, as in 2:8", option,
+                               text, kMostWorkers));
+  }
+  return WorkersAsked{*least, *most};
+}
 
 std::pair<std::string, std::string> parse_variable(const std::string& text) {
   const auto equals = text.find('=');

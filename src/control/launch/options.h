@@ -5,6 +5,7 @@
 #include <lockstep/buffer.h>
 #include <lockstep/comm.h>
 
+#include <algorithm>
 #include <chrono>
 #include <functional>
 #include <optional>
@@ -54,7 +55,9 @@ struct HostOptions {
 
 struct RunOptions {
   // What runs.
-  int workers = 0;
+  int workers = 0;  // at the start
+  std::optional<int>
+      most_workers;  // to which the job can be resized; default: as many as at the start
   std::vector<std::string> command;                            // the program and its arguments
   std::vector<std::pair<std::string, std::string>> variables;  // --env; wins over everything else
   // If one of these is absent or empty, what the user exported counts, else the default.
@@ -88,12 +91,29 @@ struct RunOptions {
   std::optional<int> stopped_code;  // says that all workers have stopped early, in order
 };
 
+// How many workers there may be at a time: each has a place, from 0 on.
+inline int places(const RunOptions& options) {
+  return options.most_workers.value_or(options.workers);
+}
+
 // Whether workers may leave and be replaced.
 inline bool elastic(const RunOptions& options) {
   return options.min_workers || options.max_restarts;
 }
 inline constexpr int kMinWorkers = 1;
 inline constexpr int kMaxRestarts = 10;
+
+// What -n says: a number, or MIN:MAX.
+struct WorkersAsked {
+  int least = 0;
+  std::optional<int> most;  // nothing: exactly `least`
+
+  // How many to start on a host that has room for so many.
+  int start_with(int room) const { return most ? std::clamp(room, least, *most) : least; }
+};
+
+// Nothing if it is neither of the two. BadInput, naming the option, if MIN:MAX cannot be.
+std::optional<WorkersAsked> parse_workers(const std::string& option, const std::string& text);
 
 // "KEY=VALUE" as a pair. BadInput if there is no '=', if the key is no name of a variable, and if the
 // launcher sets that variable itself, such as RANK.

@@ -427,7 +427,7 @@ Output::Output(boost::asio::io_context& context, KeeperPlan& plan, const LinePre
                ? out_
                : std::make_shared<Outlet>(*this, STDERR_FILENO)),
       before_note_(plan.leader_keeps_output && is_terminal(STDERR_FILENO) ? kClearLine : ""),
-      tails_(static_cast<std::size_t>(plan.workers())),
+      tails_(static_cast<std::size_t>(plan.places())),
       poll_(context) {
   logs.resize(plan.outputs.size());
   for (std::size_t stream = 0; stream < plan.outputs.size(); ++stream) {
@@ -440,7 +440,7 @@ Output::Output(boost::asio::io_context& context, KeeperPlan& plan, const LinePre
     streams_.push_back(std::make_unique<Stream>(
         context, std::move(plan.outputs[stream].read), is_err ? *err_ : *out_, tails_[worker],
         Targets{prefix(static_cast<int>(worker), colour), std::move(logs[stream]),
-                line_limit(2 * plan.workers()), is_err ? nullptr : taken}));
+                line_limit(2 * plan.places()), is_err ? nullptr : taken}));
   }
 }
 

@@ -196,10 +196,10 @@ class JobReport {
   void look_at(int rank);
 
   // The worker is about to be started again.
-  void restart(int rank) { not_started_[static_cast<std::size_t>(rank)] = false; }
+  void restart(int rank) { not_started_[static_cast<std::size_t>(rank)] = 0; }
 
-  // The worker's fork or exec failed. Then the end of its process says nothing.
-  bool not_started(int rank) const { return not_started_[static_cast<std::size_t>(rank)]; }
+  // The errno with which the worker's exec failed, or 0. Then the end of its process says nothing.
+  int not_started(int rank) const { return not_started_[static_cast<std::size_t>(rank)]; }
 
   NodeVerdict verdict(const JobState& state) const;
 
@@ -214,7 +214,7 @@ class JobReport {
   std::string program_;
   double step_timeout_s_;
   std::vector<pid_t> pids_;
-  std::vector<bool> not_started_;
+  std::vector<int> not_started_;  // errno; 0: it was started
   int overtime_ = 0;
   std::string lost_;             // the first host or keeper that was lost, as a line
   std::map<int, bool> stopped_;  // by rank, for look_at()

@@ -37,13 +37,13 @@ void open_standard_descriptors() {
 // reserve.
 void raise_open_files(const RunOptions& options, const HostMap& map, const rlimit& original) {
   const rlim_t per_worker = options.log_dir.empty() ? 4 : 6;
-  const rlim_t needed = static_cast<rlim_t>(options.workers) * per_worker +
+  const rlim_t needed = static_cast<rlim_t>(places(options)) * per_worker +
                         static_cast<rlim_t>(map.world() + map.nodes()) + 64;
   if (original.rlim_cur >= needed) return;
   if (original.rlim_max < needed) {
     throw Unavailable(fmt::format(
         "{} workers need {} open files and the limit is {}; raise `ulimit -Hn` or start fewer",
-        options.workers, needed, original.rlim_max));
+        places(options), needed, original.rlim_max));
   }
   rlimit raised = original;
   raised.rlim_cur = needed;
@@ -181,11 +181,14 @@ Preparation prepare(const RunOptions& options, const Program& program,
   job.variables.emplace_back("LOCKSTEP_BINDING", binding.text);
 
   KeeperPlan& plan = ready.plan;
-  plan.cpus = std::move(binding.cpus);
+  // Workers that come later share with those that were there from the start.
+  plan.workers = options.workers;
+  for (int place = 0; place < places(options) && !binding.cpus.empty(); ++place)
+    plan.cpus.push_back(binding.cpus[static_cast<std::size_t>(place) % binding.cpus.size()]);
   plan.program = program.path;
   plan.arguments = [command = options.command](int) { return command; };
-  plan.environment = [inherited = own_environment(), job](int worker) {
-    return worker_environment(inherited, job, job.map.first_rank() + worker);
+  plan.environment = [inherited = own_environment(), job](int worker, const WorkerStart& now) {
+    return worker_environment(inherited, job, job.map.first_rank() + worker, now);
   };
   // Workers have process groups of their own, and only the foreground group may read a terminal.
   const bool reads = map.node == 0 && !options.nodes.lifeline && ::isatty(STDIN_FILENO) != 1;
@@ -197,7 +200,7 @@ Preparation prepare(const RunOptions& options, const Program& program,
   plan.restarts = elastic(options);
   plan.open_files = original.open_files;
   plan.signal_mask = original.signal_mask;
-  for (int stream = 0; stream < 2 * options.workers; ++stream)
+  for (int stream = 0; stream < 2 * places(options); ++stream)
     plan.outputs.push_back(base::make_pipe());
   return ready;
 }
@@ -239,12 +242,12 @@ Variables parsed(const std::vector<std::string>& strings) {
 }
 
 // torchrun calls a host a group.
-void set_ranks(Variables& variables, int rank, const HostMap& map) {
+void set_ranks(Variables& variables, int rank, const HostMap& map, int workers) {
   for (const char* name : {"RANK", "ROLE_RANK"}) variables[name] = fmt::to_string(rank);
   for (const char* name : {"WORLD_SIZE", "ROLE_WORLD_SIZE"})
-    variables[name] = fmt::to_string(map.world());
+    variables[name] = fmt::to_string(map.nodes() == 1 ? workers : map.world());
   variables["LOCAL_RANK"] = fmt::to_string(rank - map.first_rank());
-  variables["LOCAL_WORLD_SIZE"] = fmt::to_string(map.workers());
+  variables["LOCAL_WORLD_SIZE"] = fmt::to_string(workers);
   variables["GROUP_RANK"] = fmt::to_string(map.node);
   variables["GROUP_WORLD_SIZE"] = fmt::to_string(map.nodes());
   variables["ROLE_NAME"] = "default";
@@ -252,10 +255,10 @@ void set_ranks(Variables& variables, int rank, const HostMap& map) {
 
 // In PyTorch's env:// rendezvous rank 0 serves MASTER_PORT, unless TORCHELASTIC_USE_AGENT_STORE says
 // that an agent does. We serve no such store, so the value of a torchrun around us must not stay.
-void set_torchrun(Variables& variables, const NodeStart& start, int max_restarts) {
+void set_torchrun(Variables& variables, const NodeStart& start, int max_restarts, int restarts) {
   variables["MASTER_ADDR"] = start.master;
   variables["MASTER_PORT"] = fmt::to_string(start.master_port);
-  variables["TORCHELASTIC_RESTART_COUNT"] = "0";
+  variables["TORCHELASTIC_RESTART_COUNT"] = fmt::to_string(restarts);
   variables["TORCHELASTIC_MAX_RESTARTS"] = fmt::to_string(max_restarts);
   variables["TORCHELASTIC_RUN_ID"] = start.name;
   variables["TORCHELASTIC_USE_AGENT_STORE"] = "False";
@@ -267,11 +270,13 @@ void set_lockstep(Variables& variables, const JobEnvironment& job) {
   variables["LOCKSTEP_RENDEZVOUS"] = job.start.rendezvous;
   variables["LOCKSTEP_SECRET_FD"] = fmt::to_string(job.secret_fd);
   variables["LOCKSTEP_LOSS_FD"] = fmt::to_string(job.loss_fd);
-  for (const char* name : {"LOCKSTEP_SECRET_FILE", "LOCKSTEP_NEWS_FD", "LOCKSTEP_ELASTIC"})
+  for (const char* name :
+       {"LOCKSTEP_SECRET_FILE", "LOCKSTEP_NEWS_FD", "LOCKSTEP_ELASTIC", "LOCKSTEP_PLACES"})
     variables.erase(name);
   if (job.news_fd < 0) return;
   variables["LOCKSTEP_NEWS_FD"] = fmt::to_string(job.news_fd);
   variables["LOCKSTEP_ELASTIC"] = "1";
+  if (job.map.nodes() == 1) variables["LOCKSTEP_PLACES"] = fmt::to_string(job.map.world());
 }
 
 // By default each library takes all cores. If every worker did so, all would be slower.
@@ -282,10 +287,11 @@ void set_threads(Variables& variables) {
 }  // namespace
 
 std::vector<std::string> worker_environment(const std::vector<std::string>& inherited,
-                                            const JobEnvironment& job, int rank) {
+                                            const JobEnvironment& job, int rank,
+                                            const WorkerStart& now) {
   Variables variables = parsed(inherited);
-  set_ranks(variables, rank, job.map);
-  set_torchrun(variables, job.start, job.max_restarts);
+  set_ranks(variables, rank, job.map, now.workers);
+  set_torchrun(variables, job.start, job.max_restarts, now.restarts);
   set_lockstep(variables, job);
   set_threads(variables);
   for (const auto& [name, value] : job.variables) variables[name] = value;

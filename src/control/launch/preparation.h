@@ -85,12 +85,13 @@ struct JobEnvironment {
   std::vector<std::pair<std::string, std::string>> variables;  // of the user
 };
 
-// "KEY=VALUE" strings for the worker of this rank.
+// "KEY=VALUE" strings for the worker of this rank, which is started now.
 //
 // A variable is taken from the first of these that has it: options such as --env, the launcher, what was exported.
 // Numbers of threads are the exception: an exported number wins over the launcher's default of 1, and
 // loses only to --threads.
 std::vector<std::string> worker_environment(const std::vector<std::string>& inherited,
-                                            const JobEnvironment& job, int rank);
+                                            const JobEnvironment& job, int rank,
+                                            const WorkerStart& now);
 
 }  // namespace lockstep::control

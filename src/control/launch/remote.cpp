@@ -181,13 +181,14 @@ Preparation prepare_shells(const RunOptions& options, const RemoteWords& words,
     all.push_back(remote_command(options, words, hosts, node));
     return all;
   };
-  plan.environment = [](int) {
+  plan.environment = [](int, const WorkerStart&) {
     std::vector<std::string> strings;
     for (char** text = environ; *text != nullptr; ++text) strings.emplace_back(*text);
     return strings;
   };
   plan.open_files = original.open_files;
   plan.signal_mask = original.signal_mask;
+  plan.workers = static_cast<int>(hosts.size());
   for (std::size_t i = 0; i < hosts.size(); ++i) {
     plan.inputs.push_back(base::make_pipe());
     plan.outputs.push_back(base::make_pipe());

@@ -33,7 +33,7 @@ void JobReport::add(const KeeperEvent& event) {
   if (event.kind == KeeperEvent::Kind::kStarted)
     pids_[static_cast<std::size_t>(event.rank)] = event.pid;
   if (event.kind == KeeperEvent::Kind::kNotStarted)
-    not_started_[static_cast<std::size_t>(event.rank)] = true;
+    not_started_[static_cast<std::size_t>(event.rank)] = event.value;
 }
 
 void JobReport::keeper_lost(int node, int wait_status) {

@@ -11,6 +11,7 @@
 #include <map>
 #include <optional>
 #include <set>
+#include <string>
 #include <vector>
 
 namespace lockstep::control {
@@ -33,8 +34,20 @@ class Restarts {
 
   void on_start(int place, Clock::time_point now) { places_[place].started = now; }
 
-  // Its process has died: when to start the next one. Nothing if no restart is left.
-  std::optional<Clock::time_point> on_end(int place, Clock::time_point now);
+  // When the next process of a place may start. Not `left`: none is left before that, because 10 minutes must pass since
+  // an earlier one.
+  struct Grant {
+    Clock::time_point when;
+    bool left = true;
+    bool again = true;  // it is a restart
+  };
+
+  // Its process has died, or could not be started. Nothing if there are never restarts.
+  std::optional<Grant> on_end(int place, Clock::time_point now);
+
+  // Starts a process in an empty place. That is no restart.
+  void add(int place, Clock::time_point now) { waiting_[place] = {now, true, waits(place)}; }
+  void drop(int place) { waiting_.erase(place); }
 
   // The places to start now; each is returned once.
   std::vector<int> due(Clock::time_point now);
@@ -42,8 +55,11 @@ class Restarts {
   // When due() has something, if at all.
   std::optional<Clock::time_point> next() const;
 
-  int waiting() const { return static_cast<int>(waiting_.size()); }
+  // Places that start soon: those for which no restart is left do not count.
+  int waiting() const;
+  bool waits(int place) const { return waiting_.contains(place); }
   void drop() { waiting_.clear(); }  // nothing is started any more
+  int done() const { return done_; }
 
  private:
   struct Place {
@@ -53,12 +69,13 @@ class Restarts {
 
   int most_;
   std::map<int, Place> places_;
-  std::map<int, Clock::time_point> waiting_;
+  std::map<int, Grant> waiting_;
   std::multiset<Clock::time_point> granted_;
+  int done_ = 0;  // restarts
 };
 
-// Who has left a job whose workers may leave, and whether it goes on. It knows places only; JobState knows how they
-// ended.
+// Who has left a job whose workers may leave, how many it is to have, and whether it goes on. It knows places only;
+// JobState knows how they ended. The places that the job is to have are always the lowest.
 //
 // Threads, Blocking, Failure, Ownership: as Restarts.
 class Departures {
@@ -66,31 +83,48 @@ class Departures {
   using Clock = Restarts::Clock;
   struct Rules {
     int min_workers = 1;
-    int max_restarts = 10;  // within 10 minutes
+    int max_restarts = 10;              // within 10 minutes
+    int most_workers = kMostWorkersOf;  // to which the job can be resized
   };
   enum class After : std::uint8_t {
     kReplaced,   // a replacement starts
     kNoRestart,  // the others go on without it: no restart is left
     kFinishing,  // the others go on without it: some have reached the end of the job
+    kPastEnd,    // it had reached the end itself, and was not the leader
+    kRefused,    // it could not join the others, which go on
+    kResized,    // the job has been given fewer workers
     kTooFew,     // the job ends
   };
   struct Outcome {
     After after = After::kTooFew;
-    Clock::duration wait{};  // until the replacement starts
+    Clock::duration wait{};  // until a replacement starts; with kNoRestart zero: never
   };
 
-  explicit Departures(const Rules& rules)
-      : min_workers_(rules.min_workers), restarts_(rules.max_restarts) {}
+  // The job begins with so many workers.
+  explicit Departures(const Rules& rules, int workers = kMostWorkersOf);
 
   void on_started(int place, Clock::time_point now) { restarts_.on_start(place, now); }
-  void on_formed(const std::vector<int>& places) { members_ = {places.begin(), places.end()}; }
+  void on_formed(const std::vector<int>& places);
   void on_expelled(int place) { expelled_.insert(place); }
+  // It has left its world, and only its own work is to be done.
+  void on_goodbye(int place) { past_end_.insert(place); }
+  // It is between two batches, and the job is to have fewer workers: its process will be ended.
+  void on_dismissed(int place) { dismissed_.insert(place); }
 
   // Its process has ended with 0. After that no member is replaced: the newcomer would find nobody to learn from.
   void on_ended_well(int place);
 
-  // Its process has died, and this many others live.
+  // Its process has died, or could not be started, and this many others live.
   Outcome on_left(int place, int live, Clock::time_point now);
+
+  // A newcomer has ended with a code of its own: it would do so again.
+  Outcome on_refused(int place, int live);
+
+  // The job is to have so many workers: within the limits, and not while some have reached the end. Processes to be ended
+  // at once: those that are in no generation. The others leave between two batches.
+  std::vector<int> on_resize(int workers, Clock::time_point now);
+  // Why it cannot be so many; nothing if it can.
+  std::optional<std::string> objection(int workers) const;
 
   // As Restarts.
   std::vector<int> due(Clock::time_point now);
@@ -100,17 +134,35 @@ class Departures {
   // Every member of the last generation has ended, at least one of them with 0. Who still lives has never joined.
   bool done() const { return finishing_ && members_.empty(); }
   bool expelled(int place) const { return expelled_.contains(place); }
+  // It was started while the job ran.
+  bool later(int place) const { return later_.contains(place); }
+  // Others train, and it has not joined them yet.
+  bool newcomer(int place) const { return !members_.empty() && !members_.contains(place); }
+  int wanted() const { return size_.wanted; }
   int left() const { return left_; }
-  int replaced() const { return replaced_; }
+  int replaced() const { return restarts_.done(); }
 
  private:
-  int min_workers_;
+  static constexpr int kMostWorkersOf = 1 << 16;
+
+  struct Size {
+    int least = 1;
+    int wanted = 0;
+    int most = 0;
+  };
+  void finish();
+
+  Size size_;
   Restarts restarts_;
+  std::set<int> running_;
   std::set<int> members_;  // of the last generation, without those that have ended since
+  int leader_ = -1;        // of it
   std::set<int> expelled_;
+  std::set<int> dismissed_;
+  std::set<int> past_end_;
+  std::set<int> later_;
   bool finishing_ = false;
   int left_ = 0;
-  int replaced_ = 0;
 };
 
 }  // namespace lockstep::control

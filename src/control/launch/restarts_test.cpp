@@ -18,7 +18,7 @@ TEST(RestartsTest, AWorkerThatRanForLongStartsAgainAtOnce) {
   Restarts restarts(10);
   restarts.on_start(1, kFirstDeath);
   const auto end = kFirstDeath + Restarts::kSoon;
-  EXPECT_EQ(restarts.on_end(1, end), end);
+  EXPECT_EQ(restarts.on_end(1, end)->when, end);
   EXPECT_EQ(restarts.next(), end);
   EXPECT_THAT(restarts.due(end), ElementsAre(1));
   EXPECT_THAT(restarts.due(end), IsEmpty()) << "only once";
@@ -31,14 +31,14 @@ TEST(RestartsTest, APlaceThatDiesSoonWaitsLongerEachTime) {
   for (const int wait : {0, 1, 2, 4, 8, 16, 30, 30}) {
     restarts.on_start(0, now);
     now += seconds(3);
-    ASSERT_EQ(restarts.on_end(0, now), now + seconds(wait));
+    ASSERT_EQ(restarts.on_end(0, now)->when, now + seconds(wait));
     now += seconds(wait);
     EXPECT_THAT(restarts.due(now - std::chrono::nanoseconds(1)), IsEmpty());
     EXPECT_THAT(restarts.due(now), ElementsAre(0));
   }
   restarts.on_start(0, now);
   now += seconds(60);
-  EXPECT_EQ(restarts.on_end(0, now), now) << "it ran for a minute: all is forgotten";
+  EXPECT_EQ(restarts.on_end(0, now)->when, now) << "it ran for a minute: all is forgotten";
 }
 
 TEST(RestartsTest, EachPlaceWaitsForItself) {
@@ -48,7 +48,7 @@ TEST(RestartsTest, EachPlaceWaitsForItself) {
     restarts.on_end(0, kFirstDeath);
   }
   restarts.on_start(1, kFirstDeath);
-  EXPECT_EQ(restarts.on_end(1, kFirstDeath), kFirstDeath);
+  EXPECT_EQ(restarts.on_end(1, kFirstDeath)->when, kFirstDeath);
   EXPECT_THAT(restarts.due(kFirstDeath), ElementsAre(1));
   EXPECT_EQ(restarts.next(), kFirstDeath + seconds(2));
   EXPECT_EQ(restarts.waiting(), 1);
@@ -58,12 +58,17 @@ TEST(RestartsTest, EachPlaceWaitsForItself) {
 
 TEST(RestartsTest, NoMoreThanTheLimitWithinTenMinutes) {
   Restarts restarts(2);
-  EXPECT_TRUE(restarts.on_end(0, kFirstDeath));
-  EXPECT_TRUE(restarts.on_end(1, kFirstDeath + minutes(5)));
-  EXPECT_FALSE(restarts.on_end(2, kFirstDeath + minutes(6)));
-  EXPECT_FALSE(restarts.on_end(2, kFirstDeath + minutes(10) - seconds(1)));
-  EXPECT_TRUE(restarts.on_end(2, kFirstDeath + minutes(10)));
-  EXPECT_FALSE(restarts.on_end(2, kFirstDeath + minutes(11)));
+  EXPECT_TRUE(restarts.on_end(0, kFirstDeath)->left);
+  EXPECT_TRUE(restarts.on_end(1, kFirstDeath + minutes(5))->left);
+  const auto third = restarts.on_end(2, kFirstDeath + minutes(6));
+  EXPECT_FALSE(third->left);
+  EXPECT_EQ(third->when, kFirstDeath + minutes(10)) << "ten minutes after the first";
+  EXPECT_EQ(restarts.waiting(), 2) << "it does not start soon";
+  const auto fourth = restarts.on_end(3, kFirstDeath + minutes(7));
+  EXPECT_EQ(fourth->when, kFirstDeath + minutes(15)) << "ten minutes after the second";
+  EXPECT_THAT(restarts.due(kFirstDeath + minutes(10)), ElementsAre(0, 1, 2));
+  EXPECT_THAT(restarts.due(kFirstDeath + minutes(15)), ElementsAre(3));
+  EXPECT_EQ(restarts.done(), 4);
 }
 
 TEST(RestartsTest, NoneIsALimit) {

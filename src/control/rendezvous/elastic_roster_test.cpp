@@ -152,6 +152,32 @@ TEST_F(ElasticRosterTest, ANewcomerOfAnotherBuildIsSentAwayAndTheJobGoesOn) {
   EXPECT_EQ(roster_.newcomers(), 0);
 }
 
+TEST_F(ElasticRosterTest, WorkersThatAreTooManyAreSentAwayBetweenTwoBatches) {
+  form_all();
+  roster_.set_wanted(2, kOnTime, answers_);
+  EXPECT_EQ(roster_.newcomers(), 1) << "the others are to meet";
+  const ConnectionId first = join(0);
+  join(1);
+  EXPECT_THAT(roster_.take_events(), IsEmpty());
+  join(2);
+  const auto events = roster_.take_events();
+  ASSERT_EQ(events.size(), 1u);
+  EXPECT_EQ(events[0].kind, RendezvousRoster::Event::Kind::kDismissed);
+  EXPECT_THAT(events[0].places, ElementsAre(2));
+  EXPECT_EQ(welcome_of(first), nullptr) << "until it is dead";
+  alive({0, 1});
+  ASSERT_NE(welcome_of(first), nullptr);
+  EXPECT_THAT(welcome_of(first)->places, ElementsAre(0, 1));
+  EXPECT_EQ(roster_.newcomers(), 0);
+}
+
+TEST_F(ElasticRosterTest, AJobThatIsGivenItsWorkersBackKeepsThem) {
+  form_all();
+  roster_.set_wanted(2, kOnTime, answers_);
+  roster_.set_wanted(3, kOnTime, answers_);
+  EXPECT_EQ(roster_.newcomers(), 0);
+}
+
 TEST_F(ElasticRosterTest, WaitsEnd) {
   form_all();
   join(1);

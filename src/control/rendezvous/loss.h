@@ -18,7 +18,8 @@ namespace lockstep::control {
 
 // The record, as it travels.
 struct Loss {
-  static constexpr std::int32_t kNobody = -1;  // it has joined a world again
+  static constexpr std::int32_t kNobody = -1;   // it has joined a world again
+  static constexpr std::int32_t kGoodbye = -2;  // it has left its world, as at the end of a program
 
   std::int32_t rank = -1;       // who speaks
   std::int32_t whom = kNobody;  // whom it lost

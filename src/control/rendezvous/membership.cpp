@@ -20,18 +20,49 @@ bool waits(const Membership& now, int place) {
                      [place](const Candidate& one) { return one.place == place; });
 }
 
-// Places that wait and are not among these, in order.
-std::vector<int> others(const Membership& now, const std::vector<int>& these) {
+// Wanted places that wait and are not among these, in order.
+std::vector<int> others(const Membership& now, const std::vector<int>& these, int wanted) {
   std::vector<int> places;
   for (const Candidate& one : now.waiting) {
-    if (std::find(these.begin(), these.end(), one.place) == these.end())
+    if (one.place < wanted && std::find(these.begin(), these.end(), one.place) == these.end())
       places.push_back(one.place);
   }
   std::sort(places.begin(), places.end());
   return places;
 }
 
+// Workers of the last generation that have not come, though others wait for them.
+void judge_late(const Membership& now, const MembershipRules& rules,
+                std::chrono::steady_clock::time_point time, const std::vector<int>& survivors,
+                const std::vector<int>& late, MembershipVerdict& verdict) {
+  // Only a survivor that waits has seen the others stop. Newcomers may take as long as they need to start.
+  std::optional<std::chrono::steady_clock::time_point> since;
+  for (const Candidate& one : now.waiting) {
+    const bool survivor =
+        std::find(survivors.begin(), survivors.end(), one.place) != survivors.end();
+    if (survivor && (!since || one.since < *since)) since = one.since;
+  }
+  if (!since || late.empty()) return;
+  if (time >= *since + rules.patience) {
+    verdict.expelled = late;
+  } else {
+    verdict.ask_again = *since + rules.patience;
+  }
+}
+
 }  // namespace
+
+std::vector<int> to_dismiss(const Membership& now, const MembershipRules& rules) {
+  const std::vector<int> survivors = survivors_of(now);
+  const std::vector<int> newcomers = others(now, survivors, rules.wanted);
+  std::vector<int> leave;
+  std::copy_if(survivors.begin(), survivors.end(), std::back_inserter(leave),
+               [&](int place) { return place >= rules.wanted; });
+  const std::size_t stay = survivors.size() + newcomers.size() - leave.size();
+  if (stay < static_cast<std::size_t>(std::max(rules.least, 1)) || leave.size() == survivors.size())
+    return {};
+  return leave;
+}
 
 MembershipVerdict next_members(const Membership& now, const MembershipRules& rules,
                                std::chrono::steady_clock::time_point time) {
@@ -45,26 +76,19 @@ MembershipVerdict next_members(const Membership& now, const MembershipRules& rul
   if (!late.empty() || expected.empty()) {
     verdict.reason =
         expected.empty() ? "no worker runs" : fmt::format("waits for {}", fmt::join(late, ", "));
-    // Only a survivor that waits has seen the others stop. Newcomers may take as long as they need to start.
-    std::optional<std::chrono::steady_clock::time_point> since;
-    for (const Candidate& one : now.waiting) {
-      const bool survivor =
-          std::find(survivors.begin(), survivors.end(), one.place) != survivors.end();
-      if (survivor && (!since || one.since < *since)) since = one.since;
-    }
-    if (!since || late.empty()) return verdict;
-    if (time >= *since + rules.patience) {
-      verdict.expelled = late;
-    } else {
-      verdict.ask_again = *since + rules.patience;
-    }
+    judge_late(now, rules, time, survivors, late, verdict);
     return verdict;
   }
   const bool in_batch = std::any_of(now.waiting.begin(), now.waiting.end(),
                                     [](const Candidate& one) { return one.in_batch; });
   std::vector<int> next = survivors;
   if (!in_batch) {
-    const std::vector<int> newcomers = others(now, survivors);
+    verdict.dismissed = to_dismiss(now, rules);
+    if (!verdict.dismissed.empty()) {
+      verdict.reason = fmt::format("{} leave", fmt::join(verdict.dismissed, ", "));
+      return verdict;
+    }
+    const std::vector<int> newcomers = others(now, survivors, rules.wanted);
     next.insert(next.end(), newcomers.begin(), newcomers.end());
     if (static_cast<int>(next.size()) < rules.least) {
       verdict.reason = fmt::format("{} of at least {} workers are here", next.size(), rules.least);

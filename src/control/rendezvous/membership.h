@@ -9,6 +9,9 @@
 // that others share. If one does not come, though the others have waited for it for the time that the rules allow, it is
 // to be expelled: the launcher ends its process. Newcomers come in between two batches, and nobody waits for them; except
 // if no worker survives, or too few: then the job waits until enough are there.
+//
+// The job may be given fewer workers: then those in the highest places leave between two batches, when all survivors wait,
+// so that no step is lost. The launcher ends their processes, and the others form the next generation.
 #pragma once
 
 #include <chrono>
@@ -22,6 +25,7 @@ namespace lockstep::control {
 
 struct MembershipRules {
   int least = 1;                               // workers
+  int wanted = 1 << 16;                        // places below this one are to be filled
   std::chrono::milliseconds patience{30'000};  // for a survivor that others wait for
 };
 
@@ -39,12 +43,16 @@ struct Membership {
 };
 
 struct MembershipVerdict {
-  std::vector<int> forms;     // the next generation: places by rank; empty: not yet
-  int survivors = 0;          // among them, the first
-  std::vector<int> expelled;  // end their processes
+  std::vector<int> forms;      // the next generation: places by rank; empty: not yet
+  int survivors = 0;           // among them, the first
+  std::vector<int> expelled;   // end their processes: others have waited for them in vain
+  std::vector<int> dismissed;  // end their processes: the job is to have fewer workers
   std::optional<std::chrono::steady_clock::time_point> ask_again;
   std::string reason;  // why it forms, or for whom it waits
 };
+
+// The survivors that are to leave between two batches; none as long as too few would stay.
+std::vector<int> to_dismiss(const Membership& now, const MembershipRules& rules);
 
 // Survivors keep their order, so the leader stays if it survives. Newcomers follow, by place.
 MembershipVerdict next_members(const Membership& now, const MembershipRules& rules,

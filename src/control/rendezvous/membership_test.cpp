@@ -12,7 +12,7 @@ using testing::ElementsAre;
 using testing::IsEmpty;
 using Time = std::chrono::steady_clock::time_point;
 
-constexpr MembershipRules kRules{.least = 2, .patience = seconds(30)};
+const MembershipRules kRules{.least = 2, .patience = seconds(30)};
 
 Candidate at_rest(int place, Time since = {}) {
   return {place, false, since};
@@ -83,6 +83,44 @@ TEST(MembershipTest, IfNobodySurvivesTheNewWorkersBegin) {
   EXPECT_THAT(next_members(now, kRules, {}).forms, IsEmpty()) << "0 starts";
   now.waiting.push_back(at_rest(0));
   EXPECT_THAT(next_members(now, kRules, {}).forms, ElementsAre(0, 1));
+}
+
+TEST(MembershipTest, FewerWorkersLeaveWhenAllAreBetweenTwoBatches) {
+  const MembershipRules fewer{.least = 2, .wanted = 2};
+  Membership now{.alive = {0, 1, 2, 3}, .last = {3, 0, 1, 2}, .waiting = {at_rest(3), at_rest(0)}};
+  EXPECT_THAT(to_dismiss(now, fewer), ElementsAre(3, 2));
+  EXPECT_THAT(next_members(now, fewer, {}).dismissed, IsEmpty()) << "some train";
+  now.waiting = {at_rest(0), in_batch(1), at_rest(2), at_rest(3)};
+  EXPECT_THAT(next_members(now, fewer, {}).dismissed, IsEmpty()) << "a step is to be repeated";
+  EXPECT_THAT(next_members(now, fewer, {}).forms, ElementsAre(3, 0, 1, 2));
+  now.waiting = {at_rest(0), at_rest(1), at_rest(2), at_rest(3)};
+  const auto verdict = next_members(now, fewer, {});
+  EXPECT_THAT(verdict.dismissed, ElementsAre(3, 2));
+  EXPECT_THAT(verdict.forms, IsEmpty()) << "until they are dead";
+  now.alive = {0, 1};
+  now.waiting = {at_rest(0), at_rest(1)};
+  EXPECT_THAT(next_members(now, fewer, {}).forms, ElementsAre(0, 1));
+}
+
+TEST(MembershipTest, NobodyLeavesIfTooFewWouldStay) {
+  const MembershipRules fewer{.least = 2, .wanted = 2};
+  Membership now{
+      .alive = {1, 2, 3}, .last = {1, 2, 3}, .waiting = {at_rest(1), at_rest(2), at_rest(3)}};
+  EXPECT_THAT(to_dismiss(now, fewer), IsEmpty()) << "place 0 starts";
+  EXPECT_THAT(next_members(now, fewer, {}).forms, ElementsAre(1, 2, 3));
+  now.alive.insert(0);
+  now.waiting.push_back(at_rest(0));
+  EXPECT_THAT(next_members(now, fewer, {}).dismissed, ElementsAre(2, 3));
+  now = {.alive = {0, 1, 2}, .last = {2}, .waiting = {at_rest(0), at_rest(1), at_rest(2)}};
+  EXPECT_THAT(next_members(now, fewer, {}).forms, ElementsAre(2, 0, 1))
+      << "only place 2 has the state, so the others learn from it first";
+}
+
+TEST(MembershipTest, ANewcomerThatIsNotWantedStaysOutside) {
+  const MembershipRules fewer{.least = 1, .wanted = 2};
+  const Membership now{
+      .alive = {0, 1, 2}, .last = {0, 1}, .waiting = {at_rest(0), at_rest(1), at_rest(2)}};
+  EXPECT_THAT(next_members(now, fewer, {}).forms, ElementsAre(0, 1));
 }
 
 TEST(MembershipTest, WithoutWorkersNothingForms) {

@@ -32,7 +32,7 @@ NewsPage NewsPage::inherited(std::optional<int> from) {
   NewsPage news;
   struct stat file {};
   if (!from || ::fstat(*from, &file) != 0 || file.st_size != sizeof(News)) return news;
-  void* const memory = ::mmap(nullptr, sizeof(News), PROT_READ, MAP_SHARED, *from, 0);
+  void* const memory = ::mmap(nullptr, sizeof(News), PROT_READ | PROT_WRITE, MAP_SHARED, *from, 0);
   if (memory == MAP_FAILED) return news;
   news.page_ = static_cast<News*>(memory);
   if (news.page_->magic != News::kMagic) {
@@ -40,6 +40,10 @@ NewsPage NewsPage::inherited(std::optional<int> from) {
     news.page_ = nullptr;
   }
   return news;
+}
+
+void NewsPage::set_most_workers(int most) {
+  if (page_ != nullptr) page_->most_workers.store(static_cast<std::uint32_t>(most));
 }
 
 NewsPage::NewsPage(NewsPage&& other) noexcept

@@ -1,5 +1,5 @@
-// What a launcher tells its workers while they train: a page of memory that they inherit, LOCKSTEP_NEWS_FD. A worker
-// looks at it between two batches, which costs a load. Other launchers have no such page.
+// What a launcher and its workers tell each other while they train: a page of memory that workers inherit,
+// LOCKSTEP_NEWS_FD. A worker looks at it between two batches, which costs a load. Other launchers have no such page.
 #pragma once
 
 #include <atomic>
@@ -10,11 +10,14 @@
 
 namespace lockstep::control {
 
-// The page. Both sides map it; only the launcher writes.
+// The page, which both sides map.
 struct News {
   static constexpr std::uint64_t kMagic = 0x7377656e6b636f6c;
   std::uint64_t magic = kMagic;
-  std::atomic<std::uint32_t> newcomers{0};  // workers that wait to join
+  // By the launcher: workers for which the others are to meet between two batches. They wait to join, or are to leave.
+  std::atomic<std::uint32_t> newcomers{0};
+  // By workers: they can meet between two batches, and so many can train at most; 0: nobody has said so.
+  std::atomic<std::uint32_t> most_workers{0};
 };
 
 // Both ends of it.
@@ -35,6 +38,10 @@ class NewsPage {
   int fd() const { return fd_.get(); }
   void set_newcomers(int count) { page_->newcomers.store(static_cast<std::uint32_t>(count)); }
   int newcomers() const { return page_ == nullptr ? 0 : static_cast<int>(page_->newcomers.load()); }
+  void set_most_workers(int most);
+  int most_workers() const {
+    return page_ == nullptr ? 0 : static_cast<int>(page_->most_workers.load());
+  }
 
  private:
   NewsPage() = default;

@@ -17,6 +17,15 @@ TEST(NewsPages, WorkersSeeWhatTheLauncherWrites) {
   EXPECT_EQ(worker.newcomers(), 3);
 }
 
+TEST(NewsPages, WorkersSayHowManyMayTrain) {
+  const NewsPage launcher = NewsPage::make();
+  NewsPage worker = NewsPage::inherited(launcher.fd());
+  EXPECT_EQ(launcher.most_workers(), 0) << "nobody has said so";
+  worker.set_most_workers(8);
+  EXPECT_EQ(launcher.most_workers(), 8);
+  NewsPage::inherited(std::nullopt).set_most_workers(8);  // without a page nothing happens
+}
+
 TEST(NewsPages, ADescriptorOfSomethingElseHasNoNews) {
   EXPECT_EQ(NewsPage::inherited(std::nullopt).newcomers(), 0);
   EXPECT_EQ(NewsPage::inherited(-1).newcomers(), 0);

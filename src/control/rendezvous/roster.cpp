@@ -335,28 +335,43 @@ void RendezvousRoster::set_alive(std::set<int> places, TimePoint now, Answers& o
   form(now, out);
 }
 
+void RendezvousRoster::set_wanted(int places, TimePoint now, Answers& out) {
+  if (!elastic_) return;
+  elastic_->wanted = places;
+  form(now, out);
+}
+
+// A worker that waits though its process has ended does not count: its connection will end, too.
+Membership RendezvousRoster::membership() const {
+  Membership now{formed_.alive, formed_.last, {}};
+  for (const auto& [connection, one] : waiting_) {
+    const int place = static_cast<int>(one.join.rank);
+    if (formed_.alive.contains(place)) now.waiting.push_back({place, one.join.in_batch, one.since});
+  }
+  return now;
+}
+
 int RendezvousRoster::newcomers() const {
-  if (formed_.last.empty() || forming()) return 0;
-  return static_cast<int>(std::count_if(waiting_.begin(), waiting_.end(), [this](const auto& one) {
-    return std::find(formed_.last.begin(), formed_.last.end(), one.second.join.rank) ==
-           formed_.last.end();
-  }));
+  if (!elastic_ || formed_.last.empty() || forming()) return 0;
+  const Membership now = membership();
+  const auto joins = [&](const Candidate& one) {
+    return one.place < elastic_->wanted &&
+           std::find(now.last.begin(), now.last.end(), one.place) == now.last.end();
+  };
+  return static_cast<int>(std::count_if(now.waiting.begin(), now.waiting.end(), joins)) +
+         static_cast<int>(to_dismiss(now, *elastic_).size());
 }
 
 void RendezvousRoster::form(TimePoint now, Answers& out) {
   ask_again_.reset();
   if (!elastic_ || forming()) return;
-  Membership membership{formed_.alive, formed_.last, {}};
   std::map<int, ConnectionId> by_place;
-  for (const auto& [connection, one] : waiting_) {
-    const int place = static_cast<int>(one.join.rank);
-    if (!formed_.alive.contains(place)) continue;  // its process has ended, and its connection will
-    by_place[place] = connection;
-    membership.waiting.push_back({place, one.join.in_batch, one.since});
-  }
-  const MembershipVerdict verdict = next_members(membership, *elastic_, now);
+  for (const auto& [connection, one] : waiting_)
+    by_place[static_cast<int>(one.join.rank)] = connection;
+  const MembershipVerdict verdict = next_members(membership(), *elastic_, now);
   ask_again_ = verdict.ask_again;
-  if (!verdict.expelled.empty()) expel(verdict.expelled);
+  end_processes(Event::Kind::kExpelled, verdict.expelled);
+  end_processes(Event::Kind::kDismissed, verdict.dismissed);
   if (verdict.forms.empty()) return;
   current_ = std::make_shared<Generation>(
       ++last_number_, verdict.forms,
@@ -373,12 +388,12 @@ void RendezvousRoster::form(TimePoint now, Answers& out) {
   }
 }
 
-// Once: its process will be ended. Until it has been, set_alive() has it, and nobody goes on.
-void RendezvousRoster::expel(const std::vector<int>& places) {
+// Each is told once. Until a process has been ended, set_alive() has it, and nobody goes on.
+void RendezvousRoster::end_processes(Event::Kind why, const std::vector<int>& places) {
   std::vector<int> told;
   std::copy_if(places.begin(), places.end(), std::back_inserter(told),
                [this](int place) { return formed_.expelled.insert(place).second; });
-  if (!told.empty()) events_.push_back({Event::Kind::kExpelled, 0, std::move(told)});
+  if (!told.empty()) events_.push_back({why, 0, std::move(told)});
 }
 
 void RendezvousRoster::note_formed() {

@@ -147,11 +147,13 @@ class RendezvousRoster {
 
   // Only for elastic jobs. The processes of these places run; at first those of all places do.
   void set_alive(std::set<int> places, TimePoint now, Answers& out);
-  // Workers that wait to join those that train.
+  // The job is to have the places below this number: others leave between two batches.
+  void set_wanted(int places, TimePoint now, Answers& out);
+  // Workers for which those that train are to meet between two batches: they wait to join, or are to leave.
   int newcomers() const;
   // What has happened since the last call.
   struct Event {
-    enum class Kind : std::uint8_t { kFormed, kExpelled };
+    enum class Kind : std::uint8_t { kFormed, kExpelled, kDismissed };
     Kind kind = Kind::kFormed;
     std::uint64_t generation = 0;
     std::vector<int> places;
@@ -170,7 +172,8 @@ class RendezvousRoster {
   std::optional<std::string> objection(const Join& join) const;
   bool forming() const { return current_ && !current_->finished() && !current_->failed(); }
   void form(TimePoint now, Answers& out);
-  void expel(const std::vector<int>& places);
+  Membership membership() const;
+  void end_processes(Event::Kind why, const std::vector<int>& places);
   void note_formed();
   void give_up_waiting(TimePoint now, Answers& out);
 
@@ -185,7 +188,7 @@ class RendezvousRoster {
   struct Formed {
     std::set<int> alive;
     std::vector<int> last;   // places of the last generation, without those that have died since
-    std::set<int> expelled;  // and not dead yet
+    std::set<int> expelled;  // or dismissed, and not dead yet
     bool any = false;
   };
   Formed formed_;

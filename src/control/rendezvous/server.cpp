@@ -54,6 +54,7 @@ class RendezvousServer::State : public std::enable_shared_from_this<RendezvousSe
 
   void start();
   void set_alive(std::set<int> places);
+  void set_wanted(int places);
   void listen(Events events) { events_ = std::move(events); }
   void close(std::function<void()> when_empty);
   void shut_down();
@@ -110,12 +111,25 @@ void RendezvousServer::State::set_alive(std::set<int> places) {
   spread_events();
 }
 
+void RendezvousServer::State::set_wanted(int places) {
+  Answers answers;
+  roster_.set_wanted(places, std::chrono::steady_clock::now(), answers);
+  deliver(answers);
+  arm_timer();
+  spread_events();
+}
+
 void RendezvousServer::State::spread_events() {
+  using Kind = RendezvousRoster::Event::Kind;
   for (const RendezvousRoster::Event& event : roster_.take_events()) {
-    if (event.kind == RendezvousRoster::Event::Kind::kFormed && events_.formed)
-      events_.formed(event.generation, event.places);
-    if (event.kind != RendezvousRoster::Event::Kind::kExpelled || !events_.expelled) continue;
-    for (const int place : event.places) events_.expelled(place);
+    if (event.kind == Kind::kFormed) {
+      if (events_.formed) events_.formed(event.generation, event.places);
+      continue;
+    }
+    const auto& tell = event.kind == Kind::kExpelled ? events_.expelled : events_.dismissed;
+    for (const int place : event.places) {
+      if (tell) tell(place);
+    }
   }
   const int newcomers = roster_.newcomers();
   if (std::exchange(newcomers_, newcomers) != newcomers && events_.newcomers)
@@ -187,6 +201,10 @@ void RendezvousServer::close(std::function<void()> when_empty) {
 
 void RendezvousServer::set_alive(std::set<int> places) {
   state_->set_alive(std::move(places));
+}
+
+void RendezvousServer::set_wanted(int places) {
+  state_->set_wanted(places);
 }
 
 void RendezvousServer::listen(Events events) {

@@ -62,11 +62,15 @@ class RendezvousServer {
   // Only for a job whose workers may leave and join. set_alive: the places whose processes run now. A new process has a
   // place only when it has been started, and a dead one has none.
   void set_alive(std::set<int> places);
+  // The job is to have the places below this number.
+  void set_wanted(int places);
   struct Events {
     std::function<void(std::uint64_t generation, const std::vector<int>& places)> formed;
-    std::function<void(int count)> newcomers;  // so many wait to join the others
+    std::function<void(int count)> newcomers;  // so many wait to join the others, or are to leave
     std::function<void(int place)>
         expelled;  // others wait for it in vain: its process is to be ended
+    // The others go on without it, because the job is to have fewer workers: its process is to be ended.
+    std::function<void(int place)> dismissed;
   };
   void listen(Events events);
 

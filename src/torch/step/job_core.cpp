@@ -528,8 +528,9 @@ void JobCore::end_batch() {
   progress_.next = batch.step() + 1;
   if (numbers_.undecided) rerun();
   save_if_due(batch);
-  if (progress_.newcomers && progress_.next < progress_.loop->end() && can_recover())
-    join_newcomers();
+  if (!can_recover()) return;
+  generation_.world.allow_workers(setup_.options.shards);
+  if (progress_.newcomers && progress_.next < progress_.loop->end()) join_newcomers();
 }
 
 void JobCore::end_loop() {
