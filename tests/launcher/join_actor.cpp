@@ -4,9 +4,12 @@
 //   meet          meets the others again and again, until one of them is lost
 //   throw RANK    the same, but that rank fails for a reason of its own, and takes its time to end with 7
 //   leave RANK    the same, but that rank ends with 0
+//   train MOST    batches for ever, between which at most MOST workers join and leave; says who is there
+//   crash RANK    leaves its world, and then that rank crashes when the others have ended
 //
 // A worker that has lost another one ends with 1, at once.
 #include <lockstep/lockstep.h>
+#include <signal.h>
 #include <unistd.h>
 
 #include <chrono>
@@ -40,13 +43,50 @@ int meet(const std::string& role, int failing) {
   while (true) world.comm().barrier().wait();
 }
 
+void say_who(const lockstep::World& world) {
+  std::printf("rank %d of %d in generation %d\n", world.rank(), world.size(),
+              static_cast<int>(world.generation()));
+  std::fflush(stdout);
+}
+
+// As the loop of a Job: all workers hear in the same batch that somebody wants to join, or is to leave.
+[[noreturn]] void train(int most) {
+  auto world = lockstep::join();
+  say_who(world);
+  while (true) {
+    try {
+      std::int64_t meet = world.newcomers();
+      world.comm()
+          .all_reduce({&meet, 1, lockstep::DType::kInt64}, {.op = lockstep::ReduceOp::kMax})
+          .wait();
+      world.allow_workers(most);
+      std::this_thread::sleep_for(std::chrono::milliseconds(1));
+      if (meet == 0) continue;
+      world.regroup(false);
+    } catch (const lockstep::PeerLost&) {
+      world.regroup(true);
+    }
+    say_who(world);
+  }
+}
+
+int crash(int rank) {
+  const bool crashes = lockstep::join().rank() == rank;
+  if (!crashes) return 0;
+  std::this_thread::sleep_for(std::chrono::milliseconds(500));
+  return ::raise(SIGSEGV);
+}
+
 }  // namespace
 
 int main(int argc, char** argv) {
   ::alarm(60);
   try {
     if (argc < 2) return add_up();
-    return meet(argv[1], argc > 2 ? std::atoi(argv[2]) : -1);
+    const int number = argc > 2 ? std::atoi(argv[2]) : -1;
+    if (std::string(argv[1]) == "train") train(number);
+    if (std::string(argv[1]) == "crash") return crash(number);
+    return meet(argv[1], number);
   } catch (const lockstep::Error& error) {
     std::fprintf(stderr, "%s\n", error.what());
     return error.kind() == lockstep::ErrorKind::kUnavailable ? 77 : 1;

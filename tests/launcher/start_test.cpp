@@ -144,6 +144,10 @@ TEST(StartTest, HelpAndVersionGoToStandardOutput) {
                                                                      {"--version"},
                                                                      {"run", "--help"},
                                                                      {"doctor", "--help"},
+                                                                     {"jobs", "--help"},
+                                                                     {"resize", "--help"},
+                                                                     {"stop", "--help"},
+                                                                     {"jobs"},
                                                                      {"doctor"},
                                                                      {"doctor", "--json"}}) {
     std::vector<std::string> all = {LOCKSTEP_BINARY};
