@@ -16,7 +16,7 @@ LAYERS = ["base", "formats", "plan", "flat", "comm", "control", "torch", "bench"
 PUBLIC = {
     "errors.h": "base", "deadline.h": "base", "schedule.h": "plan", "noise_scale.h": "plan",
     "buffer.h": "comm", "work.h": "comm", "bootstrap.h": "comm", "comm.h": "comm", "arena.h": "comm",
-    "world.h": "control", "uneven_inputs.h": "control",
+    "world.h": "control", "uneven_inputs.h": "control", "faults.h": "control",
     "activation_checkpoint.h": "torch", "autocast.h": "torch", "data_parallel.h": "torch", "grad_scaler.h": "torch", "optim.h": "torch", "data.h": "torch", "dataset.h": "torch", "metrics.h": "torch",
     "tensors.h": "torch",
     "job.h": "torch", "step.h": "torch", "stream.h": "torch", "sync_batchnorm.h": "torch", "trainer.h": "torch", "checkpoint.h": "torch",

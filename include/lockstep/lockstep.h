@@ -36,4 +36,5 @@
 #include <lockstep/work.h>           // Work: an operation under way
 #include <lockstep/arena.h>          // memory that the workers of a host share
 #include <lockstep/bootstrap.h>      // how workers find each other
+#include <lockstep/faults.h>         // faults on purpose, for tests
 // clang-format on

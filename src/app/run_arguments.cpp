@@ -35,6 +35,9 @@ const char* const kRunHelp = R"(Starts a program as N workers of one job and end
       --max-restarts R   a worker that a signal kills is replaced, R times within 10 minutes (10 if only M is given)
       --min-workers M    fewer than M workers end the job (1 if only R is given)
       --step-timeout S   seconds; a worker that the others wait for in vain is then replaced, too (default: 30)
+      --faults LIST      faults on purpose, for tests: kill=1/min,slow=200ms:0.5/min, or kill@5:1:update. The guide
+                         docs/guide/faults.md has all kinds and points (default: $LOCKSTEP_FAULTS)
+      --fault-seed N     of faults at random: the same gives the same sequence (default: 0)
       --grace S      seconds from a forwarded Ctrl-C, SIGTERM, SIGHUP or SIGQUIT to SIGKILL (default: 10)
       --log-dir D    also write each worker's output to D/rank-3.out and D/rank-3.err
   -q, --quiet        no notes, only failures
@@ -78,7 +81,7 @@ Examples:
 namespace {
 
 // Options that take the next word as their value.
-constexpr std::array<std::string_view, 22> kWithValue = {"-n",
+constexpr std::array<std::string_view, 24> kWithValue = {"-n",
                                                          "--workers",
                                                          "--env",
                                                          "--log-dir",
@@ -99,7 +102,9 @@ constexpr std::array<std::string_view, 22> kWithValue = {"-n",
                                                          "--bind",
                                                          "--min-workers",
                                                          "--max-restarts",
-                                                         "--step-timeout"};
+                                                         "--step-timeout",
+                                                         "--faults",
+                                                         "--fault-seed"};
 
 // MIN:MAX is the number of workers that may change: the least is the number below which the job ends.
 void take_workers(const control::WorkersAsked& asked, control::RunOptions& options) {
@@ -155,6 +160,8 @@ control::RunOptions parse_run_arguments(const std::vector<std::string>& argument
   base::add_number(parser, "--min-workers", options.min_workers);
   base::add_number(parser, "--max-restarts", options.max_restarts);
   base::add_number(parser, "--step-timeout", step_timeout_s);
+  parser.add_option("--faults", options.faults);
+  base::add_number(parser, "--fault-seed", options.fault_seed);
   base::add_number(parser, "--grace", grace_s);
   add_hosts(parser, options.hosts, options.nodes);
   parser.add_flag("-q,--quiet", options.quiet);

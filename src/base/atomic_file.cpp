@@ -8,6 +8,7 @@
 #include <unistd.h>
 
 #include <algorithm>
+#include <atomic>
 #include <cerrno>
 #include <cstdlib>
 #include <cstring>
@@ -24,6 +25,8 @@ constexpr std::string_view kMark = ".lockstep-tmp-";
 // Names to try. Others may have our PID: writers on another host or in another PID namespace, and
 // stale files where the file system has no locks.
 constexpr int kMostAttempts = 1000;
+
+std::atomic<int> next_error{0};  // of fail_next_file()
 
 bool is_full(int error) {
   return error == ENOSPC || error == EDQUOT || error == EFBIG;
@@ -170,6 +173,7 @@ void AtomicFile::open_named() {
 
 void AtomicFile::write(std::string_view bytes) {
   LOCKSTEP_CHECK(static_cast<bool>(file_), "nothing is written after commit()");
+  if (const int error = next_error.exchange(0)) fail("cannot write", error);
   while (!bytes.empty()) {
     const ssize_t done = ::write(file_.get(), bytes.data(), bytes.size());
     if (done < 0 && errno == EINTR) continue;
@@ -227,6 +231,10 @@ void AtomicFile::fail(const char* what, int error) const {
   if (!is_path_problem(error)) throw Unavailable(text + "; check the disk");
   throw BadInput(text + (error == ENOENT ? "; create the directory first"
                                          : "; choose another path or correct its permissions"));
+}
+
+void fail_next_file(int error) {
+  next_error.store(error);
 }
 
 void write_file(const std::string& path, std::string_view bytes) {

@@ -66,6 +66,9 @@ class AtomicFile {
 // Removes what killed writers have left of files whose names begin so, and nothing else.
 void remove_unfinished(const std::string& directory, const std::string& prefix);
 
+// The next write of an AtomicFile in this process fails with this error: a full disk, for tests.
+void fail_next_file(int error);
+
 // Writes a whole file at once.
 void write_file(const std::string& path, std::string_view bytes);
 

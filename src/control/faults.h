@@ -1,73 +1,85 @@
-// Faults on purpose, so that a job can be tested against them. LOCKSTEP_FAULTS has a list of KIND@STEP:WORKER:WHERE:
+// Faults on purpose in this process: fault_schedule.h says which there are, and how they are written.
 //
-//   kill@5:1:update,stop@7:0:forward
-//
-// KIND is what the worker does to itself: kill (SIGKILL), stop (SIGSTOP), crash (SIGSEGV). WORKER is its number for the
-// launcher. WHERE is a point of a step:
-//
-//   forward      before the first shard                 backward     after the last shard
-//   reduce       all numbers of the step before are there
-//   small        the small values are on the commit page
-//   intent       the intent is there                    torn         half of a piece is written
-//   update       a piece is written                     written      all pieces of this worker are
-//   commit       the step is committed                  numbers      before its numbers are sent
-//   checkpoint   before one is copied                   disk         its first tensor is in the file
-//   evaluation   before one
-//   regroup      before the next generation forms       join         a worker that joins is about to get the state
-//
-// Each fault strikes once in a process, and not in a worker that has joined later or replaces one that died with all
-// others; except at `join`.
+// Each fault strikes once in a process. A worker that has joined later has those of the steps from there on. Workers that
+// replace all others begin again with an earlier step: they have only faults at `join`, and for rates by step another
+// sequence, or they would die at the same step again.
 #pragma once
 
+#include <atomic>
+#include <cstddef>
 #include <cstdint>
-#include <string>
+#include <functional>
+#include <optional>
 #include <string_view>
-#include <utility>
 #include <vector>
 
+#include "base/mutex.h"
+#include "control/fault_schedule.h"
+
 namespace lockstep::control {
-
-struct Fault {
-  std::string kind;
-  std::int64_t step = 0;
-  int worker = 0;
-  std::string where;
-
-  bool operator==(const Fault&) const = default;
-};
-
-// BadInput, naming the part that is wrong.
-std::vector<Fault> parse_faults(std::string_view text);
 
 // The faults of this process.
 //
 // Threads:   any.
-// Blocking:  never.
-// Failure:   here() throws BadInput for a text that is no list of faults.
+// Blocking:  never, but for a fault: `stop` and `slow` return later.
+// Failure:   here() throws BadInput for a text that is no list of faults. strike() throws std::bad_alloc for `oom`.
 // Ownership: one for the process.
 class Faults {
  public:
+  // Reads LOCKSTEP_FAULTS, LOCKSTEP_FAULT_SEED and LOCKSTEP_FAULT_START, which the launcher sets.
   static Faults& here();
 
-  // Whether one is due. strike: then it happens, and a `stop` returns later.
-  bool due(std::string_view where, std::int64_t step) const;
+  void add(const FaultSchedule& schedule, std::uint64_t seed);
+
+  bool none() const { return !armed_.load(std::memory_order_relaxed); }
+  // Whether one is due. strike: then it says so on standard error, and happens.
+  bool due(std::string_view where, std::int64_t step);
   void strike(std::string_view where, std::int64_t step) {
-    if (!left_.empty() && due(where, step)) happen(where, step);
+    if (!none()) happen(where, step);
   }
-  bool none() const { return left_.empty(); }
 
   // The step under way, for code that does not know it.
-  void begin(std::int64_t step) { step_ = step; }
-  std::int64_t step() const { return step_; }
-  // This worker has joined a job that was running.
-  void joined_later();
+  void begin(std::int64_t step) {
+    step_.store(step, std::memory_order_relaxed);
+    if (!none()) begin_step(step);
+  }
+  std::int64_t step() const { return step_.load(std::memory_order_relaxed); }
+
+  // This worker has joined a job that was running, or that begins again because all of its workers had died.
+  void came_later(std::uint64_t generation, bool restarted);
+
+  // Changes one bit of the named memory; nothing: there is none at present.
+  using Flip = std::function<void(std::string_view memory, std::uint64_t random)>;
+  void set_flip(Flip flip);
 
  private:
-  explicit Faults(std::vector<Fault> all) : left_(std::move(all)) {}
+  Faults() = default;
+  struct Due {
+    Fault fault;
+    std::optional<double> from = {};  // drawn by step: strikes at this one or later
+    bool drawn = false;               // strikes at any step
+  };
+  struct Stream {
+    FaultStream faults;
+    std::uint64_t seed;
+  };
   void happen(std::string_view where, std::int64_t step);
+  void begin_step(std::int64_t step);
+  void draw(std::int64_t step) LOCKSTEP_REQUIRES(mutex_);
+  std::size_t find(std::string_view where, std::int64_t step) LOCKSTEP_REQUIRES(mutex_);
+  std::optional<Fault> take(std::string_view where, std::int64_t step);
+  void carry_out(const Fault& fault);
+  void flip(const Fault& fault);
 
-  std::vector<Fault> left_;
-  std::int64_t step_ = 0;
+  std::atomic<bool> armed_{false};
+  std::atomic<std::int64_t> step_{0};
+  base::Mutex mutex_;
+  std::vector<Due> due_ LOCKSTEP_GUARDED_BY(mutex_);
+  std::vector<Stream> streams_ LOCKSTEP_GUARDED_BY(mutex_);
+  std::uint64_t generation_ LOCKSTEP_GUARDED_BY(mutex_) = 0;  // that this worker has joined later
+  bool restarted_ LOCKSTEP_GUARDED_BY(mutex_) = false;
+  bool waits_for_step_ LOCKSTEP_GUARDED_BY(mutex_) = false;  // it came later, and has run no step
+  Flip flip_ LOCKSTEP_GUARDED_BY(mutex_);
 };
 
 }  // namespace lockstep::control

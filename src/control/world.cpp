@@ -227,7 +227,8 @@ World control::Joining::join(const JoinOptions& options, cuda::Gpus& gpus) {
   World::State state{std::move(info), joined.generation, launcher, device, std::move(joined.comm)};
   state.joined_later = joined.survivors > 0;
   state.restarted = joined.restarted;
-  if (state.joined_later || state.restarted) Faults::here().joined_later();
+  if (state.joined_later || state.restarted)
+    Faults::here().came_later(state.generation, state.restarted);
   if (how->launched.elastic && how->engine != "mpi") {  // MPI has no place for other workers
     how->news = control::NewsPage::inherited(how->launched.news_fd);
     how->farewell = farewell(how->launcher, how->launched.rank);

@@ -77,8 +77,8 @@ TEST_F(Faults, IfAllWorkersDieTheJobGoesOnFromItsCheckpoint) {
 TEST_F(Faults, IfTheLeaderDiesAsItWritesTheNextOneWritesTheNextCheckpoint) {
   const std::string expected = hash_of("");
   const std::vector<std::string> kept = {"--checkpoint", path("run"), "--checkpoint-every", "4"};
-  for (const char* faults : {"kill@4:0:disk", "kill@8:0:disk", "kill@10:0:disk",
-                             "kill@4:0:disk,kill@8:1:disk", "kill@4:0:disk,kill@5:1:torn"}) {
+  for (const char* faults : {"kill@4:0:file", "kill@8:0:file", "kill@10:0:file",
+                             "kill@4:0:file,kill@8:1:file", "kill@4:0:file,kill@5:1:torn"}) {
     EXPECT_EQ(hash_of(faults, kept), expected) << faults;
     std::vector<std::string> names;
     for (const auto& entry : fs::directory_iterator(path("run")))

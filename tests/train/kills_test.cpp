@@ -74,7 +74,7 @@ TEST_F(Kills, WhileACheckpointIsWrittenLeaveTheOneBefore) {
   Command command({LOCKSTEP_BINARY, "train", "--model", "cnn", "--data", "synthetic", "--workers",
                    "2", "--global-batch", "8", "--steps", "100000", "--checkpoint-every", "4",
                    "--checkpoint", path("run")},
-                  {marker_, "LOCKSTEP_FAULTS=stop@8:0:disk"});
+                  {marker_, "LOCKSTEP_FAULTS=stop@8:0:file"});
   ASSERT_TRUE(await([&] {
     const pid_t leader = worker(0);
     std::ifstream file("/proc/" + std::to_string(leader) + "/stat");

@@ -80,6 +80,9 @@ On what
   --min-workers M      fewer than M workers end the job (1 if only --max-restarts is given)
   --step-timeout S     seconds; a worker that the others wait for in vain is then replaced, too (default: 30)
   --timeout S          seconds that joining, and any later operation between workers, may take (default: 300)
+  --faults LIST        faults on purpose, for tests: kill=1/min,slow=200ms:0.5/min, or kill@5:1:update. The guide
+                       docs/guide/faults.md has all kinds and points
+  --fault-seed N       of faults at random: the same gives the same sequence (default: 0)
   --share-gpus         more workers than GPUs, which take turns: for tests, slow
   --graphs X           on, off or auto: a step on a GPU as a CUDA graph (default: auto)
   --engine E           what moves bytes between workers; see `lockstep doctor`
@@ -248,6 +251,8 @@ void add_nodes(CLI::App& parser, TrainArguments& arguments) {
   base::add_number(parser, "--min-workers", arguments.elastic.min_workers);
   base::add_number(parser, "--step-timeout", arguments.elastic.step_timeout_s);
   base::add_number(parser, "--timeout", arguments.elastic.timeout_s);
+  parser.add_option("--faults", arguments.elastic.faults);
+  base::add_number(parser, "--fault-seed", arguments.elastic.fault_seed);
 }
 
 // A number that may change makes the job elastic.

@@ -123,6 +123,8 @@ struct TrainArguments {
     std::optional<int> max_restarts;
     std::optional<double> step_timeout_s;
     std::optional<int> timeout_s;
+    std::string faults;
+    std::optional<std::int64_t> fault_seed;
   };
   Elastic elastic;
   bool share_gpus = false;

@@ -137,6 +137,8 @@ int train(const std::vector<std::string>& arguments) {
   options.max_restarts = parsed.elastic.max_restarts;
   if (parsed.elastic.step_timeout_s) options.step_timeout_s = *parsed.elastic.step_timeout_s;
   options.timeout_s = parsed.elastic.timeout_s;
+  options.faults = parsed.elastic.faults;
+  options.fault_seed = parsed.elastic.fault_seed;
   // A worker of another place may become the leader: its lines go the way of all others.
   options.leader_keeps_output = !control::elastic(options);
   options.explained_codes = {1, 2};

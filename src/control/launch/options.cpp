@@ -10,6 +10,7 @@
 #include <string_view>
 
 #include "base/environment.h"
+#include "control/fault_schedule.h"
 #include "control/rendezvous/address.h"
 
 namespace lockstep::control {
@@ -111,6 +112,30 @@ void check_elastic(const RunOptions& options) {
   }
 }
 
+// Also if they were exported: a worker would find out too late.
+void check_faults(const RunOptions& options) {
+  const bool given = !options.faults.empty();
+  const std::string text =
+      given ? options.faults : base::environment("LOCKSTEP_FAULTS").value_or("");
+  const char* const name = given ? "--faults" : "LOCKSTEP_FAULTS";
+  FaultSchedule schedule;
+  try {
+    schedule = parse_faults(text);
+  } catch (const BadInput& error) {
+    throw BadInput(fmt::format("{}: {}", name, error.what()));
+  }
+  if (options.fault_seed && (schedule.rates.empty() || *options.fault_seed < 0)) {
+    throw BadInput(
+        "--fault-seed is a number from 0 on, for --faults with a rate, such as kill=1/min");
+  }
+  const bool one_host = options.hosts.list.empty() && options.nodes.nodes == 1;
+  for (const Fault& fault : schedule.faults) {
+    if (!one_host || fault.worker < options.workers) continue;
+    throw BadInput(fmt::format("{}: {} is for worker {}, and the job has 0 to {}", name,
+                               to_string(fault), fault.worker, options.workers - 1));
+  }
+}
+
 }  // namespace
 
 std::optional<WorkersAsked> parse_workers(const std::string& option, const std::string& text) {
@@ -170,6 +195,7 @@ void check(const RunOptions& options) {
                                *options.timeout_s, kYearSeconds));
   }
   check_elastic(options);
+  check_faults(options);
   if (options.grace.count() < 0 || options.grace > std::chrono::hours(24)) {
     throw BadInput(fmt::format("--grace {} is not possible; give seconds from 0 to 86400",
                                static_cast<double>(options.grace.count()) / 1000));

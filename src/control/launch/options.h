@@ -7,6 +7,7 @@
 
 #include <algorithm>
 #include <chrono>
+#include <cstdint>
 #include <functional>
 #include <optional>
 #include <string>
@@ -72,6 +73,9 @@ struct RunOptions {
   std::optional<int> min_workers;   // below this many the job ends; default 1
   std::optional<int> max_restarts;  // within 10 minutes; default 10
   double step_timeout_s = 30;       // then a worker that others wait for in vain is replaced, too
+  // LOCKSTEP_FAULTS and LOCKSTEP_FAULT_SEED (control/fault_schedule.h); default what the user exported.
+  std::string faults;
+  std::optional<std::int64_t> fault_seed;
   NodeOptions nodes;
   HostOptions hosts;
 

@@ -152,6 +152,15 @@ std::vector<std::pair<std::string, std::string>> as_variables(const RunOptions& 
   if (options.device)
     variables.emplace_back("LOCKSTEP_DEVICE", base::word_for(*options.device, kDevices));
   if (options.wire) variables.emplace_back("LOCKSTEP_WIRE", base::word_for(*options.wire, kWires));
+  if (!options.faults.empty()) variables.emplace_back("LOCKSTEP_FAULTS", options.faults);
+  if (options.fault_seed)
+    variables.emplace_back("LOCKSTEP_FAULT_SEED", fmt::to_string(*options.fault_seed));
+  if (!options.faults.empty() || base::environment("LOCKSTEP_FAULTS")) {
+    // Rates by time count from here.
+    const auto now = std::chrono::system_clock::now().time_since_epoch();
+    variables.emplace_back("LOCKSTEP_FAULT_START",
+                           fmt::format("{:.3f}", std::chrono::duration<double>(now).count()));
+  }
   // Last, so that they win.
   variables.insert(variables.end(), options.variables.begin(), options.variables.end());
   return variables;

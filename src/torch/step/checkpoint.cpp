@@ -152,7 +152,7 @@ struct Write {
           name, step));
     }
     write_tensors(formats::checkpoint_path(directory, step), tensors, metadata,
-                  [this] { control::Faults::here().strike("disk", step); });
+                  [this] { control::Faults::here().strike("file", step); });
     formats::remove_other_checkpoints(directory, step, keep);
   }
 };

@@ -5,6 +5,7 @@
 #include <algorithm>
 
 #include "base/check.h"
+#include "control/faults.h"
 #include "torch/replica/tensors.h"
 #include "torch/step/job_core.h"
 
@@ -28,6 +29,7 @@ void HostedBatches::open(StepRange steps) {
   close();
   const int hosted = hosted_.size();
   const auto samples = [this, first = steps.first, hosted](std::int64_t number) {
+    control::Faults::here().strike("read", first + number / hosted);
     return samples_.of(first + number / hosted, hosted_.begin + static_cast<int>(number % hosted));
   };
   reader_.emplace(source_.dataset, (steps.end - steps.first) * hosted, samples, source_.prefetch,

@@ -6,6 +6,7 @@
 #include <numeric>
 
 #include "base/hash.h"
+#include "control/faults.h"
 
 namespace lockstep::steps {
 
@@ -85,6 +86,25 @@ StreamOfModels::~StreamOfModels() {
   for (const ModelView& model : models_) model.state_->attachment().install_hooks();
 }
 
+namespace {
+
+// A fault on purpose, in memory of the host: one bit of a parameter, or of what belongs to it.
+void flip_bit(const optim::StateMemory& state, replica::Replicated& model, std::string_view where,
+              std::uint64_t random) {
+  const auto& states = state.memories();
+  const bool in_state = where == "state" && !states.empty();
+  const plan::Layout& layout = in_state ? state.layout() : model.layout();
+  const replica::FlatMemory& memory = in_state               ? states[random % states.size()]
+                                      : where == "gradients" ? model.banks().at(0).memory()
+                                                             : model.parameters();
+  if (memory.device().kind != DeviceKind::kCpu) return;
+  const plan::Entry& entry = layout.entries()[random / 64 % layout.entries().size()];
+  const std::size_t byte = entry.offset + random / 4096 % entry.bytes();
+  if (byte < memory.bytes()) memory.data()[byte] ^= std::byte{1} << (random / 8 % 8);
+}
+
+}  // namespace
+
 ModelStep::ModelStep(optim::Optimizer& optimizer, const Generation& generation, Options options)
     : optimizer_(optimizer), parts_(optim::inside(optimizer)), model_(optimizer) {
   optimizer_.zero_grad();
@@ -94,9 +114,15 @@ ModelStep::ModelStep(optim::Optimizer& optimizer, const Generation& generation, 
   model_.state_->faults().forget();
   parts_.update->forget();
   parts_.update->watch().switch_on(options.with_parity);
+  if (control::Faults& faults = control::Faults::here(); !faults.none()) {
+    faults.set_flip([this](std::string_view where, std::uint64_t random) {
+      flip_bit(parts_.trained.state, *model_.state_, where, random);
+    });
+  }
 }
 
 ModelStep::~ModelStep() {
+  control::Faults::here().set_flip(nullptr);
   parts_.update->watch().switch_on(false);
 }
 

@@ -126,6 +126,7 @@ bool StepRun::run(const Phase& phase, const GoesOn& goes_on) {
   const std::uint64_t seed =
       plan::shard_seed(loop_.plan().options().seed, phase.step, shards + 1, phase.number);
   run_seeded(seed, models_.front()->model().device(), [&] {
+    if (core_.options.before_update) faults.strike("hook", phase.step);
     if (core_.options.before_update) core_.options.before_update(phase.step);
     end_buffers(phase.step);
     update(phase, sources);

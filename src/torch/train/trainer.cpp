@@ -11,6 +11,7 @@
 #include <vector>
 
 #include "base/memory_use.h"
+#include "control/faults.h"
 #include "torch/replica/tensors.h"
 #include "torch/step/arithmetic.h"
 #include "torch/step/job_core.h"
@@ -166,7 +167,9 @@ steps::JobHooks Trainer::State::observe() {
               [this](const steps::PhaseResult& result) {
                 record.loss = result.loss();
                 if (!result.noise().empty()) record.noise_scale = result.noise().front();
-                if (hooks.on_step) hooks.on_step(record);
+                if (!hooks.on_step) return;
+                control::Faults::here().strike("hook", record.step);
+                hooks.on_step(record);
               },
           .on_saved = hooks.on_checkpoint};
 }
