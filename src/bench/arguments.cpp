@@ -90,11 +90,7 @@ void check_folder(const char* option, const std::string& file, const char* comma
     refuse(fmt::format("{} {}: there is no directory {}", option, file, folder), command);
 }
 
-void finish_common(const CLI::App& parser, const Texts& texts, CommonArguments& arguments,
-                   const char* command) {
-  arguments.peers = choice_of(parser, "--peers", texts.peers);
-  if (parser.count("--workers") == 0)
-    arguments.workers = std::max(static_cast<int>(allowed_cores().size()), 2);
+void check_common(const CommonArguments& arguments, const char* command) {
   if (arguments.workers < 1 || arguments.workers > kMostWorkers) {
     refuse(fmt::format("--workers {}: give a number from 1 to {}", arguments.workers, kMostWorkers),
            command);
@@ -111,10 +107,18 @@ void finish_common(const CLI::App& parser, const Texts& texts, CommonArguments& 
   check_folder("--save", arguments.save, command);
 }
 
+void finish_common(const CLI::App& parser, const Texts& texts, CommonArguments& arguments,
+                   const char* command) {
+  arguments.peers = choice_of(parser, "--peers", texts.peers);
+  if (parser.count("--workers") == 0)
+    arguments.workers = std::max(static_cast<int>(allowed_cores().size()), 2);
+  check_common(arguments, command);
+}
+
 void check_choice(const char* option, const std::string& value,
-                  const std::vector<std::string>& choices) {
+                  const std::vector<std::string>& choices, const char* command = "step") {
   if (std::find(choices.begin(), choices.end(), value) != choices.end()) return;
-  refuse(fmt::format("{} {}: choose from {}", option, value, fmt::join(choices, ", ")), "step");
+  refuse(fmt::format("{} {}: choose from {}", option, value, fmt::join(choices, ", ")), command);
 }
 
 void refuse_given(const CLI::App& parser, const char* option, const char* why) {
@@ -368,6 +372,61 @@ HostsArguments parse_hosts_arguments(const std::vector<std::string>& arguments) 
   for (const std::string& text : split_list(loopback))
     parsed.loopback_sizes.push_back(parse_size(text, "hosts"));
   check_hosts(parsed);
+  return parsed;
+}
+
+namespace {
+
+void check_faults(const FaultsArguments& parsed) {
+  const auto check = [](const char* option, double value, double least, double most) {
+    if (!(value >= least && value <= most))
+      refuse(fmt::format("{} {:g}: give a number from {:g} to {:g}", option, value, least, most),
+             "faults");
+  };
+  check("--workers", parsed.workers, 2, 64);
+  check("--batch", static_cast<double>(parsed.batch), 1, 1 << 20);
+  check("--kills", parsed.kills, 1, 10'000);
+  check("--minutes", parsed.minutes, 0.05, 600);
+  check("--turns", parsed.turns, 1, 1000);
+  check_choice("--model", parsed.model, {"mlp", "cnn", "resnet18", "gpt"}, "faults");
+  check_choice("--optimizer", parsed.optimizer, {"sgd", "sgd-momentum", "adam", "adamw"}, "faults");
+  const std::vector<std::string> known = {"kills", "rate", "cost"};
+  for (const std::string& row : parsed.rows) {
+    if (std::find(known.begin(), known.end(), row) == known.end())
+      refuse(fmt::format("--rows {}: choose from {}", row, fmt::join(known, ", ")), "faults");
+  }
+  if (parsed.rows.empty()) refuse("--rows: none given, as in kills,rate", "faults");
+}
+
+}  // namespace
+
+FaultsArguments parse_faults_arguments(const std::vector<std::string>& arguments) {
+  FaultsArguments parsed;
+  parsed.rounds = 5;
+  parsed.seconds = 10;
+  parsed.workers = 2;
+  Texts texts;
+  texts.rows = "kills,rate,cost";
+  CLI::App parser;
+  base::set_up(parser);
+  base::add_number(parser, "-n,--workers", parsed.workers);
+  parser.add_option("--rows", texts.rows);
+  parser.add_option("--model", parsed.model);
+  base::add_number(parser, "--batch", parsed.batch);
+  parser.add_option("--optimizer", parsed.optimizer);
+  base::add_number(parser, "--kills", parsed.kills);
+  base::add_number(parser, "--minutes", parsed.minutes);
+  base::add_number(parser, "--rounds", parsed.rounds);
+  base::add_number(parser, "--turns", parsed.turns);
+  base::add_number(parser, "--seconds", parsed.seconds);
+  base::add_number(parser, "--iterations", parsed.iterations);
+  parser.add_flag("--json", parsed.json);
+  parser.add_option("--save", parsed.save);
+  parser.add_option("--plot", parsed.plot);
+  parse(parser, arguments, "faults");
+  check_common(parsed, "faults");
+  parsed.rows = split_list(texts.rows);
+  check_faults(parsed);
   return parsed;
 }
 

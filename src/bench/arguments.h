@@ -72,6 +72,17 @@ struct HostsArguments : CommonArguments {
   std::int64_t batch = 128;                 // of each worker
 };
 
+// `engines` and `peers` are not used.
+struct FaultsArguments : CommonArguments {
+  std::vector<std::string> rows;  // of kills, rate, cost
+  std::string model = "mlp";
+  std::int64_t batch = 32;  // of each worker
+  std::string optimizer = "sgd-momentum";
+  int kills = 20;       // of the row kills
+  double minutes = 10;  // of the row rate, with kills; as many without
+  int turns = 10;       // of the row cost
+};
+
 // The same, for one of the rows.
 StepArguments of_row(StepArguments arguments, const WorkerRow& row);
 
@@ -79,6 +90,7 @@ StepArguments of_row(StepArguments arguments, const WorkerRow& row);
 AllreduceArguments parse_allreduce_arguments(const std::vector<std::string>& arguments);
 StepArguments parse_step_arguments(const std::vector<std::string>& arguments);
 HostsArguments parse_hosts_arguments(const std::vector<std::string>& arguments);
+FaultsArguments parse_faults_arguments(const std::vector<std::string>& arguments);
 
 // "1gbit" becomes 1e9: a whole number with kbit, mbit or gbit, as `tc` reads it. Throws BadInput.
 double parse_rate(const std::string& text);
@@ -102,5 +114,6 @@ extern const char* const kBenchHelp;
 extern const char* const kAllreduceHelp;
 extern const char* const kStepHelp;
 extern const char* const kHostsHelp;
+extern const char* const kFaultsHelp;
 
 }  // namespace lockstep::bench

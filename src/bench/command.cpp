@@ -8,6 +8,7 @@
 #include "base/atomic_file.h"
 #include "base/choice.h"
 #include "bench/allreduce.h"
+#include "bench/faults_bench.h"
 #include "bench/hosts_bench.h"
 #include "bench/measure/cores.h"
 #include "bench/process.h"
@@ -23,7 +24,8 @@ struct Benchmark {
 };
 const Benchmark kBenchmarks[] = {{"allreduce", kAllreduceHelp, bench_allreduce},
                                  {"step", kStepHelp, bench_step},
-                                 {"hosts", kHostsHelp, bench_hosts}};
+                                 {"hosts", kHostsHelp, bench_hosts},
+                                 {"faults", kFaultsHelp, bench_faults}};
 
 }  // namespace
 
@@ -45,9 +47,9 @@ int bench(const std::vector<std::string>& words) {
     return 0;
   }
   throw BadInput(
-      "bench what? try `lockstep bench allreduce`, `lockstep bench step` or `lockstep bench "
-      "hosts`, "
-      "or see `lockstep bench --help`");
+      "bench what? try `lockstep bench allreduce`, `lockstep bench step`, `lockstep bench hosts` "
+      "or "
+      "`lockstep bench faults`, or see `lockstep bench --help`");
 }
 
 void announce(const CommonArguments& arguments, const Field& field) {

@@ -8,6 +8,7 @@ const char* const kBenchHelp =
   lockstep bench allreduce [options]   how fast buffers are summed, and the limit of this machine
   lockstep bench step [options]        how fast a model trains, and workers that never talk
   lockstep bench hosts [options]       both between hosts, which are namespaces of this machine
+  lockstep bench faults [options]      what it costs to lose a worker, and to be able to
 
   lockstep bench allreduce --help      the options of each
 
@@ -180,6 +181,39 @@ do not: with more workers than cores, steps say what the network costs, and not 
 Examples:
   lockstep bench hosts
   lockstep bench hosts --rows allreduce --hosts 4 --workers 1 --rate 10gbit --sizes 1MiB,64MiB
+)";
+
+const char* const kFaultsHelp =
+    R"(Kills workers of jobs that go on without them (docs/guide/faults.md), and measures what it costs.
+
+  lockstep bench faults [options]
+
+      --rows R,…      what is measured, of the below (default: kills,rate,cost)
+  -n, --workers N     (default: 2)
+      --model M       mlp, cnn, resnet18 or gpt (default: mlp)
+      --batch B       samples of each worker in a step (default: 32)
+      --optimizer O   of kills and rate: sgd, sgd-momentum, adam or adamw (default: sgd-momentum)
+      --kills K       of the row kills (default: 20)
+      --minutes M     of the row rate, with kills, and as many without (default: 10)
+      --rounds R      of rate and cost (default: 5)
+      --turns T       of each system in a round of cost (default: 10)
+      --seconds S     of samples of a system in one round of cost, about (default: 10), or
+      --iterations I  steps of a system in one round
+      --json          one array of objects instead of a table
+      --save FILE     also write that array there
+      --plot FILE     also draw the times after a kill, as SVG
+
+  kills   SIGKILL from outside to any worker, at a random moment: when the launcher has taken note of
+          it, when the survivors have committed the next step, when a replacement takes part
+  rate    samples a second at one kill a minute, restarts included, against the undisturbed job
+  cost    steps in which nothing happens, with --max-restarts 5 and without, in turns
+
+A replacement is killed only after 10 s, because the launcher replaces one that dies sooner after a
+pause. So a kill takes some 12 s.
+
+Examples:
+  lockstep bench faults
+  lockstep bench faults --rows kills --kills 100 --plot faults.svg
 )";
 
 }  // namespace lockstep::bench

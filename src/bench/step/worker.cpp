@@ -1,6 +1,7 @@
 #include "bench/step/worker.h"
 
 #include <ATen/Context.h>
+#include <fcntl.h>
 #include <fmt/format.h>
 #include <lockstep/autocast.h>
 #include <lockstep/data.h>
@@ -24,6 +25,7 @@
 
 #include "base/environment.h"
 #include "base/memory_use.h"
+#include "bench/faults/stamps.h"
 #include "bench/measure/cores.h"
 #include "bench/measure/time_lines.h"
 #include "bench/step/clocks.h"
@@ -296,6 +298,27 @@ StepTimes run_own_loop(const StepJob& job, World& world) {
   return result;
 }
 
+// A loop that goes on until the command asks for its end, and says of each step when it was there. Workers may be killed
+// in it, and others join: nobody waits for anything but the job's own steps.
+void run_stamped(const StepJob& job, World& world) {
+  const base::Fd file(
+      ::open(base::environment(kStampsVariable).value_or("").c_str(), O_RDWR | O_CLOEXEC));
+  Stamps* const stamps = file ? map_stamps(file.get()) : nullptr;
+  if (stamps == nullptr) throw BadInput("stamped is started by `lockstep bench faults`");
+  Job training(world, {.global_batch = job.batch * job.shards, .shards = job.shards});
+  auto model =
+      data_parallel(make_net(job, world.device()), world, {.bucket_bytes = job.bucket_bytes});
+  const auto optimizer = own_optimizer(job, model);
+  Step step(training, "train", {optimizer.get()},
+            [&](const Shard& shard) { return loss_of(job, *model, shard.batch); });
+  constexpr std::int64_t kEndless = std::int64_t{1} << 40;
+  for (const GlobalBatch& batch : training.batches(one_batch(job, world), {.steps = kEndless})) {
+    step(batch);
+    stamps->add(world.size(), batch.step());
+    if (stamps->stop.load()) training.request_stop();
+  }
+}
+
 void note_graphs(const TrainingResult& training, StepTimes& result) {
   result.graph_shards = training.shard_counts.replayed;
   result.eager_shards = training.shard_counts.eager;
@@ -408,6 +431,7 @@ void measure_steps(const std::vector<std::string>& words) {
   at::globalContext().setUserEnabledMkldnn(device::kOneDnnIsFast);
   World world = join();
   check_device(job, world);
+  if (job.system == "stamped") return run_stamped(job, world);
   const StepTimes times = run_steps(job, world);
   if (job.on_cuda()) {
     print_times(world.rank(), cuda_facts(times), times);

@@ -88,7 +88,7 @@ StreamOfModels::~StreamOfModels() {
 
 namespace {
 
-// A fault on purpose, in memory of the host: one bit of a parameter, or of what belongs to it.
+// A fault on purpose: one bit of a parameter, or of what belongs to it.
 void flip_bit(const optim::StateMemory& state, replica::Replicated& model, std::string_view where,
               std::uint64_t random) {
   const auto& states = state.memories();
@@ -97,10 +97,10 @@ void flip_bit(const optim::StateMemory& state, replica::Replicated& model, std::
   const replica::FlatMemory& memory = in_state               ? states[random % states.size()]
                                       : where == "gradients" ? model.banks().at(0).memory()
                                                              : model.parameters();
-  if (memory.device().kind != DeviceKind::kCpu) return;
   const plan::Entry& entry = layout.entries()[random / 64 % layout.entries().size()];
   const std::size_t byte = entry.offset + random / 4096 % entry.bytes();
-  if (byte < memory.bytes()) memory.data()[byte] ^= std::byte{1} << (random / 8 % 8);
+  if (byte < memory.bytes())
+    memory.as_tensor(torch::kUInt8, byte, 1).bitwise_xor_(1 << (random / 8 % 8));
 }
 
 }  // namespace
