@@ -110,6 +110,19 @@ TEST_F(Bench, StepsOfManyShardsAreComparedWithPlainAccumulations) {
   }
 }
 
+TEST_F(Bench, FaultsGivesTheTimesAfterAKillAndWhatRestartsCost) {
+  const auto results = results_of({"faults", "--rows", "kills,cost", "--kills", "1", "--model",
+                                   "cnn", "--batch", "2", "--iterations", "2", "--turns", "1"});
+  std::vector<std::string> names;
+  for (const auto& one : results) {
+    names.push_back(one["name"]);
+    EXPECT_GT(one["samples"], 0);
+  }
+  EXPECT_THAT(names, ::testing::IsSupersetOf({"noticed_ms", "committed_ms", "rejoined_ms",
+                                              "sgd-momentum", "sgd-momentum --max-restarts 5",
+                                              "adamw", "adamw --max-restarts 5"}));
+}
+
 TEST_F(Bench, StepOnAGpuThatIsNotThereIsRefusedInOneLine) {
   Command command({LOCKSTEP_BINARY, "bench", "step", "--device", "cuda", "--systems", "plain"},
                   {marker_, "CUDA_VISIBLE_DEVICES="});

@@ -1,4 +1,6 @@
 // Workers that die at every point of a step, as real processes. The job ends with the weights of the undisturbed run.
+#include <set>
+
 #include "tests/train/train.h"
 
 namespace lockstep::testing {
@@ -56,6 +58,8 @@ TEST_F(Faults, NobodyIsSpared) {
            "crash@2:2:forward,kill@4:0:written,kill@6:1:small",  // one after the other
            "kill@10:0:evaluation",                               // at the end
            "kill@5:1:intent,kill@0:1:join",                      // and its replacement
+           "kill@5:2:read,kill@7:1:hook",                        // in the data, in the program
+           "slow@5:1:reduce:200ms,slow@6:0:update:50ms",         // nobody
        })
     EXPECT_EQ(hash_of(faults, adamw), expected) << faults;
 }
@@ -90,6 +94,52 @@ TEST_F(Faults, IfTheLeaderDiesAsItWritesTheNextOneWritesTheNextCheckpoint) {
   }
 }
 
+// What the guide says of the kinds that a job does not survive yet.
+TEST_F(Faults, OtherKindsEndTheJobWithTheirReason) {
+  struct Case {
+    std::string fault;
+    std::string reason;
+  };
+  for (const Case& one :
+       {Case{"flip@5:1:reduce:weights", "a bit of "},
+        Case{"flip@5:0:reduce:state", "or of its optimizer state"},
+        Case{"flip@5:1:backward:gradients", "a bit of the gradient of "},
+        Case{"oom@5:1:forward", "no memory left"}, Case{"oom@5:1:read", "no memory left"},
+        Case{"disk@4:0:checkpoint", "no space left in "}}) {
+    fs::remove_all(path("run"));
+    Command command({LOCKSTEP_BINARY, "train", "--workers", "2", "--max-restarts", "5", "--faults",
+                     one.fault, "--model", "cnn", "--data", "synthetic:300", "--steps", "10",
+                     "--checkpoint", path("run"), "--checkpoint-every", "4"},
+                    {marker_});
+    EXPECT_TRUE(command.finish(seconds(100))) << one.fault;
+    EXPECT_EQ(command.exit_code(), 1) << one.fault << '\n' << command.out() << command.err();
+    EXPECT_THAT(command.err(), HasSubstr("lockstep: fault " + one.fault));
+    EXPECT_THAT(command.err(), HasSubstr(one.reason));
+    EXPECT_THAT(processes_with(marker_), IsEmpty());
+  }
+}
+
+TEST_F(Faults, ACutWithoutAConnectionSaysSoAndHarmsNothing) {
+  const std::string expected = hash_of("");
+  EXPECT_EQ(hash_of("cut@5:1:forward"), expected);
+  EXPECT_THAT(said_, HasSubstr("nothing was cut: this worker has no TCP connection"));
+}
+
+TEST_F(Faults, OfARateByStepStrikeTheSameEachTime) {
+  const auto struck = [&](const std::string& seed) {
+    hash_of("", {}, {"--faults", "slow=1ms:0.8/step", "--fault-seed", seed});
+    std::set<std::string> lines;
+    for (const std::string& line : lines_of(said_)) {
+      if (line.find("lockstep: fault ") != std::string::npos) lines.insert(line);
+    }
+    return lines;
+  };
+  const auto first = struck("7");
+  EXPECT_THAT(first, Not(IsEmpty()));
+  EXPECT_EQ(struck("7"), first);
+  EXPECT_NE(struck("8"), first);
+}
+
 TEST_F(Faults, AListThatIsNoneIsRefused) {
   Command command({LOCKSTEP_TRAIN_BINARY, "--model", "cnn", "--data", "synthetic:300", "--steps",
                    "2", "--checkpoint", "none"},
@@ -97,6 +147,14 @@ TEST_F(Faults, AListThatIsNoneIsRefused) {
   EXPECT_TRUE(command.finish(seconds(100)));
   EXPECT_EQ(command.exit_code(), 2) << command.err();
   EXPECT_THAT(command.err(), HasSubstr("\"kill@never\" is no fault"));
+  for (const char* faults : {"kill@never", "kill=often", "tickle=1/min", "kill@5:7:update"}) {
+    Command run({LOCKSTEP_BINARY, "run", "-n", "2", "--faults", faults, "--", "/bin/echo", "began"},
+                {marker_});
+    EXPECT_TRUE(run.finish(seconds(100)));
+    expect_refusal(run, std::string("--faults: "), 2);
+    EXPECT_EQ(run.out(), "") << "nothing was started";
+    expect_refusal(finished({"--faults", faults}), "--faults: ", 2);
+  }
 }
 
 }  // namespace
