@@ -4,7 +4,8 @@
 # make test         everything a change must pass: tests, sanitizers, checks of form, a short fuzz; runs `make deps-test` first
 # make test-full    the long ones, for hours: PART=list names its parts, PART=NAME runs one, in at most 30 minutes
 # make test-gpu     the tests of the nccl engine, of the kernels and of training on a GPU of this host, and a few without one
-# make chaos        jobs with FAULTS faults (default 1000), chosen by SEED (1): each must end with the undisturbed weights
+# make chaos        jobs with FAULTS faults (default 1000), chosen by SEED (1): each must end with the undisturbed weights;
+#                   CHAOS="--engine tcp" or "--hosts 2": other engines, two launchers
 # make fuzz         the fuzzers, FUZZ_SECONDS each (default 300)
 # make bench        the measurements that the docs quote, into docs/benchmarks.md; some 15 minutes
 # make bench-gpu    training steps on a GPU, beside PyTorch's, into docs/benchmarks-gpu.md; some 7 minutes
@@ -54,7 +55,7 @@ test-gpu:
 	@$(CTEST) --test-dir build/cuda -L gpu -R Speed
 # Jobs with workers that die: each must end with the weights of the undisturbed run.
 chaos: build
-	@tools/chaos.py --faults $(FAULTS) --seed $(SEED)
+	@tools/chaos.py --faults $(FAULTS) --seed $(SEED) $(CHAOS)
 fuzz:
 	@$(call need,clang++-14,deps-test)
 	@tools/fuzz.sh $(FUZZ_SECONDS)

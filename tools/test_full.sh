@@ -37,6 +37,12 @@ part_faults() {
     --gtest_filter='*StoppedAtAnyInstant*:*AfterAnyInstruction'
 }
 
+# What was used and called in jobs through 50 faults each.
+part_records() {
+  build "$dev" --target lockstep faults_record_test
+  LOCKSTEP_TEST_FULL=1 "$tree/tests/train/faults_record_test" --gtest_brief=1 --gtest_filter='*Fifty*'
+}
+
 # One hash for every job, on any number of workers: as processes, and as threads of one.
 part_bits() {
   build "$dev" --target lockstep
