@@ -36,8 +36,9 @@ extern "C" int LLVMFuzzerTestOneInput(const std::uint8_t* data, std::size_t size
     }
     for (const FaultRate& rate : schedule.rates) try_stream(rate);
   } catch (const lockstep::BadInput& error) {
-    require(std::string(error.what()).find("is no fault") != std::string::npos,
-            "what is refused is named");
+    const std::string said = error.what();
+    require(said.find("is no fault") != std::string::npos, "what is refused is named");
+    require(said.find('\n') == std::string::npos, "in one line");
   }
   return 0;
 }

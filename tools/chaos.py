@@ -41,7 +41,8 @@ def draw_faults(rng, workers, engine):
     # the others wait for the stopped worker gives up, and ends the job.
     if rng.random() < 0.1:
         where = rng.choice([point for point in POINTS if point not in ("torn", "regroup", "join")])
-        return [f"stop@{rng.randrange(1, STEPS)}:{rng.randrange(workers)}:{where}"], 0
+        # Not in the last step: behind it workers wait for each other outside of any step, and nobody goes on.
+        return [f"stop@{rng.randrange(1, STEPS - 1)}:{rng.randrange(workers)}:{where}"], 0
     kinds = ["kill"] * 4 + ["crash"] * 2 + ["slow"] * 2 + (["cut"] * 2 if engine == "tcp" else [])
     faults = []
     for _ in range(rng.randint(0, 4)):

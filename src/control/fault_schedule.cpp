@@ -50,6 +50,16 @@ bool contains(const Range& all, std::string_view one) {
   return std::find(all.begin(), all.end(), one) != all.end();
 }
 
+// One line of a message, whatever was given.
+std::string shown(std::string_view text) {
+  constexpr std::size_t kMost = 100;
+  std::string line(text.substr(0, kMost));
+  for (char& c : line) {
+    if (static_cast<unsigned char>(c) < ' ' || c == 0x7f) c = '?';
+  }
+  return text.size() > kMost ? line + "..." : line;
+}
+
 [[noreturn]] void refuse(std::string_view text, const std::string& why = "") {
   std::vector<std::string_view> kinds;
   for (const auto& kind : kKinds) kinds.push_back(kind.word);
@@ -57,7 +67,7 @@ bool contains(const Range& all, std::string_view one) {
       "\"{}\" is no fault{}; write KIND@STEP:WORKER:WHERE, such as kill@5:1:update or "
       "slow@5:1:forward:200ms, or KIND=RATE/UNIT, such as kill=1/min, slow=200ms:0.5/min or "
       "crash=0.1/step. KIND is one of {}; WHERE is one of {}; UNIT is s, min, h or step",
-      text, why, fmt::join(kinds, ", "), fmt::join(kPoints, ", ")));
+      shown(text), why, fmt::join(kinds, ", "), fmt::join(kPoints, ", ")));
 }
 
 // The text up to the separator; the rest stays.

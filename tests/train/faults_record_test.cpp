@@ -16,13 +16,14 @@ struct Record {
 
 class FaultsRecord : public Train {
  protected:
-  // Steps of some 25 ms. A step has a fault with a chance of 3 in 100, one that kills of 2.
-  Record through_faults(const std::string& mode, std::int64_t steps, int seed) {
-    Command command({LOCKSTEP_BINARY, "run", "-n", "4", "--max-restarts", "1000", "--faults",
-                     "kill=0.014/step,crash=0.006/step,slow=30ms:0.01/step", "--fault-seed",
-                     std::to_string(seed), "--", LOCKSTEP_RECORDER_BINARY, mode, folder_.string(),
-                     std::to_string(steps)},
-                    {marker_, "LOCKSTEP_LOG=info"});
+  // Steps of some 25 ms. In a hundred of them two faults kill, and so many are slow.
+  Record through_faults(const std::string& mode, std::int64_t steps, int seed, int slow = 1) {
+    Command command(
+        {LOCKSTEP_BINARY, "run", "-n", "4", "--max-restarts", "1000", "--faults",
+         "kill=0.014/step,crash=0.006/step,slow=30ms:0.0" + std::to_string(slow) + "/step",
+         "--fault-seed", std::to_string(seed), "--", LOCKSTEP_RECORDER_BINARY, mode,
+         folder_.string(), std::to_string(steps)},
+        {marker_, "LOCKSTEP_LOG=info"});
     EXPECT_TRUE(command.finish(seconds(220)));
     EXPECT_EQ(command.exit_code(), 0) << command.out() << command.err();
     EXPECT_THAT(processes_with(marker_), IsEmpty());
@@ -78,14 +79,14 @@ class FaultsRecord : public Train {
 };
 
 TEST_F(FaultsRecord, EverySampleOfEveryEpochIsUsedOnceThroughSeededFaults) {
-  constexpr std::int64_t kSteps = 1024;
-  EXPECT_GE(through_faults("step", kSteps, 7).faults, 15);
+  constexpr std::int64_t kSteps = 512;
+  EXPECT_GE(through_faults("step", kSteps, 7).faults, 8);
   expect_each_sample_once(kSteps);
 }
 
 TEST_F(FaultsRecord, HooksComeInOrderThroughSeededFaults) {
-  constexpr std::int64_t kSteps = 1024;
-  EXPECT_GE(through_faults("trainer", kSteps, 8).faults, 15);
+  constexpr std::int64_t kSteps = 512;
+  EXPECT_GE(through_faults("trainer", kSteps, 8).faults, 8);
   expect_hooks_in_order(kSteps);
 }
 
@@ -93,10 +94,10 @@ TEST_F(FaultsRecord, BothThroughFiftyFaults) {
   if (std::getenv("LOCKSTEP_TEST_FULL") == nullptr)
     GTEST_SKIP() << "a long test: set LOCKSTEP_TEST_FULL to run it";
   constexpr std::int64_t kSteps = 2560;
-  EXPECT_GE(through_faults("step", kSteps, 9).faults, 50);
+  EXPECT_GE(through_faults("step", kSteps, 9, 3).faults, 50);
   expect_each_sample_once(kSteps);
   fs::remove_all(path("run"));
-  EXPECT_GE(through_faults("trainer", kSteps, 10).faults, 50);
+  EXPECT_GE(through_faults("trainer", kSteps, 10, 3).faults, 50);
   expect_hooks_in_order(kSteps);
 }
 
