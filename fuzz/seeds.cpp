@@ -41,7 +41,7 @@ std::vector<Message> messages() {
       NodeJoin{1, 2, 4, "0.1.0", "run train", "node", 7, "", 0},
       NodeStart{"name", "tcp:10.0.0.1:4711", "10.0.0.1", 29500, {{"a", 4}}, {"--steps"}, {"A=1"}},
       NodeEvent{NodeEvent::Kind::kLoss, 0, 5, 0, 2},
-      NodeOrders{{15, 18}, true},
+      NodeOrders{{15, 18}, true, {1, 2}, {0}, 3},
       NodeVerdict{7, 2, true, 0, "rank 5 failed", 5, false},
       Beat{}};
 }

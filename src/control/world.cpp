@@ -181,11 +181,11 @@ Joined join_or_tell(const control::Rejoining& how) {
   }
 }
 
-// In an elastic job ranks are given out, and the job may go on with fewer workers. All of them are on this host.
-void take_ranks(const Joined& joined, LaunchInfo& info) {
+// In an elastic job ranks are given out, and the job may go on with fewer workers.
+void take_ranks(const Joined& joined, const LaunchInfo& launched, LaunchInfo& info) {
   info.rank = joined.rank;
   info.size = static_cast<int>(joined.places.size());
-  if (!info.elastic) return;
+  if (!info.elastic || launched.local_size < launched.size) return;
   info.local_rank = info.rank;
   info.local_size = info.size;
 }
@@ -223,7 +223,7 @@ World control::Joining::join(const JoinOptions& options, cuda::Gpus& gpus) {
       control::Rejoining{info, asked.empty() ? default_engine(info, kind) : asked, secret_of(info),
                          timeout, std::make_shared<control::LossTeller>(info.loss_fd)});
   Joined joined = join_or_tell(*how);
-  take_ranks(joined, info);
+  take_ranks(joined, how->launched, info);
   World::State state{std::move(info), joined.generation, launcher, device, std::move(joined.comm)};
   state.joined_later = joined.survivors > 0;
   state.restarted = joined.restarted;
@@ -307,7 +307,7 @@ void World::regroup(bool in_batch) {
     try {
       how.launcher->tell({how.launched.rank, control::Loss::kNobody});
       Joined joined = join_others(how, deadline, in_batch);
-      take_ranks(joined, state_->info);
+      take_ranks(joined, how.launched, state_->info);
       state_->generation = joined.generation;
       how.survivors = joined.survivors;
       state_->announcements.reset();

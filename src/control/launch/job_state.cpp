@@ -378,11 +378,17 @@ JobState::Orders JobState::on_keeper_lost() {
 }
 
 // Workers of other hosts that have lost one of these may have failed just before. They are no cause, so a failure that
-// is still being judged does not count.
+// is still being judged does not count. With elastic rules the others go on, and nothing is started there any more.
 JobState::Orders JobState::on_host_lost(const std::vector<int>& ranks, Clock::time_point now) {
-  live_ -= static_cast<int>(
-      std::count_if(ranks.begin(), ranks.end(), [this](int rank) { return !blame_.end_of(rank); }));
+  std::vector<int> lived;
+  std::copy_if(ranks.begin(), ranks.end(), std::back_inserter(lived),
+               [this](int rank) { return !blame_.end_of(rank); });
+  live_ -= static_cast<int>(lived.size());
   Orders orders;
+  if (departures_ && running() && departures_->on_host_lost(ranks, live_)) {
+    for (const int rank : lived) blame_.on_left({rank, WorkerEnd::How::kKilled, SIGKILL});
+    return orders;
+  }
   if (cause_ == Cause::kNone)
     orders = end(Cause::kHostLost, 1, SIGTERM, now + rules_.after_failure);
   return live_ <= 0 ? release() : orders;

@@ -13,7 +13,7 @@ namespace {
 
 using Clock = std::chrono::steady_clock;
 
-EndRules end_rules(const RunOptions& options) {
+EndRules end_rules(const RunOptions& options, const HostMap& map) {
   EndRules rules;
   rules.grace = options.grace;
   rules.explained_codes = options.explained_codes;
@@ -21,7 +21,7 @@ EndRules end_rules(const RunOptions& options) {
   if (elastic(options))
     rules.elastic = {.min_workers = options.min_workers.value_or(kMinWorkers),
                      .max_restarts = options.max_restarts.value_or(kMaxRestarts),
-                     .most_workers = places(options)};
+                     .most_workers = map.world()};
   const std::vector<int> signals = signals_to_forward();
   const bool on_terminal = ::isatty(STDOUT_FILENO) == 1 || ::isatty(STDERR_FILENO) == 1;
   rules.hangs_up =
@@ -38,7 +38,7 @@ OwnJudge::OwnJudge(boost::asio::io_context& context, const RunOptions& options, 
     : options_(options),
       map_(map),
       nodes_(nodes),
-      state_(map.nodes() == 1 ? options.workers : map.world(), end_rules(options)),
+      state_(map.nodes() == 1 ? options.workers : map.world(), end_rules(options, map)),
       report_(map, std::move(program), options.step_timeout_s),
       deadline_(context) {
   for (int node = 0; node < map.nodes(); ++node) running_.insert(node);
@@ -50,8 +50,8 @@ OwnJudge::OwnJudge(boost::asio::io_context& context, const RunOptions& options, 
 void OwnJudge::take_node_event(int node, const NodeEvent& event) {
   switch (event.kind) {
     case NodeEvent::Kind::kKeeperEvent:
-      return take_event(node, {static_cast<KeeperEvent::Kind>(event.keeper_kind), event.rank,
-                               event.pid, event.value});
+      return take_far(node, {static_cast<KeeperEvent::Kind>(event.keeper_kind), event.rank,
+                             event.pid, event.value});
     case NodeEvent::Kind::kLoss:
       return on_loss({event.rank, event.value});
     case NodeEvent::Kind::kSignal:
@@ -63,8 +63,13 @@ void OwnJudge::take_node_event(int node, const NodeEvent& event) {
   }
 }
 
-void OwnJudge::take_event(int node, const KeeperEvent& event) {
+void OwnJudge::take_far(int node, const KeeperEvent& event) {
   if (event.rank >= 0 && (!map_.is_rank(event.rank) || map_.node_of(event.rank) != node)) return;
+  take_event(node, event);
+  when_far_event(event);
+}
+
+void OwnJudge::take_event(int node, const KeeperEvent& event) {
   report_.add(event);
   switch (event.kind) {
     case KeeperEvent::Kind::kNotStarted:
@@ -126,6 +131,10 @@ void OwnJudge::on_formed(std::uint64_t generation, const std::vector<int>& ranks
       generation));
 }
 
+void OwnJudge::on_newcomers(int count) {
+  if (nodes_ != nullptr) nodes_->tell(NodeOrders{.newcomers = count});
+}
+
 void OwnJudge::on_expelled(int rank) {
   obey(state_.on_expelled(rank));
 }
@@ -135,6 +144,7 @@ void OwnJudge::on_dismissed(int rank) {
 }
 
 std::string OwnJudge::on_resize(int workers) {
+  if (nodes_ != nullptr) return "a job on several hosts keeps its number of workers";
   const auto before = state_.wanted();
   auto resized = state_.on_resize(workers, Clock::now());
   if (!resized.refusal.empty()) return resized.refusal;
@@ -179,13 +189,26 @@ void OwnJudge::take_end(int node, int wait_status) {
 void OwnJudge::lose(int node, const std::string& why) {
   if (running_.erase(node) == 0) return;  // it had ended
   report_.host_lost(node, why);
-  obey(state_.on_host_lost(map_.ranks_of(node), Clock::now()));
+  const auto orders = state_.on_host_lost(map_.ranks_of(node), Clock::now());
+  if (!ending()) {
+    when_note(fmt::format("lockstep: lost {}: {}; {} worker{} go on", map_.name_of(node), why,
+                          state_.live(), state_.live() == 1 ? "" : "s"));
+    for (const int rank : map_.ranks_of(node)) when_far_event({KeeperEvent::Kind::kEnded, rank});
+    when_far_event({KeeperEvent::Kind::kAllReported});
+  }
+  obey(orders);
   conclude_if_over();
 }
 
 void OwnJudge::obey(const JobState::Orders& orders) {
-  if (nodes_ != nullptr && (!orders.forward.empty() || orders.release))
-    nodes_->tell(NodeOrders{{orders.forward.begin(), orders.forward.end()}, orders.release});
+  const bool any =
+      !orders.forward.empty() || orders.release || !orders.start.empty() || !orders.kill.empty();
+  if (nodes_ != nullptr && any) {
+    nodes_->tell(NodeOrders{.signals = {orders.forward.begin(), orders.forward.end()},
+                            .release = orders.release,
+                            .start = {orders.start.begin(), orders.start.end()},
+                            .kill = {orders.kill.begin(), orders.kill.end()}});
+  }
   for (const int rank : orders.start) report_.restart(rank);
   when_orders(orders);
   for (const auto& one : orders.left) {
@@ -223,7 +246,9 @@ void OwnJudge::part() {
 // ---- FarJudge -------------------------------------------------------------------------------------------------------
 
 FarJudge::FarJudge(boost::asio::io_context& context, const HostMap& map, NodeGuest& node_0)
-    : map_(map), node_0_(node_0), deadline_(context), live_(map.workers()) {
+    : map_(map), node_0_(node_0), deadline_(context) {
+  const auto here = map.ranks_of(map.node);
+  live_ = {here.begin(), here.end()};
   node_0_.when_orders = [this](const NodeOrders& orders) { obey(orders); };
   node_0_.when_verdict = [this](const NodeVerdict& verdict) {
     verdict_ = verdict;
@@ -235,8 +260,9 @@ FarJudge::FarJudge(boost::asio::io_context& context, const HostMap& map, NodeGue
 void FarJudge::on_event(const KeeperEvent& event) {
   node_0_.tell({NodeEvent::Kind::kKeeperEvent, static_cast<std::int32_t>(event.kind), event.rank,
                 event.pid, event.value});
-  if (event.kind == KeeperEvent::Kind::kEnded) --live_;
-  if (verdict_ && live_ == 0) obey({{}, true});
+  if (event.kind == KeeperEvent::Kind::kStarted) live_.insert(event.rank);
+  if (event.kind == KeeperEvent::Kind::kEnded) live_.erase(event.rank);
+  if (verdict_ && live_.empty()) obey({{}, true});
 }
 
 void FarJudge::on_loss(const Loss& loss) {
@@ -259,7 +285,11 @@ void FarJudge::on_keeper_gone(int wait_status) {
 
 void FarJudge::obey(const NodeOrders& orders) {
   ending_ = ending_ || !orders.signals.empty();
-  when_orders({{orders.signals.begin(), orders.signals.end()}, orders.release});
+  if (orders.newcomers >= 0) when_newcomers(orders.newcomers);
+  when_orders({.forward = {orders.signals.begin(), orders.signals.end()},
+               .release = orders.release,
+               .start = {orders.start.begin(), orders.start.end()},
+               .kill = {orders.kill.begin(), orders.kill.end()}});
 }
 
 void FarJudge::lose_node_0(const std::string& why) {
@@ -277,7 +307,7 @@ void FarJudge::conclude_if_over() {
     deadline_.cancel();
     return when_verdict(*verdict_);
   }
-  obey({{SIGTERM, SIGCONT}, live_ == 0});
+  obey({{SIGTERM, SIGCONT}, live_.empty()});
   deadline_.expires_after(EndRules{}.after_failure);
   deadline_.async_wait([this](const boost::system::error_code& error) {
     if (!error) obey({{}, true});

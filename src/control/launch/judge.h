@@ -41,6 +41,10 @@ class Judge {
   // Once, after the last process of the job has ended on every host.
   std::function<void(const NodeVerdict&)> when_verdict;
   Note when_note;
+  // Of a job whose workers may leave and join. On node 0: what happens to workers of other hosts. On the other nodes: so
+  // many workers wait to join.
+  std::function<void(const KeeperEvent&)> when_far_event;
+  std::function<void(int)> when_newcomers;
 
   // Ranks count over all hosts.
   virtual void on_event(const KeeperEvent& event) = 0;
@@ -49,6 +53,7 @@ class Judge {
   virtual void on_output_closed(int error) = 0;
   // Of a job whose workers may leave and join: a generation has formed; others wait for this worker in vain.
   virtual void on_formed(std::uint64_t /*generation*/, const std::vector<int>& /*ranks*/) {}
+  virtual void on_newcomers(int /*count*/) {}  // wait to join
   virtual void on_expelled(int /*rank*/) {}
   virtual void on_dismissed(int /*rank*/) {}  // it is to leave, and the others wait for that
   // The user wants so many workers. Why not; empty: it is done, now or between two batches.
@@ -84,6 +89,7 @@ class OwnJudge final : public Judge {
   void on_signal(int signal) override { take_signal(map_.node, signal); }
   void on_output_closed(int error) override;
   void on_formed(std::uint64_t generation, const std::vector<int>& ranks) override;
+  void on_newcomers(int count) override;
   void on_expelled(int rank) override;
   void on_dismissed(int rank) override;
   std::string on_resize(int workers) override;
@@ -96,6 +102,7 @@ class OwnJudge final : public Judge {
 
  private:
   void take_node_event(int node, const NodeEvent& event);
+  void take_far(int node, const KeeperEvent& event);
   void take_event(int node, const KeeperEvent& event);
   void take_ends(int node);
   void take_signal(int node, int signal);
@@ -138,7 +145,7 @@ class FarJudge final : public Judge {
   NodeGuest& node_0_;
   boost::asio::steady_timer deadline_;
   std::optional<NodeVerdict> verdict_;
-  int live_;  // workers here
+  std::set<int> live_;  // workers here
   bool gone_ = false;
   bool ending_ = false;
 };

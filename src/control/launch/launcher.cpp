@@ -201,6 +201,8 @@ Launcher::Launcher(boost::asio::io_context& context, const RunOptions& options, 
     return judge_->on_line(worker, line);
   };
   judge_->when_orders = [this](const JobState::Orders& orders) { obey(orders); };
+  judge_->when_far_event = [this](const KeeperEvent& event) { workers_.take(event); };
+  judge_->when_newcomers = [this](int count) { workers_.set_newcomers(count); };
   judge_->when_note = [this](const std::string& line) { note(line); };
   judge_->when_verdict = [this](const NodeVerdict& verdict) {
     verdict_ = verdict;
@@ -311,13 +313,20 @@ void Launcher::take_losses() {
 void Launcher::obey(const JobState::Orders& orders) {
   if (keeper_.gone()) return;
   const int first = meeting_.map.first_rank();
-  for (const auto& one : orders.left) output_.end_lines(one.end.rank - first);
+  const auto to_worker = [&](KeeperOrder::Kind kind, const std::vector<int>& ranks) {
+    for (const int rank : ranks) {
+      if (meeting_.map.here(rank)) keeper_.send({kind, rank - first});
+    }
+  };
+  for (const auto& one : orders.left) {
+    if (meeting_.map.here(one.end.rank)) output_.end_lines(one.end.rank - first);
+  }
   if (orders.workers) {
     keeper_.send({KeeperOrder::Kind::kSize, *orders.workers});
     workers_.resize(*orders.workers);
   }
-  for (const int rank : orders.kill) keeper_.send({KeeperOrder::Kind::kKill, rank - first});
-  for (const int rank : orders.start) keeper_.send({KeeperOrder::Kind::kStart, rank - first});
+  to_worker(KeeperOrder::Kind::kKill, orders.kill);
+  to_worker(KeeperOrder::Kind::kStart, orders.start);
   for (const int signal : orders.forward) keeper_.send({KeeperOrder::Kind::kSignal, signal});
   if (orders.release) keeper_.release();
 }

@@ -35,6 +35,7 @@ NodeJoin introduction(const RunOptions& options, const Program& program) {
   join.job = options.settle
                  ? options.command_name
                  : fmt::format("{} {}", options.command_name, path.substr(path.rfind('/') + 1));
+  if (elastic(options)) join.job += " with --max-restarts";
   join.host = this_host();
   join.pid = static_cast<std::uint32_t>(::getpid());
   join.problem = program.problem;
@@ -83,6 +84,10 @@ void host_meeting(boost::asio::io_context& context, RunOptions& options, const N
   warn_of_loopback(listener, where.host);
   meeting.host = std::make_unique<NodeHost>(context, std::move(listener), secret, join);
   meeting.map = meeting.host->meet(deadline, [&](const std::string& line) { show(options, line); });
+  if (const int least = options.min_workers.value_or(kMinWorkers); least > meeting.map.world()) {
+    throw BadInput(fmt::format("--min-workers {} is not possible with {} workers on {} hosts",
+                               least, meeting.map.world(), meeting.map.nodes()));
+  }
   meeting.start = make_start(options, meeting.map, meeting.listener);
   settle(options, meeting.map, meeting.start);
 }

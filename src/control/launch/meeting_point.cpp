@@ -2,15 +2,16 @@
 
 #include <fmt/format.h>
 
+#include <algorithm>
 #include <chrono>
 
 namespace lockstep::control {
 namespace {
 
-MembershipRules membership_rules(const RunOptions& options) {
+MembershipRules membership_rules(const RunOptions& options, int workers) {
   const std::chrono::duration<double> patience(options.step_timeout_s);
   return {.least = options.min_workers.value_or(kMinWorkers),
-          .wanted = options.workers,
+          .wanted = workers,
           .patience = std::chrono::ceil<std::chrono::milliseconds>(patience)};
 }
 
@@ -18,20 +19,24 @@ MembershipRules membership_rules(const RunOptions& options) {
 
 MeetingPoint::MeetingPoint(boost::asio::io_context& context, const RunOptions& options,
                            Meeting& meeting, std::optional<NewsPage> news, Judge& judge)
-    : news_(std::move(news)) {
+    : map_(meeting.map), news_(std::move(news)) {
   if (!meeting.listener.fd) return;
+  const int workers = map_.nodes() == 1 ? options.workers : map_.world();
   ServerOptions rules{meeting.map.world(), meeting.secret};
-  if (news_) rules.elastic = membership_rules(options);
+  if (news_) rules.elastic = membership_rules(options, workers);
   server_.emplace(context, std::move(meeting.listener), rules);
   if (!news_) return;
   server_->listen(
       {.formed = [&judge](std::uint64_t generation,
                           const std::vector<int>& places) { judge.on_formed(generation, places); },
-       .newcomers = [this](int count) { news_->set_newcomers(count); },
+       .newcomers =
+           [this, &judge](int count) {
+             set_newcomers(count);
+             judge.on_newcomers(count);
+           },
        .expelled = [&judge](int place) { judge.on_expelled(place); },
        .dismissed = [&judge](int place) { judge.on_dismissed(place); }});
   // From the beginning: the first generation must not form before the last worker has been started.
-  const int workers = meeting.map.nodes() == 1 ? options.workers : meeting.map.world();
   for (int rank = 0; rank < workers; ++rank) running_.insert(rank);
   tell_server();
 }
@@ -61,6 +66,15 @@ std::optional<std::string> MeetingPoint::objection(int workers) const {
   }
   if (workers <= most) return std::nullopt;
   return fmt::format("it has {} shard{}: that many workers at most", most, most == 1 ? "" : "s");
+}
+
+void MeetingPoint::set_newcomers(int count) {
+  if (news_) news_->set_newcomers(count);
+}
+
+int MeetingPoint::running() const {
+  return static_cast<int>(std::count_if(running_.begin(), running_.end(),
+                                        [this](int rank) { return map_.here(rank); }));
 }
 
 void MeetingPoint::resize(int workers) {

@@ -34,12 +34,16 @@ class MeetingPoint {
   // It is to have so many from now on.
   void resize(int workers);
 
+  // So many wait to join; where another launcher has the server.
+  void set_newcomers(int count);
+
   // Workers of this host whose processes run.
-  int running() const { return static_cast<int>(running_.size()); }
+  int running() const;
 
  private:
   void tell_server();
 
+  HostMap map_;
   std::optional<NewsPage> news_;
   std::optional<RendezvousServer> server_;
   std::set<int> running_;

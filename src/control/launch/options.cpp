@@ -83,14 +83,9 @@ void check_elastic(const RunOptions& options) {
                     "give one number",
                     options.min_workers.value_or(kMinWorkers), *options.most_workers));
   }
-  const char* several = !options.hosts.list.empty() ? "--hosts" : "--nodes";
-  if (!options.hosts.list.empty() || options.nodes.nodes > 1) {
-    throw BadInput(fmt::format(
-        "--min-workers and --max-restarts work on one host so far; leave them out, or leave out {}",
-        several));
-  }
   const int least = options.min_workers.value_or(kMinWorkers);
-  if (least < 1 || least > options.workers) {
+  const bool one_host = options.hosts.list.empty() && options.nodes.nodes == 1;
+  if (least < 1 || (one_host && least > options.workers)) {
     throw BadInput(fmt::format("--min-workers {} is not possible with {} worker{}; ask for 1 to {}",
                                least, options.workers, options.workers == 1 ? "" : "s",
                                options.workers));

@@ -129,7 +129,8 @@ TEST(WorkerEnvironmentTest, AWorkerThatIsStartedLaterIsToldHowThingsAreThen) {
 }
 
 TEST(WorkerEnvironmentTest, EachVariableComesOnce) {
-  const auto variables = worker_environment({"A=1", "A=2", "RANK=7", "broken"}, four_workers(), 0, {4});
+  const auto variables =
+      worker_environment({"A=1", "A=2", "RANK=7", "broken"}, four_workers(), 0, {4});
   std::map<std::string, int> count;
   for (const auto& text : variables) ++count[text.substr(0, text.find('='))];
   for (const auto& [name, times] : count) EXPECT_EQ(times, 1) << name;

@@ -100,6 +100,17 @@ Departures::Outcome Departures::on_left(int place, int live, Clock::time_point n
   return {finishing_ ? After::kFinishing : After::kNoRestart};
 }
 
+bool Departures::on_host_lost(const std::vector<int>& places, int live) {
+  for (const int place : places) restarts_.drop(place);
+  const int others = finishing_ ? live : live + restarts_.waiting();
+  if (others < size_.least) return false;
+  for (const int place : places) {
+    if (running_.erase(place) > 0) ++left_;
+    members_.erase(place);
+  }
+  return true;
+}
+
 Departures::Outcome Departures::on_refused(int place, int live) {
   running_.erase(place);
   dismissed_.erase(place);

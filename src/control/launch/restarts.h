@@ -117,6 +117,9 @@ class Departures {
   // Its process has died, or could not be started, and this many others live.
   Outcome on_left(int place, int live, Clock::time_point now);
 
+  // The host of these places is lost, and this many others live. False: those are too few.
+  bool on_host_lost(const std::vector<int>& places, int live);
+
   // A newcomer has ended with a code of its own: it would do so again.
   Outcome on_refused(int place, int live);
 

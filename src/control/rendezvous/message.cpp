@@ -97,9 +97,15 @@ void write(ByteWriter& out, const NodeEvent& event) {
   out.put(event.pid).put(event.value);
 }
 void write(ByteWriter& out, const NodeOrders& orders) {
-  out.put(count_of(orders.signals.size(), kMostWords));
-  for (const auto signal : orders.signals) out.put(signal);
+  const auto list = [&](const std::vector<std::int32_t>& numbers) {
+    out.put(count_of(numbers.size(), kMostWords));
+    for (const auto number : numbers) out.put(number);
+  };
+  list(orders.signals);
   out.put(static_cast<std::uint8_t>(orders.release));
+  list(orders.start);
+  list(orders.kill);
+  out.put(orders.newcomers);
 }
 void write(ByteWriter& out, const NodeVerdict& verdict) {
   out.put(verdict.code).put(verdict.cause).put(static_cast<std::uint8_t>(verdict.cut_short));
@@ -220,8 +226,14 @@ void read(ByteReader& in, NodeEvent& event) {
   event.value = in.get<std::int32_t>();
 }
 void read(ByteReader& in, NodeOrders& orders) {
-  read_each(in, kMostWords, [&] { orders.signals.push_back(in.get<std::int32_t>()); });
+  const auto list = [&](std::vector<std::int32_t>& numbers) {
+    read_each(in, kMostWords, [&] { numbers.push_back(in.get<std::int32_t>()); });
+  };
+  list(orders.signals);
   orders.release = in.get<std::uint8_t>() != 0;
+  list(orders.start);
+  list(orders.kill);
+  orders.newcomers = in.get<std::int32_t>();
 }
 void read(ByteReader& in, NodeVerdict& verdict) {
   verdict.code = in.get<std::int32_t>();

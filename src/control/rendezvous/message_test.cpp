@@ -28,7 +28,7 @@ std::vector<Message> one_of_each() {
                     {"--steps", "3"},
                     {"A=1"}},
           NodeEvent{NodeEvent::Kind::kLoss, 2, 5, 4711, -1},
-          NodeOrders{{15, 18}, true},
+          NodeOrders{{15, 18}, true, {1, 2}, {0}, 3},
           NodeVerdict{7, 2, true, 1, "rank 5 failed", 5, true},
           Beat{}};
 }

@@ -72,6 +72,10 @@ struct NodeEvent {
 struct NodeOrders {
   std::vector<std::int32_t> signals;
   bool release = false;
+  // Of a job whose workers may leave and join. Ranks of all hosts: each launcher takes its own.
+  std::vector<std::int32_t> start = {};  // replacements of these
+  std::vector<std::int32_t> kill = {};
+  std::int32_t newcomers = -1;  // workers that wait to join; −1: as before
 
   bool operator==(const NodeOrders&) const = default;
 };

@@ -457,10 +457,10 @@ bool JobCore::collect() {
   const auto checks = std::exchange(numbers_.checks, {});
   const PhaseResult::About& about = result->about();
   for (std::size_t model = 0; model < checks.size(); ++model) {
-    if (auto found = checks[model]->judge(about.step, result->digests(model))) {
-      numbers_.undecided = {checks[model], std::move(*found), about.phase};
-      return false;
-    }
+    auto found = checked([&] { return checks[model]->judge(about.step, result->digests(model)); });
+    if (!found) continue;
+    numbers_.undecided = {checks[model], std::move(*found), about.phase};
+    return false;
   }
   if (result->unknown_metric()) {
     throw BadInput(fmt::format(
@@ -489,7 +489,7 @@ void JobCore::check_loss(const PhaseResult& result) const {
 }
 
 void JobCore::settle() {
-  if (!repeated([this] { return collect(); })) rerun();
+  if (!repeated([this] { return collect(); })) checked([this] { rerun(); });
 }
 
 // Runs the phases again, from the checkpoint up to the one in which two copies differ. The verdict compares what comes
@@ -526,7 +526,7 @@ void JobCore::rerun() {
 void JobCore::end_batch() {
   const GlobalBatch& batch = progress_.loop->current();
   progress_.next = batch.step() + 1;
-  if (numbers_.undecided) rerun();
+  if (numbers_.undecided) checked([this] { rerun(); });
   save_if_due(batch);
   if (!can_recover()) return;
   generation_.world.allow_workers(setup_.options.shards);
@@ -535,7 +535,7 @@ void JobCore::end_batch() {
 
 void JobCore::end_loop() {
   settle();
-  progress_.loop->check_at_rest(progress_.next - 1);
+  checked([this] { progress_.loop->check_at_rest(progress_.next - 1); });
   progress_.stopped = progress_.stop && progress_.next < progress_.loop->end();
   if (progress_.stopped) stop_requested_.store(false);
   note_streams(progress_.next);

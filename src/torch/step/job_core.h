@@ -135,16 +135,16 @@ class JobCore : public control::Member, public std::enable_shared_from_this<JobC
   struct Progress {
     std::int64_t next = 0;     // the next batch
     std::int64_t commits = 0;  // phases that were committed since the job was opened
-    bool opened = false;     // a loop, now or before
-    bool running = false;    // a phase is under way; stays so if it fails
-    bool regroups = false;   // workers have changed, and the job goes to those that are there
-    bool newcomers = false;  // all workers know that others wait to join,
-    bool due = false;        // … that the leader's clock wants a checkpoint,
-    bool written = false;    // … and that the write of one has ended
-    bool partial = false;    // an exception has left the loop in a batch that a Step had used
-    bool stop = false;       // all workers know that the job stops
-    bool stopped = false;    // a loop has ended because of that
-    Loop* loop = nullptr;    // the open one
+    bool opened = false;       // a loop, now or before
+    bool running = false;      // a phase is under way; stays so if it fails
+    bool regroups = false;     // workers have changed, and the job goes to those that are there
+    bool newcomers = false;    // all workers know that others wait to join,
+    bool due = false;          // … that the leader's clock wants a checkpoint,
+    bool written = false;      // … and that the write of one has ended
+    bool partial = false;      // an exception has left the loop in a batch that a Step had used
+    bool stop = false;         // all workers know that the job stops
+    bool stopped = false;      // a loop has ended because of that
+    Loop* loop = nullptr;      // the open one
     std::optional<StopSignal> signal;  // while a loop is open that writes checkpoints
   };
   // The numbers of the last phase, in flight between workers.
@@ -179,6 +179,17 @@ class JobCore : public control::Member, public std::enable_shared_from_this<JobC
   void settle_phase(Comm& survivors, Broken& own);
   void ask_page(Comm& survivors, Broken& own);
   void rescue_numbers();
+  // Runs a check of bits, and goes back if it finds changed ones.
+  template <typename Run>
+  auto checked(const Run& run) {
+    try {
+      return run();
+    } catch (const Mismatch& found) {
+      go_back_after(found);
+      throw;
+    }
+  }
+  void go_back_after(const Mismatch& found);
   // Runs it; again whole, if workers are lost meanwhile. Between two phases.
   template <typename Run>
   auto repeated(const Run& run);

@@ -8,8 +8,8 @@
 //   go on      with the next phase, or with this one again: a phase that nobody has begun to write has changed nothing
 //
 // If another worker is lost meanwhile, all of it begins again, and what is settled stays so.
+#include <fmt/format.h>
 #include <lockstep/errors.h>
-
 #include <signal.h>
 
 #include <algorithm>
@@ -143,6 +143,24 @@ void JobCore::settle_phase(Comm& survivors, Broken& own) {
 void JobCore::leave_if_broken(const std::exception& error) const {
   if (progress_.commits == 0 || generation_.size() == 1 || !can_recover()) return;
   base::log(base::LogLevel::kError, "this worker leaves the job: {}", error.what());
+  ::raise(SIGKILL);
+}
+
+// The memory of some worker has changed by itself. Every worker gets here, and nobody knows what else is wrong: all end, as
+// by a signal, and the workers that replace them go on from the last checkpoint. They wait for each other first: a worker
+// that had not heard of it would take the others for lost, and go on.
+void JobCore::go_back_after(const Mismatch& found) {
+  if (!can_recover()) return;
+  if (generation_.rank() == 0) {
+    const std::int64_t on_disk = checkpoints_ ? checkpoints_->on_disk() : -1;
+    base::log(base::LogLevel::kError, "{}. The job goes back to {}", found.what(),
+              on_disk < 0 ? "its beginning" : fmt::format("the checkpoint of step {}", on_disk));
+  }
+  try {
+    generation_.control.barrier().wait();
+  } catch (const Error&) {
+    // The others have heard of it, too.
+  }
   ::raise(SIGKILL);
 }
 

@@ -24,7 +24,7 @@ void JobCore::begin_checkpoint() {
   progress_.due = false;
   const std::int64_t step = position();
   if (!checkpoints_ || setup_.only_reads || saved_at() == step) return;
-  if (progress_.loop != nullptr) progress_.loop->check_at_rest(step - 1);
+  if (progress_.loop != nullptr) checked([&] { progress_.loop->check_at_rest(step - 1); });
   note_streams(step);
   repeated([&] {
     if (checkpoints_->is_under_way()) finish_checkpoint();
