@@ -64,19 +64,20 @@ void tell(const std::string& line) {
 
 }  // namespace
 
-Faults& Faults::here() {
+Faults& Faults::from_environment() {
   static Faults faults;
-  static const bool read = [] {
-    const auto seed = base::environment_number("LOCKSTEP_FAULT_SEED", 0, INT64_MAX).value_or(0);
-    const std::string text = base::environment("LOCKSTEP_FAULTS").value_or("");
-    try {
-      faults.add(parse_faults(text), static_cast<std::uint64_t>(seed));
-    } catch (const BadInput& error) {
-      throw BadInput(fmt::format("LOCKSTEP_FAULTS: {}", error.what()));
-    }
-    return true;
-  }();
-  static_cast<void>(read);
+  const auto seed = base::environment_number("LOCKSTEP_FAULT_SEED", 0, INT64_MAX).value_or(0);
+  try {
+    faults.add(parse_faults(base::environment("LOCKSTEP_FAULTS").value_or("")),
+               static_cast<std::uint64_t>(seed));
+  } catch (const BadInput& error) {
+    throw BadInput(fmt::format("LOCKSTEP_FAULTS: {}", error.what()));
+  }
+  return faults;
+}
+
+Faults& Faults::here() {
+  static Faults& faults = from_environment();
   return faults;
 }
 

@@ -54,6 +54,7 @@ class Faults {
 
  private:
   Faults() = default;
+  static Faults& from_environment();
   struct Due {
     Fault fault;
     std::optional<double> from = {};  // drawn by step: strikes at this one or later

@@ -3,7 +3,9 @@
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 #include <lockstep/errors.h>
+#include <lockstep/faults.h>
 
+#include <new>
 #include <set>
 
 namespace lockstep::control {
@@ -112,6 +114,40 @@ TEST(FaultsTest, ASeedGivesOneSequenceInWhichEveryWorkerAndEveryPointComes) {
   for (std::uint64_t generation = 1; generation <= 1000; ++generation)
     struck += joins_badly(rate, 7, 1, generation) ? 1 : 0;
   EXPECT_NEAR(struck, 1000 / 16, 30);
+}
+
+// This process is worker 0 of 1.
+TEST(FaultsTest, AProgramAddsItsOwn) {
+  Faults& faults = Faults::here();
+  EXPECT_TRUE(faults.none());
+  EXPECT_THROW(inject_faults("kill@5:0:lunch"), BadInput);
+  EXPECT_TRUE(faults.none());
+  inject_faults("oom@3:0:forward,slow@3:0:backward:1ms,kill@0:1:forward");
+  EXPECT_FALSE(faults.none());
+  faults.strike("forward", 0);
+  faults.strike("backward", 2);
+  EXPECT_THROW(faults.strike("forward", 3), std::bad_alloc);
+  faults.strike("forward", 3);  // once only
+  EXPECT_TRUE(faults.due("backward", 3));
+  faults.strike("backward", 3);
+  EXPECT_TRUE(faults.none()) << "the third is another worker's";
+}
+
+// Last: a rate stays.
+TEST(FaultsTest, OfARateStrikeWhenTheirStepHasCome) {
+  inject_faults("oom=0.5/step", 7);
+  Faults& faults = Faults::here();
+  int struck = 0;
+  for (std::int64_t step = 0; step < 100; ++step) {
+    for (const std::string_view where : points_of(FaultKind::kMemory)) {
+      try {
+        faults.strike(where, step);
+      } catch (const std::bad_alloc&) {
+        ++struck;
+      }
+    }
+  }
+  EXPECT_NEAR(struck, 50, 25);
 }
 
 }  // namespace
