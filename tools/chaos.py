@@ -173,7 +173,11 @@ def main():
             model, workers = rng.choice(["mlp", "cnn", "gpt"]), rng.randint(max(2, options.hosts), 8)
             arguments = arguments_of(model, folder)
             if model not in expected:
-                expected[model], _ = run(options, log, max(2, options.hosts), arguments, [], 0, folder, rng)
+                plain = argparse.Namespace(build=options.build, engine="", hosts=1)
+                expected[model], _ = run(plain, log, 2, arguments, [], 0, folder, rng)
+                if expected[model].startswith("ended with"):
+                    print(f"{model}, undisturbed: {expected[model]}; see {log}", file=sys.stderr)
+                    return 1
                 print(f"{model}: {expected[model][:16]}", flush=True)
             planned, kills = draw_faults(rng, workers, options.engine)
             got, struck = run(options, log, workers, arguments, planned, kills, folder, rng)
