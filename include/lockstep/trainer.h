@@ -112,6 +112,9 @@ struct StepRecord {
   double exposed_comm_ms = 0;  // the time that waiting for other workers added to the step
   bool skipped = false;        // by the scaler: gradients had overflowed
   std::optional<NoiseScale> noise_scale = {};  // after this step; none if it is not measured
+  // The leader before has died, and nobody knows whether it was called for this step: this worker,
+  // which has been called for it, leads now.
+  bool again = false;
 };
 
 struct TrainingResult {
@@ -138,7 +141,8 @@ struct TrainingResult {
 };
 
 // Functions that the Trainer calls during training. They are called on every worker, with the same
-// numbers except times.
+// numbers except times. If workers leave and join, on_step is called in the order of steps; for
+// every step on the worker that leads then, elsewhere once at most.
 struct TrainerHooks {
   // As StepOptions::before_update.
   std::function<void(std::int64_t step)> on_gradients;

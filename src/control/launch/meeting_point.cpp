@@ -19,7 +19,7 @@ MembershipRules membership_rules(const RunOptions& options, int workers) {
 
 MeetingPoint::MeetingPoint(boost::asio::io_context& context, const RunOptions& options,
                            Meeting& meeting, std::optional<NewsPage> news, Judge& judge)
-    : map_(meeting.map), news_(std::move(news)) {
+    : map_(meeting.map), stopped_code_(options.stopped_code), news_(std::move(news)) {
   if (!meeting.listener.fd) return;
   const int workers = map_.nodes() == 1 ? options.workers : map_.world();
   ServerOptions rules{meeting.map.world(), meeting.secret};
@@ -47,6 +47,12 @@ void MeetingPoint::take(const KeeperEvent& event) {
       running_.insert(event.rank);
       return tell_server();
     case KeeperEvent::Kind::kEnded:
+      // It has reached the end of the job: nobody is to join from here on, and none that is left to begin it again.
+      if (const auto end = worker_end(event.rank, event.value);
+          news_ && server_ && (!end.failed() || (stopped_code_ && end.exited_with(*stopped_code_))))
+        server_->set_wanted(0);
+      running_.erase(event.rank);
+      return;
     case KeeperEvent::Kind::kNotStarted:
       running_.erase(event.rank);
       return;

@@ -44,6 +44,7 @@ class MeetingPoint {
   void tell_server();
 
   HostMap map_;
+  std::optional<int> stopped_code_;
   std::optional<NewsPage> news_;
   std::optional<RendezvousServer> server_;
   std::set<int> running_;

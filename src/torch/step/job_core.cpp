@@ -95,7 +95,7 @@ JobCore::JobCore(World& world, JobSetup setup, JobHooks hooks)
     : setup_(std::move(setup)),
       hooks_(std::move(hooks)),
       generation_(make_generation(world, setup_)),
-      numbers_{nullptr, {}, std::nullopt, world.open_channel()} {
+      numbers_{nullptr, {}, std::nullopt, nullptr, world.open_channel()} {
   const JobOptions& options = setup_.options;
   if (options.checkpoint.empty()) return;
   using Use = CheckpointRules::Use;
@@ -473,7 +473,7 @@ bool JobCore::collect() {
   progress_.newcomers = progress_.newcomers || asks.newcomers;
   progress_.due = progress_.due || asks.checkpoint;
   progress_.written = progress_.written || asks.written;
-  if (hooks_.on_result) hooks_.on_result(*result);
+  tell_result(result);
   // A loss of a half type may overflow, too. A scaler that goes on from there has skipped the step.
   if (!about.skipped) check_loss(*result);
   return true;

@@ -61,7 +61,8 @@ struct JobModels {
 
 // What the Trainer is told while a job runs: on every worker, on the thread that uses the job.
 struct JobHooks {
-  std::function<void(const PhaseResult&)> on_result;  // the numbers of a phase have come
+  // The numbers of a phase have come. `again`: they had, but this worker leads only now.
+  std::function<void(const PhaseResult&, bool again)> on_result;
   std::function<void(const std::string& path, std::int64_t step)> on_saved;
 };
 
@@ -118,6 +119,10 @@ class JobCore : public control::Member, public std::enable_shared_from_this<JobC
   std::int64_t position() const;  // batches that are done
   bool stopped() const { return progress_.stopped; }
 
+  // Runs it; again whole, if workers are lost meanwhile. Between two phases.
+  template <typename Run>
+  auto repeated(const Run& run);
+
  private:
   friend class Loop;  // it moves the job's position
   JobCore(World& world, JobSetup setup, JobHooks hooks);
@@ -157,6 +162,8 @@ class JobCore : public control::Member, public std::enable_shared_from_this<JobC
     std::shared_ptr<PhaseResult> pending;
     std::vector<divergence::Check*> checks;  // whose digests they are
     std::optional<Undecided> undecided;      // only a rerun can say which copy is right
+    // The last that the hook was told of, if this worker did not lead then.
+    std::shared_ptr<PhaseResult> told;
     Comm channel;  // last, so that it goes first: it ends the operation that uses pending's memory
   };
   // A phase that was run since the last checkpoint, with the learning rates that it had: a rerun repeats it.
@@ -190,9 +197,7 @@ class JobCore : public control::Member, public std::enable_shared_from_this<JobC
     }
   }
   void go_back_after(const Mismatch& found);
-  // Runs it; again whole, if workers are lost meanwhile. Between two phases.
-  template <typename Run>
-  auto repeated(const Run& run);
+  void tell_result(std::shared_ptr<PhaseResult> result);
   void name_state();
   DataRecord look_at(const Dataset& dataset, const BatchesOptions& options);
   void plan_data(const Dataset& dataset, const BatchesOptions& options);

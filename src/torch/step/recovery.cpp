@@ -164,6 +164,13 @@ void JobCore::go_back_after(const Mismatch& found) {
   ::raise(SIGKILL);
 }
 
+void JobCore::tell_result(std::shared_ptr<PhaseResult> result) {
+  if (!hooks_.on_result) return;
+  hooks_.on_result(*result, false);
+  numbers_.told =
+      generation_.world.elastic() && generation_.rank() != 0 ? std::move(result) : nullptr;
+}
+
 // The numbers of the phase before, which was committed: they may have been lost on their way.
 void JobCore::rescue_numbers() {
   if (!numbers_.pending) return;
@@ -205,6 +212,9 @@ void JobCore::regroup(bool in_batch, std::int64_t step, Broken& own) {
   }
   progress_.regroups = false;
   numbers_.checks.clear();
+  // The leader before may have died before its hook was called. Nobody gets further than one phase before it is.
+  if (generation_.rank() != 0) return;
+  if (const auto told = std::exchange(numbers_.told, nullptr)) hooks_.on_result(*told, true);
 }
 
 // Null: the phase is to be repeated. Newcomers have to wait for the next batch: this one may have phases behind it.

@@ -164,7 +164,8 @@ Trainer::State::State(World& world, TrainerParts its_parts, TrainerOptions its_o
 
 steps::JobHooks Trainer::State::observe() {
   return {.on_result =
-              [this](const steps::PhaseResult& result) {
+              [this](const steps::PhaseResult& result, bool again) {
+                record.again = again;
                 record.loss = result.loss();
                 if (!result.noise().empty()) record.noise_scale = result.noise().front();
                 if (!hooks.on_step) return;
@@ -233,8 +234,8 @@ TrainingResult Trainer::State::result(steps::Loop& loop, std::int64_t first_step
   if (hashes) result.verified = hashes->compared();
   if (evaluation && evaluation->samples > 0) result.evaluation = evaluation;
   times.fill(result);
-  result.memory_bytes = memory_of_all(job->generation().control);
-  result.replicas_identical = parts.model.identical();
+  result.memory_bytes = job->repeated([&] { return memory_of_all(job->generation().control); });
+  result.replicas_identical = job->repeated([&] { return parts.model.identical(); });
   result.weights_sha256 = replica::digest(job->state().weights());
   result.checkpoint = job->checkpoint_path();
   return result;
