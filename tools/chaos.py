@@ -23,7 +23,7 @@ import threading
 import time
 
 POINTS = ["read", "forward", "backward", "reduce", "small", "intent", "torn", "update", "written", "commit", "numbers",
-          "hook", "regroup", "evaluation", "checkpoint", "join"]
+          "hook", "regroup", "evaluation", "checkpoint", "file", "join"]
 STEPS = 24
 LIMIT_S = 200
 STRUCK = "lockstep: fault "

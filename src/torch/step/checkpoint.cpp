@@ -205,7 +205,7 @@ void CheckpointDirectory::rebind() {
   agree();
 }
 
-// If a worker was lost in finish(), some may have heard that the write was well, and others not.
+// If a worker was lost in begin() or finish(), some may have heard what the leader did, and others not.
 void CheckpointDirectory::agree() {
   std::int64_t known[] = {on_disk_, write_.valid() ? begun_ : -1};
   comm_.all_reduce({known, std::size(known), DType::kInt64}, {.op = ReduceOp::kMax}).wait();
@@ -227,6 +227,7 @@ bool CheckpointDirectory::has_ended() const {
 
 std::shared_ptr<const base::FileLock> CheckpointDirectory::take_lock() {
   given_ = given_ || lock_;
+  taken_ = lock_;
   return std::exchange(lock_, nullptr);
 }
 
@@ -237,15 +238,12 @@ void CheckpointDirectory::begin(const JobState& state, std::int64_t step, const 
     for (const auto& [name, value] : job) metadata[formats::kJobPrefix + name] = value;
     copy_tensors(state.tensors(), copies_);
     // The checkpoints of another job are replaced: none stays as an earlier one of this job.
-    Write write{rules_.directory,
-                begun_ < 0 ? 1 : rules_.keep,
-                step,
-                copies_,
-                {},
-                std::move(metadata),
-                lock_};
+    Write write{rules_.directory,    begun_ < 0 ? 1 : rules_.keep, step, copies_, {},
+                std::move(metadata), lock_ ? lock_ : taken_.lock()};
     for (const NamedTensor& named : state.finite()) write.finite.insert(named.name);
     write_ = std::async(std::launch::async, [write = std::move(write)] { write.run(); });
+    begun_ =
+        step;  // here, too: if a worker is lost before all have heard of it, agree() tells them
     return "";
   });
   begun_ = step;

@@ -100,7 +100,8 @@ class CheckpointDirectory {
   Comm& comm_;
   CheckpointRules rules_;
   std::shared_ptr<const base::FileLock> lock_;
-  bool given_ = false;  // the lock is take_lock()'s caller's
+  bool given_ = false;                         // the lock is take_lock()'s caller's
+  std::weak_ptr<const base::FileLock> taken_;  // by it; a write holds it, too
   std::int64_t begun_ = -1;
   std::int64_t on_disk_ = -1;
   std::string path_;

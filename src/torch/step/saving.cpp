@@ -28,6 +28,7 @@ void JobCore::begin_checkpoint() {
   note_streams(step);
   repeated([&] {
     if (checkpoints_->is_under_way()) finish_checkpoint();
+    if (saved_at() == step) return;  // a worker was lost when all but some knew
     control::Faults::here().strike("checkpoint", step);
     checkpoints_->begin(state_, step, with_data(properties(), data_.record));
     progress_.written = false;
