@@ -8,10 +8,9 @@
 #include <cmath>
 #include <optional>
 #include <string_view>
+#include <thread>
 
 #include "app/hosts/arguments.h"
-#include "app/train/arguments.h"
-#include "app/worker_count.h"
 #include "base/command_line.h"
 #include "comm/engines.h"
 
@@ -34,7 +33,8 @@ const char* const kRunHelp = R"(Starts a program as N workers of one job and end
       --timeout S    seconds that joining, and any later operation, may take (default: 300)
       --max-restarts R   a worker that a signal kills is replaced, R times within 10 minutes (10 if only M is given)
       --min-workers M    fewer than M workers end the job (1 if only R is given)
-      --step-timeout S   seconds; a worker that the others wait for in vain is then replaced, too (default: 30)
+      --step-timeout S   seconds; a worker that the others wait for in vain is then replaced, too (default: 30, or 10
+                     times the median step if that is longer)
       --faults LIST      faults on purpose, for tests: kill=1/min,slow=200ms:0.5/min, or kill@5:1:update. The guide
                          docs/guide/faults.md has all kinds and points (default: $LOCKSTEP_FAULTS)
       --fault-seed N     of faults at random: the same gives the same sequence (default: 0)
@@ -108,7 +108,8 @@ constexpr std::array<std::string_view, 24> kWithValue = {"-n",
 
 // MIN:MAX is the number of workers that may change: the least is the number below which the job ends.
 void take_workers(const control::WorkersAsked& asked, control::RunOptions& options) {
-  options.workers = asked.start_with(cores_of_this_host());
+  options.workers =
+      asked.start_with(static_cast<int>(std::max(1U, std::thread::hardware_concurrency())));
   options.most_workers = asked.most;
   if (!asked.most) return;
   if (options.min_workers) {
@@ -144,7 +145,6 @@ control::RunOptions parse_run_arguments(const std::vector<std::string>& argument
   std::vector<std::string> variables;
   double grace_s = std::chrono::duration<double>(options.grace).count();
   std::optional<control::WorkersAsked> workers;
-  std::optional<double> step_timeout_s;
 
   CLI::App parser;
   parser.set_help_flag();
@@ -159,7 +159,7 @@ control::RunOptions parse_run_arguments(const std::vector<std::string>& argument
   base::add_choice(parser, "--bind", control::kBinds, options.bind);
   base::add_number(parser, "--min-workers", options.min_workers);
   base::add_number(parser, "--max-restarts", options.max_restarts);
-  base::add_number(parser, "--step-timeout", step_timeout_s);
+  base::add_number(parser, "--step-timeout", options.step_timeout_s);
   parser.add_option("--faults", options.faults);
   base::add_number(parser, "--fault-seed", options.fault_seed);
   base::add_number(parser, "--grace", grace_s);
@@ -173,12 +173,11 @@ control::RunOptions parse_run_arguments(const std::vector<std::string>& argument
   if (workers) take_workers(*workers, options);
   if (!options.engine.empty()) comm::check_engine(options.engine);
   if (!options.hosts.list.empty()) check_hosts(options);
-  if (step_timeout_s && !control::elastic(options)) {
+  if (options.step_timeout_s && !control::elastic(options)) {
     throw BadInput(
         "--step-timeout is for a job whose workers are replaced; add --max-restarts, or leave it "
         "out");
   }
-  options.step_timeout_s = step_timeout_s.value_or(options.step_timeout_s);
   for (const auto& text : variables) options.variables.push_back(control::parse_variable(text));
   if (!std::isfinite(grace_s) || std::abs(grace_s) > 1e6) {
     throw BadInput(

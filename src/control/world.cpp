@@ -24,7 +24,9 @@
 #include "base/environment.h"
 #include "base/log.h"
 #include "comm/engines.h"
+#include "control/arithmetic_name.h"
 #include "control/device_choice.h"
+#include "control/doing.h"
 #include "control/faults.h"
 #include "control/launcher_environment.h"
 #include "control/rendezvous/client.h"
@@ -150,11 +152,17 @@ comm::OnFailure teller(const std::shared_ptr<control::LossTeller>& launcher, int
   };
 }
 
+// What workers must agree on. Those that may be replaced by others also say how they compute.
+std::string build_of(const LaunchInfo& info) {
+  if (!info.elastic || control::arithmetic_name == nullptr) return LOCKSTEP_VERSION;
+  return fmt::format("{} with {}", LOCKSTEP_VERSION, control::arithmetic_name());
+}
+
 Joined join_others(const control::Rejoining& how, Deadline deadline, bool in_batch) {
   const LaunchInfo& info = how.launched;
   const Wire wire = wire_asked();
   const Host host(info, how.secret, deadline);
-  const control::JoinRequest request{info.rank,  info.size,   LOCKSTEP_VERSION,
+  const control::JoinRequest request{info.rank,  info.size,   build_of(info),
                                      how.engine, how.timeout, in_batch};
   control::RendezvousClient client(host.address(), how.secret, request, deadline);
   const std::string& named = info.interface_name;
@@ -277,6 +285,15 @@ Comm World::open_channel() {
 
 World control::handle_on(const World& world) {
   return Joining::handle_on(world);
+}
+
+void control::Joining::say(const World& world, Doing doing) {
+  if (!world.elastic()) return;
+  Rejoining& how = *world.state_->rejoining;
+  how.news.say(how.launched.rank, doing);
+}
+void control::say(const World& world, Doing doing) {
+  Joining::say(world, doing);
 }
 
 bool World::elastic() const {

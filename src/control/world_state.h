@@ -63,6 +63,7 @@ struct Joining {
   static World join(const JoinOptions& options, cuda::Gpus& gpus);
   // Another handle on the same world. It sees every later generation of it.
   static World handle_on(const World& world) { return World(world.state_); }
+  static void say(const World& world, Doing doing);
 };
 
 // A bootstrap for a world of one worker: nccl wants one for every world.

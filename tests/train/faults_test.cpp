@@ -64,9 +64,21 @@ TEST_F(Faults, NobodyIsSpared) {
     EXPECT_EQ(hash_of(faults, adamw), expected) << faults;
 }
 
+// The others wait in the step, and need not time out: --timeout is longer than the test may take.
 TEST_F(Faults, AStoppedWorkerIsEndedAndTheOthersGoOn) {
   const std::string expected = hash_of("");
-  EXPECT_EQ(hash_of("stop@5:1:forward", {}, {"--timeout", "10", "--step-timeout", "1"}), expected);
+  for (const char* where : {"forward", "backward", "update"}) {
+    const std::string fault = std::string("stop@5:1:") + where;
+    EXPECT_EQ(hash_of(fault, {}, {"--timeout", "300", "--step-timeout", "2"}), expected) << where;
+    EXPECT_THAT(said_, HasSubstr("rank 1 was ended: others had waited 2 s for it")) << where;
+  }
+}
+
+// One that hangs elsewhere is found when the others time out.
+TEST_F(Faults, AWorkerThatIsStoppedInAnEvaluationIsEndedAtTheRegroup) {
+  const std::string expected = hash_of("");
+  EXPECT_EQ(hash_of("stop@10:1:evaluation", {}, {"--timeout", "10", "--step-timeout", "1"}),
+            expected);
   EXPECT_THAT(said_, HasSubstr("rank 1 was ended: others had waited 1 s for it"));
 }
 
@@ -138,6 +150,23 @@ TEST_F(Faults, OfARateByStepStrikeTheSameEachTime) {
   EXPECT_THAT(first, Not(IsEmpty()));
   EXPECT_EQ(struck("7"), first);
   EXPECT_NE(struck("8"), first);
+}
+
+// An update of a library while the job runs changes more than a variable does, but is seen in the same way.
+TEST_F(Faults, ANewcomerThatComputesOtherwiseIsRefusedAndTheJobGoesOn) {
+  Command command({LOCKSTEP_BINARY, "run", "-n", "2", "--max-restarts", "5", "--", "/bin/sh", "-c",
+                   "[ $TORCHELASTIC_RESTART_COUNT = 0 ] || export DNNL_MAX_CPU_ISA=DEFAULT; exec " +
+                       quoted(LOCKSTEP_TRAIN_BINARY) +
+                       " --model cnn --data synthetic:300 --workers 2 --global-batch 8 --shards 2 "
+                       "--steps 100000 --checkpoint none"},
+                  {marker_, "LOCKSTEP_FAULTS=kill@5:1:forward"});
+  ASSERT_TRUE(command.wait_for("rank 1 could not join and exited with code", 1, seconds(60)))
+      << command.out() << command.err();
+  EXPECT_THAT(command.err(), HasSubstr("environment DNNL_MAX_CPU_ISA=DEFAULT, the job"));
+  EXPECT_THAT(command.err(), HasSubstr("1 worker goes on without it"));
+  command.signal(SIGTERM);
+  ASSERT_TRUE(command.finish(seconds(60)));
+  EXPECT_EQ(command.exit_code(), 128 + SIGTERM) << command.out() << command.err();
 }
 
 TEST_F(Faults, AListThatIsNoneIsRefused) {

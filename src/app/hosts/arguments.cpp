@@ -51,6 +51,14 @@ void add_hosts(CLI::App& parser, control::HostOptions& hosts, control::NodeOptio
   parser.get_option("--nodes")->needs("--node-rank");
 }
 
+void add_workers(CLI::App& parser, std::optional<control::WorkersAsked>& target) {
+  parser.add_option_function<std::string>("-n,--workers", [&target](const std::string& text) {
+    target = control::parse_workers("--workers", text);
+    if (target) return;
+    throw CLI::ValidationError("--workers " + text + ": give a whole number, or MIN:MAX as in 2:8");
+  });
+}
+
 void check_hosts(const control::RunOptions& options) {
   const control::NodeOptions& nodes = options.nodes;
   if (nodes.nodes != 1 || nodes.rank != 0 || !nodes.secret_file.empty() || nodes.lifeline) {

@@ -10,7 +10,6 @@
 #include <thread>
 
 #include "app/hosts/arguments.h"
-#include "app/worker_count.h"
 #include "base/command_line.h"
 #include "base/environment.h"
 #include "base/files.h"
@@ -78,7 +77,8 @@ On what
   --max-restarts R     a worker that a signal kills is replaced, R times within 10 minutes, and the others go on; on one
                        host's CPUs (10 if only --min-workers is given)
   --min-workers M      fewer than M workers end the job (1 if only --max-restarts is given)
-  --step-timeout S     seconds; a worker that the others wait for in vain is then replaced, too (default: 30)
+  --step-timeout S     seconds; a worker that the others wait for in vain is then replaced, too (default: 30, or 10 times
+                       the median step if that is longer)
   --timeout S          seconds that joining, and any later operation between workers, may take (default: 300)
   --faults LIST        faults on purpose, for tests: kill=1/min,slow=200ms:0.5/min, or kill@5:1:update. The guide
                        docs/guide/faults.md has all kinds and points

@@ -135,7 +135,7 @@ int train(const std::vector<std::string>& arguments) {
   options.min_workers = parsed.elastic.min_workers;
   if (parsed.workers_range) options.most_workers = parsed.workers_range->most;
   options.max_restarts = parsed.elastic.max_restarts;
-  if (parsed.elastic.step_timeout_s) options.step_timeout_s = *parsed.elastic.step_timeout_s;
+  options.step_timeout_s = parsed.elastic.step_timeout_s;
   options.timeout_s = parsed.elastic.timeout_s;
   options.faults = parsed.elastic.faults;
   options.fault_seed = parsed.elastic.fault_seed;

@@ -39,7 +39,7 @@ OwnJudge::OwnJudge(boost::asio::io_context& context, const RunOptions& options, 
       map_(map),
       nodes_(nodes),
       state_(map.nodes() == 1 ? options.workers : map.world(), end_rules(options, map)),
-      report_(map, std::move(program), options.step_timeout_s),
+      report_(map, std::move(program)),
       deadline_(context) {
   for (int node = 0; node < map.nodes(); ++node) running_.insert(node);
   if (nodes_ == nullptr) return;
@@ -135,7 +135,8 @@ void OwnJudge::on_newcomers(int count) {
   if (nodes_ != nullptr) nodes_->tell(NodeOrders{.newcomers = count});
 }
 
-void OwnJudge::on_expelled(int rank) {
+void OwnJudge::on_expelled(int rank, double waited_s) {
+  report_.expel(waited_s);
   obey(state_.on_expelled(rank));
 }
 
@@ -213,7 +214,7 @@ void OwnJudge::obey(const JobState::Orders& orders) {
   when_orders(orders);
   for (const auto& one : orders.left) {
     when_note("lockstep: " +
-              describe(one, options_.max_restarts.value_or(kMaxRestarts), options_.step_timeout_s));
+              describe(one, options_.max_restarts.value_or(kMaxRestarts), report_.waited_s()));
   }
   arm_deadline();
 }

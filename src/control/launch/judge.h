@@ -54,7 +54,7 @@ class Judge {
   // Of a job whose workers may leave and join: a generation has formed; others wait for this worker in vain.
   virtual void on_formed(std::uint64_t /*generation*/, const std::vector<int>& /*ranks*/) {}
   virtual void on_newcomers(int /*count*/) {}  // wait to join
-  virtual void on_expelled(int /*rank*/) {}
+  virtual void on_expelled(int /*rank*/, double /*waited_s*/) {}
   virtual void on_dismissed(int /*rank*/) {}  // it is to leave, and the others wait for that
   // The user wants so many workers. Why not; empty: it is done, now or between two batches.
   virtual std::string on_resize(int /*workers*/) { return "its number of workers is fixed"; }
@@ -90,7 +90,7 @@ class OwnJudge final : public Judge {
   void on_output_closed(int error) override;
   void on_formed(std::uint64_t generation, const std::vector<int>& ranks) override;
   void on_newcomers(int count) override;
-  void on_expelled(int rank) override;
+  void on_expelled(int rank, double waited_s) override;
   void on_dismissed(int rank) override;
   std::string on_resize(int workers) override;
   bool tell_facts(JobFacts& facts) const override;

@@ -5,46 +5,65 @@
 #include <algorithm>
 #include <chrono>
 
+#include "control/launch/process_table.h"
+
 namespace lockstep::control {
 namespace {
 
 MembershipRules membership_rules(const RunOptions& options, int workers) {
-  const std::chrono::duration<double> patience(options.step_timeout_s);
+  const std::chrono::duration<double> patience(options.step_timeout_s.value_or(kStepTimeout));
   return {.least = options.min_workers.value_or(kMinWorkers),
           .wanted = workers,
           .patience = std::chrono::ceil<std::chrono::milliseconds>(patience)};
+}
+
+std::optional<Hangs::Clock::duration> asked_limit(const RunOptions& options) {
+  if (!options.step_timeout_s) return std::nullopt;
+  return std::chrono::duration_cast<Hangs::Clock::duration>(
+      std::chrono::duration<double>(*options.step_timeout_s));
 }
 
 }  // namespace
 
 MeetingPoint::MeetingPoint(boost::asio::io_context& context, const RunOptions& options,
                            Meeting& meeting, std::optional<NewsPage> news, Judge& judge)
-    : map_(meeting.map), stopped_code_(options.stopped_code), news_(std::move(news)) {
+    : map_(meeting.map),
+      stopped_code_(options.stopped_code),
+      judge_(judge),
+      news_(std::move(news)),
+      hangs_(asked_limit(options)),
+      look_again_(context) {
   if (!meeting.listener.fd) return;
   const int workers = map_.nodes() == 1 ? options.workers : map_.world();
   ServerOptions rules{meeting.map.world(), meeting.secret};
   if (news_) rules.elastic = membership_rules(options, workers);
   server_.emplace(context, std::move(meeting.listener), rules);
   if (!news_) return;
-  server_->listen(
-      {.formed = [&judge](std::uint64_t generation,
-                          const std::vector<int>& places) { judge.on_formed(generation, places); },
-       .newcomers =
-           [this, &judge](int count) {
-             set_newcomers(count);
-             judge.on_newcomers(count);
-           },
-       .expelled = [&judge](int place) { judge.on_expelled(place); },
-       .dismissed = [&judge](int place) { judge.on_dismissed(place); }});
+  server_->listen({.formed =
+                       [this](std::uint64_t generation, const std::vector<int>& places) {
+                         members_ = {places.begin(), places.end()};
+                         judge_.on_formed(generation, places);
+                       },
+                   .newcomers =
+                       [this](int count) {
+                         set_newcomers(count);
+                         judge_.on_newcomers(count);
+                       },
+                   .expelled = [this, patience = options.step_timeout_s.value_or(kStepTimeout)](
+                                   int place) { judge_.on_expelled(place, patience); },
+                   .dismissed = [this](int place) { judge_.on_dismissed(place); }});
   // From the beginning: the first generation must not form before the last worker has been started.
-  for (int rank = 0; rank < workers; ++rank) running_.insert(rank);
+  for (int rank = 0; rank < workers; ++rank) running_[rank] = 0;
   tell_server();
+  look_for_hangs();
 }
 
 void MeetingPoint::take(const KeeperEvent& event) {
   switch (event.kind) {
     case KeeperEvent::Kind::kStarted:
-      running_.insert(event.rank);
+      running_[event.rank] = event.pid;
+      members_.erase(event.rank);
+      if (news_) news_->forget(event.rank);
       return tell_server();
     case KeeperEvent::Kind::kEnded:
       // It has reached the end of the job: nobody is to join from here on, and none that is left to begin it again.
@@ -67,8 +86,7 @@ std::optional<std::string> MeetingPoint::objection(int workers) const {
   const int most = news_ ? news_->most_workers() : 0;
   if (most == 0) {
     return "its workers have not ended a first batch; or they cannot meet between two: only the "
-           "loop "
-           "of a Job or a Trainer can, over the engine shm";
+           "loop of a Job or a Trainer can";
   }
   if (workers <= most) return std::nullopt;
   return fmt::format("it has {} shard{}: that many workers at most", most, most == 1 ? "" : "s");
@@ -80,7 +98,7 @@ void MeetingPoint::set_newcomers(int count) {
 
 int MeetingPoint::running() const {
   return static_cast<int>(std::count_if(running_.begin(), running_.end(),
-                                        [this](int rank) { return map_.here(rank); }));
+                                        [this](const auto& one) { return map_.here(one.first); }));
 }
 
 void MeetingPoint::resize(int workers) {
@@ -88,7 +106,39 @@ void MeetingPoint::resize(int workers) {
 }
 
 void MeetingPoint::tell_server() {
-  if (news_ && server_) server_->set_alive(running_);
+  if (!news_ || !server_) return;
+  std::set<int> alive;
+  for (const auto& [place, pid] : running_) alive.insert(place);
+  server_->set_alive(std::move(alive));
+}
+
+// Workers of this host: only they write to its page.
+void MeetingPoint::look_for_hangs() {
+  std::map<int, Said> said;
+  for (const int place : members_) {
+    if (map_.here(place) && running_.contains(place)) said[place] = news_->said(place);
+  }
+  const auto found = hangs_.look(said, Hangs::Clock::now());
+  if (!found.waiters.empty()) end_hung(found);
+  look_again_.expires_after(Hangs::kEvery);
+  look_again_.async_wait([this](const boost::system::error_code& error) {
+    if (!error) look_for_hangs();
+  });
+}
+
+// A worker that is stopped by a signal hangs, whatever it did; and it waits for nobody.
+void MeetingPoint::end_hung(const Hangs::Found& found) {
+  const auto table = read_process_table();
+  const auto stopped = [&](int place) { return is_stopped(table, running_.at(place)); };
+  if (std::all_of(found.waiters.begin(), found.waiters.end(), stopped)) return;
+  std::set<int> ended(found.hung.begin(), found.hung.end());
+  for (const int place : members_) {
+    if (map_.here(place) && running_.contains(place) && stopped(place)) ended.insert(place);
+  }
+  for (const int place : ended) {
+    members_.erase(place);  // once
+    judge_.on_expelled(place, std::chrono::duration<double>(found.limit).count());
+  }
 }
 
 }  // namespace lockstep::control

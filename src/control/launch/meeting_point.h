@@ -5,10 +5,13 @@
 #include <utility>  // Boost 1.74's Asio uses std::exchange and does not include this
 
 #include <boost/asio/io_context.hpp>
+#include <boost/asio/steady_timer.hpp>
+#include <map>
 #include <optional>
 #include <set>
 #include <string>
 
+#include "control/launch/hangs.h"
 #include "control/launch/judge.h"
 #include "control/launch/meeting.h"
 #include "control/rendezvous/news.h"
@@ -42,12 +45,18 @@ class MeetingPoint {
 
  private:
   void tell_server();
+  void look_for_hangs();
+  void end_hung(const Hangs::Found& found);
 
   HostMap map_;
   std::optional<int> stopped_code_;
+  Judge& judge_;
   std::optional<NewsPage> news_;
   std::optional<RendezvousServer> server_;
-  std::set<int> running_;
+  std::map<int, pid_t> running_;  // places and their processes; 0: about to be started
+  std::set<int> members_;         // places of the last generation
+  Hangs hangs_;
+  boost::asio::steady_timer look_again_;
 };
 
 }  // namespace lockstep::control

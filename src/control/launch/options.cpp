@@ -94,16 +94,17 @@ void check_elastic(const RunOptions& options) {
   if (most < 0 || most > 1'000'000) {
     throw BadInput(fmt::format("--max-restarts {} is not possible; ask for 0 to 1000000", most));
   }
-  if (!(options.step_timeout_s > 0 && options.step_timeout_s <= 86400)) {
+  const double step_timeout_s = options.step_timeout_s.value_or(kStepTimeout);
+  if (!(step_timeout_s > 0 && step_timeout_s <= 86400)) {
     throw BadInput(fmt::format(
         "--step-timeout {:g} is not possible; give seconds, more than 0 and at most 86400",
-        options.step_timeout_s));
+        step_timeout_s));
   }
-  if (options.timeout_s && *options.timeout_s <= options.step_timeout_s) {
+  if (options.timeout_s && *options.timeout_s <= step_timeout_s) {
     throw BadInput(fmt::format(
         "--timeout {} must be longer than --step-timeout {:g}, or the workers that wait end before "
         "the one that they wait for",
-        *options.timeout_s, options.step_timeout_s));
+        *options.timeout_s, step_timeout_s));
   }
 }
 

@@ -72,7 +72,8 @@ struct RunOptions {
   // Workers that die are replaced, and the job goes on, if one of these two is given.
   std::optional<int> min_workers;   // below this many the job ends; default 1
   std::optional<int> max_restarts;  // within 10 minutes; default 10
-  double step_timeout_s = 30;       // then a worker that others wait for in vain is replaced, too
+  // Then a worker that others wait for in vain is replaced, too. Default: 30 s, or 10 steps if they take longer.
+  std::optional<double> step_timeout_s;
   // LOCKSTEP_FAULTS and LOCKSTEP_FAULT_SEED (control/fault_schedule.h); default what the user exported.
   std::string faults;
   std::optional<std::int64_t> fault_seed;
@@ -106,6 +107,7 @@ inline bool elastic(const RunOptions& options) {
 }
 inline constexpr int kMinWorkers = 1;
 inline constexpr int kMaxRestarts = 10;
+inline constexpr double kStepTimeout = 30;
 
 // What -n says: a number, or MIN:MAX.
 struct WorkersAsked {

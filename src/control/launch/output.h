@@ -183,8 +183,7 @@ class Output {
 // Ownership: plain values.
 class JobReport {
  public:
-  // `step_timeout_s`: after how long a worker is expelled that others wait for.
-  JobReport(const HostMap& map, std::string program, double step_timeout_s);
+  JobReport(const HostMap& map, std::string program);
 
   void add(const KeeperEvent& event);
   void keeper_lost(int node, int wait_status);
@@ -194,6 +193,10 @@ class JobReport {
   // Notes whether a worker of this host that another one lost is stopped by a signal now. Only the first look counts:
   // later the orders that end the job continue a stopped worker.
   void look_at(int rank);
+
+  // A worker is expelled: others have waited for it for so long.
+  void expel(double waited_s) { waited_s_ = waited_s; }
+  double waited_s() const { return waited_s_; }
 
   // The worker is about to be started again.
   void restart(int rank) { not_started_[static_cast<std::size_t>(rank)] = 0; }
@@ -212,7 +215,7 @@ class JobReport {
 
   HostMap map_;
   std::string program_;
-  double step_timeout_s_;
+  double waited_s_ = 0;
   std::vector<pid_t> pids_;
   std::vector<int> not_started_;  // errno; 0: it was started
   int overtime_ = 0;

@@ -21,10 +21,9 @@ bool is(const NodeVerdict& verdict, JobState::Cause cause) {
 
 }  // namespace
 
-JobReport::JobReport(const HostMap& map, std::string program, double step_timeout_s)
+JobReport::JobReport(const HostMap& map, std::string program)
     : map_(map),
       program_(std::move(program)),
-      step_timeout_s_(step_timeout_s),
       pids_(static_cast<std::size_t>(map.world())),
       not_started_(static_cast<std::size_t>(map.world())) {}
 
@@ -109,7 +108,7 @@ std::string JobReport::what_happened(const JobState& state) const {
   const std::string name = failure.pid != 0 ? who(failure.rank, failure.pid) : who(failure.rank);
   const std::string how =
       state.expelled(failure.rank)
-          ? fmt::format("was ended, because others had waited {:g} s for it", step_timeout_s_)
+          ? fmt::format("was ended, because others had waited {:g} s for it", waited_s_)
           : describe(failure);
   if (map_.world() == 1) return fmt::format("{} {}.", name, how);
   const auto lost = state.failure()->lost;

@@ -8,7 +8,6 @@
 
 #include <cerrno>
 #include <cstring>
-#include <new>
 #include <utility>
 
 namespace lockstep::control {
@@ -23,7 +22,8 @@ NewsPage NewsPage::make() {
     throw Unavailable(
         fmt::format("no page to tell workers of newcomers: {}", std::strerror(errno)));
   }
-  news.page_ = new (memory) News;
+  news.page_ = static_cast<News*>(memory);  // all zero, as the kernel gives it
+  news.page_->magic = News::kMagic;
   return news;
 }
 
@@ -44,6 +44,34 @@ NewsPage NewsPage::inherited(std::optional<int> from) {
 
 void NewsPage::set_most_workers(int most) {
   if (page_ != nullptr) page_->most_workers.store(static_cast<std::uint32_t>(most));
+}
+
+namespace {
+
+constexpr std::uint64_t kDoingBits = 2;
+
+}  // namespace
+
+void NewsPage::say(int place, Doing doing) {
+  if (page_ == nullptr || place < 0 || place >= News::kMostPlaces) return;
+  auto& word = page_->said[place].value;  // only this worker writes it
+  const std::uint64_t phases =
+      (word.load(std::memory_order_relaxed) >> kDoingBits) + (doing == Doing::kComputes ? 1 : 0);
+  word.store((phases << kDoingBits) | static_cast<std::uint64_t>(doing), std::memory_order_relaxed);
+}
+
+Said NewsPage::said(int place) const {
+  if (page_ == nullptr || place < 0 || place >= News::kMostPlaces) return {};
+  const std::uint64_t word = page_->said[place].value.load(std::memory_order_relaxed);
+  const auto doing = word & ((1U << kDoingBits) - 1);
+  return {
+      doing > static_cast<std::uint64_t>(Doing::kWaits) ? Doing::kElse : static_cast<Doing>(doing),
+      word >> kDoingBits};
+}
+
+void NewsPage::forget(int place) {
+  if (page_ != nullptr && place >= 0 && place < News::kMostPlaces)
+    page_->said[place].value.store(0, std::memory_order_relaxed);
 }
 
 NewsPage::NewsPage(NewsPage&& other) noexcept

@@ -10,6 +10,19 @@
 
 namespace lockstep::control {
 
+// What a worker does in a step.
+enum class Doing : std::uint8_t {
+  kElse,  // nothing of a phase: it joins, reads, evaluates, writes a checkpoint, or is in the program's own code
+  kComputes,  // its part of a phase, for which it needs nobody
+  kWaits,     // for the others
+};
+struct Said {
+  Doing doing = Doing::kElse;
+  std::uint64_t phases = 0;  // that this process has begun
+
+  bool operator==(const Said&) const = default;
+};
+
 // The page, which both sides map.
 struct News {
   static constexpr std::uint64_t kMagic = 0x7377656e6b636f6c;
@@ -18,6 +31,14 @@ struct News {
   std::atomic<std::uint32_t> newcomers{0};
   // By workers: they can meet between two batches, and so many can train at most; 0: nobody has said so.
   std::atomic<std::uint32_t> most_workers{0};
+
+  // By workers, each in its place: a Said. A line of the cache for each, because they write in every phase. Memory that is
+  // not touched is not taken.
+  static constexpr int kMostPlaces = 4096;
+  struct alignas(64) Word {
+    std::atomic<std::uint64_t> value{0};
+  };
+  Word said[kMostPlaces];
 };
 
 // Both ends of it.
@@ -42,6 +63,11 @@ class NewsPage {
   int most_workers() const {
     return page_ == nullptr ? 0 : static_cast<int>(page_->most_workers.load());
   }
+
+  // A phase is counted when its computing begins.
+  void say(int place, Doing doing);
+  Said said(int place) const;
+  void forget(int place);  // another process has this place now
 
  private:
   NewsPage() = default;

@@ -26,6 +26,22 @@ TEST(NewsPages, WorkersSayHowManyMayTrain) {
   NewsPage::inherited(std::nullopt).set_most_workers(8);  // without a page nothing happens
 }
 
+TEST(NewsPages, WorkersSayWhatTheyDo) {
+  NewsPage launcher = NewsPage::make();
+  NewsPage worker = NewsPage::inherited(launcher.fd());
+  EXPECT_EQ(launcher.said(3), Said{});
+  for (const Doing doing : {Doing::kComputes, Doing::kWaits, Doing::kElse, Doing::kComputes})
+    worker.say(3, doing);
+  EXPECT_EQ(launcher.said(3), (Said{Doing::kComputes, 2}));
+  EXPECT_EQ(launcher.said(2), Said{});
+  launcher.forget(3);
+  EXPECT_EQ(launcher.said(3), Said{});
+  for (const int place : {-1, News::kMostPlaces}) {  // none of the page
+    worker.say(place, Doing::kWaits);
+    EXPECT_EQ(launcher.said(place), Said{});
+  }
+}
+
 TEST(NewsPages, ADescriptorOfSomethingElseHasNoNews) {
   EXPECT_EQ(NewsPage::inherited(std::nullopt).newcomers(), 0);
   EXPECT_EQ(NewsPage::inherited(-1).newcomers(), 0);

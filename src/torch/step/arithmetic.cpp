@@ -16,6 +16,7 @@
 
 #include "base/hash.h"
 #include "base/processor.h"
+#include "control/arithmetic_name.h"
 #include "torch/device/instructions.h"
 
 namespace lockstep::steps {
@@ -150,6 +151,21 @@ std::string arithmetic_environment(Device device) {
   std::sort(found.begin(), found.end());
   return fmt::format("{}", fmt::join(found, " "));
 }
+
+namespace {
+
+// The part of it that no program changes after its start. Set before main(): join() asks for it.
+std::string lasting_arithmetic() {
+  return fmt::format("LibTorch {}, kernels {}, instructions {}, processor {}, environment {}",
+                     TORCH_VERSION, kernels_in_use(), device::instructions_in_use(),
+                     base::processor_identity(), arithmetic_environment());
+}
+[[maybe_unused]] const bool named = [] {
+  control::arithmetic_name = lasting_arithmetic;
+  return true;
+}();
+
+}  // namespace
 
 std::map<std::string, std::string> arithmetic_in_use(Device device) {
   static const std::string kernels = kernels_in_use();

@@ -9,6 +9,7 @@
 #include <utility>
 
 #include "base/log.h"
+#include "control/doing.h"
 #include "control/faults.h"
 #include "control/gather_text.h"
 #include "plan/seed.h"
@@ -411,8 +412,13 @@ std::shared_ptr<PhaseResult> JobCore::run_phase(StepCore& step, const Phase& pha
     try {
       std::shared_ptr<PhaseResult> result;
       StepRun& run = progress_.loop->run_of(step);
+      const control::SayingPhase here(generation_.world);
+      const auto meet = [&] {
+        here.meets();
+        return collect();
+      };
       in_plain_words([&] {
-        if (!run.run(phase, [&] { return collect(); })) return;
+        if (!run.run(phase, meet)) return;
         control::Faults::here().strike("numbers", phase.step);
         result = run.result(phase, numbers_.channel, asks());
       });
