@@ -71,6 +71,16 @@ TEST(RunArgumentsTest, OptionsOfReplacementArrive) {
   EXPECT_THAT(refusal({"-n", "2", "--min-workers", "x", "./a"}), HasSubstr("--min-workers x"));
 }
 
+TEST(RunArgumentsTest, ANumberOfWorkersThatMayChangeMakesTheJobElastic) {
+  const auto options = parse_run_arguments({"-n", "1:4096", "./prog"});
+  EXPECT_EQ(options.min_workers, 1);
+  EXPECT_EQ(options.most_workers, 4096);
+  EXPECT_GE(options.workers, 1);
+  EXPECT_TRUE(control::elastic(options));
+  EXPECT_EQ(control::places(options), 4096);
+  EXPECT_THAT(refusal({"-n", "1:2:3", "./prog"}), HasSubstr("MIN:MAX"));
+}
+
 TEST(RunArgumentsTest, AnEngineThatDoesNotExistIsRefused) {
   EXPECT_THAT(refusal({"-n", "2", "--engine", "foo", "./prog"}),
               HasSubstr("there is no engine 'foo'; engines are"));

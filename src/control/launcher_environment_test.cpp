@@ -94,6 +94,21 @@ TEST(LauncherEnvironment, OurOwnLauncherHostsTheRendezvous) {
   EXPECT_EQ(to_string(info.rendezvous), "unix:lockstep-x");
 }
 
+TEST(LauncherEnvironment, AWorkerOfAJobThatMayGrowHasAPlaceAmongMore) {
+  Variables variables{{"LOCKSTEP_RENDEZVOUS", "unix:lockstep-x"},
+                      {"LOCKSTEP_SECRET_FD", "7"},
+                      {"RANK", "0"},
+                      {"WORLD_SIZE", "1"},
+                      {"LOCAL_RANK", "0"},
+                      {"LOCAL_WORLD_SIZE", "1"},
+                      {"LOCKSTEP_ELASTIC", "1"},
+                      {"LOCKSTEP_PLACES", "8"}};
+  EXPECT_EQ(place_of(variables).size, 8) << "it is not alone: others may join";
+  EXPECT_EQ(place_of(variables).local_size, 8);
+  variables["LOCKSTEP_PLACES"] = "0";
+  EXPECT_THROW(place_of(variables), BadInput);
+}
+
 TEST(LauncherEnvironment, WorkersOfOneTorchrunMeetAndOthersDoNot) {
   const LaunchInfo info = place_of(kTorch);
   EXPECT_EQ(info.launcher, Launcher::kTorchrun);

@@ -5,6 +5,7 @@
 #include <lockstep/errors.h>
 #include <stdlib.h>  // NOLINT: mkdtemp
 
+#include <algorithm>
 #include <filesystem>
 #include <fstream>
 
@@ -63,6 +64,21 @@ TEST(TrainArguments, NumbersAreReadWholeOrRefused) {
   EXPECT_THAT(refusal_of({"--scale-rule", "square-root"}), HasSubstr("add --scale-lr"));
   EXPECT_THAT(refusal_of({"--ema", "1"}), HasSubstr("give a number below 1"));
   EXPECT_THAT(refusal_of({"--clip-norm", "1", "--clip-value", "1"}), HasSubstr("give one"));
+}
+
+TEST(TrainArguments, ANumberOfWorkersMayChangeWithinTheShards) {
+  const auto arguments = parse_train_arguments({"--workers", "1:8", "--shards", "8"});
+  EXPECT_EQ(arguments.workers_range->most, 8);
+  EXPECT_EQ(arguments.elastic.min_workers, 1);
+  EXPECT_GE(arguments.workers, 1);
+  EXPECT_LE(arguments.workers, 8);
+  EXPECT_EQ(parse_train_arguments({"--workers", "7:8", "--shards", "8"}).workers,
+            std::clamp(cores_of_this_host(), 7, 8));
+  const auto last = parse_train_arguments({"--workers", "1:8", "--workers", "2"});
+  EXPECT_EQ(last.workers, 2) << "as the command tells its workers";
+  EXPECT_FALSE(last.workers_range);
+  EXPECT_THAT(refusal_of({"--workers", "1:9", "--shards", "8"}), HasSubstr("at most 8"));
+  EXPECT_THAT(refusal_of({"--workers", "0"}), HasSubstr("--workers 0"));
 }
 
 TEST(TrainArguments, EachOptimizerHasItsDefaults) {

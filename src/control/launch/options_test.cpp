@@ -78,6 +78,27 @@ TEST(RunOptionsTest, WhatReplacementNeedsIsNamed) {
   EXPECT_THAT(nodes, HasSubstr("leave out --nodes"));
 }
 
+TEST(ParseWorkersTest, IsANumberOrTwo) {
+  EXPECT_EQ(parse_workers("-n", "4")->least, 4);
+  EXPECT_EQ(parse_workers("-n", "4")->most, std::nullopt);
+  EXPECT_EQ(parse_workers("-n", "2:8")->least, 2);
+  EXPECT_EQ(parse_workers("-n", "2:8")->most, 8);
+  for (const char* text : {"", ":", "2:", ":8", "a:b", "2:8:9", "2-8", "99999999999"})
+    EXPECT_FALSE(parse_workers("-n", text)) << text;
+  EXPECT_EQ(refusal([] { parse_workers("-n", "8:2"); }),
+            "-n 8:2: the least comes first; did you mean 2:8?");
+  EXPECT_THAT(refusal([] { parse_workers("-n", "0:2"); }), HasSubstr("1 to 4096"));
+  EXPECT_THAT(refusal([] { parse_workers("-n", "1:4097"); }), HasSubstr("1 to 4096"));
+}
+
+TEST(ParseWorkersTest, TheHostDecidesWithinTheLimits) {
+  const WorkersAsked asked{2, 8};
+  EXPECT_EQ(asked.start_with(1), 2);
+  EXPECT_EQ(asked.start_with(5), 5);
+  EXPECT_EQ(asked.start_with(64), 8);
+  EXPECT_EQ((WorkersAsked{3, std::nullopt}.start_with(64)), 3);
+}
+
 TEST(ParseVariableTest, TheFirstEqualsSignDivides) {
   EXPECT_EQ(parse_variable("A=b=c"), std::pair(std::string("A"), std::string("b=c")));
   EXPECT_EQ(parse_variable("A="), std::pair(std::string("A"), std::string("")));
