@@ -54,7 +54,7 @@ TEST_F(Resize, LimitsThatCannotBeAreRefused) {
                  2);
 }
 
-TEST_F(Resize, AStoppedJobWritesACheckpointAndGoesOnFromIt) {
+TEST_F(Resize, AStoppedJobWritesACheckpoint) {
   Command command = start(
       {"--workers", "1:2", "--shards", "4", "--steps", "100000", "--checkpoint", path("run")});
   ASSERT_TRUE(command.wait_for("changes that", 1, seconds(60))) << command.err();
