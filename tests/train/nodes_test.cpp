@@ -63,6 +63,28 @@ TEST_F(TrainNodes, WorkerThatIsToldToStopStopsEveryHostWith75) {
   EXPECT_THAT(processes_with(marker_), IsEmpty());
 }
 
+// A worker of the other host dies, then that host as a whole: its launcher and all that it has started.
+TEST_F(TrainNodes, WorkersAndHostsThatDieChangeNoBit) {
+  const std::vector<std::string> job = {"--steps", "300", "--checkpoint", "none"};
+  auto alone = job;
+  alone.insert(alone.end(), {"--report", path("one.json"), "--workers", "1"});
+  ASSERT_EQ(finished(alone).exit_code(), 0);
+  auto elastic = job;
+  elastic.insert(elastic.end(), {"--max-restarts", "9", "--faults", "kill@20:2:update"});
+  auto first_job = elastic;
+  first_job.insert(first_job.end(), {"--report", path("two.json")});
+  Command first = node(0, 1, first_job);
+  Command second = node(1, 2, elastic);
+  ASSERT_TRUE(first.wait_for("3 workers train from here on", 1, seconds(60))) << first.err();
+  ::kill(second.pid(), SIGKILL);
+  ASSERT_TRUE(first.finish(seconds(100)) && second.finish(seconds(100)));
+  EXPECT_EQ(first.exit_code(), 0) << first.out() << first.err();
+  EXPECT_THAT(first.err(), HasSubstr("lost node 1"));
+  EXPECT_THAT(first.err(), HasSubstr("1 worker goes on"));
+  EXPECT_EQ(hash_in("two.json"), hash_in("one.json"));
+  EXPECT_THAT(processes_with(marker_), IsEmpty());
+}
+
 TEST_F(TrainNodes, TooManyWorkersOnAllHostsTogetherAreRefusedEverywhere) {
   Command first = node(0, 5, {"--steps", "4"});
   Command second = node(1, 5, {"--steps", "4"});

@@ -192,8 +192,10 @@ void OwnJudge::lose(int node, const std::string& why) {
   report_.host_lost(node, why);
   const auto orders = state_.on_host_lost(map_.ranks_of(node), Clock::now());
   if (!ending()) {
-    when_note(fmt::format("lockstep: lost {}: {}; {} worker{} go on", map_.name_of(node), why,
-                          state_.live(), state_.live() == 1 ? "" : "s"));
+    when_note(
+        fmt::format("lockstep: lost {}: {}; {} go{} on", map_.name_of(node), why,
+                    state_.live() == 1 ? "1 worker" : fmt::format("{} workers", state_.live()),
+                    state_.live() == 1 ? "es" : ""));
     for (const int rank : map_.ranks_of(node)) when_far_event({KeeperEvent::Kind::kEnded, rank});
     when_far_event({KeeperEvent::Kind::kAllReported});
   }

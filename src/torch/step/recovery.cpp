@@ -199,7 +199,7 @@ void JobCore::regroup(bool in_batch, std::int64_t step, Broken& own) {
       const auto before =
           std::exchange(inventory, world.inventory());  // it has all of them, also if this fails
       before->move_to(world);
-      prepare(data_.dataset, data_.options, data_.more);
+      if (!inventory->nobody_is_new()) prepare(data_.dataset, data_.options, data_.more);
       const bool has_result = own.committed.value_or(false);
       if (catch_up(progress_.commits + (has_result ? 1 : 0))) own.committed = true;
       loop.reopen(step);
