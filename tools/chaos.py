@@ -22,7 +22,7 @@ import tempfile
 import threading
 import time
 
-POINTS = ["read", "forward", "backward", "reduce", "small", "intent", "torn", "update", "written", "commit", "numbers",
+POINTS = ["read", "forward", "backward", "reduce", "losses", "small", "intent", "torn", "update", "written", "commit", "numbers",
           "hook", "regroup", "evaluation", "checkpoint", "file", "join"]
 STEPS = 24
 LIMIT_S = 200

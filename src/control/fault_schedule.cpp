@@ -21,10 +21,10 @@ constexpr base::Choice<FaultKind> kKinds[] = {
     {FaultKind::kDisk, "disk"}, {FaultKind::kMemory, "oom"}};
 
 // `torn` first and `join` last. A worker whose memory was torn must die, or it would train with it.
-constexpr std::array<std::string_view, 17> kPoints = {
-    "torn",       "read",   "forward",    "backward", "reduce",  "small",
-    "intent",     "update", "written",    "commit",   "numbers", "hook",
-    "checkpoint", "file",   "evaluation", "regroup",  "join"};
+constexpr std::array<std::string_view, 18> kPoints = {
+    "torn",  "read",       "forward", "backward",   "reduce",  "losses",
+    "small", "intent",     "update",  "written",    "commit",  "numbers",
+    "hook",  "checkpoint", "file",    "evaluation", "regroup", "join"};
 // Where the program's code runs, or the disk's: an exception is an answer there.
 constexpr std::array<std::string_view, 6> kProgramPoints = {"read", "forward",    "backward",
                                                             "hook", "checkpoint", "evaluation"};

@@ -168,10 +168,23 @@ TEST_F(Faults, WorkersThatShareNoMemoryRecover) {
   for (const char* faults : {
            "kill@5:1:backward",                // before anybody has its sums
            "kill@5:0:small,kill@7:2:written",  // the others have theirs
-           "cut@5:2:small",                    // it lives, and the others have committed
+           "cut@5:0:numbers",                  // it lives
            "cut@5:0:forward,kill@5:1:regroup",
        })
     EXPECT_EQ(hash_of(faults, {}, tcp), expected) << faults;
+}
+
+// Its losses have reached the others, and theirs do not reach it: one commits the step, and the rest take its state.
+TEST_F(Faults, AWorkerThatIsBehindTakesTheStateOfAnother) {
+  const std::vector<std::string> tcp = {"--engine",       "tcp", "--timeout", "30",
+                                        "--step-timeout", "5"};
+  const std::vector<std::string> adamw = {"--optimizer", "adamw", "--ema", "0.9"};
+  for (const auto& job : {std::vector<std::string>{}, adamw}) {
+    const std::string undisturbed = hash_of("", job);
+    EXPECT_EQ(hash_of("cut@5:2:losses", job, tcp), undisturbed);
+    EXPECT_THAT(said_, HasSubstr("which was committed elsewhere"));
+    EXPECT_EQ(hash_of("cut@3:0:losses,kill@3:1:regroup,cut@7:1:losses", job, tcp), undisturbed);
+  }
 }
 
 // Workers 0 and 1 share memory, worker 2 is on another host.
@@ -184,7 +197,7 @@ TEST_F(Faults, EveryHostHasAPageOfItsOwn) {
            "kill@3:1:torn,kill@6:0:update",  // its neighbour finishes
            "kill@5:2:intent",                // a whole host
            "kill@5:0:torn,kill@5:1:torn",    // the other one
-           "cut@5:2:small",                  // the other host has committed
+           "cut@5:2:losses",                 // it lives
            "kill@5:1:reduce,kill@0:1:join",
        })
     EXPECT_EQ(hash_of(faults, {}, tcp), expected) << faults;

@@ -198,7 +198,9 @@ std::map<int, double> StepRun::losses_for(const CommitPage& page) const {
   if (!generation.world.elastic() || page.has_all_of(generation.size())) return losses;
   std::vector<double> all(static_cast<std::size_t>(generation.shards));
   for (const auto& [shard, loss] : losses) all[static_cast<std::size_t>(shard)] = loss;
-  generation.control.all_reduce({all.data(), all.size(), DType::kFloat64}).wait();
+  Work exchange = generation.control.all_reduce({all.data(), all.size(), DType::kFloat64});
+  control::Faults::here().strike("losses", control::Faults::here().step());
+  exchange.wait();
   for (int shard = 0; shard < generation.shards; ++shard)
     losses[shard] = all[static_cast<std::size_t>(shard)];
   return losses;
