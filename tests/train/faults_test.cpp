@@ -174,16 +174,17 @@ TEST_F(Faults, WorkersThatShareNoMemoryRecover) {
     EXPECT_EQ(hash_of(faults, {}, tcp), expected) << faults;
 }
 
-// Its losses have reached the others, and theirs do not reach it: one commits the step, and the rest take its state.
+// Its losses may have reached the others, and theirs may not reach it. Then they commit the step, and it takes their state.
+// Which of them gets so far is a question of time: there are several cuts, and every order must give the same bits.
 TEST_F(Faults, AWorkerThatIsBehindTakesTheStateOfAnother) {
   const std::vector<std::string> tcp = {"--engine",       "tcp", "--timeout", "30",
                                         "--step-timeout", "5"};
   const std::vector<std::string> adamw = {"--optimizer", "adamw", "--ema", "0.9"};
   for (const auto& job : {std::vector<std::string>{}, adamw}) {
     const std::string undisturbed = hash_of("", job);
-    EXPECT_EQ(hash_of("cut@5:2:losses", job, tcp), undisturbed);
-    EXPECT_THAT(said_, HasSubstr("which was committed elsewhere"));
-    EXPECT_EQ(hash_of("cut@3:0:losses,kill@3:1:regroup,cut@7:1:losses", job, tcp), undisturbed);
+    for (const char* faults : {"cut@2:2:losses,cut@3:1:losses,cut@4:0:losses,cut@6:2:losses",
+                               "cut@3:0:losses,kill@3:1:regroup,cut@7:2:losses"})
+      EXPECT_EQ(hash_of(faults, job, tcp), undisturbed) << faults << said_;
   }
 }
 
