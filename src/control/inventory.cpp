@@ -28,6 +28,7 @@ int Inventory::source() {
   const CallName call(comm_, "making or rebinding");
   comm_.all_reduce({brings.data(), brings.size(), DType::kUInt8}, {.op = ReduceOp::kMax}).wait();
   const auto first = std::find(brings.begin(), brings.end(), 1);
+  some_bring_ = first != brings.end();
   source_ = first == brings.end() ? 0 : static_cast<int>(first - brings.begin());
   return *source_;
 }

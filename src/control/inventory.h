@@ -46,11 +46,14 @@ class Inventory {
   int source();
   // Every worker came from the generation before, with values of its own: nobody takes those of another.
   bool nobody_is_new() const { return nobody_is_new_; }
+  // After source(): some workers came with values, which count for all, learning rates among them.
+  bool some_bring() const { return nobody_is_new_ || some_bring_; }
 
  private:
   Comm comm_;
   bool brings_ = false;  // this worker came from another world
   bool nobody_is_new_ = false;
+  bool some_bring_ = false;
   std::optional<int> source_;
   std::vector<std::weak_ptr<Member>> members_;
 };

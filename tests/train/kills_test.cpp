@@ -100,6 +100,28 @@ class OwnLoop : public Kills {
   }
 };
 
+TEST_F(OwnLoop, ThatAsksForEveryLossGoesOnThroughFaults) {
+  const auto said = [&](const std::string& engine, const std::string& faults) {
+    fs::remove_all(path("run"));
+    std::vector<std::string> words = {LOCKSTEP_BINARY,  "run", "-n",       "3",
+                                      "--max-restarts", "20",  "--engine", engine};
+    if (!faults.empty()) words.insert(words.end(), {"--faults", faults});
+    words.insert(words.end(), {"--", OWN_LOOP_BINARY, path("run"), "8000", "rich"});
+    Command command(words, {marker_});
+    EXPECT_TRUE(command.finish(seconds(100)));
+    EXPECT_EQ(command.exit_code(), 0) << command.out() << command.err();
+    if (!faults.empty()) {
+      EXPECT_THAT(command.err(), HasSubstr("3 workers train from here on")) << "a newcomer";
+      EXPECT_THAT(command.err(), Not(HasSubstr("begin again")));
+    }
+    const std::string last = lines_of(command.out()).back();
+    return last.substr(last.find("done after"));  // without the number of the leader
+  };
+  const std::string expected = said("shm", "");
+  for (const char* engine : {"shm", "tcp"})
+    EXPECT_EQ(said(engine, "kill@20:1:commit,kill@40:0:numbers,kill@5000:2:update"), expected);
+}
+
 TEST_F(OwnLoop, StopsWithACheckpointOnSigterm) {
   Command command(
       {LOCKSTEP_BINARY, "run", "-n", "2", "--", OWN_LOOP_BINARY, path("run"), "100000000"},

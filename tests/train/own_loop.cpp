@@ -1,4 +1,6 @@
-// A job in a program's own loop, which knows nothing of signals:  own_loop DIRECTORY STEPS
+// A job in a program's own loop, which knows nothing of signals:  own_loop DIRECTORY STEPS [rich]
+//
+// rich: it asks for the loss of every step, has a schedule, and keeps an average of the weights.
 #include <lockstep/lockstep.h>
 
 #include <cstdio>
@@ -19,18 +21,26 @@ class Numbers : public torch::data::datasets::Dataset<Numbers> {
 
 }  // namespace
 
-int main(int, char** argv) {
+int main(int argc, char** argv) {
+  const bool rich = argc > 3;
   torch::manual_seed(0);
   auto world = lockstep::join();
   lockstep::Job job(world, {.global_batch = 16, .shards = 4, .seed = 7, .checkpoint = argv[1]});
   torch::nn::Linear net(16, 1);
   auto model = lockstep::data_parallel(net, world);
   lockstep::optim::SGD optimizer(model, {.lr = 0.01});
-  lockstep::Step step(job, "train", {&optimizer}, [&](const lockstep::Shard& shard) {
-    return torch::mse_loss(net->forward(shard.batch.data), shard.batch.target);
-  });
+  if (rich) optimizer.set_ema(0.9);
+  lockstep::StepOptions options;
+  if (rich) options.learning_rate = [](std::int64_t at) { return 0.01 / (1 + 1e-4 * double(at)); };
+  lockstep::Step step(
+      job, "train", {&optimizer},
+      [&](const lockstep::Shard& shard) {
+        return torch::mse_loss(net->forward(shard.batch.data), shard.batch.target);
+      },
+      options);
   for (const auto& batch : job.batches(Numbers(), {.steps = std::atoll(argv[2])})) {
-    step(batch);
+    const lockstep::Outcome outcome = step(batch);
+    if (rich && !(outcome.loss() >= 0)) return 3;
     if (!world.leader() || batch.step() % 64 != 0) continue;
     std::printf("step %lld\n", static_cast<long long>(batch.step()));
     std::fflush(stdout);

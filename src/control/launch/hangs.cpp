@@ -9,9 +9,10 @@ Hangs::Found Hangs::look(const std::map<int, Said>& said, Clock::time_point now)
   const auto before = std::exchange(looked_, now);
   if (before && now - *before > kLate) places_.clear();
   take(said, now);
-  Found found{{}, {}, limit()};
+  Found found{{}, {}, {}, limit()};
   for (const auto& [place, one] : places_) {
     if (now - one.since < found.limit) continue;
+    found.silent.push_back(place);
     if (one.said.doing == Doing::kWaits) found.waiters.push_back(place);
     if (one.said.doing == Doing::kComputes && one.said.phases > 1) found.hung.push_back(place);
   }

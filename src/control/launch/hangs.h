@@ -2,6 +2,7 @@
 //
 //   hung      in the middle of computing a phase, and has said nothing for the limit
 //   waiter    waits for the others, and has done so for the limit
+//   silent    has said nothing for the limit, whatever it does
 //   limit     what the user asked for; else 30 s, or 10 times the median phase if that is longer
 //
 // A worker is hung only if there is a waiter. A checkpoint, an evaluation, what a program does between two batches, and
@@ -36,6 +37,7 @@ class Hangs {
   struct Found {
     std::vector<int> hung;
     std::vector<int> waiters;
+    std::vector<int> silent;
     Clock::duration limit{};
   };
 

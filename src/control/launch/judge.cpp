@@ -60,6 +60,10 @@ void OwnJudge::take_node_event(int node, const NodeEvent& event) {
       return on_output_closed(event.value);
     case NodeEvent::Kind::kKeeperGone:
       return take_end(node, event.value);
+    case NodeEvent::Kind::kExpelled:
+      if (map_.is_rank(event.rank) && map_.node_of(event.rank) == node)
+        on_expelled(event.rank, event.value / 1000.0);
+      return;
   }
 }
 
@@ -122,13 +126,16 @@ void OwnJudge::on_output_closed(int error) {
   obey(state_.on_output_closed(error, Clock::now()));
 }
 
-void OwnJudge::on_formed(std::uint64_t generation, const std::vector<int>& ranks) {
+void OwnJudge::on_formed(std::uint64_t generation, const std::vector<int>& ranks, bool again) {
   state_.on_formed(ranks);
   if (std::exchange(generation_, generation) == 0) return;
-  when_note(fmt::format(
-      "lockstep: {} from here on (generation {})",
-      ranks.size() == 1 ? "1 worker trains" : fmt::format("{} workers train", ranks.size()),
-      generation));
+  const std::string who =
+      ranks.size() == 1 ? "1 worker trains" : fmt::format("{} workers train", ranks.size());
+  when_note(again
+                ? fmt::format("lockstep: nobody is left of those that trained: {} again, from the "
+                              "checkpoint if there is one (generation {})",
+                              who, generation)
+                : fmt::format("lockstep: {} from here on (generation {})", who, generation));
 }
 
 void OwnJudge::on_newcomers(int count) {
@@ -158,7 +165,7 @@ std::string OwnJudge::on_resize(int workers) {
 bool OwnJudge::tell_facts(JobFacts& facts) const {
   facts.workers = state_.live();
   facts.wanted = state_.wanted().value_or(facts.workers);
-  if (state_.wanted()) {
+  if (state_.wanted() && nodes_ == nullptr) {
     facts.least = options_.min_workers.value_or(kMinWorkers);
     facts.most = places(options_);
   }
@@ -196,7 +203,8 @@ void OwnJudge::lose(int node, const std::string& why) {
         fmt::format("lockstep: lost {}: {}; {} go{} on", map_.name_of(node), why,
                     state_.live() == 1 ? "1 worker" : fmt::format("{} workers", state_.live()),
                     state_.live() == 1 ? "es" : ""));
-    for (const int rank : map_.ranks_of(node)) when_far_event({KeeperEvent::Kind::kEnded, rank});
+    for (const int rank : map_.ranks_of(node))
+      when_far_event({KeeperEvent::Kind::kEnded, rank, 0, SIGKILL});
     when_far_event({KeeperEvent::Kind::kAllReported});
   }
   obey(orders);
@@ -278,6 +286,12 @@ void FarJudge::on_signal(int signal) {
 
 void FarJudge::on_output_closed(int error) {
   node_0_.tell({.kind = NodeEvent::Kind::kOutputClosed, .value = error});
+}
+
+void FarJudge::on_expelled(int rank, double waited_s) {
+  node_0_.tell({.kind = NodeEvent::Kind::kExpelled,
+                .rank = rank,
+                .value = static_cast<std::int32_t>(std::min(1000 * waited_s, 1e9))});
 }
 
 void FarJudge::on_keeper_gone(int wait_status) {

@@ -52,7 +52,9 @@ class Judge {
   virtual void on_signal(int signal) = 0;
   virtual void on_output_closed(int error) = 0;
   // Of a job whose workers may leave and join: a generation has formed; others wait for this worker in vain.
-  virtual void on_formed(std::uint64_t /*generation*/, const std::vector<int>& /*ranks*/) {}
+  // `again`: nobody of the generation before is in it.
+  virtual void on_formed(std::uint64_t /*generation*/, const std::vector<int>& /*ranks*/,
+                         bool /*again*/) {}
   virtual void on_newcomers(int /*count*/) {}  // wait to join
   virtual void on_expelled(int /*rank*/, double /*waited_s*/) {}
   virtual void on_dismissed(int /*rank*/) {}  // it is to leave, and the others wait for that
@@ -88,7 +90,7 @@ class OwnJudge final : public Judge {
   void on_loss(const Loss& loss) override;
   void on_signal(int signal) override { take_signal(map_.node, signal); }
   void on_output_closed(int error) override;
-  void on_formed(std::uint64_t generation, const std::vector<int>& ranks) override;
+  void on_formed(std::uint64_t generation, const std::vector<int>& ranks, bool again) override;
   void on_newcomers(int count) override;
   void on_expelled(int rank, double waited_s) override;
   void on_dismissed(int rank) override;
@@ -133,6 +135,7 @@ class FarJudge final : public Judge {
   void on_loss(const Loss& loss) override;
   void on_signal(int signal) override;
   void on_output_closed(int error) override;
+  void on_expelled(int rank, double waited_s) override;
   void on_keeper_gone(int wait_status) override;
   bool ending() const override { return ending_; }
 

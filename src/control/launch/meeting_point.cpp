@@ -4,6 +4,7 @@
 
 #include <algorithm>
 #include <chrono>
+#include <iterator>
 
 #include "control/launch/process_table.h"
 
@@ -33,6 +34,7 @@ MeetingPoint::MeetingPoint(boost::asio::io_context& context, const RunOptions& o
       news_(std::move(news)),
       hangs_(asked_limit(options)),
       look_again_(context) {
+  if (news_) look_for_hangs();
   if (!meeting.listener.fd) return;
   const int workers = map_.nodes() == 1 ? options.workers : map_.world();
   ServerOptions rules{meeting.map.world(), meeting.secret};
@@ -41,8 +43,11 @@ MeetingPoint::MeetingPoint(boost::asio::io_context& context, const RunOptions& o
   if (!news_) return;
   server_->listen({.formed =
                        [this](std::uint64_t generation, const std::vector<int>& places) {
+                         const bool again =
+                             std::none_of(places.begin(), places.end(),
+                                          [this](int place) { return members_.contains(place); });
                          members_ = {places.begin(), places.end()};
-                         judge_.on_formed(generation, places);
+                         judge_.on_formed(generation, places, again);
                        },
                    .newcomers =
                        [this](int count) {
@@ -55,7 +60,6 @@ MeetingPoint::MeetingPoint(boost::asio::io_context& context, const RunOptions& o
   // From the beginning: the first generation must not form before the last worker has been started.
   for (int rank = 0; rank < workers; ++rank) running_[rank] = 0;
   tell_server();
-  look_for_hangs();
 }
 
 void MeetingPoint::take(const KeeperEvent& event) {
@@ -63,6 +67,7 @@ void MeetingPoint::take(const KeeperEvent& event) {
     case KeeperEvent::Kind::kStarted:
       running_[event.rank] = event.pid;
       members_.erase(event.rank);
+      hung_.erase(event.rank);
       if (news_) news_->forget(event.rank);
       return tell_server();
     case KeeperEvent::Kind::kEnded:
@@ -115,11 +120,11 @@ void MeetingPoint::tell_server() {
 // Workers of this host: only they write to its page.
 void MeetingPoint::look_for_hangs() {
   std::map<int, Said> said;
-  for (const int place : members_) {
-    if (map_.here(place) && running_.contains(place)) said[place] = news_->said(place);
+  for (const auto& [place, pid] : running_) {
+    if (map_.here(place) && pid != 0 && !hung_.contains(place)) said[place] = news_->said(place);
   }
   const auto found = hangs_.look(said, Hangs::Clock::now());
-  if (!found.waiters.empty()) end_hung(found);
+  if (!found.silent.empty()) end_hung(found);
   look_again_.expires_after(Hangs::kEvery);
   look_again_.async_wait([this](const boost::system::error_code& error) {
     if (!error) look_for_hangs();
@@ -130,13 +135,13 @@ void MeetingPoint::look_for_hangs() {
 void MeetingPoint::end_hung(const Hangs::Found& found) {
   const auto table = read_process_table();
   const auto stopped = [&](int place) { return is_stopped(table, running_.at(place)); };
-  if (std::all_of(found.waiters.begin(), found.waiters.end(), stopped)) return;
-  std::set<int> ended(found.hung.begin(), found.hung.end());
-  for (const int place : members_) {
-    if (map_.here(place) && running_.contains(place) && stopped(place)) ended.insert(place);
-  }
+  std::set<int> ended;
+  if (!std::all_of(found.waiters.begin(), found.waiters.end(), stopped))
+    ended = {found.hung.begin(), found.hung.end()};
+  std::copy_if(found.silent.begin(), found.silent.end(), std::inserter(ended, ended.end()),
+               stopped);
   for (const int place : ended) {
-    members_.erase(place);  // once
+    hung_.insert(place);  // once
     judge_.on_expelled(place, std::chrono::duration<double>(found.limit).count());
   }
 }

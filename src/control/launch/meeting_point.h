@@ -54,7 +54,8 @@ class MeetingPoint {
   std::optional<NewsPage> news_;
   std::optional<RendezvousServer> server_;
   std::map<int, pid_t> running_;  // places and their processes; 0: about to be started
-  std::set<int> members_;         // places of the last generation
+  std::set<int> members_;         // places of the last generation, with the same processes
+  std::set<int> hung_;            // places that are to be ended
   Hangs hangs_;
   boost::asio::steady_timer look_again_;
 };

@@ -59,6 +59,7 @@ struct NodeEvent {
     kSignal = 3,        // value: the signal that this launcher got
     kOutputClosed = 4,  // value: errno
     kKeeperGone = 5,    // value: wait status. Nothing of the job is left on this host
+    kExpelled = 6,  // rank; value: for how many milliseconds it has been silent. It is to be ended
   };
   Kind kind = Kind::kKeeperEvent;
   std::int32_t keeper_kind = 0;

@@ -34,8 +34,17 @@ struct Optimizer::Impl : control::Member {
   void follow_scheduler();  // takes over the rates that a scheduler of LibTorch's has set
   std::vector<NamedTensor> tensors();  // the state, without what is packed
 
+  // A program may ask for an average long after it has made the optimizer. So it goes to another world when its own turn
+  // comes, and not with the optimizer.
+  struct Average : control::Member {
+    explicit Average(StateMemory& its_state) : state(its_state) {}
+    void rebind(World&) override { state.rebind_average(); }
+    StateMemory& state;
+  };
+
   std::string name;
   Trained trained;
+  std::shared_ptr<Average> average;  // null: there is none
   UpdateMaker make;
   std::unique_ptr<Update> update;
   class Scheduled;

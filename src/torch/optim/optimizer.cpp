@@ -49,8 +49,12 @@ void Optimizer::Impl::agree_on_options() const {
   const Groups& groups = trained.groups;
   std::vector<replica::Property> properties{{"optimizer", name}};
   for (std::size_t i = 0; i < groups.count(); ++i) {
+    // A worker that joins takes the rates of the others, which a schedule may have changed since.
+    const std::string lr = trained.model->inventory().some_bring()
+                               ? "of the job"
+                               : fmt::format("{}", groups.rule(i).lr());
     properties.push_back({fmt::format("options of group {}", i),
-                          fmt::format("lr {} {}", groups.rule(i).lr(), groups.rule(i).options())});
+                          fmt::format("lr {} {}", lr, groups.rule(i).options())});
   }
   const auto& entries = trained.model->layout().entries();
   for (std::size_t entry = 0; entry < entries.size(); ++entry)
@@ -153,7 +157,10 @@ void Optimizer::set_ema(double decay) {
   Extras extras = trained.extras;
   extras.ema_decay = decay;
   impl_->set_extras(extras);
-  if (trained.state.average() == nullptr) trained.state.add_average();
+  if (trained.state.average() != nullptr) return;
+  trained.state.add_average();
+  impl_->average = std::make_shared<Impl::Average>(trained.state);
+  trained.model->inventory().add(impl_->average);
 }
 double Optimizer::ema_decay() const {
   return impl_->trained.extras.ema_decay;

@@ -64,17 +64,35 @@ void StateMemory::add_average() {
 // meanwhile, they have the values.
 void StateMemory::rebind() {
   auto before = std::exchange(memories_, {});
+  const std::size_t count = names_.size() - (has_average_ ? 1 : 0);
   try {
-    take_memories();
-    for (std::size_t i = 0; i < memories_.size(); ++i) {
-      if (memories_[i].shared() && model_.host().rank() != model_.source_on_host()) continue;
-      bytes_of(memories_[i]).copy_(bytes_of(before[i]));
-    }
+    for (std::size_t i = 0; i < count; ++i) take_memory();
+    for (std::size_t i = 0; i < count; ++i) fill(memories_[i], before[i]);
     model_.comm.barrier().wait();
+    if (has_average_) memories_.push_back(before.back());
   } catch (...) {
     memories_ = std::move(before);
     throw;
   }
+}
+
+// The same collectives as add_average().
+void StateMemory::rebind_average() {
+  const CallName call(model_.comm, "set_ema()");
+  take_memory();
+  try {
+    fill(memories_.back(), memories_[memories_.size() - 2]);
+    model_.comm.barrier().wait();
+  } catch (...) {
+    memories_.pop_back();
+    throw;
+  }
+  memories_.erase(memories_.end() - 2);
+}
+
+void StateMemory::fill(const replica::FlatMemory& memory, const replica::FlatMemory& before) {
+  if (memory.shared() && model_.host().rank() != model_.source_on_host()) return;
+  bytes_of(memory).copy_(bytes_of(before));
 }
 
 bool StateMemory::has_master(std::size_t entry) const {

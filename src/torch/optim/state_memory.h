@@ -34,7 +34,8 @@ class StateMemory {
 
   // The model has gone to other workers. Takes new memories, with the values of the rank that the
   // model has its values from. Collective.
-  void rebind();
+  void rebind();  // all but the average
+  void rebind_average();
 
   const std::vector<replica::FlatMemory>& memories() const { return memories_; }
   // Of the memories: the model's layout, or with masters its wide layout.
@@ -64,6 +65,7 @@ class StateMemory {
  private:
   void take_memories();
   void take_memory();
+  void fill(const replica::FlatMemory& memory, const replica::FlatMemory& before);
 
   replica::Parts& model_;
   std::vector<std::string> names_;   // by memory

@@ -13,10 +13,6 @@
 namespace lockstep::steps {
 namespace {
 
-bool on_host(const ModelView& model) {
-  return model.device().kind == DeviceKind::kCpu;
-}
-
 // Of models without synchronised batch norms when the loop began.
 class NoExchange : public replica::NormExchange {
  public:
@@ -34,6 +30,10 @@ bool has_synced_norms(const ShardWork& work) {
 }
 
 }  // namespace
+
+bool on_host(const ModelView& model) {
+  return model.device().kind == DeviceKind::kCpu;
+}
 
 std::unique_ptr<ShardRunner> make_shard_runner(ShardWork work) {
   const bool host = on_host(work.models.front()->model());

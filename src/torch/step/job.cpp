@@ -114,19 +114,19 @@ Outcome::Outcome(std::shared_ptr<steps::PhaseResult> result) : result_(std::move
 
 double Outcome::loss() const {
   if (!result_) throw BadInput("a step that was skipped has no loss");
-  result_->wait();
+  result_->await();
   return result_->loss();
 }
 
 double Outcome::metric(const std::string& name) const {
   if (!result_) throw BadInput("a step that was skipped has no metrics");
-  result_->wait();
+  result_->await();
   return result_->metric(name);
 }
 
 NoiseScale Outcome::noise_scale(std::size_t optimizer) const {
   if (!result_) throw BadInput("a step that was skipped has no noise scale");
-  result_->wait();
+  result_->await();
   if (optimizer < result_->noise().size()) return result_->noise()[optimizer];
   throw BadInput(
       "the noise scale is not measured for this optimizer: set StepOptions::noise_scale_every");

@@ -402,6 +402,10 @@ JobCore::Ran JobCore::run(StepCore& step, const GlobalBatch& batch) {
   if (!result) return {phase, nullptr};
   ++progress_.commits;
   numbers_.pending = result;
+  result->set_awaited([weak = weak_from_this()](PhaseResult& awaited) {
+    if (const auto job = weak.lock()) return job->repeated([&] { awaited.wait(); });
+    awaited.wait();
+  });
   reseed(phase.step + 1);
   return {phase, std::move(result)};
 }

@@ -120,7 +120,7 @@ void Loop::restore_buffers() {
       bytes.copy_(*on_device++);
       continue;
     }
-    if (model.device().kind != DeviceKind::kCpu) continue;
+    if (!on_host(model)) continue;
     const std::size_t bytes = replica::pack(model.buffers()).size();
     const auto begin = buffers_.at_rest.begin() + static_cast<std::ptrdiff_t>(first);
     replica::unpack({begin, begin + static_cast<std::ptrdiff_t>(bytes)}, model.buffers());
@@ -144,18 +144,18 @@ void Loop::open_models() {
 // On a GPU nobody else can finish an update, and nothing of it is on the page but its numbers.
 void Loop::open_page() {
   const bool elastic = generation().world.elastic();
-  const bool on_host = models().front().device().kind == DeviceKind::kCpu;
-  if (!on_host && !elastic) return;
+  const bool here = on_host(models().front());
+  if (!here && !elastic) return;
   CommitPage::Shape shape{.shards = generation().shards, .buffer_bytes = packed_buffers().size()};
   for (const auto& one : trained_) {
     // Only where somebody can finish an update.
-    if (elastic && on_host)
+    if (elastic && here)
       shape.memories = std::max(shape.memories, 1 + one->step.trained().state.memories().size());
-    shape.pieces.push_back(on_host ? one->step.trained().model->pieces().all.size() : 0);
+    shape.pieces.push_back(here ? one->step.trained().model->pieces().all.size() : 0);
     shape.rates += one->step.trained().groups.count();
     shape.trusts += one->step.trusts().size();
   }
-  shape.one_each = !on_host || own_weights() == OwnWeights::kAll;
+  shape.one_each = !here || own_weights() == OwnWeights::kAll;
   keep_buffers(packed_buffers());
   commit_page_ = make_commit_page(generation().control, shape);
 }
@@ -178,7 +178,7 @@ std::size_t Loop::number_of(const optim::Optimizer& optimizer) const {
 std::vector<std::byte> Loop::packed_buffers() const {
   std::vector<std::byte> all;
   for (const ModelView& model : models()) {
-    if (model.device().kind != DeviceKind::kCpu) continue;
+    if (!on_host(model)) continue;
     const auto bytes = replica::pack(model.buffers());
     all.insert(all.end(), bytes.begin(), bytes.end());
   }

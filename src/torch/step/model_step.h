@@ -67,6 +67,9 @@ class ModelView {
   std::shared_ptr<replica::Replicated> state_;
 };
 
+// Whether it is on a CPU, where other workers may share its memory. (device_choice.cpp)
+bool on_host(const ModelView& model);
+
 // Whether this process has other replicas than these.
 bool has_others(const std::vector<ModelView>& models);
 

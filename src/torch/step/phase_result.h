@@ -76,6 +76,9 @@ class PhaseResult {
   void start(Comm& channel, const Local& local);
   // Call it before the accessors below.
   void wait();
+  // The same for a program, which may ask at any time: as the job waits, so that a lost worker is no error.
+  void await() { awaited_ ? awaited_(*this) : wait(); }
+  void set_awaited(std::function<void(PhaseResult&)> awaited) { awaited_ = std::move(awaited); }
   bool in_flight() const { return started_ && !done_; }
   // In place of wait(), if a worker was lost while the numbers travelled: the losses are known from elsewhere, metrics are
   // not (NaN).
@@ -98,6 +101,7 @@ class PhaseResult {
 
   About about_;
   std::function<void(PhaseResult&)> bring_;
+  std::function<void(PhaseResult&)> awaited_;
   // Losses by shard, digests by model and worker, counts (kFlags); then of each metric sums and weights by shard; of each
   // model, if it was measured, squares by shard.
   std::vector<double> numbers_;
