@@ -105,19 +105,19 @@ void Loop::reopen(std::int64_t step) {
 
 void Loop::keep_buffers(std::vector<std::byte> packed) {
   buffers_.at_rest = std::move(packed);
-  buffers_.on_device.clear();
+  buffers_.kept.clear();
   for (const ModelView& model : models()) {
     if (const torch::Tensor bytes = model.buffer_bytes(); bytes.defined())
-      buffers_.on_device.push_back(bytes.clone());
+      buffers_.kept.push_back(bytes.clone());
   }
 }
 
 void Loop::restore_buffers() {
-  auto on_device = buffers_.on_device.begin();
+  auto kept = buffers_.kept.begin();
   std::size_t first = 0;
   for (const ModelView& model : models()) {
     if (torch::Tensor bytes = model.buffer_bytes(); bytes.defined()) {
-      bytes.copy_(*on_device++);
+      bytes.copy_(*kept++);
       continue;
     }
     if (!on_host(model)) continue;

@@ -162,7 +162,7 @@ class Loop : public std::enable_shared_from_this<Loop> {
   struct Buffers {
     std::vector<std::unique_ptr<ShardBuffers>> of_shards;  // by model
     std::vector<std::byte> at_rest;                        // of all models
-    std::vector<torch::Tensor> on_device;                  // the same on a GPU, by model
+    std::vector<torch::Tensor> kept;                       // the same of GPUs, by model
   };
   Buffers buffers_;
   std::vector<std::unique_ptr<StepRun>> runs_;
