@@ -39,6 +39,13 @@ for job in "--model cnn --data synthetic:1024 --optimizer lars --clip-value 0.01
   same "$(hash $job -n 1)" "$(hash $job -n 2 --graphs off)" "$(hash $job -n 4)"
 done
 
+# Workers that die: the others repeat the step or have ended it, a replacement joins, and the bits are the same.
+for job in "--model mlp --data synthetic:1024" "--model cnn --data synthetic:1024 --optimizer adamw --clip-norm 0.5"; do
+  # shellcheck disable=SC2086
+  same "$(hash $job -n 1)" "$(hash $job -n 3 --max-restarts 50 --faults kill@5:1:backward)" \
+    "$(hash $job -n 3 --max-restarts 50 --faults kill@5:0:small)" "$(hash $job -n 3 --max-restarts 50 --faults kill@3:2:commit,kill@7:1:reduce)"
+done
+
 # Shards that share the statistics of their batch norms, and shards whose gradients are measured. Both leave the weights
 # as they are on any number of workers.
 for job in "--model cnn --data synthetic:1024 --sync-batchnorm on" \
