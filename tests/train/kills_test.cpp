@@ -106,7 +106,7 @@ TEST_F(OwnLoop, ThatAsksForEveryLossGoesOnThroughFaults) {
     std::vector<std::string> words = {LOCKSTEP_BINARY,  "run", "-n",       "3",
                                       "--max-restarts", "20",  "--engine", engine};
     if (!faults.empty()) words.insert(words.end(), {"--faults", faults});
-    words.insert(words.end(), {"--", OWN_LOOP_BINARY, path("run"), "8000", "rich"});
+    words.insert(words.end(), {"--", OWN_LOOP_BINARY, path("run"), "4000", "rich"});
     Command command(words, {marker_});
     EXPECT_TRUE(command.finish(seconds(100)));
     EXPECT_EQ(command.exit_code(), 0) << command.out() << command.err();
@@ -119,7 +119,7 @@ TEST_F(OwnLoop, ThatAsksForEveryLossGoesOnThroughFaults) {
   };
   const std::string expected = said("shm", "");
   for (const char* engine : {"shm", "tcp"})
-    EXPECT_EQ(said(engine, "kill@20:1:commit,kill@40:0:numbers,kill@5000:2:update"), expected);
+    EXPECT_EQ(said(engine, "kill@20:1:commit,kill@40:0:numbers,kill@2500:2:update"), expected);
 }
 
 TEST_F(OwnLoop, StopsWithACheckpointOnSigterm) {

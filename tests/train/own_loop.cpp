@@ -3,8 +3,10 @@
 // rich: it asks for the loss of every step, has a schedule, and keeps an average of the weights.
 #include <lockstep/lockstep.h>
 
+#include <chrono>
 #include <cstdio>
 #include <cstdlib>
+#include <thread>
 
 namespace {
 
@@ -41,6 +43,8 @@ int main(int argc, char** argv) {
   for (const auto& batch : job.batches(Numbers(), {.steps = std::atoll(argv[2])})) {
     const lockstep::Outcome outcome = step(batch);
     if (rich && !(outcome.loss() >= 0)) return 3;
+    if (rich)
+      std::this_thread::sleep_for(std::chrono::milliseconds(1));  // newcomers need some time
     if (!world.leader() || batch.step() % 64 != 0) continue;
     std::printf("step %lld\n", static_cast<long long>(batch.step()));
     std::fflush(stdout);

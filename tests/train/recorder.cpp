@@ -1,7 +1,7 @@
 // A program whose weights count how often each sample was used, for faults_record_test.cpp.
 //
 //   recorder step FOLDER STEPS      a loop of its own; FOLDER/samples gets the samples of every shard of every step
-//   recorder trainer FOLDER STEPS   a Trainer; FOLDER/hooks gets a line for each call of on_step: PID STEP LEADER LATER
+//   recorder trainer FOLDER STEPS   a Trainer; FOLDER/hooks gets a line for each call of on_step: PID STEP LEADER LATER AGAIN
 //
 // The model has one weight for each sample. The loss is the mean of the weights of its samples, and the rate is the global
 // batch: each use of a sample takes exactly 1 from its weight. The leader prints the smallest and the largest.
@@ -115,7 +115,8 @@ void run_trainer(World& world, const std::string& folder, std::int64_t steps) {
   hooks.on_step = [&](const StepRecord& record) {
     const std::string line = std::to_string(::getpid()) + " " + std::to_string(record.step) + " " +
                              (world.leader() ? "1" : "0") + " " +
-                             (world.joined_later() ? "1" : "0") + "\n";
+                             (world.joined_later() ? "1" : "0") + " " + (record.again ? "1" : "0") +
+                             "\n";
     if (::write(log, line.data(), line.size()) < 0) std::abort();
   };
   Trainer(world, parts, options, hooks).run();
