@@ -144,6 +144,7 @@ struct Trainer::State {
 
   // Of the run so far.
   StepRecord record;  // of the last step; its loss comes later
+  StepRecord told;    // the last that on_step was told of
   RunTimes times;
   std::optional<Evaluation> evaluation;
   std::int64_t evaluated_at = -1;
@@ -165,9 +166,14 @@ Trainer::State::State(World& world, TrainerParts its_parts, TrainerOptions its_o
 steps::JobHooks Trainer::State::observe() {
   return {.on_result =
               [this](const steps::PhaseResult& result, bool again) {
-                record.again = again;
+                if (again) {  // `record` may be that of the next step already
+                  told.again = true;
+                  if (hooks.on_step) hooks.on_step(told);
+                  return;
+                }
                 record.loss = result.loss();
                 if (!result.noise().empty()) record.noise_scale = result.noise().front();
+                told = record;
                 if (!hooks.on_step) return;
                 control::Faults::here().strike("hook", record.step);
                 hooks.on_step(record);
