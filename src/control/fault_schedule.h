@@ -9,12 +9,14 @@
 //   read         a loader thread is about to read a batch of the step, perhaps some steps ahead
 //   forward      before the first shard                 backward     after the last shard
 //   reduce       all numbers of the step before are there
+//   losses       before the losses are exchanged, where workers share no memory
 //   small        the small values are on the commit page
 //   intent       the intent is there                    torn         half of a piece is written
 //   update       a piece is written                     written      all pieces of this worker are
 //   commit       the step is committed                  numbers      before its numbers are sent
 //   hook         before a function of the program that is called for the step
-//   checkpoint   before one is written                  evaluation   before one
+//   checkpoint   before its copy is made                file         before the copy is written to the disk
+//   evaluation   before one
 //   regroup      before the next generation forms       join         a worker that joins is about to get the state
 //
 // STEP is the number of the step, from 0; at checkpoint and evaluation the number of steps that are done; at join the

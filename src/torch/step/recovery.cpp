@@ -147,10 +147,16 @@ void JobCore::leave_if_broken(const std::exception& error) const {
 }
 
 // The memory of some worker has changed by itself. Every worker gets here, and nobody knows what else is wrong: all end, as
-// by a signal, and the workers that replace them go on from the last checkpoint. They wait for each other first: a worker
-// that had not heard of it would take the others for lost, and go on.
+// by a signal, and the workers that replace them go on from the last checkpoint. One that is still being written counts:
+// its copy was checked. They wait for each other first: a worker that had not heard of it would take the others for lost,
+// and go on.
 void JobCore::go_back_after(const Mismatch& found) {
   if (!can_recover()) return;
+  try {
+    if (checkpoints_ && checkpoints_->is_under_way()) checkpoints_->finish();
+  } catch (const Error& error) {
+    base::log(base::LogLevel::kError, "the last checkpoint is not whole: {}", error.what());
+  }
   if (generation_.rank() == 0) {
     const std::int64_t on_disk = checkpoints_ ? checkpoints_->on_disk() : -1;
     base::log(base::LogLevel::kError, "{}. The job goes back to {}", found.what(),
