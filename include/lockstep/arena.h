@@ -47,6 +47,10 @@ class Arena {
   // The mappings stay. After this call the arena cannot be handed to another worker.
   void close_descriptor();
 
+  // From now on its addresses show the memory of another arena, which has at most its size. What
+  // they showed before is gone. Nobody uses the memory meanwhile.
+  void show(const Arena& other);
+
  private:
   Arena(int fd, std::byte* data, std::size_t size) : fd_(fd), data_(data), size_(size) {}
 
@@ -77,6 +81,11 @@ class SharedArena {
   }
   int workers() const { return static_cast<int>(arenas_.size()); }
   int rank() const { return rank_; }
+
+  // This worker's own has its descriptor, for a process that keeps the memory beyond all workers.
+  const Arena& own() const { return arenas_[static_cast<std::size_t>(rank_)]; }
+  // As Arena::show, of the arena of a worker.
+  void show(int rank, const Arena& other) { arenas_[static_cast<std::size_t>(rank)].show(other); }
 
  private:
   std::vector<Arena> arenas_;

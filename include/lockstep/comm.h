@@ -19,6 +19,7 @@ namespace lockstep {
 
 namespace comm {
 class Channel;
+struct Inside;
 }  // namespace comm
 
 // How a reduction is done. A bit-stable algorithm adds in the order of the reduction tree, with every engine, for every
@@ -186,6 +187,7 @@ class Comm {
 
  private:
   friend class CallName;
+  friend struct comm::Inside;
   std::shared_ptr<comm::Channel> channel_;
 };
 

@@ -112,8 +112,8 @@ struct StepRecord {
   double exposed_comm_ms = 0;  // the time that waiting for other workers added to the step
   bool skipped = false;        // by the scaler: gradients had overflowed
   std::optional<NoiseScale> noise_scale = {};  // after this step; none if it is not measured
-  // The leader before has died, and nobody knows whether it was called for this step: this worker,
-  // which has been called for it, leads now.
+  // The leader before has died, and nobody knows whether it was called for this step. This worker,
+  // which leads now, has been called for it, or is one of those that go on after all had died.
   bool again = false;
 };
 

@@ -89,6 +89,16 @@ Cut cut_of(const std::vector<std::size_t>& counts, const Buffer& data, int worke
   return Cut::of(counts);
 }
 
+// Every slice of this worker's length gets its values.
+void say_for_all(const Cut& cut, const Buffer& data, int rank) {
+  const Buffer own = cut.of(data, rank);
+  for (int other = 0; other < static_cast<int>(cut.counts().size()); ++other) {
+    const Buffer theirs = cut.of(data, other);
+    if (other != rank && theirs.count == own.count && own.count > 0)
+      std::memcpy(theirs.data, own.data, own.bytes());
+  }
+}
+
 }  // namespace
 
 Comm::Comm(std::shared_ptr<comm::Channel> channel) : channel_(std::move(channel)) {}
@@ -147,7 +157,7 @@ Work Comm::all_reduce(Buffer data, ReduceOptions options) {
   const comm::ReduceRule rule = rule_of(options, data);
   if (auto device = DeviceCollectives::of(*channel_, data))
     return device->all_reduce(data, rule, options.algorithm);
-  if (size() == 1) {
+  if (channel_->group().meets_nobody()) {
     flat::scale(data.dtype, rule.factor, data.data, data.data, data.count);
     return {};
   }
@@ -253,7 +263,7 @@ Work Comm::reduce_scatter(Buffer data, const std::vector<std::size_t>& counts,
   const comm::ReduceRule rule = rule_of(options, data);
   if (auto device = DeviceCollectives::of(*channel_, data))
     return device->reduce_scatter(data, cut, digest(counts), rule);
-  if (size() == 1) {
+  if (channel_->group().meets_nobody()) {
     flat::scale(data.dtype, rule.factor, data.data, data.data, data.count);
     return {};
   }
@@ -271,7 +281,10 @@ Work Comm::reduce_scatter(Buffer data, const std::vector<std::size_t>& counts,
 Work Comm::all_gather(Buffer data, const std::vector<std::size_t>& counts) {
   channel_->require_usable(data);
   const Cut cut = cut_of(counts, data, size());
-  if (size() == 1) return {};
+  if (channel_->group().meets_nobody()) {
+    say_for_all(cut, data, rank());
+    return {};
+  }
   if (auto device = DeviceCollectives::of(*channel_, data))
     return device->all_gather(data, cut, digest(counts));
   Header header = header_of(Kind::kAllGather, data);
@@ -286,7 +299,7 @@ Work Comm::all_gather(Buffer data, const std::vector<std::size_t>& counts) {
 Work Comm::broadcast(Buffer data, int root) {
   channel_->require_usable(data);
   channel_->require_rank(root, "the root of a broadcast");
-  if (size() == 1) return {};
+  if (channel_->group().meets_nobody()) return {};
   if (auto device = DeviceCollectives::of(*channel_, data)) return device->broadcast(data, root);
   Header header = header_of(Kind::kBroadcast, data);
   header.detail = static_cast<std::uint32_t>(root);
@@ -297,7 +310,7 @@ Work Comm::broadcast(Buffer data, int root) {
 }
 
 Work Comm::barrier() {
-  if (size() == 1) return {};
+  if (channel_->group().meets_nobody()) return {};
   return channel_->collective(Header{}, {"barrier", "dissemination"},
                               [](Exchange& exchange) { comm::dissemination_barrier(exchange); },
                               {comm::Opening::Card::kData, {}});

@@ -9,6 +9,7 @@
 #include <map>
 #include <memory>
 #include <new>
+#include <numeric>
 #include <utility>
 
 #include "base/mutex.h"
@@ -214,6 +215,24 @@ std::vector<EngineInfo> engines() {
 
 Comm connect(const std::string& engine, Bootstrap& bootstrap, const CommOptions& options) {
   return comm::connect(engine, bootstrap, options, {});
+}
+
+Comm comm::connect_late(int workers) {
+  comm::Group group;
+  group.link = comm::make_thread_links(1)[0];
+  group.members.resize(static_cast<std::size_t>(workers));
+  std::iota(group.members.begin(), group.members.end(), 0);
+  group.timeout = CommOptions().timeout;
+  group.late = true;
+  return Comm(std::make_shared<comm::Channel>(std::move(group)));
+}
+
+comm::ArenaBook& comm::Inside::book_of(const Comm& comm) {
+  return *comm.channel_->group().book;
+}
+
+void comm::Inside::enter(const Comm& comm, std::uint8_t kind, std::shared_ptr<SharedArena> arena) {
+  book_of(comm).add({comm.channel_->group().id, kind, std::move(arena)});
 }
 
 Comm connect_alone() {

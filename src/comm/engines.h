@@ -25,4 +25,10 @@ void check_engine(const std::string& engine);
 Comm connect(const std::string& engine, Bootstrap& bootstrap, const CommOptions& options,
              const OnFailure& on_failure);
 
+// The Comm that rank 0 of a world of so many workers had, when all of them have ended. Collectives
+// return at once, as if every worker had said what this one says. share() gives new memory for all
+// of them, which can then be made to show the memory that they have left (ArenaBook, Arena::show).
+// It neither sends nor reduces shards.
+Comm connect_late(int workers);
+
 }  // namespace lockstep::comm

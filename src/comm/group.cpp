@@ -4,6 +4,22 @@
 
 namespace lockstep::comm {
 
+void ArenaBook::add(const Entry& entry) {
+  const base::Lock lock(mutex_);
+  std::erase_if(known_, [](const Known& known) { return known.arena.expired(); });
+  known_.push_back({entry.group, entry.kind, entry.arena});
+}
+
+std::vector<ArenaBook::Entry> ArenaBook::in_use() const {
+  const base::Lock lock(mutex_);
+  std::vector<Entry> entries;
+  for (const Known& known : known_) {
+    if (auto arena = known.arena.lock())
+      entries.push_back({known.group, known.kind, std::move(arena)});
+  }
+  return entries;
+}
+
 void Group::find_hosts() {
   hosts.clear();
   neighbours.clear();

@@ -8,10 +8,38 @@
 #include <vector>
 
 #include "base/hash.h"
+#include "base/mutex.h"
 #include "comm/core/exchange.h"
 #include "comm/core/link.h"
 
 namespace lockstep::comm {
+
+// The arenas of a world that its workers leave if all of them die, in the order in which they were made. Their
+// owners enter them (Inside::enter).
+//
+// Threads:   any.
+// Blocking:  never.
+// Failure:   none.
+// Ownership: does not own the arenas.
+class ArenaBook {
+ public:
+  struct Entry {
+    std::uint64_t group = 0;  // the id of the group that shares it
+    std::uint8_t kind = 0;    // what it is for, as its owner numbers that
+    std::shared_ptr<SharedArena> arena;
+  };
+  void add(const Entry& entry);
+  std::vector<Entry> in_use() const;
+
+ private:
+  struct Known {
+    std::uint64_t group = 0;
+    std::uint8_t kind = 0;
+    std::weak_ptr<SharedArena> arena;
+  };
+  mutable base::Mutex mutex_;
+  std::vector<Known> known_ LOCKSTEP_GUARDED_BY(mutex_);
+};
 
 struct Group {
   std::shared_ptr<Link> link;
@@ -28,7 +56,13 @@ struct Group {
   // Asks the link for these two.
   void find_hosts();
 
+  // Every other member has ended, and this worker speaks for all of them (connect_late).
+  bool late = false;
+  // Of the world; its channels and splits have the same.
+  std::shared_ptr<ArenaBook> book = std::make_shared<ArenaBook>();
+
   int size() const { return static_cast<int>(members.size()); }
+  bool meets_nobody() const { return late || size() == 1; }
 
   // Collectives and messages do not wait for each other, so they have different slots. Of every
   // eight slots, 0 and 1 are for greetings and 2 and 3 for payload. The rest, and the top bit,
@@ -47,5 +81,11 @@ struct Wanted {
   Comm::Mappings mappings = Comm::Mappings::kShared;
 };
 std::shared_ptr<SharedArena> share(Comm& comm, const Group& group, std::uint64_t id, Wanted wanted);
+
+// What other layers reach of a Comm.
+struct Inside {
+  static ArenaBook& book_of(const Comm& comm);  // of its world
+  static void enter(const Comm& comm, std::uint8_t kind, std::shared_ptr<SharedArena> arena);
+};
 
 }  // namespace lockstep::comm

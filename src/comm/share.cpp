@@ -112,11 +112,11 @@ std::shared_ptr<SharedArena> share(Comm& comm, const Group& group, std::uint64_t
   wanted.bytes = std::max<std::size_t>(wanted.bytes, 1);
   std::vector<Arena> arenas;
   Host* host = group.link->host();
-  const bool alone = comm.size() == 1;
+  const bool alone = group.meets_nobody();
   if (!alone && (host == nullptr || group.neighbours.size() < group.members.size())) return nullptr;
   try {
     if (alone) {
-      arenas.push_back(Arena::create(wanted.bytes));
+      for (int rank = 0; rank < comm.size(); ++rank) arenas.push_back(Arena::create(wanted.bytes));
     } else {
       require_memory(comm, wanted.bytes);
       arenas = exchange_arenas(comm, group, fmt::format("share/{:016x}", id),
@@ -124,7 +124,7 @@ std::shared_ptr<SharedArena> share(Comm& comm, const Group& group, std::uint64_t
     }
     for (Arena& arena : arenas) {
       if (wanted.mappings == Comm::Mappings::kAlsoPrivate) arena.map_privately();
-      arena.close_descriptor();
+      if (&arena != &arenas[static_cast<std::size_t>(comm.rank())]) arena.close_descriptor();
     }
   } catch (const Error& error) {
     group.link->fail(failure_from(error));

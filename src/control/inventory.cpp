@@ -11,6 +11,7 @@ namespace lockstep::control {
 void Inventory::move_to(World& world) {
   Inventory& there = *world.inventory();
   there.brings_ = true;
+  there.source_.reset();
   there.nobody_is_new_ = world.elastic() && world.survivors() == world.size();
   const auto members = std::exchange(members_, {});
   // First all of them: if one cannot go on there, all of them go on from there in the next attempt.

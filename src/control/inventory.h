@@ -37,8 +37,8 @@ class Inventory {
 
   void add(std::weak_ptr<Member> member) { members_.push_back(std::move(member)); }
 
-  // Rebinds all members to another world, or to the next generation of this one. Its inventory gets them, also if a
-  // member throws.
+  // Rebinds all members to another world, to the next generation of this one, or to other memory in the same. Its
+  // inventory gets them, also if a member throws.
   void move_to(World& world);
 
   // The worker whose values (weights, state) count: the lowest rank that came from another world, or 0 if none did.

@@ -76,6 +76,7 @@ std::optional<Found> find_lockstep(const Lookup& lookup) {
   found.info.loss_fd = number(lookup, "LOCKSTEP_LOSS_FD", 0, 1 << 30);
   found.info.elastic = lookup("LOCKSTEP_ELASTIC").has_value();
   found.info.news_fd = number(lookup, "LOCKSTEP_NEWS_FD", 0, 1 << 30);
+  found.info.estate_fd = number(lookup, "LOCKSTEP_ESTATE_FD", 0, 1 << 30);
   // Of a job whose number of workers may grow: each has a place among these.
   if (const auto places = number(lookup, "LOCKSTEP_PLACES", 1, kMostWorkers))
     found.info.size = found.info.local_size = *places;

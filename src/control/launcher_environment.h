@@ -58,9 +58,10 @@ struct LaunchInfo {
   std::string interface_name;  // LOCKSTEP_INTERFACE; empty: not said
   std::optional<int> secret_fd;
   std::optional<std::string> secret_file;
-  std::optional<int> loss_fd;  // the channel to the launcher (rendezvous/loss.h)
-  bool elastic = false;        // workers may leave and join
-  std::optional<int> news_fd;  // what the launcher tells meanwhile (rendezvous/news.h)
+  std::optional<int> loss_fd;    // the channel to the launcher (rendezvous/loss.h)
+  bool elastic = false;          // workers may leave and join
+  std::optional<int> news_fd;    // what the launcher tells meanwhile (rendezvous/news.h)
+  std::optional<int> estate_fd;  // for memory that outlives all workers (rendezvous/estate.h)
 };
 
 // BadInput, in one line that says what to set, when the variables contradict each other or workers

@@ -240,6 +240,7 @@ World control::Joining::join(const JoinOptions& options, cuda::Gpus& gpus) {
     Faults::here().came_later(state.generation, state.restarted);
   if (how->launched.elastic && how->engine != "mpi") {  // MPI has no place for other workers
     how->news = control::NewsPage::inherited(how->launched.news_fd);
+    how->estate = control::Estate(how->launched.estate_fd);
     how->farewell = farewell(how->launcher, how->launched.rank);
     state.rejoining = std::move(how);
   }
@@ -294,6 +295,24 @@ void control::Joining::say(const World& world, Doing doing) {
 }
 void control::say(const World& world, Doing doing) {
   Joining::say(world, doing);
+}
+
+const control::Estate* control::Joining::estate_of(const World& world) {
+  if (!world.elastic() || world.state_->late) return nullptr;
+  const Estate& estate = world.state_->rejoining->estate;
+  return estate.is_there() ? &estate : nullptr;
+}
+
+World control::Joining::late_world(const World& now, int workers) {
+  const World::State& here = *now.state_;
+  LaunchInfo info = here.info;
+  info.rank = info.local_rank = 0;
+  info.size = info.local_size = workers;
+  World::State state{std::move(info), here.generation, here.launcher, here.device,
+                     comm::connect_late(workers)};
+  state.rejoining = here.rejoining;
+  state.late = true;
+  return World(std::make_shared<World::State>(std::move(state)));
 }
 
 bool World::elastic() const {

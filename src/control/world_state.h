@@ -13,6 +13,7 @@
 #include "control/announcements.h"
 #include "control/inventory.h"
 #include "control/launcher_environment.h"
+#include "control/rendezvous/estate.h"
 #include "control/rendezvous/loss.h"
 #include "control/rendezvous/news.h"
 #include "flat/cuda/gpus.h"
@@ -29,6 +30,7 @@ struct Rejoining {
   std::chrono::milliseconds timeout{0};
   std::shared_ptr<LossTeller> launcher;
   NewsPage news = NewsPage::inherited(std::nullopt);
+  Estate estate = Estate(std::nullopt);
   int survivors = 0;
   std::shared_ptr<void> farewell = {};  // when the last handle goes, the launcher hears of it
 };
@@ -48,6 +50,7 @@ struct World::State {
 
   bool joined_later = false;
   bool restarted = false;
+  bool late = false;                                   // of workers that have all ended (legacy.h)
   std::shared_ptr<control::Rejoining> rejoining = {};  // null: this world has one generation
 
   // Lower ids are for programs that call Comm::channel themselves.
@@ -64,6 +67,8 @@ struct Joining {
   // Another handle on the same world. It sees every later generation of it.
   static World handle_on(const World& world) { return World(world.state_); }
   static void say(const World& world, Doing doing);
+  static const Estate* estate_of(const World& world);
+  static World late_world(const World& now, int workers);
 };
 
 // A bootstrap for a world of one worker: nccl wants one for every world.

@@ -137,8 +137,9 @@ class Rules {
     const auto small = word(layout_.small[1 - (committed_before_ & 1)], head_.workers);
     const std::uint64_t next = small[1];
     const bool has_small = small[0] == small[1] && (next >> 24) == kStopped + 1;
-    const auto intents = std::vector<std::uint64_t>{word(layout_.intent_of(head_, 0))[0],
-                                                    word(layout_.intent_of(head_, 1))[0]};
+    const std::uint64_t copy = 1 - (committed_before_ & 1);
+    const auto intents = std::vector<std::uint64_t>{word(layout_.intent_of(head_, 0, copy))[0],
+                                                    word(layout_.intent_of(head_, 1, copy))[0]};
     const bool intends = has_small && (intents[0] == next || intents[1] == next);
     saw_intent_ = saw_intent_ || intends;
     const auto marks = word(layout_.marks, head_.marks);

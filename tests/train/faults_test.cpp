@@ -1,6 +1,9 @@
 // Workers that die at every point of a step, as real processes. The job ends with the weights of the undisturbed run.
+#include <fmt/format.h>
+
 #include <set>
 
+#include "tests/support/hosts.h"
 #include "tests/train/train.h"
 
 namespace lockstep::testing {
@@ -100,10 +103,71 @@ TEST_F(Faults, AWorkerThatIsStoppedInAnEvaluationIsEndedAtTheRegroup) {
   EXPECT_THAT(said_, HasSubstr("rank 1 was ended: others had waited 1 s for it"));
 }
 
-TEST_F(Faults, IfAllWorkersDieTheJobGoesOnFromItsCheckpoint) {
+// Of workers 0 to 2.
+std::string all_at(int step, const std::string& where) {
+  std::string faults;
+  for (int worker = 0; worker < 3; ++worker)
+    faults += fmt::format("{}kill@{}:{}:{}", worker == 0 ? "" : ",", step, worker, where);
+  return faults;
+}
+
+// No step that was committed is run again, though there is no checkpoint.
+TEST_F(Faults, IfAllWorkersDieOthersGoOnFromTheirMemory) {
+  const std::string expected = hash_of("");
+  struct Case {
+    const char* where;
+    int done;  // the last step that counts
+    bool quick;
+  };
+  for (const auto& [where, done, quick] :
+       {Case{"forward", 4, true}, Case{"reduce", 4, false}, Case{"small", 4, true},
+        Case{"intent", 5, false}, Case{"torn", 5, true}, Case{"update", 5, false},
+        Case{"written", 5, false}, Case{"commit", 5, true}, Case{"numbers", 5, false}}) {
+    if (!quick && !full_tests()) continue;
+    EXPECT_EQ(hash_of(all_at(5, where)), expected) << where;
+    EXPECT_THAT(said_, HasSubstr(fmt::format("goes on after step {}, from the memory", done)))
+        << where;
+  }
+}
+
+// Whatever an update computes besides.
+TEST_F(Faults, IfAllWorkersDieInAnUpdateItIsFinishedToTheSameBits) {
+  const std::vector<std::vector<std::string>> jobs = {
+      {"--optimizer", "adamw", "--clip-norm", "0.1", "--ema", "0.9"},
+      {"--precision", "bf16-held", "--loss-scale", "1024"},
+      {"--optimizer", "lamb"},
+      {"--optimizer", "lars", "--momentum", "0.9"},
+      {"--optimizer", "sgd", "--clip-value", "0.01", "--warmup", "5"},
+  };
+  for (const auto& job : jobs) {
+    if (&job - jobs.data() >= 2 && !full_tests()) continue;
+    const std::string expected = hash_of("", job);
+    EXPECT_EQ(hash_of(all_at(5, "torn"), job), expected) << job[1];
+    EXPECT_THAT(said_, HasSubstr("goes on after step 5, from the memory")) << job[1];
+  }
+}
+
+TEST_F(Faults, IfAllWorkersDieMoreThanOnceNothingIsLost) {
+  const std::string expected = hash_of("");
+  // The last of them alone; after a regroup. In the first step, in the last, in an evaluation.
+  std::vector<std::string> all = {"kill@3:1:forward,kill@3:2:forward,kill@4:0:torn",
+                                  "kill@3:1:torn," + all_at(5, "torn")};
+  if (full_tests())
+    all.insert(all.end(), {all_at(0, "commit"), all_at(9, "torn"), all_at(10, "evaluation")});
+  for (const std::string& faults : all) EXPECT_EQ(hash_of(faults), expected) << faults;
+  // And while they take the memory over.
+  EXPECT_EQ(hash_of(all_at(5, "torn") + ",kill@2:0:join,kill@3:1:join"), expected);
+  EXPECT_THAT(said_, HasSubstr("goes on after step 5, from the memory"));
+  EXPECT_THAT(
+      said_,
+      HasSubstr("again, from the memory that they left, or from the checkpoint (generation 4)"));
+}
+
+TEST_F(Faults, IfAllWorkersDieAndShareNoMemoryTheJobGoesOnFromItsCheckpoint) {
   const std::string expected = hash_of("");
   const std::vector<std::string> kept = {"--checkpoint", path("run"), "--checkpoint-every", "4"};
-  EXPECT_EQ(hash_of("kill@5:0:torn,kill@5:1:torn,kill@5:2:torn", kept), expected);
+  EXPECT_EQ(hash_of(all_at(5, "torn"), kept, {"--engine", "tcp"}), expected);
+  EXPECT_THAT(said_, Not(HasSubstr("from the memory of")));
   fs::remove_all(path("run"));
   EXPECT_EQ(hash_of("kill@4:0:checkpoint", kept), expected) << "the leader dies before it copies";
 }
@@ -132,10 +196,11 @@ TEST_F(Faults, AChangedBitSendsTheJobBackToItsCheckpoint) {
     std::string fault;
     std::string reason;
   };
-  for (const Case& one : {Case{"flip@5:1:reduce:weights", "a bit of "},
-                          Case{"flip@5:0:reduce:state,slow@4:0:file:1s",  // it is still being written
-                               "or of its optimizer state"},
-                          Case{"flip@5:1:backward:gradients", "a bit of the gradient of "}}) {
+  for (const Case& one :
+       {Case{"flip@5:1:reduce:weights", "a bit of "},
+        Case{"flip@5:0:reduce:state,slow@4:0:file:1s",  // it is still being written
+             "or of its optimizer state"},
+        Case{"flip@5:1:backward:gradients", "a bit of the gradient of "}}) {
     fs::remove_all(path("run"));
     EXPECT_EQ(hash_of(one.fault, kept), expected) << one.fault;
     EXPECT_THAT(said_, HasSubstr(one.reason));

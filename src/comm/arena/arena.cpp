@@ -11,6 +11,7 @@
 #include <cstring>
 #include <utility>
 
+#include "base/check.h"
 #include "base/fd.h"
 
 namespace lockstep {
@@ -26,9 +27,9 @@ std::size_t round_up_to_pages(std::size_t bytes) {
   return (std::max<std::size_t>(bytes, 1) + page - 1) / page * page;
 }
 
-// `kind`: MAP_SHARED or MAP_PRIVATE.
-std::byte* map(int fd, std::size_t bytes, int kind) {
-  void* memory = ::mmap(nullptr, bytes, PROT_READ | PROT_WRITE, kind, fd, 0);
+// `kind`: MAP_SHARED or MAP_PRIVATE; with MAP_FIXED it replaces what is mapped at `where`.
+std::byte* map(int fd, std::size_t bytes, int kind, void* where = nullptr) {
+  void* memory = ::mmap(where, bytes, PROT_READ | PROT_WRITE, kind, fd, 0);
   if (memory == MAP_FAILED) {
     throw Unavailable(
         fmt::format("cannot map {} bytes of shared memory: {}", bytes, std::strerror(errno)));
@@ -106,6 +107,12 @@ void Arena::map_privately() {
 void Arena::close_descriptor() {
   if (fd_ >= 0) ::close(fd_);
   fd_ = -1;
+}
+
+void Arena::show(const Arena& other) {
+  LOCKSTEP_CHECK(other.fd_ >= 0 && other.size_ <= size_, "an arena shows one of its size");
+  map(other.fd_, other.size_, MAP_SHARED | MAP_FIXED, data_);
+  if (private_data_ != nullptr) map(other.fd_, other.size_, MAP_PRIVATE | MAP_FIXED, private_data_);
 }
 
 Arena::~Arena() {

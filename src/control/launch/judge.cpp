@@ -133,7 +133,7 @@ void OwnJudge::on_formed(std::uint64_t generation, const std::vector<int>& ranks
       ranks.size() == 1 ? "1 worker trains" : fmt::format("{} workers train", ranks.size());
   when_note(again
                 ? fmt::format("lockstep: nobody is left of those that trained: {} again, from the "
-                              "checkpoint if there is one (generation {})",
+                              "memory that they left, or from the checkpoint (generation {})",
                               who, generation)
                 : fmt::format("lockstep: {} from here on (generation {})", who, generation));
 }

@@ -18,6 +18,7 @@
 #include "control/launch/binding.h"
 #include "control/launch/process_table.h"
 #include "control/launch/program.h"
+#include "control/rendezvous/estate.h"
 
 namespace lockstep::control {
 namespace {
@@ -79,7 +80,7 @@ class KeeperProcess {
   void isolate();
   void start_workers();
   void start_worker(int rank);
-  [[noreturn]] void become_worker(int rank, pid_t keeper);
+  [[noreturn]] void become_worker(int rank, pid_t keeper, int estate);
   void serve();
   bool launcher_gone() const;
   bool take_orders();
@@ -95,6 +96,7 @@ class KeeperProcess {
   base::Fd null_;
   std::unordered_map<pid_t, int> ranks_;  // of the workers that have not been reaped
   std::unordered_map<int, int> starts_;   // by worker: how often one was tried
+  EstateKeeper estate_;                   // of workers that may be started again
 };
 
 void KeeperProcess::run(pid_t launcher) {
@@ -141,8 +143,9 @@ void KeeperProcess::start_workers() {
 void KeeperProcess::start_worker(int rank) {
   const pid_t keeper = ::getpid();
   ++starts_[rank];
+  const base::Fd estate = plan_.restarts ? estate_.open() : base::Fd();
   const pid_t pid = ::fork();
-  if (pid == 0) become_worker(rank, keeper);
+  if (pid == 0) become_worker(rank, keeper, estate.get());
   if (pid < 0) {
     send(events_.get(), {KeeperEvent::Kind::kNotStarted, rank, 0, errno});
     send(events_.get(), {KeeperEvent::Kind::kAllReported});
@@ -157,7 +160,7 @@ void KeeperProcess::start_worker(int rank) {
   }
 }
 
-void KeeperProcess::become_worker(int rank, pid_t keeper) {
+void KeeperProcess::become_worker(int rank, pid_t keeper, int estate) {
   ::prctl(PR_SET_PDEATHSIG, SIGKILL);
   if (::getppid() != keeper) ::_exit(1);  // it died before the line above
   ::setpgid(0, 0);
@@ -170,14 +173,14 @@ void KeeperProcess::become_worker(int rank, pid_t keeper) {
     ::dup2(plan_.outputs[first + 1].write.get(), STDERR_FILENO);
   }
   close_on_exec_from(STDERR_FILENO + 1);
-  for (const int fd : {plan_.secret, plan_.losses, plan_.news}) {
+  for (const int fd : {plan_.secret, plan_.losses, plan_.news, estate}) {
     if (fd >= 0) ::fcntl(fd, F_SETFD, 0);
   }
   ::setrlimit(RLIMIT_NOFILE, &plan_.open_files);
   // If the kernel refuses, the worker only runs slower.
   if (!plan_.cpus.empty()) bind_to(plan_.cpus[static_cast<std::size_t>(rank)]);
 
-  auto environment = plan_.environment(rank, {plan_.workers, starts_[rank] - 1});
+  auto environment = plan_.environment(rank, {plan_.workers, starts_[rank] - 1, estate});
   auto arguments = plan_.arguments(rank);
   auto argv = pointers(arguments);
   auto envp = pointers(environment);
@@ -190,10 +193,14 @@ void KeeperProcess::become_worker(int rank, pid_t keeper) {
 
 void KeeperProcess::serve() {
   while (true) {
-    pollfd entries[2] = {{lifeline_.get(), POLLIN, 0}, {child_signals_.get(), POLLIN, 0}};
+    std::vector<pollfd> entries = {{lifeline_.get(), POLLIN, 0}, {child_signals_.get(), POLLIN, 0}};
+    for (const int socket : estate_.sockets()) entries.push_back({socket, POLLIN, 0});
     // No limit: the keeper's only task is to wait for the launcher, whose end always shows here.
-    if (::poll(entries, 2, -1) < 0) continue;
+    if (::poll(entries.data(), entries.size(), -1) < 0) continue;
     if (entries[1].revents != 0) report_ends();
+    if (std::any_of(entries.begin() + 2, entries.end(),
+                    [](const pollfd& entry) { return entry.revents != 0; }))
+      estate_.serve();
     if (entries[0].revents != 0 && !take_orders()) return;
   }
 }

@@ -56,6 +56,7 @@ struct KeeperOrder {
 struct WorkerStart {
   int workers = 0;   // that the job is to have on this host
   int restarts = 0;  // of this worker, so far
+  int estate = -1;   // its socket to the keeper (rendezvous/estate.h); −1: none
 };
 
 // What the keeper starts, and how.

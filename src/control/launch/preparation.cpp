@@ -276,16 +276,17 @@ void set_torchrun(Variables& variables, const NodeStart& start, int max_restarts
   variables.emplace("TORCH_NCCL_ASYNC_ERROR_HANDLING", "1");
 }
 
-void set_lockstep(Variables& variables, const JobEnvironment& job) {
+void set_lockstep(Variables& variables, const JobEnvironment& job, int estate) {
   variables["LOCKSTEP_RENDEZVOUS"] = job.start.rendezvous;
   variables["LOCKSTEP_SECRET_FD"] = fmt::to_string(job.secret_fd);
   variables["LOCKSTEP_LOSS_FD"] = fmt::to_string(job.loss_fd);
-  for (const char* name :
-       {"LOCKSTEP_SECRET_FILE", "LOCKSTEP_NEWS_FD", "LOCKSTEP_ELASTIC", "LOCKSTEP_PLACES"})
+  for (const char* name : {"LOCKSTEP_SECRET_FILE", "LOCKSTEP_NEWS_FD", "LOCKSTEP_ELASTIC",
+                           "LOCKSTEP_PLACES", "LOCKSTEP_ESTATE_FD"})
     variables.erase(name);
   if (job.news_fd < 0) return;
   variables["LOCKSTEP_NEWS_FD"] = fmt::to_string(job.news_fd);
   variables["LOCKSTEP_ELASTIC"] = "1";
+  if (estate >= 0) variables["LOCKSTEP_ESTATE_FD"] = fmt::to_string(estate);
   if (job.map.nodes() == 1) variables["LOCKSTEP_PLACES"] = fmt::to_string(job.map.world());
 }
 
@@ -302,7 +303,7 @@ std::vector<std::string> worker_environment(const std::vector<std::string>& inhe
   Variables variables = parsed(inherited);
   set_ranks(variables, rank, job.map, now.workers);
   set_torchrun(variables, job.start, job.max_restarts, now.restarts);
-  set_lockstep(variables, job);
+  set_lockstep(variables, job, now.estate);
   set_threads(variables);
   for (const auto& [name, value] : job.variables) variables[name] = value;
 

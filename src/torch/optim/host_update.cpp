@@ -228,15 +228,16 @@ void HostUpdate::leave(UpdateJournal* journal) {
   acquire();
 }
 
-// Calls visit(piece, gradient) for each piece of the own slice. Returns the averages in one memory,
+// Calls visit(piece, gradient) for each of the pieces. Returns the averages in one memory,
 // because the update reads them again. They do not overwrite the operands: a step that is not
 // committed may have to be repeated from them.
 template <typename Visit>
-GradientSource HostUpdate::gathered(const GradientSource& source, const Visit& visit) {
+GradientSource HostUpdate::gathered(const GradientSource& source, const replica::SomePieces& pieces,
+                                    const Visit& visit) {
   replica::Replicated& model = *trained_.model;
   const bool is_there = source.is(model.averages());
   if (!is_there && !sums_) sums_.emplace(model.parts().host(), model.layout().bytes(), copies());
-  replica::for_each_piece(own_pieces(), source,
+  replica::for_each_piece(pieces, source,
                           [&](std::size_t number, replica::GradientReader& gradients) {
                             const plan::Stretch& piece = model.pieces().all[number];
                             const void* const values = read(number, gradients);
@@ -250,6 +251,21 @@ GradientSource HostUpdate::gathered(const GradientSource& source, const Visit& v
   return averages;
 }
 
+// As find_numbers() leaves it, without the numbers: finish() gets those.
+void HostUpdate::take_over(const GradientSource& source) {
+  begin(source);
+  now_.began = true;
+  is_gathered_ = false;
+  if (!source.scale) gradients_.limit = trained_.extras.clip_value;
+  if (trained_.extras.clip_norm == 0 && trained_.groups.layer_norm() == LayerNorm::kNone &&
+      !source.scale)
+    return;
+  const replica::SomePieces all{trained_.model->parts().plan,
+                                {0, trained_.model->pieces().all.size()}};
+  gradients_ = gathered(gradients_, all, [](const plan::Stretch&, const void*) {});
+  is_gathered_ = true;
+}
+
 // In one pass over the averages. With a scale they are measured before they are divided by it. If a
 // gradient of some shard is infinite or not a number, then so is the sum over shards (∞ − ∞ is not a
 // number), and its square. Squares of float32 do not overflow in float64.
@@ -261,12 +277,13 @@ void HostUpdate::measure_gradients(std::optional<double> scale) {
   const bool squares =
       !largest || layer_wise || scale || trained_.extras.keeps_norms || gradients_.measured;
   if (scale) check_scaled(trained_);
-  gradients_ = gathered(gradients_, [&](const plan::Stretch& piece, const void* gradient) {
-    const DType dtype = trained_.model->layout().entries()[piece.entry].dtype;
-    if (squares) rows.put_squares(Row::kGradient, piece, {dtype, gradient});
-    if (largest) rows.put_largest(piece, {dtype, gradient});
-    if (layer_wise) rows.put_squares(Row::kWeight, piece, {dtype, weights_of(piece)});
-  });
+  gradients_ =
+      gathered(gradients_, own_pieces(), [&](const plan::Stretch& piece, const void* gradient) {
+        const DType dtype = trained_.model->layout().entries()[piece.entry].dtype;
+        if (squares) rows.put_squares(Row::kGradient, piece, {dtype, gradient});
+        if (largest) rows.put_largest(piece, {dtype, gradient});
+        if (layer_wise) rows.put_squares(Row::kWeight, piece, {dtype, weights_of(piece)});
+      });
   is_gathered_ = true;
   meet();
   unscale_ = scale ? static_cast<float>(1 / *scale) : 1;
@@ -303,7 +320,7 @@ void HostUpdate::measure_changes() {
                               measure(piece, gradients.read(piece));
                             });
   } else {
-    gradients_ = gathered(gradients_, measure);
+    gradients_ = gathered(gradients_, own_pieces(), measure);
     is_gathered_ = true;
   }
   meet();

@@ -30,6 +30,7 @@ class HostUpdate : public Update {
   bool overflowed() const override { return overflowed_; }
   void finish(const UpdateNumbers& numbers, UpdateJournal& journal) override;
   void complete(bool skipped) override;
+  void take_over(const GradientSource& source) override;
 
  protected:
   void begin(const GradientSource& source) {
@@ -57,7 +58,8 @@ class HostUpdate : public Update {
   base::ByteRange own_bytes() const;
   void acquire();
   template <typename Visit>
-  GradientSource gathered(const GradientSource& source, const Visit& visit);
+  GradientSource gathered(const GradientSource& source, const replica::SomePieces& pieces,
+                          const Visit& visit);
   void measure_gradients(std::optional<double> scale);
   void measure_changes();
   void find_trusts();

@@ -34,6 +34,7 @@ StateMemory::StateMemory(replica::Parts& model, const StateNames& names)
 void StateMemory::take_memory() {
   memories_.emplace_back(model_.host(), layout_.bytes(), replica::Copies::kPerHost,
                          model_.device());
+  memories_.back().leave_behind(model_.host(), replica::FlatMemory::Use::kState);
 }
 
 void StateMemory::take_memories() {

@@ -121,6 +121,9 @@ class Update {
   // worker, whose call was broken off, goes on from there.
   virtual void finish(const UpdateNumbers& /*numbers*/, UpdateJournal& /*journal*/) {}
   virtual void complete(bool /*skipped*/) {}
+  // In place of prepare(), before finish(): the update is that of workers that have all ended. All
+  // their memory is this worker's now.
+  virtual void take_over(const GradientSource& /*source*/) {}
 
   // Returns whether the update was made.
   bool step(const GradientSource& source) {

@@ -17,8 +17,9 @@ void Banks::make(Comm& comm, int count, Holds holds) {
     wide_ = std::move(wide);
   }
   while (all_.size() < index_of(count)) {
-    all_.push_back(factory_(
-        layout(), FlatMemory(comm, layout().bytes(), Copies::kReduced, front().memory().device())));
+    FlatMemory bank(comm, layout().bytes(), Copies::kReduced, front().memory().device());
+    bank.leave_behind(comm, FlatMemory::Use::kGradients);
+    all_.push_back(factory_(layout(), std::move(bank)));
   }
 }
 

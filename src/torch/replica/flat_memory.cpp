@@ -7,6 +7,7 @@
 
 #include "base/check.h"
 #include "base/written_pages.h"
+#include "comm/group.h"
 #include "torch/device/device.h"
 
 namespace lockstep::replica {
@@ -67,6 +68,12 @@ void FlatMemory::take_own(const std::shared_ptr<SharedArena>& of_host) {
   const auto own = std::make_shared<Arena>(Arena::create(std::max<std::size_t>(bytes_, 1)));
   starts_ = {own->data()};
   kept_ = own;
+}
+
+void FlatMemory::leave_behind(const Comm& comm, Use use) const {
+  if (!shared_) return;
+  comm::Inside::enter(comm, static_cast<std::uint8_t>(use),
+                      std::static_pointer_cast<SharedArena>(kept_));
 }
 
 FlatMemory FlatMemory::privately() const {

@@ -6,6 +6,7 @@
 #include <torch/torch.h>
 
 #include <cstddef>
+#include <cstdint>
 #include <memory>
 #include <vector>
 
@@ -52,6 +53,11 @@ class FlatMemory {
 
   // With kPerHostSeen: the same memory, as this worker alone sees it.
   FlatMemory privately() const;
+
+  // If workers share it, and all of them die, others can go on from it (control/legacy.h). The Comm is
+  // the one that it was made with.
+  enum class Use : std::uint8_t { kParameters, kGradients, kState, kCommits };
+  void leave_behind(const Comm& comm, Use use) const;
 
   // Elements from an offset on.
   torch::Tensor as_tensor(c10::ScalarType type, std::size_t offset, std::size_t count) const;

@@ -163,6 +163,7 @@ std::unique_ptr<Parameters> make_parameters(const Workers& workers,
                                             const plan::Layout& layout, Device device) {
   auto copy = host_copy_on(device, workers, layout.bytes());
   if (!copy) return nullptr;
+  copy->shared().leave_behind(workers.host, FlatMemory::Use::kParameters);
   return std::make_unique<OneCopy>(workers.host, by_entry(trained, layout), layout,
                                    std::move(copy));
 }
@@ -170,9 +171,10 @@ std::unique_ptr<Parameters> make_parameters(const Workers& workers,
 std::unique_ptr<Parameters> make_private_parameters(Comm& comm,
                                                     const std::vector<NamedTensor>& trained,
                                                     const plan::Layout& layout, Device device) {
-  return std::make_unique<PrivateCopies>(
-      comm, by_entry(trained, layout), layout,
-      FlatMemory(comm, layout.bytes(), Copies::kPerWorker, device));
+  FlatMemory memory(comm, layout.bytes(), Copies::kPerWorker, device);
+  memory.leave_behind(comm, FlatMemory::Use::kParameters);
+  return std::make_unique<PrivateCopies>(comm, by_entry(trained, layout), layout,
+                                         std::move(memory));
 }
 
 }  // namespace lockstep::replica

@@ -79,6 +79,7 @@ void Parts::keep_private() {
 void Parts::take_gradients() {
   const Device device = device_of(model, comm);
   FlatMemory gradients(comm, plan.layout.bytes(), Copies::kReduced, device);
+  gradients.leave_behind(comm, FlatMemory::Use::kGradients);
   plan = plan_model(plan.layout, parameters->memory().shared() ? comm.size() : 1,
                     reach_of(gradients, options.algorithm), options);
   reduction.reset();  // it refers to the banks

@@ -118,10 +118,10 @@ std::vector<std::size_t> sums_of(const std::vector<std::size_t>& counts) {
   return sums;
 }
 
-// As StepRun::intent() writes them: divisor, scale of the loss, whether the update is skipped; for each model a clip
-// factor, a count of steps, its rates and trusts.
+// As StepRun::intent() writes them: divisor, scale of the loss, whether the update is skipped, the scaler's growth tracker;
+// for each model a clip factor, a count of steps, its rates and trusts.
 std::size_t numbers_of(const CommitPage::Shape& shape) {
-  return 3 + 2 * shape.pieces.size() + shape.rates + shape.trusts;
+  return 4 + 2 * shape.pieces.size() + shape.rates + shape.trusts;
 }
 
 std::uint64_t drawn_id() {
@@ -139,7 +139,7 @@ std::size_t journal_bytes(const CommitPage::Shape& shape) {
 
 CommitLayout::CommitLayout(const CommitHead& head)
     : intents(up(sizeof(CommitHead))),
-      marks(up(intents + head.workers * (1 + head.intent_numbers) * sizeof(std::uint64_t))) {
+      marks(up(intents + 2 * head.workers * (1 + head.intent_numbers) * sizeof(std::uint64_t))) {
   std::size_t next = up(marks + head.marks * sizeof(CommitToken));
   for (std::size_t& copy : small) {
     copy = next;
@@ -170,6 +170,7 @@ CommitPage::CommitPage(Comm& comm, const Shape& shape)
     std::memcpy(page_.data(), &shape_, offsetof(CommitHead, commit));
     head().commit.store(0, std::memory_order_release);
   }
+  page_.leave_behind(comm, replica::FlatMemory::Use::kCommits);
   comm.barrier().wait();  // nobody reads before it is there
 }
 
@@ -194,7 +195,7 @@ void CommitPage::put_small(const std::map<int, double>& weighted_losses,
 
 void CommitPage::intend(std::span<const double> numbers) {
   LOCKSTEP_CHECK(numbers.size() <= shape_.intent_numbers, "an intent has room for its numbers");
-  const std::size_t intent = layout_.intent_of(shape_, worker_);
+  const std::size_t intent = layout_.intent_of(shape_, worker_, token_);
   auto* const token = at<Word>(intent);
   // While numbers are written there is no intent. The fence keeps them behind the 0, the last store keeps them before
   // the token: numbers under a token are always its own.
@@ -212,8 +213,8 @@ std::unique_ptr<optim::UpdateJournal> CommitPage::journal(std::size_t model) {
   return std::make_unique<Marks>(at<Word>(layout_.marks), first_mark_[model], memory, token_);
 }
 
-Word* CommitPage::token_of_intent(std::size_t worker) const {
-  return at<Word>(layout_.intent_of(shape_, worker));
+Word* CommitPage::token_of_intent(std::size_t worker, CommitToken token) const {
+  return at<Word>(layout_.intent_of(shape_, worker, token));
 }
 
 CommitPage::Fate CommitPage::fate(std::int64_t step, int phase) {
@@ -225,16 +226,17 @@ CommitPage::Fate CommitPage::fate(std::int64_t step, int phase) {
   }
   begin(step, phase);
   for (std::size_t worker = 0; worker < shape_.workers; ++worker) {
-    if (token_of_intent(worker)->load(std::memory_order_acquire) == token_) return Fate::kIntended;
+    if (token_of_intent(worker, token_)->load(std::memory_order_acquire) == token_)
+      return Fate::kIntended;
   }
   return Fate::kNothing;
 }
 
 std::vector<double> CommitPage::intent_of(CommitToken token) const {
   for (std::size_t worker = 0; worker < shape_.workers; ++worker) {
-    if (token_of_intent(worker)->load(std::memory_order_acquire) != token) continue;
+    if (token_of_intent(worker, token)->load(std::memory_order_acquire) != token) continue;
     const double* const first =
-        at<double>(layout_.intent_of(shape_, worker) + sizeof(std::uint64_t));
+        at<double>(layout_.intent_of(shape_, worker, token) + sizeof(std::uint64_t));
     return {first, first + shape_.intent_numbers};
   }
   return {};
@@ -254,6 +256,37 @@ CommitPage::Last CommitPage::last() {
     last.skipped = numbers[2] != 0;
   }
   return last;
+}
+
+std::span<const std::byte> CommitPage::last_buffers() {
+  const CommitToken committed = head().commit.load(std::memory_order_acquire);
+  const std::size_t before = (shape_.workers + shape_.shards) * sizeof(std::uint64_t);
+  return {at<std::byte>(layout_.small[committed & 1] + before), shape_.buffer_bytes};
+}
+
+std::optional<CommitPage::Left> CommitPage::left_in(std::span<std::byte> page) {
+  if (page.size() < sizeof(CommitHead)) return std::nullopt;
+  const auto& head = *reinterpret_cast<const CommitHead*>(page.data());
+  if (head.magic != CommitHead::kMagic) return std::nullopt;
+  const CommitLayout layout(head);
+  if (layout.end > page.size()) return std::nullopt;
+  // Tokens of later phases are larger, whichever their copies are.
+  CommitToken last = head.commit.load(std::memory_order_acquire);
+  for (std::size_t worker = 0; worker < head.workers; ++worker) {
+    for (const CommitToken copy : {0, 1}) {
+      const std::size_t intent = layout.intent_of(head, worker, copy);
+      last = std::max(last, reinterpret_cast<const Word*>(page.data() + intent)->load());
+    }
+  }
+  if (last == 0) return std::nullopt;
+  return Left{head.id, static_cast<std::int64_t>(last >> 24) - 1,
+              static_cast<int>(last >> 1 & 0x7fffff)};
+}
+
+bool CommitPage::has_its_shape() {
+  const std::size_t first = offsetof(CommitHead, workers);
+  return head().magic == shape_.magic &&
+         std::memcmp(&head().workers, &shape_.workers, offsetof(CommitHead, commit) - first) == 0;
 }
 
 void CommitPage::commit(std::span<const std::size_t> models) {

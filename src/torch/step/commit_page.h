@@ -24,6 +24,7 @@
 #include <cstdint>
 #include <map>
 #include <memory>
+#include <optional>
 #include <span>
 #include <vector>
 
@@ -54,15 +55,16 @@ struct CommitHead {
 // Offsets of the parts, from the start of the page. Writers and readers compute them from the head.
 struct CommitLayout {
   explicit CommitLayout(const CommitHead& head);
-  std::size_t intents;   // of each worker: a token, which is written last, and its numbers
+  std::size_t intents;   // of each worker and copy: a token, which is written last, and its numbers
   std::size_t marks;     // a token each
   std::size_t small[2];  // of each copy: a token of each worker, losses by shard, buffers
   std::size_t
       journal;  // of each thread: two records of a token, a mark's number, an element, old values
   std::size_t end;
 
-  std::size_t intent_of(const CommitHead& head, std::size_t worker) const {
-    return intents + worker * (1 + head.intent_numbers) * sizeof(std::uint64_t);
+  // Two of each worker, as of the small values: the intent of the last phase that was committed stays.
+  std::size_t intent_of(const CommitHead& head, std::size_t worker, CommitToken token) const {
+    return intents + (2 * worker + (token & 1)) * (1 + head.intent_numbers) * sizeof(std::uint64_t);
   }
 };
 
@@ -105,16 +107,32 @@ class CommitPage {
     bool skipped = false;
   };
   Last last();
+  // Of all models, packed, after that phase.
+  std::span<const std::byte> last_buffers();
+
+  // In the page that workers have left which have all ended: the last phase that was committed, or that somebody has
+  // begun to write. Nothing if there is none, or if it is no such page.
+  struct Left {
+    std::uint64_t id = 0;
+    std::int64_t step = 0;
+    int phase = 0;
+  };
+  static std::optional<Left> left_in(std::span<std::byte> page);
+  // After the memory behind it has become that of another page: whether that has the shape of this one.
+  bool has_its_shape();
 
   // Workers that say the same number have the same page. From 1 to 2^62.
   std::int64_t id() { return static_cast<std::int64_t>(head().id); }
+  // The keeper of this host has the page and the memory behind it, and is to be told when a phase is committed.
+  void set_left(bool left) { is_left_ = left; }
+  bool is_left() const { return is_left_; }
   // Whether so many workers put their losses here: then those of all shards are here.
   bool has_all_of(int workers) const {
     return is_shared_ && shape_.workers == static_cast<std::uint64_t>(workers);
   }
 
  private:
-  std::atomic<CommitToken>* token_of_intent(std::size_t worker) const;
+  std::atomic<CommitToken>* token_of_intent(std::size_t worker, CommitToken token) const;
   std::vector<double> intent_of(CommitToken token) const;
   CommitHead& head() { return *reinterpret_cast<CommitHead*>(page_.data()); }
   template <typename T>
@@ -127,6 +145,7 @@ class CommitPage {
   CommitLayout layout_;
   replica::FlatMemory page_;
   bool is_shared_;
+  bool is_left_ = false;
   std::size_t worker_ = 0;  // our number on the page: the rank if the page is shared, else 0
   CommitToken token_ = 0;   // of the phase under way
 };

@@ -18,6 +18,7 @@ struct JobSetup {
   int asked_shards = 0;     // what the program asked for; options.shards is what was chosen
   int accumulate = 0;       // shards per worker at the start, if the number of shards is open
   bool only_reads = false;  // no checkpoint is written
+  int number = 0;           // of the job among those of this process
 };
 
 // The job owns it. A change of membership replaces it as a whole.

@@ -30,6 +30,9 @@ class FusedGradients : public StepGradients {
   optim::GradientSource finish(double total) override {
     model_.shards().finish_unreduced();
     model_.banks().use(0);
+    return source(total);
+  }
+  optim::GradientSource source(double total) const override {
     return optim::GradientSource::everyones(model_.banks(), plan_, 1 / total);
   }
   std::chrono::nanoseconds exposed() const override { return {}; }
@@ -49,6 +52,9 @@ class ReducedGradients : public StepGradients {
   void reduce(double total) override { model_.shards().reduce(total); }
   optim::GradientSource finish(double) override {
     model_.reads_all_gradients() ? model_.banks().use_gradients() : model_.banks().use_averages();
+    return source(1);
+  }
+  optim::GradientSource source(double /*total*/) const override {
     return optim::GradientSource::of(model_.averages(), model_.layout());
   }
   std::chrono::nanoseconds exposed() const override { return model_.shards().times().exposed(); }

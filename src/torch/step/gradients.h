@@ -37,6 +37,8 @@ class StepGradients {
 
   // After the last shard: where the update reads the gradients.
   virtual optim::GradientSource finish(double total) = 0;
+  // The same without a shard before, of gradients that are there.
+  virtual optim::GradientSource source(double total) const = 0;
   // How long the last backward waited for the reduction.
   virtual std::chrono::nanoseconds exposed() const = 0;
 

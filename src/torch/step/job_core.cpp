@@ -109,6 +109,8 @@ JobCore::JobCore(World& world, JobSetup setup, JobHooks hooks)
 }
 
 std::shared_ptr<JobCore> JobCore::make(World& world, JobSetup setup, JobHooks hooks) {
+  static std::atomic<int> jobs{0};
+  setup.number = jobs++;
   std::shared_ptr<JobCore> job(new JobCore(world, std::move(setup), std::move(hooks)));
   job->generation_.inventory->add(job);
   return job;
@@ -354,6 +356,7 @@ bool JobCore::catch_up(std::int64_t commits) {
   if (*furthest == 0) {
     progress_.opened = true;
     restore();
+    if (generation_.world.restarted()) find_memory();
   } else if (!all_equal) {
     take_state_of(static_cast<int>(furthest - positions.begin()), own < *furthest);
   }
@@ -401,6 +404,7 @@ JobCore::Ran JobCore::run(StepCore& step, const GlobalBatch& batch) {
   progress_.running = false;
   if (!result) return {phase, nullptr};
   ++progress_.commits;
+  seal_memory();
   numbers_.pending = result;
   result->set_awaited([weak = weak_from_this()](PhaseResult& awaited) {
     if (const auto job = weak.lock()) return job->repeated([&] { awaited.wait(); });
@@ -412,6 +416,7 @@ JobCore::Ran JobCore::run(StepCore& step, const GlobalBatch& batch) {
 
 // Until the phase is committed. If workers are lost in it, the others finish it, or repeat it.
 std::shared_ptr<PhaseResult> JobCore::run_phase(StepCore& step, const Phase& phase) {
+  if (progress_.legacy) return take_over(step, phase);
   while (true) {
     try {
       std::shared_ptr<PhaseResult> result;

@@ -127,6 +127,7 @@ class JobCore : public control::Member, public std::enable_shared_from_this<JobC
   friend class Loop;  // it moves the job's position
   JobCore(World& world, JobSetup setup, JobHooks hooks);
 
+  struct Legacy;  // what workers have left that have all ended (legacy.cpp)
   struct Data {
     DatasetPtr dataset;  // these three as prepare() got them last
     BatchesOptions options;
@@ -150,6 +151,8 @@ class JobCore : public control::Member, public std::enable_shared_from_this<JobC
     bool stop = false;         // all workers know that the job stops
     bool stopped = false;      // a loop has ended because of that
     Loop* loop = nullptr;      // the open one
+    std::shared_ptr<const Legacy> legacy =
+        {};                            // until its phase is taken over; null: there is none
     std::optional<StopSignal> signal;  // while a loop is open that writes checkpoints
   };
   // The numbers of the last phase, in flight between workers.
@@ -186,6 +189,14 @@ class JobCore : public control::Member, public std::enable_shared_from_this<JobC
   void settle_phase(Comm& survivors, Broken& own);
   void ask_page(Comm& survivors, Broken& own);
   void rescue_numbers();
+  // If all workers die (legacy.cpp).
+  bool can_leave_memory(Loop& loop) const;
+  std::string legacy_record(int workers) const;
+  void leave_memory(Loop& loop);
+  void seal_memory();
+  void find_memory();
+  std::shared_ptr<PhaseResult> take_over(const StepCore& step, const Phase& phase);
+  CommitPage::Last take_memory(const StepCore& step, const Phase& phase, World& world);
   // Runs a check of bits, and goes back if it finds changed ones.
   template <typename Run>
   auto checked(const Run& run) {

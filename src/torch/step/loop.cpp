@@ -158,6 +158,7 @@ void Loop::open_page() {
   shape.one_each = !here || own_weights() == OwnWeights::kAll;
   keep_buffers(packed_buffers());
   commit_page_ = make_commit_page(generation().control, shape);
+  job_->leave_memory(*this);
 }
 
 Loop::OwnWeights Loop::own_weights() const {

@@ -145,6 +145,7 @@ class Loop : public std::enable_shared_from_this<Loop> {
   const std::vector<ModelView>& models() const;
 
  private:
+  friend class JobCore;  // opens it in the place of workers that have ended
   void open();
   void go_to(std::int64_t step);
   bool go_on();

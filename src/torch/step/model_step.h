@@ -125,6 +125,7 @@ class ModelStep : public divergence::Subject {
     parts_.update->finish(numbers, journal);
   }
   void complete(bool skipped) { parts_.update->complete(skipped); }
+  void take_over(const optim::GradientSource& source) { parts_.update->take_over(source); }
   // Whether each worker has weights and state of its own: a wrapped optimizer's.
   bool has_own_weights() const { return parts_.update->packs(); }
   bool overflowed() const { return parts_.update->overflowed(); }

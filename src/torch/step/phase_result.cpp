@@ -82,7 +82,7 @@ void PhaseResult::rescue(const std::vector<double>& losses) {
   numbers_.assign(first_of_squares(0), std::numeric_limits<double>::quiet_NaN());
   std::copy(losses.begin(), losses.end(), numbers_.begin());
   std::fill_n(numbers_.begin() + about_.shards, kFlags, 0);
-  started_ = done_ = true;
+  started_ = done_ = rescued_ = true;
   if (about_.noise) record_noise();
 }
 
@@ -129,6 +129,8 @@ bool PhaseResult::unknown_metric() const {
 double PhaseResult::metric(const std::string& name) const {
   const auto found = std::lower_bound(about_.names.begin(), about_.names.end(), name);
   if (found == about_.names.end() || *found != name) {
+    // Workers that begin again have not agreed on names yet.
+    if (rescued_) return std::numeric_limits<double>::quiet_NaN();
     throw BadInput(
         fmt::format("nobody has reported a metric {}: its name is one that the loss "
                     "gives to Shard::report()",

@@ -45,6 +45,7 @@ class PhaseResult {
     std::vector<std::string> names;                // of metrics
     std::shared_ptr<NoiseRecord> noise = nullptr;  // null: nothing is measured in this job
     std::optional<Measured> measured = {};
+    bool again = false;  // workers that have all ended may have told of it
   };
   // A metric of one shard.
   struct Report {
@@ -110,6 +111,7 @@ class PhaseResult {
   Work work_;
   bool started_ = false;
   bool done_ = false;
+  bool rescued_ = false;
 };
 
 }  // namespace lockstep::steps

@@ -19,7 +19,9 @@
 #include "base/check.h"
 #include "base/log.h"
 #include "control/faults.h"
+#include "control/legacy.h"
 #include "torch/step/job_core.h"
+#include "torch/step/rescue.h"
 
 namespace lockstep::steps {
 
@@ -65,7 +67,8 @@ std::vector<std::int64_t> of_all(Comm& survivors, std::int64_t own) {
   return all;
 }
 
-// What the survivor `source` knows of the last phase.
+}  // namespace
+
 CommitPage::Last of_source(Comm& survivors, int source, const CommitPage::Last& own, int shards) {
   std::vector<double> numbers = own.losses;
   numbers.resize(static_cast<std::size_t>(shards));
@@ -85,8 +88,6 @@ std::shared_ptr<PhaseResult> rescued(PhaseResult::About about, const CommitPage:
   result->rescue(last.losses);
   return result;
 }
-
-}  // namespace
 
 // The first worker of each page looks, and finishes the phase if somebody has begun to write. Collective among the
 // survivors.
@@ -157,6 +158,7 @@ void JobCore::go_back_after(const Mismatch& found) {
   } catch (const Error& error) {
     base::log(base::LogLevel::kError, "the last checkpoint is not whole: {}", error.what());
   }
+  if (const control::Estate* const estate = control::estate_of(generation_.world)) estate->drop();
   if (generation_.rank() == 0) {
     const std::int64_t on_disk = checkpoints_ ? checkpoints_->on_disk() : -1;
     base::log(base::LogLevel::kError, "{}. The job goes back to {}", found.what(),

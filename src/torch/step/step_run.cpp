@@ -11,6 +11,7 @@
 #include <sstream>
 #include <utility>
 
+#include "base/check.h"
 #include "control/announcements.h"
 #include "control/faults.h"
 #include "control/gather_text.h"
@@ -206,11 +207,17 @@ std::map<int, double> StepRun::losses_for(const CommitPage& page) const {
   return losses;
 }
 
+namespace {
+
+constexpr std::size_t kNumbersOfAll = 4;  // of an intent; then come those of each model
+
+}  // namespace
+
 // In the order of intent().
 void StepRun::finish() {
   CommitPage& page = *loop_.commit_page();
   const std::vector<double> numbers = page.intent();
-  std::span<const double> left = std::span(numbers).subspan(3);
+  std::span<const double> left = std::span(numbers).subspan(kNumbersOfAll);
   for (std::size_t i = 0; i < models_.size(); ++i) {
     const std::size_t rates = models_[i]->trained().groups.rates().size();
     const std::size_t trusts = models_[i]->trusts().size();
@@ -231,6 +238,34 @@ void StepRun::complete() {
   runner_->end_step();
 }
 
+void StepRun::take_over(const Phase& phase) {
+  CommitPage& page = *loop_.commit_page();
+  const CommitPage::Fate fate = page.fate(phase.step, phase.number);
+  const std::vector<double> numbers = page.intent();
+  LOCKSTEP_CHECK(fate != CommitPage::Fate::kNothing && !numbers.empty(),
+                 "a phase that is taken over has an intent");
+  total_weight_ = numbers[0];
+  if (scaler() != nullptr)
+    scaler()->load_state({numbers[1], static_cast<std::int64_t>(numbers[3])});
+  std::span<const double> left = std::span(numbers).subspan(kNumbersOfAll);
+  for (ModelStep* const model : models_) {
+    const std::size_t rates = model->trained().groups.rates().size();
+    model->optimizer().set_steps(static_cast<std::int64_t>(left[1]));
+    model->set_rates({left.begin() + 2, left.begin() + 2 + static_cast<std::ptrdiff_t>(rates)});
+    left = left.subspan(2 + rates + model->trusts().size());
+    if (fate == CommitPage::Fate::kCommitted) continue;
+    optim::GradientSource source = model->gradients().source(total_weight_);
+    if (scaler() != nullptr) source.scale = scaler()->scale();
+    model->take_over(source);
+  }
+  if (fate == CommitPage::Fate::kIntended) finish();
+  const auto buffers = page.last_buffers();
+  loop_.keep_buffers({buffers.begin(), buffers.end()});
+  loop_.restore_buffers();
+  updated_ = false;
+  complete();
+}
+
 void StepRun::write(std::size_t model, const flat::Note& note, optim::UpdateJournal* journal) {
   skips_ ? models_[model]->skip(note, journal) : models_[model]->apply(note, journal);
 }
@@ -242,8 +277,9 @@ GradScaler* StepRun::scaler() const {
 
 // With the gradients, the parameters and the state, these numbers decide what will be written.
 std::vector<double> StepRun::intent() const {
-  std::vector<double> numbers{total_weight_, scaler() == nullptr ? 1 : scaler()->scale(),
-                              skips_ ? 1.0 : 0.0};
+  const bool scales = scaler() != nullptr;
+  std::vector<double> numbers{total_weight_, scales ? scaler()->scale() : 1, skips_ ? 1.0 : 0.0,
+                              scales ? static_cast<double>(scaler()->state().growth_tracker) : 0};
   for (const ModelStep* const model : models_) {
     numbers.push_back(model->clip_factor());
     numbers.push_back(static_cast<double>(model->trained().groups.steps()));

@@ -71,6 +71,9 @@ class StepRun {
   // complete: the phase is committed, and run() did not return; does the rest of it.
   void finish();
   void complete();
+  // The same for a phase of workers that have all ended, and whose memory the models have now: finishes it if it is not
+  // committed, and takes its numbers and buffers.
+  void take_over(const Phase& phase);
   PhaseResult::About about(const Phase& phase) const;
 
   const StepCore& core() const { return core_; }

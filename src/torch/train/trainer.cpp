@@ -172,6 +172,7 @@ steps::JobHooks Trainer::State::observe() {
                   return;
                 }
                 record.loss = result.loss();
+                record.again = result.about().again;
                 if (!result.noise().empty()) record.noise_scale = result.noise().front();
                 told = record;
                 if (!hooks.on_step) return;
