@@ -84,8 +84,8 @@ class World {
   // Job::batches() or Trainer::run(): they are not at that place of the program any more.
   bool joined_later() const;
 
-  // Whether all workers of before have died, and the job begins again: from its checkpoint, if it
-  // has one.
+  // Whether all workers of before have died. The job then goes on from the memory that they left, or
+  // from its checkpoint, if there is either.
   bool restarted() const;
 
   // After regroup(): so many of the first ranks were in the generation before.
