@@ -4,8 +4,9 @@
   tools/chaos.py [--faults N] [--seed S] [--build DIR] [--engine E] [--hosts H]
 
 Each job has a model, a number of workers and a list of faults, all chosen by the seed: some strike at a chosen point of
-a step, some are drawn by rates (--faults of `lockstep run`, src/control/fault_schedule.h), the others are signals at any
-instant, to workers and to replacements that are about to join. The same seed gives the same choices; instants differ.
+a step, some of these on all workers at once, some are drawn by rates (--faults of `lockstep run`,
+src/control/fault_schedule.h), the others are signals at any instant, to workers and to replacements that are about to
+join. The same seed gives the same choices; instants differ.
 Ends with 1 at the first job that does not end well, and leaves its output in chaos-SEED.log.
 
 --engine tcp: over sockets; there connections are cut, too. --hosts 2: two launchers, each with half of the workers, as on
@@ -51,6 +52,9 @@ def draw_faults(rng, workers, engine):
         step = 0 if where == "join" else rng.randrange(1, STEPS)
         detail = f":{rng.randint(1, 300)}ms" if kind == "slow" else ""
         faults.append(f"{kind}@{step}:{rng.randrange(workers)}:{where}{detail}")
+    if rng.random() < 0.2:  # nobody survives
+        where, step = rng.choice(POINTS[1:12]), rng.randrange(1, STEPS)
+        faults += [f"kill@{step}:{worker}:{where}" for worker in range(workers)]
     if rng.random() < 0.3:
         faults += ["kill=0.05/step", "slow=20ms:0.1/step"]
     return faults, rng.randint(0, 5)
@@ -72,18 +76,19 @@ def workers_of(marker):
 
 
 def strike(stop, marker, rng, count, struck):
-    """Sends SIGKILL to any worker, at any instant."""
+    """Sends SIGKILL to any worker, at any instant; sometimes to all of them."""
     for _ in range(count):
         if stop.wait(rng.uniform(0.05, 1.0)):
             return
         victims = workers_of(marker)
         if not victims:
             continue
-        try:
-            os.kill(rng.choice(victims), signal.SIGKILL)
-            struck.append(1)
-        except OSError:
-            pass
+        for victim in victims if rng.random() < 0.15 else [rng.choice(victims)]:
+            try:
+                os.kill(victim, signal.SIGKILL)
+                struck.append(1)
+            except OSError:
+                pass
 
 
 def commands_of(options, workers, faults, seed, arguments, folder):
