@@ -15,6 +15,7 @@
 #include "tests/torch/folder.h"
 #include "tests/torch/loops.h"
 #include "tests/torch/own_process.h"
+#include "torch/replica/model.h"
 
 namespace lockstep::testing::loops {
 namespace {
@@ -154,6 +155,24 @@ TEST(Rebinding, IsRefusedInTheMiddleOfALoop) {
     gan.d_step(batch);
     EXPECT_THROW(gan.job.rebind(other), BadInput);
     break;
+  }
+}
+
+// The last byte of a tensor whose bytes are no whole words, one bit of it.
+TEST(StateOnItsWay, ABitThatHasChangedIsNoticedByAll) {
+  const auto tensors_of = [](bool changed) {
+    std::vector<torch::Tensor> all = {torch::ones({1000}), torch::arange(13, torch::kUInt8)};
+    if (changed) all[1].data_ptr<std::uint8_t>()[12] ^= 1;
+    return all;
+  };
+  run_all({.size = 3}, [&](Comm& comm) { replica::check_arrived(comm, 1, tensors_of(false)); });
+  const auto outcomes = run_workers({.size = 3}, [&](Comm& comm) {
+    replica::check_arrived(comm, 1, tensors_of(comm.rank() == 2));
+  });
+  for (const testing::Outcome& outcome : outcomes) {
+    EXPECT_EQ(outcome.kind, ErrorKind::kMismatch);
+    EXPECT_THAT(outcome.text,
+                ::testing::HasSubstr("the state of rank 1 has changed on its way to rank 2"));
   }
 }
 

@@ -37,8 +37,11 @@ void agree_on_model(Comm& comm, const Model& model, const DataParallelOptions& o
 // All workers get the values of rank `source`. Collective.
 void copy_from(Comm& comm, int source, const std::vector<NamedTensor>& tensors);
 // Those that take them get the values of rank `source`, once all of them have arrived everywhere: if
-// the source is lost before that, every worker has the values of before. Collective.
+// the source is lost before that, every worker has the values of before. Mismatch if a digest says
+// that something else has arrived (check_arrived). Collective.
 void bring_from(Comm& comm, int source, const std::vector<NamedTensor>& tensors, bool takes);
+// Mismatch if some worker has other bits than rank `source`. Contiguous, on the CPU. Collective.
+void check_arrived(Comm& comm, int source, const std::vector<torch::Tensor>& arrived);
 
 struct ModelPlan {
   plan::Layout layout;
