@@ -10,6 +10,7 @@
 #include "app/doctor/doctor.h"
 #include "app/hosts/arguments.h"
 #include "app/jobs.h"
+#include "app/report/job_report.h"
 #include "app/run_arguments.h"
 #include "app/train/launch.h"
 #include "base/choice.h"
@@ -18,7 +19,6 @@
 #include "bench/allreduce/worker.h"
 #include "bench/command.h"
 #include "bench/hosts_bench.h"
-#include "control/launch/launcher.h"
 #include "control/launch/remote.h"
 
 namespace lockstep::app {
@@ -46,7 +46,7 @@ int run(const std::vector<std::string>& arguments) {
     return 0;
   }
   control::RunOptions options = parse_run_arguments(arguments);
-  if (options.hosts.list.empty()) return control::run_job(std::move(options));
+  if (options.hosts.list.empty()) return run_with_report(std::move(options), ReportPart::kWhole);
   control::RemoteWords words{words_for_hosts(split_command(arguments).own), options.command};
   words.before.insert(words.before.begin(), "run");
   words.after.insert(words.after.begin(), "--");

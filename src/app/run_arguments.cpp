@@ -11,6 +11,7 @@
 #include <thread>
 
 #include "app/hosts/arguments.h"
+#include "app/report/job_report.h"
 #include "base/command_line.h"
 #include "comm/engines.h"
 
@@ -39,6 +40,7 @@ const char* const kRunHelp = R"(Starts a program as N workers of one job and end
                          docs/guide/faults.md has all kinds and points (default: $LOCKSTEP_FAULTS)
       --fault-seed N     of faults at random: the same gives the same sequence (default: 0)
       --grace S      seconds from a forwarded Ctrl-C, SIGTERM, SIGHUP or SIGQUIT to SIGKILL (default: 10)
+      --report FILE  write what happened to workers, and what it cost, as JSON
       --log-dir D    also write each worker's output to D/rank-3.out and D/rank-3.err
   -q, --quiet        no notes, only failures
 
@@ -81,7 +83,7 @@ Examples:
 namespace {
 
 // Options that take the next word as their value.
-constexpr std::array<std::string_view, 24> kWithValue = {"-n",
+constexpr std::array<std::string_view, 25> kWithValue = {"-n",
                                                          "--workers",
                                                          "--env",
                                                          "--log-dir",
@@ -104,7 +106,8 @@ constexpr std::array<std::string_view, 24> kWithValue = {"-n",
                                                          "--max-restarts",
                                                          "--step-timeout",
                                                          "--faults",
-                                                         "--fault-seed"};
+                                                         "--fault-seed",
+                                                         "--report"};
 
 // MIN:MAX is the number of workers that may change: the least is the number below which the job ends.
 void take_workers(const control::WorkersAsked& asked, control::RunOptions& options) {
@@ -151,6 +154,7 @@ control::RunOptions parse_run_arguments(const std::vector<std::string>& argument
   add_workers(parser, workers);
   parser.add_option("-e,--env", variables)->allow_extra_args(false);
   parser.add_option("--log-dir", options.log_dir);
+  parser.add_option("--report", options.report);
   base::add_number(parser, "--timeout", options.timeout_s);
   base::add_number(parser, "--threads", options.threads);
   parser.add_option("--engine", options.engine);
@@ -178,6 +182,9 @@ control::RunOptions parse_run_arguments(const std::vector<std::string>& argument
         "--step-timeout is for a job whose workers are replaced; add --max-restarts, or leave it "
         "out");
   }
+  // Node 0 writes it.
+  if (!options.report.empty() && options.hosts.list.empty() && options.nodes.rank == 0)
+    check_report_path("--report", options.report);
   for (const auto& text : variables) options.variables.push_back(control::parse_variable(text));
   if (!std::isfinite(grace_s) || std::abs(grace_s) > 1e6) {
     throw BadInput(

@@ -44,12 +44,13 @@ TEST(SplitCommandTest, NothingIsNoCommand) {
 
 TEST(RunArgumentsTest, AllOptionsArrive) {
   const auto options = parse_run_arguments(
-      {"-n",   "4",         "--env", "A=1",         "-e",       "B=2",    "--log-dir",
-       "logs", "--timeout", "20",    "--threads=3", "--engine", "tcp",    "--device",
-       "cuda", "--grace",   "0.5",   "--quiet",     "--",       "./prog", "--flag"});
+      {"-n",        "4",       "--env",       "A=1",      "-e",  "B=2",      "--log-dir", "logs",
+       "--timeout", "20",      "--threads=3", "--engine", "tcp", "--device", "cuda",      "--grace",
+       "0.5",       "--quiet", "--report",    "report",   "--",  "./prog",   "--flag"});
   EXPECT_EQ(options.workers, 4);
   EXPECT_THAT(options.variables, ElementsAre(Pair("A", "1"), Pair("B", "2")));
   EXPECT_EQ(options.log_dir, "logs");
+  EXPECT_EQ(options.report, "report");
   EXPECT_EQ(options.timeout_s, 20);
   EXPECT_EQ(options.threads, 3);
   EXPECT_EQ(options.engine, "tcp");

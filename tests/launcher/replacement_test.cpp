@@ -6,6 +6,8 @@
 #include <algorithm>
 #include <csignal>
 #include <filesystem>
+#include <fstream>
+#include <nlohmann/json.hpp>
 
 #include "tests/launcher/command.h"
 
@@ -36,7 +38,6 @@ class ReplacementTest : public ::testing::Test {
     return Command(std::move(arguments), std::move(variables));
   }
 
- private:
   std::string folder_;
 };
 
@@ -62,6 +63,42 @@ TEST_F(ReplacementTest, AProgramThatAlwaysCrashesEndsWithItsOwnMessage) {
   EXPECT_EQ(command.exit_code(), 128 + SIGSEGV);
   EXPECT_EQ(count(command.out(), "start "), 3) << command.out();
   EXPECT_THAT(command.err(), HasSubstr("failed first: it was killed by SIGSEGV"));
+}
+
+// A report says what happened also if the job has failed. These workers never meet, so no generation follows.
+TEST_F(ReplacementTest, TheReportListsWhatHappened) {
+  const std::string path = folder_ + "/report";
+  Command command =
+      run_script(2, "[ $RANK$N = 11 ] && kill -9 $$; [ $RANK$N = 12 ] && exit 7; exec sleep 60",
+                 {"--max-restarts", "5", "--report", path});
+  ASSERT_TRUE(command.finish(seconds(20)));
+  EXPECT_EQ(command.exit_code(), 7);
+  std::ifstream file(path);
+  const auto report = nlohmann::json::parse(file);
+  EXPECT_EQ(report.at("workers"), 2);
+  EXPECT_EQ(report.at("exit_code"), 7);
+  const auto& events = report.at("events");
+  ASSERT_EQ(events.size(), 2U) << events;
+  EXPECT_EQ(events[0].at("what"), "killed");
+  EXPECT_EQ(events[0].at("worker"), 1);
+  EXPECT_EQ(events[0].at("signal"), "SIGKILL");
+  EXPECT_EQ(events[1].at("what"), "ended");
+  EXPECT_EQ(events[1].at("worker"), 1);
+  EXPECT_GT(events[1].at("at_s"), events[0].at("at_s"));
+  for (const auto& event : events) {
+    EXPECT_TRUE(event.at("generation").is_null());
+    EXPECT_TRUE(event.at("formed_ms").is_null());
+  }
+}
+
+TEST_F(ReplacementTest, AReportThatCannotBeWrittenIsRefusedAtTheStart) {
+  for (const std::string& path : {folder_ + "/none/report", folder_, std::string("-")}) {
+    Command command = run_script(1, "echo began", {"--report", path});
+    ASSERT_TRUE(command.finish(seconds(20)));
+    EXPECT_EQ(command.exit_code(), 2) << path;
+    EXPECT_THAT(command.err(), HasSubstr("--report " + path));
+    EXPECT_EQ(command.out(), "");
+  }
 }
 
 TEST_F(ReplacementTest, AnExitCodeEndsTheJob) {

@@ -1,6 +1,7 @@
 // Workers that die at every point of a step, as real processes. The job ends with the weights of the undisturbed run.
 #include <fmt/format.h>
 
+#include <map>
 #include <set>
 
 #include "tests/support/hosts.h"
@@ -93,6 +94,36 @@ TEST_F(Faults, AStoppedWorkerIsEndedAndTheOthersGoOn) {
     EXPECT_EQ(hash_of(fault, {}, {"--timeout", "300", "--step-timeout", "2"}), expected) << where;
     EXPECT_THAT(said_, HasSubstr("rank 1 was ended: others had waited 2 s for it")) << where;
   }
+}
+
+TEST_F(Faults, AreEventsOfTheReportWithWhatTheyCost) {
+  const auto report = report_of({"--workers", "3", "--shards", "8", "--global-batch", "32",
+                                 "--steps", "200", "--max-restarts", "5", "--step-timeout", "2",
+                                 "--faults", "kill@5:1:update,stop@20:2:forward"});
+  std::map<std::string, nlohmann::json> first;
+  double before = 0;
+  for (const auto& event : report.at("events")) {
+    first.try_emplace(event.at("what"), event);
+    EXPECT_GE(event.at("at_s").get<double>(), before) << event;
+    before = event.at("at_s");
+    EXPECT_FALSE(event.at("host").get<std::string>().empty()) << event;
+    EXPECT_GE(event.at("generation"), 2) << event;
+  }
+  ASSERT_TRUE(first.contains("killed") && first.contains("hung") && first.contains("joined"))
+      << report.at("events");
+  EXPECT_EQ(first["killed"]["worker"], 1);
+  EXPECT_EQ(first["killed"]["signal"], "SIGKILL");
+  EXPECT_THAT(first["killed"]["text"], HasSubstr("rank 1 was killed by SIGKILL; 2 workers go on"));
+  EXPECT_EQ(first["hung"]["worker"], 2);
+  EXPECT_EQ(first["hung"]["waited_s"], 2);
+  for (const char* lost : {"killed", "hung"}) {
+    const double formed = first[lost]["formed_ms"];
+    EXPECT_GT(formed, 0) << lost;
+    EXPECT_GT(first[lost]["first_phase_ms"], formed) << lost;
+  }
+  EXPECT_GT(first["joined"]["starting_ms"].get<double>(), 0);
+  EXPECT_TRUE(first["joined"]["formed_ms"].is_null()) << "the others have not waited for it";
+  EXPECT_THAT(report_of({"--data", "synthetic:300", "--steps", "2"}).at("events"), IsEmpty());
 }
 
 // One that hangs elsewhere is found when the others time out.

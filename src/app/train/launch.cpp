@@ -11,12 +11,12 @@
 #include <optional>
 
 #include "app/hosts/arguments.h"
+#include "app/report/job_report.h"
 #include "app/train/arguments.h"
 #include "app/train/open_choices.h"
 #include "base/choice.h"
 #include "base/file_lock.h"
 #include "base/files.h"
-#include "control/launch/launcher.h"
 #include "control/launch/program.h"
 #include "control/launch/remote.h"
 #include "formats/checkpoint_file.h"
@@ -155,7 +155,8 @@ int train(const std::vector<std::string>& arguments) {
     settle(options, parsed.workers);
     options.workers = parsed.workers;
   }
-  return control::run_job(std::move(options));
+  options.report = parsed.report;
+  return run_with_report(std::move(options), ReportPart::kAdded);
 }
 
 }  // namespace lockstep::app

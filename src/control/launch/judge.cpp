@@ -40,6 +40,7 @@ OwnJudge::OwnJudge(boost::asio::io_context& context, const RunOptions& options, 
       nodes_(nodes),
       state_(map.nodes() == 1 ? options.workers : map.world(), end_rules(options, map)),
       report_(map, std::move(program)),
+      events_(map, Clock::now()),
       deadline_(context) {
   for (int node = 0; node < map.nodes(); ++node) running_.insert(node);
   if (nodes_ == nullptr) return;
@@ -93,6 +94,7 @@ void OwnJudge::take_event(int node, const KeeperEvent& event) {
       break;
     case KeeperEvent::Kind::kStarted:
       state_.on_started(event.rank, Clock::now());
+      if (map_.is_rank(event.rank)) events_.on_started(event.rank, Clock::now());
       break;
     case KeeperEvent::Kind::kSwept:
       break;
@@ -128,6 +130,7 @@ void OwnJudge::on_output_closed(int error) {
 
 void OwnJudge::on_formed(std::uint64_t generation, const std::vector<int>& ranks, bool again) {
   state_.on_formed(ranks);
+  events_.on_formed(generation, ranks, Clock::now());
   if (std::exchange(generation_, generation) == 0) return;
   const std::string who =
       ranks.size() == 1 ? "1 worker trains" : fmt::format("{} workers train", ranks.size());
@@ -144,6 +147,7 @@ void OwnJudge::on_newcomers(int count) {
 
 void OwnJudge::on_expelled(int rank, double waited_s) {
   report_.expel(waited_s);
+  events_.on_expelled(rank, waited_s, Clock::now());
   obey(state_.on_expelled(rank));
 }
 
@@ -156,8 +160,10 @@ std::string OwnJudge::on_resize(int workers) {
   const auto before = state_.wanted();
   auto resized = state_.on_resize(workers, Clock::now());
   if (!resized.refusal.empty()) return resized.refusal;
-  when_note(fmt::format("lockstep: the job is to have {} worker{}; before: {}", workers,
-                        workers == 1 ? "" : "s", *before));
+  const std::string text = fmt::format("the job is to have {} worker{}; before: {}", workers,
+                                       workers == 1 ? "" : "s", *before);
+  when_note("lockstep: " + text);
+  events_.on_resized(workers, text, Clock::now());
   obey(resized.orders);
   return "";
 }
@@ -199,10 +205,12 @@ void OwnJudge::lose(int node, const std::string& why) {
   report_.host_lost(node, why);
   const auto orders = state_.on_host_lost(map_.ranks_of(node), Clock::now());
   if (!ending()) {
-    when_note(
-        fmt::format("lockstep: lost {}: {}; {} go{} on", map_.name_of(node), why,
+    const std::string text =
+        fmt::format("lost {}: {}; {} go{} on", map_.name_of(node), why,
                     state_.live() == 1 ? "1 worker" : fmt::format("{} workers", state_.live()),
-                    state_.live() == 1 ? "es" : ""));
+                    state_.live() == 1 ? "es" : "");
+    when_note("lockstep: " + text);
+    events_.on_host_lost(node, text, Clock::now());
     for (const int rank : map_.ranks_of(node))
       when_far_event({KeeperEvent::Kind::kEnded, rank, 0, SIGKILL});
     when_far_event({KeeperEvent::Kind::kAllReported});
@@ -221,10 +229,13 @@ void OwnJudge::obey(const JobState::Orders& orders) {
                             .kill = {orders.kill.begin(), orders.kill.end()}});
   }
   for (const int rank : orders.start) report_.restart(rank);
+  if (ending()) events_.on_ending(Clock::now());
   when_orders(orders);
   for (const auto& one : orders.left) {
-    when_note("lockstep: " +
-              describe(one, options_.max_restarts.value_or(kMaxRestarts), report_.waited_s()));
+    const std::string text =
+        describe(one, options_.max_restarts.value_or(kMaxRestarts), report_.waited_s());
+    when_note("lockstep: " + text);
+    events_.on_left(one, text, Clock::now());
   }
   arm_deadline();
 }
@@ -246,8 +257,24 @@ void OwnJudge::conclude_if_over() {
   if (!running_.empty() || std::exchange(concluded_, true)) return;
   deadline_.cancel();
   const NodeVerdict verdict = report_.verdict(state_);
+  note_end(verdict);
   if (nodes_ != nullptr) nodes_->tell(verdict);
   when_verdict(verdict);
+}
+
+// A worker may have told the reason itself.
+void OwnJudge::note_end(const NodeVerdict& verdict) {
+  std::optional<int> worker;
+  std::string text = verdict.what;
+  if (state_.cause() == JobState::Cause::kSignal) {
+    text = fmt::format("the job was told to end; exit code {}", verdict.code);
+  } else if (state_.cause() == JobState::Cause::kOutputClosed) {
+    text = "the output could not be written any more";
+  } else if (state_.failure()) {
+    worker = state_.failure()->cause.rank;
+    if (text.empty()) text = fmt::format("rank {} {}", *worker, describe(state_.failure()->cause));
+  }
+  events_.finish(worker, text);
 }
 
 void OwnJudge::part() {

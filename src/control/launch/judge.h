@@ -17,6 +17,7 @@
 #include <string_view>
 #include <vector>
 
+#include "control/launch/events.h"
 #include "control/launch/job_request.h"
 #include "control/launch/job_state.h"
 #include "control/launch/keeper.h"
@@ -58,6 +59,8 @@ class Judge {
   virtual void on_newcomers(int /*count*/) {}  // wait to join
   virtual void on_expelled(int /*rank*/, double /*waited_s*/) {}
   virtual void on_dismissed(int /*rank*/) {}  // it is to leave, and the others wait for that
+  // The first phase of the last generation was done then.
+  virtual void on_first_phase(JobEvents::Clock::time_point /*when*/) {}
   // The user wants so many workers. Why not; empty: it is done, now or between two batches.
   virtual std::string on_resize(int /*workers*/) { return "its number of workers is fixed"; }
   // For `lockstep jobs`. False: another launcher lists this job.
@@ -69,6 +72,9 @@ class Judge {
 
   // Between the verdict and its words: everything that was printed here has been read by now.
   virtual void on_all_read(NodeVerdict& /*verdict*/) {}
+
+  // What has happened, for the report. Null: node 0 knows.
+  virtual const JobEvents* events() const { return nullptr; }
 
   // The job is being cut short.
   virtual bool ending() const = 0;
@@ -94,10 +100,12 @@ class OwnJudge final : public Judge {
   void on_newcomers(int count) override;
   void on_expelled(int rank, double waited_s) override;
   void on_dismissed(int rank) override;
+  void on_first_phase(JobEvents::Clock::time_point when) override { events_.on_first_phase(when); }
   std::string on_resize(int workers) override;
   bool tell_facts(JobFacts& facts) const override;
   void on_keeper_gone(int wait_status) override { take_end(map_.node, wait_status); }
   void on_all_read(NodeVerdict& verdict) override;
+  const JobEvents* events() const override { return &events_; }
   bool ending() const override { return state_.cause() != JobState::Cause::kNone; }
   bool may_pause() const override { return nodes_ == nullptr; }
   void part() override;
@@ -113,12 +121,14 @@ class OwnJudge final : public Judge {
   void obey(const JobState::Orders& orders);
   void arm_deadline();
   void conclude_if_over();
+  void note_end(const NodeVerdict& verdict);
 
   const RunOptions& options_;
   HostMap map_;
   NodeHost* nodes_;
   JobState state_;
   JobReport report_;
+  JobEvents events_;
   boost::asio::steady_timer deadline_;
   std::map<int, std::vector<WorkerEnd>>
       together_;                  // by node: ends that were noticed together, so far

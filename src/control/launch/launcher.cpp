@@ -262,6 +262,7 @@ int Launcher::run() {
   wait_for_losses();
   context_.restart();  // launchers may have met on it
   context_.run();
+  if (options_.when_over && judge_->events() != nullptr) options_.when_over(*judge_->events());
   judge_->part();
   return verdict_ ? verdict_->code : kSignalBase + SIGINT;
 }

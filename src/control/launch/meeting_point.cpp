@@ -33,7 +33,8 @@ MeetingPoint::MeetingPoint(boost::asio::io_context& context, const RunOptions& o
       judge_(judge),
       news_(std::move(news)),
       hangs_(asked_limit(options)),
-      look_again_(context) {
+      look_again_(context),
+      look_soon_(context) {
   if (news_) look_for_hangs();
   if (!meeting.listener.fd) return;
   const int workers = map_.nodes() == 1 ? options.workers : map_.world();
@@ -41,25 +42,44 @@ MeetingPoint::MeetingPoint(boost::asio::io_context& context, const RunOptions& o
   if (news_) rules.elastic = membership_rules(options, workers);
   server_.emplace(context, std::move(meeting.listener), rules);
   if (!news_) return;
-  server_->listen({.formed =
-                       [this](std::uint64_t generation, const std::vector<int>& places) {
-                         const bool again =
-                             std::none_of(places.begin(), places.end(),
-                                          [this](int place) { return members_.contains(place); });
-                         members_ = {places.begin(), places.end()};
-                         judge_.on_formed(generation, places, again);
-                       },
-                   .newcomers =
-                       [this](int count) {
-                         set_newcomers(count);
-                         judge_.on_newcomers(count);
-                       },
-                   .expelled = [this, patience = options.step_timeout_s.value_or(kStepTimeout)](
-                                   int place) { judge_.on_expelled(place, patience); },
-                   .dismissed = [this](int place) { judge_.on_dismissed(place); }});
+  server_->listen(
+      {.formed = [this](std::uint64_t generation,
+                        const std::vector<int>& places) { take_formed(generation, places); },
+       .newcomers =
+           [this](int count) {
+             set_newcomers(count);
+             judge_.on_newcomers(count);
+           },
+       .expelled = [this, patience = options.step_timeout_s.value_or(kStepTimeout)](
+                       int place) { judge_.on_expelled(place, patience); },
+       .dismissed = [this](int place) { judge_.on_dismissed(place); }});
   // From the beginning: the first generation must not form before the last worker has been started.
   for (int rank = 0; rank < workers; ++rank) running_[rank] = 0;
   tell_server();
+}
+
+void MeetingPoint::take_formed(std::uint64_t generation, const std::vector<int>& places) {
+  const bool again = std::none_of(places.begin(), places.end(),
+                                  [this](int place) { return members_.contains(place); });
+  members_ = {places.begin(), places.end()};
+  judge_.on_formed(generation, places, again);
+  const auto here =
+      std::find_if(places.begin(), places.end(), [this](int place) { return map_.here(place); });
+  if (generation == 1 || here == places.end()) return;
+  first_phase_.begin(*here, news_->said(*here).phases, FirstPhase::Clock::now());
+  look_for_first_phase();
+}
+
+void MeetingPoint::look_for_first_phase() {
+  const auto place = first_phase_.worker();
+  if (!place) return;
+  const auto now = FirstPhase::Clock::now();
+  if (const auto done = first_phase_.look(news_->said(*place), now))
+    return judge_.on_first_phase(*done);
+  look_soon_.expires_after(first_phase_.pause(now));  // ends a wait for an earlier generation
+  look_soon_.async_wait([this](const boost::system::error_code& error) {
+    if (!error) look_for_first_phase();
+  });
 }
 
 void MeetingPoint::take(const KeeperEvent& event) {
@@ -71,6 +91,7 @@ void MeetingPoint::take(const KeeperEvent& event) {
       if (news_) news_->forget(event.rank);
       return tell_server();
     case KeeperEvent::Kind::kEnded:
+      take_end(worker_end(event.rank, event.value));
       // It has reached the end of the job: nobody is to join from here on, and none that is left to begin it again.
       if (const auto end = worker_end(event.rank, event.value);
           news_ && server_ && (!end.failed() || (stopped_code_ && end.exited_with(*stopped_code_))))
@@ -85,6 +106,13 @@ void MeetingPoint::take(const KeeperEvent& event) {
     case KeeperEvent::Kind::kSwept:
       return;
   }
+}
+
+void MeetingPoint::take_end(const WorkerEnd& end) {
+  if (!members_.contains(end.rank)) return;
+  if (end.failed()) return first_phase_.forget();
+  if (end.rank != first_phase_.worker()) return;
+  if (const auto done = first_phase_.end_well()) judge_.on_first_phase(*done);
 }
 
 std::optional<std::string> MeetingPoint::objection(int workers) const {

@@ -6,10 +6,12 @@
 
 #include <boost/asio/io_context.hpp>
 #include <boost/asio/steady_timer.hpp>
+#include <cstdint>
 #include <map>
 #include <optional>
 #include <set>
 #include <string>
+#include <vector>
 
 #include "control/launch/hangs.h"
 #include "control/launch/judge.h"
@@ -45,6 +47,9 @@ class MeetingPoint {
 
  private:
   void tell_server();
+  void take_formed(std::uint64_t generation, const std::vector<int>& places);
+  void look_for_first_phase();
+  void take_end(const WorkerEnd& end);
   void look_for_hangs();
   void end_hung(const Hangs::Found& found);
 
@@ -58,6 +63,8 @@ class MeetingPoint {
   std::set<int> hung_;            // places that are to be ended
   Hangs hangs_;
   boost::asio::steady_timer look_again_;
+  FirstPhase first_phase_;
+  boost::asio::steady_timer look_soon_;  // for it
 };
 
 }  // namespace lockstep::control

@@ -23,6 +23,8 @@ inline constexpr int kMostWorkers = 4096;
 inline constexpr int kMostThreads = 4096;
 inline constexpr int kMostHosts = 1024;
 
+class JobEvents;
+
 // As LOCKSTEP_DEVICE and --device spell them.
 inline constexpr base::Choice<DeviceKind> kDevices[] = {{DeviceKind::kCpu, "cpu"},
                                                         {DeviceKind::kCuda, "cuda"}};
@@ -84,6 +86,9 @@ struct RunOptions {
   std::chrono::milliseconds grace{10'000};  // from a forwarded SIGINT or SIGTERM to SIGKILL
   std::string log_dir;  // rank-3.out and rank-3.err go here as well; empty: nowhere
   bool quiet = false;   // only failures are reported, no notes
+  std::string report;   // a file for the caller to write; empty: none
+  // When nothing of the job is left: what has happened to it. Only on node 0.
+  std::function<void(const JobEvents&)> when_over;
 
   // For programs that are part of Lockstep.
   std::string command_name = "run";  // of `lockstep`
