@@ -45,6 +45,12 @@ using Bits = std::conditional_t<
 struct ElementAt {
   std::size_t first;
 
+  // Behind the last element of it.
+  template <typename T>
+  LOCKSTEP_INLINE std::size_t end() const {
+    return first + 1;
+  }
+
   template <typename T>
   LOCKSTEP_INLINE T load(const T* from) const {
     return from[first];
@@ -80,6 +86,7 @@ class SeenElements {
 };
 
 #if defined(LOCKSTEP_HAS_ROWS)
+inline constexpr bool kHasRows = true;
 inline constexpr std::size_t kRegisters = 4;  // of a row; together one cache line
 inline constexpr std::size_t kChains = 2;
 
@@ -156,6 +163,11 @@ struct RowAt {
   std::size_t first;
 
   template <typename T>
+  LOCKSTEP_INLINE std::size_t end() const {
+    return first + Row<T>::kElements;
+  }
+
+  template <typename T>
   LOCKSTEP_INLINE Row<T> load(const T* from) const {
     using InMemory = typename Row<T>::InMemory;
     return Row<T>::each([&](std::size_t i) LOCKSTEP_INLINE_BODY -> typename Row<T>::Register {
@@ -219,6 +231,8 @@ class SeenRows {
   Chains before_;
   Chains after_;
 };
+#else
+inline constexpr bool kHasRows = false;
 #endif
 
 // Calls body(at, seen) until it had `count` elements. `at` loads and stores; the body tells `seen`

@@ -21,7 +21,33 @@ struct Typed {
   const T* gradient;
   std::array<T*, kMostStates> state;
   std::size_t count;
+
+  Typed part(std::size_t first, std::size_t most) const {
+    Typed part{parameter + first, gradient + first, state, std::min(most, count - first)};
+    for (T*& one : part.state) one = one == nullptr ? nullptr : one + first;
+    return part;
+  }
 };
+
+// Where they are kept. Without `elements` they are not.
+template <typename T>
+struct TypedKeeping {
+  T* parameter = nullptr;
+  std::array<T*, kMostStates> state{};
+  std::atomic<std::uint64_t>* elements = nullptr;
+
+  // Between what is kept and what changes. A process that is killed has made its stores in program order, so it is
+  // enough that the compiler does not move them.
+  LOCKSTEP_INLINE void count(std::size_t so_many) const {
+    std::atomic_signal_fence(std::memory_order_seq_cst);
+    elements->store(so_many, std::memory_order_relaxed);
+    std::atomic_signal_fence(std::memory_order_seq_cst);
+  }
+};
+
+// Where there are no rows, a strip of so many elements is kept before it is updated: a fence in a loop over elements
+// would leave it without vectors.
+constexpr std::size_t kKeptStrip = 256;
 
 // SGD only adds and multiplies: it is faster if memory is fetched ahead.
 template <typename Rule>
@@ -34,25 +60,61 @@ struct Loop {
   using Numbers = typename Rule::template Numbers<T>;
   using States = std::make_index_sequence<Rule::kStates>;
 
-  LOCKSTEP_INLINE static Parities run(Typed<T> on, Numbers of) {
-    return for_each_row<T, kWithParity>(on.count, [=](auto at, auto& seen) LOCKSTEP_INLINE_BODY {
-      update(at, seen, on, of, States());
-    });
+  LOCKSTEP_INLINE static Parities run(Typed<T> on, Numbers of, TypedKeeping<T> keeping) {
+    if (keeping.elements == nullptr) return over<false>(on, of, keeping);
+    if constexpr (kHasRows) return over<true>(on, of, keeping);
+    Parities seen;
+    for (std::size_t first = 0; first < on.count; first += kKeptStrip) {
+      const Typed<T> strip = on.part(first, kKeptStrip);
+      keep_strip(strip, keeping, first, States());
+      const Parities more = over<false>(strip, of, keeping);
+      seen = {seen.before ^ more.before, seen.after ^ more.after};
+    }
+    return seen;
   }
 
  private:
-  template <typename At, typename Seen, std::size_t... kState>
+  template <bool kKeeps>
+  LOCKSTEP_INLINE static Parities over(Typed<T> on, Numbers of, TypedKeeping<T> keeping) {
+    return for_each_row<T, kWithParity>(on.count, [=](auto at, auto& seen) LOCKSTEP_INLINE_BODY {
+      update<kKeeps>(at, seen, on, of, keeping, States());
+    });
+  }
+  template <bool kKeeps, typename At, typename Seen, std::size_t... kState>
   LOCKSTEP_INLINE static void update(At at, Seen& seen, const Typed<T>& on, const Numbers& of,
+                                     const TypedKeeping<T>& keeping,
                                      std::index_sequence<kState...>) {
     auto parameter = load(at, on.parameter);
     using Values = decltype(parameter);
     Values held[std::max(Rule::kStates, 1)] = {
         (Rule::uses(kState, kForm) ? load(at, on.state[kState]) : Values{})...};
+    if constexpr (kKeeps) {
+      at.store(keeping.parameter, parameter);
+      (store<kState>(at, keeping.state, held[kState]), ...);
+      keeping.count(at.template end<T>());
+    }
     seen.before(parameter, held[kState]...);
     Rule::apply(parameter, at.load(on.gradient), held, of, kForm);
     seen.after(parameter, held[kState]...);
-    (store<kState>(at, on, held[kState]), ...);
+    (store<kState>(at, on.state, held[kState]), ...);
     at.store(on.parameter, parameter);
+  }
+  template <std::size_t... kState>
+  LOCKSTEP_INLINE static void keep_strip(const Typed<T>& strip, const TypedKeeping<T>& keeping,
+                                         std::size_t first, std::index_sequence<kState...>) {
+    copy(strip.parameter, keeping.parameter + first, strip.count);
+    (copy_state<kState>(strip, keeping, first), ...);
+    keeping.count(first + strip.count);
+  }
+  template <std::size_t kState>
+  LOCKSTEP_INLINE static void copy_state(const Typed<T>& strip, const TypedKeeping<T>& keeping,
+                                         std::size_t first) {
+    if constexpr (Rule::uses(kState, kForm))
+      copy(strip.state[kState], keeping.state[kState] + first, strip.count);
+  }
+  LOCKSTEP_INLINE static void copy(const T* from, T* to, std::size_t count) {
+    for_each_row<T, false>(
+        count, [=](auto at, auto&) LOCKSTEP_INLINE_BODY { at.store(to, at.load(from)); });
   }
   template <typename At>
   LOCKSTEP_INLINE static auto load(At at, const T* from) {
@@ -63,8 +125,9 @@ struct Loop {
     }
   }
   template <std::size_t kState, typename At, typename Values>
-  LOCKSTEP_INLINE static void store(At at, const Typed<T>& on, const Values& values) {
-    if constexpr (Rule::uses(kState, kForm)) at.store(on.state[kState], values);
+  LOCKSTEP_INLINE static void store(At at, const std::array<T*, kMostStates>& states,
+                                    const Values& values) {
+    if constexpr (Rule::uses(kState, kForm)) at.store(states[kState], values);
   }
 };
 
@@ -83,7 +146,8 @@ Parities decided(const Body& body, bool next, Rest... rest) {
 template <bool kWithParity, typename T>
 class Chosen {
  public:
-  explicit Chosen(const Typed<T>& on) : on_(on) {}
+  explicit Chosen(const Typed<T>& on, const TypedKeeping<T>& keeping = {})
+      : on_(on), keeping_(keeping) {}
 
   Parities operator()(const SgdStep& step) const {
     const auto of = element::in<T>(element::numbers_of(step));
@@ -153,10 +217,11 @@ class Chosen {
  private:
   template <typename Rule, Form kForm>
   Parities run(const typename Rule::template Numbers<T>& of) const {
-    return at_level<Loop<Rule, kForm, T, kWithParity>>(on_, of);
+    return at_level<Loop<Rule, kForm, T, kWithParity>>(on_, of, keeping_);
   }
 
   Typed<T> on_;
+  TypedKeeping<T> keeping_;
 };
 
 // A strip of half-type elements in float32: widened at first, and narrowed by store().
@@ -217,9 +282,18 @@ Typed<T> typed(const Elements& elements) {
   return on;
 }
 
+template <typename T>
+TypedKeeping<T> typed(const Keeping& keeping) {
+  TypedKeeping<T> to{static_cast<T*>(keeping.parameter), {}, keeping.elements};
+  for (std::size_t i = 0; i < kMostStates; ++i) to.state[i] = static_cast<T*>(keeping.state[i]);
+  return to;
+}
+
 template <bool kWithParity, typename T, typename Step>
 Parities update_typed(const Elements& elements, const Step& step) {
-  return Chosen<kWithParity, T>(typed<T>(elements))(step);
+  const Keeping* const keeping = elements.keeping;
+  return Chosen<kWithParity, T>(typed<T>(elements),
+                                keeping == nullptr ? TypedKeeping<T>{} : typed<T>(*keeping))(step);
 }
 
 template <bool kWithParity, typename Step>
@@ -227,6 +301,7 @@ Parities update_any(const Elements& elements, const Step& step) {
   if (elements.dtype == DType::kFloat32) return update_typed<kWithParity, float>(elements, step);
   if (elements.dtype == DType::kFloat64) return update_typed<kWithParity, double>(elements, step);
   LOCKSTEP_CHECK(is_half(elements.dtype), "optimizers know floating-point types");
+  LOCKSTEP_CHECK(elements.keeping == nullptr, "half types are kept by the caller");
   return update_half<kWithParity>(elements, step);
 }
 

@@ -31,6 +31,7 @@
 #include <lockstep/buffer.h>
 
 #include <array>
+#include <atomic>
 #include <cstddef>
 #include <cstdint>
 
@@ -41,6 +42,16 @@ namespace lockstep::flat {
 // A rule has at most so many states.
 inline constexpr std::size_t kMostStates = 3;
 
+// Where an update keeps what it overwrites, so that somebody else can put it back if this process is killed on the way.
+// The loops have the old values in registers, and a store beside a division costs nearly nothing; a copy before the
+// update costs a pass over memory.
+struct Keeping {
+  void* parameter = nullptr;
+  std::array<void*, kMostStates> state{};  // those that the step uses
+  // So many elements are kept; 0 at first. Each element is kept and counted before it changes, in program order.
+  std::atomic<std::uint64_t>* elements = nullptr;
+};
+
 // Consecutive elements of one parameter: their values, gradients and states.
 struct Elements {
   DType dtype = DType::kFloat32;
@@ -48,6 +59,7 @@ struct Elements {
   const void* gradient = nullptr;
   std::array<void*, kMostStates> state{};  // in the order of the step; those not used are not read
   std::size_t count = 0;
+  const Keeping* keeping = nullptr;  // null: nothing is kept. float32 and float64 only
 };
 
 // The numbers of a step. uses() says which states it reads and writes.

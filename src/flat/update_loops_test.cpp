@@ -1,8 +1,12 @@
 #include "flat/update_loops.h"
 
 #include <gtest/gtest.h>
+#include <sys/mman.h>
+#include <sys/wait.h>
+#include <unistd.h>
 
 #include <cmath>
+#include <cstring>
 
 #include "flat/fold.h"
 #include "tests/support/elements.h"
@@ -330,6 +334,147 @@ TEST(UpdateKernels, AnAverageOfWeightsHasTheBitsOfItsDefinition) {
 
 TEST(UpdateKernels, AdagradHasTheBitsOfItsDefinitionOnEveryCut) {
   expect_in_every_type<AdagradStep>({{0.01, 0, 0, 0.5, 1e-4, 1}, {0.01, 0.1, 0.1, 0.5, 1e-4, 7}});
+}
+
+// Room for what a step overwrites.
+template <typename T>
+struct KeptState {
+  std::vector<T> parameter = std::vector<T>(kElements);
+  std::array<std::vector<T>, kMostStates> states;
+  std::atomic<std::uint64_t> elements{0};
+  Keeping keeping;
+
+  KeptState() {
+    keeping = {parameter.data(), {}, &elements};
+    for (std::size_t i = 0; i < kMostStates; ++i) {
+      states[i].resize(kElements);
+      keeping.state[i] = states[i].data();
+    }
+  }
+};
+
+template <typename T, typename Step>
+void expect_kept(const Step& step) {
+  at_every_level([&] {
+    for (const std::size_t count : {std::size_t{1}, std::size_t{17}, kElements}) {
+      State<T> before(step);
+      State<T> plain(step);
+      State<T> keeps(step);
+      KeptState<T> kept;
+      Elements elements = keeps.elements(0, count);
+      elements.keeping = &kept.keeping;
+      const Parities seen = update_with_parity(elements, step);
+      const Parities expected = update_with_parity(plain.elements(0, count), step);
+      EXPECT_EQ(seen.before, expected.before);
+      EXPECT_EQ(seen.after, expected.after);
+      EXPECT_TRUE(keeps == plain) << "the same bits";
+      EXPECT_EQ(kept.elements, count);
+      const auto same = [&](const std::vector<T>& values, const std::vector<T>& old) {
+        return std::memcmp(values.data(), old.data(), count * sizeof(T)) == 0;
+      };
+      EXPECT_TRUE(same(kept.parameter, before.parameter));
+      for (std::size_t i = 0; i < kMostStates; ++i) {
+        EXPECT_TRUE(!step.uses(i) || same(kept.states[i], before.states[i])) << i;
+      }
+    }
+  });
+}
+
+TEST(UpdateKernels, KeepWhatTheyOverwrite) {
+  expect_kept<float>(SgdStep{.lr = 0.1});
+  expect_kept<float>(SgdStep{.lr = 0.1, .momentum = 0.9, .first = true});
+  expect_kept<double>(SgdStep{.lr = 0.1, .momentum = 0.9});
+  expect_kept<float>(AdamStep{.lr = 0.1, .beta1 = 0.9, .beta2 = 0.99, .eps = 1e-8});
+  expect_kept<double>(
+      AdamStep{.lr = 0.1, .beta1 = 0.9, .beta2 = 0.99, .eps = 1e-8, .amsgrad = true});
+  expect_kept<float>(RmsPropStep{.lr = 0.1, .alpha = 0.9, .eps = 1e-8, .momentum = 0.9});
+  expect_kept<float>(AdagradStep{.lr = 0.1, .eps = 1e-8, .step = 2});
+  expect_kept<float>(LarsStep{.lr = 0.1, .trust = 0.5});
+  expect_kept<float>(LambStep{.lr = 0.1, .beta1 = 0.9, .beta2 = 0.99, .eps = 1e-8});
+}
+
+// Memories that outlive a process, with a page each that cannot be written.
+class TornUpdate {
+ public:
+  static constexpr std::size_t kMemories = 3;  // parameter and two states
+  static constexpr std::size_t kPages = 4;
+  TornUpdate() {
+    const std::size_t bytes = (2 * kMemories * kPages + 1) * page_;
+    memory_ = static_cast<std::byte*>(
+        ::mmap(nullptr, bytes, PROT_READ | PROT_WRITE, MAP_SHARED | MAP_ANONYMOUS, -1, 0));
+    for (std::size_t i = 0; i < kMemories * count_; ++i)
+      values(0)[i] = 1 + static_cast<float>(i % 1000);
+    std::memcpy(old_.data(), values(0), old_.size() * sizeof(float));
+  }
+  ~TornUpdate() { ::munmap(memory_, (2 * kMemories * kPages + 1) * page_); }
+  TornUpdate(const TornUpdate&) = delete;
+  TornUpdate& operator=(const TornUpdate&) = delete;
+
+  // In a process that is killed when it writes to the third page of a memory: those that change, then those that keep.
+  template <typename Step>
+  void run_until_killed(std::size_t at_memory, const Step& step) {
+    const pid_t child = ::fork();
+    if (child == 0) {
+      ::mprotect(memory_ + (at_memory * kPages + 2) * page_, page_, PROT_READ);
+      const std::vector<float> gradient(count_, 0.5F);
+      Keeping keeping{values(kMemories), {}, elements()};
+      Elements all{DType::kFloat32, values(0), gradient.data(), {}, count_};
+      for (std::size_t i = 0; i + 1 < kMemories; ++i) {
+        all.state[i] = values(1 + i);
+        keeping.state[i] = values(kMemories + 1 + i);
+      }
+      all.keeping = &keeping;
+      update_with_parity(all, step);
+      ::_exit(0);
+    }
+    int status = 0;
+    ASSERT_EQ(::waitpid(child, &status, 0), child);
+    EXPECT_FALSE(WIFEXITED(status) && WEXITSTATUS(status) == 0) << "it was to be killed";
+  }
+
+  // What is kept of each element that may have changed is what it was.
+  void expect_old_values(std::size_t used) {
+    const std::size_t kept = *elements();
+    EXPECT_GT(kept, 0U);
+    EXPECT_LT(kept, count_);
+    bool any = false;
+    for (std::size_t memory = 0; memory < used; ++memory) {
+      const float* const old = old_.data() + memory * count_;
+      EXPECT_EQ(std::memcmp(values(kMemories + memory), old, kept * sizeof(float)), 0) << memory;
+      EXPECT_EQ(std::memcmp(values(memory) + kept, old + kept, (count_ - kept) * sizeof(float)), 0)
+          << memory;
+      any = any || std::memcmp(values(memory), old, kept * sizeof(float)) != 0;
+    }
+    EXPECT_TRUE(any) << "nothing has changed";
+  }
+
+ private:
+  float* values(std::size_t memory) const {
+    return reinterpret_cast<float*>(memory_ + memory * kPages * page_);
+  }
+  std::atomic<std::uint64_t>* elements() const {
+    return reinterpret_cast<std::atomic<std::uint64_t>*>(memory_ + 2 * kMemories * kPages * page_);
+  }
+
+  const std::size_t page_ = static_cast<std::size_t>(::getpagesize());
+  const std::size_t count_ = kPages * page_ / sizeof(float);
+  std::byte* memory_;
+  std::vector<float> old_ = std::vector<float>(kMemories * count_);
+};
+
+TEST(UpdateKernels, OfAKilledProcessHaveKeptWhatTheyChanged) {
+  at_every_level([&] {
+    for (const std::size_t memory : {0, 1, 3, 4}) {
+      TornUpdate sgd;
+      sgd.run_until_killed(memory, SgdStep{.lr = 0.1, .momentum = 0.9});
+      sgd.expect_old_values(2);
+    }
+    for (const std::size_t memory : {0, 1, 2, 3, 4, 5}) {
+      TornUpdate adam;
+      adam.run_until_killed(memory, AdamStep{.lr = 0.1, .beta1 = 0.9, .beta2 = 0.99, .eps = 1e-8});
+      adam.expect_old_values(3);
+    }
+  });
 }
 
 }  // namespace

@@ -43,10 +43,9 @@ void HostUpdate::finish(const UpdateNumbers& numbers, UpdateJournal& journal) {
     const plan::Stretch& piece = plan.pieces.all[number];
     UpdateJournal::Kept kept = journal.kept(number);
     if (!kept.bytes.empty()) {
-      Written memories;
-      const std::size_t count = written_of(kept_part(piece, kept.first), memories);
-      for (const UpdateJournal::Bytes& memory : std::span(memories).first(count)) {
-        std::memcpy(memory.data(), kept.bytes.data(), memory.size());
+      const Written written = written_of(piece);
+      for (const UpdateJournal::Bytes& memory : std::span(written.memories).first(written.count)) {
+        std::memcpy(memory.data(), kept.bytes.data(), memory.size() / piece.count * kept.elements);
         kept.bytes = kept.bytes.subspan(memory.size());
       }
     } else {
@@ -54,15 +53,8 @@ void HostUpdate::finish(const UpdateNumbers& numbers, UpdateJournal& journal) {
       const std::size_t bytes = piece.count * size_of(plan.layout.entries()[piece.entry].dtype);
       trained_.model->parts().parameters->begin_update({first, first + bytes});
     }
-    write_piece(number, kept.first, journal);
+    write_piece(number, journal);
   }
-}
-
-// A master is made of a whole piece, so halves are kept by whole pieces.
-plan::Stretch HostUpdate::kept_part(const plan::Stretch& piece, std::size_t first) const {
-  const std::size_t rest = piece.count - first;
-  const bool whole = trained_.state.has_master(piece.entry);
-  return {piece.entry, piece.first + first, whole ? rest : std::min(kKeptElements, rest)};
 }
 
 void HostUpdate::complete(bool skipped) {
@@ -75,19 +67,43 @@ void HostUpdate::complete(bool skipped) {
   trained_.state.trust_masters();
 }
 
-std::size_t HostUpdate::written_of(const plan::Stretch& piece, Written& memories) const {
+HostUpdate::Written HostUpdate::written_of(const plan::Stretch& piece) const {
   const replica::Replicated& model = *trained_.model;
-  std::size_t count = 0;
+  const StateMemory& state = trained_.state;
+  Written written;
   const auto add = [&](const replica::FlatMemory& memory, const plan::Layout& layout) {
     const std::size_t bytes = piece.count * size_of(layout.entries()[piece.entry].dtype);
-    memories[count++] = {memory.data() + replica::offset_of(layout, piece), bytes};
+    written.memories[written.count++] = {memory.data() + replica::offset_of(layout, piece), bytes};
   };
   add(model.parameters(), model.layout());
-  const bool has_master = trained_.state.has_master(piece.entry);
-  for (const replica::FlatMemory& memory : trained_.state.memories()) {
-    if (&memory != trained_.state.masters() || has_master) add(memory, trained_.state.layout());
+  const StateNames used = trained_.groups.rule_of(piece.entry).states();
+  for (std::size_t i = 0; i < state.count(); ++i) {
+    if (used[state.state_of(i)] == nullptr) continue;
+    written.states[written.used++] = state.state_of(i);
+    add(state.memories()[i], state.layout());
   }
-  return count;
+  if (state.has_master(piece.entry)) add(*state.masters(), state.layout());
+  if (state.average() != nullptr) add(*state.average(), state.layout());
+  return written;
+}
+
+// A master is made of the weights, and the weights of it, so halves are kept whole before.
+flat::Keeping HostUpdate::keep(std::size_t number, UpdateJournal& journal) const {
+  const plan::Stretch& piece = trained_.model->pieces().all[number];
+  const Written written = written_of(piece);
+  const std::size_t by_update = trained_.state.has_master(piece.entry) ? 0 : 1 + written.used;
+  const auto room = journal.keep(
+      number, {piece.count, std::span(written.memories).first(written.count), by_update});
+  flat::Keeping keeping;
+  if (by_update == 0 || room.values == nullptr) return keeping;
+  keeping.elements = room.elements;
+  keeping.parameter = room.values;
+  std::byte* next = room.values + written.memories[0].size();
+  for (std::size_t i = 0; i < written.used; ++i) {
+    keeping.state[written.states[i]] = next;
+    next += written.memories[1 + i].size();
+  }
+  return keeping;
 }
 
 }  // namespace lockstep::optim

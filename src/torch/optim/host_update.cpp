@@ -346,13 +346,12 @@ void HostUpdate::keep_norms() {
     norms_[entry] = unscale_ * rows_->norm(Row::kGradient, entry);
 }
 
-// From an element on. Nobody has written what is there yet.
-void HostUpdate::write_piece(std::size_t number, std::size_t from, UpdateJournal& journal) {
+void HostUpdate::write_piece(std::size_t number, UpdateJournal& journal) {
   const plan::Stretch& piece = trained_.model->pieces().all[number];
   replica::GradientReader reader(gradients_, piece.entry,
                                  trained_.model->layout().entries()[piece.entry].dtype);
   divergence::Blind blind;
-  update_piece(number, reader, blind, &journal, from);
+  update_piece(number, reader, blind, &journal);
   journal.wrote(number);
 }
 
@@ -367,7 +366,7 @@ void HostUpdate::update_slice(Observer observer, UpdateJournal* journal) {
 
 template <typename Observer>
 void HostUpdate::update_piece(std::size_t number, replica::GradientReader& gradients,
-                              Observer& observer, UpdateJournal* journal, std::size_t from) {
+                              Observer& observer, UpdateJournal* journal) {
   const plan::Stretch& piece = trained_.model->pieces().all[number];
   if (trained_.leaves_alone(piece.entry)) {
     measure_nothing(piece);
@@ -380,51 +379,43 @@ void HostUpdate::update_piece(std::size_t number, replica::GradientReader& gradi
   if constexpr (Observer::kWatches) {
     const flat::Parities seen = master.parities_around([&] {
       update.gradient = master.widened(read(number, gradients), gathered);
-      return update_parts<Observer>(number, update, journal, from);
+      return update_elements<Observer>(number, update, journal);
     });
     observer.watch.saw(number, seen, observer.compares);
     if (observer.watch.keeps_applied())
       observer.watch.applied(number, flat::parity(update.dtype, update.gradient, piece.count));
   } else {
     update.gradient = master.widened(gradients.read(piece), gathered);
-    update_parts<Observer>(number, update, journal, from);
+    update_elements<Observer>(number, update, journal);
     master.round();
   }
   measure(piece, {update.dtype, update.gradient});
   trained_.model->parts().parameters->publish(piece);
 }
 
-// The part of a piece from an element on, and its average. Returns parities if the observer watches.
+// Updates a piece, and its average. Returns parities if the observer watches.
 template <typename Observer>
-flat::Parities HostUpdate::update_parts(std::size_t number, const flat::Elements& all,
-                                        UpdateJournal* journal, std::size_t from) {
+flat::Parities HostUpdate::update_elements(std::size_t number, flat::Elements elements,
+                                           UpdateJournal* journal) {
   const plan::Stretch& piece = trained_.model->pieces().all[number];
   const Rule& rule = trained_.groups.rule_of(piece.entry);
   const AtStep step{trained_.groups.steps_of(piece.entry),
                     trusts_.empty() ? 1 : trusts_[piece.entry]};
   const bool averages = trained_.state.average() != nullptr;
   const double decay = trained_.extras.ema_decay;
-  flat::Parities seen;
-  const auto saw = [&](const flat::Parities& more) {
-    seen = {seen.before ^ more.before, seen.after ^ more.after};
-  };
-  for (std::size_t first = from; first < piece.count;) {
-    const plan::Stretch part = journal == nullptr ? piece : kept_part(piece, first);
-    if (journal != nullptr) {
-      Written memories;
-      journal->keep(number, first, std::span(memories).first(written_of(part, memories)));
-    }
-    const flat::Elements elements = part_of(all, first, part.count);
-    if constexpr (Observer::kWatches) {
-      saw(rule.update_with_parity(elements, step));
-      if (averages) saw(flat::average_with_parity(averaged(elements, part), decay));
-    } else {
-      rule.update(elements, step);
-      if (averages) flat::average(averaged(elements, part), decay);
-    }
-    first += part.count;
+  flat::Keeping keeping;
+  if (journal != nullptr) keeping = keep(number, *journal);
+  if (keeping.elements != nullptr) elements.keeping = &keeping;
+  if constexpr (Observer::kWatches) {
+    flat::Parities seen = rule.update_with_parity(elements, step);
+    if (!averages) return seen;
+    const auto more = flat::average_with_parity(averaged(elements, piece), decay);
+    return {seen.before ^ more.before, seen.after ^ more.after};
+  } else {
+    rule.update(elements, step);
+    if (averages) flat::average(averaged(elements, piece), decay);
+    return {};
   }
-  return seen;
 }
 
 // Without a gradient.

@@ -70,17 +70,22 @@ class HostUpdate : public Update {
   void update_slice(Observer observer, UpdateJournal* journal);
   template <typename Observer>
   void update_piece(std::size_t number, replica::GradientReader& gradients, Observer& observer,
-                    UpdateJournal* journal, std::size_t from = 0);
+                    UpdateJournal* journal);
   template <typename Observer>
-  flat::Parities update_parts(std::size_t number, const flat::Elements& all, UpdateJournal* journal,
-                              std::size_t from);
-  plan::Stretch kept_part(const plan::Stretch& piece, std::size_t first) const;
-  void write_piece(std::size_t number, std::size_t from, UpdateJournal& journal);
+  flat::Parities update_elements(std::size_t number, flat::Elements elements,
+                                 UpdateJournal* journal);
+  flat::Keeping keep(std::size_t number, UpdateJournal& journal) const;
+  void write_piece(std::size_t number, UpdateJournal& journal);
   void adopt(const UpdateNumbers& numbers);
   void count_step();
-  // Everything of a piece that an update writes; how many there are.
-  using Written = std::array<UpdateJournal::Bytes, flat::kMostStates + 3>;
-  std::size_t written_of(const plan::Stretch& piece, Written& memories) const;
+  // Everything of a piece that an update writes: weights, the states that its rule uses, master, average.
+  struct Written {
+    std::array<UpdateJournal::Bytes, flat::kMostStates + 3> memories;
+    std::array<std::size_t, flat::kMostStates> states{};  // which states they are
+    std::size_t used = 0;                                 // states
+    std::size_t count = 0;                                // memories
+  };
+  Written written_of(const plan::Stretch& piece) const;
   flat::Elements elements_of(const plan::Stretch& piece, const Master& master) const;
   const std::byte* weights_of(const plan::Stretch& piece) const;
   flat::Averaged averaged(const flat::Elements& updated, const plan::Stretch& piece) const;

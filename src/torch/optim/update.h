@@ -9,7 +9,10 @@
 
 #include <lockstep/optim.h>
 
+#include <atomic>
 #include <chrono>
+#include <cstddef>
+#include <cstdint>
 #include <exception>
 #include <memory>
 #include <span>
@@ -55,27 +58,36 @@ struct Trained {
   bool leaves_alone(std::size_t entry) const { return !absent().empty() && absent()[entry]; }
 };
 
-// A piece is kept in parts of so many elements: few enough that what was copied is still in the
-// nearest cache when the update reads it.
-inline constexpr std::size_t kKeptElements = 1024;
-
 // Told what an update on the CPU is about to write and has written, so that other workers can finish
 // the update if this one dies in it (step/commit_page.h).
 class UpdateJournal {
  public:
   using Bytes = std::span<std::byte>;
   virtual ~UpdateJournal() = default;
-  // A piece is updated in parts, from its start on. The part that begins at element `first` of the
-  // piece is about to change: keeps what these memories of it hold. Called on LibTorch's threads, as
-  // wrote().
-  virtual void keep(std::size_t piece, std::size_t first, std::span<const Bytes> memories) = 0;
+
+  // What changes with a piece.
+  struct Changing {
+    std::size_t elements = 0;
+    std::span<const Bytes> memories = {};
+    // So many of the memories, the first ones, are kept by the update itself, an element before it
+    // changes (flat::Keeping). The others are kept at once.
+    std::size_t by_update = 0;
+  };
+  // Where the update keeps its memories, one after the other, and counts elements.
+  struct Room {
+    std::byte* values = nullptr;  // null: they need not be kept
+    std::atomic<std::uint64_t>* elements = nullptr;
+  };
+  // A piece is about to change. Called on LibTorch's threads, as wrote().
+  virtual Room keep(std::size_t piece, const Changing& changing) = 0;
   // A piece has its new values, in every copy on this host.
   virtual void wrote(std::size_t piece) = 0;
 
-  // For those who finish it. The last part of a piece that was kept: its bytes, one memory after the
-  // other. What is before it is written, what is behind it is not. No bytes: nothing is written.
+  // For those who finish it. What was kept of a piece: so many elements of each memory; behind them
+  // nothing has changed. `bytes` has room for all of them, one memory after the other. No bytes: the
+  // piece was not begun.
   struct Kept {
-    std::size_t first = 0;
+    std::size_t elements = 0;
     std::span<const std::byte> bytes = {};
   };
   virtual bool is_written(std::size_t piece) const = 0;

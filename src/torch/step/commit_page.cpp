@@ -26,15 +26,13 @@ CommitToken token_of(std::int64_t step, int phase, CommitToken copy) {
   return static_cast<CommitToken>(step + 1) << 24 | static_cast<CommitToken>(phase) << 1 | copy;
 }
 
-// What a thread keeps of a part of a piece. Its values follow. A thread has two of these, and uses them in turn: while it
-// keeps a part, the record of the part before says how far it has come.
+// What a thread keeps of the piece that it writes. The values follow.
 struct KeptHead {
   Word token;  // 0 while the rest is written
   std::uint64_t mark;
-  std::uint64_t first;  // element of the piece
-  std::uint64_t bytes;
+  std::atomic<std::uint64_t> elements;  // that are kept of each memory
+  std::uint64_t bytes;                  // of all memories
 };
-constexpr std::size_t kTurns = 2;
 constexpr std::size_t kKeptHeadBytes = 64;
 static_assert(sizeof(KeptHead) <= kKeptHeadBytes);
 
@@ -51,27 +49,30 @@ class Marks : public optim::UpdateJournal {
   Marks(Word* marks, std::size_t first, JournalMemory memory, CommitToken token)
       : marks_(marks), first_(first), memory_(memory), token_(token) {}
 
-  // A process that is killed has done all its stores up to some instruction, in their order. So what is kept is whole
-  // before the first value changes.
-  void keep(std::size_t piece, std::size_t first, std::span<const Bytes> memories) override {
-    if (memory_.bytes == 0) return;
+  // A process that is killed has done all its stores up to some instruction, in their order. So what is kept of an
+  // element is whole before the element changes. The piece before is marked by now, and its record is free.
+  Room keep(std::size_t piece, const Changing& changing) override {
+    if (memory_.bytes == 0) return {};
     const auto thread = static_cast<std::size_t>(at::get_thread_num());
-    const std::size_t turn = first / optim::kKeptElements % kTurns;
-    std::byte* const at = memory_.own + (thread * kTurns + turn) * memory_.bytes;
+    std::byte* const at = memory_.own + thread * memory_.bytes;
     auto* const kept = reinterpret_cast<KeptHead*>(at);
     kept->token.store(0, std::memory_order_relaxed);
     std::atomic_thread_fence(std::memory_order_release);
     kept->mark = first_ + piece;
-    kept->first = first;
+    kept->elements.store(changing.by_update == 0 ? changing.elements : 0,
+                         std::memory_order_relaxed);
     std::byte* to = at + kKeptHeadBytes;
-    for (const Bytes& memory : memories) {
-      std::memcpy(to, memory.data(), memory.size());
+    for (std::size_t i = 0; i < changing.memories.size(); ++i) {
+      const Bytes& memory = changing.memories[i];
+      if (i >= changing.by_update) std::memcpy(to, memory.data(), memory.size());
       to += memory.size();
     }
     kept->bytes = static_cast<std::uint64_t>(to - at) - kKeptHeadBytes;
     kept->token.store(token_, std::memory_order_release);
     std::atomic_signal_fence(std::memory_order_seq_cst);
-    if (has_faults_) tear(memories);
+    const Room room{at + kKeptHeadBytes, &kept->elements};
+    if (has_faults_) tear(room, changing);
+    return room;
   }
   // Release: a reader that sees the mark sees the values of the piece.
   void wrote(std::size_t piece) override {
@@ -82,7 +83,7 @@ class Marks : public optim::UpdateJournal {
   bool is_written(std::size_t piece) const override {
     return marks_[first_ + piece].load(std::memory_order_acquire) == token_;
   }
-  // The furthest: another worker may have kept parts of it before.
+  // The furthest: another worker may have begun to finish it. What both have kept is the same.
   Kept kept(std::size_t piece) const override {
     Kept last;
     for (std::size_t record = 0; record < memory_.records && memory_.bytes > 0; ++record) {
@@ -90,18 +91,27 @@ class Marks : public optim::UpdateJournal {
       const auto* const kept = reinterpret_cast<const KeptHead*>(at);
       if (kept->token.load(std::memory_order_acquire) != token_ || kept->mark != first_ + piece)
         continue;
-      if (last.bytes.empty() || kept->first > last.first)
-        last = {kept->first, {at + kKeptHeadBytes, kept->bytes}};
+      const std::size_t elements = kept->elements.load(std::memory_order_acquire);
+      if (last.bytes.empty() || elements > last.elements)
+        last = {elements, {at + kKeptHeadBytes, kept->bytes}};
     }
     return last;
   }
 
  private:
-  // As if the process were killed while it writes the part.
-  static void tear(std::span<const Bytes> memories) {
+  // As if the process were killed in the middle of the piece: half of it is kept and changed.
+  static void tear(const Room& room, const Changing& changing) {
     control::Faults& faults = control::Faults::here();
     if (!faults.due("torn", faults.step())) return;
-    for (const Bytes& memory : memories) std::memset(memory.data(), 0x55, memory.size() / 2);
+    const std::size_t half = changing.elements / 2;
+    std::byte* to = room.values;
+    for (const Bytes& memory : changing.memories) {
+      const std::size_t bytes = memory.size() / changing.elements * half;
+      std::memcpy(to, memory.data(), bytes);
+      std::memset(memory.data(), 0x55, bytes);
+      to += memory.size();
+    }
+    if (changing.by_update > 0) room.elements->store(half);
     faults.strike("torn", faults.step());
   }
 
@@ -146,7 +156,7 @@ CommitLayout::CommitLayout(const CommitHead& head)
     next = up(next + (head.workers + head.shards) * sizeof(std::uint64_t) + head.buffer_bytes);
   }
   journal = next;
-  end = journal + head.workers * head.threads * kTurns * head.journal_bytes;
+  end = journal + head.workers * head.threads * head.journal_bytes;
 }
 
 CommitPage::CommitPage(Comm& comm, const Shape& shape)
@@ -207,7 +217,7 @@ void CommitPage::intend(std::span<const double> numbers) {
 
 std::unique_ptr<optim::UpdateJournal> CommitPage::journal(std::size_t model) {
   std::byte* const all = at<std::byte>(layout_.journal);
-  const std::size_t own = shape_.threads * kTurns;
+  const std::size_t own = shape_.threads;
   const JournalMemory memory{all, all + worker_ * own * shape_.journal_bytes, shape_.journal_bytes,
                              shape_.workers * own};
   return std::make_unique<Marks>(at<Word>(layout_.marks), first_mark_[model], memory, token_);

@@ -48,7 +48,7 @@ struct CommitHead {
   std::uint64_t intent_numbers;  // of each worker
   std::uint64_t marks;
   std::uint64_t threads;            // of each worker
-  std::uint64_t journal_bytes;      // of each of a thread's two records
+  std::uint64_t journal_bytes;      // of each thread's record
   std::atomic<CommitToken> commit;  // 0: none
 };
 
@@ -59,7 +59,7 @@ struct CommitLayout {
   std::size_t marks;     // a token each
   std::size_t small[2];  // of each copy: a token of each worker, losses by shard, buffers
   std::size_t
-      journal;  // of each thread: two records of a token, a mark's number, an element, old values
+      journal;  // of each thread: a token, a mark's number, a count of elements, old values
   std::size_t end;
 
   // Two of each worker, as of the small values: the intent of the last phase that was committed stays.
