@@ -58,8 +58,7 @@ struct CommitLayout {
   std::size_t intents;   // of each worker and copy: a token, which is written last, and its numbers
   std::size_t marks;     // a token each
   std::size_t small[2];  // of each copy: a token of each worker, losses by shard, buffers
-  std::size_t
-      journal;  // of each thread: a token, a mark's number, a count of elements, old values
+  std::size_t journal;  // of each thread: a token, a mark's number, a count of elements, old values
   std::size_t end;
 
   // Two of each worker, as of the small values: the intent of the last phase that was committed stays.
