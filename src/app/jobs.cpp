@@ -7,6 +7,7 @@
 #include <array>
 #include <chrono>
 #include <cstdio>
+#include <optional>
 
 #include "base/choice.h"
 #include "base/environment.h"
@@ -28,7 +29,7 @@ JOB is an id that `lockstep jobs` shows, or the beginning of one. Without it you
 A job can be resized if it was started with -n MIN:MAX, --min-workers or --max-restarts, and its program has a Job or a
 Trainer. More workers join between two batches; of fewer, those with the highest numbers leave there. No step is lost.
 
-Exit codes: 0 if it is done, 1 if the job refuses, 2 if there is no such job
+Exit codes: 0 if it is done, 1 if the job refuses, 2 if there is no such job, or JOB can be none
 )";
 
 constexpr const char* kRow = "{:<6}{:>8}{:>10}{:>12}  {:<18}{}\n";
@@ -46,7 +47,7 @@ std::string time_text(std::int64_t seconds) {
   return text.data();
 }
 
-int ask(const std::string& job_text, const control::JobRequest& request) {
+int ask(const std::optional<std::string>& job_text, const control::JobRequest& request) {
   const control::JobName job =
       control::find_job(control::jobs_on_this_host(), ::geteuid(), job_text);
   const control::JobAnswer answer = control::ask_job(job, request, soon());
@@ -108,14 +109,15 @@ int resize_job(const std::vector<std::string>& arguments) {
         fmt::format("{} is no number of workers; give 1 to {}, as in: lockstep resize JOB 4",
                     arguments.back(), control::kMostWorkers));
   }
-  return ask(arguments.size() == 2 ? arguments.front() : "",
+  return ask(arguments.size() == 2 ? std::optional(arguments.front()) : std::nullopt,
              {control::JobRequest::Kind::kResize, static_cast<int>(*workers)});
 }
 
 int stop_job(const std::vector<std::string>& arguments) {
   if (helps(arguments)) return 0;
   if (arguments.size() > 1) throw BadInput("`lockstep stop JOB`: give one job");
-  return ask(arguments.empty() ? "" : arguments.front(), {control::JobRequest::Kind::kStop});
+  return ask(arguments.empty() ? std::nullopt : std::optional(arguments.front()),
+             {control::JobRequest::Kind::kStop});
 }
 
 }  // namespace lockstep::app

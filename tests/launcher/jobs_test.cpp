@@ -115,6 +115,11 @@ TEST_F(JobsTest, SizesThatCannotBeAreRefusedAndTheJobIsUnharmed) {
   expect_refusal(resize(id, 4), "job " + id + ": it has 3 shards: that many workers at most", 1);
   expect_refusal(ask({"resize", id, "0"}), "is no number of workers", 2);
   expect_refusal(ask({"resize", id + "0", "2"}), "no job " + id + "0 of yours", 2);
+  // As a script gives it whose variable is not set.
+  for (const char* none : {"", " ", "*"}) {
+    expect_refusal(ask({"resize", none, "2"}), "is no id of a job", 2);
+    expect_refusal(ask({"stop", none}), "is no id of a job", 2);
+  }
   EXPECT_EQ(resize(id, 2).exit_code(), 0) << "it goes on";
   ASSERT_TRUE(job.wait_for(" of 2 in", 2, seconds(30))) << job.err();
   stop(job, id);

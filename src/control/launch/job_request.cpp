@@ -78,16 +78,16 @@ std::optional<JobName> parse_socket_name(std::string_view name) {
 }
 
 [[noreturn]] void refuse_job(const std::vector<JobName>& jobs, std::uint32_t user,
-                             const std::string& text) {
+                             const std::optional<std::string>& text) {
   const auto theirs = std::find_if(jobs.begin(), jobs.end(), [&](const JobName& job) {
-    return job.user != user && !text.empty() && job.id.starts_with(text);
+    return job.user != user && text && job.id.starts_with(*text);
   });
   if (theirs != jobs.end()) {
     throw BadInput(fmt::format("job {} belongs to user {}: only that user can ask for this",
                                theirs->id, theirs->user));
   }
-  if (text.empty()) throw BadInput("no job of yours runs on this host");
-  throw BadInput(fmt::format("no job {} of yours runs on this host; see `lockstep jobs`", text));
+  if (!text) throw BadInput("no job of yours runs on this host");
+  throw BadInput(fmt::format("no job {} of yours runs on this host; see `lockstep jobs`", *text));
 }
 
 }  // namespace
@@ -161,11 +161,19 @@ std::vector<JobName> jobs_in(std::string_view sockets) {
   return jobs;
 }
 
-JobName find_job(const std::vector<JobName>& jobs, std::uint32_t user, const std::string& text) {
+JobName find_job(const std::vector<JobName>& jobs, std::uint32_t user,
+                 const std::optional<std::string>& text) {
+  if (text && !is_id(*text)) {
+    throw BadInput(fmt::format(
+        "\"{}\" is no id of a job; give one that `lockstep jobs` shows, or leave it out "
+        "if you have one job only",
+        one_line(*text)));
+  }
   std::vector<JobName> meant;
-  std::copy_if(jobs.begin(), jobs.end(), std::back_inserter(meant),
-               [&](const JobName& job) { return job.user == user && job.id.starts_with(text); });
-  const auto exact = std::find(meant.begin(), meant.end(), JobName{user, text});
+  std::copy_if(jobs.begin(), jobs.end(), std::back_inserter(meant), [&](const JobName& job) {
+    return job.user == user && job.id.starts_with(text.value_or(""));
+  });
+  const auto exact = std::find(meant.begin(), meant.end(), JobName{user, text.value_or("")});
   if (exact != meant.end()) return *exact;
   if (meant.size() == 1) return meant.front();
   if (meant.empty()) refuse_job(jobs, user, text);

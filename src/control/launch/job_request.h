@@ -65,8 +65,10 @@ std::string socket_name(const JobName& job);
 // The jobs of all users in the text of /proc/net/unix, by id.
 std::vector<JobName> jobs_in(std::string_view sockets);
 
-// The job of this user that is meant: by its id, by the beginning of it, or with no text the only one. BadInput if there is
-// none, or more than one.
-JobName find_job(const std::vector<JobName>& jobs, std::uint32_t user, const std::string& text);
+// The job of this user that is meant: by its id, by the beginning of it, or without a text the only one. BadInput if there
+// is none, or more than one, and for a text that no id can begin with: an empty one is a mistake of a script, and must not
+// stop the only job.
+JobName find_job(const std::vector<JobName>& jobs, std::uint32_t user,
+                 const std::optional<std::string>& text);
 
 }  // namespace lockstep::control

@@ -7,12 +7,14 @@
 namespace lockstep::control {
 namespace {
 
+using testing::AnyOf;
 using testing::ElementsAre;
 using testing::HasSubstr;
 using testing::IsEmpty;
+using testing::Not;
 using Kind = JobRequest::Kind;
 
-std::string refusal_of(const std::vector<JobName>& jobs, const std::string& text) {
+std::string refusal_of(const std::vector<JobName>& jobs, const std::optional<std::string>& text) {
   try {
     find_job(jobs, 1000, text);
   } catch (const BadInput& error) {
@@ -73,12 +75,21 @@ TEST(JobNames, MayBeCutShort) {
   const std::vector<JobName> jobs = {{1000, "abcd"}, {1000, "abce"}, {1000, "f"}, {1000, "ff"}};
   EXPECT_EQ(find_job(jobs, 1000, "abcd").id, "abcd");
   EXPECT_EQ(find_job(jobs, 1000, "f").id, "f") << "the whole id";
-  EXPECT_EQ(find_job({{1000, "abcd"}, {7, "beef"}}, 1000, "").id, "abcd") << "the only one";
+  EXPECT_EQ(find_job({{1000, "abcd"}, {7, "beef"}}, 1000, {}).id, "abcd") << "the only one";
   EXPECT_EQ(refusal_of(jobs, "ab"), "which job? abcd, abce; see `lockstep jobs`");
-  EXPECT_THAT(refusal_of(jobs, ""), HasSubstr("which job?"));
+  EXPECT_THAT(refusal_of(jobs, {}), HasSubstr("which job?"));
   EXPECT_THAT(refusal_of(jobs, "9"), HasSubstr("no job 9 of yours"));
-  EXPECT_THAT(refusal_of({}, ""), HasSubstr("no job of yours"));
+  EXPECT_THAT(refusal_of({}, {}), HasSubstr("no job of yours"));
   EXPECT_THAT(refusal_of({{7, "beef"}}, "beef"), HasSubstr("belongs to user 7"));
+}
+
+TEST(JobNames, ATextThatNoIdBeginsWithNeverMeansTheOnlyJob) {
+  for (const char* text : {"", " ", "*", "-f", "a b", "a/b", "abcd\n", "\033[2J"}) {
+    const std::string refusal = refusal_of({{1000, "abcd"}}, text);
+    EXPECT_THAT(refusal, HasSubstr("is no id of a job")) << text;
+    EXPECT_THAT(refusal, Not(AnyOf(HasSubstr("\n"), HasSubstr("\033")))) << text;
+  }
+  EXPECT_THAT(refusal_of({{1000, "abcd"}}, std::string(5000, 'a')), HasSubstr("is no id of a job"));
 }
 
 }  // namespace
