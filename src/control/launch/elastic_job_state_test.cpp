@@ -111,6 +111,37 @@ TEST_F(ElasticJobTest, ANewcomerThatCannotJoinDoesNotEndTheJob) {
   EXPECT_EQ(state_.on_resize(4, now_).orders.start, std::vector<int>{1}) << "the user asks for it";
 }
 
+TEST_F(ElasticJobTest, OnlyWorkersThatTrainAreSaidToGoOn) {
+  const auto said = [](const JobState::Orders& orders) {
+    return describe(orders.left.at(0), 10, 30);
+  };
+  EXPECT_THAT(said(kill(1)), HasSubstr("; 3 workers go on, and a replacement starts"));
+  EXPECT_EQ(state_.live(), 4) << "a replacement is starting";
+  EXPECT_THAT(said(kill(2)), HasSubstr("; 2 workers go on, and a replacement starts"));
+  EXPECT_THAT(said(kill(2)), HasSubstr("; 2 workers go on, and a replacement starts"))
+      << "a replacement that dies was not among those that train";
+  state_.on_expelled(3);
+  EXPECT_EQ(state_.going_on(), 1) << "one that is being ended does not go on";
+  EXPECT_THAT(said(kill(0)), HasSubstr("rank 0 was killed by SIGKILL; a replacement starts"));
+  EXPECT_THAT(said(kill(3)), HasSubstr("for it; a replacement starts"));
+  state_.on_formed({0, 1, 2, 3});
+  EXPECT_EQ(state_.going_on(), 4);
+}
+
+TEST_F(ElasticJobTest, WorkersThatDieTogetherAreNotSaidToGoOn) {
+  const auto orders =
+      state_.on_ends({{1, How::kKilled, SIGKILL}, {2, How::kKilled, SIGKILL}}, now_);
+  ASSERT_EQ(orders.left.size(), 2u);
+  for (const auto& one : orders.left) EXPECT_EQ(one.live, 2);
+}
+
+TEST_F(ElasticJobTest, AHostThatIsLostLeavesThoseThatTrain) {
+  kill(0);  // its replacement is starting
+  state_.on_host_lost({2, 3}, now_);
+  EXPECT_EQ(state_.cause(), JobState::Cause::kNone);
+  EXPECT_EQ(state_.going_on(), 1);
+}
+
 TEST_F(ElasticJobTest, AMemberThatFailsEndsTheJobAsEver) {
   EXPECT_THAT(end(1, How::kExited, 1).forward, ElementsAre(SIGTERM, SIGCONT));
   EXPECT_EQ(state_.exit_code(), 1);

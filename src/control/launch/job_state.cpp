@@ -83,6 +83,7 @@ std::string describe(const LeftWorker& left, int max_restarts, double waited_s) 
   }
   const int live = left.live;
   const std::string others = live == 1 ? "1 worker goes on" : fmt::format("{} workers go on", live);
+  const std::string without = live == 0 ? "" : fmt::format("; {} without it", others);
   switch (left.outcome.after) {
     case Departures::After::kReplaced: {
       const auto wait = std::chrono::duration<double>(left.outcome.wait).count();
@@ -92,17 +93,16 @@ std::string describe(const LeftWorker& left, int max_restarts, double waited_s) 
     }
     case Departures::After::kNoRestart: {
       const auto wait = std::chrono::ceil<std::chrono::seconds>(left.outcome.wait).count();
-      text += live == 0 ? "; its place stays empty" : fmt::format("; {} without it", others);
+      text += live == 0 ? "; its place stays empty" : without;
       text += fmt::format(": no restart is left (--max-restarts {})", max_restarts);
       return wait > 0 ? fmt::format("{} for {} s", text, wait) : text;
     }
     case Departures::After::kFinishing:
-      return fmt::format("{}; {} without it", text, others);
+      return text + without;
     case Departures::After::kPastEnd:
       return fmt::format("{}; it had reached the end of the job", text);
     case Departures::After::kRefused:
-      return fmt::format("rank {} could not join and {}; {} without it", end.rank, describe(end),
-                         others);
+      return fmt::format("rank {} could not join and {}{}", end.rank, describe(end), without);
     case Departures::After::kResized:
       return fmt::format("rank {} has left: the job is to have fewer workers", end.rank);
     case Departures::After::kTooFew:
@@ -266,9 +266,17 @@ std::vector<WorkerEnd> JobState::depart(const std::vector<WorkerEnd>& together, 
       continue;
     }
     blame_.on_left(end);
-    orders.left.push_back({end, expelled_one, live_, outcome});
+    orders.left.push_back({end, expelled_one, 0, outcome});
   }
+  for (LeftWorker& one : orders.left) one.live = going_on();
   return rest;
+}
+
+int JobState::going_on() const {
+  if (!departures_ || !departures_->formed()) return live_;
+  std::set<int> gone;
+  for (const auto& end : held_.ends) gone.insert(end.rank);
+  return departures_->training(gone);
 }
 
 std::vector<int> JobState::restart(Clock::time_point now) {

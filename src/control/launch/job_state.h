@@ -118,7 +118,7 @@ struct EndRules {
 struct LeftWorker {
   WorkerEnd end;
   bool expelled = false;  // others waited for it in vain
-  int live = 0;           // workers that go on
+  int live = 0;           // workers that go on: going_on()
   Departures::Outcome outcome;
 };
 
@@ -204,7 +204,10 @@ class JobState {
   bool released() const { return ending_.released; }
   Cause cause() const { return cause_; }
   bool cut_short() const { return ending_.cut_short; }  // workers were told to end
-  int live() const { return live_; }
+  int live() const { return live_; }                    // processes
+  // Workers that train: those of the last generation that live and are not being ended. Before the first one, and for
+  // programs that never meet, the processes.
+  int going_on() const;
   const std::optional<Blame::Verdict>& failure() const { return failure_; }
   // The worker that the first failure had lost, if it is known. Also while the job is being judged.
   std::optional<int> lost() const;

@@ -205,10 +205,10 @@ void OwnJudge::lose(int node, const std::string& why) {
   report_.host_lost(node, why);
   const auto orders = state_.on_host_lost(map_.ranks_of(node), Clock::now());
   if (!ending()) {
-    const std::string text =
-        fmt::format("lost {}: {}; {} go{} on", map_.name_of(node), why,
-                    state_.live() == 1 ? "1 worker" : fmt::format("{} workers", state_.live()),
-                    state_.live() == 1 ? "es" : "");
+    const int others = state_.going_on();
+    const std::string text = fmt::format(
+        "lost {}: {}; {} go{} on", map_.name_of(node), why,
+        others == 1 ? "1 worker" : fmt::format("{} workers", others), others == 1 ? "es" : "");
     when_note("lockstep: " + text);
     events_.on_host_lost(node, text, Clock::now());
     for (const int rank : map_.ranks_of(node))

@@ -111,6 +111,12 @@ bool Departures::on_host_lost(const std::vector<int>& places, int live) {
   return true;
 }
 
+int Departures::training(const std::set<int>& without) const {
+  return static_cast<int>(std::count_if(members_.begin(), members_.end(), [&](int place) {
+    return !without.contains(place) && !expelled_.contains(place) && !dismissed_.contains(place);
+  }));
+}
+
 Departures::Outcome Departures::on_refused(int place, int live) {
   running_.erase(place);
   dismissed_.erase(place);

@@ -141,6 +141,9 @@ class Departures {
   bool later(int place) const { return later_.contains(place); }
   // Others train, and it has not joined them yet.
   bool newcomer(int place) const { return !members_.empty() && !members_.contains(place); }
+  // A generation has formed; how many of the last one train, without these and those that are being ended.
+  bool formed() const { return leader_ >= 0; }
+  int training(const std::set<int>& without) const;
   int wanted() const { return size_.wanted; }
   int left() const { return left_; }
   int replaced() const { return restarts_.done(); }

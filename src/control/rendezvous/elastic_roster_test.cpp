@@ -75,6 +75,27 @@ TEST_F(ElasticRosterTest, TheFirstGenerationHasEverybodyAndNoPast) {
   EXPECT_FALSE(welcome_of(second)->restarted);
 }
 
+// Its process has ended, and the end of its connection has not been read yet.
+TEST_F(ElasticRosterTest, AWorkerThatDiesWhileAGenerationFormsIsNotSaidToBeInIt) {
+  std::vector<ConnectionId> all;
+  for (int place = 0; place < 3; ++place) all.push_back(join(place));
+  for (const ConnectionId id : {all[0], all[2]})
+    EXPECT_TRUE(roster_.take(id, Done{2, 1000}, kOnTime, answers_));
+  alive({0, 1});
+  alive({0, 1, 2});  // its replacement
+  EXPECT_TRUE(roster_.take(all[1], Done{2, 1000}, kOnTime, answers_));
+  const auto events = roster_.take_events();
+  ASSERT_EQ(events.size(), 1u);
+  EXPECT_THAT(events[0].places, ElementsAre(0, 1));
+  for (const ConnectionId id : all) roster_.lost(id, answers_);
+  answers_.clear();
+  join(2);
+  join(0);
+  const ConnectionId other = join(1);
+  ASSERT_NE(welcome_of(other), nullptr);
+  EXPECT_EQ(welcome_of(other)->survivors, 2u) << "the replacement is a newcomer";
+}
+
 TEST_F(ElasticRosterTest, SurvivorsGetNewRanksWhenTheDeadIsKnownToBeDead) {
   form_all();
   join(1, true);

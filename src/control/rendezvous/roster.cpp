@@ -330,6 +330,11 @@ void RendezvousRoster::join_elastic(ConnectionId from, const Join& join, TimePoi
 
 void RendezvousRoster::set_alive(std::set<int> places, TimePoint now, Answers& out) {
   formed_.alive = std::move(places);
+  if (forming()) {
+    for (const int place : current_->places()) {
+      if (!formed_.alive.contains(place)) formed_.died.insert(place);
+    }
+  }
   std::erase_if(formed_.last, [this](int place) { return !formed_.alive.contains(place); });
   std::erase_if(formed_.expelled, [this](int place) { return !formed_.alive.contains(place); });
   form(now, out);
@@ -373,6 +378,7 @@ void RendezvousRoster::form(TimePoint now, Answers& out) {
   end_processes(Event::Kind::kExpelled, verdict.expelled);
   end_processes(Event::Kind::kDismissed, verdict.dismissed);
   if (verdict.forms.empty()) return;
+  formed_.died.clear();
   current_ = std::make_shared<Generation>(
       ++last_number_, verdict.forms,
       GenerationPast{verdict.survivors, formed_.any && verdict.survivors == 0});
@@ -399,8 +405,9 @@ void RendezvousRoster::end_processes(Event::Kind why, const std::vector<int>& pl
 void RendezvousRoster::note_formed() {
   formed_.any = true;
   formed_.last = current_->places();
-  std::erase_if(formed_.last, [this](int place) { return !formed_.alive.contains(place); });
-  events_.push_back({Event::Kind::kFormed, current_->number(), current_->places()});
+  std::erase_if(formed_.last, [this](int place) { return formed_.died.contains(place); });
+  if (!formed_.last.empty())
+    events_.push_back({Event::Kind::kFormed, current_->number(), formed_.last});
 }
 
 void RendezvousRoster::give_up_waiting(TimePoint now, Answers& out) {

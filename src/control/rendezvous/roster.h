@@ -189,6 +189,7 @@ class RendezvousRoster {
     std::set<int> alive;
     std::vector<int> last;   // places of the last generation, without those that have died since
     std::set<int> expelled;  // or dismissed, and not dead yet
+    std::set<int> died;  // while the current generation formed: a new process may have the place
     bool any = false;
   };
   Formed formed_;
