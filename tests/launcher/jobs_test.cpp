@@ -1,11 +1,15 @@
 // `lockstep jobs`, `resize` and `stop`, and jobs whose number of workers changes.
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
+#include <sys/resource.h>
 #include <unistd.h>
 
+#include <algorithm>
 #include <csignal>
 #include <filesystem>
 #include <fstream>
+#include <iterator>
+#include <sstream>
 
 #include "control/rendezvous/sockets.h"
 #include "tests/launcher/command.h"
@@ -60,6 +64,26 @@ class JobsTest : public ::testing::Test {
       if (command.err().find("a first batch") == std::string::npos || deadline.expired())
         return command;
     }
+  }
+
+  static base::Fd connect_to(const std::string& id) {
+    std::string problem;
+    return control::try_connect({control::Address::Kind::kUnix,
+                                 "lockstep-job-" + std::to_string(::geteuid()) + "-" + id, 0},
+                                seconds(10), problem);
+  }
+
+  static std::ptrdiff_t open_files_of(pid_t pid) {
+    const std::filesystem::directory_iterator files("/proc/" + std::to_string(pid) + "/fd");
+    return std::distance(begin(files), end(files));
+  }
+
+  static long cpu_ticks_of(pid_t pid) {
+    std::ifstream file("/proc/" + std::to_string(pid) + "/stat");
+    std::string text(std::istreambuf_iterator<char>(file), {});
+    std::istringstream words(text.substr(text.rfind(')') + 2));
+    std::vector<std::string> fields(std::istream_iterator<std::string>(words), {});
+    return std::stol(fields.at(11)) + std::stol(fields.at(12));  // user and system
   }
 
   void stop(Command& job, const std::string& id) const {
@@ -174,19 +198,59 @@ TEST_F(JobsTest, AnotherUserSeesNothingAndChangesNothing) {
 TEST_F(JobsTest, BytesThatAreNoRequestAreDropped) {
   Command job = run_training({"-n", "1:2"}, 2);
   const std::string id = id_of(job);
-  const control::Address address{control::Address::Kind::kUnix,
-                                 "lockstep-job-" + std::to_string(::geteuid()) + "-" + id, 0};
   std::vector<base::Fd> silent;  // half a request each; they are held for some seconds
   for (const std::string& bytes :
        {std::string("GET / HTTP/1.1\r\n\r\n"), std::string(100'000, 'x'), std::string(64, '\0'),
         std::string("lockstep 1 resize 99999999999\n"), std::string("lockstep 1 "),
         std::string()}) {
-    std::string problem;
-    silent.push_back(control::try_connect(address, seconds(10), problem));
-    ASSERT_TRUE(silent.back()) << problem;
+    silent.push_back(connect_to(id));
+    ASSERT_TRUE(silent.back());
     base::write_all(silent.back().get(), bytes, seconds(10));
   }
   EXPECT_EQ(resize(id, 2).exit_code(), 0);
+  ASSERT_TRUE(job.wait_for(" of 2 in", 2, seconds(30))) << job.err();
+  stop(job, id);
+}
+
+// A bug of the user's own monitor, or malice: connections that say nothing and are never closed.
+TEST_F(JobsTest, IdleConnectionsCostAJobLittleAndNobodyWaitsForThem) {
+  constexpr int kIdle = 500;
+  Command job = run_training({"-n", "1:2"}, 2);
+  const std::string id = id_of(job);
+  EXPECT_EQ(resize(id, 1).exit_code(), 0);
+  const auto before = open_files_of(job.pid());
+  std::vector<base::Fd> idle;
+  for (int i = 0; i < kIdle; ++i) idle.push_back(connect_to(id));
+  EXPECT_EQ(std::count_if(idle.begin(), idle.end(), [](const base::Fd& fd) { return bool(fd); }),
+            kIdle);
+  for (int round = 0; round < 3; ++round) {
+    const Deadline soon = seconds(4);  // less than a silent connection may stay
+    EXPECT_THAT(ask({"jobs"}).out(), AllOf(HasSubstr(id), HasSubstr(" 1:2 ")));
+    EXPECT_FALSE(soon.expired());
+    for (int i = 0; i < 20; ++i) idle.push_back(connect_to(id));
+  }
+  EXPECT_LE(open_files_of(job.pid()), before + 64);
+  EXPECT_EQ(resize(id, 2).exit_code(), 0) << "they are still open";
+  ASSERT_TRUE(job.wait_for(" of 2 in", 2, seconds(30))) << job.err();
+  stop(job, id);
+}
+
+TEST_F(JobsTest, ALauncherWithoutDescriptorsDoesNotSpinAndAnswersAgainLater) {
+  Command job = run_training({"-n", "1:2"}, 2);
+  const std::string id = id_of(job);
+  EXPECT_EQ(resize(id, 1).exit_code(), 0);
+  rlimit limit{};
+  ASSERT_EQ(::prlimit(job.pid(), RLIMIT_NOFILE, nullptr, &limit), 0);
+  rlimit none = limit;
+  none.rlim_cur = 3;  // new descriptors get no number; those that are open stay
+  ASSERT_EQ(::prlimit(job.pid(), RLIMIT_NOFILE, &none, nullptr), 0);
+  const auto used = cpu_ticks_of(job.pid());
+  const base::Fd waits = connect_to(id);
+  EXPECT_TRUE(waits);
+  expect_refusal(ask({"stop", id}), "job " + id + " does not answer", 1);  // after 5 s
+  EXPECT_LT(cpu_ticks_of(job.pid()) - used, ::sysconf(_SC_CLK_TCK)) << "a second of 5";
+  ASSERT_EQ(::prlimit(job.pid(), RLIMIT_NOFILE, &limit, nullptr), 0);
+  EXPECT_EQ(resize(id, 2).exit_code(), 0) << "what was refused is not done later";
   ASSERT_TRUE(job.wait_for(" of 2 in", 2, seconds(30))) << job.err();
   stop(job, id);
 }
@@ -196,6 +260,9 @@ TEST_F(JobsTest, AKilledLauncherIsNotListedAndAStoppedOneIsSaidToBe) {
   const std::string id = id_of(job);
   job.signal(SIGSTOP);
   expect_refusal(ask({"stop", id}), "job " + id + " does not answer", 1);
+  job.signal(SIGCONT);
+  EXPECT_EQ(resize(id, 2).exit_code(), 0) << "nobody waits for the stop any more: it goes on";
+  ASSERT_TRUE(job.wait_for(" of 2 in", 2, seconds(30))) << job.err();
   job.signal(SIGKILL);
   ASSERT_TRUE(job.finish(seconds(30)));
   expect_refusal(ask({"stop", id}), "no job " + id + " of yours runs on this host", 2);

@@ -9,9 +9,11 @@
 
 #include <boost/asio/io_context.hpp>
 #include <boost/asio/posix/stream_descriptor.hpp>
+#include <boost/asio/steady_timer.hpp>
+#include <cstdint>
 #include <functional>
+#include <map>
 #include <memory>
-#include <set>
 #include <string>
 
 #include "base/fd.h"
@@ -23,7 +25,7 @@ namespace lockstep::control {
 // The launcher's end.
 //
 // Threads:   where the io_context runs.
-// Blocking:  never. A connection that says nothing is dropped after some seconds.
+// Blocking:  never. A connection that says nothing is dropped after some seconds, or if newer ones need its place.
 // Failure:   none: without a socket the job runs, and is not listed.
 // Ownership: owns the socket and its connections; the io_context must outlive it.
 class JobSocket {
@@ -42,19 +44,25 @@ class JobSocket {
   class Caller;
 
   void wait();
-  void admit();
+  void pause();
+  void admit_all();
+  int admit();
+  bool drop_oldest();
 
   boost::asio::io_context& context_;
   Answer answer_;
   std::string id_;
   boost::asio::posix::stream_descriptor listening_;
-  std::set<std::shared_ptr<Caller>> callers_;
+  boost::asio::steady_timer pause_;
+  std::map<std::uint64_t, std::shared_ptr<Caller>> callers_;  // by age
+  std::uint64_t last_caller_ = 0;
 };
 
 // The jobs of all users on this host.
 std::vector<JobName> jobs_on_this_host();
 
-// Asks a job of this user. Unavailable, with the reason, if it does not answer by the deadline.
+// Asks a job of this user, again if its launcher drops the connection for newer ones. Unavailable, with the reason, if it
+// does not answer by the deadline.
 JobAnswer ask_job(const JobName& job, const JobRequest& request, Deadline deadline);
 
 }  // namespace lockstep::control
