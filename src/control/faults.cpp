@@ -18,6 +18,7 @@
 #include "base/atomic_file.h"
 #include "base/environment.h"
 #include "base/files.h"
+#include "control/rendezvous/loss.h"
 
 namespace lockstep {
 namespace control {
@@ -62,6 +63,12 @@ void tell(const std::string& line) {
   static_cast<void>(done);  // nobody reads: the fault happens all the same
 }
 
+void tell_launcher(int number) {
+  const auto fd = base::environment_number("LOCKSTEP_LOSS_FD", 0, 1 << 30);
+  if (!fd) return;
+  LossTeller(static_cast<int>(*fd)).tell({own_number(), Loss::kFirstFault - number});
+}
+
 }  // namespace
 
 Faults& Faults::from_environment() {
@@ -69,7 +76,7 @@ Faults& Faults::from_environment() {
   const auto seed = base::environment_number("LOCKSTEP_FAULT_SEED", 0, INT64_MAX).value_or(0);
   try {
     faults.add(parse_faults(base::environment("LOCKSTEP_FAULTS").value_or("")),
-               static_cast<std::uint64_t>(seed));
+               static_cast<std::uint64_t>(seed), true);
   } catch (const BadInput& error) {
     throw BadInput(fmt::format("LOCKSTEP_FAULTS: {}", error.what()));
   }
@@ -81,11 +88,14 @@ Faults& Faults::here() {
   return faults;
 }
 
-void Faults::add(const FaultSchedule& schedule, std::uint64_t seed) {
+void Faults::add(const FaultSchedule& schedule, std::uint64_t seed, bool from_launcher) {
   const base::Lock lock(mutex_);
+  int number = -1;
   for (const Fault& fault : schedule.faults) {
+    ++number;
     if (fault.worker != own_number()) continue;
-    if (!restarted_ || fault.where == "join") due_.push_back({fault});
+    if (!restarted_ || fault.where == "join")
+      due_.push_back({.fault = fault, .number = from_launcher ? number : -1});
   }
   if (restarted_) seed += generation_ << 32;
   for (const FaultRate& rate : schedule.rates) {
@@ -161,22 +171,23 @@ bool Faults::due(std::string_view where, std::int64_t step) {
   return find(where, step) < due_.size();
 }
 
-std::optional<Fault> Faults::take(std::string_view where, std::int64_t step) {
+std::optional<Faults::Due> Faults::take(std::string_view where, std::int64_t step) {
   const base::Lock lock(mutex_);
   if (where == "join") step = static_cast<std::int64_t>(generation_);
   const std::size_t found = find(where, step);
   if (found == due_.size()) return std::nullopt;
-  Fault fault = due_[found].fault;
-  fault.step = step;
+  Due one = due_[found];
+  one.fault.step = step;
   due_.erase(due_.begin() + static_cast<std::ptrdiff_t>(found));
   armed_.store(!due_.empty() || !streams_.empty(), std::memory_order_relaxed);
-  return fault;
+  return one;
 }
 
 void Faults::happen(std::string_view where, std::int64_t step) {
-  while (const auto fault = take(where, step)) {
-    tell(fmt::format("lockstep: fault {}\n", to_string(*fault)));
-    carry_out(*fault);
+  while (const auto one = take(where, step)) {
+    tell(fmt::format("lockstep: fault {}\n", to_string(one->fault)));
+    if (one->number >= 0) tell_launcher(one->number);
+    carry_out(one->fault);
   }
 }
 

@@ -29,7 +29,8 @@ class Faults {
   // Reads LOCKSTEP_FAULTS, LOCKSTEP_FAULT_SEED and LOCKSTEP_FAULT_START, which the launcher sets.
   static Faults& here();
 
-  void add(const FaultSchedule& schedule, std::uint64_t seed);
+  // `from_launcher`: the launcher has the same list, and is told which of its faults strike.
+  void add(const FaultSchedule& schedule, std::uint64_t seed, bool from_launcher = false);
 
   bool none() const { return !armed_.load(std::memory_order_relaxed); }
   // Whether one is due. strike: then it says so on standard error, and happens.
@@ -59,6 +60,7 @@ class Faults {
     Fault fault;
     std::optional<double> from = {};  // drawn by step: strikes at this one or later
     bool drawn = false;               // strikes at any step
+    int number = -1;                  // in the launcher's list
   };
   struct Stream {
     FaultStream faults;
@@ -68,7 +70,7 @@ class Faults {
   void begin_step(std::int64_t step);
   void draw(std::int64_t step) LOCKSTEP_REQUIRES(mutex_);
   std::size_t find(std::string_view where, std::int64_t step) LOCKSTEP_REQUIRES(mutex_);
-  std::optional<Fault> take(std::string_view where, std::int64_t step);
+  std::optional<Due> take(std::string_view where, std::int64_t step);
   void carry_out(const Fault& fault);
   void flip(const Fault& fault);
 

@@ -5,6 +5,7 @@
 //   throw RANK    the same, but that rank fails for a reason of its own, and takes its time to end with 7
 //   leave RANK    the same, but that rank ends with 0
 //   train MOST    batches for ever, between which at most MOST workers join and leave; says who is there
+//   faults STEPS  joins nobody; passes the points of so many steps at which faults on purpose strike
 //   crash RANK    leaves its world, and then that rank crashes when the others have ended
 //
 // A worker that has lost another one ends with 1, at once.
@@ -18,6 +19,8 @@
 #include <stdexcept>
 #include <string>
 #include <thread>
+
+#include "control/faults.h"
 
 namespace {
 
@@ -70,6 +73,15 @@ void say_who(const lockstep::World& world) {
   }
 }
 
+int pass_faults(int steps) {
+  lockstep::control::Faults& faults = lockstep::control::Faults::here();
+  for (int step = 0; step < steps; ++step) {
+    faults.begin(step);
+    for (const char* where : {"forward", "backward"}) faults.strike(where, step);
+  }
+  return 0;
+}
+
 int crash(int rank) {
   const bool crashes = lockstep::join().rank() == rank;
   if (!crashes) return 0;
@@ -87,6 +99,7 @@ int main(int argc, char** argv) {
     const int number = argc > 2 ? std::atoi(argv[2]) : -1;
     if (std::string(argv[1]) == "train") train(number);
     if (std::string(argv[1]) == "crash") return crash(number);
+    if (std::string(argv[1]) == "faults") return pass_faults(number);
     return meet(argv[1], number);
   } catch (const lockstep::Error& error) {
     std::fprintf(stderr, "%s\n", error.what());

@@ -65,6 +65,10 @@ class NodesTest : public ::testing::Test {
     return node(rank, workers, program, options, nodes);
   }
 
+  Command faulty(int rank, const Words& options) const {
+    return node(rank, 1, {JOIN_ACTOR_BINARY, "faults", "10"}, options);
+  }
+
   std::vector<pid_t> left(Deadline deadline) const {
     while (true) {
       auto left = processes_with(marker_);
@@ -77,6 +81,31 @@ class NodesTest : public ::testing::Test {
   std::string rendezvous_;
   std::string marker_ = make_marker();
 };
+
+TEST_F(NodesTest, FaultsOfNode0AreForTheWorkersOfAllNodes) {
+  const Words list = {"--faults", "slow@2:0:forward:1ms,slow@2:1:forward:1ms,kill@99:1:forward"};
+  for (const Words& other : {Words{}, list}) {
+    Command first = faulty(0, list);
+    Command second = faulty(1, other);
+    ASSERT_TRUE(first.finish(seconds(30)) && second.finish(seconds(30)));
+    EXPECT_EQ(first.exit_code(), 0) << first.err();
+    EXPECT_THAT(second.err(), HasSubstr("[1] lockstep: fault slow@2:1:forward:1ms"));
+    EXPECT_THAT(first.err(), HasSubstr("1 of 3 faults never struck: kill@99:1:forward;"));
+    EXPECT_THAT(second.err(), Not(HasSubstr("never struck"))) << "it is told once";
+  }
+}
+
+TEST_F(NodesTest, OtherFaultsThanNode0HasAreRefusedEverywhere) {
+  for (const Words& of_node_0 : {Words{}, Words{"--faults", "kill@5:0:forward"}}) {
+    Command first = faulty(0, of_node_0);
+    Command second = faulty(1, {"--faults", "kill@1:1:forward"});
+    ASSERT_TRUE(first.finish(seconds(30)) && second.finish(seconds(30)));
+    for (const Command* one : {&first, &second}) {
+      EXPECT_EQ(one->exit_code(), 2) << one->err();
+      EXPECT_THAT(one->err(), HasSubstr("give them to node 0 alone, for all workers, or the same"));
+    }
+  }
+}
 
 TEST_F(NodesTest, WorkersOfAllHostsJoinOneWorld) {
   Command first = node(0, 2, {JOIN_ACTOR_BINARY}, {}, 3);

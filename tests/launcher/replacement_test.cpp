@@ -180,5 +180,48 @@ TEST_F(ReplacementTest, QuietJobsSayNothingOfIt) {
   EXPECT_EQ(command.err(), "");
 }
 
+// The workers pass forward and backward of steps 0 to 9.
+class FaultListTest : public ::testing::Test {
+ protected:
+  static Command run(const std::vector<std::string>& options,
+                     const std::vector<std::string>& variables = {}) {
+    std::vector<std::string> words = {LOCKSTEP_BINARY, "run", "-n", "2"};
+    words.insert(words.end(), options.begin(), options.end());
+    words.insert(words.end(), {"--", JOIN_ACTOR_BINARY, "faults", "10"});
+    Command command(words, variables);
+    EXPECT_TRUE(command.finish(seconds(30)));
+    return command;
+  }
+};
+
+TEST_F(FaultListTest, ThoseThatNeverStruckAreNamedAtTheEnd) {
+  const std::string list =
+      "slow@2:1:forward:1ms,kill@900:0:forward,slow@9:0:backward:1ms,stop@3:1:update";
+  const std::string line =
+      "lockstep: 2 of 4 faults never struck: kill@900:0:forward, stop@3:1:update; no worker";
+  Command given = run({"--faults", list});
+  EXPECT_EQ(given.exit_code(), 0) << given.err();
+  EXPECT_THAT(given.err(), HasSubstr(line));
+  EXPECT_THAT(given.err(), HasSubstr("[1] lockstep: fault slow@2:1:forward:1ms"));
+  EXPECT_THAT(run({}, {"LOCKSTEP_FAULTS=" + list}).err(), HasSubstr(line)) << "exported";
+  EXPECT_THAT(run({"--env", "LOCKSTEP_FAULTS=" + list}).err(), HasSubstr(line));
+}
+
+TEST_F(FaultListTest, NothingIsSaidIfAllStruckOrTheJobWasCutShort) {
+  EXPECT_THAT(run({"--faults", "slow@2:1:forward:1ms,slow=1ms:1/h"}).err(),
+              Not(HasSubstr("never struck")));
+  Command dead = run({"--faults", "kill@2:1:forward,kill@5:1:forward"});
+  EXPECT_EQ(dead.exit_code(), 128 + SIGKILL);
+  EXPECT_THAT(dead.err(), Not(HasSubstr("never struck")));
+}
+
+TEST_F(FaultListTest, AWorkerThatAResizeMayBringIsAllowedAndNamedIfItNeverCame) {
+  Command command({LOCKSTEP_BINARY, "run", "-n", "1:1000", "--faults", "kill@0:999:forward", "--",
+                   JOIN_ACTOR_BINARY, "faults", "1"});
+  ASSERT_TRUE(command.finish(seconds(60)));
+  EXPECT_EQ(command.exit_code(), 0) << command.err();
+  EXPECT_THAT(command.err(), HasSubstr("1 of 1 fault never struck: kill@0:999:forward"));
+}
+
 }  // namespace
 }  // namespace lockstep::testing

@@ -111,6 +111,7 @@ void OwnJudge::take_ends(int node) {
 void OwnJudge::on_loss(const Loss& loss) {
   if (!map_.is_rank(loss.rank)) return;
   if (loss.whom == Loss::kGoodbye) return state_.on_goodbye(loss.rank);
+  if (loss.whom <= Loss::kFirstFault) return report_.fault(Loss::kFirstFault - loss.whom);
   state_.on_loss(loss.rank, map_.is_rank(loss.whom) ? std::optional(loss.whom) : std::nullopt);
 }
 
@@ -180,6 +181,9 @@ bool OwnJudge::tell_facts(JobFacts& facts) const {
 }
 
 void OwnJudge::on_all_read(NodeVerdict& /*verdict*/) {
+  // Those of a job that was cut short may have been for later.
+  if (const std::string line = report_.unstruck(faults_of(options_)); !ending() && !line.empty())
+    when_note("lockstep: " + line);
   const int left = state_.left();
   if (left == 0) return;
   const int replaced = state_.replaced();

@@ -7,6 +7,7 @@
 
 #include <cerrno>
 
+#include "base/environment.h"
 #include "base/log.h"
 #include "control/launch/preparation.h"
 #include "control/rendezvous/secret.h"
@@ -40,6 +41,7 @@ NodeJoin introduction(const RunOptions& options, const Program& program) {
   join.pid = static_cast<std::uint32_t>(::getpid());
   join.problem = program.problem;
   join.code = program.exit_code;
+  join.faults = faults_of(options);
   return join;
 }
 
@@ -56,11 +58,26 @@ void settle(RunOptions& options, const HostMap& map, NodeStart& start) {
     start.variables.push_back(fmt::format("{}={}", name, value));
 }
 
+// Faults on purpose that node 0 was given are for the workers of all nodes.
+void share_faults(const RunOptions& options, NodeStart& start) {
+  const std::string faults = faults_of(options);
+  if (faults.empty()) return;
+  start.variables.push_back("LOCKSTEP_FAULTS=" + faults);
+  for (const char* name : {"LOCKSTEP_FAULT_SEED", "LOCKSTEP_FAULT_START"}) {
+    std::string value = base::environment(name).value_or("");
+    for (const auto& [its_name, its_value] : as_variables(options)) {
+      if (its_name == name) value = its_value;
+    }
+    if (!value.empty()) start.variables.push_back(fmt::format("{}={}", name, value));
+  }
+}
+
 void take_choices(RunOptions& options, const NodeStart& start) {
-  if (!options.settle) return;
-  options.command.resize(1);
-  options.command.insert(options.command.end(), start.words.begin(), start.words.end());
-  options.variables.clear();
+  if (options.settle) {
+    options.command.resize(1);
+    options.command.insert(options.command.end(), start.words.begin(), start.words.end());
+    options.variables.clear();
+  }
   for (const auto& text : start.variables) {
     const auto equals = text.find('=');
     options.variables.emplace_back(text.substr(0, equals), text.substr(equals + 1));
@@ -90,6 +107,7 @@ void host_meeting(boost::asio::io_context& context, RunOptions& options, const N
   }
   meeting.start = make_start(options, meeting.map, meeting.listener);
   settle(options, meeting.map, meeting.start);
+  share_faults(options, meeting.start);
 }
 
 void attend_meeting(boost::asio::io_context& context, RunOptions& options, const NodeJoin& join,

@@ -87,6 +87,12 @@ std::optional<std::string> NodeRoster::objection(const NodeJoin& join) const {
         "port of its own",
         who, join.job, name_of(0), first.job);
   }
+  if (!join.faults.empty() && join.faults != first.faults) {
+    return fmt::format(
+        "{} was given the faults {}, {} {}; give them to node 0 alone, for all workers, or the "
+        "same everywhere",
+        who, join.faults, name_of(0), first.faults.empty() ? "none" : first.faults);
+  }
   if (const auto other = joins_.find(join.node); other != joins_.end()) {
     return fmt::format(
         "--node-rank {} was given twice, on {} (pid {}) and on {} (pid {}); count hosts from 0 to "

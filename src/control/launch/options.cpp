@@ -110,10 +110,8 @@ void check_elastic(const RunOptions& options) {
 
 // Also if they were exported: a worker would find out too late.
 void check_faults(const RunOptions& options) {
-  const bool given = !options.faults.empty();
-  const std::string text =
-      given ? options.faults : base::environment("LOCKSTEP_FAULTS").value_or("");
-  const char* const name = given ? "--faults" : "LOCKSTEP_FAULTS";
+  const std::string text = faults_of(options);
+  const char* const name = text == options.faults ? "--faults" : "LOCKSTEP_FAULTS";
   FaultSchedule schedule;
   try {
     schedule = parse_faults(text);
@@ -126,9 +124,9 @@ void check_faults(const RunOptions& options) {
   }
   const bool one_host = options.hosts.list.empty() && options.nodes.nodes == 1;
   for (const Fault& fault : schedule.faults) {
-    if (!one_host || fault.worker < options.workers) continue;
+    if (!one_host || fault.worker < places(options)) continue;
     throw BadInput(fmt::format("{}: {} is for worker {}, and the job has 0 to {}", name,
-                               to_string(fault), fault.worker, options.workers - 1));
+                               to_string(fault), fault.worker, places(options) - 1));
   }
 }
 
@@ -169,6 +167,15 @@ std::pair<std::string, std::string> parse_variable(const std::string& text) {
         "--env cannot set {}: the launcher sets it for each worker; leave it out", name));
   }
   return {std::move(name), text.substr(equals + 1)};
+}
+
+std::string faults_of(const RunOptions& options) {
+  std::string text =
+      options.faults.empty() ? base::environment("LOCKSTEP_FAULTS").value_or("") : options.faults;
+  for (const auto& [name, value] : options.variables) {
+    if (name == "LOCKSTEP_FAULTS") text = value;
+  }
+  return text;
 }
 
 void check(const RunOptions& options) {

@@ -130,6 +130,9 @@ std::optional<WorkersAsked> parse_workers(const std::string& option, const std::
 // launcher sets that variable itself, such as RANK.
 std::pair<std::string, std::string> parse_variable(const std::string& text);
 
+// The faults on purpose of this job, as LOCKSTEP_FAULTS: of --env, else of --faults, else what was exported. Empty: none.
+std::string faults_of(const RunOptions& options);
+
 // BadInput for the first value that is out of range, naming the option and what it takes.
 void check(const RunOptions& options);
 

@@ -36,6 +36,7 @@
 #include <functional>
 #include <map>
 #include <memory>
+#include <set>
 #include <string>
 #include <string_view>
 #include <vector>
@@ -201,6 +202,11 @@ class JobReport {
   // The worker is about to be started again.
   void restart(int rank) { not_started_[static_cast<std::size_t>(rank)] = 0; }
 
+  // A fault on purpose has struck, by its number in the list; and those of the list that never did, as one line. Empty:
+  // all have.
+  void fault(int number) { struck_.insert(number); }
+  std::string unstruck(const std::string& faults) const;
+
   // The errno with which the worker's exec failed, or 0. Then the end of its process says nothing.
   int not_started(int rank) const { return not_started_[static_cast<std::size_t>(rank)]; }
 
@@ -221,6 +227,7 @@ class JobReport {
   int overtime_ = 0;
   std::string lost_;             // the first host or keeper that was lost, as a line
   std::map<int, bool> stopped_;  // by rank, for look_at()
+  std::set<int> struck_;
 };
 
 // What a launcher says in the end: the verdict, with the last lines of the worker if it was one of its own, and what the

@@ -225,6 +225,15 @@ std::vector<base::Fd> take_lifelines(KeeperPlan& plan) {
   return lifelines;
 }
 
+// What was exported here does not reach other hosts; node 0 passes faults on to all.
+void add_exported_faults(const RunOptions& options, std::vector<std::string>& words) {
+  const auto faults = base::environment("LOCKSTEP_FAULTS");
+  if (!options.faults.empty() || !faults || faults->empty()) return;
+  words.insert(words.end(), {"--faults", *faults});
+  const auto seed = base::environment("LOCKSTEP_FAULT_SEED");
+  if (!options.fault_seed && seed) words.insert(words.end(), {"--fault-seed", *seed});
+}
+
 }  // namespace
 
 std::string shell_word(const std::string& text) {
@@ -238,6 +247,7 @@ std::string remote_command(const RunOptions& options, const RemoteWords& words,
   const std::string& path = options.hosts.lockstep;
   std::vector<std::string> all = {path.empty() ? own_program() : path};
   all.insert(all.end(), words.before.begin(), words.before.end());
+  add_exported_faults(options, all);
   const int workers = hosts[static_cast<std::size_t>(node)].workers;
   all.insert(all.end(), {"--nodes", std::to_string(hosts.size()), "--node-rank",
                          std::to_string(node), "--rendezvous", options.nodes.rendezvous,

@@ -4,6 +4,7 @@
 #include <cerrno>
 #include <cstring>
 
+#include "control/fault_schedule.h"
 #include "control/launch/output.h"
 #include "control/launch/process_table.h"
 #include "control/launch/program.h"
@@ -55,6 +56,24 @@ void JobReport::look_at(int rank) {
 bool JobReport::seen_stopped(std::optional<int> rank) const {
   const auto seen = stopped_.find(rank.value_or(-1));
   return seen != stopped_.end() && seen->second;
+}
+
+std::string JobReport::unstruck(const std::string& faults) const {
+  constexpr std::size_t kMostNamed = 8;
+  const std::vector<Fault> all = parse_faults(faults).faults;
+  std::vector<std::string> names;
+  for (std::size_t i = 0; i < all.size(); ++i) {
+    if (!struck_.contains(static_cast<int>(i))) names.push_back(to_string(all[i]));
+  }
+  if (names.empty()) return "";
+  const std::size_t count = names.size();
+  if (count > kMostNamed) {
+    names.resize(kMostNamed);
+    names.push_back(fmt::format("and {} more", count - kMostNamed));
+  }
+  return fmt::format(
+      "{} of {} fault{} never struck: {}; no worker of that number passed that point in that step",
+      count, all.size(), all.size() == 1 ? "" : "s", fmt::join(names, ", "));
 }
 
 std::string JobReport::who(int rank, pid_t pid) const {

@@ -2,6 +2,8 @@
 // one as the cause. The order in which processes end does not say it: a worker that heard of a failure may end before
 // the worker that failed.
 //
+// Workers also tell which faults strike them (control/faults.h): it must be told before they do.
+//
 // Each loss is one record on a socket that every worker inherits, LOCKSTEP_LOSS_FD. Other launchers have no such
 // socket.
 #pragma once
@@ -20,6 +22,8 @@ namespace lockstep::control {
 struct Loss {
   static constexpr std::int32_t kNobody = -1;   // it has joined a world again
   static constexpr std::int32_t kGoodbye = -2;  // it has left its world, as at the end of a program
+  // And below: it is about to suffer the fault with this number in LOCKSTEP_FAULTS, counted from here.
+  static constexpr std::int32_t kFirstFault = -16;
 
   std::int32_t rank = -1;       // who speaks
   std::int32_t whom = kNobody;  // whom it lost

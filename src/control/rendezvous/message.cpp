@@ -82,7 +82,7 @@ void write_words(ByteWriter& out, const std::vector<std::string>& words) {
 void write(ByteWriter& out, const NodeJoin& join) {
   out.put(join.node).put(join.nodes).put(join.workers);
   out.put_text(cut(join.build)).put_text(cut(join.job)).put_text(cut(join.host)).put(join.pid);
-  out.put_text(cut(join.problem)).put(join.code);
+  out.put_text(cut(join.problem)).put(join.code).put_text(cut(join.faults));
 }
 void write(ByteWriter& out, const NodeStart& start) {
   out.put_text(start.name).put_text(start.rendezvous);
@@ -204,6 +204,7 @@ void read(ByteReader& in, NodeJoin& join) {
   join.pid = in.get<std::uint32_t>();
   join.problem = text(in);
   join.code = in.get<std::int32_t>();
+  join.faults = text(in);
 }
 void read(ByteReader& in, NodeStart& start) {
   start.name = text(in);

@@ -8,29 +8,30 @@ namespace lockstep::control {
 namespace {
 
 std::vector<Message> one_of_each() {
-  return {Join{1, 2, 4, 900, 1000, "0.1.0", "tcp", "node7", 4711, true},
-          Put{2, "key", std::string("va\0lue", 6)},
-          Get{3, 500, "key"},
-          Done{4, 100},
-          GiveUp{"no route"},
-          Welcome{5, 7, "name", "salt", 1, {0, 2}, 1, true},
-          Stored{6},
-          Value{7, ""},
-          Finished{8},
-          Failed{9, ErrorKind::kMismatch, "ranks 1 and 2 disagree", {1, 2}},
-          Closing{},
-          NodeJoin{1, 2, 4, "0.1.0", "run train", "node7", 4711, "no program", 127},
-          NodeStart{"name",
-                    "tcp:10.0.0.1:4711",
-                    "node0",
-                    29500,
-                    {{"node0", 4}, {"node1", 2}},
-                    {"--steps", "3"},
-                    {"A=1"}},
-          NodeEvent{NodeEvent::Kind::kLoss, 2, 5, 4711, -1},
-          NodeOrders{{15, 18}, true, {1, 2}, {0}, 3},
-          NodeVerdict{7, 2, true, 1, "rank 5 failed", 5, true},
-          Beat{}};
+  return {
+      Join{1, 2, 4, 900, 1000, "0.1.0", "tcp", "node7", 4711, true},
+      Put{2, "key", std::string("va\0lue", 6)},
+      Get{3, 500, "key"},
+      Done{4, 100},
+      GiveUp{"no route"},
+      Welcome{5, 7, "name", "salt", 1, {0, 2}, 1, true},
+      Stored{6},
+      Value{7, ""},
+      Finished{8},
+      Failed{9, ErrorKind::kMismatch, "ranks 1 and 2 disagree", {1, 2}},
+      Closing{},
+      NodeJoin{1, 2, 4, "0.1.0", "run train", "node7", 4711, "no program", 127, "kill@5:1:update"},
+      NodeStart{"name",
+                "tcp:10.0.0.1:4711",
+                "node0",
+                29500,
+                {{"node0", 4}, {"node1", 2}},
+                {"--steps", "3"},
+                {"A=1"}},
+      NodeEvent{NodeEvent::Kind::kLoss, 2, 5, 4711, -1},
+      NodeOrders{{15, 18}, true, {1, 2}, {0}, 3},
+      NodeVerdict{7, 2, true, 1, "rank 5 failed", 5, true},
+      Beat{}};
 }
 
 TEST(MessageTest, EveryKindIsReadBackAsItWasWritten) {

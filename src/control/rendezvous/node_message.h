@@ -27,6 +27,7 @@ struct NodeJoin {
   std::uint32_t pid = 0;
   std::string problem;  // why it cannot start its workers; empty: it can
   std::int32_t code = 0;
+  std::string faults = {};  // LOCKSTEP_FAULTS there. Node 0's are for all nodes
 
   bool operator==(const NodeJoin&) const = default;
 };
@@ -47,7 +48,7 @@ struct NodeStart {
   std::uint32_t master_port = 0;
   std::vector<NodeShare> shares;       // of every node, by its number
   std::vector<std::string> words;      // arguments of the workers; none: each node has its own
-  std::vector<std::string> variables;  // "KEY=VALUE", likewise
+  std::vector<std::string> variables;  // "KEY=VALUE", likewise; but faults on purpose are for all
 
   bool operator==(const NodeStart&) const = default;
 };
