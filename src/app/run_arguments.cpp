@@ -55,6 +55,9 @@ Several hosts, without ssh: the same command on each of them, but for its --node
       --rendezvous HOST:PORT  where they meet: the host of --node-rank 0 as the others reach it, and a free port there
       --secret-file F    a file that only you can read, with the same content on every host:
                          (umask 077; openssl rand -hex 32 > F)
+One host more, for an elastic job of several hosts that runs; also one that was lost and comes back:
+      --join HOST:PORT   the --rendezvous of that job; with -n, --secret-file and PROGRAM as on its other hosts. Its
+                         workers join between two batches. There are never more workers than shards
 
 Each line that worker 3 prints appears as "[3] line". Ctrl-C goes to all workers; a second one
 kills them. When a worker fails, the others are ended within 2 s and the exit code is that worker's.
@@ -77,13 +80,14 @@ Examples:
   lockstep run -n 4 --min-workers 2 --max-restarts 10 -- ./train
   lockstep run -n 2:8 -- ./train
   lockstep run --hosts node0:8,node1:8 -- ./train
+  lockstep run --join node0:29400 --secret-file ~/.lockstep-secret -n 8 -- ./train
   lockstep run --nodes 2 --node-rank 1 --rendezvous node0:29400 --secret-file ~/.lockstep-secret -n 8 -- ./train
 )";
 
 namespace {
 
 // Options that take the next word as their value.
-constexpr std::array<std::string_view, 25> kWithValue = {"-n",
+constexpr std::array<std::string_view, 26> kWithValue = {"-n",
                                                          "--workers",
                                                          "--env",
                                                          "--log-dir",
@@ -107,7 +111,8 @@ constexpr std::array<std::string_view, 25> kWithValue = {"-n",
                                                          "--step-timeout",
                                                          "--faults",
                                                          "--fault-seed",
-                                                         "--report"};
+                                                         "--report",
+                                                         "--join"};
 
 // MIN:MAX is the number of workers that may change: the least is the number below which the job ends.
 void take_workers(const control::WorkersAsked& asked, control::RunOptions& options) {
@@ -168,6 +173,9 @@ control::RunOptions parse_run_arguments(const std::vector<std::string>& argument
   base::add_number(parser, "--fault-seed", options.fault_seed);
   base::add_number(parser, "--grace", grace_s);
   add_hosts(parser, options.hosts, options.nodes);
+  parser.add_option("--join", options.nodes.join)->check([](const std::string& address) {
+    return address.empty() ? "give HOST:PORT, as in --join node0:29400" : "";
+  });
   parser.add_flag("-q,--quiet", options.quiet);
   base::parse_words(parser, split.own, [](const std::string& text) {
     throw BadInput(fmt::format("{}; see `lockstep run --help`", text));
@@ -175,6 +183,9 @@ control::RunOptions parse_run_arguments(const std::vector<std::string>& argument
   if (!workers && options.hosts.list.empty())
     throw BadInput("how many workers? add -n, as in: lockstep run -n 2 -- ./train");
   if (workers) take_workers(*workers, options);
+  // Its workers are newcomers of an elastic job, whose limits node 0 has.
+  if (!options.nodes.join.empty() && !control::elastic(options))
+    options.max_restarts = control::kMaxRestarts;
   if (!options.engine.empty()) comm::check_engine(options.engine);
   if (!options.hosts.list.empty()) check_hosts(options);
   if (options.step_timeout_s && !control::elastic(options)) {

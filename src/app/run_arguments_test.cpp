@@ -102,6 +102,17 @@ TEST(RunArgumentsTest, OptionsOfSeveralHostsArrive) {
   EXPECT_EQ(refusal({"--hosts", "a", "-n", "2", "./prog"}), "accepted");
 }
 
+TEST(RunArgumentsTest, AHostThatJoinsHasWorkersThatMayLeave) {
+  const auto options =
+      parse_run_arguments({"--join", "a:1", "--secret-file", "f", "-n", "2", "./prog"});
+  EXPECT_EQ(options.nodes.join, "a:1");
+  EXPECT_EQ(options.command, std::vector<std::string>{"./prog"});
+  EXPECT_TRUE(control::elastic(options));
+  control::check(options);
+  EXPECT_THAT(refusal({"--join", "", "-n", "2", "./prog"}), HasSubstr("give HOST:PORT"));
+  EXPECT_THAT(refusal({"--join", "a:1", "--hosts", "a:1", "./prog"}), HasSubstr("leave out"));
+}
+
 TEST(RunArgumentsTest, HostsGetTheOptionsThatAreForThem) {
   EXPECT_THAT(words_for_hosts({"--hosts", "a,b", "-n", "4", "--env", "A=1", "--ssh=x", "-q", "-n4",
                                "--workers=2", "--rendezvous", "a:1", "--log-dir", "d"}),

@@ -85,6 +85,53 @@ TEST_F(TrainNodes, WorkersAndHostsThatDieChangeNoBit) {
   EXPECT_THAT(processes_with(marker_), IsEmpty());
 }
 
+// `lockstep run`, with the program of `lockstep train` as its workers'.
+TEST_F(TrainNodes, AHostThatJoinsChangesNoBit) {
+  const std::vector<std::string> job = {
+      (fs::path(LOCKSTEP_BINARY).parent_path() / "lockstep-train").string(),
+      "--model",
+      "cnn",
+      "--data",
+      "synthetic",
+      "--global-batch",
+      "8",
+      "--steps",
+      "60",
+      "--checkpoint",
+      "none"};
+  const auto run = [&](std::vector<std::string> words, const std::string& report) {
+    words.insert(words.begin(), {LOCKSTEP_BINARY, "run"});
+    words.emplace_back("--");
+    words.insert(words.end(), job.begin(), job.end());
+    if (!report.empty()) words.insert(words.end(), {"--report", path(report)});
+    return Command(words, {marker_});
+  };
+  Command alone = run({"-n", "1"}, "one.json");
+  ASSERT_TRUE(alone.finish(seconds(100)));
+  const auto node = [&](std::vector<std::string> words, const std::string& report) {
+    words.insert(words.end(), {"--secret-file", path("secret"), "-n", "1"});
+    return run(words, report);
+  };
+  const std::vector<std::string> meet = {"--nodes",      "2",         "--max-restarts", "9",
+                                         "--rendezvous", rendezvous_, "--node-rank"};
+  auto first_words = meet;
+  // The pause gives the host time to come.
+  first_words.insert(first_words.end(), {"0", "--faults", "slow@10:0:forward:2s"});
+  auto second_words = meet;
+  second_words.emplace_back("1");
+  Command first = node(first_words, "many.json");
+  Command second = node(second_words, "");
+  ASSERT_TRUE(first.wait_for("step 1/", 1, seconds(60))) << first.err();
+  Command third = node({"--join", rendezvous_}, "");
+  ASSERT_TRUE(first.wait_for("3 workers train from here on", 1, seconds(60))) << first.err();
+  for (Command* one : {&first, &second, &third}) {
+    ASSERT_TRUE(one->finish(seconds(100)));
+    EXPECT_EQ(one->exit_code(), 0) << one->err();
+  }
+  EXPECT_EQ(hash_in("many.json"), hash_in("one.json"));
+  EXPECT_THAT(processes_with(marker_), IsEmpty());
+}
+
 TEST_F(TrainNodes, TooManyWorkersOnAllHostsTogetherAreRefusedEverywhere) {
   Command first = node(0, 5, {"--steps", "4"});
   Command second = node(1, 5, {"--steps", "4"});

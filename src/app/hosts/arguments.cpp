@@ -45,7 +45,7 @@ void add_hosts(CLI::App& parser, control::HostOptions& hosts, control::NodeOptio
   base::add_number(parser, "--nodes", nodes.nodes);
   base::add_number(parser, "--node-rank", nodes.rank);
   parser.add_option("--rendezvous", nodes.rendezvous);
-  parser.add_option("--secret-file", nodes.secret_file)->needs("--nodes");
+  parser.add_option("--secret-file", nodes.secret_file);
   parser.add_flag("--lifeline", nodes.lifeline)->needs("--nodes");  // what --hosts adds
   parser.get_option("--node-rank")->needs("--nodes");
   parser.get_option("--nodes")->needs("--node-rank");
@@ -61,11 +61,11 @@ void add_workers(CLI::App& parser, std::optional<control::WorkersAsked>& target)
 
 void check_hosts(const control::RunOptions& options) {
   const control::NodeOptions& nodes = options.nodes;
-  if (nodes.nodes != 1 || nodes.rank != 0 || !nodes.secret_file.empty() || nodes.lifeline) {
+  if (nodes.nodes != 1 || nodes.rank != 0 || !nodes.secret_file.empty() || nodes.lifeline ||
+      !nodes.join.empty()) {
     throw BadInput(
-        "--hosts starts every host itself: leave out --nodes, --node-rank and --secret-file, or "
-        "leave "
-        "out --hosts");
+        "--hosts starts every host itself: leave out --nodes, --node-rank, --secret-file and "
+        "--join, or leave out --hosts");
   }
   control::parse_hosts(options.hosts.list, options.workers);
 }

@@ -142,6 +142,30 @@ TEST_F(ElasticJobTest, AHostThatIsLostLeavesThoseThatTrain) {
   EXPECT_EQ(state_.going_on(), 1);
 }
 
+TEST_F(ElasticJobTest, WorkersOfAHostThatJoinsAreNewcomersAndReplaced) {
+  EXPECT_EQ(state_.objection_to_host(), "");
+  state_.on_host_joined({4, 5});
+  EXPECT_EQ(state_.live(), 6);
+  EXPECT_EQ(state_.going_on(), 4) << "they have not joined the others";
+  EXPECT_EQ(end(4, How::kExited, 1).left.at(0).outcome.after, After::kRefused);
+  EXPECT_THAT(kill(5).start, ElementsAre(5));
+  state_.on_formed({0, 1, 2, 3, 5});
+  EXPECT_EQ(state_.going_on(), 5);
+  state_.on_host_lost({4, 5}, now_);
+  EXPECT_EQ(state_.cause(), JobState::Cause::kNone);
+  EXPECT_EQ(state_.live(), 4);
+  EXPECT_EQ(state_.going_on(), 4);
+}
+
+TEST_F(ElasticJobTest, AHostThatComesTooLateIsNotTakenIn) {
+  EXPECT_EQ(JobState(2, EndRules{}).objection_to_host(),
+            "its workers are fixed; start it with --max-restarts");
+  end(0, How::kExited, 0);
+  EXPECT_EQ(state_.objection_to_host(), "it has reached its end");
+  state_.on_signal(SIGTERM, now_);
+  EXPECT_EQ(state_.objection_to_host(), "it is ending");
+}
+
 TEST_F(ElasticJobTest, AMemberThatFailsEndsTheJobAsEver) {
   EXPECT_THAT(end(1, How::kExited, 1).forward, ElementsAre(SIGTERM, SIGCONT));
   EXPECT_EQ(state_.exit_code(), 1);

@@ -402,6 +402,17 @@ JobState::Orders JobState::on_host_lost(const std::vector<int>& ranks, Clock::ti
   return live_ <= 0 ? release() : orders;
 }
 
+std::string JobState::objection_to_host() const {
+  if (!departures_) return "its workers are fixed; start it with --max-restarts";
+  if (!running()) return "it is ending";
+  return departures_->finishing() ? "it has reached its end" : "";
+}
+
+void JobState::on_host_joined(const std::vector<int>& ranks) {
+  live_ += static_cast<int>(ranks.size());
+  departures_->on_host_joined(ranks);
+}
+
 JobState::Orders JobState::on_time(Clock::time_point now) {
   if (running() && held_.until && now >= *held_.until) {  // it lives on: they failed by themselves
     Orders orders;

@@ -196,6 +196,9 @@ class JobState {
   Orders on_keeper_lost();
   // The host of these workers is lost: what became of them is not known.
   Orders on_host_lost(const std::vector<int>& ranks, Clock::time_point now);
+  // A host wants to join: why it cannot; empty: it can. And then it has, with these workers, which start.
+  std::string objection_to_host() const;
+  void on_host_joined(const std::vector<int>& ranks);
   Orders on_time(Clock::time_point now);
 
   // When on_time() wants to be called, if at all.

@@ -34,10 +34,11 @@ EndRules end_rules(const RunOptions& options, const HostMap& map) {
 // ---- OwnJudge -------------------------------------------------------------------------------------------------------
 
 OwnJudge::OwnJudge(boost::asio::io_context& context, const RunOptions& options, const HostMap& map,
-                   std::string program, NodeHost* nodes)
+                   std::string program, NodeHost* nodes, NodeStart start)
     : options_(options),
       map_(map),
       nodes_(nodes),
+      start_(std::move(start)),
       state_(map.nodes() == 1 ? options.workers : map.world(), end_rules(options, map)),
       report_(map, std::move(program)),
       events_(map, Clock::now()),
@@ -46,6 +47,31 @@ OwnJudge::OwnJudge(boost::asio::io_context& context, const RunOptions& options, 
   if (nodes_ == nullptr) return;
   nodes_->when_event = [this](int node, const NodeEvent& event) { take_node_event(node, event); };
   nodes_->when_lost = [this](int node, const std::string& why) { lose(node, why); };
+  nodes_->when_join = [this](int node, const NodeJoin& join) { return admit(node, join); };
+}
+
+// The places of a host that joins are new ones, also if it was lost before: a process of the lost one that still runs
+// must not be taken for one of them.
+NodeHost::Admission OwnJudge::admit(int node, const NodeJoin& join) {
+  if (std::string why = state_.objection_to_host(); !why.empty())
+    return {{}, fmt::format("the job cannot be joined: {}", why)};
+  if (!may_have(1)) {
+    if (const auto why = may_have(state_.live() + static_cast<int>(join.workers)))
+      return {{},
+              fmt::format("the job has {} workers and cannot have {} more: {}", state_.live(),
+                          join.workers, *why)};
+  } else {
+    return {};  // it is not known yet
+  }
+  map_.shares.push_back({join.host, join.workers});
+  start_.shares = map_.shares;
+  report_.set_map(map_);
+  running_.insert(node);
+  state_.on_host_joined(map_.ranks_of(node));
+  when_host(map_);
+  when_note(fmt::format("lockstep: {} joins, with {} worker{}", map_.name_of(node), join.workers,
+                        join.workers == 1 ? "" : "s"));
+  return {start_, ""};
 }
 
 void OwnJudge::take_node_event(int node, const NodeEvent& event) {
@@ -171,7 +197,8 @@ std::string OwnJudge::on_resize(int workers) {
 
 bool OwnJudge::tell_facts(JobFacts& facts) const {
   facts.workers = state_.live();
-  facts.wanted = state_.wanted().value_or(facts.workers);
+  // On several hosts, places of a host that was lost stay empty.
+  facts.wanted = nodes_ == nullptr ? state_.wanted().value_or(facts.workers) : facts.workers;
   if (state_.wanted() && nodes_ == nullptr) {
     facts.least = options_.min_workers.value_or(kMinWorkers);
     facts.most = places(options_);

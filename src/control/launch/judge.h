@@ -46,6 +46,9 @@ class Judge {
   // many workers wait to join.
   std::function<void(const KeeperEvent&)> when_far_event;
   std::function<void(int)> when_newcomers;
+  // On node 0, when a host wants to join: why the job cannot have so many workers, if it cannot; and then the new map.
+  std::function<std::optional<std::string>(int workers)> may_have;
+  std::function<void(const HostMap&)> when_host;
 
   // Ranks count over all hosts.
   virtual void on_event(const KeeperEvent& event) = 0;
@@ -88,9 +91,9 @@ class Judge {
 
 class OwnJudge final : public Judge {
  public:
-  // `nodes` is null for a job on one host.
+  // `nodes` is null for a job on one host. `start` is what hosts get that join later.
   OwnJudge(boost::asio::io_context& context, const RunOptions& options, const HostMap& map,
-           std::string program, NodeHost* nodes);
+           std::string program, NodeHost* nodes, NodeStart start = {});
 
   void on_event(const KeeperEvent& event) override { take_event(map_.node, event); }
   void on_loss(const Loss& loss) override;
@@ -118,6 +121,7 @@ class OwnJudge final : public Judge {
   void take_signal(int node, int signal);
   void take_end(int node, int wait_status);
   void lose(int node, const std::string& why);
+  NodeHost::Admission admit(int node, const NodeJoin& join);
   void obey(const JobState::Orders& orders);
   void arm_deadline();
   void conclude_if_over();
@@ -126,6 +130,7 @@ class OwnJudge final : public Judge {
   const RunOptions& options_;
   HostMap map_;
   NodeHost* nodes_;
+  NodeStart start_;
   JobState state_;
   JobReport report_;
   JobEvents events_;

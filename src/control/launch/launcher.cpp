@@ -203,6 +203,11 @@ Launcher::Launcher(boost::asio::io_context& context, const RunOptions& options, 
   judge_->when_orders = [this](const JobState::Orders& orders) { obey(orders); };
   judge_->when_far_event = [this](const KeeperEvent& event) { workers_.take(event); };
   judge_->when_newcomers = [this](int count) { workers_.set_newcomers(count); };
+  judge_->may_have = [this](int workers) { return workers_.objection(workers); };
+  judge_->when_host = [this](const HostMap& map) {
+    meeting_.map = map;
+    workers_.set_map(map);
+  };
   judge_->when_note = [this](const std::string& line) { note(line); };
   judge_->when_verdict = [this](const NodeVerdict& verdict) {
     verdict_ = verdict;

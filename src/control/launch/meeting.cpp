@@ -29,7 +29,7 @@ std::string this_host() {
 NodeJoin introduction(const RunOptions& options, const Program& program) {
   NodeJoin join;
   join.node = static_cast<std::uint32_t>(options.nodes.rank);
-  join.nodes = static_cast<std::uint32_t>(options.nodes.nodes);
+  join.nodes = options.nodes.join.empty() ? static_cast<std::uint32_t>(options.nodes.nodes) : 0;
   join.workers = static_cast<std::uint32_t>(options.workers);
   join.build = LOCKSTEP_VERSION;
   const std::string& path = options.command.front();
@@ -112,17 +112,19 @@ void host_meeting(boost::asio::io_context& context, RunOptions& options, const N
 
 void attend_meeting(boost::asio::io_context& context, RunOptions& options, const NodeJoin& join,
                     const std::string& secret, Deadline deadline, Meeting& meeting) {
-  const Address where = parse_address(options.nodes.rendezvous);
+  const bool late = !options.nodes.join.empty();
+  const Address where = parse_address(late ? options.nodes.join : options.nodes.rendezvous);
   meeting.guest = std::make_unique<NodeGuest>(context, where, secret, join);
   meeting.start =
       meeting.guest->meet(deadline, [&](const std::string& line) { show(options, line); });
-  meeting.map = {options.nodes.rank, meeting.start.shares};
+  const int last = static_cast<int>(meeting.start.shares.size()) - 1;
+  meeting.map = {late ? last : options.nodes.rank, meeting.start.shares};
   take_choices(options, meeting.start);
 }
 
 void hold(boost::asio::io_context& context, RunOptions& options, const NodeJoin& join,
           const std::string& secret, Deadline deadline, Meeting& meeting) {
-  if (options.nodes.rank == 0) {
+  if (options.nodes.rank == 0 && options.nodes.join.empty()) {
     host_meeting(context, options, join, secret, deadline, meeting);
   } else {
     attend_meeting(context, options, join, secret, deadline, meeting);
@@ -201,7 +203,7 @@ std::unique_ptr<Judge> Meeting::make_judge(boost::asio::io_context& context,
                                            const RunOptions& options,
                                            const std::string& program) const {
   if (guest) return std::make_unique<FarJudge>(context, map, *guest);
-  return std::make_unique<OwnJudge>(context, options, map, program, host.get());
+  return std::make_unique<OwnJudge>(context, options, map, program, host.get(), start);
 }
 
 void Meeting::give_up(const CannotBegin& reason) const {
@@ -219,7 +221,7 @@ void meet(boost::asio::io_context& context, RunOptions& options, const Program& 
     };
     secret = meeting.lifeline->secret();
   }
-  if (options.nodes.nodes == 1) {
+  if (one_host(options.nodes)) {
     if (program.path.empty()) throw CannotBegin{program.problem, program.exit_code};
     meeting.map = {0, {{this_host(), static_cast<std::uint32_t>(places(options))}}};
     meeting.start = make_start(options, meeting.map, meeting.listener);
@@ -229,6 +231,8 @@ void meet(boost::asio::io_context& context, RunOptions& options, const Program& 
   if (secret.empty()) secret = read_secret_file(options.nodes.secret_file);
   const NodeJoin join = introduction(options, program);
   const std::chrono::seconds asked{options.timeout_s.value_or(kDefaultTimeout.count())};
+  if (!join.problem.empty() && !options.nodes.join.empty())
+    throw CannotBegin{join.problem, join.code};  // the job that runs need not know
   if (!join.problem.empty()) return tell_problem(context, options, join, secret, meeting);
   hold(context, options, join, secret, Deadline::after(asked), meeting);
   meeting.secret = generation_secret(secret, meeting.start.name, "workers");

@@ -1,6 +1,7 @@
 #include "control/launch/meeting_point.h"
 
 #include <fmt/format.h>
+#include <sys/resource.h>
 
 #include <algorithm>
 #include <chrono>
@@ -16,6 +17,14 @@ MembershipRules membership_rules(const RunOptions& options, int workers) {
   return {.least = options.min_workers.value_or(kMinWorkers),
           .wanted = workers,
           .patience = std::chrono::ceil<std::chrono::milliseconds>(patience)};
+}
+
+// One connection for each worker that joins. If the limit does not allow it, the door lets them in one after the other.
+void raise_open_files_by(int workers) {
+  rlimit limit{};
+  if (::getrlimit(RLIMIT_NOFILE, &limit) != 0) return;
+  limit.rlim_cur = std::min(limit.rlim_max, limit.rlim_cur + static_cast<rlim_t>(workers) + 1);
+  ::setrlimit(RLIMIT_NOFILE, &limit);
 }
 
 std::optional<Hangs::Clock::duration> asked_limit(const RunOptions& options) {
@@ -123,6 +132,14 @@ std::optional<std::string> MeetingPoint::objection(int workers) const {
   }
   if (workers <= most) return std::nullopt;
   return fmt::format("it has {} shard{}: that many workers at most", most, most == 1 ? "" : "s");
+}
+
+void MeetingPoint::set_map(const HostMap& map) {
+  raise_open_files_by(map.world() - map_.world());
+  map_ = map;
+  if (!server_) return;
+  server_->set_places(map.world());
+  server_->set_wanted(map.world());
 }
 
 void MeetingPoint::set_newcomers(int count) {

@@ -39,6 +39,9 @@ class MeetingPoint {
   // It is to have so many from now on.
   void resize(int workers);
 
+  // A host has joined: there are more places, and all are to be filled.
+  void set_map(const HostMap& map);
+
   // So many wait to join; where another launcher has the server.
   void set_newcomers(int count);
 

@@ -71,14 +71,49 @@ std::optional<CannotBegin> NodeRoster::add(ConnectionId from, const NodeJoin& jo
 std::optional<std::string> NodeRoster::objection(const NodeJoin& join) const {
   const NodeJoin& first = joins_.at(0);
   const std::string who = node_name(static_cast<int>(join.node), join.host);
-  if (join.build != first.build) {
-    return fmt::format("{} has Lockstep {}, {} has {}; install one version on every host", who,
-                       join.build, name_of(0), first.build);
-  }
   if (join.nodes != first.nodes) {
     return fmt::format(
         "{} was started with --nodes {}, {} with --nodes {}; give the same everywhere", who,
         join.nodes, name_of(0), first.nodes);
+  }
+  if (auto why = disagreement(join, who)) return why;
+  if (const auto other = joins_.find(join.node); other != joins_.end()) {
+    return fmt::format(
+        "--node-rank {} was given twice, on {} (pid {}) and on {} (pid {}); count hosts from 0 to "
+        "{}",
+        join.node, other->second.host, other->second.pid, join.host, join.pid, first.nodes - 1);
+  }
+  return std::nullopt;
+}
+
+std::optional<CannotBegin> NodeRoster::objection_to_late(const NodeJoin& join) const {
+  if (auto why = disagreement(join, fmt::format("the host {} that wants to join", join.host)))
+    return CannotBegin{std::move(*why), kUsage, true};
+  if (map().world() + static_cast<int>(join.workers) > kMostWorkers || join.workers == 0) {
+    return CannotBegin{
+        fmt::format("the job has had {} places for workers, with those of hosts that were lost, "
+                    "and {} more are too many; it can have {}",
+                    map().world(), join.workers, kMostWorkers),
+        kUsage, true};
+  }
+  if (joins_.size() >= static_cast<std::size_t>(kMostHosts))
+    return CannotBegin{fmt::format("the job has had {} hosts, the most", kMostHosts), kUsage, true};
+  return std::nullopt;
+}
+
+int NodeRoster::take_in(ConnectionId from, const NodeJoin& join, TimePoint now) {
+  const auto node = static_cast<std::uint32_t>(joins_.size());
+  joins_.emplace(node, join);
+  links_.emplace(from, Link{static_cast<int>(node), now});
+  return static_cast<int>(node);
+}
+
+std::optional<std::string> NodeRoster::disagreement(const NodeJoin& join,
+                                                    const std::string& who) const {
+  const NodeJoin& first = joins_.at(0);
+  if (join.build != first.build) {
+    return fmt::format("{} has Lockstep {}, {} has {}; install one version on every host", who,
+                       join.build, name_of(0), first.build);
   }
   if (join.job != first.job) {
     return fmt::format(
@@ -92,12 +127,6 @@ std::optional<std::string> NodeRoster::objection(const NodeJoin& join) const {
         "{} was given the faults {}, {} {}; give them to node 0 alone, for all workers, or the "
         "same everywhere",
         who, join.faults, name_of(0), first.faults.empty() ? "none" : first.faults);
-  }
-  if (const auto other = joins_.find(join.node); other != joins_.end()) {
-    return fmt::format(
-        "--node-rank {} was given twice, on {} (pid {}) and on {} (pid {}); count hosts from 0 to "
-        "{}",
-        join.node, other->second.host, other->second.pid, join.host, join.pid, first.nodes - 1);
   }
   return std::nullopt;
 }

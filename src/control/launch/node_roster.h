@@ -25,7 +25,7 @@ struct HostMap {
   int first_rank() const { return first_rank(node); }
   int first_rank(int of_node) const;
   int node_of(int rank) const;
-  bool here(int rank) const { return node_of(rank) == node; }
+  bool here(int rank) const { return is_rank(rank) && node_of(rank) == node; }
   bool is_rank(int rank) const { return rank >= 0 && rank < world(); }
   std::vector<int> ranks_of(int of_node) const;
 
@@ -55,6 +55,10 @@ class NodeRoster {
   // A launcher presents itself. Nothing if it belongs to the job.
   std::optional<CannotBegin> add(ConnectionId from, const NodeJoin& join, TimePoint now);
 
+  // A launcher wants to join the job that runs. Nothing if it fits: take_in() then adds it, as the next node.
+  std::optional<CannotBegin> objection_to_late(const NodeJoin& join) const;
+  int take_in(ConnectionId from, const NodeJoin& join, TimePoint now);
+
   // Everybody has come, and the job begins: later ones are turned away.
   bool whole() const { return joins_.size() == joins_.at(0).nodes; }
   void begin() { begun_ = true; }
@@ -82,6 +86,7 @@ class NodeRoster {
   };
 
   std::optional<std::string> objection(const NodeJoin& join) const;
+  std::optional<std::string> disagreement(const NodeJoin& join, const std::string& who) const;
 
   std::map<std::uint32_t, NodeJoin> joins_;  // by node
   std::map<ConnectionId, Link> links_;

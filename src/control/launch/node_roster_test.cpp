@@ -36,6 +36,7 @@ TEST(HostMapTest, RanksCountFromNodeToNode) {
   EXPECT_TRUE(map.here(4));
   EXPECT_FALSE(map.here(5));
   EXPECT_FALSE(map.is_rank(7));
+  EXPECT_FALSE((HostMap{2, map.shares}.here(7))) << "of a host that has joined since";
   EXPECT_EQ(map.name_of(2), "node 2 (c)");
 }
 
@@ -99,6 +100,35 @@ TEST(NodeRosterTest, LauncherOfAnotherJobDoesNotHarmOneThatHasBegun) {
   ASSERT_TRUE(reason);
   EXPECT_TRUE(reason->newcomer_only);
   EXPECT_EQ(roster.node_of(3), std::nullopt);
+}
+
+TEST(NodeRosterTest, AHostThatJoinsLaterIsTheNextNodeAlsoIfOneWasLost) {
+  NodeRoster roster(launcher(0, 4, "a"));
+  roster.add(1, launcher(1, 4, "b"), kBegin);
+  roster.add(2, launcher(2, 4, "c"), kBegin);
+  roster.begin();
+  roster.remove(1);
+  NodeJoin late = launcher(0, 2, "b");
+  late.nodes = 0;
+  EXPECT_FALSE(roster.objection_to_late(late));
+  EXPECT_EQ(roster.take_in(3, late, kBegin), 3);
+  EXPECT_EQ(roster.node_of(3), 3);
+  EXPECT_THAT(roster.map().ranks_of(3), ElementsAre(12, 13));
+  EXPECT_THAT(roster.connections(), ElementsAre(2, 3));
+  const auto why = [&](const NodeJoin& join) {
+    const auto reason = roster.objection_to_late(join);
+    return reason && reason->newcomer_only ? reason->why : "";
+  };
+  late.workers = 5000;
+  EXPECT_THAT(why(late), HasSubstr("5000 more are too many"));
+  late.workers = 0;
+  EXPECT_THAT(why(late), HasSubstr("too many"));
+  late.workers = 2;
+  late.build = "0.2";
+  EXPECT_THAT(why(late), HasSubstr("the host b that wants to join has Lockstep 0.2"));
+  late.build = "0.1";
+  late.job = "run other";
+  EXPECT_THAT(why(late), HasSubstr("wants `lockstep run other`"));
 }
 
 TEST(NodeRosterTest, SilentNodesAreThoseNotHeardOfSinceTheLimit) {

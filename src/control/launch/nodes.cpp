@@ -6,6 +6,7 @@
 #include <algorithm>
 #include <boost/asio/post.hpp>
 #include <boost/asio/steady_timer.hpp>
+#include <map>
 #include <optional>
 #include <set>
 
@@ -38,6 +39,10 @@ std::string silence_text() {
 constexpr const char* kOtherSecret =
     "tried to join with another secret; give every host the same --secret-file";
 constexpr std::size_t kMostOthers = 8;  // strangers must not fill the output
+
+constexpr const char* kNotYet =
+    "its hosts have not met, or its workers have not ended a first batch, or they cannot meet "
+    "between two: only the loop of a Job or a Trainer can";
 
 constexpr const char* kClosed = "its launcher ended without a word";
 
@@ -97,6 +102,7 @@ class NodeHost::State : public std::enable_shared_from_this<NodeHost::State> {
       return take(from, message);
     };
     door_->when_gone = [this](ConnectionId id) {
+      late_.erase(id);
       if (const auto node = roster_.node_of(id)) lose(*node, kClosed);
     };
     door_->when_stranger = [this](const std::string& who, const Departure& departure) {
@@ -121,6 +127,8 @@ class NodeHost::State : public std::enable_shared_from_this<NodeHost::State> {
  private:
   bool take(ConnectionId from, const Message& message);
   void join(ConnectionId from, const NodeJoin& join);
+  void take_in_late();
+  bool decide_on_late(ConnectionId from, const NodeJoin& join);
   void lose(int node, const std::string& why);
   bool turn_away(const std::string& who);
   std::string late_text() const;
@@ -131,15 +139,22 @@ class NodeHost::State : public std::enable_shared_from_this<NodeHost::State> {
   NodeRoster roster_;
   Ticker ticker_;
   bool meeting_ = true;
-  Note note_;                          // to the user, while they meet
-  std::set<std::string> others_;       // addresses that came with another secret
-  std::optional<CannotBegin> reason_;  // why the job cannot begin
+  Note note_;                              // to the user, while they meet
+  std::map<ConnectionId, NodeJoin> late_;  // launchers that wait to join the job that runs
+  std::set<std::string> others_;           // addresses that came with another secret
+  std::optional<CannotBegin> reason_;      // why the job cannot begin
 };
 
 bool NodeHost::State::take(ConnectionId from, const Message& message) {
   if (const auto* first = std::get_if<NodeJoin>(&message)) {
-    if (roster_.node_of(from) || first->node == 0) return false;
-    join(from, *first);
+    const bool late = first->nodes == 0;
+    if (roster_.node_of(from) || late_.contains(from) || (first->node == 0 && !late)) return false;
+    if (!late) {
+      join(from, *first);
+    } else {
+      late_.emplace(from, *first);
+      take_in_late();
+    }
     return true;
   }
   const auto node = roster_.node_of(from);
@@ -164,6 +179,27 @@ void NodeHost::State::join(ConnectionId from, const NodeJoin& join) {
   if (!reason->newcomer_only && !reason_) reason_ = reason;
 }
 
+void NodeHost::State::take_in_late() {
+  if (meeting_ || owner_ == nullptr || !owner_->when_join) return;
+  std::erase_if(late_, [this](const auto& one) { return decide_on_late(one.first, one.second); });
+}
+
+// False if it has to wait.
+bool NodeHost::State::decide_on_late(ConnectionId from, const NodeJoin& join) {
+  std::optional<CannotBegin> reason = roster_.objection_to_late(join);
+  NodeHost::Admission admission;
+  if (!reason) admission = owner_->when_join(roster_.map().nodes(), join);
+  if (!admission.refusal.empty()) reason = CannotBegin{admission.refusal};
+  if (reason) {
+    door_->send(from, NodeVerdict{.code = reason->code, .what = reason->why});
+    return true;
+  }
+  if (!admission.start) return false;
+  roster_.take_in(from, join, now());
+  door_->send(from, *admission.start);
+  return true;
+}
+
 void NodeHost::State::lose(int node, const std::string& why) {
   const std::string name = roster_.name_of(node);
   roster_.remove(node);
@@ -177,6 +213,7 @@ void NodeHost::State::lose(int node, const std::string& why) {
 void NodeHost::State::tick() {
   if (ticker_.beat()) tell(Beat{});
   for (const int node : roster_.silent(now(), kSilence)) lose(node, silence_text());
+  take_in_late();
 }
 
 // It may be one of our nodes, or anybody: it is named, and does not end the job. False if too many are named.
@@ -222,6 +259,8 @@ HostMap NodeHost::State::meet(Deadline deadline, const Note& note) {
 void NodeHost::State::refuse(const CannotBegin& reason) {
   meeting_ = true;
   tell(NodeVerdict{.code = reason.code, .what = reason.why});
+  for (const auto& [from, join] : late_)
+    door_->send(from, NodeVerdict{.code = reason.code, .what = reason.why});
   part();
 }
 
@@ -288,6 +327,8 @@ class NodeGuest::State : public ConnectionOwner,
  private:
   void attempt(Deadline deadline);
   std::optional<std::string> final_problem(const Departure& departure) const;
+  std::string waiting_text() const;
+  std::string late_text() const;
   void lose(const std::string& why);
   void when_met(std::function<void(NodeGuest&)> tell_owner);
 
@@ -325,7 +366,7 @@ NodeStart NodeGuest::State::meet(Deadline deadline, const Note& note) {
     const auto pause = link_ ? kTick : kPause;
     run_until(context_, earlier(deadline, Deadline::after(pause)), done);
     if (!done() && note_at.expired() && !std::exchange(noted, true)) {
-      note(link_ ? "lockstep: waiting for the other nodes"
+      note(link_ ? waiting_text()
                  : fmt::format("lockstep: waiting for node 0 at {}: {}", to_string(node_0_),
                                problem_));
     }
@@ -333,10 +374,26 @@ NodeStart NodeGuest::State::meet(Deadline deadline, const Note& note) {
   meeting_ = false;
   if (start_) return *start_;
   if (reason_) throw *reason_;
-  throw CannotBegin{
-      fmt::format("could not meet node 0 at {}: {}; start the same command there with "
-                  "--node-rank 0, and see whether the address is right",
-                  to_string(node_0_), problem_)};
+  throw CannotBegin{late_text()};
+}
+
+std::string NodeGuest::State::waiting_text() const {
+  if (join_.nodes > 0) return "lockstep: waiting for the other nodes";
+  return fmt::format("lockstep: waiting for the job at {}: {}", to_string(node_0_), kNotYet);
+}
+
+std::string NodeGuest::State::late_text() const {
+  const std::string where = to_string(node_0_);
+  if (join_.nodes > 0) {
+    return fmt::format(
+        "could not meet node 0 at {}: {}; start the same command there with --node-rank 0, and see "
+        "whether the address is right",
+        where, problem_);
+  }
+  if (link_) return fmt::format("the job at {} did not take this host in: {}", where, kNotYet);
+  return fmt::format(
+      "no job can be joined at {}: {}; give --join the address of --rendezvous of that job", where,
+      problem_);
 }
 
 bool NodeGuest::State::on_message(ConnectionId, const Message& message) {

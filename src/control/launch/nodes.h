@@ -15,6 +15,7 @@
 #include <boost/asio/io_context.hpp>
 #include <functional>
 #include <memory>
+#include <optional>
 #include <string>
 
 #include "control/launch/node_roster.h"
@@ -49,6 +50,13 @@ class NodeHost {
   // At the end: waits a moment until every node has read what it was told, and left.
   void part();
 
+  // A host wants to join the job that runs, as the node of this number. `start` is what it gets, with all shares; without
+  // it `refusal` says why not, or it waits and is asked for again.
+  struct Admission {
+    std::optional<NodeStart> start;
+    std::string refusal;
+  };
+  std::function<Admission(int node, const NodeJoin&)> when_join;
   std::function<void(int node, const NodeEvent&)> when_event;
   std::function<void(int node, const std::string& why)> when_lost;
 

@@ -42,8 +42,27 @@ bool is_variable_name(std::string_view name) {
          std::all_of(name.begin(), name.end(), allowed);
 }
 
+void check_secret_given(const NodeOptions& nodes) {
+  if (!nodes.secret_file.empty() || nodes.lifeline) return;
+  throw BadInput(
+      "add --secret-file FILE, the same on every host; make it with: (umask 077; openssl rand "
+      "-hex 32 > FILE)");
+}
+
+void check_join(const NodeOptions& nodes) {
+  if (nodes.nodes != 1 || nodes.rank != 0 || !nodes.rendezvous.empty()) {
+    throw BadInput(
+        "--join takes the place of --nodes, --node-rank and --rendezvous: the job that runs gives "
+        "this host its number; leave them out");
+  }
+  if (parse_address(nodes.join).kind != Address::Kind::kTcp)
+    throw BadInput(fmt::format("--join {} reaches one host only; give HOST:PORT", nodes.join));
+  check_secret_given(nodes);
+}
+
 // What all hosts must be given, and the same everywhere but --node-rank.
 void check_nodes(const NodeOptions& nodes) {
+  if (!nodes.join.empty()) return check_join(nodes);
   if (nodes.nodes < 1 || nodes.nodes > kMostHosts) {
     throw BadInput(
         fmt::format("--nodes {} is not possible; ask for 1 to {}", nodes.nodes, kMostHosts));
@@ -54,6 +73,8 @@ void check_nodes(const NodeOptions& nodes) {
                                nodes.nodes - 1));
   }
   if (nodes.nodes == 1) {
+    if (!nodes.secret_file.empty())
+      throw BadInput("--secret-file requires --nodes, or --join: it is for several hosts");
     if (nodes.rendezvous.empty() || nodes.lifeline) return;
     throw BadInput(
         "--rendezvous is where several hosts meet: add --nodes, or --hosts, or leave it out");
@@ -67,25 +88,20 @@ void check_nodes(const NodeOptions& nodes) {
     throw BadInput(
         fmt::format("--rendezvous {} reaches one host only; give HOST:PORT", nodes.rendezvous));
   }
-  if (nodes.secret_file.empty() && !nodes.lifeline) {
-    throw BadInput(
-        "add --secret-file FILE, the same on every host; make it with: (umask 077; openssl rand "
-        "-hex "
-        "32 > FILE)");
-  }
+  check_secret_given(nodes);
 }
 
 void check_elastic(const RunOptions& options) {
   if (!elastic(options)) return;
-  if (options.most_workers && (!options.hosts.list.empty() || options.nodes.nodes > 1)) {
+  const bool here_only = options.hosts.list.empty() && one_host(options.nodes);
+  if (options.most_workers && !here_only) {
     throw BadInput(
         fmt::format("a number of workers that may change, such as {}:{}, works on one host so far; "
                     "give one number",
                     options.min_workers.value_or(kMinWorkers), *options.most_workers));
   }
   const int least = options.min_workers.value_or(kMinWorkers);
-  const bool one_host = options.hosts.list.empty() && options.nodes.nodes == 1;
-  if (least < 1 || (one_host && least > options.workers)) {
+  if (least < 1 || (here_only && least > options.workers)) {
     throw BadInput(fmt::format("--min-workers {} is not possible with {} worker{}; ask for 1 to {}",
                                least, options.workers, options.workers == 1 ? "" : "s",
                                options.workers));
@@ -122,9 +138,9 @@ void check_faults(const RunOptions& options) {
     throw BadInput(
         "--fault-seed is a number from 0 on, for --faults with a rate, such as kill=1/min");
   }
-  const bool one_host = options.hosts.list.empty() && options.nodes.nodes == 1;
+  const bool here_only = options.hosts.list.empty() && one_host(options.nodes);
   for (const Fault& fault : schedule.faults) {
-    if (!one_host || fault.worker < places(options)) continue;
+    if (!here_only || fault.worker < places(options)) continue;
     throw BadInput(fmt::format("{}: {} is for worker {}, and the job has 0 to {}", name,
                                to_string(fault), fault.worker, places(options) - 1));
   }

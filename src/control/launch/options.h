@@ -44,10 +44,16 @@ struct NodeOptions {
   int rank = 0;             // of this host
   std::string rendezvous;   // HOST:PORT of node 0
   std::string secret_file;  // the same on every host
+  std::string join;         // HOST:PORT of node 0 of a job that runs: this host joins it
   // Standard input holds the secret, then bytes that are signals. Its end asks for the end of the job. All hosts have
   // one terminal, so a failure is told once. See remote.h.
   bool lifeline = false;
 };
+
+// Whether the job is known to be on this host only.
+inline bool one_host(const NodeOptions& nodes) {
+  return nodes.nodes == 1 && nodes.join.empty();
+}
 
 // `--hosts`: this command starts the launchers of other hosts, and is none itself (remote.h).
 struct HostOptions {

@@ -187,6 +187,7 @@ class JobReport {
   JobReport(const HostMap& map, std::string program);
 
   void add(const KeeperEvent& event);
+  void set_map(const HostMap& map);  // a host has joined
   void keeper_lost(int node, int wait_status);
   void host_lost(int node, const std::string& why);
   void overtime(int live) { overtime_ = live; }

@@ -36,6 +36,12 @@ void JobReport::add(const KeeperEvent& event) {
     not_started_[static_cast<std::size_t>(event.rank)] = event.value;
 }
 
+void JobReport::set_map(const HostMap& map) {
+  map_ = map;
+  pids_.resize(static_cast<std::size_t>(map.world()));
+  not_started_.resize(static_cast<std::size_t>(map.world()));
+}
+
 void JobReport::keeper_lost(int node, int wait_status) {
   if (!lost_.empty()) return;
   const std::string where = map_.nodes() == 1 ? "" : " on " + map_.name_of(node);

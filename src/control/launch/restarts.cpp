@@ -111,6 +111,15 @@ bool Departures::on_host_lost(const std::vector<int>& places, int live) {
   return true;
 }
 
+void Departures::on_host_joined(const std::vector<int>& places) {
+  for (const int place : places) {
+    running_.insert(place);
+    later_.insert(place);
+    size_.wanted = std::max(size_.wanted, place + 1);
+  }
+  size_.most = std::max(size_.most, size_.wanted);
+}
+
 int Departures::training(const std::set<int>& without) const {
   return static_cast<int>(std::count_if(members_.begin(), members_.end(), [&](int place) {
     return !without.contains(place) && !expelled_.contains(place) && !dismissed_.contains(place);

@@ -120,6 +120,9 @@ class Departures {
   // The host of these places is lost, and this many others live. False: those are too few.
   bool on_host_lost(const std::vector<int>& places, int live);
 
+  // A host has joined: these places are new, and their processes start.
+  void on_host_joined(const std::vector<int>& places);
+
   // A newcomer has ended with a code of its own: it would do so again.
   Outcome on_refused(int place, int live);
 
@@ -136,6 +139,7 @@ class Departures {
 
   // Every member of the last generation has ended, at least one of them with 0. Who still lives has never joined.
   bool done() const { return finishing_ && members_.empty(); }
+  bool finishing() const { return finishing_; }  // some have reached the end of the job
   bool expelled(int place) const { return expelled_.contains(place); }
   // It was started while the job ran.
   bool later(int place) const { return later_.contains(place); }

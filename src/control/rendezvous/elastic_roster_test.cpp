@@ -96,6 +96,25 @@ TEST_F(ElasticRosterTest, AWorkerThatDiesWhileAGenerationFormsIsNotSaidToBeInIt)
   EXPECT_EQ(welcome_of(other)->survivors, 2u) << "the replacement is a newcomer";
 }
 
+TEST_F(ElasticRosterTest, WorkersOfAHostThatHasJoinedComeInNewPlaces) {
+  form_all();
+  Join fourth = join_of(3);
+  fourth.size = 4;
+  EXPECT_TRUE(roster_.take(++last_, fourth, kOnTime, answers_));
+  ASSERT_EQ(answers_.size(), 1u);
+  EXPECT_TRUE(std::holds_alternative<Failed>(answers_[0].message)) << "there is no such place";
+  answers_.clear();
+  roster_.set_places(4);
+  alive({0, 1, 2, 3});
+  EXPECT_TRUE(roster_.take(++last_, fourth, kOnTime, answers_));
+  EXPECT_EQ(roster_.newcomers(), 1);
+  const ConnectionId newcomer = last_;
+  for (int place = 0; place < 3; ++place) join(place);  // they were told of 3
+  ASSERT_NE(welcome_of(newcomer), nullptr);
+  EXPECT_EQ(welcome_of(newcomer)->rank, 3u);
+  EXPECT_EQ(welcome_of(newcomer)->survivors, 3u);
+}
+
 TEST_F(ElasticRosterTest, SurvivorsGetNewRanksWhenTheDeadIsKnownToBeDead) {
   form_all();
   join(1, true);

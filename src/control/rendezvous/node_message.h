@@ -4,6 +4,7 @@
 //   launcher of a node              launcher of node 0
 //   NodeJoin  ─────────────────────▶             who it is, and what must agree
 //             ◀─────────────────────  NodeStart    when every node has come        (or NodeVerdict: it cannot begin)
+//                                                  or, to a host that joins later, when the job has room for it
 //   NodeEvent ────────────────────▶             what happens to its workers
 //             ◀─────────────────────  NodeOrders   what to do about it
 //             ◀─────────────────────  NodeVerdict  when the workers of every node have ended
@@ -19,7 +20,7 @@ namespace lockstep::control {
 // A launcher presents itself. All must agree on nodes, build and job.
 struct NodeJoin {
   std::uint32_t node = 0;
-  std::uint32_t nodes = 0;
+  std::uint32_t nodes = 0;  // 0: it joins a job that runs, which gives it a number
   std::uint32_t workers = 0;
   std::string build;
   std::string job;  // "run train", "train"

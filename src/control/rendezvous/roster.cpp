@@ -298,7 +298,7 @@ bool RendezvousRoster::join(ConnectionId from, const Join& join, TimePoint now, 
 
 // What does not fit the job, or the workers that train.
 std::optional<std::string> RendezvousRoster::objection(const Join& join) const {
-  if (static_cast<int>(join.size) != size_)
+  if (static_cast<int>(join.size) > size_)
     return fmt::format("rank {} was told of {} workers, the rendezvous of {}", join.rank, join.size,
                        size_);
   for (const auto& [connection, other] : waiting_) {

@@ -55,6 +55,7 @@ class RendezvousServer::State : public std::enable_shared_from_this<RendezvousSe
   void start();
   void set_alive(std::set<int> places);
   void set_wanted(int places);
+  void set_places(int places) { roster_.set_places(places); }
   void listen(Events events) { events_ = std::move(events); }
   void close(std::function<void()> when_empty);
   void shut_down();
@@ -205,6 +206,10 @@ void RendezvousServer::set_alive(std::set<int> places) {
 
 void RendezvousServer::set_wanted(int places) {
   state_->set_wanted(places);
+}
+
+void RendezvousServer::set_places(int places) {
+  state_->set_places(places);
 }
 
 void RendezvousServer::listen(Events events) {

@@ -64,6 +64,8 @@ class RendezvousServer {
   void set_alive(std::set<int> places);
   // The job is to have the places below this number.
   void set_wanted(int places);
+  // A host has joined: there are so many places now.
+  void set_places(int places);
   struct Events {
     std::function<void(std::uint64_t generation, const std::vector<int>& places)> formed;
     std::function<void(int count)> newcomers;  // so many wait to join the others, or are to leave
