@@ -173,9 +173,6 @@ control::RunOptions parse_run_arguments(const std::vector<std::string>& argument
   base::add_number(parser, "--fault-seed", options.fault_seed);
   base::add_number(parser, "--grace", grace_s);
   add_hosts(parser, options.hosts, options.nodes);
-  parser.add_option("--join", options.nodes.join)->check([](const std::string& address) {
-    return address.empty() ? "give HOST:PORT, as in --join node0:29400" : "";
-  });
   parser.add_flag("-q,--quiet", options.quiet);
   base::parse_words(parser, split.own, [](const std::string& text) {
     throw BadInput(fmt::format("{}; see `lockstep run --help`", text));

@@ -132,6 +132,31 @@ TEST_F(TrainNodes, AHostThatJoinsChangesNoBit) {
   EXPECT_THAT(processes_with(marker_), IsEmpty());
 }
 
+TEST_F(TrainNodes, AHostThatJoinsTakesAllOptionsFromNode0) {
+  const std::vector<std::string> job = {"--steps", "40", "--max-restarts", "9"};
+  auto first_job = job;
+  first_job.insert(first_job.end(), {"--faults", "slow@10:0:forward:2s"});
+  Command first = node(0, 1, first_job);
+  Command second = node(1, 1, job);
+  ASSERT_TRUE(first.wait_for("step 1/", 1, seconds(60))) << first.err();
+  const std::vector<std::string> join = {LOCKSTEP_BINARY, "train",        "--join",   rendezvous_,
+                                         "--secret-file", path("secret"), "--workers"};
+  auto many = join;
+  many.emplace_back("7");
+  Command too_many(many, {marker_});
+  ASSERT_TRUE(too_many.finish(seconds(60)));
+  EXPECT_EQ(too_many.exit_code(), 1) << too_many.err();
+  EXPECT_THAT(too_many.err(), HasSubstr("it has 8 shards: that many workers at most"));
+  auto one = join;
+  one.emplace_back("1");
+  Command third(one, {marker_});
+  ASSERT_TRUE(first.wait_for("3 workers train from here on", 1, seconds(60))) << first.err();
+  for (Command* each : {&first, &second, &third}) {
+    ASSERT_TRUE(each->finish(seconds(100)));
+    EXPECT_EQ(each->exit_code(), 0) << each->out() << each->err();
+  }
+}
+
 TEST_F(TrainNodes, TooManyWorkersOnAllHostsTogetherAreRefusedEverywhere) {
   Command first = node(0, 5, {"--steps", "4"});
   Command second = node(1, 5, {"--steps", "4"});

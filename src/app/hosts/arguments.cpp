@@ -46,6 +46,9 @@ void add_hosts(CLI::App& parser, control::HostOptions& hosts, control::NodeOptio
   base::add_number(parser, "--node-rank", nodes.rank);
   parser.add_option("--rendezvous", nodes.rendezvous);
   parser.add_option("--secret-file", nodes.secret_file);
+  parser.add_option("--join", nodes.join)->check([](const std::string& address) {
+    return address.empty() ? "give HOST:PORT, as in --join node0:29400" : "";
+  });
   parser.add_flag("--lifeline", nodes.lifeline)->needs("--nodes");  // what --hosts adds
   parser.get_option("--node-rank")->needs("--nodes");
   parser.get_option("--nodes")->needs("--node-rank");

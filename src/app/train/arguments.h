@@ -161,7 +161,7 @@ struct TrainArguments {
   double loss_scale_used() const {
     return loss_scale.value_or(precision == Precision::kFp16 ? 65536 : 0);
   }
-  bool several_hosts() const { return nodes.nodes > 1; }
+  bool several_hosts() const { return !control::one_host(nodes); }
   bool on(DeviceKind kind) const { return device == kind; }
 };
 

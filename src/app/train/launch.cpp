@@ -135,6 +135,8 @@ int train(const std::vector<std::string>& arguments) {
   options.min_workers = parsed.elastic.min_workers;
   if (parsed.workers_range) options.most_workers = parsed.workers_range->most;
   options.max_restarts = parsed.elastic.max_restarts;
+  if (!options.nodes.join.empty() && !control::elastic(options))
+    options.max_restarts = control::kMaxRestarts;  // node 0 has the limits
   options.step_timeout_s = parsed.elastic.step_timeout_s;
   options.timeout_s = parsed.elastic.timeout_s;
   options.faults = parsed.elastic.faults;
