@@ -160,7 +160,8 @@ TEST_F(ReplacementTest, AReplacementInheritsWhatTheFirstOneHad) {
       {"--max-restarts", "1"});
   ASSERT_TRUE(command.finish(seconds(20)));
   EXPECT_EQ(command.exit_code(), 0) << command.err();
-  EXPECT_EQ(count(command.out(), "fd "), 6) << "streams, secret, losses, news:\n" << command.out();
+  EXPECT_EQ(count(command.out(), "fd "), 7) << "streams, secret, losses, estate, news:\n"
+                                            << command.out();
   EXPECT_THAT(command.out(), HasSubstr("lockstep-news"));
 }
 

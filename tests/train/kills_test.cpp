@@ -70,6 +70,26 @@ TEST_F(Kills, OfEverythingAtOnceLoseAtMostTheInterval) {
   expect_goes_on(newest_step());
 }
 
+// The memory that workers leave goes with the keeper; the checkpoint does not.
+TEST_F(Kills, OfTheKeeperLetTheJobBeginAgainFromItsCheckpoint) {
+  const std::string expected = report_of({"--steps", "60"})["weights_sha256"];
+  Command command =
+      start(in_run({"--steps", "60", "--checkpoint-every", "5", "--max-restarts", "3", "--faults",
+                    "slow@20:0:forward:3s", "--report", path("report.json")}));
+  ASSERT_TRUE(await([&] { return newest_step() >= 15; })) << command.err();
+  const auto keeper = children_of(command.pid());
+  ASSERT_THAT(keeper, SizeIs(1));
+  ::kill(keeper.front(), SIGKILL);
+  EXPECT_TRUE(command.finish(seconds(60)));
+  EXPECT_EQ(command.exit_code(), 0) << command.err();
+  EXPECT_THAT(command.err(), HasSubstr("the job begins again, from the checkpoint"));
+  std::ifstream file(path("report.json"));
+  const auto report = nlohmann::json::parse(file);
+  EXPECT_EQ(report["weights_sha256"], expected);
+  EXPECT_GE(report["first_step"], 15);
+  EXPECT_THAT(processes_with(marker_), IsEmpty());
+}
+
 TEST_F(Kills, WhileACheckpointIsWrittenLeaveTheOneBefore) {
   Command command({LOCKSTEP_BINARY, "train", "--model", "cnn", "--data", "synthetic", "--workers",
                    "2", "--global-batch", "8", "--steps", "100000", "--checkpoint-every", "4",

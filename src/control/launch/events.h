@@ -68,12 +68,13 @@ inline constexpr base::Choice<JobEvent::Kind> kEventKinds[] = {
 // Threads:   one caller at a time.
 // Blocking:  never; time is an argument.
 // Failure:   none.
-// Ownership: plain values.
+// Ownership: plain values; borrows the map.
 class JobEvents {
  public:
   using Clock = std::chrono::steady_clock;
 
-  JobEvents(HostMap map, Clock::time_point began) : map_(std::move(map)), began_(began) {}
+  // Hosts that join later are in the map, too, which outlives this.
+  JobEvents(const HostMap& map, Clock::time_point began) : map_(map), began_(began) {}
 
   void on_started(int worker, Clock::time_point now);
   // Others have waited for this one in vain, and it is being ended: the event is now, and on_left() completes it.
@@ -103,7 +104,7 @@ class JobEvents {
                 Clock::time_point now);
   double ms_since(const JobEvent& event, Clock::time_point now) const;
 
-  HostMap map_;
+  const HostMap& map_;
   Clock::time_point began_;
   std::vector<JobEvent> list_;
   std::set<int> members_;  // of the last generation, with the same processes

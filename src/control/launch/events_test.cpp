@@ -19,7 +19,7 @@ JobEvents::Clock::time_point ms_in(int ms) {
 
 class JobEventsTest : public ::testing::Test {
  protected:
-  JobEventsTest() : events(HostMap{0, {{"a", 2}, {"b", 2}}}, kJobBegan) {
+  JobEventsTest() : events(map, kJobBegan) {
     for (const int worker : {0, 1, 2, 3}) events.on_started(worker, ms_in(0));
     events.on_formed(1, {0, 1, 2, 3}, ms_in(500));
   }
@@ -28,6 +28,7 @@ class JobEventsTest : public ::testing::Test {
   }
   JobEvent last() const { return events.list().empty() ? JobEvent{} : events.list().back(); }
 
+  HostMap map{0, {{"a", 2}, {"b", 2}}};
   JobEvents events;
 };
 

@@ -41,7 +41,7 @@ OwnJudge::OwnJudge(boost::asio::io_context& context, const RunOptions& options, 
       start_(std::move(start)),
       state_(map.nodes() == 1 ? options.workers : map.world(), end_rules(options, map)),
       report_(map, std::move(program)),
-      events_(map, Clock::now()),
+      events_(map_, Clock::now()),
       deadline_(context) {
   for (int node = 0; node < map.nodes(); ++node) running_.insert(node);
   if (nodes_ == nullptr) return;

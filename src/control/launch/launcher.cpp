@@ -29,6 +29,7 @@
 #include "control/launch/job_socket.h"
 #include "control/launch/judge.h"
 #include "control/launch/keeper.h"
+#include "control/launch/keeper_link.h"
 #include "control/launch/meeting.h"
 #include "control/launch/meeting_point.h"
 #include "control/launch/output.h"
@@ -42,8 +43,6 @@ namespace {
 using Clock = std::chrono::steady_clock;
 using boost::asio::posix::stream_descriptor;
 
-// Longer than the keeper allows itself for its own end.
-constexpr std::chrono::seconds kKeeperLimit{12};
 constexpr std::chrono::seconds kOwnSweepLimit{5};
 // How long to wait for a reader that takes nothing. A person may read in a pager, but a job that
 // failed or was told to end does not wait long for it.
@@ -57,90 +56,6 @@ int signal_descriptor() {
   return ::signalfd(-1, &set, SFD_CLOEXEC | SFD_NONBLOCK);
 }
 
-// The launcher's end of the pipes to its keeper, as events.
-//
-// Threads:   where the io_context runs.
-// Blocking:  never; reap() only after when_gone.
-// Failure:   when_gone, once, when the keeper has ended, for any reason.
-// Ownership: owns the pipes and reaps the process; the io_context must outlive it.
-class KeeperLink {
- public:
-  KeeperLink(boost::asio::io_context& context, Keeper keeper);
-
-  std::function<void(const KeeperEvent&)> when_event;
-  std::function<void()> when_gone;
-
-  void start() { wait(); }
-  bool gone() const { return !events_.is_open(); }
-
-  void send(const KeeperOrder& order);
-
-  // Lets the keeper kill everything that is left, and exit. One that does not is killed: the launcher then ends its
-  // family itself.
-  void release();
-
-  // How it ended, as a wait status.
-  int reap();
-
- private:
-  void wait();
-  void read_events();
-
-  pid_t pid_;
-  stream_descriptor events_;
-  base::Fd lifeline_;
-  boost::asio::steady_timer limit_;
-};
-
-KeeperLink::KeeperLink(boost::asio::io_context& context, Keeper keeper)
-    : pid_(keeper.pid), events_(context), lifeline_(std::move(keeper.lifeline)), limit_(context) {
-  base::set_nonblocking(keeper.events.get());
-  events_.assign(keeper.events.release());
-}
-
-void KeeperLink::send(const KeeperOrder& order) {
-  if (!lifeline_) return;
-  // If the pipe is full, somebody has stopped the keeper. The order is dropped; release() wakes the keeper up.
-  while (::write(lifeline_.get(), &order, sizeof order) < 0 && errno == EINTR) {
-  }
-}
-
-void KeeperLink::release() {
-  lifeline_.reset();
-  ::kill(pid_, SIGCONT);
-  limit_.expires_after(kKeeperLimit);
-  limit_.async_wait([pid = pid_](const boost::system::error_code& error) {
-    if (!error) ::kill(pid, SIGKILL);
-  });
-}
-
-int KeeperLink::reap() {
-  int status = 0;
-  while (::waitpid(pid_, &status, 0) < 0 && errno == EINTR) {
-  }
-  return status;
-}
-
-void KeeperLink::wait() {
-  events_.async_wait(stream_descriptor::wait_read, [this](const boost::system::error_code& error) {
-    if (!error) read_events();
-  });
-}
-
-void KeeperLink::read_events() {
-  std::array<KeeperEvent, 64> events;
-  const ssize_t got = ::read(events_.native_handle(), events.data(), sizeof events);
-  if (got < 0 && (errno == EAGAIN || errno == EINTR)) return wait();
-  if (got <= 0) {
-    events_.close();
-    limit_.cancel();
-    return when_gone();
-  }
-  for (std::size_t i = 0; i < static_cast<std::size_t>(got) / sizeof(KeeperEvent); ++i)
-    when_event(events[i]);
-  wait();
-}
-
 // The effects on one host: it passes events to the judge and carries its orders out. It decides nothing itself,
 // because only decisions without effects can be tested in every order of events.
 //
@@ -151,7 +66,7 @@ class Launcher {
   Launcher(boost::asio::io_context& context, const RunOptions& options, Meeting& meeting,
            std::unique_ptr<Judge> judge, Preparation ready, Keeper keeper);
 
-  int run();
+  JobEnd run();
 
  private:
   void wait_for_signals();
@@ -196,6 +111,12 @@ Launcher::Launcher(boost::asio::io_context& context, const RunOptions& options, 
       signals_(context_, signal_descriptor()) {
   keeper_.when_event = [this](const KeeperEvent& event) { take_event(event); };
   keeper_.when_gone = [this] { on_keeper_gone(); };
+  keeper_.when_stuck = [this](int worker, pid_t pid) {
+    note(fmt::format(
+        "lockstep: the kernel does not end process {} of rank {}, which was killed; the "
+        "others go on without it",
+        pid, meeting_.map.first_rank() + worker));
+  };
   output_.when_closed = [this](int error) { judge_->on_output_closed(error); };
   output_.takes_line = [this](int worker, std::string_view line) {
     return judge_->on_line(worker, line);
@@ -259,7 +180,7 @@ JobAnswer Launcher::answer(const JobRequest& request) {
   return reply;
 }
 
-int Launcher::run() {
+JobEnd Launcher::run() {
   output_.resume_streams();
   open_socket();
   keeper_.start();
@@ -269,7 +190,9 @@ int Launcher::run() {
   context_.run();
   if (options_.when_over && judge_->events() != nullptr) options_.when_over(*judge_->events());
   judge_->part();
-  return verdict_ ? verdict_->code : kSignalBase + SIGINT;
+  if (!verdict_) return {kSignalBase + SIGINT};
+  return {verdict_->code,
+          verdict_->cause == static_cast<std::uint8_t>(JobState::Cause::kKeeperLost)};
 }
 
 void Launcher::wait_for_signals() {
@@ -381,13 +304,42 @@ std::chrono::seconds Launcher::patience() const {
 
 }  // namespace
 
-int run_prepared(boost::asio::io_context& context, const RunOptions& options, Meeting& meeting,
-                 std::unique_ptr<Judge> judge, Preparation ready) {
+JobEnd run_prepared(boost::asio::io_context& context, const RunOptions& options, Meeting& meeting,
+                    std::unique_ptr<Judge> judge, Preparation ready) {
   Keeper keeper = start_keeper(ready.plan);
   return Launcher(context, options, meeting, std::move(judge), std::move(ready), std::move(keeper))
       .run();
 }
 
+namespace {
+
+JobEnd run_once(RunOptions& options, const Program& program,
+                std::optional<OriginalProcess>& original) {
+  boost::asio::io_context context(1);
+  Meeting meeting;
+  try {
+    meet(context, options, program, meeting);
+    if (!original) original = set_up_process(options, meeting.map);
+    Preparation ready =
+        prepare(options, program, *original, meeting.map, meeting.start, meeting.secret);
+    if (meeting.host) meeting.host->tell(meeting.start);
+    return run_prepared(context, options, meeting,
+                        meeting.make_judge(context, options, program.path), std::move(ready));
+  } catch (const CannotBegin& reason) {
+    if (!reason.why.empty()) fmt::print(stderr, "lockstep: {}\n", reason.why);
+    return {reason.code};
+  } catch (const BadInput& error) {
+    meeting.give_up({error.what(), kUsage});
+    throw;
+  } catch (const std::exception& error) {
+    meeting.give_up({base::diagnosis(error)});
+    throw;
+  }
+}
+
+}  // namespace
+
+// A keeper that is killed takes its workers with it, and the memory that they left.
 int run_job(RunOptions options) {
   if (options.nodes.lifeline) {
     fmt::print("{}\n", kBegun);
@@ -397,27 +349,18 @@ int run_job(RunOptions options) {
   base::set_log_name("launcher");
   const Program program =
       find_program(options.command.front(), base::environment("PATH").value_or("/usr/bin:/bin"));
-  boost::asio::io_context context(1);
-  Meeting meeting;
-  try {
-    meet(context, options, program, meeting);
-    const OriginalProcess original = set_up_process(options, meeting.map);
-    Preparation ready =
-        prepare(options, program, original, meeting.map, meeting.start, meeting.secret);
-    if (meeting.host) meeting.host->tell(meeting.start);
-    const int code =
-        run_prepared(context, options, meeting, meeting.make_judge(context, options, program.path),
-                     std::move(ready));
-    return options.nodes.lifeline ? code_for_coordinator(code) : code;
-  } catch (const CannotBegin& reason) {
-    if (!reason.why.empty()) fmt::print(stderr, "lockstep: {}\n", reason.why);
-    return reason.code;
-  } catch (const BadInput& error) {
-    meeting.give_up({error.what(), kUsage});
-    throw;
-  } catch (const std::exception& error) {
-    meeting.give_up({base::diagnosis(error)});
-    throw;
+  const bool on_one_host = one_host(options.nodes) && !options.nodes.lifeline;
+  int restarts = elastic(options) && on_one_host ? options.max_restarts.value_or(kMaxRestarts) : 0;
+  std::optional<OriginalProcess> original;
+  while (true) {
+    const JobEnd end = run_once(options, program, original);
+    if (end.keeper_lost && restarts-- > 0) {
+      if (!options.quiet)
+        fmt::print(stderr, "lockstep: the job begins again, from the checkpoint if there is one\n");
+      options.began_before = true;
+      continue;
+    }
+    return options.nodes.lifeline ? code_for_coordinator(end.code) : end.code;
   }
 }
 

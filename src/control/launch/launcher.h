@@ -22,13 +22,19 @@ struct Preparation;
 //   stopped_code   workers stopped early, in order
 //   126, 127       the program cannot be executed, or does not exist
 //
+// If the keeper of an elastic job on one host is killed, the job begins again.
+//
 // Call it once, from a process with one thread and no other children: it blocks signals, becomes a
 // child subreaper and forks. BadInput or Unavailable, before anything has been started, when the
 // options or the host do not allow the job.
 int run_job(RunOptions options);
 
 // Its last part: starts the keeper, and runs until the judge has spoken.
-int run_prepared(boost::asio::io_context& context, const RunOptions& options, Meeting& meeting,
-                 std::unique_ptr<Judge> judge, Preparation ready);
+struct JobEnd {
+  int code = 0;
+  bool keeper_lost = false;  // nothing else has ended the job
+};
+JobEnd run_prepared(boost::asio::io_context& context, const RunOptions& options, Meeting& meeting,
+                    std::unique_ptr<Judge> judge, Preparation ready);
 
 }  // namespace lockstep::control

@@ -16,7 +16,8 @@ MembershipRules membership_rules(const RunOptions& options, int workers) {
   const std::chrono::duration<double> patience(options.step_timeout_s.value_or(kStepTimeout));
   return {.least = options.min_workers.value_or(kMinWorkers),
           .wanted = workers,
-          .patience = std::chrono::ceil<std::chrono::milliseconds>(patience)};
+          .patience = std::chrono::ceil<std::chrono::milliseconds>(patience),
+          .began_before = options.began_before};
 }
 
 // One connection for each worker that joins. If the limit does not allow it, the door lets them in one after the other.

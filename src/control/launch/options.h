@@ -67,7 +67,8 @@ struct RunOptions {
   int workers = 0;  // at the start
   std::optional<int>
       most_workers;  // to which the job can be resized; default: as many as at the start
-  std::vector<std::string> command;                            // the program and its arguments
+  std::vector<std::string> command;  // the program and its arguments
+  bool began_before = false;         // the job begins again: it goes on from its own checkpoint
   std::vector<std::pair<std::string, std::string>> variables;  // --env; wins over everything else
   // If one of these is absent or empty, what the user exported counts, else the default.
   std::optional<int> threads;    // per worker, for OpenMP and OpenBLAS; default 1

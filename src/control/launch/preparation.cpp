@@ -51,8 +51,9 @@ void raise_open_files(const RunOptions& options, const HostMap& map, const rlimi
   ::setrlimit(RLIMIT_NOFILE, &raised);
 }
 
-LogFile open_log(const std::filesystem::path& path) {
-  base::Fd file(::open(path.c_str(), O_WRONLY | O_CREAT | O_TRUNC | O_CLOEXEC, 0666));
+LogFile open_log(const std::filesystem::path& path, bool goes_on) {
+  const int mode = O_WRONLY | O_CREAT | O_CLOEXEC | (goes_on ? O_APPEND : O_TRUNC);
+  base::Fd file(::open(path.c_str(), mode, 0666));
   if (!file) {
     throw BadInput(fmt::format("--log-dir: cannot write {}: {}; choose another folder",
                                path.string(), std::strerror(errno)));
@@ -71,8 +72,8 @@ std::vector<LogFile> open_logs(const RunOptions& options, const HostMap& map) {
                                options.log_dir, error.message()));
   }
   for (const int rank : map.ranks_of(map.node)) {
-    logs.push_back(open_log(folder / fmt::format("rank-{}.out", rank)));
-    logs.push_back(open_log(folder / fmt::format("rank-{}.err", rank)));
+    logs.push_back(open_log(folder / fmt::format("rank-{}.out", rank), options.began_before));
+    logs.push_back(open_log(folder / fmt::format("rank-{}.err", rank), options.began_before));
   }
   return logs;
 }

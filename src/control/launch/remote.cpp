@@ -275,7 +275,7 @@ int run_on_hosts(const RunOptions& given, const RemoteWords& words) {
   Preparation ready = prepare_shells(options, words, hosts, original);
   auto judge = std::make_unique<HostsJudge>(context, hosts, hosts_rules(options),
                                             take_lifelines(ready.plan));
-  return run_prepared(context, options, meeting, std::move(judge), std::move(ready));
+  return run_prepared(context, options, meeting, std::move(judge), std::move(ready)).code;
 }
 
 }  // namespace lockstep::control

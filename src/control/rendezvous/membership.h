@@ -27,6 +27,7 @@ struct MembershipRules {
   int least = 1;                               // workers
   int wanted = 1 << 16;                        // places below this one are to be filled
   std::chrono::milliseconds patience{30'000};  // for a survivor that others wait for
+  bool began_before = false;                   // there were workers before the first generation
 };
 
 // A worker that waits for the next generation.

@@ -250,6 +250,7 @@ std::vector<int> Generation::not_done() const {
 RendezvousRoster::RendezvousRoster(int size, std::optional<MembershipRules> elastic)
     : size_(size), elastic_(elastic) {
   for (int place = 0; place < size; ++place) formed_.alive.insert(place);
+  formed_.any = elastic_ && elastic_->began_before;
 }
 
 bool RendezvousRoster::take(ConnectionId from, const Message& message, TimePoint now,
