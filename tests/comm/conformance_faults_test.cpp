@@ -73,6 +73,11 @@ TEST_P(Conformance, TheSilentEndOfARowOfWaitingWorkersIsNamedWhoeverGivesUpFirst
   }
 }
 
+// Far before the deadline. Processes of MPI look for messages all the time, and those of another test may be beside them.
+milliseconds soon(const std::string& engine) {
+  return milliseconds(over_mpi(engine) ? 13'000 : 5000);
+}
+
 TEST_P(Conformance, AClosedPeerEndsInPeerLostThatNamesIt) {
   const auto outcomes = run_workers(world(3), [&](Comm& comm) {
     std::vector<float> data(100'000, 1.0F);
@@ -83,7 +88,7 @@ TEST_P(Conformance, AClosedPeerEndsInPeerLostThatNamesIt) {
   for (const int rank : {0, 1}) {
     EXPECT_EQ(outcomes[rank].kind, ErrorKind::kPeerLost) << outcomes[rank].text;
     EXPECT_THAT(outcomes[rank].ranks, Contains(2)) << outcomes[rank].text;
-    EXPECT_LT(outcomes[rank].took, milliseconds(5000));
+    EXPECT_LT(outcomes[rank].took, soon(GetParam()));
   }
 }
 
@@ -97,7 +102,7 @@ TEST_P(Conformance, WhoLeavesForAReasonOfItsOwnIsPeerLostWithThatReason) {
     EXPECT_EQ(outcome.kind, ErrorKind::kPeerLost) << outcome.text;
     EXPECT_THAT(outcome.ranks, ElementsAre(1)) << outcome.text;
     EXPECT_THAT(outcome.text, HasSubstr("rank 1 has left the world: it has seen enough"));
-    EXPECT_LT(outcome.took, milliseconds(5000));
+    EXPECT_LT(outcome.took, soon(GetParam()));
   }
 }
 
@@ -219,9 +224,10 @@ std::vector<Disagreement> disagreements() {
 }
 
 TEST_P(Conformance, RanksThatDisagreeAllGetAMismatchThatNamesThem) {
+  const milliseconds deadline = soon(GetParam()) + milliseconds(1000);
   for (const Disagreement& disagreement : disagreements()) {
     SCOPED_TRACE(disagreement.what);
-    const auto outcomes = run_workers(world(3, milliseconds(5000)), [&](Comm& comm) {
+    const auto outcomes = run_workers(world(3, deadline), [&](Comm& comm) {
       std::vector<float> data(50'000, 1.0F);
       comm.all_reduce(buffer_of(data)).wait();
       (comm.rank() == 1 ? disagreement.other : disagreement.usual)(comm, buffer_of(data)).wait();
@@ -231,7 +237,7 @@ TEST_P(Conformance, RanksThatDisagreeAllGetAMismatchThatNamesThem) {
       EXPECT_EQ(outcome.kind, ErrorKind::kMismatch) << outcome.text;
       EXPECT_THAT(outcome.ranks, Contains(1)) << outcome.text;
       EXPECT_THAT(outcome.text, HasSubstr("#1")) << "what each is doing";
-      EXPECT_LT(outcome.took, milliseconds(4000)) << "learnt of it at the deadline only";
+      EXPECT_LT(outcome.took, soon(GetParam())) << "learnt of it at the deadline only";
     }
   }
 }

@@ -59,6 +59,7 @@ std::optional<CommitPage::Left> page_among(const std::vector<control::HeldItem>&
 
 struct JobCore::Legacy {
   std::vector<control::HeldItem> items;  // on the leader
+  std::int64_t step = 0;                 // of its last phase
   int workers = 0;                       // that have left it
 };
 
@@ -133,6 +134,7 @@ void JobCore::find_memory() {
   }
   generation_.control.broadcast({found, std::size(found), DType::kInt64}, 0).wait();
   if (found[0] < 0) return;
+  legacy->step = found[0];
   legacy->workers = static_cast<int>(found[1]);
   progress_.legacy = std::move(legacy);
   progress_.next = found[0];
@@ -164,6 +166,8 @@ std::shared_ptr<PhaseResult> JobCore::take_over(const StepCore& step, const Phas
   Loop& loop = *progress_.loop;
   CommitPage::Last last;
   try {
+    if (phase.step != progress_.legacy->step)
+      throw Mismatch("the program has left out the step that it had run");
     progress_.regroups = true;
     loop.close();
     if (generation_.rank() == 0) {
