@@ -1,6 +1,7 @@
 #include "flat/update_loops.h"
 
 #include <gtest/gtest.h>
+#include <signal.h>
 #include <sys/mman.h>
 #include <sys/wait.h>
 #include <unistd.h>
@@ -415,6 +416,7 @@ class TornUpdate {
   void run_until_killed(std::size_t at_memory, const Step& step) {
     const pid_t child = ::fork();
     if (child == 0) {
+      ::signal(SIGSEGV, SIG_DFL);  // a sanitizer would write a report
       ::mprotect(memory_ + (at_memory * kPages + 2) * page_, page_, PROT_READ);
       const std::vector<float> gradient(count_, 0.5F);
       Keeping keeping{values(kMemories), {}, elements()};

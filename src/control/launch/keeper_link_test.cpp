@@ -1,6 +1,7 @@
 #include "control/launch/keeper_link.h"
 
 #include <gtest/gtest.h>
+#include <lockstep/deadline.h>
 #include <signal.h>
 #include <unistd.h>
 
@@ -22,7 +23,7 @@ class KeeperLinks : public ::testing::Test {
     events_ = std::move(events.write);
     orders_ = std::move(lifeline.read);
     link_.emplace(context_, Keeper{-1, std::move(events.read), std::move(lifeline.write)},
-                  std::chrono::milliseconds(50));
+                  std::chrono::milliseconds(500));
     link_->when_event = [this](const KeeperEvent& event) { heard_.push_back(event); };
     link_->when_gone = [] {};
     link_->when_stuck = [this](int, pid_t pid) { stuck_.push_back(pid); };
@@ -33,7 +34,18 @@ class KeeperLinks : public ::testing::Test {
     const KeeperEvent event{kind, worker, pid, 0};
     ASSERT_EQ(::write(events_.get(), &event, sizeof event), static_cast<ssize_t>(sizeof event));
   }
-  void run() { context_.run_for(std::chrono::milliseconds(200)); }
+  template <typename Condition>
+  bool run_until(const Condition& condition) {
+    for (const Deadline deadline = Deadline::after(std::chrono::seconds(20));
+         !deadline.expired();) {
+      context_.run_for(std::chrono::milliseconds(1));
+      if (condition()) return true;
+    }
+    return false;
+  }
+  bool run_until_heard(std::size_t events) {
+    return run_until([&] { return heard_.size() >= events; });
+  }
   int ends_of(int worker) const {
     return static_cast<int>(std::count_if(heard_.begin(), heard_.end(), [&](const auto& event) {
       return event.kind == KeeperSays::kEnded && event.rank == worker;
@@ -50,30 +62,32 @@ class KeeperLinks : public ::testing::Test {
 
 TEST_F(KeeperLinks, AWorkerThatDoesNotEndCountsAsEndedAndItsEndIsLeftOut) {
   say(KeeperSays::kStarted, 1, 100);
-  run();
+  ASSERT_TRUE(run_until_heard(1));
   link_->send({KeeperOrder::Kind::kKill, 1});
-  run();
+  ASSERT_TRUE(run_until_heard(3));
   EXPECT_EQ(ends_of(1), 1);
   EXPECT_EQ(stuck_, std::vector<pid_t>{100});
-  ASSERT_FALSE(heard_.empty());
   EXPECT_EQ(heard_.back().kind, KeeperSays::kAllReported);
   // Its replacement has the same place.
   say(KeeperSays::kStarted, 1, 101);
   say(KeeperSays::kEnded, 1, 100);
-  run();
+  say(KeeperSays::kAllReported, -1, 0);
+  ASSERT_TRUE(run_until_heard(5));
   EXPECT_EQ(ends_of(1), 1) << "the end of the first process is not that of the second";
   say(KeeperSays::kEnded, 1, 101);
-  run();
+  ASSERT_TRUE(run_until_heard(6));
   EXPECT_EQ(ends_of(1), 2);
 }
 
 TEST_F(KeeperLinks, AWorkerThatEndsInTimeIsHeardOfOnce) {
   say(KeeperSays::kStarted, 1, 100);
-  run();
-  link_->send({KeeperOrder::Kind::kKill, 1});
-  link_->send({KeeperOrder::Kind::kKill, 1});
+  ASSERT_TRUE(run_until_heard(1));
   say(KeeperSays::kEnded, 1, 100);
-  run();
+  link_->send({KeeperOrder::Kind::kKill, 1});
+  link_->send({KeeperOrder::Kind::kKill, 1});
+  ASSERT_TRUE(run_until_heard(2));
+  const Deadline later = Deadline::after(std::chrono::milliseconds(700));
+  ASSERT_TRUE(run_until([&] { return later.expired(); }));
   EXPECT_EQ(ends_of(1), 1);
   EXPECT_TRUE(stuck_.empty());
 }
@@ -81,7 +95,8 @@ TEST_F(KeeperLinks, AWorkerThatEndsInTimeIsHeardOfOnce) {
 TEST_F(KeeperLinks, NobodyIsGivenUpThatDoesNotRun) {
   link_->send({KeeperOrder::Kind::kKill, 1});
   say(KeeperSays::kStarted, 2, 100);
-  run();
+  const Deadline later = Deadline::after(std::chrono::milliseconds(700));
+  ASSERT_TRUE(run_until([&] { return later.expired(); }));
   EXPECT_EQ(ends_of(1), 0);
   EXPECT_EQ(ends_of(2), 0);
 }
