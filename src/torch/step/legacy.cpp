@@ -109,8 +109,9 @@ void JobCore::seal_memory() {
 }
 
 // After the checkpoint was read. A batch that is in the checkpoint is done, with all that the program did after it.
-// Several phases of a batch are not known: each but the last has lost its numbers.
-void JobCore::find_memory() {
+// Several phases of a batch are not known: each but the last has lost its numbers. Nor is a batch of a later loop: this
+// one would end, and save, with weights that nobody has taken over yet.
+void JobCore::find_memory(std::int64_t end) {
   const control::Estate* const estate = control::estate_of(generation_.world);
   auto legacy = std::make_shared<Legacy>();
   std::int64_t found[] = {-1, 0};  // the step, the workers
@@ -122,7 +123,7 @@ void JobCore::find_memory() {
       int workers = 0;
       for (const auto& [item, memory] : legacy->items)
         workers = std::max(workers, static_cast<int>(item.rank) + 1);
-      if (left && left->phase == 0 && left->step >= progress_.next &&
+      if (left && left->phase == 0 && left->step >= progress_.next && left->step < end &&
           record != legacy->items.end() && text_of(*record) == legacy_record(workers)) {
         found[0] = left->step;
         found[1] = workers;

@@ -45,6 +45,7 @@ void JobCore::finish_checkpoint() {
 }
 
 void JobCore::save() {
+  if (progress_.legacy) return;  // the models do not have the state of this position yet
   do {
     begin_checkpoint();
     repeated([this] {
