@@ -134,14 +134,6 @@ TEST_F(Faults, AWorkerThatIsStoppedInAnEvaluationIsEndedAtTheRegroup) {
   EXPECT_THAT(said_, HasSubstr("rank 1 was ended: others had waited 1 s for it"));
 }
 
-// Of workers 0 to 2.
-std::string all_at(int step, const std::string& where) {
-  std::string faults;
-  for (int worker = 0; worker < 3; ++worker)
-    faults += fmt::format("{}kill@{}:{}:{}", worker == 0 ? "" : ",", step, worker, where);
-  return faults;
-}
-
 // No step that was committed is run again, though there is no checkpoint.
 TEST_F(Faults, IfAllWorkersDieOthersGoOnFromTheirMemory) {
   const std::string expected = hash_of("");

@@ -118,28 +118,47 @@ class OwnLoop : public Kills {
     EXPECT_EQ(command.exit_code(), 0) << command.err();
     return lines_of(command.out()).back();
   }
-};
 
-TEST_F(OwnLoop, ThatAsksForEveryLossGoesOnThroughFaults) {
-  const auto said = [&](const std::string& engine, const std::string& faults) {
+  // On 3 workers through these faults, without the number of the leader.
+  std::string said_through(const std::string& faults, const std::vector<std::string>& program,
+                           const std::string& engine = "shm") {
     fs::remove_all(path("run"));
     std::vector<std::string> words = {LOCKSTEP_BINARY,  "run", "-n",       "3",
                                       "--max-restarts", "20",  "--engine", engine};
     if (!faults.empty()) words.insert(words.end(), {"--faults", faults});
-    words.insert(words.end(), {"--", OWN_LOOP_BINARY, path("run"), "4000", "rich"});
+    words.insert(words.end(), {"--", OWN_LOOP_BINARY, path("run")});
+    words.insert(words.end(), program.begin(), program.end());
     Command command(words, {marker_});
     EXPECT_TRUE(command.finish(seconds(100)));
     EXPECT_EQ(command.exit_code(), 0) << command.out() << command.err();
-    if (!faults.empty()) {
-      EXPECT_THAT(command.err(), HasSubstr("3 workers train from here on")) << "a newcomer";
-      EXPECT_THAT(command.err(), Not(HasSubstr("begin again")));
-    }
+    err_ = command.err();
     const std::string last = lines_of(command.out()).back();
-    return last.substr(last.find("done after"));  // without the number of the leader
-  };
-  const std::string expected = said("shm", "");
-  for (const char* engine : {"shm", "tcp"})
-    EXPECT_EQ(said(engine, "kill@20:1:commit,kill@40:0:numbers,kill@2500:2:update"), expected);
+    return last.substr(last.find("done after"));
+  }
+
+  std::string err_;
+};
+
+TEST_F(OwnLoop, ThatAsksForEveryLossGoesOnThroughFaults) {
+  const std::string expected = said_through("", {"4000", "rich"});
+  for (const char* engine : {"shm", "tcp"}) {
+    EXPECT_EQ(said_through("kill@20:1:commit,kill@40:0:numbers,kill@2500:2:update",
+                           {"4000", "rich"}, engine),
+              expected);
+    EXPECT_THAT(err_, HasSubstr("3 workers train from here on")) << "a newcomer";
+    EXPECT_THAT(err_, Not(HasSubstr("begin again")));
+  }
+}
+
+// The program begins again in its first loop. Memory of the second one is not taken over there: the checkpoint counts.
+TEST_F(OwnLoop, OfTwoGoesOnIfAllWorkersDieInEither) {
+  const std::string expected = said_through("", {"40", "two"});
+  EXPECT_EQ(said_through(all_at(10, "torn"), {"40", "two"}), expected);
+  EXPECT_THAT(err_, HasSubstr("goes on after step 10, from the memory"));
+  for (const char* where : {"forward", "torn"}) {
+    EXPECT_EQ(said_through(all_at(30, where), {"40", "two"}), expected) << where;
+    EXPECT_THAT(err_, Not(HasSubstr("from the memory of"))) << where;
+  }
 }
 
 TEST_F(OwnLoop, StopsWithACheckpointOnSigterm) {

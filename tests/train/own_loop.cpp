@@ -1,11 +1,13 @@
-// A job in a program's own loop, which knows nothing of signals:  own_loop DIRECTORY STEPS [rich]
+// A job in a program's own loop, which knows nothing of signals:  own_loop DIRECTORY STEPS [rich|two]
 //
 // rich: it asks for the loss of every step, has a schedule, and keeps an average of the weights.
+// two:  two loops, one after the other, with half of the steps each.
 #include <lockstep/lockstep.h>
 
 #include <chrono>
 #include <cstdio>
 #include <cstdlib>
+#include <string_view>
 #include <thread>
 
 namespace {
@@ -24,7 +26,9 @@ class Numbers : public torch::data::datasets::Dataset<Numbers> {
 }  // namespace
 
 int main(int argc, char** argv) {
-  const bool rich = argc > 3;
+  const std::string_view kind = argc > 3 ? argv[3] : "";
+  const bool rich = kind == "rich";
+  const long long steps = std::atoll(argv[2]);
   torch::manual_seed(0);
   auto world = lockstep::join();
   lockstep::Job job(world, {.global_batch = 16, .shards = 4, .seed = 7, .checkpoint = argv[1]});
@@ -40,7 +44,10 @@ int main(int argc, char** argv) {
         return torch::mse_loss(net->forward(shard.batch.data), shard.batch.target);
       },
       options);
-  for (const auto& batch : job.batches(Numbers(), {.steps = std::atoll(argv[2])})) {
+  if (kind == "two") {
+    for (const auto& batch : job.batches(Numbers(), {.steps = steps / 2})) step(batch);
+  }
+  for (const auto& batch : job.batches(Numbers(), {.steps = steps})) {
     const lockstep::Outcome outcome = step(batch);
     if (rich && !(outcome.loss() >= 0)) return 3;
     if (rich)

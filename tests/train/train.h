@@ -21,6 +21,16 @@ using ::testing::HasSubstr;
 using ::testing::IsEmpty;
 using ::testing::SizeIs;
 
+// Faults that kill all 3 workers at one point of a step.
+inline std::string all_at(int step, const std::string& where) {
+  std::string faults;
+  for (int worker = 0; worker < 3; ++worker) {
+    if (worker > 0) faults += ",";
+    faults += "kill@" + std::to_string(step) + ":" + std::to_string(worker) + ":" + where;
+  }
+  return faults;
+}
+
 class Train : public ::testing::Test {
  protected:
   Train() {
