@@ -1,9 +1,13 @@
-// A worker of gpu_jobs.sh. Without arguments: trains, and on rank 1 asks for more memory than there is in the sixth step.
+// A worker of gpu_jobs.sh and gpu_busy.sh. Without arguments: trains, and on rank 1 asks for more memory than there is in
+// the sixth step.
 // With "parts": a loop of its own with LibTorch's optimizer, which has another learning rate on rank 1.
 // With "norms": one SyncBatchNorm, beside LibTorch's on the batches of all workers; says how far they are apart. With a
 // folder, too, it leaves its numbers there for sync_batchnorm.py.
 // With "loop" and a model, or "gan": the loops of step_test, which say the hash of their weights. "noisy": a wrapped
 // optimizer, and noise on gradients. "synced": a cnn with SyncBatchNorm, some of whose workers have no samples.
+// With "steps", a model, a folder and a number: the loop so many times, with a log of each in FOLDER/RANK.TIME; see
+// gpu_step_log.h.
+// Both have deterministic kernels, since their bits are compared; with one more word, "free", those that LibTorch prefers.
 // With "uneven": a drop-in loop with SyncBatchNorm, in which rank 1 has more batches than rank 0, beside LibTorch's with
 // the batches of both; says how far they are apart. With "drop-in": what gpu_drop_in.h says.
 #include <lockstep/errors.h>
@@ -14,13 +18,16 @@
 
 #include <algorithm>
 #include <cstdio>
+#include <cstdlib>
 #include <fstream>
 #include <memory>
 #include <string>
 #include <vector>
 
 #include "tests/torch/gpu/gpu_drop_in.h"
+#include "tests/torch/gpu/gpu_step_log.h"
 #include "tests/torch/loops.h"
+#include "torch/step/arithmetic.h"
 
 namespace {
 
@@ -180,18 +187,41 @@ std::string looped(lockstep::World& world, const std::string& model) {
   return loops::trained_by_loop(world, model);
 }
 
+// LibTorch's own choice for a convolution may be a kernel that adds in the order in which its threads come, or one that
+// was chosen because another had failed. Then the bits depend on what else the GPU does. `lockstep train` makes the same
+// choice; the variable must be there before cuBLAS is.
+void use_deterministic_kernels() {
+  ::setenv("CUBLAS_WORKSPACE_CONFIG", ":4096:8", 0);
+  lockstep::steps::use_deterministic_operators(true);
+}
+
+// What the modes "loop" and "steps" do. False for other modes.
+bool ran_loops(lockstep::World& world, const std::vector<std::string>& words) {
+  if (words.size() >= 4 && words[0] == "steps") {
+    for (int time = 0; time < std::atoi(words[3].c_str()); ++time) {
+      lockstep::testing::log_steps(
+          world, words[1],
+          words[2] + "/" + std::to_string(world.rank()) + "." + std::to_string(time));
+    }
+    return true;
+  }
+  if (words.size() < 2 || words[0] != "loop") return false;
+  std::printf("weights %s\n", looped(world, words[1]).c_str());
+  return true;
+}
+
 }  // namespace
 
 int main(int argc, char** argv) {
   using namespace lockstep;  // NOLINT: this is the program
+  const std::vector<std::string> words(argv + 1, argv + argc);
+  const bool compared = !words.empty() && (words[0] == "loop" || words[0] == "steps");
+  if (compared && words.back() != "free") use_deterministic_kernels();
   World world = join();
   try {
+    if (ran_loops(world, words)) return 0;
     if (argc > 2 && std::string(argv[1]) == "norms") {
       for (const auto type : {torch::kFloat32, torch::kBFloat16}) leave_norms(world, argv[2], type);
-      return 0;
-    }
-    if (argc > 2) {
-      std::printf("weights %s\n", looped(world, argv[2]).c_str());
       return 0;
     }
     if (argc > 1 && std::string(argv[1]) == "norms") {
