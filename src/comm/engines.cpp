@@ -231,6 +231,12 @@ comm::ArenaBook& comm::Inside::book_of(const Comm& comm) {
   return *comm.channel_->group().book;
 }
 
+std::shared_ptr<SharedArena> comm::Inside::share_again(Comm& comm, const Arena& own) {
+  comm.channel_->require_alive();
+  return share(comm, comm.channel_->group(), comm.channel_->next_arena(),
+               {own.size(), Comm::Mappings::kShared, &own});
+}
+
 void comm::Inside::enter(const Comm& comm, std::uint8_t kind, std::shared_ptr<SharedArena> arena) {
   book_of(comm).add({comm.channel_->group().id, kind, std::move(arena)});
 }

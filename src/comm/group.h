@@ -79,11 +79,16 @@ struct Group {
 struct Wanted {
   std::size_t bytes = 0;
   Comm::Mappings mappings = Comm::Mappings::kShared;
+  // Memory of this worker that it shares again, of that many bytes. Null: new memory.
+  const Arena* again = nullptr;
 };
 std::shared_ptr<SharedArena> share(Comm& comm, const Group& group, std::uint64_t id, Wanted wanted);
 
 // What other layers reach of a Comm.
 struct Inside {
+  // Comm::share, with memory that this worker has shared in another Comm: it keeps what it holds. Each worker has the
+  // choice for itself.
+  static std::shared_ptr<SharedArena> share_again(Comm& comm, const Arena& own);
   static ArenaBook& book_of(const Comm& comm);  // of its world
   static void enter(const Comm& comm, std::uint8_t kind, std::shared_ptr<SharedArena> arena);
 };

@@ -109,6 +109,10 @@ std::vector<Arena> exchange_arenas(Comm& comm, const Group& group, const std::st
 
 std::shared_ptr<SharedArena> share(Comm& comm, const Group& group, std::uint64_t id,
                                    Wanted wanted) {
+  const auto make = [&wanted] {
+    return wanted.again != nullptr ? Arena::attach(wanted.again->fd(), wanted.again->size())
+                                   : Arena::create(wanted.bytes);
+  };
   wanted.bytes = std::max<std::size_t>(wanted.bytes, 1);
   std::vector<Arena> arenas;
   Host* host = group.link->host();
@@ -116,11 +120,11 @@ std::shared_ptr<SharedArena> share(Comm& comm, const Group& group, std::uint64_t
   if (!alone && (host == nullptr || group.neighbours.size() < group.members.size())) return nullptr;
   try {
     if (alone) {
-      for (int rank = 0; rank < comm.size(); ++rank) arenas.push_back(Arena::create(wanted.bytes));
+      for (int rank = 0; rank < comm.size(); ++rank)
+        arenas.push_back(rank == comm.rank() ? make() : Arena::create(wanted.bytes));
     } else {
-      require_memory(comm, wanted.bytes);
-      arenas = exchange_arenas(comm, group, fmt::format("share/{:016x}", id),
-                               Arena::create(wanted.bytes));
+      require_memory(comm, wanted.again != nullptr ? 0 : wanted.bytes);
+      arenas = exchange_arenas(comm, group, fmt::format("share/{:016x}", id), make());
     }
     for (Arena& arena : arenas) {
       if (wanted.mappings == Comm::Mappings::kAlsoPrivate) arena.map_privately();

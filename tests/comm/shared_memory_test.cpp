@@ -4,6 +4,7 @@
 #include <gtest/gtest.h>
 #include <lockstep/comm.h>
 
+#include "comm/group.h"
 #include "plan/tree.h"
 #include "tests/support/elements.h"
 #include "tests/support/slow_build.h"
@@ -91,6 +92,35 @@ TEST(SharedMemory, ReducingShardsGivesTheSameBitsForEveryNumberOfWorkers) {
       });
     }
   }
+}
+
+// As gradients in the next generation, where the last worker is new and makes its own.
+TEST(SharedMemory, IsSharedAgainWithOthersAndKeepsItsValues) {
+  constexpr std::size_t kCount = 5001;
+  const auto inputs = inputs_for<float>(3, kCount);
+  run_all(shm(3), [&](Comm& comm) {
+    const auto put = [&](SharedArena& arena) {
+      const auto& own = inputs[static_cast<std::size_t>(comm.rank())];
+      std::copy(own.begin(), own.end(), reinterpret_cast<float*>(arena.data()));
+    };
+    auto before = comm.share(kCount * sizeof(float));
+    put(*before);
+    Comm next = comm.channel(1);
+    const bool is_new = comm.rank() == 2;
+    const auto after =
+        is_new ? next.share(before->size()) : comm::Inside::share_again(next, before->own());
+    if (is_new) put(*after);
+    before.reset();
+    next.barrier().wait();
+    for (int rank = 0; rank < 3; ++rank) {
+      const auto* const first = reinterpret_cast<const float*>(after->of(rank));
+      EXPECT_TRUE(same_bits({first, first + kCount}, inputs[static_cast<std::size_t>(rank)]));
+    }
+    next.barrier().wait();  // before all_reduce() writes
+    auto* const own = reinterpret_cast<float*>(after->data());
+    next.all_reduce({own, kCount, DType::kFloat32}).wait();
+    EXPECT_TRUE(same_bits({own, own + kCount}, tree_sum(inputs)));
+  });
 }
 
 TEST(SharedMemory, TheOtherCollectivesGiveWhatTheyGiveElsewhere) {

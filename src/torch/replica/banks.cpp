@@ -1,5 +1,6 @@
 #include "torch/replica/banks.h"
 
+#include <algorithm>
 #include <utility>
 
 namespace lockstep::replica {
@@ -17,10 +18,26 @@ void Banks::make(Comm& comm, int count, Holds holds) {
     wide_ = std::move(wide);
   }
   while (all_.size() < index_of(count)) {
-    FlatMemory bank(comm, layout().bytes(), Copies::kReduced, front().memory().device());
+    FlatMemory bank = next_memory(comm);
     bank.leave_behind(comm, FlatMemory::Use::kGradients);
     all_.push_back(factory_(layout(), std::move(bank)));
   }
+  spare_.clear();
+}
+
+void Banks::take_spare(const Banks& before) {
+  for (std::size_t i = 1; i < before.all_.size(); ++i) spare_.push_back(before.all_[i]->memory());
+}
+
+FlatMemory Banks::next_memory(Comm& comm) {
+  const std::size_t bytes = layout().bytes();
+  const auto fits = std::find_if(spare_.begin(), spare_.end(), [bytes](const FlatMemory& memory) {
+    return memory.bytes() == bytes;
+  });
+  if (fits == spare_.end()) return {comm, bytes, Copies::kReduced, front().memory().device()};
+  FlatMemory memory = FlatMemory::again(comm, *fits);
+  spare_.erase(fits);
+  return memory;
 }
 
 // Gradients are hidden, so that adopt() adds what backward makes. Autograd itself would add sparse

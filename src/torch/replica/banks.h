@@ -35,6 +35,9 @@ class Banks {
   using Factory = std::function<std::unique_ptr<FlatGradients>(const plan::Layout&, FlatMemory)>;
   Banks(const Model& model, const ModelPlan& plan, FlatMemory front, Factory factory);
 
+  // The memories of banks of before, which the next make() shares again where it can.
+  void take_spare(const Banks& before);
+
   // Makes banks until there are `count`. Sums of half gradients get the wide layout.
   enum class Holds : bool { kOneShard, kSums };
   void make(Comm& comm, int count, Holds holds);
@@ -89,6 +92,7 @@ class Banks {
   const std::vector<bool>& absent() const { return absent_; }  // by entry; empty: none is absent
 
  private:
+  FlatMemory next_memory(Comm& comm);
   std::size_t index_of(int bank) const { return static_cast<std::size_t>(bank) + (wide_ ? 1 : 0); }
   const torch::Tensor& parameter(std::size_t entry) const {
     return trained_[plan_.layout.entries()[entry].registered].tensor;
@@ -100,6 +104,7 @@ class Banks {
   bool shares_averages_ = false;                     // share_averages() was called
   std::optional<plan::Layout> wide_;                 // of the banks, if it differs from the front's
   std::vector<std::unique_ptr<FlatGradients>> all_;  // the front first
+  std::vector<FlatMemory> spare_;
   std::size_t in_use_ = 0;
   std::vector<bool> absent_;
 };

@@ -18,15 +18,27 @@ FlatMemory::FlatMemory(Comm& comm, std::size_t bytes, Copies copies, Device devi
     starts_ = {static_cast<std::byte*>(own.data_ptr())};
     kept_ = std::make_shared<torch::Tensor>(own);
   } else {
-    take_from_host(comm, copies);
+    take_from_host(comm, copies, nullptr);
   }
 }
 
-void FlatMemory::take_from_host(Comm& comm, Copies copies) {
+FlatMemory FlatMemory::again(Comm& comm, const FlatMemory& before) {
+  if (!before.shared_) return {comm, before.bytes_, Copies::kReduced, before.device_};
+  FlatMemory memory;
+  memory.rank_ = comm.rank();
+  memory.bytes_ = before.bytes_;
+  memory.take_from_host(comm, Copies::kReduced, &before);
+  return memory;
+}
+
+void FlatMemory::take_from_host(Comm& comm, Copies copies, const FlatMemory* before) {
   const bool one_copy = copies == Copies::kPerHost || copies == Copies::kPerHostSeen;
-  const auto arena = comm.share(
-      !one_copy || comm.rank() == 0 ? bytes_ : 0,
-      copies == Copies::kPerHostSeen ? Comm::Mappings::kAlsoPrivate : Comm::Mappings::kShared);
+  const auto arena =
+      before != nullptr
+          ? comm::Inside::share_again(comm, static_cast<SharedArena*>(before->kept_.get())->own())
+          : comm.share(!one_copy || comm.rank() == 0 ? bytes_ : 0,
+                       copies == Copies::kPerHostSeen ? Comm::Mappings::kAlsoPrivate
+                                                      : Comm::Mappings::kShared);
   shared_ = arena != nullptr;
   if (!shared_) return take_own(copies == Copies::kReduced ? comm.share_on_host(bytes_) : nullptr);
   for (int rank = 0; rank < comm.size(); ++rank) {

@@ -37,6 +37,11 @@ class FlatMemory {
  public:
   FlatMemory(Comm& comm, std::size_t bytes, Copies copies, Device device = {});
 
+  // For other workers, the memory that this worker has shared before; its values stay. So no page has
+  // to be found and zeroed, which takes longer than to fill it. New memory, all zero, if that was not
+  // shared. kReduced. Collective, also with workers that make new memory of that size.
+  static FlatMemory again(Comm& comm, const FlatMemory& before);
+
   // Whether of() reaches the memory of every worker. True in a world of one, false on a GPU.
   bool shared() const { return shared_; }
   // If not: whether the workers of this host reach it, so that Comm can reduce it in two levels.
@@ -67,7 +72,7 @@ class FlatMemory {
   torch::Tensor view(const plan::Entry& entry, const torch::Tensor& like) const;
 
  private:
-  void take_from_host(Comm& comm, Copies copies);
+  void take_from_host(Comm& comm, Copies copies, const FlatMemory* before);
   void touch_part(Comm& comm) const;
   void take_own(const std::shared_ptr<SharedArena>& of_host);
 

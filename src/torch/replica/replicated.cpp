@@ -78,13 +78,16 @@ void Parts::keep_private() {
 
 void Parts::take_gradients() {
   const Device device = device_of(model, comm);
-  FlatMemory gradients(comm, plan.layout.bytes(), Copies::kReduced, device);
+  FlatMemory gradients = banks ? FlatMemory::again(comm, banks->front().memory())
+                               : FlatMemory(comm, plan.layout.bytes(), Copies::kReduced, device);
   gradients.leave_behind(comm, FlatMemory::Use::kGradients);
   plan = plan_model(plan.layout, parameters->memory().shared() ? comm.size() : 1,
                     reach_of(gradients, options.algorithm), options);
   reduction.reset();  // it refers to the banks
-  banks =
+  auto next =
       std::make_unique<Banks>(model, plan, std::move(gradients), gradients_of(model, plan, device));
+  if (banks) next->take_spare(*banks);
+  banks = std::move(next);
   reduction = reduction_of(comm, *banks, plan, options);
   may_be_absent() ? banks->front().clear() : banks->front().reset();
 }
