@@ -186,6 +186,13 @@ TEST_F(Faults, IfAllWorkersDieMoreThanOnceNothingIsLost) {
       HasSubstr("again, from the memory that they left, or from the checkpoint (generation 4)"));
 }
 
+// A generation that has not committed a phase of its own yet: the memory of the one before still counts.
+TEST_F(Faults, IfAllWorkersDieSoonAfterARegroupNothingIsLost) {
+  const std::string expected = hash_of("");
+  EXPECT_EQ(hash_of("kill@5:2:update,kill@6:0:forward,kill@6:1:forward"), expected);
+  EXPECT_THAT(said_, HasSubstr("goes on after step 5, from the memory"));
+}
+
 TEST_F(Faults, IfAllWorkersDieAndShareNoMemoryTheJobGoesOnFromItsCheckpoint) {
   const std::string expected = hash_of("");
   const std::vector<std::string> kept = {"--checkpoint", path("run"), "--checkpoint-every", "4"};

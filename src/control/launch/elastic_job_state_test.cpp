@@ -79,6 +79,18 @@ TEST_F(ElasticJobTest, AWorkerThatIsNotWantedIsNotReplaced) {
   EXPECT_THAT(kill(2).start, ElementsAre(2)) << "this one is wanted";
 }
 
+// The keeper names the dead in the order of their processes, and a replacement has a later one.
+TEST_F(ElasticJobTest, IfAllDieTheOrderOfThoseThatAreNotWantedDoesNotMatter) {
+  state_.on_resize(2, now_);
+  const auto orders = state_.on_ends({{3, How::kKilled, SIGKILL},
+                                      {2, How::kKilled, SIGKILL},
+                                      {0, How::kKilled, SIGKILL},
+                                      {1, How::kKilled, SIGKILL}},
+                                     now_);
+  EXPECT_THAT(orders.start, ElementsAre(0, 1));
+  EXPECT_EQ(state_.cause(), JobState::Cause::kNone);
+}
+
 TEST_F(ElasticJobTest, AWorkerThatIsWantedAgainStartsWhenTheOldOneHasEnded) {
   state_.on_resize(3, now_);
   state_.on_dismissed(3);

@@ -92,6 +92,22 @@ TEST(Estates, ASetThatWasNeverWholeIsForgotten) {
   EXPECT_TRUE(pair.fetch(worker).empty());
 }
 
+// A keeper that has not run for a while hears one worker's words after another's: those of a generation that has ended
+// come behind those of the next one.
+TEST(Estates, WhatAWorkerSaidLongAgoTakesNothingFromTheNextSet) {
+  Pair pair;
+  const Estate first = pair.start_worker();
+  const Estate second = pair.start_worker();
+  for (const std::uint64_t set : {7, 8}) {
+    first.give({set, 1, 0, 0, 4}, memory_with("zero").get());
+    second.give({set, 1, 1, 0, 3}, memory_with("one").get());
+    if (set == 7) first.seal(set);
+  }
+  pair.keeper.serve();
+  first.seal(8);
+  EXPECT_EQ(pair.fetch(first).size(), 2U);
+}
+
 TEST(Estates, AreGivenOutAFewTimesOnly) {
   Pair pair;
   const Estate worker = pair.start_worker();
