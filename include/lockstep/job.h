@@ -1,6 +1,7 @@
 // A training job in your own loop: its data, its position, its checkpoints.
 //
 //   lockstep::Job job(world, {.global_batch = 256, .shards = 8, .seed = 7, .checkpoint = "run"});
+//   torch::manual_seed(7);  // the same first weights in every run
 //   auto model = lockstep::data_parallel(Net(), world);
 //   lockstep::optim::AdamW optimizer(model, {.lr = 1e-3});
 //   lockstep::Step step(job, "train", {&optimizer}, [&](const lockstep::Shard& shard) {

@@ -11,6 +11,11 @@ namespace lockstep::control {
 // Costs a store. Nothing happens in a world whose workers may not leave.
 void say(const World& world, Doing doing);
 
+// A loop over batches begins in this program. From the second one on nobody can join the world: a newcomer would begin
+// with the first, and between two of them there may be anything.
+void begin_loop(const World& world);
+int loops_in(const World& world);  // that have begun; 0 in a world whose workers may not leave
+
 // From here to the end of its life: a phase of a step. The worker computes until it waits for the others.
 class [[nodiscard]] SayingPhase {
  public:

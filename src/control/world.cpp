@@ -33,6 +33,7 @@
 #include "control/rendezvous/loss.h"
 #include "control/rendezvous/secret.h"
 #include "control/rendezvous/server.h"
+#include "control/uncaught.h"
 #include "control/world_state.h"
 
 namespace lockstep {
@@ -242,6 +243,7 @@ World control::Joining::join(const JoinOptions& options, cuda::Gpus& gpus) {
     how->news = control::NewsPage::inherited(how->launched.news_fd);
     how->estate = control::Estate(how->launched.estate_fd);
     how->farewell = farewell(how->launcher, how->launched.rank);
+    control::end_with_code_if_uncaught();
     state.rejoining = std::move(how);
   }
   return World(std::make_shared<World::State>(std::move(state)));
@@ -297,6 +299,22 @@ void control::say(const World& world, Doing doing) {
   Joining::say(world, doing);
 }
 
+void control::Joining::begin_loop(const World& world) {
+  if (!world.elastic()) return;
+  Rejoining& how = *world.state_->rejoining;
+  if (++how.loops == 2) how.launcher->tell({how.launched.rank, Loss::kClosed});
+}
+
+int control::Joining::loops_in(const World& world) {
+  return world.elastic() ? world.state_->rejoining->loops : 0;
+}
+void control::begin_loop(const World& world) {
+  Joining::begin_loop(world);
+}
+int control::loops_in(const World& world) {
+  return Joining::loops_in(world);
+}
+
 const control::Estate* control::Joining::estate_of(const World& world) {
   if (!world.elastic() || world.state_->late) return nullptr;
   const Estate& estate = world.state_->rejoining->estate;
@@ -319,7 +337,7 @@ bool World::elastic() const {
   return state_->rejoining != nullptr;
 }
 int World::newcomers() const {
-  return elastic() ? state_->rejoining->news.newcomers() : 0;
+  return elastic() && !state_->rejoining->closed() ? state_->rejoining->news.newcomers() : 0;
 }
 void World::allow_workers(int most) {
   if (elastic()) state_->rejoining->news.set_most_workers(most);
@@ -343,7 +361,7 @@ void World::regroup(bool in_batch) {
   while (true) {
     try {
       how.launcher->tell({how.launched.rank, control::Loss::kNobody});
-      Joined joined = join_others(how, deadline, in_batch);
+      Joined joined = join_others(how, deadline, in_batch || how.closed());
       take_ranks(joined, how.launched, state_->info);
       state_->generation = joined.generation;
       how.survivors = joined.survivors;

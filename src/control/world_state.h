@@ -24,6 +24,9 @@ namespace control {
 
 // What a worker needs to join the next generation.
 struct Rejoining {
+  // A newcomer begins with the first loop of its program, so nobody can join a later one.
+  bool closed() const { return loops > 1; }
+
   LaunchInfo launched;  // as the launcher has said it
   std::string engine;
   std::string secret;
@@ -32,6 +35,7 @@ struct Rejoining {
   NewsPage news = NewsPage::inherited(std::nullopt);
   Estate estate = Estate(std::nullopt);
   int survivors = 0;
+  int loops = 0;                        // over batches, that this program has begun
   std::shared_ptr<void> farewell = {};  // when the last handle goes, the launcher hears of it
 };
 
@@ -67,6 +71,8 @@ struct Joining {
   // Another handle on the same world. It sees every later generation of it.
   static World handle_on(const World& world) { return World(world.state_); }
   static void say(const World& world, Doing doing);
+  static void begin_loop(const World& world);
+  static int loops_in(const World& world);
   static const Estate* estate_of(const World& world);
   static World late_world(const World& now, int workers);
 };

@@ -157,8 +157,48 @@ TEST_F(OwnLoop, OfTwoGoesOnIfAllWorkersDieInEither) {
   EXPECT_THAT(err_, HasSubstr("goes on after step 10, from the memory"));
   for (const char* where : {"forward", "torn"}) {
     EXPECT_EQ(said_through(all_at(30, where), {"40", "two"}), expected) << where;
-    EXPECT_THAT(err_, Not(HasSubstr("from the memory of"))) << where;
+    EXPECT_THAT(err_, HasSubstr("goes on from the checkpoint of step 20")) << where;
   }
+}
+
+// The first loop would have room for the steps of the second.
+TEST_F(OwnLoop, ThatWasLeftTakesNoMemoryOfTheNextOne) {
+  const std::string expected = said_through("", {"40", "broken"});
+  EXPECT_EQ(said_through(all_at(30, "torn"), {"40", "broken"}), expected);
+  EXPECT_THAT(err_, Not(HasSubstr("from the memory of")));
+}
+
+// A newcomer would begin with the first loop.
+TEST_F(OwnLoop, ThatIsNotTheFirstIsJoinedByNobody) {
+  const std::string expected = said_through("", {"40", "two"});
+  EXPECT_EQ(said_through("kill@30:1:update", {"40", "two"}), expected);
+  EXPECT_THAT(err_, HasSubstr("rank 1 was killed by SIGKILL; 2 workers go on without it: nobody "
+                              "can join a later loop of a program"));
+}
+
+TEST_F(OwnLoop, IsNotDoneIfItsLeaderDiesBehindIt) {
+  Command command({LOCKSTEP_BINARY, "run", "-n", "3", "--max-restarts", "5", "--", OWN_LOOP_BINARY,
+                   path("run"), "20", "late"},
+                  {marker_});
+  ASSERT_TRUE(command.wait_for("[0] behind", 1, seconds(60))) << command.out() << command.err();
+  for (const pid_t pid : processes_with(marker_)) {
+    std::ifstream file("/proc/" + std::to_string(pid) + "/environ");
+    const std::string environment(std::istreambuf_iterator<char>(file), {});
+    if (environment.find(std::string("\0RANK=0", 7)) != std::string::npos) ::kill(pid, SIGKILL);
+  }
+  ASSERT_TRUE(command.finish(seconds(20)));
+  EXPECT_EQ(command.exit_code(), 128 + SIGKILL) << command.err();
+}
+
+// It would throw again.
+TEST_F(OwnLoop, ThatThrowsBadInputIsNotStartedAgain) {
+  Command command({LOCKSTEP_BINARY, "run", "-n", "3", "--max-restarts", "5", "--", OWN_LOOP_BINARY,
+                   path("run"), "20", "wrong"},
+                  {marker_});
+  ASSERT_TRUE(command.finish(seconds(60)));
+  EXPECT_EQ(command.exit_code(), 1) << command.err();
+  EXPECT_THAT(command.err(), HasSubstr("it is wrong"));
+  EXPECT_THAT(command.err(), Not(HasSubstr("replacement")));
 }
 
 TEST_F(OwnLoop, StopsWithACheckpointOnSigterm) {

@@ -2,6 +2,9 @@
 //
 // rich: it asks for the loss of every step, has a schedule, and keeps an average of the weights.
 // two:  two loops, one after the other, with half of the steps each.
+// broken: two loops over all steps. The first is left by break after half of them; the second has another rate.
+// late: its leader has something to do behind the loop, and the others wait for a while.
+// wrong: it throws BadInput in step 10, and catches nothing.
 #include <lockstep/lockstep.h>
 
 #include <chrono>
@@ -47,7 +50,15 @@ int main(int argc, char** argv) {
   if (kind == "two") {
     for (const auto& batch : job.batches(Numbers(), {.steps = steps / 2})) step(batch);
   }
+  if (kind == "broken") {
+    for (const auto& batch : job.batches(Numbers(), {.steps = steps})) {
+      step(batch);
+      if (batch.step() + 1 == steps / 2) break;
+    }
+    optimizer.set_lr(0.02);
+  }
   for (const auto& batch : job.batches(Numbers(), {.steps = steps})) {
+    if (kind == "wrong" && batch.step() == 10) throw lockstep::BadInput("it is wrong");
     const lockstep::Outcome outcome = step(batch);
     if (rich && !(outcome.loss() >= 0)) return 3;
     if (rich)
@@ -55,6 +66,11 @@ int main(int argc, char** argv) {
     if (!world.leader() || batch.step() % 64 != 0) continue;
     std::printf("step %lld\n", static_cast<long long>(batch.step()));
     std::fflush(stdout);
+  }
+  if (kind == "late") {
+    std::printf("behind\n");
+    std::fflush(stdout);
+    std::this_thread::sleep_for(std::chrono::seconds(world.leader() ? 30 : 3));
   }
   if (!world.leader()) return 0;
   std::printf("%s after %lld, sha256 %s\n", job.stopped() ? "stopped" : "done",

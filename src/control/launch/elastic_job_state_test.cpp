@@ -123,6 +123,53 @@ TEST_F(ElasticJobTest, ANewcomerThatCannotJoinDoesNotEndTheJob) {
   EXPECT_EQ(state_.on_resize(4, now_).orders.start, std::vector<int>{1}) << "the user asks for it";
 }
 
+// In the second loop of a program, say.
+TEST_F(ElasticJobTest, WhereNobodyCanJoinTheOthersGoOnWithoutOneThatDied) {
+  kill(3);
+  state_.on_started(3, now_);
+  EXPECT_THAT(state_.on_closed().kill, ElementsAre(3)) << "it waits to join";
+  EXPECT_THAT(state_.on_closed().kill, IsEmpty()) << "each of them says it";
+  EXPECT_THAT(kill(3).start, IsEmpty());
+  const auto orders = kill(1);
+  EXPECT_THAT(orders.start, IsEmpty());
+  ASSERT_EQ(orders.left.size(), 1u);
+  EXPECT_EQ(describe(orders.left[0], 10, 30),
+            "rank 1 was killed by SIGKILL; 2 workers go on without it: nobody can join a later "
+            "loop of a program");
+  EXPECT_THAT(refusal_of(3), HasSubstr("nobody can join or leave"));
+  EXPECT_THAT(state_.objection_to_host(), HasSubstr("nobody can join or leave"));
+  EXPECT_EQ(state_.cause(), JobState::Cause::kNone);
+}
+
+TEST_F(ElasticJobTest, IfAllDieWhereNobodyCanJoinAllBeginAgain) {
+  state_.on_closed();
+  EXPECT_THAT(kill(1).start, IsEmpty());
+  const auto orders = state_.on_ends(
+      {{0, How::kKilled, SIGKILL}, {2, How::kKilled, SIGKILL}, {3, How::kKilled, SIGKILL}}, now_);
+  EXPECT_THAT(orders.start, ElementsAre(0, 1, 2, 3));
+  state_.on_formed({0, 1, 2, 3});
+  EXPECT_THAT(kill(1).start, ElementsAre(1)) << "this generation can be joined";
+}
+
+// The others have returned from main(), and what it was about to write is missing.
+TEST_F(ElasticJobTest, ALeaderThatDiesWhileTheOthersReachTheEndIsTheCauseOfAFailure) {
+  state_.on_goodbye(1);
+  EXPECT_EQ(kill(0).left.size(), 1u) << "they may form the next generation";
+  end(1, How::kExited, 0);
+  EXPECT_EQ(state_.cause(), JobState::Cause::kFailure);
+  EXPECT_EQ(state_.exit_code(), 128 + SIGKILL);
+  ASSERT_TRUE(state_.failure());
+  EXPECT_EQ(state_.failure()->cause.rank, 0);
+}
+
+TEST_F(ElasticJobTest, ALeaderIsReplacedByTheNextGeneration) {
+  kill(0);
+  state_.on_formed({1, 2, 3});
+  for (const int rank : {1, 2}) end(rank, How::kExited, 0);
+  EXPECT_TRUE(end(3, How::kExited, 0).release);
+  EXPECT_EQ(state_.exit_code(), 0);
+}
+
 TEST_F(ElasticJobTest, OnlyWorkersThatTrainAreSaidToGoOn) {
   const auto said = [](const JobState::Orders& orders) {
     return describe(orders.left.at(0), 10, 30);

@@ -99,6 +99,8 @@ std::string describe(const LeftWorker& left, int max_restarts, double waited_s) 
     }
     case Departures::After::kFinishing:
       return text + without;
+    case Departures::After::kClosed:
+      return fmt::format("{}{}: nobody can join a later loop of a program", text, without);
     case Departures::After::kPastEnd:
       return fmt::format("{}; it had reached the end of the job", text);
     case Departures::After::kRefused:
@@ -244,8 +246,11 @@ bool JobState::left_with_another(const WorkerEnd& end,
 
 // The ends that are left to be judged. If one of them is a failure of the worker's own, the job ends; then whom a signal
 // killed at the same moment may be the cause.
-std::vector<WorkerEnd> JobState::depart(const std::vector<WorkerEnd>& together, Orders& orders,
+std::vector<WorkerEnd> JobState::depart(std::vector<WorkerEnd> together, Orders& orders,
                                         Clock::time_point now) {
+  // First those that are to come back: then the others are not the last.
+  std::stable_partition(together.begin(), together.end(),
+                        [&](const WorkerEnd& end) { return end.rank < departures_->wanted(); });
   for (const auto& end : together) {
     if (end.failed() && !leaves(end, together)) return together;
     if (!end.failed()) departures_->on_ended_well(end.rank);
@@ -269,6 +274,8 @@ std::vector<WorkerEnd> JobState::depart(const std::vector<WorkerEnd>& together, 
     orders.left.push_back({end, expelled_one, 0, outcome});
   }
   for (LeftWorker& one : orders.left) one.live = going_on();
+  if (const auto leader = departures_->leader_that_left(); leader && departures_->finishing())
+    rest.push_back(*blame_.end_of(*leader));  // the others go home, and do not know of it
   return rest;
 }
 
@@ -304,6 +311,11 @@ JobState::Orders JobState::on_expelled(int rank) {
 
 void JobState::on_goodbye(int rank) {
   if (departures_) departures_->on_goodbye(rank);
+}
+
+JobState::Orders JobState::on_closed() {
+  if (!departures_ || !running()) return {};
+  return {.kill = departures_->on_closed()};
 }
 
 JobState::Resized JobState::on_resize(int workers, Clock::time_point now) {
@@ -405,7 +417,7 @@ JobState::Orders JobState::on_host_lost(const std::vector<int>& ranks, Clock::ti
 std::string JobState::objection_to_host() const {
   if (!departures_) return "its workers are fixed; start it with --max-restarts";
   if (!running()) return "it is ending";
-  return departures_->finishing() ? "it has reached its end" : "";
+  return departures_->objection(departures_->wanted()).value_or("");
 }
 
 void JobState::on_host_joined(const std::vector<int>& ranks) {

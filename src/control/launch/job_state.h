@@ -177,6 +177,8 @@ class JobState {
   void on_loss(int rank, std::optional<int> whom) { blame_.on_loss(rank, whom); }
   // It has left its world, as at the end of a program.
   void on_goodbye(int rank);
+  // Nobody can join the workers from here on.
+  Orders on_closed();
   Orders on_ends(const std::vector<WorkerEnd>& together, Clock::time_point now);
   // Only with elastic rules: a process runs, a generation of these workers has formed, others wait for one in vain.
   void on_started(int rank, Clock::time_point now);
@@ -226,7 +228,7 @@ class JobState {
  private:
   bool running() const { return cause_ == Cause::kNone && !failed_at_ && !ending_.released; }
   bool over() const;
-  std::vector<WorkerEnd> depart(const std::vector<WorkerEnd>& together, Orders& orders,
+  std::vector<WorkerEnd> depart(std::vector<WorkerEnd> together, Orders& orders,
                                 Clock::time_point now);
   bool leaves(const WorkerEnd& end, const std::vector<WorkerEnd>& together) const;
   bool left_with_another(const WorkerEnd& end, const std::vector<WorkerEnd>& together) const;

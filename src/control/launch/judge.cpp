@@ -137,6 +137,7 @@ void OwnJudge::take_ends(int node) {
 void OwnJudge::on_loss(const Loss& loss) {
   if (!map_.is_rank(loss.rank)) return;
   if (loss.whom == Loss::kGoodbye) return state_.on_goodbye(loss.rank);
+  if (loss.whom == Loss::kClosed) return obey(state_.on_closed());
   if (loss.whom <= Loss::kFirstFault) return report_.fault(Loss::kFirstFault - loss.whom);
   state_.on_loss(loss.rank, map_.is_rank(loss.whom) ? std::optional(loss.whom) : std::nullopt);
 }

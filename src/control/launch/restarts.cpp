@@ -61,7 +61,26 @@ Departures::Departures(const Rules& rules, int workers)
 void Departures::on_formed(const std::vector<int>& places) {
   members_ = {places.begin(), places.end()};
   leader_ = places.empty() ? -1 : places.front();
+  leader_left_ = false;
   past_end_.clear();
+}
+
+std::vector<int> Departures::on_closed() {
+  if (std::exchange(closed_, true) || finishing_) return {};
+  for (int place = 0; place < size_.wanted; ++place) {
+    if (restarts_.waits(place)) empty_.insert(place);
+  }
+  restarts_.drop();
+  std::vector<int> newcomers;
+  std::set_difference(running_.begin(), running_.end(), members_.begin(), members_.end(),
+                      std::back_inserter(newcomers));
+  return newcomers;
+}
+
+// Their programs begin with the first loop, which can be joined.
+void Departures::begin_again(Clock::time_point now) {
+  closed_ = false;
+  for (const int place : std::exchange(empty_, {})) restarts_.on_end(place, now);
 }
 
 void Departures::finish() {
@@ -88,6 +107,17 @@ Departures::Outcome Departures::on_left(int place, int live, Clock::time_point n
   if (member && past_end_.contains(place) && place != leader_) {
     finish();
     return {After::kPastEnd};
+  }
+  if (member && place == leader_) leader_left_ = true;
+  if (closed_ && !finishing_) {
+    empty_.insert(place);
+    if (!members_.empty()) {
+      if (live > 0 && live < size_.least) return {};  // 0: the last member dies in the same moment
+      ++left_;
+      return {After::kClosed};
+    }
+    empty_.erase(place);
+    begin_again(now);
   }
   const auto start = finishing_ ? std::nullopt : restarts_.on_end(place, now);
   const bool soon = start && start->left;
@@ -137,6 +167,7 @@ Departures::Outcome Departures::on_refused(int place, int live) {
 
 std::optional<std::string> Departures::objection(int workers) const {
   if (finishing_) return "it has reached its end";
+  if (closed_) return "nobody can join or leave: its program is past its first loop over batches";
   if (workers >= size_.least && workers <= size_.most) return std::nullopt;
   return size_.least == size_.most
              ? fmt::format("it can have {} workers only", size_.least)

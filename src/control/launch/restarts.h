@@ -91,6 +91,7 @@ class Departures {
     kNoRestart,  // the others go on without it: no restart is left
     kFinishing,  // the others go on without it: some have reached the end of the job
     kPastEnd,    // it had reached the end itself, and was not the leader
+    kClosed,     // the others go on without it: nobody can join them
     kRefused,    // it could not join the others, which go on
     kResized,    // the job has been given fewer workers
     kTooFew,     // the job ends
@@ -110,6 +111,10 @@ class Departures {
   void on_goodbye(int place) { past_end_.insert(place); }
   // It is between two batches, and the job is to have fewer workers: its process will be ended.
   void on_dismissed(int place) { dismissed_.insert(place); }
+
+  // The members are in a part of the program where nobody can join them. Returns the processes to end: those that wait to
+  // join. If no member is left, all places begin again.
+  std::vector<int> on_closed();
 
   // Its process has ended with 0. After that no member is replaced: the newcomer would find nobody to learn from.
   void on_ended_well(int place);
@@ -140,6 +145,10 @@ class Departures {
   // Every member of the last generation has ended, at least one of them with 0. Who still lives has never joined.
   bool done() const { return finishing_ && members_.empty(); }
   bool finishing() const { return finishing_; }  // some have reached the end of the job
+  // The leader of the last generation has left since: what it had to do at the end nobody does.
+  std::optional<int> leader_that_left() const {
+    return leader_left_ ? std::optional(leader_) : std::nullopt;
+  }
   bool expelled(int place) const { return expelled_.contains(place); }
   // It was started while the job ran.
   bool later(int place) const { return later_.contains(place); }
@@ -161,12 +170,16 @@ class Departures {
     int most = 0;
   };
   void finish();
+  void begin_again(Clock::time_point now);
 
   Size size_;
   Restarts restarts_;
   std::set<int> running_;
   std::set<int> members_;  // of the last generation, without those that have ended since
   int leader_ = -1;        // of it
+  bool leader_left_ = false;
+  bool closed_ = false;
+  std::set<int> empty_;  // while closed: places that begin again if no member is left
   std::set<int> expelled_;
   std::set<int> dismissed_;
   std::set<int> past_end_;

@@ -162,7 +162,7 @@ void EstateKeeper::obey(int socket, Said said) {
         keep({message.item, std::move(said.descriptors.front())});
       return;
     case EstateKind::kSeal:
-      if (!sets_.contains(message.item.set)) return;
+      if (message.item.set < sealed_ || !sets_.contains(message.item.set)) return;
       sealed_ = message.item.set;
       fetched_ = 0;
       std::erase_if(sets_, [this](const auto& set) { return set.first != sealed_; });
@@ -178,9 +178,10 @@ void EstateKeeper::obey(int socket, Said said) {
 }
 
 void EstateKeeper::keep(HeldItem item) {
-  // What is neither sealed nor this one is of a generation that has ended before it was whole.
-  std::erase_if(
-      sets_, [&](const auto& set) { return set.first != sealed_ && set.first != item.item.set; });
+  // What is neither sealed nor the last one is of a generation that has ended before it was whole.
+  const std::uint64_t last = std::max(item.item.set, sets_.empty() ? 0 : sets_.rbegin()->first);
+  if (item.item.set != last && item.item.set != sealed_) return;
+  std::erase_if(sets_, [&](const auto& set) { return set.first != sealed_ && set.first != last; });
   auto& items = sets_[item.item.set];
   if (items.size() < kMostItems) items.push_back(std::move(item));
 }

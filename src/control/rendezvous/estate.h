@@ -20,9 +20,10 @@
 
 namespace lockstep::control {
 
-// One memory of a set, and which it is among them. The keeper only compares `set`.
+// One memory of a set, and which it is among them. The keeper only compares `set`: it may hear of a set when it has heard
+// of the next one already, from another worker.
 struct EstateItem {
-  std::uint64_t set = 0;    // the same number on all workers of a generation; never 0
+  std::uint64_t set = 0;  // the same number on all workers of a generation, larger than any before
   std::uint64_t group = 0;  // of memories that are for the same
   std::uint32_t rank = 0;   // whose memory it is
   std::uint32_t number =

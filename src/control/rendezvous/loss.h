@@ -22,6 +22,7 @@ namespace lockstep::control {
 struct Loss {
   static constexpr std::int32_t kNobody = -1;   // it has joined a world again
   static constexpr std::int32_t kGoodbye = -2;  // it has left its world, as at the end of a program
+  static constexpr std::int32_t kClosed = -3;   // nobody can join its world from here on
   // And below: it is about to suffer the fault with this number in LOCKSTEP_FAULTS, counted from here.
   static constexpr std::int32_t kFirstFault = -16;
 

@@ -3,6 +3,7 @@
 #include <ATen/Parallel.h>
 
 #include <algorithm>
+#include <chrono>
 #include <cstring>
 #include <numeric>
 #include <random>
@@ -134,9 +135,14 @@ std::size_t numbers_of(const CommitPage::Shape& shape) {
   return 4 + 2 * shape.pieces.size() + shape.rates + shape.trusts;
 }
 
+// Larger than that of any page before on this host: milliseconds, and then random bits, for those of other hosts.
 std::uint64_t drawn_id() {
+  constexpr int kRandomBits = 24;
+  const auto now = std::chrono::steady_clock::now().time_since_epoch();
+  const auto time = std::chrono::duration_cast<std::chrono::milliseconds>(now).count();
   std::random_device device;
-  return std::uniform_int_distribution<std::uint64_t>(1, std::uint64_t{1} << 62)(device);
+  std::uniform_int_distribution<std::uint64_t> draw(1, (1 << kRandomBits) - 1);
+  return static_cast<std::uint64_t>(time) << kRandomBits | draw(device);
 }
 
 // Of one record. Half parameters are kept by whole pieces.

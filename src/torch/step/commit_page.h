@@ -41,7 +41,7 @@ using CommitToken = std::uint64_t;
 struct CommitHead {
   static constexpr std::uint64_t kMagic = 0x7265636e65746e69;  // a reader searches for it
   std::uint64_t magic;
-  std::uint64_t id;  // no other page has it
+  std::uint64_t id;  // no other page has it, and later ones of the host have larger ones
   std::uint64_t workers;
   std::uint64_t shards;
   std::uint64_t buffer_bytes;
@@ -119,6 +119,9 @@ class CommitPage {
   static std::optional<Left> left_in(std::span<std::byte> page);
   // After the memory behind it has become that of another page: whether that has the shape of this one.
   bool has_its_shape();
+
+  // Whether a phase was committed on this page.
+  bool has_commit() { return head().commit.load(std::memory_order_acquire) != 0; }
 
   // Workers that say the same number have the same page. From 1 to 2^62.
   std::int64_t id() { return static_cast<std::int64_t>(head().id); }

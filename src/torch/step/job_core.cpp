@@ -324,7 +324,8 @@ std::shared_ptr<Loop> JobCore::open(const DatasetPtr& dataset, const BatchesOpti
   }
   const std::int64_t end =
       options.steps > 0 ? options.steps : options.epochs * plan().steps_per_epoch();
-  catch_up(progress_.commits, end);
+  control::begin_loop(generation_.world);
+  catch_up(progress_.commits);
   warn_beyond(end);
   progress_.stop = progress_.stopped = false;
   if (data_.streams) data_.positions->read(*data_.streams);
@@ -344,7 +345,7 @@ void JobCore::warn_beyond(std::int64_t end) const {
 
 // A worker that is behind takes the state of one that is further: it has joined, or the others have committed a phase
 // without it. If no worker has run yet, all read the checkpoint. Returns whether this worker has taken it.
-bool JobCore::catch_up(std::int64_t commits, std::int64_t end) {
+bool JobCore::catch_up(std::int64_t commits) {
   Comm& comm = generation_.control;
   std::vector<std::int64_t> positions(static_cast<std::size_t>(comm.size()));
   // 0 is for a worker that has never opened a loop; each worker fills in its own number.
@@ -356,7 +357,7 @@ bool JobCore::catch_up(std::int64_t commits, std::int64_t end) {
   if (*furthest == 0) {
     progress_.opened = true;
     restore();
-    if (generation_.world.restarted()) find_memory(end);
+    if (generation_.world.restarted()) find_memory();
   } else if (!all_equal) {
     take_state_of(static_cast<int>(furthest - positions.begin()), own < *furthest);
   }

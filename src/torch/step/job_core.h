@@ -194,7 +194,7 @@ class JobCore : public control::Member, public std::enable_shared_from_this<JobC
   std::string legacy_record(int workers) const;
   void leave_memory(Loop& loop);
   void seal_memory();
-  void find_memory(std::int64_t end);
+  void find_memory();
   std::shared_ptr<PhaseResult> take_over(const StepCore& step, const Phase& phase);
   CommitPage::Last take_memory(const StepCore& step, const Phase& phase, World& world);
   // Runs a check of bits, and goes back if it finds changed ones.
@@ -222,7 +222,7 @@ class JobCore : public control::Member, public std::enable_shared_from_this<JobC
   void save_if_due(const GlobalBatch& batch);
   std::int64_t saved_at() const;  // position of the last checkpoint that was begun; −1: none
   void restore();
-  bool catch_up(std::int64_t commits, std::int64_t end);  // of the loop
+  bool catch_up(std::int64_t commits);
   void take_state_of(int source, bool takes);
   void warn_beyond(std::int64_t end) const;
   void note_streams(std::int64_t step);

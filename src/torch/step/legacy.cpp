@@ -24,6 +24,7 @@
 
 #include "base/hash.h"
 #include "base/log.h"
+#include "control/doing.h"
 #include "control/faults.h"
 #include "control/legacy.h"
 #include "torch/step/job_core.h"
@@ -82,8 +83,9 @@ bool JobCore::can_leave_memory(Loop& loop) const {
 std::string JobCore::legacy_record(int workers) const {
   base::Sha256 all;
   for (const auto& [name, value] : hashed_properties()) all.update(name + "=" + value + "\n");
-  return fmt::format("{} workers, {} threads, job {} of its program, {}", workers,
-                     at::get_num_threads(), setup_.number, base::to_hex(all.finish()));
+  return fmt::format("{} workers, {} threads, job {} and loop {} of its program, {}", workers,
+                     at::get_num_threads(), setup_.number, control::loops_in(generation_.world),
+                     base::to_hex(all.finish()));
 }
 
 // What a worker cannot give lacks later: then nobody goes on from this memory.
@@ -103,15 +105,15 @@ void JobCore::leave_memory(Loop& loop) {
 
 void JobCore::seal_memory() {
   CommitPage* const page = progress_.loop->commit_page();
-  if (generation_.rank() != 0 || page == nullptr || !page->is_left()) return;
+  if (generation_.rank() != 0 || page == nullptr || !page->is_left() || !page->has_commit()) return;
   page->set_left(false);
   control::estate_of(generation_.world)->seal(static_cast<std::uint64_t>(page->id()));
 }
 
 // After the checkpoint was read. A batch that is in the checkpoint is done, with all that the program did after it.
-// Several phases of a batch are not known: each but the last has lost its numbers. Nor is a batch of a later loop: this
-// one would end, and save, with weights that nobody has taken over yet.
-void JobCore::find_memory(std::int64_t end) {
+// Several phases of a batch are not known: each but the last has lost its numbers. A loop takes over its own batches only:
+// the record has its number.
+void JobCore::find_memory() {
   const control::Estate* const estate = control::estate_of(generation_.world);
   auto legacy = std::make_shared<Legacy>();
   std::int64_t found[] = {-1, 0};  // the step, the workers
@@ -123,7 +125,7 @@ void JobCore::find_memory(std::int64_t end) {
       int workers = 0;
       for (const auto& [item, memory] : legacy->items)
         workers = std::max(workers, static_cast<int>(item.rank) + 1);
-      if (left && left->phase == 0 && left->step >= progress_.next && left->step < end &&
+      if (left && left->phase == 0 && left->step >= progress_.next &&
           record != legacy->items.end() && text_of(*record) == legacy_record(workers)) {
         found[0] = left->step;
         found[1] = workers;
@@ -134,7 +136,15 @@ void JobCore::find_memory(std::int64_t end) {
     }
   }
   generation_.control.broadcast({found, std::size(found), DType::kInt64}, 0).wait();
-  if (found[0] < 0) return;
+  if (found[0] < 0) {
+    if (generation_.rank() == 0) {
+      base::log(base::LogLevel::kWarn, "{}",
+                progress_.next > 0
+                    ? fmt::format("goes on from the checkpoint of step {}", progress_.next)
+                    : "begins with step 0: there is no checkpoint to go on from");
+    }
+    return;
+  }
   legacy->step = found[0];
   legacy->workers = static_cast<int>(found[1]);
   progress_.legacy = std::move(legacy);

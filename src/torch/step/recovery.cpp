@@ -209,7 +209,7 @@ void JobCore::regroup(bool in_batch, std::int64_t step, Broken& own) {
       before->move_to(world);
       if (!inventory->nobody_is_new()) prepare(data_.dataset, data_.options, data_.more);
       const bool has_result = own.committed.value_or(false);
-      if (catch_up(progress_.commits + (has_result ? 1 : 0), loop.end())) own.committed = true;
+      if (catch_up(progress_.commits + (has_result ? 1 : 0))) own.committed = true;
       loop.reopen(step);
       break;
     } catch (const PeerLost& lost) {
