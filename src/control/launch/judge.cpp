@@ -29,6 +29,10 @@ EndRules end_rules(const RunOptions& options, const HostMap& map) {
   return rules;
 }
 
+bool tells_to_end(int signal) {
+  return signal == SIGINT || signal == SIGTERM || signal == SIGHUP || signal == SIGQUIT;
+}
+
 }  // namespace
 
 // ---- OwnJudge -------------------------------------------------------------------------------------------------------
@@ -360,7 +364,7 @@ void FarJudge::on_keeper_gone(int wait_status) {
 }
 
 void FarJudge::obey(const NodeOrders& orders) {
-  ending_ = ending_ || !orders.signals.empty();
+  ending_ = ending_ || std::any_of(orders.signals.begin(), orders.signals.end(), tells_to_end);
   if (orders.newcomers >= 0) when_newcomers(orders.newcomers);
   when_orders({.forward = {orders.signals.begin(), orders.signals.end()},
                .release = orders.release,
@@ -368,12 +372,18 @@ void FarJudge::obey(const NodeOrders& orders) {
                .kill = {orders.kill.begin(), orders.kill.end()}});
 }
 
+// With elastic rules the workers of node 0 may live on, as when only its launcher was stopped for a while. A worker that
+// is told to end passes that on to those it trains with, so the ones here are killed.
 void FarJudge::lose_node_0(const std::string& why) {
   verdict_.emplace();
   verdict_->code = 1;
   verdict_->cause = static_cast<std::uint8_t>(JobState::Cause::kHostLost);
   verdict_->cut_short = true;
   verdict_->what = fmt::format("lost {}: {}; the workers here were ended.", map_.name_of(0), why);
+  if (node_0_.elastic() && !ending_ && !gone_) {
+    ending_ = true;
+    return obey({{}, true});
+  }
   conclude_if_over();
 }
 

@@ -2,7 +2,8 @@
 // in the end with a verdict.
 //
 //   OwnJudge   decides itself (JobState), for all hosts: the judge of node 0, and of a job on one host
-//   FarJudge   passes everything on to node 0, and its answers back. If node 0 is lost, it ends the workers here
+//   FarJudge   passes everything on to node 0, and its answers back. If node 0 is lost, it ends the workers here; with
+//              elastic rules at once, because those of node 0 go on without them
 #pragma once
 
 #include <utility>  // Boost 1.74's Asio uses std::exchange and does not include this
