@@ -255,6 +255,29 @@ TEST_F(NodesTest, KilledKeeperOrWorkerEndsEveryHostWithItsCode) {
   }
 }
 
+// Its host is lost. If that ends the job, because it is node 0 or too few are left, it is named, and none lost before.
+TEST_F(NodesTest, KilledKeeperOfAnElasticJobCostsItsHost) {
+  const Words rules = {"--max-restarts", "10", "--min-workers", "2"};
+  for (const std::size_t last : {0U, 3U}) {
+    std::vector<Command> all;
+    for (int rank = 0; rank < 4; ++rank) all.push_back(node(rank, 1, training(8), rules, 4));
+    ASSERT_TRUE(all[0].wait_for(" of 4 in", 1, seconds(30))) << all[0].err();
+    all[1].signal(SIGKILL);
+    ASSERT_TRUE(all[0].wait_for("3 workers train from here on", 1, seconds(30))) << all[0].err();
+    ::kill(children_of(all[2].pid()).at(0), SIGKILL);
+    ASSERT_TRUE(all[2].finish(seconds(30)) && all[2].exit_code() == 137) << all[2].err();
+    EXPECT_THAT(all[2].err(), HasSubstr("lockstep: the launcher's keeper process on node 2 ("));
+    ASSERT_TRUE(all[0].wait_for("2 workers train from here on", 1, seconds(30))) << all[0].err();
+    EXPECT_THAT(all[0].err(), AllOf(HasSubstr("its keeper"), Not(HasSubstr("out of place"))));
+    ::kill(children_of(all[last].pid()).at(0), SIGKILL);
+    ASSERT_TRUE(all[0].finish(seconds(30)) && all[3].finish(seconds(30)));
+    EXPECT_EQ(all[0].exit_code(), last == 0 ? 137 : 1) << all[0].err();
+    const char* cause = last == 0 ? "keeper process on node 0 (" : "lost node 3 (";
+    EXPECT_THAT(lines_of(all[0].err()).back(), HasSubstr(cause));
+    EXPECT_THAT(left(seconds(10)), IsEmpty());
+  }
+}
+
 TEST_F(NodesTest, StoppedLauncherIsTakenForALostHost) {
   for (const int victim : {0, 1}) {
     SCOPED_TRACE(victim);

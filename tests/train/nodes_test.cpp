@@ -85,6 +85,26 @@ TEST_F(TrainNodes, WorkersAndHostsThatDieChangeNoBit) {
   EXPECT_THAT(processes_with(marker_), IsEmpty());
 }
 
+TEST_F(TrainNodes, AKilledKeeperCostsItsHostAndChangesNoBit) {
+  const std::vector<std::string> job = {"--steps", "100"};
+  auto alone = job;
+  alone.insert(alone.end(), {"--report", path("one.json"), "--workers", "1"});
+  ASSERT_EQ(finished(alone).exit_code(), 0);
+  auto elastic = job;
+  elastic.insert(elastic.end(), {"--max-restarts", "9", "--report", path("two.json"), "--faults",
+                                 "slow@10:0:forward:1s"});
+  Command first = node(0, 1, elastic);
+  Command second = node(1, 2, elastic);
+  ASSERT_TRUE(first.wait_for("fault slow@10", 1, seconds(60))) << first.err();
+  ::kill(children_of(second.pid()).at(0), SIGKILL);
+  ASSERT_TRUE(first.finish(seconds(60)) && second.finish(seconds(60)));
+  EXPECT_EQ(first.exit_code(), 0) << first.out() << first.err();
+  EXPECT_THAT(first.err(), HasSubstr("1 worker trains from here on"));
+  EXPECT_EQ(second.exit_code(), 128 + SIGKILL) << second.err();
+  EXPECT_EQ(hash_in("two.json"), hash_in("one.json"));
+  EXPECT_THAT(processes_with(marker_), IsEmpty());
+}
+
 // A launcher is stopped until the other takes it for lost, after 3 s; that of node 1 then needs 3 s more to notice. The
 // worker of node 0 pauses meanwhile: all have steps to do together after that.
 TEST_F(TrainNodes, ALauncherThatIsSilentForAWhileCostsAHostAndChangesNoBit) {

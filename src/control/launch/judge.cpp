@@ -230,6 +230,8 @@ void OwnJudge::on_all_read(NodeVerdict& /*verdict*/) {
 }
 
 void OwnJudge::take_end(int node, int wait_status) {
+  if (elastic(options_) && node != map_.node && !state_.released())
+    return lose(node, "its keeper process " + describe(worker_end(0, wait_status)));
   if (!state_.released()) report_.keeper_lost(node, wait_status);
   running_.erase(node);
   obey(state_.on_keeper_lost());
@@ -238,9 +240,10 @@ void OwnJudge::take_end(int node, int wait_status) {
 
 void OwnJudge::lose(int node, const std::string& why) {
   if (running_.erase(node) == 0) return;  // it had ended
-  report_.host_lost(node, why);
   const auto orders = state_.on_host_lost(map_.ranks_of(node), Clock::now());
-  if (!ending()) {
+  if (ending()) {
+    report_.host_lost(node, why);
+  } else {
     const int others = state_.going_on();
     const std::string text = fmt::format(
         "lost {}: {}; {} go{} on", map_.name_of(node), why,
@@ -325,6 +328,7 @@ FarJudge::FarJudge(boost::asio::io_context& context, const HostMap& map, NodeGue
   live_ = {here.begin(), here.end()};
   node_0_.when_orders = [this](const NodeOrders& orders) { obey(orders); };
   node_0_.when_verdict = [this](const NodeVerdict& verdict) {
+    if (verdict_) return;  // this host has left
     verdict_ = verdict;
     conclude_if_over();
   };
@@ -357,14 +361,31 @@ void FarJudge::on_expelled(int rank, double waited_s) {
                 .value = static_cast<std::int32_t>(std::min(1000 * waited_s, 1e9))});
 }
 
+// With elastic rules the job goes on without this host, if nobody had ended it.
 void FarJudge::on_keeper_gone(int wait_status) {
   gone_ = true;
   if (verdict_) return conclude_if_over();
   node_0_.tell({.kind = NodeEvent::Kind::kKeeperGone, .value = wait_status});
+  if (!node_0_.elastic() || ending_ || released_) return;
+  ending_ = true;
+  verdict_.emplace();
+  verdict_->code = kSignalBase + SIGKILL;
+  verdict_->cause = static_cast<std::uint8_t>(JobState::Cause::kKeeperLost);
+  verdict_->cut_short = true;
+  verdict_->what =
+      fmt::format("the launcher's keeper process on {} {}; the workers here were ended.",
+                  map_.name_of(map_.node), describe(worker_end(0, wait_status)));
+  conclude_if_over();
+}
+
+// Node 0 still has a connection to a launcher that has left before the others.
+void FarJudge::part() {
+  if (verdict_) node_0_.give_up(verdict_->what);
 }
 
 void FarJudge::obey(const NodeOrders& orders) {
   ending_ = ending_ || std::any_of(orders.signals.begin(), orders.signals.end(), tells_to_end);
+  released_ = released_ || orders.release;
   if (orders.newcomers >= 0) when_newcomers(orders.newcomers);
   when_orders({.forward = {orders.signals.begin(), orders.signals.end()},
                .release = orders.release,
@@ -375,6 +396,7 @@ void FarJudge::obey(const NodeOrders& orders) {
 // With elastic rules the workers of node 0 may live on, as when only its launcher was stopped for a while. A worker that
 // is told to end passes that on to those it trains with, so the ones here are killed.
 void FarJudge::lose_node_0(const std::string& why) {
+  if (verdict_) return;  // this host has left
   verdict_.emplace();
   verdict_->code = 1;
   verdict_->cause = static_cast<std::uint8_t>(JobState::Cause::kHostLost);

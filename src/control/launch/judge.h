@@ -86,7 +86,7 @@ class Judge {
   // Ctrl-Z may stop the job. Not if other hosts would take it for lost.
   virtual bool may_pause() const { return false; }
 
-  // After the verdict: waits a moment until the other launchers have it.
+  // After the verdict: waits a moment until the other launchers have it, or know that this one leaves.
   virtual void part() {}
 };
 
@@ -154,6 +154,7 @@ class FarJudge final : public Judge {
   void on_expelled(int rank, double waited_s) override;
   void on_keeper_gone(int wait_status) override;
   bool ending() const override { return ending_; }
+  void part() override;
 
  private:
   void obey(const NodeOrders& orders);
@@ -167,6 +168,7 @@ class FarJudge final : public Judge {
   std::set<int> live_;  // workers here
   bool gone_ = false;
   bool ending_ = false;
+  bool released_ = false;
 };
 
 }  // namespace lockstep::control

@@ -162,7 +162,9 @@ bool NodeHost::State::take(ConnectionId from, const Message& message) {
   if (std::holds_alternative<Beat>(message)) return true;
   if (const auto* give_up = std::get_if<GiveUp>(&message)) {
     if (node) lose(*node, give_up->why);
-    return false;
+    if (meeting_) return false;
+    door_->send(from, NodeVerdict{});  // when it has read that, it closes the connection
+    return true;
   }
   const auto* event = std::get_if<NodeEvent>(&message);
   if (event == nullptr || meeting_) return false;
@@ -314,7 +316,7 @@ class NodeGuest::State : public ConnectionOwner,
   void tell(const NodeEvent& event) {
     if (link_) link_->send(event);
   }
-  // Node 0 closes the connection when it has read it.
+  // Node 0 answers or closes the connection when it has read it.
   void give_up(const std::string& why) {
     owner_ = nullptr;
     if (link_) link_->send(GiveUp{why});
