@@ -322,8 +322,9 @@ void OwnJudge::part() {
 
 // ---- FarJudge -------------------------------------------------------------------------------------------------------
 
-FarJudge::FarJudge(boost::asio::io_context& context, const HostMap& map, NodeGuest& node_0)
-    : map_(map), node_0_(node_0), deadline_(context) {
+FarJudge::FarJudge(boost::asio::io_context& context, const RunOptions& options, const HostMap& map,
+                   NodeGuest& node_0)
+    : map_(map), node_0_(node_0), elastic_(elastic(options)), deadline_(context) {
   const auto here = map.ranks_of(map.node);
   live_ = {here.begin(), here.end()};
   node_0_.when_orders = [this](const NodeOrders& orders) { obey(orders); };
@@ -366,7 +367,7 @@ void FarJudge::on_keeper_gone(int wait_status) {
   gone_ = true;
   if (verdict_) return conclude_if_over();
   node_0_.tell({.kind = NodeEvent::Kind::kKeeperGone, .value = wait_status});
-  if (!node_0_.elastic() || ending_ || released_) return;
+  if (!elastic_ || ending_ || released_) return;
   ending_ = true;
   verdict_.emplace();
   verdict_->code = kSignalBase + SIGKILL;
@@ -402,7 +403,7 @@ void FarJudge::lose_node_0(const std::string& why) {
   verdict_->cause = static_cast<std::uint8_t>(JobState::Cause::kHostLost);
   verdict_->cut_short = true;
   verdict_->what = fmt::format("lost {}: {}; the workers here were ended.", map_.name_of(0), why);
-  if (node_0_.elastic() && !ending_ && !gone_) {
+  if (elastic_ && !ending_ && !gone_) {
     ending_ = true;
     return obey({{}, true});
   }

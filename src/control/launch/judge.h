@@ -145,7 +145,9 @@ class OwnJudge final : public Judge {
 
 class FarJudge final : public Judge {
  public:
-  FarJudge(boost::asio::io_context& context, const HostMap& map, NodeGuest& node_0);
+  // All launchers agree on whether the job is elastic, or they do not meet.
+  FarJudge(boost::asio::io_context& context, const RunOptions& options, const HostMap& map,
+           NodeGuest& node_0);
 
   void on_event(const KeeperEvent& event) override;
   void on_loss(const Loss& loss) override;
@@ -163,6 +165,7 @@ class FarJudge final : public Judge {
 
   HostMap map_;
   NodeGuest& node_0_;
+  bool elastic_;
   boost::asio::steady_timer deadline_;
   std::optional<NodeVerdict> verdict_;
   std::set<int> live_;  // workers here

@@ -202,7 +202,7 @@ void Lifeline::hang_up() {
 std::unique_ptr<Judge> Meeting::make_judge(boost::asio::io_context& context,
                                            const RunOptions& options,
                                            const std::string& program) const {
-  if (guest) return std::make_unique<FarJudge>(context, map, *guest);
+  if (guest) return std::make_unique<FarJudge>(context, options, map, *guest);
   return std::make_unique<OwnJudge>(context, options, map, program, host.get(), start);
 }
 

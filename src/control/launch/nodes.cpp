@@ -312,7 +312,6 @@ class NodeGuest::State : public ConnectionOwner,
     if (link_) link_->abandon();
   }
   NodeStart meet(Deadline deadline, const Note& note);
-  bool elastic() const { return join_.job.ends_with("--max-restarts"); }  // see introduction()
   void tell(const NodeEvent& event) {
     if (link_) link_->send(event);
   }
@@ -502,9 +501,6 @@ NodeGuest::~NodeGuest() {
 }
 NodeStart NodeGuest::meet(Deadline deadline, const Note& note) {
   return state_->meet(deadline, note);
-}
-bool NodeGuest::elastic() const {
-  return state_->elastic();
 }
 void NodeGuest::tell(const NodeEvent& event) {
   state_->tell(event);

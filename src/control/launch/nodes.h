@@ -80,9 +80,6 @@ class NodeGuest {
   // again until the deadline.
   NodeStart meet(Deadline deadline, const Note& note);
 
-  // The workers of the job may leave and join. All launchers agree on that, or they do not meet.
-  bool elastic() const;
-
   void tell(const NodeEvent& event);
 
   // This launcher cannot go on: tells node 0 why, and leaves.
