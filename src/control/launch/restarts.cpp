@@ -60,15 +60,15 @@ Departures::Departures(const Rules& rules, int workers)
 
 void Departures::on_formed(const std::vector<int>& places) {
   members_ = {places.begin(), places.end()};
-  leader_ = places.empty() ? -1 : places.front();
-  leader_left_ = false;
+  leader_ = {places.empty() ? -1 : places.front()};
   past_end_.clear();
 }
 
 std::vector<int> Departures::on_closed() {
-  if (std::exchange(closed_, true) || finishing_) return {};
+  if (closed_ || finishing_) return {};
+  closed_.emplace();
   for (int place = 0; place < size_.wanted; ++place) {
-    if (restarts_.waits(place)) empty_.insert(place);
+    if (restarts_.waits(place)) closed_->insert(place);
   }
   restarts_.drop();
   std::vector<int> newcomers;
@@ -79,8 +79,9 @@ std::vector<int> Departures::on_closed() {
 
 // Their programs begin with the first loop, which can be joined.
 void Departures::begin_again(Clock::time_point now) {
-  closed_ = false;
-  for (const int place : std::exchange(empty_, {})) restarts_.on_end(place, now);
+  const std::set<int> empty = std::move(*closed_);
+  closed_.reset();
+  for (const int place : empty) restarts_.on_end(place, now);
 }
 
 void Departures::finish() {
@@ -104,19 +105,18 @@ Departures::Outcome Departures::on_left(int place, int live, Clock::time_point n
     return {others ? After::kResized : After::kTooFew};
   }
   // The leader may have had something to write.
-  if (member && past_end_.contains(place) && place != leader_) {
+  if (member && past_end_.contains(place) && place != leader_.place) {
     finish();
     return {After::kPastEnd};
   }
-  if (member && place == leader_) leader_left_ = true;
+  if (member && place == leader_.place) leader_.left = true;
   if (closed_ && !finishing_) {
-    empty_.insert(place);
     if (!members_.empty()) {
+      closed_->insert(place);
       if (live > 0 && live < size_.least) return {};  // 0: the last member dies in the same moment
       ++left_;
       return {After::kClosed};
     }
-    empty_.erase(place);
     begin_again(now);
   }
   const auto start = finishing_ ? std::nullopt : restarts_.on_end(place, now);

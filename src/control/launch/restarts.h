@@ -147,7 +147,7 @@ class Departures {
   bool finishing() const { return finishing_; }  // some have reached the end of the job
   // The leader of the last generation has left since: what it had to do at the end nobody does.
   std::optional<int> leader_that_left() const {
-    return leader_left_ ? std::optional(leader_) : std::nullopt;
+    return leader_.left ? std::optional(leader_.place) : std::nullopt;
   }
   bool expelled(int place) const { return expelled_.contains(place); }
   // It was started while the job ran.
@@ -155,7 +155,7 @@ class Departures {
   // Others train, and it has not joined them yet.
   bool newcomer(int place) const { return !members_.empty() && !members_.contains(place); }
   // A generation has formed; how many of the last one train, without these and those that are being ended.
-  bool formed() const { return leader_ >= 0; }
+  bool formed() const { return leader_.place >= 0; }
   int training(const std::set<int>& without) const;
   int wanted() const { return size_.wanted; }
   int left() const { return left_; }
@@ -176,10 +176,12 @@ class Departures {
   Restarts restarts_;
   std::set<int> running_;
   std::set<int> members_;  // of the last generation, without those that have ended since
-  int leader_ = -1;        // of it
-  bool leader_left_ = false;
-  bool closed_ = false;
-  std::set<int> empty_;  // while closed: places that begin again if no member is left
+  struct {
+    int place = -1;
+    bool left = false;
+  } leader_;  // of it
+  // While nobody can join: the places that begin again if no member is left.
+  std::optional<std::set<int>> closed_;
   std::set<int> expelled_;
   std::set<int> dismissed_;
   std::set<int> past_end_;
