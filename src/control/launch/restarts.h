@@ -169,6 +169,10 @@ class Departures {
     int wanted = 0;
     int most = 0;
   };
+  struct Leader {
+    int place = -1;
+    bool left = false;
+  };
   void finish();
   void begin_again(Clock::time_point now);
 
@@ -176,10 +180,7 @@ class Departures {
   Restarts restarts_;
   std::set<int> running_;
   std::set<int> members_;  // of the last generation, without those that have ended since
-  struct {
-    int place = -1;
-    bool left = false;
-  } leader_;  // of it
+  Leader leader_;          // of it
   // While nobody can join: the places that begin again if no member is left.
   std::optional<std::set<int>> closed_;
   std::set<int> expelled_;
