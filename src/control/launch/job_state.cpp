@@ -274,8 +274,10 @@ std::vector<WorkerEnd> JobState::depart(std::vector<WorkerEnd> together, Orders&
     orders.left.push_back({end, expelled_one, 0, outcome});
   }
   for (LeftWorker& one : orders.left) one.live = going_on();
-  if (const auto leader = departures_->leader_that_left(); leader && departures_->finishing())
-    rest.push_back(*blame_.end_of(*leader));  // the others go home, and do not know of it
+  if (const auto leader = departures_->leader_that_left(); leader && departures_->finishing()) {
+    // The others go home, and do not know of it.
+    if (const auto end = blame_.end_of(*leader)) rest.push_back(*end);
+  }
   return rest;
 }
 
