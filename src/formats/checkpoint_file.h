@@ -61,6 +61,7 @@ inline std::vector<std::string> checkpoints_in(const std::string& directory) {
   }
   std::sort(found.begin(), found.end());
   std::vector<std::string> names;
+  names.reserve(found.size());
   for (auto& [order, name] : found) names.push_back(std::move(name));
   for (const char* const name : kEarlierNames) {
     if (base::exists(base::join_path(directory, name))) names.emplace_back(name);

@@ -178,6 +178,7 @@ JobName find_job(const std::vector<JobName>& jobs, std::uint32_t user,
   if (meant.size() == 1) return meant.front();
   if (meant.empty()) refuse_job(jobs, user, text);
   std::vector<std::string> ids;
+  ids.reserve(meant.size());
   for (const JobName& job : meant) ids.push_back(job.id);
   throw BadInput(fmt::format("which job? {}; see `lockstep jobs`", fmt::join(ids, ", ")));
 }
