@@ -160,7 +160,7 @@ std::string lasting_arithmetic() {
                      TORCH_VERSION, kernels_in_use(), device::instructions_in_use(),
                      base::processor_identity(), arithmetic_environment());
 }
-[[maybe_unused]] const bool arithmetic_is_named = [] {
+[[maybe_unused]] const bool kArithmeticIsNamed = [] {
   control::arithmetic_name = lasting_arithmetic;
   return true;
 }();

@@ -82,7 +82,8 @@ bool JobCore::can_leave_memory(Loop& loop) const {
 // What must be the same for this job to go on from the memory.
 std::string JobCore::legacy_record(int workers) const {
   base::Sha256 all;
-  for (const auto& [name, value] : hashed_properties()) all.update(name + "=" + value + "\n");
+  for (const auto& [name, value] : hashed_properties())
+    all.update(fmt::format("{}={}\n", name, value));
   return fmt::format("{} workers, {} threads, job {} and loop {} of its program, {}", workers,
                      at::get_num_threads(), setup_.number, control::loops_in(generation_.world),
                      base::to_hex(all.finish()));
