@@ -9,6 +9,7 @@
 #include <thread>
 
 #include "base/fd.h"
+#include "base/take_pages.h"
 
 namespace lockstep::base {
 namespace {
@@ -35,6 +36,20 @@ struct Mapped {
   std::byte* shared = nullptr;
   std::byte* own = nullptr;
 };
+
+TEST(TakePages, NeedsNoWholePagesAndChangesNothing) {
+  const std::size_t page = page_bytes();
+  for (const int threads : {0, 1, 3, 7}) {
+    const Mapped memory(5);
+    memory.shared[2 * page + 7] = std::byte{3};
+    take_pages({memory.shared + 10, 4 * page}, threads);
+    const std::int64_t before = page_faults();
+    for (std::size_t at = 10; at < 4 * page + 10; ++at)
+      EXPECT_EQ(memory.shared[at], std::byte{at == 2 * page + 7 ? 3U : 0U});
+    EXPECT_LT(page_faults() - before, 4) << "they were there";
+  }
+  take_pages({}, 4);
+}
 
 TEST(WrittenPages, AreThoseThatThisProcessWroteTo) {
   const std::size_t page = page_bytes();

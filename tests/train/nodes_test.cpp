@@ -85,6 +85,45 @@ TEST_F(TrainNodes, WorkersAndHostsThatDieChangeNoBit) {
   EXPECT_THAT(processes_with(marker_), IsEmpty());
 }
 
+// A scheduler wants the other host back: its workers leave between two batches, and no step is repeated.
+TEST_F(TrainNodes, AHostThatIsToldToEndLeavesAndChangesNoBit) {
+  const std::vector<std::string> job = {"--steps", "150"};
+  auto alone = job;
+  alone.insert(alone.end(), {"--report", path("one.json"), "--workers", "1"});
+  ASSERT_EQ(finished(alone).exit_code(), 0);
+  auto elastic = job;
+  elastic.insert(elastic.end(), {"--max-restarts", "9"});
+  auto first_job = elastic;
+  first_job.insert(first_job.end(), {"--report", path("two.json")});
+  Command first = node(0, 1, first_job);
+  Command second = node(1, 2, elastic);
+  ASSERT_TRUE(first.wait_for("step 1/", 1, seconds(60))) << first.err();
+  ::kill(second.pid(), SIGTERM);
+  ASSERT_TRUE(first.finish(seconds(100)) && second.finish(seconds(100)));
+  EXPECT_EQ(first.exit_code(), 0) << first.out() << first.err();
+  EXPECT_THAT(first.err(), HasSubstr("got SIGTERM and leaves"));
+  EXPECT_THAT(first.err(), HasSubstr("has left; 1 worker goes on"));
+  EXPECT_THAT(first.err(), ::testing::Not(HasSubstr("replacement")));
+  EXPECT_EQ(second.exit_code(), 128 + SIGTERM);
+  EXPECT_THAT(second.err(), HasSubstr("this host has left the job, which goes on"));
+  EXPECT_EQ(hash_in("two.json"), hash_in("one.json"));
+  EXPECT_THAT(processes_with(marker_), IsEmpty());
+}
+
+// If the others would be too few, the job is told to end, as ever.
+TEST_F(TrainNodes, AHostThatIsNeededCannotLeave) {
+  const std::vector<std::string> job = {"--steps",       "100000", "--max-restarts", "9",
+                                        "--min-workers", "2",      "--checkpoint",   path("run")};
+  Command first = node(0, 1, job);
+  Command second = node(1, 1, job);
+  ASSERT_TRUE(first.wait_for("step 1/", 1, seconds(60))) << first.err();
+  ::kill(second.pid(), SIGTERM);
+  ASSERT_TRUE(first.finish(seconds(60)) && second.finish(seconds(60)));
+  EXPECT_EQ(first.exit_code(), 128 + SIGTERM) << first.err();
+  EXPECT_EQ(second.exit_code(), 128 + SIGTERM) << second.err();
+  EXPECT_THAT(checkpoints(), ::testing::Not(IsEmpty()));
+}
+
 TEST_F(TrainNodes, AKilledKeeperCostsItsHostAndChangesNoBit) {
   const std::vector<std::string> job = {"--steps", "100"};
   auto alone = job;

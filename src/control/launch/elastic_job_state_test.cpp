@@ -201,6 +201,36 @@ TEST_F(ElasticJobTest, AHostThatIsLostLeavesThoseThatTrain) {
   EXPECT_EQ(state_.going_on(), 1);
 }
 
+TEST_F(ElasticJobTest, AHostThatLeavesIsNotReplaced) {
+  kill(3);  // its replacement has not joined
+  const auto orders = state_.on_host_leaves({2, 3}, now_);
+  ASSERT_TRUE(orders);
+  EXPECT_THAT(orders->kill, ElementsAre(3));
+  EXPECT_THAT(orders->dismiss, ElementsAre(2, 3));
+  EXPECT_EQ(kill(3).left.at(0).outcome.after, After::kHostLeft);
+  EXPECT_THAT(state_.on_dismissed(2).kill, ElementsAre(2));
+  const auto left = kill(2);
+  EXPECT_EQ(left.left.at(0).outcome.after, After::kHostLeft);
+  EXPECT_THAT(left.start, IsEmpty());
+  EXPECT_EQ(state_.going_on(), 2);
+  EXPECT_THAT(state_.on_time(now_ + std::chrono::hours(1)).start, IsEmpty());
+  EXPECT_EQ(state_.cause(), JobState::Cause::kNone);
+}
+
+TEST_F(ElasticJobTest, AHostThatDoesNotLeaveInTimeIsKilled) {
+  ASSERT_TRUE(state_.on_host_leaves({2, 3}, now_));
+  const auto deadline = state_.deadline();
+  ASSERT_TRUE(deadline);
+  EXPECT_THAT(state_.on_time(*deadline).kill, ElementsAre(2, 3));
+  EXPECT_THAT(state_.on_time(*deadline).kill, IsEmpty());
+}
+
+TEST_F(ElasticJobTest, AHostThatIsNeededCannotLeave) {
+  EXPECT_FALSE(state_.on_host_leaves({1, 2, 3}, now_));
+  end(0, How::kExited, 0);
+  EXPECT_FALSE(state_.on_host_leaves({3}, now_)) << "the job has reached its end";
+}
+
 TEST_F(ElasticJobTest, WorkersOfAHostThatJoinsAreNewcomersAndReplaced) {
   EXPECT_EQ(state_.objection_to_host(), "");
   state_.on_host_joined({4, 5});

@@ -59,8 +59,9 @@ void JobEvents::on_left(const LeftWorker& left, std::string text, Clock::time_po
   if (hung) event.waited_s = expelled.mapped().waited_s;
 }
 
-void JobEvents::on_host_lost(int node, std::string text, Clock::time_point now) {
-  add(JobEvent::Kind::kHostLost, std::nullopt, std::move(text), now).host =
+void JobEvents::on_host_gone(int node, HostIs how, std::string text, Clock::time_point now) {
+  const auto kind = how == HostIs::kLost ? JobEvent::Kind::kHostLost : JobEvent::Kind::kHostLeft;
+  add(kind, std::nullopt, std::move(text), now).host =
       map_.shares[static_cast<std::size_t>(node)].host;
 }
 

@@ -29,6 +29,7 @@ struct JobEvent {
     kRefused,
     kLeft,
     kHostLost,
+    kHostLeft,
     kJoined,
     kResized,
     kBeganAgain,
@@ -53,17 +54,12 @@ struct JobEvent {
 
 // As the report spells them.
 inline constexpr base::Choice<JobEvent::Kind> kEventKinds[] = {
-    {JobEvent::Kind::kKilled, "killed"},
-    {JobEvent::Kind::kExited, "exited"},
-    {JobEvent::Kind::kNotStarted, "not_started"},
-    {JobEvent::Kind::kHung, "hung"},
-    {JobEvent::Kind::kRefused, "refused"},
-    {JobEvent::Kind::kLeft, "left"},
-    {JobEvent::Kind::kHostLost, "host_lost"},
-    {JobEvent::Kind::kJoined, "joined"},
-    {JobEvent::Kind::kResized, "resized"},
-    {JobEvent::Kind::kBeganAgain, "began_again"},
-    {JobEvent::Kind::kEnded, "ended"}};
+    {JobEvent::Kind::kKilled, "killed"},          {JobEvent::Kind::kExited, "exited"},
+    {JobEvent::Kind::kNotStarted, "not_started"}, {JobEvent::Kind::kHung, "hung"},
+    {JobEvent::Kind::kRefused, "refused"},        {JobEvent::Kind::kLeft, "left"},
+    {JobEvent::Kind::kHostLost, "host_lost"},     {JobEvent::Kind::kHostLeft, "host_left"},
+    {JobEvent::Kind::kJoined, "joined"},          {JobEvent::Kind::kResized, "resized"},
+    {JobEvent::Kind::kBeganAgain, "began_again"}, {JobEvent::Kind::kEnded, "ended"}};
 
 // Threads:   one caller at a time.
 // Blocking:  never; time is an argument.
@@ -80,7 +76,8 @@ class JobEvents {
   // Others have waited for this one in vain, and it is being ended: the event is now, and on_left() completes it.
   void on_expelled(int worker, double waited_s, Clock::time_point now);
   void on_left(const LeftWorker& left, std::string text, Clock::time_point now);
-  void on_host_lost(int node, std::string text, Clock::time_point now);
+  enum class HostIs : bool { kLost, kLeaving };
+  void on_host_gone(int node, HostIs how, std::string text, Clock::time_point now);
   void on_resized(int workers, std::string text, Clock::time_point now);
 
   // Who was not in the generation before has joined. The first generation is no event.

@@ -115,7 +115,7 @@ TEST_F(JobEventsTest, OtherEventsSayWhatTheyAre) {
   EXPECT_EQ(last().kind, EventKind::kExited);
   events.on_left({.end = {2, WorkerEnd::How::kNotStarted, ENOENT}}, "", ms_in(700));
   EXPECT_EQ(last().kind, EventKind::kNotStarted);
-  events.on_host_lost(1, "", ms_in(800));
+  events.on_host_gone(1, JobEvents::HostIs::kLost, "", ms_in(800));
   EXPECT_EQ(last().kind, EventKind::kHostLost);
   EXPECT_EQ(last().host, "b");
 }

@@ -118,6 +118,11 @@ HostsState::Clock::duration HostsState::grace() const {
 
 HostsState::Orders HostsState::on_end(const WorkerEnd& end_of_host, Clock::time_point now) {
   hosts_[static_cast<std::size_t>(end_of_host.rank)].end = end_of_host;
+  if (rules_.elastic && end_of_host.failed() && end_of_host.rank != 0 && all_begun() &&
+      cause_ == JobState::Cause::kNone && !succeeded_) {
+    hosts_[static_cast<std::size_t>(end_of_host.rank)].left = true;
+    return {};
+  }
   if (end_of_host.failed() && (failed_.empty() || !hung_up_)) failed_.push_back(end_of_host);
   if (all_ended()) {
     deadline_.reset();
@@ -188,7 +193,7 @@ HostsState::Orders HostsState::on_time(Clock::time_point now) {
 // A remote shell that a signal has killed says nothing of the launcher there.
 bool HostsState::agreed() const {
   return std::all_of(hosts_.begin(), hosts_.end(), [&](const Host& host) {
-    return host.end && host.end->exited_with(failed_.front().value);
+    return host.left || (host.end && host.end->exited_with(failed_.front().value));
   });
 }
 
@@ -260,7 +265,7 @@ std::vector<std::string> HostsState::what_happened() const {
 std::vector<std::string> HostsState::deaf_shells() const {
   std::vector<std::string> names;
   for (const Host& host : hosts_) {
-    if (host.begun && host.end && host.end->exited_with(kNothingRan))
+    if (host.begun && !host.left && host.end && host.end->exited_with(kNothingRan))
       names.push_back(host.spec.name);
   }
   return names;

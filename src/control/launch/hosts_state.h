@@ -3,7 +3,8 @@
 //
 // Launchers that have met end together, with one exit code, and tell why. What is left to decide here: a host that
 // cannot be reached, one without `lockstep`, one whose remote shell hangs or ends. Then the lifelines of all hosts are
-// closed, which ends them. A launcher that begins says so (kBegun). Before all have begun there are no workers, and
+// closed, which ends them. If workers may leave, the first host decides: a launcher of another one that ends by itself has
+// lost it, or has left. A launcher that begins says so (kBegun). Before all have begun there are no workers, and
 // nobody needs time to end.
 #pragma once
 
@@ -45,6 +46,8 @@ struct HostsRules {
   std::chrono::nanoseconds grace = std::chrono::seconds(10);      // that workers have to end
   std::chrono::nanoseconds to_begin = std::chrono::seconds(300);  // until every launcher has begun
   std::string shell = "ssh";                                      // as the user would type it
+  bool elastic =
+      false;  // the first host goes on without the others, as long as enough workers are left
 };
 
 // Threads:   one caller at a time.
@@ -83,6 +86,7 @@ class HostsState {
     HostSpec spec;
     bool begun = false;
     bool killed = false;  // its shell, by us: it did not end
+    bool left = false;    // the first host goes on without it
     std::optional<WorkerEnd> end;
   };
 

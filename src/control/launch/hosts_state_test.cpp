@@ -35,6 +35,29 @@ WorkerEnd host_exited(int host, int code) {
   return {host, WorkerEnd::How::kExited, code};
 }
 
+TEST(HostsStateTest, IfWorkersMayLeaveTheFirstHostGoesOnWithoutAnother) {
+  HostsState state({{"node0", 4}, {"node1", 4}}, {.grace = seconds(10), .elastic = true},
+                   kHostsBegin);
+  state.on_begun(0);
+  state.on_begun(1);
+  state.on_end(host_exited(1, 255), kHostsBegin);
+  EXPECT_FALSE(state.ending());
+  state.on_time(kHostsBegin + std::chrono::hours(1));
+  EXPECT_FALSE(state.ending());
+  EXPECT_TRUE(state.on_end(host_exited(0, 0), kHostsBegin).release);
+  EXPECT_EQ(state.verdict().code, 0);
+  EXPECT_EQ(state.verdict().what, "");
+}
+
+TEST(HostsStateTest, ButNobodyGoesOnWithoutTheFirst) {
+  HostsState state({{"node0", 4}, {"node1", 4}}, {.grace = seconds(10), .elastic = true},
+                   kHostsBegin);
+  state.on_begun(0);
+  state.on_begun(1);
+  state.on_end(host_exited(0, 255), kHostsBegin);
+  EXPECT_TRUE(state.ending());
+}
+
 TEST(ParseHostsTest, EachHostHasAName) {
   EXPECT_THAT(parse_hosts("node0:4,me@node1:2", 0),
               ElementsAre(HostSpec{"node0", 4}, HostSpec{"me@node1", 2}));

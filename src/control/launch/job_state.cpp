@@ -107,6 +107,8 @@ std::string describe(const LeftWorker& left, int max_restarts, double waited_s) 
       return fmt::format("rank {} could not join and {}{}", end.rank, describe(end), without);
     case Departures::After::kResized:
       return fmt::format("rank {} has left: the job is to have fewer workers", end.rank);
+    case Departures::After::kHostLeft:
+      return fmt::format("rank {} has left with its host", end.rank);
     case Departures::After::kTooFew:
       break;
   }
@@ -160,8 +162,11 @@ JobState::JobState(int workers, EndRules rules) : live_(workers), rules_(std::mo
 
 std::optional<JobState::Clock::time_point> JobState::deadline() const {
   if (!departures_ || !running()) return deadline_;
-  const auto next = departures_->next();
-  return next && held_.until ? std::min(*next, *held_.until) : next ? next : held_.until;
+  std::optional<Clock::time_point> first = departures_->next();
+  const auto also = [&](Clock::time_point when) { first = std::min(first.value_or(when), when); };
+  if (held_.until) also(*held_.until);
+  for (const Leaving& host : leaving_) also(host.until);
+  return first;
 }
 
 std::optional<int> JobState::lost() const {
@@ -295,6 +300,17 @@ std::vector<int> JobState::restart(Clock::time_point now) {
   return places;
 }
 
+// Workers of hosts whose time to leave is over.
+std::vector<int> JobState::overdue(Clock::time_point now) {
+  std::vector<int> ranks;
+  std::erase_if(leaving_, [&](const Leaving& host) {
+    if (host.until > now) return false;
+    ranks.insert(ranks.end(), host.ranks.begin(), host.ranks.end());
+    return true;
+  });
+  return ranks;
+}
+
 void JobState::on_started(int rank, Clock::time_point now) {
   if (departures_) departures_->on_started(rank, now);
 }
@@ -416,6 +432,16 @@ JobState::Orders JobState::on_host_lost(const std::vector<int>& ranks, Clock::ti
   return live_ <= 0 ? release() : orders;
 }
 
+// Its workers have the time of a job that is told to end. After that they are killed, in whatever they are.
+std::optional<JobState::Orders> JobState::on_host_leaves(const std::vector<int>& ranks,
+                                                         Clock::time_point now) {
+  if (!departures_ || !running()) return std::nullopt;
+  auto kill = departures_->on_host_leaves(ranks, live_);
+  if (!kill) return std::nullopt;
+  leaving_.push_back({ranks, now + std::chrono::duration_cast<Clock::duration>(rules_.grace)});
+  return Orders{.forward = {}, .kill = std::move(*kill), .dismiss = ranks};
+}
+
 std::string JobState::objection_to_host() const {
   if (!departures_) return "its workers are fixed; start it with --max-restarts";
   if (!running()) return "it is ending";
@@ -439,7 +465,7 @@ JobState::Orders JobState::on_time(Clock::time_point now) {
     blame_.on_ends(ends);
     return judge(now);
   }
-  if (running()) return {.start = restart(now)};
+  if (running()) return {.start = restart(now), .kill = overdue(now)};
   if (!deadline_ || now < *deadline_) return {};
   return cause_ == Cause::kNone ? judge(now) : release();
 }

@@ -161,6 +161,7 @@ class JobState {
     std::vector<int> kill = {};         // these workers
     std::vector<LeftWorker> left = {};  // the job goes on without them: for the user
     std::optional<int> workers = {};    // the job is to have so many from now on
+    std::vector<int> dismiss = {};      // these leave between two batches
   };
   enum class Cause : std::uint8_t {
     kNone,
@@ -198,6 +199,8 @@ class JobState {
   Orders on_keeper_lost();
   // The host of these workers is lost: what became of them is not known.
   Orders on_host_lost(const std::vector<int>& ranks, Clock::time_point now);
+  // The host of these workers is to leave. Nothing if the others cannot go on without them, or not between two batches.
+  std::optional<Orders> on_host_leaves(const std::vector<int>& ranks, Clock::time_point now);
   // A host wants to join: why it cannot; empty: it can. And then it has, with these workers, which start.
   std::string objection_to_host() const;
   void on_host_joined(const std::vector<int>& ranks);
@@ -234,6 +237,7 @@ class JobState {
   bool left_with_another(const WorkerEnd& end, const std::vector<WorkerEnd>& together) const;
   void hold_back(std::vector<WorkerEnd>& ends, Clock::time_point now);
   std::vector<int> restart(Clock::time_point now);
+  std::vector<int> overdue(Clock::time_point now);
   Orders judge(Clock::time_point now);
   Orders end_for_failure(Clock::time_point now);
   Orders end(Cause cause, int code, int signal, Clock::time_point deadline);
@@ -260,6 +264,12 @@ class JobState {
     std::optional<Clock::time_point> until;
   };
   Held held_;
+  // Hosts that are to leave, until when they have the time to.
+  struct Leaving {
+    std::vector<int> ranks;
+    Clock::time_point until;
+  };
+  std::vector<Leaving> leaving_;
 };
 
 }  // namespace lockstep::control

@@ -47,7 +47,7 @@ OwnJudge::OwnJudge(boost::asio::io_context& context, const RunOptions& options, 
       report_(map, std::move(program)),
       events_(map_, Clock::now()),
       deadline_(context) {
-  for (int node = 0; node < map.nodes(); ++node) running_.insert(node);
+  for (int node = 0; node < map.nodes(); ++node) by_number_[node].runs = true;
   if (nodes_ == nullptr) return;
   nodes_->when_event = [this](int node, const NodeEvent& event) { take_node_event(node, event); };
   nodes_->when_lost = [this](int node, const std::string& why) { lose(node, why); };
@@ -70,7 +70,7 @@ NodeHost::Admission OwnJudge::admit(int node, const NodeJoin& join) {
   map_.shares.push_back({join.host, join.workers});
   start_.shares = map_.shares;
   report_.set_map(map_);
-  running_.insert(node);
+  by_number_[node].runs = true;
   state_.on_host_joined(map_.ranks_of(node));
   when_host(map_);
   when_note(fmt::format("lockstep: {} joins, with {} worker{}", map_.name_of(node), join.workers,
@@ -109,14 +109,14 @@ void OwnJudge::take_event(int node, const KeeperEvent& event) {
   switch (event.kind) {
     case KeeperEvent::Kind::kNotStarted:
       if (event.pid == 0)
-        together_[node].push_back({event.rank, WorkerEnd::How::kNotStarted, event.value});
+        by_number_[node].together.push_back({event.rank, WorkerEnd::How::kNotStarted, event.value});
       break;
     case KeeperEvent::Kind::kEnded:
       if (const int error = report_.not_started(event.rank)) {
-        together_[node].push_back({event.rank, WorkerEnd::How::kNotStarted, error});
+        by_number_[node].together.push_back({event.rank, WorkerEnd::How::kNotStarted, error});
       } else {
-        together_[node].push_back(worker_end(event.rank, event.value));
-        together_[node].back().pid = event.pid;
+        by_number_[node].together.push_back(worker_end(event.rank, event.value));
+        by_number_[node].together.back().pid = event.pid;
       }
       break;
     case KeeperEvent::Kind::kAllReported:
@@ -132,10 +132,15 @@ void OwnJudge::take_event(int node, const KeeperEvent& event) {
 }
 
 void OwnJudge::take_ends(int node) {
-  const auto orders = state_.on_ends(std::exchange(together_[node], {}), Clock::now());
+  const auto orders = state_.on_ends(std::exchange(by_number_[node].together, {}), Clock::now());
   // Before the orders: they continue a stopped worker.
   if (const auto lost = state_.lost(); lost && map_.here(*lost)) report_.look_at(*lost);
   obey(orders);
+  const auto ranks = map_.ranks_of(node);
+  if (by_number_[node].leaves && std::all_of(ranks.begin(), ranks.end(), [this](int rank) {
+        return state_.end_of(rank).has_value();
+      }))
+    part_with(node);
 }
 
 void OwnJudge::on_loss(const Loss& loss) {
@@ -146,7 +151,38 @@ void OwnJudge::on_loss(const Loss& loss) {
   state_.on_loss(loss.rank, map_.is_rank(loss.whom) ? std::optional(loss.whom) : std::nullopt);
 }
 
+// A scheduler takes another host away: its workers leave between two batches, so that the others repeat nothing. False if
+// these cannot go on without them.
+bool OwnJudge::dismiss_host(int node) {
+  if (nodes_ == nullptr || may_have(1) || !by_number_[node].runs) return false;
+  if (by_number_[node].leaves) return !ending();  // told twice
+  const auto orders = state_.on_host_leaves(map_.ranks_of(node), Clock::now());
+  if (!orders) return false;
+  by_number_[node].leaves = true;
+  when_note(
+      fmt::format("lockstep: {} got SIGTERM and leaves, between two batches", map_.name_of(node)));
+  obey(*orders);
+  return true;
+}
+
+// Its workers have ended, and so may its launcher.
+void OwnJudge::part_with(int node) {
+  by_number_[node].runs = by_number_[node].leaves = false;
+  const int others = state_.going_on();
+  const std::string text = fmt::format("{} has left; {} go{} on", map_.name_of(node),
+                                       others == 1 ? "1 worker" : fmt::format("{} workers", others),
+                                       others == 1 ? "es" : "");
+  when_note("lockstep: " + text);
+  events_.on_host_gone(node, JobEvents::HostIs::kLeaving, text, Clock::now());
+  nodes_->tell(node, NodeVerdict{.code = kSignalBase + SIGTERM,
+                                 .cause = static_cast<std::uint8_t>(JobState::Cause::kSignal),
+                                 .cut_short = true,
+                                 .what = "this host has left the job, which goes on."});
+  conclude_if_over();
+}
+
 void OwnJudge::take_signal(int node, int signal) {
+  if (signal == SIGTERM && node != map_.node && dismiss_host(node)) return;
   const bool first = state_.cause() == JobState::Cause::kNone;
   obey(state_.on_signal(signal, Clock::now()));
   if (!first || state_.cause() != JobState::Cause::kSignal) return;
@@ -233,13 +269,13 @@ void OwnJudge::take_end(int node, int wait_status) {
   if (elastic(options_) && node != map_.node && !state_.released())
     return lose(node, "its keeper process " + describe(worker_end(0, wait_status)));
   if (!state_.released()) report_.keeper_lost(node, wait_status);
-  running_.erase(node);
+  by_number_[node].runs = false;
   obey(state_.on_keeper_lost());
   conclude_if_over();
 }
 
 void OwnJudge::lose(int node, const std::string& why) {
-  if (running_.erase(node) == 0) return;  // it had ended
+  if (!std::exchange(by_number_[node].runs, false)) return;  // it had ended
   const auto orders = state_.on_host_lost(map_.ranks_of(node), Clock::now());
   if (ending()) {
     report_.host_lost(node, why);
@@ -249,7 +285,7 @@ void OwnJudge::lose(int node, const std::string& why) {
         "lost {}: {}; {} go{} on", map_.name_of(node), why,
         others == 1 ? "1 worker" : fmt::format("{} workers", others), others == 1 ? "es" : "");
     when_note("lockstep: " + text);
-    events_.on_host_lost(node, text, Clock::now());
+    events_.on_host_gone(node, JobEvents::HostIs::kLost, text, Clock::now());
     for (const int rank : map_.ranks_of(node))
       when_far_event({KeeperEvent::Kind::kEnded, rank, 0, SIGKILL});
     when_far_event({KeeperEvent::Kind::kAllReported});
@@ -293,7 +329,9 @@ void OwnJudge::arm_deadline() {
 }
 
 void OwnJudge::conclude_if_over() {
-  if (!running_.empty() || std::exchange(concluded_, true)) return;
+  const bool any = std::any_of(by_number_.begin(), by_number_.end(),
+                               [](const auto& one) { return one.second.runs; });
+  if (any || std::exchange(concluded_, true)) return;
   deadline_.cancel();
   const NodeVerdict verdict = report_.verdict(state_);
   note_end(verdict);

@@ -122,6 +122,8 @@ class OwnJudge final : public Judge {
   void take_signal(int node, int signal);
   void take_end(int node, int wait_status);
   void lose(int node, const std::string& why);
+  bool dismiss_host(int node);
+  void part_with(int node);
   NodeHost::Admission admit(int node, const NodeJoin& join);
   void obey(const JobState::Orders& orders);
   void arm_deadline();
@@ -136,9 +138,12 @@ class OwnJudge final : public Judge {
   JobReport report_;
   JobEvents events_;
   boost::asio::steady_timer deadline_;
-  std::map<int, std::vector<WorkerEnd>>
-      together_;                  // by node: ends that were noticed together, so far
-  std::set<int> running_;         // nodes on which something of the job may be left
+  struct Node {
+    std::vector<WorkerEnd> together;  // ends that were noticed together, so far
+    bool runs = false;                // something of the job may be left there
+    bool leaves = false;              // it is to leave
+  };
+  std::map<int, Node> by_number_;
   std::uint64_t generation_ = 0;  // the last that has formed
   bool concluded_ = false;
 };

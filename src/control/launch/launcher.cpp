@@ -254,6 +254,7 @@ void Launcher::obey(const JobState::Orders& orders) {
     keeper_.send({KeeperOrder::Kind::kSize, *orders.workers});
     workers_.resize(*orders.workers);
   }
+  if (!orders.dismiss.empty()) workers_.dismiss(orders.dismiss);
   to_worker(KeeperOrder::Kind::kKill, orders.kill);
   to_worker(KeeperOrder::Kind::kStart, orders.start);
   for (const int signal : orders.forward) keeper_.send({KeeperOrder::Kind::kSignal, signal});

@@ -156,6 +156,10 @@ void MeetingPoint::resize(int workers) {
   if (server_) server_->set_wanted(workers);
 }
 
+void MeetingPoint::dismiss(const std::vector<int>& ranks) {
+  if (server_) server_->dismiss(ranks);
+}
+
 void MeetingPoint::tell_server() {
   if (!news_ || !server_) return;
   std::set<int> alive;

@@ -39,6 +39,9 @@ class MeetingPoint {
   // It is to have so many from now on.
   void resize(int workers);
 
+  // The host of these workers leaves, between two batches.
+  void dismiss(const std::vector<int>& ranks);
+
   // A host has joined: there are more places, and all are to be filled.
   void set_map(const HostMap& map);
 

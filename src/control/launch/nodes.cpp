@@ -121,6 +121,11 @@ class NodeHost::State : public std::enable_shared_from_this<NodeHost::State> {
   void tell(const Message& message) {
     for (const ConnectionId to : roster_.connections()) door_->send(to, message);
   }
+  void tell(int node, const Message& message) {
+    for (const ConnectionId to : roster_.connections()) {
+      if (roster_.node_of(to) == node) door_->send(to, message);
+    }
+  }
   void part();
   void tick();
 
@@ -288,6 +293,9 @@ void NodeHost::refuse(const CannotBegin& reason) {
 }
 void NodeHost::tell(const Message& message) {
   state_->tell(message);
+}
+void NodeHost::tell(int node, const Message& message) {
+  state_->tell(node, message);
 }
 void NodeHost::part() {
   state_->part();

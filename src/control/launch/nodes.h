@@ -44,8 +44,9 @@ class NodeHost {
   // The job cannot begin. Tells every node, and gives them a moment to read it.
   void refuse(const CannotBegin& reason);
 
-  // Every node that is connected gets the message.
+  // Every node that is connected gets the message, or this one.
   void tell(const Message& message);
+  void tell(int node, const Message& message);
 
   // At the end: waits a moment until every node has read what it was told, and left.
   void part();

@@ -206,7 +206,7 @@ void check_here(RunOptions options) {
 }
 
 HostsRules hosts_rules(const RunOptions& options) {
-  HostsRules rules{.grace = options.grace};
+  HostsRules rules{.grace = options.grace, .elastic = elastic(options)};
   if (options.timeout_s) rules.to_begin = std::chrono::seconds(*options.timeout_s);
   if (options.hosts.shell != kRemoteShell)
     rules.shell = fmt::format("{}", fmt::join(words_of(options.hosts.shell), " "));

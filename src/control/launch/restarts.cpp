@@ -4,6 +4,7 @@
 
 #include <algorithm>
 #include <iterator>
+#include <utility>
 
 namespace lockstep::control {
 
@@ -55,33 +56,44 @@ std::optional<Restarts::Clock::time_point> Restarts::next() const {
 Departures::Departures(const Rules& rules, int workers)
     : size_{rules.min_workers, workers, std::max(rules.most_workers, workers)},
       restarts_(rules.max_restarts) {
-  for (int place = 0; place < workers && workers != kMostWorkersOf; ++place) running_.insert(place);
+  for (int place = 0; place < workers && workers != kMostWorkersOf; ++place)
+    places_[place].runs = true;
+}
+
+Departures::Place Departures::at(int place) const {
+  const auto found = places_.find(place);
+  return found == places_.end() ? Place{} : found->second;
+}
+
+int Departures::count(bool Place::*what) const {
+  return static_cast<int>(std::count_if(places_.begin(), places_.end(),
+                                        [what](const auto& one) { return one.second.*what; }));
 }
 
 void Departures::on_formed(const std::vector<int>& places) {
-  members_ = {places.begin(), places.end()};
+  for (auto& [number, place] : places_) place.member = place.past_end = false;
+  for (const int place : places) places_[place].member = true;
   leader_ = {places.empty() ? -1 : places.front()};
-  past_end_.clear();
 }
 
 std::vector<int> Departures::on_closed() {
   if (closed_ || finishing_) return {};
-  closed_.emplace();
-  for (int place = 0; place < size_.wanted; ++place) {
-    if (restarts_.waits(place)) closed_->insert(place);
+  closed_ = true;
+  std::vector<int> newcomers;
+  for (auto& [number, place] : places_) {
+    place.waits = number < size_.wanted && restarts_.waits(number);
+    if (place.runs && !place.member) newcomers.push_back(number);
   }
   restarts_.drop();
-  std::vector<int> newcomers;
-  std::set_difference(running_.begin(), running_.end(), members_.begin(), members_.end(),
-                      std::back_inserter(newcomers));
   return newcomers;
 }
 
 // Their programs begin with the first loop, which can be joined.
 void Departures::begin_again(Clock::time_point now) {
-  const std::set<int> empty = std::move(*closed_);
-  closed_.reset();
-  for (const int place : empty) restarts_.on_end(place, now);
+  closed_ = false;
+  for (auto& [number, place] : places_) {
+    if (std::exchange(place.waits, false)) restarts_.on_end(number, now);
+  }
 }
 
 void Departures::finish() {
@@ -89,40 +101,42 @@ void Departures::finish() {
   restarts_.drop();
 }
 
-void Departures::on_ended_well(int place) {
-  running_.erase(place);
-  dismissed_.erase(place);
-  if (members_.erase(place) > 0) finish();
+void Departures::on_ended_well(int number) {
+  Place& place = places_[number];
+  place.runs = place.dismissed = false;
+  if (std::exchange(place.member, false)) finish();
 }
 
-Departures::Outcome Departures::on_left(int place, int live, Clock::time_point now) {
-  running_.erase(place);
-  const bool member = members_.erase(place) > 0;
-  const bool dismissed = dismissed_.erase(place) > 0;
-  if (dismissed && place < size_.wanted && !finishing_) restarts_.add(place, now);  // again
-  if (dismissed || place >= size_.wanted) {
+Departures::Outcome Departures::on_left(int number, int live, Clock::time_point now) {
+  Place& place = places_[number];
+  place.runs = false;
+  const bool member = std::exchange(place.member, false);
+  const bool dismissed = std::exchange(place.dismissed, false);
+  const bool is_wanted = number < size_.wanted && !place.leaves;
+  if (dismissed && is_wanted && !finishing_) restarts_.add(number, now);  // again
+  if (dismissed || !is_wanted) {
     const bool others = live + restarts_.waiting() > 0;
-    return {others ? After::kResized : After::kTooFew};
+    return {!others ? After::kTooFew : place.leaves ? After::kHostLeft : After::kResized};
   }
   // The leader may have had something to write.
-  if (member && past_end_.contains(place) && place != leader_.place) {
+  if (member && place.past_end && number != leader_.place) {
     finish();
     return {After::kPastEnd};
   }
-  if (member && place == leader_.place) leader_.left = true;
+  if (member && number == leader_.place) leader_.left = true;
   if (closed_ && !finishing_) {
-    if (!members_.empty()) {
-      closed_->insert(place);
+    if (any_member()) {
+      place.waits = true;
       if (live > 0 && live < size_.least) return {};  // 0: the last member dies in the same moment
       ++left_;
       return {After::kClosed};
     }
     begin_again(now);
   }
-  const auto start = finishing_ ? std::nullopt : restarts_.on_end(place, now);
+  const auto start = finishing_ ? std::nullopt : restarts_.on_end(number, now);
   const bool soon = start && start->left;
   // A newcomer cannot finish what the members have begun, and nobody needs it for that.
-  const int others = finishing_ ? static_cast<int>(members_.size()) : live + restarts_.waiting();
+  const int others = finishing_ ? count(&Place::member) : live + restarts_.waiting();
   const bool needed = member || !finishing_;
   if (!soon && needed && others < size_.least) return {};
   ++left_;
@@ -134,32 +148,47 @@ bool Departures::on_host_lost(const std::vector<int>& places, int live) {
   for (const int place : places) restarts_.drop(place);
   const int others = finishing_ ? live : live + restarts_.waiting();
   if (others < size_.least) return false;
-  for (const int place : places) {
-    if (running_.erase(place) > 0) ++left_;
-    members_.erase(place);
+  for (const int number : places) {
+    Place& place = places_[number];
+    if (std::exchange(place.runs, false)) ++left_;
+    place.member = false;
   }
   return true;
 }
 
+std::optional<std::vector<int>> Departures::on_host_leaves(const std::vector<int>& places,
+                                                           int live) {
+  if (objection(size_.wanted)) return std::nullopt;
+  int others = live + restarts_.waiting();
+  for (const int place : places) others -= at(place).runs || restarts_.waits(place) ? 1 : 0;
+  if (others < size_.least) return std::nullopt;
+  for (const int place : places) {
+    places_[place].leaves = true;
+    restarts_.drop(place);
+  }
+  return end_newcomers(places);
+}
+
 void Departures::on_host_joined(const std::vector<int>& places) {
   for (const int place : places) {
-    running_.insert(place);
-    later_.insert(place);
+    places_[place].runs = places_[place].later = true;
     size_.wanted = std::max(size_.wanted, place + 1);
   }
   size_.most = std::max(size_.most, size_.wanted);
 }
 
 int Departures::training(const std::set<int>& without) const {
-  return static_cast<int>(std::count_if(members_.begin(), members_.end(), [&](int place) {
-    return !without.contains(place) && !expelled_.contains(place) && !dismissed_.contains(place);
+  return static_cast<int>(std::count_if(places_.begin(), places_.end(), [&](const auto& one) {
+    const Place& place = one.second;
+    return place.member && !place.expelled && !place.dismissed && !without.contains(one.first);
   }));
 }
 
-Departures::Outcome Departures::on_refused(int place, int live) {
-  running_.erase(place);
-  dismissed_.erase(place);
-  if (place >= size_.wanted) return {After::kResized};
+Departures::Outcome Departures::on_refused(int number, int live) {
+  Place& place = places_[number];
+  place.runs = place.dismissed = false;
+  if (place.leaves) return {After::kHostLeft};
+  if (number >= size_.wanted) return {After::kResized};
   if (!finishing_ && live + restarts_.waiting() < size_.least) return {};
   ++left_;
   return {After::kRefused};
@@ -176,27 +205,36 @@ std::optional<std::string> Departures::objection(int workers) const {
 
 std::vector<int> Departures::on_resize(int workers, Clock::time_point now) {
   size_.wanted = workers;
-  std::vector<int> ended;
+  std::vector<int> unwanted;
   for (int place = 0; place < size_.most; ++place) {
-    const bool runs = running_.contains(place);
-    if (place < workers) {
-      // One for which no restart is left starts now, because somebody asks for it.
-      if (!runs) restarts_.add(place, now);
-    } else {
+    if (place >= workers) {
       restarts_.drop(place);
-      if (runs && !members_.contains(place) && dismissed_.insert(place).second)
-        ended.push_back(place);
+      unwanted.push_back(place);
+    } else if (!at(place).runs) {
+      // One for which no restart is left starts now, because somebody asks for it.
+      restarts_.add(place, now);
     }
+  }
+  return end_newcomers(unwanted);
+}
+
+// Of these places, the processes that are in no generation and not being ended.
+std::vector<int> Departures::end_newcomers(const std::vector<int>& places) {
+  std::vector<int> ended;
+  for (const int number : places) {
+    Place& place = places_[number];
+    if (place.runs && !place.member && !std::exchange(place.dismissed, true))
+      ended.push_back(number);
   }
   return ended;
 }
 
 std::vector<int> Departures::due(Clock::time_point now) {
   std::vector<int> places = restarts_.due(now);
-  for (const int place : places) {
-    expelled_.erase(place);
-    running_.insert(place);
-    later_.insert(place);
+  for (const int number : places) {
+    Place& place = places_[number];
+    place.expelled = false;
+    place.runs = place.later = true;
   }
   return places;
 }

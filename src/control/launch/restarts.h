@@ -94,6 +94,7 @@ class Departures {
     kClosed,     // the others go on without it: nobody can join them
     kRefused,    // it could not join the others, which go on
     kResized,    // the job has been given fewer workers
+    kHostLeft,   // its host leaves
     kTooFew,     // the job ends
   };
   struct Outcome {
@@ -106,11 +107,11 @@ class Departures {
 
   void on_started(int place, Clock::time_point now) { restarts_.on_start(place, now); }
   void on_formed(const std::vector<int>& places);
-  void on_expelled(int place) { expelled_.insert(place); }
+  void on_expelled(int place) { places_[place].expelled = true; }
   // It has left its world, and only its own work is to be done.
-  void on_goodbye(int place) { past_end_.insert(place); }
-  // It is between two batches, and the job is to have fewer workers: its process will be ended.
-  void on_dismissed(int place) { dismissed_.insert(place); }
+  void on_goodbye(int place) { places_[place].past_end = true; }
+  // It is between two batches, and is not to stay: its process will be ended.
+  void on_dismissed(int place) { places_[place].dismissed = true; }
 
   // The members are in a part of the program where nobody can join them. Returns the processes to end: those that wait to
   // join. If no member is left, all places begin again.
@@ -124,6 +125,10 @@ class Departures {
 
   // The host of these places is lost, and this many others live. False: those are too few.
   bool on_host_lost(const std::vector<int>& places, int live);
+
+  // The host of these places is to leave, and this many workers live. The processes to end at once, as on_resize(); nothing
+  // if too few would stay, or if nobody can leave.
+  std::optional<std::vector<int>> on_host_leaves(const std::vector<int>& places, int live);
 
   // A host has joined: these places are new, and their processes start.
   void on_host_joined(const std::vector<int>& places);
@@ -143,17 +148,17 @@ class Departures {
   bool waiting() const { return restarts_.waiting() > 0; }
 
   // Every member of the last generation has ended, at least one of them with 0. Who still lives has never joined.
-  bool done() const { return finishing_ && members_.empty(); }
+  bool done() const { return finishing_ && !any_member(); }
   bool finishing() const { return finishing_; }  // some have reached the end of the job
   // The leader of the last generation has left since: what it had to do at the end nobody does.
   std::optional<int> leader_that_left() const {
     return leader_.left ? std::optional(leader_.place) : std::nullopt;
   }
-  bool expelled(int place) const { return expelled_.contains(place); }
+  bool expelled(int place) const { return at(place).expelled; }
   // It was started while the job ran.
-  bool later(int place) const { return later_.contains(place); }
+  bool later(int place) const { return at(place).later; }
   // Others train, and it has not joined them yet.
-  bool newcomer(int place) const { return !members_.empty() && !members_.contains(place); }
+  bool newcomer(int place) const { return any_member() && !at(place).member; }
   // A generation has formed; how many of the last one train, without these and those that are being ended.
   bool formed() const { return leader_.place >= 0; }
   int training(const std::set<int>& without) const;
@@ -173,20 +178,29 @@ class Departures {
     int place = -1;
     bool left = false;
   };
+  // What is known of a place, and of the process there.
+  struct Place {
+    bool runs = false;
+    bool member = false;  // of the last generation, and it has not ended since
+    bool expelled = false;
+    bool dismissed = false;
+    bool past_end = false;
+    bool later = false;
+    bool leaves = false;  // its host does: nothing starts there any more
+    bool waits = false;   // while nobody can join: it begins again if no member is left
+  };
+  Place at(int place) const;
+  bool any_member() const { return count(&Place::member) > 0; }
+  int count(bool Place::*what) const;
+  std::vector<int> end_newcomers(const std::vector<int>& places);
   void finish();
   void begin_again(Clock::time_point now);
 
   Size size_;
   Restarts restarts_;
-  std::set<int> running_;
-  std::set<int> members_;  // of the last generation, without those that have ended since
-  Leader leader_;          // of it
-  // While nobody can join: the places that begin again if no member is left.
-  std::optional<std::set<int>> closed_;
-  std::set<int> expelled_;
-  std::set<int> dismissed_;
-  std::set<int> past_end_;
-  std::set<int> later_;
+  std::map<int, Place> places_;
+  Leader leader_;        // of the last generation
+  bool closed_ = false;  // nobody can join
   bool finishing_ = false;
   int left_ = 0;
 };

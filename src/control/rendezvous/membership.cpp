@@ -21,10 +21,11 @@ bool waits(const Membership& now, int place) {
 }
 
 // Wanted places that wait and are not among these, in order.
-std::vector<int> others(const Membership& now, const std::vector<int>& these, int wanted) {
+std::vector<int> others(const Membership& now, const std::vector<int>& these,
+                        const MembershipRules& rules) {
   std::vector<int> places;
   for (const Candidate& one : now.waiting) {
-    if (one.place < wanted && std::find(these.begin(), these.end(), one.place) == these.end())
+    if (rules.wants(one.place) && std::find(these.begin(), these.end(), one.place) == these.end())
       places.push_back(one.place);
   }
   std::sort(places.begin(), places.end());
@@ -54,10 +55,10 @@ void judge_late(const Membership& now, const MembershipRules& rules,
 
 std::vector<int> to_dismiss(const Membership& now, const MembershipRules& rules) {
   const std::vector<int> survivors = survivors_of(now);
-  const std::vector<int> newcomers = others(now, survivors, rules.wanted);
+  const std::vector<int> newcomers = others(now, survivors, rules);
   std::vector<int> leave;
   std::copy_if(survivors.begin(), survivors.end(), std::back_inserter(leave),
-               [&](int place) { return place >= rules.wanted; });
+               [&](int place) { return !rules.wants(place); });
   const std::size_t stay = survivors.size() + newcomers.size() - leave.size();
   if (stay < static_cast<std::size_t>(std::max(rules.least, 1)) || leave.size() == survivors.size())
     return {};
@@ -88,7 +89,7 @@ MembershipVerdict next_members(const Membership& now, const MembershipRules& rul
       verdict.reason = fmt::format("{} leave", fmt::join(verdict.dismissed, ", "));
       return verdict;
     }
-    const std::vector<int> newcomers = others(now, survivors, rules.wanted);
+    const std::vector<int> newcomers = others(now, survivors, rules);
     next.insert(next.end(), newcomers.begin(), newcomers.end());
     if (static_cast<int>(next.size()) < rules.least) {
       verdict.reason = fmt::format("{} of at least {} workers are here", next.size(), rules.least);

@@ -10,8 +10,8 @@
 // to be expelled: the launcher ends its process. Newcomers come in between two batches, and nobody waits for them; except
 // if no worker survives, or too few: then the job waits until enough are there.
 //
-// The job may be given fewer workers: then those in the highest places leave between two batches, when all survivors wait,
-// so that no step is lost. The launcher ends their processes, and the others form the next generation.
+// The job may be given fewer workers, or a host may be told to leave: then those in the highest places, or on that host,
+// leave between two batches, when all survivors wait, so that no step is lost. The launcher ends their processes, and the others form the next generation.
 #pragma once
 
 #include <chrono>
@@ -25,9 +25,12 @@ namespace lockstep::control {
 
 struct MembershipRules {
   int least = 1;                               // workers
-  int wanted = 1 << 16;                        // places below this one are to be filled
+  int wanted = 1 << 16;                        // places below this one are to be filled,
+  std::set<int> leaving = {};                  // … but for these: their host leaves
   std::chrono::milliseconds patience{30'000};  // for a survivor that others wait for
   bool began_before = false;                   // there were workers before the first generation
+
+  bool wants(int place) const { return place < wanted && !leaving.contains(place); }
 };
 
 // A worker that waits for the next generation.
@@ -47,7 +50,7 @@ struct MembershipVerdict {
   std::vector<int> forms;      // the next generation: places by rank; empty: not yet
   int survivors = 0;           // among them, the first
   std::vector<int> expelled;   // end their processes: others have waited for them in vain
-  std::vector<int> dismissed;  // end their processes: the job is to have fewer workers
+  std::vector<int> dismissed;  // end their processes: they are not to stay
   std::optional<std::chrono::steady_clock::time_point> ask_again;
   std::string reason;  // why it forms, or for whom it waits
 };

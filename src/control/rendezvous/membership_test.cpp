@@ -116,6 +116,18 @@ TEST(MembershipTest, NobodyLeavesIfTooFewWouldStay) {
       << "only place 2 has the state, so the others learn from it first";
 }
 
+TEST(MembershipTest, WorkersOfAHostThatLeavesGoBetweenTwoBatches) {
+  const MembershipRules rules{.least = 1, .leaving = {0, 1}};
+  Membership now{.alive = {0, 1, 2, 3}, .last = {0, 1, 2}, .waiting = {at_rest(3)}};
+  EXPECT_THAT(to_dismiss(now, rules), ElementsAre(0, 1)) << "also the leader";
+  now.waiting = {at_rest(0), at_rest(1), at_rest(2), at_rest(3)};
+  EXPECT_THAT(next_members(now, rules, {}).dismissed, ElementsAre(0, 1));
+  now.alive = {1, 2, 3};
+  now.last = {2};
+  now.waiting = {at_rest(1), at_rest(2), at_rest(3)};
+  EXPECT_THAT(next_members(now, rules, {}).forms, ElementsAre(2, 3)) << "1 is not taken in again";
+}
+
 TEST(MembershipTest, ANewcomerThatIsNotWantedStaysOutside) {
   const MembershipRules fewer{.least = 1, .wanted = 2};
   const Membership now{

@@ -347,6 +347,12 @@ void RendezvousRoster::set_wanted(int places, TimePoint now, Answers& out) {
   form(now, out);
 }
 
+void RendezvousRoster::dismiss(const std::vector<int>& places, TimePoint now, Answers& out) {
+  if (!elastic_) return;
+  elastic_->leaving.insert(places.begin(), places.end());
+  form(now, out);
+}
+
 // A worker that waits though its process has ended does not count: its connection will end, too.
 Membership RendezvousRoster::membership() const {
   Membership now{formed_.alive, formed_.last, {}};
@@ -361,7 +367,7 @@ int RendezvousRoster::newcomers() const {
   if (!elastic_ || formed_.last.empty() || forming()) return 0;
   const Membership now = membership();
   const auto joins = [&](const Candidate& one) {
-    return one.place < elastic_->wanted &&
+    return elastic_->wants(one.place) &&
            std::find(now.last.begin(), now.last.end(), one.place) == now.last.end();
   };
   return static_cast<int>(std::count_if(now.waiting.begin(), now.waiting.end(), joins)) +

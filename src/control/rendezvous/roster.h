@@ -150,6 +150,8 @@ class RendezvousRoster {
   void set_alive(std::set<int> places, TimePoint now, Answers& out);
   // The job is to have the places below this number: others leave between two batches.
   void set_wanted(int places, TimePoint now, Answers& out);
+  // These are to leave between two batches, because their host does.
+  void dismiss(const std::vector<int>& places, TimePoint now, Answers& out);
   // There are more places now. Workers that were started before know of fewer.
   void set_places(int places) { size_ = std::max(size_, places); }
   // Workers for which those that train are to meet between two batches: they wait to join, or are to leave.

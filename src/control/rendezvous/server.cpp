@@ -55,6 +55,7 @@ class RendezvousServer::State : public std::enable_shared_from_this<RendezvousSe
   void start();
   void set_alive(std::set<int> places);
   void set_wanted(int places);
+  void dismiss(const std::vector<int>& places);
   void set_places(int places) { roster_.set_places(places); }
   void listen(Events events) { events_ = std::move(events); }
   void close(std::function<void()> when_empty);
@@ -115,6 +116,14 @@ void RendezvousServer::State::set_alive(std::set<int> places) {
 void RendezvousServer::State::set_wanted(int places) {
   Answers answers;
   roster_.set_wanted(places, std::chrono::steady_clock::now(), answers);
+  deliver(answers);
+  arm_timer();
+  spread_events();
+}
+
+void RendezvousServer::State::dismiss(const std::vector<int>& places) {
+  Answers answers;
+  roster_.dismiss(places, std::chrono::steady_clock::now(), answers);
   deliver(answers);
   arm_timer();
   spread_events();
@@ -206,6 +215,10 @@ void RendezvousServer::set_alive(std::set<int> places) {
 
 void RendezvousServer::set_wanted(int places) {
   state_->set_wanted(places);
+}
+
+void RendezvousServer::dismiss(const std::vector<int>& places) {
+  state_->dismiss(places);
 }
 
 void RendezvousServer::set_places(int places) {

@@ -64,6 +64,8 @@ class RendezvousServer {
   void set_alive(std::set<int> places);
   // The job is to have the places below this number.
   void set_wanted(int places);
+  // The host of these places leaves.
+  void dismiss(const std::vector<int>& places);
   // A host has joined: there are so many places now.
   void set_places(int places);
   struct Events {
@@ -71,7 +73,7 @@ class RendezvousServer {
     std::function<void(int count)> newcomers;  // so many wait to join the others, or are to leave
     std::function<void(int place)>
         expelled;  // others wait for it in vain: its process is to be ended
-    // The others go on without it, because the job is to have fewer workers: its process is to be ended.
+    // The others go on without it, because it is not to stay: its process is to be ended.
     std::function<void(int place)> dismissed;
   };
   void listen(Events events);

@@ -4,8 +4,10 @@
 #include <lockstep/errors.h>
 
 #include <algorithm>
+#include <thread>
 
 #include "base/check.h"
+#include "base/take_pages.h"
 #include "base/written_pages.h"
 #include "comm/group.h"
 #include "torch/device/device.h"
@@ -55,19 +57,24 @@ void FlatMemory::take_from_host(Comm& comm, Copies copies, const FlatMemory* bef
   }
   private_ = arena->private_of(0);
   kept_ = arena;
-  if (one_copy && comm.size() > 1) touch_part(comm);
+  if (before == nullptr) take_pages(comm, one_copy);
 }
 
-// A page lies on the NUMA node of the worker that touches it first, which should be the one that
-// will own it. Slices are about equal parts.
-void FlatMemory::touch_part(Comm& comm) const {
+// A page lies on the NUMA node of the worker that takes it first, which should be the one that
+// will own it. Slices are about equal parts. After a loss others wait for these pages, and workers
+// that have died have left cores idle.
+void FlatMemory::take_pages(Comm& comm, bool one_copy) const {
   const std::size_t page = base::page_bytes();
   const std::size_t pages = (bytes_ + page - 1) / page;
-  const auto workers = static_cast<std::size_t>(comm.size());
-  const auto mine = static_cast<std::size_t>(comm.rank());
-  for (std::size_t i = pages * mine / workers; i < pages * (mine + 1) / workers; ++i)
-    static_cast<void>(*static_cast<volatile const std::byte*>(data() + i * page));
-  comm.barrier().wait();
+  const auto workers = static_cast<std::size_t>(one_copy ? comm.size() : 1);
+  const auto mine = static_cast<std::size_t>(one_copy ? comm.rank() : 0);
+  const std::size_t begin = pages * mine / workers * page;
+  const std::size_t end = std::min(pages * (mine + 1) / workers * page, bytes_);
+  constexpr std::size_t kWorthAThread = 4 << 20;
+  const auto cores = static_cast<int>(std::thread::hardware_concurrency());
+  const int threads = end - begin < kWorthAThread ? 1 : std::clamp(cores / comm.size(), 1, 4);
+  base::take_pages({data() + begin, end - begin}, threads);
+  if (workers > 1) comm.barrier().wait();
 }
 
 void FlatMemory::take_own(const std::shared_ptr<SharedArena>& of_host) {

@@ -73,7 +73,7 @@ class FlatMemory {
 
  private:
   void take_from_host(Comm& comm, Copies copies, const FlatMemory* before);
-  void touch_part(Comm& comm) const;
+  void take_pages(Comm& comm, bool one_copy) const;
   void take_own(const std::shared_ptr<SharedArena>& of_host);
 
   FlatMemory() = default;
