@@ -89,7 +89,7 @@ std::string describe(const LeftWorker& left, int max_restarts, double waited_s) 
       const auto wait = std::chrono::duration<double>(left.outcome.wait).count();
       text += live == 0 ? "; a replacement starts"
                         : fmt::format("; {}, and a replacement starts", others);
-      return wait > 0 ? fmt::format("{} in {:g} s", text, wait) : text;
+      return wait >= 1 ? fmt::format("{} in {:g} s", text, wait) : text;
     }
     case Departures::After::kNoRestart: {
       const auto wait = std::chrono::ceil<std::chrono::seconds>(left.outcome.wait).count();

@@ -13,6 +13,9 @@ namespace {
 
 using Clock = std::chrono::steady_clock;
 
+// Those that go on need the cores to do so. A program that loads its libraries would take them, and the bandwidth, too.
+constexpr std::chrono::milliseconds kBeforeRestart{200};
+
 EndRules end_rules(const RunOptions& options, const HostMap& map) {
   EndRules rules;
   rules.grace = options.grace;
@@ -21,7 +24,8 @@ EndRules end_rules(const RunOptions& options, const HostMap& map) {
   if (elastic(options))
     rules.elastic = {.min_workers = options.min_workers.value_or(kMinWorkers),
                      .max_restarts = options.max_restarts.value_or(kMaxRestarts),
-                     .most_workers = map.world()};
+                     .most_workers = map.world(),
+                     .pause = kBeforeRestart};
   const std::vector<int> signals = signals_to_forward();
   const bool on_terminal = ::isatty(STDOUT_FILENO) == 1 || ::isatty(STDERR_FILENO) == 1;
   rules.hangs_up =

@@ -16,7 +16,7 @@ std::optional<Restarts::Grant> Restarts::on_end(int place, Clock::time_point now
   Clock::duration wait{};
   for (int death = 1; death < its.deaths && wait < kLongestWait; ++death)
     wait = std::clamp<Clock::duration>(2 * wait, kFirstWait, kLongestWait);
-  Grant grant{now + wait};
+  Grant grant{now + std::max(wait, pause_)};
   granted_.erase(granted_.begin(), granted_.upper_bound(now - kWindow));
   // Of any `most_` restarts in a row, the next one comes a window after the first.
   if (granted_.size() >= static_cast<std::size_t>(most_)) {
@@ -55,7 +55,7 @@ std::optional<Restarts::Clock::time_point> Restarts::next() const {
 
 Departures::Departures(const Rules& rules, int workers)
     : size_{rules.min_workers, workers, std::max(rules.most_workers, workers)},
-      restarts_(rules.max_restarts) {
+      restarts_(rules.max_restarts, rules.pause) {
   for (int place = 0; place < workers && workers != kMostWorkersOf; ++place)
     places_[place].runs = true;
 }

@@ -30,7 +30,8 @@ class Restarts {
   static constexpr std::chrono::seconds kFirstWait{1};  // doubled each time
   static constexpr std::chrono::seconds kLongestWait{30};
 
-  explicit Restarts(int most) : most_(most) {}
+  // `pause`: between a death and the next process, at least.
+  explicit Restarts(int most, Clock::duration pause = {}) : most_(most), pause_(pause) {}
 
   void on_start(int place, Clock::time_point now) { places_[place].started = now; }
 
@@ -68,6 +69,7 @@ class Restarts {
   };
 
   int most_;
+  Clock::duration pause_;
   std::map<int, Place> places_;
   std::map<int, Grant> waiting_;
   std::multiset<Clock::time_point> granted_;
@@ -85,6 +87,7 @@ class Departures {
     int min_workers = 1;
     int max_restarts = 10;              // within 10 minutes
     int most_workers = kMostWorkersOf;  // to which the job can be resized
+    Clock::duration pause{};            // as Restarts
   };
   enum class After : std::uint8_t {
     kReplaced,   // a replacement starts

@@ -57,7 +57,7 @@ void FlatMemory::take_from_host(Comm& comm, Copies copies, const FlatMemory* bef
   }
   private_ = arena->private_of(0);
   kept_ = arena;
-  if (before == nullptr) take_pages(comm, one_copy);
+  take_pages(comm, one_copy);
 }
 
 // A page lies on the NUMA node of the worker that takes it first, which should be the one that
