@@ -256,18 +256,52 @@ TEST_F(TrainNodes, TooManyWorkersOnAllHostsTogetherAreRefusedEverywhere) {
   expect_refusal(second, "8 shards cannot be hosted by 10 workers", 2);
 }
 
-TEST_F(TrainNodes, HostsAreStartedFromHere) {
-  std::ofstream(path("shell")) << "#!/bin/sh\nexec sh -c \"$2\"\n";
-  ::chmod(path("shell").c_str(), 0755);
-  const fs::path plain =
-      fs::temp_directory_path() / ("lockstep-shell-" + std::to_string(::getpid()));
-  fs::create_symlink(path("shell"), plain);  // the words of --ssh are split at spaces
-  Command command({LOCKSTEP_BINARY, "train", "--model", "cnn", "--data", "synthetic", "--hosts",
-                   "127.0.0.1:1,second:1", "--ssh", plain.string(), "--global-batch", "8",
-                   "--steps", "4", "--checkpoint", path("run")},
-                  {marker_});
+class TrainHosts : public TrainNodes {
+ protected:
+  // A remote shell that runs the command here, and writes its process into a file with the name of the host.
+  TrainHosts()
+      : shell_(fs::temp_directory_path() / ("lockstep-shell-" + std::to_string(::getpid()))) {
+    std::ofstream(path("shell")) << "#!/bin/sh\necho $$ > '" << path("")
+                                 << "'$1\nexec sh -c \"$2\"\n";
+    ::chmod(path("shell").c_str(), 0755);
+    fs::create_symlink(path("shell"), shell_);  // the words of --ssh are split at spaces
+  }
+  ~TrainHosts() override { fs::remove(shell_); }
+
+  Command on_two_hosts(const std::vector<std::string>& options) const {
+    std::vector<std::string> words = {
+        LOCKSTEP_BINARY, "train",     "--model",        "cnn",
+        "--data",        "synthetic", "--hosts",        "127.0.0.1:1,second:1",
+        "--ssh",         shell_,      "--global-batch", "8"};
+    words.insert(words.end(), options.begin(), options.end());
+    return Command(words, {marker_});
+  }
+
+  fs::path shell_;
+};
+
+TEST_F(TrainHosts, AKilledHostCostsNothingElse) {
+  ASSERT_EQ(finished({"--steps", "150", "--global-batch", "8", "--report", path("one.json"),
+                      "--workers", "1"})
+                .exit_code(),
+            0);
+  Command command = on_two_hosts({"--steps", "150", "--max-restarts", "9", "--checkpoint", "none",
+                                  "--report", path("two.json")});
+  ASSERT_TRUE(command.wait_for("step 1/", 1, seconds(60))) << command.err();
+  pid_t launcher = 0;
+  std::ifstream(path("second")) >> launcher;
+  ASSERT_GT(launcher, 0);
+  ::kill(launcher, SIGKILL);
   ASSERT_TRUE(command.finish(seconds(100)));
-  fs::remove(plain);
+  EXPECT_EQ(command.exit_code(), 0) << command.out() << command.err();
+  EXPECT_THAT(command.err(), HasSubstr("lost node 1"));
+  EXPECT_EQ(hash_in("two.json"), hash_in("one.json"));
+  EXPECT_THAT(processes_with(marker_), IsEmpty());
+}
+
+TEST_F(TrainHosts, AreStartedFromHere) {
+  Command command = on_two_hosts({"--steps", "4", "--checkpoint", path("run")});
+  ASSERT_TRUE(command.finish(seconds(100)));
   EXPECT_EQ(command.exit_code(), 0) << command.err();
   EXPECT_EQ(count(command.out(), "Trained after 4 steps"), 1) << command.out();
   EXPECT_THAT(checkpoints(), ::testing::Not(IsEmpty()));
