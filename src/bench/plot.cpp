@@ -247,10 +247,15 @@ std::string draw(const BarPlot& plot) {
   constexpr double kWidth = 860;
   constexpr double kRow = 38;
   const double height = 96 + kRow * static_cast<double>(plot.bars.size());
+  constexpr double kLetter = 6.6;  // of names, about
   double most = 0;
-  for (const auto& bar : plot.bars) most = std::max({most, bar.value, bar.high});
+  double names = 170;  // how much room they get
+  for (const auto& bar : plot.bars) {
+    most = std::max({most, bar.value, bar.high});
+    names = std::max(names, 20 + kLetter * static_cast<double>(bar.name.size()));
+  }
   const double step = readable_step(std::max(most, 1e-9));
-  const Axis x{0, std::max(std::ceil(most / step), 1.0) * step, 170, kWidth - 90};
+  const Axis x{0, std::max(std::ceil(most / step), 1.0) * step, names, kWidth - 90};
   const double top = 46;
   const double bottom = top + kRow * static_cast<double>(plot.bars.size());
   Canvas canvas(kWidth, height);

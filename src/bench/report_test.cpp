@@ -294,6 +294,11 @@ TEST(BenchPlotTest, PicturesAreWellFormedWhateverIsInThem) {
   EXPECT_THAT(draw(bars), HasSubstr("&lt;plain&gt;"));
 }
 
+TEST(BenchPlotTest, NamesOfBarsHaveRoom) {
+  const BarPlot bars{"", "ms", {{std::string(45, 'm'), 50, 49, 52}}};
+  EXPECT_THAT(draw(bars), HasSubstr("x=\"307.0\"")) << "where the name ends: 45 letters and some";
+}
+
 TEST(BenchReportTest, ARunWithoutTimesIsNone) {
   AllreduceResult result{"gloo", "", {}};
   EXPECT_THROW(result.add({}), BadInput);
