@@ -55,7 +55,8 @@ Several hosts, without ssh: the same command on each of them, but for its --node
       --rendezvous HOST:PORT  where they meet: the host of --node-rank 0 as the others reach it, and a free port there
       --secret-file F    a file that only you can read, with the same content on every host:
                          (umask 077; openssl rand -hex 32 > F)
-One host more, for an elastic job of several hosts that runs; also one that was lost and comes back:
+One host more, for an elastic job of several hosts that runs, or of one that was given --rendezvous and
+--secret-file; also one that was lost and comes back:
       --join HOST:PORT   the --rendezvous of that job; with -n, --secret-file and PROGRAM as on its other hosts. Its
                          workers join between two batches. There are never more workers than shards
 

@@ -255,7 +255,7 @@ LaunchInfo find_launch_info(const Lookup& lookup, std::uint32_t user,
     if (!found) continue;
     check_numbers(found->info);
     if (found->info.launcher == Launcher::kMpich) found->job = mpich_proxy;
-    if (found->info.size > 1) find_meeting_place(lookup, user, *found);
+    if (found->info.size > 1 || found->info.elastic) find_meeting_place(lookup, user, *found);
     return found->info;
   }
   return {};

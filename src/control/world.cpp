@@ -54,10 +54,11 @@ milliseconds timeout_of(const JoinOptions& options) {
   return said ? control::parse_seconds(*said, "LOCKSTEP_TIMEOUT") : kDefaultTimeout;
 }
 
-// Shared memory on one host, TCP between hosts.
+// Shared memory on one host, TCP between hosts, and where workers of other hosts may join later.
 std::string default_engine(const LaunchInfo& info, DeviceKind device) {
   if (auto engine = control::engine_for(device); !engine.empty()) return engine;
-  return info.local_size == info.size ? "shm" : "tcp";
+  const bool may_grow = info.elastic && info.rendezvous.kind == Address::Kind::kTcp;
+  return info.local_size == info.size && !may_grow ? "shm" : "tcp";
 }
 
 // Empty if nobody has asked for an engine.
@@ -224,7 +225,7 @@ World control::Joining::join(const JoinOptions& options, cuda::Gpus& gpus) {
   const DeviceKind kind = device_asked(options.device, asked, base::environment);
   const Device device = control::take_device(kind, info, gpus, base::environment);
   const std::string launcher = name(info.launcher);
-  if (info.size == 1) {
+  if (info.size == 1 && !info.elastic) {
     World::State state{std::move(info), 1, launcher, device, connect_one(asked, timeout)};
     return World(std::make_shared<World::State>(std::move(state)));
   }

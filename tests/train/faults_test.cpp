@@ -12,10 +12,10 @@ namespace {
 
 class Faults : public Train {
  protected:
-  // A job of 10 steps on 3 workers; the hash of its weights at the end.
+  // A job of 10 steps; the hash of its weights at the end.
   std::string hash_of(const std::string& faults, const std::vector<std::string>& more = {},
                       const std::vector<std::string>& of_run = {}) {
-    std::vector<std::string> arguments = {LOCKSTEP_BINARY,  "run", "-n", "3",
+    std::vector<std::string> arguments = {LOCKSTEP_BINARY,  "run", "-n", std::to_string(workers_),
                                           "--max-restarts", "50"};
     arguments.insert(arguments.end(), of_run.begin(), of_run.end());
     arguments.insert(arguments.end(), {"--",
@@ -28,7 +28,7 @@ class Faults : public Train {
                                        "--data",
                                        "synthetic:300",
                                        "--workers",
-                                       "3",
+                                       std::to_string(workers_),
                                        "--global-batch",
                                        "32",
                                        "--shards",
@@ -53,6 +53,7 @@ class Faults : public Train {
     return report.at("weights_sha256");
   }
 
+  int workers_ = 3;
   std::string place_;  // variables of each worker, as a shell sets them
   std::string said_;
 };
@@ -184,6 +185,15 @@ TEST_F(Faults, IfAllWorkersDieMoreThanOnceNothingIsLost) {
   EXPECT_THAT(
       said_,
       HasSubstr("again, from the memory that they left, or from the checkpoint (generation 4)"));
+}
+
+TEST_F(Faults, AJobOfOneWorkerLosesNothingEither) {
+  const std::string expected = hash_of("");
+  workers_ = 1;
+  for (const char* where : {"backward", "torn", "commit"}) {
+    EXPECT_EQ(hash_of(std::string("kill@5:0:") + where), expected) << where;
+    EXPECT_THAT(said_, HasSubstr("from the memory of the workers that have died")) << where;
+  }
 }
 
 // A generation that has not committed a phase of its own yet: the memory of the one before still counts.

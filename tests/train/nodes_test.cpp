@@ -223,6 +223,32 @@ TEST_F(TrainNodes, AHostThatJoinsChangesNoBit) {
   EXPECT_THAT(processes_with(marker_), IsEmpty());
 }
 
+// One that was started alone, and with one worker only, but says where others can find it.
+TEST_F(TrainNodes, AHostJoinsAJobThatBeganOnOneHost) {
+  const std::vector<std::string> job = {"--steps", "60"};
+  auto alone = job;
+  alone.insert(alone.end(), {"--report", path("one.json"), "--workers", "1"});
+  ASSERT_EQ(finished(alone).exit_code(), 0);
+  const std::vector<std::string> here = {
+      "--secret-file", path("secret"), "--max-restarts", "9", "--workers", "1"};
+  auto first_words = job;
+  first_words.insert(first_words.end(), here.begin(), here.end());
+  // The pause gives the host time to come.
+  first_words.insert(first_words.end(), {"--rendezvous", rendezvous_, "--report", path("two.json"),
+                                         "--faults", "slow@10:0:forward:3s"});
+  Command first = start(first_words);
+  ASSERT_TRUE(first.wait_for("step 1/", 1, seconds(60))) << first.err();
+  Command second({LOCKSTEP_BINARY, "train", "--join", rendezvous_, "--secret-file", path("secret"),
+                  "--workers", "1"},
+                 {marker_});
+  ASSERT_TRUE(first.wait_for("2 workers train from here on", 1, seconds(60))) << first.err();
+  ASSERT_TRUE(first.finish(seconds(100)) && second.finish(seconds(100)));
+  EXPECT_EQ(first.exit_code(), 0) << first.err();
+  EXPECT_EQ(second.exit_code(), 0) << second.err();
+  EXPECT_EQ(hash_in("two.json"), hash_in("one.json"));
+  EXPECT_THAT(processes_with(marker_), IsEmpty());
+}
+
 TEST_F(TrainNodes, AHostThatJoinsTakesAllOptionsFromNode0) {
   const std::vector<std::string> job = {"--steps", "40", "--max-restarts", "9"};
   auto first_job = job;

@@ -72,12 +72,10 @@ void check_nodes(const NodeOptions& nodes) {
                                nodes.rank, nodes.nodes, nodes.nodes == 1 ? "" : "s",
                                nodes.nodes - 1));
   }
-  if (nodes.nodes == 1) {
-    if (!nodes.secret_file.empty())
-      throw BadInput("--secret-file requires --nodes, or --join: it is for several hosts");
-    if (nodes.rendezvous.empty() || nodes.lifeline) return;
+  if (one_host(nodes)) {
+    if (nodes.secret_file.empty()) return;
     throw BadInput(
-        "--rendezvous is where several hosts meet: add --nodes, or --hosts, or leave it out");
+        "--secret-file requires --nodes, --join or --rendezvous: it is for several hosts");
   }
   if (nodes.rendezvous.empty()) {
     throw BadInput(
@@ -89,6 +87,14 @@ void check_nodes(const NodeOptions& nodes) {
         fmt::format("--rendezvous {} reaches one host only; give HOST:PORT", nodes.rendezvous));
   }
   check_secret_given(nodes);
+}
+
+void check_can_be_joined(const RunOptions& options) {
+  const bool alone = options.nodes.nodes == 1 && options.nodes.join.empty();
+  if (!alone || one_host(options.nodes) || elastic(options) || !options.hosts.list.empty()) return;
+  throw BadInput(
+      "--rendezvous is where several hosts meet: add --nodes, or --hosts; or --max-restarts, so "
+      "that hosts can join this one later");
 }
 
 void check_elastic(const RunOptions& options) {
@@ -199,6 +205,7 @@ void check(const RunOptions& options) {
     throw BadInput(fmt::format("-n {} is not possible; ask for 1 to {} workers, such as -n 2",
                                options.workers, kMostWorkers));
   }
+  check_can_be_joined(options);
   check_nodes(options.nodes);
   if (options.command.empty() || options.command.front().empty()) {
     throw BadInput(

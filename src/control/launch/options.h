@@ -50,9 +50,9 @@ struct NodeOptions {
   bool lifeline = false;
 };
 
-// Whether the job is known to be on this host only.
+// Whether the job is on this host only, and stays so. With a rendezvous other hosts may join it later.
 inline bool one_host(const NodeOptions& nodes) {
-  return nodes.nodes == 1 && nodes.join.empty();
+  return nodes.nodes == 1 && nodes.join.empty() && (nodes.rendezvous.empty() || nodes.lifeline);
 }
 
 // `--hosts`: this command starts the launchers of other hosts, and is none itself (remote.h).

@@ -133,7 +133,7 @@ NodeStart make_start(const RunOptions& options, const HostMap& map, Listener& li
   NodeStart start;
   // The PID is for people who look at /proc/net/unix. Nobody can guess the rest.
   start.name = fmt::format("lockstep-{}-{}", ::getpid(), base::to_hex(base::random_bytes(12)));
-  const bool one_host = map.nodes() == 1;
+  const bool one_host = control::one_host(options.nodes);
   listener = one_host ? listen_unix(start.name) : listen_for_workers(options);
   start.rendezvous = to_string(listener.address);
   start.master = one_host ? "127.0.0.1" : listener.address.host;
@@ -288,7 +288,8 @@ void set_lockstep(Variables& variables, const JobEnvironment& job, int estate) {
   variables["LOCKSTEP_NEWS_FD"] = fmt::to_string(job.news_fd);
   variables["LOCKSTEP_ELASTIC"] = "1";
   if (estate >= 0) variables["LOCKSTEP_ESTATE_FD"] = fmt::to_string(estate);
-  if (job.map.nodes() == 1) variables["LOCKSTEP_PLACES"] = fmt::to_string(job.map.world());
+  if (job.map.nodes() == 1 && job.start.rendezvous.starts_with("unix:"))
+    variables["LOCKSTEP_PLACES"] = fmt::to_string(job.map.world());
 }
 
 // By default each library takes all cores. If every worker did so, all would be slower.
