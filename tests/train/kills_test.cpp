@@ -2,6 +2,7 @@
 // the bits of the undisturbed run.
 #include <csignal>
 
+#include "tests/support/hosts.h"
 #include "tests/train/train.h"
 
 namespace lockstep::testing {
