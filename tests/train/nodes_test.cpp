@@ -24,6 +24,13 @@ class TrainNodes : public Train {
     return start(options);
   }
 
+  // The hash of this job on one worker of one host.
+  std::string hash_alone(std::vector<std::string> job) const {
+    job.insert(job.end(), {"--report", path("one.json"), "--workers", "1"});
+    EXPECT_EQ(finished(job).exit_code(), 0);
+    return hash_in("one.json");
+  }
+
   std::string hash_in(const std::string& report) const {
     std::ifstream file(path(report));
     return nlohmann::json::parse(file)["weights_sha256"];
@@ -42,10 +49,7 @@ TEST_F(TrainNodes, SameBitsOnOneHostAndOnTwo) {
   EXPECT_EQ(first.exit_code(), 0) << first.err();
   EXPECT_EQ(second.exit_code(), 0) << second.err();
   EXPECT_EQ(second.out(), "");  // what is to be said comes from node 0
-  auto alone = job;
-  alone.insert(alone.end(), {"--report", path("one.json"), "--workers", "1"});
-  EXPECT_EQ(finished(alone).exit_code(), 0);
-  EXPECT_EQ(hash_in("two.json"), hash_in("one.json"));
+  EXPECT_EQ(hash_in("two.json"), hash_alone(job));
 }
 
 TEST_F(TrainNodes, WorkerThatIsToldToStopStopsEveryHostWith75) {
@@ -66,9 +70,7 @@ TEST_F(TrainNodes, WorkerThatIsToldToStopStopsEveryHostWith75) {
 // A worker of the other host dies, then that host as a whole: its launcher and all that it has started.
 TEST_F(TrainNodes, WorkersAndHostsThatDieChangeNoBit) {
   const std::vector<std::string> job = {"--steps", "300", "--checkpoint", "none"};
-  auto alone = job;
-  alone.insert(alone.end(), {"--report", path("one.json"), "--workers", "1"});
-  ASSERT_EQ(finished(alone).exit_code(), 0);
+  const std::string expected = hash_alone(job);
   auto elastic = job;
   elastic.insert(elastic.end(), {"--max-restarts", "9", "--faults", "kill@20:2:update"});
   auto first_job = elastic;
@@ -81,16 +83,14 @@ TEST_F(TrainNodes, WorkersAndHostsThatDieChangeNoBit) {
   EXPECT_EQ(first.exit_code(), 0) << first.out() << first.err();
   EXPECT_THAT(first.err(), HasSubstr("lost node 1"));
   EXPECT_THAT(first.err(), HasSubstr("1 worker goes on"));
-  EXPECT_EQ(hash_in("two.json"), hash_in("one.json"));
+  EXPECT_EQ(hash_in("two.json"), expected);
   EXPECT_THAT(processes_with(marker_), IsEmpty());
 }
 
 // A scheduler wants the other host back: its workers leave between two batches, and no step is repeated.
 TEST_F(TrainNodes, AHostThatIsToldToEndLeavesAndChangesNoBit) {
   const std::vector<std::string> job = {"--steps", "150"};
-  auto alone = job;
-  alone.insert(alone.end(), {"--report", path("one.json"), "--workers", "1"});
-  ASSERT_EQ(finished(alone).exit_code(), 0);
+  const std::string expected = hash_alone(job);
   auto elastic = job;
   elastic.insert(elastic.end(), {"--max-restarts", "9"});
   auto first_job = elastic;
@@ -106,7 +106,7 @@ TEST_F(TrainNodes, AHostThatIsToldToEndLeavesAndChangesNoBit) {
   EXPECT_THAT(first.err(), ::testing::Not(HasSubstr("replacement")));
   EXPECT_EQ(second.exit_code(), 128 + SIGTERM);
   EXPECT_THAT(second.err(), HasSubstr("this host has left the job, which goes on"));
-  EXPECT_EQ(hash_in("two.json"), hash_in("one.json"));
+  EXPECT_EQ(hash_in("two.json"), expected);
   EXPECT_THAT(processes_with(marker_), IsEmpty());
 }
 
@@ -126,9 +126,7 @@ TEST_F(TrainNodes, AHostThatIsNeededCannotLeave) {
 
 TEST_F(TrainNodes, AKilledKeeperCostsItsHostAndChangesNoBit) {
   const std::vector<std::string> job = {"--steps", "100"};
-  auto alone = job;
-  alone.insert(alone.end(), {"--report", path("one.json"), "--workers", "1"});
-  ASSERT_EQ(finished(alone).exit_code(), 0);
+  const std::string expected = hash_alone(job);
   auto elastic = job;
   elastic.insert(elastic.end(), {"--max-restarts", "9", "--report", path("two.json"), "--faults",
                                  "slow@10:0:forward:1s"});
@@ -140,7 +138,7 @@ TEST_F(TrainNodes, AKilledKeeperCostsItsHostAndChangesNoBit) {
   EXPECT_EQ(first.exit_code(), 0) << first.out() << first.err();
   EXPECT_THAT(first.err(), HasSubstr("1 worker trains from here on"));
   EXPECT_EQ(second.exit_code(), 128 + SIGKILL) << second.err();
-  EXPECT_EQ(hash_in("two.json"), hash_in("one.json"));
+  EXPECT_EQ(hash_in("two.json"), expected);
   EXPECT_THAT(processes_with(marker_), IsEmpty());
 }
 
@@ -148,9 +146,7 @@ TEST_F(TrainNodes, AKilledKeeperCostsItsHostAndChangesNoBit) {
 // worker of node 0 pauses meanwhile: all have steps to do together after that.
 TEST_F(TrainNodes, ALauncherThatIsSilentForAWhileCostsAHostAndChangesNoBit) {
   const std::vector<std::string> job = {"--steps", "150"};
-  auto alone = job;
-  alone.insert(alone.end(), {"--report", path("one.json"), "--workers", "1"});
-  ASSERT_EQ(finished(alone).exit_code(), 0);
+  const std::string expected = hash_alone(job);
   for (const int victim : {0, 1}) {
     SCOPED_TRACE(victim);
     auto elastic = job;
@@ -171,7 +167,7 @@ TEST_F(TrainNodes, ALauncherThatIsSilentForAWhileCostsAHostAndChangesNoBit) {
     EXPECT_THAT(first.err(), HasSubstr("1 worker trains from here on"));
     EXPECT_EQ(second.exit_code(), 1) << second.err();
     EXPECT_THAT(second.err(), HasSubstr("lost node 0 ("));
-    EXPECT_EQ(hash_in("two.json"), hash_in("one.json"));
+    EXPECT_EQ(hash_in("two.json"), expected);
     EXPECT_THAT(processes_with(marker_), IsEmpty());
   }
 }
@@ -226,9 +222,7 @@ TEST_F(TrainNodes, AHostThatJoinsChangesNoBit) {
 // One that was started alone, and with one worker only, but says where others can find it.
 TEST_F(TrainNodes, AHostJoinsAJobThatBeganOnOneHost) {
   const std::vector<std::string> job = {"--steps", "60"};
-  auto alone = job;
-  alone.insert(alone.end(), {"--report", path("one.json"), "--workers", "1"});
-  ASSERT_EQ(finished(alone).exit_code(), 0);
+  const std::string expected = hash_alone(job);
   const std::vector<std::string> here = {
       "--secret-file", path("secret"), "--max-restarts", "9", "--workers", "1"};
   auto first_words = job;
@@ -245,7 +239,7 @@ TEST_F(TrainNodes, AHostJoinsAJobThatBeganOnOneHost) {
   ASSERT_TRUE(first.finish(seconds(100)) && second.finish(seconds(100)));
   EXPECT_EQ(first.exit_code(), 0) << first.err();
   EXPECT_EQ(second.exit_code(), 0) << second.err();
-  EXPECT_EQ(hash_in("two.json"), hash_in("one.json"));
+  EXPECT_EQ(hash_in("two.json"), expected);
   EXPECT_THAT(processes_with(marker_), IsEmpty());
 }
 
@@ -307,10 +301,7 @@ class TrainHosts : public TrainNodes {
 };
 
 TEST_F(TrainHosts, AKilledHostCostsNothingElse) {
-  ASSERT_EQ(finished({"--steps", "150", "--global-batch", "8", "--report", path("one.json"),
-                      "--workers", "1"})
-                .exit_code(),
-            0);
+  const std::string expected = hash_alone({"--steps", "150", "--global-batch", "8"});
   Command command = on_two_hosts({"--steps", "150", "--max-restarts", "9", "--checkpoint", "none",
                                   "--report", path("two.json")});
   ASSERT_TRUE(command.wait_for("step 1/", 1, seconds(60))) << command.err();
@@ -321,7 +312,7 @@ TEST_F(TrainHosts, AKilledHostCostsNothingElse) {
   ASSERT_TRUE(command.finish(seconds(100)));
   EXPECT_EQ(command.exit_code(), 0) << command.out() << command.err();
   EXPECT_THAT(command.err(), HasSubstr("lost node 1"));
-  EXPECT_EQ(hash_in("two.json"), hash_in("one.json"));
+  EXPECT_EQ(hash_in("two.json"), expected);
   EXPECT_THAT(processes_with(marker_), IsEmpty());
 }
 

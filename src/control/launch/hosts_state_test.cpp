@@ -20,8 +20,9 @@ using testing::HasSubstr;
 const HostsState::Clock::time_point kHostsBegin{seconds(1000)};
 
 // Their launchers have begun.
-HostsState two_hosts() {
-  HostsState state({{"node0", 4}, {"node1", 4}}, {.grace = seconds(10)}, kHostsBegin);
+HostsState two_hosts(bool elastic = false) {
+  HostsState state({{"node0", 4}, {"node1", 4}}, {.grace = seconds(10), .elastic = elastic},
+                   kHostsBegin);
   EXPECT_TRUE(state.on_begun(0));
   EXPECT_TRUE(state.on_begun(1));
   EXPECT_FALSE(state.on_begun(1));
@@ -36,10 +37,7 @@ WorkerEnd host_exited(int host, int code) {
 }
 
 TEST(HostsStateTest, IfWorkersMayLeaveTheFirstHostGoesOnWithoutAnother) {
-  HostsState state({{"node0", 4}, {"node1", 4}}, {.grace = seconds(10), .elastic = true},
-                   kHostsBegin);
-  state.on_begun(0);
-  state.on_begun(1);
+  HostsState state = two_hosts(true);
   state.on_end(host_exited(1, 255), kHostsBegin);
   EXPECT_FALSE(state.ending());
   state.on_time(kHostsBegin + std::chrono::hours(1));
@@ -50,10 +48,7 @@ TEST(HostsStateTest, IfWorkersMayLeaveTheFirstHostGoesOnWithoutAnother) {
 }
 
 TEST(HostsStateTest, ButNobodyGoesOnWithoutTheFirst) {
-  HostsState state({{"node0", 4}, {"node1", 4}}, {.grace = seconds(10), .elastic = true},
-                   kHostsBegin);
-  state.on_begun(0);
-  state.on_begun(1);
+  HostsState state = two_hosts(true);
   state.on_end(host_exited(0, 255), kHostsBegin);
   EXPECT_TRUE(state.ending());
 }
