@@ -103,7 +103,7 @@ On several hosts, without ssh: the same command on each of them, but for --node-
   --node-rank I        which of them this is, 0 to H-1. Node 0 shows the progress and keeps checkpoint and report
   --rendezvous A       HOST:PORT where they meet: the host of node 0 as the others reach it, and a free port there
   --secret-file F      a file that only you can read, with the same content on every host
-  --join HOST:PORT     in place of these three: one host more for an elastic job of several that runs, at its
+  --join HOST:PORT     in place of these three: one host more for an elastic job that runs, at its
                        --rendezvous. It needs --workers and --secret-file; all else is as on node 0
 What is kept and shown
   --checkpoint DIR     keep DIR/checkpoint-STEP.safetensors, written after every epoch and at the end, while training
