@@ -2,6 +2,9 @@
 #include <gmock/gmock.h>
 #include <signal.h>
 
+#include <chrono>
+#include <thread>
+
 #include "tests/support/elements.h"
 #include "tests/support/hosts.h"
 
@@ -89,6 +92,8 @@ milliseconds time_to_name(const FaultCase& test) {
   return std::chrono::duration_cast<milliseconds>(Deadline::Clock::now() - begun);
 }
 
+constexpr milliseconds kSoon{1200};
+
 class HostsFaults : public WithHosts {
  protected:
   // The time is that of a machine which does nothing else; a busy one has three tries.
@@ -153,7 +158,8 @@ TEST_F(HostsFaults, BusyHostsAreNotLost) {
 }
 
 // Shorter than silence is allowed to be: nobody is lost, and nothing is wrong.
-TEST_F(HostsFaults, ACutThatIsMendedSoonHarmsNothing) {
+// Returns how long the line was cut.
+milliseconds go_through_cut() {
   constexpr int kRounds = 40;
   const Placement placement{{2, 2}};
   const Hosts hosts({.count = 2});
@@ -168,10 +174,23 @@ TEST_F(HostsFaults, ACutThatIsMendedSoonHarmsNothing) {
     }
   });
   world->await_marks("formed", Deadline::after(seconds(30)));
+  const auto began = std::chrono::steady_clock::now();
   hosts.cut(1);
   std::this_thread::sleep_for(milliseconds(500));  // the cut under test
   hosts.mend(1);
-  expect_all_end_well(*world, placement.size(), Deadline::after(seconds(60)));
+  const auto took =
+      std::chrono::duration_cast<milliseconds>(std::chrono::steady_clock::now() - began);
+  if (took < kSoon) expect_all_end_well(*world, placement.size(), Deadline::after(seconds(60)));
+  return took;
+}
+
+// TCP sends again after 0.2, 0.6, 1.4 and 3 s: a line that is back before 1.4 s is used again in time. On a busy machine the
+// command that mends it may come later, and then the cut was another one.
+TEST_F(HostsFaults, ACutThatIsMendedSoonHarmsNothing) {
+  for (int attempt = 0; attempt < 5; ++attempt) {
+    if (go_through_cut() < kSoon) return;
+  }
+  FAIL() << "no cut was mended within 1.2 s in five tries: is this machine overloaded?";
 }
 
 }  // namespace

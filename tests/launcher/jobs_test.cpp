@@ -123,8 +123,11 @@ TEST_F(JobsTest, AJobIsGivenMoreWorkersAndFewer) {
 TEST_F(JobsTest, AKilledWorkerIsReplacedAlsoAfterAResize) {
   Command job = run_training({"-n", "1:3"}, 3);
   const std::string id = id_of(job);
+  EXPECT_EQ(resize(id, 1).exit_code(), 0);  // with how many it begins depends on the cores
+  ASSERT_TRUE(job.wait_for(" 0 of 1 in", 1, seconds(30))) << job.err();
   EXPECT_EQ(resize(id, 3).exit_code(), 0);
   ASSERT_TRUE(job.wait_for(" of 3 in", 3, seconds(30))) << job.err();
+  ASSERT_TRUE(job.wait_for("3 workers train from here on", 1, seconds(30))) << job.err();
   const pid_t keeper = children_of(job.pid()).at(0);
   ::kill(children_of(keeper).at(2), SIGKILL);
   ASSERT_TRUE(job.wait_for("3 workers train from here on", 2, seconds(30))) << job.err();

@@ -248,7 +248,7 @@ std::vector<int> Generation::not_done() const {
 }
 
 RendezvousRoster::RendezvousRoster(int size, std::optional<MembershipRules> elastic)
-    : size_(size), elastic_(elastic) {
+    : size_(size), elastic_(std::move(elastic)) {
   for (int place = 0; place < size; ++place) formed_.alive.insert(place);
   formed_.any = elastic_ && elastic_->began_before;
 }
