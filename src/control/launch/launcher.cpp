@@ -270,6 +270,7 @@ void Launcher::on_keeper_gone() {
 
 // Nothing of the job is left, on any host.
 void Launcher::finish() {
+  workers_.close();
   output_.drain(patience(), [this] {
     judge_->on_all_read(*verdict_);
     for (const auto& line : closing_.failures(*verdict_, output_)) output_.note(line);

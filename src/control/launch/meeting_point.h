@@ -51,6 +51,9 @@ class MeetingPoint {
   // Workers of this host whose processes run.
   int running() const;
 
+  // No process of the job is left: nobody is served from here on. What the launcher says of the end stays its last words.
+  void close() { server_.reset(); }
+
  private:
   void tell_server();
   void take_formed(std::uint64_t generation, const std::vector<int>& places);
