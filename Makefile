@@ -9,16 +9,20 @@
 # make fuzz         the fuzzers, FUZZ_SECONDS each (default 300)
 # make bench        the measurements that the docs quote, into docs/benchmarks.md; some 15 minutes
 # make bench-gpu    training steps on a GPU, beside PyTorch's, into docs/benchmarks-gpu.md; some 7 minutes
+# make study        what codecs, local steps and a slow network do to training, into docs/studies/; some hour on 2 cores (an estimate);
+#                   PART=codecs runs one part, JOBS_AT_ONCE=4 so many jobs at a time, STUDY="--data DIR": other options
 # make deps-test    as deps, and what the tests need besides        make bench-peers   what `make bench` compares with
 # make format       clang-format over the tree        make tidy   clang-tidy over the tree
 SHELL := /bin/bash
 .DEFAULT_GOAL := all
-.PHONY: all deps deps-test build train test test-full test-gpu chaos fuzz bench bench-gpu bench-peers format format-check tidy clean install
+.PHONY: all deps deps-test build train test test-full test-gpu chaos fuzz bench bench-gpu bench-peers study format format-check tidy clean install
 
 JOBS ?= $(shell nproc)
 FUZZ_SECONDS ?= 300
 FAULTS ?= 1000
 SEED ?= 1
+JOBS_AT_ONCE ?= 1
+LOCKSTEP ?= build/lockstep
 CTEST := ctest --output-on-failure --no-tests=error
 
 # Installs nothing: what is missing is named, with the step that installs it.
@@ -68,6 +72,9 @@ bench-gpu:
 	@cmake --preset cuda -DLOCKSTEP_WITH_TORCH=ON -DLOCKSTEP_WITH_CUDA=ON $(CMAKE_ARGS) >/dev/null
 	@cmake --build --preset cuda -j $(JOBS) --target lockstep
 	@tools/bench_gpu.sh
+# With LOCKSTEP=… nothing is built.
+study: $(if $(filter-out build/lockstep,$(LOCKSTEP)),,build)
+	@tools/study.py --lockstep $(LOCKSTEP) --at-once $(JOBS_AT_ONCE) $(STUDY) $(PART)
 bench-peers:
 	@tools/install_deps.sh packages-bench.txt
 format:

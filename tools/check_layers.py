@@ -14,7 +14,7 @@ import tempfile
 LAYERS = ["base", "formats", "plan", "flat", "comm", "control", "torch", "bench", "app"]
 # Where the implementation of each public header lives.
 PUBLIC = {
-    "errors.h": "base", "deadline.h": "base", "schedule.h": "plan", "noise_scale.h": "plan",
+    "errors.h": "base", "deadline.h": "base", "schedule.h": "plan", "noise_scale.h": "plan", "local_steps.h": "plan", "codec.h": "flat",
     "buffer.h": "comm", "work.h": "comm", "bootstrap.h": "comm", "comm.h": "comm", "arena.h": "comm",
     "world.h": "control", "uneven_inputs.h": "control", "faults.h": "control",
     "activation_checkpoint.h": "torch", "autocast.h": "torch", "data_parallel.h": "torch", "grad_scaler.h": "torch", "optim.h": "torch", "data.h": "torch", "dataset.h": "torch", "metrics.h": "torch",

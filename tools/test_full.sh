@@ -60,10 +60,11 @@ part_hosts() {
   LOCKSTEP_TEST_FULL=1 run_tests "$tree" -L hosts -j 1
 }
 
-# Every model and optimizer beside LibTorch and beside PyTorch's DDP; every example against the installed package.
+# Every model and optimizer beside LibTorch and beside PyTorch's DDP; every example against the installed package; every
+# part of `make study`, with a few steps.
 part_numbers() {
   build "$dev"
-  LOCKSTEP_TEST_FULL=1 run_tests "$tree" -R '^(against_|Install\.AConsumer)'
+  LOCKSTEP_TEST_FULL=1 run_tests "$tree" -R '^(against_|Install\.AConsumer|Study\.)'
 }
 
 # The tests, many times over, to catch what fails rarely. Those with LibTorch compute for minutes: fewer times. Those of a

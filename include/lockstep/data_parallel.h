@@ -1,6 +1,7 @@
 // A model that trains on every worker of a world: it is copied to all of them, and gradients are averaged.
 #pragma once
 
+#include <lockstep/codec.h>
 #include <lockstep/world.h>
 #include <torch/torch.h>
 
@@ -57,9 +58,9 @@ struct DataParallelOptions {
   // What the result means.
   MissingGradient missing_gradient = MissingGradient::kError;
   BufferSource buffers = BufferSource::kLeader;
+  codec::Ptr codec = nullptr;  // gradients in fewer bytes (codec.h); null: as they are
 
-  // The model's name in error messages; the same on every worker. Empty: the module's type.
-  std::string name = {};
+  std::string name = {};  // in error messages; the same on every worker. Empty: the module's type
 
   // At every synchronised backward, compares a sample of the weights of all workers (on GPUs the sample of the backward
   // before). If replicas differ, for example because their learning rates differ, backward() throws Mismatch. Switch it

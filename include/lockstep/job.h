@@ -14,6 +14,7 @@
 #pragma once
 
 #include <lockstep/dataset.h>
+#include <lockstep/local_steps.h>
 #include <lockstep/schedule.h>
 #include <lockstep/world.h>
 
@@ -54,6 +55,9 @@ struct JobOptions {
                            // checkpoint; without one, default_shards()
   std::uint64_t seed = 0;  // decides the order of samples and the random numbers of every shard
   ShardBufferRule buffers = ShardBufferRule::kFirstShard;
+  // Shards train by themselves for a round, and then exchange weights (local_steps.h). The job then has one Step, a batch
+  // of the loop is a round, and buffers become their mean over shards. Parameters have float32 or float64.
+  LocalSteps local_steps = {};
   // Everything else that decides the result; kept in checkpoints. The job adds the arithmetic of the process, and what
   // it knows of its optimizers.
   std::map<std::string, std::string> properties = {};
@@ -94,7 +98,7 @@ struct BatchesOptions {
   bool verify_data = false;
 };
 
-// One global batch: a position in the data, and a reader. It has no samples itself.
+// One global batch, or with local steps those of a round: a position in the data, and a reader. It has no samples itself.
 //
 // Threads:   one caller at a time.
 // Blocking:  shard() blocks as long as reading takes.
@@ -102,21 +106,23 @@ struct BatchesOptions {
 // Ownership: valid until the loop goes on to the next batch.
 class GlobalBatch {
  public:
-  std::int64_t step() const { return step_; }  // from 0
-  std::int64_t epoch() const { return epoch_; }
+  std::int64_t step() const { return step_; }    // from 0; of a round, the first
+  std::int64_t steps() const { return steps_; }  // 1, or those of the round
+  std::int64_t epoch() const { return epoch_; }  // that ends in it, or else that it is in
   std::int64_t samples() const { return samples_; }
 
-  // Whether the next batch belongs to another epoch.
+  // Whether an epoch ends in it.
   bool ends_epoch() const { return ends_epoch_; }
 
-  // Reads the samples of any shard, also of one that another worker hosts. The tensors are on world.device(). BadInput
-  // if the loop that gave this batch has ended.
-  Batch shard(int index) const;
+  // Reads the samples of any shard, also of one that another worker hosts, in one of these steps. The tensors are on
+  // world.device(). BadInput if the loop that gave this batch has ended.
+  Batch shard(int index, std::int64_t number = 0) const;
 
  private:
   friend class steps::Loop;
   std::weak_ptr<steps::Loop> loop_;
   std::int64_t step_ = 0;
+  std::int64_t steps_ = 1;
   std::int64_t epoch_ = 0;
   std::int64_t samples_ = 0;
   bool ends_epoch_ = false;

@@ -11,6 +11,7 @@
 #include <lockstep/job.h>            // Job: data, position and checkpoints of your own loop
 #include <lockstep/step.h>           // Step: the same bits on any number of workers
 #include <lockstep/data_parallel.h>  // data_parallel(): a model on every worker
+#include <lockstep/codec.h>          // gradients in fewer bytes
 #include <lockstep/sync_batchnorm.h> // statistics over the samples of all workers
 #include <lockstep/optim.h>          // SGD, Adam, AdamW, RMSprop, Adagrad, LARS, LAMB, and your own
 #include <lockstep/schedule.h>       // learning rates, warm-up, larger batches

@@ -56,6 +56,7 @@ struct TrainerOptions {
   int accumulate = 0;      // shards per worker at the start of the job
   std::uint64_t seed = 0;  // decides the order of samples and the random numbers of every shard
   ShardBufferRule buffers = ShardBufferRule::kFirstShard;
+  LocalSteps local_steps = {};  // as JobOptions::local_steps: a step of the loop is a round then
   std::optional<GradScalerOptions> scaler;  // for float16; see StepOptions::scaler
   WeightedSampling weighted = {};           // draws samples by weight
   std::int64_t noise_scale_every = 0;       // steps; 0: never. As StepOptions::noise_scale_every
@@ -104,9 +105,10 @@ struct TrainerOptions {
 };
 
 struct StepRecord {
-  std::int64_t step = 0;  // from 0
+  std::int64_t step = 0;   // from 0; of a round, the first
+  std::int64_t steps = 1;  // of the round
   std::int64_t epoch = 0;
-  double loss = 0;  // over all shards
+  double loss = 0;  // over all shards, and all steps of the round
   double lr = 0;
   double step_ms = 0;
   double exposed_comm_ms = 0;  // the time that waiting for other workers added to the step
@@ -179,6 +181,10 @@ class Trainer {
 
   // Number of shards of each global batch; the default if the option was 0.
   int shards() const;
+
+  // What workers reduce: the gradients of the model; with local steps, the differences of a second
+  // one, which has the weights of the last exchange.
+  const Replica& reduced() const;
 
   // All workers stop soon, after the same step. run() then writes a checkpoint and returns.
   void request_stop() noexcept;

@@ -138,6 +138,36 @@ void narrow_float16(const float* from, std::uint16_t* to, std::size_t count) {
   }
   NarrowFloat16::run(from + whole, to + whole, count - whole);
 }
+
+void widen_bfloat16(const std::uint16_t* from, float* to, std::size_t count) {
+  const std::size_t whole = whole_blocks(count);
+  for (std::size_t i = 0; i < whole; i += kAtOnce) {
+    const uint16x8_t halves = vld1q_u16(from + i);
+    vst1q_f32(to + i, vreinterpretq_f32_u32(vshll_n_u16(vget_low_u16(halves), 16)));
+    vst1q_f32(to + i + 4, vreinterpretq_f32_u32(vshll_high_n_u16(halves, 16)));
+  }
+  WidenBFloat16::run(from + whole, to + whole, count - whole);
+}
+
+// The shift rounds ties up: of those the lowest bit is cleared. If there is an infinity or a NaN, all is done again by the
+// definition.
+void narrow_bfloat16(const float* from, std::uint16_t* to, std::size_t count) {
+  const std::size_t whole = whole_blocks(count);
+  uint16x8_t special = vdupq_n_u16(0);
+  for (std::size_t i = 0; i < whole; i += kAtOnce) {
+    const uint32x4_t left = vreinterpretq_u32_f32(vld1q_f32(from + i));
+    const uint32x4_t right = vreinterpretq_u32_f32(vld1q_f32(from + i + 4));
+    const uint16x8_t low = vuzp1q_u16(vreinterpretq_u16_u32(left), vreinterpretq_u16_u32(right));
+    const uint16x8_t high = vuzp2q_u16(vreinterpretq_u16_u32(left), vreinterpretq_u16_u32(right));
+    const uint16x8_t rounded = vrshrn_high_n_u32(vrshrn_n_u32(left, 16), right, 16);
+    const uint16x8_t tie = vshrq_n_u16(vceqq_u16(low, vdupq_n_u16(0x8000)), 15);
+    vst1q_u16(to + i, vbicq_u16(rounded, tie));
+    special = vorrq_u16(special, vcgeq_u16(vaddq_u16(high, high), vdupq_n_u16(0xff00)));
+  }
+  const bool again = vmaxvq_u16(special) != 0;
+  const std::size_t done = again ? 0 : whole;
+  NarrowBFloat16::run(from + done, to + done, count - done);
+}
 #else
 void widen_float16(const std::uint16_t* from, float* to, std::size_t count) {
   WidenFloat16::run(from, to, count);
@@ -148,17 +178,27 @@ void narrow_float16(const float* from, std::uint16_t* to, std::size_t count) {
 }
 #endif
 
+#if !defined(__aarch64__)
+void widen_bfloat16(const std::uint16_t* from, float* to, std::size_t count) {
+  at_level<WidenBFloat16>(from, to, count);
+}
+
+void narrow_bfloat16(const float* from, std::uint16_t* to, std::size_t count) {
+  at_level<NarrowBFloat16>(from, to, count);
+}
+#endif
+
 }  // namespace
 
 void widen(DType half, const void* from, float* to, std::size_t count) {
   const auto* bits = static_cast<const std::uint16_t*>(from);
-  if (half == DType::kBFloat16) return at_level<WidenBFloat16>(bits, to, count);
+  if (half == DType::kBFloat16) return widen_bfloat16(bits, to, count);
   widen_float16(bits, to, count);
 }
 
 void narrow(DType half, const float* from, void* to, std::size_t count) {
   auto* bits = static_cast<std::uint16_t*>(to);
-  if (half == DType::kBFloat16) return at_level<NarrowBFloat16>(from, bits, count);
+  if (half == DType::kBFloat16) return narrow_bfloat16(from, bits, count);
   narrow_float16(from, bits, count);
 }
 

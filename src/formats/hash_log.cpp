@@ -64,8 +64,8 @@ class Reader {
     step.step = number.is_number_unsigned() && number.get<std::uint64_t>() > INT64_MAX
                     ? -2
                     : number.get<std::int64_t>();
-    if (step.step < -1 || (!log_.steps.empty() && step.step != log_.steps.back().step + 1))
-      wrong("has a step that does not follow the one before");
+    if (step.step < -1 || (!log_.steps.empty() && step.step <= log_.steps.back().step))
+      wrong("has a step that does not come after the one before");
     if (hashes.size() != log_.tensors.size()) wrong("has another number of hashes than of tensors");
     for (const json& hash : hashes) step.hashes.push_back(hash_of(text_of(hash)));
     return step;

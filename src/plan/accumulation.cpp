@@ -88,6 +88,28 @@ ShardedReduction plan_sharded_reduction(int shards, int workers) {
   return plan;
 }
 
+ShardedReduction plan_separate_shards(int shards, int workers) {
+  ShardedReduction plan;
+  for (int worker = 0; worker < workers; ++worker) {
+    Accumulation& one = plan.workers.emplace_back();
+    const ShardRange hosted = hosted_shards(worker, workers, shards);
+    one.banks = hosted.size();
+    plan.banks = std::max(plan.banks, one.banks);
+    for (int bank = 0; bank < one.banks; ++bank) {
+      const int shard = hosted.begin + bank;
+      one.steps.push_back({.shard = shard, .before = {}, .bank = bank, .begins = true});
+      one.held.push_back({{shard, shard + 1}, bank});
+    }
+  }
+  plan.sum = plan_of_one_each(shards);
+  plan.sum.workers = workers;
+  for (int worker = 0; worker < workers; ++worker) {
+    for (const auto& held : plan.workers[static_cast<std::size_t>(worker)].held)
+      plan.sum.operands[static_cast<std::size_t>(held.range.begin)].worker = worker;
+  }
+  return plan;
+}
+
 std::vector<Reduction> plan_partials(const Accumulation& accumulation, ShardRange hosted,
                                      int shards) {
   std::vector<Reduction> reductions;

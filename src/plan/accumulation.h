@@ -51,6 +51,8 @@ struct ShardedReduction {
   int banks = 0;  // of the worker that uses the most
 };
 ShardedReduction plan_sharded_reduction(int shards, int workers);
+// The same with a bank for each shard: nothing is added before the reduction.
+ShardedReduction plan_separate_shards(int shards, int workers);
 
 // The additions that turn what one worker holds into the fewest nodes: one reduction for each of
 // held_partials(), over consecutive members of `held`.

@@ -26,12 +26,12 @@ for rank in 0 1 2; do grep -q "rank $rank of 3: the sum of all ranks is 3" "$wor
 # The loops of the README: alone, and on 4 workers, which see the same data and learn the same; the first to the bit. The second,
 # and what both were made from, take as long to compile: only when all is tested.
 targets=(train)
-[ -z "${LOCKSTEP_TEST_FULL:-}" ] || targets+=(plain drop_in sync_batchnorm mixed_precision uneven gan resnet)
+[ -z "${LOCKSTEP_TEST_FULL:-}" ] || targets+=(plain drop_in own_codec diloco sync_batchnorm mixed_precision uneven gan resnet)
 build_example train --target "${targets[@]}"
 cd "$work"
 export OMP_NUM_THREADS=1 OPENBLAS_NUM_THREADS=1
 [ ! -x train/plain ] || train/plain | grep 'epoch 4: loss 0\.' >/dev/null
-for program in train drop_in sync_batchnorm mixed_precision; do
+for program in train own_codec diloco drop_in sync_batchnorm mixed_precision; do
   [ -x train/$program ] || continue
   train/$program >alone.out
   test -s net.safetensors
@@ -39,8 +39,8 @@ for program in train drop_in sync_batchnorm mixed_precision; do
   "$work/prefix/bin/lockstep" run -n 4 -- train/$program | sed 's/^\[0\] //' >four.out
   test -s net.safetensors
   grep -q 'epoch 4: loss 0\.' four.out
-  # Equal batches and equal weights: in drop-in loops the order of additions differs, in train nothing.
-  [ $program != train ] || cmp alone.out four.out
+  # Equal batches and equal weights: in drop-in loops the order of additions differs, in loops of a Job nothing.
+  [ $program != train ] && [ $program != own_codec ] && [ $program != diloco ] || cmp alone.out four.out
   # In half types a rounding more is seen in the loss.
   [ $program != mixed_precision ] || continue
   paste alone.out four.out | grep epoch | awk '{ d = $4 - $(NF / 2 + 4); if (d < -0.0005 || d > 0.0005) { print "apart: " $0; exit 1 } }'

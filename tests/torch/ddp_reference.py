@@ -1,9 +1,10 @@
 """One worker of PyTorch's DistributedDataParallel over Gloo, on the models of `lockstep train`.
 
-    ddp_reference.py MODEL OPTIMIZER LR ACCUMULATE INPUTS OUTPUT
+    ddp_reference.py MODEL OPTIMIZER LR ACCUMULATE INPUTS OUTPUT [HOOK]
 
 INPUTS (safetensors) has the initial values as model.*, all samples as data and target, and as indices[step][shard]
-the samples of each micro-batch. Writes the final values to OUTPUT. Knows nothing of Lockstep.
+the samples of each micro-batch. Writes the final values to OUTPUT. HOOK: fp16, PyTorch's communication hook. Knows
+nothing of Lockstep.
 """
 import json
 import pathlib
@@ -14,6 +15,7 @@ import torch
 import torch.distributed as dist
 import torch.nn as nn
 import torch.nn.functional as F
+from torch.distributed.algorithms.ddp_comm_hooks import default_hooks
 
 sys.path.insert(0, str(pathlib.Path(__file__).parents[2] / "src/bench/step"))
 sys.dont_write_bytecode = True
@@ -59,7 +61,7 @@ MODELS = {
 
 
 def main():
-    name, optimizer_name, lr, accumulate, inputs, output = sys.argv[1:]
+    name, optimizer_name, lr, accumulate, inputs, output = sys.argv[1:7]
     lr, accumulate = float(lr), int(accumulate)
     torch.set_num_threads(1)
     if not torch.backends.mkldnn.is_available() or "aarch64" in __import__("platform").machine():
@@ -70,6 +72,8 @@ def main():
     net = MODELS[name](values)
     net.load_state_dict({key[6:]: value for key, value in values.items() if key.startswith("model.")})
     model = nn.parallel.DistributedDataParallel(net)
+    if sys.argv[7:] == ["fp16"]:
+        model.register_comm_hook(None, default_hooks.fp16_compress_hook)
     if optimizer_name == "adamw":
         optimizer = torch.optim.AdamW(model.parameters(), lr=lr, weight_decay=0.01)
     else:

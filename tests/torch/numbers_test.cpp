@@ -28,11 +28,12 @@ struct Case {
   int workers;
   int accumulate;
   double dropout;  // below 0: the model's own
+  std::string codec = "none";
 };
 
 void PrintTo(const Case& c, std::ostream* out) {
   *out << c.model << ", " << c.optimizer << ", " << c.workers << " workers, " << c.accumulate
-       << " passes";
+       << " passes" << (c.codec == "none" ? "" : ", " + c.codec);
 }
 
 constexpr std::int64_t kContext = 32;
@@ -88,8 +89,8 @@ void run_lockstep(const Case& c, const Folder& folder, const std::string& data) 
           << c.accumulate << " --steps " << kSteps << " --global-batch " << global_batch(c)
           << " --context " << kContext << " --seed " << kSeed
           << (c.dropout < 0 ? "" : " --dropout " + std::to_string(c.dropout)) << " --lr "
-          << learning_rate(c) << " --bucket-bytes 100000 --checkpoint '" << (folder / "run")
-          << "' > '" << (folder / "out") << "' 2>&1";
+          << learning_rate(c) << " --codec " << c.codec << " --bucket-bytes 100000 --checkpoint '"
+          << (folder / "run") << "' > '" << (folder / "out") << "' 2>&1";
   const int status = std::system(command.str().c_str());
   std::ifstream out(folder / "out");
   ASSERT_EQ(status, 0) << std::string(std::istreambuf_iterator<char>(out), {});
@@ -154,7 +155,8 @@ double length_of(const torch::Tensor& tensor) {
 }
 
 // SGD: each tensor ‖Δ‖/‖w‖ ≤ 1e-6. AdamW divides by √v, which blows rounding of small gradients up, so the bound is
-// 2e-6 over the whole model and the worst tensor is printed.
+// 2e-6 over the whole model and the worst tensor is printed. With fp16 some gradients are within rounding of the middle of
+// two halves, and fall on the other side: 2^-11 of the change of that element. Seen: 9e-6 of a tensor, 5e-7 of the model.
 void expect_same(const Case& c, const torch::nn::Module& expected, const torch::nn::Module& got,
                  bool with_buffers = true) {
   double error = 0;
@@ -167,7 +169,7 @@ void expect_same(const Case& c, const torch::nn::Module& expected, const torch::
         length_of(ours.at(name).to(torch::kFloat64) - tensor.to(torch::kFloat64));
     const double relative = difference / std::max(length_of(tensor), 1e-12);
     if (c.optimizer == "sgd") {
-      EXPECT_LE(relative, 1e-6) << name;
+      EXPECT_LE(relative, c.codec == "none" ? 1e-6 : 2e-5) << name;
     }
     if (relative > worst) {
       worst = relative;
@@ -257,7 +259,8 @@ TEST_P(AgainstPyTorchDdp, TwentyStepsGiveTheSameWeights) {
   command << "'" LOCKSTEP_COMMAND "' run -q -n " << c.workers << " -- " << python << " '"
           << DDP_SCRIPT << "' " << c.model << ' ' << c.optimizer << ' ' << learning_rate(c) << ' '
           << c.accumulate << " '" << (folder / "inputs.safetensors") << "' '"
-          << (folder / "ddp.safetensors") << "' > '" << (folder / "ddp.out") << "' 2>&1";
+          << (folder / "ddp.safetensors") << "' " << (c.codec == "none" ? "" : c.codec) << " > '"
+          << (folder / "ddp.out") << "' 2>&1";
   const int status = std::system(command.str().c_str());
   std::ifstream out(folder / "ddp.out");
   ASSERT_EQ(status, 0) << std::string(std::istreambuf_iterator<char>(out), {});
@@ -271,11 +274,18 @@ TEST_P(AgainstPyTorchDdp, TwentyStepsGiveTheSameWeights) {
 
 // Every worker of a case is two processes that load LibTorch: more than two with `make test-full` only.
 std::vector<Case> ddp_cases() {
-  std::vector<Case> cases = {{"mlp", "sgd", 2, 1, 0},
-                             {"cnn", "sgd", 2, 2, 0},
-                             {"cnn", "adamw", 2, 1, 0},
-                             {"gpt", "adamw", 2, 1, 0}};
-  if (std::getenv("LOCKSTEP_TEST_FULL") != nullptr) cases.push_back({"cnn", "adamw", 4, 1, 0});
+  std::vector<Case> cases = {
+      {"mlp", "sgd", 2, 1, 0},
+      {"cnn", "sgd", 2, 2, 0},
+      {"cnn", "adamw", 2, 1, 0},
+      {"gpt", "adamw", 2, 1, 0},
+      // Beside fp16_compress_hook. Two halves of fp16 are added there in fp16 and here in
+      // float32 and rounded to fp16, which is the same.
+      {"mlp", "sgd", 2, 1, 0, "fp16"}};
+  if (std::getenv("LOCKSTEP_TEST_FULL") != nullptr) {
+    cases.push_back({"cnn", "adamw", 4, 1, 0});
+    cases.push_back({"cnn", "sgd", 2, 1, 0, "fp16"});
+  }
   return cases;
 }
 INSTANTIATE_TEST_SUITE_P(Train, AgainstPyTorchDdp, ::testing::ValuesIn(ddp_cases()));

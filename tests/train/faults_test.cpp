@@ -71,6 +71,62 @@ TEST_F(Faults, AtEveryPointOfAStepChangeNoBit) {
   }
 }
 
+// A codec without error feedback keeps nothing that a worker could take with it.
+TEST_F(Faults, OfAJobWithACodecChangeNoBit) {
+  const std::string expected = hash_of("", {"--codec", "bf16"});
+  EXPECT_EQ(hash_of("kill@5:1:update", {"--codec", "bf16"}), expected);
+  EXPECT_THAT(said_, HasSubstr("which was finished"));
+  EXPECT_EQ(hash_of("kill@5:2:backward", {"--codec", "bf16"}, {"--engine", "tcp"}), expected);
+  EXPECT_THAT(said_, HasSubstr("which was begun again"));
+}
+
+// The feedback of a shard is its worker's: the job begins again, from its checkpoint.
+TEST_F(Faults, WithErrorFeedbackTheJobGoesOnFromItsCheckpoint) {
+  const std::string expected = hash_of("", {"--codec", "int8"});
+  for (const char* const engine : {"shm", "tcp"}) {
+    const std::vector<std::string> more = {
+        "--codec", "int8", "--checkpoint", path(std::string("run-") + engine), "--checkpoint-every",
+        "4"};
+    EXPECT_EQ(hash_of("kill@6:1:backward", more, {"--engine", engine}), expected) << engine;
+    EXPECT_THAT(said_, HasSubstr("step 4")) << engine;
+  }
+}
+
+// A round of local steps is repeated or finished as a step is. Shards have state of their own, which outlives their workers.
+TEST_F(Faults, InARoundOfLocalStepsChangeNoBit) {
+  const bool all = full_tests();
+  for (const std::string state : {"kept", "averaged", "reset"}) {
+    if (state != "kept" && !all) continue;
+    const std::vector<std::string> local = {"--optimizer",   "adamw", "--local-steps", "3",
+                                            "--local-state", state,   "--outer",       "nesterov"};
+    const std::string expected = hash_of("", local);
+    for (const std::string where : {"4:1:forward", "6:0:small", "3:2:backward", "5:0:read"}) {
+      if (where > "5:1" && !all) continue;
+      EXPECT_EQ(hash_of("kill@" + where, local), expected) << where << ' ' << state;
+      EXPECT_THAT(said_, HasSubstr("with a round of 3 local steps, which was begun again"))
+          << where;
+    }
+    for (const std::string where : {"3:1:torn", "6:2:update", "9:1:written"}) {
+      if (where > "5:1" && !all) continue;
+      EXPECT_EQ(hash_of("kill@" + where, local), expected) << where << ' ' << state;
+      EXPECT_THAT(said_, HasSubstr("which was finished")) << where;
+    }
+    EXPECT_EQ(hash_of("kill@4:1:forward,kill@3:2:regroup,kill@0:1:join", local), expected) << state;
+  }
+}
+
+// Where workers share no memory, state that a shard keeps is its worker's: the job goes on from its checkpoint.
+TEST_F(Faults, OfLocalStepsWithoutSharedMemoryGoBackToTheCheckpointOnlyForStateThatIsKept) {
+  for (const std::string state : {"kept", "averaged", "reset"}) {
+    std::vector<std::string> local = {"--optimizer", "adamw",         "--local-steps",
+                                      "2",           "--local-state", state};
+    const std::string expected = hash_of("", local);
+    local.insert(local.end(), {"--checkpoint", path("run-" + state), "--checkpoint-every", "4"});
+    EXPECT_EQ(hash_of("kill@7:1:forward", local, {"--engine", "tcp"}), expected) << state;
+    EXPECT_THAT(said_, HasSubstr(state == "kept" ? "step 4" : "which was begun again")) << state;
+  }
+}
+
 TEST_F(Faults, NobodyIsSpared) {
   const std::vector<std::string> adamw = {"--optimizer", "adamw", "--clip-norm", "1"};
   const std::string expected = hash_of("", adamw);

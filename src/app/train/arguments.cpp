@@ -1,6 +1,7 @@
 #include "app/train/arguments.h"
 
 #include <fmt/format.h>
+#include <lockstep/codec.h>
 #include <lockstep/errors.h>
 #include <unistd.h>
 
@@ -59,6 +60,11 @@ How
   --warmup T           steps over which the learning rate climbs (default: 0)
   --decay D            constant, or cosine or linear to 0 over the job (default: constant)
   --seed N             of weights, order and dropout (default: 0)
+  --local-steps H      local SGD: each shard takes H steps with weights of its own, then all exchange weights, not
+                       gradients, so the result is another one; or H,FROM:H, as in 1,1000:16 (default: none)
+  --outer U            what such an exchange does: mean of the weights; nesterov[:RATE:MOMENTUM], which is DiLoCo (0.7
+                       and 0.9); or sgd:RATE[:MOMENTUM] (default: mean)
+  --local-state S      of a shard's optimizer, after an exchange: kept, averaged or reset (default: kept)
 The arithmetic: it decides bits, so it is part of the job, and a job that goes on keeps that of its checkpoint
   --threads T          threads of each worker (default: 1)
   --onednn X           on, off, or auto: off on ARM, where it is slow (default: auto)
@@ -90,6 +96,11 @@ On what
                        (default: auto)
   --wire W             auto: messages between hosts carry keyed tags, so that a changed one is noticed; tagged: on one
                        host, too; plain: none, for a network that you trust (default: auto)
+  --codec C            gradients in fewer bytes between workers, and with fewer bits: bf16 or fp16 (half of the bytes),
+                       int8 (a quarter), one-bit (1/30), top-k[:FRACTION] (0.01: 1/68) or none. The result differs, and
+                       is still the same on any number of workers. All but bf16, fp16 and int8:plain keep what each
+                       shard lost for its next step: a memory of the model for each shard, and a worker that dies
+                       ends the job (default: none)
   --algorithm A        automatic, direct, two-levels, halving-doubling, ring, tree or native
   --bucket-bytes N     gradients that travel together (default: 26214400)
   --loader-threads T   threads of each worker that read ahead (default: 1)
@@ -319,6 +330,7 @@ void add_options(CLI::App& parser, TrainArguments& arguments) {
   base::add_number(parser, "--warmup", arguments.warmup_steps);
   base::add_choice(parser, "--decay", kDecays, arguments.decay);
   base::add_number(parser, "--seed", arguments.seed);
+  add_local(parser, arguments.local_given);
   base::add_number(parser, "--threads", arguments.threads);
   base::add_choice(parser, "--onednn", kOpenSwitches, arguments.onednn);
   base::add_choice(parser, "--flush-denormal", kSwitches, arguments.flush_denormal);
@@ -331,6 +343,7 @@ void add_options(CLI::App& parser, TrainArguments& arguments) {
   base::add_choice(parser, "--graphs", kOpenSwitches, arguments.graphs);
   parser.add_option("--engine", arguments.engine);
   add_nodes(parser, arguments);
+  parser.add_option("--codec", arguments.codec);
   base::add_choice(parser, "--algorithm", kAlgorithms, arguments.algorithm);
   base::add_number(parser, "--bucket-bytes", arguments.bucket_bytes);
   base::add_number(parser, "--loader-threads", arguments.loader_threads);
@@ -360,6 +373,8 @@ void check_update(const TrainArguments& arguments) {
   if (arguments.ema == 1) refuse("--ema 1: the average would never change; give a number below 1");
   if (arguments.clip_norm > 0 && arguments.clip_value > 0)
     refuse("--clip-norm and --clip-value: give one");
+  if (arguments.noise_scale_every > 0 && codec::parse(arguments.codec))
+    refuse("--noise-scale compares gradients that a codec changes: leave out --codec");
   if (arguments.noise_scale_every > 0 && arguments.clip_value > 0)
     refuse("--noise-scale is of whole gradients: leave out --clip-value, or use --clip-norm");
   if (arguments.momentum) {
@@ -385,6 +400,7 @@ void check_numbers(const TrainArguments& arguments) {
   check_range<std::int64_t>("--warmup", arguments.warmup_steps, 0, kMost);
   check_range<std::int64_t>("--context", arguments.context, 1, 1 << 20);
   check_range<std::int64_t>("--vocabulary", arguments.vocabulary, 0, 1 << 24);
+  codec::parse(arguments.codec);
   check_range<std::int64_t>("--bucket-bytes", arguments.bucket_bytes, 0, kMost);
   check_range<std::int64_t>("--checkpoint-every", arguments.checkpoint_every, 0, kMost);
   check_range("--keep-checkpoints", arguments.keep_checkpoints, 1, 1 << 20);
@@ -560,6 +576,8 @@ TrainArguments parse_train_arguments(const std::vector<std::string>& arguments) 
   if (parser.count("--threads") > 0)
     check_range("--threads", parsed.threads, 1, control::kMostThreads);
   check_numbers(parsed);
+  parsed.local = local_steps(parsed.local_given);
+  check_local(parsed);
   check_together(parsed);
   check_paths(parsed);
   return parsed;

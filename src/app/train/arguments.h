@@ -13,6 +13,7 @@
 #include <string>
 #include <vector>
 
+#include "app/train/local_arguments.h"
 #include "control/launch/options.h"
 
 namespace lockstep::app {
@@ -100,6 +101,8 @@ struct TrainArguments {
   std::int64_t warmup_steps = 0;
   Decay decay = Decay::kConstant;
   std::uint64_t seed = 0;
+  LocalArguments local_given;
+  LocalSteps local;  // what they mean
   Switch onednn = Switch::kOpen;
   Switch flush_denormal = Switch::kOpen;
   Switch deterministic = Switch::kOpen;
@@ -130,6 +133,7 @@ struct TrainArguments {
   bool share_gpus = false;
   Switch graphs = Switch::kOpen;  // CUDA graphs
   std::string engine;             // by name: which there are depends on the build; empty: open
+  std::string codec = "none";     // as codec::parse() reads it
   Algorithm algorithm = Algorithm::kAutomatic;
   std::int64_t bucket_bytes = std::int64_t{25} << 20;
   int loader_threads = 1;

@@ -14,6 +14,7 @@
 #include "app/train/progress.h"
 #include "app/train/shard_probe.h"
 #include "control/gather_text.h"
+#include "plan/traffic.h"
 #include "plan/tree.h"
 #include "torch/device/onednn.h"
 #include "torch/models/models.h"
@@ -158,8 +159,10 @@ TrainerParts make_parts(const TrainArguments& arguments, World& world, const Dat
     throw BadInput(fmt::format("--sync-batchnorm: {} has no BatchNorm; cnn and resnet18 have",
                                name(arguments.model)));
   const auto bucket = static_cast<std::size_t>(arguments.bucket_bytes);
-  auto model =
-      data_parallel(net, world, {.bucket_bytes = bucket, .algorithm = arguments.algorithm});
+  auto model = data_parallel(net, world,
+                             {.codec = codec::parse(arguments.codec),
+                              .bucket_bytes = bucket,
+                              .algorithm = arguments.algorithm});
   auto optimizer = make_optimizer(arguments, model);
   optimizer->set_clip_norm(arguments.clip_norm);
   optimizer->set_clip_value(arguments.clip_value);
@@ -199,6 +202,7 @@ TrainerOptions make_options(const TrainArguments& arguments, std::int64_t sample
     options.scaler = GradScalerOptions{.init_scale = arguments.loss_scale_used()};
   if (arguments.buffers == BufferRule::kMean) options.buffers = ShardBufferRule::kMean;
   options.noise_scale_every = arguments.noise_scale_every;
+  options.local_steps = arguments.local;
   options.seed = arguments.seed;
   options.loader_threads = arguments.loader_threads;
   options.checkpoint_directory = *arguments.checkpoint;
@@ -303,10 +307,11 @@ std::string about_checkpoints(const TrainArguments& arguments) {
       *arguments.checkpoint, often);
 }
 
-// Not for a job whose shards are chosen already, by its checkpoint or for its memory.
+// Not for a job whose shards are chosen already, by its checkpoint, for its memory, or for its local steps.
 std::optional<ShardCost> cost_of_shards(const TrainArguments& arguments, const Trainer& trainer,
                                         World& world, const DataSplits& data) {
-  const bool open = !arguments.resume && arguments.verify.empty() && arguments.accumulate == 0;
+  const bool open = !arguments.resume && arguments.verify.empty() && arguments.accumulate == 0 &&
+                    !arguments.local.enabled();
   const bool plain = !arguments.on(DeviceKind::kCuda) && arguments.precision == Precision::kFloat32;
   if (!open || !plain || trainer.total_steps() < kStepsForAProbe || world.joined_later())
     return std::nullopt;
@@ -326,6 +331,12 @@ TrainerHooks show_on(Progress& progress) {
   return hooks;
 }
 
+// Its whole name; empty: none.
+std::string codec_of(const TrainArguments& arguments) {
+  const auto codec = codec::parse(arguments.codec);
+  return codec ? codec->name() : "";
+}
+
 // With `direct`, gradients in memory that all workers share are summed in place, and none travels.
 StepTraffic traffic_of_step(const Replica& model, Algorithm asked, int shards) {
   replica::Replicated& state = replica::inside(model);
@@ -334,6 +345,14 @@ StepTraffic traffic_of_step(const Replica& model, Algorithm asked, int shards) {
   const int workers = state.comm().size();
   if (workers > 1 && algorithm == Algorithm::kDirect && state.banks().front().memory().shared())
     return {.in_place = true, .bytes = 0, .times_ring = {}};
+  if (const auto& encoding = state.parts().encoding) {
+    const auto& buckets = state.parts().plan.buckets;
+    StepTraffic traffic{.bytes = encoding->busiest(buckets, shards, workers)};
+    double ring = 0;
+    for (const plan::Bucket& bucket : buckets) ring += plan::ring_bytes(bucket.bytes, workers);
+    if (ring > 0) traffic.times_ring = static_cast<double>(*traffic.bytes) / ring;
+    return traffic;
+  }
   return traffic_of(algorithm, shards, workers,
                     plan::in_layout(state.parts().plan.buckets, state.banks().layout()),
                     state.comm().hosts());
@@ -371,7 +390,7 @@ TrainReport run_training(const TrainArguments& arguments, World& world) {
   if (arguments.warmup_steps > 0 || arguments.scale_lr_from > 0 ||
       arguments.decay != Decay::kConstant)
     progress.line("learning rate " + make_schedule(arguments, data.train->size()).text());
-  const Replica model = parts.model;
+  if (arguments.local.enabled()) progress.line("local steps: " + to_string(arguments.local));
   Trainer trainer(world, std::move(parts), make_options(arguments, data.train->size()),
                   show_on(progress));
   double alone = 0;
@@ -379,12 +398,19 @@ TrainReport run_training(const TrainArguments& arguments, World& world) {
     progress.line("measuring one worker alone …");
     alone = samples_per_second_alone(arguments, trainer.shards(), world, data);
   }
+  if (report.codec = codec_of(arguments); !report.codec.empty()) {
+    const StepTraffic traffic =
+        traffic_of_step(trainer.reduced(), arguments.algorithm, trainer.shards());
+    const std::string said =
+        spoken(traffic, {trainer.shards(), world.size(), arguments.local.enabled()});
+    progress.line("codec " + report.codec + (said.empty() ? "" : ": " + said));
+  }
   report.shard_cost = cost_of_shards(arguments, trainer, world, data);
   if (report.shard_cost && !spoken(*report.shard_cost).empty())
     progress.line(spoken(*report.shard_cost));
   report.total_steps = trainer.total_steps();
   report.result = trainer.run();
-  report.traffic = traffic_of_step(model, arguments.algorithm, report.result.shards);
+  report.traffic = traffic_of_step(trainer.reduced(), arguments.algorithm, report.result.shards);
   if (alone > 0 && report.result.step_ms_p50 > 0) {
     const double together =
         1000 * static_cast<double>(arguments.global_batch) / report.result.step_ms_p50;

@@ -23,6 +23,7 @@ struct TrainReport {
   std::int64_t total_steps = 0;  // of the whole job
   std::optional<double> speedup_over_one_worker;
   TrainingResult result;
+  std::string codec;  // empty: none
   StepTraffic traffic;
   std::optional<ShardCost> shard_cost;  // nothing: not measured
 };

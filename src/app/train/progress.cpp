@@ -76,14 +76,15 @@ void Progress::clear_bar() {
 
 std::string Progress::status(const StepRecord& record) const {
   const double seconds = std::chrono::duration<double>(Clock::now() - began_).count();
-  const auto done = static_cast<double>(record.step - first_step_ + 1);
-  const double left = seconds / done * static_cast<double>(size_.total_steps - record.step - 1);
+  const std::int64_t now = record.step + record.steps;
+  const auto done = static_cast<double>(now - first_step_);
+  const double left = seconds / done * static_cast<double>(size_.total_steps - now);
   const std::string noise = record.noise_scale && record.noise_scale->measured
                                 ? "  " + to_string(*record.noise_scale, size_.global_batch)
                                 : "";
   return fmt::format(
-      "step {}/{}  epoch {}  loss {:.4f}  {} samples/s  {} left{}", record.step + 1,
-      size_.total_steps, record.epoch + 1, record.loss,
+      "step {}/{}  epoch {}  loss {:.4f}  {} samples/s  {} left{}", now, size_.total_steps,
+      record.epoch + 1, record.loss,
       with_commas(std::lround(done / seconds * static_cast<double>(size_.global_batch))),
       spoken_time(left), noise);
 }
@@ -92,15 +93,17 @@ void Progress::step(const StepRecord& record) {
   if (kind_ == Kind::kSilent || !speaks_()) return;
   if (first_step_ < 0) {
     first_step_ = record.step;
-    began_ = Clock::now() - std::chrono::microseconds(std::lround(record.step_ms * 1000));
+    began_ = Clock::now() - std::chrono::microseconds(std::lround(
+                                record.step_ms * static_cast<double>(record.steps) * 1000));
   }
   const auto now = Clock::now();
   const auto interval =
       kind_ == Kind::kBar ? Clock::duration(kBarInterval) : Clock::duration(kLineInterval);
-  if (now - shown_ < interval && record.step + 1 < size_.total_steps) return;
+  const std::int64_t done = record.step + record.steps;
+  if (now - shown_ < interval && done < size_.total_steps) return;
   shown_ = now;
   if (kind_ == Kind::kLines) return line(status(record));
-  const double part = static_cast<double>(record.step + 1) / static_cast<double>(size_.total_steps);
+  const double part = static_cast<double>(done) / static_cast<double>(size_.total_steps);
   std::string text = status(record);
   const auto room = static_cast<std::size_t>(std::max(terminal_columns() - kBarWidth - 4, 0));
   if (text.size() > room) text.resize(room);

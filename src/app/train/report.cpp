@@ -18,6 +18,18 @@ std::string spoken(const ShardCounts& shards) {
                      shards.reason.empty() ? "" : "; not all: " + shards.reason);
 }
 
+void add_traffic(nlohmann::ordered_json& json, const TrainReport& report) {
+  if (!report.codec.empty()) json["codec"] = report.codec;
+  if (report.traffic.bytes) json["bytes_moved_per_step"] = *report.traffic.bytes;
+  json["times_ring"] = nullptr;
+}
+
+std::string spoken_traffic(const TrainArguments& arguments, const TrainReport& report) {
+  const std::string traffic =
+      spoken(report.traffic, {report.result.shards, report.workers, arguments.local.enabled()});
+  return report.codec.empty() || traffic.empty() ? traffic : report.codec + ": " + traffic;
+}
+
 nlohmann::ordered_json to_json(const std::optional<ShardCost>& cost) {
   if (!cost) return nullptr;
   return {{"fewest_shards", cost->fewest.shards},
@@ -62,6 +74,7 @@ std::string to_json(const TrainArguments& arguments, const TrainReport& report) 
   json["deterministic"] = arguments.deterministic == Switch::kOn;
   json["precision"] = name(arguments.precision);
   json["seed"] = arguments.seed;
+  if (arguments.local.enabled()) json["local_steps"] = to_string(arguments.local);
   json["first_step"] = result.first_step;
   json["steps"] = result.steps;
   json["stopped"] = result.stopped;
@@ -81,8 +94,7 @@ std::string to_json(const TrainArguments& arguments, const TrainReport& report) 
   json["step_ms"] = {{"p50", result.step_ms_p50}, {"p95", result.step_ms_p95}};
   json["exposed_comm_ms"] = {{"p50", result.exposed_comm_ms_p50}};
   json["bytes_moved_per_step"] = nullptr;
-  if (report.traffic.bytes) json["bytes_moved_per_step"] = *report.traffic.bytes;
-  json["times_ring"] = nullptr;
+  add_traffic(json, report);
   if (report.traffic.times_ring) json["times_ring"] = *report.traffic.times_ring;
   json["shard_cost"] = to_json(report.shard_cost);
   json["graph_shards"] = nullptr;
@@ -113,19 +125,25 @@ void check_verified(const TrainArguments& arguments, const TrainReport& report) 
       arguments.until, next, arguments.until, arguments.verify));
 }
 
+namespace {
+
+std::string heading(const TrainArguments& arguments, const TrainingResult& result) {
+  if (!arguments.verify.empty()) {
+    return fmt::format("\nVerified {} steps: all weights are those of {}\n",
+                       with_commas(result.verified), arguments.verify);
+  }
+  return fmt::format("\n{} after {} steps\n", result.stopped ? "Stopped" : "Trained",
+                     with_commas(result.steps));
+}
+
+}  // namespace
+
 std::string summary(const TrainArguments& arguments, const TrainReport& report) {
   const TrainingResult& result = report.result;
-  std::string text;
+  std::string text = heading(arguments, result);
   const auto row = [&](const char* name, const std::string& value) {
     text += fmt::format("  {:<14}{}\n", name, value);
   };
-  if (!arguments.verify.empty()) {
-    text += fmt::format("\nVerified {} steps: all weights are those of {}\n",
-                        with_commas(result.verified), arguments.verify);
-  } else {
-    text += fmt::format("\n{} after {} steps\n", result.stopped ? "Stopped" : "Trained",
-                        with_commas(result.steps));
-  }
   if (result.evaluation) {
     row("test accuracy", fmt::format("{:.2f} %  (test loss {:.4f})",
                                      100 * result.evaluation->accuracy, result.evaluation->loss));
@@ -153,7 +171,8 @@ std::string summary(const TrainArguments& arguments, const TrainReport& report) 
   const std::string shards =
       report.shard_cost ? spoken(*report.shard_cost, result.step_ms_p50) : "";
   if (!shards.empty()) row("shards", shards);
-  const std::string traffic = spoken(report.traffic, result.shards, report.workers);
+  if (arguments.local.enabled()) row("local steps", to_string(arguments.local));
+  const std::string traffic = spoken_traffic(arguments, report);
   if (!traffic.empty()) row("traffic", traffic);
   const std::string binding = base::environment("LOCKSTEP_BINDING").value_or("");
   if (binding.find("bound to") != std::string::npos) row("workers", binding);
@@ -169,8 +188,9 @@ std::string summary(const TrainArguments& arguments, const TrainReport& report) 
                                                    *arguments.checkpoint)
                                      : result.checkpoint);
   }
-  if (!arguments.hashes.empty()) row("hashes", arguments.hashes);
-  if (!arguments.report.empty()) row("report", arguments.report);
+  for (const auto& [name, file] :
+       {std::pair{"hashes", arguments.hashes}, {"report", arguments.report}})
+    if (!file.empty()) row(name, file);
   return text;
 }
 

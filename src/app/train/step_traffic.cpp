@@ -77,16 +77,18 @@ StepTraffic traffic_of(Algorithm algorithm, int shards, int workers,
   return traffic;
 }
 
-std::string spoken(const StepTraffic& traffic, int shards, int workers) {
-  if (traffic.in_place) return "in place: no gradient is sent";
+std::string spoken(const StepTraffic& traffic, const TrafficOf& of) {
+  if (traffic.in_place)
+    return fmt::format("in place: no {} is sent", of.rounds ? "weight" : "gradient");
   if (!traffic.bytes || !traffic.times_ring) return {};
   const double megabytes = static_cast<double>(*traffic.bytes) / 1e6;
-  const std::string moved = fmt::format("{:.1f} MB of gradients a step for the busiest {}",
-                                        megabytes, traffic.of_host ? "host" : "worker");
+  const std::string moved = fmt::format("{:.1f} MB of {} for the busiest {}", megabytes,
+                                        of.rounds ? "weights a round" : "gradients a step",
+                                        traffic.of_host ? "host" : "worker");
   if (*traffic.times_ring <= kMuch)
     return fmt::format("{}, {:.2f} times ring's", moved, *traffic.times_ring);
-  return fmt::format("{}: S = {} on {} workers moves {:.1f} times ring's bytes", moved, shards,
-                     workers, *traffic.times_ring);
+  return fmt::format("{}: S = {} on {} workers moves {:.1f} times ring's bytes", moved, of.shards,
+                     of.workers, *traffic.times_ring);
 }
 
 }  // namespace lockstep::app

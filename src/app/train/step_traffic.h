@@ -27,7 +27,14 @@ struct StepTraffic {
 StepTraffic traffic_of(Algorithm algorithm, int shards, int workers,
                        std::span<const plan::Bucket> buckets, std::span<const int> hosts = {});
 
+// The job that it is said of.
+struct TrafficOf {
+  int shards = 0;
+  int workers = 0;
+  bool rounds = false;  // it has local steps
+};
+
 // A line for people, or nothing if there is nothing to say.
-std::string spoken(const StepTraffic& traffic, int shards, int workers);
+std::string spoken(const StepTraffic& traffic, const TrafficOf& of);
 
 }  // namespace lockstep::app

@@ -120,7 +120,21 @@ void GradScaler::unscale(const void* optimizer, const std::vector<torch::Tensor>
   seen_[optimizer] = {!unscale_gradients(parameters, state_.scale), false};
 }
 
+namespace {
+
+void refuse_feedback(const optim::Trained& trained) {
+  const auto& encoding = trained.model->parts().encoding;
+  if (!encoding || !encoding->keeps_state()) return;
+  throw BadInput(fmt::format(
+      "a scaler, and a model whose codec {} has error feedback: it would keep what has overflowed; "
+      "leave one of them out, or choose the codec bf16, fp16 or int8:plain",
+      encoding->codec().name()));
+}
+
+}  // namespace
+
 void GradScaler::unscale(optim::Optimizer& optimizer) {
+  if (options_.enabled) refuse_feedback(optim::inside(optimizer).trained);
   if (options_.enabled) unscale(&optimizer, parameters_of(optim::inside(optimizer).trained));
 }
 
@@ -147,6 +161,7 @@ bool GradScaler::step(optim::Optimizer& optimizer) {
     return true;
   }
   optim::Optimizer::Impl& inside = optim::inside(optimizer);
+  refuse_feedback(inside.trained);
   const auto parameters = parameters_of(inside.trained);
   const Seen* const seen = before_step(&optimizer);
   for (const torch::Tensor& parameter : parameters) refuse_float64(parameter, "a parameter");

@@ -187,8 +187,8 @@ Said say_step(const Trained& trained, const GradientSource& source) {
     said.cannot = std::make_exception_ptr(written_in_loop(model.attachment().name()));
   const StepNote mine{model.identity().number,
                       steps,
-                      trained.groups.digest_of_rates(),
-                      trained.extras.digest(),
+                      trained.groups.digest_of_rates() ^ trained.also.rates,
+                      trained.extras.digest() ^ trained.also.extras,
                       sample ^ digest_of(trained.absent()),
                       said.cannot ? 1U : 0U,
                       model.parts().options.check_weights ? written : 0,

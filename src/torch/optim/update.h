@@ -50,6 +50,13 @@ struct Trained {
   Groups groups;
   StateMemory state;
   Extras extras = {};
+  // Digests of what else programs have set: announced with this model's own. With local steps, those of the optimizer that
+  // shards train with, whose steps nobody announces.
+  struct Also {
+    std::uint64_t rates = 0;
+    std::uint64_t extras = 0;
+  };
+  Also also = {};
 
   const torch::Tensor& parameter(std::size_t entry) const {
     return model->parts().parameter(entry);

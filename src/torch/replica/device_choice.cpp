@@ -7,6 +7,7 @@
 #include "torch/device/device.h"
 #include "torch/replica/device_gradients.h"
 #include "torch/replica/device_reduction.h"
+#include "torch/replica/encoded_reduction.h"
 #include "torch/replica/measured_pass.h"
 #include "torch/replica/parts.h"
 #include "torch/replica/weight_sample.h"
@@ -40,13 +41,22 @@ Banks::Factory gradients_of(const Model& model, const ModelPlan& plan, Device de
   };
 }
 
+std::unique_ptr<Encoding> make_encoding(const DataParallelOptions& options,
+                                        const plan::Layout& layout, Device device) {
+  if (!options.codec) return nullptr;
+  if (device.kind == DeviceKind::kCpu) return std::make_unique<Encoding>(options, layout);
+  throw BadInput(fmt::format("the codec {} is for models on CPUs, and this one lies on {}",
+                             options.codec->name(), device.text()));
+}
+
 std::unique_ptr<Reduction> reduction_of(Comm& comm, Banks& banks, const ModelPlan& plan,
-                                        const DataParallelOptions& options) {
+                                        const DataParallelOptions& options, Encoding* encoding) {
   const FlatMemory& gradients = banks.front().memory();
   const Device device = gradients.device();
   if (device.kind == DeviceKind::kCpu) {
     if (reach_of(gradients, options.algorithm) == Reach::kMemory)
-      return std::make_unique<OnePassReduction>(comm, banks, plan);
+      return std::make_unique<OnePassReduction>(comm, banks, plan, encoding);
+    if (encoding != nullptr) return std::make_unique<EncodedReduction>(comm, banks, *encoding);
     return std::make_unique<MessageReduction>(comm, banks);
   }
   if (comm.size() == 1 && !options.force_collectives)

@@ -125,6 +125,7 @@ void agree_on_model(Comm& comm, const Model& model, const DataParallelOptions& o
   properties.push_back({"option first_bucket_bytes", number(options.first_bucket_bytes)});
   properties.push_back({"option bucket_bytes", number(options.bucket_bytes)});
   properties.push_back({"option algorithm", name(options.algorithm)});
+  properties.push_back({"option codec", options.codec ? options.codec->name() : "none"});
   agree(comm, properties,
         {"workers hold different models",
          "build the same model from the same options on every worker"},

@@ -10,6 +10,7 @@
 #include "torch/divergence/watch.h"
 #include "torch/replica/banks.h"
 #include "torch/replica/buffer_sync.h"
+#include "torch/replica/encoding.h"
 #include "torch/replica/model.h"
 #include "torch/replica/parameters.h"
 #include "torch/replica/reduction.h"
@@ -36,6 +37,7 @@ struct Parts {
   std::unique_ptr<Banks> banks;
   std::unique_ptr<BufferSync> buffers;
   divergence::FirstFault faults;
+  std::unique_ptr<Encoding> encoding;  // null without a codec
   std::unique_ptr<Reduction> reduction;
   int source = 0;  // the rank whose values all workers began with
   // These two last, so destroyed first: they end operations that still use the memory above.

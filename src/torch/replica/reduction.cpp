@@ -1,7 +1,9 @@
 #include "torch/replica/reduction.h"
 
 #include <algorithm>
+#include <array>
 #include <cstring>
+#include <utility>
 
 #include "flat/fold.h"
 #include "flat/past_caches.h"
@@ -20,6 +22,12 @@ void for_each_strip(const plan::Stretch& piece, const Body& body) {
     strip.count = std::min(flat::kStripElements, piece.count - done);
     body(strip);
   }
+}
+
+// A strip is a block.
+static_assert(flat::kStripElements == plan::kBlockElements);
+std::size_t block_of(const plan::Layout& layout, const plan::Stretch& strip) {
+  return layout.entries()[strip.entry].first_block + strip.first / plan::kBlockElements;
 }
 
 }  // namespace
@@ -57,8 +65,9 @@ Work MessageReduction::reduce_banks(const plan::Bucket& bucket, const Sharded& s
   return comm_.reduce(std::move(partials), sharded.shards, banks_.at(0).bucket(bucket), rule);
 }
 
-OnePassReduction::OnePassReduction(Comm& comm, Banks& banks, const ModelPlan& plan)
-    : comm_(comm), banks_(banks), plan_(plan) {}
+OnePassReduction::OnePassReduction(Comm& comm, Banks& banks, const ModelPlan& plan,
+                                   Encoding* encoding)
+    : comm_(comm), banks_(banks), plan_(plan), encoding_(encoding) {}
 
 void OnePassReduction::look() {
   if (HostCopy* const averages = banks_.front().averages()) averages->look();
@@ -69,19 +78,35 @@ void OnePassReduction::launch(const plan::Bucket&, const Sharded* sharded,
                               const ReduceOptions& rule) {
   works_.emplace_back();
   if (source_) return;
-  source_ = sharded != nullptr ? GradientSource::everyones(banks_, *sharded->everyones, rule.factor)
-                               : GradientSource::fronts(banks_, comm_.size(), rule.factor);
+  const double factor = encoding_ == nullptr ? rule.factor : 1;  // encode_shards() multiplies by it
+  source_ = sharded != nullptr ? GradientSource::everyones(banks_, *sharded->everyones, factor)
+                               : GradientSource::fronts(banks_, comm_.size(), factor);
+  sharded_ = sharded;
+  factor_ = rule.factor;
 }
 
 void OnePassReduction::wait(Met met) {
   works_.clear();
-  if (!source_) return;
-  if (met == Met::kNo) comm_.barrier().wait();
-  if (!source_->is(banks_.front().memory())) write(*source_);
-  source_.reset();
+  const auto source = std::exchange(source_, std::nullopt);
+  if (!source) return;
+  if (encoding_ != nullptr) encode_shards();
+  if (encoding_ != nullptr || met == Met::kNo) comm_.barrier().wait();
+  if (encoding_ != nullptr || !source->is(banks_.front().memory())) write(*source);
   comm_.barrier().wait();
   if (HostCopy* const averages = banks_.front().averages()) averages->renew();
   banks_.show_averages();
+}
+
+void OnePassReduction::encode_shards() {
+  const plan::BlockRange all{0, plan_.layout.blocks()};
+  if (sharded_ == nullptr) {
+    encoding_->take_memory(comm_, comm_.size());
+    encoding_->encode(comm_.rank(), all, factor_, banks_.front().memory().data(), nullptr);
+    return;
+  }
+  for (const auto& held : sharded_->everyones->workers[static_cast<std::size_t>(comm_.rank())].held)
+    encoding_->encode(held.range.begin, all, factor_, banks_.at(held.bank).memory().data(),
+                      nullptr);
 }
 
 // A piece of the fronts is read by its owner alone, so it may be overwritten.
@@ -103,9 +128,16 @@ void OnePassReduction::write(const GradientSource& source) {
   const SomePieces own{plan_, {first_of[mine], first_of[mine + 1]}};
   for_each_piece(own, source, [&](std::size_t number, GradientReader& gradients) {
     for_each_strip(plan_.pieces.all[number], [&](const plan::Stretch& strip) {
-      const void* const average = gradients.read(strip);
+      const void* average = gradients.read(strip);
       const std::size_t offset = offset_of(plan_.layout, strip);
       const std::size_t bytes = strip.count * size_of(gradients.dtype());
+      std::array<float, Codec::kBlock> encoded;
+      if (encoding_ != nullptr) {
+        std::memcpy(encoded.data(), average, bytes);
+        encoding_->encode(encoding_->average(), block_of(plan_.layout, strip), 1, encoded.data(),
+                          nullptr);
+        average = encoded.data();
+      }
       for (std::byte* const copy : copies) store(copy + offset, average, bytes);
     });
   });

@@ -3,6 +3,7 @@
 //   in one pass   if workers share memory: all buckets at the end of backward
 //   by messages   a bucket goes to the wire as soon as its gradients are complete. If a host has
 //                 several workers, it goes in two levels: first through the memory of the host
+//   encoded       by messages, with a codec: encoded_reduction.h
 //   on a GPU      the same on streams: device_reduction.h
 //
 // What is reduced is one gradient of each worker, or the banks of the shards that each worker
@@ -17,6 +18,7 @@
 
 #include "plan/buckets.h"
 #include "plan/tree.h"
+#include "torch/replica/encoding.h"
 #include "torch/replica/gradient_source.h"
 
 namespace lockstep::replica {
@@ -32,7 +34,8 @@ struct Sharded {
 // Owned by Parts; a Pass uses it.
 //
 // Threads:   one caller at a time.
-// Blocking:  wait(), at most the Comm's timeout. It does not wait for a GPU.
+// Blocking:  wait(), at most the Comm's timeout. It does not wait for a GPU. With a codec that has
+//            error feedback also the first launch() of a drop-in loop, which takes its memory.
 // Failure:   that of the collective.
 // Ownership: borrows the Comm and the banks.
 class Reduction {
@@ -80,9 +83,11 @@ class MessageReduction : public Reduction {
 // from it. Then each worker adds everybody's gradients of its slice, on all threads of LibTorch. It
 // writes the average once, for all workers of the host, or to the front of each
 // (Banks::share_averages).
+// With an encoding each worker encodes its own shards first, and the average before it writes it.
 class OnePassReduction : public Reduction {
  public:
-  OnePassReduction(Comm& comm, Banks& banks, const ModelPlan& plan);
+  // `encoding`: null without a codec.
+  OnePassReduction(Comm& comm, Banks& banks, const ModelPlan& plan, Encoding* encoding);
   bool early() const override { return false; }
   void look() override;
   void launch(const plan::Bucket& bucket, const Sharded* sharded,
@@ -90,16 +95,20 @@ class OnePassReduction : public Reduction {
   void wait(Met met) override;
 
  private:
+  void encode_shards();
   void write(const GradientSource& source);
 
   Comm& comm_;
   Banks& banks_;
   const ModelPlan& plan_;
+  Encoding* encoding_;
   std::optional<GradientSource> source_;  // of what was launched
+  const Sharded* sharded_ = nullptr;      // the same; null: one gradient of each worker
+  double factor_ = 1;
 };
 
-// The class for the device, and for how workers reach each other. Borrows its arguments.
+// The class for the device, and for how workers reach each other. Borrows its arguments. `encoding`: null without a codec.
 std::unique_ptr<Reduction> reduction_of(Comm& comm, Banks& banks, const ModelPlan& plan,
-                                        const DataParallelOptions& options);
+                                        const DataParallelOptions& options, Encoding* encoding);
 
 }  // namespace lockstep::replica

@@ -40,6 +40,7 @@ Parts::Parts(Comm its_comm, int its_source, Model its_model, const DataParallelO
 }
 
 void Parts::bind(Comm its_comm, int its_source, Values values) {
+  if (encoding) encoding->check_may_move();
   if (values == Values::kOfSource)
     model = agreed(its_comm, its_source, model, options);  // a copy: it stays whole if this throws
   source = its_source;
@@ -84,11 +85,12 @@ void Parts::take_gradients() {
   plan = plan_model(plan.layout, parameters->memory().shared() ? comm.size() : 1,
                     reach_of(gradients, options.algorithm), options);
   reduction.reset();  // it refers to the banks
+  if (!encoding) encoding = make_encoding(options, plan.layout, device);
   auto next =
       std::make_unique<Banks>(model, plan, std::move(gradients), gradients_of(model, plan, device));
   if (banks) next->take_spare(*banks);
   banks = std::move(next);
-  reduction = reduction_of(comm, *banks, plan, options);
+  reduction = reduction_of(comm, *banks, plan, options, encoding.get());
   may_be_absent() ? banks->front().clear() : banks->front().reset();
 }
 
@@ -131,6 +133,14 @@ void Replicated::rebind(World& world) {
   parts_.bind(std::move(wire.comm), inventory_->source(),
               own ? Parts::Values::kOwn : Parts::Values::kOfSource);
   make_passes({std::move(wire.announcements), wire.number});
+}
+
+void Replicated::train_alone(World& alone) {
+  codec::Ptr codec = std::exchange(parts_.options.codec, nullptr);
+  parts_.reduction.reset();  // it refers to the encoding
+  parts_.encoding.reset();
+  rebind(alone);
+  parts_.options.codec = std::move(codec);
 }
 
 Replicated::Run::Run(Replicated& model, std::optional<Sharded> sharded) : model_(model) {

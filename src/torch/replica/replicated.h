@@ -39,6 +39,9 @@ class Replicated : public control::Member {
   // Goes on in another world. Only between steps, while no Run lives. Collective.
   void rebind(World& world) override;
 
+  // The same for a world of one worker, where it stays until the next rebind(). No codec is used there: nothing travels.
+  void train_alone(World& alone);
+
   // The drop-in loop.
   DropIn& drop_in() { return *drop_in_; }
   void synchronize();

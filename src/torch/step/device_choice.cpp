@@ -37,12 +37,14 @@ bool on_host(const ModelView& model) {
 
 std::unique_ptr<ShardRunner> make_shard_runner(ShardWork work) {
   const bool host = on_host(work.models.front()->model());
+  const bool local = !work.locals.empty();
   if (has_synced_norms(work)) return make_shards_in_step(std::move(work));
   work.loss = [loss = std::move(work.loss)](const Shard& shard) {
     NoExchange none;
     const replica::NormScope scope(none);
     return loss(shard);
   };
+  if (local) return make_local_shards(std::move(work));
   return host ? make_host_shards(std::move(work)) : make_device_shards(std::move(work));
 }
 

@@ -1,18 +1,18 @@
 #include "torch/step/gradients.h"
 
 #include <optional>
+#include <utility>
 
 namespace lockstep::steps {
 namespace {
 
 // How the model reduces what its banks hold; nothing if each worker has one shard.
-std::optional<replica::Sharded> sharded(const Generation& generation) {
+std::optional<replica::Sharded> sharded(const Generation& generation,
+                                        const plan::ShardedReduction& reduction) {
   if (generation.shards == generation.size()) return std::nullopt;
-  const plan::Accumulation& mine = generation.mine();
-  replica::Sharded rule{generation.shards,
-                        {},
-                        plan_partials(mine, generation.hosted, generation.shards),
-                        &generation.reduction};
+  const plan::Accumulation& mine = reduction.workers[static_cast<std::size_t>(generation.rank())];
+  replica::Sharded rule{
+      generation.shards, {}, plan_partials(mine, generation.hosted, generation.shards), &reduction};
   for (const auto& held : mine.held) rule.held.push_back(held.bank);
   return rule;
 }
@@ -44,8 +44,9 @@ class FusedGradients : public StepGradients {
 
 class ReducedGradients : public StepGradients {
  public:
-  ReducedGradients(replica::Replicated& model, const Generation& generation)
-      : StepGradients(model), run_(model, sharded(generation)) {}
+  ReducedGradients(replica::Replicated& model, const Generation& generation,
+                   const plan::ShardedReduction& reduction)
+      : StepGradients(model), run_(model, sharded(generation, reduction)) {}
 
   bool meets() const override { return true; }
   void before_last(double total) override { model_.shards().reduce_next(total); }
@@ -63,6 +64,23 @@ class ReducedGradients : public StepGradients {
   replica::Replicated::Run run_;
 };
 
+class EncodedGradients : public ReducedGradients {
+ public:
+  EncodedGradients(replica::Replicated& model, const Generation& generation,
+                   std::unique_ptr<plan::ShardedReduction> reduction)
+      : ReducedGradients(model, generation, *reduction),
+        first_(generation.hosted.begin),
+        reduction_(std::move(reduction)) {}
+
+  void begin_shard(const plan::Accumulation::Step& planned) override {
+    model_.banks().begin(planned.shard - first_);
+  }
+
+ private:
+  int first_;                                          // of the hosted shards
+  std::unique_ptr<plan::ShardedReduction> reduction_;  // of all workers; the run refers to it
+};
+
 }  // namespace
 
 void StepGradients::begin_shard(const plan::Accumulation::Step& planned) {
@@ -76,11 +94,18 @@ std::unique_ptr<StepGradients> make_gradients(replica::Replicated& model,
                                               bool with_parity) {
   using Holds = replica::Banks::Holds;
   const bool one_each = generation.shards == generation.size();
-  model.banks().make(model.comm(), generation.reduction.banks,
-                     one_each ? Holds::kOneShard : Holds::kSums);
+  const Holds holds = one_each ? Holds::kOneShard : Holds::kSums;
+  if (replica::Encoding* const encoding = model.parts().encoding.get()) {
+    auto separate = std::make_unique<plan::ShardedReduction>(
+        plan::plan_separate_shards(generation.shards, generation.size()));
+    encoding->take_memory(model.comm(), generation.shards);
+    model.banks().make(model.comm(), separate->banks, holds);
+    return std::make_unique<EncodedGradients>(model, generation, std::move(separate));
+  }
+  model.banks().make(model.comm(), generation.reduction.banks, holds);
   if (model.reads_all_gradients() && averages == Averages::kAnywhere)
     return std::make_unique<FusedGradients>(model, generation, with_parity);
-  return std::make_unique<ReducedGradients>(model, generation);
+  return std::make_unique<ReducedGradients>(model, generation, generation.reduction);
 }
 
 }  // namespace lockstep::steps

@@ -3,8 +3,8 @@
 //   fused     every worker can read all gradients. The update adds them up itself: reduction and update are one pass, and
 //             averages are never written
 //   reduced   the last backward of a step reduces, and leaves the averages in param.grad
+//   encoded   the same with a codec, which encodes each shard by itself: each has a bank of its own
 //
-// Each is a class. Another way, such as compressed gradients, would be another one.
 #pragma once
 
 #include <chrono>
@@ -25,8 +25,8 @@ class StepGradients {
  public:
   virtual ~StepGradients() = default;
 
-  // Before a shard's turn: its gradients go to the bank that plan/ names.
-  void begin_shard(const plan::Accumulation::Step& planned);
+  // Before a shard's turn: its gradients go to the bank that plan/ names. `planned` is of the generation's plan.
+  virtual void begin_shard(const plan::Accumulation::Step& planned);
 
   // Whether the last backward of a step meets the other workers. Only then is before_last() or reduce() called: with the
   // weight of all shards, which the reduction divides by.

@@ -36,8 +36,8 @@ class HostRunner : public ShardRunner {
     int shard_;
   };
 
-  void put_loss(const Turn& turn, const torch::Tensor& loss) {
-    local_.weighted_losses[turn.shard.index] = turn.weight * loss.item<double>();
+  void put_loss(const Turn& turn, double loss) {
+    local_.weighted_losses[turn.shard.index] = turn.weight * loss;
   }
 
  private:

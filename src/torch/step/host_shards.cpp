@@ -33,7 +33,7 @@ void HostShards::run_one(Turn& turn, Turns& turns) {
   say_where({"backward pass", turn.shard.step, turn.shard.index}, [&] {
     const torch::Tensor root = backward_root(loss, turn);
     weighted_backward(work_, root, torch::full_like(root, turn.weight * turn.scale));
-    put_loss(turn, loss);
+    put_loss(turn, loss.item<double>());
   });
 }
 

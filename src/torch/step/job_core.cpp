@@ -12,6 +12,7 @@
 #include "control/doing.h"
 #include "control/faults.h"
 #include "control/gather_text.h"
+#include "plan/rounds.h"
 #include "plan/seed.h"
 #include "torch/replica/model.h"
 #include "torch/replica/synced_norms.h"
@@ -19,66 +20,6 @@
 #include "torch/step/arithmetic.h"
 
 namespace lockstep::steps {
-
-void JobModels::add(const StepCore& step) {
-  const auto know = [&](const ModelView& model) {
-    if (std::find(all.begin(), all.end(), model) == all.end()) all.push_back(model);
-  };
-  for (optim::Optimizer* const optimizer : step.optimizers) {
-    const ModelView model(*optimizer);
-    know(model);
-    const auto found = std::find_if(trained.begin(), trained.end(),
-                                    [&](const Trained& known) { return known.model == model; });
-    const bool averages = static_cast<bool>(step.options.before_update);
-    if (found == trained.end()) {
-      trained.push_back({optimizer, model, averages});
-    } else if (found->optimizer != optimizer) {
-      throw BadInput(fmt::format(
-          "two optimizers of the job train one model ({}): give all its Steps the same optimizer",
-          model.name()));
-    } else {
-      found->averages = found->averages || averages;
-    }
-  }
-  add_scaler(step);
-  for (const Replica* const model : step.options.models) {
-    if (model == nullptr)
-      throw BadInput(fmt::format("StepOptions::models of the Step {} has a null", step.name));
-    know(ModelView(*model));
-  }
-}
-
-// A scaler of several Steps has one state.
-void JobModels::add_scaler(const StepCore& step) {
-  GradScaler* const scaler = step.options.scaler;
-  if (scaler == nullptr || !scaler->options().enabled) return;
-  for (optim::Optimizer* const optimizer : step.optimizers) {
-    for (const torch::Tensor& tensor : ModelView(*optimizer).trained()) {
-      if (tensor.scalar_type() != torch::kFloat64) continue;
-      throw BadInput(fmt::format(
-          "the Step {} has a scaler, which is for float32 and half types, and trains float64 "
-          "parameters: leave the scaler out",
-          step.name));
-    }
-  }
-  const auto is_same = [&](const Scaled& other) { return other.scaler == scaler; };
-  if (std::none_of(scaled.begin(), scaled.end(), is_same)) scaled.push_back({step.name, scaler});
-}
-
-JobState JobModels::named_state() const {
-  JobState state;
-  const auto name_of = [&](const ModelView& model) {
-    if (!model.name().empty()) return model.name();
-    const auto number = std::find(all.begin(), all.end(), model) - all.begin();
-    return fmt::format("model{}", number);
-  };
-  for (const ModelView& model : all)
-    state.add_model(name_of(model), model.parameters(), model.buffers());
-  for (const Trained& one : trained) state.add_optimizer(name_of(one.model), *one.optimizer);
-  for (const auto& [name, scaler] : scaled) state.add_scaler(name, *scaler);
-  for (const auto& [name, tensor] : kept) state.keep(name, tensor);
-  return state;
-}
 
 // A loop that was left by break has numbers in flight. If they ended with the job, the link would fail, and the
 // program could not use its world any more. After an exception nobody waits: other workers may not come.
@@ -97,7 +38,9 @@ JobCore::JobCore(World& world, JobSetup setup, JobHooks hooks)
       hooks_(std::move(hooks)),
       generation_(make_generation(world, setup_)),
       numbers_{nullptr, {}, std::nullopt, nullptr, world.open_channel()} {
-  const JobOptions& options = setup_.options;
+  JobOptions& options = setup_.options;
+  const plan::Rounds checked(options.local_steps);
+  if (options.local_steps.enabled()) options.buffers = ShardBufferRule::kMean;
   if (options.checkpoint.empty()) return;
   using Use = CheckpointRules::Use;
   checkpoints_.emplace(generation_.control,
@@ -163,6 +106,11 @@ void check_noise_scale(const StepCore& step, int shards) {
   if (step.options.weight)
     refuse("a function gives the weights of its shards, so their gradients differ in noise");
   if (shards < 2) refuse("it compares shards, and the job has one; give it two or more");
+  for (optim::Optimizer* const optimizer : step.optimizers) {
+    if (ModelView(*optimizer).codec() != nullptr)
+      refuse(
+          "its model has a codec, which changes the average, but not what shards are measured by");
+  }
 }
 
 // Memory of the record, not a copy.
@@ -195,6 +143,7 @@ StepCore& JobCore::add_step(std::unique_ptr<StepCore> step) {
           fmt::format("an optimizer of the Step {} trains a model of another world", step->name));
     }
   }
+  if (setup_.options.local_steps.enabled()) make_local(*step);
   models_.add(*step);
   if (step->options.noise_scale_every != 0) {
     check_noise_scale(*step, generation_.shards);
@@ -204,6 +153,33 @@ StepCore& JobCore::add_step(std::unique_ptr<StepCore> step) {
   return *steps_.back();
 }
 
+// From here on the Step's optimizers are the outer ones.
+void JobCore::make_local(StepCore& step) {
+  const auto refuse = [&](const char* why) {
+    throw BadInput(fmt::format("the Step {} cannot take local steps: {}", step.name, why));
+  };
+  const StepOptions& options = step.options;
+  if (!steps_.empty()) refuse("a job with local steps has one Step");
+  if (options.before_update) refuse("leave before_update out; no gradients are averaged");
+  if (options.weight) refuse("leave out the function of weights: shards count by their samples");
+  if (options.scaler != nullptr && options.scaler->options().enabled)
+    refuse("leave the loss scaler out; bfloat16 needs none");
+  if (options.noise_scale_every != 0) refuse("leave the noise scale out: it compares gradients");
+  for (optim::Optimizer*& optimizer : step.optimizers) {
+    if (!on_host(ModelView(*optimizer)))
+      refuse("its model lies on a GPU; local steps are for CPUs so far");
+    step.locals.push_back(LocalModel::make(generation_.world, *optimizer,
+                                           setup_.options.local_steps, generation_.shards));
+    optimizer = &step.locals.back()->outer();
+  }
+}
+
+bool JobCore::identical() {
+  bool all = true;
+  for (ModelView& model : models_.all) all = model.identical() && all;
+  return all;
+}
+
 Properties JobCore::properties() const {
   const JobOptions& options = setup_.options;
   Properties all = options.properties;
@@ -211,12 +187,16 @@ Properties JobCore::properties() const {
     all[name] = value;
   all["global_batch"] = std::to_string(options.global_batch);
   all["shards"] = std::to_string(options.shards);
-  all["buffers"] = options.buffers == ShardBufferRule::kMean ? "mean" : "first shard";
+  if (options.local_steps.enabled())  // which also say what becomes of buffers
+    all["local_steps"] = to_string(options.local_steps);
+  else
+    all["buffers"] = options.buffers == ShardBufferRule::kMean ? "mean" : "first shard";
   all["seed"] = std::to_string(options.seed);
   all["samples"] = std::to_string(data_.samples);
-  for (const auto& [optimizer, model, averages] : models_.trained) {
+  for (const auto& [optimizer, model, averages, local] : models_.trained) {
     const std::string of = models_.trained.size() > 1 ? "/" + model.name() : "";
-    for (const auto& [name, value] : properties_of(*optimizer)) all[name + of] = value;
+    const optim::Optimizer& rules = local ? local->inner() : *optimizer;
+    for (const auto& [name, value] : properties_of(rules, model)) all[name + of] = value;
   }
   for (const ModelView& model : models_.all) {
     const std::string norms = replica::describe_synced_norms(model.everything());
@@ -277,7 +257,12 @@ void JobCore::prepare(const DatasetPtr& dataset, const BatchesOptions& options,
   plan_data(*dataset, options);
   if (!again || !record.whole.empty()) data_.record = std::move(record);
   // The program may have written to parameters before the loop.
-  for (JobModels::Trained& trained : models_.trained) trained.model.share_values();
+  for (JobModels::Trained& trained : models_.trained) {
+    const auto& local = trained.local;
+    const bool begins = !again && !generation_.world.joined_later();
+    if (local && !progress_.regroups && (begins || local->was_written())) local->take_weights();
+    trained.model.prepare(setup_.options.shards);
+  }
 }
 
 DataRecord JobCore::look_at(const Dataset& dataset, const BatchesOptions& options) {
@@ -387,7 +372,7 @@ JobCore::Ran JobCore::run(StepCore& step, const GlobalBatch& batch) {
   Loop& loop = *progress_.loop;
   if (progress_.running)
     throw BadInput("an earlier step of the job has failed: leave the loop, and make the job again");
-  if (loop.has_phases() && saved_at() == batch.step() + 1) {
+  if (loop.has_phases() && saved_at() == batch.step() + batch.steps()) {
     throw BadInput(
         "save() came between two Steps of one batch, and its checkpoint counts the batch as done: "
         "call it after the last Step of a batch");
@@ -396,7 +381,7 @@ JobCore::Ran JobCore::run(StepCore& step, const GlobalBatch& batch) {
   if (numbers_.undecided) return {phase, nullptr};
   progress_.running = true;
   const StepRun& run = loop.run_of(step);
-  if (step.options.learning_rate) {
+  if (step.options.learning_rate && step.locals.empty()) {
     for (optim::Optimizer* const optimizer : step.optimizers)
       optimizer->set_lr(step.options.learning_rate(phase.step));
   }
@@ -411,7 +396,7 @@ JobCore::Ran JobCore::run(StepCore& step, const GlobalBatch& batch) {
     if (const auto job = weak.lock()) return job->repeated([&] { awaited.wait(); });
     awaited.wait();
   });
-  reseed(phase.step + 1);
+  reseed(phase.step + phase.steps);
   return {phase, std::move(result)};
 }
 
@@ -497,10 +482,15 @@ bool JobCore::collect() {
 
 void JobCore::check_loss(const PhaseResult& result) const {
   if (std::isfinite(result.loss())) return;
+  const PhaseResult::About& about = result.about();
+  const std::int64_t last = about.step + about.steps - 1;
   throw BadInput(fmt::format(
-      "the loss is {} at step {}: training has diverged; lower the learning rate ({:g} there), "
+      "the loss is {} {}: training has diverged; lower the learning rate ({:g} there), "
       "warm it up, or look for bad samples{}",
-      result.loss(), result.about().step, result.about().lr,
+      result.loss(),
+      about.steps == 1 ? fmt::format("at step {}", last)
+                       : fmt::format("in the round of steps {} to {}", about.step, last),
+      about.lr,
       saved_at() >= 0 ? fmt::format("; the checkpoint of step {} is untouched", saved_at()) : ""));
 }
 
@@ -526,7 +516,7 @@ void JobCore::rerun() {
     throw Mismatch(found.text + ", and the checkpoint to run the step again from is gone");
   if (data_.streams) data_.positions->read(*data_.streams);
   for (ModelView& model : models_.all) model.share_values();
-  loop.go_back({from, found.step + 1});
+  loop.go_back({from, loop.round_at(found.step).end});
   for (const Call& call : calls_) {
     if (call.step < from) continue;
     if (call.step > found.step || (call.step == found.step && call.phase > last)) break;
@@ -541,7 +531,9 @@ void JobCore::rerun() {
 
 void JobCore::end_batch() {
   const GlobalBatch& batch = progress_.loop->current();
-  progress_.next = batch.step() + 1;
+  progress_.next = batch.step() + batch.steps();
+  // So that a job that is told to stop need not train two rounds more.
+  if (batch.steps() > 1) settle();
   if (numbers_.undecided) checked([this] { rerun(); });
   save_if_due(batch);
   if (!can_recover()) return;
@@ -571,13 +563,14 @@ void JobCore::leave(Loop& loop) noexcept {
   progress_.signal.reset();
   numbers_.checks.clear();
   if (!loop.has_phases()) return;
-  progress_.next = std::max(progress_.next, loop.current().step() + 1);
+  progress_.next = std::max(progress_.next, loop.current().step() + loop.current().steps());
   progress_.partial = loop.is_unwound();
 }
 
 std::int64_t JobCore::position() const {
   const Loop* const loop = progress_.loop;
-  return loop != nullptr && loop->has_phases() ? loop->current().step() + 1 : progress_.next;
+  if (loop == nullptr || !loop->has_phases()) return progress_.next;
+  return loop->current().step() + loop->current().steps();
 }
 
 std::shared_ptr<const base::FileLock> JobCore::take_lock() {
@@ -588,6 +581,10 @@ std::vector<std::shared_ptr<torch::nn::Module>> JobCore::modules() const {
   std::vector<std::shared_ptr<torch::nn::Module>> all;
   for (const ModelView& model : models_.all) {
     if (auto module = model.module()) all.push_back(std::move(module));
+  }
+  for (const JobModels::Trained& trained : models_.trained) {
+    if (auto module = trained.local ? trained.local->module() : nullptr)
+      all.push_back(std::move(module));
   }
   return all;
 }

@@ -29,6 +29,7 @@
 #include "torch/step/data_record.h"
 #include "torch/step/generation.h"
 #include "torch/step/job_state.h"
+#include "torch/step/local_model.h"
 #include "torch/step/loop.h"
 #include "torch/step/phase_result.h"
 #include "torch/step/step_run.h"
@@ -44,6 +45,7 @@ struct JobModels {
     optim::Optimizer* optimizer = nullptr;
     ModelView model;
     bool averages = false;  // some Step wants to see the averages before an update
+    std::shared_ptr<LocalModel> local = nullptr;  // null: no local steps
   };
   struct Scaled {
     std::string step;  // the first that uses it
@@ -113,6 +115,7 @@ class JobCore : public control::Member, public std::enable_shared_from_this<JobC
   const plan::Batches& plan() const { return *data_.plan; }
   bool is_prepared() const { return data_.plan.has_value(); }
   std::vector<std::shared_ptr<torch::nn::Module>> modules() const;
+  bool identical();               // all workers have the same weights and buffers; collective
   Properties properties() const;  // what a checkpoint must share with the job that goes on from it
   Properties hashed_properties() const;  // what a hash log says: the same, and a sample of the data
   std::string checkpoint_path() const { return checkpoints_ ? checkpoints_->path() : ""; }
@@ -209,6 +212,7 @@ class JobCore : public control::Member, public std::enable_shared_from_this<JobC
   }
   void go_back_after(const Mismatch& found);
   void tell_result(std::shared_ptr<PhaseResult> result);
+  void make_local(StepCore& step);
   void name_state();
   DataRecord look_at(const Dataset& dataset, const BatchesOptions& options);
   void plan_data(const Dataset& dataset, const BatchesOptions& options);

@@ -8,6 +8,7 @@
 #include <sstream>
 
 #include "base/environment.h"
+#include "torch/step/local_model.h"
 
 namespace lockstep::steps {
 
@@ -60,6 +61,14 @@ class OptimizerState {
 
 }  // namespace
 
+JobState::Value JobState::rate_of(optim::Optimizer& optimizer) {
+  return {"learning_rate", [&optimizer] { return fmt::format("{}", optimizer.lr()); },
+          [&optimizer](double rate) {
+            // set_lr() also multiplies the rates of groups again, and a bit of them may change.
+            if (optimizer.lr() != rate) optimizer.set_lr(rate);
+          }};
+}
+
 void JobState::add_optimizer(const std::string& name, optim::Optimizer& optimizer) {
   const auto state = std::make_shared<OptimizerState>(optimizer);
   Part part{Kind::kState, name, [state] { return state->tensors(); }};
@@ -71,12 +80,19 @@ void JobState::add_optimizer(const std::string& name, optim::Optimizer& optimize
         {"packed_bytes", [state] { return std::to_string(state->packed_bytes()); }, [](double) {},
          [state](double bytes) { state->expect(static_cast<std::int64_t>(bytes)); }});
   }
-  part.values.push_back({"learning_rate",
-                         [&optimizer] { return fmt::format("{}", optimizer.lr()); },
-                         [&optimizer](double rate) {
-                           // set_lr() also multiplies the rates of groups again, and a bit of them may change.
-                           if (optimizer.lr() != rate) optimizer.set_lr(rate);
-                         }});
+  part.values.push_back(rate_of(optimizer));
+  add(std::move(part));
+}
+
+void JobState::add_local(const std::string& name, LocalModel& model) {
+  Part part{Kind::kLocal, name, [&model] { return model.state(); }};
+  part.values.push_back(
+      {"optimizer_steps", [&model] { return std::to_string(model.steps()); },
+       [&model](double steps) { model.set_steps(static_cast<std::int64_t>(steps)); }});
+  part.values.push_back(
+      {"outer_steps", [&model] { return std::to_string(model.outer().steps()); },
+       [&model](double steps) { model.outer().set_steps(static_cast<std::int64_t>(steps)); }});
+  part.values.push_back(rate_of(model.inner()));
   add(std::move(part));
 }
 
@@ -92,6 +108,11 @@ void JobState::add_scaler(const std::string& name, GradScaler& scaler) {
                            scaler.load_state({scaler.scale(), static_cast<std::int64_t>(tracker)});
                          }});
   add(std::move(part));
+}
+
+void JobState::add_codec(const std::string& name,
+                         std::function<std::vector<NamedTensor>()> tensors) {
+  add({Kind::kCodec, name, std::move(tensors)});
 }
 
 void JobState::keep(const std::string& name, const torch::Tensor& tensor) {
@@ -117,8 +138,11 @@ bool JobState::is_only(const Part& part) const {
 
 std::vector<NamedTensor> JobState::named(const Part& part) const {
   if (part.kind == Kind::kKept) return part.tensors();
-  const std::string prefix =
-      (part.kind == Kind::kState ? "optimizer/" : "") + (is_only(part) ? "" : part.name + "/");
+  const std::string prefix = (part.kind == Kind::kState   ? "optimizer/"
+                              : part.kind == Kind::kCodec ? "codec/"
+                              : part.kind == Kind::kLocal ? "local/"
+                                                          : "") +
+                             std::string(is_only(part) ? "" : part.name + "/");
   std::vector<NamedTensor> tensors = part.tensors();
   for (NamedTensor& named : tensors) named.name = prefix + named.name;
   return tensors;
@@ -140,7 +164,7 @@ std::vector<NamedTensor> JobState::weights() const {
 
 std::vector<NamedTensor> JobState::tensors() const {
   std::vector<NamedTensor> all = weights();
-  for (const Kind kind : {Kind::kState, Kind::kKept}) {
+  for (const Kind kind : {Kind::kState, Kind::kCodec, Kind::kLocal, Kind::kKept}) {
     const auto more = all_of(kind);
     all.insert(all.end(), more.begin(), more.end());
   }

@@ -3,6 +3,8 @@
 //
 //   weights   parameters and buffers of a model, named as its module names them
 //   state     memories of an optimizer, as optimizer/…
+//   codec     error feedback of a model's codec, as codec/shard3/…
+//   local     of local steps: state of the outer SGD and of each shard's optimizer, as local/outer/… and local/shard3/…
 //   values    numbers beside them: steps of an optimizer, its learning rate; scale and growth tracker of a scaler
 //   kept      tensors of the program's own, as program/…; positions of streams, as data/streams; sums of the noise
 //             scale, as noise_scale/STEP
@@ -23,6 +25,8 @@
 
 namespace lockstep::steps {
 
+class LocalModel;
+
 // Threads:   one caller at a time.
 // Blocking:  never on a CPU; on a GPU if state must be read.
 // Failure:   BadInput for two models with one name.
@@ -32,14 +36,18 @@ class JobState {
   void add_model(const std::string& name, std::vector<NamedTensor> parameters,
                  const std::vector<NamedTensor>& buffers);
   void add_optimizer(const std::string& name, optim::Optimizer& optimizer);
+  // The state and the numbers of a model with local steps, in place of those of an optimizer.
+  void add_local(const std::string& name, LocalModel& model);
   void add_scaler(const std::string& name, GradScaler& scaler);
+  // Error feedback of a model, which has memory when the job is prepared.
+  void add_codec(const std::string& name, std::function<std::vector<NamedTensor>()> tensors);
   void keep(const std::string& name, const torch::Tensor& tensor);
   void add_streams(const torch::Tensor& positions);
   void add_noise_scale(const std::string& step, const torch::Tensor& sums);
 
   // Memory of the job, not copies.
   std::vector<NamedTensor> weights() const;
-  std::vector<NamedTensor> tensors() const;  // weights, then state, then what is kept
+  std::vector<NamedTensor> tensors() const;  // weights, state, codec, local, then what is kept
   std::vector<NamedTensor> finite() const;   // those that must be finite to go on from them
 
   std::map<std::string, std::string> values() const;
@@ -50,7 +58,7 @@ class JobState {
   void set_values(const std::map<std::string, double>& values);
 
  private:
-  enum class Kind { kWeights, kState, kScaler, kKept };
+  enum class Kind { kWeights, kState, kCodec, kLocal, kScaler, kKept };
   struct Value {
     std::string name;
     std::function<std::string()> get;
@@ -64,6 +72,7 @@ class JobState {
     std::size_t finite = 0;  // how many of the first tensors must be finite
     std::vector<Value> values = {};
   };
+  static Value rate_of(optim::Optimizer& optimizer);
   void add(Part part);
   bool is_only(const Part& part) const;
   std::vector<NamedTensor> named(const Part& part) const;

@@ -71,6 +71,7 @@ bool JobCore::can_leave_memory(Loop& loop) const {
       loop.own_weights() != Loop::OwnWeights::kNone)
     return false;
   if (setup_.only_reads || data_.streams || !models_.kept.empty()) return false;
+  if (setup_.options.local_steps.enabled()) return false;
   if (steps_.size() != 1 || steps_.front()->noise) return false;
   for (const JobModels::Trained& trained : models_.trained) {
     ModelStep& step = loop.trained(loop.number_of(*trained.optimizer)).step;

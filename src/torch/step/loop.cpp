@@ -11,13 +11,15 @@
 
 namespace lockstep {
 
-Batch GlobalBatch::shard(int index) const {
+Batch GlobalBatch::shard(int index, std::int64_t number) const {
   const auto loop = loop_.lock();
   if (!loop || !loop->batches().is_open())
     throw BadInput("a GlobalBatch can be read only in the loop that gave it");
   if (index < 0 || index >= loop->generation().shards)
     throw BadInput("a GlobalBatch was asked for a shard that the job does not have");
-  return loop->batches().again(step_, index);
+  if (number < 0 || number >= steps_)
+    throw BadInput("a GlobalBatch was asked for a step that it does not have");
+  return loop->batches().again(step_ + number, index);
 }
 
 }  // namespace lockstep
@@ -27,14 +29,14 @@ namespace lockstep::steps {
 // A reader only numbers its batches: step and shard follow from the number.
 void HostedBatches::open(StepRange steps) {
   close();
-  const int hosted = hosted_.size();
-  const auto samples = [this, first = steps.first, hosted](std::int64_t number) {
-    control::Faults::here().strike("read", first + number / hosted);
-    return samples_.of(first + number / hosted, hosted_.begin + static_cast<int>(number % hosted));
+  const auto samples = [this, steps](std::int64_t number) {
+    const auto [step, shard] = source_.rounds.batch(number, steps, hosted_);
+    control::Faults::here().strike("read", step);
+    return samples_.of(step, shard);
   };
-  reader_.emplace(source_.dataset, (steps.end - steps.first) * hosted, samples, source_.prefetch,
+  reader_.emplace(source_.dataset, steps.size() * hosted_.size(), samples, source_.prefetch,
                   source_.device);
-  next_ = hosted_.end;
+  next_ = in_round();
   kept_.clear();
 }
 
@@ -44,26 +46,27 @@ Batch HostedBatches::next() {
   return std::move(*batch);
 }
 
-void HostedBatches::begin(std::int64_t step) {
-  step_ = step;
-  next_ = hosted_.begin;
+void HostedBatches::begin(StepRange round) {
+  round_ = round;
+  next_ = 0;
   kept_.clear();
 }
 
-Batch HostedBatches::take(int shard) {
-  if (shard >= next_) {
-    LOCKSTEP_CHECK(shard == next_, "shards of a batch are taken in order");
+Batch HostedBatches::take(std::int64_t step, int shard) {
+  const std::int64_t number = (shard - hosted_.begin) * round_.size() + step - round_.first;
+  if (number >= next_) {
+    LOCKSTEP_CHECK(number == next_, "batches of a round are taken in order");
     ++next_;
     Batch batch = next();
-    if (taken_ == Taken::kKept) kept_[shard] = batch;
+    if (taken_ == Taken::kKept) kept_[number] = batch;
     return batch;
   }
-  const auto kept = kept_.find(shard);
-  return kept == kept_.end() ? again(step_, shard) : kept->second;
+  const auto kept = kept_.find(number);
+  return kept == kept_.end() ? again(step, shard) : kept->second;
 }
 
 void HostedBatches::end() {
-  for (; next_ < hosted_.end; ++next_) next();
+  for (; next_ < in_round(); ++next_) next();
   kept_.clear();
 }
 
@@ -82,7 +85,8 @@ void Loop::open() {
   batches_ = std::make_unique<HostedBatches>(
       job_->generation_.hosted,
       job_->steps_.size() > 1 ? HostedBatches::Taken::kKept : HostedBatches::Taken::kDropped,
-      HostedBatches::Source{source_.dataset, plan().options(), source_.prefetch,
+      HostedBatches::Source{source_.dataset, plan().options(),
+                            plan::Rounds(job_->options().local_steps), source_.prefetch,
                             models().front().device()});
   open_models();
   open_page();
@@ -100,7 +104,11 @@ void Loop::close() noexcept {
 void Loop::reopen(std::int64_t step) {
   open();
   batches_->open({step, end_});
-  batches_->begin(step);
+  batches_->begin(round_at(step));
+}
+
+StepRange Loop::round_at(std::int64_t step) const {
+  return {step, std::min(plan::Rounds(job_->options().local_steps).end(step), end_)};
 }
 
 void Loop::keep_buffers(std::vector<std::byte> packed) {
@@ -130,7 +138,7 @@ void Loop::restore_buffers() {
 
 void Loop::open_models() {
   const JobOptions& options = job_->options();
-  for (const auto& [optimizer, model, averages] : job_->models_.trained) {
+  for (const auto& [optimizer, model, averages, local] : job_->models_.trained) {
     trained_.push_back(std::make_unique<Trained>(
         *optimizer, job_->generation_,
         ModelStep::Options{.with_parity = options.check_divergence,
@@ -214,14 +222,18 @@ void Loop::check_at_rest(std::int64_t step) {
 }
 
 void Loop::go_to(std::int64_t step) {
-  const plan::Position at = plan().position(step);
+  const StepRange round = round_at(step);
   current_.loop_ = weak_from_this();
   current_.step_ = step;
-  current_.epoch_ = at.epoch;
-  current_.samples_ = at.entries;
-  current_.ends_epoch_ = (step + 1) % plan().steps_per_epoch() == 0;
+  current_.steps_ = round.size();
+  current_.samples_ = 0;
+  for (std::int64_t each = step; each < round.end; ++each)
+    current_.samples_ += plan().position(each).entries;
+  const std::int64_t ended = round.end / plan().steps_per_epoch();
+  current_.ends_epoch_ = ended > step / plan().steps_per_epoch();
+  current_.epoch_ = current_.ends_epoch_ ? ended - 1 : step / plan().steps_per_epoch();
   phases_ = 0;
-  batches_->begin(step);
+  batches_->begin(round);
 }
 
 bool Loop::first() {
@@ -249,18 +261,19 @@ bool Loop::go_on() {
 }
 
 Phase Loop::next_phase() {
-  return {current_.step_, current_.epoch_, phases_++};
+  return {current_.step_, current_.epoch_, phases_++, current_.steps_};
 }
 
 void Loop::go_back(StepRange steps) {
   batches_->open(steps);
   current_.step_ = steps.first - 1;
+  current_.steps_ = 1;
 }
 
 void Loop::rerun_to(std::int64_t step) {
   while (current_.step_ < step) {
     batches_->end();
-    go_to(current_.step_ + 1);
+    go_to(current_.step_ + current_.steps_);
   }
 }
 

@@ -11,6 +11,7 @@
 #include <vector>
 
 #include "plan/position.h"
+#include "plan/rounds.h"
 #include "torch/data/reader.h"
 #include "torch/divergence/check.h"
 #include "torch/step/commit_page.h"
@@ -22,13 +23,10 @@ namespace lockstep::steps {
 
 class JobCore;
 
-struct StepRange {
-  std::int64_t first = 0;
-  std::int64_t end = 0;
-};
+using plan::StepRange;
 
-// The batches of the shards that this worker hosts, in the order of steps, and of shards in each step. If a shard has no
-// samples in a short last batch, its batch is empty.
+// The batches of the shards that this worker hosts, in the order of plan/rounds.h. If a shard has no samples in a short last
+// batch, its batch is empty.
 //
 // Threads:   one caller at a time; loader threads stay inside.
 // Blocking:  take(), end() and again(), until the batch has been read.
@@ -41,20 +39,22 @@ class HostedBatches {
   struct Source {
     DatasetPtr dataset;
     plan::DataOptions plan;
+    plan::Rounds rounds;
     data::PrefetchOptions prefetch;
     Device device;  // for batches
   };
   HostedBatches(plan::ShardRange hosted, Taken taken, const Source& source)
       : hosted_(hosted), taken_(taken), source_(source), samples_(source.plan) {}
 
-  // Reads these steps from here on, and drops what was read ahead. close() ends all reading.
+  // Reads these steps from here on, and drops what was read ahead. They begin with a round. close() ends all reading.
   void open(StepRange steps);
   void close() { reader_.reset(); }
   bool is_open() const { return reader_.has_value(); }
 
-  void begin(std::int64_t step);  // after open(), or after end() of the step before
-  Batch take(int shard);  // first in the order of shards; a second time: kept, or read again
-  void end();             // drops the batches that no Step has taken
+  void begin(StepRange round);  // after open(), or after end() of the round before
+  // First in order; a second time: kept, or read again.
+  Batch take(std::int64_t step, int shard);
+  void end();  // drops the batches that no Step has taken
 
   // On a GPU: moves the next batch there while the GPU computes.
   void look_ahead() { reader_->look_ahead(); }
@@ -64,13 +64,14 @@ class HostedBatches {
 
  private:
   Batch next();
+  std::int64_t in_round() const { return round_.size() * hosted_.size(); }
 
   plan::ShardRange hosted_;
   Taken taken_;
   Source source_;
-  std::int64_t step_ = 0;
-  int next_ = 0;  // the shard whose batch the reader gives next
-  std::map<int, Batch> kept_;
+  StepRange round_;
+  std::int64_t next_ = 0;               // of the round: which batch the reader gives next
+  std::map<std::int64_t, Batch> kept_;  // by their numbers in the round
   data::ShardSamples samples_;
   std::optional<data::Reader> reader_;  // last: its threads use the samples
 };
@@ -97,6 +98,8 @@ class Loop : public std::enable_shared_from_this<Loop> {
   bool first();
   bool advance();
   const GlobalBatch& current() const { return current_; }
+  // That begins with this step.
+  StepRange round_at(std::int64_t step) const;
 
   // The phases of the current batch.
   Phase next_phase();
@@ -113,7 +116,7 @@ class Loop : public std::enable_shared_from_this<Loop> {
   void keep_buffers(std::vector<std::byte> packed);
   void restore_buffers();
 
-  // For a rerun: goes back to the first of these steps, then on to each of them.
+  // For a rerun: goes back to the first of these steps, then on to each of them that begins a round.
   void go_back(StepRange steps);
   void rerun_to(std::int64_t step);
 

@@ -21,6 +21,23 @@ torch::Tensor ModelView::buffer_bytes() const {
   const auto& memory = state_->buffer_memory();
   return memory ? memory->as_tensor(torch::kUInt8, 0, memory->bytes()) : torch::Tensor();
 }
+void ModelView::prepare(int shards) {
+  share_values();
+  if (const auto& encoding = state_->parts().encoding) encoding->take_memory(comm(), shards);
+}
+const Codec* ModelView::codec() const {
+  return state_->parts().options.codec.get();
+}
+bool ModelView::keeps_codec_state() const {
+  return codec() != nullptr && codec()->has_error_feedback();
+}
+void ModelView::complete_codec() {
+  if (const auto& encoding = state_->parts().encoding)
+    encoding->complete(comm(), state_->parts().plan.buckets);
+}
+std::function<std::vector<NamedTensor>()> ModelView::codec_state() const {
+  return [state = state_] { return state->parts().encoding->state(); };
+}
 bool has_others(const std::vector<ModelView>& models) {
   std::vector<const replica::Attachment*> known;
   known.reserve(models.size());
@@ -30,7 +47,7 @@ bool has_others(const std::vector<ModelView>& models) {
 
 namespace {
 
-void add_rules(optim::Optimizer& optimizer, Properties& properties) {
+void add_rules(const optim::Optimizer& optimizer, Properties& properties) {
   const optim::Trained& trained = optim::inside(optimizer).trained;
   const optim::Groups& groups = trained.groups;
   properties["optimizer"] = optimizer.name();
@@ -62,15 +79,16 @@ void add_algorithm(replica::Replicated& model, Properties& properties) {
   const Algorithm algorithm = model.parts().options.algorithm;
   const bool bit_stable = algorithm != Algorithm::kRing && algorithm != Algorithm::kNative;
   properties["algorithm"] = bit_stable ? "bit-stable" : name(algorithm);
+  if (const auto& codec = model.parts().options.codec) properties["codec"] = codec->name();
   if (!bit_stable) properties["workers"] = std::to_string(model.comm().size());
 }
 
 }  // namespace
 
-Properties properties_of(optim::Optimizer& optimizer) {
+Properties properties_of(const optim::Optimizer& optimizer, const ModelView& model) {
   Properties properties;
   add_rules(optimizer, properties);
-  add_algorithm(*optim::inside(optimizer).trained.model, properties);
+  add_algorithm(*model.state_, properties);
   return properties;
 }
 

@@ -6,6 +6,7 @@
 #include <lockstep/optim.h>
 
 #include <chrono>
+#include <functional>
 #include <memory>
 #include <optional>
 #include <string>
@@ -56,6 +57,15 @@ class ModelView {
 
   // What all workers have written to parameters they share from now on. Collective.
   void share_values() { state_->share_values(); }
+  // Before the first step of a job: the same, and takes the memory of a codec. Collective.
+  void prepare(int shards);
+  // Null: there is none.
+  const Codec* codec() const;
+  // Whether it has error feedback, which only the worker of a shard has. complete_codec() brings it to all, and is
+  // collective. codec_state(): as Encoding::state().
+  bool keeps_codec_state() const;
+  void complete_codec();
+  std::function<std::vector<NamedTensor>()> codec_state() const;
   // The same on each host; hosts may have written different values.
   void share_on_host() { state_->share_on_host(); }
   bool identical() { return state_->identical(); }
@@ -63,6 +73,7 @@ class ModelView {
  private:
   friend class ModelStep;
   friend class StreamOfModels;
+  friend Properties properties_of(const optim::Optimizer& optimizer, const ModelView& model);
   friend bool has_others(const std::vector<ModelView>& models);
   std::shared_ptr<replica::Replicated> state_;
 };
@@ -75,7 +86,7 @@ bool has_others(const std::vector<ModelView>& models);
 
 // What decides the result: the optimizer's rules, and the algorithm that reduces its model. Not the learning rate, which
 // a job may change.
-Properties properties_of(optim::Optimizer& optimizer);
+Properties properties_of(const optim::Optimizer& optimizer, const ModelView& model);
 
 // On a GPU, as long as it lives, LibTorch queues on a stream for training, because the default stream cannot be captured.
 // Hooks are installed again before and after, since backward accumulates on the stream that was current when a hook was

@@ -37,8 +37,9 @@ class PhaseResult {
   struct About {
     std::int64_t step = 0;
     int phase = 0;
-    double lr = 0;         // of the first optimizer
-    bool skipped = false;  // there was no update: gradients had overflowed
+    std::int64_t steps = 1;  // of the round
+    double lr = 0;           // of the first optimizer
+    bool skipped = false;    // there was no update: gradients had overflowed
     int shards = 0;
     double total_weight = 0;                       // of all shards
     std::size_t models = 0;                        // that have a divergence check

@@ -25,9 +25,14 @@
 
 namespace lockstep::steps {
 
-// Streams are read by one worker each, which knows their positions.
+// Streams are read by one worker each, which knows their positions; the error feedback of a shard is known to its worker, and
+// so is the state of its local steps, where workers share no memory.
 bool JobCore::can_recover() const {
   Loop* const loop = progress_.loop;
+  for (const JobModels::Trained& trained : models_.trained) {
+    if (trained.model.keeps_codec_state()) return false;
+    if (trained.local && trained.local->can_lose_state()) return false;
+  }
   return loop != nullptr && generation_.world.elastic() && !data_.streams &&
          loop->commit_page() != nullptr && loop->own_weights() != Loop::OwnWeights::kSome;
 }
@@ -230,8 +235,10 @@ std::shared_ptr<PhaseResult> JobCore::recover(const StepCore& step, const Phase&
   Broken own{.phase = phase, .run = &progress_.loop->run_of(step)};
   regroup(true, phase.step, own);
   if (own.result) collect();  // the numbers of the phase before
-  base::log(base::LogLevel::kInfo, "{} workers go on at step {}, which was {}", generation_.size(),
-            phase.step,
+  const std::string round =
+      phase.steps > 1 ? fmt::format(", with a round of {} local steps", phase.steps) : "";
+  base::log(base::LogLevel::kInfo, "{} workers go on at step {}{}, which was {}",
+            generation_.size(), phase.step, round,
             own.behind   ? "committed elsewhere"
             : own.result ? "finished"
                          : "begun again");

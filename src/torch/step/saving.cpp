@@ -30,6 +30,10 @@ void JobCore::begin_checkpoint() {
     if (checkpoints_->is_under_way()) finish_checkpoint();
     if (saved_at() == step) return;  // a worker was lost when all but some knew
     control::Faults::here().strike("checkpoint", step);
+    for (JobModels::Trained& trained : models_.trained) {
+      trained.model.complete_codec();
+      if (trained.local) trained.local->complete();
+    }
     checkpoints_->begin(state_, step, with_data(properties(), data_.record));
     progress_.written = false;
   });
@@ -59,8 +63,8 @@ void JobCore::save() {
 void JobCore::save_if_due(const GlobalBatch& batch) {
   const JobOptions& options = setup_.options;
   bool due = batch.ends_epoch();
-  if (options.checkpoint_every_steps > 0)
-    due = progress_.next % options.checkpoint_every_steps == 0;
+  if (const std::int64_t every = options.checkpoint_every_steps; every > 0)
+    due = progress_.next / every > batch.step() / every;
   if (options.checkpoint_every_seconds > 0) due = progress_.due;
   if (due) return begin_checkpoint();
   repeated([this] {

@@ -14,6 +14,7 @@
 #include <vector>
 
 #include "flat/device_update.h"
+#include "torch/step/local_model.h"
 #include "torch/step/model_step.h"
 #include "torch/step/phase_result.h"
 
@@ -46,8 +47,11 @@ class Turns {
   // Whether every worker has a shard with samples.
   virtual bool everywhere() const = 0;
 
-  virtual Turn take(int number) = 0;  // reads its batch
-  virtual void before_forward() = 0;  // gives the buffers the values that shards begin with
+  // With local steps: of the round. Else 1.
+  virtual std::int64_t steps() const = 0;
+  virtual Turn take(int number, std::int64_t step) = 0;  // of the round, from 0; reads its batch
+  virtual Turn whole(int number) = 0;  // the shard's part of the round: its samples and its weight
+  virtual void before_forward() = 0;   // gives the buffers the values that shards begin with
   virtual void forward_done(const Turn& turn) = 0;     // the buffers are as the shard leaves them
   virtual void before_backward(const Turn& turn) = 0;  // chooses the bank; says who reduces
   virtual void ended() = 0;                            // all of its work is done, or queued
@@ -57,7 +61,7 @@ class Turns {
 template <typename RunOne>
 void run_in_order(Turns& turns, const RunOne& run_one) {
   for (int number = 0; number < turns.count(); ++number) {
-    Turn turn = turns.take(number);
+    Turn turn = turns.take(number, 0);
     if (turn.shard.batch.samples > 0)
       run_one(turn);
     else
@@ -66,7 +70,7 @@ void run_in_order(Turns& turns, const RunOne& run_one) {
   }
 }
 
-// Runs forward and backward of shards: HostShards on a CPU, DeviceShards on a GPU, ShardsInStep on either.
+// Runs forward and backward of shards: HostShards on a CPU, DeviceShards on a GPU, ShardsInStep and LocalShards on either.
 //
 // Threads:   one caller at a time; on a GPU always with the same current stream.
 // Blocking:  run(), until forward and backward have run; DeviceShards until they are queued. ShardsInStep waits for other
@@ -107,6 +111,9 @@ struct ShardWork {
   bool graphs = true;                       // CUDA graphs may be used
   Generation* generation = nullptr;
   std::int64_t samples = 0;  // of a full shard
+  // With local steps: by model; and the learning rate of each of these steps, or none.
+  std::vector<std::shared_ptr<LocalModel>> locals;
+  std::function<double(std::int64_t step)> learning_rate;
 };
 
 // The runner for the device of the models. (device_choice.cpp)
@@ -121,6 +128,9 @@ std::unique_ptr<ShardRunner> make_host_shards(ShardWork work);
 
 // For models with batch norms that share their statistics: all shards at the same time. (shards_in_step.cpp)
 std::unique_ptr<ShardRunner> make_shards_in_step(ShardWork work);
+
+// With local steps: the gradient of a shard is what a round has changed. (local_shards.cpp)
+std::unique_ptr<ShardRunner> make_local_shards(ShardWork work);
 
 // On a GPU: shards are queued, and the host goes on. (device_shards.cpp)
 std::unique_ptr<ShardRunner> make_device_shards(ShardWork work);

@@ -220,7 +220,7 @@ ShardsInStep::ShardsInStep(ShardWork work)
 void ShardsInStep::run(Turns& steps) {
   std::vector<Turn> turns;
   turns.reserve(static_cast<std::size_t>(steps.count()));
-  for (int number = 0; number < steps.count(); ++number) turns.push_back(steps.take(number));
+  for (int number = 0; number < steps.count(); ++number) turns.push_back(steps.take(number, 0));
   std::vector<Gradients> gradients(turns.size());
   run_together(turns, steps, gradients);
   for (std::size_t i = 0; i < turns.size(); ++i) {
@@ -277,7 +277,7 @@ ShardsInStep::Gradients ShardsInStep::run_one(Turn& turn, Turns& steps) {
                                       {torch::full_like(root, turn.weight * turn.scale)},
                                       /*retain_graph=*/false, /*create_graph=*/false,
                                       /*allow_unused=*/true);
-    put_loss(turn, loss);
+    put_loss(turn, loss.item<double>());
   });
   return gradients;
 }

@@ -57,17 +57,31 @@ StepRun::StepRun(StepCore& core, Loop& loop) : core_(core), loop_(loop) {
   }
   work.models = models_;
   work.graphs = core_.options.cuda_graphs;
+  work.locals = core_.locals;
+  work.learning_rate = core_.options.learning_rate;
   work.generation = &loop_.generation();
   work.samples = loop_.plan().options().global_batch / loop_.generation().shards;
   runner_ = make_shard_runner(std::move(work));
 }
 
-StepRun::Weights StepRun::known_weights(std::int64_t step) const {
+// The mean over the steps of a round: exactly 1 for a shard that is full in all of them.
+StepRun::Weights StepRun::known_weights(const Phase& phase) const {
   Weights weights;
   weights.by_shard.assign(static_cast<std::size_t>(loop_.generation().shards), 0);
-  for (int shard = 0; shard < loop_.generation().shards && !core_.options.weight; ++shard)
-    weights.by_shard[static_cast<std::size_t>(shard)] = loop_.plan().weight(step, shard);
+  for (int shard = 0; shard < loop_.generation().shards && !core_.options.weight; ++shard) {
+    double& weight = weights.by_shard[static_cast<std::size_t>(shard)];
+    for (std::int64_t step = phase.step; step < phase.step + phase.steps; ++step)
+      weight += loop_.plan().weight(step, shard);
+    weight /= static_cast<double>(phase.steps);
+  }
   return weights;
+}
+
+std::int64_t StepRun::samples_of(const Phase& phase, int shard) const {
+  std::int64_t samples = 0;
+  for (std::int64_t step = phase.step; step < phase.step + phase.steps; ++step)
+    samples += loop_.plan().count(step, shard);
+  return samples;
 }
 
 // A property of the job: it depends on the step and the data alone. Shards of different sizes say nothing, because their
@@ -104,7 +118,7 @@ bool StepRun::run(const Phase& phase, const GoesOn& goes_on) {
   control::Faults& faults = control::Faults::here();
   faults.begin(phase.step);
   faults.strike("forward", phase.step);
-  Weights weights = known_weights(phase.step);
+  Weights weights = known_weights(phase);
   run_shards(phase, weights);
   faults.strike("backward", phase.step);
   const auto began = Clock::now();
@@ -129,18 +143,18 @@ bool StepRun::run(const Phase& phase, const GoesOn& goes_on) {
   run_seeded(seed, models_.front()->model().device(), [&] {
     if (core_.options.before_update) faults.strike("hook", phase.step);
     if (core_.options.before_update) core_.options.before_update(phase.step);
-    end_buffers(phase.step);
+    end_buffers(phase);
     update(phase, sources);
   });
   runner_->end_step();
   return true;
 }
 
-void StepRun::end_buffers(std::int64_t step) {
+void StepRun::end_buffers(const Phase& phase) {
   const int shards = loop_.generation().shards;
   std::vector<int> ran;
   for (int shard = 0; shard < shards; ++shard) {
-    if (loop_.plan().count(step, shard) > 0) ran.push_back(shard);
+    if (samples_of(phase, shard) > 0) ran.push_back(shard);
   }
   for (const auto& buffers : loop_.buffers()) buffers->end_step(loop_.generation().control, ran);
 }
@@ -303,7 +317,9 @@ class StepRun::PhaseTurns : public Turns {
 
   int count() const override { return generation_.hosted.size(); }
   bool everywhere() const override;
-  Turn take(int number) override;
+  std::int64_t steps() const override { return phase_.steps; }
+  Turn take(int number, std::int64_t step) override;
+  Turn whole(int number) override;
   void before_forward() override {
     for (const auto& buffers : run_.loop_.buffers()) buffers->begin_shard();
   }
@@ -336,16 +352,17 @@ bool StepRun::PhaseTurns::everywhere() const {
   return true;
 }
 
-Turn StepRun::PhaseTurns::take(int number) {
+Turn StepRun::PhaseTurns::take(int number, std::int64_t of_round) {
   const int index = generation_.hosted.begin + number;
+  const std::int64_t step = phase_.step + of_round;
   Turn turn;
-  turn.shard = {.batch = run_.loop_.batches().take(index),
-                .step = phase_.step,
-                .epoch = phase_.epoch,
+  turn.shard = {.batch = run_.loop_.batches().take(step, index),
+                .step = step,
+                .epoch = run_.loop_.plan().position(step).epoch,
                 .index = index,
                 .count = generation_.shards,
                 .phase = phase_.number};
-  turn.seed = plan::shard_seed(run_.loop_.plan().options().seed, phase_.step, index, phase_.number);
+  turn.seed = plan::shard_seed(run_.loop_.plan().options().seed, step, index, phase_.number);
   if (turn.shard.batch.samples == 0) return turn;
   double& weight = weights_.by_shard[static_cast<std::size_t>(index)];
   if (run_.core_.options.weight) weight = run_.core_.options.weight(turn.shard);
@@ -353,6 +370,15 @@ Turn StepRun::PhaseTurns::take(int number) {
   turn.weight = weight;
   if (run_.scaler() != nullptr) turn.scale = run_.scaler()->scale();
   turn.measured = !measured_.empty();
+  return turn;
+}
+
+Turn StepRun::PhaseTurns::whole(int number) {
+  const int index = generation_.hosted.begin + number;
+  Turn turn;
+  turn.shard = {.step = phase_.step, .epoch = phase_.epoch, .index = index};
+  turn.shard.batch.samples = run_.samples_of(phase_, index);
+  turn.weight = weights_.by_shard[static_cast<std::size_t>(index)];
   return turn;
 }
 
@@ -391,7 +417,7 @@ void StepRun::run_shards(const Phase& phase, Weights& weights) {
   runner_->run(turns);
   // In a short batch the last shard may have no samples and no backward: then the reduction comes after its turn, because
   // only then are the banks complete.
-  if (loop_.plan().count(phase.step, loop_.generation().hosted.end - 1) > 0) return;
+  if (samples_of(phase, loop_.generation().hosted.end - 1) > 0) return;
   for (ModelStep* const model : models_) {
     if (model->gradients().meets()) model->gradients().reduce(exchange(weights));
   }
@@ -411,7 +437,8 @@ void StepRun::agree_on_metrics() {
 PhaseResult::About StepRun::about(const Phase& phase) const {
   return {.step = phase.step,
           .phase = phase.number,
-          .lr = core_.optimizers.front()->lr(),
+          .steps = phase.steps,
+          .lr = given().front()->lr(),
           .skipped = skips_,
           .shards = loop_.generation().shards,
           .total_weight = total_weight_,
@@ -453,9 +480,16 @@ std::shared_ptr<PhaseResult> StepRun::result(const Phase& phase, Comm& channel,
   return result;
 }
 
+std::vector<optim::Optimizer*> StepRun::given() const {
+  if (core_.locals.empty()) return core_.optimizers;
+  std::vector<optim::Optimizer*> all;
+  for (const auto& local : core_.locals) all.push_back(&local->inner());
+  return all;
+}
+
 std::vector<double> StepRun::rates() const {
   std::vector<double> all;
-  for (const optim::Optimizer* const optimizer : core_.optimizers) {
+  for (const optim::Optimizer* const optimizer : given()) {
     const auto rates = optimizer->rates();
     all.insert(all.end(), rates.begin(), rates.end());
   }
@@ -464,10 +498,10 @@ std::vector<double> StepRun::rates() const {
 
 void StepRun::set_rates(const std::vector<double>& rates) {
   auto next = rates.begin();
-  for (ModelStep* const model : models_) {
-    const auto count = static_cast<std::ptrdiff_t>(model->optimizer().rates().size());
-    model->set_rates({next, next + count});
-    next += count;
+  for (optim::Optimizer* const optimizer : given()) {
+    optim::Optimizer::Impl& parts = optim::inside(*optimizer);
+    for (std::size_t rule = 0; rule < parts.trained.groups.count(); ++rule)
+      parts.set_rate(rule, *next++);
   }
 }
 

@@ -1,6 +1,6 @@
 // A Step while its job's loop is open. One phase on this worker:
 //
-//   forward, backward     of every hosted shard: seeded for (job, step, phase, shard), with the buffers of the phase
+//   forward, backward     of every hosted shard; with local steps a whole round of it (local_shards.cpp): seeded for (job, step, phase, shard), with the buffers of the phase
 //                         before, weighted by its samples. Its gradients go to the bank that plan/ names
 //   reduction             the sum over shards divided by the sum of weights. Where workers share memory it is one pass
 //                         with the update, after every worker's last backward. Elsewhere it goes with the last
@@ -25,6 +25,7 @@
 #include <vector>
 
 #include "torch/divergence/check.h"
+#include "torch/step/local_model.h"
 #include "torch/step/model_step.h"
 #include "torch/step/shard_runner.h"
 
@@ -39,6 +40,8 @@ class StepCore {
   std::vector<optim::Optimizer*> optimizers;
   Step::Loss loss;
   StepOptions options;
+  // With local steps, by optimizer: these are the outer ones then.
+  std::vector<std::shared_ptr<LocalModel>> locals = {};
   std::optional<std::vector<std::string>> metrics = {};  // sorted names; known after the first call
   std::shared_ptr<NoiseRecord> noise = {};               // null: gradients are not measured
 };
@@ -46,7 +49,8 @@ class StepCore {
 struct Phase {
   std::int64_t step = 0;
   std::int64_t epoch = 0;
-  int number = 0;  // how many calls on this batch came before
+  int number = 0;          // how many calls on this batch came before
+  std::int64_t steps = 1;  // of the round that begins with this step
 };
 
 // A Step in an open loop.
@@ -78,7 +82,8 @@ class StepRun {
 
   const StepCore& core() const { return core_; }
   const std::vector<divergence::Check*>& checks() const { return checks_; }
-  std::vector<double> rates() const;  // learning rates of all its optimizers, one after the other
+  // Learning rates of all optimizers that the program gave, one after the other.
+  std::vector<double> rates() const;
   void set_rates(const std::vector<double>& rates);
   // How long the last phase waited for other workers.
   std::chrono::nanoseconds exposed() const { return exposed_; }
@@ -90,12 +95,13 @@ class StepRun {
     std::vector<double> by_shard;
     std::optional<double> total;  // once all are known
   };
-  Weights known_weights(std::int64_t step) const;
+  Weights known_weights(const Phase& phase) const;
+  std::int64_t samples_of(const Phase& phase, int shard) const;
   double exchange(Weights& weights);
   bool measures(std::int64_t step) const;
   class PhaseTurns;
   void run_shards(const Phase& phase, Weights& weights);
-  void end_buffers(std::int64_t step);
+  void end_buffers(const Phase& phase);
   void update(const Phase& phase, const std::vector<optim::GradientSource>& sources);
   void write(std::size_t model, const flat::Note& note, optim::UpdateJournal* journal);
   std::vector<double> intent() const;
@@ -103,6 +109,7 @@ class StepRun {
   std::map<int, double> losses_for(const CommitPage& page) const;
   GradScaler* scaler() const;  // null: there is none, or it is not enabled
   void agree_on_metrics();
+  std::vector<optim::Optimizer*> given() const;
 
   StepCore& core_;
   Loop& loop_;

@@ -61,6 +61,7 @@ steps::JobSetup setup_of(const TrainerParts& parts, const TrainerOptions& option
                       .shards = options.shards,
                       .seed = options.seed,
                       .buffers = options.buffers,
+                      .local_steps = options.local_steps,
                       .properties = std::move(properties),
                       .check_divergence = options.check_divergence,
                       .checkpoint = options.checkpoint_directory,
@@ -106,14 +107,15 @@ std::vector<replica::Property> run_of(const TrainerOptions& options) {
 
 // The times of a run's steps so far, and how many of them had no update.
 struct RunTimes {
-  std::vector<double> step_ms;
+  std::vector<double> step_ms;     // of a step of a round, in the mean
   std::vector<double> exposed_ms;  // the part of each step that it waited for other workers
+  double seconds = 0;
   std::int64_t samples = 0;
   std::int64_t skipped = 0;
 
   void fill(TrainingResult& result) const {
     result.skipped_steps = skipped;
-    for (const double ms : step_ms) result.seconds += ms / 1000;
+    result.seconds = seconds;
     if (result.seconds > 0)
       result.samples_per_second = static_cast<double>(samples) / result.seconds;
     result.step_ms_p50 = percentile(step_ms, 0.5);
@@ -188,15 +190,22 @@ void Trainer::State::run_step(steps::Loop& loop) {
   const auto ran = job->run(*step, batch).result;
   if (!ran) return;
   times.skipped += ran->about().skipped ? 1 : 0;
-  times.step_ms.push_back(milliseconds(Clock::now() - began));
-  times.exposed_ms.push_back(milliseconds(loop.run_of(*step).exposed()));
+  const double took = milliseconds(Clock::now() - began);
+  const auto steps = static_cast<double>(batch.steps());
+  times.seconds += took / 1000;
+  times.step_ms.push_back(took / steps);
+  times.exposed_ms.push_back(milliseconds(loop.run_of(*step).exposed()) / steps);
   times.samples += batch.samples();
-  record = {batch.step(),          batch.epoch(),        0,
-            parts.optimizer->lr(), times.step_ms.back(), times.exposed_ms.back(),
-            ran->about().skipped};
-  if (hashes) hashes->record(batch.step());
+  record = {.step = batch.step(),
+            .steps = batch.steps(),
+            .epoch = batch.epoch(),
+            .lr = parts.optimizer->lr(),
+            .step_ms = times.step_ms.back(),
+            .exposed_comm_ms = times.exposed_ms.back(),
+            .skipped = ran->about().skipped};
+  if (hashes) hashes->record(batch.step() + batch.steps() - 1);
   if (batch.ends_epoch() && (options.verify_log.empty() || parts.plateau))
-    end_epoch(batch.epoch(), batch.step() + 1);
+    end_epoch(batch.epoch(), batch.step() + batch.steps());
 }
 
 void Trainer::State::end_epoch(std::int64_t epoch, std::int64_t steps_done) {
@@ -242,7 +251,7 @@ TrainingResult Trainer::State::result(steps::Loop& loop, std::int64_t first_step
   if (evaluation && evaluation->samples > 0) result.evaluation = evaluation;
   times.fill(result);
   result.memory_bytes = job->repeated([&] { return memory_of_all(job->generation().control); });
-  result.replicas_identical = job->repeated([&] { return parts.model.identical(); });
+  result.replicas_identical = job->repeated([&] { return job->identical(); });
   result.weights_sha256 = replica::digest(job->state().weights());
   result.checkpoint = job->checkpoint_path();
   return result;
@@ -275,6 +284,11 @@ std::int64_t Trainer::total_steps() const {
 
 int Trainer::shards() const {
   return state_->job->options().shards;
+}
+
+const Replica& Trainer::reduced() const {
+  const auto& locals = state_->step->locals;
+  return locals.empty() ? state_->parts.model : locals.front()->shared();
 }
 
 void Trainer::request_stop() noexcept {

@@ -1,0 +1,113 @@
+#include "app/train/local_arguments.h"
+
+#include <fmt/format.h>
+#include <lockstep/errors.h>
+
+#include <utility>
+#include <vector>
+
+#include "app/train/arguments.h"
+#include "base/command_line.h"
+#include "base/environment.h"
+
+namespace lockstep::app {
+namespace {
+
+constexpr base::Choice<LocalState> kStates[] = {{LocalState::kKept, "kept"},
+                                                {LocalState::kAveraged, "averaged"},
+                                                {LocalState::kReset, "reset"}};
+
+std::vector<std::string> split(const std::string& text, char at) {
+  std::vector<std::string> parts(1);
+  for (const char letter : text) {
+    if (letter == at)
+      parts.emplace_back();
+    else
+      parts.back() += letter;
+  }
+  return parts;
+}
+
+std::vector<LocalSteps::Stage> stages_of(const std::string& text) {
+  const auto refuse = [&] {
+    throw BadInput(
+        fmt::format("--local-steps {}: give a number of steps, as 50, or several with the step "
+                    "that each begins "
+                    "with, as 1,1000:16",
+                    text));
+  };
+  std::vector<LocalSteps::Stage> stages;
+  for (const std::string& part : split(text, ',')) {
+    const auto words = split(part, ':');
+    const auto from = words.size() == 2 ? base::parse_number(words[0]) : 0;
+    const auto steps = base::parse_number(words.back());
+    if (words.size() > 2 || !from || !steps || (words.size() == 2) != !stages.empty()) refuse();
+    stages.push_back({*from, *steps});
+  }
+  return stages;
+}
+
+void set_outer(const std::string& text, LocalSteps& local) {
+  const auto words = split(text, ':');
+  const auto number = [&](std::size_t word) {
+    const auto value = base::parse_real(words[word]);
+    if (!value) throw BadInput(fmt::format("--outer {}: '{}' is no number", text, words[word]));
+    return *value;
+  };
+  local.outer_nesterov = words[0] == "nesterov";
+  const bool sgd = words[0] == "sgd" && (words.size() == 2 || words.size() == 3);
+  if (local.outer_nesterov && words.size() == 1) {
+    const LocalSteps paper = LocalSteps::diloco();
+    local.outer_lr = paper.outer_lr;
+    local.outer_momentum = paper.outer_momentum;
+  } else if (sgd || (local.outer_nesterov && words.size() == 3)) {
+    local.outer_lr = number(1);
+    if (words.size() == 3) local.outer_momentum = number(2);
+  } else if (text != "mean") {
+    throw BadInput(fmt::format(
+        "--outer {}: choose mean, nesterov, nesterov:RATE:MOMENTUM, sgd:RATE or sgd:RATE:MOMENTUM",
+        text));
+  }
+}
+
+}  // namespace
+
+void add_local(CLI::App& parser, LocalArguments& arguments) {
+  for (const auto& [name, target] :
+       {std::pair{"--local-steps", &arguments.steps}, {"--outer", &arguments.outer}}) {
+    parser.add_option_function<std::string>(
+        name, [target = target](const std::string& text) { *target = text; });
+  }
+  base::add_choice(parser, "--local-state", kStates, arguments.state);
+}
+
+LocalSteps local_steps(const LocalArguments& arguments) {
+  if (!arguments.steps) {
+    if (arguments.outer || arguments.state)
+      throw BadInput("--outer and --local-state say how local steps exchange: add --local-steps");
+    return {};
+  }
+  LocalSteps local;
+  local.stages = stages_of(*arguments.steps);
+  if (arguments.outer) set_outer(*arguments.outer, local);
+  local.state = arguments.state.value_or(LocalState::kKept);
+  static_cast<void>(to_string(local));  // looks at the numbers
+  return local;
+}
+
+void check_local(const TrainArguments& arguments) {
+  if (!arguments.local.enabled()) return;
+  const auto leave_out = [](const char* option, const char* why) {
+    throw BadInput(fmt::format("{} with --local-steps: {}; leave one of them out", option, why));
+  };
+  if (arguments.sync_batchnorm)
+    leave_out("--sync-batchnorm on", "batch norms would meet in every step");
+  if (arguments.noise_scale_every > 0)
+    leave_out("--noise-scale", "there are no gradients of shards to compare");
+  if (arguments.ema > 0) leave_out("--ema", "the average would be that of one shard");
+  if (arguments.precision == Precision::kFp16 || arguments.precision == Precision::kBf16Held)
+    leave_out("--precision fp16 or bf16-held", "an exchange wants float32 weights; bf16 has them");
+  if (arguments.loss_scale_used() > 0) leave_out("--loss-scale", "shards would skip other steps");
+}
+
+}  // namespace lockstep::app

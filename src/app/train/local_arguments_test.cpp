@@ -1,0 +1,74 @@
+#include "app/train/local_arguments.h"
+
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+#include <lockstep/errors.h>
+
+#include <string>
+#include <vector>
+
+#include "app/train/arguments.h"
+
+namespace lockstep::app {
+namespace {
+
+using ::testing::HasSubstr;
+
+LocalSteps parsed(std::vector<std::string> words) {
+  words.insert(words.end(), {"--data", "synthetic"});
+  return parse_train_arguments(words).local;
+}
+
+std::string refused(const std::vector<std::string>& words) {
+  try {
+    parsed(words);
+  } catch (const BadInput& error) {
+    return error.what();
+  }
+  return "nothing was refused";
+}
+
+TEST(LocalArguments, AreOffIfTheyAreNotGiven) {
+  EXPECT_FALSE(parsed({}).enabled());
+}
+
+TEST(LocalArguments, SayRoundsOuterUpdateAndState) {
+  EXPECT_EQ(to_string(parsed({"--local-steps", "8"})), to_string(LocalSteps::sgd(8)));
+  EXPECT_EQ(to_string(parsed({"--local-steps", "1,1000:16"})),
+            to_string(LocalSteps::post_local_sgd(1000, 16)));
+  EXPECT_EQ(to_string(parsed({"--local-steps", "500", "--outer", "nesterov"})),
+            to_string(LocalSteps::diloco()));
+  EXPECT_EQ(parsed({"--local-steps", "8", "--outer", "mean"}).outer_lr, 1);
+  const LocalSteps local =
+      parsed({"--local-steps", "8", "--outer", "sgd:0.5:0.3", "--local-state", "reset"});
+  EXPECT_EQ(local.outer_lr, 0.5);
+  EXPECT_EQ(local.outer_momentum, 0.3);
+  EXPECT_FALSE(local.outer_nesterov);
+  EXPECT_EQ(local.state, LocalState::kReset);
+  EXPECT_TRUE(parsed({"--local-steps", "8", "--outer", "nesterov:0.5:0.3"}).outer_nesterov);
+}
+
+TEST(LocalArguments, WhatCannotBeUnderstoodIsRefusedInOneLine) {
+  for (const std::string words : {"x", "8,", "1,16", "5:8", "1,2:3:4"})
+    EXPECT_THAT(refused({"--local-steps=" + words}), HasSubstr("--local-steps")) << words;
+  EXPECT_THAT(refused({"--local-steps", "0"}), HasSubstr("a round of 0 local steps"));
+  EXPECT_THAT(refused({"--local-steps", "1,0:4"}), HasSubstr("later than the one before"));
+  EXPECT_THAT(refused({"--local-steps", "4", "--outer", "adam"}), HasSubstr("choose mean"));
+  EXPECT_THAT(refused({"--local-steps", "4", "--outer", "sgd:x"}), HasSubstr("'x' is no number"));
+  EXPECT_THAT(refused({"--local-steps", "4", "--outer", "sgd:0"}), HasSubstr("learning rate 0"));
+  EXPECT_THAT(refused({"--local-steps", "4", "--local-state", "lost"}), HasSubstr("--local-state"));
+}
+
+TEST(LocalArguments, WhatMakesNoSenseWithLocalStepsIsRefusedByName) {
+  EXPECT_THAT(refused({"--outer", "mean"}), HasSubstr("add --local-steps"));
+  EXPECT_THAT(refused({"--local-state", "kept"}), HasSubstr("add --local-steps"));
+  EXPECT_THAT(refused({"--local-steps", "4", "--sync-batchnorm", "on"}),
+              HasSubstr("--sync-batchnorm"));
+  EXPECT_THAT(refused({"--local-steps", "4", "--noise-scale"}), HasSubstr("--noise-scale"));
+  EXPECT_THAT(refused({"--local-steps", "4", "--ema", "0.9"}), HasSubstr("--ema"));
+  EXPECT_THAT(refused({"--local-steps", "4", "--precision", "fp16"}), HasSubstr("--precision"));
+  EXPECT_THAT(refused({"--local-steps", "4", "--loss-scale", "8"}), HasSubstr("--loss-scale"));
+}
+
+}  // namespace
+}  // namespace lockstep::app

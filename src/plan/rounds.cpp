@@ -1,0 +1,127 @@
+#include "plan/rounds.h"
+
+#include <fmt/format.h>
+#include <fmt/ranges.h>
+#include <lockstep/errors.h>
+
+#include <algorithm>
+#include <cmath>
+#include <limits>
+#include <string>
+#include <vector>
+
+namespace lockstep {
+namespace {
+
+constexpr std::int64_t kMostSteps = std::int64_t{1} << 40;
+constexpr double kMostRate = 1e6;
+
+void check(const LocalSteps& local) {
+  const auto& stages = local.stages;
+  for (std::size_t i = 0; i < stages.size(); ++i) {
+    if (stages[i].steps < 1 || stages[i].steps > kMostSteps) {
+      throw BadInput(
+          fmt::format("a round of {} local steps: 1 or more make a round; without local steps "
+                      "leave the option out",
+                      stages[i].steps));
+    }
+    if (i == 0 ? stages[i].from != 0 : stages[i].from <= stages[i - 1].from) {
+      throw BadInput(
+          "the stages of local steps begin with step 0, and each one later than the one before it");
+    }
+  }
+  const bool rate = local.outer_lr > 0 && local.outer_lr <= kMostRate;
+  if (!rate || !(local.outer_momentum >= 0 && local.outer_momentum < 1)) {
+    throw BadInput(
+        fmt::format("the outer update of local steps has learning rate {:g} and momentum {:g}: the "
+                    "rate is above 0, the "
+                    "momentum 0 or more and below 1",
+                    local.outer_lr, local.outer_momentum));
+  }
+  if (local.outer_nesterov && local.outer_momentum == 0)
+    throw BadInput("the outer update of local steps has no momentum, which Nesterov needs");
+}
+
+const char* name(LocalState state) {
+  switch (state) {
+    case LocalState::kAveraged:
+      return "averaged";
+    case LocalState::kReset:
+      return "reset";
+    case LocalState::kKept:
+      break;
+  }
+  return "kept";
+}
+
+}  // namespace
+
+LocalSteps LocalSteps::sgd(std::int64_t steps) {
+  return {.stages = {{0, steps}}};
+}
+LocalSteps LocalSteps::post_local_sgd(std::int64_t from, std::int64_t steps) {
+  return {.stages = {{0, 1}, {from, steps}}};
+}
+LocalSteps LocalSteps::diloco(std::int64_t steps) {
+  return {.stages = {{0, steps}}, .outer_lr = 0.7, .outer_momentum = 0.9, .outer_nesterov = true};
+}
+
+std::string to_string(const LocalSteps& local) {
+  check(local);
+  std::vector<std::string> stages;
+  for (const auto& [from, steps] : local.stages)
+    stages.push_back(
+        fmt::format("rounds of {} step{} from step {}", steps, steps == 1 ? "" : "s", from));
+  return fmt::format("{}, state {}, outer lr {} momentum {}{}", fmt::join(stages, ", "),
+                     name(local.state), local.outer_lr, local.outer_momentum,
+                     local.outer_nesterov ? " nesterov" : "");
+}
+
+}  // namespace lockstep
+
+namespace lockstep::plan {
+
+Rounds::Rounds(const LocalSteps& local) : stages_(local.stages) {
+  check(local);
+  if (stages_.empty()) stages_.push_back({0, 1});
+}
+
+std::size_t Rounds::stage_of(std::int64_t step) const {
+  const auto next = std::upper_bound(
+      stages_.begin(), stages_.end(), step,
+      [](std::int64_t at, const LocalSteps::Stage& stage) { return at < stage.from; });
+  return static_cast<std::size_t>(next - stages_.begin()) - 1;
+}
+
+std::int64_t Rounds::end(std::int64_t step) const {
+  const std::size_t stage = stage_of(step);
+  const auto& [from, steps] = stages_[stage];
+  const std::int64_t end = from + ((step - from) / steps + 1) * steps;
+  return stage + 1 < stages_.size() ? std::min(end, stages_[stage + 1].from) : end;
+}
+
+// A stretch: the steps of the loop that are in one stage. Its first and its last round may be cut; the others have the length of
+// the stage.
+ShardStep Rounds::batch(std::int64_t number, StepRange loop, ShardRange hosted) const {
+  const std::int64_t shards = hosted.size();
+  const auto in_round = [&](StepRange round, std::int64_t rest) {
+    return ShardStep{round.first + rest % round.size(),
+                     hosted.begin + static_cast<int>(rest / round.size())};
+  };
+  StepRange stretch = loop;
+  for (std::size_t stage = stage_of(loop.first);; ++stage) {
+    stretch.end =
+        stage + 1 < stages_.size() ? std::min(loop.end, stages_[stage + 1].from) : loop.end;
+    if (number < stretch.size() * shards || stretch.end == loop.end) break;
+    number -= stretch.size() * shards;
+    stretch.first = stretch.end;
+  }
+  const StepRange first{stretch.first, std::min(end(stretch.first), stretch.end)};
+  if (number < first.size() * shards) return in_round(first, number);
+  number -= first.size() * shards;
+  const std::int64_t whole = stages_[stage_of(stretch.first)].steps;
+  const std::int64_t round = first.end + number / (whole * shards) * whole;
+  return in_round({round, std::min(round + whole, stretch.end)}, number % (whole * shards));
+}
+
+}  // namespace lockstep::plan

@@ -1,0 +1,100 @@
+#include "plan/rounds.h"
+
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+#include <lockstep/errors.h>
+
+#include <algorithm>
+#include <limits>
+#include <string>
+#include <vector>
+
+namespace lockstep::plan {
+namespace {
+
+using ::testing::HasSubstr;
+
+// Step by step, from the definition.
+std::vector<ShardStep> in_order(const Rounds& rounds, StepRange loop, ShardRange hosted) {
+  std::vector<ShardStep> all;
+  for (std::int64_t first = loop.first; first < loop.end;) {
+    const std::int64_t end = std::min(rounds.end(first), loop.end);
+    for (int shard = hosted.begin; shard < hosted.end; ++shard)
+      for (std::int64_t step = first; step < end; ++step) all.push_back({step, shard});
+    first = end;
+  }
+  return all;
+}
+
+TEST(Rounds, WithoutLocalStepsEachStepIsOne) {
+  const Rounds rounds;
+  for (const std::int64_t step : {0, 1, 17}) EXPECT_EQ(rounds.end(step), step + 1);
+  EXPECT_EQ(rounds.batch(5, {10, 20}, {2, 4}), (ShardStep{12, 3}));
+}
+
+TEST(Rounds, EndAtMultiplesOfTheirLengthAndWhereAStageEnds) {
+  const Rounds rounds({.stages = {{0, 1}, {10, 4}, {17, 100}}});
+  EXPECT_EQ(rounds.end(9), 10);
+  EXPECT_EQ(rounds.end(10), 14);
+  EXPECT_EQ(rounds.end(13), 14);
+  EXPECT_EQ(rounds.end(14), 17);
+  EXPECT_EQ(rounds.end(17), 117);
+}
+
+TEST(Rounds, NumberBatchesInTheOrderOfRoundsShardsAndSteps) {
+  for (const LocalSteps& local : {LocalSteps{}, LocalSteps::sgd(3), LocalSteps::sgd(7),
+                                  LocalSteps{.stages = {{0, 1}, {5, 4}, {14, 3}}}}) {
+    const Rounds rounds(local);
+    for (const StepRange loop : {StepRange{0, 25}, {3, 24}, {6, 7}, {13, 40}}) {
+      for (const ShardRange hosted : {ShardRange{0, 1}, {2, 5}}) {
+        const auto expected = in_order(rounds, loop, hosted);
+        for (std::size_t i = 0; i < expected.size(); ++i) {
+          EXPECT_EQ(rounds.batch(static_cast<std::int64_t>(i), loop, hosted), expected[i])
+              << to_string(local) << ", " << loop.first << " to " << loop.end << ", batch " << i;
+        }
+      }
+    }
+  }
+}
+
+TEST(Rounds, OfAnEndlessLoopAreFoundAtOnce) {
+  const Rounds rounds(LocalSteps::sgd(500));
+  const std::int64_t far = std::int64_t{1} << 40;
+  EXPECT_EQ(rounds.batch(std::int64_t{500} * 1'000'000'000, {0, far}, {0, 2}).step,
+            std::int64_t{250} * 1'000'000'000);
+}
+
+std::string refused(const LocalSteps& local) {
+  try {
+    const Rounds rounds(local);
+  } catch (const BadInput& error) {
+    return error.what();
+  }
+  return "nothing was refused";
+}
+
+TEST(Rounds, OptionsThatMakeNoSenseAreRefused) {
+  EXPECT_THAT(refused(LocalSteps::sgd(0)), HasSubstr("a round of 0 local steps"));
+  EXPECT_THAT(refused(LocalSteps::sgd(-3)), HasSubstr("a round of -3 local steps"));
+  EXPECT_THAT(refused({.stages = {{1, 4}}}), HasSubstr("begin with step 0"));
+  EXPECT_THAT(refused({.stages = {{0, 4}, {8, 2}, {8, 3}}}),
+              HasSubstr("later than the one before"));
+  EXPECT_THAT(refused(LocalSteps::post_local_sgd(0, 4)), HasSubstr("later than the one before"));
+  EXPECT_THAT(refused({.stages = {{0, 4}}, .outer_lr = 0}), HasSubstr("learning rate 0"));
+  EXPECT_THAT(refused({.stages = {{0, 4}}, .outer_lr = 1e39}), HasSubstr("learning rate 1e+39"));
+  EXPECT_THAT(refused({.stages = {{0, 4}}, .outer_momentum = 1}), HasSubstr("momentum 1"));
+  EXPECT_THAT(refused({.stages = {{0, 4}}, .outer_lr = std::numeric_limits<double>::quiet_NaN()}),
+              HasSubstr("learning rate nan"));
+  EXPECT_THAT(refused({.stages = {{0, 4}}, .outer_nesterov = true}), HasSubstr("Nesterov"));
+}
+
+TEST(Rounds, AreSaidInWords) {
+  EXPECT_EQ(to_string(LocalSteps::diloco()),
+            "rounds of 500 steps from step 0, state kept, outer lr 0.7 momentum 0.9 nesterov");
+  EXPECT_EQ(to_string(LocalSteps::post_local_sgd(100, 8)),
+            "rounds of 1 step from step 0, rounds of 8 steps from step 100, state kept, outer lr 1 "
+            "momentum 0");
+}
+
+}  // namespace
+}  // namespace lockstep::plan

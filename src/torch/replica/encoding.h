@@ -1,0 +1,87 @@
+// What a codec does to the gradients of a model, block by block (docs/decisions/0028-codecs-belong-to-shards.md):
+//
+//   a shard    sends C(g · factor + e), its part of the average, and keeps e' = what that has lost
+//   the sum    of all shards, in the order of the tree, is the average a
+//   everybody  gets C(a + f), and f' = what that has lost is kept
+//
+// C is encode and then decode; e and f are error feedback. Without it they are zero, and take no memory. All of it is
+// defined by blocks and shards, so it does not matter which worker does it.
+#pragma once
+
+#include <lockstep/codec.h>
+#include <lockstep/data_parallel.h>
+
+#include <cstddef>
+#include <memory>
+#include <optional>
+#include <vector>
+
+#include "plan/buckets.h"
+#include "plan/layout.h"
+#include "plan/slices.h"
+#include "torch/replica/flat_memory.h"
+
+namespace lockstep::replica {
+
+// Owned by Parts.
+//
+// Threads:   encode() and decode() from any, each block of a shard once at a time.
+// Blocking:  take_memory() and complete(), which are collective; at most the Comm's timeout.
+// Failure:   BadInput from the constructor; Unavailable if there is too little memory.
+// Ownership: shares the codec; borrows the layout.
+class Encoding {
+ public:
+  // BadInput, naming it, for a parameter that no codec can have, and for options that contradict the codec.
+  Encoding(const DataParallelOptions& options, const plan::Layout& layout);
+
+  const Codec& codec() const { return *codec_; }
+  const plan::Layout& layout() const { return layout_; }
+  bool keeps_state() const { return codec_->has_error_feedback(); }
+
+  // Error feedback of so many shards, zero at first. Another call with the same number does nothing; with another number it
+  // is BadInput, because feedback would be lost. Collective.
+  void take_memory(Comm& comm, int shards);
+  // BadInput if there is error feedback: other workers do not have it.
+  void check_may_move() const;
+
+  // Passed as the shard, to encode the average.
+  int average() const { return shards_; }
+  // Encodes a block in place: afterwards it has the decoded elements. Its bytes go to `bytes`, if that is not null.
+  void encode(int shard, std::size_t block, double factor, float* elements, std::byte* bytes);
+  // The same for the blocks of a flat memory, on LibTorch's threads.
+  void encode(int shard, plan::BlockRange blocks, double factor, std::byte* memory,
+              std::byte* bytes);
+  void decode(plan::BlockRange blocks, const std::byte* bytes, std::byte* memory) const;
+  void decode(std::size_t block, const std::byte* bytes, float* elements) const;
+
+  // The blocks of a bucket, in parts that are sent one after the other: so the first travels while the next is encoded.
+  std::vector<plan::BlockRange> parts_of(const plan::Bucket& bucket, int workers) const;
+  // Of these blocks, encoded.
+  std::size_t bytes(plan::BlockRange blocks) const { return at_[blocks.end] - at_[blocks.begin]; }
+
+  // The most bytes that any worker sends, or receives, in a step by messages.
+  std::size_t busiest(const std::vector<plan::Bucket>& buckets, int shards, int workers) const;
+
+  // Every worker has all of the state, not only that of its own shards and slices. Collective.
+  void complete(Comm& comm, const std::vector<plan::Bucket>& buckets);
+  // Error feedback, as shard3/fc1.weight and average/fc1.weight; empty if there is none.
+  std::vector<NamedTensor> state() const;
+
+ private:
+  float* lost(int shard, std::size_t block) const;
+
+  std::shared_ptr<const Codec> codec_;
+  const plan::Layout& layout_;
+  std::vector<std::size_t> at_;  // by block, and the end: where its bytes begin
+  int shards_ = 0;
+  std::optional<FlatMemory> lost_;  // one layout for each shard, then one for the average
+};
+
+// Null without a codec. BadInput for a model on a GPU. (device_choice.cpp)
+std::unique_ptr<Encoding> make_encoding(const DataParallelOptions& options,
+                                        const plan::Layout& layout, Device device);
+
+// The blocks of such a part that a worker sums and sends on, where gradients go by messages.
+plan::BlockRange own_blocks(plan::BlockRange blocks, int worker, int workers);
+
+}  // namespace lockstep::replica

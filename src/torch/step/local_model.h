@@ -1,0 +1,107 @@
+// A model of a job with local steps (lockstep/local_steps.h), and its optimizer.
+//
+//   outer    what all workers share: the weights after the last exchange, and the SGD that moves them. The rest of this folder
+//            takes these two for the model and the optimizer of the Step
+//   inner    what a shard trains: the program's model and optimizer, in a world of one worker. Between two rounds it has the
+//            outer weights
+//   kept     the state of the inner optimizer, for each shard, twice: a round reads the one, and writes the other. So a round
+//            that is not committed can be repeated
+//
+// Averaged state is a part of the outer model: it moves as weights do, with the learning rate 1 and without momentum.
+#pragma once
+
+#include <lockstep/data_parallel.h>
+#include <lockstep/local_steps.h>
+#include <lockstep/optim.h>
+#include <lockstep/world.h>
+
+#include <cstdint>
+#include <map>
+#include <memory>
+#include <optional>
+#include <string>
+#include <vector>
+
+#include "control/inventory.h"
+#include "torch/replica/flat_memory.h"
+
+namespace lockstep::steps {
+
+// Threads:   one caller at a time.
+// Blocking:  make(), rebind() and complete(), which are collective; at most the Comm's timeout.
+// Failure:   BadInput from make() for a model or an optimizer that has no local steps, from begin() if the program has
+//            written to parameters, and from rebind() if can_lose_state(); Unavailable if there is too little memory.
+// Ownership: the StepCore owns it. It borrows the program's optimizer, and shares its model.
+class LocalModel : public control::Member {
+ public:
+  // The workers of the world, and the shards that they train.
+  static std::shared_ptr<LocalModel> make(World& world, optim::Optimizer& given,
+                                          const LocalSteps& rule, int shards);
+  void rebind(World& world) override;
+
+  optim::Optimizer& inner() { return inner_; }
+  optim::Optimizer& outer() { return *outer_; }
+  const Replica& shared() const { return *shared_; }  // the outer model
+  std::shared_ptr<torch::nn::Module> module() const;  // the program's; may be null
+
+  // Before a loop: what the program has written to the model is what all begin with. was_written(): since show().
+  void take_weights();
+  bool was_written() const;
+  // The inner model has the outer weights.
+  void show();
+
+  // A shard's round: begin(), then its steps, each with step(), or with pass() if it has no samples; then end().
+  void begin(int shard);
+  void step();
+  void pass();
+  void end(int shard);
+  // After end(): the gradients of the outer model, of `tensors` one for each.
+  struct Difference {
+    std::vector<torch::Tensor> tensors;
+    std::vector<torch::Tensor> gradients;
+  };
+  Difference difference() const;
+  // A round of so many steps is committed.
+  void commit(std::int64_t steps);
+
+  // Every worker has the state of all shards. Collective.
+  void complete();
+  // Whether some state is known to the worker of its shard alone.
+  bool can_lose_state() const { return kept_ && kept_->spread; }
+
+  // For checkpoints: the outer weights by the names of the inner ones; everything else, and numbers.
+  std::vector<NamedTensor> weights() const;
+  std::vector<NamedTensor> state() const;
+  std::int64_t steps() const { return steps_; }
+  void set_steps(std::int64_t steps);
+
+ private:
+  LocalModel(World& world, optim::Optimizer& given, const LocalSteps& rule, int shards);
+  struct Kept {
+    replica::FlatMemory memory;
+    bool spread = false;  // each worker has the state of its own shards
+    int current = 0;      // which of the two the next round reads
+  };
+  void go_alone();
+  void take_memory();
+  std::vector<torch::Tensor> state_in(const replica::FlatMemory& memory, int which,
+                                      int shard) const;
+  void read_state(int shard);
+  void write_to(int which, int shard) const;  // of what is kept
+  std::vector<NamedTensor> averaged() const;  // state of the inner optimizer, if it is averaged
+  std::int64_t versions() const;
+
+  optim::Optimizer& inner_;
+  LocalSteps rule_;
+  int shards_;
+  World alone_;
+  std::vector<NamedTensor> trained_;  // of the inner model
+  std::optional<Replica> shared_;     // the outer model
+  std::shared_ptr<optim::Optimizer> outer_;
+  std::vector<NamedTensor> first_;  // the state that a round begins with, if it is reset
+  std::optional<Kept> kept_;        // nothing: state is not kept
+  std::int64_t steps_ = 0;          // that each shard has taken
+  std::int64_t shown_ = -1;         // versions() after show(); −1: a shard trains
+};
+
+}  // namespace lockstep::steps
