@@ -8,6 +8,7 @@
 #pragma once
 
 #include <cstddef>
+#include <cstdint>
 #include <memory>
 #include <span>
 #include <string>
@@ -65,8 +66,15 @@ Ptr top_k(double fraction = 0.01);
 // bytes.
 Ptr one_bit();
 
+// PowerSGD: a matrix (a convolution's weight counts as one, with a row for each output) travels as two factors of so many
+// columns. What has too few elements to gain by it travels as it is. From step `from` on; before that nothing is encoded,
+// because first gradients change fast. With 16 columns or more most of the time goes into making them orthogonal. All but
+// these factors is error feedback, and the factors of one step begin the next. BadInput for a rank below 1; data_parallel()
+// throws it for a model that has no matrix of which factors are less than half.
+Ptr power_sgd(int rank = 1, std::int64_t from = 1000);
+
 // By the words of the command line: none (null), bf16, fp16, int8, int8:plain (without error feedback), top-k,
-// top-k:FRACTION, one-bit. BadInput for any other, which names all of them.
+// top-k:FRACTION, one-bit, power-sgd, power-sgd:RANK, power-sgd:RANK:FROM. BadInput for any other, which names all of them.
 Ptr parse(const std::string& words);
 
 }  // namespace codec

@@ -13,6 +13,7 @@
 #include "base/environment.h"
 #include "flat/codec_loops.h"
 #include "flat/half.h"
+#include "flat/low_rank.h"
 
 namespace lockstep::codec {
 namespace {
@@ -193,7 +194,26 @@ Ptr one_bit() {
   return std::make_shared<OneBit>();
 }
 
+Ptr power_sgd(int rank, std::int64_t from) {
+  return std::make_shared<flat::PowerSgd>(rank, from);
+}
+
+namespace {
+
+// RANK or RANK:FROM. Null if it is neither.
+Ptr parse_power_sgd(const std::string& words) {
+  const std::size_t colon = words.find(':');
+  const auto rank = base::parse_number(words.substr(0, colon));
+  if (!rank || *rank != static_cast<int>(*rank)) return nullptr;
+  if (colon == std::string::npos) return power_sgd(static_cast<int>(*rank));
+  const auto from = base::parse_number(words.substr(colon + 1));
+  return from ? power_sgd(static_cast<int>(*rank), *from) : nullptr;
+}
+
+}  // namespace
+
 Ptr parse(const std::string& words) {
+  constexpr std::string_view kPowerSgd = "power-sgd:";
   constexpr std::string_view kTopK = "top-k:";
   if (words == "none") return nullptr;
   if (words == "bf16") return bf16();
@@ -202,13 +222,16 @@ Ptr parse(const std::string& words) {
   if (words == "int8:plain") return int8(Feedback::kNone);
   if (words == "top-k") return top_k();
   if (words == "one-bit") return one_bit();
+  if (words == "power-sgd") return power_sgd();
+  if (words.starts_with(kPowerSgd)) {
+    if (auto codec = parse_power_sgd(words.substr(kPowerSgd.size()))) return codec;
+  }
   if (words.starts_with(kTopK)) {
     if (const auto fraction = base::parse_real(words.substr(kTopK.size()))) return top_k(*fraction);
   }
   throw BadInput(
       fmt::format("there is no codec \"{}\": choose none, bf16, fp16, int8, int8:plain, top-k, "
-                  "top-k:FRACTION or "
-                  "one-bit",
+                  "top-k:FRACTION, one-bit, power-sgd, power-sgd:RANK or power-sgd:RANK:FROM",
                   words));
 }
 

@@ -3,8 +3,8 @@
     ddp_reference.py MODEL OPTIMIZER LR ACCUMULATE INPUTS OUTPUT [HOOK]
 
 INPUTS (safetensors) has the initial values as model.*, all samples as data and target, and as indices[step][shard]
-the samples of each micro-batch. Writes the final values to OUTPUT. HOOK: fp16, PyTorch's communication hook. Knows
-nothing of Lockstep.
+the samples of each micro-batch. Writes the final values to OUTPUT. HOOK: fp16 or power-sgd:RANK:FROM, PyTorch's
+communication hooks; the factors of the latter begin with the numbers of Lockstep. Knows nothing else of Lockstep.
 """
 import json
 import pathlib
@@ -15,7 +15,7 @@ import torch
 import torch.distributed as dist
 import torch.nn as nn
 import torch.nn.functional as F
-from torch.distributed.algorithms.ddp_comm_hooks import default_hooks
+from torch.distributed.algorithms.ddp_comm_hooks import default_hooks, powerSGD_hook
 
 sys.path.insert(0, str(pathlib.Path(__file__).parents[2] / "src/bench/step"))
 sys.dont_write_bytecode = True
@@ -53,6 +53,27 @@ def save(tensors, path):
         file.write(struct.pack("<Q", len(text)) + text + b"".join(parts))
 
 
+def number_at(row, column):
+    x = ((column << 32) + row + 0x9E3779B97F4A7C15) % 2**64
+    x = (x ^ (x >> 30)) * 0xBF58476D1CE4E5B9 % 2**64
+    x = (x ^ (x >> 27)) * 0x94D049BB133111EB % 2**64
+    return ((x ^ (x >> 31)) >> 40) * 2.0**-23 - 1
+
+
+def power_sgd_hook(state, bucket):
+    """PyTorch's, whose factors begin with known numbers."""
+    if state.iter >= state.start_powerSGD_iter and bucket.index() not in state.p_memory_dict:
+        rank, p_length, qs = state.matrix_approximation_rank, 0, []
+        for gradient in bucket.gradients():
+            rows, columns = gradient.view(gradient.shape[0], -1).shape
+            if (rows + columns) * rank * state.min_compression_rate < rows * columns:
+                p_length += rows * rank
+                qs += [number_at(row, column) for row in range(columns) for column in range(rank)]
+        state.p_memory_dict[bucket.index()] = torch.zeros(p_length)
+        state.q_memory_dict[bucket.index()] = torch.tensor(qs, dtype=torch.float32)
+    return powerSGD_hook.powerSGD_hook(state, bucket)
+
+
 MODELS = {
     "mlp": lambda values: Mlp(values["model.layers.0.weight"].shape[1], values["model.layers.6.weight"].shape[0]),
     "cnn": lambda values: Cnn(values["model.hidden.weight"].shape[1], values["model.output.weight"].shape[0]),
@@ -74,6 +95,10 @@ def main():
     model = nn.parallel.DistributedDataParallel(net)
     if sys.argv[7:] == ["fp16"]:
         model.register_comm_hook(None, default_hooks.fp16_compress_hook)
+    elif sys.argv[7:]:
+        columns, begin = map(int, sys.argv[7].split(":")[1:])
+        state = powerSGD_hook.PowerSGDState(None, matrix_approximation_rank=columns, start_powerSGD_iter=begin)
+        model.register_comm_hook(state, power_sgd_hook)
     if optimizer_name == "adamw":
         optimizer = torch.optim.AdamW(model.parameters(), lr=lr, weight_decay=0.01)
     else:

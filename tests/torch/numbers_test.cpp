@@ -281,10 +281,14 @@ std::vector<Case> ddp_cases() {
       {"gpt", "adamw", 2, 1, 0},
       // Beside fp16_compress_hook. Two halves of fp16 are added there in fp16 and here in
       // float32 and rounded to fp16, which is the same.
-      {"mlp", "sgd", 2, 1, 0, "fp16"}};
+      {"mlp", "sgd", 2, 1, 0, "fp16"},
+      // Beside powerSGD_hook, which begins at the third step at the earliest.
+      {"mlp", "sgd", 2, 1, 0, "power-sgd:4:2"}};
   if (std::getenv("LOCKSTEP_TEST_FULL") != nullptr) {
     cases.push_back({"cnn", "adamw", 4, 1, 0});
     cases.push_back({"cnn", "sgd", 2, 1, 0, "fp16"});
+    cases.push_back({"cnn", "sgd", 2, 1, 0, "power-sgd:2:2"});
+    cases.push_back({"gpt", "adamw", 2, 1, 0, "power-sgd:1:2"});
   }
   return cases;
 }

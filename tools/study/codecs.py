@@ -2,7 +2,8 @@
 from study import pages, plots
 from study.runs import FASHION, TEXT, Job, Runs
 
-CODECS = ["none", "bf16", "fp16", "int8", "int8:plain", "one-bit", "top-k:0.1", "top-k:0.01"]
+CODECS = ["none", "bf16", "fp16", "int8", "int8:plain", "one-bit", "top-k:0.1", "top-k:0.01", "power-sgd:1:30",
+          "power-sgd:4:30"]
 SEEDS = [1, 2, 3]
 TITLE = "Codecs: what fewer bytes cost in accuracy"
 

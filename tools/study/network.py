@@ -23,9 +23,10 @@ GOAL = 90.0  # percent
 EPOCHS = 3
 LOCAL, DILOCO = "local SGD, H = 16", "DiLoCo, H = 50"
 MORE = {"float32": "", "bf16": "--codec bf16", "int8": "--codec int8", "one-bit": "--codec one-bit",
+        "PowerSGD, rank 4": "--codec power-sgd:4:0",
         LOCAL: "--buffers mean --local-steps 16", DILOCO: "--optimizer adamw --buffers mean --local-steps 50 --outer nesterov"}
-STEPS = {"mlp": dict(zip([*MORE, DDP], [5, 8, 12, 24, 32, 100, 4])),
-         "cnn": dict(zip([*MORE, DDP], [24, 24, 24, 40, 48, 100, 24]))}
+STEPS = {"mlp": dict(zip([*MORE, DDP], [5, 8, 12, 24, 24, 32, 100, 4])),
+         "cnn": dict(zip([*MORE, DDP], [24, 24, 24, 40, 40, 48, 100, 24]))}
 BATCH = {"mlp": 64, "cnn": 128}
 
 

@@ -97,10 +97,11 @@ On what
   --wire W             auto: messages between hosts carry keyed tags, so that a changed one is noticed; tagged: on one
                        host, too; plain: none, for a network that you trust (default: auto)
   --codec C            gradients in fewer bytes between workers, and with fewer bits: bf16 or fp16 (half of the bytes),
-                       int8 (a quarter), one-bit (1/30), top-k[:FRACTION] (0.01: 1/68) or none. The result differs, and
-                       is still the same on any number of workers. All but bf16, fp16 and int8:plain keep what each
-                       shard lost for its next step: a memory of the model for each shard, and a worker that dies
-                       ends the job (default: none)
+                       int8 (a quarter), one-bit (1/30), top-k[:FRACTION] (0.01: 1/68), power-sgd[:RANK[:FROM]]
+                       (matrices as factors of RANK columns, from step FROM on: 1:1000) or none. The result differs,
+                       and is still the same on any number of workers. All but bf16, fp16 and int8:plain keep what
+                       each shard lost for its next step: a memory of the model for each shard, and a worker that
+                       dies ends the job (default: none)
   --algorithm A        automatic, direct, two-levels, halving-doubling, ring, tree or native
   --bucket-bytes N     gradients that travel together (default: 26214400)
   --loader-threads T   threads of each worker that read ahead (default: 1)

@@ -337,13 +337,13 @@ std::string codec_of(const TrainArguments& arguments) {
   return codec ? codec->name() : "";
 }
 
-// With `direct`, gradients in memory that all workers share are summed in place, and none travels.
+// Gradients in memory that all workers read are summed in place, and none travels.
 StepTraffic traffic_of_step(const Replica& model, Algorithm asked, int shards) {
   replica::Replicated& state = replica::inside(model);
   const bool levels = asked == Algorithm::kAutomatic && state.banks().front().memory().on_host();
   const Algorithm algorithm = state.comm().runs(levels ? Algorithm::kTwoLevels : asked, shards);
   const int workers = state.comm().size();
-  if (workers > 1 && algorithm == Algorithm::kDirect && state.banks().front().memory().shared())
+  if (workers > 1 && state.reads_all_gradients())
     return {.in_place = true, .bytes = 0, .times_ring = {}};
   if (const auto& encoding = state.parts().encoding) {
     const auto& buckets = state.parts().plan.buckets;

@@ -7,7 +7,7 @@
 #include "torch/device/device.h"
 #include "torch/replica/device_gradients.h"
 #include "torch/replica/device_reduction.h"
-#include "torch/replica/encoded_reduction.h"
+#include "torch/replica/low_rank.h"
 #include "torch/replica/measured_pass.h"
 #include "torch/replica/parts.h"
 #include "torch/replica/weight_sample.h"
@@ -42,11 +42,16 @@ Banks::Factory gradients_of(const Model& model, const ModelPlan& plan, Device de
 }
 
 std::unique_ptr<Encoding> make_encoding(const DataParallelOptions& options,
+                                        const std::vector<NamedTensor>& trained,
                                         const plan::Layout& layout, Device device) {
   if (!options.codec) return nullptr;
-  if (device.kind == DeviceKind::kCpu) return std::make_unique<Encoding>(options, layout);
-  throw BadInput(fmt::format("the codec {} is for models on CPUs, and this one lies on {}",
-                             options.codec->name(), device.text()));
+  if (device.kind != DeviceKind::kCpu) {
+    throw BadInput(fmt::format("the codec {} is for models on CPUs, and this one lies on {}",
+                               options.codec->name(), device.text()));
+  }
+  if (const auto power = std::dynamic_pointer_cast<const flat::PowerSgd>(options.codec))
+    return std::make_unique<LowRank>(options, *power, trained, layout);
+  return std::make_unique<BlockEncoding>(options, layout);
 }
 
 std::unique_ptr<Reduction> reduction_of(Comm& comm, Banks& banks, const ModelPlan& plan,
@@ -54,9 +59,10 @@ std::unique_ptr<Reduction> reduction_of(Comm& comm, Banks& banks, const ModelPla
   const FlatMemory& gradients = banks.front().memory();
   const Device device = gradients.device();
   if (device.kind == DeviceKind::kCpu) {
-    if (reach_of(gradients, options.algorithm) == Reach::kMemory)
-      return std::make_unique<OnePassReduction>(comm, banks, plan, encoding);
-    if (encoding != nullptr) return std::make_unique<EncodedReduction>(comm, banks, *encoding);
+    const Reach reach = reach_of(gradients, options.algorithm);
+    if (encoding != nullptr) return encoding->reduction(encoding->reach(reach), comm, banks, plan);
+    if (reach == Reach::kMemory)
+      return std::make_unique<OnePassReduction>(comm, banks, plan, nullptr);
     return std::make_unique<MessageReduction>(comm, banks);
   }
   if (comm.size() == 1 && !options.force_collectives)

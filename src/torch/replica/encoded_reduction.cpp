@@ -4,19 +4,12 @@
 
 #include <algorithm>
 #include <array>
-#include <numeric>
 
 #include "flat/fold.h"
 #include "flat/tree_sum.h"
 
 namespace lockstep::replica {
 namespace {
-
-Comm same_workers(Comm& comm) {
-  std::vector<int> ranks(static_cast<std::size_t>(comm.size()));
-  std::iota(ranks.begin(), ranks.end(), 0);
-  return comm.split(ranks);
-}
 
 Buffer buffer_of(std::byte* bytes, std::size_t count) {
   return {bytes, count, DType::kUInt8};
@@ -35,7 +28,7 @@ void wait_for(const std::vector<Work>& works) {
 
 }  // namespace
 
-EncodedReduction::EncodedReduction(Comm& comm, Banks& banks, Encoding& encoding)
+EncodedReduction::EncodedReduction(Comm& comm, Banks& banks, BlockEncoding& encoding)
     : banks_(banks), encoding_(encoding), owners_(same_workers(comm)), all_(same_workers(comm)) {}
 
 std::byte* EncodedReduction::memory_of(const Flight& flight, int hosted) const {

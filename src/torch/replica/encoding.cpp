@@ -11,6 +11,7 @@
 #include "flat/codec_loops.h"
 #include "flat/fold.h"
 #include "plan/tree.h"
+#include "torch/replica/encoded_reduction.h"
 #include "torch/replica/gradient_source.h"
 
 namespace lockstep::replica {
@@ -60,82 +61,97 @@ float* elements_at(const plan::Layout& layout, std::byte* memory, std::size_t bl
 }  // namespace
 
 Encoding::Encoding(const DataParallelOptions& options, const plan::Layout& layout)
-    : codec_(options.codec), layout_(layout), at_(layout.blocks() + 1) {
+    : codec_(options.codec), layout_(layout) {
   check(options, layout);
-  for (std::size_t block = 0; block < layout.blocks(); ++block)
-    at_[block + 1] = at_[block] + codec_->bytes(layout.block(block).count);
 }
 
 void Encoding::take_memory(Comm& comm, int shards) {
   if (shards == shards_) return;
-  if (lost_) {
+  if (shards_ > 0 && keeps_state()) {
     throw BadInput(fmt::format(
         "the codec {} keeps error feedback of {} shards, and now there are {}: make the model "
         "again",
         codec_->name(), shards_, shards));
   }
-  if (keeps_state())
-    lost_.emplace(comm, layout_.bytes() * (static_cast<std::size_t>(shards) + 1), Copies::kPerHost);
+  if (keeps_state()) allocate(comm, shards);
   shards_ = shards;
 }
 
 void Encoding::check_may_move() const {
-  if (!lost_) return;
+  if (shards_ == 0 || !keeps_state()) return;
   throw BadInput(
       fmt::format("the codec {} has error feedback, which does not go to other workers: a job goes "
                   "on from its checkpoint",
                   codec_->name()));
 }
 
-float* Encoding::lost(int shard, std::size_t block) const {
-  return elements_at(layout_, lost_->data() + layout_.bytes() * static_cast<std::size_t>(shard),
+BlockEncoding::BlockEncoding(const DataParallelOptions& options, const plan::Layout& layout)
+    : Encoding(options, layout), at_(layout.blocks() + 1) {
+  for (std::size_t block = 0; block < layout.blocks(); ++block)
+    at_[block + 1] = at_[block] + codec().bytes(layout.block(block).count);
+}
+
+void BlockEncoding::allocate(Comm& comm, int shards) {
+  lost_.emplace(comm, layout().bytes() * (static_cast<std::size_t>(shards) + 1), Copies::kPerHost);
+}
+
+std::unique_ptr<Reduction> BlockEncoding::reduction(Reach reach, Comm& comm, Banks& banks,
+                                                    const ModelPlan& plan) {
+  if (reach == Reach::kMemory) return std::make_unique<OnePassReduction>(comm, banks, plan, this);
+  return std::make_unique<EncodedReduction>(comm, banks, *this);
+}
+
+float* BlockEncoding::lost(int shard, std::size_t block) const {
+  return elements_at(layout(), lost_->data() + layout().bytes() * static_cast<std::size_t>(shard),
                      block);
 }
 
-void Encoding::encode(int shard, std::size_t block, double factor, float* elements,
-                      std::byte* bytes) {
-  LOCKSTEP_CHECK(shards_ > 0, "take_memory() comes before encode()");
-  const std::size_t count = layout_.block(block).count;
+void BlockEncoding::encode(int shard, std::size_t block, double factor, float* elements,
+                           std::byte* bytes) {
+  LOCKSTEP_CHECK(shards() > 0, "take_memory() comes before encode()");
+  const std::size_t count = layout().block(block).count;
   std::array<float, Codec::kBlock> sent;
   thread_local std::vector<std::byte> own;
   if (bytes == nullptr) {
-    own.resize(codec_->bytes(count));
+    own.resize(codec().bytes(count));
     bytes = own.data();
   }
   if (lost_)
     flat::add_scaled(elements, static_cast<float>(factor), lost(shard, block), sent.data(), count);
   else
     flat::scale(DType::kFloat32, factor, elements, sent.data(), count);
-  codec_->encode({sent.data(), count}, bytes);
-  codec_->decode(bytes, {elements, count});
+  codec().encode({sent.data(), count}, bytes);
+  codec().decode(bytes, {elements, count});
   if (lost_) flat::subtract(sent.data(), elements, lost(shard, block), count);
 }
 
-void Encoding::encode(int shard, plan::BlockRange blocks, double factor, std::byte* memory,
-                      std::byte* bytes) {
+void BlockEncoding::encode(int shard, plan::BlockRange blocks, double factor, std::byte* memory,
+                           std::byte* bytes) {
   for_each_block(blocks, [&](std::size_t block) {
-    encode(shard, block, factor, elements_at(layout_, memory, block),
+    encode(shard, block, factor, elements_at(layout(), memory, block),
            bytes == nullptr ? nullptr : bytes + this->bytes({blocks.begin, block}));
   });
 }
 
-void Encoding::decode(std::size_t block, const std::byte* bytes, float* elements) const {
-  codec_->decode(bytes, {elements, layout_.block(block).count});
+void BlockEncoding::decode(std::size_t block, const std::byte* bytes, float* elements) const {
+  codec().decode(bytes, {elements, layout().block(block).count});
 }
 
-void Encoding::decode(plan::BlockRange blocks, const std::byte* bytes, std::byte* memory) const {
+void BlockEncoding::decode(plan::BlockRange blocks, const std::byte* bytes,
+                           std::byte* memory) const {
   for_each_block(blocks, [&](std::size_t block) {
-    decode(block, bytes + this->bytes({blocks.begin, block}), elements_at(layout_, memory, block));
+    decode(block, bytes + this->bytes({blocks.begin, block}), elements_at(layout(), memory, block));
   });
 }
 
-std::vector<plan::BlockRange> Encoding::parts_of(const plan::Bucket& bucket, int workers) const {
+std::vector<plan::BlockRange> BlockEncoding::parts_of(const plan::Bucket& bucket,
+                                                      int workers) const {
   constexpr std::size_t kMessageBlocks = 128;  // 128 KiB in int8
-  const plan::Entry& last = layout_.entries()[bucket.first_entry + bucket.entries - 1];
+  const plan::Entry& last = layout().entries()[bucket.first_entry + bucket.entries - 1];
   const std::size_t end = last.first_block + last.blocks();
   const std::size_t most = kMessageBlocks * static_cast<std::size_t>(workers);
   std::vector<plan::BlockRange> parts;
-  for (std::size_t begin = layout_.entries()[bucket.first_entry].first_block; begin < end;
+  for (std::size_t begin = layout().entries()[bucket.first_entry].first_block; begin < end;
        begin += most)
     parts.push_back({begin, std::min(begin + most, end)});
   return parts;
@@ -149,8 +165,8 @@ plan::BlockRange own_blocks(plan::BlockRange blocks, int worker, int workers) {
   return {boundary(worker), boundary(worker + 1)};
 }
 
-std::size_t Encoding::busiest(const std::vector<plan::Bucket>& buckets, int shards,
-                              int workers) const {
+std::size_t BlockEncoding::busiest(const std::vector<plan::Bucket>& buckets, int shards,
+                                   int workers) const {
   std::size_t most = 0;
   for (int worker = 0; worker < workers; ++worker) {
     const auto hosted =
@@ -171,34 +187,48 @@ std::size_t Encoding::busiest(const std::vector<plan::Bucket>& buckets, int shar
   return most;
 }
 
-// Where workers share memory, all of it is there.
-void Encoding::complete(Comm& comm, const std::vector<plan::Bucket>& buckets) {
-  if (!lost_ || lost_->shared()) return;
-  const auto send_from = [&](int worker, int shard, plan::BlockRange blocks) {
-    for (const plan::Stretch& part : plan::stretches_of(layout_, blocks)) {
-      std::byte* const memory = lost_->data() + layout_.bytes() * static_cast<std::size_t>(shard);
-      comm.broadcast({memory + offset_of(layout_, part), part.count, DType::kFloat32}, worker)
-          .wait();
-    }
-  };
+namespace {
+
+void share_blocks(Comm& comm, int worker, std::byte* memory, const plan::Layout& layout,
+                  plan::BlockRange blocks) {
+  for (const plan::Stretch& part : plan::stretches_of(layout, blocks)) {
+    comm.broadcast({memory + offset_of(layout, part), part.count, DType::kFloat32}, worker).wait();
+  }
+}
+
+}  // namespace
+
+void share_shards(Comm& comm, const FlatMemory& memory, const plan::Layout& layout, int shards) {
   for (int worker = 0; worker < comm.size(); ++worker) {
-    const plan::ShardRange hosted = plan::hosted_shards(worker, comm.size(), shards_);
-    for (int shard = hosted.begin; shard < hosted.end; ++shard)
-      send_from(worker, shard, {0, layout_.blocks()});
-    for (const plan::Bucket& bucket : buckets) {
-      for (const plan::BlockRange& part : parts_of(bucket, comm.size()))
-        send_from(worker, average(), own_blocks(part, worker, comm.size()));
+    const plan::ShardRange hosted = plan::hosted_shards(worker, comm.size(), shards);
+    for (int shard = hosted.begin; shard < hosted.end; ++shard) {
+      share_blocks(comm, worker, memory.data() + layout.bytes() * static_cast<std::size_t>(shard),
+                   layout, {0, layout.blocks()});
     }
   }
 }
 
-std::vector<NamedTensor> Encoding::state() const {
+// Where workers share memory, all of it is there.
+void BlockEncoding::complete(Comm& comm, const std::vector<plan::Bucket>& buckets) {
+  if (!lost_ || lost_->shared()) return;
+  share_shards(comm, *lost_, layout(), shards());
+  std::byte* const average_at =
+      lost_->data() + layout().bytes() * static_cast<std::size_t>(average());
+  for (int worker = 0; worker < comm.size(); ++worker) {
+    for (const plan::Bucket& bucket : buckets) {
+      for (const plan::BlockRange& part : parts_of(bucket, comm.size()))
+        share_blocks(comm, worker, average_at, layout(), own_blocks(part, worker, comm.size()));
+    }
+  }
+}
+
+std::vector<NamedTensor> BlockEncoding::state() const {
   std::vector<NamedTensor> all;
   if (!lost_) return all;
-  for (int shard = 0; shard <= shards_; ++shard) {
+  for (int shard = 0; shard <= shards(); ++shard) {
     const std::string of = shard == average() ? "average" : fmt::format("shard{}", shard);
-    const std::size_t first = layout_.bytes() * static_cast<std::size_t>(shard);
-    for (const plan::Entry& entry : layout_.entries()) {
+    const std::size_t first = layout().bytes() * static_cast<std::size_t>(shard);
+    for (const plan::Entry& entry : layout().entries()) {
       all.push_back({fmt::format("{}/{}", of, entry.name),
                      lost_->as_tensor(torch::kFloat32, first + entry.offset, entry.count)});
     }

@@ -1,11 +1,4 @@
-// What a codec does to the gradients of a model, block by block (docs/decisions/0028-codecs-belong-to-shards.md):
-//
-//   a shard    sends C(g · factor + e), its part of the average, and keeps e' = what that has lost
-//   the sum    of all shards, in the order of the tree, is the average a
-//   everybody  gets C(a + f), and f' = what that has lost is kept
-//
-// C is encode and then decode; e and f are error feedback. Without it they are zero, and take no memory. All of it is
-// defined by blocks and shards, so it does not matter which worker does it.
+// How the gradients of a model are encoded: block by block, or as the factors of matrices (low_rank.h).
 #pragma once
 
 #include <lockstep/codec.h>
@@ -23,16 +16,22 @@
 
 namespace lockstep::replica {
 
-// Owned by Parts.
+class Banks;
+class Reduction;
+enum class Reach : bool;
+struct ModelPlan;
+
+// What a codec does to the gradients of a model, and what it keeps from step to step. Owned by Parts.
 //
-// Threads:   encode() and decode() from any, each block of a shard once at a time.
+// Threads:   one caller at a time.
 // Blocking:  take_memory() and complete(), which are collective; at most the Comm's timeout.
 // Failure:   BadInput from the constructor; Unavailable if there is too little memory.
 // Ownership: shares the codec; borrows the layout.
 class Encoding {
  public:
-  // BadInput, naming it, for a parameter that no codec can have, and for options that contradict the codec.
-  Encoding(const DataParallelOptions& options, const plan::Layout& layout);
+  virtual ~Encoding() = default;
+  Encoding(const Encoding&) = delete;
+  Encoding& operator=(const Encoding&) = delete;
 
   const Codec& codec() const { return *codec_; }
   const plan::Layout& layout() const { return layout_; }
@@ -44,8 +43,57 @@ class Encoding {
   // BadInput if there is error feedback: other workers do not have it.
   void check_may_move() const;
 
+  // How workers reach each other's gradients, if they could reach them like this; and the reduction for that.
+  virtual Reach reach(Reach possible) const { return possible; }
+  virtual std::unique_ptr<Reduction> reduction(Reach reach, Comm& comm, Banks& banks,
+                                               const ModelPlan& plan) = 0;
+
+  // The most bytes that any worker sends, or receives, in a step by messages.
+  virtual std::size_t busiest(const std::vector<plan::Bucket>& buckets, int shards,
+                              int workers) const = 0;
+
+  // Every worker has all of the state, not only that of its own shards and slices. Collective.
+  virtual void complete(Comm& comm, const std::vector<plan::Bucket>& buckets) = 0;
+  // What is kept from step to step; empty if nothing is.
+  virtual std::vector<NamedTensor> state() const = 0;
+
+ protected:
+  // BadInput, naming it, for a parameter that no codec can have, and for options that contradict the codec.
+  Encoding(const DataParallelOptions& options, const plan::Layout& layout);
+
+  virtual void allocate(Comm& comm, int shards) = 0;
+  int shards() const { return shards_; }  // 0 before take_memory()
+
+ private:
+  std::shared_ptr<const Codec> codec_;
+  const plan::Layout& layout_;
+  int shards_ = 0;
+};
+
+// Block by block (docs/decisions/0028-codecs-belong-to-shards.md):
+//
+//   a shard    sends C(g · factor + e), its part of the average, and keeps e' = what that has lost
+//   the sum    of all shards, in the order of the tree, is the average a
+//   everybody  gets C(a + f), and f' = what that has lost is kept
+//
+// C is encode and then decode; e and f are error feedback. Without it they are zero, and take no memory. All of it is
+// defined by blocks and shards, so it does not matter which worker does it.
+//
+// Threads:   encode() and decode() from any, each block of a shard once at a time.
+class BlockEncoding : public Encoding {
+ public:
+  BlockEncoding(const DataParallelOptions& options, const plan::Layout& layout);
+
+  std::unique_ptr<Reduction> reduction(Reach reach, Comm& comm, Banks& banks,
+                                       const ModelPlan& plan) override;
+  std::size_t busiest(const std::vector<plan::Bucket>& buckets, int shards,
+                      int workers) const override;
+  void complete(Comm& comm, const std::vector<plan::Bucket>& buckets) override;
+  // Error feedback, as shard3/fc1.weight and average/fc1.weight.
+  std::vector<NamedTensor> state() const override;
+
   // Passed as the shard, to encode the average.
-  int average() const { return shards_; }
+  int average() const { return shards(); }
   // Encodes a block in place: afterwards it has the decoded elements. Its bytes go to `bytes`, if that is not null.
   void encode(int shard, std::size_t block, double factor, float* elements, std::byte* bytes);
   // The same for the blocks of a flat memory, on LibTorch's threads.
@@ -59,27 +107,23 @@ class Encoding {
   // Of these blocks, encoded.
   std::size_t bytes(plan::BlockRange blocks) const { return at_[blocks.end] - at_[blocks.begin]; }
 
-  // The most bytes that any worker sends, or receives, in a step by messages.
-  std::size_t busiest(const std::vector<plan::Bucket>& buckets, int shards, int workers) const;
-
-  // Every worker has all of the state, not only that of its own shards and slices. Collective.
-  void complete(Comm& comm, const std::vector<plan::Bucket>& buckets);
-  // Error feedback, as shard3/fc1.weight and average/fc1.weight; empty if there is none.
-  std::vector<NamedTensor> state() const;
+ protected:
+  void allocate(Comm& comm, int shards) override;
 
  private:
   float* lost(int shard, std::size_t block) const;
 
-  std::shared_ptr<const Codec> codec_;
-  const plan::Layout& layout_;
-  std::vector<std::size_t> at_;  // by block, and the end: where its bytes begin
-  int shards_ = 0;
+  std::vector<std::size_t> at_;     // by block, and the end: where its bytes begin
   std::optional<FlatMemory> lost_;  // one layout for each shard, then one for the average
 };
 
 // Null without a codec. BadInput for a model on a GPU. (device_choice.cpp)
 std::unique_ptr<Encoding> make_encoding(const DataParallelOptions& options,
+                                        const std::vector<NamedTensor>& trained,
                                         const plan::Layout& layout, Device device);
+
+// A shard's row of a memory that has one layout for each shard: everybody gets it from the shard's worker. Collective.
+void share_shards(Comm& comm, const FlatMemory& memory, const plan::Layout& layout, int shards);
 
 // The blocks of such a part that a worker sums and sends on, where gradients go by messages.
 plan::BlockRange own_blocks(plan::BlockRange blocks, int worker, int workers);

@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <array>
 #include <cstring>
+#include <numeric>
 #include <utility>
 
 #include "flat/fold.h"
@@ -31,6 +32,12 @@ std::size_t block_of(const plan::Layout& layout, const plan::Stretch& strip) {
 }
 
 }  // namespace
+
+Comm same_workers(Comm& comm) {
+  std::vector<int> ranks(static_cast<std::size_t>(comm.size()));
+  std::iota(ranks.begin(), ranks.end(), 0);
+  return comm.split(ranks);
+}
 
 void Reduction::wait(Met) {
   for (const Work& work : works_) work.wait();
@@ -66,7 +73,7 @@ Work MessageReduction::reduce_banks(const plan::Bucket& bucket, const Sharded& s
 }
 
 OnePassReduction::OnePassReduction(Comm& comm, Banks& banks, const ModelPlan& plan,
-                                   Encoding* encoding)
+                                   BlockEncoding* encoding)
     : comm_(comm), banks_(banks), plan_(plan), encoding_(encoding) {}
 
 void OnePassReduction::look() {

@@ -87,7 +87,7 @@ class MessageReduction : public Reduction {
 class OnePassReduction : public Reduction {
  public:
   // `encoding`: null without a codec.
-  OnePassReduction(Comm& comm, Banks& banks, const ModelPlan& plan, Encoding* encoding);
+  OnePassReduction(Comm& comm, Banks& banks, const ModelPlan& plan, BlockEncoding* encoding);
   bool early() const override { return false; }
   void look() override;
   void launch(const plan::Bucket& bucket, const Sharded* sharded,
@@ -101,11 +101,14 @@ class OnePassReduction : public Reduction {
   Comm& comm_;
   Banks& banks_;
   const ModelPlan& plan_;
-  Encoding* encoding_;
+  BlockEncoding* encoding_;
   std::optional<GradientSource> source_;  // of what was launched
   const Sharded* sharded_ = nullptr;      // the same; null: one gradient of each worker
   double factor_ = 1;
 };
+
+// A Comm of its own with the same workers, for another order of operations. Collective.
+Comm same_workers(Comm& comm);
 
 // The class for the device, and for how workers reach each other. Borrows its arguments. `encoding`: null without a codec.
 std::unique_ptr<Reduction> reduction_of(Comm& comm, Banks& banks, const ModelPlan& plan,

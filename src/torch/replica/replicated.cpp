@@ -82,10 +82,11 @@ void Parts::take_gradients() {
   FlatMemory gradients = banks ? FlatMemory::again(comm, banks->front().memory())
                                : FlatMemory(comm, plan.layout.bytes(), Copies::kReduced, device);
   gradients.leave_behind(comm, FlatMemory::Use::kGradients);
+  if (!encoding) encoding = make_encoding(options, model.trained, plan.layout, device);
+  const Reach possible = reach_of(gradients, options.algorithm);
   plan = plan_model(plan.layout, parameters->memory().shared() ? comm.size() : 1,
-                    reach_of(gradients, options.algorithm), options);
+                    encoding ? encoding->reach(possible) : possible, options);
   reduction.reset();  // it refers to the banks
-  if (!encoding) encoding = make_encoding(options, plan.layout, device);
   auto next =
       std::make_unique<Banks>(model, plan, std::move(gradients), gradients_of(model, plan, device));
   if (banks) next->take_spare(*banks);
