@@ -1,4 +1,5 @@
-// Local steps: workers exchange weights now and then, in place of gradients in every step.
+// Local steps: workers exchange weights now and then, in place of gradients in every step. And asynchronous steps, in which
+// workers share weights and do not wait for each other.
 //
 //   round     some steps that every shard takes by itself, with weights of its own; then an exchange
 //   exchange  d = the mean over shards of (w − w_s): w are the weights before the round, w_s those of
@@ -6,9 +7,13 @@
 //
 // Local SGD is the outer learning rate 1: w becomes the mean of all w_s. DiLoCo (Douillard et al.
 // 2023) is long rounds with AdamW, and an outer Nesterov momentum.
+//
+//   asynchronous   the workers of a round share weights. Each takes the next gradient that nobody computes yet, with the
+//                  weights as they are, and applies it by itself. They meet where a round ends
 #pragma once
 
 #include <cstdint>
+#include <optional>
 #include <string>
 #include <vector>
 
@@ -21,7 +26,29 @@ enum class LocalState : std::uint8_t {
   kReset,     // as it was when the Step was made
 };
 
-// All of it decides the result.
+// Asynchronous steps. The order in which gradients are applied depends on how fast workers are, and decides the result. A job
+// that replays a recorded order has the bits of the job that recorded it, on any number of workers.
+//
+// An update is a step of the optimizer with the gradient of one shard, and with the part of the learning rate that the
+// shard's samples are of the batch.
+//
+// Threads, Blocking, Failure, Ownership: as LocalSteps.
+struct Asynchronous {
+  static constexpr std::int64_t kUnbounded = -1;
+
+  // No gradient of step t is begun before all of step t − staleness − 1 are applied.
+  std::int64_t staleness = kUnbounded;
+  // An update that has missed more others than there are shards is made with less of the learning rate (Zhang et al. 2016).
+  bool slows_if_stale = false;
+  // λ of Zheng et al. 2017: g + λ·g²·(w now − w that g was computed from), element by element. 0: nothing is added.
+  double delay_compensation = 0;
+
+  // Files. `order`: gets the order of this job. `replay`: has the order that this job keeps.
+  std::string order = {};
+  std::string replay = {};
+};
+
+// All of it decides the result, but for the name of a file that gets an order.
 //
 // Threads:   any, as a value.
 // Blocking:  never.
@@ -44,6 +71,9 @@ struct LocalSteps {
   double outer_momentum = 0;
   bool outer_nesterov = false;
 
+  // The rounds are asynchronous. `state` and the outer SGD say nothing then.
+  std::optional<Asynchronous> asynchronous = {};
+
   bool enabled() const { return !stages.empty(); }
 
   // Rounds of so many steps.
@@ -52,6 +82,8 @@ struct LocalSteps {
   static LocalSteps post_local_sgd(std::int64_t from, std::int64_t steps);
   // With the numbers of the paper: the outer learning rate 0.7, Nesterov momentum 0.9.
   static LocalSteps diloco(std::int64_t steps = 500);
+  // Asynchronous rounds of so many steps. Nothing for a staleness of 0: that is the synchronous step.
+  static LocalSteps stale(std::int64_t staleness, std::int64_t steps = 50);
 };
 
 // "rounds of 8 steps from step 0, state kept, outer lr 1 momentum 0". BadInput for numbers that make

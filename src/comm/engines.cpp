@@ -231,6 +231,19 @@ comm::ArenaBook& comm::Inside::book_of(const Comm& comm) {
   return *comm.channel_->group().book;
 }
 
+void comm::Inside::require_all(const Comm& comm) {
+  comm.channel_->require_alive();
+  const Group& group = comm.channel_->group();
+  if (group.meets_nobody()) return;
+  for (const int member : group.members) {
+    if (member == group.link->rank()) continue;
+    if (const auto end = group.link->end_of(member)) {
+      group.link->fail(*end);
+      raise(*end);
+    }
+  }
+}
+
 std::shared_ptr<SharedArena> comm::Inside::share_again(Comm& comm, const Arena& own) {
   comm.channel_->require_alive();
   return share(comm, comm.channel_->group(), comm.channel_->next_arena(),

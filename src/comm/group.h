@@ -90,6 +90,9 @@ struct Inside {
   // choice for itself.
   static std::shared_ptr<SharedArena> share_again(Comm& comm, const Arena& own);
   static ArenaBook& book_of(const Comm& comm);  // of its world
+  // For those who wait for something that no operation of the Comm brings: throws if the Comm is dead, or if a worker of it
+  // has ended; then the Comm is dead, too.
+  static void require_all(const Comm& comm);
   static void enter(const Comm& comm, std::uint8_t kind, std::shared_ptr<SharedArena> arena);
 };
 

@@ -15,6 +15,28 @@ namespace {
 
 constexpr std::int64_t kMostSteps = std::int64_t{1} << 40;
 constexpr double kMostRate = 1e6;
+constexpr std::int64_t kMostAsynchronousSteps = 1 << 20;  // the order of a round is kept in memory
+
+void check_asynchronous(const LocalSteps& local) {
+  const Asynchronous& rule = *local.asynchronous;
+  if (rule.staleness < 1 && rule.staleness != Asynchronous::kUnbounded) {
+    throw BadInput(fmt::format(
+        "a staleness of {}: asynchronous steps want 1 or more, or no bound; 0 is the synchronous "
+        "step, without asynchronous",
+        rule.staleness));
+  }
+  if (!(rule.delay_compensation >= 0 && std::isfinite(rule.delay_compensation)))
+    throw BadInput(fmt::format("a delay compensation of {:g}: 0 or more", rule.delay_compensation));
+  if (local.outer_lr != 1 || local.outer_momentum != 0)
+    throw BadInput("asynchronous steps have no outer update: workers share weights");
+  if (local.state != LocalState::kKept)
+    throw BadInput("asynchronous steps have one state of the optimizer, which all shards share");
+  for (const auto& [from, steps] : local.stages) {
+    if (steps > kMostAsynchronousSteps)
+      throw BadInput(fmt::format("an asynchronous round of {} steps: at most {}", steps,
+                                 kMostAsynchronousSteps));
+  }
+}
 
 void check(const LocalSteps& local) {
   const auto& stages = local.stages;
@@ -40,6 +62,7 @@ void check(const LocalSteps& local) {
   }
   if (local.outer_nesterov && local.outer_momentum == 0)
     throw BadInput("the outer update of local steps has no momentum, which Nesterov needs");
+  if (local.asynchronous) check_asynchronous(local);
 }
 
 const char* name(LocalState state) {
@@ -66,12 +89,30 @@ LocalSteps LocalSteps::diloco(std::int64_t steps) {
   return {.stages = {{0, steps}}, .outer_lr = 0.7, .outer_momentum = 0.9, .outer_nesterov = true};
 }
 
+LocalSteps LocalSteps::stale(std::int64_t staleness, std::int64_t steps) {
+  if (staleness == 0) return {};
+  LocalSteps local{.stages = {{0, steps}}};
+  local.asynchronous.emplace().staleness = staleness;
+  return local;
+}
+
 std::string to_string(const LocalSteps& local) {
   check(local);
   std::vector<std::string> stages;
   for (const auto& [from, steps] : local.stages)
     stages.push_back(
         fmt::format("rounds of {} step{} from step {}", steps, steps == 1 ? "" : "s", from));
+  if (local.asynchronous) {
+    const Asynchronous& rule = *local.asynchronous;
+    return fmt::format("asynchronous, {}, {}{}{}", fmt::join(stages, ", "),
+                       rule.staleness == Asynchronous::kUnbounded
+                           ? "no bound"
+                           : fmt::format("staleness {}", rule.staleness),
+                       rule.slows_if_stale ? ", slower if stale" : "",
+                       rule.delay_compensation == 0
+                           ? ""
+                           : fmt::format(", delay compensation {}", rule.delay_compensation));
+  }
   return fmt::format("{}, state {}, outer lr {} momentum {}{}", fmt::join(stages, ", "),
                      name(local.state), local.outer_lr, local.outer_momentum,
                      local.outer_nesterov ? " nesterov" : "");

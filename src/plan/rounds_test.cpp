@@ -96,5 +96,32 @@ TEST(Rounds, AreSaidInWords) {
             "momentum 0");
 }
 
+TEST(Rounds, AsynchronousRoundsSaySo) {
+  EXPECT_EQ(to_string(LocalSteps::stale(4, 20)),
+            "asynchronous, rounds of 20 steps from step 0, staleness 4");
+  LocalSteps local = LocalSteps::stale(Asynchronous::kUnbounded);
+  local.asynchronous->slows_if_stale = true;
+  local.asynchronous->delay_compensation = 0.04;
+  EXPECT_EQ(to_string(local),
+            "asynchronous, rounds of 50 steps from step 0, no bound, slower if stale, delay "
+            "compensation 0.04");
+  EXPECT_FALSE(LocalSteps::stale(0).enabled());
+}
+
+TEST(Rounds, NumbersThatMakeNoAsynchronousRoundAreRefused) {
+  EXPECT_THAT(refused(LocalSteps::stale(-2)), HasSubstr("a staleness of -2"));
+  EXPECT_THAT(refused(LocalSteps::stale(1, 0)), HasSubstr("a round of 0"));
+  EXPECT_THAT(refused(LocalSteps::stale(1, 1 << 21)), HasSubstr("at most 1048576"));
+  LocalSteps local = LocalSteps::stale(1);
+  local.asynchronous->staleness = 0;
+  EXPECT_THAT(refused(local), HasSubstr("0 is the synchronous step"));
+  local = LocalSteps::stale(1);
+  local.asynchronous->delay_compensation = -1;
+  EXPECT_THAT(refused(local), HasSubstr("a delay compensation of -1"));
+  local = LocalSteps::stale(1);
+  local.outer_lr = 0.5;
+  EXPECT_THAT(refused(local), HasSubstr("no outer update"));
+}
+
 }  // namespace
 }  // namespace lockstep::plan

@@ -65,6 +65,15 @@ How
   --outer U            what such an exchange does: mean of the weights; nesterov[:RATE:MOMENTUM], which is DiLoCo (0.7
                        and 0.9); or sgd:RATE[:MOMENTUM] (default: mean)
   --local-state S      of a shard's optimizer, after an exchange: kept, averaged or reset (default: kept)
+  --staleness K        asynchronous: workers share weights, and each applies the gradient of a shard by itself. None is
+                       begun before all that are more than K steps behind are applied; any: no bound. So nobody waits
+                       for a slow worker, and the result depends on who was faster; 0 is the synchronous step
+  --round H            asynchronous steps between two meetings of all workers (default: 50)
+  --stale-lr L         full, or reduced: less of the learning rate for gradients that many others have overtaken
+                       (default: full)
+  --delay-compensation L   correct stale gradients by L times their square times what weights have changed (default: 0)
+  --order FILE         write the order in which gradients were applied
+  --replay FILE        keep the order of such a file: the same bits, on any number of workers
 The arithmetic: it decides bits, so it is part of the job, and a job that goes on keeps that of its checkpoint
   --threads T          threads of each worker (default: 1)
   --onednn X           on, off, or auto: off on ARM, where it is slow (default: auto)
@@ -101,7 +110,7 @@ On what
                        (matrices as factors of RANK columns, from step FROM on: 1:1000) or none. The result differs,
                        and is still the same on any number of workers. All but bf16, fp16 and int8:plain keep what
                        each shard lost for its next step: a memory of the model for each shard, and a worker that
-                       dies ends the job (default: none)
+                       dies costs the steps since the checkpoint (default: none)
   --algorithm A        automatic, direct, two-levels, halving-doubling, ring, tree or native
   --bucket-bytes N     gradients that travel together (default: 26214400)
   --loader-threads T   threads of each worker that read ahead (default: 1)
@@ -440,8 +449,11 @@ void check_paths(const TrainArguments& arguments) {
     refuse(fmt::format("--data {}: there is no such file or directory, and no data of that name",
                        arguments.data));
   }
+  const std::string order = arguments.local_given.order.value_or("");
+  const std::string replay = arguments.local_given.replay.value_or("");
   for (const auto& [option, path] :
-       {std::pair{"--report", arguments.report}, std::pair{"--hashes", arguments.hashes}}) {
+       {std::pair{"--report", arguments.report}, std::pair{"--hashes", arguments.hashes},
+        std::pair{"--order", order}}) {
     const std::string folder = base::parent_path(path);
     if (path.empty()) continue;
     if (path == "-") refuse(fmt::format("{} -: give the name of a file", option));
@@ -458,6 +470,12 @@ void check_paths(const TrainArguments& arguments) {
   }
   if (!arguments.verify.empty() && !base::exists(arguments.verify))
     refuse(fmt::format("--verify {}: there is no such file", arguments.verify));
+  if (!replay.empty() && !base::exists(replay))
+    refuse(fmt::format("--replay {}: there is no such file", replay));
+  if (!order.empty() && order == replay)
+    refuse("--order and --replay name the same file: it would be overwritten");
+  if (!order.empty() && (order == arguments.report || order == arguments.hashes))
+    refuse("--order names the same file as --report or --hashes");
   if (!arguments.report.empty() && arguments.report == arguments.hashes)
     refuse("--report and --hashes name the same file");
   if (!arguments.verify.empty() && arguments.verify == arguments.hashes)

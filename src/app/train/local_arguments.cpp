@@ -70,18 +70,62 @@ void set_outer(const std::string& text, LocalSteps& local) {
   }
 }
 
+constexpr base::Choice<bool> kStaleRates[] = {{false, "full"}, {true, "reduced"}};
+
+LocalSteps asynchronous_steps(const LocalArguments& arguments) {
+  if (arguments.steps || arguments.outer || arguments.state) {
+    throw BadInput(
+        "--staleness with --local-steps: workers share weights, or each shard has its own; leave "
+        "one of them out");
+  }
+  const std::string& text = *arguments.staleness;
+  const auto number = base::parse_number(text);
+  if (text != "any" && (!number || *number < 0)) {
+    throw BadInput(fmt::format(
+        "--staleness {}: give a number of steps, 0 or more, or any, for no bound", text));
+  }
+  if (number && *number == 0) {
+    if (arguments.says_how_asynchronous())
+      throw BadInput(
+          "--staleness 0 is the synchronous step: leave --round, --stale-lr, --delay-compensation, "
+          "--order and --replay out");
+    return {};
+  }
+  LocalSteps local = LocalSteps::stale(number.value_or(Asynchronous::kUnbounded));
+  if (arguments.round) local.stages[0].steps = *arguments.round;
+  Asynchronous& rule = *local.asynchronous;
+  rule.slows_if_stale = arguments.slows_if_stale.value_or(false);
+  rule.delay_compensation = arguments.delay_compensation.value_or(0);
+  rule.order = arguments.order.value_or("");
+  rule.replay = arguments.replay.value_or("");
+  static_cast<void>(to_string(local));  // looks at the numbers
+  return local;
+}
+
 }  // namespace
 
 void add_local(CLI::App& parser, LocalArguments& arguments) {
-  for (const auto& [name, target] :
-       {std::pair{"--local-steps", &arguments.steps}, {"--outer", &arguments.outer}}) {
+  for (const auto& [name, target] : {std::pair{"--local-steps", &arguments.steps},
+                                     {"--outer", &arguments.outer},
+                                     {"--staleness", &arguments.staleness},
+                                     {"--order", &arguments.order},
+                                     {"--replay", &arguments.replay}}) {
     parser.add_option_function<std::string>(
         name, [target = target](const std::string& text) { *target = text; });
   }
   base::add_choice(parser, "--local-state", kStates, arguments.state);
+  parser.add_option("--round", arguments.round);
+  base::add_choice(parser, "--stale-lr", kStaleRates, arguments.slows_if_stale);
+  parser.add_option("--delay-compensation", arguments.delay_compensation);
 }
 
 LocalSteps local_steps(const LocalArguments& arguments) {
+  if (arguments.staleness) return asynchronous_steps(arguments);
+  if (arguments.says_how_asynchronous()) {
+    throw BadInput(
+        "--round, --stale-lr, --delay-compensation, --order and --replay are for asynchronous "
+        "steps: add --staleness");
+  }
   if (!arguments.steps) {
     if (arguments.outer || arguments.state)
       throw BadInput("--outer and --local-state say how local steps exchange: add --local-steps");
@@ -97,14 +141,20 @@ LocalSteps local_steps(const LocalArguments& arguments) {
 
 void check_local(const TrainArguments& arguments) {
   if (!arguments.local.enabled()) return;
-  const auto leave_out = [](const char* option, const char* why) {
-    throw BadInput(fmt::format("{} with --local-steps: {}; leave one of them out", option, why));
+  const bool shared = arguments.local.asynchronous.has_value();
+  const char* const what = shared ? "--staleness" : "--local-steps";
+  const auto leave_out = [what](const char* option, const char* why) {
+    throw BadInput(fmt::format("{} with {}: {}; leave one of them out", option, what, why));
   };
   if (arguments.sync_batchnorm)
     leave_out("--sync-batchnorm on", "batch norms would meet in every step");
   if (arguments.noise_scale_every > 0)
     leave_out("--noise-scale", "there are no gradients of shards to compare");
-  if (arguments.ema > 0) leave_out("--ema", "the average would be that of one shard");
+  if (arguments.ema > 0) leave_out("--ema", "no average is kept between two exchanges");
+  if (shared && !arguments.codec.empty() && arguments.codec != "none")
+    leave_out("--codec", "where workers share weights nothing travels");
+  if (shared && !arguments.verify.empty() && arguments.local.asynchronous->replay.empty())
+    leave_out("--verify without --replay", "another order has other bits");
   if (arguments.precision == Precision::kFp16 || arguments.precision == Precision::kBf16Held)
     leave_out("--precision fp16 or bf16-held", "an exchange wants float32 weights; bf16 has them");
   if (arguments.loss_scale_used() > 0) leave_out("--loss-scale", "shards would skip other steps");

@@ -70,5 +70,41 @@ TEST(LocalArguments, WhatMakesNoSenseWithLocalStepsIsRefusedByName) {
   EXPECT_THAT(refused({"--local-steps", "4", "--loss-scale", "8"}), HasSubstr("--loss-scale"));
 }
 
+TEST(LocalArguments, SayAsynchronousRounds) {
+  EXPECT_EQ(to_string(parsed({"--staleness", "4"})), to_string(LocalSteps::stale(4)));
+  EXPECT_EQ(to_string(parsed({"--staleness", "any", "--round", "20"})),
+            to_string(LocalSteps::stale(Asynchronous::kUnbounded, 20)));
+  const LocalSteps local = parsed({"--staleness", "1", "--stale-lr", "reduced",
+                                   "--delay-compensation", "0.04", "--order", "run.order"});
+  ASSERT_TRUE(local.asynchronous);
+  EXPECT_TRUE(local.asynchronous->slows_if_stale);
+  EXPECT_EQ(local.asynchronous->delay_compensation, 0.04);
+  EXPECT_EQ(local.asynchronous->order, "run.order");
+}
+
+TEST(LocalArguments, AStalenessOf0IsTheSynchronousStep) {
+  EXPECT_FALSE(parsed({"--staleness", "0"}).enabled());
+  EXPECT_THAT(refused({"--staleness", "0", "--order", "x"}), HasSubstr("synchronous step"));
+}
+
+TEST(LocalArguments, AsynchronousStepsThatMakeNoSenseAreRefused) {
+  for (const std::string words : {"-1", "x", "1.5", ""})
+    EXPECT_THAT(refused({"--staleness=" + words}), HasSubstr("--staleness")) << words;
+  EXPECT_THAT(refused({"--round", "5"}), HasSubstr("add --staleness"));
+  EXPECT_THAT(refused({"--replay", "x"}), HasSubstr("add --staleness"));
+  EXPECT_THAT(refused({"--staleness", "1", "--round", "0"}), HasSubstr("a round of 0"));
+  EXPECT_THAT(refused({"--staleness", "1", "--delay-compensation=-1"}),
+              HasSubstr("a delay compensation of -1"));
+  EXPECT_THAT(refused({"--staleness", "1", "--local-steps", "4"}), HasSubstr("--local-steps"));
+  EXPECT_THAT(refused({"--staleness", "1", "--codec", "bf16"}), HasSubstr("nothing travels"));
+  EXPECT_THAT(refused({"--staleness", "1", "--ema", "0.9"}), HasSubstr("with --staleness"));
+  EXPECT_THAT(refused({"--staleness", "1", "--order", "/no/such/folder/x"}),
+              HasSubstr("there is no directory"));
+  EXPECT_THAT(refused({"--staleness", "1", "--replay", "/no/such/file"}),
+              HasSubstr("there is no such file"));
+  EXPECT_THAT(refused({"--staleness", "1", "--order", "CMakeLists", "--replay", "CMakeLists"}),
+              HasSubstr("the same file"));
+}
+
 }  // namespace
 }  // namespace lockstep::app

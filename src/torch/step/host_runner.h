@@ -1,6 +1,7 @@
 // The common part of runners that wait for their shards: the losses and metrics of a step are known as soon as these have run.
 #pragma once
 
+#include <map>
 #include <set>
 #include <string>
 
@@ -45,6 +46,26 @@ class HostRunner : public ShardRunner {
   std::set<std::string> metrics_;
   ShardCounts counts_;
 };
+
+// What a shard of a round has reported in its steps, added up. (local_shards.cpp)
+class RoundReports : public Reports {
+ public:
+  void add(const std::string& name, const torch::Tensor& sum,
+           const torch::Tensor& weight) override {
+    add(name, sum.item<double>(), weight.item<double>());
+  }
+  void add(const std::string& name, double sum, double weight) override;
+  void next_step() { reported_.clear(); }
+  void hand_on(Reports& to) const;
+
+ private:
+  std::map<std::string, PhaseResult::Report> sums_;
+  std::set<std::string> reported_;  // in this step
+};
+
+// The end of a shard's round: what the model has now, less what the round began with, is the shard's gradient. It is seeded with
+// the shard's weight, as other shards do. (local_shards.cpp)
+void hand_over(const ShardWork& work, const Turn& whole);
 
 // The loss of a shard, checked, with the random numbers of its seed. (host_shards.cpp)
 torch::Tensor seeded_loss(const ShardWork& work, const Turn& turn);

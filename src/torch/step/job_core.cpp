@@ -165,6 +165,8 @@ void JobCore::make_local(StepCore& step) {
   if (options.scaler != nullptr && options.scaler->options().enabled)
     refuse("leave the loss scaler out; bfloat16 needs none");
   if (options.noise_scale_every != 0) refuse("leave the noise scale out: it compares gradients");
+  if (setup_.options.local_steps.asynchronous && step.optimizers.size() > 1)
+    refuse("an asynchronous job has one optimizer");
   for (optim::Optimizer*& optimizer : step.optimizers) {
     if (!on_host(ModelView(*optimizer)))
       refuse("its model lies on a GPU; local steps are for CPUs so far");
@@ -240,6 +242,8 @@ void JobCore::prepare(const DatasetPtr& dataset, const BatchesOptions& options,
                                         {"verify_data", options.verify_data ? "on" : "off"}};
   all.insert(all.end(), more.begin(), more.end());
   all.push_back({"check_divergence", setup_.options.check_divergence ? "on" : "off"});
+  if (const auto& rule = setup_.options.local_steps.asynchronous)
+    all.push_back({"replayed order", rule->replay.empty() ? "none" : rule->replay});
   for (const auto& step : steps_)
     all.push_back({"step " + step->name, step->options.before_update ? "hooked" : "plain"});
   for (const auto& [name, value] : properties()) all.push_back({name, value});
@@ -285,6 +289,8 @@ void JobCore::plan_data(const Dataset& dataset, const BatchesOptions& options) {
         "(StreamOptions::samples)");
   }
   const JobOptions& job = setup_.options;
+  if (streams != nullptr && job.local_steps.asynchronous)
+    throw BadInput("asynchronous steps take samples by number: which worker reads what is not known before, so streams will not do");
   const bool again = is_prepared();
   data_.plan.emplace(plan::DataOptions{.samples = dataset.size(),
                                        .global_batch = job.global_batch,

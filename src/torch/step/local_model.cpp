@@ -3,6 +3,7 @@
 #include <fmt/format.h>
 #include <lockstep/errors.h>
 
+#include <algorithm>
 #include <utility>
 
 #include "base/hash.h"
@@ -46,6 +47,14 @@ void check(const optim::Optimizer& optimizer, const LocalSteps& rule) {
         "is");
   if (rule.state == LocalState::kAveraged && model.parts().may_be_absent())
     refuse("averaged state wants MissingGradient::kError");
+  if (!rule.asynchronous) return;
+  if (model.parts().may_be_absent()) refuse("asynchronous steps want MissingGradient::kError");
+  if (optim::inside(optimizer).trained.groups.layer_norm() != optim::LayerNorm::kNone)
+    refuse(
+        "its optimizer sets a rate for each layer by norms, which other workers would change "
+        "meanwhile; take SGD, Adam, AdamW, RMSprop or Adagrad");
+  if (model.parts().options.codec != nullptr)
+    refuse("it has a codec, and where workers share weights nothing travels; leave the codec out");
 }
 
 // A leaf of the outer model, with these values.
@@ -115,6 +124,7 @@ LocalModel::LocalModel(World& world, optim::Optimizer& given, const LocalSteps& 
     outer_ = std::make_shared<optim::SGD>(*shared_, options, groups);
   }
   take_memory();
+  take_course();
   go_alone();
 }
 
@@ -126,6 +136,7 @@ void LocalModel::rebind(World& world) {
   }
   alone_ = World::over(connect_alone(), world.device());
   take_memory();
+  take_course();
   go_alone();
   inner_.set_steps(steps_);  // a shard may have been in the middle of its round
 }
@@ -150,7 +161,7 @@ void LocalModel::take_memory() {
   replica::Parts& parts = inside_of(*outer_).parts();
   std::size_t bytes = 0;
   for (const auto& [name, tensor] : inner_.state()) bytes += aligned_bytes(tensor);
-  const std::size_t half = bytes * static_cast<std::size_t>(shards_);
+  const std::size_t half = bytes * static_cast<std::size_t>(kept_states());
   const replica::FlatMemory memory(parts.host(), 2 * half + kAlignment, replica::Copies::kPerHost,
                                    parts.device());
   if (!memory.shared() || parts.host().rank() == parts.source_on_host()) {
@@ -161,7 +172,7 @@ void LocalModel::take_memory() {
                                          static_cast<std::size_t>(kept_->current) * half, half));
     }
     const auto states = inner_.state();
-    for (int shard = 0; shard < shards_ && !kept_; ++shard) {
+    for (int shard = 0; shard < kept_states() && !kept_; ++shard) {
       const auto to = state_in(memory, 0, shard);
       for (std::size_t i = 0; i < to.size(); ++i) to[i].copy_(states[i].tensor);
     }
@@ -171,6 +182,21 @@ void LocalModel::take_memory() {
   kept_ = {memory, !all_here && parts.comm.size() > 1, 0};
 }
 
+void LocalModel::take_course() {
+  if (!rule_.asynchronous) return;
+  replica::Parts& parts = inside_of(*outer_).parts();
+  const replica::Model& model = inside_of(inner_).model();
+  Course::Shape shape{.weights = inside_of(inner_).layout().bytes(), .shards = shards_};
+  for (const auto& [name, tensor] : model.buffers) shape.buffers += tensor.nbytes();
+  for (const auto& [from, steps] : rule_.stages) shape.steps = std::max(shape.steps, steps);
+  course_.emplace(parts.host(), shape);
+  if (kept_->spread || !course_->shared() || parts.host().size() != parts.comm.size()) {
+    throw BadInput(
+        "asynchronous steps are for workers that share memory so far: CPUs of one host, with the "
+        "engine shm or thread");
+  }
+}
+
 // In the order of Optimizer::state().
 std::vector<torch::Tensor> LocalModel::state_in(const replica::FlatMemory& memory, int which,
                                                 int shard) const {
@@ -178,7 +204,7 @@ std::vector<torch::Tensor> LocalModel::state_in(const replica::FlatMemory& memor
   const auto states = inner_.state();
   std::size_t bytes = 0;
   for (const auto& [name, tensor] : states) bytes += aligned_bytes(tensor);
-  std::size_t at = bytes * static_cast<std::size_t>(which * shards_ + shard);
+  std::size_t at = bytes * static_cast<std::size_t>(which * kept_states() + shard);
   for (const auto& [name, tensor] : states) {
     all.push_back(
         memory.as_tensor(tensor.scalar_type(), at, static_cast<std::size_t>(tensor.numel()))
@@ -225,7 +251,19 @@ void LocalModel::show() {
 }
 
 void LocalModel::begin(int shard) {
-  torch::NoGradGuard no_grad;
+  open_round();
+  read_state(shard);
+}
+
+std::vector<torch::Tensor> LocalModel::state_before() const {
+  return state_in(kept_->memory, kept_->current, 0);
+}
+
+std::vector<torch::Tensor> LocalModel::state_after() const {
+  return state_in(kept_->memory, 1 - kept_->current, 0);
+}
+
+void LocalModel::open_round() {
   if (was_written()) {
     throw BadInput(
         fmt::format("something else than the job has written to {} between two rounds of local "
@@ -240,10 +278,10 @@ void LocalModel::begin(int shard) {
   }
   show();
   shown_ = -1;
-  read_state(shard);
 }
 
 void LocalModel::read_state(int shard) {
+  torch::NoGradGuard no_grad;
   const auto& outer = inside_of(*outer_).model().trained;
   std::size_t next = trained_.size();
   for (const auto& [name, tensor] : averaged()) {
@@ -325,10 +363,11 @@ std::vector<NamedTensor> LocalModel::state() const {
     all.push_back({"average/" + named.name, outer[next++].tensor.detach()});
   if (!kept_) return all;
   const auto states = inner_.state();
-  for (int shard = 0; shard < shards_; ++shard) {
+  for (int shard = 0; shard < kept_states(); ++shard) {
     const auto tensors = state_in(kept_->memory, kept_->current, shard);
+    const std::string whose = rule_.asynchronous ? "shared" : fmt::format("shard{}", shard);
     for (std::size_t i = 0; i < tensors.size(); ++i)
-      all.push_back({fmt::format("shard{}/{}", shard, states[i].name), tensors[i]});
+      all.push_back({whose + "/" + states[i].name, tensors[i]});
   }
   return all;
 }

@@ -8,6 +8,8 @@
 //            that is not committed can be repeated
 //
 // Averaged state is a part of the outer model: it moves as weights do, with the learning rate 1 and without momentum.
+//
+// In asynchronous rounds one state is kept, for all shards, and workers share the weights of the round (course.h).
 #pragma once
 
 #include <lockstep/data_parallel.h>
@@ -24,6 +26,7 @@
 
 #include "control/inventory.h"
 #include "torch/replica/flat_memory.h"
+#include "torch/step/course.h"
 
 namespace lockstep::steps {
 
@@ -49,6 +52,13 @@ class LocalModel : public control::Member {
   bool was_written() const;
   // The inner model has the outer weights.
   void show();
+
+  // An asynchronous round: open_round(). The state that it begins with, and that which it leaves, in the order of
+  // Optimizer::state().
+  void open_round();
+  std::vector<torch::Tensor> state_before() const;
+  std::vector<torch::Tensor> state_after() const;
+  Course& course() { return *course_; }
 
   // A shard's round: begin(), then its steps, each with step(), or with pass() if it has no samples; then end().
   void begin(int shard);
@@ -84,6 +94,9 @@ class LocalModel : public control::Member {
   };
   void go_alone();
   void take_memory();
+  void take_course();
+  // How many states are kept.
+  int kept_states() const { return rule_.asynchronous ? 1 : shards_; }
   std::vector<torch::Tensor> state_in(const replica::FlatMemory& memory, int which,
                                       int shard) const;
   void read_state(int shard);
@@ -100,6 +113,7 @@ class LocalModel : public control::Member {
   std::shared_ptr<optim::Optimizer> outer_;
   std::vector<NamedTensor> first_;  // the state that a round begins with, if it is reset
   std::optional<Kept> kept_;        // nothing: state is not kept
+  std::optional<Course> course_;    // of asynchronous rounds
   std::int64_t steps_ = 0;          // that each shard has taken
   std::int64_t shown_ = -1;         // versions() after show(); −1: a shard trains
 };

@@ -34,25 +34,8 @@ class LocalShards : public HostRunner {
   void end_step() override;
 
  private:
-  // What a shard has reported in the steps of its round, added up.
-  class Sums : public Reports {
-   public:
-    void add(const std::string& name, const torch::Tensor& sum,
-             const torch::Tensor& weight) override {
-      add(name, sum.item<double>(), weight.item<double>());
-    }
-    void add(const std::string& name, double sum, double weight) override;
-    void next_step() { reported_.clear(); }
-    void hand_on(Reports& to) const;
-
-   private:
-    std::map<std::string, PhaseResult::Report> sums_;
-    std::set<std::string> reported_;  // in this step
-  };
-
-  void run_one(const Turn& whole, int number, Turns& turns);
+  void run_one(const Turn& whole, Turns& turns);
   double take_step(Turn& turn);
-  void hand_over(const Turn& whole);
 
   ShardWork work_;
   std::int64_t steps_ = 0;  // of the last round
@@ -60,23 +43,23 @@ class LocalShards : public HostRunner {
 
 void LocalShards::run(Turns& turns) {
   steps_ = turns.steps();
-  for (int number = 0; number < turns.count(); ++number) {
-    const Turn whole = turns.whole(number);
-    for (const auto& model : work_.locals) model->begin(whole.shard.index);
-    run_one(whole, number, turns);
+  for (int shard = turns.hosted().begin; shard < turns.hosted().end; ++shard) {
+    const Turn whole = turns.whole(shard);
+    for (const auto& model : work_.locals) model->begin(shard);
+    run_one(whole, turns);
     for (const auto& model : work_.locals) model->end(whole.shard.index);
     turns.ended();
   }
 }
 
 // A shard without samples in the whole round keeps its state, and has no part in the exchange.
-void LocalShards::run_one(const Turn& whole, int number, Turns& turns) {
-  Sums sums;
+void LocalShards::run_one(const Turn& whole, Turns& turns) {
+  RoundReports sums;
   double losses = 0;
   turns.before_forward();
   for (std::int64_t step = 0; step < steps_; ++step) {
     control::say(work_.generation->world, control::Doing::kComputes);
-    Turn turn = turns.take(number, step);
+    Turn turn = turns.take(whole.shard.index, step);
     if (step > 0) control::Faults::here().strike("forward", turn.shard.step);
     turn.shard.reports = &sums;
     sums.next_step();
@@ -90,7 +73,7 @@ void LocalShards::run_one(const Turn& whole, int number, Turns& turns) {
   if (whole.shard.batch.samples > 0) turns.forward_done(whole);
   turns.before_backward(whole);
   if (whole.shard.batch.samples == 0) return;
-  hand_over(whole);
+  hand_over(work_, whole);
   put_loss(whole, losses / static_cast<double>(whole.shard.batch.samples));
   Desk desk(*this, whole.shard.index);
   sums.hand_on(desk);
@@ -106,34 +89,33 @@ double LocalShards::take_step(Turn& turn) {
   return loss.item<double>();
 }
 
-// A gradient that a shard seeds with its weight, as other shards do.
-void LocalShards::hand_over(const Turn& whole) {
-  for (std::size_t i = 0; i < work_.locals.size(); ++i) {
-    LocalModel::Difference difference = work_.locals[i]->difference();
-    for (torch::Tensor& gradient : difference.gradients)
-      if (whole.weight != 1) gradient.mul_(whole.weight);
-    work_.models[i]->await_pass(true);
-    torch::autograd::backward(difference.tensors, difference.gradients);
-    work_.models[i]->await_pass(false);
-  }
-}
-
 void LocalShards::end_step() {
   for (const auto& model : work_.locals) model->commit(steps_);
 }
 
-void LocalShards::Sums::add(const std::string& name, double sum, double weight) {
+}  // namespace
+
+void RoundReports::add(const std::string& name, double sum, double weight) {
   if (!reported_.insert(name).second)
     throw BadInput("the metric " + name + " was reported twice in one step");
   sums_[name].sum += sum;
   sums_[name].weight += weight;
 }
 
-void LocalShards::Sums::hand_on(Reports& to) const {
+void RoundReports::hand_on(Reports& to) const {
   for (const auto& [name, report] : sums_) to.add(name, report.sum, report.weight);
 }
 
-}  // namespace
+void hand_over(const ShardWork& work, const Turn& whole) {
+  for (std::size_t i = 0; i < work.locals.size(); ++i) {
+    LocalModel::Difference difference = work.locals[i]->difference();
+    for (torch::Tensor& gradient : difference.gradients)
+      if (whole.weight != 1) gradient.mul_(whole.weight);
+    work.models[i]->await_pass(true);
+    torch::autograd::backward(difference.tensors, difference.gradients);
+    work.models[i]->await_pass(false);
+  }
+}
 
 std::unique_ptr<ShardRunner> make_local_shards(ShardWork work) {
   return std::make_unique<LocalShards>(std::move(work));

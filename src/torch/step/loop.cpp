@@ -34,8 +34,8 @@ void HostedBatches::open(StepRange steps) {
     control::Faults::here().strike("read", step);
     return samples_.of(step, shard);
   };
-  reader_.emplace(source_.dataset, steps.size() * hosted_.size(), samples, source_.prefetch,
-                  source_.device);
+  const std::int64_t batches = reads_ahead() ? steps.size() * hosted_.size() : 0;
+  reader_.emplace(source_.dataset, batches, samples, source_.prefetch, source_.device);
   next_ = in_round();
   kept_.clear();
 }
@@ -53,6 +53,10 @@ void HostedBatches::begin(StepRange round) {
 }
 
 Batch HostedBatches::take(std::int64_t step, int shard) {
+  if (!reads_ahead()) {
+    control::Faults::here().strike("read", step);
+    return again(step, shard);
+  }
   const std::int64_t number = (shard - hosted_.begin) * round_.size() + step - round_.first;
   if (number >= next_) {
     LOCKSTEP_CHECK(number == next_, "batches of a round are taken in order");
@@ -66,7 +70,7 @@ Batch HostedBatches::take(std::int64_t step, int shard) {
 }
 
 void HostedBatches::end() {
-  for (; next_ < in_round(); ++next_) next();
+  for (; reads_ahead() && next_ < in_round(); ++next_) next();
   kept_.clear();
 }
 
@@ -87,7 +91,9 @@ void Loop::open() {
       job_->steps_.size() > 1 ? HostedBatches::Taken::kKept : HostedBatches::Taken::kDropped,
       HostedBatches::Source{source_.dataset, plan().options(),
                             plan::Rounds(job_->options().local_steps), source_.prefetch,
-                            models().front().device()});
+                            models().front().device(),
+                            local_steps().asynchronous ? HostedBatches::Ahead::kNothing
+                                                       : HostedBatches::Ahead::kHosted});
   open_models();
   open_page();
 }
@@ -105,6 +111,10 @@ void Loop::reopen(std::int64_t step) {
   open();
   batches_->open({step, end_});
   batches_->begin(round_at(step));
+}
+
+const LocalSteps& Loop::local_steps() const {
+  return job_->options().local_steps;
 }
 
 StepRange Loop::round_at(std::int64_t step) const {

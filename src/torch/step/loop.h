@@ -36,12 +36,15 @@ class HostedBatches {
  public:
   // What becomes of a batch when it was taken. If several Steps want it, it is kept until the next step begins.
   enum class Taken : bool { kDropped, kKept };
+  // Or nothing is read ahead, because nobody knows which batches this worker will take.
+  enum class Ahead : bool { kNothing, kHosted };
   struct Source {
     DatasetPtr dataset;
     plan::DataOptions plan;
     plan::Rounds rounds;
     data::PrefetchOptions prefetch;
     Device device;  // for batches
+    Ahead ahead = Ahead::kHosted;
   };
   HostedBatches(plan::ShardRange hosted, Taken taken, const Source& source)
       : hosted_(hosted), taken_(taken), source_(source), samples_(source.plan) {}
@@ -52,7 +55,7 @@ class HostedBatches {
   bool is_open() const { return reader_.has_value(); }
 
   void begin(StepRange round);  // after open(), or after end() of the round before
-  // First in order; a second time: kept, or read again.
+  // First in order; a second time: kept, or read again. With Ahead::kNothing in any order, and any shard.
   Batch take(std::int64_t step, int shard);
   void end();  // drops the batches that no Step has taken
 
@@ -65,6 +68,7 @@ class HostedBatches {
  private:
   Batch next();
   std::int64_t in_round() const { return round_.size() * hosted_.size(); }
+  bool reads_ahead() const { return source_.ahead == Ahead::kHosted; }
 
   plan::ShardRange hosted_;
   Taken taken_;
@@ -145,6 +149,7 @@ class Loop : public std::enable_shared_from_this<Loop> {
 
   Generation& generation();
   const plan::Batches& plan() const;
+  const LocalSteps& local_steps() const;
   const std::vector<ModelView>& models() const;
 
  private:

@@ -14,6 +14,7 @@
 #include <vector>
 
 #include "flat/device_update.h"
+#include "plan/tree.h"
 #include "torch/step/local_model.h"
 #include "torch/step/model_step.h"
 #include "torch/step/phase_result.h"
@@ -43,14 +44,17 @@ struct Turn {
 class Turns {
  public:
   virtual ~Turns() = default;
-  virtual int count() const = 0;
+  virtual plan::ShardRange hosted() const = 0;
   // Whether every worker has a shard with samples.
   virtual bool everywhere() const = 0;
 
   // With local steps: of the round. Else 1.
   virtual std::int64_t steps() const = 0;
-  virtual Turn take(int number, std::int64_t step) = 0;  // of the round, from 0; reads its batch
-  virtual Turn whole(int number) = 0;  // the shard's part of the round: its samples and its weight
+  // Of a step of the round, from 0 on; reads its batch. In asynchronous rounds of any shard, else of the hosted ones in order.
+  virtual Turn take(int shard, std::int64_t step) = 0;
+  // Which part of the samples of that step the shard has.
+  virtual double share(int shard, std::int64_t step) const = 0;
+  virtual Turn whole(int shard) = 0;   // its part of the round: its samples and its weight
   virtual void before_forward() = 0;   // gives the buffers the values that shards begin with
   virtual void forward_done(const Turn& turn) = 0;     // the buffers are as the shard leaves them
   virtual void before_backward(const Turn& turn) = 0;  // chooses the bank; says who reduces
@@ -60,8 +64,8 @@ class Turns {
 // One turn after the other: run_one(turn) for a shard with samples.
 template <typename RunOne>
 void run_in_order(Turns& turns, const RunOne& run_one) {
-  for (int number = 0; number < turns.count(); ++number) {
-    Turn turn = turns.take(number, 0);
+  for (int shard = turns.hosted().begin; shard < turns.hosted().end; ++shard) {
+    Turn turn = turns.take(shard, 0);
     if (turn.shard.batch.samples > 0)
       run_one(turn);
     else
@@ -70,7 +74,8 @@ void run_in_order(Turns& turns, const RunOne& run_one) {
   }
 }
 
-// Runs forward and backward of shards: HostShards on a CPU, DeviceShards on a GPU, ShardsInStep and LocalShards on either.
+// Runs forward and backward of shards: HostShards on a CPU, DeviceShards on a GPU, ShardsInStep on either, LocalShards and
+// AsynchronousShards on a CPU.
 //
 // Threads:   one caller at a time; on a GPU always with the same current stream.
 // Blocking:  run(), until forward and backward have run; DeviceShards until they are queued. ShardsInStep waits for other
@@ -114,6 +119,7 @@ struct ShardWork {
   // With local steps: by model; and the learning rate of each of these steps, or none.
   std::vector<std::shared_ptr<LocalModel>> locals;
   std::function<double(std::int64_t step)> learning_rate;
+  std::optional<Asynchronous> asynchronous;
 };
 
 // The runner for the device of the models. (device_choice.cpp)
@@ -131,6 +137,9 @@ std::unique_ptr<ShardRunner> make_shards_in_step(ShardWork work);
 
 // With local steps: the gradient of a shard is what a round has changed. (local_shards.cpp)
 std::unique_ptr<ShardRunner> make_local_shards(ShardWork work);
+
+// With asynchronous steps: workers share the shards of a round. (asynchronous_shards.cpp)
+std::unique_ptr<ShardRunner> make_asynchronous_shards(ShardWork work);
 
 // On a GPU: shards are queued, and the host goes on. (device_shards.cpp)
 std::unique_ptr<ShardRunner> make_device_shards(ShardWork work);

@@ -219,8 +219,9 @@ ShardsInStep::ShardsInStep(ShardWork work)
 
 void ShardsInStep::run(Turns& steps) {
   std::vector<Turn> turns;
-  turns.reserve(static_cast<std::size_t>(steps.count()));
-  for (int number = 0; number < steps.count(); ++number) turns.push_back(steps.take(number, 0));
+  turns.reserve(static_cast<std::size_t>(steps.hosted().size()));
+  for (int shard = steps.hosted().begin; shard < steps.hosted().end; ++shard)
+    turns.push_back(steps.take(shard, 0));
   std::vector<Gradients> gradients(turns.size());
   run_together(turns, steps, gradients);
   for (std::size_t i = 0; i < turns.size(); ++i) {

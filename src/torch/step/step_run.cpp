@@ -60,6 +60,7 @@ StepRun::StepRun(StepCore& core, Loop& loop) : core_(core), loop_(loop) {
   work.locals = core_.locals;
   work.learning_rate = core_.options.learning_rate;
   work.generation = &loop_.generation();
+  work.asynchronous = loop_.local_steps().asynchronous;
   work.samples = loop_.plan().options().global_batch / loop_.generation().shards;
   runner_ = make_shard_runner(std::move(work));
 }
@@ -315,11 +316,12 @@ class StepRun::PhaseTurns : public Turns {
     }
   }
 
-  int count() const override { return generation_.hosted.size(); }
+  plan::ShardRange hosted() const override { return generation_.hosted; }
   bool everywhere() const override;
   std::int64_t steps() const override { return phase_.steps; }
-  Turn take(int number, std::int64_t step) override;
-  Turn whole(int number) override;
+  Turn take(int shard, std::int64_t step) override;
+  double share(int shard, std::int64_t step) const override;
+  Turn whole(int shard) override;
   void before_forward() override {
     for (const auto& buffers : run_.loop_.buffers()) buffers->begin_shard();
   }
@@ -352,8 +354,7 @@ bool StepRun::PhaseTurns::everywhere() const {
   return true;
 }
 
-Turn StepRun::PhaseTurns::take(int number, std::int64_t of_round) {
-  const int index = generation_.hosted.begin + number;
+Turn StepRun::PhaseTurns::take(int index, std::int64_t of_round) {
   const std::int64_t step = phase_.step + of_round;
   Turn turn;
   turn.shard = {.batch = run_.loop_.batches().take(step, index),
@@ -373,8 +374,15 @@ Turn StepRun::PhaseTurns::take(int number, std::int64_t of_round) {
   return turn;
 }
 
-Turn StepRun::PhaseTurns::whole(int number) {
-  const int index = generation_.hosted.begin + number;
+double StepRun::PhaseTurns::share(int shard, std::int64_t of_round) const {
+  const std::int64_t step = phase_.step + of_round;
+  std::int64_t samples = 0;
+  for (int other = 0; other < generation_.shards; ++other)
+    samples += run_.loop_.plan().count(step, other);
+  return static_cast<double>(run_.loop_.plan().count(step, shard)) / static_cast<double>(samples);
+}
+
+Turn StepRun::PhaseTurns::whole(int index) {
   Turn turn;
   turn.shard = {.step = phase_.step, .epoch = phase_.epoch, .index = index};
   turn.shard.batch.samples = run_.samples_of(phase_, index);
@@ -386,7 +394,7 @@ Turn StepRun::PhaseTurns::whole(int number) {
 void StepRun::PhaseTurns::before_backward(const Turn& turn) {
   const int number = turn.shard.index - generation_.hosted.begin;
   const auto& planned = generation_.mine().steps[static_cast<std::size_t>(number)];
-  const bool last = number + 1 == count() && turn.shard.batch.samples > 0;
+  const bool last = turn.shard.index + 1 == hosted().end && turn.shard.batch.samples > 0;
   for (ModelStep* const model : run_.models_) model->gradients().begin_shard(planned);
   for (ModelStep* const model : run_.models_) {
     if (last && model->gradients().meets()) model->gradients().before_last(run_.exchange(weights_));

@@ -1,0 +1,320 @@
+// The shards of a job with asynchronous steps. The workers of a round share its tasks: the gradient of each shard in each step.
+//
+//   claim    a worker takes the next task that nobody has, step by step, if the bound on staleness allows
+//   take     it gets the weights as they are
+//   compute  forward and backward of the task, while others change the weights
+//   apply    it updates the weights, as they are then, with its gradient
+//
+// So a slow worker has fewer tasks, and nobody waits for it before the end of the round. There all workers have the same weights:
+// what the round has changed is the gradient of every shard, as with local steps.
+//
+// The result is a function of the order (plan/order.h): which update came when, and how many were there when its task took the
+// weights. A replay keeps both. There a worker may have to hold a gradient until its turn has come.
+#include <fmt/format.h>
+#include <lockstep/errors.h>
+#include <torch/torch.h>
+
+#include <map>
+#include <optional>
+#include <utility>
+#include <vector>
+
+#include "base/check.h"
+#include "control/doing.h"
+#include "control/faults.h"
+#include "plan/order.h"
+#include "torch/step/arithmetic.h"
+#include "torch/step/host_runner.h"
+#include "torch/step/local_model.h"
+#include "torch/step/order_file.h"
+#include "torch/step/shared_training.h"
+
+namespace lockstep::steps {
+namespace {
+
+class AsynchronousShards : public HostRunner {
+ public:
+  explicit AsynchronousShards(ShardWork work);
+
+  void run(Turns& turns) override;
+  void end_step() override;
+
+ private:
+  struct Task {
+    std::int64_t step = 0;  // of the round, from 0 on
+    int shard = 0;
+  };
+  struct Computed {
+    Task task;
+    std::int64_t seen = 0;
+    double share = 0;
+    double loss = 0;  // times samples
+    SharedTraining::Gradient gradient;
+  };
+
+  Course& course() const { return model_.course(); }
+  Course::Counts& so_far() const { return course().counts(); }
+  Course::Turn turn_when(const Course::Condition& condition) const;
+  Course::Turn next_turn() const {
+    return turn_when([] { return true; });
+  }
+
+  // This worker's part of a round.
+  class Round {
+   public:
+    Round(AsynchronousShards& its, Turns& turns) : its_(its), turns_(turns) {}
+    void run();
+    void replay(const plan::RoundOrder& order);
+    void hand_on(Reports& to) const { reports_.hand_on(to); }
+
+   private:
+    std::optional<Task> claim();
+    Computed compute(const Task& task, Turn& turn, std::int64_t seen);
+    std::int64_t take();
+    void apply(const Computed& computed);
+
+    AsynchronousShards& its_;
+    Turns& turns_;
+    RoundReports reports_;
+  };
+
+  std::int64_t tasks_in(const Turns& turns) const;
+  const plan::RoundOrder* order_of(const Turns& turns) const;
+  void end_round(Turns& turns, const Round& round);
+
+  ShardWork work_;
+  Asynchronous rule_;
+  LocalModel& model_;
+  SharedTraining training_;
+  std::int64_t shards_;
+  plan::StepRange steps_;  // of the round
+  std::optional<plan::Order> replay_;
+  plan::RoundOrder order_;  // of the last round
+  std::optional<OrderFile> file_;
+};
+
+AsynchronousShards::AsynchronousShards(ShardWork work)
+    : work_(std::move(work)),
+      rule_(*work_.asynchronous),
+      model_(*work_.locals.front()),
+      training_(model_, rule_.delay_compensation),
+      shards_(work_.generation->shards) {
+  model_.show();
+  if (!rule_.order.empty()) file_.emplace(rule_.order, static_cast<int>(shards_));
+  if (rule_.replay.empty()) return;
+  replay_ = load_order(rule_.replay);
+  if (replay_->shards != shards_) {
+    throw BadInput(fmt::format("{} is the order of a job with {} shards, and this one has {}",
+                               rule_.replay, replay_->shards, shards_));
+  }
+}
+
+// A worker that waits says so: others may be given up then.
+Course::Turn AsynchronousShards::turn_when(const Course::Condition& condition) const {
+  control::say(work_.generation->world, control::Doing::kWaits);
+  auto turn = course().when(condition);
+  control::say(work_.generation->world, control::Doing::kComputes);
+  return turn;
+}
+
+void AsynchronousShards::run(Turns& turns) {
+  const std::int64_t first = turns.whole(turns.hosted().begin).shard.step;
+  steps_ = {first, first + turns.steps()};
+  const plan::RoundOrder* const order = order_of(turns);
+  turns.before_forward();
+  training_.open(steps_.size());
+  Round round(*this, turns);
+  order != nullptr ? round.replay(*order) : round.run();
+  end_round(turns, round);
+}
+
+std::int64_t AsynchronousShards::tasks_in(const Turns& turns) const {
+  std::int64_t tasks = 0;
+  for (std::int64_t step = 0; step < steps_.size(); ++step) {
+    for (int shard = 0; shard < shards_; ++shard) tasks += turns.share(shard, step) > 0 ? 1 : 0;
+  }
+  return tasks;
+}
+
+// Null: nothing is replayed.
+const plan::RoundOrder* AsynchronousShards::order_of(const Turns& turns) const {
+  if (!replay_) return nullptr;
+  const plan::RoundOrder* const order = replay_->find(steps_.first);
+  const auto refuse = [&](const std::string& why) {
+    throw BadInput(fmt::format("{} is not the order of this job: {}", rule_.replay, why));
+  };
+  if (order == nullptr) refuse(fmt::format("it has no round that begins with step {}", steps_.first));
+  if (order->steps != steps_) {
+    refuse(fmt::format("its round from step {} on ends before step {}, and here before step {}",
+                       steps_.first, order->steps.end, steps_.end));
+  }
+  for (const plan::OrderedUpdate& update : order->updates) {
+    if (turns.share(update.shard, update.step - steps_.first) > 0) continue;
+    refuse(fmt::format("shard {} has no samples in step {}", update.shard, update.step));
+  }
+  if (static_cast<std::int64_t>(order->updates.size()) != tasks_in(turns))
+    refuse(fmt::format("its round from step {} on has other shards", steps_.first));
+  return order;
+}
+
+void AsynchronousShards::Round::run() {
+  while (const auto task = claim()) {
+    Turn turn = turns_.take(task->shard, task->step);
+    const Computed computed = compute(*task, turn, take());
+    {
+      const auto now = its_.next_turn();
+      apply(computed);
+    }
+    its_.training_.release();
+  }
+}
+
+// The tasks of a step come before those of the next. Nothing: there is none left.
+std::optional<AsynchronousShards::Task> AsynchronousShards::Round::claim() {
+  std::optional<Task> task;
+  const auto turn = its_.turn_when([&] {
+    Course::Counts& counts = its_.so_far();
+    for (; counts.claimed < its_.course().tasks(); ++counts.claimed) {
+      const Task next{counts.claimed / its_.shards_,
+                      static_cast<int>(counts.claimed % its_.shards_)};
+      if (turns_.share(next.shard, next.step) == 0) {
+        its_.course().note_done(next.step, next.shard, 0);
+        continue;
+      }
+      const bool bounded = its_.rule_.staleness != Asynchronous::kUnbounded;
+      if (bounded && next.step > counts.first_open + its_.rule_.staleness) return false;
+      task = next;
+      ++counts.claimed;
+      break;
+    }
+    return true;
+  });
+  return task;
+}
+
+std::int64_t AsynchronousShards::Round::take() {
+  const auto now = its_.next_turn();
+  its_.training_.take();
+  ++its_.so_far().begun;
+  return its_.so_far().updates;
+}
+
+AsynchronousShards::Computed AsynchronousShards::Round::compute(const Task& task, Turn& turn,
+                                                                std::int64_t seen) {
+  control::Faults::here().strike("forward", turn.shard.step);
+  reports_.next_step();
+  turn.shard.reports = &reports_;
+  const torch::Tensor loss = seeded_loss(its_.work_, turn);
+  say_where({"backward pass", turn.shard.step, turn.shard.index}, [&] { loss.backward(); });
+  control::Faults::here().strike("backward", turn.shard.step);
+  return {task, seen, turns_.share(task.shard, task.step),
+          loss.item<double>() * static_cast<double>(turn.shard.batch.samples),
+          its_.training_.gradient()};
+}
+
+// With the turn.
+void AsynchronousShards::Round::apply(const Computed& computed) {
+  const Task& task = computed.task;
+  const std::int64_t step = its_.steps_.first + task.step;
+  const std::int64_t updates = its_.so_far().updates;
+  SharedTraining::Update update{its_.model_.steps() * its_.shards_ + updates + 1, computed.share};
+  if (its_.rule_.slows_if_stale)
+    update.rate *= plan::rate_if_stale(updates - computed.seen, static_cast<int>(its_.shards_));
+  if (its_.work_.learning_rate) its_.model_.inner().set_lr(its_.work_.learning_rate(step));
+  its_.training_.apply(computed.gradient, update);
+  control::Faults::here().strike("update", step);
+  its_.course().note_update({step, task.shard, computed.seen});
+  its_.course().note_done(task.step, task.shard, computed.loss);
+}
+
+// Tasks are claimed by when they took weights. A worker that waits for weights applies what it holds as soon as that is next,
+// because others may wait for it.
+void AsynchronousShards::Round::replay(const plan::RoundOrder& order) {
+  const auto pulls = order.pulls();
+  const auto pulls_before = order.pulls_before();
+  std::map<std::int64_t, Computed> held;  // by the numbers of their updates
+  const auto may_apply = [&] {
+    const Course::Counts& counts = its_.so_far();
+    if (held.empty() || held.begin()->first != counts.updates) return false;
+    const auto needed = pulls_before[static_cast<std::size_t>(counts.updates)];
+    return counts.begun >= static_cast<std::int64_t>(needed);
+  };
+  const auto apply_first = [&] {
+    apply(held.begin()->second);
+    held.erase(held.begin());
+  };
+  while (true) {
+    std::size_t number = 0;
+    {
+      const auto now = its_.next_turn();
+      Course::Counts& counts = its_.so_far();
+      if (counts.claimed == static_cast<std::int64_t>(pulls.size())) break;
+      number = pulls[static_cast<std::size_t>(counts.claimed++)];
+    }
+    const plan::OrderedUpdate& update = order.updates[number];
+    const Task task{update.step - its_.steps_.first, update.shard};
+    Turn turn = turns_.take(task.shard, task.step);
+    for (bool taken = false; !taken;) {
+      const auto now =
+          its_.turn_when([&] { return its_.so_far().updates == update.seen || may_apply(); });
+      taken = its_.so_far().updates == update.seen;
+      if (!taken) {
+        apply_first();
+        continue;
+      }
+      its_.training_.take();
+      ++its_.so_far().begun;
+    }
+    Computed computed = compute(task, turn, update.seen);
+    its_.training_.keep(computed.gradient);
+    its_.training_.release();
+    held.emplace(static_cast<std::int64_t>(number), std::move(computed));
+    const auto now = its_.next_turn();
+    while (may_apply()) apply_first();
+  }
+  while (!held.empty()) {
+    const auto now = its_.turn_when(may_apply);
+    apply_first();
+  }
+}
+
+// Every worker has the same weights here, losses and buffers.
+void AsynchronousShards::end_round(Turns& turns, const Round& round) {
+  const std::int64_t tasks = tasks_in(turns);
+  std::map<int, double> losses;
+  {
+    const auto turn = turn_when([&] { return so_far().updates == tasks; });
+    training_.take();
+    order_ = {steps_, course().order()};
+    for (int shard = turns.hosted().begin; shard < turns.hosted().end; ++shard) {
+      for (std::int64_t step = 0; step < steps_.size(); ++step)
+        losses[shard] += course().loss(step, shard);
+    }
+  }
+  if (work_.learning_rate) model_.inner().set_lr(work_.learning_rate(steps_.end - 1));
+  Desk desk(*this, turns.hosted().begin);
+  round.hand_on(desk);
+  for (int shard = turns.hosted().begin; shard < turns.hosted().end; ++shard) {
+    const Turn whole = turns.whole(shard);
+    if (whole.shard.batch.samples > 0) turns.forward_done(whole);
+    turns.before_backward(whole);
+    if (whole.shard.batch.samples > 0) {
+      hand_over(work_, whole);
+      put_loss(whole, losses[shard] / static_cast<double>(whole.shard.batch.samples));
+    }
+    turns.ended();
+  }
+}
+
+void AsynchronousShards::end_step() {
+  model_.commit(steps_.size());
+  if (file_ && work_.generation->world.leader()) file_->add(order_);
+}
+
+}  // namespace
+
+std::unique_ptr<ShardRunner> make_asynchronous_shards(ShardWork work) {
+  return std::make_unique<AsynchronousShards>(std::move(work));
+}
+
+}  // namespace lockstep::steps

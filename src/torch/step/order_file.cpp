@@ -1,0 +1,48 @@
+#include "torch/step/order_file.h"
+
+#include <fmt/format.h>
+#include <lockstep/errors.h>
+
+#include <cerrno>
+#include <cstring>
+#include <fcntl.h>
+#include <string_view>
+#include <unistd.h>
+#include <utility>
+
+#include "base/atomic_file.h"
+#include "base/fd.h"
+#include "base/files.h"
+#include "formats/file_bytes.h"
+
+namespace lockstep::steps {
+
+plan::Order load_order(const std::string& path) {
+  const auto bytes = formats::read_whole(path);
+  return plan::parse_order({reinterpret_cast<const char*>(bytes.data()), bytes.size()}, path);
+}
+
+void OrderFile::add(const plan::RoundOrder& round) {
+  std::string text = plan::order_text(round);
+  if (!std::exchange(begun_, true)) {
+    std::string all = plan::order_head(shards_);
+    if (round.steps.first > 0 && base::exists(path_)) {
+      for (const plan::RoundOrder& before : load_order(path_).rounds)
+        if (before.steps.first < round.steps.first) all += plan::order_text(before);
+    }
+    base::write_file(path_, all + text);
+    return;
+  }
+  const base::Fd file(::open(path_.c_str(), O_WRONLY | O_APPEND | O_CLOEXEC));
+  std::string_view rest = text;
+  while (file && !rest.empty()) {
+    const ssize_t written = ::write(file.get(), rest.data(), rest.size());
+    if (written < 0 && errno == EINTR) continue;
+    if (written < 0) break;
+    rest.remove_prefix(static_cast<std::size_t>(written));
+  }
+  if (!rest.empty())
+    throw Unavailable(fmt::format("cannot write {}: {}", path_, std::strerror(errno)));
+}
+
+}  // namespace lockstep::steps

@@ -1,0 +1,59 @@
+// How a worker trains in an asynchronous round: it takes the weights that all share, computes a gradient with them, and applies
+// it to the weights as they are then.
+#pragma once
+
+#include <lockstep/local_steps.h>
+
+#include <cstddef>
+#include <cstdint>
+#include <vector>
+
+#include "torch/replica/gradient_source.h"
+#include "torch/step/local_model.h"
+
+namespace lockstep::steps {
+
+// Of one model.
+//
+// Threads:   one caller at a time; all but open() and gradient() with the Course's turn.
+// Blocking:  open() waits for the turn.
+// Failure:   open() as LocalModel::open_round(); apply() BadInput for a gradient that is not finite and is to be clipped.
+// Ownership: borrows the model, which outlives it.
+class SharedTraining {
+ public:
+  SharedTraining(LocalModel& model, double delay_compensation);
+
+  // A round of so many steps: all share the weights, the state and the buffers that the job has.
+  void open(std::int64_t steps);
+  // The program's model gets weights and buffers as they are; give(): others get the buffers that its forward has left.
+  void take();
+  void give_buffers(const std::vector<std::byte>& buffers);
+
+  // What backward has left, and the weights that it began with if delays are compensated: memory of the model, until
+  // release() or the next take(). keep() copies it.
+  struct Gradient {
+    const std::byte* values = nullptr;
+    const std::byte* weights = nullptr;
+    std::vector<std::byte> buffers;
+    std::vector<std::byte> kept_values, kept_weights;
+  };
+  Gradient gradient();
+  void keep(Gradient& gradient) const;
+  void release();
+
+  struct Update {
+    std::int64_t number = 0;  // since the job began, from 1
+    double rate = 1;          // of the learning rate
+  };
+  void apply(const Gradient& gradient, const Update& update);
+
+ private:
+  replica::GradientSource source_of(const Gradient& gradient) const;
+  double norm_of(const replica::GradientSource& source, bool largest) const;
+
+  LocalModel& model_;
+  double delay_compensation_;  // Asynchronous
+  std::vector<torch::Tensor> weights_;  // the shared ones, by entry
+};
+
+}  // namespace lockstep::steps
