@@ -127,6 +127,36 @@ TEST_F(Faults, OfLocalStepsWithoutSharedMemoryGoBackToTheCheckpointOnlyForStateT
   }
 }
 
+// A round of asynchronous steps that has lost a worker is begun again. The order that is written is that of the rounds that count:
+// a replay of it has their bits, through other faults, too. Which worker takes which task is open, so a fault has several steps to
+// strike in.
+TEST_F(Faults, InARoundOfAsynchronousStepsAreNotInItsOrder) {
+  const std::vector<std::string> rounds = {"--optimizer", "adamw", "--staleness",
+                                           "2",           "--round", "3"};
+  for (const std::string where : {"forward", "backward", "update"}) {
+    std::vector<std::string> recorded = rounds, replayed = rounds;
+    recorded.insert(recorded.end(), {"--order", path("order")});
+    replayed.insert(replayed.end(), {"--replay", path("order")});
+    const auto in_round = [&](int worker) {
+      return fmt::format("kill@3:{0}:{1},kill@4:{0}:{1},kill@5:{0}:{1}", worker, where);
+    };
+    const std::string expected = hash_of(in_round(1), recorded);
+    EXPECT_THAT(said_, HasSubstr("with a round of 3 local steps, which was begun again")) << where;
+    EXPECT_EQ(hash_of("", replayed), expected) << where;
+    EXPECT_EQ(hash_of(in_round(0) + ",kill@6:2:small,kill@9:1:torn", replayed), expected) << where;
+  }
+}
+
+// A worker that is stopped while the weights are its own to change holds up all others.
+TEST_F(Faults, AWorkerThatIsStoppedInAnAsynchronousRoundIsEnded) {
+  const std::vector<std::string> recorded = {"--staleness", "2", "--round", "5", "--order",
+                                             path("order")};
+  const std::string expected = hash_of("stop@5:1:update,stop@6:1:update,stop@7:1:update", recorded,
+                                       {"--timeout", "300", "--step-timeout", "2"});
+  EXPECT_THAT(said_, HasSubstr("rank 1 was ended: others had waited 2 s for it"));
+  EXPECT_EQ(hash_of("", {"--staleness", "2", "--round", "5", "--replay", path("order")}), expected);
+}
+
 TEST_F(Faults, NobodyIsSpared) {
   const std::vector<std::string> adamw = {"--optimizer", "adamw", "--clip-norm", "1"};
   const std::string expected = hash_of("", adamw);

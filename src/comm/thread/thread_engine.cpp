@@ -216,7 +216,6 @@ class ThreadLink : public Link {
   }
   void fail(const Failure& failure) noexcept override { hub_->fail(rank_, failure); }
   std::optional<Failure> failure() const override { return hub_->failure(rank_); }
-  std::optional<Failure> end_of(int peer) const override { return hub_->failure(peer); }
   void tell(const Failure& failure) noexcept override { hub_->tell(rank_, failure); }
   void waits_for(int peer) noexcept override { hub_->waits_for(rank_, peer); }
   std::optional<Failure> heard_from(int peer, Deadline deadline) noexcept override {

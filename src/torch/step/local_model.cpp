@@ -193,7 +193,7 @@ void LocalModel::take_course() {
   if (kept_->spread || !course_->shared() || parts.host().size() != parts.comm.size()) {
     throw BadInput(
         "asynchronous steps are for workers that share memory so far: CPUs of one host, with the "
-        "engine shm or thread");
+        "engine shm");
   }
 }
 

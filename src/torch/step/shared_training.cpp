@@ -80,6 +80,7 @@ SharedTraining::SharedTraining(LocalModel& model, double delay_compensation)
 void SharedTraining::open(std::int64_t steps) {
   torch::NoGradGuard no_grad;
   model_.open_round();
+  release();  // of a round that was broken off between backward and update
   Course& course = model_.course();
   const auto turn = course.now();
   if (!course.open(steps)) return;

@@ -1,0 +1,461 @@
+// Asynchronous steps. The result is what the definition says for the order in which gradients were applied, and a replay of that
+// order has its bits on any number of workers.
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+#include <lockstep/codec.h>
+#include <lockstep/errors.h>
+#include <lockstep/local_steps.h>
+#include <lockstep/step.h>
+
+#include <algorithm>
+#include <chrono>
+#include <cmath>
+#include <map>
+#include <memory>
+#include <string>
+#include <thread>
+#include <utility>
+#include <vector>
+
+#include "base/atomic_file.h"
+#include "plan/order.h"
+#include "tests/torch/folder.h"
+#include "tests/torch/loops.h"
+#include "torch/step/order_file.h"
+
+namespace lockstep::testing::loops::asynchronous {
+namespace {
+
+using ::testing::ElementsAre;
+using ::testing::HasSubstr;
+
+constexpr int kShards = 4;
+
+LocalSteps with(LocalSteps local, bool slows, double compensation) {
+  local.asynchronous->slows_if_stale = slows;
+  local.asynchronous->delay_compensation = compensation;
+  return local;
+}
+
+const LocalSteps kFree = LocalSteps::stale(Asynchronous::kUnbounded, 3);
+
+struct How {
+  LocalSteps local = kFree;
+  std::string model = "mlp";
+  std::string optimizer = "adamw";
+  std::string checkpoint = {};
+  std::int64_t steps = kSteps;
+  int shards = kShards;
+};
+
+How recording(How how, const std::string& order) {
+  how.local.asynchronous->order = order;
+  return how;
+}
+How replaying(How how, const std::string& order) {
+  how.local.asynchronous->replay = order;
+  return how;
+}
+
+JobOptions options_of(const How& how) {
+  JobOptions options = job_options(how.checkpoint);
+  options.shards = how.shards;
+  options.local_steps = how.local;
+  return options;
+}
+
+std::unique_ptr<optim::Optimizer> optimizer_of(const std::string& name, Replica& model) {
+  if (name == "plain") return std::make_unique<optim::SGD>(model, optim::SGDOptions{.lr = 0.1});
+  if (name == "sgd")
+    return std::make_unique<optim::SGD>(model, optim::SGDOptions{.lr = 0.1, .momentum = 0.9});
+  if (name == "rmsprop")
+    return std::make_unique<optim::RMSprop>(model, optim::RMSpropOptions{.lr = 1e-2});
+  auto adamw = std::make_unique<optim::AdamW>(model, optim::AdamWOptions{.lr = 1e-2});
+  if (name == "clipped") adamw->set_clip_norm(0.5);
+  if (name == "limited") adamw->set_clip_value(0.01);
+  return adamw;
+}
+
+std::vector<torch::Tensor> copies_of(const models::Net& net) {
+  std::vector<torch::Tensor> all;
+  for (const torch::Tensor& parameter : net.parameters()) all.push_back(parameter.detach().clone());
+  return all;
+}
+
+// Trains, and returns the hash of the weights; into `weights` go the leader's.
+std::string trained(World& world, const How& how, std::vector<torch::Tensor>* weights = nullptr) {
+  Job job(world, options_of(how));
+  auto net = net_of(how.model);
+  auto model = data_parallel(net, world);
+  const auto optimizer = optimizer_of(how.optimizer, model);
+  Step step(job, "train", {optimizer.get()}, [&](const Shard& shard) {
+    auto loss = models::loss(*net, shard.batch);
+    shard.report("loss", loss.detach() * shard.batch.samples);
+    return loss;
+  });
+  for (const GlobalBatch& batch : job.batches(data_of(how.model), {.steps = how.steps})) {
+    const Outcome outcome = step(batch);
+    EXPECT_NEAR(outcome.loss(), outcome.metric("loss"), 1e-5);
+  }
+  EXPECT_EQ(job.step(), how.steps);
+  EXPECT_EQ(optimizer->steps(), how.steps);
+  EXPECT_TRUE(model.identical());
+  if (weights != nullptr && world.leader()) *weights = copies_of(*net);
+  return job.weights_sha256();
+}
+
+// Whose backward takes so long. Not the loss itself: workers that are threads of one process run it one after the other.
+torch::Tensor slow(torch::Tensor loss, int milliseconds) {
+  loss.register_hook([milliseconds](const torch::Tensor& gradient) {
+    std::this_thread::sleep_for(std::chrono::milliseconds(milliseconds));
+    return gradient;
+  });
+  return loss;
+}
+
+std::map<std::string, How> kinds() {
+  return {
+      {"no bound", {}},
+      {"SGD with momentum", {.optimizer = "sgd"}},
+      {"a bound of one step", {.local = LocalSteps::stale(1, 5), .optimizer = "rmsprop"}},
+      {"one round", {.local = LocalSteps::stale(2)}},
+      {"slower and compensated", {.local = with(kFree, true, 0.5)}},
+      {"clipped by norm", {.optimizer = "clipped"}},
+      {"clipped by value", {.optimizer = "limited"}},
+      {"BatchNorm and dropout", {.model = "cnn"}},
+      {"gpt", {.model = "gpt"}},
+  };
+}
+
+// A worker that is alone records, too: its order is that of the tasks.
+TEST(AsynchronousJob, AReplayHasItsBitsOnAnyNumberOfWorkers) {
+  for (const auto& [name, how] : kinds()) {
+    for (const int recorders : {1, 4}) {
+      SCOPED_TRACE(name + (recorders == 1 ? ", of one worker" : ""));
+      const Folder folder;
+      const std::string order = folder / "order";
+      const How recorded = recording(how, order);
+      const std::string expected =
+          same_on_all(recorders, "shm", [&](World& world) { return trained(world, recorded); });
+      const How again = replaying(recording(how, folder / "again"), order);
+      for (const auto& [engine, workers] : {std::pair("shm", 4), std::pair("shm", 3),
+                                            std::pair("shm", 2), std::pair("thread", 1)}) {
+        EXPECT_EQ(same_on_all(workers, engine, [&](World& world) { return trained(world, again); }),
+                  expected)
+            << workers << " workers, " << engine;
+        EXPECT_EQ(steps::load_order(folder / "again").rounds, steps::load_order(order).rounds);
+      }
+    }
+  }
+}
+
+// Of one worker no gradient is ever stale.
+TEST(AsynchronousJob, OnOneWorkerEachGradientSeesAllUpdatesBefore) {
+  const Folder folder;
+  same_on_all(1, "thread", [&](World& world) {
+    return trained(world, recording({.local = LocalSteps::stale(1, 100)}, folder / "order"));
+  });
+  const plan::Order order = steps::load_order(folder / "order");
+  ASSERT_EQ(order.rounds.size(), 1U);
+  std::int64_t number = 0;
+  for (const plan::OrderedUpdate& update : order.rounds[0].updates)
+    EXPECT_EQ(update.seen, number++);
+}
+
+// Whoever is slow: here one worker, in each of its tasks.
+TEST(AsynchronousJob, NoGradientIsBegunBeforeThoseBeyondTheBoundAreApplied) {
+  for (const std::int64_t bound : {1, 2}) {
+    const Folder folder;
+    in_world(4, "shm", [&](World& world) {
+      const How how = recording({.local = LocalSteps::stale(bound, 20)}, folder / "order");
+      Job job(world, options_of(how));
+      One one(world, how.model);
+      Step step(job, "train", {&one.optimizer}, [&](const Shard& shard) {
+        return slow(models::loss(*one.net, shard.batch), world.rank() == 3 ? 10 : 0);
+      });
+      for (const GlobalBatch& batch : job.batches(data_of(how.model), {.steps = 40})) step(batch);
+    });
+    const plan::Order order = steps::load_order(folder / "order");
+    std::int64_t most_ahead = 0;
+    for (const plan::RoundOrder& round : order.rounds) {
+      for (const plan::OrderedUpdate& update : round.updates) {
+        for (std::size_t later = static_cast<std::size_t>(update.seen);
+             later < round.updates.size(); ++later) {
+          const std::int64_t ahead = update.step - round.updates[later].step;
+          most_ahead = std::max(most_ahead, ahead);
+        }
+      }
+    }
+    EXPECT_EQ(most_ahead, bound);  // with a slow worker the others reach it
+  }
+}
+
+// A slow worker has fewer tasks: the others do not wait for its share.
+TEST(AsynchronousJob, ASlowWorkerTakesFewerTasks) {
+  std::vector<int> tasks(3);
+  in_world(3, "shm", [&](World& world) {
+    const How how{.local = LocalSteps::stale(Asynchronous::kUnbounded, 20), .shards = 3};
+    JobOptions options = options_of(how);
+    options.global_batch = 15;
+    Job job(world, options);
+    One one(world, how.model);
+    Step step(job, "train", {&one.optimizer}, [&](const Shard& shard) {
+      ++tasks[static_cast<std::size_t>(world.rank())];
+      return slow(models::loss(*one.net, shard.batch), world.rank() == 2 ? 60 : 10);
+    });
+    for (const GlobalBatch& batch : job.batches(data_of(how.model), {.steps = 20})) step(batch);
+  });
+  EXPECT_LT(tasks[2] * 2, tasks[0]);
+  EXPECT_LT(tasks[2] * 2, tasks[1]);
+}
+
+// The same by LibTorch alone, for an order that a test has written. Each operation rounds once, as ours do.
+class Plain {
+ public:
+  Plain(const How& how, const plan::RoundOrder& order) : how_(how), net_(net_of(how.model)) {
+    for (const torch::Tensor& parameter : net_->parameters()) {
+      mean_.push_back(torch::zeros_like(parameter));
+      square_.push_back(torch::zeros_like(parameter));
+    }
+    run(order);
+  }
+  std::vector<torch::Tensor> weights;
+
+ private:
+  using Tensors = std::vector<torch::Tensor>;
+  void run(const plan::RoundOrder& order);
+  void set(const Tensors& values) {
+    const torch::NoGradGuard no_grad;
+    const auto parameters = net_->parameters();
+    for (std::size_t i = 0; i < parameters.size(); ++i) parameters[i].copy_(values[i]);
+  }
+  void update(Tensors& now, const Tensors& gradients, double share, std::int64_t number);
+
+  How how_;
+  std::shared_ptr<models::Net> net_;
+  Tensors mean_, square_;
+};
+
+std::map<std::pair<std::int64_t, int>, Batch> batches_of_job(const How& how) {
+  std::map<std::pair<std::int64_t, int>, Batch> batches;
+  World world = World::over(connect_alone());
+  Job job(world, options_of(how));
+  One one(world, how.model);
+  Step step(job, "train", {&one.optimizer}, one.loss());
+  for (const GlobalBatch& batch : job.batches(data_of(how.model), {.steps = how.steps})) {
+    for (std::int64_t number = 0; number < batch.steps(); ++number) {
+      for (int shard = 0; shard < how.shards; ++shard)
+        batches[{batch.step() + number, shard}] = batch.shard(shard, number);
+    }
+    step(batch);
+  }
+  return batches;
+}
+
+// The weights after each update are kept, because gradients come from older ones. At the end of the round the weights of before
+// change by the mean over shards of what the round has changed.
+void Plain::run(const plan::RoundOrder& order) {
+  const auto batches = batches_of_job(how_);
+  std::vector<Tensors> after{copies_of(*net_)};
+  for (const plan::OrderedUpdate& update : order.updates) {
+    const Tensors& seen = after[static_cast<std::size_t>(update.seen)];
+    set(seen);
+    const Batch& batch = batches.at({update.step, update.shard});
+    auto gradients = torch::autograd::grad({models::loss(*net_, batch)}, net_->parameters());
+    Tensors now;
+    for (const torch::Tensor& tensor : after.back()) now.push_back(tensor.clone());
+    const double strength = how_.local.asynchronous->delay_compensation;
+    for (std::size_t i = 0; i < now.size() && strength > 0; ++i) {
+      const torch::Tensor& g = gradients[i];
+      gradients[i] = g + (g * strength) * g * (now[i] - seen[i]);
+    }
+    const auto number = static_cast<std::int64_t>(after.size());
+    const std::int64_t missed = number - 1 - update.seen;
+    double share = 1.0 / how_.shards;
+    if (how_.local.asynchronous->slows_if_stale && missed >= how_.shards)
+      share *= static_cast<double>(how_.shards) / static_cast<double>(missed + 1);
+    this->update(now, gradients, share, number);
+    after.push_back(now);
+  }
+  for (std::size_t i = 0; i < after[0].size(); ++i)
+    weights.push_back(after[0][i] - (after[0][i] - after.back()[i]));
+}
+
+void Plain::update(Tensors& now, const Tensors& gradients, double share, std::int64_t number) {
+  for (std::size_t i = 0; i < now.size(); ++i) {
+    torch::Tensor& w = now[i];
+    const torch::Tensor& g = gradients[i];
+    torch::Tensor& m = mean_[i];
+    torch::Tensor& v = square_[i];
+    if (how_.optimizer == "plain") w.sub_(g * (0.1 * share));
+    if (how_.optimizer == "sgd") {
+      m = number == 1 ? g : m * 0.9 + g;
+      w.sub_(m * (0.1 * share));
+    }
+    if (how_.optimizer != "adamw") continue;
+    const auto t = static_cast<double>(number);
+    const double lr = 1e-2 * share;
+    m = m * 0.9 + g * (1 - 0.9);
+    v = v * 0.999 + g * (1 - 0.999) * g;
+    const auto change =
+        m * (lr / (1 - std::pow(0.9, t))) / (v.sqrt() / std::sqrt(1 - std::pow(0.999, t)) + 1e-8);
+    w.copy_(w * (1 - lr * 1e-2) - change);
+  }
+}
+
+// Two steps in one round; the last of step 0 comes behind those of step 1.
+const plan::RoundOrder kOrder = {
+    {0, 2},
+    {{0, 1, 0}, {0, 0, 0}, {0, 2, 1}, {1, 1, 2}, {1, 0, 2}, {1, 3, 3}, {0, 3, 0}, {1, 2, 3}}};
+
+TEST(AsynchronousJob, HasTheBitsOfThePlainProgramForAnyOrder) {
+  for (const std::string optimizer : {"plain", "sgd", "adamw"}) {
+    for (const LocalSteps& local : {kFree, with(kFree, true, 0), with(kFree, false, 0.5)}) {
+      SCOPED_TRACE(optimizer + ", " + to_string(local));
+      const Folder folder;
+      const How how{.local = local, .optimizer = optimizer, .steps = 2};
+      base::write_file(folder / "order", plan::order_head(kShards) + plan::order_text(kOrder));
+      const Plain plain(how, kOrder);
+      std::vector<torch::Tensor> weights;
+      same_on_all(2, "shm", [&](World& world) {
+        return trained(world, replaying(how, folder / "order"), &weights);
+      });
+      ASSERT_EQ(weights.size(), plain.weights.size());
+      for (std::size_t i = 0; i < weights.size(); ++i)
+        EXPECT_TRUE(torch::equal(weights[i], plain.weights[i])) << i;
+    }
+  }
+}
+
+TEST(AsynchronousJob, AReplayGoesOnFromItsCheckpointOnAnotherNumberOfWorkers) {
+  for (const auto& [name, kind] : kinds()) {
+    SCOPED_TRACE(name);
+    How how = kind;
+    how.local.stages[0].steps = 2;
+    how.steps = 8;
+    const Folder folder;
+    // It records in two parts, too: the second one keeps what the first has written.
+    How recorded = recording(how, folder / "order");
+    recorded.checkpoint = folder / "recorded";
+    recorded.steps = 4;
+    same_on_all(3, "shm", [&](World& world) { return trained(world, recorded); });
+    recorded.steps = 8;
+    const std::string expected =
+        same_on_all(4, "shm", [&](World& world) { return trained(world, recorded); });
+    EXPECT_EQ(steps::load_order(folder / "order").rounds.size(), 4U);
+    How again = replaying(how, folder / "order");
+    EXPECT_EQ(same_on_all(2, "shm", [&](World& world) { return trained(world, again); }), expected);
+    again.checkpoint = folder / "again";
+    again.steps = 4;
+    same_on_all(1, "thread", [&](World& world) { return trained(world, again); });
+    again.steps = 8;
+    EXPECT_EQ(same_on_all(3, "shm", [&](World& world) { return trained(world, again); }),
+              expected);
+  }
+}
+
+// Nobody waits for a task of a worker that has failed.
+TEST(AsynchronousJob, IfOneWorkersLossThrowsTheOthersHearOfIt) {
+  const auto outcomes = outcomes_in_world(
+      3,
+      [&](World& world) {
+        const How how{.local = LocalSteps::stale(Asynchronous::kUnbounded, 20), .shards = 3};
+        JobOptions options = options_of(how);
+        options.global_batch = 15;
+        Job job(world, options);
+        One one(world, how.model);
+        Step step(job, "train", {&one.optimizer}, [&](const Shard& shard) {
+          if (world.rank() == 1 && shard.step > 3) throw BadInput("this worker cannot");
+          return models::loss(*one.net, shard.batch);
+        });
+        for (const GlobalBatch& batch : job.batches(data_of(how.model), {.steps = 20}))
+          step(batch);
+      },
+      "shm");
+  EXPECT_THAT(outcomes[0].text, HasSubstr("rank 1 has left the world"));
+  EXPECT_THAT(outcomes[1].text, HasSubstr("this worker cannot"));
+  EXPECT_THAT(outcomes[2].text, HasSubstr("rank 1 has left the world"));
+}
+
+template <typename Body>
+std::string refusal(const Body& body) {
+  try {
+    World world = World::over(connect_alone());
+    body(world);
+  } catch (const Error& error) {
+    return error.what();
+  }
+  return "nothing was refused";
+}
+
+std::string refused(const How& how) {
+  return refusal([&](World& world) { trained(world, how); });
+}
+
+TEST(AsynchronousOptions, WhatMakesNoSenseIsRefusedByName) {
+  How how;
+  how.local.asynchronous->staleness = -3;
+  EXPECT_THAT(refused(how), HasSubstr("a staleness of -3"));
+  how = {};
+  how.local.state = LocalState::kReset;
+  EXPECT_THAT(refused(how), HasSubstr("one state"));
+  EXPECT_THAT(refusal([](World& world) {
+                Job job(world, options_of({}));
+                auto net = net_of("mlp");
+                auto model = data_parallel(net, world);
+                optim::LAMB optimizer(model, {.lr = 0.1});
+                const Step step(job, "train", {&optimizer}, [&](const Shard& shard) {
+                  return models::loss(*net, shard.batch);
+                });
+              }),
+              HasSubstr("a rate for each layer"));
+  EXPECT_THAT(refusal([](World& world) {
+                Job job(world, options_of({}));
+                auto net = net_of("mlp");
+                auto model = data_parallel(net, world, {.codec = codec::parse("bf16")});
+                optim::SGD optimizer(model, {.lr = 0.1});
+                const Step step(job, "train", {&optimizer}, [&](const Shard& shard) {
+                  return models::loss(*net, shard.batch);
+                });
+              }),
+              HasSubstr("nothing travels"));
+  EXPECT_THAT(refusal([](World& world) {
+                Job job(world, options_of({}));
+                One one(world, "mlp"), other(world, "mlp");
+                const Step step(job, "train", {&one.optimizer, &other.optimizer}, one.loss());
+              }),
+              HasSubstr("has one optimizer"));
+}
+
+TEST(AsynchronousOptions, WorkersThatShareNoMemoryAreRefused) {
+  for (const auto& outcome : outcomes_in_world(
+           2, [&](World& world) { trained(world, {}); }, "tcp"))
+    EXPECT_THAT(outcome.text, HasSubstr("for workers that share memory"));
+}
+
+TEST(AsynchronousOptions, AnOrderThatIsNotThisJobsIsRefused) {
+  const Folder folder;
+  const std::string order = folder / "order";
+  EXPECT_THAT(refused(replaying({}, order)), HasSubstr("order"));
+  base::write_file(order, "{}\n");
+  EXPECT_THAT(refused(replaying({}, order)), HasSubstr("line 1 is not the head of an order"));
+  EXPECT_THAT(refused(recording({.local = LocalSteps::stale(1, 3), .checkpoint = folder / "run"},
+                                folder / "no/such/folder/order")),
+              HasSubstr("no/such/folder"));
+
+  How how{.steps = 3};
+  refused(recording(how, order));
+  how.shards = 2;
+  EXPECT_THAT(refused(replaying(how, order)), HasSubstr("a job with 4 shards"));
+  how.shards = kShards;
+  how.steps = 2;
+  EXPECT_THAT(refused(replaying(how, order)), HasSubstr("ends before step 3, and here before"));
+  how.steps = 6;
+  EXPECT_THAT(refused(replaying(how, order)), HasSubstr("no round that begins with step 3"));
+  how.steps = 3;
+  base::write_file(order, plan::order_head(kShards) + "round 0 3 1\n0 0 0\n");
+  EXPECT_THAT(refused(replaying(how, order)), HasSubstr("has other shards"));
+}
+
+}  // namespace
+}  // namespace lockstep::testing::loops::asynchronous
