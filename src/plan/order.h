@@ -49,7 +49,8 @@ struct Order {
   int shards = 0;
   std::vector<RoundOrder> rounds;  // by their steps
 
-  const RoundOrder* find(std::int64_t first) const;  // the round that begins there; null: there is none
+  const RoundOrder* find(
+      std::int64_t first) const;  // the round that begins there; null: there is none
 };
 
 // BadInput with the file and the line.

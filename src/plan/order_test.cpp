@@ -75,13 +75,19 @@ TEST(Order, WhatIsNoOrderIsRefusedWithItsLine) {
   EXPECT_THAT(refused_order(head + "round 0 0 0\n"), HasSubstr("line 3 has a round of no steps"));
   EXPECT_THAT(refused_order(head + "round 0 1\n"), HasSubstr("line 3 has too few numbers"));
   EXPECT_THAT(refused_order(head + "round 0 1 1 1\n"), HasSubstr("line 3 has too many numbers"));
-  EXPECT_THAT(refused_order(head + "round 0 2 1\n2 0 0\n"), HasSubstr("line 4 has no number from 0 to 1"));
-  EXPECT_THAT(refused_order(head + "round 0 2 1\n1 2 0\n"), HasSubstr("line 4 has no number from 0 to 1"));
-  EXPECT_THAT(refused_order(head + "round 0 2 1\n1 0 1\n"), HasSubstr("line 4 has no number from 0 to 0"));
+  EXPECT_THAT(refused_order(head + "round 0 2 1\n2 0 0\n"),
+              HasSubstr("line 4 has no number from 0 to 1"));
+  EXPECT_THAT(refused_order(head + "round 0 2 1\n1 2 0\n"),
+              HasSubstr("line 4 has no number from 0 to 1"));
+  EXPECT_THAT(refused_order(head + "round 0 2 1\n1 0 1\n"),
+              HasSubstr("line 4 has no number from 0 to 0"));
   EXPECT_THAT(refused_order(head + "round 1 2 1\n0 0 0\n"), HasSubstr("a step before its round"));
-  EXPECT_THAT(refused_order(head + "round 0 2 2\n0 0 0\n0 0 1\n"), HasSubstr("line 5 has a shard of a step"));
-  EXPECT_THAT(refused_order(head + "round 0 2 0\nround 1 2 0\n"), HasSubstr("in the middle of the one"));
-  EXPECT_THAT(refused_order(head + "round 99999999999999999999 2 0\n"), HasSubstr("line 3 has no number"));
+  EXPECT_THAT(refused_order(head + "round 0 2 2\n0 0 0\n0 0 1\n"),
+              HasSubstr("line 5 has a shard of a step"));
+  EXPECT_THAT(refused_order(head + "round 0 2 0\nround 1 2 0\n"),
+              HasSubstr("in the middle of the one"));
+  EXPECT_THAT(refused_order(head + "round 99999999999999999999 2 0\n"),
+              HasSubstr("line 3 has no number"));
 }
 
 TEST(Order, AnUpdateKeepsItsRateUntilItIsStalerThanShardsAreMany) {

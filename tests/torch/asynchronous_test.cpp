@@ -349,8 +349,7 @@ TEST(AsynchronousJob, AReplayGoesOnFromItsCheckpointOnAnotherNumberOfWorkers) {
     again.steps = 4;
     same_on_all(1, "thread", [&](World& world) { return trained(world, again); });
     again.steps = 8;
-    EXPECT_EQ(same_on_all(3, "shm", [&](World& world) { return trained(world, again); }),
-              expected);
+    EXPECT_EQ(same_on_all(3, "shm", [&](World& world) { return trained(world, again); }), expected);
   }
 }
 
@@ -368,8 +367,7 @@ TEST(AsynchronousJob, IfOneWorkersLossThrowsTheOthersHearOfIt) {
           if (world.rank() == 1 && shard.step > 3) throw BadInput("this worker cannot");
           return models::loss(*one.net, shard.batch);
         });
-        for (const GlobalBatch& batch : job.batches(data_of(how.model), {.steps = 20}))
-          step(batch);
+        for (const GlobalBatch& batch : job.batches(data_of(how.model), {.steps = 20})) step(batch);
       },
       "shm");
   EXPECT_THAT(outcomes[0].text, HasSubstr("rank 1 has left the world"));

@@ -197,69 +197,96 @@ TEST_P(OfBlockCodec, IsThePlainProgramOfItsDefinition) {
   });
 }
 
-// The field's formulas, in float64 and with LAPACK's QR; the gradients are those of float32 weights. The worst tensor's
-// distance was 2e-7 of its norm; a factor that begins otherwise, or no feedback, gives more than 1e-3.
-TEST(PowerSgdJob, IsThePlainProgramOfItsDefinition) {
-  constexpr int kShards = 4;
-  constexpr int kRank = 2;
-  const auto batches = batches_of_job(kShards);
-  World alone = World::over(connect_alone());
-  Encoded plain(alone, "none");
-  const auto parameters = plain.net->parameters();
-  std::vector<torch::Tensor> factors(parameters.size());
-  std::vector<std::array<torch::Tensor, kShards>> lost(parameters.size());
-  for (std::size_t i = 0; i < parameters.size(); ++i) {
-    lost[i].fill(torch::zeros_like(parameters[i], torch::kFloat64));
-    if (parameters[i].dim() < 2 ||
-        !flat::worth_factors(static_cast<std::size_t>(parameters[i].size(0)),
-                             static_cast<std::size_t>(parameters[i].size(1)), kRank))
-      continue;
-    const torch::Tensor first = torch::empty({parameters[i].size(1), kRank});
-    flat::first_factor(first.data_ptr<float>(), static_cast<std::size_t>(first.size(0)), kRank);
-    factors[i] = first.to(torch::kFloat64);
-  }
-  EXPECT_TRUE(
-      std::any_of(factors.begin(), factors.end(), [](const auto& q) { return q.defined(); }));
-  for (std::int64_t step = 0; step < kSteps; ++step) {
-    double total = 0;
-    for (int shard = 0; shard < kShards; ++shard)
-      total += static_cast<double>(batches.at({step, shard}).samples);
-    std::vector<std::array<torch::Tensor, kShards>> parts(parameters.size());
-    std::vector<torch::Tensor> sums(parameters.size());
-    for (int shard = 0; shard < kShards; ++shard) {
-      const auto gradients = gradients_of(*plain.net, batches.at({step, shard}));
-      for (std::size_t i = 0; i < parameters.size(); ++i) {
-        auto& part = parts[i][static_cast<std::size_t>(shard)];
-        part = gradients[i].to(torch::kFloat64) / total + lost[i][static_cast<std::size_t>(shard)];
-        sums[i] = sums[i].defined() ? sums[i] + part : part;
-      }
-    }
+// The field's formulas, in float64 and with LAPACK's QR; the gradients are those of float32 weights.
+class PlainPowerSgd {
+ public:
+  static constexpr int kShards = 4;
+  static constexpr int kRank = 2;
+  static constexpr std::int64_t kFrom = 1;
+
+  explicit PlainPowerSgd(World& alone)
+      : plain_(alone, "none"), parameters(plain_.net->parameters()), factors_(parameters.size()) {
     for (std::size_t i = 0; i < parameters.size(); ++i) {
-      torch::Tensor parameter = parameters[i];
-      torch::Tensor average = sums[i];
-      if (factors[i].defined() && step >= 1) {
-        const auto p = std::get<0>(torch::linalg_qr(torch::mm(sums[i], factors[i])));
-        factors[i] = torch::mm(sums[i].t(), p);
-        average = torch::mm(p, factors[i].t());
-        for (int shard = 0; shard < kShards; ++shard)
-          lost[i][static_cast<std::size_t>(shard)] =
-              parts[i][static_cast<std::size_t>(shard)] - average / kShards;
-      }
-      parameter.mutable_grad() = average.to(torch::kFloat32);
+      lost_.emplace_back().fill(torch::zeros_like(parameters[i], torch::kFloat64));
+      if (parameters[i].dim() < 2) continue;
+      const auto rows = static_cast<std::size_t>(parameters[i].size(0));
+      const auto columns = static_cast<std::size_t>(parameters[i].size(1));
+      if (!flat::worth_factors(rows, columns, kRank)) continue;
+      const torch::Tensor first = torch::empty({parameters[i].size(1), kRank});
+      flat::first_factor(first.data_ptr<float>(), columns, kRank);
+      factors_[i] = first.to(torch::kFloat64);
     }
-    plain.optimizer.step();
   }
+
+  bool has_factors() const {
+    return std::any_of(factors_.begin(), factors_.end(), [](const auto& q) { return q.defined(); });
+  }
+
+  void step(std::int64_t number, const std::map<std::pair<std::int64_t, int>, Batch>& batches);
+
+ private:
+  using OfShards = std::array<torch::Tensor, kShards>;
+  torch::Tensor reduced(std::size_t i, const OfShards& parts, bool encodes);
+
+  Encoded plain_;
+
+ public:
+  const std::vector<torch::Tensor> parameters;
+
+ private:
+  std::vector<torch::Tensor> factors_;
+  std::vector<OfShards> lost_;
+};
+
+void PlainPowerSgd::step(std::int64_t number,
+                         const std::map<std::pair<std::int64_t, int>, Batch>& batches) {
+  double total = 0;
+  for (int shard = 0; shard < kShards; ++shard)
+    total += static_cast<double>(batches.at({number, shard}).samples);
+  std::vector<OfShards> parts(parameters.size());
+  for (std::size_t shard = 0; shard < kShards; ++shard) {
+    const auto gradients = gradients_of(*plain_.net, batches.at({number, static_cast<int>(shard)}));
+    for (std::size_t i = 0; i < parameters.size(); ++i)
+      parts[i][shard] = gradients[i].to(torch::kFloat64) / total + lost_[i][shard];
+  }
+  for (std::size_t i = 0; i < parameters.size(); ++i) {
+    torch::Tensor parameter = parameters[i];
+    parameter.mutable_grad() = reduced(i, parts[i], number >= kFrom).to(torch::kFloat32);
+  }
+  plain_.optimizer.step();
+}
+
+torch::Tensor PlainPowerSgd::reduced(std::size_t i, const OfShards& parts, bool encodes) {
+  torch::Tensor sum = parts[0];
+  for (std::size_t shard = 1; shard < kShards; ++shard) sum = sum + parts[shard];
+  if (!factors_[i].defined() || !encodes) return sum;
+  const auto p = std::get<0>(torch::linalg_qr(torch::mm(sum, factors_[i])));
+  factors_[i] = torch::mm(sum.t(), p);
+  const torch::Tensor average = torch::mm(p, factors_[i].t());
+  for (std::size_t shard = 0; shard < kShards; ++shard)
+    lost_[i][shard] = parts[shard] - average / kShards;
+  return average;
+}
+
+// The worst tensor's distance was 2e-7 of its norm; a factor that begins otherwise, or no feedback, gives more than 1e-3.
+TEST(PowerSgdJob, IsThePlainProgramOfItsDefinition) {
   JobOptions options = job_options();
-  options.shards = kShards;
+  options.shards = PlainPowerSgd::kShards;
+  const auto batches = batches_of_job(options.shards);
+  World alone = World::over(connect_alone());
+  PlainPowerSgd plain(alone);
+  EXPECT_TRUE(plain.has_factors());
+  for (std::int64_t step = 0; step < kSteps; ++step) plain.step(step, batches);
   in_world(2, "tcp", [&](World& world) {
     Job job(world, options);
     Encoded one(world, "power-sgd:2:1");
     Step step(job, "train", {&one.optimizer},
               [&](const Shard& shard) { return models::loss(*one.net, shard.batch); });
     for (const GlobalBatch& batch : job.batches(data_of("mlp"), {.steps = kSteps})) step(batch);
-    for (std::size_t i = 0; i < parameters.size(); ++i) {
-      const double distance = (one.net->parameters()[i] - parameters[i]).norm().item<double>();
-      EXPECT_LE(distance / parameters[i].norm().item<double>(), 2e-6) << i;
+    for (std::size_t i = 0; i < plain.parameters.size(); ++i) {
+      const torch::Tensor& wanted = plain.parameters[i];
+      const double distance = (one.net->parameters()[i] - wanted).norm().item<double>();
+      EXPECT_LE(distance / wanted.norm().item<double>(), 2e-6) << i;
     }
   });
 }

@@ -131,7 +131,7 @@ TEST_F(Faults, OfLocalStepsWithoutSharedMemoryGoBackToTheCheckpointOnlyForStateT
 // a replay of it has their bits, through other faults, too. Which worker takes which task is open, so a fault has several steps to
 // strike in.
 TEST_F(Faults, InARoundOfAsynchronousStepsAreNotInItsOrder) {
-  const std::vector<std::string> rounds = {"--optimizer", "adamw", "--staleness",
+  const std::vector<std::string> rounds = {"--optimizer", "adamw",   "--staleness",
                                            "2",           "--round", "3"};
   for (const std::string where : {"forward", "backward", "update"}) {
     std::vector<std::string> recorded = rounds, replayed = rounds;
@@ -149,8 +149,8 @@ TEST_F(Faults, InARoundOfAsynchronousStepsAreNotInItsOrder) {
 
 // A worker that is stopped while the weights are its own to change holds up all others.
 TEST_F(Faults, AWorkerThatIsStoppedInAnAsynchronousRoundIsEnded) {
-  const std::vector<std::string> recorded = {"--staleness", "2", "--round", "5", "--order",
-                                             path("order")};
+  const std::vector<std::string> recorded = {"--staleness", "2",       "--round",
+                                             "5",           "--order", path("order")};
   const std::string expected = hash_of("stop@5:1:update,stop@6:1:update,stop@7:1:update", recorded,
                                        {"--timeout", "300", "--step-timeout", "2"});
   EXPECT_THAT(said_, HasSubstr("rank 1 was ended: others had waited 2 s for it"));

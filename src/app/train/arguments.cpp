@@ -11,6 +11,7 @@
 #include <thread>
 
 #include "app/hosts/arguments.h"
+#include "app/train/path_arguments.h"
 #include "base/command_line.h"
 #include "base/environment.h"
 #include "base/files.h"
@@ -441,47 +442,6 @@ void check_batch(const TrainArguments& arguments) {
     refuse(fmt::format("{} shard{} cannot be hosted by {} workers: use at most {}, or --shards {}",
                        shards, shards == 1 ? "" : "s", workers, shards, workers));
   }
-}
-
-void check_paths(const TrainArguments& arguments) {
-  const bool named = arguments.data.starts_with("synthetic") || arguments.data == "fashion-mnist";
-  if (!named && !base::exists(arguments.data)) {
-    refuse(fmt::format("--data {}: there is no such file or directory, and no data of that name",
-                       arguments.data));
-  }
-  const std::string order = arguments.local_given.order.value_or("");
-  const std::string replay = arguments.local_given.replay.value_or("");
-  for (const auto& [option, path] :
-       {std::pair{"--report", arguments.report}, std::pair{"--hashes", arguments.hashes},
-        std::pair{"--order", order}}) {
-    const std::string folder = base::parent_path(path);
-    if (path.empty()) continue;
-    if (path == "-") refuse(fmt::format("{} -: give the name of a file", option));
-    if (base::is_directory(path)) refuse(fmt::format("{} {}: it is a directory", option, path));
-    if (path == arguments.data) refuse(fmt::format("{} {}: that is the data", option, path));
-    const std::string file = path.substr(path.rfind('/') + 1);
-    if (folder == arguments.checkpoint &&
-        (file.starts_with("checkpoint.") || file.starts_with(formats::kCheckpointPrefix)))
-      refuse(fmt::format("{} {}: the job's own files have such names", option, path));
-    if (!base::is_directory(folder))
-      refuse(fmt::format("{} {}: there is no directory {}", option, path, folder));
-    if (::access(folder.c_str(), W_OK) != 0)
-      refuse(fmt::format("{} {}: cannot write there: {}", option, path, std::strerror(errno)));
-  }
-  if (!arguments.verify.empty() && !base::exists(arguments.verify))
-    refuse(fmt::format("--verify {}: there is no such file", arguments.verify));
-  if (!replay.empty() && !base::exists(replay))
-    refuse(fmt::format("--replay {}: there is no such file", replay));
-  if (!order.empty() && order == replay)
-    refuse("--order and --replay name the same file: it would be overwritten");
-  if (!order.empty() && (order == arguments.report || order == arguments.hashes))
-    refuse("--order names the same file as --report or --hashes");
-  if (!arguments.report.empty() && arguments.report == arguments.hashes)
-    refuse("--report and --hashes name the same file");
-  if (!arguments.verify.empty() && arguments.verify == arguments.hashes)
-    refuse("--verify and --hashes name the same file: it would be overwritten");
-  if (arguments.verify.empty() && arguments.until >= 0)
-    refuse("--until says where --verify ends: add --verify FILE");
 }
 
 // Decides from --checkpoint, --resume and --overwrite where checkpoints are.

@@ -14,6 +14,7 @@
 #include <lockstep/errors.h>
 #include <torch/torch.h>
 
+#include <chrono>
 #include <map>
 #include <optional>
 #include <utility>
@@ -38,6 +39,7 @@ class AsynchronousShards : public HostRunner {
 
   void run(Turns& turns) override;
   void end_step() override;
+  std::chrono::nanoseconds waited() const override { return waited_; }
 
  private:
   struct Task {
@@ -54,8 +56,8 @@ class AsynchronousShards : public HostRunner {
 
   Course& course() const { return model_.course(); }
   Course::Counts& so_far() const { return course().counts(); }
-  Course::Turn turn_when(const Course::Condition& condition) const;
-  Course::Turn next_turn() const {
+  Course::Turn turn_when(const Course::Condition& condition);
+  Course::Turn next_turn() {
     return turn_when([] { return true; });
   }
 
@@ -91,6 +93,7 @@ class AsynchronousShards : public HostRunner {
   std::optional<plan::Order> replay_;
   plan::RoundOrder order_;  // of the last round
   std::optional<OrderFile> file_;
+  std::chrono::nanoseconds waited_{0};  // in the last round
 };
 
 AsynchronousShards::AsynchronousShards(ShardWork work)
@@ -110,9 +113,11 @@ AsynchronousShards::AsynchronousShards(ShardWork work)
 }
 
 // A worker that waits says so: others may be given up then.
-Course::Turn AsynchronousShards::turn_when(const Course::Condition& condition) const {
+Course::Turn AsynchronousShards::turn_when(const Course::Condition& condition) {
   control::say(work_.generation->world, control::Doing::kWaits);
+  const auto began = std::chrono::steady_clock::now();
   auto turn = course().when(condition);
+  waited_ += std::chrono::steady_clock::now() - began;
   control::say(work_.generation->world, control::Doing::kComputes);
   return turn;
 }
@@ -121,6 +126,7 @@ void AsynchronousShards::run(Turns& turns) {
   const std::int64_t first = turns.whole(turns.hosted().begin).shard.step;
   steps_ = {first, first + turns.steps()};
   const plan::RoundOrder* const order = order_of(turns);
+  waited_ = {};
   turns.before_forward();
   training_.open(steps_.size());
   Round round(*this, turns);
@@ -143,7 +149,8 @@ const plan::RoundOrder* AsynchronousShards::order_of(const Turns& turns) const {
   const auto refuse = [&](const std::string& why) {
     throw BadInput(fmt::format("{} is not the order of this job: {}", rule_.replay, why));
   };
-  if (order == nullptr) refuse(fmt::format("it has no round that begins with step {}", steps_.first));
+  if (order == nullptr)
+    refuse(fmt::format("it has no round that begins with step {}", steps_.first));
   if (order->steps != steps_) {
     refuse(fmt::format("its round from step {} on ends before step {}, and here before step {}",
                        steps_.first, order->steps.end, steps_.end));

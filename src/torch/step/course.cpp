@@ -15,7 +15,7 @@ namespace lockstep::steps {
 namespace {
 
 constexpr std::size_t kCacheLine = 64;
-constexpr int kSpins = 64;    // before a waiting worker sleeps
+constexpr int kSpins = 64;     // before a waiting worker sleeps
 constexpr int kLookEvery = 8;  // sleeps, between two looks whether the others live
 constexpr std::chrono::microseconds kShortestSleep{20};
 constexpr std::chrono::microseconds kLongestSleep{500};
@@ -84,9 +84,10 @@ Course::Turn Course::when(const Condition& condition) {
     if (looks % kLookEvery == 0) {
       comm::Inside::require_all(host_);
       if (deadline.expired()) {
-        throw Timeout(fmt::format(
-            "nothing has become of an asynchronous round for {} ms: another worker is slow, or stopped",
-            host_.timeout().count()));
+        throw Timeout(
+            fmt::format("nothing has become of an asynchronous round for {} ms: another worker is "
+                        "slow, or stopped",
+                        host_.timeout().count()));
       }
     }
     std::this_thread::sleep_for(sleep);
@@ -98,7 +99,12 @@ bool Course::open(std::int64_t steps) {
   LOCKSTEP_CHECK(steps <= shape_.steps, "no round is longer than the longest");
   ++rounds_;
   if (counts().rounds == rounds_) return false;
-  counts() = {.rounds = rounds_, .steps = steps, .claimed = 0, .begun = 0, .updates = 0, .done = 0,
+  counts() = {.rounds = rounds_,
+              .steps = steps,
+              .claimed = 0,
+              .begun = 0,
+              .updates = 0,
+              .done = 0,
               .first_open = 0};
   std::fill_n(at<std::int32_t>(done_), steps, 0);
   std::fill_n(losses(), steps * shape_.shards, 0.0);

@@ -290,7 +290,9 @@ void JobCore::plan_data(const Dataset& dataset, const BatchesOptions& options) {
   }
   const JobOptions& job = setup_.options;
   if (streams != nullptr && job.local_steps.asynchronous)
-    throw BadInput("asynchronous steps take samples by number: which worker reads what is not known before, so streams will not do");
+    throw BadInput(
+        "asynchronous steps take samples by number: which worker reads what is not known before, "
+        "so streams will not do");
   const bool again = is_prepared();
   data_.plan.emplace(plan::DataOptions{.samples = dataset.size(),
                                        .global_batch = job.global_batch,

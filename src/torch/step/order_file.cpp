@@ -3,11 +3,11 @@
 #include <fmt/format.h>
 #include <lockstep/errors.h>
 
+#include <fcntl.h>
+#include <unistd.h>
 #include <cerrno>
 #include <cstring>
-#include <fcntl.h>
 #include <string_view>
-#include <unistd.h>
 #include <utility>
 
 #include "base/atomic_file.h"

@@ -4,6 +4,7 @@
 #include <lockstep/deadline.h>
 #include <lockstep/step.h>
 
+#include <chrono>
 #include <cstdint>
 #include <functional>
 #include <map>
@@ -54,8 +55,8 @@ class Turns {
   virtual Turn take(int shard, std::int64_t step) = 0;
   // Which part of the samples of that step the shard has.
   virtual double share(int shard, std::int64_t step) const = 0;
-  virtual Turn whole(int shard) = 0;   // its part of the round: its samples and its weight
-  virtual void before_forward() = 0;   // gives the buffers the values that shards begin with
+  virtual Turn whole(int shard) = 0;  // its part of the round: its samples and its weight
+  virtual void before_forward() = 0;  // gives the buffers the values that shards begin with
   virtual void forward_done(const Turn& turn) = 0;     // the buffers are as the shard leaves them
   virtual void before_backward(const Turn& turn) = 0;  // chooses the bank; says who reduces
   virtual void ended() = 0;                            // all of its work is done, or queued
@@ -103,6 +104,8 @@ class ShardRunner {
   virtual std::map<int, double> losses(Deadline deadline) = 0;
 
   virtual const ShardCounts& counts() const = 0;
+  // How long the last run() has waited for other workers, if it knows.
+  virtual std::chrono::nanoseconds waited() const { return {}; }
 };
 
 // What a Step's shards run with.

@@ -114,8 +114,7 @@ SharedTraining::Gradient SharedTraining::gradient() {
   trained.model->settle();
   Gradient gradient;
   gradient.values = trained.model->averages().data();
-  if (delay_compensation_ > 0)
-    gradient.weights = trained.model->parts().parameters->seen().data();
+  if (delay_compensation_ > 0) gradient.weights = trained.model->parts().parameters->seen().data();
   gradient.buffers = replica::pack(trained.model->model().buffers);
   return gradient;
 }
@@ -143,9 +142,10 @@ replica::GradientSource SharedTraining::source_of(const Gradient& gradient) cons
   if (trained.extras.clip_norm == 0) return source;
   const double norm = norm_of(source, trained.extras.clipped == optim::Norm::kLargest);
   if (!std::isfinite(norm))
-    throw BadInput(fmt::format("the norm of a gradient is {}: training has diverged; lower the "
-                               "learning rate or warm it up",
-                               norm));
+    throw BadInput(
+        fmt::format("the norm of a gradient is {}: training has diverged; lower the "
+                    "learning rate or warm it up",
+                    norm));
   source.factor = std::min(trained.extras.clip_norm / (norm + 1e-6), 1.0);  // as clip_grad_norm_
   return source;
 }
@@ -157,15 +157,15 @@ double SharedTraining::norm_of(const replica::GradientSource& source, bool large
   const auto measure = [&](const auto* values, std::size_t count) {
     return largest_one ? largest(values, count) : squares(values, count);
   };
-  replica::for_each_piece(
-      {plan, {0, of_pieces.size()}}, source,
-      [&](std::size_t number, replica::GradientReader& reader) {
-        const plan::Stretch& piece = plan.pieces.all[number];
-        const void* const values = reader.read(piece);
-        of_pieces[number] = reader.dtype() == DType::kFloat64
-                                ? measure(static_cast<const double*>(values), piece.count)
-                                : measure(static_cast<const float*>(values), piece.count);
-      });
+  replica::for_each_piece({plan, {0, of_pieces.size()}}, source,
+                          [&](std::size_t number, replica::GradientReader& reader) {
+                            const plan::Stretch& piece = plan.pieces.all[number];
+                            const void* const values = reader.read(piece);
+                            of_pieces[number] =
+                                reader.dtype() == DType::kFloat64
+                                    ? measure(static_cast<const double*>(values), piece.count)
+                                    : measure(static_cast<const float*>(values), piece.count);
+                          });
   if (largest_one) return largest(of_pieces.data(), of_pieces.size());
   double sum = 0;
   for (const double of_piece : of_pieces) sum += of_piece;

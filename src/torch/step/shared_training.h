@@ -52,7 +52,7 @@ class SharedTraining {
   double norm_of(const replica::GradientSource& source, bool largest) const;
 
   LocalModel& model_;
-  double delay_compensation_;  // Asynchronous
+  double delay_compensation_;           // Asynchronous
   std::vector<torch::Tensor> weights_;  // the shared ones, by entry
 };
 

@@ -137,6 +137,7 @@ bool StepRun::run(const Phase& phase, const GoesOn& goes_on) {
                                       [](auto* model) { return !model->gradients().meets(); });
   exposed_ = waits_here ? Clock::now() - began : std::chrono::nanoseconds(0);
   for (ModelStep* const model : models_) exposed_ += model->gradients().exposed();
+  exposed_ += runner_->waited();
   // Behind the seeds of shards.
   const int shards = loop_.generation().shards;
   const std::uint64_t seed =

@@ -1,0 +1,62 @@
+#include "app/train/path_arguments.h"
+
+#include <fmt/format.h>
+#include <lockstep/errors.h>
+#include <unistd.h>
+
+#include <cerrno>
+#include <cstring>
+#include <string>
+#include <utility>
+
+#include "app/train/arguments.h"
+#include "base/files.h"
+#include "formats/checkpoint_file.h"
+
+namespace lockstep::app {
+
+void check_paths(const TrainArguments& arguments) {
+  const bool named = arguments.data.starts_with("synthetic") || arguments.data == "fashion-mnist";
+  if (!named && !base::exists(arguments.data)) {
+    throw BadInput(fmt::format(
+        "--data {}: there is no such file or directory, and no data of that name", arguments.data));
+  }
+  const std::string order = arguments.local_given.order.value_or("");
+  const std::string replay = arguments.local_given.replay.value_or("");
+  for (const auto& [option, path] :
+       {std::pair{"--report", arguments.report}, std::pair{"--hashes", arguments.hashes},
+        std::pair{"--order", order}}) {
+    const std::string folder = base::parent_path(path);
+    if (path.empty()) continue;
+    if (path == "-") throw BadInput(fmt::format("{} -: give the name of a file", option));
+    if (base::is_directory(path))
+      throw BadInput(fmt::format("{} {}: it is a directory", option, path));
+    if (path == arguments.data)
+      throw BadInput(fmt::format("{} {}: that is the data", option, path));
+    const std::string file = path.substr(path.rfind('/') + 1);
+    if (folder == arguments.checkpoint &&
+        (file.starts_with("checkpoint.") || file.starts_with(formats::kCheckpointPrefix)))
+      throw BadInput(fmt::format("{} {}: the job's own files have such names", option, path));
+    if (!base::is_directory(folder))
+      throw BadInput(fmt::format("{} {}: there is no directory {}", option, path, folder));
+    if (::access(folder.c_str(), W_OK) != 0)
+      throw BadInput(
+          fmt::format("{} {}: cannot write there: {}", option, path, std::strerror(errno)));
+  }
+  if (!arguments.verify.empty() && !base::exists(arguments.verify))
+    throw BadInput(fmt::format("--verify {}: there is no such file", arguments.verify));
+  if (!replay.empty() && !base::exists(replay))
+    throw BadInput(fmt::format("--replay {}: there is no such file", replay));
+  if (!order.empty() && order == replay)
+    throw BadInput("--order and --replay name the same file: it would be overwritten");
+  if (!order.empty() && (order == arguments.report || order == arguments.hashes))
+    throw BadInput("--order names the same file as --report or --hashes");
+  if (!arguments.report.empty() && arguments.report == arguments.hashes)
+    throw BadInput("--report and --hashes name the same file");
+  if (!arguments.verify.empty() && arguments.verify == arguments.hashes)
+    throw BadInput("--verify and --hashes name the same file: it would be overwritten");
+  if (arguments.verify.empty() && arguments.until >= 0)
+    throw BadInput("--until says where --verify ends: add --verify FILE");
+}
+
+}  // namespace lockstep::app
