@@ -61,17 +61,24 @@ def number_at(row, column):
 
 
 def power_sgd_hook(state, bucket):
-    """PyTorch's, whose factors begin with known numbers."""
+    """PyTorch's, whose factors begin with known numbers. It has the factors of one shape one after the other."""
     if state.iter >= state.start_powerSGD_iter and bucket.index() not in state.p_memory_dict:
-        rank, p_length, qs = state.matrix_approximation_rank, 0, []
+        rank, p_length, qs = state.matrix_approximation_rank, 0, {}
         for gradient in bucket.gradients():
             rows, columns = gradient.view(gradient.shape[0], -1).shape
             if (rows + columns) * rank * state.min_compression_rate < rows * columns:
                 p_length += rows * rank
-                qs += [number_at(row, column) for row in range(columns) for column in range(rank)]
+                of_shape = qs.setdefault((rows, columns), [])
+                of_shape += [number_at(row, column) for row in range(columns) for column in range(rank)]
         state.p_memory_dict[bucket.index()] = torch.zeros(p_length)
-        state.q_memory_dict[bucket.index()] = torch.tensor(qs, dtype=torch.float32)
+        state.q_memory_dict[bucket.index()] = torch.tensor(sum(qs.values(), []), dtype=torch.float32)
     return powerSGD_hook.powerSGD_hook(state, bucket)
+
+
+def one_bucket(net):
+    """Two buckets would run three sums each at the same time, and over Gloo they mix them up."""
+    dist._DEFAULT_FIRST_BUCKET_BYTES = 1 << 30
+    return nn.parallel.DistributedDataParallel(net, bucket_cap_mb=1024)
 
 
 MODELS = {
@@ -92,7 +99,7 @@ def main():
     values = load(inputs)
     net = MODELS[name](values)
     net.load_state_dict({key[6:]: value for key, value in values.items() if key.startswith("model.")})
-    model = nn.parallel.DistributedDataParallel(net)
+    model = one_bucket(net) if "power-sgd" in sys.argv[-1] else nn.parallel.DistributedDataParallel(net)
     if sys.argv[7:] == ["fp16"]:
         model.register_comm_hook(None, default_hooks.fp16_compress_hook)
     elif sys.argv[7:]:

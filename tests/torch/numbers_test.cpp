@@ -157,6 +157,8 @@ double length_of(const torch::Tensor& tensor) {
 // SGD: each tensor ‖Δ‖/‖w‖ ≤ 1e-6. AdamW divides by √v, which blows rounding of small gradients up, so the bound is
 // 2e-6 over the whole model and the worst tensor is printed. With fp16 some gradients are within rounding of the middle of
 // two halves, and fall on the other side: 2^-11 of the change of that element. Seen: 9e-6 of a tensor, 5e-7 of the model.
+// PowerSGD: seen 3e-7 and 5e-8. There is no case for mlp with it: after 20 steps its last layer differs by 1e-3 between two
+// runs of one program whose first weights differ by 1e-7: its factors amplify that.
 void expect_same(const Case& c, const torch::nn::Module& expected, const torch::nn::Module& got,
                  bool with_buffers = true) {
   double error = 0;
@@ -283,11 +285,10 @@ std::vector<Case> ddp_cases() {
       // float32 and rounded to fp16, which is the same.
       {"mlp", "sgd", 2, 1, 0, "fp16"},
       // Beside powerSGD_hook, which begins at the third step at the earliest.
-      {"mlp", "sgd", 2, 1, 0, "power-sgd:4:2"}};
+      {"cnn", "sgd", 2, 1, 0, "power-sgd:2:2"}};
   if (std::getenv("LOCKSTEP_TEST_FULL") != nullptr) {
     cases.push_back({"cnn", "adamw", 4, 1, 0});
     cases.push_back({"cnn", "sgd", 2, 1, 0, "fp16"});
-    cases.push_back({"cnn", "sgd", 2, 1, 0, "power-sgd:2:2"});
     cases.push_back({"gpt", "adamw", 2, 1, 0, "power-sgd:1:2"});
   }
   return cases;
