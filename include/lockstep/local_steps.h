@@ -36,8 +36,11 @@ enum class LocalState : std::uint8_t {
 struct Asynchronous {
   static constexpr std::int64_t kUnbounded = -1;
 
-  // No gradient of step t is begun before all of step t − staleness − 1 are applied.
+  // No gradient of step t is begun before all of step t − staleness − 1 are applied. 0: only with backups.
   std::int64_t staleness = kUnbounded;
+  // Above 0, with a staleness of 0: of the shards of each step the first ones to be ready count, all but so many. Their mean is
+  // applied as in a synchronous step. Who comes later is left out, and nobody waits for it.
+  int backups = 0;
   // An update that has missed more others than there are shards is made with less of the learning rate (Zhang et al. 2016).
   bool slows_if_stale = false;
   // λ of Zheng et al. 2017: g + λ·g²·(w now − w that g was computed from), element by element. 0: nothing is added.
@@ -84,6 +87,8 @@ struct LocalSteps {
   static LocalSteps diloco(std::int64_t steps = 500);
   // Asynchronous rounds of so many steps. Nothing for a staleness of 0: that is the synchronous step.
   static LocalSteps stale(std::int64_t staleness, std::int64_t steps = 50);
+  // Rounds of steps that wait for all shards but so many. Nothing for 0.
+  static LocalSteps with_backups(int backups, std::int64_t steps = 50);
 };
 
 // "rounds of 8 steps from step 0, state kept, outer lr 1 momentum 0". BadInput for numbers that make

@@ -15,11 +15,18 @@ namespace {
 
 constexpr std::int64_t kMostSteps = std::int64_t{1} << 40;
 constexpr double kMostRate = 1e6;
+constexpr int kMostBackups = 1 << 20;
 constexpr std::int64_t kMostAsynchronousSteps = 1 << 20;  // the order of a round is kept in memory
 
 void check_asynchronous(const LocalSteps& local) {
   const Asynchronous& rule = *local.asynchronous;
-  if (rule.staleness < 1 && rule.staleness != Asynchronous::kUnbounded) {
+  if (rule.backups < 0 || rule.backups > kMostBackups)
+    throw BadInput(fmt::format("{} backup shards: give 0 to {}", rule.backups, kMostBackups));
+  if (rule.backups > 0 &&
+      (rule.staleness != 0 || rule.slows_if_stale || rule.delay_compensation != 0))
+    throw BadInput(
+        "steps with backups have no stale gradients: leave staleness at 0, and its options out");
+  if (rule.backups == 0 && rule.staleness < 1 && rule.staleness != Asynchronous::kUnbounded) {
     throw BadInput(fmt::format(
         "a staleness of {}: asynchronous steps want 1 or more, or no bound; 0 is the synchronous "
         "step, without asynchronous",
@@ -96,6 +103,12 @@ LocalSteps LocalSteps::stale(std::int64_t staleness, std::int64_t steps) {
   return local;
 }
 
+LocalSteps LocalSteps::with_backups(int backups, std::int64_t steps) {
+  LocalSteps local = stale(backups == 0 ? 0 : 1, steps);
+  if (local.asynchronous) *local.asynchronous = {.staleness = 0, .backups = backups};
+  return local;
+}
+
 std::string to_string(const LocalSteps& local) {
   check(local);
   std::vector<std::string> stages;
@@ -104,6 +117,8 @@ std::string to_string(const LocalSteps& local) {
         fmt::format("rounds of {} step{} from step {}", steps, steps == 1 ? "" : "s", from));
   if (local.asynchronous) {
     const Asynchronous& rule = *local.asynchronous;
+    if (rule.backups > 0)
+      return fmt::format("all shards but the last {}, {}", rule.backups, fmt::join(stages, ", "));
     return fmt::format("asynchronous, {}, {}{}{}", fmt::join(stages, ", "),
                        rule.staleness == Asynchronous::kUnbounded
                            ? "no bound"

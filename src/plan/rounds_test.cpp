@@ -106,6 +106,9 @@ TEST(Rounds, AsynchronousRoundsSaySo) {
             "asynchronous, rounds of 50 steps from step 0, no bound, slower if stale, delay "
             "compensation 0.04");
   EXPECT_FALSE(LocalSteps::stale(0).enabled());
+  EXPECT_EQ(to_string(LocalSteps::with_backups(1, 20)),
+            "all shards but the last 1, rounds of 20 steps from step 0");
+  EXPECT_FALSE(LocalSteps::with_backups(0).enabled());
 }
 
 TEST(Rounds, NumbersThatMakeNoAsynchronousRoundAreRefused) {
@@ -118,6 +121,10 @@ TEST(Rounds, NumbersThatMakeNoAsynchronousRoundAreRefused) {
   local = LocalSteps::stale(1);
   local.asynchronous->delay_compensation = -1;
   EXPECT_THAT(refused(local), HasSubstr("a delay compensation of -1"));
+  EXPECT_THAT(refused(LocalSteps::with_backups(-1)), HasSubstr("-1 backup shards"));
+  local = LocalSteps::with_backups(1);
+  local.asynchronous->staleness = 2;
+  EXPECT_THAT(refused(local), HasSubstr("no stale gradients"));
   local = LocalSteps::stale(1);
   local.outer_lr = 0.5;
   EXPECT_THAT(refused(local), HasSubstr("no outer update"));

@@ -113,6 +113,23 @@ torch::Tensor slow(torch::Tensor loss, int milliseconds) {
   return loss;
 }
 
+// The samples of each shard in each step, as a job gives them out.
+std::map<std::pair<std::int64_t, int>, Batch> batches_of_job(const How& how) {
+  std::map<std::pair<std::int64_t, int>, Batch> batches;
+  World world = World::over(connect_alone());
+  Job job(world, options_of(how));
+  One one(world, how.model);
+  Step step(job, "train", {&one.optimizer}, one.loss());
+  for (const GlobalBatch& batch : job.batches(data_of(how.model), {.steps = how.steps})) {
+    for (std::int64_t number = 0; number < batch.steps(); ++number) {
+      for (int shard = 0; shard < how.shards; ++shard)
+        batches[{batch.step() + number, shard}] = batch.shard(shard, number);
+    }
+    step(batch);
+  }
+  return batches;
+}
+
 std::map<std::string, How> kinds() {
   return {
       {"no bound", {}},
@@ -123,6 +140,9 @@ std::map<std::string, How> kinds() {
       {"clipped by norm", {.optimizer = "clipped"}},
       {"clipped by value", {.optimizer = "limited"}},
       {"BatchNorm and dropout", {.model = "cnn"}},
+      {"a backup", {.local = LocalSteps::with_backups(1, 3)}},
+      {"three backups, clipped", {.local = LocalSteps::with_backups(3, 5), .optimizer = "clipped"}},
+      {"a backup and BatchNorm", {.local = LocalSteps::with_backups(1), .model = "cnn"}},
       {"gpt", {.model = "gpt"}},
   };
 }
@@ -190,6 +210,67 @@ TEST(AsynchronousJob, NoGradientIsBegunBeforeThoseBeyondTheBoundAreApplied) {
   }
 }
 
+// The mean of the gradients that were there first is a synchronous step with their samples. One worker takes shards in order, so it
+// leaves the last one out.
+TEST(AsynchronousJob, WithBackupsAStepIsTheMeanOfThoseThatCameFirst) {
+  const How how{.local = LocalSteps::with_backups(1, 2), .optimizer = "plain", .steps = 2};
+  std::vector<torch::Tensor> weights;
+  same_on_all(1, "thread", [&](World& world) { return trained(world, how, &weights); });
+  const auto batches = batches_of_job(how);
+  auto net = net_of(how.model);
+  const auto first = copies_of(*net);
+  for (std::int64_t step = 0; step < how.steps; ++step) {
+    std::vector<torch::Tensor> sums;
+    double samples = 0;
+    for (int shard = 0; shard < kShards - 1; ++shard) {
+      const Batch& batch = batches.at({step, shard});
+      const auto gradients = torch::autograd::grad({models::loss(*net, batch)}, net->parameters());
+      const auto weight = static_cast<double>(batch.samples);
+      for (std::size_t i = 0; i < gradients.size(); ++i) {
+        if (shard == 0)
+          sums.push_back(gradients[i] * weight);
+        else
+          sums[i] = sums[i] + gradients[i] * weight;
+      }
+      samples += weight;
+    }
+    const torch::NoGradGuard no_grad;
+    for (std::size_t i = 0; i < sums.size(); ++i)
+      net->parameters()[i].sub_(sums[i] * (1 / samples) * 0.1);
+  }
+  for (std::size_t i = 0; i < first.size(); ++i)
+    EXPECT_TRUE(torch::equal(weights[i], first[i] - (first[i] - net->parameters()[i]))) << i;
+}
+
+// Nobody waits for the slow one, its gradients are dropped, and the program hears of it.
+TEST(AsynchronousJob, WithBackupsASlowWorkerIsLeftOut) {
+  const Folder folder;
+  in_world(4, "shm", [&](World& world) {
+    const How how = recording({.local = LocalSteps::with_backups(1, 10)}, folder / "order");
+    JobOptions options = options_of(how);
+    Job job(world, options);
+    One one(world, how.model);
+    Step step(job, "train", {&one.optimizer}, [&](const Shard& shard) {
+      return slow(models::loss(*one.net, shard.batch), world.rank() == 3 ? 200 : 5);
+    });
+    for (const GlobalBatch& batch : job.batches(data_of(how.model), {.steps = 20})) {
+      const Outcome outcome = step(batch);
+      EXPECT_GT(outcome.metric("dropped"), 0.2);
+      EXPECT_LT(outcome.metric("dropped"), 0.3);
+      EXPECT_EQ(one.optimizer.steps(), batch.step() + 10);
+    }
+  });
+  for (const plan::RoundOrder& round : steps::load_order(folder / "order").rounds) {
+    std::map<std::int64_t, std::int64_t> of_step, seen;
+    for (const plan::OrderedUpdate& update : round.updates) {
+      ++of_step[update.step];
+      EXPECT_TRUE(seen.emplace(update.step, update.seen).first->second == update.seen)
+          << "a step has one set of weights";
+    }
+    for (const auto& [step, tasks] : of_step) EXPECT_LT(tasks, kShards) << step;
+  }
+}
+
 // A slow worker has fewer tasks: the others do not wait for its share.
 TEST(AsynchronousJob, ASlowWorkerTakesFewerTasks) {
   std::vector<int> tasks(3);
@@ -235,22 +316,6 @@ class Plain {
   std::shared_ptr<models::Net> net_;
   Tensors mean_, square_;
 };
-
-std::map<std::pair<std::int64_t, int>, Batch> batches_of_job(const How& how) {
-  std::map<std::pair<std::int64_t, int>, Batch> batches;
-  World world = World::over(connect_alone());
-  Job job(world, options_of(how));
-  One one(world, how.model);
-  Step step(job, "train", {&one.optimizer}, one.loss());
-  for (const GlobalBatch& batch : job.batches(data_of(how.model), {.steps = how.steps})) {
-    for (std::int64_t number = 0; number < batch.steps(); ++number) {
-      for (int shard = 0; shard < how.shards; ++shard)
-        batches[{batch.step() + number, shard}] = batch.shard(shard, number);
-    }
-    step(batch);
-  }
-  return batches;
-}
 
 // The weights after each update are kept, because gradients come from older ones. At the end of the round the weights of before
 // change by the mean over shards of what the round has changed.
@@ -394,6 +459,7 @@ TEST(AsynchronousOptions, WhatMakesNoSenseIsRefusedByName) {
   How how;
   how.local.asynchronous->staleness = -3;
   EXPECT_THAT(refused(how), HasSubstr("a staleness of -3"));
+  EXPECT_THAT(refused({.local = LocalSteps::with_backups(4)}), HasSubstr("4 backup shards of 4"));
   how = {};
   how.local.state = LocalState::kReset;
   EXPECT_THAT(refused(how), HasSubstr("one state"));

@@ -69,7 +69,9 @@ How
   --staleness K        asynchronous: workers share weights, and each applies the gradient of a shard by itself. None is
                        begun before all that are more than K steps behind are applied; any: no bound. So nobody waits
                        for a slow worker, and the result depends on who was faster; 0 is the synchronous step
-  --round H            asynchronous steps between two meetings of all workers (default: 50)
+  --backups B          synchronous, but a step waits for all shards but B: the first to be ready count, the others are
+                       dropped, and who is slow is left out (default: 0)
+  --round H            with --staleness or --backups: steps between two meetings of all workers (default: 50)
   --stale-lr L         full, or reduced: less of the learning rate for gradients that many others have overtaken
                        (default: full)
   --delay-compensation L   correct stale gradients by L times their square times what weights have changed (default: 0)

@@ -72,26 +72,34 @@ void set_outer(const std::string& text, LocalSteps& local) {
 
 constexpr base::Choice<bool> kStaleRates[] = {{false, "full"}, {true, "reduced"}};
 
-LocalSteps asynchronous_steps(const LocalArguments& arguments) {
-  if (arguments.steps || arguments.outer || arguments.state) {
-    throw BadInput(
-        "--staleness with --local-steps: workers share weights, or each shard has its own; leave "
-        "one of them out");
-  }
-  const std::string& text = *arguments.staleness;
+LocalSteps stale_steps(const std::string& text) {
   const auto number = base::parse_number(text);
   if (text != "any" && (!number || *number < 0)) {
     throw BadInput(fmt::format(
         "--staleness {}: give a number of steps, 0 or more, or any, for no bound", text));
   }
-  if (number && *number == 0) {
+  return LocalSteps::stale(number.value_or(Asynchronous::kUnbounded));
+}
+
+LocalSteps asynchronous_steps(const LocalArguments& arguments) {
+  if (arguments.steps || arguments.outer || arguments.state) {
+    throw BadInput(
+        "--staleness or --backups with --local-steps: workers share weights, or each shard has its "
+        "own; leave one of them out");
+  }
+  if (arguments.backups && arguments.staleness)
+    throw BadInput(
+        "--backups with --staleness: a step waits for all shards but some, or gradients may be "
+        "stale; leave one of them out");
+  LocalSteps local = arguments.backups ? LocalSteps::with_backups(*arguments.backups)
+                                       : stale_steps(*arguments.staleness);
+  if (!local.asynchronous) {
     if (arguments.says_how_asynchronous())
       throw BadInput(
-          "--staleness 0 is the synchronous step: leave --round, --stale-lr, --delay-compensation, "
-          "--order and --replay out");
-    return {};
+          "--staleness 0 and --backups 0 are the synchronous step: leave --round, --stale-lr, "
+          "--delay-compensation, --order and --replay out");
+    return local;
   }
-  LocalSteps local = LocalSteps::stale(number.value_or(Asynchronous::kUnbounded));
   if (arguments.round) local.stages[0].steps = *arguments.round;
   Asynchronous& rule = *local.asynchronous;
   rule.slows_if_stale = arguments.slows_if_stale.value_or(false);
@@ -114,17 +122,18 @@ void add_local(CLI::App& parser, LocalArguments& arguments) {
         name, [target = target](const std::string& text) { *target = text; });
   }
   base::add_choice(parser, "--local-state", kStates, arguments.state);
+  parser.add_option("--backups", arguments.backups);
   parser.add_option("--round", arguments.round);
   base::add_choice(parser, "--stale-lr", kStaleRates, arguments.slows_if_stale);
   parser.add_option("--delay-compensation", arguments.delay_compensation);
 }
 
 LocalSteps local_steps(const LocalArguments& arguments) {
-  if (arguments.staleness) return asynchronous_steps(arguments);
+  if (arguments.staleness || arguments.backups) return asynchronous_steps(arguments);
   if (arguments.says_how_asynchronous()) {
     throw BadInput(
         "--round, --stale-lr, --delay-compensation, --order and --replay are for asynchronous "
-        "steps: add --staleness");
+        "steps: add --staleness or --backups");
   }
   if (!arguments.steps) {
     if (arguments.outer || arguments.state)
@@ -142,7 +151,9 @@ LocalSteps local_steps(const LocalArguments& arguments) {
 void check_local(const TrainArguments& arguments) {
   if (!arguments.local.enabled()) return;
   const bool shared = arguments.local.asynchronous.has_value();
-  const char* const what = shared ? "--staleness" : "--local-steps";
+  const char* const what = !shared                         ? "--local-steps"
+                           : arguments.local_given.backups ? "--backups"
+                                                           : "--staleness";
   const auto leave_out = [what](const char* option, const char* why) {
     throw BadInput(fmt::format("{} with {}: {}; leave one of them out", option, what, why));
   };

@@ -1,5 +1,5 @@
 // The options of `lockstep train` for local steps (--local-steps, --outer, --local-state) and asynchronous ones (--staleness,
-// --round, --stale-lr, --delay-compensation, --order, --replay).
+// --backups, --round, --stale-lr, --delay-compensation, --order, --replay).
 #pragma once
 
 #include <lockstep/local_steps.h>
@@ -23,6 +23,7 @@ struct LocalArguments {
   std::optional<LocalState> state;
 
   std::optional<std::string> staleness;
+  std::optional<int> backups;
   std::optional<std::int64_t> round;
   std::optional<bool> slows_if_stale;
   std::optional<double> delay_compensation;

@@ -86,6 +86,8 @@ TEST(LocalArguments, SayAsynchronousRounds) {
 
 TEST(LocalArguments, AStalenessOf0IsTheSynchronousStep) {
   EXPECT_FALSE(parsed({"--staleness", "0"}).enabled());
+  EXPECT_FALSE(parsed({"--backups", "0"}).enabled());
+  EXPECT_EQ(to_string(parsed({"--backups", "1"})), to_string(LocalSteps::with_backups(1)));
   EXPECT_THAT(refused({"--staleness", "0", "--order", "x"}), HasSubstr("synchronous step"));
 }
 
@@ -93,6 +95,10 @@ TEST(LocalArguments, AsynchronousStepsThatMakeNoSenseAreRefused) {
   for (const std::string words : {"-1", "x", "1.5"})
     EXPECT_THAT(refused({"--staleness=" + words}), HasSubstr("--staleness")) << words;
   EXPECT_THAT(refused({"--round", "5"}), HasSubstr("add --staleness"));
+  EXPECT_THAT(refused({"--backups", "1", "--staleness", "1"}), HasSubstr("--backups with"));
+  EXPECT_THAT(refused({"--backups", "-1"}), HasSubstr("-1 backup shards"));
+  EXPECT_THAT(refused({"--backups", "1", "--stale-lr", "reduced"}),
+              HasSubstr("no stale gradients"));
   EXPECT_THAT(refused({"--replay", "x"}), HasSubstr("add --staleness"));
   EXPECT_THAT(refused({"--staleness", "1", "--round", "0"}), HasSubstr("a round of 0"));
   EXPECT_THAT(refused({"--staleness", "1", "--delay-compensation=-1"}),

@@ -8,12 +8,16 @@
 // So a slow worker has fewer tasks, and nobody waits for it before the end of the round. There all workers have the same weights:
 // what the round has changed is the gradient of every shard, as with local steps.
 //
+// With backups a step is synchronous: its gradients are added up, and when all are there but so many, their mean is the update.
+// A gradient that comes later is dropped.
+//
 // The result is a function of the order (plan/order.h): which update came when, and how many were there when its task took the
 // weights. A replay keeps both. There a worker may have to hold a gradient until its turn has come.
 #include <fmt/format.h>
 #include <lockstep/errors.h>
 #include <torch/torch.h>
 
+#include <algorithm>
 #include <chrono>
 #include <map>
 #include <optional>
@@ -49,9 +53,9 @@ class AsynchronousShards : public HostRunner {
   struct Computed {
     Task task;
     std::int64_t seen = 0;
-    double share = 0;
-    double loss = 0;  // times samples
-    SharedTraining::Gradient gradient;
+    Course::Loss loss = {};
+    RoundReports reports = {};
+    SharedTraining::Gradient gradient = {};
   };
 
   Course& course() const { return model_.course(); }
@@ -67,6 +71,7 @@ class AsynchronousShards : public HostRunner {
     Round(AsynchronousShards& its, Turns& turns) : its_(its), turns_(turns) {}
     void run();
     void replay(const plan::RoundOrder& order);
+    std::int64_t updates() const;  // of the whole round
     void hand_on(Reports& to) const { reports_.hand_on(to); }
 
    private:
@@ -74,14 +79,18 @@ class AsynchronousShards : public HostRunner {
     Computed compute(const Task& task, Turn& turn, std::int64_t seen);
     std::int64_t take();
     void apply(const Computed& computed);
+    void update(const Computed& computed, const Course::Done& done);
+    // With samples. How many of them a step needs.
+    std::int64_t tasks_of(std::int64_t step) const;
+    std::int64_t needed(std::int64_t step) const;
+    void skip_empty();
 
     AsynchronousShards& its_;
     Turns& turns_;
     RoundReports reports_;
   };
 
-  std::int64_t tasks_in(const Turns& turns) const;
-  const plan::RoundOrder* order_of(const Turns& turns) const;
+  const plan::RoundOrder* order_of(const Turns& turns, const Round& round) const;
   void end_round(Turns& turns, const Round& round);
 
   ShardWork work_;
@@ -125,25 +134,33 @@ Course::Turn AsynchronousShards::turn_when(const Course::Condition& condition) {
 void AsynchronousShards::run(Turns& turns) {
   const std::int64_t first = turns.whole(turns.hosted().begin).shard.step;
   steps_ = {first, first + turns.steps()};
-  const plan::RoundOrder* const order = order_of(turns);
+  Round round(*this, turns);
+  const plan::RoundOrder* const order = order_of(turns, round);
   waited_ = {};
   turns.before_forward();
   training_.open(steps_.size());
-  Round round(*this, turns);
   order != nullptr ? round.replay(*order) : round.run();
   end_round(turns, round);
 }
 
-std::int64_t AsynchronousShards::tasks_in(const Turns& turns) const {
+std::int64_t AsynchronousShards::Round::tasks_of(std::int64_t step) const {
   std::int64_t tasks = 0;
-  for (std::int64_t step = 0; step < steps_.size(); ++step) {
-    for (int shard = 0; shard < shards_; ++shard) tasks += turns.share(shard, step) > 0 ? 1 : 0;
-  }
+  for (int shard = 0; shard < its_.shards_; ++shard) tasks += turns_.share(shard, step) > 0 ? 1 : 0;
   return tasks;
 }
 
+std::int64_t AsynchronousShards::Round::needed(std::int64_t step) const {
+  return std::max<std::int64_t>(tasks_of(step) - its_.rule_.backups, 1);
+}
+
+std::int64_t AsynchronousShards::Round::updates() const {
+  std::int64_t updates = 0;
+  for (std::int64_t step = 0; step < its_.steps_.size(); ++step) updates += needed(step);
+  return updates;
+}
+
 // Null: nothing is replayed.
-const plan::RoundOrder* AsynchronousShards::order_of(const Turns& turns) const {
+const plan::RoundOrder* AsynchronousShards::order_of(const Turns& turns, const Round& round) const {
   if (!replay_) return nullptr;
   const plan::RoundOrder* const order = replay_->find(steps_.first);
   const auto refuse = [&](const std::string& why) {
@@ -159,7 +176,7 @@ const plan::RoundOrder* AsynchronousShards::order_of(const Turns& turns) const {
     if (turns.share(update.shard, update.step - steps_.first) > 0) continue;
     refuse(fmt::format("shard {} has no samples in step {}", update.shard, update.step));
   }
-  if (static_cast<std::int64_t>(order->updates.size()) != tasks_in(turns))
+  if (static_cast<std::int64_t>(order->updates.size()) != round.updates())
     refuse(fmt::format("its round from step {} on has other shards", steps_.first));
   return order;
 }
@@ -181,57 +198,89 @@ std::optional<AsynchronousShards::Task> AsynchronousShards::Round::claim() {
   std::optional<Task> task;
   const auto turn = its_.turn_when([&] {
     Course::Counts& counts = its_.so_far();
-    for (; counts.claimed < its_.course().tasks(); ++counts.claimed) {
-      const Task next{counts.claimed / its_.shards_,
-                      static_cast<int>(counts.claimed % its_.shards_)};
-      if (turns_.share(next.shard, next.step) == 0) {
-        its_.course().note_done(next.step, next.shard, 0);
-        continue;
-      }
-      const bool bounded = its_.rule_.staleness != Asynchronous::kUnbounded;
-      if (bounded && next.step > counts.first_open + its_.rule_.staleness) return false;
-      task = next;
-      ++counts.claimed;
-      break;
-    }
+    skip_empty();
+    if (counts.claimed == its_.course().tasks()) return true;
+    const Task next{counts.claimed / its_.shards_, static_cast<int>(counts.claimed % its_.shards_)};
+    const bool bounded = its_.rule_.staleness != Asynchronous::kUnbounded;
+    if (bounded && next.step > counts.first_open + its_.rule_.staleness) return false;
+    task = next;
+    ++counts.claimed;
     return true;
   });
   return task;
+}
+
+// Tasks that nobody need take: those without samples, and with backups those of steps that are done.
+void AsynchronousShards::Round::skip_empty() {
+  Course::Counts& counts = its_.so_far();
+  for (; counts.claimed < its_.course().tasks(); ++counts.claimed) {
+    const std::int64_t step = counts.claimed / its_.shards_;
+    if (turns_.share(static_cast<int>(counts.claimed % its_.shards_), step) == 0) continue;
+    if (step >= counts.first_open) return;
+    ++counts.dropped;
+  }
 }
 
 std::int64_t AsynchronousShards::Round::take() {
   const auto now = its_.next_turn();
   its_.training_.take();
   ++its_.so_far().begun;
-  return its_.so_far().updates;
+  return its_.so_far().in_weights;
 }
 
 AsynchronousShards::Computed AsynchronousShards::Round::compute(const Task& task, Turn& turn,
                                                                 std::int64_t seen) {
   control::Faults::here().strike("forward", turn.shard.step);
-  reports_.next_step();
-  turn.shard.reports = &reports_;
+  Computed computed{task, seen};
+  turn.shard.reports = &computed.reports;
   const torch::Tensor loss = seeded_loss(its_.work_, turn);
   say_where({"backward pass", turn.shard.step, turn.shard.index}, [&] { loss.backward(); });
   control::Faults::here().strike("backward", turn.shard.step);
-  return {task, seen, turns_.share(task.shard, task.step),
-          loss.item<double>() * static_cast<double>(turn.shard.batch.samples),
-          its_.training_.gradient()};
+  const auto samples = static_cast<double>(turn.shard.batch.samples);
+  computed.loss = {loss.item<double>() * samples, samples};
+  computed.gradient = its_.training_.gradient();
+  return computed;
 }
 
 // With the turn.
 void AsynchronousShards::Round::apply(const Computed& computed) {
   const Task& task = computed.task;
+  Course& course = its_.course();
+  if (task.step < course.counts().first_open) {
+    ++course.counts().dropped;
+    return;
+  }
+  reports_.next_step();
+  computed.reports.hand_on(reports_);
+  const Course::Done done = course.note_done(task.step, task.shard, computed.loss);
+  const bool last = done.tasks == needed(task.step);
+  const bool adds = its_.rule_.backups > 0;
+  if (adds) its_.training_.add(computed.gradient, computed.loss.samples, done.tasks == 1);
+  if (!adds || last) update(computed, done);
+  course.note_update({its_.steps_.first + task.step, task.shard, computed.seen});
+  if (!adds || last) course.counts().in_weights = course.counts().updates;
+  while (course.counts().first_open < its_.steps_.size() &&
+         course.done(course.counts().first_open).tasks == needed(course.counts().first_open))
+    course.end_step(course.counts().first_open);
+}
+
+void AsynchronousShards::Round::update(const Computed& computed, const Course::Done& done) {
+  const Task& task = computed.task;
   const std::int64_t step = its_.steps_.first + task.step;
-  const std::int64_t updates = its_.so_far().updates;
-  SharedTraining::Update update{its_.model_.steps() * its_.shards_ + updates + 1, computed.share};
-  if (its_.rule_.slows_if_stale)
-    update.rate *= plan::rate_if_stale(updates - computed.seen, static_cast<int>(its_.shards_));
-  if (its_.work_.learning_rate) its_.model_.inner().set_lr(its_.work_.learning_rate(step));
-  its_.training_.apply(computed.gradient, update);
+  LocalModel& model = its_.model_;
+  if (its_.work_.learning_rate) model.inner().set_lr(its_.work_.learning_rate(step));
+  if (its_.rule_.backups > 0) {
+    its_.training_.apply(its_.training_.sum(computed.gradient),
+                         {.number = model.steps() + task.step + 1, .divisor = done.samples});
+  } else {
+    const std::int64_t updates = its_.so_far().updates;
+    double rate = turns_.share(task.shard, task.step);
+    if (its_.rule_.slows_if_stale)
+      rate *= plan::rate_if_stale(updates - computed.seen, static_cast<int>(its_.shards_));
+    its_.training_.apply(computed.gradient,
+                         {.number = model.steps() * its_.shards_ + updates + 1, .rate = rate});
+  }
   control::Faults::here().strike("update", step);
-  its_.course().note_update({step, task.shard, computed.seen});
-  its_.course().note_done(task.step, task.shard, computed.loss);
 }
 
 // Tasks are claimed by when they took weights. A worker that waits for weights applies what it holds as soon as that is next,
@@ -263,8 +312,8 @@ void AsynchronousShards::Round::replay(const plan::RoundOrder& order) {
     Turn turn = turns_.take(task.shard, task.step);
     for (bool taken = false; !taken;) {
       const auto now =
-          its_.turn_when([&] { return its_.so_far().updates == update.seen || may_apply(); });
-      taken = its_.so_far().updates == update.seen;
+          its_.turn_when([&] { return its_.so_far().in_weights == update.seen || may_apply(); });
+      taken = its_.so_far().in_weights == update.seen;
       if (!taken) {
         apply_first();
         continue;
@@ -287,27 +336,30 @@ void AsynchronousShards::Round::replay(const plan::RoundOrder& order) {
 
 // Every worker has the same weights here, losses and buffers.
 void AsynchronousShards::end_round(Turns& turns, const Round& round) {
-  const std::int64_t tasks = tasks_in(turns);
-  std::map<int, double> losses;
+  const std::int64_t updates = round.updates();
+  Course::Loss loss;
+  std::int64_t dropped = 0;
   {
-    const auto turn = turn_when([&] { return so_far().updates == tasks; });
+    const auto turn = turn_when([&] { return so_far().updates == updates; });
     training_.take();
     order_ = {steps_, course().order()};
-    for (int shard = turns.hosted().begin; shard < turns.hosted().end; ++shard) {
-      for (std::int64_t step = 0; step < steps_.size(); ++step)
-        losses[shard] += course().loss(step, shard);
-    }
+    loss = course().loss();
+    dropped = so_far().dropped;
   }
   if (work_.learning_rate) model_.inner().set_lr(work_.learning_rate(steps_.end - 1));
   Desk desk(*this, turns.hosted().begin);
   round.hand_on(desk);
+  if (rule_.backups > 0 && turns.hosted().begin == 0) {
+    const auto tasks = static_cast<double>(updates + dropped);
+    desk.add("dropped", static_cast<double>(dropped), tasks);
+  }
   for (int shard = turns.hosted().begin; shard < turns.hosted().end; ++shard) {
     const Turn whole = turns.whole(shard);
     if (whole.shard.batch.samples > 0) turns.forward_done(whole);
     turns.before_backward(whole);
     if (whole.shard.batch.samples > 0) {
       hand_over(work_, whole);
-      put_loss(whole, losses[shard] / static_cast<double>(whole.shard.batch.samples));
+      put_loss(whole, loss.sum / loss.samples);
     }
     turns.ended();
   }

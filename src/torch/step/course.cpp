@@ -49,8 +49,9 @@ Course::Course(Comm& host, const Shape& shape)
         places.take(sizeof(Head));
         weights_ = places.take(shape.weights);
         buffers_ = places.take(shape.buffers);
-        done_ = places.take(steps * sizeof(std::int32_t));
-        losses_ = places.take(tasks * sizeof(double));
+        sum_ = places.take(shape.sum);
+        done_ = places.take(steps * sizeof(Done));
+        losses_ = places.take(tasks * sizeof(Loss));
         updates_ = places.take(tasks * sizeof(plan::OrderedUpdate));
         return replica::FlatMemory(host, places.end(), replica::Copies::kPerHost);
       }()) {}
@@ -59,8 +60,8 @@ Course::Head& Course::head() const {
   return *at<Head>(0);
 }
 
-double* Course::losses() const {
-  return at<double>(losses_);
+Course::Loss* Course::losses() const {
+  return at<Loss>(losses_);
 }
 
 Course::Counts& Course::counts() {
@@ -99,15 +100,9 @@ bool Course::open(std::int64_t steps) {
   LOCKSTEP_CHECK(steps <= shape_.steps, "no round is longer than the longest");
   ++rounds_;
   if (counts().rounds == rounds_) return false;
-  counts() = {.rounds = rounds_,
-              .steps = steps,
-              .claimed = 0,
-              .begun = 0,
-              .updates = 0,
-              .done = 0,
-              .first_open = 0};
-  std::fill_n(at<std::int32_t>(done_), steps, 0);
-  std::fill_n(losses(), steps * shape_.shards, 0.0);
+  counts() = {.rounds = rounds_, .steps = steps};
+  std::fill_n(at<Done>(done_), steps, Done());
+  std::fill_n(losses(), steps * shape_.shards, Loss());
   return true;
 }
 
@@ -115,18 +110,21 @@ void Course::note_update(const plan::OrderedUpdate& update) {
   at<plan::OrderedUpdate>(updates_)[counts().updates++] = update;
 }
 
-void Course::note_done(std::int64_t step, int shard, double loss) {
+Course::Done Course::note_done(std::int64_t step, int shard, const Loss& loss) {
   losses()[step * shape_.shards + shard] = loss;
-  auto* const done = at<std::int32_t>(done_);
-  ++done[step];
-  Counts& counts = this->counts();
-  ++counts.done;
-  while (counts.first_open < counts.steps && done[counts.first_open] == shape_.shards)
-    ++counts.first_open;
+  Done& done = at<Done>(done_)[step];
+  ++done.tasks;
+  done.samples += loss.samples;
+  return done;
 }
 
-double Course::loss(std::int64_t step, int shard) const {
-  return losses()[step * shape_.shards + shard];
+Course::Loss Course::loss() const {
+  Loss all;
+  for (std::int64_t task = 0; task < head().counts.steps * shape_.shards; ++task) {
+    all.sum += losses()[task].sum;
+    all.samples += losses()[task].samples;
+  }
+  return all;
 }
 
 std::vector<plan::OrderedUpdate> Course::order() {

@@ -1,6 +1,7 @@
 // What the workers of an asynchronous round share while it runs, in memory of the host:
 //
 //   weights, buffers   as the last update has left them. The state of the optimizer is beside the LocalModel
+//   sum                with backups: of the gradients of the step under way
 //   tasks              which were claimed, which are done
 //   order              of the updates so far, and the losses of all tasks
 //
@@ -33,6 +34,7 @@ class Course {
   struct Shape {
     std::size_t weights = 0;  // bytes
     std::size_t buffers = 0;
+    std::size_t sum = 0;
     std::int64_t steps = 0;  // of the longest round
     int shards = 0;
   };
@@ -60,23 +62,39 @@ class Course {
   // A round begins for this worker. True, with the turn: for the first of all, which then fills in weights, state and buffers.
   bool open(std::int64_t steps);
 
+  // Of a task, or of several: the losses of all samples, added up.
+  struct Loss {
+    double sum = 0;
+    double samples = 0;
+  };
+
   // With the turn, of the round under way.
   struct Counts {
-    std::int64_t rounds;  // that were opened
-    std::int64_t steps;
-    std::int64_t claimed;     // tasks
-    std::int64_t begun;       // tasks that have taken weights
-    std::int64_t updates;     // that were applied
-    std::int64_t done;        // tasks: applied, or without samples
-    std::int64_t first_open;  // the first step with a task that is not done
+    std::int64_t rounds = 0;  // that were opened
+    std::int64_t steps = 0;
+    std::int64_t claimed = 0;     // tasks
+    std::int64_t begun = 0;       // tasks that have taken weights
+    std::int64_t updates = 0;     // that were applied, or added to the sum
+    std::int64_t in_weights = 0;  // of them, in the weights
+    std::int64_t first_open = 0;  // the first step that is not done
+    std::int64_t dropped = 0;     // tasks that came too late, or were not begun
   };
   Counts& counts();
   std::int64_t tasks() { return counts().steps * shape_.shards; }
   std::byte* weights() const { return memory_.data() + weights_; }
   std::byte* buffers() const { return memory_.data() + buffers_; }
+  std::byte* sum() const { return memory_.data() + sum_; }
   void note_update(const plan::OrderedUpdate& update);
-  void note_done(std::int64_t step, int shard, double loss);  // steps of the round, from 0
-  double loss(std::int64_t step, int shard) const;
+  // A task is done; a step of the round, from 0 on. What all tasks of the step that are done have had.
+  struct Done {
+    std::int64_t tasks = 0;
+    double samples = 0;
+  };
+  Done note_done(std::int64_t step, int shard, const Loss& loss);
+  Done done(std::int64_t step) const { return at<Done>(done_)[step]; }
+  // A step is done, and all before it.
+  void end_step(std::int64_t step) { counts().first_open = step + 1; }
+  Loss loss() const;  // of all tasks that are done, added up in their order
   std::vector<plan::OrderedUpdate> order();
 
   bool shared() const { return memory_.shared(); }
@@ -84,7 +102,7 @@ class Course {
  private:
   struct Head;
   Head& head() const;
-  double* losses() const;
+  Loss* losses() const;
   template <typename T>
   T* at(std::size_t offset) const {
     return reinterpret_cast<T*>(memory_.data() + offset);
@@ -94,7 +112,8 @@ class Course {
   Shape shape_;
   std::size_t weights_ = 0;
   std::size_t buffers_ = 0;
-  std::size_t done_ = 0;     // by step: how many of its tasks are done
+  std::size_t sum_ = 0;
+  std::size_t done_ = 0;     // by step
   std::size_t losses_ = 0;   // by task
   std::size_t updates_ = 0;  // their order
   replica::FlatMemory memory_;

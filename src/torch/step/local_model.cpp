@@ -26,7 +26,7 @@ replica::Replicated& inside_of(const optim::Optimizer& optimizer) {
   return *optim::inside(optimizer).trained.model;
 }
 
-void check(const optim::Optimizer& optimizer, const LocalSteps& rule) {
+void check(const optim::Optimizer& optimizer, const LocalSteps& rule, int shards) {
   replica::Replicated& model = inside_of(optimizer);
   const auto refuse = [&](const std::string& why) {
     throw BadInput(fmt::format("{} cannot take local steps: {}", model.attachment().name(), why));
@@ -48,6 +48,9 @@ void check(const optim::Optimizer& optimizer, const LocalSteps& rule) {
   if (rule.state == LocalState::kAveraged && model.parts().may_be_absent())
     refuse("averaged state wants MissingGradient::kError");
   if (!rule.asynchronous) return;
+  if (rule.asynchronous->backups >= shards)
+    refuse(fmt::format("{} backup shards of {}: at least one shard counts",
+                       rule.asynchronous->backups, shards));
   if (model.parts().may_be_absent()) refuse("asynchronous steps want MissingGradient::kError");
   if (optim::inside(optimizer).trained.groups.layer_norm() != optim::LayerNorm::kNone)
     refuse(
@@ -91,7 +94,7 @@ std::vector<NamedTensor> clones(const std::vector<NamedTensor>& tensors) {
 
 std::shared_ptr<LocalModel> LocalModel::make(World& world, optim::Optimizer& given,
                                              const LocalSteps& rule, int shards) {
-  check(given, rule);
+  check(given, rule, shards);
   std::shared_ptr<LocalModel> local(new LocalModel(world, given, rule, shards));
   world.inventory()->add(local);
   return local;
@@ -188,6 +191,7 @@ void LocalModel::take_course() {
   const replica::Model& model = inside_of(inner_).model();
   Course::Shape shape{.weights = inside_of(inner_).layout().bytes(), .shards = shards_};
   for (const auto& [name, tensor] : model.buffers) shape.buffers += tensor.nbytes();
+  if (rule_.asynchronous->backups > 0) shape.sum = shape.weights;
   for (const auto& [from, steps] : rule_.stages) shape.steps = std::max(shape.steps, steps);
   course_.emplace(parts.host(), shape);
   if (kept_->spread || !course_->shared() || parts.host().size() != parts.comm.size()) {

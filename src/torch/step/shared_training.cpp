@@ -134,10 +134,35 @@ void SharedTraining::release() {
   model_.inner().zero_grad();
 }
 
-replica::GradientSource SharedTraining::source_of(const Gradient& gradient) const {
+void SharedTraining::add(const Gradient& gradient, double weight, bool first) {
+  const replica::ModelPlan& plan = trained_of(model_).model->parts().plan;
+  const auto add_piece = [&](auto zero, std::size_t offset, std::size_t count) {
+    using T = decltype(zero);
+    const T* const values = reinterpret_cast<const T*>(gradient.values + offset);
+    T* const sum = reinterpret_cast<T*>(model_.course().sum() + offset);
+    const T factor = static_cast<T>(weight);
+    for (std::size_t i = 0; i < count; ++i)
+      sum[i] = first ? factor * values[i] : sum[i] + factor * values[i];
+  };
+  for (const plan::Stretch& piece : plan.pieces.all) {
+    const std::size_t offset = replica::offset_of(plan.layout, piece);
+    const bool wide = plan.layout.entries()[piece.entry].dtype == DType::kFloat64;
+    wide ? add_piece(double{}, offset, piece.count) : add_piece(float{}, offset, piece.count);
+  }
+}
+
+SharedTraining::Gradient SharedTraining::sum(const Gradient& last) const {
+  Gradient sum;
+  sum.values = model_.course().sum();
+  sum.buffers = last.buffers;
+  return sum;
+}
+
+replica::GradientSource SharedTraining::source_of(const Gradient& gradient, double divisor) const {
   const optim::Trained& trained = trained_of(model_);
   auto source = replica::GradientSource::of(trained.model->averages(), trained.model->layout());
   source.operands = {gradient.values};
+  source.factor = 1 / divisor;
   source.limit = trained.extras.clip_value;
   if (trained.extras.clip_norm == 0) return source;
   const double norm = norm_of(source, trained.extras.clipped == optim::Norm::kLargest);
@@ -146,7 +171,7 @@ replica::GradientSource SharedTraining::source_of(const Gradient& gradient) cons
         fmt::format("the norm of a gradient is {}: training has diverged; lower the "
                     "learning rate or warm it up",
                     norm));
-  source.factor = std::min(trained.extras.clip_norm / (norm + 1e-6), 1.0);  // as clip_grad_norm_
+  source.factor *= std::min(trained.extras.clip_norm / (norm + 1e-6), 1.0);  // as clip_grad_norm_
   return source;
 }
 
@@ -178,7 +203,7 @@ void SharedTraining::apply(const Gradient& gradient, const Update& update) {
   const auto state = model_.state_after();  // by memory, then by entry
   const std::size_t entries = plan.layout.entries().size();
   const ScaledRates scaled(trained.groups, update.rate);
-  const replica::GradientSource source = source_of(gradient);
+  const replica::GradientSource source = source_of(gradient, update.divisor);
   replica::for_each_piece(
       {plan, {0, plan.pieces.all.size()}}, source,
       [&](std::size_t number, replica::GradientReader& reader) {

@@ -41,14 +41,19 @@ class SharedTraining {
   void keep(Gradient& gradient) const;
   void release();
 
+  // With backups: adds a gradient, times a weight, to the sum of the step. Then apply() it, divided by the sum of the weights.
+  void add(const Gradient& gradient, double weight, bool first);
+  Gradient sum(const Gradient& last) const;
+
   struct Update {
     std::int64_t number = 0;  // since the job began, from 1
     double rate = 1;          // of the learning rate
+    double divisor = 1;       // of the gradient
   };
   void apply(const Gradient& gradient, const Update& update);
 
  private:
-  replica::GradientSource source_of(const Gradient& gradient) const;
+  replica::GradientSource source_of(const Gradient& gradient, double divisor) const;
   double norm_of(const replica::GradientSource& source, bool largest) const;
 
   LocalModel& model_;
