@@ -3,11 +3,12 @@
 
   tools/study.py [PART…]
 
-  codecs    accuracy of every codec at equal steps, and the bytes that it saves
-  local     accuracy against H, the steps between two exchanges of local SGD and DiLoCo
-  epochs    accuracy after each epoch, which the page of `network` needs; has no page
-  network   steps a second over a line of 100 Mbit/s and 20 ms; runs `epochs` first, if that was not run. It needs root or user
-            namespaces, and a quiet machine: it is the only part that measures times
+  codecs      accuracy of every codec at equal steps, and the bytes that it saves
+  local       accuracy against H, the steps between two exchanges of local SGD and DiLoCo
+  stragglers  speed and accuracy with a slow worker; it measures times, so it needs a quiet machine
+  epochs      accuracy after each epoch, which the page of `network` needs; has no page
+  network     steps a second over a line of 100 Mbit/s and 20 ms; runs `epochs` first, if that was not run. It needs root or
+              user namespaces, and a quiet machine
 
 Without a PART: all. Every job that has ended is kept in WORK/runs.jsonl and not run again; remove that file to begin again.
 """
@@ -16,13 +17,14 @@ import pathlib
 import sys
 
 sys.dont_write_bytecode = True
-from study import codecs, line, local, network, pages  # noqa: E402
+from study import codecs, line, local, network, pages, stragglers  # noqa: E402
 from study.runs import FASHION, ROOT, Runs, Settings  # noqa: E402
 
 ASKED = {"codecs": "How much accuracy does a codec cost, and how many bytes does it save?",
          "local": "How does accuracy change with the number of steps between two exchanges?",
+         "stragglers": "What does one slow worker of four cost, and what do those who do not wait for it pay?",
          "network": "How many steps a second are left over 100 Mbit/s, and how long does 90 % take?"}
-TITLES = {"codecs": codecs.TITLE, "local": local.TITLE, "network": network.TITLE}
+TITLES = {"codecs": codecs.TITLE, "local": local.TITLE, "stragglers": stragglers.TITLE, "network": network.TITLE}
 
 
 def study_codecs(runs: Runs) -> None:
@@ -39,6 +41,13 @@ def study_local(runs: Runs) -> None:
     local.write(runs, plan)
 
 
+def study_stragglers(runs: Runs) -> None:
+    plan = stragglers.Plan(runs.settings.quick)
+    for job in plan.jobs():  # one after the other: their times count
+        runs.run_all([job])
+    stragglers.write(runs, plan)
+
+
 def study_epochs(runs: Runs) -> None:
     runs.run_all(network.Plan(runs.settings.quick).all_epochs())
 
@@ -50,7 +59,7 @@ def study_network(runs: Runs) -> None:
     network.write(runs, plan)
 
 
-PARTS = {"codecs": study_codecs, "local": study_local, "epochs": study_epochs, "network": study_network}
+PARTS = {"codecs": study_codecs, "local": study_local, "stragglers": study_stragglers, "epochs": study_epochs, "network": study_network}
 
 
 def write_list(folder: pathlib.Path) -> None:
@@ -60,14 +69,14 @@ def write_list(folder: pathlib.Path) -> None:
         name = f"[{title}]({part}.md)" if (folder / f"{part}.md").exists() else title
         rows.append([name, ASKED[part], f"`make study PART={part}`"])
     page = "# Studies\n\n" + pages.prose(
-        "What codecs, local steps and a slow network do to training, measured with `lockstep train`. `make study` runs all of "
+        "What codecs, local steps, a slow worker and a slow network do to training, measured with `lockstep train`. `make study` runs all of "
         "them, in some hour on 2 cores (an estimate), and writes these pages and their pictures (`tools/study.py`). Tables say the "
         "command of a row, and each page says where and when it was measured.")
     page += pages.table(["study", "question", "command"], rows) + pages.prose(
         "Jobs that have ended are kept in `build/study/runs.jsonl` and are not run again: a study that was interrupted goes on, "
         "and a changed page can be written without training. Remove that file to begin again. `JOBS_AT_ONCE=4` runs as many "
-        "jobs at a time, of 2 workers each. Accuracy does not depend on that. Only `network` measures times, one job after the "
-        "other, and needs a quiet machine, and root or user namespaces.")
+        "jobs at a time, of 2 workers each. Accuracy does not depend on that. `stragglers` and `network` measure times, one job after "
+        "the other, and need a quiet machine; `network` also root or user namespaces.")
     page += pages.prose(
         "These are small models and short jobs: what costs nothing here may cost something elsewhere. How to use what is "
         "studied: [codecs](../guide/codecs.md), [training without C++](../guide/training.md), [several "

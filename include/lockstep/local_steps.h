@@ -30,7 +30,8 @@ enum class LocalState : std::uint8_t {
 // that replays a recorded order has the bits of the job that recorded it, on any number of workers.
 //
 // An update is a step of the optimizer with the gradient of one shard, and with the part of the learning rate that the
-// shard's samples are of the batch.
+// shard's samples are of the batch. With backups it is a synchronous step, and the metric `dropped` says which part of the
+// gradients did not count.
 //
 // Threads, Blocking, Failure, Ownership: as LocalSteps.
 struct Asynchronous {

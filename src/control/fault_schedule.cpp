@@ -39,6 +39,7 @@ struct Unit {
   std::string_view name;
   double gap;  // seconds, or steps
 };
+constexpr std::string_view kEvery = "every";
 constexpr std::array<Unit, 4> kUnits = {{{"s", 1}, {"min", 60}, {"h", 3600}, {"step", 1}}};
 constexpr double kLeastGap = 1e-3;
 constexpr double kMostGap = 1e9;
@@ -102,11 +103,13 @@ void check_detail(FaultKind kind, std::string_view detail, std::string_view whol
 Fault parse_fault(std::string_view text) {
   const std::string_view whole = text;
   const auto kind = base::choice_named(cut(text, '@'), kKinds);
-  const auto step = base::parse_number(cut(text, ':'));
+  const std::string_view when = cut(text, ':');
+  const bool every = when == kEvery && kind == FaultKind::kSlow;
+  const auto step = every ? Fault::kEveryStep : base::parse_number(when);
   const auto worker = base::parse_number(cut(text, ':'));
   const bool has_detail = text.find(':') != std::string_view::npos;
   const std::string_view where = cut(text, ':');
-  if (!kind || !contains(kPoints, where) || !step || *step < 0 || !worker || *worker < 0 ||
+  if (!kind || !contains(kPoints, where) || !step || (*step < 0 && !every) || !worker || *worker < 0 ||
       *worker > kMostWorkers || (has_detail && text.empty()))
     refuse(whole);
   check_detail(*kind, text, whole);
@@ -183,8 +186,9 @@ FaultSchedule parse_faults(std::string_view text) {
 }
 
 std::string to_string(const Fault& fault) {
-  return fmt::format("{}@{}:{}:{}{}{}", base::word_for(fault.kind, kKinds), fault.step,
-                     fault.worker, fault.where, fault.detail.empty() ? "" : ":", fault.detail);
+  const std::string step =
+      fault.step == Fault::kEveryStep ? std::string(kEvery) : std::to_string(fault.step);
+  return fmt::format("{}@{}:{}:{}{}{}", base::word_for(fault.kind, kKinds), step, fault.worker, fault.where, fault.detail.empty() ? "" : ":", fault.detail);
 }
 
 std::chrono::milliseconds time_of(const Fault& fault) {

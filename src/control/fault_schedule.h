@@ -20,7 +20,7 @@
 //   regroup      before the next generation forms       join         a worker that joins is about to get the state
 //
 // STEP is the number of the step, from 0; at checkpoint and evaluation the number of steps that are done; at join the
-// generation that the worker joins, or 0 for any.
+// generation that the worker joins, or 0 for any. Or it is `every`, of slow: each time that the worker passes the point.
 //
 // A rate is that of the whole job. Its seed gives a sequence of (gap, worker, point), the same each time: a Stream. UNIT is
 // s, min, h or step; gaps are exponentially distributed. A fault is due when its time or step has come, and strikes when
@@ -41,6 +41,8 @@ namespace lockstep::control {
 enum class FaultKind : std::uint8_t { kKill, kStop, kCrash, kSlow, kCut, kFlip, kDisk, kMemory };
 
 struct Fault {
+  static constexpr std::int64_t kEveryStep = -1;
+
   FaultKind kind = FaultKind::kKill;
   std::int64_t step = 0;
   int worker = 0;

@@ -158,7 +158,7 @@ std::size_t Faults::find(std::string_view where, std::int64_t step) {
   draw(step);
   for (std::size_t i = 0; i < due_.size(); ++i) {
     const Due& one = due_[i];
-    if (one.fault.where != where) continue;
+    if (one.fault.where != where || one.fault.step == Fault::kEveryStep) continue;
     const bool any_step = one.drawn || (where == "join" && one.fault.step == 0);
     if (one.from ? *one.from <= static_cast<double>(step) : any_step || one.fault.step == step)
       return i;
@@ -183,7 +183,23 @@ std::optional<Faults::Due> Faults::take(std::string_view where, std::int64_t ste
   return one;
 }
 
+// Said once.
+void Faults::last(std::string_view where) {
+  std::chrono::milliseconds sleep{0};
+  {
+    const base::Lock lock(mutex_);
+    for (Due& one : due_) {
+      if (one.fault.where != where || one.fault.step != Fault::kEveryStep) continue;
+      sleep += time_of(one.fault);
+      if (std::exchange(one.told, true)) continue;
+      tell(fmt::format("lockstep: fault {}\n", to_string(one.fault)));
+    }
+  }
+  if (sleep.count() > 0) std::this_thread::sleep_for(sleep);
+}
+
 void Faults::happen(std::string_view where, std::int64_t step) {
+  last(where);
   while (const auto one = take(where, step)) {
     tell(fmt::format("lockstep: fault {}\n", to_string(one->fault)));
     if (one->number >= 0) tell_launcher(one->number);

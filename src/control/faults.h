@@ -61,6 +61,7 @@ class Faults {
     std::optional<double> from = {};  // drawn by step: strikes at this one or later
     bool drawn = false;               // strikes at any step
     int number = -1;                  // in the launcher's list
+    bool told = false;                // of Fault::kEveryStep
   };
   struct Stream {
     FaultStream faults;
@@ -71,6 +72,7 @@ class Faults {
   void draw(std::int64_t step) LOCKSTEP_REQUIRES(mutex_);
   std::size_t find(std::string_view where, std::int64_t step) LOCKSTEP_REQUIRES(mutex_);
   std::optional<Due> take(std::string_view where, std::int64_t step);
+  void last(std::string_view where);  // those that strike every time
   void carry_out(const Fault& fault);
   void flip(const Fault& fault);
 

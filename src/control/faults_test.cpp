@@ -5,6 +5,7 @@
 #include <lockstep/errors.h>
 #include <lockstep/faults.h>
 
+#include <chrono>
 #include <new>
 #include <set>
 
@@ -40,6 +41,14 @@ TEST(FaultsTest, WhatIsWrittenIsReadAgain) {
   for (const char* text : {"kill@5:1:torn", "slow@1:0:read:200ms", "flip@2:1:reduce:state",
                            "flip@2:1:reduce", "oom@3:2:forward", "disk@8:0:checkpoint"})
     EXPECT_EQ(to_string(parse_faults(text).faults.at(0)), text);
+}
+
+TEST(FaultsTest, OnlySlowStrikesEveryTime) {
+  const Fault fault = parse_faults("slow@every:3:forward:60ms").faults.at(0);
+  EXPECT_EQ(fault.step, Fault::kEveryStep);
+  EXPECT_EQ(to_string(fault), "slow@every:3:forward:60ms");
+  EXPECT_THROW(parse_faults("kill@every:3:forward"), BadInput);
+  EXPECT_THROW(parse_faults("slow@-1:3:forward:60ms"), BadInput);
 }
 
 TEST(FaultsTest, WhatIsNoFaultIsNamedInOneLineWithAllWords) {
@@ -131,6 +140,15 @@ TEST(FaultsTest, AProgramAddsItsOwn) {
   EXPECT_TRUE(faults.due("backward", 3));
   faults.strike("backward", 3);
   EXPECT_TRUE(faults.none()) << "the third is another worker's";
+}
+
+TEST(FaultsTest, ALastingOneStrikesEachTime) {
+  inject_faults("slow@every:0:small:20ms,slow@every:1:small:3600s");
+  const auto began = std::chrono::steady_clock::now();
+  for (std::int64_t step = 0; step < 3; ++step) Faults::here().strike("small", step);
+  EXPECT_GE(std::chrono::steady_clock::now() - began, std::chrono::milliseconds(60));
+  Faults::here().strike("intent", 0);
+  EXPECT_FALSE(Faults::here().due("small", 0)) << "it is nothing to wait for";
 }
 
 // Last: a rate stays.

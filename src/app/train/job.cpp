@@ -390,7 +390,9 @@ TrainReport run_training(const TrainArguments& arguments, World& world) {
   if (arguments.warmup_steps > 0 || arguments.scale_lr_from > 0 ||
       arguments.decay != Decay::kConstant)
     progress.line("learning rate " + make_schedule(arguments, data.train->size()).text());
-  if (arguments.local.enabled()) progress.line("local steps: " + to_string(arguments.local));
+  if (arguments.local.enabled())
+    progress.line((arguments.local.asynchronous ? "rounds: " : "local steps: ") +
+                  to_string(arguments.local));
   Trainer trainer(world, std::move(parts), make_options(arguments, data.train->size()),
                   show_on(progress));
   double alone = 0;

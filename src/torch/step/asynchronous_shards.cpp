@@ -37,6 +37,8 @@
 namespace lockstep::steps {
 namespace {
 
+constexpr const char* kDropped = "dropped";  // a metric
+
 class AsynchronousShards : public HostRunner {
  public:
   explicit AsynchronousShards(ShardWork work);
@@ -351,7 +353,7 @@ void AsynchronousShards::end_round(Turns& turns, const Round& round) {
   round.hand_on(desk);
   if (rule_.backups > 0 && turns.hosted().begin == 0) {
     const auto tasks = static_cast<double>(updates + dropped);
-    desk.add("dropped", static_cast<double>(dropped), tasks);
+    desk.add(kDropped, static_cast<double>(dropped), tasks);
   }
   for (int shard = turns.hosted().begin; shard < turns.hosted().end; ++shard) {
     const Turn whole = turns.whole(shard);
@@ -371,6 +373,12 @@ void AsynchronousShards::end_step() {
 }
 
 }  // namespace
+
+std::optional<double> dropped_part(const PhaseResult& result) {
+  const auto& names = result.about().names;
+  if (std::find(names.begin(), names.end(), kDropped) == names.end()) return std::nullopt;
+  return result.metric(kDropped);
+}
 
 std::unique_ptr<ShardRunner> make_asynchronous_shards(ShardWork work) {
   return std::make_unique<AsynchronousShards>(std::move(work));

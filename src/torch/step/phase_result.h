@@ -115,4 +115,7 @@ class PhaseResult {
   bool rescued_ = false;
 };
 
+// With backups: the part of the gradients that did not count. (asynchronous_shards.cpp)
+std::optional<double> dropped_part(const PhaseResult& result);
+
 }  // namespace lockstep::steps
