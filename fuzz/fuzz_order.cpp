@@ -13,7 +13,7 @@ extern "C" int LLVMFuzzerTestOneInput(const std::uint8_t* data, std::size_t size
   const std::string file = "a.order";
   try {
     const Order order = parse_order(lockstep::fuzz::as_text(data, size), file);
-    std::string text = order_head(order.shards);
+    std::string text = order_head(order.job, order.shards);
     for (const RoundOrder& round : order.rounds) {
       require(order.find(round.steps.first) == &round, "every round is found");
       require(round.pulls().size() == round.updates.size(), "every task takes weights");

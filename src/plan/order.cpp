@@ -15,6 +15,8 @@ namespace lockstep::plan {
 namespace {
 
 constexpr std::string_view kFirstLine = "lockstep order 1";
+constexpr std::string_view kJob = "job ";
+constexpr std::size_t kDigits = 16;
 constexpr std::int64_t kMostSteps = std::int64_t{1} << 40;
 constexpr int kMostShards = 1 << 20;
 
@@ -23,14 +25,25 @@ class Reader {
   Reader(std::string_view text, const std::string& file) : text_(text), file_(file) {}
 
   Order read() {
+    if (text_.empty())
+      throw BadInput(fmt::format("{} is empty: give a file that --order wrote", file_));
     if (!next_line() || line_ != kFirstLine)
-      wrong("is not the head of an order: give a file that --order wrote");
-    if (!next_line()) wrong("says no shards");
+      throw BadInput(fmt::format(
+          "{}: line 1 is not the head of an order: give a file that --order wrote", file_));
     Order order;
+    if (!next_line() || !line_.starts_with(kJob)) wrong("says no job");
+    order.job = line_.substr(kJob.size());
+    const auto is_digit = [](char letter) {
+      return std::string_view("0123456789abcdef").find(letter) != std::string_view::npos;
+    };
+    if (order.job.size() != kDigits || !std::all_of(order.job.begin(), order.job.end(), is_digit))
+      wrong(fmt::format("says no job: {} digits of a digest", kDigits));
+    if (!next_line()) wrong("says no shards");
     order.shards = static_cast<int>(numbers("shards", {kMostShards})[0]);
     if (order.shards < 1) wrong("says no shards");
     while (next_line()) {
       auto round = read_round(order.shards);
+      order.is_cut = !round;
       if (!round) break;
       while (!order.rounds.empty() && order.rounds.back().steps.first >= round->steps.first)
         order.rounds.pop_back();
@@ -38,6 +51,7 @@ class Reader {
         wrong("belongs to a round that begins in the middle of the one before");
       order.rounds.push_back(std::move(*round));
     }
+    order.is_cut = order.is_cut || !text_.empty();
     return order;
   }
 
@@ -130,8 +144,8 @@ Order parse_order(std::string_view text, const std::string& file) {
   return Reader(text, file).read();
 }
 
-std::string order_head(int shards) {
-  return fmt::format("{}\nshards {}\n", kFirstLine, shards);
+std::string order_head(const std::string& job, int shards) {
+  return fmt::format("{}\n{}{}\nshards {}\n", kFirstLine, kJob, job, shards);
 }
 
 std::string order_text(const RoundOrder& round) {

@@ -8,6 +8,7 @@
 // As a file:
 //
 //   lockstep order 1
+//   job 0f1e2d3c4b5a6978  a digest of what decides the job's bits besides
 //   shards 4
 //   round 0 50 200        its first step, its steps, its updates
 //   0 1 0                 step, shard and seen of an update; one line for each
@@ -46,8 +47,10 @@ struct RoundOrder {
 };
 
 struct Order {
+  std::string job;
   int shards = 0;
   std::vector<RoundOrder> rounds;  // by their steps
+  bool is_cut = false;             // another round was begun and not ended
 
   const RoundOrder* find(
       std::int64_t first) const;  // the round that begins there; null: there is none
@@ -56,7 +59,7 @@ struct Order {
 // BadInput with the file and the line.
 Order parse_order(std::string_view text, const std::string& file);
 
-std::string order_head(int shards);
+std::string order_head(const std::string& job, int shards);
 std::string order_text(const RoundOrder& round);
 
 // How much of its learning rate an update keeps that has missed so many others: with S shards as many as S − 1 are missed where

@@ -10,6 +10,8 @@
 #include <algorithm>
 #include <chrono>
 #include <cmath>
+#include <cstdlib>
+#include <fstream>
 #include <map>
 #include <memory>
 #include <string>
@@ -104,6 +106,14 @@ std::string trained(World& world, const How& how, std::vector<torch::Tensor>* we
   return job.weights_sha256();
 }
 
+// The head of an order of this job.
+std::string head_of(const How& how) {
+  const Folder folder;
+  World world = World::over(connect_alone());
+  trained(world, recording(how, folder / "order"));
+  return plan::order_head(steps::load_order(folder / "order").job, how.shards);
+}
+
 // Whose backward takes so long. Not the loss itself: workers that are threads of one process run it one after the other.
 torch::Tensor slow(torch::Tensor loss, int milliseconds) {
   loss.register_hook([milliseconds](const torch::Tensor& gradient) {
@@ -131,20 +141,25 @@ std::map<std::pair<std::int64_t, int>, Batch> batches_of_job(const How& how) {
 }
 
 std::map<std::string, How> kinds() {
-  return {
+  std::map<std::string, How> few = {
       {"no bound", {}},
+      {"slower and compensated", {.local = with(kFree, true, 0.5)}},
+      {"a backup and BatchNorm", {.local = LocalSteps::with_backups(1), .model = "cnn"}},
+  };
+  if (std::getenv("LOCKSTEP_TEST_FULL") == nullptr) return few;
+  std::map<std::string, How> all = {
       {"SGD with momentum", {.optimizer = "sgd"}},
       {"a bound of one step", {.local = LocalSteps::stale(1, 5), .optimizer = "rmsprop"}},
       {"one round", {.local = LocalSteps::stale(2)}},
-      {"slower and compensated", {.local = with(kFree, true, 0.5)}},
       {"clipped by norm", {.optimizer = "clipped"}},
       {"clipped by value", {.optimizer = "limited"}},
       {"BatchNorm and dropout", {.model = "cnn"}},
       {"a backup", {.local = LocalSteps::with_backups(1, 3)}},
       {"three backups, clipped", {.local = LocalSteps::with_backups(3, 5), .optimizer = "clipped"}},
-      {"a backup and BatchNorm", {.local = LocalSteps::with_backups(1), .model = "cnn"}},
       {"gpt", {.model = "gpt"}},
   };
+  all.merge(few);
+  return all;
 }
 
 // A worker that is alone records, too: its order is that of the tasks.
@@ -379,7 +394,7 @@ TEST(AsynchronousJob, HasTheBitsOfThePlainProgramForAnyOrder) {
       SCOPED_TRACE(optimizer + ", " + to_string(local));
       const Folder folder;
       const How how{.local = local, .optimizer = optimizer, .steps = 2};
-      base::write_file(folder / "order", plan::order_head(kShards) + plan::order_text(kOrder));
+      base::write_file(folder / "order", head_of(how) + plan::order_text(kOrder));
       const Plain plain(how, kOrder);
       std::vector<torch::Tensor> weights;
       same_on_all(2, "shm", [&](World& world) {
@@ -459,7 +474,7 @@ TEST(AsynchronousOptions, WhatMakesNoSenseIsRefusedByName) {
   How how;
   how.local.asynchronous->staleness = -3;
   EXPECT_THAT(refused(how), HasSubstr("a staleness of -3"));
-  EXPECT_THAT(refused({.local = LocalSteps::with_backups(4)}), HasSubstr("4 backup shards of 4"));
+  EXPECT_THAT(refused({.local = LocalSteps::with_backups(4)}), HasSubstr("4 backups of 4 shards"));
   how = {};
   how.local.state = LocalState::kReset;
   EXPECT_THAT(refused(how), HasSubstr("one state"));
@@ -507,18 +522,56 @@ TEST(AsynchronousOptions, AnOrderThatIsNotThisJobsIsRefused) {
                                 folder / "no/such/folder/order")),
               HasSubstr("no/such/folder"));
 
+  const std::string other = folder / "other";
   How how{.steps = 3};
-  refused(recording(how, order));
+  refused(recording(how, other));
   how.shards = 2;
-  EXPECT_THAT(refused(replaying(how, order)), HasSubstr("a job with 4 shards"));
+  EXPECT_THAT(refused(replaying(how, other)), HasSubstr("a job with 4 shards"));
   how.shards = kShards;
   how.steps = 2;
-  EXPECT_THAT(refused(replaying(how, order)), HasSubstr("ends before step 3, and here before"));
+  EXPECT_THAT(refused(replaying(how, other)), HasSubstr("ends before step 3, and here before"));
   how.steps = 6;
-  EXPECT_THAT(refused(replaying(how, order)), HasSubstr("no round that begins with step 3"));
+  EXPECT_THAT(refused(replaying(how, other)), HasSubstr("the steps before 3 only"));
   how.steps = 3;
-  base::write_file(order, plan::order_head(kShards) + "round 0 3 1\n0 0 0\n");
+  base::write_file(order, head_of(how) + "round 0 3 1\n0 0 0\n");
   EXPECT_THAT(refused(replaying(how, order)), HasSubstr("has other shards"));
+}
+
+TEST(AsynchronousOptions, AnOrderOfAnotherJobIsRefused) {
+  const Folder folder;
+  const How how{.steps = 3};
+  refused(recording(how, folder / "order"));
+  How other = how;
+  other.optimizer = "rmsprop";
+  EXPECT_THAT(refused(replaying(other, folder / "order")), HasSubstr("the order of another job"));
+  other = how;
+  other.local.asynchronous->delay_compensation = 1;
+  EXPECT_THAT(refused(replaying(other, folder / "order")), HasSubstr("the order of another job"));
+  // Nor does a job that goes on from a checkpoint add to it.
+  other.checkpoint = folder / "run";
+  refused(other);
+  other.steps = 6;
+  EXPECT_THAT(refused(recording(other, folder / "order")), HasSubstr("the order of another job"));
+}
+
+// It would be waited for what never comes.
+TEST(AsynchronousOptions, AnOrderThatNoStepsWithBackupsHaveIsRefused) {
+  const Folder folder;
+  const std::string order = folder / "order";
+  const How how{.local = LocalSteps::with_backups(2, 2), .steps = 2};
+  for (const char* const updates : {"0 0 0\n0 1 0\n0 2 0\n1 0 3\n", "0 0 0\n0 1 1\n1 0 2\n1 1 2\n",
+                                    "0 0 0\n1 1 0\n0 1 0\n1 0 2\n"}) {
+    base::write_file(order, head_of(how) + "round 0 2 4\n" + updates);
+    EXPECT_THAT(refused(replaying(how, order)), HasSubstr("has other shards")) << updates;
+  }
+}
+
+TEST(AsynchronousOptions, AFileThatIsNoOrderIsNotOverwritten) {
+  const Folder folder;
+  const std::string letter = folder / "letter";
+  base::write_file(letter, "Dear reader,\n");
+  EXPECT_THAT(refused(recording({}, letter)), HasSubstr("line 1 is not the head of an order"));
+  EXPECT_EQ(std::ifstream(letter).peek(), 'D');
 }
 
 }  // namespace

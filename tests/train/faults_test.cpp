@@ -133,7 +133,8 @@ TEST_F(Faults, OfLocalStepsWithoutSharedMemoryGoBackToTheCheckpointOnlyForStateT
 TEST_F(Faults, InARoundOfAsynchronousStepsAreNotInItsOrder) {
   const std::vector<std::string> rounds = {"--optimizer", "adamw",   "--staleness",
                                            "2",           "--round", "3"};
-  for (const std::string where : {"forward", "backward", "update"}) {
+  for (const std::string where : {"update", "forward", "backward"}) {
+    if (where != "update" && !full_tests()) continue;
     std::vector<std::string> recorded = rounds, replayed = rounds;
     recorded.insert(recorded.end(), {"--order", path("order")});
     replayed.insert(replayed.end(), {"--replay", path("order")});

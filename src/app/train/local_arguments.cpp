@@ -84,15 +84,21 @@ LocalSteps stale_steps(const std::string& text) {
 LocalSteps asynchronous_steps(const LocalArguments& arguments) {
   if (arguments.steps || arguments.outer || arguments.state) {
     throw BadInput(
-        "--staleness or --backups with --local-steps: workers share weights, or each shard has its "
-        "own; leave one of them out");
+        "--staleness or --backups with --local-steps, --outer or --local-state: workers share "
+        "weights, or each shard has its own; leave one of them out");
   }
-  if (arguments.backups && arguments.staleness)
+  const bool has_backups = arguments.backups.value_or(0) != 0;
+  const std::string staleness = arguments.staleness.value_or("0");
+  if (has_backups && staleness != "0")
     throw BadInput(
         "--backups with --staleness: a step waits for all shards but some, or gradients may be "
         "stale; leave one of them out");
-  LocalSteps local = arguments.backups ? LocalSteps::with_backups(*arguments.backups)
-                                       : stale_steps(*arguments.staleness);
+  for (const auto& [option, path] :
+       {std::pair{"--order", arguments.order}, {"--replay", arguments.replay}})
+    if (path && path->empty())
+      throw BadInput(fmt::format("{} '': give the name of a file", option));
+  LocalSteps local =
+      has_backups ? LocalSteps::with_backups(*arguments.backups) : stale_steps(staleness);
   if (!local.asynchronous) {
     if (arguments.says_how_asynchronous())
       throw BadInput(
@@ -165,7 +171,9 @@ void check_local(const TrainArguments& arguments) {
   if (shared && !arguments.codec.empty() && arguments.codec != "none")
     leave_out("--codec", "where workers share weights nothing travels");
   if (shared && !arguments.verify.empty() && arguments.local.asynchronous->replay.empty())
-    leave_out("--verify without --replay", "another order has other bits");
+    throw BadInput(fmt::format(
+        "--verify with {}: another order has other bits; add --replay, with the order of that run",
+        what));
   if (arguments.precision == Precision::kFp16 || arguments.precision == Precision::kBf16Held)
     leave_out("--precision fp16 or bf16-held", "an exchange wants float32 weights; bf16 has them");
   if (arguments.loss_scale_used() > 0) leave_out("--loss-scale", "shards would skip other steps");

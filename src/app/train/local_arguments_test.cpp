@@ -87,6 +87,8 @@ TEST(LocalArguments, SayAsynchronousRounds) {
 TEST(LocalArguments, AStalenessOf0IsTheSynchronousStep) {
   EXPECT_FALSE(parsed({"--staleness", "0"}).enabled());
   EXPECT_FALSE(parsed({"--backups", "0"}).enabled());
+  EXPECT_EQ(to_string(parsed({"--staleness", "4", "--backups", "0"})),
+            to_string(LocalSteps::stale(4)));
   EXPECT_EQ(to_string(parsed({"--backups", "1"})), to_string(LocalSteps::with_backups(1)));
   EXPECT_THAT(refused({"--staleness", "0", "--order", "x"}), HasSubstr("synchronous step"));
 }
@@ -95,6 +97,7 @@ TEST(LocalArguments, AsynchronousStepsThatMakeNoSenseAreRefused) {
   for (const std::string words : {"-1", "x", "1.5"})
     EXPECT_THAT(refused({"--staleness=" + words}), HasSubstr("--staleness")) << words;
   EXPECT_THAT(refused({"--round", "5"}), HasSubstr("add --staleness"));
+  EXPECT_THAT(refused({"--staleness", "1", "--replay", ""}), HasSubstr("--replay '': give"));
   EXPECT_THAT(refused({"--backups", "1", "--staleness", "1"}), HasSubstr("--backups with"));
   EXPECT_THAT(refused({"--backups", "-1"}), HasSubstr("-1 backup shards"));
   EXPECT_THAT(refused({"--backups", "1", "--stale-lr", "reduced"}),
@@ -112,8 +115,10 @@ TEST(LocalArguments, AsynchronousStepsThatMakeNoSenseAreRefused) {
               HasSubstr("there is no such file"));
   const std::string file = ::testing::TempDir() + "lockstep-an-order";
   std::ofstream(file) << "lockstep order 1\n";
-  EXPECT_THAT(refused({"--staleness", "1", "--order", file, "--replay", file}),
+  const std::string again = ::testing::TempDir() + "./lockstep-an-order";
+  EXPECT_THAT(refused({"--staleness", "1", "--order", file, "--replay", again}),
               HasSubstr("the same file"));
+  EXPECT_THAT(refused({"--staleness", "1", "--verify", file}), HasSubstr("add --replay"));
   std::remove(file.c_str());
 }
 

@@ -2,6 +2,7 @@
 
 #include <fmt/format.h>
 #include <lockstep/errors.h>
+#include <sys/stat.h>
 #include <unistd.h>
 
 #include <cerrno>
@@ -14,6 +15,17 @@
 #include "formats/checkpoint_file.h"
 
 namespace lockstep::app {
+namespace {
+
+// Under one name or two.
+bool is_same_file(const std::string& one, const std::string& other) {
+  struct stat its {};
+  struct stat others {};
+  return ::stat(one.c_str(), &its) == 0 && ::stat(other.c_str(), &others) == 0 &&
+         its.st_dev == others.st_dev && its.st_ino == others.st_ino;
+}
+
+}  // namespace
 
 void check_paths(const TrainArguments& arguments) {
   const bool named = arguments.data.starts_with("synthetic") || arguments.data == "fashion-mnist";
@@ -47,7 +59,7 @@ void check_paths(const TrainArguments& arguments) {
     throw BadInput(fmt::format("--verify {}: there is no such file", arguments.verify));
   if (!replay.empty() && !base::exists(replay))
     throw BadInput(fmt::format("--replay {}: there is no such file", replay));
-  if (!order.empty() && order == replay)
+  if (!order.empty() && is_same_file(order, replay))
     throw BadInput("--order and --replay name the same file: it would be overwritten");
   if (!order.empty() && (order == arguments.report || order == arguments.hashes))
     throw BadInput("--order names the same file as --report or --hashes");

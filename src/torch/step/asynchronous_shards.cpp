@@ -74,6 +74,7 @@ class AsynchronousShards : public HostRunner {
     void run();
     void replay(const plan::RoundOrder& order);
     std::int64_t updates() const;  // of the whole round
+    bool is_in_steps(const plan::RoundOrder& order) const;
     void hand_on(Reports& to) const { reports_.hand_on(to); }
 
    private:
@@ -102,8 +103,7 @@ class AsynchronousShards : public HostRunner {
   std::int64_t shards_;
   plan::StepRange steps_;  // of the round
   std::optional<plan::Order> replay_;
-  plan::RoundOrder order_;  // of the last round
-  std::optional<OrderFile> file_;
+  std::optional<OrderFile> file_;       // of the leader
   std::chrono::nanoseconds waited_{0};  // in the last round
 };
 
@@ -114,9 +114,16 @@ AsynchronousShards::AsynchronousShards(ShardWork work)
       training_(model_, rule_.delay_compensation),
       shards_(work_.generation->shards) {
   model_.show();
-  if (!rule_.order.empty()) file_.emplace(rule_.order, static_cast<int>(shards_));
+  if (!rule_.order.empty() && work_.generation->world.leader())
+    file_.emplace(rule_.order, work_.job, static_cast<int>(shards_));
   if (rule_.replay.empty()) return;
   replay_ = load_order(rule_.replay);
+  if (replay_->shards == shards_ && replay_->job != work_.job) {
+    throw BadInput(
+        fmt::format("{} is the order of another job: its model, data, seed or some other option "
+                    "that decides bits is not this job's",
+                    rule_.replay));
+  }
   if (replay_->shards != shards_) {
     throw BadInput(fmt::format("{} is the order of a job with {} shards, and this one has {}",
                                rule_.replay, replay_->shards, shards_));
@@ -166,8 +173,13 @@ const plan::RoundOrder* AsynchronousShards::order_of(const Turns& turns, const R
   if (!replay_) return nullptr;
   const plan::RoundOrder* const order = replay_->find(steps_.first);
   const auto refuse = [&](const std::string& why) {
-    throw BadInput(fmt::format("{} is not the order of this job: {}", rule_.replay, why));
+    throw BadInput(fmt::format("{} does not fit: {}", rule_.replay, why));
   };
+  const auto& rounds = replay_->rounds;
+  if (order == nullptr && (rounds.empty() || rounds.back().steps.end <= steps_.first)) {
+    refuse(fmt::format("it has the steps before {} only{}", steps_.first,
+                       replay_->is_cut ? ", and ends in the middle of a round" : ""));
+  }
   if (order == nullptr)
     refuse(fmt::format("it has no round that begins with step {}", steps_.first));
   if (order->steps != steps_) {
@@ -178,9 +190,23 @@ const plan::RoundOrder* AsynchronousShards::order_of(const Turns& turns, const R
     if (turns.share(update.shard, update.step - steps_.first) > 0) continue;
     refuse(fmt::format("shard {} has no samples in step {}", update.shard, update.step));
   }
-  if (static_cast<std::int64_t>(order->updates.size()) != round.updates())
+  if (static_cast<std::int64_t>(order->updates.size()) != round.updates() ||
+      (rule_.backups > 0 && !round.is_in_steps(*order)))
     refuse(fmt::format("its round from step {} on has other shards", steps_.first));
   return order;
+}
+
+// With backups: as many updates of each step as it needs, one step after the other, all with the weights of their step.
+bool AsynchronousShards::Round::is_in_steps(const plan::RoundOrder& order) const {
+  std::int64_t number = 0;
+  for (std::int64_t step = 0; step < its_.steps_.size(); ++step) {
+    const std::int64_t first = number;
+    for (; number < first + needed(step); ++number) {
+      const plan::OrderedUpdate& update = order.updates[static_cast<std::size_t>(number)];
+      if (update.step != its_.steps_.first + step || update.seen != first) return false;
+    }
+  }
+  return true;
 }
 
 void AsynchronousShards::Round::run() {
@@ -339,15 +365,18 @@ void AsynchronousShards::Round::replay(const plan::RoundOrder& order) {
 // Every worker has the same weights here, losses and buffers.
 void AsynchronousShards::end_round(Turns& turns, const Round& round) {
   const std::int64_t updates = round.updates();
+  plan::RoundOrder order;
   Course::Loss loss;
   std::int64_t dropped = 0;
   {
     const auto turn = turn_when([&] { return so_far().updates == updates; });
     training_.take();
-    order_ = {steps_, course().order()};
+    order = {steps_, course().order()};
     loss = course().loss();
     dropped = so_far().dropped;
   }
+  // Before the round is committed, which nobody can do without the leader: so the file has every round that counts.
+  if (file_) file_->add(order);
   if (work_.learning_rate) model_.inner().set_lr(work_.learning_rate(steps_.end - 1));
   Desk desk(*this, turns.hosted().begin);
   round.hand_on(desk);
@@ -369,7 +398,6 @@ void AsynchronousShards::end_round(Turns& turns, const Round& round) {
 
 void AsynchronousShards::end_step() {
   model_.commit(steps_.size());
-  if (file_ && work_.generation->world.leader()) file_->add(order_);
 }
 
 }  // namespace

@@ -29,7 +29,8 @@ replica::Replicated& inside_of(const optim::Optimizer& optimizer) {
 void check(const optim::Optimizer& optimizer, const LocalSteps& rule, int shards) {
   replica::Replicated& model = inside_of(optimizer);
   const auto refuse = [&](const std::string& why) {
-    throw BadInput(fmt::format("{} cannot take local steps: {}", model.attachment().name(), why));
+    throw BadInput(fmt::format("{} cannot take {} steps: {}", model.attachment().name(),
+                               rule.asynchronous ? "asynchronous" : "local", why));
   };
   if (dynamic_cast<const optim::Wrapped*>(&optimizer) != nullptr)
     refuse("its optimizer is wrapped, and nobody can name its state; take one of lockstep::optim");
@@ -49,13 +50,13 @@ void check(const optim::Optimizer& optimizer, const LocalSteps& rule, int shards
     refuse("averaged state wants MissingGradient::kError");
   if (!rule.asynchronous) return;
   if (rule.asynchronous->backups >= shards)
-    refuse(fmt::format("{} backup shards of {}: at least one shard counts",
-                       rule.asynchronous->backups, shards));
+    refuse(fmt::format("{} backups of {} shard{}: at least one shard counts",
+                       rule.asynchronous->backups, shards, shards == 1 ? "" : "s"));
   if (model.parts().may_be_absent()) refuse("asynchronous steps want MissingGradient::kError");
   if (optim::inside(optimizer).trained.groups.layer_norm() != optim::LayerNorm::kNone)
     refuse(
-        "its optimizer sets a rate for each layer by norms, which other workers would change "
-        "meanwhile; take SGD, Adam, AdamW, RMSprop or Adagrad");
+        "its optimizer sets a rate for each layer by norms, which nobody measures there; take SGD, "
+        "Adam, AdamW, RMSprop or Adagrad");
   if (model.parts().options.codec != nullptr)
     refuse("it has a codec, and where workers share weights nothing travels; leave the codec out");
 }

@@ -5,6 +5,7 @@
 #include <algorithm>
 
 #include "base/check.h"
+#include "base/hash.h"
 #include "control/faults.h"
 #include "torch/replica/tensors.h"
 #include "torch/step/job_core.h"
@@ -115,6 +116,13 @@ void Loop::reopen(std::int64_t step) {
 
 const LocalSteps& Loop::local_steps() const {
   return job_->options().local_steps;
+}
+
+std::string Loop::job_digest() const {
+  constexpr std::size_t kDigits = 16;
+  std::string all;
+  for (const auto& [name, value] : job_->hashed_properties()) all += name + "\t" + value + "\n";
+  return base::to_hex(base::sha256(all)).substr(0, kDigits);
 }
 
 StepRange Loop::round_at(std::int64_t step) const {

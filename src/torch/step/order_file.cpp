@@ -22,14 +22,25 @@ plan::Order load_order(const std::string& path) {
   return plan::parse_order({reinterpret_cast<const char*>(bytes.data()), bytes.size()}, path);
 }
 
+OrderFile::OrderFile(std::string path, std::string job, int shards)
+    : path_(std::move(path)), job_(std::move(job)), shards_(shards) {
+  if (base::exists(path_))
+    before_ = load_order(path_);
+  else
+    base::write_file(path_, plan::order_head(job_, shards_));
+}
+
 void OrderFile::add(const plan::RoundOrder& round) {
-  std::string text = plan::order_text(round);
+  const std::string text = plan::order_text(round);
   if (!std::exchange(begun_, true)) {
-    std::string all = plan::order_head(shards_);
-    if (round.steps.first > 0 && base::exists(path_)) {
-      for (const plan::RoundOrder& before : load_order(path_).rounds)
-        if (before.steps.first < round.steps.first) all += plan::order_text(before);
+    std::string all = plan::order_head(job_, shards_);
+    if (round.steps.first > 0 && !before_.rounds.empty() && before_.job != job_) {
+      throw BadInput(
+          fmt::format("{} has the order of another job: give a new file for the steps from {} on",
+                      path_, round.steps.first));
     }
+    for (const plan::RoundOrder& before : std::exchange(before_, {}).rounds)
+      if (before.steps.first < round.steps.first) all += plan::order_text(before);
     base::write_file(path_, all + text);
     return;
   }

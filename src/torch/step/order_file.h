@@ -10,7 +10,7 @@ namespace lockstep::steps {
 // BadInput, with the file and the line.
 plan::Order load_order(const std::string& path);
 
-// Rounds go to the file as they are committed; a kill leaves all that were there before.
+// Gets one round after the other; a kill leaves all that were there before.
 //
 // Threads:   one caller at a time.
 // Blocking:  on the disk.
@@ -19,14 +19,17 @@ plan::Order load_order(const std::string& path);
 // Ownership: a value; the file is open only within a call.
 class OrderFile {
  public:
-  OrderFile(std::string path, int shards) : path_(std::move(path)), shards_(shards) {}
+  // Looks at the file, if there is one: no other kind of file is overwritten. Else it makes one, without rounds.
+  OrderFile(std::string path, std::string job, int shards);
 
-  // The first one replaces what the file has from that step on.
+  // The first one replaces what the file has from that step on. BadInput if what comes before is another job's.
   void add(const plan::RoundOrder& round);
 
  private:
   std::string path_;
+  std::string job_;
   int shards_;
+  plan::Order before_;  // until the first round is added
   bool begun_ = false;
 };
 

@@ -123,6 +123,7 @@ struct ShardWork {
   std::vector<std::shared_ptr<LocalModel>> locals;
   std::function<double(std::int64_t step)> learning_rate;
   std::optional<Asynchronous> asynchronous;
+  std::string job;  // a digest of the job's properties
 };
 
 // The runner for the device of the models. (device_choice.cpp)
