@@ -53,6 +53,7 @@ def write(runs: Runs, plan: Plan) -> None:
     page += "## How to read it\n\n" + pages.prose(
         "If the slow worker took a third of the tasks of each other one, the four would have 83 % of the speed of four fast ones. "
         "What is computed, besides waiting, shares the cores of the machine. A synchronous step waits for the slow worker's "
-        "shard. Accuracy is that after equal steps: a job that is faster has reached it sooner. Learning rates were not tuned for "
-        "a row; with momentum 0.9 stale gradients bear less than synchronous ones.")
+        "shard. Dropped samples do not count: with 1 backup a step has three quarters of the samples. Accuracy is that after "
+        "equal steps: a job that is faster has reached it sooner. Learning rates were not tuned for a row; with momentum 0.9 "
+        "stale gradients bear less than synchronous ones.")
     (runs.settings.folder / "stragglers.md").write_text(page + "## Where\n\n" + pages.measured_on(runs, plan.jobs()).rstrip() + "\n")
