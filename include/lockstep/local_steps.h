@@ -30,7 +30,7 @@ enum class LocalState : std::uint8_t {
 // that replays a recorded order has the bits of the job that recorded it, on any number of workers.
 //
 // An update is a step of the optimizer with the gradient of one shard, and with the part of the learning rate that the
-// shard's samples are of the batch. With backups it is a synchronous step, and the metric `dropped` says which part of the
+// shard's samples are of the batch. With backups it is a synchronous step, and Outcome::dropped says which part of the
 // gradients did not count.
 //
 // Threads, Blocking, Failure, Ownership: as LocalSteps.
@@ -42,7 +42,7 @@ struct Asynchronous {
   // Above 0, with a staleness of 0: of the shards of each step the first ones to be ready count, all but so many. Their mean is
   // applied as in a synchronous step. Who comes later is left out, and nobody waits for it.
   int backups = 0;
-  // An update that has missed more others than there are shards is made with less of the learning rate (Zhang et al. 2016).
+  // An update that has missed as many others as there are shards, or more, gets less of the learning rate (Zhang et al. 2016).
   bool slows_if_stale = false;
   // λ of Zheng et al. 2017: g + λ·g²·(w now − w that g was computed from), element by element. 0: nothing is added.
   double delay_compensation = 0;
@@ -75,7 +75,7 @@ struct LocalSteps {
   double outer_momentum = 0;
   bool outer_nesterov = false;
 
-  // The rounds are asynchronous. `state` and the outer SGD say nothing then.
+  // The rounds are asynchronous. `state` and the outer SGD keep their defaults then.
   std::optional<Asynchronous> asynchronous = {};
 
   bool enabled() const { return !stages.empty(); }

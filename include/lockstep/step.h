@@ -112,6 +112,7 @@ class Outcome {
   int phase = 0;
   bool skipped = false;  // no update was made; with a scaler, because gradients had overflowed
   int repeats = 0;       // how many times the step was run again
+  double dropped = 0;    // with backups: the part of the gradients that did not count
 
   double loss() const;  // the weighted mean over all shards; the same bits on every worker
   double metric(const std::string& name) const;

@@ -113,7 +113,7 @@ struct StepRecord {
   double step_ms = 0;
   double exposed_comm_ms = 0;  // the time that waiting for other workers added to the step
   bool skipped = false;        // by the scaler: gradients had overflowed
-  std::optional<double> dropped = {};  // with backups: the part of the gradients that did not count
+  double dropped = 0;          // with backups: the part of the gradients that did not count
   std::optional<NoiseScale> noise_scale = {};  // after this step; none if it is not measured
   // The leader before has died, and nobody knows whether it was called for this step. This worker,
   // which leads now, has been called for it, or is one of those that go on after all had died.
@@ -128,7 +128,7 @@ struct TrainingResult {
   bool stopped = false;              // by request_stop()
   std::optional<double> final_loss;  // none if no step was run
   std::int64_t skipped_steps = 0;    // of this run, by the scaler
-  std::optional<double> dropped;     // with backups: the part of the gradients that did not count
+  double dropped = 0;                // with backups: the part of the gradients that did not count
   std::optional<double> loss_scale;  // the scaler's, after the last step; none without a scaler
   std::optional<NoiseScale> noise_scale;  // after the last step; none if it is not measured
   std::optional<Evaluation> evaluation;

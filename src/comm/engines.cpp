@@ -244,6 +244,10 @@ void comm::Inside::require_all(const Comm& comm) {
   }
 }
 
+void comm::Inside::fail(const Comm& comm, const Error& error) {
+  comm.channel_->group().link->fail(failure_from(error));
+}
+
 std::shared_ptr<SharedArena> comm::Inside::share_again(Comm& comm, const Arena& own) {
   comm.channel_->require_alive();
   return share(comm, comm.channel_->group(), comm.channel_->next_arena(),

@@ -93,6 +93,7 @@ struct Inside {
   // For those who wait for something that no operation of the Comm brings: throws if the Comm is dead, or if a worker of it
   // has ended; then the Comm is dead, too.
   static void require_all(const Comm& comm);
+  static void fail(const Comm& comm, const Error& error);  // ends the Comm, and tells the others
   static void enter(const Comm& comm, std::uint8_t kind, std::shared_ptr<SharedArena> arena);
 };
 

@@ -109,8 +109,8 @@ Fault parse_fault(std::string_view text) {
   const auto worker = base::parse_number(cut(text, ':'));
   const bool has_detail = text.find(':') != std::string_view::npos;
   const std::string_view where = cut(text, ':');
-  if (!kind || !contains(kPoints, where) || !step || (*step < 0 && !every) || !worker || *worker < 0 ||
-      *worker > kMostWorkers || (has_detail && text.empty()))
+  if (!kind || !contains(kPoints, where) || !step || (*step < 0 && !every) || !worker ||
+      *worker < 0 || *worker > kMostWorkers || (has_detail && text.empty()))
     refuse(whole);
   check_detail(*kind, text, whole);
   if (!contains(points_of(*kind), where)) {
@@ -188,7 +188,8 @@ FaultSchedule parse_faults(std::string_view text) {
 std::string to_string(const Fault& fault) {
   const std::string step =
       fault.step == Fault::kEveryStep ? std::string(kEvery) : std::to_string(fault.step);
-  return fmt::format("{}@{}:{}:{}{}{}", base::word_for(fault.kind, kKinds), step, fault.worker, fault.where, fault.detail.empty() ? "" : ":", fault.detail);
+  return fmt::format("{}@{}:{}:{}{}{}", base::word_for(fault.kind, kKinds), step, fault.worker,
+                     fault.where, fault.detail.empty() ? "" : ":", fault.detail);
 }
 
 std::chrono::milliseconds time_of(const Fault& fault) {

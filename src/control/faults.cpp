@@ -183,8 +183,8 @@ std::optional<Faults::Due> Faults::take(std::string_view where, std::int64_t ste
   return one;
 }
 
-// Said once.
-void Faults::last(std::string_view where) {
+// Sleeps each time, and says so once.
+void Faults::strike_every_time(std::string_view where) {
   std::chrono::milliseconds sleep{0};
   {
     const base::Lock lock(mutex_);
@@ -199,7 +199,7 @@ void Faults::last(std::string_view where) {
 }
 
 void Faults::happen(std::string_view where, std::int64_t step) {
-  last(where);
+  strike_every_time(where);
   while (const auto one = take(where, step)) {
     tell(fmt::format("lockstep: fault {}\n", to_string(one->fault)));
     if (one->number >= 0) tell_launcher(one->number);

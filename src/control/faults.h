@@ -72,7 +72,7 @@ class Faults {
   void draw(std::int64_t step) LOCKSTEP_REQUIRES(mutex_);
   std::size_t find(std::string_view where, std::int64_t step) LOCKSTEP_REQUIRES(mutex_);
   std::optional<Due> take(std::string_view where, std::int64_t step);
-  void last(std::string_view where);  // those that strike every time
+  void strike_every_time(std::string_view where);  // Fault::kEveryStep
   void carry_out(const Fault& fault);
   void flip(const Fault& fault);
 

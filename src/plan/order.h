@@ -35,7 +35,7 @@ struct OrderedUpdate {
   bool operator==(const OrderedUpdate&) const = default;
 };
 
-// One round. `pulls`: its updates by when their tasks took weights, those that saw the same weights in the order of updates.
+// One round. pulls(): the updates in the order in which their tasks took weights; by number if they saw the same weights.
 struct RoundOrder {
   StepRange steps;
   std::vector<OrderedUpdate> updates;

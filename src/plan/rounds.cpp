@@ -25,7 +25,8 @@ void check_asynchronous(const LocalSteps& local) {
   if (rule.backups > 0 &&
       (rule.staleness != 0 || rule.slows_if_stale || rule.delay_compensation != 0))
     throw BadInput(
-        "steps with backups have no stale gradients: leave staleness at 0, and its options out");
+        "steps with backups have no stale gradients: set staleness to 0, and leave its options "
+        "out, as LocalSteps::with_backups() does");
   if (rule.backups == 0 && rule.staleness < 1 && rule.staleness != Asynchronous::kUnbounded) {
     throw BadInput(fmt::format(
         "a staleness of {}: asynchronous steps want 1 or more, or no bound; 0 is the synchronous "

@@ -184,7 +184,6 @@ TEST(AsynchronousJob, AReplayHasItsBitsOnAnyNumberOfWorkers) {
   }
 }
 
-// Of one worker no gradient is ever stale.
 TEST(AsynchronousJob, OnOneWorkerEachGradientSeesAllUpdatesBefore) {
   const Folder folder;
   same_on_all(1, "thread", [&](World& world) {
@@ -197,7 +196,7 @@ TEST(AsynchronousJob, OnOneWorkerEachGradientSeesAllUpdatesBefore) {
     EXPECT_EQ(update.seen, number++);
 }
 
-// Whoever is slow: here one worker, in each of its tasks.
+// One worker is slow in each of its tasks.
 TEST(AsynchronousJob, NoGradientIsBegunBeforeThoseBeyondTheBoundAreApplied) {
   for (const std::int64_t bound : {1, 2}) {
     const Folder folder;
@@ -270,8 +269,7 @@ TEST(AsynchronousJob, WithBackupsASlowWorkerIsLeftOut) {
     });
     for (const GlobalBatch& batch : job.batches(data_of(how.model), {.steps = 20})) {
       const Outcome outcome = step(batch);
-      EXPECT_GT(outcome.metric("dropped"), 0.2);
-      EXPECT_LT(outcome.metric("dropped"), 0.3);
+      EXPECT_DOUBLE_EQ(outcome.dropped, 10.0 / 37) << "three of the steps have a short batch";
       EXPECT_EQ(one.optimizer.steps(), batch.step() + 10);
     }
   });
@@ -478,32 +476,52 @@ TEST(AsynchronousOptions, WhatMakesNoSenseIsRefusedByName) {
   how = {};
   how.local.state = LocalState::kReset;
   EXPECT_THAT(refused(how), HasSubstr("one state"));
-  EXPECT_THAT(refusal([](World& world) {
-                Job job(world, options_of({}));
-                auto net = net_of("mlp");
-                auto model = data_parallel(net, world);
-                optim::LAMB optimizer(model, {.lr = 0.1});
-                const Step step(job, "train", {&optimizer}, [&](const Shard& shard) {
-                  return models::loss(*net, shard.batch);
-                });
-              }),
-              HasSubstr("a rate for each layer"));
-  EXPECT_THAT(refusal([](World& world) {
-                Job job(world, options_of({}));
-                auto net = net_of("mlp");
-                auto model = data_parallel(net, world, {.codec = codec::parse("bf16")});
-                optim::SGD optimizer(model, {.lr = 0.1});
-                const Step step(job, "train", {&optimizer}, [&](const Shard& shard) {
-                  return models::loss(*net, shard.batch);
-                });
-              }),
-              HasSubstr("nothing travels"));
+  const auto with_model = [](const std::string& codec, bool layer_wise) {
+    return refusal([&](World& world) {
+      Job job(world, options_of({}));
+      auto net = net_of("mlp");
+      auto model = data_parallel(net, world, {.codec = codec::parse(codec)});
+      std::unique_ptr<optim::Optimizer> optimizer = optimizer_of("plain", model);
+      if (layer_wise) optimizer = std::make_unique<optim::LAMB>(model, optim::LAMBOptions{});
+      const Step step(job, "train", {optimizer.get()},
+                      [&](const Shard& shard) { return models::loss(*net, shard.batch); });
+    });
+  };
+  EXPECT_THAT(with_model("none", true), HasSubstr("a rate for each layer"));
+  EXPECT_THAT(with_model("bf16", false), HasSubstr("nothing travels"));
   EXPECT_THAT(refusal([](World& world) {
                 Job job(world, options_of({}));
                 One one(world, "mlp"), other(world, "mlp");
                 const Step step(job, "train", {&one.optimizer, &other.optimizer}, one.loss());
               }),
               HasSubstr("has one optimizer"));
+}
+
+// A gradient that is not finite is no update, wherever in it the bad element is, and nobody goes on.
+TEST(AsynchronousJob, AGradientThatIsNotFiniteAndIsClippedEndsTheJob) {
+  for (const LocalSteps& local : {kFree, LocalSteps::with_backups(1, 3)}) {
+    for (const optim::Norm norm : {optim::Norm::kEuclidean, optim::Norm::kLargest}) {
+      const Folder folder;
+      const auto outcomes = outcomes_in_world(
+          2,
+          [&](World& world) {
+            const How how = recording({.local = local}, folder / "order");
+            Job job(world, options_of(how));
+            One one(world, how.model);
+            one.optimizer.set_clip_norm(1, norm);
+            Step step(job, "train", {&one.optimizer}, [&](const Shard& shard) {
+              auto loss = models::loss(*one.net, shard.batch);
+              if (shard.step != 4 || shard.index != 0) return loss;
+              return loss + one.net->parameters()[0].flatten()[0] * std::nan("");
+            });
+            for (const GlobalBatch& batch : job.batches(data_of(how.model), {.steps = 6}))
+              step(batch);
+          },
+          "shm");
+      EXPECT_THAT(outcomes[0].text + outcomes[1].text, HasSubstr("training has diverged"));
+      EXPECT_EQ(steps::load_order(folder / "order").rounds.size(), 1U) << "of step 0 only";
+    }
+  }
 }
 
 TEST(AsynchronousOptions, WorkersThatShareNoMemoryAreRefused) {

@@ -52,8 +52,8 @@ def write(runs: Runs, plan: Plan) -> None:
     page += pages.table(["job", "options"], [[name, f"`{MORE[name]}`"] for name in plan.names if MORE[name]])
     page += "## How to read it\n\n" + pages.prose(
         "If the slow worker took a third of the tasks of each other one, the four would have 83 % of the speed of four fast ones. "
-        "What is computed, besides waiting, shares the cores of the machine. A synchronous step waits for the slow worker's "
-        "shard. Dropped samples do not count: with 1 backup a step has three quarters of the samples. Accuracy is that after "
+        "In an asynchronous round workers compute while others wait; in a synchronous step all compute at once, on the cores of "
+        "one machine. So rows may be above 83 %. A synchronous step waits for the slow worker's shard. Dropped samples do not count: with 1 backup a step has three quarters of the samples. Accuracy is that after "
         "equal steps: a job that is faster has reached it sooner. Learning rates were not tuned for a row; with momentum 0.9 "
         "stale gradients bear less than synchronous ones.")
     (runs.settings.folder / "stragglers.md").write_text(page + "## Where\n\n" + pages.measured_on(runs, plan.jobs()).rstrip() + "\n")

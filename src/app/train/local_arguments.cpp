@@ -157,9 +157,9 @@ LocalSteps local_steps(const LocalArguments& arguments) {
 void check_local(const TrainArguments& arguments) {
   if (!arguments.local.enabled()) return;
   const bool shared = arguments.local.asynchronous.has_value();
-  const char* const what = !shared                         ? "--local-steps"
-                           : arguments.local_given.backups ? "--backups"
-                                                           : "--staleness";
+  const char* const what = !shared                                     ? "--local-steps"
+                           : arguments.local.asynchronous->backups > 0 ? "--backups"
+                                                                       : "--staleness";
   const auto leave_out = [what](const char* option, const char* why) {
     throw BadInput(fmt::format("{} with {}: {}; leave one of them out", option, what, why));
   };

@@ -63,6 +63,11 @@ void check_paths(const TrainArguments& arguments) {
     throw BadInput("--order and --replay name the same file: it would be overwritten");
   if (!order.empty() && (order == arguments.report || order == arguments.hashes))
     throw BadInput("--order names the same file as --report or --hashes");
+  for (const std::string& path : {arguments.report, arguments.hashes}) {
+    if (!path.empty() && is_same_file(path, replay))
+      throw BadInput(
+          "--replay names the same file as --report or --hashes: it would be overwritten");
+  }
   if (!arguments.report.empty() && arguments.report == arguments.hashes)
     throw BadInput("--report and --hashes name the same file");
   if (!arguments.verify.empty() && arguments.verify == arguments.hashes)

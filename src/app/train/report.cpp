@@ -49,7 +49,7 @@ void add_loss(nlohmann::ordered_json& json, const TrainingResult& result) {
   json["final_loss"] = nullptr;
   if (result.final_loss) json["final_loss"] = *result.final_loss;
   json["skipped_steps"] = result.skipped_steps;
-  if (result.dropped) json["dropped_gradients"] = *result.dropped;
+  if (result.dropped > 0) json["dropped_gradients"] = result.dropped;
   json["loss_scale"] = nullptr;
   if (result.loss_scale) json["loss_scale"] = *result.loss_scale;
   json["noise_scale"] = to_json(result.noise_scale);
@@ -174,8 +174,8 @@ std::string summary(const TrainArguments& arguments, const TrainReport& report) 
   if (!shards.empty()) row("shards", shards);
   if (arguments.local.enabled())
     row(arguments.local.asynchronous ? "rounds" : "local steps", to_string(arguments.local));
-  if (result.dropped)
-    row("dropped", fmt::format("{:.1f} % of the gradients", *result.dropped * 100));
+  if (result.dropped > 0)
+    row("dropped", fmt::format("{:.1f} % of the gradients", result.dropped * 100));
   const std::string traffic = spoken_traffic(arguments, report);
   if (!traffic.empty()) row("traffic", traffic);
   const std::string binding = base::environment("LOCKSTEP_BINDING").value_or("");

@@ -24,7 +24,6 @@
 #include <utility>
 #include <vector>
 
-#include "base/check.h"
 #include "control/doing.h"
 #include "control/faults.h"
 #include "plan/order.h"
@@ -36,8 +35,6 @@
 
 namespace lockstep::steps {
 namespace {
-
-constexpr const char* kDropped = "dropped";  // a metric
 
 class AsynchronousShards : public HostRunner {
  public:
@@ -70,7 +67,7 @@ class AsynchronousShards : public HostRunner {
   // This worker's part of a round.
   class Round {
    public:
-    Round(AsynchronousShards& its, Turns& turns) : its_(its), turns_(turns) {}
+    Round(AsynchronousShards& its, Turns& turns);
     void run();
     void replay(const plan::RoundOrder& order);
     std::int64_t updates() const;  // of the whole round
@@ -83,13 +80,16 @@ class AsynchronousShards : public HostRunner {
     std::int64_t take();
     void apply(const Computed& computed);
     void update(const Computed& computed, const Course::Done& done);
-    // With samples. How many of them a step needs.
-    std::int64_t tasks_of(std::int64_t step) const;
-    std::int64_t needed(std::int64_t step) const;
+    std::int64_t needed(std::int64_t step) const;  // tasks, for the step to be done
     void skip_empty();
 
+    struct OfStep {
+      std::int64_t tasks = 0;  // with samples
+      std::int64_t samples = 0;
+    };
     AsynchronousShards& its_;
     Turns& turns_;
+    std::vector<OfStep> of_steps_;
     RoundReports reports_;
   };
 
@@ -130,13 +130,17 @@ AsynchronousShards::AsynchronousShards(ShardWork work)
   }
 }
 
-// A worker that waits says so: others may be given up then.
+// While it says that it waits, the launcher may end a worker that others wait for.
 Course::Turn AsynchronousShards::turn_when(const Course::Condition& condition) {
-  control::say(work_.generation->world, control::Doing::kWaits);
   const auto began = std::chrono::steady_clock::now();
-  auto turn = course().when(condition);
+  bool waits = false;
+  auto turn = course().when([&] { return !so_far().broken && condition(); },
+                            [&] {
+                              waits = true;
+                              control::say(work_.generation->world, control::Doing::kWaits);
+                            });
+  if (waits) control::say(work_.generation->world, control::Doing::kComputes);
   waited_ += std::chrono::steady_clock::now() - began;
-  control::say(work_.generation->world, control::Doing::kComputes);
   return turn;
 }
 
@@ -152,14 +156,21 @@ void AsynchronousShards::run(Turns& turns) {
   end_round(turns, round);
 }
 
-std::int64_t AsynchronousShards::Round::tasks_of(std::int64_t step) const {
-  std::int64_t tasks = 0;
-  for (int shard = 0; shard < its_.shards_; ++shard) tasks += turns_.share(shard, step) > 0 ? 1 : 0;
-  return tasks;
+AsynchronousShards::Round::Round(AsynchronousShards& its, Turns& turns)
+    : its_(its), turns_(turns), of_steps_(static_cast<std::size_t>(its.steps_.size())) {
+  for (std::int64_t step = 0; step < its_.steps_.size(); ++step) {
+    OfStep& all = of_steps_[static_cast<std::size_t>(step)];
+    for (int shard = 0; shard < its_.shards_; ++shard) {
+      const std::int64_t samples = turns_.samples(shard, step);
+      all.samples += samples;
+      all.tasks += samples > 0 ? 1 : 0;
+    }
+  }
 }
 
 std::int64_t AsynchronousShards::Round::needed(std::int64_t step) const {
-  return std::max<std::int64_t>(tasks_of(step) - its_.rule_.backups, 1);
+  const std::int64_t tasks = of_steps_[static_cast<std::size_t>(step)].tasks;
+  return std::max<std::int64_t>(tasks - its_.rule_.backups, 1);
 }
 
 std::int64_t AsynchronousShards::Round::updates() const {
@@ -187,7 +198,7 @@ const plan::RoundOrder* AsynchronousShards::order_of(const Turns& turns, const R
                        steps_.first, order->steps.end, steps_.end));
   }
   for (const plan::OrderedUpdate& update : order->updates) {
-    if (turns.share(update.shard, update.step - steps_.first) > 0) continue;
+    if (turns.samples(update.shard, update.step - steps_.first) > 0) continue;
     refuse(fmt::format("shard {} has no samples in step {}", update.shard, update.step));
   }
   if (static_cast<std::int64_t>(order->updates.size()) != round.updates() ||
@@ -238,14 +249,13 @@ std::optional<AsynchronousShards::Task> AsynchronousShards::Round::claim() {
   return task;
 }
 
-// Tasks that nobody need take: those without samples, and with backups those of steps that are done.
+// Skips tasks that no worker must take: those without samples, and with backups those of steps that are done.
 void AsynchronousShards::Round::skip_empty() {
   Course::Counts& counts = its_.so_far();
   for (; counts.claimed < its_.course().tasks(); ++counts.claimed) {
     const std::int64_t step = counts.claimed / its_.shards_;
-    if (turns_.share(static_cast<int>(counts.claimed % its_.shards_), step) == 0) continue;
+    if (turns_.samples(static_cast<int>(counts.claimed % its_.shards_), step) == 0) continue;
     if (step >= counts.first_open) return;
-    ++counts.dropped;
   }
 }
 
@@ -258,12 +268,14 @@ std::int64_t AsynchronousShards::Round::take() {
 
 AsynchronousShards::Computed AsynchronousShards::Round::compute(const Task& task, Turn& turn,
                                                                 std::int64_t seen) {
-  control::Faults::here().strike("forward", turn.shard.step);
+  // In the first step of the round it has struck before all tasks.
+  control::Faults& faults = control::Faults::here();
+  if (task.step > 0) faults.strike("forward", turn.shard.step);
   Computed computed{task, seen};
   turn.shard.reports = &computed.reports;
   const torch::Tensor loss = seeded_loss(its_.work_, turn);
   say_where({"backward pass", turn.shard.step, turn.shard.index}, [&] { loss.backward(); });
-  control::Faults::here().strike("backward", turn.shard.step);
+  if (task.step > 0) faults.strike("backward", turn.shard.step);
   const auto samples = static_cast<double>(turn.shard.batch.samples);
   computed.loss = {loss.item<double>() * samples, samples};
   computed.gradient = its_.training_.gradient();
@@ -274,10 +286,8 @@ AsynchronousShards::Computed AsynchronousShards::Round::compute(const Task& task
 void AsynchronousShards::Round::apply(const Computed& computed) {
   const Task& task = computed.task;
   Course& course = its_.course();
-  if (task.step < course.counts().first_open) {
-    ++course.counts().dropped;
-    return;
-  }
+  if (task.step < course.counts().first_open) return;  // too late: it is dropped
+  course.counts().broken = true;
   reports_.next_step();
   computed.reports.hand_on(reports_);
   const Course::Done done = course.note_done(task.step, task.shard, computed.loss);
@@ -290,6 +300,7 @@ void AsynchronousShards::Round::apply(const Computed& computed) {
   while (course.counts().first_open < its_.steps_.size() &&
          course.done(course.counts().first_open).tasks == needed(course.counts().first_open))
     course.end_step(course.counts().first_open);
+  course.counts().broken = false;
 }
 
 void AsynchronousShards::Round::update(const Computed& computed, const Course::Done& done) {
@@ -302,7 +313,8 @@ void AsynchronousShards::Round::update(const Computed& computed, const Course::D
                          {.number = model.steps() + task.step + 1, .divisor = done.samples});
   } else {
     const std::int64_t updates = its_.so_far().updates;
-    double rate = turns_.share(task.shard, task.step);
+    double rate = computed.loss.samples /
+                  static_cast<double>(of_steps_[static_cast<std::size_t>(task.step)].samples);
     if (its_.rule_.slows_if_stale)
       rate *= plan::rate_if_stale(updates - computed.seen, static_cast<int>(its_.shards_));
     its_.training_.apply(computed.gradient,
@@ -367,23 +379,17 @@ void AsynchronousShards::end_round(Turns& turns, const Round& round) {
   const std::int64_t updates = round.updates();
   plan::RoundOrder order;
   Course::Loss loss;
-  std::int64_t dropped = 0;
   {
     const auto turn = turn_when([&] { return so_far().updates == updates; });
     training_.take();
     order = {steps_, course().order()};
     loss = course().loss();
-    dropped = so_far().dropped;
   }
   // Before the round is committed, which nobody can do without the leader: so the file has every round that counts.
   if (file_) file_->add(order);
   if (work_.learning_rate) model_.inner().set_lr(work_.learning_rate(steps_.end - 1));
   Desk desk(*this, turns.hosted().begin);
   round.hand_on(desk);
-  if (rule_.backups > 0 && turns.hosted().begin == 0) {
-    const auto tasks = static_cast<double>(updates + dropped);
-    desk.add(kDropped, static_cast<double>(dropped), tasks);
-  }
   for (int shard = turns.hosted().begin; shard < turns.hosted().end; ++shard) {
     const Turn whole = turns.whole(shard);
     if (whole.shard.batch.samples > 0) turns.forward_done(whole);
@@ -401,12 +407,6 @@ void AsynchronousShards::end_step() {
 }
 
 }  // namespace
-
-std::optional<double> dropped_part(const PhaseResult& result) {
-  const auto& names = result.about().names;
-  if (std::find(names.begin(), names.end(), kDropped) == names.end()) return std::nullopt;
-  return result.metric(kDropped);
-}
 
 std::unique_ptr<ShardRunner> make_asynchronous_shards(ShardWork work) {
   return std::make_unique<AsynchronousShards>(std::move(work));

@@ -69,7 +69,7 @@ Course::Counts& Course::counts() {
 }
 
 // It sleeps between two looks: a task takes milliseconds, and workers may be more than cores.
-Course::Turn Course::when(const Condition& condition) {
+Course::Turn Course::when(const Condition& condition, const std::function<void()>& waits) {
   const Deadline deadline = Deadline::after(host_.timeout());
   std::chrono::microseconds sleep = kShortestSleep;
   for (int looks = 0;; ++looks) {
@@ -78,22 +78,29 @@ Course::Turn Course::when(const Condition& condition) {
       Turn turn(head().turn);
       if (condition()) return turn;
     }
+    if (looks == 0) waits();
     if (looks < kSpins) {
       std::this_thread::yield();
       continue;
     }
     if (looks % kLookEvery == 0) {
       comm::Inside::require_all(host_);
-      if (deadline.expired()) {
-        throw Timeout(
-            fmt::format("nothing has become of an asynchronous round for {} ms: another worker is "
-                        "slow, or stopped",
-                        host_.timeout().count()));
-      }
+      if (deadline.expired()) give_up();
     }
     std::this_thread::sleep_for(sleep);
     sleep = std::min(sleep * 2, kLongestSleep);
   }
+}
+
+void Course::give_up() {
+  const Timeout error(
+      fmt::format(
+          "rank {} has waited for {} ms in an asynchronous round: another worker is slow, or "
+          "stopped; give more --timeout",
+          host_.rank(), host_.timeout().count()),
+      {host_.rank()});
+  comm::Inside::fail(host_, error);
+  throw error;
 }
 
 bool Course::open(std::int64_t steps) {

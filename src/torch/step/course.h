@@ -5,7 +5,7 @@
 //   tasks              which were claimed, which are done
 //   order              of the updates so far, and the losses of all tasks
 //
-// Whoever reads or writes any of it holds the turn. The rounds after each other use the same memory: workers meet between two.
+// A worker that reads or writes any of it holds the turn. Successive rounds use the same memory: workers meet between two.
 #pragma once
 
 #include <lockstep/comm.h>
@@ -26,7 +26,7 @@ namespace lockstep::steps {
 // Threads:   one caller at a time.
 // Blocking:  the constructor, which is collective; when(), until the turn is free and its condition holds, at most the Comm's
 //            timeout.
-// Failure:   when(): PeerLost as soon as a worker has ended, Timeout. If a worker ends while it has the turn, what it wrote is
+// Failure:   when(): PeerLost as soon as a worker has ended; Timeout, which ends the Comm. If a worker ends while it has the turn, what it wrote is
 //            half written, and the round is lost: the next generation makes a new Course.
 // Ownership: owns the memory; borrows the Comm.
 class Course {
@@ -54,7 +54,9 @@ class Course {
     std::atomic<std::uint32_t>* word_;
   };
   using Condition = std::function<bool()>;
-  Turn when(const Condition& condition);
+  // Calls `waits` if it must wait.
+  Turn when(
+      const Condition& condition, const std::function<void()>& waits = [] {});
   Turn now() {
     return when([] { return true; });
   }
@@ -77,7 +79,7 @@ class Course {
     std::int64_t updates = 0;     // that were applied, or added to the sum
     std::int64_t in_weights = 0;  // of them, in the weights
     std::int64_t first_open = 0;  // the first step that is not done
-    std::int64_t dropped = 0;     // tasks that came too late, or were not begun
+    bool broken = false;          // an update was begun and not ended: nobody goes on
   };
   Counts& counts();
   std::int64_t tasks() { return counts().steps * shape_.shards; }
@@ -103,6 +105,7 @@ class Course {
   struct Head;
   Head& head() const;
   Loss* losses() const;
+  [[noreturn]] void give_up();
   template <typename T>
   T* at(std::size_t offset) const {
     return reinterpret_cast<T*>(memory_.data() + offset);

@@ -103,6 +103,7 @@ Outcome Step::operator()(const GlobalBatch& batch) {
   outcome.step = ran.phase.step;
   outcome.phase = ran.phase.number;
   outcome.skipped = ran.result == nullptr || ran.result->about().skipped;
+  outcome.dropped = ran.result == nullptr ? 0 : ran.result->about().dropped;
   return outcome;
 }
 

@@ -150,7 +150,8 @@ class Loop : public std::enable_shared_from_this<Loop> {
   Generation& generation();
   const plan::Batches& plan() const;
   const LocalSteps& local_steps() const;
-  std::string job_digest() const;  // of all that decides its bits, but for the order of asynchronous steps
+  std::string job_digest()
+      const;  // of all that decides its bits, but for the order of asynchronous steps
   const std::vector<ModelView>& models() const;
 
  private:

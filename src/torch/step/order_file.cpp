@@ -24,7 +24,7 @@ plan::Order load_order(const std::string& path) {
 
 OrderFile::OrderFile(std::string path, std::string job, int shards)
     : path_(std::move(path)), job_(std::move(job)), shards_(shards) {
-  if (base::exists(path_))
+  if (base::exists(path_) && !formats::read_whole(path_).empty())
     before_ = load_order(path_);
   else
     base::write_file(path_, plan::order_head(job_, shards_));
@@ -39,8 +39,15 @@ void OrderFile::add(const plan::RoundOrder& round) {
           fmt::format("{} has the order of another job: give a new file for the steps from {} on",
                       path_, round.steps.first));
     }
-    for (const plan::RoundOrder& before : std::exchange(before_, {}).rounds)
-      if (before.steps.first < round.steps.first) all += plan::order_text(before);
+    for (const plan::RoundOrder& before : std::exchange(before_, {}).rounds) {
+      if (before.steps.first >= round.steps.first) break;
+      if (before.steps.end > round.steps.first) {
+        throw BadInput(
+            fmt::format("{} has a round over step {}, which begins one here: give a new file",
+                        path_, round.steps.first));
+      }
+      all += plan::order_text(before);
+    }
     base::write_file(path_, all + text);
     return;
   }

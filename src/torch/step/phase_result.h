@@ -40,6 +40,7 @@ class PhaseResult {
     std::int64_t steps = 1;  // of the round
     double lr = 0;           // of the first optimizer
     bool skipped = false;    // there was no update: gradients had overflowed
+    double dropped = 0;      // with backups: the part of the gradients that did not count
     int shards = 0;
     double total_weight = 0;                       // of all shards
     std::size_t models = 0;                        // that have a divergence check
@@ -114,8 +115,5 @@ class PhaseResult {
   bool done_ = false;
   bool rescued_ = false;
 };
-
-// With backups: the part of the gradients that did not count. (asynchronous_shards.cpp)
-std::optional<double> dropped_part(const PhaseResult& result);
 
 }  // namespace lockstep::steps

@@ -53,8 +53,8 @@ class Turns {
   virtual std::int64_t steps() const = 0;
   // Of a step of the round, from 0 on; reads its batch. In asynchronous rounds of any shard, else of the hosted ones in order.
   virtual Turn take(int shard, std::int64_t step) = 0;
-  // Which part of the samples of that step the shard has.
-  virtual double share(int shard, std::int64_t step) const = 0;
+  virtual std::int64_t samples(int shard,
+                               std::int64_t step) const = 0;  // the same, without reading
   virtual Turn whole(int shard) = 0;  // its part of the round: its samples and its weight
   virtual void before_forward() = 0;  // gives the buffers the values that shards begin with
   virtual void forward_done(const Turn& turn) = 0;     // the buffers are as the shard leaves them

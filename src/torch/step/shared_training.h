@@ -8,6 +8,7 @@
 #include <cstdint>
 #include <vector>
 
+#include "torch/optim/update.h"
 #include "torch/replica/gradient_source.h"
 #include "torch/step/local_model.h"
 
@@ -15,7 +16,7 @@ namespace lockstep::steps {
 
 // Of one model.
 //
-// Threads:   one caller at a time; all but open() and gradient() with the Course's turn.
+// Threads:   one caller at a time; take(), add(), sum() and apply() with the Course's turn.
 // Blocking:  open() waits for the turn.
 // Failure:   open() as LocalModel::open_round(); apply() BadInput for a gradient that is not finite and is to be clipped.
 // Ownership: borrows the model, which outlives it.
@@ -25,9 +26,8 @@ class SharedTraining {
 
   // A round of so many steps: all share the weights, the state and the buffers that the job has.
   void open(std::int64_t steps);
-  // The program's model gets weights and buffers as they are; give(): others get the buffers that its forward has left.
+  // The program's model gets weights and buffers as they are.
   void take();
-  void give_buffers(const std::vector<std::byte>& buffers);
 
   // What backward has left, and the weights that it began with if delays are compensated: memory of the model, until
   // release() or the next take(). keep() copies it.
@@ -53,10 +53,12 @@ class SharedTraining {
   void apply(const Gradient& gradient, const Update& update);
 
  private:
+  void give_buffers(const std::vector<std::byte>& buffers);
   replica::GradientSource source_of(const Gradient& gradient, double divisor) const;
-  double norm_of(const replica::GradientSource& source, bool largest) const;
+  double norm_of(const replica::GradientSource& source, optim::Norm norm) const;
 
   LocalModel& model_;
+  optim::Trained& trained_;             // of its inner optimizer
   double delay_compensation_;           // Asynchronous
   std::vector<torch::Tensor> weights_;  // the shared ones, by entry
 };

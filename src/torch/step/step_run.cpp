@@ -322,7 +322,9 @@ class StepRun::PhaseTurns : public Turns {
   bool everywhere() const override;
   std::int64_t steps() const override { return phase_.steps; }
   Turn take(int shard, std::int64_t step) override;
-  double share(int shard, std::int64_t step) const override;
+  std::int64_t samples(int shard, std::int64_t step) const override {
+    return run_.loop_.plan().count(phase_.step + step, shard);
+  }
   Turn whole(int shard) override;
   void before_forward() override {
     for (const auto& buffers : run_.loop_.buffers()) buffers->begin_shard();
@@ -374,14 +376,6 @@ Turn StepRun::PhaseTurns::take(int index, std::int64_t of_round) {
   if (run_.scaler() != nullptr) turn.scale = run_.scaler()->scale();
   turn.measured = !measured_.empty();
   return turn;
-}
-
-double StepRun::PhaseTurns::share(int shard, std::int64_t of_round) const {
-  const std::int64_t step = phase_.step + of_round;
-  std::int64_t samples = 0;
-  for (int other = 0; other < generation_.shards; ++other)
-    samples += run_.loop_.plan().count(step, other);
-  return static_cast<double>(run_.loop_.plan().count(step, shard)) / static_cast<double>(samples);
 }
 
 Turn StepRun::PhaseTurns::whole(int index) {
@@ -444,12 +438,29 @@ void StepRun::agree_on_metrics() {
   core_.metrics.emplace(names.begin(), names.end());
 }
 
+// A function of the plan: a step needs all of its shards that have samples, but so many, and one at least.
+double StepRun::dropped(const Phase& phase) const {
+  const auto& rule = loop_.local_steps().asynchronous;
+  if (!rule || rule->backups == 0) return 0;
+  std::int64_t all = 0;
+  std::int64_t counted = 0;
+  for (std::int64_t step = phase.step; step < phase.step + phase.steps; ++step) {
+    std::int64_t tasks = 0;
+    for (int shard = 0; shard < loop_.generation().shards; ++shard)
+      tasks += loop_.plan().count(step, shard) > 0 ? 1 : 0;
+    all += tasks;
+    counted += std::max<std::int64_t>(tasks - rule->backups, 1);
+  }
+  return static_cast<double>(all - counted) / static_cast<double>(all);
+}
+
 PhaseResult::About StepRun::about(const Phase& phase) const {
   return {.step = phase.step,
           .phase = phase.number,
           .steps = phase.steps,
           .lr = given().front()->lr(),
           .skipped = skips_,
+          .dropped = dropped(phase),
           .shards = loop_.generation().shards,
           .total_weight = total_weight_,
           .models = checks_.size(),

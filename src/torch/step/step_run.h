@@ -97,6 +97,7 @@ class StepRun {
   };
   Weights known_weights(const Phase& phase) const;
   std::int64_t samples_of(const Phase& phase, int shard) const;
+  double dropped(const Phase& phase) const;
   double exchange(Weights& weights);
   bool measures(std::int64_t step) const;
   class PhaseTurns;

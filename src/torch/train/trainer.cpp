@@ -110,20 +110,13 @@ struct RunTimes {
   std::vector<double> step_ms;     // of a step of a round, in the mean
   std::vector<double> exposed_ms;  // the part of each step that it waited for other workers
   double seconds = 0;
-  double samples = 0;             // that counted
-  double of_last = 0;             // in the last round
-  std::optional<double> dropped;  // samples that did not count
+  double samples = 0;  // that counted
+  double dropped = 0;  // that did not
   std::int64_t skipped = 0;
-
-  // What is known of the last round only later.
-  void drop(double part) {
-    dropped = dropped.value_or(0) + part * of_last;
-    samples -= part * of_last;
-  }
 
   void fill(TrainingResult& result) const {
     result.skipped_steps = skipped;
-    if (dropped) result.dropped = *dropped / std::max(*dropped + samples, 1.0);
+    result.dropped = dropped / std::max(dropped + samples, 1.0);
     result.seconds = seconds;
     if (result.seconds > 0) result.samples_per_second = samples / result.seconds;
     result.step_ms_p50 = percentile(step_ms, 0.5);
@@ -183,8 +176,6 @@ steps::JobHooks Trainer::State::observe() {
                 }
                 record.loss = result.loss();
                 record.again = result.about().again;
-                record.dropped = steps::dropped_part(result);
-                if (record.dropped) times.drop(*record.dropped);
                 if (!result.noise().empty()) record.noise_scale = result.noise().front();
                 told = record;
                 if (!hooks.on_step) return;
@@ -205,15 +196,17 @@ void Trainer::State::run_step(steps::Loop& loop) {
   times.seconds += took / 1000;
   times.step_ms.push_back(took / steps);
   times.exposed_ms.push_back(milliseconds(loop.run_of(*step).exposed()) / steps);
-  times.of_last = static_cast<double>(batch.samples());
-  times.samples += times.of_last;
+  const double dropped = ran->about().dropped * static_cast<double>(batch.samples());
+  times.samples += static_cast<double>(batch.samples()) - dropped;
+  times.dropped += dropped;
   record = {.step = batch.step(),
             .steps = batch.steps(),
             .epoch = batch.epoch(),
             .lr = parts.optimizer->lr(),
             .step_ms = times.step_ms.back(),
             .exposed_comm_ms = times.exposed_ms.back(),
-            .skipped = ran->about().skipped};
+            .skipped = ran->about().skipped,
+            .dropped = ran->about().dropped};
   if (hashes) hashes->record(batch.step() + batch.steps() - 1);
   if (batch.ends_epoch() && (options.verify_log.empty() || parts.plateau))
     end_epoch(batch.epoch(), batch.step() + batch.steps());
