@@ -61,10 +61,12 @@ part_hosts() {
 }
 
 # Every model and optimizer beside LibTorch and beside PyTorch's DDP; every example against the installed package; every
-# part of `make study`, with a few steps.
+# part of `make study`, with a few steps; replays of every kind of asynchronous job.
 part_numbers() {
   build "$dev"
   LOCKSTEP_TEST_FULL=1 run_tests "$tree" -R '^(against_|Install\.AConsumer|Study\.)'
+  LOCKSTEP_TEST_FULL=1 "$tree/tests/torch/layer_test" --gtest_brief=1 --gtest_filter='Asynchronous*'
+  LOCKSTEP_TEST_FULL=1 "$tree/tests/train/train_command_test" --gtest_brief=1 --gtest_filter='Faults.*Asynchronous*'
 }
 
 # The tests, many times over, to catch what fails rarely. Those with LibTorch compute for minutes: fewer times. Those of a
