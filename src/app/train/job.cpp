@@ -343,7 +343,10 @@ StepTraffic traffic_of_step(const Replica& model, Algorithm asked, int shards) {
   const bool levels = asked == Algorithm::kAutomatic && state.banks().front().memory().on_host();
   const Algorithm algorithm = state.comm().runs(levels ? Algorithm::kTwoLevels : asked, shards);
   const int workers = state.comm().size();
-  if (workers > 1 && state.reads_all_gradients())
+  // Where another algorithm falls back to `direct`, the reduction is one, and in place all the same.
+  const bool falls_back = algorithm == Algorithm::kDirect && !state.parts().encoding &&
+                          state.banks().front().memory().shared();
+  if (workers > 1 && (state.reads_all_gradients() || falls_back))
     return {.in_place = true, .bytes = 0, .times_ring = {}};
   if (const auto& encoding = state.parts().encoding) {
     const auto& buckets = state.parts().plan.buckets;
