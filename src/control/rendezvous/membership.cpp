@@ -32,6 +32,19 @@ std::vector<int> others(const Membership& now, const std::vector<int>& these,
   return places;
 }
 
+// If all workers of a generation have ended, one after the other, the first replacement may be here before the process of the
+// last one runs: nobody could join those that began without it in a program that has no loop.
+std::chrono::steady_clock::time_point gathers_until(const Membership& now,
+                                                    const MembershipRules& rules,
+                                                    std::size_t here) {
+  constexpr std::chrono::milliseconds kGathering{1000};  // a replacement is started after 200 ms
+  auto first = std::chrono::steady_clock::time_point::max();
+  for (const Candidate& one : now.waiting) first = std::min(first, one.since);
+  if (static_cast<int>(here) >= std::min(now.before, rules.wanted) || now.waiting.empty())
+    return std::chrono::steady_clock::time_point::min();
+  return first + kGathering;
+}
+
 // Workers of the last generation that have not come, though others wait for them.
 void judge_late(const Membership& now, const MembershipRules& rules,
                 std::chrono::steady_clock::time_point time, const std::vector<int>& survivors,
@@ -95,6 +108,12 @@ MembershipVerdict next_members(const Membership& now, const MembershipRules& rul
       verdict.reason = fmt::format("{} of at least {} workers are here", next.size(), rules.least);
       return verdict;
     }
+  }
+  if (const auto until = gathers_until(now, rules, next.size());
+      survivors.empty() && time < until) {
+    verdict.reason = "waits for others that are to be replaced";
+    verdict.ask_again = until;
+    return verdict;
   }
   verdict.forms = next;
   verdict.survivors = static_cast<int>(survivors.size());

@@ -44,6 +44,7 @@ struct Membership {
   std::set<int> alive;             // places whose processes run
   std::vector<int> last;           // places of the last generation, by rank; empty: there was none
   std::vector<Candidate> waiting;  // each place once
+  int before = 0;                  // how many the last generation had
 };
 
 struct MembershipVerdict {

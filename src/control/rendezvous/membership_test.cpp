@@ -85,6 +85,17 @@ TEST(MembershipTest, IfNobodySurvivesTheNewWorkersBegin) {
   EXPECT_THAT(next_members(now, kRules, {}).forms, ElementsAre(0, 1));
 }
 
+// They may have died one after the other: the process of the last replacement does not run yet when the first is here.
+TEST(MembershipTest, IfNobodySurvivesTheFirstReplacementWaitsForOthersThatMayCome) {
+  Membership now{.alive = {1, 2}, .last = {}, .waiting = {at_rest(1), at_rest(2)}, .before = 3};
+  const auto verdict = next_members(now, kRules, Time(milliseconds(999)));
+  EXPECT_THAT(verdict.forms, IsEmpty());
+  EXPECT_EQ(verdict.ask_again, Time(seconds(1)));
+  EXPECT_THAT(next_members(now, kRules, Time(seconds(1))).forms, ElementsAre(1, 2));
+  now.before = 2;
+  EXPECT_THAT(next_members(now, kRules, {}).forms, ElementsAre(1, 2)) << "as many as before";
+}
+
 TEST(MembershipTest, FewerWorkersLeaveWhenAllAreBetweenTwoBatches) {
   const MembershipRules fewer{.least = 2, .wanted = 2};
   Membership now{.alive = {0, 1, 2, 3}, .last = {3, 0, 1, 2}, .waiting = {at_rest(3), at_rest(0)}};

@@ -355,7 +355,7 @@ void RendezvousRoster::dismiss(const std::vector<int>& places, TimePoint now, An
 
 // A worker that waits though its process has ended does not count: its connection will end, too.
 Membership RendezvousRoster::membership() const {
-  Membership now{formed_.alive, formed_.last, {}};
+  Membership now{formed_.alive, formed_.last, {}, formed_.before};
   for (const auto& [connection, one] : waiting_) {
     const int place = static_cast<int>(one.join.rank);
     if (formed_.alive.contains(place)) now.waiting.push_back({place, one.join.in_batch, one.since});
@@ -412,6 +412,7 @@ void RendezvousRoster::end_processes(Event::Kind why, const std::vector<int>& pl
 void RendezvousRoster::note_formed() {
   formed_.any = true;
   formed_.last = current_->places();
+  formed_.before = static_cast<int>(formed_.last.size());
   std::erase_if(formed_.last, [this](int place) { return formed_.died.contains(place); });
   if (!formed_.last.empty())
     events_.push_back({Event::Kind::kFormed, current_->number(), formed_.last});

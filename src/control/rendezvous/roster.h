@@ -196,6 +196,7 @@ class RendezvousRoster {
     std::set<int> expelled;  // or dismissed, and not dead yet
     std::set<int> died;  // while the current generation formed: a new process may have the place
     bool any = false;
+    int before = 0;  // how many the last generation had
   };
   Formed formed_;
   std::string agreed_[2];  // build and engine of that generation
