@@ -109,16 +109,16 @@ class AsynchronousShards : public HostRunner {
 
 AsynchronousShards::AsynchronousShards(ShardWork work)
     : work_(std::move(work)),
-      rule_(*work_.asynchronous),
+      rule_(work_.shared->rule),
       model_(*work_.locals.front()),
       training_(model_, rule_.delay_compensation),
       shards_(work_.generation->shards) {
   model_.show();
   if (!rule_.order.empty() && work_.generation->world.leader())
-    file_.emplace(rule_.order, work_.job, static_cast<int>(shards_));
+    file_.emplace(rule_.order, work_.shared->job, static_cast<int>(shards_));
   if (rule_.replay.empty()) return;
   replay_ = load_order(rule_.replay);
-  if (replay_->shards == shards_ && replay_->job != work_.job) {
+  if (replay_->shards == shards_ && replay_->job != work_.shared->job) {
     throw BadInput(
         fmt::format("{} is the order of another job: its model, data, seed or some other option "
                     "that decides bits is not this job's",

@@ -122,8 +122,12 @@ struct ShardWork {
   // With local steps: by model; and the learning rate of each of these steps, or none.
   std::vector<std::shared_ptr<LocalModel>> locals;
   std::function<double(std::int64_t step)> learning_rate;
-  std::optional<Asynchronous> asynchronous;
-  std::string job;  // a digest of the job's properties
+  // With asynchronous steps: their rule, and a digest of the job, which their order names.
+  struct Shared {
+    Asynchronous rule;
+    std::string job;
+  };
+  std::optional<Shared> shared;
 };
 
 // The runner for the device of the models. (device_choice.cpp)

@@ -60,8 +60,8 @@ StepRun::StepRun(StepCore& core, Loop& loop) : core_(core), loop_(loop) {
   work.locals = core_.locals;
   work.learning_rate = core_.options.learning_rate;
   work.generation = &loop_.generation();
-  work.asynchronous = loop_.local_steps().asynchronous;
-  if (work.asynchronous) work.job = loop_.job_digest();
+  if (const auto& rule = loop_.local_steps().asynchronous)
+    work.shared = ShardWork::Shared{*rule, loop_.job_digest()};
   work.samples = loop_.plan().options().global_batch / loop_.generation().shards;
   runner_ = make_shard_runner(std::move(work));
 }
