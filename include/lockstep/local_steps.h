@@ -52,6 +52,20 @@ struct Asynchronous {
   std::string replay = {};
 };
 
+// Streaming DiLoCo (Douillard et al. 2025): an exchange is that of one fragment of the model, while training goes on.
+//
+// A fragment is some consecutive parameters, and all have about as many bytes. Round r sends what shards have changed in fragment
+// r mod `fragments` until the round began, and trains meanwhile. When it has ended, the fragment is updated, and every
+// shard mixes it with its own weights. So what comes is late by one round. The last round of a loop exchanges all fragments,
+// when it has ended, and is not late.
+//
+// Threads, Blocking, Failure, Ownership: as LocalSteps.
+struct Streaming {
+  int fragments = 4;  // 2 or more
+  // What a shard keeps of its own weights when it mixes: 0 to below 1, the paper's α.
+  double keep = 0.5;
+};
+
 // All of it decides the result, but for the name of a file that gets an order.
 //
 // Threads:   any, as a value.
@@ -75,6 +89,9 @@ struct LocalSteps {
   double outer_momentum = 0;
   bool outer_nesterov = false;
 
+  // A round exchanges one fragment of the model. `state` keeps its default then.
+  std::optional<Streaming> streaming = {};
+
   // The rounds are asynchronous. `state` and the outer SGD keep their defaults then.
   std::optional<Asynchronous> asynchronous = {};
 
@@ -86,6 +103,8 @@ struct LocalSteps {
   static LocalSteps post_local_sgd(std::int64_t from, std::int64_t steps);
   // With the numbers of the paper: the outer learning rate 0.7, Nesterov momentum 0.9.
   static LocalSteps diloco(std::int64_t steps = 500);
+  // The same, streaming: each fragment is exchanged every so many steps. BadInput unless they are rounds of as many steps.
+  static LocalSteps streaming_diloco(std::int64_t steps = 100, int fragments = 4);
   // Asynchronous rounds of so many steps. Nothing for a staleness of 0: that is the synchronous step.
   static LocalSteps stale(std::int64_t staleness, std::int64_t steps = 50);
   // Rounds of steps that wait for all shards but so many. Nothing for 0.

@@ -16,6 +16,7 @@ namespace {
 constexpr std::int64_t kMostSteps = std::int64_t{1} << 40;
 constexpr double kMostRate = 1e6;
 constexpr int kMostBackups = 1 << 20;
+constexpr int kMostFragments = 1 << 16;
 constexpr std::int64_t kMostAsynchronousSteps = 1 << 20;  // the order of a round is kept in memory
 
 void check_asynchronous(const LocalSteps& local) {
@@ -46,6 +47,20 @@ void check_asynchronous(const LocalSteps& local) {
   }
 }
 
+void check_streaming(const LocalSteps& local) {
+  const auto [fragments, keep] = *local.streaming;
+  if (fragments < 2 || fragments > kMostFragments)
+    throw BadInput(fmt::format("{} fragments of a model: 2 or more, or none", fragments));
+  if (!(keep >= 0 && keep < 1)) {
+    throw BadInput(
+        fmt::format("a shard that keeps {:g} of its own weights: 0 or more, and below 1", keep));
+  }
+  if (local.asynchronous)
+    throw BadInput("asynchronous steps have no fragments: workers share weights");
+  if (local.state != LocalState::kKept)
+    throw BadInput("with fragments each shard keeps its weights and the optimizer's state");
+}
+
 void check(const LocalSteps& local) {
   const auto& stages = local.stages;
   for (std::size_t i = 0; i < stages.size(); ++i) {
@@ -71,6 +86,7 @@ void check(const LocalSteps& local) {
   if (local.outer_nesterov && local.outer_momentum == 0)
     throw BadInput("the outer update of local steps has no momentum, which Nesterov needs");
   if (local.asynchronous) check_asynchronous(local);
+  if (local.streaming) check_streaming(local);
 }
 
 const char* name(LocalState state) {
@@ -95,6 +111,18 @@ LocalSteps LocalSteps::post_local_sgd(std::int64_t from, std::int64_t steps) {
 }
 LocalSteps LocalSteps::diloco(std::int64_t steps) {
   return {.stages = {{0, steps}}, .outer_lr = 0.7, .outer_momentum = 0.9, .outer_nesterov = true};
+}
+
+LocalSteps LocalSteps::streaming_diloco(std::int64_t steps, int fragments) {
+  if (fragments < 2 || steps < fragments || steps % fragments != 0) {
+    throw BadInput(
+        fmt::format("{} fragments, each exchanged every {} steps: give 2 or more, and a number of "
+                    "steps that they divide",
+                    fragments, steps));
+  }
+  LocalSteps local = diloco(steps / fragments);
+  local.streaming.emplace().fragments = fragments;
+  return local;
 }
 
 LocalSteps LocalSteps::stale(std::int64_t staleness, std::int64_t steps) {
@@ -129,9 +157,13 @@ std::string to_string(const LocalSteps& local) {
                            ? ""
                            : fmt::format(", delay compensation {}", rule.delay_compensation));
   }
-  return fmt::format("{}, state {}, outer lr {} momentum {}{}", fmt::join(stages, ", "),
+  const std::string streaming = local.streaming
+                                    ? fmt::format(", {} fragments in turn, keep {}",
+                                                  local.streaming->fragments, local.streaming->keep)
+                                    : "";
+  return fmt::format("{}, state {}, outer lr {} momentum {}{}{}", fmt::join(stages, ", "),
                      name(local.state), local.outer_lr, local.outer_momentum,
-                     local.outer_nesterov ? " nesterov" : "");
+                     local.outer_nesterov ? " nesterov" : "", streaming);
 }
 
 }  // namespace lockstep
@@ -141,6 +173,7 @@ namespace lockstep::plan {
 Rounds::Rounds(const LocalSteps& local) : stages_(local.stages) {
   check(local);
   if (stages_.empty()) stages_.push_back({0, 1});
+  if (local.streaming) fragments_ = local.streaming->fragments;
 }
 
 std::size_t Rounds::stage_of(std::int64_t step) const {
@@ -155,6 +188,11 @@ std::int64_t Rounds::end(std::int64_t step) const {
   const auto& [from, steps] = stages_[stage];
   const std::int64_t end = from + ((step - from) / steps + 1) * steps;
   return stage + 1 < stages_.size() ? std::min(end, stages_[stage + 1].from) : end;
+}
+
+int Rounds::fragment(std::int64_t step) const {
+  const auto& [from, steps] = stages_[stage_of(step)];
+  return static_cast<int>((step - from) / steps % fragments_);
 }
 
 // A stretch: the steps of the loop that are in one stage. Its first and its last round may be cut; the others have the length of
@@ -179,6 +217,32 @@ ShardStep Rounds::batch(std::int64_t number, StepRange loop, ShardRange hosted) 
   const std::int64_t whole = stages_[stage_of(stretch.first)].steps;
   const std::int64_t round = first.end + number / (whole * shards) * whole;
   return in_round({round, std::min(round + whole, stretch.end)}, number % (whole * shards));
+}
+
+// A group ends with the item that brings it to its share, or earlier if each of the others would not get an item of those with
+// bytes.
+std::vector<std::size_t> fragment_ends(std::span<const std::size_t> bytes, int fragments) {
+  const auto count = static_cast<std::size_t>(fragments);
+  std::size_t all = 0;
+  std::size_t filled = 0;  // items with bytes that are left
+  for (const std::size_t of_item : bytes) {
+    all += of_item;
+    filled += of_item > 0 ? 1 : 0;
+  }
+  std::vector<std::size_t> ends;
+  std::size_t sum = 0;
+  std::size_t in_group = 0;  // items with bytes
+  for (std::size_t i = 0; i < bytes.size() && ends.size() + 1 < count; ++i) {
+    sum += bytes[i];
+    in_group += bytes[i] > 0 ? 1 : 0;
+    filled -= bytes[i] > 0 ? 1 : 0;
+    const std::size_t groups_left = count - ends.size() - 1;
+    if (in_group == 0 || (sum * count < all * (ends.size() + 1) && filled > groups_left)) continue;
+    ends.push_back(i + 1);
+    in_group = 0;
+  }
+  ends.resize(count, bytes.size());
+  return ends;
 }
 
 }  // namespace lockstep::plan

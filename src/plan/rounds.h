@@ -1,10 +1,14 @@
 // Which steps of a job make a round (lockstep/local_steps.h), and in which order a worker reads the batches of its shards: round
-// by round, in each shard by shard, of each shard step by step. Without local steps each step is a round.
+// by round, in each shard by shard, of each shard step by step. Without local steps each step is a round. And which fragment of a
+// model a round exchanges, if it is one of Streaming.
 #pragma once
 
 #include <lockstep/local_steps.h>
 
+#include <cstddef>
 #include <cstdint>
+#include <span>
+#include <vector>
 
 #include "plan/tree.h"
 
@@ -36,6 +40,9 @@ class Rounds {
   // The step behind the round that `step` belongs to, if no loop ends before.
   std::int64_t end(std::int64_t step) const;
 
+  // The fragment whose turn it is in the round that `step` belongs to; 0 if there are none.
+  int fragment(std::int64_t step) const;
+
   // Of a loop over these steps, which begins with a round: the batch with this number, from 0 on.
   ShardStep batch(std::int64_t number, StepRange loop, ShardRange hosted) const;
 
@@ -44,6 +51,11 @@ class Rounds {
   std::size_t stage_of(std::int64_t step) const;
 
   std::vector<LocalSteps::Stage> stages_;
+  int fragments_ = 1;
 };
+
+// Consecutive items in so many groups with about as many bytes each: the end of each group. No group is empty if there are as many
+// items with bytes.
+std::vector<std::size_t> fragment_ends(std::span<const std::size_t> bytes, int fragments);
 
 }  // namespace lockstep::plan

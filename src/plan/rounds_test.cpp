@@ -41,6 +41,28 @@ TEST(Rounds, EndAtMultiplesOfTheirLengthAndWhereAStageEnds) {
   EXPECT_EQ(rounds.end(17), 117);
 }
 
+TEST(Rounds, TakeFragmentsInTurn) {
+  const Rounds rounds(LocalSteps::streaming_diloco(12, 3));
+  EXPECT_EQ(rounds.end(0), 4);
+  for (const auto& [step, fragment] : {std::pair{0, 0}, {3, 0}, {4, 1}, {8, 2}, {11, 2}, {12, 0}})
+    EXPECT_EQ(rounds.fragment(step), fragment) << step;
+  EXPECT_EQ(Rounds(LocalSteps::sgd(4)).fragment(8), 0);
+  EXPECT_THROW(LocalSteps::streaming_diloco(10, 4), BadInput);
+  EXPECT_THROW(LocalSteps::streaming_diloco(4, 1), BadInput);
+}
+
+TEST(Rounds, FragmentsHaveAboutAsManyBytes) {
+  using Ends = std::vector<std::size_t>;
+  const auto ends = [](const std::vector<std::size_t>& bytes, int fragments) {
+    return fragment_ends(bytes, fragments);
+  };
+  EXPECT_EQ(ends({1, 1, 1, 1, 1, 1}, 3), (Ends{2, 4, 6}));
+  EXPECT_EQ(ends({100, 1, 1, 1}, 3), (Ends{1, 2, 4}));
+  EXPECT_EQ(ends({1, 1, 1, 100}, 3), (Ends{2, 3, 4}));
+  EXPECT_EQ(ends({0, 5, 0, 5, 0}, 2), (Ends{2, 5}));  // what is not trained goes with a neighbour
+  EXPECT_EQ(ends({7}, 1), (Ends{1}));
+}
+
 TEST(Rounds, NumberBatchesInTheOrderOfRoundsShardsAndSteps) {
   for (const LocalSteps& local : {LocalSteps{}, LocalSteps::sgd(3), LocalSteps::sgd(7),
                                   LocalSteps{.stages = {{0, 1}, {5, 4}, {14, 3}}}}) {

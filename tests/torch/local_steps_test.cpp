@@ -19,6 +19,7 @@
 
 #include "plan/rounds.h"
 #include "tests/torch/folder.h"
+#include "tests/torch/local_jobs.h"
 #include "tests/torch/loops.h"
 
 namespace lockstep::testing::loops {
@@ -27,55 +28,7 @@ namespace {
 using ::testing::ElementsAre;
 using ::testing::HasSubstr;
 
-constexpr int kShards = 4;
-
-struct How {
-  LocalSteps local = LocalSteps::sgd(3);
-  std::string model = "mlp";
-  std::string optimizer = "adamw";
-  std::string codec = "none";
-  std::string checkpoint = {};
-  std::int64_t steps = kSteps;
-  int shards = kShards;
-};
-
-JobOptions options_of(const How& how) {
-  JobOptions options = job_options(how.checkpoint);
-  options.shards = how.shards;
-  options.local_steps = how.local;
-  return options;
-}
-
-std::unique_ptr<optim::Optimizer> optimizer_of(const std::string& name, Replica& model) {
-  if (name == "sgd")
-    return std::make_unique<optim::SGD>(model, optim::SGDOptions{.lr = 0.1, .momentum = 0.9});
-  if (name == "plain") return std::make_unique<optim::SGD>(model, optim::SGDOptions{.lr = 0.1});
-  if (name == "adagrad") {
-    return std::make_unique<optim::Adagrad>(
-        model, optim::AdagradOptions{.lr = 1e-2, .initial_accumulator_value = 0.1});
-  }
-  auto adamw = std::make_unique<optim::AdamW>(model, optim::AdamWOptions{.lr = 1e-2});
-  if (name == "clipped") adamw->set_clip_norm(0.5);
-  return adamw;
-}
-
-std::string trained(World& world, const How& how) {
-  Job job(world, options_of(how));
-  auto net = net_of(how.model);
-  auto model = data_parallel(net, world, {.codec = codec::parse(how.codec)});
-  const auto optimizer = optimizer_of(how.optimizer, model);
-  Step step(job, "train", {optimizer.get()},
-            [&](const Shard& shard) { return models::loss(*net, shard.batch); });
-  for (const GlobalBatch& batch : job.batches(data_of(how.model), {.steps = how.steps}))
-    step(batch);
-  EXPECT_EQ(job.step(), how.steps);
-  return job.weights_sha256();
-}
-
-std::string alone(const How& how) {
-  World world = World::over(connect_alone());
-  return trained(world, how);
-}
+using How = LocalHow;
 
 LocalSteps with_state(LocalSteps local, LocalState state) {
   local.state = state;
@@ -104,7 +57,7 @@ TEST(LocalStepsJob, HasOneHashOnAnyNumberOfWorkersWithEveryEngine) {
   std::set<std::string> all;
   for (const auto& [name, how] : kinds()) {
     SCOPED_TRACE(name);
-    const std::string expected = alone(how);
+    const std::string expected = trained_alone(how);
     all.insert(expected);
     for (const std::string& engine : cpu_engines()) {
       for (const int workers : {2, 3, 4}) {
@@ -123,7 +76,7 @@ TEST(LocalStepsJob, GoesOnFromItsCheckpointOnAnotherNumberOfWorkers) {
     how.steps = 8;
     how.local.stages.back().steps = 2;
     how.checkpoint = {};
-    const std::string expected = alone(how);
+    const std::string expected = trained_alone(how);
     for (const auto& [engine, workers] : {std::pair("tcp", 2), std::pair("shm", 4)}) {
       const Folder folder;
       How part = how;
@@ -177,122 +130,56 @@ TEST(LocalStepsJob, OfStreamsGoesOnInTheMiddle) {
   EXPECT_EQ(same_on_all(4, "shm", [&](World& world) { return hash(world, how); }), expected);
 }
 
-// The same by LibTorch alone: modules, autograd, and formulas of tensors. Each operation rounds once, as ours do: torch::optim
-// rounds a product and a sum together where the processor can.
+// The same by LibTorch alone: modules, autograd, and formulas of tensors.
 struct Plain {
-  explicit Plain(const How& its_how)
-      : how(its_how), outer(net_of(how.model)), shards(static_cast<std::size_t>(how.shards)) {
-    for (OfShard& shard : shards) {
-      shard.net = net_of(how.model);
-      for (const torch::Tensor& parameter : outer->parameters()) {
-        shard.mean.push_back(torch::zeros_like(parameter));
-        shard.square.push_back(torch::zeros_like(parameter));
-      }
+  explicit Plain(const How& its_how) : how(its_how), outer(net_of(how.model)) {
+    for (int shard = 0; shard < how.shards; ++shard) {
+      nets.push_back(net_of(how.model));
+      optimizers.emplace_back(how.optimizer, *outer);
     }
-    momenta = shards[0].mean;
-    for (torch::Tensor& momentum : momenta) momentum = momentum.clone();
+    movers.assign(outer->parameters().size(), PlainOuter(how.local));
   }
 
   // One round: `batches` of each shard, in order.
   void round(const std::vector<std::vector<Batch>>& batches);
 
-  struct OfShard {
-    std::shared_ptr<models::Net> net;
-    std::vector<torch::Tensor> mean, square;
-  };
-  void step(OfShard& shard, const Batch& batch, std::int64_t number) const;
-  void exchange(const std::vector<double>& weights);
-
   How how;
   std::shared_ptr<models::Net> outer;
-  std::vector<OfShard> shards;
-  std::vector<torch::Tensor> momenta;
+  std::vector<std::shared_ptr<models::Net>> nets;  // of shards
+  std::vector<PlainOptimizer> optimizers;
+  std::vector<PlainOuter> movers;  // of parameters
   std::int64_t steps = 0;
-  bool first = true;
 };
-
-void Plain::step(OfShard& shard, const Batch& batch, std::int64_t number) const {
-  const auto parameters = shard.net->parameters();
-  const auto gradients = torch::autograd::grad({models::loss(*shard.net, batch)}, parameters);
-  const torch::NoGradGuard no_grad;
-  for (std::size_t i = 0; i < parameters.size(); ++i) {
-    torch::Tensor w = parameters[i];
-    const torch::Tensor& g = gradients[i];
-    torch::Tensor& m = shard.mean[i];
-    torch::Tensor& v = shard.square[i];
-    if (how.optimizer == "plain") w.sub_(g * 0.1);
-    if (how.optimizer == "sgd") {
-      m = number == 1 ? g : m * 0.9 + g;
-      w.sub_(m * 0.1);
-    }
-    if (how.optimizer != "adamw") continue;
-    const auto t = static_cast<double>(number);
-    m = m * 0.9 + g * (1 - 0.9);
-    v = v * 0.999 + g * (1 - 0.999) * g;
-    const auto change =
-        m * (1e-2 / (1 - std::pow(0.9, t))) / (v.sqrt() / std::sqrt(1 - std::pow(0.999, t)) + 1e-8);
-    w.copy_(w * (1 - 1e-2 * 1e-2) - change);
-  }
-}
 
 // A step of a short batch counts for a shard that has no samples in it, too.
 void Plain::round(const std::vector<std::vector<Batch>>& batches) {
-  std::vector<double> weights;
-  for (std::size_t shard = 0; shard < shards.size(); ++shard) {
+  std::vector<double> shares;
+  for (std::size_t shard = 0; shard < nets.size(); ++shard) {
+    models::Net& net = *nets[shard];
     {
       const torch::NoGradGuard no_grad;
-      for (std::size_t i = 0; i < momenta.size(); ++i)
-        shards[shard].net->parameters()[i].copy_(outer->parameters()[i]);
+      for (std::size_t i = 0; i < movers.size(); ++i)
+        net.parameters()[i].copy_(outer->parameters()[i]);
     }
     double samples = 0;
     std::int64_t number = steps;
     for (const Batch& batch : batches[shard]) {
       ++number;
-      if (batch.samples > 0) step(shards[shard], batch, number);
       samples += static_cast<double>(batch.samples);
+      if (batch.samples == 0) continue;
+      const auto gradients = torch::autograd::grad({models::loss(net, batch)}, net.parameters());
+      optimizers[shard].step(net.parameters(), gradients, number);
     }
-    weights.push_back(samples * how.shards / 16 / static_cast<double>(batches[shard].size()));
+    shares.push_back(samples * how.shards / 16 / static_cast<double>(batches[shard].size()));
   }
   steps += static_cast<std::int64_t>(batches[0].size());
-  exchange(weights);
-}
-
-// d = Σ w_s (w − w_s) / Σ w_s in float32, as a tree over four shards; then SGD.
-void Plain::exchange(const std::vector<double>& weights) {
-  const torch::NoGradGuard no_grad;
-  double total = 0;
-  for (const double weight : weights) total += weight;
-  for (std::size_t i = 0; i < momenta.size(); ++i) {
-    torch::Tensor w = outer->parameters()[i];
-    std::vector<torch::Tensor> d;
-    for (std::size_t shard = 0; shard < shards.size(); ++shard)
-      d.push_back((w - shards[shard].net->parameters()[i]) * weights[shard]);
-    torch::Tensor change = ((d[0] + d[1]) + (d[2] + d[3])) * (1 / total);
-    if (how.local.outer_momentum > 0) {
-      momenta[i] = first ? change : momenta[i] * how.local.outer_momentum + change;
-      change =
-          how.local.outer_nesterov ? change + momenta[i] * how.local.outer_momentum : momenta[i];
-    }
-    w.sub_(change * how.local.outer_lr);
+  for (std::size_t i = 0; i < movers.size(); ++i) {
+    const torch::NoGradGuard no_grad;
+    const torch::Tensor w = outer->parameters()[i];
+    std::vector<torch::Tensor> differences;
+    for (const auto& net : nets) differences.push_back(w - net->parameters()[i]);
+    movers[i].step(w, differences, shares);
   }
-  first = false;
-}
-
-// The samples of each shard in each step, as a job gives them out.
-std::map<std::pair<std::int64_t, int>, Batch> batches_of_job(const How& how) {
-  std::map<std::pair<std::int64_t, int>, Batch> batches;
-  World world = World::over(connect_alone());
-  Job job(world, options_of(how));
-  One one(world, how.model);
-  Step step(job, "train", {&one.optimizer}, one.loss());
-  for (const GlobalBatch& batch : job.batches(data_of(how.model), {.steps = how.steps})) {
-    for (std::int64_t number = 0; number < batch.steps(); ++number) {
-      for (int shard = 0; shard < how.shards; ++shard)
-        batches[{batch.step() + number, shard}] = batch.shard(shard, number);
-    }
-    step(batch);
-  }
-  return batches;
 }
 
 // How far the job's weights are from those of the plain program.
@@ -310,22 +197,13 @@ double difference(const How& how) {
     plain.round(of_round);
     step = end;
   }
+  std::vector<torch::Tensor> weights;
+  same_on_all(2, "shm", [&](World& world) { return trained(world, how, &weights); });
   double most = 0;
-  in_world(2, "shm", [&](World& world) {
-    Job job(world, options_of(how));
-    auto net = net_of(how.model);
-    auto model = data_parallel(net, world);
-    const auto optimizer = optimizer_of(how.optimizer, model);
-    Step step(job, "train", {optimizer.get()},
-              [&](const Shard& shard) { return models::loss(*net, shard.batch); });
-    for (const GlobalBatch& batch : job.batches(data_of(how.model), {.steps = how.steps}))
-      step(batch);
-    if (!world.leader()) return;
-    for (std::size_t i = 0; i < plain.momenta.size(); ++i) {
-      const torch::Tensor gap = net->parameters()[i] - plain.outer->parameters()[i];
-      most = std::max(most, gap.abs().max().item<double>());
-    }
-  });
+  for (std::size_t i = 0; i < weights.size(); ++i) {
+    const torch::Tensor gap = weights[i] - plain.outer->parameters()[i];
+    most = std::max(most, gap.abs().max().item<double>());
+  }
   return most;
 }
 
@@ -346,19 +224,12 @@ TEST(LocalStepsJob, HasTheBitsOfThePlainProgram) {
 // The mean over shards of (momentum and weights) is linear: with averaged state, rounds of one step are synchronous SGD.
 TEST(LocalStepsJob, OfOneStepWithAveragedMomentumIsTheSynchronousJob) {
   const auto weights = [](const LocalSteps& local) {
-    World world = World::over(connect_alone());
-    How how{.local = local, .optimizer = "sgd", .steps = 2};
-    Job job(world, options_of(how));
-    auto net = net_of(how.model);
-    auto model = data_parallel(net, world);
-    const auto optimizer = optimizer_of(how.optimizer, model);
-    Step step(job, "train", {optimizer.get()},
-              [&](const Shard& shard) { return models::loss(*net, shard.batch); });
-    for (const GlobalBatch& batch : job.batches(data_of(how.model), {.steps = how.steps}))
-      step(batch);
-    std::vector<torch::Tensor> flat;
-    for (const torch::Tensor& parameter : net->parameters()) flat.push_back(parameter.flatten());
-    return torch::cat(flat);
+    std::vector<torch::Tensor> all;
+    same_on_all(1, "thread", [&](World& world) {
+      return trained(world, {.local = local, .optimizer = "sgd", .steps = 2}, &all);
+    });
+    for (torch::Tensor& tensor : all) tensor = tensor.flatten();
+    return torch::cat(all);
   };
   const auto local = weights(with_state(LocalSteps::sgd(1), LocalState::kAveraged));
   EXPECT_LT((local - weights({})).abs().max().item<double>(), 1e-6);
@@ -442,6 +313,28 @@ TEST(LocalStepsLoop, WhatTheProgramWritesBetweenTwoLoopsCounts) {
       step(batch);
     }
   });
+}
+
+// In a short batch, with one shard on each worker, some worker has no samples.
+TEST(LocalStepsLoop, AWorkerWithoutSamplesFollowsTheLearningRate) {
+  for (const std::int64_t length : {1, 3}) {
+    std::set<std::string> all;
+    for (const int workers : {1, 4}) {
+      all.insert(same_on_all(workers, "shm", [&](World& world) {
+        const How how{.local = LocalSteps::sgd(length)};
+        Job job(world, options_of(how));
+        One one(world, how.model);
+        Step step(job, "train", {&one.optimizer}, one.loss(),
+                  {.learning_rate = [](std::int64_t number) {
+                    return 1e-3 * static_cast<double>(number + 1);
+                  }});
+        for (const GlobalBatch& batch : job.batches(data_of(how.model), {.steps = kSteps}))
+          step(batch);
+        return job.weights_sha256();
+      }));
+    }
+    EXPECT_EQ(all.size(), 1U) << "rounds of " << length;
+  }
 }
 
 // Nobody announces the steps of shards, so the exchange does.
@@ -555,12 +448,12 @@ TEST(LocalStepsOptions, ACheckpointOfOtherRoundsIsRefused) {
   const Folder folder;
   How how{.checkpoint = folder / "run"};
   how.steps = 3;
-  alone(how);
+  trained_alone(how);
   how.steps = kSteps;
   how.local = LocalSteps::sgd(2);
-  EXPECT_THROW(alone(how), Mismatch);
+  EXPECT_THROW(trained_alone(how), Mismatch);
   how.local = {};
-  EXPECT_THROW(alone(how), Mismatch);
+  EXPECT_THROW(trained_alone(how), Mismatch);
 }
 
 }  // namespace

@@ -115,6 +115,23 @@ TEST_F(Faults, InARoundOfLocalStepsChangeNoBit) {
   }
 }
 
+// A shard of a streamed model keeps its weights, too.
+TEST_F(Faults, InARoundThatExchangesAFragmentChangeNoBit) {
+  std::vector<std::string> local = {"--optimizer", "adamw", "--local-steps", "6",
+                                    "--fragments", "2",     "--outer",       "nesterov"};
+  const std::string expected = hash_of("", local);
+  for (const std::string where : {"4:1:forward", "6:0:small", "6:1:backward", "9:0:read"}) {
+    if (where > "6:1" && !full_tests()) continue;
+    EXPECT_EQ(hash_of("kill@" + where, local), expected) << where;
+    EXPECT_THAT(said_, HasSubstr("with a round of 3 local steps, which was begun again")) << where;
+  }
+  EXPECT_EQ(hash_of("kill@6:1:torn,kill@9:2:written", local), expected);
+  EXPECT_THAT(said_, HasSubstr("which was finished"));
+  local.insert(local.end(), {"--checkpoint", path("run"), "--checkpoint-every", "3"});
+  EXPECT_EQ(hash_of("kill@7:1:forward", local, {"--engine", "tcp"}), expected);
+  EXPECT_THAT(said_, HasSubstr("step 6"));
+}
+
 // Where workers share no memory, state that a shard keeps is its worker's: the job goes on from its checkpoint.
 TEST_F(Faults, OfLocalStepsWithoutSharedMemoryGoBackToTheCheckpointOnlyForStateThatIsKept) {
   for (const std::string state : {"kept", "averaged", "reset"}) {

@@ -66,6 +66,8 @@ How
   --outer U            what such an exchange does: mean of the weights; nesterov[:RATE:MOMENTUM], which is DiLoCo (0.7
                        and 0.9); or sgd:RATE[:MOMENTUM] (default: mean)
   --local-state S      of a shard's optimizer, after an exchange: kept, averaged or reset (default: kept)
+  --fragments P[:A]    the model is exchanged in P fragments in turn, each every H steps, while shards train; so it comes
+                       H / P steps late, and a shard keeps the part A of its own (default: whole, not late; A is 0.5)
   --staleness K        asynchronous: workers share weights, and each applies the gradient of a shard by itself. None is
                        begun before all that are more than K steps behind are applied; any: no bound. So nobody waits
                        for a slow worker, and the result depends on who was faster; 0 is the synchronous step

@@ -3,6 +3,7 @@
 #include <fmt/format.h>
 #include <lockstep/errors.h>
 
+#include <limits>
 #include <utility>
 #include <vector>
 
@@ -70,6 +71,29 @@ void set_outer(const std::string& text, LocalSteps& local) {
   }
 }
 
+// --local-steps says how often each fragment is exchanged; a round exchanges one.
+void set_fragments(const std::string& text, LocalSteps& local) {
+  const auto words = split(text, ':');
+  const auto count = base::parse_number(words[0]);
+  const auto keep = words.size() == 2 ? base::parse_real(words[1]) : Streaming().keep;
+  if (words.size() > 2 || !count || *count < 2 || *count > std::numeric_limits<int>::max() || !keep)
+    throw BadInput(fmt::format(
+        "--fragments {}: give a number of fragments, 2 or more, or with what a shard keeps of its "
+        "own weights, as 4:0.5",
+        text));
+  for (auto& [from, steps] : local.stages) {
+    if (steps > 0 && steps % *count == 0) {
+      steps /= *count;
+      continue;
+    }
+    throw BadInput(fmt::format(
+        "--fragments {} with --local-steps {}: each fragment is exchanged every {} steps, so give "
+        "a multiple of {}",
+        text, steps, steps, *count));
+  }
+  local.streaming = Streaming{.fragments = static_cast<int>(*count), .keep = *keep};
+}
+
 constexpr base::Choice<bool> kStaleRates[] = {{false, "full"}, {true, "reduced"}};
 
 LocalSteps stale_steps(const std::string& text) {
@@ -82,10 +106,10 @@ LocalSteps stale_steps(const std::string& text) {
 }
 
 LocalSteps asynchronous_steps(const LocalArguments& arguments) {
-  if (arguments.steps || arguments.outer || arguments.state) {
+  if (arguments.steps || arguments.says_how_local()) {
     throw BadInput(
-        "--staleness or --backups with --local-steps, --outer or --local-state: workers share "
-        "weights, or each shard has its own; leave one of them out");
+        "--staleness or --backups with --local-steps, --outer, --local-state or --fragments: "
+        "workers share weights, or each shard has its own; leave one of them out");
   }
   const bool has_backups = arguments.backups.value_or(0) != 0;
   const std::string staleness = arguments.staleness.value_or("0");
@@ -121,6 +145,7 @@ LocalSteps asynchronous_steps(const LocalArguments& arguments) {
 void add_local(CLI::App& parser, LocalArguments& arguments) {
   for (const auto& [name, target] : {std::pair{"--local-steps", &arguments.steps},
                                      {"--outer", &arguments.outer},
+                                     {"--fragments", &arguments.fragments},
                                      {"--staleness", &arguments.staleness},
                                      {"--order", &arguments.order},
                                      {"--replay", &arguments.replay}}) {
@@ -142,14 +167,16 @@ LocalSteps local_steps(const LocalArguments& arguments) {
         "steps: add --staleness or --backups");
   }
   if (!arguments.steps) {
-    if (arguments.outer || arguments.state)
-      throw BadInput("--outer and --local-state say how local steps exchange: add --local-steps");
+    if (arguments.says_how_local())
+      throw BadInput(
+          "--outer, --local-state and --fragments say how local steps exchange: add --local-steps");
     return {};
   }
   LocalSteps local;
   local.stages = stages_of(*arguments.steps);
   if (arguments.outer) set_outer(*arguments.outer, local);
   local.state = arguments.state.value_or(LocalState::kKept);
+  if (arguments.fragments) set_fragments(*arguments.fragments, local);
   static_cast<void>(to_string(local));  // looks at the numbers
   return local;
 }

@@ -1,4 +1,4 @@
-// The options of `lockstep train` for local steps (--local-steps, --outer, --local-state) and asynchronous ones (--staleness,
+// The options of `lockstep train` for local steps (--local-steps, --outer, --local-state, --fragments) and asynchronous ones (--staleness,
 // --backups, --round, --stale-lr, --delay-compensation, --order, --replay).
 #pragma once
 
@@ -21,6 +21,7 @@ struct LocalArguments {
   std::optional<std::string> steps;
   std::optional<std::string> outer;
   std::optional<LocalState> state;
+  std::optional<std::string> fragments;
 
   std::optional<std::string> staleness;
   std::optional<int> backups;
@@ -29,6 +30,7 @@ struct LocalArguments {
   std::optional<double> delay_compensation;
   std::optional<std::string> order;
   std::optional<std::string> replay;
+  bool says_how_local() const { return outer || state || fragments; }
   bool says_how_asynchronous() const {
     return round || slows_if_stale || delay_compensation || order || replay;
   }
@@ -41,6 +43,7 @@ void add_local(CLI::App& parser, LocalArguments& arguments);
 //
 //   steps   H, or H0,FROM:H1,FROM:H2 …: another length from a step on
 //   outer   mean, sgd:RATE[:MOMENTUM], nesterov[:RATE:MOMENTUM]
+//   fragments   P or P:KEEP
 //   staleness   K, or any; 0 is the synchronous step
 LocalSteps local_steps(const LocalArguments& arguments);
 

@@ -50,6 +50,23 @@ TEST(LocalArguments, SayRoundsOuterUpdateAndState) {
   EXPECT_TRUE(parsed({"--local-steps", "8", "--outer", "nesterov:0.5:0.3"}).outer_nesterov);
 }
 
+TEST(LocalArguments, SayFragments) {
+  EXPECT_EQ(to_string(parsed({"--local-steps", "100", "--outer", "nesterov", "--fragments", "4"})),
+            to_string(LocalSteps::streaming_diloco()));
+  const LocalSteps local = parsed({"--local-steps", "6", "--fragments", "2:0.25"});
+  ASSERT_TRUE(local.streaming);
+  EXPECT_EQ(local.streaming->keep, 0.25);
+  EXPECT_EQ(local.stages.front().steps, 3);
+  for (const std::string words : {"x", "1", "-2", "4:x", "4:0.5:1", "99999999999"})
+    EXPECT_THAT(refused({"--local-steps", "8", "--fragments=" + words}), HasSubstr("--fragments"));
+  EXPECT_THAT(refused({"--local-steps", "8", "--fragments", "4:1"}),
+              HasSubstr("keeps 1 of its own"));
+  EXPECT_THAT(refused({"--local-steps", "6", "--fragments", "4"}), HasSubstr("a multiple of 4"));
+  EXPECT_THAT(refused({"--fragments", "4"}), HasSubstr("add --local-steps"));
+  EXPECT_THAT(refused({"--local-steps", "8", "--fragments", "4", "--local-state", "reset"}),
+              HasSubstr("keeps its weights"));
+}
+
 TEST(LocalArguments, WhatCannotBeUnderstoodIsRefusedInOneLine) {
   for (const std::string words : {"x", "8,", "1,16", "5:8", "1,2:3:4"})
     EXPECT_THAT(refused({"--local-steps=" + words}), HasSubstr("--local-steps")) << words;

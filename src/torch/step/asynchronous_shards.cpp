@@ -393,11 +393,8 @@ void AsynchronousShards::end_round(Turns& turns, const Round& round) {
   for (int shard = turns.hosted().begin; shard < turns.hosted().end; ++shard) {
     const Turn whole = turns.whole(shard);
     if (whole.shard.batch.samples > 0) turns.forward_done(whole);
-    turns.before_backward(whole);
-    if (whole.shard.batch.samples > 0) {
-      hand_over(work_, whole);
-      put_loss(whole, loss.sum / loss.samples);
-    }
+    hand_over(work_, turns, whole);
+    if (whole.shard.batch.samples > 0) put_loss(whole, loss.sum / loss.samples);
     turns.ended();
   }
 }

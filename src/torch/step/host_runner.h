@@ -63,9 +63,10 @@ class RoundReports : public Reports {
   std::set<std::string> reported_;  // in this step
 };
 
-// The end of a shard's round: what the model has now, less what the round began with, is the shard's gradient. It is seeded with
-// the shard's weight, as other shards do. (local_shards.cpp)
-void hand_over(const ShardWork& work, const Turn& whole);
+// The backward pass of a shard's round. What it has changed is its gradient: what the round began with, less what the inner model
+// has now; or, if a fragment is exchanged while the round trains, less what the shard had then. It is seeded with the shard's
+// weight, as other shards do. (local_shards.cpp)
+void hand_over(const ShardWork& work, Turns& turns, const Turn& whole);
 
 // The loss of a shard, checked, with the random numbers of its seed. (host_shards.cpp)
 torch::Tensor seeded_loss(const ShardWork& work, const Turn& turn);

@@ -153,29 +153,6 @@ StepCore& JobCore::add_step(std::unique_ptr<StepCore> step) {
   return *steps_.back();
 }
 
-// From here on the Step's optimizers are the outer ones.
-void JobCore::make_local(StepCore& step) {
-  const auto refuse = [&](const char* why) {
-    throw BadInput(fmt::format("the Step {} cannot take local steps: {}", step.name, why));
-  };
-  const StepOptions& options = step.options;
-  if (!steps_.empty()) refuse("a job with local steps has one Step");
-  if (options.before_update) refuse("leave before_update out; no gradients are averaged");
-  if (options.weight) refuse("leave out the function of weights: shards count by their samples");
-  if (options.scaler != nullptr && options.scaler->options().enabled)
-    refuse("leave the loss scaler out; bfloat16 needs none");
-  if (options.noise_scale_every != 0) refuse("leave the noise scale out: it compares gradients");
-  if (setup_.options.local_steps.asynchronous && step.optimizers.size() > 1)
-    refuse("an asynchronous job has one optimizer");
-  for (optim::Optimizer*& optimizer : step.optimizers) {
-    if (!on_host(ModelView(*optimizer)))
-      refuse("its model lies on a GPU; local steps are for CPUs so far");
-    step.locals.push_back(LocalModel::make(generation_.world, *optimizer,
-                                           setup_.options.local_steps, generation_.shards));
-    optimizer = &step.locals.back()->outer();
-  }
-}
-
 bool JobCore::identical() {
   bool all = true;
   for (ModelView& model : models_.all) all = model.identical() && all;
@@ -195,10 +172,14 @@ Properties JobCore::properties() const {
     all["buffers"] = options.buffers == ShardBufferRule::kMean ? "mean" : "first shard";
   all["seed"] = std::to_string(options.seed);
   all["samples"] = std::to_string(data_.samples);
-  for (const auto& [optimizer, model, averages, local] : models_.trained) {
-    const std::string of = models_.trained.size() > 1 ? "/" + model.name() : "";
-    const optim::Optimizer& rules = local ? local->inner() : *optimizer;
-    for (const auto& [name, value] : properties_of(rules, model)) all[name + of] = value;
+  const auto is_whole = [](const JobModels::Trained& one) { return one.is_whole(); };
+  const auto whole = std::count_if(models_.trained.begin(), models_.trained.end(), is_whole);
+  for (const JobModels::Trained& one : models_.trained) {
+    if (!one.is_whole()) continue;
+    const std::string of =
+        whole > 1 ? "/" + (one.local ? one.local->name() : one.model.name()) : "";
+    const optim::Optimizer& rules = one.local ? one.local->inner() : *one.optimizer;
+    for (const auto& [name, value] : properties_of(rules, one.model)) all[name + of] = value;
   }
   for (const ModelView& model : models_.all) {
     const std::string norms = replica::describe_synced_norms(model.everything());
@@ -264,7 +245,8 @@ void JobCore::prepare(const DatasetPtr& dataset, const BatchesOptions& options,
   for (JobModels::Trained& trained : models_.trained) {
     const auto& local = trained.local;
     const bool begins = !again && !generation_.world.joined_later();
-    if (local && !progress_.regroups && (begins || local->was_written())) local->take_weights();
+    const bool takes = local && trained.is_whole() && !progress_.regroups;
+    if (takes && (begins || local->was_written())) local->take_weights();
     trained.model.prepare(setup_.options.shards);
   }
 }

@@ -46,6 +46,9 @@ struct JobModels {
     ModelView model;
     bool averages = false;  // some Step wants to see the averages before an update
     std::shared_ptr<LocalModel> local = nullptr;  // null: no local steps
+    int fragment = 0;                             // of `local`
+    // What is said of a model that has fragments is said with its first one.
+    bool is_whole() const { return fragment == 0; }
   };
   struct Scaled {
     std::string step;  // the first that uses it

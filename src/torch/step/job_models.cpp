@@ -2,6 +2,7 @@
 #include <lockstep/errors.h>
 
 #include <algorithm>
+#include <utility>
 
 #include "torch/step/job_core.h"
 
@@ -11,16 +12,20 @@ void JobModels::add(const StepCore& step) {
   const auto know = [&](const ModelView& model) {
     if (std::find(all.begin(), all.end(), model) == all.end()) all.push_back(model);
   };
-  for (std::size_t i = 0; i < step.optimizers.size(); ++i) {
-    optim::Optimizer* const optimizer = step.optimizers[i];
+  for (optim::Optimizer* const optimizer : step.optimizers) {
     const ModelView model(*optimizer);
     know(model);
     const auto found = std::find_if(trained.begin(), trained.end(),
                                     [&](const Trained& known) { return known.model == model; });
     const bool averages = static_cast<bool>(step.options.before_update);
     if (found == trained.end()) {
-      trained.push_back(
-          {optimizer, model, averages, step.locals.empty() ? nullptr : step.locals[i]});
+      trained.push_back({optimizer, model, averages});
+      for (const auto& local : step.locals) {
+        const auto fragment = local->fragment_of(*optimizer);
+        if (!fragment) continue;
+        trained.back().local = local;
+        trained.back().fragment = *fragment;
+      }
     } else if (found->optimizer != optimizer) {
       throw BadInput(fmt::format(
           "two optimizers of the job train one model ({}): give all its Steps the same optimizer",
@@ -64,7 +69,11 @@ void JobModels::add_scaler(const StepCore& step) {
 JobState JobModels::named_state() const {
   JobState state;
   const auto name_of = [&](const ModelView& model) {
-    if (!model.name().empty()) return model.name();
+    const auto found = std::find_if(trained.begin(), trained.end(),
+                                    [&](const Trained& one) { return one.model == model; });
+    const bool local = found != trained.end() && found->local;
+    const std::string name = local ? found->local->name() : model.name();
+    if (!name.empty()) return name;
     const auto number = std::find(all.begin(), all.end(), model) - all.begin();
     return fmt::format("model{}", number);
   };
@@ -72,19 +81,48 @@ JobState JobModels::named_state() const {
     const auto found = std::find_if(trained.begin(), trained.end(),
                                     [&](const Trained& one) { return one.model == model; });
     const bool local = found != trained.end() && found->local;
+    if (local && !found->is_whole()) continue;
     state.add_model(name_of(model), local ? found->local->weights() : model.parameters(),
                     model.buffers());
   }
   for (const Trained& one : trained) {
+    if (!one.is_whole()) continue;
     one.local ? state.add_local(name_of(one.model), *one.local)
               : state.add_optimizer(name_of(one.model), *one.optimizer);
   }
   for (const Trained& one : trained) {
-    if (one.model.keeps_codec_state()) state.add_codec(name_of(one.model), one.model.codec_state());
+    if (!one.model.keeps_codec_state()) continue;
+    const bool is_part = one.local && one.local->is_streamed();
+    state.add_codec(is_part ? one.model.name() : name_of(one.model), one.model.codec_state());
   }
   for (const auto& [name, scaler] : scaled) state.add_scaler(name, *scaler);
   for (const auto& [name, tensor] : kept) state.keep(name, tensor);
   return state;
+}
+
+// From here on the Step's optimizers are the outer ones.
+void JobCore::make_local(StepCore& step) {
+  const auto refuse = [&](const char* why) {
+    throw BadInput(fmt::format("the Step {} cannot take local steps: {}", step.name, why));
+  };
+  const StepOptions& options = step.options;
+  if (!steps_.empty()) refuse("a job with local steps has one Step");
+  if (options.before_update) refuse("leave before_update out; no gradients are averaged");
+  if (options.weight) refuse("leave out the function of weights: shards count by their samples");
+  if (options.scaler != nullptr && options.scaler->options().enabled)
+    refuse("leave the loss scaler out; bfloat16 needs none");
+  if (options.noise_scale_every != 0) refuse("leave the noise scale out: it compares gradients");
+  if (setup_.options.local_steps.asynchronous && step.optimizers.size() > 1)
+    refuse("an asynchronous job has one optimizer");
+  const std::vector<optim::Optimizer*> given = std::exchange(step.optimizers, {});
+  for (optim::Optimizer* const optimizer : given) {
+    if (!on_host(ModelView(*optimizer)))
+      refuse("its model lies on a GPU; local steps are for CPUs so far");
+    step.locals.push_back(LocalModel::make(generation_.world, *optimizer,
+                                           setup_.options.local_steps, generation_.shards));
+    for (optim::Optimizer* const outer : step.locals.back()->outers())
+      step.optimizers.push_back(outer);
+  }
 }
 
 }  // namespace lockstep::steps

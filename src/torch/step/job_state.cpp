@@ -89,9 +89,14 @@ void JobState::add_local(const std::string& name, LocalModel& model) {
   part.values.push_back(
       {"optimizer_steps", [&model] { return std::to_string(model.steps()); },
        [&model](double steps) { model.set_steps(static_cast<std::int64_t>(steps)); }});
-  part.values.push_back(
-      {"outer_steps", [&model] { return std::to_string(model.outer().steps()); },
-       [&model](double steps) { model.outer().set_steps(static_cast<std::int64_t>(steps)); }});
+  const auto outers = model.outers();
+  for (std::size_t i = 0; i < outers.size(); ++i) {
+    part.values.push_back({i == 0 ? "outer_steps" : fmt::format("outer_steps_{}", i),
+                           [outer = outers[i]] { return std::to_string(outer->steps()); },
+                           [outer = outers[i]](double steps) {
+                             outer->set_steps(static_cast<std::int64_t>(steps));
+                           }});
+  }
   part.values.push_back(rate_of(model.inner()));
   add(std::move(part));
 }

@@ -7,7 +7,7 @@
 #include <utility>
 
 #include "base/hash.h"
-#include "plan/tree.h"
+#include "plan/rounds.h"
 #include "torch/optim/impl.h"
 #include "torch/replica/replicated.h"
 #include "torch/replica/synced_norms.h"
@@ -15,12 +15,6 @@
 
 namespace lockstep::steps {
 namespace {
-
-constexpr std::size_t kAlignment = 64;
-
-std::size_t aligned_bytes(const torch::Tensor& tensor) {
-  return (tensor.nbytes() + kAlignment - 1) / kAlignment * kAlignment;
-}
 
 replica::Replicated& inside_of(const optim::Optimizer& optimizer) {
   return *optim::inside(optimizer).trained.model;
@@ -48,6 +42,11 @@ void check(const optim::Optimizer& optimizer, const LocalSteps& rule, int shards
         "is");
   if (rule.state == LocalState::kAveraged && model.parts().may_be_absent())
     refuse("averaged state wants MissingGradient::kError");
+  const auto& trained = model.model().trained;
+  const auto wanted = rule.streaming ? static_cast<std::size_t>(rule.streaming->fragments) : 1;
+  if (trained.size() < wanted)
+    refuse(fmt::format("{} fragments want a parameter each, and it trains {}", wanted,
+                       trained.size()));
   if (!rule.asynchronous) return;
   if (rule.asynchronous->backups >= shards)
     refuse(fmt::format("{} backups of {} shard{}: at least one shard counts",
@@ -101,35 +100,96 @@ std::shared_ptr<LocalModel> LocalModel::make(World& world, optim::Optimizer& giv
   return local;
 }
 
-// The same collectives as the outer model, its optimizer and rebind() together.
+// The same collectives as the outer models, their optimizers and rebind() together.
 LocalModel::LocalModel(World& world, optim::Optimizer& given, const LocalSteps& rule, int shards)
     : inner_(given),
       rule_(rule),
       shards_(shards),
       alone_(World::over(connect_alone(), world.device())),
       steps_(given.steps()) {
-  const replica::Replicated& model = inside_of(inner_);
-  std::vector<NamedTensor> parameters = outer_parameters(model.model());
-  std::vector<torch::Tensor> states;
-  for (const auto& [name, tensor] : averaged()) {
-    states.push_back(leaf_of(tensor));
-    parameters.push_back({"state/" + name, states.back()});
-  }
-  for (const NamedTensor& named : model.model().trained) trained_.push_back(named);
+  for (const NamedTensor& named : inside_of(inner_).model().trained) trained_.push_back(named);
   if (rule_.state == LocalState::kReset) first_ = clones(inner_.state());
-  shared_.emplace(world, parameters, model.model().buffers, outer_options(model.parts().options));
-  optim::SGDOptions options{
-      .lr = rule_.outer_lr, .momentum = rule_.outer_momentum, .nesterov = rule_.outer_nesterov};
-  if (states.empty()) {
-    outer_ = std::make_shared<optim::SGD>(*shared_, options);
-  } else {
-    const std::vector<optim::Group<optim::SGDOptions>> groups = {
-        {states, optim::SGDOptions{.lr = 1}}};
-    outer_ = std::make_shared<optim::SGD>(*shared_, options, groups);
-  }
+  add_fragments(world);
   take_memory();
   take_course();
   go_alone();
+}
+
+void LocalModel::add_fragments(World& world) {
+  const std::vector<NamedTensor> parameters = outer_parameters(inside_of(inner_).model());
+  std::vector<std::size_t> bytes;
+  for (const auto& [name, tensor] : parameters)
+    bytes.push_back(tensor.requires_grad() ? tensor.nbytes() : 0);
+  const int count = rule_.streaming ? rule_.streaming->fragments : 1;
+  auto from = parameters.begin();
+  for (const std::size_t end : plan::fragment_ends(bytes, count)) {
+    const auto to = parameters.begin() + static_cast<std::ptrdiff_t>(end);
+    add_fragment(world, {from, to});
+    from = to;
+  }
+}
+
+// The buffers are those of the first.
+void LocalModel::add_fragment(World& world, const std::vector<NamedTensor>& parameters) {
+  const replica::Replicated& model = inside_of(inner_);
+  std::vector<NamedTensor> all = parameters;
+  std::vector<torch::Tensor> states;
+  for (const auto& [name, tensor] : averaged()) {
+    states.push_back(leaf_of(tensor));
+    all.push_back({"state/" + name, states.back()});
+  }
+  DataParallelOptions options = outer_options(model.parts().options);
+  if (rule_.streaming) {
+    options.name = fmt::format("{}{}fragment{}", options.name, options.name.empty() ? "" : "/",
+                               fragments_.size());
+  }
+  Replica outer(world, all, fragments_.empty() ? model.model().buffers : std::vector<NamedTensor>(),
+                options);
+  const optim::SGDOptions sgd{
+      .lr = rule_.outer_lr, .momentum = rule_.outer_momentum, .nesterov = rule_.outer_nesterov};
+  const std::vector<optim::Group<optim::SGDOptions>> groups = {
+      {states, optim::SGDOptions{.lr = 1}}};
+  auto optimizer = states.empty() ? std::make_shared<optim::SGD>(outer, sgd)
+                                  : std::make_shared<optim::SGD>(outer, sgd, groups);
+  const std::size_t first = outer_trained().size();
+  fragments_.push_back({std::move(outer), std::move(optimizer), first});
+}
+
+std::vector<optim::Optimizer*> LocalModel::outers() const {
+  std::vector<optim::Optimizer*> all;
+  for (const Fragment& fragment : fragments_) all.push_back(fragment.outer.get());
+  return all;
+}
+
+std::optional<int> LocalModel::fragment_of(const optim::Optimizer& outer) const {
+  const auto found =
+      std::find_if(fragments_.begin(), fragments_.end(),
+                   [&](const Fragment& fragment) { return fragment.outer.get() == &outer; });
+  if (found == fragments_.end()) return std::nullopt;
+  return static_cast<int>(found - fragments_.begin());
+}
+
+const Replica& LocalModel::largest_fragment() const {
+  const auto bytes = [](const Fragment& fragment) {
+    return inside_of(*fragment.outer).layout().bytes();
+  };
+  return std::max_element(
+             fragments_.begin(), fragments_.end(),
+             [&](const Fragment& one, const Fragment& other) { return bytes(one) < bytes(other); })
+      ->model;
+}
+
+std::string LocalModel::name() const {
+  return inside_of(inner_).parts().options.name;
+}
+
+std::vector<NamedTensor> LocalModel::outer_trained() const {
+  std::vector<NamedTensor> all;
+  for (const Fragment& fragment : fragments_) {
+    const auto& trained = inside_of(*fragment.outer).model().trained;
+    all.insert(all.end(), trained.begin(), trained.end());
+  }
+  return all;
 }
 
 void LocalModel::rebind(World& world) {
@@ -158,65 +218,45 @@ std::vector<NamedTensor> LocalModel::averaged() const {
   return all;
 }
 
-// Where workers share memory, one of them fills it: with what it has, or at first with the state that the program's optimizer
-// has. The others keep the memory of before until it has: if it is lost meanwhile, they have the values.
+std::vector<NamedTensor> LocalModel::to_keep() const {
+  std::vector<NamedTensor> all = inner_.state();
+  if (!rule_.streaming) return all;
+  for (const auto& [name, tensor] : trained_) all.push_back({"weights/" + name, tensor.detach()});
+  all.push_back({"exchanged", torch::full({1}, kAll, torch::kInt64)});
+  return all;
+}
+
+namespace {
+
+std::vector<torch::Tensor> tensors_of(const std::vector<NamedTensor>& named) {
+  std::vector<torch::Tensor> all;
+  for (const auto& [name, tensor] : named) all.push_back(tensor);
+  return all;
+}
+
+}  // namespace
+
 void LocalModel::take_memory() {
   if (rule_.state != LocalState::kKept) return;
-  replica::Parts& parts = inside_of(*outer_).parts();
-  std::size_t bytes = 0;
-  for (const auto& [name, tensor] : inner_.state()) bytes += aligned_bytes(tensor);
-  const std::size_t half = bytes * static_cast<std::size_t>(kept_states());
-  const replica::FlatMemory memory(parts.host(), 2 * half + kAlignment, replica::Copies::kPerHost,
-                                   parts.device());
-  if (!memory.shared() || parts.host().rank() == parts.source_on_host()) {
-    torch::NoGradGuard no_grad;
-    if (kept_) {
-      memory.as_tensor(torch::kUInt8, 0, half)
-          .copy_(kept_->memory.as_tensor(torch::kUInt8,
-                                         static_cast<std::size_t>(kept_->current) * half, half));
-    }
-    const auto states = inner_.state();
-    for (int shard = 0; shard < kept_states() && !kept_; ++shard) {
-      const auto to = state_in(memory, 0, shard);
-      for (std::size_t i = 0; i < to.size(); ++i) to[i].copy_(states[i].tensor);
-    }
-  }
-  parts.comm.barrier().wait();
-  const bool all_here = memory.shared() && parts.host().size() == parts.comm.size();
-  kept_ = {memory, !all_here && parts.comm.size() > 1, 0};
+  const std::vector<torch::Tensor> first = tensors_of(to_keep());
+  if (!kept_) kept_.emplace(first, kept_states());
+  kept_->take_memory(inside_of(*fragments_.front().outer).parts(), first);
 }
 
 void LocalModel::take_course() {
   if (!rule_.asynchronous) return;
-  replica::Parts& parts = inside_of(*outer_).parts();
+  replica::Parts& parts = inside_of(*fragments_.front().outer).parts();
   const replica::Model& model = inside_of(inner_).model();
   Course::Shape shape{.weights = inside_of(inner_).layout().bytes(), .shards = shards_};
   for (const auto& [name, tensor] : model.buffers) shape.buffers += tensor.nbytes();
   if (rule_.asynchronous->backups > 0) shape.sum = shape.weights;
   for (const auto& [from, steps] : rule_.stages) shape.steps = std::max(shape.steps, steps);
   course_.emplace(parts.host(), shape);
-  if (kept_->spread || !course_->shared() || parts.host().size() != parts.comm.size()) {
+  if (kept_->is_spread() || !course_->shared() || parts.host().size() != parts.comm.size()) {
     throw BadInput(
         "asynchronous steps are for workers that share memory so far: CPUs of one host, with the "
         "engine shm");
   }
-}
-
-// In the order of Optimizer::state().
-std::vector<torch::Tensor> LocalModel::state_in(const replica::FlatMemory& memory, int which,
-                                                int shard) const {
-  std::vector<torch::Tensor> all;
-  const auto states = inner_.state();
-  std::size_t bytes = 0;
-  for (const auto& [name, tensor] : states) bytes += aligned_bytes(tensor);
-  std::size_t at = bytes * static_cast<std::size_t>(which * kept_states() + shard);
-  for (const auto& [name, tensor] : states) {
-    all.push_back(
-        memory.as_tensor(tensor.scalar_type(), at, static_cast<std::size_t>(tensor.numel()))
-            .as_strided(tensor.sizes(), tensor.strides()));
-    at += aligned_bytes(tensor);
-  }
-  return all;
 }
 
 std::shared_ptr<torch::nn::Module> LocalModel::module() const {
@@ -224,14 +264,21 @@ std::shared_ptr<torch::nn::Module> LocalModel::module() const {
 }
 
 std::vector<NamedTensor> LocalModel::weights() const {
-  std::vector<NamedTensor> all = shared_->parameters();
+  std::vector<NamedTensor> all;
+  for (const Fragment& fragment : fragments_) {
+    const auto parameters = fragment.model.parameters();
+    all.insert(all.end(), parameters.begin(), parameters.end());
+  }
   all.resize(inside_of(inner_).model().parameters.size());
   return all;
 }
 
+// All shards begin with them, whatever they have kept.
 void LocalModel::take_weights() {
   torch::NoGradGuard no_grad;
-  const auto& outer = inside_of(*outer_).model().trained;
+  const std::vector<NamedTensor> outer = outer_trained();
+  for (int shard = 0; shard < shards_ && rule_.streaming; ++shard)
+    kept_->before(shard).back().fill_(kAll);
   for (std::size_t i = 0; i < trained_.size(); ++i) {
     if (torch::equal(outer[i].tensor, trained_[i].tensor)) continue;
     outer[i].tensor.detach().copy_(trained_[i].tensor);
@@ -250,7 +297,7 @@ std::int64_t LocalModel::versions() const {
 
 void LocalModel::show() {
   torch::NoGradGuard no_grad;
-  const auto& outer = inside_of(*outer_).model().trained;
+  const std::vector<NamedTensor> outer = outer_trained();
   for (std::size_t i = 0; i < trained_.size(); ++i) trained_[i].tensor.copy_(outer[i].tensor);
   shown_ = versions();
 }
@@ -261,11 +308,11 @@ void LocalModel::begin(int shard) {
 }
 
 std::vector<torch::Tensor> LocalModel::state_before() const {
-  return state_in(kept_->memory, kept_->current, 0);
+  return kept_->before(0);
 }
 
 std::vector<torch::Tensor> LocalModel::state_after() const {
-  return state_in(kept_->memory, 1 - kept_->current, 0);
+  return kept_->after(0);
 }
 
 void LocalModel::open_round() {
@@ -287,7 +334,7 @@ void LocalModel::open_round() {
 
 void LocalModel::read_state(int shard) {
   torch::NoGradGuard no_grad;
-  const auto& outer = inside_of(*outer_).model().trained;
+  const std::vector<NamedTensor> outer = outer_trained();
   std::size_t next = trained_.size();
   for (const auto& [name, tensor] : averaged()) {
     tensor.copy_(outer[next++].tensor);
@@ -295,11 +342,29 @@ void LocalModel::read_state(int shard) {
     if (is_square(name)) tensor.clamp_min_(0);
   }
   const auto states = inner_.state();
-  const auto from =
-      kept_ ? state_in(kept_->memory, kept_->current, shard) : std::vector<torch::Tensor>();
-  for (std::size_t i = 0; i < from.size(); ++i) states[i].tensor.copy_(from[i]);
+  const auto kept = kept_ ? kept_->before(shard) : std::vector<torch::Tensor>();
+  for (std::size_t i = 0; i < states.size() && kept_; ++i) states[i].tensor.copy_(kept[i]);
+  if (rule_.streaming) mix(kept);
   for (std::size_t i = 0; i < first_.size(); ++i) states[i].tensor.copy_(first_[i].tensor);
   inner_.set_steps(rule_.state == LocalState::kReset ? 0 : steps_);
+}
+
+// The inner model has the outer weights; the shard goes on with its own, but for the fragment that was exchanged.
+void LocalModel::mix(const std::vector<torch::Tensor>& kept) {
+  const auto exchanged = kept.back().item<std::int64_t>();
+  if (exchanged == kAll) return;
+  const auto own = kept.end() - 1 - static_cast<std::ptrdiff_t>(trained_.size());
+  const double keep = rule_.streaming->keep;
+  for (std::size_t number = 0; number < fragments_.size(); ++number) {
+    const std::size_t end =
+        number + 1 < fragments_.size() ? fragments_[number + 1].first : trained_.size();
+    for (std::size_t i = fragments_[number].first; i < end; ++i) {
+      torch::Tensor weights = trained_[i].tensor.detach();
+      const torch::Tensor& mine = own[static_cast<std::ptrdiff_t>(i)];
+      const bool mixes = static_cast<std::int64_t>(number) == exchanged;
+      weights.copy_(mixes ? mine * keep + weights * (1 - keep) : mine);
+    }
+  }
 }
 
 void LocalModel::step() {
@@ -311,68 +376,77 @@ void LocalModel::pass() {
   inner_.set_steps(inner_.steps() + 1);
 }
 
-void LocalModel::end(int shard) {
-  if (kept_) write_to(1 - kept_->current, shard);
+void LocalModel::end(int shard, int exchanged) {
+  if (!kept_) return;
+  const torch::NoGradGuard no_grad;
+  const auto to = kept_->after(shard);
+  const std::vector<torch::Tensor> from = tensors_of(to_keep());
+  for (std::size_t i = 0; i < to.size(); ++i) to[i].copy_(from[i]);
+  if (rule_.streaming) to.back().fill_(exchanged);
 }
 
-void LocalModel::write_to(int which, int shard) const {
-  torch::NoGradGuard no_grad;
-  const auto to = state_in(kept_->memory, which, shard);
-  const auto states = inner_.state();
-  for (std::size_t i = 0; i < to.size(); ++i) to[i].copy_(states[i].tensor);
-}
-
-// With it goes what the programs have set: they must have done the same on every worker.
-LocalModel::Difference LocalModel::difference() const {
-  torch::NoGradGuard no_grad;
-  const optim::Trained& given = optim::inside(inner_).trained;
-  optim::inside(*outer_).trained.also = {base::mix64(given.groups.digest_of_rates()),
-                                         base::mix64(given.extras.digest())};
-  Difference all;
+LocalModel::Difference LocalModel::difference(int fragment) const {
   std::vector<NamedTensor> inner = trained_;
   for (const NamedTensor& named : averaged()) inner.push_back(named);
-  const auto& outer = inside_of(*outer_).model().trained;
-  for (std::size_t i = 0; i < outer.size(); ++i) {
-    all.tensors.push_back(outer[i].tensor);
-    all.gradients.push_back(outer[i].tensor.detach() - inner[i].tensor.detach());
+  return difference_to(fragment, tensors_of(inner));
+}
+
+LocalModel::Difference LocalModel::difference_before(int fragment, int shard) const {
+  const auto kept = kept_->before(shard);
+  if (kept.back().item<std::int64_t>() == kAll)  // it has the outer weights
+    return difference_to(fragment, tensors_of(outer_trained()));
+  return difference_to(fragment,
+                       {kept.end() - 1 - static_cast<std::ptrdiff_t>(trained_.size()), kept.end()});
+}
+
+void LocalModel::announce() {
+  const optim::Trained& given = optim::inside(inner_).trained;
+  for (const Fragment& fragment : fragments_) {
+    optim::inside(*fragment.outer).trained.also = {base::mix64(given.groups.digest_of_rates()),
+                                                   base::mix64(given.extras.digest())};
+  }
+}
+
+LocalModel::Difference LocalModel::difference_to(int number,
+                                                 const std::vector<torch::Tensor>& weights) const {
+  const torch::NoGradGuard no_grad;
+  const Fragment& fragment = fragments_[static_cast<std::size_t>(number)];
+  Difference all;
+  std::size_t next = fragment.first;
+  for (const auto& [name, tensor] : inside_of(*fragment.outer).model().trained) {
+    all.tensors.push_back(tensor);
+    all.gradients.push_back(tensor.detach() - weights[next++].detach());
   }
   return all;
 }
 
 void LocalModel::commit(std::int64_t steps) {
-  if (kept_) kept_->current = 1 - kept_->current;
+  if (kept_) kept_->commit();
   set_steps(steps_ + steps);
   show();
 }
 
 void LocalModel::complete() {
-  if (!can_lose_state()) return;
-  Comm& comm = inside_of(*outer_).comm();
-  for (int worker = 0; worker < comm.size(); ++worker) {
-    const plan::ShardRange hosted = plan::hosted_shards(worker, comm.size(), shards_);
-    for (int shard = hosted.begin; shard < hosted.end; ++shard) {
-      std::vector<NamedTensor> tensors;
-      for (const torch::Tensor& tensor : state_in(kept_->memory, kept_->current, shard))
-        tensors.push_back({"", tensor});
-      replica::copy_from(comm, worker, tensors);
-    }
-  }
+  if (can_lose_state()) kept_->complete(inside_of(*fragments_.front().outer).comm());
 }
 
 std::vector<NamedTensor> LocalModel::state() const {
   std::vector<NamedTensor> all;
-  for (const auto& [name, tensor] : outer_->state()) all.push_back({"outer/" + name, tensor});
-  const auto& outer = inside_of(*outer_).model().trained;
+  for (const Fragment& fragment : fragments_) {
+    for (const auto& [name, tensor] : fragment.outer->state())
+      all.push_back({"outer/" + name, tensor});
+  }
+  const std::vector<NamedTensor> outer = outer_trained();
   std::size_t next = trained_.size();
   for (const NamedTensor& named : averaged())
     all.push_back({"average/" + named.name, outer[next++].tensor.detach()});
   if (!kept_) return all;
-  const auto states = inner_.state();
+  const std::vector<NamedTensor> names = to_keep();
   for (int shard = 0; shard < kept_states(); ++shard) {
-    const auto tensors = state_in(kept_->memory, kept_->current, shard);
+    const auto tensors = kept_->before(shard);
     const std::string whose = rule_.asynchronous ? "shared" : fmt::format("shard{}", shard);
     for (std::size_t i = 0; i < tensors.size(); ++i)
-      all.push_back({whose + "/" + states[i].name, tensors[i]});
+      all.push_back({whose + "/" + names[i].name, tensors[i]});
   }
   return all;
 }

@@ -4,8 +4,11 @@
 //            takes these two for the model and the optimizer of the Step
 //   inner    what a shard trains: the program's model and optimizer, in a world of one worker. Between two rounds it has the
 //            outer weights
-//   kept     the state of the inner optimizer, for each shard, twice: a round reads the one, and writes the other. So a round
-//            that is not committed can be repeated
+//   kept     the state of the inner optimizer, for each shard (kept_state.h)
+//
+// A model that is streamed has several outer models, its fragments, with an SGD each. A shard also keeps the weights with which it
+// has ended its last round, and the fragment that this round has exchanged: when the next one begins, the shard mixes that
+// fragment with its own weights.
 //
 // Averaged state is a part of the outer model: it moves as weights do, with the learning rate 1 and without momentum.
 //
@@ -17,16 +20,16 @@
 #include <lockstep/optim.h>
 #include <lockstep/world.h>
 
+#include <cstddef>
 #include <cstdint>
-#include <map>
 #include <memory>
 #include <optional>
 #include <string>
 #include <vector>
 
 #include "control/inventory.h"
-#include "torch/replica/flat_memory.h"
 #include "torch/step/course.h"
+#include "torch/step/kept_state.h"
 
 namespace lockstep::steps {
 
@@ -43,8 +46,12 @@ class LocalModel : public control::Member {
   void rebind(World& world) override;
 
   optim::Optimizer& inner() { return inner_; }
-  optim::Optimizer& outer() { return *outer_; }
-  const Replica& shared() const { return *shared_; }  // the outer model
+  // By fragment. fragment_of(): nothing if it is none of them.
+  std::vector<optim::Optimizer*> outers() const;
+  std::optional<int> fragment_of(const optim::Optimizer& outer) const;
+  const Replica& largest_fragment() const;
+  std::string name() const;  // empty: it has none
+  bool is_streamed() const { return rule_.streaming.has_value(); }
   std::shared_ptr<torch::nn::Module> module() const;  // the program's; may be null
 
   // Before a loop: what the program has written to the model is what all begin with. was_written(): since show().
@@ -60,24 +67,29 @@ class LocalModel : public control::Member {
   std::vector<torch::Tensor> state_after() const;
   Course& course() { return *course_; }
 
-  // A shard's round: begin(), then its steps, each with step(), or with pass() if it has no samples; then end().
+  // A shard's round: begin(), then its steps, each with step(), or with pass() if it has no samples; then end(), with the fragment
+  // that the round exchanges, or kAll.
+  static constexpr int kAll = -1;
   void begin(int shard);
   void step();
   void pass();
-  void end(int shard);
-  // After end(): the gradients of the outer model, of `tensors` one for each.
+  void end(int shard, int exchanged);
+  // What the program has set goes with the next exchange: all must have set the same.
+  void announce();
+  // The gradients of a fragment, of `tensors` one for each: after the last step, and those of a shard that has not begun yet.
   struct Difference {
     std::vector<torch::Tensor> tensors;
     std::vector<torch::Tensor> gradients;
   };
-  Difference difference() const;
+  Difference difference(int fragment) const;
+  Difference difference_before(int fragment, int shard) const;
   // A round of so many steps is committed.
   void commit(std::int64_t steps);
 
   // Every worker has the state of all shards. Collective.
   void complete();
   // Whether some state is known to the worker of its shard alone.
-  bool can_lose_state() const { return kept_ && kept_->spread; }
+  bool can_lose_state() const { return kept_ && kept_->is_spread(); }
 
   // For checkpoints: the outer weights by the names of the inner ones; everything else, and numbers.
   std::vector<NamedTensor> weights() const;
@@ -87,20 +99,25 @@ class LocalModel : public control::Member {
 
  private:
   LocalModel(World& world, optim::Optimizer& given, const LocalSteps& rule, int shards);
-  struct Kept {
-    replica::FlatMemory memory;
-    bool spread = false;  // each worker has the state of its own shards
-    int current = 0;      // which of the two the next round reads
+  // An outer model, and the SGD that moves it.
+  struct Fragment {
+    Replica model;
+    std::shared_ptr<optim::Optimizer> outer;
+    std::size_t first = 0;  // of trained_
   };
+  void add_fragments(World& world);
+  void add_fragment(World& world, const std::vector<NamedTensor>& parameters);
+  std::vector<NamedTensor> outer_trained() const;  // of all fragments
+  Difference difference_to(int fragment, const std::vector<torch::Tensor>& weights) const;
   void go_alone();
   void take_memory();
   void take_course();
   // How many states are kept.
   int kept_states() const { return rule_.asynchronous ? 1 : shards_; }
-  std::vector<torch::Tensor> state_in(const replica::FlatMemory& memory, int which,
-                                      int shard) const;
+  // What a shard keeps: state of the optimizer; if the model is streamed, then weights, and the number of a fragment.
+  std::vector<NamedTensor> to_keep() const;
   void read_state(int shard);
-  void write_to(int which, int shard) const;  // of what is kept
+  void mix(const std::vector<torch::Tensor>& kept);
   std::vector<NamedTensor> averaged() const;  // state of the inner optimizer, if it is averaged
   std::int64_t versions() const;
 
@@ -109,13 +126,12 @@ class LocalModel : public control::Member {
   int shards_;
   World alone_;
   std::vector<NamedTensor> trained_;  // of the inner model
-  std::optional<Replica> shared_;     // the outer model
-  std::shared_ptr<optim::Optimizer> outer_;
-  std::vector<NamedTensor> first_;  // the state that a round begins with, if it is reset
-  std::optional<Kept> kept_;        // nothing: state is not kept
-  std::optional<Course> course_;    // of asynchronous rounds
-  std::int64_t steps_ = 0;          // that each shard has taken
-  std::int64_t shown_ = -1;         // versions() after show(); −1: a shard trains
+  std::vector<Fragment> fragments_;   // one, unless the model is streamed
+  std::vector<NamedTensor> first_;    // the state that a round begins with, if it is reset
+  std::optional<KeptState> kept_;     // nothing: state is not kept
+  std::optional<Course> course_;      // of asynchronous rounds
+  std::int64_t steps_ = 0;            // that each shard has taken
+  std::int64_t shown_ = -1;           // versions() after show(); −1: a shard trains
 };
 
 }  // namespace lockstep::steps

@@ -6,6 +6,8 @@
 //   end     the outer model's gradient is outer weights − inner weights. Backward of the outer model is this gradient, handed
 //           to its accumulators; what becomes of it is what becomes of every gradient
 //
+// If the model is streamed, all shards hand over a fragment before they train. So it travels while they do.
+//
 // A worker runs the rounds of its shards one after the other, with one set of weights. So several shards on a worker cost no
 // more memory than one, but for the state that is kept.
 #include <torch/torch.h>
@@ -35,7 +37,9 @@ class LocalShards : public HostRunner {
 
  private:
   void run_one(const Turn& whole, Turns& turns);
-  double take_step(Turn& turn);
+  void hand_over_first(Turns& turns);
+  void set_rates(std::int64_t step);
+  double take_step(const Turn& turn);
 
   ShardWork work_;
   std::int64_t steps_ = 0;  // of the last round
@@ -43,12 +47,26 @@ class LocalShards : public HostRunner {
 
 void LocalShards::run(Turns& turns) {
   steps_ = turns.steps();
+  set_rates(turns.first_step());  // a round that is begun again has those of its last step
+  if (turns.exchanged() != LocalModel::kAll) hand_over_first(turns);
   for (int shard = turns.hosted().begin; shard < turns.hosted().end; ++shard) {
     const Turn whole = turns.whole(shard);
     for (const auto& model : work_.locals) model->begin(shard);
     run_one(whole, turns);
-    for (const auto& model : work_.locals) model->end(whole.shard.index);
+    for (const auto& model : work_.locals) model->end(shard, turns.exchanged());
     turns.ended();
+  }
+}
+
+void LocalShards::hand_over_first(Turns& turns) {
+  for (int shard = turns.hosted().begin; shard < turns.hosted().end; ++shard) {
+    hand_over(work_, turns, turns.whole(shard));
+  }
+}
+
+void LocalShards::set_rates(std::int64_t step) {
+  for (const auto& model : work_.locals) {
+    if (work_.learning_rate) model->inner().set_lr(work_.learning_rate(step));
   }
 }
 
@@ -63,6 +81,7 @@ void LocalShards::run_one(const Turn& whole, Turns& turns) {
     if (step > 0) control::Faults::here().strike("forward", turn.shard.step);
     turn.shard.reports = &sums;
     sums.next_step();
+    set_rates(turn.shard.step);
     const auto samples = static_cast<double>(turn.shard.batch.samples);
     if (samples > 0) {
       losses += samples * take_step(turn);
@@ -70,19 +89,16 @@ void LocalShards::run_one(const Turn& whole, Turns& turns) {
       for (const auto& model : work_.locals) model->pass();
     }
   }
-  if (whole.shard.batch.samples > 0) turns.forward_done(whole);
-  turns.before_backward(whole);
-  if (whole.shard.batch.samples == 0) return;
-  hand_over(work_, whole);
+  const bool has_samples = whole.shard.batch.samples > 0;
+  if (has_samples) turns.forward_done(whole);
+  if (turns.exchanged() == LocalModel::kAll) hand_over(work_, turns, whole);
+  if (!has_samples) return;
   put_loss(whole, losses / static_cast<double>(whole.shard.batch.samples));
   Desk desk(*this, whole.shard.index);
   sums.hand_on(desk);
 }
 
-double LocalShards::take_step(Turn& turn) {
-  for (const auto& model : work_.locals) {
-    if (work_.learning_rate) model->inner().set_lr(work_.learning_rate(turn.shard.step));
-  }
+double LocalShards::take_step(const Turn& turn) {
   const torch::Tensor loss = seeded_loss(work_, turn);
   say_where({"backward pass", turn.shard.step, turn.shard.index}, [&] { loss.backward(); });
   for (const auto& model : work_.locals) model->step();
@@ -91,6 +107,17 @@ double LocalShards::take_step(Turn& turn) {
 
 void LocalShards::end_step() {
   for (const auto& model : work_.locals) model->commit(steps_);
+}
+
+LocalModel::Difference difference_of(const ShardWork& work, const Turns& turns, ModelStep& model,
+                                     int shard) {
+  for (const auto& local : work.locals) {
+    const auto fragment = local->fragment_of(model.optimizer());
+    if (!fragment) continue;
+    return turns.exchanged() == LocalModel::kAll ? local->difference(*fragment)
+                                                 : local->difference_before(*fragment, shard);
+  }
+  LOCKSTEP_CHECK(false, "an outer model is that of a local one");
 }
 
 }  // namespace
@@ -106,14 +133,17 @@ void RoundReports::hand_on(Reports& to) const {
   for (const auto& [name, report] : sums_) to.add(name, report.sum, report.weight);
 }
 
-void hand_over(const ShardWork& work, const Turn& whole) {
-  for (std::size_t i = 0; i < work.locals.size(); ++i) {
-    LocalModel::Difference difference = work.locals[i]->difference();
+void hand_over(const ShardWork& work, Turns& turns, const Turn& whole) {
+  for (const auto& local : work.locals) local->announce();
+  turns.before_backward(whole);
+  if (whole.shard.batch.samples == 0) return;
+  for (ModelStep* const model : turns.models()) {
+    LocalModel::Difference difference = difference_of(work, turns, *model, whole.shard.index);
     for (torch::Tensor& gradient : difference.gradients)
       if (whole.weight != 1) gradient.mul_(whole.weight);
-    work.models[i]->await_pass(true);
+    model->await_pass(true);
     torch::autograd::backward(difference.tensors, difference.gradients);
-    work.models[i]->await_pass(false);
+    model->await_pass(false);
   }
 }
 

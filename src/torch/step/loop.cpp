@@ -129,6 +129,12 @@ StepRange Loop::round_at(std::int64_t step) const {
   return {step, std::min(plan::Rounds(job_->options().local_steps).end(step), end_)};
 }
 
+int Loop::exchanged(std::int64_t step) const {
+  const bool is_last = round_at(step).end == end_;
+  if (!local_steps().streaming || is_last) return LocalModel::kAll;
+  return plan::Rounds(local_steps()).fragment(step);
+}
+
 void Loop::keep_buffers(std::vector<std::byte> packed) {
   buffers_.at_rest = std::move(packed);
   buffers_.kept.clear();
@@ -156,11 +162,11 @@ void Loop::restore_buffers() {
 
 void Loop::open_models() {
   const JobOptions& options = job_->options();
-  for (const auto& [optimizer, model, averages, local] : job_->models_.trained) {
+  for (const JobModels::Trained& one : job_->models_.trained) {
     trained_.push_back(std::make_unique<Trained>(
-        *optimizer, job_->generation_,
+        *one.optimizer, job_->generation_,
         ModelStep::Options{.with_parity = options.check_divergence,
-                           .averages = averages ? Averages::kInGrad : Averages::kAnywhere}));
+                           .averages = one.averages ? Averages::kInGrad : Averages::kAnywhere}));
   }
   for (const ModelView& model : models())
     buffers_.of_shards.push_back(make_shard_buffers(model, {options.buffers, options.shards}));

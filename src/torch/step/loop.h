@@ -150,6 +150,8 @@ class Loop : public std::enable_shared_from_this<Loop> {
   Generation& generation();
   const plan::Batches& plan() const;
   const LocalSteps& local_steps() const;
+  // The fragment of streamed models that the round of this step exchanges; LocalModel::kAll: everything.
+  int exchanged(std::int64_t step) const;
   std::string job_digest()
       const;  // of all that decides its bits, but for the order of asynchronous steps
   const std::vector<ModelView>& models() const;

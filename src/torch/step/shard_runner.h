@@ -51,6 +51,11 @@ class Turns {
 
   // With local steps: of the round. Else 1.
   virtual std::int64_t steps() const = 0;
+  virtual std::int64_t first_step() const = 0;
+  // The models that are updated: all, or one fragment of each, which a round of a streamed model exchanges (LocalModel::kAll
+  // means all).
+  virtual const std::vector<ModelStep*>& models() const = 0;
+  virtual int exchanged() const = 0;
   // Of a step of the round, from 0 on; reads its batch. In asynchronous rounds of any shard, else of the hosted ones in order.
   virtual Turn take(int shard, std::int64_t step) = 0;
   virtual std::int64_t samples(int shard,
@@ -119,7 +124,7 @@ struct ShardWork {
   bool graphs = true;                       // CUDA graphs may be used
   Generation* generation = nullptr;
   std::int64_t samples = 0;  // of a full shard
-  // With local steps: by model; and the learning rate of each of these steps, or none.
+  // With local steps: what shards train, models of which are parts of `models`; and the learning rate of each of these steps, or none.
   std::vector<std::shared_ptr<LocalModel>> locals;
   std::function<double(std::int64_t step)> learning_rate;
   // With asynchronous steps: their rule, and a digest of the job, which their order names.

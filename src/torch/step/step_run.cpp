@@ -39,13 +39,11 @@ StepRun::StepRun(StepCore& core, Loop& loop) : core_(core), loop_(loop) {
   work.loss = core_.loss;
   // If there are other models, backward is told whose gradients to compute: theirs would be added to by mistake.
   const bool spares = loop_.models().size() > 1 || has_others(loop_.models());
-  for (optim::Optimizer* const optimizer : core_.optimizers) {
-    numbers_.push_back(loop_.number_of(*optimizer));
-    Loop::Trained& trained = loop_.trained(numbers_.back());
-    models_.push_back(&trained.step);
-    if (trained.check) checks_.push_back(&*trained.check);
+  for (const optim::Optimizer* const optimizer : core_.optimizers) {
+    parts_.push_back(part_of(*optimizer));
+    work.models.push_back(parts_.back().model);
     if (!spares) continue;
-    const auto tensors = trained.step.model().trained();
+    const auto tensors = parts_.back().model->model().trained();
     work.inputs.insert(work.inputs.end(), tensors.begin(), tensors.end());
   }
   for (const ModelView& model : loop_.models()) {
@@ -55,7 +53,6 @@ StepRun::StepRun(StepCore& core, Loop& loop) : core_(core), loop_(loop) {
     if (const torch::Tensor bytes = model.buffer_bytes(); bytes.defined())
       work.buffer_bytes.push_back(bytes);
   }
-  work.models = models_;
   work.graphs = core_.options.cuda_graphs;
   work.locals = core_.locals;
   work.learning_rate = core_.options.learning_rate;
@@ -64,6 +61,31 @@ StepRun::StepRun(StepCore& core, Loop& loop) : core_(core), loop_(loop) {
     work.shared = ShardWork::Shared{*rule, loop_.job_digest()};
   work.samples = loop_.plan().options().global_batch / loop_.generation().shards;
   runner_ = make_shard_runner(std::move(work));
+}
+
+StepRun::Part StepRun::part_of(const optim::Optimizer& optimizer) const {
+  Part part{.number = loop_.number_of(optimizer)};
+  Loop::Trained& trained = loop_.trained(part.number);
+  part.model = &trained.step;
+  part.check = trained.check ? &*trained.check : nullptr;
+  for (const auto& local : core_.locals)
+    if (local->is_streamed()) part.fragment = local->fragment_of(optimizer).value_or(part.fragment);
+  return part;
+}
+
+void StepRun::choose(const Phase& phase) {
+  models_.clear();
+  numbers_.clear();
+  checks_.clear();
+  const int exchanged = loop_.exchanged(phase.step);
+  for (const Part& part : parts_) {
+    const bool is_in = exchanged == LocalModel::kAll || part.fragment == LocalModel::kAll ||
+                       part.fragment == exchanged;
+    if (!is_in) continue;
+    models_.push_back(part.model);
+    numbers_.push_back(part.number);
+    if (part.check != nullptr) checks_.push_back(part.check);
+  }
 }
 
 // The mean over the steps of a round: exactly 1 for a shard that is full in all of them.
@@ -117,6 +139,7 @@ double StepRun::exchange(Weights& weights) {
 
 bool StepRun::run(const Phase& phase, const GoesOn& goes_on) {
   updated_ = false;
+  choose(phase);
   control::Faults& faults = control::Faults::here();
   faults.begin(phase.step);
   faults.strike("forward", phase.step);
@@ -256,6 +279,7 @@ void StepRun::complete() {
 }
 
 void StepRun::take_over(const Phase& phase) {
+  choose(phase);
   CommitPage& page = *loop_.commit_page();
   const CommitPage::Fate fate = page.fate(phase.step, phase.number);
   const std::vector<double> numbers = page.intent();
@@ -321,6 +345,9 @@ class StepRun::PhaseTurns : public Turns {
   plan::ShardRange hosted() const override { return generation_.hosted; }
   bool everywhere() const override;
   std::int64_t steps() const override { return phase_.steps; }
+  std::int64_t first_step() const override { return phase_.step; }
+  const std::vector<ModelStep*>& models() const override { return run_.models_; }
+  int exchanged() const override { return run_.loop_.exchanged(phase_.step); }
   Turn take(int shard, std::int64_t step) override;
   std::int64_t samples(int shard, std::int64_t step) const override {
     return run_.loop_.plan().count(phase_.step + step, shard);

@@ -40,7 +40,7 @@ class StepCore {
   std::vector<optim::Optimizer*> optimizers;
   Step::Loss loss;
   StepOptions options;
-  // With local steps, by optimizer: these are the outer ones then.
+  // With local steps, by optimizer that the program gave: `optimizers` are the outer ones then.
   std::vector<std::shared_ptr<LocalModel>> locals = {};
   std::optional<std::vector<std::string>> metrics = {};  // sorted names; known after the first call
   std::shared_ptr<NoiseRecord> noise = {};               // null: gradients are not measured
@@ -96,6 +96,15 @@ class StepRun {
     std::optional<double> total;  // once all are known
   };
   Weights known_weights(const Phase& phase) const;
+  // A model that it trains. With streaming, a fragment of one.
+  struct Part {
+    ModelStep* model = nullptr;
+    std::size_t number = 0;              // among the trained ones of the loop
+    divergence::Check* check = nullptr;  // null without check_divergence
+    int fragment = LocalModel::kAll;
+  };
+  Part part_of(const optim::Optimizer& optimizer) const;
+  void choose(const Phase& phase);
   std::int64_t samples_of(const Phase& phase, int shard) const;
   double dropped(const Phase& phase) const;
   double exchange(Weights& weights);
@@ -114,13 +123,15 @@ class StepRun {
 
   StepCore& core_;
   Loop& loop_;
+  std::vector<Part> parts_;
+  // Of those that the last phase has updated: all, unless the models are streamed.
   std::vector<ModelStep*> models_;
-  std::vector<std::size_t> numbers_;        // of these models, among the trained ones of the loop
-  std::vector<divergence::Check*> checks_;  // of these models; none without check_divergence
-  std::shared_ptr<ShardRunner> runner_;     // shared, so that results can see whether it is gone
-  double total_weight_ = 0;                 // of the last phase
-  bool skips_ = false;                      // the last phase
-  bool updated_ = false;                    // the last phase has done all its writing
+  std::vector<std::size_t> numbers_;
+  std::vector<divergence::Check*> checks_;
+  std::shared_ptr<ShardRunner> runner_;  // shared, so that results can see whether it is gone
+  double total_weight_ = 0;              // of the last phase
+  bool skips_ = false;                   // the last phase
+  bool updated_ = false;                 // the last phase has done all its writing
   // Of the last phase, if it was measured: by hosted shard and model, squares of norms of the gradients.
   std::map<int, std::vector<double>> squares_;
   std::chrono::nanoseconds exposed_{0};

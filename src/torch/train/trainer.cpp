@@ -292,7 +292,7 @@ int Trainer::shards() const {
 
 const Replica& Trainer::reduced() const {
   const auto& locals = state_->step->locals;
-  return locals.empty() ? state_->parts.model : locals.front()->shared();
+  return locals.empty() ? state_->parts.model : locals.front()->largest_fragment();
 }
 
 void Trainer::request_stop() noexcept {

@@ -1,0 +1,62 @@
+// What shards keep between two rounds of local steps: some tensors for each shard, twice. A round reads the one and writes the
+// other, and a commit changes their roles. So a round that is not committed can be repeated.
+//
+// Where workers share memory, all have the tensors of all shards. Elsewhere a worker has those of its own shards (is_spread()).
+#pragma once
+
+#include <lockstep/comm.h>
+#include <torch/torch.h>
+
+#include <cstddef>
+#include <cstdint>
+#include <optional>
+#include <vector>
+
+#include "torch/replica/flat_memory.h"
+#include "torch/replica/parts.h"
+
+namespace lockstep::steps {
+
+// Threads:   one caller at a time.
+// Blocking:  take_memory() and complete(), which are collective; at most the Comm's timeout.
+// Failure:   Unavailable from take_memory() if there is too little memory.
+// Ownership: owns the memory.
+class KeptState {
+ public:
+  // Tensors like these, for so many shards.
+  KeptState(const std::vector<torch::Tensor>& like, int shards);
+
+  // Memory of these workers. It has the values of before, and at the first time `first` for each shard. Collective.
+  void take_memory(replica::Parts& parts, const std::vector<torch::Tensor>& first);
+
+  // What the next round begins with, and what it leaves.
+  std::vector<torch::Tensor> before(int shard) const { return tensors(*memory_, current_, shard); }
+  std::vector<torch::Tensor> after(int shard) const {
+    return tensors(*memory_, 1 - current_, shard);
+  }
+  void commit() { current_ = 1 - current_; }
+
+  // Whether the tensors of a shard are known to its worker alone. complete(): every worker gets those of all shards.
+  // Collective.
+  bool is_spread() const { return is_spread_; }
+  void complete(Comm& comm);
+
+ private:
+  struct Place {
+    torch::ScalarType type;
+    std::vector<std::int64_t> sizes;
+    std::vector<std::int64_t> strides;
+    std::size_t elements = 0;
+    std::size_t first = 0;  // byte among those of a shard
+  };
+  std::vector<torch::Tensor> tensors(const replica::FlatMemory& memory, int which, int shard) const;
+
+  std::vector<Place> places_;
+  std::size_t bytes_ = 0;  // of a shard
+  int shards_;
+  std::optional<replica::FlatMemory> memory_;  // nothing until it was taken
+  bool is_spread_ = false;
+  int current_ = 0;  // which of the two the next round reads
+};
+
+}  // namespace lockstep::steps

@@ -1,0 +1,173 @@
+// Jobs whose shards train by themselves for a round, for tests: the same job by Lockstep and by LibTorch alone.
+#pragma once
+
+#include <gtest/gtest.h>
+#include <lockstep/codec.h>
+#include <lockstep/local_steps.h>
+#include <lockstep/step.h>
+
+#include <cmath>
+#include <map>
+#include <memory>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "tests/torch/loops.h"
+
+namespace lockstep::testing::loops {
+
+// What a test says of its job.
+struct LocalHow {
+  LocalSteps local = LocalSteps::sgd(3);
+  std::string model = "mlp";
+  std::string optimizer = "adamw";
+  std::string codec = "none";
+  std::string checkpoint = {};
+  std::int64_t steps = kSteps;
+  int shards = 4;
+};
+
+inline JobOptions options_of(const LocalHow& how) {
+  JobOptions options = job_options(how.checkpoint);
+  options.shards = how.shards;
+  options.local_steps = how.local;
+  return options;
+}
+
+inline std::unique_ptr<optim::Optimizer> optimizer_of(const std::string& name, Replica& model) {
+  if (name == "plain") return std::make_unique<optim::SGD>(model, optim::SGDOptions{.lr = 0.1});
+  if (name == "sgd")
+    return std::make_unique<optim::SGD>(model, optim::SGDOptions{.lr = 0.1, .momentum = 0.9});
+  if (name == "rmsprop")
+    return std::make_unique<optim::RMSprop>(model, optim::RMSpropOptions{.lr = 1e-2});
+  if (name == "adagrad") {
+    return std::make_unique<optim::Adagrad>(
+        model, optim::AdagradOptions{.lr = 1e-2, .initial_accumulator_value = 0.1});
+  }
+  auto adamw = std::make_unique<optim::AdamW>(model, optim::AdamWOptions{.lr = 1e-2});
+  if (name == "clipped") adamw->set_clip_norm(0.5);
+  if (name == "limited") adamw->set_clip_value(0.01);
+  return adamw;
+}
+
+inline std::vector<torch::Tensor> copies_of(const models::Net& net) {
+  std::vector<torch::Tensor> all;
+  for (const torch::Tensor& parameter : net.parameters()) all.push_back(parameter.detach().clone());
+  return all;
+}
+
+// Trains, and returns the hash of the weights; into `weights` go the leader's.
+inline std::string trained(World& world, const LocalHow& how,
+                           std::vector<torch::Tensor>* weights = nullptr) {
+  Job job(world, options_of(how));
+  auto net = net_of(how.model);
+  auto model = data_parallel(net, world, {.codec = codec::parse(how.codec)});
+  const auto optimizer = optimizer_of(how.optimizer, model);
+  Step step(job, "train", {optimizer.get()}, [&](const Shard& shard) {
+    auto loss = models::loss(*net, shard.batch);
+    shard.report("loss", loss.detach() * shard.batch.samples);
+    return loss;
+  });
+  for (const GlobalBatch& batch : job.batches(data_of(how.model), {.steps = how.steps})) {
+    const Outcome outcome = step(batch);
+    EXPECT_NEAR(outcome.loss(), outcome.metric("loss"), 1e-5);
+  }
+  EXPECT_EQ(job.step(), how.steps);
+  EXPECT_EQ(optimizer->steps(), how.steps);
+  EXPECT_TRUE(model.identical());
+  if (weights != nullptr && world.leader()) *weights = copies_of(*net);
+  return job.weights_sha256();
+}
+
+inline std::string trained_alone(const LocalHow& how) {
+  World world = World::over(connect_alone());
+  return trained(world, how);
+}
+
+// The samples of each shard in each step, as a job gives them out.
+inline std::map<std::pair<std::int64_t, int>, Batch> batches_of_job(const LocalHow& how) {
+  std::map<std::pair<std::int64_t, int>, Batch> batches;
+  World world = World::over(connect_alone());
+  Job job(world, options_of(how));
+  One one(world, how.model);
+  Step step(job, "train", {&one.optimizer}, one.loss());
+  for (const GlobalBatch& batch : job.batches(data_of(how.model), {.steps = how.steps})) {
+    for (std::int64_t number = 0; number < batch.steps(); ++number) {
+      for (int shard = 0; shard < how.shards; ++shard)
+        batches[{batch.step() + number, shard}] = batch.shard(shard, number);
+    }
+    step(batch);
+  }
+  return batches;
+}
+
+// An optimizer of optimizer_of(), as formulas of tensors. Each operation rounds once, as ours do: torch::optim rounds a product and
+// a sum together where the processor can.
+class PlainOptimizer {
+ public:
+  PlainOptimizer(std::string name, const models::Net& net) : name_(std::move(name)) {
+    for (const torch::Tensor& parameter : net.parameters()) {
+      mean_.push_back(torch::zeros_like(parameter));
+      square_.push_back(torch::zeros_like(parameter));
+    }
+  }
+
+  // Step `number`, from 1 on, with this part of the learning rate.
+  void step(const std::vector<torch::Tensor>& weights, const std::vector<torch::Tensor>& gradients,
+            std::int64_t number, double part = 1) {
+    const torch::NoGradGuard no_grad;
+    for (std::size_t i = 0; i < weights.size(); ++i) {
+      torch::Tensor w = weights[i];
+      const torch::Tensor& g = gradients[i];
+      torch::Tensor& m = mean_[i];
+      torch::Tensor& v = square_[i];
+      if (name_ == "plain") w.sub_(g * (0.1 * part));
+      if (name_ == "sgd") {
+        m = number == 1 ? g : m * 0.9 + g;
+        w.sub_(m * (0.1 * part));
+      }
+      if (name_ != "adamw") continue;
+      const auto t = static_cast<double>(number);
+      const double lr = 1e-2 * part;
+      m = m * 0.9 + g * (1 - 0.9);
+      v = v * 0.999 + g * (1 - 0.999) * g;
+      const auto change =
+          m * (lr / (1 - std::pow(0.9, t))) / (v.sqrt() / std::sqrt(1 - std::pow(0.999, t)) + 1e-8);
+      w.copy_(w * (1 - lr * 1e-2) - change);
+    }
+  }
+
+ private:
+  std::string name_;
+  std::vector<torch::Tensor> mean_, square_;
+};
+
+// The outer SGD: d = Σ w_s·d_s / Σ w_s in float32, as a tree over four shards; then the weights move.
+class PlainOuter {
+ public:
+  explicit PlainOuter(const LocalSteps& rule) : rule_(rule) {}
+
+  void step(torch::Tensor weights, const std::vector<torch::Tensor>& differences,
+            const std::vector<double>& shares) {
+    const torch::NoGradGuard no_grad;
+    double total = 0;
+    std::vector<torch::Tensor> d;
+    for (std::size_t shard = 0; shard < differences.size(); ++shard) {
+      total += shares[shard];
+      d.push_back(differences[shard] * shares[shard]);
+    }
+    torch::Tensor change = ((d[0] + d[1]) + (d[2] + d[3])) * (1 / total);
+    if (rule_.outer_momentum > 0) {
+      momentum_ = momentum_.defined() ? momentum_ * rule_.outer_momentum + change : change;
+      change = rule_.outer_nesterov ? change + momentum_ * rule_.outer_momentum : momentum_;
+    }
+    weights.sub_(change * rule_.outer_lr);
+  }
+
+ private:
+  LocalSteps rule_;
+  torch::Tensor momentum_;
+};
+
+}  // namespace lockstep::testing::loops
